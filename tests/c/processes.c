@@ -736,7 +736,7 @@ static void check_listener_outlives_exec(void (*keep)(int))
     if (pid == 0) {
         keep(listener);
         snprintf(number, sizeof number, "%d", listener);
-        execl("/proc/self/exe", "semantics", "--echo-accepted", number, (char *)NULL);
+        execl("/proc/self/exe", "semantics", "--echo-accepted", number, "1", (char *)NULL);
         FAIL("no exec");
     }
     OK(close(listener));

@@ -235,10 +235,15 @@ static int use_both_ends(int server, int client)
     return 0;
 }
 
-static int echo_accepted(int listener)
+static int echo_accepted(int listener, int count)
 {
-    int fd = accept(listener, NULL, NULL);
-    return fd < 0 ? 1 : echo(fd, fd);
+    for (; count > 0; count--) {
+        int fd = accept(listener, NULL, NULL);
+        if (fd < 0 || echo(fd, fd) != 0)
+            return 1;
+        close(fd);
+    }
+    return 0;
 }
 
 static bool descriptors_suffice(void)
@@ -268,12 +273,12 @@ int main(int argc, char **argv)
     int counts[3] = {0};
     if (argc == 2 && strcmp(argv[1], "--echo-stdio") == 0)
         return echo(0, 1);
-    if (argc == 3 && strcmp(argv[1], "--echo-accepted") == 0)
-        return echo_accepted(atoi(argv[2]));
     if (argc == 2 && strcmp(argv[1], "--use-both-ends") == 0)
         return use_both_ends(0, 1);
     if (argc == 2 && strcmp(argv[1], "--options-of-stdin") == 0)
         return options_of(0);
+    if (argc == 4 && strcmp(argv[1], "--echo-accepted") == 0)
+        return echo_accepted(atoi(argv[2]), atoi(argv[3]));
     if (argc == 2 && strcmp(argv[1], "--list") == 0)
         return list();
     if (!arguments_are_known(argc - 1, argv + 1) || !descriptors_suffice())

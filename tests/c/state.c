@@ -4,7 +4,11 @@
 #include <linux/ethtool.h>
 #include <linux/sockios.h>
 #include <net/if.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 static struct linger linger_of(int fd)
 {
@@ -453,6 +457,209 @@ TEST(defer_accept_leaves_clients_to_others_when_a_process_closes_the_listener)
 TEST(defer_accept_leaves_clients_to_others_when_a_process_exits)
 {
     leave_silent_clients(EXITS);
+}
+
+// ---- TCP_DEFER_ACCEPT and exec ----------------------------------------------------------------------
+
+// Says nothing from this process to the next: whoever reads hears the end when it has been replaced or has ended.
+static void tell_of_exec(int way)
+{
+    say(way, "seen");
+    OK(fcntl(way, F_SETFD, FD_CLOEXEC));
+}
+
+static char *const *echo_of(int listener, int clients)
+{
+    static char fd[16], count[16];
+    static char *arguments[] = {"semantics", "--echo-accepted", fd, count, NULL};
+    snprintf(fd, sizeof fd, "%d", listener);
+    snprintf(count, sizeof count, "%d", clients);
+    return arguments;
+}
+
+__attribute__((noreturn)) static void become_echo(int listener, int clients)
+{
+    OK(fcntl(listener, F_SETFL, 0));
+    execv("/proc/self/exe", echo_of(listener, clients));
+    FAIL("no exec: %s", strerrorname_np(errno));
+}
+
+static void check_echo(int client)
+{
+    say(client, "a question");
+    expect(client, "a question");
+    OK(shutdown(client, SHUT_WR));
+    expect_eof(client);
+    OK(close(client));
+}
+
+static void *accept_in_vain(void *listener)
+{
+    accept(*(int *)listener, NULL, NULL);
+    FAIL("somebody was accepted before exec");
+}
+
+// The other side of a server in another process. Its clients say nothing until it has seen them.
+struct silence {
+    struct address bound;
+    int listener;
+    int way;
+    int clients[500];
+};
+
+static pid_t start_server(struct silence *silence, int clients)
+{
+    int ways[2];
+    silence->bound = ip4("127.0.0.1", 0);
+    silence->listener = listen_at(&silence->bound, clients + 8);
+    silence->bound = name_of(silence->listener);
+    defer(silence->listener, 60);
+    OK(socketpair(AF_UNIX, SOCK_STREAM, 0, ways));
+    pid_t pid = fork_child();
+    OK(close(ways[pid == 0 ? 0 : 1]));
+    silence->way = ways[pid == 0 ? 1 : 0];
+    if (pid == 0) {
+        expect(silence->way, "all are there");
+        expect_nobody(silence->listener);
+        OK(fcntl(silence->listener, F_SETFL, 0));
+        return 0;
+    }
+    OK(close(silence->listener));
+    for (int i = 0; i < clients; i++)
+        silence->clients[i] = dial(&silence->bound);
+    say(silence->way, "all are there");
+    expect(silence->way, "seen");
+    return pid;
+}
+
+// A server that has seen its silent clients replaces itself by another program.
+static void replace_by_exec(int clients, bool has_thread)
+{
+    struct silence silence;
+    pid_t pid = start_server(&silence, clients);
+    if (pid == 0) {
+        if (has_thread) {
+            start_thread(accept_in_vain, &silence.listener);
+            pause_ms(SILENCE_MS);
+        }
+        tell_of_exec(silence.way);
+        become_echo(silence.listener, clients);
+    }
+    expect_eof(silence.way);
+    for (int i = clients; i-- > 0;)
+        check_echo(silence.clients[i]);
+    wait_child(pid);
+}
+
+TEST(defer_accept_keeps_clients_through_exec)
+{
+    replace_by_exec(3, false);
+}
+
+TEST(defer_accept_keeps_many_clients_through_exec)
+{
+    replace_by_exec(500, false);
+}
+
+TEST(defer_accept_keeps_clients_through_exec_while_a_thread_accepts)
+{
+    replace_by_exec(3, true);
+}
+
+TEST(defer_accept_keeps_clients_when_exec_fails)
+{
+    char empty[] = "/tmp/semantics-XXXXXX";
+    int file = OK(mkostemp(empty, O_CLOEXEC));
+    OK(fchmod(file, 0700));
+    OK(close(file));
+    const struct { const char *path; int error; } refused[] =
+        {{"/nonexistent", ENOENT}, {"/dev/null", EACCES}, {empty, ENOEXEC}};
+    for (int i = 0; i < 3; i++) {
+        struct address bound;
+        int listener = deferring_listener(&bound), silent = dial(&bound), client = dial(&bound);
+        int epoll = epoll_with(listener, EPOLLIN | EPOLLET);
+        expect_nobody(listener);
+        epoll_none(epoll);
+        CHECK_ERR(execv(refused[i].path, echo_of(listener, 1)), refused[i].error);
+        expect_nobody(listener);
+        epoll_none(epoll);
+        say(client, "still here");
+        CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+        int server = accept_from(listener);
+        expect(server, "still here");
+        ping_pong(client, server);
+        say(silent, "me too");
+        CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+        expect(accept_from(listener), "me too");
+    }
+    OK(unlink(empty));
+}
+
+// How a server that has seen its silent clients starts another program that has the listener, before it closes that.
+enum starting { BY_FORK, BY_FORK_FROM_A_LOOP, BY_VFORK, BY_SPAWN };
+
+static pid_t start_echo(enum starting how, int listener, int clients)
+{
+    char *const *arguments = echo_of(listener, clients);
+    pid_t pid;
+    if (how == BY_SPAWN) {
+        CHECK_EQ(posix_spawn(&pid, "/proc/self/exe", NULL, NULL, arguments, environ), 0);
+    } else if (how == BY_VFORK) {
+        pid = vfork();
+        if (pid == 0) {
+            execv("/proc/self/exe", arguments);
+            _exit(9);
+        }
+    } else {
+        pid = fork_child();
+        if (pid == 0)
+            become_echo(listener, clients);
+    }
+    return pid;
+}
+
+static void hand_over_to_a_program(enum starting how)
+{
+    struct silence silence;
+    pid_t pid = start_server(&silence, 3);
+    if (pid == 0) {
+        if (how == BY_FORK_FROM_A_LOOP)
+            epoll_none(epoll_with(silence.listener, EPOLLIN));
+        pid_t program = start_echo(how, silence.listener, 3);
+        say(silence.way, "seen");
+        expect(silence.way, "the program serves");
+        expect_silent(silence.listener, POLLIN);
+        OK(close(silence.listener));
+        say(silence.way, "closed");
+        wait_child(program);
+        _exit(0);
+    }
+    check_echo(silence.clients[0]);
+    say(silence.way, "the program serves");
+    expect(silence.way, "closed");
+    check_echo(silence.clients[1]);
+    check_echo(silence.clients[2]);
+    wait_child(pid);
+}
+
+TEST(defer_accept_hands_clients_over_by_fork_and_exec)
+{
+    hand_over_to_a_program(BY_FORK);
+}
+
+TEST(defer_accept_hands_clients_over_from_a_loop)
+{
+    hand_over_to_a_program(BY_FORK_FROM_A_LOOP);
+}
+
+TEST(defer_accept_hands_clients_over_by_vfork)
+{
+    hand_over_to_a_program(BY_VFORK);
+}
+
+TEST(defer_accept_hands_clients_over_by_posix_spawn)
+{
+    hand_over_to_a_program(BY_SPAWN);
 }
 
 TEST(what_has_ended_is_dissolved_too)

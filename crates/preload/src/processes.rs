@@ -3,9 +3,8 @@
 use crate::real;
 use libc::FILE;
 use rustix::fs::AtFlags;
-use socket::lifecycle::{self, while_executing};
+use socket::lifecycle::{self, note_spawn, while_executing};
 use socket::successor::{self, Environment};
-use socket::system::note_spawn;
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::os::fd::BorrowedFd;
 

@@ -44,6 +44,7 @@ use crate::sandbox;
 use crate::signals;
 use crate::system;
 use crate::table::{self, Entry};
+use deferral::Deferral;
 use ledger::{ConnectionSlot, FallbackReason, Ledger};
 use rustix::io::Errno;
 use std::cell::UnsafeCell;
@@ -98,7 +99,10 @@ struct ListenerInner {
     options: OptionRecord,
     lane: Option<LaneListener>,
     /// Connections that it keeps back until they have bytes.
-    deferral: Option<deferral::Deferral>,
+    deferral: Option<Deferral>,
+    /// Where the parent of this process leaves some, while this process has not used the listener: for a program that
+    /// follows by `exec`.
+    of_parent: Option<returned::Returned>,
     /// Its line for `crosslane stat`, which goes with it.
     _slot: Option<ConnectionSlot>,
 }
@@ -330,9 +334,16 @@ impl Listener {
         !self.shared.lock.is_held_by_this_thread() && self.with(|inner| inner.lane.is_some())
     }
 
-    /// Says whether the lane listener outlives `exec`.
+    /// Says whether the lane listener, and the queue of what is kept back, outlive `exec`.
     fn set_inheritable(&'static self, inheritable: bool) {
-        self.with(|inner| inner.lane.as_ref().map(|lane| lane.set_inheritable(inheritable)));
+        if inheritable {
+            deferral::note_shared();
+        }
+        self.with(|inner| {
+            let returned = inner.deferral.as_ref().map(Deferral::returned).or(inner.of_parent.as_ref());
+            returned.inspect(|returned| returned.set_inheritable(inheritable));
+            inner.lane.as_ref().inspect(|lane| lane.set_inheritable(inheritable)).is_some()
+        });
     }
 
     /// Whether the program put the descriptor in non-blocking mode.
@@ -477,7 +488,7 @@ pub fn before_fork() {
     // A handler between this and the end of the fork would wait for a lock that its own thread holds.
     let mask = system::set_signal_mask(u64::MAX);
     descriptor::before_fork();
-    deferral::before_fork();
+    deferral::note_shared();
     crate::interest::before_fork();
     STREAMS.lock_around_fork().iter().for_each(|stream| stream.shared.lock.lock_until_unlocked());
     LISTENERS.lock_around_fork().iter().for_each(|listener| listener.shared.lock.lock_until_unlocked());
@@ -485,10 +496,27 @@ pub fn before_fork() {
     MASK_AROUND_FORK.store(mask, Ordering::Relaxed);
 }
 
+/// Notes that a child is about to be made, by `vfork` or `posix_spawn`.
+pub extern "C" fn note_spawn() {
+    system::note_spawn();
+    leave_to_child();
+}
+
+/// Leaves connections that are kept back to a child, which may serve while this process does something else.
+fn leave_to_child() {
+    for_each_deferral(Deferral::leave_to_child);
+}
+
 /// Before the process ends by `exit`, perhaps in a signal handler.
 pub fn before_exit() {
+    for_each_deferral(|deferral| deferral.give_back(usize::MAX));
+}
+
+fn for_each_deferral(work: impl Fn(&mut Deferral)) {
     if !is_borrowed_memory() {
-        LISTENERS.for_each(|listener| listener.shared.with_if_free(ListenerInner::leave_to_others));
+        LISTENERS.for_each(|listener| {
+            listener.shared.with_if_free(|inner| inner.deferral.as_mut().into_iter().for_each(&work))
+        });
     }
 }
 
@@ -499,6 +527,7 @@ pub fn after_fork_in_parent() {
     unlock_after_fork();
     crate::interest::after_fork_in_parent();
     descriptor::after_fork_in_parent();
+    leave_to_child();
     system::set_signal_mask(mask);
 }
 

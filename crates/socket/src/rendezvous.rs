@@ -499,7 +499,7 @@ fn peer_uid(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
 
 /// A number that differs from call to call and from process to process, for spreading load and avoiding collisions:
 /// whoever guesses it gains nothing.
-fn spread_u32() -> u32 {
+pub(crate) fn spread_u32() -> u32 {
     // 2^64 divided by the golden ratio: the low bits of the clock, which differ most, come to count most.
     (crate::clock::ticks().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
 }

@@ -54,7 +54,7 @@ pub fn use_masked_sleepers(poll: PollUnderMask, select: SelectUnderMask) {
 static SPAWNS: AtomicU32 = AtomicU32::new(0);
 
 /// Notes that a child is about to be made.
-pub extern "C" fn note_spawn() {
+pub fn note_spawn() {
     SPAWNS.fetch_add(1, Ordering::Relaxed);
     // A child that borrows our memory must find the marker made: it cannot make one that its parent would know.
     crate::descriptors::prepare_inheritance();

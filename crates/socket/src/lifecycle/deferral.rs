@@ -18,8 +18,10 @@ use crate::options::{SocketOption, get_raw};
 use crate::rendezvous::{self, Accepted};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use std::collections::VecDeque;
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -36,8 +38,9 @@ const OF_TIMER: u64 = 1;
 const OF_RETURNED: u64 = 2;
 const FIRST_NUMBER: u64 = 3;
 
-/// Whether this process has forked or is a child, so that others may share its listeners.
-static HAS_FORKED: AtomicBool = AtomicBool::new(false);
+/// Whether others may share the listeners of this process: it has forked, has left them to a program, or has them from
+/// another process or program.
+static ARE_SHARED: AtomicBool = AtomicBool::new(false);
 
 /// The connections that a listener keeps back.
 pub(super) struct Deferral {
@@ -49,6 +52,8 @@ pub(super) struct Deferral {
     next_number: u64,
     /// The first that came first.
     kept: VecDeque<Kept>,
+    /// Nothing is kept here: a thread calls `exec`, and what came in meanwhile would go with this process's memory.
+    is_leaving: bool,
 }
 
 /// A connection without bytes, when it was last asked.
@@ -79,7 +84,22 @@ impl Deferral {
     pub fn asked_by(fd: RawFd, lane_fd: RawFd) -> Result<Option<Self>, Errno> {
         match wait_ns_of(fd) {
             0 => Ok(None),
-            wait_ns => Self::new(lane_fd, wait_ns, Returned::new()?).map(Some),
+            wait_ns => Self::new(lane_fd, wait_ns, Returned::new(lane_fd)?).map(Some),
+        }
+    }
+
+    /// As [`Deferral::asked_by`], with what the program before `exec`, and others that share the listener, have left
+    /// among `sockets`.
+    ///
+    /// # Errors
+    /// As [`Deferral::asked_by`].
+    pub fn inherited(fd: RawFd, lane_fd: RawFd, sockets: &[RawFd]) -> Result<Option<Self>, Errno> {
+        match Returned::inherited(lane_fd, sockets) {
+            Some(returned) => {
+                note_shared();
+                Self::new(lane_fd, wait_ns_of(fd), returned).map(Some)
+            }
+            None => Self::asked_by(fd, lane_fd),
         }
     }
 
@@ -92,12 +112,17 @@ impl Deferral {
         epoll::add(gate.fd()?, lane, EventData::new_u64(OF_LANE), EventFlags::IN)?;
         epoll::add(gate.fd()?, timer.fd()?, EventData::new_u64(OF_TIMER), EventFlags::IN)?;
         epoll::add(gate.fd()?, returned.exit()?, EventData::new_u64(OF_RETURNED), EventFlags::IN)?;
-        Ok(Self { gate, timer, returned, wait_ns, next_number: FIRST_NUMBER, kept: VecDeque::new() })
+        Ok(Self { gate, timer, returned, wait_ns, next_number: FIRST_NUMBER, kept: VecDeque::new(), is_leaving: false })
     }
 
     /// Stands for the lane listener wherever somebody waits for it.
     pub fn gate(&self) -> RawFd {
         self.gate.raw()
+    }
+
+    /// Where it leaves connections to others.
+    pub fn returned(&self) -> &Returned {
+        &self.returned
     }
 
     fn set_wait_ns(&mut self, wait_ns: u64) {
@@ -120,6 +145,9 @@ impl Deferral {
     }
 
     fn look(&self) -> Result<Seen, Errno> {
+        if self.is_leaving {
+            return Ok(Seen::Nothing);
+        }
         let mut events = [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; EVENTS_AT_ONCE];
         let count = epoll::wait(self.gate.fd()?, &mut events, Some(&Timespec::default()))?;
         let ready = events[..count].iter().map(|event| event.data.u64());
@@ -155,16 +183,28 @@ impl Deferral {
         let place = self.kept.partition_point(|earlier| earlier.number < kept.number);
         self.kept.insert(place, kept);
         self.set_timer();
+        if self.is_leaving {
+            self.give_back(usize::MAX);
+        }
         Ok(())
     }
 
     /// Leaves the first connections to all processes that share the listener. What finds no room stays.
     pub fn give_back(&mut self, count_max: usize) {
+        self.give_back_if(count_max, |_| true);
+    }
+
+    /// Leaves to a child what it would keep back as well.
+    pub fn leave_to_child(&mut self) {
+        self.give_back_if(usize::MAX, |lifeline| !begins_with_message(lifeline));
+    }
+
+    fn give_back_if(&mut self, count_max: usize, is_wanted: impl Fn(BorrowedFd<'_>) -> bool) {
         let Self { gate, returned, kept, .. } = self;
         let mut left = count_max;
         kept.retain(|one| {
             let Ok(lifeline) = one.lifeline.fd() else { return true };
-            if left == 0 || returned.give(lifeline, one.due_ns).is_err() {
+            if left == 0 || !is_wanted(lifeline) || returned.give(lifeline, one.due_ns).is_err() {
                 return true;
             }
             left -= 1;
@@ -183,6 +223,17 @@ impl Deferral {
         self.set_timer();
         Some(kept)
     }
+}
+
+/// Whether the first that has come is no byte of the client's, but a message between the ends: the client has forked
+/// before it said anything. To whoever takes the connection in it looks as if there were bytes.
+fn begins_with_message(lifeline: BorrowedFd<'_>) -> bool {
+    // A descriptor ends what is received, but is told of as well if it comes behind bytes that fill the room.
+    let mut bytes = [0_u8; 2];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    let (spans, mut no_room) = (&mut [IoSliceMut::new(&mut bytes)], RecvAncillaryBuffer::default());
+    rustix::net::recvmsg(lifeline, spans, &mut no_room, flags)
+        .is_ok_and(|seen| seen.bytes == 1 && seen.flags.contains(ReturnFlags::CTRUNC))
 }
 
 /// `TCP_DEFER_ACCEPT` of a TCP listener, as the kernel has rounded it.
@@ -204,7 +255,9 @@ pub(super) fn follow(fd: RawFd, listener: &'static Listener) -> Result<(), Errno
     if is_known || wait_ns == 0 {
         return Ok(());
     }
-    let deferral = Deferral::new(listener.lane_fd(), wait_ns, Returned::new()?)?;
+    let lane_fd = listener.lane_fd();
+    let returned = listener.with(|inner| inner.of_parent.take()).map_or_else(|| Returned::new(lane_fd), Ok)?;
+    let deferral = Deferral::new(lane_fd, wait_ns, returned)?;
     interest::watch_anew(listener, || {
         listener.with(|inner| inner.deferral.get_or_insert(deferral).set_wait_ns(wait_ns));
     });
@@ -214,7 +267,16 @@ pub(super) fn follow(fd: RawFd, listener: &'static Listener) -> Result<(), Errno
 /// Whether `accept` would find a connection that came by a lane, of a listener whose watched descriptor is readable.
 pub(super) fn has_client(listener: &'static Listener) -> bool {
     // Where there is no descriptor to take one out, `accept` says so.
-    !listener.with(|inner| inner.deferral.is_some()) || !matches!(find(listener), Ok(None))
+    !keeps_back(listener) || !matches!(find(listener), Ok(None))
+}
+
+/// Whether this process, which is about to use the listener, keeps connections back. One that does not takes none that
+/// its parent leaves either, and must not hold them: their clients would wait in vain when the parent has gone.
+fn keeps_back(listener: &'static Listener) -> bool {
+    listener.with(|inner| {
+        inner.of_parent = None;
+        inner.deferral.is_some()
+    })
 }
 
 /// The number of a connection that can be accepted.
@@ -231,23 +293,24 @@ fn find(listener: &'static Listener) -> Result<Option<u64>, Errno> {
     Ok(None)
 }
 
+/// Under the lock, so that no thread that calls `exec` comes between.
 fn take_in(listener: &'static Listener) -> Result<(), Errno> {
     let (lane_fd, key) = listener.lane().ok_or(Errno::BADF)?;
-    match rendezvous::accept(lane_fd, &key, libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) {
-        // Another process was faster.
-        Err(Errno::AGAIN) => Ok(()),
-        Err(error) => Err(error),
-        Ok(accepted) => listener.with(|inner| match &mut inner.deferral {
-            Some(deferral) => deferral.keep(accepted, None),
-            None => Ok(()),
-        }),
-    }
+    listener.with(|inner| {
+        let Some(deferral) = inner.deferral.as_mut().filter(|deferral| !deferral.is_leaving) else { return Ok(()) };
+        match rendezvous::accept(lane_fd, &key, libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) {
+            // Another process was faster.
+            Err(Errno::AGAIN) => Ok(()),
+            Err(error) => Err(error),
+            Ok(accepted) => deferral.keep(accepted, None),
+        }
+    })
 }
 
 fn take_returned(listener: &'static Listener) -> Result<(), Errno> {
     let (_, key) = listener.lane().ok_or(Errno::BADF)?;
     listener.with(|inner| {
-        let Some(deferral) = &mut inner.deferral else { return Ok(()) };
+        let Some(deferral) = inner.deferral.as_mut().filter(|deferral| !deferral.is_leaving) else { return Ok(()) };
         let returned = deferral.returned.take(&key)?;
         returned.map_or(Ok(()), |(accepted, due_ns)| deferral.keep(accepted, Some(due_ns)))
     })
@@ -255,7 +318,7 @@ fn take_returned(listener: &'static Listener) -> Result<(), Errno> {
 
 /// As [`rendezvous::accept`], of a listener that keeps connections back; `None`: it does not.
 pub(super) fn accept(listener: &'static Listener, flags: i32) -> Option<Result<Accepted, Errno>> {
-    listener.with(|inner| inner.deferral.is_some()).then(|| accept_kept(listener, flags))
+    keeps_back(listener).then(|| accept_kept(listener, flags))
 }
 
 fn accept_kept(listener: &'static Listener, flags: i32) -> Result<Accepted, Errno> {
@@ -268,7 +331,7 @@ fn accept_kept(listener: &'static Listener, flags: i32) -> Result<Accepted, Errn
         Ok(lifeline) => {
             let (is_cloexec, is_nonblocking) = (flags & libc::SOCK_CLOEXEC != 0, flags & libc::SOCK_NONBLOCK != 0);
             rendezvous::set_modes(lifeline.as_fd(), is_cloexec, is_nonblocking)?;
-            if HAS_FORKED.load(Ordering::Relaxed) {
+            if ARE_SHARED.load(Ordering::Relaxed) {
                 give_back(listener, GIVEN_AT_ONCE_MAX);
             }
             Ok(Accepted { lifeline, tuple: kept.tuple, opener: kept.opener })
@@ -284,17 +347,40 @@ fn give_back(listener: &'static Listener, count_max: usize) {
     listener.with(|inner| inner.deferral.as_mut().map(|deferral| deferral.give_back(count_max)));
 }
 
-/// Before a fork: others are about to share the listeners.
-pub(super) fn before_fork() {
-    HAS_FORKED.store(true, Ordering::Relaxed);
+/// Others may share the listeners of this process from now on.
+pub(super) fn note_shared() {
+    ARE_SHARED.store(true, Ordering::Relaxed);
+}
+
+/// Before `exec`: what is kept goes to all that share the listener. The program that follows is one of them.
+pub(super) fn leave(listener: &'static Listener) {
+    listener.with(|inner| {
+        if let Some(deferral) = &mut inner.deferral {
+            deferral.is_leaving = true;
+            deferral.give_back(usize::MAX);
+        }
+    });
+}
+
+/// After an `exec` that has failed.
+pub(super) fn stay(listener: &'static Listener) {
+    let was_leaving = listener.with(|inner| {
+        inner.deferral.as_mut().is_some_and(|deferral| std::mem::replace(&mut deferral.is_leaving, false))
+    });
+    if was_leaving {
+        // Threads that wait for events were told meanwhile, and found nothing. What is taken out here is news to them.
+        let _ = find(listener);
+    }
 }
 
 /// In the child of a fork: what is kept is the parent's. The epoll instances of the program are both's, and would wake
 /// the child for the parent's gate only, so a listener that is in one keeps nothing back in the child.
 pub(super) fn after_fork_in_child(listener: &'static Listener) {
     let Some(before) = listener.with(|inner| inner.deferral.take()) else { return };
-    if !interest::holds_listener(listener) {
-        let fresh = Deferral::new(listener.lane_fd(), before.wait_ns, before.returned).ok();
-        listener.with(|inner| inner.deferral = fresh);
+    if interest::holds_listener(listener) {
+        listener.with(|inner| inner.of_parent = Some(before.returned));
+        return;
     }
+    let fresh = Deferral::new(listener.lane_fd(), before.wait_ns, before.returned).ok();
+    listener.with(|inner| inner.deferral = fresh);
 }

@@ -1,6 +1,6 @@
 //! `dup`, `close` and their kin, kept in step with what the kernel does.
 
-use super::{LISTENERS, Listener};
+use super::{LISTENERS, Listener, deferral};
 use crate::connection::{self, Connection};
 use crate::descriptors;
 use crate::interest;
@@ -189,26 +189,35 @@ pub fn keep_options_through_exec() {
 }
 
 /// Runs `exec`, which returns only if it fails. The listeners' hidden descriptors go to a program that loads this
-/// library, beside the program's own; nobody else could take from them what clients send there.
+/// library, beside the program's own; nobody else could take from them what clients send there. Connections that this
+/// process keeps back go to whoever has the listener afterwards.
 pub fn while_executing<R>(loads_library: impl FnOnce() -> Option<bool>, exec: impl FnOnce() -> R) -> R {
     keep_options_through_exec();
     let loads_library = if LISTENERS.any(Listener::is_listening) { loads_library() } else { None };
     let Some(loads_library) = loads_library else { return exec() };
     set_listeners_inheritable(loads_library);
-    let result = exec();
-    // The child of a `vfork`, whose descriptors are its own, keeps what it has duplicated for the next try.
-    if !is_borrowed_memory() {
-        set_listeners_inheritable(false);
+    if is_borrowed_memory() {
+        // The child of a `vfork`, whose descriptors are its own, keeps what it has duplicated for the next try.
+        return exec();
     }
+    for_each_listening(deferral::leave);
+    let result = exec();
+    for_each_listening(deferral::stay);
+    set_listeners_inheritable(false);
     result
+}
+
+fn for_each_listening(work: impl Fn(&'static Listener)) {
+    LISTENERS.for_each(|listener| {
+        if listener.is_listening() {
+            work(listener);
+        }
+    });
 }
 
 /// `true`: those that belong to a descriptor which stays open through `exec`. `false`: none.
 fn set_listeners_inheritable(inheritable: bool) {
-    LISTENERS.for_each(|listener| {
-        if !listener.is_listening() {
-            return;
-        }
+    for_each_listening(|listener| {
         if !inheritable {
             listener.set_inheritable(false);
         } else if listener.with_descriptors(|own| own.iter().any(|&fd| is_inheritable(fd))) {

@@ -9,6 +9,7 @@
 use super::connect::enter_lane_connection;
 use super::deferral::Deferral;
 use super::inspect::{self, inode_of};
+use super::returned;
 use super::{Listener, ListenerInner, settings};
 use crate::address::{Opener, Tuple};
 use crate::connection::{self, Connection, Origin, Start};
@@ -33,8 +34,9 @@ pub fn adopt_inherited() {
     let of_kind = |kind| inherited.iter().filter(move |(_, found)| *found == kind).map(|(fd, _)| *fd);
     let sockets: Vec<RawFd> = of_kind(InheritedKind::Socket).collect();
     for &socket in &sockets {
-        adopt_listener(socket, &sockets);
+        adopt_listener(socket, &sockets, |fd, lane_fd| Deferral::inherited(fd, lane_fd, &sockets));
     }
+    returned::close_left_over(&sockets);
     let (memfds, others): (Vec<RawFd>, Vec<RawFd>) = of_kind(InheritedKind::Memfd).partition(|&fd| is_memory(fd));
     let mut others: Vec<RawFd> = of_kind(InheritedKind::Other).chain(others).collect();
     for memfd in memfds {
@@ -112,7 +114,8 @@ pub fn receive_rights(carrier: RawFd, rights: &[RawFd]) -> Vec<RawFd> {
             others.push(fd);
         }
     }
-    let for_program: Vec<RawFd> = others.iter().copied().filter(|&fd| !adopt_listener(fd, &others)).collect();
+    let for_program: Vec<RawFd> =
+        others.iter().copied().filter(|&fd| !adopt_listener(fd, &others, Deferral::asked_by)).collect();
     let mut kept = Vec::new();
     for part in received {
         match part {
@@ -147,9 +150,13 @@ unsafe fn memory_of(memfd: RawFd, device: Option<RawFd>) -> MemoryFds {
     MemoryFds { memfd: own(memfd), device: device.map(own) }
 }
 
-/// Makes a listener of a hidden one and that of `sockets` beside which it listens. `false`: it is not a hidden
-/// listener.
-fn adopt_listener(fd: RawFd, sockets: &[RawFd]) -> bool {
+/// Makes a listener of a hidden one and that of `sockets` beside which it listens. `deferral_of` makes what it keeps
+/// connections back with. `false`: it is not a hidden listener.
+fn adopt_listener(
+    fd: RawFd,
+    sockets: &[RawFd],
+    deferral_of: impl FnOnce(RawFd, RawFd) -> Result<Option<Deferral>, Errno>,
+) -> bool {
     let Some(lane) = rendezvous::adopt_listener(fd) else { return false };
     let address = lane.name().address;
     let descriptors: Vec<RawFd> = sockets.iter().copied().filter(|&fd| inspect::listens_on(fd, address)).collect();
@@ -162,9 +169,9 @@ fn adopt_listener(fd: RawFd, sockets: &[RawFd]) -> bool {
         is_v6: address.is_ipv6(),
         descriptors: descriptors.clone(),
         options: OptionRecord::default(),
-        deferral: Deferral::asked_by(descriptors[0], lane.fd()).unwrap_or_default(),
+        deferral: deferral_of(descriptors[0], lane.fd()).unwrap_or_default(),
         lane: Some(lane),
-        _slot: None,
+        ..ListenerInner::default()
     };
     let listener = Listener::open(inner, is_nonblocking);
     for descriptor in descriptors {

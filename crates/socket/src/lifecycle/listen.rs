@@ -98,7 +98,8 @@ fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener, deferral: Opt
     set_mode(fd, true);
     let descriptors = inner.descriptors.clone();
     let StreamInner { is_v6, descriptors: own, options, .. } = inner;
-    let inner = ListenerInner { is_v6, descriptors: own, options, lane: Some(lane), deferral, _slot: None };
+    let lane = Some(lane);
+    let inner = ListenerInner { is_v6, descriptors: own, options, lane, deferral, ..ListenerInner::default() };
     let listener = Listener::open(inner, is_nonblocking);
     for descriptor in descriptors {
         table::set(descriptor, Entry::Listener(listener));

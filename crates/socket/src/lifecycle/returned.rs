@@ -1,15 +1,24 @@
 //! Connections that one process has kept back and leaves to all that share its listener.
 //!
 //! TCP keeps them in the listener, whoever takes from it. A process that keeps them itself must pass them on when it
-//! has other work or goes away: through a pair of sockets that `fork` gives to all of these processes, and nobody else.
+//! has other work or goes away: through a pair of sockets that `fork` gives to all of these processes, and `exec` to a
+//! program that gets the lane listener as well. Such a program finds the pair by the name of its entrance.
 
-use crate::descriptors::{HiddenFd, Need, close};
+use super::inspect::inode_of;
+use crate::descriptors::{self, HiddenFd, Need, close};
 use crate::limit;
 use crate::rack::NameKey;
 use crate::rendezvous::{self, Accepted};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use std::os::fd::{AsFd, BorrowedFd};
+use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+/// The name of an entrance begins with this. The inode of the lane listener follows, and a random number.
+const NAME_HEAD: &str = "crosslane/returned/";
+/// Names that are tried: anybody may have bound one, but not all of 2^32.
+const NAMES_TRIED_MAX: usize = 16;
+/// More than the kernel grants: the queue is to be as long as it may be.
+const QUEUE_BYTES: usize = i32::MAX as usize / 2;
 
 /// A queue of connections, each with the time when it may be accepted without bytes.
 pub(super) struct Returned {
@@ -18,12 +27,35 @@ pub(super) struct Returned {
 }
 
 impl Returned {
+    /// Makes the queue of the listener with this lane listener.
+    ///
     /// # Errors
     /// `MFILE` and its kin, where there is no descriptor left.
-    pub fn new() -> Result<Self, Errno> {
+    pub fn new(lane_fd: RawFd) -> Result<Self, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (entrance, exit) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        rustix::net::sockopt::set_socket_send_buffer_size(&entrance, QUEUE_BYTES)?;
+        bind_to_free_name(entrance.as_fd(), &name_head_of(lane_fd).ok_or(Errno::BADF)?)?;
         Ok(Self { entrance: HiddenFd::hide(entrance, Need::Required)?, exit: HiddenFd::hide(exit, Need::Required)? })
+    }
+
+    /// The queue of the listener with this lane listener, among `sockets` that came by `exec`.
+    pub fn inherited(lane_fd: RawFd, sockets: &[RawFd]) -> Option<Self> {
+        let head = name_head_of(lane_fd)?;
+        let is_queues = |name: &Vec<u8>| name.starts_with(head.as_bytes());
+        let (exit, name) = sockets.iter().find_map(|&fd| Some((fd, name_behind(fd).filter(is_queues)?)))?;
+        let entrance = sockets.iter().copied().find(|&fd| own_name(fd).as_ref() == Some(&name))?;
+        // SAFETY: made by this library before `exec`, as the name and the maker say; nobody in this program owns them.
+        let hide = |fd| HiddenFd::adopt(unsafe { OwnedFd::from_raw_fd(fd) }, Need::Required).ok();
+        Some(Self { entrance: hide(entrance)?, exit: hide(exit)? })
+    }
+
+    /// Says whether the queue outlives `exec`, as the lane listener does.
+    pub fn set_inheritable(&self, inheritable: bool) {
+        for fd in [&self.entrance, &self.exit] {
+            // As of the lane listener: without a number for the marker the program that follows finds nothing.
+            let _ = fd.set_inheritable(inheritable);
+        }
     }
 
     /// Readable when there is a connection.
@@ -62,5 +94,104 @@ impl Returned {
                 Ok(None)
             }
         }
+    }
+}
+
+/// Closes the queues among `sockets`, which came by `exec`, whose listener did not come along: clients in a queue that
+/// nobody takes from would wait for ever.
+pub(super) fn close_left_over(sockets: &[RawFd]) {
+    for &fd in sockets.iter().filter(|&&fd| !descriptors::is_hidden(fd)) {
+        let mut names = own_name(fd).into_iter().chain(name_behind(fd));
+        if names.any(|name| name.starts_with(NAME_HEAD.as_bytes())) {
+            // SAFETY: as in `Returned::inherited`.
+            close(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+    }
+}
+
+fn name_head_of(lane_fd: RawFd) -> Option<String> {
+    inode_of(lane_fd).map(|inode| format!("{NAME_HEAD}{inode}/"))
+}
+
+fn bind_to_free_name(entrance: BorrowedFd<'_>, head: &str) -> Result<(), Errno> {
+    for _ in 0..NAMES_TRIED_MAX {
+        let name = format!("{head}{:08x}", rendezvous::spread_u32());
+        match rustix::net::bind(entrance, &SocketAddrUnix::new_abstract_name(name.as_bytes())?) {
+            Err(Errno::ADDRINUSE) => {}
+            outcome => return outcome,
+        }
+    }
+    Err(Errno::ADDRINUSE)
+}
+
+/// The name of an entrance.
+fn own_name(fd: RawFd) -> Option<Vec<u8>> {
+    name_in_pair(fd, |socket| rustix::net::getsockname(socket).ok())
+}
+
+/// The name of the entrance that leads to an exit.
+fn name_behind(fd: RawFd) -> Option<Vec<u8>> {
+    name_in_pair(fd, |socket| rustix::net::getpeername(socket).ok().flatten())
+}
+
+/// `None` also of what another user has made, and then perhaps sent to this program.
+fn name_in_pair(fd: RawFd, ask: impl FnOnce(BorrowedFd<'_>) -> Option<SocketAddrAny>) -> Option<Vec<u8>> {
+    // SAFETY: only asks; a closed number is answered with an error.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    let address = SocketAddrUnix::try_from(ask(socket)?).ok()?;
+    let name = address.abstract_name()?.to_vec();
+    // The kernel notes who makes a pair as who is at either end.
+    (rendezvous::is_trusted(socket, None) == Ok(true)).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::{AsRawFd, IntoRawFd};
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+    }
+
+    /// The descriptors of a queue as a program finds them after `exec`.
+    fn left_by(queue: Returned) -> [RawFd; 2] {
+        [queue.exit, queue.entrance].map(|fd| fd.show().unwrap().into_raw_fd())
+    }
+
+    #[test]
+    fn a_queue_is_found_for_its_listener_and_for_no_other() {
+        let (lane, other) = pair();
+        let queue = Returned::new(lane.as_raw_fd()).unwrap();
+        queue.give(other.as_fd(), 7).unwrap();
+        let left = left_by(queue);
+        let sockets = [other.as_raw_fd(), left[0], lane.as_raw_fd(), left[1]];
+        assert!(Returned::inherited(other.as_raw_fd(), &sockets).is_none());
+        assert!(Returned::inherited(lane.as_raw_fd(), &left[..1]).is_none(), "without the entrance");
+        assert!(Returned::inherited(lane.as_raw_fd(), &left[1..]).is_none(), "without the exit");
+        let found = Returned::inherited(lane.as_raw_fd(), &sockets).unwrap();
+        let mut due_ns = [0; 8];
+        let (_, fds, _) = rendezvous::receive_with_descriptors(found.exit().unwrap(), &mut due_ns).unwrap();
+        assert_eq!((u64::from_ne_bytes(due_ns), fds.len()), (7, 1));
+    }
+
+    #[test]
+    fn queues_whose_listener_is_not_there_are_closed_and_other_sockets_are_not() {
+        let ((lane, other), (found, kept)) = (pair(), pair());
+        let left = left_by(Returned::new(lane.as_raw_fd()).unwrap());
+        // SAFETY: open until it is closed below.
+        let exit = unsafe { BorrowedFd::borrow_raw(left[0]) }.try_clone_to_owned().unwrap();
+        close_left_over(&[left[0], lane.as_raw_fd(), left[1], other.as_raw_fd(), found.as_raw_fd()]);
+        let received = |fd: &OwnedFd| rendezvous::receive_with_descriptors(fd.as_fd(), &mut [0; 8]).map(|got| got.0);
+        assert_eq!(received(&exit), Ok(0), "nobody has the entrance any more");
+        assert_eq!((received(&other), received(&kept)), (Err(Errno::AGAIN), Err(Errno::AGAIN)));
+    }
+
+    #[test]
+    fn queues_of_one_listener_have_names_of_their_own() {
+        let (lane, _other) = pair();
+        let queues: Vec<Returned> = (0..8).map(|_| Returned::new(lane.as_raw_fd()).unwrap()).collect();
+        let names: std::collections::BTreeSet<_> = queues.iter().filter_map(|it| own_name(it.entrance.raw())).collect();
+        assert_eq!(names.len(), queues.len());
     }
 }
