@@ -549,9 +549,14 @@ impl Connection {
     }
 
     /// The numbers of its memory's descriptors in this process, for handing the connection to another; none when one of
-    /// them had to make room for the program's own.
+    /// them had to make room for the program's own, or of the incoming lane's memory none was kept, as both ends have
+    /// switched at the same time.
     pub fn memory(&'static self) -> Vec<RawFd> {
         let _send = self.hold(&self.send_lock);
+        // SAFETY: written under both locks, of which this thread holds one.
+        if self.lanes().is_some_and(|lanes| unsafe { &*lanes.inbound.get() }.is_some()) {
+            return Vec::new();
+        }
         self.name_lifeline();
         let numbers = |memory: &MemoryFds<HiddenFd>| memory.iter().map(HiddenFd::raw).collect::<Vec<_>>();
         let numbers = self.with_details(|details| details.memory.as_ref().map(numbers)).unwrap_or_default();

@@ -396,7 +396,6 @@ impl Segment {
         self.adopt_rest()
     }
 
-    /// What the process that set the end up has left for those who come to hold it.
     /// Takes [`Segment::join`] back where nothing has come of it: else the end would be found set up the next time, as
     /// one that a process held before.
     pub fn leave_unused(&self) {
@@ -405,6 +404,7 @@ impl Segment {
         }
     }
 
+    /// What the process that set the end up has left for those who come to hold it.
     fn adopt_rest(mut self) -> Result<Self, Errno> {
         self.is_adopted = true;
         self.secrets = Secrets {
