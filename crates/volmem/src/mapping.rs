@@ -29,7 +29,7 @@ fn keeping_errno<R>(calls: impl FnOnce() -> R) -> R {
     // SAFETY: the same variable, which nothing else of this thread uses meanwhile.
     let before = unsafe { *location };
     let result = calls();
-    // SAFETY: as above; it is there for as long as the thread.
+    // SAFETY: the same variable of this thread, which is there for as long as the thread runs.
     unsafe { *location = before };
     result
 }
