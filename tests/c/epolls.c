@@ -785,6 +785,46 @@ ROOM_COMES_BACK(from_one_that_has_shut_down, OK(shutdown(me->fd, SHUT_WR)), (voi
 ROOM_COMES_BACK(from_one_that_shuts_down_late, (void)me, OK(shutdown(me->fd, SHUT_WR)))
 ROOM_COMES_BACK(from_one_that_awaits_urgent_bytes, (void)me, await(me->fd, POLLIN | POLLPRI))
 
+static void *wait_for_one(void *argument)
+{
+    struct epoll_event event;
+    CHECK_EQ(epoll_wait(*(int *)argument, &event, 1, PATIENCE_MS), 1);
+    CHECK_EQ(event.data.u64, 1);
+    return NULL;
+}
+
+// One thread sleeps on a set while another one adds to it, or asks more of, a connection whose first bytes are there.
+static void asks_beside_a_sleeper(uint32_t events, bool is_added_before)
+{
+    struct pair busy = connected_pair();
+    struct address at = name_of(busy.listener);
+    for (int i = 0; i < 10; i++) // Connections of a client that has a busy one have lanes sooner.
+        ping_pong(busy.client, busy.server);
+    int epoll = epoll_with(busy.listener, EPOLLIN);
+    int client = dial(&at), server = accept_from(busy.listener);
+    if (is_added_before)
+        epoll_add(epoll, server, 0, 1);
+    pthread_t waiter = start_thread(wait_for_one, &epoll);
+    pause_ms(SILENCE_MS);
+    say(client, "x");
+    struct epoll_event event = {.events = events, .data.u64 = 1};
+    OK(epoll_ctl(epoll, is_added_before ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, server, &event));
+    join_thread(waiter);
+    OK(close(client));
+    OK(close(server));
+    close_pair(&busy);
+    OK(close(epoll));
+}
+
+TEST(asked_beside_a_sleeper_a_set_wakes_it)
+{
+    for (int is_added_before = 0; is_added_before < 2; is_added_before++) {
+        asks_beside_a_sleeper(EPOLLIN, is_added_before);
+        asks_beside_a_sleeper(EPOLLIN | EPOLLET, is_added_before);
+        asks_beside_a_sleeper(EPOLLIN | EPOLLRDHUP | EPOLLONESHOT, is_added_before);
+    }
+}
+
 static void *count_edges(void *argument)
 {
     struct crew *crew = argument;

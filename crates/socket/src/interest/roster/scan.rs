@@ -424,11 +424,13 @@ impl Roster {
         }
     }
 
-    /// As [`Roster::hand_over`], for one that was just added or changed.
+    /// As [`Roster::hand_over`], for one that was just added or changed. The look may have taken out of the lifeline what
+    /// the kernel was to report, so whoever wakes up polls it.
     pub fn announce(&mut self, index: u32) {
         self.park(index);
         self.at(index).show_held();
         if self.at_mut(index).look(true) != 0 {
+            self.unpark_for_a_look(index);
             self.ring_bell();
         }
     }
