@@ -420,8 +420,13 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// Whether the sender has finished and everything is read.
     pub fn is_finished(&self) -> bool {
         let fin = self.fin(Ordering::Acquire);
-        let cursor = self.cursor();
-        fin != 0 && cursor.record_bytes == 0 && cursor.head == fin.wrapping_sub(1)
+        if fin == 0 {
+            return false;
+        }
+        // A record that was read while it was open has been closed since, and no read has stepped over it.
+        let mut cursor = self.cursor();
+        let is_any_left = self.load_record(&mut cursor).unwrap_or(true);
+        !is_any_left && cursor.record_bytes == 0 && cursor.head == fin.wrapping_sub(1)
     }
 
     /// Whether the sender has finished, read or not.

@@ -638,6 +638,18 @@ fn what_is_read_stays_known_as_read_when_its_record_is_closed() {
 }
 
 #[test]
+fn a_stream_that_ends_behind_an_open_record_has_ended_for_who_only_looks() {
+    let (mut producer, consumer) = pair_with_open_record_read(false);
+    assert!(!consumer.is_finished());
+    producer.finish();
+    let mut byte = 0_u8;
+    // SAFETY: one byte is writable.
+    let seen = unsafe { consumer.peek_to(0, &raw mut byte, 1, |_, _| AtUrgent::Ends) };
+    assert_eq!(seen, Ok(0));
+    assert!(consumer.is_finished());
+}
+
+#[test]
 fn memory_is_given_back_though_the_receiver_stands_in_an_open_record() {
     for is_closed in [false, true] {
         let (mut producer, mut consumer) = pair_with_open_record_read(true);
