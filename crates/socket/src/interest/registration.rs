@@ -68,6 +68,8 @@ impl Target {
 pub(super) enum Lifeline {
     /// The kernel has not been asked to report it.
     Unheard,
+    /// The connection is on it: the kernel reports once whatever comes.
+    Early,
     /// It rings.
     Rings,
     /// It rings, and the rings are left there, because others listen to it too: the kernel reports each once.
@@ -381,7 +383,7 @@ impl Registration {
 
     /// Whether the kernel reports it.
     pub fn can_ring(&self) -> bool {
-        matches!(self.lifeline, Lifeline::Rings | Lifeline::Shared)
+        matches!(self.lifeline, Lifeline::Early | Lifeline::Rings | Lifeline::Shared)
     }
 
     /// Asks the peer of a connection to ring. `false` if its lifeline cannot.

@@ -312,7 +312,7 @@ impl Roster {
     pub fn switched(&self) -> Vec<u32> {
         let has_switched = |slot: &Slot| {
             let registration = slot.registration.as_ref();
-            registration.is_some_and(|it| it.lifeline == Lifeline::Shared && !it.is_on_lifeline())
+            registration.is_some_and(|it| it.lifeline == Lifeline::Early && !it.is_on_lifeline())
         };
         (0_u32..).zip(&self.slots).filter(|(_, slot)| has_switched(slot)).map(|(index, _)| index).collect()
     }
@@ -385,9 +385,16 @@ impl Roster {
         if !registration.is_connection() || registration.waits_in_vain() {
             return false;
         }
-        if registration.lifeline == Lifeline::Unheard {
-            let added = kernel::control(inner, EPOLL_CTL_ADD, registration.kernel_fd, INPUT | INPUT_SHUT, token);
-            registration.lifeline = if added.is_ok() { Lifeline::Rings } else { Lifeline::Deaf };
+        let operation = match registration.lifeline {
+            Lifeline::Unheard => Some(EPOLL_CTL_ADD),
+            // What the kernel has said while the connection was on its lifeline was not taken for rings, nor for an
+            // end behind them, and it is to say it again.
+            Lifeline::Early if !registration.is_on_lifeline() => Some(EPOLL_CTL_MOD),
+            _ => None,
+        };
+        if let Some(operation) = operation {
+            let done = kernel::control(inner, operation, registration.kernel_fd, INPUT | INPUT_SHUT, token);
+            registration.lifeline = if done.is_ok() { Lifeline::Rings } else { Lifeline::Deaf };
         }
         registration.park()
     }
@@ -399,8 +406,8 @@ impl Roster {
         let registration = self.at_mut(index);
         let operation = match registration.lifeline {
             Lifeline::Unheard => Some(EPOLL_CTL_ADD),
-            Lifeline::Rings => Some(EPOLL_CTL_MOD),
-            Lifeline::Shared => begins_anew.then_some(EPOLL_CTL_MOD),
+            Lifeline::Rings | Lifeline::Shared => Some(EPOLL_CTL_MOD),
+            Lifeline::Early => begins_anew.then_some(EPOLL_CTL_MOD),
             Lifeline::Ended | Lifeline::Deaf => return false,
         };
         if let Some(operation) = operation {
@@ -408,7 +415,7 @@ impl Roster {
             if kernel::control(inner, operation, registration.kernel_fd, events, token).is_err() {
                 return false;
             }
-            registration.lifeline = Lifeline::Shared;
+            registration.lifeline = Lifeline::Early;
         }
         registration.park();
         self.set_watch(index, Watch::Parked);
@@ -571,7 +578,7 @@ impl Roster {
         if connection.is_on_lifeline() {
             // By edges: what the kernel has said it does not say again.
             registration.note_heard(at);
-            if before == Lifeline::Shared {
+            if before == Lifeline::Early {
                 return;
             }
         }
@@ -579,7 +586,7 @@ impl Roster {
         registration.lifeline = match () {
             () if connection.has_ended() => Lifeline::Ended,
             // Before there are lanes the peer may say so, and only one that is gone says nothing more.
-            () if connection.is_on_lifeline() => Lifeline::Shared,
+            () if connection.is_on_lifeline() => Lifeline::Early,
             () if events & INPUT_SHUT != 0 && events & HANG_UP == 0 => Lifeline::Deaf,
             () if is_taken => Lifeline::Rings,
             () => Lifeline::Shared,
@@ -594,7 +601,9 @@ impl Roster {
         let token = self.token(index);
         let _ = match after {
             Lifeline::Rings => kernel::control(inner, EPOLL_CTL_MOD, fd, INPUT | INPUT_SHUT, token),
-            Lifeline::Shared => kernel::control(inner, EPOLL_CTL_MOD, fd, INPUT | INPUT_SHUT | EDGE, token),
+            Lifeline::Early | Lifeline::Shared => {
+                kernel::control(inner, EPOLL_CTL_MOD, fd, INPUT | INPUT_SHUT | EDGE, token)
+            }
             Lifeline::Ended | Lifeline::Deaf => kernel::control(inner, EPOLL_CTL_DEL, fd, 0, 0),
             Lifeline::Unheard => Ok(()),
         };
