@@ -278,12 +278,38 @@ static void replace_descriptor(struct talker *me)
     choose_way(me);
 }
 
+// Sends the connection to this process itself, and goes on with what comes.
+static void pass_on(struct talker *me)
+{
+    int ends[2], fd;
+    OK(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends));
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof fd)];
+    } control = {.header = {CMSG_LEN(sizeof fd), SOL_SOCKET, SCM_RIGHTS}};
+    struct iovec piece = {"x", 1};
+    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    memcpy(CMSG_DATA(&control.header), &me->fd, sizeof me->fd);
+    CHECK_EQ(sendmsg(ends[0], &message, 0), 1);
+    if (me->epoll >= 0)
+        OK(epoll_ctl(me->epoll, EPOLL_CTL_DEL, me->fd, NULL));
+    OK(close(me->fd));
+    char byte;
+    piece.iov_base = &byte;
+    message.msg_controllen = sizeof control;
+    CHECK_EQ(recvmsg(ends[1], &message, 0), 1);
+    memcpy(&me->fd, CMSG_DATA(&control.header), sizeof me->fd);
+    OK(close(ends[0]));
+    OK(close(ends[1]));
+    choose_way(me);
+}
+
 // What programs do beside sending and receiving. True where a child goes on in this process's place.
 static bool do_something_else(struct talker *me)
 {
     int value = below(me, 2);
-    unsigned kind = below(me, 9);
-    if (me->is_in_crowd && (kind == 2 || kind == 3 || kind == 6))
+    unsigned kind = below(me, 10);
+    if (me->is_in_crowd && (kind == 2 || kind == 3 || kind == 6 || kind == 7))
         return false;
     switch (kind) {
     case 0:
@@ -322,6 +348,9 @@ static bool do_something_else(struct talker *me)
             wait_child(pid);
         break;
     }
+    case 7:
+        pass_on(me);
+        break;
     default:
         usleep(below(me, 1000));
     }

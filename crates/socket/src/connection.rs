@@ -518,8 +518,20 @@ impl Connection {
                 }
             }
         }
+        if mask & options::URGENT_INLINE != 0 {
+            let is_inline = bits & options::URGENT_INLINE != 0;
+            let _ = rustix::net::sockopt::set_socket_oobinline(self.borrow_lifeline(), is_inline);
+        }
         if mask & !bits & options::CORKED != 0 {
             self.push();
+        }
+    }
+
+    /// Of an end that came without memory: takes over what of [`options::SHARED`] its lifeline keeps, which is what
+    /// decides about bytes.
+    pub fn take_options_of_lifeline(&'static self) {
+        if rustix::net::sockopt::socket_oobinline(self.borrow_lifeline()) == Ok(true) {
+            self.set_shared_options(options::URGENT_INLINE, options::URGENT_INLINE);
         }
     }
 
@@ -549,18 +561,23 @@ impl Connection {
     }
 
     /// The numbers of its memory's descriptors in this process, for handing the connection to another; none when one of
-    /// them had to make room for the program's own, or of the incoming lane's memory none was kept, as both ends have
-    /// switched at the same time.
+    /// them had to make room for the program's own.
     pub fn memory(&'static self) -> Vec<RawFd> {
         let _send = self.hold(&self.send_lock);
-        // SAFETY: written under both locks, of which this thread holds one.
-        if self.lanes().is_some_and(|lanes| unsafe { &*lanes.inbound.get() }.is_some()) {
-            return Vec::new();
-        }
         self.name_lifeline();
         let numbers = |memory: &MemoryFds<HiddenFd>| memory.iter().map(HiddenFd::raw).collect::<Vec<_>>();
         let numbers = self.with_details(|details| details.memory.as_ref().map(numbers)).unwrap_or_default();
-        if numbers.iter().all(|number| *number >= 0) { numbers } else { Vec::new() }
+        let are_all = self.has_memory_of_incoming_lane() && numbers.iter().all(|number| *number >= 0);
+        if are_all { numbers } else { Vec::new() }
+    }
+
+    /// Whether there is a descriptor of the memory that the incoming lane lies in, where that is another one. Under a
+    /// lock.
+    fn has_memory_of_incoming_lane(&self) -> bool {
+        // SAFETY: written under both locks, of which this thread holds one.
+        let is_elsewhere = self.lanes().is_some_and(|lanes| unsafe { &*lanes.inbound.get() }.is_some());
+        let is_at_hand = |details: &mut Details| details.memory.as_ref().is_some_and(|memory| memory.inbound.is_some());
+        !is_elsewhere || self.with_details(is_at_hand)
     }
 
     /// Says whether the connection is to live through `exec`, as the program's descriptor does.
@@ -576,16 +593,20 @@ impl Connection {
             // A lifeline alone does not say that it was left for the library.
             let _ = descriptors::ensure_marker();
         }
+        let inheritable = inheritable && self.has_memory_of_incoming_lane();
         self.with_details(|details| details.memory.iter().for_each(|memory| memory.set_inheritable(inheritable)));
     }
 
     /// Writes into the memory which lifeline belongs to it: whoever gets both from this process finds out by that.
     /// Under a lock.
     fn name_lifeline(&self) {
-        if let Some(lanes) = self.lanes()
-            && lanes.segment.load(Own::LifelineInode) == 0
-        {
-            lanes.segment.store(Own::LifelineInode, inode_of(self.lifeline()).unwrap_or(0));
+        let Some(lanes) = self.lanes() else { return };
+        // SAFETY: written under both locks, of which this thread holds one.
+        let inbound = unsafe { &*lanes.inbound.get() };
+        for segment in std::iter::once(&lanes.segment).chain(inbound) {
+            if segment.lifeline_inode() == 0 {
+                segment.store(Own::LifelineInode, inode_of(self.lifeline()).unwrap_or(0));
+            }
         }
     }
 
@@ -760,7 +781,7 @@ impl Connection {
         let Some(lanes) = self.lanes() else { return };
         let directions = directions & BY_LANE_BOTH;
         let by_lane = self.by_lane.fetch_or(directions, Ordering::Relaxed) | directions;
-        lanes.segment.note_by_lane(directions);
+        lanes.note_by_lane(directions);
         self.is_plain.store(by_lane == BY_LANE_BOTH && lanes.are_plain(), Ordering::Relaxed);
     }
 

@@ -41,22 +41,24 @@ pub struct MemoryFds<F = OwnedFd> {
     pub memfd: F,
     /// The memory of a device, beside a home.
     pub device: Option<F>,
+    /// Where the incoming lane lies, if not in the first: both ends have switched to lanes at the same moment.
+    pub inbound: Option<F>,
 }
 
 impl<F> MemoryFds<F> {
     /// Memory that says itself what lies where.
     pub fn of_memfd(memfd: F) -> Self {
-        Self { memfd, device: None }
+        Self { memfd, device: None, inbound: None }
     }
 
     /// All of them, in the order in which they are handed on.
     pub fn iter(&self) -> impl Iterator<Item = &F> {
-        std::iter::once(&self.memfd).chain(&self.device)
+        std::iter::once(&self.memfd).chain(&self.device).chain(&self.inbound)
     }
 
     /// All of them.
     pub fn into_all(self) -> impl Iterator<Item = F> {
-        std::iter::once(self.memfd).chain(self.device)
+        std::iter::once(self.memfd).chain(self.device).chain(self.inbound)
     }
 }
 
@@ -78,7 +80,8 @@ impl MemoryFds {
     }
 
     fn map<F>(self, take: impl Fn(OwnedFd) -> Result<F, Errno>) -> Result<MemoryFds<F>, Errno> {
-        Ok(MemoryFds { memfd: take(self.memfd)?, device: self.device.map(take).transpose()? })
+        let (device, inbound) = (self.device.map(&take).transpose()?, self.inbound.map(&take).transpose()?);
+        Ok(MemoryFds { memfd: take(self.memfd)?, device, inbound })
     }
 }
 
@@ -176,7 +179,7 @@ mod tests {
         let hidden = || {
             let (memory, _mapping) = shm::create(4096).unwrap();
             let (memfd, _region) = create(Place::new(0, 4096), memory.as_fd()).unwrap();
-            MemoryFds { memfd, device: Some(memory) }.hide().unwrap()
+            MemoryFds { device: Some(memory), ..MemoryFds::of_memfd(memfd) }.hide().unwrap()
         };
         let is_inheritable =
             |fd: &HiddenFd| !rustix::io::fcntl_getfd(fd.fd().unwrap()).unwrap().contains(FdFlags::CLOEXEC);

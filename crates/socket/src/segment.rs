@@ -201,6 +201,8 @@ pub const BY_LANE_RECEIVE: u64 = 2;
 pub const IS_CONFINED: u64 = 4;
 /// In [`Own::ByLane`]: the program has named somebody who gets `SIGURG`.
 pub const RAISES_SIGNAL: u64 = 8;
+/// In [`Own::ByLane`]: this end only receives by this memory. What it sends goes by another one, which is the end's.
+pub const RECEIVES_ONLY: u64 = 16;
 /// In [`Own::ByLane`]: both directions.
 pub const BY_LANE_BOTH: u64 = BY_LANE_SEND | BY_LANE_RECEIVE;
 
@@ -420,6 +422,11 @@ impl Segment {
         let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
         rustix::fs::fstat(borrowed).is_ok_and(|stat| stat.st_size as usize == Self::SEGMENT_BYTES)
             && rustix::fs::fcntl_get_seals(borrowed).is_ok_and(|seals| seals.contains(rustix::fs::SealFlags::SHRINK))
+    }
+
+    /// Whether this end has its incoming lane in this memory, and the rest of it in another.
+    pub fn only_receives(&self) -> bool {
+        self.load(Own::ByLane) & RECEIVES_ONLY != 0
     }
 
     /// Inode of this end's lifeline, 0 while unknown.

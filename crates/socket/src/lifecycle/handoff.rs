@@ -4,7 +4,8 @@
 //! those of a device, its [home](crate::home), and a descriptor of that memory beside it. They are hidden descriptors
 //! with the same close-on-exec flag as the program's, so they pass through `exec` beside it; and they are appended to
 //! the descriptors of a message that carries the lifeline. Whoever has all finds the end it holds by the lifeline's
-//! inode. After `exec`, the descriptor that goes with a home is the one on which its spans are noted as lent.
+//! inode. Where both ends have switched to lanes at the same moment, an end has two memories, and its incoming lane in
+//! the one that says so. After `exec`, the descriptor that goes with a home is the one on which its spans are noted as lent.
 
 use super::connect::enter_lane_connection;
 use super::deferral::Deferral;
@@ -39,11 +40,15 @@ pub fn adopt_inherited() {
     returned::close_left_over(&sockets);
     let (memfds, others): (Vec<RawFd>, Vec<RawFd>) = of_kind(InheritedKind::Memfd).partition(|&fd| is_memory(fd));
     let mut others: Vec<RawFd> = of_kind(InheritedKind::Other).chain(others).collect();
+    let mut left = Vec::new();
     for memfd in memfds {
         let beside = |home: Home| others.iter().position(|&fd| is_loan(home, fd)).map(|index| others.remove(index));
         let device = home_in(memfd).and_then(beside);
         // SAFETY: made by this library before `exec`, and nobody in this program knows them yet.
-        let _ = adopt(unsafe { memory_of(memfd, device) }, &sockets);
+        left.extend(adopt(unsafe { memory_of(memfd, device) }, &sockets).err());
+    }
+    for memory in left {
+        let _ = adopt_rest(memory, &sockets);
     }
     sockets.iter().for_each(|&socket| adopt_lifeline(socket, &sockets));
 }
@@ -116,7 +121,7 @@ pub fn receive_rights(carrier: RawFd, rights: &[RawFd]) -> Vec<RawFd> {
     }
     let for_program: Vec<RawFd> =
         others.iter().copied().filter(|&fd| !adopt_listener(fd, &others, Deferral::asked_by)).collect();
-    let mut kept = Vec::new();
+    let (mut kept, mut left) = (Vec::new(), Vec::new());
     for part in received {
         match part {
             Received::Other(fd) => kept.extend(Some(fd).filter(|fd| for_program.contains(fd))),
@@ -124,11 +129,14 @@ pub fn receive_rights(carrier: RawFd, rights: &[RawFd]) -> Vec<RawFd> {
                 // SAFETY: just received, and nobody else knows the numbers.
                 let memory = unsafe { memory_of(memfd, device) };
                 if memory.device.is_none() || is_from_trusted(carrier) {
-                    let foreign = adopt(memory, &for_program).err();
-                    kept.extend(foreign.into_iter().flat_map(MemoryFds::into_all).map(OwnedFd::into_raw_fd));
+                    left.extend(adopt(memory, &for_program).err());
                 }
             }
         }
+    }
+    for memory in left {
+        let foreign = adopt_rest(memory, &for_program).err();
+        kept.extend(foreign.into_iter().flat_map(MemoryFds::into_all).map(OwnedFd::into_raw_fd));
     }
     for_program.iter().for_each(|&fd| adopt_lifeline(fd, &for_program));
     kept
@@ -147,7 +155,7 @@ fn is_from_trusted(carrier: RawFd) -> bool {
 unsafe fn memory_of(memfd: RawFd, device: Option<RawFd>) -> MemoryFds {
     // SAFETY: the caller's.
     let own = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
-    MemoryFds { memfd: own(memfd), device: device.map(own) }
+    MemoryFds { device: device.map(own), ..MemoryFds::of_memfd(own(memfd)) }
 }
 
 /// Makes a listener of a hidden one and that of `sockets` beside which it listens. `deferral_of` makes what it keeps
@@ -206,7 +214,7 @@ fn is_loan(home: Home, fd: RawFd) -> bool {
 }
 
 /// The ends that whoever has the memory may hold.
-fn ends_in(MemoryFds { memfd, device }: &MemoryFds) -> Vec<Segment> {
+fn ends_in(MemoryFds { memfd, device, .. }: &MemoryFds) -> Vec<Segment> {
     if let Some(device) = device {
         return rendezvous::adopt_on_device(memfd, device.as_fd()).into_iter().collect();
     }
@@ -216,27 +224,49 @@ fn ends_in(MemoryFds { memfd, device }: &MemoryFds) -> Vec<Segment> {
     [Side::Connector, Side::Acceptor].into_iter().filter_map(|side| Segment::adopt(memfd, side).ok()).collect()
 }
 
-/// Makes a connection of the memory and those of `sockets` that are its lifeline.
-///
-/// # Errors
-/// The memory, where none of them is: it only looks like a connection's, and is the program's.
-fn adopt(memory: MemoryFds, sockets: &[RawFd]) -> Result<(), MemoryFds> {
+/// The ends in a memory whose lifeline is among `sockets`, with all descriptors of that.
+fn ends_with_lifelines(memory: &MemoryFds, sockets: &[RawFd]) -> Vec<(Segment, Vec<RawFd>)> {
     let find = |segment: Segment| {
         let inode = segment.lifeline_inode();
         let lifelines: Vec<RawFd> = sockets.iter().copied().filter(|&fd| inode_of(fd) == Some(inode)).collect();
         (inode != 0 && !lifelines.is_empty()).then_some((segment, lifelines))
     };
-    let found: Vec<_> = ends_in(&memory).into_iter().filter_map(find).collect();
+    ends_in(memory).into_iter().filter_map(find).collect()
+}
+
+/// Makes a connection of the memory and those of `sockets` that are its lifeline.
+///
+/// # Errors
+/// The memory, where that makes none: [`adopt_rest`] says whose it is.
+fn adopt(memory: MemoryFds, sockets: &[RawFd]) -> Result<(), MemoryFds> {
+    // A program that holds both ends has the memory twice, once for each.
+    let is_new = |(segment, lifelines): &(Segment, Vec<RawFd>)| {
+        !segment.only_receives() && !matches!(table::get(lifelines[0]), Entry::Connection(_))
+    };
+    let found = ends_with_lifelines(&memory, sockets).into_iter().find(is_new);
+    let Some((segment, lifelines)) = found else { return Err(memory) };
+    match connection::holder_of(&segment) {
+        Some(connection) => lifelines.iter().for_each(|fd| add_lifeline(connection, *fd)),
+        None => open_adopted(lifelines[0], &lifelines[1..], segment, memory),
+    }
+    Ok(())
+}
+
+/// Once all connections are there: memory in which one of them only receives is used, and copies are closed.
+///
+/// # Errors
+/// The memory, where it only looks like a connection's, and is the program's.
+fn adopt_rest(memory: MemoryFds, sockets: &[RawFd]) -> Result<(), MemoryFds> {
+    let found = ends_with_lifelines(&memory, sockets);
     if found.is_empty() {
         return Err(memory);
     }
-    // A program that holds both ends has the memory twice, once for each.
-    let is_new = |(_, lifelines): &(Segment, Vec<RawFd>)| !matches!(table::get(lifelines[0]), Entry::Connection(_));
-    let Some((segment, lifelines)) = found.into_iter().find(is_new) else { return Ok(()) };
-    let [fd, others @ ..] = &lifelines[..] else { return Ok(()) };
-    match connection::holder_of(&segment) {
-        Some(connection) => lifelines.iter().for_each(|fd| add_lifeline(connection, *fd)),
-        None => open_adopted(*fd, others, segment, memory),
+    for (segment, lifelines) in found.into_iter().filter(|(segment, _)| segment.only_receives()) {
+        if let Entry::Connection(connection) = table::get(lifelines[0])
+            && let Ok(memfd) = memory.memfd.try_clone()
+        {
+            connection.adopt_inbound(segment, memfd);
+        }
     }
     Ok(())
 }
@@ -264,8 +294,12 @@ fn open_handed_on(fd: RawFd, others: &[RawFd], (tuple, role, is_far): (Tuple, Ro
         nonblocking: flags.contains(OFlags::NONBLOCK),
         slot: Some(enter_lane_connection(fd, tuple, role, is_far)),
     };
+    let is_alone = matches!(start, Start::Lifeline(_));
     let connection = Connection::open(origin, start);
     connection.note_shared();
+    if is_alone {
+        connection.take_options_of_lifeline();
+    }
     table::set(fd, Entry::Connection(connection));
     for &other in others {
         connection.add_descriptor(other);

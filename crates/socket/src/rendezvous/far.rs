@@ -434,7 +434,7 @@ pub(super) fn open_place(
 ) -> Result<(Segment, MemoryFds), Errno> {
     match open_spans(memory.as_fd(), place, side, secrets) {
         Ok((segment, None)) => Ok((segment, MemoryFds::of_memfd(memory))),
-        Ok((segment, Some(home))) => Ok((segment, MemoryFds { memfd: home, device: Some(memory) })),
+        Ok((segment, Some(home))) => Ok((segment, MemoryFds { device: Some(memory), ..MemoryFds::of_memfd(home) })),
         Err(errno) => {
             close(memory);
             Err(errno)

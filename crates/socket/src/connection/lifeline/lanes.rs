@@ -19,12 +19,12 @@ use super::Behind;
 use super::lanes_to;
 use super::message::{self, FOLLOW, Heard, OFFER, SWITCH, send_message};
 use crate::clock::{note_ticks, ticks};
-use crate::descriptors::{HiddenFd, close};
+use crate::descriptors::{HiddenFd, Need, close};
 use crate::home::MemoryFds;
 use crate::lifecycle::descriptor::is_inheritable;
 use crate::limit;
 use crate::options::OptionRecord;
-use crate::segment::{BY_LANE_RECEIVE, BY_LANE_SEND, Own, Segment, Side, Status};
+use crate::segment::{BY_LANE_RECEIVE, BY_LANE_SEND, Own, RECEIVES_ONLY, Segment, Side, Status};
 use crate::signals;
 use crate::system;
 use rustix::io::Errno;
@@ -112,14 +112,10 @@ impl Connection {
         let Some(memory) = memory else { return Err(self.break_off()) };
         if self.lanes().is_some() {
             let is_known = inode_of(&memory) == self.early.inode.load(Ordering::Relaxed);
-            let elsewhere = if is_known { Ok(()) } else { self.receive_elsewhere(&memory) };
-            if let Err(error) = elsewhere {
-                close(memory);
-                return Err(error);
-            }
+            let descriptor = if is_known { Some(memory) } else { self.receive_elsewhere(memory).map(|()| None)? };
             self.begin_to_receive_by_lane();
             // One that was attached ahead has not switched itself.
-            self.switch_back(Some(memory));
+            self.switch_back(descriptor);
             return Ok(());
         }
         self.withdraw_offer();
@@ -138,9 +134,11 @@ impl Connection {
     pub(in crate::connection) fn attach_ahead(&'static self, memory: OwnedFd) -> bool {
         let is_known = inode_of(&memory) == self.early.inode.load(Ordering::Relaxed);
         if self.lanes().is_some() {
-            let is_at_hand = is_known || self.receive_elsewhere(&memory).is_ok();
-            close(memory);
-            return is_at_hand;
+            if is_known {
+                close(memory);
+                return true;
+            }
+            return self.receive_elsewhere(memory).is_ok();
         }
         if let Some(Offered { segment, memory: own }) = self.withdraw_offer().filter(|_| is_known) {
             close(memory);
@@ -182,19 +180,40 @@ impl Connection {
     }
 
     /// Both ends have switched at the same time, each to memory of its own. Under both locks.
-    fn receive_elsewhere(&self, memory: &OwnedFd) -> Result<(), Errno> {
-        let joined = Segment::join(memory, self.early.side());
-        let (Ok(inbound), Some(lanes)) = (joined, self.lanes()) else { return Err(self.break_off()) };
+    fn receive_elsewhere(&self, memory: OwnedFd) -> Result<(), Errno> {
+        let Ok(inbound) = Segment::join(&memory, self.early.side()) else {
+            close(memory);
+            return Err(self.break_off());
+        };
+        self.receive_in(inbound, memory);
+        Ok(())
+    }
+
+    /// As a process that has held this end before has noted in memory that came from it.
+    pub fn adopt_inbound(&'static self, inbound: Segment, memory: OwnedFd) {
+        let _both = self.hold_both();
+        // SAFETY: under both locks, or before anybody else knows the connection.
+        if self.lanes().is_some_and(|lanes| unsafe { &*lanes.inbound.get() }.is_none()) {
+            self.receive_in(inbound, memory);
+        }
+    }
+
+    /// The incoming lane lies in other memory than the rest. Under both locks, while that lane is not in use.
+    fn receive_in(&self, inbound: Segment, memory: OwnedFd) {
+        let Some(lanes) = self.lanes() else { return };
         let asked = self.with_details(Details::ask_for_options);
         let mut receiver = Receiving::of(&inbound);
         receiver.set_capacity(asked.receive_bytes);
+        inbound.note_by_lane(RECEIVES_ONLY);
         // SAFETY: under both locks, and nobody looks at a lane that is not in use.
         unsafe {
             *lanes.receiver.get() = receiver;
             *lanes.observer.get() = Receiving::of(&inbound);
             *lanes.inbound.get() = Some(inbound);
         }
-        Ok(())
+        let inbound = HiddenFd::hide(memory, Need::Optional).ok();
+        self.with_details(|details| details.memory.as_mut().map(|memory| memory.inbound = inbound));
+        self.set_inheritable_locked(self.has_descriptor(is_inheritable));
     }
 
     /// After the peer has switched: so does this end, if it has not. Any descriptor will do for it; one is at hand if
