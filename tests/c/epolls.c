@@ -785,10 +785,11 @@ ROOM_COMES_BACK(from_one_that_has_shut_down, OK(shutdown(me->fd, SHUT_WR)), (voi
 ROOM_COMES_BACK(from_one_that_shuts_down_late, (void)me, OK(shutdown(me->fd, SHUT_WR)))
 ROOM_COMES_BACK(from_one_that_awaits_urgent_bytes, (void)me, await(me->fd, POLLIN | POLLPRI))
 
+// Without a time-out, at the end of which it would look once more.
 static void *wait_for_one(void *argument)
 {
     struct epoll_event event;
-    CHECK_EQ(epoll_wait(*(int *)argument, &event, 1, PATIENCE_MS), 1);
+    CHECK_EQ(epoll_wait(*(int *)argument, &event, 1, -1), 1);
     CHECK_EQ(event.data.u64, 1);
     return NULL;
 }
@@ -823,6 +824,48 @@ TEST(asked_beside_a_sleeper_a_set_wakes_it)
         asks_beside_a_sleeper(EPOLLIN | EPOLLET, is_added_before);
         asks_beside_a_sleeper(EPOLLIN | EPOLLRDHUP | EPOLLONESHOT, is_added_before);
     }
+}
+
+TEST(a_set_that_is_added_beside_a_sleeper_wakes_it)
+{
+    struct pair pair = connected_pair();
+    for (int i = 0; i < 10; i++)
+        ping_pong(pair.client, pair.server);
+    int inner = epoll_with(pair.server, EPOLLIN), outer = epoll_with(pair.listener, EPOLLIN);
+    pthread_t waiter = start_thread(wait_for_one, &outer);
+    pause_ms(SILENCE_MS);
+    epoll_add(outer, inner, EPOLLIN, 1);
+    pause_ms(SILENCE_MS);
+    say(pair.client, "x");
+    join_thread(waiter);
+    close_pair(&pair);
+    OK(close(inner));
+    OK(close(outer));
+}
+
+TEST(room_wakes_a_sleeper_beside_whom_it_was_asked_for)
+{
+    static char bytes[1 << 16];
+    struct pair pair = connected_pair();
+    say(pair.client, "x");
+    OK(shutdown(pair.client, SHUT_WR)); // It has nothing more to say, and to tell by.
+    expect(pair.server, "x");
+    expect_eof(pair.server);
+    set_nonblocking(pair.server);
+    uint64_t sent = 0;
+    for (ssize_t count; (count = send(pair.server, bytes, sizeof bytes, MSG_NOSIGNAL)) > 0;)
+        sent += count;
+    CHECK_EQ(errno, EAGAIN);
+    int epoll = epoll_with(pair.listener, EPOLLIN);
+    pthread_t waiter = start_thread(wait_for_one, &epoll);
+    pause_ms(SILENCE_MS);
+    epoll_add(epoll, pair.server, EPOLLOUT, 1);
+    pause_ms(SILENCE_MS);
+    for (uint64_t left = sent; left > 0;)
+        left -= OK(recv(pair.client, bytes, sizeof bytes, 0));
+    join_thread(waiter);
+    close_pair(&pair);
+    OK(close(epoll));
 }
 
 static void *count_edges(void *argument)

@@ -31,6 +31,7 @@ struct talker {
     enum way way;
     int epoll;
     bool is_in_crowd; // which shares one epoll instance
+    bool is_watched; // there
     int file;
     int to_pipe[2]; // bytes on their way out
     size_t in_pipe;
@@ -238,7 +239,7 @@ static void wait_by_epoll(struct talker *me, uint32_t wanted)
     note_events(me, event.events);
 }
 
-static void wait_for(struct talker *me, bool wants_in, bool wants_out)
+static void wait_by_way(struct talker *me, bool wants_in, bool wants_out)
 {
     uint32_t wanted = (wants_in ? EPOLLIN : 0) | (wants_out ? EPOLLOUT : 0);
     if (me->way == BY_POLL) {
@@ -264,6 +265,27 @@ static void wait_for(struct talker *me, bool wants_in, bool wants_out)
     } else {
         wait_by_epoll(me, wanted);
     }
+}
+
+static uint64_t now_ms(void)
+{
+    struct timespec now;
+    OK(clock_gettime(CLOCK_MONOTONIC, &now));
+    return (uint64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+// A wait looks once more when its time is over, and finds then what nothing has woken it for.
+static void fail_if_late(uint64_t began_ms)
+{
+    if (now_ms() - began_ms >= PATIENCE_MS)
+        FAIL("a wait ended with its time");
+}
+
+static void wait_for(struct talker *me, bool wants_in, bool wants_out)
+{
+    uint64_t began_ms = now_ms();
+    wait_by_way(me, wants_in, wants_out);
+    fail_if_late(began_ms);
 }
 
 // ---- conversations ------------------------------------------------------------------------------
@@ -631,7 +653,9 @@ static void serve_crowd(int listener, uint64_t seed)
         bool is_busy = false;
         for (int i = 0; i < CROWD; i++)
             is_busy |= all[i] != NULL && has_turn(all[i]);
+        uint64_t began_ms = now_ms();
         int count = OK(epoll_wait(epoll, events, 1 + random_next(&seed) % CROWD, is_busy ? 0 : PATIENCE_MS));
+        fail_if_late(began_ms);
         if (count == 0 && !is_busy)
             FAIL("epoll_wait saw nothing, and %d conversations are not over", left);
         for (int i = 0; i < count; i++)
@@ -653,6 +677,117 @@ static void serve_crowd(int listener, uint64_t seed)
     close(epoll);
 }
 
+// A set that several threads wait on, and several others change: who is told of a connection hands it to a worker, and
+// the worker has the set watch it again.
+struct hall {
+    pthread_mutex_t lock;
+    pthread_cond_t has_work;
+    int epoll, is_over[2]; // a pipe
+    int left;
+    struct talker *work[CROWD];
+    int work_count;
+};
+
+static void give_to_worker(struct hall *hall, struct talker *talker)
+{
+    pthread_mutex_lock(&hall->lock);
+    hall->work[hall->work_count++] = talker;
+    pthread_cond_signal(&hall->has_work);
+    pthread_mutex_unlock(&hall->lock);
+}
+
+static struct talker *take_work(struct hall *hall)
+{
+    pthread_mutex_lock(&hall->lock);
+    while (hall->left > 0 && hall->work_count == 0)
+        pthread_cond_wait(&hall->has_work, &hall->lock);
+    struct talker *talker = hall->work_count > 0 ? hall->work[--hall->work_count] : NULL;
+    pthread_mutex_unlock(&hall->lock);
+    return talker;
+}
+
+static void end_one(struct hall *hall, struct talker *talker)
+{
+    OK(close(talker->fd));
+    delete_talker(talker);
+    pthread_mutex_lock(&hall->lock);
+    if (--hall->left == 0) {
+        pthread_cond_broadcast(&hall->has_work);
+        CHECK_EQ(write(hall->is_over[1], "x", 1), 1);
+    }
+    pthread_mutex_unlock(&hall->lock);
+}
+
+static void *work_in_hall(void *argument)
+{
+    struct hall *hall = argument;
+    for (struct talker *talker; (talker = take_work(hall)) != NULL;) {
+        while (!is_over(talker) && has_turn(talker))
+            take_turn(talker);
+        if (is_over(talker)) {
+            end_one(hall, talker);
+            continue;
+        }
+        bool is_added = talker->way != BY_ONESHOT || !talker->is_watched;
+        talker->is_watched = true;
+        watch(talker, is_added ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, (uint64_t)talker);
+    }
+    return NULL;
+}
+
+static void *wait_in_hall(void *argument)
+{
+    struct hall *hall = argument;
+    struct epoll_event events[CROWD];
+    for (;;) {
+        uint64_t began_ms = now_ms();
+        int count = OK(epoll_wait(hall->epoll, events, CROWD, PATIENCE_MS));
+        fail_if_late(began_ms);
+        if (count == 0)
+            FAIL("epoll_wait saw nothing, and %d conversations are not over", hall->left);
+        for (int i = 0; i < count; i++) {
+            struct talker *talker = (struct talker *)events[i].data.u64;
+            if (talker == NULL)
+                return NULL;
+            // Another thread may have been told, too, but for a one-shot report: who takes it out has it.
+            if (talker->way != BY_ONESHOT && epoll_ctl(hall->epoll, EPOLL_CTL_DEL, talker->fd, NULL) != 0)
+                FAIL("epoll_ctl: %s", strerrorname_np(errno));
+            note_events(talker, events[i].events);
+            give_to_worker(hall, talker);
+        }
+    }
+}
+
+static void serve_by_workers(int listener, uint64_t seed)
+{
+    struct hall hall = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, OK(epoll_create1(EPOLL_CLOEXEC))};
+    pthread_t threads[4];
+    OK(pipe(hall.is_over));
+    epoll_add(hall.epoll, hall.is_over[0], EPOLLIN, 0);
+    hall.left = CROWD;
+    // One-shot reports are for one thread each; by any others, two threads could be told of the same.
+    uint64_t state = seed;
+    int waiters = 1 + random_next(&state) % 2;
+    for (int i = 0; i < 4; i++)
+        threads[i] = start_thread(i < waiters ? wait_in_hall : work_in_hall, &hall);
+    for (int i = 0; i < CROWD; i++) {
+        int fd = accept_from(listener);
+        unsigned char place;
+        recv_exact(fd, &place, 1);
+        struct talker *talker = new_talker(fd, seed + place, 0);
+        talker->is_in_crowd = true;
+        talker->epoll = hall.epoll;
+        talker->way = waiters > 1 ? BY_ONESHOT : BY_LEVELS + below(talker, 3);
+        set_nonblocking(fd);
+        give_to_worker(&hall, talker);
+    }
+    for (int i = 0; i < 4; i++)
+        join_thread(threads[i]);
+    close(hall.epoll);
+    close(hall.is_over[0]);
+    close(hall.is_over[1]);
+}
+
 struct member {
     const struct address *at;
     uint64_t seed;
@@ -668,13 +803,14 @@ static void *talk_to_server(void *argument)
     return NULL;
 }
 
-SERVER(crowds_converse_at_random)
+static void serve_crowds(struct end *me, void serve(int listener, uint64_t seed))
 {
     uint64_t first = number_in("RANDOM_SEED", 1), count = number_in("RANDOM_COUNT", 25);
     for (uint64_t seed = first; seed < first + count; seed += CROWD)
-        serve_crowd(me->listener, seed);
+        serve(me->listener, seed);
 }
-CLIENT(crowds_converse_at_random)
+
+static void talk_in_crowds(struct end *me)
 {
     struct address at = peer_of(me->fd);
     bool by_threads = has_threads();
@@ -700,3 +836,9 @@ CLIENT(crowds_converse_at_random)
         }
     }
 }
+
+SERVER(crowds_converse_at_random) { serve_crowds(me, serve_crowd); }
+CLIENT(crowds_converse_at_random) { talk_in_crowds(me); }
+
+SERVER(workers_converse_at_random) { serve_crowds(me, serve_by_workers); }
+CLIENT(workers_converse_at_random) { talk_in_crowds(me); }

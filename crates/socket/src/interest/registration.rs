@@ -303,6 +303,11 @@ impl Registration {
         matches!(self.target, Target::Connection(connection) if connection.waits_for_room_in_vain(self.wanted()))
     }
 
+    /// Whether nothing wakes for it, and whoever sleeps has to look now and then.
+    pub fn is_deaf(&self) -> bool {
+        self.lifeline == Lifeline::Deaf || self.waits_in_vain()
+    }
+
     /// As [`Registration::waits_in_vain`], for room in a lane: of room in the lifeline the kernel tells.
     fn waits_for_lane_in_vain(&self) -> bool {
         matches!(self.target, Target::Connection(connection) if connection.sends_by_lane()) && self.waits_in_vain()

@@ -11,7 +11,7 @@
 
 use super::{Roster, Slot};
 use crate::interest::order::ReadyTime;
-use crate::interest::registration::{Lifeline, Registration, Target, Watch};
+use crate::interest::registration::{Registration, Target, Watch};
 use crate::interest::{InterestSet, wait::Sink};
 
 /// The bound of the number of hot connections when nothing is known. Idle ones never raise it.
@@ -396,7 +396,7 @@ impl Roster {
         for &index in &self.unparkable {
             let registration = in_use(&mut self.slots, index);
             is_quiet &= registration.look(true) == 0;
-            self.has_deaf |= registration.lifeline == Lifeline::Deaf || registration.waits_in_vain();
+            self.has_deaf |= registration.is_deaf();
         }
         is_quiet
     }
@@ -411,9 +411,10 @@ impl Roster {
             let index = self.hot[place];
             self.park(index);
             let registration = self.at_mut(index);
-            // The threads that sleep do not know when it is due.
+            // The threads that sleep do not know when it is due, nor of one that nothing wakes for.
             registration.show_held();
             rings |= !std::mem::take(&mut registration.was_reported) && registration.look(true) != 0;
+            rings |= registration.is_deaf();
         }
         for &index in &self.hot_others {
             let registration = in_use(&mut self.slots, index);
@@ -425,11 +426,13 @@ impl Roster {
     }
 
     /// As [`Roster::hand_over`], for one that was just added or changed. The look may have taken out of the lifeline what
-    /// the kernel was to report, so whoever wakes up polls it.
+    /// the kernel was to report, so whoever wakes up polls it. Of a nested set nobody has asked the connections to ring.
     pub fn announce(&mut self, index: u32) {
         self.park(index);
-        self.at(index).show_held();
-        if self.at_mut(index).look(true) != 0 {
+        let registration = self.at_mut(index);
+        registration.show_held();
+        let is_ready = registration.look(true) != 0;
+        if is_ready || registration.is_deaf() || matches!(registration.target, Target::Nested(_)) {
             self.unpark_for_a_look(index);
             self.ring_bell();
         }
