@@ -185,6 +185,7 @@ void expect_silent(int fd, int events);
 void set_nonblocking(int fd);
 size_t fill_until_full(int fd); // sends until EAGAIN; the number of bytes taken
 size_t drain_until_empty(int fd);
+int64_t now_ms(void); // from any beginning
 void pause_ms(int milliseconds);
 
 int epoll_with(int fd, uint32_t events);

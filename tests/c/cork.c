@@ -13,13 +13,6 @@
 #define AT_ONCE_MS 120
 #define TRIES 20
 
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    OK(clock_gettime(CLOCK_MONOTONIC, &now));
-    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 static void set_cork(int fd, int value)
 {
     OK(setsockopt(fd, IPPROTO_TCP, TCP_CORK, &value, sizeof value));

@@ -267,15 +267,8 @@ static void wait_by_way(struct talker *me, bool wants_in, bool wants_out)
     }
 }
 
-static uint64_t now_ms(void)
-{
-    struct timespec now;
-    OK(clock_gettime(CLOCK_MONOTONIC, &now));
-    return (uint64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 // A wait looks once more when its time is over, and finds then what nothing has woken it for.
-static void fail_if_late(uint64_t began_ms)
+static void fail_if_late(int64_t began_ms)
 {
     if (now_ms() - began_ms >= PATIENCE_MS)
         FAIL("a wait ended with its time");
@@ -283,7 +276,7 @@ static void fail_if_late(uint64_t began_ms)
 
 static void wait_for(struct talker *me, bool wants_in, bool wants_out)
 {
-    uint64_t began_ms = now_ms();
+    int64_t began_ms = now_ms();
     wait_by_way(me, wants_in, wants_out);
     fail_if_late(began_ms);
 }
@@ -653,7 +646,7 @@ static void serve_crowd(int listener, uint64_t seed)
         bool is_busy = false;
         for (int i = 0; i < CROWD; i++)
             is_busy |= all[i] != NULL && has_turn(all[i]);
-        uint64_t began_ms = now_ms();
+        int64_t began_ms = now_ms();
         int count = OK(epoll_wait(epoll, events, 1 + random_next(&seed) % CROWD, is_busy ? 0 : PATIENCE_MS));
         fail_if_late(began_ms);
         if (count == 0 && !is_busy)
@@ -740,7 +733,7 @@ static void *wait_in_hall(void *argument)
     struct hall *hall = argument;
     struct epoll_event events[CROWD];
     for (;;) {
-        uint64_t began_ms = now_ms();
+        int64_t began_ms = now_ms();
         int count = OK(epoll_wait(hall->epoll, events, CROWD, PATIENCE_MS));
         fail_if_late(began_ms);
         if (count == 0)

@@ -458,6 +458,13 @@ size_t drain_until_empty(int fd)
     return total;
 }
 
+int64_t now_ms(void)
+{
+    struct timespec now;
+    OK(clock_gettime(CLOCK_MONOTONIC, &now));
+    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
 void pause_ms(int milliseconds)
 {
     struct timespec rest = {milliseconds / 1000, milliseconds % 1000 * 1000000L};
