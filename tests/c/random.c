@@ -303,7 +303,7 @@ static void pass_on(struct talker *me)
         char bytes[CMSG_SPACE(sizeof fd)];
     } control = {.header = {CMSG_LEN(sizeof fd), SOL_SOCKET, SCM_RIGHTS}};
     struct iovec piece = {"x", 1};
-    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    struct msghdr message = {NULL, 0, &piece, 1, &control, sizeof control, 0};
     memcpy(CMSG_DATA(&control.header), &me->fd, sizeof me->fd);
     CHECK_EQ(sendmsg(ends[0], &message, 0), 1);
     if (me->epoll >= 0)

@@ -5,7 +5,8 @@
 //! with the same close-on-exec flag as the program's, so they pass through `exec` beside it; and they are appended to
 //! the descriptors of a message that carries the lifeline. Whoever has all finds the end it holds by the lifeline's
 //! inode. Where both ends have switched to lanes at the same moment, an end has two memories, and its incoming lane in
-//! the one that says so. After `exec`, the descriptor that goes with a home is the one on which its spans are noted as lent.
+//! the one that says so. After `exec`, the descriptor that goes with a home is the one on which its spans are noted as
+//! lent.
 
 use super::connect::enter_lane_connection;
 use super::deferral::Deferral;

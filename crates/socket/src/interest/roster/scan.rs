@@ -425,8 +425,9 @@ impl Roster {
         }
     }
 
-    /// As [`Roster::hand_over`], for one that was just added or changed. The look may have taken out of the lifeline what
-    /// the kernel was to report, so whoever wakes up polls it. Of a nested set nobody has asked the connections to ring.
+    /// As [`Roster::hand_over`], for one that was just added or changed. The look may have taken out of the lifeline
+    /// what the kernel was to report, so whoever wakes up polls it. The connections of a nested set have not been asked
+    /// to ring.
     pub fn announce(&mut self, index: u32) {
         self.park(index);
         let registration = self.at_mut(index);
