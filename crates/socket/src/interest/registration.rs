@@ -371,6 +371,13 @@ impl Registration {
         }
     }
 
+    /// As [`Registration::note_report`], of the only one that the set polls. Whatever else becomes ready later is behind
+    /// it, whenever it was reported last.
+    #[inline]
+    pub fn note_report_of_only(&mut self, ready: i16) {
+        self.note_report(ready, self.joined);
+    }
+
     pub fn is_connection(&self) -> bool {
         matches!(self.target, Target::Connection(_))
     }
