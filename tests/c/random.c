@@ -128,7 +128,7 @@ static ssize_t send_piece(struct talker *me)
     case 5:
         return count_of(send(me->fd, me->buffer, size, MSG_MORE | MSG_NOSIGNAL), "send more");
     case 6:
-        if (one_in(me, 8) && !peer_may_go) // docs/results/2026-11-27 says why not
+        if (one_in(me, 8))
             return count_of(send(me->fd, me->buffer, size, MSG_OOB | MSG_NOSIGNAL), "send oob");
         // fall through
     default:

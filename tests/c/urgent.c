@@ -507,3 +507,22 @@ TEST_YOUNG_AND_OLD(all_processes_receive_urgent_bytes_in_line)
     CHECK_EQ(write(to_child[1], &byte, 1), 1);
     wait_child(pid);
 }
+
+// The first send after the peer's close is taken, as into TCP's buffer, and the next is refused.
+TEST_YOUNG_AND_OLD(an_urgent_byte_to_a_peer_that_has_closed_is_taken_once)
+{
+    OK(close(pair.server));
+    pause_ms(SILENCE_MS);
+    CHECK_EQ(send(pair.client, "!", 1, MSG_OOB | MSG_NOSIGNAL), 1);
+    pause_ms(SILENCE_MS);
+    CHECK_ERR(send(pair.client, "?", 1, MSG_OOB | MSG_NOSIGNAL), EPIPE);
+    pair.server = OK(dup(pair.client));
+}
+
+TEST_YOUNG_AND_OLD(an_urgent_byte_to_a_peer_that_reads_no_more_is_taken)
+{
+    OK(shutdown(pair.server, SHUT_RD));
+    pause_ms(SILENCE_MS);
+    CHECK_EQ(send(pair.client, "!", 1, MSG_OOB | MSG_NOSIGNAL), 1);
+    CHECK_EQ(send(pair.client, "?", 1, MSG_NOSIGNAL), 1);
+}

@@ -783,6 +783,13 @@ impl Connection {
         self.is_shut(SHUTDOWN_READ) || self.peer_has_ended_early()
     }
 
+    /// Whether a send by the lifeline is refused, whatever is known of the peer: the kernel says so of none at all.
+    pub(super) fn lifeline_takes_nothing(&self) -> bool {
+        // SAFETY: there are no spans.
+        let sent = unsafe { send_now(self.lifeline(), &[], 0) };
+        sent == Err(Errno::PIPE)
+    }
+
     /// Whether the peer is gone, as the kernel says.
     pub(super) fn lifeline_has_hung_up(&self) -> bool {
         system::poll_now(self.lifeline(), 0) & libc::POLLHUP != 0

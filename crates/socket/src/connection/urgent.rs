@@ -141,7 +141,7 @@ impl Connection {
         }
         if !self.can_send_urgent() {
             let (peer, shutdown) = self.state();
-            if peer == PeerState::Alive && shutdown & SHUTDOWN_WRITE == 0 {
+            if peer == PeerState::Alive && shutdown & SHUTDOWN_WRITE == 0 && !self.lifeline_takes_nothing() {
                 return Err(Errno::OPNOTSUPP);
             }
             // SAFETY: our caller says that every span is readable for its length.

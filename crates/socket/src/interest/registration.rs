@@ -371,8 +371,8 @@ impl Registration {
         }
     }
 
-    /// As [`Registration::note_report`], of the only one that the set polls. Whatever else becomes ready later is behind
-    /// it, whenever it was reported last.
+    /// As [`Registration::note_report`], of the only one that the set polls. Whatever else becomes ready later is
+    /// behind it, whenever it was reported last.
     #[inline]
     pub fn note_report_of_only(&mut self, ready: i16) {
         self.note_report(ready, self.joined);
