@@ -753,8 +753,9 @@ static void *wait_in_hall(void *argument)
 
 static void serve_by_workers(int listener, uint64_t seed)
 {
-    struct hall hall = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, OK(epoll_create1(EPOLL_CLOEXEC))};
+    struct hall hall = {.lock = PTHREAD_MUTEX_INITIALIZER, .has_work = PTHREAD_COND_INITIALIZER};
     pthread_t threads[4];
+    hall.epoll = OK(epoll_create1(EPOLL_CLOEXEC));
     OK(pipe(hall.is_over));
     epoll_add(hall.epoll, hall.is_over[0], EPOLLIN, 0);
     hall.left = CROWD;

@@ -106,6 +106,12 @@ enum Received {
     Memory(RawFd, Option<RawFd>),
 }
 
+/// What of them no connection has been made of yet.
+enum Left {
+    Other(RawFd),
+    Memory(MemoryFds),
+}
+
 /// The descriptors of a message received from `carrier` that are for the program; the memory of connections among them
 /// is taken out and used.
 pub fn receive_rights(carrier: RawFd, rights: &[RawFd]) -> Vec<RawFd> {
@@ -122,22 +128,28 @@ pub fn receive_rights(carrier: RawFd, rights: &[RawFd]) -> Vec<RawFd> {
     }
     let for_program: Vec<RawFd> =
         others.iter().copied().filter(|&fd| !adopt_listener(fd, &others, Deferral::asked_by)).collect();
-    let (mut kept, mut left) = (Vec::new(), Vec::new());
+    let mut left = Vec::new();
     for part in received {
         match part {
-            Received::Other(fd) => kept.extend(Some(fd).filter(|fd| for_program.contains(fd))),
+            Received::Other(fd) => left.extend(Some(Left::Other(fd)).filter(|_| for_program.contains(&fd))),
             Received::Memory(memfd, device) => {
                 // SAFETY: just received, and nobody else knows the numbers.
                 let memory = unsafe { memory_of(memfd, device) };
                 if memory.device.is_none() || is_from_trusted(carrier) {
-                    left.extend(adopt(memory, &for_program).err());
+                    left.extend(adopt(memory, &for_program).err().map(Left::Memory));
                 }
             }
         }
     }
-    for memory in left {
-        let foreign = adopt_rest(memory, &for_program).err();
-        kept.extend(foreign.into_iter().flat_map(MemoryFds::into_all).map(OwnedFd::into_raw_fd));
+    let mut kept = Vec::new();
+    for part in left {
+        match part {
+            Left::Other(fd) => kept.push(fd),
+            Left::Memory(memory) => {
+                let foreign = adopt_rest(memory, &for_program).err();
+                kept.extend(foreign.into_iter().flat_map(MemoryFds::into_all).map(OwnedFd::into_raw_fd));
+            }
+        }
     }
     for_program.iter().for_each(|&fd| adopt_lifeline(fd, &for_program));
     kept
