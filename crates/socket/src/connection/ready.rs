@@ -254,6 +254,14 @@ impl Connection {
         }
     }
 
+    /// Asks the kernel whether the peer is gone, of which memory need not tell.
+    pub fn ask_for_end(&'static self) {
+        let _guard = self.hold(&self.receive_lock);
+        if let Some(lanes) = self.lanes() {
+            self.ask_kernel(lanes);
+        }
+    }
+
     /// Ends what [`Connection::park`] began.
     pub fn unpark(&self) {
         self.sleepers.leave();

@@ -303,6 +303,13 @@ impl Registration {
         matches!(self.target, Target::Connection(connection) if connection.waits_for_room_in_vain(self.wanted()))
     }
 
+    /// As [`Connection::ask_for_end`].
+    pub fn ask_for_end(&self) {
+        if let Target::Connection(connection) = self.target {
+            connection.ask_for_end();
+        }
+    }
+
     /// Whether nothing wakes for it, and whoever sleeps has to look now and then.
     pub fn is_deaf(&self) -> bool {
         self.lifeline == Lifeline::Deaf || self.waits_in_vain()

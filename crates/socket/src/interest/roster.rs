@@ -385,16 +385,15 @@ impl Roster {
         if !registration.is_connection() || registration.waits_in_vain() {
             return false;
         }
-        let operation = match registration.lifeline {
-            Lifeline::Unheard => Some(EPOLL_CTL_ADD),
-            // What the kernel has said while the connection was on its lifeline was not taken for rings, nor for an
-            // end behind them, and it is to say it again.
-            Lifeline::Early if !registration.is_on_lifeline() => Some(EPOLL_CTL_MOD),
-            _ => None,
-        };
-        if let Some(operation) = operation {
-            let done = kernel::control(inner, operation, registration.kernel_fd, INPUT | INPUT_SHUT, token);
-            registration.lifeline = if done.is_ok() { Lifeline::Rings } else { Lifeline::Deaf };
+        if registration.lifeline == Lifeline::Unheard {
+            let added = kernel::control(inner, EPOLL_CTL_ADD, registration.kernel_fd, INPUT | INPUT_SHUT, token);
+            registration.lifeline = if added.is_ok() { Lifeline::Rings } else { Lifeline::Deaf };
+        }
+        if registration.lifeline == Lifeline::Early && !registration.is_on_lifeline() {
+            // What the kernel has said while the connection was on its lifeline it does not say again. Whatever rang is
+            // in memory, but for the end of a peer that has left no word there.
+            registration.lifeline = Lifeline::Shared;
+            registration.ask_for_end();
         }
         registration.park()
     }
