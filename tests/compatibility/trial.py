@@ -179,10 +179,12 @@ class Trial:
                 os.kill(pid, signal.SIGKILL)
 
     def daemons(self):
-        """Processes that have left their server's group, known by the folder in their command line."""
+        """Processes that have left their server's group, known by the folder in their command line, or by open files."""
         for process in pathlib.Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if str(self.folder).encode() in (process / "cmdline").read_bytes():
+                names = [os.fsdecode((process / "cmdline").read_bytes())]
+                names += [os.readlink(file) for file in (process / "fd").iterdir()]
+                if int(process.name) != os.getpid() and any(str(self.folder) in name for name in names):
                     yield int(process.name)
 
 
