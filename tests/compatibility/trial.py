@@ -174,12 +174,15 @@ class Trial:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
             server.wait()
-        for pid in self.daemons():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        # One may start another while the list is made.
+        while left := list(self.daemons()):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
 
     def daemons(self):
-        """Processes that have left their server's group, known by the folder in their command line, or by open files."""
+        """Processes that have left their server's group, known by the folder in their command line or open files."""
         for process in pathlib.Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 names = [os.fsdecode((process / "cmdline").read_bytes())]
