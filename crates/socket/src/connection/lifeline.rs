@@ -783,7 +783,7 @@ impl Connection {
         self.is_shut(SHUTDOWN_READ) || self.peer_has_ended_early()
     }
 
-    /// Whether a send by the lifeline is refused, whatever is known of the peer: the kernel says so of none at all.
+    /// Whether the kernel refuses to send by the lifeline. It answers `EPIPE` to a send of no bytes too.
     pub(super) fn lifeline_takes_nothing(&self) -> bool {
         // SAFETY: there are no spans.
         let sent = unsafe { send_now(self.lifeline(), &[], 0) };

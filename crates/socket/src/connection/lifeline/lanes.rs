@@ -189,10 +189,12 @@ impl Connection {
         Ok(())
     }
 
-    /// As a process that has held this end before has noted in memory that came from it.
+    /// Takes over the memory of the incoming lane from a process that held this end before, of a connection that this
+    /// process has just opened.
     pub fn adopt_inbound(&'static self, inbound: Segment, memory: OwnedFd) {
-        let _both = self.hold_both();
-        // SAFETY: under both locks, or before anybody else knows the connection.
+        // A signal handler that has interrupted the holder must change nothing.
+        let Some(_both) = self.hold_both() else { return };
+        // SAFETY: read under both locks, which whoever writes it holds.
         if self.lanes().is_some_and(|lanes| unsafe { &*lanes.inbound.get() }.is_none()) {
             self.receive_in(inbound, memory);
         }
