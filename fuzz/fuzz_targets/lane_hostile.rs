@@ -5,12 +5,12 @@
 use fabric::Coherence;
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../crates/lane/tests/properties/hostile.rs"]
+#[path = "../../crates/sockets/lane/tests/properties/hostile.rs"]
 mod hostile;
-#[path = "../../crates/lane/tests/properties/oracle.rs"]
+#[path = "../../crates/sockets/lane/tests/properties/oracle.rs"]
 #[allow(dead_code)] // The other target uses the rest.
 mod oracle;
-#[path = "../../crates/lane/tests/properties/windows.rs"]
+#[path = "../../crates/sockets/lane/tests/properties/windows.rs"]
 #[allow(dead_code)]
 mod windows;
 

@@ -4,9 +4,9 @@
 use fabric::stale::Habits;
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../crates/lane/tests/properties/oracle.rs"]
+#[path = "../../crates/sockets/lane/tests/properties/oracle.rs"]
 mod oracle;
-#[path = "../../crates/lane/tests/properties/windows.rs"]
+#[path = "../../crates/sockets/lane/tests/properties/windows.rs"]
 #[allow(dead_code)] // The other target uses the rest.
 mod windows;
 

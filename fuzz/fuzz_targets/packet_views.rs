@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../crates/packet/tests/look/mod.rs"]
+#[path = "../../crates/router/packet/tests/look/mod.rs"]
 mod look;
 
 fuzz_target!(|bytes: &[u8]| look::look_at(bytes));

@@ -4,12 +4,12 @@
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../crates/proxy/tests/properties/hostile.rs"]
+#[path = "../../crates/rack/proxy/tests/properties/hostile.rs"]
 mod hostile;
-#[path = "../../crates/proxy/tests/properties/program.rs"]
+#[path = "../../crates/rack/proxy/tests/properties/program.rs"]
 #[allow(dead_code)] // The property tests use the rest.
 mod program;
-#[path = "../../crates/proxy/tests/properties/world.rs"]
+#[path = "../../crates/rack/proxy/tests/properties/world.rs"]
 #[allow(dead_code)]
 mod world;
 

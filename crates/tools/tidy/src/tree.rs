@@ -16,7 +16,7 @@ const SCRIPTS: [&str; 2] = ["x", ".ci/run"];
 
 /// The root of the repository: two folders above this crate.
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
 }
 
 /// Every file below `root` that a check looks at, by path.
@@ -86,7 +86,7 @@ mod tests {
     fn the_root_is_the_folder_of_the_workspace() {
         let sources = sources(&root()).expect("the repository is readable");
         let has = |path: &str| sources.iter().any(|source| source.path == path);
-        assert!(has("x") && has("STYLE.md") && has("crates/tidy/src/tree.rs"));
+        assert!(has("x") && has("STYLE.md") && has("crates/tools/tidy/src/tree.rs"));
         assert!(sources.iter().all(|source| !source.path.starts_with("target/")));
     }
 }

@@ -5,7 +5,7 @@ pub mod ask;
 pub mod cluster;
 pub mod control;
 #[cfg(test)]
-#[path = "../../socket/src/forks.rs"]
+#[path = "../../../sockets/socket/src/forks.rs"]
 mod forks;
 pub mod interconnect;
 mod node;

@@ -2,7 +2,8 @@
  * side.
  *
  *   cargo build --release -p lane-c
- * cc -O2 -Icrates/lane-c/include -o in_place crates/lane-c/examples/in_place.c target/release/libcrosslane_lane.a
+ * cc -O2 -Icrates/sockets/lane-c/include -o in_place crates/sockets/lane-c/examples/in_place.c \
+ *    target/release/libcrosslane_lane.a
  * -lgcc_s -lm
  *   ./in_place [MEGABYTES] */
 #include "crosslane_lane.h"

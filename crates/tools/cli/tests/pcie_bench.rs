@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-const SCHEMA: &str = include_str!("../../../docs/pcie-result.schema.json");
+const SCHEMA: &str = include_str!("../../../../docs/pcie-result.schema.json");
 const PUBLISHED: &str = "Test,PAT,Cache,HO,DO,WinSZ,SZ,Time(cyc),Time,Bytes,Trans,BW (GB/s),Trans/s\n\
     BW_DMA_RD,Rand,HWarm,0,0,8192,64,179895856,149913213.33,536870912,8388608,28.65,55956428.48\n\
     BW_DMA_RD,Rand,HWarm,0,0,8192,128,239932480,199943733.33,1073741824,8388608,42.96,41954843.30\n";

@@ -44,11 +44,11 @@ impl Source {
         name.rsplit_once('.').map_or("", |(_, extension)| extension)
     }
 
-    /// The crate that the file belongs to, named after its folder: `lane` of `crates/lane/src/lib.rs`.
+    /// The crate that the file belongs to, named after its folder: `lane` of `crates/sockets/lane/src/lib.rs`.
     pub fn crate_name(&self) -> &str {
         let mut parts = self.path.split('/');
         match parts.next() {
-            Some("crates") => parts.next().unwrap_or_default(),
+            Some("crates") => parts.nth(1).unwrap_or_default(), // after the layer's folder
             Some("tests") => "system-tests",
             Some(top) => top,
             None => "",
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_file_belongs_to_the_crate_of_its_folder() {
-        assert_eq!(Source::new("crates/lane/src/ring.rs", "").crate_name(), "lane");
+        assert_eq!(Source::new("crates/sockets/lane/src/ring.rs", "").crate_name(), "lane");
         assert_eq!(Source::new("tests/tests/redis.rs", "").crate_name(), "system-tests");
         assert_eq!(Source::new("fuzz/fuzz_targets/lane.rs", "").crate_name(), "fuzz");
     }
@@ -114,11 +114,11 @@ mod tests {
 
     #[test]
     fn all_checks_of_a_file_come_in_one_report_by_line() {
-        let source = Source::new("crates/lane/src/lib.rs", "fn f() { \n    todo!()\n}\n");
+        let source = Source::new("crates/sockets/lane/src/lib.rs", "fn f() { \n    todo!()\n}\n");
         assert_eq!(
             report(&check(&source)),
-            "crates/lane/src/lib.rs:1: blanks at the end of the line\n\
-             crates/lane/src/lib.rs:2: todo! is not a finished program: write it, or return an error\n"
+            "crates/sockets/lane/src/lib.rs:1: blanks at the end of the line\n\
+             crates/sockets/lane/src/lib.rs:2: todo! is not a finished program: write it, or return an error\n"
         );
     }
 }

@@ -18,7 +18,7 @@ mod clients;
 mod description;
 mod device;
 #[cfg(test)]
-#[path = "../../socket/src/forks.rs"]
+#[path = "../../../sockets/socket/src/forks.rs"]
 mod forks;
 mod metrics;
 mod node;

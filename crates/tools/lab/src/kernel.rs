@@ -30,7 +30,7 @@ impl Kernel {
     /// The one that the environment names, or the one that `./x` unpacked, or an installed one.
     pub fn find() -> Result<Self> {
         let named = std::env::var_os(VARIABLE).map(PathBuf::from);
-        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(UNPACKED);
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").join(UNPACKED);
         let folders = named.map_or_else(|| vec![repository, PathBuf::from("/")], |folder| vec![folder]);
         folders.iter().find_map(|folder| Self::within(folder)).with_context(|| {
             let folders: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
