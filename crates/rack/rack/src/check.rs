@@ -4,11 +4,11 @@ use std::path::Path;
 
 use crate::access::ANY_NODE;
 use crate::address::is_emulated;
-use crate::fault::{Checked, Fault, check_name};
 use crate::{
     ACCESS_PARTS_MAX, Backend, CONTROL_PARTITION_BYTES, Class, NODES_MAX, Node, PAGE_BYTES, PARTITIONS_MAX, PortList,
     Rack, Trust, WINDOW_BYTES_MAX,
 };
+use config::{CheckResult, InvalidKey, check_name};
 
 const EXAMPLE_NAME: &str = "host-1";
 /// The longest delay that a link can be asked for.
@@ -25,7 +25,7 @@ const SLICE_BYTES_MAX: u64 = 1 << 20;
 const PCI_ADDRESS_FORM: &[u8] = b"xxxx:xx:xx.x";
 
 /// Everything that can be seen without looking at a machine.
-pub(crate) fn check(rack: &Rack) -> Checked {
+pub(crate) fn check(rack: &Rack) -> CheckResult {
     check_name("name", &rack.name, EXAMPLE_NAME)?;
     check_partitions(rack)?;
     check_window(rack)?;
@@ -39,28 +39,28 @@ pub(crate) fn check(rack: &Rack) -> Checked {
     check_access(rack)
 }
 
-fn check_partitions(rack: &Rack) -> Checked {
+fn check_partitions(rack: &Rack) -> CheckResult {
     for (index, some) in rack.partitions.iter().enumerate() {
         let key = |name: &str| format!("partitions[{index}].{name}");
         let count = some.count;
         let cores = some.cores.as_ref().map_or(usize::from(count), Vec::len);
         if cores != usize::from(count) {
             let what = format!("{cores} cores for {count} partitions; name one core for each, or set count = {cores}");
-            return Err(Fault::new(key("cores"), what));
+            return Err(InvalidKey::new(key("cores"), what));
         }
     }
     match rack.data_partitions().len() {
-        0 => Err(Fault::new("partitions", "no partition at all; leave the key out for one of each class")),
+        0 => Err(InvalidKey::new("partitions", "no partition at all; leave the key out for one of each class")),
         count if count > PARTITIONS_MAX => {
             let what = format!("{count} partitions in all; at most {PARTITIONS_MAX}: lower a count");
-            Err(Fault::new("partitions", what))
+            Err(InvalidKey::new("partitions", what))
         }
         _ => check_pairs(rack),
     }
 }
 
 /// A proxy works on a latency partition and the bulk partition of the same rank together, on one core.
-fn check_pairs(rack: &Rack) -> Checked {
+fn check_pairs(rack: &Rack) -> CheckResult {
     let latency: Vec<_> = owners(rack, Class::Latency).collect();
     let bulk: Vec<_> = owners(rack, Class::Bulk).collect();
     if bulk.len() > latency.len() {
@@ -70,7 +70,7 @@ fn check_pairs(rack: &Rack) -> Checked {
             bulk.len(),
             latency.len()
         );
-        return Err(Fault::new("partitions", what));
+        return Err(InvalidKey::new("partitions", what));
     }
     for ((_, owner), (entry, core)) in latency.into_iter().zip(bulk) {
         if let Some(core) = core.filter(|core| Some(*core) != owner) {
@@ -79,7 +79,7 @@ fn check_pairs(rack: &Rack) -> Checked {
                 "{core} for a bulk partition whose latency partition has {owner}; one thread works on both: name the \
                  same core, or leave the key out of class \"bulk\""
             );
-            return Err(Fault::new(format!("partitions[{entry}].cores"), what));
+            return Err(InvalidKey::new(format!("partitions[{entry}].cores"), what));
         }
     }
     Ok(())
@@ -94,7 +94,7 @@ fn owners(rack: &Rack, class: Class) -> impl Iterator<Item = (usize, Option<u16>
     })
 }
 
-fn check_window(rack: &Rack) -> Checked {
+fn check_window(rack: &Rack) -> CheckResult {
     let (key, bytes) = ("device.window_bytes", rack.device.window_bytes);
     let partitions = rack.data_partitions().len() as u64;
     let of = if rack.link.is_some() { " of a modelled link" } else { "" };
@@ -103,7 +103,7 @@ fn check_window(rack: &Rack) -> Checked {
         let what = format!(
             "{bytes} bytes are too few for {partitions} partitions{of}; make it at least {needed}, or ask for fewer"
         );
-        return Err(Fault::new(key, what));
+        return Err(InvalidKey::new(key, what));
     }
     if rack.trust == Trust::Direct && rack.cut().spans.is_none() {
         let needed = rack.window_bytes_min();
@@ -111,16 +111,16 @@ fn check_window(rack: &Rack) -> Checked {
             "{bytes} bytes leave no room for a connection with trust = \"direct\" beside {partitions} partitions; make \
              it at least {needed}, or set trust = \"proxy\""
         );
-        return Err(Fault::new(key, what));
+        return Err(InvalidKey::new(key, what));
     }
     if bytes > WINDOW_BYTES_MAX || !bytes.is_multiple_of(PAGE_BYTES) {
         let what = format!("{bytes} bytes are no window; use a multiple of {PAGE_BYTES}, at most {WINDOW_BYTES_MAX}");
-        return Err(Fault::new(key, what));
+        return Err(InvalidKey::new(key, what));
     }
     Ok(())
 }
 
-fn check_link(rack: &Rack) -> Checked {
+fn check_link(rack: &Rack) -> CheckResult {
     // Both ends reckon by the time at which a store is due: that takes one clock, which two kernels do not have.
     let apart = rack.nodes.iter().find(|node| rack.backend_of(node) != Backend::Shm);
     if let (Some(link), Some(node)) = (&rack.link, apart) {
@@ -131,7 +131,7 @@ fn check_link(rack: &Rack) -> Checked {
             node.name,
             rack.backend_of(node)
         );
-        return Err(Fault::new("link.timing", what));
+        return Err(InvalidKey::new("link.timing", what));
     }
     let one_way_ns = rack.link.as_ref().and_then(|link| link.one_way_ns).unwrap_or(0.0);
     if one_way_ns <= ONE_WAY_NS_MAX {
@@ -139,20 +139,20 @@ fn check_link(rack: &Rack) -> Checked {
     }
     let what =
         format!("{one_way_ns} ns are no delay of a link; use at most {ONE_WAY_NS_MAX} ns, as in 500 or \"1 us\"");
-    Err(Fault::new("link.one_way_ns", what))
+    Err(InvalidKey::new("link.one_way_ns", what))
 }
 
-fn check_slice(rack: &Rack) -> Checked {
+fn check_slice(rack: &Rack) -> CheckResult {
     match rack.proxy.slice_bytes {
         Some(bytes) if bytes != 0 && !(SLICE_BYTES_MIN..=SLICE_BYTES_MAX).contains(&bytes) => {
             let what = format!("{bytes} bytes; use {SLICE_BYTES_MIN} to {SLICE_BYTES_MAX}, or 0 for no slices");
-            Err(Fault::new("proxy.slice_bytes", what))
+            Err(InvalidKey::new("proxy.slice_bytes", what))
         }
         _ => Ok(()),
     }
 }
 
-fn check_timeouts(rack: &Rack) -> Checked {
+fn check_timeouts(rack: &Rack) -> CheckResult {
     let all = &rack.timeouts;
     let plain = [
         ("query_ns", all.query_ns),
@@ -163,47 +163,47 @@ fn check_timeouts(rack: &Rack) -> Checked {
     for (name, value) in plain {
         if !(TIMEOUT_NS_MIN..=TIMEOUT_NS_MAX).contains(&value) {
             let what = format!("{value} ns; use 1 ms to 1 h, as in \"500 ms\"");
-            return Err(Fault::new(format!("timeouts.{name}"), what));
+            return Err(InvalidKey::new(format!("timeouts.{name}"), what));
         }
     }
     if !(LEASE_NS_MIN..=TIMEOUT_NS_MAX).contains(&all.lease_ns) {
         let what = format!("{} ns; use 2 s to 1 h, as in \"10 s\"", all.lease_ns);
-        return Err(Fault::new("timeouts.lease_ns", what));
+        return Err(InvalidKey::new("timeouts.lease_ns", what));
     }
     Ok(())
 }
 
-fn check_failover(rack: &Rack) -> Checked {
+fn check_failover(rack: &Rack) -> CheckResult {
     if rack.failover && rack.trust == Trust::Direct {
         let what = "true with trust = \"direct\": what programs have in windows themselves cannot be sent again; \
                     set it to false, or trust to \"proxy\"";
-        return Err(Fault::new("failover", what));
+        return Err(InvalidKey::new("failover", what));
     }
     match rack.failover_port {
         Some(port) if !rack.failover => {
             let what = format!("{port} is where nobody listens without failover; remove it, or set failover = true");
-            Err(Fault::new("failover_port", what))
+            Err(InvalidKey::new("failover_port", what))
         }
-        Some(0) => Err(Fault::new("failover_port", "0 is no port; leave the key out for any port, or name one")),
+        Some(0) => Err(InvalidKey::new("failover_port", "0 is no port; leave the key out for any port, or name one")),
         Some(port) if rack.failover_ports().is_none() => {
             let what = format!(
                 "{port} is too high: each core of the partitions has a port, this one and the next; choose one below it"
             );
-            Err(Fault::new("failover_port", what))
+            Err(InvalidKey::new("failover_port", what))
         }
         _ => Ok(()),
     }
 }
 
-fn check_nodes(rack: &Rack) -> Checked {
+fn check_nodes(rack: &Rack) -> CheckResult {
     let count = rack.nodes.len();
     if !(2..=NODES_MAX).contains(&count) {
-        return Err(Fault::new("nodes", format!("{count} nodes make no rack; describe 2 to {NODES_MAX} of them")));
+        return Err(InvalidKey::new("nodes", format!("{count} nodes make no rack; describe 2 to {NODES_MAX} of them")));
     }
     let slots = rack.slots();
     if slots < count || slots > NODES_MAX {
         let what = format!("{slots} slots for {count} nodes; leave the key out, or have at most {NODES_MAX}");
-        return Err(Fault::new("device.slots", what));
+        return Err(InvalidKey::new("device.slots", what));
     }
     for (index, node) in rack.nodes.iter().enumerate() {
         check_name(&format!("nodes[{index}].name"), &node.name, EXAMPLE_NAME)?;
@@ -213,7 +213,7 @@ fn check_nodes(rack: &Rack) -> Checked {
         let first = rack.nodes[0].address;
         if first.is_ipv4() != node.address.is_ipv4() {
             let what = format!("'{}' is of another family than '{first}' of nodes[0]; use one for all", node.address);
-            return Err(Fault::new(format!("nodes[{index}].address"), what));
+            return Err(InvalidKey::new(format!("nodes[{index}].address"), what));
         }
         if let Some(metrics) = node.metrics {
             let is_same = |other: &Node| other.metrics == Some(metrics) && rack.backend_of(other) == Backend::Shm;
@@ -224,44 +224,50 @@ fn check_nodes(rack: &Rack) -> Checked {
 }
 
 /// That no earlier node has the same.
-fn check_unlike(before: &[Node], index: usize, name: &str, is_same: impl Fn(&Node) -> bool, value: &str) -> Checked {
+fn check_unlike(
+    before: &[Node],
+    index: usize,
+    name: &str,
+    is_same: impl Fn(&Node) -> bool,
+    value: &str,
+) -> CheckResult {
     let Some(other) = before.iter().position(is_same) else { return Ok(()) };
     let what = format!("'{value}' is already that of nodes[{other}]; give each node its own");
-    Err(Fault::new(format!("nodes[{index}].{name}"), what))
+    Err(InvalidKey::new(format!("nodes[{index}].{name}"), what))
 }
 
-fn check_device(rack: &Rack) -> Checked {
+fn check_device(rack: &Rack) -> CheckResult {
     let uses = |backend| rack.nodes.iter().any(|node| rack.backend_of(node) == backend);
     let device = &rack.device;
     if let Some(mode) = device.mode.filter(|_| !uses(Backend::Pci)) {
-        return Err(Fault::new(
+        return Err(InvalidKey::new(
             "device.mode",
             format!("\"{mode}\" says how to open a PCI device, and no node has one; remove it"),
         ));
     }
     if let Some(coherence) = device.coherence.filter(|_| !uses(Backend::Dax)) {
         let what = format!("\"{coherence}\" speaks of a DAX device, and no node has one; remove it");
-        return Err(Fault::new("device.coherence", what));
+        return Err(InvalidKey::new("device.coherence", what));
     }
     if uses(Backend::Dax) && device.coherence.is_none() {
         let what = "missing; write coherence = \"coherent\", or \"non-coherent\" if hosts must flush their caches";
-        return Err(Fault::new("device.coherence", what));
+        return Err(InvalidKey::new("device.coherence", what));
     }
     if uses(Backend::Dax) && (uses(Backend::Shm) || uses(Backend::Pci)) {
-        return Err(Fault::new(
+        return Err(InvalidKey::new(
             "device.backend",
             "\"dax\" for some nodes only; all of a rack share one device: use it for all",
         ));
     }
     for (index, node) in rack.nodes.iter().enumerate() {
         check_node_device(rack.backend_of(node), node)
-            .map_err(|what| Fault::new(format!("nodes[{index}].device"), what))?;
+            .map_err(|what| InvalidKey::new(format!("nodes[{index}].device"), what))?;
     }
     Ok(())
 }
 
 /// Programs tell the nodes of one machine by addresses that are no interface's: others lead to the program's own node.
-fn check_emulated(rack: &Rack) -> Checked {
+fn check_emulated(rack: &Rack) -> CheckResult {
     let here = || rack.nodes.iter().enumerate().filter(|(_, node)| rack.backend_of(node) == Backend::Shm);
     match here().find(|(_, node)| !is_emulated(node.address)) {
         Some((index, node)) if here().count() > 1 => {
@@ -270,7 +276,7 @@ fn check_emulated(rack: &Rack) -> Checked {
                  of 127.77.0.0/16 for them, or of fd00:77::/32",
                 node.address
             );
-            Err(Fault::new(format!("nodes[{index}].address"), what))
+            Err(InvalidKey::new(format!("nodes[{index}].address"), what))
         }
         _ => Ok(()),
     }
@@ -299,7 +305,7 @@ fn is_pci_address(text: &str) -> bool {
     text.len() == PCI_ADDRESS_FORM.len() && text.bytes().zip(PCI_ADDRESS_FORM).all(fits)
 }
 
-fn check_access(rack: &Rack) -> Checked {
+fn check_access(rack: &Rack) -> CheckResult {
     let ranges = |ports: &PortList| ports.ranges().len();
     let parts: usize = rack.access.iter().map(|rule| 1 + rule.ports.as_ref().map_or(0, ranges)).sum();
     if parts > ACCESS_PARTS_MAX {
@@ -307,7 +313,7 @@ fn check_access(rack: &Rack) -> Checked {
             "{parts} rules and ranges of ports in all; at most {ACCESS_PARTS_MAX}: join ports to ranges, or use \
              access_default"
         );
-        return Err(Fault::new("access", what));
+        return Err(InvalidKey::new("access", what));
     }
     for (index, rule) in rack.access.iter().enumerate() {
         for (name, node) in [("from", &rule.from), ("to", &rule.to)] {
@@ -315,7 +321,7 @@ fn check_access(rack: &Rack) -> Checked {
                 let names: Vec<&str> = rack.nodes.iter().map(|node| node.name.as_str()).collect();
                 let what =
                     format!("{node:?} is no node of this rack; write \"*\" for any, or one of {}", names.join(", "));
-                return Err(Fault::new(format!("access[{index}].{name}"), what));
+                return Err(InvalidKey::new(format!("access[{index}].{name}"), what));
             }
         }
     }

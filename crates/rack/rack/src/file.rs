@@ -2,17 +2,13 @@
 
 use std::path::Path;
 
-use pcie::parameters::{self, ParametersError};
+use config::InvalidKey;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 use crate::check::check;
-use crate::fault::Fault;
 use crate::keys::Keys;
 use crate::{Rack, VERSION};
-
-/// Bytes of a rack file at most.
-pub(crate) const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// What is wrong with a rack file, or with the keys of a rack: one line with file, line, key, value and remedy.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -41,17 +37,7 @@ impl RackFile {
     /// # Errors
     /// What is wrong with it.
     pub fn read(path: &Path) -> Result<Self, RackError> {
-        let shown = path.display();
-        let unreadable = |error: std::io::Error| RackError(format!("{shown}: {error}; check --rack"));
-        let found = std::fs::metadata(path).map_err(unreadable)?;
-        if !found.is_file() {
-            return Err(RackError(format!("{shown}: no file; give a rack file with --rack")));
-        }
-        if found.len() > FILE_BYTES_MAX {
-            let bytes = found.len();
-            return Err(RackError(format!("{shown}: {bytes} bytes, more than a rack file has; check --rack")));
-        }
-        let bytes = std::fs::read(path).map_err(unreadable)?;
+        let bytes = config::read_bytes(path, "rack file", "--rack").map_err(RackError)?;
         Self::parse(path, &bytes)
     }
 
@@ -61,7 +47,7 @@ impl RackFile {
     /// What is wrong with them.
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, RackError> {
         let shown = path.display().to_string();
-        let text = text_of(&shown, bytes)?;
+        let text = config::utf8(&shown, bytes).map_err(RackError)?;
         check_version(&shown, text)?;
         let rack: Rack = parse(&shown, text)?;
         Self { rack, shown, source: Source::File(text.to_owned()) }.checked()
@@ -78,7 +64,7 @@ impl RackFile {
     }
 
     fn checked(self) -> Result<Self, RackError> {
-        check(&self.rack).map_err(|Fault { key, what }| self.fault(&key, what))?;
+        check(&self.rack).map_err(|InvalidKey { key, what }| self.error_at(&key, what))?;
         Ok(self)
     }
 
@@ -93,42 +79,29 @@ impl RackFile {
         &self.shown
     }
 
-    /// The error that something is wrong with the value of `key`, such as `nodes[1].device`.
-    pub fn fault(&self, key: &str, what: impl std::fmt::Display) -> RackError {
+    /// Returns the error for an invalid value of `key`, such as `nodes[1].device`.
+    pub fn error_at(&self, key: &str, what: impl std::fmt::Display) -> RackError {
         let what = what.to_string();
         match &self.source {
-            Source::File(text) => fault(&self.shown, text, key, &what),
-            Source::Keys(keys) => keys.fault(&self.shown, &self.rack, key, &what),
+            Source::File(text) => error_at(&self.shown, text, key, &what),
+            Source::Keys(keys) => keys.error_at(&self.shown, &self.rack, key, &what),
         }
     }
 }
 
-/// Text is UTF-8.
-pub(crate) fn text_of<'a>(shown: &str, bytes: &'a [u8]) -> Result<&'a str, RackError> {
-    std::str::from_utf8(bytes).map_err(|error| {
-        let line = 1 + bytes[..error.valid_up_to()].iter().filter(|byte| **byte == b'\n').count();
-        RackError(format!("{shown}, line {line}: not UTF-8; save the file as UTF-8"))
-    })
-}
+/// The command that prints a valid rack file.
+const EXAMPLE: &str = "crosslane rack example";
 
-/// What a text says, whatever it is of.
 pub(crate) fn parse<T: DeserializeOwned>(shown: &str, text: &str) -> Result<T, RackError> {
-    parameters::parse(shown, text).map_err(|error| RackError(one_line(&error)))
+    config::parse_described(shown, text, EXAMPLE).map_err(RackError)
 }
 
-pub(crate) fn fault(file: &str, text: &str, key: &str, what: &str) -> RackError {
-    RackError(parameters::fault(file, text, key, what))
-}
-
-/// Errors of the parser end at times without a remedy.
-fn one_line(error: &ParametersError) -> String {
-    let line = error.to_string().replace(['\n', '\r'], " ");
-    if line.contains(';') { line } else { format!("{line}; see 'crosslane rack example'") }
-}
-
-/// Another release's file may have keys that this one does not know: so its version is looked at first.
 pub(crate) fn check_version(file: &str, text: &str) -> Result<(), RackError> {
-    parameters::check_version(file, text, VERSION, "crosslane rack example").map_err(RackError)
+    config::check_version(file, text, VERSION, EXAMPLE).map_err(RackError)
+}
+
+pub(crate) fn error_at(file: &str, text: &str, key: &str, what: &str) -> RackError {
+    RackError(config::message_at(file, text, key, what))
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::Deserialize;
 
-use crate::file::{FILE_BYTES_MAX, RackError, check_version, fault, parse, text_of};
+use crate::file::{RackError, check_version, error_at, parse};
 use crate::text::Part;
 use crate::{
     Access, AccessRule, Backend, Device, LinkTiming, NODES_MAX, Node, Partitions, Proxy, Rack, Timeouts, Trust,
@@ -88,11 +88,11 @@ impl Keys {
     /// What the keys at `address` say. What the parts must be to each other is not looked at.
     pub fn parse(address: &str, keys: &[(String, Vec<u8>)]) -> Result<(Rack, Self), RackError> {
         let bytes: usize = keys.iter().map(|(_, value)| value.len()).sum();
-        if bytes as u64 > FILE_BYTES_MAX {
+        if bytes as u64 > config::FILE_BYTES_MAX {
             return Err(RackError(format!("{address}: {bytes} bytes, more than a rack has; check --rack")));
         }
         let texts = keys.iter().map(|(name, value)| {
-            let text = text_of(&format!("{address}/{name}"), value)?;
+            let text = config::utf8(&format!("{address}/{name}"), value).map_err(RackError)?;
             Ok((name.clone(), text.to_owned()))
         });
         let keys = Self(texts.collect::<Result<_, RackError>>()?);
@@ -146,7 +146,7 @@ impl Keys {
             let key = format!("{NODES}{name}");
             let place: Place = self.value(address, &key)?.expect("the name is one of them");
             let refuse =
-                |what: String| fault(&format!("{address}/{key}"), self.text(&key).unwrap_or(""), "slot", &what);
+                |what: String| error_at(&format!("{address}/{key}"), self.text(&key).unwrap_or(""), "slot", &what);
             let Place { slot, address, backend, device, metrics } = place;
             let Some(free) = nodes.get_mut(slot) else {
                 return Err(refuse(format!("{slot} of {count} nodes; number them from 0, without a gap")));
@@ -168,11 +168,11 @@ impl Keys {
         self.text(key).map(|text| parse(&format!("{address}/{key}"), text)).transpose()
     }
 
-    /// The error that something is wrong with the value of `place`, which is a place in a rack file.
-    pub fn fault(&self, address: &str, rack: &Rack, place: &str, what: &str) -> RackError {
+    /// Returns the error for an invalid value at `place`, a path in a rack file.
+    pub fn error_at(&self, address: &str, rack: &Rack, place: &str, what: &str) -> RackError {
         let (key, rest) = key_of(rack, place);
         match rest {
-            Some(rest) => fault(&format!("{address}/{key}"), self.text(&key).unwrap_or(""), rest, what),
+            Some(rest) => error_at(&format!("{address}/{key}"), self.text(&key).unwrap_or(""), rest, what),
             None => RackError(format!("{address}/{key}: {what}")),
         }
     }

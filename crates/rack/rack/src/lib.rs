@@ -1,9 +1,9 @@
-//! The rack file: which nodes there are, the device that joins them, how its windows are cut, and who may talk to whom.
+//! The rack file: nodes, the device that joins them, the partitions of its windows, and access rules.
 //!
-//! A [`Rack`] is what a file says, checked as far as that goes without looking at the machine. A [`RackFile`] remembers
-//! the text as well, so that whoever finds out later that a device is missing or too small can name the line
-//! ([`RackFile::fault`]). Its text may also be that of keys in etcd, one of them for each node. [`Places`] says where
-//! the sockets, logs and directories of a running rack lie.
+//! A [`Rack`] holds the keys of a file, checked as far as possible without examining the machine. A [`RackFile`] also
+//! keeps the text, so that a later error, such as a device that is missing or too small, can name the line
+//! ([`RackFile::error_at`]). The text may also be that of keys in etcd, one for each node. [`Places`] lists the paths of
+//! the sockets, logs and directories of a running rack.
 //!
 //! Nothing here does I/O beyond reading files. `docs/rack.md` explains every key.
 
@@ -12,7 +12,6 @@ mod address;
 mod change;
 mod check;
 mod cut;
-mod fault;
 mod file;
 mod keys;
 mod places;
@@ -22,13 +21,12 @@ mod words;
 
 use std::net::{IpAddr, SocketAddr};
 
-use pcie::parameters::{bytes, nanoseconds};
+use config::{bytes, nanoseconds};
 use serde::Deserialize;
 
 pub use access::AccessRule;
 pub use change::Change;
 pub use cut::{Cut, SPAN_BYTES, SPANS_MAX, Spans, TIMED_SPAN_BYTES};
-pub use fault::{Checked, Fault, check_name};
 pub use file::{RackError, RackFile};
 pub use keys::{LEASES, is_key};
 pub use places::{NodePlaces, Places};

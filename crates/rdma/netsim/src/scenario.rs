@@ -8,7 +8,7 @@ mod workload;
 
 use std::path::Path;
 
-use pcie::parameters::{self, ParametersError, nanoseconds};
+use config::{ConfigError, nanoseconds};
 use serde::Deserialize;
 use sim::{Span, Time};
 
@@ -74,11 +74,11 @@ impl Scenario {
     ///
     /// # Errors
     /// When it cannot be read or makes no sense.
-    pub fn read(path: &Path) -> Result<Self, ParametersError> {
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let file = path.display().to_string();
         match std::fs::read_to_string(path) {
             Ok(text) => Self::parse(&file, &text),
-            Err(error) => Err(ParametersError::Unreadable { file, reason: error.to_string() }),
+            Err(error) => Err(ConfigError::Unreadable { file, reason: error.to_string() }),
         }
     }
 
@@ -86,8 +86,8 @@ impl Scenario {
     ///
     /// # Errors
     /// When it makes no sense.
-    pub fn parse(file: &str, text: &str) -> Result<Self, ParametersError> {
-        let parsed: File = parameters::parse(file, text)?;
+    pub fn parse(file: &str, text: &str) -> Result<Self, ConfigError> {
+        let parsed: File = config::parse(file, text)?;
         debug_assert_eq!(parsed.version, VERSION);
         let topology::Part { topology, name: topology_name } = parsed.topology;
         let workload = parsed.workload.0;
@@ -95,7 +95,7 @@ impl Scenario {
         let of_part = |part: &str, what: String| {
             let line = text.lines().position(|line| line.trim() == format!("[{part}]"));
             let line = line.map(|index| format!("line {}, ", index + 1)).unwrap_or_default();
-            ParametersError::Senseless { file: file.to_owned(), place: format!("{line}{part}"), what }
+            ConfigError::Invalid { file: file.to_owned(), location: format!("{line}{part}"), what }
         };
         let flows = workload.flows(&topology, parsed.seed).map_err(|error| of_part("workload", error.to_string()))?;
         let switches = parsed.switches.0;

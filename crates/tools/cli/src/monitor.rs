@@ -37,13 +37,13 @@ pub fn main(options: &Options) -> Result<()> {
     let etcd = rack.in_etcd();
     let LoadedRack { file, places, .. } = rack;
     let gone = "its memory was truncated, or has failed; bring the rack down, and give it all its bytes back";
-    say_when_memory_goes(file.fault(&device_key(&file.rack, slot), gone).to_string(), &places.node(&options.node))
+    say_when_memory_goes(file.error_at(&device_key(&file.rack, slot), gone).to_string(), &places.node(&options.node))
         .context("signals cannot be taken; start the monitor again")?;
     let command = std::env::current_exe().context("finding this command's own place")?;
     let (rack, replaces_proxy) = (file.rack.clone(), options.replace_proxy);
     let settings = Settings { rack, slot, places, command, etcd, replaces_proxy };
     let sorted = |error: MonitorError| match &error {
-        MonitorError::Device(_) => WrongUse::of(file.fault(&device_key(&file.rack, slot), &error)).into(),
+        MonitorError::Device(_) => WrongUse::of(file.error_at(&device_key(&file.rack, slot), &error)).into(),
         _ => anyhow::Error::from(error),
     };
     Monitor::new(settings).map_err(sorted)?.run(signals.as_fd()).map_err(sorted)

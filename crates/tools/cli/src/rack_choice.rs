@@ -297,7 +297,7 @@ impl LoadedRack {
         }
         let remedy = "start it in the time namespace of 'crosslane up', or remove [link]";
         let what = format!("the clock here is not that of node '{node}', and modelled links go by it; {remedy}");
-        bail!(WrongUse::of(self.file.fault("link.timing", what)))
+        bail!(WrongUse::of(self.file.error_at("link.timing", what)))
     }
 
     /// The slot of the node of that name.

@@ -144,12 +144,12 @@ fn check_same(rack: &LoadedRack, slots: &[usize], restart: bool) -> Result<bool>
 fn check_node(rack: &LoadedRack, slot: usize) -> Result<()> {
     let (file, node) = (&rack.file, &rack.file.rack.nodes[slot]);
     let key = format!("nodes[{slot}].device");
-    monitor::check_device(&file.rack, slot).map_err(|what| WrongUse::of(file.fault(&key, what)))?;
+    monitor::check_device(&file.rack, slot).map_err(|what| WrongUse::of(file.error_at(&key, what)))?;
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     for (index, some) in file.rack.partitions.iter().enumerate() {
         if let Some(core) = some.cores.iter().flatten().find(|core| usize::from(**core) >= cores) {
             let what = format!("{core} is no core of this machine, which has 0 to {}; choose among them", cores - 1);
-            bail!(WrongUse::of(file.fault(&format!("partitions[{index}].cores"), what)));
+            bail!(WrongUse::of(file.error_at(&format!("partitions[{index}].cores"), what)));
         }
     }
     check_failover(rack, slot)?;
@@ -173,7 +173,7 @@ fn check_failover(rack: &LoadedRack, slot: usize) -> Result<()> {
             "'{address}' cannot be listened at ({error}), as failover = true needs it; give the machine this address, \
              as in 'ip address add {address} dev lo', or set failover = false"
         );
-        bail!(WrongUse::of(file.fault(&format!("nodes[{slot}].address"), what)));
+        bail!(WrongUse::of(file.error_at(&format!("nodes[{slot}].address"), what)));
     }
     let places = rack.places.node(&node.name);
     // A proxy of this node that runs has the ports.
@@ -181,7 +181,7 @@ fn check_failover(rack: &LoadedRack, slot: usize) -> Result<()> {
     let is_taken = |port: &u16| TcpListener::bind((node.address, *port)).is_err();
     if let Some(port) = file.rack.failover_ports().into_iter().flatten().find(is_taken).filter(|_| !runs()) {
         let what = format!("{port} is in use at '{}'; choose another, or leave the key out for any", node.address);
-        bail!(WrongUse::of(file.fault("failover_port", what)));
+        bail!(WrongUse::of(file.error_at("failover_port", what)));
     }
     Ok(())
 }
@@ -260,7 +260,7 @@ impl Started {
                 bail!("the device server of {file} has ended; 'crosslane down --rack {file}', then up again");
             }
         }
-        let fault = |what: String| WrongUse::of(rack.file.fault("device.window_bytes", what));
+        let fault = |what: String| WrongUse::of(rack.file.error_at("device.window_bytes", what));
         let bytes = monitor::server_bytes(&rack.file.rack, ::device_server::available_bytes()).map_err(fault)?;
         let log = rack.places.device_log();
         let mut command = background(&log)?;

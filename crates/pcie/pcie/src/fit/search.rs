@@ -321,7 +321,7 @@ impl Free {
 
 fn free_of(file: &str, kinds: &'static [Parameter]) -> Result<Vec<Free>, FitError> {
     let (text, _) = table_of(file)?;
-    let own: Table = crate::parameters::parse(file, text).map_err(ParameterError::from)?;
+    let own: Table = config::parse(file, text).map_err(ParameterError::from)?;
     let free = |kind: &'static Parameter| {
         let value = number(&own, kind.key)?;
         Some(Free { file: file.to_owned(), key: kind.key, before: value, value, kind })

@@ -5,8 +5,8 @@ use thiserror::Error;
 use toml::{Table, Value};
 
 use crate::link::{Link, TransferLimit};
-use crate::parameters::{self, ParametersError};
 use crate::tlp::{Credits, DATA_CREDIT_BYTES};
+use config::ConfigError;
 
 /// The parameter files that come with the program: name and text. `base` in a file names another one of these.
 const BUILT_IN: [(&str, &str); 12] = [
@@ -46,7 +46,7 @@ pub enum ParameterError {
     },
     /// Not TOML, or a key or a value that makes no sense.
     #[error(transparent)]
-    File(#[from] ParametersError),
+    File(#[from] ConfigError),
 }
 
 /// Everything that is known of a system.
@@ -308,7 +308,7 @@ pub fn built_in(name: &str) -> Option<&'static str> {
 fn senseless(file: &str, text: &str, key: &str, what: String) -> ParameterError {
     let line = line_of(text, key).map(|line| format!("line {line}, "));
     let place = line.unwrap_or_default() + key;
-    ParametersError::Senseless { file: file.to_owned(), place, what }.into()
+    ConfigError::Invalid { file: file.to_owned(), location: place, what }.into()
 }
 
 /// What to write for a value of the wrong kind: a key's name ends with the unit of its number.
@@ -346,11 +346,11 @@ fn line_of(text: &str, key: &str) -> Option<usize> {
 /// # Errors
 /// When it, or a base, is not TOML, or a base is not known.
 pub fn table(file: &str, text: &str) -> Result<Table, ParameterError> {
-    let mut merged: Table = parameters::parse(file, text)?;
+    let mut merged: Table = config::parse(file, text)?;
     for _ in 0..BASES_MAX {
         let Some(Value::String(base)) = merged.remove("base") else { return Ok(merged) };
         let Some(base_text) = built_in(&base) else { return Err(unknown(&base)) };
-        let mut below: Table = parameters::parse(&base, base_text)?;
+        let mut below: Table = config::parse(&base, base_text)?;
         overlay(&mut below, merged);
         merged = below;
     }

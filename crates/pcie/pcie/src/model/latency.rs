@@ -12,7 +12,7 @@ use super::split::Span;
 use super::{Model, ModelError};
 use crate::link::{FLIT_BYTES, FLIT_TLP_BYTES};
 use crate::link::{Generation, Lanes, Link};
-use crate::parameters::{self, ParametersError};
+use config::ConfigError;
 
 const DIRECT: &str = include_str!("../../paths/direct.toml");
 
@@ -25,18 +25,18 @@ pub struct Path {
     /// Where the numbers come from.
     pub source: String,
     /// From the wish to the first symbol of the first packet.
-    #[serde(deserialize_with = "parameters::nanoseconds")]
+    #[serde(deserialize_with = "config::nanoseconds")]
     pub device_ns: f64,
     /// From the device to the root complex, with switches between them.
     pub links: Vec<LinkHop>,
     /// Of the root complex, for a request to memory; its completion included.
-    #[serde(deserialize_with = "parameters::nanoseconds")]
+    #[serde(deserialize_with = "config::nanoseconds")]
     pub root_complex_ns: f64,
     /// Of memory or a cache, for a read.
-    #[serde(deserialize_with = "parameters::nanoseconds")]
+    #[serde(deserialize_with = "config::nanoseconds")]
     pub memory_read_ns: f64,
     /// Of memory or a cache, until a write can be read.
-    #[serde(deserialize_with = "parameters::nanoseconds")]
+    #[serde(deserialize_with = "config::nanoseconds")]
     pub memory_write_ns: f64,
 }
 
@@ -45,10 +45,10 @@ pub struct Path {
 #[serde(deny_unknown_fields)]
 pub struct LinkHop {
     /// Length of traces and cables.
-    #[serde(deserialize_with = "parameters::meters")]
+    #[serde(deserialize_with = "config::meters")]
     pub length_m: f64,
     /// Propagation: 7 ns in a board (relative permittivity 4.4), 5 ns in a cable.
-    #[serde(default = "board_ns_per_m", deserialize_with = "parameters::nanoseconds")]
+    #[serde(default = "board_ns_per_m", deserialize_with = "config::nanoseconds")]
     pub ns_per_m: f64,
     /// Generation, where it is not the model's.
     pub generation: Option<Generation>,
@@ -63,7 +63,7 @@ pub struct LinkHop {
 #[serde(deny_unknown_fields)]
 pub struct Switch {
     /// From the last symbol in to the first out, or from the header's last when it cuts through.
-    #[serde(deserialize_with = "parameters::nanoseconds")]
+    #[serde(deserialize_with = "config::nanoseconds")]
     pub forward_ns: f64,
     /// Whether packets leave before they have arrived whole.
     #[serde(default)]
@@ -106,8 +106,8 @@ impl Path {
     ///
     /// # Errors
     /// When it cannot be read or makes no sense.
-    pub fn read(path: &FilePath) -> Result<Self, ParametersError> {
-        let file: Self = parameters::read(path)?;
+    pub fn read(path: &FilePath) -> Result<Self, ConfigError> {
+        let file: Self = config::read(path)?;
         file.checked(&path.display().to_string())
     }
 
@@ -115,8 +115,8 @@ impl Path {
     ///
     /// # Errors
     /// When it makes no sense.
-    pub fn parse(file: &str, text: &str) -> Result<Self, ParametersError> {
-        parameters::parse::<Self>(file, text)?.checked(file)
+    pub fn parse(file: &str, text: &str) -> Result<Self, ConfigError> {
+        config::parse::<Self>(file, text)?.checked(file)
     }
 
     /// The path lengthened by this many links like the last one, with `switch` before each.
@@ -129,9 +129,9 @@ impl Path {
     }
 
     /// Links have switches between them and nowhere else.
-    fn checked(self, file: &str) -> Result<Self, ParametersError> {
+    fn checked(self, file: &str) -> Result<Self, ConfigError> {
         let senseless = |place: String, what: &str| {
-            Err(ParametersError::Senseless { file: file.to_owned(), place, what: what.to_owned() })
+            Err(ConfigError::Invalid { file: file.to_owned(), location: place, what: what.to_owned() })
         };
         let Some((last, others)) = self.links.split_last() else {
             return senseless("links".to_owned(), "there is none; write one at least");

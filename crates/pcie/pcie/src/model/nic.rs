@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::split::Span;
 use super::{Access, Mode, Model, ModelError, Traffic};
-use crate::parameters::{self, ParametersError};
+use config::ConfigError;
 
 /// Bytes of a frame's checksum, which the card makes and checks: it does not cross PCIe.
 pub const FCS_BYTES: u64 = 4;
@@ -141,8 +141,8 @@ impl Nic {
     ///
     /// # Errors
     /// When it cannot be read or makes no sense.
-    pub fn read(path: &Path) -> Result<Self, ParametersError> {
-        let nic: Self = parameters::read(path)?;
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let nic: Self = config::read(path)?;
         nic.checked(&path.display().to_string())
     }
 
@@ -150,13 +150,14 @@ impl Nic {
     ///
     /// # Errors
     /// When it makes no sense.
-    pub fn parse(file: &str, text: &str) -> Result<Self, ParametersError> {
-        parameters::parse::<Self>(file, text)?.checked(file)
+    pub fn parse(file: &str, text: &str) -> Result<Self, ConfigError> {
+        config::parse::<Self>(file, text)?.checked(file)
     }
 
     /// A card that moves no packets has a bandwidth of nothing.
-    fn checked(self, file: &str) -> Result<Self, ParametersError> {
-        let senseless = |place: String, what: String| ParametersError::Senseless { file: file.to_owned(), place, what };
+    fn checked(self, file: &str) -> Result<Self, ConfigError> {
+        let senseless =
+            |place: String, what: String| ConfigError::Invalid { file: file.to_owned(), location: place, what };
         for (key, steps) in [("transmit", &self.transmit), ("receive", &self.receive)] {
             if !steps.iter().any(|step| step.bytes == StepBytes::Frame) {
                 let what = "no step moves the packet; write one with bytes = \"frame\"";
@@ -331,7 +332,7 @@ impl TryFrom<u64> for Count {
 
 impl<'de> Deserialize<'de> for StepBytes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let bytes = parameters::bytes_or_word(deserializer, "frame")?;
+        let bytes = config::bytes_or_word(deserializer, "frame")?;
         Ok(bytes.map_or(Self::Frame, Self::Fixed))
     }
 }

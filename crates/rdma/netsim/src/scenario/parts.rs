@@ -1,6 +1,6 @@
 //! Switches, lines and transport as a file says them.
 
-use pcie::parameters::{bytes, nanoseconds};
+use config::{bytes, nanoseconds};
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 use sim::Span;

@@ -1,6 +1,6 @@
 //! Topologies as a file says them.
 
-use pcie::parameters::nanoseconds;
+use config::nanoseconds;
 use serde::Deserialize;
 use sim::Span;
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use pcie::parameters::{bytes, nanoseconds};
+use config::{bytes, nanoseconds};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 use sim::Span;

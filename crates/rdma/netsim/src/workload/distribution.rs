@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use pcie::parameters::{self, ParametersError};
+use config::ConfigError;
 use serde::Deserialize;
 
 const BUILT_IN: [(&str, &str); 5] = [
@@ -66,16 +66,16 @@ impl SizeDistribution {
     ///
     /// # Errors
     /// When it is neither, or the file makes no sense.
-    pub fn find(name: &str) -> Result<Self, ParametersError> {
+    pub fn find(name: &str) -> Result<Self, ConfigError> {
         if let Some((name, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
-            return parameters::parse(name, text);
+            return config::parse(name, text);
         }
         if !name.contains(['/', '.']) {
             let names = BUILT_IN.map(|(name, _)| name).join(", ");
             let reason = format!("there is no such distribution: it is none of {names}, nor a path");
-            return Err(ParametersError::Unreadable { file: name.to_owned(), reason });
+            return Err(ConfigError::Unreadable { file: name.to_owned(), reason });
         }
-        parameters::read(Path::new(name))
+        config::read(Path::new(name))
     }
 
     /// The names of those that come with the program.
@@ -133,7 +133,7 @@ mod tests {
             ("[]", "too few points; give at least two of [bytes, share of flows that are not larger]"),
         ] {
             let text = format!("name = \"a\"\nsource = \"b\"\npoints = {points}\n");
-            let error = parameters::parse::<SizeDistribution>("sizes.toml", &text).unwrap_err().to_string();
+            let error = config::parse::<SizeDistribution>("sizes.toml", &text).unwrap_err().to_string();
             assert_eq!(error, format!("sizes.toml, line 3, points: {expected}"));
         }
         let error = SizeDistribution::find("cache").unwrap_err().to_string();

@@ -2,7 +2,7 @@
 
 use std::fmt::{Debug, Display};
 
-use rack::{Checked, Fault};
+use config::{CheckResult, InvalidKey};
 use router::batch::Policy;
 use sim::Span;
 
@@ -32,7 +32,7 @@ pub fn batching_of(interconnect: &Interconnect) -> Policy {
 ///
 /// # Errors
 /// The first key whose change takes a restart.
-pub fn changes(old: &Cluster, new: &Cluster, node: usize) -> Result<Changes, Fault> {
+pub fn changes(old: &Cluster, new: &Cluster, node: usize) -> Result<Changes, InvalidKey> {
     check_cluster(old, new)?;
     for (place, (old, new)) in old.nodes.iter().zip(&new.nodes).enumerate() {
         check_node(&format!("nodes[{place}]"), old, new)?;
@@ -47,7 +47,7 @@ pub fn changes(old: &Cluster, new: &Cluster, node: usize) -> Result<Changes, Fau
 }
 
 /// That a value which counts from the start on is the same.
-fn check_same<T: PartialEq + Debug>(key: &str, old: &T, new: &T) -> Checked {
+fn check_same<T: PartialEq + Debug>(key: &str, old: &T, new: &T) -> CheckResult {
     if old == new {
         return Ok(());
     }
@@ -56,7 +56,7 @@ fn check_same<T: PartialEq + Debug>(key: &str, old: &T, new: &T) -> Checked {
         shown(new),
         shown(old)
     );
-    Err(Fault::new(key, what))
+    Err(InvalidKey::new(key, what))
 }
 
 /// As people write it.
@@ -69,7 +69,7 @@ fn shown(value: &impl Debug) -> String {
     }
 }
 
-fn check_cluster(old: &Cluster, new: &Cluster) -> Checked {
+fn check_cluster(old: &Cluster, new: &Cluster) -> CheckResult {
     check_same("name", &old.name, &new.name)?;
     check_same("key", &old.key, &new.key)?;
     let (of_old, of_new) = (&old.interconnect, &new.interconnect);
@@ -83,7 +83,7 @@ fn check_cluster(old: &Cluster, new: &Cluster) -> Checked {
     check_same("timeouts.silence_ns", &old.silence_ns(), &new.silence_ns())
 }
 
-fn check_node(key: &str, old: &Node, new: &Node) -> Checked {
+fn check_node(key: &str, old: &Node, new: &Node) -> CheckResult {
     check_same(&format!("{key}.namespace"), &old.namespace, &new.namespace)?;
     check_same(&format!("{key}.control"), &old.control, &new.control)?;
     check_same(&format!("{key}.fabric"), &old.fabric, &new.fabric)
@@ -187,7 +187,7 @@ device = "eth0"
         ClusterFile::parse("c.toml", text.as_bytes()).unwrap().cluster
     }
 
-    fn after(found: &str, replaced: &str, node: usize) -> Result<Changes, Fault> {
+    fn after(found: &str, replaced: &str, node: usize) -> Result<Changes, InvalidKey> {
         assert!(FILE.contains(found), "{found}");
         changes(&cluster(FILE), &cluster(&FILE.replacen(found, replaced, 1)), node)
     }

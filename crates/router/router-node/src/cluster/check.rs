@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
+use config::{CheckResult, InvalidKey, check_name};
 use ipnet::IpNet;
-use rack::{Checked, Fault, check_name};
 use router::{NODES_MAX, PORTS_MAX};
 
 use super::{
@@ -29,7 +29,7 @@ const VLAN_MAX: u16 = 4094;
 const LATENCY_TARGET_NS: std::ops::RangeInclusive<f64> = 1e3..=1e9;
 
 /// Everything that can be seen without looking at a machine.
-pub(super) fn check(cluster: &Cluster) -> Checked {
+pub(super) fn check(cluster: &Cluster) -> CheckResult {
     check_name("name", &cluster.name, EXAMPLE_NAME)?;
     check_interconnect(cluster)?;
     check_timeouts(cluster)?;
@@ -42,28 +42,28 @@ pub(super) fn check(cluster: &Cluster) -> Checked {
     check_sockets(cluster)
 }
 
-fn check_interconnect(cluster: &Cluster) -> Checked {
+fn check_interconnect(cluster: &Cluster) -> CheckResult {
     let interconnect = &cluster.interconnect;
     let target_ns = interconnect.latency_target_ns;
     if !LATENCY_TARGET_NS.contains(&target_ns) {
         let what = format!("{target_ns} ns; use 1 us to 1 s, as in \"10 us\"");
-        return Err(Fault::new("interconnect.latency_target_ns", what));
+        return Err(InvalidKey::new("interconnect.latency_target_ns", what));
     }
     if let (Some(timing), true) = (&interconnect.timing, interconnect.kind != InterconnectKind::Window) {
         let kind = interconnect.kind.word();
         let what =
             format!("\"{timing}\" is a model of windows, and kind is \"{kind}\"; remove it, or set kind = \"window\"");
-        return Err(Fault::new("interconnect.timing", what));
+        return Err(InvalidKey::new("interconnect.timing", what));
     }
     Ok(())
 }
 
-fn check_timeouts(cluster: &Cluster) -> Checked {
+fn check_timeouts(cluster: &Cluster) -> CheckResult {
     let all = &cluster.timeouts;
     let (beat_ns, silence_ns) = (cluster.beat_ns(), cluster.silence_ns());
     for (name, value) in [("beat_ns", beat_ns), ("silence_ns", silence_ns), ("up_ns", all.up_ns)] {
         if !(BEAT_NS_MIN..=TIMEOUT_NS_MAX).contains(&value) {
-            return Err(Fault::new(
+            return Err(InvalidKey::new(
                 format!("timeouts.{name}"),
                 format!("{value} ns; use 1 ms to 1 h, as in \"20 ms\""),
             ));
@@ -75,15 +75,18 @@ fn check_timeouts(cluster: &Cluster) -> Checked {
             "{silence_ns} ns pass between two beats of {beat_ns} ns; use at least {silence_ns_min} ns, or lower \
              timeouts.beat_ns"
         );
-        return Err(Fault::new("timeouts.silence_ns", what));
+        return Err(InvalidKey::new("timeouts.silence_ns", what));
     }
     Ok(())
 }
 
-fn check_nodes(cluster: &Cluster) -> Checked {
+fn check_nodes(cluster: &Cluster) -> CheckResult {
     let count = cluster.nodes.len();
     if !(2..=usize::from(NODES_MAX)).contains(&count) {
-        return Err(Fault::new("nodes", format!("{count} nodes make no cluster; describe 2 to {NODES_MAX} of them")));
+        return Err(InvalidKey::new(
+            "nodes",
+            format!("{count} nodes make no cluster; describe 2 to {NODES_MAX} of them"),
+        ));
     }
     for (index, node) in cluster.nodes.iter().enumerate() {
         check_name(&format!("nodes[{index}].name"), &node.name, EXAMPLE_NAME)?;
@@ -104,18 +107,24 @@ fn check_nodes(cluster: &Cluster) -> Checked {
 }
 
 /// That no earlier node has the same.
-fn check_unlike(before: &[Node], index: usize, name: &str, is_same: impl Fn(&Node) -> bool, value: &str) -> Checked {
+fn check_unlike(
+    before: &[Node],
+    index: usize,
+    name: &str,
+    is_same: impl Fn(&Node) -> bool,
+    value: &str,
+) -> CheckResult {
     let Some(other) = before.iter().position(is_same) else { return Ok(()) };
     let what = format!("'{value}' is already that of nodes[{other}]; give each node its own");
-    Err(Fault::new(format!("nodes[{index}].{name}"), what))
+    Err(InvalidKey::new(format!("nodes[{index}].{name}"), what))
 }
 
-fn check_ports(index: usize, node: &Node) -> Checked {
+fn check_ports(index: usize, node: &Node) -> CheckResult {
     let key = format!("nodes[{index}].ports");
     let count = node.ports.len();
     if !(1..=usize::from(PORTS_MAX)).contains(&count) {
         let what = format!("{count} ports of node '{}'; give it 1 to {PORTS_MAX}", node.name);
-        return Err(Fault::new(key, what));
+        return Err(InvalidKey::new(key, what));
     }
     for (place, port) in node.ports.iter().enumerate() {
         let key = format!("{key}[{place}]");
@@ -125,7 +134,7 @@ fn check_ports(index: usize, node: &Node) -> Checked {
                 "'{}' is already the device of nodes[{index}].ports[{other}]; name each device once",
                 port.device
             );
-            return Err(Fault::new(format!("{key}.device"), what));
+            return Err(InvalidKey::new(format!("{key}.device"), what));
         }
         check_port(&key, port)?;
         check_vlan(&key, &node.ports[..place], port)?;
@@ -134,7 +143,7 @@ fn check_ports(index: usize, node: &Node) -> Checked {
 }
 
 /// A VLAN is on a port that stands before it, which is no VLAN itself.
-fn check_vlan(key: &str, before: &[PortOfNode], port: &PortOfNode) -> Checked {
+fn check_vlan(key: &str, before: &[PortOfNode], port: &PortOfNode) -> CheckResult {
     let is_vlan = port.kind == PortKind::Vlan;
     let given = [("parent", port.parent.clone()), ("vlan", port.vlan.map(|id| id.to_string()))];
     let examples = ["say on which port it is, as in \"eth0\"", "say its number, as in 7"];
@@ -147,41 +156,41 @@ fn check_vlan(key: &str, before: &[PortOfNode], port: &PortOfNode) -> Checked {
             }
             _ => continue,
         };
-        return Err(Fault::new(format!("{key}.{name}"), what));
+        return Err(InvalidKey::new(format!("{key}.{name}"), what));
     }
     let (Some(parent), Some(id)) = (&port.parent, port.vlan) else { return Ok(()) };
     if !(1..=VLAN_MAX).contains(&id) {
-        return Err(Fault::new(format!("{key}.vlan"), format!("{id} is no VLAN; use 1 to {VLAN_MAX}")));
+        return Err(InvalidKey::new(format!("{key}.vlan"), format!("{id} is no VLAN; use 1 to {VLAN_MAX}")));
     }
     if !before.iter().any(|other| other.device == *parent && other.kind != PortKind::Vlan) {
         let what = format!("'{parent}' is no port before this one that could have VLANs; put its own entry first");
-        return Err(Fault::new(format!("{key}.parent"), what));
+        return Err(InvalidKey::new(format!("{key}.parent"), what));
     }
     if let Some(other) = before.iter().find(|other| (&other.parent, other.vlan) == (&port.parent, port.vlan)) {
         let what = format!("{id} of '{parent}' is already '{}'; give each VLAN one port", other.device);
-        return Err(Fault::new(format!("{key}.vlan"), what));
+        return Err(InvalidKey::new(format!("{key}.vlan"), what));
     }
     Ok(())
 }
 
 /// As the kernel takes names of interfaces.
-fn check_device(key: &str, device: &str) -> Checked {
+fn check_device(key: &str, device: &str) -> CheckResult {
     let is_letter = |byte: u8| byte.is_ascii_graphic() && byte != b'/' && byte != b':';
     let is_good = (1..=DEVICE_BYTES_MAX).contains(&device.len()) && device.bytes().all(is_letter);
     if is_good && device != "." && device != ".." {
         return Ok(());
     }
     let what = format!("{device:?} is no name of an interface; use 1 to {DEVICE_BYTES_MAX} letters, as in \"eth0\"");
-    Err(Fault::new(key, what))
+    Err(InvalidKey::new(key, what))
 }
 
-fn check_port(key: &str, port: &PortOfNode) -> Checked {
+fn check_port(key: &str, port: &PortOfNode) -> CheckResult {
     let mtu_bytes = port.mtu_bytes.unwrap_or(MTU_V6_BYTES_MIN);
     let is_v6 = port.addresses.iter().any(|address| matches!(address, IpNet::V6(_)));
     let mtu_bytes_min = if is_v6 { MTU_V6_BYTES_MIN } else { MTU_BYTES_MIN };
     if !(mtu_bytes_min..=MTU_BYTES_MAX).contains(&mtu_bytes) {
         let what = format!("{mtu_bytes} bytes; use {mtu_bytes_min} to {MTU_BYTES_MAX}, as in 1500");
-        return Err(Fault::new(format!("{key}.mtu_bytes"), what));
+        return Err(InvalidKey::new(format!("{key}.mtu_bytes"), what));
     }
     let kind = port.kind.word();
     if port.kind.has_kernel() && !port.addresses.is_empty() {
@@ -190,11 +199,11 @@ fn check_port(key: &str, port: &PortOfNode) -> Checked {
              dev {}'",
             port.addresses[0], port.device
         );
-        return Err(Fault::new(format!("{key}.addresses"), what));
+        return Err(InvalidKey::new(format!("{key}.addresses"), what));
     }
     if port.addresses.len() > ADDRESSES_MAX {
         let what = format!("{} addresses; use at most {ADDRESSES_MAX}", port.addresses.len());
-        return Err(Fault::new(format!("{key}.addresses"), what));
+        return Err(InvalidKey::new(format!("{key}.addresses"), what));
     }
     if let Some(network) = port.addresses.iter().find(|network| !is_host_of(network)) {
         let what = format!(
@@ -202,17 +211,17 @@ fn check_port(key: &str, port: &PortOfNode) -> Checked {
             network.addr(),
             network.trunc()
         );
-        return Err(Fault::new(format!("{key}.addresses"), what));
+        return Err(InvalidKey::new(format!("{key}.addresses"), what));
     }
     for (name, file) in [("input", &port.input), ("output", &port.output)] {
         match (port.kind == PortKind::Pcap, file) {
             (false, Some(_)) => {
                 let what = format!("a port of kind \"{kind}\" has no files; remove it, or set kind = \"pcap\"");
-                return Err(Fault::new(format!("{key}.{name}"), what));
+                return Err(InvalidKey::new(format!("{key}.{name}"), what));
             }
             (true, None) => {
                 let what = format!("missing; say which file is the {name} of this pcap port, as in \"{name}.pcap\"");
-                return Err(Fault::new(format!("{key}.{name}"), what));
+                return Err(InvalidKey::new(format!("{key}.{name}"), what));
             }
             _ => {}
         }
@@ -220,10 +229,10 @@ fn check_port(key: &str, port: &PortOfNode) -> Checked {
     Ok(())
 }
 
-fn check_routes(index: usize, node: &Node) -> Checked {
+fn check_routes(index: usize, node: &Node) -> CheckResult {
     if node.routes.len() > ROUTES_MAX {
         let what = format!("{} routes; use at most {ROUTES_MAX}, and a routing daemon for more", node.routes.len());
-        return Err(Fault::new(format!("nodes[{index}].routes"), what));
+        return Err(InvalidKey::new(format!("nodes[{index}].routes"), what));
     }
     for (place, route) in node.routes.iter().enumerate() {
         check_route(&format!("nodes[{index}].routes[{place}]"), node, route)?;
@@ -231,16 +240,16 @@ fn check_routes(index: usize, node: &Node) -> Checked {
     Ok(())
 }
 
-fn check_route(key: &str, node: &Node, route: &StaticRoute) -> Checked {
+fn check_route(key: &str, node: &Node, route: &StaticRoute) -> CheckResult {
     if node.port(&route.port).is_none() {
         let devices: Vec<&str> = node.ports.iter().map(|port| port.device.as_str()).collect();
         let devices = devices.join(", ");
         let what = format!("'{}' is no port of node '{}'; use one of {devices}", route.port, node.name);
-        return Err(Fault::new(format!("{key}.port"), what));
+        return Err(InvalidKey::new(format!("{key}.port"), what));
     }
     if route.to.trunc() != route.to {
         let what = format!("'{}' has bits beyond its length; write '{}'", route.to, route.to.trunc());
-        return Err(Fault::new(format!("{key}.to"), what));
+        return Err(InvalidKey::new(format!("{key}.to"), what));
     }
     let Some(via) = route.via else { return Ok(()) };
     let is_own = |port: &PortOfNode| port.addresses.iter().any(|own| own.addr() == via);
@@ -253,16 +262,16 @@ fn check_route(key: &str, node: &Node, route: &StaticRoute) -> Checked {
     } else {
         return Ok(());
     };
-    Err(Fault::new(format!("{key}.via"), what))
+    Err(InvalidKey::new(format!("{key}.via"), what))
 }
 
 /// An address has one owner.
-fn check_owners(cluster: &Cluster) -> Checked {
+fn check_owners(cluster: &Cluster) -> CheckResult {
     let mut owned: BTreeSet<IpAddr> = BTreeSet::new();
     for (index, node) in cluster.nodes.iter().enumerate() {
         if node.addresses.len() > ADDRESSES_MAX {
             let what = format!("{} addresses; use at most {ADDRESSES_MAX}", node.addresses.len());
-            return Err(Fault::new(format!("nodes[{index}].addresses"), what));
+            return Err(InvalidKey::new(format!("nodes[{index}].addresses"), what));
         }
         let own = node.addresses.iter().map(|address| (format!("nodes[{index}].addresses"), *address));
         let of_ports = node.ports.iter().enumerate().flat_map(|(place, port)| {
@@ -271,11 +280,14 @@ fn check_owners(cluster: &Cluster) -> Checked {
         });
         for (key, address) in own.chain(of_ports) {
             if !is_unicast(address) {
-                return Err(Fault::new(key, format!("'{address}' is no address of a host; use a unicast address")));
+                return Err(InvalidKey::new(
+                    key,
+                    format!("'{address}' is no address of a host; use a unicast address"),
+                ));
             }
             if !owned.insert(address) {
                 let what = format!("'{address}' is in this file twice; give each address to one port of one node");
-                return Err(Fault::new(key, what));
+                return Err(InvalidKey::new(key, what));
             }
         }
     }
@@ -298,14 +310,14 @@ fn is_unicast(address: IpAddr) -> bool {
 }
 
 /// Who meets by TCP needs an interconnect that leaves the machine, and the other way round an address for it.
-fn check_sockets(cluster: &Cluster) -> Checked {
+fn check_sockets(cluster: &Cluster) -> CheckResult {
     let kind = cluster.interconnect.kind;
     let has_control = cluster.nodes.iter().any(|node| node.control.is_some());
     for (index, node) in cluster.nodes.iter().enumerate() {
         match (has_control, node.control) {
             (true, None) => {
                 let what = "missing; other nodes have one: say where this one is reached, as in \"192.0.2.1:4700\"";
-                return Err(Fault::new(format!("nodes[{index}].control"), what));
+                return Err(InvalidKey::new(format!("nodes[{index}].control"), what));
             }
             (_, Some(control)) if kind != InterconnectKind::RnicUdp => {
                 let what = format!(
@@ -313,18 +325,18 @@ fn check_sockets(cluster: &Cluster) -> Checked {
                      kind = \"rnic-udp\"",
                     kind.word()
                 );
-                return Err(Fault::new(format!("nodes[{index}].control"), what));
+                return Err(InvalidKey::new(format!("nodes[{index}].control"), what));
             }
             _ => {}
         }
         match (kind == InterconnectKind::RnicUdp, node.fabric) {
             (true, None) => {
                 let what = "missing; kind = \"rnic-udp\" needs an address of each node, as in \"192.0.2.1:4791\"";
-                return Err(Fault::new(format!("nodes[{index}].fabric"), what));
+                return Err(InvalidKey::new(format!("nodes[{index}].fabric"), what));
             }
             (false, Some(fabric)) => {
                 let what = format!("'{fabric}' is of no use with kind = \"{}\"; remove it", kind.word());
-                return Err(Fault::new(format!("nodes[{index}].fabric"), what));
+                return Err(InvalidKey::new(format!("nodes[{index}].fabric"), what));
             }
             _ => {}
         }
@@ -333,7 +345,7 @@ fn check_sockets(cluster: &Cluster) -> Checked {
 }
 
 /// Who meets by TCP knows the others by a key.
-fn check_key(key: Option<&Path>, has_control: bool) -> Checked {
+fn check_key(key: Option<&Path>, has_control: bool) -> CheckResult {
     let what = match (key, has_control) {
         (None, true) => {
             "missing; nodes with a 'control' address know each other by a key: make one with 'crosslane router key \
@@ -349,7 +361,7 @@ fn check_key(key: Option<&Path>, has_control: bool) -> Checked {
         }
         _ => return Ok(()),
     };
-    Err(Fault::new("key", what))
+    Err(InvalidKey::new("key", what))
 }
 
 #[cfg(test)]

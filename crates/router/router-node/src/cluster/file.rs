@@ -3,16 +3,13 @@
 use std::fmt;
 use std::path::Path;
 
-use pcie::parameters;
 use thiserror::Error;
 
 use super::check::check;
 use super::{Cluster, VERSION};
-use rack::Fault;
+use config::InvalidKey;
 
-/// Bytes of a cluster file at most.
-const FILE_BYTES_MAX: u64 = 1 << 20;
-/// What prints a file to begin with.
+/// The command that prints a valid cluster file.
 const EXAMPLE: &str = "crosslane router example";
 
 /// What is wrong with a cluster file: one line with file, line, key, value and remedy.
@@ -35,18 +32,8 @@ impl ClusterFile {
     /// # Errors
     /// What is wrong with it.
     pub fn read(path: &Path) -> Result<Self, ClusterError> {
-        let shown = path.display();
-        let unreadable = |error: std::io::Error| ClusterError(format!("{shown}: {error}; check --cluster"));
-        let found = std::fs::metadata(path).map_err(unreadable)?;
-        if !found.is_file() {
-            return Err(ClusterError(format!("{shown}: no file; give a cluster file with --cluster")));
-        }
-        if found.len() > FILE_BYTES_MAX {
-            let bytes = found.len();
-            return Err(ClusterError(format!("{shown}: {bytes} bytes, more than a cluster file has; check --cluster")));
-        }
-        let bytes = std::fs::read(path).map_err(unreadable)?;
-        Self::parse(&shown.to_string(), &bytes)
+        let bytes = config::read_bytes(path, "cluster file", "--cluster").map_err(ClusterError)?;
+        Self::parse(&path.display().to_string(), &bytes)
     }
 
     /// Parses and checks the bytes of a file.
@@ -54,14 +41,11 @@ impl ClusterFile {
     /// # Errors
     /// What is wrong with them.
     pub fn parse(shown: &str, bytes: &[u8]) -> Result<Self, ClusterError> {
-        let text = std::str::from_utf8(bytes).map_err(|error| {
-            let line = 1 + bytes[..error.valid_up_to()].iter().filter(|byte| **byte == b'\n').count();
-            ClusterError(format!("{shown}, line {line}: not UTF-8; save the file as UTF-8"))
-        })?;
-        parameters::check_version(shown, text, VERSION, EXAMPLE).map_err(ClusterError)?;
-        let cluster: Cluster = parameters::parse(shown, text).map_err(|error| ClusterError(one_line(&error)))?;
+        let text = config::utf8(shown, bytes).map_err(ClusterError)?;
+        config::check_version(shown, text, VERSION, EXAMPLE).map_err(ClusterError)?;
+        let cluster: Cluster = config::parse_described(shown, text, EXAMPLE).map_err(ClusterError)?;
         let file = Self { cluster, shown: shown.to_owned(), text: text.to_owned() };
-        check(&file.cluster).map_err(|Fault { key, what }| file.fault(&key, what))?;
+        check(&file.cluster).map_err(|InvalidKey { key, what }| file.error_at(&key, what))?;
         Ok(file)
     }
 
@@ -70,14 +54,8 @@ impl ClusterFile {
         &self.shown
     }
 
-    /// The error that something is wrong with the value of `key`, such as `nodes[1].ports[0].device`.
-    pub fn fault(&self, key: &str, what: impl fmt::Display) -> ClusterError {
-        ClusterError(parameters::fault(&self.shown, &self.text, key, &what.to_string()))
+    /// Returns the error for an invalid value of `key`, such as `nodes[1].ports[0].device`.
+    pub fn error_at(&self, key: &str, what: impl fmt::Display) -> ClusterError {
+        ClusterError(config::message_at(&self.shown, &self.text, key, &what.to_string()))
     }
-}
-
-/// Errors of the parser end at times without a remedy.
-fn one_line(error: &parameters::ParametersError) -> String {
-    let line = error.to_string().replace(['\n', '\r'], " ");
-    if line.contains(';') { line } else { format!("{line}; see '{EXAMPLE}'") }
 }

@@ -13,8 +13,8 @@ mod words;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
+use config::nanoseconds;
 use ipnet::IpNet;
-use pcie::parameters::nanoseconds;
 use router::{NodeId, PortId, Vlan};
 use serde::Deserialize;
 

@@ -180,5 +180,5 @@ pub(super) fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Ve
 
 /// For serde's `deserialize_with`.
 pub(super) fn some_nanoseconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
-    pcie::parameters::nanoseconds(deserializer).map(Some)
+    config::nanoseconds(deserializer).map(Some)
 }

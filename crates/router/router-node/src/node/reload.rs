@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
+use config::InvalidKey;
 use ipnet::IpNet;
-use rack::Fault;
 use router::PortId;
 use router_ports::Sysctls;
 use router_ports::netlink::{NetlinkError, Requests};
@@ -34,15 +34,16 @@ impl Node {
     /// Why nothing has changed: one line with file, line, key, value and remedy.
     pub(super) fn reload(&mut self, is_trial: bool) -> Result<Vec<String>, String> {
         let file = ClusterFile::read(&self.settings.file).map_err(|error| error.to_string())?;
-        let fault = |Fault { key, what }| file.fault(&key, what).to_string();
+        let fault = |InvalidKey { key, what }| file.error_at(&key, what).to_string();
         let prepared = self.prepare(file.cluster.clone()).map_err(fault)?;
         let mut said = prepared.changes.said.clone();
         if is_trial {
             return Ok(said);
         }
         let key = format!("nodes[{}]", self.settings.node);
-        self.set_addresses(&prepared.cluster.nodes[self.settings.node])
-            .map_err(|error| fault(Fault::new(format!("{key}.addresses"), format!("{error}; nothing was changed"))))?;
+        self.set_addresses(&prepared.cluster.nodes[self.settings.node]).map_err(|error| {
+            fault(InvalidKey::new(format!("{key}.addresses"), format!("{error}; nothing was changed")))
+        })?;
         let cut_before = self.mtu_cuts();
         self.commit(prepared);
         said.iter().for_each(|line| info!("reloaded: {line}"));
@@ -60,13 +61,13 @@ impl Node {
         }
     }
 
-    fn prepare(&mut self, cluster: Cluster) -> Result<Prepared, Fault> {
+    fn prepare(&mut self, cluster: Cluster) -> Result<Prepared, InvalidKey> {
         let (node, mut sysctls) = (self.settings.node, Sysctls::new());
         let changes = changes(&self.settings.cluster, &cluster, node)?;
         let new = &cluster.nodes[node];
         let policy = batching_of(&cluster.interconnect);
         if let Err(error) = policy.check() {
-            return Err(Fault::new("interconnect.latency_target_ns", error.to_string()));
+            return Err(InvalidKey::new("interconnect.latency_target_ns", error.to_string()));
         }
         self.check_vlans(new, &changes)?;
         let mut plugs = Vec::new();
@@ -80,7 +81,7 @@ impl Node {
         Ok(Prepared { policy, cluster, changes, plugs, sysctls })
     }
 
-    fn open_for_reload(&self, node: &NodeOfFile, place: usize, sysctls: &mut Sysctls) -> Result<Plug, Fault> {
+    fn open_for_reload(&self, node: &NodeOfFile, place: usize, sysctls: &mut Sysctls) -> Result<Plug, InvalidKey> {
         let opening = Opening {
             node,
             place,
@@ -90,12 +91,12 @@ impl Node {
         };
         plugs::open_port(&opening, sysctls).map_err(|error: NodeError| {
             let key = error.key(self.settings.node).unwrap_or_else(|| "nodes".to_owned());
-            Fault::new(key, format!("{error}; nothing was changed"))
+            InvalidKey::new(key, format!("{error}; nothing was changed"))
         })
     }
 
     /// A port by AF_XDP takes the tags of the VLANs that it was opened with.
-    fn check_vlans(&self, new: &NodeOfFile, changes: &Changes) -> Result<(), Fault> {
+    fn check_vlans(&self, new: &NodeOfFile, changes: &Changes) -> Result<(), InvalidKey> {
         let old = self.settings.node();
         let by_xdp = |place: usize| self.ports[place].kind == PortKind::AfXdp.word();
         for (place, former) in changes.kept.iter().enumerate().filter_map(|(place, kept)| Some((place, (*kept)?))) {
@@ -105,7 +106,7 @@ impl Node {
                     "'{device}' is plugged in by af-xdp, whose VLANs take a restart; put them back, run 'crosslane \
                      router down' and 'up', or set kind = \"af-packet\""
                 );
-                return Err(Fault::new(format!("nodes[{}].ports[{place}].device", self.settings.node), what));
+                return Err(InvalidKey::new(format!("nodes[{}].ports[{place}].device", self.settings.node), what));
             }
         }
         Ok(())

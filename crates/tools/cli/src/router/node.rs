@@ -34,7 +34,7 @@ pub fn main(options: &Options) -> Result<()> {
     let LoadedCluster { file, places, path } = cluster;
     let settings = Settings { cluster: file.cluster.clone(), node: index, places, file: path };
     let sorted = |error: NodeError| match error.key(index) {
-        Some(key) => WrongUse::of(file.fault(&key, &error)).into(),
+        Some(key) => WrongUse::of(file.error_at(&key, &error)).into(),
         None => anyhow::Error::from(error),
     };
     Node::new(settings).map_err(sorted)?.run(signals.as_fd(), hangups.as_fd()).map_err(sorted)

@@ -79,7 +79,7 @@ fn local_nodes(cluster: &LoadedCluster, given: Option<&str>) -> Result<Vec<usize
              them with --node",
             nodes[first].name, nodes[second].name
         );
-        bail!(WrongUse::of(cluster.file.fault(&format!("nodes[{second}].namespace"), what)));
+        bail!(WrongUse::of(cluster.file.error_at(&format!("nodes[{second}].namespace"), what)));
     }
     Ok(here)
 }

@@ -137,7 +137,7 @@ fn what_a_path_may_not_be_is_named() {
 #[test]
 fn the_example_of_the_documentation_is_a_path() {
     let name = "name = \"behind a switch\"";
-    let text = crate::parameters::example(include_str!("../../../../../../docs/pcie-model.md"), name);
+    let text = crate::example(include_str!("../../../../../../docs/pcie-model.md"), name);
     assert_eq!(Path::parse("docs", &text).unwrap().links.len(), 2);
 }
 

@@ -196,7 +196,7 @@ fn what_a_file_may_not_say_is_named() {
 
 #[test]
 fn the_example_of_the_documentation_is_a_card() {
-    let text = crate::parameters::example(include_str!("../../../../../../docs/pcie-model.md"), "name = \"mine\"");
+    let text = crate::example(include_str!("../../../../../../docs/pcie-model.md"), "name = \"mine\"");
     let nic = Nic::parse("docs", &text).unwrap();
     assert_eq!((nic.transmit.len(), nic.transmit[0].packets()), (2, 40));
 }

@@ -1,0 +1,38 @@
+//! Checks of parsed values, and what they report.
+
+/// Bytes of a name, at most: names are parts of Unix socket paths, which are short.
+const NAME_BYTES_MAX: usize = 24;
+
+/// A key whose value was refused.
+#[derive(Debug, PartialEq, Eq)]
+pub struct InvalidKey {
+    /// Path of the key, as in `nodes[1].name`.
+    pub key: String,
+    /// What is wrong and what would be right.
+    pub what: String,
+}
+
+impl InvalidKey {
+    /// Returns the report for `key`.
+    pub fn new(key: impl Into<String>, what: impl Into<String>) -> Self {
+        Self { key: key.into(), what: what.into() }
+    }
+}
+
+/// The result of a check.
+pub type CheckResult = Result<(), InvalidKey>;
+
+/// Checks that the value of `key` can be part of a path and of a line of output; `example` is a valid name.
+///
+/// # Errors
+/// When it has other characters, or too many.
+pub fn check_name(key: &str, name: &str, example: &str) -> CheckResult {
+    let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_good = name.bytes().all(is_allowed) && name.starts_with(|first: char| first.is_ascii_alphanumeric());
+    if is_good && name.len() <= NAME_BYTES_MAX {
+        return Ok(());
+    }
+    let what =
+        format!("{name:?} is no name; use 1 to {NAME_BYTES_MAX} of a to z, 0 to 9 and -, as in \"a\" or \"{example}\"");
+    Err(InvalidKey::new(key, what))
+}
