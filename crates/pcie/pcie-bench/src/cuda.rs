@@ -14,11 +14,12 @@ use std::ffi::{CStr, CString};
 use std::fs;
 use std::path::Path;
 
-use crosslane_bench::{Machine, median};
+use machine::Machine;
 use pcie::configuration;
 use pcie::link::Link;
 use pcie::result::Provenance;
 use pcie::test::{Cache, Kind, Test};
+use stats::median;
 
 use crate::device::{About, Device, Timer};
 use crate::error::{Error, Result};

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use pcie::model::{Completions, Mode, Model};
 use pcie::result::{Latency, Outcome, Provenance, TestResult};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
-use plot::{Axis, Color, Figure, Line, Marker, Series, Style, size};
+use plot::{Axis, Color, Figure, Line, Marker, Series, Style};
+use units::size;
 
 use crate::sweep::Grid;
 

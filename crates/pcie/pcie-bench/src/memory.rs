@@ -11,7 +11,7 @@ mod window;
 
 use std::sync::atomic::{Ordering, fence};
 
-use crosslane_bench::Machine;
+use machine::Machine;
 use pcie::result::Provenance;
 use pcie::test::{Cache, Iommu, Kind, LINE_BYTES, Numa, PAGE_BYTES, Test};
 use rustix::thread::{CpuSet, sched_setaffinity};

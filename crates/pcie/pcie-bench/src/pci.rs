@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use crosslane_bench::Machine;
+use machine::Machine;
 use pcie::result::Provenance;
 use pcie::test::{Cache, Iommu, Kind, Numa, PAGE_BYTES, Test};
 use volmem::{Mapping, Region};

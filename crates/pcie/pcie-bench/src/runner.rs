@@ -16,7 +16,7 @@ pub fn run(device: &mut dyn Device, test: &Test, raw: bool) -> Result<TestResult
     device.check(test)?;
     device.prepare(test)?;
     let outcome = if test.test.is_latency() {
-        let mut recorder = Recorder::new(raw)?;
+        let mut recorder = Recorder::new(raw);
         device.latencies(test, &mut |ns| recorder.add(ns))?;
         Outcome::Latency(recorder.finish(device.timer())?)
     } else {

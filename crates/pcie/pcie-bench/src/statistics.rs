@@ -1,7 +1,7 @@
 //! What a test's latencies amount to.
 
-use crosslane_bench::Latencies;
 use pcie::result::Latency;
+use stats::Latencies;
 
 use crate::device::Timer;
 use crate::error::{Error, Result};
@@ -20,13 +20,9 @@ pub struct Recorder {
 
 impl Recorder {
     /// With `raw`, every sample is kept.
-    ///
-    /// # Errors
-    /// Without memory for the counts.
-    pub fn new(raw: bool) -> Result<Self> {
-        let latencies = Latencies::new().map_err(|error| Error::Failed(format!("{error:#}")))?;
+    pub fn new(raw: bool) -> Self {
         let raw_ns = raw.then(Vec::new);
-        Ok(Self { latencies, sum_ns: 0.0, min_ns: f64::INFINITY, max_ns: 0.0, raw_ns })
+        Self { latencies: Latencies::new(), sum_ns: 0.0, min_ns: f64::INFINITY, max_ns: 0.0, raw_ns }
     }
 
     /// Adds one; outliers count as all others do.
@@ -90,7 +86,7 @@ mod tests {
     use super::*;
 
     fn recorded(samples: &[(f64, usize)], raw: bool) -> Latency {
-        let mut recorder = Recorder::new(raw).unwrap();
+        let mut recorder = Recorder::new(raw);
         samples.iter().for_each(|(ns, count)| (0..*count).for_each(|_| recorder.add(*ns)));
         recorder.finish(Timer { cost_ns: 20.0, step_ns: 0.5 }).unwrap()
     }
@@ -135,6 +131,6 @@ mod tests {
 
     #[test]
     fn no_sample_is_an_error() {
-        assert!(Recorder::new(false).unwrap().finish(Timer::default()).is_err());
+        assert!(Recorder::new(false).finish(Timer::default()).is_err());
     }
 }

@@ -26,11 +26,11 @@ use sim::Span;
 use thiserror::Error;
 
 pub use beside::Rounds;
-pub use crosslane_bench::Ratio;
 pub use hop::{Hop, hops};
 pub use load::{AdaptiveRow, LoadRow, adaptive_rows, load, uncarried};
 pub use nodes::{Cores, Offered, Trial, TrialSetup, run};
 pub use rate::{AdaptiveRate, BatchGain, RateRow, adaptive_rates, batch_gain, rates};
+pub use stats::Ratio;
 pub use virtual_time::{ModelledRow, modelled};
 
 /// The fixed batches that were published.

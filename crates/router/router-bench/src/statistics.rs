@@ -1,7 +1,7 @@
 //! What a few samples say.
 
-pub use crosslane_bench::median;
 use serde::Serialize;
+pub use stats::median;
 
 /// What a report says of one distribution of latencies, in microseconds. *Measured.*
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -22,12 +22,8 @@ impl Quantiles {
     /// Of nanoseconds in any order; zeros of none.
     pub fn of(samples_ns: &mut [u64]) -> Quantiles {
         samples_ns.sort_unstable();
-        let count = samples_ns.len();
-        let at = |quantile: f64| {
-            let rank = (quantile * count as f64).ceil() as usize;
-            samples_ns.get(rank.max(1) - 1).map_or(0.0, |ns| *ns as f64 / 1000.0)
-        };
-        Quantiles { p50_us: at(0.5), p99_us: at(0.99), p999_us: at(0.999), max_us: at(1.0), samples: count }
+        let at = |share| stats::nearest_rank(samples_ns, share).map_or(0.0, |ns| ns as f64 / 1000.0);
+        Quantiles { p50_us: at(0.5), p99_us: at(0.99), p999_us: at(0.999), max_us: at(1.0), samples: samples_ns.len() }
     }
 }
 

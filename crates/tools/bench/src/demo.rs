@@ -11,13 +11,12 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 use crate::floors::{self, Beside};
-use crate::histogram::Latencies;
 use crate::launch::{Launcher, NODE_A, Node, READY_TIMEOUT, Transport};
-use crate::machine::Machine;
 use crate::process::Guard;
 use crate::progress::Progress;
-use crate::table;
+use machine::Machine;
 use report::Report;
+use stats::Latencies;
 
 /// What the user may choose.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -104,7 +103,7 @@ impl Scenario {
 
     fn title(self) -> String {
         let clients = if self.clients == 1 { "1 client".to_owned() } else { format!("{} clients", self.clients) };
-        format!("{} of {}, {clients}", self.operation.word().to_uppercase(), table::size(u64::from(self.value_bytes)))
+        format!("{} of {}, {clients}", self.operation.word().to_uppercase(), units::size(u64::from(self.value_bytes)))
     }
 }
 

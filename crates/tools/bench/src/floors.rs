@@ -3,9 +3,9 @@
 
 use anyhow::{Context, Result};
 use serde::Serialize;
+use stats::median;
 
 use crate::launch::Launcher;
-use crate::stats::median;
 
 /// One cache line bounced between the two cores: a round trip.
 #[derive(Clone, Copy, Debug)]

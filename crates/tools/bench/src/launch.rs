@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use rustix::thread::{CpuSet, sched_getaffinity};
+use machine::CorePair;
 use serde::Serialize;
 
 use crate::probe::{Findings, Probe, Probes};
@@ -42,55 +42,6 @@ impl Transport {
             Self::Baseline => "the baseline",
         }
     }
-}
-
-/// The two cores a measurement uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Cores {
-    /// The one that answers.
-    pub server: usize,
-    /// The one that asks.
-    pub client: usize,
-}
-
-impl Cores {
-    /// Two of the allowed cores, of different physical cores if there are such. `None` with fewer than two.
-    fn choose(allowed: &[usize], shares_a_core: impl Fn(usize, usize) -> bool) -> Option<Self> {
-        let (server, others) = allowed.split_first()?;
-        let apart = others.iter().find(|other| !shares_a_core(*server, **other));
-        Some(Self { server: *server, client: *apart.or(others.first())? })
-    }
-
-    /// Those of this machine; `None` with fewer than two.
-    ///
-    /// # Errors
-    /// If the kernel does not tell the affinity.
-    pub fn of_this_machine() -> Result<Option<Self>> {
-        Self::among(|_| true)
-    }
-
-    /// Those of this machine that `keep` keeps; `None` with fewer than two.
-    ///
-    /// # Errors
-    /// If the kernel does not tell the affinity.
-    pub fn among(keep: impl Fn(usize) -> bool) -> Result<Option<Self>> {
-        let set = sched_getaffinity(None).context("reading the CPU affinity")?;
-        let allowed: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core) && keep(*core)).collect();
-        Ok(Self::choose(&allowed, |one, other| {
-            let path = format!("/sys/devices/system/cpu/cpu{one}/topology/thread_siblings_list");
-            std::fs::read_to_string(path).is_ok_and(|list| in_cpu_list(list.trim(), other))
-        }))
-    }
-}
-
-/// Whether a list like `0,4-7` names `core`.
-pub fn in_cpu_list(list: &str, core: usize) -> bool {
-    list.split(',').any(|part| match part.split_once('-') {
-        Some((first, last)) => {
-            first.parse().is_ok_and(|first: usize| first <= core) && last.parse().is_ok_and(|last: usize| core <= last)
-        }
-        None => part.parse() == Ok(core),
-    })
 }
 
 /// What a pair of probes found.
@@ -217,7 +168,7 @@ pub struct Launcher {
     scratch: Scratch,
     sockets_made: Cell<u32>,
     counter: Counter,
-    pub cores: Option<Cores>,
+    pub cores: Option<CorePair>,
 }
 
 impl Launcher {
@@ -264,7 +215,7 @@ impl Launcher {
         let scratch = Scratch::new()?;
         let probes = Probes::build(scratch.path())?;
         let (sockets_made, counter) = (Cell::new(0), Counter::default());
-        Ok(Self { prefix, probes, scratch, sockets_made, counter, cores: Cores::of_this_machine()? })
+        Ok(Self { prefix, probes, scratch, sockets_made, counter, cores: CorePair::of_this_machine()? })
     }
 
     /// How the pairs have ended that were started until now.
@@ -368,21 +319,6 @@ fn after(words: &[OsString], program: &Path) -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn siblings_are_avoided_when_there_is_a_choice() {
-        let same_core = |one: usize, other: usize| one / 2 == other / 2;
-        assert_eq!(Cores::choose(&[0, 1, 2, 3], same_core), Some(Cores { server: 0, client: 2 }));
-        assert_eq!(Cores::choose(&[4, 5], same_core), Some(Cores { server: 4, client: 5 }));
-        assert_eq!(Cores::choose(&[3], same_core), None);
-        assert_eq!(Cores::choose(&[], same_core), None);
-    }
-
-    #[test]
-    fn cpu_lists_are_read() {
-        assert!(in_cpu_list("0,4-7", 0) && in_cpu_list("0,4-7", 5) && in_cpu_list("0,4-7", 7));
-        assert!(!in_cpu_list("0,4-7", 1) && !in_cpu_list("0,4-7", 8) && !in_cpu_list("", 0) && !in_cpu_list("x-y", 0));
-    }
 
     #[test]
     fn only_crosslane_is_started_through_crosslane() {

@@ -7,21 +7,13 @@
 //! --require-lane`.
 
 mod floors;
-mod histogram;
 mod launch;
-mod machine;
 mod probe;
 mod process;
 mod progress;
-mod stats;
-mod table;
 
 pub mod demo;
 pub mod sockets;
 pub mod windows;
 
-pub use histogram::Latencies;
-pub use launch::{Cores, in_cpu_list};
-pub use machine::Machine;
 pub use progress::Progress;
-pub use stats::{Ratio, median};

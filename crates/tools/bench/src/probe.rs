@@ -11,8 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-
-use crate::histogram::Latencies;
+use stats::Latencies;
 
 /// One of the programs in `probes/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,7 +173,7 @@ impl Findings {
     }
 
     pub fn latencies(&self) -> Result<Latencies> {
-        let mut latencies = Latencies::new()?;
+        let mut latencies = Latencies::new();
         for (ns, count) in self.pairs("hist") {
             latencies.add(ns, count as u64);
         }

@@ -13,14 +13,13 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::floors::{self, Beside, FloorTimes};
-use crate::histogram::Latencies;
 use crate::launch::{Launcher, Libraries, Transport};
-use crate::machine::Machine;
 use crate::probe::Probe;
 use crate::progress::Progress;
-use crate::stats::Ratio;
-use crate::table;
+use machine::Machine;
 use report::Report;
+use stats::Latencies;
+use stats::Ratio;
 
 /// What the user may choose.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -287,7 +286,7 @@ struct Failure {
 
 impl Failure {
     fn title(&self) -> String {
-        format!("{} at {} over {}", self.experiment.title(), table::size(self.size_bytes), self.transport.title())
+        format!("{} at {} over {}", self.experiment.title(), units::size(self.size_bytes), self.transport.title())
     }
 }
 
@@ -332,7 +331,7 @@ fn measure(launcher: &Launcher, plan: &Plan, machine: &Machine) -> Result<Measur
         for index in order {
             let Cell { point, transport, .. } = measured.cells[index];
             let stage = format!("round {round} of {}: {}", plan.rounds, point.experiment.title());
-            progress.step(&stage, &format!("{} over {}", table::size(point.size_bytes), transport.title()));
+            progress.step(&stage, &format!("{} over {}", units::size(point.size_bytes), transport.title()));
             if measured.has_failed(point.experiment, transport)
                 || (transport == Transport::KernelTcpSpinning && launcher.cores.is_none())
             {
@@ -536,7 +535,7 @@ mod tests {
         // Three rounds; the machine is ten times slower in the last.
         let cell = |experiment, transport, time_ns: f64| {
             let sample = |slowness: f64| {
-                let mut latencies = Latencies::new().unwrap();
+                let mut latencies = Latencies::new();
                 latencies.add(time_ns * slowness, 1);
                 let is_rate = experiment == Experiment::Bulk;
                 let (latencies, rate_per_s) =

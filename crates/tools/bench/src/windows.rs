@@ -16,15 +16,14 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 use crate::floors::{self, CacheLine};
-use crate::histogram::Latencies;
 use crate::launch::{Ends, Launcher, Tally, Transport};
-use crate::machine::Machine;
 use crate::probe::Probe;
 use crate::process::Guard;
 use crate::progress::Progress;
-use crate::table;
+use machine::Machine;
 use rack::{Counts, Kind, UpRack};
 use report::Report;
+use stats::Latencies;
 
 /// The delay of the modelled link one way.
 const ONE_WAY_NS: f64 = 500.0;
@@ -416,7 +415,7 @@ fn take_round(
     for index in 0..measured.cells.len() {
         let Cell { experiment, size_bytes, way, .. } = measured.cells[index];
         let stage = format!("round {round} of {}: {}", plan.rounds, experiment.title());
-        progress.step(&stage, &format!("{} by {}", table::size(size_bytes), way.title()));
+        progress.step(&stage, &format!("{} by {}", units::size(size_bytes), way.title()));
         if measured.failure(experiment, way).is_some() {
             continue;
         }
@@ -428,7 +427,7 @@ fn take_round(
                 measured.cells[index].rounds.push(Sample { latencies, bytes_per_s, line, mapping });
             }
             Err(error) => {
-                let size = table::size(size_bytes);
+                let size = units::size(size_bytes);
                 let what = format!("{} of {size} by {}, round {round}: {error:#}", experiment.title(), way.title());
                 progress.warn(&format!("failed: {what}"));
                 measured.failures.push(Failure { what, experiment, way });

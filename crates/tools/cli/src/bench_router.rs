@@ -5,7 +5,8 @@ mod plots;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use crosslane_bench::{Machine, Progress};
+use crosslane_bench::Progress;
+use machine::Machine;
 use router_bench::core::{self, Case, Churn, ZeroLoss};
 use router_bench::ethernet;
 use router_bench::fib::{Family, Updates};
@@ -18,9 +19,9 @@ use router_node::interconnect::Kind;
 use serde::Serialize;
 
 use crate::output;
-use crate::table::{Align, Table};
 use crate::wrong_use::WrongUse;
 use plots::Plots;
+use stats::{Align, Table};
 
 /// What to measure.
 #[derive(clap::Args)]

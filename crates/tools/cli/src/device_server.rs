@@ -31,7 +31,7 @@ pub fn main(options: &Options) -> Result<()> {
     let signals = signals().context("signals cannot be taken; start the server again")?;
     let asked = device_server::Options::new(&options.socket, options.size.0, options.vectors).map_err(sorted)?;
     let server = Server::bind(&asked).map_err(sorted)?;
-    let size = crate::units::bytes(asked.size_bytes());
+    let size = units::bytes(asked.size_bytes());
     say(&format!("serving {size} at '{}', {} vectors a client", server.socket().display(), asked.vectors()));
     server.run(signals.as_fd(), &mut |event| say(&event.to_string())).map_err(sorted)
 }

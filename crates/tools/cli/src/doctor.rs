@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use crate::output;
-use crate::table::{Align, Table};
+use stats::{Align, Table};
 
 /// How to report.
 #[derive(clap::Args)]

@@ -26,9 +26,7 @@ mod run;
 mod sockets;
 mod stat;
 mod status;
-mod table;
 mod top;
-mod units;
 mod up;
 mod windows;
 mod wrong_use;
@@ -41,7 +39,7 @@ use wrong_use::WrongUse;
 
 /// Sockets of unmodified programs over shared memory instead of the network stack.
 #[derive(Parser)]
-#[command(name = "crosslane", version = env!("CROSSLANE_VERSION"), max_term_width = 100)]
+#[command(name = "crosslane", version = machine::VERSION, max_term_width = 100)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

@@ -10,11 +10,11 @@ use control::proxy::PeerReport;
 use ledger::FallbackReason;
 use ledger::reader::{self, Connection, Process, Snapshot, Totals};
 use serde::Serialize;
+use stats::{Align, Table};
 
 use crate::rack_choice::Chosen;
 use crate::rack_control;
-use crate::table::{Align, Table};
-use crate::{lanes, output, rack_dir, units};
+use crate::{lanes, output, rack_dir};
 
 /// What to show, and how.
 #[derive(clap::Args)]

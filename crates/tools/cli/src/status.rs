@@ -6,9 +6,9 @@ use anyhow::{Result, bail};
 use control::monitor::{Link, Status};
 use etcd::{Held, Lease, LinkState};
 use serde::Serialize;
+use stats::{Align, Table};
 
 use crate::rack_choice::LoadedRack;
-use crate::table::{Align, Table};
 use crate::{output, rack_control, stat};
 
 /// What to show, and how.

@@ -16,7 +16,6 @@ use ratatui::{DefaultTerminal, Frame};
 
 use crate::rack_choice::Chosen;
 use crate::stat::{self, is_shown};
-use crate::units;
 
 /// What to show.
 #[derive(clap::Args)]

@@ -9,9 +9,9 @@ use crosslane_bench::windows as live;
 use proxy::simulated::{self, Costs, Isolation, Scaling};
 use serde::Serialize;
 use sim::Span;
+use stats::{Align, Table};
 
 use crate::output;
-use crate::table::{Align, Table};
 use crate::wrong_use::WrongUse;
 
 /// What to simulate.

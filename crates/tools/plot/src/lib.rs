@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-pub use axis::{Axis, size};
+pub use axis::Axis;
 pub use style::{Color, Line, Marker, Style};
 
 /// One line.

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crosslane_bench::{Cores, in_cpu_list};
+use machine::{CorePair, in_cpu_list};
 use pcie::test::Numa;
 
 use crate::error::{Error, Result};
@@ -54,7 +54,7 @@ impl Topology {
     /// Without two cores, or without a second node for a remote test.
     pub fn roles(&self, numa: Numa) -> Result<Roles> {
         let cores =
-            |keep: &dyn Fn(usize) -> bool| Cores::among(keep).map_err(|error| Error::Failed(format!("{error:#}")));
+            |keep: &dyn Fn(usize) -> bool| CorePair::among(keep).map_err(|error| Error::Failed(format!("{error:#}")));
         let any = cores(&|_| true)?;
         let Some(any) = any else {
             return Error::failed("memory: this machine lends one core; host and device need two");

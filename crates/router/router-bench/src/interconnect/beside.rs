@@ -4,7 +4,7 @@
 //! the best is chosen in one half of the rounds and stands as it was in the other half, and the other way round
 //! (cross-validation in two folds: Stone, Journal of the Royal Statistical Society B 36, 1974).
 
-use crosslane_bench::Ratio;
+use stats::Ratio;
 
 use crate::statistics::median;
 

@@ -1,8 +1,8 @@
 //! What latency at what load.
 
-use crosslane_bench::Ratio;
 use router_node::interconnect::Kind;
 use serde::Serialize;
+use stats::Ratio;
 
 use super::beside::{Better, ByRound, Rounds, beside_best};
 use super::nodes::{Cores, Offered, Trial, TrialSetup, run};

@@ -1,14 +1,12 @@
 //! The demo's one table, and what the reader is looking at.
 
+use machine::Machine;
 use serde::Serialize;
+use stats::{Quantiles, Table, median, median_ratio};
 
 use super::{Cell, Operation, Plan, own_name};
 use crate::floors::{Beside, FloorSummary};
-use crate::histogram::Quantiles;
 use crate::launch::Transport;
-use crate::machine::Machine;
-use crate::stats::{median, median_ratio};
-use crate::table::{self, Table};
 
 pub const SCHEMA: &str = "crosslane.demo/1";
 
@@ -148,7 +146,7 @@ impl Report {
         let side = ["p50", "p99", "p99.9", "ops/s", "bench"];
         let header = [""].into_iter().chain(side).chain(side).chain(side);
         let groups = [("", 1), ("kernel TCP", 5), ("Crosslane", 5), ("times better", 5)];
-        let mut table = Table::new(header).groups(groups);
+        let mut table = Table::numeric(header).groups(groups);
         let mut clients = None;
         for pair in self.rows.chunks_exact(2) {
             let [kernel, lanes] = pair else { continue };
@@ -163,14 +161,14 @@ impl Report {
             let mut line = vec![format!(
                 "  {} {}",
                 kernel.operation.word().to_uppercase(),
-                table::size(u64::from(kernel.value_bytes))
+                units::size(u64::from(kernel.value_bytes))
             )];
             line.extend(figures(kernel));
             line.extend(figures(lanes));
             let times = &lanes.times_kernel_tcp;
             line.extend(
                 [times.p50, times.p99, times.p999, times.operations, times.redis_benchmark_operations]
-                    .map(table::times),
+                    .map(units::times),
             );
             table.row(line);
         }
@@ -181,10 +179,10 @@ impl Report {
 fn figures(row: &Row) -> [String; 5] {
     let latency = &row.latency;
     [
-        table::micros(Some(latency.p50_ns)),
-        table::micros(Some(latency.p99_ns)),
-        table::micros(Some(latency.p999_ns)),
-        table::rate(Some(row.operations_per_s)),
-        table::rate(Some(row.redis_benchmark_operations_per_s)),
+        units::micros(Some(latency.p50_ns)),
+        units::micros(Some(latency.p99_ns)),
+        units::micros(Some(latency.p999_ns)),
+        units::rate(Some(row.operations_per_s)),
+        units::rate(Some(row.redis_benchmark_operations_per_s)),
     ]
 }

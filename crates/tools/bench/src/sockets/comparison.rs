@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use clap::ValueEnum;
+use stats::{Ratio, Table};
+use units::NONE;
 
 use super::report::Report;
 use super::{Experiment, Point};
 use crate::launch::{Libraries, Transport};
-use crate::stats::Ratio;
-use crate::table::{self, NOTHING, Table};
 
 /// The method, and a table of all experiments.
 pub fn text(report: &Report) -> String {
@@ -30,7 +30,7 @@ pub fn text(report: &Report) -> String {
 }
 
 fn table(report: &Report) -> Table {
-    let mut table = Table::new(["", "baseline", "library", "ratio of time", "95% interval"]);
+    let mut table = Table::numeric(["", "baseline", "library", "ratio of time", "95% interval"]);
     for experiment in Experiment::value_variants() {
         let sizes = report.sizes(*experiment);
         if !sizes.is_empty() {
@@ -40,10 +40,10 @@ fn table(report: &Report) -> Table {
             let point = Point { experiment: *experiment, size_bytes };
             let ratio = report.row(point, Transport::Crosslane).and_then(|row| row.time_over_baseline);
             table.row(vec![
-                format!("  {}", table::size(size_bytes)),
+                format!("  {}", units::size(size_bytes)),
                 figure(report, point, Transport::Baseline),
                 figure(report, point, Transport::Crosslane),
-                ratio.map_or_else(|| NOTHING.to_owned(), |ratio| format!("{:.3}", ratio.median)),
+                ratio.map_or_else(|| NONE.to_owned(), |ratio| format!("{:.3}", ratio.median)),
                 interval(ratio),
             ]);
         }
@@ -55,10 +55,10 @@ fn figure(report: &Report, point: Point, transport: Transport) -> String {
     let row = report.row(point, transport);
     let (value, write): (_, fn(Option<f64>) -> String) = match point.experiment {
         Experiment::RoundTripBlocking | Experiment::RoundTripEpoll => {
-            (row.and_then(|row| Some(row.latency.as_ref()?.p50_ns)), table::micros)
+            (row.and_then(|row| Some(row.latency.as_ref()?.p50_ns)), units::micros)
         }
-        Experiment::Bulk => (row.and_then(|row| row.rate_per_s), table::gigabytes),
-        _ => (row.and_then(|row| row.rate_per_s), table::rate),
+        Experiment::Bulk => (row.and_then(|row| row.rate_per_s), units::gigabytes),
+        _ => (row.and_then(|row| row.rate_per_s), units::rate),
     };
     report.cell(point, transport, value, write)
 }
@@ -67,7 +67,7 @@ fn figure(report: &Report, point: Point, transport: Transport) -> String {
 fn interval(ratio: Option<Ratio>) -> String {
     match ratio {
         Some(Ratio { interval: [low, high], rounds: Ratio::ROUNDS_MIN.., .. }) => format!("{low:.3} to {high:.3}"),
-        _ => NOTHING.to_owned(),
+        _ => NONE.to_owned(),
     }
 }
 

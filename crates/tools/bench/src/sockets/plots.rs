@@ -4,12 +4,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use plot::{Axis, Color, Figure, Series, Style};
+use stats::median;
 
 use super::report::{Report, Row};
 use super::{Experiment, Measured, Point};
 use crate::launch::Transport;
-use crate::stats::median;
-use crate::table;
 
 const TRANSPORTS: [Transport; 4] =
     [Transport::KernelTcp, Transport::KernelTcpSpinning, Transport::AfUnix, Transport::Crosslane];
@@ -99,7 +98,7 @@ fn distribution(measured: &Measured) -> Result<Figure> {
         series.push(Series { title: transport.title().to_owned(), style: style(transport), points });
     }
     Ok(Figure {
-        title: format!("Round trip of {}, blocking: all rounds", table::size(CDF_SIZE_BYTES)),
+        title: format!("Round trip of {}, blocking: all rounds", units::size(CDF_SIZE_BYTES)),
         x: Axis::Decades("round trip (µs)"),
         y: Axis::Percent("round trips at or below (%)"),
         series,

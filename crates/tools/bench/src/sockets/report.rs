@@ -2,15 +2,14 @@
 
 use anyhow::Result;
 use clap::ValueEnum;
+use machine::Machine;
 use serde::Serialize;
+use stats::{Latencies, Quantiles, Ratio, Table, median, median_ratio, ratios};
+use units::NONE;
 
 use super::{Cell, Clients, Experiment, Failure, Measured, Options, Plan, Point, comparison};
 use crate::floors::{Beside, FloorSummary};
-use crate::histogram::{Latencies, Quantiles};
 use crate::launch::{Libraries, Transport};
-use crate::machine::Machine;
-use crate::stats::{Ratio, median, median_ratio, ratios};
-use crate::table::{self, NOTHING, Table};
 
 pub const SCHEMA: &str = "crosslane.bench.sockets/1";
 
@@ -85,7 +84,7 @@ impl Cell {
         let mut all: Option<Latencies> = None;
         for latencies in self.rounds.iter().filter_map(|sample| sample.latencies.as_ref()) {
             match &mut all {
-                Some(all) => all.merge(latencies)?,
+                Some(all) => all.merge(latencies),
                 None => all = Some(latencies.clone()),
             }
         }
@@ -201,8 +200,8 @@ impl Report {
         for experiment in Experiment::value_variants() {
             let table = match experiment {
                 Experiment::RoundTripBlocking | Experiment::RoundTripEpoll => self.round_trips(*experiment),
-                Experiment::MessageRate => self.rates(*experiment, table::rate),
-                Experiment::Bulk => self.rates(*experiment, table::gigabytes),
+                Experiment::MessageRate => self.rates(*experiment, units::rate),
+                Experiment::Bulk => self.rates(*experiment, units::gigabytes),
                 Experiment::Connects | Experiment::ConnectsEpoll | Experiment::ConnectsAtOnce => {
                     self.connects(*experiment)
                 }
@@ -254,13 +253,13 @@ impl Report {
             "TCP / this",
         ];
         let groups = [("", 1), ("kernel TCP", 4), ("TCP spinning", 2), ("AF_UNIX", 2), ("Crosslane", 6)];
-        let mut table = Table::new(header).groups(groups);
+        let mut table = Table::numeric(header).groups(groups);
         for size_bytes in self.sizes(experiment) {
             let point = Point { experiment, size_bytes };
             let row = |transport| self.row(point, transport);
             let cells = |transport: Transport, whole: bool| {
                 let latency = row(transport).and_then(|row| row.latency.as_ref());
-                let field = |of: fn(&Quantiles) -> f64| self.cell(point, transport, latency.map(of), table::micros);
+                let field = |of: fn(&Quantiles) -> f64| self.cell(point, transport, latency.map(of), units::micros);
                 let mut cells = vec![field(|latency| latency.p50_ns), field(|latency| latency.p99_ns)];
                 if whole {
                     cells.extend([field(|latency| latency.p999_ns), field(|latency| latency.max_ns)]);
@@ -268,13 +267,13 @@ impl Report {
                 cells
             };
             let crosslane = row(Transport::Crosslane);
-            let mut line = vec![table::size(size_bytes)];
+            let mut line = vec![units::size(size_bytes)];
             line.extend(cells(Transport::KernelTcp, true));
             line.extend(cells(Transport::KernelTcpSpinning, false));
             line.extend(cells(Transport::AfUnix, false));
             line.extend(cells(Transport::Crosslane, true));
-            line.push(table::times(crosslane.and_then(|row| row.p50_over_cache_line)));
-            line.push(table::times(crosslane.and_then(|row| row.p50_times_below_kernel_tcp)));
+            line.push(units::times(crosslane.and_then(|row| row.p50_over_cache_line)));
+            line.push(units::times(crosslane.and_then(|row| row.p50_times_below_kernel_tcp)));
             table.row(line);
         }
         table
@@ -286,20 +285,20 @@ impl Report {
         if floor {
             header.extend(["copy floor", "of floor"]);
         }
-        let mut table = Table::new(header);
+        let mut table = Table::numeric(header);
         for size_bytes in self.sizes(experiment) {
             let point = Point { experiment, size_bytes };
-            let mut line = vec![table::size(size_bytes)];
+            let mut line = vec![units::size(size_bytes)];
             for transport in experiment.transports() {
                 let rate = self.row(point, *transport).and_then(|row| row.rate_per_s);
                 line.push(self.cell(point, *transport, rate, write));
             }
             let crosslane = self.row(point, Transport::Crosslane);
-            line.push(table::times(crosslane.and_then(|row| row.rate_times_kernel_tcp)));
+            line.push(units::times(crosslane.and_then(|row| row.rate_times_kernel_tcp)));
             if floor {
                 let beside = |transport| self.row(point, transport).and_then(|row| row.copy_pipeline_bytes_per_s);
-                line.push(table::gigabytes(beside(Transport::Crosslane).or_else(|| beside(Transport::KernelTcp))));
-                line.push(table::percent(crosslane.and_then(|row| row.rate_over_copy_pipeline)));
+                line.push(units::gigabytes(beside(Transport::Crosslane).or_else(|| beside(Transport::KernelTcp))));
+                line.push(units::percent(crosslane.and_then(|row| row.rate_over_copy_pipeline)));
             }
             table.row(line);
         }
@@ -308,7 +307,7 @@ impl Report {
 
     fn connects(&self, experiment: Experiment) -> Table {
         let header = ["", "rate", "p50 µs", "p99", "p99.9", "max", "this / TCP", "this / AF_UNIX"];
-        let mut table = Table::new(header);
+        let mut table = Table::numeric(header);
         for size_bytes in self.sizes(experiment) {
             for transport in experiment.transports() {
                 let point = Point { experiment, size_bytes };
@@ -316,13 +315,13 @@ impl Report {
                 let latency = row.and_then(|row| row.latency.as_ref());
                 table.row(vec![
                     transport.title().to_owned(),
-                    self.cell(point, *transport, row.and_then(|row| row.rate_per_s), table::rate),
-                    table::micros(latency.map(|latency| latency.p50_ns)),
-                    table::micros(latency.map(|latency| latency.p99_ns)),
-                    table::micros(latency.map(|latency| latency.p999_ns)),
-                    table::micros(latency.map(|latency| latency.max_ns)),
-                    table::times(row.and_then(|row| row.rate_times_kernel_tcp)),
-                    table::times(row.and_then(|row| row.rate_over_af_unix)),
+                    self.cell(point, *transport, row.and_then(|row| row.rate_per_s), units::rate),
+                    units::micros(latency.map(|latency| latency.p50_ns)),
+                    units::micros(latency.map(|latency| latency.p99_ns)),
+                    units::micros(latency.map(|latency| latency.p999_ns)),
+                    units::micros(latency.map(|latency| latency.max_ns)),
+                    units::times(row.and_then(|row| row.rate_times_kernel_tcp)),
+                    units::times(row.and_then(|row| row.rate_over_af_unix)),
                 ]);
             }
         }
@@ -341,7 +340,7 @@ impl Report {
         match value {
             Some(_) => write(value),
             None if self.failures.iter().any(failed) => "failed".to_owned(),
-            None => NOTHING.to_owned(),
+            None => NONE.to_owned(),
         }
     }
 }

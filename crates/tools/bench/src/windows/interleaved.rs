@@ -34,10 +34,10 @@ use rack::{Places, Rack};
 use serde::Serialize;
 
 use super::rack::Kind;
-use crate::histogram::Latencies;
 use crate::launch::{Launcher, READY_TIMEOUT};
 use crate::probe::Findings;
 use crate::process::Guard;
+use stats::Latencies;
 
 /// Bytes of a message.
 pub const SIZES: [usize; 6] = [8, 48, 64, 256, 1024, 4096];

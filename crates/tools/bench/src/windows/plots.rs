@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use plot::{Axis, Color, Figure, Series, Style};
+use stats::median;
 
 use super::report::{Report, Row};
 use super::{Experiment, Way};
-use crate::stats::median;
 
 /// Writes all plots and returns their paths.
 pub fn write(directory: &Path, report: &Report) -> Result<Vec<PathBuf>> {

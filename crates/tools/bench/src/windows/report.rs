@@ -1,18 +1,17 @@
 //! The report of `bench windows`, as JSON and as text.
 
 use anyhow::Result;
+use machine::Machine;
 use serde::Serialize;
+use stats::{Quantiles, Table, median, median_ratio};
+use units::NONE;
 
 use super::interleaved::report::{Measured as Interleaved, quantiles};
 use super::published::{self, Assumption};
 use super::rack::Counts;
 use super::{BesideCell, Cell, Company, Experiment, Measured, Modelled, ONE_WAY_NS, Options, Plan, Way};
 use crate::floors::{Beside, FloorSummary};
-use crate::histogram::Quantiles;
 use crate::launch::Tally;
-use crate::machine::Machine;
-use crate::stats::{median, median_ratio};
-use crate::table::{self, NOTHING, Table};
 
 pub const SCHEMA: &str = "crosslane.bench.windows/1";
 
@@ -367,31 +366,32 @@ impl Report {
         let header = ["size", "p50", "p99", "p99.9", "max", "p50", "p99", "x floor", "p50", "p99", "x floor", "p99 is"];
         let more = ["p50", "p99", "p99.9", "max", "x floor", "TCP / this", "p99 is", "p50", "p99"];
         let groups = [("", 1), ("kernel TCP", 4), ("direct lane", 3), ("window, direct", 4), ("window, by proxies", 7)];
-        let mut table = Table::new(header.into_iter().chain(more)).groups(groups.into_iter().chain([("AF_UNIX", 2)]));
+        let mut table =
+            Table::numeric(header.into_iter().chain(more)).groups(groups.into_iter().chain([("AF_UNIX", 2)]));
         for size_bytes in self.sizes(Experiment::RoundTrip) {
             let row = |way| self.row(Experiment::RoundTrip, size_bytes, way);
             let cell = |way, of: fn(&Quantiles) -> f64| {
                 let latency = row(way).and_then(|row| row.latency.as_ref());
-                table::micros(latency.map(of))
+                units::micros(latency.map(of))
             };
             let two = |way| [cell(way, |all| all.p50_ns), cell(way, |all| all.p99_ns)];
             let four = |way| {
                 let [p50, p99] = two(way);
                 [p50, p99, cell(way, |all| all.p999_ns), cell(way, |all| all.max_ns)]
             };
-            let floors = |way| table::times(row(way).and_then(|row| row.p50_over_cache_line));
+            let floors = |way| units::times(row(way).and_then(|row| row.p50_over_cache_line));
             let p99_is = |way| {
                 let said = row(way).and_then(|row| row.p99_against_kernel_tcp);
-                said.unwrap_or(NOTHING).to_owned()
+                said.unwrap_or(NONE).to_owned()
             };
-            let mut line = vec![table::size(size_bytes)];
+            let mut line = vec![units::size(size_bytes)];
             line.extend(four(Way::KernelTcp));
             line.extend(two(Way::DirectLane).into_iter().chain([floors(Way::DirectLane)]));
             line.extend(
                 two(Way::WindowDirect).into_iter().chain([floors(Way::WindowDirect), p99_is(Way::WindowDirect)]),
             );
             line.extend(four(Way::WindowProxy).into_iter().chain([floors(Way::WindowProxy)]));
-            line.push(table::times(row(Way::WindowProxy).and_then(|row| row.p50_times_below_kernel_tcp)));
+            line.push(units::times(row(Way::WindowProxy).and_then(|row| row.p50_times_below_kernel_tcp)));
             line.push(p99_is(Way::WindowProxy));
             line.extend(two(Way::AfUnix));
             table.row(line);
@@ -420,18 +420,18 @@ impl Report {
                 "{way}, {experiment}: {} of {} rounds of {}: {why}",
                 row.rounds,
                 self.rounds,
-                table::size(row.size_bytes)
+                units::size(row.size_bytes)
             )
         };
         self.rows.iter().filter(is_short).filter(|row| is_first(row)).map(line).collect()
     }
 
     fn timed_table(&self) -> Table {
-        let mut table = Table::new(["", "8 B", "48 B", "1 KiB", "4 KiB", "unit", "is"]);
+        let mut table = Table::numeric(["", "8 B", "48 B", "1 KiB", "4 KiB", "unit", "is"]);
         for figure in &self.timed.figures {
             let mut line = vec![figure.what.clone()];
             line.extend(
-                figure.values.map(|value| value.map_or_else(|| NOTHING.to_owned(), |value| format!("{value:.2}"))),
+                figure.values.map(|value| value.map_or_else(|| NONE.to_owned(), |value| format!("{value:.2}"))),
             );
             line.extend([figure.unit.to_owned(), figure.kind.to_owned()]);
             table.row(line);
@@ -440,34 +440,35 @@ impl Report {
     }
 
     fn isolation_table(&self) -> Table {
-        let mut table = Table::new(["by, beside", "trips/s", "p50", "p99", "max", "p99 x quiet", "streams GB/s", "is"]);
+        let mut table =
+            Table::numeric(["by, beside", "trips/s", "p50", "p99", "max", "p99 x quiet", "streams GB/s", "is"]);
         for row in &self.isolation {
-            let cell = |of: fn(&Quantiles) -> f64| table::micros(row.latency.as_ref().map(of));
+            let cell = |of: fn(&Quantiles) -> f64| units::micros(row.latency.as_ref().map(of));
             let failed = match row.rounds_failed {
                 0 => String::new(),
                 failed => format!(" ({failed} of {} rounds failed)", row.rounds_begun()),
             };
             table.row(vec![
                 format!("{}: {}{failed}", row.way, row.case),
-                table::rate(row.trips_per_s),
+                units::rate(row.trips_per_s),
                 cell(|all| all.p50_ns),
                 cell(|all| all.p99_ns),
                 cell(|all| all.max_ns),
-                table::times(row.p99_of_quiet),
-                table::gigabytes(row.streams_bytes_per_s),
+                units::times(row.p99_of_quiet),
+                units::gigabytes(row.streams_bytes_per_s),
                 row.kind.to_owned(),
             ]);
         }
         for case in &self.where_cores_suffice.modelled.isolation {
-            let micros = |ns: u64| table::micros(Some(ns as f64));
-            let nothing = || NOTHING.to_owned();
+            let micros = |ns: u64| units::micros(Some(ns as f64));
+            let nothing = || NONE.to_owned();
             table.row(vec![
                 format!("{}: {}", Way::WindowProxy.title(), case.case),
                 nothing(),
                 micros(case.rtt_ns_p50),
                 micros(case.rtt_ns_p99),
                 nothing(),
-                table::times(Some(case.p99_of_quiet)),
+                units::times(Some(case.p99_of_quiet)),
                 nothing(),
                 "modelled".to_owned(),
             ]);
@@ -480,23 +481,23 @@ impl Report {
         let mut header = vec!["size"];
         header.extend(ways.iter().map(|way| way.title()));
         header.extend(["memcpy into a mapping", "proxies / memcpy", "proxies / TCP"]);
-        let mut table = Table::new(header);
+        let mut table = Table::numeric(header);
         for size_bytes in self.sizes(Experiment::Bulk) {
             let row = |way| self.row(Experiment::Bulk, size_bytes, way);
-            let mut line = vec![table::size(size_bytes)];
-            line.extend(ways.iter().map(|way| table::gigabytes(row(*way).and_then(|row| row.bytes_per_s))));
+            let mut line = vec![units::size(size_bytes)];
+            line.extend(ways.iter().map(|way| units::gigabytes(row(*way).and_then(|row| row.bytes_per_s))));
             let proxy = row(Way::WindowProxy);
             let kernel = row(Way::KernelTcp);
-            line.push(table::gigabytes(kernel.and_then(|row| row.mapping_bytes_per_s)));
-            line.push(table::percent(proxy.and_then(|row| row.rate_over_mapping)));
-            line.push(table::times(proxy.and_then(|row| row.rate_times_kernel_tcp)));
+            line.push(units::gigabytes(kernel.and_then(|row| row.mapping_bytes_per_s)));
+            line.push(units::percent(proxy.and_then(|row| row.rate_over_mapping)));
+            line.push(units::times(proxy.and_then(|row| row.rate_times_kernel_tcp)));
             table.row(line);
         }
         table
     }
 
     fn copies_text(&self) -> String {
-        let number = |value: Option<f64>| value.map_or_else(|| NOTHING.to_owned(), |value| format!("{value:.2}"));
+        let number = |value: Option<f64>| value.map_or_else(|| NONE.to_owned(), |value| format!("{value:.2}"));
         let mut text =
             "\nCopies of each byte that crossed by proxies (measured; a program's own among them)\n\n".to_owned();
         for copies in &self.copies {
@@ -525,8 +526,8 @@ impl Report {
         });
         text += &format!(
             "modelled: {} ns beside the wire, {}; {}\n",
-            cores.modelled_without_wire_ns.map_or_else(|| NOTHING.to_owned(), |ns| format!("{ns:.0}")),
-            cores.modelled_over_cache_line.map_or_else(|| NOTHING.to_owned(), |times| format!("{times:.1} x floor")),
+            cores.modelled_without_wire_ns.map_or_else(|| NONE.to_owned(), |ns| format!("{ns:.0}")),
+            cores.modelled_over_cache_line.map_or_else(|| NONE.to_owned(), |times| format!("{times:.1} x floor")),
             cores.modelled.assumptions,
         );
         match (&cores.instructions_per_frame, &cores.instructions_missing) {
@@ -535,7 +536,7 @@ impl Report {
                     &format!("measured: {count:.0} instructions for a frame of 8 B, sent and received (callgrind)\n");
             }
             (None, why) => {
-                text += &format!("instructions of a frame: not measured: {}\n", why.as_deref().unwrap_or(NOTHING));
+                text += &format!("instructions of a frame: not measured: {}\n", why.as_deref().unwrap_or(NONE));
             }
         }
         text
@@ -557,10 +558,10 @@ mod tests {
     use super::super::{BESIDE, Failure, ModelledCase, Sample};
     use super::*;
     use crate::floors::CacheLine;
-    use crate::histogram::Latencies;
+    use stats::Latencies;
 
     fn latencies(ns: f64) -> Latencies {
-        let mut latencies = Latencies::new().unwrap();
+        let mut latencies = Latencies::new();
         latencies.add(ns, 1000);
         latencies.set_max(ns);
         latencies

@@ -11,7 +11,7 @@ use rustix::process::Resource;
 use rustix::thread::MembarrierQuery;
 
 use super::Check;
-use crate::{lanes, library, rack_dir, units};
+use crate::{lanes, library, rack_dir};
 
 /// memfd, seals and everything else that lanes use are there from this kernel on.
 const KERNEL_MIN: (u32, u32) = (4, 14);

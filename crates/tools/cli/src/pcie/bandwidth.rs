@@ -4,11 +4,11 @@ use anyhow::Result;
 use clap::Args;
 use pcie::model::{Bandwidth, Model, ModelError};
 use serde::Serialize;
+use stats::{Align, Table};
 
 use super::sizes::{Size, Sizes};
 use super::{answer, link};
 use crate::output;
-use crate::table::{Align, Table};
 use crate::wrong_use::WrongUse;
 
 /// Which transfers.

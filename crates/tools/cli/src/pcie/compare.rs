@@ -7,10 +7,10 @@ use pcie::result::TestResult;
 use pcie_bench::compare::{Comparison, compare};
 use pcie_bench::figures::Labelled;
 use pcie_bench::files;
+use stats::{Align, Table};
 
 use super::parameters::{self, judged};
 use crate::output;
-use crate::table::{Align, Table};
 use crate::wrong_use::WrongUse;
 
 /// Two files of results, as `bench`, `sweep` and `import` print them.
@@ -87,7 +87,7 @@ fn text(options: &Options, a: &[TestResult], comparison: &Comparison) -> String 
             difference.device_b.clone(),
             difference.test.test.to_string(),
             difference.test.size_bytes.to_string(),
-            plot::size(difference.test.window_bytes),
+            units::size(difference.test.window_bytes),
             state.unwrap_or_default(),
             difference.figure.to_owned(),
             format!("{:.3}", difference.a),

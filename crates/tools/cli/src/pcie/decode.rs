@@ -6,9 +6,9 @@ use anyhow::{Context, Result, bail};
 use pcie::tlp::dump::{self, Dump};
 use pcie::tlp::explain::{self, Explanation};
 use pcie::tlp::{Dllp, Packet, PacketError, crc};
+use stats::{Align, Table};
 
 use crate::output;
-use crate::table::{Align, Table};
 use crate::wrong_use::WrongUse;
 
 /// Explain packets of the transaction layer or the data link layer, given in hex

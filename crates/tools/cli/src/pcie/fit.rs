@@ -6,9 +6,9 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use pcie::fit::{Effort, Fit, Residual, SYSTEMS};
 use serde::Serialize;
+use stats::{Align, Table};
 
 use crate::output;
-use crate::table::{Align, Table};
 use crate::wrong_use::WrongUse;
 
 /// What to fit, to what.

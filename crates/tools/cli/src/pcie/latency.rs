@@ -7,11 +7,11 @@ use clap::Args;
 use pcie::model::latency::{Latency, Part, Path, Switch};
 use pcie::model::{Mode, Model, ModelError};
 use serde::Serialize;
+use stats::{Align, Table};
 
 use super::sizes::{Size, Sizes};
 use super::{answer, link};
 use crate::output;
-use crate::table::{Align, Table};
 use crate::wrong_use::WrongUse;
 
 /// Switches of the longest path.

@@ -8,11 +8,11 @@ use clap::Args;
 use pcie::model::nic::{Bandwidth, FRAME_BYTES_MAX, FRAME_BYTES_MIN, Nic};
 use pcie::model::{Mode, Model, ModelError};
 use serde::Serialize;
+use stats::{Align, Table};
 
 use super::sizes::{Size, Sizes};
 use super::{answer, link};
 use crate::output;
-use crate::table::{Align, Table};
 use crate::wrong_use::WrongUse;
 
 /// Which cards and packets.

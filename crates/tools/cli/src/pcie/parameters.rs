@@ -9,9 +9,9 @@ use pcie_bench::device::DeviceOptions;
 use pcie_bench::figures::{Labelled, pictures};
 use pcie_bench::memory::Pages;
 use serde::de::DeserializeOwned;
+use stats::{Align, Table};
 
 use super::sizes::{Size, Sizes};
-use crate::table::{Align, Table};
 use crate::wrong_use::WrongUse;
 
 /// Latencies of a test that says no number.
@@ -90,7 +90,7 @@ pub fn table(results: &[TestResult]) -> String {
             result.device.clone(),
             result.test.test.to_string(),
             result.test.size_bytes.to_string(),
-            plot::size(result.test.window_bytes),
+            units::size(result.test.window_bytes),
             state(result),
         ];
         let ns = |ns: f64| format!("{ns:.1}");

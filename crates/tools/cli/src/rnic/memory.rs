@@ -5,9 +5,9 @@ use clap::{Args, ValueEnum};
 use rnic::ledger::{Ledger, PUBLISHED, PUBLISHED_QPS, PUBLISHED_TOTAL_BYTES, Place, Role, Structure};
 use rnic::nic::Policy;
 use serde::Serialize;
+use stats::{Align, Table};
 
 use crate::output;
-use crate::table::{Align, Table};
 
 /// Queue pairs that one NIC can have: their numbers have 24 bits.
 const QPS_MAX: i64 = 1 << 24;

@@ -18,9 +18,9 @@ use netsim::workload::SizeDistribution;
 use rnic::wire::Header;
 use serde::Serialize;
 use sim::Span;
+use stats::{Align, Table};
 
 use crate::output;
-use crate::table::{Align, Table};
 use crate::wrong_use::WrongUse;
 
 /// What is asked.

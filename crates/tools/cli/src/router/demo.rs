@@ -10,9 +10,9 @@ use std::os::fd::AsFd;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::table::{Align, Table};
 use crate::{device_server, output};
 use lab::Lab;
+use stats::{Align, Table};
 
 /// Programs that the demo runs, and the Debian packages that have them.
 const PROGRAMS: [(&str, &str); 5] = [

@@ -8,12 +8,12 @@ use ipnet::IpNet;
 use router_node::ask::{Answer, Ask, FibQuery, Route, RouteHop};
 use router_node::control::{METRIC_NEIGHBOUR, RouteKind};
 use serde::Serialize;
+use stats::{Align, Table};
 
 use super::ask::ask;
 use super::loaded::LoadedCluster;
 use crate::output;
 use crate::rack_control::{ANSWER_LIMIT, receive};
-use crate::table::{Align, Table};
 use crate::wrong_use::WrongUse;
 
 /// What to show, and how.

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use router_node::ask::{PeerStatus, PortStatus, RoutesStatus, Status};
 use serde::Serialize;
+use stats::{Align, Table};
 
 use super::ask::status;
 use super::loaded::LoadedCluster;
 use crate::output;
-use crate::table::{Align, Table};
 
 /// What to show, and how.
 #[derive(clap::Args)]

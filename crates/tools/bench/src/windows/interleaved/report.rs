@@ -1,16 +1,15 @@
 //! What the two loops found, as JSON and as text.
 
 use anyhow::{Context, Result};
+use machine::Machine;
 use serde::Serialize;
+use stats::{Latencies, Quantiles, Table, median, median_ratio};
+use units::NONE;
 
 use super::{Asks, Found, HAND_OVERS, How, Interleaved, Length, SIZES};
 use crate::floors::{self, CacheLine};
-use crate::histogram::{Latencies, Quantiles};
 use crate::launch::Launcher;
-use crate::machine::Machine;
 use crate::progress::Progress;
-use crate::stats::{median, median_ratio};
-use crate::table::{self, NOTHING, Table};
 
 const SCHEMA: &str = "crosslane.bench.windows.interleaved/1";
 
@@ -99,7 +98,7 @@ pub fn measure(launcher: &Launcher, plan: Plan, progress: &mut Progress) -> Resu
     let loops = Interleaved::up(launcher).map_err(|error| failures.push(format!("{error:#}"))).ok();
     for round in 1..=plan.rounds {
         for (size_bytes, asks) in cases() {
-            let size = table::size(size_bytes as u64);
+            let size = units::size(size_bytes as u64);
             progress.step(&format!("round {round} of {}: four parties in two loops", plan.rounds), &size);
             let Some(loops) = &loops else { continue };
             let line = floors::cache_line(launcher, plan.floor_ms)?;
@@ -139,27 +138,27 @@ impl Measured {
         let header = ["size", "p50", "p99", "max", "x floor", "a hand-over, ns", "p50", "p99", "x floor"];
         let header = header.into_iter().chain(["frames", "proxy", "program", "p50", "x floor"]);
         let groups = [("", 1), ("asking both", 5), ("asking whose turn it is", 3), ("", 1), ("idle look, ns", 2)];
-        let mut table = Table::new(header).groups(groups.into_iter().chain([("as processes", 2)]));
-        let number = |value: Option<f64>| value.map_or_else(|| NOTHING.to_owned(), |value| format!("{value:.0}"));
+        let mut table = Table::numeric(header).groups(groups.into_iter().chain([("as processes", 2)]));
+        let number = |value: Option<f64>| value.map_or_else(|| NONE.to_owned(), |value| format!("{value:.0}"));
         for pair in self.rows.chunks_exact(2) {
             let [both, next] = [&pair[0], &pair[1]];
-            let micros = |row: &Row, of: fn(&Quantiles) -> f64| table::micros(row.latency.as_ref().map(of));
+            let micros = |row: &Row, of: fn(&Quantiles) -> f64| units::micros(row.latency.as_ref().map(of));
             let (beside_ns, beside_floors) = beside(both.size_bytes as u64);
             table.row(vec![
-                table::size(both.size_bytes as u64),
+                units::size(both.size_bytes as u64),
                 micros(both, |all| all.p50_ns),
                 micros(both, |all| all.p99_ns),
                 micros(both, |all| all.max_ns),
-                table::times(both.p50_over_cache_line),
+                units::times(both.p50_over_cache_line),
                 number(both.hand_over_ns_p50),
                 micros(next, |all| all.p50_ns),
                 micros(next, |all| all.p99_ns),
-                table::times(next.p50_over_cache_line),
-                both.frames_per_trip.map_or_else(|| NOTHING.to_owned(), |frames| format!("{frames:.2}")),
+                units::times(next.p50_over_cache_line),
+                both.frames_per_trip.map_or_else(|| NONE.to_owned(), |frames| format!("{frames:.2}")),
                 number(both.idle_turn_ns),
                 number(both.idle_receive_ns),
-                table::micros(beside_ns),
-                table::times(beside_floors),
+                units::micros(beside_ns),
+                units::times(beside_floors),
             ]);
         }
         format!("measured, us, {} rounds, {}:\n\n{}", self.plan.rounds, self.what, table.render())
@@ -235,7 +234,7 @@ mod tests {
     use super::*;
 
     fn sample(size_bytes: usize, ns: f64) -> Sample {
-        let mut latencies = Latencies::new().unwrap();
+        let mut latencies = Latencies::new();
         latencies.add(ns, 100);
         let found = Found { latencies, idle_turn_ns: 50.0, idle_receive_ns: 20.0, frames_per_trip: 2.0 };
         let line = Some(CacheLine { rtt_ns_p50: 100.0, rtt_ns_p99: 120.0, rtt_ns_untimed: 90.0 });

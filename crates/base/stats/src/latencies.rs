@@ -1,44 +1,45 @@
-//! Latencies of one sample, or of several merged, at a tenth of a nanosecond.
+//! A histogram of latencies with a resolution of a tenth of a nanosecond.
 
-use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// A cache line takes some 60 ns: whole nanoseconds would round that by 1%.
+/// Steps of a tenth of a nanosecond: a cache line takes some 60 ns, which whole nanoseconds would round by 1%.
 const STEPS_PER_NS: f64 = 10.0;
 const LATENCY_NS_MAX: f64 = 1e12;
 
-/// How often each latency occurred.
+/// A histogram of latencies.
 #[derive(Clone, Debug)]
 pub struct Latencies {
     counts: Histogram<u64>,
     max_ns: f64,
 }
 
-/// What a report says of one distribution of latencies.
+/// The quantiles of a distribution of latencies, for reports.
 #[derive(Clone, Debug, Serialize)]
 pub struct Quantiles {
     /// Median.
     pub p50_ns: f64,
-    /// 99% took at most this.
+    /// 99th percentile.
     pub p99_ns: f64,
-    /// 99.9% took at most this.
+    /// 99.9th percentile.
     pub p999_ns: f64,
-    /// The longest.
+    /// Maximum.
     pub max_ns: f64,
-    /// How many operations there were.
+    /// Number of operations.
     pub samples: u64,
 }
 
+impl Default for Latencies {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Latencies {
-    /// Without any yet.
-    ///
-    /// # Errors
-    /// Without memory for the counts.
-    pub fn new() -> Result<Self> {
-        let counts =
-            Histogram::new_with_bounds(1, (LATENCY_NS_MAX * STEPS_PER_NS) as u64, 3).context("making a histogram")?;
-        Ok(Self { counts, max_ns: 0.0 })
+    /// Returns an empty histogram.
+    pub fn new() -> Self {
+        let most = (LATENCY_NS_MAX * STEPS_PER_NS) as u64;
+        Self { counts: Histogram::new_with_bounds(1, most, 3).expect("the bounds are constants"), max_ns: 0.0 }
     }
 
     /// Adds `count` operations that took `ns` each.
@@ -48,33 +49,29 @@ impl Latencies {
         self.max_ns = self.max_ns.max(ns);
     }
 
-    /// The exact maximum, where it is known better than its bucket.
+    /// Sets the maximum, where it is known more exactly than its bucket.
     pub fn set_max(&mut self, ns: f64) {
         self.max_ns = ns;
     }
 
-    /// Adds all that `other` counted.
-    ///
-    /// # Errors
-    /// Never for histograms made here, which all have the same bounds.
-    pub fn merge(&mut self, other: &Self) -> Result<()> {
-        self.counts.add(&other.counts).context("merging histograms")?;
+    /// Adds all operations of `other`.
+    pub fn merge(&mut self, other: &Self) {
+        self.counts.add(&other.counts).expect("all histograms have the same bounds");
         self.max_ns = self.max_ns.max(other.max_ns);
-        Ok(())
     }
 
-    /// How many operations were counted.
+    /// Returns the number of operations.
     pub fn samples(&self) -> u64 {
         self.counts.len()
     }
 
-    /// What the share `quantile` (0 to 1) of operations took at most, in nanoseconds.
+    /// Returns the latency that the share `quantile` (0 to 1) of operations did not exceed, in nanoseconds.
     pub fn quantile_ns(&self, quantile: f64) -> f64 {
-        // A bucket answers with its upper edge, which may lie above the exact maximum.
+        // A bucket reports its upper edge, which may lie above the exact maximum.
         (self.counts.value_at_quantile(quantile) as f64 / STEPS_PER_NS).min(self.max_ns)
     }
 
-    /// Median, tail and maximum.
+    /// Returns median, tail and maximum.
     pub fn quantiles(&self) -> Quantiles {
         Quantiles {
             p50_ns: self.quantile_ns(0.5),
@@ -85,19 +82,19 @@ impl Latencies {
         }
     }
 
-    /// How often each latency occurred: (ns, count).
+    /// Returns (ns, count) of each recorded latency.
     pub fn counts(&self) -> impl Iterator<Item = (f64, u64)> {
         self.counts
             .iter_recorded()
             .map(|step| (step.value_iterated_to() as f64 / STEPS_PER_NS, step.count_since_last_iteration()))
     }
 
-    /// The longest.
+    /// Returns the maximum.
     pub fn max_ns(&self) -> f64 {
         self.max_ns
     }
 
-    /// The points of the cumulative distribution: (ns, share of operations at or below it).
+    /// Returns the points of the cumulative distribution: (ns, share of operations at or below it).
     pub fn cumulative(&self) -> Vec<(f64, f64)> {
         let total = self.samples().max(1) as f64;
         let mut below = 0;
@@ -120,7 +117,7 @@ mod tests {
 
     #[test]
     fn quantiles_find_the_tail() {
-        let mut latencies = Latencies::new().unwrap();
+        let mut latencies = Latencies::new();
         latencies.add(83.4, 9_890);
         latencies.add(1_000.0, 100);
         latencies.add(50_000.0, 10);
@@ -135,12 +132,12 @@ mod tests {
 
     #[test]
     fn merging_is_adding_all_operations_to_one() {
-        let mut first = Latencies::new().unwrap();
+        let mut first = Latencies::new();
         first.add(100.0, 3);
-        let mut second = Latencies::new().unwrap();
+        let mut second = Latencies::new();
         second.add(200.0, 5);
         second.set_max(201.5);
-        first.merge(&second).unwrap();
+        first.merge(&second);
         assert_eq!(first.samples(), 8);
         close(first.quantile_ns(0.5), 200.0);
         assert_eq!(first.quantiles().max_ns, 201.5);
@@ -148,7 +145,7 @@ mod tests {
 
     #[test]
     fn cumulative_rises_to_one() {
-        let mut latencies = Latencies::new().unwrap();
+        let mut latencies = Latencies::new();
         latencies.add(10.0, 1);
         latencies.add(20.0, 3);
         let points = latencies.cumulative();
@@ -159,7 +156,7 @@ mod tests {
 
     #[test]
     fn absurd_latencies_are_kept_inside_the_range() {
-        let mut latencies = Latencies::new().unwrap();
+        let mut latencies = Latencies::new();
         latencies.add(-1.0, 1);
         latencies.add(f64::INFINITY, 1);
         assert_eq!(latencies.samples(), 2);

@@ -1,8 +1,9 @@
-//! Medians over rounds, and ratios taken round by round so that a machine that drifts between rounds moves both sides.
+//! Medians over rounds, and ratios taken within each round, so that a machine that drifts between rounds moves both
+//! sides.
 
 use serde::Serialize;
 
-/// The median; of an even count, the mean of the middle two. `None` of nothing.
+/// Returns the median; for an even count, the mean of the middle two. `None` without values.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
@@ -14,51 +15,51 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     }
 }
 
-/// `over / under`, round by round, for the rounds both sides have.
+/// Returns `over / under` for each round that both sides have.
 pub fn ratios(over: &[f64], under: &[f64]) -> Vec<f64> {
     over.iter().zip(under).filter(|(_, under)| **under > 0.0).map(|(over, under)| over / under).collect()
 }
 
-/// The median of these.
+/// Returns the median of [`ratios`].
 pub fn median_ratio(over: &[f64], under: &[f64]) -> Option<f64> {
     median(ratios(over, under))
 }
 
-/// To which part of it a ratio is to be known, to either side.
+/// A ratio is known when its interval reaches at most this share of it to either side.
 const RATIO_PRECISION: f64 = 0.05;
 
 /// A ratio of two figures of the same round, over all rounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Ratio {
-    /// Its median; 0 where no round says anything.
+    /// The median; 0 without rounds.
     pub median: f64,
-    /// The 95% confidence interval of the median, by ranks: what lies on either side of one is not told from one.
+    /// The 95% confidence interval of the median, by ranks. A ratio whose interval holds 1 is not distinguishable from
+    /// 1.
     pub interval: [f64; 2],
-    /// Of how many rounds: those that say something.
+    /// Number of rounds that have a ratio.
     pub rounds: usize,
 }
 
 impl Ratio {
-    /// Of fewer rounds there is no interval in which the median lies 95 times of a hundred: the least and the greatest
-    /// stand for it.
+    /// With fewer rounds there is no 95% interval; the least and the greatest ratio stand for it.
     pub const ROUNDS_MIN: usize = 6;
 
-    /// Of the ratios of the rounds.
+    /// Returns the summary of the ratios of all rounds.
     pub fn of(ratios: &[f64]) -> Self {
         let median = median(ratios.iter().copied()).unwrap_or(0.0);
         Self { median, interval: median_interval(ratios).unwrap_or_default(), rounds: ratios.len() }
     }
 
-    /// Whether more rounds would say little more.
+    /// Returns whether the interval is narrow enough that more rounds would change little.
     pub fn is_known(&self) -> bool {
         let Self { median, interval: [low, high], rounds } = self;
         *rounds >= Self::ROUNDS_MIN && high - low <= 2.0 * RATIO_PRECISION * median
     }
 }
 
-/// The 95% confidence interval of the median of the distribution that independent values are drawn from, by their ranks
-/// (the sign test's): it assumes nothing about that distribution. Of fewer than [`Ratio::ROUNDS_MIN`], which do
-/// not suffice, the least and the greatest. `None` of nothing.
+/// Returns the 95% confidence interval of the median by ranks (the sign test), which assumes nothing about the
+/// distribution that the independent values are drawn from. For fewer than [`Ratio::ROUNDS_MIN`] values, returns the
+/// least and the greatest. `None` without values.
 fn median_interval(values: &[f64]) -> Option<[f64; 2]> {
     const MISSED_ON_A_SIDE: f64 = 0.025;
     let mut sorted = values.to_vec();

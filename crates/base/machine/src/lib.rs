@@ -1,37 +1,45 @@
-//! What a figure was taken on.
+//! The machine and the build that a measurement was taken with.
+
+mod cores;
 
 use std::fs;
 
 use serde::Serialize;
 
-use crate::launch::Cores;
+pub use cores::{CorePair, in_cpu_list};
+
+/// The commit that the program was built from, with `-dirty` if files had changed since. `unknown` outside a
+/// repository.
+pub const COMMIT: &str = env!("CROSSLANE_COMMIT");
+/// The version of the program, with the commit where it is known.
+pub const VERSION: &str = env!("CROSSLANE_VERSION");
 
 /// The machine and the build, as a report states them.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
-    /// Name of the processor.
+    /// Model name of the processor.
     pub cpu: String,
-    /// Cores this process may use.
+    /// CorePair this process may use.
     pub cores: usize,
-    /// Whether a hypervisor is below.
+    /// Whether it runs under a hypervisor.
     pub virtual_machine: bool,
     /// Release of Linux.
     pub kernel: String,
-    /// Memory, as far as known.
+    /// Memory, where it is known.
     pub memory_gib: Option<f64>,
-    /// Where the measuring processes are pinned, if they are.
-    pub cores_used: Option<Cores>,
-    /// The load average before the run: above a few tenths, others shared the cores.
+    /// The cores that the measuring processes are pinned to, if any.
+    pub cores_used: Option<CorePair>,
+    /// Load average before the run: above a few tenths, other processes shared the cores.
     pub load_1m_before: Option<f64>,
-    /// The commit the program was built from; `-dirty` if it was changed since.
+    /// [`COMMIT`].
     pub commit: &'static str,
 }
 
 const LOAD_QUIET_MAX: f64 = 0.5;
 
 impl Machine {
-    /// Asks the machine.
-    pub fn describe(cores_used: Option<Cores>) -> Self {
+    /// Describes this machine.
+    pub fn describe(cores_used: Option<CorePair>) -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let uname = rustix::system::uname();
         Self {
@@ -44,17 +52,17 @@ impl Machine {
             load_1m_before: fs::read_to_string("/proc/loadavg")
                 .ok()
                 .and_then(|text| text.split(' ').next()?.parse().ok()),
-            commit: env!("CROSSLANE_COMMIT"),
+            commit: COMMIT,
         }
     }
 
-    /// Processor, kernel and build in words.
+    /// Returns processor, kernel and commit as a phrase.
     pub fn words(&self) -> String {
         let kind = if self.virtual_machine { "virtual machine" } else { "bare machine" };
         format!("{}, {} cores ({kind}), Linux {}, commit {}", self.cpu, self.cores, self.kernel, self.commit)
     }
 
-    /// One sentence for a report's head.
+    /// Returns a sentence for the head of a report.
     pub fn sentence(&self) -> String {
         let used = self.cores_used.map_or("processes not pinned (fewer than two cores)".to_owned(), |cores| {
             format!("server on core {}, client on core {}", cores.server, cores.client)
@@ -62,7 +70,7 @@ impl Machine {
         format!("{}; {used}.", self.words())
     }
 
-    /// A warning if others were using the cores when the run began.
+    /// Returns a warning if other processes used the cores when the run began.
     pub fn busy_warning(&self) -> Option<String> {
         let load = self.load_1m_before.filter(|load| *load > LOAD_QUIET_MAX)?;
         Some(format!(
