@@ -2,8 +2,8 @@
 //!
 //! A [`Rack`] holds the keys of a file, checked as far as possible without examining the machine. A [`RackFile`] keeps
 //! the text as well, so that a later error, such as a device that is missing or too small, can name the line
-//! ([`RackFile::error_at`]). The text may also be that of keys in etcd, one for each node. [`Places`] lists the paths of
-//! the sockets, logs and directories of a running rack.
+//! ([`RackFile::error_at`]). The text may also be that of keys in etcd, one for each node. [`Places`] lists the paths
+//! of the sockets, logs and directories of a running rack.
 //!
 //! Nothing here does I/O beyond reading files. `docs/rack.md` explains every key.
 
