@@ -24,6 +24,7 @@ mod hold;
 mod lifeline;
 mod nowhere;
 mod peer;
+mod pieces;
 mod presence;
 mod ready;
 mod share;
@@ -62,9 +63,9 @@ use crate::segment::{
     BY_LANE_BOTH, BY_LANE_RECEIVE, BY_LANE_SEND, Own, Receiver, SHUT_BOTH_WAYS, Segment, Sender, Side, Status,
 };
 use crate::signals;
-use crate::spin::Patience;
 use crate::system;
 use crate::threads;
+use ::wait::AdaptiveSpin;
 use ledger::ConnectionSlot;
 use rustix::io::Errno;
 use std::cell::UnsafeCell;
@@ -223,7 +224,7 @@ pub struct Connection {
     /// Clock ticks at the last look for holders that are gone.
     counted_ticks: AtomicU64,
     /// What its receives have learned of how soon the peer sends.
-    patience: Patience,
+    spin_history: AdaptiveSpin,
     /// Threads and readiness sets that rely on the lifeline to wake them.
     sleepers: Sleepers<AtomicU32>,
     /// Calls for whose end a close waits.
@@ -348,7 +349,7 @@ impl Connection {
         connection.is_confined.store(false, Ordering::Relaxed);
         connection.is_user.store(false, Ordering::Relaxed);
         connection.was_awaited.store(false, Ordering::Relaxed);
-        connection.patience.forget();
+        connection.spin_history.reset();
         connection.unanswered_sends.store(0, Ordering::Relaxed);
         connection.send_is_blocked.store(false, Ordering::Relaxed);
         connection.send_timeout_ns.store(0, Ordering::Relaxed);
@@ -399,8 +400,8 @@ impl Connection {
     }
 
     /// What waits for its bytes have learned.
-    pub fn patience(&self) -> &Patience {
-        &self.patience
+    pub fn spin_history(&self) -> &AdaptiveSpin {
+        &self.spin_history
     }
 
     /// A descriptor of the lifeline, for sleeping on and for waking the peer.

@@ -30,10 +30,10 @@ use crate::lifecycle::{self, Listener};
 use crate::lock::Lock;
 use crate::pool::Pool;
 use crate::signals;
-use crate::spin::Patience;
 use crate::system;
 use crate::table::{self, Entry};
 use crate::threads;
+use ::wait::AdaptiveSpin;
 use left::{Close, Left};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
 use registration::{EDGE, EXCLUSIVE, ONESHOT, Registration, Target};
@@ -59,7 +59,7 @@ pub struct InterestSet {
     /// Threads that sleep in the kernel until the set has something.
     sleepers: AtomicU32,
     /// What waits have learned of how soon something comes.
-    patience: Patience,
+    spin_history: AdaptiveSpin,
     /// It holds, or has held, another set, which is looked at under this one's lock.
     nests: AtomicBool,
     /// Grows when the last descriptor is closed: objects are used again.
@@ -403,7 +403,7 @@ pub fn create(flags: i32) -> Result<RawFd, Errno> {
 /// Makes a set for an epoll descriptor of the program.
 fn enter(epfd: RawFd) -> &'static InterestSet {
     let set = POOL.take();
-    set.patience.forget();
+    set.spin_history.reset();
     set.with(|roster| roster.descriptors.push(epfd));
     table::set(epfd, Entry::Interest(set));
     set

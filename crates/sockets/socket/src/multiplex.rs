@@ -12,7 +12,6 @@ use crate::interest::{InterestSet, Sleep};
 use crate::lifecycle::{self, Listener};
 use crate::sandbox;
 use crate::signals::{self, Moment, Since};
-use crate::spin::{Spin, Turn};
 use crate::system;
 use crate::table::{self, Entry};
 use crate::threads;
@@ -23,6 +22,7 @@ use libc::{
 use rustix::io::Errno;
 use rustix::process::Resource;
 use std::os::fd::RawFd;
+use wait::{Action, Spin};
 
 /// Calls with at most so many descriptors allocate nothing, so that a signal handler may make them.
 const STACK_ENTRIES: usize = 64;
@@ -394,7 +394,7 @@ impl Call<'_> {
             }
             let woken = self.sleep()?;
             if let Some(first) = self.connections().next() {
-                first.patience().note_awake();
+                first.spin_history().note_wakeup();
             }
             match woken {
                 Woken::Found(ready) => return Ok(ready),
@@ -441,19 +441,19 @@ impl Call<'_> {
     fn spin(&mut self) -> Result<Option<usize>, Errno> {
         let Some(first) = self.connections().next() else { return Ok(None) };
         let connections = self.connections().count();
-        let mut spin = Spin::with(first.patience());
+        let mut spin = Spin::with(first.spin_history());
         loop {
-            match spin.turn_of(LOOKS_PER_GLANCE.saturating_mul(connections as u32)) {
-                Turn::Look if !self.may_be_ready() => continue,
-                Turn::Look => {}
-                Turn::AskKernel => {
+            match spin.iterate_by(LOOKS_PER_GLANCE.saturating_mul(connections as u32)) {
+                Action::Poll if !self.may_be_ready() => continue,
+                Action::Poll => {}
+                Action::PollKernel => {
                     // SAFETY: the caller's mask.
                     unsafe { system::deliver_signals(self.mask) }?;
                     if self.deadline.is_over() {
                         return self.look(self.needs_kernel).map(Some);
                     }
                 }
-                Turn::Sleep => return Ok(None),
+                Action::Block => return Ok(None),
             }
             let ready = self.look(self.needs_kernel)?;
             if ready > 0 {

@@ -8,11 +8,12 @@ use crate::{FUNCTION_LINES_MAX, Offence, Source};
 
 /// Crates that may say `unsafe`: memory another party can write, raw spans of callers, the C boundary, and what
 /// measures or attacks them.
-pub const UNSAFE_CRATES: [&str; 12] = [
+pub const UNSAFE_CRATES: [&str; 13] = [
     "volmem",
     "fabric",
     "lane",
     "lane-c",
+    "wait",
     "socket",
     "preload",
     "ledger",
@@ -203,7 +204,7 @@ mod tests {
     #[test]
     fn unsafe_is_found_only_outside_the_crates_that_may_say_it() {
         let text = "//! unsafe\n#[unsafe(no_mangle)]\nfn f() { let s = \"unsafe\"; unsafe { g() } }\n";
-        let only = "only in volmem, fabric, lane, lane-c, socket, preload, ledger, fib, bench, pcie-bench, \
+        let only = "only in volmem, fabric, lane, lane-c, wait, socket, preload, ledger, fib, bench, pcie-bench, \
                     router-ports, system-tests";
         assert_eq!(
             check_text(text),

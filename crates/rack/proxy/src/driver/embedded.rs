@@ -17,10 +17,10 @@ use fabric::{Link, LinkState};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use socket::rendezvous::listen_for_far;
-use socket::spin::Spin;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
+use wait::Spin;
 
 /// A proxy of one thread that has none.
 pub struct Embedded {
@@ -95,7 +95,7 @@ impl Embedded {
                 let had_any = owner.work_once(*turns, events);
                 if !had_any {
                     let mut spin = owner.begin_to_look();
-                    spin.note_look();
+                    spin.note_poll();
                     (*turns, *wait) = (0, Some(spin));
                 }
                 had_any

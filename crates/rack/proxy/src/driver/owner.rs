@@ -21,15 +21,14 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use socket::clock::{now_ns, ticks};
-use socket::manners::Yielder;
 use socket::rendezvous::{Accepted, LaneListener};
 use socket::segment::Segment;
-use socket::spin::{Patience, Spin, Turn as Wait};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, mpsc};
+use wait::{Action, AdaptiveSpin, Spin, Yielder};
 
 /// Turns with something to do between two looks at what only the kernel knows.
 const TURNS_PER_LOOK: u32 = 64;
@@ -216,7 +215,7 @@ pub(super) struct Owner {
     past: HashMap<u8, Counters>,
     offences_said: u32,
     /// What its waits have taught.
-    patience: &'static Patience,
+    spin_history: &'static AdaptiveSpin,
     /// What giving way has brought.
     yielder: Yielder,
     berth: Berth,
@@ -255,7 +254,7 @@ impl Owner {
             past: HashMap::new(),
             offences_said: 0,
             // One a thread, for as long as the process.
-            patience: Box::leak(Box::new(Patience::of_server())),
+            spin_history: Box::leak(Box::new(AdaptiveSpin::for_server())),
             yielder: Yielder::new(),
             berth: Berth::default(),
             clock: TurnClock::default(),
@@ -325,9 +324,9 @@ impl Owner {
         let now_ns = self.clock.now_ns(ticks);
         let turn = self.turn(now_ns);
         if turn.gives_way {
-            self.yielder.give_way();
+            self.yielder.yield_if_useful();
         }
-        let has_company = turn.gives_way && (self.yielder.lets_others_run() || self.patience.takes_turns());
+        let has_company = turn.gives_way && (self.yielder.is_useful() || self.spin_history.has_useful_yields());
         self.berth.note(has_company, now_ns);
         turn.progressed
     }
@@ -335,13 +334,13 @@ impl Owner {
     /// Looks for something to do, for as long as being awake is worth it; `false`: it is not any more.
     fn look_on(&mut self, events: &mut Vec<epoll::Event>) -> bool {
         let mut spin = self.begin_to_look();
-        if spin.sleeps_at_once() {
+        if spin.blocks_immediately() {
             // Others need the processor, and those who hold it back are served last: sleepers come first.
             self.engines.iter_mut().flatten().for_each(LinkEngine::park_all);
             self.relays.park_all();
             return false;
         }
-        spin.note_look();
+        spin.note_poll();
         loop {
             match self.look_once(&mut spin, events) {
                 Looked::Found => return true,
@@ -353,29 +352,29 @@ impl Owner {
 
     /// A wait of a thread that has nothing to do.
     pub(super) fn begin_to_look(&self) -> Spin {
-        Spin::with(self.patience)
+        Spin::with(self.spin_history)
     }
 
     /// One of the looks of such a wait.
     pub(super) fn look_once(&mut self, spin: &mut Spin, events: &mut Vec<epoll::Event>) -> Looked {
         // An idle turn looks at a handful of words of each engine.
         let looks = (4 * self.engines.iter().flatten().count() as u32).max(1);
-        match spin.turn_of(looks) {
-            Wait::Look => {}
-            Wait::AskKernel => {
+        match spin.iterate_by(looks) {
+            Action::Poll => {}
+            Action::PollKernel => {
                 if self.look_at_kernel(events) {
                     return Looked::Found;
                 }
             }
-            Wait::Sleep => return Looked::IsTired,
+            Action::Block => return Looked::IsTired,
         }
-        let now = spin.note_look();
+        let now = spin.note_poll();
         if self.turn_with_manners(now) { Looked::Found } else { Looked::Nothing }
     }
 
     /// One turn of every engine, and what they came to together. Who sleeps has been rung for.
     fn turn(&mut self, now_ns: u64) -> Turn {
-        let is_crowded = self.patience.is_crowded();
+        let is_crowded = self.spin_history.is_core_shared();
         let (mut progressed, mut gives_way) = (false, false);
         for index in 0..self.engines.len() {
             let Some(link) = &mut self.engines[index] else { continue };

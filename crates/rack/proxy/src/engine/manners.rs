@@ -5,7 +5,7 @@
 //! finds something to do in every turn. So whoever has handed a short message on lets others run, and for some time
 //! after one streams let others run between pieces: proxies ([`super::Turn::gives_way`]) and programs
 //! ([`Local::give_way`]) alike. Streams that have no such company are spared that, and each party finds out for itself
-//! whether there is anybody whom it keeps from running ([`socket::manners::Yielder`]).
+//! whether there is anybody whom it keeps from running ([`wait::Yielder`]).
 
 use super::Engine;
 use crate::connection::Connection;

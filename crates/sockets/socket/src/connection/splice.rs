@@ -6,12 +6,12 @@
 use super::transfer::Step;
 use super::wait::{Call, Deadline};
 use super::{Connection, Flags, Lanes};
-use crate::spin::Spin;
 use crate::system;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
+use wait::Spin;
 
 /// What a pipe that has room takes without waiting, whatever kernel it is.
 const PIPE_BYTES_SURE: usize = libc::PIPE_BUF;
@@ -137,7 +137,7 @@ impl Connection {
                 Step::End => return Ok(0),
                 Step::Nothing if self.is_nonblocking.load(Ordering::Relaxed) => return Err(Errno::AGAIN),
                 Step::Nothing => {
-                    self.wait_to_receive(generation, &mut call, deadline, Spin::with(&self.patience))?;
+                    self.wait_to_receive(generation, &mut call, deadline, Spin::with(&self.spin_history))?;
                 }
             }
         }

@@ -5,7 +5,7 @@ use crate::address::Tuple;
 use crate::lock::Lock;
 use crate::model::{Model, ModelledLink};
 use crate::segment::{Endpoint, Secrets, Segment, Side};
-use crate::spin::Spin;
+use ::wait::Spin;
 use fabric::device::{Caching, DeviceMemory};
 use fabric::timed::{LinkTiming, Pace};
 use fabric::{MemoryInbound, MemoryOutbound, shm};

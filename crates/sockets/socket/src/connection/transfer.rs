@@ -4,14 +4,13 @@ use super::cork::HELD_BYTES_MAX;
 use super::ends::{Receiving, Sending};
 use super::give_back;
 use super::nowhere::is_any_nowhere;
+use super::pieces::copy_in_pieces;
 use super::wait::{Call, Deadline, Room};
 use super::{Connection, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::clock::{note_stamp, stamp};
 use crate::interest;
-use crate::manners;
 use crate::sandbox;
 use crate::segment::{Own, Status};
-use crate::spin::{Spin, Turn};
 use crate::system;
 use crate::threads;
 use lane::{Corrupt, INLINE_BYTES, Next};
@@ -20,6 +19,7 @@ use libc::iovec;
 use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
+use wait::{Action, Spin};
 
 /// What a call asks for beyond moving bytes: the `MSG_` flags that a stream knows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl Lanes {
             return unsafe { sender.write_from(source, len_bytes) };
         }
         // SAFETY: a part of what the caller says is readable.
-        manners::in_pieces(len_bytes, |begin, len_bytes| unsafe { sender.write_from(source.add(begin), len_bytes) })
+        copy_in_pieces(len_bytes, |begin, len_bytes| unsafe { sender.write_from(source.add(begin), len_bytes) })
     }
 
     /// As [`Receiving::read_to`], giving way to others where the peer asks for it.
@@ -100,7 +100,7 @@ impl Lanes {
             return unsafe { receiver.read_to(destination, len_bytes) };
         }
         // SAFETY: a part of what the caller says is writable.
-        manners::in_pieces(len_bytes, |begin, len_bytes| unsafe { receiver.read_to(destination.add(begin), len_bytes) })
+        copy_in_pieces(len_bytes, |begin, len_bytes| unsafe { receiver.read_to(destination.add(begin), len_bytes) })
     }
 }
 
@@ -259,7 +259,7 @@ impl Connection {
         }
         let deadline = Deadline::after(self.receive_timeout_ns.load(Ordering::Relaxed));
         let mut call = Call::new(self);
-        let mut spin = Some(Spin::with(&self.patience));
+        let mut spin = Some(Spin::with(&self.spin_history));
         if done == 0
             && let Some(spin) = &mut spin
             // SAFETY: the caller's spans.
@@ -272,7 +272,7 @@ impl Connection {
             let waited = if peeks_again {
                 self.nap(deadline)
             } else {
-                let spin = spin.take().unwrap_or_else(|| Spin::with(&self.patience));
+                let spin = spin.take().unwrap_or_else(|| Spin::with(&self.spin_history));
                 self.wait_to_receive(generation, &mut call, deadline, spin)
             };
             if let Err(error) = waited {
@@ -325,7 +325,7 @@ impl Connection {
             for _ in 0..TRIES_MAX {
                 // SAFETY: the caller's spans.
                 let next = unsafe { self.receive_short(generation, spans, flags) };
-                if next != Next::Nothing || spin.turn() != Turn::Look {
+                if next != Next::Nothing || spin.iterate() != Action::Poll {
                     return next;
                 }
             }
@@ -345,7 +345,7 @@ impl Connection {
         for _ in 0..TRIES_MAX {
             // SAFETY: the caller's spans.
             let next = unsafe { self.receive_short_elsewhere(generation, spans, flags) };
-            if next != Next::Nothing || spin.turn() != Turn::Look {
+            if next != Next::Nothing || spin.iterate() != Action::Poll {
                 return next;
             }
         }

@@ -9,12 +9,12 @@ use crate::clock::now_ns;
 use crate::lock::Lock;
 use crate::segment::Own;
 use crate::signals::{Moment, Since};
-use crate::spin::{Spin, Turn};
 use crate::system;
 use crate::threads;
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
+use wait::{Action, Spin};
 
 /// Sleep of a thread that is not alone on its lifeline: another may take the byte that was meant for it.
 const NAP_MS: i32 = 1;
@@ -219,7 +219,7 @@ impl Connection {
             || self.announce_receive_sleep(lanes),
             || self.sleep(lanes, deadline, self.held_left_ms_in(lanes).map(|left_ms| left_ms as i32)),
         );
-        self.patience.note_awake();
+        self.spin_history.note_wakeup();
         outcome
     }
 
@@ -327,13 +327,13 @@ impl Connection {
             if is_ready() {
                 return Ok(true);
             }
-            match spin.turn() {
-                Turn::Look => {}
-                Turn::AskKernel => {
+            match spin.iterate() {
+                Action::Poll => {}
+                Action::PollKernel => {
                     self.ask_kernel(lanes);
                     deadline.check_signals()?;
                 }
-                Turn::Sleep => return Ok(false),
+                Action::Block => return Ok(false),
             }
         }
     }
@@ -451,14 +451,14 @@ impl Connection {
             if is_over() || system::poll_now(self.lifeline(), events) != 0 {
                 return Ok(());
             }
-            match spin.turn_of(LOOKS_PER_CALL) {
-                Turn::Look => {}
-                Turn::AskKernel => deadline.check_signals()?,
-                Turn::Sleep => break,
+            match spin.iterate_by(LOOKS_PER_CALL) {
+                Action::Poll => {}
+                Action::PollKernel => deadline.check_signals()?,
+                Action::Block => break,
             }
         }
         let outcome = self.sleep_unless(call, is_over, || {}, || self.sleep_on_lifeline(deadline, events));
-        self.patience.note_awake();
+        self.spin_history.note_wakeup();
         outcome
     }
 

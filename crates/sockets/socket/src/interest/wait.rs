@@ -8,12 +8,12 @@ use super::{InterestSet, Sleep, kernel};
 use crate::clock::now_ns;
 use crate::lifecycle;
 use crate::signals::{self, Moment, Since};
-use crate::spin::{Spin, Turn};
 use crate::system;
 use libc::{epoll_event, sigset_t};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
+use wait::{Action, Spin};
 
 /// The most events that the kernel accepts for one call.
 const EVENTS_MAX: usize = i32::MAX as usize / size_of::<epoll_event>();
@@ -306,11 +306,11 @@ impl InterestSet {
     /// Looks at hot connections for a while. `true`: something was found, or the time is up.
     fn spin(&'static self, call: &Call, sink: &mut Sink, life: u32, deadline: &mut Deadline) -> Result<bool, Errno> {
         let mut spun_for = self.with_life(life, |roster| roster.spun_for_count())?;
-        let mut spin = Spin::with(&self.patience);
+        let mut spin = Spin::with(&self.spin_history);
         while spun_for > 0 {
-            match spin.turn_of(LOOKS_PER_GLANCE.saturating_mul(spun_for as u32)) {
-                Turn::Look => self.with_life(life, |roster| roster.scan(sink, false))?,
-                Turn::AskKernel => {
+            match spin.iterate_by(LOOKS_PER_GLANCE.saturating_mul(spun_for as u32)) {
+                Action::Poll => self.with_life(life, |roster| roster.scan(sink, false))?,
+                Action::PollKernel => {
                     self.look_everywhere(call, sink, life)?;
                     if sink.len == 0 {
                         deadline.check_signals()?;
@@ -320,7 +320,7 @@ impl InterestSet {
                     }
                     spun_for = self.with_life(life, |roster| roster.spun_for_count())?;
                 }
-                Turn::Sleep => break,
+                Action::Block => break,
             }
             if sink.len > 0 {
                 return Ok(true);
@@ -363,7 +363,7 @@ impl InterestSet {
         let count = unsafe { system::epoll_wait(call.epfd, call.events, call.max, left_ns, call.mask) }?;
         #[cfg(test)]
         super::tests::note_sleep();
-        self.patience.note_awake();
+        self.spin_history.note_wakeup();
         drop(sleep);
         if held_ns.is_some() {
             self.with_life(life, Roster::poll_held)?;

@@ -11,13 +11,13 @@ use crate::limit;
 use crate::rendezvous::{self, Accepted, Refused};
 use crate::segment::{Segment, Side};
 use crate::signals::{Moment, Since};
-use crate::spin::{Spin, Turn};
 use crate::system;
 use crate::table::{self, Entry};
 use ledger::{FallbackReason, Path, Role};
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, RawFd};
+use wait::{Action, Spin};
 
 /// Strangers that one look at the lane listener sends away.
 const STRANGERS_MAX: usize = 64;
@@ -155,7 +155,7 @@ fn spin_until(mut is_true: impl FnMut() -> bool) -> bool {
         if is_true() {
             return true;
         }
-        if spin.turn_of(LOOKS_PER_CALL) == Turn::Sleep {
+        if spin.iterate_by(LOOKS_PER_CALL) == Action::Block {
             return false;
         }
     }

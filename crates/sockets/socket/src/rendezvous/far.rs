@@ -41,7 +41,7 @@ use crate::model::{MODEL_BYTES, Model, ModelledLink};
 use crate::monitor::{self, Answer};
 use crate::rack::{ListenerName, Rack, RackLock};
 use crate::segment::{LAYOUT_VERSION, Secrets, Segment, Side};
-use crate::spin::{Spin, Turn};
+use wait::{Action, Spin};
 
 const REPLY_BYTES: usize = MODEL_OFFSET + MODEL_BYTES;
 const MODEL_OFFSET: usize = 40;
@@ -415,7 +415,7 @@ fn look_awake(lifeline: BorrowedFd<'_>) -> Option<Heard> {
     let mut spin = Spin::new();
     loop {
         let heard = look(lifeline);
-        if heard.is_some() || spin.turn_of(LOOKS_PER_CALL) == Turn::Sleep {
+        if heard.is_some() || spin.iterate_by(LOOKS_PER_CALL) == Action::Block {
             return heard;
         }
     }
