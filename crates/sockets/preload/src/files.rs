@@ -219,7 +219,7 @@ static STANDARD: Standard = Standard(UnsafeCell::new([std::ptr::null_mut(); 3]))
 
 /// `fd` is now something else: if it is a standard descriptor, its stream follows.
 pub fn follow_standard_stream(fd: c_int) {
-    if !(0..3).contains(&fd) || socket::lifecycle::is_borrowed_memory() {
+    if !(0..3).contains(&fd) || socket::process::is_borrowed_memory() {
         return;
     }
     let is_connection = table::connection(fd).is_some();

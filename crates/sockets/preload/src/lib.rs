@@ -23,6 +23,8 @@ mod syscalls;
 
 use rustix::io::Errno;
 use socket::lifecycle;
+use socket::process;
+use socket::settings::settings;
 use std::ffi::c_int;
 
 #[used]
@@ -36,9 +38,9 @@ extern "C" fn load() {
     socket::threads::find_single_threaded();
     socket::rack::remember_environment();
     socket::successor::remember_origin();
-    lifecycle::note_process();
+    process::note_process();
     lifecycle::check_environment();
-    if lifecycle::settings().off {
+    if settings().off {
         return;
     }
     signals::use_gates();
@@ -54,7 +56,7 @@ static UNLOAD: extern "C" fn() = unload;
 
 /// Runs when the program ends by `exit`, behind its own handlers.
 extern "C" fn unload() {
-    if !lifecycle::settings().off {
+    if !settings().off {
         lifecycle::before_exit();
     }
 }

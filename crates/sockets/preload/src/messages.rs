@@ -72,7 +72,9 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
                     (*message).msg_flags = received_flags(flags, result);
                     match connection.control_wanted() {
                         None => (*message).msg_controllen = 0,
-                        Some(wanted) => put_control(message, wanted.messages(connection, result as usize)),
+                        Some(wanted) => {
+                            put_control(message, wanted.messages(result as usize, || connection.unread_hint()))
+                        }
                     }
                 }
                 result

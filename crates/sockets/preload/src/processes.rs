@@ -4,6 +4,7 @@ use crate::real;
 use libc::FILE;
 use rustix::fs::AtFlags;
 use socket::lifecycle::{self, note_spawn, while_executing};
+use socket::settings::settings;
 use socket::successor::{self, Environment};
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::os::fd::BorrowedFd;
@@ -26,7 +27,7 @@ pub unsafe extern "C" fn vfork() -> c_int {
 
 /// Forks, with the handlers around it that libc calls around `fork`.
 pub fn with_handlers(fork: impl FnOnce() -> c_long) -> c_long {
-    if lifecycle::settings().off {
+    if settings().off {
         return fork();
     }
     lifecycle::before_fork();
@@ -73,7 +74,7 @@ pub unsafe extern "C" fn clone(
     tls: *mut c_void,
     child_tid: *mut c_int,
 ) -> c_int {
-    if flags & libc::CLONE_VM != 0 || lifecycle::settings().off {
+    if flags & libc::CLONE_VM != 0 || settings().off {
         if flags & libc::CLONE_THREAD == 0 {
             note_spawn();
         }
@@ -121,7 +122,11 @@ pub unsafe extern "C" fn prctl(option: c_int, second: usize, third: usize, fourt
     let arguments = [option as usize, second, third, fourth, fifth];
     // SAFETY: the C caller's.
     let call = || unsafe { socket::system::call_kernel(libc::SYS_prctl, arguments) as c_long };
-    if socket::sandbox::is_filter_by_prctl(option) { socket::sandbox::confine(call) as c_int } else { call() as c_int }
+    if socket::sandbox::is_filter_by_prctl(option) {
+        socket::lifecycle::confine(call) as c_int
+    } else {
+        call() as c_int
+    }
 }
 
 macro_rules! spawns {
@@ -135,7 +140,7 @@ macro_rules! spawns {
             arguments: Strings,
             environment: Strings,
         ) -> c_int {
-            let is_off = lifecycle::settings().off;
+            let is_off = settings().off;
             if !is_off {
                 lifecycle::keep_options_through_exec();
             }

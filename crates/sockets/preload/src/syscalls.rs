@@ -22,7 +22,7 @@ pub unsafe extern "C" fn syscall(
     fifth: usize,
     sixth: usize,
 ) -> c_long {
-    if number == libc::SYS_io_uring_setup && !socket::lifecycle::settings().off {
+    if number == libc::SYS_io_uring_setup && !socket::settings::settings().off {
         crate::set_errno(rustix::io::Errno::NOSYS);
         return -1;
     }
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn syscall(
         _ => false,
     };
     if puts_under_filter {
-        return socket::sandbox::confine(in_kernel);
+        return socket::lifecycle::confine(in_kernel);
     }
     // SAFETY: the C caller's.
     if unsafe { copies_memory(number, arguments) } { processes::with_handlers(in_kernel) } else { in_kernel() }
@@ -209,7 +209,7 @@ unsafe fn mask_behind(argument: usize) -> (*const libc::sigset_t, usize) {
 /// liburing's, whose system calls are its own.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn io_uring_queue_init(entries: c_uint, ring: *mut c_void, flags: c_uint) -> c_int {
-    if !socket::lifecycle::settings().off {
+    if !socket::settings::settings().off {
         return -libc::ENOSYS;
     }
     // SAFETY: the C caller's.
@@ -222,7 +222,7 @@ pub unsafe extern "C" fn io_uring_queue_init_params(
     ring: *mut c_void,
     parameters: *mut c_void,
 ) -> c_int {
-    if !socket::lifecycle::settings().off {
+    if !socket::settings::settings().off {
         return -libc::ENOSYS;
     }
     // SAFETY: the C caller's.

@@ -16,7 +16,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-use crate::rack::NameKey;
+use crate::name_key::NameKey;
 
 /// The family of a program's socket, which decides how addresses are shown to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -555,7 +555,7 @@ fn ip_of_octets(octets: &[u8]) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rack::key::tests::OTHER_KEY;
+    use crate::name_key::tests::OTHER_KEY;
     use crate::rack::tests::Scratch;
     use proptest::prelude::*;
 

@@ -51,8 +51,6 @@ use crate::clock::{TICKS_PER_MICROSECOND, note_ticks, ticks};
 use crate::control::Wanted;
 use crate::descriptors::{self, HiddenFd, Need};
 use crate::home::MemoryFds;
-use crate::lifecycle::descriptor::is_inheritable;
-use crate::lifecycle::inspect::inode_of;
 use crate::limit;
 use crate::lock::Lock;
 use crate::options::{self, OptionRecord};
@@ -64,6 +62,8 @@ use crate::segment::{
 };
 use crate::signals;
 use crate::system;
+use crate::system::inode_of;
+use crate::system::is_inheritable;
 use crate::threads;
 use ::wait::AdaptiveSpin;
 use ledger::ConnectionSlot;

@@ -1,8 +1,7 @@
 //! Control messages that a receive brings beside the bytes: how many more there are (`TCP_INQ`), and when the bytes
 //! came. The kernel notes the time when it receives a packet; a lane has none but that of the call.
 
-use crate::connection::Connection;
-use crate::options::{SO_TIMESTAMP_NEW, SO_TIMESTAMPING_NEW, SO_TIMESTAMPNS_NEW, SocketOption};
+use crate::socket_option::{SO_TIMESTAMP_NEW, SO_TIMESTAMPING_NEW, SO_TIMESTAMPNS_NEW, SocketOption};
 
 /// Bytes of the longest message: three time stamps.
 const DATA_BYTES_MAX: usize = 48;
@@ -91,8 +90,9 @@ impl Wanted {
         }
     }
 
-    /// What goes with a receive of a connection that has answered `bytes`, in the kernel's order.
-    pub fn messages(self, connection: &'static Connection, bytes: usize) -> impl Iterator<Item = Message> {
+    /// Returns the messages that go with a receive of `bytes`, in the kernel's order. `unread` tells how many more
+    /// there are.
+    pub fn messages(self, bytes: usize, unread: impl FnOnce() -> i32) -> impl Iterator<Item = Message> {
         let named = |old, new| if self.is_new { new } else { old };
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
         let (seconds, nanos) = (now.tv_sec, now.tv_nsec as i64);
@@ -103,7 +103,7 @@ impl Wanted {
         let stamps = self.stamps_by_software.then(|| {
             Message::of_socket(named(libc::SO_TIMESTAMPING, SO_TIMESTAMPING_NEW), &[seconds, nanos, 0, 0, 0, 0])
         });
-        let unread = self.counts_unread.then(|| Message::of_unread(connection.unread_hint()));
+        let unread = self.counts_unread.then(|| Message::of_unread(unread()));
         stamp.into_iter().chain(stamps).filter(move |_| bytes > 0).chain(unread)
     }
 }

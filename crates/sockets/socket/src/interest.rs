@@ -29,6 +29,7 @@ use crate::connection::Connection;
 use crate::lifecycle::{self, Listener};
 use crate::lock::Lock;
 use crate::pool::Pool;
+use crate::settings::settings;
 use crate::signals;
 use crate::system;
 use crate::table::{self, Entry};
@@ -393,7 +394,7 @@ fn is_readable(fd: RawFd) -> bool {
 /// As the system call.
 pub fn create(flags: i32) -> Result<RawFd, Errno> {
     let fd = kernel::create(flags)?;
-    if table::can_hold(fd) && !lifecycle::settings().off {
+    if table::can_hold(fd) && !settings().off {
         roster::keep_spare_inner();
         enter(fd);
     }

@@ -9,7 +9,7 @@
 //! * A [`connection::Connection`] is two lanes and a lifeline. [`segment`] lays out the memory that both ends share.
 //! * [`lifecycle`] is the life of a descriptor, from `socket` to `close`; [`table`] says which descriptor is what.
 //! * [`rendezvous`] brings two processes together without a daemon, and asks [`monitor`] for other nodes; [`rack`],
-//!   [`hello`], [`address`] and [`descriptors`] are its parts, [`rules`] says which ports take part; [`loan`] is how
+//!   [`hello`], [`address`] and [`descriptors`] are its parts, [`settings`] says which ports take part; [`loan`] is how
 //!   programs get parts of windows; [`successor`] tells who may have them after `exec`.
 //! * [`sandbox`] is what a program's own system call filter changes.
 //! * [`interest`] is epoll, [`multiplex`] is poll and select; [`options`] answers for socket options as TCP would.
@@ -35,14 +35,18 @@ pub mod memory_budget;
 pub mod model;
 pub mod monitor;
 pub mod multiplex;
+pub mod name_key;
 pub mod options;
 pub mod pool;
+pub mod process;
+pub mod process_stats;
 pub mod rack;
 pub mod rendezvous;
-pub mod rules;
 pub mod sandbox;
 pub mod segment;
+pub mod settings;
 pub mod signals;
+pub mod socket_option;
 pub mod successor;
 pub mod system;
 pub mod table;

@@ -5,6 +5,7 @@
 //! have Crosslane; everything else stays with the kernel, and the ledger says why.
 
 mod accept;
+mod confine;
 mod connect;
 mod deferral;
 pub(crate) mod descriptor;
@@ -17,11 +18,11 @@ mod returned;
 mod sockopt;
 
 pub use accept::accept;
+pub use confine::confine;
 pub use connect::{Outcome, connect, note_kernel_failure};
-pub(crate) use descriptor::own_process;
 pub use descriptor::{
-    close, close_range, duplicate, duplicate_onto, forget_spawn_actions, is_borrowed_memory, keep_options_through_exec,
-    note_process, note_spawn_duplicate, set_cloexec, while_executing, while_spawning,
+    close, close_range, duplicate, duplicate_onto, forget_spawn_actions, keep_options_through_exec,
+    note_spawn_duplicate, set_cloexec, while_executing, while_spawning,
 };
 pub use handoff::{adopt_inherited, is_lifeline, receive_rights, send_rights};
 pub use listen::{listen, shutdown_listener};
@@ -35,22 +36,24 @@ pub use sockopt::{ask_as_tcp, get_option, note_option, refusal, set_option};
 use crate::address::Family;
 use crate::connection::Connection;
 use crate::lock::Lock;
+use crate::name_key::NameKey;
 use crate::options::OptionRecord;
 use crate::pool::Pool;
-use crate::rack::{self, NameKey};
+use crate::process;
+use crate::process_stats;
+use crate::rack;
 use crate::rendezvous::LaneListener;
-use crate::rules::{self, Settings};
 use crate::sandbox;
+use crate::settings::{self, settings};
 use crate::signals;
 use crate::system;
 use crate::table::{self, Entry};
 use deferral::Deferral;
-use ledger::{ConnectionSlot, FallbackReason, Ledger};
+use ledger::ConnectionSlot;
 use rustix::io::Errno;
 use std::cell::UnsafeCell;
 use std::hash::{Hash, Hasher};
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering, compiler_fence};
 
 /// How a program ends whose environment is not understood.
@@ -316,7 +319,7 @@ impl Listener {
     fn open(inner: ListenerInner, is_nonblocking: bool) -> &'static Self {
         let listener = LISTENERS.take();
         let slot = inner.lane.as_ref().map(|lane| {
-            ledger().open_connection(&ledger::Connection {
+            process_stats::page().open_connection(&ledger::Connection {
                 path: ledger::Path::Lane,
                 role: ledger::Role::Listen,
                 fd: inner.descriptors.first().copied().unwrap_or(-1),
@@ -371,12 +374,6 @@ fn family(is_v6: bool) -> Family {
     if is_v6 { Family::V6 } else { Family::V4 }
 }
 
-/// What `crosslane run` said, through the environment.
-pub fn settings() -> &'static Settings {
-    static SETTINGS: OnceLock<Settings> = OnceLock::new();
-    SETTINGS.get_or_init(Settings::from_env)
-}
-
 /// Says what of the environment is not understood. A value that is not ends the process, for a program is not to run
 /// without what the value was to guarantee. To be called once, before the program runs.
 pub fn check_environment() {
@@ -388,38 +385,12 @@ pub fn check_environment() {
         // SAFETY: ends the process; the program has not begun.
         unsafe { libc::_exit(EXIT_WRONG_USE) };
     }
-    if let Some(line) = rules::unknown_variables(std::env::vars_os().map(|(name, _)| name)) {
+    if let Some(line) = settings::unknown_variables(std::env::vars_os().map(|(name, _)| name)) {
         complain(&format_args!("{line}"));
     }
     if let Some(line) = rack::missing_named_directory() {
         complain(&format_args!("{line}; there are no lanes without it"));
     }
-}
-
-static LEDGER: OnceLock<&'static Ledger> = OnceLock::new();
-
-/// The page that `crosslane stat` reads; made at the first need.
-pub fn ledger() -> &'static Ledger {
-    LEDGER.get_or_init(|| {
-        let mut program = [0; _];
-        let rack = rack::made_rack_dir(rustix::process::geteuid().as_raw());
-        Ledger::create(&ledger::Config {
-            rack: &rack,
-            node: settings().node,
-            program: ledger::own_program_name(&mut program),
-        })
-    })
-}
-
-/// Tells `crosslane stat` what lanes have taken of memory, if there is a page.
-pub(crate) fn note_lane_memory(bytes: u64, bytes_max: u64) {
-    if let Some(ledger) = LEDGER.get() {
-        ledger.note_lane_memory(bytes, bytes_max);
-    }
-}
-
-fn count_fallback(reason: FallbackReason) {
-    ledger().count_fallback(reason);
 }
 
 /// Notes a socket that the program has just made: `domain`, `kind` and `protocol` as in `socket(2)`.
@@ -513,7 +484,7 @@ pub fn before_exit() {
 }
 
 fn for_each_deferral(work: impl Fn(&mut Deferral)) {
-    if !is_borrowed_memory() {
+    if !process::is_borrowed_memory() {
         LISTENERS.for_each(|listener| {
             listener.shared.with_if_free(|inner| inner.deferral.as_mut().into_iter().for_each(&work))
         });
@@ -541,9 +512,7 @@ pub fn after_fork_in_child() {
     crate::interest::after_fork_in_child();
     descriptor::after_fork_in_child();
     LISTENERS.for_each(deferral::after_fork_in_child);
-    if let Some(ledger) = LEDGER.get() {
-        ledger.forked_child();
-    }
+    process_stats::after_fork_in_child();
     system::set_signal_mask(mask);
 }
 

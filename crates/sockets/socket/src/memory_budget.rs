@@ -67,7 +67,7 @@ impl Budget for ProcessBudget {
 
 /// For `crosslane stat`.
 fn show() {
-    crate::lifecycle::note_lane_memory(taken_bytes() as u64, limit_bytes());
+    crate::process_stats::note_lane_memory(taken_bytes() as u64, limit_bytes());
 }
 
 /// Bytes that the lanes of this process have taken.

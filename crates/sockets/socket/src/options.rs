@@ -11,7 +11,7 @@
 mod guarded;
 
 use std::ffi::c_void;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::OnceLock;
 
 use rustix::io::Errno;
@@ -22,6 +22,8 @@ use guarded::Guards;
 use crate::address::Family;
 use crate::control::{self, Wanted};
 use crate::descriptors::close;
+pub use crate::socket_option::SocketOption;
+use crate::socket_option::{SO_TIMESTAMPING_NEW, outcome, set_raw};
 use crate::system::read_text;
 
 /// Options that one socket's record holds; what comes after is accepted and not remembered.
@@ -29,24 +31,7 @@ const RECORDS_MAX: usize = 64;
 /// Bytes of a value that is remembered; no option of TCP that can be played back has more.
 const VALUE_BYTES_MAX: usize = 256;
 
-/// An option, by its level and name as in `setsockopt(2)`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SocketOption {
-    /// `SOL_SOCKET`, `IPPROTO_TCP`, ...
-    pub level: i32,
-    /// Of the option in its level.
-    pub name: i32,
-}
-
 impl SocketOption {
-    const fn socket(name: i32) -> Self {
-        Self { level: libc::SOL_SOCKET, name }
-    }
-
-    const fn tcp(name: i32) -> Self {
-        Self { level: libc::IPPROTO_TCP, name }
-    }
-
     /// The error of an option that a lane cannot honour with this value.
     fn refusal(self, value: &[u8]) -> Option<Errno> {
         // Stamps of what is sent come by the error queue.
@@ -114,9 +99,6 @@ pub const URGENT_INLINE: u64 = 2;
 /// The bit of `TCP_NODELAY`.
 pub const NO_DELAY: u64 = 4;
 const SO_PEERNAME: i32 = 28;
-pub(crate) const SO_TIMESTAMP_NEW: i32 = 63;
-pub(crate) const SO_TIMESTAMPNS_NEW: i32 = 64;
-pub(crate) const SO_TIMESTAMPING_NEW: i32 = 65;
 const STAMPS_WITH_FLAGS: [SocketOption; 2] =
     [SocketOption::socket(libc::SO_TIMESTAMPING), SocketOption::socket(SO_TIMESTAMPING_NEW)];
 const SO_RCVTIMEO_NEW: i32 = 66;
@@ -519,34 +501,6 @@ fn fresh(family: Family) -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(family, SocketType::STREAM, flags, None)
 }
 
-fn outcome(answer: isize) -> Result<(), Errno> {
-    if answer >= 0 {
-        return Ok(());
-    }
-    Err(crate::system::error_of(answer))
-}
-
-/// `getsockopt(2)` in the kernel; returns how many bytes it wrote.
-pub(crate) fn get_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &mut [u8]) -> Result<usize, Errno> {
-    let mut length = value.len() as libc::socklen_t;
-    let number = socket.as_raw_fd();
-    let pointer = value.as_mut_ptr();
-    // SAFETY: `value` is writable for `length` bytes, and `length` is a local.
-    let answer = unsafe {
-        crate::system::call!(libc::SYS_getsockopt, number, option.level, option.name, pointer, &raw mut length)
-    };
-    outcome(answer).map(|()| (length as usize).min(value.len()))
-}
-
-pub(crate) fn set_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &[u8]) -> Result<(), Errno> {
-    let number = socket.as_raw_fd();
-    // SAFETY: `value` is readable for its length.
-    let answer = unsafe {
-        crate::system::call!(libc::SYS_setsockopt, number, option.level, option.name, value.as_ptr(), value.len())
-    };
-    outcome(answer)
-}
-
 /// `ioctl(2)` of a fresh TCP socket, for what depends on the network namespace and the protocol alone, such as the
 /// addresses of an interface: the AF_UNIX socket behind a connection knows nothing of IP.
 ///
@@ -714,6 +668,7 @@ pub fn tcp_info(facts: &TcpFacts) -> [u8; TCP_INFO_BYTES] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::socket_option::get_raw;
     use proptest::prelude::*;
 
     fn set(record: &mut OptionRecord, option: SocketOption, value: &[u8]) -> Result<(), Errno> {

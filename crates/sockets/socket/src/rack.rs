@@ -42,12 +42,9 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::address::canonical;
 use crate::descriptors::{HiddenFd, Need, close};
-use crate::options::{SocketOption, get_raw};
+use crate::name_key::NameKey;
+use crate::socket_option::{SocketOption, get_raw};
 use crate::system::check_file_bytes;
-
-pub(crate) mod key;
-
-pub use key::NameKey;
 
 /// The directory of a rack, by version: programs of another one find neither listeners nor a key there.
 const VERSION: &str = "v4";
@@ -654,7 +651,7 @@ fn siblings(path: &Path, is_one: impl Fn(&[u8]) -> bool) -> impl Iterator<Item =
 /// Whether a listener that answers for a destination lives in a directory of names.
 fn is_anybody_at(net: &Path, destination: SocketAddr) -> bool {
     let mut folders = addresses_for(destination).map(|address| net.join(address.to_string()));
-    folders.any(|folder| crate::rendezvous::reasons::is_anybody_in(&folder))
+    folders.any(|folder| has_listener(&folder))
 }
 
 /// Whether a path in an AF_UNIX address is that of a listener in a rack of any user and any version so far.
@@ -875,6 +872,22 @@ fn open_private(parent: BorrowedFd<'_>, name: &[u8], uid: u32) -> Result<OwnedFd
             Err(other.err().unwrap_or(Errno::PERM))
         }
     }
+}
+
+/// Returns whether a listener's socket is alive at `folder`, which is either the socket or a directory of several.
+fn has_listener(folder: &Path) -> bool {
+    let sockets = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    sockets.chain([folder.to_owned()]).any(|path| is_socket_live(&path))
+}
+
+/// Probes with a socket of another type, which the listener does not notice.
+fn is_socket_live(path: &Path) -> bool {
+    let address = SocketAddrUnix::new(OsStr::as_bytes(path.as_os_str()));
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let Ok(probe) = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None) else { return false };
+    let answer = address.and_then(|address| rustix::net::connect(&probe, &address));
+    close(probe);
+    answer == Err(Errno::PROTOTYPE)
 }
 
 #[cfg(test)]

@@ -34,9 +34,10 @@ use crate::descriptors::{HiddenFd, Need, close};
 use crate::hello::{HELLO_BYTES, Hello, HelloError};
 use crate::home::MemoryFds;
 use crate::monitor;
-use crate::options::{SocketOption, get_raw};
-use crate::rack::{ListenerName, NameKey, Rack, RackLock, is_in_any_rack, netns_cookie};
+use crate::name_key::NameKey;
+use crate::rack::{ListenerName, Rack, RackLock, is_in_any_rack, netns_cookie};
 use crate::segment::{Segment, Side};
+use crate::socket_option::{SocketOption, get_raw};
 
 /// Strangers that one call of `accept` sends away.
 const STRANGERS_MAX: usize = 64;
@@ -220,7 +221,7 @@ pub fn connect(
     shares: bool,
     netns: u64,
 ) -> Result<Progress, FallbackReason> {
-    let node = crate::lifecycle::settings().node;
+    let node = crate::settings::settings().node;
     let opener = if shares { Opener::SharingProgram } else { Opener::Program };
     let request = Request { destination: to, source: bound, node, opener };
     connect_now(&request, netns).map_err(|no_lane| no_lane.reason)
@@ -243,7 +244,7 @@ fn connect_now(request: &Request, netns: u64) -> Result<Progress, NoLane> {
         return far::connect(rack, request, lifeline);
     }
     let route = route?;
-    if crate::lifecycle::settings().honours_filters {
+    if crate::settings::settings().honours_filters {
         return Err(NoLane::because(FallbackReason::PacketFilters));
     }
     let (lifeline, tuple) = match approach(&rack, route, lifeline, request.opener, || Ok(())) {
@@ -737,7 +738,7 @@ fn path_in(address: SocketAddrAny) -> Option<Vec<u8>> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::rack::key::tests::OTHER_KEY;
+    use crate::name_key::tests::OTHER_KEY;
     use crate::rack::tests::Scratch;
     use rustix::fs::{MemfdFlags, SealFlags};
     use rustix::pipe::{PipeFlags, pipe_with};

@@ -7,11 +7,8 @@
 //!
 //! The filter may be one thread's; the whole process counts as filtered, because its threads share locks.
 
-use crate::lifecycle;
 use crate::system;
-use crate::table::{self, Entry};
-use std::ffi::{c_int, c_long};
-use std::os::fd::RawFd;
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// `seccomp(2)`: what puts a filter in force.
@@ -34,6 +31,12 @@ pub(crate) fn is_confined_without_children() -> bool {
     is_confined() && SPAWNS.load(Ordering::Relaxed) == system::spawns()
 }
 
+/// Records whether a filter of the program's is in force.
+pub(crate) fn set_confined(is_confined: bool) {
+    SPAWNS.store(system::spawns(), Ordering::Relaxed);
+    IS_CONFINED.store(is_confined, Ordering::SeqCst);
+}
+
 /// Whether a `prctl(2)` puts a filter in force.
 pub fn is_filter_by_prctl(option: c_int) -> bool {
     option == libc::PR_SET_SECCOMP
@@ -42,43 +45,4 @@ pub fn is_filter_by_prctl(option: c_int) -> bool {
 /// Whether a `seccomp(2)` puts a filter in force.
 pub fn is_filter_by_seccomp(operation: usize) -> bool {
     matches!(operation, SECCOMP_SET_MODE_STRICT | SECCOMP_SET_MODE_FILTER)
-}
-
-/// Runs `install`, which puts the process under a filter. Behind it no call is made that the program did not make.
-pub fn confine(install: impl FnOnce() -> c_long) -> c_long {
-    if lifecycle::settings().off || is_confined() {
-        return install();
-    }
-    confine_connections();
-    SPAWNS.store(system::spawns(), Ordering::Relaxed);
-    IS_CONFINED.store(true, Ordering::SeqCst);
-    let result = install();
-    if result < 0 {
-        let error = system::errno();
-        IS_CONFINED.store(false, Ordering::SeqCst);
-        release_connections();
-        // SAFETY: libc's own variable of this thread.
-        unsafe { *libc::__errno_location() = error.raw_os_error() };
-    }
-    result
-}
-
-fn confine_connections() {
-    table::for_each(0..=RawFd::MAX, |fd, entry| {
-        if let Entry::Connection(connection) = entry
-            && connection.confine()
-        {
-            table::set(fd, Entry::Confined(connection));
-        }
-    });
-}
-
-/// The filter was refused.
-fn release_connections() {
-    table::for_each(0..=RawFd::MAX, |fd, entry| {
-        if let Entry::Confined(connection) = entry {
-            connection.release();
-            table::set(fd, Entry::Connection(connection));
-        }
-    });
 }

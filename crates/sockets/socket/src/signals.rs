@@ -12,6 +12,7 @@ use crate::connection;
 use crate::interest;
 use crate::lifecycle;
 use crate::lock::Lock;
+use crate::process;
 use crate::system;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, compiler_fence};
@@ -267,7 +268,7 @@ fn is_gate(handler: Handler) -> bool {
 fn put_behind_gate(signal: i32, new: Handler) -> Option<usize> {
     let is_handler = new.address != libc::SIG_DFL && new.address != libc::SIG_IGN && new.address != libc::SIG_ERR;
     let gate = load(&GATES[new.shape as usize]);
-    let is_counted = is_handler && gate != 0 && !FAULTS.contains(&signal) && !lifecycle::is_borrowed_memory();
+    let is_counted = is_handler && gate != 0 && !FAULTS.contains(&signal) && !process::is_borrowed_memory();
     let place = HANDLERS[new.shape as usize].get(usize::try_from(signal).ok()?).filter(|_| is_counted)?;
     if !is_gate(new) {
         place.store(new.address, Ordering::Release);
@@ -296,7 +297,7 @@ mod tests {
         const PLAIN: usize = 0x1000;
         const INFORMED: usize = 0x2000;
         use_gates(PLAIN, INFORMED);
-        lifecycle::note_process();
+        process::note_process();
         let plain = |address| Handler { shape: Shape::Plain, address };
         let set = |new, old| change(libc::SIGWINCH, Some(new), |address| (address.unwrap(), true, Some(old)));
         assert_eq!(set(plain(7), plain(libc::SIG_DFL)), (PLAIN, Some(plain(libc::SIG_DFL))));

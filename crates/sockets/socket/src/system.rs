@@ -273,6 +273,20 @@ pub fn read_text(path: impl rustix::path::Arg, bytes: &mut [u8]) -> Option<&str>
     std::str::from_utf8(&bytes[..length.ok()?]).ok()
 }
 
+/// Returns the inode of a socket, which identifies it. `None` where `fd` is not a socket.
+pub(crate) fn inode_of(fd: std::os::fd::RawFd) -> Option<u64> {
+    // SAFETY: only asks; a closed number is answered with an error.
+    let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) }).ok()?;
+    (stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(stat.st_ino)
+}
+
+/// Returns whether a descriptor stays open through `exec`.
+pub(crate) fn is_inheritable(fd: std::os::fd::RawFd) -> bool {
+    // SAFETY: the program's descriptor, in a call about it.
+    let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) });
+    flags.is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC))
+}
+
 /// How long a thread sleeps, at most, while there is idle work.
 const IDLE_WORK_EVERY_MS: u64 = 250;
 /// What a thread that is about to sleep is to do now and then; null for nothing.

@@ -12,9 +12,10 @@ use super::transfer::Step;
 use super::{Connection, Flags, Lanes, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes};
 use crate::clock::{now_ns, stamp};
 use crate::descriptors::close;
-use crate::options::{self, SocketOption};
+use crate::options::SocketOption;
 use crate::segment::{BY_LANE_RECEIVE, IS_CONFINED, Own};
 use crate::signals;
+use crate::socket_option;
 use crate::system::{self, RING};
 use crate::table::{self, Entry};
 use libc::{iovec, pollfd};
@@ -51,7 +52,7 @@ impl Connection {
             return false;
         }
         self.hear_for_all();
-        if options::set_raw(self.borrow_lifeline(), PASS_RIGHTS, &0_u32.to_ne_bytes()).is_err() {
+        if socket_option::set_raw(self.borrow_lifeline(), PASS_RIGHTS, &0_u32.to_ne_bytes()).is_err() {
             return false; // An older kernel.
         }
         // What came before that.
@@ -81,7 +82,7 @@ impl Connection {
     }
 
     fn let_rights_pass(&self) {
-        let _ = options::set_raw(self.borrow_lifeline(), PASS_RIGHTS, &1_u32.to_ne_bytes());
+        let _ = socket_option::set_raw(self.borrow_lifeline(), PASS_RIGHTS, &1_u32.to_ne_bytes());
     }
 
     /// A message may have come behind bytes of the program's, which cannot be told from those without a call that the
@@ -138,7 +139,7 @@ impl Connection {
         for name in KEPT {
             let option = SocketOption { level: libc::SOL_SOCKET, name };
             if let Some(value) = record.find(option) {
-                let _ = options::set_raw(self.borrow_lifeline(), option, value);
+                let _ = socket_option::set_raw(self.borrow_lifeline(), option, value);
             }
         }
         if self.state().1 & SHUTDOWN_READ != 0 && !self.receives_by_lane() {

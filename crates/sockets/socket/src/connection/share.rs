@@ -5,10 +5,11 @@
 
 use super::{Connection, Lanes, POOL};
 use crate::clock::{TICKS_PER_MILLISECOND, now_ns, ticks};
-use crate::lifecycle::{self, inspect::inode_of};
+use crate::process;
 use crate::sandbox;
 use crate::segment::{HOLDERS_NAMED_MAX, Own, Segment};
 use crate::system;
+use crate::system::inode_of;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -83,7 +84,7 @@ impl Connection {
 
     #[cold]
     fn lock_between_processes<'a>(&self, segment: &'a Segment, word: Own, waits: bool) -> Result<Shared<'a>, Errno> {
-        let own = lifecycle::own_process() as u64;
+        let own = process::own_process() as u64;
         loop {
             if self.lock_waits.load(Ordering::Relaxed) > LOCK_WAITS_MAX {
                 return Err(Errno::CONNRESET);

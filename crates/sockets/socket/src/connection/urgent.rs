@@ -21,6 +21,7 @@ use crate::clock::stamp;
 use crate::descriptors::close;
 use crate::options::{self, SocketOption};
 use crate::segment::{Own, RAISES_SIGNAL, Segment, Status};
+use crate::socket_option;
 use crate::system;
 use lane::{AtUrgent, Urgent};
 use libc::iovec;
@@ -438,7 +439,7 @@ impl Connection {
     pub fn note_signal_owner(&'static self) {
         const OOB_INLINE: SocketOption = SocketOption { level: libc::SOL_SOCKET, name: libc::SO_OOBINLINE };
         // So that an urgent ring is received as the others are.
-        let _ = options::set_raw(self.borrow_lifeline(), OOB_INLINE, &1_u32.to_ne_bytes());
+        let _ = socket_option::set_raw(self.borrow_lifeline(), OOB_INLINE, &1_u32.to_ne_bytes());
         self.raises_signal.store(true, Ordering::Relaxed);
         let _both = self.hold_both();
         self.tell_of_signal_owner();

@@ -3,13 +3,15 @@
 use super::connect::{enter_lane_connection, hide};
 use super::deferral;
 use super::inspect;
-use super::{Listener, complain, count_fallback, family, ledger, note_stream, settings};
+use super::{Listener, complain, family, note_stream};
 use crate::address::Opener;
 use crate::connection::{Connection, Origin, Start};
 use crate::home::MemoryFds;
 use crate::limit;
+use crate::process_stats;
 use crate::rendezvous::{self, Accepted, Refused};
 use crate::segment::{Segment, Side};
+use crate::settings::settings;
 use crate::signals::{Moment, Since};
 use crate::system;
 use crate::table::{self, Entry};
@@ -164,7 +166,7 @@ fn spin_until(mut is_true: impl FnMut() -> bool) -> bool {
 /// `Ok(None)`: a plain client came and was sent away.
 fn accept_tcp(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<Option<NewConnection>, Errno> {
     let (accepted, peer) = inspect::accept_with_peer(fd, flags)?;
-    count_fallback(FallbackReason::PlainClient);
+    process_stats::count_fallback(FallbackReason::PlainClient);
     if settings().require_lane {
         let peer = peer.map_or_else(|| "?".to_owned(), |peer| peer.to_string());
         complain(&format_args!(
@@ -174,7 +176,7 @@ fn accept_tcp(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<Opti
         unsafe { rustix::io::close(accepted) };
         return Ok(None);
     }
-    let slot = ledger().open_connection(&ledger::Connection {
+    let slot = process_stats::page().open_connection(&ledger::Connection {
         fd: accepted,
         path: Path::Kernel,
         role: Role::Accept,

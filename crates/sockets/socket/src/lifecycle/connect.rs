@@ -1,8 +1,6 @@
 //! `connect`: a lane where there is one.
 
-use super::{
-    PortChoice, STREAMS, Stream, StreamInner, already_connected, complain, count_fallback, family, ledger, settings,
-};
+use super::{PortChoice, STREAMS, Stream, StreamInner, already_connected, complain, family};
 use super::{inspect, pending};
 use crate::address::Tuple;
 use crate::clock::now_ns;
@@ -11,9 +9,11 @@ use crate::descriptors::{self, HiddenFd};
 use crate::home::MemoryFds;
 use crate::interest;
 use crate::limit;
+use crate::process_stats;
 use crate::rendezvous::{self, Connected, Progress, Underway};
 use crate::sandbox;
 use crate::segment::Side;
+use crate::settings::settings;
 use crate::signals;
 use crate::signals::Moment;
 use crate::system;
@@ -116,7 +116,7 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
         return Outcome::Kernel;
     }
     if !settings().applies_to(destination.port()) {
-        count_fallback(FallbackReason::PortRule);
+        process_stats::count_fallback(FallbackReason::PortRule);
         enter_kernel_connection(fd, stream, destination);
         return Outcome::Kernel;
     }
@@ -128,7 +128,7 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
     }
     if is_denied == Ok(true) {
         // The kernel gives its own answer; `--require-lane` has nothing to add to a refusal.
-        count_fallback(FallbackReason::ConnectDenied);
+        process_stats::count_fallback(FallbackReason::ConnectDenied);
         enter_kernel_connection(fd, stream, destination);
         return Outcome::Kernel;
     }
@@ -345,7 +345,7 @@ pub(super) fn fall_back(
     destination: SocketAddr,
     reason: FallbackReason,
 ) -> Outcome {
-    count_fallback(reason);
+    process_stats::count_fallback(reason);
     // A socket that connects to itself reaches no other program, and is no lane lost.
     if settings().require_lane && reason != FallbackReason::ToItself {
         complain(&format_args!(
@@ -375,7 +375,7 @@ pub(super) fn refuse(fd: RawFd) -> Outcome {
 }
 
 fn enter_kernel_connection(fd: RawFd, stream: &'static Stream, destination: SocketAddr) {
-    let slot = ledger().open_connection(&ledger::Connection {
+    let slot = process_stats::page().open_connection(&ledger::Connection {
         fd,
         path: Path::Kernel,
         role: Role::Connect,
@@ -450,7 +450,7 @@ pub(super) fn hide(memory: Option<MemoryFds>) -> Option<MemoryFds<HiddenFd>> {
 }
 
 pub(super) fn enter_lane_connection(fd: RawFd, tuple: Tuple, role: Role, is_far: bool) -> ledger::ConnectionSlot {
-    ledger().open_connection(&ledger::Connection {
+    process_stats::page().open_connection(&ledger::Connection {
         fd,
         path: if is_far { Path::Window } else { Path::Lane },
         role,

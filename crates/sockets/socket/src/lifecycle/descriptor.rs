@@ -5,41 +5,18 @@ use crate::connection::{self, Connection};
 use crate::descriptors;
 use crate::interest;
 use crate::lock::Lock;
-use crate::sandbox;
+use crate::process;
+use crate::system::is_inheritable;
 use crate::table::{self, Entry};
-use rustix::io::{Errno, FdFlags};
+use rustix::io::Errno;
 use std::cell::UnsafeCell;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicI32, Ordering};
-
-static PROCESS: AtomicI32 = AtomicI32::new(0);
 
 /// Held while what is inheritable changes, and by who starts a program until it runs: what a program gets depends on
 /// whether it loads this library.
 static SPAWN_LOCK: Lock = Lock::new();
 /// Which descriptors of ours file actions of `posix_spawn` duplicate: where the actions are, and the number.
 static DUPLICATED: SpawnActions = SpawnActions { lock: Lock::new(), entries: UnsafeCell::new(Vec::new()) };
-
-/// Remembers which process this memory belongs to.
-pub fn note_process() {
-    PROCESS.store(rustix::process::getpid().as_raw_nonzero().get(), Ordering::Relaxed);
-}
-
-/// The number of this process, without a call where the library was loaded as such.
-pub(crate) fn own_process() -> i32 {
-    match PROCESS.load(Ordering::Relaxed) {
-        0 => rustix::process::getpid().as_raw_nonzero().get(),
-        known => known,
-    }
-}
-
-/// A child of `vfork` runs in its parent's memory: what it does to descriptors must not touch the parent's table.
-pub fn is_borrowed_memory() -> bool {
-    if sandbox::is_confined_without_children() {
-        return false;
-    }
-    PROCESS.load(Ordering::Relaxed) != rustix::process::getpid().as_raw_nonzero().get()
-}
 
 /// Notes that the program closes `fd`. `Ok(true)`: the caller closes it in the kernel now.
 ///
@@ -49,7 +26,7 @@ pub fn close(fd: RawFd) -> Result<(), Errno> {
     if descriptors::is_hidden(fd) {
         return Err(Errno::BADF);
     }
-    if !matches!(table::get(fd), Entry::None) && !is_borrowed_memory() {
+    if !matches!(table::get(fd), Entry::None) && !process::is_borrowed_memory() {
         forget(fd);
     }
     Ok(())
@@ -75,7 +52,7 @@ fn forget(fd: RawFd) {
 
 /// Notes that `new` is another descriptor of what `old` is.
 pub fn duplicate(old: RawFd, new: RawFd) {
-    if is_borrowed_memory() {
+    if process::is_borrowed_memory() {
         inherit_into_borrower(old);
         return;
     }
@@ -130,7 +107,7 @@ impl SpawnActions {
 
 /// Notes that file actions give a copy of `fd` to the program that they start.
 pub fn note_spawn_duplicate(actions: usize, fd: RawFd) {
-    if matches!(table::get(fd), Entry::Connection(_) | Entry::Listener(_)) && !is_borrowed_memory() {
+    if matches!(table::get(fd), Entry::Connection(_) | Entry::Listener(_)) && !process::is_borrowed_memory() {
         DUPLICATED.with(|entries| entries.push((actions, fd)));
     }
 }
@@ -143,7 +120,7 @@ pub fn forget_spawn_actions(actions: usize) {
 /// Runs `spawn`, which starts a program with what its file actions make of the descriptors. That program gets the
 /// hidden ones that belong to those which it gets, if it loads this library.
 pub fn while_spawning<R>(actions: usize, loads_library: impl FnOnce() -> Option<bool>, spawn: impl FnOnce() -> R) -> R {
-    if is_borrowed_memory() {
+    if process::is_borrowed_memory() {
         return spawn();
     }
     let duplicated = DUPLICATED.with(|entries| {
@@ -183,7 +160,7 @@ pub fn while_spawning<R>(actions: usize, loads_library: impl FnOnce() -> Option<
 
 /// Before `exec` and its kin: what connections have set is to be found by the program that follows.
 pub fn keep_options_through_exec() {
-    if !is_borrowed_memory() {
+    if !process::is_borrowed_memory() {
         connection::for_each_open(|connection| connection.keep_options_through_exec(is_inheritable));
     }
 }
@@ -196,7 +173,7 @@ pub fn while_executing<R>(loads_library: impl FnOnce() -> Option<bool>, exec: im
     let loads_library = if LISTENERS.any(Listener::is_listening) { loads_library() } else { None };
     let Some(loads_library) = loads_library else { return exec() };
     set_listeners_inheritable(loads_library);
-    if is_borrowed_memory() {
+    if process::is_borrowed_memory() {
         // The child of a `vfork`, whose descriptors are its own, keeps what it has duplicated for the next try.
         return exec();
     }
@@ -242,7 +219,7 @@ pub(super) fn after_fork_in_parent() {
 pub(super) fn after_fork_in_child() {
     DUPLICATED.lock.reset();
     SPAWN_LOCK.reset();
-    note_process();
+    process::note_process();
 }
 
 /// Before `dup2(old, new)`: what `new` was is closed. Answers whether the kernel may go ahead.
@@ -250,7 +227,7 @@ pub(super) fn after_fork_in_child() {
 /// # Errors
 /// What moving a hidden descriptor out of the way answers.
 pub fn duplicate_onto(old: RawFd, new: RawFd) -> Result<(), Errno> {
-    if is_borrowed_memory() || old == new {
+    if process::is_borrowed_memory() || old == new {
         return Ok(());
     }
     if descriptors::is_hidden(new) {
@@ -277,7 +254,7 @@ pub fn close_range(first: u32, last: u32, flags: u32) -> Result<(), Errno> {
     let last_fd = RawFd::try_from(last).unwrap_or(RawFd::MAX);
     let Ok(first_fd) = RawFd::try_from(first) else { return Ok(()) };
     let closes = flags & libc::CLOSE_RANGE_CLOEXEC == 0;
-    if closes && !is_borrowed_memory() {
+    if closes && !process::is_borrowed_memory() {
         table::for_each(first_fd..=last_fd, |fd, _| forget(fd));
     }
     for (first, last) in descriptors::visible_ranges(first, last) {
@@ -299,13 +276,6 @@ pub fn set_cloexec(fd: RawFd) {
         let _guard = SPAWN_LOCK.enter();
         follow_cloexec(connection);
     }
-}
-
-/// Whether a descriptor stays open through `exec`.
-pub(crate) fn is_inheritable(fd: RawFd) -> bool {
-    // SAFETY: the program's descriptor, in a call about it.
-    let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) });
-    flags.is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
 }
 
 /// A connection lives through `exec` if one of its descriptors does.
@@ -330,7 +300,7 @@ mod tests {
         }
 
         let _no_child = crate::forks::none();
-        note_process();
+        process::note_process();
         let ((one, _two), (other, _)) = (pair_with_memfd(), pair_with_memfd());
         let are_inheritable = || [&one, &other].map(|end| is_inheritable(end.0.memory()[0]));
         let [actions, others] = [1000, 2000];

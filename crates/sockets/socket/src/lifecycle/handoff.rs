@@ -10,9 +10,9 @@
 
 use super::connect::enter_lane_connection;
 use super::deferral::Deferral;
-use super::inspect::{self, inode_of};
+use super::inspect;
 use super::returned;
-use super::{Listener, ListenerInner, settings};
+use super::{Listener, ListenerInner};
 use crate::address::{Opener, Tuple};
 use crate::connection::{self, Connection, Origin, Start};
 use crate::descriptors::{self, InheritedKind};
@@ -21,6 +21,8 @@ use crate::loan;
 use crate::options::OptionRecord;
 use crate::rendezvous;
 use crate::segment::{Segment, Side};
+use crate::settings::settings;
+use crate::system::inode_of;
 use crate::table::{self, Entry};
 use ledger::Role;
 use rustix::fs::OFlags;

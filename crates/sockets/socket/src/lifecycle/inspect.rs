@@ -127,10 +127,3 @@ pub(super) fn listens_on(fd: RawFd, address: SocketAddr) -> bool {
     let listens = rustix::net::sockopt::socket_acceptconn(unsafe { BorrowedFd::borrow_raw(fd) });
     listens == Ok(true) && local_of(fd).is_ok_and(|local| address::canonical(local) == address::canonical(address))
 }
-
-/// The inode that tells a socket from every other.
-pub(crate) fn inode_of(fd: RawFd) -> Option<u64> {
-    // SAFETY: only asks; a closed number is answered with an error.
-    let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) }).ok()?;
-    (stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(stat.st_ino)
-}

@@ -2,10 +2,12 @@
 
 use super::deferral::Deferral;
 use super::inspect;
-use super::{LISTENERS, Listener, ListenerInner, STREAMS, Stream, StreamInner, count_fallback, ledger, settings};
+use super::{LISTENERS, Listener, ListenerInner, STREAMS, Stream, StreamInner};
 use crate::interest;
 use crate::limit;
+use crate::process_stats;
 use crate::rendezvous::{self, LaneListener};
+use crate::settings::settings;
 use crate::signals;
 use crate::table::{self, Entry};
 use ledger::FallbackReason;
@@ -33,7 +35,7 @@ pub fn listen(fd: RawFd, backlog: i32, in_kernel: impl FnOnce() -> Result<(), Er
     let early = announced.map(|bound| add_lane(fd, stream, bound, backlog, false));
     in_kernel()?;
     // Now, because a server may give up its rights before the first client comes.
-    ledger();
+    process_stats::page();
     let Ok(bound) = inspect::local_of(fd) else { return Ok(()) };
     // The port is another one if the kernel has chosen it, now or before the listener was shut down.
     let lane = match early.filter(|_| announced == Some(bound)) {
@@ -48,7 +50,7 @@ pub fn listen(fd: RawFd, backlog: i32, in_kernel: impl FnOnce() -> Result<(), Er
     });
     match with_deferral {
         Ok((lane, deferral)) => signals::without_handlers(|| promote(fd, stream, lane, deferral)),
-        Err(reason) => count_fallback(reason),
+        Err(reason) => process_stats::count_fallback(reason),
     }
     Ok(())
 }
@@ -116,7 +118,7 @@ pub fn shutdown_listener(listener: &'static Listener) {
 
 /// A listener whose clients are to come by kernel TCP alone from now on.
 pub(super) fn leave_to_kernel(listener: &'static Listener) {
-    count_fallback(FallbackReason::UnsupportedCall);
+    process_stats::count_fallback(FallbackReason::UnsupportedCall);
     signals::without_handlers(|| demote(listener, |_| (), interest::adopt_stream));
 }
 

@@ -10,7 +10,8 @@ use super::{PortChoice, Stream, inspect};
 use crate::address::{Opener, Tuple, canonical};
 use crate::connection::{self, Connection};
 use crate::descriptors::close;
-use crate::rack::{ListenerName, NameKey, Rack};
+use crate::name_key::NameKey;
+use crate::rack::{ListenerName, Rack};
 use crate::table::{self, Entry};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -170,7 +171,7 @@ fn is_held_elsewhere(claim: &Claim) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rack::key::tests::OTHER_KEY;
+    use crate::name_key::tests::OTHER_KEY;
     use crate::rack::tests::Scratch;
 
     fn claims(text: &str, is_v6only: bool, shares: bool) -> Claim {

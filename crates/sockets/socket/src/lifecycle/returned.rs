@@ -4,11 +4,11 @@
 //! has other work or goes away: through a pair of sockets that `fork` gives to all of these processes, and `exec` to a
 //! program that gets the lane listener as well. Such a program finds the pair by the name of its entrance.
 
-use super::inspect::inode_of;
 use crate::descriptors::{self, HiddenFd, Need, close};
 use crate::limit;
-use crate::rack::NameKey;
+use crate::name_key::NameKey;
 use crate::rendezvous::{self, Accepted};
+use crate::system::inode_of;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};

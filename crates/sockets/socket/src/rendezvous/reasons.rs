@@ -3,10 +3,7 @@
 //!
 //! What is read for that is read once a second for a destination at most.
 
-use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::sync::Mutex;
 
 use ledger::FallbackReason;
@@ -132,23 +129,6 @@ fn read(path: &std::ffi::CStr) -> Result<String, Errno> {
     };
     close(file);
     outcome.map(|()| String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// Whether a listener's socket lives in `folder`, where one has its name by itself or several a directory.
-pub(crate) fn is_anybody_in(folder: &Path) -> bool {
-    let sockets = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    sockets.chain([folder.to_owned()]).any(|path| is_live(&path))
-}
-
-/// Finds out by the wrong kind of socket, which leaves the listener unharmed.
-fn is_live(path: &Path) -> bool {
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-    let address = SocketAddrUnix::new(OsStr::as_bytes(path.as_os_str()));
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let Ok(probe) = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None) else { return false };
-    let answer = address.and_then(|address| rustix::net::connect(&probe, &address));
-    close(probe);
-    answer == Err(Errno::PROTOTYPE)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::sync::OnceLock;
 
 /// Ranges a list of ports may have; a longer one is unusable.
 const RANGES_MAX: usize = 1024;
@@ -219,6 +220,12 @@ fn parse_filters(text: &str) -> Result<bool, String> {
         "ignore" => Ok(false),
         _ => Err("not a rule for packet filters; set honour or ignore".to_owned()),
     }
+}
+
+/// Returns the settings of this process, which `crosslane run` passes in the environment.
+pub fn settings() -> &'static Settings {
+    static SETTINGS: OnceLock<Settings> = OnceLock::new();
+    SETTINGS.get_or_init(Settings::from_env)
 }
 
 #[cfg(test)]

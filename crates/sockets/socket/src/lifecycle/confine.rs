@@ -1,0 +1,47 @@
+//! What happens to a process's connections when the program puts itself under a system call filter.
+
+use crate::sandbox;
+use crate::settings::settings;
+use crate::system;
+use crate::table::{self, Entry};
+use std::ffi::c_long;
+use std::os::fd::RawFd;
+
+/// Runs `install`, which puts the process under a system call filter. From then on, established connections make no
+/// system call that the program did not make.
+pub fn confine(install: impl FnOnce() -> c_long) -> c_long {
+    if settings().off || sandbox::is_confined() {
+        return install();
+    }
+    confine_connections();
+    sandbox::set_confined(true);
+    let result = install();
+    if result < 0 {
+        let error = system::errno();
+        sandbox::set_confined(false);
+        release_connections();
+        // SAFETY: libc's own variable of this thread.
+        unsafe { *libc::__errno_location() = error.raw_os_error() };
+    }
+    result
+}
+
+fn confine_connections() {
+    table::for_each(0..=RawFd::MAX, |fd, entry| {
+        if let Entry::Connection(connection) = entry
+            && connection.confine()
+        {
+            table::set(fd, Entry::Confined(connection));
+        }
+    });
+}
+
+/// Undoes [`confine_connections`], because the kernel has refused the filter.
+fn release_connections() {
+    table::for_each(0..=RawFd::MAX, |fd, entry| {
+        if let Entry::Confined(connection) = entry {
+            connection.release();
+            table::set(fd, Entry::Connection(connection));
+        }
+    });
+}
