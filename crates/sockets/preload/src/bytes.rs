@@ -3,10 +3,11 @@
 use crate::{count_or_errno, keeping_errno, real, set_errno, sockets};
 use libc::{iovec, msghdr, off_t, sockaddr, socklen_t};
 use rustix::io::Errno;
+use socket::background_connects;
 use socket::connection::{Connection, Flags, Pipe, total_bytes};
-use socket::lifecycle::{self, Stream};
+use socket::entry::{self, Entry};
+use socket::stream::Stream;
 use socket::system::errno;
-use socket::table::{self, Entry};
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
 
@@ -206,10 +207,10 @@ pub(crate) fn counted_send(stream: &'static Stream, result: isize) -> isize {
 
 /// A program may find out by sending or receiving, again and again, whether a connect has come to its end.
 fn go_on_connecting() {
-    if lifecycle::is_any_pending() {
+    if background_connects::is_any_pending() {
         // SAFETY: libc's own variable of this thread.
         let error = unsafe { *libc::__errno_location() };
-        lifecycle::advance_connects();
+        background_connects::advance();
         // SAFETY: as above.
         unsafe { *libc::__errno_location() = error };
     }
@@ -219,7 +220,7 @@ fn go_on_connecting() {
 pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
     // SAFETY: the C caller's.
     unsafe {
-        match table::get(fd) {
+        match entry::get(fd) {
             Entry::Connection(_) if len == 0 => 0,
             Entry::Connection(connection) => receive_spans(connection, &span(buffer, len), 0),
             Entry::Confined(connection) => confined_read(connection, fd, buffer, len),
@@ -233,7 +234,7 @@ pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isi
 pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, len: usize) -> isize {
     // SAFETY: the C caller's.
     unsafe {
-        match table::get(fd) {
+        match entry::get(fd) {
             Entry::Connection(connection) => send_spans(connection, &span(buffer, len), 0),
             Entry::Confined(connection) => confined_write(connection, fd, buffer, len),
             Entry::Stream(stream) => counted_send(stream, real::write(fd, buffer, len)),
@@ -246,7 +247,7 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, len: usize) -> 
 pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize {
     // SAFETY: the C caller's.
     unsafe {
-        match table::get(fd) {
+        match entry::get(fd) {
             Entry::Connection(connection) => receive_spans(connection, &span(buffer, len), flags),
             Entry::Confined(connection) if connection.receives_confined_by_lane() => {
                 receive_confined(connection, &span(buffer, len), flags, |bytes, len, more| {
@@ -263,7 +264,7 @@ pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags:
 pub unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize {
     // SAFETY: the C caller's.
     unsafe {
-        match table::get(fd) {
+        match entry::get(fd) {
             Entry::Connection(connection) => send_spans(connection, &span(buffer, len), flags),
             Entry::Confined(_) if flags & libc::MSG_OOB != 0 => refuse_urgent(),
             Entry::Confined(connection) if connection.sends_confined_by_lane() => {
@@ -281,7 +282,7 @@ pub unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, len: usize, flag
 pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> isize {
     // SAFETY: the C caller's.
     unsafe {
-        match table::get(fd) {
+        match entry::get(fd) {
             Entry::Connection(connection) => match counted_spans(vector, count) {
                 Ok(spans) if total_bytes(spans) == 0 => 0,
                 Ok(spans) => receive_spans(connection, spans, 0),
@@ -305,7 +306,7 @@ pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) ->
 pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> isize {
     // SAFETY: the C caller's.
     unsafe {
-        match table::get(fd) {
+        match entry::get(fd) {
             Entry::Connection(connection) => match counted_spans(vector, count) {
                 Ok(spans) => send_spans(connection, spans, 0),
                 Err(error) => count_or_errno(Err(error)),
@@ -361,7 +362,7 @@ pub unsafe extern "C" fn preadv2(
     // SAFETY: the C caller's.
     unsafe {
         let call = || real::preadv2(fd, vector, count, position, flags);
-        match table::get(fd) {
+        match entry::get(fd) {
             Entry::Connection(connection) => match positioned_spans(vector, count, position, flags) {
                 Ok((spans, _)) if total_bytes(spans) == 0 => 0,
                 Ok((spans, flags)) => receive_spans(connection, spans, flags),
@@ -384,7 +385,7 @@ pub unsafe extern "C" fn pwritev2(
     // SAFETY: the C caller's.
     unsafe {
         let call = || real::pwritev2(fd, vector, count, position, flags);
-        match table::get(fd) {
+        match entry::get(fd) {
             Entry::Connection(connection) => match positioned_spans(vector, count, position, flags) {
                 Ok((spans, flags)) => send_spans(connection, spans, flags),
                 Err(error) => count_or_errno(Err(error)),
@@ -432,7 +433,7 @@ pub unsafe extern "C" fn recvfrom(
 ) -> isize {
     // SAFETY: the C caller's.
     unsafe {
-        match table::get(fd) {
+        match entry::get(fd) {
             Entry::Connection(connection) => {
                 let result = receive_spans(connection, &span(buffer, len), flags);
                 if result >= 0 && !address.is_null() && !address_len.is_null() {
@@ -471,7 +472,7 @@ pub(crate) unsafe fn connect_and_send(
     keeping_errno(|| {
         // SAFETY: the C caller's.
         let is_connected = unsafe { sockets::connect(fd, address, address_len) } == 0 || errno() == Errno::ISCONN;
-        match table::get(fd) {
+        match entry::get(fd) {
             // SAFETY: the C caller's.
             Entry::Connection(connection) => unsafe { send_spans(connection, spans, flags) },
             Entry::Stream(stream) if is_connected => {
@@ -495,7 +496,7 @@ pub unsafe extern "C" fn sendto(
 ) -> isize {
     // SAFETY: the C caller's.
     unsafe {
-        match table::get(fd) {
+        match entry::get(fd) {
             // A connected stream ignores the address, as TCP does.
             Entry::Connection(connection) => send_spans(connection, &span(buffer, len), flags),
             Entry::Confined(_) if flags & libc::MSG_OOB != 0 => refuse_urgent(),
@@ -557,7 +558,7 @@ fn check_room(len: usize, room: usize) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: usize) -> isize {
-    match table::get(out) {
+    match entry::get(out) {
         // SAFETY: the C caller's.
         Entry::Connection(connection) => unsafe { send_file(connection, input, offset, count) },
         // SAFETY: the C caller's.
@@ -587,7 +588,7 @@ fn must_be_a_file(file: BorrowedFd<'_>, has_offset: bool) -> Result<(), Errno> {
 /// Reads the file straight into the lane.
 unsafe fn send_file(connection: &'static Connection, input: c_int, offset: *mut off_t, count: usize) -> isize {
     const COUNT_MAX: usize = 0x7fff_f000;
-    if input < 0 || !matches!(table::get(input), Entry::None) {
+    if input < 0 || !matches!(entry::get(input), Entry::None) {
         set_errno(if input < 0 { Errno::BADF } else { Errno::INVAL });
         return -1;
     }
@@ -641,7 +642,7 @@ pub unsafe extern "C" fn splice(
 ) -> isize {
     // SAFETY: the C caller's.
     let pass_through = || unsafe { real::splice(input, input_offset, output, output_offset, len, flags) };
-    match (table::get(input), table::get(output)) {
+    match (entry::get(input), entry::get(output)) {
         (Entry::Connection(_), _) | (_, Entry::Connection(_)) if len == 0 => 0,
         (Entry::Connection(from), _) => {
             let offsets = [input_offset, output_offset];

@@ -2,8 +2,8 @@
 
 use crate::{files, keeping_errno, real, set_errno, zero_or_errno};
 use rustix::io::Errno;
+use socket::entry::{self, Entry};
 use socket::lifecycle;
-use socket::table::{self, Entry};
 use std::ffi::{c_int, c_uint, c_ulong};
 
 /// What `O_ASYNC` answers: who sends into a lane raises no signal at its other end, and waits for one would not end.
@@ -89,7 +89,7 @@ fn noted_duplicate(old: c_int, new: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
-    let entry = table::get(fd);
+    let entry = entry::get(fd);
     match (command, entry) {
         (_, Entry::None) => {
             // SAFETY: the C caller's.
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
-    let result = match table::get(fd) {
+    let result = match entry::get(fd) {
         // SAFETY: the C caller's.
         Entry::Connection(_) | Entry::Listener(_) if request == libc::FIOASYNC && unsafe { is_on(argument) } => {
             zero_or_errno(Err(NO_SIGNALS))

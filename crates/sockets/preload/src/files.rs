@@ -6,8 +6,8 @@
 
 use crate::{bytes, descriptors, real};
 use libc::FILE;
+use socket::entry::{self, Entry};
 use socket::lock::Lock;
-use socket::table::{self, Entry};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -97,7 +97,7 @@ fn remember(file: *mut FILE, fd: c_int) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     // A TCP socket may be connected later, under the stream's hands.
-    if !matches!(table::get(fd), Entry::Connection(_) | Entry::Stream(_)) {
+    if !matches!(entry::get(fd), Entry::Connection(_) | Entry::Stream(_)) {
         // SAFETY: the C caller's.
         return unsafe { real::fdopen(fd, mode) };
     }
@@ -222,7 +222,7 @@ pub fn follow_standard_stream(fd: c_int) {
     if !(0..3).contains(&fd) || socket::process::is_borrowed_memory() {
         return;
     }
-    let is_connection = table::connection(fd).is_some();
+    let is_connection = entry::connection(fd).is_some();
     // SAFETY: libc's own variables; see `Standard`.
     unsafe {
         let (variable, mode) = match fd {
@@ -274,5 +274,5 @@ struct StreamBuffer {
 
 /// After `exec`: a standard descriptor may be an inherited connection.
 pub fn adopt_standard_streams() {
-    (0..3).filter(|&fd| table::connection(fd).is_some()).for_each(follow_standard_stream);
+    (0..3).filter(|&fd| entry::connection(fd).is_some()).for_each(follow_standard_stream);
 }

@@ -33,8 +33,8 @@ static LOAD: extern "C" fn() = load;
 
 /// Runs when the library is loaded, before the program.
 extern "C" fn load() {
-    socket::system::use_sleepers(real::recv, real::poll, real::epoll_pwait);
-    socket::system::use_masked_sleepers(real::ppoll, real::pselect);
+    socket::blocking::use_sleepers(real::recv, real::poll, real::epoll_pwait);
+    socket::blocking::use_masked_sleepers(real::ppoll, real::pselect);
     socket::threads::find_single_threaded();
     socket::rack::remember_environment();
     socket::successor::remember_origin();

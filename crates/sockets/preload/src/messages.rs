@@ -11,8 +11,8 @@ use rustix::net::AddressFamily;
 use socket::clock::now_ns;
 use socket::connection::total_bytes;
 use socket::control::Message;
+use socket::entry::{self, Entry};
 use socket::lifecycle;
-use socket::table::{self, Entry};
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
 
@@ -29,7 +29,7 @@ unsafe fn spans_of<'a>(message: *const msghdr) -> Result<&'a [iovec], Errno> {
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
     // SAFETY: the C caller's.
     unsafe {
-        match table::get(fd) {
+        match entry::get(fd) {
             Entry::Connection(connection) => match spans_of(message) {
                 Ok(spans) => send_spans(connection, spans, flags),
                 Err(error) => count_or_errno(Err(error)),
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
     // SAFETY: the C caller's.
     unsafe {
-        match table::get(fd) {
+        match entry::get(fd) {
             Entry::Connection(connection) => {
                 let result = match spans_of(message) {
                     Ok(spans) => receive_spans(connection, spans, flags),
@@ -149,11 +149,11 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
     // SAFETY: the C caller's array.
     let carries = |index| unsafe { carries_connection(&raw const (*messages.add(index)).msg_hdr) };
     let is_one_by_one =
-        matches!(table::get(fd), Entry::Connection(_)) || !messages.is_null() && (0..count as usize).any(carries);
+        matches!(entry::get(fd), Entry::Connection(_)) || !messages.is_null() && (0..count as usize).any(carries);
     if !is_one_by_one {
         // SAFETY: the C caller's.
         let sent = unsafe { real::sendmmsg(fd, messages, count, flags) };
-        if let Entry::Stream(stream) = table::get(fd) {
+        if let Entry::Stream(stream) = entry::get(fd) {
             // SAFETY: as above; the kernel has filled so many.
             counted_send(stream, unsafe { bytes_of(messages, sent) });
         }
@@ -196,12 +196,12 @@ pub unsafe extern "C" fn recvmmsg(
     // SAFETY: the C caller's array.
     let has_room = |index| unsafe { (*messages.add(index)).msg_hdr.msg_controllen > 0 };
     // Only these bring descriptors.
-    let is_one_by_one = matches!(table::get(fd), Entry::Connection(_))
+    let is_one_by_one = matches!(entry::get(fd), Entry::Connection(_))
         || !messages.is_null() && (0..count as usize).any(has_room) && is_unix(fd);
     if !is_one_by_one {
         // SAFETY: the C caller's.
         let received = unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
-        if let Entry::Stream(stream) = table::get(fd) {
+        if let Entry::Stream(stream) = entry::get(fd) {
             // SAFETY: as above; the kernel has filled so many.
             counted_receive_with(stream, flags, unsafe { bytes_of(messages, received) });
         }
@@ -344,7 +344,7 @@ unsafe fn carries_connection(message: *const msghdr) -> bool {
         for_each_control(message, |header| {
             let rights = rights_of(header).unwrap_or_default();
             let is_ours =
-                |right| matches!(table::get(right), Entry::Connection(_) | Entry::Listener(_) | Entry::Stream(_));
+                |right| matches!(entry::get(right), Entry::Connection(_) | Entry::Listener(_) | Entry::Stream(_));
             carries |= rights.iter().any(|&right| is_ours(right));
         });
     }

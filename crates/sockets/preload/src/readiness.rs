@@ -64,7 +64,7 @@ unsafe fn poll_confined(
     // SAFETY: the C caller's mask.
     let call =
         |entries: &mut [pollfd], timeout_ns| unsafe { multiplex::poll_confined(entries, timeout_ns, mask, is_ppoll) };
-    socket::connection::poll_confined(entries, timeout_ns, call)
+    socket::multiplex::poll_entries_confined(entries, timeout_ns, call)
 }
 
 #[unsafe(no_mangle)]

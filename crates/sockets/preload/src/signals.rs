@@ -36,6 +36,7 @@ gates! { gate_of_plain find_plain Plain gate_of_informed find_informed Informed 
 /// From now on. On machines without gates, waits that look at memory are not interrupted.
 pub(crate) fn use_gates() {
     #[cfg(target_arch = "x86_64")]
+    signals::use_holder_check(socket::lifecycle::put_handlers_off);
     signals::use_gates(gate_of_plain as *const () as usize, gate_of_informed as *const () as usize);
 }
 

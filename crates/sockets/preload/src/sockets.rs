@@ -4,9 +4,10 @@ use crate::{keeping_errno, real, set_errno, zero_or_errno};
 use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
 use socket::address;
+use socket::background_connects;
 use socket::connection::{SHUTDOWN_READ, SHUTDOWN_WRITE};
+use socket::entry::{self, Entry};
 use socket::lifecycle::{self, Outcome};
-use socket::table::{self, Entry};
 use std::ffi::{c_int, c_void};
 
 #[unsafe(no_mangle)]
@@ -29,7 +30,7 @@ pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_
 }
 
 unsafe fn bind_here(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    let wanted = match table::get(fd) {
+    let wanted = match entry::get(fd) {
         // SAFETY: the C caller's.
         Entry::Stream(_) => unsafe { address::read_sockaddr(address, len) }.ok(),
         _ => None,
@@ -56,7 +57,7 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    if matches!(table::get(fd), Entry::None) {
+    if matches!(entry::get(fd), Entry::None) {
         // SAFETY: the C caller's.
         return unsafe { real::connect(fd, address, len) };
     }
@@ -92,7 +93,7 @@ pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut soc
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
-    let Entry::Listener(listener) = table::get(fd) else {
+    let Entry::Listener(listener) = entry::get(fd) else {
         // SAFETY: the C caller's.
         return crate::sparing_descriptors(|| unsafe { real::accept4(fd, address, len, flags) });
     };
@@ -117,7 +118,7 @@ pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut so
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    match table::get(fd) {
+    match entry::get(fd) {
         Entry::Connection(connection) => {
             let directions = match how {
                 libc::SHUT_RD => SHUTDOWN_READ,
@@ -158,7 +159,7 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
-    match table::get(fd) {
+    match entry::get(fd) {
         Entry::Connection(connection) => c_int::from(connection.is_at_mark()),
         // SAFETY: the C caller's.
         _ => unsafe { real::sockatmark(fd) },
@@ -167,7 +168,7 @@ pub unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    match table::get(fd) {
+    match entry::get(fd) {
         Entry::Connection(connection) | Entry::Confined(connection) => match connection.tuple() {
             // SAFETY: the C caller's.
             Some(tuple) => zero_or_errno(unsafe { address::write_sockaddr(tuple.local, address, len) }),
@@ -185,8 +186,8 @@ pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mu
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    lifecycle::advance_connects();
-    match table::get(fd) {
+    background_connects::advance();
+    match entry::get(fd) {
         Entry::Connection(connection) | Entry::Confined(connection) => match connection.tuple() {
             Some(_) if connection.is_closed() => zero_or_errno(Err(Errno::NOTCONN)),
             // SAFETY: the C caller's.
@@ -206,8 +207,8 @@ pub unsafe extern "C" fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    lifecycle::advance_connects();
-    match table::get(fd) {
+    background_connects::advance();
+    match entry::get(fd) {
         Entry::Connection(connection) | Entry::Confined(connection) => {
             // SAFETY: the C caller's.
             zero_or_errno(unsafe { lifecycle::get_option(connection, level, name, value, len) })
@@ -225,7 +226,7 @@ pub unsafe extern "C" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    match table::get(fd) {
+    match entry::get(fd) {
         Entry::Connection(connection) | Entry::Confined(connection) => {
             // SAFETY: the C caller's.
             zero_or_errno(unsafe { lifecycle::set_option(connection, level, name, value, len) })

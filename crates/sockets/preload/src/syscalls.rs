@@ -1,7 +1,7 @@
 //! System calls that go around libc's names.
 
 use crate::{bytes, descriptors, messages, processes, readiness, real, sockets};
-use socket::table::{self, Entry};
+use socket::entry::{self, Entry};
 use std::ffi::{c_int, c_long, c_uint, c_void};
 
 /// Bytes of a signal mask, as the kernel has it.
@@ -68,7 +68,7 @@ unsafe fn copies_memory(number: c_long, [first, second, ..]: [usize; 6]) -> bool
 fn concerns_ours(number: c_long, arguments: &[usize; 6]) -> bool {
     let is_ours = |argument: usize| {
         let fd = argument as c_int;
-        !matches!(table::get(fd), Entry::None) || socket::descriptors::is_hidden(fd)
+        !matches!(entry::get(fd), Entry::None) || socket::descriptors::is_hidden(fd)
     };
     let [first, second, third, ..] = *arguments;
     match number {

@@ -23,6 +23,7 @@ mod give_back;
 mod hold;
 mod lifeline;
 mod nowhere;
+mod observer;
 mod peer;
 mod pieces;
 mod presence;
@@ -35,7 +36,7 @@ mod transfer;
 mod urgent;
 mod wait;
 
-pub use confined::poll_confined;
+pub(crate) use observer::observe_changes;
 pub use peer::PeerState;
 pub use ready::Edges;
 pub use share::{after_fork_in_child, after_fork_in_parent, before_fork, for_each_open, holder_of, with_lifeline};
@@ -47,6 +48,7 @@ use lifeline::Early;
 use presence::{Calls, Occupancy, Sleepers};
 
 use crate::address::Tuple;
+use crate::blocking;
 use crate::clock::{TICKS_PER_MICROSECOND, note_ticks, ticks};
 use crate::control::Wanted;
 use crate::descriptors::{self, HiddenFd, Need};
@@ -64,6 +66,7 @@ use crate::signals;
 use crate::system;
 use crate::system::inode_of;
 use crate::system::is_inheritable;
+use crate::table::{Kind, Tracked};
 use crate::threads;
 use ::wait::AdaptiveSpin;
 use ledger::ConnectionSlot;
@@ -257,6 +260,11 @@ pub struct Connection {
     details_lock: Lock,
     /// Under `details_lock`.
     details: UnsafeCell<Details>,
+}
+
+// SAFETY: no other type names these kinds, and the fields of the struct have an alignment of 8.
+unsafe impl Tracked for Connection {
+    const KINDS: &'static [Kind] = &[Kind::Connection, Kind::Confined];
 }
 
 /// What the fast path does not need.
@@ -650,7 +658,7 @@ impl Connection {
     /// `NOTCONN` if the connection is gone, or both endpoints have ended their streams.
     pub fn shutdown(&'static self, directions: u64) -> Result<(), Errno> {
         self.attach_if_pending()?;
-        if self.is_on_lifeline() && system::poll_now(self.lifeline(), 0) & libc::POLLERR != 0 {
+        if self.is_on_lifeline() && blocking::poll_now(self.lifeline(), 0) & libc::POLLERR != 0 {
             // A reset, perhaps, that nobody has heard of.
             self.hear_for_all();
         }

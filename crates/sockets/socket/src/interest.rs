@@ -25,14 +25,16 @@ mod roster;
 mod tests;
 mod wait;
 
-use crate::connection::Connection;
-use crate::lifecycle::{self, Listener};
+use crate::background_connects;
+use crate::blocking;
+use crate::connection::{self, Connection};
+use crate::listener;
+use crate::listener::Listener;
 use crate::lock::Lock;
 use crate::pool::Pool;
 use crate::settings::settings;
 use crate::signals;
-use crate::system;
-use crate::table::{self, Entry};
+use crate::table::{self, Kind, Object, Tracked};
 use crate::threads;
 use ::wait::AdaptiveSpin;
 use left::{Close, Left};
@@ -67,6 +69,11 @@ pub struct InterestSet {
     life: AtomicU32,
     /// Descriptors that signal handlers have closed, inside the set.
     left: Left,
+}
+
+// SAFETY: no other type names these kinds, and the fields of the struct have an alignment of 8.
+unsafe impl Tracked for InterestSet {
+    const KINDS: &'static [Kind] = &[Kind::EpollSet];
 }
 
 // SAFETY: the cell is accessed under the lock.
@@ -385,7 +392,7 @@ impl InterestSet {
 }
 
 fn is_readable(fd: RawFd) -> bool {
-    system::poll_now(fd, libc::POLLIN) & libc::POLLIN != 0
+    blocking::poll_now(fd, libc::POLLIN) & libc::POLLIN != 0
 }
 
 /// `epoll_create1(2)`.
@@ -401,12 +408,20 @@ pub fn create(flags: i32) -> Result<RawFd, Errno> {
     Ok(fd)
 }
 
+/// Returns the set that an epoll descriptor stands for, if there is one.
+#[inline]
+fn set_of(epfd: RawFd) -> Option<&'static InterestSet> {
+    table::load(epfd).get()
+}
+
 /// Makes a set for an epoll descriptor of the program.
 fn enter(epfd: RawFd) -> &'static InterestSet {
+    connection::observe_changes(look_again);
+    listener::observe_closing(forget_listener);
     let set = POOL.take();
     set.spin_history.reset();
     set.with(|roster| roster.descriptors.push(epfd));
-    table::set(epfd, Entry::Interest(set));
+    table::swap(epfd, Object::new(Kind::EpollSet, set));
     set
 }
 
@@ -418,12 +433,9 @@ fn enter(epfd: RawFd) -> &'static InterestSet {
 /// # Safety
 /// `event` is null or points to an event.
 pub unsafe fn control(epfd: RawFd, operation: i32, fd: RawFd, event: *mut epoll_event) -> Result<(), Errno> {
-    let target = match table::get(fd) {
-        Entry::Connection(connection) => Target::Connection(connection),
-        Entry::Listener(listener) => Target::Listener(listener),
-        Entry::Interest(set) if epfd != fd => Target::Nested(set),
-        Entry::Stream(_) => Target::Stream,
-        // SAFETY: the caller's.
+    let target = match Target::of_descriptor(fd) {
+        Some(target) if epfd != fd || !matches!(target, Target::Nested(_)) => target,
+        // SAFETY: the caller vouches for `event`.
         _ => return unsafe { control_foreign(epfd, operation, fd, event) },
     };
     let event = if operation == EPOLL_CTL_DEL {
@@ -434,10 +446,7 @@ pub unsafe fn control(epfd: RawFd, operation: i32, fd: RawFd, event: *mut epoll_
         // SAFETY: the caller's; on some machines it is packed.
         unsafe { event.read_unaligned() }
     };
-    let set = match table::get(epfd) {
-        Entry::Interest(set) => set,
-        _ => return control_unknown(epfd, operation, fd, target, event),
-    };
+    let Some(set) = set_of(epfd) else { return control_unknown(epfd, operation, fd, target, event) };
     control_in(set, epfd, operation, fd, target, event)
 }
 
@@ -461,7 +470,7 @@ unsafe fn control_foreign(epfd: RawFd, operation: i32, fd: RawFd, event: *mut ep
     // SAFETY: the caller's.
     unsafe { kernel::control_with(epfd, operation, fd, event) }?;
     if operation == EPOLL_CTL_ADD
-        && let Entry::Interest(set) = table::get(epfd)
+        && let Some(set) = set_of(epfd)
     {
         set.with(|roster| roster.has_foreign = true);
     }
@@ -471,7 +480,7 @@ unsafe fn control_foreign(epfd: RawFd, operation: i32, fd: RawFd, event: *mut ep
 /// An epoll instance that was made before this library came, or was received: it becomes a set with its first object of
 /// ours.
 fn control_unknown(epfd: RawFd, operation: i32, fd: RawFd, target: Target, event: epoll_event) -> Result<(), Errno> {
-    let is_new = operation == EPOLL_CTL_ADD && table::can_hold(epfd) && matches!(table::get(epfd), Entry::None);
+    let is_new = operation == EPOLL_CTL_ADD && table::can_hold(epfd) && table::load(epfd) == Object::NONE;
     if !is_new {
         return kernel::control(epfd, operation, fd, event.events, event.u64);
     }
@@ -479,7 +488,7 @@ fn control_unknown(epfd: RawFd, operation: i32, fd: RawFd, target: Target, event
     set.with(|roster| roster.has_foreign = true);
     let result = control_in(set, epfd, operation, fd, target, event);
     if result.is_err() {
-        table::set(epfd, Entry::None);
+        table::swap(epfd, Object::NONE);
         set.remove_descriptor(epfd);
     }
     result
@@ -492,7 +501,7 @@ fn control_stream(
     fd: RawFd,
     event: epoll_event,
 ) -> Result<(), Errno> {
-    let _guard = lifecycle::hold_off_connects();
+    let _guard = background_connects::hold_off();
     kernel::control(epfd, operation, fd, event.events, event.u64)?;
     set.with(|roster| {
         roster.has_foreign = true;
@@ -504,7 +513,7 @@ fn control_stream(
             REGISTERED.fetch_add(1, Ordering::Relaxed);
         }
     });
-    if lifecycle::is_any_pending() {
+    if background_connects::is_any_pending() {
         wake_sleepers();
     }
     Ok(())
@@ -571,10 +580,10 @@ pub unsafe fn wait(
     timeout_ns: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
-    match table::get(epfd) {
-        Entry::Interest(set) => set.wait(&Call { epfd, events, max, timeout_ns, mask }),
-        // SAFETY: the caller's.
-        _ => unsafe { system::epoll_wait(epfd, events, max, timeout_ns, mask) },
+    match set_of(epfd) {
+        Some(set) => set.wait(&Call { epfd, events, max, timeout_ns, mask }),
+        // SAFETY: the caller vouches for `events` and `mask`.
+        None => unsafe { blocking::epoll_wait(epfd, events, max, timeout_ns, mask) },
     }
 }
 
@@ -805,7 +814,7 @@ fn forget_one_of(fd: RawFd, target: Target, survivors: impl FnOnce() -> Vec<RawF
 
 /// Whether this is a signal handler that has interrupted a thread which holds something that sets look at.
 fn is_inside_a_socket() -> bool {
-    lifecycle::is_inside_a_listener() || crate::connection::is_inside_a_connection()
+    listener::is_inside_a_listener() || crate::connection::is_inside_a_connection()
 }
 
 /// Before a fork: no thread is inside a set while the process is copied.

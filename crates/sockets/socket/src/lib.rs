@@ -7,7 +7,8 @@
 //! of failing.
 //!
 //! * A [`connection::Connection`] is two lanes and a lifeline. [`segment`] lays out the memory that both ends share.
-//! * [`lifecycle`] is the life of a descriptor, from `socket` to `close`; [`table`] says which descriptor is what.
+//! * [`lifecycle`] is the life of a descriptor, from `socket` to `close`; [`entry`] tells what each descriptor stands
+//!   for.
 //! * [`rendezvous`] brings two processes together without a daemon, and asks [`monitor`] for other nodes; [`rack`],
 //!   [`hello`], [`address`] and [`descriptors`] are its parts, [`settings`] says which ports take part; [`loan`] is how
 //!   programs get parts of windows; [`successor`] tells who may have them after `exec`.
@@ -18,17 +19,23 @@
 #![allow(unsafe_code)]
 
 pub mod address;
+pub mod background_connects;
+pub mod blocking;
+mod callback;
 pub mod clock;
 pub mod connection;
 pub mod control;
 pub mod descriptors;
+pub mod entry;
 #[cfg(test)]
 mod forks;
 pub mod hello;
 mod home;
+pub mod inspect;
 pub mod interest;
 pub mod lifecycle;
 pub mod limit;
+pub mod listener;
 pub mod loan;
 pub mod lock;
 pub mod memory_budget;
@@ -45,8 +52,10 @@ pub mod rendezvous;
 pub mod sandbox;
 pub mod segment;
 pub mod settings;
+mod shared;
 pub mod signals;
 pub mod socket_option;
+pub mod stream;
 pub mod successor;
 pub mod system;
 pub mod table;

@@ -4,16 +4,21 @@
 //! others in the kernel; then the thread spins for a while, has the peers ring, and sleeps in the kernel's `ppoll` on
 //! everything together.
 
+mod confined;
+
+pub use confined::poll_entries_confined;
+
+use crate::background_connects;
+use crate::blocking;
 use crate::clock::now_ns;
 use crate::connection::Connection;
-use crate::connection::poll_confined as poll_confined_by;
 use crate::descriptors;
+use crate::entry::{self, Entry};
 use crate::interest::{InterestSet, Sleep};
-use crate::lifecycle::{self, Listener};
+use crate::lifecycle;
+use crate::listener::Listener;
 use crate::sandbox;
 use crate::signals::{self, Moment, Since};
-use crate::system;
-use crate::table::{self, Entry};
 use crate::threads;
 use libc::{
     POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM, fd_set, pollfd,
@@ -70,14 +75,14 @@ pub unsafe fn poll(fds: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sig
     }
     match timeout_ns {
         _ if !mask.is_null() => {}
-        None => return system::poll(fds, -1),
+        None => return blocking::poll(fds, -1),
         Some(ns) if ns % MILLISECOND_NS == 0 && i32::try_from(ns / MILLISECOND_NS).is_ok() => {
-            return system::poll(fds, (ns / MILLISECOND_NS) as i32);
+            return blocking::poll(fds, (ns / MILLISECOND_NS) as i32);
         }
         Some(_) => {}
     }
     // SAFETY: the caller's mask.
-    unsafe { system::ppoll(fds, timeout_ns, mask) }
+    unsafe { blocking::ppoll(fds, timeout_ns, mask) }
 }
 
 /// As [`poll`], in a process under a system call filter: the kernel is asked by the call that the program made, `poll`
@@ -99,14 +104,14 @@ pub unsafe fn poll_confined(
     }
     if is_ppoll {
         // SAFETY: the caller's mask.
-        return unsafe { system::ppoll(fds, timeout_ns, mask) };
+        return unsafe { blocking::ppoll(fds, timeout_ns, mask) };
     }
     let timeout_ms = timeout_ns.map_or(-1, |ns| i32::try_from(ns.div_ceil(MILLISECOND_NS)).unwrap_or(i32::MAX));
-    system::poll(fds, timeout_ms)
+    blocking::poll(fds, timeout_ms)
 }
 
 fn is_ours(fd: RawFd) -> bool {
-    match table::get(fd) {
+    match entry::get(fd) {
         Entry::Connection(_) | Entry::Listener(_) => true,
         Entry::Interest(set) => set.has_lanes(),
         Entry::Stream(_) => waits_to_connect(fd),
@@ -135,7 +140,7 @@ pub unsafe fn select(
     let numbers = usize::try_from(count).unwrap_or(0);
     // SAFETY: the caller's sets.
     let names_ours = (0..numbers).any(|fd| {
-        let is_ours = || is_ours(fd as RawFd) || matches!(table::get(fd as RawFd), Entry::Confined(_));
+        let is_ours = || is_ours(fd as RawFd) || matches!(entry::get(fd as RawFd), Entry::Confined(_));
         // SAFETY: the caller's sets.
         unsafe { Bitmaps(sets).events(fd) != 0 && is_ours() }
     });
@@ -144,7 +149,7 @@ pub unsafe fn select(
         unsafe { select_lanes(numbers, Bitmaps(sets), &mut deadline, mask) }
     } else {
         // SAFETY: the caller's.
-        unsafe { system::pselect(count, sets, timeout_ns, mask) }
+        unsafe { blocking::pselect(count, sets, timeout_ns, mask) }
     };
     (result, deadline.left_exactly_ns())
 }
@@ -174,7 +179,7 @@ unsafe fn select_lanes(
     if sandbox::is_confined() && !entries.iter().any(|entry| is_ours(entry.fd)) {
         let left_ns = deadline.left_exactly_ns();
         // SAFETY: the caller's mask.
-        poll_confined_by(entries, left_ns, |entries, left_ns| unsafe { select_entries(entries, left_ns, mask) })?;
+        poll_entries_confined(entries, left_ns, |entries, left_ns| unsafe { select_entries(entries, left_ns, mask) })?;
     } else {
         poll_lanes(entries, is_selected, deadline, mask)?;
     }
@@ -204,7 +209,7 @@ unsafe fn select_entries(
     }
     let count = entries.iter().map(|entry| entry.fd + 1).max().unwrap_or(0).min(libc::FD_SETSIZE as i32);
     // SAFETY: the sets have room for so many; the caller's mask.
-    let selected = unsafe { system::pselect(count, sets.each_mut().map(std::ptr::from_mut), timeout_ns, mask) }?;
+    let selected = unsafe { blocking::pselect(count, sets.each_mut().map(std::ptr::from_mut), timeout_ns, mask) }?;
     for entry in entries {
         let found = sets.iter().zip([libc::POLLIN, libc::POLLOUT, POLLPRI]);
         // SAFETY: the number is within the set.
@@ -295,7 +300,7 @@ enum Kind {
 
 impl Kind {
     fn of(fd: RawFd) -> Self {
-        match table::get(fd) {
+        match entry::get(fd) {
             Entry::Connection(connection) => Self::Connection(connection),
             Entry::Listener(listener) => Self::Listener(listener),
             Entry::Interest(set) if set.has_lanes() => Self::Set(set),
@@ -373,18 +378,18 @@ impl Call<'_> {
     fn run(&mut self) -> Result<usize, Errno> {
         let mut masked = None;
         loop {
-            lifecycle::advance_connects();
+            background_connects::advance();
             let ready = self.look(self.needs_kernel)?;
             if ready > 0 {
                 return Ok(ready);
             }
             if self.deadline.timeout_ns == Some(0) {
                 // SAFETY: the caller's mask.
-                return unsafe { system::deliver_signals(self.mask) }.map(|()| 0);
+                return unsafe { blocking::deliver_signals(self.mask) }.map(|()| 0);
             }
             if masked.is_none() && !self.mask.is_null() {
                 // SAFETY: the caller's mask.
-                unsafe { system::deliver_signals(self.mask) }?;
+                unsafe { blocking::deliver_signals(self.mask) }?;
                 // From here on, as in the kernel: what comes now runs, or waits until the call is over.
                 // SAFETY: as above.
                 masked = unsafe { signals::mask_while_awake(self.mask, &mut self.began) };
@@ -425,7 +430,7 @@ impl Call<'_> {
         let mut entries = kernel_entries(self.fds, false);
         let entries = entries.as_mut_slice();
         // SAFETY: no mask; the call does not sleep.
-        unsafe { system::ppoll(entries, Some(0), std::ptr::null()) }?;
+        unsafe { blocking::ppoll(entries, Some(0), std::ptr::null()) }?;
         take_kernel_answers(self.fds, entries);
         Ok(())
     }
@@ -448,7 +453,7 @@ impl Call<'_> {
                 Action::Poll => {}
                 Action::PollKernel => {
                     // SAFETY: the caller's mask.
-                    unsafe { system::deliver_signals(self.mask) }?;
+                    unsafe { blocking::deliver_signals(self.mask) }?;
                     if self.deadline.is_over() {
                         return self.look(self.needs_kernel).map(Some);
                     }
@@ -483,7 +488,7 @@ impl Call<'_> {
             Kind::Connection(connection) => connection.waits_for_room_in_vain(entry.events),
             _ => false,
         };
-        let naps = lifecycle::is_any_pending() || self.fds.iter().any(is_in_vain);
+        let naps = background_connects::is_any_pending() || self.fds.iter().any(is_in_vain);
         // Another thread may take what says that the rest comes by a lane.
         let looks_again = !threads::is_single() && self.connections().any(Connection::is_on_lifeline);
         let longest_ns = match () {
@@ -521,9 +526,9 @@ impl Call<'_> {
         let held_ns = held_ns.filter(|held_ns| timeout_ns.is_none_or(|timeout_ns| *held_ns < timeout_ns));
         let timeout_ns = held_ns.or(timeout_ns);
         let count = match timeout_ns {
-            None if self.mask.is_null() => system::poll(entries, -1),
+            None if self.mask.is_null() => blocking::poll(entries, -1),
             // SAFETY: the caller's mask.
-            _ => unsafe { system::ppoll(entries, timeout_ns, self.mask) },
+            _ => unsafe { blocking::ppoll(entries, timeout_ns, self.mask) },
         }?;
         // A ring is taken by a watcher that is not parked any more.
         drop(parked);
@@ -571,21 +576,21 @@ fn kernel_entries(fds: &[pollfd], sleeps: bool) -> Entries {
 }
 
 fn waits_to_connect(fd: RawFd) -> bool {
-    matches!(table::get(fd), Entry::Stream(stream) if lifecycle::is_pending(stream))
+    matches!(entry::get(fd), Entry::Stream(stream) if lifecycle::is_pending(stream))
 }
 
 /// Whether the kernel's answer is not the program's yet: another thread may just be putting something else in the place
 /// of a socket whose connect waits. Only that TCP has given up counts, and not while kernel TCP is begun with.
 fn is_still_connecting(answer: &pollfd) -> bool {
-    let Entry::Stream(stream) = table::get(answer.fd) else { return false };
+    let Entry::Stream(stream) = entry::get(answer.fd) else { return false };
     lifecycle::is_pending(stream) && (answer.revents & POLLERR == 0 || lifecycle::is_looked_at(stream))
 }
 
 /// What the kernel says of a foreign descriptor, asked again where it may have spoken of a socket on its way to kernel
 /// TCP.
 fn settled(answer: &pollfd) -> i16 {
-    let may_be_past = answer.revents & (POLLERR | POLLHUP) != 0 && matches!(table::get(answer.fd), Entry::Stream(_));
-    if may_be_past { system::poll_now(answer.fd, answer.events) } else { answer.revents }
+    let may_be_past = answer.revents & (POLLERR | POLLHUP) != 0 && matches!(entry::get(answer.fd), Entry::Stream(_));
+    if may_be_past { blocking::poll_now(answer.fd, answer.events) } else { answer.revents }
 }
 
 /// Of foreign descriptors and listeners; the others are looked at.
@@ -617,7 +622,8 @@ fn answer_rings(fds: &[pollfd], entries: &[pollfd]) -> bool {
             && answer.revents != 0
         {
             let is_taken = connection.take_ring();
-            let goes_on = connection.has_ended() || system::poll_now(entry.fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
+            let goes_on =
+                connection.has_ended() || blocking::poll_now(entry.fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
             is_calm &= is_taken && !goes_on;
         }
     }
@@ -673,7 +679,7 @@ mod tests {
     impl Pair {
         fn new() -> Self {
             let (own, peer) = pair(true);
-            table::set(own.0.lifeline(), Entry::Connection(own.0));
+            entry::set(own.0.lifeline(), Entry::Connection(own.0));
             Self { own, peer: Some(peer) }
         }
 
@@ -688,7 +694,7 @@ mod tests {
 
     impl Drop for Pair {
         fn drop(&mut self) {
-            table::set(self.fd(), Entry::None);
+            entry::set(self.fd(), Entry::None);
         }
     }
 

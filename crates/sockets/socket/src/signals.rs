@@ -8,9 +8,7 @@
 //! A gate also *puts off* a handler that would interrupt this thread in the middle of a change ([`without_handlers`]):
 //! that costs nothing where no signal comes, while blocking and unblocking signals takes two system calls.
 
-use crate::connection;
-use crate::interest;
-use crate::lifecycle;
+use crate::callback::Callback;
 use crate::lock::Lock;
 use crate::process;
 use crate::system;
@@ -96,10 +94,19 @@ pub fn without_handlers<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
+/// Has this thread let handlers in when it releases the locks of ours that it holds. `false`: it holds none.
+static HOLDER_CHECK: Callback<fn() -> bool> = Callback::new();
+
+/// Names the check for locks of ours: it has the calling thread let handlers in when it releases those that it holds,
+/// and returns `false` where it holds none.
+pub fn use_holder_check(puts_off: fn() -> bool) {
+    HOLDER_CHECK.set(puts_off);
+}
+
 /// Has whoever holds a lock of ours in this thread let handlers in when it lets go. `false`: nobody does. A handler
 /// that jumps out of the call that it has interrupted would leave the lock held for ever, and what it guards half done.
 fn puts_off_for_holder() -> bool {
-    connection::put_handlers_off() || interest::put_handlers_off() || lifecycle::put_handlers_off()
+    HOLDER_CHECK.get().is_some_and(|puts_off| puts_off())
 }
 
 /// Whether handlers of this thread have been put off.

@@ -1,11 +1,9 @@
-//! Which descriptor is what.
+//! What each descriptor of the program stands for.
 //!
-//! Two loads answer for any descriptor; those that are not ours cost one. Objects are never freed, so a reference stays
-//! good while another thread closes the descriptor.
+//! Two loads answer for any descriptor; a descriptor that only the kernel knows costs one. Objects are never freed, so
+//! a reference stays valid while another thread closes the descriptor. The table does not know the types of its
+//! objects: `crate::entry` does.
 
-use crate::connection::Connection;
-use crate::interest::InterestSet;
-use crate::lifecycle::{Listener, Stream};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
@@ -13,58 +11,100 @@ const PAGE_ENTRIES: usize = 1024;
 const PAGES: usize = 1024;
 const KIND_MASK: usize = 7;
 
-/// What a descriptor is to us.
-#[derive(Clone, Copy)]
-pub enum Entry {
-    /// Nothing: the kernel alone knows it.
-    None,
-    /// A connection over lanes.
-    Connection(&'static Connection),
-    /// A connection of a process under a system call filter of its own: what is not said of it is the kernel's.
-    Confined(&'static Connection),
+/// The kind of an object in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Kind {
+    /// A connection with lanes.
+    Connection = 1,
     /// A TCP listener with a lane listener beside it.
-    Listener(&'static Listener),
-    /// A TCP socket that has no lane (yet).
-    Stream(&'static Stream),
-    /// An epoll instance that has held a connection of ours.
-    Interest(&'static InterestSet),
+    Listener = 2,
+    /// A TCP socket without lanes.
+    Stream = 3,
+    /// An epoll instance.
+    EpollSet = 4,
+    /// A connection of a process under a system call filter of its own.
+    Confined = 5,
+}
+
+/// A type whose objects stand in the table.
+///
+/// # Safety
+/// No two types name the same kind, and the type's alignment is at least 8.
+pub unsafe trait Tracked: Sync + 'static {
+    /// The kinds that its objects are entered as.
+    const KINDS: &'static [Kind];
+}
+
+/// A reference to an object of any kind, or to none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Object(usize);
+
+impl Object {
+    /// No object: only the kernel knows the descriptor.
+    pub const NONE: Self = Self(0);
+
+    /// Returns a reference to `object` as one of this kind.
+    ///
+    /// # Panics
+    /// When the kind is not one of the type's.
+    pub fn new<T: Tracked>(kind: Kind, object: &'static T) -> Self {
+        assert!(T::KINDS.contains(&kind), "{kind:?} is the kind of another type");
+        // Exposed, because the table keeps numbers.
+        let address = std::ptr::from_ref(object).expose_provenance();
+        debug_assert_eq!(address & KIND_MASK, 0);
+        Self(address | kind as usize)
+    }
+
+    /// Returns the kind; `None` of no object.
+    #[inline]
+    pub fn kind(self) -> Option<Kind> {
+        match self.0 & KIND_MASK {
+            1 => Some(Kind::Connection),
+            2 => Some(Kind::Listener),
+            3 => Some(Kind::Stream),
+            4 => Some(Kind::EpollSet),
+            5 => Some(Kind::Confined),
+            _ => None,
+        }
+    }
+
+    /// Returns the object, if it is of this type.
+    #[inline]
+    pub fn get<T: Tracked>(self) -> Option<&'static T> {
+        let is_of_type = self.kind().is_some_and(|kind| T::KINDS.contains(&kind));
+        // SAFETY: `new` made the word from a `&'static` of the type that names this kind, and no other type names it.
+        is_of_type.then(|| unsafe { &*std::ptr::with_exposed_provenance(self.0 & !KIND_MASK) })
+    }
 }
 
 type Page = [AtomicUsize; PAGE_ENTRIES];
 
 static TABLE: [AtomicPtr<Page>; PAGES] = [const { AtomicPtr::new(std::ptr::null_mut()) }; PAGES];
 
-/// What `fd` is.
+/// Returns what `fd` stands for.
 #[inline]
-pub fn get(fd: RawFd) -> Entry {
-    slot(fd).map_or(Entry::None, |slot| decode(slot.load(Ordering::Acquire)))
+pub fn load(fd: RawFd) -> Object {
+    slot(fd).map_or(Object::NONE, |slot| Object(slot.load(Ordering::Acquire)))
 }
 
-/// The connection that `fd` is, if it is one.
-#[inline]
-pub fn connection(fd: RawFd) -> Option<&'static Connection> {
-    match get(fd) {
-        Entry::Connection(connection) => Some(connection),
-        _ => None,
+/// Enters what `fd` stands for from now on. Returns what it stood for. A descriptor beyond the table stays the
+/// kernel's.
+pub fn swap(fd: RawFd, object: Object) -> Object {
+    let Ok(index) = usize::try_from(fd) else { return Object::NONE };
+    if index >= PAGES * PAGE_ENTRIES || (object == Object::NONE && slot(fd).is_none()) {
+        return Object::NONE;
     }
+    Object(page_for(index)[index % PAGE_ENTRIES].swap(object.0, Ordering::AcqRel))
 }
 
-/// Says what `fd` is from now on; returns what it was. A descriptor beyond the table stays the kernel's.
-pub fn set(fd: RawFd, entry: Entry) -> Entry {
-    let Ok(index) = usize::try_from(fd) else { return Entry::None };
-    if index >= PAGES * PAGE_ENTRIES || (matches!(entry, Entry::None) && slot(fd).is_none()) {
-        return Entry::None;
-    }
-    decode(page_for(index)[index % PAGE_ENTRIES].swap(encode(entry), Ordering::AcqRel))
-}
-
-/// Whether `fd` can be in the table.
+/// Returns whether `fd` fits in the table.
 pub fn can_hold(fd: RawFd) -> bool {
     usize::try_from(fd).is_ok_and(|index| index < PAGES * PAGE_ENTRIES)
 }
 
-/// Runs `visit` on every descriptor of ours in a range.
-pub fn for_each(range: std::ops::RangeInclusive<RawFd>, mut visit: impl FnMut(RawFd, Entry)) {
+/// Runs `visit` on each descriptor in a range that stands for an object.
+pub fn for_each(range: std::ops::RangeInclusive<RawFd>, mut visit: impl FnMut(RawFd, Object)) {
     let first = usize::try_from(*range.start()).unwrap_or(0);
     let last = usize::try_from(*range.end()).unwrap_or(0).min(PAGES * PAGE_ENTRIES - 1);
     for (page, entries) in TABLE.iter().enumerate().take(last / PAGE_ENTRIES + 1).skip(first / PAGE_ENTRIES) {
@@ -72,9 +112,9 @@ pub fn for_each(range: std::ops::RangeInclusive<RawFd>, mut visit: impl FnMut(Ra
             continue;
         }
         for index in (page * PAGE_ENTRIES).max(first)..=(page * PAGE_ENTRIES + PAGE_ENTRIES - 1).min(last) {
-            match get(index as RawFd) {
-                Entry::None => {}
-                entry => visit(index as RawFd, entry),
+            match load(index as RawFd) {
+                Object::NONE => {}
+                object => visit(index as RawFd, object),
             }
         }
     }
@@ -84,61 +124,25 @@ pub fn for_each(range: std::ops::RangeInclusive<RawFd>, mut visit: impl FnMut(Ra
 fn slot(fd: RawFd) -> Option<&'static AtomicUsize> {
     let index = usize::try_from(fd).ok()?;
     let page = TABLE.get(index / PAGE_ENTRIES)?.load(Ordering::Acquire);
-    // SAFETY: pages are leaked boxes.
+    // SAFETY: a page that is not null is a leaked box, which `page_for` stored.
     unsafe { page.as_ref() }.map(|page| &page[index % PAGE_ENTRIES])
 }
 
 fn page_for(index: usize) -> &'static Page {
-    let place = &TABLE[index / PAGE_ENTRIES];
-    let mut page = place.load(Ordering::Acquire);
+    let cell = &TABLE[index / PAGE_ENTRIES];
+    let mut page = cell.load(Ordering::Acquire);
     if page.is_null() {
         let fresh = Box::into_raw(Box::new([const { AtomicUsize::new(0) }; PAGE_ENTRIES]));
-        match place.compare_exchange(std::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
+        match cell.compare_exchange(std::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => page = fresh,
             Err(theirs) => {
-                // SAFETY: made above and shared with nobody.
+                // SAFETY: `fresh` came from `Box::into_raw` above, and the exchange that failed has shared it with no
+                // one.
                 drop(unsafe { Box::from_raw(fresh) });
                 page = theirs;
             }
         }
     }
-    // SAFETY: pages are leaked boxes.
+    // SAFETY: `page` is not null here, and pages are leaked boxes.
     unsafe { &*page }
-}
-
-fn encode(entry: Entry) -> usize {
-    let (address, kind) = match entry {
-        Entry::None => (0, 0),
-        Entry::Connection(object) => (std::ptr::from_ref(object).addr(), 1),
-        Entry::Listener(object) => (std::ptr::from_ref(object).addr(), 2),
-        Entry::Stream(object) => (std::ptr::from_ref(object).addr(), 3),
-        Entry::Interest(object) => (std::ptr::from_ref(object).addr(), 4),
-        Entry::Confined(object) => (std::ptr::from_ref(object).addr(), 5),
-    };
-    // Exposed, because the table keeps numbers.
-    match entry {
-        Entry::Connection(object) | Entry::Confined(object) => _ = std::ptr::from_ref(object).expose_provenance(),
-        Entry::Listener(object) => _ = std::ptr::from_ref(object).expose_provenance(),
-        Entry::Stream(object) => _ = std::ptr::from_ref(object).expose_provenance(),
-        Entry::Interest(object) => _ = std::ptr::from_ref(object).expose_provenance(),
-        Entry::None => {}
-    }
-    debug_assert_eq!(address & KIND_MASK, 0);
-    address | kind
-}
-
-#[inline]
-fn decode(word: usize) -> Entry {
-    let address = word & !KIND_MASK;
-    // SAFETY: `encode` made the word from a reference that lives for ever, of the kind the low bits say.
-    unsafe {
-        match word & KIND_MASK {
-            1 => Entry::Connection(&*std::ptr::with_exposed_provenance(address)),
-            2 => Entry::Listener(&*std::ptr::with_exposed_provenance(address)),
-            3 => Entry::Stream(&*std::ptr::with_exposed_provenance(address)),
-            4 => Entry::Interest(&*std::ptr::with_exposed_provenance(address)),
-            5 => Entry::Confined(&*std::ptr::with_exposed_provenance(address)),
-            _ => Entry::None,
-        }
-    }
 }

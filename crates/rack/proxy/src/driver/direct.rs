@@ -14,6 +14,7 @@ use fabric::timed::{LinkTiming, Pace};
 use fabric::{Inbound, Outbound, Slice};
 use lane::{Draft, Span};
 use rustix::io::Errno;
+use socket::blocking;
 use socket::clock::now_ns;
 use socket::hello::Place;
 use socket::loan;
@@ -438,7 +439,7 @@ impl DirectEnd {
     fn hear(&mut self) {
         let lifeline = self.lifeline.as_raw_fd();
         // First: draining takes the error.
-        let said = system::poll_now(lifeline, libc::POLLIN);
+        let said = blocking::poll_now(lifeline, libc::POLLIN);
         let _ = system::drain(lifeline);
         self.has_rung |= said & libc::POLLIN != 0;
         if said & libc::POLLHUP != 0 && self.hangup == Hangup::No {

@@ -5,6 +5,7 @@ use crate::{Broken, Input, Local};
 use fabric::{Inbound, Outbound};
 use lane::{Chunk, Draft, Span};
 use rustix::io::Errno;
+use socket::blocking;
 use socket::rendezvous::{self, Reply};
 use socket::segment::{Receiver, Segment, Sender, Status};
 use socket::system;
@@ -237,7 +238,7 @@ impl Local for SegmentEnd {
     fn hear(&mut self) {
         let lifeline = self.lifeline.as_raw_fd();
         // First: draining takes the error.
-        let said = system::poll_now(lifeline, 0);
+        let said = blocking::poll_now(lifeline, 0);
         let _ = system::drain(lifeline);
         if said & libc::POLLHUP != 0 && self.hangup == Hangup::No {
             let never_came = said & libc::POLLERR != 0 && self.segment.status(Status::Attached) == 0;

@@ -10,15 +10,14 @@
 use super::lifeline::{Behind, FOLLOW, SWITCH};
 use super::transfer::Step;
 use super::{Connection, Flags, Lanes, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes};
-use crate::clock::{now_ns, stamp};
+use crate::clock::stamp;
 use crate::descriptors::close;
 use crate::options::SocketOption;
 use crate::segment::{BY_LANE_RECEIVE, IS_CONFINED, Own};
 use crate::signals;
 use crate::socket_option;
 use crate::system::{self, RING};
-use crate::table::{self, Entry};
-use libc::{iovec, pollfd};
+use libc::iovec;
 use rustix::io::Errno;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
@@ -29,10 +28,6 @@ const PASS_RIGHTS: SocketOption = SocketOption { level: libc::SOL_SOCKET, name: 
 const LOOKS_MAX: u32 = 400;
 /// Rings that are taken at once.
 const RINGS_BYTES: usize = 64;
-/// Between two looks for room, which nothing may announce.
-const ROOM_LOOK_MS: i32 = 2;
-/// Connections on lanes that one `poll` takes; of more it says what the kernel says.
-const POLLED_MAX: usize = 64;
 const INPUT: i16 = libc::POLLIN | libc::POLLRDNORM;
 const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
 
@@ -48,7 +43,7 @@ impl Connection {
             return true;
         }
         let is_elsewhere = || self.lanes().is_some_and(|lanes| lanes.segment.is_in_windows());
-        if self.awaits_hello.load(Ordering::Relaxed) || is_elsewhere() || crate::interest::is_held_by_a_set(self) {
+        if self.awaits_hello.load(Ordering::Relaxed) || is_elsewhere() {
             return false;
         }
         self.hear_for_all();
@@ -347,8 +342,67 @@ impl Connection {
         }
     }
 
+    /// Returns whether `poll` must consult this connection, because a direction of it uses a lane.
+    pub(crate) fn is_polled_by_lane(&self) -> bool {
+        self.lanes().is_some()
+    }
+
+    /// Returns which of `events` are ready now.
+    pub(crate) fn ready_confined(&'static self, events: i16) -> i16 {
+        self.confined_readiness(events)
+    }
+
+    /// Returns whether a wait for `events` includes one for room in a lane.
+    pub(crate) fn waits_for_lane_room(&self, events: i16) -> bool {
+        events & OUTPUT != 0 && self.sends_by_lane()
+    }
+
+    /// Asks the peer to ring. Returns the events to ask the kernel for: only rings where a lane has the bytes.
+    pub(crate) fn announce_confined(&'static self, events: i16) -> i16 {
+        let mut asked = events;
+        if self.sends_by_lane() {
+            asked &= !OUTPUT;
+        }
+        if let Some(lanes) = self.lanes().filter(|_| self.receives_by_lane()) {
+            self.announce_receive_sleep(lanes);
+            asked |= libc::POLLIN;
+        }
+        asked
+    }
+
+    /// Turns `said`, the kernel's answer to a poll of the lifeline, into the answer for `events` of the connection.
+    pub(crate) fn answer_confined(
+        &'static self,
+        said: i16,
+        events: i16,
+        take_rings: impl Fn(*mut u8, usize) -> isize,
+    ) -> i16 {
+        let Some(lanes) = self.lanes() else { return said };
+        if said & libc::POLLHUP != 0 {
+            self.note_hang_up(lanes, said & libc::POLLERR != 0);
+        }
+        let take_rings = |bytes: *mut u8, len, _: i32| take_rings(bytes, len);
+        let is_message = said & libc::POLLIN != 0 && self.early.foreseen.load(Ordering::Relaxed) == 1;
+        if is_message {
+            let _ = self.receive_foreseen(&[], Flags::default(), &take_rings);
+        }
+        let mut ready = self.confined_readiness(events);
+        if self.receives_by_lane() {
+            if !is_message && ready & INPUT == 0 && said & libc::POLLIN != 0 {
+                let _ = self.take_rings(lanes, &take_rings);
+                ready = self.confined_readiness(events);
+            }
+        } else {
+            ready |= said & (INPUT | libc::POLLRDHUP | libc::POLLPRI);
+        }
+        if !self.sends_by_lane() {
+            ready |= said & OUTPUT;
+        }
+        ready & (events | libc::POLLERR | libc::POLLHUP)
+    }
+
     /// What `poll` says of a lifeline in words of TCP: a peer that has closed has only ended its direction.
-    fn as_tcp_says(&self, said: i16, wanted: i16) -> i16 {
+    pub(crate) fn as_tcp_says(&self, said: i16, wanted: i16) -> i16 {
         let has_closed = said & libc::POLLHUP != 0 && said & libc::POLLERR == 0 && self.lanes().is_none();
         if !has_closed || self.state().1 & SHUTDOWN_WRITE != 0 {
             return said;
@@ -366,139 +420,4 @@ fn looks_until(is_true: impl Fn() -> bool) -> bool {
         }
         is_true
     })
-}
-
-/// A connection in a set, and what was asked of it.
-#[derive(Clone, Copy)]
-struct Polled {
-    index: usize,
-    events: i16,
-    connection: &'static Connection,
-}
-
-/// Those of a set that have a direction on a lane.
-struct PolledSet {
-    entries: [Option<Polled>; POLLED_MAX],
-}
-
-impl PolledSet {
-    fn of(fds: &[pollfd]) -> Self {
-        let mut entries = [None; POLLED_MAX];
-        let by_lane = fds.iter().enumerate().filter_map(|(index, entry)| match table::get(entry.fd) {
-            Entry::Confined(connection) if connection.lanes().is_some() => {
-                Some(Polled { index, events: entry.events, connection })
-            }
-            _ => None,
-        });
-        entries.iter_mut().zip(by_lane).for_each(|(place, polled)| *place = Some(polled));
-        Self { entries }
-    }
-
-    fn iter(&self) -> impl Iterator<Item = &Polled> {
-        self.entries.iter().flatten()
-    }
-
-    fn is_any_ready(&self) -> bool {
-        self.iter().any(|polled| polled.connection.confined_readiness(polled.events) != 0)
-    }
-
-    /// Asks the peers to ring, and the kernel for rings alone where a lane has the bytes.
-    fn announce(&self, fds: &mut [pollfd]) {
-        for &Polled { index, events, connection } in self.iter() {
-            let mut asked = events;
-            if connection.sends_by_lane() {
-                asked &= !OUTPUT;
-            }
-            if let Some(lanes) = connection.lanes().filter(|_| connection.receives_by_lane()) {
-                connection.announce_receive_sleep(lanes);
-                asked |= libc::POLLIN;
-            }
-            fds[index].events = asked;
-        }
-    }
-
-    fn waits_for_room(&self) -> bool {
-        self.iter().any(|polled| polled.events & OUTPUT != 0 && polled.connection.sends_by_lane())
-    }
-
-    /// Puts the program's words back, with the answers.
-    fn answer(&self, fds: &mut [pollfd], take_rings: impl Fn(RawFd, *mut u8, usize) -> isize) {
-        for &Polled { index, events, connection } in self.iter() {
-            let entry = &mut fds[index];
-            entry.events = events;
-            let said = entry.revents;
-            let Some(lanes) = connection.lanes() else { continue };
-            if said & libc::POLLHUP != 0 {
-                connection.note_hang_up(lanes, said & libc::POLLERR != 0);
-            }
-            let take_rings = |bytes: *mut u8, len, _: i32| take_rings(entry.fd, bytes, len);
-            let is_message = said & libc::POLLIN != 0 && connection.early.foreseen.load(Ordering::Relaxed) == 1;
-            if is_message {
-                let _ = connection.receive_foreseen(&[], Flags::default(), &take_rings);
-            }
-            let mut ready = connection.confined_readiness(events);
-            if connection.receives_by_lane() {
-                if !is_message && ready & INPUT == 0 && said & libc::POLLIN != 0 {
-                    let _ = connection.take_rings(lanes, &take_rings);
-                    ready = connection.confined_readiness(events);
-                }
-            } else {
-                ready |= said & (INPUT | libc::POLLRDHUP | libc::POLLPRI);
-            }
-            if !connection.sends_by_lane() {
-                ready |= said & OUTPUT;
-            }
-            entry.revents = ready & (events | libc::POLLERR | libc::POLLHUP);
-        }
-    }
-}
-
-/// `poll(2)` of a process under a filter: `call` makes the program's call with this time-out in nanoseconds. Rings are
-/// taken by `read`: who waits for bytes and may not receive them has no use for them.
-///
-/// # Errors
-/// As the system call.
-pub fn poll_confined(
-    fds: &mut [pollfd],
-    timeout_ns: Option<u64>,
-    call: impl Fn(&mut [pollfd], Option<u64>) -> Result<usize, Errno>,
-) -> Result<usize, Errno> {
-    // SAFETY: the bytes are ours.
-    let take_rings = |fd: RawFd, bytes: *mut u8, len: usize| unsafe {
-        system::call_kernel(libc::SYS_read, [fd as usize, bytes as usize, len])
-    };
-    let set = PolledSet::of(fds);
-    let deadline_ns = timeout_ns.map(|timeout_ns| now_ns().saturating_add(timeout_ns));
-    loop {
-        let mut left_ns = deadline_ns.map(|deadline_ns| deadline_ns.saturating_sub(now_ns()));
-        let is_last = left_ns == Some(0);
-        if set.iter().next().is_none() {
-            let polled = call(fds, timeout_ns)?;
-            fds.iter_mut().for_each(speak_as_tcp);
-            return Ok(polled);
-        }
-        if !is_last && !set.is_any_ready() {
-            set.announce(fds);
-        }
-        if set.is_any_ready() {
-            left_ns = Some(0);
-        } else if set.waits_for_room() {
-            const ROOM_LOOK_NS: u64 = ROOM_LOOK_MS as u64 * 1_000_000;
-            left_ns = Some(left_ns.map_or(ROOM_LOOK_NS, |left_ns| left_ns.min(ROOM_LOOK_NS)));
-        }
-        let polled = call(fds, left_ns);
-        set.answer(fds, take_rings);
-        polled?;
-        fds.iter_mut().for_each(speak_as_tcp);
-        let ready = fds.iter().filter(|entry| entry.fd >= 0 && entry.revents != 0).count();
-        if ready > 0 || is_last {
-            return Ok(ready);
-        }
-    }
-}
-
-fn speak_as_tcp(entry: &mut pollfd) {
-    if let Entry::Confined(connection) = table::get(entry.fd) {
-        entry.revents = connection.as_tcp_says(entry.revents, entry.events);
-    }
 }

@@ -6,10 +6,10 @@
 //! more than a few MiB gives back those that have rested for a moment when another one grows.
 
 use super::{Connection, Lanes, POOL};
+use crate::blocking;
 use crate::clock::{TICKS_PER_MILLISECOND, ticks};
 use crate::memory_budget::{WARM_BYTES, taken_bytes};
 use crate::sandbox;
-use crate::system;
 use lane::GivenBack;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -65,7 +65,7 @@ impl Connection {
         if has_memory && !self.has_memory.load(Ordering::Relaxed) {
             self.has_memory.store(true, Ordering::Relaxed);
             LANES.fetch_add(1, Ordering::Relaxed);
-            system::use_idle_work(sweep);
+            blocking::use_idle_work(sweep);
         }
     }
 

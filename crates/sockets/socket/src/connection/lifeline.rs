@@ -20,16 +20,16 @@ use message::{
     Heard, NO_SPAN, OFFER, Received, look, look_aside, peek_exactly, receive, rest_of, send_now, take_exactly,
 };
 
+use super::observer;
 use super::transfer::Step;
 use super::{Connection, Flags, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes, urgent};
+use crate::blocking;
 use crate::clock::{TICKS_PER_MILLISECOND, ticks};
 use crate::descriptors::{HiddenFd, close};
 use crate::home::MemoryFds;
-use crate::interest;
 use crate::limit;
 use crate::segment::{BY_LANE_RECEIVE, Own, Segment, Side, Status};
 use crate::signals;
-use crate::system;
 use libc::iovec;
 use rustix::io::Errno;
 use std::cell::UnsafeCell;
@@ -290,7 +290,7 @@ impl Connection {
         if self.early.is_reset() {
             return true;
         }
-        let said = system::poll_now(self.lifeline(), 0);
+        let said = blocking::poll_now(self.lifeline(), 0);
         let has_left_bytes = said & libc::POLLERR != 0 && !self.has_only_offered();
         let is_reset = has_left_bytes || (said & libc::POLLHUP != 0 && self.is_reset_behind());
         if is_reset {
@@ -434,7 +434,7 @@ impl Connection {
     /// The kernel says that nothing comes any more.
     fn end_of_lifeline(&self, spans: &[iovec]) -> Result<Taken, Errno> {
         if total_bytes(spans) == 0 {
-            let is_there = system::poll_now(self.lifeline(), libc::POLLIN) & libc::POLLIN != 0;
+            let is_there = blocking::poll_now(self.lifeline(), libc::POLLIN) & libc::POLLIN != 0;
             return Ok(if is_there { Taken::End } else { Taken::Bytes(0) });
         }
         match self.lanes() {
@@ -517,7 +517,7 @@ impl Connection {
         if self.early.is_deaf.load(Ordering::Relaxed) {
             return self.early.had_ended.load(Ordering::Relaxed);
         }
-        system::poll_now(self.lifeline(), libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP) != 0
+        blocking::poll_now(self.lifeline(), libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP) != 0
     }
 
     /// Before a close: a message that was left unread would reset the peer, and `SO_LINGER` may ask for a reset.
@@ -561,7 +561,7 @@ impl Connection {
     /// what came by the lane before anybody asked for rings is not rung for.
     pub(super) fn tell_sets(&'static self) {
         if self.receives_by_lane() && self.sleepers.is_any() {
-            interest::look_again(self);
+            observer::tell_change(self);
         }
     }
 
@@ -614,7 +614,7 @@ impl Connection {
     /// As [`Connection::readiness`], where what comes in comes by the lifeline. One system call, and one more if
     /// something is there. `None`: it does not any more.
     pub(super) fn lifeline_readiness(&'static self, wanted: i16) -> Option<i16> {
-        let ask = || system::poll_now(self.lifeline(), libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP);
+        let ask = || blocking::poll_now(self.lifeline(), libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP);
         let mut said = ask();
         let may_hear =
             said & libc::POLLIN != 0 || self.early.has_heard.load(Ordering::Relaxed) || self.can_be_held_elsewhere();
@@ -792,7 +792,7 @@ impl Connection {
 
     /// Whether the peer is gone, as the kernel says.
     pub(super) fn lifeline_has_hung_up(&self) -> bool {
-        system::poll_now(self.lifeline(), 0) & libc::POLLHUP != 0
+        blocking::poll_now(self.lifeline(), 0) & libc::POLLHUP != 0
     }
 
     /// Bytes that have come by the lifeline before there was a lane, for edge-triggered watchers. Only grows. A message
@@ -842,7 +842,7 @@ impl Connection {
         fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
     ) -> Result<Option<usize>, Errno> {
         // The kernel says that there is room when three quarters are free: more than the buffer has.
-        if system::poll_now(self.lifeline(), libc::POLLOUT) & libc::POLLOUT == 0 {
+        if blocking::poll_now(self.lifeline(), libc::POLLOUT) & libc::POLLOUT == 0 {
             return Ok(None);
         }
         let mut bytes = [0_u8; SCRATCH_BYTES];

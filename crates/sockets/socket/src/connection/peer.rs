@@ -4,6 +4,7 @@
 //! peer that goes with unread data, or in a hurry, resets at once.
 
 use super::{Connection, Lanes, SHUTDOWN_WRITE};
+use crate::blocking;
 use crate::clock::{TICKS_PER_MILLISECOND, note_ticks, ticks};
 use crate::sandbox;
 use crate::segment::{LEFT_SILENTLY, Own, SHUT_BOTH_WAYS, Standing, Status};
@@ -92,7 +93,7 @@ impl Connection {
         if sandbox::is_confined() {
             return; // The program's own calls bring what there is to know.
         }
-        let said = system::poll_now(self.lifeline(), 0);
+        let said = blocking::poll_now(self.lifeline(), 0);
         if said & libc::POLLHUP != 0 {
             self.note_hang_up(lanes, said & libc::POLLERR != 0);
         }

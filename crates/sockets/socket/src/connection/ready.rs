@@ -4,9 +4,9 @@
 //! peer is asked to ring, and the lifeline then becomes readable in the kernel.
 
 use super::{Connection, Lanes, PeerState, Receiving, SHUTDOWN_READ, SHUTDOWN_WRITE};
+use crate::blocking;
 use crate::options::TcpState;
 use crate::segment::{Own, Status};
-use crate::system;
 use std::sync::atomic::Ordering;
 
 const ALWAYS_REPORTED: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
@@ -273,7 +273,7 @@ impl Connection {
         // Both: nobody asks to be rung between the question whether others sleep and the taking.
         let both = self.hold_both();
         if self.is_on_lifeline() {
-            return system::poll_now(self.lifeline(), libc::POLLIN) == 0;
+            return blocking::poll_now(self.lifeline(), libc::POLLIN) == 0;
         }
         let Some(lanes) = self.lanes() else { return true };
         if both.is_none() || !self.sleeps_alone(lanes) {

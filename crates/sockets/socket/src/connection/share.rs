@@ -4,6 +4,7 @@
 //! process holds the end, a direction is also locked between processes, by a word that names the holder.
 
 use super::{Connection, Lanes, POOL};
+use crate::blocking;
 use crate::clock::{TICKS_PER_MILLISECOND, now_ns, ticks};
 use crate::process;
 use crate::sandbox;
@@ -41,7 +42,7 @@ impl Connection {
     fn attach_before_fork(&'static self, deadline_ns: u64) {
         if self.attach_if_pending() == Ok(false) && !self.was_awaited.swap(true, Ordering::Relaxed) {
             let left_ms = deadline_ns.saturating_sub(now_ns()).div_ceil(1_000_000);
-            system::poll_for(self.lifeline(), libc::POLLIN, i32::try_from(left_ms).unwrap_or(0));
+            blocking::poll_for(self.lifeline(), libc::POLLIN, i32::try_from(left_ms).unwrap_or(0));
             let _ = self.attach_if_pending();
         }
     }

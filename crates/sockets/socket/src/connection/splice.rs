@@ -6,6 +6,7 @@
 use super::transfer::Step;
 use super::wait::{Call, Deadline};
 use super::{Connection, Flags, Lanes};
+use crate::blocking;
 use crate::system;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -44,7 +45,7 @@ impl<'a> Pipe<'a> {
     fn until(&self, event: i16) -> Result<i16, Errno> {
         let mut entry = [libc::pollfd { fd: self.fd.as_raw_fd(), events: event, revents: 0 }];
         loop {
-            match system::poll(&mut entry, if self.waits { -1 } else { 0 }) {
+            match blocking::poll(&mut entry, if self.waits { -1 } else { 0 }) {
                 Ok(0) => return Err(Errno::AGAIN),
                 Ok(_) => return Ok(entry[0].revents),
                 Err(Errno::INTR) if system::handlers_restart() => {}
@@ -61,7 +62,7 @@ impl<'a> Pipe<'a> {
         // SAFETY: the caller's.
         match unsafe { self.move_now(libc::SYS_pwritev2, bytes, len_bytes) } {
             // Before Linux 6.4 pipes did not know how not to wait. Where another writer is faster this waits.
-            Err(Errno::OPNOTSUPP) if system::poll_now(self.fd.as_raw_fd(), libc::POLLOUT) & libc::POLLOUT == 0 => {
+            Err(Errno::OPNOTSUPP) if blocking::poll_now(self.fd.as_raw_fd(), libc::POLLOUT) & libc::POLLOUT == 0 => {
                 Err(Errno::AGAIN)
             }
             // SAFETY: the caller's.
@@ -78,7 +79,7 @@ impl<'a> Pipe<'a> {
         // SAFETY: the caller's.
         match unsafe { self.move_now(libc::SYS_preadv2, bytes, len_bytes) } {
             // As above.
-            Err(Errno::OPNOTSUPP) if system::poll_now(self.fd.as_raw_fd(), libc::POLLIN) == 0 => Err(Errno::AGAIN),
+            Err(Errno::OPNOTSUPP) if blocking::poll_now(self.fd.as_raw_fd(), libc::POLLIN) == 0 => Err(Errno::AGAIN),
             // SAFETY: the caller's.
             Err(Errno::OPNOTSUPP) => unsafe { self.move_patiently(libc::SYS_read, bytes, len_bytes) },
             read => read,

@@ -4,11 +4,12 @@ use super::cork::HELD_BYTES_MAX;
 use super::ends::{Receiving, Sending};
 use super::give_back;
 use super::nowhere::is_any_nowhere;
+use super::observer;
 use super::pieces::copy_in_pieces;
 use super::wait::{Call, Deadline, Room};
 use super::{Connection, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
+use crate::blocking;
 use crate::clock::{note_stamp, stamp};
-use crate::interest;
 use crate::sandbox;
 use crate::segment::{Own, Status};
 use crate::system;
@@ -988,7 +989,7 @@ impl Connection {
     }
 
     fn lifeline_has_ended(&self) -> bool {
-        system::poll_now(self.lifeline(), libc::POLLIN) & (libc::POLLHUP | libc::POLLIN) == libc::POLLHUP
+        blocking::poll_now(self.lifeline(), libc::POLLIN) & (libc::POLLHUP | libc::POLLIN) == libc::POLLHUP
     }
 
     /// A send has found no room: its return is an edge. Sets in which the connection is parked look for it themselves
@@ -996,7 +997,7 @@ impl Connection {
     pub(super) fn note_blocked_send(&'static self) {
         self.send_is_blocked.store(true, Ordering::Relaxed);
         if self.sends_by_lane() && self.sleepers.is_any() && self.waits_for_room_in_vain(libc::POLLOUT) {
-            interest::look_again(self);
+            observer::tell_change(self);
         }
     }
 

@@ -5,11 +5,11 @@
 
 use super::presence::Word;
 use super::{Connection, Lanes, SHUTDOWN_READ, SHUTDOWN_WRITE};
+use crate::blocking;
 use crate::clock::now_ns;
 use crate::lock::Lock;
 use crate::segment::Own;
 use crate::signals::{Moment, Since};
-use crate::system;
 use crate::threads;
 use rustix::io::Errno;
 use std::cell::Cell;
@@ -392,7 +392,7 @@ impl Connection {
         deadline.check_signals()?;
         let waits_for_ring = is_alone && left_ms < 0 && longest_ms.is_none();
         if waits_for_ring && !self.is_nonblocking.load(Ordering::Relaxed) && !self.is_lifeline_shut(lanes) {
-            return match system::wait_to_receive(fd) {
+            return match blocking::wait_to_receive(fd) {
                 Err(Errno::CONNRESET) => {
                     self.note_hang_up(lanes, true);
                     Ok(false)
@@ -410,10 +410,10 @@ impl Connection {
         }
         if is_alone && longest_ms.is_none() {
             // Not the whole time, perhaps; whoever comes back when it is over finds out.
-            system::poll_piece(&mut entry, left_ms)?;
+            blocking::poll_piece(&mut entry, left_ms)?;
             return Ok(entry[0].revents & libc::POLLHUP == 0);
         }
-        if !is_alone && system::poll_now(fd, libc::POLLIN) & libc::POLLIN != 0 {
+        if !is_alone && blocking::poll_now(fd, libc::POLLIN) & libc::POLLIN != 0 {
             // A byte lies there for another sleeper: it must find it, and we must not spin on it.
             entry[0].fd = -1;
         }
@@ -425,7 +425,7 @@ impl Connection {
     /// Whether a shutdown of reading ended the lifeline, to wake those who slept on it.
     pub(super) fn is_lifeline_shut(&self, lanes: &Lanes) -> bool {
         lanes.segment.load(Own::Shutdown) & SHUTDOWN_READ != 0
-            && system::poll_now(self.lifeline(), libc::POLLRDHUP) & libc::POLLRDHUP != 0
+            && blocking::poll_now(self.lifeline(), libc::POLLRDHUP) & libc::POLLRDHUP != 0
     }
 
     /// Sleeps a moment, for a wait that nothing rings for.
@@ -448,7 +448,7 @@ impl Connection {
         }
         let is_over = || self.is_early_wait_over(events);
         loop {
-            if is_over() || system::poll_now(self.lifeline(), events) != 0 {
+            if is_over() || blocking::poll_now(self.lifeline(), events) != 0 {
                 return Ok(());
             }
             match spin.iterate_by(LOOKS_PER_CALL) {
@@ -474,7 +474,7 @@ impl Connection {
         deadline.check_signals()?;
         let is_alone = threads::is_single() && !self.can_be_held_elsewhere();
         if is_alone && events == libc::POLLIN && left_ms < 0 && !self.is_nonblocking.load(Ordering::Relaxed) {
-            return match system::wait_to_receive(fd) {
+            return match blocking::wait_to_receive(fd) {
                 Err(Errno::CONNRESET) => {
                     self.note_kernel_reset();
                     Ok(())
@@ -507,7 +507,7 @@ fn nap_on(entry: &mut [libc::pollfd; 1], left_ms: i32, deadline: Deadline) -> Re
 
 /// `poll(2)` that comes back early, without an error, after a signal that would have restarted the call it stands for.
 fn poll_again_after_signals(entry: &mut [libc::pollfd], timeout_ms: i32, deadline: Deadline) -> Result<(), Errno> {
-    match system::poll(entry, timeout_ms) {
+    match blocking::poll(entry, timeout_ms) {
         Err(Errno::INTR) if deadline.goes_on_after_signal() => Ok(()),
         polled => polled.map(|_| ()),
     }

@@ -2,10 +2,10 @@
 
 use super::InterestSet;
 use super::order::{ReadyTime, ready_time};
+use crate::blocking;
 use crate::connection::{Connection, Edges};
-use crate::lifecycle::Listener;
-use crate::system;
-use crate::table::{self, Entry};
+use crate::listener::Listener;
+use crate::table::{self, Kind};
 use std::os::fd::RawFd;
 
 pub(super) const EDGE: u32 = libc::EPOLLET as u32;
@@ -51,13 +51,25 @@ impl Target {
         }
     }
 
-    /// Whether a descriptor is not the object that was registered under it.
+    /// Returns what `fd` stands for, if a set treats it otherwise than the kernel does.
+    pub fn of_descriptor(fd: RawFd) -> Option<Self> {
+        let object = table::load(fd);
+        match object.kind()? {
+            Kind::Connection => object.get().map(Self::Connection),
+            Kind::Listener => object.get().map(Self::Listener),
+            Kind::EpollSet => object.get().map(Self::Nested),
+            Kind::Stream => Some(Self::Stream),
+            Kind::Confined => None,
+        }
+    }
+
+    /// Returns whether a descriptor is not the object that was registered under it.
     pub fn has_gone((fd, target): &(RawFd, Self)) -> bool {
-        match (table::get(*fd), target) {
-            (Entry::Connection(now), Self::Connection(then)) => !std::ptr::eq(now, *then),
-            (Entry::Listener(now), Self::Listener(then)) => !std::ptr::eq(now, *then),
-            (Entry::Interest(now), Self::Nested(then)) => !std::ptr::eq(now, *then),
-            (Entry::Stream(_), Self::Stream) => false,
+        match (Self::of_descriptor(*fd), target) {
+            (Some(Self::Connection(now)), Self::Connection(then)) => !std::ptr::eq(now, *then),
+            (Some(Self::Listener(now)), Self::Listener(then)) => !std::ptr::eq(now, *then),
+            (Some(Self::Nested(now)), Self::Nested(then)) => !std::ptr::eq(now, *then),
+            (Some(Self::Stream), Self::Stream) => false,
             _ => true,
         }
     }
@@ -241,11 +253,11 @@ impl Registration {
             return 0;
         }
         let mut ready = 0;
-        if system::poll_now(listener.watched_fd(), libc::POLLIN) & libc::POLLIN != 0 && listener.has_lane_client() {
+        if blocking::poll_now(listener.watched_fd(), libc::POLLIN) & libc::POLLIN != 0 && listener.has_lane_client() {
             ready |= INPUT & self.wanted();
         }
         if self.events & ONESHOT != 0 {
-            ready |= system::poll_now(self.kernel_fd, self.wanted());
+            ready |= blocking::poll_now(self.kernel_fd, self.wanted());
         }
         self.is_pending = ready != 0;
         ready

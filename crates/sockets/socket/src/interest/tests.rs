@@ -3,6 +3,7 @@
 use super::order::ReadyTime;
 use super::*;
 use crate::connection::tests::{End, pair, receive, send, young_pair};
+use crate::entry::{self, Entry};
 use crate::multiplex;
 use roster::{HOT_BEGIN, Held};
 use rustix::event::{EventfdFlags, eventfd};
@@ -66,21 +67,21 @@ impl Own {
 
 impl Drop for Own {
     fn drop(&mut self) {
-        table::set(self.fd(), Entry::None);
+        entry::set(self.fd(), Entry::None);
         forget(self.fd(), self.0.0);
     }
 }
 
 fn own_and_peer() -> (Own, End) {
     let (own, peer) = pair(true);
-    table::set(own.0.lifeline(), Entry::Connection(own.0));
+    entry::set(own.0.lifeline(), Entry::Connection(own.0));
     (Own(own), peer)
 }
 
 /// As [`own_and_peer`], on their lifeline.
 fn young_own_and_peer() -> (Own, End) {
     let [peer, own] = young_pair();
-    table::set(own.0.lifeline(), Entry::Connection(own.0));
+    entry::set(own.0.lifeline(), Entry::Connection(own.0));
     (Own(own), peer)
 }
 
@@ -146,7 +147,7 @@ impl Epoll {
     }
 
     fn set(&self) -> &'static InterestSet {
-        match table::get(self.0) {
+        match entry::get(self.0) {
             Entry::Interest(set) => set,
             _ => panic!("not a set"),
         }
@@ -164,7 +165,7 @@ impl Epoll {
 impl Drop for Epoll {
     fn drop(&mut self) {
         let set = self.set();
-        table::set(self.0, Entry::None);
+        entry::set(self.0, Entry::None);
         set.remove_descriptor(self.0);
         // SAFETY: made by `create`, closed once.
         unsafe { rustix::io::close(self.0) };
@@ -258,7 +259,7 @@ fn many_round_trips_lose_no_wake_up() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let theirs = Epoll::new();
-            table::set(peer.0.lifeline(), Entry::Connection(peer.0));
+            entry::set(peer.0.lifeline(), Entry::Connection(peer.0));
             theirs.add(peer.0.lifeline(), IN, 2);
             for round in 0..3000_u32 {
                 if round % 500 == 499 {
@@ -269,7 +270,7 @@ fn many_round_trips_lose_no_wake_up() {
                 assert_eq!(theirs.wait(), [(IN, 2)]);
                 assert_eq!(read_all(peer.0), 4);
             }
-            table::set(peer.0.lifeline(), Entry::None);
+            entry::set(peer.0.lifeline(), Entry::None);
             forget(peer.0.lifeline(), peer.0);
         });
         for _ in 0..3000 {
@@ -1040,14 +1041,14 @@ fn closing_the_set_lets_go_of_its_connections() {
         epoll.let_all_sleep();
         let second = rustix::io::dup(unsafe_borrow(epoll.0)).unwrap();
         epoll.set().add_descriptor(second.as_raw_fd());
-        table::set(second.as_raw_fd(), Entry::Interest(epoll.set()));
+        entry::set(second.as_raw_fd(), Entry::Interest(epoll.set()));
         send(peer.0, b"x").unwrap();
         let same = std::mem::ManuallyDrop::new(Epoll(second.as_raw_fd()));
         assert_eq!(same.now(), [(IN, 1)]);
         assert_eq!(read_all(own.0.0), 1);
         epoll.let_all_sleep();
         epoll.set().remove_descriptor(second.as_raw_fd());
-        table::set(second.as_raw_fd(), Entry::None);
+        entry::set(second.as_raw_fd(), Entry::None);
     }
     assert!(own.0.0.take_ring());
 }
@@ -1063,13 +1064,13 @@ fn duplicate_of(own: &Own) -> RawFd {
     let copy = rustix::io::dup(unsafe { std::os::fd::BorrowedFd::borrow_raw(own.fd()) }).unwrap();
     let copy = std::os::fd::IntoRawFd::into_raw_fd(copy);
     own.0.0.add_descriptor(copy);
-    table::set(copy, Entry::Connection(own.0.0));
+    entry::set(copy, Entry::Connection(own.0.0));
     copy
 }
 
 /// As the program's `close` does.
 fn close_one(fd: RawFd, connection: &'static Connection) {
-    table::set(fd, Entry::None);
+    entry::set(fd, Entry::None);
     forget(fd, connection);
     connection.remove_descriptor(fd);
     // SAFETY: the test's descriptor.
@@ -1171,7 +1172,7 @@ fn what_a_handler_closes_whose_thread_holds_a_socket_is_left_to_who_is_inside_th
     let (own, _peer) = own_and_peer();
     let epoll = Epoll::new();
     epoll.add(own.fd(), IN, 1);
-    let Entry::Interest(set) = table::get(epoll.0) else { panic!("no set") };
+    let Entry::Interest(set) = entry::get(epoll.0) else { panic!("no set") };
     let ((inside, is_inside), (go_on, goes_on)) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
     let waiting = std::thread::spawn(move || {
         set.with(|_| {
@@ -1180,13 +1181,13 @@ fn what_a_handler_closes_whose_thread_holds_a_socket_is_left_to_who_is_inside_th
         });
     });
     is_inside.recv().unwrap();
-    let registered = table::get(own.fd());
-    lifecycle::inside_a_listener(|| {
-        table::set(own.fd(), Entry::None);
+    let registered = entry::get(own.fd());
+    listener::inside_a_listener(|| {
+        entry::set(own.fd(), Entry::None);
         forget(own.fd(), own.0.0);
     });
     go_on.send(()).unwrap();
     waiting.join().unwrap();
-    table::set(own.fd(), registered);
+    entry::set(own.fd(), registered);
     assert_eq!(epoll.control(EPOLL_CTL_MOD, own.fd(), IN, 1), Err(Errno::NOENT));
 }

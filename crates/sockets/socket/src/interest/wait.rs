@@ -5,10 +5,10 @@ use super::order::ReadyTime;
 use super::registration::Registration;
 use super::roster::{Held, Roster};
 use super::{InterestSet, Sleep, kernel};
+use crate::background_connects;
+use crate::blocking;
 use crate::clock::now_ns;
-use crate::lifecycle;
 use crate::signals::{self, Moment, Since};
-use crate::system;
 use libc::{epoll_event, sigset_t};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
@@ -154,11 +154,11 @@ enum Woken {
 impl InterestSet {
     #[inline]
     pub(super) fn wait(&'static self, call: &Call) -> Result<usize, Errno> {
-        lifecycle::advance_connects();
+        background_connects::advance();
         if self.has_inner.load(Ordering::Acquire) {
             return self.wait_for_lanes(call);
         }
-        if lifecycle::is_any_pending() {
+        if background_connects::is_any_pending() {
             // They become lanes under the eyes of this wait.
             self.with(|roster| self.prepare_for_lanes(roster))?;
             return self.wait_for_lanes(call);
@@ -202,7 +202,7 @@ impl InterestSet {
             return None;
         }
         // SAFETY: the caller's array and mask.
-        let result = unsafe { system::epoll_wait(call.epfd, call.events, call.max, call.timeout_ns, call.mask) };
+        let result = unsafe { blocking::epoll_wait(call.epfd, call.events, call.max, call.timeout_ns, call.mask) };
         drop(sleep);
         let Ok(count) = result else { return Some(result) };
         if count == 0 || !self.has_inner.load(Ordering::SeqCst) {
@@ -235,7 +235,7 @@ impl InterestSet {
     fn look_everywhere(&'static self, call: &Call, sink: &mut Sink, life: u32) -> Result<(), Errno> {
         if call.timeout_ns != Some(0) {
             // SAFETY: the caller's mask.
-            unsafe { system::deliver_signals(call.mask) }?;
+            unsafe { blocking::deliver_signals(call.mask) }?;
         }
         let lanes_first = self.with_life(life, |roster| {
             let lanes_first = std::mem::take(&mut roster.lanes_first);
@@ -276,7 +276,7 @@ impl InterestSet {
     fn wait_longer(&'static self, call: &Call, sink: &mut Sink, life: u32) -> Result<(), Errno> {
         let mut deadline = Deadline::new(call.timeout_ns);
         // SAFETY: the caller's mask.
-        unsafe { system::deliver_signals(call.mask) }?;
+        unsafe { blocking::deliver_signals(call.mask) }?;
         // SAFETY: as above.
         let _masked = unsafe { signals::mask_while_awake(call.mask, &mut deadline.began) };
         loop {
@@ -296,7 +296,7 @@ impl InterestSet {
         life: u32,
         deadline: &mut Deadline,
     ) -> Result<Woken, Errno> {
-        lifecycle::advance_connects();
+        background_connects::advance();
         if self.spin(call, sink, life, deadline)? {
             return Ok(Woken::Found);
         }
@@ -353,14 +353,14 @@ impl InterestSet {
         let left_ns = deadline.left_ns();
         if naps && left_ns != Some(0) {
             // SAFETY: no entries; the caller's mask.
-            unsafe { system::ppoll(&mut [], Some(NAP_NS.min(left_ns.unwrap_or(NAP_NS))), call.mask) }?;
+            unsafe { blocking::ppoll(&mut [], Some(NAP_NS.min(left_ns.unwrap_or(NAP_NS))), call.mask) }?;
         }
         deadline.check_signals()?;
-        has_deaf |= lifecycle::is_any_pending();
+        has_deaf |= background_connects::is_any_pending();
         let longest_ns = if has_deaf { Some(NAP_NS) } else { held_ns };
         let left_ns = longest_ns.map_or(left_ns, |ns| Some(left_ns.map_or(ns, |left_ns| left_ns.min(ns))));
         // SAFETY: the caller's array and mask.
-        let count = unsafe { system::epoll_wait(call.epfd, call.events, call.max, left_ns, call.mask) }?;
+        let count = unsafe { blocking::epoll_wait(call.epfd, call.events, call.max, left_ns, call.mask) }?;
         #[cfg(test)]
         super::tests::note_sleep();
         self.spin_history.note_wakeup();

@@ -1,20 +1,21 @@
 //! `accept`: whoever comes first, by lane or by TCP.
 
 use super::connect::{enter_lane_connection, hide};
-use super::deferral;
-use super::inspect;
-use super::{Listener, complain, family, note_stream};
+use super::{complain, family, note_stream};
 use crate::address::Opener;
+use crate::blocking;
 use crate::connection::{Connection, Origin, Start};
+use crate::entry::{self, Entry};
 use crate::home::MemoryFds;
+use crate::inspect;
 use crate::limit;
+use crate::listener;
+use crate::listener::Listener;
 use crate::process_stats;
 use crate::rendezvous::{self, Accepted, Refused};
 use crate::segment::{Segment, Side};
 use crate::settings::settings;
 use crate::signals::{Moment, Since};
-use crate::system;
-use crate::table::{self, Entry};
 use ledger::{FallbackReason, Path, Role};
 use rustix::io::Errno;
 use std::net::SocketAddr;
@@ -46,7 +47,7 @@ pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewC
     loop {
         // The kernel makes a socket before it sees that there is none to accept: asking first costs a third.
         let ready = if listener.is_nonblocking() { Ready { lane: true, tcp: true } } else { wait(fd, listener)? };
-        if !matches!(table::get(fd), Entry::Listener(now) if std::ptr::eq(now, listener)) {
+        if !matches!(entry::get(fd), Entry::Listener(now) if std::ptr::eq(now, listener)) {
             // Closed or shut down meanwhile, and the object may be another listener's: the kernel knows.
             return inspect::accept_with_peer(fd, flags).map(|(fd, peer)| NewConnection { fd, peer });
         }
@@ -94,11 +95,11 @@ fn accept_lane(listener: &'static Listener, flags: i32) -> Result<NewConnection,
 fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<NewConnection>, Errno> {
     let (lane_fd, key) = listener.lane().ok_or(Errno::BADF)?;
     let from_backlog = || limit::sparing(|| rendezvous::accept(lane_fd, &key, flags), |error| *error == Errno::MFILE);
-    let accepted = deferral::accept(listener, flags).unwrap_or_else(from_backlog);
+    let accepted = listener::accept(listener, flags).unwrap_or_else(from_backlog);
     let Accepted { lifeline, tuple, opener } = match accepted {
         // The kernel says so before it looks; whoever waits stays in the backlog, as with TCP.
         Err(error @ (Errno::MFILE | Errno::NFILE)) => {
-            let is_waited_for = system::poll_for(lane_fd, libc::POLLIN, 0) != 0;
+            let is_waited_for = blocking::poll_for(lane_fd, libc::POLLIN, 0) != 0;
             return Err(if is_waited_for { error } else { Errno::AGAIN });
         }
         accepted => accepted?,
@@ -114,7 +115,7 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
         },
     };
     let fd = lifeline.into_raw_fd();
-    if !table::can_hold(fd) {
+    if !entry::can_hold(fd) {
         // SAFETY: ours since `accept`.
         unsafe { rustix::io::close(fd) };
         return Err(Errno::MFILE);
@@ -128,7 +129,7 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
     };
     let connection = Connection::open(origin, start);
     connection.begin(false);
-    table::set(fd, Entry::Connection(connection));
+    entry::set(fd, Entry::Connection(connection));
     if flags & libc::SOCK_CLOEXEC == 0 {
         connection.set_inheritable(true);
     }
@@ -143,7 +144,7 @@ fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<Mem
     if first.is_some() {
         return Ok(first);
     }
-    let is_there = |timeout_ms| system::poll_for(lifeline.as_raw_fd(), libc::POLLIN, timeout_ms) != 0;
+    let is_there = |timeout_ms| blocking::poll_for(lifeline.as_raw_fd(), libc::POLLIN, timeout_ms) != 0;
     if !spin_until(|| is_there(0)) {
         is_there(HELLO_WAIT_MS);
     }
@@ -184,7 +185,7 @@ fn accept_tcp(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<Opti
         peer,
     });
     let (is_v6, options) = listener.with(|inner| (inner.is_v6, inner.options.clone()));
-    if table::can_hold(accepted) {
+    if entry::can_hold(accepted) {
         note_stream(accepted, is_v6, options, Some(slot));
     }
     Ok(Some(NewConnection { fd: accepted, peer }))
@@ -205,7 +206,7 @@ fn wait(fd: RawFd, listener: &'static Listener) -> Result<Ready, Errno> {
     let mut polled = Ok(0);
     let began = Moment::now();
     let is_over = || {
-        polled = match system::poll(&mut entries, 0) {
+        polled = match blocking::poll(&mut entries, 0) {
             Ok(0) if began.since() != Since::Nothing => Err(Errno::INTR),
             polled => polled,
         };
@@ -214,7 +215,7 @@ fn wait(fd: RawFd, listener: &'static Listener) -> Result<Ready, Errno> {
     if !spin_until(is_over) {
         // As late as can be: the last turn may have taken long, and a handler that ran in it interrupts no sleep.
         let is_interrupted = began.since() != Since::Nothing;
-        polled = if is_interrupted { Err(Errno::INTR) } else { system::poll(&mut entries, timeout_ms) };
+        polled = if is_interrupted { Err(Errno::INTR) } else { blocking::poll(&mut entries, timeout_ms) };
     }
     match polled {
         Ok(0) => Err(Errno::AGAIN),

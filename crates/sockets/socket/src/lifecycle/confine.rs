@@ -1,9 +1,10 @@
 //! What happens to a process's connections when the program puts itself under a system call filter.
 
+use crate::entry::{self, Entry};
+use crate::interest;
 use crate::sandbox;
 use crate::settings::settings;
 use crate::system;
-use crate::table::{self, Entry};
 use std::ffi::c_long;
 use std::os::fd::RawFd;
 
@@ -27,21 +28,22 @@ pub fn confine(install: impl FnOnce() -> c_long) -> c_long {
 }
 
 fn confine_connections() {
-    table::for_each(0..=RawFd::MAX, |fd, entry| {
+    entry::for_each(0..=RawFd::MAX, |fd, entry| {
         if let Entry::Connection(connection) = entry
+            && !interest::is_held_by_a_set(connection)
             && connection.confine()
         {
-            table::set(fd, Entry::Confined(connection));
+            entry::set(fd, Entry::Confined(connection));
         }
     });
 }
 
 /// Undoes [`confine_connections`], because the kernel has refused the filter.
 fn release_connections() {
-    table::for_each(0..=RawFd::MAX, |fd, entry| {
+    entry::for_each(0..=RawFd::MAX, |fd, entry| {
         if let Entry::Confined(connection) = entry {
             connection.release();
-            table::set(fd, Entry::Connection(connection));
+            entry::set(fd, Entry::Connection(connection));
         }
     });
 }

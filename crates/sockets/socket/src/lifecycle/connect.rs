@@ -1,12 +1,16 @@
 //! `connect`: a lane where there is one.
 
-use super::{PortChoice, STREAMS, Stream, StreamInner, already_connected, complain, family};
-use super::{inspect, pending};
+use super::pending;
+use super::{already_connected, complain, family};
 use crate::address::Tuple;
+use crate::background_connects;
+use crate::blocking;
 use crate::clock::now_ns;
 use crate::connection::{Connection, Origin, Start};
 use crate::descriptors::{self, HiddenFd};
+use crate::entry::{self, Entry};
 use crate::home::MemoryFds;
+use crate::inspect;
 use crate::interest;
 use crate::limit;
 use crate::process_stats;
@@ -16,8 +20,8 @@ use crate::segment::Side;
 use crate::settings::settings;
 use crate::signals;
 use crate::signals::Moment;
-use crate::system;
-use crate::table::{self, Entry};
+use crate::stream::Aim;
+use crate::stream::{PortChoice, STREAMS, Stream, StreamInner};
 use ledger::{FallbackReason, Path, Role};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -43,7 +47,7 @@ pub enum Outcome {
 
 /// Connects `fd` to `destination` by a lane if it can.
 pub fn connect(fd: RawFd, destination: Result<SocketAddr, Errno>) -> Outcome {
-    match (table::get(fd), destination) {
+    match (entry::get(fd), destination) {
         (Entry::Stream(_), _) if sandbox::is_confined() => Outcome::Kernel,
         (Entry::Confined(connection), Ok(_)) => Outcome::Answered(already_connected(connection)),
         (Entry::Connection(connection), Ok(_)) => Outcome::Answered(already_connected(connection)),
@@ -78,7 +82,7 @@ fn dissolve(fd: RawFd, connection: &'static Connection) -> Result<(), Errno> {
             let stream = STREAMS.take();
             let descriptors = descriptors.to_vec();
             for &descriptor in &descriptors {
-                table::set(descriptor, Entry::Stream(stream));
+                entry::set(descriptor, Entry::Stream(stream));
             }
             stream.with(|inner| *inner = StreamInner { is_v6, descriptors, options, ..StreamInner::default() });
             Ok(())
@@ -164,19 +168,6 @@ impl From<Connected> for Met {
         let Connected { lifeline, tuple, segment, memory, is_far } = connected;
         Self { lifeline, tuple, start: Start::Lanes(segment, hide(memory)), is_far }
     }
-}
-
-/// What a connect is to reach, and from where.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Aim {
-    pub destination: SocketAddr,
-    /// What the socket was bound to before.
-    pub bound: Option<SocketAddr>,
-    pub port_choice: PortChoice,
-    /// Whether it shares its address with others.
-    pub shares: bool,
-    /// The network namespace that the socket was made in.
-    pub netns: u64,
 }
 
 /// What one try came to.
@@ -301,7 +292,7 @@ impl Call {
         let answer = if self.is_pending { Errno::ALREADY } else { Errno::INPROGRESS };
         if !waits(self.fd) {
             // While others wait, it is to the background at once: many calls in turn are not to add up.
-            let waits_for_answer = self.underway.is_some() && !pending::is_any_pending();
+            let waits_for_answer = self.underway.is_some() && !background_connects::is_any_pending();
             return Patience { limit_ns: if waits_for_answer { ANSWER_WAIT_NS } else { 0 }, has_timeout: true, answer };
         }
         match self.stream.with_options(|options| options.send_timeout_ns()) {
@@ -320,7 +311,7 @@ impl Call {
         };
         let mut entry = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
         // SAFETY: no mask.
-        unsafe { system::ppoll(&mut entry, Some(until_ns.min(left_ns)), std::ptr::null()) }
+        unsafe { blocking::ppoll(&mut entry, Some(until_ns.min(left_ns)), std::ptr::null()) }
     }
 
     fn go_to_background(self, answer: Errno) -> Outcome {
@@ -387,7 +378,7 @@ fn enter_kernel_connection(fd: RawFd, stream: &'static Stream, destination: Sock
 
 /// After the kernel's `connect` has failed for good: the socket is a fresh one again.
 pub fn note_kernel_failure(fd: RawFd) {
-    if let Entry::Stream(stream) = table::get(fd) {
+    if let Entry::Stream(stream) = entry::get(fd) {
         stream.with(|inner| inner.slot = None);
     }
 }
@@ -429,7 +420,7 @@ fn put_in_place(fd: RawFd, stream: &'static Stream, met: Met) -> Result<bool, Er
         if descriptor != fd {
             connection.add_descriptor(descriptor);
         }
-        table::set(descriptor, Entry::Connection(connection));
+        entry::set(descriptor, Entry::Connection(connection));
         interest::adopt(descriptor, connection);
     }
     // Only now: threads that still find the stream are not to take the lifeline for a TCP socket that has connected.

@@ -1,13 +1,15 @@
 //! `dup`, `close` and their kin, kept in step with what the kernel does.
 
-use super::{LISTENERS, Listener, deferral};
+use crate::background_connects;
 use crate::connection::{self, Connection};
 use crate::descriptors;
+use crate::entry::{self, Entry};
 use crate::interest;
+use crate::listener;
+use crate::listener::{LISTENERS, Listener};
 use crate::lock::Lock;
 use crate::process;
 use crate::system::is_inheritable;
-use crate::table::{self, Entry};
 use rustix::io::Errno;
 use std::cell::UnsafeCell;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -26,15 +28,15 @@ pub fn close(fd: RawFd) -> Result<(), Errno> {
     if descriptors::is_hidden(fd) {
         return Err(Errno::BADF);
     }
-    if !matches!(table::get(fd), Entry::None) && !process::is_borrowed_memory() {
+    if !matches!(entry::get(fd), Entry::None) && !process::is_borrowed_memory() {
         forget(fd);
     }
     Ok(())
 }
 
 fn forget(fd: RawFd) {
-    let _guard = super::pending::hold_off();
-    match table::set(fd, Entry::None) {
+    let _guard = background_connects::hold_off();
+    match entry::set(fd, Entry::None) {
         Entry::None => {}
         Entry::Connection(connection) => {
             interest::forget(fd, connection);
@@ -56,8 +58,8 @@ pub fn duplicate(old: RawFd, new: RawFd) {
         inherit_into_borrower(old);
         return;
     }
-    let entry = table::get(old);
-    if matches!(entry, Entry::None) || !table::can_hold(new) {
+    let entry = entry::get(old);
+    if matches!(entry, Entry::None) || !entry::can_hold(new) {
         return;
     }
     match entry {
@@ -65,21 +67,21 @@ pub fn duplicate(old: RawFd, new: RawFd) {
         Entry::Connection(connection) => connection.add_descriptor(new),
         Entry::Confined(connection) => {
             connection.add_descriptor(new);
-            table::set(new, entry);
+            entry::set(new, entry);
             return;
         }
         Entry::Listener(listener) => listener.with(|inner| inner.descriptors.push(new)),
         Entry::Stream(stream) => stream.with(|inner| inner.descriptors.push(new)),
         Entry::Interest(set) => set.add_descriptor(new),
     }
-    table::set(new, entry);
+    entry::set(new, entry);
     set_cloexec(new);
 }
 
 /// The child of a `vfork` has made itself a descriptor to take through `exec`: what the connection needs goes with it.
 /// Touches the child's own descriptors only.
 fn inherit_into_borrower(fd: RawFd) {
-    match table::get(fd) {
+    match entry::get(fd) {
         Entry::Connection(connection) => connection.set_inheritable(true),
         Entry::Listener(listener) => listener.set_inheritable(true),
         _ => {}
@@ -107,7 +109,7 @@ impl SpawnActions {
 
 /// Notes that file actions give a copy of `fd` to the program that they start.
 pub fn note_spawn_duplicate(actions: usize, fd: RawFd) {
-    if matches!(table::get(fd), Entry::Connection(_) | Entry::Listener(_)) && !process::is_borrowed_memory() {
+    if matches!(entry::get(fd), Entry::Connection(_) | Entry::Listener(_)) && !process::is_borrowed_memory() {
         DUPLICATED.with(|entries| entries.push((actions, fd)));
     }
 }
@@ -124,7 +126,7 @@ pub fn while_spawning<R>(actions: usize, loads_library: impl FnOnce() -> Option<
         return spawn();
     }
     let duplicated = DUPLICATED.with(|entries| {
-        entries.iter().filter(|(at, _)| *at == actions).map(|(_, fd)| table::get(*fd)).collect::<Vec<_>>()
+        entries.iter().filter(|(at, _)| *at == actions).map(|(_, fd)| entry::get(*fd)).collect::<Vec<_>>()
     });
     let duplicated = duplicated.unwrap_or_default();
     let has_listeners = LISTENERS.any(Listener::is_listening);
@@ -177,9 +179,9 @@ pub fn while_executing<R>(loads_library: impl FnOnce() -> Option<bool>, exec: im
         // The child of a `vfork`, whose descriptors are its own, keeps what it has duplicated for the next try.
         return exec();
     }
-    for_each_listening(deferral::leave);
+    for_each_listening(listener::leave);
     let result = exec();
-    for_each_listening(deferral::stay);
+    for_each_listening(listener::stay);
     set_listeners_inheritable(false);
     result
 }
@@ -232,7 +234,7 @@ pub fn duplicate_onto(old: RawFd, new: RawFd) -> Result<(), Errno> {
     }
     if descriptors::is_hidden(new) {
         descriptors::relocate(new)?;
-    } else if !matches!(table::get(new), Entry::None) && is_open(old) {
+    } else if !matches!(entry::get(new), Entry::None) && is_open(old) {
         forget(new);
     }
     Ok(())
@@ -255,7 +257,7 @@ pub fn close_range(first: u32, last: u32, flags: u32) -> Result<(), Errno> {
     let Ok(first_fd) = RawFd::try_from(first) else { return Ok(()) };
     let closes = flags & libc::CLOSE_RANGE_CLOEXEC == 0;
     if closes && !process::is_borrowed_memory() {
-        table::for_each(first_fd..=last_fd, |fd, _| forget(fd));
+        entry::for_each(first_fd..=last_fd, |fd, _| forget(fd));
     }
     for (first, last) in descriptors::visible_ranges(first, last) {
         // SAFETY: the program asked for this to be done with these descriptors.
@@ -265,14 +267,14 @@ pub fn close_range(first: u32, last: u32, flags: u32) -> Result<(), Errno> {
         }
     }
     if !closes {
-        table::for_each(first_fd..=last_fd, |fd, _| set_cloexec(fd));
+        entry::for_each(first_fd..=last_fd, |fd, _| set_cloexec(fd));
     }
     Ok(())
 }
 
 /// The close-on-exec flag of `fd` may have changed: the memory that it needs after `exec` follows.
 pub fn set_cloexec(fd: RawFd) {
-    if let Entry::Connection(connection) = table::get(fd) {
+    if let Entry::Connection(connection) = entry::get(fd) {
         let _guard = SPAWN_LOCK.enter();
         follow_cloexec(connection);
     }
@@ -295,7 +297,7 @@ mod tests {
 
         impl Drop for Entered {
             fn drop(&mut self) {
-                table::set(self.0, Entry::None);
+                entry::set(self.0, Entry::None);
             }
         }
 
@@ -305,7 +307,7 @@ mod tests {
         let are_inheritable = || [&one, &other].map(|end| is_inheritable(end.0.memory()[0]));
         let [actions, others] = [1000, 2000];
         let fd = one.0.with_descriptors(|own| own[0]);
-        table::set(fd, Entry::Connection(one.0));
+        entry::set(fd, Entry::Connection(one.0));
         let _entered = Entered(fd);
         note_spawn_duplicate(actions, fd);
         let spawn = |actions, loads| while_spawning(actions, || loads, are_inheritable);

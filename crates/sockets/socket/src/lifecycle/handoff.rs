@@ -9,21 +9,21 @@
 //! lent.
 
 use super::connect::enter_lane_connection;
-use super::deferral::Deferral;
-use super::inspect;
-use super::returned;
-use super::{Listener, ListenerInner};
 use crate::address::{Opener, Tuple};
 use crate::connection::{self, Connection, Origin, Start};
 use crate::descriptors::{self, InheritedKind};
+use crate::entry::{self, Entry};
 use crate::home::{Home, MemoryFds};
+use crate::inspect;
+use crate::listener;
+use crate::listener::Deferral;
+use crate::listener::{Listener, ListenerInner};
 use crate::loan;
 use crate::options::OptionRecord;
 use crate::rendezvous;
 use crate::segment::{Segment, Side};
 use crate::settings::settings;
 use crate::system::inode_of;
-use crate::table::{self, Entry};
 use ledger::Role;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -40,7 +40,7 @@ pub fn adopt_inherited() {
     for &socket in &sockets {
         adopt_listener(socket, &sockets, |fd, lane_fd| Deferral::inherited(fd, lane_fd, &sockets));
     }
-    returned::close_left_over(&sockets);
+    listener::close_left_over(&sockets);
     let (memfds, others): (Vec<RawFd>, Vec<RawFd>) = of_kind(InheritedKind::Memfd).partition(|&fd| is_memory(fd));
     let mut others: Vec<RawFd> = of_kind(InheritedKind::Other).chain(others).collect();
     let mut left = Vec::new();
@@ -59,7 +59,7 @@ pub fn adopt_inherited() {
 /// Makes a connection of a lifeline that came without memory, because it had none: it begins, or goes on, as a plain
 /// stream.
 fn adopt_lifeline(fd: RawFd, sockets: &[RawFd]) {
-    if !matches!(table::get(fd), Entry::None) || !table::can_hold(fd) {
+    if !matches!(entry::get(fd), Entry::None) || !entry::can_hold(fd) {
         return;
     }
     let near = |(role, side)| Some((side, role, tuple_of(fd, role).filter(|(_, is_far)| !is_far)?.0));
@@ -68,7 +68,7 @@ fn adopt_lifeline(fd: RawFd, sockets: &[RawFd]) {
     let inode = inode_of(fd);
     let is_another = |other: &&RawFd| **other != fd && inode_of(**other) == inode;
     let others: Vec<RawFd> = sockets.iter().filter(is_another).copied().collect();
-    let known = others.iter().find_map(|&other| table::connection(other)).or_else(|| connection::with_lifeline(inode));
+    let known = others.iter().find_map(|&other| entry::connection(other)).or_else(|| connection::with_lifeline(inode));
     match known {
         Some(connection) => add_lifeline(connection, fd),
         None => open_handed_on(fd, &others, (tuple, role, false), Start::Lifeline(side)),
@@ -83,7 +83,7 @@ fn adopt_lifeline(fd: RawFd, sockets: &[RawFd]) {
 pub fn send_rights(rights: &[RawFd]) -> Result<Vec<RawFd>, Errno> {
     let mut all = rights.to_vec();
     for &fd in rights {
-        match table::get(fd) {
+        match entry::get(fd) {
             Entry::Connection(connection) => {
                 connection.prepare_to_be_sent();
                 let memory = connection.memory();
@@ -183,7 +183,7 @@ fn adopt_listener(
     let Some(lane) = rendezvous::adopt_listener(fd) else { return false };
     let address = lane.name().address;
     let descriptors: Vec<RawFd> = sockets.iter().copied().filter(|&fd| inspect::listens_on(fd, address)).collect();
-    let is_known = descriptors.iter().any(|&fd| matches!(table::get(fd), Entry::Listener(_)));
+    let is_known = descriptors.iter().any(|&fd| matches!(entry::get(fd), Entry::Listener(_)));
     if descriptors.is_empty() || is_known {
         return true;
     }
@@ -198,7 +198,7 @@ fn adopt_listener(
     };
     let listener = Listener::open(inner, is_nonblocking);
     for descriptor in descriptors {
-        table::set(descriptor, Entry::Listener(listener));
+        entry::set(descriptor, Entry::Listener(listener));
     }
     listener.set_inheritable(false);
     true
@@ -256,7 +256,7 @@ fn ends_with_lifelines(memory: &MemoryFds, sockets: &[RawFd]) -> Vec<(Segment, V
 fn adopt(memory: MemoryFds, sockets: &[RawFd]) -> Result<(), MemoryFds> {
     // A program that holds both ends has the memory twice, once for each.
     let is_new = |(segment, lifelines): &(Segment, Vec<RawFd>)| {
-        !segment.only_receives() && !matches!(table::get(lifelines[0]), Entry::Connection(_))
+        !segment.only_receives() && !matches!(entry::get(lifelines[0]), Entry::Connection(_))
     };
     let found = ends_with_lifelines(&memory, sockets).into_iter().find(is_new);
     let Some((segment, lifelines)) = found else { return Err(memory) };
@@ -277,7 +277,7 @@ fn adopt_rest(memory: MemoryFds, sockets: &[RawFd]) -> Result<(), MemoryFds> {
         return Err(memory);
     }
     for (segment, lifelines) in found.into_iter().filter(|(segment, _)| segment.only_receives()) {
-        if let Entry::Connection(connection) = table::get(lifelines[0])
+        if let Entry::Connection(connection) = entry::get(lifelines[0])
             && let Ok(memfd) = memory.memfd.try_clone()
         {
             connection.adopt_inbound(segment, memfd);
@@ -289,7 +289,7 @@ fn adopt_rest(memory: MemoryFds, sockets: &[RawFd]) -> Result<(), MemoryFds> {
 /// One more descriptor of a connection that this process holds already.
 fn add_lifeline(connection: &'static Connection, fd: RawFd) {
     connection.add_descriptor(fd);
-    table::set(fd, Entry::Connection(connection));
+    entry::set(fd, Entry::Connection(connection));
     super::descriptor::set_cloexec(fd);
 }
 
@@ -315,10 +315,10 @@ fn open_handed_on(fd: RawFd, others: &[RawFd], (tuple, role, is_far): (Tuple, Ro
     if is_alone {
         connection.take_options_of_lifeline();
     }
-    table::set(fd, Entry::Connection(connection));
+    entry::set(fd, Entry::Connection(connection));
     for &other in others {
         connection.add_descriptor(other);
-        table::set(other, Entry::Connection(connection));
+        entry::set(other, Entry::Connection(connection));
     }
     super::descriptor::follow_cloexec(connection);
 }

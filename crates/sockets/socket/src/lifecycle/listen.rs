@@ -1,15 +1,16 @@
 //! `listen`: a lane listener beside the TCP one.
 
-use super::deferral::Deferral;
-use super::inspect;
-use super::{LISTENERS, Listener, ListenerInner, STREAMS, Stream, StreamInner};
+use crate::entry::{self, Entry};
+use crate::inspect;
 use crate::interest;
 use crate::limit;
+use crate::listener::Deferral;
+use crate::listener::{LISTENERS, Listener, ListenerInner};
 use crate::process_stats;
 use crate::rendezvous::{self, LaneListener};
 use crate::settings::settings;
 use crate::signals;
-use crate::table::{self, Entry};
+use crate::stream::{STREAMS, Stream, StreamInner};
 use ledger::FallbackReason;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -22,7 +23,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 /// # Errors
 /// As `in_kernel`, which calls the kernel.
 pub fn listen(fd: RawFd, backlog: i32, in_kernel: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
-    let stream = match table::get(fd) {
+    let stream = match entry::get(fd) {
         Entry::Stream(stream) => stream,
         Entry::Listener(listener) => {
             in_kernel()?;
@@ -104,7 +105,7 @@ fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener, deferral: Opt
     let inner = ListenerInner { is_v6, descriptors: own, options, lane, deferral, ..ListenerInner::default() };
     let listener = Listener::open(inner, is_nonblocking);
     for descriptor in descriptors {
-        table::set(descriptor, Entry::Listener(listener));
+        entry::set(descriptor, Entry::Listener(listener));
         interest::adopt_listener(descriptor, listener);
     }
 }
@@ -143,7 +144,7 @@ fn demote(listener: &'static Listener, before: impl Fn(RawFd), after: impl Fn(Ra
     });
     for descriptor in inner.descriptors {
         before(descriptor);
-        table::set(descriptor, Entry::Stream(stream));
+        entry::set(descriptor, Entry::Stream(stream));
         set_mode(descriptor, is_nonblocking);
         inspect::mark_mode(descriptor, false);
         after(descriptor);

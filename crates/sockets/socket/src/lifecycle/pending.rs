@@ -6,15 +6,19 @@
 //! connecting, and it gives up when TCP does. Meanwhile those who wait for readiness, or ask how the connect goes, look
 //! whether it can go on; no step of it waits.
 
-use super::connect::{Aim, Attempt, Met, attempt, fall_back, install, refuse};
-use super::{Outcome, STREAMS, Stream, StreamInner, inspect};
-use crate::clock::{TICKS_PER_MILLISECOND, ticks};
+use super::Outcome;
+use super::connect::{Attempt, Met, attempt, fall_back, install, refuse};
+use crate::background_connects::{self, Counted, is_any_pending};
 use crate::descriptors::{HiddenFd, Need};
+use crate::entry::{self, Entry};
+use crate::inspect;
 use crate::interest;
-use crate::lock::{Guard, Lock};
+use crate::lock::Lock;
 use crate::rendezvous::Underway;
 use crate::signals;
-use crate::table::{self, Entry};
+use crate::stream::Aim;
+use crate::stream::{Pending, Turn};
+use crate::stream::{STREAMS, Stream, StreamInner};
 use ledger::FallbackReason;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -22,47 +26,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::cell::UnsafeCell;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Between two looks at a connect that waits.
 pub(crate) const LOOK_EVERY_NS: u64 = 1_000_000;
-
-/// Connects of this process that wait.
-static COUNT: AtomicU32 = AtomicU32::new(0);
-/// Clock ticks at the last look.
-static LOOKED_TICKS: AtomicU64 = AtomicU64::new(0);
-
-/// Held while a connect that waited ends, and while a descriptor is closed that may be one's.
-static ENDING: Lock = Lock::new();
-
-/// One connect that waits.
-pub(super) struct Pending {
-    aim: Aim,
-    turn: Turn,
-    _counted: Counted,
-}
-
-/// Whose turn it is with a connect that waits.
-enum Turn {
-    /// Whoever looks next: with what is under way to another node, or to try from the beginning.
-    Next(Option<Box<Underway>>),
-    /// Somebody is looking.
-    Taken,
-}
-
-struct Counted;
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        COUNT.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// Whether a connect of this process waits: then nobody may sleep for long before the next look.
-#[inline]
-pub fn is_any_pending() -> bool {
-    COUNT.load(Ordering::SeqCst) > 0
-}
 
 /// Whether this socket's connect waits.
 pub fn is_pending(stream: &'static Stream) -> bool {
@@ -89,30 +55,17 @@ pub(super) fn begin(
         return Ok(());
     }
     connect_to_nobody(fd, aim.netns)?;
-    COUNT.fetch_add(1, Ordering::SeqCst);
-    let pending = Pending { aim, turn: Turn::Next(underway), _counted: Counted };
+    let pending = Pending { aim, turn: Turn::Next(underway), _counted: Counted::new(advance_all) };
     stream.with(|inner| inner.pending = Some(pending));
     interest::wake_sleepers();
     Ok(())
 }
 
-/// Looks, now and then, whether connects that wait can go on. Those who wait for readiness call this before they look.
-#[inline]
-pub fn advance() {
-    if is_any_pending() {
-        advance_now_and_then();
-    }
-}
-
-#[cold]
-fn advance_now_and_then() {
-    let (now, looked) = (ticks(), LOOKED_TICKS.load(Ordering::Relaxed));
-    let is_due = now.wrapping_sub(looked) > TICKS_PER_MILLISECOND / 2;
-    if is_due && LOOKED_TICKS.compare_exchange(looked, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-        let mut full = None;
-        // A handler that jumped away would leave a turn taken for ever.
-        signals::without_handlers(|| STREAMS.for_each(|stream| advance_one(stream, &mut full)));
-    }
+/// Advances all pending connects.
+fn advance_all() {
+    let mut full = None;
+    // A handler that jumped away would leave a turn taken for ever.
+    signals::without_handlers(|| STREAMS.for_each(|stream| advance_one(stream, &mut full)));
 }
 
 /// `full`: a destination that has just been found full.
@@ -177,7 +130,7 @@ impl Waiting {
 
 /// A close in another thread comes before this, or finds what has become of the descriptor.
 fn end(stream: &'static Stream, waiting: Waiting, outcome: Result<Box<Met>, FallbackReason>) {
-    let Some(_guard) = ENDING.enter() else {
+    let Some(_guard) = background_connects::enter_ending() else {
         // A signal handler has interrupted a close: it is another look's turn.
         return drop(stream.with(|inner| waiting.give_turn_back(inner, None)));
     };
@@ -194,7 +147,7 @@ fn finish(stream: &'static Stream, waiting: Waiting, met: Met) {
     if install(waiting.fd, stream, met).is_err() {
         // It is dropped, and tried again.
         drop(stream.with(|inner| waiting.give_turn_back(inner, None)));
-    } else if let Entry::Connection(connection) = table::get(waiting.fd) {
+    } else if let Entry::Connection(connection) = entry::get(waiting.fd) {
         connection.report_connect_later(true);
     }
 }
@@ -225,23 +178,18 @@ fn give_to_kernel(stream: &'static Stream, waiting: Waiting, reason: FallbackRea
 
 /// What a connect that waited has come to, for a program that calls `connect` again; `None`: it waits still.
 pub(super) fn outcome(fd: RawFd) -> Option<Outcome> {
-    advance();
-    match table::get(fd) {
+    background_connects::advance();
+    match entry::get(fd) {
         Entry::Connection(connection) => Some(Outcome::Answered(super::already_connected(connection))),
         Entry::Stream(stream) if is_pending(stream) => None,
         _ => Some(Outcome::Kernel),
     }
 }
 
-/// Keeps connects from ending while the caller notes that a descriptor is closed, or changes a registration of it.
-pub fn hold_off() -> Option<Guard<'static>> {
-    if is_any_pending() { ENDING.enter() } else { None }
-}
-
 /// The program takes back what it has asked for: by `shutdown`, or by `connect` to no address.
 pub fn abandon(stream: &'static Stream) {
     if is_pending(stream) {
-        let _guard = hold_off();
+        let _guard = background_connects::hold_off();
         drop(stream.with(|inner| inner.pending.take()));
     }
 }
@@ -250,10 +198,9 @@ pub fn abandon(stream: &'static Stream) {
 /// child that gave it to the kernel would take it from the parent.
 pub(super) fn after_fork_in_child() {
     SILENCE_LOCK.reset();
-    ENDING.reset();
-    if is_any_pending() {
+    if background_connects::after_fork_in_child() {
         STREAMS.for_each(|stream| drop(stream.with(|inner| inner.pending.take())));
-        COUNT.store(0, Ordering::SeqCst);
+        background_connects::forget_all();
     }
 }
 

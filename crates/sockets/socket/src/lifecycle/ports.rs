@@ -6,13 +6,14 @@
 //! is held for as long as such sockets live, and nothing has to be kept or cleaned up for that. What TCP holds for a
 //! while after a close is not held.
 
-use super::{PortChoice, Stream, inspect};
 use crate::address::{Opener, Tuple, canonical};
 use crate::connection::{self, Connection};
 use crate::descriptors::close;
+use crate::entry::{self, Entry};
+use crate::inspect;
 use crate::name_key::NameKey;
 use crate::rack::{ListenerName, Rack};
-use crate::table::{self, Entry};
+use crate::stream::{PortChoice, Stream};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -117,7 +118,7 @@ impl Found {
 /// # Errors
 /// `ADDRINUSE` where one of them holds the port.
 pub fn may_bind(fd: RawFd, address: SocketAddr) -> Result<(), Errno> {
-    let Entry::Stream(stream) = table::get(fd) else { return Ok(()) };
+    let Entry::Stream(stream) = entry::get(fd) else { return Ok(()) };
     let is_bound = inspect::local_of(fd).is_ok_and(|local| local.port() != 0);
     let (shares, shares_port) =
         Stream::with_options(stream, |options| (options.shares_address(), options.shares_port()));
@@ -132,7 +133,7 @@ pub fn may_bind(fd: RawFd, address: SocketAddr) -> Result<(), Errno> {
 
 /// The kernel has bound `fd` to `address`, as the program asked.
 pub fn note_bound(fd: RawFd, address: SocketAddr) {
-    if let Entry::Stream(stream) = table::get(fd) {
+    if let Entry::Stream(stream) = entry::get(fd) {
         let choice = if address.port() == 0 { PortChoice::Kernel } else { PortChoice::Program };
         stream.with(|inner| inner.port_choice = choice);
     }

@@ -1,10 +1,13 @@
 //! `getsockopt` and `setsockopt` of connections, and the record of what programs set before.
 
-use super::{Listener, Stream, deferral, listen::leave_to_kernel};
+use super::{deferral, listen::leave_to_kernel};
 use crate::address::{Family, encode_sockaddr};
 use crate::connection::Connection;
+use crate::entry::{self, Entry};
+use crate::listener;
+use crate::listener::Listener;
 use crate::options::{self, OptionRecord, PACKET_BYTES_MAX, SEGMENT_BYTES_MAX, SocketOption, Special, TcpFacts};
-use crate::table::{self, Entry};
+use crate::stream::Stream;
 use rustix::io::Errno;
 use std::ffi::c_void;
 use std::os::fd::RawFd;
@@ -153,7 +156,7 @@ pub unsafe fn note_option(
     let option = SocketOption { level, name };
     // SAFETY: the caller's.
     let note = |record: &mut OptionRecord| unsafe { record.note_c(option, value, length) };
-    match table::get(fd) {
+    match entry::get(fd) {
         Entry::Stream(stream) => Stream::with_options(stream, note),
         Entry::Listener(listener) => {
             Listener::with_options(listener, note);
@@ -162,7 +165,7 @@ pub unsafe fn note_option(
                 leave_to_kernel(listener);
                 return Ok(());
             }
-            if option == deferral::DEFER_ACCEPT {
+            if option == listener::DEFER_ACCEPT {
                 return deferral::follow(fd, listener);
             }
         }

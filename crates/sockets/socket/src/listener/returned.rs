@@ -21,7 +21,7 @@ const NAMES_TRIED_MAX: usize = 16;
 const QUEUE_BYTES: usize = i32::MAX as usize / 2;
 
 /// A queue of connections, each with the time when it may be accepted without bytes.
-pub(super) struct Returned {
+pub(crate) struct Returned {
     entrance: HiddenFd,
     exit: HiddenFd,
 }
@@ -99,7 +99,7 @@ impl Returned {
 
 /// Closes the queues among `sockets`, which came by `exec`, whose listener did not come along: clients in a queue that
 /// nobody takes from would wait for ever.
-pub(super) fn close_left_over(sockets: &[RawFd]) {
+pub(crate) fn close_left_over(sockets: &[RawFd]) {
     for &fd in sockets.iter().filter(|&&fd| !descriptors::is_hidden(fd)) {
         let mut names = own_name(fd).into_iter().chain(name_behind(fd));
         if names.any(|name| name.starts_with(NAME_HEAD.as_bytes())) {

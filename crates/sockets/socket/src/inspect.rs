@@ -13,7 +13,7 @@ const F_SETSIG: i32 = 10;
 const F_GETSIG: i32 = 11;
 
 /// `getsockname(2)` of a TCP socket.
-pub(super) fn local_of(fd: RawFd) -> Result<SocketAddr, Errno> {
+pub(crate) fn local_of(fd: RawFd) -> Result<SocketAddr, Errno> {
     // SAFETY: the program's descriptor, in a call about it.
     let name = rustix::net::getsockname(unsafe { BorrowedFd::borrow_raw(fd) })?;
     SocketAddr::try_from(name)
@@ -27,7 +27,7 @@ pub(super) fn local_of(fd: RawFd) -> Result<SocketAddr, Errno> {
 ///
 /// # Errors
 /// What an earlier connect of the socket has to say: asking takes it.
-pub(super) fn is_connect_denied(fd: RawFd, is_v6: bool, port: u16) -> Result<bool, Errno> {
+pub(crate) fn is_connect_denied(fd: RawFd, is_v6: bool, port: u16) -> Result<bool, Errno> {
     const ALL_HOSTS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(224, 0, 0, 1)), 0);
     const ALL_NODES: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1)), 0);
     let mut nobody = if is_v6 { ALL_NODES } else { ALL_HOSTS };
@@ -40,25 +40,25 @@ pub(super) fn is_connect_denied(fd: RawFd, is_v6: bool, port: u16) -> Result<boo
 }
 
 /// The cookie of the network namespace that a socket was made in, which is the one that it reaches.
-pub(super) fn netns_of(fd: RawFd) -> u64 {
+pub(crate) fn netns_of(fd: RawFd) -> u64 {
     // SAFETY: the program's descriptor, in a call about it.
     netns_cookie(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
 /// `IPV6_V6ONLY`.
-pub(super) fn is_v6only(fd: RawFd) -> bool {
+pub(crate) fn is_v6only(fd: RawFd) -> bool {
     // SAFETY: the program's descriptor, in a call about it.
     rustix::net::sockopt::ipv6_v6only(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap_or(false)
 }
 
 /// `SO_REUSEPORT`.
-pub(super) fn reuses_port(fd: RawFd) -> bool {
+pub(crate) fn reuses_port(fd: RawFd) -> bool {
     // SAFETY: the program's descriptor, in a call about it.
     rustix::net::sockopt::socket_reuseport(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap_or(false)
 }
 
 /// Whether a socket whose options are `options` is to do what lanes cannot: then it stays with the kernel.
-pub(super) fn asks_more_than_lanes_offer(fd: RawFd, options: &OptionRecord) -> bool {
+pub(crate) fn asks_more_than_lanes_offer(fd: RawFd, options: &OptionRecord) -> bool {
     // SAFETY: the program's descriptor, in a call about it.
     let modes = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) });
     let raises_signals = modes.is_ok_and(|modes| modes.bits() as i32 & libc::O_ASYNC != 0);
@@ -66,7 +66,7 @@ pub(super) fn asks_more_than_lanes_offer(fd: RawFd, options: &OptionRecord) -> b
 }
 
 /// `accept4(2)` in the kernel, with the peer's address.
-pub(super) fn accept_with_peer(fd: RawFd, flags: i32) -> Result<(RawFd, Option<SocketAddr>), Errno> {
+pub(crate) fn accept_with_peer(fd: RawFd, flags: i32) -> Result<(RawFd, Option<SocketAddr>), Errno> {
     let mut storage = MaybeUninit::<libc::sockaddr_storage>::zeroed();
     let mut len_bytes = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
     // SAFETY: the storage is writable for the length given.
@@ -82,7 +82,7 @@ pub(super) fn accept_with_peer(fd: RawFd, flags: i32) -> Result<(RawFd, Option<S
 
 /// Notes on the hidden listener which mode the program wants for its own: the kernel keeps it through `exec` and
 /// `SCM_RIGHTS`, as it would keep the mode. (A priority means nothing to an AF_UNIX socket.)
-pub(super) fn remember_mode(lane_fd: RawFd, is_nonblocking: bool) {
+pub(crate) fn remember_mode(lane_fd: RawFd, is_nonblocking: bool) {
     let priority = i32::from(is_nonblocking);
     let len_bytes = size_of::<i32>();
     // SAFETY: the value is readable; a closed descriptor is answered with an error.
@@ -99,7 +99,7 @@ pub(super) fn remember_mode(lane_fd: RawFd, is_nonblocking: bool) {
 }
 
 /// What [`remember_mode`] noted.
-pub(super) fn remembered_mode(lane_fd: RawFd) -> bool {
+pub(crate) fn remembered_mode(lane_fd: RawFd) -> bool {
     let mut priority = 0_i32;
     let mut len_bytes = size_of::<i32>() as libc::socklen_t;
     let (value, len) = (&raw mut priority, &raw mut len_bytes);
@@ -110,19 +110,19 @@ pub(super) fn remembered_mode(lane_fd: RawFd) -> bool {
 
 /// Notes on the program's listener whether it is this library alone that has put it in non-blocking mode: for another
 /// process that listens on the same socket. (The signal of a descriptor that raises none means nothing.)
-pub(super) fn mark_mode(fd: RawFd, is_ours: bool) {
+pub(crate) fn mark_mode(fd: RawFd, is_ours: bool) {
     // SAFETY: takes a number; a closed descriptor is answered with an error.
     unsafe { crate::system::call!(libc::SYS_fcntl, fd, F_SETSIG, if is_ours { libc::SIGIO } else { 0 }) };
 }
 
 /// What [`mark_mode`] noted, here or elsewhere.
-pub(super) fn is_mode_ours(fd: RawFd) -> bool {
+pub(crate) fn is_mode_ours(fd: RawFd) -> bool {
     // SAFETY: takes no pointer; a closed descriptor is answered with an error.
     unsafe { crate::system::call!(libc::SYS_fcntl, fd, F_GETSIG, 0) == libc::SIGIO as isize }
 }
 
 /// Whether a descriptor is a TCP listener bound to `address`.
-pub(super) fn listens_on(fd: RawFd, address: SocketAddr) -> bool {
+pub(crate) fn listens_on(fd: RawFd, address: SocketAddr) -> bool {
     // SAFETY: only asks; a closed number is answered with an error.
     let listens = rustix::net::sockopt::socket_acceptconn(unsafe { BorrowedFd::borrow_raw(fd) });
     listens == Ok(true) && local_of(fd).is_ok_and(|local| address::canonical(local) == address::canonical(address))

@@ -1,0 +1,195 @@
+//! A TCP listener with a lane listener beside it.
+
+mod deferral;
+mod observer;
+mod returned;
+
+use crate::inspect;
+use crate::name_key::NameKey;
+use crate::options::OptionRecord;
+use crate::pool::Pool;
+use crate::process_stats;
+use crate::rendezvous::LaneListener;
+use crate::shared::{Shared, is_last_struck_out};
+use crate::table::{Kind, Tracked};
+use ledger::ConnectionSlot;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub(crate) use deferral::{DEFER_ACCEPT, Deferral, accept, leave, note_shared, stay, wait_ns_of};
+pub(crate) use observer::observe_closing;
+pub(crate) use returned::{Returned, close_left_over};
+
+/// A TCP listener with a lane listener beside it. The kernel socket is in non-blocking mode always, so that waiting for
+/// either does not get stuck in one; the program's own idea of the mode is kept here.
+#[derive(Default)]
+pub struct Listener {
+    pub(crate) shared: Shared<ListenerInner>,
+    is_nonblocking: AtomicBool,
+}
+
+// SAFETY: no other type names these kinds, and the fields of the struct have an alignment of 8.
+unsafe impl Tracked for Listener {
+    const KINDS: &'static [Kind] = &[Kind::Listener];
+}
+
+#[derive(Default)]
+pub(crate) struct ListenerInner {
+    pub(crate) is_v6: bool,
+    pub(crate) descriptors: Vec<RawFd>,
+    pub(crate) options: OptionRecord,
+    pub(crate) lane: Option<LaneListener>,
+    /// Connections that it keeps back until they have bytes.
+    pub(crate) deferral: Option<Deferral>,
+    /// Where the parent of this process leaves some, while this process has not used the listener: for a program that
+    /// follows by `exec`.
+    pub(crate) of_parent: Option<Returned>,
+    /// Its line for `crosslane stat`, which goes with it.
+    pub(crate) _slot: Option<ConnectionSlot>,
+}
+
+impl ListenerInner {
+    /// Leaves the connections that it keeps back to other processes.
+    pub(crate) fn leave_to_others(&mut self) {
+        if let Some(deferral) = &mut self.deferral {
+            deferral.give_back(usize::MAX);
+        }
+    }
+}
+
+pub(crate) static LISTENERS: Pool<Listener> = Pool::new();
+
+impl Listener {
+    pub(crate) fn with<R>(&'static self, access: impl FnOnce(&mut ListenerInner) -> R) -> R {
+        self.shared.with(access, |fd| self.forget(fd))
+    }
+
+    /// The program has closed one of its descriptors of the listener.
+    pub(crate) fn forget(&'static self, fd: RawFd) {
+        if self.shared.leaves_to_holder(fd) {
+            return;
+        }
+        observer::tell_closing(fd, self);
+        let last = self.with(|inner| {
+            is_last_struck_out(&mut inner.descriptors, fd).then(|| {
+                inner.leave_to_others();
+                std::mem::take::<ListenerInner>(inner)
+            })
+        });
+        if last.is_some() {
+            drop(last);
+            LISTENERS.give_back(self);
+        }
+    }
+
+    /// The hidden descriptor on which lane connections arrive.
+    pub fn lane_fd(&'static self) -> RawFd {
+        self.with(|inner| inner.lane.as_ref().map_or(-1, LaneListener::fd))
+    }
+
+    /// The descriptor that is readable when a lane connection may have come: then ask [`Listener::has_lane_client`].
+    pub fn watched_fd(&'static self) -> RawFd {
+        self.with(|inner| match (&inner.deferral, &inner.lane) {
+            (Some(deferral), _) => deferral.gate(),
+            (None, lane) => lane.as_ref().map_or(-1, LaneListener::fd),
+        })
+    }
+
+    /// Whether `accept` would find a connection that came by a lane, once the watched descriptor has become readable.
+    pub fn has_lane_client(&'static self) -> bool {
+        deferral::has_client(self)
+    }
+
+    /// The hidden descriptor, and the key of the names that connecting ends have.
+    pub(crate) fn lane(&'static self) -> Option<(RawFd, NameKey)> {
+        self.with(|inner| inner.lane.as_ref().map(|lane| (lane.fd(), lane.key())))
+    }
+
+    /// Runs `access` on the program's descriptors of this listener.
+    pub fn with_descriptors<R>(&'static self, access: impl FnOnce(&[RawFd]) -> R) -> R {
+        self.with(|inner| access(&inner.descriptors))
+    }
+
+    /// The listener that `descriptors` of the program are, with `lane` beside it.
+    pub(crate) fn open(inner: ListenerInner, is_nonblocking: bool) -> &'static Self {
+        let listener = LISTENERS.take();
+        let slot = inner.lane.as_ref().map(|lane| {
+            process_stats::page().open_connection(&ledger::Connection {
+                path: ledger::Path::Lane,
+                role: ledger::Role::Listen,
+                fd: inner.descriptors.first().copied().unwrap_or(-1),
+                local: Some(lane.name().address),
+                peer: None,
+            })
+        });
+        listener.with(|own| *own = ListenerInner { _slot: slot, ..inner });
+        listener.set_nonblocking(is_nonblocking);
+        listener
+    }
+
+    /// Whether clients can come by lanes. Not in a signal handler that has interrupted the holder of its lock.
+    pub(crate) fn is_listening(&'static self) -> bool {
+        !self.shared.lock.is_held_by_this_thread() && self.with(|inner| inner.lane.is_some())
+    }
+
+    /// Says whether the lane listener, and the queue of what is kept back, outlive `exec`.
+    pub(crate) fn set_inheritable(&'static self, inheritable: bool) {
+        if inheritable {
+            deferral::note_shared();
+        }
+        self.with(|inner| {
+            let returned = inner.deferral.as_ref().map(Deferral::returned).or(inner.of_parent.as_ref());
+            returned.inspect(|returned| returned.set_inheritable(inheritable));
+            inner.lane.as_ref().inspect(|lane| lane.set_inheritable(inheritable)).is_some()
+        });
+    }
+
+    /// Whether the program put the descriptor in non-blocking mode.
+    pub fn is_nonblocking(&self) -> bool {
+        self.is_nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// Notes the program's choice of mode; the kernel socket stays non-blocking.
+    pub fn set_nonblocking(&'static self, nonblocking: bool) {
+        self.is_nonblocking.store(nonblocking, Ordering::Relaxed);
+        inspect::remember_mode(self.lane_fd(), nonblocking);
+        if let Some(fd) = self.with(|inner| inner.descriptors.first().copied()) {
+            inspect::mark_mode(fd, !nonblocking);
+        }
+    }
+
+    /// Runs `access` on the record of the socket's options.
+    pub fn with_options<R>(&'static self, access: impl FnOnce(&mut OptionRecord) -> R) -> R {
+        self.with(|inner| access(&mut inner.options))
+    }
+}
+
+/// Returns whether the caller is a signal handler that has interrupted a thread which holds a listener.
+pub(crate) fn is_inside_a_listener() -> bool {
+    LISTENERS.any(|listener| listener.shared.lock.is_held_by_this_thread())
+}
+
+/// Runs `work` as a signal handler runs that has interrupted a thread which holds a listener.
+#[cfg(test)]
+pub(crate) fn inside_a_listener(work: impl FnOnce()) {
+    LISTENERS.take().with(|_| work());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_close_in_a_handler_that_has_interrupted_the_holder_takes_effect_when_it_lets_go() {
+        let listener = LISTENERS.take();
+        listener.with(|inner| inner.descriptors = vec![904, 905]);
+        listener.with(|inner| {
+            listener.forget(904);
+            assert_eq!(inner.descriptors, [904, 905], "left to the holder");
+        });
+        listener.with(|inner| assert_eq!(inner.descriptors, [905]));
+        listener.with_descriptors(|_| listener.forget(905));
+        listener.with(|inner| assert_eq!(inner.descriptors, []));
+        assert!(listener.shared.left.is_empty());
+    }
+}

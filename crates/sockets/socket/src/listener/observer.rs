@@ -1,0 +1,20 @@
+//! Tells epoll sets that a listener closes, without knowing them.
+
+use super::Listener;
+use crate::callback::Callback;
+use std::os::fd::RawFd;
+
+type OnClosing = fn(RawFd, &'static Listener);
+
+static ON_CLOSING: Callback<OnClosing> = Callback::new();
+
+/// Has `on_closing` called before each close of a descriptor of a listener.
+pub(crate) fn observe_closing(on_closing: OnClosing) {
+    ON_CLOSING.set(on_closing);
+}
+
+pub(super) fn tell_closing(fd: RawFd, listener: &'static Listener) {
+    if let Some(on_closing) = ON_CLOSING.get() {
+        on_closing(fd, listener);
+    }
+}
