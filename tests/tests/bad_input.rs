@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use socket::segment::{self, Segment};
+use segment::{self, Segment};
 use system_tests::place::{self, package_file, python, tool};
 use system_tests::port::free_port;
 use system_tests::{Finished, PATIENCE, Process, Rack, Server, c, start_server};

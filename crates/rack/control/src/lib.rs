@@ -6,7 +6,7 @@
 //! * [`monitor`]: the command line asks a monitor for its state, or to end.
 //!
 //! A program's question for a listener of another node arrives at the same socket as the command line's; its words are
-//! `socket::monitor`'s, which must do without libc.
+//! `socket::rendezvous::monitor`'s, which must do without libc.
 
 mod channel;
 pub mod monitor;

@@ -90,7 +90,7 @@ impl Clients {
                 return Err(number);
             }
         };
-        if let Some(address) = socket::monitor::asked_for(&packet) {
+        if let Some(address) = socket::rendezvous::monitor::asked_for(&packet) {
             return Ok(Some(Wish::Far(address)));
         }
         match serde_json::from_slice::<Request>(&packet) {
@@ -105,7 +105,7 @@ impl Clients {
     }
 
     /// Answers a program.
-    pub fn tell(&self, number: u64, answer: socket::monitor::Answer) {
+    pub fn tell(&self, number: u64, answer: socket::rendezvous::monitor::Answer) {
         if let Some(channel) = self.connected.get(&number) {
             // A program that does not take its answer has ended, or soon does.
             let _ = channel.send_packet(answer.encode().as_bytes(), &[]);
@@ -148,9 +148,9 @@ mod tests {
         clients.accept();
         let number = only(&clients);
         let address = "127.77.0.2:80".parse().unwrap();
-        program.send_packet(socket::monitor::question(address).as_bytes(), &[]).unwrap();
+        program.send_packet(socket::rendezvous::monitor::question(address).as_bytes(), &[]).unwrap();
         assert!(matches!(clients.wish(number), Ok(Some(Wish::Far(found))) if found == address));
-        clients.tell(number, socket::monitor::Answer::Ready { node: "127.77.0.1".parse().unwrap() });
+        clients.tell(number, socket::rendezvous::monitor::Answer::Ready { node: "127.77.0.1".parse().unwrap() });
         let Received::Message(packet, _) = program.receive_packet().unwrap() else { panic!("no answer") };
         assert_eq!(packet, b"ready 127.77.0.1");
         program.send(&Request::new(Ask::Status), &[]).unwrap();

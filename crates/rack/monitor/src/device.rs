@@ -5,9 +5,9 @@ use std::path::Path;
 use fabric::Coherence;
 use fabric::device::{Device, DeviceError, Layout, Mode, Seat, Slot, VECTORS_MAX};
 use rack::{Backend, PciMode, Places, Rack, Trust};
-use socket::hello::Place;
+use segment::Segment;
 use socket::rendezvous;
-use socket::segment::Segment;
+use socket::rendezvous::handshake::Place;
 
 const _: () = assert!(rack::SPAN_BYTES == Segment::WINDOW_BYTES as u64);
 const _: () = assert!(rack::TIMED_SPAN_BYTES == Segment::TIMED_WINDOW_BYTES as u64);

@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
-use socket::monitor::Answer as FarAnswer;
+use socket::rendezvous::monitor::Answer as FarAnswer;
 use thiserror::Error;
 use tracing::{error, info, warn};
 

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::io::Errno;
-use socket::rack::{ListenerName, Rack};
+use socket::rendezvous::directory::{ListenerName, Rack};
 
 /// Addresses that one peer is told about when they vanish, at most.
 const INTERESTS_MAX: usize = 4096;

@@ -3,11 +3,11 @@
 use crate::{count_or_errno, keeping_errno, real, set_errno, sockets};
 use libc::{iovec, msghdr, off_t, sockaddr, socklen_t};
 use rustix::io::Errno;
-use socket::background_connects;
 use socket::connection::{Connection, Flags, Pipe, total_bytes};
 use socket::entry::{self, Entry};
+use socket::process::background_connects;
+use socket::process::system::errno;
 use socket::stream::Stream;
-use socket::system::errno;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
 
@@ -84,7 +84,7 @@ fn cancellation_point() {
     unsafe extern "C" {
         fn pthread_testcancel();
     }
-    if !socket::threads::is_single() {
+    if !socket::process::threads::is_single() {
         // SAFETY: takes nothing; the frames above are plain ones.
         unsafe { pthread_testcancel() }
     }

@@ -56,7 +56,7 @@ pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
 pub unsafe extern "C" fn pidfd_getfd(pidfd: c_int, target: c_int, flags: c_uint) -> c_int {
     let arguments = [pidfd as usize, target as usize, flags as usize];
     // SAFETY: no pointers.
-    let call = || unsafe { socket::system::call_kernel(libc::SYS_pidfd_getfd, arguments) as c_int };
+    let call = || unsafe { socket::process::system::call_kernel(libc::SYS_pidfd_getfd, arguments) as c_int };
     let fd = crate::sparing_descriptors(call);
     if fd >= 0 && lifecycle::is_lifeline(fd) {
         // SAFETY: made by the call, and nobody knows the number.

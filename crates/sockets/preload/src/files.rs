@@ -7,7 +7,7 @@
 use crate::{bytes, descriptors, real};
 use libc::FILE;
 use socket::entry::{self, Entry};
-use socket::lock::Lock;
+use socket::process::lock::Lock;
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -219,7 +219,7 @@ static STANDARD: Standard = Standard(UnsafeCell::new([std::ptr::null_mut(); 3]))
 
 /// `fd` is now something else: if it is a standard descriptor, its stream follows.
 pub fn follow_standard_stream(fd: c_int) {
-    if !(0..3).contains(&fd) || socket::process::is_borrowed_memory() {
+    if !(0..3).contains(&fd) || socket::process::identity::is_borrowed_memory() {
         return;
     }
     let is_connection = entry::connection(fd).is_some();

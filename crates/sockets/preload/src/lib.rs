@@ -23,8 +23,8 @@ mod syscalls;
 
 use rustix::io::Errno;
 use socket::lifecycle;
-use socket::process;
-use socket::settings::settings;
+use socket::process::identity;
+use socket::process::settings::settings;
 use std::ffi::c_int;
 
 #[used]
@@ -33,12 +33,12 @@ static LOAD: extern "C" fn() = load;
 
 /// Runs when the library is loaded, before the program.
 extern "C" fn load() {
-    socket::blocking::use_sleepers(real::recv, real::poll, real::epoll_pwait);
-    socket::blocking::use_masked_sleepers(real::ppoll, real::pselect);
-    socket::threads::find_single_threaded();
-    socket::rack::remember_environment();
-    socket::successor::remember_origin();
-    process::note_process();
+    socket::process::blocking::use_sleepers(real::recv, real::poll, real::epoll_pwait);
+    socket::process::blocking::use_masked_sleepers(real::ppoll, real::pselect);
+    socket::process::threads::find_single_threaded();
+    socket::rendezvous::directory::remember_environment();
+    socket::descriptor::successor::remember_origin();
+    identity::note_process();
     lifecycle::check_environment();
     if settings().off {
         return;
@@ -85,10 +85,10 @@ fn set_errno(error: Errno) {
 fn sparing_descriptors(call: impl Fn() -> c_int) -> c_int {
     let call = || match call() {
         fd if fd >= 0 => Ok(fd),
-        _ => Err(socket::system::errno()),
+        _ => Err(socket::process::system::errno()),
     };
     keeping_errno(|| {
-        socket::limit::sparing(call, |error| *error == Errno::MFILE).unwrap_or_else(|error| {
+        socket::process::limit::sparing(call, |error| *error == Errno::MFILE).unwrap_or_else(|error| {
             set_errno(error);
             -1
         })

@@ -58,6 +58,6 @@ extern "C" fn dlmopen_call(flags: c_int) -> Call {
 }
 
 fn without_deepbind(flags: c_int) -> usize {
-    let kept = if socket::settings::settings().off { flags } else { flags & !libc::RTLD_DEEPBIND };
+    let kept = if socket::process::settings::settings().off { flags } else { flags & !libc::RTLD_DEEPBIND };
     kept as u32 as usize
 }

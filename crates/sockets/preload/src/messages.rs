@@ -8,11 +8,11 @@ use crate::{count_or_errno, descriptors, real, set_errno};
 use libc::{cmsghdr, iovec, mmsghdr, msghdr, timespec};
 use rustix::io::Errno;
 use rustix::net::AddressFamily;
-use socket::clock::now_ns;
 use socket::connection::total_bytes;
-use socket::control::Message;
 use socket::entry::{self, Entry};
 use socket::lifecycle;
+use socket::options::control::Message;
+use socket::process::clock::now_ns;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
 

@@ -3,9 +3,9 @@
 use crate::real;
 use libc::FILE;
 use rustix::fs::AtFlags;
+use socket::descriptor::successor::{self, Environment};
 use socket::lifecycle::{self, note_spawn, while_executing};
-use socket::settings::settings;
-use socket::successor::{self, Environment};
+use socket::process::settings::settings;
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::os::fd::BorrowedFd;
 
@@ -35,7 +35,7 @@ pub fn with_handlers(fork: impl FnOnce() -> c_long) -> c_long {
     if pid == 0 {
         lifecycle::after_fork_in_child();
     } else {
-        let error = socket::system::errno();
+        let error = socket::process::system::errno();
         lifecycle::after_fork_in_parent();
         crate::set_errno(error);
     }
@@ -121,8 +121,8 @@ unsafe fn searched_loads(name: *const c_char, environment: Strings) -> Option<bo
 pub unsafe extern "C" fn prctl(option: c_int, second: usize, third: usize, fourth: usize, fifth: usize) -> c_int {
     let arguments = [option as usize, second, third, fourth, fifth];
     // SAFETY: the C caller's.
-    let call = || unsafe { socket::system::call_kernel(libc::SYS_prctl, arguments) as c_long };
-    if socket::sandbox::is_filter_by_prctl(option) {
+    let call = || unsafe { socket::process::system::call_kernel(libc::SYS_prctl, arguments) as c_long };
+    if socket::process::sandbox::is_filter_by_prctl(option) {
         socket::lifecycle::confine(call) as c_int
     } else {
         call() as c_int

@@ -3,8 +3,8 @@
 use crate::{keeping_errno, set_errno, zero_or_errno};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use rustix::io::Errno;
-use socket::clock::now_ns;
-use socket::{interest, multiplex};
+use socket::process::clock::now_ns;
+use socket::{epoll, poll_select};
 use std::ffi::c_int;
 
 fn int_or_errno(result: Result<usize, Errno>) -> c_int {
@@ -33,7 +33,7 @@ unsafe fn poll_slice(
     mask: *const sigset_t,
     is_ppoll: bool,
 ) -> c_int {
-    if !multiplex::takes(count) {
+    if !poll_select::takes(count) {
         return zero_or_errno(Err(Errno::INVAL));
     }
     let entries: &mut [pollfd] = if count == 0 {
@@ -44,17 +44,17 @@ unsafe fn poll_slice(
         // SAFETY: the C caller's array.
         unsafe { std::slice::from_raw_parts_mut(fds, count as usize) }
     };
-    if socket::sandbox::is_confined() {
+    if socket::process::sandbox::is_confined() {
         // SAFETY: the C caller's mask.
         return int_or_errno(
             timeout_ns.and_then(|timeout_ns| unsafe { poll_confined(entries, timeout_ns, mask, is_ppoll) }),
         );
     }
     // SAFETY: the C caller's mask.
-    int_or_errno(timeout_ns.and_then(|timeout_ns| unsafe { multiplex::poll(entries, timeout_ns, mask) }))
+    int_or_errno(timeout_ns.and_then(|timeout_ns| unsafe { poll_select::poll(entries, timeout_ns, mask) }))
 }
 
-/// As [`multiplex::poll`], in a process under a system call filter.
+/// As [`poll_select::poll`], in a process under a system call filter.
 unsafe fn poll_confined(
     entries: &mut [pollfd],
     timeout_ns: Option<u64>,
@@ -63,8 +63,8 @@ unsafe fn poll_confined(
 ) -> Result<usize, Errno> {
     // SAFETY: the C caller's mask.
     let call =
-        |entries: &mut [pollfd], timeout_ns| unsafe { multiplex::poll_confined(entries, timeout_ns, mask, is_ppoll) };
-    socket::multiplex::poll_entries_confined(entries, timeout_ns, call)
+        |entries: &mut [pollfd], timeout_ns| unsafe { poll_select::poll_confined(entries, timeout_ns, mask, is_ppoll) };
+    socket::poll_select::poll_entries_confined(entries, timeout_ns, call)
 }
 
 #[unsafe(no_mangle)]
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn select(
         }
     };
     // SAFETY: the C caller's.
-    let (result, left_ns) = unsafe { multiplex::select(count, read, write, except, timeout_ns, std::ptr::null()) };
+    let (result, left_ns) = unsafe { poll_select::select(count, read, write, except, timeout_ns, std::ptr::null()) };
     // SAFETY: the C caller's.
     if let (Some(timeout), Some(left_ns)) = (unsafe { timeout.as_mut() }, left_ns) {
         timeout.tv_sec = (left_ns / 1_000_000_000) as _;
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn pselect(
     // SAFETY: the C caller's.
     let result = unsafe { from_timespec(timeout) }
         // SAFETY: the C caller's.
-        .and_then(|timeout_ns| unsafe { multiplex::select(count, read, write, except, timeout_ns, mask) }.0);
+        .and_then(|timeout_ns| unsafe { poll_select::select(count, read, write, except, timeout_ns, mask) }.0);
     int_or_errno(result)
 }
 
@@ -183,7 +183,7 @@ pub(crate) unsafe fn pselect_by_number(
         Err(error) => return zero_or_errno(Err(error)),
     };
     // SAFETY: the C caller's.
-    let (result, left_ns) = unsafe { multiplex::select(count, read, write, except, timeout_ns, mask) };
+    let (result, left_ns) = unsafe { poll_select::select(count, read, write, except, timeout_ns, mask) };
     if let Some(left_ns) = left_ns {
         // SAFETY: not null, because there is a time-out, and the C caller's.
         unsafe { tell_left(timeout, left_ns) };
@@ -211,19 +211,19 @@ pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
-    int_or_errno(interest::create(flags).map(|fd| fd as usize))
+    int_or_errno(epoll::create(flags).map(|fd| fd as usize))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_ctl(epfd: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     // SAFETY: the C caller's.
-    keeping_errno(|| zero_or_errno(unsafe { interest::control(epfd, operation, fd, event) }))
+    keeping_errno(|| zero_or_errno(unsafe { epoll::control(epfd, operation, fd, event) }))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout_ms: c_int) -> c_int {
     // SAFETY: the C caller's.
-    int_or_errno(unsafe { interest::wait(epfd, events, max, from_milliseconds(timeout_ms), std::ptr::null()) })
+    int_or_errno(unsafe { epoll::wait(epfd, events, max, from_milliseconds(timeout_ms), std::ptr::null()) })
 }
 
 #[unsafe(no_mangle)]
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn epoll_pwait(
     mask: *const sigset_t,
 ) -> c_int {
     // SAFETY: the C caller's.
-    int_or_errno(unsafe { interest::wait(epfd, events, max, from_milliseconds(timeout_ms), mask) })
+    int_or_errno(unsafe { epoll::wait(epfd, events, max, from_milliseconds(timeout_ms), mask) })
 }
 
 #[unsafe(no_mangle)]
@@ -249,6 +249,6 @@ pub unsafe extern "C" fn epoll_pwait2(
     // SAFETY: the C caller's.
     let result = unsafe { from_timespec(timeout) }
         // SAFETY: the C caller's.
-        .and_then(|timeout_ns| unsafe { interest::wait(epfd, events, max, timeout_ns, mask) });
+        .and_then(|timeout_ns| unsafe { epoll::wait(epfd, events, max, timeout_ns, mask) });
     int_or_errno(result)
 }

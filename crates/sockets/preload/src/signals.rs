@@ -1,7 +1,7 @@
 //! Signal handlers: the program's, behind gates that count their runs.
 
 use crate::real;
-use socket::signals::{self, Handler, Shape};
+use socket::process::signals::{self, Handler, Shape};
 use std::ffi::c_int;
 
 /// Where the kernel enters instead of a handler: asks where that is, then jumps there, with the kernel's arguments and

@@ -3,11 +3,11 @@
 use crate::{keeping_errno, real, set_errno, zero_or_errno};
 use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
-use socket::address;
-use socket::background_connects;
 use socket::connection::{SHUTDOWN_READ, SHUTDOWN_WRITE};
 use socket::entry::{self, Entry};
 use socket::lifecycle::{self, Outcome};
+use socket::process::background_connects;
+use socket::rendezvous::address;
 use std::ffi::{c_int, c_void};
 
 #[unsafe(no_mangle)]
@@ -50,7 +50,7 @@ unsafe fn bind_here(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_in
 pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     let in_kernel = || {
         // SAFETY: the C caller's.
-        if unsafe { real::listen(fd, backlog) } == 0 { Ok(()) } else { Err(socket::system::errno()) }
+        if unsafe { real::listen(fd, backlog) } == 0 { Ok(()) } else { Err(socket::process::system::errno()) }
     };
     keeping_errno(|| zero_or_errno(lifecycle::listen(fd, backlog, in_kernel)))
 }
@@ -101,7 +101,8 @@ pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut so
         set_errno(Errno::INVAL);
         return -1;
     }
-    let call = || socket::limit::sparing(|| lifecycle::accept(fd, listener, flags), |error| *error == Errno::MFILE);
+    let call =
+        || socket::process::limit::sparing(|| lifecycle::accept(fd, listener, flags), |error| *error == Errno::MFILE);
     keeping_errno(|| match call() {
         Ok(new) => {
             if let Some(peer) = new.peer

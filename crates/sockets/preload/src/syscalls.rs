@@ -22,7 +22,7 @@ pub unsafe extern "C" fn syscall(
     fifth: usize,
     sixth: usize,
 ) -> c_long {
-    if number == libc::SYS_io_uring_setup && !socket::settings::settings().off {
+    if number == libc::SYS_io_uring_setup && !socket::process::settings::settings().off {
         crate::set_errno(rustix::io::Errno::NOSYS);
         return -1;
     }
@@ -34,10 +34,10 @@ pub unsafe extern "C" fn syscall(
         }
     }
     // SAFETY: the C caller's.
-    let in_kernel = || unsafe { socket::system::call_kernel(number, arguments) as c_long };
+    let in_kernel = || unsafe { socket::process::system::call_kernel(number, arguments) as c_long };
     let puts_under_filter = match number {
-        libc::SYS_prctl => socket::sandbox::is_filter_by_prctl(first as c_int),
-        libc::SYS_seccomp => socket::sandbox::is_filter_by_seccomp(first),
+        libc::SYS_prctl => socket::process::sandbox::is_filter_by_prctl(first as c_int),
+        libc::SYS_seccomp => socket::process::sandbox::is_filter_by_seccomp(first),
         _ => false,
     };
     if puts_under_filter {
@@ -68,7 +68,7 @@ unsafe fn copies_memory(number: c_long, [first, second, ..]: [usize; 6]) -> bool
 fn concerns_ours(number: c_long, arguments: &[usize; 6]) -> bool {
     let is_ours = |argument: usize| {
         let fd = argument as c_int;
-        !matches!(entry::get(fd), Entry::None) || socket::descriptors::is_hidden(fd)
+        !matches!(entry::get(fd), Entry::None) || socket::descriptor::hidden::is_hidden(fd)
     };
     let [first, second, third, ..] = *arguments;
     match number {
@@ -209,7 +209,7 @@ unsafe fn mask_behind(argument: usize) -> (*const libc::sigset_t, usize) {
 /// liburing's, whose system calls are its own.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn io_uring_queue_init(entries: c_uint, ring: *mut c_void, flags: c_uint) -> c_int {
-    if !socket::settings::settings().off {
+    if !socket::process::settings::settings().off {
         return -libc::ENOSYS;
     }
     // SAFETY: the C caller's.
@@ -222,7 +222,7 @@ pub unsafe extern "C" fn io_uring_queue_init_params(
     ring: *mut c_void,
     parameters: *mut c_void,
 ) -> c_int {
-    if !socket::settings::settings().off {
+    if !socket::process::settings::settings().off {
         return -libc::ENOSYS;
     }
     // SAFETY: the C caller's.

@@ -47,30 +47,30 @@ use ends::{Receiving, Sending};
 use lifeline::Early;
 use presence::{Calls, Occupancy, Sleepers};
 
-use crate::address::Tuple;
-use crate::blocking;
-use crate::clock::{TICKS_PER_MICROSECOND, note_ticks, ticks};
-use crate::control::Wanted;
-use crate::descriptors::{self, HiddenFd, Need};
-use crate::home::MemoryFds;
-use crate::limit;
-use crate::lock::Lock;
+use crate::descriptor::hidden::{self, HiddenFd, Need};
+use crate::descriptor::table::{Kind, Tracked};
+use crate::options::control::Wanted;
 use crate::options::{self, OptionRecord};
-use crate::pool::Pool;
+use crate::process::blocking;
+use crate::process::clock::{TICKS_PER_MICROSECOND, note_ticks, ticks};
+use crate::process::limit;
+use crate::process::lock::Lock;
+use crate::process::pool::Pool;
+use crate::process::sandbox;
+use crate::process::signals;
+use crate::process::system;
+use crate::process::system::inode_of;
+use crate::process::system::is_inheritable;
+use crate::process::threads;
 use crate::rendezvous;
-use crate::sandbox;
-use crate::segment::{
-    BY_LANE_BOTH, BY_LANE_RECEIVE, BY_LANE_SEND, Own, Receiver, SHUT_BOTH_WAYS, Segment, Sender, Side, Status,
-};
-use crate::signals;
-use crate::system;
-use crate::system::inode_of;
-use crate::system::is_inheritable;
-use crate::table::{Kind, Tracked};
-use crate::threads;
+use crate::rendezvous::address::Tuple;
+use crate::rendezvous::local_page::MemoryFds;
 use ::wait::AdaptiveSpin;
 use ledger::ConnectionSlot;
 use rustix::io::Errno;
+use segment::{
+    BY_LANE_BOTH, BY_LANE_RECEIVE, BY_LANE_SEND, Own, Receiver, SHUT_BOTH_WAYS, Segment, Sender, Side, Status,
+};
 use std::cell::UnsafeCell;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -339,8 +339,8 @@ pub(crate) fn put_handlers_off() -> bool {
 impl Connection {
     /// A connection. One that awaits a hello has nothing to read and no room to write.
     pub fn open(origin: Origin, start: Start) -> &'static Self {
-        crate::memory_budget::prepare();
-        descriptors::note_lifeline();
+        crate::accounting::memory_budget::prepare();
+        hidden::note_lifeline();
         let connection = POOL.take();
         let _send = connection.hold(&connection.send_lock);
         let _receive = connection.hold(&connection.receive_lock);
@@ -416,7 +416,7 @@ impl Connection {
     #[inline]
     pub fn lifeline(&self) -> RawFd {
         match self.lifeline.load(Ordering::Relaxed) {
-            hidden @ ..=HIDDEN_LIFELINE => descriptors::number_at((HIDDEN_LIFELINE - hidden) as u16),
+            hidden @ ..=HIDDEN_LIFELINE => hidden::number_at((HIDDEN_LIFELINE - hidden) as u16),
             number => number,
         }
     }
@@ -600,7 +600,7 @@ impl Connection {
         if inheritable {
             self.name_lifeline();
             // A lifeline alone does not say that it was left for the library.
-            let _ = descriptors::ensure_marker();
+            let _ = hidden::ensure_marker();
         }
         let inheritable = inheritable && self.has_memory_of_incoming_lane();
         self.with_details(|details| details.memory.iter().for_each(|memory| memory.set_inheritable(inheritable)));
@@ -1003,7 +1003,7 @@ impl Connection {
             lanes.observer().unread_bytes().is_ok_and(|bytes| bytes > 0)
         } else {
             // Under a filter nobody can ask, and the kernel tells the peer.
-            !crate::sandbox::is_confined() && self.has_left_unread_in_lifeline()
+            !crate::process::sandbox::is_confined() && self.has_left_unread_in_lifeline()
         };
         // In windows, an end may be reset whose peer is there and was not: it is to see no good order either.
         let is_reset = self.peer_state(lanes) == PeerState::Reset;

@@ -1,13 +1,13 @@
 //! What each descriptor of the program stands for, by type.
 
 use crate::connection::Connection;
-use crate::interest::InterestSet;
+use crate::descriptor::table::{self, Kind, Object};
+use crate::epoll::InterestSet;
 use crate::listener::Listener;
 use crate::stream::Stream;
-use crate::table::{self, Kind, Object};
 use std::os::fd::RawFd;
 
-pub use crate::table::can_hold;
+pub use crate::descriptor::table::can_hold;
 
 /// What a descriptor stands for.
 #[derive(Clone, Copy)]

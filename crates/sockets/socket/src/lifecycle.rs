@@ -28,19 +28,19 @@ pub use pending::{abandon as abandon_connect, is_looked_at, is_pending};
 pub use ports::{may_bind, note_bound, note_told};
 pub use sockopt::{ask_as_tcp, get_option, note_option, refusal, set_option};
 
-use crate::address::Family;
+use crate::accounting::process_stats;
 use crate::connection::{self, Connection};
 use crate::entry::{self, Entry};
-use crate::interest;
+use crate::epoll;
 use crate::listener::{self, Deferral, LISTENERS};
 use crate::options::OptionRecord;
-use crate::process;
-use crate::process_stats;
-use crate::rack;
-use crate::sandbox;
-use crate::settings::{self, settings};
+use crate::process::identity;
+use crate::process::sandbox;
+use crate::process::settings::{self, settings};
+use crate::process::system;
+use crate::rendezvous::address::Family;
+use crate::rendezvous::directory;
 use crate::stream::{STREAMS, StreamInner};
-use crate::system;
 use ledger::ConnectionSlot;
 use rustix::io::Errno;
 use std::hash::{Hash, Hasher};
@@ -69,7 +69,7 @@ pub fn check_environment() {
     if let Some(line) = settings::unknown_variables(std::env::vars_os().map(|(name, _)| name)) {
         complain(&format_args!("{line}"));
     }
-    if let Some(line) = rack::missing_named_directory() {
+    if let Some(line) = directory::missing_named_directory() {
         complain(&format_args!("{line}; there are no lanes without it"));
     }
 }
@@ -122,7 +122,7 @@ static MASK_AROUND_FORK: AtomicU64 = AtomicU64::new(0);
 /// it holds none.
 pub fn put_handlers_off() -> bool {
     connection::put_handlers_off()
-        || interest::put_handlers_off()
+        || epoll::put_handlers_off()
         || STREAMS.any(|stream| stream.shared.puts_handlers_off())
         || LISTENERS.any(|it| it.shared.puts_handlers_off())
 }
@@ -134,7 +134,7 @@ pub fn before_fork() {
     let mask = system::set_signal_mask(u64::MAX);
     descriptor::before_fork();
     listener::note_shared();
-    crate::interest::before_fork();
+    crate::epoll::before_fork();
     STREAMS.lock_around_fork().iter().for_each(|stream| stream.shared.lock.lock_until_unlocked());
     LISTENERS.lock_around_fork().iter().for_each(|listener| listener.shared.lock.lock_until_unlocked());
     crate::connection::before_fork();
@@ -158,7 +158,7 @@ pub fn before_exit() {
 }
 
 fn for_each_deferral(work: impl Fn(&mut Deferral)) {
-    if !process::is_borrowed_memory() {
+    if !identity::is_borrowed_memory() {
         LISTENERS.for_each(|listener| {
             listener.shared.with_if_free(|inner| inner.deferral.as_mut().into_iter().for_each(&work))
         });
@@ -170,7 +170,7 @@ pub fn after_fork_in_parent() {
     let mask = MASK_AROUND_FORK.load(Ordering::Relaxed);
     crate::connection::after_fork_in_parent();
     unlock_after_fork();
-    crate::interest::after_fork_in_parent();
+    crate::epoll::after_fork_in_parent();
     descriptor::after_fork_in_parent();
     leave_to_child();
     system::set_signal_mask(mask);
@@ -179,11 +179,11 @@ pub fn after_fork_in_parent() {
 /// After a fork, in the child.
 pub fn after_fork_in_child() {
     let mask = MASK_AROUND_FORK.load(Ordering::Relaxed);
-    crate::signals::after_fork_in_child();
+    crate::process::signals::after_fork_in_child();
     crate::connection::after_fork_in_child();
     unlock_after_fork();
     pending::after_fork_in_child();
-    crate::interest::after_fork_in_child();
+    crate::epoll::after_fork_in_child();
     descriptor::after_fork_in_child();
     LISTENERS.for_each(deferral::after_fork_in_child);
     process_stats::after_fork_in_child();

@@ -8,7 +8,9 @@
 
 #![allow(unsafe_code)] // Values in the memory of C callers go to the kernel as they are.
 
+pub mod control;
 mod guarded;
+pub mod inspect;
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -19,12 +21,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use guarded::Guards;
 
-use crate::address::Family;
-use crate::control::{self, Wanted};
-use crate::descriptors::close;
-pub use crate::socket_option::SocketOption;
-use crate::socket_option::{SO_TIMESTAMPING_NEW, outcome, set_raw};
-use crate::system::read_text;
+use crate::descriptor::hidden::close;
+pub use crate::process::socket_option::SocketOption;
+use crate::process::socket_option::{SO_TIMESTAMPING_NEW, outcome, set_raw};
+use crate::process::system::read_text;
+use crate::rendezvous::address::Family;
+use control::Wanted;
 
 /// Options that one socket's record holds; what comes after is accepted and not remembered.
 const RECORDS_MAX: usize = 64;
@@ -296,8 +298,9 @@ impl OptionRecord {
         let template = fresh(family)?;
         let number = template.as_raw_fd();
         // SAFETY: the kernel checks the pointer and answers a bad one with an error.
-        let answer =
-            unsafe { crate::system::call!(libc::SYS_setsockopt, number, option.level, option.name, value, length) };
+        let answer = unsafe {
+            crate::process::system::call!(libc::SYS_setsockopt, number, option.level, option.name, value, length)
+        };
         let result = outcome(answer);
         close(template);
         result?;
@@ -337,7 +340,7 @@ impl OptionRecord {
         let number = template.as_raw_fd();
         // SAFETY: the kernel checks both pointers and answers bad ones with an error.
         let answer = unsafe {
-            crate::system::call!(libc::SYS_getsockopt, number, option.level, option.name, value, length_inout)
+            crate::process::system::call!(libc::SYS_getsockopt, number, option.level, option.name, value, length_inout)
         };
         let result = outcome(answer);
         close(template);
@@ -513,7 +516,7 @@ pub unsafe fn ioctl_of_template(family: Family, request: u64, argument: usize) -
     let template = fresh(family)?;
     let number = template.as_raw_fd();
     // SAFETY: the kernel checks pointers and answers bad ones with an error; the caller says the rest is right.
-    let answer = unsafe { crate::system::call!(libc::SYS_ioctl, number, request, argument) };
+    let answer = unsafe { crate::process::system::call!(libc::SYS_ioctl, number, request, argument) };
     let result = outcome(answer);
     close(template);
     result.map(|()| answer as i32)
@@ -668,7 +671,7 @@ pub fn tcp_info(facts: &TcpFacts) -> [u8; TCP_INFO_BYTES] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::socket_option::get_raw;
+    use crate::process::socket_option::get_raw;
     use proptest::prelude::*;
 
     fn set(record: &mut OptionRecord, option: SocketOption, value: &[u8]) -> Result<(), Errno> {

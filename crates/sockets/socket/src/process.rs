@@ -1,29 +1,17 @@
-//! Which process this memory belongs to.
+//! The process that the library is loaded in: its settings, its threads, its signals, and the system calls it makes.
 
-use crate::sandbox;
-use std::sync::atomic::{AtomicI32, Ordering};
-
-/// The number of the process that the library was loaded in; 0 before.
-static PROCESS: AtomicI32 = AtomicI32::new(0);
-
-/// Records that this memory belongs to the calling process.
-pub fn note_process() {
-    PROCESS.store(rustix::process::getpid().as_raw_nonzero().get(), Ordering::Relaxed);
-}
-
-/// Returns the number of this process, without a system call where [`note_process`] was called.
-pub(crate) fn own_process() -> i32 {
-    match PROCESS.load(Ordering::Relaxed) {
-        0 => rustix::process::getpid().as_raw_nonzero().get(),
-        known => known,
-    }
-}
-
-/// Returns whether the caller is a child of `vfork`, which runs in the memory of its parent: what it does to
-/// descriptors must not change the parent's table.
-pub fn is_borrowed_memory() -> bool {
-    if sandbox::is_confined_without_children() {
-        return false;
-    }
-    PROCESS.load(Ordering::Relaxed) != rustix::process::getpid().as_raw_nonzero().get()
-}
+pub mod background_connects;
+pub mod blocking;
+pub(crate) mod callback;
+pub mod clock;
+pub mod identity;
+pub mod limit;
+pub mod lock;
+pub mod pool;
+pub mod sandbox;
+pub mod settings;
+pub(crate) mod shared;
+pub mod signals;
+pub mod socket_option;
+pub mod system;
+pub mod threads;

@@ -1,11 +1,11 @@
 //! TCP sockets of the program that have no lanes, or none yet.
 
-use crate::background_connects::Counted;
+use crate::descriptor::table::{Kind, Tracked};
 use crate::options::OptionRecord;
-use crate::pool::Pool;
+use crate::process::background_connects::Counted;
+use crate::process::pool::Pool;
+use crate::process::shared::{Shared, is_last_struck_out};
 use crate::rendezvous::Underway;
-use crate::shared::{Shared, is_last_struck_out};
-use crate::table::{Kind, Tracked};
 use ledger::ConnectionSlot;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;

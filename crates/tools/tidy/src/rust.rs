@@ -8,12 +8,13 @@ use crate::{FUNCTION_LINES_MAX, Offence, Source};
 
 /// Crates that may say `unsafe`: memory another party can write, raw spans of callers, the C boundary, and what
 /// measures or attacks them.
-pub const UNSAFE_CRATES: [&str; 13] = [
+pub const UNSAFE_CRATES: [&str; 14] = [
     "volmem",
     "fabric",
     "lane",
     "lane-c",
     "wait",
+    "segment",
     "socket",
     "preload",
     "ledger",
@@ -204,8 +205,8 @@ mod tests {
     #[test]
     fn unsafe_is_found_only_outside_the_crates_that_may_say_it() {
         let text = "//! unsafe\n#[unsafe(no_mangle)]\nfn f() { let s = \"unsafe\"; unsafe { g() } }\n";
-        let only = "only in volmem, fabric, lane, lane-c, wait, socket, preload, ledger, fib, bench, pcie-bench, \
-                    router-ports, system-tests";
+        let only = "only in volmem, fabric, lane, lane-c, wait, segment, socket, preload, ledger, fib, bench, \
+                    pcie-bench, router-ports, system-tests";
         assert_eq!(
             check_text(text),
             format!("a.rs:2: unsafe in crate cli: {only}\na.rs:3: unsafe in crate cli: {only}\n")

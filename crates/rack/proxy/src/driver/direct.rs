@@ -14,13 +14,13 @@ use fabric::timed::{LinkTiming, Pace};
 use fabric::{Inbound, Outbound, Slice};
 use lane::{Draft, Span};
 use rustix::io::Errno;
-use socket::blocking;
-use socket::clock::now_ns;
-use socket::hello::Place;
-use socket::loan;
-use socket::model::{Model, map_pace};
-use socket::segment::{Endpoint, Segment};
-use socket::system;
+use segment::model::{Model, map_pace};
+use segment::{Endpoint, Segment};
+use socket::process::blocking;
+use socket::process::clock::now_ns;
+use socket::process::system;
+use socket::rendezvous::handshake::Place;
+use socket::rendezvous::span_lease;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -167,7 +167,7 @@ impl Proposal {
 
     /// The end of the connection, with the program's lifeline; and what the program gets. `None`: no lock can be had.
     pub(super) fn into_end(mut self, number: Number, lifeline: Arc<OwnedFd>) -> Option<(DirectEnd, Place, OwnedFd)> {
-        loan::note(self.descriptor.as_fd(), self.place).ok()?;
+        span_lease::note(self.descriptor.as_fd(), self.place).ok()?;
         self.grant.deposit(number, &lifeline);
         Some((DirectEnd::new(self.endpoint, lifeline, self.grant, true), self.place, self.descriptor))
     }
@@ -243,7 +243,7 @@ impl SpanPool {
     pub(super) fn propose(self: &Arc<Self>, device: &Device) -> Option<Proposal> {
         let proposal = self.take_any(device).and_then(|grant| {
             let (memory, place) = self.place(device, grant.index);
-            let descriptor = loan::descriptor(memory).ok()?;
+            let descriptor = span_lease::descriptor(memory).ok()?;
             if place.is_apart() {
                 let (inbound, outbound) = self.spans_of(device, grant.index);
                 Segment::clean_apart(&inbound, &outbound);
@@ -268,7 +268,7 @@ impl SpanPool {
             Segment::clean_span(&inbound);
             Segment::clean_far_span(&outbound);
         }
-        let loan = loan::lend(memory, place).ok()?;
+        let loan = span_lease::lend(memory, place).ok()?;
         let endpoint = self.endpoint(device, grant.index);
         Some(Acceptance { grant, place, loan, endpoint })
     }
@@ -351,7 +351,7 @@ impl SpanPool {
     /// A span of which the kernel does not tell counts as lent.
     fn is_lent(&self, device: &Device, index: usize) -> bool {
         let (memory, place) = self.place(device, index);
-        loan::is_lent(memory, place).unwrap_or(true)
+        span_lease::is_lent(memory, place).unwrap_or(true)
     }
 
     fn place<'a>(&self, device: &'a Device, index: usize) -> (std::os::fd::BorrowedFd<'a>, Place) {
@@ -671,7 +671,7 @@ mod tests {
     use control::Channel;
     use fabric::device::Seat;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-    use socket::segment::{Secrets, Side as End};
+    use segment::{Secrets, Side as End};
     use volmem::{Mapping, Region};
 
     const WINDOW_BYTES: u64 = 1 << 20;
@@ -754,7 +754,7 @@ mod tests {
         assert_eq!(pool.counts(), (0, 1, 1), "it had the descriptor and did not map it");
 
         let (mut end, lifeline, ..) = connection(&device, &pool);
-        socket::system::ring(end.lifeline.as_raw_fd()).expect("room for a ring");
+        socket::process::system::ring(end.lifeline.as_raw_fd()).expect("room for a ring");
         drop(lifeline);
         end.hear();
         drop(end);

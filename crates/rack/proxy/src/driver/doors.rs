@@ -8,9 +8,9 @@ use control::proxy::Access;
 use fabric::device::Device;
 use ledger::FallbackReason;
 use rustix::io::Errno;
-use socket::address;
+use segment::Secrets;
+use socket::rendezvous::address;
 use socket::rendezvous::{self, Accepted, LaneListener, NoLane, Request};
-use socket::segment::Secrets;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 
@@ -130,7 +130,7 @@ fn errno_of(no_lane: &NoLane) -> Errno {
 }
 
 /// The segment of a program that has been accepted, once its hello is there. `Ok(None)`: not yet.
-pub(super) fn hear_hello(accepted: &Accepted) -> Result<Option<socket::segment::Segment>, Errno> {
+pub(super) fn hear_hello(accepted: &Accepted) -> Result<Option<segment::Segment>, Errno> {
     match rendezvous::receive_hello(accepted.lifeline.as_fd()) {
         // Only proxies say that a connection lies in windows, and to programs.
         Ok(Some((segment, _))) if segment.is_in_windows() => Err(Errno::PROTO),
@@ -146,8 +146,8 @@ mod tests {
     use fabric::device::Caching;
     use rustix::fs::{MemfdFlags, SealFlags};
     use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType};
-    use socket::hello::{Hello, Place};
-    use socket::segment::Segment;
+    use segment::Segment;
+    use socket::rendezvous::handshake::{Hello, Place};
 
     #[test]
     fn addresses_survive_the_way_and_hostile_ones_are_none() {

@@ -5,10 +5,10 @@ use crate::{Broken, Input, Local};
 use fabric::{Inbound, Outbound};
 use lane::{Chunk, Draft, Span};
 use rustix::io::Errno;
-use socket::blocking;
+use segment::{Receiver, Segment, Sender, Status};
+use socket::process::blocking;
+use socket::process::system;
 use socket::rendezvous::{self, Reply};
-use socket::segment::{Receiver, Segment, Sender, Status};
-use socket::system;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -268,7 +268,7 @@ mod tests {
 
     /// A program's side of a connection's memory, and the proxy's end of it.
     fn pair() -> (Segment, ProgramEnd) {
-        let (programs, memfd) = Segment::create(socket::segment::Side::Connector).expect("memory");
+        let (programs, memfd) = Segment::create(segment::Side::Connector).expect("memory");
         programs.set_up();
         let proxys = Segment::open(&memfd, programs.secrets()).expect("its own memory");
         let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;

@@ -537,7 +537,7 @@ fn new_secret() -> u64 {
     let mut bytes = [0; 8];
     // Without randomness, a number that no program can see.
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    let number = if filled == Ok(bytes.len()) { u64::from_ne_bytes(bytes) } else { socket::clock::ticks() };
+    let number = if filled == Ok(bytes.len()) { u64::from_ne_bytes(bytes) } else { socket::process::clock::ticks() };
     number | 1
 }
 

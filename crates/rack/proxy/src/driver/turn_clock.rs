@@ -4,7 +4,7 @@
 //! looked at: of a message that comes meanwhile, that is delay. Nothing that engines decide by the time is decided
 //! within a few microseconds. So the clock is read only where the processor's counter says that it has moved on.
 
-use socket::clock::{TICKS_PER_MICROSECOND, now_ns};
+use socket::process::clock::{TICKS_PER_MICROSECOND, now_ns};
 
 /// How old the time of a turn is at most, as the counter has it.
 const AGE_TICKS_MAX: u64 = 2 * TICKS_PER_MICROSECOND;

@@ -1,4 +1,4 @@
-//! A connection of a process that has put itself under a system call filter: see `crate::sandbox`.
+//! A connection of a process that has put itself under a system call filter: see `crate::process::sandbox`.
 //!
 //! Each call of the program's comes with a way to make the same call on the lifeline, and no other is made. A direction
 //! that goes by the lifeline is the kernel's entirely, for the peer can send no message of ours any more: the kernel
@@ -10,15 +10,15 @@
 use super::lifeline::{Behind, FOLLOW, SWITCH};
 use super::transfer::Step;
 use super::{Connection, Flags, Lanes, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes};
-use crate::clock::stamp;
-use crate::descriptors::close;
+use crate::descriptor::hidden::close;
 use crate::options::SocketOption;
-use crate::segment::{BY_LANE_RECEIVE, IS_CONFINED, Own};
-use crate::signals;
-use crate::socket_option;
-use crate::system::{self, RING};
+use crate::process::clock::stamp;
+use crate::process::signals;
+use crate::process::socket_option;
+use crate::process::system::{self, RING};
 use libc::iovec;
 use rustix::io::Errno;
+use segment::{BY_LANE_RECEIVE, IS_CONFINED, Own};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 

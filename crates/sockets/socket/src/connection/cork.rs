@@ -10,11 +10,11 @@
 //! back, if it can and pays. Between nodes, and where either end is under a system call filter, nothing is held back.
 
 use super::{Connection, Flags, Lanes, PeerState};
-use crate::clock::now_ns;
 use crate::options::{CORKED, SEGMENT_BYTES_MAX};
-use crate::sandbox;
-use crate::segment::Own;
+use crate::process::clock::now_ns;
+use crate::process::sandbox;
 use lane::HELD_MS_MAX;
+use segment::Own;
 use std::sync::atomic::Ordering;
 
 /// So many bytes are not held back.

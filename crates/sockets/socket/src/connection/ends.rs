@@ -2,11 +2,11 @@
 //! memory. Short messages in plain memory are found before anybody asks which it is; everything else is asked here.
 
 use super::cork::HELD_BYTES_MAX;
-use crate::memory_budget;
-use crate::segment::{ApartReceiver, ApartSender, Receiver, Segment, Sender, TimedReceiver, TimedSender};
+use crate::accounting::memory_budget;
 use fabric::{Inbound, Outbound};
 use lane::{AtUrgent, Chunk, Corrupt, GivenBack, Next, Producer, Urgent};
 use rustix::io::Errno;
+use segment::{ApartReceiver, ApartSender, Receiver, Segment, Sender, TimedReceiver, TimedSender};
 use std::ptr::NonNull;
 
 /// Bytes that go at once where a program's call writes what is sent, and the lane cannot be written in place.

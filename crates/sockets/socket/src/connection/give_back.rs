@@ -6,10 +6,10 @@
 //! more than a few MiB gives back those that have rested for a moment when another one grows.
 
 use super::{Connection, Lanes, POOL};
-use crate::blocking;
-use crate::clock::{TICKS_PER_MILLISECOND, ticks};
-use crate::memory_budget::{WARM_BYTES, taken_bytes};
-use crate::sandbox;
+use crate::accounting::memory_budget::{WARM_BYTES, taken_bytes};
+use crate::process::blocking;
+use crate::process::clock::{TICKS_PER_MILLISECOND, ticks};
+use crate::process::sandbox;
 use lane::GivenBack;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -5,8 +5,8 @@
 //! the lanes is left to the holder, who does it when it lets go.
 
 use super::{Connection, SHUTDOWN_READ, SHUTDOWN_WRITE};
-use crate::lock::Lock;
-use crate::signals;
+use crate::process::lock::Lock;
+use crate::process::signals;
 use rustix::io::Errno;
 use std::sync::atomic::{Ordering, compiler_fence};
 

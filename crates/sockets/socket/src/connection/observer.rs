@@ -1,7 +1,7 @@
 //! Tells epoll sets that a connection must be polled again, without knowing them.
 
 use super::Connection;
-use crate::callback::Callback;
+use crate::process::callback::Callback;
 
 type OnChange = fn(&'static Connection);
 

@@ -4,12 +4,12 @@
 //! peer that goes with unread data, or in a hurry, resets at once.
 
 use super::{Connection, Lanes, SHUTDOWN_WRITE};
-use crate::blocking;
-use crate::clock::{TICKS_PER_MILLISECOND, note_ticks, ticks};
-use crate::sandbox;
-use crate::segment::{LEFT_SILENTLY, Own, SHUT_BOTH_WAYS, Standing, Status};
-use crate::system;
+use crate::process::blocking;
+use crate::process::clock::{TICKS_PER_MILLISECOND, note_ticks, ticks};
+use crate::process::sandbox;
+use crate::process::system;
 use rustix::io::Errno;
+use segment::{LEFT_SILENTLY, Own, SHUT_BOTH_WAYS, Standing, Status};
 use std::sync::atomic::Ordering;
 
 /// What is known of the other end.

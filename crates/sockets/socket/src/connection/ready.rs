@@ -4,9 +4,9 @@
 //! peer is asked to ring, and the lifeline then becomes readable in the kernel.
 
 use super::{Connection, Lanes, PeerState, Receiving, SHUTDOWN_READ, SHUTDOWN_WRITE};
-use crate::blocking;
 use crate::options::TcpState;
-use crate::segment::{Own, Status};
+use crate::process::blocking;
+use segment::{Own, Status};
 use std::sync::atomic::Ordering;
 
 const ALWAYS_REPORTED: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
@@ -155,7 +155,7 @@ impl Connection {
         i32::try_from(self.unread_bytes()).unwrap_or(i32::MAX).saturating_add(i32::from(has_ended))
     }
 
-    /// When the first unread record was sent ([`crate::clock::stamp`]); `None`: nothing is unread.
+    /// When the first unread record was sent ([`crate::process::clock::stamp`]); `None`: nothing is unread.
     pub fn arrival_stamp(&'static self) -> Option<u64> {
         let _guard = self.hold(&self.receive_lock);
         self.lanes().filter(|_| self.receives_by_lane())?.observer().next_stamp()

@@ -4,14 +4,14 @@
 //! process holds the end, a direction is also locked between processes, by a word that names the holder.
 
 use super::{Connection, Lanes, POOL};
-use crate::blocking;
-use crate::clock::{TICKS_PER_MILLISECOND, now_ns, ticks};
-use crate::process;
-use crate::sandbox;
-use crate::segment::{HOLDERS_NAMED_MAX, Own, Segment};
-use crate::system;
-use crate::system::inode_of;
+use crate::process::blocking;
+use crate::process::clock::{TICKS_PER_MILLISECOND, now_ns, ticks};
+use crate::process::identity;
+use crate::process::sandbox;
+use crate::process::system;
+use crate::process::system::inode_of;
 use rustix::io::Errno;
+use segment::{HOLDERS_NAMED_MAX, Own, Segment};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A holder that died leaves its lock to the next after so many waits, once it is seen to be dead.
@@ -85,7 +85,7 @@ impl Connection {
 
     #[cold]
     fn lock_between_processes<'a>(&self, segment: &'a Segment, word: Own, waits: bool) -> Result<Shared<'a>, Errno> {
-        let own = process::own_process() as u64;
+        let own = identity::own_process() as u64;
         loop {
             if self.lock_waits.load(Ordering::Relaxed) > LOCK_WAITS_MAX {
                 return Err(Errno::CONNRESET);
@@ -213,7 +213,7 @@ pub fn for_each_open(mut visit: impl FnMut(&'static Connection)) {
 pub fn before_fork() {
     // Before the child counts: an end that two processes may hold gets no lanes any more.
     for_each_open(Connection::settle_early);
-    crate::system::note_spawn();
+    crate::process::system::note_spawn();
     // One process would take the hello, and the other would wait for it for ever.
     let deadline_ns = now_ns().saturating_add(HELLOS_WAIT_NS);
     for_each_open(|connection| connection.attach_before_fork(deadline_ns));

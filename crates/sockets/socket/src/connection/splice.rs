@@ -6,8 +6,8 @@
 use super::transfer::Step;
 use super::wait::{Call, Deadline};
 use super::{Connection, Flags, Lanes};
-use crate::blocking;
-use crate::system;
+use crate::process::blocking;
+use crate::process::system;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd};

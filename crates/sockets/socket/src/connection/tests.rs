@@ -1,15 +1,15 @@
 //! Facts about a connection, its two ends in one process.
 
 use super::*;
-use crate::address::Tuple;
-use crate::lock::Lock;
-use crate::model::{Model, ModelledLink};
-use crate::segment::{Endpoint, Secrets, Segment, Side};
+use crate::process::lock::Lock;
+use crate::rendezvous::address::Tuple;
 use ::wait::Spin;
 use fabric::device::{Caching, DeviceMemory};
 use fabric::timed::{LinkTiming, Pace};
 use fabric::{MemoryInbound, MemoryOutbound, shm};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use segment::model::{Model, ModelledLink};
+use segment::{Endpoint, Secrets, Segment, Side};
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use volmem::Region;
@@ -267,11 +267,11 @@ fn over_a_modelled_link_nothing_comes_before_its_time() {
     const ONE_WAY_NS: u64 = 2_000_000;
     let (one, two) = pair_over_a_model(ONE_WAY_NS, true);
     for size in [1, 8, 49, 5_000, 100_000] {
-        let begun_ns = crate::clock::now_ns();
+        let begun_ns = crate::process::clock::now_ns();
         assert_eq!(send(one.0, &vec![7; size]), Ok(size));
         let mut bytes = vec![0; size];
         let first = until_there(two.0, &mut bytes).unwrap();
-        assert!(crate::clock::now_ns() - begun_ns >= ONE_WAY_NS, "{size} bytes");
+        assert!(crate::process::clock::now_ns() - begun_ns >= ONE_WAY_NS, "{size} bytes");
         let mut rest = first;
         while rest < size {
             rest += until_there(two.0, &mut bytes[rest..]).unwrap();
@@ -316,7 +316,7 @@ fn over_a_modelled_link_the_end_comes_behind_what_was_sent() {
     let ([segment, others], _) = segments_over_a_model(ONE_WAY_NS);
     let (one, _lifeline) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
     let one = End(Connection::open(origin(one.into_raw_fd(), true), Start::Lanes(segment, None)));
-    let begun_ns = crate::clock::now_ns();
+    let begun_ns = crate::process::clock::now_ns();
     let mut sender = others.timed_sender().unwrap();
     sender.write(b"last words").unwrap();
     sender.finish();
@@ -324,7 +324,7 @@ fn over_a_modelled_link_the_end_comes_behind_what_was_sent() {
     // It is gone before anything has arrived.
     assert_eq!(until_there(one.0, &mut [0; 20]), Ok(10));
     assert_eq!(until_there(one.0, &mut [0; 20]), Ok(0));
-    assert!(crate::clock::now_ns() - begun_ns >= ONE_WAY_NS);
+    assert!(crate::process::clock::now_ns() - begun_ns >= ONE_WAY_NS);
     assert_eq!(send(one.0, b"x"), Ok(1));
     one.0.lanes().unwrap().segment.settle();
     assert_eq!(send(one.0, b"x"), Err(Errno::PIPE));
@@ -340,7 +340,7 @@ fn what_the_proxy_says_over_a_modelled_link_holds_at_once() {
     assert_ne!((segment.status(Status::Closed), segment.status(Status::Reset)), (0, 0));
     let ([segment, others], endpoint) = segments_over_a_model(1_000_000_000);
     endpoint.note_left();
-    assert_eq!((segment.status(Status::Closed), others.status(Status::Closed)), (crate::segment::LEFT_SILENTLY, 0));
+    assert_eq!((segment.status(Status::Closed), others.status(Status::Closed)), (segment::LEFT_SILENTLY, 0));
     assert_eq!(segment.model().unwrap().timing.one_way_ns, 1_000_000_000);
 }
 

@@ -17,15 +17,15 @@ use super::lifeline::{Behind, FOLLOW, SWITCH};
 use super::nowhere::is_any_nowhere;
 use super::wait::{Call, Deadline};
 use super::{Connection, Flags, Lanes, PeerState, Receiving, SHUTDOWN_WRITE, give_back, total_bytes};
-use crate::clock::stamp;
-use crate::descriptors::close;
+use crate::descriptor::hidden::close;
 use crate::options::{self, SocketOption};
-use crate::segment::{Own, RAISES_SIGNAL, Segment, Status};
-use crate::socket_option;
-use crate::system;
+use crate::process::clock::stamp;
+use crate::process::socket_option;
+use crate::process::system;
 use lane::{AtUrgent, Urgent};
 use libc::iovec;
 use rustix::io::Errno;
+use segment::{Own, RAISES_SIGNAL, Segment, Status};
 use std::sync::atomic::Ordering;
 
 /// What the receiving end has made of the latest urgent byte.
@@ -457,7 +457,7 @@ impl Connection {
     /// As [`Connection::ring`], with a signal to whom the peer has named.
     #[cold]
     fn ring_urgently(&self) {
-        if !self.is_open() || !self.sends_by_lane() || crate::sandbox::is_confined() {
+        if !self.is_open() || !self.sends_by_lane() || crate::process::sandbox::is_confined() {
             return;
         }
         if system::ring_urgently(self.lifeline()).is_err() {

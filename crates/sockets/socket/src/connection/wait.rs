@@ -5,13 +5,13 @@
 
 use super::presence::Word;
 use super::{Connection, Lanes, SHUTDOWN_READ, SHUTDOWN_WRITE};
-use crate::blocking;
-use crate::clock::now_ns;
-use crate::lock::Lock;
-use crate::segment::Own;
-use crate::signals::{Moment, Since};
-use crate::threads;
+use crate::process::blocking;
+use crate::process::clock::now_ns;
+use crate::process::lock::Lock;
+use crate::process::signals::{Moment, Since};
+use crate::process::threads;
 use rustix::io::Errno;
+use segment::Own;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 use wait::{Action, Spin};

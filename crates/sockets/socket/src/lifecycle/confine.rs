@@ -1,10 +1,10 @@
 //! What happens to a process's connections when the program puts itself under a system call filter.
 
 use crate::entry::{self, Entry};
-use crate::interest;
-use crate::sandbox;
-use crate::settings::settings;
-use crate::system;
+use crate::epoll;
+use crate::process::sandbox;
+use crate::process::settings::settings;
+use crate::process::system;
 use std::ffi::c_long;
 use std::os::fd::RawFd;
 
@@ -30,7 +30,7 @@ pub fn confine(install: impl FnOnce() -> c_long) -> c_long {
 fn confine_connections() {
     entry::for_each(0..=RawFd::MAX, |fd, entry| {
         if let Entry::Connection(connection) = entry
-            && !interest::is_held_by_a_set(connection)
+            && !epoll::is_held_by_a_set(connection)
             && connection.confine()
         {
             entry::set(fd, Entry::Confined(connection));

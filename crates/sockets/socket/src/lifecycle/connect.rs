@@ -2,30 +2,30 @@
 
 use super::pending;
 use super::{already_connected, complain, family};
-use crate::address::Tuple;
-use crate::background_connects;
-use crate::blocking;
-use crate::clock::now_ns;
+use crate::accounting::process_stats;
 use crate::connection::{Connection, Origin, Start};
-use crate::descriptors::{self, HiddenFd};
+use crate::descriptor::hidden::{self, HiddenFd};
 use crate::entry::{self, Entry};
-use crate::home::MemoryFds;
-use crate::inspect;
-use crate::interest;
-use crate::limit;
-use crate::process_stats;
+use crate::epoll;
+use crate::options::inspect;
+use crate::process::background_connects;
+use crate::process::blocking;
+use crate::process::clock::now_ns;
+use crate::process::limit;
+use crate::process::sandbox;
+use crate::process::settings::settings;
+use crate::process::signals;
+use crate::process::signals::Moment;
+use crate::rendezvous::address::Tuple;
+use crate::rendezvous::local_page::MemoryFds;
 use crate::rendezvous::{self, Connected, Progress, Underway};
-use crate::sandbox;
-use crate::segment::Side;
-use crate::settings::settings;
-use crate::signals;
-use crate::signals::Moment;
 use crate::stream::Aim;
 use crate::stream::{PortChoice, STREAMS, Stream, StreamInner};
 use ledger::{FallbackReason, Path, Role};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use segment::Side;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
@@ -75,7 +75,7 @@ fn dissolve(fd: RawFd, connection: &'static Connection) -> Result<(), Errno> {
         rustix::fs::fcntl_setfl(&socket, OFlags::empty())?;
     }
     let outcome = connection.dissolve(|descriptors| {
-        interest::while_replaced(descriptors, connection, || {
+        epoll::while_replaced(descriptors, connection, || {
             for &descriptor in descriptors {
                 replace(descriptor, socket.as_raw_fd())?;
             }
@@ -88,7 +88,7 @@ fn dissolve(fd: RawFd, connection: &'static Connection) -> Result<(), Errno> {
             Ok(())
         })
     });
-    descriptors::close(socket);
+    hidden::close(socket);
     outcome
 }
 
@@ -107,7 +107,7 @@ fn dissolve_as_tcp(socket: &OwnedFd, local: SocketAddr) {
         rustix::net::listen(&listener, 1)?;
         let _ = rustix::net::bind(socket, &any);
         let connected = rustix::net::connect(socket, &inspect::local_of(listener.as_raw_fd())?);
-        descriptors::close(listener);
+        hidden::close(listener);
         connected.or_else(|error| if error == Errno::INPROGRESS { Ok(()) } else { Err(error) })?;
         rustix::net::connect_unspec(socket)
     };
@@ -421,7 +421,7 @@ fn put_in_place(fd: RawFd, stream: &'static Stream, met: Met) -> Result<bool, Er
             connection.add_descriptor(descriptor);
         }
         entry::set(descriptor, Entry::Connection(connection));
-        interest::adopt(descriptor, connection);
+        epoll::adopt(descriptor, connection);
     }
     // Only now: threads that still find the stream are not to take the lifeline for a TCP socket that has connected.
     let inner = stream.with(std::mem::take::<StreamInner>);
@@ -457,6 +457,6 @@ fn replace(descriptor: RawFd, source: RawFd) -> Result<bool, Errno> {
     let is_cloexec = flags.contains(rustix::io::FdFlags::CLOEXEC);
     let cloexec = if is_cloexec { libc::O_CLOEXEC } else { 0 };
     // SAFETY: replaces the program's descriptor, on the program's behalf.
-    let result = unsafe { crate::system::call!(libc::SYS_dup3, source, descriptor, cloexec) };
+    let result = unsafe { crate::process::system::call!(libc::SYS_dup3, source, descriptor, cloexec) };
     if result < 0 { Err(Errno::MFILE) } else { Ok(is_cloexec) }
 }

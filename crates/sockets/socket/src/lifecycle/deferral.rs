@@ -1,6 +1,6 @@
 //! Changes to listeners that keep connections back (`TCP_DEFER_ACCEPT`) and that epoll sets may hold.
 
-use crate::interest;
+use crate::epoll;
 use crate::listener::{Deferral, Listener, Returned, wait_ns_of};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
@@ -19,7 +19,7 @@ pub(super) fn follow(fd: RawFd, listener: &'static Listener) -> Result<(), Errno
     let lane_fd = listener.lane_fd();
     let returned = listener.with(|inner| inner.of_parent.take()).map_or_else(|| Returned::new(lane_fd), Ok)?;
     let deferral = Deferral::new(lane_fd, wait_ns, returned)?;
-    interest::watch_anew(listener, || {
+    epoll::watch_anew(listener, || {
         listener.with(|inner| inner.deferral.get_or_insert(deferral).set_wait_ns(wait_ns));
     });
     Ok(())
@@ -29,7 +29,7 @@ pub(super) fn follow(fd: RawFd, listener: &'static Listener) -> Result<(), Errno
 /// the child for the parent's gate only, so a listener that is in one keeps nothing back in the child.
 pub(super) fn after_fork_in_child(listener: &'static Listener) {
     let Some(before) = listener.with(|inner| inner.deferral.take()) else { return };
-    if interest::holds_listener(listener) {
+    if epoll::holds_listener(listener) {
         listener.with(|inner| inner.of_parent = Some(before.returned));
         return;
     }

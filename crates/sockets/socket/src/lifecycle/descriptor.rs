@@ -1,15 +1,15 @@
 //! `dup`, `close` and their kin, kept in step with what the kernel does.
 
-use crate::background_connects;
 use crate::connection::{self, Connection};
-use crate::descriptors;
+use crate::descriptor::hidden;
 use crate::entry::{self, Entry};
-use crate::interest;
+use crate::epoll;
 use crate::listener;
 use crate::listener::{LISTENERS, Listener};
-use crate::lock::Lock;
-use crate::process;
-use crate::system::is_inheritable;
+use crate::process::background_connects;
+use crate::process::identity;
+use crate::process::lock::Lock;
+use crate::process::system::is_inheritable;
 use rustix::io::Errno;
 use std::cell::UnsafeCell;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -25,10 +25,10 @@ static DUPLICATED: SpawnActions = SpawnActions { lock: Lock::new(), entries: Uns
 /// # Errors
 /// `BADF` for a descriptor that the program does not have.
 pub fn close(fd: RawFd) -> Result<(), Errno> {
-    if descriptors::is_hidden(fd) {
+    if hidden::is_hidden(fd) {
         return Err(Errno::BADF);
     }
-    if !matches!(entry::get(fd), Entry::None) && !process::is_borrowed_memory() {
+    if !matches!(entry::get(fd), Entry::None) && !identity::is_borrowed_memory() {
         forget(fd);
     }
     Ok(())
@@ -39,13 +39,13 @@ fn forget(fd: RawFd) {
     match entry::set(fd, Entry::None) {
         Entry::None => {}
         Entry::Connection(connection) => {
-            interest::forget(fd, connection);
+            epoll::forget(fd, connection);
             connection.remove_descriptor(fd);
         }
         Entry::Confined(connection) => connection.close_confined(fd),
         Entry::Listener(listener) => listener.forget(fd),
         Entry::Stream(stream) => {
-            interest::forget_stream(fd);
+            epoll::forget_stream(fd);
             stream.forget(fd);
         }
         Entry::Interest(set) => set.remove_descriptor(fd),
@@ -54,7 +54,7 @@ fn forget(fd: RawFd) {
 
 /// Notes that `new` is another descriptor of what `old` is.
 pub fn duplicate(old: RawFd, new: RawFd) {
-    if process::is_borrowed_memory() {
+    if identity::is_borrowed_memory() {
         inherit_into_borrower(old);
         return;
     }
@@ -109,7 +109,7 @@ impl SpawnActions {
 
 /// Notes that file actions give a copy of `fd` to the program that they start.
 pub fn note_spawn_duplicate(actions: usize, fd: RawFd) {
-    if matches!(entry::get(fd), Entry::Connection(_) | Entry::Listener(_)) && !process::is_borrowed_memory() {
+    if matches!(entry::get(fd), Entry::Connection(_) | Entry::Listener(_)) && !identity::is_borrowed_memory() {
         DUPLICATED.with(|entries| entries.push((actions, fd)));
     }
 }
@@ -122,7 +122,7 @@ pub fn forget_spawn_actions(actions: usize) {
 /// Runs `spawn`, which starts a program with what its file actions make of the descriptors. That program gets the
 /// hidden ones that belong to those which it gets, if it loads this library.
 pub fn while_spawning<R>(actions: usize, loads_library: impl FnOnce() -> Option<bool>, spawn: impl FnOnce() -> R) -> R {
-    if process::is_borrowed_memory() {
+    if identity::is_borrowed_memory() {
         return spawn();
     }
     let duplicated = DUPLICATED.with(|entries| {
@@ -162,7 +162,7 @@ pub fn while_spawning<R>(actions: usize, loads_library: impl FnOnce() -> Option<
 
 /// Before `exec` and its kin: what connections have set is to be found by the program that follows.
 pub fn keep_options_through_exec() {
-    if !process::is_borrowed_memory() {
+    if !identity::is_borrowed_memory() {
         connection::for_each_open(|connection| connection.keep_options_through_exec(is_inheritable));
     }
 }
@@ -175,7 +175,7 @@ pub fn while_executing<R>(loads_library: impl FnOnce() -> Option<bool>, exec: im
     let loads_library = if LISTENERS.any(Listener::is_listening) { loads_library() } else { None };
     let Some(loads_library) = loads_library else { return exec() };
     set_listeners_inheritable(loads_library);
-    if process::is_borrowed_memory() {
+    if identity::is_borrowed_memory() {
         // The child of a `vfork`, whose descriptors are its own, keeps what it has duplicated for the next try.
         return exec();
     }
@@ -221,7 +221,7 @@ pub(super) fn after_fork_in_parent() {
 pub(super) fn after_fork_in_child() {
     DUPLICATED.lock.reset();
     SPAWN_LOCK.reset();
-    process::note_process();
+    identity::note_process();
 }
 
 /// Before `dup2(old, new)`: what `new` was is closed. Answers whether the kernel may go ahead.
@@ -229,11 +229,11 @@ pub(super) fn after_fork_in_child() {
 /// # Errors
 /// What moving a hidden descriptor out of the way answers.
 pub fn duplicate_onto(old: RawFd, new: RawFd) -> Result<(), Errno> {
-    if process::is_borrowed_memory() || old == new {
+    if identity::is_borrowed_memory() || old == new {
         return Ok(());
     }
-    if descriptors::is_hidden(new) {
-        descriptors::relocate(new)?;
+    if hidden::is_hidden(new) {
+        hidden::relocate(new)?;
     } else if !matches!(entry::get(new), Entry::None) && is_open(old) {
         forget(new);
     }
@@ -256,14 +256,14 @@ pub fn close_range(first: u32, last: u32, flags: u32) -> Result<(), Errno> {
     let last_fd = RawFd::try_from(last).unwrap_or(RawFd::MAX);
     let Ok(first_fd) = RawFd::try_from(first) else { return Ok(()) };
     let closes = flags & libc::CLOSE_RANGE_CLOEXEC == 0;
-    if closes && !process::is_borrowed_memory() {
+    if closes && !identity::is_borrowed_memory() {
         entry::for_each(first_fd..=last_fd, |fd, _| forget(fd));
     }
-    for (first, last) in descriptors::visible_ranges(first, last) {
+    for (first, last) in hidden::visible_ranges(first, last) {
         // SAFETY: the program asked for this to be done with these descriptors.
-        let closed = unsafe { crate::system::call!(libc::SYS_close_range, first, last, flags) };
+        let closed = unsafe { crate::process::system::call!(libc::SYS_close_range, first, last, flags) };
         if closed < 0 {
-            return Err(crate::system::error_of(closed));
+            return Err(crate::process::system::error_of(closed));
         }
     }
     if !closes {
@@ -302,7 +302,7 @@ mod tests {
         }
 
         let _no_child = crate::forks::none();
-        process::note_process();
+        identity::note_process();
         let ((one, _two), (other, _)) = (pair_with_memfd(), pair_with_memfd());
         let are_inheritable = || [&one, &other].map(|end| is_inheritable(end.0.memory()[0]));
         let [actions, others] = [1000, 2000];

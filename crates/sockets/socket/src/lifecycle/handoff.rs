@@ -1,32 +1,32 @@
 //! Connections that change hands: by `exec`, and by `SCM_RIGHTS`.
 //!
 //! All that a connection is lies in its memory and its lifeline. In windows a [`loan`] stands for the memfd, or, in
-//! those of a device, its [home](crate::home), and a descriptor of that memory beside it. They are hidden descriptors
-//! with the same close-on-exec flag as the program's, so they pass through `exec` beside it; and they are appended to
-//! the descriptors of a message that carries the lifeline. Whoever has all finds the end it holds by the lifeline's
-//! inode. Where both ends have switched to lanes at the same moment, an end has two memories, and its incoming lane in
-//! the one that says so. After `exec`, the descriptor that goes with a home is the one on which its spans are noted as
-//! lent.
+//! those of a device, its [home](crate::rendezvous::local_page), and a descriptor of that memory beside it. They are
+//! hidden descriptors with the same close-on-exec flag as the program's, so they pass through `exec` beside it; and
+//! they are appended to the descriptors of a message that carries the lifeline. Whoever has all finds the end it holds
+//! by the lifeline's inode. Where both ends have switched to lanes at the same moment, an end has two memories, and its
+//! incoming lane in the one that says so. After `exec`, the descriptor that goes with a home is the one on which its
+//! spans are noted as lent.
 
 use super::connect::enter_lane_connection;
-use crate::address::{Opener, Tuple};
 use crate::connection::{self, Connection, Origin, Start};
-use crate::descriptors::{self, InheritedKind};
+use crate::descriptor::hidden::{self, InheritedKind};
 use crate::entry::{self, Entry};
-use crate::home::{Home, MemoryFds};
-use crate::inspect;
 use crate::listener;
 use crate::listener::Deferral;
 use crate::listener::{Listener, ListenerInner};
-use crate::loan;
 use crate::options::OptionRecord;
+use crate::options::inspect;
+use crate::process::settings::settings;
+use crate::process::system::inode_of;
 use crate::rendezvous;
-use crate::segment::{Segment, Side};
-use crate::settings::settings;
-use crate::system::inode_of;
+use crate::rendezvous::address::{Opener, Tuple};
+use crate::rendezvous::local_page::{Home, MemoryFds};
+use crate::rendezvous::span_lease;
 use ledger::Role;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use segment::{Segment, Side};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
 /// Finds the connections that this program inherited through `exec`. Costs one system call where there are none.
@@ -34,7 +34,7 @@ pub fn adopt_inherited() {
     if settings().off {
         return;
     }
-    let inherited = descriptors::inherited();
+    let inherited = hidden::inherited();
     let of_kind = |kind| inherited.iter().filter(move |(_, found)| *found == kind).map(|(fd, _)| *fd);
     let sockets: Vec<RawFd> = of_kind(InheritedKind::Socket).collect();
     for &socket in &sockets {
@@ -208,7 +208,7 @@ fn adopt_listener(
 fn is_memory(fd: RawFd) -> bool {
     // SAFETY: only asks; a closed number is answered with an error.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-    Segment::is_segment(fd) || loan::place_of(borrowed).is_some() || home_in(fd).is_some()
+    Segment::is_segment(fd) || span_lease::place_of(borrowed).is_some() || home_in(fd).is_some()
 }
 
 fn home_in(fd: RawFd) -> Option<Home> {
@@ -225,7 +225,7 @@ fn is_of(home: Home, fd: RawFd) -> bool {
 /// As [`is_of`], and lent for the connection: the program may have the device open itself.
 fn is_loan(home: Home, fd: RawFd) -> bool {
     // SAFETY: as above.
-    is_of(home, fd) && loan::is_noted_on(unsafe { BorrowedFd::borrow_raw(fd) }, home.place)
+    is_of(home, fd) && span_lease::is_noted_on(unsafe { BorrowedFd::borrow_raw(fd) }, home.place)
 }
 
 /// The ends that whoever has the memory may hold.
@@ -233,7 +233,7 @@ fn ends_in(MemoryFds { memfd, device, .. }: &MemoryFds) -> Vec<Segment> {
     if let Some(device) = device {
         return rendezvous::adopt_on_device(memfd, device.as_fd()).into_iter().collect();
     }
-    if loan::place_of(memfd.as_fd()).is_some() {
+    if span_lease::place_of(memfd.as_fd()).is_some() {
         return rendezvous::adopt_in_windows(memfd.as_fd()).into_iter().collect();
     }
     [Side::Connector, Side::Acceptor].into_iter().filter_map(|side| Segment::adopt(memfd, side).ok()).collect()

@@ -1,15 +1,15 @@
 //! `listen`: a lane listener beside the TCP one.
 
+use crate::accounting::process_stats;
 use crate::entry::{self, Entry};
-use crate::inspect;
-use crate::interest;
-use crate::limit;
+use crate::epoll;
 use crate::listener::Deferral;
 use crate::listener::{LISTENERS, Listener, ListenerInner};
-use crate::process_stats;
+use crate::options::inspect;
+use crate::process::limit;
+use crate::process::settings::settings;
+use crate::process::signals;
 use crate::rendezvous::{self, LaneListener};
-use crate::settings::settings;
-use crate::signals;
 use crate::stream::{STREAMS, Stream, StreamInner};
 use ledger::FallbackReason;
 use rustix::fs::OFlags;
@@ -106,7 +106,7 @@ fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener, deferral: Opt
     let listener = Listener::open(inner, is_nonblocking);
     for descriptor in descriptors {
         entry::set(descriptor, Entry::Listener(listener));
-        interest::adopt_listener(descriptor, listener);
+        epoll::adopt_listener(descriptor, listener);
     }
 }
 
@@ -114,13 +114,13 @@ fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener, deferral: Opt
 /// again.
 pub fn shutdown_listener(listener: &'static Listener) {
     // No handler that closes the socket comes between its steps.
-    signals::without_handlers(|| demote(listener, |fd| interest::forget_listener(fd, listener), |_| ()));
+    signals::without_handlers(|| demote(listener, |fd| epoll::forget_listener(fd, listener), |_| ()));
 }
 
 /// A listener whose clients are to come by kernel TCP alone from now on.
 pub(super) fn leave_to_kernel(listener: &'static Listener) {
     process_stats::count_fallback(FallbackReason::UnsupportedCall);
-    signals::without_handlers(|| demote(listener, |_| (), interest::adopt_stream));
+    signals::without_handlers(|| demote(listener, |_| (), epoll::adopt_stream));
 }
 
 /// Makes a listener a plain TCP socket. `before` and `after` are called around that, for each of its descriptors.

@@ -8,14 +8,14 @@
 
 use super::Outcome;
 use super::connect::{Attempt, Met, attempt, fall_back, install, refuse};
-use crate::background_connects::{self, Counted, is_any_pending};
-use crate::descriptors::{HiddenFd, Need};
+use crate::descriptor::hidden::{HiddenFd, Need};
 use crate::entry::{self, Entry};
-use crate::inspect;
-use crate::interest;
-use crate::lock::Lock;
+use crate::epoll;
+use crate::options::inspect;
+use crate::process::background_connects::{self, Counted, is_any_pending};
+use crate::process::lock::Lock;
+use crate::process::signals;
 use crate::rendezvous::Underway;
-use crate::signals;
 use crate::stream::Aim;
 use crate::stream::{Pending, Turn};
 use crate::stream::{STREAMS, Stream, StreamInner};
@@ -57,7 +57,7 @@ pub(super) fn begin(
     connect_to_nobody(fd, aim.netns)?;
     let pending = Pending { aim, turn: Turn::Next(underway), _counted: Counted::new(advance_all) };
     stream.with(|inner| inner.pending = Some(pending));
-    interest::wake_sleepers();
+    epoll::wake_sleepers();
     Ok(())
 }
 
@@ -159,7 +159,7 @@ fn give_to_kernel(stream: &'static Stream, waiting: Waiting, reason: FallbackRea
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     // On the way it is disconnected, with an error that is nobody's.
     let descriptors = stream.with(|inner| inner.descriptors.clone());
-    interest::while_unheard(&descriptors, || {
+    epoll::while_unheard(&descriptors, || {
         let _ = rustix::net::connect_unspec(socket);
         let _ = without_waiting(fd, || {
             let begun = match fall_back(fd, stream, destination, reason) {

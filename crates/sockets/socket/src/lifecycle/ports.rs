@@ -6,13 +6,13 @@
 //! is held for as long as such sockets live, and nothing has to be kept or cleaned up for that. What TCP holds for a
 //! while after a close is not held.
 
-use crate::address::{Opener, Tuple, canonical};
 use crate::connection::{self, Connection};
-use crate::descriptors::close;
+use crate::descriptor::hidden::close;
 use crate::entry::{self, Entry};
-use crate::inspect;
-use crate::name_key::NameKey;
-use crate::rack::{ListenerName, Rack};
+use crate::options::inspect;
+use crate::rendezvous::address::{Opener, Tuple, canonical};
+use crate::rendezvous::directory::{ListenerName, Rack};
+use crate::rendezvous::name_key::NameKey;
 use crate::stream::{PortChoice, Stream};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -172,8 +172,8 @@ fn is_held_elsewhere(claim: &Claim) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::name_key::tests::OTHER_KEY;
-    use crate::rack::tests::Scratch;
+    use crate::rendezvous::directory::tests::Scratch;
+    use crate::rendezvous::name_key::tests::OTHER_KEY;
 
     fn claims(text: &str, is_v6only: bool, shares: bool) -> Claim {
         Claim::new(text.parse().unwrap(), is_v6only, shares)

@@ -1,12 +1,12 @@
 //! `getsockopt` and `setsockopt` of connections, and the record of what programs set before.
 
 use super::{deferral, listen::leave_to_kernel};
-use crate::address::{Family, encode_sockaddr};
 use crate::connection::Connection;
 use crate::entry::{self, Entry};
 use crate::listener;
 use crate::listener::Listener;
 use crate::options::{self, OptionRecord, PACKET_BYTES_MAX, SEGMENT_BYTES_MAX, SocketOption, Special, TcpFacts};
+use crate::rendezvous::address::{Family, encode_sockaddr};
 use crate::stream::Stream;
 use rustix::io::Errno;
 use std::ffi::c_void;
@@ -203,8 +203,9 @@ unsafe fn set_on_lifeline(
     length: libc::socklen_t,
 ) -> Result<(), Errno> {
     // SAFETY: the kernel reads `length` bytes at most and answers a bad pointer with an error.
-    let result = unsafe { crate::system::call!(libc::SYS_setsockopt, fd, option.level, option.name, value, length) };
-    if result < 0 { Err(crate::system::error_of(result)) } else { Ok(()) }
+    let result =
+        unsafe { crate::process::system::call!(libc::SYS_setsockopt, fd, option.level, option.name, value, length) };
+    if result < 0 { Err(crate::process::system::error_of(result)) } else { Ok(()) }
 }
 
 unsafe fn ask_lifeline(
@@ -214,7 +215,8 @@ unsafe fn ask_lifeline(
     length_inout: *mut libc::socklen_t,
 ) -> Result<(), Errno> {
     // SAFETY: the kernel checks the pointers.
-    let result =
-        unsafe { crate::system::call!(libc::SYS_getsockopt, fd, option.level, option.name, value, length_inout) };
-    if result < 0 { Err(crate::system::error_of(result)) } else { Ok(()) }
+    let result = unsafe {
+        crate::process::system::call!(libc::SYS_getsockopt, fd, option.level, option.name, value, length_inout)
+    };
+    if result < 0 { Err(crate::process::system::error_of(result)) } else { Ok(()) }
 }

@@ -9,12 +9,12 @@
 
 use super::Listener;
 use super::returned::Returned;
-use crate::address::{Opener, Tuple};
-use crate::clock::now_ns;
-use crate::descriptors::{HiddenFd, Need};
-use crate::limit;
+use crate::descriptor::hidden::{HiddenFd, Need};
+use crate::process::clock::now_ns;
+use crate::process::limit;
+use crate::process::socket_option::{SocketOption, get_raw};
+use crate::rendezvous::address::{Opener, Tuple};
 use crate::rendezvous::{self, Accepted};
-use crate::socket_option::{SocketOption, get_raw};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags};

@@ -1,7 +1,7 @@
 //! Tells epoll sets that a listener closes, without knowing them.
 
 use super::Listener;
-use crate::callback::Callback;
+use crate::process::callback::Callback;
 use std::os::fd::RawFd;
 
 type OnClosing = fn(RawFd, &'static Listener);

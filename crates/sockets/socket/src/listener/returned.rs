@@ -4,11 +4,11 @@
 //! has other work or goes away: through a pair of sockets that `fork` gives to all of these processes, and `exec` to a
 //! program that gets the lane listener as well. Such a program finds the pair by the name of its entrance.
 
-use crate::descriptors::{self, HiddenFd, Need, close};
-use crate::limit;
-use crate::name_key::NameKey;
+use crate::descriptor::hidden::{self, HiddenFd, Need, close};
+use crate::process::limit;
+use crate::process::system::inode_of;
+use crate::rendezvous::name_key::NameKey;
 use crate::rendezvous::{self, Accepted};
-use crate::system::inode_of;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -100,7 +100,7 @@ impl Returned {
 /// Closes the queues among `sockets`, which came by `exec`, whose listener did not come along: clients in a queue that
 /// nobody takes from would wait for ever.
 pub(crate) fn close_left_over(sockets: &[RawFd]) {
-    for &fd in sockets.iter().filter(|&&fd| !descriptors::is_hidden(fd)) {
+    for &fd in sockets.iter().filter(|&&fd| !hidden::is_hidden(fd)) {
         let mut names = own_name(fd).into_iter().chain(name_behind(fd));
         if names.any(|name| name.starts_with(NAME_HEAD.as_bytes())) {
             // SAFETY: as in `Returned::inherited`.

@@ -10,10 +10,10 @@ use ledger::FallbackReason;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::address::canonical;
-use crate::clock::now_ns;
-use crate::descriptors::close;
-use crate::rack::{self, Rack};
+use crate::descriptor::hidden::close;
+use crate::process::clock::now_ns;
+use crate::rendezvous::address::canonical;
+use crate::rendezvous::directory::{self, Rack};
 
 /// For how long what was found out about a destination is believed.
 const BELIEVED_NS: u64 = 1_000_000_000;
@@ -68,7 +68,7 @@ pub fn of_rack_error(errno: Errno) -> FallbackReason {
     match errno {
         Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::NOSPC => FallbackReason::ResourceLimit,
         Errno::CANCELED => FallbackReason::SwitchedOff,
-        Errno::ACCESS | Errno::PERM if rack::is_another_users() => FallbackReason::RackOfOtherUser,
+        Errno::ACCESS | Errno::PERM if directory::is_another_users() => FallbackReason::RackOfOtherUser,
         _ => FallbackReason::RackUnavailable,
     }
 }

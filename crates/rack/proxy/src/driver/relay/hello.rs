@@ -10,7 +10,7 @@
 //!   24  token             who connects says the one of who listens; that one answers with the other's
 //! ```
 
-use socket::clock;
+use socket::process::clock;
 
 /// Bytes of what each says first.
 pub(super) const HELLO_BYTES: usize = 40;

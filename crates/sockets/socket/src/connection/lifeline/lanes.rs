@@ -18,16 +18,16 @@ use super::super::{Connection, Details, Lanes, PeerState, Receiving, SHUTDOWN_WR
 use super::Behind;
 use super::lanes_to;
 use super::message::{self, FOLLOW, Heard, OFFER, SWITCH, send_message};
-use crate::clock::{note_ticks, ticks};
-use crate::descriptors::{HiddenFd, Need, close};
-use crate::home::MemoryFds;
-use crate::limit;
+use crate::descriptor::hidden::{HiddenFd, Need, close};
 use crate::options::OptionRecord;
-use crate::segment::{BY_LANE_RECEIVE, BY_LANE_SEND, Own, RECEIVES_ONLY, Segment, Side, Status};
-use crate::signals;
-use crate::system;
-use crate::system::is_inheritable;
+use crate::process::clock::{note_ticks, ticks};
+use crate::process::limit;
+use crate::process::signals;
+use crate::process::system;
+use crate::process::system::is_inheritable;
+use crate::rendezvous::local_page::MemoryFds;
 use rustix::io::Errno;
+use segment::{BY_LANE_RECEIVE, BY_LANE_SEND, Own, RECEIVES_ONLY, Segment, Side, Status};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 

@@ -4,8 +4,8 @@
 //! look without room for descriptors says that there are some: so a message is never taken for the program's.
 
 use super::super::total_bytes;
-use crate::descriptors::close;
-use crate::system;
+use crate::descriptor::hidden::close;
+use crate::process::system;
 use libc::iovec;
 use rustix::io::Errno;
 use std::cell::UnsafeCell;

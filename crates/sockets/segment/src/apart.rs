@@ -1,0 +1,321 @@
+//! An end in windows of memory that is no ordinary memory: on which compare-and-exchange means nothing, as on the BAR
+//! of a PCI device, or of which caches keep old lines, as of a CXL device that is not coherent.
+//!
+//! Only what nodes say to each other lies in the windows then. The end's own state and its cursors lie at home, in a
+//! memfd of its own that the processes which hold the end share: an endpoint like any other, of which the window has
+//! the lines that others write.
+//!
+//! ```text
+//!   line of the endpoint    at home           in the window
+//!   0 to 2                  own state         -
+//!   3                       own state         attached: what the program says to its node's proxy
+//!   4                       own state         reset, closed: what the proxy says to the program
+//!   5                       reset             status: written by the peer
+//!   6, 7 and 9, 10          -                 words of both lanes: written by the peer
+//!   8, 11, 12               cursors           -
+//! ```
+//!
+//! So no line has two writers, but for sleepers' flags where memory is coherent after all (who takes one clears it),
+//! nor a writer that reaches it otherwise than its reader does: the program and the proxy of a node have the same
+//! caches.
+//!
+//! Where memory is not coherent, each node cleans what it writes itself, in its own window and in the other one, before
+//! it says that it takes the span: the other node then finds it. Elsewhere the one who accepts cleans both, for the
+//! other node may reach them as its own memory, and have left its state there.
+
+use super::{ENDPOINT_BYTES, LEFT_SILENTLY, Own, Status, WINDOW_LAYOUT};
+use fabric::{Inbound, Memory, MemoryInbound, MemoryOutbound, Outbound};
+use lane::{Consumer, Producer};
+use std::ptr::NonNull;
+use volmem::sync::Ordering;
+use volmem::{CACHE_LINE_BYTES as LINE, Region};
+
+const WORD_BYTES: usize = size_of::<u64>();
+const ATTACHED: usize = Own::Attached as usize;
+const RESET_BY_PROXY: usize = 4 * LINE;
+const CLOSED_BY_PROXY: usize = RESET_BY_PROXY + WORD_BYTES;
+/// Lines of a window's endpoint that its own node writes, a bit each.
+const LINES_OF_NODE: u64 = 1 << (ATTACHED / LINE) | 1 << (RESET_BY_PROXY / LINE);
+/// Those that the peer writes.
+const LINES_OF_PEER: u64 = 1 << 5 | 1 << 6 | 1 << 7 | 1 << 9 | 1 << 10;
+/// Those of cursors, which lie at home.
+const LINES_AT_HOME: u64 = 1 << 8 | 1 << 11 | 1 << 12;
+
+const _: () = assert!(Status::Reset as usize / LINE == 5 && Status::GiveWay as usize / LINE == 5);
+const _: () = assert!(WINDOW_LAYOUT.forward_offset == 6 * LINE && WINDOW_LAYOUT.back_offset == 9 * LINE);
+const _: () = assert!(ENDPOINT_BYTES == 13 * LINE);
+
+/// The sending end of a lane whose cursor lies at home.
+pub type SenderOf<M> = Producer<MemoryOutbound<M>, HomeInbound<M>>;
+/// The receiving end of such a lane.
+pub type ReceiverOf<M> = Consumer<HomeInbound<M>, MemoryOutbound<M>>;
+
+/// Both spans of an end, and its endpoint at home.
+#[derive(Debug)]
+pub(super) struct Apart<M> {
+    inbound: MemoryInbound<M>,
+    outbound: MemoryOutbound<M>,
+    home: Region,
+}
+
+impl<M: Memory> Apart<M> {
+    /// `home` is the end's endpoint.
+    pub(super) fn new(inbound: M, outbound: M, home: Region) -> Self {
+        assert_eq!(home.len_bytes(), ENDPOINT_BYTES, "an endpoint");
+        Self { inbound: MemoryInbound::new(inbound), outbound: MemoryOutbound::new(outbound), home }
+    }
+
+    pub(super) fn sender(&self, secret: u64) -> SenderOf<M> {
+        Producer::new(self.outbound.clone(), self.home_inbound(), WINDOW_LAYOUT, secret)
+    }
+
+    pub(super) fn receiver(&self, secret: u64) -> ReceiverOf<M> {
+        Consumer::new(self.home_inbound(), self.outbound.clone(), WINDOW_LAYOUT, secret)
+    }
+
+    fn home_inbound(&self) -> HomeInbound<M> {
+        HomeInbound { window: self.inbound.clone(), home: self.home.clone() }
+    }
+
+    /// Tells this node's proxy that the program has its span.
+    pub(super) fn attach(&self) {
+        store_own(&self.inbound, ATTACHED, 1);
+    }
+
+    /// What the peer says, or, where it does not, this node's proxy. The proxy is asked first: what it says came behind
+    /// what the peer has said.
+    pub(super) fn status(&self, word: Status) -> u64 {
+        let by_proxy = match word {
+            Status::Reset => self.inbound.load_u64(RESET_BY_PROXY, Ordering::Acquire),
+            Status::Closed => self.inbound.load_u64(CLOSED_BY_PROXY, Ordering::Acquire),
+            Status::Attached | Status::GiveWay => 0,
+            Status::Urgent => return 0, // Not in windows.
+        };
+        self.inbound.invalidate(word as usize, WORD_BYTES);
+        match self.inbound.load_u64(word as usize, Ordering::Acquire) {
+            0 => by_proxy,
+            by_peer => by_peer,
+        }
+    }
+
+    /// Tells the peer, behind all that was sent. It has arrived when this returns: the program may end next.
+    pub(super) fn tell(&self, word: Status, value: u64) {
+        self.outbound.fence();
+        self.outbound.store_u64(word as usize, value, Ordering::Release);
+        self.outbound.flush();
+    }
+}
+
+/// For this node's proxy: whether the program has its span.
+pub(super) fn is_attached(span: &impl Inbound) -> bool {
+    span.load_u64(ATTACHED, Ordering::Acquire) == 1
+}
+
+/// From this node's proxy: the other program is gone.
+pub(super) fn note_left(span: &impl Inbound) {
+    store_own(span, CLOSED_BY_PROXY, LEFT_SILENTLY);
+}
+
+/// From this node's proxy: the connection is over.
+pub(super) fn note_reset(span: &impl Inbound) {
+    store_own(span, RESET_BY_PROXY, 1);
+    store_own(span, CLOSED_BY_PROXY, LEFT_SILENTLY);
+}
+
+/// Stores a word for another process of this node, which may look at once.
+fn store_own(span: &impl Inbound, word: usize, value: u64) {
+    span.store_u64(word, value, Ordering::Release);
+    volmem::store_fence(); // Where stores gather.
+}
+
+/// Cleans what this node writes in the spans of its own window and of the other one, while no program of it reaches
+/// them.
+pub(super) fn clean(inbound: &impl Inbound, outbound: &impl Outbound) {
+    for word in words_of(LINES_OF_NODE) {
+        inbound.store_u64(word, 0, Ordering::Relaxed);
+    }
+    for word in words_of(LINES_OF_PEER) {
+        outbound.store_u64(word, 0, Ordering::Relaxed);
+    }
+    volmem::store_fence();
+    outbound.flush();
+}
+
+fn words_of(lines: u64) -> impl Iterator<Item = usize> {
+    (0..ENDPOINT_BYTES).step_by(WORD_BYTES).filter(move |word| is_in(*word, lines))
+}
+
+/// Whether a line of the endpoint is one of `lines`.
+#[inline]
+fn is_in(offset: usize, lines: u64) -> bool {
+    offset < ENDPOINT_BYTES && lines >> (offset / LINE) & 1 == 1
+}
+
+/// A window whose owner keeps its cursors elsewhere.
+#[derive(Debug, Clone)]
+pub struct HomeInbound<M> {
+    window: MemoryInbound<M>,
+    home: Region,
+}
+
+impl<M: Memory> Inbound for HomeInbound<M> {
+    #[inline]
+    fn len_bytes(&self) -> usize {
+        self.window.len_bytes()
+    }
+
+    #[inline]
+    fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
+        if is_in(offset, LINES_AT_HOME) {
+            self.home.load_u64(offset, order)
+        } else {
+            self.window.load_u64(offset, order)
+        }
+    }
+
+    #[inline]
+    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
+        if is_in(offset, LINES_AT_HOME) {
+            self.home.store_u64(offset, value, order);
+        } else {
+            self.window.store_u64(offset, value, order);
+        }
+    }
+
+    #[inline]
+    unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
+        // SAFETY: the caller's.
+        unsafe { self.window.read_to(offset, destination, len_bytes) }
+    }
+
+    #[inline]
+    fn pointer(&self, offset: usize, len_bytes: usize) -> NonNull<u8> {
+        self.window.pointer(offset, len_bytes)
+    }
+
+    #[inline]
+    fn invalidate(&self, offset: usize, len_bytes: usize) {
+        self.window.invalidate(offset, len_bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Segment;
+    use fabric::stale::{Habits, Omission, StaleMemory};
+
+    /// One of the two nodes of a link whose caches know nothing of each other: its spans, and the program there.
+    struct Node {
+        inbound: StaleMemory,
+        outbound: StaleMemory,
+    }
+
+    impl Node {
+        fn pair(habits: Habits) -> [Self; 2] {
+            StaleMemory::windows(Segment::WINDOW_BYTES, habits).map(|(inbound, outbound)| Self { inbound, outbound })
+        }
+
+        fn proxys(&self) -> MemoryInbound<StaleMemory> {
+            MemoryInbound::new(self.inbound.clone())
+        }
+
+        fn clean(&self) {
+            clean(&self.proxys(), &MemoryOutbound::new(self.outbound.clone()));
+        }
+
+        fn program(&self) -> Apart<StaleMemory> {
+            Apart::new(self.inbound.clone(), self.outbound.clone(), Region::heap(ENDPOINT_BYTES))
+        }
+    }
+
+    const WORDS: [Status; 4] = [Status::Reset, Status::Closed, Status::Attached, Status::GiveWay];
+
+    /// A connection in spans that others have had before, whose nodes clean them in some order. `false`: something was
+    /// there that nobody has said in it, or what was said did not come.
+    fn connection(nodes: &[Node; 2], number: u64) -> bool {
+        let order = if number.is_multiple_of(2) { [0, 1] } else { [1, 0] };
+        order.into_iter().for_each(|node| nodes[node].clean());
+        let programs = nodes.each_ref().map(Node::program);
+        let says_nothing = |end: &Apart<StaleMemory>| WORDS.iter().all(|word| end.status(*word) == 0);
+        let is_new = programs.iter().all(says_nothing) && nodes.iter().all(|node| !is_attached(&node.proxys()));
+        let carries = [(0, 1), (1, 0)].into_iter().all(|(from, to)| {
+            let secret = number * 2 + from as u64 + 1;
+            carries(&programs[from], &programs[to], secret)
+        });
+        programs.iter().for_each(|end| end.tell(Status::Attached, 1));
+        programs.iter().for_each(Apart::attach);
+        let are_there = programs.iter().all(|end| end.status(Status::Attached) == 1)
+            && nodes.iter().all(|node| is_attached(&node.proxys()));
+        is_new && carries && are_there && ends(nodes, &programs, number)
+    }
+
+    /// Messages by one line and by several, until both rings were in use, and the end. What is stored is given the time
+    /// to arrive.
+    fn carries(from: &Apart<StaleMemory>, to: &Apart<StaleMemory>, secret: u64) -> bool {
+        let (mut sender, mut receiver) = (from.sender(secret), to.receiver(secret));
+        let mut is_whole = !receiver.may_have_data() && !receiver.is_finished();
+        for len_bytes in [1, 48, 49, 5_000, 20_000, 3] {
+            let sent: Vec<u8> = (0..len_bytes).map(|at| (at as u64 + secret) as u8).collect();
+            is_whole &= sender.write(&sent) == Ok(len_bytes);
+            from.outbound.flush();
+            let mut received = vec![0; len_bytes];
+            is_whole &= receiver.read(&mut received) == Ok(len_bytes) && received == sent;
+        }
+        receiver.return_all_credit();
+        to.outbound.flush();
+        sender.finish();
+        from.outbound.flush();
+        is_whole && receiver.is_finished() && sender.is_drained()
+    }
+
+    /// One goes in good order or not, and its node's proxy says so of it to the other.
+    fn ends(nodes: &[Node; 2], programs: &[Apart<StaleMemory>; 2], number: u64) -> bool {
+        let [one, other] = programs;
+        match number % 3 {
+            0 => {
+                one.tell(Status::Closed, 1);
+                note_left(&nodes[1].proxys());
+                other.status(Status::Closed) == 1 && other.status(Status::Reset) == 0
+            }
+            1 => {
+                note_left(&nodes[1].proxys());
+                other.status(Status::Closed) == LEFT_SILENTLY && other.status(Status::Reset) == 0
+            }
+            _ => {
+                note_reset(&nodes[1].proxys());
+                other.status(Status::Closed) == LEFT_SILENTLY && other.status(Status::Reset) == 1
+            }
+        }
+    }
+
+    #[test]
+    fn spans_serve_one_connection_after_the_other_whatever_caches_keep() {
+        for seed in 0..20 {
+            let nodes = Node::pair(Habits::restless(seed));
+            assert!((0..6).all(|number| connection(&nodes, number)), "seed {seed}");
+        }
+        let quiet = Node::pair(Habits::quiet());
+        assert!((0..6).all(|number| connection(&quiet, number)));
+    }
+
+    #[test]
+    fn lines_that_are_not_written_back_or_not_dropped_are_missed() {
+        for omission in [Omission::WriteBack, Omission::Drop] {
+            let nodes = Node::pair(Habits::quiet().without(omission));
+            assert!(!(0..6).all(|number| connection(&nodes, number)), "{omission:?}");
+        }
+    }
+
+    #[test]
+    fn every_line_of_a_windows_endpoint_has_one_writer_at_most() {
+        assert_eq!(LINES_OF_NODE & LINES_OF_PEER | LINES_AT_HOME & (LINES_OF_NODE | LINES_OF_PEER), 0);
+        let cursors = [
+            WINDOW_LAYOUT.forward_offset + 2 * LINE,
+            WINDOW_LAYOUT.back_offset + 2 * LINE,
+            WINDOW_LAYOUT.back_offset + 3 * LINE,
+        ];
+        assert!(cursors.into_iter().all(|cursor| is_in(cursor, LINES_AT_HOME)));
+        assert!(WORDS.iter().all(|word| is_in(*word as usize, LINES_OF_PEER)));
+    }
+}

@@ -1,0 +1,215 @@
+//! What the lanes of this process may take of memory beyond their small rings.
+//!
+//! A memfd has no limit of its own, and allocating beyond a memory cgroup's limit wakes the OOM killer instead of
+//! failing. So each process accounts for what it allocates, and stays under a share of two limits: half of what
+//! `tcp_mem` lets kernel TCP use at most, and three quarters of its memory cgroup's limit, of which others may use a
+//! part already: that is asked for whenever a few more MiB were taken. Beyond it lanes stay as small as they are.
+
+use crate::process::sandbox;
+use crate::process::system::read_text;
+use lane::Budget;
+use std::ffi::CString;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Drained rings of a process keep so much together without being given back under pressure: a connection that carries
+/// the next message soon finds its memory warm.
+pub const WARM_BYTES: usize = 4 << 20;
+/// Taken bytes after which the cgroup is asked again for what it uses.
+const ASK_EVERY_BYTES: usize = 1 << 20;
+/// Where neither limit can be read.
+const LIMIT_BYTES_DEFAULT: u64 = 1 << 30;
+const PAGE_BYTES: u64 = 4096;
+/// What version 1 of cgroups says for "no limit" is no less than this.
+const NO_LIMIT_BYTES: u64 = 1 << 60;
+
+static TAKEN: AtomicUsize = AtomicUsize::new(0);
+static LIMITS: OnceLock<Limits> = OnceLock::new();
+/// Bytes that may be taken before the cgroup is asked again.
+static UNASKED: AtomicUsize = AtomicUsize::new(0);
+
+/// What bounds this process, found out once.
+#[derive(Debug)]
+struct Limits {
+    bytes: u64,
+    /// Where the cgroup says what it uses, and its limit.
+    cgroup: Option<(CString, u64)>,
+}
+
+/// The budget of this process.
+#[derive(Debug)]
+pub struct ProcessBudget;
+
+/// The budget of this process.
+pub static PROCESS: ProcessBudget = ProcessBudget;
+
+impl Budget for ProcessBudget {
+    fn take(&self, bytes: usize) -> bool {
+        if sandbox::is_confined() {
+            return false;
+        }
+        let take = |taken: usize| taken.checked_add(bytes).filter(|sum| *sum as u64 <= limit_bytes());
+        let is_within = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok();
+        let is_taken = is_within && cgroup_has_room(bytes);
+        if is_within && !is_taken {
+            self.give_back(bytes);
+        }
+        show();
+        is_taken
+    }
+
+    fn give_back(&self, bytes: usize) {
+        let give = |taken: usize| Some(taken.saturating_sub(bytes));
+        let _ = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, give);
+        show();
+    }
+}
+
+/// For `crosslane stat`.
+fn show() {
+    crate::accounting::process_stats::note_lane_memory(taken_bytes() as u64, limit_bytes());
+}
+
+/// Bytes that the lanes of this process have taken.
+pub fn taken_bytes() -> usize {
+    TAKEN.load(Ordering::Relaxed)
+}
+
+/// Bytes that they may take.
+pub fn limit_bytes() -> u64 {
+    LIMITS.get().map_or(LIMIT_BYTES_DEFAULT, |limits| limits.bytes)
+}
+
+/// Finds the limits out, which allocates: to be called before there is a lane, and not when one grows, for that may be
+/// in a signal handler.
+pub fn prepare() {
+    LIMITS.get_or_init(|| {
+        let mut text = [0; 256];
+        let tcp = read_text(c"/proc/sys/net/ipv4/tcp_mem", &mut text).and_then(pages_of_tcp_mem);
+        let tcp_bytes = tcp.map_or(LIMIT_BYTES_DEFAULT, |pages| pages.saturating_mul(PAGE_BYTES) / 2);
+        let cgroup = Cgroup::find();
+        let limit = cgroup.as_ref().and_then(Cgroup::limit_bytes);
+        let used_file = cgroup.and_then(|cgroup| cgroup.path_of(cgroup.used_file()));
+        let share = |limit: u64| limit / 4 * 3;
+        Limits { bytes: tcp_bytes.min(limit.map_or(u64::MAX, share)).max(1), cgroup: used_file.zip(limit.map(share)) }
+    });
+}
+
+/// Of `288459 384612 576918`, the last.
+fn pages_of_tcp_mem(text: &str) -> Option<u64> {
+    text.split_ascii_whitespace().nth(2)?.parse().ok()
+}
+
+/// Whether the cgroup has room for `bytes` more below three quarters of its limit, as of the last time it was asked.
+fn cgroup_has_room(bytes: usize) -> bool {
+    let Some((used_file, share)) = LIMITS.get().and_then(|limits| limits.cgroup.as_ref()) else { return true };
+    let spend = |left: usize| left.checked_sub(bytes);
+    if UNASKED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok() {
+        return true;
+    }
+    let mut text = [0; 64];
+    let Some(used) = read_text(used_file.as_c_str(), &mut text).and_then(number_in) else { return true };
+    let left = share.saturating_sub(used);
+    let has_room = left >= bytes as u64;
+    // Others use the rest too: half of it at once, at most.
+    UNASKED.store(usize::try_from(left / 2).unwrap_or(usize::MAX).min(ASK_EVERY_BYTES), Ordering::Relaxed);
+    has_room
+}
+
+/// A number of bytes as cgroups say it.
+fn number_in(text: &str) -> Option<u64> {
+    let text = text.trim_ascii();
+    if text == "max" { Some(u64::MAX) } else { text.parse().ok() }
+}
+
+/// The memory cgroup of this process, as a folder that this process can see.
+struct Cgroup {
+    folder: String,
+    is_v2: bool,
+}
+
+impl Cgroup {
+    fn find() -> Option<Self> {
+        let mut text = [0; 4096];
+        let own = read_text(c"/proc/self/cgroup", &mut text)?;
+        let v1 = own.lines().find_map(|line| memory_path(line).map(|path| (path, false)));
+        let (path, is_v2) =
+            v1.or_else(|| own.lines().find_map(|line| line.strip_prefix("0::")).map(|path| (path, true)))?;
+        let root = if is_v2 { "/sys/fs/cgroup" } else { "/sys/fs/cgroup/memory" };
+        // In a cgroup namespace the root is the cgroup itself.
+        let own = Self { folder: format!("{root}{path}"), is_v2 };
+        let found = if own.limit_file().is_some() { own } else { Self { folder: root.to_owned(), is_v2 } };
+        found.limit_file().is_some().then_some(found)
+    }
+
+    fn limit_file(&self) -> Option<u64> {
+        self.read(if self.is_v2 { "memory.max" } else { "memory.limit_in_bytes" })
+    }
+
+    /// The lowest limit of the cgroup and those above it; `None`: there is none.
+    fn limit_bytes(&self) -> Option<u64> {
+        let root_len = if self.is_v2 { "/sys/fs/cgroup".len() } else { "/sys/fs/cgroup/memory".len() };
+        let mut folder = self.folder.clone();
+        let mut lowest = u64::MAX;
+        loop {
+            let here = Self { folder: folder.clone(), is_v2: self.is_v2 };
+            lowest = lowest.min(here.limit_file().unwrap_or(u64::MAX));
+            match folder.rfind('/').filter(|at| *at >= root_len && folder.len() > root_len) {
+                Some(at) => folder.truncate(at),
+                None => break,
+            }
+        }
+        (lowest < NO_LIMIT_BYTES).then_some(lowest)
+    }
+
+    fn used_file(&self) -> &'static str {
+        if self.is_v2 { "memory.current" } else { "memory.usage_in_bytes" }
+    }
+
+    fn path_of(&self, file: &str) -> Option<CString> {
+        CString::new(format!("{}/{file}", self.folder)).ok()
+    }
+
+    fn read(&self, file: &str) -> Option<u64> {
+        let mut text = [0; 64];
+        read_text(self.path_of(file)?.as_c_str(), &mut text).and_then(number_in)
+    }
+}
+
+/// The path in a line such as `4:memory:/docker/1234`.
+fn memory_path(line: &str) -> Option<&str> {
+    let mut fields = line.splitn(3, ':');
+    let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+    controllers.split(',').any(|controller| controller == "memory").then_some(path.trim_end_matches('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_controller_is_found_among_others() {
+        assert_eq!(memory_path("4:memory:/docker/12"), Some("/docker/12"));
+        assert_eq!(memory_path("4:cpu,memory:/a:b"), Some("/a:b"));
+        assert_eq!(memory_path("4:memory:/"), Some(""));
+        assert_eq!(memory_path("3:cpuset:/"), None);
+        assert_eq!(memory_path("0::/user.slice"), None);
+    }
+
+    #[test]
+    fn the_limit_of_kernel_tcp_is_the_last_number() {
+        assert_eq!(pages_of_tcp_mem("288459\t384612\t576918\n"), Some(576_918));
+        assert_eq!(pages_of_tcp_mem("1 2"), None);
+    }
+
+    #[test]
+    fn what_is_taken_is_within_the_limit_and_can_be_given_back() {
+        prepare();
+        assert!(limit_bytes() > 0);
+        let before = taken_bytes();
+        assert!(PROCESS.take(4096));
+        assert!(!PROCESS.take(usize::MAX / 2), "more than any limit");
+        PROCESS.give_back(4096);
+        assert!(taken_bytes() <= before.max(taken_bytes()));
+    }
+}

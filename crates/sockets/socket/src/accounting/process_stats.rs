@@ -1,0 +1,40 @@
+//! The statistics page of this process, which `crosslane stat` reads.
+
+use crate::process::settings::settings;
+use crate::rendezvous::directory;
+use ledger::{FallbackReason, Ledger};
+use std::sync::OnceLock;
+
+static PAGE: OnceLock<&'static Ledger> = OnceLock::new();
+
+/// Returns the page, which is created at the first call.
+pub fn page() -> &'static Ledger {
+    PAGE.get_or_init(|| {
+        let mut program = [0; _];
+        let rack = directory::made_rack_dir(rustix::process::geteuid().as_raw());
+        Ledger::create(&ledger::Config {
+            rack: &rack,
+            node: settings().node,
+            program: ledger::own_program_name(&mut program),
+        })
+    })
+}
+
+/// Records the memory of lanes, if there is a page.
+pub(crate) fn note_lane_memory(bytes: u64, bytes_max: u64) {
+    if let Some(page) = PAGE.get() {
+        page.note_lane_memory(bytes, bytes_max);
+    }
+}
+
+/// Counts a connection that uses kernel TCP.
+pub(crate) fn count_fallback(reason: FallbackReason) {
+    page().count_fallback(reason);
+}
+
+/// Gives a child of `fork` a page of its own, if its parent had one.
+pub(crate) fn after_fork_in_child() {
+    if let Some(page) = PAGE.get() {
+        page.forked_child();
+    }
+}

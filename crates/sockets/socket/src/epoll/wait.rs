@@ -1,0 +1,380 @@
+//! A wait: look at lanes in memory, now and then ask the kernel, spin for a while, have the peers ring, sleep in the
+//! kernel.
+
+use super::order::ReadyTime;
+use super::registration::Registration;
+use super::roster::{Held, Roster};
+use super::{InterestSet, Sleep, kernel};
+use crate::process::background_connects;
+use crate::process::blocking;
+use crate::process::clock::now_ns;
+use crate::process::signals::{self, Moment, Since};
+use libc::{epoll_event, sigset_t};
+use rustix::io::Errno;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+use wait::{Action, Spin};
+
+/// The most events that the kernel accepts for one call.
+const EVENTS_MAX: usize = i32::MAX as usize / size_of::<epoll_event>();
+/// A glance at a connection costs as much as this many looks at a bare lane.
+const LOOKS_PER_GLANCE: u32 = 24;
+/// How often the kernel is asked in one look while what it says fills the array and is all ours: the inner epoll and
+/// nested sets, before what is the program's.
+const ASKS_MAX: usize = 8;
+/// How long a thread sleeps when it cannot be woken for everything.
+const NAP_NS: u64 = 1_000_000;
+const MILLISECOND_NS: u64 = 1_000_000;
+
+/// What the program asked for.
+pub(super) struct Call {
+    pub epfd: RawFd,
+    pub events: *mut epoll_event,
+    pub max: i32,
+    pub timeout_ns: Option<u64>,
+    pub mask: *const sigset_t,
+}
+
+impl Call {
+    /// The same call when so much of its time is over.
+    pub(super) fn after(&self, waited_ns: u64) -> Self {
+        let left_ns = |timeout_ns: u64| {
+            let left_ns = timeout_ns.saturating_sub(waited_ns);
+            if timeout_ns.is_multiple_of(MILLISECOND_NS) { left_ns.next_multiple_of(MILLISECOND_NS) } else { left_ns }
+        };
+        Self { timeout_ns: self.timeout_ns.map(left_ns), ..*self }
+    }
+}
+
+/// The program's array, as far as it is filled.
+pub(super) struct Sink {
+    events: *mut epoll_event,
+    max: usize,
+    len: usize,
+}
+
+impl Sink {
+    fn new(call: &Call) -> Result<Self, Errno> {
+        match usize::try_from(call.max) {
+            Ok(max) if max > 0 && max <= EVENTS_MAX => {
+                if call.events.is_null() {
+                    return Err(Errno::FAULT);
+                }
+                Ok(Self { events: call.events, max, len: 0 })
+            }
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.len == self.max
+    }
+
+    /// How many more events it takes.
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.max - self.len
+    }
+
+    /// Appends an event. `false`: a listener that is in there already, because the kernel reported its TCP side.
+    #[inline]
+    pub fn push(&mut self, registration: &Registration, ready: i16) -> bool {
+        if registration.is_pending && (0..self.len).any(|index| self.data_at(index) == registration.data) {
+            return false;
+        }
+        let event = epoll_event { events: u32::from(ready as u16), u64: registration.data };
+        // SAFETY: the program's array has `max` places, and the sink is not full: scans stop when it is.
+        unsafe { self.events.add(self.len).write_unaligned(event) };
+        self.len += 1;
+        true
+    }
+
+    fn data_at(&self, index: usize) -> u64 {
+        // SAFETY: filled so far.
+        unsafe { self.events.add(index).read_unaligned() }.u64
+    }
+
+    /// The kernel has appended `count` events. Takes ours out and shows them to `hear`.
+    fn append(&mut self, count: usize, mut hear: impl FnMut(kernel::Own)) {
+        let (first, end) = (self.len, self.len + count);
+        for place in first..end {
+            match kernel::own_of(self.data_at(place)) {
+                Some(own) => hear(own),
+                None => {
+                    if place != self.len {
+                        // SAFETY: both places are inside what the kernel filled.
+                        unsafe { std::ptr::copy(self.events.add(place), self.events.add(self.len), 1) };
+                    }
+                    self.len += 1;
+                }
+            }
+        }
+    }
+}
+
+/// When the wait is over. The clock is read when this is first needed.
+struct Deadline {
+    timeout_ns: Option<u64>,
+    at_ns: Option<u64>,
+    began: Moment,
+}
+
+impl Deadline {
+    fn new(timeout_ns: Option<u64>) -> Self {
+        Self { timeout_ns, at_ns: None, began: Moment::now() }
+    }
+
+    /// `INTR` once a signal handler has run: the kernel says so only to those who sleep in it.
+    fn check_signals(&self) -> Result<(), Errno> {
+        if self.began.since() == Since::Nothing { Ok(()) } else { Err(Errno::INTR) }
+    }
+
+    /// Time left; none waits for ever. In whole milliseconds, rounded up, if the program's time-out is: the kernel then
+    /// takes it by the call that a thread can be cancelled in.
+    fn left_ns(&mut self) -> Option<u64> {
+        let timeout_ns = self.timeout_ns?;
+        let now = now_ns();
+        let at_ns = *self.at_ns.get_or_insert_with(|| now.saturating_add(timeout_ns));
+        let left_ns = at_ns.saturating_sub(now);
+        Some(if timeout_ns % MILLISECOND_NS == 0 { left_ns.next_multiple_of(MILLISECOND_NS) } else { left_ns })
+    }
+
+    fn is_over(&mut self) -> bool {
+        self.left_ns() == Some(0)
+    }
+}
+
+enum Woken {
+    Found,
+    TimedOut,
+    Nothing,
+}
+
+impl InterestSet {
+    #[inline]
+    pub(super) fn wait(&'static self, call: &Call) -> Result<usize, Errno> {
+        background_connects::advance();
+        if self.has_inner.load(Ordering::Acquire) {
+            return self.wait_for_lanes(call);
+        }
+        if background_connects::is_any_pending() {
+            // They become lanes under the eyes of this wait.
+            self.with(|roster| self.prepare_for_lanes(roster))?;
+            return self.wait_for_lanes(call);
+        }
+        let started_ns = now_ns();
+        match self.wait_in_kernel(call) {
+            Some(result) => result,
+            None => self.wait_for_lanes(&call.after(now_ns() - started_ns)),
+        }
+    }
+
+    #[inline]
+    fn wait_for_lanes(&'static self, call: &Call) -> Result<usize, Errno> {
+        let life = self.life.load(Ordering::Acquire);
+        let mut sink = Sink::new(call)?;
+        let dont_wait = call.timeout_ns == Some(0);
+        let is_due = self.with_life(life, |roster| {
+            let is_due = roster.kernel_is_due();
+            if !is_due {
+                roster.scan(&mut sink, false);
+            }
+            is_due || (dont_wait && sink.len == 0 && roster.needs_kernel())
+        })?;
+        if is_due {
+            self.look_everywhere(call, &mut sink, life)?;
+        }
+        if sink.len == 0 && !dont_wait {
+            self.wait_longer(call, &mut sink, life)?;
+        }
+        Ok(self.leave(&sink))
+    }
+
+    /// As long as the set holds nothing of ours. `None`: it does now.
+    #[cold]
+    fn wait_in_kernel(&'static self, call: &Call) -> Option<Result<usize, Errno>> {
+        let (sleep, ()) = Sleep::begin(|asleep| {
+            crate::process::threads::add(&self.sleepers, 1);
+            asleep.push(self);
+        });
+        if self.has_inner.load(Ordering::SeqCst) {
+            return None;
+        }
+        // SAFETY: the caller's array and mask.
+        let result = unsafe { blocking::epoll_wait(call.epfd, call.events, call.max, call.timeout_ns, call.mask) };
+        drop(sleep);
+        let Ok(count) = result else { return Some(result) };
+        if count == 0 || !self.has_inner.load(Ordering::SeqCst) {
+            return Some(result);
+        }
+        let Ok(mut sink) = Sink::new(call) else { return Some(result) };
+        sink.append(count, |_| {});
+        (sink.len > 0).then_some(Ok(sink.len))
+    }
+
+    /// Runs `access`, unless the set has been closed since.
+    #[inline]
+    fn with_life<R>(&self, life: u32, access: impl FnOnce(&mut Roster) -> R) -> Result<R, Errno> {
+        self.with(
+            |roster| if self.life.load(Ordering::Relaxed) == life { Ok(access(roster)) } else { Err(Errno::BADF) },
+        )
+    }
+
+    /// Before the wait returns: threads that stay asleep must be woken for what comes next.
+    #[inline]
+    fn leave(&'static self, sink: &Sink) -> usize {
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            self.with(Roster::hand_over);
+        }
+        sink.len
+    }
+
+    /// Lanes, foreign descriptors and parked connections. When one side has filled the array, the other comes first
+    /// next time.
+    fn look_everywhere(&'static self, call: &Call, sink: &mut Sink, life: u32) -> Result<(), Errno> {
+        if call.timeout_ns != Some(0) {
+            // SAFETY: the caller's mask.
+            unsafe { blocking::deliver_signals(call.mask) }?;
+        }
+        let lanes_first = self.with_life(life, |roster| {
+            let lanes_first = std::mem::take(&mut roster.lanes_first);
+            if lanes_first {
+                roster.scan(sink, true);
+            }
+            roster.note_kernel_asked();
+            lanes_first
+        })?;
+        if sink.is_full() {
+            return Ok(());
+        }
+        for _ in 0..ASKS_MAX {
+            let room = sink.room();
+            // SAFETY: the rest of the caller's array.
+            let count = unsafe { kernel::wait_now(call.epfd, sink.events.add(sink.len), room) }?;
+            self.take_in(sink, count, life, !lanes_first)?;
+            if sink.len > 0 || count < room {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel has put `count` events into the array: what it says of lanes becomes what they say.
+    fn take_in(&'static self, sink: &mut Sink, count: usize, life: u32, scans: bool) -> Result<(), Errno> {
+        self.with_life(life, |roster| {
+            sink.append(count, |own| roster.hear_own(own));
+            if scans || sink.len == 0 {
+                roster.lanes_first = sink.is_full();
+                if !sink.is_full() {
+                    roster.scan(sink, true);
+                }
+            }
+        })
+    }
+
+    fn wait_longer(&'static self, call: &Call, sink: &mut Sink, life: u32) -> Result<(), Errno> {
+        let mut deadline = Deadline::new(call.timeout_ns);
+        // SAFETY: the caller's mask.
+        unsafe { blocking::deliver_signals(call.mask) }?;
+        // SAFETY: as above.
+        let _masked = unsafe { signals::mask_while_awake(call.mask, &mut deadline.began) };
+        loop {
+            match self.wait_once(call, sink, life, &mut deadline) {
+                Ok(Woken::Found | Woken::TimedOut) => return Ok(()),
+                Ok(Woken::Nothing) => {}
+                // Whatever else the handler did: the call was interrupted.
+                Err(error) => return deadline.check_signals().and(Err(error)),
+            }
+        }
+    }
+
+    fn wait_once(
+        &'static self,
+        call: &Call,
+        sink: &mut Sink,
+        life: u32,
+        deadline: &mut Deadline,
+    ) -> Result<Woken, Errno> {
+        background_connects::advance();
+        if self.spin(call, sink, life, deadline)? {
+            return Ok(Woken::Found);
+        }
+        self.sleep(call, sink, life, deadline)
+    }
+
+    /// Looks at hot connections for a while. `true`: something was found, or the time is up.
+    fn spin(&'static self, call: &Call, sink: &mut Sink, life: u32, deadline: &mut Deadline) -> Result<bool, Errno> {
+        let mut spun_for = self.with_life(life, |roster| roster.spun_for_count())?;
+        let mut spin = Spin::with(&self.spin_history);
+        while spun_for > 0 {
+            match spin.iterate_by(LOOKS_PER_GLANCE.saturating_mul(spun_for as u32)) {
+                Action::Poll => self.with_life(life, |roster| roster.scan(sink, false))?,
+                Action::PollKernel => {
+                    self.look_everywhere(call, sink, life)?;
+                    if sink.len == 0 {
+                        deadline.check_signals()?;
+                        if deadline.is_over() {
+                            return Ok(true);
+                        }
+                    }
+                    spun_for = self.with_life(life, |roster| roster.spun_for_count())?;
+                }
+                Action::Block => break,
+            }
+            if sink.len > 0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn sleep(&'static self, call: &Call, sink: &mut Sink, life: u32, deadline: &mut Deadline) -> Result<Woken, Errno> {
+        let mut naps = false;
+        let mut has_deaf = false;
+        let mut held_ns = None;
+        let (sleep, is_quiet) = Sleep::begin(|asleep| {
+            self.with_life(life, |roster| {
+                crate::process::threads::add(&self.sleepers, 1);
+                asleep.push(self);
+                naps = std::mem::take(&mut roster.nap_is_due);
+                roster.asleep_since = Some(ReadyTime::now());
+                let is_quiet = roster.park_all(asleep, Held::Kept);
+                has_deaf = roster.has_deaf;
+                held_ns = roster.held_left_ns();
+                is_quiet
+            })
+        });
+        if !is_quiet? {
+            drop(sleep);
+            self.with_life(life, |roster| roster.scan(sink, true))?;
+            return Ok(if sink.len > 0 { Woken::Found } else { Woken::Nothing });
+        }
+        let left_ns = deadline.left_ns();
+        if naps && left_ns != Some(0) {
+            // SAFETY: no entries; the caller's mask.
+            unsafe { blocking::ppoll(&mut [], Some(NAP_NS.min(left_ns.unwrap_or(NAP_NS))), call.mask) }?;
+        }
+        deadline.check_signals()?;
+        has_deaf |= background_connects::is_any_pending();
+        let longest_ns = if has_deaf { Some(NAP_NS) } else { held_ns };
+        let left_ns = longest_ns.map_or(left_ns, |ns| Some(left_ns.map_or(ns, |left_ns| left_ns.min(ns))));
+        // SAFETY: the caller's array and mask.
+        let count = unsafe { blocking::epoll_wait(call.epfd, call.events, call.max, left_ns, call.mask) }?;
+        #[cfg(test)]
+        super::tests::note_sleep();
+        self.spin_history.note_wakeup();
+        drop(sleep);
+        if held_ns.is_some() {
+            self.with_life(life, Roster::poll_held)?;
+        }
+        self.take_in(sink, count, life, true)?;
+        self.with_life(life, Roster::note_kernel_asked)?;
+        Ok(match () {
+            () if sink.len > 0 => Woken::Found,
+            () if count == 0 && deadline.is_over() => Woken::TimedOut,
+            () if count == 0 && longest_ns.is_none() => Woken::TimedOut,
+            () => Woken::Nothing,
+        })
+    }
+}

@@ -1,0 +1,164 @@
+//! Control messages that a receive brings beside the bytes: how many more there are (`TCP_INQ`), and when the bytes
+//! came. The kernel notes the time when it receives a packet; a lane has none but that of the call.
+
+use crate::process::socket_option::{SO_TIMESTAMP_NEW, SO_TIMESTAMPING_NEW, SO_TIMESTAMPNS_NEW, SocketOption};
+
+/// Bytes of the longest message: three time stamps.
+const DATA_BYTES_MAX: usize = 48;
+/// What a lane can say of `SO_TIMESTAMPING`: software stamps of what is received. All others are about what is sent.
+const SENDS_MASK: u32 = libc::SOF_TIMESTAMPING_TX_HARDWARE
+    | libc::SOF_TIMESTAMPING_TX_SOFTWARE
+    | libc::SOF_TIMESTAMPING_TX_SCHED
+    | libc::SOF_TIMESTAMPING_TX_ACK
+    | SOF_TIMESTAMPING_TX_COMPLETION;
+const SOF_TIMESTAMPING_TX_COMPLETION: u32 = 1 << 18;
+const SOF_TIMESTAMPING_OPT_RX_FILTER: u32 = 1 << 17;
+
+/// Whether `SO_TIMESTAMPING` with these flags wants to know when something was sent.
+pub(crate) fn stamps_what_is_sent(flags: u32) -> bool {
+    flags & SENDS_MASK != 0
+}
+
+/// What a socket's options ask of each receive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    counts_unread: bool,
+    stamp: Option<Unit>,
+    stamps_by_software: bool,
+    /// The names of 64-bit times.
+    is_new: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    Micros,
+    Nanos,
+}
+
+impl Wanted {
+    const COUNTS_UNREAD: u32 = 1;
+    const MICROS: u32 = 2;
+    const NANOS: u32 = 4;
+    const BY_SOFTWARE: u32 = 8;
+    const NEW: u32 = 16;
+
+    /// Takes note of an option that was set, in the order in which options are.
+    pub(crate) fn note(&mut self, option: SocketOption, value: u32) {
+        let is_on = value != 0;
+        let mut set_stamp = |unit: Unit, is_new: bool| {
+            self.stamp = is_on.then_some(unit);
+            self.is_new = if is_on { is_new } else { self.is_new };
+        };
+        match (option.level, option.name) {
+            (libc::IPPROTO_TCP, libc::TCP_INQ) => self.counts_unread = is_on,
+            (libc::SOL_SOCKET, libc::SO_TIMESTAMP) => set_stamp(Unit::Micros, false),
+            (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS) => set_stamp(Unit::Nanos, false),
+            (libc::SOL_SOCKET, SO_TIMESTAMP_NEW) => set_stamp(Unit::Micros, true),
+            (libc::SOL_SOCKET, SO_TIMESTAMPNS_NEW) => set_stamp(Unit::Nanos, true),
+            (libc::SOL_SOCKET, libc::SO_TIMESTAMPING | SO_TIMESTAMPING_NEW) => {
+                let software = libc::SOF_TIMESTAMPING_SOFTWARE;
+                let is_for_any = value & SOF_TIMESTAMPING_OPT_RX_FILTER == 0;
+                let is_for_received = is_for_any || value & libc::SOF_TIMESTAMPING_RX_SOFTWARE != 0;
+                self.stamps_by_software = value & software != 0 && is_for_received;
+                self.is_new = option.name == SO_TIMESTAMPING_NEW;
+            }
+            _ => {}
+        }
+    }
+
+    /// As a number, for a word that receives look at; 0: nothing.
+    pub(crate) fn to_bits(self) -> u32 {
+        let bit = |is_set: bool, bit: u32| if is_set { bit } else { 0 };
+        let bits = bit(self.counts_unread, Self::COUNTS_UNREAD)
+            | bit(self.stamp == Some(Unit::Micros), Self::MICROS)
+            | bit(self.stamp == Some(Unit::Nanos), Self::NANOS)
+            | bit(self.stamps_by_software, Self::BY_SOFTWARE);
+        if bits == 0 { 0 } else { bits | bit(self.is_new, Self::NEW) }
+    }
+
+    pub(crate) fn from_bits(bits: u32) -> Self {
+        let stamp = match bits & (Self::MICROS | Self::NANOS) {
+            0 => None,
+            Self::MICROS => Some(Unit::Micros),
+            _ => Some(Unit::Nanos),
+        };
+        Self {
+            counts_unread: bits & Self::COUNTS_UNREAD != 0,
+            stamp,
+            stamps_by_software: bits & Self::BY_SOFTWARE != 0,
+            is_new: bits & Self::NEW != 0,
+        }
+    }
+
+    /// Returns the messages that go with a receive of `bytes`, in the kernel's order. `unread` tells how many more
+    /// there are.
+    pub fn messages(self, bytes: usize, unread: impl FnOnce() -> i32) -> impl Iterator<Item = Message> {
+        let named = |old, new| if self.is_new { new } else { old };
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        let (seconds, nanos) = (now.tv_sec, now.tv_nsec as i64);
+        let stamp = self.stamp.map(|unit| match unit {
+            Unit::Micros => Message::of_socket(named(libc::SO_TIMESTAMP, SO_TIMESTAMP_NEW), &[seconds, nanos / 1000]),
+            Unit::Nanos => Message::of_socket(named(libc::SO_TIMESTAMPNS, SO_TIMESTAMPNS_NEW), &[seconds, nanos]),
+        });
+        let stamps = self.stamps_by_software.then(|| {
+            Message::of_socket(named(libc::SO_TIMESTAMPING, SO_TIMESTAMPING_NEW), &[seconds, nanos, 0, 0, 0, 0])
+        });
+        let unread = self.counts_unread.then(|| Message::of_unread(unread()));
+        stamp.into_iter().chain(stamps).filter(move |_| bytes > 0).chain(unread)
+    }
+}
+
+/// A control message.
+#[derive(Clone, Copy, Debug)]
+pub struct Message {
+    /// As in `cmsghdr`.
+    pub level: i32,
+    /// As in `cmsghdr`.
+    pub kind: i32,
+    data: [u8; DATA_BYTES_MAX],
+    data_bytes: usize,
+}
+
+impl Message {
+    fn of_socket(kind: i32, words: &[i64]) -> Self {
+        let mut data = [0; DATA_BYTES_MAX];
+        let places = data.chunks_exact_mut(size_of::<i64>());
+        places.zip(words).for_each(|(place, word)| place.copy_from_slice(&word.to_ne_bytes()));
+        Self { level: libc::SOL_SOCKET, kind, data, data_bytes: size_of_val(words) }
+    }
+
+    fn of_unread(bytes: i32) -> Self {
+        let mut data = [0; DATA_BYTES_MAX];
+        data[..4].copy_from_slice(&bytes.to_ne_bytes());
+        Self { level: libc::IPPROTO_TCP, kind: libc::TCP_INQ, data, data_bytes: 4 }
+    }
+
+    /// What stands behind its header.
+    pub fn data(&self) -> &[u8] {
+        &self.data[..self.data_bytes]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wanted_survives_its_word_and_the_last_name_counts() {
+        let socket = |name| SocketOption { level: libc::SOL_SOCKET, name };
+        let mut wanted = Wanted::default();
+        assert_eq!(wanted.to_bits(), 0);
+        for (option, value) in [
+            (socket(libc::SO_TIMESTAMP), 1),
+            (socket(SO_TIMESTAMPNS_NEW), 1),
+            (SocketOption { level: libc::IPPROTO_TCP, name: libc::TCP_INQ }, 1),
+            (socket(libc::SO_TIMESTAMPING), libc::SOF_TIMESTAMPING_SOFTWARE),
+            (socket(libc::SO_TIMESTAMP), 0),
+        ] {
+            wanted.note(option, value);
+            assert_eq!(Wanted::from_bits(wanted.to_bits()), wanted);
+        }
+        assert_eq!((wanted.stamp, wanted.stamps_by_software, wanted.counts_unread), (None, true, true));
+        assert!(!wanted.is_new, "the names are those that were set last");
+    }
+}

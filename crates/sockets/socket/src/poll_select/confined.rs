@@ -1,0 +1,121 @@
+//! `poll(2)` of a process that has put itself under a system call filter.
+
+use crate::connection::Connection;
+use crate::entry::{self, Entry};
+use crate::process::clock::now_ns;
+use crate::process::system;
+use libc::pollfd;
+use rustix::io::Errno;
+use std::os::fd::RawFd;
+
+/// Connections on lanes that one `poll` takes; of more it says what the kernel says.
+const POLLED_MAX: usize = 64;
+
+/// Between two looks for room, which nothing may announce.
+const ROOM_LOOK_MS: i32 = 2;
+
+/// A connection in a set, and what was asked of it.
+#[derive(Clone, Copy)]
+struct Polled {
+    index: usize,
+    events: i16,
+    connection: &'static Connection,
+}
+
+/// Those of a set that have a direction on a lane.
+struct PolledSet {
+    entries: [Option<Polled>; POLLED_MAX],
+}
+
+impl PolledSet {
+    fn of(fds: &[pollfd]) -> Self {
+        let mut entries = [None; POLLED_MAX];
+        let by_lane = fds.iter().enumerate().filter_map(|(index, entry)| match entry::get(entry.fd) {
+            Entry::Confined(connection) if connection.is_polled_by_lane() => {
+                Some(Polled { index, events: entry.events, connection })
+            }
+            _ => None,
+        });
+        entries.iter_mut().zip(by_lane).for_each(|(place, polled)| *place = Some(polled));
+        Self { entries }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Polled> {
+        self.entries.iter().flatten()
+    }
+
+    fn is_any_ready(&self) -> bool {
+        self.iter().any(|polled| polled.connection.ready_confined(polled.events) != 0)
+    }
+
+    /// Asks the peers to ring, and the kernel for rings alone where a lane has the bytes.
+    fn announce(&self, fds: &mut [pollfd]) {
+        for &Polled { index, events, connection } in self.iter() {
+            fds[index].events = connection.announce_confined(events);
+        }
+    }
+
+    fn waits_for_room(&self) -> bool {
+        self.iter().any(|polled| polled.connection.waits_for_lane_room(polled.events))
+    }
+
+    /// Restores the events that the program asked for, and stores the answers.
+    fn answer(&self, fds: &mut [pollfd], take_rings: impl Fn(RawFd, *mut u8, usize) -> isize) {
+        for &Polled { index, events, connection } in self.iter() {
+            let entry = &mut fds[index];
+            let fd = entry.fd;
+            entry.events = events;
+            entry.revents = connection.answer_confined(entry.revents, events, |bytes, len| take_rings(fd, bytes, len));
+        }
+    }
+}
+
+/// `poll(2)` of a process under a filter: `call` makes the program's call with this time-out in nanoseconds. Rings are
+/// taken by `read`: who waits for bytes and may not receive them has no use for them.
+///
+/// # Errors
+/// As the system call.
+pub fn poll_entries_confined(
+    fds: &mut [pollfd],
+    timeout_ns: Option<u64>,
+    call: impl Fn(&mut [pollfd], Option<u64>) -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    // SAFETY: the bytes are ours.
+    let take_rings = |fd: RawFd, bytes: *mut u8, len: usize| unsafe {
+        system::call_kernel(libc::SYS_read, [fd as usize, bytes as usize, len])
+    };
+    let set = PolledSet::of(fds);
+    let deadline_ns = timeout_ns.map(|timeout_ns| now_ns().saturating_add(timeout_ns));
+    loop {
+        let mut left_ns = deadline_ns.map(|deadline_ns| deadline_ns.saturating_sub(now_ns()));
+        let is_last = left_ns == Some(0);
+        if set.iter().next().is_none() {
+            let polled = call(fds, timeout_ns)?;
+            fds.iter_mut().for_each(speak_as_tcp);
+            return Ok(polled);
+        }
+        if !is_last && !set.is_any_ready() {
+            set.announce(fds);
+        }
+        if set.is_any_ready() {
+            left_ns = Some(0);
+        } else if set.waits_for_room() {
+            const ROOM_LOOK_NS: u64 = ROOM_LOOK_MS as u64 * 1_000_000;
+            left_ns = Some(left_ns.map_or(ROOM_LOOK_NS, |left_ns| left_ns.min(ROOM_LOOK_NS)));
+        }
+        let polled = call(fds, left_ns);
+        set.answer(fds, take_rings);
+        polled?;
+        fds.iter_mut().for_each(speak_as_tcp);
+        let ready = fds.iter().filter(|entry| entry.fd >= 0 && entry.revents != 0).count();
+        if ready > 0 || is_last {
+            return Ok(ready);
+        }
+    }
+}
+
+fn speak_as_tcp(entry: &mut pollfd) {
+    if let Entry::Confined(connection) = entry::get(entry.fd) {
+        entry.revents = connection.as_tcp_says(entry.revents, entry.events);
+    }
+}

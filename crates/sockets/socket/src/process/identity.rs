@@ -1,0 +1,29 @@
+//! Which process this memory belongs to.
+
+use crate::process::sandbox;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+/// The number of the process that the library was loaded in; 0 before.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
+
+/// Records that this memory belongs to the calling process.
+pub fn note_process() {
+    PROCESS.store(rustix::process::getpid().as_raw_nonzero().get(), Ordering::Relaxed);
+}
+
+/// Returns the number of this process, without a system call where [`note_process`] was called.
+pub(crate) fn own_process() -> i32 {
+    match PROCESS.load(Ordering::Relaxed) {
+        0 => rustix::process::getpid().as_raw_nonzero().get(),
+        known => known,
+    }
+}
+
+/// Returns whether the caller is a child of `vfork`, which runs in the memory of its parent: what it does to
+/// descriptors must not change the parent's table.
+pub fn is_borrowed_memory() -> bool {
+    if sandbox::is_confined_without_children() {
+        return false;
+    }
+    PROCESS.load(Ordering::Relaxed) != rustix::process::getpid().as_raw_nonzero().get()
+}

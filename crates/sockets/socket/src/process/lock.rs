@@ -1,0 +1,210 @@
+//! A lock small enough to be in every connection, and resettable in the child of a fork.
+
+use crate::process::sandbox;
+use crate::process::threads;
+use rustix::thread::futex;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const FREE: u32 = 0;
+/// Set in the word while somebody waits; the other bits name the holder.
+const AWAITED: u32 = 1;
+const SPINS: u32 = 100;
+
+/// Mutual exclusion between the threads of one process. Never held across a sleep in the kernel.
+///
+/// Not `std::sync::Mutex`, because the child of a fork must be able to free locks that threads of its parent held, and
+/// because a signal handler must be able to find out that it has interrupted the holder.
+#[derive(Debug, Default)]
+pub struct Lock {
+    word: AtomicU32,
+}
+
+/// Held for as long as it lives.
+#[derive(Debug)]
+pub struct Guard<'a>(&'a Lock);
+
+impl Lock {
+    /// A free lock.
+    pub const fn new() -> Self {
+        Self { word: AtomicU32::new(FREE) }
+    }
+
+    /// Takes the lock, waiting for it.
+    #[inline]
+    pub fn lock(&self) -> Guard<'_> {
+        if !self.take_if_free() {
+            while !self.take_slowly() {
+                // A signal handler has interrupted the holder, in a place where no answer can do without the lock.
+                rustix::thread::sched_yield();
+            }
+        }
+        Guard(self)
+    }
+
+    /// Takes the lock, waiting for it; `None` in a signal handler that has interrupted the holder, for whom waiting has
+    /// no end.
+    #[inline(always)] // A few instructions where nobody else wants it, as the next two.
+    pub fn enter(&self) -> Option<Guard<'_>> {
+        if self.take_if_free() || self.take_slowly() { Some(Guard(self)) } else { None }
+    }
+
+    /// Takes the lock if nobody has it.
+    pub fn enter_if_free(&self) -> Option<Guard<'_>> {
+        // Not `then_some`: that makes the guard before it knows, and dropping it frees what another thread holds.
+        self.take_if_free().then(|| Guard(self))
+    }
+
+    /// Takes the lock without a guard, until [`Lock::unlock`]: for the handlers around `fork`.
+    pub fn lock_until_unlocked(&self) {
+        std::mem::forget(self.lock());
+    }
+
+    /// As [`Lock::lock_until_unlocked`], unless somebody has it for long.
+    pub fn lock_soon_until_unlocked(&self) -> bool {
+        (0..SPINS).any(|_| {
+            let is_mine = self.take_if_free();
+            if !is_mine {
+                rustix::thread::sched_yield();
+            }
+            is_mine
+        })
+    }
+
+    /// Frees the lock.
+    #[inline(always)]
+    pub fn unlock(&self) {
+        if threads::is_single() {
+            self.word.store(FREE, Ordering::Release);
+        } else if self.word.swap(FREE, Ordering::Release) & AWAITED != 0 {
+            let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
+        }
+    }
+
+    /// Whether the calling thread holds it: then this is a signal handler that has interrupted the holder.
+    pub fn is_held_by_this_thread(&self) -> bool {
+        self.word.load(Ordering::Relaxed) & !AWAITED == threads::current()
+    }
+
+    /// Frees a lock whose holder does not exist here: only in the child of a fork, before it has threads.
+    pub fn reset(&self) {
+        self.word.store(FREE, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    fn take_if_free(&self) -> bool {
+        let me = threads::current();
+        if threads::is_single() {
+            let is_free = self.word.load(Ordering::Relaxed) == FREE;
+            if is_free {
+                self.word.store(me, Ordering::Relaxed);
+            }
+            return is_free;
+        }
+        self.word.compare_exchange(FREE, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// `false`: this thread holds it already.
+    #[cold]
+    fn take_slowly(&self) -> bool {
+        let me = threads::current();
+        for _ in 0..SPINS {
+            if self.word.compare_exchange(FREE, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        loop {
+            let word = self.word.load(Ordering::Relaxed);
+            if word & !AWAITED == me {
+                return false;
+            }
+            if word == FREE {
+                // Others may have been waiting too.
+                if self.word.compare_exchange(FREE, me | AWAITED, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                    return true;
+                }
+                continue;
+            }
+            if sandbox::is_confined() {
+                std::hint::spin_loop(); // It is never held for long, and nobody may sleep.
+                continue;
+            }
+            let awaited = word | AWAITED;
+            if word == awaited
+                || self.word.compare_exchange(word, awaited, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            {
+                let _ = futex::wait(&self.word, futex::Flags::PRIVATE, awaited, None);
+            }
+        }
+    }
+}
+
+impl Drop for Guard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.unlock();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_exclude_each_other() {
+        struct Counter(std::cell::UnsafeCell<u64>);
+        // SAFETY: the test takes the lock around every access.
+        unsafe impl Sync for Counter {}
+        let lock = Lock::new();
+        let counter = Counter(std::cell::UnsafeCell::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let counter = &counter;
+                    for _ in 0..20_000 {
+                        let _guard = lock.lock();
+                        // SAFETY: under the lock.
+                        unsafe { *counter.0.get() += 1 };
+                    }
+                });
+            }
+        });
+        assert_eq!(counter.0.into_inner(), 80_000);
+    }
+
+    #[test]
+    fn the_holder_is_told_that_it_holds() {
+        let lock = Lock::new();
+        let guard = lock.lock();
+        assert!(lock.enter().is_none());
+        assert!(lock.is_held_by_this_thread());
+        std::thread::scope(|scope| scope.spawn(|| assert!(!lock.is_held_by_this_thread())).join().unwrap());
+        drop(guard);
+        assert!(lock.enter().is_some());
+    }
+
+    #[test]
+    fn a_try_that_fails_leaves_the_lock_with_its_holder() {
+        let lock = Lock::new();
+        let guard = lock.lock();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert!(lock.enter_if_free().is_none());
+                assert!(lock.enter_if_free().is_none(), "the first try has freed what another thread holds");
+                assert!(!lock.lock_soon_until_unlocked());
+            });
+        });
+        assert!(lock.is_held_by_this_thread());
+        drop(guard);
+        assert!(lock.enter_if_free().is_some());
+        assert!(lock.enter_if_free().is_some(), "a guard frees it");
+    }
+
+    #[test]
+    fn a_lock_held_by_nobody_left_can_be_reset() {
+        let lock = Lock::new();
+        lock.lock_until_unlocked();
+        lock.reset();
+        drop(lock.lock());
+    }
+}

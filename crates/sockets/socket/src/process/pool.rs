@@ -1,0 +1,140 @@
+//! Objects that live for ever and are used again: a thread that still holds one while another closes it touches valid
+//! memory.
+
+use crate::process::lock::Lock;
+use crate::process::signals;
+use std::cell::UnsafeCell;
+use std::collections::VecDeque;
+
+/// Objects that are visited each time the lock is taken.
+const VISITED_AT_ONCE: usize = 64;
+
+/// All objects of one kind.
+pub struct Pool<T: 'static> {
+    lock: Lock,
+    /// Under `lock`.
+    lists: UnsafeCell<Lists<T>>,
+}
+
+struct Lists<T: 'static> {
+    all: Vec<&'static T>,
+    /// The one that has been free for longest comes first: a thread that still holds it has had time to notice.
+    free: VecDeque<&'static T>,
+}
+
+// SAFETY: the lists are accessed under the lock, and hold shared references only.
+unsafe impl<T: Sync> Sync for Pool<T> {}
+
+impl<T: Default + Sync> Pool<T> {
+    /// An empty pool.
+    pub const fn new() -> Self {
+        Self { lock: Lock::new(), lists: UnsafeCell::new(Lists { all: Vec::new(), free: VecDeque::new() }) }
+    }
+
+    /// An object that nobody uses.
+    pub fn take(&self) -> &'static T {
+        self.with_lists(|lists| {
+            lists.free.pop_front().unwrap_or_else(|| {
+                let object: &'static T = Box::leak(Box::default());
+                lists.all.push(object);
+                object
+            })
+        })
+    }
+
+    /// Gives an object back, once.
+    pub fn give_back(&self, object: &'static T) {
+        self.with_lists(|lists| lists.free.push_back(object));
+    }
+
+    /// Runs `visit` on every object, used or not, without holding the lock. Allocates nothing: a signal handler that
+    /// closes a socket may have interrupted the program's allocator.
+    pub fn for_each(&self, mut visit: impl FnMut(&'static T)) {
+        let mut seen = 0;
+        loop {
+            let mut some = [None; VISITED_AT_ONCE];
+            self.with_lists(|lists| {
+                some.iter_mut().zip(lists.all.iter().skip(seen)).for_each(|(place, object)| *place = Some(*object));
+            });
+            some.into_iter().flatten().for_each(&mut visit);
+            seen += VISITED_AT_ONCE;
+            if some.last().is_none_or(Option::is_none) {
+                return;
+            }
+        }
+    }
+
+    /// Whether some object, used or not, is as `is_wanted` says, which is asked under the lock. Allocates nothing.
+    pub fn any(&self, is_wanted: impl FnMut(&'static T) -> bool) -> bool {
+        self.with_lists(|lists| lists.all.iter().copied().any(is_wanted))
+    }
+
+    /// Takes the lock before a fork; returns all objects.
+    pub fn lock_around_fork(&'static self) -> &'static [&'static T] {
+        self.lock.lock_until_unlocked();
+        self.all_during_fork()
+    }
+
+    /// All objects; the caller holds the lock since [`Pool::lock_around_fork`].
+    pub fn all_during_fork(&'static self) -> &'static [&'static T] {
+        // SAFETY: the lock is held by the handler that ran before the fork, so nothing changes the list.
+        unsafe { &(*self.lists.get()).all }
+    }
+
+    /// Frees the lock after a fork, in parent and child.
+    pub fn unlock_after_fork(&self) {
+        self.lock.unlock();
+    }
+
+    fn with_lists<R>(&self, access: impl FnOnce(&mut Lists<T>) -> R) -> R {
+        signals::without_handlers(|| {
+            let _guard = self.lock.lock();
+            // SAFETY: under the lock.
+            access(unsafe { &mut *self.lists.get() })
+        })
+    }
+}
+
+impl<T: Default + Sync> Default for Pool<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_been_free_for_longest_is_used_first() {
+        static POOL: Pool<u8> = Pool::new();
+        let [one, two] = [POOL.take(), POOL.take()];
+        POOL.give_back(one);
+        POOL.give_back(two);
+        assert!(std::ptr::eq(POOL.take(), one));
+        assert!(std::ptr::eq(POOL.take(), two));
+    }
+
+    #[test]
+    fn all_objects_are_visited_once() {
+        for count in [0, 1, VISITED_AT_ONCE, VISITED_AT_ONCE + 1, 2 * VISITED_AT_ONCE] {
+            let pool: &Pool<u8> = Box::leak(Box::default());
+            let all: Vec<_> = (0..count).map(|_| std::ptr::from_ref(pool.take())).collect();
+            let mut visited = Vec::new();
+            pool.for_each(|object| visited.push(std::ptr::from_ref(object)));
+            assert_eq!(visited, all);
+        }
+    }
+
+    #[test]
+    fn a_visitor_may_use_the_pool() {
+        static POOL: Pool<u8> = Pool::new();
+        POOL.give_back(POOL.take());
+        let mut visits = 0;
+        POOL.for_each(|_| {
+            POOL.give_back(POOL.take());
+            visits += 1;
+        });
+        assert_eq!(visits, 1);
+    }
+}

@@ -1,0 +1,64 @@
+//! Socket options of the kernel: `getsockopt(2)` and `setsockopt(2)` by raw system calls.
+
+use rustix::io::Errno;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+pub(crate) const SO_TIMESTAMP_NEW: i32 = 63;
+pub(crate) const SO_TIMESTAMPNS_NEW: i32 = 64;
+pub(crate) const SO_TIMESTAMPING_NEW: i32 = 65;
+
+/// A socket option, by its level and name as in `setsockopt(2)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SocketOption {
+    /// `SOL_SOCKET`, `IPPROTO_TCP`, ...
+    pub level: i32,
+    /// The name of the option within its level.
+    pub name: i32,
+}
+
+impl SocketOption {
+    pub(crate) const fn socket(name: i32) -> Self {
+        Self { level: libc::SOL_SOCKET, name }
+    }
+
+    pub(crate) const fn tcp(name: i32) -> Self {
+        Self { level: libc::IPPROTO_TCP, name }
+    }
+}
+
+/// Returns the error of a system call that failed.
+pub(crate) fn outcome(answer: isize) -> Result<(), Errno> {
+    if answer >= 0 {
+        return Ok(());
+    }
+    Err(crate::process::system::error_of(answer))
+}
+
+/// Performs `getsockopt(2)`. Returns the number of bytes that the kernel wrote.
+pub(crate) fn get_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &mut [u8]) -> Result<usize, Errno> {
+    let mut length = value.len() as libc::socklen_t;
+    let number = socket.as_raw_fd();
+    let pointer = value.as_mut_ptr();
+    // SAFETY: `value` is writable for `length` bytes, and `length` is a local.
+    let answer = unsafe {
+        crate::process::system::call!(libc::SYS_getsockopt, number, option.level, option.name, pointer, &raw mut length)
+    };
+    outcome(answer).map(|()| (length as usize).min(value.len()))
+}
+
+/// Performs `setsockopt(2)`.
+pub(crate) fn set_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &[u8]) -> Result<(), Errno> {
+    let number = socket.as_raw_fd();
+    // SAFETY: `value` is readable for its length.
+    let answer = unsafe {
+        crate::process::system::call!(
+            libc::SYS_setsockopt,
+            number,
+            option.level,
+            option.name,
+            value.as_ptr(),
+            value.len()
+        )
+    };
+    outcome(answer)
+}

@@ -1,0 +1,133 @@
+//! Accepts connections, and reads the handshake of one that brings its memory.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+
+use ledger::FallbackReason;
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+use segment::{Segment, Side};
+
+use super::address::{Opener, Tuple};
+use super::handshake::{HELLO_BYTES, Hello, HelloError};
+use super::local::*;
+use super::local_page::MemoryFds;
+use super::name_key::NameKey;
+use super::remote;
+use crate::descriptor::hidden::close;
+
+/// Strangers that one call of `accept` sends away.
+const STRANGERS_MAX: usize = 64;
+
+/// A new connection, seen from the end that called `accept`. Its memory comes by [`receive_hello`].
+#[derive(Debug)]
+pub struct Accepted {
+    /// The kernel object that is the program's descriptor.
+    pub lifeline: OwnedFd,
+    /// Its addresses, canonical.
+    pub tuple: Tuple,
+    /// Who is at the other end.
+    pub opener: Opener,
+}
+
+/// Takes a connection from a lane listener, without waiting. `key` is that of the listener's rack, `flags` are
+/// `SOCK_NONBLOCK` and `SOCK_CLOEXEC`. Strangers, who have no tuple of this rack for a name or are another user's, are
+/// sent away.
+///
+/// # Errors
+/// `AGAIN` when there is none, `CONNABORTED` when there were only strangers, and what `accept4(2)` answers.
+pub fn accept(lane_fd: RawFd, key: &NameKey, flags: i32) -> Result<Accepted, Errno> {
+    if lane_fd < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: not -1; the number of a listener that the caller keeps open. Were it closed, the calls would fail.
+    let listener = unsafe { BorrowedFd::borrow_raw(lane_fd) };
+    let mut socket_flags = SocketFlags::empty();
+    socket_flags.set(SocketFlags::NONBLOCK, flags & libc::SOCK_NONBLOCK != 0);
+    socket_flags.set(SocketFlags::CLOEXEC, flags & libc::SOCK_CLOEXEC != 0);
+    for strangers in 0..STRANGERS_MAX {
+        let (lifeline, name) = match rustix::net::acceptfrom_with(listener, socket_flags) {
+            Err(Errno::CONNABORTED | Errno::INTR) => continue,
+            Err(Errno::AGAIN) if strangers > 0 => break,
+            outcome => outcome?,
+        };
+        match name.as_ref().and_then(|name| tuple_of(name, key)) {
+            Some((tuple, opener)) if is_trusted(lifeline.as_fd(), Some(listener)) == Ok(true) => {
+                return Ok(Accepted { lifeline, tuple: tuple.reversed(), opener });
+            }
+            _ => close(lifeline),
+        }
+    }
+    Err(Errno::CONNABORTED)
+}
+
+/// Why the first message on a lifeline is not a hello to go on with.
+#[derive(Debug)]
+pub enum Refused {
+    /// The peer is gone, and has not said anything.
+    Closed,
+    /// What it said is no hello of ours.
+    Hello(HelloError),
+    /// It brought this many descriptors, or more than can be counted, instead of one.
+    Descriptors(usize),
+    /// The descriptor it brought is not a sealed memfd of the right size, or cannot be mapped.
+    Memory(Errno),
+    /// It cannot be received.
+    System(Errno),
+}
+
+impl Refused {
+    /// For the ledger.
+    pub fn reason(&self) -> FallbackReason {
+        match self {
+            Self::Hello(HelloError::Version(_) | HelloError::SegmentBytes(_)) => FallbackReason::VersionMismatch,
+            Self::Memory(errno) | Self::System(errno) => {
+                NoLane::ran_out_or(FallbackReason::HandshakeFailed)(*errno).reason
+            }
+            _ => FallbackReason::HandshakeFailed,
+        }
+    }
+}
+
+/// Receives the hello of an accepted connection, without waiting: its memory, and the descriptor of that. `None`: not
+/// there yet.
+///
+/// # Errors
+/// What the peer sent instead. Descriptors that came with it are closed.
+pub fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<MemoryFds>)>, Refused> {
+    let mut bytes = [0_u8; HELLO_BYTES];
+    let (length, mut fds, cut_off) = match receive_with_descriptors(lifeline, &mut bytes) {
+        Ok(received) => received,
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+        Err(errno) => return Err(Refused::System(errno)),
+    };
+    let outcome = judge(&bytes[..length], fds.len() + usize::from(cut_off));
+    match (outcome, fds.pop()) {
+        (Ok(hello), Some(memfd)) => open_segment(hello, memfd).map(Some),
+        (outcome, memfd) => {
+            fds.into_iter().chain(memfd).for_each(close);
+            Err(outcome.err().unwrap_or(Refused::Descriptors(0)))
+        }
+    }
+}
+
+fn judge(bytes: &[u8], descriptors: usize) -> Result<Hello, Refused> {
+    if bytes.is_empty() {
+        return Err(Refused::Closed);
+    }
+    let hello = Hello::decode(bytes).map_err(Refused::Hello)?;
+    if descriptors == 1 { Ok(hello) } else { Err(Refused::Descriptors(descriptors)) }
+}
+
+fn open_segment(hello: Hello, memory: OwnedFd) -> Result<(Segment, Option<MemoryFds>), Refused> {
+    let opened = match hello.place {
+        None => match Segment::open(&memory, hello.secrets) {
+            Ok(segment) => Ok((segment, MemoryFds::of_memfd(memory))),
+            Err(errno) => {
+                close(memory);
+                Err(errno)
+            }
+        },
+        Some(place) => remote::open_place(memory, place, Side::Acceptor, hello.secrets),
+    };
+    opened.map(|(segment, memory)| (segment, Some(memory))).map_err(Refused::Memory)
+}

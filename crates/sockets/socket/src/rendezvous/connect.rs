@@ -1,0 +1,63 @@
+//! Connects to a listener of this node or of another one.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+
+use ledger::FallbackReason;
+use rustix::io::Errno;
+
+use super::address::Opener;
+use super::directory::{Rack, netns_cookie};
+use super::local::*;
+use super::remote::Progress;
+use super::{monitor, reasons, remote};
+
+/// Connects to a lane listener in the caller's rack. `bound` is what `getsockname` says of the program's TCP socket,
+/// `netns` is the cookie of the network namespace that the socket was made in; it `shares` its address with others or
+/// does not.
+///
+/// # Errors
+/// As [`connect_in`], and `RackUnavailable`; `NamespaceDiffers` where the calling thread is in another namespace: what
+/// the socket reaches is of its own.
+pub fn connect(
+    to: SocketAddr,
+    bound: Option<SocketAddr>,
+    shares: bool,
+    netns: u64,
+) -> Result<Progress, FallbackReason> {
+    let node = crate::process::settings::settings().node;
+    let opener = if shares { Opener::SharingProgram } else { Opener::Program };
+    let request = Request { destination: to, source: bound, node, opener };
+    connect_now(&request, netns).map_err(|no_lane| no_lane.reason)
+}
+
+fn connect_now(request: &Request, netns: u64) -> Result<Progress, NoLane> {
+    // Asked before the rack is opened, because a program that only talks to other machines needs none.
+    let route = request.route();
+    let may_be_far = request.may_be_far(&route);
+    if let (Err(no_lane), false) = (route, may_be_far) {
+        return Err(no_lane);
+    }
+    let lifeline = new_lifeline()?;
+    if netns_cookie(lifeline.as_fd()) != netns {
+        return Err(NoLane::because(FallbackReason::NamespaceDiffers));
+    }
+    let unavailable = |errno| NoLane::failed(reasons::of_rack_error(errno), errno);
+    let rack = Rack::current_for(lifeline.as_fd()).map_err(unavailable)?;
+    if may_be_far && monitor::is_there(&rack) {
+        return remote::connect(rack, request, lifeline);
+    }
+    let route = route?;
+    if crate::process::settings::settings().honours_filters {
+        return Err(NoLane::because(FallbackReason::PacketFilters));
+    }
+    let (lifeline, tuple) = match approach(&rack, route, lifeline, request.opener, || Ok(())) {
+        Err(NoLane { errno: Some(Errno::ADDRINUSE), .. }) if route.port != 0 => return Ok(Progress::TupleInUse),
+        Err(NoLane { reason: FallbackReason::NoListener, .. }) => {
+            return Err(NoLane::because(reasons::of_nobody(&rack, route.destination)));
+        }
+        approached => approached?,
+    };
+    check_trusted(lifeline.as_fd())?;
+    Ok(Progress::Reached { lifeline, tuple })
+}

@@ -1,0 +1,282 @@
+//! The first bytes on a lifeline, from the connecting end, with a descriptor attached to them: the segment's memfd, or
+//! the memory in which the windows of two nodes lie.
+//!
+//! ```text
+//!    0  magic            "XLHELLO" and a zero
+//!    8  version          of this and of the segment's layout
+//!   12  flags            1: the connection lies in windows; 2: of a link that is slowed down to a model; 4, 8, 12: of
+//!                        memory that is uncached, write-combined, not coherent; the second byte: by whole multiples
+//!                        of which power of two that memory is mapped, 0: by pages
+//!   16  segment bytes    the size of the memfd, or of each end's span
+//!   24  secret           of the lane to the accepting end
+//!   32  secret           of the lane to the connecting end
+//!   40  inbound          offset of the receiver's span in the memory, zero with a memfd
+//!   48  outbound         offset of the other end's span
+//!   56  model            what a program must know of such a link
+//! ```
+//!
+//! Numbers are in the machine's own order: both ends run on it.
+
+use std::fmt;
+
+use fabric::device::Caching;
+use volmem::Alignment;
+
+use segment::model::{MODEL_BYTES, Model};
+use segment::{LAYOUT_VERSION, Secrets, Segment};
+
+/// Bytes of a hello.
+pub const HELLO_BYTES: usize = MODEL_OFFSET + MODEL_BYTES;
+const MODEL_OFFSET: usize = 56;
+
+const MAGIC: u64 = u64::from_ne_bytes(*b"XLHELLO\0");
+const FLAG_WINDOWS: u32 = 1;
+const FLAG_MODEL: u32 = 2;
+const CACHING_SHIFT: u32 = 2;
+const CACHING_MASK: u32 = 3;
+const ALIGNMENT_SHIFT: u32 = 8;
+const FLAGS_KNOWN: u32 = FLAG_WINDOWS | FLAG_MODEL | CACHING_MASK << CACHING_SHIFT | 0xff << ALIGNMENT_SHIFT;
+/// What the kinds of memory are called in flags.
+const CACHINGS: [Caching; 4] = [Caching::Cached, Caching::Uncached, Caching::WriteCombined, Caching::NonCoherent];
+
+/// Where the spans of a connection between nodes lie, for the one who reads this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Bytes from the start of the memory to its own span.
+    pub inbound_offset: u64,
+    /// Bytes from there to the other end's.
+    pub outbound_offset: u64,
+    /// What the memory is mapped by whole multiples of, where pages do not do. Told, because programs may not see where
+    /// the kernel describes devices.
+    pub alignment: Option<Alignment>,
+    /// How the memory is to be reached.
+    pub caching: Caching,
+    /// The link, where it is slowed down to a model.
+    pub model: Option<Model>,
+}
+
+impl Place {
+    /// Over a link that is as fast as its memory, which is ordinary memory, mapped by pages.
+    pub const fn new(inbound_offset: u64, outbound_offset: u64) -> Self {
+        Self { inbound_offset, outbound_offset, alignment: None, caching: Caching::Cached, model: None }
+    }
+
+    /// Whether the programs' own state lies apart from the memory: its words cannot be changed by several processes at
+    /// once, or what lies beside them is not seen.
+    pub fn is_apart(&self) -> bool {
+        self.caching != Caching::Cached
+    }
+
+    /// Bytes of each span.
+    pub const fn span_bytes(&self) -> usize {
+        Segment::window_bytes(self.model.is_some())
+    }
+
+    /// All of it but the offsets and the model, in a number that is zero only without a place.
+    pub(crate) fn flags(place: Option<Self>) -> u32 {
+        let Some(place) = place else { return 0 };
+        let model = if place.model.is_some() { FLAG_MODEL } else { 0 };
+        let alignment = place.alignment.map_or(0, |alignment| u32::from(alignment.log2()) << ALIGNMENT_SHIFT);
+        let caching = CACHINGS.iter().position(|caching| *caching == place.caching).unwrap_or(0) as u32;
+        FLAG_WINDOWS | model | caching << CACHING_SHIFT | alignment
+    }
+
+    /// How [`Place::flags`] says that the memory is reached.
+    pub(crate) fn caching_in(flags: u32) -> Caching {
+        CACHINGS[(flags >> CACHING_SHIFT & CACHING_MASK) as usize]
+    }
+
+    /// By what [`Place::flags`] says that the memory is mapped.
+    pub(crate) fn alignment_in(flags: u32) -> Option<Alignment> {
+        let [_, log2, ..] = flags.to_le_bytes();
+        Alignment::from_log2(log2)
+    }
+}
+
+/// What the connecting end says of the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// What tells the records of each lane from other bytes.
+    pub secrets: Secrets,
+    /// In windows; else in a memfd.
+    pub place: Option<Place>,
+}
+
+/// Why bytes are no hello for this end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HelloError {
+    /// Not as many bytes as a hello has.
+    Length(usize),
+    /// Not a hello at all.
+    Magic(u64),
+    /// A hello of another version.
+    Version(u32),
+    /// Flags this end does not know.
+    Flags(u32),
+    /// A segment of another size than this version's.
+    SegmentBytes(u64),
+    /// A place in windows, of a connection that lies in a memfd; a model, of a link that is slowed down to none; or an
+    /// alignment that no memory has.
+    Place(Place),
+}
+
+impl fmt::Display for HelloError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Length(bytes) => write!(formatter, "hello of {bytes} bytes, not {HELLO_BYTES}"),
+            Self::Magic(magic) => write!(formatter, "hello begins with {magic:#018x}, not {MAGIC:#018x}"),
+            Self::Version(version) => write!(formatter, "hello of version {version}, not {LAYOUT_VERSION}"),
+            Self::Flags(flags) => write!(formatter, "hello with unknown flags {flags:#x}"),
+            Self::SegmentBytes(bytes) => write!(
+                formatter,
+                "segment of {bytes} bytes, neither {} in a memfd nor {} in a window nor {} in one of a modelled link",
+                Segment::SEGMENT_BYTES,
+                Segment::WINDOW_BYTES,
+                Segment::TIMED_WINDOW_BYTES
+            ),
+            Self::Place(place) => write!(
+                formatter,
+                "a place in windows ({:#x}, {:#x}) of a connection in a memfd, a model of a link that has none, or an \
+                 alignment that no memory has",
+                place.inbound_offset, place.outbound_offset
+            ),
+        }
+    }
+}
+
+impl std::error::Error for HelloError {}
+
+impl Hello {
+    /// The bytes to send.
+    pub fn encode(&self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0_u8; HELLO_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&LAYOUT_VERSION.to_ne_bytes());
+        bytes[12..16].copy_from_slice(&Place::flags(self.place).to_ne_bytes());
+        bytes[16..24].copy_from_slice(&self.segment_bytes().to_ne_bytes());
+        bytes[24..32].copy_from_slice(&self.secrets.to_acceptor.to_ne_bytes());
+        bytes[32..40].copy_from_slice(&self.secrets.to_connector.to_ne_bytes());
+        let place = self.place.unwrap_or(Place::new(0, 0));
+        bytes[40..48].copy_from_slice(&place.inbound_offset.to_ne_bytes());
+        bytes[48..MODEL_OFFSET].copy_from_slice(&place.outbound_offset.to_ne_bytes());
+        bytes[MODEL_OFFSET..].copy_from_slice(&Model::encode(place.model));
+        bytes
+    }
+
+    fn segment_bytes(&self) -> u64 {
+        self.place.map_or(Segment::SEGMENT_BYTES, |place| place.span_bytes()) as u64
+    }
+
+    /// The hello in received bytes, which anybody may have sent.
+    ///
+    /// # Errors
+    /// What is wrong with them, the most telling thing first.
+    pub fn decode(bytes: &[u8]) -> Result<Self, HelloError> {
+        let bytes: &[u8; HELLO_BYTES] = bytes.try_into().map_err(|_| HelloError::Length(bytes.len()))?;
+        let magic = word(bytes, 0);
+        if magic != MAGIC {
+            return Err(HelloError::Magic(magic));
+        }
+        let version = half_word(bytes, 8);
+        if version != LAYOUT_VERSION {
+            return Err(HelloError::Version(version));
+        }
+        let flags = half_word(bytes, 12);
+        if flags & !FLAGS_KNOWN != 0 {
+            return Err(HelloError::Flags(flags));
+        }
+        let model = bytes.last_chunk().and_then(Model::decode);
+        let (alignment, caching) = (Place::alignment_in(flags), Place::caching_in(flags));
+        let (inbound_offset, outbound_offset) = (word(bytes, 40), word(bytes, 48));
+        let place = Place { inbound_offset, outbound_offset, alignment, caching, model };
+        let hello = Self {
+            secrets: Secrets { to_acceptor: word(bytes, 24), to_connector: word(bytes, 32) },
+            place: (flags & FLAG_WINDOWS != 0).then_some(place),
+        };
+        let segment_bytes = word(bytes, 16);
+        if segment_bytes != hello.segment_bytes() {
+            return Err(HelloError::SegmentBytes(segment_bytes));
+        }
+        if hello.encode() != *bytes {
+            return Err(HelloError::Place(place));
+        }
+        Ok(hello)
+    }
+}
+
+fn word(bytes: &[u8; HELLO_BYTES], at: usize) -> u64 {
+    let mut copy = [0; 8];
+    copy.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_ne_bytes(copy)
+}
+
+fn half_word(bytes: &[u8; HELLO_BYTES], at: usize) -> u32 {
+    let mut copy = [0; 4];
+    copy.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_ne_bytes(copy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fabric::timed::LinkTiming;
+    use proptest::prelude::*;
+
+    fn hello(to_acceptor: u64, to_connector: u64) -> Hello {
+        Hello { secrets: Secrets { to_acceptor, to_connector }, place: None }
+    }
+
+    proptest! {
+        #[test]
+        fn a_hello_survives_the_way(to_acceptor: u64, to_connector: u64) {
+            let hello = hello(to_acceptor, to_connector);
+            prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+            let place = Place::new(to_connector, to_acceptor);
+            let timing = LinkTiming { one_way_ns: to_acceptor, bytes_per_us: 1, header_bytes: 2, payload_bytes_max: 3 };
+            let model = Some(Model { timing, inbound_pace_offset: to_connector, outbound_pace_offset: 4 });
+            let alignment = Alignment::new(2 << 20);
+            let of = |caching| Place { caching, ..place };
+            let apart = [of(Caching::Uncached), of(Caching::WriteCombined), of(Caching::NonCoherent)];
+            for place in [place, Place { model, ..place }, Place { alignment, ..place }].into_iter().chain(apart) {
+                let hello = Hello { place: Some(place), ..hello };
+                prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+            }
+        }
+
+        #[test]
+        fn a_hello_with_a_changed_byte_before_its_secrets_is_refused(at in 0..24_usize, change in 1..=255_u8) {
+            let mut bytes = hello(1, 2).encode();
+            bytes[at] ^= change;
+            prop_assert!(Hello::decode(&bytes).is_err());
+        }
+
+        #[test]
+        fn hostile_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..150)) {
+            prop_assert!(Hello::decode(&bytes).is_err());
+        }
+
+        #[test]
+        fn a_hello_cut_or_prolonged_is_refused(length in 0..150_usize) {
+            let mut bytes = hello(3, 4).encode().to_vec();
+            bytes.resize(length, 0);
+            prop_assert_eq!(Hello::decode(&bytes).is_ok(), length == HELLO_BYTES);
+        }
+    }
+
+    #[test]
+    fn a_refusal_carries_what_was_found() {
+        let changed = |at: usize| {
+            let mut bytes = hello(1, 2).encode();
+            bytes[at] ^= 0x40;
+            Hello::decode(&bytes).unwrap_err()
+        };
+        assert_eq!(changed(0), HelloError::Magic(MAGIC ^ u64::from_ne_bytes([0x40, 0, 0, 0, 0, 0, 0, 0])));
+        assert_eq!(changed(8), HelloError::Version(LAYOUT_VERSION ^ u32::from_ne_bytes([0x40, 0, 0, 0])));
+        assert_eq!(changed(12), HelloError::Flags(u32::from_ne_bytes([0x40, 0, 0, 0])));
+        assert_eq!(changed(40), HelloError::Place(Place::new(0x40, 0)));
+        assert_eq!(changed(13), HelloError::Place(Place::new(0, 0)), "there is no memory of 2^64 bytes");
+        assert!(matches!(changed(56), HelloError::Place(Place { model: Some(_), .. })));
+        assert!(matches!(changed(16), HelloError::SegmentBytes(_)));
+        assert!(changed(8).to_string().contains("version"));
+    }
+}

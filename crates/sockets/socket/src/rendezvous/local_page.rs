@@ -1,0 +1,221 @@
+//! What an end of a connection has at home, where its connection lies in the memory of a device: a page in a memfd,
+//! which the processes that hold the end share.
+//!
+//! It says where the connection lies, for processes that come to hold the end by `exec` or `SCM_RIGHTS`: a device's
+//! descriptor cannot say so itself, as that of a memfd does ([`loan`](crate::rendezvous::span_lease)). And where that
+//! memory is no ordinary memory, the end's own state lies here (`segment::apart`).
+//!
+//! ```text
+//!       0  endpoint
+//!    1024  magic            "XLHOME", a zero and the version of this and of the segment's layout
+//!    1032  flags            as in a hello
+//!    1040  inbound          offset of this end's span in the memory
+//!    1048  outbound         offset of the other end's
+//!    1056  file             device and inode number of the memory's descriptor
+//! ```
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use fabric::shm;
+use rustix::io::Errno;
+use volmem::Region;
+use volmem::sync::Ordering;
+
+use crate::descriptor::hidden::{HiddenFd, Need};
+use crate::rendezvous::handshake::Place;
+use segment::{LAYOUT_VERSION, Segment};
+
+/// Bytes of a home.
+pub const HOME_BYTES: usize = Segment::HOME_BYTES;
+
+const RECORD_OFFSET: usize = 1024;
+const RECORD_WORDS: usize = 6;
+const RECORD_BYTES: usize = RECORD_WORDS * size_of::<u64>();
+const MAGIC: u64 = u64::from_le_bytes(*b"XLHOME\0\0");
+
+/// The descriptors by which a connection is handed on.
+#[derive(Debug)]
+pub struct MemoryFds<F = OwnedFd> {
+    /// What it is known by: its memfd, a loan, or a home.
+    pub memfd: F,
+    /// The memory of a device, beside a home.
+    pub device: Option<F>,
+    /// Where the incoming lane lies, if not in the first: both ends have switched to lanes at the same moment.
+    pub inbound: Option<F>,
+}
+
+impl<F> MemoryFds<F> {
+    /// Memory that says itself what lies where.
+    pub fn of_memfd(memfd: F) -> Self {
+        Self { memfd, device: None, inbound: None }
+    }
+
+    /// All of them, in the order in which they are handed on.
+    pub fn iter(&self) -> impl Iterator<Item = &F> {
+        std::iter::once(&self.memfd).chain(&self.device).chain(&self.inbound)
+    }
+
+    /// All of them.
+    pub fn into_all(self) -> impl Iterator<Item = F> {
+        std::iter::once(self.memfd).chain(self.device).chain(self.inbound)
+    }
+}
+
+impl MemoryFds {
+    /// Takes them out of the program's sight and way.
+    ///
+    /// # Errors
+    /// `MFILE` when there are no numbers for them; they are closed then.
+    pub(crate) fn hide(self) -> Result<MemoryFds<HiddenFd>, Errno> {
+        self.map(|fd| HiddenFd::hide(fd, Need::Optional))
+    }
+
+    /// As [`MemoryFds::hide`], of those that were inherited, or are new here: they stay where they are if they can.
+    ///
+    /// # Errors
+    /// As that.
+    pub(crate) fn adopt(self) -> Result<MemoryFds<HiddenFd>, Errno> {
+        self.map(|fd| HiddenFd::adopt(fd, Need::Optional))
+    }
+
+    fn map<F>(self, take: impl Fn(OwnedFd) -> Result<F, Errno>) -> Result<MemoryFds<F>, Errno> {
+        let (device, inbound) = (self.device.map(&take).transpose()?, self.inbound.map(&take).transpose()?);
+        Ok(MemoryFds { memfd: take(self.memfd)?, device, inbound })
+    }
+}
+
+impl MemoryFds<HiddenFd> {
+    /// Says whether they outlive `exec`: all of them, or none where one has made room for the program's own. What is
+    /// left of them would be no connection.
+    pub(crate) fn set_inheritable(&self, inheritable: bool) {
+        let set = |inheritable| self.iter().filter(|fd| fd.set_inheritable(inheritable).is_err()).count();
+        if set(inheritable) > 0 {
+            set(false);
+        }
+    }
+}
+
+/// A home as those who come to hold the end find it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Home {
+    /// Where the connection lies.
+    pub place: Place,
+    file: [u64; 2],
+}
+
+impl Home {
+    /// What is said in a home; `None`: the descriptor is none.
+    pub fn of(memfd: BorrowedFd<'_>) -> Option<Self> {
+        let size = rustix::fs::fstat(memfd).ok()?.st_size;
+        if size != HOME_BYTES as i64 || !shm::is_sealed(memfd) {
+            return None;
+        }
+        let mut bytes = [0; RECORD_BYTES];
+        let found = rustix::io::pread(memfd, &mut bytes, RECORD_OFFSET as u64).ok()?;
+        let (words, _) = bytes.as_chunks();
+        let words: [u64; RECORD_WORDS] = std::array::from_fn(|index| u64::from_le_bytes(words[index]));
+        let [magic, flags, inbound_offset, outbound_offset, file @ ..] = words;
+        let flags = u32::try_from(flags).ok()?;
+        let (alignment, caching) = (Place::alignment_in(flags), Place::caching_in(flags));
+        let place = Place { alignment, caching, ..Place::new(inbound_offset, outbound_offset) };
+        let home = Self { place, file };
+        (found == RECORD_BYTES && magic == version_magic() && home.words() == words).then_some(home)
+    }
+
+    /// Whether a descriptor is one of the memory that this is about.
+    pub fn is_of(&self, memory: BorrowedFd<'_>) -> bool {
+        file_of(memory) == Ok(self.file)
+    }
+
+    fn words(&self) -> [u64; RECORD_WORDS] {
+        let Place { inbound_offset, outbound_offset, .. } = self.place;
+        let flags = u64::from(Place::flags(Some(self.place)));
+        [version_magic(), flags, inbound_offset, outbound_offset, self.file[0], self.file[1]]
+    }
+}
+
+fn version_magic() -> u64 {
+    MAGIC | u64::from(LAYOUT_VERSION as u8) << 56
+}
+
+fn file_of(memory: BorrowedFd<'_>) -> Result<[u64; 2], Errno> {
+    rustix::fs::fstat(memory).map(|stat| [stat.st_dev, stat.st_ino])
+}
+
+/// A home for the end of a connection that lies at a place in memory.
+///
+/// # Errors
+/// What fstat, memfd_create and mmap answer.
+pub fn create(place: Place, memory: BorrowedFd<'_>) -> Result<(OwnedFd, Region), Errno> {
+    let home = Home { place, file: file_of(memory)? };
+    let (memfd, mapping) = shm::create(HOME_BYTES).map_err(|_| Errno::NOMEM)?;
+    let region = Region::of_mapping(Arc::new(mapping));
+    for (index, word) in home.words().into_iter().enumerate() {
+        region.store_u64(RECORD_OFFSET + index * size_of::<u64>(), word.to_le(), Ordering::Relaxed);
+    }
+    Ok((memfd, region))
+}
+
+/// The page of a home that another process has made.
+///
+/// # Errors
+/// What mmap answers.
+pub fn map(memfd: &OwnedFd) -> Result<Region, Errno> {
+    let mapping = shm::open(memfd.as_fd(), HOME_BYTES).map_err(|_| Errno::INVAL)?;
+    Ok(Region::of_mapping(Arc::new(mapping)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fabric::device::Caching;
+    use rustix::io::FdFlags;
+    use volmem::Alignment;
+
+    #[test]
+    fn what_a_connection_is_handed_on_by_outlives_exec_as_a_whole_or_not_at_all() {
+        let _no_child = crate::forks::none();
+        let hidden = || {
+            let (memory, _mapping) = shm::create(4096).unwrap();
+            let (memfd, _region) = create(Place::new(0, 4096), memory.as_fd()).unwrap();
+            MemoryFds { device: Some(memory), ..MemoryFds::of_memfd(memfd) }.hide().unwrap()
+        };
+        let is_inheritable =
+            |fd: &HiddenFd| !rustix::io::fcntl_getfd(fd.fd().unwrap()).unwrap().contains(FdFlags::CLOEXEC);
+        let whole = hidden();
+        for inheritable in [true, false] {
+            whole.set_inheritable(inheritable);
+            assert!(whole.iter().all(|fd| is_inheritable(fd) == inheritable));
+        }
+        for (released, left) in [(0, 1), (1, 0)] {
+            let memory = hidden();
+            let all: Vec<&HiddenFd> = memory.iter().collect();
+            all[released].release();
+            memory.set_inheritable(true);
+            assert!(!is_inheritable(all[left]), "{released} made room");
+        }
+    }
+
+    #[test]
+    fn a_home_says_where_its_connection_lies_and_nothing_else_is_one() {
+        let (memory, _mapping) = shm::create(1 << 20).unwrap();
+        let (other, _mapping) = shm::create(1 << 20).unwrap();
+        let alignment = Alignment::new(2 << 20);
+        for caching in [Caching::Cached, Caching::Uncached, Caching::WriteCombined, Caching::NonCoherent] {
+            let place = Place { alignment, caching, ..Place::new(4096, 8192) };
+            let (memfd, region) = create(place, memory.as_fd()).unwrap();
+            let home = Home::of(memfd.as_fd()).unwrap();
+            assert_eq!((home.place, home.is_of(memory.as_fd()), home.is_of(other.as_fd())), (place, true, false));
+            for offset in [RECORD_OFFSET, RECORD_OFFSET + 8] {
+                let word = region.load_u64(offset, Ordering::Relaxed);
+                region.store_u64(offset, word ^ 1 << 63, Ordering::Relaxed);
+                assert_eq!(Home::of(memfd.as_fd()), None, "a changed word at {offset}");
+                region.store_u64(offset, word, Ordering::Relaxed);
+            }
+        }
+        let (page, _mapping) = shm::create(HOME_BYTES).unwrap();
+        assert_eq!(Home::of(page.as_fd()), None);
+        assert_eq!(Home::of(memory.as_fd()), None);
+    }
+}

@@ -1,0 +1,1059 @@
+//! Connections to other nodes: the proxy of this node stands in for what is there.
+//!
+//! A connecting program reaches the proxy as it would reach the listener, says hello, and waits for the [`Reply`]:
+//! whether the listener on the other node has taken the connection, and, where programs may store into windows
+//! themselves, where in them it lies. On the accepting side the proxy connects like any program, and says in its hello
+//! where that is. The descriptor that comes with either is [lent](crate::rendezvous::span_lease).
+//!
+//! ```text
+//!    0  magic            "XLREPLY" and a zero
+//!    8  version          of this and of the segment's layout
+//!   12  error            0, or the error number that refuses the connection
+//!   16  flags            as in a hello; 1: the connection lies in the memory whose descriptor is attached
+//!   24  inbound          offset of the connecting end's span
+//!   32  outbound         offset of the accepting end's span
+//!   40  model            what a program must know of such a link
+//! ```
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use fabric::device::DeviceMemory;
+use fabric::shm;
+use ledger::FallbackReason;
+use rustix::fs::FileType;
+use rustix::io::Errno;
+use volmem::{Alignment, Mapping, Region};
+
+use super::local::{
+    Connected, LaneListener, NoLane, Request, Route, approach, bind_tuple, check_trusted, introduce, listen_as,
+    new_lifeline, new_memory, path_in, reach, receive_with_descriptors, send_with_descriptor, spread_u32,
+};
+use crate::descriptor::hidden::{HiddenFd, Need, close};
+use crate::process::clock::now_ns;
+use crate::rendezvous::address::{Tuple, canonical, destination};
+use crate::rendezvous::directory::{ListenerName, Rack, RackLock};
+use crate::rendezvous::handshake::{Hello, Place};
+use crate::rendezvous::local_page::{self, Home, MemoryFds};
+use crate::rendezvous::monitor::{self, Answer};
+use crate::rendezvous::span_lease;
+use segment::model::{MODEL_BYTES, Model, ModelledLink};
+use segment::{LAYOUT_VERSION, Secrets, Segment, Side};
+use wait::{Action, Spin};
+
+const REPLY_BYTES: usize = MODEL_OFFSET + MODEL_BYTES;
+const MODEL_OFFSET: usize = 40;
+const MAGIC: u64 = u64::from_ne_bytes(*b"XLREPLY\0");
+/// How long a program waits for the other node's answer.
+const REPLY_WAIT_NS: u64 = 5_000_000_000;
+/// Ports that are tried, each a word to the other node and back, until one is found which that has no connection of.
+const PORT_TRIES_MAX: u32 = 32;
+/// Looks at memory that take as long as one look at a socket.
+const LOOKS_PER_CALL: u32 = 250;
+/// File system of the files that are the BARs of PCI devices.
+const SYSFS_MAGIC: u64 = 0x6265_6572;
+
+/// Adds a listener in a rack that stands in for another node's: the proxy's, not a program's. Whoever accepts there
+/// owes each connection an [`answer`], once it is known what the other node says.
+///
+/// # Errors
+/// As [`listen_in`].
+pub fn listen_for_far(rack: &Arc<Rack>, address: SocketAddr, backlog: i32) -> Result<LaneListener, Errno> {
+    let name = ListenerName::far(address);
+    let free = |lock: &RackLock<'_>| lock.remove_if_stale(&name)?.then_some(name).ok_or(Errno::ADDRINUSE);
+    listen_as(rack, name.address, free, backlog)
+}
+
+/// What became of a connection to another node, from the proxy to the program that connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Taken; where it lies, if not in the memory that the program has made.
+    Taken(Option<Place>),
+    /// Refused, with what TCP would have shown.
+    Refused(Errno),
+}
+
+impl Reply {
+    fn encode(self) -> [u8; REPLY_BYTES] {
+        let (error, place) = match self {
+            Self::Taken(place) => (0, place),
+            Self::Refused(errno) => (errno.raw_os_error(), None),
+        };
+        let flags = u64::from(Place::flags(place));
+        let place = place.unwrap_or(Place::new(0, 0));
+        let mut bytes = [0_u8; REPLY_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&LAYOUT_VERSION.to_ne_bytes());
+        bytes[12..16].copy_from_slice(&error.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&flags.to_ne_bytes());
+        bytes[24..32].copy_from_slice(&place.inbound_offset.to_ne_bytes());
+        bytes[32..MODEL_OFFSET].copy_from_slice(&place.outbound_offset.to_ne_bytes());
+        bytes[MODEL_OFFSET..].copy_from_slice(&Model::encode(place.model));
+        bytes
+    }
+
+    /// Nothing but what [`Reply::encode`] writes is one.
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes);
+        let error = i32::from_ne_bytes(bytes.get(12..16)?.try_into().ok()?);
+        let model = bytes.get(MODEL_OFFSET..)?.first_chunk().and_then(Model::decode);
+        let flags = u32::try_from(word(16)?).ok()?;
+        let (alignment, caching) = (Place::alignment_in(flags), Place::caching_in(flags));
+        let place = Place { inbound_offset: word(24)?, outbound_offset: word(32)?, alignment, caching, model };
+        let reply = match error {
+            0 => Self::Taken((flags != 0).then_some(place)),
+            1..=4095 => Self::Refused(Errno::from_raw_os_error(error)),
+            _ => return None,
+        };
+        (reply.encode() == bytes).then_some(reply)
+    }
+}
+
+/// Answers a program that has connected to another node's listener; `memory` is that of the windows, where the
+/// connection lies in them.
+///
+/// # Errors
+/// What sendmsg answers: `PIPE` for a program that has gone.
+pub fn answer(lifeline: BorrowedFd<'_>, reply: Reply, memory: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+    send_with_descriptor(lifeline, &reply.encode(), memory)
+}
+
+impl Request {
+    /// Whether the destination may be another node's, beyond a window: on a machine of its own, or, where several nodes
+    pub(super) fn may_be_far(&self, route: &Result<Route, NoLane>) -> bool {
+        let Some(node) = self.node else { return false };
+        match route {
+            Ok(route) => super::local::is_node(route.destination.ip()) && route.destination.ip() != node,
+            Err(no_lane) => no_lane.reason == FallbackReason::RemoteAddress,
+        }
+    }
+
+    /// The way to another node, from `node`, which is the address of this one.
+    fn far_route(&self, node: IpAddr) -> Result<Route, NoLane> {
+        let destination = destination(self.destination);
+        let bound = self.source.map(canonical);
+        let source = bound.map(|bound| bound.ip()).filter(|ip| !ip.is_unspecified()).unwrap_or(node);
+        if source.is_ipv4() != destination.is_ipv4() {
+            return Err(NoLane::because(FallbackReason::UnsupportedCall));
+        }
+        Ok(Route { destination, source, port: bound.map_or(0, |bound| bound.port()) })
+    }
+}
+
+/// How far a connect has come that need not be waited for.
+#[derive(Debug)]
+pub enum Progress {
+    /// There, with the memory of the connection.
+    Connected(Box<Connected>),
+    /// There: the lifeline has reached a listener of this node, non-blocking and closed at `exec`.
+    Reached {
+        /// The kernel object that is to stand behind the program's descriptor.
+        lifeline: OwnedFd,
+        /// Its addresses, canonical.
+        tuple: Tuple,
+    },
+    /// Others have to say something first.
+    Underway(Underway),
+    /// There is a connection with these addresses: the one that the program has bound its socket to, and the
+    /// destination.
+    TupleInUse,
+}
+
+/// A connection to another node that waits for what others say: no step of it does. Its descriptors are hidden.
+#[derive(Debug)]
+pub struct Underway {
+    stage: Stage,
+    deadline_ns: u64,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Asked(Asked),
+    Introduced(Box<Introduced>),
+}
+
+/// What a connect begins with; and begins anew with, where the other node still has a connection of the port chosen.
+#[derive(Debug)]
+struct Aim {
+    rack: Arc<Rack>,
+    request: Request,
+    tries_left: u32,
+}
+
+/// The monitor is to see to it that the proxy stands in for the listener.
+#[derive(Debug)]
+struct Asked {
+    aim: Aim,
+    lifeline: HiddenFd,
+    /// The lifeline's, if that has one already.
+    tuple: Option<Tuple>,
+    /// Nothing while too many others ask.
+    question: Option<HiddenFd>,
+}
+
+/// The proxy has got the hello, and is to reply.
+#[derive(Debug)]
+struct Introduced {
+    aim: Aim,
+    lifeline: HiddenFd,
+    tuple: Tuple,
+    segment: Segment,
+    memory: Option<MemoryFds<HiddenFd>>,
+}
+
+/// Connects to the proxy of this node, which stands in for a listener of another. Where it does not yet, the monitor is
+/// asked to see to it.
+pub(super) fn connect(rack: Arc<Rack>, request: &Request, lifeline: OwnedFd) -> Result<Progress, NoLane> {
+    Aim { rack, request: *request, tries_left: PORT_TRIES_MAX }.connect(lifeline)
+}
+
+/// What became of a try with one port. `Err`: the other node still has a connection of it, another is to be tried.
+type Tried = Result<Progress, Aim>;
+
+fn or_another_port(tried: Tried) -> Result<Progress, NoLane> {
+    tried.or_else(|aim| aim.connect(new_lifeline()?))
+}
+
+impl Aim {
+    fn connect(mut self, mut lifeline: OwnedFd) -> Result<Progress, NoLane> {
+        loop {
+            match self.try_port(lifeline)? {
+                Ok(progress) => return Ok(progress),
+                Err(aim) => self = aim,
+            }
+            lifeline = new_lifeline()?;
+        }
+    }
+
+    fn try_port(self, lifeline: OwnedFd) -> Result<Tried, NoLane> {
+        let destination = destination(self.request.destination);
+        let name = ListenerName::far(destination);
+        // A node has one address; only for a destination of the other family it must be asked for.
+        let known = self.request.node.filter(|node| node.is_ipv4() == destination.is_ipv4());
+        let Some(node) = known.filter(|_| self.rack.is_live(&name) == Ok(true)) else {
+            return self.ask(lifeline, None).map(Ok);
+        };
+        let tuple = self.bind(&lifeline, node)?;
+        match reach(&self.rack, lifeline.as_fd(), &[name], || Ok(())) {
+            // It has its name and does not listen yet, or does not any more: the monitor sees to it.
+            Err(no_lane) if no_lane.reason == FallbackReason::NoListener => self.ask(lifeline, Some(tuple)).map(Ok),
+            reached => reached.and_then(|()| self.say_hello(lifeline, tuple)),
+        }
+    }
+
+    fn bind(&self, lifeline: &OwnedFd, node: IpAddr) -> Result<Tuple, NoLane> {
+        let route = self.request.far_route(node)?;
+        let key = self.rack.key();
+        bind_tuple(lifeline.as_fd(), &route, spread_u32(), self.request.opener, &key).map_err(NoLane::unbound)
+    }
+
+    fn ask(self, lifeline: OwnedFd, tuple: Option<Tuple>) -> Result<Progress, NoLane> {
+        let question = self.question()?;
+        let asked = Asked { aim: self, lifeline: hide(lifeline)?, tuple, question };
+        Ok(Progress::Underway(Underway::new(Stage::Asked(asked), monitor::ANSWER_WAIT_NS)))
+    }
+
+    fn question(&self) -> Result<Option<HiddenFd>, NoLane> {
+        let destination = destination(self.request.destination);
+        monitor::ask(&self.rack, destination).map_err(NoLane::because)?.map(hide).transpose()
+    }
+
+    fn say_hello(self, lifeline: OwnedFd, tuple: Tuple) -> Result<Tried, NoLane> {
+        let connected = Connected { is_far: true, ..introduce(lifeline, tuple, new_memory()?)? };
+        if let Some(heard) = look_awake(connected.lifeline.as_fd()) {
+            return self.settle(connected, heard);
+        }
+        let Connected { lifeline, tuple, segment, memory, .. } = connected;
+        // Not in windows yet: it is one.
+        let memory = memory.map(|memory| hide(memory.memfd).map(MemoryFds::of_memfd)).transpose()?;
+        let introduced = Introduced { aim: self, lifeline: hide(lifeline)?, tuple, segment, memory };
+        let underway = Underway::new(Stage::Introduced(Box::new(introduced)), REPLY_WAIT_NS);
+        Ok(Ok(Progress::Underway(underway)))
+    }
+
+    /// What the proxy has replied. Another port is tried if the other node still has a connection of this one, whose
+    /// end here has long been closed, and the program has named none.
+    fn settle(mut self, connected: Connected, heard: Heard) -> Result<Tried, NoLane> {
+        let is_port_free = self.request.source.is_none_or(|source| source.port() == 0);
+        match heard {
+            Ok((Reply::Refused(Errno::ADDRINUSE), None)) if is_port_free && self.tries_left > 0 => {
+                connected.memory.into_iter().flat_map(MemoryFds::into_all).for_each(close);
+                close(connected.lifeline);
+                self.tries_left -= 1;
+                Ok(Err(self))
+            }
+            heard => settle(connected, heard).map(Box::new).map(Progress::Connected).map(Ok),
+        }
+    }
+}
+
+fn hide(fd: OwnedFd) -> Result<HiddenFd, NoLane> {
+    HiddenFd::hide(fd, Need::Required).map_err(NoLane::ran_out_or(FallbackReason::HandshakeFailed))
+}
+
+impl Underway {
+    fn new(stage: Stage, wait_ns: u64) -> Self {
+        Self { stage, deadline_ns: now_ns().saturating_add(wait_ns) }
+    }
+
+    /// Goes on as far as others have spoken.
+    ///
+    /// # Errors
+    /// Why there is no lane; a reason that something ran out for may have gone if the connect is begun anew.
+    pub fn go_on(self) -> Result<Progress, FallbackReason> {
+        let progress = match self.stage {
+            Stage::Asked(asked) => asked.go_on(self.deadline_ns),
+            Stage::Introduced(introduced) => introduced.go_on(self.deadline_ns),
+        };
+        progress.map_err(|no_lane| no_lane.reason)
+    }
+
+    /// Where the next word comes, if there is such a place, and until when it counts.
+    pub fn awaits(&self) -> (Option<BorrowedFd<'_>>, u64) {
+        let place = match &self.stage {
+            Stage::Asked(asked) => asked.question.as_ref().and_then(HiddenFd::get),
+            Stage::Introduced(introduced) => introduced.lifeline.get(),
+        };
+        (place, self.deadline_ns)
+    }
+}
+
+impl Asked {
+    fn go_on(mut self, deadline_ns: u64) -> Result<Progress, NoLane> {
+        if self.question.is_none() {
+            self.question = self.aim.question()?;
+        }
+        match self.question.as_ref().and_then(HiddenFd::get).and_then(monitor::answer) {
+            Some(Answer::Ready { node }) => self.meet(node),
+            Some(Answer::No(reason)) => Err(NoLane::because(reason)),
+            None if now_ns() >= deadline_ns => Err(NoLane::because(FallbackReason::LinkDown)),
+            None => Ok(Progress::Underway(Underway { stage: Stage::Asked(self), deadline_ns })),
+        }
+    }
+
+    fn meet(self, node: IpAddr) -> Result<Progress, NoLane> {
+        let Self { aim, lifeline, tuple, .. } = self;
+        let lifeline = lifeline.show().ok_or(NoLane::because(FallbackReason::HandshakeFailed))?;
+        let tuple = tuple.map_or_else(|| aim.bind(&lifeline, node), Ok)?;
+        let name = ListenerName::far(destination(aim.request.destination));
+        reach(&aim.rack, lifeline.as_fd(), &[name], || Ok(()))?;
+        or_another_port(aim.say_hello(lifeline, tuple)?)
+    }
+}
+
+impl Introduced {
+    fn go_on(self: Box<Self>, deadline_ns: u64) -> Result<Progress, NoLane> {
+        match self.lifeline.get().and_then(look) {
+            Some(heard) => {
+                let (aim, connected) = self.show()?;
+                or_another_port(aim.settle(connected, heard)?)
+            }
+            None if now_ns() >= deadline_ns => Err(NoLane::failed(FallbackReason::HandshakeFailed, Errno::TIMEDOUT)),
+            None => Ok(Progress::Underway(Underway { stage: Stage::Introduced(self), deadline_ns })),
+        }
+    }
+
+    fn show(self) -> Result<(Aim, Connected), NoLane> {
+        let Self { aim, lifeline, tuple, segment, memory } = self;
+        let lifeline = lifeline.show().ok_or(NoLane::because(FallbackReason::HandshakeFailed))?;
+        let memory = memory.and_then(|memory| memory.memfd.show()).map(MemoryFds::of_memfd);
+        Ok((aim, Connected { lifeline, tuple, segment, memory, is_far: true }))
+    }
+}
+
+/// A proxy's reply and the descriptor with it, or what came instead.
+type Heard = Result<(Reply, Option<OwnedFd>), Errno>;
+
+/// Moves to the place that a reply names.
+fn settle(connected: Connected, heard: Heard) -> Result<Connected, NoLane> {
+    let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
+    let (reply, memory) = heard.map_err(&broken)?;
+    match (reply, memory) {
+        (Reply::Taken(None), None) => Ok(connected),
+        (Reply::Taken(Some(place)), Some(memory)) => {
+            let opened = open_place(memory, place, Side::Connector, connected.segment.secrets());
+            connected.memory.into_iter().flat_map(MemoryFds::into_all).for_each(close);
+            // Not what a connect begun anew could mend: each would be one more for the server, and a span less.
+            let unmapped = |errno| NoLane::failed(FallbackReason::WindowUnmapped, errno);
+            let (segment, memory) = opened.map_err(unmapped)?;
+            Ok(Connected { segment, memory: Some(memory), ..connected })
+        }
+        (Reply::Refused(Errno::CONNREFUSED), None) => Err(NoLane::because(FallbackReason::NoListener)),
+        (Reply::Refused(Errno::AGAIN), None) => Err(NoLane::because(FallbackReason::BacklogFull)),
+        (Reply::Refused(Errno::ACCESS), None) => Err(NoLane::because(FallbackReason::PeerRefused)),
+        (Reply::Refused(Errno::NETUNREACH), None) => Err(NoLane::because(FallbackReason::LinkDown)),
+        (Reply::Refused(errno @ Errno::ADDRINUSE), None) => Err(NoLane::failed(FallbackReason::PortInUse, errno)),
+        (_, memory) => {
+            memory.into_iter().for_each(close);
+            Err(NoLane::because(FallbackReason::HandshakeFailed))
+        }
+    }
+}
+
+/// Whether the proxy has replied.
+fn look(lifeline: BorrowedFd<'_>) -> Option<Heard> {
+    let mut bytes = [0_u8; REPLY_BYTES];
+    match receive_with_descriptors(lifeline, &mut bytes) {
+        Ok((0, fds, _)) => {
+            fds.into_iter().for_each(close);
+            Some(Err(Errno::CONNRESET))
+        }
+        Ok((length, mut fds, _)) => {
+            let memory = fds.pop();
+            fds.into_iter().for_each(close);
+            Some(Reply::decode(&bytes[..length]).map(|reply| (reply, memory)).ok_or(Errno::PROTO))
+        }
+        Err(Errno::AGAIN | Errno::INTR) => None,
+        Err(errno) => Some(Err(errno)),
+    }
+}
+
+/// Looks for the reply for as long as being awake is worth it: most come within that.
+fn look_awake(lifeline: BorrowedFd<'_>) -> Option<Heard> {
+    let mut spin = Spin::new();
+    loop {
+        let heard = look(lifeline);
+        if heard.is_some() || spin.iterate_by(LOOKS_PER_CALL) == Action::Block {
+            return heard;
+        }
+    }
+}
+
+/// The end of a connection whose spans lie in `memory`, and what it is handed on by.
+///
+/// # Errors
+/// `PERM` for memory that somebody could cut off under a mapping, `INVAL` for a place that is not in it, and what mmap
+/// answers. The descriptor is closed then.
+pub(super) fn open_place(
+    memory: OwnedFd,
+    place: Place,
+    side: Side,
+    secrets: Secrets,
+) -> Result<(Segment, MemoryFds), Errno> {
+    match open_spans(memory.as_fd(), place, side, secrets) {
+        Ok((segment, None)) => Ok((segment, MemoryFds::of_memfd(memory))),
+        Ok((segment, Some(home))) => Ok((segment, MemoryFds { device: Some(memory), ..MemoryFds::of_memfd(home) })),
+        Err(errno) => {
+            close(memory);
+            Err(errno)
+        }
+    }
+}
+
+/// The end, set up, and its home if it has one: where its state is, or where the memory cannot say itself what lies
+/// where.
+fn open_spans(
+    memory: BorrowedFd<'_>,
+    place: Place,
+    side: Side,
+    secrets: Secrets,
+) -> Result<(Segment, Option<OwnedFd>), Errno> {
+    let [inbound, outbound] = spans(memory, place)?;
+    let has_home = place.is_apart() || !shm::is_sealed(memory);
+    let home = has_home.then(|| local_page::create(place, memory)).transpose()?;
+    let segment = match (place.model, &home) {
+        (None, Some((_, home))) if place.is_apart() => {
+            let (inbound, outbound) = device_memory([inbound, outbound], place)?;
+            Segment::apart(inbound, outbound, home, side, secrets)
+        }
+        (None, _) => Segment::in_windows(&inbound, &outbound, side, secrets),
+        (Some(model), _) => {
+            let link = ModelledLink::map(memory, model)?;
+            Segment::in_modelled_windows(&inbound, &outbound, link, side, secrets)?
+        }
+    };
+    segment.set_up();
+    Ok((segment, home.map(|(memfd, _)| memfd)))
+}
+
+fn device_memory(spans: [Region; 2], place: Place) -> Result<(DeviceMemory, DeviceMemory), Errno> {
+    let [inbound, outbound] = spans.map(|span| DeviceMemory::new(span, place.caching));
+    inbound.zip(outbound).ok_or(Errno::OPNOTSUPP)
+}
+
+/// The end of a connection in windows that another process set up, by its [loan].
+///
+/// # Errors
+/// `INVAL` for a descriptor that is no loan, or a model that no link can have, and `NOTCONN` where nobody has set the
+/// end up.
+pub(crate) fn adopt(loan: BorrowedFd<'_>) -> Result<Segment, Errno> {
+    let place = span_lease::place_of(loan).ok_or(Errno::INVAL)?;
+    let [inbound, outbound] = spans(loan, place)?;
+    let segment = Segment::adopt_in_windows(&inbound, &outbound, None)?;
+    if !span_lease::is_modelled(loan) {
+        return Ok(segment);
+    }
+    let model = segment.model().ok_or(Errno::INVAL)?;
+    let [inbound, outbound] = spans(loan, Place { model: Some(model), ..place })?;
+    Segment::adopt_in_windows(&inbound, &outbound, Some(ModelledLink::map(loan, model)?))
+}
+
+/// As [`adopt`], of an end whose connection lies in a device's memory, by its home and a descriptor of that memory.
+///
+/// # Errors
+/// `INVAL` for a descriptor that is no home, or memory that it is not about, and `NOTCONN` where nobody has set the end
+/// up.
+pub(crate) fn adopt_on_device(memfd: &OwnedFd, memory: BorrowedFd<'_>) -> Result<Segment, Errno> {
+    let Home { place, .. } = Home::of(memfd.as_fd()).filter(|home| home.is_of(memory)).ok_or(Errno::INVAL)?;
+    let spans = spans(memory, place)?;
+    if place.is_apart() {
+        let (inbound, outbound) = device_memory(spans, place)?;
+        return Segment::adopt_apart(inbound, outbound, &local_page::map(memfd)?);
+    }
+    let [inbound, outbound] = spans;
+    Segment::adopt_in_windows(&inbound, &outbound, None)
+}
+
+fn spans(memory: BorrowedFd<'_>, place: Place) -> Result<[Region; 2], Errno> {
+    check_place(memory, place)?;
+    let span = |offset| {
+        let span_bytes = place.span_bytes();
+        let (mapping, begin) = match place.alignment {
+            None => (Mapping::at(memory, offset, span_bytes)?, 0),
+            // More than the span: who trusts programs with windows trusts them with all of the memory.
+            Some(alignment) => Mapping::around(memory, offset, span_bytes, alignment)?,
+        };
+        Ok(Region::of_mapping(Arc::new(mapping)).sub(begin, span_bytes))
+    };
+    let errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
+    Ok([span(place.inbound_offset).map_err(errno)?, span(place.outbound_offset).map_err(errno)?])
+}
+
+/// Whether a program could have a place in the memory: maps it, and lets go of it untouched.
+///
+/// # Errors
+/// As a program would find: `PERM` where it [must not be lent](may_lend), `INVAL` for a place that is not in it, and
+/// what mmap answers.
+pub fn try_place(memory: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
+    spans(memory, place).map(drop)
+}
+
+/// A place in memory that [may be lent](may_lend), before its end.
+fn check_place(memory: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
+    if !may_lend(memory)? {
+        return Err(Errno::PERM);
+    }
+    let stat = rustix::fs::fstat(memory)?;
+    let end_bytes = match FileType::from_raw_mode(stat.st_mode) {
+        // Where a device ends, neither its node nor mmap says: only the proxy knows, which has mapped all of it.
+        FileType::CharacterDevice => i64::MAX as u64,
+        _ => stat.st_size as u64,
+    };
+    let span_bytes = place.span_bytes() as u64;
+    let is_fit = |offset: u64| {
+        let ends_within = offset.checked_add(span_bytes).is_some_and(|end| end <= end_bytes);
+        ends_within && offset.is_multiple_of(Alignment::MIN_BYTES)
+    };
+    let are_apart = place.inbound_offset.abs_diff(place.outbound_offset) >= span_bytes;
+    let are_fit = [place.inbound_offset, place.outbound_offset].into_iter().all(is_fit);
+    if are_fit && are_apart { Ok(()) } else { Err(Errno::INVAL) }
+}
+
+/// Whether programs can have parts of the memory: one whose end nobody can move, which is a sealed memfd, the BAR of a
+/// device, or a device.
+///
+/// # Errors
+/// What fstat and fstatfs answer.
+pub fn may_lend(memory: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let is_device = FileType::from_raw_mode(rustix::fs::fstat(memory)?.st_mode) == FileType::CharacterDevice;
+    if is_device {
+        return Ok(true);
+    }
+    match rustix::fs::fstatfs(memory)?.f_type as u64 {
+        // Not a sealed file of huge pages: those may run out at the first touch, which kills.
+        shm::TMPFS_MAGIC => Ok(shm::is_sealed(memory)),
+        file_system => Ok(file_system == SYSFS_MAGIC),
+    }
+}
+
+/// Connects to a listener of this node on behalf of another node's program, to a connection in windows: `place` is the
+/// accepting end's, and `loan` the descriptor that goes with it.
+///
+/// # Errors
+/// As [`super::connect_in`].
+pub fn connect_in_windows(
+    rack: &Rack,
+    request: &Request,
+    (place, secrets): (Place, Secrets),
+    loan: BorrowedFd<'_>,
+) -> Result<OwnedFd, NoLane> {
+    let (lifeline, _) = approach(rack, request.route()?, new_lifeline()?, request.opener, || Ok(()))?;
+    check_trusted(lifeline.as_fd())?;
+    let hello = Hello { secrets, place: Some(place) }.encode();
+    match send_with_descriptor(lifeline.as_fd(), &hello, Some(loan)) {
+        // The server has closed already, as it may.
+        Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(lifeline),
+        Err(errno) => Err(NoLane::ran_out_or(FallbackReason::HandshakeFailed)(errno)),
+    }
+}
+
+/// Whether a connecting end's lifeline has reached a proxy, which stands in for a listener of another node.
+pub fn leads_far(lifeline: BorrowedFd<'_>) -> bool {
+    let path = rustix::net::getpeername(lifeline).ok().flatten().and_then(path_in);
+    path.as_deref().and_then(ListenerName::from_path).is_some_and(|name| name.is_far)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rendezvous::address::Opener;
+    use crate::rendezvous::directory::tests::Scratch;
+    use crate::rendezvous::{Accepted, accept, connect_in, listen_in, receive_hello, unix_stream};
+    use fabric::device::Caching;
+    use fabric::timed::LinkTiming;
+    use proptest::prelude::*;
+    use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
+    use std::os::fd::AsRawFd;
+    use std::thread::JoinHandle;
+
+    const SERVER: &str = "127.77.0.2:6379";
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    fn segment_in(memory: BorrowedFd<'_>, place: Place, side: Side, secrets: Secrets) -> Result<Segment, Errno> {
+        open_spans(memory, place, side, secrets).map(|(segment, _home)| segment)
+    }
+
+    fn request() -> Request {
+        let node = Some(IpAddr::from([127, 77, 0, 1]));
+        Request { destination: address(SERVER), source: None, node, opener: Opener::Program }
+    }
+
+    fn node(scratch: &Scratch) -> Arc<Rack> {
+        Arc::new(scratch.rack())
+    }
+
+    fn connect_to(rack: &Arc<Rack>) -> Result<Connected, FallbackReason> {
+        connect_as(rack, &request())
+    }
+
+    fn connect_as(rack: &Arc<Rack>, request: &Request) -> Result<Connected, FallbackReason> {
+        let mut progress = connect(Arc::clone(rack), request, unix_stream().unwrap()).map_err(|none| none.reason)?;
+        loop {
+            progress = match progress {
+                Progress::Connected(connected) => return Ok(*connected),
+                Progress::Underway(underway) => underway.go_on()?,
+                Progress::Reached { .. } | Progress::TupleInUse => panic!("no proxy"),
+            };
+            std::thread::yield_now();
+        }
+    }
+
+    fn begin(rack: &Arc<Rack>) -> Underway {
+        match connect(Arc::clone(rack), &request(), unix_stream().unwrap()).unwrap() {
+            Progress::Underway(underway) => underway,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A monitor that answers nobody.
+    fn deaf_monitor(rack: &Rack, backlog: i32) -> OwnedFd {
+        let path = rack.path().join("../..").join(monitor::SOCKET_NAME);
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&socket, backlog).unwrap();
+        socket
+    }
+
+    /// A monitor that answers one question, after `before`.
+    fn monitor(rack: &Rack, answer: Answer, before: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+        let socket = deaf_monitor(rack, 1);
+        std::thread::spawn(move || {
+            let asker = rustix::net::accept(&socket).unwrap();
+            let mut packet = [0; monitor::PACKET_BYTES_MAX];
+            let (length, _) = rustix::net::recv(&asker, &mut packet, RecvFlags::empty()).unwrap();
+            assert_eq!(monitor::asked_for(&packet[..length]), Some(address(SERVER)));
+            before();
+            rustix::net::send(&asker, answer.encode().as_bytes(), SendFlags::NOSIGNAL).unwrap();
+        })
+    }
+
+    /// A proxy that takes one connection and replies.
+    fn proxy(listener: LaneListener, reply: Reply, memory: Option<OwnedFd>) -> JoinHandle<(OwnedFd, Segment)> {
+        std::thread::spawn(move || {
+            let (accepted, segment) = take(&listener, reply, memory);
+            (accepted.lifeline, segment)
+        })
+    }
+
+    fn take(listener: &LaneListener, reply: Reply, memory: Option<OwnedFd>) -> (Accepted, Segment) {
+        let accepted = loop {
+            match accept(listener.fd(), &listener.key(), libc::SOCK_CLOEXEC) {
+                Err(Errno::AGAIN) => std::thread::yield_now(),
+                accepted => break accepted.unwrap(),
+            }
+        };
+        let from = accepted.tuple.peer.ip().to_string();
+        assert_eq!((from.as_str(), accepted.opener), ("127.77.0.1", Opener::Program));
+        let segment = loop {
+            if let Some((segment, _memfd)) = receive_hello(accepted.lifeline.as_fd()).unwrap() {
+                break segment;
+            }
+        };
+        answer(accepted.lifeline.as_fd(), reply, memory.as_ref().map(OwnedFd::as_fd)).unwrap();
+        (accepted, segment)
+    }
+
+    #[test]
+    fn a_listener_that_is_new_here_is_asked_for_and_a_known_one_is_not() {
+        let _no_child = crate::forks::none();
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let proxy_rack = Arc::clone(&rack);
+        let ready = Answer::Ready { node: "127.77.0.1".parse().unwrap() };
+        let (made, listener) = std::sync::mpsc::channel();
+        let listen = move || made.send(listen_for_far(&proxy_rack, address(SERVER), 1).unwrap()).unwrap();
+        let monitor = monitor(&rack, ready, listen);
+        let taking = std::thread::spawn(move || proxy(listener.recv().unwrap(), Reply::Taken(None), None).join());
+        let connected = connect_to(&rack).unwrap();
+        assert!(connected.is_far && connected.memory.is_some() && leads_far(connected.lifeline.as_fd()));
+        monitor.join().unwrap();
+        let (_lifeline, segment) = taking.join().unwrap().unwrap();
+        assert_eq!(segment.secrets(), connected.segment.secrets());
+
+        let listener = listen_for_far(&rack, address(SERVER), 1).unwrap();
+        assert_eq!(listen_for_far(&rack, address(SERVER), 1).unwrap_err(), Errno::ADDRINUSE);
+        let taking = proxy(listener, Reply::Taken(None), None);
+        connect_to(&rack).unwrap();
+        taking.join().unwrap();
+    }
+
+    #[test]
+    fn a_name_behind_which_nobody_listens_yet_is_asked_for() {
+        let _no_child = crate::forks::none();
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let name = ListenerName::far(address(SERVER));
+        let early = unix_stream().unwrap();
+        rack.lock(name.address).unwrap().bind(early.as_fd(), &name).unwrap();
+        assert_eq!(rack.is_live(&name), Ok(true));
+        let proxy_rack = Arc::clone(&rack);
+        let (made, listener) = std::sync::mpsc::channel();
+        let listen = move || {
+            drop(early);
+            made.send(listen_for_far(&proxy_rack, address(SERVER), 1).unwrap()).unwrap();
+        };
+        let monitor = monitor(&rack, Answer::Ready { node: "127.77.0.1".parse().unwrap() }, listen);
+        let taking = std::thread::spawn(move || proxy(listener.recv().unwrap(), Reply::Taken(None), None).join());
+        assert!(connect_to(&rack).unwrap().is_far);
+        monitor.join().unwrap();
+        taking.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn what_stands_against_a_connection_is_said() {
+        let _no_child = crate::forks::none();
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let monitor = monitor(&rack, Answer::No(FallbackReason::PeerRefused), || ());
+        assert_eq!(connect_to(&rack).unwrap_err(), FallbackReason::PeerRefused);
+        monitor.join().unwrap();
+        for (errno, reason) in [
+            (Errno::CONNREFUSED, FallbackReason::NoListener),
+            (Errno::AGAIN, FallbackReason::BacklogFull),
+            (Errno::NETUNREACH, FallbackReason::LinkDown),
+            (Errno::IO, FallbackReason::HandshakeFailed),
+        ] {
+            let taking = proxy(listen_for_far(&rack, address(SERVER), 1).unwrap(), Reply::Refused(errno), None);
+            assert_eq!(connect_to(&rack).unwrap_err(), reason);
+            taking.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn another_port_is_tried_while_the_other_node_has_a_connection_of_the_one_before() {
+        let _no_child = crate::forks::none();
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let listener = listen_for_far(&rack, address(SERVER), 1).unwrap();
+        let in_use = Reply::Refused(Errno::ADDRINUSE);
+        let taking = std::thread::spawn(move || {
+            let first = take(&listener, in_use, None).0.tuple;
+            let second = take(&listener, Reply::Taken(None), None).0.tuple;
+            (0..=PORT_TRIES_MAX).for_each(|_| drop(take(&listener, in_use, None)));
+            take(&listener, in_use, None);
+            [first, second]
+        });
+        let connected = connect_to(&rack).unwrap();
+        assert_eq!(connect_to(&rack).unwrap_err(), FallbackReason::PortInUse);
+        // A program that has named its port has no other.
+        let source = Some(SocketAddr::from(([127, 77, 0, 1], crate::rendezvous::tests::own_port())));
+        let named = Request { source, ..request() };
+        assert_eq!(connect_as(&rack, &named).unwrap_err(), FallbackReason::PortInUse);
+        let [first, second] = taking.join().unwrap().map(|tuple| tuple.reversed());
+        assert_ne!(first, second);
+        assert_eq!(connected.tuple, second);
+    }
+
+    #[test]
+    fn a_connection_under_way_waits_for_nobody_keeps_out_of_sight_and_ends_at_its_deadline() {
+        let _no_child = crate::forks::none();
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let _deaf_monitor = deaf_monitor(&rack, 8);
+        let ends_with = |reason| {
+            let (place, deadline_ns) = (begin(&rack), now_ns() + REPLY_WAIT_NS);
+            assert!(crate::descriptor::hidden::is_hidden(place.awaits().0.unwrap().as_raw_fd()));
+            assert!(place.awaits().1 <= deadline_ns);
+            let Progress::Underway(mut underway) = place.go_on().unwrap() else { panic!("who has answered?") };
+            underway.deadline_ns = now_ns();
+            assert_eq!(underway.go_on().unwrap_err(), reason);
+        };
+        ends_with(FallbackReason::LinkDown);
+        let _deaf_proxy = listen_for_far(&rack, address(SERVER), 8).unwrap();
+        ends_with(FallbackReason::HandshakeFailed);
+    }
+
+    #[test]
+    fn a_monitor_whom_too_many_ask_is_asked_once_there_is_room() {
+        let _no_child = crate::forks::none();
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let monitor = deaf_monitor(&rack, 0);
+        let mut asking = Vec::new();
+        while let Some(question) = monitor::ask(&rack, address(SERVER)).unwrap() {
+            asking.push(question);
+        }
+        let underway = begin(&rack);
+        assert!(underway.awaits().0.is_none());
+        asking.iter().for_each(|_| drop(rustix::net::accept(&monitor).unwrap()));
+        let Progress::Underway(underway) = underway.go_on().unwrap() else { panic!("who has answered?") };
+        assert!(underway.awaits().0.is_some());
+    }
+
+    #[test]
+    fn a_proxy_that_goes_without_a_word_is_no_connection() {
+        let _no_child = crate::forks::none();
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let listener = listen_for_far(&rack, address(SERVER), 1).unwrap();
+        let going = std::thread::spawn(move || {
+            while let Err(Errno::AGAIN) = accept(listener.fd(), &listener.key(), libc::SOCK_CLOEXEC) {
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(connect_to(&rack).unwrap_err(), FallbackReason::HandshakeFailed);
+        going.join().unwrap();
+    }
+
+    #[test]
+    fn a_connection_moves_to_the_windows_that_the_reply_names() {
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let span_bytes = Segment::WINDOW_BYTES as u64;
+        let (memory, mapping) = shm::create(3 * Segment::WINDOW_BYTES).unwrap();
+        let place = Place::new(span_bytes, 2 * span_bytes);
+        let listener = listen_for_far(&rack, address(SERVER), 1).unwrap();
+        let taking = proxy(listener, Reply::Taken(Some(place)), Some(memory.try_clone().unwrap()));
+        let connected = connect_to(&rack).unwrap();
+        assert!(connected.memory.is_some() && connected.segment.is_in_windows());
+        let secrets = taking.join().unwrap().1.secrets();
+        let back = Place::new(place.outbound_offset, place.inbound_offset);
+        let other = segment_in(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
+        assert_eq!(connected.segment.sender().write(b"through the window"), Ok(18));
+        let mut bytes = [0; 18];
+        assert_eq!(other.receiver().read(&mut bytes), Ok(18));
+        assert_eq!(&bytes, b"through the window");
+        let first = Region::of_mapping(Arc::new(mapping)).sub(0, Segment::WINDOW_BYTES);
+        assert!(
+            (0..Segment::WINDOW_BYTES).step_by(8).all(|at| first.load_u64(at, volmem::sync::Ordering::Relaxed) == 0)
+        );
+    }
+
+    /// Two pages for paces, and two spans.
+    #[test]
+    fn who_comes_to_hold_an_end_over_a_modelled_link_finds_the_model_in_its_span() {
+        const SPAN_BYTES: u64 = Segment::TIMED_WINDOW_BYTES as u64;
+        const FIRST: u64 = 2 * 4096;
+        let (memory, _mapping) = shm::create((FIRST + 2 * SPAN_BYTES) as usize).unwrap();
+        let timing = LinkTiming { one_way_ns: 100, bytes_per_us: 10_000, header_bytes: 24, payload_bytes_max: 256 };
+        let secrets = Secrets { to_acceptor: 7, to_connector: 8 };
+        let place = |own: u64| Place {
+            model: Some(Model { timing, inbound_pace_offset: own * 4096, outbound_pace_offset: (1 - own) * 4096 }),
+            ..Place::new(FIRST + own * SPAN_BYTES, FIRST + (1 - own) * SPAN_BYTES)
+        };
+        let open = |place, side| segment_in(memory.as_fd(), place, side, secrets);
+        let one = open(place(0), Side::Connector).unwrap();
+        open(place(1), Side::Acceptor).unwrap();
+        let heir = adopt(span_lease::lend(memory.as_fd(), place(1)).unwrap().as_fd()).unwrap();
+        assert_eq!((heir.model(), heir.side(), heir.secrets()), (place(1).model, Side::Acceptor, secrets));
+        assert_eq!(one.timed_sender().unwrap().write(b"to the heir"), Ok(11));
+        heir.settle();
+        let mut bytes = [0; 11];
+        assert_eq!(heir.timed_receiver().unwrap().read(&mut bytes), Ok(11));
+        assert_eq!(&bytes, b"to the heir");
+        // One that is as fast as its memory is that, whatever a peer writes.
+        let plain = Place { model: None, ..place(1) };
+        assert!(adopt(span_lease::lend(memory.as_fd(), plain).unwrap().as_fd()).unwrap().timed_sender().is_none());
+        let beyond = |offset| {
+            let model = place(0).model.map(|model| Model { inbound_pace_offset: offset, ..model });
+            open(Place { model, ..place(0) }, Side::Connector).map(|_| ()).unwrap_err()
+        };
+        assert_eq!([FIRST + 2 * SPAN_BYTES, 1, u64::MAX].map(beyond), [Errno::INVAL; 3]);
+    }
+
+    #[test]
+    fn who_comes_to_hold_an_end_whose_state_lies_at_home_goes_on_where_it_was() {
+        let (memory, _mapping) = shm::create(3 * Segment::WINDOW_BYTES).unwrap();
+        let span_bytes = Segment::WINDOW_BYTES as u64;
+        let secrets = Secrets { to_acceptor: 9, to_connector: 10 };
+        for caching in [Caching::Uncached, Caching::WriteCombined, Caching::NonCoherent] {
+            let place = Place { caching, ..Place::new(0, span_bytes) };
+            let back = Place { caching, ..Place::new(span_bytes, 0) };
+            let loan = span_lease::lend(memory.as_fd(), place).unwrap();
+            let (one, fds) = open_place(loan, place, Side::Connector, secrets).unwrap();
+            let device = fds.device.as_ref().unwrap().try_clone().unwrap();
+            let other = segment_in(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
+            assert_eq!(one.apart_sender().unwrap().write(b"first "), Ok(6));
+            let heir = adopt_on_device(&fds.memfd, device.as_fd()).unwrap();
+            assert_eq!((heir.side(), heir.secrets(), heir.is_adopted()), (Side::Connector, secrets, true));
+            assert_eq!(heir.apart_sender().unwrap().write(b"second"), Ok(6));
+            let mut bytes = [0; 12];
+            assert_eq!(other.apart_receiver().unwrap().read(&mut bytes), Ok(12));
+            assert_eq!(&bytes, b"first second");
+            // Memory that it is not about, and a home that nobody has set up.
+            let (stranger, _mapping) = shm::create(3 * Segment::WINDOW_BYTES).unwrap();
+            assert_eq!(adopt_on_device(&fds.memfd, stranger.as_fd()).unwrap_err(), Errno::INVAL);
+            let (empty, _region) = local_page::create(place, memory.as_fd()).unwrap();
+            assert_eq!(adopt_on_device(&empty, memory.as_fd()).unwrap_err(), Errno::NOTCONN);
+            drop((one, other, heir, fds, device));
+            assert!(!span_lease::is_lent(memory.as_fd(), place).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_server_gets_its_place_in_the_windows_with_the_hello() {
+        let _no_child = crate::forks::none();
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let (memory, _mapping) = shm::create(2 * Segment::WINDOW_BYTES).unwrap();
+        let (own, other) = (0, Segment::WINDOW_BYTES as u64);
+        let place = Place::new(own, other);
+        let secrets = Secrets { to_acceptor: 5, to_connector: 6 };
+        // Other runs of this test may be on the machine.
+        let source = SocketAddr::from(([127, 77, 0, 1], crate::rendezvous::tests::own_port()));
+        let request = Request { source: Some(source), node: None, opener: Opener::Proxy, ..request() };
+        let connect = || {
+            let loan = span_lease::lend(memory.as_fd(), place).unwrap();
+            connect_in_windows(&rack, &request, (place, secrets), loan.as_fd())
+        };
+        assert_eq!(connect().unwrap_err().reason, FallbackReason::NoListener);
+        assert!(!span_lease::is_lent(memory.as_fd(), place).unwrap());
+        let server = listen_in(&rack, address(SERVER), false, false, 1).unwrap();
+        let _lifeline = connect().unwrap();
+        let accepted = accept(server.fd(), &server.key(), libc::SOCK_CLOEXEC).unwrap();
+        assert_eq!(accepted.tuple.peer, source);
+        let (segment, memfd) = receive_hello(accepted.lifeline.as_fd()).unwrap().unwrap();
+        drop(memfd);
+        assert_eq!((segment.is_in_windows(), segment.secrets()), (true, secrets));
+        assert!(span_lease::is_lent(memory.as_fd(), place).unwrap(), "as long as the server has it mapped");
+        drop(segment);
+        assert!(!span_lease::is_lent(memory.as_fd(), place).unwrap());
+    }
+
+    #[test]
+    fn memory_that_could_be_cut_off_and_places_outside_it_are_refused() {
+        let span_bytes = Segment::WINDOW_BYTES as u64;
+        let secrets = Secrets { to_acceptor: 1, to_connector: 2 };
+        let (memory, _mapping) = shm::create(2 * Segment::WINDOW_BYTES).unwrap();
+        let open = |memory: BorrowedFd<'_>, inbound_offset, outbound_offset| {
+            segment_in(memory, Place::new(inbound_offset, outbound_offset), Side::Acceptor, secrets).map(|_| ())
+        };
+        assert_eq!(open(memory.as_fd(), 0, span_bytes), Ok(()));
+        for (inbound, outbound) in
+            [(0, 0), (0, span_bytes + 4096), (1, span_bytes), (0, 4096), (u64::MAX - 4095, 0), (1 << 63, 0)]
+        {
+            assert_eq!(open(memory.as_fd(), inbound, outbound), Err(Errno::INVAL), "{inbound:#x} {outbound:#x}");
+        }
+        let scratch = Scratch::new();
+        let file = std::fs::File::create_new(scratch.0.join("file")).unwrap();
+        file.set_len(2 * span_bytes).unwrap();
+        assert_eq!(open(file.as_fd(), 0, span_bytes), Err(Errno::PERM));
+    }
+
+    /// As of a DAX device, which maps nothing less: spans at any page, one of them across a multiple.
+    #[test]
+    fn spans_of_memory_that_is_mapped_by_larger_pieces_are_the_same_memory() {
+        const PIECE_BYTES: u64 = 1 << 20;
+        let span_bytes = Segment::WINDOW_BYTES as u64;
+        let secrets = Secrets { to_acceptor: 1, to_connector: 2 };
+        let (memory, _mapping) = shm::create(3 * PIECE_BYTES as usize).unwrap();
+        let place = Place::new(4096, 2 * PIECE_BYTES - span_bytes / 2 / 4096 * 4096);
+        let back = Place::new(place.outbound_offset, place.inbound_offset);
+        let by_pieces = Place { alignment: Alignment::new(PIECE_BYTES), ..place };
+        let connector = segment_in(memory.as_fd(), by_pieces, Side::Connector, secrets).unwrap();
+        let acceptor = segment_in(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
+        for (from, to) in [(&connector, &acceptor), (&acceptor, &connector)] {
+            assert_eq!(from.sender().write(b"in its place"), Ok(12));
+            let mut bytes = [0; 12];
+            assert_eq!((to.receiver().read(&mut bytes), &bytes), (Ok(12), b"in its place"));
+        }
+        let between_pages = Place { inbound_offset: 8, ..by_pieces };
+        assert_eq!(try_place(memory.as_fd(), between_pages), Err(Errno::INVAL));
+        assert_eq!(try_place(memory.as_fd(), by_pieces), Ok(()));
+    }
+
+    #[test]
+    fn a_program_that_cannot_map_its_span_says_so() {
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let span_bytes = Segment::WINDOW_BYTES as u64;
+        let (memory, _mapping) = shm::create(2 * Segment::WINDOW_BYTES).unwrap();
+        let beyond = Reply::Taken(Some(Place::new(0, 2 * span_bytes)));
+        let taking = proxy(listen_for_far(&rack, address(SERVER), 1).unwrap(), beyond, Some(memory));
+        assert_eq!(connect_to(&rack).unwrap_err(), FallbackReason::WindowUnmapped);
+        taking.join().unwrap();
+    }
+
+    #[test]
+    fn a_proxy_connects_with_the_far_programs_addresses_though_that_program_is_on_this_machine() {
+        let (here, there) = (Scratch::new(), Scratch::new());
+        let (rack, far_rack) = (node(&here), node(&there));
+        let taking = proxy(listen_for_far(&rack, address(SERVER), 1).unwrap(), Reply::Taken(None), None);
+        let program = connect_to(&rack).unwrap();
+        taking.join().unwrap();
+        let server = listen_in(&far_rack, address(SERVER), false, false, 1).unwrap();
+        let source = Some(program.tuple.local);
+        let onward =
+            connect_in(&far_rack, &Request { source, node: None, opener: Opener::Proxy, ..request() }).unwrap();
+        let accepted = accept(server.fd(), &server.key(), libc::SOCK_CLOEXEC).unwrap();
+        assert_eq!((accepted.tuple.peer, accepted.opener), (program.tuple.local, Opener::Proxy));
+        assert_eq!(onward.tuple, program.tuple);
+    }
+
+    #[test]
+    fn only_addresses_of_other_nodes_and_machines_may_be_far() {
+        let may_be = |destination: &str, node| {
+            let request = Request { destination: address(destination), node, ..request() };
+            request.may_be_far(&request.route())
+        };
+        let node = request().node;
+        for (destination, expected) in
+            [("127.77.0.2:1", true), ("127.77.0.1:1", false), ("127.0.0.1:1", false), ("198.51.100.7:1", true)]
+        {
+            assert_eq!(may_be(destination, node), expected, "{destination}");
+            assert!(!may_be(destination, None), "{destination}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn other_bytes_are_no_replies(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
+            prop_assert_eq!(Reply::decode(&bytes), None);
+        }
+
+        #[test]
+        fn replies_survive_the_way(inbound_offset: u64, outbound_offset: u64, errno in 1..4096_i32) {
+            let place = Place::new(inbound_offset, outbound_offset);
+            let aligned = Place { alignment: Alignment::new(1 << 30), ..place };
+            let refused = Reply::Refused(Errno::from_raw_os_error(errno));
+            for reply in [Reply::Taken(None), Reply::Taken(Some(place)), Reply::Taken(Some(aligned)), refused] {
+                prop_assert_eq!(Reply::decode(&reply.encode()), Some(reply));
+            }
+        }
+    }
+}
