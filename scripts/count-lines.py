@@ -3,8 +3,8 @@
 
 usage: scripts/count-lines.py [COMMIT]     the working tree's HEAD without an argument
 
-Test lines are those of tests/ folders, of files called tests.rs, and of inline modules under #[cfg(test)]. Bench lines are
-those of benches/ folders and of the crates that only measure. Blank lines and comments count.
+Test lines are those of tests/ folders, of files called tests.rs, and of inline modules under #[cfg(test)]. Bench lines
+are those of benches/ folders and of the crates that only measure. Blank lines and comments count.
 """
 
 import re

@@ -9,8 +9,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use control::monitor::Status;
-use ledger::Path as Way;
-use ledger::reader::{Process, Totals};
+use stats_page::DataPath as Way;
+use stats_page::reader::{Process, Totals};
 
 /// Readers at a time, at most; and how long each has for its request.
 const READERS_MAX: usize = 16;

@@ -12,13 +12,13 @@ use control::monitor::{Answer, Ask, Direct, Link as LinkStatus, Partition, Proxy
 use control::proxy::{self as words, Configuration, FromProxy, ToProxy};
 use fabric::Epoch;
 use fabric::device::{Change, Device, DeviceError, DeviceLink, Slot, Vector, VectorBell};
-use ledger::FallbackReason;
 use rack::{Access, AccessRule, Class, NodePlaces, Places, Rack};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
 use socket::rendezvous::monitor::Answer as FarAnswer;
+use stats_page::FallbackReason;
 use thiserror::Error;
 use tracing::{error, info, warn};
 
@@ -697,7 +697,7 @@ impl Monitor {
     fn serve_metrics(&mut self, now_ns: u64) {
         if self.metrics.listen_turn(now_ns) {
             let status = self.status();
-            let programs = ledger::reader::read_rack(&self.settings.node_places().directory).ok();
+            let programs = stats_page::reader::read_rack(&self.settings.node_places().directory).ok();
             self.metrics.answer(&status, programs.as_ref().map(|programs| &programs.processes[..]));
         }
     }

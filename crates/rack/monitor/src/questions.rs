@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use ledger::FallbackReason;
+use stats_page::FallbackReason;
 
 use crate::session::Verdict;
 

@@ -66,11 +66,11 @@ use crate::rendezvous;
 use crate::rendezvous::address::Tuple;
 use crate::rendezvous::local_page::MemoryFds;
 use ::wait::AdaptiveSpin;
-use ledger::ConnectionSlot;
 use rustix::io::Errno;
 use segment::{
     BY_LANE_BOTH, BY_LANE_RECEIVE, BY_LANE_SEND, Own, Receiver, SHUT_BOTH_WAYS, Segment, Sender, Side, Status,
 };
+use stats_page::ConnectionSlot;
 use std::cell::UnsafeCell;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};

@@ -12,7 +12,7 @@ use crate::process::pool::Pool;
 use crate::process::shared::{Shared, is_last_struck_out};
 use crate::rendezvous::LaneListener;
 use crate::rendezvous::name_key::NameKey;
-use ledger::ConnectionSlot;
+use stats_page::ConnectionSlot;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -114,9 +114,9 @@ impl Listener {
     pub(crate) fn open(inner: ListenerInner, is_nonblocking: bool) -> &'static Self {
         let listener = LISTENERS.take();
         let slot = inner.lane.as_ref().map(|lane| {
-            process_stats::page().open_connection(&ledger::Connection {
-                path: ledger::Path::Lane,
-                role: ledger::Role::Listen,
+            process_stats::page().open_connection(&stats_page::NewConnection {
+                path: stats_page::DataPath::Lane,
+                role: stats_page::Role::Listen,
                 fd: inner.descriptors.first().copied().unwrap_or(-1),
                 local: Some(lane.name().address),
                 peer: None,

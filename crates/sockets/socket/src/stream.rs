@@ -6,7 +6,7 @@ use crate::process::background_connects::Counted;
 use crate::process::pool::Pool;
 use crate::process::shared::{Shared, is_last_struck_out};
 use crate::rendezvous::Underway;
-use ledger::ConnectionSlot;
+use stats_page::ConnectionSlot;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 

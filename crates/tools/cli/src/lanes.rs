@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use ledger::{OFF_FILE, OFF_HINT};
+use stats_page::{OFF_FILE, OFF_HINT};
 
 use crate::rack_choice::Chosen;
 use crate::{output, rack_dir};

@@ -86,7 +86,7 @@ impl Chosen {
             Self::Directory(_) => None,
             Self::File(rack) => rack.file.rack.nodes.iter().find(|node| node.address == address),
         };
-        named.map_or_else(|| ledger::node_name(address), |node| node.name.clone())
+        named.map_or_else(|| stats_page::node_name(address), |node| node.name.clone())
     }
 }
 

@@ -13,7 +13,7 @@ const PATH_BYTES_MAX: usize = 400;
 /// The rack given with `--rack`, or the one the environment says.
 pub fn chosen(given: Option<&Path>) -> PathBuf {
     let uid = rustix::process::geteuid().as_raw();
-    let rack = given.map_or_else(|| ledger::rack_dir(|name| std::env::var_os(name), uid), Path::to_owned);
+    let rack = given.map_or_else(|| stats_page::rack_dir(|name| std::env::var_os(name), uid), Path::to_owned);
     std::path::absolute(&rack).unwrap_or(rack)
 }
 

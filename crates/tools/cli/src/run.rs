@@ -82,7 +82,7 @@ impl Place {
 }
 
 fn check_node(text: &str) -> Result<String> {
-    match ledger::node_address(text) {
+    match stats_page::node_address(text) {
         Some(_) => Ok(text.to_owned()),
         None => bail!(WrongUse::of(format!(
             "node '{text}': not a letter a to z nor an address in 127.77.0.0/16; try --node a"
@@ -116,9 +116,9 @@ pub fn main(options: &Options) -> Result<()> {
 /// Whether the environment requires lanes: a program that does not load the library could not find out itself.
 fn inherits_require_lane() -> Result<bool> {
     let value = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    let is_off = value("CROSSLANE_OFF").is_some_and(|value| ledger::switch(value.as_encoded_bytes()) == Some(true));
+    let is_off = value("CROSSLANE_OFF").is_some_and(|value| stats_page::switch(value.as_encoded_bytes()) == Some(true));
     let Some(given) = value("CROSSLANE_REQUIRE_LANE").filter(|_| !is_off) else { return Ok(false) };
-    ledger::switch(given.as_encoded_bytes()).ok_or_else(|| {
+    stats_page::switch(given.as_encoded_bytes()).ok_or_else(|| {
         let shown = given.to_string_lossy();
         let what = "neither on nor off; set 1 (true, yes) or 0 (false, no), or unset it";
         WrongUse::of(format!("CROSSLANE_REQUIRE_LANE='{shown}': {what}")).into()

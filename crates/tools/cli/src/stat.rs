@@ -7,10 +7,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use control::proxy::PeerReport;
-use ledger::FallbackReason;
-use ledger::reader::{self, Connection, Process, Snapshot, Totals};
 use serde::Serialize;
 use stats::{Align, Table};
+use stats_page::FallbackReason;
+use stats_page::reader::{self, Connection, Process, Snapshot, Totals};
 
 use crate::rack_choice::Chosen;
 use crate::rack_control;
@@ -483,7 +483,7 @@ pub fn age_since(at_ns: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use ledger::{Path as Carrier, Role};
+    use stats_page::{DataPath, Role};
 
     use super::*;
 
@@ -491,21 +491,22 @@ mod tests {
         [rack.path().to_owned()]
     }
 
-    fn rack_with_traffic() -> (tempfile::TempDir, &'static ledger::Ledger, Vec<ledger::ConnectionSlot>) {
+    fn rack_with_traffic() -> (tempfile::TempDir, &'static stats_page::StatsPage, Vec<stats_page::ConnectionSlot>) {
         let rack = tempfile::tempdir().unwrap();
-        let config = ledger::Config {
+        let config = stats_page::PageConfig {
             rack: rack.path(),
-            node: ledger::node_address("a").map(Into::into),
+            node: stats_page::node_address("a").map(Into::into),
             program: b"redis-server",
         };
-        let ledger = ledger::Ledger::create(&config);
+        let ledger = stats_page::StatsPage::create(&config);
         let peer: SocketAddr = "127.77.0.2:41234".parse().unwrap();
         let local: SocketAddr = "127.77.0.1:6379".parse().unwrap();
         let open = |path, fd| {
-            let connection = ledger::Connection { path, role: Role::Accept, fd, local: Some(local), peer: Some(peer) };
+            let connection =
+                stats_page::NewConnection { path, role: Role::Accept, fd, local: Some(local), peer: Some(peer) };
             ledger.open_connection(&connection)
         };
-        let slots = vec![open(Carrier::Lane, 8), open(Carrier::Kernel, 9)];
+        let slots = vec![open(DataPath::Lane, 8), open(DataPath::Kernel, 9)];
         slots[0].add_sent(2048);
         slots[0].add_received(10);
         slots[1].add_received(3);

@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use ledger::reader::{Connection, Process, Snapshot};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState};
 use ratatui::{DefaultTerminal, Frame};
+use stats_page::reader::{Connection, Process, Snapshot};
 
 use crate::rack_choice::Chosen;
 use crate::stat::{self, is_shown};
@@ -325,15 +325,15 @@ mod tests {
     #[test]
     fn a_connection_has_a_line_and_q_quits() {
         let rack = tempfile::tempdir().unwrap();
-        let config = ledger::Config { rack: rack.path(), node: None, program: b"served" };
-        let connection = ledger::Connection {
-            path: ledger::Path::Lane,
-            role: ledger::Role::Connect,
+        let config = stats_page::PageConfig { rack: rack.path(), node: None, program: b"served" };
+        let connection = stats_page::NewConnection {
+            path: stats_page::DataPath::Lane,
+            role: stats_page::Role::Connect,
             fd: 77,
             local: None,
             peer: "127.77.0.1:80".parse().ok(),
         };
-        let slot = ledger::Ledger::create(&config).open_connection(&connection);
+        let slot = stats_page::StatsPage::create(&config).open_connection(&connection);
         slot.add_sent(4096);
         let mut screen =
             Screen::new(stat::read(&[rack.path().to_owned()]).unwrap(), Chosen::Directory(rack.path().into()));

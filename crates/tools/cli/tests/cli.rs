@@ -435,11 +435,12 @@ fn stat_shows_a_living_process_and_forgets_a_dead_one() {
     };
     assert!(stat("").starts_with("Nothing runs over crosslane"));
 
-    let config = ledger::Config { rack: &rack, node: ledger::node_address("c").map(Into::into), program: b"a-test" };
-    let ledger = ledger::Ledger::create(&config);
-    let connection = ledger::Connection {
-        path: ledger::Path::Lane,
-        role: ledger::Role::Connect,
+    let config =
+        stats_page::PageConfig { rack: &rack, node: stats_page::node_address("c").map(Into::into), program: b"a-test" };
+    let ledger = stats_page::StatsPage::create(&config);
+    let connection = stats_page::NewConnection {
+        path: stats_page::DataPath::Lane,
+        role: stats_page::Role::Connect,
         fd: 12,
         local: None,
         peer: "127.77.0.1:6379".parse().ok(),

@@ -17,7 +17,7 @@ pub const UNSAFE_CRATES: [&str; 14] = [
     "segment",
     "socket",
     "preload",
-    "ledger",
+    "stats-page",
     "fib",
     "bench",
     "pcie-bench",
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn unsafe_is_found_only_outside_the_crates_that_may_say_it() {
         let text = "//! unsafe\n#[unsafe(no_mangle)]\nfn f() { let s = \"unsafe\"; unsafe { g() } }\n";
-        let only = "only in volmem, fabric, lane, lane-c, wait, segment, socket, preload, ledger, fib, bench, \
+        let only = "only in volmem, fabric, lane, lane-c, wait, segment, socket, preload, stats-page, fib, bench, \
                     pcie-bench, router-ports, system-tests";
         assert_eq!(
             check_text(text),
@@ -248,7 +248,7 @@ mod tests {
             )
         };
         assert_eq!(check_in("crates/any/socket/a.rs", text), at(1) + &at(2) + &at(3));
-        assert_eq!(check_in("crates/any/ledger/a.rs", text), "");
+        assert_eq!(check_in("crates/any/stats-page/a.rs", text), "");
     }
 
     #[test]

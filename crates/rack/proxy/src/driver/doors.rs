@@ -6,11 +6,11 @@ use super::end::SegmentEnd;
 use crate::Tuple;
 use control::proxy::Access;
 use fabric::device::Device;
-use ledger::FallbackReason;
 use rustix::io::Errno;
 use segment::Secrets;
 use socket::rendezvous::address;
 use socket::rendezvous::{self, Accepted, LaneListener, NoLane, Request};
+use stats_page::FallbackReason;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 

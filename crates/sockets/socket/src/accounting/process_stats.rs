@@ -2,20 +2,20 @@
 
 use crate::process::settings::settings;
 use crate::rendezvous::directory;
-use ledger::{FallbackReason, Ledger};
+use stats_page::{FallbackReason, StatsPage};
 use std::sync::OnceLock;
 
-static PAGE: OnceLock<&'static Ledger> = OnceLock::new();
+static PAGE: OnceLock<&'static StatsPage> = OnceLock::new();
 
 /// Returns the page, which is created at the first call.
-pub fn page() -> &'static Ledger {
+pub fn page() -> &'static StatsPage {
     PAGE.get_or_init(|| {
         let mut program = [0; _];
         let rack = directory::made_rack_dir(rustix::process::geteuid().as_raw());
-        Ledger::create(&ledger::Config {
+        StatsPage::create(&stats_page::PageConfig {
             rack: &rack,
             node: settings().node,
-            program: ledger::own_program_name(&mut program),
+            program: stats_page::own_program_name(&mut program),
         })
     })
 }

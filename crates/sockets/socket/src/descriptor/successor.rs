@@ -83,8 +83,9 @@ impl Environment {
     /// `came_by_environment`: what would have to be in it was there when this process loaded the library.
     fn names_library(&self, came_by_environment: bool) -> bool {
         // A value that is not understood ends the program.
-        let is_off =
-            self.get(b"CROSSLANE_OFF").is_some_and(|value| !value.is_empty() && ledger::switch(value) != Some(false));
+        let is_off = self
+            .get(b"CROSSLANE_OFF")
+            .is_some_and(|value| !value.is_empty() && stats_page::switch(value) != Some(false));
         let is_named = || match self.get(b"LD_PRELOAD").and_then(own_path_in).map(behind_root) {
             // Where it is only the dynamic linker knows.
             Some(path) if path.contains(&b'$') || !path.contains(&b'/') => true,

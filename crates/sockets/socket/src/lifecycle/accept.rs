@@ -15,9 +15,9 @@ use crate::process::signals::{Moment, Since};
 use crate::rendezvous::address::Opener;
 use crate::rendezvous::local_page::MemoryFds;
 use crate::rendezvous::{self, Accepted, Refused};
-use ledger::{FallbackReason, Path, Role};
 use rustix::io::Errno;
 use segment::{Segment, Side};
+use stats_page::{DataPath, FallbackReason, Role};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 use wait::{Action, Spin};
@@ -177,9 +177,9 @@ fn accept_tcp(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<Opti
         unsafe { rustix::io::close(accepted) };
         return Ok(None);
     }
-    let slot = process_stats::page().open_connection(&ledger::Connection {
+    let slot = process_stats::page().open_connection(&stats_page::NewConnection {
         fd: accepted,
-        path: Path::Kernel,
+        path: DataPath::Kernel,
         role: Role::Accept,
         local: None,
         peer,

@@ -21,11 +21,11 @@ use crate::rendezvous::local_page::MemoryFds;
 use crate::rendezvous::{self, Connected, Progress, Underway};
 use crate::stream::Aim;
 use crate::stream::{PortChoice, STREAMS, Stream, StreamInner};
-use ledger::{FallbackReason, Path, Role};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use segment::Side;
+use stats_page::{DataPath, FallbackReason, Role};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
@@ -366,9 +366,9 @@ pub(super) fn refuse(fd: RawFd) -> Outcome {
 }
 
 fn enter_kernel_connection(fd: RawFd, stream: &'static Stream, destination: SocketAddr) {
-    let slot = process_stats::page().open_connection(&ledger::Connection {
+    let slot = process_stats::page().open_connection(&stats_page::NewConnection {
         fd,
-        path: Path::Kernel,
+        path: DataPath::Kernel,
         role: Role::Connect,
         local: None,
         peer: Some(destination),
@@ -440,10 +440,10 @@ pub(super) fn hide(memory: Option<MemoryFds>) -> Option<MemoryFds<HiddenFd>> {
     memory.and_then(|memory| memory.hide().ok())
 }
 
-pub(super) fn enter_lane_connection(fd: RawFd, tuple: Tuple, role: Role, is_far: bool) -> ledger::ConnectionSlot {
-    process_stats::page().open_connection(&ledger::Connection {
+pub(super) fn enter_lane_connection(fd: RawFd, tuple: Tuple, role: Role, is_far: bool) -> stats_page::ConnectionSlot {
+    process_stats::page().open_connection(&stats_page::NewConnection {
         fd,
-        path: if is_far { Path::Window } else { Path::Lane },
+        path: if is_far { DataPath::Window } else { DataPath::Lane },
         role,
         local: Some(tuple.local),
         peer: Some(tuple.peer),

@@ -23,10 +23,10 @@ use crate::rendezvous;
 use crate::rendezvous::address::{Opener, Tuple};
 use crate::rendezvous::local_page::{Home, MemoryFds};
 use crate::rendezvous::span_lease;
-use ledger::Role;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use segment::{Segment, Side};
+use stats_page::Role;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
 /// Finds the connections that this program inherited through `exec`. Costs one system call where there are none.

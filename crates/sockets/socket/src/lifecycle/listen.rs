@@ -11,9 +11,9 @@ use crate::process::settings::settings;
 use crate::process::signals;
 use crate::rendezvous::{self, LaneListener};
 use crate::stream::{STREAMS, Stream, StreamInner};
-use ledger::FallbackReason;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use stats_page::FallbackReason;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, RawFd};
 

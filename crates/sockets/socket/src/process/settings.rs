@@ -193,14 +193,15 @@ impl<V: Fn(&str) -> Option<OsString>> Reader<V> {
 }
 
 fn parse_switch(text: &str) -> Result<bool, String> {
-    ledger::switch(text.as_bytes()).ok_or_else(|| "neither on nor off; set 1 (true, yes) or 0 (false, no)".to_owned())
+    stats_page::switch(text.as_bytes())
+        .ok_or_else(|| "neither on nor off; set 1 (true, yes) or 0 (false, no)".to_owned())
 }
 
 /// A node of this machine, or, where a rack file names them, the address of a machine.
 fn parse_node(text: &str) -> Result<IpAddr, String> {
     let of_machine = |ip: &IpAddr| !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast();
     let address = || text.parse().ok().map(|ip: IpAddr| ip.to_canonical()).filter(of_machine);
-    let node = ledger::node_address(text).map(IpAddr::V4).or_else(address);
+    let node = stats_page::node_address(text).map(IpAddr::V4).or_else(address);
     node.ok_or_else(|| "not a letter a to z nor an address of a node; set a letter, such as a".to_owned())
 }
 

@@ -2,10 +2,10 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 
-use ledger::FallbackReason;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use segment::{Segment, Side};
+use stats_page::FallbackReason;
 
 use super::address::{Opener, Tuple};
 use super::handshake::{HELLO_BYTES, Hello, HelloError};

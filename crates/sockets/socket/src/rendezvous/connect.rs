@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
-use ledger::FallbackReason;
 use rustix::io::Errno;
+use stats_page::FallbackReason;
 
 use super::address::Opener;
 use super::directory::{Rack, netns_cookie};

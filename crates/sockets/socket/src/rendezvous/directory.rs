@@ -258,7 +258,7 @@ pub fn made_rack_dir(uid: u32) -> PathBuf {
 /// The rack directory of a user.
 pub fn rack_dir(uid: u32) -> PathBuf {
     let places = places();
-    ledger::rack_dir(
+    stats_page::rack_dir(
         |name| match name {
             "CROSSLANE_RACK" => places.rack.clone(),
             "XDG_RUNTIME_DIR" => places.runtime.clone(),
@@ -331,7 +331,7 @@ impl Rack {
         let rack = Arc::new(Self::open_in(&root, now)?);
         // Last: whoever switches lanes off leaves the hint in the directories of listeners that there are then. A rack
         // whose lanes are off is not kept, because a directory that is new has no hint.
-        let is_off = rustix::fs::stat(root.join(ledger::OFF_FILE)).is_ok();
+        let is_off = rustix::fs::stat(root.join(stats_page::OFF_FILE)).is_ok();
         if !is_off {
             let old = CURRENT.try_lock().ok().and_then(|mut kept| kept.replace(Arc::clone(&rack)));
             drop(old);
@@ -389,7 +389,7 @@ impl Rack {
     fn is_intact(&self) -> bool {
         let stat = self.directory.fd().and_then(rustix::fs::fstat);
         let is_same = |stat: &rustix::fs::Stat| (stat.st_dev, stat.st_ino) == self.identity && stat.st_nlink > 0;
-        stat.is_ok_and(|stat| is_same(&stat) && stat.st_mode & ledger::OFF_HINT == 0)
+        stat.is_ok_and(|stat| is_same(&stat) && stat.st_mode & stats_page::OFF_HINT == 0)
     }
 
     /// The user whose rack this is.

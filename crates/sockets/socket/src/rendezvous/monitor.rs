@@ -14,9 +14,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use ledger::FallbackReason;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use stats_page::FallbackReason;
 
 use crate::descriptor::hidden::close;
 use crate::rendezvous::directory::Rack;

@@ -6,9 +6,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Mutex;
 
-use ledger::FallbackReason;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
+use stats_page::FallbackReason;
 
 use crate::descriptor::hidden::close;
 use crate::process::clock::now_ns;

@@ -22,9 +22,9 @@ use std::sync::Arc;
 
 use fabric::device::DeviceMemory;
 use fabric::shm;
-use ledger::FallbackReason;
 use rustix::fs::FileType;
 use rustix::io::Errno;
+use stats_page::FallbackReason;
 use volmem::{Alignment, Mapping, Region};
 
 use super::local::{

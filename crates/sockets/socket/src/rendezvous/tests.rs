@@ -5,13 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use ledger::FallbackReason;
 use rustix::fs::OFlags;
 use rustix::io::{Errno, FdFlags};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use segment::{Segment, Side};
+use stats_page::FallbackReason;
 
 use super::accept::*;
 use super::address::{Opener, Tuple, ephemeral_ports};

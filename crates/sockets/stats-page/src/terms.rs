@@ -1,12 +1,15 @@
-//! The words a ledger speaks in: path, role, why a connection did not get a lane.
+//! The words a page speaks in: path, role, why a connection did not get a lane.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 
+/// Counters reserved for fallback reasons; more than there are today.
+pub(crate) const FALLBACK_COUNTERS: usize = 32;
+
 /// What carries a connection's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Path {
+pub enum DataPath {
     /// Shared memory of the two programs.
     Lane = 0,
     /// Kernel TCP.
@@ -15,7 +18,7 @@ pub enum Path {
     Window = 2,
 }
 
-impl Path {
+impl DataPath {
     /// How many there are.
     pub const COUNT: usize = 3;
 
@@ -150,7 +153,7 @@ fallback_reasons! {
     SwitchedOff => "switched_off", "lanes are switched off in the rack: crosslane lanes on";
 }
 
-const _: () = assert!(FallbackReason::ALL.len() <= crate::layout::FALLBACK_COUNTERS);
+const _: () = assert!(FallbackReason::ALL.len() <= FALLBACK_COUNTERS);
 
 impl fmt::Display for FallbackReason {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -15,16 +15,16 @@ use crate::layout::{
     Direction, FLAG_INHERITED, HEADER_BYTES, Header, Identity, MAGIC, PROGRAM_BYTES, SLOT_BYTES, SLOTS, STATE_CLOSING,
     STATE_FREE, STATE_OPEN, Slot, VERSION,
 };
-use crate::terms::{FallbackReason, Path, Role};
+use crate::terms::{DataPath, FallbackReason, Role};
 
-/// Longest rack path a ledger is published under. A rendezvous socket's path is shorter still.
+/// Longest rack path a page is published under. A rendezvous socket's path is shorter still.
 const RACK_PATH_BYTES_MAX: usize = 512;
 /// Index of a connection that found no slot.
 const UNLISTED: u32 = u32::MAX;
 
-/// What a ledger says about its process.
+/// What a page says about its process.
 #[derive(Clone, Copy, Debug)]
-pub struct Config<'a> {
+pub struct PageConfig<'a> {
     /// The rack directory; made 0700 when it is missing.
     pub rack: &'a std::path::Path,
     /// The node's address, if the program was given one.
@@ -35,9 +35,9 @@ pub struct Config<'a> {
 
 /// A connection to be entered.
 #[derive(Clone, Copy, Debug)]
-pub struct Connection {
+pub struct NewConnection {
     /// What carries it.
-    pub path: Path,
+    pub path: DataPath,
     /// Which side of it this process is.
     pub role: Role,
     /// The program's descriptor.
@@ -49,7 +49,7 @@ pub struct Connection {
 }
 
 /// The page of one process. Lives as long as the process: create it once, at the first `listen` or `connect`.
-pub struct Ledger {
+pub struct StatsPage {
     page: NonNull<u8>,
     rack: [u8; RACK_PATH_BYTES_MAX],
     node: Option<IpAddr>,
@@ -62,8 +62,8 @@ pub struct Ledger {
     free_top: AtomicU64,
     /// What this process knows of each slot.
     known: &'static [Known],
-    /// Connections open, by `Path as usize`.
-    open: [AtomicU64; Path::COUNT],
+    /// Connections open, by `DataPath as usize`.
+    open: [AtomicU64; DataPath::COUNT],
     published: AtomicBool,
     file_pid: AtomicU32,
     file_suffix: AtomicU32,
@@ -82,36 +82,36 @@ struct Known {
 }
 
 // SAFETY: `page` points to memory that is mapped for the life of the process and reached only through atomics.
-unsafe impl Send for Ledger {}
+unsafe impl Send for StatsPage {}
 // SAFETY: as above; all other fields are atomics or never change.
-unsafe impl Sync for Ledger {}
+unsafe impl Sync for StatsPage {}
 
 static EMERGENCY_PAGE: Header = Header::new();
 /// Counts in the program's own memory when not even a page of private memory can be mapped.
-static EMERGENCY: Ledger = match NonNull::new((&raw const EMERGENCY_PAGE).cast_mut().cast()) {
-    Some(page) => Ledger::over(page, &[]),
+static EMERGENCY: StatsPage = match NonNull::new((&raw const EMERGENCY_PAGE).cast_mut().cast()) {
+    Some(page) => StatsPage::over(page, &[]),
     None => unreachable!(),
 };
 
-impl Ledger {
+impl StatsPage {
     /// Makes the page of this process. Never fails: without a usable rack the page is private and nobody sees it.
-    pub fn create(config: &Config<'_>) -> &'static Self {
+    pub fn create(config: &PageConfig<'_>) -> &'static Self {
         let known_at = size_of::<Self>().next_multiple_of(align_of::<Known>());
         let Ok(memory) = backing::map_zeroed(known_at + SLOTS * size_of::<Known>()) else {
             return &EMERGENCY;
         };
         // SAFETY: the mapping is zeroed, private, never unmapped, large enough and aligned for both; atomics only.
         let known = unsafe { std::slice::from_raw_parts(memory.add(known_at).cast::<Known>().as_ptr(), SLOTS) };
-        let mut ledger = Self::over(NonNull::dangling(), known);
-        ledger.describe(config);
+        let mut stats = Self::over(NonNull::dangling(), known);
+        stats.describe(config);
         let pid = own_pid();
-        let Ok(page) = backing::map(ledger.rack(), pid, 0) else { return &EMERGENCY };
-        ledger.page = page.base;
-        ledger.adopt(&page);
-        ledger.write_header(page.base, pid);
+        let Ok(page) = backing::map(stats.rack(), pid, 0) else { return &EMERGENCY };
+        stats.page = page.base;
+        stats.adopt(&page);
+        stats.write_header(page.base, pid);
         // SAFETY: the memory is ours, large enough and aligned; nobody else knows its address yet.
         unsafe {
-            memory.cast::<Self>().write(ledger);
+            memory.cast::<Self>().write(stats);
             memory.cast::<Self>().as_ref()
         }
     }
@@ -126,7 +126,7 @@ impl Ledger {
             slots_used: AtomicU32::new(0),
             free_top: AtomicU64::new(0),
             known,
-            open: [const { AtomicU64::new(0) }; Path::COUNT],
+            open: [const { AtomicU64::new(0) }; DataPath::COUNT],
             published: AtomicBool::new(false),
             file_pid: AtomicU32::new(0),
             file_suffix: AtomicU32::new(0),
@@ -135,7 +135,7 @@ impl Ledger {
         }
     }
 
-    fn describe(&mut self, config: &Config<'_>) {
+    fn describe(&mut self, config: &PageConfig<'_>) {
         let rack = config.rack.as_os_str().as_bytes();
         if rack.len() < RACK_PATH_BYTES_MAX {
             self.rack[..rack.len()].copy_from_slice(rack);
@@ -178,7 +178,7 @@ impl Ledger {
         header_at(self.page)
     }
 
-    /// The caller has taken `index` from this ledger, so its memory is there.
+    /// The caller has taken `index` from this page, so its memory is there.
     fn slot(&self, index: u32) -> &'static Slot {
         assert!(index < self.slots_committed.load(Relaxed));
         slot_at(self.page, index)
@@ -201,8 +201,8 @@ impl Ledger {
     }
 
     /// Enters a connection. Takes no lock and allocates nothing; makes a system call only when the table grows.
-    pub fn open_connection(&'static self, connection: &Connection) -> ConnectionSlot {
-        let Connection { path, role, .. } = *connection;
+    pub fn open_connection(&'static self, connection: &NewConnection) -> ConnectionSlot {
+        let NewConnection { path, role, .. } = *connection;
         if role != Role::Listen {
             let totals = &self.header().totals[path as usize];
             totals.connections_total.fetch_add(1, Relaxed);
@@ -212,7 +212,7 @@ impl Ledger {
         let Some(index) = self.take_slot() else {
             self.header().connections_unlisted.fetch_add(u64::from(role != Role::Listen), Relaxed);
             let slot = &self.header().unlisted[path as usize];
-            return ConnectionSlot { ledger: self, slot, index: UNLISTED, path, role, single_writer: false };
+            return ConnectionSlot { stats: self, slot, index: UNLISTED, path, role, single_writer: false };
         };
         let slot = self.slot(index);
         slot.sender.clear();
@@ -220,8 +220,8 @@ impl Ledger {
         let opened_at_ns = unix_time_ns();
         self.identities(index).for_each(|identity| identity.open(connection, opened_at_ns));
         // Kernel TCP has no lock of ours around it: two threads may well send at once.
-        let single_writer = path != Path::Kernel;
-        ConnectionSlot { ledger: self, slot, index, path, role, single_writer }
+        let single_writer = path != DataPath::Kernel;
+        ConnectionSlot { stats: self, slot, index, path, role, single_writer }
     }
 
     /// What identifies the connection in a slot: for readers, and for children.
@@ -300,7 +300,7 @@ impl Ledger {
         let replaced = backing::map(self.rack(), pid, used as usize).and_then(|page| {
             self.write_inherited(page.base, used);
             self.write_header(page.base, pid);
-            // SAFETY: both are whole mappings of this ledger, and the child has only the calling thread.
+            // SAFETY: both are whole mappings of a page, and the child has only the calling thread.
             unsafe { backing::replace(self.page, page.base) }.inspect_err(|_| {
                 page.file.inspect(|file| backing::remove(self.rack(), *file));
                 // SAFETY: nobody has seen this mapping.
@@ -344,7 +344,7 @@ impl Ledger {
     /// No second page can be had: what must not happen is that the child goes on writing into its parent's.
     fn become_private(&self, pid: u32, used: u32) -> Result<(), Errno> {
         self.published.store(false, Relaxed);
-        // SAFETY: the page is a whole mapping of this ledger, and the child has only the calling thread.
+        // SAFETY: `self.page` is the whole mapping of a page, and the child has only the calling thread.
         unsafe { backing::replace_with_zeroes(self.page)? };
         self.slots_committed.store(SLOTS as u32, Relaxed);
         self.write_inherited(self.page, used);
@@ -372,7 +372,7 @@ impl Ledger {
     /// Ends the mapping as the death of the process would, leaving the file behind. For tests.
     ///
     /// # Safety
-    /// Neither this ledger nor any slot of it may be used afterwards.
+    /// Neither this page nor any slot of it may be used afterwards.
     #[doc(hidden)]
     pub unsafe fn vanish(&'static self) {
         // SAFETY: the caller promises that nobody uses the page any more.
@@ -408,7 +408,7 @@ fn reset_counters(header: &Header) {
 }
 
 impl Identity {
-    fn open(&self, connection: &Connection, opened_at_ns: u64) {
+    fn open(&self, connection: &NewConnection, opened_at_ns: u64) {
         self.fd.store(connection.fd, Relaxed);
         self.kind.store(connection.path as u32 | (connection.role as u32) << 8, Relaxed);
         self.opened_at_ns.store(opened_at_ns, Relaxed);
@@ -485,10 +485,10 @@ fn store_words(words: &[AtomicU64], bytes: &[u8]) {
 /// On a lane each direction must have one caller at a time, as a lane itself demands; the two directions may run at
 /// once. On the kernel path any number of threads may count.
 pub struct ConnectionSlot {
-    ledger: &'static Ledger,
+    stats: &'static StatsPage,
     slot: &'static Slot,
     index: u32,
-    path: Path,
+    path: DataPath,
     role: Role,
     single_writer: bool,
 }
@@ -524,19 +524,19 @@ impl ConnectionSlot {
     /// The descriptor the program now knows the connection by, after `dup` and `close`.
     pub fn set_fd(&self, fd: i32) {
         if self.index != UNLISTED {
-            self.ledger.identities(self.index).for_each(|identity| identity.fd.store(fd, Relaxed));
+            self.stats.identities(self.index).for_each(|identity| identity.fd.store(fd, Relaxed));
         }
     }
 
     /// The addresses, once they are known.
     pub fn set_addresses(&self, local: Option<SocketAddr>, peer: Option<SocketAddr>) {
         if self.index != UNLISTED {
-            self.ledger.identities(self.index).for_each(|identity| identity.set_addresses(local, peer));
+            self.stats.identities(self.index).for_each(|identity| identity.set_addresses(local, peer));
         }
     }
 
     /// What carries the connection.
-    pub fn path(&self) -> Path {
+    pub fn path(&self) -> DataPath {
         self.path
     }
 
@@ -546,10 +546,10 @@ impl ConnectionSlot {
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        let totals = &self.ledger.header().totals[self.path as usize];
+        let totals = &self.stats.header().totals[self.path as usize];
         if self.role != Role::Listen {
             totals.connections_open.fetch_sub(1, Relaxed);
-            self.ledger.open[self.path as usize].fetch_sub(1, Relaxed);
+            self.stats.open[self.path as usize].fetch_sub(1, Relaxed);
         }
         if self.index == UNLISTED {
             return;
@@ -557,8 +557,8 @@ impl Drop for ConnectionSlot {
         self.slot.identity.state.store(STATE_CLOSING, Relaxed);
         totals.bytes_sent_closed.fetch_add(self.slot.sender.bytes.load(Relaxed), Relaxed);
         totals.bytes_received_closed.fetch_add(self.slot.receiver.bytes.load(Relaxed), Relaxed);
-        self.ledger.identities(self.index).for_each(|identity| identity.state.store(STATE_FREE, Release));
-        self.ledger.push_free(self.index);
+        self.stats.identities(self.index).for_each(|identity| identity.state.store(STATE_FREE, Release));
+        self.stats.push_free(self.index);
     }
 }
 

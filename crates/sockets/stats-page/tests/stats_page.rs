@@ -5,35 +5,35 @@ use std::fs;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-use std::path::Path as FilePath;
+use std::path::Path;
 use std::sync::{Barrier, Mutex, MutexGuard};
 
-use ledger::reader::{PageError, Process, Snapshot, decode, read_rack};
-use ledger::{Config, Connection, ConnectionSlot, FallbackReason, Ledger, Path, Role, SLOTS};
 use proptest::prelude::*;
+use stats_page::reader::{PageError, Process, Snapshot, decode, read_rack};
+use stats_page::{ConnectionSlot, DataPath, FallbackReason, NewConnection, PageConfig, Role, SLOTS, StatsPage};
 
 fn rack() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
-fn ledger_in(rack: &FilePath) -> &'static Ledger {
-    Ledger::create(&Config { rack, node: ledger::node_address("b").map(Into::into), program: b"tested" })
+fn stats_in(rack: &Path) -> &'static StatsPage {
+    StatsPage::create(&PageConfig { rack, node: stats_page::node_address("b").map(Into::into), program: b"tested" })
 }
 
-fn connection(path: Path, fd: i32) -> Connection {
+fn connection(path: DataPath, fd: i32) -> NewConnection {
     let local: SocketAddr = "127.77.0.2:40000".parse().unwrap();
     let peer: SocketAddr = "[2001:db8::1]:6379".parse().unwrap();
-    Connection { path, role: Role::Connect, fd, local: Some(local), peer: Some(peer) }
+    NewConnection { path, role: Role::Connect, fd, local: Some(local), peer: Some(peer) }
 }
 
-fn only_process(rack: &FilePath) -> Process {
+fn only_process(rack: &Path) -> Process {
     let Snapshot { mut processes, unreadable, .. } = read_rack(rack).unwrap();
     assert_eq!(unreadable, []);
     assert_eq!(processes.len(), 1, "{processes:?}");
     processes.remove(0)
 }
 
-fn process_of(rack: &FilePath, pid: u32) -> Process {
+fn process_of(rack: &Path, pid: u32) -> Process {
     read_rack(rack).unwrap().processes.into_iter().find(|process| process.pid == pid).expect("the pid has a page")
 }
 
@@ -67,10 +67,10 @@ fn in_child(child: impl FnOnce() -> bool) -> u32 {
 #[test]
 fn a_reader_sees_what_was_written() {
     let rack = rack();
-    let ledger = ledger_in(rack.path());
-    assert!(ledger.is_published());
-    let lane = ledger.open_connection(&connection(Path::Lane, 7));
-    let kernel = ledger.open_connection(&Connection { role: Role::Accept, ..connection(Path::Kernel, 8) });
+    let stats = stats_in(rack.path());
+    assert!(stats.is_published());
+    let lane = stats.open_connection(&connection(DataPath::Lane, 7));
+    let kernel = stats.open_connection(&NewConnection { role: Role::Accept, ..connection(DataPath::Kernel, 8) });
     lane.add_sent(100);
     lane.add_sent(20);
     lane.add_received(5);
@@ -78,20 +78,23 @@ fn a_reader_sees_what_was_written() {
     lane.count_wake();
     lane.count_wake();
     kernel.add_received(1 << 40);
-    ledger.count_fallback(FallbackReason::PlainClient);
-    ledger.count_fallback(FallbackReason::PlainClient);
+    stats.count_fallback(FallbackReason::PlainClient);
+    stats.count_fallback(FallbackReason::PlainClient);
 
     let process = only_process(rack.path());
     assert_eq!((process.pid, process.program.as_str()), (std::process::id(), "tested"));
-    assert_eq!(process.node, ledger::node_address("b").map(Into::into));
+    assert_eq!(process.node, stats_page::node_address("b").map(Into::into));
     assert_eq!(process.fallbacks.into_iter().collect::<Vec<_>>(), [("plain_client", 2)]);
     let [first, second] = &process.connections[..] else { panic!("{:?}", process.connections) };
-    assert_eq!((first.fd, first.path, first.role, first.inherited), (7, Path::Lane, Role::Connect, false));
+    assert_eq!((first.fd, first.path, first.role, first.inherited), (7, DataPath::Lane, Role::Connect, false));
     assert_eq!(first.local.unwrap().to_string(), "127.77.0.2:40000");
     assert_eq!(first.peer.unwrap().to_string(), "[2001:db8::1]:6379");
     assert_eq!((first.bytes_sent, first.messages_sent, first.bytes_received, first.messages_received), (120, 2, 5, 1));
     assert_eq!((first.sleeps, first.wakes), (1, 2));
-    assert_eq!((second.fd, second.path, second.role, second.bytes_received), (8, Path::Kernel, Role::Accept, 1 << 40));
+    assert_eq!(
+        (second.fd, second.path, second.role, second.bytes_received),
+        (8, DataPath::Kernel, Role::Accept, 1 << 40)
+    );
 
     lane.set_fd(9);
     lane.set_addresses(None, None);
@@ -109,8 +112,9 @@ fn a_reader_sees_what_was_written() {
 fn a_listener_has_a_line_and_is_no_connection() {
     let rack = rack();
     let address: SocketAddr = "127.77.0.2:80".parse().unwrap();
-    let listener = Connection { role: Role::Listen, local: Some(address), peer: None, ..connection(Path::Lane, 3) };
-    let slot = ledger_in(rack.path()).open_connection(&listener);
+    let listener =
+        NewConnection { role: Role::Listen, local: Some(address), peer: None, ..connection(DataPath::Lane, 3) };
+    let slot = stats_in(rack.path()).open_connection(&listener);
     let process = only_process(rack.path());
     assert_eq!((process.lane.connections_total, process.lane.connections_open, process.connections.len()), (0, 0, 0));
     let [shown] = &process.listeners[..] else { panic!("{process:?}") };
@@ -124,9 +128,9 @@ fn a_listener_has_a_line_and_is_no_connection() {
 fn files_and_folders_are_the_users_own() {
     let rack = rack();
     let deeper = rack.path().join("deeper");
-    assert!(!ledger_in(&deeper).is_published() && !deeper.exists(), "a rack is not made by a page");
+    assert!(!stats_in(&deeper).is_published() && !deeper.exists(), "a rack is not made by a page");
     fs::DirBuilder::new().mode(0o700).create(&deeper).unwrap();
-    ledger_in(&deeper);
+    stats_in(&deeper);
     for (path, mode) in
         [("", 0o700), ("v1", 0o700), ("v1/stat", 0o700), (&format!("v1/stat/{}", std::process::id()), 0o600)]
     {
@@ -140,9 +144,9 @@ fn a_folder_others_can_write_to_is_not_used() {
     let rack = rack();
     fs::create_dir(rack.path().join("v1")).unwrap();
     fs::set_permissions(rack.path().join("v1"), fs::Permissions::from_mode(0o777)).unwrap();
-    let ledger = ledger_in(rack.path());
-    assert!(!ledger.is_published());
-    ledger.open_connection(&connection(Path::Lane, 3)).add_sent(1);
+    let stats = stats_in(rack.path());
+    assert!(!stats.is_published());
+    stats.open_connection(&connection(DataPath::Lane, 3)).add_sent(1);
     assert!(!rack.path().join("v1/stat").exists());
 }
 
@@ -151,14 +155,14 @@ fn threads_lose_nothing_and_share_no_slot() {
     const THREADS: u64 = 6;
     const ROUNDS: u64 = 400;
     let rack = rack();
-    let ledger = ledger_in(rack.path());
+    let stats = stats_in(rack.path());
     let live: Vec<ConnectionSlot> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..THREADS)
             .map(|thread| {
                 scope.spawn(move || {
                     let mut held: Vec<ConnectionSlot> = Vec::new();
                     for round in 0..ROUNDS {
-                        let slot = ledger.open_connection(&connection(Path::Lane, (thread * ROUNDS + round) as i32));
+                        let slot = stats.open_connection(&connection(DataPath::Lane, (thread * ROUNDS + round) as i32));
                         (0..3).for_each(|_| slot.add_sent(thread + 1));
                         slot.add_received(7);
                         held.push(slot);
@@ -187,7 +191,7 @@ fn threads_lose_nothing_and_share_no_slot() {
 fn one_kernel_connection_may_be_counted_by_many_threads() {
     const SENDS: u64 = 200_000;
     let rack = rack();
-    let slot = ledger_in(rack.path()).open_connection(&connection(Path::Kernel, 3));
+    let slot = stats_in(rack.path()).open_connection(&connection(DataPath::Kernel, 3));
     let together = Barrier::new(4);
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -204,9 +208,9 @@ fn one_kernel_connection_may_be_counted_by_many_threads() {
 #[test]
 fn a_full_table_still_counts() {
     let rack = rack();
-    let ledger = ledger_in(rack.path());
+    let stats = stats_in(rack.path());
     let slots: Vec<ConnectionSlot> =
-        (0..SLOTS + 5).map(|fd| ledger.open_connection(&connection(Path::Lane, fd as i32))).collect();
+        (0..SLOTS + 5).map(|fd| stats.open_connection(&connection(DataPath::Lane, fd as i32))).collect();
     slots.iter().for_each(|slot| slot.add_sent(2));
     let process = only_process(rack.path());
     assert_eq!((process.connections.len(), process.connections_unlisted), (SLOTS, 5));
@@ -221,8 +225,8 @@ fn a_full_table_still_counts() {
 fn a_page_without_its_writer_is_removed_and_one_with_it_is_not() {
     let _alone = alone();
     let rack = rack();
-    let gone = ledger_in(rack.path());
-    let kept = ledger_in(rack.path());
+    let gone = stats_in(rack.path());
+    let kept = stats_in(rack.path());
     kept.count_fallback(FallbackReason::PortRule);
     assert_eq!(read_rack(rack.path()).unwrap().processes.len(), 2, "a second owner of the pid gets a name of its own");
     // SAFETY: `gone` is not used again.
@@ -232,7 +236,7 @@ fn a_page_without_its_writer_is_removed_and_one_with_it_is_not() {
     assert_eq!(snapshot.processes[0].fallbacks["port_rule"], 1);
     assert_eq!(fs::read_dir(rack.path().join("v1/stat")).unwrap().count(), 1);
 
-    let again = ledger_in(rack.path());
+    let again = stats_in(rack.path());
     assert!(again.is_published());
     again.remove();
     kept.remove();
@@ -251,7 +255,7 @@ fn a_killed_programs_page_is_stale_and_its_name_can_be_used_again() {
     // SAFETY: the child runs only what follows and never returns.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        ledger_in(rack.path()).count_fallback(FallbackReason::NoListener);
+        stats_in(rack.path()).count_fallback(FallbackReason::NoListener);
         // SAFETY: plain system calls; what daemons do to descriptors must not end the lock.
         unsafe {
             (3..1024).filter(|fd| *fd != ready[1]).for_each(|fd| {
@@ -281,22 +285,22 @@ fn a_killed_programs_page_is_stale_and_its_name_can_be_used_again() {
 fn a_forked_child_writes_to_a_page_of_its_own() {
     let _alone = alone();
     let rack = rack();
-    let ledger = ledger_in(rack.path());
-    let inherited = ledger.open_connection(&connection(Path::Lane, 5));
-    let closed_before = ledger.open_connection(&connection(Path::Lane, 6));
+    let stats = stats_in(rack.path());
+    let inherited = stats.open_connection(&connection(DataPath::Lane, 5));
+    let closed_before = stats.open_connection(&connection(DataPath::Lane, 6));
     inherited.add_sent(1000);
     closed_before.close();
-    ledger.count_fallback(FallbackReason::PeerRefused);
+    stats.count_fallback(FallbackReason::PeerRefused);
     let before = only_process(rack.path());
     let child = in_child(|| {
-        ledger.forked_child();
+        stats.forked_child();
         inherited.add_sent(1);
         inherited.add_received(2);
-        let own = ledger.open_connection(&connection(Path::Kernel, 6));
+        let own = stats.open_connection(&connection(DataPath::Kernel, 6));
         own.add_sent(30);
         let mine = process_of(rack.path(), std::process::id());
         let [first, second] = &mine.connections[..] else { return false };
-        ledger.is_published()
+        stats.is_published()
             && (first.fd, first.inherited, first.bytes_sent, first.bytes_received) == (5, true, 1, 2)
             && (second.fd, second.inherited, second.bytes_sent) == (6, false, 30)
             && first.peer == before.connections[0].peer
@@ -313,8 +317,8 @@ fn a_forked_child_writes_to_a_page_of_its_own() {
 fn a_parent_that_closes_at_once_leaves_the_child_what_it_inherited() {
     let _alone = alone();
     let rack = rack();
-    let ledger = ledger_in(rack.path());
-    let mut handed_on = std::mem::ManuallyDrop::new(ledger.open_connection(&connection(Path::Lane, 5)));
+    let stats = stats_in(rack.path());
+    let mut handed_on = std::mem::ManuallyDrop::new(stats.open_connection(&connection(DataPath::Lane, 5)));
     in_child(|| {
         // Writes into the page of the test as a parent does that closes before its child has run.
         in_child(|| {
@@ -322,9 +326,9 @@ fn a_parent_that_closes_at_once_leaves_the_child_what_it_inherited() {
             unsafe { std::mem::ManuallyDrop::drop(&mut handed_on) };
             only_process(rack.path()).connections.is_empty()
         });
-        ledger.forked_child();
+        stats.forked_child();
         handed_on.add_sent(3);
-        let own = ledger.open_connection(&connection(Path::Lane, 6));
+        let own = stats.open_connection(&connection(DataPath::Lane, 6));
         own.add_sent(30);
         let mine = process_of(rack.path(), std::process::id());
         let seen: Vec<_> = mine.connections.iter().map(|open| (open.fd, open.inherited, open.bytes_sent)).collect();
@@ -341,18 +345,19 @@ fn a_parent_that_closes_at_once_leaves_the_child_what_it_inherited() {
 fn a_child_of_a_child_closes_what_it_inherited() {
     let _alone = alone();
     let rack = rack();
-    let ledger = ledger_in(rack.path());
-    let slots: Vec<ConnectionSlot> = (0..200).map(|fd| ledger.open_connection(&connection(Path::Lane, fd))).collect();
+    let stats = stats_in(rack.path());
+    let slots: Vec<ConnectionSlot> =
+        (0..200).map(|fd| stats.open_connection(&connection(DataPath::Lane, fd))).collect();
     in_child(|| {
-        ledger.forked_child();
+        stats.forked_child();
         in_child(|| {
-            ledger.forked_child();
+            stats.forked_child();
             slots.iter().for_each(|slot| slot.add_sent(1));
             for slot in slots {
                 slot.close();
             }
             let again: Vec<ConnectionSlot> =
-                (0..300).map(|fd| ledger.open_connection(&connection(Path::Lane, fd))).collect();
+                (0..300).map(|fd| stats.open_connection(&connection(DataPath::Lane, fd))).collect();
             let mine = process_of(rack.path(), std::process::id());
             let mut fds: Vec<i32> = mine.connections.iter().map(|connection| connection.fd).collect();
             fds.sort_unstable();
@@ -366,17 +371,17 @@ fn a_child_of_a_child_closes_what_it_inherited() {
 fn a_child_whose_rack_is_gone_counts_unseen() {
     let _alone = alone();
     let rack = rack();
-    let ledger = ledger_in(rack.path());
-    let slot = ledger.open_connection(&connection(Path::Lane, 5));
+    let stats = stats_in(rack.path());
+    let slot = stats.open_connection(&connection(DataPath::Lane, 5));
     let page = rack.path().join(format!("v1/stat/{}", std::process::id()));
     let before = fs::read(&page).unwrap();
     in_child(|| {
         fs::set_permissions(rack.path().join("v1/stat"), fs::Permissions::from_mode(0o777)).unwrap();
-        ledger.forked_child();
+        stats.forked_child();
         slot.add_sent(1);
         let _more: Vec<ConnectionSlot> =
-            (0..100).map(|fd| ledger.open_connection(&connection(Path::Lane, fd))).collect();
-        !ledger.is_published()
+            (0..100).map(|fd| stats.open_connection(&connection(DataPath::Lane, fd))).collect();
+        !stats.is_published()
     });
     assert!(fs::read(&page).unwrap() == before, "the child wrote into its parent's page");
 }
@@ -385,9 +390,9 @@ fn a_child_whose_rack_is_gone_counts_unseen() {
 fn a_child_without_memory_for_a_page_still_leaves_its_parents_alone() {
     let _alone = alone();
     let rack = rack();
-    let ledger = ledger_in(rack.path());
+    let stats = stats_in(rack.path());
     // The child closes it, the parent does not.
-    let slot = std::mem::ManuallyDrop::new(ledger.open_connection(&connection(Path::Lane, 5)));
+    let slot = std::mem::ManuallyDrop::new(stats.open_connection(&connection(DataPath::Lane, 5)));
     slot.add_sent(1);
     let before = only_process(rack.path());
     in_child(|| {
@@ -397,16 +402,16 @@ fn a_child_without_memory_for_a_page_still_leaves_its_parents_alone() {
         let limit = libc::rlimit { rlim_cur: pages * 4096, rlim_max: libc::RLIM_INFINITY };
         // SAFETY: `limit` is read by the call; it is the child's own limit.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
-        ledger.forked_child();
+        stats.forked_child();
         slot.add_sent(1000);
-        ledger.count_fallback(FallbackReason::PlainClient);
-        let unlisted = ledger.open_connection(&connection(Path::Lane, 6));
+        stats.count_fallback(FallbackReason::PlainClient);
+        let unlisted = stats.open_connection(&connection(DataPath::Lane, 6));
         unlisted.add_sent(7);
         unlisted.close();
         std::mem::ManuallyDrop::into_inner(slot).close();
-        let again = ledger.open_connection(&connection(Path::Lane, 7));
+        let again = stats.open_connection(&connection(DataPath::Lane, 7));
         again.add_received(1);
-        !ledger.is_published()
+        !stats.is_published()
     });
     assert_eq!(only_process(rack.path()), before, "the child wrote into its parent's page");
 }
@@ -415,15 +420,15 @@ fn a_child_without_memory_for_a_page_still_leaves_its_parents_alone() {
 fn slots_closed_before_a_fork_are_free_in_the_child() {
     let _alone = alone();
     let rack = rack();
-    let ledger = ledger_in(rack.path());
+    let stats = stats_in(rack.path());
     let fill = || -> Vec<ConnectionSlot> {
-        (0..SLOTS).map(|fd| ledger.open_connection(&connection(Path::Lane, fd as i32))).collect()
+        (0..SLOTS).map(|fd| stats.open_connection(&connection(DataPath::Lane, fd as i32))).collect()
     };
     let mut slots = fill();
     let kept = slots.split_off(SLOTS - 100);
     drop(slots);
     in_child(|| {
-        ledger.forked_child();
+        stats.forked_child();
         drop(kept);
         let _again = fill();
         let mine = process_of(rack.path(), std::process::id());
@@ -434,11 +439,11 @@ fn slots_closed_before_a_fork_are_free_in_the_child() {
 #[test]
 fn a_file_that_took_the_pages_name_is_left_alone() {
     let rack = rack();
-    let ledger = ledger_in(rack.path());
+    let stats = stats_in(rack.path());
     let page = rack.path().join(format!("v1/stat/{}", std::process::id()));
     fs::remove_file(&page).unwrap();
     fs::write(&page, "somebody else's").unwrap();
-    ledger.remove();
+    stats.remove();
     assert_eq!(fs::read_to_string(&page).unwrap(), "somebody else's");
 }
 
@@ -450,15 +455,15 @@ fn a_file_size_limit_does_not_kill_the_program() {
         let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
         // SAFETY: `limit` is read by the call; it is the child's own limit.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
-        let ledger = ledger_in(rack.path());
-        ledger.open_connection(&connection(Path::Lane, 1)).add_sent(1);
-        !ledger.is_published()
+        let stats = stats_in(rack.path());
+        stats.open_connection(&connection(DataPath::Lane, 1)).add_sent(1);
+        !stats.is_published()
     });
 }
 
 /// Mounts a tmpfs of `bytes` over `place`, seen by the calling process alone. False where the machine does not allow
 /// it.
-fn mount_small_tmpfs(place: &FilePath, bytes: usize) -> bool {
+fn mount_small_tmpfs(place: &Path, bytes: usize) -> bool {
     let place = std::ffi::CString::new(place.to_str().unwrap()).unwrap();
     let options = std::ffi::CString::new(format!("size={bytes},mode=700")).unwrap();
     // SAFETY: plain system calls of a single-threaded child, with strings that outlive them.
@@ -487,12 +492,12 @@ fn a_full_file_system_hides_the_page_and_disturbs_nothing() {
             eprintln!("skipped: this machine lets no test mount a tmpfs");
             return true;
         }
-        let ledger = ledger_in(rack.path());
+        let stats = stats_in(rack.path());
         let slots: Vec<ConnectionSlot> =
-            (0..100).map(|fd| ledger.open_connection(&connection(Path::Lane, fd))).collect();
+            (0..100).map(|fd| stats.open_connection(&connection(DataPath::Lane, fd))).collect();
         slots.iter().for_each(|slot| slot.add_sent(1));
         let left: Vec<_> = fs::read_dir(rack.path().join("v1/stat")).unwrap().collect();
-        !ledger.is_published() && left.is_empty()
+        !stats.is_published() && left.is_empty()
     });
 }
 
@@ -505,20 +510,20 @@ fn a_file_system_that_fills_up_costs_only_the_listing() {
             eprintln!("skipped: this machine lets no test mount a tmpfs");
             return true;
         }
-        let ledger = ledger_in(rack.path());
+        let stats = stats_in(rack.path());
         let mut filler = fs::File::create(rack.path().join("filler")).unwrap();
         while std::io::Write::write_all(&mut filler, &[1; 4096]).is_ok() {}
         let slots: Vec<ConnectionSlot> =
-            (0..100).map(|fd| ledger.open_connection(&connection(Path::Lane, fd))).collect();
+            (0..100).map(|fd| stats.open_connection(&connection(DataPath::Lane, fd))).collect();
         slots.iter().for_each(|slot| slot.add_sent(1));
         let full = only_process(rack.path());
         drop(filler);
         fs::remove_file(rack.path().join("filler")).unwrap();
         let more: Vec<ConnectionSlot> =
-            (0..100).map(|fd| ledger.open_connection(&connection(Path::Lane, fd))).collect();
+            (0..100).map(|fd| stats.open_connection(&connection(DataPath::Lane, fd))).collect();
         let roomy = only_process(rack.path());
         drop(more);
-        ledger.is_published()
+        stats.is_published()
             && full.connections_unlisted > 0
             && full.lane.bytes_sent == 100
             && roomy.connections.len() == full.connections.len() + 100
@@ -529,7 +534,7 @@ fn a_file_system_that_fills_up_costs_only_the_listing() {
 fn strange_files_in_the_folder_are_reported_or_ignored() {
     let _alone = alone();
     let rack = rack();
-    let ledger = ledger_in(rack.path());
+    let stats = stats_in(rack.path());
     let stat = rack.path().join("v1/stat");
     let held: Vec<fs::File> = [("901", &b"short"[..]), ("902", &[0xff; 5000][..]), ("903", &[][..])]
         .into_iter()
@@ -556,27 +561,27 @@ fn strange_files_in_the_folder_are_reported_or_ignored() {
     assert_eq!(snapshot.stale_removed, 0);
     drop(held);
     assert_eq!(read_rack(rack.path()).unwrap().stale_removed, 3);
-    assert!(ledger.is_published());
+    assert!(stats.is_published());
 }
 
 #[test]
 fn a_missing_rack_is_an_empty_one() {
-    assert_eq!(read_rack(FilePath::new("/nonexistent/rack")).unwrap(), Snapshot::default());
+    assert_eq!(read_rack(Path::new("/nonexistent/rack")).unwrap(), Snapshot::default());
 }
 
 #[test]
 fn the_name_of_this_program_is_known() {
     let mut buffer = [0; 64];
-    let name = ledger::own_program_name(&mut buffer);
+    let name = stats_page::own_program_name(&mut buffer);
     assert_eq!(name, fs::read("/proc/self/comm").unwrap().trim_ascii_end());
 }
 
 fn some_page() -> Vec<u8> {
     let rack = rack();
-    let ledger = ledger_in(rack.path());
-    let _slots: Vec<ConnectionSlot> = (0..3).map(|fd| ledger.open_connection(&connection(Path::Lane, fd))).collect();
+    let stats = stats_in(rack.path());
+    let _slots: Vec<ConnectionSlot> = (0..3).map(|fd| stats.open_connection(&connection(DataPath::Lane, fd))).collect();
     let page = fs::read(rack.path().join(format!("v1/stat/{}", std::process::id())));
-    // Another test's ledger of the same pid lies in another rack, so the plain name is ours.
+    // Another test's page of the same pid lies in another rack, so the plain name is ours.
     page.unwrap()[..4096 + 16 * 256].to_vec()
 }
 
@@ -618,15 +623,15 @@ proptest! {
         operations in prop::collection::vec((0u8..4, any::<prop::sample::Index>(), 0u64..1 << 40), 1..200),
     ) {
         let rack = rack();
-        let ledger = ledger_in(rack.path());
+        let stats = stats_in(rack.path());
         let mut open: Vec<(ConnectionSlot, u64, u64)> = Vec::new();
         let mut sent = [0u64; 2];
         let mut opened = [0u64; 2];
         for (operation, which, bytes) in operations {
             if operation == 0 || open.is_empty() {
-                let path = if bytes % 2 == 0 { Path::Lane } else { Path::Kernel };
+                let path = if bytes % 2 == 0 { DataPath::Lane } else { DataPath::Kernel };
                 opened[path as usize] += 1;
-                open.push((ledger.open_connection(&connection(path, opened.iter().sum::<u64>() as i32)), 0, 0));
+                open.push((stats.open_connection(&connection(path, opened.iter().sum::<u64>() as i32)), 0, 0));
                 continue;
             }
             let at = which.index(open.len());
@@ -651,8 +656,8 @@ proptest! {
         found.sort_unstable();
         expected.sort_unstable();
         prop_assert_eq!(found, expected);
-        // SAFETY: the slots are forgotten, and nothing else uses the ledger.
-        unsafe { ledger.vanish() };
+        // SAFETY: the slots are forgotten, and nothing else uses the page.
+        unsafe { stats.vanish() };
         open.into_iter().for_each(|(slot, ..)| std::mem::forget(slot));
     }
 }

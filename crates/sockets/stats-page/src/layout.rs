@@ -4,7 +4,7 @@
 //! bytes while they change. The reader finds fields by `offset_of!` on these same structs, so there is one
 //! description of the layout and no second one to drift from it.
 
-use crate::terms::Path;
+use crate::terms::{DataPath, FALLBACK_COUNTERS};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 /// First eight bytes of a finished page. Stored last, so a page without it is one that is still being made.
@@ -21,8 +21,6 @@ pub(crate) const SLOT_BYTES: usize = size_of::<Slot>();
 pub(crate) const PAGE_BYTES: usize = HEADER_BYTES + SLOTS * SLOT_BYTES;
 /// Bytes kept of a program's name.
 pub(crate) const PROGRAM_BYTES: usize = 64;
-/// Counters reserved for fallback reasons; more than there are today.
-pub(crate) const FALLBACK_COUNTERS: usize = 32;
 
 /// `Slot::state`: nobody's.
 pub(crate) const STATE_FREE: u32 = 0;
@@ -50,7 +48,7 @@ pub(crate) struct Identity {
     pub(crate) state: AtomicU32,
     pub(crate) generation: AtomicU32,
     pub(crate) fd: AtomicI32,
-    /// Path, role and flags, one byte each.
+    /// DataPath, role and flags, one byte each.
     pub(crate) kind: AtomicU32,
     pub(crate) opened_at_ns: AtomicU64,
     pub(crate) local_ip: [AtomicU64; 2],
@@ -78,7 +76,7 @@ pub(crate) struct PathTotals {
     pub(crate) bytes_received_closed: AtomicU64,
 }
 
-/// The first memory page of a ledger.
+/// The first memory page of a page.
 #[repr(C, align(4096))]
 pub(crate) struct Header {
     pub(crate) magic: AtomicU64,
@@ -99,12 +97,12 @@ pub(crate) struct Header {
     /// Bytes of memory that the lanes of the process have taken beyond their small rings, and that they may take.
     pub(crate) lane_memory_bytes: AtomicU64,
     pub(crate) lane_memory_bytes_max: AtomicU64,
-    /// By `Path as usize`.
-    pub(crate) totals: [PathTotals; Path::COUNT],
+    /// By `DataPath as usize`.
+    pub(crate) totals: [PathTotals; DataPath::COUNT],
     /// By `FallbackReason as usize`.
     pub(crate) fallbacks: [AtomicU64; FALLBACK_COUNTERS],
-    /// Connections that found no slot count their bytes here, by `Path as usize`.
-    pub(crate) unlisted: [Slot; Path::COUNT],
+    /// Connections that found no slot count their bytes here, by `DataPath as usize`.
+    pub(crate) unlisted: [Slot; DataPath::COUNT],
 }
 
 impl Slot {
@@ -159,9 +157,9 @@ impl Header {
                     bytes_sent_closed: AtomicU64::new(0),
                     bytes_received_closed: AtomicU64::new(0),
                 }
-            }; Path::COUNT],
+            }; DataPath::COUNT],
             fallbacks: [const { AtomicU64::new(0) }; FALLBACK_COUNTERS],
-            unlisted: [const { Slot::new() }; Path::COUNT],
+            unlisted: [const { Slot::new() }; DataPath::COUNT],
         }
     }
 }

@@ -9,7 +9,7 @@
 //! take no lock and allocate nothing. Nothing here ever fails towards the program: without a rack, without memory in
 //! /dev/shm or without a free slot the counting goes on where nobody, or only the totals, can see it.
 //!
-//! The writer ([`Ledger`]) uses raw system calls only and is safe to use inside a library that replaces libc's
+//! The writer ([`StatsPage`]) uses raw system calls only and is safe to use inside a library that replaces libc's
 //! symbols. The reader ([`reader`]) takes a page for what it is, bytes written by somebody else.
 #![allow(unsafe_code)]
 
@@ -25,5 +25,5 @@ mod writer;
 pub use layout::SLOTS;
 pub use rack::{OFF_FILE, OFF_HINT, STAT_FOLDER, rack_dir};
 pub use switch::switch;
-pub use terms::{FallbackReason, Path, Role, node_address, node_name};
-pub use writer::{Config, Connection, ConnectionSlot, Ledger, own_program_name};
+pub use terms::{DataPath, FallbackReason, Role, node_address, node_name};
+pub use writer::{ConnectionSlot, NewConnection, PageConfig, StatsPage, own_program_name};

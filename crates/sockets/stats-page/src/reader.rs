@@ -10,7 +10,7 @@ use std::mem::offset_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path as FilePath;
+use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, RawDir};
 use rustix::io::Errno;
@@ -21,9 +21,9 @@ use crate::layout::{
     Slot, VERSION,
 };
 use crate::rack::STAT_FOLDER;
-use crate::terms::{FallbackReason, Path, Role};
+use crate::terms::{DataPath, FallbackReason, Role};
 
-/// What the ledgers of a rack said at one moment.
+/// What the pages of a rack said at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// By pid.
@@ -76,11 +76,11 @@ pub struct Process {
 
 impl Process {
     /// What a path carried in all.
-    pub fn totals(&self, path: Path) -> &Totals {
+    pub fn totals(&self, path: DataPath) -> &Totals {
         match path {
-            Path::Lane => &self.lane,
-            Path::Kernel => &self.kernel,
-            Path::Window => &self.window,
+            DataPath::Lane => &self.lane,
+            DataPath::Kernel => &self.kernel,
+            DataPath::Window => &self.window,
         }
     }
 }
@@ -106,7 +106,7 @@ pub struct Connection {
     /// Which side this process is.
     pub role: Role,
     /// What carries it.
-    pub path: Path,
+    pub path: DataPath,
     /// Opened by a parent process, before a fork.
     pub inherited: bool,
     /// This side's address.
@@ -171,7 +171,7 @@ impl From<Errno> for PageError {
 }
 
 /// Reads every page of a rack and removes those of dead processes. A rack that does not exist has no processes.
-pub fn read_rack(rack: &FilePath) -> std::io::Result<Snapshot> {
+pub fn read_rack(rack: &Path) -> std::io::Result<Snapshot> {
     let folder = match open_folder(&rack.join(STAT_FOLDER)) {
         Err(Errno::NOENT) => return Ok(Snapshot::default()),
         other => other?,
@@ -190,7 +190,7 @@ pub fn read_rack(rack: &FilePath) -> std::io::Result<Snapshot> {
     Ok(snapshot)
 }
 
-fn open_folder(path: &FilePath) -> Result<Fd, Errno> {
+fn open_folder(path: &Path) -> Result<Fd, Errno> {
     let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::INVAL)?;
     file::open_folder(rustix::fs::CWD, &path)
 }
@@ -258,9 +258,9 @@ pub fn decode(page: &[u8]) -> Result<Process, PageError> {
         program: printable(header.slice(offset_of!(Header, program), PROGRAM_BYTES)),
         node: node.map(|address| address.ip()),
         started_at_ns: header.u64(offset_of!(Header, started_at_ns)),
-        lane: decode_totals(&header, Path::Lane, &connections),
-        kernel: decode_totals(&header, Path::Kernel, &connections),
-        window: decode_totals(&header, Path::Window, &connections),
+        lane: decode_totals(&header, DataPath::Lane, &connections),
+        kernel: decode_totals(&header, DataPath::Kernel, &connections),
+        window: decode_totals(&header, DataPath::Window, &connections),
         connections_unlisted: header.u64(offset_of!(Header, connections_unlisted)),
         lane_memory_bytes: header.u64(offset_of!(Header, lane_memory_bytes)),
         lane_memory_bytes_max: header.u64(offset_of!(Header, lane_memory_bytes_max)),
@@ -290,7 +290,7 @@ fn check_header(header: &Bytes<'_>) -> Result<(), PageError> {
     }
 }
 
-fn decode_totals(header: &Bytes<'_>, path: Path, connections: &[Connection]) -> Totals {
+fn decode_totals(header: &Bytes<'_>, path: DataPath, connections: &[Connection]) -> Totals {
     let totals = offset_of!(Header, totals) + path as usize * size_of::<PathTotals>();
     let unlisted = offset_of!(Header, unlisted) + path as usize * SLOT_BYTES;
     let open = || connections.iter().filter(|connection| connection.path == path);
@@ -332,7 +332,7 @@ fn decode_connection(slot: &Bytes<'_>) -> Option<Connection> {
     Some(Connection {
         fd: i32::from_ne_bytes(slot.array(offset_of!(Slot, identity.fd))),
         role: Role::from_byte(role)?,
-        path: Path::from_byte(path)?,
+        path: DataPath::from_byte(path)?,
         inherited: kind & FLAG_INHERITED != 0,
         local: decode_address(slot, offset_of!(Slot, identity.local_ip), offset_of!(Slot, identity.local_port)),
         peer: decode_address(slot, offset_of!(Slot, identity.peer_ip), offset_of!(Slot, identity.peer_port)),

@@ -12,7 +12,7 @@ pub fn rack_dir(variable: impl Fn(&str) -> Option<OsString>, uid: u32) -> PathBu
         .unwrap_or_else(|| PathBuf::from(format!("/dev/shm/crosslane-{uid}")))
 }
 
-/// The folder of a rack that holds the ledgers.
+/// The folder of a rack that holds the pages.
 pub const STAT_FOLDER: &str = "v1/stat";
 
 /// The file of a rack that switches its lanes off: as long as it is there, new connections use kernel TCP.
