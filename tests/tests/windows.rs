@@ -31,8 +31,6 @@ use tempfile::TempDir;
 mod connects;
 #[path = "windows/handed_on.rs"]
 mod handed_on;
-#[path = "windows/interleaved.rs"]
-mod interleaved;
 
 const NODES: [&str; 2] = ["a", "b"];
 const VECTORS: u32 = 2;

@@ -7,19 +7,15 @@
 //! * `end`: the proxy's end of a program's segment.
 //! * `direct`: the proxy's end where programs store into the windows themselves, and the spans for that.
 //! * `held`: those connections without a link, a proxy, a monitor.
-//! * `berth`: the core that a thread runs on.
 //! * `owner`: a thread, its loop, and when it sleeps.
 //! * `links`: the engines of a thread, one a link and place in the plan.
 //! * `relay`: connections that outlive their link, over kernel TCP.
 //! * `to_monitor`: the way to the monitor.
 //! * `doors`: listeners that stand in for those of other nodes, and the servers of this one.
 //! * `turn_clock`: the time of a turn, without asking for it in each.
-//! * `embedded`: a thread whose turns somebody else takes, and the least of a monitor that it needs.
 
-mod berth;
 mod direct;
 mod doors;
-mod embedded;
 mod end;
 mod held;
 mod links;
@@ -28,11 +24,8 @@ mod relay;
 mod to_monitor;
 mod turn_clock;
 
-pub use embedded::Embedded;
-
 use crate::frame::Number;
 use crate::{Class, Held};
-use berth::Berth;
 use control::proxy::{Access, Configuration, DeviceParts, FromProxy, Kept, Node, PeerReport, Report, ToProxy, VERSION};
 use control::{Channel, ChannelError, Received};
 use direct::{ProgramEnd, SpanPool};
@@ -44,6 +37,7 @@ use pcie::host::path::Path;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use socket::process::clock::now_ns;
 use socket::rendezvous::directory::Rack;
 use socket::rendezvous::{LaneListener, listen_for_far};
@@ -365,8 +359,12 @@ impl Proxy {
         let (commands, orders) = mpsc::channel();
         let bell = Arc::new(new_bell()?);
         let mut owner = Owner::new(Arc::clone(shared), index, places, orders, Arc::clone(&bell))?;
-        let slot = usize::from(shared.setup.own);
-        let run = move || owner.run(Berth::new(core, slot));
+        let run = move || {
+            if let Some(core) = core {
+                pin_to(core);
+            }
+            owner.run();
+        };
         let handle = std::thread::Builder::new().name(format!("owner {index}")).spawn(run).map_err(|_| Errno::AGAIN)?;
         Ok(Thread { commands, bell, handle })
     }
@@ -588,6 +586,14 @@ fn timing_of(timing: &control::proxy::Timing) -> Result<LinkTiming, DriverError>
 
 /// Bytes of a packet besides its payload, with a header of 64-bit addresses.
 const PACKET_HEADER_BYTES: u64 = 24;
+
+/// Pins the calling thread to a core that the rack file names. Where that fails, as for a core that does not exist, the
+/// scheduler chooses, which costs speed only.
+fn pin_to(core: u16) {
+    let mut only = CpuSet::new();
+    only.set(usize::from(core));
+    let _ = sched_setaffinity(None, &only);
+}
 
 #[cfg(test)]
 mod tests {

@@ -14,6 +14,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use machine::CorePair;
 use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -310,6 +311,23 @@ fn collect(mut from: impl Read + Send + 'static, into: Arc<Mutex<Vec<u8>>>) -> J
             kept.extend_from_slice(&chunk[..count.min(room)]);
         }
     })
+}
+
+/// Runs `start` with this thread off the cores of a measurement: what it starts inherits that. With fewer than two
+/// other cores, `start` runs on any.
+pub fn off_cores<T>(pair: Option<CorePair>, start: impl FnOnce() -> T) -> Result<T> {
+    let before = sched_getaffinity(None).context("reading the CPU affinity")?;
+    let mut others = before;
+    for core in pair.into_iter().flat_map(|pair| [pair.server, pair.client]) {
+        others.unset(core);
+    }
+    if others.count() < 2 {
+        return Ok(start());
+    }
+    sched_setaffinity(None, &others).context("setting the CPU affinity")?;
+    let started = start();
+    sched_setaffinity(None, &before).context("restoring the CPU affinity")?;
+    Ok(started)
 }
 
 /// Runs `start` with this thread on `core`: what it starts inherits that.

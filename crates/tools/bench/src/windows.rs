@@ -2,7 +2,6 @@
 //! kernel TCP, AF_UNIX and the floor; behind a modelled link, beside what was published; beside streams; and beside
 //! programs that compute.
 
-pub mod interleaved;
 mod plots;
 mod published;
 mod rack;
@@ -231,7 +230,6 @@ struct Plan {
     beside_rounds: u32,
     beside_ms: u64,
     counts_instructions: bool,
-    interleaved: Option<interleaved::report::Plan>,
 }
 
 impl Plan {
@@ -245,14 +243,12 @@ impl Plan {
         let (rounds, sample_ms) = if options.quick { (2, 60) } else { (5, 150) };
         let (beside_rounds, beside_ms) = if options.quick { (2, 200) } else { (15, 500) };
         let (points, floor_ms, counts_instructions) = (points.concat(), 4, true);
-        let interleaved = Some(interleaved::report::Plan::new(options.quick));
-        Self { points, rounds, sample_ms, floor_ms, beside_rounds, beside_ms, counts_instructions, interleaved }
+        Self { points, rounds, sample_ms, floor_ms, beside_rounds, beside_ms, counts_instructions }
     }
 
     fn steps(&self) -> u64 {
         let samples: usize = self.points.iter().map(|(experiment, _)| experiment.ways().len()).sum();
-        let interleaved = self.interleaved.map_or(0, |plan| plan.steps());
-        samples as u64 * u64::from(self.rounds) + BESIDE.len() as u64 * u64::from(self.beside_rounds) + interleaved
+        samples as u64 * u64::from(self.rounds) + BESIDE.len() as u64 * u64::from(self.beside_rounds)
     }
 }
 
@@ -302,8 +298,6 @@ struct Measured {
     missing: Vec<(Kind, String)>,
     failures: Vec<Failure>,
     said: Vec<String>,
-    /// By proxies where cores suffice.
-    interleaved: interleaved::report::Measured,
     /// How all pairs of programs have ended.
     pairs: Tally,
 }
@@ -345,7 +339,6 @@ fn measure(launcher: &Launcher, plan: &Plan, machine: &Machine, modelled: &Model
         missing: Vec::new(),
         failures: Vec::new(),
         said: Vec::new(),
-        interleaved: interleaved::report::Measured::none(),
         pairs: Tally::default(),
     };
     let mut progress = Progress::new(plan.steps());
@@ -374,9 +367,6 @@ fn measure(launcher: &Launcher, plan: &Plan, machine: &Machine, modelled: &Model
         for round in 1..=plan.beside_rounds {
             take_beside(launcher, plan, &racks, round, &mut measured, &mut progress);
         }
-    }
-    if let Some(plan) = plan.interleaved {
-        measured.interleaved = interleaved::report::measure(launcher, plan, &mut progress)?;
     }
     if plan.counts_instructions {
         progress.step("instructions", "of a frame");
@@ -583,9 +573,7 @@ mod tests {
         let points = vec![(Experiment::RoundTrip, 8), (Experiment::RoundTrip, 48)];
         let (rounds, beside_rounds) = (2, 2);
         let (sample_ms, floor_ms, beside_ms, counts_instructions) = (5, 1, 5, false);
-        let interleaved = None;
-        let plan =
-            Plan { points, rounds, sample_ms, floor_ms, beside_rounds, beside_ms, counts_instructions, interleaved };
+        let plan = Plan { points, rounds, sample_ms, floor_ms, beside_rounds, beside_ms, counts_instructions };
         let modelled = Modelled { assumptions: String::new(), isolation: Vec::new(), work_arguments: Vec::new() };
         let machine = Machine::describe(launcher.cores);
         let measured = measure(&launcher, &plan, &machine, &modelled).unwrap();

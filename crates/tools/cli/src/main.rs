@@ -7,7 +7,6 @@ mod device_server;
 mod doctor;
 mod down;
 mod elf;
-mod interleaved;
 mod lanes;
 mod library;
 mod monitor;
@@ -106,9 +105,6 @@ enum Bench {
     Sockets(crosslane_bench::sockets::Options),
     /// Two nodes joined by windows, beside kernel TCP and the floors; with --sim, the proxy's engine in virtual time
     Windows(windows::Options),
-    /// One of the two loops of 'bench windows' in which programs and proxies take turns, which that starts
-    #[command(hide = true)]
-    Interleaved(interleaved::Options),
     /// The router: forwarding core, tables, and two nodes over each interconnect
     Router(bench_router::Options),
 }
@@ -137,7 +133,6 @@ fn main() -> ExitCode {
         Command::Demo(options) => crosslane_bench::demo::main(options),
         Command::Bench(Bench::Sockets(options)) => sockets::main(options),
         Command::Bench(Bench::Windows(options)) => windows::main(options),
-        Command::Bench(Bench::Interleaved(options)) => interleaved::main(options),
         Command::Bench(Bench::Router(options)) => bench_router::main(options),
         Command::DeviceServer(options) => device_server::main(options),
         Command::Proxy(options) => proxy::main(options),

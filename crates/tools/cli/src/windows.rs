@@ -23,12 +23,6 @@ pub struct Options {
     /// Measure what a frame and a byte cost the engine on this machine, and simulate with that
     #[arg(long, requires = "sim")]
     pub measure: bool,
-    /// Only by proxies where cores suffice: programs and proxies in turns of two loops, on two cores
-    #[arg(long, conflicts_with_all = ["sim", "plot"])]
-    pub interleaved: bool,
-    /// So many round trips of each size, once
-    #[arg(long, value_name = "N", requires = "interleaved", hide = true)]
-    pub trips: Option<u64>,
     /// Write the plots as SVG files into this directory
     #[arg(long, value_name = "DIR")]
     pub plot: Option<PathBuf>,
@@ -95,9 +89,6 @@ pub fn main(options: &Options) -> Result<()> {
         return Err(WrongUse::of(format!("{bytes} bytes a message; try 1 to {MESSAGE_BYTES_MAX}")).into());
     }
     if !options.sim {
-        if options.interleaved {
-            return live::interleaved::main(options.quick, options.json, options.trips);
-        }
         let live = live::Options { json: options.json, quick: options.quick, plot: options.plot.clone() };
         return live::main(&live, modelled(options.seed));
     }

@@ -5,7 +5,6 @@
 //! a device has no bells it naps, and looks once after each nap; naps grow with the time for which nothing has come.
 
 use super::Shared;
-use super::berth::Berth;
 use super::direct::{ProgramEnd, Proposal};
 use super::doors;
 use super::end::SegmentEnd;
@@ -218,7 +217,6 @@ pub(super) struct Owner {
     spin_history: &'static AdaptiveSpin,
     /// What giving way has brought.
     yielder: Yielder,
-    berth: Berth,
     clock: TurnClock,
     /// Since when it has slept and found nothing after it.
     idle_since_ns: Option<u64>,
@@ -256,7 +254,6 @@ impl Owner {
             // One a thread, for as long as the process.
             spin_history: Box::leak(Box::new(AdaptiveSpin::for_server())),
             yielder: Yielder::new(),
-            berth: Berth::default(),
             clock: TurnClock::default(),
             idle_since_ns: None,
             is_over: false,
@@ -267,8 +264,7 @@ impl Owner {
     }
 
     /// Until the proxy ends.
-    pub(super) fn run(&mut self, berth: Berth) {
-        self.berth = berth;
+    pub(super) fn run(&mut self) {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         while !self.is_over {
             if self.work(&mut events) {
@@ -326,8 +322,6 @@ impl Owner {
         if turn.gives_way {
             self.yielder.yield_if_useful();
         }
-        let has_company = turn.gives_way && (self.yielder.is_useful() || self.spin_history.has_useful_yields());
-        self.berth.note(has_company, now_ns);
         turn.progressed
     }
 
@@ -670,23 +664,6 @@ impl Owner {
         }
         self.relays.tick();
         self.reset_late();
-    }
-
-    /// Whether both ends of some link have begun, and of all that there are.
-    pub(super) fn has_begun(&self) -> bool {
-        self.engines.iter().any(Option::is_some) && !self.engines.iter().flatten().any(LinkEngine::is_greeting)
-    }
-
-    /// Of all engines.
-    pub(super) fn connections(&self) -> usize {
-        self.engines.iter().flatten().map(LinkEngine::connections).sum()
-    }
-
-    /// What the engines that are there have done.
-    pub(super) fn counters(&self) -> Counters {
-        let mut sum = Counters::default();
-        self.engines.iter().flatten().for_each(|link| sum += link.counters());
-        sum
     }
 
     fn report(&mut self) -> Vec<(u8, PeerReport)> {

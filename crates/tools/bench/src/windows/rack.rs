@@ -9,7 +9,7 @@ use rack::{Backend, Class, LinkTiming, Partitions, Proxy, Rack, Timing, Trust};
 use serde::Deserialize;
 
 use crate::launch::{Ends, Launcher, NODE_A};
-use crate::process::{Farewell, Guard, Words};
+use crate::process::{self, Farewell, Guard, Words};
 
 /// How long `crosslane up` may take.
 const UP_LIMIT: Duration = Duration::from_secs(60);
@@ -89,7 +89,8 @@ impl UpRack {
             environment: environment.clone(),
         };
         let down = Farewell::new(words("down"));
-        let mut up = Guard::spawn(words("up").command(), None)?;
+        // Monitors and proxies run off the cores of the programs, where there are enough.
+        let mut up = process::off_cores(launcher.cores, || Guard::spawn(words("up").command(), None))??;
         up.complete(UP_LIMIT)?;
         let said = up.said();
         let missing = said.contains(NO_EFFECT).then(|| said.trim_start_matches(": crosslane: ").to_owned());

@@ -3,10 +3,9 @@
 use anyhow::Result;
 use machine::Machine;
 use serde::Serialize;
-use stats::{Quantiles, Table, median, median_ratio};
+use stats::{Latencies, Quantiles, Table, median, median_ratio};
 use units::NONE;
 
-use super::interleaved::report::{Measured as Interleaved, quantiles};
 use super::published::{self, Assumption};
 use super::rack::Counts;
 use super::{BesideCell, Cell, Company, Experiment, Measured, Modelled, ONE_WAY_NS, Options, Plan, Way};
@@ -116,8 +115,6 @@ pub struct Copies {
 /// What can be said without as many cores as parties.
 #[derive(Serialize)]
 pub struct WhereCoresSuffice {
-    /// Four parties in two loops.
-    pub measured: Interleaved,
     pub modelled: Modelled,
     /// The quiet case without the wire: what programs, proxies and cache lines add.
     pub modelled_without_wire_ns: Option<f64>,
@@ -125,6 +122,18 @@ pub struct WhereCoresSuffice {
     /// Of a frame of 8 bytes, sent and received by the engine.
     pub instructions_per_frame: Option<f64>,
     pub instructions_missing: Option<String>,
+}
+
+/// Returns the medians of each quantile over the rounds; the maximum and the count are of all rounds.
+fn quantiles<'a>(rounds: impl Iterator<Item = &'a Latencies>) -> Option<Quantiles> {
+    let rounds: Vec<Quantiles> = rounds.map(Latencies::quantiles).collect();
+    Some(Quantiles {
+        p50_ns: median(rounds.iter().map(|round| round.p50_ns))?,
+        p99_ns: median(rounds.iter().map(|round| round.p99_ns))?,
+        p999_ns: median(rounds.iter().map(|round| round.p999_ns))?,
+        max_ns: rounds.iter().map(|round| round.max_ns).fold(0.0, f64::max),
+        samples: rounds.iter().map(|round| round.samples).sum(),
+    })
 }
 
 impl Cell {
@@ -215,7 +224,7 @@ impl Report {
         let row = |cell: &Cell| cell.row(kernel_of(cell), measured.why_missing(cell.experiment, cell.way));
         let rows: Vec<Row> = measured.cells.iter().map(row).collect();
         let failures = measured.failures.iter().map(|failure| &failure.what).chain(&measured.said);
-        let failures = failures.chain(&measured.interleaved.failures).cloned().collect();
+        let failures = failures.cloned().collect();
         let quiet = |of: &BesideCell| {
             measured
                 .beside
@@ -232,7 +241,7 @@ impl Report {
             timed: Timed { assumptions: published::assumptions(), figures: figures(&rows) },
             isolation: measured.beside.iter().map(|cell| cell.row(quiet(cell), plan.beside_ms)).collect(),
             copies: measured.counts.iter().map(Copies::of).collect(),
-            where_cores_suffice: WhereCoresSuffice::of(measured.interleaved, modelled, &floors, measured.instructions),
+            where_cores_suffice: WhereCoresSuffice::of(modelled, &floors, measured.instructions),
             rows,
             floors,
             pairs: measured.pairs,
@@ -311,11 +320,10 @@ impl Copies {
 }
 
 impl WhereCoresSuffice {
-    fn of(measured: Interleaved, modelled: Modelled, floors: &FloorSummary, instructions: Result<f64, String>) -> Self {
+    fn of(modelled: Modelled, floors: &FloorSummary, instructions: Result<f64, String>) -> Self {
         let quiet_ns = modelled.isolation.first().map(|case| case.rtt_ns_p50 as f64 - WIRE_NS);
         let line_ns = floors.cache_line_rtt_ns_p50;
         Self {
-            measured,
             modelled,
             modelled_without_wire_ns: quiet_ns,
             modelled_over_cache_line: quiet_ns.zip(line_ns).map(|(quiet_ns, line_ns)| quiet_ns / line_ns),
@@ -519,11 +527,6 @@ impl Report {
         let cores = &self.where_cores_suffice;
         let mut text =
             format!("\nWhere cores suffice (8 B by proxies; asked for: at most {FLOORS_BY_PROXY} x floor)\n\n");
-        text += &cores.measured.text(|size_bytes| {
-            let row = self.row(Experiment::RoundTrip, size_bytes, Way::WindowProxy);
-            let p50_ns = row.and_then(|row| row.latency.as_ref()).map(|latency| latency.p50_ns);
-            (p50_ns, row.and_then(|row| row.p50_over_cache_line))
-        });
         text += &format!(
             "modelled: {} ns beside the wire, {}; {}\n",
             cores.modelled_without_wire_ns.map_or_else(|| NONE.to_owned(), |ns| format!("{ns:.0}")),
@@ -611,7 +614,6 @@ mod tests {
                 way: Way::WindowProxy,
             }],
             said: Vec::new(),
-            interleaved: Interleaved::none(),
             pairs: Tally { pairs: 9, clients_failed: 1, ..Tally::default() },
         };
         let case = ModelledCase { case: "quiet", rtt_ns_p50: 2000, rtt_ns_p99: 2100, p99_of_quiet: 1.0 };
