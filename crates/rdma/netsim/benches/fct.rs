@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use netsim::network::{Network, NetworkPlan};
-use netsim::rdma::{PathPlan, Rdma, RdmaPlan, profile};
-use netsim::scenario::TransportPlan;
-use netsim::switch::SwitchPlan;
+use netsim::network::{Network, NetworkConfig};
+use netsim::rdma::{PathProperties, Rdma, RdmaConfig, profile};
+use netsim::scenario::TransportConfig;
+use netsim::switch::SwitchConfig;
 use netsim::topology::Preset;
 use netsim::workload::{SizeDistribution, Workload};
 use sim::{Span, Time};
@@ -22,19 +22,19 @@ fn asked() -> Vec<(Preset, f64)> {
 
 fn main() {
     for (preset, during_ns) in asked() {
-        let plan = NetworkPlan {
+        let config = NetworkConfig {
             topology: preset.topology(),
-            switches: SwitchPlan::default(),
+            switches: SwitchConfig::default(),
             impairments: Vec::new(),
             seed: 1,
         };
         let sizes = SizeDistribution::find("cache-follower").expect("it comes with the program");
         let workload = Workload::Poisson { sizes, load: 0.5, during: Span::from_ns(during_ns) };
-        let flows = workload.flows(&plan.topology, 1).expect("a possible load");
-        let path = PathPlan { rate: plan.topology.lines()[0].rate, round_trip: Span::from_ns(9000.0) };
-        let rdma = RdmaPlan::new(profile(&TransportPlan::default(), &path));
-        let fleet = Rdma::fleet(rdma, plan.topology.hosts()).expect("a possible NIC");
-        let mut network = Network::new(&plan, fleet, flows);
+        let flows = workload.flows(&config.topology, 1).expect("a possible load");
+        let path = PathProperties { rate: config.topology.lines()[0].rate, round_trip: Span::from_ns(9000.0) };
+        let rdma = RdmaConfig::new(profile(&TransportConfig::default(), &path));
+        let fleet = Rdma::fleet(rdma, config.topology.hosts()).expect("a possible NIC");
+        let mut network = Network::new(&config, fleet, flows);
         let begun = Instant::now();
         network.run_flows(Time::from_ps(1_000_000_000_000));
         let (events, s) = (network.counters().events, begun.elapsed().as_secs_f64());

@@ -2,26 +2,26 @@
 
 use std::time::Instant;
 
-use netsim::network::{Network, NetworkPlan};
-use netsim::switch::SwitchPlan;
+use netsim::network::{Network, NetworkConfig};
+use netsim::sliding_window::{SlidingWindow, SlidingWindowConfig};
+use netsim::switch::SwitchConfig;
 use netsim::topology::Preset;
-use netsim::window::{Window, WindowPlan};
 use netsim::workload::{SizeDistribution, Workload};
 use sim::{Span, Time};
 
 fn main() {
     for preset in [Preset::LeafSpine256, Preset::ThreeTier1024] {
-        let plan = NetworkPlan {
+        let config = NetworkConfig {
             topology: preset.topology(),
-            switches: SwitchPlan::default(),
+            switches: SwitchConfig::default(),
             impairments: Vec::new(),
             seed: 1,
         };
         let sizes = SizeDistribution::find("cache-follower").expect("it comes with the program");
         let workload = Workload::Poisson { sizes, load: 0.5, during: Span::from_ns(1e6) };
-        let flows = workload.flows(&plan.topology, 1).expect("a possible load");
-        let window = WindowPlan { payload_bytes: 1000, window: 128, timeout: Span::from_ns(1e6) };
-        let mut network = Network::new(&plan, Window::fleet(window, plan.topology.hosts()), flows);
+        let flows = workload.flows(&config.topology, 1).expect("a possible load");
+        let window = SlidingWindowConfig { payload_bytes: 1000, window: 128, timeout: Span::from_ns(1e6) };
+        let mut network = Network::new(&config, SlidingWindow::fleet(window, config.topology.hosts()), flows);
         let begun = Instant::now();
         network.run_flows(Time::from_ps(1_000_000_000_000));
         let (events, s) = (network.counters().events, begun.elapsed().as_secs_f64());

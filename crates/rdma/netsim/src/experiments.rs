@@ -10,9 +10,9 @@ use thiserror::Error;
 
 use crate::workload::WorkloadError;
 
-pub use fct::{FctPlan, FctResult};
-pub use latency::{LatencyPlan, LatencyResult};
-pub use stream::{StreamPlan, StreamResult, Turns};
+pub use fct::{FctExperiment, FctResult};
+pub use latency::{LatencyExperiment, LatencyResult};
+pub use stream::{StreamExperiment, StreamResult, Turns};
 
 /// What a figure is worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -67,7 +67,7 @@ impl Impairments {
 /// One way of a line that is not perfect.
 #[derive(Clone, Debug)]
 pub(crate) struct Impaired {
-    plan: Impairments,
+    config: Impairments,
     random: Random,
     is_bad: bool,
     /// Packets so far.
@@ -86,24 +86,24 @@ pub(crate) struct Fate {
 }
 
 impl Impaired {
-    pub fn new(plan: Impairments, random: Random) -> Self {
-        Self { plan, random, is_bad: false, seen: 0, listed: 0 }
+    pub fn new(config: Impairments, random: Random) -> Self {
+        Self { config, random, is_bad: false, seen: 0, listed: 0 }
     }
 
     pub fn fate(&mut self) -> Fate {
         let is_lost = self.is_lost();
         self.seen += 1;
-        let late = if self.random.chance(self.plan.reorder) {
-            Span::from_ps(self.random.below(self.plan.reorder_delay_max.ps() + 1))
+        let late = if self.random.chance(self.config.reorder) {
+            Span::from_ps(self.random.below(self.config.reorder_delay_max.ps() + 1))
         } else {
             Span::ZERO
         };
-        let is_doubled = self.random.chance(self.plan.duplicate);
-        Fate { is_lost, late, is_doubled, is_corrupt: self.random.chance(self.plan.corrupt) }
+        let is_doubled = self.random.chance(self.config.duplicate);
+        Fate { is_lost, late, is_doubled, is_corrupt: self.random.chance(self.config.corrupt) }
     }
 
     fn is_lost(&mut self) -> bool {
-        match &self.plan.loss {
+        match &self.config.loss {
             Loss::None => false,
             Loss::Uniform(probability) => self.random.chance(*probability),
             Loss::Bursts(bursts) => {
@@ -125,23 +125,23 @@ impl Impaired {
 mod tests {
     use super::*;
 
-    fn fates(plan: Impairments, packets: usize) -> Vec<Fate> {
-        let mut line = Impaired::new(plan, Random::new(3, "line"));
+    fn fates(config: Impairments, packets: usize) -> Vec<Fate> {
+        let mut line = Impaired::new(config, Random::new(3, "line"));
         (0..packets).map(|_| line.fate()).collect()
     }
 
     #[test]
     fn a_list_loses_its_packets_and_no_others() {
-        let plan = Impairments { loss: Loss::Listed(vec![0, 3, 4]), ..Impairments::default() };
-        let lost: Vec<bool> = fates(plan, 6).iter().map(|fate| fate.is_lost).collect();
+        let config = Impairments { loss: Loss::Listed(vec![0, 3, 4]), ..Impairments::default() };
+        let lost: Vec<bool> = fates(config, 6).iter().map(|fate| fate.is_lost).collect();
         assert_eq!(lost, [true, false, false, true, true, false]);
     }
 
     #[test]
     fn bursts_lose_their_share_and_lose_it_together() {
         let bursts = Bursts { to_bad: 0.002, to_good: 0.1, loss_good: 0.0, loss_bad: 0.5 };
-        let plan = Impairments { loss: Loss::Bursts(bursts), ..Impairments::default() };
-        let lost: Vec<bool> = fates(plan, 400_000).iter().map(|fate| fate.is_lost).collect();
+        let config = Impairments { loss: Loss::Bursts(bursts), ..Impairments::default() };
+        let lost: Vec<bool> = fates(config, 400_000).iter().map(|fate| fate.is_lost).collect();
         let share = |lost: &[bool]| lost.iter().filter(|lost| **lost).count() as f64 / lost.len() as f64;
         let all = share(&lost);
         assert!((all / bursts.loss() - 1.0).abs() < 0.1, "{all}");
@@ -151,14 +151,14 @@ mod tests {
 
     #[test]
     fn the_rest_happens_as_often_as_asked_for() {
-        let plan = Impairments {
+        let config = Impairments {
             reorder: 0.25,
             reorder_delay_max: Span::from_ns(100.0),
             duplicate: 0.1,
             corrupt: 0.05,
             ..Impairments::default()
         };
-        let fates = fates(plan, 100_000);
+        let fates = fates(config, 100_000);
         let count = |is: fn(&Fate) -> bool| fates.iter().filter(|fate| is(fate)).count();
         assert!((24_000..26_000).contains(&count(|fate| fate.late > Span::ZERO)));
         assert!((9_500..10_500).contains(&count(|fate| fate.is_doubled)));

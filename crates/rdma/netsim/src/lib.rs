@@ -11,9 +11,9 @@ pub mod rate;
 pub mod rdma;
 pub mod results;
 pub mod scenario;
+pub mod sliding_window;
 pub mod switch;
 pub mod topology;
-pub mod window;
 pub mod workload;
 
 pub use packet::Class;

@@ -10,7 +10,7 @@ use crate::endpoint::{Endpoint, EndpointCounters, Flow, FlowId, Incoming, Outgoi
 use crate::impairment::{Impaired, Impairments};
 use crate::packet::{Arena, Fifo, Frame, FrameExtra, Mark, PacketId};
 use crate::rate::Rate;
-use crate::switch::{Pfc, Switch, SwitchPlan};
+use crate::switch::{Pfc, Switch, SwitchConfig};
 use crate::topology::{HostId, Line, Node, Routes, Topology};
 
 pub use report::{FlowEnd, NetworkCounters};
@@ -116,11 +116,11 @@ enum Owner {
 
 /// What a network is made of.
 #[derive(Clone, Debug)]
-pub struct NetworkPlan {
+pub struct NetworkConfig {
     /// Who is joined to whom.
     pub topology: Topology,
     /// How switches work.
-    pub switches: SwitchPlan,
+    pub switches: SwitchConfig,
     /// What is wrong with lines: by the line's number, and from which of its ends.
     pub impairments: Vec<(usize, usize, Impairments)>,
     /// Of everything random in the network.
@@ -137,7 +137,7 @@ pub struct Network<E: Endpoint> {
     owners: Vec<Owner>,
     extras: Vec<PortExtra>,
     switches: Vec<Switch>,
-    plan: SwitchPlan,
+    config: SwitchConfig,
     routes: Routes,
     endpoints: Vec<E>,
     /// By host.
@@ -162,13 +162,13 @@ impl<E: Endpoint> Network<E> {
     /// # Panics
     /// If there is not an endpoint for each host, a flow's host does not exist, a flow goes to its own host, or flows
     /// are not in order.
-    pub fn new(plan: &NetworkPlan, endpoints: Vec<E>, flows: Vec<Flow>) -> Self {
-        let topology = &plan.topology;
+    pub fn new(config: &NetworkConfig, endpoints: Vec<E>, flows: Vec<Flow>) -> Self {
+        let topology = &config.topology;
         assert_eq!(endpoints.len(), topology.hosts() as usize, "an endpoint for each host");
         assert!(flows.is_sorted_by_key(|flow| flow.start), "flows in order of their start");
         let is_possible = |flow: &Flow| flow.from != flow.to && flow.from.0.max(flow.to.0) < topology.hosts();
         assert!(flows.iter().all(is_possible), "flows between two hosts that there are");
-        let (owners, extras) = (owners(topology), extras(plan));
+        let (owners, extras) = (owners(topology), extras(config));
         assert!(owners.len() <= NUMBERS_MAX, "{} ports; at most {NUMBERS_MAX}", owners.len());
         let mut host_ports = vec![0; endpoints.len()];
         for (number, owner) in owners.iter().enumerate() {
@@ -183,12 +183,12 @@ impl<E: Endpoint> Network<E> {
         Self {
             queue,
             now: Time::ZERO,
-            arena: Arena::new(plan.switches.pfc.is_some() || plan.switches.trims),
-            switches: switches(plan, &owners, &extras),
+            arena: Arena::new(config.switches.pfc.is_some() || config.switches.trims),
+            switches: switches(config, &owners, &extras),
             ports: ports(topology, &extras),
             owners,
             extras,
-            plan: plan.switches.clone(),
+            config: config.switches.clone(),
             routes: Routes::of(topology),
             wakes: vec![Time::MAX; endpoints.len()],
             endpoints,
@@ -418,15 +418,15 @@ fn owners(topology: &Topology) -> Vec<Owner> {
     topology.lines().iter().flat_map(|line| line.ends.map(owner)).collect()
 }
 
-fn extras(plan: &NetworkPlan) -> Vec<PortExtra> {
+fn extras(config: &NetworkConfig) -> Vec<PortExtra> {
     let headroom = |line: &Line| {
         let packet = PACKET_BYTES_MAX.into();
-        plan.switches.pfc.map_or(0, |_| Pfc::headroom_bytes(line.rate, line.delay, packet))
+        config.switches.pfc.map_or(0, |_| Pfc::headroom_bytes(line.rate, line.delay, packet))
     };
     let extra = |line| [0, 1].map(|_| PortExtra { headroom: headroom(line), ..PortExtra::default() });
-    let mut extras: Vec<PortExtra> = plan.topology.lines().iter().flat_map(extra).collect();
-    for (line, end, impairments) in plan.impairments.iter().filter(|(.., impairments)| !impairments.is_none()) {
-        let random = Random::new(plan.seed, &format!("line {line} from end {end}"));
+    let mut extras: Vec<PortExtra> = config.topology.lines().iter().flat_map(extra).collect();
+    for (line, end, impairments) in config.impairments.iter().filter(|(.., impairments)| !impairments.is_none()) {
+        let random = Random::new(config.seed, &format!("line {line} from end {end}"));
         extras[2 * line + end].impaired = Some(Impaired::new(impairments.clone(), random));
     }
     extras
@@ -448,15 +448,15 @@ fn ports(topology: &Topology, extras: &[PortExtra]) -> Vec<Port> {
     extras.iter().enumerate().map(port).collect()
 }
 
-fn switches(plan: &NetworkPlan, owners: &[Owner], extras: &[PortExtra]) -> Vec<Switch> {
-    let mut headroom = vec![0; plan.topology.switches() as usize];
+fn switches(config: &NetworkConfig, owners: &[Owner], extras: &[PortExtra]) -> Vec<Switch> {
+    let mut headroom = vec![0; config.topology.switches() as usize];
     for (owner, extra) in owners.iter().zip(extras) {
         if let Owner::Switch(switch) = owner {
             headroom[*switch as usize] += extra.headroom;
         }
     }
     let switch = |(number, headroom): (usize, u64)| {
-        Switch::new(&plan.switches, headroom, Random::new(plan.seed, &format!("switch {number}")))
+        Switch::new(&config.switches, headroom, Random::new(config.seed, &format!("switch {number}")))
     };
     headroom.into_iter().enumerate().map(switch).collect()
 }

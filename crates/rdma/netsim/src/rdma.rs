@@ -25,7 +25,7 @@ use crate::network::{Seen, Tap};
 use crate::packet::Class;
 use crate::topology::HostId;
 
-pub use profile::{PathPlan, profile};
+pub use profile::{PathProperties, profile};
 
 /// Bytes of the memory that hosts register: all of it.
 const MEMORY_BYTES: u64 = 1 << 46;
@@ -54,7 +54,7 @@ pub enum Verb {
 
 /// How all hosts of a network work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RdmaPlan {
+pub struct RdmaConfig {
     /// Their NIC.
     pub profile: Profile,
     /// What they do.
@@ -65,7 +65,7 @@ pub struct RdmaPlan {
     pub seed: u64,
 }
 
-impl RdmaPlan {
+impl RdmaConfig {
     /// WRITEs by this NIC.
     pub fn new(profile: Profile) -> Self {
         // 262 us: above every round trip of these networks, and below what commercial NICs take.
@@ -91,7 +91,7 @@ struct Connection {
 /// A host with an RDMA NIC.
 #[derive(Debug)]
 pub struct Rdma {
-    plan: Arc<RdmaPlan>,
+    config: Arc<RdmaConfig>,
     host: HostId,
     nic: Nic<NoMemory>,
     cq: CqNumber,
@@ -117,13 +117,13 @@ impl Rdma {
     ///
     /// # Panics
     /// If the engine refuses what every NIC has: a queue, a domain, a region.
-    pub fn fleet(plan: RdmaPlan, hosts: u32) -> Result<Vec<Self>, ProfileError> {
-        let (plan, profile) = (Arc::new(plan), Arc::new(plan.profile));
-        (0..hosts).map(|host| Self::new(&plan, &profile, HostId(host))).collect()
+    pub fn fleet(config: RdmaConfig, hosts: u32) -> Result<Vec<Self>, ProfileError> {
+        let (config, profile) = (Arc::new(config), Arc::new(config.profile));
+        (0..hosts).map(|host| Self::new(&config, &profile, HostId(host))).collect()
     }
 
-    fn new(plan: &Arc<RdmaPlan>, profile: &Arc<Profile>, host: HostId) -> Result<Self, ProfileError> {
-        let mut nic = Nic::new(Arc::clone(profile), NoMemory, plan.seed ^ u64::from(host.0) << 32)?;
+    fn new(config: &Arc<RdmaConfig>, profile: &Arc<Profile>, host: HostId) -> Result<Self, ProfileError> {
+        let mut nic = Nic::new(Arc::clone(profile), NoMemory, config.seed ^ u64::from(host.0) << 32)?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         let cq = nic.create_cq(COMPLETIONS_MAX).expect("a NIC has completion queues");
         let domain = nic.allocate_domain().expect("a NIC has protection domains");
@@ -131,7 +131,7 @@ impl Rdma {
         let keys = nic.register(&registration).expect("a NIC has memory regions");
         let empty = Completion::new(NOBODY, QpNumber(0), CompletionStatus::Success, CompletionKind::Send);
         Ok(Self {
-            plan: Arc::clone(plan),
+            config: Arc::clone(config),
             host,
             nic,
             cq,
@@ -186,7 +186,7 @@ impl Rdma {
         };
         let send = QpAttributes {
             send_psn: Some(first.0),
-            ack_timer_code: Some(self.plan.ack_timer_code),
+            ack_timer_code: Some(self.config.ack_timer_code),
             retries: Some(7),
             rnr_retries: Some(7),
             initiator_reads_max: Some(16),
@@ -197,7 +197,7 @@ impl Rdma {
         {
             self.nic.modify_qp(now, qp, state, &attributes).expect("a way that every queue pair goes");
         }
-        if self.plan.verb == Verb::Echo {
+        if self.config.verb == Verb::Echo {
             (0..RECEIVES).for_each(|_| self.post_receive(now, qp));
         }
     }
@@ -209,7 +209,7 @@ impl Rdma {
     }
 
     fn post_receive(&mut self, now: Time, qp: QpNumber) {
-        let request = Receive { id: NOBODY, local: self.piece(self.plan.profile.mtu_bytes.max(1 << 20)) };
+        let request = Receive { id: NOBODY, local: self.piece(self.config.profile.mtu_bytes.max(1 << 20)) };
         self.nic.post_recv(now, qp, &request).expect("there is room for the request that was just taken");
     }
 
@@ -255,7 +255,7 @@ impl Rdma {
                 Some(id) => self.end(id, done),
                 None => self.post(now, completion.qp, NOBODY, completion.bytes, SendKind::Send(None)),
             }
-        } else if self.plan.verb != Verb::Echo && completion.id != NOBODY {
+        } else if self.config.verb != Verb::Echo && completion.id != NOBODY {
             self.end(FlowId(completion.id as u32), done);
         }
     }
@@ -304,7 +304,7 @@ impl Endpoint for Rdma {
     type Header = Packed;
 
     fn start(fleet: &mut [Self], now: Time, id: FlowId, flow: &Flow) {
-        let is_read = fleet[flow.from.0 as usize].plan.verb == Verb::Read;
+        let is_read = fleet[flow.from.0 as usize].config.verb == Verb::Read;
         let asked_by_receiver = Flow { from: flow.to, to: flow.from, ..*flow };
         let flow = if is_read { &asked_by_receiver } else { flow };
         let connection = Self::connect(fleet, now, id, flow);
@@ -312,7 +312,7 @@ impl Endpoint for Rdma {
         let sender = &mut fleet[flow.from.0 as usize];
         sender.under_way.insert(id, (connection, flow.to));
         let bytes = u32::try_from(flow.bytes).expect("workloads have flows of one message at most");
-        let kind = match sender.plan.verb {
+        let kind = match sender.config.verb {
             Verb::Write => SendKind::Write(Remote { address: 0, key }, None),
             Verb::Read => SendKind::Read(Remote { address: 0, key }),
             Verb::Echo => SendKind::Send(None),

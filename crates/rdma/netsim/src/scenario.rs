@@ -13,10 +13,10 @@ use serde::Deserialize;
 use sim::{Span, Time};
 
 use crate::endpoint::Flow;
-use crate::network::NetworkPlan;
+use crate::network::NetworkConfig;
 use crate::workload::Workload;
 
-pub use parts::{Congestion, Transport, TransportPlan};
+pub use parts::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 
 /// The version of scenario files that this release reads.
 pub const VERSION: u32 = 1;
@@ -31,13 +31,13 @@ pub struct Scenario {
     /// The topology's name: a preset's, or kind and hosts.
     pub topology_name: String,
     /// The network.
-    pub network: NetworkPlan,
+    pub network: NetworkConfig,
     /// Who sends what to whom.
     pub workload: Workload,
     /// The flows of that, with this seed.
     pub flows: Vec<Flow>,
     /// What endpoints do.
-    pub transport: TransportPlan,
+    pub transport: TransportConfig,
     /// When the run ends, whatever is left to do.
     pub until: Time,
 }
@@ -58,7 +58,7 @@ struct File {
     lines: parts::Lines,
     workload: workload::Part,
     #[serde(default)]
-    transport: TransportPlan,
+    transport: TransportConfig,
 }
 
 fn seed_default() -> u64 {
@@ -104,7 +104,7 @@ impl Scenario {
         Ok(Self {
             seed: parsed.seed,
             topology_name,
-            network: NetworkPlan { topology, switches, impairments, seed: parsed.seed },
+            network: NetworkConfig { topology, switches, impairments, seed: parsed.seed },
             workload,
             flows,
             transport: parsed.transport,

@@ -9,7 +9,7 @@ use crate::topology::{Node, Topology};
 
 /// How a network's switches work.
 #[derive(Clone, Debug, PartialEq)]
-pub struct SwitchPlan {
+pub struct SwitchConfig {
     /// Bytes that all ports of a switch share.
     pub buffer_bytes: u64,
     /// A queue may be this many times what is free of the buffer (dynamic thresholds, Choudhury and Hahne 1998).
@@ -56,7 +56,7 @@ pub enum Spreading {
     Spraying,
 }
 
-impl Default for SwitchPlan {
+impl Default for SwitchConfig {
     /// As published for SRNIC's simulations: 32 MB of buffer, marks from 400 to 1600 KB at 100 Gb/s, no pauses.
     fn default() -> Self {
         Self {
@@ -88,7 +88,7 @@ pub struct BufferError {
     pub needed_bytes: u64,
 }
 
-impl SwitchPlan {
+impl SwitchConfig {
     /// Whether the buffer is large enough for the switches of a topology.
     ///
     /// # Errors
@@ -130,10 +130,10 @@ pub(crate) struct Switch {
 
 impl Switch {
     /// A switch whose ports need so much headroom together.
-    pub fn new(plan: &SwitchPlan, headroom_bytes: u64, mut random: Random) -> Self {
+    pub fn new(config: &SwitchConfig, headroom_bytes: u64, mut random: Random) -> Self {
         let salt = random.bits() as u32;
-        let shared = plan.buffer_bytes.saturating_sub(headroom_bytes);
-        Self { used: 0, used_max: 0, shared, alpha: plan.alpha, random, salt }
+        let shared = config.buffer_bytes.saturating_sub(headroom_bytes);
+        Self { used: 0, used_max: 0, shared, alpha: config.alpha, random, salt }
     }
 
     /// Whether the shared buffer takes a packet into a queue that holds so much.
@@ -198,15 +198,15 @@ fn mixed(mut bits: u32) -> u32 {
 mod tests {
     use super::*;
 
-    fn switch(plan: &SwitchPlan) -> Switch {
-        Switch::new(plan, 0, Random::new(1, "switch"))
+    fn switch(config: &SwitchConfig) -> Switch {
+        Switch::new(config, 0, Random::new(1, "switch"))
     }
 
     #[test]
     fn one_queue_gets_half_the_buffer_and_two_get_a_third_each() {
-        let plan = SwitchPlan { buffer_bytes: 900_000, ..SwitchPlan::default() };
+        let config = SwitchConfig { buffer_bytes: 900_000, ..SwitchConfig::default() };
         let fill = |queues: usize| {
-            let (mut switch, mut queued) = (switch(&plan), vec![0; queues]);
+            let (mut switch, mut queued) = (switch(&config), vec![0; queues]);
             for packet in 0..10_000 {
                 let queue: &mut u64 = &mut queued[packet % queues];
                 if switch.admits(*queue, 1000) {
@@ -222,8 +222,8 @@ mod tests {
 
     #[test]
     fn marks_begin_at_kmin_and_are_certain_at_kmax_in_proportion_to_the_rate() {
-        let ecn = SwitchPlan::default().ecn.unwrap();
-        let mut switch = switch(&SwitchPlan::default());
+        let ecn = SwitchConfig::default().ecn.unwrap();
+        let mut switch = switch(&SwitchConfig::default());
         for (gbps, unit) in [(100.0, 1), (400.0, 4)] {
             let rate = Rate::from_gbps(gbps).unwrap();
             let mut share = |queued| (0..20_000).filter(|_| switch.marks(&ecn, rate, queued)).count() as f64 / 20_000.0;
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn flows_keep_their_path_and_fill_all_of_them_and_spraying_does_not_keep() {
-        let mut switch = switch(&SwitchPlan::default());
+        let mut switch = switch(&SwitchConfig::default());
         let mut counts = [0_u32; 8];
         for label in 0..8_000 {
             let path = switch.choose(Spreading::ByFlow, label, 8);

@@ -2,27 +2,27 @@
 
 use netsim::endpoint::{Flow, Framing};
 use netsim::ideal::Ideal;
-use netsim::network::{Network, NetworkPlan};
+use netsim::network::{Network, NetworkConfig};
 use netsim::rate::Rate;
-use netsim::switch::SwitchPlan;
+use netsim::sliding_window::{SlidingWindow, SlidingWindowConfig};
+use netsim::switch::SwitchConfig;
 use netsim::topology::{HostId, Preset, Topology, dumbbell};
-use netsim::window::{Window, WindowPlan};
 use sim::{Span, Time};
 
-fn window() -> WindowPlan {
-    WindowPlan { payload_bytes: 1000, window: 4096, timeout: Span::from_ns(1e7) }
+fn window() -> SlidingWindowConfig {
+    SlidingWindowConfig { payload_bytes: 1000, window: 4096, timeout: Span::from_ns(1e7) }
 }
 
 fn flow(from: u32, to: u32, bytes: u64) -> Flow {
     Flow { start: Time::ZERO, from: HostId(from), to: HostId(to), bytes, connection: None, repeats: false }
 }
 
-fn plan(topology: Topology) -> NetworkPlan {
-    NetworkPlan { topology, switches: SwitchPlan::default(), impairments: Vec::new(), seed: 1 }
+fn config(topology: Topology) -> NetworkConfig {
+    NetworkConfig { topology, switches: SwitchConfig::default(), impairments: Vec::new(), seed: 1 }
 }
 
-fn ran(plan: &NetworkPlan, flows: Vec<Flow>) -> Network<Window> {
-    let mut network = Network::new(plan, Window::fleet(window(), plan.topology.hosts()), flows);
+fn ran(config: &NetworkConfig, flows: Vec<Flow>) -> Network<SlidingWindow> {
+    let mut network = Network::new(config, SlidingWindow::fleet(window(), config.topology.hosts()), flows);
     assert!(network.run_flows(Time::from_ps(1_000_000_000_000)), "all flows end within a second");
     network
 }
@@ -34,10 +34,10 @@ fn packet(framing: Framing) -> u64 {
 #[test]
 fn a_flow_alone_takes_its_closed_form_to_the_picosecond() {
     for preset in [Preset::LeafSpine256, Preset::ThreeTier1024, Preset::ThreeTier4096] {
-        let plan = plan(preset.topology());
-        let ideal = Ideal::new(&plan.topology, window().framing());
-        for (to, bytes) in [(1, 64), (1, 1_000_000), (20, 3000), (plan.topology.hosts() - 1, 777_777)] {
-            let network = ran(&plan, vec![flow(0, to, bytes)]);
+        let config = config(preset.topology());
+        let ideal = Ideal::new(&config.topology, window().framing());
+        for (to, bytes) in [(1, 64), (1, 1_000_000), (20, 3000), (config.topology.hosts() - 1, 777_777)] {
+            let network = ran(&config, vec![flow(0, to, bytes)]);
             let end = network.ends()[0].at.since(Time::ZERO);
             assert_eq!(end, ideal.span(&flow(0, to, bytes)), "{} to {to}, {bytes} B", preset.name());
         }
@@ -49,8 +49,8 @@ fn an_incast_drains_at_its_receivers_rate() {
     let (gbps, senders, bytes) = (100.0, 15_u32, 200_000_u64);
     let rate = Rate::from_gbps(gbps).unwrap();
     let tiers = netsim::topology::Tiers { leaves: 1, hosts_per_leaf: senders + 1, ..Preset::LeafSpine256.tiers() };
-    let plan = plan(netsim::topology::leaf_spine(&tiers).unwrap());
-    let network = ran(&plan, (1..=senders).map(|from| flow(from, 0, bytes)).collect());
+    let config = config(netsim::topology::leaf_spine(&tiers).unwrap());
+    let network = ran(&config, (1..=senders).map(|from| flow(from, 0, bytes)).collect());
     let last = network.ends().iter().map(|end| end.at).max().unwrap();
     // The receiver's line is busy from the first packet's arrival at the switch until the last one has left it.
     let framing = window().framing();
@@ -68,8 +68,8 @@ fn a_narrow_middle_is_shared_to_the_last_bit() {
     let rate = |gbps| Rate::from_gbps(gbps).unwrap();
     let (hosts, bytes) = (4_u32, 500_000_u64);
     let delay = Span::from_ns(500.0);
-    let plan = plan(dumbbell(hosts, rate(100.0), rate(50.0), delay).unwrap());
-    let network = ran(&plan, (0..hosts).map(|from| flow(from, hosts + from, bytes)).collect());
+    let config = config(dumbbell(hosts, rate(100.0), rate(50.0), delay).unwrap());
+    let network = ran(&config, (0..hosts).map(|from| flow(from, hosts + from, bytes)).collect());
     let last = network.ends().iter().map(|end| end.at).max().unwrap();
     let framing = window().framing();
     let packets = u64::from(hosts) * bytes / 1000;

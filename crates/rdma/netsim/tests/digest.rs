@@ -3,10 +3,10 @@
 
 use netsim::endpoint::Flow;
 use netsim::impairment::Impairments;
-use netsim::network::{Network, NetworkPlan};
-use netsim::rdma::{PathPlan, Rdma, RdmaPlan, profile};
-use netsim::scenario::{Congestion, Transport, TransportPlan};
-use netsim::switch::{Pfc, Spreading, SwitchPlan};
+use netsim::network::{Network, NetworkConfig};
+use netsim::rdma::{PathProperties, Rdma, RdmaConfig, profile};
+use netsim::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
+use netsim::switch::{Pfc, Spreading, SwitchConfig};
 use netsim::topology::{HostId, Preset, Tiers, leaf_spine};
 use sim::{Random, Span, Time};
 
@@ -41,15 +41,20 @@ fn digest(words: impl IntoIterator<Item = u64>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-fn run(policy: Transport, congestion: Congestion, switches: SwitchPlan, impairments: &Impairments) -> u64 {
+fn run(
+    policy: TransportPolicy,
+    congestion: CongestionAlgorithm,
+    switches: SwitchConfig,
+    impairments: &Impairments,
+) -> u64 {
     let tiers = Tiers { leaves: 4, hosts_per_leaf: 16, spines: 4, ..Preset::LeafSpine256.tiers() };
     let topology = leaf_spine(&tiers).unwrap();
-    let path = PathPlan { rate: topology.lines()[0].rate, round_trip: Span::from_ps(9_000_000) };
-    let rdma = RdmaPlan::new(profile(&TransportPlan { policy, mtu_bytes: 1000, congestion }, &path));
+    let path = PathProperties { rate: topology.lines()[0].rate, round_trip: Span::from_ps(9_000_000) };
+    let rdma = RdmaConfig::new(profile(&TransportConfig { policy, mtu_bytes: 1000, congestion }, &path));
     let lines = 0..topology.lines().len();
     let impairments = lines.flat_map(|line| [0, 1].map(|end| (line, end, impairments.clone()))).collect();
-    let plan = NetworkPlan { topology, switches, impairments, seed: 1 };
-    let mut network = Network::new(&plan, Rdma::fleet(rdma, HOSTS as u32).unwrap(), flows());
+    let config = NetworkConfig { topology, switches, impairments, seed: 1 };
+    let mut network = Network::new(&config, Rdma::fleet(rdma, HOSTS as u32).unwrap(), flows());
     assert!(network.run_flows(Time::from_ps(1_000_000_000_000)));
     let (counted, ends) = (network.counters(), network.endpoint_counters());
     let of_network = [counted.events, counted.sent_packets, counted.delivered_packets, counted.lost_packets];
@@ -66,17 +71,17 @@ fn rough() -> Impairments {
 
 #[test]
 fn a_run_of_64_hosts_is_the_same_to_the_byte_as_ever() {
-    let small = SwitchPlan { buffer_bytes: 600_000, ..SwitchPlan::default() };
-    let pausing = SwitchPlan { buffer_bytes: 2_000_000, pfc: Some(Pfc::default()), ..SwitchPlan::default() };
-    let trimming = SwitchPlan { trims: true, spreading: Spreading::Spraying, ..small.clone() };
-    let (none, rough, plain) = (Impairments::default(), rough(), SwitchPlan::default());
+    let small = SwitchConfig { buffer_bytes: 600_000, ..SwitchConfig::default() };
+    let pausing = SwitchConfig { buffer_bytes: 2_000_000, pfc: Some(Pfc::default()), ..SwitchConfig::default() };
+    let trimming = SwitchConfig { trims: true, spreading: Spreading::Spraying, ..small.clone() };
+    let (none, rough, plain) = (Impairments::default(), rough(), SwitchConfig::default());
     let runs = [
-        ("srnic", run(Transport::Srnic, Congestion::Dctcp, plain.clone(), &none)),
-        ("irn", run(Transport::Irn, Congestion::BdpWindow, plain.clone(), &rough)),
-        ("go-back-n", run(Transport::GoBackN, Congestion::Dcqcn, pausing, &rough)),
-        ("connection-cache", run(Transport::ConnectionCache, Congestion::None, small, &none)),
-        ("srnic, rough", run(Transport::Srnic, Congestion::Swift, plain, &rough)),
-        ("srnic, trimmed", run(Transport::Srnic, Congestion::None, trimming, &none)),
+        ("srnic", run(TransportPolicy::Srnic, CongestionAlgorithm::Dctcp, plain.clone(), &none)),
+        ("irn", run(TransportPolicy::Irn, CongestionAlgorithm::BdpWindow, plain.clone(), &rough)),
+        ("go-back-n", run(TransportPolicy::GoBackN, CongestionAlgorithm::Dcqcn, pausing, &rough)),
+        ("connection-cache", run(TransportPolicy::ConnectionCache, CongestionAlgorithm::None, small, &none)),
+        ("srnic, rough", run(TransportPolicy::Srnic, CongestionAlgorithm::Swift, plain, &rough)),
+        ("srnic, trimmed", run(TransportPolicy::Srnic, CongestionAlgorithm::None, trimming, &none)),
     ];
     let expected: [(&str, u64); 6] = [
         ("srnic", 0x4415_e50e_5da3_307b),

@@ -3,22 +3,22 @@
 
 use netsim::endpoint::Flow;
 use netsim::impairment::{Bursts, Impairments, Loss};
-use netsim::network::{Network, NetworkPlan};
-use netsim::switch::{Pfc, Spreading, SwitchPlan};
+use netsim::network::{Network, NetworkConfig};
+use netsim::sliding_window::{SlidingWindow, SlidingWindowConfig};
+use netsim::switch::{Pfc, Spreading, SwitchConfig};
 use netsim::topology::{HostId, Preset, Tiers, leaf_spine};
-use netsim::window::{Window, WindowPlan};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use sim::{Random, Span, Time};
 
 const HOSTS: u32 = 12;
 
-fn plan(switches: SwitchPlan, impairments: &Impairments, seed: u64) -> NetworkPlan {
+fn config(switches: SwitchConfig, impairments: &Impairments, seed: u64) -> NetworkConfig {
     let tiers = Tiers { leaves: 3, hosts_per_leaf: HOSTS / 3, spines: 2, ..Preset::LeafSpine256.tiers() };
     let topology = leaf_spine(&tiers).unwrap();
     let lines = topology.lines().len();
     let everywhere = (0..lines).flat_map(|line| [(line, 0, impairments.clone()), (line, 1, impairments.clone())]);
-    NetworkPlan { impairments: everywhere.collect(), topology, switches, seed }
+    NetworkConfig { impairments: everywhere.collect(), topology, switches, seed }
 }
 
 fn flows(seed: u64, count: usize, bytes_max: u64) -> Vec<Flow> {
@@ -47,15 +47,15 @@ fn incast(bytes: u64) -> Vec<Flow> {
     (1..HOSTS).map(flow).collect()
 }
 
-fn run(plan: &NetworkPlan, flows: Vec<Flow>) -> Network<Window> {
-    let window = WindowPlan { payload_bytes: 1000, window: 64, timeout: Span::from_ns(200_000.0) };
-    let mut network = Network::new(plan, Window::fleet(window, HOSTS), flows);
+fn run(config: &NetworkConfig, flows: Vec<Flow>) -> Network<SlidingWindow> {
+    let window = SlidingWindowConfig { payload_bytes: 1000, window: 64, timeout: Span::from_ns(200_000.0) };
+    let mut network = Network::new(config, SlidingWindow::fleet(window, HOSTS), flows);
     assert!(network.run_flows(Time::from_ps(10_000_000_000_000)), "all flows end within ten seconds");
     network
 }
 
 /// Every packet is somewhere, every byte was delivered once, every flow ended once.
-fn hold(network: &Network<Window>) {
+fn hold(network: &Network<SlidingWindow>) {
     let (counted, ends) = (network.counters(), network.endpoint_counters());
     let gone = counted.lost_packets + counted.corrupt_packets + counted.dropped_packets;
     let found = counted.delivered_packets + gone + network.packets_under_way() as u64;
@@ -99,15 +99,15 @@ fn conserved(
         duplicate,
         corrupt,
     };
-    let switches = SwitchPlan {
+    let switches = SwitchConfig {
         // Pauses need headroom for every port besides.
         buffer_bytes: if pauses { 1_500_000 + buffer_bytes } else { buffer_bytes },
         trims: trims && !pauses,
         pfc: pauses.then(Pfc::default),
         spreading: if sprays { Spreading::Spraying } else { Spreading::ByFlow },
-        ..SwitchPlan::default()
+        ..SwitchConfig::default()
     };
-    let network = run(&plan(switches, &impairments, seed), flows(seed, 60, 100_000));
+    let network = run(&config(switches, &impairments, seed), flows(seed, 60, 100_000));
     hold(&network);
     assert!(!pauses || network.counters().dropped_packets == 0, "pauses lose nothing");
 }
@@ -117,7 +117,7 @@ fn a_seed_makes_a_run_and_another_one_another() {
     let impairments =
         Impairments { reorder: 0.1, reorder_delay_max: Span::from_ns(900.0), ..Impairments::losing(0.01) };
     let of = |seed| {
-        let network = run(&plan(SwitchPlan::default(), &impairments, seed), flows(1, 80, 200_000));
+        let network = run(&config(SwitchConfig::default(), &impairments, seed), flows(1, 80, 200_000));
         (network.counters(), network.endpoint_counters(), network.ends().to_vec())
     };
     assert_eq!(of(1), of(1));
@@ -126,10 +126,10 @@ fn a_seed_makes_a_run_and_another_one_another() {
 
 #[test]
 fn pauses_lose_nothing_where_a_full_buffer_drops() {
-    let small = SwitchPlan { buffer_bytes: 800_000, ..SwitchPlan::default() };
-    let without = run(&plan(small.clone(), &Impairments::default(), 1), incast(300_000));
-    let paused = SwitchPlan { pfc: Some(Pfc::default()), ..small };
-    let with = run(&plan(paused, &Impairments::default(), 1), incast(300_000));
+    let small = SwitchConfig { buffer_bytes: 800_000, ..SwitchConfig::default() };
+    let without = run(&config(small.clone(), &Impairments::default(), 1), incast(300_000));
+    let paused = SwitchConfig { pfc: Some(Pfc::default()), ..small };
+    let with = run(&config(paused, &Impairments::default(), 1), incast(300_000));
     hold(&without);
     hold(&with);
     assert!(without.counters().dropped_packets > 0 && without.counters().pauses == 0);
@@ -139,8 +139,8 @@ fn pauses_lose_nothing_where_a_full_buffer_drops() {
 
 #[test]
 fn trimmed_heads_arrive_where_whole_packets_would_be_dropped() {
-    let small = SwitchPlan { buffer_bytes: 100_000, trims: true, ..SwitchPlan::default() };
-    let network = run(&plan(small, &Impairments::default(), 1), incast(300_000));
+    let small = SwitchConfig { buffer_bytes: 100_000, trims: true, ..SwitchConfig::default() };
+    let network = run(&config(small, &Impairments::default(), 1), incast(300_000));
     hold(&network);
     let counted = network.counters();
     assert!(counted.trimmed_packets > 100 && counted.dropped_packets * 10 < counted.trimmed_packets, "{counted:?}");
@@ -148,18 +148,18 @@ fn trimmed_heads_arrive_where_whole_packets_would_be_dropped() {
 
 #[test]
 fn a_queue_that_grows_marks_packets() {
-    let network = run(&plan(SwitchPlan::default(), &Impairments::default(), 1), incast(300_000));
+    let network = run(&config(SwitchConfig::default(), &Impairments::default(), 1), incast(300_000));
     let counted = network.counters();
     assert!(counted.marked_packets > 0 && counted.queue_max_bytes > 400_000, "{counted:?}");
-    let few = run(&plan(SwitchPlan::default(), &Impairments::default(), 1), incast(10_000));
+    let few = run(&config(SwitchConfig::default(), &Impairments::default(), 1), incast(10_000));
     assert_eq!(few.counters().marked_packets, 0);
 }
 
 #[test]
 fn spraying_reorders_a_flow_and_paths_by_flow_do_not() {
     let run = |spreading| {
-        let switches = SwitchPlan { spreading, ..SwitchPlan::default() };
-        run(&plan(switches, &Impairments::default(), 1), flows(3, 60, 400_000)).endpoint_counters()
+        let switches = SwitchConfig { spreading, ..SwitchConfig::default() };
+        run(&config(switches, &Impairments::default(), 1), flows(3, 60, 400_000)).endpoint_counters()
     };
     // This transport takes an order that is changed by more than three packets for a loss.
     assert_eq!(run(Spreading::ByFlow).retransmitted_packets, 0);

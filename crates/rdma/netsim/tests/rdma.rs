@@ -1,13 +1,13 @@
 //! The RDMA engine as an endpoint.
 
 use netsim::endpoint::{Endpoint, Flow};
-use netsim::experiments::FctPlan;
+use netsim::experiments::FctExperiment;
 use netsim::ideal::Ideal;
 use netsim::impairment::{Impairments, Loss};
-use netsim::network::{Network, NetworkPlan};
-use netsim::rdma::{PathPlan, Rdma, RdmaPlan, Verb, profile};
-use netsim::scenario::{Congestion, Transport, TransportPlan};
-use netsim::switch::{Pfc, Spreading, SwitchPlan};
+use netsim::network::{Network, NetworkConfig};
+use netsim::rdma::{PathProperties, Rdma, RdmaConfig, Verb, profile};
+use netsim::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
+use netsim::switch::{Pfc, Spreading, SwitchConfig};
 use netsim::topology::{HostId, Preset, Tiers, Topology, leaf_spine};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -21,17 +21,17 @@ fn topology(hosts: u32) -> Topology {
     leaf_spine(&tiers).unwrap()
 }
 
-fn plan(topology: Topology, impairments: Vec<(usize, usize, Impairments)>) -> NetworkPlan {
-    NetworkPlan { topology, switches: SwitchPlan::default(), impairments, seed: 1 }
+fn config(topology: Topology, impairments: Vec<(usize, usize, Impairments)>) -> NetworkConfig {
+    NetworkConfig { topology, switches: SwitchConfig::default(), impairments, seed: 1 }
 }
 
 fn flow(from: u32, to: u32, bytes: u64) -> Flow {
     Flow { start: Time::ZERO, from: HostId(from), to: HostId(to), bytes, connection: None, repeats: false }
 }
 
-fn ran(plan: &NetworkPlan, rdma: RdmaPlan, flows: Vec<Flow>) -> Network<Rdma> {
-    let fleet = Rdma::fleet(rdma, plan.topology.hosts()).unwrap();
-    let mut network = Network::new(plan, fleet, flows);
+fn ran(config: &NetworkConfig, rdma: RdmaConfig, flows: Vec<Flow>) -> Network<Rdma> {
+    let fleet = Rdma::fleet(rdma, config.topology.hosts()).unwrap();
+    let mut network = Network::new(config, fleet, flows);
     let all_ended = network.run_flows(Time::from_ps(1_000_000_000_000));
     assert!(all_ended, "at {:?}: {:?}, {:?}", network.now(), network.endpoint_counters(), network.counters());
     assert!(network.endpoints().iter().all(|endpoint| endpoint.failed() == 0), "no request fails");
@@ -41,11 +41,11 @@ fn ran(plan: &NetworkPlan, rdma: RdmaPlan, flows: Vec<Flow>) -> Network<Rdma> {
 #[test]
 fn a_flow_alone_takes_its_closed_form_and_a_packet_for_the_headers_at_most() {
     for policy in POLICIES {
-        let rdma = RdmaPlan::new(Profile { mtu_bytes: 1000, ack_packets: 1, ..Profile::new(policy) });
-        let plan = plan(topology(2), Vec::new());
-        let ideal = Ideal::new(&plan.topology, rdma.framing());
+        let rdma = RdmaConfig::new(Profile { mtu_bytes: 1000, ack_packets: 1, ..Profile::new(policy) });
+        let config = config(topology(2), Vec::new());
+        let ideal = Ideal::new(&config.topology, rdma.framing());
         for bytes in [1, 64, 1000, 5000, 100_000] {
-            let network = ran(&plan, rdma, vec![flow(0, 1, bytes)]);
+            let network = ran(&config, rdma, vec![flow(0, 1, bytes)]);
             let (took, best) = (network.ends()[0].at.since(Time::ZERO), ideal.span(&flow(0, 1, bytes)));
             // RETH, and the selective extension on every packet.
             let packets = bytes.div_ceil(1000);
@@ -62,9 +62,9 @@ fn listed_losses_are_sent_again_and_nothing_else() {
         [Policy::Srnic, Policy::Irn].into_iter().flat_map(|policy| lists.clone().map(|list| (policy, list)))
     {
         let loss = Impairments { loss: Loss::Listed(lost.clone()), ..Impairments::default() };
-        let plan = plan(topology(2), vec![(0, 0, loss)]);
-        let rdma = RdmaPlan::new(Profile { mtu_bytes: 1000, ..Profile::new(policy) });
-        let network = ran(&plan, rdma, vec![flow(0, 1, 100_000)]);
+        let config = config(topology(2), vec![(0, 0, loss)]);
+        let rdma = RdmaConfig::new(Profile { mtu_bytes: 1000, ..Profile::new(policy) });
+        let network = ran(&config, rdma, vec![flow(0, 1, 100_000)]);
         let counted = network.endpoint_counters();
         assert_eq!((counted.delivered_bytes, network.counters().lost_packets), (100_000, lost.len() as u64));
         let again = counted.retransmitted_packets - counted.spurious_packets;
@@ -72,16 +72,16 @@ fn listed_losses_are_sent_again_and_nothing_else() {
     }
 }
 
-fn goodput_gbps(policy: Transport, loss: f64) -> f64 {
+fn goodput_gbps(policy: TransportPolicy, loss: f64) -> f64 {
     let topology = topology(2);
-    let path = PathPlan { rate: topology.lines()[0].rate, round_trip: Span::from_ns(4500.0) };
-    let transport = TransportPlan { policy, mtu_bytes: 4096, congestion: Congestion::BdpWindow };
-    let rdma = RdmaPlan::new(profile(&transport, &path));
+    let path = PathProperties { rate: topology.lines()[0].rate, round_trip: Span::from_ns(4500.0) };
+    let transport = TransportConfig { policy, mtu_bytes: 4096, congestion: CongestionAlgorithm::BdpWindow };
+    let rdma = RdmaConfig::new(profile(&transport, &path));
     let impaired = [(0, 0, Impairments::losing(loss)), (0, 1, Impairments::losing(loss))];
-    let plan = plan(topology, impaired.to_vec());
+    let config = config(topology, impaired.to_vec());
     let fleet = Rdma::fleet(rdma, 2).unwrap();
     let flows = (0..32).map(|number| Flow { connection: Some(number % 8), repeats: true, ..flow(0, 1, 262_144) });
-    let mut network = Network::new(&plan, fleet, flows.collect());
+    let mut network = Network::new(&config, fleet, flows.collect());
     let (warm, end) = (Time::from_ps(1_000_000_000), Time::from_ps(5_000_000_000));
     network.run_until(warm);
     let before = network.endpoints()[1].counters();
@@ -93,20 +93,20 @@ fn goodput_gbps(policy: Transport, loss: f64) -> f64 {
 #[test]
 fn goodput_by_loss_goes_srnic_irn_go_back_n() {
     for loss in [0.0, 0.001, 0.01] {
-        let [srnic, irn, go_back_n] =
-            [Transport::Srnic, Transport::Irn, Transport::GoBackN].map(|policy| goodput_gbps(policy, loss));
+        let [srnic, irn, go_back_n] = [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN]
+            .map(|policy| goodput_gbps(policy, loss));
         eprintln!("loss {loss}: srnic {srnic:.1}, irn {irn:.1}, go-back-n {go_back_n:.1} Gb/s");
         assert!(srnic >= 0.98 * irn && irn >= go_back_n * 0.99, "{loss}: {srnic} {irn} {go_back_n}");
     }
 }
 
 /// Three leaves, two spines, twelve hosts.
-fn fabric(switches: SwitchPlan, impairments: &Impairments, seed: u64) -> NetworkPlan {
+fn fabric(switches: SwitchConfig, impairments: &Impairments, seed: u64) -> NetworkConfig {
     let tiers = Tiers { leaves: 3, hosts_per_leaf: 4, spines: 2, ..Preset::LeafSpine256.tiers() };
     let topology = leaf_spine(&tiers).unwrap();
     let lines = 0..topology.lines().len();
     let impairments = lines.flat_map(|line| [0, 1].map(|end| (line, end, impairments.clone()))).collect();
-    NetworkPlan { topology, switches, impairments, seed }
+    NetworkConfig { topology, switches, impairments, seed }
 }
 
 fn flows(seed: u64, count: usize) -> Vec<Flow> {
@@ -121,10 +121,10 @@ fn flows(seed: u64, count: usize) -> Vec<Flow> {
     starts.into_iter().map(flow).collect()
 }
 
-fn rdma(policy: Transport, congestion: Congestion) -> RdmaPlan {
+fn rdma(policy: TransportPolicy, congestion: CongestionAlgorithm) -> RdmaConfig {
     let rate = topology(2).lines()[0].rate;
-    let transport = TransportPlan { policy, mtu_bytes: 1000, congestion };
-    RdmaPlan::new(profile(&transport, &PathPlan { rate, round_trip: Span::from_ns(9000.0) }))
+    let transport = TransportConfig { policy, mtu_bytes: 1000, congestion };
+    RdmaConfig::new(profile(&transport, &PathProperties { rate, round_trip: Span::from_ns(9000.0) }))
 }
 
 /// Not by the macro, which takes PROPTEST_CASES for all: a case is a simulation.
@@ -135,12 +135,21 @@ fn every_flow_ends_once_and_every_byte_arrives_once_whatever_the_network_does() 
     let strategy = (0..1000_u64, (0..5_usize, 0..5_usize), 0.0..0.02, shares, switches);
     let mut runner = TestRunner::new(ProptestConfig::with_cases(24));
     let outcome = runner.run(&strategy, |(seed, (policy, congestion), loss, shares, switches)| {
-        let policies =
-            [Transport::Srnic, Transport::SrnicPaged, Transport::Irn, Transport::GoBackN, Transport::ConnectionCache];
+        let policies = [
+            TransportPolicy::Srnic,
+            TransportPolicy::SrnicPaged,
+            TransportPolicy::Irn,
+            TransportPolicy::GoBackN,
+            TransportPolicy::ConnectionCache,
+        ];
         let policy = policies[policy];
-        let congestion =
-            [Congestion::None, Congestion::BdpWindow, Congestion::Dctcp, Congestion::Dcqcn, Congestion::Swift]
-                [congestion];
+        let congestion = [
+            CongestionAlgorithm::None,
+            CongestionAlgorithm::BdpWindow,
+            CongestionAlgorithm::Dctcp,
+            CongestionAlgorithm::Dcqcn,
+            CongestionAlgorithm::Swift,
+        ][congestion];
         all_arrives_once(seed, rdma(policy, congestion), loss, shares, switches);
         Ok(())
     });
@@ -149,19 +158,19 @@ fn every_flow_ends_once_and_every_byte_arrives_once_whatever_the_network_does() 
 
 fn all_arrives_once(
     seed: u64,
-    rdma: RdmaPlan,
+    rdma: RdmaConfig,
     loss: f64,
     [reorder, duplicate, corrupt]: [f64; 3],
     (trims, sprays, pauses): (bool, bool, bool),
 ) {
     let reorder_delay_max = Span::from_ns(5000.0);
     let impairments = Impairments { reorder, reorder_delay_max, duplicate, corrupt, ..Impairments::losing(loss) };
-    let switches = SwitchPlan {
+    let switches = SwitchConfig {
         buffer_bytes: 2_000_000,
         trims: trims && !pauses,
         pfc: pauses.then(Pfc::default),
         spreading: if sprays { Spreading::Spraying } else { Spreading::ByFlow },
-        ..SwitchPlan::default()
+        ..SwitchConfig::default()
     };
     let network = ran(&fabric(switches, &impairments, seed), rdma, flows(seed, 40));
     let (counted, ends) = (network.counters(), network.endpoint_counters());
@@ -176,9 +185,9 @@ fn all_arrives_once(
 
 #[test]
 fn spraying_costs_srnic_no_retransmission_but_probes() {
-    let switches = SwitchPlan { spreading: Spreading::Spraying, ..SwitchPlan::default() };
-    let plan = fabric(switches, &Impairments::default(), 1);
-    let network = ran(&plan, rdma(Transport::Srnic, Congestion::Dctcp), flows(3, 200));
+    let switches = SwitchConfig { spreading: Spreading::Spraying, ..SwitchConfig::default() };
+    let config = fabric(switches, &Impairments::default(), 1);
+    let network = ran(&config, rdma(TransportPolicy::Srnic, CongestionAlgorithm::Dctcp), flows(3, 200));
     let counted = network.endpoint_counters();
     assert!(counted.slow_path_headers > 0, "packets came out of order: {counted:?}");
     // A probe asks for an answer that is late, not for a packet that is.
@@ -194,18 +203,18 @@ fn spraying_costs_srnic_no_retransmission_but_probes() {
 fn in_an_incast_that_trims_nobody_waits_for_what_is_lost() {
     let incast = || (1..12).map(|from| flow(from, 0, 300_000)).collect();
     let timeouts = |trims, policy| {
-        let switches = SwitchPlan { buffer_bytes: 100_000, trims, ..SwitchPlan::default() };
-        let plan = fabric(switches, &Impairments::default(), 1);
-        let network = ran(&plan, rdma(policy, Congestion::Dctcp), incast());
+        let switches = SwitchConfig { buffer_bytes: 100_000, trims, ..SwitchConfig::default() };
+        let config = fabric(switches, &Impairments::default(), 1);
+        let network = ran(&config, rdma(policy, CongestionAlgorithm::Dctcp), incast());
         let (ends, counted) = (network.endpoint_counters(), network.counters());
         assert_eq!(counted.trimmed_packets > 0, trims, "{counted:?}");
         assert_eq!(ends.delivered_bytes, 11 * 300_000);
         (ends.timeouts, ends.retransmitted_packets.abs_diff(counted.trimmed_packets + counted.dropped_packets))
     };
-    assert_eq!(timeouts(true, Transport::Srnic), (0, 0));
-    assert!(timeouts(false, Transport::Srnic).0 > 0);
+    assert_eq!(timeouts(true, TransportPolicy::Srnic), (0, 0));
+    assert!(timeouts(false, TransportPolicy::Srnic).0 > 0);
     // Its time-out does not ask what it is that comes late.
-    assert_eq!(timeouts(true, Transport::Irn).1, 0);
+    assert_eq!(timeouts(true, TransportPolicy::Irn).1, 0);
 }
 
 /// One host reads from eleven others at once, through a small buffer.
@@ -214,15 +223,16 @@ fn what_is_trimmed_of_answers_to_reads_is_asked_for_again_at_once() {
     let asked = || (1..12).map(|from| flow(from, 0, 100_000)).collect();
     let ran = |trims, policy| {
         // With room for all heads, but not for all data.
-        let switches = SwitchPlan { buffer_bytes: 400_000, trims, ..SwitchPlan::default() };
-        let plan = fabric(switches, &Impairments::default(), 1);
-        let network = ran(&plan, RdmaPlan { verb: Verb::Read, ..rdma(policy, Congestion::BdpWindow) }, asked());
+        let switches = SwitchConfig { buffer_bytes: 400_000, trims, ..SwitchConfig::default() };
+        let config = fabric(switches, &Impairments::default(), 1);
+        let network =
+            ran(&config, RdmaConfig { verb: Verb::Read, ..rdma(policy, CongestionAlgorithm::BdpWindow) }, asked());
         let (ends, counted) = (network.endpoint_counters(), network.counters());
         assert_eq!((counted.trimmed_packets > 0, counted.dropped_packets == 0), (trims, trims), "{counted:?}");
         assert_eq!(ends.delivered_bytes, 11 * 100_000);
         (ends.timeouts, network.now())
     };
-    for policy in [Transport::Srnic, Transport::SrnicPaged, Transport::Irn] {
+    for policy in [TransportPolicy::Srnic, TransportPolicy::SrnicPaged, TransportPolicy::Irn] {
         let (timeouts, took) = ran(true, policy);
         let (without, longer) = ran(false, policy);
         assert_eq!(timeouts, 0, "{policy:?}");
@@ -235,9 +245,9 @@ fn what_is_trimmed_of_answers_to_reads_is_asked_for_again_at_once() {
 fn four_thousand_hosts_move_all_their_flows() {
     let sizes = netsim::workload::SizeDistribution::find("cache-follower").unwrap();
     let during = Span::from_ns(1e5);
-    let transport = TransportPlan::default();
-    let plan = FctPlan::published(Preset::ThreeTier4096, sizes, 0.5, transport, during, 1).unwrap();
-    let result = plan.run(None).unwrap();
+    let transport = TransportConfig::default();
+    let config = FctExperiment::published(Preset::ThreeTier4096, sizes, 0.5, transport, during, 1).unwrap();
+    let result = config.run(None).unwrap();
     assert!(result.flows > 500 && result.flows_ended == result.flows && result.failed == 0, "{result:?}");
     assert!(result.slowdown.p50 >= 1.0 && result.memory_bytes / 4096 < 1_000_000, "{result:?}");
 }

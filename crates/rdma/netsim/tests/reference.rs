@@ -6,12 +6,12 @@ use std::rc::Rc;
 
 use netsim::endpoint::Flow;
 use netsim::impairment::{Impairments, Loss};
-use netsim::network::{Network, NetworkPlan, Seen, Tap};
+use netsim::network::{Network, NetworkConfig, Seen, Tap};
 use netsim::rate::Rate;
-use netsim::rdma::{Rdma, RdmaPlan};
-use netsim::switch::SwitchPlan;
+use netsim::rdma::{Rdma, RdmaConfig};
+use netsim::sliding_window::{SlidingWindow, SlidingWindowConfig, SlidingWindowHeader};
+use netsim::switch::SwitchConfig;
 use netsim::topology::{HostId, Line, Node, Topology};
-use netsim::window::{Window, WindowHeader, WindowPlan};
 use rnic::nic::{Policy, Profile};
 use rnic::wire::{Header, Psn};
 use sim::{Random, Span, Time};
@@ -25,13 +25,13 @@ const DATA_BYTES: u64 = PAYLOAD + 82;
 const ACK_BYTES: u64 = 84;
 const TIMEOUT_PS: u64 = 50_000_000;
 
-fn plan(lost: &[u64]) -> NetworkPlan {
+fn config(lost: &[u64]) -> NetworkConfig {
     let rate = Rate::from_gbps(100.0).unwrap();
     let line = Line { ends: [0, 1].map(|host| Node::Host(HostId(host))), rate, delay: Span::from_ps(DELAY_PS) };
     let loss = Impairments { loss: Loss::Listed(lost.to_vec()), ..Impairments::default() };
-    NetworkPlan {
+    NetworkConfig {
         topology: Topology::new(2, 0, vec![line]).unwrap(),
-        switches: SwitchPlan::default(),
+        switches: SwitchConfig::default(),
         impairments: vec![(0, 0, loss)],
         seed: 1,
     }
@@ -46,8 +46,15 @@ fn flow(packets: u64) -> Vec<Flow> {
 #[derive(Clone, Default)]
 struct Log(Rc<RefCell<Vec<(u64, u32)>>>);
 
-impl Tap<WindowHeader> for Log {
-    fn packet(&mut self, now: Time, what: Seen, (from, _): (HostId, HostId), _: (u32, bool), header: &WindowHeader) {
+impl Tap<SlidingWindowHeader> for Log {
+    fn packet(
+        &mut self,
+        now: Time,
+        what: Seen,
+        (from, _): (HostId, HostId),
+        _: (u32, bool),
+        header: &SlidingWindowHeader,
+    ) {
         if what == Seen::Sent && from == HostId(0) {
             self.0.borrow_mut().push((now.ps(), header.number));
         }
@@ -128,8 +135,8 @@ fn the_window_sends_each_packet_when_a_plain_model_says() {
     for (index, lost) in lists.iter().enumerate() {
         let window = [8, 16, 64][index % 3];
         let timeout = Span::from_ps(TIMEOUT_PS);
-        let endpoint = WindowPlan { payload_bytes: PAYLOAD as u32, window, timeout };
-        let mut network = Network::new(&plan(lost), Window::fleet(endpoint, 2), flow(40));
+        let endpoint = SlidingWindowConfig { payload_bytes: PAYLOAD as u32, window, timeout };
+        let mut network = Network::new(&config(lost), SlidingWindow::fleet(endpoint, 2), flow(40));
         let log = Log::default();
         network.set_tap(Box::new(log.clone()));
         assert!(network.run_flows(Time::from_ps(1_000_000_000_000)));
@@ -167,8 +174,8 @@ fn the_engines_go_back_n_sends_again_what_a_plain_model_says() {
     // one was mended.
     for lost in [vec![], vec![0], vec![7], vec![3, 90], vec![20, 21, 22], vec![10, 100, 190]] {
         let profile = Profile { mtu_bytes: PAYLOAD as u32, ..Profile::new(Policy::GoBackN) };
-        let fleet = Rdma::fleet(RdmaPlan::new(profile), 2).unwrap();
-        let mut network = Network::new(&plan(&lost), fleet, flow(150));
+        let fleet = Rdma::fleet(RdmaConfig::new(profile), 2).unwrap();
+        let mut network = Network::new(&config(&lost), fleet, flow(150));
         let log = Log::default();
         network.set_tap(netsim::rdma::tap(Box::new(log.clone())));
         assert!(network.run_flows(Time::from_ps(1_000_000_000_000)));

@@ -6,23 +6,23 @@ use sim::{Span, Time};
 use super::{ExperimentError, Provenance};
 use crate::endpoint::{EndpointCounters, Flow};
 use crate::ideal::Ideal;
-use crate::network::{Network, NetworkCounters, NetworkPlan, Tap};
-use crate::rdma::{self, PathPlan, Rdma, RdmaPlan, profile};
+use crate::network::{Network, NetworkConfig, NetworkCounters, Tap};
+use crate::rdma::{self, PathProperties, Rdma, RdmaConfig, profile};
 use crate::results::{Bin, Slowdown, bins, ended};
-use crate::scenario::{Scenario, TransportPlan};
-use crate::switch::SwitchPlan;
+use crate::scenario::{Scenario, TransportConfig};
+use crate::switch::SwitchConfig;
 use crate::topology::{HostId, Preset, Topology};
 use crate::workload::{SizeDistribution, Workload};
 
 /// Flows in a network.
 #[derive(Clone, Debug)]
-pub struct FctPlan {
+pub struct FctExperiment {
     /// The network.
-    pub network: NetworkPlan,
+    pub network: NetworkConfig,
     /// What happens in it, in order of its start.
     pub flows: Vec<Flow>,
     /// What endpoints do.
-    pub transport: TransportPlan,
+    pub transport: TransportConfig,
     /// When the run ends, whatever is left to do.
     pub until: Time,
 }
@@ -60,7 +60,7 @@ pub struct FctResult {
     pub memory_bytes: usize,
 }
 
-impl FctPlan {
+impl FctExperiment {
     /// Poisson arrivals in a published network, as published.
     ///
     /// # Errors
@@ -69,13 +69,13 @@ impl FctPlan {
         preset: Preset,
         sizes: SizeDistribution,
         load: f64,
-        transport: TransportPlan,
+        transport: TransportConfig,
         during: Span,
         seed: u64,
     ) -> Result<Self, ExperimentError> {
         let topology = preset.topology();
         let flows = Workload::Poisson { sizes, load, during }.flows(&topology, seed)?;
-        let network = NetworkPlan { topology, switches: SwitchPlan::default(), impairments: Vec::new(), seed };
+        let network = NetworkConfig { topology, switches: SwitchConfig::default(), impairments: Vec::new(), seed };
         // Whatever is left then is not going to come.
         Ok(Self { network, flows, transport, until: Time::ZERO + during + Span::from_ns(1e9) })
     }
@@ -93,8 +93,8 @@ impl FctPlan {
     pub fn run(&self, tap: Option<Box<dyn Tap<rnic::wire::Header>>>) -> Result<FctResult, ExperimentError> {
         let topology = &self.network.topology;
         let rate = topology.host_line(HostId(0)).rate;
-        let path = PathPlan { rate, round_trip: longest_round_trip(topology) };
-        let rdma = RdmaPlan { seed: self.network.seed, ..RdmaPlan::new(profile(&self.transport, &path)) };
+        let path = PathProperties { rate, round_trip: longest_round_trip(topology) };
+        let rdma = RdmaConfig { seed: self.network.seed, ..RdmaConfig::new(profile(&self.transport, &path)) };
         let fleet = Rdma::fleet(rdma, topology.hosts())?;
         let mut network = Network::new(&self.network, fleet, self.flows.clone());
         if let Some(tap) = tap {

@@ -5,12 +5,12 @@ use sim::{Span, Time};
 
 use super::{ExperimentError, Provenance, in_range};
 use crate::endpoint::Flow;
-use crate::network::{Network, NetworkPlan};
+use crate::network::{Network, NetworkConfig};
 use crate::rate::Rate;
-use crate::rdma::{PathPlan, Rdma, RdmaPlan, Verb, profile};
+use crate::rdma::{PathProperties, Rdma, RdmaConfig, Verb, profile};
 use crate::results::percentile;
-use crate::scenario::{Congestion, Transport, TransportPlan};
-use crate::switch::SwitchPlan;
+use crate::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
+use crate::switch::SwitchConfig;
 use crate::topology::{HostId, Line, Node, Topology};
 
 /// The largest message: what a receive request of the echo has room for.
@@ -20,9 +20,9 @@ const CABLE_NS: f64 = 25.0;
 
 /// Two hosts on one cable; one sends, the other's program sends as much back.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LatencyPlan {
+pub struct LatencyExperiment {
     /// Both hosts' NIC.
-    pub policy: Transport,
+    pub policy: TransportPolicy,
     /// Bytes of a message.
     pub size_bytes: u32,
     /// Of the cable.
@@ -50,9 +50,9 @@ pub struct LatencyResult {
     pub messages: u32,
 }
 
-impl LatencyPlan {
+impl LatencyExperiment {
     /// As published: one cable of 100 Gb/s.
-    pub fn new(policy: Transport, size_bytes: u32, seed: u64) -> Self {
+    pub fn new(policy: TransportPolicy, size_bytes: u32, seed: u64) -> Self {
         Self { policy, size_bytes, gbps: 100.0, messages: 1000, seed }
     }
 
@@ -67,10 +67,11 @@ impl LatencyPlan {
         let rate = Rate::from_gbps(self.gbps).expect("a rate in range");
         let line = Line { ends: [0, 1].map(|host| Node::Host(HostId(host))), rate, delay: Span::from_ns(CABLE_NS) };
         let topology = Topology::new(2, 0, vec![line]).expect("two hosts on a cable are a network");
-        let plan = NetworkPlan { topology, switches: SwitchPlan::default(), impairments: Vec::new(), seed: self.seed };
-        let transport = TransportPlan { policy: self.policy, mtu_bytes: 4096, congestion: Congestion::None };
-        let nic = profile(&transport, &PathPlan { rate, round_trip: Span::from_ns(CABLE_NS) * 2 });
-        let rdma = RdmaPlan { verb: Verb::Echo, seed: self.seed, ..RdmaPlan::new(nic) };
+        let config =
+            NetworkConfig { topology, switches: SwitchConfig::default(), impairments: Vec::new(), seed: self.seed };
+        let transport = TransportConfig { policy: self.policy, mtu_bytes: 4096, congestion: CongestionAlgorithm::None };
+        let nic = profile(&transport, &PathProperties { rate, round_trip: Span::from_ns(CABLE_NS) * 2 });
+        let rdma = RdmaConfig { verb: Verb::Echo, seed: self.seed, ..RdmaConfig::new(nic) };
         let flow = Flow {
             start: Time::ZERO,
             from: HostId(0),
@@ -79,7 +80,7 @@ impl LatencyPlan {
             connection: Some(0),
             repeats: true,
         };
-        let mut network = Network::new(&plan, Rdma::fleet(rdma, 2)?, vec![flow]);
+        let mut network = Network::new(&config, Rdma::fleet(rdma, 2)?, vec![flow]);
         let mut halves_us = Vec::with_capacity(self.messages as usize);
         let mut begun = Time::ZERO;
         while halves_us.len() < self.messages as usize {

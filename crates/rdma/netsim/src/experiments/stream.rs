@@ -7,11 +7,11 @@ use sim::{Random, Span, Time};
 use super::{ExperimentError, Provenance, in_range};
 use crate::endpoint::{ETHERNET_BYTES, Endpoint, EndpointCounters, Flow, IP_UDP_BYTES};
 use crate::impairment::Impairments;
-use crate::network::{Network, NetworkPlan};
+use crate::network::{Network, NetworkConfig};
 use crate::rate::Rate;
-use crate::rdma::{PathPlan, REQUESTS_MAX, Rdma, RdmaPlan, profile};
-use crate::scenario::{Congestion, Transport, TransportPlan};
-use crate::switch::SwitchPlan;
+use crate::rdma::{PathProperties, REQUESTS_MAX, Rdma, RdmaConfig, profile};
+use crate::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
+use crate::switch::SwitchConfig;
 use crate::topology::{HostId, Tiers, leaf_spine};
 
 /// Queue pairs at most: a run with so many takes a minute.
@@ -40,9 +40,9 @@ const MESSAGE_BYTES_MAX: f64 = (1 << 30) as f64;
 
 /// Two hosts on one switch; one writes to the other by many queue pairs in turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StreamPlan {
+pub struct StreamExperiment {
     /// Both hosts' NIC.
-    pub transport: TransportPlan,
+    pub transport: TransportConfig,
     /// Of both hosts' lines.
     pub gbps: f64,
     /// The share of packets lost on the sender's line, each way.
@@ -94,11 +94,11 @@ pub struct StreamResult {
     pub events: u64,
 }
 
-impl StreamPlan {
+impl StreamExperiment {
     /// Goodput by queue pairs: messages of one packet, so that consecutive packets are never of one queue pair.
-    pub fn by_qps(policy: Transport, qps: u32, gbps: f64, seed: u64) -> Self {
+    pub fn by_qps(policy: TransportPolicy, qps: u32, gbps: f64, seed: u64) -> Self {
         Self {
-            transport: TransportPlan { policy, mtu_bytes: 4096, congestion: Congestion::None },
+            transport: TransportConfig { policy, mtu_bytes: 4096, congestion: CongestionAlgorithm::None },
             gbps,
             loss: 0.0,
             qps,
@@ -112,8 +112,8 @@ impl StreamPlan {
     }
 
     /// Goodput by loss: one queue pair sends messages of many packets, and nothing but loss slows it down.
-    pub fn by_loss(policy: Transport, loss: f64, gbps: f64, seed: u64) -> Self {
-        let transport = TransportPlan { policy, mtu_bytes: 1024, congestion: Congestion::None };
+    pub fn by_loss(policy: TransportPolicy, loss: f64, gbps: f64, seed: u64) -> Self {
+        let transport = TransportConfig { policy, mtu_bytes: 1024, congestion: CongestionAlgorithm::None };
         let during = Span::from_ns(4e7);
         Self { transport, loss, qps: 1, message_bytes: 1 << 20, during, ..Self::by_qps(policy, 1, gbps, seed) }
     }
@@ -184,11 +184,13 @@ impl StreamPlan {
         let topology = leaf_spine(&tiers).expect("two hosts under a switch are a network");
         let loss = Impairments::losing(self.loss);
         let impairments = vec![(0, 0, loss.clone()), (0, 1, loss)];
-        let plan = NetworkPlan { topology, switches: SwitchPlan::default(), impairments, seed: self.seed };
+        let config = NetworkConfig { topology, switches: SwitchConfig::default(), impairments, seed: self.seed };
         let round_trip = self.delay * 4 + rate.span(u64::from(self.transport.mtu_bytes) * 2);
-        let rdma =
-            RdmaPlan { seed: self.seed, ..RdmaPlan::new(profile(&self.transport, &PathPlan { rate, round_trip })) };
-        Ok(Network::new(&plan, Rdma::fleet(rdma, 2)?, self.flows(rate)))
+        let rdma = RdmaConfig {
+            seed: self.seed,
+            ..RdmaConfig::new(profile(&self.transport, &PathProperties { rate, round_trip }))
+        };
+        Ok(Network::new(&config, Rdma::fleet(rdma, 2)?, self.flows(rate)))
     }
 
     fn flows(&self, rate: Rate) -> Vec<Flow> {

@@ -1,19 +1,19 @@
 use super::*;
-use crate::scenario::{Congestion, Transport, TransportPlan};
+use crate::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use crate::topology::Preset;
 use crate::workload::SizeDistribution;
 use sim::Span;
 
-fn short(plan: StreamPlan) -> StreamResult {
-    StreamPlan { warm: Span::from_ns(1e6), during: Span::from_ns(2e6), ..plan }.run().unwrap()
+fn short(experiment: StreamExperiment) -> StreamResult {
+    StreamExperiment { warm: Span::from_ns(1e6), during: Span::from_ns(2e6), ..experiment }.run().unwrap()
 }
 
 #[test]
 fn srnic_keeps_its_goodput_where_a_cache_of_contexts_collapses() {
-    let goodput = |nic, qps| short(StreamPlan::by_qps(nic, qps, 100.0, 1)).goodput_gbps;
-    assert!(goodput(Transport::Srnic, 64) > 97.0 && goodput(Transport::Srnic, 4000) > 97.0);
-    assert!(goodput(Transport::ConnectionCache, 64) > 97.0);
-    assert!(goodput(Transport::ConnectionCache, 4000) < 70.0);
+    let goodput = |nic, qps| short(StreamExperiment::by_qps(nic, qps, 100.0, 1)).goodput_gbps;
+    assert!(goodput(TransportPolicy::Srnic, 64) > 97.0 && goodput(TransportPolicy::Srnic, 4000) > 97.0);
+    assert!(goodput(TransportPolicy::ConnectionCache, 64) > 97.0);
+    assert!(goodput(TransportPolicy::ConnectionCache, 4000) < 70.0);
 }
 
 /// Ten times the queue pairs of SRNIC in its memory: no context is on chip when it is needed, neither for a turn nor
@@ -22,9 +22,10 @@ fn srnic_keeps_its_goodput_where_a_cache_of_contexts_collapses() {
 fn a_pool_of_contexts_carries_100000_queue_pairs_in_turn_and_by_chance() {
     for turns in [Turns::InTurn, Turns::ByChance] {
         // Long enough for each NIC's pool to be full, so that each context that comes sends one away.
-        let plan = StreamPlan { turns, ..StreamPlan::by_qps(Transport::SrnicPaged, 100_000, 100.0, 1) };
-        let plan = StreamPlan { warm: Span::from_ns(3e6), during: Span::from_ns(1e6), ..plan };
-        let result = plan.run().unwrap();
+        let experiment =
+            StreamExperiment { turns, ..StreamExperiment::by_qps(TransportPolicy::SrnicPaged, 100_000, 100.0, 1) };
+        let experiment = StreamExperiment { warm: Span::from_ns(3e6), during: Span::from_ns(1e6), ..experiment };
+        let result = experiment.run().unwrap();
         assert!(result.goodput_gbps > 95.0, "{turns:?} {result:?}");
         assert!(result.parked_share > 0.8 && result.parking_drops == 0, "{turns:?} {result:?}");
         assert!(result.retransmitted_share < 0.001, "{turns:?} {result:?}");
@@ -37,9 +38,10 @@ fn a_pool_of_contexts_carries_100000_queue_pairs_in_turn_and_by_chance() {
 /// A queue pair's turn comes after 6 ms here, longer than its sender is to try.
 #[test]
 fn who_waits_for_a_turn_to_send_again_gives_nothing_up() {
-    for nic in [Transport::Srnic, Transport::SrnicPaged] {
-        let plan = StreamPlan { loss: 0.001, ..StreamPlan::by_qps(nic, 20_000, 100.0, 1) };
-        let result = StreamPlan { warm: Span::from_ns(1e6), during: Span::from_ns(9e6), ..plan }.run().unwrap();
+    for nic in [TransportPolicy::Srnic, TransportPolicy::SrnicPaged] {
+        let experiment = StreamExperiment { loss: 0.001, ..StreamExperiment::by_qps(nic, 20_000, 100.0, 1) };
+        let result =
+            StreamExperiment { warm: Span::from_ns(1e6), during: Span::from_ns(9e6), ..experiment }.run().unwrap();
         assert!(result.goodput_gbps > 95.0 && result.retransmitted_share > 0.0, "{result:?}");
     }
 }
@@ -48,18 +50,22 @@ fn who_waits_for_a_turn_to_send_again_gives_nothing_up() {
 fn loss_is_srnics_slow_path_and_costs_it_little() {
     // Time-outs are rare and long: what waits for them is watched for longer.
     let at = |policy, loss, ms: f64| {
-        StreamPlan { during: Span::from_ns(ms * 1e6), ..StreamPlan::by_loss(policy, loss, 100.0, 1) }.run().unwrap()
+        StreamExperiment { during: Span::from_ns(ms * 1e6), ..StreamExperiment::by_loss(policy, loss, 100.0, 1) }
+            .run()
+            .unwrap()
     };
-    let (srnic, go_back_n) = (at(Transport::Srnic, 0.01, 3.0), at(Transport::GoBackN, 0.01, 30.0));
+    let (srnic, go_back_n) = (at(TransportPolicy::Srnic, 0.01, 3.0), at(TransportPolicy::GoBackN, 0.01, 30.0));
     assert!(srnic.goodput_gbps > 75.0 && srnic.goodput_gbps > 3.0 * go_back_n.goodput_gbps, "{srnic:?} {go_back_n:?}");
-    assert!(srnic.slow_path_share > 0.05 && at(Transport::Srnic, 0.0, 1.0).slow_path_share == 0.0, "{srnic:?}");
+    assert!(srnic.slow_path_share > 0.05 && at(TransportPolicy::Srnic, 0.0, 1.0).slow_path_share == 0.0, "{srnic:?}");
 }
 
 #[test]
 fn a_small_message_takes_its_dma_and_a_cable() {
-    let result = LatencyPlan { messages: 20, ..LatencyPlan::new(Transport::Srnic, 64, 1) }.run().unwrap();
+    let result =
+        LatencyExperiment { messages: 20, ..LatencyExperiment::new(TransportPolicy::Srnic, 64, 1) }.run().unwrap();
     assert!((1.0..5.0).contains(&result.p50_us) && result.p50_us <= result.p99_us, "{result:?}");
-    let large = LatencyPlan { messages: 20, ..LatencyPlan::new(Transport::Srnic, 65_536, 1) }.run().unwrap();
+    let large =
+        LatencyExperiment { messages: 20, ..LatencyExperiment::new(TransportPolicy::Srnic, 65_536, 1) }.run().unwrap();
     assert!(large.p50_us > result.p50_us + 5.0, "64 KiB take at least 5.2 us on the line: {large:?}");
 }
 
@@ -68,8 +74,15 @@ fn a_run_of_flows_is_the_same_for_the_same_seed() {
     let sizes = SizeDistribution::find("storage-2019").unwrap();
     let run = |seed| {
         let during = Span::from_ns(2e4);
-        let plan = FctPlan::published(Preset::LeafSpine256, sizes.clone(), 0.3, TransportPlan::default(), during, seed);
-        plan.unwrap().run(None).unwrap()
+        let experiment = FctExperiment::published(
+            Preset::LeafSpine256,
+            sizes.clone(),
+            0.3,
+            TransportConfig::default(),
+            during,
+            seed,
+        );
+        experiment.unwrap().run(None).unwrap()
     };
     let first = run(1);
     assert!(first.flows > 50 && first.flows_ended == first.flows && first.failed == 0, "{first:?}");
@@ -80,11 +93,11 @@ fn a_run_of_flows_is_the_same_for_the_same_seed() {
 
 #[test]
 fn questions_without_sense_are_refused() {
-    let error = |plan: StreamPlan| plan.run().unwrap_err().to_string();
-    assert_eq!(error(StreamPlan::by_qps(Transport::Srnic, 0, 100.0, 1)), "qps 0; take 1 to 1048576");
-    assert_eq!(error(StreamPlan::by_loss(Transport::Srnic, 0.9, 100.0, 1)), "loss 0.9; take 0 to 0.5");
-    assert_eq!(error(StreamPlan::by_qps(Transport::Irn, 1, f64::NAN, 1)), "gbps NaN; take 1 to 1600");
-    let plan = StreamPlan::by_qps(Transport::Irn, 1, 100.0, 1);
-    let transport = TransportPlan { mtu_bytes: 9000, congestion: Congestion::None, ..plan.transport };
-    assert!(error(StreamPlan { transport, ..plan }).contains("mtu_bytes is 9000; choose 256 to 4096"));
+    let error = |experiment: StreamExperiment| experiment.run().unwrap_err().to_string();
+    assert_eq!(error(StreamExperiment::by_qps(TransportPolicy::Srnic, 0, 100.0, 1)), "qps 0; take 1 to 1048576");
+    assert_eq!(error(StreamExperiment::by_loss(TransportPolicy::Srnic, 0.9, 100.0, 1)), "loss 0.9; take 0 to 0.5");
+    assert_eq!(error(StreamExperiment::by_qps(TransportPolicy::Irn, 1, f64::NAN, 1)), "gbps NaN; take 1 to 1600");
+    let experiment = StreamExperiment::by_qps(TransportPolicy::Irn, 1, 100.0, 1);
+    let transport = TransportConfig { mtu_bytes: 9000, congestion: CongestionAlgorithm::None, ..experiment.transport };
+    assert!(error(StreamExperiment { transport, ..experiment }).contains("mtu_bytes is 9000; choose 256 to 4096"));
 }

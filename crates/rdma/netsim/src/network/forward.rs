@@ -35,11 +35,11 @@ impl<E: Endpoint> Network<E> {
         let out = match self.routes.towards(SwitchId(number), frame.to()) {
             Choices::One(port) => port,
             Choices::Many([only]) => *only,
-            Choices::Many(ports) => ports[switch.choose(self.plan.spreading, frame.label, ports.len())],
+            Choices::Many(ports) => ports[switch.choose(self.config.spreading, frame.label, ports.len())],
         };
         let (bytes, port) = (u64::from(frame.bytes), &self.ports[out as usize]);
         let queued = if frame.class == Class::Control { port.control.bytes } else { port.data.bytes };
-        if self.plan.pfc.is_some() && frame.class == Class::Data {
+        if self.config.pfc.is_some() && frame.class == Class::Data {
             if self.hold(number, ingress, bytes) {
                 return self.enqueue(ingress, out, packet);
             }
@@ -48,7 +48,7 @@ impl<E: Endpoint> Network<E> {
             return self.enqueue(ingress, out, packet);
         }
         let trimmed_bytes = self.arena.extra(packet).trimmed_bytes;
-        if self.plan.trims && frame.class == Class::Data && trimmed_bytes < frame.bytes {
+        if self.config.trims && frame.class == Class::Data && trimmed_bytes < frame.bytes {
             let trimmed = u64::from(trimmed_bytes).max(ETHERNET_BYTES_MIN.into());
             let switch = &mut self.switches[number as usize];
             if switch.admits(self.ports[out as usize].control.bytes, trimmed) {
@@ -67,7 +67,7 @@ impl<E: Endpoint> Network<E> {
     /// With pauses: takes a packet into the shared part, or into the headroom of the port that it came by, which then
     /// asks its neighbour to pause. A packet never waits for its queue's share. Returns whether there was room.
     fn hold(&mut self, switch: u32, ingress: u32, bytes: u64) -> bool {
-        let Some(pfc) = &self.plan.pfc else { return false };
+        let Some(pfc) = &self.config.pfc else { return false };
         let switch = &mut self.switches[switch as usize];
         let port = &mut self.extras[ingress as usize];
         if port.held + bytes <= switch.pause_above(pfc) {
@@ -110,7 +110,7 @@ impl<E: Endpoint> Network<E> {
 
     /// Lets a neighbour go on when it has little enough here.
     fn ask_to_go_on(&mut self, switch: u32, number: u32) {
-        let Some(pfc) = &self.plan.pfc else { return };
+        let Some(pfc) = &self.config.pfc else { return };
         let port = &self.extras[number as usize];
         let limit = self.switches[switch as usize].pause_above(pfc).saturating_sub(pfc.hysteresis_bytes);
         if port.is_pausing && port.headroom_used == 0 && (port.held <= limit || port.held == 0) {
@@ -167,13 +167,13 @@ impl<E: Endpoint> Network<E> {
         let Owner::Switch(switch) = self.owners[number as usize] else { return };
         let frame = self.arena.frame_mut(packet);
         let (bytes, class) = (u64::from(frame.bytes), frame.class);
-        if let (Some(ecn), Class::Data) = (&self.plan.ecn, class)
+        if let (Some(ecn), Class::Data) = (&self.config.ecn, class)
             && self.switches[switch as usize].marks(ecn, rate, left)
         {
             frame.mark(Mark::Congestion);
             self.counters.marked_packets += 1;
         }
-        if self.plan.pfc.is_some() && class == Class::Data {
+        if self.config.pfc.is_some() && class == Class::Data {
             self.let_go(switch, self.arena.extra(packet).ingress, bytes);
         } else {
             self.switches[switch as usize].free(bytes);

@@ -1,8 +1,8 @@
 use super::*;
 use crate::endpoint::Flow;
-use crate::network::{Network, NetworkPlan};
-use crate::rdma::{Rdma, RdmaPlan};
-use crate::switch::SwitchPlan;
+use crate::network::{Network, NetworkConfig};
+use crate::rdma::{Rdma, RdmaConfig};
+use crate::switch::SwitchConfig;
 use crate::topology::{Line, Node, Topology};
 use pcap_file::pcap::PcapReader;
 use rnic::nic::{Policy, Profile};
@@ -29,10 +29,10 @@ fn captured(policy: Policy, bytes: u64, host: Option<HostId>) -> Vec<u8> {
     let rate = crate::rate::Rate::from_gbps(100.0).unwrap();
     let line = Line { ends: [0, 1].map(|host| Node::Host(HostId(host))), rate, delay: Span::from_ns(500.0) };
     let topology = Topology::new(2, 0, vec![line]).unwrap();
-    let plan = NetworkPlan { topology, switches: SwitchPlan::default(), impairments: Vec::new(), seed: 1 };
+    let config = NetworkConfig { topology, switches: SwitchConfig::default(), impairments: Vec::new(), seed: 1 };
     let flow = Flow { start: Time::ZERO, from: HostId(0), to: HostId(1), bytes, connection: None, repeats: false };
-    let fleet = Rdma::fleet(RdmaPlan::new(Profile::modelled(policy)), 2).unwrap();
-    let mut network = Network::new(&plan, fleet, vec![flow]);
+    let fleet = Rdma::fleet(RdmaConfig::new(Profile::modelled(policy)), 2).unwrap();
+    let mut network = Network::new(&config, fleet, vec![flow]);
     let file = Shared::default();
     let (tap, fault) = PcapTap::new(file.clone(), host);
     network.set_tap(crate::rdma::tap(Box::new(tap.unwrap())));

@@ -10,19 +10,19 @@ use rnic::nic::{CongestionControl, Context, ContextCache, ContextPool, Costs, Dc
 use sim::Span;
 
 use crate::rate::Rate;
-use crate::scenario::{Congestion, Transport, TransportPlan};
+use crate::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use crate::workload::FLOWS_MAX;
 
 /// What a NIC's window and rate depend on.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PathPlan {
+pub struct PathProperties {
     /// Of the host's line.
     pub rate: Rate,
     /// The longest round trip of an empty network.
     pub round_trip: Span,
 }
 
-impl PathPlan {
+impl PathProperties {
     /// Bandwidth times delay, and a packet.
     fn bdp_bytes(&self, mtu_bytes: u32) -> u32 {
         (self.rate.gbps() * self.round_trip.ns() / 8.0) as u32 + mtu_bytes
@@ -30,25 +30,25 @@ impl PathPlan {
 }
 
 /// The NIC of a plan, at the end of a PCIe link.
-pub fn profile(plan: &TransportPlan, path: &PathPlan) -> Profile {
-    let policy = match plan.policy {
-        Transport::Srnic => Policy::Srnic,
-        Transport::SrnicPaged => Policy::SrnicPaged,
-        Transport::Irn => Policy::Irn,
-        Transport::GoBackN => Policy::GoBackN,
-        Transport::ConnectionCache => Policy::ConnectionCache,
+pub fn profile(config: &TransportConfig, path: &PathProperties) -> Profile {
+    let policy = match config.policy {
+        TransportPolicy::Srnic => Policy::Srnic,
+        TransportPolicy::SrnicPaged => Policy::SrnicPaged,
+        TransportPolicy::Irn => Policy::Irn,
+        TransportPolicy::GoBackN => Policy::GoBackN,
+        TransportPolicy::ConnectionCache => Policy::ConnectionCache,
     };
-    let bdp = path.bdp_bytes(plan.mtu_bytes);
-    let congestion = match plan.congestion {
-        Congestion::None => CongestionControl::None,
-        Congestion::BdpWindow => CongestionControl::BdpWindow { bytes: bdp },
-        Congestion::Dctcp => CongestionControl::Dctcp { first_bytes: bdp, most_bytes: 2 * bdp },
-        Congestion::Swift => CongestionControl::Swift {
+    let bdp = path.bdp_bytes(config.mtu_bytes);
+    let congestion = match config.congestion {
+        CongestionAlgorithm::None => CongestionControl::None,
+        CongestionAlgorithm::BdpWindow => CongestionControl::BdpWindow { bytes: bdp },
+        CongestionAlgorithm::Dctcp => CongestionControl::Dctcp { first_bytes: bdp, most_bytes: 2 * bdp },
+        CongestionAlgorithm::Swift => CongestionControl::Swift {
             target: path.round_trip + path.round_trip,
             first_bytes: bdp,
             most_bytes: 2 * bdp,
         },
-        Congestion::Dcqcn => CongestionControl::Dcqcn(Dcqcn::published((path.rate.gbps() * 1e9) as u64)),
+        CongestionAlgorithm::Dcqcn => CongestionControl::Dcqcn(Dcqcn::published((path.rate.gbps() * 1e9) as u64)),
     };
     let modelled = Profile::modelled(policy);
     // A prototype of SRNIC on an FPGA has the round trip of 1 us that was published with it, and IRN beside it too; a
@@ -61,7 +61,7 @@ pub fn profile(plan: &TransportPlan, path: &PathPlan) -> Profile {
     // A queue pair for each flow, should they all overlap.
     let qps = FLOWS_MAX as u32;
     let pool = modelled.pool.map(with_link_bytes);
-    Profile { mtu_bytes: plan.mtu_bytes, congestion, costs, cache, pool, qps, ..modelled }
+    Profile { mtu_bytes: config.mtu_bytes, congestion, costs, cache, pool, qps, ..modelled }
 }
 
 /// What a context's way there and back takes of PCIe of generation 3, as the `pcie` crate counts it.

@@ -7,7 +7,7 @@ use sim::Span;
 
 use super::VERSION;
 use crate::impairment::{Bursts, Impairments, Loss};
-use crate::switch::{Ecn, Pfc, Spreading, SwitchPlan};
+use crate::switch::{Ecn, Pfc, Spreading, SwitchConfig};
 use crate::topology::{Node, Topology};
 
 /// A version that this release reads.
@@ -39,7 +39,7 @@ fn positive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error>
 /// Switches; as published where the file says nothing.
 #[derive(Debug, Default, Deserialize)]
 #[serde(from = "SwitchesFile")]
-pub(super) struct Switches(pub SwitchPlan);
+pub(super) struct Switches(pub SwitchConfig);
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -73,11 +73,11 @@ enum SpreadingName {
 
 impl Default for SwitchesFile {
     fn default() -> Self {
-        let (plan, pfc) = (SwitchPlan::default(), Pfc::default());
-        let ecn = plan.ecn.unwrap_or(Ecn { kmin_bytes: 0, kmax_bytes: 0, pmax: 0.0 });
+        let (config, pfc) = (SwitchConfig::default(), Pfc::default());
+        let ecn = config.ecn.unwrap_or(Ecn { kmin_bytes: 0, kmax_bytes: 0, pmax: 0.0 });
         Self {
-            buffer_bytes: plan.buffer_bytes,
-            alpha: plan.alpha,
+            buffer_bytes: config.buffer_bytes,
+            alpha: config.alpha,
             ecn: true,
             ecn_kmin_bytes: ecn.kmin_bytes,
             ecn_kmax_bytes: ecn.kmax_bytes,
@@ -95,7 +95,7 @@ impl From<SwitchesFile> for Switches {
     fn from(file: SwitchesFile) -> Self {
         let ecn = Ecn { kmin_bytes: file.ecn_kmin_bytes, kmax_bytes: file.ecn_kmax_bytes, pmax: file.ecn_pmax };
         let pfc = Pfc { alpha: file.pfc_alpha, hysteresis_bytes: file.pfc_hysteresis_bytes };
-        Self(SwitchPlan {
+        Self(SwitchConfig {
             buffer_bytes: file.buffer_bytes,
             alpha: file.alpha,
             ecn: file.ecn.then_some(ecn),
@@ -161,14 +161,14 @@ impl Lines {
             None if self.loss > 0.0 => Loss::Uniform(self.loss),
             None => Loss::None,
         };
-        let plan = Impairments {
+        let config = Impairments {
             loss,
             reorder: self.reorder,
             reorder_delay_max: Span::from_ns(self.reorder_delay),
             duplicate: self.duplicate,
             corrupt: self.corrupt,
         };
-        if plan.is_none() {
+        if config.is_none() {
             return Vec::new();
         }
         let is_host_line = |ends: &[Node; 2]| ends.iter().any(|end| matches!(end, Node::Host(_)));
@@ -178,14 +178,14 @@ impl Lines {
             Between::Switches => !is_host_line(ends),
         };
         let lines = topology.lines().iter().enumerate().filter(|(_, line)| is_meant(&line.ends));
-        lines.flat_map(|(line, _)| [(line, 0, plan.clone()), (line, 1, plan.clone())]).collect()
+        lines.flat_map(|(line, _)| [(line, 0, config.clone()), (line, 1, config.clone())]).collect()
     }
 }
 
 /// How endpoints find what is lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Transport {
+pub enum TransportPolicy {
     /// Selective repeat whose bitmaps lie in the host's memory.
     #[default]
     Srnic,
@@ -202,7 +202,7 @@ pub enum Transport {
 /// How senders slow down.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Congestion {
+pub enum CongestionAlgorithm {
     /// Not at all.
     None,
     /// A window of bandwidth times delay.
@@ -219,20 +219,20 @@ pub enum Congestion {
 /// What endpoints do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct TransportPlan {
+pub struct TransportConfig {
     /// How they find what is lost.
-    pub policy: Transport,
+    pub policy: TransportPolicy,
     /// Bytes of message in a packet.
     #[serde(deserialize_with = "mtu")]
     pub mtu_bytes: u32,
     /// How senders slow down.
-    pub congestion: Congestion,
+    pub congestion: CongestionAlgorithm,
 }
 
-impl Default for TransportPlan {
+impl Default for TransportConfig {
     /// As in the published simulations: packets of 1000 bytes, DCTCP.
     fn default() -> Self {
-        Self { policy: Transport::Srnic, mtu_bytes: 1000, congestion: Congestion::Dctcp }
+        Self { policy: TransportPolicy::Srnic, mtu_bytes: 1000, congestion: CongestionAlgorithm::Dctcp }
     }
 }
 

@@ -26,8 +26,8 @@ fn error(text: &str) -> String {
 fn what_is_not_said_is_as_published() {
     let scenario = Scenario::parse("a.toml", GOOD).unwrap();
     assert_eq!((scenario.network.topology.hosts(), scenario.seed), (8, 1));
-    assert_eq!(scenario.network.switches, crate::switch::SwitchPlan::default());
-    assert_eq!(scenario.transport, TransportPlan::default());
+    assert_eq!(scenario.network.switches, crate::switch::SwitchConfig::default());
+    assert_eq!(scenario.transport, TransportConfig::default());
     assert!(!scenario.flows.is_empty() && scenario.network.impairments.is_empty());
 }
 
@@ -64,7 +64,7 @@ congestion = "dcqcn"
 "#;
     let scenario = Scenario::parse("a.toml", text).unwrap();
     assert_eq!((scenario.flows.len(), scenario.network.impairments.len()), (2, 2));
-    assert_eq!(scenario.transport.policy, Transport::GoBackN);
+    assert_eq!(scenario.transport.policy, TransportPolicy::GoBackN);
     assert!(scenario.network.switches.pfc.is_some());
     let preset =
         "version = 1\n[topology]\nkind = \"preset\"\npreset = \"leaf-spine-256\"\n[workload]\nkind = \"permutation\"\n";

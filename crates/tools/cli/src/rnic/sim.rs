@@ -8,11 +8,11 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, Subcommand, ValueEnum};
 use netsim::experiments::{
-    ExperimentError, FctPlan, FctResult, LatencyPlan, LatencyResult, StreamPlan, StreamResult, Turns,
+    ExperimentError, FctExperiment, FctResult, LatencyExperiment, LatencyResult, StreamExperiment, StreamResult, Turns,
 };
 use netsim::network::Tap;
 use netsim::pcap::PcapTap;
-use netsim::scenario::{Congestion, Scenario, Transport, TransportPlan};
+use netsim::scenario::{CongestionAlgorithm, Scenario, TransportConfig, TransportPolicy};
 use netsim::topology::{HostId, Preset};
 use netsim::workload::SizeDistribution;
 use rnic::wire::Header;
@@ -55,13 +55,13 @@ pub enum Kind {
 
 impl Kind {
     /// The same, as the simulator calls it.
-    pub fn transport(self) -> Transport {
+    pub fn transport(self) -> TransportPolicy {
         match self {
-            Self::Srnic => Transport::Srnic,
-            Self::SrnicPaged => Transport::SrnicPaged,
-            Self::Irn => Transport::Irn,
-            Self::GoBackN => Transport::GoBackN,
-            Self::ConnectionCache => Transport::ConnectionCache,
+            Self::Srnic => TransportPolicy::Srnic,
+            Self::SrnicPaged => TransportPolicy::SrnicPaged,
+            Self::Irn => TransportPolicy::Irn,
+            Self::GoBackN => TransportPolicy::GoBackN,
+            Self::ConnectionCache => TransportPolicy::ConnectionCache,
         }
     }
 }
@@ -180,7 +180,7 @@ pub struct Capture {
 
 impl Capture {
     /// Runs a plan, with a tap where one is asked for.
-    fn run(&self, plan: &FctPlan) -> Result<FctResult> {
+    fn run(&self, plan: &FctExperiment) -> Result<FctResult> {
         let Some(path) = &self.pcap else { return plan.run(None).map_err(judged) };
         let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
         let (tap, fault) = PcapTap::new(BufWriter::new(file), self.pcap_host.map(HostId));
@@ -234,7 +234,7 @@ struct Answer<Question: Serialize, Result: Serialize> {
 
 #[derive(Serialize)]
 struct StreamQuestion {
-    transport: Transport,
+    transport: TransportPolicy,
     qps: u32,
     loss: f64,
     gbps: f64,
@@ -244,10 +244,10 @@ struct StreamQuestion {
     seed: u64,
 }
 
-fn stream(plan: StreamPlan, json: bool) -> Result<()> {
+fn stream(plan: StreamExperiment, json: bool) -> Result<()> {
     let result = plan.run().map_err(judged)?;
     if json {
-        let StreamPlan { transport, qps, loss, gbps, message_bytes, seed, .. } = plan;
+        let StreamExperiment { transport, qps, loss, gbps, message_bytes, seed, .. } = plan;
         let (transport, mtu_bytes) = (transport.policy, transport.mtu_bytes);
         let turns = if plan.turns == Turns::InTurn { "turn" } else { "chance" };
         let question = StreamQuestion { transport, qps, loss, gbps, mtu_bytes, message_bytes, turns, seed };
@@ -279,23 +279,23 @@ fn stream_table(result: &StreamResult) -> String {
 
 fn qps(options: &Qps) -> Result<()> {
     let Common { seed, json } = options.common;
-    let plan = StreamPlan::by_qps(options.nic.transport(), options.qps, options.gbps, seed);
+    let plan = StreamExperiment::by_qps(options.nic.transport(), options.qps, options.gbps, seed);
     let turns = match options.turns {
         TurnsKind::Turn => Turns::InTurn,
         TurnsKind::Chance => Turns::ByChance,
     };
-    stream(StreamPlan { message_bytes: options.size, turns, ..plan }, json)
+    stream(StreamExperiment { message_bytes: options.size, turns, ..plan }, json)
 }
 
 fn loss(options: &Loss) -> Result<()> {
     let Common { seed, json } = options.common;
-    let plan = StreamPlan::by_loss(options.transport.transport(), options.loss, options.gbps, seed);
-    stream(StreamPlan { qps: options.qps, ..plan }, json)
+    let plan = StreamExperiment::by_loss(options.transport.transport(), options.loss, options.gbps, seed);
+    stream(StreamExperiment { qps: options.qps, ..plan }, json)
 }
 
 #[derive(Serialize)]
 struct LatencyQuestion {
-    nic: Transport,
+    nic: TransportPolicy,
     size_bytes: u32,
     gbps: f64,
     seed: u64,
@@ -303,7 +303,8 @@ struct LatencyQuestion {
 
 fn latency(options: &Latency) -> Result<()> {
     let Common { seed, json } = options.common;
-    let plan = LatencyPlan { gbps: options.gbps, ..LatencyPlan::new(options.nic.transport(), options.size, seed) };
+    let plan =
+        LatencyExperiment { gbps: options.gbps, ..LatencyExperiment::new(options.nic.transport(), options.size, seed) };
     let result = plan.run().map_err(judged)?;
     if json {
         let question = LatencyQuestion { nic: plan.policy, size_bytes: plan.size_bytes, gbps: plan.gbps, seed };
@@ -328,7 +329,7 @@ struct FctQuestion {
     /// What the busiest lines between switches are to carry of what they can, where that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     busiest_load: Option<f64>,
-    transport: TransportPlan,
+    transport: TransportConfig,
     seed: u64,
 }
 
@@ -353,7 +354,7 @@ fn memory_peak_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
-fn flows(question: &FctQuestion, plan: &FctPlan, capture: &Capture, json: bool) -> Result<()> {
+fn flows(question: &FctQuestion, plan: &FctExperiment, capture: &Capture, json: bool) -> Result<()> {
     let begun = Instant::now();
     let result = capture.run(plan)?;
     let wall_s = begun.elapsed().as_secs_f64();
@@ -406,8 +407,11 @@ fn fct(options: &Fct) -> Result<()> {
         return Err(WrongUse::of(format!("a duration of {ms} ms; take more than 0 and at most 10000")).into());
     }
     let sizes = SizeDistribution::find(&options.workload).map_err(WrongUse::of)?;
-    let transport =
-        TransportPlan { policy: options.transport.transport(), mtu_bytes: 1000, congestion: Congestion::Dctcp };
+    let transport = TransportConfig {
+        policy: options.transport.transport(),
+        mtu_bytes: 1000,
+        congestion: CongestionAlgorithm::Dctcp,
+    };
     let busiest_load = options.topology.tiers().busiest_load(options.load);
     let question = FctQuestion {
         file: None,
@@ -419,7 +423,8 @@ fn fct(options: &Fct) -> Result<()> {
         seed,
     };
     let during = Span::from_ns(ms * 1e6);
-    let plan = FctPlan::published(options.topology, sizes, options.load, transport, during, seed).map_err(judged)?;
+    let plan =
+        FctExperiment::published(options.topology, sizes, options.load, transport, during, seed).map_err(judged)?;
     if busiest_load > 1.0 {
         let (load, sustained) = (options.load, options.load / busiest_load);
         eprintln!(
@@ -442,5 +447,5 @@ fn run(options: &Run) -> Result<()> {
         transport: scenario.transport,
         seed: scenario.seed,
     };
-    flows(&question, &FctPlan::of_scenario(&scenario), &options.capture, options.json)
+    flows(&question, &FctExperiment::of_scenario(&scenario), &options.capture, options.json)
 }

@@ -1,7 +1,7 @@
 //! The questions, each with the figures that it answers.
 
-use netsim::experiments::{ExperimentError, FctPlan, LatencyPlan, Provenance, StreamPlan, Turns};
-use netsim::scenario::{Congestion, Transport, TransportPlan};
+use netsim::experiments::{ExperimentError, FctExperiment, LatencyExperiment, Provenance, StreamExperiment, Turns};
+use netsim::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use netsim::topology::Preset;
 use netsim::workload::SizeDistribution;
 use rnic::ledger::{Ledger, Place};
@@ -17,23 +17,23 @@ const BYTES_PER_MB: f64 = 1e6;
 /// One question.
 #[derive(Clone, Copy)]
 pub enum Job {
-    ByQps(StreamPlan),
-    ByLoss(StreamPlan),
-    Latency(LatencyPlan),
+    ByQps(StreamExperiment),
+    ByLoss(StreamExperiment),
+    Latency(LatencyExperiment),
     Memory(Policy, u32),
-    Flows { preset: Preset, load: f64, transport: Transport, during: Span, seed: u64 },
+    Flows { preset: Preset, load: f64, transport: TransportPolicy, during: Span, seed: u64 },
 }
 
 /// A value and the figure that it is of.
 pub type Answer = (&'static str, Row);
 
-fn name(transport: Transport) -> &'static str {
+fn name(transport: TransportPolicy) -> &'static str {
     match transport {
-        Transport::Srnic => "srnic",
-        Transport::SrnicPaged => "srnic-paged",
-        Transport::Irn => "irn",
-        Transport::GoBackN => "go-back-n",
-        Transport::ConnectionCache => "connection-cache",
+        TransportPolicy::Srnic => "srnic",
+        TransportPolicy::SrnicPaged => "srnic-paged",
+        TransportPolicy::Irn => "irn",
+        TransportPolicy::GoBackN => "go-back-n",
+        TransportPolicy::ConnectionCache => "connection-cache",
     }
 }
 
@@ -50,7 +50,7 @@ impl Job {
                 let (series, x) = (name(plan.transport.policy).to_owned() + by_chance, f64::from(plan.qps));
                 let (result, qps) = (plan.run()?, "goodput-by-qps");
                 let mut answers = vec![(qps, modelled(series.clone(), x, result.goodput_gbps))];
-                if plan.transport.policy == Transport::SrnicPaged {
+                if plan.transport.policy == TransportPolicy::SrnicPaged {
                     let gbps = result.context_read_gbps + result.context_write_gbps;
                     answers.push(("contexts-by-qps", modelled(series, x, gbps)));
                 }
@@ -59,7 +59,7 @@ impl Job {
             Self::ByLoss(plan) => {
                 let (result, series, x) = (plan.run()?, name(plan.transport.policy), plan.loss * 100.0);
                 let mut answers = vec![("goodput-by-loss", modelled(series, x, result.goodput_gbps))];
-                if plan.transport.policy == Transport::Srnic {
+                if plan.transport.policy == TransportPolicy::Srnic {
                     let core = modelled("receiver", x, result.slow_path_core_share * 100.0);
                     let headers = modelled("headers in software", x, result.slow_path_share * 100.0);
                     answers.extend([("slow-path-by-loss", core), ("slow-path-by-loss", headers)]);
@@ -89,13 +89,13 @@ impl Job {
 fn flows(
     preset: Preset,
     load: f64,
-    transport: Transport,
+    transport: TransportPolicy,
     during: Span,
     seed: u64,
 ) -> Result<Vec<Answer>, ExperimentError> {
     let sizes = SizeDistribution::find("cache-follower").expect("it comes with the program");
-    let plan = TransportPlan { policy: transport, mtu_bytes: 1000, congestion: Congestion::Dctcp };
-    let result = FctPlan::published(preset, sizes, load, plan, during, seed)?.run(None)?;
+    let plan = TransportConfig { policy: transport, mtu_bytes: 1000, congestion: CongestionAlgorithm::Dctcp };
+    let result = FctExperiment::published(preset, sizes, load, plan, during, seed)?.run(None)?;
     let (mean, p99) = match preset {
         Preset::LeafSpine256 => ("slowdown-256-mean", "slowdown-256-p99"),
         Preset::ThreeTier1024 => ("slowdown-1024-mean", "slowdown-1024-p99"),
@@ -115,28 +115,28 @@ pub fn all(depth: Depth, seed: u64) -> Vec<Job> {
     let mut jobs = networks(depth, seed);
     let is_quick = depth == Depth::Quick;
     let losses: &[f64] = if is_quick { &[0.0, 0.01] } else { &[0.0, 0.0001, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05] };
-    for transport in [Transport::Srnic, Transport::Irn, Transport::GoBackN] {
-        jobs.extend(losses.iter().map(|loss| Job::ByLoss(StreamPlan::by_loss(transport, *loss, 100.0, seed))));
+    for transport in [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN] {
+        jobs.extend(losses.iter().map(|loss| Job::ByLoss(StreamExperiment::by_loss(transport, *loss, 100.0, seed))));
     }
     let qps: &[u32] = if is_quick {
         &[128, 1024, 10_000, 16_384]
     } else {
         &[1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 10_000, 16_384]
     };
-    for nic in [Transport::Srnic, Transport::ConnectionCache, Transport::SrnicPaged] {
-        jobs.extend(qps.iter().map(|qps| Job::ByQps(StreamPlan::by_qps(nic, *qps, 100.0, seed))));
+    for nic in [TransportPolicy::Srnic, TransportPolicy::ConnectionCache, TransportPolicy::SrnicPaged] {
+        jobs.extend(qps.iter().map(|qps| Job::ByQps(StreamExperiment::by_qps(nic, *qps, 100.0, seed))));
     }
     let many: &[u32] = if is_quick { &[100_000] } else { &[10_000, 30_000, 100_000] };
     for qps in many {
-        let plan = StreamPlan::by_qps(Transport::SrnicPaged, *qps, 100.0, seed);
+        let plan = StreamExperiment::by_qps(TransportPolicy::SrnicPaged, *qps, 100.0, seed);
         if *qps > 16_384 {
             jobs.push(Job::ByQps(plan));
         }
-        jobs.push(Job::ByQps(StreamPlan { turns: Turns::ByChance, ..plan }));
+        jobs.push(Job::ByQps(StreamExperiment { turns: Turns::ByChance, ..plan }));
     }
     let sizes: &[u32] = if is_quick { &[64, 4096] } else { &[8, 64, 256, 1024, 4096, 16_384, 65_536] };
-    for nic in [Transport::Srnic, Transport::Irn, Transport::ConnectionCache] {
-        jobs.extend(sizes.iter().map(|size| Job::Latency(LatencyPlan::new(nic, *size, seed))));
+    for nic in [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::ConnectionCache] {
+        jobs.extend(sizes.iter().map(|size| Job::Latency(LatencyExperiment::new(nic, *size, seed))));
     }
     for policy in [Policy::Srnic, Policy::Irn, Policy::SrnicPaged] {
         jobs.extend([100, 1000, 10_000, 100_000].map(|qps| Job::Memory(policy, qps)));
@@ -145,9 +145,9 @@ pub fn all(depth: Depth, seed: u64) -> Vec<Job> {
 }
 
 fn networks(depth: Depth, seed: u64) -> Vec<Job> {
-    let transports = [Transport::Srnic, Transport::Irn, Transport::GoBackN];
-    let of = |preset, loads: &[f64], ms: f64, transports: &[Transport]| {
-        let job = |(load, transport): (f64, Transport)| Job::Flows {
+    let transports = [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN];
+    let of = |preset, loads: &[f64], ms: f64, transports: &[TransportPolicy]| {
+        let job = |(load, transport): (f64, TransportPolicy)| Job::Flows {
             preset,
             load,
             transport,

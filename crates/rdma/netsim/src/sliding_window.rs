@@ -19,7 +19,7 @@ const REORDER_PACKETS: u32 = 3;
 
 /// How it works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WindowPlan {
+pub struct SlidingWindowConfig {
     /// Bytes of message in a packet.
     pub payload_bytes: u32,
     /// Packets of a flow under way at most.
@@ -28,7 +28,7 @@ pub struct WindowPlan {
     pub timeout: Span,
 }
 
-impl WindowPlan {
+impl SlidingWindowConfig {
     /// How a flow becomes packets.
     pub fn framing(&self) -> Framing {
         Framing {
@@ -41,7 +41,7 @@ impl WindowPlan {
 
 /// What a packet says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WindowHeader {
+pub struct SlidingWindowHeader {
     /// Of which flow.
     pub flow: FlowId,
     /// Which packet, or which packet arrived.
@@ -84,23 +84,23 @@ struct Receiving {
 
 /// A host of this transport.
 #[derive(Debug)]
-pub struct Window {
-    plan: WindowPlan,
+pub struct SlidingWindow {
+    config: SlidingWindowConfig,
     host: HostId,
     sending: Vec<Sending>,
     receiving: Vec<Receiving>,
     /// The flow whose turn it is to send.
     turn: usize,
-    acks: VecDeque<(HostId, WindowHeader)>,
+    acks: VecDeque<(HostId, SlidingWindowHeader)>,
     finished: Vec<FlowId>,
     counters: EndpointCounters,
 }
 
-impl Window {
+impl SlidingWindow {
     /// One endpoint a host.
-    pub fn fleet(plan: WindowPlan, hosts: u32) -> Vec<Self> {
+    pub fn fleet(config: SlidingWindowConfig, hosts: u32) -> Vec<Self> {
         let of = |host| Self {
-            plan,
+            config,
             host: HostId(host),
             sending: Vec::new(),
             receiving: Vec::new(),
@@ -113,8 +113,8 @@ impl Window {
     }
 
     fn bytes_of(&self, flow: &Flow, number: u32) -> u32 {
-        let before = u64::from(number) * u64::from(self.plan.payload_bytes);
-        flow.bytes.saturating_sub(before).min(self.plan.payload_bytes.into()) as u32
+        let before = u64::from(number) * u64::from(self.config.payload_bytes);
+        flow.bytes.saturating_sub(before).min(self.config.payload_bytes.into()) as u32
     }
 
     fn acknowledged(&mut self, id: FlowId, number: u32) {
@@ -147,10 +147,10 @@ impl Window {
         }
     }
 
-    fn data(&mut self, now: Time) -> Option<Outgoing<WindowHeader>> {
+    fn data(&mut self, now: Time) -> Option<Outgoing<SlidingWindowHeader>> {
         for _ in 0..self.sending.len() {
             self.turn = (self.turn + 1) % self.sending.len();
-            let window = self.plan.window;
+            let window = self.config.window;
             let sending = &mut self.sending[self.turn];
             // What was believed to be lost may have arrived meanwhile.
             while sending.lost.front().is_some_and(|lost| sending.packets[*lost as usize] == State::Arrived) {
@@ -179,25 +179,25 @@ impl Window {
         None
     }
 
-    fn packet(&self, id: FlowId, flow: &Flow, number: u32) -> Outgoing<WindowHeader> {
-        let overhead = self.plan.framing().overhead_bytes;
+    fn packet(&self, id: FlowId, flow: &Flow, number: u32) -> Outgoing<SlidingWindowHeader> {
+        let overhead = self.config.framing().overhead_bytes;
         Outgoing {
             to: flow.to,
             bytes: (overhead + self.bytes_of(flow, number)).max(ETHERNET_BYTES_MIN),
             trimmed_bytes: overhead as u16,
             label: id.0,
             class: Class::Data,
-            header: WindowHeader { flow: id, number, is_ack: false },
+            header: SlidingWindowHeader { flow: id, number, is_ack: false },
         }
     }
 }
 
-impl Endpoint for Window {
-    type Header = WindowHeader;
+impl Endpoint for SlidingWindow {
+    type Header = SlidingWindowHeader;
 
     fn start(fleet: &mut [Self], _now: Time, id: FlowId, flow: &Flow) {
         let sender = &mut fleet[flow.from.0 as usize];
-        let packets = flow.bytes.div_ceil(sender.plan.payload_bytes.into()).max(1) as usize;
+        let packets = flow.bytes.div_ceil(sender.config.payload_bytes.into()).max(1) as usize;
         sender.sending.push(Sending {
             id,
             flow: *flow,
@@ -213,8 +213,8 @@ impl Endpoint for Window {
         fleet[flow.to.0 as usize].receiving.push(receiving);
     }
 
-    fn receive(&mut self, _now: Time, packet: &Incoming<'_, WindowHeader>) {
-        let WindowHeader { flow, number, is_ack } = *packet.header;
+    fn receive(&mut self, _now: Time, packet: &Incoming<'_, SlidingWindowHeader>) {
+        let SlidingWindowHeader { flow, number, is_ack } = *packet.header;
         if is_ack {
             return self.acknowledged(flow, number);
         }
@@ -227,15 +227,15 @@ impl Endpoint for Window {
             let was_here = std::mem::replace(&mut receiving.packets[number as usize], true);
             self.counters.spurious_packets += u64::from(was_here);
             if !was_here {
-                let before = u64::from(number) * u64::from(self.plan.payload_bytes);
-                let bytes = receiving.bytes.saturating_sub(before).min(self.plan.payload_bytes.into());
+                let before = u64::from(number) * u64::from(self.config.payload_bytes);
+                let bytes = receiving.bytes.saturating_sub(before).min(self.config.payload_bytes.into());
                 self.counters.delivered_bytes += bytes;
             }
         }
-        self.acks.push_back((packet.from, WindowHeader { flow, number, is_ack: true }));
+        self.acks.push_back((packet.from, SlidingWindowHeader { flow, number, is_ack: true }));
     }
 
-    fn transmit(&mut self, now: Time) -> Option<Outgoing<WindowHeader>> {
+    fn transmit(&mut self, now: Time) -> Option<Outgoing<SlidingWindowHeader>> {
         let outgoing = match self.acks.pop_front() {
             Some((to, header)) => Some(Outgoing {
                 to,
@@ -253,13 +253,13 @@ impl Endpoint for Window {
 
     fn deadline(&self) -> Option<Time> {
         let first = self.sending.iter().filter_map(|sending| sending.sent.front()).map(|(_, at)| *at).min();
-        first.map(|at| at + self.plan.timeout)
+        first.map(|at| at + self.config.timeout)
     }
 
     fn advance(&mut self, now: Time) {
         for sending in &mut self.sending {
             while let Some((number, at)) =
-                sending.sent.front().copied().filter(|(_, at)| *at + self.plan.timeout <= now)
+                sending.sent.front().copied().filter(|(_, at)| *at + self.config.timeout <= now)
             {
                 sending.sent.pop_front();
                 if sending.packets[number as usize] == State::Sent(at) {
