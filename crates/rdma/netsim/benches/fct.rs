@@ -6,17 +6,17 @@ use netsim::network::{Network, NetworkConfig};
 use netsim::rdma::{PathProperties, Rdma, RdmaConfig, profile};
 use netsim::scenario::TransportConfig;
 use netsim::switch::SwitchConfig;
-use netsim::topology::Preset;
+use netsim::topology::TopologyPreset;
 use netsim::workload::{SizeDistribution, Workload};
 use sim::{Span, Time};
 
 /// What is asked for, or what there is to know.
-fn asked() -> Vec<(Preset, f64)> {
+fn asked() -> Vec<(TopologyPreset, f64)> {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
     let [name, ms] = &words[..] else {
-        return vec![(Preset::LeafSpine256, 1e6), (Preset::ThreeTier1024, 5e5)];
+        return vec![(TopologyPreset::LeafSpine256, 1e6), (TopologyPreset::ThreeTier1024, 5e5)];
     };
-    let preset = Preset::ALL.into_iter().find(|preset| preset.name() == name).expect("the name of a topology");
+    let preset = TopologyPreset::ALL.into_iter().find(|preset| preset.name() == name).expect("the name of a topology");
     vec![(preset, ms.parse::<f64>().expect("milliseconds") * 1e6)]
 }
 
@@ -31,7 +31,7 @@ fn main() {
         let sizes = SizeDistribution::find("cache-follower").expect("it comes with the program");
         let workload = Workload::Poisson { sizes, load: 0.5, during: Span::from_ns(during_ns) };
         let flows = workload.flows(&config.topology, 1).expect("a possible load");
-        let path = PathProperties { rate: config.topology.lines()[0].rate, round_trip: Span::from_ns(9000.0) };
+        let path = PathProperties { rate: config.topology.links()[0].rate, round_trip: Span::from_ns(9000.0) };
         let rdma = RdmaConfig::new(profile(&TransportConfig::default(), &path));
         let fleet = Rdma::fleet(rdma, config.topology.hosts()).expect("a possible NIC");
         let mut network = Network::new(&config, fleet, flows);

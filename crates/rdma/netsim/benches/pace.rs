@@ -5,12 +5,12 @@ use std::time::Instant;
 use netsim::network::{Network, NetworkConfig};
 use netsim::sliding_window::{SlidingWindow, SlidingWindowConfig};
 use netsim::switch::SwitchConfig;
-use netsim::topology::Preset;
+use netsim::topology::TopologyPreset;
 use netsim::workload::{SizeDistribution, Workload};
 use sim::{Span, Time};
 
 fn main() {
-    for preset in [Preset::LeafSpine256, Preset::ThreeTier1024] {
+    for preset in [TopologyPreset::LeafSpine256, TopologyPreset::ThreeTier1024] {
         let config = NetworkConfig {
             topology: preset.topology(),
             switches: SwitchConfig::default(),

@@ -3,8 +3,8 @@
 use sim::Span;
 
 use crate::endpoint::{ETHERNET_BYTES_MIN, Flow, Framing};
-use crate::rate::Rate;
-use crate::topology::{Choices, HostId, Node, Routes, Topology};
+use crate::rate::LinkRate;
+use crate::topology::{HostId, NetworkNode, NextHops, Routes, Topology};
 
 /// Paths through a network, and what flows on them take at best.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub struct Ideal<'a> {
 /// A line as it lies on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hop {
-    rate: Rate,
+    rate: LinkRate,
     delay: Span,
 }
 
@@ -27,9 +27,9 @@ impl<'a> Ideal<'a> {
     /// For flows that become packets in this way.
     pub fn new(topology: &'a Topology, framing: Framing) -> Self {
         let mut ports = vec![0; topology.hosts() as usize];
-        for (index, line) in topology.lines().iter().enumerate() {
-            for (end, node) in line.ends.iter().enumerate() {
-                if let Node::Host(host) = node {
+        for (index, link) in topology.links().iter().enumerate() {
+            for (end, node) in link.ends.iter().enumerate() {
+                if let NetworkNode::Host(host) = node {
                     ports[host.0 as usize] = (2 * index + end) as u32;
                 }
             }
@@ -42,12 +42,12 @@ impl<'a> Ideal<'a> {
         let mut port = self.ports[from.0 as usize];
         let mut hops = Vec::new();
         loop {
-            let line = self.topology.lines()[port as usize / 2];
-            hops.push(Hop { rate: line.rate, delay: line.delay });
-            let Node::Switch(switch) = line.ends[1 - port as usize % 2] else { return hops };
+            let link = self.topology.links()[port as usize / 2];
+            hops.push(Hop { rate: link.rate, delay: link.delay });
+            let NetworkNode::Switch(switch) = link.ends[1 - port as usize % 2] else { return hops };
             port = match self.routes.towards(switch, to) {
-                Choices::One(port) => port,
-                Choices::Many(ports) => ports[0],
+                NextHops::One(port) => port,
+                NextHops::Many(ports) => ports[0],
             };
         }
     }
@@ -88,7 +88,7 @@ impl<'a> Ideal<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::Preset;
+    use crate::topology::TopologyPreset;
     use sim::Time;
 
     /// What the closed form says in short, packet by packet.
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn the_closed_form_is_what_packets_do_one_by_one() {
-        for preset in Preset::ALL {
+        for preset in TopologyPreset::ALL {
             let topology = preset.topology();
             let framing = Framing { payload_bytes: 1000, overhead_bytes: 82, ack_bytes: 84 };
             let ideal = Ideal::new(&topology, framing);

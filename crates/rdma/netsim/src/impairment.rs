@@ -126,8 +126,8 @@ mod tests {
     use super::*;
 
     fn fates(config: Impairments, packets: usize) -> Vec<Fate> {
-        let mut line = Impaired::new(config, Random::new(3, "line"));
-        (0..packets).map(|_| line.fate()).collect()
+        let mut link = Impaired::new(config, Random::new(3, "line"));
+        (0..packets).map(|_| link.fate()).collect()
     }
 
     #[test]

@@ -9,9 +9,9 @@ use sim::{EventQueue, Random, Span, Time};
 use crate::endpoint::{Endpoint, EndpointCounters, Flow, FlowId, Incoming, Outgoing};
 use crate::impairment::{Impaired, Impairments};
 use crate::packet::{Arena, Fifo, Frame, FrameExtra, Mark, PacketId};
-use crate::rate::Rate;
+use crate::rate::LinkRate;
 use crate::switch::{Pfc, Switch, SwitchConfig};
-use crate::topology::{HostId, Line, Node, Routes, Topology};
+use crate::topology::{HostId, NetworkLink, NetworkNode, Routes, Topology};
 
 pub use report::{FlowEnd, NetworkCounters};
 pub use tap::{Seen, Tap};
@@ -78,7 +78,7 @@ impl From<Scheduled> for Event {
 #[derive(Debug)]
 #[repr(align(64))]
 struct Port {
-    rate: Rate,
+    rate: LinkRate,
     delay: Span,
     /// When the packet that is being sent has left.
     free_at: Time,
@@ -399,7 +399,7 @@ impl<E: Endpoint> Network<E> {
         }
         let Some(outgoing) = self.endpoints[host as usize].transmit(self.now) else { return };
         let Outgoing { to, bytes, trimmed_bytes, label, class, header } = outgoing;
-        assert!(bytes <= PACKET_BYTES_MAX, "a packet of {bytes} B on a line that takes {PACKET_BYTES_MAX}");
+        assert!(bytes <= PACKET_BYTES_MAX, "a packet of {bytes} B exceeds the maximum of {PACKET_BYTES_MAX} B");
         let frame = Frame::new(bytes as u16, HostId(host), to, label, class);
         if let Some(tap) = &mut self.tap {
             tap.packet(self.now, Seen::Sent, (HostId(host), to), (label, false), &header);
@@ -411,31 +411,31 @@ impl<E: Endpoint> Network<E> {
 }
 
 fn owners(topology: &Topology) -> Vec<Owner> {
-    let owner = |end: Node| match end {
-        Node::Host(host) => Owner::Host(host.0),
-        Node::Switch(switch) => Owner::Switch(switch.0),
+    let owner = |end: NetworkNode| match end {
+        NetworkNode::Host(host) => Owner::Host(host.0),
+        NetworkNode::Switch(switch) => Owner::Switch(switch.0),
     };
-    topology.lines().iter().flat_map(|line| line.ends.map(owner)).collect()
+    topology.links().iter().flat_map(|link| link.ends.map(owner)).collect()
 }
 
 fn extras(config: &NetworkConfig) -> Vec<PortExtra> {
-    let headroom = |line: &Line| {
+    let headroom = |link: &NetworkLink| {
         let packet = PACKET_BYTES_MAX.into();
-        config.switches.pfc.map_or(0, |_| Pfc::headroom_bytes(line.rate, line.delay, packet))
+        config.switches.pfc.map_or(0, |_| Pfc::headroom_bytes(link.rate, link.delay, packet))
     };
-    let extra = |line| [0, 1].map(|_| PortExtra { headroom: headroom(line), ..PortExtra::default() });
-    let mut extras: Vec<PortExtra> = config.topology.lines().iter().flat_map(extra).collect();
-    for (line, end, impairments) in config.impairments.iter().filter(|(.., impairments)| !impairments.is_none()) {
-        let random = Random::new(config.seed, &format!("line {line} from end {end}"));
-        extras[2 * line + end].impaired = Some(Impaired::new(impairments.clone(), random));
+    let extra = |link| [0, 1].map(|_| PortExtra { headroom: headroom(link), ..PortExtra::default() });
+    let mut extras: Vec<PortExtra> = config.topology.links().iter().flat_map(extra).collect();
+    for (link, end, impairments) in config.impairments.iter().filter(|(.., impairments)| !impairments.is_none()) {
+        let random = Random::new(config.seed, &format!("line {link} from end {end}"));
+        extras[2 * link + end].impaired = Some(Impaired::new(impairments.clone(), random));
     }
     extras
 }
 
 fn ports(topology: &Topology, extras: &[PortExtra]) -> Vec<Port> {
     let port = |(number, extra): (usize, &PortExtra)| Port {
-        rate: topology.lines()[number / 2].rate,
-        delay: topology.lines()[number / 2].delay,
+        rate: topology.links()[number / 2].rate,
+        delay: topology.links()[number / 2].delay,
         free_at: Time::ZERO,
         control: Fifo::EMPTY,
         data: Fifo::EMPTY,

@@ -11,13 +11,13 @@ const MBPS_RANGE: std::ops::RangeInclusive<u64> = 1..=10_000_000;
 
 /// Bits a second of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Rate {
+pub struct LinkRate {
     mbps: u32,
     /// What a byte takes, where that is a whole number of picoseconds: then no packet needs a division.
     byte_ps: Option<NonZero<u32>>,
 }
 
-impl Rate {
+impl LinkRate {
     /// So many Gb/s, to the nearest Mb/s; `None` below 0.001 and above 10000.
     pub fn from_gbps(gbps: f64) -> Option<Self> {
         let mbps = (gbps * 1000.0).round() as u64;
@@ -55,17 +55,17 @@ mod tests {
 
     #[test]
     fn a_byte_takes_80_ps_at_100_gbps() {
-        let rate = Rate::from_gbps(100.0).unwrap();
+        let rate = LinkRate::from_gbps(100.0).unwrap();
         assert_eq!(rate.span(1), Span::from_ps(80));
-        assert_eq!(Rate::from_gbps(400.0).unwrap().span(1000), Span::from_ps(20_000));
-        assert_eq!(Rate::from_gbps(0.3).unwrap().span(1).ps(), 26_667);
+        assert_eq!(LinkRate::from_gbps(400.0).unwrap().span(1000), Span::from_ps(20_000));
+        assert_eq!(LinkRate::from_gbps(0.3).unwrap().span(1).ps(), 26_667);
         assert!((rate.gbps() - 100.0).abs() < 1e-9);
     }
 
     #[test]
     fn no_line_has_no_rate() {
         for gbps in [0.0, -1.0, f64::NAN, 1e9] {
-            assert_eq!(Rate::from_gbps(gbps), None, "{gbps}");
+            assert_eq!(LinkRate::from_gbps(gbps), None, "{gbps}");
         }
     }
 }

@@ -4,8 +4,8 @@ use sim::{Random, Span};
 use thiserror::Error;
 
 use crate::network::PACKET_BYTES_MAX;
-use crate::rate::Rate;
-use crate::topology::{Node, Topology};
+use crate::rate::LinkRate;
+use crate::topology::{NetworkNode, Topology};
 
 /// How a network's switches work.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,7 +21,7 @@ pub struct SwitchConfig {
     /// Whether the payload of a packet that does not fit is cut off, and its head sent on before everything else.
     pub trims: bool,
     /// Which of the shortest paths a packet takes.
-    pub spreading: Spreading,
+    pub spreading: LoadBalancing,
 }
 
 /// When packets are marked: by the queue that they leave behind.
@@ -49,11 +49,11 @@ pub struct Pfc {
 
 /// Which of the shortest paths a packet takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spreading {
+pub enum LoadBalancing {
     /// All packets of a flow the same one.
-    ByFlow,
+    Ecmp,
     /// Each packet a random one.
-    Spraying,
+    PacketSpraying,
 }
 
 impl Default for SwitchConfig {
@@ -65,7 +65,7 @@ impl Default for SwitchConfig {
             ecn: Some(Ecn { kmin_bytes: 400_000, kmax_bytes: 1_600_000, pmax: 0.2 }),
             pfc: None,
             trims: false,
-            spreading: Spreading::ByFlow,
+            spreading: LoadBalancing::Ecmp,
         }
     }
 }
@@ -95,18 +95,18 @@ impl SwitchConfig {
     /// Names the first switch for which it is not.
     pub fn check(&self, topology: &Topology) -> Result<(), BufferError> {
         let mut needed = vec![0; topology.switches() as usize];
-        for line in topology.lines() {
+        for link in topology.links() {
             let packet = u64::from(PACKET_BYTES_MAX);
-            let headroom = self.pfc.map_or(0, |_| Pfc::headroom_bytes(line.rate, line.delay, packet));
-            for end in line.ends {
-                if let Node::Switch(switch) = end {
+            let headroom = self.pfc.map_or(0, |_| Pfc::headroom_bytes(link.rate, link.delay, packet));
+            for end in link.ends {
+                if let NetworkNode::Switch(switch) = end {
                     needed[switch.0 as usize] += packet + headroom;
                 }
             }
         }
         match needed.iter().position(|needed| *needed > self.buffer_bytes) {
             Some(switch) => Err(BufferError {
-                switch: topology.name(Node::Switch(crate::topology::SwitchId(switch as u32))).to_owned(),
+                switch: topology.name(NetworkNode::Switch(crate::topology::SwitchId(switch as u32))).to_owned(),
                 buffer_bytes: self.buffer_bytes,
                 needed_bytes: needed[switch],
             }),
@@ -158,16 +158,16 @@ impl Switch {
     }
 
     /// Which of so many paths.
-    pub fn choose(&mut self, spreading: Spreading, label: u32, paths: usize) -> usize {
+    pub fn choose(&mut self, spreading: LoadBalancing, label: u32, paths: usize) -> usize {
         let bits = match spreading {
-            Spreading::ByFlow => u64::from(mixed(label ^ self.salt)),
-            Spreading::Spraying => self.random.bits() >> 32,
+            LoadBalancing::Ecmp => u64::from(mixed(label ^ self.salt)),
+            LoadBalancing::PacketSpraying => self.random.bits() >> 32,
         };
         ((bits * paths as u64) >> 32) as usize
     }
 
     /// Whether a packet is marked that leaves so many bytes in its queue.
-    pub fn marks(&mut self, ecn: &Ecn, rate: Rate, queued: u64) -> bool {
+    pub fn marks(&mut self, ecn: &Ecn, rate: LinkRate, queued: u64) -> bool {
         // As almost always, so without a division.
         if queued.saturating_mul(MBPS_OF_THRESHOLDS) <= ecn.kmin_bytes.saturating_mul(rate.mbps()) {
             return false;
@@ -181,7 +181,7 @@ impl Switch {
 impl Pfc {
     /// What may still come on a line after its other end was asked to pause: what is under way both ways, a packet that
     /// had begun there and one that had begun here.
-    pub fn headroom_bytes(rate: Rate, delay: Span, packet_bytes_max: u64) -> u64 {
+    pub fn headroom_bytes(rate: LinkRate, delay: Span, packet_bytes_max: u64) -> u64 {
         let under_way = 2.0 * delay.ns() * rate.gbps() / 8.0;
         under_way.ceil() as u64 + 2 * packet_bytes_max
     }
@@ -225,7 +225,7 @@ mod tests {
         let ecn = SwitchConfig::default().ecn.unwrap();
         let mut switch = switch(&SwitchConfig::default());
         for (gbps, unit) in [(100.0, 1), (400.0, 4)] {
-            let rate = Rate::from_gbps(gbps).unwrap();
+            let rate = LinkRate::from_gbps(gbps).unwrap();
             let mut share = |queued| (0..20_000).filter(|_| switch.marks(&ecn, rate, queued)).count() as f64 / 20_000.0;
             assert_eq!(share(400_000 * unit), 0.0);
             assert!((share(1_000_000 * unit) - 0.1).abs() < 0.01);
@@ -238,12 +238,12 @@ mod tests {
         let mut switch = switch(&SwitchConfig::default());
         let mut counts = [0_u32; 8];
         for label in 0..8_000 {
-            let path = switch.choose(Spreading::ByFlow, label, 8);
-            assert_eq!(path, switch.choose(Spreading::ByFlow, label, 8));
+            let path = switch.choose(LoadBalancing::Ecmp, label, 8);
+            assert_eq!(path, switch.choose(LoadBalancing::Ecmp, label, 8));
             counts[path] += 1;
         }
         assert!(counts.iter().all(|count| (880..1120).contains(count)), "{counts:?}");
-        let sprayed: Vec<usize> = (0..64).map(|_| switch.choose(Spreading::Spraying, 1, 8)).collect();
+        let sprayed: Vec<usize> = (0..64).map(|_| switch.choose(LoadBalancing::PacketSpraying, 1, 8)).collect();
         assert!((0..8).all(|path| sprayed.contains(&path)));
     }
 }

@@ -6,10 +6,10 @@ mod routes;
 use sim::Span;
 use thiserror::Error;
 
-use crate::rate::Rate;
+use crate::rate::LinkRate;
 
-pub use build::{Preset, Tiers, dumbbell, fat_tree, leaf_spine, three_tier};
-pub(crate) use routes::{Choices, Routes};
+pub use build::{Tiers, TopologyPreset, dumbbell, fat_tree, leaf_spine, three_tier};
+pub(crate) use routes::{NextHops, Routes};
 
 /// A host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,7 +21,7 @@ pub struct SwitchId(pub u32);
 
 /// What a line ends at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Node {
+pub enum NetworkNode {
     /// A host: it has one line.
     Host(HostId),
     /// A switch.
@@ -30,11 +30,11 @@ pub enum Node {
 
 /// A line: full duplex, the same both ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct NetworkLink {
     /// Its ends.
-    pub ends: [Node; 2],
+    pub ends: [NetworkNode; 2],
     /// How fast.
-    pub rate: Rate,
+    pub rate: LinkRate,
     /// How long a bit is under way.
     pub delay: Span,
 }
@@ -44,7 +44,7 @@ pub struct Line {
 pub struct Topology {
     hosts: u32,
     switches: u32,
-    lines: Vec<Line>,
+    links: Vec<NetworkLink>,
     names: Vec<String>,
 }
 
@@ -68,15 +68,15 @@ pub enum TopologyError {
         most: u64,
     },
     /// A host has one port.
-    #[error("host {host} has {lines} lines; give each host exactly one")]
-    HostLines {
+    #[error("host {host} has {links} links; give each host exactly one")]
+    HostLinks {
         /// Which.
         host: String,
         /// How many it has.
-        lines: usize,
+        links: usize,
     },
     /// No path.
-    #[error("host {host} cannot be reached from host {from}; join their switches by a line")]
+    #[error("host {host} cannot be reached from host {from}; link their switches")]
     Unreachable {
         /// The one.
         host: String,
@@ -84,7 +84,7 @@ pub enum TopologyError {
         from: String,
     },
     /// A line from a node to itself.
-    #[error("a line joins {node} with itself; give it two ends")]
+    #[error("a link joins {node} with itself; connect it to two different nodes")]
     Loop {
         /// Which.
         node: String,
@@ -107,13 +107,13 @@ pub const HOSTS_MAX: u32 = 65_536;
 pub const SWITCHES_MAX: u32 = 16_384;
 
 impl Topology {
-    /// A plan, checked: every host has one line, and reaches every other one.
+    /// A plan, checked: every host has one link, and reaches every other one.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn new(hosts: u32, switches: u32, lines: Vec<Line>) -> Result<Self, TopologyError> {
+    pub fn new(hosts: u32, switches: u32, links: Vec<NetworkLink>) -> Result<Self, TopologyError> {
         let names = (0..hosts).map(|host| format!("h{host}")).chain((0..switches).map(|switch| format!("s{switch}")));
-        Self::named(hosts, switches, lines, names.collect())
+        Self::named(hosts, switches, links, names.collect())
     }
 
     /// The same with names: of the hosts, then of the switches.
@@ -123,7 +123,12 @@ impl Topology {
     ///
     /// # Panics
     /// If there is not a name for each node, or a line ends at a node that there is not.
-    pub fn named(hosts: u32, switches: u32, lines: Vec<Line>, names: Vec<String>) -> Result<Self, TopologyError> {
+    pub fn named(
+        hosts: u32,
+        switches: u32,
+        links: Vec<NetworkLink>,
+        names: Vec<String>,
+    ) -> Result<Self, TopologyError> {
         if hosts < 2 {
             return Err(TopologyError::TooFewHosts { hosts });
         }
@@ -133,7 +138,7 @@ impl Topology {
             }
         }
         assert_eq!(names.len(), (hosts + switches) as usize, "a name for each node");
-        let topology = Self { hosts, switches, lines, names };
+        let topology = Self { hosts, switches, links, names };
         topology.check_lines()?;
         topology.check_reach()?;
         Ok(topology)
@@ -150,47 +155,47 @@ impl Topology {
     }
 
     /// Its lines.
-    pub fn lines(&self) -> &[Line] {
-        &self.lines
+    pub fn links(&self) -> &[NetworkLink] {
+        &self.links
     }
 
     /// A node's name.
-    pub fn name(&self, node: Node) -> &str {
+    pub fn name(&self, node: NetworkNode) -> &str {
         &self.names[self.number(node)]
     }
 
     /// The line of a host.
-    pub fn host_line(&self, host: HostId) -> &Line {
-        let end = Node::Host(host);
-        self.lines.iter().find(|line| line.ends.contains(&end)).expect("every host has one line")
+    pub fn host_link(&self, host: HostId) -> &NetworkLink {
+        let end = NetworkNode::Host(host);
+        self.links.iter().find(|link| link.ends.contains(&end)).expect("every host has one link")
     }
 
     /// A number for each node: hosts first.
-    pub(crate) fn number(&self, node: Node) -> usize {
+    pub(crate) fn number(&self, node: NetworkNode) -> usize {
         match node {
-            Node::Host(host) => host.0 as usize,
-            Node::Switch(switch) => (self.hosts + switch.0) as usize,
+            NetworkNode::Host(host) => host.0 as usize,
+            NetworkNode::Switch(switch) => (self.hosts + switch.0) as usize,
         }
     }
 
     fn check_lines(&self) -> Result<(), TopologyError> {
         let mut lines_of = vec![0_usize; self.names.len()];
-        for line in &self.lines {
-            if line.ends[0] == line.ends[1] {
-                return Err(TopologyError::Loop { node: self.name(line.ends[0]).to_owned() });
+        for link in &self.links {
+            if link.ends[0] == link.ends[1] {
+                return Err(TopologyError::Loop { node: self.name(link.ends[0]).to_owned() });
             }
-            line.ends.iter().for_each(|end| lines_of[self.number(*end)] += 1);
+            link.ends.iter().for_each(|end| lines_of[self.number(*end)] += 1);
         }
-        match lines_of[..self.hosts as usize].iter().position(|lines| *lines != 1) {
-            Some(host) => Err(TopologyError::HostLines { host: self.names[host].clone(), lines: lines_of[host] }),
+        match lines_of[..self.hosts as usize].iter().position(|links| *links != 1) {
+            Some(host) => Err(TopologyError::HostLinks { host: self.names[host].clone(), links: lines_of[host] }),
             None => Ok(()),
         }
     }
 
     fn check_reach(&self) -> Result<(), TopologyError> {
         let mut neighbours = vec![Vec::new(); self.names.len()];
-        for line in &self.lines {
-            let [a, b] = line.ends.map(|end| self.number(end));
+        for link in &self.links {
+            let [a, b] = link.ends.map(|end| self.number(end));
             neighbours[a].push(b);
             neighbours[b].push(a);
         }
@@ -217,40 +222,40 @@ impl Topology {
 mod tests {
     use super::*;
 
-    fn line(a: Node, b: Node) -> Line {
-        Line { ends: [a, b], rate: Rate::from_gbps(100.0).unwrap(), delay: Span::from_ns(1000.0) }
+    fn link(a: NetworkNode, b: NetworkNode) -> NetworkLink {
+        NetworkLink { ends: [a, b], rate: LinkRate::from_gbps(100.0).unwrap(), delay: Span::from_ns(1000.0) }
     }
 
-    const H: fn(u32) -> Node = |host| Node::Host(HostId(host));
-    const S: fn(u32) -> Node = |switch| Node::Switch(SwitchId(switch));
+    const H: fn(u32) -> NetworkNode = |host| NetworkNode::Host(HostId(host));
+    const S: fn(u32) -> NetworkNode = |switch| NetworkNode::Switch(SwitchId(switch));
 
     #[test]
     fn what_is_wrong_with_a_plan_is_said_in_a_line_with_its_remedy() {
-        for (hosts, switches, lines, expected) in [
+        for (hosts, switches, links, expected) in [
             (1, 0, vec![], "1 hosts; a network has at least 2"),
             (
                 3,
                 2,
-                vec![line(H(0), S(0)), line(H(1), S(0)), line(H(2), S(1))],
-                "host h2 cannot be reached from host h0; join their switches by a line",
+                vec![link(H(0), S(0)), link(H(1), S(0)), link(H(2), S(1))],
+                "host h2 cannot be reached from host h0; link their switches",
             ),
-            (2, 1, vec![line(H(0), S(0))], "host h1 has 0 lines; give each host exactly one"),
+            (2, 1, vec![link(H(0), S(0))], "host h1 has 0 links; give each host exactly one"),
             (
                 2,
                 1,
-                vec![line(H(0), S(0)), line(H(1), S(0)), line(H(1), S(0))],
-                "host h1 has 2 lines; give each host exactly one",
+                vec![link(H(0), S(0)), link(H(1), S(0)), link(H(1), S(0))],
+                "host h1 has 2 links; give each host exactly one",
             ),
-            (2, 1, vec![line(S(0), S(0))], "a line joins s0 with itself; give it two ends"),
+            (2, 1, vec![link(S(0), S(0))], "a link joins s0 with itself; connect it to two different nodes"),
             (70_000, 1, vec![], "hosts 70000; at most 65536"),
         ] {
-            assert_eq!(Topology::new(hosts, switches, lines).unwrap_err().to_string(), expected);
+            assert_eq!(Topology::new(hosts, switches, links).unwrap_err().to_string(), expected);
         }
     }
 
     #[test]
     fn two_hosts_on_one_cable_are_a_network() {
-        let topology = Topology::new(2, 0, vec![line(H(0), H(1))]).unwrap();
+        let topology = Topology::new(2, 0, vec![link(H(0), H(1))]).unwrap();
         assert_eq!((topology.hosts(), topology.switches(), topology.name(H(1))), (2, 0, "h1"));
     }
 }

@@ -183,10 +183,10 @@ fn poisson(
     }
     let hosts = topology.hosts();
     let mut rates = vec![0.0; hosts as usize];
-    for line in topology.lines() {
-        for end in line.ends {
-            if let crate::topology::Node::Host(host) = end {
-                rates[host.0 as usize] = line.rate.gbps() * 1e9 / 8.0;
+    for link in topology.links() {
+        for end in link.ends {
+            if let crate::topology::NetworkNode::Host(host) = end {
+                rates[host.0 as usize] = link.rate.gbps() * 1e9 / 8.0;
             }
         }
     }
@@ -223,11 +223,11 @@ fn listed(hosts: u32, flows: &[Flow]) -> Result<Vec<Flow>, WorkloadError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::Preset;
+    use crate::topology::TopologyPreset;
 
     #[test]
     fn a_permutation_gives_every_host_one_to_send_to_and_one_to_get_from() {
-        let flows = Workload::Permutation { bytes: 9 }.flows(&Preset::LeafSpine256.topology(), 3).unwrap();
+        let flows = Workload::Permutation { bytes: 9 }.flows(&TopologyPreset::LeafSpine256.topology(), 3).unwrap();
         let mut to: Vec<u32> = flows.iter().map(|flow| flow.to.0).collect();
         to.sort_unstable();
         assert_eq!(to, (0..256).collect::<Vec<_>>());
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn poisson_flows_are_as_many_bytes_as_the_load_says() {
-        let topology = Preset::LeafSpine256.topology();
+        let topology = TopologyPreset::LeafSpine256.topology();
         let sizes = SizeDistribution::find("web-search").unwrap();
         let during = Span::from_ps(100_000_000_000);
         let workload = |load| Workload::Poisson { sizes: sizes.clone(), load, during };
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn what_a_network_cannot_have_is_named() {
-        let topology = Preset::LeafSpine256.topology();
+        let topology = TopologyPreset::LeafSpine256.topology();
         let error = |workload: Workload| workload.flows(&topology, 1).unwrap_err().to_string();
         assert_eq!(error(Workload::Incast { senders: 256, bytes: 1 }), "256 senders among 256 hosts; take 1 to 255");
         let large = vec![flow(Time::ZERO, 1, 2, 5_000_000_000)];

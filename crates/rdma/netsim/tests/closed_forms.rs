@@ -3,10 +3,10 @@
 use netsim::endpoint::{Flow, Framing};
 use netsim::ideal::Ideal;
 use netsim::network::{Network, NetworkConfig};
-use netsim::rate::Rate;
+use netsim::rate::LinkRate;
 use netsim::sliding_window::{SlidingWindow, SlidingWindowConfig};
 use netsim::switch::SwitchConfig;
-use netsim::topology::{HostId, Preset, Topology, dumbbell};
+use netsim::topology::{HostId, Topology, TopologyPreset, dumbbell};
 use sim::{Span, Time};
 
 fn window() -> SlidingWindowConfig {
@@ -33,7 +33,7 @@ fn packet(framing: Framing) -> u64 {
 
 #[test]
 fn a_flow_alone_takes_its_closed_form_to_the_picosecond() {
-    for preset in [Preset::LeafSpine256, Preset::ThreeTier1024, Preset::ThreeTier4096] {
+    for preset in [TopologyPreset::LeafSpine256, TopologyPreset::ThreeTier1024, TopologyPreset::ThreeTier4096] {
         let config = config(preset.topology());
         let ideal = Ideal::new(&config.topology, window().framing());
         for (to, bytes) in [(1, 64), (1, 1_000_000), (20, 3000), (config.topology.hosts() - 1, 777_777)] {
@@ -47,8 +47,9 @@ fn a_flow_alone_takes_its_closed_form_to_the_picosecond() {
 #[test]
 fn an_incast_drains_at_its_receivers_rate() {
     let (gbps, senders, bytes) = (100.0, 15_u32, 200_000_u64);
-    let rate = Rate::from_gbps(gbps).unwrap();
-    let tiers = netsim::topology::Tiers { leaves: 1, hosts_per_leaf: senders + 1, ..Preset::LeafSpine256.tiers() };
+    let rate = LinkRate::from_gbps(gbps).unwrap();
+    let tiers =
+        netsim::topology::Tiers { leaves: 1, hosts_per_leaf: senders + 1, ..TopologyPreset::LeafSpine256.tiers() };
     let config = config(netsim::topology::leaf_spine(&tiers).unwrap());
     let network = ran(&config, (1..=senders).map(|from| flow(from, 0, bytes)).collect());
     let last = network.ends().iter().map(|end| end.at).max().unwrap();
@@ -65,7 +66,7 @@ fn an_incast_drains_at_its_receivers_rate() {
 
 #[test]
 fn a_narrow_middle_is_shared_to_the_last_bit() {
-    let rate = |gbps| Rate::from_gbps(gbps).unwrap();
+    let rate = |gbps| LinkRate::from_gbps(gbps).unwrap();
     let (hosts, bytes) = (4_u32, 500_000_u64);
     let delay = Span::from_ns(500.0);
     let config = config(dumbbell(hosts, rate(100.0), rate(50.0), delay).unwrap());

@@ -6,8 +6,8 @@ use netsim::impairment::Impairments;
 use netsim::network::{Network, NetworkConfig};
 use netsim::rdma::{PathProperties, Rdma, RdmaConfig, profile};
 use netsim::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
-use netsim::switch::{Pfc, Spreading, SwitchConfig};
-use netsim::topology::{HostId, Preset, Tiers, leaf_spine};
+use netsim::switch::{LoadBalancing, Pfc, SwitchConfig};
+use netsim::topology::{HostId, Tiers, TopologyPreset, leaf_spine};
 use sim::{Random, Span, Time};
 
 const HOSTS: u64 = 64;
@@ -47,12 +47,12 @@ fn run(
     switches: SwitchConfig,
     impairments: &Impairments,
 ) -> u64 {
-    let tiers = Tiers { leaves: 4, hosts_per_leaf: 16, spines: 4, ..Preset::LeafSpine256.tiers() };
+    let tiers = Tiers { leaves: 4, hosts_per_leaf: 16, spines: 4, ..TopologyPreset::LeafSpine256.tiers() };
     let topology = leaf_spine(&tiers).unwrap();
-    let path = PathProperties { rate: topology.lines()[0].rate, round_trip: Span::from_ps(9_000_000) };
+    let path = PathProperties { rate: topology.links()[0].rate, round_trip: Span::from_ps(9_000_000) };
     let rdma = RdmaConfig::new(profile(&TransportConfig { policy, mtu_bytes: 1000, congestion }, &path));
-    let lines = 0..topology.lines().len();
-    let impairments = lines.flat_map(|line| [0, 1].map(|end| (line, end, impairments.clone()))).collect();
+    let links = 0..topology.links().len();
+    let impairments = links.flat_map(|link| [0, 1].map(|end| (link, end, impairments.clone()))).collect();
     let config = NetworkConfig { topology, switches, impairments, seed: 1 };
     let mut network = Network::new(&config, Rdma::fleet(rdma, HOSTS as u32).unwrap(), flows());
     assert!(network.run_flows(Time::from_ps(1_000_000_000_000)));
@@ -73,7 +73,7 @@ fn rough() -> Impairments {
 fn a_run_of_64_hosts_is_the_same_to_the_byte_as_ever() {
     let small = SwitchConfig { buffer_bytes: 600_000, ..SwitchConfig::default() };
     let pausing = SwitchConfig { buffer_bytes: 2_000_000, pfc: Some(Pfc::default()), ..SwitchConfig::default() };
-    let trimming = SwitchConfig { trims: true, spreading: Spreading::Spraying, ..small.clone() };
+    let trimming = SwitchConfig { trims: true, spreading: LoadBalancing::PacketSpraying, ..small.clone() };
     let (none, rough, plain) = (Impairments::default(), rough(), SwitchConfig::default());
     let runs = [
         ("srnic", run(TransportPolicy::Srnic, CongestionAlgorithm::Dctcp, plain.clone(), &none)),

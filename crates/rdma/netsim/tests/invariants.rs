@@ -5,8 +5,8 @@ use netsim::endpoint::Flow;
 use netsim::impairment::{Bursts, Impairments, Loss};
 use netsim::network::{Network, NetworkConfig};
 use netsim::sliding_window::{SlidingWindow, SlidingWindowConfig};
-use netsim::switch::{Pfc, Spreading, SwitchConfig};
-use netsim::topology::{HostId, Preset, Tiers, leaf_spine};
+use netsim::switch::{LoadBalancing, Pfc, SwitchConfig};
+use netsim::topology::{HostId, Tiers, TopologyPreset, leaf_spine};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use sim::{Random, Span, Time};
@@ -14,10 +14,10 @@ use sim::{Random, Span, Time};
 const HOSTS: u32 = 12;
 
 fn config(switches: SwitchConfig, impairments: &Impairments, seed: u64) -> NetworkConfig {
-    let tiers = Tiers { leaves: 3, hosts_per_leaf: HOSTS / 3, spines: 2, ..Preset::LeafSpine256.tiers() };
+    let tiers = Tiers { leaves: 3, hosts_per_leaf: HOSTS / 3, spines: 2, ..TopologyPreset::LeafSpine256.tiers() };
     let topology = leaf_spine(&tiers).unwrap();
-    let lines = topology.lines().len();
-    let everywhere = (0..lines).flat_map(|line| [(line, 0, impairments.clone()), (line, 1, impairments.clone())]);
+    let links = topology.links().len();
+    let everywhere = (0..links).flat_map(|link| [(link, 0, impairments.clone()), (link, 1, impairments.clone())]);
     NetworkConfig { impairments: everywhere.collect(), topology, switches, seed }
 }
 
@@ -104,7 +104,7 @@ fn conserved(
         buffer_bytes: if pauses { 1_500_000 + buffer_bytes } else { buffer_bytes },
         trims: trims && !pauses,
         pfc: pauses.then(Pfc::default),
-        spreading: if sprays { Spreading::Spraying } else { Spreading::ByFlow },
+        spreading: if sprays { LoadBalancing::PacketSpraying } else { LoadBalancing::Ecmp },
         ..SwitchConfig::default()
     };
     let network = run(&config(switches, &impairments, seed), flows(seed, 60, 100_000));
@@ -162,7 +162,7 @@ fn spraying_reorders_a_flow_and_paths_by_flow_do_not() {
         run(&config(switches, &Impairments::default(), 1), flows(3, 60, 400_000)).endpoint_counters()
     };
     // This transport takes an order that is changed by more than three packets for a loss.
-    assert_eq!(run(Spreading::ByFlow).retransmitted_packets, 0);
-    let sprayed = run(Spreading::Spraying);
+    assert_eq!(run(LoadBalancing::Ecmp).retransmitted_packets, 0);
+    let sprayed = run(LoadBalancing::PacketSpraying);
     assert_eq!(sprayed.spurious_packets, sprayed.retransmitted_packets);
 }

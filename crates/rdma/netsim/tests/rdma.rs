@@ -7,8 +7,8 @@ use netsim::impairment::{Impairments, Loss};
 use netsim::network::{Network, NetworkConfig};
 use netsim::rdma::{PathProperties, Rdma, RdmaConfig, Verb, profile};
 use netsim::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
-use netsim::switch::{Pfc, Spreading, SwitchConfig};
-use netsim::topology::{HostId, Preset, Tiers, Topology, leaf_spine};
+use netsim::switch::{LoadBalancing, Pfc, SwitchConfig};
+use netsim::topology::{HostId, Tiers, Topology, TopologyPreset, leaf_spine};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use rnic::nic::{Policy, Profile};
@@ -17,7 +17,7 @@ use sim::{Random, Span, Time};
 const POLICIES: [Policy; 3] = [Policy::Srnic, Policy::Irn, Policy::GoBackN];
 
 fn topology(hosts: u32) -> Topology {
-    let tiers = Tiers { leaves: 1, hosts_per_leaf: hosts, spines: 1, ..Preset::LeafSpine256.tiers() };
+    let tiers = Tiers { leaves: 1, hosts_per_leaf: hosts, spines: 1, ..TopologyPreset::LeafSpine256.tiers() };
     leaf_spine(&tiers).unwrap()
 }
 
@@ -74,7 +74,7 @@ fn listed_losses_are_sent_again_and_nothing_else() {
 
 fn goodput_gbps(policy: TransportPolicy, loss: f64) -> f64 {
     let topology = topology(2);
-    let path = PathProperties { rate: topology.lines()[0].rate, round_trip: Span::from_ns(4500.0) };
+    let path = PathProperties { rate: topology.links()[0].rate, round_trip: Span::from_ns(4500.0) };
     let transport = TransportConfig { policy, mtu_bytes: 4096, congestion: CongestionAlgorithm::BdpWindow };
     let rdma = RdmaConfig::new(profile(&transport, &path));
     let impaired = [(0, 0, Impairments::losing(loss)), (0, 1, Impairments::losing(loss))];
@@ -102,10 +102,10 @@ fn goodput_by_loss_goes_srnic_irn_go_back_n() {
 
 /// Three leaves, two spines, twelve hosts.
 fn fabric(switches: SwitchConfig, impairments: &Impairments, seed: u64) -> NetworkConfig {
-    let tiers = Tiers { leaves: 3, hosts_per_leaf: 4, spines: 2, ..Preset::LeafSpine256.tiers() };
+    let tiers = Tiers { leaves: 3, hosts_per_leaf: 4, spines: 2, ..TopologyPreset::LeafSpine256.tiers() };
     let topology = leaf_spine(&tiers).unwrap();
-    let lines = 0..topology.lines().len();
-    let impairments = lines.flat_map(|line| [0, 1].map(|end| (line, end, impairments.clone()))).collect();
+    let links = 0..topology.links().len();
+    let impairments = links.flat_map(|link| [0, 1].map(|end| (link, end, impairments.clone()))).collect();
     NetworkConfig { topology, switches, impairments, seed }
 }
 
@@ -122,7 +122,7 @@ fn flows(seed: u64, count: usize) -> Vec<Flow> {
 }
 
 fn rdma(policy: TransportPolicy, congestion: CongestionAlgorithm) -> RdmaConfig {
-    let rate = topology(2).lines()[0].rate;
+    let rate = topology(2).links()[0].rate;
     let transport = TransportConfig { policy, mtu_bytes: 1000, congestion };
     RdmaConfig::new(profile(&transport, &PathProperties { rate, round_trip: Span::from_ns(9000.0) }))
 }
@@ -169,7 +169,7 @@ fn all_arrives_once(
         buffer_bytes: 2_000_000,
         trims: trims && !pauses,
         pfc: pauses.then(Pfc::default),
-        spreading: if sprays { Spreading::Spraying } else { Spreading::ByFlow },
+        spreading: if sprays { LoadBalancing::PacketSpraying } else { LoadBalancing::Ecmp },
         ..SwitchConfig::default()
     };
     let network = ran(&fabric(switches, &impairments, seed), rdma, flows(seed, 40));
@@ -185,7 +185,7 @@ fn all_arrives_once(
 
 #[test]
 fn spraying_costs_srnic_no_retransmission_but_probes() {
-    let switches = SwitchConfig { spreading: Spreading::Spraying, ..SwitchConfig::default() };
+    let switches = SwitchConfig { spreading: LoadBalancing::PacketSpraying, ..SwitchConfig::default() };
     let config = fabric(switches, &Impairments::default(), 1);
     let network = ran(&config, rdma(TransportPolicy::Srnic, CongestionAlgorithm::Dctcp), flows(3, 200));
     let counted = network.endpoint_counters();
@@ -246,7 +246,7 @@ fn four_thousand_hosts_move_all_their_flows() {
     let sizes = netsim::workload::SizeDistribution::find("cache-follower").unwrap();
     let during = Span::from_ns(1e5);
     let transport = TransportConfig::default();
-    let config = FctExperiment::published(Preset::ThreeTier4096, sizes, 0.5, transport, during, 1).unwrap();
+    let config = FctExperiment::published(TopologyPreset::ThreeTier4096, sizes, 0.5, transport, during, 1).unwrap();
     let result = config.run(None).unwrap();
     assert!(result.flows > 500 && result.flows_ended == result.flows && result.failed == 0, "{result:?}");
     assert!(result.slowdown.p50 >= 1.0 && result.memory_bytes / 4096 < 1_000_000, "{result:?}");

@@ -7,11 +7,11 @@ use std::rc::Rc;
 use netsim::endpoint::Flow;
 use netsim::impairment::{Impairments, Loss};
 use netsim::network::{Network, NetworkConfig, Seen, Tap};
-use netsim::rate::Rate;
+use netsim::rate::LinkRate;
 use netsim::rdma::{Rdma, RdmaConfig};
 use netsim::sliding_window::{SlidingWindow, SlidingWindowConfig, SlidingWindowHeader};
 use netsim::switch::SwitchConfig;
-use netsim::topology::{HostId, Line, Node, Topology};
+use netsim::topology::{HostId, NetworkLink, NetworkNode, Topology};
 use rnic::nic::{Policy, Profile};
 use rnic::wire::{Header, Psn};
 use sim::{Random, Span, Time};
@@ -26,11 +26,12 @@ const ACK_BYTES: u64 = 84;
 const TIMEOUT_PS: u64 = 50_000_000;
 
 fn config(lost: &[u64]) -> NetworkConfig {
-    let rate = Rate::from_gbps(100.0).unwrap();
-    let line = Line { ends: [0, 1].map(|host| Node::Host(HostId(host))), rate, delay: Span::from_ps(DELAY_PS) };
+    let rate = LinkRate::from_gbps(100.0).unwrap();
+    let link =
+        NetworkLink { ends: [0, 1].map(|host| NetworkNode::Host(HostId(host))), rate, delay: Span::from_ps(DELAY_PS) };
     let loss = Impairments { loss: Loss::Listed(lost.to_vec()), ..Impairments::default() };
     NetworkConfig {
-        topology: Topology::new(2, 0, vec![line]).unwrap(),
+        topology: Topology::new(2, 0, vec![link]).unwrap(),
         switches: SwitchConfig::default(),
         impairments: vec![(0, 0, loss)],
         seed: 1,

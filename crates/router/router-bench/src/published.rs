@@ -10,7 +10,7 @@
 //! what a tuned one could reach, and the published Ethernet figures are not that.
 
 use netsim::endpoint::{ETHERNET_BYTES, ETHERNET_BYTES_MIN, IP_UDP_BYTES};
-use netsim::rate::Rate;
+use netsim::rate::LinkRate;
 use pcie::host::{HostError, System};
 use pcie::link::Link;
 use pcie::model::nic::{Direction, Nic};
@@ -95,7 +95,7 @@ pub struct Cluster {
     read_ns: f64,
     model: Model,
     card: Nic,
-    line: Rate,
+    line: LinkRate,
 }
 
 impl Cluster {
@@ -111,7 +111,7 @@ impl Cluster {
         let link: Link = *host.link();
         let model = Model::new(Mode::Corrected, link, Completions::default())?;
         let card = Nic::built_in("dpdk").expect("a card that needs no file");
-        let line = Rate::from_gbps(LINE_GBPS).expect("a line of 40 Gb/s");
+        let line = LinkRate::from_gbps(LINE_GBPS).expect("a line of 40 Gb/s");
         Ok(Cluster { read_ns: median(reads_ns).unwrap_or(0.0), model, card, line })
     }
 

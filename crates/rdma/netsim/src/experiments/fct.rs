@@ -11,7 +11,7 @@ use crate::rdma::{self, PathProperties, Rdma, RdmaConfig, profile};
 use crate::results::{Bin, Slowdown, bins, ended};
 use crate::scenario::{Scenario, TransportConfig};
 use crate::switch::SwitchConfig;
-use crate::topology::{HostId, Preset, Topology};
+use crate::topology::{HostId, Topology, TopologyPreset};
 use crate::workload::{SizeDistribution, Workload};
 
 /// Flows in a network.
@@ -66,7 +66,7 @@ impl FctExperiment {
     /// # Errors
     /// When there can be no such load.
     pub fn published(
-        preset: Preset,
+        preset: TopologyPreset,
         sizes: SizeDistribution,
         load: f64,
         transport: TransportConfig,
@@ -92,7 +92,7 @@ impl FctExperiment {
     /// When there can be no such NIC.
     pub fn run(&self, tap: Option<Box<dyn Tap<rnic::wire::Header>>>) -> Result<FctResult, ExperimentError> {
         let topology = &self.network.topology;
-        let rate = topology.host_line(HostId(0)).rate;
+        let rate = topology.host_link(HostId(0)).rate;
         let path = PathProperties { rate, round_trip: longest_round_trip(topology) };
         let rdma = RdmaConfig { seed: self.network.seed, ..RdmaConfig::new(profile(&self.transport, &path)) };
         let fleet = Rdma::fleet(rdma, topology.hosts())?;

@@ -6,12 +6,12 @@ use sim::{Span, Time};
 use super::{ExperimentError, Provenance, in_range};
 use crate::endpoint::Flow;
 use crate::network::{Network, NetworkConfig};
-use crate::rate::Rate;
+use crate::rate::LinkRate;
 use crate::rdma::{PathProperties, Rdma, RdmaConfig, Verb, profile};
 use crate::results::percentile;
 use crate::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use crate::switch::SwitchConfig;
-use crate::topology::{HostId, Line, Node, Topology};
+use crate::topology::{HostId, NetworkLink, NetworkNode, Topology};
 
 /// The largest message: what a receive request of the echo has room for.
 const BYTES_MAX: f64 = (1 << 20) as f64;
@@ -64,9 +64,13 @@ impl LatencyExperiment {
         in_range("size", self.size_bytes.into(), 1.0, BYTES_MAX)?;
         in_range("gbps", self.gbps, 1.0, 1600.0)?;
         in_range("messages", self.messages.into(), 1.0, 1e6)?;
-        let rate = Rate::from_gbps(self.gbps).expect("a rate in range");
-        let line = Line { ends: [0, 1].map(|host| Node::Host(HostId(host))), rate, delay: Span::from_ns(CABLE_NS) };
-        let topology = Topology::new(2, 0, vec![line]).expect("two hosts on a cable are a network");
+        let rate = LinkRate::from_gbps(self.gbps).expect("a rate in range");
+        let link = NetworkLink {
+            ends: [0, 1].map(|host| NetworkNode::Host(HostId(host))),
+            rate,
+            delay: Span::from_ns(CABLE_NS),
+        };
+        let topology = Topology::new(2, 0, vec![link]).expect("two hosts on a cable are a network");
         let config =
             NetworkConfig { topology, switches: SwitchConfig::default(), impairments: Vec::new(), seed: self.seed };
         let transport = TransportConfig { policy: self.policy, mtu_bytes: 4096, congestion: CongestionAlgorithm::None };

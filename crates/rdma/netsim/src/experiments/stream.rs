@@ -8,7 +8,7 @@ use super::{ExperimentError, Provenance, in_range};
 use crate::endpoint::{ETHERNET_BYTES, Endpoint, EndpointCounters, Flow, IP_UDP_BYTES};
 use crate::impairment::Impairments;
 use crate::network::{Network, NetworkConfig};
-use crate::rate::Rate;
+use crate::rate::LinkRate;
 use crate::rdma::{PathProperties, REQUESTS_MAX, Rdma, RdmaConfig, profile};
 use crate::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use crate::switch::SwitchConfig;
@@ -126,7 +126,7 @@ impl StreamExperiment {
         in_range("loss", self.loss, 0.0, 0.5)?;
         in_range("gbps", self.gbps, 1.0, 1600.0)?;
         in_range("size", self.message_bytes.into(), 1.0, MESSAGE_BYTES_MAX)?;
-        let rate = Rate::from_gbps(self.gbps).expect("a rate in range");
+        let rate = LinkRate::from_gbps(self.gbps).expect("a rate in range");
         // Should the NIC not keep up, queue pairs have room for all that is sent by chance, and twice that.
         let least = match self.turns {
             Turns::InTurn => 1,
@@ -169,7 +169,7 @@ impl StreamExperiment {
         })
     }
 
-    fn network(&self, rate: Rate) -> Result<Network<Rdma>, ExperimentError> {
+    fn network(&self, rate: LinkRate) -> Result<Network<Rdma>, ExperimentError> {
         let tiers = Tiers {
             pods: 1,
             leaves: 1,
@@ -193,7 +193,7 @@ impl StreamExperiment {
         Ok(Network::new(&config, Rdma::fleet(rdma, 2)?, self.flows(rate)))
     }
 
-    fn flows(&self, rate: Rate) -> Vec<Flow> {
+    fn flows(&self, rate: LinkRate) -> Vec<Flow> {
         let flow = |start, connection| Flow {
             start,
             from: HostId(0),
@@ -214,14 +214,14 @@ impl StreamExperiment {
     }
 
     /// How far messages by chance are apart: with all its headers each takes a little less of the line.
-    fn every_ps(&self, rate: Rate) -> f64 {
+    fn every_ps(&self, rate: LinkRate) -> f64 {
         let packets = self.message_bytes.div_ceil(self.transport.mtu_bytes).max(1);
         let line_bytes = u64::from(self.message_bytes) + u64::from(packets) * LINE_HEADERS_BYTES;
         rate.span(line_bytes).ps() as f64 / OFFERED_SHARE
     }
 
     /// How many messages by chance there are.
-    fn messages(&self, rate: Rate) -> u64 {
+    fn messages(&self, rate: LinkRate) -> u64 {
         ((self.warm + self.during).ps() as f64 / self.every_ps(rate)) as u64
     }
 }

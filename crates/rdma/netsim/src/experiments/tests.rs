@@ -1,6 +1,6 @@
 use super::*;
 use crate::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
-use crate::topology::Preset;
+use crate::topology::TopologyPreset;
 use crate::workload::SizeDistribution;
 use sim::Span;
 
@@ -75,7 +75,7 @@ fn a_run_of_flows_is_the_same_for_the_same_seed() {
     let run = |seed| {
         let during = Span::from_ns(2e4);
         let experiment = FctExperiment::published(
-            Preset::LeafSpine256,
+            TopologyPreset::LeafSpine256,
             sizes.clone(),
             0.3,
             TransportConfig::default(),

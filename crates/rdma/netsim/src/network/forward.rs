@@ -7,7 +7,7 @@ use crate::endpoint::{ETHERNET_BYTES_MIN, Endpoint};
 use crate::packet::{Class, Mark, PacketId};
 use crate::topology::SwitchId;
 
-use crate::topology::Choices;
+use crate::topology::NextHops;
 
 /// Packets of control that go before one of data that waits, at most: else heads of trimmed packets fill a line, and
 /// nothing arrives whole any more (NDP, SIGCOMM 2017, section 3.1).
@@ -33,9 +33,9 @@ impl<E: Endpoint> Network<E> {
         let frame = *self.arena.frame(packet);
         let switch = &mut self.switches[number as usize];
         let out = match self.routes.towards(SwitchId(number), frame.to()) {
-            Choices::One(port) => port,
-            Choices::Many([only]) => *only,
-            Choices::Many(ports) => ports[switch.choose(self.config.spreading, frame.label, ports.len())],
+            NextHops::One(port) => port,
+            NextHops::Many([only]) => *only,
+            NextHops::Many(ports) => ports[switch.choose(self.config.spreading, frame.label, ports.len())],
         };
         let (bytes, port) = (u64::from(frame.bytes), &self.ports[out as usize]);
         let queued = if frame.class == Class::Control { port.control.bytes } else { port.data.bytes };
@@ -201,8 +201,8 @@ impl<E: Endpoint> Network<E> {
         if !port.is_impaired {
             return self.queue.schedule(arrives, Event::Arrive { port: peer, packet }.into());
         }
-        if let Some(line) = &mut self.extras[number as usize].impaired {
-            let fate = line.fate();
+        if let Some(link) = &mut self.extras[number as usize].impaired {
+            let fate = link.fate();
             self.befall(fate, arrives, peer, packet);
         }
     }

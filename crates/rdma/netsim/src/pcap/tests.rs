@@ -3,7 +3,7 @@ use crate::endpoint::Flow;
 use crate::network::{Network, NetworkConfig};
 use crate::rdma::{Rdma, RdmaConfig};
 use crate::switch::SwitchConfig;
-use crate::topology::{Line, Node, Topology};
+use crate::topology::{NetworkLink, NetworkNode, Topology};
 use pcap_file::pcap::PcapReader;
 use rnic::nic::{Policy, Profile};
 use rnic::wire::{Operation, Packet};
@@ -26,9 +26,10 @@ impl Write for Shared {
 
 /// What two hosts on a cable say to each other while one writes so many bytes to the other.
 fn captured(policy: Policy, bytes: u64, host: Option<HostId>) -> Vec<u8> {
-    let rate = crate::rate::Rate::from_gbps(100.0).unwrap();
-    let line = Line { ends: [0, 1].map(|host| Node::Host(HostId(host))), rate, delay: Span::from_ns(500.0) };
-    let topology = Topology::new(2, 0, vec![line]).unwrap();
+    let rate = crate::rate::LinkRate::from_gbps(100.0).unwrap();
+    let link =
+        NetworkLink { ends: [0, 1].map(|host| NetworkNode::Host(HostId(host))), rate, delay: Span::from_ns(500.0) };
+    let topology = Topology::new(2, 0, vec![link]).unwrap();
     let config = NetworkConfig { topology, switches: SwitchConfig::default(), impairments: Vec::new(), seed: 1 };
     let flow = Flow { start: Time::ZERO, from: HostId(0), to: HostId(1), bytes, connection: None, repeats: false };
     let fleet = Rdma::fleet(RdmaConfig::new(Profile::modelled(policy)), 2).unwrap();

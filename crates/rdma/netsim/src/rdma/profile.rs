@@ -9,7 +9,7 @@ use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
 use rnic::nic::{CongestionControl, Context, ContextCache, ContextPool, Costs, Dcqcn, Policy, Profile};
 use sim::Span;
 
-use crate::rate::Rate;
+use crate::rate::LinkRate;
 use crate::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use crate::workload::FLOWS_MAX;
 
@@ -17,7 +17,7 @@ use crate::workload::FLOWS_MAX;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathProperties {
     /// Of the host's line.
-    pub rate: Rate,
+    pub rate: LinkRate,
     /// The longest round trip of an empty network.
     pub round_trip: Span,
 }

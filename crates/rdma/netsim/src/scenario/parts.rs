@@ -7,8 +7,8 @@ use sim::Span;
 
 use super::VERSION;
 use crate::impairment::{Bursts, Impairments, Loss};
-use crate::switch::{Ecn, Pfc, Spreading, SwitchConfig};
-use crate::topology::{Node, Topology};
+use crate::switch::{Ecn, LoadBalancing, Pfc, SwitchConfig};
+use crate::topology::{NetworkNode, Topology};
 
 /// A version that this release reads.
 pub(super) fn version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
@@ -102,8 +102,8 @@ impl From<SwitchesFile> for Switches {
             pfc: file.pfc.then_some(pfc),
             trims: file.trimming,
             spreading: match file.spreading {
-                SpreadingName::Flow => Spreading::ByFlow,
-                SpreadingName::Spray => Spreading::Spraying,
+                SpreadingName::Flow => LoadBalancing::Ecmp,
+                SpreadingName::Spray => LoadBalancing::PacketSpraying,
             },
         })
     }
@@ -171,14 +171,14 @@ impl Lines {
         if config.is_none() {
             return Vec::new();
         }
-        let is_host_line = |ends: &[Node; 2]| ends.iter().any(|end| matches!(end, Node::Host(_)));
-        let is_meant = |ends: &[Node; 2]| match self.between {
+        let is_host_line = |ends: &[NetworkNode; 2]| ends.iter().any(|end| matches!(end, NetworkNode::Host(_)));
+        let is_meant = |ends: &[NetworkNode; 2]| match self.between {
             Between::All => true,
             Between::Hosts => is_host_line(ends),
             Between::Switches => !is_host_line(ends),
         };
-        let lines = topology.lines().iter().enumerate().filter(|(_, line)| is_meant(&line.ends));
-        lines.flat_map(|(line, _)| [(line, 0, config.clone()), (line, 1, config.clone())]).collect()
+        let links = topology.links().iter().enumerate().filter(|(_, link)| is_meant(&link.ends));
+        links.flat_map(|(link, _)| [(link, 0, config.clone()), (link, 1, config.clone())]).collect()
     }
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::topology::Preset;
+use crate::topology::TopologyPreset;
 
 const GOOD: &str = r#"version = 1
 [topology]
@@ -68,7 +68,7 @@ congestion = "dcqcn"
     assert!(scenario.network.switches.pfc.is_some());
     let preset =
         "version = 1\n[topology]\nkind = \"preset\"\npreset = \"leaf-spine-256\"\n[workload]\nkind = \"permutation\"\n";
-    assert_eq!(Scenario::parse("a.toml", preset).unwrap().network.topology, Preset::LeafSpine256.topology());
+    assert_eq!(Scenario::parse("a.toml", preset).unwrap().network.topology, TopologyPreset::LeafSpine256.topology());
 }
 
 #[test]
@@ -131,14 +131,14 @@ fn graphs_that_are_none_are_named() {
     let line = |a, b| format!("{{ ends = [\"{a}\", \"{b}\"], gbps = 1 }},");
     assert_eq!(
         with(&line("a", "x")),
-        "a.toml, line 2, topology: a line ends at 'x', which is neither in hosts nor in switches; add it there"
+        "a.toml, line 2, topology: link end 'x' is neither in hosts nor in switches; add it there"
     );
-    assert_eq!(with(&line("a", "s")), "a.toml, line 2, topology: host b has 0 lines; give each host exactly one");
+    assert_eq!(with(&line("a", "s")), "a.toml, line 2, topology: host b has 0 links; give each host exactly one");
     let unreachable = "version = 1\n[topology]\nkind = \"graph\"\nhosts = [\"a\", \"b\"]\nswitches = [\"s\", \"t\"]\n\
                        lines = [{ ends = [\"a\", \"s\"], gbps = 1 }, { ends = [\"b\", \"t\"], gbps = 1 }]\n\
                        [workload]\nkind = \"permutation\"\n";
     assert_eq!(
         error(unreachable),
-        "a.toml, line 2, topology: host b cannot be reached from host a; join their switches by a line"
+        "a.toml, line 2, topology: host b cannot be reached from host a; link their switches"
     );
 }

@@ -4,8 +4,10 @@ use config::nanoseconds;
 use serde::Deserialize;
 use sim::Span;
 
-use crate::rate::Rate;
-use crate::topology::{HostId, Line, Node, Preset, SwitchId, Tiers, Topology, dumbbell, fat_tree, three_tier};
+use crate::rate::LinkRate;
+use crate::topology::{
+    HostId, NetworkLink, NetworkNode, SwitchId, Tiers, Topology, TopologyPreset, dumbbell, fat_tree, three_tier,
+};
 
 /// A topology, checked while it is read, so that an error knows its line.
 #[derive(Debug, Deserialize)]
@@ -36,7 +38,7 @@ struct TopologyFile {
     delay: f64,
     hosts: Option<Vec<String>>,
     switches: Option<Vec<String>>,
-    lines: Option<Vec<LineFile>>,
+    lines: Option<Vec<LinkFile>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
@@ -66,7 +68,7 @@ impl Kind {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct LineFile {
+struct LinkFile {
     ends: [String; 2],
     gbps: f64,
     #[serde(default = "delay_default", deserialize_with = "nanoseconds")]
@@ -82,9 +84,9 @@ fn needed<T>(value: Option<T>, key: &str) -> Result<T, String> {
     value.ok_or_else(|| format!("{key} is missing; this kind of topology needs it"))
 }
 
-fn rate(gbps: Option<f64>, key: &str) -> Result<Rate, String> {
+fn rate(gbps: Option<f64>, key: &str) -> Result<LinkRate, String> {
     let gbps = needed(gbps, key)?;
-    Rate::from_gbps(gbps).ok_or_else(|| format!("{key} is {gbps}; write Gb/s from 0.001 to 10000"))
+    LinkRate::from_gbps(gbps).ok_or_else(|| format!("{key} is {gbps}; write Gb/s from 0.001 to 10000"))
 }
 
 impl TryFrom<TopologyFile> for Part {
@@ -94,7 +96,7 @@ impl TryFrom<TopologyFile> for Part {
         let (delay, kind) = (Span::from_ns(file.delay), file.kind);
         let built = match kind {
             Kind::Preset => {
-                let preset: Preset = needed(file.preset, "preset")?.parse()?;
+                let preset: TopologyPreset = needed(file.preset, "preset")?.parse()?;
                 return Ok(Self { topology: preset.topology(), name: preset.name().to_owned() });
             }
             Kind::Graph => return file.graph().map(|topology| Self::named(kind, topology)),
@@ -142,16 +144,16 @@ impl TopologyFile {
             return Err(format!("'{}' names two nodes; give each its own name", twice[0]));
         }
         let node = |name: &String| match names.iter().position(|known| known == name) {
-            Some(index) if index < hosts.len() => Ok(Node::Host(HostId(index as u32))),
-            Some(index) => Ok(Node::Switch(SwitchId((index - hosts.len()) as u32))),
-            None => Err(format!("a line ends at '{name}', which is neither in hosts nor in switches; add it there")),
+            Some(index) if index < hosts.len() => Ok(NetworkNode::Host(HostId(index as u32))),
+            Some(index) => Ok(NetworkNode::Switch(SwitchId((index - hosts.len()) as u32))),
+            None => Err(format!("link end '{name}' is neither in hosts nor in switches; add it there")),
         };
-        let line = |file: &LineFile| {
+        let link = |file: &LinkFile| {
             let ends = [node(&file.ends[0])?, node(&file.ends[1])?];
-            Ok(Line { ends, rate: rate(Some(file.gbps), "gbps")?, delay: Span::from_ns(file.delay) })
+            Ok(NetworkLink { ends, rate: rate(Some(file.gbps), "gbps")?, delay: Span::from_ns(file.delay) })
         };
-        let lines: Result<Vec<Line>, String> = needed(self.lines, "lines")?.iter().map(line).collect();
+        let links: Result<Vec<NetworkLink>, String> = needed(self.lines, "lines")?.iter().map(link).collect();
         let (hosts, switches) = (hosts.len() as u32, switches.len() as u32);
-        Topology::named(hosts, switches, lines?, names).map_err(|error| error.to_string())
+        Topology::named(hosts, switches, links?, names).map_err(|error| error.to_string())
     }
 }

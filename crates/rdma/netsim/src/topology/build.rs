@@ -4,8 +4,8 @@ use std::str::FromStr;
 
 use sim::Span;
 
-use super::{HostId, Line, Node, SwitchId, Topology, TopologyError};
-use crate::rate::Rate;
+use super::{HostId, NetworkLink, NetworkNode, SwitchId, Topology, TopologyError};
+use crate::rate::LinkRate;
 
 /// The measures of a network of two or three tiers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,11 +22,11 @@ pub struct Tiers {
     /// the second one to the next, and so on. 0 in two tiers.
     pub cores_per_spine: u32,
     /// Of hosts' lines.
-    pub host_rate: Rate,
+    pub host_rate: LinkRate,
     /// Of lines between leaves and spines.
-    pub leaf_rate: Rate,
+    pub leaf_rate: LinkRate,
     /// Of lines between spines and cores.
-    pub core_rate: Rate,
+    pub core_rate: LinkRate,
     /// Of every line.
     pub delay: Span,
 }
@@ -51,7 +51,7 @@ impl Tiers {
 
 /// A published topology (the authors' simulation inputs of SRNIC, NSDI 2023).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Preset {
+pub enum TopologyPreset {
     /// 256 hosts under 8 leaves and 8 spines, 100 and 400 Gb/s: not oversubscribed.
     LeafSpine256,
     /// 1,024 hosts: 16 pods of 4 leaves and 4 spines, 16 cores, 100 and 400 Gb/s: not oversubscribed.
@@ -60,7 +60,7 @@ pub enum Preset {
     ThreeTier4096,
 }
 
-impl Preset {
+impl TopologyPreset {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::LeafSpine256, Self::ThreeTier1024, Self::ThreeTier4096];
 
@@ -75,7 +75,7 @@ impl Preset {
 
     /// Its measures.
     pub fn tiers(self) -> Tiers {
-        let rate = |gbps| Rate::from_gbps(gbps).expect("the presets' rates are possible");
+        let rate = |gbps| LinkRate::from_gbps(gbps).expect("the presets' rates are possible");
         let of = |pods, leaves, hosts_per_leaf, spines, cores_per_spine, [host, leaf, core]: [f64; 3]| Tiers {
             pods,
             leaves,
@@ -100,7 +100,7 @@ impl Preset {
     }
 }
 
-impl FromStr for Preset {
+impl FromStr for TopologyPreset {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
@@ -111,12 +111,12 @@ impl FromStr for Preset {
     }
 }
 
-fn host(number: u32) -> Node {
-    Node::Host(HostId(number))
+fn host(number: u32) -> NetworkNode {
+    NetworkNode::Host(HostId(number))
 }
 
-fn switch(number: u32) -> Node {
-    Node::Switch(SwitchId(number))
+fn switch(number: u32) -> NetworkNode {
+    NetworkNode::Switch(SwitchId(number))
 }
 
 fn positive(measures: &[(&'static str, u32)]) -> Result<(), TopologyError> {
@@ -132,16 +132,19 @@ fn positive(measures: &[(&'static str, u32)]) -> Result<(), TopologyError> {
 /// When it would have no hosts, or too many.
 pub fn dumbbell(
     hosts_per_side: u32,
-    host_rate: Rate,
-    middle_rate: Rate,
+    host_rate: LinkRate,
+    middle_rate: LinkRate,
     delay: Span,
 ) -> Result<Topology, TopologyError> {
     positive(&[("hosts_per_side", hosts_per_side)])?;
     let hosts = hosts_per_side.saturating_mul(2);
     super::TopologyError::limit("hosts", hosts.into(), super::HOSTS_MAX)?;
-    let edges =
-        (0..hosts).map(|number| Line { ends: [host(number), switch(number / hosts_per_side)], rate: host_rate, delay });
-    let middle = Line { ends: [switch(0), switch(1)], rate: middle_rate, delay };
+    let edges = (0..hosts).map(|number| NetworkLink {
+        ends: [host(number), switch(number / hosts_per_side)],
+        rate: host_rate,
+        delay,
+    });
+    let middle = NetworkLink { ends: [switch(0), switch(1)], rate: middle_rate, delay };
     Topology::new(hosts, 2, edges.chain([middle]).collect())
 }
 
@@ -166,8 +169,8 @@ pub fn three_tier(tiers: &Tiers) -> Result<Topology, TopologyError> {
     TopologyError::limit("switches", switches, super::SWITCHES_MAX)?;
     let (leaves_all, spines_all) = (pods * leaves, pods * spines);
     let (first_spine, first_core) = (leaves_all, leaves_all + spines_all);
-    let mut lines = Vec::new();
-    let mut join = |a, b, rate| lines.push(Line { ends: [a, b], rate, delay: tiers.delay });
+    let mut links = Vec::new();
+    let mut join = |a, b, rate| links.push(NetworkLink { ends: [a, b], rate, delay: tiers.delay });
     let hosts = leaves_all * hosts_per_leaf;
     (0..hosts).for_each(|number| join(host(number), switch(number / hosts_per_leaf), tiers.host_rate));
     for leaf in 0..leaves_all {
@@ -179,7 +182,7 @@ pub fn three_tier(tiers: &Tiers) -> Result<Topology, TopologyError> {
         (0..cores_per_spine)
             .for_each(|core| join(switch(first_spine + spine), switch(its_cores + core), tiers.core_rate));
     }
-    Topology::new(hosts, first_core + spines * cores_per_spine, lines)
+    Topology::new(hosts, first_core + spines * cores_per_spine, links)
 }
 
 /// The fat tree of switches with `ports` ports each (Al-Fares et al., SIGCOMM 2008): `ports`^3 / 4 hosts, all lines of
@@ -187,7 +190,7 @@ pub fn three_tier(tiers: &Tiers) -> Result<Topology, TopologyError> {
 ///
 /// # Errors
 /// When the number of ports is odd or too small, or there are too many nodes.
-pub fn fat_tree(ports: u32, rate: Rate, delay: Span) -> Result<Topology, TopologyError> {
+pub fn fat_tree(ports: u32, rate: LinkRate, delay: Span) -> Result<Topology, TopologyError> {
     if ports < 2 || !ports.is_multiple_of(2) {
         let remedy = "take an even number from 2 to 64";
         return Err(TopologyError::Shape { what: "ports", value: ports.to_string(), remedy });
@@ -218,38 +221,38 @@ mod tests {
 
     #[test]
     fn presets_have_the_published_counts() {
-        for (preset, hosts, switches, lines) in [
-            (Preset::LeafSpine256, 256, 16, 320),
-            (Preset::ThreeTier1024, 1024, 144, 1536),
-            (Preset::ThreeTier4096, 4096, 304, 5248),
+        for (preset, hosts, switches, links) in [
+            (TopologyPreset::LeafSpine256, 256, 16, 320),
+            (TopologyPreset::ThreeTier1024, 1024, 144, 1536),
+            (TopologyPreset::ThreeTier4096, 4096, 304, 5248),
         ] {
             let topology = preset.topology();
-            assert_eq!((topology.hosts(), topology.switches(), topology.lines().len()), (hosts, switches, lines));
+            assert_eq!((topology.hosts(), topology.switches(), topology.links().len()), (hosts, switches, links));
             assert_eq!(preset.name().parse(), Ok(preset));
         }
-        assert!("leaf-spine-512".parse::<Preset>().unwrap_err().contains("try one of leaf-spine-256"));
+        assert!("leaf-spine-512".parse::<TopologyPreset>().unwrap_err().contains("try one of leaf-spine-256"));
     }
 
     #[test]
     fn lines_between_switches_are_busy_by_what_leaves_and_what_they_carry() {
         // All but 31 of 255 others are under another leaf, all but 15 of 1,023 and of 4,095.
         for (preset, busiest) in [
-            (Preset::LeafSpine256, 0.5 * 224.0 / 255.0),
-            (Preset::ThreeTier1024, 0.5 * 1008.0 / 1023.0),
-            (Preset::ThreeTier4096, 0.5 * 4.0 * 4080.0 / 4095.0),
+            (TopologyPreset::LeafSpine256, 0.5 * 224.0 / 255.0),
+            (TopologyPreset::ThreeTier1024, 0.5 * 1008.0 / 1023.0),
+            (TopologyPreset::ThreeTier4096, 0.5 * 4.0 * 4080.0 / 4095.0),
         ] {
             let found = preset.tiers().busiest_load(0.5);
             assert!((found / busiest - 1.0).abs() < 1e-9, "{}: {found} and not {busiest}", preset.name());
         }
-        let thin = Tiers { core_rate: Rate::from_gbps(40.0).unwrap(), ..Preset::ThreeTier1024.tiers() };
+        let thin = Tiers { core_rate: LinkRate::from_gbps(40.0).unwrap(), ..TopologyPreset::ThreeTier1024.tiers() };
         assert!((thin.busiest_load(0.5) / (5.0 * 960.0 / 1023.0) - 1.0).abs() < 1e-9, "cores of a tenth of the rate");
     }
 
     #[test]
     fn a_fat_tree_of_4_ports_has_16_hosts() {
-        let rate = Rate::from_gbps(10.0).unwrap();
+        let rate = LinkRate::from_gbps(10.0).unwrap();
         let topology = fat_tree(4, rate, Span::ZERO).unwrap();
-        assert_eq!((topology.hosts(), topology.switches(), topology.lines().len()), (16, 20, 48));
+        assert_eq!((topology.hosts(), topology.switches(), topology.links().len()), (16, 20, 48));
         let error = fat_tree(5, rate, Span::ZERO).unwrap_err().to_string();
         assert_eq!(error, "ports 5; take an even number from 2 to 64");
         assert!(fat_tree(1000, rate, Span::ZERO).unwrap_err().to_string().contains("at most 65536"));
@@ -257,8 +260,8 @@ mod tests {
 
     #[test]
     fn pods_without_cores_do_not_reach_each_other() {
-        let tiers = Tiers { cores_per_spine: 0, ..Preset::ThreeTier1024.tiers() };
+        let tiers = Tiers { cores_per_spine: 0, ..TopologyPreset::ThreeTier1024.tiers() };
         let error = three_tier(&tiers).unwrap_err().to_string();
-        assert_eq!(error, "host h64 cannot be reached from host h0; join their switches by a line");
+        assert_eq!(error, "host h64 cannot be reached from host h0; link their switches");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{HostId, Node, SwitchId, Topology};
+use super::{HostId, NetworkNode, SwitchId, Topology};
 
 /// A port, numbered over the whole network: line i has the ports 2i and 2i + 1, at its first and second end.
 pub(crate) type PortNumber = u32;
@@ -24,16 +24,18 @@ impl Routes {
         let mut edge = vec![None; topology.hosts() as usize];
         // By switch: its ports to other switches, and which.
         let mut trunks = vec![Vec::new(); switches];
-        for (index, line) in topology.lines().iter().enumerate() {
+        for (index, link) in topology.links().iter().enumerate() {
             let first = 2 * index as PortNumber;
-            match line.ends {
-                [Node::Host(host), Node::Switch(switch)] => edge[host.0 as usize] = Some((switch, first + 1)),
-                [Node::Switch(switch), Node::Host(host)] => edge[host.0 as usize] = Some((switch, first)),
-                [Node::Switch(a), Node::Switch(b)] => {
+            match link.ends {
+                [NetworkNode::Host(host), NetworkNode::Switch(switch)] => {
+                    edge[host.0 as usize] = Some((switch, first + 1))
+                }
+                [NetworkNode::Switch(switch), NetworkNode::Host(host)] => edge[host.0 as usize] = Some((switch, first)),
+                [NetworkNode::Switch(a), NetworkNode::Switch(b)] => {
                     trunks[a.0 as usize].push((first, b.0 as usize));
                     trunks[b.0 as usize].push((first + 1, a.0 as usize));
                 }
-                [Node::Host(_), Node::Host(_)] => {}
+                [NetworkNode::Host(_), NetworkNode::Host(_)] => {}
             }
         }
         let mut routes = Self { switches, edge, choices: vec![(0, 0); switches * switches], ports: Vec::new() };
@@ -65,13 +67,13 @@ impl Routes {
     }
 
     /// The ports of a switch towards a host: at least one, for every host is reached.
-    pub fn towards(&self, switch: SwitchId, host: HostId) -> Choices<'_> {
-        let Some((edge, port)) = self.edge[host.0 as usize] else { return Choices::Many(&[]) };
+    pub fn towards(&self, switch: SwitchId, host: HostId) -> NextHops<'_> {
+        let Some((edge, port)) = self.edge[host.0 as usize] else { return NextHops::Many(&[]) };
         if edge == switch {
-            return Choices::One(port);
+            return NextHops::One(port);
         }
         let (begin, count) = self.choices[switch.0 as usize * self.switches + edge.0 as usize];
-        Choices::Many(&self.ports[begin as usize..(begin + count) as usize])
+        NextHops::Many(&self.ports[begin as usize..(begin + count) as usize])
     }
 
     pub fn memory_bytes(&self) -> usize {
@@ -81,7 +83,7 @@ impl Routes {
 
 /// Where a packet may go next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Choices<'a> {
+pub(crate) enum NextHops<'a> {
     /// To its host.
     One(PortNumber),
     /// To any of these.
@@ -91,18 +93,18 @@ pub(crate) enum Choices<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::Preset;
+    use crate::topology::TopologyPreset;
 
     fn count(routes: &Routes, switch: u32, host: u32) -> usize {
         match routes.towards(SwitchId(switch), HostId(host)) {
-            Choices::One(_) => 0,
-            Choices::Many(ports) => ports.len(),
+            NextHops::One(_) => 0,
+            NextHops::Many(ports) => ports.len(),
         }
     }
 
     #[test]
     fn all_shortest_paths_are_offered_and_no_others() {
-        let routes = Routes::of(&Preset::ThreeTier1024.topology());
+        let routes = Routes::of(&TopologyPreset::ThreeTier1024.topology());
         assert_eq!(count(&routes, 0, 0), 0, "a leaf to its own host");
         assert_eq!(count(&routes, 0, 16), 4, "a leaf to a host of its pod: by any of the pod's spines");
         assert_eq!(count(&routes, 0, 1023), 4, "a leaf to another pod");
@@ -113,13 +115,13 @@ mod tests {
 
     #[test]
     fn a_step_leads_to_a_switch_that_is_nearer() {
-        let topology = Preset::LeafSpine256.topology();
+        let topology = TopologyPreset::LeafSpine256.topology();
         let routes = Routes::of(&topology);
-        let Choices::Many(ports) = routes.towards(SwitchId(0), HostId(255)) else { panic!("not its own host") };
+        let NextHops::Many(ports) = routes.towards(SwitchId(0), HostId(255)) else { panic!("not its own host") };
         for port in ports {
-            let line = topology.lines()[*port as usize / 2];
-            assert_eq!(line.ends[*port as usize % 2], Node::Switch(SwitchId(0)));
-            let Node::Switch(spine) = line.ends[1 - *port as usize % 2] else { panic!("a trunk") };
+            let link = topology.links()[*port as usize / 2];
+            assert_eq!(link.ends[*port as usize % 2], NetworkNode::Switch(SwitchId(0)));
+            let NetworkNode::Switch(spine) = link.ends[1 - *port as usize % 2] else { panic!("a trunk") };
             assert!((8..16).contains(&spine.0));
         }
     }

@@ -13,7 +13,7 @@ use netsim::experiments::{
 use netsim::network::Tap;
 use netsim::pcap::PcapTap;
 use netsim::scenario::{CongestionAlgorithm, Scenario, TransportConfig, TransportPolicy};
-use netsim::topology::{HostId, Preset};
+use netsim::topology::{HostId, TopologyPreset};
 use netsim::workload::SizeDistribution;
 use rnic::wire::Header;
 use serde::Serialize;
@@ -148,7 +148,7 @@ pub struct Latency {
 pub struct Fct {
     /// leaf-spine-256, three-tier-1024 or three-tier-4096
     #[arg(long, value_name = "NAME", default_value = "leaf-spine-256")]
-    topology: Preset,
+    topology: TopologyPreset,
     /// Sizes of flows: cache-follower, web-search, hadoop, storage-2019, storage-2022, or a file
     #[arg(long, value_name = "NAME", default_value = "cache-follower")]
     workload: String,

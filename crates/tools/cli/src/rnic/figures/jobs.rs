@@ -2,7 +2,7 @@
 
 use netsim::experiments::{ExperimentError, FctExperiment, LatencyExperiment, Provenance, StreamExperiment, Turns};
 use netsim::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
-use netsim::topology::Preset;
+use netsim::topology::TopologyPreset;
 use netsim::workload::SizeDistribution;
 use rnic::ledger::{Ledger, Place};
 use rnic::nic::Policy;
@@ -21,7 +21,7 @@ pub enum Job {
     ByLoss(StreamExperiment),
     Latency(LatencyExperiment),
     Memory(Policy, u32),
-    Flows { preset: Preset, load: f64, transport: TransportPolicy, during: Span, seed: u64 },
+    Flows { preset: TopologyPreset, load: f64, transport: TransportPolicy, during: Span, seed: u64 },
 }
 
 /// A value and the figure that it is of.
@@ -87,7 +87,7 @@ impl Job {
 }
 
 fn flows(
-    preset: Preset,
+    preset: TopologyPreset,
     load: f64,
     transport: TransportPolicy,
     during: Span,
@@ -97,9 +97,9 @@ fn flows(
     let plan = TransportConfig { policy: transport, mtu_bytes: 1000, congestion: CongestionAlgorithm::Dctcp };
     let result = FctExperiment::published(preset, sizes, load, plan, during, seed)?.run(None)?;
     let (mean, p99) = match preset {
-        Preset::LeafSpine256 => ("slowdown-256-mean", "slowdown-256-p99"),
-        Preset::ThreeTier1024 => ("slowdown-1024-mean", "slowdown-1024-p99"),
-        Preset::ThreeTier4096 => ("slowdown-4096-mean", "slowdown-4096-p99"),
+        TopologyPreset::LeafSpine256 => ("slowdown-256-mean", "slowdown-256-p99"),
+        TopologyPreset::ThreeTier1024 => ("slowdown-1024-mean", "slowdown-1024-p99"),
+        TopologyPreset::ThreeTier4096 => ("slowdown-4096-mean", "slowdown-4096-p99"),
     };
     let series = format!("{}, load {load}", name(transport));
     let rows = |figure, value: fn(&netsim::results::Slowdown) -> f64| {
@@ -158,17 +158,17 @@ fn networks(depth: Depth, seed: u64) -> Vec<Job> {
         pairs.map(job).collect::<Vec<_>>()
     };
     match depth {
-        Depth::Quick => of(Preset::LeafSpine256, &[0.5], 0.05, &transports[..1]),
+        Depth::Quick => of(TopologyPreset::LeafSpine256, &[0.5], 0.05, &transports[..1]),
         Depth::Usual => [
-            of(Preset::ThreeTier1024, &[0.5], 1.0, &transports),
-            of(Preset::LeafSpine256, &[0.7, 0.5], 2.0, &transports),
+            of(TopologyPreset::ThreeTier1024, &[0.5], 1.0, &transports),
+            of(TopologyPreset::LeafSpine256, &[0.7, 0.5], 2.0, &transports),
         ]
         .concat(),
         Depth::Long => [
             // Half of what its leaves carry, and twice that, for it is oversubscribed 4:1.
-            of(Preset::ThreeTier4096, &[0.5, 0.125], 10.0, &transports),
-            of(Preset::ThreeTier1024, &[0.7, 0.5], 10.0, &transports),
-            of(Preset::LeafSpine256, &[0.7, 0.5], 10.0, &transports),
+            of(TopologyPreset::ThreeTier4096, &[0.5, 0.125], 10.0, &transports),
+            of(TopologyPreset::ThreeTier1024, &[0.7, 0.5], 10.0, &transports),
+            of(TopologyPreset::LeafSpine256, &[0.7, 0.5], 10.0, &transports),
         ]
         .concat(),
     }
