@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use netsim::network::{Network, NetworkConfig};
-use netsim::rdma::{PathProperties, Rdma, RdmaConfig, profile};
+use netsim::rdma::{PathProperties, RdmaConfig, RdmaEndpoint, profile};
 use netsim::scenario::TransportConfig;
 use netsim::switch::SwitchConfig;
 use netsim::topology::TopologyPreset;
@@ -29,19 +29,19 @@ fn main() {
             seed: 1,
         };
         let sizes = SizeDistribution::find("cache-follower").expect("it comes with the program");
-        let workload = Workload::Poisson { sizes, load: 0.5, during: Span::from_ns(during_ns) };
+        let workload = Workload::Poisson { sizes, load: 0.5, duration: Span::from_ns(during_ns) };
         let flows = workload.flows(&config.topology, 1).expect("a possible load");
         let path = PathProperties { rate: config.topology.links()[0].rate, round_trip: Span::from_ns(9000.0) };
         let rdma = RdmaConfig::new(profile(&TransportConfig::default(), &path));
-        let fleet = Rdma::fleet(rdma, config.topology.hosts()).expect("a possible NIC");
-        let mut network = Network::new(&config, fleet, flows);
+        let endpoints = RdmaEndpoint::for_hosts(rdma, config.topology.hosts()).expect("a possible NIC");
+        let mut network = Network::new(&config, endpoints, flows);
         let begun = Instant::now();
         network.run_flows(Time::from_ps(1_000_000_000_000));
         let (events, s) = (network.counters().events, begun.elapsed().as_secs_f64());
         println!(
             "{}: {} of {} flows, {events} events in {s:.2} s: {:.2} M a second; {:.1} MB; {:?} {:?}",
             preset.name(),
-            network.ends().len(),
+            network.finished_flows().len(),
             network.flows().len(),
             events as f64 / s / 1e6,
             network.memory_bytes() as f64 / 1e6,

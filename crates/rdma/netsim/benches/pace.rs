@@ -18,17 +18,17 @@ fn main() {
             seed: 1,
         };
         let sizes = SizeDistribution::find("cache-follower").expect("it comes with the program");
-        let workload = Workload::Poisson { sizes, load: 0.5, during: Span::from_ns(1e6) };
+        let workload = Workload::Poisson { sizes, load: 0.5, duration: Span::from_ns(1e6) };
         let flows = workload.flows(&config.topology, 1).expect("a possible load");
         let window = SlidingWindowConfig { payload_bytes: 1000, window: 128, timeout: Span::from_ns(1e6) };
-        let mut network = Network::new(&config, SlidingWindow::fleet(window, config.topology.hosts()), flows);
+        let mut network = Network::new(&config, SlidingWindow::for_hosts(window, config.topology.hosts()), flows);
         let begun = Instant::now();
         network.run_flows(Time::from_ps(1_000_000_000_000));
         let (events, s) = (network.counters().events, begun.elapsed().as_secs_f64());
         println!(
             "{}: {} flows, {events} events in {s:.2} s: {:.2} M a second; {:.1} MB",
             preset.name(),
-            network.ends().len(),
+            network.finished_flows().len(),
             events as f64 / s / 1e6,
             network.memory_bytes() as f64 / 1e6
         );

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use sim::Time;
 
-use crate::packet::Class;
+use crate::packet::TrafficClass;
 use crate::topology::HostId;
 
 /// Bytes of an Ethernet frame on the line besides its payload: preamble and start 8, header 14, checksum 4, gap 12.
@@ -36,24 +36,24 @@ pub struct FlowId(pub u32);
 
 /// A packet that an endpoint sends.
 #[derive(Clone, Copy, Debug)]
-pub struct Outgoing<Header> {
+pub struct OutgoingPacket<Header> {
     /// To whom.
     pub to: HostId,
     /// On the wire, with everything: headers, checksums, preamble and gap.
     pub bytes: u32,
-    /// What is left of it when a switch trims it; the same as `bytes` for what cannot be trimmed.
+    /// What is left of it when a switch trimming it; the same as `bytes` for what cannot be trimmed.
     pub trimmed_bytes: u16,
     /// What path selection by flow looks at; a UDP source port, say.
     pub label: u32,
     /// Its queue in the network.
-    pub class: Class,
+    pub class: TrafficClass,
     /// What it says.
     pub header: Header,
 }
 
 /// A packet that an endpoint gets; its checksum was right.
 #[derive(Clone, Copy, Debug)]
-pub struct Incoming<'a, Header> {
+pub struct IncomingPacket<'a, Header> {
     /// From whom.
     pub from: HostId,
     /// What it says.
@@ -134,13 +134,13 @@ pub trait Endpoint: Sized {
     type Header: Copy;
 
     /// Begins a flow; `fleet` are the endpoints of all hosts, because connections have two ends.
-    fn start(fleet: &mut [Self], now: Time, id: FlowId, flow: &Flow);
+    fn start(endpoints: &mut [Self], now: Time, id: FlowId, flow: &Flow);
 
     /// Takes a packet in.
-    fn receive(&mut self, now: Time, packet: &Incoming<'_, Self::Header>);
+    fn receive(&mut self, now: Time, packet: &IncomingPacket<'_, Self::Header>);
 
     /// The next packet, when the wire is free; it is asked again after that one, and whenever anything happened.
-    fn transmit(&mut self, now: Time) -> Option<Outgoing<Self::Header>>;
+    fn transmit(&mut self, now: Time) -> Option<OutgoingPacket<Self::Header>>;
 
     /// When something happens without a packet.
     fn deadline(&self) -> Option<Time>;

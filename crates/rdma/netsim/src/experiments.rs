@@ -12,7 +12,7 @@ use crate::workload::WorkloadError;
 
 pub use fct::{FctExperiment, FctResult};
 pub use latency::{LatencyExperiment, LatencyResult};
-pub use stream::{StreamExperiment, StreamResult, Turns};
+pub use stream::{QpOrder, StreamExperiment, StreamResult};
 
 /// What a figure is worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

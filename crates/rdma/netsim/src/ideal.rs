@@ -8,7 +8,7 @@ use crate::topology::{HostId, NetworkNode, NextHops, Routes, Topology};
 
 /// Paths through a network, and what flows on them take at best.
 #[derive(Debug)]
-pub struct Ideal<'a> {
+pub struct IdealFct<'a> {
     topology: &'a Topology,
     routes: Routes,
     framing: Framing,
@@ -23,7 +23,7 @@ struct Hop {
     delay: Span,
 }
 
-impl<'a> Ideal<'a> {
+impl<'a> IdealFct<'a> {
     /// For flows that become packets in this way.
     pub fn new(topology: &'a Topology, framing: Framing) -> Self {
         let mut ports = vec![0; topology.hosts() as usize];
@@ -34,7 +34,7 @@ impl<'a> Ideal<'a> {
                 }
             }
         }
-        Self { topology, routes: Routes::of(topology), framing, ports }
+        Self { topology, routes: Routes::new(topology), framing, ports }
     }
 
     /// One of the shortest paths.
@@ -45,7 +45,7 @@ impl<'a> Ideal<'a> {
             let link = self.topology.links()[port as usize / 2];
             hops.push(Hop { rate: link.rate, delay: link.delay });
             let NetworkNode::Switch(switch) = link.ends[1 - port as usize % 2] else { return hops };
-            port = match self.routes.towards(switch, to) {
+            port = match self.routes.next_hops(switch, to) {
                 NextHops::One(port) => port,
                 NextHops::Many(ports) => ports[0],
             };
@@ -65,11 +65,11 @@ impl<'a> Ideal<'a> {
         let (mut full_left, mut last_left) = (Span::ZERO, Span::ZERO);
         let (mut before, mut slowest) = (Span::ZERO, Span::ZERO);
         for hop in hops {
-            let span = hop.rate.span(full);
+            let span = hop.rate.transmission_time(full);
             slowest = slowest.max(span);
             before += span;
             full_left = if packets > 1 { before + slowest * (packets - 2) } else { Span::ZERO };
-            last_left = full_left.max(last_left) + hop.rate.span(last);
+            last_left = full_left.max(last_left) + hop.rate.transmission_time(last);
             before += hop.delay;
             last_left += hop.delay;
         }
@@ -78,9 +78,10 @@ impl<'a> Ideal<'a> {
     }
 
     /// From the start of a flow until its sender knows that all of it has arrived.
-    pub fn span(&self, flow: &Flow) -> Span {
+    pub fn fct(&self, flow: &Flow) -> Span {
         let hops = self.path(flow.from, flow.to);
-        let back: Span = hops.iter().map(|hop| hop.rate.span(self.framing.ack_bytes.into()) + hop.delay).sum();
+        let back: Span =
+            hops.iter().map(|hop| hop.rate.transmission_time(self.framing.ack_bytes.into()) + hop.delay).sum();
         self.forward(&hops, flow.bytes) + back
     }
 }
@@ -92,7 +93,7 @@ mod tests {
     use sim::Time;
 
     /// What the closed form says in short, packet by packet.
-    fn stepwise(ideal: &Ideal, flow: &Flow) -> Span {
+    fn stepwise(ideal: &IdealFct, flow: &Flow) -> Span {
         let hops = ideal.path(flow.from, flow.to);
         let payload = u64::from(ideal.framing.payload_bytes);
         let mut left = vec![Span::ZERO; hops.len()];
@@ -102,11 +103,15 @@ mod tests {
             rest -= bytes;
             arrived = Span::ZERO;
             for (hop, left) in hops.iter().zip(&mut left) {
-                *left = arrived.max(*left) + hop.rate.span(ideal.packet_bytes(bytes));
+                *left = arrived.max(*left) + hop.rate.transmission_time(ideal.packet_bytes(bytes));
                 arrived = *left + hop.delay;
             }
         }
-        arrived + hops.iter().map(|hop| hop.rate.span(ideal.framing.ack_bytes.into()) + hop.delay).sum::<Span>()
+        arrived
+            + hops
+                .iter()
+                .map(|hop| hop.rate.transmission_time(ideal.framing.ack_bytes.into()) + hop.delay)
+                .sum::<Span>()
     }
 
     #[test]
@@ -114,7 +119,7 @@ mod tests {
         for preset in TopologyPreset::ALL {
             let topology = preset.topology();
             let framing = Framing { payload_bytes: 1000, overhead_bytes: 82, ack_bytes: 84 };
-            let ideal = Ideal::new(&topology, framing);
+            let ideal = IdealFct::new(&topology, framing);
             for to in [1, 17, 40, topology.hosts() - 1] {
                 for bytes in [1, 999, 1000, 1001, 1999, 2000, 7_300, 3_000_000] {
                     let flow = Flow {
@@ -125,7 +130,7 @@ mod tests {
                         connection: None,
                         repeats: false,
                     };
-                    assert_eq!(ideal.span(&flow), stepwise(&ideal, &flow), "{} {to} {bytes}", preset.name());
+                    assert_eq!(ideal.fct(&flow), stepwise(&ideal, &flow), "{} {to} {bytes}", preset.name());
                 }
             }
         }

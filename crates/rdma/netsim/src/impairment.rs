@@ -26,14 +26,14 @@ pub enum Loss {
     /// Each one with this probability.
     Uniform(f64),
     /// In bursts.
-    Bursts(Bursts),
+    GilbertElliott(GilbertElliott),
     /// These, counted from 0 on this line and this way, in order.
     Listed(Vec<u64>),
 }
 
 /// A line that is good or bad, and changes at random between packets (Gilbert 1960, Elliott 1963).
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Bursts {
+pub struct GilbertElliott {
     /// The probability to turn bad after a packet.
     pub to_bad: f64,
     /// The probability to turn good after a packet.
@@ -44,7 +44,7 @@ pub struct Bursts {
     pub loss_bad: f64,
 }
 
-impl Bursts {
+impl GilbertElliott {
     /// The share of packets lost in the long run.
     pub fn loss(&self) -> f64 {
         let bad = self.to_bad / (self.to_bad + self.to_good);
@@ -54,7 +54,7 @@ impl Bursts {
 
 impl Impairments {
     /// A line that loses each packet with this probability.
-    pub fn losing(probability: f64) -> Self {
+    pub fn uniform_loss(probability: f64) -> Self {
         Self { loss: Loss::Uniform(probability), ..Self::default() }
     }
 
@@ -66,7 +66,7 @@ impl Impairments {
 
 /// One way of a line that is not perfect.
 #[derive(Clone, Debug)]
-pub(crate) struct Impaired {
+pub(crate) struct ImpairmentState {
     config: Impairments,
     random: Random,
     is_bad: bool,
@@ -78,19 +78,19 @@ pub(crate) struct Impaired {
 
 /// What happens to a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Fate {
+pub(crate) struct PacketImpairment {
     pub is_lost: bool,
     pub is_corrupt: bool,
-    pub is_doubled: bool,
+    pub is_duplicated: bool,
     pub late: Span,
 }
 
-impl Impaired {
+impl ImpairmentState {
     pub fn new(config: Impairments, random: Random) -> Self {
         Self { config, random, is_bad: false, seen: 0, listed: 0 }
     }
 
-    pub fn fate(&mut self) -> Fate {
+    pub fn fate(&mut self) -> PacketImpairment {
         let is_lost = self.is_lost();
         self.seen += 1;
         let late = if self.random.chance(self.config.reorder) {
@@ -98,15 +98,15 @@ impl Impaired {
         } else {
             Span::ZERO
         };
-        let is_doubled = self.random.chance(self.config.duplicate);
-        Fate { is_lost, late, is_doubled, is_corrupt: self.random.chance(self.config.corrupt) }
+        let is_duplicated = self.random.chance(self.config.duplicate);
+        PacketImpairment { is_lost, late, is_duplicated, is_corrupt: self.random.chance(self.config.corrupt) }
     }
 
     fn is_lost(&mut self) -> bool {
         match &self.config.loss {
             Loss::None => false,
             Loss::Uniform(probability) => self.random.chance(*probability),
-            Loss::Bursts(bursts) => {
+            Loss::GilbertElliott(bursts) => {
                 let is_lost = self.random.chance(if self.is_bad { bursts.loss_bad } else { bursts.loss_good });
                 let turns = self.random.chance(if self.is_bad { bursts.to_good } else { bursts.to_bad });
                 self.is_bad ^= turns;
@@ -125,8 +125,8 @@ impl Impaired {
 mod tests {
     use super::*;
 
-    fn fates(config: Impairments, packets: usize) -> Vec<Fate> {
-        let mut link = Impaired::new(config, Random::new(3, "line"));
+    fn fates(config: Impairments, packets: usize) -> Vec<PacketImpairment> {
+        let mut link = ImpairmentState::new(config, Random::new(3, "line"));
         (0..packets).map(|_| link.fate()).collect()
     }
 
@@ -139,8 +139,8 @@ mod tests {
 
     #[test]
     fn bursts_lose_their_share_and_lose_it_together() {
-        let bursts = Bursts { to_bad: 0.002, to_good: 0.1, loss_good: 0.0, loss_bad: 0.5 };
-        let config = Impairments { loss: Loss::Bursts(bursts), ..Impairments::default() };
+        let bursts = GilbertElliott { to_bad: 0.002, to_good: 0.1, loss_good: 0.0, loss_bad: 0.5 };
+        let config = Impairments { loss: Loss::GilbertElliott(bursts), ..Impairments::default() };
         let lost: Vec<bool> = fates(config, 400_000).iter().map(|fate| fate.is_lost).collect();
         let share = |lost: &[bool]| lost.iter().filter(|lost| **lost).count() as f64 / lost.len() as f64;
         let all = share(&lost);
@@ -159,9 +159,9 @@ mod tests {
             ..Impairments::default()
         };
         let fates = fates(config, 100_000);
-        let count = |is: fn(&Fate) -> bool| fates.iter().filter(|fate| is(fate)).count();
+        let count = |is: fn(&PacketImpairment) -> bool| fates.iter().filter(|fate| is(fate)).count();
         assert!((24_000..26_000).contains(&count(|fate| fate.late > Span::ZERO)));
-        assert!((9_500..10_500).contains(&count(|fate| fate.is_doubled)));
+        assert!((9_500..10_500).contains(&count(|fate| fate.is_duplicated)));
         assert!((4_700..5_300).contains(&count(|fate| fate.is_corrupt)));
         assert_eq!(count(|fate| fate.is_lost), 0);
         assert!(fates.iter().all(|fate| fate.late <= Span::from_ns(100.0)));

@@ -6,15 +6,15 @@ mod tap;
 
 use sim::{EventQueue, Random, Span, Time};
 
-use crate::endpoint::{Endpoint, EndpointCounters, Flow, FlowId, Incoming, Outgoing};
-use crate::impairment::{Impaired, Impairments};
-use crate::packet::{Arena, Fifo, Frame, FrameExtra, Mark, PacketId};
+use crate::endpoint::{Endpoint, EndpointCounters, Flow, FlowId, IncomingPacket, OutgoingPacket};
+use crate::impairment::{ImpairmentState, Impairments};
+use crate::packet::{Fifo, Frame, FrameExtra, PacketArena, PacketFlag, PacketId};
 use crate::rate::LinkRate;
 use crate::switch::{Pfc, Switch, SwitchConfig};
 use crate::topology::{HostId, NetworkLink, NetworkNode, Routes, Topology};
 
-pub use report::{FlowEnd, NetworkCounters};
-pub use tap::{Seen, Tap};
+pub use report::{FinishedFlow, NetworkCounters};
+pub use tap::{PacketTap, TapDirection};
 
 /// Bytes on the wire of a packet, at most: a jumbo frame with preamble and gap.
 pub const PACKET_BYTES_MAX: u32 = 9_238;
@@ -25,7 +25,7 @@ enum Event {
     /// A packet arrives at a port.
     Arrive { port: u32, packet: PacketId },
     /// A port has sent its packet.
-    Free { port: u32 },
+    TxDone { port: u32 },
     /// A host's deadline.
     Wake { host: u32 },
     /// The next flow of the list begins.
@@ -39,17 +39,17 @@ enum Event {
 /// An event in 8 bytes, for a hundred thousand of them wait: its kind in the highest bits, then port or host, then the
 /// packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Scheduled(u32, u32);
+struct PackedEvent(u32, u32);
 
 /// Bits of a port's or a host's number.
 const NUMBER_BITS: u32 = 29;
 const NUMBERS_MAX: usize = 1 << NUMBER_BITS;
 
-impl From<Event> for Scheduled {
+impl From<Event> for PackedEvent {
     fn from(event: Event) -> Self {
         let (kind, number, packet) = match event {
             Event::Arrive { port, packet } => (0, port, packet.0),
-            Event::Free { port } => (1, port, 0),
+            Event::TxDone { port } => (1, port, 0),
             Event::Wake { host } => (2, host, 0),
             Event::Start => (3, 0, 0),
             Event::Pause { port, is_on } => (4, port, is_on.into()),
@@ -59,12 +59,12 @@ impl From<Event> for Scheduled {
     }
 }
 
-impl From<Scheduled> for Event {
-    fn from(Scheduled(kind_and_number, packet): Scheduled) -> Self {
+impl From<PackedEvent> for Event {
+    fn from(PackedEvent(kind_and_number, packet): PackedEvent) -> Self {
         let number = kind_and_number % NUMBERS_MAX as u32;
         match kind_and_number >> NUMBER_BITS {
             0 => Self::Arrive { port: number, packet: PacketId(packet) },
-            1 => Self::Free { port: number },
+            1 => Self::TxDone { port: number },
             2 => Self::Wake { host: number },
             3 => Self::Start,
             4 => Self::Pause { port: number, is_on: packet != 0 },
@@ -86,11 +86,11 @@ struct Port {
     data: Fifo,
     queued_max: u32,
     /// Whether an event says when the line is free.
-    is_awaited: bool,
+    has_tx_done_event: bool,
     /// Whether the neighbour has asked not to be sent data.
     is_paused: bool,
     /// Packets of control since the last one of data that waited meanwhile.
-    controls_in_turn: u8,
+    controls_since_data: u8,
     /// Whether the line is not perfect, this way.
     is_impaired: bool,
 }
@@ -99,7 +99,7 @@ struct Port {
 #[derive(Debug, Default)]
 struct PortExtra {
     /// What is wrong with the line, this way.
-    impaired: Option<Impaired>,
+    impaired: Option<ImpairmentState>,
     /// With pauses: bytes of the shared part that came by this port.
     held: u64,
     /// Whether this port has asked its neighbour to pause.
@@ -129,9 +129,9 @@ pub struct NetworkConfig {
 
 /// Hosts' endpoints and all that is between them.
 pub struct Network<E: Endpoint> {
-    queue: EventQueue<Scheduled>,
+    queue: EventQueue<PackedEvent>,
     now: Time,
-    arena: Arena<E::Header>,
+    arena: PacketArena<E::Header>,
     ports: Vec<Port>,
     /// By port.
     owners: Vec<Owner>,
@@ -145,15 +145,15 @@ pub struct Network<E: Endpoint> {
     /// By host: the earliest event that wakes it.
     wakes: Vec<Time>,
     flows: Vec<Flow>,
-    /// Flows that have begun.
-    begun: usize,
+    /// Flows that have started.
+    started: usize,
     /// When repeated flows begin no more.
     repeat_until: Time,
-    ends: Vec<FlowEnd>,
+    finished: Vec<FinishedFlow>,
     /// Flows that have just ended, before they are looked at.
     done: Vec<FlowId>,
     counters: NetworkCounters,
-    tap: Option<Box<dyn Tap<E::Header>>>,
+    tap: Option<Box<dyn PacketTap<E::Header>>>,
 }
 
 impl<E: Endpoint> Network<E> {
@@ -183,20 +183,20 @@ impl<E: Endpoint> Network<E> {
         Self {
             queue,
             now: Time::ZERO,
-            arena: Arena::new(config.switches.pfc.is_some() || config.switches.trims),
+            arena: PacketArena::new(config.switches.pfc.is_some() || config.switches.trimming),
             switches: switches(config, &owners, &extras),
             ports: ports(topology, &extras),
             owners,
             extras,
             config: config.switches.clone(),
-            routes: Routes::of(topology),
+            routes: Routes::new(topology),
             wakes: vec![Time::MAX; endpoints.len()],
             endpoints,
             host_ports,
             flows,
-            begun: 0,
+            started: 0,
             repeat_until: Time::MAX,
-            ends: Vec::new(),
+            finished: Vec::new(),
             done: Vec::new(),
             counters: NetworkCounters::default(),
             tap: None,
@@ -204,7 +204,7 @@ impl<E: Endpoint> Network<E> {
     }
 
     /// Lets somebody see what hosts send and get.
-    pub fn set_tap(&mut self, tap: Box<dyn Tap<E::Header>>) {
+    pub fn set_tap(&mut self, tap: Box<dyn PacketTap<E::Header>>) {
         self.tap = Some(tap);
     }
 
@@ -234,7 +234,7 @@ impl<E: Endpoint> Network<E> {
     /// Runs until all flows have ended, or this time has come. Returns whether they have.
     pub fn run_flows(&mut self, end: Time) -> bool {
         self.queue.schedule(end, Event::Stop.into());
-        while self.ends.len() < self.flows.len() {
+        while self.finished.len() < self.flows.len() {
             let Some((now, event)) = self.queue.next_event() else { return false };
             self.now = now;
             let event = Event::from(event);
@@ -252,7 +252,7 @@ impl<E: Endpoint> Network<E> {
 
     /// Runs until so many flows have ended, repeated ones counted each time; returns whether they have, or nothing is
     /// left to happen.
-    pub fn run_until_ended(&mut self, flows: u64) -> bool {
+    pub fn run_until_finished(&mut self, flows: u64) -> bool {
         while self.counters.flows_ended < flows {
             let Some((now, event)) = self.queue.next_event() else { return false };
             self.now = now;
@@ -265,9 +265,9 @@ impl<E: Endpoint> Network<E> {
     fn handle(&mut self, event: Event) {
         match event {
             Event::Arrive { port, packet } => self.arrive(port, packet),
-            Event::Free { port } => self.free(port),
+            Event::TxDone { port } => self.tx_done(port),
             Event::Wake { host } => self.wake(host),
-            Event::Start => self.start(),
+            Event::Start => self.start_due_flows(),
             Event::Pause { port, is_on } => self.pause(port, is_on),
             Event::Stop => {}
         }
@@ -283,14 +283,14 @@ impl<E: Endpoint> Network<E> {
         &self.endpoints
     }
 
-    /// The flows that have begun or will.
+    /// The flows that have started or will.
     pub fn flows(&self) -> &[Flow] {
         &self.flows
     }
 
     /// The flows that have ended, in that order.
-    pub fn ends(&self) -> &[FlowEnd] {
-        &self.ends
+    pub fn finished_flows(&self) -> &[FinishedFlow] {
+        &self.finished
     }
 
     /// What the network has counted.
@@ -313,26 +313,26 @@ impl<E: Endpoint> Network<E> {
     /// Bytes of memory that the network and its endpoints hold, as far as they can tell.
     pub fn memory_bytes(&self) -> usize {
         let ports = self.ports.capacity() * (size_of::<Port>() + size_of::<Owner>() + size_of::<PortExtra>());
-        let flows = self.flows.capacity() * size_of::<Flow>() + self.ends.capacity() * size_of::<FlowEnd>();
+        let flows = self.flows.capacity() * size_of::<Flow>() + self.finished.capacity() * size_of::<FinishedFlow>();
         let endpoints: usize = self.endpoints.iter().map(Endpoint::memory_bytes).sum();
         self.arena.memory_bytes() + self.queue.memory_bytes() + self.routes.memory_bytes() + ports + flows + endpoints
     }
 
-    fn start(&mut self) {
-        while let Some(flow) = self.flows.get(self.begun).copied() {
+    fn start_due_flows(&mut self) {
+        while let Some(flow) = self.flows.get(self.started).copied() {
             if flow.start > self.now {
                 self.queue.schedule(flow.start, Event::Start.into());
                 return;
             }
-            self.begin(FlowId(self.begun as u32), &flow);
-            self.begun += 1;
+            self.start_flow(FlowId(self.started as u32), &flow);
+            self.started += 1;
         }
     }
 
-    fn begin(&mut self, id: FlowId, flow: &Flow) {
+    fn start_flow(&mut self, id: FlowId, flow: &Flow) {
         E::start(&mut self.endpoints, self.now, id, flow);
-        self.attend(flow.to.0);
-        self.attend(flow.from.0);
+        self.service_host(flow.to.0);
+        self.service_host(flow.from.0);
     }
 
     fn wake(&mut self, host: u32) {
@@ -341,32 +341,32 @@ impl<E: Endpoint> Network<E> {
         }
         self.wakes[host as usize] = Time::MAX;
         self.endpoints[host as usize].advance(self.now);
-        self.attend(host);
+        self.service_host(host);
     }
 
     /// A packet has come to a host.
     fn deliver(&mut self, host: u32, packet: PacketId) {
         let frame = *self.arena.frame(packet);
-        if frame.is(Mark::Corrupt) {
+        if frame.is(PacketFlag::Corrupt) {
             self.counters.corrupt_packets += 1;
         } else {
-            let (header, from, is_marked) = (self.arena.header(packet), frame.from(), frame.is(Mark::Congestion));
+            let (header, from, is_marked) = (self.arena.header(packet), frame.from(), frame.is(PacketFlag::EcnMarked));
             if let Some(tap) = &mut self.tap {
-                tap.packet(self.now, Seen::Received, (from, frame.to()), (frame.label, is_marked), header);
+                tap.packet(self.now, TapDirection::Received, (from, frame.to()), (frame.label, is_marked), header);
             }
-            let incoming = Incoming { from, header, is_marked, is_trimmed: frame.is(Mark::Trimmed) };
+            let incoming = IncomingPacket { from, header, is_marked, is_trimmed: frame.is(PacketFlag::Trimmed) };
             self.counters.delivered_packets += 1;
             self.endpoints[host as usize].receive(self.now, &incoming);
         }
         self.arena.remove(packet);
-        self.attend(host);
+        self.service_host(host);
     }
 
     /// After anything happened to an endpoint: what has ended, what it sends, when it wants to be woken.
-    fn attend(&mut self, host: u32) {
+    fn service_host(&mut self, host: u32) {
         self.endpoints[host as usize].finished(self.now, &mut self.done);
         while let Some(id) = self.done.pop() {
-            self.end(id);
+            self.finish_flow(id);
         }
         self.send(host);
         let deadline = self.endpoints[host as usize].deadline().unwrap_or(Time::MAX);
@@ -377,7 +377,7 @@ impl<E: Endpoint> Network<E> {
         }
     }
 
-    fn end(&mut self, id: FlowId) {
+    fn finish_flow(&mut self, id: FlowId) {
         let flow = self.flows[id.0 as usize];
         self.counters.flows_ended += 1;
         if flow.repeats {
@@ -387,26 +387,26 @@ impl<E: Endpoint> Network<E> {
             }
             return;
         }
-        self.ends.push(FlowEnd { id, at: self.now });
+        self.finished.push(FinishedFlow { id, at: self.now });
     }
 
     /// Lets a host send, if its line is free.
     fn send(&mut self, host: u32) {
         let number = self.host_ports[host as usize];
         let port = &self.ports[number as usize];
-        if port.is_awaited || port.is_paused {
+        if port.has_tx_done_event || port.is_paused {
             return;
         }
         let Some(outgoing) = self.endpoints[host as usize].transmit(self.now) else { return };
-        let Outgoing { to, bytes, trimmed_bytes, label, class, header } = outgoing;
+        let OutgoingPacket { to, bytes, trimmed_bytes, label, class, header } = outgoing;
         assert!(bytes <= PACKET_BYTES_MAX, "a packet of {bytes} B exceeds the maximum of {PACKET_BYTES_MAX} B");
         let frame = Frame::new(bytes as u16, HostId(host), to, label, class);
         if let Some(tap) = &mut self.tap {
-            tap.packet(self.now, Seen::Sent, (HostId(host), to), (label, false), &header);
+            tap.packet(self.now, TapDirection::Sent, (HostId(host), to), (label, false), &header);
         }
         let packet = self.arena.add(frame, FrameExtra { ingress: 0, trimmed_bytes }, header);
-        self.launch(number, packet);
-        self.await_free(number);
+        self.put_on_link(number, packet);
+        self.schedule_tx_done(number);
     }
 }
 
@@ -427,7 +427,7 @@ fn extras(config: &NetworkConfig) -> Vec<PortExtra> {
     let mut extras: Vec<PortExtra> = config.topology.links().iter().flat_map(extra).collect();
     for (link, end, impairments) in config.impairments.iter().filter(|(.., impairments)| !impairments.is_none()) {
         let random = Random::new(config.seed, &format!("line {link} from end {end}"));
-        extras[2 * link + end].impaired = Some(Impaired::new(impairments.clone(), random));
+        extras[2 * link + end].impaired = Some(ImpairmentState::new(impairments.clone(), random));
     }
     extras
 }
@@ -440,9 +440,9 @@ fn ports(topology: &Topology, extras: &[PortExtra]) -> Vec<Port> {
         control: Fifo::EMPTY,
         data: Fifo::EMPTY,
         queued_max: 0,
-        is_awaited: false,
+        has_tx_done_event: false,
         is_paused: false,
-        controls_in_turn: 0,
+        controls_since_data: 0,
         is_impaired: extra.impaired.is_some(),
     };
     extras.iter().enumerate().map(port).collect()
@@ -462,4 +462,4 @@ fn switches(config: &NetworkConfig, owners: &[Owner], extras: &[PortExtra]) -> V
 }
 
 const _: () = assert!(size_of::<Port>() == 64, "a port is more than a cache line");
-const _: () = assert!(size_of::<Scheduled>() == 8, "an event and its time are more than a quarter of a cache line");
+const _: () = assert!(size_of::<PackedEvent>() == 8, "an event and its time are more than a quarter of a cache line");

@@ -22,7 +22,7 @@ pub(crate) struct Frame {
     pub bytes: u16,
     from: u16,
     to: u16,
-    pub class: Class,
+    pub class: TrafficClass,
     marks: u8,
 }
 
@@ -38,9 +38,9 @@ pub(crate) struct FrameExtra {
 /// Something that happened to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Mark {
+pub(crate) enum PacketFlag {
     /// Congestion was met.
-    Congestion = 1,
+    EcnMarked = 1,
     /// The payload was cut off.
     Trimmed = 1 << 1,
     /// Its checksum is wrong.
@@ -49,7 +49,7 @@ pub(crate) enum Mark {
 
 /// Which of a port's queues a packet takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
+pub enum TrafficClass {
     /// Before everything else: trimmed packets, and what endpoints choose.
     Control,
     /// Everything else; this is what is paused and marked.
@@ -58,7 +58,7 @@ pub enum Class {
 
 /// All packets under way.
 #[derive(Debug)]
-pub(crate) struct Arena<Header> {
+pub(crate) struct PacketArena<Header> {
     frames: Vec<Frame>,
     headers: Vec<Header>,
     /// Empty where nobody asks for them.
@@ -69,7 +69,7 @@ pub(crate) struct Arena<Header> {
     pub in_use_max: usize,
 }
 
-impl<Header: Copy> Arena<Header> {
+impl<Header: Copy> PacketArena<Header> {
     /// Room for packets; whether something is asked of them that only some networks ask.
     pub fn new(has_extras: bool) -> Self {
         let (frames, headers, extras) = (Vec::new(), Vec::new(), Vec::new());
@@ -146,7 +146,7 @@ impl<Header: Copy> Arena<Header> {
 const _: () = assert!(HOSTS_MAX <= 1 << u16::BITS && PACKET_BYTES_MAX <= u16::MAX as u32);
 
 impl Frame {
-    pub fn new(bytes: u16, from: HostId, to: HostId, label: u32, class: Class) -> Self {
+    pub fn new(bytes: u16, from: HostId, to: HostId, label: u32, class: TrafficClass) -> Self {
         Self { bytes, from: from.0 as u16, to: to.0 as u16, label, next: NONE, class, marks: 0 }
     }
 
@@ -158,11 +158,11 @@ impl Frame {
         HostId(self.to.into())
     }
 
-    pub fn is(&self, mark: Mark) -> bool {
+    pub fn is(&self, mark: PacketFlag) -> bool {
         self.marks & mark as u8 != 0
     }
 
-    pub fn mark(&mut self, mark: Mark) {
+    pub fn mark(&mut self, mark: PacketFlag) {
         self.marks |= mark as u8;
     }
 }
@@ -182,7 +182,7 @@ impl Fifo {
         self.head == NONE
     }
 
-    pub fn push<Header: Copy>(&mut self, arena: &mut Arena<Header>, id: PacketId) {
+    pub fn push<Header: Copy>(&mut self, arena: &mut PacketArena<Header>, id: PacketId) {
         let frame = arena.frame_mut(id);
         frame.next = NONE;
         self.bytes += u64::from(frame.bytes);
@@ -194,7 +194,7 @@ impl Fifo {
         self.tail = id.0;
     }
 
-    pub fn pop<Header: Copy>(&mut self, arena: &Arena<Header>) -> Option<PacketId> {
+    pub fn pop<Header: Copy>(&mut self, arena: &PacketArena<Header>) -> Option<PacketId> {
         if self.head == NONE {
             return None;
         }
@@ -211,8 +211,8 @@ mod tests {
 
     #[test]
     fn places_are_used_again_and_queues_keep_their_order() {
-        let mut arena: Arena<u64> = Arena::new(false);
-        let frame = |bytes| Frame::new(bytes, HostId(0), HostId(1), 0, Class::Data);
+        let mut arena: PacketArena<u64> = PacketArena::new(false);
+        let frame = |bytes| Frame::new(bytes, HostId(0), HostId(1), 0, TrafficClass::Data);
         let mut fifo = Fifo::EMPTY;
         for round in 0..3_u64 {
             for index in 0..10 {
@@ -237,15 +237,18 @@ mod tests {
 
     #[test]
     fn a_packet_is_what_it_was_made_and_what_happened_to_it() {
-        let mut arena: Arena<()> = Arena::new(true);
-        let frame = Frame::new(9_238, HostId(HOSTS_MAX - 1), HostId(7), 3, Class::Data);
+        let mut arena: PacketArena<()> = PacketArena::new(true);
+        let frame = Frame::new(9_238, HostId(HOSTS_MAX - 1), HostId(7), 3, TrafficClass::Data);
         let id = arena.add(frame, FrameExtra { ingress: 0, trimmed_bytes: 100 }, ());
         arena.set_ingress(id, 70_000);
-        arena.frame_mut(id).mark(Mark::Trimmed);
+        arena.frame_mut(id).mark(PacketFlag::Trimmed);
         let copy = arena.copy(id);
         let (frame, extra) = (*arena.frame(copy), arena.extra(copy));
         assert_eq!((frame.bytes, frame.from(), frame.to()), (9_238, HostId(HOSTS_MAX - 1), HostId(7)));
-        assert_eq!([Mark::Congestion, Mark::Trimmed, Mark::Corrupt].map(|mark| frame.is(mark)), [false, true, false]);
+        assert_eq!(
+            [PacketFlag::EcnMarked, PacketFlag::Trimmed, PacketFlag::Corrupt].map(|mark| frame.is(mark)),
+            [false, true, false]
+        );
         assert_eq!((extra.ingress, extra.trimmed_bytes), (70_000, 100));
     }
 }

@@ -13,7 +13,7 @@ use pcap_file::{DataLink, TsResolution};
 use rnic::wire::{Encapsulation, Header, IpAddresses, UDP_PORT};
 use sim::Time;
 
-use crate::network::{Seen, Tap};
+use crate::network::{PacketTap, TapDirection};
 use crate::topology::HostId;
 
 const ETHERNET_BYTES: usize = 14;
@@ -39,14 +39,14 @@ pub struct PcapTap<W: Write> {
     writer: PcapWriter<W>,
     host: Option<HostId>,
     frame: Vec<u8>,
-    fault: PcapFault,
+    fault: PcapErrorHandle,
 }
 
 /// Why the file is not whole, if it is not.
 #[derive(Clone, Debug, Default)]
-pub struct PcapFault(Rc<RefCell<Option<String>>>);
+pub struct PcapErrorHandle(Rc<RefCell<Option<String>>>);
 
-impl PcapFault {
+impl PcapErrorHandle {
     /// The first fault, in the system's words.
     pub fn get(&self) -> Option<String> {
         self.0.borrow().clone()
@@ -56,14 +56,14 @@ impl PcapFault {
 impl<W: Write> PcapTap<W> {
     /// A tap, and where its fault will be told. Without a host it sees all packets as they are sent, with one all that
     /// this host sends and gets.
-    pub fn new(writer: W, host: Option<HostId>) -> (Option<Self>, PcapFault) {
+    pub fn new(writer: W, host: Option<HostId>) -> (Option<Self>, PcapErrorHandle) {
         let header = PcapHeader {
             datalink: DataLink::ETHERNET,
             ts_resolution: TsResolution::NanoSecond,
             snaplen: SNAP_BYTES,
             ..PcapHeader::default()
         };
-        let fault = PcapFault::default();
+        let fault = PcapErrorHandle::default();
         match PcapWriter::with_header(writer, header) {
             Ok(writer) => (Some(Self { writer, host, frame: Vec::new(), fault: fault.clone() }), fault),
             Err(error) => {
@@ -73,19 +73,19 @@ impl<W: Write> PcapTap<W> {
         }
     }
 
-    fn is_meant(&self, what: Seen, (from, to): (HostId, HostId)) -> bool {
+    fn is_meant(&self, what: TapDirection, (from, to): (HostId, HostId)) -> bool {
         match self.host {
-            None => what == Seen::Sent,
-            Some(host) => what == Seen::Sent && from == host || what == Seen::Received && to == host,
+            None => what == TapDirection::Sent,
+            Some(host) => what == TapDirection::Sent && from == host || what == TapDirection::Received && to == host,
         }
     }
 }
 
-impl<W: Write> Tap<Header> for PcapTap<W> {
+impl<W: Write> PacketTap<Header> for PcapTap<W> {
     fn packet(
         &mut self,
         now: Time,
-        what: Seen,
+        what: TapDirection,
         between: (HostId, HostId),
         (label, is_marked): (u32, bool),
         header: &Header,

@@ -40,7 +40,7 @@ impl LinkRate {
     }
 
     /// How long the line is busy with this many bytes, to the nearest picosecond.
-    pub fn span(self, bytes: u64) -> Span {
+    pub fn transmission_time(self, bytes: u64) -> Span {
         let mbps = u64::from(self.mbps);
         Span::from_ps(match self.byte_ps {
             Some(byte_ps) => bytes * u64::from(byte_ps.get()),
@@ -56,9 +56,9 @@ mod tests {
     #[test]
     fn a_byte_takes_80_ps_at_100_gbps() {
         let rate = LinkRate::from_gbps(100.0).unwrap();
-        assert_eq!(rate.span(1), Span::from_ps(80));
-        assert_eq!(LinkRate::from_gbps(400.0).unwrap().span(1000), Span::from_ps(20_000));
-        assert_eq!(LinkRate::from_gbps(0.3).unwrap().span(1).ps(), 26_667);
+        assert_eq!(rate.transmission_time(1), Span::from_ps(80));
+        assert_eq!(LinkRate::from_gbps(400.0).unwrap().transmission_time(1000), Span::from_ps(20_000));
+        assert_eq!(LinkRate::from_gbps(0.3).unwrap().transmission_time(1).ps(), 26_667);
         assert!((rate.gbps() - 100.0).abs() < 1e-9);
     }
 

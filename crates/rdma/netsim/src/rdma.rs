@@ -18,11 +18,11 @@ use rnic::wire::{Header, Operation, Packed, Psn, QpNumber, RKey, Service};
 use sim::Time;
 
 use crate::endpoint::{
-    ETHERNET_BYTES, ETHERNET_BYTES_MIN, Endpoint, EndpointCounters, Flow, FlowId, Framing, IP_UDP_BYTES, Incoming,
-    Outgoing,
+    ETHERNET_BYTES, ETHERNET_BYTES_MIN, Endpoint, EndpointCounters, Flow, FlowId, Framing, IP_UDP_BYTES,
+    IncomingPacket, OutgoingPacket,
 };
-use crate::network::{Seen, Tap};
-use crate::packet::Class;
+use crate::network::{PacketTap, TapDirection};
+use crate::packet::TrafficClass;
 use crate::topology::HostId;
 
 pub use profile::{PathProperties, profile};
@@ -90,7 +90,7 @@ struct Connection {
 
 /// A host with an RDMA NIC.
 #[derive(Debug)]
-pub struct Rdma {
+pub struct RdmaEndpoint {
     config: Arc<RdmaConfig>,
     host: HostId,
     nic: Nic<NoMemory>,
@@ -109,7 +109,7 @@ pub struct Rdma {
     failed: u64,
 }
 
-impl Rdma {
+impl RdmaEndpoint {
     /// One endpoint a host.
     ///
     /// # Errors
@@ -117,7 +117,7 @@ impl Rdma {
     ///
     /// # Panics
     /// If the engine refuses what every NIC has: a queue, a domain, a region.
-    pub fn fleet(config: RdmaConfig, hosts: u32) -> Result<Vec<Self>, ProfileError> {
+    pub fn for_hosts(config: RdmaConfig, hosts: u32) -> Result<Vec<Self>, ProfileError> {
         let (config, profile) = (Arc::new(config), Arc::new(config.profile));
         (0..hosts).map(|host| Self::new(&config, &profile, HostId(host))).collect()
     }
@@ -221,9 +221,9 @@ impl Rdma {
     }
 
     /// A connection for a flow: its own, an idle one, or a new one.
-    fn connect(fleet: &mut [Self], now: Time, id: FlowId, flow: &Flow) -> Connection {
+    fn connect(endpoints: &mut [Self], now: Time, id: FlowId, flow: &Flow) -> Connection {
         let (from, to) = (flow.from, flow.to);
-        let sender = &mut fleet[from.0 as usize];
+        let sender = &mut endpoints[from.0 as usize];
         let known = match flow.connection {
             Some(number) => sender.numbered.get(&(to, number)).copied(),
             None => sender.idle.get_mut(&to).and_then(Vec::pop),
@@ -232,12 +232,12 @@ impl Rdma {
         if let Some(qp) = known {
             return Connection { qp, is_shared };
         }
-        let (qp, peer_qp) = (fleet[from.0 as usize].create(), fleet[to.0 as usize].create());
+        let (qp, peer_qp) = (endpoints[from.0 as usize].create(), endpoints[to.0 as usize].create());
         let first = (Psn::new(id.0.wrapping_mul(7919)), Psn::new(id.0.wrapping_mul(104_729)));
-        fleet[from.0 as usize].bring_up(now, qp, (to, peer_qp), first);
-        fleet[to.0 as usize].bring_up(now, peer_qp, (from, qp), (first.1, first.0));
+        endpoints[from.0 as usize].bring_up(now, qp, (to, peer_qp), first);
+        endpoints[to.0 as usize].bring_up(now, peer_qp, (from, qp), (first.1, first.0));
         if let Some(number) = flow.connection {
-            fleet[from.0 as usize].numbered.insert((to, number), qp);
+            endpoints[from.0 as usize].numbered.insert((to, number), qp);
         }
         Connection { qp, is_shared }
     }
@@ -275,13 +275,13 @@ impl Rdma {
 }
 
 /// Shows a tap what packets say.
-struct Unpacking(Box<dyn Tap<Header>>);
+struct UnpackingTap(Box<dyn PacketTap<Header>>);
 
-impl Tap<Packed> for Unpacking {
+impl PacketTap<Packed> for UnpackingTap {
     fn packet(
         &mut self,
         now: Time,
-        what: Seen,
+        what: TapDirection,
         between: (HostId, HostId),
         label_and_mark: (u32, bool),
         header: &Packed,
@@ -291,8 +291,8 @@ impl Tap<Packed> for Unpacking {
 }
 
 /// What a network of these endpoints shows to somebody who sees headers.
-pub fn tap(of_headers: Box<dyn Tap<Header>>) -> Box<dyn Tap<Packed>> {
-    Box::new(Unpacking(of_headers))
+pub fn tap(of_headers: Box<dyn PacketTap<Header>>) -> Box<dyn PacketTap<Packed>> {
+    Box::new(UnpackingTap(of_headers))
 }
 
 /// A number that tells connections apart for the choice of paths.
@@ -300,16 +300,16 @@ fn label(host: HostId, header: &Header) -> u32 {
     (host.0 << 20 ^ header.destination.0).wrapping_mul(0x9e37_79b9)
 }
 
-impl Endpoint for Rdma {
+impl Endpoint for RdmaEndpoint {
     type Header = Packed;
 
-    fn start(fleet: &mut [Self], now: Time, id: FlowId, flow: &Flow) {
-        let is_read = fleet[flow.from.0 as usize].config.verb == Verb::Read;
+    fn start(endpoints: &mut [Self], now: Time, id: FlowId, flow: &Flow) {
+        let is_read = endpoints[flow.from.0 as usize].config.verb == Verb::Read;
         let asked_by_receiver = Flow { from: flow.to, to: flow.from, ..*flow };
         let flow = if is_read { &asked_by_receiver } else { flow };
-        let connection = Self::connect(fleet, now, id, flow);
-        let key = fleet[flow.to.0 as usize].keys.1;
-        let sender = &mut fleet[flow.from.0 as usize];
+        let connection = Self::connect(endpoints, now, id, flow);
+        let key = endpoints[flow.to.0 as usize].keys.1;
+        let sender = &mut endpoints[flow.from.0 as usize];
         sender.under_way.insert(id, (connection, flow.to));
         let bytes = u32::try_from(flow.bytes).expect("workloads have flows of one message at most");
         let kind = match sender.config.verb {
@@ -320,7 +320,7 @@ impl Endpoint for Rdma {
         sender.post(now, connection.qp, u64::from(id.0), bytes, kind);
     }
 
-    fn receive(&mut self, now: Time, packet: &Incoming<'_, Packed>) {
+    fn receive(&mut self, now: Time, packet: &IncomingPacket<'_, Packed>) {
         let header = packet.header.header();
         if packet.is_trimmed {
             self.nic.receive_head(now, Address(packet.from.0), &header);
@@ -330,14 +330,18 @@ impl Endpoint for Rdma {
         self.nic.receive(now, Address(packet.from.0), &header, packet.is_marked, &());
     }
 
-    fn transmit(&mut self, now: Time) -> Option<Outgoing<Packed>> {
+    fn transmit(&mut self, now: Time) -> Option<OutgoingPacket<Packed>> {
         let rnic::nic::Outgoing { to, header } = self.nic.transmit(now, &mut ())?;
         let packet_bytes = header.packet_bytes() as u32;
         let bytes = (ETHERNET_BYTES + IP_UDP_BYTES + packet_bytes).max(ETHERNET_BYTES_MIN);
         let trimmed = if header.payload_bytes > 0 { bytes.min(HEADERS_BYTES_MAX) } else { bytes };
-        let class = if header.operation == Operation::CongestionNotification { Class::Control } else { Class::Data };
+        let class = if header.operation == Operation::CongestionNotification {
+            TrafficClass::Control
+        } else {
+            TrafficClass::Data
+        };
         let (label, header) = (label(self.host, &header), Packed::new(&header));
-        Some(Outgoing { to: HostId(to.0), bytes, trimmed_bytes: trimmed as u16, label, class, header })
+        Some(OutgoingPacket { to: HostId(to.0), bytes, trimmed_bytes: trimmed as u16, label, class, header })
     }
 
     fn deadline(&self) -> Option<Time> {

@@ -6,10 +6,10 @@ use std::collections::VecDeque;
 use sim::{Span, Time};
 
 use crate::endpoint::{
-    ETHERNET_BYTES, ETHERNET_BYTES_MIN, Endpoint, EndpointCounters, Flow, FlowId, Framing, IP_UDP_BYTES, Incoming,
-    Outgoing,
+    ETHERNET_BYTES, ETHERNET_BYTES_MIN, Endpoint, EndpointCounters, Flow, FlowId, Framing, IP_UDP_BYTES,
+    IncomingPacket, OutgoingPacket,
 };
-use crate::packet::Class;
+use crate::packet::TrafficClass;
 use crate::topology::HostId;
 
 /// Bytes of this transport's header.
@@ -98,7 +98,7 @@ pub struct SlidingWindow {
 
 impl SlidingWindow {
     /// One endpoint a host.
-    pub fn fleet(config: SlidingWindowConfig, hosts: u32) -> Vec<Self> {
+    pub fn for_hosts(config: SlidingWindowConfig, hosts: u32) -> Vec<Self> {
         let of = |host| Self {
             config,
             host: HostId(host),
@@ -147,7 +147,7 @@ impl SlidingWindow {
         }
     }
 
-    fn data(&mut self, now: Time) -> Option<Outgoing<SlidingWindowHeader>> {
+    fn data(&mut self, now: Time) -> Option<OutgoingPacket<SlidingWindowHeader>> {
         for _ in 0..self.sending.len() {
             self.turn = (self.turn + 1) % self.sending.len();
             let window = self.config.window;
@@ -179,14 +179,14 @@ impl SlidingWindow {
         None
     }
 
-    fn packet(&self, id: FlowId, flow: &Flow, number: u32) -> Outgoing<SlidingWindowHeader> {
+    fn packet(&self, id: FlowId, flow: &Flow, number: u32) -> OutgoingPacket<SlidingWindowHeader> {
         let overhead = self.config.framing().overhead_bytes;
-        Outgoing {
+        OutgoingPacket {
             to: flow.to,
             bytes: (overhead + self.bytes_of(flow, number)).max(ETHERNET_BYTES_MIN),
             trimmed_bytes: overhead as u16,
             label: id.0,
-            class: Class::Data,
+            class: TrafficClass::Data,
             header: SlidingWindowHeader { flow: id, number, is_ack: false },
         }
     }
@@ -195,8 +195,8 @@ impl SlidingWindow {
 impl Endpoint for SlidingWindow {
     type Header = SlidingWindowHeader;
 
-    fn start(fleet: &mut [Self], _now: Time, id: FlowId, flow: &Flow) {
-        let sender = &mut fleet[flow.from.0 as usize];
+    fn start(endpoints: &mut [Self], _now: Time, id: FlowId, flow: &Flow) {
+        let sender = &mut endpoints[flow.from.0 as usize];
         let packets = flow.bytes.div_ceil(sender.config.payload_bytes.into()).max(1) as usize;
         sender.sending.push(Sending {
             id,
@@ -210,10 +210,10 @@ impl Endpoint for SlidingWindow {
             sent: VecDeque::new(),
         });
         let receiving = Receiving { id, packets: vec![false; packets], bytes: flow.bytes };
-        fleet[flow.to.0 as usize].receiving.push(receiving);
+        endpoints[flow.to.0 as usize].receiving.push(receiving);
     }
 
-    fn receive(&mut self, _now: Time, packet: &Incoming<'_, SlidingWindowHeader>) {
+    fn receive(&mut self, _now: Time, packet: &IncomingPacket<'_, SlidingWindowHeader>) {
         let SlidingWindowHeader { flow, number, is_ack } = *packet.header;
         if is_ack {
             return self.acknowledged(flow, number);
@@ -235,14 +235,14 @@ impl Endpoint for SlidingWindow {
         self.acks.push_back((packet.from, SlidingWindowHeader { flow, number, is_ack: true }));
     }
 
-    fn transmit(&mut self, now: Time) -> Option<Outgoing<SlidingWindowHeader>> {
+    fn transmit(&mut self, now: Time) -> Option<OutgoingPacket<SlidingWindowHeader>> {
         let outgoing = match self.acks.pop_front() {
-            Some((to, header)) => Some(Outgoing {
+            Some((to, header)) => Some(OutgoingPacket {
                 to,
                 bytes: ETHERNET_BYTES_MIN,
                 trimmed_bytes: ETHERNET_BYTES_MIN as u16,
                 label: header.flow.0 ^ self.host.0 << 16,
-                class: Class::Data,
+                class: TrafficClass::Data,
                 header,
             }),
             None => self.data(now),

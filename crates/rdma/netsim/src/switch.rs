@@ -19,9 +19,9 @@ pub struct SwitchConfig {
     /// Priority flow control; none without it: a full buffer drops.
     pub pfc: Option<Pfc>,
     /// Whether the payload of a packet that does not fit is cut off, and its head sent on before everything else.
-    pub trims: bool,
+    pub trimming: bool,
     /// Which of the shortest paths a packet takes.
-    pub spreading: LoadBalancing,
+    pub load_balancing: LoadBalancing,
 }
 
 /// When packets are marked: by the queue that they leave behind.
@@ -36,7 +36,7 @@ pub struct Ecn {
 }
 
 /// The rate for which thresholds of marks are given.
-const MBPS_OF_THRESHOLDS: u64 = 100_000;
+const THRESHOLD_RATE_MBPS: u64 = 100_000;
 
 /// Priority flow control.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -64,8 +64,8 @@ impl Default for SwitchConfig {
             alpha: 1.0,
             ecn: Some(Ecn { kmin_bytes: 400_000, kmax_bytes: 1_600_000, pmax: 0.2 }),
             pfc: None,
-            trims: false,
-            spreading: LoadBalancing::Ecmp,
+            trimming: false,
+            load_balancing: LoadBalancing::Ecmp,
         }
     }
 }
@@ -142,34 +142,34 @@ impl Switch {
         bytes <= free && (queued + bytes) as f64 <= self.alpha * free as f64
     }
 
-    pub fn take(&mut self, bytes: u64) {
+    pub fn allocate(&mut self, bytes: u64) {
         self.used += bytes;
         assert!(self.used <= self.shared, "a buffer of {} B holds {} B", self.shared, self.used);
         self.used_max = self.used_max.max(self.used);
     }
 
-    pub fn free(&mut self, bytes: u64) {
+    pub fn release(&mut self, bytes: u64) {
         self.used -= bytes;
     }
 
     /// What a neighbour may have here before it is paused.
-    pub fn pause_above(&self, pfc: &Pfc) -> u64 {
+    pub fn pause_threshold(&self, pfc: &Pfc) -> u64 {
         (pfc.alpha * self.shared.saturating_sub(self.used) as f64) as u64
     }
 
     /// Which of so many paths.
-    pub fn choose(&mut self, spreading: LoadBalancing, label: u32, paths: usize) -> usize {
-        let bits = match spreading {
-            LoadBalancing::Ecmp => u64::from(mixed(label ^ self.salt)),
+    pub fn select_path(&mut self, load_balancing: LoadBalancing, label: u32, paths: usize) -> usize {
+        let bits = match load_balancing {
+            LoadBalancing::Ecmp => u64::from(mix32(label ^ self.salt)),
             LoadBalancing::PacketSpraying => self.random.bits() >> 32,
         };
         ((bits * paths as u64) >> 32) as usize
     }
 
     /// Whether a packet is marked that leaves so many bytes in its queue.
-    pub fn marks(&mut self, ecn: &Ecn, rate: LinkRate, queued: u64) -> bool {
+    pub fn should_mark(&mut self, ecn: &Ecn, rate: LinkRate, queued: u64) -> bool {
         // As almost always, so without a division.
-        if queued.saturating_mul(MBPS_OF_THRESHOLDS) <= ecn.kmin_bytes.saturating_mul(rate.mbps()) {
+        if queued.saturating_mul(THRESHOLD_RATE_MBPS) <= ecn.kmin_bytes.saturating_mul(rate.mbps()) {
             return false;
         }
         let at_100_gbps = queued as f64 * 100.0 / rate.gbps();
@@ -188,7 +188,7 @@ impl Pfc {
 }
 
 /// A hash of 32 bits in which every bit depends on every bit (the finalizer of MurmurHash3, public domain).
-fn mixed(mut bits: u32) -> u32 {
+fn mix32(mut bits: u32) -> u32 {
     bits = (bits ^ bits >> 16).wrapping_mul(0x85eb_ca6b);
     bits = (bits ^ bits >> 13).wrapping_mul(0xc2b2_ae35);
     bits ^ bits >> 16
@@ -210,7 +210,7 @@ mod tests {
             for packet in 0..10_000 {
                 let queue: &mut u64 = &mut queued[packet % queues];
                 if switch.admits(*queue, 1000) {
-                    switch.take(1000);
+                    switch.allocate(1000);
                     *queue += 1000;
                 }
             }
@@ -226,7 +226,8 @@ mod tests {
         let mut switch = switch(&SwitchConfig::default());
         for (gbps, unit) in [(100.0, 1), (400.0, 4)] {
             let rate = LinkRate::from_gbps(gbps).unwrap();
-            let mut share = |queued| (0..20_000).filter(|_| switch.marks(&ecn, rate, queued)).count() as f64 / 20_000.0;
+            let mut share =
+                |queued| (0..20_000).filter(|_| switch.should_mark(&ecn, rate, queued)).count() as f64 / 20_000.0;
             assert_eq!(share(400_000 * unit), 0.0);
             assert!((share(1_000_000 * unit) - 0.1).abs() < 0.01);
             assert_eq!(share(1_600_000 * unit), 1.0);
@@ -238,12 +239,12 @@ mod tests {
         let mut switch = switch(&SwitchConfig::default());
         let mut counts = [0_u32; 8];
         for label in 0..8_000 {
-            let path = switch.choose(LoadBalancing::Ecmp, label, 8);
-            assert_eq!(path, switch.choose(LoadBalancing::Ecmp, label, 8));
+            let path = switch.select_path(LoadBalancing::Ecmp, label, 8);
+            assert_eq!(path, switch.select_path(LoadBalancing::Ecmp, label, 8));
             counts[path] += 1;
         }
         assert!(counts.iter().all(|count| (880..1120).contains(count)), "{counts:?}");
-        let sprayed: Vec<usize> = (0..64).map(|_| switch.choose(LoadBalancing::PacketSpraying, 1, 8)).collect();
+        let sprayed: Vec<usize> = (0..64).map(|_| switch.select_path(LoadBalancing::PacketSpraying, 1, 8)).collect();
         assert!((0..8).all(|path| sprayed.contains(&path)));
     }
 }

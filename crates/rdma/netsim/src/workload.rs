@@ -45,7 +45,7 @@ pub enum Workload {
         /// The share of a host's rate that its flows' bytes need on average, above 0 up to 1.
         load: f64,
         /// How long flows begin.
-        during: Span,
+        duration: Span,
     },
     /// These.
     Listed(Vec<Flow>),
@@ -129,7 +129,7 @@ impl Workload {
             Self::Permutation { bytes } => permutation(hosts, *bytes, &mut random),
             Self::Incast { senders, bytes } => incast(hosts, *senders, *bytes, &mut random)?,
             Self::AllToAll { bytes } => all_to_all(hosts, *bytes)?,
-            Self::Poisson { sizes, load, during } => poisson(topology, sizes, *load, *during, seed)?,
+            Self::Poisson { sizes, load, duration } => poisson(topology, sizes, *load, *duration, seed)?,
             Self::Listed(flows) => listed(hosts, flows)?,
         };
         bounded(flows.len() as f64)?;
@@ -175,7 +175,7 @@ fn poisson(
     topology: &Topology,
     sizes: &SizeDistribution,
     load: f64,
-    during: Span,
+    duration: Span,
     seed: u64,
 ) -> Result<Vec<Flow>, WorkloadError> {
     if !(load > 0.0 && load <= 1.0) {
@@ -191,14 +191,14 @@ fn poisson(
         }
     }
     let per_s = |rate: f64| load * rate / sizes.mean_bytes();
-    bounded(rates.iter().map(|rate| per_s(*rate)).sum::<f64>() * during.ps() as f64 / PS_PER_S)?;
+    bounded(rates.iter().map(|rate| per_s(*rate)).sum::<f64>() * duration.ps() as f64 / PS_PER_S)?;
     let mut flows = Vec::new();
     for (from, rate) in rates.iter().enumerate() {
         let mut random = Random::new(seed, &format!("flows of host {from}"));
         let (mut at, mean_ps) = (0.0, PS_PER_S / per_s(*rate));
         loop {
             at += random.exponential(mean_ps);
-            if at >= during.ps() as f64 {
+            if at >= duration.ps() as f64 {
                 break;
             }
             let to = (from as u64 + 1 + random.below(u64::from(hosts) - 1)) % u64::from(hosts);
@@ -238,8 +238,8 @@ mod tests {
     fn poisson_flows_are_as_many_bytes_as_the_load_says() {
         let topology = TopologyPreset::LeafSpine256.topology();
         let sizes = SizeDistribution::find("web-search").unwrap();
-        let during = Span::from_ps(100_000_000_000);
-        let workload = |load| Workload::Poisson { sizes: sizes.clone(), load, during };
+        let duration = Span::from_ps(100_000_000_000);
+        let workload = |load| Workload::Poisson { sizes: sizes.clone(), load, duration };
         let flows = workload(0.5).flows(&topology, 1).unwrap();
         let gbps = flows.iter().map(|flow| flow.bytes).sum::<u64>() as f64 * 8.0 / 1e9 / 0.1 / 256.0;
         assert!((gbps / 50.0 - 1.0).abs() < 0.05, "{gbps}");

@@ -1,7 +1,7 @@
 //! The first rung of verification: what can be said on paper.
 
 use netsim::endpoint::{Flow, Framing};
-use netsim::ideal::Ideal;
+use netsim::ideal::IdealFct;
 use netsim::network::{Network, NetworkConfig};
 use netsim::rate::LinkRate;
 use netsim::sliding_window::{SlidingWindow, SlidingWindowConfig};
@@ -22,7 +22,7 @@ fn config(topology: Topology) -> NetworkConfig {
 }
 
 fn ran(config: &NetworkConfig, flows: Vec<Flow>) -> Network<SlidingWindow> {
-    let mut network = Network::new(config, SlidingWindow::fleet(window(), config.topology.hosts()), flows);
+    let mut network = Network::new(config, SlidingWindow::for_hosts(window(), config.topology.hosts()), flows);
     assert!(network.run_flows(Time::from_ps(1_000_000_000_000)), "all flows end within a second");
     network
 }
@@ -35,11 +35,11 @@ fn packet(framing: Framing) -> u64 {
 fn a_flow_alone_takes_its_closed_form_to_the_picosecond() {
     for preset in [TopologyPreset::LeafSpine256, TopologyPreset::ThreeTier1024, TopologyPreset::ThreeTier4096] {
         let config = config(preset.topology());
-        let ideal = Ideal::new(&config.topology, window().framing());
+        let ideal = IdealFct::new(&config.topology, window().framing());
         for (to, bytes) in [(1, 64), (1, 1_000_000), (20, 3000), (config.topology.hosts() - 1, 777_777)] {
             let network = ran(&config, vec![flow(0, to, bytes)]);
-            let end = network.ends()[0].at.since(Time::ZERO);
-            assert_eq!(end, ideal.span(&flow(0, to, bytes)), "{} to {to}, {bytes} B", preset.name());
+            let end = network.finished_flows()[0].at.since(Time::ZERO);
+            assert_eq!(end, ideal.fct(&flow(0, to, bytes)), "{} to {to}, {bytes} B", preset.name());
         }
     }
 }
@@ -52,14 +52,15 @@ fn an_incast_drains_at_its_receivers_rate() {
         netsim::topology::Tiers { leaves: 1, hosts_per_leaf: senders + 1, ..TopologyPreset::LeafSpine256.tiers() };
     let config = config(netsim::topology::leaf_spine(&tiers).unwrap());
     let network = ran(&config, (1..=senders).map(|from| flow(from, 0, bytes)).collect());
-    let last = network.ends().iter().map(|end| end.at).max().unwrap();
+    let last = network.finished_flows().iter().map(|end| end.at).max().unwrap();
     // The receiver's line is busy from the first packet's arrival at the switch until the last one has left it.
     let framing = window().framing();
     let packets = u64::from(senders) * bytes / 1000;
     let delay = tiers.delay;
-    let data = rate.span(packet(framing)) + delay + rate.span(packet(framing)) * packets + delay;
-    let ack = (rate.span(framing.ack_bytes.into()) + delay) * 2;
-    let (expected, one) = (Time::ZERO + data + ack, rate.span(packet(framing)));
+    let data =
+        rate.transmission_time(packet(framing)) + delay + rate.transmission_time(packet(framing)) * packets + delay;
+    let ack = (rate.transmission_time(framing.ack_bytes.into()) + delay) * 2;
+    let (expected, one) = (Time::ZERO + data + ack, rate.transmission_time(packet(framing)));
     assert!(last.max(expected).since(last.min(expected)) <= one, "{last:?}, not {expected:?}");
     assert_eq!((network.counters().dropped_packets, network.packets_under_way()), (0, 0));
 }
@@ -71,12 +72,12 @@ fn a_narrow_middle_is_shared_to_the_last_bit() {
     let delay = Span::from_ns(500.0);
     let config = config(dumbbell(hosts, rate(100.0), rate(50.0), delay).unwrap());
     let network = ran(&config, (0..hosts).map(|from| flow(from, hosts + from, bytes)).collect());
-    let last = network.ends().iter().map(|end| end.at).max().unwrap();
+    let last = network.finished_flows().iter().map(|end| end.at).max().unwrap();
     let framing = window().framing();
     let packets = u64::from(hosts) * bytes / 1000;
-    let edge = rate(100.0).span(packet(framing)) + delay;
-    let middle = rate(50.0).span(packet(framing)) * packets + delay;
-    let back = rate(100.0).span(84) * 2 + rate(50.0).span(84) + delay * 3;
-    let (expected, one) = (Time::ZERO + edge + middle + edge + back, rate(50.0).span(packet(framing)));
+    let edge = rate(100.0).transmission_time(packet(framing)) + delay;
+    let middle = rate(50.0).transmission_time(packet(framing)) * packets + delay;
+    let back = rate(100.0).transmission_time(84) * 2 + rate(50.0).transmission_time(84) + delay * 3;
+    let (expected, one) = (Time::ZERO + edge + middle + edge + back, rate(50.0).transmission_time(packet(framing)));
     assert!(last.max(expected).since(last.min(expected)) <= one, "{last:?}, not {expected:?}");
 }

@@ -4,7 +4,7 @@
 use netsim::endpoint::Flow;
 use netsim::impairment::Impairments;
 use netsim::network::{Network, NetworkConfig};
-use netsim::rdma::{PathProperties, Rdma, RdmaConfig, profile};
+use netsim::rdma::{PathProperties, RdmaConfig, RdmaEndpoint, profile};
 use netsim::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use netsim::switch::{LoadBalancing, Pfc, SwitchConfig};
 use netsim::topology::{HostId, Tiers, TopologyPreset, leaf_spine};
@@ -54,26 +54,26 @@ fn run(
     let links = 0..topology.links().len();
     let impairments = links.flat_map(|link| [0, 1].map(|end| (link, end, impairments.clone()))).collect();
     let config = NetworkConfig { topology, switches, impairments, seed: 1 };
-    let mut network = Network::new(&config, Rdma::fleet(rdma, HOSTS as u32).unwrap(), flows());
+    let mut network = Network::new(&config, RdmaEndpoint::for_hosts(rdma, HOSTS as u32).unwrap(), flows());
     assert!(network.run_flows(Time::from_ps(1_000_000_000_000)));
     let (counted, ends) = (network.counters(), network.endpoint_counters());
     let of_network = [counted.events, counted.sent_packets, counted.delivered_packets, counted.lost_packets];
     let of_switches = [counted.dropped_packets, counted.trimmed_packets, counted.marked_packets, counted.pauses];
     let of_ends = [ends.sent_packets, ends.retransmitted_packets, ends.spurious_packets, ends.timeouts];
     let of_software = [ends.slow_path_headers, ends.software_ps, counted.queue_max_bytes, counted.buffer_max_bytes];
-    let ended = network.ends().iter().flat_map(|end| [u64::from(end.id.0), end.at.ps()]);
+    let ended = network.finished_flows().iter().flat_map(|end| [u64::from(end.id.0), end.at.ps()]);
     digest(ended.chain([of_network, of_switches, of_ends, of_software].concat()))
 }
 
 fn rough() -> Impairments {
-    Impairments { reorder: 0.01, reorder_delay_max: Span::from_ps(4_000_000), ..Impairments::losing(0.002) }
+    Impairments { reorder: 0.01, reorder_delay_max: Span::from_ps(4_000_000), ..Impairments::uniform_loss(0.002) }
 }
 
 #[test]
 fn a_run_of_64_hosts_is_the_same_to_the_byte_as_ever() {
     let small = SwitchConfig { buffer_bytes: 600_000, ..SwitchConfig::default() };
     let pausing = SwitchConfig { buffer_bytes: 2_000_000, pfc: Some(Pfc::default()), ..SwitchConfig::default() };
-    let trimming = SwitchConfig { trims: true, spreading: LoadBalancing::PacketSpraying, ..small.clone() };
+    let trimming = SwitchConfig { trimming: true, load_balancing: LoadBalancing::PacketSpraying, ..small.clone() };
     let (none, rough, plain) = (Impairments::default(), rough(), SwitchConfig::default());
     let runs = [
         ("srnic", run(TransportPolicy::Srnic, CongestionAlgorithm::Dctcp, plain.clone(), &none)),

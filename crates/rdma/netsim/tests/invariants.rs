@@ -2,7 +2,7 @@
 //! buffer holds more than it has, and a seed makes a run.
 
 use netsim::endpoint::Flow;
-use netsim::impairment::{Bursts, Impairments, Loss};
+use netsim::impairment::{GilbertElliott, Impairments, Loss};
 use netsim::network::{Network, NetworkConfig};
 use netsim::sliding_window::{SlidingWindow, SlidingWindowConfig};
 use netsim::switch::{LoadBalancing, Pfc, SwitchConfig};
@@ -49,7 +49,7 @@ fn incast(bytes: u64) -> Vec<Flow> {
 
 fn run(config: &NetworkConfig, flows: Vec<Flow>) -> Network<SlidingWindow> {
     let window = SlidingWindowConfig { payload_bytes: 1000, window: 64, timeout: Span::from_ns(200_000.0) };
-    let mut network = Network::new(config, SlidingWindow::fleet(window, HOSTS), flows);
+    let mut network = Network::new(config, SlidingWindow::for_hosts(window, HOSTS), flows);
     assert!(network.run_flows(Time::from_ps(10_000_000_000_000)), "all flows end within ten seconds");
     network
 }
@@ -61,7 +61,7 @@ fn hold(network: &Network<SlidingWindow>) {
     let found = counted.delivered_packets + gone + network.packets_under_way() as u64;
     assert_eq!(ends.sent_packets + counted.doubled_packets, found, "{counted:?}");
     assert_eq!(ends.delivered_bytes, network.flows().iter().map(|flow| flow.bytes).sum::<u64>());
-    let mut ended: Vec<u32> = network.ends().iter().map(|end| end.id.0).collect();
+    let mut ended: Vec<u32> = network.finished_flows().iter().map(|end| end.id.0).collect();
     ended.sort_unstable();
     assert_eq!(ended, (0..network.flows().len() as u32).collect::<Vec<_>>());
 }
@@ -84,13 +84,13 @@ fn conserved(
     seed: u64,
     loss: usize,
     [reorder, duplicate, corrupt]: [f64; 3],
-    (trims, sprays, pauses): (bool, bool, bool),
+    (trimming, sprays, pauses): (bool, bool, bool),
     buffer_bytes: u64,
 ) {
     let losses = [
         Loss::None,
         Loss::Uniform(0.02),
-        Loss::Bursts(Bursts { to_bad: 0.002, to_good: 0.1, loss_good: 0.0, loss_bad: 0.5 }),
+        Loss::GilbertElliott(GilbertElliott { to_bad: 0.002, to_good: 0.1, loss_good: 0.0, loss_bad: 0.5 }),
     ];
     let impairments = Impairments {
         loss: losses[loss].clone(),
@@ -102,9 +102,9 @@ fn conserved(
     let switches = SwitchConfig {
         // Pauses need headroom for every port besides.
         buffer_bytes: if pauses { 1_500_000 + buffer_bytes } else { buffer_bytes },
-        trims: trims && !pauses,
+        trimming: trimming && !pauses,
         pfc: pauses.then(Pfc::default),
-        spreading: if sprays { LoadBalancing::PacketSpraying } else { LoadBalancing::Ecmp },
+        load_balancing: if sprays { LoadBalancing::PacketSpraying } else { LoadBalancing::Ecmp },
         ..SwitchConfig::default()
     };
     let network = run(&config(switches, &impairments, seed), flows(seed, 60, 100_000));
@@ -115,10 +115,10 @@ fn conserved(
 #[test]
 fn a_seed_makes_a_run_and_another_one_another() {
     let impairments =
-        Impairments { reorder: 0.1, reorder_delay_max: Span::from_ns(900.0), ..Impairments::losing(0.01) };
+        Impairments { reorder: 0.1, reorder_delay_max: Span::from_ns(900.0), ..Impairments::uniform_loss(0.01) };
     let of = |seed| {
         let network = run(&config(SwitchConfig::default(), &impairments, seed), flows(1, 80, 200_000));
-        (network.counters(), network.endpoint_counters(), network.ends().to_vec())
+        (network.counters(), network.endpoint_counters(), network.finished_flows().to_vec())
     };
     assert_eq!(of(1), of(1));
     assert_ne!(of(1), of(2));
@@ -139,7 +139,7 @@ fn pauses_lose_nothing_where_a_full_buffer_drops() {
 
 #[test]
 fn trimmed_heads_arrive_where_whole_packets_would_be_dropped() {
-    let small = SwitchConfig { buffer_bytes: 100_000, trims: true, ..SwitchConfig::default() };
+    let small = SwitchConfig { buffer_bytes: 100_000, trimming: true, ..SwitchConfig::default() };
     let network = run(&config(small, &Impairments::default(), 1), incast(300_000));
     hold(&network);
     let counted = network.counters();
@@ -157,8 +157,8 @@ fn a_queue_that_grows_marks_packets() {
 
 #[test]
 fn spraying_reorders_a_flow_and_paths_by_flow_do_not() {
-    let run = |spreading| {
-        let switches = SwitchConfig { spreading, ..SwitchConfig::default() };
+    let run = |load_balancing| {
+        let switches = SwitchConfig { load_balancing, ..SwitchConfig::default() };
         run(&config(switches, &Impairments::default(), 1), flows(3, 60, 400_000)).endpoint_counters()
     };
     // This transport takes an order that is changed by more than three packets for a loss.

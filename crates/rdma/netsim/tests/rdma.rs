@@ -2,10 +2,10 @@
 
 use netsim::endpoint::{Endpoint, Flow};
 use netsim::experiments::FctExperiment;
-use netsim::ideal::Ideal;
+use netsim::ideal::IdealFct;
 use netsim::impairment::{Impairments, Loss};
 use netsim::network::{Network, NetworkConfig};
-use netsim::rdma::{PathProperties, Rdma, RdmaConfig, Verb, profile};
+use netsim::rdma::{PathProperties, RdmaConfig, RdmaEndpoint, Verb, profile};
 use netsim::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use netsim::switch::{LoadBalancing, Pfc, SwitchConfig};
 use netsim::topology::{HostId, Tiers, Topology, TopologyPreset, leaf_spine};
@@ -29,9 +29,9 @@ fn flow(from: u32, to: u32, bytes: u64) -> Flow {
     Flow { start: Time::ZERO, from: HostId(from), to: HostId(to), bytes, connection: None, repeats: false }
 }
 
-fn ran(config: &NetworkConfig, rdma: RdmaConfig, flows: Vec<Flow>) -> Network<Rdma> {
-    let fleet = Rdma::fleet(rdma, config.topology.hosts()).unwrap();
-    let mut network = Network::new(config, fleet, flows);
+fn ran(config: &NetworkConfig, rdma: RdmaConfig, flows: Vec<Flow>) -> Network<RdmaEndpoint> {
+    let endpoints = RdmaEndpoint::for_hosts(rdma, config.topology.hosts()).unwrap();
+    let mut network = Network::new(config, endpoints, flows);
     let all_ended = network.run_flows(Time::from_ps(1_000_000_000_000));
     assert!(all_ended, "at {:?}: {:?}, {:?}", network.now(), network.endpoint_counters(), network.counters());
     assert!(network.endpoints().iter().all(|endpoint| endpoint.failed() == 0), "no request fails");
@@ -43,10 +43,10 @@ fn a_flow_alone_takes_its_closed_form_and_a_packet_for_the_headers_at_most() {
     for policy in POLICIES {
         let rdma = RdmaConfig::new(Profile { mtu_bytes: 1000, ack_packets: 1, ..Profile::new(policy) });
         let config = config(topology(2), Vec::new());
-        let ideal = Ideal::new(&config.topology, rdma.framing());
+        let ideal = IdealFct::new(&config.topology, rdma.framing());
         for bytes in [1, 64, 1000, 5000, 100_000] {
             let network = ran(&config, rdma, vec![flow(0, 1, bytes)]);
-            let (took, best) = (network.ends()[0].at.since(Time::ZERO), ideal.span(&flow(0, 1, bytes)));
+            let (took, best) = (network.finished_flows()[0].at.since(Time::ZERO), ideal.fct(&flow(0, 1, bytes)));
             // RETH, and the selective extension on every packet.
             let packets = bytes.div_ceil(1000);
             let more = took.ps() as f64 / best.ps() as f64;
@@ -77,17 +77,17 @@ fn goodput_gbps(policy: TransportPolicy, loss: f64) -> f64 {
     let path = PathProperties { rate: topology.links()[0].rate, round_trip: Span::from_ns(4500.0) };
     let transport = TransportConfig { policy, mtu_bytes: 4096, congestion: CongestionAlgorithm::BdpWindow };
     let rdma = RdmaConfig::new(profile(&transport, &path));
-    let impaired = [(0, 0, Impairments::losing(loss)), (0, 1, Impairments::losing(loss))];
+    let impaired = [(0, 0, Impairments::uniform_loss(loss)), (0, 1, Impairments::uniform_loss(loss))];
     let config = config(topology, impaired.to_vec());
-    let fleet = Rdma::fleet(rdma, 2).unwrap();
+    let endpoints = RdmaEndpoint::for_hosts(rdma, 2).unwrap();
     let flows = (0..32).map(|number| Flow { connection: Some(number % 8), repeats: true, ..flow(0, 1, 262_144) });
-    let mut network = Network::new(&config, fleet, flows.collect());
-    let (warm, end) = (Time::from_ps(1_000_000_000), Time::from_ps(5_000_000_000));
-    network.run_until(warm);
+    let mut network = Network::new(&config, endpoints, flows.collect());
+    let (warmup, end) = (Time::from_ps(1_000_000_000), Time::from_ps(5_000_000_000));
+    network.run_until(warmup);
     let before = network.endpoints()[1].counters();
     network.run_until(end);
     let after = network.endpoints()[1].counters().since(before);
-    after.delivered_bytes as f64 * 8.0 / (end - warm).ns()
+    after.delivered_bytes as f64 * 8.0 / (end - warmup).ns()
 }
 
 #[test]
@@ -161,21 +161,21 @@ fn all_arrives_once(
     rdma: RdmaConfig,
     loss: f64,
     [reorder, duplicate, corrupt]: [f64; 3],
-    (trims, sprays, pauses): (bool, bool, bool),
+    (trimming, sprays, pauses): (bool, bool, bool),
 ) {
     let reorder_delay_max = Span::from_ns(5000.0);
-    let impairments = Impairments { reorder, reorder_delay_max, duplicate, corrupt, ..Impairments::losing(loss) };
+    let impairments = Impairments { reorder, reorder_delay_max, duplicate, corrupt, ..Impairments::uniform_loss(loss) };
     let switches = SwitchConfig {
         buffer_bytes: 2_000_000,
-        trims: trims && !pauses,
+        trimming: trimming && !pauses,
         pfc: pauses.then(Pfc::default),
-        spreading: if sprays { LoadBalancing::PacketSpraying } else { LoadBalancing::Ecmp },
+        load_balancing: if sprays { LoadBalancing::PacketSpraying } else { LoadBalancing::Ecmp },
         ..SwitchConfig::default()
     };
     let network = ran(&fabric(switches, &impairments, seed), rdma, flows(seed, 40));
     let (counted, ends) = (network.counters(), network.endpoint_counters());
     assert_eq!(ends.delivered_bytes, network.flows().iter().map(|flow| flow.bytes).sum::<u64>());
-    let mut ended: Vec<u32> = network.ends().iter().map(|end| end.id.0).collect();
+    let mut ended: Vec<u32> = network.finished_flows().iter().map(|end| end.id.0).collect();
     ended.sort_unstable();
     assert_eq!(ended, (0..40).collect::<Vec<u32>>());
     let gone = counted.lost_packets + counted.corrupt_packets + counted.dropped_packets;
@@ -185,7 +185,7 @@ fn all_arrives_once(
 
 #[test]
 fn spraying_costs_srnic_no_retransmission_but_probes() {
-    let switches = SwitchConfig { spreading: LoadBalancing::PacketSpraying, ..SwitchConfig::default() };
+    let switches = SwitchConfig { load_balancing: LoadBalancing::PacketSpraying, ..SwitchConfig::default() };
     let config = fabric(switches, &Impairments::default(), 1);
     let network = ran(&config, rdma(TransportPolicy::Srnic, CongestionAlgorithm::Dctcp), flows(3, 200));
     let counted = network.endpoint_counters();
@@ -202,12 +202,12 @@ fn spraying_costs_srnic_no_retransmission_but_probes() {
 #[test]
 fn in_an_incast_that_trims_nobody_waits_for_what_is_lost() {
     let incast = || (1..12).map(|from| flow(from, 0, 300_000)).collect();
-    let timeouts = |trims, policy| {
-        let switches = SwitchConfig { buffer_bytes: 100_000, trims, ..SwitchConfig::default() };
+    let timeouts = |trimming, policy| {
+        let switches = SwitchConfig { buffer_bytes: 100_000, trimming, ..SwitchConfig::default() };
         let config = fabric(switches, &Impairments::default(), 1);
         let network = ran(&config, rdma(policy, CongestionAlgorithm::Dctcp), incast());
         let (ends, counted) = (network.endpoint_counters(), network.counters());
-        assert_eq!(counted.trimmed_packets > 0, trims, "{counted:?}");
+        assert_eq!(counted.trimmed_packets > 0, trimming, "{counted:?}");
         assert_eq!(ends.delivered_bytes, 11 * 300_000);
         (ends.timeouts, ends.retransmitted_packets.abs_diff(counted.trimmed_packets + counted.dropped_packets))
     };
@@ -221,14 +221,14 @@ fn in_an_incast_that_trims_nobody_waits_for_what_is_lost() {
 #[test]
 fn what_is_trimmed_of_answers_to_reads_is_asked_for_again_at_once() {
     let asked = || (1..12).map(|from| flow(from, 0, 100_000)).collect();
-    let ran = |trims, policy| {
+    let ran = |trimming, policy| {
         // With room for all heads, but not for all data.
-        let switches = SwitchConfig { buffer_bytes: 400_000, trims, ..SwitchConfig::default() };
+        let switches = SwitchConfig { buffer_bytes: 400_000, trimming, ..SwitchConfig::default() };
         let config = fabric(switches, &Impairments::default(), 1);
         let network =
             ran(&config, RdmaConfig { verb: Verb::Read, ..rdma(policy, CongestionAlgorithm::BdpWindow) }, asked());
         let (ends, counted) = (network.endpoint_counters(), network.counters());
-        assert_eq!((counted.trimmed_packets > 0, counted.dropped_packets == 0), (trims, trims), "{counted:?}");
+        assert_eq!((counted.trimmed_packets > 0, counted.dropped_packets == 0), (trimming, trimming), "{counted:?}");
         assert_eq!(ends.delivered_bytes, 11 * 100_000);
         (ends.timeouts, network.now())
     };
@@ -244,9 +244,9 @@ fn what_is_trimmed_of_answers_to_reads_is_asked_for_again_at_once() {
 #[ignore = "tens of millions of events; in ./x exam"]
 fn four_thousand_hosts_move_all_their_flows() {
     let sizes = netsim::workload::SizeDistribution::find("cache-follower").unwrap();
-    let during = Span::from_ns(1e5);
+    let duration = Span::from_ns(1e5);
     let transport = TransportConfig::default();
-    let config = FctExperiment::published(TopologyPreset::ThreeTier4096, sizes, 0.5, transport, during, 1).unwrap();
+    let config = FctExperiment::published(TopologyPreset::ThreeTier4096, sizes, 0.5, transport, duration, 1).unwrap();
     let result = config.run(None).unwrap();
     assert!(result.flows > 500 && result.flows_ended == result.flows && result.failed == 0, "{result:?}");
     assert!(result.slowdown.p50 >= 1.0 && result.memory_bytes / 4096 < 1_000_000, "{result:?}");

@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 use netsim::endpoint::Flow;
 use netsim::impairment::{Impairments, Loss};
-use netsim::network::{Network, NetworkConfig, Seen, Tap};
+use netsim::network::{Network, NetworkConfig, PacketTap, TapDirection};
 use netsim::rate::LinkRate;
-use netsim::rdma::{Rdma, RdmaConfig};
+use netsim::rdma::{RdmaConfig, RdmaEndpoint};
 use netsim::sliding_window::{SlidingWindow, SlidingWindowConfig, SlidingWindowHeader};
 use netsim::switch::SwitchConfig;
 use netsim::topology::{HostId, NetworkLink, NetworkNode, Topology};
@@ -47,24 +47,24 @@ fn flow(packets: u64) -> Vec<Flow> {
 #[derive(Clone, Default)]
 struct Log(Rc<RefCell<Vec<(u64, u32)>>>);
 
-impl Tap<SlidingWindowHeader> for Log {
+impl PacketTap<SlidingWindowHeader> for Log {
     fn packet(
         &mut self,
         now: Time,
-        what: Seen,
+        what: TapDirection,
         (from, _): (HostId, HostId),
         _: (u32, bool),
         header: &SlidingWindowHeader,
     ) {
-        if what == Seen::Sent && from == HostId(0) {
+        if what == TapDirection::Sent && from == HostId(0) {
             self.0.borrow_mut().push((now.ps(), header.number));
         }
     }
 }
 
-impl Tap<Header> for Log {
-    fn packet(&mut self, now: Time, what: Seen, (from, _): (HostId, HostId), _: (u32, bool), header: &Header) {
-        if what == Seen::Sent && from == HostId(0) && header.payload_bytes > 0 {
+impl PacketTap<Header> for Log {
+    fn packet(&mut self, now: Time, what: TapDirection, (from, _): (HostId, HostId), _: (u32, bool), header: &Header) {
+        if what == TapDirection::Sent && from == HostId(0) && header.payload_bytes > 0 {
             self.0.borrow_mut().push((now.ps(), header.psn.get()));
         }
     }
@@ -137,7 +137,7 @@ fn the_window_sends_each_packet_when_a_plain_model_says() {
         let window = [8, 16, 64][index % 3];
         let timeout = Span::from_ps(TIMEOUT_PS);
         let endpoint = SlidingWindowConfig { payload_bytes: PAYLOAD as u32, window, timeout };
-        let mut network = Network::new(&config(lost), SlidingWindow::fleet(endpoint, 2), flow(40));
+        let mut network = Network::new(&config(lost), SlidingWindow::for_hosts(endpoint, 2), flow(40));
         let log = Log::default();
         network.set_tap(Box::new(log.clone()));
         assert!(network.run_flows(Time::from_ps(1_000_000_000_000)));
@@ -175,8 +175,8 @@ fn the_engines_go_back_n_sends_again_what_a_plain_model_says() {
     // one was mended.
     for lost in [vec![], vec![0], vec![7], vec![3, 90], vec![20, 21, 22], vec![10, 100, 190]] {
         let profile = Profile { mtu_bytes: PAYLOAD as u32, ..Profile::new(Policy::GoBackN) };
-        let fleet = Rdma::fleet(RdmaConfig::new(profile), 2).unwrap();
-        let mut network = Network::new(&config(&lost), fleet, flow(150));
+        let endpoints = RdmaEndpoint::for_hosts(RdmaConfig::new(profile), 2).unwrap();
+        let mut network = Network::new(&config(&lost), endpoints, flow(150));
         let log = Log::default();
         network.set_tap(netsim::rdma::tap(Box::new(log.clone())));
         assert!(network.run_flows(Time::from_ps(1_000_000_000_000)));

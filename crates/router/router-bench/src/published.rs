@@ -132,7 +132,7 @@ impl Cluster {
     pub fn message_us(&self, bytes: u64) -> f64 {
         let packets = bytes.div_ceil(MTU_BYTES).max(1);
         let overhead = u64::from(ETHERNET_BYTES + IP_UDP_BYTES) + TRANSPORT_BYTES;
-        (self.around_ns() + self.line.span(bytes + packets * overhead).ns()) / 1000.0
+        (self.around_ns() + self.line.transmission_time(bytes + packets * overhead).ns()) / 1000.0
     }
 
     /// `packets` frames of so many bytes with one doorbell, in microseconds. *Modelled*, with a tuned driver: the card
@@ -148,7 +148,7 @@ impl Cluster {
             traffic.sent_bytes.max(traffic.received_bytes) * 8.0 / self.model.tlp_gbps()
         };
         let slowest_ns = crossing(Direction::Transmit).max(crossing(Direction::Receive));
-        let each_ns = slowest_ns.max(self.line.span(on_line).ns());
+        let each_ns = slowest_ns.max(self.line.transmission_time(on_line).ns());
         Ok((self.around_ns() + self.read_ns + f64::from(packets) * each_ns) / 1000.0)
     }
 }

@@ -5,10 +5,10 @@ use sim::{Span, Time};
 
 use super::{ExperimentError, Provenance};
 use crate::endpoint::{EndpointCounters, Flow};
-use crate::ideal::Ideal;
-use crate::network::{Network, NetworkConfig, NetworkCounters, Tap};
-use crate::rdma::{self, PathProperties, Rdma, RdmaConfig, profile};
-use crate::results::{Bin, Slowdown, bins, ended};
+use crate::ideal::IdealFct;
+use crate::network::{Network, NetworkConfig, NetworkCounters, PacketTap};
+use crate::rdma::{self, PathProperties, RdmaConfig, RdmaEndpoint, profile};
+use crate::results::{SizeBin, SummaryStats, flow_results, size_bins};
 use crate::scenario::{Scenario, TransportConfig};
 use crate::switch::SwitchConfig;
 use crate::topology::{HostId, Topology, TopologyPreset};
@@ -43,13 +43,13 @@ pub struct FctResult {
     /// Those that were, until the end.
     pub flows_ended: usize,
     /// By how much longer flows took than alone in the network.
-    pub slowdown: Slowdown,
+    pub slowdown: SummaryStats,
     /// The same by size, 5% of the flows a bin.
-    pub bins: Vec<Bin>,
+    pub bins: Vec<SizeBin>,
     /// Bytes of messages that arrived by time, of a host on average.
     pub goodput_gbps_per_host: f64,
     /// Times to the end of all flows.
-    pub fct_us: Slowdown,
+    pub fct_us: SummaryStats,
     /// What switches and lines counted.
     pub network: NetworkCounters,
     /// What endpoints counted.
@@ -70,18 +70,18 @@ impl FctExperiment {
         sizes: SizeDistribution,
         load: f64,
         transport: TransportConfig,
-        during: Span,
+        duration: Span,
         seed: u64,
     ) -> Result<Self, ExperimentError> {
         let topology = preset.topology();
-        let flows = Workload::Poisson { sizes, load, during }.flows(&topology, seed)?;
+        let flows = Workload::Poisson { sizes, load, duration }.flows(&topology, seed)?;
         let network = NetworkConfig { topology, switches: SwitchConfig::default(), impairments: Vec::new(), seed };
         // Whatever is left then is not going to come.
-        Ok(Self { network, flows, transport, until: Time::ZERO + during + Span::from_ns(1e9) })
+        Ok(Self { network, flows, transport, until: Time::ZERO + duration + Span::from_ns(1e9) })
     }
 
     /// What a file says.
-    pub fn of_scenario(scenario: &Scenario) -> Self {
+    pub fn from_scenario(scenario: &Scenario) -> Self {
         let Scenario { network, flows, transport, until, .. } = scenario.clone();
         Self { network, flows, transport, until }
     }
@@ -90,18 +90,18 @@ impl FctExperiment {
     ///
     /// # Errors
     /// When there can be no such NIC.
-    pub fn run(&self, tap: Option<Box<dyn Tap<rnic::wire::Header>>>) -> Result<FctResult, ExperimentError> {
+    pub fn run(&self, tap: Option<Box<dyn PacketTap<rnic::wire::Header>>>) -> Result<FctResult, ExperimentError> {
         let topology = &self.network.topology;
         let rate = topology.host_link(HostId(0)).rate;
         let path = PathProperties { rate, round_trip: longest_round_trip(topology) };
         let rdma = RdmaConfig { seed: self.network.seed, ..RdmaConfig::new(profile(&self.transport, &path)) };
-        let fleet = Rdma::fleet(rdma, topology.hosts())?;
-        let mut network = Network::new(&self.network, fleet, self.flows.clone());
+        let endpoints = RdmaEndpoint::for_hosts(rdma, topology.hosts())?;
+        let mut network = Network::new(&self.network, endpoints, self.flows.clone());
         if let Some(tap) = tap {
             network.set_tap(rdma::tap(tap));
         }
         network.run_flows(self.until);
-        let ended = ended(&network, &Ideal::new(topology, rdma.framing()));
+        let ended = flow_results(&network, &IdealFct::new(topology, rdma.framing()));
         let endpoints = network.endpoint_counters();
         let mut slowdowns: Vec<f64> = ended.iter().map(|flow| flow.slowdown).collect();
         let mut spans: Vec<f64> = ended.iter().map(|flow| flow.span.ns() / 1000.0).collect();
@@ -114,13 +114,13 @@ impl FctExperiment {
             hosts: topology.hosts(),
             flows: self.flows.len(),
             flows_ended: ended.len(),
-            slowdown: Slowdown::of(&mut slowdowns),
-            bins: bins(&ended),
+            slowdown: SummaryStats::of(&mut slowdowns),
+            bins: size_bins(&ended),
             goodput_gbps_per_host: gbps / f64::from(topology.hosts()),
-            fct_us: Slowdown::of(&mut spans),
+            fct_us: SummaryStats::of(&mut spans),
             network: network.counters(),
             endpoints,
-            failed: network.endpoints().iter().map(Rdma::failed).sum(),
+            failed: network.endpoints().iter().map(RdmaEndpoint::failed).sum(),
             memory_bytes: network.memory_bytes(),
         })
     }
@@ -129,8 +129,8 @@ impl FctExperiment {
 /// Of two hosts: the first one and whichever is farthest from it; a packet of a byte and its acknowledgement.
 fn longest_round_trip(topology: &Topology) -> Span {
     let framing = crate::endpoint::Framing { payload_bytes: 1, overhead_bytes: 1000, ack_bytes: 86 };
-    let ideal = Ideal::new(topology, framing);
+    let ideal = IdealFct::new(topology, framing);
     let to =
         |to| Flow { start: Time::ZERO, from: HostId(0), to: HostId(to), bytes: 1, connection: None, repeats: false };
-    (1..topology.hosts()).map(|host| ideal.span(&to(host))).max().unwrap_or(Span::ZERO)
+    (1..topology.hosts()).map(|host| ideal.fct(&to(host))).max().unwrap_or(Span::ZERO)
 }

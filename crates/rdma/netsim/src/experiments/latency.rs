@@ -7,7 +7,7 @@ use super::{ExperimentError, Provenance, in_range};
 use crate::endpoint::Flow;
 use crate::network::{Network, NetworkConfig};
 use crate::rate::LinkRate;
-use crate::rdma::{PathProperties, Rdma, RdmaConfig, Verb, profile};
+use crate::rdma::{PathProperties, RdmaConfig, RdmaEndpoint, Verb, profile};
 use crate::results::percentile;
 use crate::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use crate::switch::SwitchConfig;
@@ -84,12 +84,12 @@ impl LatencyExperiment {
             connection: Some(0),
             repeats: true,
         };
-        let mut network = Network::new(&config, Rdma::fleet(rdma, 2)?, vec![flow]);
+        let mut network = Network::new(&config, RdmaEndpoint::for_hosts(rdma, 2)?, vec![flow]);
         let mut halves_us = Vec::with_capacity(self.messages as usize);
         let mut begun = Time::ZERO;
         while halves_us.len() < self.messages as usize {
             let before = network.counters().flows_ended;
-            if !network.run_until_ended(before + 1) {
+            if !network.run_until_finished(before + 1) {
                 return Err(ExperimentError::Failed { failed: 1, flows: halves_us.len() + 1 });
             }
             halves_us.push((network.now() - begun).ns() / 2000.0);

@@ -9,7 +9,7 @@ use crate::endpoint::{ETHERNET_BYTES, Endpoint, EndpointCounters, Flow, IP_UDP_B
 use crate::impairment::Impairments;
 use crate::network::{Network, NetworkConfig};
 use crate::rate::LinkRate;
-use crate::rdma::{PathProperties, REQUESTS_MAX, Rdma, RdmaConfig, profile};
+use crate::rdma::{PathProperties, REQUESTS_MAX, RdmaConfig, RdmaEndpoint, profile};
 use crate::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use crate::switch::SwitchConfig;
 use crate::topology::{HostId, Tiers, leaf_spine};
@@ -28,11 +28,11 @@ const LINE_HEADERS_BYTES: u64 = (ETHERNET_BYTES + IP_UDP_BYTES) as u64 + 12 + 16
 
 /// Whose turn it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turns {
+pub enum QpOrder {
     /// Each queue pair has a message under way at any time, and all take turns.
-    InTurn,
+    RoundRobin,
     /// A message of a queue pair drawn by chance whenever the line has room for one: what comes next is nobody's guess.
-    ByChance,
+    Random,
 }
 
 /// Bytes of a message, at most.
@@ -50,15 +50,15 @@ pub struct StreamExperiment {
     /// Queue pairs.
     pub qps: u32,
     /// Which of them sends next.
-    pub turns: Turns,
+    pub turns: QpOrder,
     /// Bytes of each message.
     pub message_bytes: u32,
     /// Of each line.
     pub delay: Span,
     /// Nothing is counted before this.
-    pub warm: Span,
+    pub warmup: Span,
     /// What is counted lasts so long.
-    pub during: Span,
+    pub duration: Span,
     /// Of everything random.
     pub seed: u64,
 }
@@ -102,11 +102,11 @@ impl StreamExperiment {
             gbps,
             loss: 0.0,
             qps,
-            turns: Turns::InTurn,
+            turns: QpOrder::RoundRobin,
             message_bytes: 4096,
             delay: Span::from_ns(1000.0),
-            warm: Span::from_ns(5e6),
-            during: Span::from_ns(1e7),
+            warmup: Span::from_ns(5e6),
+            duration: Span::from_ns(1e7),
             seed,
         }
     }
@@ -114,8 +114,8 @@ impl StreamExperiment {
     /// Goodput by loss: one queue pair sends messages of many packets, and nothing but loss slows it down.
     pub fn by_loss(policy: TransportPolicy, loss: f64, gbps: f64, seed: u64) -> Self {
         let transport = TransportConfig { policy, mtu_bytes: 1024, congestion: CongestionAlgorithm::None };
-        let during = Span::from_ns(4e7);
-        Self { transport, loss, qps: 1, message_bytes: 1 << 20, during, ..Self::by_qps(policy, 1, gbps, seed) }
+        let duration = Span::from_ns(4e7);
+        Self { transport, loss, qps: 1, message_bytes: 1 << 20, duration, ..Self::by_qps(policy, 1, gbps, seed) }
     }
 
     /// Runs it.
@@ -129,16 +129,16 @@ impl StreamExperiment {
         let rate = LinkRate::from_gbps(self.gbps).expect("a rate in range");
         // Should the NIC not keep up, queue pairs have room for all that is sent by chance, and twice that.
         let least = match self.turns {
-            Turns::InTurn => 1,
-            Turns::ByChance => self.messages(rate).div_ceil(REQUESTS_MAX.into()) * 2,
+            QpOrder::RoundRobin => 1,
+            QpOrder::Random => self.messages(rate).div_ceil(REQUESTS_MAX.into()) * 2,
         };
         in_range("qps", self.qps.into(), least as f64, QPS_MAX.into())?;
         let mut network = self.network(rate)?;
-        let (begin, end) = (Time::ZERO + self.warm, Time::ZERO + self.warm + self.during);
+        let (begin, end) = (Time::ZERO + self.warmup, Time::ZERO + self.warmup + self.duration);
         network.run_until(begin);
         let before = counted(&network);
         network.run_until(end);
-        let failed = network.endpoints().iter().map(Rdma::failed).sum();
+        let failed = network.endpoints().iter().map(RdmaEndpoint::failed).sum();
         if failed > 0 {
             return Err(ExperimentError::Failed { failed, flows: network.flows().len() });
         }
@@ -148,7 +148,7 @@ impl StreamExperiment {
         let most = |of| since(of).into_iter().max().unwrap_or(0);
         let both = |of| since(of).iter().sum::<u64>();
         let share = |part: u64, of: u64| if of == 0 { 0.0 } else { part as f64 / of as f64 };
-        let gbps = |bytes: u64| bytes as f64 * 8.0 / self.during.ns();
+        let gbps = |bytes: u64| bytes as f64 * 8.0 / self.duration.ns();
         let misses = both(|nic| nic.cache_misses);
         let pool = network.endpoints()[0].nic().profile().pool;
         let (read_bytes, write_bytes) = pool.map_or((0, 0), |pool| (pool.read_bytes.into(), pool.write_bytes.into()));
@@ -156,7 +156,7 @@ impl StreamExperiment {
             provenance: Provenance::Modelled,
             goodput_gbps: gbps(received.delivered_bytes),
             slow_path_share: share(received.slow_path_headers, received.received_packets).min(1.0),
-            slow_path_core_share: received.software_ps as f64 / self.during.ps() as f64,
+            slow_path_core_share: received.software_ps as f64 / self.duration.ps() as f64,
             retransmitted_share: share(sent.retransmitted_packets, sent.sent_packets),
             spurious_share: share(received.spurious_packets, received.received_packets),
             timeouts: sent.timeouts,
@@ -169,7 +169,7 @@ impl StreamExperiment {
         })
     }
 
-    fn network(&self, rate: LinkRate) -> Result<Network<Rdma>, ExperimentError> {
+    fn network(&self, rate: LinkRate) -> Result<Network<RdmaEndpoint>, ExperimentError> {
         let tiers = Tiers {
             pods: 1,
             leaves: 1,
@@ -182,15 +182,15 @@ impl StreamExperiment {
             delay: self.delay,
         };
         let topology = leaf_spine(&tiers).expect("two hosts under a switch are a network");
-        let loss = Impairments::losing(self.loss);
+        let loss = Impairments::uniform_loss(self.loss);
         let impairments = vec![(0, 0, loss.clone()), (0, 1, loss)];
         let config = NetworkConfig { topology, switches: SwitchConfig::default(), impairments, seed: self.seed };
-        let round_trip = self.delay * 4 + rate.span(u64::from(self.transport.mtu_bytes) * 2);
+        let round_trip = self.delay * 4 + rate.transmission_time(u64::from(self.transport.mtu_bytes) * 2);
         let rdma = RdmaConfig {
             seed: self.seed,
             ..RdmaConfig::new(profile(&self.transport, &PathProperties { rate, round_trip }))
         };
-        Ok(Network::new(&config, Rdma::fleet(rdma, 2)?, self.flows(rate)))
+        Ok(Network::new(&config, RdmaEndpoint::for_hosts(rdma, 2)?, self.flows(rate)))
     }
 
     fn flows(&self, rate: LinkRate) -> Vec<Flow> {
@@ -200,9 +200,9 @@ impl StreamExperiment {
             to: HostId(1),
             bytes: self.message_bytes.into(),
             connection: Some(connection),
-            repeats: self.turns == Turns::InTurn,
+            repeats: self.turns == QpOrder::RoundRobin,
         };
-        if self.turns == Turns::InTurn {
+        if self.turns == QpOrder::RoundRobin {
             let of_qp = MESSAGES_MIN.div_ceil(self.qps).clamp(1, MESSAGES_OF_QP_MAX);
             // Each queue pair once, then each once more: the order in which they stay.
             return (0..self.qps * of_qp).map(|number| flow(Time::ZERO, number % self.qps)).collect();
@@ -217,16 +217,16 @@ impl StreamExperiment {
     fn every_ps(&self, rate: LinkRate) -> f64 {
         let packets = self.message_bytes.div_ceil(self.transport.mtu_bytes).max(1);
         let line_bytes = u64::from(self.message_bytes) + u64::from(packets) * LINE_HEADERS_BYTES;
-        rate.span(line_bytes).ps() as f64 / OFFERED_SHARE
+        rate.transmission_time(line_bytes).ps() as f64 / OFFERED_SHARE
     }
 
     /// How many messages by chance there are.
     fn messages(&self, rate: LinkRate) -> u64 {
-        ((self.warm + self.during).ps() as f64 / self.every_ps(rate)) as u64
+        ((self.warmup + self.duration).ps() as f64 / self.every_ps(rate)) as u64
     }
 }
 
 /// Both hosts' counters.
-fn counted(network: &Network<Rdma>) -> Vec<(EndpointCounters, Counters)> {
+fn counted(network: &Network<RdmaEndpoint>) -> Vec<(EndpointCounters, Counters)> {
     network.endpoints().iter().map(|endpoint| (endpoint.counters(), *endpoint.nic().counters())).collect()
 }

@@ -5,7 +5,7 @@ use crate::workload::SizeDistribution;
 use sim::Span;
 
 fn short(experiment: StreamExperiment) -> StreamResult {
-    StreamExperiment { warm: Span::from_ns(1e6), during: Span::from_ns(2e6), ..experiment }.run().unwrap()
+    StreamExperiment { warmup: Span::from_ns(1e6), duration: Span::from_ns(2e6), ..experiment }.run().unwrap()
 }
 
 #[test]
@@ -20,11 +20,11 @@ fn srnic_keeps_its_goodput_where_a_cache_of_contexts_collapses() {
 /// for a packet that comes.
 #[test]
 fn a_pool_of_contexts_carries_100000_queue_pairs_in_turn_and_by_chance() {
-    for turns in [Turns::InTurn, Turns::ByChance] {
+    for turns in [QpOrder::RoundRobin, QpOrder::Random] {
         // Long enough for each NIC's pool to be full, so that each context that comes sends one away.
         let experiment =
             StreamExperiment { turns, ..StreamExperiment::by_qps(TransportPolicy::SrnicPaged, 100_000, 100.0, 1) };
-        let experiment = StreamExperiment { warm: Span::from_ns(3e6), during: Span::from_ns(1e6), ..experiment };
+        let experiment = StreamExperiment { warmup: Span::from_ns(3e6), duration: Span::from_ns(1e6), ..experiment };
         let result = experiment.run().unwrap();
         assert!(result.goodput_gbps > 95.0, "{turns:?} {result:?}");
         assert!(result.parked_share > 0.8 && result.parking_drops == 0, "{turns:?} {result:?}");
@@ -41,7 +41,7 @@ fn who_waits_for_a_turn_to_send_again_gives_nothing_up() {
     for nic in [TransportPolicy::Srnic, TransportPolicy::SrnicPaged] {
         let experiment = StreamExperiment { loss: 0.001, ..StreamExperiment::by_qps(nic, 20_000, 100.0, 1) };
         let result =
-            StreamExperiment { warm: Span::from_ns(1e6), during: Span::from_ns(9e6), ..experiment }.run().unwrap();
+            StreamExperiment { warmup: Span::from_ns(1e6), duration: Span::from_ns(9e6), ..experiment }.run().unwrap();
         assert!(result.goodput_gbps > 95.0 && result.retransmitted_share > 0.0, "{result:?}");
     }
 }
@@ -50,7 +50,7 @@ fn who_waits_for_a_turn_to_send_again_gives_nothing_up() {
 fn loss_is_srnics_slow_path_and_costs_it_little() {
     // Time-outs are rare and long: what waits for them is watched for longer.
     let at = |policy, loss, ms: f64| {
-        StreamExperiment { during: Span::from_ns(ms * 1e6), ..StreamExperiment::by_loss(policy, loss, 100.0, 1) }
+        StreamExperiment { duration: Span::from_ns(ms * 1e6), ..StreamExperiment::by_loss(policy, loss, 100.0, 1) }
             .run()
             .unwrap()
     };
@@ -73,13 +73,13 @@ fn a_small_message_takes_its_dma_and_a_cable() {
 fn a_run_of_flows_is_the_same_for_the_same_seed() {
     let sizes = SizeDistribution::find("storage-2019").unwrap();
     let run = |seed| {
-        let during = Span::from_ns(2e4);
+        let duration = Span::from_ns(2e4);
         let experiment = FctExperiment::published(
             TopologyPreset::LeafSpine256,
             sizes.clone(),
             0.3,
             TransportConfig::default(),
-            during,
+            duration,
             seed,
         );
         experiment.unwrap().run(None).unwrap()

@@ -4,14 +4,14 @@ use sim::Time;
 
 use super::{Event, Network, Owner};
 use crate::endpoint::{ETHERNET_BYTES_MIN, Endpoint};
-use crate::packet::{Class, Mark, PacketId};
+use crate::packet::{PacketFlag, PacketId, TrafficClass};
 use crate::topology::SwitchId;
 
 use crate::topology::NextHops;
 
 /// Packets of control that go before one of data that waits, at most: else heads of trimmed packets fill a line, and
 /// nothing arrives whole any more (NDP, SIGCOMM 2017, section 3.1).
-const CONTROLS_IN_TURN_MAX: u8 = 10;
+const CONTROLS_PER_DATA_MAX: u8 = 10;
 
 impl<E: Endpoint> Network<E> {
     /// A packet has arrived at a port.
@@ -19,7 +19,7 @@ impl<E: Endpoint> Network<E> {
         match self.owners[port as usize] {
             Owner::Host(host) => self.deliver(host, packet),
             Owner::Switch(switch) => {
-                if self.arena.frame(packet).is(Mark::Corrupt) {
+                if self.arena.frame(packet).is(PacketFlag::Corrupt) {
                     self.counters.corrupt_packets += 1;
                     self.arena.remove(packet);
                     return;
@@ -32,30 +32,30 @@ impl<E: Endpoint> Network<E> {
     fn forward(&mut self, number: u32, ingress: u32, packet: PacketId) {
         let frame = *self.arena.frame(packet);
         let switch = &mut self.switches[number as usize];
-        let out = match self.routes.towards(SwitchId(number), frame.to()) {
+        let out = match self.routes.next_hops(SwitchId(number), frame.to()) {
             NextHops::One(port) => port,
             NextHops::Many([only]) => *only,
-            NextHops::Many(ports) => ports[switch.choose(self.config.spreading, frame.label, ports.len())],
+            NextHops::Many(ports) => ports[switch.select_path(self.config.load_balancing, frame.label, ports.len())],
         };
         let (bytes, port) = (u64::from(frame.bytes), &self.ports[out as usize]);
-        let queued = if frame.class == Class::Control { port.control.bytes } else { port.data.bytes };
-        if self.config.pfc.is_some() && frame.class == Class::Data {
-            if self.hold(number, ingress, bytes) {
+        let queued = if frame.class == TrafficClass::Control { port.control.bytes } else { port.data.bytes };
+        if self.config.pfc.is_some() && frame.class == TrafficClass::Data {
+            if self.admit_lossless(number, ingress, bytes) {
                 return self.enqueue(ingress, out, packet);
             }
         } else if switch.admits(queued, bytes) {
-            switch.take(bytes);
+            switch.allocate(bytes);
             return self.enqueue(ingress, out, packet);
         }
         let trimmed_bytes = self.arena.extra(packet).trimmed_bytes;
-        if self.config.trims && frame.class == Class::Data && trimmed_bytes < frame.bytes {
+        if self.config.trimming && frame.class == TrafficClass::Data && trimmed_bytes < frame.bytes {
             let trimmed = u64::from(trimmed_bytes).max(ETHERNET_BYTES_MIN.into());
             let switch = &mut self.switches[number as usize];
             if switch.admits(self.ports[out as usize].control.bytes, trimmed) {
-                switch.take(trimmed);
+                switch.allocate(trimmed);
                 let frame = self.arena.frame_mut(packet);
-                (frame.bytes, frame.class) = (trimmed as u16, Class::Control);
-                frame.mark(Mark::Trimmed);
+                (frame.bytes, frame.class) = (trimmed as u16, TrafficClass::Control);
+                frame.mark(PacketFlag::Trimmed);
                 self.counters.trimmed_packets += 1;
                 return self.enqueue(ingress, out, packet);
             }
@@ -66,12 +66,12 @@ impl<E: Endpoint> Network<E> {
 
     /// With pauses: takes a packet into the shared part, or into the headroom of the port that it came by, which then
     /// asks its neighbour to pause. A packet never waits for its queue's share. Returns whether there was room.
-    fn hold(&mut self, switch: u32, ingress: u32, bytes: u64) -> bool {
+    fn admit_lossless(&mut self, switch: u32, ingress: u32, bytes: u64) -> bool {
         let Some(pfc) = &self.config.pfc else { return false };
         let switch = &mut self.switches[switch as usize];
         let port = &mut self.extras[ingress as usize];
-        if port.held + bytes <= switch.pause_above(pfc) {
-            switch.take(bytes);
+        if port.held + bytes <= switch.pause_threshold(pfc) {
+            switch.allocate(bytes);
             port.held += bytes;
             return true;
         }
@@ -81,19 +81,19 @@ impl<E: Endpoint> Network<E> {
         }
         if !port.is_pausing {
             self.counters.pauses += 1;
-            self.tell_pause(ingress, true);
+            self.send_pause(ingress, true);
         }
         has_room
     }
 
-    /// Gives back what [`Self::hold`] took, the headroom's first.
-    fn let_go(&mut self, switch: u32, ingress: u32, bytes: u64) {
+    /// Gives back what [`Self::admit_lossless`] took, the headroom's first.
+    fn release_lossless(&mut self, switch: u32, ingress: u32, bytes: u64) {
         let port = &mut self.extras[ingress as usize];
         let from_headroom = bytes.min(port.headroom_used);
         port.headroom_used -= from_headroom;
         port.held -= bytes - from_headroom;
-        self.switches[switch as usize].free(bytes - from_headroom);
-        self.ask_to_go_on(switch, ingress);
+        self.switches[switch as usize].release(bytes - from_headroom);
+        self.resume_if_drained(switch, ingress);
     }
 
     fn enqueue(&mut self, ingress: u32, out: u32, packet: PacketId) {
@@ -101,48 +101,48 @@ impl<E: Endpoint> Network<E> {
         self.arena.set_ingress(packet, ingress);
         let port = &mut self.ports[out as usize];
         match class {
-            Class::Control => port.control.push(&mut self.arena, packet),
-            Class::Data => port.data.push(&mut self.arena, packet),
+            TrafficClass::Control => port.control.push(&mut self.arena, packet),
+            TrafficClass::Data => port.data.push(&mut self.arena, packet),
         }
         port.queued_max = port.queued_max.max((port.data.bytes + port.control.bytes) as u32);
         self.transmit(out);
     }
 
     /// Lets a neighbour go on when it has little enough here.
-    fn ask_to_go_on(&mut self, switch: u32, number: u32) {
+    fn resume_if_drained(&mut self, switch: u32, number: u32) {
         let Some(pfc) = &self.config.pfc else { return };
         let port = &self.extras[number as usize];
-        let limit = self.switches[switch as usize].pause_above(pfc).saturating_sub(pfc.hysteresis_bytes);
+        let limit = self.switches[switch as usize].pause_threshold(pfc).saturating_sub(pfc.hysteresis_bytes);
         if port.is_pausing && port.headroom_used == 0 && (port.held <= limit || port.held == 0) {
-            self.tell_pause(number, false);
+            self.send_pause(number, false);
         }
     }
 
     /// A pause frame is sent between two packets: it waits for the one that is being sent.
-    fn tell_pause(&mut self, number: u32, is_on: bool) {
+    fn send_pause(&mut self, number: u32, is_on: bool) {
         self.extras[number as usize].is_pausing = is_on;
         let port = &self.ports[number as usize];
         let begin = port.free_at.max(self.now);
-        let at = begin + port.rate.span(ETHERNET_BYTES_MIN.into()) + port.delay;
+        let at = begin + port.rate.transmission_time(ETHERNET_BYTES_MIN.into()) + port.delay;
         self.queue.schedule(at, Event::Pause { port: number ^ 1, is_on }.into());
     }
 
     pub(super) fn pause(&mut self, number: u32, is_on: bool) {
         self.ports[number as usize].is_paused = is_on;
         if !is_on {
-            self.go_on(number);
+            self.resume(number);
         }
     }
 
-    pub(super) fn free(&mut self, number: u32) {
-        self.ports[number as usize].is_awaited = false;
-        self.go_on(number);
+    pub(super) fn tx_done(&mut self, number: u32) {
+        self.ports[number as usize].has_tx_done_event = false;
+        self.resume(number);
     }
 
     /// A port may send again.
-    fn go_on(&mut self, number: u32) {
+    fn resume(&mut self, number: u32) {
         match self.owners[number as usize] {
-            Owner::Host(host) => self.attend(host),
+            Owner::Host(host) => self.service_host(host),
             Owner::Switch(_) => self.transmit(number),
         }
     }
@@ -150,16 +150,16 @@ impl<E: Endpoint> Network<E> {
     /// Sends a switch port's next packet, if its line is free. Only a port with more to send awaits the end of it.
     fn transmit(&mut self, number: u32) {
         let port = &mut self.ports[number as usize];
-        if port.is_awaited {
+        if port.has_tx_done_event {
             return;
         }
         if port.free_at > self.now {
-            return self.await_free(number);
+            return self.schedule_tx_done(number);
         }
         let has_data = !port.is_paused && !port.data.is_empty();
-        let is_datas_turn = has_data && port.controls_in_turn >= CONTROLS_IN_TURN_MAX;
-        let next = if is_datas_turn { None } else { port.control.pop(&self.arena) };
-        port.controls_in_turn = if next.is_some() && has_data { port.controls_in_turn + 1 } else { 0 };
+        let must_send_data = has_data && port.controls_since_data >= CONTROLS_PER_DATA_MAX;
+        let next = if must_send_data { None } else { port.control.pop(&self.arena) };
+        port.controls_since_data = if next.is_some() && has_data { port.controls_since_data + 1 } else { 0 };
         let next = if next.is_none() && has_data { port.data.pop(&self.arena) } else { next };
         let Some(packet) = next else { return };
         let (left, rate) = (port.data.bytes, port.rate);
@@ -167,35 +167,35 @@ impl<E: Endpoint> Network<E> {
         let Owner::Switch(switch) = self.owners[number as usize] else { return };
         let frame = self.arena.frame_mut(packet);
         let (bytes, class) = (u64::from(frame.bytes), frame.class);
-        if let (Some(ecn), Class::Data) = (&self.config.ecn, class)
-            && self.switches[switch as usize].marks(ecn, rate, left)
+        if let (Some(ecn), TrafficClass::Data) = (&self.config.ecn, class)
+            && self.switches[switch as usize].should_mark(ecn, rate, left)
         {
-            frame.mark(Mark::Congestion);
+            frame.mark(PacketFlag::EcnMarked);
             self.counters.marked_packets += 1;
         }
-        if self.config.pfc.is_some() && class == Class::Data {
-            self.let_go(switch, self.arena.extra(packet).ingress, bytes);
+        if self.config.pfc.is_some() && class == TrafficClass::Data {
+            self.release_lossless(switch, self.arena.extra(packet).ingress, bytes);
         } else {
-            self.switches[switch as usize].free(bytes);
+            self.switches[switch as usize].release(bytes);
         }
-        self.launch(number, packet);
+        self.put_on_link(number, packet);
         if is_more {
-            self.await_free(number);
+            self.schedule_tx_done(number);
         }
     }
 
     /// An event comes when the port's line is free again.
-    pub(super) fn await_free(&mut self, number: u32) {
+    pub(super) fn schedule_tx_done(&mut self, number: u32) {
         let port = &mut self.ports[number as usize];
-        port.is_awaited = true;
-        self.queue.schedule(port.free_at, Event::Free { port: number }.into());
+        port.has_tx_done_event = true;
+        self.queue.schedule(port.free_at, Event::TxDone { port: number }.into());
     }
 
     /// Puts a packet on the line.
-    pub(super) fn launch(&mut self, number: u32, packet: PacketId) {
+    pub(super) fn put_on_link(&mut self, number: u32, packet: PacketId) {
         let port = &mut self.ports[number as usize];
         let bytes = u64::from(self.arena.frame(packet).bytes);
-        port.free_at = self.now + port.rate.span(bytes);
+        port.free_at = self.now + port.rate.transmission_time(bytes);
         self.counters.sent_packets += 1;
         let (arrives, peer) = (port.free_at + port.delay, number ^ 1);
         if !port.is_impaired {
@@ -203,20 +203,26 @@ impl<E: Endpoint> Network<E> {
         }
         if let Some(link) = &mut self.extras[number as usize].impaired {
             let fate = link.fate();
-            self.befall(fate, arrives, peer, packet);
+            self.deliver_impaired(fate, arrives, peer, packet);
         }
     }
 
-    fn befall(&mut self, fate: crate::impairment::Fate, arrives: Time, peer: u32, packet: PacketId) {
+    fn deliver_impaired(
+        &mut self,
+        fate: crate::impairment::PacketImpairment,
+        arrives: Time,
+        peer: u32,
+        packet: PacketId,
+    ) {
         if fate.is_lost {
             self.counters.lost_packets += 1;
             self.arena.remove(packet);
             return;
         }
         if fate.is_corrupt {
-            self.arena.frame_mut(packet).mark(Mark::Corrupt);
+            self.arena.frame_mut(packet).mark(PacketFlag::Corrupt);
         }
-        if fate.is_doubled {
+        if fate.is_duplicated {
             self.counters.doubled_packets += 1;
             let copy = self.arena.copy(packet);
             self.queue.schedule(arrives, Event::Arrive { port: peer, packet: copy }.into());

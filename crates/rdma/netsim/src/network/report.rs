@@ -7,7 +7,7 @@ use crate::endpoint::FlowId;
 
 /// A flow has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FlowEnd {
+pub struct FinishedFlow {
     /// Which.
     pub id: FlowId,
     /// When its sender knew that all of it had arrived.

@@ -1,7 +1,7 @@
 use super::*;
 use crate::endpoint::Flow;
 use crate::network::{Network, NetworkConfig};
-use crate::rdma::{Rdma, RdmaConfig};
+use crate::rdma::{RdmaConfig, RdmaEndpoint};
 use crate::switch::SwitchConfig;
 use crate::topology::{NetworkLink, NetworkNode, Topology};
 use pcap_file::pcap::PcapReader;
@@ -32,8 +32,8 @@ fn captured(policy: Policy, bytes: u64, host: Option<HostId>) -> Vec<u8> {
     let topology = Topology::new(2, 0, vec![link]).unwrap();
     let config = NetworkConfig { topology, switches: SwitchConfig::default(), impairments: Vec::new(), seed: 1 };
     let flow = Flow { start: Time::ZERO, from: HostId(0), to: HostId(1), bytes, connection: None, repeats: false };
-    let fleet = Rdma::fleet(RdmaConfig::new(Profile::modelled(policy)), 2).unwrap();
-    let mut network = Network::new(&config, fleet, vec![flow]);
+    let endpoints = RdmaEndpoint::for_hosts(RdmaConfig::new(Profile::modelled(policy)), 2).unwrap();
+    let mut network = Network::new(&config, endpoints, vec![flow]);
     let file = Shared::default();
     let (tap, fault) = PcapTap::new(file.clone(), host);
     network.set_tap(crate::rdma::tap(Box::new(tap.unwrap())));

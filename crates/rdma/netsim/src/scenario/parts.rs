@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use sim::Span;
 
 use super::VERSION;
-use crate::impairment::{Bursts, Impairments, Loss};
+use crate::impairment::{GilbertElliott, Impairments, Loss};
 use crate::switch::{Ecn, LoadBalancing, Pfc, SwitchConfig};
 use crate::topology::{NetworkNode, Topology};
 
@@ -100,8 +100,8 @@ impl From<SwitchesFile> for Switches {
             alpha: file.alpha,
             ecn: file.ecn.then_some(ecn),
             pfc: file.pfc.then_some(pfc),
-            trims: file.trimming,
-            spreading: match file.spreading {
+            trimming: file.trimming,
+            load_balancing: match file.spreading {
                 SpreadingName::Flow => LoadBalancing::Ecmp,
                 SpreadingName::Spray => LoadBalancing::PacketSpraying,
             },
@@ -119,7 +119,7 @@ pub(super) struct Lines {
     #[serde(default, deserialize_with = "share")]
     loss: f64,
     #[serde(default)]
-    bursts: Option<BurstsFile>,
+    bursts: Option<GilbertElliottFile>,
     #[serde(default, deserialize_with = "share")]
     reorder: f64,
     #[serde(default, deserialize_with = "nanoseconds")]
@@ -141,7 +141,7 @@ enum Between {
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct BurstsFile {
+struct GilbertElliottFile {
     #[serde(deserialize_with = "share")]
     to_bad: f64,
     #[serde(deserialize_with = "share")]
@@ -155,8 +155,8 @@ struct BurstsFile {
 impl Lines {
     pub fn impairments(&self, topology: &Topology) -> Vec<(usize, usize, Impairments)> {
         let loss = match self.bursts {
-            Some(BurstsFile { to_bad, to_good, loss_good, loss_bad }) => {
-                Loss::Bursts(Bursts { to_bad, to_good, loss_good, loss_bad })
+            Some(GilbertElliottFile { to_bad, to_good, loss_good, loss_bad }) => {
+                Loss::GilbertElliott(GilbertElliott { to_bad, to_good, loss_good, loss_bad })
             }
             None if self.loss > 0.0 => Loss::Uniform(self.loss),
             None => Loss::None,

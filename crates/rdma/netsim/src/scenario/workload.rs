@@ -80,7 +80,7 @@ impl TryFrom<WorkloadFile> for Part {
             Kind::Poisson => Workload::Poisson {
                 sizes: needed(file.distribution, "distribution")?,
                 load: needed(file.load, "load")?,
-                during: Span::from_ns(file.duration),
+                duration: Span::from_ns(file.duration),
             },
             Kind::Trace => {
                 let flows = read_trace(Path::new(&needed(file.trace, "trace")?)).map_err(|error| error.to_string())?;

@@ -19,7 +19,7 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
-    pub fn of(topology: &Topology) -> Self {
+    pub fn new(topology: &Topology) -> Self {
         let switches = topology.switches() as usize;
         let mut edge = vec![None; topology.hosts() as usize];
         // By switch: its ports to other switches, and which.
@@ -67,7 +67,7 @@ impl Routes {
     }
 
     /// The ports of a switch towards a host: at least one, for every host is reached.
-    pub fn towards(&self, switch: SwitchId, host: HostId) -> NextHops<'_> {
+    pub fn next_hops(&self, switch: SwitchId, host: HostId) -> NextHops<'_> {
         let Some((edge, port)) = self.edge[host.0 as usize] else { return NextHops::Many(&[]) };
         if edge == switch {
             return NextHops::One(port);
@@ -96,7 +96,7 @@ mod tests {
     use crate::topology::TopologyPreset;
 
     fn count(routes: &Routes, switch: u32, host: u32) -> usize {
-        match routes.towards(SwitchId(switch), HostId(host)) {
+        match routes.next_hops(SwitchId(switch), HostId(host)) {
             NextHops::One(_) => 0,
             NextHops::Many(ports) => ports.len(),
         }
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn all_shortest_paths_are_offered_and_no_others() {
-        let routes = Routes::of(&TopologyPreset::ThreeTier1024.topology());
+        let routes = Routes::new(&TopologyPreset::ThreeTier1024.topology());
         assert_eq!(count(&routes, 0, 0), 0, "a leaf to its own host");
         assert_eq!(count(&routes, 0, 16), 4, "a leaf to a host of its pod: by any of the pod's spines");
         assert_eq!(count(&routes, 0, 1023), 4, "a leaf to another pod");
@@ -116,8 +116,8 @@ mod tests {
     #[test]
     fn a_step_leads_to_a_switch_that_is_nearer() {
         let topology = TopologyPreset::LeafSpine256.topology();
-        let routes = Routes::of(&topology);
-        let NextHops::Many(ports) = routes.towards(SwitchId(0), HostId(255)) else { panic!("not its own host") };
+        let routes = Routes::new(&topology);
+        let NextHops::Many(ports) = routes.next_hops(SwitchId(0), HostId(255)) else { panic!("not its own host") };
         for port in ports {
             let link = topology.links()[*port as usize / 2];
             assert_eq!(link.ends[*port as usize % 2], NetworkNode::Switch(SwitchId(0)));

@@ -8,9 +8,10 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, Subcommand, ValueEnum};
 use netsim::experiments::{
-    ExperimentError, FctExperiment, FctResult, LatencyExperiment, LatencyResult, StreamExperiment, StreamResult, Turns,
+    ExperimentError, FctExperiment, FctResult, LatencyExperiment, LatencyResult, QpOrder, StreamExperiment,
+    StreamResult,
 };
-use netsim::network::Tap;
+use netsim::network::PacketTap;
 use netsim::pcap::PcapTap;
 use netsim::scenario::{CongestionAlgorithm, Scenario, TransportConfig, TransportPolicy};
 use netsim::topology::{HostId, TopologyPreset};
@@ -184,7 +185,7 @@ impl Capture {
         let Some(path) = &self.pcap else { return plan.run(None).map_err(judged) };
         let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
         let (tap, fault) = PcapTap::new(BufWriter::new(file), self.pcap_host.map(HostId));
-        let result = plan.run(tap.map(|tap| Box::new(tap) as Box<dyn Tap<Header>>)).map_err(judged)?;
+        let result = plan.run(tap.map(|tap| Box::new(tap) as Box<dyn PacketTap<Header>>)).map_err(judged)?;
         match fault.get() {
             Some(fault) => Err(anyhow!("writing {}: {fault}", path.display())),
             None => Ok(result),
@@ -249,7 +250,7 @@ fn stream(plan: StreamExperiment, json: bool) -> Result<()> {
     if json {
         let StreamExperiment { transport, qps, loss, gbps, message_bytes, seed, .. } = plan;
         let (transport, mtu_bytes) = (transport.policy, transport.mtu_bytes);
-        let turns = if plan.turns == Turns::InTurn { "turn" } else { "chance" };
+        let turns = if plan.turns == QpOrder::RoundRobin { "turn" } else { "chance" };
         let question = StreamQuestion { transport, qps, loss, gbps, mtu_bytes, message_bytes, turns, seed };
         return output::print_json(&Answer { question, result });
     }
@@ -281,8 +282,8 @@ fn qps(options: &Qps) -> Result<()> {
     let Common { seed, json } = options.common;
     let plan = StreamExperiment::by_qps(options.nic.transport(), options.qps, options.gbps, seed);
     let turns = match options.turns {
-        TurnsKind::Turn => Turns::InTurn,
-        TurnsKind::Chance => Turns::ByChance,
+        TurnsKind::Turn => QpOrder::RoundRobin,
+        TurnsKind::Chance => QpOrder::Random,
     };
     stream(StreamExperiment { message_bytes: options.size, turns, ..plan }, json)
 }
@@ -389,7 +390,7 @@ fn fct_table(result: &FctResult) -> String {
     let mut heads = vec![("UP TO BYTES", Align::Right)];
     heads.extend(numbers.map(|head| (head, Align::Right)));
     let mut table = Table::new(&heads);
-    let mut row = |size: String, flows: usize, slowdown: &netsim::results::Slowdown| {
+    let mut row = |size: String, flows: usize, slowdown: &netsim::results::SummaryStats| {
         let mut cells = vec![size, flows.to_string()];
         let values = [slowdown.mean, slowdown.p50, slowdown.p95, slowdown.p99, slowdown.max];
         cells.extend(values.iter().map(|value| format!("{value:.2}")));
@@ -447,5 +448,5 @@ fn run(options: &Run) -> Result<()> {
         transport: scenario.transport,
         seed: scenario.seed,
     };
-    flows(&question, &FctExperiment::of_scenario(&scenario), &options.capture, options.json)
+    flows(&question, &FctExperiment::from_scenario(&scenario), &options.capture, options.json)
 }

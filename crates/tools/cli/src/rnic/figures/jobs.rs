@@ -1,6 +1,6 @@
 //! The questions, each with the figures that it answers.
 
-use netsim::experiments::{ExperimentError, FctExperiment, LatencyExperiment, Provenance, StreamExperiment, Turns};
+use netsim::experiments::{ExperimentError, FctExperiment, LatencyExperiment, Provenance, QpOrder, StreamExperiment};
 use netsim::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use netsim::topology::TopologyPreset;
 use netsim::workload::SizeDistribution;
@@ -46,7 +46,7 @@ impl Job {
     pub fn run(&self) -> Result<Vec<Answer>, ExperimentError> {
         match self {
             Self::ByQps(plan) => {
-                let by_chance = if plan.turns == Turns::ByChance { ", by chance" } else { "" };
+                let by_chance = if plan.turns == QpOrder::Random { ", by chance" } else { "" };
                 let (series, x) = (name(plan.transport.policy).to_owned() + by_chance, f64::from(plan.qps));
                 let (result, qps) = (plan.run()?, "goodput-by-qps");
                 let mut answers = vec![(qps, modelled(series.clone(), x, result.goodput_gbps))];
@@ -102,9 +102,10 @@ fn flows(
         TopologyPreset::ThreeTier4096 => ("slowdown-4096-mean", "slowdown-4096-p99"),
     };
     let series = format!("{}, load {load}", name(transport));
-    let rows = |figure, value: fn(&netsim::results::Slowdown) -> f64| {
-        let row =
-            |bin: &netsim::results::Bin| (figure, modelled(series.clone(), bin.bytes_max as f64, value(&bin.slowdown)));
+    let rows = |figure, value: fn(&netsim::results::SummaryStats) -> f64| {
+        let row = |bin: &netsim::results::SizeBin| {
+            (figure, modelled(series.clone(), bin.bytes_max as f64, value(&bin.slowdown)))
+        };
         result.bins.iter().map(row).collect::<Vec<_>>()
     };
     Ok([rows(mean, |slowdown| slowdown.mean), rows(p99, |slowdown| slowdown.p99)].concat())
@@ -132,7 +133,7 @@ pub fn all(depth: Depth, seed: u64) -> Vec<Job> {
         if *qps > 16_384 {
             jobs.push(Job::ByQps(plan));
         }
-        jobs.push(Job::ByQps(StreamExperiment { turns: Turns::ByChance, ..plan }));
+        jobs.push(Job::ByQps(StreamExperiment { turns: QpOrder::Random, ..plan }));
     }
     let sizes: &[u32] = if is_quick { &[64, 4096] } else { &[8, 64, 256, 1024, 4096, 16_384, 65_536] };
     for nic in [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::ConnectionCache] {
