@@ -16,4 +16,4 @@ pub mod switch;
 pub mod topology;
 pub mod workload;
 
-pub use packet::TrafficClass;
+pub use packet::{PACKET_BYTES_MAX, TrafficClass};

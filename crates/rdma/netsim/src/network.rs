@@ -8,16 +8,13 @@ use sim::{EventQueue, Random, Span, Time};
 
 use crate::endpoint::{Endpoint, EndpointCounters, Flow, FlowId, IncomingPacket, OutgoingPacket};
 use crate::impairment::{ImpairmentState, Impairments};
-use crate::packet::{Fifo, Frame, FrameExtra, PacketArena, PacketFlag, PacketId};
+use crate::packet::{Fifo, Frame, FrameExtra, PACKET_BYTES_MAX, PacketArena, PacketFlag, PacketId};
 use crate::rate::LinkRate;
 use crate::switch::{Pfc, Switch, SwitchConfig};
 use crate::topology::{HostId, NetworkLink, NetworkNode, Routes, Topology};
 
 pub use report::{FinishedFlow, NetworkCounters};
 pub use tap::{PacketTap, TapDirection};
-
-/// Bytes on the wire of a packet, at most: a jumbo frame with preamble and gap.
-pub const PACKET_BYTES_MAX: u32 = 9_238;
 
 /// What happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,12 +105,6 @@ struct PortExtra {
     headroom_used: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Owner {
-    Host(u32),
-    Switch(u32),
-}
-
 /// What a network is made of.
 #[derive(Clone, Debug)]
 pub struct NetworkConfig {
@@ -134,7 +125,7 @@ pub struct Network<E: Endpoint> {
     arena: PacketArena<E::Header>,
     ports: Vec<Port>,
     /// By port.
-    owners: Vec<Owner>,
+    owners: Vec<NetworkNode>,
     extras: Vec<PortExtra>,
     switches: Vec<Switch>,
     config: SwitchConfig,
@@ -168,12 +159,12 @@ impl<E: Endpoint> Network<E> {
         assert!(flows.is_sorted_by_key(|flow| flow.start), "flows in order of their start");
         let is_possible = |flow: &Flow| flow.from != flow.to && flow.from.0.max(flow.to.0) < topology.hosts();
         assert!(flows.iter().all(is_possible), "flows between two hosts that there are");
-        let (owners, extras) = (owners(topology), extras(config));
+        let (owners, extras) = (topology.links().iter().flat_map(|link| link.ends).collect::<Vec<_>>(), extras(config));
         assert!(owners.len() <= NUMBERS_MAX, "{} ports; at most {NUMBERS_MAX}", owners.len());
         let mut host_ports = vec![0; endpoints.len()];
         for (number, owner) in owners.iter().enumerate() {
-            if let Owner::Host(host) = owner {
-                host_ports[*host as usize] = number as u32;
+            if let NetworkNode::Host(host) = owner {
+                host_ports[host.0 as usize] = number as u32;
             }
         }
         let mut queue = EventQueue::new();
@@ -312,7 +303,7 @@ impl<E: Endpoint> Network<E> {
 
     /// Bytes of memory that the network and its endpoints hold, as far as they can tell.
     pub fn memory_bytes(&self) -> usize {
-        let ports = self.ports.capacity() * (size_of::<Port>() + size_of::<Owner>() + size_of::<PortExtra>());
+        let ports = self.ports.capacity() * (size_of::<Port>() + size_of::<NetworkNode>() + size_of::<PortExtra>());
         let flows = self.flows.capacity() * size_of::<Flow>() + self.finished.capacity() * size_of::<FinishedFlow>();
         let endpoints: usize = self.endpoints.iter().map(Endpoint::memory_bytes).sum();
         self.arena.memory_bytes() + self.queue.memory_bytes() + self.routes.memory_bytes() + ports + flows + endpoints
@@ -410,14 +401,6 @@ impl<E: Endpoint> Network<E> {
     }
 }
 
-fn owners(topology: &Topology) -> Vec<Owner> {
-    let owner = |end: NetworkNode| match end {
-        NetworkNode::Host(host) => Owner::Host(host.0),
-        NetworkNode::Switch(switch) => Owner::Switch(switch.0),
-    };
-    topology.links().iter().flat_map(|link| link.ends.map(owner)).collect()
-}
-
 fn extras(config: &NetworkConfig) -> Vec<PortExtra> {
     let headroom = |link: &NetworkLink| {
         let packet = PACKET_BYTES_MAX.into();
@@ -448,11 +431,11 @@ fn ports(topology: &Topology, extras: &[PortExtra]) -> Vec<Port> {
     extras.iter().enumerate().map(port).collect()
 }
 
-fn switches(config: &NetworkConfig, owners: &[Owner], extras: &[PortExtra]) -> Vec<Switch> {
+fn switches(config: &NetworkConfig, owners: &[NetworkNode], extras: &[PortExtra]) -> Vec<Switch> {
     let mut headroom = vec![0; config.topology.switches() as usize];
     for (owner, extra) in owners.iter().zip(extras) {
-        if let Owner::Switch(switch) = owner {
-            headroom[*switch as usize] += extra.headroom;
+        if let NetworkNode::Switch(switch) = owner {
+            headroom[switch.0 as usize] += extra.headroom;
         }
     }
     let switch = |(number, headroom): (usize, u64)| {

@@ -1,8 +1,9 @@
 //! Packets under way: one place for all of them, and nothing is allocated for one.
 
-use crate::network::PACKET_BYTES_MAX;
 use crate::topology::{HOSTS_MAX, HostId};
 
+/// Largest size of a packet on the wire, in bytes: a jumbo frame with preamble and inter-frame gap.
+pub const PACKET_BYTES_MAX: u32 = 9_238;
 /// No packet: the end of a list.
 const NONE: u32 = u32::MAX;
 

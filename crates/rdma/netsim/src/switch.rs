@@ -3,7 +3,7 @@
 use sim::{Random, Span};
 use thiserror::Error;
 
-use crate::network::PACKET_BYTES_MAX;
+use crate::packet::PACKET_BYTES_MAX;
 use crate::rate::LinkRate;
 use crate::topology::{NetworkNode, Topology};
 

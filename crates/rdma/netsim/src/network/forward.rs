@@ -2,12 +2,10 @@
 
 use sim::Time;
 
-use super::{Event, Network, Owner};
+use super::{Event, Network};
 use crate::endpoint::{ETHERNET_BYTES_MIN, Endpoint};
 use crate::packet::{PacketFlag, PacketId, TrafficClass};
-use crate::topology::SwitchId;
-
-use crate::topology::NextHops;
+use crate::topology::{NetworkNode, NextHops, SwitchId};
 
 /// Packets of control that go before one of data that waits, at most: else heads of trimmed packets fill a line, and
 /// nothing arrives whole any more (NDP, SIGCOMM 2017, section 3.1).
@@ -17,8 +15,8 @@ impl<E: Endpoint> Network<E> {
     /// A packet has arrived at a port.
     pub(super) fn arrive(&mut self, port: u32, packet: PacketId) {
         match self.owners[port as usize] {
-            Owner::Host(host) => self.deliver(host, packet),
-            Owner::Switch(switch) => {
+            NetworkNode::Host(host) => self.deliver(host.0, packet),
+            NetworkNode::Switch(switch) => {
                 if self.arena.frame(packet).is(PacketFlag::Corrupt) {
                     self.counters.corrupt_packets += 1;
                     self.arena.remove(packet);
@@ -29,10 +27,10 @@ impl<E: Endpoint> Network<E> {
         }
     }
 
-    fn forward(&mut self, number: u32, ingress: u32, packet: PacketId) {
+    fn forward(&mut self, switch_id: SwitchId, ingress: u32, packet: PacketId) {
         let frame = *self.arena.frame(packet);
-        let switch = &mut self.switches[number as usize];
-        let out = match self.routes.next_hops(SwitchId(number), frame.to()) {
+        let switch = &mut self.switches[switch_id.0 as usize];
+        let out = match self.routes.next_hops(switch_id, frame.to()) {
             NextHops::One(port) => port,
             NextHops::Many([only]) => *only,
             NextHops::Many(ports) => ports[switch.select_path(self.config.load_balancing, frame.label, ports.len())],
@@ -40,7 +38,7 @@ impl<E: Endpoint> Network<E> {
         let (bytes, port) = (u64::from(frame.bytes), &self.ports[out as usize]);
         let queued = if frame.class == TrafficClass::Control { port.control.bytes } else { port.data.bytes };
         if self.config.pfc.is_some() && frame.class == TrafficClass::Data {
-            if self.admit_lossless(number, ingress, bytes) {
+            if self.admit_lossless(switch_id, ingress, bytes) {
                 return self.enqueue(ingress, out, packet);
             }
         } else if switch.admits(queued, bytes) {
@@ -50,7 +48,7 @@ impl<E: Endpoint> Network<E> {
         let trimmed_bytes = self.arena.extra(packet).trimmed_bytes;
         if self.config.trimming && frame.class == TrafficClass::Data && trimmed_bytes < frame.bytes {
             let trimmed = u64::from(trimmed_bytes).max(ETHERNET_BYTES_MIN.into());
-            let switch = &mut self.switches[number as usize];
+            let switch = &mut self.switches[switch_id.0 as usize];
             if switch.admits(self.ports[out as usize].control.bytes, trimmed) {
                 switch.allocate(trimmed);
                 let frame = self.arena.frame_mut(packet);
@@ -66,9 +64,9 @@ impl<E: Endpoint> Network<E> {
 
     /// With pauses: takes a packet into the shared part, or into the headroom of the port that it came by, which then
     /// asks its neighbour to pause. A packet never waits for its queue's share. Returns whether there was room.
-    fn admit_lossless(&mut self, switch: u32, ingress: u32, bytes: u64) -> bool {
+    fn admit_lossless(&mut self, switch: SwitchId, ingress: u32, bytes: u64) -> bool {
         let Some(pfc) = &self.config.pfc else { return false };
-        let switch = &mut self.switches[switch as usize];
+        let switch = &mut self.switches[switch.0 as usize];
         let port = &mut self.extras[ingress as usize];
         if port.held + bytes <= switch.pause_threshold(pfc) {
             switch.allocate(bytes);
@@ -87,12 +85,12 @@ impl<E: Endpoint> Network<E> {
     }
 
     /// Gives back what [`Self::admit_lossless`] took, the headroom's first.
-    fn release_lossless(&mut self, switch: u32, ingress: u32, bytes: u64) {
+    fn release_lossless(&mut self, switch: SwitchId, ingress: u32, bytes: u64) {
         let port = &mut self.extras[ingress as usize];
         let from_headroom = bytes.min(port.headroom_used);
         port.headroom_used -= from_headroom;
         port.held -= bytes - from_headroom;
-        self.switches[switch as usize].release(bytes - from_headroom);
+        self.switches[switch.0 as usize].release(bytes - from_headroom);
         self.resume_if_drained(switch, ingress);
     }
 
@@ -109,10 +107,10 @@ impl<E: Endpoint> Network<E> {
     }
 
     /// Lets a neighbour go on when it has little enough here.
-    fn resume_if_drained(&mut self, switch: u32, number: u32) {
+    fn resume_if_drained(&mut self, switch: SwitchId, number: u32) {
         let Some(pfc) = &self.config.pfc else { return };
         let port = &self.extras[number as usize];
-        let limit = self.switches[switch as usize].pause_threshold(pfc).saturating_sub(pfc.hysteresis_bytes);
+        let limit = self.switches[switch.0 as usize].pause_threshold(pfc).saturating_sub(pfc.hysteresis_bytes);
         if port.is_pausing && port.headroom_used == 0 && (port.held <= limit || port.held == 0) {
             self.send_pause(number, false);
         }
@@ -142,8 +140,8 @@ impl<E: Endpoint> Network<E> {
     /// A port may send again.
     fn resume(&mut self, number: u32) {
         match self.owners[number as usize] {
-            Owner::Host(host) => self.service_host(host),
-            Owner::Switch(_) => self.transmit(number),
+            NetworkNode::Host(host) => self.service_host(host.0),
+            NetworkNode::Switch(_) => self.transmit(number),
         }
     }
 
@@ -164,11 +162,11 @@ impl<E: Endpoint> Network<E> {
         let Some(packet) = next else { return };
         let (left, rate) = (port.data.bytes, port.rate);
         let is_more = !port.control.is_empty() || !port.data.is_empty() && !port.is_paused;
-        let Owner::Switch(switch) = self.owners[number as usize] else { return };
+        let NetworkNode::Switch(switch) = self.owners[number as usize] else { return };
         let frame = self.arena.frame_mut(packet);
         let (bytes, class) = (u64::from(frame.bytes), frame.class);
         if let (Some(ecn), TrafficClass::Data) = (&self.config.ecn, class)
-            && self.switches[switch as usize].should_mark(ecn, rate, left)
+            && self.switches[switch.0 as usize].should_mark(ecn, rate, left)
         {
             frame.mark(PacketFlag::EcnMarked);
             self.counters.marked_packets += 1;
@@ -176,7 +174,7 @@ impl<E: Endpoint> Network<E> {
         if self.config.pfc.is_some() && class == TrafficClass::Data {
             self.release_lossless(switch, self.arena.extra(packet).ingress, bytes);
         } else {
-            self.switches[switch as usize].release(bytes);
+            self.switches[switch.0 as usize].release(bytes);
         }
         self.put_on_link(number, packet);
         if is_more {
