@@ -14,7 +14,7 @@ use crate::switch::{Pfc, Switch, SwitchConfig};
 use crate::topology::{HostId, NetworkLink, NetworkNode, Routes, Topology};
 
 pub use report::{FinishedFlow, NetworkCounters};
-pub use tap::{PacketTap, TapDirection};
+pub use tap::{PacketTap, TapDirection, TappedPacket};
 
 /// What happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -343,7 +343,8 @@ impl<E: Endpoint> Network<E> {
         } else {
             let (header, from, is_marked) = (self.arena.header(packet), frame.from(), frame.is(PacketFlag::EcnMarked));
             if let Some(tap) = &mut self.tap {
-                tap.packet(self.now, TapDirection::Received, (from, frame.to()), (frame.label, is_marked), header);
+                let (at, direction, to, label) = (self.now, TapDirection::Received, frame.to(), frame.label);
+                tap.observe(&TappedPacket { at, direction, from, to, label, is_marked, header });
             }
             let incoming = IncomingPacket { from, header, is_marked, is_trimmed: frame.is(PacketFlag::Trimmed) };
             self.counters.delivered_packets += 1;
@@ -393,7 +394,8 @@ impl<E: Endpoint> Network<E> {
         assert!(bytes <= PACKET_BYTES_MAX, "a packet of {bytes} B exceeds the maximum of {PACKET_BYTES_MAX} B");
         let frame = Frame::new(bytes as u16, HostId(host), to, label, class);
         if let Some(tap) = &mut self.tap {
-            tap.packet(self.now, TapDirection::Sent, (HostId(host), to), (label, false), &header);
+            let (at, direction, from) = (self.now, TapDirection::Sent, HostId(host));
+            tap.observe(&TappedPacket { at, direction, from, to, label, is_marked: false, header: &header });
         }
         let packet = self.arena.add(frame, FrameExtra { ingress: 0, trimmed_bytes }, header);
         self.put_on_link(number, packet);

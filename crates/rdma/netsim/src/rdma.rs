@@ -21,7 +21,7 @@ use crate::endpoint::{
     ETHERNET_BYTES, ETHERNET_BYTES_MIN, Endpoint, EndpointCounters, Flow, FlowId, Framing, IP_UDP_BYTES,
     IncomingPacket, OutgoingPacket,
 };
-use crate::network::{PacketTap, TapDirection};
+use crate::network::{PacketTap, TappedPacket};
 use crate::packet::TrafficClass;
 use crate::topology::HostId;
 
@@ -278,15 +278,10 @@ impl RdmaEndpoint {
 struct UnpackingTap(Box<dyn PacketTap<Header>>);
 
 impl PacketTap<Packed> for UnpackingTap {
-    fn packet(
-        &mut self,
-        now: Time,
-        what: TapDirection,
-        between: (HostId, HostId),
-        label_and_mark: (u32, bool),
-        header: &Packed,
-    ) {
-        self.0.packet(now, what, between, label_and_mark, &header.header());
+    fn observe(&mut self, packet: &TappedPacket<'_, Packed>) {
+        let TappedPacket { at, direction, from, to, label, is_marked, header } = *packet;
+        let header = &header.header();
+        self.0.observe(&TappedPacket { at, direction, from, to, label, is_marked, header });
     }
 }
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use netsim::endpoint::Flow;
 use netsim::impairment::{Impairments, Loss};
-use netsim::network::{Network, NetworkConfig, PacketTap, TapDirection};
+use netsim::network::{Network, NetworkConfig, PacketTap, TapDirection, TappedPacket};
 use netsim::rate::LinkRate;
 use netsim::rdma::{RdmaConfig, RdmaEndpoint};
 use netsim::sliding_window::{SlidingWindow, SlidingWindowConfig, SlidingWindowHeader};
@@ -48,24 +48,18 @@ fn flow(packets: u64) -> Vec<Flow> {
 struct Log(Rc<RefCell<Vec<(u64, u32)>>>);
 
 impl PacketTap<SlidingWindowHeader> for Log {
-    fn packet(
-        &mut self,
-        now: Time,
-        what: TapDirection,
-        (from, _): (HostId, HostId),
-        _: (u32, bool),
-        header: &SlidingWindowHeader,
-    ) {
-        if what == TapDirection::Sent && from == HostId(0) {
-            self.0.borrow_mut().push((now.ps(), header.number));
+    fn observe(&mut self, packet: &TappedPacket<'_, SlidingWindowHeader>) {
+        if packet.direction == TapDirection::Sent && packet.from == HostId(0) {
+            self.0.borrow_mut().push((packet.at.ps(), packet.header.number));
         }
     }
 }
 
 impl PacketTap<Header> for Log {
-    fn packet(&mut self, now: Time, what: TapDirection, (from, _): (HostId, HostId), _: (u32, bool), header: &Header) {
-        if what == TapDirection::Sent && from == HostId(0) && header.payload_bytes > 0 {
-            self.0.borrow_mut().push((now.ps(), header.psn.get()));
+    fn observe(&mut self, packet: &TappedPacket<'_, Header>) {
+        let header = packet.header;
+        if packet.direction == TapDirection::Sent && packet.from == HostId(0) && header.payload_bytes > 0 {
+            self.0.borrow_mut().push((packet.at.ps(), header.psn.get()));
         }
     }
 }

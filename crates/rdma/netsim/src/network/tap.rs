@@ -1,27 +1,39 @@
-//! Seeing packets at the hosts.
+//! Observes packets at the hosts.
 
 use sim::Time;
 
 use crate::topology::HostId;
 
-/// What was seen.
+/// What a host did with an observed packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TapDirection {
-    /// A host begins to send a packet.
+    /// The host began to send it.
     Sent,
-    /// A host has got one.
+    /// The host received it.
     Received,
 }
 
-/// Sees every packet that a host sends or gets.
+/// A packet observed at a host.
+#[derive(Clone, Copy, Debug)]
+pub struct TappedPacket<'a, Header> {
+    /// Time of the observation.
+    pub at: Time,
+    /// Whether a host sent or received it.
+    pub direction: TapDirection,
+    /// The sending host.
+    pub from: HostId,
+    /// The receiving host.
+    pub to: HostId,
+    /// The label that ECMP hashes.
+    pub label: u32,
+    /// Whether it carries an ECN congestion mark.
+    pub is_marked: bool,
+    /// Its transport header.
+    pub header: &'a Header,
+}
+
+/// Observes every packet that a host sends or receives.
 pub trait PacketTap<Header> {
-    /// A packet: from whom and to whom, its label, and whether it is marked by congestion.
-    fn packet(
-        &mut self,
-        now: Time,
-        what: TapDirection,
-        between: (HostId, HostId),
-        label_and_mark: (u32, bool),
-        header: &Header,
-    );
+    /// Called once for each packet.
+    fn observe(&mut self, packet: &TappedPacket<'_, Header>);
 }

@@ -7,13 +7,13 @@ use crate::topology::{NetworkLink, NetworkNode, Topology};
 use pcap_file::pcap::PcapReader;
 use rnic::nic::{Policy, Profile};
 use rnic::wire::{Operation, Packet};
-use sim::Span;
+use sim::{Span, Time};
 
-/// A file in memory that outlives its writer.
+/// An in-memory file that outlives its writer.
 #[derive(Clone, Default)]
-struct Shared(Rc<RefCell<Vec<u8>>>);
+struct SharedBuffer(Rc<RefCell<Vec<u8>>>);
 
-impl Write for Shared {
+impl Write for SharedBuffer {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.borrow_mut().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -24,7 +24,7 @@ impl Write for Shared {
     }
 }
 
-/// What two hosts on a cable say to each other while one writes so many bytes to the other.
+/// Returns the capture of two directly connected hosts, one of which writes `bytes` bytes to the other.
 fn captured(policy: Policy, bytes: u64, host: Option<HostId>) -> Vec<u8> {
     let rate = crate::rate::LinkRate::from_gbps(100.0).unwrap();
     let link =
@@ -34,16 +34,16 @@ fn captured(policy: Policy, bytes: u64, host: Option<HostId>) -> Vec<u8> {
     let flow = Flow { start: Time::ZERO, from: HostId(0), to: HostId(1), bytes, connection: None, repeats: false };
     let endpoints = RdmaEndpoint::for_hosts(RdmaConfig::new(Profile::modelled(policy)), 2).unwrap();
     let mut network = Network::new(&config, endpoints, vec![flow]);
-    let file = Shared::default();
-    let (tap, fault) = PcapTap::new(file.clone(), host);
+    let file = SharedBuffer::default();
+    let (tap, error) = PcapTap::new(file.clone(), host);
     network.set_tap(crate::rdma::tap(Box::new(tap.unwrap())));
     assert!(network.run_flows(Time::from_ps(1_000_000_000_000)));
-    assert_eq!(fault.get(), None);
+    assert_eq!(error.get(), None);
     file.0.take()
 }
 
 #[test]
-fn every_packet_reads_back_as_rocev2_with_its_checksum() {
+fn captured_packets_parse_as_rocev2_with_valid_checksums() {
     for policy in [Policy::GoBackN, Policy::Srnic] {
         let file = captured(policy, 5000, None);
         let mut reader = PcapReader::new(file.as_slice()).unwrap();
@@ -53,9 +53,9 @@ fn every_packet_reads_back_as_rocev2_with_its_checksum() {
             let packet = packet.unwrap();
             assert!(packet.timestamp >= before);
             before = packet.timestamp;
-            let (head, body) = packet.data.split_at(HEAD_BYTES);
+            let (outer, body) = packet.data.split_at(OUTER_HEADER_BYTES);
             let parsed = Packet::new_checked(body).unwrap();
-            let ip = &head[ETHERNET_BYTES..];
+            let ip = &outer[ETHERNET_BYTES..];
             let at = |first: usize| Ipv4Addr::new(ip[first], ip[first + 1], ip[first + 2], ip[first + 3]);
             let (source, destination) = (at(12), at(16));
             let addresses = IpAddresses::V4 { source, destination, identification: 0, dont_fragment: true };
@@ -64,7 +64,7 @@ fn every_packet_reads_back_as_rocev2_with_its_checksum() {
             assert!(destination_port == UDP_PORT && source_port >= SOURCE_PORT_FIRST);
             assert!(parsed.is_intact(&Encapsulation { addresses, source_port, destination_port }));
             let sum: u32 = ip[..20].chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
-            assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "the checksum of IPv4");
+            assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "IPv4 header checksum");
             payload_bytes += parsed.header().payload_bytes;
             acks += u32::from(parsed.header().operation == Operation::Acknowledge);
         }
@@ -73,13 +73,13 @@ fn every_packet_reads_back_as_rocev2_with_its_checksum() {
 }
 
 #[test]
-fn one_hosts_view_is_what_it_sends_and_gets() {
-    let count = |host| {
+fn a_host_capture_holds_what_it_sends_and_receives() {
+    let timestamps = |host| {
         let file = captured(Policy::GoBackN, 5000, host);
         let mut reader = PcapReader::new(file.as_slice()).unwrap();
         std::iter::from_fn(|| reader.next_packet().map(|packet| packet.unwrap().timestamp)).collect::<Vec<_>>()
     };
-    let (all, one) = (count(None), count(Some(HostId(1))));
+    let (all, one) = (timestamps(None), timestamps(Some(HostId(1))));
     assert_eq!(all.len(), one.len());
-    assert!(one[0] > all[0], "it gets the first packet later than that is sent");
+    assert!(one[0] > all[0], "the first packet is received later than it is sent");
 }
