@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use netsim::network::{Network, NetworkConfig};
 use netsim::rdma::{PathProperties, RdmaConfig, RdmaEndpoint, profile};
-use netsim::scenario::TransportConfig;
 use netsim::switch::SwitchConfig;
 use netsim::topology::TopologyPreset;
+use netsim::transport::TransportConfig;
 use netsim::workload::{SizeDistribution, Workload};
 use sim::{Span, Time};
 

@@ -14,6 +14,7 @@ pub mod scenario;
 pub mod sliding_window;
 pub mod switch;
 pub mod topology;
+pub mod transport;
 pub mod workload;
 
 pub use packet::{PACKET_BYTES_MAX, TrafficClass};

@@ -2,7 +2,7 @@
 //!
 //! What is wrong in one is said in a line with file, line, key, value and remedy. `docs/netsim.md` explains every key.
 
-mod parts;
+mod network;
 mod topology;
 mod workload;
 
@@ -10,13 +10,13 @@ use std::path::Path;
 
 use config::{ConfigError, nanoseconds};
 use serde::Deserialize;
+use serde::de::{Deserializer, Error};
 use sim::{Span, Time};
 
 use crate::endpoint::Flow;
 use crate::network::NetworkConfig;
+use crate::transport::TransportConfig;
 use crate::workload::Workload;
-
-pub use parts::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 
 /// The version of scenario files that this release reads.
 pub const VERSION: u32 = 1;
@@ -45,7 +45,7 @@ pub struct Scenario {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    #[serde(deserialize_with = "parts::version")]
+    #[serde(deserialize_with = "version")]
     version: u32,
     #[serde(default = "seed_default")]
     seed: u64,
@@ -53,12 +53,20 @@ struct File {
     until: f64,
     topology: topology::Part,
     #[serde(default)]
-    switches: parts::Switches,
+    switches: network::Switches,
     #[serde(default)]
-    lines: parts::Lines,
+    lines: network::Lines,
     workload: workload::Part,
     #[serde(default)]
     transport: TransportConfig,
+}
+
+/// A version that this release reads.
+fn version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    match u32::deserialize(deserializer)? {
+        VERSION => Ok(VERSION),
+        other => Err(D::Error::custom(format!("'{other}' is no version that this release reads; write {VERSION}"))),
+    }
 }
 
 fn seed_default() -> u64 {

@@ -5,9 +5,9 @@ use netsim::endpoint::Flow;
 use netsim::impairment::Impairments;
 use netsim::network::{Network, NetworkConfig};
 use netsim::rdma::{PathProperties, RdmaConfig, RdmaEndpoint, profile};
-use netsim::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use netsim::switch::{LoadBalancing, Pfc, SwitchConfig};
 use netsim::topology::{HostId, Tiers, TopologyPreset, leaf_spine};
+use netsim::transport::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use sim::{Random, Span, Time};
 
 const HOSTS: u64 = 64;

@@ -1,17 +1,19 @@
 //! How much longer flows take in a network full of others.
 
+use pcie::result::Provenance;
 use serde::Serialize;
 use sim::{Span, Time};
 
-use super::{ExperimentError, Provenance};
+use super::error::ExperimentError;
 use crate::endpoint::{EndpointCounters, Flow};
 use crate::ideal::IdealFct;
 use crate::network::{Network, NetworkConfig, NetworkCounters, PacketTap};
 use crate::rdma::{self, PathProperties, RdmaConfig, RdmaEndpoint, profile};
 use crate::results::{SizeBin, SummaryStats, flow_results, size_bins};
-use crate::scenario::{Scenario, TransportConfig};
+use crate::scenario::Scenario;
 use crate::switch::SwitchConfig;
 use crate::topology::{HostId, Topology, TopologyPreset};
+use crate::transport::TransportConfig;
 use crate::workload::{SizeDistribution, Workload};
 
 /// Flows in a network.

@@ -1,17 +1,18 @@
 //! One message at a time, there and back.
 
+use pcie::result::Provenance;
 use serde::Serialize;
 use sim::{Span, Time};
 
-use super::{ExperimentError, Provenance, in_range};
+use super::error::{ExperimentError, in_range};
 use crate::endpoint::Flow;
 use crate::network::{Network, NetworkConfig};
 use crate::rate::LinkRate;
 use crate::rdma::{PathProperties, RdmaConfig, RdmaEndpoint, Verb, profile};
 use crate::results::percentile;
-use crate::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use crate::switch::SwitchConfig;
 use crate::topology::{HostId, NetworkLink, NetworkNode, Topology};
+use crate::transport::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 
 /// The largest message: what a receive request of the echo has room for.
 const BYTES_MAX: f64 = (1 << 20) as f64;

@@ -1,18 +1,19 @@
 //! Many queue pairs of two hosts that send without end.
 
+use pcie::result::Provenance;
 use rnic::nic::Counters;
 use serde::Serialize;
 use sim::{Random, Span, Time};
 
-use super::{ExperimentError, Provenance, in_range};
+use super::error::{ExperimentError, in_range};
 use crate::endpoint::{ETHERNET_BYTES, Endpoint, EndpointCounters, Flow, IP_UDP_BYTES};
 use crate::impairment::Impairments;
 use crate::network::{Network, NetworkConfig};
 use crate::rate::LinkRate;
 use crate::rdma::{PathProperties, REQUESTS_MAX, RdmaConfig, RdmaEndpoint, profile};
-use crate::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use crate::switch::SwitchConfig;
 use crate::topology::{HostId, Tiers, leaf_spine};
+use crate::transport::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 
 /// Queue pairs at most: a run with so many takes a minute.
 const QPS_MAX: u32 = 1 << 20;

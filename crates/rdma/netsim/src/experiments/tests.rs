@@ -1,6 +1,6 @@
 use super::*;
-use crate::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use crate::topology::TopologyPreset;
+use crate::transport::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use crate::workload::SizeDistribution;
 use sim::Span;
 

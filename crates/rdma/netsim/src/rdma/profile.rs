@@ -10,7 +10,7 @@ use rnic::nic::{CongestionControl, Context, ContextCache, ContextPool, Costs, Dc
 use sim::Span;
 
 use crate::rate::LinkRate;
-use crate::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
+use crate::transport::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use crate::workload::FLOWS_MAX;
 
 /// What a NIC's window and rate depend on.

@@ -1,5 +1,6 @@
 use super::*;
 use crate::topology::TopologyPreset;
+use crate::transport::TransportPolicy;
 
 const GOOD: &str = r#"version = 1
 [topology]

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use sim::Span;
 
-use super::{HostId, NetworkLink, NetworkNode, SwitchId, Topology, TopologyError};
+use super::graph::{HOSTS_MAX, HostId, NetworkLink, NetworkNode, SWITCHES_MAX, SwitchId, Topology, TopologyError};
 use crate::rate::LinkRate;
 
 /// The measures of a network of two or three tiers.
@@ -138,7 +138,7 @@ pub fn dumbbell(
 ) -> Result<Topology, TopologyError> {
     positive(&[("hosts_per_side", hosts_per_side)])?;
     let hosts = hosts_per_side.saturating_mul(2);
-    super::TopologyError::limit("hosts", hosts.into(), super::HOSTS_MAX)?;
+    TopologyError::limit("hosts", hosts.into(), HOSTS_MAX)?;
     let edges = (0..hosts).map(|number| NetworkLink {
         ends: [host(number), switch(number / hosts_per_side)],
         rate: host_rate,
@@ -164,9 +164,9 @@ pub fn three_tier(tiers: &Tiers) -> Result<Topology, TopologyError> {
     let Tiers { pods, leaves, hosts_per_leaf, spines, cores_per_spine, .. } = *tiers;
     positive(&[("pods", pods), ("leaves", leaves), ("hosts_per_leaf", hosts_per_leaf), ("spines", spines)])?;
     let wide = |factors: [u32; 3]| factors.iter().map(|factor| u64::from(*factor)).fold(1, u64::saturating_mul);
-    TopologyError::limit("hosts", wide([pods, leaves, hosts_per_leaf]), super::HOSTS_MAX)?;
+    TopologyError::limit("hosts", wide([pods, leaves, hosts_per_leaf]), HOSTS_MAX)?;
     let switches = wide([pods, leaves, 1]) + wide([pods, spines, 1]) + wide([spines, cores_per_spine, 1]);
-    TopologyError::limit("switches", switches, super::SWITCHES_MAX)?;
+    TopologyError::limit("switches", switches, SWITCHES_MAX)?;
     let (leaves_all, spines_all) = (pods * leaves, pods * spines);
     let (first_spine, first_core) = (leaves_all, leaves_all + spines_all);
     let mut links = Vec::new();

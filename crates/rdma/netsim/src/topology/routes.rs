@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{HostId, NetworkNode, SwitchId, Topology};
+use super::graph::{HostId, NetworkNode, SwitchId, Topology};
 
 /// A port, numbered over the whole network: line i has the ports 2i and 2i + 1, at its first and second end.
 pub(crate) type PortNumber = u32;

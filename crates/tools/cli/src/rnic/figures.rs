@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result};
 use clap::Args;
 use crosslane_bench::Progress;
-use netsim::experiments::Provenance;
+use pcie::result::Provenance;
 use serde::Serialize;
 
 use crate::output;

@@ -13,8 +13,9 @@ use netsim::experiments::{
 };
 use netsim::network::PacketTap;
 use netsim::pcap::PcapTap;
-use netsim::scenario::{CongestionAlgorithm, Scenario, TransportConfig, TransportPolicy};
+use netsim::scenario::Scenario;
 use netsim::topology::{HostId, TopologyPreset};
+use netsim::transport::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use netsim::workload::SizeDistribution;
 use rnic::wire::Header;
 use serde::Serialize;

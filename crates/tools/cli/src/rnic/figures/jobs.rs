@@ -1,9 +1,10 @@
 //! The questions, each with the figures that it answers.
 
-use netsim::experiments::{ExperimentError, FctExperiment, LatencyExperiment, Provenance, QpOrder, StreamExperiment};
-use netsim::scenario::{CongestionAlgorithm, TransportConfig, TransportPolicy};
+use netsim::experiments::{ExperimentError, FctExperiment, LatencyExperiment, QpOrder, StreamExperiment};
 use netsim::topology::TopologyPreset;
+use netsim::transport::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use netsim::workload::SizeDistribution;
+use pcie::result::Provenance;
 use rnic::ledger::{Ledger, Place};
 use rnic::nic::Policy;
 use sim::Span;

@@ -153,7 +153,7 @@ pub fn plot(figure: &FigureData) -> Figure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use netsim::experiments::Provenance;
+    use pcie::result::Provenance;
 
     #[test]
     fn published_values_stand_beside_their_own_points_only() {

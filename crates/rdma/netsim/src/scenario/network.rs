@@ -1,22 +1,13 @@
 //! Switches, lines and transport as a file says them.
 
 use config::{bytes, nanoseconds};
+use serde::Deserialize;
 use serde::de::{Deserializer, Error};
-use serde::{Deserialize, Serialize};
 use sim::Span;
 
-use super::VERSION;
 use crate::impairment::{GilbertElliott, Impairments, Loss};
 use crate::switch::{Ecn, LoadBalancing, Pfc, SwitchConfig};
 use crate::topology::{NetworkNode, Topology};
-
-/// A version that this release reads.
-pub(super) fn version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
-    match u32::deserialize(deserializer)? {
-        VERSION => Ok(VERSION),
-        other => Err(D::Error::custom(format!("'{other}' is no version that this release reads; write {VERSION}"))),
-    }
-}
 
 /// A probability.
 pub(super) fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
@@ -179,66 +170,5 @@ impl Lines {
         };
         let links = topology.links().iter().enumerate().filter(|(_, link)| is_meant(&link.ends));
         links.flat_map(|(link, _)| [(link, 0, config.clone()), (link, 1, config.clone())]).collect()
-    }
-}
-
-/// How endpoints find what is lost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum TransportPolicy {
-    /// Selective repeat whose bitmaps lie in the host's memory.
-    #[default]
-    Srnic,
-    /// The same, with contexts in the host's memory and a pool of them on chip.
-    SrnicPaged,
-    /// Selective repeat with bitmaps on chip.
-    Irn,
-    /// Standard RoCEv2.
-    GoBackN,
-    /// Standard RoCEv2 by a NIC that keeps few contexts on chip.
-    ConnectionCache,
-}
-
-/// How senders slow down.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum CongestionAlgorithm {
-    /// Not at all.
-    None,
-    /// A window of bandwidth times delay.
-    BdpWindow,
-    /// By the share of marked packets.
-    #[default]
-    Dctcp,
-    /// By notifications, with a rate.
-    Dcqcn,
-    /// By the round trip.
-    Swift,
-}
-
-/// What endpoints do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct TransportConfig {
-    /// How they find what is lost.
-    pub policy: TransportPolicy,
-    /// Bytes of message in a packet.
-    #[serde(deserialize_with = "mtu")]
-    pub mtu_bytes: u32,
-    /// How senders slow down.
-    pub congestion: CongestionAlgorithm,
-}
-
-impl Default for TransportConfig {
-    /// As in the published simulations: packets of 1000 bytes, DCTCP.
-    fn default() -> Self {
-        Self { policy: TransportPolicy::Srnic, mtu_bytes: 1000, congestion: CongestionAlgorithm::Dctcp }
-    }
-}
-
-fn mtu<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
-    match u32::deserialize(deserializer)? {
-        bytes @ 256..=4096 => Ok(bytes),
-        bytes => Err(D::Error::custom(format!("'{bytes}' is no MTU; write bytes from 256 to 4096"))),
     }
 }
