@@ -1,4 +1,4 @@
-//! A packet simulator: switches, lines, topologies and workloads around the endpoints of an RDMA transport.
+//! A packet-level network simulator: switches, links, topologies and workloads around RDMA transport endpoints.
 
 pub mod endpoint;
 pub mod experiments;

@@ -338,15 +338,15 @@ impl<E: Endpoint> Network<E> {
     /// A packet has come to a host.
     fn deliver(&mut self, host: u32, packet: PacketId) {
         let frame = *self.arena.frame(packet);
-        if frame.is(PacketFlag::Corrupt) {
+        if frame.has(PacketFlag::Corrupt) {
             self.counters.corrupt_packets += 1;
         } else {
-            let (header, from, is_marked) = (self.arena.header(packet), frame.from(), frame.is(PacketFlag::EcnMarked));
+            let (header, from, is_marked) = (self.arena.header(packet), frame.from(), frame.has(PacketFlag::EcnMarked));
             if let Some(tap) = &mut self.tap {
                 let (at, direction, to, label) = (self.now, TapDirection::Received, frame.to(), frame.label);
                 tap.observe(&TappedPacket { at, direction, from, to, label, is_marked, header });
             }
-            let incoming = IncomingPacket { from, header, is_marked, is_trimmed: frame.is(PacketFlag::Trimmed) };
+            let incoming = IncomingPacket { from, header, is_marked, is_trimmed: frame.has(PacketFlag::Trimmed) };
             self.counters.delivered_packets += 1;
             self.endpoints[host as usize].receive(self.now, &incoming);
         }

@@ -1,68 +1,70 @@
-//! Packets under way: one place for all of them, and nothing is allocated for one.
+//! Packets in flight, kept in one arena so that no packet needs an allocation of its own.
 
 use crate::topology::{HOSTS_MAX, HostId};
 
 /// Largest size of a packet on the wire, in bytes: a jumbo frame with preamble and inter-frame gap.
 pub const PACKET_BYTES_MAX: u32 = 9_238;
-/// No packet: the end of a list.
+/// Index that means no packet: the end of a list.
 const NONE: u32 = u32::MAX;
 
-/// The place of a packet.
+/// The index of a packet in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PacketId(pub u32);
 
-/// What every switch asks of a packet, four of them in a cache line; what it says to its receiver lies elsewhere, and
-/// is touched at the ends only.
+/// The part of a packet that every switch reads, four to a cache line.
+///
+/// The transport header lies in an array of its own, because only the hosts touch it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame {
-    /// What path selection by flow looks at.
+    /// The value that ECMP hashes.
     pub label: u32,
-    /// The packet behind it in its queue, or the next free place.
+    /// The next packet in the same queue, or the next free index.
     next: u32,
-    /// On the wire, with everything: headers, checksums, preamble and gap.
+    /// Size on the wire, with headers, checksums, preamble and gap.
     pub bytes: u16,
     from: u16,
     to: u16,
     pub class: TrafficClass,
-    marks: u8,
+    /// The set of [`PacketFlag`]s.
+    flags: u8,
 }
 
-/// What only some networks ask of a packet.
+/// The part of a packet that only networks with PFC or trimming need.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FrameExtra {
-    /// By which port it came into the switch that holds it.
+    /// The port by which it entered the switch that holds it.
     pub ingress: u32,
-    /// Bytes that are left when it is trimmed.
+    /// Its size in bytes once it is trimmed.
     pub trimmed_bytes: u16,
 }
 
-/// Something that happened to a packet.
+/// Something that happened to a packet on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum PacketFlag {
-    /// Congestion was met.
+    /// A switch set its ECN congestion mark.
     EcnMarked = 1,
-    /// The payload was cut off.
+    /// A switch cut off its payload.
     Trimmed = 1 << 1,
     /// Its checksum is wrong.
     Corrupt = 1 << 2,
 }
 
-/// Which of a port's queues a packet takes.
+/// Which of a port's two queues a packet takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrafficClass {
-    /// Before everything else: trimmed packets, and what endpoints choose.
+    /// The priority queue: trimmed packets, and what endpoints put there.
     Control,
-    /// Everything else; this is what is paused and marked.
+    /// Everything else; only this queue is paused and marked.
     Data,
 }
 
-/// All packets under way.
+/// All packets in flight.
 #[derive(Debug)]
 pub(crate) struct PacketArena<Header> {
     frames: Vec<Frame>,
     headers: Vec<Header>,
-    /// Empty where nobody asks for them.
+    /// Empty unless `has_extras`.
     extras: Vec<FrameExtra>,
     has_extras: bool,
     free: u32,
@@ -71,7 +73,7 @@ pub(crate) struct PacketArena<Header> {
 }
 
 impl<Header: Copy> PacketArena<Header> {
-    /// Room for packets; whether something is asked of them that only some networks ask.
+    /// Creates an empty arena; `has_extras` says whether it keeps a [`FrameExtra`] for each packet.
     pub fn new(has_extras: bool) -> Self {
         let (frames, headers, extras) = (Vec::new(), Vec::new(), Vec::new());
         Self { frames, headers, extras, has_extras, free: NONE, in_use: 0, in_use_max: 0 }
@@ -102,7 +104,7 @@ impl<Header: Copy> PacketArena<Header> {
         self.add(*self.frame(id), self.extra(id), *self.header(id))
     }
 
-    /// Nothing where nobody asks for it.
+    /// Returns the packet's [`FrameExtra`], or the default if the arena keeps none.
     pub fn extra(&self, id: PacketId) -> FrameExtra {
         self.extras.get(id.0 as usize).copied().unwrap_or_default()
     }
@@ -131,7 +133,7 @@ impl<Header: Copy> PacketArena<Header> {
         &self.headers[id.0 as usize]
     }
 
-    /// Packets under way now.
+    /// Returns the number of packets in flight.
     pub fn in_use(&self) -> usize {
         self.in_use
     }
@@ -143,12 +145,12 @@ impl<Header: Copy> PacketArena<Header> {
     }
 }
 
-// Numbers of hosts and lengths of packets fit 16 bits.
+// Host numbers and packet sizes fit 16 bits.
 const _: () = assert!(HOSTS_MAX <= 1 << u16::BITS && PACKET_BYTES_MAX <= u16::MAX as u32);
 
 impl Frame {
     pub fn new(bytes: u16, from: HostId, to: HostId, label: u32, class: TrafficClass) -> Self {
-        Self { bytes, from: from.0 as u16, to: to.0 as u16, label, next: NONE, class, marks: 0 }
+        Self { bytes, from: from.0 as u16, to: to.0 as u16, label, next: NONE, class, flags: 0 }
     }
 
     pub fn from(&self) -> HostId {
@@ -159,16 +161,16 @@ impl Frame {
         HostId(self.to.into())
     }
 
-    pub fn is(&self, mark: PacketFlag) -> bool {
-        self.marks & mark as u8 != 0
+    pub fn has(&self, flag: PacketFlag) -> bool {
+        self.flags & flag as u8 != 0
     }
 
-    pub fn mark(&mut self, mark: PacketFlag) {
-        self.marks |= mark as u8;
+    pub fn set(&mut self, flag: PacketFlag) {
+        self.flags |= flag as u8;
     }
 }
 
-/// Packets that wait, the first one first: a list through the arena.
+/// A FIFO queue of packets, linked through the arena.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fifo {
     head: u32,
@@ -211,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_used_again_and_queues_keep_their_order() {
+    fn indices_are_reused_and_queues_keep_their_order() {
         let mut arena: PacketArena<u64> = PacketArena::new(false);
         let frame = |bytes| Frame::new(bytes, HostId(0), HostId(1), 0, TrafficClass::Data);
         let mut fifo = Fifo::EMPTY;
@@ -232,22 +234,22 @@ mod tests {
     }
 
     #[test]
-    fn what_switches_ask_of_a_packet_fits_a_quarter_of_a_cache_line() {
+    fn a_frame_fits_a_quarter_of_a_cache_line() {
         assert!(size_of::<Frame>() <= 16, "{}", size_of::<Frame>());
     }
 
     #[test]
-    fn a_packet_is_what_it_was_made_and_what_happened_to_it() {
+    fn a_copy_has_the_frame_the_flags_and_the_extra_of_its_original() {
         let mut arena: PacketArena<()> = PacketArena::new(true);
         let frame = Frame::new(9_238, HostId(HOSTS_MAX - 1), HostId(7), 3, TrafficClass::Data);
         let id = arena.add(frame, FrameExtra { ingress: 0, trimmed_bytes: 100 }, ());
         arena.set_ingress(id, 70_000);
-        arena.frame_mut(id).mark(PacketFlag::Trimmed);
+        arena.frame_mut(id).set(PacketFlag::Trimmed);
         let copy = arena.copy(id);
         let (frame, extra) = (*arena.frame(copy), arena.extra(copy));
         assert_eq!((frame.bytes, frame.from(), frame.to()), (9_238, HostId(HOSTS_MAX - 1), HostId(7)));
         assert_eq!(
-            [PacketFlag::EcnMarked, PacketFlag::Trimmed, PacketFlag::Corrupt].map(|mark| frame.is(mark)),
+            [PacketFlag::EcnMarked, PacketFlag::Trimmed, PacketFlag::Corrupt].map(|flag| frame.has(flag)),
             [false, true, false]
         );
         assert_eq!((extra.ingress, extra.trimmed_bytes), (70_000, 100));

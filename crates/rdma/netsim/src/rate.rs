@@ -1,24 +1,24 @@
-//! How fast a line is.
+//! The data rate of a link.
 
 use std::num::NonZero;
 
 use sim::Span;
 
-/// Picoseconds that a byte takes at 1 Mb/s.
+/// Transmission time of a byte at 1 Mb/s, in picoseconds.
 const PS_PER_BYTE_AT_1_MBPS: u64 = 8_000_000;
-/// Lines slower or faster than this are a mistake.
+/// Accepted rates; anything outside is taken for a mistake.
 const MBPS_RANGE: std::ops::RangeInclusive<u64> = 1..=10_000_000;
 
-/// Bits a second of a line.
+/// The data rate of a link, in whole Mb/s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LinkRate {
     mbps: u32,
-    /// What a byte takes, where that is a whole number of picoseconds: then no packet needs a division.
+    /// Transmission time of a byte if it is a whole number of picoseconds, which saves a division per packet.
     byte_ps: Option<NonZero<u32>>,
 }
 
 impl LinkRate {
-    /// So many Gb/s, to the nearest Mb/s; `None` below 0.001 and above 10000.
+    /// Creates a rate from Gb/s, rounded to the nearest Mb/s; `None` below 0.001 and above 10000.
     pub fn from_gbps(gbps: f64) -> Option<Self> {
         let mbps = (gbps * 1000.0).round() as u64;
         if !MBPS_RANGE.contains(&mbps) {
@@ -29,17 +29,17 @@ impl LinkRate {
         Some(Self { mbps: mbps as u32, byte_ps: NonZero::new(byte_ps as u32).filter(|_| is_whole) })
     }
 
-    /// In Gb/s.
+    /// Returns the rate in Gb/s.
     pub fn gbps(self) -> f64 {
         f64::from(self.mbps) / 1000.0
     }
 
-    /// In Mb/s.
+    /// Returns the rate in Mb/s.
     pub fn mbps(self) -> u64 {
         self.mbps.into()
     }
 
-    /// How long the line is busy with this many bytes, to the nearest picosecond.
+    /// Returns how long the link is busy with `bytes` bytes, to the nearest picosecond.
     pub fn transmission_time(self, bytes: u64) -> Span {
         let mbps = u64::from(self.mbps);
         Span::from_ps(match self.byte_ps {
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn no_line_has_no_rate() {
+    fn rates_out_of_range_are_refused() {
         for gbps in [0.0, -1.0, f64::NAN, 1e9] {
             assert_eq!(LinkRate::from_gbps(gbps), None, "{gbps}");
         }

@@ -17,7 +17,7 @@ impl<E: Endpoint> Network<E> {
         match self.owners[port as usize] {
             NetworkNode::Host(host) => self.deliver(host.0, packet),
             NetworkNode::Switch(switch) => {
-                if self.arena.frame(packet).is(PacketFlag::Corrupt) {
+                if self.arena.frame(packet).has(PacketFlag::Corrupt) {
                     self.counters.corrupt_packets += 1;
                     self.arena.remove(packet);
                     return;
@@ -53,7 +53,7 @@ impl<E: Endpoint> Network<E> {
                 switch.allocate(trimmed);
                 let frame = self.arena.frame_mut(packet);
                 (frame.bytes, frame.class) = (trimmed as u16, TrafficClass::Control);
-                frame.mark(PacketFlag::Trimmed);
+                frame.set(PacketFlag::Trimmed);
                 self.counters.trimmed_packets += 1;
                 return self.enqueue(ingress, out, packet);
             }
@@ -168,7 +168,7 @@ impl<E: Endpoint> Network<E> {
         if let (Some(ecn), TrafficClass::Data) = (&self.config.ecn, class)
             && self.switches[switch.0 as usize].should_mark(ecn, rate, left)
         {
-            frame.mark(PacketFlag::EcnMarked);
+            frame.set(PacketFlag::EcnMarked);
             self.counters.marked_packets += 1;
         }
         if self.config.pfc.is_some() && class == TrafficClass::Data {
@@ -218,7 +218,7 @@ impl<E: Endpoint> Network<E> {
             return;
         }
         if fate.is_corrupt {
-            self.arena.frame_mut(packet).mark(PacketFlag::Corrupt);
+            self.arena.frame_mut(packet).set(PacketFlag::Corrupt);
         }
         if fate.is_duplicated {
             self.counters.doubled_packets += 1;
