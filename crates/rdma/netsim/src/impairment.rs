@@ -1,15 +1,15 @@
-//! What lines do to packets.
+//! Link impairments: loss, reordering, duplication and corruption of packets.
 
 use sim::{Random, Span};
 
-/// What is wrong with a line, each way by itself.
+/// The impairments of one direction of a link; each is drawn independently.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Impairments {
     /// Which packets are lost.
     pub loss: Loss,
-    /// The share of packets that are late.
+    /// The share of packets that are delayed, so that later ones may overtake them.
     pub reorder: f64,
-    /// How late those are at most; evenly from nothing.
+    /// The largest additional delay of those packets; it is uniform from 0.
     pub reorder_delay_max: Span,
     /// The share of packets that arrive twice.
     pub duplicate: f64,
@@ -23,66 +23,67 @@ pub enum Loss {
     /// None.
     #[default]
     None,
-    /// Each one with this probability.
+    /// Each packet with this probability.
     Uniform(f64),
-    /// In bursts.
+    /// Bursts of losses.
     GilbertElliott(GilbertElliott),
-    /// These, counted from 0 on this line and this way, in order.
+    /// The packets with these numbers, counted from 0 in this direction of this link, in ascending order.
     Listed(Vec<u64>),
 }
 
-/// A line that is good or bad, and changes at random between packets (Gilbert 1960, Elliott 1963).
+/// The Gilbert-Elliott burst loss model: a link is in a good or a bad state and changes at random between packets
+/// (Gilbert 1960, Elliott 1963).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GilbertElliott {
-    /// The probability to turn bad after a packet.
+    /// Probability of going from good to bad after a packet.
     pub to_bad: f64,
-    /// The probability to turn good after a packet.
+    /// Probability of going from bad to good after a packet.
     pub to_good: f64,
-    /// The loss while good.
+    /// Loss probability in the good state.
     pub loss_good: f64,
-    /// The loss while bad.
+    /// Loss probability in the bad state.
     pub loss_bad: f64,
 }
 
 impl GilbertElliott {
-    /// The share of packets lost in the long run.
-    pub fn loss(&self) -> f64 {
+    /// Returns the share of packets lost in the long run.
+    pub fn mean_loss(&self) -> f64 {
         let bad = self.to_bad / (self.to_bad + self.to_good);
         bad * self.loss_bad + (1.0 - bad) * self.loss_good
     }
 }
 
 impl Impairments {
-    /// A line that loses each packet with this probability.
+    /// Impairments that only lose packets, each with this probability.
     pub fn uniform_loss(probability: f64) -> Self {
         Self { loss: Loss::Uniform(probability), ..Self::default() }
     }
 
-    /// Whether it does nothing.
+    /// Returns whether nothing is impaired.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// One way of a line that is not perfect.
+/// The impairment process of one direction of a link.
 #[derive(Clone, Debug)]
 pub(crate) struct ImpairmentState {
     config: Impairments,
     random: Random,
     is_bad: bool,
-    /// Packets so far.
+    /// Packets sent so far.
     seen: u64,
-    /// Of a list: how many of its packets have come.
+    /// Number of entries of [`Loss::Listed`] that have been lost so far.
     listed: usize,
 }
 
-/// What happens to a packet.
+/// What the link does to one packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PacketImpairment {
     pub is_lost: bool,
     pub is_corrupt: bool,
     pub is_duplicated: bool,
-    pub late: Span,
+    pub extra_delay: Span,
 }
 
 impl ImpairmentState {
@@ -90,16 +91,17 @@ impl ImpairmentState {
         Self { config, random, is_bad: false, seen: 0, listed: 0 }
     }
 
-    pub fn fate(&mut self) -> PacketImpairment {
+    /// Draws the impairments of the next packet.
+    pub fn next_packet(&mut self) -> PacketImpairment {
         let is_lost = self.is_lost();
         self.seen += 1;
-        let late = if self.random.chance(self.config.reorder) {
+        let extra_delay = if self.random.chance(self.config.reorder) {
             Span::from_ps(self.random.below(self.config.reorder_delay_max.ps() + 1))
         } else {
             Span::ZERO
         };
         let is_duplicated = self.random.chance(self.config.duplicate);
-        PacketImpairment { is_lost, late, is_duplicated, is_corrupt: self.random.chance(self.config.corrupt) }
+        PacketImpairment { is_lost, extra_delay, is_duplicated, is_corrupt: self.random.chance(self.config.corrupt) }
     }
 
     fn is_lost(&mut self) -> bool {
@@ -108,8 +110,7 @@ impl ImpairmentState {
             Loss::Uniform(probability) => self.random.chance(*probability),
             Loss::GilbertElliott(bursts) => {
                 let is_lost = self.random.chance(if self.is_bad { bursts.loss_bad } else { bursts.loss_good });
-                let turns = self.random.chance(if self.is_bad { bursts.to_good } else { bursts.to_bad });
-                self.is_bad ^= turns;
+                self.is_bad ^= self.random.chance(if self.is_bad { bursts.to_good } else { bursts.to_bad });
                 is_lost
             }
             Loss::Listed(packets) => {
@@ -125,32 +126,32 @@ impl ImpairmentState {
 mod tests {
     use super::*;
 
-    fn fates(config: Impairments, packets: usize) -> Vec<PacketImpairment> {
+    fn draw(config: Impairments, packets: usize) -> Vec<PacketImpairment> {
         let mut link = ImpairmentState::new(config, Random::new(3, "line"));
-        (0..packets).map(|_| link.fate()).collect()
+        (0..packets).map(|_| link.next_packet()).collect()
     }
 
     #[test]
-    fn a_list_loses_its_packets_and_no_others() {
+    fn listed_packets_are_lost_and_no_others() {
         let config = Impairments { loss: Loss::Listed(vec![0, 3, 4]), ..Impairments::default() };
-        let lost: Vec<bool> = fates(config, 6).iter().map(|fate| fate.is_lost).collect();
+        let lost: Vec<bool> = draw(config, 6).iter().map(|packet| packet.is_lost).collect();
         assert_eq!(lost, [true, false, false, true, true, false]);
     }
 
     #[test]
-    fn bursts_lose_their_share_and_lose_it_together() {
+    fn gilbert_elliott_loses_its_share_in_bursts() {
         let bursts = GilbertElliott { to_bad: 0.002, to_good: 0.1, loss_good: 0.0, loss_bad: 0.5 };
         let config = Impairments { loss: Loss::GilbertElliott(bursts), ..Impairments::default() };
-        let lost: Vec<bool> = fates(config, 400_000).iter().map(|fate| fate.is_lost).collect();
+        let lost: Vec<bool> = draw(config, 400_000).iter().map(|packet| packet.is_lost).collect();
         let share = |lost: &[bool]| lost.iter().filter(|lost| **lost).count() as f64 / lost.len() as f64;
         let all = share(&lost);
-        assert!((all / bursts.loss() - 1.0).abs() < 0.1, "{all}");
+        assert!((all / bursts.mean_loss() - 1.0).abs() < 0.1, "{all}");
         let after_loss: Vec<bool> = lost.windows(2).filter(|pair| pair[0]).map(|pair| pair[1]).collect();
         assert!(share(&after_loss) > 20.0 * all, "a loss makes the next one likely");
     }
 
     #[test]
-    fn the_rest_happens_as_often_as_asked_for() {
+    fn reordering_duplication_and_corruption_have_their_probabilities() {
         let config = Impairments {
             reorder: 0.25,
             reorder_delay_max: Span::from_ns(100.0),
@@ -158,12 +159,12 @@ mod tests {
             corrupt: 0.05,
             ..Impairments::default()
         };
-        let fates = fates(config, 100_000);
-        let count = |is: fn(&PacketImpairment) -> bool| fates.iter().filter(|fate| is(fate)).count();
-        assert!((24_000..26_000).contains(&count(|fate| fate.late > Span::ZERO)));
-        assert!((9_500..10_500).contains(&count(|fate| fate.is_duplicated)));
-        assert!((4_700..5_300).contains(&count(|fate| fate.is_corrupt)));
-        assert_eq!(count(|fate| fate.is_lost), 0);
-        assert!(fates.iter().all(|fate| fate.late <= Span::from_ns(100.0)));
+        let packets = draw(config, 100_000);
+        let count = |is: fn(&PacketImpairment) -> bool| packets.iter().filter(|packet| is(packet)).count();
+        assert!((24_000..26_000).contains(&count(|packet| packet.extra_delay > Span::ZERO)));
+        assert!((9_500..10_500).contains(&count(|packet| packet.is_duplicated)));
+        assert!((4_700..5_300).contains(&count(|packet| packet.is_corrupt)));
+        assert_eq!(count(|packet| packet.is_lost), 0);
+        assert!(packets.iter().all(|packet| packet.extra_delay <= Span::from_ns(100.0)));
     }
 }

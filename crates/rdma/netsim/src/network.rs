@@ -1,5 +1,6 @@
-//! A network at work: the loop over events.
+//! A simulated network: the event loop, the hosts' endpoints, and the ports and switches between them.
 
+mod event;
 mod forward;
 mod report;
 mod tap;
@@ -13,154 +14,102 @@ use crate::rate::LinkRate;
 use crate::switch::{Pfc, Switch, SwitchConfig};
 use crate::topology::{HostId, NetworkLink, NetworkNode, Routes, Topology};
 
+use event::{Event, PORTS_MAX, PackedEvent};
 pub use report::{FinishedFlow, NetworkCounters};
 pub use tap::{PacketTap, TapDirection, TappedPacket};
 
-/// What happens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Event {
-    /// A packet arrives at a port.
-    Arrive { port: u32, packet: PacketId },
-    /// A port has sent its packet.
-    TxDone { port: u32 },
-    /// A host's deadline.
-    Wake { host: u32 },
-    /// The next flow of the list begins.
-    Start,
-    /// A neighbour asks a port to pause, or to go on.
-    Pause { port: u32, is_on: bool },
-    /// The run is over.
-    Stop,
-}
-
-/// An event in 8 bytes, for a hundred thousand of them wait: its kind in the highest bits, then port or host, then the
-/// packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct PackedEvent(u32, u32);
-
-/// Bits of a port's or a host's number.
-const NUMBER_BITS: u32 = 29;
-const NUMBERS_MAX: usize = 1 << NUMBER_BITS;
-
-impl From<Event> for PackedEvent {
-    fn from(event: Event) -> Self {
-        let (kind, number, packet) = match event {
-            Event::Arrive { port, packet } => (0, port, packet.0),
-            Event::TxDone { port } => (1, port, 0),
-            Event::Wake { host } => (2, host, 0),
-            Event::Start => (3, 0, 0),
-            Event::Pause { port, is_on } => (4, port, is_on.into()),
-            Event::Stop => (5, 0, 0),
-        };
-        Self(kind << NUMBER_BITS | number, packet)
-    }
-}
-
-impl From<PackedEvent> for Event {
-    fn from(PackedEvent(kind_and_number, packet): PackedEvent) -> Self {
-        let number = kind_and_number % NUMBERS_MAX as u32;
-        match kind_and_number >> NUMBER_BITS {
-            0 => Self::Arrive { port: number, packet: PacketId(packet) },
-            1 => Self::TxDone { port: number },
-            2 => Self::Wake { host: number },
-            3 => Self::Start,
-            4 => Self::Pause { port: number, is_on: packet != 0 },
-            _ => Self::Stop,
-        }
-    }
-}
-
-/// One end of a line: what every packet that leaves by it touches, in one cache line. Its other end has the number that
-/// differs in the last bit.
+/// One end of a link: the state that every packet sent by it touches, in one cache line. The port at the other end has
+/// the number that differs in the last bit.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Port {
     rate: LinkRate,
     delay: Span,
-    /// When the packet that is being sent has left.
+    /// End of the current or last transmission.
     free_at: Time,
     control: Fifo,
     data: Fifo,
     queued_max: u32,
-    /// Whether an event says when the line is free.
+    /// Whether an [`Event::TxDone`] is scheduled for this port.
     has_tx_done_event: bool,
-    /// Whether the neighbour has asked not to be sent data.
+    /// Whether the neighbor has paused this port's data.
     is_paused: bool,
-    /// Packets of control since the last one of data that waited meanwhile.
+    /// Control packets sent since the last data packet, while data was waiting.
     controls_since_data: u8,
-    /// Whether the line is not perfect, this way.
+    /// Whether the link has impairments in this direction.
     is_impaired: bool,
 }
 
-/// What only some networks need of a port.
+/// The state of a port that only networks with impairments or PFC need.
 #[derive(Debug, Default)]
 struct PortExtra {
-    /// What is wrong with the line, this way.
-    impaired: Option<ImpairmentState>,
-    /// With pauses: bytes of the shared part that came by this port.
-    held: u64,
-    /// Whether this port has asked its neighbour to pause.
+    /// The link's impairments in this direction.
+    impairment: Option<ImpairmentState>,
+    /// With PFC: bytes of the switch's shared buffer that came by this port.
+    shared_used: u64,
+    /// Whether this port has paused its neighbor.
     is_pausing: bool,
     headroom: u64,
     headroom_used: u64,
 }
 
-/// What a network is made of.
+/// Settings of a network.
 #[derive(Clone, Debug)]
 pub struct NetworkConfig {
-    /// Who is joined to whom.
+    /// Hosts, switches and links.
     pub topology: Topology,
-    /// How switches work.
+    /// Settings of the switches.
     pub switches: SwitchConfig,
-    /// What is wrong with lines: by the line's number, and from which of its ends.
+    /// Impairments: the link's index, the end (0 or 1) that sends in the impaired direction, and what is impaired.
     pub impairments: Vec<(usize, usize, Impairments)>,
-    /// Of everything random in the network.
+    /// Seed of everything random in the network.
     pub seed: u64,
 }
 
-/// Hosts' endpoints and all that is between them.
+/// A running network: the hosts' endpoints and everything between them.
 pub struct Network<E: Endpoint> {
     queue: EventQueue<PackedEvent>,
     now: Time,
     arena: PacketArena<E::Header>,
     ports: Vec<Port>,
-    /// By port.
+    /// By port: the node that it belongs to.
     owners: Vec<NetworkNode>,
     extras: Vec<PortExtra>,
     switches: Vec<Switch>,
     config: SwitchConfig,
     routes: Routes,
     endpoints: Vec<E>,
-    /// By host.
+    /// By host: its port.
     host_ports: Vec<u32>,
-    /// By host: the earliest event that wakes it.
+    /// By host: the time of the earliest [`Event::Wake`] scheduled for it.
     wakes: Vec<Time>,
     flows: Vec<Flow>,
-    /// Flows that have started.
+    /// Number of flows that have started.
     started: usize,
-    /// When repeated flows begin no more.
+    /// Time after which repeated flows do not start again.
     repeat_until: Time,
     finished: Vec<FinishedFlow>,
-    /// Flows that have just ended, before they are looked at.
+    /// Flows that an endpoint has just reported as finished.
     done: Vec<FlowId>,
     counters: NetworkCounters,
     tap: Option<Box<dyn PacketTap<E::Header>>>,
 }
 
 impl<E: Endpoint> Network<E> {
-    /// A network with these endpoints, one a host, and these flows, in order of their start.
+    /// Creates a network with one endpoint per host and these flows, ordered by start time.
     ///
     /// # Panics
-    /// If there is not an endpoint for each host, a flow's host does not exist, a flow goes to its own host, or flows
-    /// are not in order.
+    /// If there is not one endpoint per host, a flow's host does not exist, a flow goes to its own host, or the flows
+    /// are not ordered.
     pub fn new(config: &NetworkConfig, endpoints: Vec<E>, flows: Vec<Flow>) -> Self {
         let topology = &config.topology;
-        assert_eq!(endpoints.len(), topology.hosts() as usize, "an endpoint for each host");
-        assert!(flows.is_sorted_by_key(|flow| flow.start), "flows in order of their start");
+        assert_eq!(endpoints.len(), topology.hosts() as usize, "one endpoint per host");
+        assert!(flows.is_sorted_by_key(|flow| flow.start), "flows ordered by start time");
         let is_possible = |flow: &Flow| flow.from != flow.to && flow.from.0.max(flow.to.0) < topology.hosts();
-        assert!(flows.iter().all(is_possible), "flows between two hosts that there are");
-        let (owners, extras) = (topology.links().iter().flat_map(|link| link.ends).collect::<Vec<_>>(), extras(config));
-        assert!(owners.len() <= NUMBERS_MAX, "{} ports; at most {NUMBERS_MAX}", owners.len());
+        assert!(flows.iter().all(is_possible), "flows between two existing hosts");
+        let owners: Vec<NetworkNode> = topology.links().iter().flat_map(|link| link.ends).collect();
+        let extras = extras(config);
+        assert!(owners.len() <= PORTS_MAX, "{} ports; at most {PORTS_MAX}", owners.len());
         let mut host_ports = vec![0; endpoints.len()];
         for (number, owner) in owners.iter().enumerate() {
             if let NetworkNode::Host(host) = owner {
@@ -169,7 +118,7 @@ impl<E: Endpoint> Network<E> {
         }
         let mut queue = EventQueue::new();
         if let Some(first) = flows.first() {
-            queue.schedule(first.start, Event::Start.into());
+            queue.schedule(first.start, Event::StartFlow.into());
         }
         Self {
             queue,
@@ -194,55 +143,47 @@ impl<E: Endpoint> Network<E> {
         }
     }
 
-    /// Lets somebody see what hosts send and get.
+    /// Sets the tap that observes what hosts send and receive.
     pub fn set_tap(&mut self, tap: Box<dyn PacketTap<E::Header>>) {
         self.tap = Some(tap);
     }
 
-    /// Repeated flows begin no more after this.
+    /// Sets the time after which repeated flows do not start again.
     pub fn set_repeat_until(&mut self, until: Time) {
         self.repeat_until = until;
     }
 
-    /// Runs until this time; stops earlier when nothing is left to happen. Returns whether something is.
+    /// Runs until the time `end`, or until no event is left. Returns whether events are left.
     pub fn run_until(&mut self, end: Time) -> bool {
-        self.queue.schedule(end, Event::Stop.into());
-        while let Some((now, event)) = self.queue.next_event() {
-            self.now = now;
-            let event = Event::from(event);
-            if event == Event::Stop {
-                if now >= end {
-                    break;
-                }
-                continue; // of a run that ended before its time
-            }
-            self.counters.events += 1;
-            self.handle(event);
-        }
+        self.run(end, |_| false);
         !self.queue.is_empty()
     }
 
-    /// Runs until all flows have ended, or this time has come. Returns whether they have.
+    /// Runs until all flows have finished, or until the time `end`. Returns whether all flows have finished.
     pub fn run_flows(&mut self, end: Time) -> bool {
+        self.run(end, |network| network.finished.len() >= network.flows.len())
+    }
+
+    /// Handles events until `is_done`. Returns false if the time `end` or the last event comes before.
+    fn run(&mut self, end: Time, is_done: impl Fn(&Self) -> bool) -> bool {
         self.queue.schedule(end, Event::Stop.into());
-        while self.finished.len() < self.flows.len() {
+        while !is_done(self) {
             let Some((now, event)) = self.queue.next_event() else { return false };
             self.now = now;
-            let event = Event::from(event);
-            if event == Event::Stop {
-                if now >= end {
-                    return false;
+            match event.into() {
+                Event::Stop if now >= end => return false,
+                Event::Stop => {} // left over from a run that was done before its end
+                event => {
+                    self.counters.events += 1;
+                    self.handle(event);
                 }
-                continue; // of a run that ended before its time
             }
-            self.counters.events += 1;
-            self.handle(event);
         }
         true
     }
 
-    /// Runs until so many flows have ended, repeated ones counted each time; returns whether they have, or nothing is
-    /// left to happen.
+    /// Runs until `flows` flows have finished, repeated ones counted each time. Returns false if no event is left
+    /// before.
     pub fn run_until_finished(&mut self, flows: u64) -> bool {
         while self.counters.flows_ended < flows {
             let Some((now, event)) = self.queue.next_event() else { return false };
@@ -258,50 +199,50 @@ impl<E: Endpoint> Network<E> {
             Event::Arrive { port, packet } => self.arrive(port, packet),
             Event::TxDone { port } => self.tx_done(port),
             Event::Wake { host } => self.wake(host),
-            Event::Start => self.start_due_flows(),
+            Event::StartFlow => self.start_due_flows(),
             Event::Pause { port, is_on } => self.pause(port, is_on),
             Event::Stop => {}
         }
     }
 
-    /// The time.
+    /// Returns the virtual time.
     pub fn now(&self) -> Time {
         self.now
     }
 
-    /// The endpoints, by host.
+    /// Returns the endpoints, by host.
     pub fn endpoints(&self) -> &[E] {
         &self.endpoints
     }
 
-    /// The flows that have started or will.
+    /// Returns all flows, started or not.
     pub fn flows(&self) -> &[Flow] {
         &self.flows
     }
 
-    /// The flows that have ended, in that order.
+    /// Returns the finished flows in the order in which they finished.
     pub fn finished_flows(&self) -> &[FinishedFlow] {
         &self.finished
     }
 
-    /// What the network has counted.
+    /// Returns the counters of the network.
     pub fn counters(&self) -> NetworkCounters {
         let used = self.switches.iter().map(|switch| switch.used_max).max().unwrap_or(0);
         let queue = self.ports.iter().map(|port| port.queued_max).max().unwrap_or(0).into();
         NetworkCounters { buffer_max_bytes: used, queue_max_bytes: queue, ..self.counters }
     }
 
-    /// What all endpoints have counted together.
+    /// Returns the sum of all endpoints' counters.
     pub fn endpoint_counters(&self) -> EndpointCounters {
         self.endpoints.iter().fold(EndpointCounters::default(), |sum, endpoint| sum.plus(endpoint.counters()))
     }
 
-    /// Packets under way now, queued or on a line.
-    pub fn packets_under_way(&self) -> usize {
+    /// Returns the number of packets in flight, queued or on a link.
+    pub fn packets_in_flight(&self) -> usize {
         self.arena.in_use()
     }
 
-    /// Bytes of memory that the network and its endpoints hold, as far as they can tell.
+    /// Returns an estimate of the memory held by the network and its endpoints, in bytes.
     pub fn memory_bytes(&self) -> usize {
         let ports = self.ports.capacity() * (size_of::<Port>() + size_of::<NetworkNode>() + size_of::<PortExtra>());
         let flows = self.flows.capacity() * size_of::<Flow>() + self.finished.capacity() * size_of::<FinishedFlow>();
@@ -312,7 +253,7 @@ impl<E: Endpoint> Network<E> {
     fn start_due_flows(&mut self) {
         while let Some(flow) = self.flows.get(self.started).copied() {
             if flow.start > self.now {
-                self.queue.schedule(flow.start, Event::Start.into());
+                self.queue.schedule(flow.start, Event::StartFlow.into());
                 return;
             }
             self.start_flow(FlowId(self.started as u32), &flow);
@@ -328,14 +269,14 @@ impl<E: Endpoint> Network<E> {
 
     fn wake(&mut self, host: u32) {
         if self.wakes[host as usize] != self.now {
-            return; // an earlier event has taken its place
+            return; // replaced by an earlier event
         }
         self.wakes[host as usize] = Time::MAX;
         self.endpoints[host as usize].advance(self.now);
         self.service_host(host);
     }
 
-    /// A packet has come to a host.
+    /// Hands a packet to its host's endpoint.
     fn deliver(&mut self, host: u32, packet: PacketId) {
         let frame = *self.arena.frame(packet);
         if frame.has(PacketFlag::Corrupt) {
@@ -354,7 +295,7 @@ impl<E: Endpoint> Network<E> {
         self.service_host(host);
     }
 
-    /// After anything happened to an endpoint: what has ended, what it sends, when it wants to be woken.
+    /// Services an endpoint after every call: collects finished flows, lets it send, and schedules its deadline.
     fn service_host(&mut self, host: u32) {
         self.endpoints[host as usize].finished(self.now, &mut self.done);
         while let Some(id) = self.done.pop() {
@@ -382,7 +323,7 @@ impl<E: Endpoint> Network<E> {
         self.finished.push(FinishedFlow { id, at: self.now });
     }
 
-    /// Lets a host send, if its line is free.
+    /// Lets a host send its next packet if its link is idle.
     fn send(&mut self, host: u32) {
         let number = self.host_ports[host as usize];
         let port = &self.ports[number as usize];
@@ -411,8 +352,9 @@ fn extras(config: &NetworkConfig) -> Vec<PortExtra> {
     let extra = |link| [0, 1].map(|_| PortExtra { headroom: headroom(link), ..PortExtra::default() });
     let mut extras: Vec<PortExtra> = config.topology.links().iter().flat_map(extra).collect();
     for (link, end, impairments) in config.impairments.iter().filter(|(.., impairments)| !impairments.is_none()) {
+        // The text selects the random stream: changing it changes results.
         let random = Random::new(config.seed, &format!("line {link} from end {end}"));
-        extras[2 * link + end].impaired = Some(ImpairmentState::new(impairments.clone(), random));
+        extras[2 * link + end].impairment = Some(ImpairmentState::new(impairments.clone(), random));
     }
     extras
 }
@@ -428,7 +370,7 @@ fn ports(topology: &Topology, extras: &[PortExtra]) -> Vec<Port> {
         has_tx_done_event: false,
         is_paused: false,
         controls_since_data: 0,
-        is_impaired: extra.impaired.is_some(),
+        is_impaired: extra.impairment.is_some(),
     };
     extras.iter().enumerate().map(port).collect()
 }
@@ -446,5 +388,4 @@ fn switches(config: &NetworkConfig, owners: &[NetworkNode], extras: &[PortExtra]
     headroom.into_iter().enumerate().map(switch).collect()
 }
 
-const _: () = assert!(size_of::<Port>() == 64, "a port is more than a cache line");
-const _: () = assert!(size_of::<PackedEvent>() == 8, "an event and its time are more than a quarter of a cache line");
+const _: () = assert!(size_of::<Port>() == 64, "a port exceeds a cache line");

@@ -1,63 +1,65 @@
-//! What switches do with packets: a buffer that all ports share, marks, pauses, trimming, and the choice among paths.
+//! Switches: a buffer shared by all ports, ECN marking, priority flow control, packet trimming and load balancing.
 
 use sim::{Random, Span};
 use thiserror::Error;
 
 use crate::packet::PACKET_BYTES_MAX;
 use crate::rate::LinkRate;
-use crate::topology::{NetworkNode, Topology};
+use crate::topology::{NetworkNode, SwitchId, Topology};
 
-/// How a network's switches work.
+/// Settings of all switches of a network.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SwitchConfig {
-    /// Bytes that all ports of a switch share.
+    /// Size of the buffer that all ports of a switch share.
     pub buffer_bytes: u64,
-    /// A queue may be this many times what is free of the buffer (dynamic thresholds, Choudhury and Hahne 1998).
+    /// Dynamic threshold factor: a queue may hold `alpha` times the free bytes of the buffer (Choudhury and Hahne 1998).
     pub alpha: f64,
-    /// Marks of congestion; none without it.
+    /// ECN marking, if any.
     pub ecn: Option<Ecn>,
-    /// Priority flow control; none without it: a full buffer drops.
+    /// Priority flow control, if any. Without it, a full buffer drops.
     pub pfc: Option<Pfc>,
-    /// Whether the payload of a packet that does not fit is cut off, and its head sent on before everything else.
+    /// Whether a packet that does not fit is cut down to its headers, which are then forwarded with priority.
     pub trimming: bool,
-    /// Which of the shortest paths a packet takes.
+    /// How packets are spread over equal-cost paths.
     pub load_balancing: LoadBalancing,
 }
 
-/// When packets are marked: by the queue that they leave behind.
+/// ECN marking thresholds on the queue that a packet leaves behind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ecn {
-    /// None is marked below so many bytes, at 100 Gb/s; in proportion at other rates.
+    /// Queue length below which no packet is marked, for a link of 100 Gb/s. It scales with the rate.
     pub kmin_bytes: u64,
-    /// All are marked above so many bytes, at 100 Gb/s.
+    /// Queue length above which every packet is marked, for a link of 100 Gb/s. It scales with the rate.
     pub kmax_bytes: u64,
-    /// The share that is marked just below that.
+    /// Marking probability just below `kmax_bytes`.
     pub pmax: f64,
 }
 
-/// The rate for which thresholds of marks are given.
+/// The rate for which the ECN thresholds are given, 100 Gb/s.
 const THRESHOLD_RATE_MBPS: u64 = 100_000;
 
-/// Priority flow control.
+/// Priority flow control (IEEE 802.1Qbb).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pfc {
-    /// A port's neighbour is paused when what came from it and is still here is more than this share of what is free.
+    /// Threshold factor: a port pauses its neighbor when the buffered bytes that came by the port exceed `alpha` times
+    /// the free bytes of the buffer.
     pub alpha: f64,
-    /// The neighbour goes on when that has shrunk by so many bytes.
+    /// The neighbor is resumed when those bytes are this far below the threshold.
     pub hysteresis_bytes: u64,
 }
 
-/// Which of the shortest paths a packet takes.
+/// How packets are spread over equal-cost paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadBalancing {
-    /// All packets of a flow the same one.
+    /// Equal-cost multi-path: all packets of a flow take the same path.
     Ecmp,
-    /// Each packet a random one.
+    /// Each packet takes a random path.
     PacketSpraying,
 }
 
 impl Default for SwitchConfig {
-    /// As published for SRNIC's simulations: 32 MB of buffer, marks from 400 to 1600 KB at 100 Gb/s, no pauses.
+    /// Returns the settings published for SRNIC's simulations: 32 MB of buffer, ECN marks from 400 to 1600 KB at
+    /// 100 Gb/s, no PFC.
     fn default() -> Self {
         Self {
             buffer_bytes: 32_000_000,
@@ -76,23 +78,23 @@ impl Default for Pfc {
     }
 }
 
-/// A buffer that is too small for what it must hold at least.
+/// A switch's buffer is too small for its ports.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("a buffer of {buffer_bytes} B; switch {switch} needs at least {needed_bytes} B for its ports")]
+#[error("a buffer of {buffer_bytes} B is too small; switch {switch} needs at least {needed_bytes} B for its ports")]
 pub struct BufferError {
-    /// Which switch.
+    /// The switch's name.
     pub switch: String,
-    /// What it has.
+    /// Its buffer size.
     pub buffer_bytes: u64,
-    /// What it needs: a packet a port, and with pauses their headroom.
+    /// The size that it needs: one packet per port and, with PFC, the headroom of every port.
     pub needed_bytes: u64,
 }
 
 impl SwitchConfig {
-    /// Whether the buffer is large enough for the switches of a topology.
+    /// Checks that the buffer is large enough for every switch of a topology.
     ///
     /// # Errors
-    /// Names the first switch for which it is not.
+    /// When it is not; the error names the first such switch.
     pub fn check(&self, topology: &Topology) -> Result<(), BufferError> {
         let mut needed = vec![0; topology.switches() as usize];
         for link in topology.links() {
@@ -106,7 +108,7 @@ impl SwitchConfig {
         }
         match needed.iter().position(|needed| *needed > self.buffer_bytes) {
             Some(switch) => Err(BufferError {
-                switch: topology.name(NetworkNode::Switch(crate::topology::SwitchId(switch as u32))).to_owned(),
+                switch: topology.name(NetworkNode::Switch(SwitchId(switch as u32))).to_owned(),
                 buffer_bytes: self.buffer_bytes,
                 needed_bytes: needed[switch],
             }),
@@ -115,13 +117,13 @@ impl SwitchConfig {
     }
 }
 
-/// A switch at work.
+/// The state of a switch.
 #[derive(Debug)]
 pub(crate) struct Switch {
-    /// Bytes of the shared part that are taken.
+    /// Bytes of the shared buffer in use.
     pub used: u64,
     pub used_max: u64,
-    /// Bytes of the buffer that are shared: all but the headroom.
+    /// Size of the shared buffer: all bytes except the PFC headroom.
     shared: u64,
     alpha: f64,
     random: Random,
@@ -129,14 +131,14 @@ pub(crate) struct Switch {
 }
 
 impl Switch {
-    /// A switch whose ports need so much headroom together.
+    /// Creates a switch whose ports reserve `headroom_bytes` of the buffer in total.
     pub fn new(config: &SwitchConfig, headroom_bytes: u64, mut random: Random) -> Self {
         let salt = random.bits() as u32;
         let shared = config.buffer_bytes.saturating_sub(headroom_bytes);
         Self { used: 0, used_max: 0, shared, alpha: config.alpha, random, salt }
     }
 
-    /// Whether the shared buffer takes a packet into a queue that holds so much.
+    /// Returns whether the shared buffer has room for a packet of `bytes` in a queue that holds `queued` bytes.
     pub fn admits(&self, queued: u64, bytes: u64) -> bool {
         let free = self.shared.saturating_sub(self.used);
         bytes <= free && (queued + bytes) as f64 <= self.alpha * free as f64
@@ -152,12 +154,12 @@ impl Switch {
         self.used -= bytes;
     }
 
-    /// What a neighbour may have here before it is paused.
+    /// Returns how many buffered bytes may come from one neighbor before it is paused.
     pub fn pause_threshold(&self, pfc: &Pfc) -> u64 {
         (pfc.alpha * self.shared.saturating_sub(self.used) as f64) as u64
     }
 
-    /// Which of so many paths.
+    /// Returns the index of the path for a packet with this label, below `paths`.
     pub fn select_path(&mut self, load_balancing: LoadBalancing, label: u32, paths: usize) -> usize {
         let bits = match load_balancing {
             LoadBalancing::Ecmp => u64::from(mix32(label ^ self.salt)),
@@ -166,9 +168,9 @@ impl Switch {
         ((bits * paths as u64) >> 32) as usize
     }
 
-    /// Whether a packet is marked that leaves so many bytes in its queue.
+    /// Returns whether to mark a packet that leaves `queued` bytes behind in its queue.
     pub fn should_mark(&mut self, ecn: &Ecn, rate: LinkRate, queued: u64) -> bool {
-        // As almost always, so without a division.
+        // The common case, so it does without a division.
         if queued.saturating_mul(THRESHOLD_RATE_MBPS) <= ecn.kmin_bytes.saturating_mul(rate.mbps()) {
             return false;
         }
@@ -179,15 +181,15 @@ impl Switch {
 }
 
 impl Pfc {
-    /// What may still come on a line after its other end was asked to pause: what is under way both ways, a packet that
-    /// had begun there and one that had begun here.
+    /// Returns how many bytes may still arrive on a link after a pause was requested: the bytes in flight in both
+    /// directions, a packet whose transmission has begun at the neighbor, and one that delays the pause frame here.
     pub fn headroom_bytes(rate: LinkRate, delay: Span, packet_bytes_max: u64) -> u64 {
-        let under_way = 2.0 * delay.ns() * rate.gbps() / 8.0;
-        under_way.ceil() as u64 + 2 * packet_bytes_max
+        let in_flight = 2.0 * delay.ns() * rate.gbps() / 8.0;
+        in_flight.ceil() as u64 + 2 * packet_bytes_max
     }
 }
 
-/// A hash of 32 bits in which every bit depends on every bit (the finalizer of MurmurHash3, public domain).
+/// Mixes 32 bits so that every output bit depends on every input bit (the finalizer of MurmurHash3, public domain).
 fn mix32(mut bits: u32) -> u32 {
     bits = (bits ^ bits >> 16).wrapping_mul(0x85eb_ca6b);
     bits = (bits ^ bits >> 13).wrapping_mul(0xc2b2_ae35);
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn one_queue_gets_half_the_buffer_and_two_get_a_third_each() {
+    fn with_alpha_1_one_queue_gets_half_the_buffer_and_two_get_a_third_each() {
         let config = SwitchConfig { buffer_bytes: 900_000, ..SwitchConfig::default() };
         let fill = |queues: usize| {
             let (mut switch, mut queued) = (switch(&config), vec![0; queues]);
@@ -221,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_begin_at_kmin_and_are_certain_at_kmax_in_proportion_to_the_rate() {
+    fn marking_starts_at_kmin_and_is_certain_at_kmax_scaled_by_the_rate() {
         let ecn = SwitchConfig::default().ecn.unwrap();
         let mut switch = switch(&SwitchConfig::default());
         for (gbps, unit) in [(100.0, 1), (400.0, 4)] {
@@ -235,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_keep_their_path_and_fill_all_of_them_and_spraying_does_not_keep() {
+    fn ecmp_keeps_a_flows_path_and_uses_all_paths_and_spraying_changes_paths() {
         let mut switch = switch(&SwitchConfig::default());
         let mut counts = [0_u32; 8];
         for label in 0..8_000 {

@@ -62,7 +62,7 @@ fn an_incast_drains_at_its_receivers_rate() {
     let ack = (rate.transmission_time(framing.ack_bytes.into()) + delay) * 2;
     let (expected, one) = (Time::ZERO + data + ack, rate.transmission_time(packet(framing)));
     assert!(last.max(expected).since(last.min(expected)) <= one, "{last:?}, not {expected:?}");
-    assert_eq!((network.counters().dropped_packets, network.packets_under_way()), (0, 0));
+    assert_eq!((network.counters().dropped_packets, network.packets_in_flight()), (0, 0));
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn run(config: &NetworkConfig, flows: Vec<Flow>) -> Network<SlidingWindow> {
 fn hold(network: &Network<SlidingWindow>) {
     let (counted, ends) = (network.counters(), network.endpoint_counters());
     let gone = counted.lost_packets + counted.corrupt_packets + counted.dropped_packets;
-    let found = counted.delivered_packets + gone + network.packets_under_way() as u64;
+    let found = counted.delivered_packets + gone + network.packets_in_flight() as u64;
     assert_eq!(ends.sent_packets + counted.doubled_packets, found, "{counted:?}");
     assert_eq!(ends.delivered_bytes, network.flows().iter().map(|flow| flow.bytes).sum::<u64>());
     let mut ended: Vec<u32> = network.finished_flows().iter().map(|end| end.id.0).collect();

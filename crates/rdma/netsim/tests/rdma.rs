@@ -179,7 +179,7 @@ fn all_arrives_once(
     ended.sort_unstable();
     assert_eq!(ended, (0..40).collect::<Vec<u32>>());
     let gone = counted.lost_packets + counted.corrupt_packets + counted.dropped_packets;
-    let found = counted.delivered_packets + gone + network.packets_under_way() as u64;
+    let found = counted.delivered_packets + gone + network.packets_in_flight() as u64;
     assert_eq!(ends.sent_packets + counted.doubled_packets, found);
 }
 

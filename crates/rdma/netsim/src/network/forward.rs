@@ -1,18 +1,19 @@
-//! Ports and switches: what becomes of a packet between hosts.
+//! Ports and switches: forwards packets between hosts, and applies what happens to them on the way.
 
 use sim::Time;
 
 use super::{Event, Network};
 use crate::endpoint::{ETHERNET_BYTES_MIN, Endpoint};
+use crate::impairment::PacketImpairment;
 use crate::packet::{PacketFlag, PacketId, TrafficClass};
 use crate::topology::{NetworkNode, NextHops, SwitchId};
 
-/// Packets of control that go before one of data that waits, at most: else heads of trimmed packets fill a line, and
-/// nothing arrives whole any more (NDP, SIGCOMM 2017, section 3.1).
+/// Most control packets sent before a data packet that waits. Without a bound, the headers of trimmed packets fill a
+/// link and no whole packet arrives (NDP, SIGCOMM 2017, section 3.1).
 const CONTROLS_PER_DATA_MAX: u8 = 10;
 
 impl<E: Endpoint> Network<E> {
-    /// A packet has arrived at a port.
+    /// Handles a packet's arrival at a port.
     pub(super) fn arrive(&mut self, port: u32, packet: PacketId) {
         match self.owners[port as usize] {
             NetworkNode::Host(host) => self.deliver(host.0, packet),
@@ -27,6 +28,7 @@ impl<E: Endpoint> Network<E> {
         }
     }
 
+    /// Queues a packet at the port of its next hop, trims it, or drops it.
     fn forward(&mut self, switch_id: SwitchId, ingress: u32, packet: PacketId) {
         let frame = *self.arena.frame(packet);
         let switch = &mut self.switches[switch_id.0 as usize];
@@ -62,15 +64,15 @@ impl<E: Endpoint> Network<E> {
         self.arena.remove(packet);
     }
 
-    /// With pauses: takes a packet into the shared part, or into the headroom of the port that it came by, which then
-    /// asks its neighbour to pause. A packet never waits for its queue's share. Returns whether there was room.
+    /// With PFC: allocates a packet's bytes in the shared buffer, or else in the headroom of its ingress port, which
+    /// then pauses its neighbor. The threshold of the egress queue does not apply. Returns whether there was room.
     fn admit_lossless(&mut self, switch: SwitchId, ingress: u32, bytes: u64) -> bool {
         let Some(pfc) = &self.config.pfc else { return false };
         let switch = &mut self.switches[switch.0 as usize];
         let port = &mut self.extras[ingress as usize];
-        if port.held + bytes <= switch.pause_threshold(pfc) {
+        if port.shared_used + bytes <= switch.pause_threshold(pfc) {
             switch.allocate(bytes);
-            port.held += bytes;
+            port.shared_used += bytes;
             return true;
         }
         let has_room = port.headroom_used + bytes <= port.headroom;
@@ -84,12 +86,12 @@ impl<E: Endpoint> Network<E> {
         has_room
     }
 
-    /// Gives back what [`Self::admit_lossless`] took, the headroom's first.
+    /// Releases the bytes allocated by [`Self::admit_lossless`], those of the headroom first.
     fn release_lossless(&mut self, switch: SwitchId, ingress: u32, bytes: u64) {
         let port = &mut self.extras[ingress as usize];
         let from_headroom = bytes.min(port.headroom_used);
         port.headroom_used -= from_headroom;
-        port.held -= bytes - from_headroom;
+        port.shared_used -= bytes - from_headroom;
         self.switches[switch.0 as usize].release(bytes - from_headroom);
         self.resume_if_drained(switch, ingress);
     }
@@ -106,17 +108,17 @@ impl<E: Endpoint> Network<E> {
         self.transmit(out);
     }
 
-    /// Lets a neighbour go on when it has little enough here.
+    /// Resumes the neighbor of a port once its buffered bytes are below the pause threshold by the hysteresis.
     fn resume_if_drained(&mut self, switch: SwitchId, number: u32) {
         let Some(pfc) = &self.config.pfc else { return };
         let port = &self.extras[number as usize];
         let limit = self.switches[switch.0 as usize].pause_threshold(pfc).saturating_sub(pfc.hysteresis_bytes);
-        if port.is_pausing && port.headroom_used == 0 && (port.held <= limit || port.held == 0) {
+        if port.is_pausing && port.headroom_used == 0 && (port.shared_used <= limit || port.shared_used == 0) {
             self.send_pause(number, false);
         }
     }
 
-    /// A pause frame is sent between two packets: it waits for the one that is being sent.
+    /// Sends a pause or resume frame. It leaves after the packet in transmission and delays no queued packet.
     fn send_pause(&mut self, number: u32, is_on: bool) {
         self.extras[number as usize].is_pausing = is_on;
         let port = &self.ports[number as usize];
@@ -125,6 +127,7 @@ impl<E: Endpoint> Network<E> {
         self.queue.schedule(at, Event::Pause { port: number ^ 1, is_on }.into());
     }
 
+    /// Handles a pause or resume frame from the neighbor of a port.
     pub(super) fn pause(&mut self, number: u32, is_on: bool) {
         self.ports[number as usize].is_paused = is_on;
         if !is_on {
@@ -132,12 +135,13 @@ impl<E: Endpoint> Network<E> {
         }
     }
 
+    /// Handles the end of a port's transmission.
     pub(super) fn tx_done(&mut self, number: u32) {
         self.ports[number as usize].has_tx_done_event = false;
         self.resume(number);
     }
 
-    /// A port may send again.
+    /// Lets a port send again.
     fn resume(&mut self, number: u32) {
         match self.owners[number as usize] {
             NetworkNode::Host(host) => self.service_host(host.0),
@@ -145,7 +149,9 @@ impl<E: Endpoint> Network<E> {
         }
     }
 
-    /// Sends a switch port's next packet, if its line is free. Only a port with more to send awaits the end of it.
+    /// Sends a switch port's next packet if its link is idle.
+    ///
+    /// Only a port with more to send schedules an event for the end of the transmission.
     fn transmit(&mut self, number: u32) {
         let port = &mut self.ports[number as usize];
         if port.has_tx_done_event {
@@ -182,14 +188,14 @@ impl<E: Endpoint> Network<E> {
         }
     }
 
-    /// An event comes when the port's line is free again.
+    /// Schedules the event for the end of a port's transmission.
     pub(super) fn schedule_tx_done(&mut self, number: u32) {
         let port = &mut self.ports[number as usize];
         port.has_tx_done_event = true;
         self.queue.schedule(port.free_at, Event::TxDone { port: number }.into());
     }
 
-    /// Puts a packet on the line.
+    /// Begins to transmit a packet, and schedules its arrival at the other end of the link.
     pub(super) fn put_on_link(&mut self, number: u32, packet: PacketId) {
         let port = &mut self.ports[number as usize];
         let bytes = u64::from(self.arena.frame(packet).bytes);
@@ -199,33 +205,27 @@ impl<E: Endpoint> Network<E> {
         if !port.is_impaired {
             return self.queue.schedule(arrives, Event::Arrive { port: peer, packet }.into());
         }
-        if let Some(link) = &mut self.extras[number as usize].impaired {
-            let fate = link.fate();
-            self.deliver_impaired(fate, arrives, peer, packet);
+        if let Some(impairment) = &mut self.extras[number as usize].impairment {
+            let impairment = impairment.next_packet();
+            self.schedule_impaired(impairment, arrives, peer, packet);
         }
     }
 
-    fn deliver_impaired(
-        &mut self,
-        fate: crate::impairment::PacketImpairment,
-        arrives: Time,
-        peer: u32,
-        packet: PacketId,
-    ) {
-        if fate.is_lost {
+    fn schedule_impaired(&mut self, impairment: PacketImpairment, arrives: Time, peer: u32, packet: PacketId) {
+        if impairment.is_lost {
             self.counters.lost_packets += 1;
             self.arena.remove(packet);
             return;
         }
-        if fate.is_corrupt {
+        if impairment.is_corrupt {
             self.arena.frame_mut(packet).set(PacketFlag::Corrupt);
         }
-        if fate.is_duplicated {
+        if impairment.is_duplicated {
             self.counters.doubled_packets += 1;
             let copy = self.arena.copy(packet);
             self.queue.schedule(arrives, Event::Arrive { port: peer, packet: copy }.into());
         }
-        self.counters.late_packets += u64::from(fate.late.ps() > 0);
-        self.queue.schedule(arrives + fate.late, Event::Arrive { port: peer, packet }.into());
+        self.counters.late_packets += u64::from(impairment.extra_delay.ps() > 0);
+        self.queue.schedule(arrives + impairment.extra_delay, Event::Arrive { port: peer, packet }.into());
     }
 }

@@ -1,50 +1,50 @@
-//! What a run leaves behind.
+//! What a run reports: finished flows and counters.
 
 use serde::Serialize;
 use sim::Time;
 
 use crate::endpoint::FlowId;
 
-/// A flow has ended.
+/// A flow that has finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FinishedFlow {
-    /// Which.
+    /// The flow.
     pub id: FlowId,
-    /// When its sender knew that all of it had arrived.
+    /// When its sender knew that everything had arrived.
     pub at: Time,
 }
 
-/// What a network counts.
+/// Counters of a network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct NetworkCounters {
-    /// Things that happened: arrivals, departures, deadlines, starts of flows, pauses.
+    /// Events: arrivals, ends of transmissions, deadlines, starts of flows, pauses.
     pub events: u64,
-    /// Flows that ended, repeated ones each time.
+    /// Flows that finished; repeated ones count each time.
     pub flows_ended: u64,
-    /// Bytes of repeated flows that ended.
+    /// Bytes of repeated flows that finished.
     pub repeated_bytes: u64,
-    /// Packets that began to cross a line.
+    /// Packets sent on a link, counted once per link.
     pub sent_packets: u64,
-    /// Packets that reached their host, whole.
+    /// Packets that reached their host intact.
     pub delivered_packets: u64,
-    /// Packets lost on lines.
+    /// Packets lost on links.
     pub lost_packets: u64,
-    /// Packets that arrived with a wrong checksum, and were dropped for it.
+    /// Packets dropped because of a wrong checksum.
     pub corrupt_packets: u64,
-    /// Packets that lines made two of.
+    /// Packets duplicated by links.
     pub doubled_packets: u64,
-    /// Packets that were late on a line.
+    /// Packets delayed by links.
     pub late_packets: u64,
-    /// Packets dropped for want of buffer.
+    /// Packets dropped because a buffer was full.
     pub dropped_packets: u64,
-    /// Packets cut for want of buffer.
+    /// Packets trimmed because a buffer was full.
     pub trimmed_packets: u64,
-    /// Packets marked by congestion.
+    /// Packets that a switch marked with ECN.
     pub marked_packets: u64,
-    /// Times that a port asked its neighbour to pause.
+    /// Pause frames sent.
     pub pauses: u64,
-    /// The fullest that a queue was.
+    /// Largest length of a queue.
     pub queue_max_bytes: u64,
-    /// The fullest that a switch's shared buffer was.
+    /// Largest occupancy of a switch's shared buffer.
     pub buffer_max_bytes: u64,
 }

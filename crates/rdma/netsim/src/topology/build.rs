@@ -1,4 +1,4 @@
-//! Shapes that are known by name.
+//! Topologies of known shapes: dumbbell, leaf-spine, three-tier and fat tree, and the published presets.
 
 use std::str::FromStr;
 
@@ -7,39 +7,40 @@ use sim::Span;
 use super::graph::{HOSTS_MAX, HostId, NetworkLink, NetworkNode, SWITCHES_MAX, SwitchId, Topology, TopologyError};
 use crate::rate::LinkRate;
 
-/// The measures of a network of two or three tiers.
+/// The dimensions of a Clos network of two or three tiers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tiers {
-    /// Groups of leaves; 1 in two tiers.
+    /// Number of pods; 1 in two tiers.
     pub pods: u32,
-    /// Switches above hosts, a pod.
+    /// Leaf switches per pod.
     pub leaves: u32,
-    /// Hosts under each leaf.
+    /// Hosts per leaf.
     pub hosts_per_leaf: u32,
-    /// Switches above leaves, a pod: spines, or the aggregation in three tiers.
+    /// Spine switches per pod; in three tiers they are the aggregation tier.
     pub spines: u32,
-    /// Switches above those, for each of a pod's spines: the first spine of every pod is joined to the first so many,
-    /// the second one to the next, and so on. 0 in two tiers.
+    /// Core switches per spine of a pod. The first spine of every pod is linked to the first `cores_per_spine` cores,
+    /// the second spine to the next ones, and so on. 0 in two tiers.
     pub cores_per_spine: u32,
-    /// Of hosts' lines.
+    /// Rate of the hosts' links.
     pub host_rate: LinkRate,
-    /// Of lines between leaves and spines.
+    /// Rate of the links between leaves and spines.
     pub leaf_rate: LinkRate,
-    /// Of lines between spines and cores.
+    /// Rate of the links between spines and cores.
     pub core_rate: LinkRate,
-    /// Of every line.
+    /// Propagation delay of every link.
     pub delay: Span,
 }
 
 impl Tiers {
-    /// What the busiest lines between switches are to carry, as a multiple of what they can, where every host sends at
-    /// this share of its rate to others at random. Above 1, queues grow for as long as flows begin, and slowdowns say
-    /// how long that was.
-    pub fn busiest_load(&self, host_load: f64) -> f64 {
+    /// Returns the load offered to the busiest links between switches, relative to their rate, when every host sends at
+    /// the share `host_load` of its rate to random other hosts.
+    ///
+    /// Above 1, queues grow for as long as flows start, and slowdowns depend on how long that was.
+    pub fn busiest_link_load(&self, host_load: f64) -> f64 {
         let [pods, leaves, under_leaf, spines, cores] =
             [self.pods, self.leaves, self.hosts_per_leaf, self.spines, self.cores_per_spine].map(f64::from);
         let (in_pod, hosts) = (leaves * under_leaf, pods * leaves * under_leaf);
-        // Of so many hosts, what goes to others.
+        // What the hosts of a group of this size send to hosts outside it.
         let leaving_gbps =
             |group: f64| host_load * self.host_rate.gbps() * group * (hosts - group) / (hosts - 1.0).max(1.0);
         let leaf = leaving_gbps(under_leaf) / (spines * self.leaf_rate.gbps());
@@ -49,22 +50,22 @@ impl Tiers {
     }
 }
 
-/// A published topology (the authors' simulation inputs of SRNIC, NSDI 2023).
+/// A published topology (the simulation inputs of the authors of SRNIC, NSDI 2023).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TopologyPreset {
     /// 256 hosts under 8 leaves and 8 spines, 100 and 400 Gb/s: not oversubscribed.
     LeafSpine256,
-    /// 1,024 hosts: 16 pods of 4 leaves and 4 spines, 16 cores, 100 and 400 Gb/s: not oversubscribed.
+    /// 1,024 hosts in 16 pods of 4 leaves and 4 spines, 16 cores, 100 and 400 Gb/s: not oversubscribed.
     ThreeTier1024,
-    /// 4,096 hosts: 8 pods of 32 leaves and 4 spines, 16 cores, 40 Gb/s at the edge, oversubscribed 4:1.
+    /// 4,096 hosts in 8 pods of 32 leaves and 4 spines, 16 cores, 40 Gb/s at the edge: oversubscribed 4:1.
     ThreeTier4096,
 }
 
 impl TopologyPreset {
-    /// All of them.
+    /// All presets.
     pub const ALL: [Self; 3] = [Self::LeafSpine256, Self::ThreeTier1024, Self::ThreeTier4096];
 
-    /// As on a command line.
+    /// Returns the preset's name on the command line and in scenario files.
     pub fn name(self) -> &'static str {
         match self {
             Self::LeafSpine256 => "leaf-spine-256",
@@ -73,7 +74,7 @@ impl TopologyPreset {
         }
     }
 
-    /// Its measures.
+    /// Returns the preset's dimensions.
     pub fn tiers(self) -> Tiers {
         let rate = |gbps| LinkRate::from_gbps(gbps).expect("the presets' rates are possible");
         let of = |pods, leaves, hosts_per_leaf, spines, cores_per_spine, [host, leaf, core]: [f64; 3]| Tiers {
@@ -94,7 +95,7 @@ impl TopologyPreset {
         }
     }
 
-    /// The plan.
+    /// Builds the preset's topology.
     pub fn topology(self) -> Topology {
         three_tier(&self.tiers()).expect("the presets are networks")
     }
@@ -119,24 +120,24 @@ fn switch(number: u32) -> NetworkNode {
     NetworkNode::Switch(SwitchId(number))
 }
 
-fn positive(measures: &[(&'static str, u32)]) -> Result<(), TopologyError> {
-    match measures.iter().find(|(_, value)| *value == 0) {
+fn check_positive(dimensions: &[(&'static str, u32)]) -> Result<(), TopologyError> {
+    match dimensions.iter().find(|(_, value)| *value == 0) {
         Some((what, _)) => Err(TopologyError::Shape { what, value: "0".to_owned(), remedy: "take at least 1" }),
         None => Ok(()),
     }
 }
 
-/// Two switches with so many hosts each, and one line between them.
+/// Builds a dumbbell: two switches with `hosts_per_side` hosts each and one link between them.
 ///
 /// # Errors
-/// When it would have no hosts, or too many.
+/// When there are no hosts or too many.
 pub fn dumbbell(
     hosts_per_side: u32,
     host_rate: LinkRate,
     middle_rate: LinkRate,
     delay: Span,
 ) -> Result<Topology, TopologyError> {
-    positive(&[("hosts_per_side", hosts_per_side)])?;
+    check_positive(&[("hosts_per_side", hosts_per_side)])?;
     let hosts = hosts_per_side.saturating_mul(2);
     TopologyError::limit("hosts", hosts.into(), HOSTS_MAX)?;
     let edges = (0..hosts).map(|number| NetworkLink {
@@ -148,21 +149,21 @@ pub fn dumbbell(
     Topology::new(hosts, 2, edges.chain([middle]).collect())
 }
 
-/// Leaves with hosts, every leaf joined to every spine.
+/// Builds a two-tier leaf-spine network: every leaf is linked to every spine.
 ///
 /// # Errors
-/// When a measure is 0, or there are too many nodes.
+/// When a dimension is 0 or there are too many nodes.
 pub fn leaf_spine(tiers: &Tiers) -> Result<Topology, TopologyError> {
     three_tier(&Tiers { pods: 1, cores_per_spine: 0, ..*tiers })
 }
 
-/// Pods of leaves and spines; the spine of number i of every pod is joined to the cores of its number.
+/// Builds a three-tier network of pods of leaves and spines; spine i of every pod is linked to the cores of group i.
 ///
 /// # Errors
-/// When a measure is 0, or there are too many nodes; when there are several pods without cores.
+/// When a dimension is 0, there are too many nodes, or there are several pods without cores.
 pub fn three_tier(tiers: &Tiers) -> Result<Topology, TopologyError> {
     let Tiers { pods, leaves, hosts_per_leaf, spines, cores_per_spine, .. } = *tiers;
-    positive(&[("pods", pods), ("leaves", leaves), ("hosts_per_leaf", hosts_per_leaf), ("spines", spines)])?;
+    check_positive(&[("pods", pods), ("leaves", leaves), ("hosts_per_leaf", hosts_per_leaf), ("spines", spines)])?;
     let wide = |factors: [u32; 3]| factors.iter().map(|factor| u64::from(*factor)).fold(1, u64::saturating_mul);
     TopologyError::limit("hosts", wide([pods, leaves, hosts_per_leaf]), HOSTS_MAX)?;
     let switches = wide([pods, leaves, 1]) + wide([pods, spines, 1]) + wide([spines, cores_per_spine, 1]);
@@ -170,23 +171,23 @@ pub fn three_tier(tiers: &Tiers) -> Result<Topology, TopologyError> {
     let (leaves_all, spines_all) = (pods * leaves, pods * spines);
     let (first_spine, first_core) = (leaves_all, leaves_all + spines_all);
     let mut links = Vec::new();
-    let mut join = |a, b, rate| links.push(NetworkLink { ends: [a, b], rate, delay: tiers.delay });
+    let mut link = |a, b, rate| links.push(NetworkLink { ends: [a, b], rate, delay: tiers.delay });
     let hosts = leaves_all * hosts_per_leaf;
-    (0..hosts).for_each(|number| join(host(number), switch(number / hosts_per_leaf), tiers.host_rate));
+    (0..hosts).for_each(|number| link(host(number), switch(number / hosts_per_leaf), tiers.host_rate));
     for leaf in 0..leaves_all {
         let pod_spines = first_spine + leaf / leaves * spines;
-        (0..spines).for_each(|spine| join(switch(leaf), switch(pod_spines + spine), tiers.leaf_rate));
+        (0..spines).for_each(|spine| link(switch(leaf), switch(pod_spines + spine), tiers.leaf_rate));
     }
     for spine in 0..spines_all {
         let its_cores = first_core + spine % spines * cores_per_spine;
         (0..cores_per_spine)
-            .for_each(|core| join(switch(first_spine + spine), switch(its_cores + core), tiers.core_rate));
+            .for_each(|core| link(switch(first_spine + spine), switch(its_cores + core), tiers.core_rate));
     }
     Topology::new(hosts, first_core + spines * cores_per_spine, links)
 }
 
-/// The fat tree of switches with `ports` ports each (Al-Fares et al., SIGCOMM 2008): `ports`^3 / 4 hosts, all lines of
-/// one rate, not oversubscribed.
+/// Builds the fat tree of switches with `ports` ports each (Al-Fares et al., SIGCOMM 2008): `ports`^3 / 4 hosts, all
+/// links of one rate, not oversubscribed.
 ///
 /// # Errors
 /// When the number of ports is odd or too small, or there are too many nodes.
@@ -234,18 +235,21 @@ mod tests {
     }
 
     #[test]
-    fn lines_between_switches_are_busy_by_what_leaves_and_what_they_carry() {
-        // All but 31 of 255 others are under another leaf, all but 15 of 1,023 and of 4,095.
+    fn busiest_link_load_follows_from_traffic_that_leaves_the_group_and_link_rates() {
+        // Of the 255 other hosts all but 31 are under another leaf; of 1,023 and of 4,095 all but 15.
         for (preset, busiest) in [
             (TopologyPreset::LeafSpine256, 0.5 * 224.0 / 255.0),
             (TopologyPreset::ThreeTier1024, 0.5 * 1008.0 / 1023.0),
             (TopologyPreset::ThreeTier4096, 0.5 * 4.0 * 4080.0 / 4095.0),
         ] {
-            let found = preset.tiers().busiest_load(0.5);
+            let found = preset.tiers().busiest_link_load(0.5);
             assert!((found / busiest - 1.0).abs() < 1e-9, "{}: {found} and not {busiest}", preset.name());
         }
         let thin = Tiers { core_rate: LinkRate::from_gbps(40.0).unwrap(), ..TopologyPreset::ThreeTier1024.tiers() };
-        assert!((thin.busiest_load(0.5) / (5.0 * 960.0 / 1023.0) - 1.0).abs() < 1e-9, "cores of a tenth of the rate");
+        assert!(
+            (thin.busiest_link_load(0.5) / (5.0 * 960.0 / 1023.0) - 1.0).abs() < 1e-9,
+            "cores of a tenth of the rate"
+        );
     }
 
     #[test]
@@ -259,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_without_cores_do_not_reach_each_other() {
+    fn pods_without_cores_are_refused() {
         let tiers = Tiers { cores_per_spine: 0, ..TopologyPreset::ThreeTier1024.tiers() };
         let error = three_tier(&tiers).unwrap_err().to_string();
         assert_eq!(error, "host h64 cannot be reached from host h0; link their switches");

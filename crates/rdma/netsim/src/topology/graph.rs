@@ -5,35 +5,35 @@ use thiserror::Error;
 
 use crate::rate::LinkRate;
 
-/// A host.
+/// The number of a host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostId(pub u32);
 
-/// A switch.
+/// The number of a switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SwitchId(pub u32);
 
-/// What a line ends at.
+/// A node of the network: what a link ends at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NetworkNode {
-    /// A host: it has one line.
+    /// A host, which has one link.
     Host(HostId),
     /// A switch.
     Switch(SwitchId),
 }
 
-/// A line: full duplex, the same both ways.
+/// A full-duplex link with the same rate and delay in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetworkLink {
-    /// Its ends.
+    /// The nodes at its two ends.
     pub ends: [NetworkNode; 2],
-    /// How fast.
+    /// The data rate.
     pub rate: LinkRate,
-    /// How long a bit is under way.
+    /// The propagation delay.
     pub delay: Span,
 }
 
-/// A network's plan; [`Topology::new`] has checked it.
+/// The graph of a network, checked by [`Topology::new`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Topology {
     hosts: u32,
@@ -42,81 +42,81 @@ pub struct Topology {
     names: Vec<String>,
 }
 
-/// A plan that makes no sense.
+/// Why a graph is no network.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum TopologyError {
-    /// Nobody to talk to.
+    /// A network needs two hosts.
     #[error("{hosts} hosts; a network has at least 2")]
     TooFewHosts {
-        /// So many.
+        /// Number of hosts.
         hosts: u32,
     },
-    /// More than this simulator numbers.
+    /// More nodes than the simulator can number.
     #[error("{what} {count}; at most {most}")]
     TooMany {
-        /// Of what.
+        /// The kind of node.
         what: &'static str,
-        /// So many.
+        /// Their number.
         count: u64,
-        /// Allowed.
+        /// The largest number allowed.
         most: u64,
     },
-    /// A host has one port.
+    /// A host has no link or several.
     #[error("host {host} has {links} links; give each host exactly one")]
     HostLinks {
-        /// Which.
+        /// The host's name.
         host: String,
-        /// How many it has.
+        /// Its number of links.
         links: usize,
     },
-    /// No path.
+    /// There is no path between two hosts.
     #[error("host {host} cannot be reached from host {from}; link their switches")]
     Unreachable {
-        /// The one.
+        /// The host that cannot be reached.
         host: String,
-        /// The other.
+        /// The host from which it cannot be reached.
         from: String,
     },
-    /// A line from a node to itself.
+    /// A link joins a node with itself.
     #[error("a link joins {node} with itself; connect it to two different nodes")]
     Loop {
-        /// Which.
+        /// The node's name.
         node: String,
     },
-    /// A shape that cannot be built.
+    /// A parameter of a named shape is invalid.
     #[error("{what} {value}; {remedy}")]
     Shape {
-        /// Which measure.
+        /// The parameter's name.
         what: &'static str,
-        /// What it is.
+        /// Its value.
         value: String,
-        /// What would do.
+        /// A value that is valid.
         remedy: &'static str,
     },
 }
 
-/// Hosts of a network at most.
+/// Largest number of hosts.
 pub const HOSTS_MAX: u32 = 65_536;
-/// Switches of a network at most.
+/// Largest number of switches.
 pub const SWITCHES_MAX: u32 = 16_384;
 
 impl Topology {
-    /// A plan, checked: every host has one link, and reaches every other one.
+    /// Creates a topology after checking that every host has one link and reaches every other host.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// When the graph is no such network.
     pub fn new(hosts: u32, switches: u32, links: Vec<NetworkLink>) -> Result<Self, TopologyError> {
         let names = (0..hosts).map(|host| format!("h{host}")).chain((0..switches).map(|switch| format!("s{switch}")));
         Self::named(hosts, switches, links, names.collect())
     }
 
-    /// The same with names: of the hosts, then of the switches.
+    /// Creates a topology like [`Topology::new`], with the names of the hosts followed by those of the switches.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// When the graph is no such network.
     ///
     /// # Panics
-    /// If there is not a name for each node, or a line ends at a node that there is not.
+    /// If there is not one name per node, or a link ends at a node that does not exist.
     pub fn named(
         hosts: u32,
         switches: u32,
@@ -133,73 +133,73 @@ impl Topology {
         }
         assert_eq!(names.len(), (hosts + switches) as usize, "a name for each node");
         let topology = Self { hosts, switches, links, names };
-        topology.check_lines()?;
-        topology.check_reach()?;
+        topology.check_links()?;
+        topology.check_reachability()?;
         Ok(topology)
     }
 
-    /// How many hosts it has.
+    /// Returns the number of hosts.
     pub fn hosts(&self) -> u32 {
         self.hosts
     }
 
-    /// How many switches it has.
+    /// Returns the number of switches.
     pub fn switches(&self) -> u32 {
         self.switches
     }
 
-    /// Its lines.
+    /// Returns the links.
     pub fn links(&self) -> &[NetworkLink] {
         &self.links
     }
 
-    /// A node's name.
+    /// Returns a node's name.
     pub fn name(&self, node: NetworkNode) -> &str {
-        &self.names[self.number(node)]
+        &self.names[self.index(node)]
     }
 
-    /// The line of a host.
+    /// Returns the link of a host.
     pub fn host_link(&self, host: HostId) -> &NetworkLink {
         let end = NetworkNode::Host(host);
         self.links.iter().find(|link| link.ends.contains(&end)).expect("every host has one link")
     }
 
-    /// A number for each node: hosts first.
-    pub(crate) fn number(&self, node: NetworkNode) -> usize {
+    /// Returns the index of a node: hosts come first.
+    fn index(&self, node: NetworkNode) -> usize {
         match node {
             NetworkNode::Host(host) => host.0 as usize,
             NetworkNode::Switch(switch) => (self.hosts + switch.0) as usize,
         }
     }
 
-    fn check_lines(&self) -> Result<(), TopologyError> {
-        let mut lines_of = vec![0_usize; self.names.len()];
+    fn check_links(&self) -> Result<(), TopologyError> {
+        let mut links_of = vec![0_usize; self.names.len()];
         for link in &self.links {
             if link.ends[0] == link.ends[1] {
                 return Err(TopologyError::Loop { node: self.name(link.ends[0]).to_owned() });
             }
-            link.ends.iter().for_each(|end| lines_of[self.number(*end)] += 1);
+            link.ends.iter().for_each(|end| links_of[self.index(*end)] += 1);
         }
-        match lines_of[..self.hosts as usize].iter().position(|links| *links != 1) {
-            Some(host) => Err(TopologyError::HostLinks { host: self.names[host].clone(), links: lines_of[host] }),
+        match links_of[..self.hosts as usize].iter().position(|links| *links != 1) {
+            Some(host) => Err(TopologyError::HostLinks { host: self.names[host].clone(), links: links_of[host] }),
             None => Ok(()),
         }
     }
 
-    fn check_reach(&self) -> Result<(), TopologyError> {
-        let mut neighbours = vec![Vec::new(); self.names.len()];
+    fn check_reachability(&self) -> Result<(), TopologyError> {
+        let mut neighbors = vec![Vec::new(); self.names.len()];
         for link in &self.links {
-            let [a, b] = link.ends.map(|end| self.number(end));
-            neighbours[a].push(b);
-            neighbours[b].push(a);
+            let [a, b] = link.ends.map(|end| self.index(end));
+            neighbors[a].push(b);
+            neighbors[b].push(a);
         }
         let mut reached = vec![false; self.names.len()];
-        let mut open = vec![0];
+        let mut to_visit = vec![0];
         reached[0] = true;
-        while let Some(node) = open.pop() {
-            for &next in &neighbours[node] {
+        while let Some(node) = to_visit.pop() {
+            for &next in &neighbors[node] {
                 if !std::mem::replace(&mut reached[next], true) {
-                    open.push(next);
+                    to_visit.push(next);
                 }
             }
         }
@@ -224,7 +224,7 @@ mod tests {
     const S: fn(u32) -> NetworkNode = |switch| NetworkNode::Switch(SwitchId(switch));
 
     #[test]
-    fn what_is_wrong_with_a_plan_is_said_in_a_line_with_its_remedy() {
+    fn an_invalid_graph_is_refused_with_a_remedy() {
         for (hosts, switches, links, expected) in [
             (1, 0, vec![], "1 hosts; a network has at least 2"),
             (
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn two_hosts_on_one_cable_are_a_network() {
+    fn two_directly_connected_hosts_are_a_network() {
         let topology = Topology::new(2, 0, vec![link(H(0), H(1))]).unwrap();
         assert_eq!((topology.hosts(), topology.switches(), topology.name(H(1))), (2, 0, "h1"));
     }

@@ -1,20 +1,20 @@
-//! Shortest paths: which ports of a switch lead nearer to a host.
+//! Shortest-path routing: the equal-cost next hops of every switch towards every host.
 
 use std::collections::VecDeque;
 
 use super::graph::{HostId, NetworkNode, SwitchId, Topology};
 
-/// A port, numbered over the whole network: line i has the ports 2i and 2i + 1, at its first and second end.
+/// A port's number in the network: link i has the ports 2i and 2i + 1, at its first and second end.
 pub(crate) type PortNumber = u32;
 
-/// By switch and by the switch that the destination hangs on: the ports on shortest paths.
+/// The ports on shortest paths, by switch and by the switch to which the destination is attached.
 #[derive(Debug)]
 pub(crate) struct Routes {
     switches: usize,
-    /// By host: its switch and the port there; `None` where two hosts share a cable.
+    /// By host: its switch and the port there; `None` where two hosts are connected directly.
     edge: Vec<Option<(SwitchId, PortNumber)>>,
-    /// By switch and edge switch: where in `ports` its choices lie.
-    choices: Vec<(u32, u32)>,
+    /// By switch and edge switch: first index and number of its next hops in `ports`.
+    ranges: Vec<(u32, u32)>,
     ports: Vec<PortNumber>,
 }
 
@@ -22,7 +22,7 @@ impl Routes {
     pub fn new(topology: &Topology) -> Self {
         let switches = topology.switches() as usize;
         let mut edge = vec![None; topology.hosts() as usize];
-        // By switch: its ports to other switches, and which.
+        // By switch: its ports to other switches, with those switches.
         let mut trunks = vec![Vec::new(); switches];
         for (index, link) in topology.links().iter().enumerate() {
             let first = 2 * index as PortNumber;
@@ -38,55 +38,55 @@ impl Routes {
                 [NetworkNode::Host(_), NetworkNode::Host(_)] => {}
             }
         }
-        let mut routes = Self { switches, edge, choices: vec![(0, 0); switches * switches], ports: Vec::new() };
+        let mut routes = Self { switches, edge, ranges: vec![(0, 0); switches * switches], ports: Vec::new() };
         let mut is_edge = vec![false; switches];
         routes.edge.iter().flatten().for_each(|(switch, _)| is_edge[switch.0 as usize] = true);
         (0..switches).filter(|target| is_edge[*target]).for_each(|target| routes.add(target, &trunks));
         routes
     }
 
-    /// Adds the choices of all switches towards one.
+    /// Adds the next hops of all switches towards the switch `target`, by a breadth-first search.
     fn add(&mut self, target: usize, trunks: &[Vec<(PortNumber, usize)>]) {
         let mut hops = vec![u32::MAX; self.switches];
         hops[target] = 0;
-        let mut open = VecDeque::from([target]);
-        while let Some(switch) = open.pop_front() {
+        let mut to_visit = VecDeque::from([target]);
+        while let Some(switch) = to_visit.pop_front() {
             for &(_, next) in &trunks[switch] {
                 if hops[next] == u32::MAX {
                     hops[next] = hops[switch] + 1;
-                    open.push_back(next);
+                    to_visit.push_back(next);
                 }
             }
         }
         for switch in (0..self.switches).filter(|switch| *switch != target) {
-            let begin = self.ports.len() as u32;
+            let first = self.ports.len() as u32;
             let nearer = trunks[switch].iter().filter(|(_, next)| hops[*next] < hops[switch]);
             self.ports.extend(nearer.map(|(port, _)| *port));
-            self.choices[switch * self.switches + target] = (begin, self.ports.len() as u32 - begin);
+            self.ranges[switch * self.switches + target] = (first, self.ports.len() as u32 - first);
         }
     }
 
-    /// The ports of a switch towards a host: at least one, for every host is reached.
+    /// Returns the ports of `switch` on shortest paths to `host`: at least one, because every host is reachable.
     pub fn next_hops(&self, switch: SwitchId, host: HostId) -> NextHops<'_> {
         let Some((edge, port)) = self.edge[host.0 as usize] else { return NextHops::Many(&[]) };
         if edge == switch {
             return NextHops::One(port);
         }
-        let (begin, count) = self.choices[switch.0 as usize * self.switches + edge.0 as usize];
-        NextHops::Many(&self.ports[begin as usize..(begin + count) as usize])
+        let (first, count) = self.ranges[switch.0 as usize * self.switches + edge.0 as usize];
+        NextHops::Many(&self.ports[first as usize..(first + count) as usize])
     }
 
     pub fn memory_bytes(&self) -> usize {
-        self.choices.capacity() * size_of::<(u32, u32)>() + self.ports.capacity() * size_of::<PortNumber>()
+        self.ranges.capacity() * size_of::<(u32, u32)>() + self.ports.capacity() * size_of::<PortNumber>()
     }
 }
 
-/// Where a packet may go next.
+/// The ports by which a packet may leave a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextHops<'a> {
-    /// To its host.
+    /// The port of the destination host.
     One(PortNumber),
-    /// To any of these.
+    /// Equal-cost ports to other switches.
     Many(&'a [PortNumber]),
 }
 
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn all_shortest_paths_are_offered_and_no_others() {
+    fn next_hops_are_those_on_shortest_paths() {
         let routes = Routes::new(&TopologyPreset::ThreeTier1024.topology());
         assert_eq!(count(&routes, 0, 0), 0, "a leaf to its own host");
         assert_eq!(count(&routes, 0, 16), 4, "a leaf to a host of its pod: by any of the pod's spines");
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_leads_to_a_switch_that_is_nearer() {
+    fn a_leafs_next_hops_are_spines() {
         let topology = TopologyPreset::LeafSpine256.topology();
         let routes = Routes::new(&topology);
         let NextHops::Many(ports) = routes.next_hops(SwitchId(0), HostId(255)) else { panic!("not its own host") };

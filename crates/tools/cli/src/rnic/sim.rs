@@ -414,7 +414,7 @@ fn fct(options: &Fct) -> Result<()> {
         mtu_bytes: 1000,
         congestion: CongestionAlgorithm::Dctcp,
     };
-    let busiest_load = options.topology.tiers().busiest_load(options.load);
+    let busiest_load = options.topology.tiers().busiest_link_load(options.load);
     let question = FctQuestion {
         file: None,
         topology: options.topology.name().to_owned(),
