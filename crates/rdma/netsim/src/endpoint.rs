@@ -1,4 +1,4 @@
-//! What is at the ends of a network: whatever turns flows into packets and back.
+//! The interface between the network and a transport: an endpoint on each host turns flows into packets and back.
 
 use serde::Serialize;
 use sim::Time;
@@ -6,87 +6,89 @@ use sim::Time;
 use crate::packet::TrafficClass;
 use crate::topology::HostId;
 
-/// Bytes of an Ethernet frame on the line besides its payload: preamble and start 8, header 14, checksum 4, gap 12.
+/// Bytes of an Ethernet frame on the wire besides its payload: preamble and start delimiter 8, header 14, checksum 4,
+/// inter-frame gap 12.
 pub const ETHERNET_BYTES: u32 = 38;
-/// Bytes of IPv4 and UDP.
+/// Bytes of the IPv4 and UDP headers.
 pub const IP_UDP_BYTES: u32 = 28;
-/// The smallest Ethernet frame, with preamble and gap.
+/// Bytes of the smallest Ethernet frame on the wire, with preamble and gap.
 pub const ETHERNET_BYTES_MIN: u32 = 84;
 
-/// Bytes of message to be moved.
+/// A message to be transferred between two hosts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Flow {
-    /// When it is handed to its endpoint.
+    /// When it is handed to the sender's endpoint.
     pub start: Time,
-    /// Who sends it.
+    /// The sending host.
     pub from: HostId,
-    /// Who gets it.
+    /// The receiving host.
     pub to: HostId,
-    /// How much.
+    /// Size of the message.
     pub bytes: u64,
-    /// Flows of the same two hosts with the same number share a connection; each other one has its own.
+    /// Flows between the same two hosts with the same number share a connection; a flow without a number has one of its
+    /// own.
     pub connection: Option<u32>,
-    /// Whether it begins again when it has ended.
+    /// Whether it starts again when it has finished.
     pub repeats: bool,
 }
 
-/// A flow, by its place in the list of flows.
+/// The index of a flow in the list of flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowId(pub u32);
 
 /// A packet that an endpoint sends.
 #[derive(Clone, Copy, Debug)]
 pub struct OutgoingPacket<Header> {
-    /// To whom.
+    /// The receiving host.
     pub to: HostId,
-    /// On the wire, with everything: headers, checksums, preamble and gap.
+    /// Size on the wire, with headers, checksums, preamble and gap.
     pub bytes: u32,
-    /// What is left of it when a switch trimming it; the same as `bytes` for what cannot be trimmed.
+    /// Size once a switch has trimmed it; equal to `bytes` for a packet that cannot be trimmed.
     pub trimmed_bytes: u16,
-    /// What path selection by flow looks at; a UDP source port, say.
+    /// The value that ECMP hashes, for example a UDP source port.
     pub label: u32,
-    /// Its queue in the network.
+    /// Its queue at the ports.
     pub class: TrafficClass,
-    /// What it says.
+    /// The transport header.
     pub header: Header,
 }
 
-/// A packet that an endpoint gets; its checksum was right.
+/// A packet that an endpoint receives, with a correct checksum.
 #[derive(Clone, Copy, Debug)]
 pub struct IncomingPacket<'a, Header> {
-    /// From whom.
+    /// The sending host.
     pub from: HostId,
-    /// What it says.
+    /// The transport header.
     pub header: &'a Header,
-    /// A switch met congestion.
+    /// Whether a switch set the ECN congestion mark.
     pub is_marked: bool,
-    /// A switch cut its payload off.
+    /// Whether a switch cut off the payload.
     pub is_trimmed: bool,
 }
 
-/// What endpoints count. All of them add up over hosts.
+/// Counters of an endpoint. They can be summed over hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct EndpointCounters {
-    /// Bytes of message that arrived, each once.
+    /// Message bytes received, each counted once.
     pub delivered_bytes: u64,
-    /// Packets sent, data and all else.
+    /// Packets sent, of data and of control.
     pub sent_packets: u64,
-    /// Data packets sent again.
+    /// Data packets retransmitted.
     pub retransmitted_packets: u64,
-    /// Data packets that had arrived before: retransmissions that were not needed, or copies that the network made.
+    /// Data packets received that had arrived before: unneeded retransmissions, or copies made by the network.
     pub spurious_packets: u64,
-    /// Times that nothing was heard for so long that something was sent again.
+    /// Retransmission time-outs.
     pub timeouts: u64,
-    /// Headers that went to software.
+    /// Headers handled by software, on the slow path.
     pub slow_path_headers: u64,
-    /// Data packets that arrived, copies too.
+    /// Data packets received, including copies.
     pub received_packets: u64,
-    /// Picoseconds that software was busy.
+    /// Picoseconds for which software was busy.
     pub software_ps: u64,
 }
 
 impl EndpointCounters {
-    /// What was counted since.
+    /// Returns what was counted after `earlier`.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         Self {
@@ -101,7 +103,7 @@ impl EndpointCounters {
         }
     }
 
-    /// Both together.
+    /// Returns the sum of both.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -117,43 +119,43 @@ impl EndpointCounters {
     }
 }
 
-/// How a flow becomes packets: what the time of a flow in an empty network depends on.
+/// How a transport divides a flow into packets, which decides the flow's completion time in an empty network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Framing {
-    /// Bytes of message in a packet.
+    /// Message bytes in a full packet.
     pub payload_bytes: u32,
-    /// Bytes on the wire of a packet besides its payload.
+    /// Size of a packet on the wire besides its payload.
     pub overhead_bytes: u32,
-    /// Bytes on the wire of an acknowledgement.
+    /// Size of an acknowledgement on the wire.
     pub ack_bytes: u32,
 }
 
-/// A host's end of the transport: verbs and timers on one side, packets on the other.
+/// A host's transport endpoint. It does no I/O: time and packets are passed in, packets are handed out.
 pub trait Endpoint: Sized {
-    /// What packets say to each other's endpoints.
+    /// The transport header of packets.
     type Header: Copy;
 
-    /// Begins a flow; `fleet` are the endpoints of all hosts, because connections have two ends.
+    /// Starts a flow. `endpoints` are those of all hosts, because a connection is set up at both ends.
     fn start(endpoints: &mut [Self], now: Time, id: FlowId, flow: &Flow);
 
-    /// Takes a packet in.
+    /// Handles a received packet.
     fn receive(&mut self, now: Time, packet: &IncomingPacket<'_, Self::Header>);
 
-    /// The next packet, when the wire is free; it is asked again after that one, and whenever anything happened.
+    /// Returns the next packet to send. Called when the host's link is idle: after each packet and after each event.
     fn transmit(&mut self, now: Time) -> Option<OutgoingPacket<Self::Header>>;
 
-    /// When something happens without a packet.
+    /// Returns the time of the next timer.
     fn deadline(&self) -> Option<Time>;
 
-    /// Lets it happen.
+    /// Handles the timers that are due.
     fn advance(&mut self, now: Time);
 
-    /// Adds the flows that have ended since the last call: everything arrived, and the sender knows.
+    /// Appends the flows finished since the last call: everything has arrived, and the sender knows.
     fn finished(&mut self, now: Time, done: &mut Vec<FlowId>);
 
-    /// What it has counted.
+    /// Returns the counters.
     fn counters(&self) -> EndpointCounters;
 
-    /// Bytes of memory that it holds, as far as it can tell.
+    /// Returns an estimate of the memory held, in bytes.
     fn memory_bytes(&self) -> usize;
 }

@@ -1,4 +1,5 @@
-//! How long a flow takes when nothing else is in the network, in closed form: what its slowdown is counted from.
+//! Ideal flow completion time (FCT): how long a flow takes alone in the network, in closed form. A flow's slowdown is
+//! its completion time divided by this.
 
 use sim::Span;
 
@@ -6,17 +7,17 @@ use crate::endpoint::{ETHERNET_BYTES_MIN, Flow, Framing};
 use crate::rate::LinkRate;
 use crate::topology::{HostId, NetworkNode, NextHops, Routes, Topology};
 
-/// Paths through a network, and what flows on them take at best.
+/// Computes ideal flow completion times in a network.
 #[derive(Debug)]
 pub struct IdealFct<'a> {
     topology: &'a Topology,
     routes: Routes,
     framing: Framing,
-    /// By host: the port at its end of its line.
+    /// By host: its port.
     ports: Vec<u32>,
 }
 
-/// A line as it lies on a path.
+/// A link on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hop {
     rate: LinkRate,
@@ -24,7 +25,7 @@ struct Hop {
 }
 
 impl<'a> IdealFct<'a> {
-    /// For flows that become packets in this way.
+    /// Creates the computation for flows that a transport divides into packets in this way.
     pub fn new(topology: &'a Topology, framing: Framing) -> Self {
         let mut ports = vec![0; topology.hosts() as usize];
         for (index, link) in topology.links().iter().enumerate() {
@@ -37,7 +38,7 @@ impl<'a> IdealFct<'a> {
         Self { topology, routes: Routes::new(topology), framing, ports }
     }
 
-    /// One of the shortest paths.
+    /// Returns one of the shortest paths.
     fn path(&self, from: HostId, to: HostId) -> Vec<Hop> {
         let mut port = self.ports[from.0 as usize];
         let mut hops = Vec::new();
@@ -56,12 +57,12 @@ impl<'a> IdealFct<'a> {
         (payload + u64::from(self.framing.overhead_bytes)).max(ETHERNET_BYTES_MIN.into())
     }
 
-    /// From the first bit sent to the end of the last packet's arrival, with packets stored and forwarded by switches.
+    /// Returns the time from the first bit sent until the last packet has arrived, with store-and-forward switches.
     fn forward(&self, hops: &[Hop], bytes: u64) -> Span {
         let payload = u64::from(self.framing.payload_bytes);
         let packets = bytes.div_ceil(payload).max(1);
         let (full, last) = (self.packet_bytes(payload), self.packet_bytes(bytes - (packets - 1) * payload));
-        // When the full packets have left a line, and when the last one has.
+        // When the last full packet has left a link, and when the last packet has.
         let (mut full_left, mut last_left) = (Span::ZERO, Span::ZERO);
         let (mut before, mut slowest) = (Span::ZERO, Span::ZERO);
         for hop in hops {
@@ -77,7 +78,7 @@ impl<'a> IdealFct<'a> {
         last_left
     }
 
-    /// From the start of a flow until its sender knows that all of it has arrived.
+    /// Returns the ideal completion time: from the flow's start until its sender knows that everything has arrived.
     pub fn fct(&self, flow: &Flow) -> Span {
         let hops = self.path(flow.from, flow.to);
         let back: Span =
@@ -92,7 +93,7 @@ mod tests {
     use crate::topology::TopologyPreset;
     use sim::Time;
 
-    /// What the closed form says in short, packet by packet.
+    /// The same time, simulated packet by packet.
     fn stepwise(ideal: &IdealFct, flow: &Flow) -> Span {
         let hops = ideal.path(flow.from, flow.to);
         let payload = u64::from(ideal.framing.payload_bytes);
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_closed_form_is_what_packets_do_one_by_one() {
+    fn the_closed_form_equals_a_simulation_packet_by_packet() {
         for preset in TopologyPreset::ALL {
             let topology = preset.topology();
             let framing = Framing { payload_bytes: 1000, overhead_bytes: 82, ack_bytes: 84 };

@@ -1,4 +1,4 @@
-//! Figures of a run.
+//! Results of a run: slowdowns of flows, their distribution, and bins by flow size.
 
 use serde::Serialize;
 use sim::Span;
@@ -7,53 +7,53 @@ use crate::endpoint::Endpoint;
 use crate::ideal::IdealFct;
 use crate::network::Network;
 
-/// Bins of sizes: each holds 5% of the flows.
+/// Number of bins by flow size: each holds 5% of the flows.
 pub const BINS: usize = 20;
 
-/// How much longer flows took than alone in the network.
+/// Summary statistics of a set of values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct SummaryStats {
-    /// The mean of all.
+    /// The mean.
     pub mean: f64,
-    /// Half of them were not slower.
+    /// The median.
     pub p50: f64,
-    /// 95% were not slower.
+    /// The 95th percentile.
     pub p95: f64,
-    /// 99% were not slower.
+    /// The 99th percentile.
     pub p99: f64,
-    /// 99.9% were not slower.
+    /// The 99.9th percentile.
     pub p999: f64,
-    /// The slowest.
+    /// The maximum.
     pub max: f64,
 }
 
-/// Flows of like size.
+/// The flows of a bin of similar sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct SizeBin {
-    /// Of all flows, so many percent are smaller than these.
+    /// Percentage of all flows that are in lower bins.
     pub percent: f64,
-    /// The largest of them.
+    /// Size of the largest flow.
     pub bytes_max: u64,
-    /// How many.
+    /// Number of flows.
     pub flows: usize,
-    /// What they suffered.
+    /// Slowdowns of the flows.
     #[serde(flatten)]
     pub slowdown: SummaryStats,
 }
 
-/// A flow that has ended.
+/// The result of a finished flow.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FlowResult {
-    /// Its size.
+    /// Size of the flow.
     pub bytes: u64,
-    /// How long it took.
-    pub span: Span,
-    /// By how much longer than alone.
+    /// Flow completion time.
+    pub fct: Span,
+    /// Completion time divided by the ideal completion time.
     pub slowdown: f64,
 }
 
 impl SummaryStats {
-    /// Of these values, in any order; all zero of none.
+    /// Computes the statistics of values in any order; all zero if there are none.
     pub fn of(values: &mut [f64]) -> Self {
         values.sort_unstable_by(f64::total_cmp);
         let Some(max) = values.last().copied() else { return Self::default() };
@@ -63,26 +63,26 @@ impl SummaryStats {
     }
 }
 
-/// The smallest of sorted values that is not exceeded by this share of them.
+/// Returns the smallest of the sorted values that at least this share of them does not exceed (nearest rank).
 ///
 /// # Panics
-/// Of no values.
+/// If there are no values.
 pub fn percentile(sorted: &[f64], share: f64) -> f64 {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted[rank.clamp(1, sorted.len()) - 1]
 }
 
-/// The flows of a run that have ended, in that order.
+/// Returns the results of a run's finished flows, in the order in which they finished.
 pub fn flow_results<E: Endpoint>(network: &Network<E>, ideal: &IdealFct<'_>) -> Vec<FlowResult> {
     let of = |end: &crate::network::FinishedFlow| {
         let flow = &network.flows()[end.id.0 as usize];
-        let span = end.at.since(flow.start);
-        FlowResult { bytes: flow.bytes, span, slowdown: span.ps() as f64 / ideal.fct(flow).ps() as f64 }
+        let fct = end.at.since(flow.start);
+        FlowResult { bytes: flow.bytes, fct, slowdown: fct.ps() as f64 / ideal.fct(flow).ps() as f64 }
     };
     network.finished_flows().iter().map(of).collect()
 }
 
-/// Flows by size, 5% of them a bin; fewer bins of fewer flows.
+/// Divides flows by size into bins of 5% of the flows each. Bins without a flow are left out.
 pub fn size_bins(ended: &[FlowResult]) -> Vec<SizeBin> {
     let mut sorted = ended.to_vec();
     sorted.sort_by_key(|flow| flow.bytes);
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_values_that_were_met() {
+    fn percentiles_are_values_of_the_set() {
         let values: Vec<f64> = (1..=100).map(f64::from).collect();
         assert_eq!(
             [0.0, 0.5, 0.95, 0.99, 0.991, 1.0].map(|share| percentile(&values, share)),
@@ -113,8 +113,8 @@ mod tests {
     }
 
     #[test]
-    fn every_flow_is_in_one_bin_and_bins_go_by_size() {
-        let flow = |bytes| FlowResult { bytes, span: Span::ZERO, slowdown: bytes as f64 };
+    fn every_flow_is_in_one_bin_and_bins_are_ordered_by_size() {
+        let flow = |bytes| FlowResult { bytes, fct: Span::ZERO, slowdown: bytes as f64 };
         let flows: Vec<FlowResult> = (1..=1013).rev().map(flow).collect();
         let bins = size_bins(&flows);
         assert_eq!((bins.len(), bins.iter().map(|bin| bin.flows).sum::<usize>()), (20, 1013));

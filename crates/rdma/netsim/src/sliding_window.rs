@@ -1,5 +1,7 @@
-//! The simplest endpoint that delivers: a fixed window of packets, an acknowledgement for each, and what is missing is
-//! sent again. The network is verified with it, so that a fault is the network's or the transport's and never a riddle.
+//! A minimal reliable endpoint: a fixed window of packets per flow, an acknowledgement for each packet, and
+//! retransmission of what is missing.
+//!
+//! The network is verified with this endpoint, so that a failure can be attributed to the network or to the RDMA engine.
 
 use std::collections::VecDeque;
 
@@ -14,22 +16,22 @@ use crate::topology::HostId;
 
 /// Bytes of this transport's header.
 const HEADER_BYTES: u32 = 16;
-/// A packet is lost when so many later ones of its flow have arrived.
+/// A packet counts as lost once a packet sent this many positions later has been acknowledged.
 const REORDER_PACKETS: u32 = 3;
 
-/// How it works.
+/// Settings of the endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindowConfig {
-    /// Bytes of message in a packet.
+    /// Message bytes in a full packet.
     pub payload_bytes: u32,
-    /// Packets of a flow under way at most.
+    /// Most packets of a flow in flight.
     pub window: u32,
-    /// What is under way longer than this is lost.
+    /// A packet not acknowledged for this long counts as lost.
     pub timeout: Span,
 }
 
 impl SlidingWindowConfig {
-    /// How a flow becomes packets.
+    /// Returns how a flow is divided into packets.
     pub fn framing(&self) -> Framing {
         Framing {
             payload_bytes: self.payload_bytes,
@@ -39,20 +41,20 @@ impl SlidingWindowConfig {
     }
 }
 
-/// What a packet says.
+/// The transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindowHeader {
-    /// Of which flow.
+    /// The flow.
     pub flow: FlowId,
-    /// Which packet, or which packet arrived.
+    /// The packet's number in the flow, or the number acknowledged.
     pub number: u32,
-    /// Whether it says that one arrived.
+    /// Whether this is an acknowledgement.
     pub is_ack: bool,
 }
 
-/// A packet of a flow, as its sender knows it.
+/// The state of a packet at its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum PacketState {
     New,
     Sent(Time),
     Lost,
@@ -60,51 +62,51 @@ enum State {
 }
 
 #[derive(Debug)]
-struct Sending {
+struct OutgoingFlow {
     id: FlowId,
     flow: Flow,
-    packets: Vec<State>,
-    /// All before have been sent.
+    packets: Vec<PacketState>,
+    /// The first packet that was never sent.
     next: u32,
-    under_way: u32,
+    in_flight: u32,
     arrived: u32,
     lost: VecDeque<u32>,
-    /// All before have arrived or are known to be lost.
-    judged: u32,
-    /// What was sent and when, the first one first; of those sent again, the last time counts.
+    /// All packets before this one have been checked for loss by reordering.
+    loss_checked: u32,
+    /// Packets sent and when, the oldest first. An entry is stale if its packet was retransmitted later.
     sent: VecDeque<(u32, Time)>,
 }
 
 #[derive(Debug)]
-struct Receiving {
+struct IncomingFlow {
     id: FlowId,
     packets: Vec<bool>,
     bytes: u64,
 }
 
-/// A host of this transport.
+/// The endpoint of a host.
 #[derive(Debug)]
 pub struct SlidingWindow {
     config: SlidingWindowConfig,
     host: HostId,
-    sending: Vec<Sending>,
-    receiving: Vec<Receiving>,
-    /// The flow whose turn it is to send.
-    turn: usize,
+    sending: Vec<OutgoingFlow>,
+    receiving: Vec<IncomingFlow>,
+    /// The flow that sent last; flows send round-robin.
+    last_flow: usize,
     acks: VecDeque<(HostId, SlidingWindowHeader)>,
     finished: Vec<FlowId>,
     counters: EndpointCounters,
 }
 
 impl SlidingWindow {
-    /// One endpoint a host.
+    /// Creates one endpoint per host.
     pub fn for_hosts(config: SlidingWindowConfig, hosts: u32) -> Vec<Self> {
         let of = |host| Self {
             config,
             host: HostId(host),
             sending: Vec::new(),
             receiving: Vec::new(),
-            turn: 0,
+            last_flow: 0,
             acks: VecDeque::new(),
             finished: Vec::new(),
             counters: EndpointCounters::default(),
@@ -112,51 +114,52 @@ impl SlidingWindow {
         (0..hosts).map(of).collect()
     }
 
-    fn bytes_of(&self, flow: &Flow, number: u32) -> u32 {
+    /// Returns the payload size of packet `number` of a flow of `flow_bytes` bytes.
+    fn payload_bytes(&self, flow_bytes: u64, number: u32) -> u32 {
         let before = u64::from(number) * u64::from(self.config.payload_bytes);
-        flow.bytes.saturating_sub(before).min(self.config.payload_bytes.into()) as u32
+        flow_bytes.saturating_sub(before).min(self.config.payload_bytes.into()) as u32
     }
 
     fn acknowledged(&mut self, id: FlowId, number: u32) {
         let Some(index) = self.sending.iter().position(|sending| sending.id == id) else { return };
         let sending = &mut self.sending[index];
-        let state = std::mem::replace(&mut sending.packets[number as usize], State::Arrived);
-        if let State::Sent(_) = state {
-            sending.under_way -= 1;
+        let state = std::mem::replace(&mut sending.packets[number as usize], PacketState::Arrived);
+        if let PacketState::Sent(_) = state {
+            sending.in_flight -= 1;
         }
-        sending.arrived += u32::from(state != State::Arrived);
+        sending.arrived += u32::from(state != PacketState::Arrived);
         if sending.arrived as usize == sending.packets.len() {
             self.finished.push(id);
             self.sending.swap_remove(index);
             return;
         }
         while let Some((number, at)) = sending.sent.front()
-            && sending.packets[*number as usize] != State::Sent(*at)
+            && sending.packets[*number as usize] != PacketState::Sent(*at)
         {
             sending.sent.pop_front();
         }
-        // Once a packet was judged, only the clock judges it again.
-        while sending.judged + REORDER_PACKETS <= number {
-            let state = &mut sending.packets[sending.judged as usize];
-            if let State::Sent(_) = state {
-                *state = State::Lost;
-                sending.under_way -= 1;
-                sending.lost.push_back(sending.judged);
+        // A packet is checked once; after a retransmission only its time-out declares it lost.
+        while sending.loss_checked + REORDER_PACKETS <= number {
+            let state = &mut sending.packets[sending.loss_checked as usize];
+            if let PacketState::Sent(_) = state {
+                *state = PacketState::Lost;
+                sending.in_flight -= 1;
+                sending.lost.push_back(sending.loss_checked);
             }
-            sending.judged += 1;
+            sending.loss_checked += 1;
         }
     }
 
     fn data(&mut self, now: Time) -> Option<OutgoingPacket<SlidingWindowHeader>> {
         for _ in 0..self.sending.len() {
-            self.turn = (self.turn + 1) % self.sending.len();
+            self.last_flow = (self.last_flow + 1) % self.sending.len();
             let window = self.config.window;
-            let sending = &mut self.sending[self.turn];
-            // What was believed to be lost may have arrived meanwhile.
-            while sending.lost.front().is_some_and(|lost| sending.packets[*lost as usize] == State::Arrived) {
+            let sending = &mut self.sending[self.last_flow];
+            // A packet declared lost may have arrived in the meantime.
+            while sending.lost.front().is_some_and(|lost| sending.packets[*lost as usize] == PacketState::Arrived) {
                 sending.lost.pop_front();
             }
-            if sending.under_way >= window {
+            if sending.in_flight >= window {
                 continue;
             }
             let number = match sending.lost.pop_front() {
@@ -170,9 +173,9 @@ impl SlidingWindow {
                 }
                 None => continue,
             };
-            sending.packets[number as usize] = State::Sent(now);
+            sending.packets[number as usize] = PacketState::Sent(now);
             sending.sent.push_back((number, now));
-            sending.under_way += 1;
+            sending.in_flight += 1;
             let (id, flow) = (sending.id, sending.flow);
             return Some(self.packet(id, &flow, number));
         }
@@ -183,7 +186,7 @@ impl SlidingWindow {
         let overhead = self.config.framing().overhead_bytes;
         OutgoingPacket {
             to: flow.to,
-            bytes: (overhead + self.bytes_of(flow, number)).max(ETHERNET_BYTES_MIN),
+            bytes: (overhead + self.payload_bytes(flow.bytes, number)).max(ETHERNET_BYTES_MIN),
             trimmed_bytes: overhead as u16,
             label: id.0,
             class: TrafficClass::Data,
@@ -198,18 +201,18 @@ impl Endpoint for SlidingWindow {
     fn start(endpoints: &mut [Self], _now: Time, id: FlowId, flow: &Flow) {
         let sender = &mut endpoints[flow.from.0 as usize];
         let packets = flow.bytes.div_ceil(sender.config.payload_bytes.into()).max(1) as usize;
-        sender.sending.push(Sending {
+        sender.sending.push(OutgoingFlow {
             id,
             flow: *flow,
-            packets: vec![State::New; packets],
+            packets: vec![PacketState::New; packets],
             next: 0,
-            under_way: 0,
+            in_flight: 0,
             arrived: 0,
             lost: VecDeque::new(),
-            judged: 0,
+            loss_checked: 0,
             sent: VecDeque::new(),
         });
-        let receiving = Receiving { id, packets: vec![false; packets], bytes: flow.bytes };
+        let receiving = IncomingFlow { id, packets: vec![false; packets], bytes: flow.bytes };
         endpoints[flow.to.0 as usize].receiving.push(receiving);
     }
 
@@ -219,17 +222,17 @@ impl Endpoint for SlidingWindow {
             return self.acknowledged(flow, number);
         }
         if packet.is_trimmed {
-            return; // what is missing shows by what arrives later
+            return; // the sender detects the loss by later acknowledgements
         }
         self.counters.received_packets += 1;
-        // A flow is kept after its end: copies that come late are counted as such.
-        if let Some(receiving) = self.receiving.iter_mut().find(|receiving| receiving.id == flow) {
-            let was_here = std::mem::replace(&mut receiving.packets[number as usize], true);
-            self.counters.spurious_packets += u64::from(was_here);
-            if !was_here {
-                let before = u64::from(number) * u64::from(self.config.payload_bytes);
-                let bytes = receiving.bytes.saturating_sub(before).min(self.config.payload_bytes.into());
-                self.counters.delivered_bytes += bytes;
+        // A flow is kept after it has finished, so that late copies are counted as spurious.
+        if let Some(index) = self.receiving.iter().position(|receiving| receiving.id == flow) {
+            let receiving = &mut self.receiving[index];
+            let is_copy = std::mem::replace(&mut receiving.packets[number as usize], true);
+            self.counters.spurious_packets += u64::from(is_copy);
+            if !is_copy {
+                let flow_bytes = receiving.bytes;
+                self.counters.delivered_bytes += u64::from(self.payload_bytes(flow_bytes, number));
             }
         }
         self.acks.push_back((packet.from, SlidingWindowHeader { flow, number, is_ack: true }));
@@ -262,9 +265,9 @@ impl Endpoint for SlidingWindow {
                 sending.sent.front().copied().filter(|(_, at)| *at + self.config.timeout <= now)
             {
                 sending.sent.pop_front();
-                if sending.packets[number as usize] == State::Sent(at) {
-                    sending.packets[number as usize] = State::Lost;
-                    sending.under_way -= 1;
+                if sending.packets[number as usize] == PacketState::Sent(at) {
+                    sending.packets[number as usize] = PacketState::Lost;
+                    sending.in_flight -= 1;
                     sending.lost.push_back(number);
                     self.counters.timeouts += 1;
                 }
@@ -281,7 +284,8 @@ impl Endpoint for SlidingWindow {
     }
 
     fn memory_bytes(&self) -> usize {
-        let sending: usize = self.sending.iter().map(|sending| sending.packets.capacity() * size_of::<State>()).sum();
+        let sending: usize =
+            self.sending.iter().map(|sending| sending.packets.capacity() * size_of::<PacketState>()).sum();
         let receiving: usize = self.receiving.iter().map(|receiving| receiving.packets.capacity()).sum();
         sending + receiving
     }

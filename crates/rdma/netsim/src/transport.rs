@@ -3,55 +3,55 @@
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
-/// How endpoints find what is lost.
+/// How endpoints detect and recover losses, and where a NIC keeps its contexts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TransportPolicy {
-    /// Selective repeat whose bitmaps lie in the host's memory.
+    /// SRNIC: selective repeat with bitmaps in host memory.
     #[default]
     Srnic,
-    /// The same, with contexts in the host's memory and a pool of them on chip.
+    /// SRNIC with contexts in host memory and a pool of them on chip.
     SrnicPaged,
-    /// Selective repeat with bitmaps on chip.
+    /// IRN: selective repeat with bitmaps on chip.
     Irn,
-    /// Standard RoCEv2.
+    /// Standard RoCEv2: go-back-N.
     GoBackN,
-    /// Standard RoCEv2 by a NIC that keeps few contexts on chip.
+    /// Standard RoCEv2 by a NIC that caches few contexts on chip.
     ConnectionCache,
 }
 
-/// How senders slow down.
+/// How senders control congestion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CongestionAlgorithm {
-    /// Not at all.
+    /// None.
     None,
-    /// A window of bandwidth times delay.
+    /// A fixed window of the bandwidth-delay product.
     BdpWindow,
-    /// By the share of marked packets.
+    /// DCTCP: a window that follows the share of marked packets.
     #[default]
     Dctcp,
-    /// By notifications, with a rate.
+    /// DCQCN: a rate that follows congestion notification packets.
     Dcqcn,
-    /// By the round trip.
+    /// Swift: a window that follows the round-trip time.
     Swift,
 }
 
-/// What endpoints do.
+/// Settings of the endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TransportConfig {
-    /// How they find what is lost.
+    /// Loss recovery.
     pub policy: TransportPolicy,
-    /// Bytes of message in a packet.
+    /// Message bytes in a full packet.
     #[serde(deserialize_with = "mtu")]
     pub mtu_bytes: u32,
-    /// How senders slow down.
+    /// Congestion control.
     pub congestion: CongestionAlgorithm,
 }
 
 impl Default for TransportConfig {
-    /// As in the published simulations: packets of 1000 bytes, DCTCP.
+    /// Returns the settings of SRNIC's published simulations: packets of 1000 bytes, DCTCP.
     fn default() -> Self {
         Self { policy: TransportPolicy::Srnic, mtu_bytes: 1000, congestion: CongestionAlgorithm::Dctcp }
     }

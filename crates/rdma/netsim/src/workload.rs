@@ -1,4 +1,4 @@
-//! Who sends how much to whom, and when.
+//! Workloads: which hosts send how much to which others, and when.
 
 mod distribution;
 mod trace;
@@ -7,89 +7,89 @@ use sim::{Random, Span, Time};
 use thiserror::Error;
 
 use crate::endpoint::Flow;
-use crate::topology::{HostId, Topology};
+use crate::topology::{HostId, NetworkNode, Topology};
 
 pub use distribution::SizeDistribution;
 pub use trace::{TraceError, read_trace};
 
-/// Flows of a workload at most.
+/// Largest number of flows of a workload.
 pub const FLOWS_MAX: usize = 10_000_000;
-/// Bytes of a flow at most: one message, of no more packets than numbers tell apart.
+/// Largest size of a flow: one message, of no more packets than packet sequence numbers can distinguish.
 pub const FLOW_BYTES_MAX: u64 = 1 << 29;
 const PS_PER_S: f64 = 1e12;
 
 /// A pattern of flows.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Workload {
-    /// Every host sends to one other, and gets from one other, at once.
+    /// Every host sends to one other host and receives from one other host, all at once.
     Permutation {
         /// Bytes of each flow.
         bytes: u64,
     },
-    /// Many send to one at once.
+    /// Many hosts send to one host at once.
     Incast {
-        /// How many.
+        /// Number of senders.
         senders: u32,
         /// Bytes of each flow.
         bytes: u64,
     },
-    /// Every host sends to every other at once.
+    /// Every host sends to every other host at once.
     AllToAll {
         /// Bytes of each flow.
         bytes: u64,
     },
-    /// Flows begin at random times at every host, to any other.
+    /// Flows start at every host as a Poisson process, each to a random other host.
     Poisson {
-        /// How large they are.
+        /// Distribution of the flows' sizes.
         sizes: SizeDistribution,
-        /// The share of a host's rate that its flows' bytes need on average, above 0 up to 1.
+        /// Mean rate of a host's message bytes as a share of its link's rate: above 0, at most 1.
         load: f64,
-        /// How long flows begin.
+        /// Time during which flows start.
         duration: Span,
     },
-    /// These.
-    Listed(Vec<Flow>),
+    /// The flows of a trace.
+    Trace(Vec<Flow>),
 }
 
-/// A workload that a network cannot have.
+/// A workload that a network cannot carry.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum WorkloadError {
-    /// More than can be moved, or nothing.
+    /// The load is out of range.
     #[error("a load of {load}; take more than 0 and at most 1 of a host's rate")]
     Load {
-        /// What was asked for.
+        /// The load given.
         load: f64,
     },
-    /// Not that many hosts.
+    /// The number of senders is out of range.
     #[error("{senders} senders among {hosts} hosts; take 1 to {}", hosts - 1)]
     Senders {
-        /// What was asked for.
+        /// The number of senders given.
         senders: u32,
-        /// What there are.
+        /// Number of hosts.
         hosts: u32,
     },
-    /// A host that is not there, or a flow to itself.
+    /// A flow's host does not exist, or is both sender and receiver.
     #[error("flow {index} goes from host {from} to host {to} of {hosts}; name two hosts from 0 to {}", hosts - 1)]
     Hosts {
-        /// Which of the list.
+        /// Index of the flow in the list.
         index: usize,
         /// Its sender.
         from: u32,
         /// Its receiver.
         to: u32,
-        /// What there are.
+        /// Number of hosts.
         hosts: u32,
     },
-    /// More than a message.
-    #[error("a flow of {bytes} bytes; at most {FLOW_BYTES_MAX}: make several of it")]
+    /// A flow is larger than a message can be.
+    #[error("a flow of {bytes} bytes; at most {FLOW_BYTES_MAX}: divide it into several flows")]
     TooLarge {
-        /// How large.
+        /// Size of the flow.
         bytes: u64,
     },
-    /// Too many for memory.
+    /// There are too many flows to hold in memory.
     #[error("about {flows:.0} flows; at most {FLOWS_MAX}: take a shorter time, fewer hosts or larger flows")]
     TooMany {
-        /// How many.
+        /// Expected number of flows.
         flows: f64,
     },
 }
@@ -99,18 +99,18 @@ fn flow(start: Time, from: u32, to: u32, bytes: u64) -> Flow {
 }
 
 impl Workload {
-    /// Its kind, or of Poisson arrivals the name of their sizes.
+    /// Returns the name of the pattern; for Poisson arrivals, that of the size distribution.
     pub fn name(&self) -> &str {
         match self {
             Self::Permutation { .. } => "permutation",
             Self::Incast { .. } => "incast",
             Self::AllToAll { .. } => "all-to-all",
             Self::Poisson { sizes, .. } => &sizes.name,
-            Self::Listed(_) => "trace",
+            Self::Trace(_) => "trace",
         }
     }
 
-    /// The share of hosts' rate that it asks for, if it says.
+    /// Returns the load of Poisson arrivals, and `None` for other patterns.
     pub fn load(&self) -> Option<f64> {
         match self {
             Self::Poisson { load, .. } => Some(*load),
@@ -118,10 +118,10 @@ impl Workload {
         }
     }
 
-    /// The flows of a run with this seed, in order of their start.
+    /// Returns the flows of a run with this seed, ordered by start time.
     ///
     /// # Errors
-    /// When this network cannot have them.
+    /// When the network cannot carry the workload.
     pub fn flows(&self, topology: &Topology, seed: u64) -> Result<Vec<Flow>, WorkloadError> {
         let hosts = topology.hosts();
         let mut random = Random::new(seed, "workload");
@@ -130,9 +130,9 @@ impl Workload {
             Self::Incast { senders, bytes } => incast(hosts, *senders, *bytes, &mut random)?,
             Self::AllToAll { bytes } => all_to_all(hosts, *bytes)?,
             Self::Poisson { sizes, load, duration } => poisson(topology, sizes, *load, *duration, seed)?,
-            Self::Listed(flows) => listed(hosts, flows)?,
+            Self::Trace(flows) => from_trace(hosts, flows)?,
         };
-        bounded(flows.len() as f64)?;
+        check_count(flows.len() as f64)?;
         match flows.iter().map(|flow| flow.bytes).find(|bytes| *bytes > FLOW_BYTES_MAX) {
             Some(bytes) => Err(WorkloadError::TooLarge { bytes }),
             None => Ok(flows),
@@ -140,7 +140,7 @@ impl Workload {
     }
 }
 
-fn bounded(flows: f64) -> Result<(), WorkloadError> {
+fn check_count(flows: f64) -> Result<(), WorkloadError> {
     if flows > FLOWS_MAX as f64 { Err(WorkloadError::TooMany { flows }) } else { Ok(()) }
 }
 
@@ -160,13 +160,13 @@ fn incast(hosts: u32, senders: u32, bytes: u64, random: &mut Random) -> Result<V
     }
     let to = random.below(hosts.into()) as u32;
     let step = (hosts - 1) / senders;
-    // Evenly over the network, so that the receiver's line is what is scarce.
+    // The senders are spread evenly over the network, so that the receiver's link is the bottleneck.
     Ok((0..senders).map(|index| flow(Time::ZERO, (to + 1 + index * step) % hosts, to, bytes)).collect())
 }
 
 fn all_to_all(hosts: u32, bytes: u64) -> Result<Vec<Flow>, WorkloadError> {
-    bounded(f64::from(hosts) * f64::from(hosts - 1))?;
-    // In each round every host gets from another one.
+    check_count(f64::from(hosts) * f64::from(hosts - 1))?;
+    // In each round every host receives from a different one.
     let round = |distance: u32| (0..hosts).map(move |from| flow(Time::ZERO, from, (from + distance) % hosts, bytes));
     Ok((1..hosts).flat_map(round).collect())
 }
@@ -185,13 +185,13 @@ fn poisson(
     let mut rates = vec![0.0; hosts as usize];
     for link in topology.links() {
         for end in link.ends {
-            if let crate::topology::NetworkNode::Host(host) = end {
+            if let NetworkNode::Host(host) = end {
                 rates[host.0 as usize] = link.rate.gbps() * 1e9 / 8.0;
             }
         }
     }
     let per_s = |rate: f64| load * rate / sizes.mean_bytes();
-    bounded(rates.iter().map(|rate| per_s(*rate)).sum::<f64>() * duration.ps() as f64 / PS_PER_S)?;
+    check_count(rates.iter().map(|rate| per_s(*rate)).sum::<f64>() * duration.ps() as f64 / PS_PER_S)?;
     let mut flows = Vec::new();
     for (from, rate) in rates.iter().enumerate() {
         let mut random = Random::new(seed, &format!("flows of host {from}"));
@@ -209,7 +209,7 @@ fn poisson(
     Ok(flows)
 }
 
-fn listed(hosts: u32, flows: &[Flow]) -> Result<Vec<Flow>, WorkloadError> {
+fn from_trace(hosts: u32, flows: &[Flow]) -> Result<Vec<Flow>, WorkloadError> {
     let is_wrong = |flow: &Flow| flow.from == flow.to || flow.from.0.max(flow.to.0) >= hosts;
     if let Some(index) = flows.iter().position(is_wrong) {
         let Flow { from, to, .. } = flows[index];
@@ -226,7 +226,7 @@ mod tests {
     use crate::topology::TopologyPreset;
 
     #[test]
-    fn a_permutation_gives_every_host_one_to_send_to_and_one_to_get_from() {
+    fn in_a_permutation_every_host_sends_to_one_and_receives_from_one() {
         let flows = Workload::Permutation { bytes: 9 }.flows(&TopologyPreset::LeafSpine256.topology(), 3).unwrap();
         let mut to: Vec<u32> = flows.iter().map(|flow| flow.to.0).collect();
         to.sort_unstable();
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn poisson_flows_are_as_many_bytes_as_the_load_says() {
+    fn poisson_arrivals_have_the_load_asked_for() {
         let topology = TopologyPreset::LeafSpine256.topology();
         let sizes = SizeDistribution::find("web-search").unwrap();
         let duration = Span::from_ps(100_000_000_000);
@@ -252,15 +252,18 @@ mod tests {
     }
 
     #[test]
-    fn what_a_network_cannot_have_is_named() {
+    fn workloads_that_a_network_cannot_carry_are_refused() {
         let topology = TopologyPreset::LeafSpine256.topology();
         let error = |workload: Workload| workload.flows(&topology, 1).unwrap_err().to_string();
         assert_eq!(error(Workload::Incast { senders: 256, bytes: 1 }), "256 senders among 256 hosts; take 1 to 255");
         let large = vec![flow(Time::ZERO, 1, 2, 5_000_000_000)];
-        assert_eq!(error(Workload::Listed(large)), "a flow of 5000000000 bytes; at most 536870912: make several of it");
+        assert_eq!(
+            error(Workload::Trace(large)),
+            "a flow of 5000000000 bytes; at most 536870912: divide it into several flows"
+        );
         let flows = vec![flow(Time::ZERO, 1, 1, 9)];
         assert_eq!(
-            error(Workload::Listed(flows)),
+            error(Workload::Trace(flows)),
             "flow 0 goes from host 1 to host 1 of 256; name two hosts from 0 to 255"
         );
         assert_eq!(Workload::AllToAll { bytes: 1 }.flows(&topology, 1).unwrap().len(), 256 * 255);

@@ -106,7 +106,7 @@ impl FctExperiment {
         let ended = flow_results(&network, &IdealFct::new(topology, rdma.framing()));
         let endpoints = network.endpoint_counters();
         let mut slowdowns: Vec<f64> = ended.iter().map(|flow| flow.slowdown).collect();
-        let mut spans: Vec<f64> = ended.iter().map(|flow| flow.span.ns() / 1000.0).collect();
+        let mut fcts_us: Vec<f64> = ended.iter().map(|flow| flow.fct.ns() / 1000.0).collect();
         let passed = network.now().since(Time::ZERO);
         let gbps = endpoints.delivered_bytes as f64 * 8.0 / passed.ns().max(1.0);
         Ok(FctResult {
@@ -119,7 +119,7 @@ impl FctExperiment {
             slowdown: SummaryStats::of(&mut slowdowns),
             bins: size_bins(&ended),
             goodput_gbps_per_host: gbps / f64::from(topology.hosts()),
-            fct_us: SummaryStats::of(&mut spans),
+            fct_us: SummaryStats::of(&mut fcts_us),
             network: network.counters(),
             endpoints,
             failed: network.endpoints().iter().map(RdmaEndpoint::failed).sum(),

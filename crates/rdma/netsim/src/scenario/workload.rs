@@ -84,7 +84,7 @@ impl TryFrom<WorkloadFile> for Part {
             },
             Kind::Trace => {
                 let flows = read_trace(Path::new(&needed(file.trace, "trace")?)).map_err(|error| error.to_string())?;
-                Workload::Listed(flows)
+                Workload::Trace(flows)
             }
         }))
     }
