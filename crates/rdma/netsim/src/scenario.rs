@@ -1,6 +1,6 @@
-//! A simulation as a file: topology, switches, lines, workload and transport in TOML.
+//! Scenario files: topology, switches, links, workload and transport of a simulation in TOML.
 //!
-//! What is wrong in one is said in a line with file, line, key, value and remedy. `docs/netsim.md` explains every key.
+//! An error names the file, line, key, value and remedy in one line. `docs/netsim.md` explains every key.
 
 mod network;
 mod topology;
@@ -20,25 +20,25 @@ use crate::workload::Workload;
 
 /// The version of scenario files that this release reads.
 pub const VERSION: u32 = 1;
-/// A run ends then, if the file does not say when.
+/// Default end of a run, in nanoseconds.
 const UNTIL_NS_DEFAULT: f64 = 1e9;
 
-/// A simulation, checked.
+/// A scenario, checked.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// Of everything random.
+    /// Seed of everything random.
     pub seed: u64,
-    /// The topology's name: a preset's, or kind and hosts.
+    /// The topology's name: the preset's, or its kind and number of hosts.
     pub topology_name: String,
     /// The network.
     pub network: NetworkConfig,
-    /// Who sends what to whom.
+    /// The workload.
     pub workload: Workload,
-    /// The flows of that, with this seed.
+    /// The workload's flows with this seed.
     pub flows: Vec<Flow>,
-    /// What endpoints do.
+    /// Settings of the endpoints.
     pub transport: TransportConfig,
-    /// When the run ends, whatever is left to do.
+    /// When the run ends, even if flows are unfinished.
     pub until: Time,
 }
 
@@ -51,21 +51,21 @@ struct File {
     seed: u64,
     #[serde(deserialize_with = "nanoseconds", default = "until_default")]
     until: f64,
-    topology: topology::Part,
+    topology: topology::TopologyTable,
     #[serde(default)]
-    switches: network::Switches,
+    switches: network::SwitchesTable,
     #[serde(default)]
-    lines: network::Lines,
-    workload: workload::Part,
+    lines: network::LinksTable,
+    workload: workload::WorkloadTable,
     #[serde(default)]
     transport: TransportConfig,
 }
 
-/// A version that this release reads.
+/// Accepts the version that this release reads.
 fn version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     match u32::deserialize(deserializer)? {
         VERSION => Ok(VERSION),
-        other => Err(D::Error::custom(format!("'{other}' is no version that this release reads; write {VERSION}"))),
+        other => Err(D::Error::custom(format!("'{other}' is not a version that this release reads; write {VERSION}"))),
     }
 }
 
@@ -78,10 +78,10 @@ fn until_default() -> f64 {
 }
 
 impl Scenario {
-    /// Reads a file.
+    /// Reads a scenario file.
     ///
     /// # Errors
-    /// When it cannot be read or makes no sense.
+    /// When it cannot be read or is invalid.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let file = path.display().to_string();
         match std::fs::read_to_string(path) {
@@ -90,24 +90,24 @@ impl Scenario {
         }
     }
 
-    /// Parses the text of a file.
+    /// Parses the text of a scenario file.
     ///
     /// # Errors
-    /// When it makes no sense.
+    /// When it is invalid.
     pub fn parse(file: &str, text: &str) -> Result<Self, ConfigError> {
         let parsed: File = config::parse(file, text)?;
         debug_assert_eq!(parsed.version, VERSION);
-        let topology::Part { topology, name: topology_name } = parsed.topology;
+        let topology::TopologyTable { topology, name: topology_name } = parsed.topology;
         let workload = parsed.workload.0;
-        // The parts make sense each; these are the ones that must fit each other.
-        let of_part = |part: &str, what: String| {
-            let line = text.lines().position(|line| line.trim() == format!("[{part}]"));
+        // Each table is valid by itself; what follows checks that the tables fit each other.
+        let of_table = |table: &str, what: String| {
+            let line = text.lines().position(|line| line.trim() == format!("[{table}]"));
             let line = line.map(|index| format!("line {}, ", index + 1)).unwrap_or_default();
-            ConfigError::Invalid { file: file.to_owned(), location: format!("{line}{part}"), what }
+            ConfigError::Invalid { file: file.to_owned(), location: format!("{line}{table}"), what }
         };
-        let flows = workload.flows(&topology, parsed.seed).map_err(|error| of_part("workload", error.to_string()))?;
+        let flows = workload.flows(&topology, parsed.seed).map_err(|error| of_table("workload", error.to_string()))?;
         let switches = parsed.switches.0;
-        switches.check(&topology).map_err(|error| of_part("switches", error.to_string()))?;
+        switches.check(&topology).map_err(|error| of_table("switches", error.to_string()))?;
         let impairments = parsed.lines.impairments(&topology);
         Ok(Self {
             seed: parsed.seed,

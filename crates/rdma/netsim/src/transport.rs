@@ -60,6 +60,6 @@ impl Default for TransportConfig {
 fn mtu<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     match u32::deserialize(deserializer)? {
         bytes @ 256..=4096 => Ok(bytes),
-        bytes => Err(D::Error::custom(format!("'{bytes}' is no MTU; write bytes from 256 to 4096"))),
+        bytes => Err(D::Error::custom(format!("'{bytes}' is not an MTU; write bytes from 256 to 4096"))),
     }
 }

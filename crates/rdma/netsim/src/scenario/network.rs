@@ -1,4 +1,4 @@
-//! Switches, lines and transport as a file says them.
+//! The tables `switches` and `lines` of a scenario file.
 
 use config::{bytes, nanoseconds};
 use serde::Deserialize;
@@ -9,16 +9,16 @@ use crate::impairment::{GilbertElliott, Impairments, Loss};
 use crate::switch::{Ecn, LoadBalancing, Pfc, SwitchConfig};
 use crate::topology::{NetworkNode, Topology};
 
-/// A probability.
-pub(super) fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+/// Accepts a probability.
+pub(super) fn probability<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     let value = f64::deserialize(deserializer)?;
     if (0.0..=1.0).contains(&value) {
         return Ok(value);
     }
-    Err(D::Error::custom(format!("'{value}' is no share; write a number from 0 to 1")))
+    Err(D::Error::custom(format!("'{value}' is not a probability; write a number from 0 to 1")))
 }
 
-/// More than nothing.
+/// Accepts a positive number.
 fn positive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     let value = f64::deserialize(deserializer)?;
     if value > 0.0 && value.is_finite() {
@@ -27,10 +27,10 @@ fn positive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error>
     Err(D::Error::custom(format!("'{value}' is not above 0; write a positive number")))
 }
 
-/// Switches; as published where the file says nothing.
+/// Settings of the switches, with [`SwitchConfig::default`] where the file gives none.
 #[derive(Debug, Default, Deserialize)]
 #[serde(from = "SwitchesFile")]
-pub(super) struct Switches(pub SwitchConfig);
+pub(super) struct SwitchesTable(pub SwitchConfig);
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -44,7 +44,7 @@ struct SwitchesFile {
     ecn_kmin_bytes: u64,
     #[serde(deserialize_with = "bytes")]
     ecn_kmax_bytes: u64,
-    #[serde(deserialize_with = "share")]
+    #[serde(deserialize_with = "probability")]
     ecn_pmax: f64,
     pfc: bool,
     #[serde(deserialize_with = "positive")]
@@ -82,7 +82,7 @@ impl Default for SwitchesFile {
     }
 }
 
-impl From<SwitchesFile> for Switches {
+impl From<SwitchesFile> for SwitchesTable {
     fn from(file: SwitchesFile) -> Self {
         let ecn = Ecn { kmin_bytes: file.ecn_kmin_bytes, kmax_bytes: file.ecn_kmax_bytes, pmax: file.ecn_pmax };
         let pfc = Pfc { alpha: file.pfc_alpha, hysteresis_bytes: file.pfc_hysteresis_bytes };
@@ -100,30 +100,30 @@ impl From<SwitchesFile> for Switches {
     }
 }
 
-/// What is wrong with lines, both ways.
+/// Impairments of links, in both directions.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Lines {
-    /// Of which lines.
+pub(super) struct LinksTable {
+    /// The impaired links.
     #[serde(default)]
-    between: Between,
-    #[serde(default, deserialize_with = "share")]
+    between: LinkSelection,
+    #[serde(default, deserialize_with = "probability")]
     loss: f64,
     #[serde(default)]
     bursts: Option<GilbertElliottFile>,
-    #[serde(default, deserialize_with = "share")]
+    #[serde(default, deserialize_with = "probability")]
     reorder: f64,
     #[serde(default, deserialize_with = "nanoseconds")]
     reorder_delay: f64,
-    #[serde(default, deserialize_with = "share")]
+    #[serde(default, deserialize_with = "probability")]
     duplicate: f64,
-    #[serde(default, deserialize_with = "share")]
+    #[serde(default, deserialize_with = "probability")]
     corrupt: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Between {
+enum LinkSelection {
     #[default]
     All,
     Hosts,
@@ -133,17 +133,17 @@ enum Between {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GilbertElliottFile {
-    #[serde(deserialize_with = "share")]
+    #[serde(deserialize_with = "probability")]
     to_bad: f64,
-    #[serde(deserialize_with = "share")]
+    #[serde(deserialize_with = "probability")]
     to_good: f64,
-    #[serde(default, deserialize_with = "share")]
+    #[serde(default, deserialize_with = "probability")]
     loss_good: f64,
-    #[serde(deserialize_with = "share")]
+    #[serde(deserialize_with = "probability")]
     loss_bad: f64,
 }
 
-impl Lines {
+impl LinksTable {
     pub fn impairments(&self, topology: &Topology) -> Vec<(usize, usize, Impairments)> {
         let loss = match self.bursts {
             Some(GilbertElliottFile { to_bad, to_good, loss_good, loss_bad }) => {
@@ -162,13 +162,13 @@ impl Lines {
         if config.is_none() {
             return Vec::new();
         }
-        let is_host_line = |ends: &[NetworkNode; 2]| ends.iter().any(|end| matches!(end, NetworkNode::Host(_)));
-        let is_meant = |ends: &[NetworkNode; 2]| match self.between {
-            Between::All => true,
-            Between::Hosts => is_host_line(ends),
-            Between::Switches => !is_host_line(ends),
+        let is_host_link = |ends: &[NetworkNode; 2]| ends.iter().any(|end| matches!(end, NetworkNode::Host(_)));
+        let is_selected = |ends: &[NetworkNode; 2]| match self.between {
+            LinkSelection::All => true,
+            LinkSelection::Hosts => is_host_link(ends),
+            LinkSelection::Switches => !is_host_link(ends),
         };
-        let links = topology.links().iter().enumerate().filter(|(_, link)| is_meant(&link.ends));
+        let links = topology.links().iter().enumerate().filter(|(_, link)| is_selected(&link.ends));
         links.flat_map(|(link, _)| [(link, 0, config.clone()), (link, 1, config.clone())]).collect()
     }
 }

@@ -24,7 +24,7 @@ fn error(text: &str) -> String {
 }
 
 #[test]
-fn what_is_not_said_is_as_published() {
+fn omitted_keys_have_the_published_values() {
     let scenario = Scenario::parse("a.toml", GOOD).unwrap();
     assert_eq!((scenario.network.topology.hosts(), scenario.seed), (8, 1));
     assert_eq!(scenario.network.switches, crate::switch::SwitchConfig::default());
@@ -33,7 +33,7 @@ fn what_is_not_said_is_as_published() {
 }
 
 #[test]
-fn every_part_can_be_said() {
+fn every_table_is_read() {
     let text = r#"version = 1
 seed = 7
 until = "20 ms"
@@ -73,14 +73,18 @@ congestion = "dcqcn"
 }
 
 #[test]
-fn what_makes_no_sense_is_said_with_file_line_key_value_and_remedy() {
+fn errors_name_file_line_key_value_and_remedy() {
     for (from, to, expected) in [
         (
             "load = 0.5",
             "load = 1.5",
-            "a.toml, line 12, workload.load: '1.5' is no load; write more than 0 and at most 1 of a host's rate",
+            "a.toml, line 12, workload.load: '1.5' is not a load; write more than 0 and at most 1 of a host's rate",
         ),
-        ("version = 1", "version = 2", "a.toml, line 1, version: '2' is no version that this release reads; write 1"),
+        (
+            "version = 1",
+            "version = 2",
+            "a.toml, line 1, version: '2' is not a version that this release reads; write 1",
+        ),
         ("leaves = 2", "leaves = 0", "a.toml, line 2, topology: leaves 0; take at least 1"),
         (
             "host_gbps = 100",
@@ -97,12 +101,12 @@ fn what_makes_no_sense_is_said_with_file_line_key_value_and_remedy() {
         (
             "[workload]",
             "[lines]\nloss = 1.1\n[workload]",
-            "a.toml, line 10, lines.loss: '1.1' is no share; write a number from 0 to 1",
+            "a.toml, line 10, lines.loss: '1.1' is not a probability; write a number from 0 to 1",
         ),
         (
             "[workload]",
             "[transport]\nmtu_bytes = 9000\n[workload]",
-            "a.toml, line 10, transport.mtu_bytes: '9000' is no MTU; write bytes from 256 to 4096",
+            "a.toml, line 10, transport.mtu_bytes: '9000' is not an MTU; write bytes from 256 to 4096",
         ),
         (
             "[workload]",
@@ -114,7 +118,7 @@ fn what_makes_no_sense_is_said_with_file_line_key_value_and_remedy() {
         (
             "web-search",
             "web",
-            "a.toml, line 11, workload.distribution: web: there is no such distribution: it is none of cache-follower",
+            "a.toml, line 11, workload.distribution: web: there is no such distribution; name one of cache-follower",
         ),
     ] {
         assert!(GOOD.contains(from), "{from}");
@@ -124,7 +128,7 @@ fn what_makes_no_sense_is_said_with_file_line_key_value_and_remedy() {
 }
 
 #[test]
-fn graphs_that_are_none_are_named() {
+fn invalid_graphs_are_refused() {
     let with = |lines: &str| {
         let head = "version = 1\n[topology]\nkind = \"graph\"\nhosts = [\"a\", \"b\"]\nswitches = [\"s\"]\n";
         error(&format!("{head}lines = [{lines}]\n[workload]\nkind = \"permutation\"\n"))
@@ -132,7 +136,7 @@ fn graphs_that_are_none_are_named() {
     let line = |a, b| format!("{{ ends = [\"{a}\", \"{b}\"], gbps = 1 }},");
     assert_eq!(
         with(&line("a", "x")),
-        "a.toml, line 2, topology: link end 'x' is neither in hosts nor in switches; add it there"
+        "a.toml, line 2, topology: link end 'x' is neither in hosts nor in switches; add it to one of them"
     );
     assert_eq!(with(&line("a", "s")), "a.toml, line 2, topology: host b has 0 links; give each host exactly one");
     let unreachable = "version = 1\n[topology]\nkind = \"graph\"\nhosts = [\"a\", \"b\"]\nswitches = [\"s\", \"t\"]\n\

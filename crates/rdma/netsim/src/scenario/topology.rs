@@ -1,4 +1,4 @@
-//! Topologies as a file says them.
+//! The table `topology` of a scenario file.
 
 use config::nanoseconds;
 use serde::Deserialize;
@@ -9,12 +9,12 @@ use crate::topology::{
     HostId, NetworkLink, NetworkNode, SwitchId, Tiers, Topology, TopologyPreset, dumbbell, fat_tree, three_tier,
 };
 
-/// A topology, checked while it is read, so that an error knows its line.
+/// A topology, checked during parsing, so that an error can name its line.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "TopologyFile")]
-pub(super) struct Part {
+pub(super) struct TopologyTable {
     pub topology: Topology,
-    /// The preset's name; of others, kind and hosts in the same way.
+    /// The preset's name, or the kind and the number of hosts in the same form.
     pub name: String,
 }
 
@@ -53,7 +53,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// As files say it.
+    /// Returns the kind's name in scenario files.
     const fn name(self) -> &'static str {
         match self {
             Self::Preset => "preset",
@@ -79,7 +79,7 @@ fn delay_default() -> f64 {
     1000.0
 }
 
-/// A key that a kind of topology needs.
+/// Returns the value of a key that the kind of topology requires.
 fn needed<T>(value: Option<T>, key: &str) -> Result<T, String> {
     value.ok_or_else(|| format!("{key} is missing; this kind of topology needs it"))
 }
@@ -89,7 +89,7 @@ fn rate(gbps: Option<f64>, key: &str) -> Result<LinkRate, String> {
     LinkRate::from_gbps(gbps).ok_or_else(|| format!("{key} is {gbps}; write Gb/s from 0.001 to 10000"))
 }
 
-impl TryFrom<TopologyFile> for Part {
+impl TryFrom<TopologyFile> for TopologyTable {
     type Error = String;
 
     fn try_from(file: TopologyFile) -> Result<Self, String> {
@@ -112,7 +112,7 @@ impl TryFrom<TopologyFile> for Part {
     }
 }
 
-impl Part {
+impl TopologyTable {
     fn named(kind: Kind, topology: Topology) -> Self {
         Self { name: format!("{}-{}", kind.name(), topology.hosts()), topology }
     }
@@ -146,7 +146,7 @@ impl TopologyFile {
         let node = |name: &String| match names.iter().position(|known| known == name) {
             Some(index) if index < hosts.len() => Ok(NetworkNode::Host(HostId(index as u32))),
             Some(index) => Ok(NetworkNode::Switch(SwitchId((index - hosts.len()) as u32))),
-            None => Err(format!("link end '{name}' is neither in hosts nor in switches; add it there")),
+            None => Err(format!("link end '{name}' is neither in hosts nor in switches; add it to one of them")),
         };
         let link = |file: &LinkFile| {
             let ends = [node(&file.ends[0])?, node(&file.ends[1])?];

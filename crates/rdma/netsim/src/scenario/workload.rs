@@ -1,4 +1,4 @@
-//! Workloads as a file says them.
+//! The table `workload` of a scenario file.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use sim::Span;
 
 use crate::workload::{SizeDistribution, Workload, read_trace};
 
-/// A workload, checked while it is read, so that an error knows its line.
+/// A workload, checked during parsing, so that an error can name its line.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "WorkloadFile")]
-pub(super) struct Part(pub Workload);
+pub(super) struct WorkloadTable(pub Workload);
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -58,20 +58,20 @@ fn load<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Er
     if load > 0.0 && load <= 1.0 {
         return Ok(Some(load));
     }
-    Err(D::Error::custom(format!("'{load}' is no load; write more than 0 and at most 1 of a host's rate")))
+    Err(D::Error::custom(format!("'{load}' is not a load; write more than 0 and at most 1 of a host's rate")))
 }
 
 fn needed<T>(value: Option<T>, key: &str) -> Result<T, String> {
     value.ok_or_else(|| format!("{key} is missing; this kind of workload needs it"))
 }
 
-impl TryFrom<WorkloadFile> for Part {
+impl TryFrom<WorkloadFile> for WorkloadTable {
     type Error = String;
 
     fn try_from(file: WorkloadFile) -> Result<Self, String> {
         let bytes = file.bytes;
         if bytes == 0 {
-            return Err("bytes is 0; a flow has at least 1".to_owned());
+            return Err("bytes is 0; write at least 1".to_owned());
         }
         Ok(Self(match file.kind {
             Kind::Permutation => Workload::Permutation { bytes },

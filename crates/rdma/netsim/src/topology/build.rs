@@ -107,7 +107,7 @@ impl FromStr for TopologyPreset {
     fn from_str(name: &str) -> Result<Self, String> {
         Self::ALL.into_iter().find(|preset| preset.name() == name).ok_or_else(|| {
             let names = Self::ALL.map(Self::name).join(", ");
-            format!("'{name}' is no topology; try one of {names}")
+            format!("'{name}' is not a topology; try one of {names}")
         })
     }
 }

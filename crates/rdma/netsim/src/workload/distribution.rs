@@ -1,4 +1,4 @@
-//! Sizes of flows.
+//! Distributions of flow sizes.
 
 use std::path::Path;
 
@@ -13,18 +13,18 @@ const BUILT_IN: [(&str, &str); 5] = [
     ("storage-2022", include_str!("../../distributions/storage-2022.toml")),
 ];
 
-/// How close to 1 a distribution's last share must be.
+/// Accepted difference of a distribution's last share from 1.
 const TOLERANCE: f64 = 1e-9;
 
-/// How large flows are: evenly between points of the cumulative distribution.
+/// A distribution of flow sizes: points of the cumulative distribution, interpolated linearly.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SizeDistribution {
-    /// What it is called.
+    /// The distribution's name.
     pub name: String,
-    /// Where its figures come from.
+    /// The publication that its points come from.
     pub source: String,
-    /// Sizes in bytes, and the share of flows that are not larger.
+    /// Sizes in bytes with the share of flows that are not larger.
     points: Points,
 }
 
@@ -44,17 +44,17 @@ impl TryFrom<Vec<(f64, f64)>> for Points {
         }
         if (last.1 - 1.0).abs() > TOLERANCE {
             let share = last.1;
-            return Err(format!("the share of the last point is {share}: flows do not sum to one; it must be 1"));
+            return Err(format!("the share of the last point is {share}; it must be 1"));
         }
         let is_possible =
             |(bytes, share): &(f64, f64)| bytes.is_finite() && *bytes >= 0.0 && (0.0..=1.0).contains(share);
         if let Some((bytes, share)) = points.iter().find(|point| !is_possible(point)) {
-            return Err(format!("[{bytes}, {share}] is no point; give bytes from 0 and a share from 0 to 1"));
+            return Err(format!("[{bytes}, {share}] is not a point; give bytes from 0 and a share from 0 to 1"));
         }
         if let Some(pair) = points.windows(2).find(|pair| pair[1].0 <= pair[0].0 || pair[1].1 < pair[0].1) {
             let [(bytes, share), (next_bytes, next_share)] = [pair[0], pair[1]];
             return Err(format!(
-                "[{next_bytes}, {next_share}] does not follow [{bytes}, {share}]; sizes rise and shares do not fall"
+                "[{next_bytes}, {next_share}] cannot follow [{bytes}, {share}]; sizes must rise, shares must not fall"
             ));
         }
         Ok(Self(points))
@@ -62,34 +62,35 @@ impl TryFrom<Vec<(f64, f64)>> for Points {
 }
 
 impl SizeDistribution {
-    /// One that comes with the program, by name, or else a file.
+    /// Returns a built-in distribution by its name, or reads the file with that path.
     ///
     /// # Errors
-    /// When it is neither, or the file makes no sense.
+    /// When `name` is neither, or the file is invalid.
     pub fn find(name: &str) -> Result<Self, ConfigError> {
         if let Some((name, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
             return config::parse(name, text);
         }
         if !name.contains(['/', '.']) {
             let names = BUILT_IN.map(|(name, _)| name).join(", ");
-            let reason = format!("there is no such distribution: it is none of {names}, nor a path");
+            let reason = format!("there is no such distribution; name one of {names}, or give a path");
             return Err(ConfigError::Unreadable { file: name.to_owned(), reason });
         }
         config::read(Path::new(name))
     }
 
-    /// The names of those that come with the program.
+    /// Returns the names of the built-in distributions.
     pub fn names() -> impl Iterator<Item = &'static str> {
         BUILT_IN.into_iter().map(|(name, _)| name)
     }
 
-    /// Bytes of a flow on average.
+    /// Returns the mean size of a flow.
     pub fn mean_bytes(&self) -> f64 {
         let part = |pair: &[(f64, f64)]| (pair[1].1 - pair[0].1) * (pair[0].0 + pair[1].0) / 2.0;
         self.points.0.windows(2).map(part).sum()
     }
 
-    /// The size below which this share of flows lies, 0 to 1: a random share makes a random size. At least 1 byte.
+    /// Returns the size that the share `share` of flows does not exceed, at least 1 byte. A uniform random share from 0
+    /// to 1 gives a random size of this distribution.
     pub fn size_at(&self, share: f64) -> u64 {
         let points = &self.points.0;
         let above = points.partition_point(|(_, at)| *at <= share).clamp(1, points.len() - 1);
@@ -105,7 +106,7 @@ mod tests {
     use sim::Random;
 
     #[test]
-    fn what_comes_with_the_program_is_whole_and_has_its_mean() {
+    fn samples_of_built_in_distributions_have_their_mean() {
         for name in SizeDistribution::names() {
             let sizes = SizeDistribution::find(name).unwrap();
             assert_eq!((sizes.name.as_str(), sizes.source.is_empty()), (name, false));
@@ -117,19 +118,19 @@ mod tests {
     }
 
     #[test]
-    fn sizes_lie_where_the_points_say() {
+    fn sizes_are_interpolated_between_points() {
         let sizes = SizeDistribution::find("cache-follower").unwrap();
         assert_eq!([0.0, 0.01, 0.5, 0.9, 1.0].map(|share| sizes.size_at(share)), [1, 70, 30_000, 2_400_000, 3_000_000]);
         assert_eq!(sizes.size_at(0.95), 2_700_000);
     }
 
     #[test]
-    fn what_makes_no_sense_is_named_with_its_line() {
+    fn an_invalid_point_is_named_with_its_line() {
         for (points, expected) in [
-            ("[[0, 0], [9, 0.9]]", "the share of the last point is 0.9: flows do not sum to one; it must be 1"),
+            ("[[0, 0], [9, 0.9]]", "the share of the last point is 0.9; it must be 1"),
             ("[[0, 0.1], [9, 1]]", "the share of the first point is 0.1; it must be 0"),
-            ("[[0, 0], [9, 0.5], [9, 1]]", "[9, 1] does not follow [9, 0.5]; sizes rise and shares do not fall"),
-            ("[[0, 0], [-9, 0.5], [9, 1]]", "[-9, 0.5] is no point; give bytes from 0 and a share from 0 to 1"),
+            ("[[0, 0], [9, 0.5], [9, 1]]", "[9, 1] cannot follow [9, 0.5]; sizes must rise, shares must not fall"),
+            ("[[0, 0], [-9, 0.5], [9, 1]]", "[-9, 0.5] is not a point; give bytes from 0 and a share from 0 to 1"),
             ("[]", "too few points; give at least two of [bytes, share of flows that are not larger]"),
         ] {
             let text = format!("name = \"a\"\nsource = \"b\"\npoints = {points}\n");
