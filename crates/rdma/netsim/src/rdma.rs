@@ -1,8 +1,8 @@
-//! The RDMA NIC as an endpoint: every flow is a WRITE (or a READ, or a SEND that is echoed) of the engine that carries
-//! real programs' verbs, with memory in which only lengths matter.
+//! An endpoint that is an RDMA NIC, by the engine that also carries verbs of real programs: every flow is a WRITE (or a
+//! READ, or a SEND that is echoed). Memory has no contents; only lengths matter.
 //!
-//! Two hosts' flows without a connection of their own take an idle queue pair of the two, or a new one: as programs do
-//! that keep their connections. A flow ends with its completion.
+//! A flow without a connection number takes an idle queue pair between its hosts, or a new one, like a program that
+//! keeps its connections. A flow finishes with its completion.
 
 mod profile;
 
@@ -27,52 +27,54 @@ use crate::topology::HostId;
 
 pub use profile::{PathProperties, profile};
 
-/// Bytes of the memory that hosts register: all of it.
+/// Bytes of the memory region that a host registers, which is all of its memory.
 const MEMORY_BYTES: u64 = 1 << 46;
-/// Completions that a queue holds, and that are taken at a time.
+/// Capacity of a completion queue.
 const COMPLETIONS_MAX: usize = 1 << 16;
-const COMPLETIONS_AT_A_TIME: usize = 16;
-/// Requests of a queue pair at a time.
+/// Most completions taken by one poll.
+const COMPLETIONS_PER_POLL: usize = 16;
+/// Capacity of a queue pair's send queue.
 pub(crate) const REQUESTS_MAX: u32 = rnic::nic::QUEUE_REQUESTS_MAX;
-/// Receive requests of a queue pair whose messages are echoed.
+/// Receive requests posted to a queue pair whose messages are echoed.
 const RECEIVES: u32 = 32;
-/// The number of requests that nobody waits for.
-const NOBODY: u64 = u64::MAX;
-/// What a switch leaves of a packet is its headers, at most so many bytes with everything.
+/// The identifier of requests whose completion is ignored.
+const UNTRACKED: u64 = u64::MAX;
+/// Largest size of a trimmed packet on the wire: all headers.
 const HEADERS_BYTES_MAX: u32 = ETHERNET_BYTES + IP_UDP_BYTES + rnic::wire::HEADER_BYTES_MAX as u32;
 
-/// What endpoints do with flows.
+/// The verb that carries a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// WRITE into the other host's memory.
+    /// WRITE into the receiver's memory.
     Write,
-    /// READ out of the other host's memory, by the host that gets the flow.
+    /// READ from the sender's memory, requested by the receiver.
     Read,
-    /// SEND; the other host's program sends as much back, and the flow ends when that has come.
+    /// SEND; the receiver's program sends as many bytes back, and the flow finishes when they have arrived.
     Echo,
 }
 
-/// How all hosts of a network work.
+/// Settings of all hosts of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RdmaConfig {
-    /// Their NIC.
+    /// The NICs' profile.
     pub profile: Profile,
-    /// What they do.
+    /// The verb that carries flows.
     pub verb: Verb,
-    /// Their time-out: 4.096 us times 2 to the power of this, of policies without one of their own.
+    /// The retransmission time-out, 4.096 us x 2^code, of policies without a time-out of their own.
     pub ack_timer_code: u8,
-    /// Of their NICs' chances.
+    /// Seed of the NICs' random decisions.
     pub seed: u64,
 }
 
 impl RdmaConfig {
-    /// WRITEs by this NIC.
+    /// Returns settings for WRITEs by NICs with this profile.
     pub fn new(profile: Profile) -> Self {
-        // 262 us: above every round trip of these networks, and below what commercial NICs take.
+        // 262 us: above every round trip of these networks, and below the time-outs of commercial NICs.
         Self { profile, verb: Verb::Write, ack_timer_code: 6, seed: 1 }
     }
 
-    /// How a flow becomes packets: RoCEv2's headers and no others, so that all policies are held against the same.
+    /// Returns how a flow is divided into packets with the headers of standard RoCEv2 alone, so that all policies are
+    /// compared with the same ideal.
     pub fn framing(&self) -> Framing {
         let headers = ETHERNET_BYTES + IP_UDP_BYTES + (rnic::wire::BTH_BYTES + rnic::wire::ICRC_BYTES) as u32;
         let ack_bytes = headers + rnic::wire::ACK_BYTES as u32;
@@ -80,15 +82,15 @@ impl RdmaConfig {
     }
 }
 
-/// A queue pair, as its program knows it.
+/// The queue pair of a flow.
 #[derive(Clone, Copy, Debug)]
 struct Connection {
     qp: QpNumber,
-    /// Whether other flows use it too.
+    /// Whether it belongs to a numbered connection, which other flows may use.
     is_shared: bool,
 }
 
-/// A host with an RDMA NIC.
+/// The endpoint of a host with an RDMA NIC.
 #[derive(Debug)]
 pub struct RdmaEndpoint {
     config: Arc<RdmaConfig>,
@@ -97,26 +99,26 @@ pub struct RdmaEndpoint {
     cq: CqNumber,
     domain: ProtectionDomain,
     keys: (LKey, RKey),
-    /// Queue pairs to a host that no flow has.
+    /// By peer: queue pairs that no flow uses.
     idle: HashMap<HostId, Vec<QpNumber>>,
-    /// Queue pairs of connections with a number.
+    /// By peer and connection number: the connection's queue pair.
     numbered: HashMap<(HostId, u32), QpNumber>,
-    /// By flow that is under way: its queue pair and its peer.
-    under_way: HashMap<FlowId, (Connection, HostId)>,
-    /// Where completions are taken to.
+    /// By active flow: its queue pair and its peer.
+    active: HashMap<FlowId, (Connection, HostId)>,
+    /// Buffer for polled completions.
     completions: Vec<Completion>,
     counters: EndpointCounters,
     failed: u64,
 }
 
 impl RdmaEndpoint {
-    /// One endpoint a host.
+    /// Creates one endpoint per host.
     ///
     /// # Errors
-    /// When there can be no such NIC.
+    /// When the profile is invalid.
     ///
     /// # Panics
-    /// If the engine refuses what every NIC has: a queue, a domain, a region.
+    /// If the engine refuses a first completion queue, protection domain or memory region.
     pub fn for_hosts(config: RdmaConfig, hosts: u32) -> Result<Vec<Self>, ProfileError> {
         let (config, profile) = (Arc::new(config), Arc::new(config.profile));
         (0..hosts).map(|host| Self::new(&config, &profile, HostId(host))).collect()
@@ -125,11 +127,11 @@ impl RdmaEndpoint {
     fn new(config: &Arc<RdmaConfig>, profile: &Arc<Profile>, host: HostId) -> Result<Self, ProfileError> {
         let mut nic = Nic::new(Arc::clone(profile), NoMemory, config.seed ^ u64::from(host.0) << 32)?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        let cq = nic.create_cq(COMPLETIONS_MAX).expect("a NIC has completion queues");
-        let domain = nic.allocate_domain().expect("a NIC has protection domains");
+        let cq = nic.create_cq(COMPLETIONS_MAX).expect("a new NIC has room for a completion queue");
+        let domain = nic.allocate_domain().expect("a new NIC has room for a protection domain");
         let registration = Registration { domain, host_address: 0, address: 0, bytes: MEMORY_BYTES, access };
-        let keys = nic.register(&registration).expect("a NIC has memory regions");
-        let empty = Completion::new(NOBODY, QpNumber(0), CompletionStatus::Success, CompletionKind::Send);
+        let keys = nic.register(&registration).expect("a new NIC has room for a memory region");
+        let empty = Completion::new(UNTRACKED, QpNumber(0), CompletionStatus::Success, CompletionKind::Send);
         Ok(Self {
             config: Arc::clone(config),
             host,
@@ -139,24 +141,24 @@ impl RdmaEndpoint {
             keys: (keys.local, keys.remote),
             idle: HashMap::new(),
             numbered: HashMap::new(),
-            under_way: HashMap::new(),
-            completions: vec![empty; COMPLETIONS_AT_A_TIME],
+            active: HashMap::new(),
+            completions: vec![empty; COMPLETIONS_PER_POLL],
             counters: EndpointCounters::default(),
             failed: 0,
         })
     }
 
-    /// The NIC.
+    /// Returns the NIC.
     pub fn nic(&self) -> &Nic<NoMemory> {
         &self.nic
     }
 
-    /// Requests that were completed with an error.
+    /// Returns the number of requests completed with an error.
     pub fn failed(&self) -> u64 {
         self.failed
     }
 
-    fn create(&mut self) -> QpNumber {
+    fn create_qp(&mut self) -> QpNumber {
         let init = QpInit {
             service: Service::Rc,
             domain: self.domain,
@@ -167,11 +169,11 @@ impl RdmaEndpoint {
             receives_max: RECEIVES,
             signals_all: false,
         };
-        self.nic.create_qp(&init).expect("a NIC has as many queue pairs as its profile says")
+        self.nic.create_qp(&init).expect("the profile allows enough queue pairs")
     }
 
-    /// Brings a queue pair up, connected to that of another host.
-    fn bring_up(&mut self, now: Time, qp: QpNumber, peer: (HostId, QpNumber), first: (Psn, Psn)) {
+    /// Brings a queue pair to ready-to-send, connected to `peer`. `first_psns` are those of this side and of the peer.
+    fn connect_qp(&mut self, now: Time, qp: QpNumber, peer: (HostId, QpNumber), first_psns: (Psn, Psn)) {
         let none = QpAttributes::default();
         let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         let init = QpAttributes { partition_index: Some(0), port: Some(1), access: Some(access), ..none };
@@ -179,13 +181,13 @@ impl RdmaEndpoint {
             path: Some(Address(peer.0.0)),
             mtu: Some(Mtu::B4096),
             destination: Some(peer.1),
-            receive_psn: Some(first.1),
+            receive_psn: Some(first_psns.1),
             responder_reads_max: Some(16),
             rnr_timer_code: Some(1),
             ..none
         };
         let send = QpAttributes {
-            send_psn: Some(first.0),
+            send_psn: Some(first_psns.0),
             ack_timer_code: Some(self.config.ack_timer_code),
             retries: Some(7),
             rnr_retries: Some(7),
@@ -195,32 +197,32 @@ impl RdmaEndpoint {
         for (state, attributes) in
             [(QpState::Init, init), (QpState::ReadyToReceive, receive), (QpState::ReadyToSend, send)]
         {
-            self.nic.modify_qp(now, qp, state, &attributes).expect("a way that every queue pair goes");
+            self.nic.modify_qp(now, qp, state, &attributes).expect("a new queue pair goes through these states");
         }
         if self.config.verb == Verb::Echo {
             (0..RECEIVES).for_each(|_| self.post_receive(now, qp));
         }
     }
 
-    fn piece(&self, bytes: u32) -> [Sge; SGES_MAX] {
+    fn local_buffer(&self, bytes: u32) -> [Sge; SGES_MAX] {
         let mut local = [Sge::default(); SGES_MAX];
         local[0] = Sge { address: 0, bytes, key: self.keys.0 };
         local
     }
 
     fn post_receive(&mut self, now: Time, qp: QpNumber) {
-        let request = Receive { id: NOBODY, local: self.piece(self.config.profile.mtu_bytes.max(1 << 20)) };
-        self.nic.post_recv(now, qp, &request).expect("there is room for the request that was just taken");
+        let request = Receive { id: UNTRACKED, local: self.local_buffer(self.config.profile.mtu_bytes.max(1 << 20)) };
+        self.nic.post_recv(now, qp, &request).expect("the receive queue has room for this many requests");
     }
 
     fn post(&mut self, now: Time, qp: QpNumber, id: u64, bytes: u32, kind: SendKind) {
-        let signalled = id != NOBODY;
-        let local = self.piece(bytes);
+        let signalled = id != UNTRACKED;
+        let local = self.local_buffer(bytes);
         let request = Send { id, kind, local, signalled, fence: false, solicited: false, datagram: None };
-        self.nic.post_send(now, qp, &request).expect("a queue pair has room for its flows");
+        self.nic.post_send(now, qp, &request).expect("the send queue has room for all flows of its queue pair");
     }
 
-    /// A connection for a flow: its own, an idle one, or a new one.
+    /// Returns a connection for a flow: that of its number, an idle one, or a new one.
     fn connect(endpoints: &mut [Self], now: Time, id: FlowId, flow: &Flow) -> Connection {
         let (from, to) = (flow.from, flow.to);
         let sender = &mut endpoints[from.0 as usize];
@@ -232,17 +234,17 @@ impl RdmaEndpoint {
         if let Some(qp) = known {
             return Connection { qp, is_shared };
         }
-        let (qp, peer_qp) = (endpoints[from.0 as usize].create(), endpoints[to.0 as usize].create());
-        let first = (Psn::new(id.0.wrapping_mul(7919)), Psn::new(id.0.wrapping_mul(104_729)));
-        endpoints[from.0 as usize].bring_up(now, qp, (to, peer_qp), first);
-        endpoints[to.0 as usize].bring_up(now, peer_qp, (from, qp), (first.1, first.0));
+        let (qp, peer_qp) = (endpoints[from.0 as usize].create_qp(), endpoints[to.0 as usize].create_qp());
+        let first_psns = (Psn::new(id.0.wrapping_mul(7919)), Psn::new(id.0.wrapping_mul(104_729)));
+        endpoints[from.0 as usize].connect_qp(now, qp, (to, peer_qp), first_psns);
+        endpoints[to.0 as usize].connect_qp(now, peer_qp, (from, qp), (first_psns.1, first_psns.0));
         if let Some(number) = flow.connection {
             endpoints[from.0 as usize].numbered.insert((to, number), qp);
         }
         Connection { qp, is_shared }
     }
 
-    fn completed(&mut self, now: Time, completion: &Completion, done: &mut Vec<FlowId>) {
+    fn handle_completion(&mut self, now: Time, completion: &Completion, done: &mut Vec<FlowId>) {
         if completion.status != CompletionStatus::Success {
             self.failed += 1;
             return;
@@ -250,23 +252,23 @@ impl RdmaEndpoint {
         let is_received = completion.kind == CompletionKind::Receive;
         if is_received {
             self.post_receive(now, completion.qp);
-            let echoed = self.echoed(completion.qp);
+            let echoed = self.echoed_flow(completion.qp);
             match echoed {
-                Some(id) => self.end(id, done),
-                None => self.post(now, completion.qp, NOBODY, completion.bytes, SendKind::Send(None)),
+                Some(id) => self.finish(id, done),
+                None => self.post(now, completion.qp, UNTRACKED, completion.bytes, SendKind::Send(None)),
             }
-        } else if self.config.verb != Verb::Echo && completion.id != NOBODY {
-            self.end(FlowId(completion.id as u32), done);
+        } else if self.config.verb != Verb::Echo && completion.id != UNTRACKED {
+            self.finish(FlowId(completion.id as u32), done);
         }
     }
 
-    /// The flow that an echo on this queue pair ends.
-    fn echoed(&self, qp: QpNumber) -> Option<FlowId> {
-        self.under_way.iter().filter(|(_, (connection, _))| connection.qp == qp).map(|(id, _)| *id).min()
+    /// Returns the flow that an echo received on this queue pair finishes: the oldest one.
+    fn echoed_flow(&self, qp: QpNumber) -> Option<FlowId> {
+        self.active.iter().filter(|(_, (connection, _))| connection.qp == qp).map(|(id, _)| *id).min()
     }
 
-    fn end(&mut self, id: FlowId, done: &mut Vec<FlowId>) {
-        let Some((connection, to)) = self.under_way.remove(&id) else { return };
+    fn finish(&mut self, id: FlowId, done: &mut Vec<FlowId>) {
+        let Some((connection, to)) = self.active.remove(&id) else { return };
         if !connection.is_shared {
             self.idle.entry(to).or_default().push(connection.qp);
         }
@@ -274,7 +276,7 @@ impl RdmaEndpoint {
     }
 }
 
-/// Shows a tap what packets say.
+/// Unpacks headers for a tap.
 struct UnpackingTap(Box<dyn PacketTap<Header>>);
 
 impl PacketTap<Packed> for UnpackingTap {
@@ -285,12 +287,12 @@ impl PacketTap<Packed> for UnpackingTap {
     }
 }
 
-/// What a network of these endpoints shows to somebody who sees headers.
-pub fn tap(of_headers: Box<dyn PacketTap<Header>>) -> Box<dyn PacketTap<Packed>> {
-    Box::new(UnpackingTap(of_headers))
+/// Returns a tap for a network of these endpoints that hands unpacked headers to `tap`.
+pub fn header_tap(tap: Box<dyn PacketTap<Header>>) -> Box<dyn PacketTap<Packed>> {
+    Box::new(UnpackingTap(tap))
 }
 
-/// A number that tells connections apart for the choice of paths.
+/// Returns the ECMP label of a connection.
 fn label(host: HostId, header: &Header) -> u32 {
     (host.0 << 20 ^ header.destination.0).wrapping_mul(0x9e37_79b9)
 }
@@ -300,13 +302,13 @@ impl Endpoint for RdmaEndpoint {
 
     fn start(endpoints: &mut [Self], now: Time, id: FlowId, flow: &Flow) {
         let is_read = endpoints[flow.from.0 as usize].config.verb == Verb::Read;
-        let asked_by_receiver = Flow { from: flow.to, to: flow.from, ..*flow };
-        let flow = if is_read { &asked_by_receiver } else { flow };
+        let requested_by_receiver = Flow { from: flow.to, to: flow.from, ..*flow };
+        let flow = if is_read { &requested_by_receiver } else { flow };
         let connection = Self::connect(endpoints, now, id, flow);
         let key = endpoints[flow.to.0 as usize].keys.1;
         let sender = &mut endpoints[flow.from.0 as usize];
-        sender.under_way.insert(id, (connection, flow.to));
-        let bytes = u32::try_from(flow.bytes).expect("workloads have flows of one message at most");
+        sender.active.insert(id, (connection, flow.to));
+        let bytes = u32::try_from(flow.bytes).expect("workloads bound the size of a flow by that of a message");
         let kind = match sender.config.verb {
             Verb::Write => SendKind::Write(Remote { address: 0, key }, None),
             Verb::Read => SendKind::Read(Remote { address: 0, key }),
@@ -349,12 +351,12 @@ impl Endpoint for RdmaEndpoint {
 
     fn finished(&mut self, now: Time, done: &mut Vec<FlowId>) {
         if self.nic.cq_is_empty(self.cq) {
-            return; // as almost always
+            return; // the common case
         }
         let mut completions = std::mem::take(&mut self.completions);
         loop {
-            let found = self.nic.poll_cq(self.cq, &mut completions).expect("the queue that was created");
-            completions[..found].iter().for_each(|completion| self.completed(now, completion, done));
+            let found = self.nic.poll_cq(self.cq, &mut completions).expect("the completion queue exists");
+            completions[..found].iter().for_each(|completion| self.handle_completion(now, completion, done));
             if found < completions.len() {
                 break;
             }
@@ -377,6 +379,6 @@ impl Endpoint for RdmaEndpoint {
     }
 
     fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + self.under_way.capacity() * size_of::<(FlowId, (Connection, HostId))>()
+        size_of::<Self>() + self.active.capacity() * size_of::<(FlowId, (Connection, HostId))>()
     }
 }

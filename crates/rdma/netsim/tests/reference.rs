@@ -172,7 +172,7 @@ fn the_engines_go_back_n_sends_again_what_a_plain_model_says() {
         let endpoints = RdmaEndpoint::for_hosts(RdmaConfig::new(profile), 2).unwrap();
         let mut network = Network::new(&config(&lost), endpoints, flow(150));
         let log = Log::default();
-        network.set_tap(netsim::rdma::tap(Box::new(log.clone())));
+        network.set_tap(netsim::rdma::header_tap(Box::new(log.clone())));
         assert!(network.run_flows(Time::from_ps(1_000_000_000_000)));
         let sent: Vec<u32> = log.0.borrow().iter().map(|(_, psn)| *psn).collect();
         let first = Psn::new(sent[0]);

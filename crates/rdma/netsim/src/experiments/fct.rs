@@ -100,7 +100,7 @@ impl FctExperiment {
         let endpoints = RdmaEndpoint::for_hosts(rdma, topology.hosts())?;
         let mut network = Network::new(&self.network, endpoints, self.flows.clone());
         if let Some(tap) = tap {
-            network.set_tap(rdma::tap(tap));
+            network.set_tap(rdma::header_tap(tap));
         }
         network.run_flows(self.until);
         let ended = flow_results(&network, &IdealFct::new(topology, rdma.framing()));

@@ -36,7 +36,7 @@ fn captured(policy: Policy, bytes: u64, host: Option<HostId>) -> Vec<u8> {
     let mut network = Network::new(&config, endpoints, vec![flow]);
     let file = SharedBuffer::default();
     let (tap, error) = PcapTap::new(file.clone(), host);
-    network.set_tap(crate::rdma::tap(Box::new(tap.unwrap())));
+    network.set_tap(crate::rdma::header_tap(Box::new(tap.unwrap())));
     assert!(network.run_flows(Time::from_ps(1_000_000_000_000)));
     assert_eq!(error.get(), None);
     file.0.take()

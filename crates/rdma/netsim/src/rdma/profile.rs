@@ -1,4 +1,4 @@
-//! NICs of simulations: the engine's policies, with what they cost.
+//! NIC profiles of simulations: the engine's policies with their modelled costs.
 
 use std::sync::OnceLock;
 
@@ -13,23 +13,23 @@ use crate::rate::LinkRate;
 use crate::transport::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 use crate::workload::FLOWS_MAX;
 
-/// What a NIC's window and rate depend on.
+/// The properties of a path from which a NIC derives its window and rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathProperties {
-    /// Of the host's line.
+    /// Rate of the host's link.
     pub rate: LinkRate,
-    /// The longest round trip of an empty network.
+    /// Longest round-trip time of the empty network.
     pub round_trip: Span,
 }
 
 impl PathProperties {
-    /// Bandwidth times delay, and a packet.
+    /// Returns the bandwidth-delay product plus one packet.
     fn bdp_bytes(&self, mtu_bytes: u32) -> u32 {
         (self.rate.gbps() * self.round_trip.ns() / 8.0) as u32 + mtu_bytes
     }
 }
 
-/// The NIC of a plan, at the end of a PCIe link.
+/// Returns the profile of a NIC with these transport settings.
 pub fn profile(config: &TransportConfig, path: &PathProperties) -> Profile {
     let policy = match config.policy {
         TransportPolicy::Srnic => Policy::Srnic,
@@ -51,42 +51,45 @@ pub fn profile(config: &TransportConfig, path: &PathProperties) -> Profile {
         CongestionAlgorithm::Dcqcn => CongestionControl::Dcqcn(Dcqcn::published((path.rate.gbps() * 1e9) as u64)),
     };
     let modelled = Profile::modelled(policy);
-    // A prototype of SRNIC on an FPGA has the round trip of 1 us that was published with it, and IRN beside it too; a
-    // commercial NIC what a server of its time gives.
+    // SRNIC's FPGA prototype has the published PCIe round trip of 1 us, and IRN is modelled with the same; a commercial
+    // NIC has the PCIe latency of a server of its time.
     let costs = if policy.is_selective() { modelled.costs } else { commercial_costs() };
     // Calibrated to the published goodput of a ConnectX-6 at 16,384 queue pairs (52 of 97 Gb/s) with full packets of
-    // 4096 bytes: the knee at 256 and all between follow.
+    // 4096 bytes. The knee at 256 queue pairs and all points between follow from the model.
     let miss = costs.dma_read * CACHE_READS;
     let cache = modelled.cache.map(|cache| ContextCache { fetches: CACHE_FETCHES, miss, ..cache });
-    // A queue pair for each flow, should they all overlap.
+    // One queue pair per flow, in case all flows overlap.
     let qps = FLOWS_MAX as u32;
-    let pool = modelled.pool.map(with_link_bytes);
+    let pool = modelled.pool.map(with_pcie_bytes);
     Profile { mtu_bytes: config.mtu_bytes, congestion, costs, cache, pool, qps, ..modelled }
 }
 
-/// What a context's way there and back takes of PCIe of generation 3, as the `pcie` crate counts it.
-fn with_link_bytes(pool: ContextPool) -> ContextPool {
-    let lanes = Lanes::new(16).expect("such links exist");
+/// Sets the PCIe bytes that reading and writing back a context take on a Gen3 x16 link, by the `pcie` crate's model.
+fn with_pcie_bytes(pool: ContextPool) -> ContextPool {
+    let lanes = Lanes::new(16).expect("16 lanes are a valid width");
     let link = Link { lanes, ..Link::PUBLISHED };
-    let model = Model::new(Mode::Corrected, link, Completions::Mps).expect("this mode knows every link");
-    // One lies in 256 bytes of its own.
-    let span = model.span(size_of::<Context>() as u64, 0).expect("a context is a transfer");
+    let model = Model::new(Mode::Corrected, link, Completions::Mps).expect("this mode covers every link");
+    // Each context lies in 256 bytes of its own.
+    let span = model.span(size_of::<Context>() as u64, 0).expect("a context is a valid transfer");
     let read_bytes = model.traffic(Access::Read, span).received_bytes as u32;
     let write_bytes = model.traffic(Access::Write, span).sent_bytes as u32;
     ContextPool { read_bytes, write_bytes, ..pool }
 }
 
-/// A miss reads context, request and translation, one after the other; so many misses are served at a time.
+/// Sequential reads of host memory on a context cache miss: context, work request and address translation.
 const CACHE_READS: u64 = 3;
+/// Context cache misses served concurrently.
 const CACHE_FETCHES: u32 = 3;
 
-/// The simulated server that a commercial NIC is plugged into, and bytes of what it reads for its own needs.
+/// The simulated server of the commercial NIC.
 const SERVER: &str = "ice-lake";
+/// Size of the reads whose latency is measured.
 const SMALL_BYTES: u32 = 64;
+/// Size of the reads whose bandwidth is measured.
 const LARGE_BYTES: u32 = 4096;
 const SAMPLES: u64 = 2000;
 
-/// *Modelled*: reads of the host's memory as the `pcie` crate simulates them.
+/// Returns the costs of a commercial NIC (*modelled*): its reads of host memory are simulated by the `pcie` crate.
 fn commercial_costs() -> Costs {
     static COSTS: OnceLock<Costs> = OnceLock::new();
     *COSTS.get_or_init(|| {
@@ -103,9 +106,9 @@ fn commercial_costs() -> Costs {
             samples: SAMPLES,
             seed: 1,
         };
-        let server = System::named(SERVER).expect("it comes with the program");
+        let server = System::named(SERVER).expect("a built-in system");
         let mut latencies_ns = Vec::with_capacity(SAMPLES as usize);
-        let mut run = |test| server.run(&test, &mut |ns| latencies_ns.push(ns)).expect("the tests make sense");
+        let mut run = |test| server.run(&test, &mut |ns| latencies_ns.push(ns)).expect("a valid test");
         run(test(Kind::LatRd, SMALL_BYTES));
         let bandwidth = run(test(Kind::BwRd, LARGE_BYTES));
         latencies_ns.sort_unstable_by(f64::total_cmp);
@@ -119,9 +122,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_context_takes_of_the_link_what_its_packets_take() {
+    fn modelled_pcie_bytes_of_a_context_are_those_of_its_tlps() {
         let pool = ContextPool::modelled();
-        assert_eq!(with_link_bytes(pool), pool);
+        assert_eq!(with_pcie_bytes(pool), pool);
     }
 
     #[test]
