@@ -1,4 +1,4 @@
-//! Events a second with the full RDMA endpoint: `cargo bench -p netsim --bench fct [-- TOPOLOGY MILLISECONDS]`.
+//! Events per second with the RDMA endpoint: `cargo bench -p netsim --bench fct [-- TOPOLOGY MILLISECONDS]`.
 
 use std::time::Instant;
 
@@ -10,10 +10,10 @@ use netsim::transport::TransportConfig;
 use netsim::workload::{SizeDistribution, Workload};
 use sim::{Span, Time};
 
-/// What is asked for, or what there is to know.
-fn asked() -> Vec<(TopologyPreset, f64)> {
-    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
-    let [name, ms] = &words[..] else {
+/// Returns the topology and the duration in nanoseconds from the command line, or the default ones.
+fn runs() -> Vec<(TopologyPreset, f64)> {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
+    let [name, ms] = &arguments[..] else {
         return vec![(TopologyPreset::LeafSpine256, 1e6), (TopologyPreset::ThreeTier1024, 5e5)];
     };
     let preset = TopologyPreset::ALL.into_iter().find(|preset| preset.name() == name).expect("the name of a topology");
@@ -21,25 +21,25 @@ fn asked() -> Vec<(TopologyPreset, f64)> {
 }
 
 fn main() {
-    for (preset, during_ns) in asked() {
+    for (preset, during_ns) in runs() {
         let config = NetworkConfig {
             topology: preset.topology(),
             switches: SwitchConfig::default(),
             impairments: Vec::new(),
             seed: 1,
         };
-        let sizes = SizeDistribution::find("cache-follower").expect("it comes with the program");
+        let sizes = SizeDistribution::find("cache-follower").expect("a built-in distribution");
         let workload = Workload::Poisson { sizes, load: 0.5, duration: Span::from_ns(during_ns) };
-        let flows = workload.flows(&config.topology, 1).expect("a possible load");
+        let flows = workload.flows(&config.topology, 1).expect("a valid load");
         let path = PathProperties { rate: config.topology.links()[0].rate, round_trip: Span::from_ns(9000.0) };
         let rdma = RdmaConfig::new(profile(&TransportConfig::default(), &path));
-        let endpoints = RdmaEndpoint::for_hosts(rdma, config.topology.hosts()).expect("a possible NIC");
+        let endpoints = RdmaEndpoint::for_hosts(rdma, config.topology.hosts()).expect("a valid NIC profile");
         let mut network = Network::new(&config, endpoints, flows);
-        let begun = Instant::now();
+        let started = Instant::now();
         network.run_flows(Time::from_ps(1_000_000_000_000));
-        let (events, s) = (network.counters().events, begun.elapsed().as_secs_f64());
+        let (events, s) = (network.counters().events, started.elapsed().as_secs_f64());
         println!(
-            "{}: {} of {} flows, {events} events in {s:.2} s: {:.2} M a second; {:.1} MB; {:?} {:?}",
+            "{}: {} of {} flows, {events} events in {s:.2} s: {:.2} M per second; {:.1} MB; {:?} {:?}",
             preset.name(),
             network.finished_flows().len(),
             network.flows().len(),

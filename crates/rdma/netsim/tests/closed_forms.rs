@@ -1,4 +1,4 @@
-//! The first rung of verification: what can be said on paper.
+//! Compares simulations with closed forms.
 
 use netsim::endpoint::{Flow, Framing};
 use netsim::ideal::IdealFct;
@@ -21,23 +21,23 @@ fn config(topology: Topology) -> NetworkConfig {
     NetworkConfig { topology, switches: SwitchConfig::default(), impairments: Vec::new(), seed: 1 }
 }
 
-fn ran(config: &NetworkConfig, flows: Vec<Flow>) -> Network<SlidingWindow> {
+fn run(config: &NetworkConfig, flows: Vec<Flow>) -> Network<SlidingWindow> {
     let mut network = Network::new(config, SlidingWindow::for_hosts(window(), config.topology.hosts()), flows);
-    assert!(network.run_flows(Time::from_ps(1_000_000_000_000)), "all flows end within a second");
+    assert!(network.run_flows(Time::from_ps(1_000_000_000_000)), "all flows finish within a second");
     network
 }
 
-fn packet(framing: Framing) -> u64 {
+fn packet_bytes(framing: Framing) -> u64 {
     u64::from(framing.payload_bytes + framing.overhead_bytes)
 }
 
 #[test]
-fn a_flow_alone_takes_its_closed_form_to_the_picosecond() {
+fn a_flow_alone_takes_its_ideal_completion_time_to_the_picosecond() {
     for preset in [TopologyPreset::LeafSpine256, TopologyPreset::ThreeTier1024, TopologyPreset::ThreeTier4096] {
         let config = config(preset.topology());
         let ideal = IdealFct::new(&config.topology, window().framing());
         for (to, bytes) in [(1, 64), (1, 1_000_000), (20, 3000), (config.topology.hosts() - 1, 777_777)] {
-            let network = ran(&config, vec![flow(0, to, bytes)]);
+            let network = run(&config, vec![flow(0, to, bytes)]);
             let end = network.finished_flows()[0].at.since(Time::ZERO);
             assert_eq!(end, ideal.fct(&flow(0, to, bytes)), "{} to {to}, {bytes} B", preset.name());
         }
@@ -51,33 +51,36 @@ fn an_incast_drains_at_its_receivers_rate() {
     let tiers =
         netsim::topology::Tiers { leaves: 1, hosts_per_leaf: senders + 1, ..TopologyPreset::LeafSpine256.tiers() };
     let config = config(netsim::topology::leaf_spine(&tiers).unwrap());
-    let network = ran(&config, (1..=senders).map(|from| flow(from, 0, bytes)).collect());
+    let network = run(&config, (1..=senders).map(|from| flow(from, 0, bytes)).collect());
     let last = network.finished_flows().iter().map(|end| end.at).max().unwrap();
-    // The receiver's line is busy from the first packet's arrival at the switch until the last one has left it.
+    // The receiver's link is busy from the first packet's arrival at the switch until the last packet has left it.
     let framing = window().framing();
     let packets = u64::from(senders) * bytes / 1000;
     let delay = tiers.delay;
-    let data =
-        rate.transmission_time(packet(framing)) + delay + rate.transmission_time(packet(framing)) * packets + delay;
+    let data = rate.transmission_time(packet_bytes(framing))
+        + delay
+        + rate.transmission_time(packet_bytes(framing)) * packets
+        + delay;
     let ack = (rate.transmission_time(framing.ack_bytes.into()) + delay) * 2;
-    let (expected, one) = (Time::ZERO + data + ack, rate.transmission_time(packet(framing)));
+    let (expected, one) = (Time::ZERO + data + ack, rate.transmission_time(packet_bytes(framing)));
     assert!(last.max(expected).since(last.min(expected)) <= one, "{last:?}, not {expected:?}");
     assert_eq!((network.counters().dropped_packets, network.packets_in_flight()), (0, 0));
 }
 
 #[test]
-fn a_narrow_middle_is_shared_to_the_last_bit() {
+fn a_dumbbells_bottleneck_is_fully_used() {
     let rate = |gbps| LinkRate::from_gbps(gbps).unwrap();
     let (hosts, bytes) = (4_u32, 500_000_u64);
     let delay = Span::from_ns(500.0);
     let config = config(dumbbell(hosts, rate(100.0), rate(50.0), delay).unwrap());
-    let network = ran(&config, (0..hosts).map(|from| flow(from, hosts + from, bytes)).collect());
+    let network = run(&config, (0..hosts).map(|from| flow(from, hosts + from, bytes)).collect());
     let last = network.finished_flows().iter().map(|end| end.at).max().unwrap();
     let framing = window().framing();
     let packets = u64::from(hosts) * bytes / 1000;
-    let edge = rate(100.0).transmission_time(packet(framing)) + delay;
-    let middle = rate(50.0).transmission_time(packet(framing)) * packets + delay;
+    let edge = rate(100.0).transmission_time(packet_bytes(framing)) + delay;
+    let middle = rate(50.0).transmission_time(packet_bytes(framing)) * packets + delay;
     let back = rate(100.0).transmission_time(84) * 2 + rate(50.0).transmission_time(84) + delay * 3;
-    let (expected, one) = (Time::ZERO + edge + middle + edge + back, rate(50.0).transmission_time(packet(framing)));
+    let (expected, one) =
+        (Time::ZERO + edge + middle + edge + back, rate(50.0).transmission_time(packet_bytes(framing)));
     assert!(last.max(expected).since(last.min(expected)) <= one, "{last:?}, not {expected:?}");
 }

@@ -1,11 +1,11 @@
-//! How much longer flows take in a network full of others.
+//! Flow completion times (FCT) and slowdowns of flows in a loaded network.
 
 use pcie::result::Provenance;
 use serde::Serialize;
 use sim::{Span, Time};
 
 use super::error::ExperimentError;
-use crate::endpoint::{EndpointCounters, Flow};
+use crate::endpoint::{EndpointCounters, Flow, Framing};
 use crate::ideal::IdealFct;
 use crate::network::{Network, NetworkConfig, NetworkCounters, PacketTap};
 use crate::rdma::{self, PathProperties, RdmaConfig, RdmaEndpoint, profile};
@@ -16,57 +16,57 @@ use crate::topology::{HostId, Topology, TopologyPreset};
 use crate::transport::TransportConfig;
 use crate::workload::{SizeDistribution, Workload};
 
-/// Flows in a network.
+/// Measures completion times of flows in a network.
 #[derive(Clone, Debug)]
 pub struct FctExperiment {
     /// The network.
     pub network: NetworkConfig,
-    /// What happens in it, in order of its start.
+    /// The flows, ordered by start time.
     pub flows: Vec<Flow>,
-    /// What endpoints do.
+    /// Settings of the endpoints.
     pub transport: TransportConfig,
-    /// When the run ends, whatever is left to do.
+    /// When the run ends, even if flows are unfinished.
     pub until: Time,
 }
 
-/// What the flows suffered.
+/// The result of an [`FctExperiment`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FctResult {
-    /// Of the figures.
+    /// Where the figures come from.
     pub provenance: Provenance,
-    /// Things that happened in the simulation.
+    /// Events simulated.
     pub events: u64,
-    /// Virtual time that passed.
+    /// Virtual time at the end of the run.
     pub simulated_us: f64,
-    /// Hosts.
+    /// Number of hosts.
     pub hosts: u32,
-    /// Flows that were to be moved.
+    /// Number of flows.
     pub flows: usize,
-    /// Those that were, until the end.
+    /// Number of flows that finished.
     pub flows_ended: usize,
-    /// By how much longer flows took than alone in the network.
+    /// Slowdowns: completion time divided by ideal completion time.
     pub slowdown: SummaryStats,
-    /// The same by size, 5% of the flows a bin.
+    /// Slowdowns by flow size, 5% of the flows per bin.
     pub bins: Vec<SizeBin>,
-    /// Bytes of messages that arrived by time, of a host on average.
+    /// Rate of message bytes received, averaged over hosts.
     pub goodput_gbps_per_host: f64,
-    /// Times to the end of all flows.
+    /// Flow completion times.
     pub fct_us: SummaryStats,
-    /// What switches and lines counted.
+    /// Counters of switches and links.
     pub network: NetworkCounters,
-    /// What endpoints counted.
+    /// Counters of endpoints.
     pub endpoints: EndpointCounters,
     /// Requests that failed.
     pub failed: u64,
-    /// Bytes of memory that the simulation held at its end, as far as it can tell.
+    /// Estimate of the memory held by the simulation at its end.
     pub memory_bytes: usize,
 }
 
 impl FctExperiment {
-    /// Poisson arrivals in a published network, as published.
+    /// Returns a published experiment: Poisson arrivals in a preset topology.
     ///
     /// # Errors
-    /// When there can be no such load.
+    /// When the load is out of range.
     pub fn published(
         preset: TopologyPreset,
         sizes: SizeDistribution,
@@ -78,20 +78,20 @@ impl FctExperiment {
         let topology = preset.topology();
         let flows = Workload::Poisson { sizes, load, duration }.flows(&topology, seed)?;
         let network = NetworkConfig { topology, switches: SwitchConfig::default(), impairments: Vec::new(), seed };
-        // Whatever is left then is not going to come.
+        // A flow that has not finished a second after the last start never will.
         Ok(Self { network, flows, transport, until: Time::ZERO + duration + Span::from_ns(1e9) })
     }
 
-    /// What a file says.
+    /// Returns the experiment of a scenario file.
     pub fn from_scenario(scenario: &Scenario) -> Self {
         let Scenario { network, flows, transport, until, .. } = scenario.clone();
         Self { network, flows, transport, until }
     }
 
-    /// Runs it.
+    /// Runs the experiment; `tap` observes the packets at the hosts.
     ///
     /// # Errors
-    /// When there can be no such NIC.
+    /// When the NIC profile is invalid.
     pub fn run(&self, tap: Option<Box<dyn PacketTap<rnic::wire::Header>>>) -> Result<FctResult, ExperimentError> {
         let topology = &self.network.topology;
         let rate = topology.host_link(HostId(0)).rate;
@@ -103,10 +103,10 @@ impl FctExperiment {
             network.set_tap(rdma::header_tap(tap));
         }
         network.run_flows(self.until);
-        let ended = flow_results(&network, &IdealFct::new(topology, rdma.framing()));
+        let finished = flow_results(&network, &IdealFct::new(topology, rdma.framing()));
         let endpoints = network.endpoint_counters();
-        let mut slowdowns: Vec<f64> = ended.iter().map(|flow| flow.slowdown).collect();
-        let mut fcts_us: Vec<f64> = ended.iter().map(|flow| flow.fct.ns() / 1000.0).collect();
+        let mut slowdowns: Vec<f64> = finished.iter().map(|flow| flow.slowdown).collect();
+        let mut fcts_us: Vec<f64> = finished.iter().map(|flow| flow.fct.ns() / 1000.0).collect();
         let passed = network.now().since(Time::ZERO);
         let gbps = endpoints.delivered_bytes as f64 * 8.0 / passed.ns().max(1.0);
         Ok(FctResult {
@@ -115,9 +115,9 @@ impl FctExperiment {
             simulated_us: passed.ns() / 1000.0,
             hosts: topology.hosts(),
             flows: self.flows.len(),
-            flows_ended: ended.len(),
+            flows_ended: finished.len(),
             slowdown: SummaryStats::of(&mut slowdowns),
-            bins: size_bins(&ended),
+            bins: size_bins(&finished),
             goodput_gbps_per_host: gbps / f64::from(topology.hosts()),
             fct_us: SummaryStats::of(&mut fcts_us),
             network: network.counters(),
@@ -128,9 +128,10 @@ impl FctExperiment {
     }
 }
 
-/// Of two hosts: the first one and whichever is farthest from it; a packet of a byte and its acknowledgement.
+/// Returns the round-trip time between the first host and the host farthest from it: a packet with one byte of payload
+/// and its acknowledgement.
 fn longest_round_trip(topology: &Topology) -> Span {
-    let framing = crate::endpoint::Framing { payload_bytes: 1, overhead_bytes: 1000, ack_bytes: 86 };
+    let framing = Framing { payload_bytes: 1, overhead_bytes: 1000, ack_bytes: 86 };
     let ideal = IdealFct::new(topology, framing);
     let to =
         |to| Flow { start: Time::ZERO, from: HostId(0), to: HostId(to), bytes: 1, connection: None, repeats: false };

@@ -1,4 +1,4 @@
-//! One message at a time, there and back.
+//! Latency of one message at a time, as half of its round trip.
 
 use pcie::result::Provenance;
 use serde::Serialize;
@@ -14,53 +14,54 @@ use crate::switch::SwitchConfig;
 use crate::topology::{HostId, NetworkLink, NetworkNode, Topology};
 use crate::transport::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 
-/// The largest message: what a receive request of the echo has room for.
+/// Largest message: the size of the receive requests of [`Verb::Echo`].
 const BYTES_MAX: f64 = (1 << 20) as f64;
-/// Of the cable between the two hosts: 5 m.
+/// Propagation delay of the cable between the two hosts, 5 m.
 const CABLE_NS: f64 = 25.0;
 
-/// Two hosts on one cable; one sends, the other's program sends as much back.
+/// Measures latency between two directly connected hosts: one sends a message, the other's program sends as many bytes
+/// back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatencyExperiment {
-    /// Both hosts' NIC.
+    /// Transport policy of both hosts' NICs.
     pub policy: TransportPolicy,
-    /// Bytes of a message.
+    /// Size of a message.
     pub size_bytes: u32,
-    /// Of the cable.
+    /// Rate of the link.
     pub gbps: f64,
-    /// Messages, one after the other.
+    /// Number of messages, sent one after the other.
     pub messages: u32,
-    /// Of everything random.
+    /// Seed of everything random.
     pub seed: u64,
 }
 
-/// Half of round trips, as perftest counts.
+/// The result of a [`LatencyExperiment`]: half of the round-trip times, as perftest reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LatencyResult {
-    /// Of the figures.
+    /// Where the figures come from.
     pub provenance: Provenance,
-    /// Half were not slower.
+    /// The median.
     pub p50_us: f64,
-    /// 99% were not slower.
+    /// The 99th percentile.
     pub p99_us: f64,
-    /// 99.9% were not slower.
+    /// The 99.9th percentile.
     pub p999_us: f64,
-    /// The slowest.
+    /// The maximum.
     pub max_us: f64,
-    /// How many.
+    /// Number of messages.
     pub messages: u32,
 }
 
 impl LatencyExperiment {
-    /// As published: one cable of 100 Gb/s.
+    /// Returns the published experiment: one link of 100 Gb/s.
     pub fn new(policy: TransportPolicy, size_bytes: u32, seed: u64) -> Self {
         Self { policy, size_bytes, gbps: 100.0, messages: 1000, seed }
     }
 
-    /// Runs it.
+    /// Runs the experiment.
     ///
     /// # Errors
-    /// When a number makes no sense, or requests fail.
+    /// When a parameter is out of range or requests fail.
     pub fn run(&self) -> Result<LatencyResult, ExperimentError> {
         in_range("size", self.size_bytes.into(), 1.0, BYTES_MAX)?;
         in_range("gbps", self.gbps, 1.0, 1600.0)?;
@@ -71,7 +72,7 @@ impl LatencyExperiment {
             rate,
             delay: Span::from_ns(CABLE_NS),
         };
-        let topology = Topology::new(2, 0, vec![link]).expect("two hosts on a cable are a network");
+        let topology = Topology::new(2, 0, vec![link]).expect("two directly connected hosts are a network");
         let config =
             NetworkConfig { topology, switches: SwitchConfig::default(), impairments: Vec::new(), seed: self.seed };
         let transport = TransportConfig { policy: self.policy, mtu_bytes: 4096, congestion: CongestionAlgorithm::None };
@@ -87,14 +88,14 @@ impl LatencyExperiment {
         };
         let mut network = Network::new(&config, RdmaEndpoint::for_hosts(rdma, 2)?, vec![flow]);
         let mut halves_us = Vec::with_capacity(self.messages as usize);
-        let mut begun = Time::ZERO;
+        let mut started = Time::ZERO;
         while halves_us.len() < self.messages as usize {
             let before = network.counters().flows_ended;
             if !network.run_until_finished(before + 1) {
                 return Err(ExperimentError::Failed { failed: 1, flows: halves_us.len() + 1 });
             }
-            halves_us.push((network.now() - begun).ns() / 2000.0);
-            begun = network.now();
+            halves_us.push((network.now() - started).ns() / 2000.0);
+            started = network.now();
         }
         halves_us.sort_unstable_by(f64::total_cmp);
         let at = |share| percentile(&halves_us, share);

@@ -1,4 +1,4 @@
-//! Many queue pairs of two hosts that send without end.
+//! Goodput of many queue pairs between two hosts that send continuously.
 
 use pcie::result::Provenance;
 use rnic::nic::Counters;
@@ -15,95 +15,97 @@ use crate::switch::SwitchConfig;
 use crate::topology::{HostId, Tiers, leaf_spine};
 use crate::transport::{CongestionAlgorithm, TransportConfig, TransportPolicy};
 
-/// Queue pairs at most: a run with so many takes a minute.
+/// Largest number of queue pairs: a run with this many takes a minute.
 const QPS_MAX: u32 = 1 << 20;
-/// Messages under way of all queue pairs together, at least; each has one at least.
+/// Fewest outstanding messages of all queue pairs together in round-robin order; each queue pair has at least one.
 const MESSAGES_MIN: u32 = 512;
-/// Messages under way of one queue pair, at most.
-const MESSAGES_OF_QP_MAX: u32 = 64;
-/// Of messages by chance, the share of the line that they are offered at.
+/// Most outstanding messages of one queue pair in round-robin order.
+const MESSAGES_PER_QP_MAX: u32 = 64;
+/// Offered load in random order, as a share of the link's rate.
 const OFFERED_SHARE: f64 = 0.99;
-/// Bytes of a WRITE's packet on the line besides its payload: Ethernet's, IP's, UDP's, and RoCEv2's with the selective
-/// extension.
-const LINE_HEADERS_BYTES: u64 = (ETHERNET_BYTES + IP_UDP_BYTES) as u64 + 12 + 16 + 8 + 4;
+/// Bytes of a WRITE packet on the wire besides its payload: the headers of Ethernet, IP and UDP, and those of RoCEv2
+/// with the selective extension.
+const HEADER_BYTES: u64 = (ETHERNET_BYTES + IP_UDP_BYTES) as u64 + 12 + 16 + 8 + 4;
 
-/// Whose turn it is.
+/// The order in which queue pairs send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QpOrder {
-    /// Each queue pair has a message under way at any time, and all take turns.
+    /// Each queue pair always has a message outstanding, and the NIC serves them in turn.
     RoundRobin,
-    /// A message of a queue pair drawn by chance whenever the line has room for one: what comes next is nobody's guess.
+    /// Whenever the link has room for a message, a randomly drawn queue pair sends one, so that no NIC can predict which
+    /// context comes next.
     Random,
 }
 
-/// Bytes of a message, at most.
+/// Largest size of a message.
 const MESSAGE_BYTES_MAX: f64 = (1 << 30) as f64;
 
-/// Two hosts on one switch; one writes to the other by many queue pairs in turn.
+/// Measures goodput between two hosts on one switch, one of which writes to the other by many queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StreamExperiment {
-    /// Both hosts' NIC.
+    /// Transport settings of both hosts' NICs.
     pub transport: TransportConfig,
-    /// Of both hosts' lines.
+    /// Rate of both hosts' links.
     pub gbps: f64,
-    /// The share of packets lost on the sender's line, each way.
+    /// Probability of loss on the sender's link, in each direction.
     pub loss: f64,
-    /// Queue pairs.
+    /// Number of queue pairs.
     pub qps: u32,
-    /// Which of them sends next.
-    pub turns: QpOrder,
-    /// Bytes of each message.
+    /// Order in which the queue pairs send.
+    pub qp_order: QpOrder,
+    /// Size of each message.
     pub message_bytes: u32,
-    /// Of each line.
+    /// Propagation delay of each link.
     pub delay: Span,
-    /// Nothing is counted before this.
+    /// Time before counting starts.
     pub warmup: Span,
-    /// What is counted lasts so long.
+    /// Time of counting.
     pub duration: Span,
-    /// Of everything random.
+    /// Seed of everything random.
     pub seed: u64,
 }
 
-/// What came through.
+/// The result of a [`StreamExperiment`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StreamResult {
-    /// Of the figures.
+    /// Where the figures come from.
     pub provenance: Provenance,
-    /// Bytes of messages that arrived, each once, by time.
+    /// Rate of message bytes received, each byte counted once.
     pub goodput_gbps: f64,
-    /// Of data packets that arrived, the share whose header went to software.
+    /// Share of received data packets whose header was handled by software.
     pub slow_path_share: f64,
-    /// The share of one processor core that the receiver's slow path took.
+    /// Share of one processor core taken by the receiver's slow path.
     pub slow_path_core_share: f64,
-    /// Data packets sent again, of those sent.
+    /// Retransmitted data packets, as a share of the packets sent.
     pub retransmitted_share: f64,
-    /// Data packets that had arrived before, of those that arrived.
+    /// Data packets that had arrived before, as a share of those received.
     pub spurious_share: f64,
-    /// Times that a sender lost patience.
+    /// Retransmission time-outs.
     pub timeouts: u64,
-    /// Uses of a context that did not lie on chip, of all; 0 where none lies elsewhere.
+    /// Context lookups that missed on chip, as a share of all; 0 where all contexts are on chip.
     pub context_miss_share: f64,
-    /// What reading contexts took of the link from the host's memory, the busier NIC's; 0 where all are on chip.
+    /// PCIe bandwidth of context reads from host memory at the busier NIC; 0 where all contexts are on chip.
     pub context_read_gbps: f64,
-    /// What writing them back took of the link there, the busier NIC's.
+    /// PCIe bandwidth of context write-backs to host memory at the busier NIC.
     pub context_write_gbps: f64,
-    /// Of packets that arrived, the share that waited for a context.
+    /// Share of received packets that waited for a context.
     pub parked_share: f64,
-    /// Packets dropped because too many waited.
+    /// Packets dropped because too many were waiting for a context.
     pub parking_drops: u64,
-    /// Things that happened in the simulation.
+    /// Events simulated.
     pub events: u64,
 }
 
 impl StreamExperiment {
-    /// Goodput by queue pairs: messages of one packet, so that consecutive packets are never of one queue pair.
+    /// Returns an experiment on goodput by queue pairs: messages are of one packet, so that consecutive packets belong
+    /// to different queue pairs.
     pub fn by_qps(policy: TransportPolicy, qps: u32, gbps: f64, seed: u64) -> Self {
         Self {
             transport: TransportConfig { policy, mtu_bytes: 4096, congestion: CongestionAlgorithm::None },
             gbps,
             loss: 0.0,
             qps,
-            turns: QpOrder::RoundRobin,
+            qp_order: QpOrder::RoundRobin,
             message_bytes: 4096,
             delay: Span::from_ns(1000.0),
             warmup: Span::from_ns(5e6),
@@ -112,24 +114,25 @@ impl StreamExperiment {
         }
     }
 
-    /// Goodput by loss: one queue pair sends messages of many packets, and nothing but loss slows it down.
+    /// Returns an experiment on goodput by loss: one queue pair sends messages of many packets, and only loss slows it
+    /// down.
     pub fn by_loss(policy: TransportPolicy, loss: f64, gbps: f64, seed: u64) -> Self {
         let transport = TransportConfig { policy, mtu_bytes: 1024, congestion: CongestionAlgorithm::None };
         let duration = Span::from_ns(4e7);
         Self { transport, loss, qps: 1, message_bytes: 1 << 20, duration, ..Self::by_qps(policy, 1, gbps, seed) }
     }
 
-    /// Runs it.
+    /// Runs the experiment.
     ///
     /// # Errors
-    /// When a number makes no sense, or requests fail.
+    /// When a parameter is out of range or requests fail.
     pub fn run(&self) -> Result<StreamResult, ExperimentError> {
         in_range("loss", self.loss, 0.0, 0.5)?;
         in_range("gbps", self.gbps, 1.0, 1600.0)?;
         in_range("size", self.message_bytes.into(), 1.0, MESSAGE_BYTES_MAX)?;
         let rate = LinkRate::from_gbps(self.gbps).expect("a rate in range");
-        // Should the NIC not keep up, queue pairs have room for all that is sent by chance, and twice that.
-        let least = match self.turns {
+        // In random order all messages may wait in send queues, if the NIC does not keep up: they have room for twice as many.
+        let least = match self.qp_order {
             QpOrder::RoundRobin => 1,
             QpOrder::Random => self.messages(rate).div_ceil(REQUESTS_MAX.into()) * 2,
         };
@@ -137,13 +140,13 @@ impl StreamExperiment {
         let mut network = self.network(rate)?;
         let (begin, end) = (Time::ZERO + self.warmup, Time::ZERO + self.warmup + self.duration);
         network.run_until(begin);
-        let before = counted(&network);
+        let before = counters(&network);
         network.run_until(end);
         let failed = network.endpoints().iter().map(RdmaEndpoint::failed).sum();
         if failed > 0 {
             return Err(ExperimentError::Failed { failed, flows: network.flows().len() });
         }
-        let after = counted(&network);
+        let after = counters(&network);
         let [sent, received] = [0, 1].map(|host| after[host].0.since(before[host].0));
         let since = |of: fn(&Counters) -> u64| [0, 1].map(|host| of(&after[host].1) - of(&before[host].1));
         let most = |of| since(of).into_iter().max().unwrap_or(0);
@@ -201,33 +204,33 @@ impl StreamExperiment {
             to: HostId(1),
             bytes: self.message_bytes.into(),
             connection: Some(connection),
-            repeats: self.turns == QpOrder::RoundRobin,
+            repeats: self.qp_order == QpOrder::RoundRobin,
         };
-        if self.turns == QpOrder::RoundRobin {
-            let of_qp = MESSAGES_MIN.div_ceil(self.qps).clamp(1, MESSAGES_OF_QP_MAX);
-            // Each queue pair once, then each once more: the order in which they stay.
-            return (0..self.qps * of_qp).map(|number| flow(Time::ZERO, number % self.qps)).collect();
+        if self.qp_order == QpOrder::RoundRobin {
+            let per_qp = MESSAGES_MIN.div_ceil(self.qps).clamp(1, MESSAGES_PER_QP_MAX);
+            // Each queue pair once, then each once more; they keep this order.
+            return (0..self.qps * per_qp).map(|number| flow(Time::ZERO, number % self.qps)).collect();
         }
-        let mut random = Random::new(self.seed, "turns");
-        let every_ps = self.every_ps(rate);
-        let start = |message: u64| Time::from_ps((message as f64 * every_ps) as u64);
+        let mut random = Random::new(self.seed, "turns"); // the text selects the random stream
+        let interval_ps = self.interval_ps(rate);
+        let start = |message: u64| Time::from_ps((message as f64 * interval_ps) as u64);
         (0..self.messages(rate)).map(|message| flow(start(message), random.below(self.qps.into()) as u32)).collect()
     }
 
-    /// How far messages by chance are apart: with all its headers each takes a little less of the line.
-    fn every_ps(&self, rate: LinkRate) -> f64 {
+    /// Returns the time between messages in random order: each takes slightly less than this on the link.
+    fn interval_ps(&self, rate: LinkRate) -> f64 {
         let packets = self.message_bytes.div_ceil(self.transport.mtu_bytes).max(1);
-        let line_bytes = u64::from(self.message_bytes) + u64::from(packets) * LINE_HEADERS_BYTES;
-        rate.transmission_time(line_bytes).ps() as f64 / OFFERED_SHARE
+        let wire_bytes = u64::from(self.message_bytes) + u64::from(packets) * HEADER_BYTES;
+        rate.transmission_time(wire_bytes).ps() as f64 / OFFERED_SHARE
     }
 
-    /// How many messages by chance there are.
+    /// Returns the number of messages in random order.
     fn messages(&self, rate: LinkRate) -> u64 {
-        ((self.warmup + self.duration).ps() as f64 / self.every_ps(rate)) as u64
+        ((self.warmup + self.duration).ps() as f64 / self.interval_ps(rate)) as u64
     }
 }
 
-/// Both hosts' counters.
-fn counted(network: &Network<RdmaEndpoint>) -> Vec<(EndpointCounters, Counters)> {
+/// Returns the counters of both hosts.
+fn counters(network: &Network<RdmaEndpoint>) -> Vec<(EndpointCounters, Counters)> {
     network.endpoints().iter().map(|endpoint| (endpoint.counters(), *endpoint.nic().counters())).collect()
 }

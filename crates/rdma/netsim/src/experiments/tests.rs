@@ -9,35 +9,35 @@ fn short(experiment: StreamExperiment) -> StreamResult {
 }
 
 #[test]
-fn srnic_keeps_its_goodput_where_a_cache_of_contexts_collapses() {
+fn srnic_keeps_its_goodput_where_a_context_cache_thrashes() {
     let goodput = |nic, qps| short(StreamExperiment::by_qps(nic, qps, 100.0, 1)).goodput_gbps;
     assert!(goodput(TransportPolicy::Srnic, 64) > 97.0 && goodput(TransportPolicy::Srnic, 4000) > 97.0);
     assert!(goodput(TransportPolicy::ConnectionCache, 64) > 97.0);
     assert!(goodput(TransportPolicy::ConnectionCache, 4000) < 70.0);
 }
 
-/// Ten times the queue pairs of SRNIC in its memory: no context is on chip when it is needed, neither for a turn nor
-/// for a packet that comes.
+/// With ten times as many queue pairs as SRNIC keeps on chip, no context is on chip when it is needed, neither to send
+/// nor to receive a packet.
 #[test]
-fn a_pool_of_contexts_carries_100000_queue_pairs_in_turn_and_by_chance() {
-    for turns in [QpOrder::RoundRobin, QpOrder::Random] {
-        // Long enough for each NIC's pool to be full, so that each context that comes sends one away.
+fn a_context_pool_carries_100000_queue_pairs_in_both_orders() {
+    for qp_order in [QpOrder::RoundRobin, QpOrder::Random] {
+        // Long enough to fill each NIC's pool, so that each context fetched evicts another.
         let experiment =
-            StreamExperiment { turns, ..StreamExperiment::by_qps(TransportPolicy::SrnicPaged, 100_000, 100.0, 1) };
+            StreamExperiment { qp_order, ..StreamExperiment::by_qps(TransportPolicy::SrnicPaged, 100_000, 100.0, 1) };
         let experiment = StreamExperiment { warmup: Span::from_ns(3e6), duration: Span::from_ns(1e6), ..experiment };
         let result = experiment.run().unwrap();
-        assert!(result.goodput_gbps > 95.0, "{turns:?} {result:?}");
-        assert!(result.parked_share > 0.8 && result.parking_drops == 0, "{turns:?} {result:?}");
-        assert!(result.retransmitted_share < 0.001, "{turns:?} {result:?}");
-        // A context of 244 bytes for a packet of 4096, each way.
+        assert!(result.goodput_gbps > 95.0, "{qp_order:?} {result:?}");
+        assert!(result.parked_share > 0.8 && result.parking_drops == 0, "{qp_order:?} {result:?}");
+        assert!(result.retransmitted_share < 0.001, "{qp_order:?} {result:?}");
+        // A context of 244 bytes is read and written for each packet of 4096.
         let share = (result.context_read_gbps / result.goodput_gbps, result.context_write_gbps / result.goodput_gbps);
-        assert!((0.03..0.13).contains(&share.0) && (0.03..0.13).contains(&share.1), "{turns:?} {result:?}");
+        assert!((0.03..0.13).contains(&share.0) && (0.03..0.13).contains(&share.1), "{qp_order:?} {result:?}");
     }
 }
 
-/// A queue pair's turn comes after 6 ms here, longer than its sender is to try.
+/// Here a queue pair is served only every 6 ms, which is longer than its sender keeps retrying.
 #[test]
-fn who_waits_for_a_turn_to_send_again_gives_nothing_up() {
+fn waiting_to_be_scheduled_does_not_use_up_retries() {
     for nic in [TransportPolicy::Srnic, TransportPolicy::SrnicPaged] {
         let experiment = StreamExperiment { loss: 0.001, ..StreamExperiment::by_qps(nic, 20_000, 100.0, 1) };
         let result =
@@ -47,8 +47,8 @@ fn who_waits_for_a_turn_to_send_again_gives_nothing_up() {
 }
 
 #[test]
-fn loss_is_srnics_slow_path_and_costs_it_little() {
-    // Time-outs are rare and long: what waits for them is watched for longer.
+fn losses_take_srnics_slow_path_and_cost_little_goodput() {
+    // Time-outs are rare and long, so go-back-N needs a longer run.
     let at = |policy, loss, ms: f64| {
         StreamExperiment { duration: Span::from_ns(ms * 1e6), ..StreamExperiment::by_loss(policy, loss, 100.0, 1) }
             .run()
@@ -60,17 +60,17 @@ fn loss_is_srnics_slow_path_and_costs_it_little() {
 }
 
 #[test]
-fn a_small_message_takes_its_dma_and_a_cable() {
+fn latency_of_a_small_message_is_a_few_us_and_grows_with_size() {
     let result =
         LatencyExperiment { messages: 20, ..LatencyExperiment::new(TransportPolicy::Srnic, 64, 1) }.run().unwrap();
     assert!((1.0..5.0).contains(&result.p50_us) && result.p50_us <= result.p99_us, "{result:?}");
     let large =
         LatencyExperiment { messages: 20, ..LatencyExperiment::new(TransportPolicy::Srnic, 65_536, 1) }.run().unwrap();
-    assert!(large.p50_us > result.p50_us + 5.0, "64 KiB take at least 5.2 us on the line: {large:?}");
+    assert!(large.p50_us > result.p50_us + 5.0, "64 KiB take at least 5.2 us on the link: {large:?}");
 }
 
 #[test]
-fn a_run_of_flows_is_the_same_for_the_same_seed() {
+fn flows_with_the_same_seed_give_the_same_result() {
     let sizes = SizeDistribution::find("storage-2019").unwrap();
     let run = |seed| {
         let duration = Span::from_ns(2e4);
@@ -92,7 +92,7 @@ fn a_run_of_flows_is_the_same_for_the_same_seed() {
 }
 
 #[test]
-fn questions_without_sense_are_refused() {
+fn parameters_out_of_range_are_refused() {
     let error = |experiment: StreamExperiment| experiment.run().unwrap_err().to_string();
     assert_eq!(error(StreamExperiment::by_qps(TransportPolicy::Srnic, 0, 100.0, 1)), "qps 0; take 1 to 1048576");
     assert_eq!(error(StreamExperiment::by_loss(TransportPolicy::Srnic, 0.9, 100.0, 1)), "loss 0.9; take 0 to 0.5");

@@ -251,7 +251,7 @@ fn stream(plan: StreamExperiment, json: bool) -> Result<()> {
     if json {
         let StreamExperiment { transport, qps, loss, gbps, message_bytes, seed, .. } = plan;
         let (transport, mtu_bytes) = (transport.policy, transport.mtu_bytes);
-        let turns = if plan.turns == QpOrder::RoundRobin { "turn" } else { "chance" };
+        let turns = if plan.qp_order == QpOrder::RoundRobin { "turn" } else { "chance" };
         let question = StreamQuestion { transport, qps, loss, gbps, mtu_bytes, message_bytes, turns, seed };
         return output::print_json(&Answer { question, result });
     }
@@ -282,11 +282,11 @@ fn stream_table(result: &StreamResult) -> String {
 fn qps(options: &Qps) -> Result<()> {
     let Common { seed, json } = options.common;
     let plan = StreamExperiment::by_qps(options.nic.transport(), options.qps, options.gbps, seed);
-    let turns = match options.turns {
+    let qp_order = match options.turns {
         TurnsKind::Turn => QpOrder::RoundRobin,
         TurnsKind::Chance => QpOrder::Random,
     };
-    stream(StreamExperiment { message_bytes: options.size, turns, ..plan }, json)
+    stream(StreamExperiment { message_bytes: options.size, qp_order, ..plan }, json)
 }
 
 fn loss(options: &Loss) -> Result<()> {

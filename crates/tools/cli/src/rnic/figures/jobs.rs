@@ -47,7 +47,7 @@ impl Job {
     pub fn run(&self) -> Result<Vec<Answer>, ExperimentError> {
         match self {
             Self::ByQps(plan) => {
-                let by_chance = if plan.turns == QpOrder::Random { ", by chance" } else { "" };
+                let by_chance = if plan.qp_order == QpOrder::Random { ", by chance" } else { "" };
                 let (series, x) = (name(plan.transport.policy).to_owned() + by_chance, f64::from(plan.qps));
                 let (result, qps) = (plan.run()?, "goodput-by-qps");
                 let mut answers = vec![(qps, modelled(series.clone(), x, result.goodput_gbps))];
@@ -134,7 +134,7 @@ pub fn all(depth: Depth, seed: u64) -> Vec<Job> {
         if *qps > 16_384 {
             jobs.push(Job::ByQps(plan));
         }
-        jobs.push(Job::ByQps(StreamExperiment { turns: QpOrder::Random, ..plan }));
+        jobs.push(Job::ByQps(StreamExperiment { qp_order: QpOrder::Random, ..plan }));
     }
     let sizes: &[u32] = if is_quick { &[64, 4096] } else { &[8, 64, 256, 1024, 4096, 16_384, 65_536] };
     for nic in [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::ConnectionCache] {
