@@ -1,5 +1,5 @@
-//! What holds whatever lines and switches do: nothing is lost without being counted, nothing arrives twice unseen, no
-//! buffer holds more than it has, and a seed makes a run.
+//! Invariants under every impairment and switch setting: every loss is counters, every copy is detected, no buffer
+//! overflows, and the seed determines the run.
 
 use netsim::endpoint::Flow;
 use netsim::impairment::{GilbertElliott, Impairments, Loss};
@@ -50,23 +50,23 @@ fn incast(bytes: u64) -> Vec<Flow> {
 fn run(config: &NetworkConfig, flows: Vec<Flow>) -> Network<SlidingWindow> {
     let window = SlidingWindowConfig { payload_bytes: 1000, window: 64, timeout: Span::from_ns(200_000.0) };
     let mut network = Network::new(config, SlidingWindow::for_hosts(window, HOSTS), flows);
-    assert!(network.run_flows(Time::from_ps(10_000_000_000_000)), "all flows end within ten seconds");
+    assert!(network.run_flows(Time::from_ps(10_000_000_000_000)), "all flows finish within ten seconds");
     network
 }
 
-/// Every packet is somewhere, every byte was delivered once, every flow ended once.
-fn hold(network: &Network<SlidingWindow>) {
-    let (counted, ends) = (network.counters(), network.endpoint_counters());
-    let gone = counted.lost_packets + counted.corrupt_packets + counted.dropped_packets;
-    let found = counted.delivered_packets + gone + network.packets_in_flight() as u64;
-    assert_eq!(ends.sent_packets + counted.doubled_packets, found, "{counted:?}");
-    assert_eq!(ends.delivered_bytes, network.flows().iter().map(|flow| flow.bytes).sum::<u64>());
-    let mut ended: Vec<u32> = network.finished_flows().iter().map(|end| end.id.0).collect();
-    ended.sort_unstable();
-    assert_eq!(ended, (0..network.flows().len() as u32).collect::<Vec<_>>());
+/// Asserts that every packet is accounted for, every byte was delivered once and every flow finished once.
+fn assert_conserved(network: &Network<SlidingWindow>) {
+    let (counters, endpoints) = (network.counters(), network.endpoint_counters());
+    let lost = counters.lost_packets + counters.corrupt_packets + counters.dropped_packets;
+    let found = counters.delivered_packets + lost + network.packets_in_flight() as u64;
+    assert_eq!(endpoints.sent_packets + counters.doubled_packets, found, "{counters:?}");
+    assert_eq!(endpoints.delivered_bytes, network.flows().iter().map(|flow| flow.bytes).sum::<u64>());
+    let mut finished: Vec<u32> = network.finished_flows().iter().map(|end| end.id.0).collect();
+    finished.sort_unstable();
+    assert_eq!(finished, (0..network.flows().len() as u32).collect::<Vec<_>>());
 }
 
-/// Not by the macro, which takes PROPTEST_CASES for all: a case is a simulation.
+/// Sets its own number of cases, because each case is a simulation; the macro would take PROPTEST_CASES.
 #[test]
 fn packets_and_bytes_are_conserved_under_every_impairment() {
     let shares = [0.0..0.2, 0.0..0.1, 0.0..0.05];
@@ -74,13 +74,13 @@ fn packets_and_bytes_are_conserved_under_every_impairment() {
     let strategy = (0..1000_u64, 0..3_usize, shares, switches, 20_000..500_000_u64);
     let mut runner = TestRunner::new(ProptestConfig::with_cases(48));
     let outcome = runner.run(&strategy, |(seed, loss, shares, switches, buffer_bytes)| {
-        conserved(seed, loss, shares, switches, buffer_bytes);
+        run_impaired(seed, loss, shares, switches, buffer_bytes);
         Ok(())
     });
     outcome.unwrap();
 }
 
-fn conserved(
+fn run_impaired(
     seed: u64,
     loss: usize,
     [reorder, duplicate, corrupt]: [f64; 3],
@@ -100,7 +100,7 @@ fn conserved(
         corrupt,
     };
     let switches = SwitchConfig {
-        // Pauses need headroom for every port besides.
+        // PFC needs headroom for every port in addition.
         buffer_bytes: if pauses { 1_500_000 + buffer_bytes } else { buffer_bytes },
         trimming: trimming && !pauses,
         pfc: pauses.then(Pfc::default),
@@ -108,12 +108,12 @@ fn conserved(
         ..SwitchConfig::default()
     };
     let network = run(&config(switches, &impairments, seed), flows(seed, 60, 100_000));
-    hold(&network);
-    assert!(!pauses || network.counters().dropped_packets == 0, "pauses lose nothing");
+    assert_conserved(&network);
+    assert!(!pauses || network.counters().dropped_packets == 0, "PFC drops nothing");
 }
 
 #[test]
-fn a_seed_makes_a_run_and_another_one_another() {
+fn the_seed_determines_the_run() {
     let impairments =
         Impairments { reorder: 0.1, reorder_delay_max: Span::from_ns(900.0), ..Impairments::uniform_loss(0.01) };
     let of = |seed| {
@@ -125,43 +125,43 @@ fn a_seed_makes_a_run_and_another_one_another() {
 }
 
 #[test]
-fn pauses_lose_nothing_where_a_full_buffer_drops() {
+fn pfc_drops_nothing_where_a_full_buffer_would_drop() {
     let small = SwitchConfig { buffer_bytes: 800_000, ..SwitchConfig::default() };
     let without = run(&config(small.clone(), &Impairments::default(), 1), incast(300_000));
     let paused = SwitchConfig { pfc: Some(Pfc::default()), ..small };
     let with = run(&config(paused, &Impairments::default(), 1), incast(300_000));
-    hold(&without);
-    hold(&with);
+    assert_conserved(&without);
+    assert_conserved(&with);
     assert!(without.counters().dropped_packets > 0 && without.counters().pauses == 0);
     assert!(with.counters().dropped_packets == 0 && with.counters().pauses > 0);
     assert_eq!(with.endpoint_counters().retransmitted_packets, 0);
 }
 
 #[test]
-fn trimmed_heads_arrive_where_whole_packets_would_be_dropped() {
+fn trimmed_packets_are_forwarded_where_whole_ones_would_be_dropped() {
     let small = SwitchConfig { buffer_bytes: 100_000, trimming: true, ..SwitchConfig::default() };
     let network = run(&config(small, &Impairments::default(), 1), incast(300_000));
-    hold(&network);
-    let counted = network.counters();
-    assert!(counted.trimmed_packets > 100 && counted.dropped_packets * 10 < counted.trimmed_packets, "{counted:?}");
+    assert_conserved(&network);
+    let counters = network.counters();
+    assert!(counters.trimmed_packets > 100 && counters.dropped_packets * 10 < counters.trimmed_packets, "{counters:?}");
 }
 
 #[test]
-fn a_queue_that_grows_marks_packets() {
+fn a_long_queue_marks_packets_and_a_short_one_does_not() {
     let network = run(&config(SwitchConfig::default(), &Impairments::default(), 1), incast(300_000));
-    let counted = network.counters();
-    assert!(counted.marked_packets > 0 && counted.queue_max_bytes > 400_000, "{counted:?}");
+    let counters = network.counters();
+    assert!(counters.marked_packets > 0 && counters.queue_max_bytes > 400_000, "{counters:?}");
     let few = run(&config(SwitchConfig::default(), &Impairments::default(), 1), incast(10_000));
     assert_eq!(few.counters().marked_packets, 0);
 }
 
 #[test]
-fn spraying_reorders_a_flow_and_paths_by_flow_do_not() {
+fn packet_spraying_reorders_a_flow_and_ecmp_does_not() {
     let run = |load_balancing| {
         let switches = SwitchConfig { load_balancing, ..SwitchConfig::default() };
         run(&config(switches, &Impairments::default(), 1), flows(3, 60, 400_000)).endpoint_counters()
     };
-    // This transport takes an order that is changed by more than three packets for a loss.
+    // This transport takes reordering by more than three packets for a loss.
     assert_eq!(run(LoadBalancing::Ecmp).retransmitted_packets, 0);
     let sprayed = run(LoadBalancing::PacketSpraying);
     assert_eq!(sprayed.spurious_packets, sprayed.retransmitted_packets);

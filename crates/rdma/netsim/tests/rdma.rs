@@ -29,34 +29,34 @@ fn flow(from: u32, to: u32, bytes: u64) -> Flow {
     Flow { start: Time::ZERO, from: HostId(from), to: HostId(to), bytes, connection: None, repeats: false }
 }
 
-fn ran(config: &NetworkConfig, rdma: RdmaConfig, flows: Vec<Flow>) -> Network<RdmaEndpoint> {
+fn run(config: &NetworkConfig, rdma: RdmaConfig, flows: Vec<Flow>) -> Network<RdmaEndpoint> {
     let endpoints = RdmaEndpoint::for_hosts(rdma, config.topology.hosts()).unwrap();
     let mut network = Network::new(config, endpoints, flows);
-    let all_ended = network.run_flows(Time::from_ps(1_000_000_000_000));
-    assert!(all_ended, "at {:?}: {:?}, {:?}", network.now(), network.endpoint_counters(), network.counters());
-    assert!(network.endpoints().iter().all(|endpoint| endpoint.failed() == 0), "no request fails");
+    let all_finished = network.run_flows(Time::from_ps(1_000_000_000_000));
+    assert!(all_finished, "at {:?}: {:?}, {:?}", network.now(), network.endpoint_counters(), network.counters());
+    assert!(network.endpoints().iter().all(|endpoint| endpoint.failed() == 0), "no request failed");
     network
 }
 
 #[test]
-fn a_flow_alone_takes_its_closed_form_and_a_packet_for_the_headers_at_most() {
+fn a_flow_alone_takes_little_more_than_its_ideal_completion_time() {
     for policy in POLICIES {
         let rdma = RdmaConfig::new(Profile { mtu_bytes: 1000, ack_packets: 1, ..Profile::new(policy) });
         let config = config(topology(2), Vec::new());
         let ideal = IdealFct::new(&config.topology, rdma.framing());
         for bytes in [1, 64, 1000, 5000, 100_000] {
-            let network = ran(&config, rdma, vec![flow(0, 1, bytes)]);
-            let (took, best) = (network.finished_flows()[0].at.since(Time::ZERO), ideal.fct(&flow(0, 1, bytes)));
-            // RETH, and the selective extension on every packet.
+            let network = run(&config, rdma, vec![flow(0, 1, bytes)]);
+            let (fct, best) = (network.finished_flows()[0].at.since(Time::ZERO), ideal.fct(&flow(0, 1, bytes)));
+            // The ideal has no RETH, and not the selective extension on every packet.
             let packets = bytes.div_ceil(1000);
-            let more = took.ps() as f64 / best.ps() as f64;
-            assert!(took >= best && more < 1.02 + 0.04 * (packets > 1) as u64 as f64, "{policy:?} {bytes}: {more}");
+            let more = fct.ps() as f64 / best.ps() as f64;
+            assert!(fct >= best && more < 1.02 + 0.04 * (packets > 1) as u64 as f64, "{policy:?} {bytes}: {more}");
         }
     }
 }
 
 #[test]
-fn listed_losses_are_sent_again_and_nothing_else() {
+fn selective_repeat_retransmits_the_lost_packets_and_no_others() {
     let lists = [vec![0], vec![5], vec![3, 4, 5], vec![1, 50, 99], vec![98, 99], (10..30).collect()];
     for (policy, lost) in
         [Policy::Srnic, Policy::Irn].into_iter().flat_map(|policy| lists.clone().map(|list| (policy, list)))
@@ -64,11 +64,11 @@ fn listed_losses_are_sent_again_and_nothing_else() {
         let loss = Impairments { loss: Loss::Listed(lost.clone()), ..Impairments::default() };
         let config = config(topology(2), vec![(0, 0, loss)]);
         let rdma = RdmaConfig::new(Profile { mtu_bytes: 1000, ..Profile::new(policy) });
-        let network = ran(&config, rdma, vec![flow(0, 1, 100_000)]);
-        let counted = network.endpoint_counters();
-        assert_eq!((counted.delivered_bytes, network.counters().lost_packets), (100_000, lost.len() as u64));
-        let again = counted.retransmitted_packets - counted.spurious_packets;
-        assert_eq!(again, lost.len() as u64, "{policy:?} {lost:?}: {counted:?}");
+        let network = run(&config, rdma, vec![flow(0, 1, 100_000)]);
+        let counters = network.endpoint_counters();
+        assert_eq!((counters.delivered_bytes, network.counters().lost_packets), (100_000, lost.len() as u64));
+        let again = counters.retransmitted_packets - counters.spurious_packets;
+        assert_eq!(again, lost.len() as u64, "{policy:?} {lost:?}: {counters:?}");
     }
 }
 
@@ -91,7 +91,7 @@ fn goodput_gbps(policy: TransportPolicy, loss: f64) -> f64 {
 }
 
 #[test]
-fn goodput_by_loss_goes_srnic_irn_go_back_n() {
+fn under_loss_srnic_keeps_up_with_irn_and_irn_with_go_back_n() {
     for loss in [0.0, 0.001, 0.01] {
         let [srnic, irn, go_back_n] = [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN]
             .map(|policy| goodput_gbps(policy, loss));
@@ -100,7 +100,7 @@ fn goodput_by_loss_goes_srnic_irn_go_back_n() {
     }
 }
 
-/// Three leaves, two spines, twelve hosts.
+/// Returns a network of three leaves, two spines and twelve hosts.
 fn fabric(switches: SwitchConfig, impairments: &Impairments, seed: u64) -> NetworkConfig {
     let tiers = Tiers { leaves: 3, hosts_per_leaf: 4, spines: 2, ..TopologyPreset::LeafSpine256.tiers() };
     let topology = leaf_spine(&tiers).unwrap();
@@ -127,9 +127,9 @@ fn rdma(policy: TransportPolicy, congestion: CongestionAlgorithm) -> RdmaConfig 
     RdmaConfig::new(profile(&transport, &PathProperties { rate, round_trip: Span::from_ns(9000.0) }))
 }
 
-/// Not by the macro, which takes PROPTEST_CASES for all: a case is a simulation.
+/// Sets its own number of cases, because each case is a simulation; the macro would take PROPTEST_CASES.
 #[test]
-fn every_flow_ends_once_and_every_byte_arrives_once_whatever_the_network_does() {
+fn every_flow_finishes_once_and_every_byte_arrives_once_under_every_impairment() {
     let shares = [0.0..0.1, 0.0..0.05, 0.0..0.01];
     let switches = (any::<bool>(), any::<bool>(), any::<bool>());
     let strategy = (0..1000_u64, (0..5_usize, 0..5_usize), 0.0..0.02, shares, switches);
@@ -150,13 +150,13 @@ fn every_flow_ends_once_and_every_byte_arrives_once_whatever_the_network_does() 
             CongestionAlgorithm::Dcqcn,
             CongestionAlgorithm::Swift,
         ][congestion];
-        all_arrives_once(seed, rdma(policy, congestion), loss, shares, switches);
+        run_impaired(seed, rdma(policy, congestion), loss, shares, switches);
         Ok(())
     });
     outcome.unwrap();
 }
 
-fn all_arrives_once(
+fn run_impaired(
     seed: u64,
     rdma: RdmaConfig,
     loss: f64,
@@ -172,77 +172,80 @@ fn all_arrives_once(
         load_balancing: if sprays { LoadBalancing::PacketSpraying } else { LoadBalancing::Ecmp },
         ..SwitchConfig::default()
     };
-    let network = ran(&fabric(switches, &impairments, seed), rdma, flows(seed, 40));
-    let (counted, ends) = (network.counters(), network.endpoint_counters());
-    assert_eq!(ends.delivered_bytes, network.flows().iter().map(|flow| flow.bytes).sum::<u64>());
-    let mut ended: Vec<u32> = network.finished_flows().iter().map(|end| end.id.0).collect();
-    ended.sort_unstable();
-    assert_eq!(ended, (0..40).collect::<Vec<u32>>());
-    let gone = counted.lost_packets + counted.corrupt_packets + counted.dropped_packets;
-    let found = counted.delivered_packets + gone + network.packets_in_flight() as u64;
-    assert_eq!(ends.sent_packets + counted.doubled_packets, found);
+    let network = run(&fabric(switches, &impairments, seed), rdma, flows(seed, 40));
+    let (counters, endpoints) = (network.counters(), network.endpoint_counters());
+    assert_eq!(endpoints.delivered_bytes, network.flows().iter().map(|flow| flow.bytes).sum::<u64>());
+    let mut finished: Vec<u32> = network.finished_flows().iter().map(|end| end.id.0).collect();
+    finished.sort_unstable();
+    assert_eq!(finished, (0..40).collect::<Vec<u32>>());
+    let lost = counters.lost_packets + counters.corrupt_packets + counters.dropped_packets;
+    let found = counters.delivered_packets + lost + network.packets_in_flight() as u64;
+    assert_eq!(endpoints.sent_packets + counters.doubled_packets, found);
 }
 
 #[test]
-fn spraying_costs_srnic_no_retransmission_but_probes() {
+fn packet_spraying_causes_no_srnic_retransmissions_except_probes() {
     let switches = SwitchConfig { load_balancing: LoadBalancing::PacketSpraying, ..SwitchConfig::default() };
     let config = fabric(switches, &Impairments::default(), 1);
-    let network = ran(&config, rdma(TransportPolicy::Srnic, CongestionAlgorithm::Dctcp), flows(3, 200));
-    let counted = network.endpoint_counters();
-    assert!(counted.slow_path_headers > 0, "packets came out of order: {counted:?}");
-    // A probe asks for an answer that is late, not for a packet that is.
+    let network = run(&config, rdma(TransportPolicy::Srnic, CongestionAlgorithm::Dctcp), flows(3, 200));
+    let counters = network.endpoint_counters();
+    assert!(counters.slow_path_headers > 0, "packets came out of order: {counters:?}");
+    // A probe requests a late acknowledgement; it does not replace a late packet.
     assert_eq!(
-        (counted.retransmitted_packets, network.counters().dropped_packets),
-        (counted.timeouts, 0),
-        "{counted:?}"
+        (counters.retransmitted_packets, network.counters().dropped_packets),
+        (counters.timeouts, 0),
+        "{counters:?}"
     );
 }
 
-/// Eleven hosts send to one at once, through a buffer of a few packets.
+/// Eleven hosts send to one host at once, through a buffer of a few packets.
 #[test]
-fn in_an_incast_that_trims_nobody_waits_for_what_is_lost() {
+fn with_trimming_an_incast_has_no_timeouts() {
     let incast = || (1..12).map(|from| flow(from, 0, 300_000)).collect();
     let timeouts = |trimming, policy| {
         let switches = SwitchConfig { buffer_bytes: 100_000, trimming, ..SwitchConfig::default() };
         let config = fabric(switches, &Impairments::default(), 1);
-        let network = ran(&config, rdma(policy, CongestionAlgorithm::Dctcp), incast());
-        let (ends, counted) = (network.endpoint_counters(), network.counters());
-        assert_eq!(counted.trimmed_packets > 0, trimming, "{counted:?}");
-        assert_eq!(ends.delivered_bytes, 11 * 300_000);
-        (ends.timeouts, ends.retransmitted_packets.abs_diff(counted.trimmed_packets + counted.dropped_packets))
+        let network = run(&config, rdma(policy, CongestionAlgorithm::Dctcp), incast());
+        let (endpoints, counters) = (network.endpoint_counters(), network.counters());
+        assert_eq!(counters.trimmed_packets > 0, trimming, "{counters:?}");
+        assert_eq!(endpoints.delivered_bytes, 11 * 300_000);
+        (
+            endpoints.timeouts,
+            endpoints.retransmitted_packets.abs_diff(counters.trimmed_packets + counters.dropped_packets),
+        )
     };
     assert_eq!(timeouts(true, TransportPolicy::Srnic), (0, 0));
     assert!(timeouts(false, TransportPolicy::Srnic).0 > 0);
-    // Its time-out does not ask what it is that comes late.
+    // IRN may time out while packets are only late, so its time-outs are not counters here.
     assert_eq!(timeouts(true, TransportPolicy::Irn).1, 0);
 }
 
 /// One host reads from eleven others at once, through a small buffer.
 #[test]
-fn what_is_trimmed_of_answers_to_reads_is_asked_for_again_at_once() {
-    let asked = || (1..12).map(|from| flow(from, 0, 100_000)).collect();
-    let ran = |trimming, policy| {
-        // With room for all heads, but not for all data.
+fn trimmed_read_responses_are_requested_again_without_a_timeout() {
+    let reads = || (1..12).map(|from| flow(from, 0, 100_000)).collect();
+    let run = |trimming, policy| {
+        // Large enough for all trimmed packets, but not for all data.
         let switches = SwitchConfig { buffer_bytes: 400_000, trimming, ..SwitchConfig::default() };
         let config = fabric(switches, &Impairments::default(), 1);
         let network =
-            ran(&config, RdmaConfig { verb: Verb::Read, ..rdma(policy, CongestionAlgorithm::BdpWindow) }, asked());
-        let (ends, counted) = (network.endpoint_counters(), network.counters());
-        assert_eq!((counted.trimmed_packets > 0, counted.dropped_packets == 0), (trimming, trimming), "{counted:?}");
-        assert_eq!(ends.delivered_bytes, 11 * 100_000);
-        (ends.timeouts, network.now())
+            run(&config, RdmaConfig { verb: Verb::Read, ..rdma(policy, CongestionAlgorithm::BdpWindow) }, reads());
+        let (endpoints, counters) = (network.endpoint_counters(), network.counters());
+        assert_eq!((counters.trimmed_packets > 0, counters.dropped_packets == 0), (trimming, trimming), "{counters:?}");
+        assert_eq!(endpoints.delivered_bytes, 11 * 100_000);
+        (endpoints.timeouts, network.now())
     };
     for policy in [TransportPolicy::Srnic, TransportPolicy::SrnicPaged, TransportPolicy::Irn] {
-        let (timeouts, took) = ran(true, policy);
-        let (without, longer) = ran(false, policy);
+        let (timeouts, fct) = run(true, policy);
+        let (without, longer) = run(false, policy);
         assert_eq!(timeouts, 0, "{policy:?}");
-        assert!(without > 0 && took < longer, "{policy:?}: {without} {took:?} {longer:?}");
+        assert!(without > 0 && fct < longer, "{policy:?}: {without} {fct:?} {longer:?}");
     }
 }
 
 #[test]
 #[ignore = "tens of millions of events; in ./x exam"]
-fn four_thousand_hosts_move_all_their_flows() {
+fn all_flows_of_4096_hosts_finish() {
     let sizes = netsim::workload::SizeDistribution::find("cache-follower").unwrap();
     let duration = Span::from_ns(1e5);
     let transport = TransportConfig::default();

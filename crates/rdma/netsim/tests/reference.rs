@@ -1,5 +1,5 @@
-//! Listed losses against models that share no code with the simulator: which packet is sent when, to the picosecond,
-//! and for the engine's go-back-N in which order.
+//! Compares runs with listed losses with reference models that share no code with the simulator: which packet is sent
+//! when, to the picosecond, and for the engine's go-back-N in which order.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -43,7 +43,7 @@ fn flow(packets: u64) -> Vec<Flow> {
     vec![Flow { start: Time::ZERO, from, to, bytes: packets * PAYLOAD, connection: None, repeats: false }]
 }
 
-/// What the first host sent: when, and which packet.
+/// What the first host sent: the time in picoseconds and the packet's number.
 #[derive(Clone, Default)]
 struct Log(Rc<RefCell<Vec<(u64, u32)>>>);
 
@@ -64,12 +64,12 @@ impl PacketTap<Header> for Log {
     }
 }
 
-/// The window's sender in the plainest words: at each moment that its line is free, it looks at everything it knows.
+/// A naive model of the sliding window's sender: whenever its link is idle, it evaluates the full history.
 fn window_reference(packets: u32, window: usize, lost: &[u64]) -> Vec<(u64, u32)> {
     let mut sends: Vec<(u64, u32)> = Vec::new();
-    // By send: when its acknowledgement comes.
+    // By send: when its acknowledgement arrives, if it does.
     let mut acks: Vec<Option<u64>> = Vec::new();
-    let (mut now, mut ack_line_free) = (0, 0);
+    let (mut now, mut ack_link_free) = (0, 0);
     loop {
         let arrived = |number: u32, now: u64| {
             sends.iter().zip(&acks).any(|((_, sent), ack)| *sent == number && ack.is_some_and(|at| at <= now))
@@ -79,7 +79,7 @@ fn window_reference(packets: u32, window: usize, lost: &[u64]) -> Vec<(u64, u32)
         }
         let last_send = |number: u32| sends.iter().rev().find(|(_, sent)| *sent == number).map(|(at, _)| *at);
         let first_send = |number: u32| sends.iter().find(|(_, sent)| *sent == number).map(|(at, _)| *at);
-        // Lost: three later ones arrived, looked at once; or too long under way.
+        // A packet is lost when one three later has been acknowledged, which is checked once, or after its time-out.
         let overtaken_at = |number: u32| {
             let later = sends.iter().zip(&acks).filter(|((_, sent), _)| *sent >= number + 3);
             later.filter_map(|(_, ack)| *ack).min().filter(|at| *at <= now)
@@ -95,30 +95,30 @@ fn window_reference(packets: u32, window: usize, lost: &[u64]) -> Vec<(u64, u32)
         };
         let known_lost: Vec<(u64, u32)> =
             (0..packets).filter_map(|number| is_lost(number).map(|at| (at, number))).collect();
-        let under_way = (0..packets)
+        let in_flight = (0..packets)
             .filter(|number| last_send(*number).is_some() && !arrived(*number, now) && is_lost(*number).is_none())
             .count();
         let new = (0..packets).find(|number| last_send(*number).is_none());
         let next = known_lost.iter().min().map(|(_, number)| *number).or(new);
-        if let Some(number) = next.filter(|_| under_way < window) {
-            let is_gone = lost.contains(&(sends.len() as u64));
+        if let Some(number) = next.filter(|_| in_flight < window) {
+            let is_lost_on_link = lost.contains(&(sends.len() as u64));
             sends.push((now, number));
             now += DATA_BYTES * PS_PER_BYTE;
             let here = now + DELAY_PS;
-            acks.push((!is_gone).then(|| {
-                ack_line_free = here.max(ack_line_free) + ACK_BYTES * PS_PER_BYTE;
-                ack_line_free + DELAY_PS
+            acks.push((!is_lost_on_link).then(|| {
+                ack_link_free = here.max(ack_link_free) + ACK_BYTES * PS_PER_BYTE;
+                ack_link_free + DELAY_PS
             }));
             continue;
         }
         let timeouts = (0..packets).filter(|number| !arrived(*number, now)).filter_map(last_send);
         let wakes = timeouts.map(|at| at + TIMEOUT_PS).chain(acks.iter().flatten().copied());
-        now = wakes.filter(|at| *at > now).min().expect("something is to come");
+        now = wakes.filter(|at| *at > now).min().expect("an event is pending");
     }
 }
 
 #[test]
-fn the_window_sends_each_packet_when_a_plain_model_says() {
+fn the_sliding_window_sends_each_packet_when_the_reference_does() {
     let mut random = Random::new(5, "lists");
     let mut lists = vec![vec![], vec![0], vec![39], vec![37, 38, 39], vec![5, 6, 7, 40], (10..20).collect()];
     lists.extend((0..40).map(|_| {
@@ -140,23 +140,23 @@ fn the_window_sends_each_packet_when_a_plain_model_says() {
     }
 }
 
-/// Go-back-N in the plainest words: the receiver complains once about a gap, and the sender goes back when it hears so.
+/// A naive model of go-back-N: the receiver sends one NAK for a gap, and the sender goes back when the NAK arrives.
 fn go_back_n_reference(packets: u32, lost: &[u64], data_ps: impl Fn(u32) -> u64, ack_ps: u64) -> Vec<u32> {
     let (mut order, mut now, mut next) = (Vec::new(), 0, 0);
-    let (mut expected, mut has_complained) = (0, false);
-    let mut complaint: Option<(u64, u32)> = None;
-    while next < packets || complaint.is_some() {
-        if let Some((at, from)) = complaint.filter(|(at, _)| *at <= now || next == packets) {
-            (now, next, complaint) = (now.max(at), from, None);
+    let (mut expected, mut has_sent_nak) = (0, false);
+    let mut nak: Option<(u64, u32)> = None;
+    while next < packets || nak.is_some() {
+        if let Some((at, from)) = nak.filter(|(at, _)| *at <= now || next == packets) {
+            (now, next, nak) = (now.max(at), from, None);
         }
-        let is_gone = lost.contains(&(order.len() as u64));
+        let is_lost_on_link = lost.contains(&(order.len() as u64));
         order.push(next);
         now += data_ps(next);
-        if !is_gone && next == expected {
-            (expected, has_complained) = (expected + 1, false);
-        } else if !is_gone && next > expected && !has_complained {
-            has_complained = true;
-            complaint = Some((now + DELAY_PS + ack_ps + DELAY_PS, expected));
+        if !is_lost_on_link && next == expected {
+            (expected, has_sent_nak) = (expected + 1, false);
+        } else if !is_lost_on_link && next > expected && !has_sent_nak {
+            has_sent_nak = true;
+            nak = Some((now + DELAY_PS + ack_ps + DELAY_PS, expected));
         }
         next += 1;
     }
@@ -164,9 +164,9 @@ fn go_back_n_reference(packets: u32, lost: &[u64], data_ps: impl Fn(u32) -> u64,
 }
 
 #[test]
-fn the_engines_go_back_n_sends_again_what_a_plain_model_says() {
-    // The last packet of the list is followed by others, so that no time-out is needed; each loss comes after the last
-    // one was mended.
+fn the_engines_go_back_n_sends_in_the_order_of_the_reference() {
+    // The last lost packet is followed by others, so that no time-out is needed. Each loss comes after the one before
+    // has been recovered.
     for lost in [vec![], vec![0], vec![7], vec![3, 90], vec![20, 21, 22], vec![10, 100, 190]] {
         let profile = Profile { mtu_bytes: PAYLOAD as u32, ..Profile::new(Policy::GoBackN) };
         let endpoints = RdmaEndpoint::for_hosts(RdmaConfig::new(profile), 2).unwrap();
