@@ -1,7 +1,8 @@
 //! A minimal reliable endpoint: a fixed window of packets per flow, an acknowledgement for each packet, and
 //! retransmission of what is missing.
 //!
-//! The network is verified with this endpoint, so that a failure can be attributed to the network or to the RDMA engine.
+//! The network is verified with this endpoint, so that a failure can be attributed either to the network or to the RDMA
+//! engine.
 
 use std::collections::VecDeque;
 

@@ -12,7 +12,8 @@ use crate::topology::{NetworkNode, SwitchId, Topology};
 pub struct SwitchConfig {
     /// Size of the buffer that all ports of a switch share.
     pub buffer_bytes: u64,
-    /// Dynamic threshold factor: a queue may hold `alpha` times the free bytes of the buffer (Choudhury and Hahne 1998).
+    /// Dynamic threshold factor: a queue may hold `alpha` times the free bytes of the buffer (Choudhury and Hahne
+    /// 1998).
     pub alpha: f64,
     /// ECN marking, if any.
     pub ecn: Option<Ecn>,

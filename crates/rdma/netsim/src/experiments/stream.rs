@@ -32,8 +32,8 @@ const HEADER_BYTES: u64 = (ETHERNET_BYTES + IP_UDP_BYTES) as u64 + 12 + 16 + 8 +
 pub enum QpOrder {
     /// Each queue pair always has a message outstanding, and the NIC serves them in turn.
     RoundRobin,
-    /// Whenever the link has room for a message, a randomly drawn queue pair sends one, so that no NIC can predict which
-    /// context comes next.
+    /// Whenever the link has room for a message, a randomly drawn queue pair sends one, so that a NIC cannot predict
+    /// which context comes next.
     Random,
 }
 
@@ -131,7 +131,8 @@ impl StreamExperiment {
         in_range("gbps", self.gbps, 1.0, 1600.0)?;
         in_range("size", self.message_bytes.into(), 1.0, MESSAGE_BYTES_MAX)?;
         let rate = LinkRate::from_gbps(self.gbps).expect("a rate in range");
-        // In random order all messages may wait in send queues, if the NIC does not keep up: they have room for twice as many.
+        // In random order all messages may wait in the send queues if the NIC does not keep up, so these have room for
+        // twice as many.
         let least = match self.qp_order {
             QpOrder::RoundRobin => 1,
             QpOrder::Random => self.messages(rate).div_ceil(REQUESTS_MAX.into()) * 2,
