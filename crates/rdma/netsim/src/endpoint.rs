@@ -38,7 +38,7 @@ pub struct FlowId(pub u32);
 
 /// A packet that an endpoint sends.
 #[derive(Clone, Copy, Debug)]
-pub struct OutgoingPacket<Header> {
+pub struct OutboundPacket<Header> {
     /// The receiving host.
     pub to: HostId,
     /// Size on the wire, with headers, checksums, preamble and gap.
@@ -55,7 +55,7 @@ pub struct OutgoingPacket<Header> {
 
 /// A packet that an endpoint receives, with a correct checksum.
 #[derive(Clone, Copy, Debug)]
-pub struct IncomingPacket<'a, Header> {
+pub struct InboundPacket<'a, Header> {
     /// The sending host.
     pub from: HostId,
     /// The transport header.
@@ -139,10 +139,10 @@ pub trait Endpoint: Sized {
     fn start(endpoints: &mut [Self], now: Time, id: FlowId, flow: &Flow);
 
     /// Handles a received packet.
-    fn receive(&mut self, now: Time, packet: &IncomingPacket<'_, Self::Header>);
+    fn receive(&mut self, now: Time, packet: &InboundPacket<'_, Self::Header>);
 
     /// Returns the next packet to send. Called when the host's link is idle: after each packet and after each event.
-    fn transmit(&mut self, now: Time) -> Option<OutgoingPacket<Self::Header>>;
+    fn transmit(&mut self, now: Time) -> Option<OutboundPacket<Self::Header>>;
 
     /// Returns the time of the next timer.
     fn deadline(&self) -> Option<Time>;

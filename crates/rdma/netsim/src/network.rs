@@ -7,7 +7,7 @@ mod tap;
 
 use sim::{EventQueue, Random, Span, Time};
 
-use crate::endpoint::{Endpoint, EndpointCounters, Flow, FlowId, IncomingPacket, OutgoingPacket};
+use crate::endpoint::{Endpoint, EndpointCounters, Flow, FlowId, InboundPacket, OutboundPacket};
 use crate::impairment::{ImpairmentState, Impairments};
 use crate::packet::{Fifo, Frame, FrameExtra, PACKET_BYTES_MAX, PacketArena, PacketFlag, PacketId};
 use crate::rate::LinkRate;
@@ -287,7 +287,7 @@ impl<E: Endpoint> Network<E> {
                 let (at, direction, to, label) = (self.now, TapDirection::Received, frame.to(), frame.label);
                 tap.observe(&TappedPacket { at, direction, from, to, label, is_marked, header });
             }
-            let incoming = IncomingPacket { from, header, is_marked, is_trimmed: frame.has(PacketFlag::Trimmed) };
+            let incoming = InboundPacket { from, header, is_marked, is_trimmed: frame.has(PacketFlag::Trimmed) };
             self.counters.delivered_packets += 1;
             self.endpoints[host as usize].receive(self.now, &incoming);
         }
@@ -331,7 +331,7 @@ impl<E: Endpoint> Network<E> {
             return;
         }
         let Some(outgoing) = self.endpoints[host as usize].transmit(self.now) else { return };
-        let OutgoingPacket { to, bytes, trimmed_bytes, label, class, header } = outgoing;
+        let OutboundPacket { to, bytes, trimmed_bytes, label, class, header } = outgoing;
         assert!(bytes <= PACKET_BYTES_MAX, "a packet of {bytes} B exceeds the maximum of {PACKET_BYTES_MAX} B");
         let frame = Frame::new(bytes as u16, HostId(host), to, label, class);
         if let Some(tap) = &mut self.tap {

@@ -18,8 +18,8 @@ use rnic::wire::{Header, Operation, Packed, Psn, QpNumber, RKey, Service};
 use sim::Time;
 
 use crate::endpoint::{
-    ETHERNET_BYTES, ETHERNET_BYTES_MIN, Endpoint, EndpointCounters, Flow, FlowId, Framing, IP_UDP_BYTES,
-    IncomingPacket, OutgoingPacket,
+    ETHERNET_BYTES, ETHERNET_BYTES_MIN, Endpoint, EndpointCounters, Flow, FlowId, Framing, IP_UDP_BYTES, InboundPacket,
+    OutboundPacket,
 };
 use crate::network::{PacketTap, TappedPacket};
 use crate::packet::TrafficClass;
@@ -317,7 +317,7 @@ impl Endpoint for RdmaEndpoint {
         sender.post(now, connection.qp, u64::from(id.0), bytes, kind);
     }
 
-    fn receive(&mut self, now: Time, packet: &IncomingPacket<'_, Packed>) {
+    fn receive(&mut self, now: Time, packet: &InboundPacket<'_, Packed>) {
         let header = packet.header.header();
         if packet.is_trimmed {
             self.nic.receive_head(now, Address(packet.from.0), &header);
@@ -327,7 +327,7 @@ impl Endpoint for RdmaEndpoint {
         self.nic.receive(now, Address(packet.from.0), &header, packet.is_marked, &());
     }
 
-    fn transmit(&mut self, now: Time) -> Option<OutgoingPacket<Packed>> {
+    fn transmit(&mut self, now: Time) -> Option<OutboundPacket<Packed>> {
         let rnic::nic::Outgoing { to, header } = self.nic.transmit(now, &mut ())?;
         let packet_bytes = header.packet_bytes() as u32;
         let bytes = (ETHERNET_BYTES + IP_UDP_BYTES + packet_bytes).max(ETHERNET_BYTES_MIN);
@@ -338,7 +338,7 @@ impl Endpoint for RdmaEndpoint {
             TrafficClass::Data
         };
         let (label, header) = (label(self.host, &header), Packed::new(&header));
-        Some(OutgoingPacket { to: HostId(to.0), bytes, trimmed_bytes: trimmed as u16, label, class, header })
+        Some(OutboundPacket { to: HostId(to.0), bytes, trimmed_bytes: trimmed as u16, label, class, header })
     }
 
     fn deadline(&self) -> Option<Time> {

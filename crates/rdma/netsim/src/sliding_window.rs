@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 use sim::{Span, Time};
 
 use crate::endpoint::{
-    ETHERNET_BYTES, ETHERNET_BYTES_MIN, Endpoint, EndpointCounters, Flow, FlowId, Framing, IP_UDP_BYTES,
-    IncomingPacket, OutgoingPacket,
+    ETHERNET_BYTES, ETHERNET_BYTES_MIN, Endpoint, EndpointCounters, Flow, FlowId, Framing, IP_UDP_BYTES, InboundPacket,
+    OutboundPacket,
 };
 use crate::packet::TrafficClass;
 use crate::topology::HostId;
@@ -151,7 +151,7 @@ impl SlidingWindow {
         }
     }
 
-    fn data(&mut self, now: Time) -> Option<OutgoingPacket<SlidingWindowHeader>> {
+    fn data(&mut self, now: Time) -> Option<OutboundPacket<SlidingWindowHeader>> {
         for _ in 0..self.sending.len() {
             self.last_flow = (self.last_flow + 1) % self.sending.len();
             let window = self.config.window;
@@ -183,9 +183,9 @@ impl SlidingWindow {
         None
     }
 
-    fn packet(&self, id: FlowId, flow: &Flow, number: u32) -> OutgoingPacket<SlidingWindowHeader> {
+    fn packet(&self, id: FlowId, flow: &Flow, number: u32) -> OutboundPacket<SlidingWindowHeader> {
         let overhead = self.config.framing().overhead_bytes;
-        OutgoingPacket {
+        OutboundPacket {
             to: flow.to,
             bytes: (overhead + self.payload_bytes(flow.bytes, number)).max(ETHERNET_BYTES_MIN),
             trimmed_bytes: overhead as u16,
@@ -217,7 +217,7 @@ impl Endpoint for SlidingWindow {
         endpoints[flow.to.0 as usize].receiving.push(receiving);
     }
 
-    fn receive(&mut self, _now: Time, packet: &IncomingPacket<'_, SlidingWindowHeader>) {
+    fn receive(&mut self, _now: Time, packet: &InboundPacket<'_, SlidingWindowHeader>) {
         let SlidingWindowHeader { flow, number, is_ack } = *packet.header;
         if is_ack {
             return self.acknowledged(flow, number);
@@ -239,9 +239,9 @@ impl Endpoint for SlidingWindow {
         self.acks.push_back((packet.from, SlidingWindowHeader { flow, number, is_ack: true }));
     }
 
-    fn transmit(&mut self, now: Time) -> Option<OutgoingPacket<SlidingWindowHeader>> {
+    fn transmit(&mut self, now: Time) -> Option<OutboundPacket<SlidingWindowHeader>> {
         let outgoing = match self.acks.pop_front() {
-            Some((to, header)) => Some(OutgoingPacket {
+            Some((to, header)) => Some(OutboundPacket {
                 to,
                 bytes: ETHERNET_BYTES_MIN,
                 trimmed_bytes: ETHERNET_BYTES_MIN as u16,

@@ -3,10 +3,10 @@
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
-/// How endpoints detect and recover losses, and where a NIC keeps its contexts.
+/// A kind of NIC: how it recovers losses, and where it keeps its contexts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum TransportPolicy {
+pub enum NicKind {
     /// SRNIC: selective repeat with bitmaps in host memory.
     #[default]
     Srnic,
@@ -41,8 +41,8 @@ pub enum CongestionAlgorithm {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TransportConfig {
-    /// Loss recovery.
-    pub policy: TransportPolicy,
+    /// The kind of NIC.
+    pub policy: NicKind,
     /// Message bytes in a full packet.
     #[serde(deserialize_with = "mtu")]
     pub mtu_bytes: u32,
@@ -53,7 +53,7 @@ pub struct TransportConfig {
 impl Default for TransportConfig {
     /// Returns the settings of SRNIC's published simulations: packets of 1000 bytes, DCTCP.
     fn default() -> Self {
-        Self { policy: TransportPolicy::Srnic, mtu_bytes: 1000, congestion: CongestionAlgorithm::Dctcp }
+        Self { policy: NicKind::Srnic, mtu_bytes: 1000, congestion: CongestionAlgorithm::Dctcp }
     }
 }
 

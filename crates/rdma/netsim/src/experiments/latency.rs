@@ -12,7 +12,7 @@ use crate::rdma::{PathProperties, RdmaConfig, RdmaEndpoint, Verb, profile};
 use crate::results::percentile;
 use crate::switch::SwitchConfig;
 use crate::topology::{HostId, NetworkLink, NetworkNode, Topology};
-use crate::transport::{CongestionAlgorithm, TransportConfig, TransportPolicy};
+use crate::transport::{CongestionAlgorithm, NicKind, TransportConfig};
 
 /// Largest message: the size of the receive requests of [`Verb::Echo`].
 const BYTES_MAX: f64 = (1 << 20) as f64;
@@ -23,8 +23,8 @@ const CABLE_NS: f64 = 25.0;
 /// back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatencyExperiment {
-    /// Transport policy of both hosts' NICs.
-    pub policy: TransportPolicy,
+    /// Kind of both hosts' NICs.
+    pub policy: NicKind,
     /// Size of a message.
     pub size_bytes: u32,
     /// Rate of the link.
@@ -54,7 +54,7 @@ pub struct LatencyResult {
 
 impl LatencyExperiment {
     /// Returns the published experiment: one link of 100 Gb/s.
-    pub fn new(policy: TransportPolicy, size_bytes: u32, seed: u64) -> Self {
+    pub fn new(policy: NicKind, size_bytes: u32, seed: u64) -> Self {
         Self { policy, size_bytes, gbps: 100.0, messages: 1000, seed }
     }
 

@@ -10,7 +10,7 @@ use rnic::nic::{CongestionControl, Context, ContextCache, ContextPool, Costs, Dc
 use sim::Span;
 
 use crate::rate::LinkRate;
-use crate::transport::{CongestionAlgorithm, TransportConfig, TransportPolicy};
+use crate::transport::{CongestionAlgorithm, NicKind, TransportConfig};
 use crate::workload::FLOWS_MAX;
 
 /// The properties of a path from which a NIC derives its window and rate.
@@ -32,11 +32,11 @@ impl PathProperties {
 /// Returns the profile of a NIC with these transport settings.
 pub fn profile(config: &TransportConfig, path: &PathProperties) -> Profile {
     let policy = match config.policy {
-        TransportPolicy::Srnic => Policy::Srnic,
-        TransportPolicy::SrnicPaged => Policy::SrnicPaged,
-        TransportPolicy::Irn => Policy::Irn,
-        TransportPolicy::GoBackN => Policy::GoBackN,
-        TransportPolicy::ConnectionCache => Policy::ConnectionCache,
+        NicKind::Srnic => Policy::Srnic,
+        NicKind::SrnicPaged => Policy::SrnicPaged,
+        NicKind::Irn => Policy::Irn,
+        NicKind::GoBackN => Policy::GoBackN,
+        NicKind::ConnectionCache => Policy::ConnectionCache,
     };
     let bdp = path.bdp_bytes(config.mtu_bytes);
     let congestion = match config.congestion {

@@ -15,7 +15,7 @@ use netsim::network::PacketTap;
 use netsim::pcap::PcapTap;
 use netsim::scenario::Scenario;
 use netsim::topology::{HostId, TopologyPreset};
-use netsim::transport::{CongestionAlgorithm, TransportConfig, TransportPolicy};
+use netsim::transport::{CongestionAlgorithm, NicKind, TransportConfig};
 use netsim::workload::SizeDistribution;
 use rnic::wire::Header;
 use serde::Serialize;
@@ -57,13 +57,13 @@ pub enum Kind {
 
 impl Kind {
     /// The same, as the simulator calls it.
-    pub fn transport(self) -> TransportPolicy {
+    pub fn transport(self) -> NicKind {
         match self {
-            Self::Srnic => TransportPolicy::Srnic,
-            Self::SrnicPaged => TransportPolicy::SrnicPaged,
-            Self::Irn => TransportPolicy::Irn,
-            Self::GoBackN => TransportPolicy::GoBackN,
-            Self::ConnectionCache => TransportPolicy::ConnectionCache,
+            Self::Srnic => NicKind::Srnic,
+            Self::SrnicPaged => NicKind::SrnicPaged,
+            Self::Irn => NicKind::Irn,
+            Self::GoBackN => NicKind::GoBackN,
+            Self::ConnectionCache => NicKind::ConnectionCache,
         }
     }
 }
@@ -236,7 +236,7 @@ struct Answer<Question: Serialize, Result: Serialize> {
 
 #[derive(Serialize)]
 struct StreamQuestion {
-    transport: TransportPolicy,
+    transport: NicKind,
     qps: u32,
     loss: f64,
     gbps: f64,
@@ -297,7 +297,7 @@ fn loss(options: &Loss) -> Result<()> {
 
 #[derive(Serialize)]
 struct LatencyQuestion {
-    nic: TransportPolicy,
+    nic: NicKind,
     size_bytes: u32,
     gbps: f64,
     seed: u64,

@@ -2,7 +2,7 @@
 
 use netsim::experiments::{ExperimentError, FctExperiment, LatencyExperiment, QpOrder, StreamExperiment};
 use netsim::topology::TopologyPreset;
-use netsim::transport::{CongestionAlgorithm, TransportConfig, TransportPolicy};
+use netsim::transport::{CongestionAlgorithm, NicKind, TransportConfig};
 use netsim::workload::SizeDistribution;
 use pcie::result::Provenance;
 use rnic::ledger::{Ledger, Place};
@@ -22,19 +22,19 @@ pub enum Job {
     ByLoss(StreamExperiment),
     Latency(LatencyExperiment),
     Memory(Policy, u32),
-    Flows { preset: TopologyPreset, load: f64, transport: TransportPolicy, during: Span, seed: u64 },
+    Flows { preset: TopologyPreset, load: f64, transport: NicKind, during: Span, seed: u64 },
 }
 
 /// A value and the figure that it is of.
 pub type Answer = (&'static str, Row);
 
-fn name(transport: TransportPolicy) -> &'static str {
+fn name(transport: NicKind) -> &'static str {
     match transport {
-        TransportPolicy::Srnic => "srnic",
-        TransportPolicy::SrnicPaged => "srnic-paged",
-        TransportPolicy::Irn => "irn",
-        TransportPolicy::GoBackN => "go-back-n",
-        TransportPolicy::ConnectionCache => "connection-cache",
+        NicKind::Srnic => "srnic",
+        NicKind::SrnicPaged => "srnic-paged",
+        NicKind::Irn => "irn",
+        NicKind::GoBackN => "go-back-n",
+        NicKind::ConnectionCache => "connection-cache",
     }
 }
 
@@ -51,7 +51,7 @@ impl Job {
                 let (series, x) = (name(plan.transport.policy).to_owned() + by_chance, f64::from(plan.qps));
                 let (result, qps) = (plan.run()?, "goodput-by-qps");
                 let mut answers = vec![(qps, modelled(series.clone(), x, result.goodput_gbps))];
-                if plan.transport.policy == TransportPolicy::SrnicPaged {
+                if plan.transport.policy == NicKind::SrnicPaged {
                     let gbps = result.context_read_gbps + result.context_write_gbps;
                     answers.push(("contexts-by-qps", modelled(series, x, gbps)));
                 }
@@ -60,7 +60,7 @@ impl Job {
             Self::ByLoss(plan) => {
                 let (result, series, x) = (plan.run()?, name(plan.transport.policy), plan.loss * 100.0);
                 let mut answers = vec![("goodput-by-loss", modelled(series, x, result.goodput_gbps))];
-                if plan.transport.policy == TransportPolicy::Srnic {
+                if plan.transport.policy == NicKind::Srnic {
                     let core = modelled("receiver", x, result.slow_path_core_share * 100.0);
                     let headers = modelled("headers in software", x, result.slow_path_share * 100.0);
                     answers.extend([("slow-path-by-loss", core), ("slow-path-by-loss", headers)]);
@@ -90,7 +90,7 @@ impl Job {
 fn flows(
     preset: TopologyPreset,
     load: f64,
-    transport: TransportPolicy,
+    transport: NicKind,
     during: Span,
     seed: u64,
 ) -> Result<Vec<Answer>, ExperimentError> {
@@ -117,7 +117,7 @@ pub fn all(depth: Depth, seed: u64) -> Vec<Job> {
     let mut jobs = networks(depth, seed);
     let is_quick = depth == Depth::Quick;
     let losses: &[f64] = if is_quick { &[0.0, 0.01] } else { &[0.0, 0.0001, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05] };
-    for transport in [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN] {
+    for transport in [NicKind::Srnic, NicKind::Irn, NicKind::GoBackN] {
         jobs.extend(losses.iter().map(|loss| Job::ByLoss(StreamExperiment::by_loss(transport, *loss, 100.0, seed))));
     }
     let qps: &[u32] = if is_quick {
@@ -125,19 +125,19 @@ pub fn all(depth: Depth, seed: u64) -> Vec<Job> {
     } else {
         &[1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 10_000, 16_384]
     };
-    for nic in [TransportPolicy::Srnic, TransportPolicy::ConnectionCache, TransportPolicy::SrnicPaged] {
+    for nic in [NicKind::Srnic, NicKind::ConnectionCache, NicKind::SrnicPaged] {
         jobs.extend(qps.iter().map(|qps| Job::ByQps(StreamExperiment::by_qps(nic, *qps, 100.0, seed))));
     }
     let many: &[u32] = if is_quick { &[100_000] } else { &[10_000, 30_000, 100_000] };
     for qps in many {
-        let plan = StreamExperiment::by_qps(TransportPolicy::SrnicPaged, *qps, 100.0, seed);
+        let plan = StreamExperiment::by_qps(NicKind::SrnicPaged, *qps, 100.0, seed);
         if *qps > 16_384 {
             jobs.push(Job::ByQps(plan));
         }
         jobs.push(Job::ByQps(StreamExperiment { qp_order: QpOrder::Random, ..plan }));
     }
     let sizes: &[u32] = if is_quick { &[64, 4096] } else { &[8, 64, 256, 1024, 4096, 16_384, 65_536] };
-    for nic in [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::ConnectionCache] {
+    for nic in [NicKind::Srnic, NicKind::Irn, NicKind::ConnectionCache] {
         jobs.extend(sizes.iter().map(|size| Job::Latency(LatencyExperiment::new(nic, *size, seed))));
     }
     for policy in [Policy::Srnic, Policy::Irn, Policy::SrnicPaged] {
@@ -147,9 +147,9 @@ pub fn all(depth: Depth, seed: u64) -> Vec<Job> {
 }
 
 fn networks(depth: Depth, seed: u64) -> Vec<Job> {
-    let transports = [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN];
-    let of = |preset, loads: &[f64], ms: f64, transports: &[TransportPolicy]| {
-        let job = |(load, transport): (f64, TransportPolicy)| Job::Flows {
+    let transports = [NicKind::Srnic, NicKind::Irn, NicKind::GoBackN];
+    let of = |preset, loads: &[f64], ms: f64, transports: &[NicKind]| {
+        let job = |(load, transport): (f64, NicKind)| Job::Flows {
             preset,
             load,
             transport,
