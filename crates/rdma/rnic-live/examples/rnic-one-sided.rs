@@ -17,7 +17,7 @@ use pair::Side;
 use rnic::nic::{Policy, Profile};
 use rnic::verbs::{CompletionKind, CompletionStatus, Mtu, Remote, SendKind};
 use rnic::wire::{Immediate, QpNumber, RKey};
-use rnic_live::{Faults, Faulty, Udp};
+use rnic_live::{FaultRates, FaultyIo, UdpIo};
 
 const USAGE: &str = "give an address of this machine, the peer's, rounds, \
     how many percent of the packets are to be lost each way, and a seed";
@@ -39,7 +39,7 @@ fn pattern() -> Vec<u8> {
     (0..PATTERN_BYTES).map(|at| (at * 7 + 1) as u8).collect()
 }
 
-fn word(side: &mut Side<Faulty<Udp>>, at: usize) -> u64 {
+fn word(side: &mut Side<FaultyIo<UdpIo>>, at: usize) -> u64 {
     u64::from_ne_bytes(side.memory()[at..at + 8].try_into().expect("eight bytes"))
 }
 
@@ -68,19 +68,19 @@ impl Peer {
     }
 }
 
-fn request(side: &mut Side<Faulty<Udp>>, kind: SendKind, at: usize, bytes: usize) {
+fn request(side: &mut Side<FaultyIo<UdpIo>>, kind: SendKind, at: usize, bytes: usize) {
     side.send(1, kind, at as u64, bytes as u32);
     let done = side.completions(1)[0];
     assert_eq!(done.status, CompletionStatus::Success, "{kind:?}");
 }
 
-fn atomic(side: &mut Side<Faulty<Udp>>, kind: SendKind) -> u64 {
+fn atomic(side: &mut Side<FaultyIo<UdpIo>>, kind: SendKind) -> u64 {
     request(side, kind, WORD_BEFORE_AT, 8);
     word(side, WORD_BEFORE_AT)
 }
 
 /// What `ask` does in `peer.c`, the other way.
-fn ask(side: &mut Side<Faulty<Udp>>, peer: &Peer) {
+fn ask(side: &mut Side<FaultyIo<UdpIo>>, peer: &Peer) {
     let pattern = pattern();
     side.memory()[COPY_AT..][..PATTERN_BYTES].copy_from_slice(&pattern);
     request(side, SendKind::Write(peer.remote(0), None), COPY_AT, PATTERN_BYTES);
@@ -95,7 +95,7 @@ fn ask(side: &mut Side<Faulty<Udp>>, peer: &Peer) {
 }
 
 /// The peer's WRITE with immediate has come.
-fn answer(side: &mut Side<Faulty<Udp>>) {
+fn answer(side: &mut Side<FaultyIo<UdpIo>>) {
     let done = side.completions(1)[0];
     assert_eq!(
         (done.status, done.kind),
@@ -106,7 +106,7 @@ fn answer(side: &mut Side<Faulty<Udp>>) {
 }
 
 /// Looks at what the peer did.
-fn look(side: &mut Side<Faulty<Udp>>) {
+fn look(side: &mut Side<FaultyIo<UdpIo>>) {
     let pattern = pattern();
     assert_eq!(side.memory()[..PATTERN_BYTES], pattern, "WRITE");
     assert_eq!(side.memory()[IMMEDIATE_AT..][..IMMEDIATE_BYTES], pattern[..IMMEDIATE_BYTES], "WRITE with immediate");
@@ -114,13 +114,13 @@ fn look(side: &mut Side<Faulty<Udp>>) {
 }
 
 /// Everything as it is before a round, but for the receive request.
-fn prepare(side: &mut Side<Faulty<Udp>>) {
+fn prepare(side: &mut Side<FaultyIo<UdpIo>>) {
     side.memory().fill(0);
     side.memory()[WORD_AT..][..8].copy_from_slice(&5_u64.to_ne_bytes());
 }
 
 /// The next line of the peer, which needs turns until it has written it.
-fn line(side: &mut Side<Faulty<Udp>>, stream: &mut BufReader<TcpStream>) -> String {
+fn line(side: &mut Side<FaultyIo<UdpIo>>, stream: &mut BufReader<TcpStream>) -> String {
     let (mut text, mut said) = (String::new(), [0; 1]);
     stream.get_ref().set_nonblocking(true).expect("a socket");
     while stream.buffer().is_empty() && stream.get_ref().peek(&mut said).is_err() {
@@ -135,7 +135,7 @@ struct Plan {
     own: IpAddr,
     peer: IpAddr,
     rounds: u64,
-    faults: Faults,
+    faults: FaultRates,
     seed: u64,
 }
 
@@ -144,7 +144,7 @@ fn plan() -> Option<Plan> {
     let [own, peer, rest @ ..] = &words[..] else { return None };
     let number = |at: usize| rest.get(at).map_or(Some(1), |word| word.parse().ok());
     let loss = rest.get(1).map_or(Some(0.0), |word| word.parse::<f64>().ok())? / 100.0;
-    let faults = Faults { loss, loss_sent: loss, ..Faults::default() };
+    let faults = FaultRates { loss, loss_sent: loss, ..FaultRates::default() };
     let plan = Plan { own: own.parse().ok()?, peer: peer.parse().ok()?, rounds: number(0)?, faults, seed: number(2)? };
     (rest.len() <= 3).then_some(plan)
 }
@@ -154,9 +154,9 @@ fn main() {
         eprintln!("{USAGE}");
         std::process::exit(2);
     };
-    let mut wire = Udp::bind(SocketAddr::new(plan.own, ROCE_PORT)).expect("an address of this machine");
+    let mut wire = UdpIo::bind(SocketAddr::new(plan.own, ROCE_PORT)).expect("an address of this machine");
     wire.expect_nics();
-    let wire = Faulty::new(wire, plan.faults, plan.seed).unwrap_or_else(|error| {
+    let wire = FaultyIo::new(wire, plan.faults, plan.seed).unwrap_or_else(|error| {
         eprintln!("{error}");
         std::process::exit(2);
     });
@@ -171,7 +171,7 @@ fn main() {
     let mut lines = BufReader::new(stream.try_clone().expect("a descriptor"));
     let peer = Peer::parse(&line(&mut side, &mut lines)).expect("the words of peer.c");
     let address = SocketAddr::new(peer.address, ROCE_PORT);
-    side.live.wire_mut().wire_mut().add_peer(address).expect("a peer of this family");
+    side.live.io_mut().inner_mut().add_peer(address).expect("a peer of this family");
     side.connect(QpNumber(peer.qp), (OWN_PSN, peer.psn), Mtu::B1024, ACK_TIMER_CODE);
     for _ in 0..plan.rounds {
         side.receive(1, 0, 0);
@@ -185,7 +185,7 @@ fn main() {
         writeln!(stream, "1").expect("the peer listens");
     }
     println!("from the device: WRITE, WRITE with immediate, READ, compare-and-swap, fetch-and-add");
-    println!("to the device: the same; {} rounds, {:?}", plan.rounds, side.live.wire().struck());
+    println!("to the device: the same; {} rounds, {:?}", plan.rounds, side.live.io().fault_counters());
     assert_eq!(line(&mut side, &mut lines), "2", "the peer was not refused");
     println!("a key that never was: refused");
 }

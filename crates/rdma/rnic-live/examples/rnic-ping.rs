@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use pair::{Pair, Side, lanes, udp};
 use rnic::nic::{Policy, Profile};
 use rnic::verbs::{CompletionKind, CompletionStatus, Mtu, SendKind};
-use rnic_live::{ACK_TIMER_CODE, Wire};
+use rnic_live::{ACK_TIMER_CODE, PacketIo};
 use shared::{Entry, alternate, numbers, quantile};
 
 const USAGE: &str = "give bytes (up to 65536), round trips and rounds, such as 64 5000 7";
@@ -30,7 +30,7 @@ const BOUNCES: u64 = 20_000;
 const INBOX: u64 = 65_536;
 
 /// Waits for one message; what is completed of this side's own sends is taken along.
-fn received<W: Wire>(side: &mut Side<W>) {
+fn received<W: PacketIo>(side: &mut Side<W>) {
     loop {
         let done = side.completions(1);
         assert!(done.iter().all(|completion| completion.status == CompletionStatus::Success), "{done:?}");
@@ -41,7 +41,7 @@ fn received<W: Wire>(side: &mut Side<W>) {
 }
 
 /// Microseconds of each round trip.
-fn rnic<W: Wire + Send>(policy: Policy, wires: [W; 2], bytes: usize, trips: usize) -> Vec<f64> {
+fn rnic<W: PacketIo + Send>(policy: Policy, wires: [W; 2], bytes: usize, trips: usize) -> Vec<f64> {
     let Pair { a: mut ping, b: mut pong } = Pair::connected(Profile::new(policy), wires, Mtu::B1024, ACK_TIMER_CODE);
     for side in [&mut ping, &mut pong] {
         side.live.set_spin(SPIN);

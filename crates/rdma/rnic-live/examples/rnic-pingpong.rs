@@ -19,7 +19,7 @@ use pair::Side;
 use rnic::nic::{Policy, Profile};
 use rnic::verbs::{Address, CompletionKind, CompletionStatus, Datagram, Mtu, SendKind};
 use rnic::wire::{QpNumber, Service};
-use rnic_live::{Faults, Faulty, Udp};
+use rnic_live::{FaultRates, FaultyIo, UdpIo};
 
 const USAGE: &str = "give rc, uc or ud, an address of this machine, the peer's or -, bytes (up to 65536), round trips, \
     how many percent of the packets are to be lost each way, and a seed";
@@ -81,7 +81,7 @@ struct Plan {
     peer: Option<IpAddr>,
     bytes: u32,
     trips: u64,
-    faults: Faults,
+    faults: FaultRates,
     seed: u64,
 }
 
@@ -105,7 +105,7 @@ fn plan() -> Option<Plan> {
         peer,
         bytes: bytes as u32,
         trips: number(1, 1000)?,
-        faults: Faults { loss, loss_sent: loss, ..Faults::default() },
+        faults: FaultRates { loss, loss_sent: loss, ..FaultRates::default() },
         seed: number(3, 1)?,
     })
 }
@@ -133,7 +133,7 @@ fn fill(outbox: &mut [u8], trip: u64) {
 }
 
 /// Waits for the message of this trip and for the end of the own send.
-fn next(side: &mut Side<Faulty<Udp>>, mut wanted: usize) {
+fn next(side: &mut Side<FaultyIo<UdpIo>>, mut wanted: usize) {
     while wanted > 0 {
         for done in side.completions(1) {
             assert_eq!(done.status, CompletionStatus::Success, "{done:?}");
@@ -152,12 +152,12 @@ impl Plan {
         INBOX + u64::from(self.header_bytes())
     }
 
-    fn receive(&self, side: &mut Side<Faulty<Udp>>, id: u64) {
+    fn receive(&self, side: &mut Side<FaultyIo<UdpIo>>, id: u64) {
         side.receive(id, INBOX, self.bytes + self.header_bytes());
     }
 }
 
-fn client(side: &mut Side<Faulty<Udp>>, plan: &Plan, to: Option<Datagram>) -> u64 {
+fn client(side: &mut Side<FaultyIo<UdpIo>>, plan: &Plan, to: Option<Datagram>) -> u64 {
     let mut different = 0;
     for trip in 0..plan.trips {
         fill(&mut side.memory()[..plan.bytes as usize], trip);
@@ -171,7 +171,7 @@ fn client(side: &mut Side<Faulty<Udp>>, plan: &Plan, to: Option<Datagram>) -> u6
     different
 }
 
-fn server(side: &mut Side<Faulty<Udp>>, plan: &Plan, to: Option<Datagram>) {
+fn server(side: &mut Side<FaultyIo<UdpIo>>, plan: &Plan, to: Option<Datagram>) {
     let mut received = 0;
     let mut sent = 0;
     while received < plan.trips || sent < plan.trips {
@@ -193,12 +193,12 @@ fn main() {
         eprintln!("{USAGE}");
         std::process::exit(2);
     };
-    let mut wire = Udp::bind(SocketAddr::new(plan.own, ROCE_PORT)).unwrap_or_else(|error| {
+    let mut wire = UdpIo::bind(SocketAddr::new(plan.own, ROCE_PORT)).unwrap_or_else(|error| {
         eprintln!("{error}");
         std::process::exit(1);
     });
     wire.expect_nics();
-    let wire = Faulty::new(wire, plan.faults, plan.seed).unwrap_or_else(|error| {
+    let wire = FaultyIo::new(wire, plan.faults, plan.seed).unwrap_or_else(|error| {
         eprintln!("{error}");
         std::process::exit(2);
     });
@@ -217,15 +217,15 @@ fn main() {
         std::process::exit(1);
     });
     let different = play(&mut side, &plan, &theirs);
-    println!("{:?}", side.live.counters());
-    println!("{:?}", side.live.wire().struck());
+    println!("{:?}", side.live.receive_drops());
+    println!("{:?}", side.live.io().fault_counters());
     std::process::exit(i32::from(different > 0));
 }
 
 /// How many messages came back as something else.
-fn play(side: &mut Side<Faulty<Udp>>, plan: &Plan, theirs: &Words) -> u64 {
+fn play(side: &mut Side<FaultyIo<UdpIo>>, plan: &Plan, theirs: &Words) -> u64 {
     let (peer, qp) = (SocketAddr::new(theirs.address(), ROCE_PORT), QpNumber(theirs.qp));
-    side.live.wire_mut().wire_mut().add_peer(peer).expect("a peer of this family");
+    side.live.io_mut().inner_mut().add_peer(peer).expect("a peer of this family");
     match plan.service {
         Service::Rc => side.connect(qp, (OWN_PSN, theirs.psn), Mtu::B1024, ACK_TIMER_CODE),
         Service::Uc => side.connect_unreliable(qp, (OWN_PSN, theirs.psn), Mtu::B1024),
@@ -241,7 +241,7 @@ fn play(side: &mut Side<Faulty<Udp>>, plan: &Plan, theirs: &Words) -> u64 {
         0
     };
     let each_us = began.elapsed().as_secs_f64() * 1e6 / plan.trips.max(1) as f64;
-    side.linger(if plan.faults == Faults::default() { LINGERS } else { LINGERS_LOSSY });
+    side.linger(if plan.faults == FaultRates::default() { LINGERS } else { LINGERS_LOSSY });
     println!("{} round trips of {} bytes, {each_us:.1} us each, {different} of them changed", plan.trips, plan.bytes);
     different
 }

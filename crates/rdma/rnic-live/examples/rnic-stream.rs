@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use pair::{Pair, SIDE_BYTES, lanes, udp};
 use rnic::nic::{Policy, Profile};
 use rnic::verbs::{CompletionStatus, Mtu, Remote, SendKind};
-use rnic_live::{ACK_TIMER_CODE, Wire};
+use rnic_live::{ACK_TIMER_CODE, PacketIo};
 use shared::{Entry, alternate, numbers, quantile};
 
 const USAGE: &str = "give bytes of a message (up to 262144), megabytes in all and rounds, such as 65536 64 7";
@@ -32,7 +32,7 @@ const SPIN: Duration = Duration::from_millis(1);
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Megabytes a second.
-fn rnic<W: Wire + Send>(policy: Policy, wires: [W; 2], bytes: usize, total_bytes: usize) -> Vec<f64> {
+fn rnic<W: PacketIo + Send>(policy: Policy, wires: [W; 2], bytes: usize, total_bytes: usize) -> Vec<f64> {
     let profile = Profile { mtu_bytes: MTU.bytes(), window_packets: WINDOW_PACKETS, ..Profile::new(policy) };
     let Pair { a: mut writer, b: mut target } = Pair::connected(profile, wires, MTU, ACK_TIMER_CODE);
     let remote = Remote { address: 0, key: target.keys.remote };

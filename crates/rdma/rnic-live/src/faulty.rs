@@ -1,4 +1,4 @@
-//! A wire on which things go wrong, by a seed.
+//! Packet I/O with injected faults, determined by a seed.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,72 +7,73 @@ use rnic::verbs::Address;
 use rnic::wire::Encapsulation;
 use sim::Random;
 
-use crate::wire::{Arrival, Wire, WireError};
+use crate::packet_io::{PacketIo, PacketIoError, ReceivedPacket};
 
-/// By how many later packets a late one is overtaken, at most.
+/// Most later packets that overtake a delayed packet.
 const OVERTAKES_MAX: u64 = 16;
 
-/// How likely it is that a packet which comes is struck; and one that goes.
+/// Probabilities of faults. All but `loss_sent` are for received packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Faults {
-    /// It is lost.
+pub struct FaultRates {
+    /// The packet is lost.
     pub loss: f64,
-    /// One that is sent is lost: for a peer whose wire is not [`Faulty`] itself.
+    /// A sent packet is lost, for peers that do not use [`FaultyIo`] themselves.
     pub loss_sent: f64,
-    /// It comes twice.
+    /// The packet is delivered twice.
     pub duplication: f64,
-    /// Up to 16 packets that were sent later overtake it.
+    /// Up to 16 later packets overtake it.
     pub reordering: f64,
-    /// A bit of it is changed. Only where packets have checksums: elsewhere it is lost.
+    /// One of its bits is flipped. Where packets have no checksum, it is lost instead.
     pub corruption: f64,
 }
 
-/// What was done to packets.
+/// Number of packets with each fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Struck {
-    /// Lost.
+pub struct FaultCounters {
+    /// Received packets lost.
     pub lost: u64,
-    /// Lost of those that were sent.
+    /// Sent packets lost.
     pub lost_sent: u64,
-    /// Delivered twice.
+    /// Packets delivered twice.
     pub duplicated: u64,
-    /// Delivered late.
+    /// Packets delayed.
     pub reordered: u64,
-    /// Delivered with a bit changed.
+    /// Packets delivered with a flipped bit.
     pub corrupted: u64,
 }
 
-struct Held {
+/// A packet taken from the inner I/O.
+struct HeldPacket {
     from: Address,
     is_marked: bool,
-    datagram: Option<Encapsulation>,
-    is_identified: bool,
+    encapsulation: Option<Encapsulation>,
+    has_identification: bool,
     packet: Vec<u8>,
-    /// How many packets may still overtake it.
+    /// Number of packets that may still overtake it.
     overtakes: u64,
 }
 
-/// A wire whose packets are struck by chance, mostly those that arrive. The same seed and the same packets give the
+/// Packet I/O that injects faults at random, mostly into received packets. The same seed and the same packets give the
 /// same faults.
-pub struct Faulty<W> {
-    wire: W,
-    faults: Faults,
+pub struct FaultyIo<W> {
+    inner: W,
+    faults: FaultRates,
     random: Random,
-    held: VecDeque<Held>,
-    /// The one that is given out.
-    current: Option<Held>,
-    /// Nothing came for a while: what is late comes now.
+    held: VecDeque<HeldPacket>,
+    /// The packet returned by the last [`PacketIo::receive`].
+    current: Option<HeldPacket>,
+    /// Whether a wait found no packet to overtake the held ones, which are therefore delivered.
     is_quiet: bool,
-    struck: Struck,
+    counters: FaultCounters,
 }
 
-impl<W: Wire> Faulty<W> {
-    /// Lets packets that come by `wire` be struck.
+impl<W: PacketIo> FaultyIo<W> {
+    /// Injects faults into the packets of `inner`.
     ///
     /// # Errors
-    /// When something is no probability.
-    pub fn new(wire: W, faults: Faults, seed: u64) -> Result<Self, WireError> {
-        let Faults { loss, loss_sent, duplication, reordering, corruption } = faults;
+    /// When a rate is not a probability.
+    pub fn new(inner: W, faults: FaultRates, seed: u64) -> Result<Self, PacketIoError> {
+        let FaultRates { loss, loss_sent, duplication, reordering, corruption } = faults;
         let named = [
             ("loss", loss),
             ("loss_sent", loss_sent),
@@ -81,130 +82,130 @@ impl<W: Wire> Faulty<W> {
             ("corruption", corruption),
         ];
         if let Some((what, value)) = named.into_iter().find(|(_, value)| !(0.0..=1.0).contains(value)) {
-            return Err(WireError::Probability { what, value });
+            return Err(PacketIoError::Probability { what, value });
         }
         Ok(Self {
-            wire,
+            inner,
             faults,
             random: Random::new(seed, "faults"),
             held: VecDeque::new(),
             current: None,
             is_quiet: false,
-            struck: Struck::default(),
+            counters: FaultCounters::default(),
         })
     }
 
-    /// What was done so far.
-    pub fn struck(&self) -> Struck {
-        self.struck
+    /// Returns the number of faults so far.
+    pub fn fault_counters(&self) -> FaultCounters {
+        self.counters
     }
 
-    /// The wire underneath.
-    pub fn wire(&self) -> &W {
-        &self.wire
+    /// Returns the inner packet I/O.
+    pub fn inner(&self) -> &W {
+        &self.inner
     }
 
-    /// The wire underneath, for new peers.
-    pub fn wire_mut(&mut self) -> &mut W {
-        &mut self.wire
+    /// Returns the inner packet I/O, for adding peers.
+    pub fn inner_mut(&mut self) -> &mut W {
+        &mut self.inner
     }
 
-    /// Takes packets off the wire until one may be given out.
-    fn next(&mut self) -> Result<Option<Held>, WireError> {
+    /// Receives packets until one is to be delivered.
+    fn next(&mut self) -> Result<Option<HeldPacket>, PacketIoError> {
         loop {
-            let is_due = |held: &Held| held.overtakes == 0 || self.is_quiet;
+            let is_due = |held: &HeldPacket| held.overtakes == 0 || self.is_quiet;
             if let Some(due) = self.held.iter().position(is_due) {
                 return Ok(self.held.remove(due));
             }
-            let Some(arrival) = self.wire.receive()? else {
+            let Some(arrival) = self.inner.receive()? else {
                 return Ok(None);
             };
-            let held = Held {
+            let held = HeldPacket {
                 from: arrival.from,
                 is_marked: arrival.is_marked,
-                datagram: arrival.datagram,
-                is_identified: arrival.is_identified,
+                encapsulation: arrival.encapsulation,
+                has_identification: arrival.has_identification,
                 packet: arrival.packet.to_vec(),
                 overtakes: 0,
             };
             for late in &mut self.held {
                 late.overtakes = late.overtakes.saturating_sub(1);
             }
-            if let Some(held) = self.strike(held) {
+            if let Some(held) = self.inject_faults(held) {
                 return Ok(Some(held));
             }
         }
     }
 
-    /// What comes of a packet now.
-    fn strike(&mut self, mut held: Held) -> Option<Held> {
+    /// Injects faults into a packet. Returns it unless it is lost or delayed.
+    fn inject_faults(&mut self, mut held: HeldPacket) -> Option<HeldPacket> {
         if self.random.chance(self.faults.loss) {
-            self.struck.lost += 1;
+            self.counters.lost += 1;
             return None;
         }
         if self.random.chance(self.faults.corruption) {
-            if held.datagram.is_none() {
-                self.struck.lost += 1;
+            if held.encapsulation.is_none() {
+                self.counters.lost += 1;
                 return None;
             }
             let bit = self.random.below(8 * held.packet.len() as u64);
             held.packet[bit as usize / 8] ^= 1 << (bit % 8);
-            self.struck.corrupted += 1;
+            self.counters.corrupted += 1;
         }
         if self.random.chance(self.faults.duplication) {
             let overtakes = 1 + self.random.below(OVERTAKES_MAX);
-            self.held.push_back(Held { packet: held.packet.clone(), overtakes, ..held });
-            self.struck.duplicated += 1;
+            self.held.push_back(HeldPacket { packet: held.packet.clone(), overtakes, ..held });
+            self.counters.duplicated += 1;
         }
         if self.random.chance(self.faults.reordering) {
             held.overtakes = 1 + self.random.below(OVERTAKES_MAX);
             self.held.push_back(held);
-            self.struck.reordered += 1;
+            self.counters.reordered += 1;
             return None;
         }
         Some(held)
     }
 }
 
-impl<W: Wire> Wire for Faulty<W> {
-    fn datagram(&self, to: Address) -> Result<Option<Encapsulation>, WireError> {
-        self.wire.datagram(to)
+impl<W: PacketIo> PacketIo for FaultyIo<W> {
+    fn encapsulation(&self, to: Address) -> Result<Option<Encapsulation>, PacketIoError> {
+        self.inner.encapsulation(to)
     }
 
-    fn send(&mut self, to: Address, packet: &[u8]) -> Result<bool, WireError> {
+    fn send(&mut self, to: Address, packet: &[u8]) -> Result<bool, PacketIoError> {
         if self.random.chance(self.faults.loss_sent) {
-            self.struck.lost_sent += 1;
-            return Ok(true); // who sent it cannot know
+            self.counters.lost_sent += 1;
+            return Ok(true); // the sender must not notice
         }
-        self.wire.send(to, packet)
+        self.inner.send(to, packet)
     }
 
-    fn flush(&mut self) -> Result<(), WireError> {
-        self.wire.flush()
+    fn flush(&mut self) -> Result<(), PacketIoError> {
+        self.inner.flush()
     }
 
-    fn receive(&mut self) -> Result<Option<Arrival<'_>>, WireError> {
+    fn receive(&mut self) -> Result<Option<ReceivedPacket<'_>>, PacketIoError> {
         self.current = self.next()?;
         self.is_quiet &= !self.held.is_empty();
-        Ok(self.current.as_ref().map(|held| Arrival {
+        Ok(self.current.as_ref().map(|held| ReceivedPacket {
             from: held.from,
             is_marked: held.is_marked,
-            datagram: held.datagram,
-            is_identified: held.is_identified,
+            encapsulation: held.encapsulation,
+            has_identification: held.has_identification,
             packet: &held.packet,
         }))
     }
 
-    fn wait(&mut self, limit: Option<Duration>) -> Result<(), WireError> {
+    fn wait(&mut self, limit: Option<Duration>) -> Result<(), PacketIoError> {
         if self.held.is_empty() {
-            return self.wire.wait(limit);
+            return self.inner.wait(limit);
         }
         self.is_quiet = true;
         Ok(())
     }
 
-    fn strangers(&self) -> u64 {
-        self.wire.strangers()
+    fn rejected(&self) -> u64 {
+        self.inner.rejected()
     }
 }
 
@@ -212,117 +213,121 @@ impl<W: Wire> Wire for Faulty<W> {
 mod tests {
     use super::*;
 
-    /// Gives out packets 0 to `count`.
-    struct Counting {
+    /// Delivers packets that hold the numbers 0 to `count`.
+    struct CountingIo {
         next: u32,
         count: u32,
         packet: [u8; 4],
         sent: u64,
     }
 
-    impl Counting {
+    impl CountingIo {
         fn new(count: u32) -> Self {
             Self { next: 0, count, packet: [0; 4], sent: 0 }
         }
     }
 
-    impl Wire for Counting {
-        fn datagram(&self, _: Address) -> Result<Option<Encapsulation>, WireError> {
+    impl PacketIo for CountingIo {
+        fn encapsulation(&self, _: Address) -> Result<Option<Encapsulation>, PacketIoError> {
             Ok(None)
         }
 
-        fn send(&mut self, _: Address, _: &[u8]) -> Result<bool, WireError> {
+        fn send(&mut self, _: Address, _: &[u8]) -> Result<bool, PacketIoError> {
             self.sent += 1;
             Ok(true)
         }
 
-        fn flush(&mut self) -> Result<(), WireError> {
+        fn flush(&mut self) -> Result<(), PacketIoError> {
             Ok(())
         }
 
-        fn receive(&mut self) -> Result<Option<Arrival<'_>>, WireError> {
+        fn receive(&mut self) -> Result<Option<ReceivedPacket<'_>>, PacketIoError> {
             if self.next == self.count {
                 return Ok(None);
             }
             self.packet = self.next.to_be_bytes();
             self.next += 1;
-            Ok(Some(Arrival {
+            Ok(Some(ReceivedPacket {
                 from: Address(0),
                 is_marked: false,
-                datagram: None,
-                is_identified: true,
+                encapsulation: None,
+                has_identification: true,
                 packet: &self.packet,
             }))
         }
 
-        fn wait(&mut self, _: Option<Duration>) -> Result<(), WireError> {
+        fn wait(&mut self, _: Option<Duration>) -> Result<(), PacketIoError> {
             Ok(())
         }
 
-        fn strangers(&self) -> u64 {
+        fn rejected(&self) -> u64 {
             0
         }
     }
 
-    fn received(faults: Faults, seed: u64) -> (Vec<u32>, Struck) {
-        let mut wire = Faulty::new(Counting::new(10_000), faults, seed).unwrap();
+    fn received(faults: FaultRates, seed: u64) -> (Vec<u32>, FaultCounters) {
+        let mut io = FaultyIo::new(CountingIo::new(10_000), faults, seed).unwrap();
         let mut received = Vec::new();
         for quiet in 0..3 {
-            while let Some(arrival) = wire.receive().unwrap() {
+            while let Some(arrival) = io.receive().unwrap() {
                 received.push(u32::from_be_bytes(arrival.packet.try_into().unwrap()));
             }
-            assert!(quiet < 2 || wire.held.is_empty());
-            wire.wait(None).unwrap();
+            assert!(quiet < 2 || io.held.is_empty());
+            io.wait(None).unwrap();
         }
-        (received, wire.struck())
+        (received, io.fault_counters())
     }
 
     #[test]
-    fn without_faults_everything_comes_in_order() {
-        let (received, struck) = received(Faults::default(), 1);
+    fn without_faults_packets_arrive_in_order() {
+        let (received, counters) = received(FaultRates::default(), 1);
         assert!(received.into_iter().eq(0..10_000));
-        assert_eq!(struck, Struck::default());
+        assert_eq!(counters, FaultCounters::default());
     }
 
     #[test]
-    fn a_seed_repeats_its_faults_and_another_makes_others() {
-        let faults = Faults { loss: 0.1, duplication: 0.05, reordering: 0.2, ..Faults::default() };
+    fn the_seed_determines_the_faults() {
+        let faults = FaultRates { loss: 0.1, duplication: 0.05, reordering: 0.2, ..FaultRates::default() };
         assert_eq!(received(faults, 1), received(faults, 1));
         assert_ne!(received(faults, 1), received(faults, 2));
     }
 
     #[test]
-    fn each_fault_does_what_it_says_as_often_as_it_says() {
-        let (lossy, struck) = received(Faults { loss: 0.1, ..Faults::default() }, 3);
-        assert_eq!(lossy.len() as u64, 10_000 - struck.lost);
-        assert!((800..1200).contains(&struck.lost), "{struck:?}");
+    fn each_fault_has_its_effect_and_its_rate() {
+        let (lossy, counters) = received(FaultRates { loss: 0.1, ..FaultRates::default() }, 3);
+        assert_eq!(lossy.len() as u64, 10_000 - counters.lost);
+        assert!((800..1200).contains(&counters.lost), "{counters:?}");
         assert!(lossy.is_sorted());
-        let (mut doubled, struck) = received(Faults { duplication: 0.1, ..Faults::default() }, 3);
-        assert_eq!(doubled.len() as u64, 10_000 + struck.duplicated);
+        let (mut doubled, counters) = received(FaultRates { duplication: 0.1, ..FaultRates::default() }, 3);
+        assert_eq!(doubled.len() as u64, 10_000 + counters.duplicated);
         doubled.sort_unstable();
         doubled.dedup();
-        assert!(doubled.into_iter().eq(0..10_000) && struck.duplicated > 800);
-        let (mut late, struck) = received(Faults { reordering: 0.1, ..Faults::default() }, 3);
+        assert!(doubled.into_iter().eq(0..10_000) && counters.duplicated > 800);
+        let (mut late, counters) = received(FaultRates { reordering: 0.1, ..FaultRates::default() }, 3);
         let overtaken = late.iter().enumerate().map(|(at, number)| (at as i64 - i64::from(*number)).unsigned_abs());
         assert!(overtaken.max().unwrap() <= 3 * OVERTAKES_MAX && !late.is_sorted());
         late.sort_unstable();
-        assert!(late.into_iter().eq(0..10_000) && struck.reordered > 800);
-        let (_, struck) = received(Faults { corruption: 0.1, ..Faults::default() }, 3);
-        assert!(struck.lost > 800 && struck.corrupted == 0, "without checksums spoilt packets are lost");
+        assert!(late.into_iter().eq(0..10_000) && counters.reordered > 800);
+        let (_, counters) = received(FaultRates { corruption: 0.1, ..FaultRates::default() }, 3);
+        assert!(
+            counters.lost > 800 && counters.corrupted == 0,
+            "packets without checksums are lost instead of corrupted"
+        );
     }
 
     #[test]
-    fn of_what_is_sent_the_share_asked_for_is_lost_and_nobody_is_told() {
-        let faults = Faults { loss_sent: 0.1, ..Faults::default() };
-        let mut wire = Faulty::new(Counting::new(0), faults, 3).unwrap();
-        assert!((0..10_000).all(|_| wire.send(Address(0), &[]).unwrap()));
-        let lost = wire.struck().lost_sent;
-        assert!((800..1200).contains(&lost) && wire.wire().sent == 10_000 - lost, "{lost}");
+    fn sent_packets_are_lost_at_their_rate_without_an_error() {
+        let faults = FaultRates { loss_sent: 0.1, ..FaultRates::default() };
+        let mut io = FaultyIo::new(CountingIo::new(0), faults, 3).unwrap();
+        assert!((0..10_000).all(|_| io.send(Address(0), &[]).unwrap()));
+        let lost = io.fault_counters().lost_sent;
+        assert!((800..1200).contains(&lost) && io.inner().sent == 10_000 - lost, "{lost}");
     }
 
     #[test]
-    fn what_is_no_probability_is_refused() {
-        let error = Faulty::new(Counting::new(0), Faults { loss: 1.5, ..Faults::default() }, 0).err().unwrap();
-        assert_eq!(error.to_string(), "loss of 1.5 is no probability; choose 0 to 1");
+    fn a_rate_that_is_not_a_probability_is_refused() {
+        let error =
+            FaultyIo::new(CountingIo::new(0), FaultRates { loss: 1.5, ..FaultRates::default() }, 0).err().unwrap();
+        assert_eq!(error.to_string(), "loss of 1.5 is not a probability; choose 0 to 1");
     }
 }

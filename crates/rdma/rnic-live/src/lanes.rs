@@ -1,8 +1,8 @@
-//! Lanes: rings in memory that two programs, or two nodes, share. Packets keep their order and none is lost, so that
-//! what the transport adds is what it costs.
+//! Packet I/O over lanes: rings in memory that two programs or two nodes share. Packets keep their order and none is
+//! lost, so that the cost of the transport itself can be measured.
 //!
-//! A packet stands in the byte stream of a lane after its length (16 bits, little end first). There is no checksum: it
-//! is memory.
+//! A packet follows its length (16 bits, little endian) in the byte stream of a lane. There is no checksum, because the
+//! stream is memory.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -15,26 +15,26 @@ use rnic::wire::{Encapsulation, PACKET_BYTES_MAX};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::wire::{Arrival, Wire, WireError};
+use crate::packet_io::{PacketIo, PacketIoError, ReceivedPacket};
 
-/// Bytes before each packet.
+/// Size of the length before each packet.
 const LENGTH_BYTES: usize = size_of::<u16>();
-/// What is taken out of a lane at a time.
+/// Most bytes read from a lane at a time.
 const INBOX_BYTES: usize = 4 * (LENGTH_BYTES + PACKET_BYTES_MAX);
-/// 8 KiB for those who say little, 256 KiB for bulk, as connections have.
+/// Rings of 8 KiB while little is sent and 256 KiB for bulk, like those of connections.
 const LAYOUT: Layout = Layout::packed(128, 4096);
 
-/// Bytes of each window of a link for [`Lanes::add_peer`].
+/// Smallest size of a link's windows for [`LaneIo::add_peer`].
 pub const WINDOW_BYTES: usize = LAYOUT.window_bytes();
 
-/// Lanes to peers.
+/// Packet I/O over one pair of lanes per peer.
 #[derive(Default)]
-pub struct Lanes {
-    /// By their addresses; nothing where one was removed.
+pub struct LaneIo {
+    /// By address; `None` where a peer was removed.
     peers: Vec<Option<Peer>>,
-    /// Who is looked at next.
-    turn: usize,
-    strangers: u64,
+    /// The peer that is polled first by the next receive, for fairness.
+    next_peer: usize,
+    rejected: u64,
 }
 
 struct Peer {
@@ -42,14 +42,14 @@ struct Peer {
     from: Consumer<MemoryInbound, MemoryOutbound>,
     bell: EventfdDoorbell,
     inbox: Inbox,
-    /// The end of a packet that found no room.
+    /// The rest of a packet that did not fit into the lane.
     rest: Vec<u8>,
-    is_to_be_rung: bool,
-    /// It broke the protocol of the lane: nothing of it is looked at any more.
+    needs_bell: bool,
+    /// Whether it violated the protocol of the lane, after which it is ignored.
     is_broken: bool,
 }
 
-/// Bytes of a lane that are packets, and the beginning of one.
+/// Bytes read from a lane: whole packets, then possibly the beginning of one.
 struct Inbox {
     bytes: Box<[u8]>,
     at: usize,
@@ -61,7 +61,7 @@ impl Inbox {
         Self { bytes: vec![0; INBOX_BYTES].into_boxed_slice(), at: 0, end: 0 }
     }
 
-    /// Where the next whole packet lies; an error when its length cannot be.
+    /// Returns the range of the next whole packet; an error if its length is invalid.
     fn next(&mut self) -> Result<Option<std::ops::Range<usize>>, Corrupt> {
         let unread = &self.bytes[self.at..self.end];
         let Some(length) = unread.first_chunk().map(|length| usize::from(u16::from_le_bytes(*length))) else {
@@ -78,7 +78,7 @@ impl Inbox {
         Ok(Some(first..self.at))
     }
 
-    /// Room behind what is there, which is moved to the front.
+    /// Moves the unread bytes to the front and returns the room behind them.
     fn room(&mut self) -> &mut [u8] {
         self.bytes.copy_within(self.at..self.end, 0);
         (self.at, self.end) = (0, self.end - self.at);
@@ -87,7 +87,7 @@ impl Inbox {
 }
 
 impl Peer {
-    /// Where its next packet lies in its inbox.
+    /// Returns the range of the next packet in the inbox, after reading from the lane if necessary.
     fn next(&mut self) -> Result<Option<std::ops::Range<usize>>, Corrupt> {
         if let Some(range) = self.inbox.next()? {
             return Ok(Some(range));
@@ -103,13 +103,13 @@ impl Peer {
         self.inbox.next()
     }
 
-    /// Whether nothing is left of what found no room.
+    /// Writes the rest of the last packet. Returns whether all of it has been written.
     fn send_rest(&mut self) -> Result<bool, Corrupt> {
         if self.rest.is_empty() {
             return Ok(true);
         }
         let sent = self.to.write(&self.rest)?;
-        self.is_to_be_rung |= sent > 0;
+        self.needs_bell |= sent > 0;
         self.rest.drain(..sent);
         Ok(self.rest.is_empty())
     }
@@ -126,14 +126,14 @@ impl Peer {
 
     fn flush(&mut self) -> Result<(), Corrupt> {
         self.send_rest()?;
-        if std::mem::take(&mut self.is_to_be_rung) && self.to.take_wake_request() {
+        if std::mem::take(&mut self.needs_bell) && self.to.take_wake_request() {
             self.bell.ring();
         }
         Ok(())
     }
 
-    /// Asks to be rung; false when there is something to do already.
-    fn announce(&mut self) -> bool {
+    /// Requests a doorbell ring. Returns false if there is something to do already.
+    fn prepare_wait(&mut self) -> bool {
         self.from.announce_sleep();
         if !self.rest.is_empty() {
             self.to.announce_sleep();
@@ -142,27 +142,27 @@ impl Peer {
         !self.from.may_have_data() && !has_room()
     }
 
-    fn cancel(&mut self) {
+    fn finish_wait(&mut self) {
         self.from.cancel_sleep();
         self.to.cancel_sleep();
         self.bell.wait(Some(Duration::ZERO));
     }
 }
 
-impl Lanes {
-    /// Lanes to nobody yet.
+impl LaneIo {
+    /// Creates packet I/O without peers.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Makes the other end of a fresh link known. `secret` is known to both ends alone, random, and not zero.
+    /// Adds the peer at the other end of a new link. `secret` is shared by the two ends only, random, and not zero.
     ///
     /// # Errors
     /// When the link's windows are too small.
-    pub fn add_peer(&mut self, link: &ShmLink, secret: u64) -> Result<Address, WireError> {
+    pub fn add_peer(&mut self, link: &ShmLink, secret: u64) -> Result<Address, PacketIoError> {
         let found = link.inbound().len_bytes();
         if found < WINDOW_BYTES {
-            return Err(WireError::Window { found, needed: WINDOW_BYTES });
+            return Err(PacketIoError::Window { found, needed: WINDOW_BYTES });
         }
         let peer = Peer {
             to: Producer::new(link.outbound(), link.inbound(), LAYOUT, secret),
@@ -170,7 +170,7 @@ impl Lanes {
             bell: link.doorbell(),
             inbox: Inbox::new(),
             rest: Vec::with_capacity(LENGTH_BYTES + PACKET_BYTES_MAX),
-            is_to_be_rung: false,
+            needs_bell: false,
             is_broken: false,
         };
         let index = self.peers.iter().position(Option::is_none).unwrap_or(self.peers.len());
@@ -181,114 +181,115 @@ impl Lanes {
         Ok(Address(index as u32))
     }
 
-    /// Forgets a peer and lets go of its memory. Its address may become another peer's: queue pairs that are connected
-    /// to it must be gone.
+    /// Removes a peer and releases its memory. The address may be reused for another peer, so queue pairs connected to
+    /// it must be destroyed before.
     pub fn remove_peer(&mut self, address: Address) {
         if let Some(peer) = self.peers.get_mut(address.0 as usize) {
             *peer = None;
         }
     }
 
-    /// Peers whose lanes ended because they broke their protocol.
+    /// Returns the number of peers that are ignored because they violated the protocol.
     pub fn broken(&self) -> usize {
         self.peers.iter().flatten().filter(|peer| peer.is_broken).count()
     }
 
-    /// What becomes readable when a peer rings.
-    pub fn wakes(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    /// Returns the descriptors that become readable when a peer rings its doorbell.
+    pub fn wait_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.peers.iter().flatten().filter_map(|peer| peer.bell.descriptor())
     }
 
-    /// Asks all peers to ring; false when there is something to do already. [`Lanes::woke`] follows in either case.
-    pub fn may_sleep(&mut self) -> bool {
-        let heard = self.peers.iter_mut().flatten().filter(|peer| !peer.is_broken);
-        // Each must be asked, whatever the others say.
-        let busy = heard.map(|peer| usize::from(!peer.announce())).sum::<usize>();
+    /// Requests a doorbell ring from all peers before blocking. Returns false if there is something to do already.
+    /// [`LaneIo::finish_wait`] must follow in either case.
+    pub fn prepare_wait(&mut self) -> bool {
+        let peers = self.peers.iter_mut().flatten().filter(|peer| !peer.is_broken);
+        // Not `any`, which would stop early: every peer has to ring.
+        let busy = peers.map(|peer| usize::from(!peer.prepare_wait())).sum::<usize>();
         busy == 0
     }
 
-    /// After sleeping: peers need not ring any more.
-    pub fn woke(&mut self) {
-        self.peers.iter_mut().flatten().for_each(Peer::cancel);
+    /// Cancels the requests of [`LaneIo::prepare_wait`] after blocking.
+    pub fn finish_wait(&mut self) {
+        self.peers.iter_mut().flatten().for_each(Peer::finish_wait);
     }
 
-    fn heard(&mut self, index: usize) -> Option<&mut Peer> {
+    fn working_peer(&mut self, index: usize) -> Option<&mut Peer> {
         self.peers.get_mut(index)?.as_mut().filter(|peer| !peer.is_broken)
     }
 
-    /// What a peer's fault means: it is not heard any more, and others are not harmed.
-    fn judge<T>(&mut self, index: usize, done: Result<T, Corrupt>) -> Option<T> {
+    /// Marks a peer as broken if `done` is an error, so that it is ignored from now on; other peers are not affected.
+    fn note_error<T>(&mut self, index: usize, done: Result<T, Corrupt>) -> Option<T> {
         if done.is_err()
-            && let Some(peer) = self.heard(index)
+            && let Some(peer) = self.working_peer(index)
         {
             peer.is_broken = true;
-            self.strangers += 1;
+            self.rejected += 1;
         }
         done.ok()
     }
 }
 
-impl Wire for Lanes {
-    fn datagram(&self, to: Address) -> Result<Option<Encapsulation>, WireError> {
-        self.peers.get(to.0 as usize).and_then(Option::as_ref).map(|_| None).ok_or(WireError::Peer(to.0))
+impl PacketIo for LaneIo {
+    fn encapsulation(&self, to: Address) -> Result<Option<Encapsulation>, PacketIoError> {
+        self.peers.get(to.0 as usize).and_then(Option::as_ref).map(|_| None).ok_or(PacketIoError::Peer(to.0))
     }
 
-    fn send(&mut self, to: Address, packet: &[u8]) -> Result<bool, WireError> {
+    fn send(&mut self, to: Address, packet: &[u8]) -> Result<bool, PacketIoError> {
         let index = to.0 as usize;
-        self.datagram(to)?;
-        let Some(peer) = self.heard(index) else { return Ok(true) }; // lost
+        self.encapsulation(to)?;
+        let Some(peer) = self.working_peer(index) else { return Ok(true) }; // the packet is lost
         let sent = peer.send(packet);
-        Ok(self.judge(index, sent).unwrap_or(true))
+        Ok(self.note_error(index, sent).unwrap_or(true))
     }
 
-    fn flush(&mut self) -> Result<(), WireError> {
+    fn flush(&mut self) -> Result<(), PacketIoError> {
         for index in 0..self.peers.len() {
-            if let Some(peer) = self.heard(index) {
+            if let Some(peer) = self.working_peer(index) {
                 let flushed = peer.flush();
-                self.judge(index, flushed);
+                self.note_error(index, flushed);
             }
         }
         Ok(())
     }
 
-    fn receive(&mut self) -> Result<Option<Arrival<'_>>, WireError> {
+    fn receive(&mut self) -> Result<Option<ReceivedPacket<'_>>, PacketIoError> {
         for _ in 0..self.peers.len() {
-            let index = self.turn % self.peers.len();
-            let next = self.heard(index).map_or(Ok(None), Peer::next);
-            if let Some(Some(range)) = self.judge(index, next) {
-                let peer = self.peers[index].as_ref().expect("its packet was found just now");
-                return Ok(Some(Arrival {
+            let index = self.next_peer % self.peers.len();
+            let next = self.working_peer(index).map_or(Ok(None), Peer::next);
+            if let Some(Some(range)) = self.note_error(index, next) {
+                let peer = self.peers[index].as_ref().expect("the peer exists: its packet was just found");
+                return Ok(Some(ReceivedPacket {
                     from: Address(index as u32),
                     is_marked: false,
-                    datagram: None,
-                    is_identified: true,
+                    encapsulation: None,
+                    has_identification: true,
                     packet: &peer.inbox.bytes[range],
                 }));
             }
-            self.turn = index + 1;
+            self.next_peer = index + 1;
         }
         Ok(None)
     }
 
-    fn wait(&mut self, limit: Option<Duration>) -> Result<(), WireError> {
-        let may_sleep = self.may_sleep();
+    fn wait(&mut self, limit: Option<Duration>) -> Result<(), PacketIoError> {
+        let is_ready_to_block = self.prepare_wait();
         let mut descriptors: Vec<PollFd<'_>> =
-            self.wakes().map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)).collect();
+            self.wait_fds().map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)).collect();
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
-        let waited = if may_sleep { poll(&mut descriptors, limit.as_ref()) } else { Ok(0) };
+        let waited = if is_ready_to_block { poll(&mut descriptors, limit.as_ref()) } else { Ok(0) };
         drop(descriptors);
-        self.woke();
+        self.finish_wait();
         match waited {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => {
-                let (call, remedy) = ("poll of doorbells".to_owned(), "make the links anew");
-                Err(WireError::System { call, error: errno.into(), remedy })
+                let (call, remedy) = ("poll of doorbells".to_owned(), "create new links");
+                Err(PacketIoError::System { call, error: errno.into(), remedy })
             }
         }
     }
 
-    fn strangers(&self) -> u64 {
-        self.strangers
+    fn rejected(&self) -> u64 {
+        self.rejected
     }
 }
 
@@ -305,9 +306,9 @@ mod tests {
         (own, shm::open_link(parts, WINDOW_BYTES).unwrap())
     }
 
-    fn pair() -> (Lanes, Lanes) {
+    fn pair() -> (LaneIo, LaneIo) {
         let (first, second) = links();
-        let (mut a, mut b) = (Lanes::new(), Lanes::new());
+        let (mut a, mut b) = (LaneIo::new(), LaneIo::new());
         assert_eq!(a.add_peer(&first, SECRET).unwrap(), Address(0));
         assert_eq!(b.add_peer(&second, SECRET).unwrap(), Address(0));
         (a, b)
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_keep_their_order_and_bounds_when_the_lane_fills_up() {
+    fn packets_keep_their_order_and_boundaries_when_the_lane_is_full() {
         let (mut a, mut b) = pair();
         let (mut sent, mut received, mut refused) = (0, 0, 0);
         while received < 2000 {
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeper_is_woken_by_a_packet() {
+    fn a_packet_wakes_a_blocked_receiver() {
         let (mut a, mut b) = pair();
         std::thread::scope(|scope| {
             let sleeper = scope.spawn(move || {
@@ -356,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_with_an_impossible_length_is_not_heard_any_more_and_others_are() {
+    fn a_peer_that_sends_an_invalid_length_is_ignored_and_others_are_not() {
         let (mut a, mut b) = pair();
         let (first, second) = links();
         let mut hostile = Producer::new(first.outbound(), first.inbound(), LAYOUT, SECRET);
@@ -366,20 +367,20 @@ mod tests {
         }
         hostile.write(&[1; 300]).unwrap();
         assert!(b.receive().unwrap().is_none());
-        assert_eq!((b.broken(), b.strangers()), (1, 1));
-        assert!(b.send(mallory, b"as good as lost").unwrap());
+        assert_eq!((b.broken(), b.rejected()), (1, 1));
+        assert!(b.send(mallory, b"lost").unwrap());
         assert!(a.send(Address(0), b"still here").unwrap());
         a.flush().unwrap();
         assert_eq!(b.receive().unwrap().unwrap().packet, b"still here");
-        assert!(matches!(b.send(Address(9), b"?"), Err(WireError::Peer(9))));
+        assert!(matches!(b.send(Address(9), b"?"), Err(PacketIoError::Peer(9))));
     }
 
     #[test]
-    fn a_peer_that_was_removed_gives_its_address_and_its_memory_to_the_next() {
+    fn the_address_of_a_removed_peer_is_reused() {
         let (mut a, mut b) = pair();
         b.remove_peer(Address(0));
-        assert!(matches!(b.send(Address(0), b"nobody"), Err(WireError::Peer(0))));
-        assert!(b.receive().unwrap().is_none() && b.wakes().next().is_none());
+        assert!(matches!(b.send(Address(0), b"nobody"), Err(PacketIoError::Peer(0))));
+        assert!(b.receive().unwrap().is_none() && b.wait_fds().next().is_none());
         assert!(a.send(Address(0), b"to nobody").unwrap());
         a.flush().unwrap();
         let (first, second) = links();
@@ -392,9 +393,9 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_is_too_small_is_refused() {
+    fn windows_that_are_too_small_are_refused() {
         let (link, _parts) = shm::create_link(4096).unwrap();
-        let error = Lanes::new().add_peer(&link, SECRET).unwrap_err().to_string();
+        let error = LaneIo::new().add_peer(&link, SECRET).unwrap_err().to_string();
         assert_eq!(error, format!("a link with windows of 4096 bytes; lanes need {WINDOW_BYTES}"));
     }
 }

@@ -1,36 +1,36 @@
-//! The RNIC's engine in real time, as a library: the code that the packet simulator drives, on a wire.
+//! The RDMA engine in real time, as a library: the code that the packet simulator drives, on real packet I/O.
 //!
-//! * [`Live`]: a NIC on a wire, given turns by whoever waits for it. It allocates nothing for a packet, looks on for a
-//!   bounded time, then sleeps until a packet comes or a timer is due.
-//! * [`Wire`]: what carries packets. [`Udp`] speaks RoCEv2, or its selective extension, as the NIC's policy says
-//!   (docs/rnic-wire.md); [`Lanes`] are rings in shared memory.
-//! * [`Faulty`]: a wire on which packets are lost, late, doubled and spoilt, by a seed.
+//! * [`LiveNic`]: a NIC with its packet I/O. It makes progress only while a thread polls it or waits for a completion. It
+//!   allocates nothing for a packet, spins for a bounded time, then blocks until a packet arrives or a timer is due.
+//! * [`PacketIo`]: sends and receives packets. [`UdpIo`] speaks RoCEv2 or its selective extension, depending on the NIC's
+//!   policy (docs/rnic-wire.md); [`LaneIo`] uses rings in shared memory.
+//! * [`FaultyIo`]: packet I/O that loses, delays, duplicates and corrupts packets, determined by a seed.
 //!
-//! There is no way around the verbs: what stands in for `libibverbs` later posts and polls through [`Live::nic_mut`],
-//! brings the memory of its program as a [`rnic::nic::HostMemory`], and gives turns where programs poll and where they
-//! sleep for a completion channel. Peers are known by number; names, addresses and GIDs are its own to map.
+//! Verbs are the only interface. A stand-in for `libibverbs` posts and polls through [`LiveNic::nic_mut`], provides its
+//! program's memory as a [`rnic::nic::HostMemory`], and polls the NIC where the program polls and where it waits for a
+//! completion channel. Peers are numbers; mapping names, addresses and GIDs to them is up to the caller.
 //!
 //! ```
 //! use std::time::Duration;
 //!
 //! use rnic::nic::{ByteMemory, Policy, Profile};
-//! use rnic_live::{Live, Udp};
+//! use rnic_live::{LiveNic, UdpIo};
 //!
-//! let wire = Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-//! let mut live = Live::new(Profile::new(Policy::Srnic), ByteMemory::new(4096), wire, 1).unwrap();
+//! let io = UdpIo::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+//! let mut live = LiveNic::new(Profile::new(Policy::Srnic), ByteMemory::new(4096), io, 1).unwrap();
 //! let cq = live.nic_mut().create_cq(16).unwrap();
 //! let mut completions = [Default::default(); 4];
-//! assert_eq!(live.completions(cq, &mut completions, Some(Duration::from_millis(1))).unwrap(), 0);
+//! assert_eq!(live.wait_completions(cq, &mut completions, Some(Duration::from_millis(1))).unwrap(), 0);
 //! ```
 
 mod faulty;
 mod lanes;
-mod live;
+mod live_nic;
+mod packet_io;
 mod udp;
-mod wire;
 
-pub use faulty::{Faults, Faulty, Struck};
-pub use lanes::{Lanes, WINDOW_BYTES};
-pub use live::{ACK_TIMER_CODE, Connection, Live, LiveError, WireCounters};
-pub use udp::Udp;
-pub use wire::{Arrival, Wire, WireError};
+pub use faulty::{FaultCounters, FaultRates, FaultyIo};
+pub use lanes::{LaneIo, WINDOW_BYTES};
+pub use live_nic::{ACK_TIMER_CODE, LiveError, LiveNic, RcConnection, ReceiveDrops};
+pub use packet_io::{PacketIo, PacketIoError, ReceivedPacket};
+pub use udp::UdpIo;

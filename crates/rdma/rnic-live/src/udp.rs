@@ -1,7 +1,7 @@
-//! UDP: RoCEv2 as it stands on the wire, or its selective extension.
+//! Packet I/O over UDP: RoCEv2 packets, or those of its selective extension.
 //!
-//! Datagrams leave with *do not fragment*, ECN-capable, and from a socket that is bound to one address and connected to
-//! none: the kernel then writes an IPv4 identification of 0, which the packet's checksum covers.
+//! Datagrams are sent with the *don't fragment* flag and as ECN-capable, from a socket that is bound to one address and
+//! not connected. For such a socket the kernel writes an IPv4 identification of 0, which the packet's checksum covers.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, IoSliceMut};
@@ -16,21 +16,21 @@ use rnic::wire::{Encapsulation, IpAddresses, PACKET_BYTES_MAX};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::wire::{Arrival, Wire, WireError};
+use crate::packet_io::{PacketIo, PacketIoError, ReceivedPacket};
 
-/// What one call may bring: datagrams of one sender that the kernel has put together.
+/// Size of a receive buffer, which holds datagrams of one sender coalesced by the kernel (GRO).
 const RECEIVE_BYTES: usize = 65_536;
-/// How many of those a call may bring.
+/// Receive buffers filled by one system call.
 const RECEIVES: usize = 4;
-/// What one call may send, to one peer: a datagram's length has 16 bits, of which IP and UDP take some.
+/// Most bytes sent to one peer by one system call: a datagram's length has 16 bits and includes the IP and UDP headers.
 const SEND_BYTES_MAX: usize = 65_000;
-/// What the kernel is asked to hold for this socket; it gives what it may.
+/// Size requested for the socket's kernel buffers, which the kernel may reduce.
 const SOCKET_BYTES: usize = 4 << 20;
-/// As many datagrams as one call may send, where the kernel cuts them apart.
+/// Most datagrams sent by one system call where the kernel segments them (GSO).
 const SEGMENTS_MAX: usize = 60;
 
-/// A UDP socket and the peers that it knows.
-pub struct Udp {
+/// A UDP socket and its peers.
+pub struct UdpIo {
     socket: UdpSocket,
     state: UdpSocketState,
     local: SocketAddr,
@@ -40,18 +40,18 @@ pub struct Udp {
     outbox: Outbox,
     segments_max: usize,
     expects_nics: bool,
-    strangers: u64,
-    unsent: u64,
+    rejected: u64,
+    send_failures: u64,
 }
 
 struct Inbox {
     buffers: [Box<[u8]>; RECEIVES],
     metas: [RecvMeta; RECEIVES],
     filled: usize,
-    /// The next datagram: of which buffer, from which byte on.
+    /// The buffer of the next datagram, and its first byte there.
     buffer: usize,
     at: usize,
-    /// The last call brought less than it might have: another one would find nothing yet.
+    /// Whether the last call left buffers empty, so that another call would find nothing.
     is_drained: bool,
 }
 
@@ -67,7 +67,7 @@ impl Inbox {
         }
     }
 
-    /// Where the next datagram lies.
+    /// Returns the buffer and the range of the next datagram.
     fn next(&mut self) -> Option<(usize, Range<usize>)> {
         while self.buffer < self.filled {
             let RecvMeta { len, stride, .. } = self.metas[self.buffer];
@@ -87,19 +87,19 @@ impl Inbox {
     }
 }
 
-/// Packets to one peer, all but the last of one length: one call sends them.
+/// Packets to one peer, all but the last of the same length, to be sent by one system call.
 #[derive(Default)]
 struct Outbox {
     to: Option<Address>,
     bytes: Vec<u8>,
     segment_bytes: usize,
     segments: usize,
-    /// A short one came: nothing more can follow.
+    /// Whether the last packet was shorter, so that no packet can follow.
     is_closed: bool,
 }
 
 impl Outbox {
-    fn takes(&self, to: Address, bytes: usize, segments_max: usize) -> bool {
+    fn has_room(&self, to: Address, bytes: usize, segments_max: usize) -> bool {
         self.to.is_none()
             || self.to == Some(to)
                 && !self.is_closed
@@ -123,27 +123,27 @@ impl Outbox {
     }
 }
 
-fn failed(call: &str, at: SocketAddr, remedy: &'static str) -> impl Fn(std::io::Error) -> WireError {
+fn system_error(call: &str, at: SocketAddr, remedy: &'static str) -> impl Fn(std::io::Error) -> PacketIoError {
     let call = format!("{call} at {at}");
-    move |error| WireError::System { call: call.clone(), error, remedy }
+    move |error| PacketIoError::System { call: call.clone(), error, remedy }
 }
 
-impl Udp {
-    /// A socket of its own at this address; port 0 lets the kernel choose one.
+impl UdpIo {
+    /// Binds a new socket to this address; with port 0 the kernel chooses the port.
     ///
     /// # Errors
-    /// When the address names no single one of this machine's, or is taken.
-    pub fn bind(address: SocketAddr) -> Result<Self, WireError> {
+    /// When the address is not a unicast address of this machine or is in use.
+    pub fn bind(address: SocketAddr) -> Result<Self, PacketIoError> {
         if address.ip().is_unspecified() || address.ip().is_multicast() {
-            let what = "is no single address";
-            let remedy = "name the one that peers send to: their packets' checksums cover it";
-            return Err(WireError::Address { address: address.to_string(), what, remedy });
+            let what = "is not a unicast address";
+            let remedy = "give the address that peers send to, because their packets' checksums cover it";
+            return Err(PacketIoError::Address { address: address.to_string(), what, remedy });
         }
-        let failed = |call| failed(call, address, "choose a free port and an address of this machine");
-        let socket = UdpSocket::bind(address).map_err(failed("bind"))?;
-        let local = socket.local_addr().map_err(failed("getsockname"))?;
-        let state = UdpSocketState::new((&socket).into()).map_err(failed("setsockopt"))?;
-        // As much as there is: with less, more is lost, and sent again.
+        let error = |call| system_error(call, address, "choose a free port and an address of this machine");
+        let socket = UdpSocket::bind(address).map_err(error("bind"))?;
+        let local = socket.local_addr().map_err(error("getsockname"))?;
+        let state = UdpSocketState::new((&socket).into()).map_err(error("setsockopt"))?;
+        // A failure is ignored: smaller buffers only cause more losses, which are recovered.
         let _ = state.set_recv_buffer_size((&socket).into(), SOCKET_BYTES);
         let _ = state.set_send_buffer_size((&socket).into(), SOCKET_BYTES);
         Ok(Self {
@@ -156,72 +156,74 @@ impl Udp {
             outbox: Outbox::default(),
             segments_max: SEGMENTS_MAX,
             expects_nics: false,
-            strangers: 0,
-            unsent: 0,
+            rejected: 0,
+            send_failures: 0,
         })
     }
 
-    /// Where this socket is.
+    /// Returns the address of this socket.
     pub fn local(&self) -> SocketAddr {
         self.local
     }
 
-    /// Makes a peer known; the same one has the same number.
+    /// Adds a peer and returns its number; a peer added again keeps its number.
     ///
     /// # Errors
-    /// When it is of another family than this socket.
-    pub fn add_peer(&mut self, peer: SocketAddr) -> Result<Address, WireError> {
-        if let Some(known) = self.addresses.get(&self.known_by(peer)) {
+    /// When its address family differs from this socket's.
+    pub fn add_peer(&mut self, peer: SocketAddr) -> Result<Address, PacketIoError> {
+        if let Some(known) = self.addresses.get(&self.peer_key(peer)) {
             return Ok(*known);
         }
         if peer.is_ipv4() != self.local.is_ipv4() {
-            let (what, remedy) = ("is of another family than this end's", "use IPv4 with IPv4, IPv6 with IPv6");
-            return Err(WireError::Address { address: peer.to_string(), what, remedy });
+            let (what, remedy) = ("has another family than this socket", "use IPv4 with IPv4, IPv6 with IPv6");
+            return Err(PacketIoError::Address { address: peer.to_string(), what, remedy });
         }
         let address = Address(self.peers.len() as u32);
         self.peers.push(peer);
-        self.addresses.insert(self.known_by(peer), address);
+        self.addresses.insert(self.peer_key(peer), address);
         Ok(address)
     }
 
-    /// Lets peers be NICs, or Linux' `rdma_rxe`, rather than ends of this kind. They send from ports of their choice,
-    /// so that who sends is told by the address alone; they count IPv4's identification up, which sockets do not show;
-    /// and they look at this end's, which must not be counted up by whoever cuts a batch of datagrams apart.
+    /// Declares that the peers are NICs or Linux' `rdma_rxe` rather than sockets of this type.
+    ///
+    /// Such peers send from ports of their choice, so that a sender is identified by its IP address alone. They increment
+    /// the IPv4 identification, which sockets do not report. And they verify the identification of received datagrams,
+    /// so that packets are sent one by one: the kernel or NIC that segments a batch would increment it.
     ///
     /// # Panics
-    /// When there are peers already.
+    /// If there are peers already.
     pub fn expect_nics(&mut self) {
-        assert!(self.peers.is_empty(), "what peers are is said before there are any");
+        assert!(self.peers.is_empty(), "the kind of peers is set before any is added");
         (self.expects_nics, self.segments_max) = (true, 1);
     }
 
-    /// By what a peer is known.
-    fn known_by(&self, address: SocketAddr) -> SocketAddr {
+    /// Returns the key by which a peer with this address is looked up.
+    fn peer_key(&self, address: SocketAddr) -> SocketAddr {
         if self.expects_nics { SocketAddr::new(address.ip(), 0) } else { address }
     }
 
-    /// Becomes readable when something has come.
-    pub fn wakes(&self) -> BorrowedFd<'_> {
+    /// Returns the descriptor that becomes readable when a datagram arrives.
+    pub fn wait_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Whether nothing is here that a sleeper would not be woken for: datagrams that were taken from the kernel, or
-    /// that it did not take.
-    pub fn may_sleep(&self) -> bool {
+    /// Returns whether no datagram is buffered here, received or unsent: [`UdpIo::wait_fd`] would not become readable
+    /// for those.
+    pub fn is_idle(&self) -> bool {
         self.inbox.buffer >= self.inbox.filled && self.outbox.to.is_none()
     }
 
-    /// Datagrams that the kernel would not send; their packets are sent again when they are missed.
-    pub fn unsent(&self) -> u64 {
-        self.unsent
+    /// Returns the number of datagrams that the kernel refused to send. The transport recovers their packets.
+    pub fn send_failures(&self) -> u64 {
+        self.send_failures
     }
 
-    fn peer(&self, address: Address) -> Result<SocketAddr, WireError> {
-        self.peers.get(address.0 as usize).copied().ok_or(WireError::Peer(address.0))
+    fn peer(&self, address: Address) -> Result<SocketAddr, PacketIoError> {
+        self.peers.get(address.0 as usize).copied().ok_or(PacketIoError::Peer(address.0))
     }
 
-    /// Whether the outbox is empty afterwards.
-    fn empty_outbox(&mut self) -> Result<bool, WireError> {
+    /// Sends the packets of the outbox. Returns whether it is empty afterwards.
+    fn send_outbox(&mut self) -> Result<bool, PacketIoError> {
         let Some(to) = self.outbox.to else { return Ok(true) };
         let transmit = Transmit {
             destination: self.peer(to)?,
@@ -235,18 +237,18 @@ impl Udp {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
             Err(error) if error.raw_os_error() == Some(Errno::MSGSIZE.raw_os_error()) => {
                 let call = format!("sendmsg of {} bytes from {}", self.outbox.segment_bytes, self.local);
-                let remedy = "choose a smaller MTU for the queue pair, for routers must not fragment its packets";
-                return Err(WireError::System { call, error, remedy });
+                let remedy = "choose a smaller MTU for the queue pair, because its packets must not be fragmented";
+                return Err(PacketIoError::System { call, error, remedy });
             }
-            // No route, a full queue, a firewall: as good as lost on the way.
-            Err(_) => self.unsent += self.outbox.segments as u64,
+            // No route, a full queue or a firewall: the same as a loss on the way.
+            Err(_) => self.send_failures += self.outbox.segments as u64,
         }
         self.outbox.clear();
         Ok(true)
     }
 
-    /// Whether something came.
-    fn fill_inbox(&mut self) -> Result<bool, WireError> {
+    /// Receives datagrams from the kernel. Returns whether there were any.
+    fn fill_inbox(&mut self) -> Result<bool, PacketIoError> {
         if std::mem::take(&mut self.inbox.is_drained) {
             return Ok(false);
         }
@@ -258,13 +260,13 @@ impl Udp {
                 Ok(count > 0)
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
-            Err(error) => Err(failed("recvmmsg", self.local, "make the socket anew")(error)),
+            Err(error) => Err(system_error("recvmmsg", self.local, "create a new socket")(error)),
         }
     }
 }
 
-/// The datagram around a packet from one address to another of the same family.
-fn datagram(from: SocketAddr, to: SocketAddr) -> Option<Encapsulation> {
+/// Returns the headers of the datagram around a packet between two addresses of the same family.
+fn encapsulation(from: SocketAddr, to: SocketAddr) -> Option<Encapsulation> {
     let addresses = match (from.ip(), to.ip()) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             IpAddresses::V4 { source, destination, identification: 0, dont_fragment: true }
@@ -275,26 +277,26 @@ fn datagram(from: SocketAddr, to: SocketAddr) -> Option<Encapsulation> {
     Some(Encapsulation { addresses, source_port: from.port(), destination_port: to.port() })
 }
 
-impl Wire for Udp {
-    fn datagram(&self, to: Address) -> Result<Option<Encapsulation>, WireError> {
-        Ok(datagram(self.local, self.peer(to)?))
+impl PacketIo for UdpIo {
+    fn encapsulation(&self, to: Address) -> Result<Option<Encapsulation>, PacketIoError> {
+        Ok(encapsulation(self.local, self.peer(to)?))
     }
 
-    fn send(&mut self, to: Address, packet: &[u8]) -> Result<bool, WireError> {
+    fn send(&mut self, to: Address, packet: &[u8]) -> Result<bool, PacketIoError> {
         self.peer(to)?;
         let segments_max = self.state.max_gso_segments().clamp(1, self.segments_max);
-        if !self.outbox.takes(to, packet.len(), segments_max) && !self.empty_outbox()? {
+        if !self.outbox.has_room(to, packet.len(), segments_max) && !self.send_outbox()? {
             return Ok(false);
         }
         self.outbox.push(to, packet);
         Ok(true)
     }
 
-    fn flush(&mut self) -> Result<(), WireError> {
-        self.empty_outbox().map(drop)
+    fn flush(&mut self) -> Result<(), PacketIoError> {
+        self.send_outbox().map(drop)
     }
 
-    fn receive(&mut self) -> Result<Option<Arrival<'_>>, WireError> {
+    fn receive(&mut self) -> Result<Option<ReceivedPacket<'_>>, PacketIoError> {
         loop {
             let Some((buffer, range)) = self.inbox.next() else {
                 if self.fill_inbox()? {
@@ -304,29 +306,29 @@ impl Wire for Udp {
             };
             let meta = self.inbox.metas[buffer];
             let Some(from) =
-                self.addresses.get(&self.known_by(meta.addr)).copied().filter(|_| range.len() <= PACKET_BYTES_MAX)
+                self.addresses.get(&self.peer_key(meta.addr)).copied().filter(|_| range.len() <= PACKET_BYTES_MAX)
             else {
-                self.strangers += 1;
+                self.rejected += 1;
                 continue;
             };
             let is_marked = meta.ecn == Some(EcnCodepoint::Ce);
             let packet = &self.inbox.buffers[buffer][range];
-            let (datagram, is_identified) = (datagram(meta.addr, self.local), !self.expects_nics);
-            return Ok(Some(Arrival { from, is_marked, datagram, is_identified, packet }));
+            let (encapsulation, has_identification) = (encapsulation(meta.addr, self.local), !self.expects_nics);
+            return Ok(Some(ReceivedPacket { from, is_marked, encapsulation, has_identification, packet }));
         }
     }
 
-    fn wait(&mut self, limit: Option<Duration>) -> Result<(), WireError> {
+    fn wait(&mut self, limit: Option<Duration>) -> Result<(), PacketIoError> {
         let wanted = if self.outbox.to.is_some() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         match poll(&mut [PollFd::new(&self.socket, wanted)], limit.as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(errno) => Err(failed("poll", self.local, "make the socket anew")(errno.into())),
+            Err(errno) => Err(system_error("poll", self.local, "create a new socket")(errno.into())),
         }
     }
 
-    fn strangers(&self) -> u64 {
-        self.strangers
+    fn rejected(&self) -> u64 {
+        self.rejected
     }
 }
 
@@ -334,28 +336,28 @@ impl Wire for Udp {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
-    fn pair(host: &str) -> Option<(Udp, Udp)> {
-        let bind = || Udp::bind(SocketAddr::new(host.parse().unwrap(), 0));
+    fn pair(host: &str) -> Option<(UdpIo, UdpIo)> {
+        let bind = || UdpIo::bind(SocketAddr::new(host.parse().unwrap(), 0));
         let (mut a, mut b) = (bind().ok()?, bind().ok()?);
         assert_eq!(a.add_peer(b.local()).unwrap(), Address(0));
         assert_eq!(b.add_peer(a.local()).unwrap(), Address(0));
         Some((a, b))
     }
 
-    fn next(wire: &mut Udp) -> Option<Vec<u8>> {
+    fn next(wire: &mut UdpIo) -> Option<Vec<u8>> {
         for _ in 0..100 {
             if let Some(arrival) = wire.receive().unwrap() {
                 return Some(arrival.packet.to_vec());
             }
-            wire.wait(Some(PATIENCE / 100)).unwrap();
+            wire.wait(Some(TIMEOUT / 100)).unwrap();
         }
         None
     }
 
     #[test]
-    fn packets_keep_their_bounds_whether_they_go_together_or_apart() {
+    fn packets_keep_their_boundaries_in_batches() {
         let (mut a, mut b) = pair("127.0.0.1").unwrap();
         let packets: Vec<Vec<u8>> =
             [100, 100, 100, 40, 100, 300, 300, 20].iter().zip(1..).map(|(bytes, id)| vec![id; *bytes]).collect();
@@ -367,59 +369,62 @@ mod tests {
             assert_eq!(next(&mut b), Some(packet));
         }
         assert!(b.receive().unwrap().is_none());
-        assert_eq!((a.unsent(), b.strangers()), (0, 0));
+        assert_eq!((a.send_failures(), b.rejected()), (0, 0));
     }
 
     #[test]
-    fn both_ends_see_the_same_datagram_around_a_packet() {
+    fn sender_and_receiver_agree_on_the_encapsulation() {
         for host in ["127.0.0.1", "::1"] {
             let Some((mut a, mut b)) = pair(host) else {
-                assert_eq!(host, "::1", "a machine without IPv6 is fine, without IPv4 not");
+                assert_eq!(host, "::1", "IPv4 must be available, IPv6 may be missing");
                 continue;
             };
-            let sent = a.datagram(Address(0)).unwrap();
+            let sent = a.encapsulation(Address(0)).unwrap();
             assert!(a.send(Address(0), &[7; 64]).unwrap());
             a.flush().unwrap();
-            b.wait(Some(PATIENCE)).unwrap();
+            b.wait(Some(TIMEOUT)).unwrap();
             let arrival = b.receive().unwrap().unwrap();
-            assert_eq!((arrival.datagram, arrival.from, arrival.is_marked), (sent, Address(0), false));
+            assert_eq!((arrival.encapsulation, arrival.from, arrival.is_marked), (sent, Address(0), false));
         }
     }
 
     #[test]
-    fn strangers_are_counted_and_not_heard() {
+    fn datagrams_of_unknown_senders_are_dropped_and_counted() {
         let (mut a, mut b) = pair("127.0.0.1").unwrap();
         let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
         stranger.send_to(b"hello", b.local()).unwrap();
         assert!(a.send(Address(0), b"known").unwrap());
         a.flush().unwrap();
         assert_eq!(next(&mut b), Some(b"known".to_vec()));
-        assert_eq!(b.strangers(), 1);
+        assert_eq!(b.rejected(), 1);
     }
 
     #[test]
-    fn a_nic_is_known_by_its_address_whatever_port_it_sends_from() {
-        let mut wire = Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    fn a_nic_is_identified_by_its_address_independently_of_the_port() {
+        let mut wire = UdpIo::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         wire.expect_nics();
         let nic = UdpSocket::bind("127.0.0.1:0").unwrap();
         assert_eq!(wire.add_peer("127.0.0.1:4791".parse().unwrap()).unwrap(), Address(0));
         nic.send_to(b"from any port", wire.local()).unwrap();
-        wire.wait(Some(PATIENCE)).unwrap();
+        wire.wait(Some(TIMEOUT)).unwrap();
         let arrival = wire.receive().unwrap().unwrap();
-        assert_eq!((arrival.from, arrival.is_identified, arrival.packet), (Address(0), false, &b"from any port"[..]));
-        assert_eq!(arrival.datagram.unwrap().source_port, nic.local_addr().unwrap().port());
+        assert_eq!(
+            (arrival.from, arrival.has_identification, arrival.packet),
+            (Address(0), false, &b"from any port"[..])
+        );
+        assert_eq!(arrival.encapsulation.unwrap().source_port, nic.local_addr().unwrap().port());
     }
 
     #[test]
-    fn addresses_that_cannot_be_are_refused() {
+    fn invalid_addresses_are_refused() {
         for (address, text) in
-            [("0.0.0.0:4791", "address '0.0.0.0:4791' is no single address"), ("[::]:0", "no single")]
+            [("0.0.0.0:4791", "address '0.0.0.0:4791' is not a unicast address"), ("[::]:0", "not a unicast")]
         {
-            let error = Udp::bind(address.parse().unwrap()).err().unwrap().to_string();
+            let error = UdpIo::bind(address.parse().unwrap()).err().unwrap().to_string();
             assert!(error.contains(text), "{error}");
         }
-        let mut wire = Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let mut wire = UdpIo::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         assert!(wire.add_peer("[::1]:9".parse().unwrap()).is_err());
-        assert!(matches!(wire.send(Address(0), &[1]), Err(WireError::Peer(0))));
+        assert!(matches!(wire.send(Address(0), &[1]), Err(PacketIoError::Peer(0))));
     }
 }

@@ -10,18 +10,18 @@ use pair::{Pair, SIDE_BYTES, Side, lanes, udp};
 use rnic::nic::{Counters, Policy, Profile};
 use rnic::verbs::{Address, Completion, CompletionKind, CompletionStatus, Datagram, Mtu, Remote, SendKind};
 use rnic::wire::{Encapsulation, Header, Immediate, IpAddresses, Operation, Packet, Psn, QpNumber, Service};
-use rnic_live::{Arrival, Faults, Faulty, Udp, Wire, WireCounters, WireError};
+use rnic_live::{FaultRates, FaultyIo, PacketIo, PacketIoError, ReceiveDrops, ReceivedPacket, UdpIo};
 
 const POLICIES: [Policy; 3] = [Policy::Srnic, Policy::Irn, Policy::GoBackN];
 
 /// The same wires, struck at both ends.
-fn faulty<W: Wire>(wires: [W; 2], faults: Faults, seed: u64) -> [Faulty<W>; 2] {
+fn faulty<W: PacketIo>(wires: [W; 2], faults: FaultRates, seed: u64) -> [FaultyIo<W>; 2] {
     let [a, b] = wires;
-    [Faulty::new(a, faults, seed).unwrap(), Faulty::new(b, faults, seed + 1000).unwrap()]
+    [FaultyIo::new(a, faults, seed).unwrap(), FaultyIo::new(b, faults, seed + 1000).unwrap()]
 }
 
 /// One of each operation, the largest of several packets.
-fn every_operation(mut pair: Pair<impl Wire>) {
+fn every_operation(mut pair: Pair<impl PacketIo>) {
     let bytes = 10_000;
     let sent: Vec<u8> = (0..bytes).map(|at| (at * 7 % 251) as u8).collect();
     pair.a.memory()[..bytes].copy_from_slice(&sent);
@@ -72,7 +72,7 @@ fn every_operation_goes_over_lanes() {
 }
 
 /// A datagram by its queue key, and one by another.
-fn datagrams_are_told_by_their_key(mut pair: Pair<impl Wire>) {
+fn datagrams_are_told_by_their_key(mut pair: Pair<impl PacketIo>) {
     const QUEUE_KEY: u32 = 0x1234_5678;
     pair.a.datagrams(QUEUE_KEY, 0);
     pair.b.datagrams(QUEUE_KEY, 0);
@@ -97,7 +97,7 @@ fn datagrams_go_over_both_wires() {
 }
 
 /// Messages of one packet and of many; nothing is acknowledged.
-fn unreliable_messages_arrive(mut pair: Pair<impl Wire>) {
+fn unreliable_messages_arrive(mut pair: Pair<impl PacketIo>) {
     let (a_before, b_before) = (0x00ff_fffe, 9);
     pair.a.unreliable();
     pair.b.unreliable();
@@ -129,7 +129,7 @@ fn a_key_out_of_bounds_is_told_to_who_used_it() {
 }
 
 /// Messages of many sizes, each received once, in order, whole; whatever the wire does to their packets.
-fn messages_arrive(pair: &mut Pair<impl Wire>, messages: usize) {
+fn messages_arrive(pair: &mut Pair<impl PacketIo>, messages: usize) {
     const SLOTS: usize = 8;
     const SLOT_BYTES: usize = 16_384;
     let range = |message: usize| {
@@ -164,7 +164,8 @@ fn messages_arrive(pair: &mut Pair<impl Wire>, messages: usize) {
     }
 }
 
-const FAULTS: Faults = Faults { loss: 0.03, loss_sent: 0.0, duplication: 0.02, reordering: 0.05, corruption: 0.02 };
+const FAULTS: FaultRates =
+    FaultRates { loss: 0.03, loss_sent: 0.0, duplication: 0.02, reordering: 0.05, corruption: 0.02 };
 
 #[test]
 fn messages_arrive_once_in_order_and_whole_through_faults_of_udp() {
@@ -197,12 +198,12 @@ fn messages_arrive_once_in_order_and_whole_however_long() {
 
 #[test]
 fn what_is_lost_or_spoilt_is_sent_again() {
-    let faults = Faults { loss: 0.1, corruption: 0.1, ..Faults::default() };
+    let faults = FaultRates { loss: 0.1, corruption: 0.1, ..FaultRates::default() };
     let mut pair = Pair::new(Policy::Srnic, faulty(udp(), faults, 7));
     messages_arrive(&mut pair, 60);
     for side in [&pair.a, &pair.b] {
-        let struck = side.live.wire().struck();
-        let WireCounters { drop_malformed, drop_checksum } = side.live.counters();
+        let struck = side.live.io().fault_counters();
+        let ReceiveDrops { drop_malformed, drop_checksum } = side.live.receive_drops();
         let dropped = drop_malformed + drop_checksum;
         assert!(struck.lost > 0 && struck.corrupted > 0, "{struck:?}");
         // A changed bit makes it no packet, or another checksum, or it is one that switches may change.
@@ -226,23 +227,23 @@ fn forged(destination: QpNumber, datagram: Option<&Encapsulation>) -> Vec<u8> {
 fn hostile_datagrams_are_counted_drops_and_the_connection_goes_on() {
     let mut pair = Pair::new(Policy::Srnic, udp());
     let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let target = pair.b.live.wire().local();
+    let target = pair.b.live.io().local();
     for bytes in 0..40 {
         stranger.send_to(&vec![bytes as u8; bytes], target).unwrap();
     }
-    let wire = pair.a.live.wire_mut();
-    let datagram = wire.datagram(Address(0)).unwrap();
+    let wire = pair.a.live.io_mut();
+    let datagram = wire.encapsulation(Address(0)).unwrap();
     let unknown = QpNumber(0x00ff_ffff);
     for packet in [vec![0x99; 40], forged(unknown, datagram.as_ref()), forged(unknown, None)] {
         assert!(wire.send(Address(0), &packet).unwrap());
         wire.flush().unwrap();
     }
     messages_arrive(&mut pair, 20);
-    let counters = pair.b.live.counters();
+    let counters = pair.b.live.receive_drops();
     assert_eq!((counters.drop_malformed, counters.drop_checksum), (1, 1));
     assert_eq!(pair.b.live.nic().counters().drop_unknown_qp, 1);
     // An empty datagram may be no datagram to a kernel that puts several together.
-    assert!((39..=40).contains(&pair.b.live.wire().strangers()), "{}", pair.b.live.wire().strangers());
+    assert!((39..=40).contains(&pair.b.live.io().rejected()), "{}", pair.b.live.io().rejected());
 }
 
 fn is_well(completion: &Completion) -> bool {
@@ -256,10 +257,10 @@ fn standard_packets_are_exchanged_with_a_nic() {
     let nic = UdpSocket::bind("127.0.0.1:0").unwrap();
     nic.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let other_port = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let mut wire = Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let mut wire = UdpIo::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     wire.expect_nics();
     wire.add_peer(nic.local_addr().unwrap()).unwrap();
-    let back = wire.datagram(Address(0)).unwrap().unwrap();
+    let back = wire.encapsulation(Address(0)).unwrap().unwrap();
     let (own, theirs) = (wire.local(), other_port.local_addr().unwrap());
     let mut side = Side::new(Profile::new(Policy::GoBackN), wire, 1);
     side.connect(QpNumber(99), (5, 0), Mtu::B1024, 17);
@@ -277,7 +278,7 @@ fn standard_packets_are_exchanged_with_a_nic() {
     let header = answer.header();
     assert_eq!((header.operation, header.destination, header.psn), (Operation::Acknowledge, QpNumber(99), Psn::new(0)));
     assert_eq!((header.place, header.selective), (None, None), "standard RoCEv2 has no extension");
-    assert_eq!(side.live.counters(), WireCounters::default());
+    assert_eq!(side.live.receive_drops(), ReceiveDrops::default());
 }
 
 /// Says that it is over when it goes.
@@ -290,7 +291,7 @@ impl Drop for Over<'_> {
 }
 
 /// Two threads that sleep whenever they have nothing to do.
-fn sleepers_are_woken(pair: Pair<impl Wire + Send>) {
+fn sleepers_are_woken(pair: Pair<impl PacketIo + Send>) {
     const ROUNDS: u64 = 200;
     let Pair { a: mut ping, b: mut pong } = pair;
     ping.live.set_spin(Duration::ZERO);
@@ -344,30 +345,30 @@ struct Counted<W> {
     looks: u64,
 }
 
-impl<W: Wire> Wire for Counted<W> {
-    fn datagram(&self, to: Address) -> Result<Option<Encapsulation>, WireError> {
-        self.wire.datagram(to)
+impl<W: PacketIo> PacketIo for Counted<W> {
+    fn encapsulation(&self, to: Address) -> Result<Option<Encapsulation>, PacketIoError> {
+        self.wire.encapsulation(to)
     }
 
-    fn send(&mut self, to: Address, packet: &[u8]) -> Result<bool, WireError> {
+    fn send(&mut self, to: Address, packet: &[u8]) -> Result<bool, PacketIoError> {
         self.wire.send(to, packet)
     }
 
-    fn flush(&mut self) -> Result<(), WireError> {
+    fn flush(&mut self) -> Result<(), PacketIoError> {
         self.wire.flush()
     }
 
-    fn receive(&mut self) -> Result<Option<Arrival<'_>>, WireError> {
+    fn receive(&mut self) -> Result<Option<ReceivedPacket<'_>>, PacketIoError> {
         self.looks += 1;
         self.wire.receive()
     }
 
-    fn wait(&mut self, limit: Option<Duration>) -> Result<(), WireError> {
+    fn wait(&mut self, limit: Option<Duration>) -> Result<(), PacketIoError> {
         self.wire.wait(limit)
     }
 
-    fn strangers(&self) -> u64 {
-        self.wire.strangers()
+    fn rejected(&self) -> u64 {
+        self.wire.rejected()
     }
 }
 
@@ -379,9 +380,9 @@ fn who_has_nothing_to_do_sleeps() {
         pair.a.live.set_spin(Duration::ZERO);
         messages_arrive(&mut pair, 2);
         let mut quiet = || {
-            let before = pair.a.live.wire().looks;
+            let before = pair.a.live.io().looks;
             pair.a.linger(Duration::from_millis(200));
-            pair.a.live.wire().looks - before
+            pair.a.live.io().looks - before
         };
         // Timers of what was sent may still end at first, however late.
         assert!((0..20).any(|_| quiet() <= 4), "{policy:?}: it looks and looks at a quiet wire");

@@ -27,7 +27,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use fabric::timed::LinkTiming;
 use packet::{flow, ipv4, ipv6};
-use rnic_live::{Lanes, LiveError, Udp};
+use rnic_live::{LaneIo, LiveError, UdpIo};
 use router::batch::{Parcel, Policy, PolicyError};
 use router::{NodeId, Pool};
 use sim::{Span, Time};
@@ -269,9 +269,9 @@ pub fn open(own: NodeId, kind: Kind, settings: &Settings) -> Result<Box<dyn Inte
     Ok(match kind {
         Kind::Lanes => Box::new(Mesh::new(own, *settings, MemoryCarrier::new(Direct))?),
         Kind::Windows(timing) => Box::new(Mesh::new(own, *settings, MemoryCarrier::new(Modelled(timing)))?),
-        Kind::RnicLanes => Box::new(Mesh::new(own, *settings, RnicCarrier::new(Lanes::new())?)?),
+        Kind::RnicLanes => Box::new(Mesh::new(own, *settings, RnicCarrier::new(LaneIo::new())?)?),
         Kind::RnicUdp(address) => {
-            let wire = Udp::bind(address).map_err(LiveError::from)?;
+            let wire = UdpIo::bind(address).map_err(LiveError::from)?;
             Box::new(Mesh::new(own, *settings, RnicCarrier::new(wire)?)?)
         }
     })

@@ -10,7 +10,7 @@ use rnic::verbs::{
     Registration, SGES_MAX, Send, SendKind, Sge,
 };
 use rnic::wire::{Psn, QpNumber, Service};
-use rnic_live::{Connection, Lanes, Live, Udp, WINDOW_BYTES, Wire};
+use rnic_live::{LaneIo, LiveNic, PacketIo, RcConnection, UdpIo, WINDOW_BYTES};
 
 /// Bytes of memory at each side.
 pub const SIDE_BYTES: usize = 256 << 10;
@@ -23,7 +23,7 @@ const ACK_TIMER_CODE_LONG: u8 = 17;
 
 /// One NIC, its memory, one queue pair.
 pub struct Side<W> {
-    pub live: Live<W, ByteMemory>,
+    pub live: LiveNic<W, ByteMemory>,
     pub keys: RegionKeys,
     pub cq: CqNumber,
     domain: ProtectionDomain,
@@ -35,9 +35,9 @@ pub struct Pair<W> {
     pub b: Side<W>,
 }
 
-impl<W: Wire> Side<W> {
+impl<W: PacketIo> Side<W> {
     pub fn new(profile: Profile, wire: W, seed: u64) -> Self {
-        let mut live = Live::new(profile, ByteMemory::new(SIDE_BYTES), wire, seed).unwrap();
+        let mut live = LiveNic::new(profile, ByteMemory::new(SIDE_BYTES), wire, seed).unwrap();
         let nic = live.nic_mut();
         let domain = nic.allocate_domain().unwrap();
         let (access, bytes) = (Access::all(), SIDE_BYTES as u64);
@@ -82,7 +82,7 @@ impl<W: Wire> Side<W> {
 
     /// `psns`: of its own first packet, and of its peer's.
     pub fn connect(&mut self, destination: QpNumber, psns: (u32, u32), mtu: Mtu, ack_timer_code: u8) {
-        let connection = Connection {
+        let connection = RcConnection {
             peer: Address(0),
             destination,
             receive_psn: Psn::new(psns.1),
@@ -150,8 +150,8 @@ impl<W: Wire> Side<W> {
     }
 
     /// A turn, and what was completed by then.
-    pub fn turn(&mut self) -> Vec<Completion> {
-        self.live.turn().unwrap();
+    pub fn poll(&mut self) -> Vec<Completion> {
+        self.live.poll().unwrap();
         let mut done = [Completion::default(); 16];
         let count = self.live.nic_mut().poll_cq(self.cq, &mut done).unwrap();
         done[..count].to_vec()
@@ -162,7 +162,7 @@ impl<W: Wire> Side<W> {
         let mut done = Vec::new();
         while done.len() < wanted {
             let mut some = [Completion::default(); 4];
-            let count = self.live.completions(self.cq, &mut some, Some(PATIENCE)).unwrap();
+            let count = self.live.wait_completions(self.cq, &mut some, Some(PATIENCE)).unwrap();
             assert!(count > 0, "nothing was completed for a long time");
             done.extend_from_slice(&some[..count]);
         }
@@ -171,12 +171,12 @@ impl<W: Wire> Side<W> {
 
     /// Answers the peer for a while.
     pub fn linger(&mut self, time: Duration) {
-        let nothing: Option<()> = self.live.work(Some(time), |_| Ok(None)).unwrap();
+        let nothing: Option<()> = self.live.run_until(Some(time), |_| Ok(None)).unwrap();
         assert_eq!(nothing, None);
     }
 }
 
-impl<W: Wire> Pair<W> {
+impl<W: PacketIo> Pair<W> {
     /// For one thread.
     pub fn new(policy: Policy, wires: [W; 2]) -> Self {
         Self::connected(Profile::new(policy), wires, Mtu::B1024, ACK_TIMER_CODE_SHORT)
@@ -202,8 +202,8 @@ impl<W: Wire> Pair<W> {
         let (mut done_a, mut done_b) = (Vec::new(), Vec::new());
         let began = Instant::now();
         while done_a.len() < wanted_a || done_b.len() < wanted_b {
-            done_a.extend(self.a.turn());
-            done_b.extend(self.b.turn());
+            done_a.extend(self.a.poll());
+            done_b.extend(self.b.poll());
             assert!(began.elapsed() < PATIENCE, "after {done_a:?} and {done_b:?} nothing was completed");
         }
         (done_a, done_b)
@@ -211,20 +211,20 @@ impl<W: Wire> Pair<W> {
 }
 
 /// Wires between two sockets of this machine.
-pub fn udp() -> [Udp; 2] {
+pub fn udp() -> [UdpIo; 2] {
     let here: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    let [mut a, mut b] = [Udp::bind(here).unwrap(), Udp::bind(here).unwrap()];
+    let [mut a, mut b] = [UdpIo::bind(here).unwrap(), UdpIo::bind(here).unwrap()];
     a.add_peer(b.local()).unwrap();
     b.add_peer(a.local()).unwrap();
     [a, b]
 }
 
-/// Lanes both ways.
-pub fn lanes() -> [Lanes; 2] {
+/// LaneIo both ways.
+pub fn lanes() -> [LaneIo; 2] {
     let (link_a, parts) = shm::create_link(WINDOW_BYTES).unwrap();
     let link_b = shm::open_link(parts, WINDOW_BYTES).unwrap();
     [link_a, link_b].map(|link| {
-        let mut wire = Lanes::new();
+        let mut wire = LaneIo::new();
         wire.add_peer(&link, 0x5ec2_e700_1234_5678).unwrap();
         wire
     })

@@ -19,7 +19,7 @@ use rnic::verbs::{
     Registration, SGES_MAX, Send, SendKind, Sge,
 };
 use rnic::wire::{Psn, QpNumber, Service};
-use rnic_live::{Lanes, Live, LiveError, Udp, WINDOW_BYTES, Wire};
+use rnic_live::{LaneIo, LiveError, LiveNic, PacketIo, UdpIo, WINDOW_BYTES};
 use router::batch::message::{self, DESCRIPTOR_BYTES, HEADER_BYTES, Header, Message};
 use router::batch::{Carried, FIXED_PACKETS_MAX, Latency};
 use router::{NODES_MAX, NodeId};
@@ -49,7 +49,7 @@ const _: () = assert!(
 const _: () = assert!(WINDOW_MESSAGES_MAX < TURN_PACKETS && SENDS <= WINDOW_PACKETS_MAX as usize);
 
 /// A wire, and how peers meet on it.
-pub(super) trait PeerWire: Wire + std::marker::Send {
+pub(super) trait PeerWire: PacketIo + std::marker::Send {
     /// Bytes of the token after each message: none where nobody else can write.
     const TOKEN_BYTES: usize;
     /// By what messages are carried.
@@ -89,7 +89,7 @@ pub(super) struct Offered {
     descriptors: Vec<OwnedFd>,
 }
 
-impl PeerWire for Lanes {
+impl PeerWire for LaneIo {
     const TOKEN_BYTES: usize = 0;
     const CARRIED: Carried = Carried::ByCopies;
 
@@ -129,19 +129,19 @@ impl PeerWire for Lanes {
     }
 
     fn wakes(&self) -> Vec<BorrowedFd<'_>> {
-        self.wakes().collect()
+        self.wait_fds().collect()
     }
 
     fn may_sleep(&mut self) -> bool {
-        self.may_sleep()
+        self.prepare_wait()
     }
 
     fn woke(&mut self) {
-        self.woke();
+        self.finish_wait();
     }
 }
 
-impl PeerWire for Udp {
+impl PeerWire for UdpIo {
     const TOKEN_BYTES: usize = size_of::<u64>();
     const CARRIED: Carried = Carried::BySystemCalls;
 
@@ -172,11 +172,11 @@ impl PeerWire for Udp {
     fn remove(&mut self, _: Address) {}
 
     fn wakes(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.wakes()]
+        vec![self.wait_fd()]
     }
 
     fn may_sleep(&mut self) -> bool {
-        Udp::may_sleep(self)
+        self.is_idle()
     }
 
     fn woke(&mut self) {}
@@ -246,7 +246,7 @@ impl Queues {
 
 /// Queue pairs to peers.
 pub(super) struct RnicCarrier<W> {
-    live: Live<W, ByteMemory>,
+    live: LiveNic<W, ByteMemory>,
     queues: Queues,
     peers: [Option<Peer>; NODES_MAX as usize],
     /// Slots in which no message leaves, and who sends from the others.
@@ -274,7 +274,7 @@ fn nic(error: NicError) -> InterconnectError {
 
 impl<W: PeerWire> RnicCarrier<W> {
     pub(super) fn new(wire: W) -> Result<Self, InterconnectError> {
-        let mut live = Live::new(Self::profile(&wire), slots(), wire, random_u64()?)?;
+        let mut live = LiveNic::new(Self::profile(&wire), slots(), wire, random_u64()?)?;
         let queues = Queues::new(live.nic_mut()).map_err(nic)?;
         Ok(Self {
             live,
@@ -323,7 +323,7 @@ impl<W: PeerWire> RnicCarrier<W> {
             secret: peer.secret,
             queue_pair: peer.qp.0,
             packet_sequence: peer.psn.get(),
-            address: self.live.wire().local(),
+            address: self.live.io().local(),
         })
     }
 
@@ -338,7 +338,7 @@ impl<W: PeerWire> RnicCarrier<W> {
         if W::TOKEN_BYTES > 0 && terms.secret == 0 {
             return Err(wrong_terms(node, "a secret", 0, "random, and not 0"));
         }
-        let (now, mtu) = (self.live.now(), self.live.wire().mtu());
+        let (now, mtu) = (self.live.now(), self.live.io().mtu());
         let Some(peer) = &mut self.peers[usize::from(node.0)] else {
             return Err(wrong_terms(node, "a queue pair", "none", "offered before"));
         };
@@ -483,7 +483,7 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
 
     fn offer(&mut self, node: NodeId) -> Result<Offer, InterconnectError> {
         let secret = random_u64()?;
-        let Offered { address, descriptors } = self.live.wire_mut().offer(secret)?;
+        let Offered { address, descriptors } = self.live.io_mut().offer(secret)?;
         self.create(node, secret)?.address = address;
         let terms = self.terms(node).expect("it was created just now");
         Ok(Offer { terms, descriptors })
@@ -491,7 +491,7 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
 
     fn accept(&mut self, node: NodeId, offer: Offer) -> Result<Terms, InterconnectError> {
         let terms = offer.terms;
-        let address = self.live.wire_mut().accept(node, offer)?;
+        let address = self.live.io_mut().accept(node, offer)?;
         let secret = if W::TOKEN_BYTES > 0 { random_u64()? } else { 0 };
         self.create(node, secret)?.address = Some(address);
         self.connect(node, address, &terms).inspect_err(|_| self.leave(node))?;
@@ -500,7 +500,7 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
 
     fn finish(&mut self, node: NodeId, terms: &Terms) -> Result<(), InterconnectError> {
         let known = self.peers[usize::from(node.0)].as_ref().and_then(|peer| peer.address);
-        let address = known.map_or_else(|| self.live.wire_mut().finish(node, terms), Ok)?;
+        let address = known.map_or_else(|| self.live.io_mut().finish(node, terms), Ok)?;
         self.connect(node, address, terms)
     }
 
@@ -513,7 +513,7 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
         self.reap_receives();
         let _ = self.nic_mut().destroy_qp(peer.qp);
         if let Some(address) = peer.address {
-            self.live.wire_mut().remove(address);
+            self.live.io_mut().remove(address);
         }
         for slot in 0..SENDS {
             if self.senders[slot].take_if(|sender| *sender == node).is_some() {
@@ -527,8 +527,8 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
     }
 
     fn renew(&mut self) -> Result<(), InterconnectError> {
-        let profile = Self::profile(self.live.wire());
-        self.live.renew(profile, slots(), random_u64()?)?;
+        let profile = Self::profile(self.live.io());
+        self.live.replace_nic(profile, slots(), random_u64()?)?;
         self.queues = Queues::new(self.live.nic_mut()).map_err(nic)?;
         self.peers.fill_with(|| None);
         (self.free, self.senders, self.failed) = ((0..SENDS as u64).collect(), [None; SENDS], None);
@@ -539,7 +539,7 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
     fn turn(&mut self) -> bool {
         // Each message that a turn may bring finds a slot.
         let turned =
-            if self.received.len() + TURN_PACKETS <= RECEIVES { self.live.turn() } else { self.live.transmit() };
+            if self.received.len() + TURN_PACKETS <= RECEIVES { self.live.poll() } else { self.live.transmit() };
         self.reap_sends();
         self.reap_receives();
         self.reap_events();
@@ -600,15 +600,15 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
     fn tell_in_place(&mut self, _: NodeId, _: Told) {}
 
     fn wakes(&self) -> Vec<BorrowedFd<'_>> {
-        self.live.wire().wakes()
+        self.live.io().wakes()
     }
 
     fn may_sleep(&mut self) -> bool {
-        self.live.wire_mut().may_sleep() && self.received.is_empty()
+        self.live.io_mut().may_sleep() && self.received.is_empty()
     }
 
     fn woke(&mut self) {
-        self.live.wire_mut().woke();
+        self.live.io_mut().woke();
     }
 }
 
@@ -631,11 +631,11 @@ mod tests {
         }
     }
 
-    fn carrier() -> RnicCarrier<Udp> {
-        RnicCarrier::new(Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap()).unwrap()
+    fn carrier() -> RnicCarrier<UdpIo> {
+        RnicCarrier::new(UdpIo::bind("127.0.0.1:0".parse().unwrap()).unwrap()).unwrap()
     }
 
-    fn send(carrier: &mut RnicCarrier<Udp>) {
+    fn send(carrier: &mut RnicCarrier<UdpIo>) {
         let hop = Hop { node: NodeId(1), port: PortId(0), adjacency: AdjacencyId(0) };
         let packets = [(hop, &[7; 60][..])];
         assert_eq!(carrier.send(NodeId(1), &Header::default(), packets.into_iter()).unwrap(), 1);
@@ -643,7 +643,7 @@ mod tests {
     }
 
     /// Packets of the next message.
-    fn next(carrier: &mut RnicCarrier<Udp>) -> usize {
+    fn next(carrier: &mut RnicCarrier<UdpIo>) -> usize {
         let (mut count, began) = (Count(0), Instant::now());
         while began.elapsed() < Duration::from_secs(30) {
             carrier.turn();
@@ -664,7 +664,7 @@ mod tests {
         assert!(terms.secret != 0 && terms.secret != secret, "each direction has a token of its own");
         send(&mut one);
         assert_eq!((next(&mut other), other.forged(NodeId(0))), (1, 0));
-        let token = |carrier: &mut RnicCarrier<Udp>, token| carrier.peers[1].as_mut().unwrap().token = token;
+        let token = |carrier: &mut RnicCarrier<UdpIo>, token| carrier.peers[1].as_mut().unwrap().token = token;
         token(&mut one, terms.secret ^ 1 << 63);
         send(&mut one);
         assert_eq!((next(&mut other), other.forged(NodeId(0))), (0, 1));
@@ -674,7 +674,7 @@ mod tests {
     }
 
     /// Two nodes that have met: 0 and 1.
-    fn joined() -> [RnicCarrier<Udp>; 2] {
+    fn joined() -> [RnicCarrier<UdpIo>; 2] {
         let (mut one, mut other) = (carrier(), carrier());
         let offer = one.offer(NodeId(1)).unwrap();
         let terms = other.accept(NodeId(0), offer).unwrap();
@@ -683,13 +683,13 @@ mod tests {
     }
 
     /// Sends so many bytes as whoever writes this node's address into a datagram can.
-    fn forge(carrier: &mut RnicCarrier<Udp>, bytes: usize) {
+    fn forge(carrier: &mut RnicCarrier<UdpIo>, bytes: usize) {
         carrier.post(NodeId(1), 0, bytes).unwrap();
         carrier.flush(NodeId(1));
     }
 
     /// The first packet of a message, and no more of it.
-    fn begin_message(one: &mut RnicCarrier<Udp>, other: &mut RnicCarrier<Udp>) {
+    fn begin_message(one: &mut RnicCarrier<UdpIo>, other: &mut RnicCarrier<UdpIo>) {
         one.post(NodeId(1), 0, SLOT_BYTES).unwrap();
         let (now, mut payload) = (one.live.now(), vec![0; Mtu::B4096.bytes() as usize]);
         let first = one.nic_mut().transmit(now, &mut payload[..]).unwrap().header;

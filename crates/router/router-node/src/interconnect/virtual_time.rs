@@ -71,8 +71,8 @@ impl Manner {
     fn limits(self) -> Limits {
         match self {
             Manner::Lanes => memory::limits(&memory::Direct),
-            Manner::RnicLanes => rnic::limits::<rnic_live::Lanes>(),
-            Manner::RnicUdp => rnic::limits::<rnic_live::Udp>(),
+            Manner::RnicLanes => rnic::limits::<rnic_live::LaneIo>(),
+            Manner::RnicUdp => rnic::limits::<rnic_live::UdpIo>(),
         }
     }
 }

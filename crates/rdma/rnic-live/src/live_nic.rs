@@ -1,0 +1,373 @@
+//! A NIC in real time: the engine, its packet I/O and a clock.
+
+use std::time::{Duration, Instant};
+
+use rnic::nic::{CqNumber, HostMemory, Nic, NicError, Profile, ProfileError};
+use rnic::verbs::{Access, Address, Completion, Mtu, QpAttributes, QpState};
+use rnic::wire::{HEADER_BYTES_MAX, ICRC_BYTES, PACKET_BYTES_MAX, PAYLOAD_BYTES_MAX, Packet, Psn, QpNumber};
+use sim::Time;
+use thiserror::Error;
+
+use crate::packet_io::{PacketIo, PacketIoError, ReceivedPacket};
+
+/// Most packets that a poll receives before it sends, and that it sends before it receives again.
+const POLL_PACKETS_MAX: usize = 64;
+/// How long a waiter spins before it blocks: several round trips, and less than blocking costs.
+const SPIN_DEFAULT: Duration = Duration::from_micros(50);
+/// Spin iterations between two yields of the processor.
+const SPINS_PER_YIELD: u32 = 16;
+const PS_PER_NS: u128 = 1000;
+
+/// Why a live NIC cannot continue.
+#[derive(Debug, Error)]
+pub enum LiveError {
+    /// The packet I/O cannot continue.
+    #[error(transparent)]
+    PacketIo(#[from] PacketIoError),
+    /// The NIC refused a verb.
+    #[error(transparent)]
+    Nic(#[from] NicError),
+    /// The NIC profile is invalid.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+}
+
+/// Received packets dropped before they reached the engine. The engine counts its own drops in
+/// [`rnic::nic::Counters`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReceiveDrops {
+    /// Datagrams that are not a valid packet.
+    pub drop_malformed: u64,
+    /// Packets with a wrong checksum.
+    pub drop_checksum: u64,
+}
+
+/// A NIC with its packet I/O. It makes progress only in [`LiveNic::poll`], which waiting for a completion calls.
+///
+/// One thread uses it at a time. A program that lets peers read and write its memory while it does something else gives
+/// the NIC to a thread that calls [`LiveNic::run_until`].
+pub struct LiveNic<W, M> {
+    nic: Nic<M>,
+    io: W,
+    started: Instant,
+    spin: Duration,
+    buffer: Box<[u8]>,
+    /// A packet for which the packet I/O had no room: its destination and its range in the buffer.
+    unsent: Option<(Address, std::ops::Range<usize>)>,
+    drops: ReceiveDrops,
+}
+
+impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
+    /// Creates a NIC with this profile, host memory and packet I/O.
+    ///
+    /// # Errors
+    /// When the profile is invalid.
+    pub fn new(profile: Profile, memory: M, io: W, seed: u64) -> Result<Self, LiveError> {
+        Ok(Self {
+            nic: Nic::new(profile, memory, seed)?,
+            io,
+            started: Instant::now(),
+            spin: SPIN_DEFAULT,
+            // A payload is placed so that the longest headers fit before it.
+            buffer: vec![0; PACKET_BYTES_MAX].into_boxed_slice(),
+            unsent: None,
+            drops: ReceiveDrops::default(),
+        })
+    }
+
+    /// Replaces the NIC by a new one without queue pairs, on the same packet I/O. Its time starts at 0 again, which lasts
+    /// for 213 days.
+    ///
+    /// # Errors
+    /// When the profile is invalid. The old NIC is then kept.
+    pub fn replace_nic(&mut self, profile: Profile, memory: M, seed: u64) -> Result<(), LiveError> {
+        self.nic = Nic::new(profile, memory, seed)?;
+        (self.started, self.unsent) = (Instant::now(), None);
+        Ok(())
+    }
+
+    /// Sets how long a wait spins before it blocks; it may be zero.
+    pub fn set_spin(&mut self, spin: Duration) {
+        self.spin = spin;
+    }
+
+    /// Returns the time to pass to the engine.
+    pub fn now(&self) -> Time {
+        time(self.started.elapsed())
+    }
+
+    /// Returns the NIC.
+    pub fn nic(&self) -> &Nic<M> {
+        &self.nic
+    }
+
+    /// Returns the NIC, for verbs. Posted requests are processed by the next poll.
+    pub fn nic_mut(&mut self) -> &mut Nic<M> {
+        &mut self.nic
+    }
+
+    /// Returns the packet I/O.
+    pub fn io(&self) -> &W {
+        &self.io
+    }
+
+    /// Returns the packet I/O, for adding peers.
+    pub fn io_mut(&mut self) -> &mut W {
+        &mut self.io
+    }
+
+    /// Returns the number of received packets dropped before they reached the engine.
+    pub fn receive_drops(&self) -> ReceiveDrops {
+        self.drops
+    }
+
+    /// Sends packets of posted requests, handles received packets and due timers, and sends what results from them, above
+    /// all acknowledgements; each up to a bound. Returns whether there was anything to do.
+    ///
+    /// # Errors
+    /// When the packet I/O cannot continue.
+    pub fn poll(&mut self) -> Result<bool, LiveError> {
+        let mut is_busy = self.transmit()?;
+        is_busy |= self.receive_packets()?;
+        let now = self.now();
+        if self.nic.deadline().is_some_and(|due| due <= now) {
+            self.nic.advance(now);
+            is_busy = true;
+        }
+        is_busy |= self.transmit()?;
+        Ok(is_busy)
+    }
+
+    fn receive_packets(&mut self) -> Result<bool, LiveError> {
+        for taken in 0..POLL_PACKETS_MAX {
+            let Some(received) = self.io.receive()? else { return Ok(taken > 0) };
+            match verify(&received) {
+                Ok(packet) => {
+                    let now = time(self.started.elapsed());
+                    self.nic.receive(now, received.from, packet.header(), received.is_marked, packet.payload());
+                }
+                Err(DropReason::Malformed) => self.drops.drop_malformed += 1,
+                Err(DropReason::Checksum) => self.drops.drop_checksum += 1,
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sends packets of posted requests, up to a bound, without receiving any. Returns whether a packet was sent.
+    ///
+    /// # Errors
+    /// When the packet I/O cannot continue.
+    pub fn transmit(&mut self) -> Result<bool, LiveError> {
+        let mut sent = 0;
+        while sent < POLL_PACKETS_MAX {
+            if self.unsent.is_none() {
+                self.unsent = self.next_packet()?;
+            }
+            let Some((to, range)) = self.unsent.clone() else { break };
+            if !self.io.send(to, &self.buffer[range])? {
+                break;
+            }
+            self.unsent = None;
+            sent += 1;
+        }
+        self.io.flush()?;
+        Ok(sent > 0)
+    }
+
+    /// Takes the engine's next packet and completes its headers and checksum in the buffer.
+    fn next_packet(&mut self) -> Result<Option<(Address, std::ops::Range<usize>)>, LiveError> {
+        let now = self.now();
+        let room = &mut self.buffer[HEADER_BYTES_MAX..HEADER_BYTES_MAX + PAYLOAD_BYTES_MAX];
+        let Some(outgoing) = self.nic.transmit(now, room) else { return Ok(None) };
+        let header = outgoing.header;
+        let first = HEADER_BYTES_MAX - header.header_bytes();
+        let range = first..first + header.packet_bytes();
+        let packet = &mut self.buffer[range.clone()];
+        header.emit(packet).expect("the engine's headers are consistent");
+        header.seal(packet, self.io.encapsulation(outgoing.to)?.as_ref());
+        Ok(Some((outgoing.to, range)))
+    }
+
+    /// Blocks until a packet arrives, a timer is due, or `limit` has passed.
+    ///
+    /// # Errors
+    /// When the packet I/O cannot continue.
+    pub fn wait(&mut self, limit: Option<Duration>) -> Result<(), LiveError> {
+        let due = self.nic.deadline().map(|due| Duration::from_nanos(due.since(self.now()).ps().div_ceil(1000)));
+        let limit = due.into_iter().chain(limit).min();
+        Ok(self.io.wait(limit)?)
+    }
+
+    /// Polls until `until` returns a value, which this returns, or until `limit` has passed, and then returns `None`.
+    ///
+    /// `until` is called after each poll. When there is nothing to do, the thread spins for a while, then blocks.
+    ///
+    /// # Errors
+    /// When the packet I/O cannot continue or `until` fails.
+    pub fn run_until<T>(
+        &mut self,
+        limit: Option<Duration>,
+        mut until: impl FnMut(&mut Nic<M>) -> Result<Option<T>, NicError>,
+    ) -> Result<Option<T>, LiveError> {
+        let started = Instant::now();
+        let mut idle_since: Option<Instant> = None;
+        let mut spins = 0;
+        loop {
+            let is_busy = self.poll()?;
+            if let Some(value) = until(&mut self.nic)? {
+                return Ok(Some(value));
+            }
+            let now = Instant::now();
+            let left = limit.map(|limit| limit.saturating_sub(now.duration_since(started)));
+            if left == Some(Duration::ZERO) {
+                return Ok(None);
+            }
+            if is_busy {
+                idle_since = None;
+                continue;
+            }
+            if now.duration_since(*idle_since.get_or_insert(now)) < self.spin {
+                spins += 1;
+                if spins % SPINS_PER_YIELD == 0 {
+                    std::thread::yield_now();
+                } else {
+                    std::hint::spin_loop();
+                }
+                continue;
+            }
+            self.wait(left)?;
+            idle_since = None;
+        }
+    }
+
+    /// Waits for completions for at most `limit`. Returns their number, 0 if there were none in time.
+    ///
+    /// # Errors
+    /// When the packet I/O cannot continue or the completion queue cannot be polled.
+    pub fn wait_completions(
+        &mut self,
+        cq: CqNumber,
+        into: &mut [Completion],
+        limit: Option<Duration>,
+    ) -> Result<usize, LiveError> {
+        let polled = self.run_until(limit, |nic| {
+            let count = nic.poll_cq(cq, into)?;
+            Ok((count > 0).then_some(count))
+        })?;
+        Ok(polled.unwrap_or(0))
+    }
+
+    /// Brings an RC queue pair from reset to ready-to-send.
+    ///
+    /// # Errors
+    /// When it is in another state or of another service.
+    pub fn connect(&mut self, qp: QpNumber, connection: &RcConnection) -> Result<(), LiveError> {
+        let now = self.now();
+        for (state, attributes) in connection.steps() {
+            self.nic.modify_qp(now, qp, state, &attributes)?;
+        }
+        Ok(())
+    }
+}
+
+enum DropReason {
+    Malformed,
+    Checksum,
+}
+
+fn verify<'a>(received: &ReceivedPacket<'a>) -> Result<Packet<'a>, DropReason> {
+    let packet = Packet::new_checked(received.packet).map_err(|_| DropReason::Malformed)?;
+    let is_intact = match &received.encapsulation {
+        None => true,
+        Some(encapsulation) if received.has_identification => packet.is_intact(encapsulation),
+        Some(encapsulation) => packet.is_intact_for_any_identification(encapsulation),
+    };
+    if is_intact { Ok(packet) } else { Err(DropReason::Checksum) }
+}
+
+fn time(elapsed: Duration) -> Time {
+    // 2^64 ps are 213 days: after that, time stands still instead of going back.
+    Time::from_ps(u64::try_from(elapsed.as_nanos() * PS_PER_NS).unwrap_or(u64::MAX))
+}
+
+/// The parameters of a reliable connection, which its two ends exchange out of band before connecting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RcConnection {
+    /// The peer's address.
+    pub peer: Address,
+    /// The peer's queue pair.
+    pub destination: QpNumber,
+    /// Packet sequence number of the peer's first packet.
+    pub receive_psn: Psn,
+    /// Packet sequence number of the first packet sent.
+    pub send_psn: Psn,
+    /// Largest payload of a packet.
+    pub mtu: Mtu,
+    /// Operations allowed to the peer.
+    pub access: Access,
+    /// Retransmission time-out, 4.096 us x 2^code, of policies without a time-out of their own.
+    pub ack_timer_code: u8,
+}
+
+/// Outstanding READs and atomics in each direction.
+const READS_MAX: u8 = 16;
+/// RNR NAK timer of 0.64 ms (InfiniBand Architecture, table 46).
+const RNR_TIMER_CODE: u8 = 12;
+/// Default for [`RcConnection::ack_timer_code`]: 4.096 us x 2^14, 67 ms, which perftest uses. Eight time-outs must exceed
+/// any time for which the scheduler keeps the peer's thread from running: with 8 x 17 ms a connection failed once.
+pub const ACK_TIMER_CODE: u8 = 14;
+const RETRIES: u8 = 7;
+
+impl RcConnection {
+    fn steps(&self) -> [(QpState, QpAttributes); 3] {
+        let init = QpAttributes {
+            partition_index: Some(0),
+            port: Some(1),
+            access: Some(self.access),
+            ..QpAttributes::default()
+        };
+        let receive = QpAttributes {
+            path: Some(self.peer),
+            mtu: Some(self.mtu),
+            destination: Some(self.destination),
+            receive_psn: Some(self.receive_psn),
+            responder_reads_max: Some(READS_MAX),
+            rnr_timer_code: Some(RNR_TIMER_CODE),
+            ..QpAttributes::default()
+        };
+        let send = QpAttributes {
+            send_psn: Some(self.send_psn),
+            initiator_reads_max: Some(READS_MAX),
+            ack_timer_code: Some(self.ack_timer_code),
+            retries: Some(RETRIES),
+            rnr_retries: Some(RETRIES),
+            ..QpAttributes::default()
+        };
+        [(QpState::Init, init), (QpState::ReadyToReceive, receive), (QpState::ReadyToSend, send)]
+    }
+}
+
+const _: () = assert!(PACKET_BYTES_MAX == HEADER_BYTES_MAX + PAYLOAD_BYTES_MAX + ICRC_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use rnic::nic::{ByteMemory, Policy};
+
+    use super::*;
+    use crate::UdpIo;
+
+    #[test]
+    fn replacing_the_nic_restarts_its_time() {
+        const YEAR: Duration = Duration::from_secs(365 * 86_400);
+        let profile = || Profile::new(Policy::GoBackN);
+        let wire = UdpIo::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let mut live = LiveNic::new(profile(), ByteMemory::new(4096), wire, 1).unwrap();
+        live.started = live.started.checked_sub(YEAR).unwrap();
+        assert_eq!(live.now(), Time::MAX);
+        let domain = live.nic_mut().allocate_domain().unwrap();
+        live.replace_nic(profile(), ByteMemory::new(4096), 2).unwrap();
+        assert!(live.now() < time(YEAR / 2));
+        assert_eq!(live.nic_mut().allocate_domain().unwrap(), domain, "the new NIC has no protection domain yet");
+        assert!(!live.poll().unwrap());
+    }
+}
