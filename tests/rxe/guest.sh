@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# The first program of the guest: a network card, rdma_rxe on it, then servers and clients in the order of run.sh.
+# The guest's init: sets up the network card with rdma_rxe, then runs servers and clients in the order of run.sh.
 /bin/busybox --install -s /bin
 ln -s bin /sbin
 mount -t proc none /proc
@@ -15,11 +15,11 @@ sleep 1
 rdma link add rxe0 type rxe netdev eth0
 sleep 1
 ulimit -l unlimited
-# On a line of its own: the firmware ends in the middle of one, and a quiet kernel may say nothing.
-printf '\nrxe: there\n'
+# The leading newline ends the firmware's last line, after which a quiet kernel may print nothing.
+printf '\nrxe: ready\n'
 for bytes in 1 1024 65536; do ibv_rc_pingpong -g 1 -d rxe0 -n 100 -s $bytes; done
 ibv_uc_pingpong -g 1 -d rxe0 -n 100 -s 4096
-# The other side listens once it is done with what was before.
+# Retries until the host's example listens, which it does after the test before.
 client() { # COMMAND
     for _ in $(seq 30); do "$@" 10.99.0.1 && return; sleep 1; done
 }
@@ -28,7 +28,7 @@ client ibv_uc_pingpong -g 1 -d rxe0 -n 100 -s 3000
 ibv_ud_pingpong -g 1 -d rxe0 -n 100 -s 1000
 client ibv_ud_pingpong -g 1 -d rxe0 -n 100 -s 1024
 peer rxe0 1 1
-# From here on packets are lost on their way, both ways.
+# From here on packets are dropped in both directions.
 for bytes in 1024 4096 65536; do ibv_rc_pingpong -g 1 -d rxe0 -n 300 -s $bytes; done
 client ibv_rc_pingpong -g 1 -d rxe0 -n 300 -s 4096
 peer rxe0 1 20

@@ -1,6 +1,6 @@
-// The other end of the example rnic-one-sided, on any verbs device, above all Linux' rdma_rxe in a guest: WRITE, WRITE
-// with immediate, READ, compare-and-swap, fetch-and-add in both directions, and at last a key that never was.
-// peer DEVICE GID_INDEX ROUNDS: waits at TCP port 18516. Ends with 0 when everything was as it should be, every time.
+// The peer of the example rnic-one-sided, on any verbs device, in particular Linux' rdma_rxe in a guest: WRITE, WRITE
+// with immediate, READ, compare-and-swap and fetch-and-add in both directions, and finally a WRITE with an invalid key.
+// peer DEVICE GID_INDEX ROUNDS: listens on TCP port 18516. Exits with 0 if all results were correct in every round.
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
 #include <inttypes.h>
@@ -13,8 +13,8 @@
 enum { PORT = 18516, BYTES = 65536, PATTERN_BYTES = 8000, IMMEDIATE_AT = 8192, COPY_AT = 16384, WORD_AT = 32768 };
 enum { IMMEDIATE = 0xabcd1234, IMMEDIATE_BYTES = 100 };
 
-static void check(int fine, const char *what) {
-    if (!fine) {
+static void check(int is_true, const char *what) {
+    if (!is_true) {
         fprintf(stderr, "peer: %s\n", what);
         exit(1);
     }
@@ -70,7 +70,8 @@ static void fill(uint8_t *bytes) {
     for (int at = 0; at < PATTERN_BYTES; at++) bytes[at] = (uint8_t)(at * 7 + 1);
 }
 
-static void ask(void) {
+// Performs all operations on the peer's memory.
+static void initiate(void) {
     static uint8_t pattern[PATTERN_BYTES];
     fill(pattern);
     memcpy(memory + COPY_AT, pattern, PATTERN_BYTES);
@@ -81,25 +82,27 @@ static void ask(void) {
     memset(memory + COPY_AT, 0, PATTERN_BYTES);
     wr = rdma(IBV_WR_RDMA_READ, 0, remote_key);
     check(request(&wr, COPY_AT, PATTERN_BYTES) == IBV_WC_SUCCESS, "READ failed");
-    check(!memcmp(memory + COPY_AT, pattern, PATTERN_BYTES), "READ brought something else than was written");
-    check(atomic(IBV_WR_ATOMIC_CMP_AND_SWP, 5, 9) == 5, "compare-and-swap found something else");
-    check(atomic(IBV_WR_ATOMIC_CMP_AND_SWP, 5, 1) == 9, "the second compare-and-swap found something else");
-    check(atomic(IBV_WR_ATOMIC_FETCH_AND_ADD, 3, 0) == 9, "fetch-and-add found something else");
+    check(!memcmp(memory + COPY_AT, pattern, PATTERN_BYTES), "READ returned other data than was written");
+    check(atomic(IBV_WR_ATOMIC_CMP_AND_SWP, 5, 9) == 5, "compare-and-swap returned a wrong value");
+    check(atomic(IBV_WR_ATOMIC_CMP_AND_SWP, 5, 1) == 9, "the second compare-and-swap returned a wrong value");
+    check(atomic(IBV_WR_ATOMIC_FETCH_AND_ADD, 3, 0) == 9, "fetch-and-add returned a wrong value");
 }
 
-static void answer(void) {
+// Checks the results of the peer's operations in this end's memory.
+static void check_memory(void) {
     static uint8_t pattern[PATTERN_BYTES];
     fill(pattern);
     uint64_t word;
     memcpy(&word, memory + WORD_AT, 8);
-    check(!memcmp(memory, pattern, PATTERN_BYTES), "WRITE brought something else");
-    check(!memcmp(memory + IMMEDIATE_AT, pattern, IMMEDIATE_BYTES), "WRITE with immediate brought something else");
+    check(!memcmp(memory, pattern, PATTERN_BYTES), "WRITE stored other data");
+    check(!memcmp(memory + IMMEDIATE_AT, pattern, IMMEDIATE_BYTES), "WRITE with immediate stored other data");
     uint32_t immediate = 0;
-    check(next_status(&immediate) == IBV_WC_SUCCESS && immediate == IMMEDIATE, "the immediate is another one");
-    check(word == 12, "atomics left something else");
+    check(next_status(&immediate) == IBV_WC_SUCCESS && immediate == IMMEDIATE, "the immediate is wrong");
+    check(word == 12, "atomics left a wrong value");
 }
 
-static void prepare(void) {
+// Resets the memory for the next round.
+static void reset_memory(void) {
     uint64_t five = 5;
     memset(memory, 0, sizeof memory);
     memcpy(memory + WORD_AT, &five, 8);
@@ -110,7 +113,7 @@ static void post_receive(void) {
     check(!ibv_post_recv(qp, &wr, &bad), "ibv_post_recv");
 }
 
-static void bring_up(uint32_t peers_qp, uint32_t peers_psn, union ibv_gid peers_gid, int gid_index) {
+static void connect_qp(uint32_t peers_qp, uint32_t peers_psn, union ibv_gid peers_gid, int gid_index) {
     int rights = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
     struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = rights};
     check(!ibv_modify_qp(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), "INIT");
@@ -139,21 +142,23 @@ static struct ibv_context *open_device(const char *name) {
     return NULL;
 }
 
-static int meet(void) {
+// Accepts the TCP connection for exchanging connection parameters.
+static int accept_peer(void) {
     int listener = socket(AF_INET, SOCK_STREAM, 0), yes = 1;
     struct sockaddr_in here = {.sin_family = AF_INET, .sin_port = htons(PORT)};
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    check(!bind(listener, (struct sockaddr *)&here, sizeof here) && !listen(listener, 1), "no port 18516");
+    int is_listening = !bind(listener, (struct sockaddr *)&here, sizeof here) && !listen(listener, 1);
+    check(is_listening, "cannot listen on TCP port 18516");
     return accept(listener, NULL, NULL);
 }
 
-int main(int count, char **words) {
-    check(count == 4, "give a device, the index of its GID and how many rounds");
-    int rounds = atoi(words[3]);
+int main(int count, char **arguments) {
+    check(count == 4, "give a device, the index of its GID and the number of rounds");
+    int rounds = atoi(arguments[3]);
     check(rounds > 0, "at least one round");
-    struct ibv_context *device = open_device(words[1]);
+    struct ibv_context *device = open_device(arguments[1]);
     check(device != NULL, "the device cannot be opened");
-    int gid_index = atoi(words[2]);
+    int gid_index = atoi(arguments[2]);
     struct ibv_pd *domain = ibv_alloc_pd(device);
     region = ibv_reg_mr(domain, memory, BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
                                                    IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC);
@@ -163,21 +168,21 @@ int main(int count, char **words) {
         .cap = {.max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1},
     };
     qp = ibv_create_qp(domain, &init);
-    check(region && queue && qp, "the device gives no region, queue or queue pair");
+    check(region && queue && qp, "the device provides no memory region, completion queue or queue pair");
     union ibv_gid own;
     check(!ibv_query_gid(device, 1, gid_index, &own), "no such GID");
-    int stream = meet();
+    int stream = accept_peer();
     FILE *from_peer = fdopen(stream, "r"), *to_peer = fdopen(dup(stream), "w");
-    check(from_peer && to_peer, "the meeting failed");
+    check(from_peer && to_peer, "accept on TCP port 18516 failed");
     setvbuf(stdout, NULL, _IOLBF, 0);
     uint32_t peers_qp, peers_psn, last;
     char gid_text[64];
     check(fscanf(from_peer, "%" SCNx32 " %" SCNx32 " %63s %" SCNx32 " %" SCNx64, &peers_qp, &peers_psn, gid_text,
-                 &remote_key, &remote_address) == 5, "the peer says something else");
+                 &remote_key, &remote_address) == 5, "the peer's connection parameters are invalid");
     union ibv_gid peers_gid;
-    check(inet_pton(AF_INET6, gid_text, &peers_gid) == 1, "the peer's GID is none");
-    bring_up(peers_qp, peers_psn, peers_gid, gid_index);
-    prepare();
+    check(inet_pton(AF_INET6, gid_text, &peers_gid) == 1, "the peer's GID is invalid");
+    connect_qp(peers_qp, peers_psn, peers_gid, gid_index);
+    reset_memory();
     char own_text[64];
     inet_ntop(AF_INET6, &own, own_text, sizeof own_text);
     fprintf(to_peer, "%x %x %s %x %" PRIx64 "\n", qp->qp_num, 0xfffffe, own_text, region->rkey,
@@ -185,22 +190,22 @@ int main(int count, char **words) {
     fflush(to_peer);
     for (int round = 0; round < rounds; round++) {
         post_receive();
-        check(fscanf(from_peer, "%" SCNx32, &last) == 1, "the peer has ended");
-        ask();
+        check(fscanf(from_peer, "%" SCNx32, &last) == 1, "the peer closed the connection");
+        initiate();
         fprintf(to_peer, "1\n");
         fflush(to_peer);
-        check(fscanf(from_peer, "%" SCNx32, &last) == 1, "the peer has ended");
-        answer();
-        prepare();
+        check(fscanf(from_peer, "%" SCNx32, &last) == 1, "the peer closed the connection");
+        check_memory();
+        reset_memory();
     }
-    printf("peer: %d rounds of WRITE, WRITE with immediate, READ and atomics, towards the engine and from it: "
-           "as they should be\n", rounds);
+    printf("peer: %d rounds of WRITE, WRITE with immediate, READ and atomics, to the engine and from it: all correct\n",
+           rounds);
     struct ibv_send_wr wr = rdma(IBV_WR_RDMA_WRITE, 0, remote_key ^ 0x00ff0000);
     enum ibv_wc_status status = request(&wr, COPY_AT, 64);
-    // Who refuses does it once, and answers no more: where packets are lost, that one may be.
-    int is_unheard = rounds > 1 && status == IBV_WC_RETRY_EXC_ERR;
-    check(status == IBV_WC_REM_ACCESS_ERR || is_unheard, "a key that never was is not refused");
-    puts(is_unheard ? "peer: a key that never was is not answered" : "peer: a key that never was is refused");
+    // The responder sends one NAK and then no more responses, so where packets are lost, the NAK may be lost.
+    int is_nak_lost = rounds > 1 && status == IBV_WC_RETRY_EXC_ERR;
+    check(status == IBV_WC_REM_ACCESS_ERR || is_nak_lost, "an invalid key is not refused");
+    puts(is_nak_lost ? "peer: an invalid key gets no response" : "peer: an invalid key is refused");
     fprintf(to_peer, "2\n");
     fflush(to_peer);
     return 0;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The live RNIC against Linux' own RoCEv2: a guest with rdma_rxe on an emulated network card, and on this side the
-# examples rnic-pingpong and rnic-one-sided. Needs root for a network namespace and a TAP; `./x exam` runs it.
-# usage: tests/rxe/run.sh EXAMPLES WORK    where the built examples are; a folder for what is fetched and built
+# Interoperability of the RDMA engine with Linux' RoCEv2: a guest runs rdma_rxe on an emulated network card, the host
+# runs the examples rnic-pingpong and rnic-one-sided. Needs root for a network namespace and a TAP; `./x exam` runs it.
+# usage: tests/rxe/run.sh EXAMPLES WORK    the folder of the built examples; a folder for packages and the guest image
 set -euo pipefail
 [ $# = 2 ] || { echo "usage: tests/rxe/run.sh EXAMPLES WORK" >&2; exit 2; }
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -17,7 +17,7 @@ clean_up() {
 }
 trap clean_up EXIT
 
-# Debian's packages, unpacked and not installed.
+# Debian packages are unpacked, not installed.
 fetch() {
     local kernel package
     [ ! -e "$work/root/fetched" ] || return 0
@@ -79,17 +79,17 @@ boot() {
         -netdev tap,id=net,ifname=tap0,script=no,downscript=no -device virtio-net-pci,netdev=net,romfile= \
         </dev/null >"$work/guest.log" 2>&1 &
     qemu=$!
-    # Emulated, on a busy machine: half a minute, or some.
+    # The emulated guest needs half a minute, or several on a busy machine.
     for _ in $(seq 300); do
-        ! grep -aq '^rxe: there' "$work/guest.log" || return 0
+        ! grep -aq '^rxe: ready' "$work/guest.log" || return 0
         sleep 1
     done
-    echo "the guest does not come up: see $work/guest.log" >&2
+    echo "the guest does not boot: see $work/guest.log" >&2
     exit 1
 }
 
-# The guest's servers come one after the other: whoever is too early tries again.
-meet() { # EXAMPLE ARGS...
+# The guest starts its servers one after the other, so an example that is too early is tried again.
+run_example() { # EXAMPLE ARGS...
     local example=$1
     shift
     for _ in $(seq 60); do
@@ -103,33 +103,34 @@ meet() { # EXAMPLE ARGS...
         sleep 1
     done
     cat "$work/last.log"
-    echo "$example $* failed; the guest says:" >&2
+    echo "$example $* failed; the guest's log ends with:" >&2
     tail -n 20 "$work/guest.log" >&2
     exit 1
 }
 
-# The same, and packets were lost each way.
-meet_lossy() { # EXAMPLE ARGS...
-    meet "$@"
+# Also checks that packets were lost in both directions.
+run_lossy_example() { # EXAMPLE ARGS...
+    run_example "$@"
     grep -qE 'lost: [1-9][0-9]*, lost_sent: [1-9]' "$work/last.log" || { echo "$* lost nothing" >&2; exit 1; }
 }
 
 fetch
 build_image
 boot
-for bytes in 1 1024 65536; do meet rnic-pingpong rc $own $guest $bytes 100; done
-meet rnic-pingpong uc $own $guest 4096 100
-meet rnic-pingpong rc $own - 4096 100
-meet rnic-pingpong uc $own - 3000 100
-meet rnic-pingpong ud $own $guest 1000 100
-meet rnic-pingpong ud $own - 1024 100
-meet rnic-one-sided $own $guest 1
-# One percent of the packets is lost each way, by a seed: numbers wrap, answers and acknowledgements are lost too.
-for bytes in 1024 4096 65536; do meet_lossy rnic-pingpong rc $own $guest $bytes 300 1 "$bytes"; done
-meet_lossy rnic-pingpong rc $own - 4096 300 1 7
-meet_lossy rnic-one-sided $own $guest 20 1 8
+for bytes in 1 1024 65536; do run_example rnic-pingpong rc $own $guest $bytes 100; done
+run_example rnic-pingpong uc $own $guest 4096 100
+run_example rnic-pingpong rc $own - 4096 100
+run_example rnic-pingpong uc $own - 3000 100
+run_example rnic-pingpong ud $own $guest 1000 100
+run_example rnic-pingpong ud $own - 1024 100
+run_example rnic-one-sided $own $guest 1
+# One percent of the packets is dropped in each direction, determined by a seed, including responses and
+# acknowledgements. Packet sequence numbers wrap.
+for bytes in 1024 4096 65536; do run_lossy_example rnic-pingpong rc $own $guest $bytes 300 1 "$bytes"; done
+run_lossy_example rnic-pingpong rc $own - 4096 300 1 7
+run_lossy_example rnic-one-sided $own $guest 20 1 8
 wait $qemu
 qemu=
-grep -aq 'peer: a key that never was is refused' "$work/guest.log"
+grep -aq 'peer: an invalid key is refused' "$work/guest.log"
 grep -aE '^(peer|rxe):' "$work/guest.log"
-echo 'the engine and rdma_rxe agree'
+echo 'the engine and rdma_rxe interoperate'

@@ -1,11 +1,10 @@
-//! The other end of rdma-core's `ibv_rc_pingpong`, `ibv_uc_pingpong` and `ibv_ud_pingpong`: against a NIC, or against
-//! Linux' `rdma_rxe`.
+//! A peer of rdma-core's `ibv_rc_pingpong`, `ibv_uc_pingpong` and `ibv_ud_pingpong`, on a NIC or on Linux' `rdma_rxe`.
 //!
 //! `cargo run --release -p rnic-live --example rnic-pingpong -- \
 //!     rc|uc|ud OWN_IP PEER_IP|- [BYTES [ROUND_TRIPS [PERCENT_LOST [SEED]]]]`
 //!
-//! With a peer it goes there as the client of `ibv_rc_pingpong -g INDEX -s BYTES -n ROUND_TRIPS`, and compares what
-//! comes back with what it sent; with `-` it waits for such a client. Packets are lost on purpose both ways.
+//! With PEER_IP it is the client of `ibv_rc_pingpong -g INDEX -s BYTES -n ROUND_TRIPS`, and compares what it receives
+//! with what it sent; with `-` it waits for such a client. Packets are dropped on purpose in both directions.
 
 #[path = "../tests/pair/mod.rs"]
 #[allow(dead_code)] // The tests use the rest.
@@ -15,7 +14,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use pair::Side;
+use pair::TestHost;
 use rnic::nic::{Policy, Profile};
 use rnic::verbs::{Address, CompletionKind, CompletionStatus, Datagram, Mtu, SendKind};
 use rnic::wire::{QpNumber, Service};
@@ -23,41 +22,42 @@ use rnic_live::{FaultRates, FaultyIo, UdpIo};
 
 const USAGE: &str = "give rc, uc or ud, an address of this machine, the peer's or -, bytes (up to 65536), round trips, \
     how many percent of the packets are to be lost each way, and a seed";
-/// Where RoCEv2's packets go: IBA annex 17.
+/// UDP port of RoCEv2 (InfiniBand Architecture, annex A17).
 const ROCE_PORT: u16 = 4791;
-/// Where rdma-core's examples meet.
-const MEETING_PORT: u16 = 18_515;
-/// "LID:QPN:PSN:GID" and a zero: what they tell each other there.
-const WORDS_BYTES: usize = 4 + 1 + 6 + 1 + 6 + 1 + 32 + 1;
+/// The TCP port of rdma-core's examples, for exchanging connection parameters.
+const RENDEZVOUS_PORT: u16 = 18_515;
+/// Size of the connection parameters: "LID:QPN:PSN:GID" and a NUL.
+const PARAMETERS_BYTES: usize = 4 + 1 + 6 + 1 + 6 + 1 + 32 + 1;
 const DONE: &[u8] = b"done\0";
 const INBOX: u64 = 65_536;
 const BYTES_MAX: u64 = INBOX;
 const OWN_PSN: u32 = 0x00ff_ffc0;
-/// 4.096 us x 2^14: theirs.
+/// 4.096 us x 2^14, as in rdma-core's examples.
 const ACK_TIMER_CODE: u8 = 14;
-/// Theirs.
+/// As in rdma-core's examples.
 const QUEUE_KEY: u32 = 0x1111_1111;
-/// For a peer that did not hear of its last message's arrival: some of its time-outs, where packets are lost.
-const LINGERS: Duration = Duration::from_millis(200);
-const LINGERS_LOSSY: Duration = Duration::from_secs(2);
-/// What verbs leave before a datagram, for a global routing header.
-const ROUTING_HEADER_BYTES: u32 = 40;
+/// Time for which the peer is served at the end, in case the last acknowledgement was lost.
+const LINGER: Duration = Duration::from_millis(200);
+/// The same where packets are dropped on purpose: several of the peer's time-outs.
+const LINGER_LOSSY: Duration = Duration::from_secs(2);
+/// Room that the verbs API leaves before a datagram for a global routing header.
+const GRH_BYTES: u32 = 40;
 
-/// What one end says of itself.
-struct Words {
+/// The connection parameters of one end.
+struct Parameters {
     qp: u32,
     psn: u32,
     gid: u128,
 }
 
-impl Words {
-    fn say(&self) -> Vec<u8> {
+impl Parameters {
+    fn encode(&self) -> Vec<u8> {
         let mut text = format!("{:04x}:{:06x}:{:06x}:{:032x}", 0, self.qp, self.psn, self.gid).into_bytes();
         text.push(0);
         text
     }
 
-    fn parse(text: &[u8]) -> Option<Words> {
+    fn parse(text: &[u8]) -> Option<Parameters> {
         let text = std::str::from_utf8(text).ok()?.trim_end_matches('\0');
         let mut fields = text.split(':');
         let _lid = fields.next()?;
@@ -65,7 +65,7 @@ impl Words {
             |bits: u32| u128::from_str_radix(fields.next()?, 16).ok().filter(|value| value >> bits == 0_u128);
         let (qp, psn) = (number(24)? as u32, number(24)? as u32);
         let gid = u128::from_str_radix(fields.next()?, 16).ok()?;
-        Some(Words { qp, psn, gid })
+        Some(Parameters { qp, psn, gid })
     }
 
     fn address(&self) -> IpAddr {
@@ -75,7 +75,7 @@ impl Words {
 }
 
 #[derive(Clone, Copy)]
-struct Plan {
+struct Options {
     service: Service,
     own: IpAddr,
     peer: Option<IpAddr>,
@@ -85,9 +85,9 @@ struct Plan {
     seed: u64,
 }
 
-fn plan() -> Option<Plan> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let [service, own, peer, rest @ ..] = &words[..] else { return None };
+fn options() -> Option<Options> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [service, own, peer, rest @ ..] = &arguments[..] else { return None };
     let service = match service.as_str() {
         "rc" => Service::Rc,
         "uc" => Service::Uc,
@@ -95,11 +95,11 @@ fn plan() -> Option<Plan> {
         _ => return None,
     };
     let peer = if peer == "-" { None } else { Some(peer.parse().ok()?) };
-    let number = |at: usize, default: u64| rest.get(at).map_or(Some(default), |word| word.parse().ok());
+    let number = |at: usize, default: u64| rest.get(at).map_or(Some(default), |argument| argument.parse().ok());
     let bytes = number(0, 4096)?;
-    let loss = rest.get(2).map_or(Some(0.0), |word| word.parse::<f64>().ok())? / 100.0;
-    let is_fine = (1..=BYTES_MAX).contains(&bytes) && rest.len() <= 4;
-    is_fine.then_some(Plan {
+    let loss = rest.get(2).map_or(Some(0.0), |argument| argument.parse::<f64>().ok())? / 100.0;
+    let is_valid = (1..=BYTES_MAX).contains(&bytes) && rest.len() <= 4;
+    is_valid.then_some(Options {
         service,
         own: own.parse().ok()?,
         peer,
@@ -110,77 +110,78 @@ fn plan() -> Option<Plan> {
     })
 }
 
-fn meet(plan: &Plan, own: &Words) -> std::io::Result<Words> {
-    let wrong = || std::io::Error::other("these are not the words of ibv_rc_pingpong");
-    let mut theirs = [0; WORDS_BYTES];
-    let Some(peer) = plan.peer else {
-        let (mut stream, _) = TcpListener::bind((plan.own, MEETING_PORT))?.accept()?;
+/// Exchanges connection parameters over TCP, as client or as server.
+fn exchange(options: &Options, own: &Parameters) -> std::io::Result<Parameters> {
+    let wrong = || std::io::Error::other("these are not connection parameters of ibv_rc_pingpong");
+    let mut theirs = [0; PARAMETERS_BYTES];
+    let Some(peer) = options.peer else {
+        let (mut stream, _) = TcpListener::bind((options.own, RENDEZVOUS_PORT))?.accept()?;
         stream.read_exact(&mut theirs)?;
-        stream.write_all(&own.say())?;
+        stream.write_all(&own.encode())?;
         stream.read_exact(&mut [0; DONE.len()])?;
-        return Words::parse(&theirs).ok_or_else(wrong);
+        return Parameters::parse(&theirs).ok_or_else(wrong);
     };
-    let mut stream = TcpStream::connect((peer, MEETING_PORT))?;
-    stream.write_all(&own.say())?;
+    let mut stream = TcpStream::connect((peer, RENDEZVOUS_PORT))?;
+    stream.write_all(&own.encode())?;
     stream.read_exact(&mut theirs)?;
     stream.write_all(DONE)?;
-    Words::parse(&theirs).ok_or_else(wrong)
+    Parameters::parse(&theirs).ok_or_else(wrong)
 }
 
-/// What is sent in this round trip: different bytes in each.
+/// Fills the message of a round trip, with different bytes in each.
 fn fill(outbox: &mut [u8], trip: u64) {
     outbox.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at as u64 * 7 + trip * 13) as u8);
 }
 
-/// Waits for the message of this trip and for the end of the own send.
-fn next(side: &mut Side<FaultyIo<UdpIo>>, mut wanted: usize) {
+/// Waits for this many completions.
+fn wait_for(host: &mut TestHost<FaultyIo<UdpIo>>, mut wanted: usize) {
     while wanted > 0 {
-        for done in side.completions(1) {
+        for done in host.wait_completions(1) {
             assert_eq!(done.status, CompletionStatus::Success, "{done:?}");
             wanted -= 1;
         }
     }
 }
 
-impl Plan {
-    fn header_bytes(&self) -> u32 {
-        if self.service == Service::Ud { ROUTING_HEADER_BYTES } else { 0 }
+impl Options {
+    fn grh_bytes(&self) -> u32 {
+        if self.service == Service::Ud { GRH_BYTES } else { 0 }
     }
 
-    /// Where a message stands once it is received.
+    /// Returns the address of a received message.
     fn message_at(&self) -> u64 {
-        INBOX + u64::from(self.header_bytes())
+        INBOX + u64::from(self.grh_bytes())
     }
 
-    fn receive(&self, side: &mut Side<FaultyIo<UdpIo>>, id: u64) {
-        side.receive(id, INBOX, self.bytes + self.header_bytes());
+    fn receive(&self, host: &mut TestHost<FaultyIo<UdpIo>>, id: u64) {
+        host.post_receive(id, INBOX, self.bytes + self.grh_bytes());
     }
 }
 
-fn client(side: &mut Side<FaultyIo<UdpIo>>, plan: &Plan, to: Option<Datagram>) -> u64 {
+fn client(host: &mut TestHost<FaultyIo<UdpIo>>, options: &Options, to: Option<Datagram>) -> u64 {
     let mut different = 0;
-    for trip in 0..plan.trips {
-        fill(&mut side.memory()[..plan.bytes as usize], trip);
-        side.send_to(to, trip, SendKind::Send(None), 0, plan.bytes);
-        next(side, 2);
-        let memory = side.memory();
-        let back = &memory[plan.message_at() as usize..][..plan.bytes as usize];
-        different += u64::from(memory[..plan.bytes as usize] != *back);
-        plan.receive(side, trip);
+    for trip in 0..options.trips {
+        fill(&mut host.memory()[..options.bytes as usize], trip);
+        host.post_send_to(to, trip, SendKind::Send(None), 0, options.bytes);
+        wait_for(host, 2);
+        let memory = host.memory();
+        let back = &memory[options.message_at() as usize..][..options.bytes as usize];
+        different += u64::from(memory[..options.bytes as usize] != *back);
+        options.receive(host, trip);
     }
     different
 }
 
-fn server(side: &mut Side<FaultyIo<UdpIo>>, plan: &Plan, to: Option<Datagram>) {
+fn server(host: &mut TestHost<FaultyIo<UdpIo>>, options: &Options, to: Option<Datagram>) {
     let mut received = 0;
     let mut sent = 0;
-    while received < plan.trips || sent < plan.trips {
-        for done in side.completions(1) {
+    while received < options.trips || sent < options.trips {
+        for done in host.wait_completions(1) {
             assert_eq!(done.status, CompletionStatus::Success, "{done:?}");
             if done.kind == CompletionKind::Receive {
                 received += 1;
-                plan.receive(side, received);
-                side.send_to(to, received, SendKind::Send(None), plan.message_at(), plan.bytes);
+                options.receive(host, received);
+                host.post_send_to(to, received, SendKind::Send(None), options.message_at(), options.bytes);
             } else {
                 sent += 1;
             }
@@ -189,59 +190,63 @@ fn server(side: &mut Side<FaultyIo<UdpIo>>, plan: &Plan, to: Option<Datagram>) {
 }
 
 fn main() {
-    let Some(plan) = plan() else {
+    let Some(options) = options() else {
         eprintln!("{USAGE}");
         std::process::exit(2);
     };
-    let mut wire = UdpIo::bind(SocketAddr::new(plan.own, ROCE_PORT)).unwrap_or_else(|error| {
+    let mut io = UdpIo::bind(SocketAddr::new(options.own, ROCE_PORT)).unwrap_or_else(|error| {
         eprintln!("{error}");
         std::process::exit(1);
     });
-    wire.expect_nics();
-    let wire = FaultyIo::new(wire, plan.faults, plan.seed).unwrap_or_else(|error| {
+    io.expect_nics();
+    let io = FaultyIo::new(io, options.faults, options.seed).unwrap_or_else(|error| {
         eprintln!("{error}");
         std::process::exit(2);
     });
-    let mut side = Side::new(Profile::new(Policy::GoBackN), wire, 1);
-    match plan.service {
+    let mut host = TestHost::new(Profile::new(Policy::GoBackN), io, 1);
+    match options.service {
         Service::Rc => {}
-        Service::Uc => side.unreliable(),
-        Service::Ud => side.datagrams(QUEUE_KEY, OWN_PSN),
+        Service::Uc => host.use_uc(),
+        Service::Ud => host.use_ud(QUEUE_KEY, OWN_PSN),
     }
-    let gid = match plan.own {
+    let gid = match options.own {
         IpAddr::V4(own) => own.to_ipv6_mapped(),
         IpAddr::V6(own) => own,
     };
-    let theirs = meet(&plan, &Words { qp: side.qp.0, psn: OWN_PSN, gid: gid.to_bits() }).unwrap_or_else(|error| {
-        eprintln!("meeting at port {MEETING_PORT}: {error}");
-        std::process::exit(1);
-    });
-    let different = play(&mut side, &plan, &theirs);
-    println!("{:?}", side.live.receive_drops());
-    println!("{:?}", side.live.io().fault_counters());
+    let theirs =
+        exchange(&options, &Parameters { qp: host.qp.0, psn: OWN_PSN, gid: gid.to_bits() }).unwrap_or_else(|error| {
+            eprintln!("exchange of connection parameters at TCP port {RENDEZVOUS_PORT}: {error}");
+            std::process::exit(1);
+        });
+    let different = run(&mut host, &options, &theirs);
+    println!("{:?}", host.live.receive_drops());
+    println!("{:?}", host.live.io().fault_counters());
     std::process::exit(i32::from(different > 0));
 }
 
-/// How many messages came back as something else.
-fn play(side: &mut Side<FaultyIo<UdpIo>>, plan: &Plan, theirs: &Words) -> u64 {
+/// Connects, runs the round trips, and returns how many messages came back changed.
+fn run(host: &mut TestHost<FaultyIo<UdpIo>>, options: &Options, theirs: &Parameters) -> u64 {
     let (peer, qp) = (SocketAddr::new(theirs.address(), ROCE_PORT), QpNumber(theirs.qp));
-    side.live.io_mut().inner_mut().add_peer(peer).expect("a peer of this family");
-    match plan.service {
-        Service::Rc => side.connect(qp, (OWN_PSN, theirs.psn), Mtu::B1024, ACK_TIMER_CODE),
-        Service::Uc => side.connect_unreliable(qp, (OWN_PSN, theirs.psn), Mtu::B1024),
+    host.live.io_mut().inner_mut().add_peer(peer).expect("a peer of the same address family");
+    match options.service {
+        Service::Rc => host.connect(qp, (OWN_PSN, theirs.psn), Mtu::B1024, ACK_TIMER_CODE),
+        Service::Uc => host.connect_uc(qp, (OWN_PSN, theirs.psn), Mtu::B1024),
         Service::Ud => {}
     }
-    let to = (plan.service == Service::Ud).then_some(Datagram { to: Address(0), qp, queue_key: QUEUE_KEY });
-    (0..16).for_each(|id| plan.receive(side, id));
-    let began = Instant::now();
-    let different = if plan.peer.is_some() {
-        client(side, plan, to)
+    let to = (options.service == Service::Ud).then_some(Datagram { to: Address(0), qp, queue_key: QUEUE_KEY });
+    (0..16).for_each(|id| options.receive(host, id));
+    let started = Instant::now();
+    let different = if options.peer.is_some() {
+        client(host, options, to)
     } else {
-        server(side, plan, to);
+        server(host, options, to);
         0
     };
-    let each_us = began.elapsed().as_secs_f64() * 1e6 / plan.trips.max(1) as f64;
-    side.linger(if plan.faults == FaultRates::default() { LINGERS } else { LINGERS_LOSSY });
-    println!("{} round trips of {} bytes, {each_us:.1} us each, {different} of them changed", plan.trips, plan.bytes);
+    let each_us = started.elapsed().as_secs_f64() * 1e6 / options.trips.max(1) as f64;
+    host.serve_for(if options.faults == FaultRates::default() { LINGER } else { LINGER_LOSSY });
+    println!(
+        "{} round trips of {} bytes, {each_us:.1} us each, {different} of them changed",
+        options.trips, options.bytes
+    );
     different
 }

@@ -1,4 +1,4 @@
-//! Two live NICs with a reliable connection between them, in one thread or in two.
+//! Two live NICs with a reliable connection between them, in one thread or in two threads.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -12,17 +12,17 @@ use rnic::verbs::{
 use rnic::wire::{Psn, QpNumber, Service};
 use rnic_live::{LaneIo, LiveNic, PacketIo, RcConnection, UdpIo, WINDOW_BYTES};
 
-/// Bytes of memory at each side.
-pub const SIDE_BYTES: usize = 256 << 10;
-/// After so long a test has failed.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// 4.096 us x 2^8, about 1 ms: where much is lost, and one thread gives both their turns.
+/// Bytes of memory of each host.
+pub const MEMORY_BYTES: usize = 256 << 10;
+/// Time after which a test fails.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// 4.096 us x 2^8, about 1 ms: for one thread that polls both hosts, with many losses.
 const ACK_TIMER_CODE_SHORT: u8 = 8;
-/// 4.096 us x 2^17, about 0.5 s: a thread may be kept waiting for its processor.
+/// 4.096 us x 2^17, about 0.5 s: for two threads, one of which may wait long for a processor.
 const ACK_TIMER_CODE_LONG: u8 = 17;
 
-/// One NIC, its memory, one queue pair.
-pub struct Side<W> {
+/// A NIC with its memory and one queue pair.
+pub struct TestHost<W> {
     pub live: LiveNic<W, ByteMemory>,
     pub keys: RegionKeys,
     pub cq: CqNumber,
@@ -31,24 +31,24 @@ pub struct Side<W> {
 }
 
 pub struct Pair<W> {
-    pub a: Side<W>,
-    pub b: Side<W>,
+    pub a: TestHost<W>,
+    pub b: TestHost<W>,
 }
 
-impl<W: PacketIo> Side<W> {
-    pub fn new(profile: Profile, wire: W, seed: u64) -> Self {
-        let mut live = LiveNic::new(profile, ByteMemory::new(SIDE_BYTES), wire, seed).unwrap();
+impl<W: PacketIo> TestHost<W> {
+    pub fn new(profile: Profile, io: W, seed: u64) -> Self {
+        let mut live = LiveNic::new(profile, ByteMemory::new(MEMORY_BYTES), io, seed).unwrap();
         let nic = live.nic_mut();
         let domain = nic.allocate_domain().unwrap();
-        let (access, bytes) = (Access::all(), SIDE_BYTES as u64);
+        let (access, bytes) = (Access::all(), MEMORY_BYTES as u64);
         let keys = nic.register(&Registration { domain, host_address: 0, address: 0, bytes, access }).unwrap();
         let cq = nic.create_cq(256).unwrap();
-        let mut side = Self { live, keys, cq, domain, qp: QpNumber(0) };
-        side.qp = side.create(Service::Rc);
-        side
+        let mut host = Self { live, keys, cq, domain, qp: QpNumber(0) };
+        host.qp = host.create_qp(Service::Rc);
+        host
     }
 
-    fn create(&mut self, service: Service) -> QpNumber {
+    fn create_qp(&mut self, service: Service) -> QpNumber {
         let init = QpInit {
             service,
             domain: self.domain,
@@ -62,9 +62,9 @@ impl<W: PacketIo> Side<W> {
         self.live.nic_mut().create_qp(&init).unwrap()
     }
 
-    /// Another queue pair, of datagrams, in the place of the one there is.
-    pub fn datagrams(&mut self, queue_key: u32, send_psn: u32) {
-        self.qp = self.create(Service::Ud);
+    /// Replaces the queue pair by one of the service UD, and brings it to ready-to-send.
+    pub fn use_ud(&mut self, queue_key: u32, send_psn: u32) {
+        self.qp = self.create_qp(Service::Ud);
         let now = self.live.now();
         let init = QpAttributes {
             partition_index: Some(0),
@@ -80,7 +80,7 @@ impl<W: PacketIo> Side<W> {
         }
     }
 
-    /// `psns`: of its own first packet, and of its peer's.
+    /// Connects the queue pair. `psns` are those of its own first packet and of its peer's.
     pub fn connect(&mut self, destination: QpNumber, psns: (u32, u32), mtu: Mtu, ack_timer_code: u8) {
         let connection = RcConnection {
             peer: Address(0),
@@ -94,13 +94,13 @@ impl<W: PacketIo> Side<W> {
         self.live.connect(self.qp, &connection).unwrap();
     }
 
-    /// Another queue pair, of the unreliable connection, in the place of the one there is.
-    pub fn unreliable(&mut self) {
-        self.qp = self.create(Service::Uc);
+    /// Replaces the queue pair by one of the service UC.
+    pub fn use_uc(&mut self) {
+        self.qp = self.create_qp(Service::Uc);
     }
 
-    /// As [`Side::connect`], without anything about answers.
-    pub fn connect_unreliable(&mut self, destination: QpNumber, psns: (u32, u32), mtu: Mtu) {
+    /// Connects a UC queue pair, like [`TestHost::connect`].
+    pub fn connect_uc(&mut self, destination: QpNumber, psns: (u32, u32), mtu: Mtu) {
         let now = self.live.now();
         let init = QpAttributes {
             partition_index: Some(0),
@@ -133,23 +133,23 @@ impl<W: PacketIo> Side<W> {
         local
     }
 
-    pub fn send(&mut self, id: u64, kind: SendKind, address: u64, bytes: u32) {
-        self.send_to(None, id, kind, address, bytes);
+    pub fn post_send(&mut self, id: u64, kind: SendKind, address: u64, bytes: u32) {
+        self.post_send_to(None, id, kind, address, bytes);
     }
 
-    pub fn send_to(&mut self, datagram: Option<Datagram>, id: u64, kind: SendKind, address: u64, bytes: u32) {
+    pub fn post_send_to(&mut self, datagram: Option<Datagram>, id: u64, kind: SendKind, address: u64, bytes: u32) {
         let local = self.local(address, bytes);
         let request = Send { id, kind, local, signalled: true, fence: false, solicited: false, datagram };
         let now = self.live.now();
         self.live.nic_mut().post_send(now, self.qp, &request).unwrap();
     }
 
-    pub fn receive(&mut self, id: u64, address: u64, bytes: u32) {
+    pub fn post_receive(&mut self, id: u64, address: u64, bytes: u32) {
         let (now, local) = (self.live.now(), self.local(address, bytes));
         self.live.nic_mut().post_recv(now, self.qp, &Receive { id, local }).unwrap();
     }
 
-    /// A turn, and what was completed by then.
+    /// Polls the NIC once, and returns the completions.
     pub fn poll(&mut self) -> Vec<Completion> {
         self.live.poll().unwrap();
         let mut done = [Completion::default(); 16];
@@ -157,60 +157,60 @@ impl<W: PacketIo> Side<W> {
         done[..count].to_vec()
     }
 
-    /// Waits for so many completions.
-    pub fn completions(&mut self, wanted: usize) -> Vec<Completion> {
+    /// Waits for at least this many completions.
+    pub fn wait_completions(&mut self, wanted: usize) -> Vec<Completion> {
         let mut done = Vec::new();
         while done.len() < wanted {
             let mut some = [Completion::default(); 4];
-            let count = self.live.wait_completions(self.cq, &mut some, Some(PATIENCE)).unwrap();
-            assert!(count > 0, "nothing was completed for a long time");
+            let count = self.live.wait_completions(self.cq, &mut some, Some(TIMEOUT)).unwrap();
+            assert!(count > 0, "no completion for {TIMEOUT:?}");
             done.extend_from_slice(&some[..count]);
         }
         done
     }
 
-    /// Answers the peer for a while.
-    pub fn linger(&mut self, time: Duration) {
+    /// Serves the peer's requests for this long.
+    pub fn serve_for(&mut self, time: Duration) {
         let nothing: Option<()> = self.live.run_until(Some(time), |_| Ok(None)).unwrap();
         assert_eq!(nothing, None);
     }
 }
 
 impl<W: PacketIo> Pair<W> {
-    /// For one thread.
-    pub fn new(policy: Policy, wires: [W; 2]) -> Self {
-        Self::connected(Profile::new(policy), wires, Mtu::B1024, ACK_TIMER_CODE_SHORT)
+    /// Creates a pair for one thread.
+    pub fn new(policy: Policy, ios: [W; 2]) -> Self {
+        Self::connected(Profile::new(policy), ios, Mtu::B1024, ACK_TIMER_CODE_SHORT)
     }
 
-    /// For two threads.
-    pub fn patient(policy: Policy, wires: [W; 2]) -> Self {
-        Self::connected(Profile::new(policy), wires, Mtu::B1024, ACK_TIMER_CODE_LONG)
+    /// Creates a pair for two threads.
+    pub fn for_two_threads(policy: Policy, ios: [W; 2]) -> Self {
+        Self::connected(Profile::new(policy), ios, Mtu::B1024, ACK_TIMER_CODE_LONG)
     }
 
-    /// As the caller wants it.
+    /// Creates a pair with these settings.
     pub fn connected(profile: Profile, [a, b]: [W; 2], mtu: Mtu, ack_timer_code: u8) -> Self {
-        let (mut a, mut b) = (Side::new(profile, a, 1), Side::new(profile, b, 2));
-        // Numbers of packets wrap soon.
+        let (mut a, mut b) = (TestHost::new(profile, a, 1), TestHost::new(profile, b, 2));
+        // One host's packet sequence numbers wrap soon.
         let (psn_a, psn_b) = (0x00ff_fff0, 77);
         a.connect(b.qp, (psn_a, psn_b), mtu, ack_timer_code);
         b.connect(a.qp, (psn_b, psn_a), mtu, ack_timer_code);
         Self { a, b }
     }
 
-    /// Turns of both sides until each has completed so much: what a completed, and what b.
-    pub fn completed(&mut self, wanted_a: usize, wanted_b: usize) -> (Vec<Completion>, Vec<Completion>) {
+    /// Polls both hosts until each has at least this many completions. Returns those of a and those of b.
+    pub fn poll_until_completed(&mut self, wanted_a: usize, wanted_b: usize) -> (Vec<Completion>, Vec<Completion>) {
         let (mut done_a, mut done_b) = (Vec::new(), Vec::new());
-        let began = Instant::now();
+        let started = Instant::now();
         while done_a.len() < wanted_a || done_b.len() < wanted_b {
             done_a.extend(self.a.poll());
             done_b.extend(self.b.poll());
-            assert!(began.elapsed() < PATIENCE, "after {done_a:?} and {done_b:?} nothing was completed");
+            assert!(started.elapsed() < TIMEOUT, "no more completions after {done_a:?} and {done_b:?}");
         }
         (done_a, done_b)
     }
 }
 
-/// Wires between two sockets of this machine.
+/// Returns packet I/O over two connected sockets of this machine.
 pub fn udp() -> [UdpIo; 2] {
     let here: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let [mut a, mut b] = [UdpIo::bind(here).unwrap(), UdpIo::bind(here).unwrap()];
@@ -219,13 +219,13 @@ pub fn udp() -> [UdpIo; 2] {
     [a, b]
 }
 
-/// LaneIo both ways.
+/// Returns packet I/O over a pair of lanes.
 pub fn lanes() -> [LaneIo; 2] {
     let (link_a, parts) = shm::create_link(WINDOW_BYTES).unwrap();
     let link_b = shm::open_link(parts, WINDOW_BYTES).unwrap();
     [link_a, link_b].map(|link| {
-        let mut wire = LaneIo::new();
-        wire.add_peer(&link, 0x5ec2_e700_1234_5678).unwrap();
-        wire
+        let mut io = LaneIo::new();
+        io.add_peer(&link, 0x5ec2_e700_1234_5678).unwrap();
+        io
     })
 }
