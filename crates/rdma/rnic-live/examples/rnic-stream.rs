@@ -2,8 +2,8 @@
 //! `cargo run --release -p rnic-live --example rnic-stream -- [BYTES [MEGABYTES [ROUNDS]]]`
 //!
 //! One thread writes messages of this size, 16 outstanding, into the memory of another thread. Bare UDP sends datagrams
-//! with the same payload as the engine's packets, one by one, and counts those that arrive. All numbers are measured side
-//! by side in alternating rounds; ratios are to bare UDP.
+//! with the same payload as the engine's packets, one by one, and counts those that arrive. All numbers are measured
+//! side by side in alternating rounds; ratios are to bare UDP.
 
 #[path = "../tests/pair/mod.rs"]
 #[allow(dead_code)] // The tests use the rest.

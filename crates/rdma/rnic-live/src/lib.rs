@@ -1,9 +1,9 @@
 //! The RDMA engine in real time, as a library: the code that the packet simulator drives, on real packet I/O.
 //!
-//! * [`LiveNic`]: a NIC with its packet I/O. It makes progress only while a thread polls it or waits for a completion. It
-//!   allocates nothing for a packet, spins for a bounded time, then blocks until a packet arrives or a timer is due.
-//! * [`PacketIo`]: sends and receives packets. [`UdpIo`] speaks RoCEv2 or its selective extension, depending on the NIC's
-//!   policy (docs/rnic-wire.md); [`LaneIo`] uses rings in shared memory.
+//! * [`LiveNic`]: a NIC with its packet I/O. It makes progress only while a thread polls it or waits for a completion.
+//!   It allocates nothing for a packet, spins for a bounded time, then blocks until a packet arrives or a timer is due.
+//! * [`PacketIo`]: sends and receives packets. [`UdpIo`] speaks RoCEv2 or its selective extension, depending on the
+//!   NIC's policy (docs/rnic-wire.md); [`LaneIo`] uses rings in shared memory.
 //! * [`FaultyIo`]: packet I/O that loses, delays, duplicates and corrupts packets, determined by a seed.
 //!
 //! Verbs are the only interface. A stand-in for `libibverbs` posts and polls through [`LiveNic::nic_mut`], provides its

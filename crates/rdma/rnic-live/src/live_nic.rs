@@ -75,8 +75,8 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
         })
     }
 
-    /// Replaces the NIC by a new one without queue pairs, on the same packet I/O. Its time starts at 0 again, which lasts
-    /// for 213 days.
+    /// Replaces the NIC by a new one without queue pairs, on the same packet I/O. Its time starts at 0 again, which
+    /// lasts for 213 days.
     ///
     /// # Errors
     /// When the profile is invalid. The old NIC is then kept.
@@ -121,8 +121,8 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
         self.drops
     }
 
-    /// Sends packets of posted requests, handles received packets and due timers, and sends what results from them, above
-    /// all acknowledgements; each up to a bound. Returns whether there was anything to do.
+    /// Sends packets of posted requests, handles received packets and due timers, and sends what results from them,
+    /// above all acknowledgements; each up to a bound. Returns whether there was anything to do.
     ///
     /// # Errors
     /// When the packet I/O cannot continue.
@@ -313,8 +313,9 @@ pub struct RcConnection {
 const READS_MAX: u8 = 16;
 /// RNR NAK timer of 0.64 ms (InfiniBand Architecture, table 46).
 const RNR_TIMER_CODE: u8 = 12;
-/// Default for [`RcConnection::ack_timer_code`]: 4.096 us x 2^14, 67 ms, which perftest uses. Eight time-outs must exceed
-/// any time for which the scheduler keeps the peer's thread from running: with 8 x 17 ms a connection failed once.
+/// Default for [`RcConnection::ack_timer_code`]: 4.096 us x 2^14, 67 ms, which perftest uses. Eight time-outs must
+/// exceed any time for which the scheduler keeps the peer's thread from running: with 8 x 17 ms a connection failed
+/// once.
 pub const ACK_TIMER_CODE: u8 = 14;
 const RETRIES: u8 = 7;
 

@@ -67,13 +67,15 @@ pub struct ReceivedPacket<'a> {
 
 /// Sends and receives packets between this NIC and its peers: each whole or not at all, in any order, like UDP.
 pub trait PacketIo {
-    /// Returns the headers of the datagram around a packet to `to`, for its checksum; `None` if packets have no checksum.
+    /// Returns the headers of the datagram around a packet to `to`, for its checksum; `None` if packets have no
+    /// checksum.
     ///
     /// # Errors
     /// When there is no such peer.
     fn encapsulation(&self, to: Address) -> Result<Option<Encapsulation>, PacketIoError>;
 
-    /// Queues or sends a packet; it leaves at the latest with [`PacketIo::flush`]. Returns false if there is no room now.
+    /// Queues or sends a packet; it leaves at the latest with [`PacketIo::flush`]. Returns false if there is no room
+    /// now.
     ///
     /// # Errors
     /// When nothing can be sent any more, or there is no such peer.

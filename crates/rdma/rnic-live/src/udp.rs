@@ -186,9 +186,9 @@ impl UdpIo {
 
     /// Declares that the peers are NICs or Linux' `rdma_rxe` rather than sockets of this type.
     ///
-    /// Such peers send from ports of their choice, so that a sender is identified by its IP address alone. They increment
-    /// the IPv4 identification, which sockets do not report. And they verify the identification of received datagrams,
-    /// so that packets are sent one by one: the kernel or NIC that segments a batch would increment it.
+    /// Such peers send from ports of their choice, so that a sender is identified by its IP address alone. They
+    /// increment the IPv4 identification, which sockets do not report. And they verify the identification of received
+    /// datagrams, so that packets are sent one by one: the kernel or NIC that segments a batch would increment it.
     ///
     /// # Panics
     /// If there are peers already.

@@ -250,8 +250,8 @@ fn is_success(completion: &Completion) -> bool {
     completion.status == CompletionStatus::Success
 }
 
-/// Emulates a NIC on the same network: its packets come from any port with an incremented IPv4 identification, and those
-/// that it receives must have a checksum for the identification that was sent, 0.
+/// Emulates a NIC on the same network: its packets come from any port with an incremented IPv4 identification, and
+/// those that it receives must have a checksum for the identification that was sent, 0.
 #[test]
 fn standard_rocev2_packets_are_exchanged_with_a_nic() {
     let nic = UdpSocket::bind("127.0.0.1:0").unwrap();

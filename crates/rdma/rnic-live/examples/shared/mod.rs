@@ -27,8 +27,8 @@ impl Measurement {
     }
 }
 
-/// Runs all measurements in each round and returns the sorted samples of each. Every second round runs in reverse order,
-/// so that no measurement is always first.
+/// Runs all measurements in each round and returns the sorted samples of each. Every second round runs in reverse
+/// order, so that no measurement is always first.
 pub fn run_alternating(measurements: &mut [Measurement], rounds: usize) -> Vec<Vec<f64>> {
     let mut samples: Vec<Vec<f64>> = measurements.iter().map(|_| Vec::new()).collect();
     for round in 0..rounds {
