@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use sim::Span;
+use stats::nearest_rank;
 
 use crate::endpoint::Endpoint;
 use crate::ideal::IdealFct;
@@ -58,18 +59,9 @@ impl SummaryStats {
         values.sort_unstable_by(f64::total_cmp);
         let Some(max) = values.last().copied() else { return Self::default() };
         let mean = values.iter().sum::<f64>() / values.len() as f64;
-        let at = |quantile| percentile(values, quantile);
+        let at = |share| nearest_rank(values, share).unwrap_or(max);
         Self { mean, p50: at(0.5), p95: at(0.95), p99: at(0.99), p999: at(0.999), max }
     }
-}
-
-/// Returns the smallest of the sorted values that at least this share of them does not exceed (nearest rank).
-///
-/// # Panics
-/// If there are no values.
-pub fn percentile(sorted: &[f64], share: f64) -> f64 {
-    let rank = (share * sorted.len() as f64).ceil() as usize;
-    sorted[rank.clamp(1, sorted.len()) - 1]
 }
 
 /// Returns the results of a run's finished flows, in the order in which they finished.
@@ -101,14 +93,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_values_of_the_set() {
-        let values: Vec<f64> = (1..=100).map(f64::from).collect();
-        assert_eq!(
-            [0.0, 0.5, 0.95, 0.99, 0.991, 1.0].map(|share| percentile(&values, share)),
-            [1.0, 50.0, 95.0, 99.0, 100.0, 100.0]
-        );
-        let slowdown = SummaryStats::of(&mut [3.0, 1.0, 2.0]);
-        assert_eq!((slowdown.mean, slowdown.p50, slowdown.max), (2.0, 2.0, 3.0));
+    fn summary_statistics_of_unsorted_values_and_of_none() {
+        let stats = SummaryStats::of(&mut [3.0, 1.0, 2.0]);
+        assert_eq!((stats.mean, stats.p50, stats.max), (2.0, 2.0, 3.0));
         assert_eq!(SummaryStats::of(&mut []), SummaryStats::default());
     }
 

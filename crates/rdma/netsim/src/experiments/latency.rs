@@ -3,13 +3,13 @@
 use pcie::result::Provenance;
 use serde::Serialize;
 use sim::{Span, Time};
+use stats::nearest_rank;
 
 use super::error::{ExperimentError, in_range};
 use crate::endpoint::Flow;
 use crate::network::{Network, NetworkConfig};
 use crate::rate::LinkRate;
 use crate::rdma::{PathProperties, RdmaConfig, RdmaEndpoint, Verb, profile};
-use crate::results::percentile;
 use crate::switch::SwitchConfig;
 use crate::topology::{HostId, NetworkLink, NetworkNode, Topology};
 use crate::transport::{CongestionAlgorithm, NicKind, TransportConfig};
@@ -98,7 +98,7 @@ impl LatencyExperiment {
             started = network.now();
         }
         halves_us.sort_unstable_by(f64::total_cmp);
-        let at = |share| percentile(&halves_us, share);
+        let at = |share| nearest_rank(&halves_us, share).expect("at least one message");
         Ok(LatencyResult {
             provenance: Provenance::Modelled,
             p50_us: at(0.5),
