@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pcie::model::{Completions, Mode, Model};
+use pcie::model::{CompletionSize, Mode, Model};
 use pcie::result::{Latency, Outcome, Provenance, TestResult};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
 use plot::{Axis, Color, Figure, Line, Marker, Series, Style};
@@ -217,7 +217,7 @@ fn upper_bound(kind: Kind, results: &[Labelled<'_>]) -> Option<Series> {
     if results.iter().any(|one| one.result.link != Some(link)) {
         return None;
     }
-    let model = Model::new(Mode::Corrected, link, Completions::Mps).ok()?;
+    let model = Model::new(Mode::Corrected, link, CompletionSize::Mps).ok()?;
     let sizes = || results.iter().map(|one| u64::from(one.result.test.size_bytes));
     let gbps = |bytes: u64| {
         let bandwidth = model.bandwidth(bytes, 0).ok()?;

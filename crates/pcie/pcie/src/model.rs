@@ -43,7 +43,7 @@ pub enum Mode {
 /// How much of a read one completion brings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Completions {
+pub enum CompletionSize {
     /// As much as a packet may carry (MPS).
     #[default]
     Mps,
@@ -85,7 +85,7 @@ pub struct Bandwidth {
 pub struct Model {
     mode: Mode,
     link: Link,
-    completions: Completions,
+    completions: CompletionSize,
 }
 
 /// A question that has no answer.
@@ -110,7 +110,7 @@ impl Model {
     ///
     /// # Errors
     /// When the mode does not know such links.
-    pub fn new(mode: Mode, link: Link, completions: Completions) -> Result<Self, ModelError> {
+    pub fn new(mode: Mode, link: Link, completions: CompletionSize) -> Result<Self, ModelError> {
         if mode == Mode::Published && link.lanes.count() == 12 {
             return Err(ModelError::PublishedLanes);
         }
@@ -231,8 +231,8 @@ impl Model {
 
     fn completion_limit_bytes(&self) -> u32 {
         match self.completions {
-            Completions::Mps => self.link.mps_bytes.bytes(),
-            Completions::Rcb => self.link.rcb_bytes.bytes(),
+            CompletionSize::Mps => self.link.mps_bytes.bytes(),
+            CompletionSize::Rcb => self.link.rcb_bytes.bytes(),
         }
     }
 

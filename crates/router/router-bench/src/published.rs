@@ -13,8 +13,8 @@ use netsim::endpoint::{ETHERNET_BYTES, ETHERNET_BYTES_MIN, IP_UDP_BYTES};
 use netsim::rate::LinkRate;
 use pcie::host::{HostError, System};
 use pcie::link::Link;
-use pcie::model::nic::{Direction, Nic};
-use pcie::model::{Completions, Mode, Model, ModelError};
+use pcie::model::nic::{Direction, NicModel};
+use pcie::model::{CompletionSize, Mode, Model, ModelError};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
 use serde::Serialize;
 use thiserror::Error;
@@ -94,7 +94,7 @@ pub struct Cluster {
     /// A device's read of 64 bytes of the host's memory.
     read_ns: f64,
     model: Model,
-    card: Nic,
+    card: NicModel,
     line: LinkRate,
 }
 
@@ -109,8 +109,8 @@ impl Cluster {
         let mut reads_ns = Vec::with_capacity(READ_SAMPLES as usize);
         host.run(&test, &mut |ns| reads_ns.push(ns))?;
         let link: Link = *host.link();
-        let model = Model::new(Mode::Corrected, link, Completions::default())?;
-        let card = Nic::built_in("dpdk").expect("a card that needs no file");
+        let model = Model::new(Mode::Corrected, link, CompletionSize::default())?;
+        let card = NicModel::built_in("dpdk").expect("a card that needs no file");
         let line = LinkRate::from_gbps(LINE_GBPS).expect("a line of 40 Gb/s");
         Ok(Cluster { read_ns: median(reads_ns).unwrap_or(0.0), model, card, line })
     }

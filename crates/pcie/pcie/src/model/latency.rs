@@ -4,7 +4,7 @@
 //! A packet is passed on when it has arrived whole, or from its header on by a switch that cuts through. In flit mode
 //! nothing of a flit is known before its checksum: a packet arrives with the end of its last flit.
 
-use std::path::Path as FilePath;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ const DIRECT: &str = include_str!("../../paths/direct.toml");
 /// The way from a device to memory.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Path {
+pub struct PciePath {
     /// What it is called.
     pub name: String,
     /// Where the numbers come from.
@@ -55,13 +55,13 @@ pub struct LinkHop {
     /// Lanes, where they are not the model's.
     pub lanes: Option<Lanes>,
     /// At its end towards the root complex; the last link has none.
-    pub switch: Option<Switch>,
+    pub switch: Option<PcieSwitch>,
 }
 
 /// A switch.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Switch {
+pub struct PcieSwitch {
     /// From the last symbol in to the first out, or from the header's last when it cuts through.
     #[serde(deserialize_with = "config::nanoseconds")]
     pub forward_ns: f64,
@@ -72,16 +72,16 @@ pub struct Switch {
 
 /// The least time of a transfer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Latency {
+pub struct LatencyBreakdown {
     /// All of it.
     pub latency_ns: f64,
     /// Its parts in the order of time, as the last packet meets them; they add up.
-    pub parts: Vec<Part>,
+    pub parts: Vec<LatencyPart>,
 }
 
 /// A part of a latency.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Part {
+pub struct LatencyPart {
     /// Where: `device`, `link 1`, `switch 1`, `root complex`, `memory`.
     pub hop: String,
     /// What takes the time.
@@ -90,13 +90,13 @@ pub struct Part {
     pub ns: f64,
 }
 
-impl Switch {
+impl PcieSwitch {
     /// Broadcom PEX88000, generation 4: 105 ns between ports of 16 lanes, cut through (vendor's figure, in Linley
     /// Newsletter of 24 September 2019).
     pub const PEX88000: Self = Self { forward_ns: 105.0, cut_through: true };
 }
 
-impl Path {
+impl PciePath {
     /// A device in a slot of the root complex, and DDR4.
     pub fn direct() -> Self {
         Self::parse("paths/direct.toml", DIRECT).expect("the built-in path is tested")
@@ -106,7 +106,7 @@ impl Path {
     ///
     /// # Errors
     /// When it cannot be read or makes no sense.
-    pub fn read(path: &FilePath) -> Result<Self, ConfigError> {
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let file: Self = config::read(path)?;
         file.checked(&path.display().to_string())
     }
@@ -120,7 +120,7 @@ impl Path {
     }
 
     /// The path lengthened by this many links like the last one, with `switch` before each.
-    pub fn with_switches(mut self, count: usize, switch: &Switch) -> Self {
+    pub fn with_switches(mut self, count: usize, switch: &PcieSwitch) -> Self {
         let last = self.links.pop().expect("a path has links");
         let switched = LinkHop { switch: Some(switch.clone()), ..last.clone() };
         self.links.extend(std::iter::repeat_n(switched, count));
@@ -150,29 +150,44 @@ impl Path {
     ///
     /// # Errors
     /// For sizes and offsets that cannot be modelled.
-    pub fn read_latency(&self, model: &Model, size_bytes: u64, offset_bytes: u64) -> Result<Latency, ModelError> {
+    pub fn read_latency(
+        &self,
+        model: &Model,
+        size_bytes: u64,
+        offset_bytes: u64,
+    ) -> Result<LatencyBreakdown, ModelError> {
         let span = model.span(size_bytes, offset_bytes)?;
-        Ok(Journey::new(self, model)?.read(span, 0.0))
+        Ok(Transfer::new(self, model)?.read(span, 0.0))
     }
 
     /// The least time of a write: until its last byte can be read from memory.
     ///
     /// # Errors
     /// For sizes and offsets that cannot be modelled.
-    pub fn write_latency(&self, model: &Model, size_bytes: u64, offset_bytes: u64) -> Result<Latency, ModelError> {
+    pub fn write_latency(
+        &self,
+        model: &Model,
+        size_bytes: u64,
+        offset_bytes: u64,
+    ) -> Result<LatencyBreakdown, ModelError> {
         let span = model.span(size_bytes, offset_bytes)?;
-        Ok(Journey::new(self, model)?.write(span))
+        Ok(Transfer::new(self, model)?.write(span))
     }
 
     /// The least time of a write and a read of the same place behind it, which finds what was written.
     ///
     /// # Errors
     /// For sizes and offsets that cannot be modelled.
-    pub fn write_read_latency(&self, model: &Model, size_bytes: u64, offset_bytes: u64) -> Result<Latency, ModelError> {
+    pub fn write_read_latency(
+        &self,
+        model: &Model,
+        size_bytes: u64,
+        offset_bytes: u64,
+    ) -> Result<LatencyBreakdown, ModelError> {
         let span = model.span(size_bytes, offset_bytes)?;
-        let mut journey = Journey::new(self, model)?;
-        let written = journey.write(span);
-        Ok(journey.read(span, written.latency_ns))
+        let mut transfer = Transfer::new(self, model)?;
+        let written = transfer.write(span);
+        Ok(transfer.read(span, written.latency_ns))
     }
 }
 
@@ -218,7 +233,7 @@ impl Packet {
 }
 
 /// One direction of a link: packets follow each other without a gap as long as there are any.
-struct Wire {
+struct LinkDirection {
     model: Model,
     burst_began_ns: f64,
     burst_bytes: u64,
@@ -228,7 +243,7 @@ struct Wire {
 /// no burst of its own: in flit mode that would cost it a flit, by rounding alone.
 const SAME_MOMENT_NS: f64 = 1e-6;
 
-impl Wire {
+impl LinkDirection {
     fn new(model: Model) -> Self {
         Self { model, burst_began_ns: 0.0, burst_bytes: 0 }
     }
@@ -255,28 +270,28 @@ impl Wire {
 }
 
 /// A path in use.
-struct Journey<'a> {
-    path: &'a Path,
+struct Transfer<'a> {
+    path: &'a PciePath,
     model: Model,
-    upstream: Vec<Wire>,
-    downstream: Vec<Wire>,
+    upstream: Vec<LinkDirection>,
+    downstream: Vec<LinkDirection>,
 }
 
-impl<'a> Journey<'a> {
-    fn new(path: &'a Path, model: &Model) -> Result<Self, ModelError> {
-        let wires = || -> Result<Vec<Wire>, ModelError> {
+impl<'a> Transfer<'a> {
+    fn new(path: &'a PciePath, model: &Model) -> Result<Self, ModelError> {
+        let directions = || -> Result<Vec<LinkDirection>, ModelError> {
             let hops = path.links.iter().map(|hop| {
                 let generation = hop.generation.unwrap_or(model.link.generation);
                 let link = Link { generation, lanes: hop.lanes.unwrap_or(model.link.lanes), ..model.link };
-                Model::new(model.mode, link, model.completions).map(Wire::new)
+                Model::new(model.mode, link, model.completions).map(LinkDirection::new)
             });
             hops.collect()
         };
-        Ok(Self { path, model: *model, upstream: wires()?, downstream: wires()? })
+        Ok(Self { path, model: *model, upstream: directions()?, downstream: directions()? })
     }
 
-    fn write(&mut self, span: Span) -> Latency {
-        let mut last = Latency { latency_ns: 0.0, parts: Vec::new() };
+    fn write(&mut self, span: Span) -> LatencyBreakdown {
+        let mut last = LatencyBreakdown { latency_ns: 0.0, parts: Vec::new() };
         for piece in span.cut(self.model.link.mps_bytes.bytes()) {
             last = self.ask(Packet::Write(piece));
         }
@@ -286,8 +301,8 @@ impl<'a> Journey<'a> {
     }
 
     /// Memory answers no request before `written_ns`.
-    fn read(&mut self, span: Span, written_ns: f64) -> Latency {
-        let mut last = Latency { latency_ns: 0.0, parts: Vec::new() };
+    fn read(&mut self, span: Span, written_ns: f64) -> LatencyBreakdown {
+        let mut last = LatencyBreakdown { latency_ns: 0.0, parts: Vec::new() };
         for request in span.cut(self.model.link.mrrs_bytes.bytes()) {
             let mut asked = self.ask(Packet::Request(request));
             asked.add("root complex", "processing", self.path.root_complex_ns);
@@ -305,8 +320,8 @@ impl<'a> Journey<'a> {
     }
 
     /// Carries a packet from the device to the root complex.
-    fn ask(&mut self, packet: Packet) -> Latency {
-        let mut carried = Latency { latency_ns: 0.0, parts: Vec::new() };
+    fn ask(&mut self, packet: Packet) -> LatencyBreakdown {
+        let mut carried = LatencyBreakdown { latency_ns: 0.0, parts: Vec::new() };
         carried.add("device", "processing", self.path.device_ns);
         let mut header_ns = carried.latency_ns;
         for (index, hop) in self.path.links.iter().enumerate() {
@@ -319,7 +334,7 @@ impl<'a> Journey<'a> {
     }
 
     /// Carries a packet back.
-    fn answer(&mut self, asked: &Latency, packet: Packet) -> Latency {
+    fn answer(&mut self, asked: &LatencyBreakdown, packet: Packet) -> LatencyBreakdown {
         let mut carried = asked.clone();
         let mut header_ns = carried.latency_ns;
         for (index, hop) in self.path.links.iter().enumerate().rev() {
@@ -333,12 +348,19 @@ impl<'a> Journey<'a> {
 }
 
 /// A packet crosses a link, from its header at `ready_ns` on; says when its header is at the other end.
-fn cross(wire: &mut Wire, hop: &LinkHop, index: usize, packet: Packet, ready_ns: f64, carried: &mut Latency) -> f64 {
-    let (bytes, header_bytes) = packet.bytes(&wire.model);
-    let (header_there_ns, whole_there_ns) = wire.send(ready_ns, bytes, header_bytes);
+fn cross(
+    direction: &mut LinkDirection,
+    hop: &LinkHop,
+    index: usize,
+    packet: Packet,
+    ready_ns: f64,
+    carried: &mut LatencyBreakdown,
+) -> f64 {
+    let (bytes, header_bytes) = packet.bytes(&direction.model);
+    let (header_there_ns, whole_there_ns) = direction.send(ready_ns, bytes, header_bytes);
     // What cuts through can leave before it is there whole, but its end is never ahead of itself.
     let crossing_ns = (whole_there_ns - carried.latency_ns).max(0.0);
-    let own_header_ns = wire.ns(header_bytes).min(crossing_ns);
+    let own_header_ns = direction.ns(header_bytes).min(crossing_ns);
     let (name, propagation_ns) = (format!("link {}", index + 1), hop.length_m * hop.ns_per_m);
     carried.add(&name, packet.header(), own_header_ns);
     if crossing_ns > own_header_ns {
@@ -349,16 +371,16 @@ fn cross(wire: &mut Wire, hop: &LinkHop, index: usize, packet: Packet, ready_ns:
 }
 
 /// A packet passes a switch; says when its header leaves.
-fn forward(switch: &Switch, index: usize, header_ns: f64, carried: &mut Latency) -> f64 {
+fn forward(switch: &PcieSwitch, index: usize, header_ns: f64, carried: &mut LatencyBreakdown) -> f64 {
     let whole_ns = carried.latency_ns;
     carried.add(&format!("switch {}", index + 1), "forwarding", switch.forward_ns);
     switch.forward_ns + if switch.cut_through { header_ns } else { whole_ns }
 }
 
-impl Latency {
+impl LatencyBreakdown {
     fn add(&mut self, hop: &str, what: &'static str, ns: f64) {
         self.latency_ns += ns;
-        self.parts.push(Part { hop: hop.to_owned(), what, ns });
+        self.parts.push(LatencyPart { hop: hop.to_owned(), what, ns });
     }
 }
 

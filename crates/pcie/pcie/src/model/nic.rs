@@ -34,7 +34,7 @@ const BUILT_IN: [(&str, &str); 3] = [
 /// A card and its driver.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Nic {
+pub struct NicModel {
     /// What it is called.
     pub name: String,
     /// What it does, in a line.
@@ -52,7 +52,7 @@ pub struct Nic {
 #[serde(deny_unknown_fields)]
 pub struct Step {
     /// What for, and so who asks whom.
-    pub step: Kind,
+    pub step: StepKind,
     /// Of one item.
     pub bytes: StepBytes,
     /// Items that one access moves together: descriptors of a batch.
@@ -65,7 +65,7 @@ pub struct Step {
 /// What a step is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum StepKind {
     /// The driver writes a register of the card.
     Doorbell,
     /// The driver reads a register of the card.
@@ -116,7 +116,7 @@ pub struct PacketTraffic {
 
 /// What a card moves over a link for packets of one size, in 10^9 bits of packets a second.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Bandwidth {
+pub struct NicBandwidth {
     /// Both ways at once: of each.
     pub bidirectional_gbps: f64,
     /// To the line alone.
@@ -125,7 +125,7 @@ pub struct Bandwidth {
     pub rx_gbps: f64,
 }
 
-impl Nic {
+impl NicModel {
     /// Names of the cards that need no file.
     pub fn built_in_names() -> impl Iterator<Item = &'static str> {
         BUILT_IN.iter().map(|(name, _)| *name)
@@ -183,14 +183,14 @@ impl Nic {
     ///
     /// # Errors
     /// For sizes and offsets that cannot be modelled.
-    pub fn bandwidth(&self, model: &Model, packet_bytes: u64, offset_bytes: u64) -> Result<Bandwidth, ModelError> {
+    pub fn bandwidth(&self, model: &Model, packet_bytes: u64, offset_bytes: u64) -> Result<NicBandwidth, ModelError> {
         let packet = model.span(packet_bytes, offset_bytes)?;
         let tx = self.traffic(model, Direction::Transmit, packet);
         let rx = self.traffic(model, Direction::Receive, packet);
         let gbps = |traffic: PacketTraffic| {
             packet_bytes as f64 * model.tlp_gbps() / traffic.sent_bytes.max(traffic.received_bytes)
         };
-        Ok(Bandwidth { bidirectional_gbps: gbps(tx + rx), tx_gbps: gbps(tx), rx_gbps: gbps(rx) })
+        Ok(NicBandwidth { bidirectional_gbps: gbps(tx + rx), tx_gbps: gbps(tx), rx_gbps: gbps(rx) })
     }
 
     /// What one packet costs.
@@ -264,14 +264,15 @@ impl Step {
         let traffic = model.traffic(access, span);
         let mut seen = if is_host { traffic.reversed() } else { traffic };
         // The published program overwrites these bytes with the packet's: an assignment where a sum was meant.
-        if model.mode() == Mode::Published && direction == Direction::Receive && self.step == Kind::DescriptorFetch {
+        if model.mode() == Mode::Published && direction == Direction::Receive && self.step == StepKind::DescriptorFetch
+        {
             seen.sent_bytes = 0;
         }
         PacketTraffic::of(seen, self.packets())
     }
 }
 
-impl Kind {
+impl StepKind {
     /// Whether the host asks, and for what.
     pub fn access(self, direction: Direction) -> (bool, Access) {
         match (self, direction) {

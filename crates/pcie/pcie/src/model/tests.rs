@@ -18,11 +18,11 @@ fn link(generation: u8, lanes: u8, mps_bytes: u32) -> Link {
 }
 
 fn published(link: Link) -> Model {
-    Model::new(Mode::Published, link, Completions::Mps).unwrap()
+    Model::new(Mode::Published, link, CompletionSize::Mps).unwrap()
 }
 
 fn corrected(link: Link) -> Model {
-    Model::new(Mode::Corrected, link, Completions::Mps).unwrap()
+    Model::new(Mode::Corrected, link, CompletionSize::Mps).unwrap()
 }
 
 fn figures(model: &Model, size_bytes: u64) -> [f64; 3] {
@@ -77,7 +77,7 @@ fn published_bandwidth_of_other_links() {
     assert_figures(&fast, 64, [330.76, 346.51, 259.89], 5e-3);
     assert_figures(&fast, 256, [415.82, 421.84, 382.99], 5e-3);
     for chunks in 1..=32 {
-        let model = Model::new(Mode::Published, Link::PUBLISHED, Completions::Rcb).unwrap();
+        let model = Model::new(Mode::Published, Link::PUBLISHED, CompletionSize::Rcb).unwrap();
         assert_near(figures(&model, 64 * chunks)[1], 44.1027, TOLERANCE_GBPS);
     }
 }
@@ -192,7 +192,7 @@ fn what_cannot_be_modelled_is_refused() {
     assert_eq!(model.bandwidth(SIZE_BYTES_MAX + 1, 0), Err(ModelError::Size(SIZE_BYTES_MAX + 1)));
     assert_eq!(model.bandwidth(64, 4096), Err(ModelError::Offset(4096)));
     assert_eq!(published(Link::PUBLISHED).bandwidth(64, 1), Err(ModelError::PublishedOffset(1)));
-    assert_eq!(Model::new(Mode::Published, link(3, 12, 256), Completions::Mps), Err(ModelError::PublishedLanes));
+    assert_eq!(Model::new(Mode::Published, link(3, 12, 256), CompletionSize::Mps), Err(ModelError::PublishedLanes));
 }
 
 fn any_link() -> impl Strategy<Value = Link> {
@@ -215,7 +215,7 @@ fn any_link() -> impl Strategy<Value = Link> {
 
 fn any_model() -> impl Strategy<Value = Model> {
     let mode = prop::sample::select(vec![Mode::Published, Mode::Corrected]);
-    let completions = prop::sample::select(vec![Completions::Mps, Completions::Rcb]);
+    let completions = prop::sample::select(vec![CompletionSize::Mps, CompletionSize::Rcb]);
     (mode, any_link(), completions).prop_map(|(mode, link, chunks)| Model::new(mode, link, chunks).unwrap())
 }
 

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use pcie::host::System;
 use pcie::link::{Lanes, Link};
-use pcie::model::{Access, Completions, Mode, Model};
+use pcie::model::{Access, CompletionSize, Mode, Model};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
 use rnic::nic::{CongestionControl, Context, ContextCache, ContextPool, Costs, Dcqcn, Policy, Profile};
 use sim::Span;
@@ -68,7 +68,7 @@ pub fn profile(config: &TransportConfig, path: &PathProperties) -> Profile {
 fn with_pcie_bytes(pool: ContextPool) -> ContextPool {
     let lanes = Lanes::new(16).expect("16 lanes are a valid width");
     let link = Link { lanes, ..Link::PUBLISHED };
-    let model = Model::new(Mode::Corrected, link, Completions::Mps).expect("this mode covers every link");
+    let model = Model::new(Mode::Corrected, link, CompletionSize::Mps).expect("this mode covers every link");
     // Each context lies in 256 bytes of its own.
     let span = model.span(size_of::<Context>() as u64, 0).expect("a context is a valid transfer");
     let read_bytes = model.traffic(Access::Read, span).received_bytes as u32;

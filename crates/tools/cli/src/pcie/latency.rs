@@ -1,10 +1,10 @@
 //! `crosslane pcie latency`: how long a transfer takes at least.
 
-use std::path::{Path as FilePath, PathBuf};
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
-use pcie::model::latency::{Latency, Part, Path, Switch};
+use pcie::model::latency::{LatencyBreakdown, LatencyPart, PciePath, PcieSwitch};
 use pcie::model::{Mode, Model, ModelError};
 use serde::Serialize;
 use stats::{Align, Table};
@@ -70,17 +70,17 @@ fn parse_ns(text: &str) -> Result<f64, String> {
 }
 
 impl PathOptions {
-    fn path(&self) -> Result<Path> {
+    fn path(&self) -> Result<PciePath> {
         let path = match &self.path {
-            Some(file) => Path::read(FilePath::new(file)).map_err(WrongUse::of)?,
-            None => Path::direct(),
+            Some(file) => PciePath::read(Path::new(file)).map_err(WrongUse::of)?,
+            None => PciePath::direct(),
         };
-        let switch = Switch {
-            forward_ns: self.switch_ns.unwrap_or(Switch::PEX88000.forward_ns),
+        let switch = PcieSwitch {
+            forward_ns: self.switch_ns.unwrap_or(PcieSwitch::PEX88000.forward_ns),
             cut_through: !self.store_and_forward,
         };
         let path = path.with_switches(usize::from(self.switches.unwrap_or(0)), &switch);
-        Ok(Path {
+        Ok(PciePath {
             device_ns: self.device_ns.unwrap_or(path.device_ns),
             root_complex_ns: self.root_complex_ns.unwrap_or(path.root_complex_ns),
             memory_read_ns: self.memory_ns.unwrap_or(path.memory_read_ns),
@@ -102,14 +102,15 @@ struct Row {
     read_ns: f64,
     write_ns: f64,
     write_read_ns: f64,
-    read_parts: Vec<Part>,
-    write_parts: Vec<Part>,
+    read_parts: Vec<LatencyPart>,
+    write_parts: Vec<LatencyPart>,
 }
 
 impl Row {
-    fn of(path: &Path, model: &Model, size_bytes: u64, offset_bytes: u64) -> Result<Self, ModelError> {
-        let Latency { latency_ns: read_ns, parts: read_parts } = path.read_latency(model, size_bytes, offset_bytes)?;
-        let Latency { latency_ns: write_ns, parts: write_parts } =
+    fn of(path: &PciePath, model: &Model, size_bytes: u64, offset_bytes: u64) -> Result<Self, ModelError> {
+        let LatencyBreakdown { latency_ns: read_ns, parts: read_parts } =
+            path.read_latency(model, size_bytes, offset_bytes)?;
+        let LatencyBreakdown { latency_ns: write_ns, parts: write_parts } =
             path.write_latency(model, size_bytes, offset_bytes)?;
         let write_read_ns = path.write_read_latency(model, size_bytes, offset_bytes)?.latency_ns;
         Ok(Self { size_bytes, read_ns, write_ns, write_read_ns, read_parts, write_parts })

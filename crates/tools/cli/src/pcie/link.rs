@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use pcie::link::{AddressWidth, Generation, Lanes, Link, ReadBoundary, TransferLimit};
-use pcie::model::{Completions, Mode, Model, ModelError};
+use pcie::model::{CompletionSize, Mode, Model, ModelError};
 
 /// A link and whose arithmetic; without any the link of the published measurements.
 #[derive(Args)]
@@ -64,7 +64,7 @@ impl Options {
             Arithmetic::Published => Mode::Published,
             Arithmetic::Corrected => Mode::Corrected,
         };
-        let completions = if self.rcb_chunks { Completions::Rcb } else { Completions::Mps };
+        let completions = if self.rcb_chunks { CompletionSize::Rcb } else { CompletionSize::Mps };
         Model::new(mode, self.link(), completions)
     }
 }

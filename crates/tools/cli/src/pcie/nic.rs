@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::Result;
 use clap::Args;
-use pcie::model::nic::{Bandwidth, FRAME_BYTES_MAX, FRAME_BYTES_MIN, Nic};
+use pcie::model::nic::{FRAME_BYTES_MAX, FRAME_BYTES_MIN, NicBandwidth, NicModel};
 use pcie::model::{Mode, Model, ModelError};
 use serde::Serialize;
 use stats::{Align, Table};
@@ -19,7 +19,7 @@ use crate::wrong_use::WrongUse;
 #[derive(Args)]
 pub struct Options {
     /// Cards: simple, kernel, dpdk, or a file in the format of these (docs/pcie-model.md) such as ./mine.toml
-    #[arg(long, value_name = "NAME|PATH", value_delimiter = ',', default_values = Nic::built_in_names())]
+    #[arg(long, value_name = "NAME|PATH", value_delimiter = ',', default_values = NicModel::built_in_names())]
     nic: Vec<Card>,
     /// Sizes of packets, without Ethernet's checksum of 4 bytes: one, a list or a range
     #[arg(long, value_name = "BYTES", default_value = "60,64,128,256,512,1024,1514")]
@@ -41,21 +41,21 @@ pub struct Options {
 }
 
 #[derive(Clone)]
-struct Card(Nic);
+struct Card(NicModel);
 
 impl FromStr for Card {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if let Some(nic) = Nic::built_in(text) {
+        if let Some(nic) = NicModel::built_in(text) {
             return Ok(Self(nic));
         }
         if !text.ends_with(".toml") && !text.contains('/') {
-            let names: Vec<&str> = Nic::built_in_names().collect();
+            let names: Vec<&str> = NicModel::built_in_names().collect();
             let names = names.join(", ");
             return Err(format!("'{text}' is no known card; choose {names} or a file such as ./mine.toml"));
         }
-        Nic::read(Path::new(text)).map(Self).map_err(|error| error.to_string())
+        NicModel::read(Path::new(text)).map(Self).map_err(|error| error.to_string())
     }
 }
 
@@ -85,11 +85,11 @@ struct Row<'a> {
     nic: &'a str,
     size_bytes: u64,
     #[serde(flatten)]
-    bandwidth: Bandwidth,
+    bandwidth: NicBandwidth,
 }
 
 impl<'a> Row<'a> {
-    fn of(nic: &'a Nic, model: &Model, size_bytes: u64, offset_bytes: u64) -> Result<Self, ModelError> {
+    fn of(nic: &'a NicModel, model: &Model, size_bytes: u64, offset_bytes: u64) -> Result<Self, ModelError> {
         Ok(Self { nic: &nic.name, size_bytes, bandwidth: nic.bandwidth(model, size_bytes, offset_bytes)? })
     }
 }
@@ -132,7 +132,7 @@ struct FrameRow<'a> {
 }
 
 impl<'a> FrameRow<'a> {
-    fn of(nic: &'a Nic, model: &Model, line_gbps: f64, frame_bytes_max: u64) -> Result<Self, ModelError> {
+    fn of(nic: &'a NicModel, model: &Model, line_gbps: f64, frame_bytes_max: u64) -> Result<Self, ModelError> {
         let smallest_frame_bytes = nic.smallest_frame(model, line_gbps, frame_bytes_max)?;
         Ok(Self { nic: &nic.name, smallest_frame_bytes })
     }

@@ -3,20 +3,20 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{Completions, Mode};
+use crate::model::{CompletionSize, Mode};
 
 /// Generation 3 x8: 63.01538 bits a nanosecond, so a byte takes 0.1269531 ns.
 const BYTE_NS: f64 = 8.0 / 63.015_384_615_384_62;
 
 fn model(generation: u8, lanes: u8) -> Model {
     let (generation, lanes) = (Generation::new(generation).unwrap(), Lanes::new(lanes).unwrap());
-    Model::new(Mode::Corrected, Link { generation, lanes, ..Link::PUBLISHED }, Completions::Mps).unwrap()
+    Model::new(Mode::Corrected, Link { generation, lanes, ..Link::PUBLISHED }, CompletionSize::Mps).unwrap()
 }
 
 /// One link of 1 m, root complex 10, memory 30 to read and 5 to write.
-fn path(switch: Option<Switch>) -> Path {
+fn path(switch: Option<PcieSwitch>) -> PciePath {
     let link = LinkHop { length_m: 1.0, ns_per_m: 7.0, generation: None, lanes: None, switch: None };
-    let path = Path {
+    let path = PciePath {
         name: "test".to_owned(),
         source: "none".to_owned(),
         device_ns: 3.0,
@@ -32,7 +32,7 @@ fn path(switch: Option<Switch>) -> Path {
 }
 
 #[track_caller]
-fn assert_ns(latency: &Latency, expected_ns: f64) {
+fn assert_ns(latency: &LatencyBreakdown, expected_ns: f64) {
     assert!((latency.latency_ns - expected_ns).abs() < 1e-6, "{latency:?} is not {expected_ns}");
 }
 
@@ -79,8 +79,8 @@ fn a_read_behind_a_write_waits_for_it_at_memory() {
 
 #[test]
 fn switches_store_packets_or_cut_through_them() {
-    let store = Switch { forward_ns: 100.0, cut_through: false };
-    let cut = Switch { forward_ns: 100.0, cut_through: true };
+    let store = PcieSwitch { forward_ns: 100.0, cut_through: false };
+    let cut = PcieSwitch { forward_ns: 100.0, cut_through: true };
     let constants_ns = 3.0 + 7.0 + 100.0 + 7.0 + 10.0 + 5.0;
     // Stored: both packets on the first link, the last once more on the second.
     let latency = path(Some(store)).write_latency(&model(3, 8), 512, 0).unwrap();
@@ -92,7 +92,7 @@ fn switches_store_packets_or_cut_through_them() {
 
 #[test]
 fn a_slower_second_link_sets_the_pace() {
-    let mut path = path(Some(Switch { forward_ns: 100.0, cut_through: false }));
+    let mut path = path(Some(PcieSwitch { forward_ns: 100.0, cut_through: false }));
     path.links[1].lanes = Some(Lanes::new(4).unwrap());
     let latency = path.write_latency(&model(3, 8), 512, 0).unwrap();
     let constants_ns = 3.0 + 7.0 + 100.0 + 7.0 + 10.0 + 5.0;
@@ -113,7 +113,7 @@ fn flits_arrive_whole() {
 #[test]
 fn what_a_path_may_not_be_is_named() {
     let direct = DIRECT;
-    assert_eq!(Path::direct().links.len(), 1);
+    assert_eq!(PciePath::direct().links.len(), 1);
     for (text, words) in [
         (direct.replace("length_m = 0.25", "length_m = \"25 ns\""), &["links[0].length_m", "'25 ns'", "meters"][..]),
         (direct.replace("device_ns = 0", "device_ns = \"1 m\""), &["device_ns", "'1 m'", "nanoseconds"]),
@@ -127,7 +127,7 @@ fn what_a_path_may_not_be_is_named() {
             true => format!("links = []\n{}", text.replace("links = []", "")),
             false => text,
         };
-        let error = Path::parse("mine.toml", &text).unwrap_err().to_string();
+        let error = PciePath::parse("mine.toml", &text).unwrap_err().to_string();
         for word in ["mine.toml"].iter().chain(words) {
             assert!(error.contains(word), "{word:?} in {error:?}");
         }
@@ -138,13 +138,13 @@ fn what_a_path_may_not_be_is_named() {
 fn the_example_of_the_documentation_is_a_path() {
     let name = "name = \"behind a switch\"";
     let text = crate::example(include_str!("../../../../../../docs/pcie-model.md"), name);
-    assert_eq!(Path::parse("docs", &text).unwrap().links.len(), 2);
+    assert_eq!(PciePath::parse("docs", &text).unwrap().links.len(), 2);
 }
 
 /// Found by the property below: completions reach the second link at the very moment when it is free.
 #[test]
 fn rounding_costs_nobody_a_flit() {
-    let path = path(None).with_switches(2, &Switch { forward_ns: 188.058505537679, cut_through: false });
+    let path = path(None).with_switches(2, &PcieSwitch { forward_ns: 188.058505537679, cut_through: false });
     let model = model(7, 1);
     let read = path.read_latency(&model, 241, 1072).unwrap();
     let both = path.write_read_latency(&model, 241, 1072).unwrap();
@@ -158,7 +158,7 @@ proptest! {
         offset in 0..4096_u64, switches in 0..3_usize, forward_ns in 0.0..200.0_f64, cut_through: bool
     ) {
         let model = model(generation, lanes);
-        let path = path(None).with_switches(switches, &Switch { forward_ns, cut_through });
+        let path = path(None).with_switches(switches, &PcieSwitch { forward_ns, cut_through });
         let read = path.read_latency(&model, size, offset).unwrap();
         let write = path.write_latency(&model, size, offset).unwrap();
         let both = path.write_read_latency(&model, size, offset).unwrap();
@@ -174,7 +174,7 @@ proptest! {
     }
 }
 
-fn path_like(path: &Path, cut_through: bool) -> Path {
+fn path_like(path: &PciePath, cut_through: bool) -> PciePath {
     let mut path = path.clone();
     for switch in path.links.iter_mut().filter_map(|link| link.switch.as_mut()) {
         switch.cut_through = cut_through;

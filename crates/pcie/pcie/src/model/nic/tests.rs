@@ -2,16 +2,16 @@
 
 use super::*;
 use crate::link::Link;
-use crate::model::Completions;
+use crate::model::CompletionSize;
 
 const TOLERANCE_GBPS: f64 = 1e-4;
 
 fn model(mode: Mode) -> Model {
-    Model::new(mode, Link::PUBLISHED, Completions::Mps).unwrap()
+    Model::new(mode, Link::PUBLISHED, CompletionSize::Mps).unwrap()
 }
 
-fn nic(name: &str) -> Nic {
-    Nic::built_in(name).unwrap()
+fn nic(name: &str) -> NicModel {
+    NicModel::built_in(name).unwrap()
 }
 
 fn figures(name: &str, model: &Model, packet_bytes: u64) -> [f64; 3] {
@@ -98,7 +98,7 @@ fn published_frames_that_sustain_40_gbps() {
 #[test]
 fn frames_from_the_smallest_on_are_sustained_and_the_one_before_is_not() {
     let model = model(Mode::Corrected);
-    for name in Nic::built_in_names() {
+    for name in NicModel::built_in_names() {
         let nic = nic(name);
         let smallest = nic.smallest_frame(&model, 40.0, 1518).unwrap().unwrap();
         let is_sustained = |frame_bytes: u64| {
@@ -136,7 +136,7 @@ bytes = "frame"
 #[test]
 fn a_card_of_packets_alone_is_the_link() {
     for mode in [Mode::Published, Mode::Corrected] {
-        let (nic, model) = (Nic::parse("mine.toml", PACKETS).unwrap(), model(mode));
+        let (nic, model) = (NicModel::parse("mine.toml", PACKETS).unwrap(), model(mode));
         for packet_bytes in [64, 1500] {
             let (card, link) =
                 (nic.bandwidth(&model, packet_bytes, 0).unwrap(), model.bandwidth(packet_bytes, 0).unwrap());
@@ -160,7 +160,7 @@ fn every_kind_of_step_costs_its_own_way() {
         ("interrupt", 24.0 + 8.0, 0.0),
     ] {
         let text = format!("{PACKETS}[[receive]]\nstep = \"{kind}\"\nbytes = 4\nitems = 2\npackets = 1\n");
-        let nic = Nic::parse("mine.toml", &text).unwrap();
+        let nic = NicModel::parse("mine.toml", &text).unwrap();
         assert_eq!(nic.receive[1].step.name(), kind);
         let traffic = nic.receive[1].traffic(&model, Direction::Receive, packet);
         assert_eq!(traffic, PacketTraffic { sent_bytes, received_bytes }, "{kind}");
@@ -186,7 +186,7 @@ fn what_a_file_may_not_say_is_named() {
         ),
         ("name = 3".to_owned(), &["line 1", "name", "3"]),
     ] {
-        let error = Nic::parse("mine.toml", &text).unwrap_err().to_string();
+        let error = NicModel::parse("mine.toml", &text).unwrap_err().to_string();
         assert_eq!(error.lines().count(), 1);
         for word in ["mine.toml"].iter().chain(words) {
             assert!(error.contains(word), "{word:?} in {error:?}");
@@ -197,6 +197,6 @@ fn what_a_file_may_not_say_is_named() {
 #[test]
 fn the_example_of_the_documentation_is_a_card() {
     let text = crate::example(include_str!("../../../../../../docs/pcie-model.md"), "name = \"mine\"");
-    let nic = Nic::parse("docs", &text).unwrap();
+    let nic = NicModel::parse("docs", &text).unwrap();
     assert_eq!((nic.transmit.len(), nic.transmit[0].packets()), (2, 40));
 }
