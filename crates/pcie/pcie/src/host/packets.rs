@@ -1,7 +1,7 @@
 //! The packets of the simulation.
 
 use crate::link::Link;
-use crate::tlp::{Common, Completion, CompletionStatus, DW_BYTES, DeviceId, MemoryOp, MemoryRequest, Repr};
+use crate::tlp::{CommonFields, Completion, CompletionStatus, DW_BYTES, DeviceId, MemoryOp, MemoryRequest, Repr};
 
 /// The device under test: bus 4, device 0, function 0.
 const DEVICE: DeviceId = DeviceId(0x0400);
@@ -23,8 +23,8 @@ fn byte_enables(address: u64, bytes: u32) -> (u8, u8) {
     if length_dw(address, bytes) == 1 { (first & last, 0) } else { (first, last) }
 }
 
-fn common(link: &Link) -> Common {
-    Common { has_ecrc: link.ecrc, ..Common::default() }
+fn common(link: &Link) -> CommonFields {
+    CommonFields { has_ecrc: link.ecrc, ..CommonFields::default() }
 }
 
 fn memory(link: &Link, op: MemoryOp, address: u64, bytes: u32, tag: u16) -> Repr {

@@ -1,8 +1,8 @@
-//! The three checksums of PCI Express.
+//! The three checksums of PCI Express: LCRC, ECRC and the CRC of data link layer packets.
 //!
-//! All run over each byte from its lowest bit, start with ones and are sent inverted, lowest byte first. LCRC and ECRC
-//! have the polynomial of Ethernet (base specification 5.0, sections 2.7.1 and 3.6.3); the CRC of a data link layer
-//! packet has 0x100B (section 3.4.2).
+//! All process each byte from its lowest bit, start with all ones and are sent inverted, lowest byte first. LCRC and
+//! ECRC use the polynomial of Ethernet (Base Specification 5.0, sections 2.7.1 and 3.6.3); the CRC of a data link layer
+//! packet uses 0x100B (section 3.4.2).
 
 use crc::{Algorithm, CRC_32_ISO_HDLC, Crc};
 
@@ -19,17 +19,18 @@ const DLLP: Algorithm<u16> = Algorithm {
 static CRC_16: Crc<u16> = Crc::<u16>::new(&DLLP);
 static CRC_32: Crc<u32> = Crc::<u32>::new(&CRC_32_ISO_HDLC);
 
-/// The bit of a header's first byte that may change on the way: it tells type 0 from type 1 of configuration requests.
+/// The variant bit of a header's first byte, which may change in transit: it distinguishes type 0 from type 1 of
+/// configuration requests.
 const TYPE_VARIANT: u8 = 0x01;
-/// The bit of a header's third byte that may change on the way: poisoned (EP).
+/// The variant bit of a header's third byte, which may change in transit: poisoned (EP).
 const POISON_VARIANT: u8 = 0x40;
 
-/// Checksum of the four bytes of a data link layer packet, as sent.
+/// Returns the checksum of the four bytes of a data link layer packet, as sent.
 pub fn dllp(bytes: [u8; 4]) -> [u8; 2] {
     CRC_16.checksum(&bytes).to_le_bytes()
 }
 
-/// Checksum of a packet on one link, as sent: over the two bytes of sequence number and the whole packet.
+/// Returns the link CRC of a packet, as sent: over the two bytes of sequence number and the whole packet.
 pub fn lcrc(sequence: u16, packet: &[u8]) -> [u8; 4] {
     let mut digest = CRC_32.digest();
     digest.update(&sequence.to_be_bytes());
@@ -37,8 +38,8 @@ pub fn lcrc(sequence: u16, packet: &[u8]) -> [u8; 4] {
     digest.finalize().to_le_bytes()
 }
 
-/// End-to-end checksum, as sent: over the end-to-end prefixes, the header and the payload. The bits that may change on
-/// the way count as ones.
+/// Returns the end-to-end checksum, as sent: over the end-to-end prefixes, the header and the payload, with variant
+/// bits taken as ones.
 pub fn ecrc(end_to_end_prefixes: &[u8], header: &[u8], payload: &[u8]) -> [u8; 4] {
     let mut digest = CRC_32.digest();
     for prefix in end_to_end_prefixes.chunks(4) {
@@ -57,8 +58,8 @@ pub fn ecrc(end_to_end_prefixes: &[u8], header: &[u8], payload: &[u8]) -> [u8; 4
 mod tests {
     use super::*;
 
-    /// Bit by bit, as the specification's figure draws the shift register.
-    fn by_hand(polynomial: u32, width: u32, bytes: &[u8]) -> u32 {
+    /// Computes a checksum bit by bit, like the shift register in the specification's figure.
+    fn shift_register(polynomial: u32, width: u32, bytes: &[u8]) -> u32 {
         let mask = u32::MAX >> (32 - width);
         let mut register = mask;
         for byte in bytes {
@@ -71,18 +72,18 @@ mod tests {
     }
 
     #[test]
-    fn checksums_are_the_specifications_shift_register() {
+    fn checksums_equal_the_shift_register_of_the_specification() {
         let packet: Vec<u8> = (0..57_u8).map(|byte| byte.wrapping_mul(37)).collect();
         let framed: Vec<u8> = [0x0a, 0xbc].into_iter().chain(packet.iter().copied()).collect();
-        assert_eq!(u32::from_le_bytes(lcrc(0xabc, &packet)), by_hand(0x04c1_1db7, 32, &framed));
+        assert_eq!(u32::from_le_bytes(lcrc(0xabc, &packet)), shift_register(0x04c1_1db7, 32, &framed));
         for bytes in [[0, 0, 0, 0], [0x10, 0, 0x0f, 0xff], [0x80, 0x12, 0x34, 0x56]] {
-            assert_eq!(u32::from(u16::from_le_bytes(dllp(bytes))), by_hand(0x100b, 16, &bytes));
+            assert_eq!(u32::from(u16::from_le_bytes(dllp(bytes))), shift_register(0x100b, 16, &bytes));
         }
     }
 
     #[test]
-    fn a_packet_with_its_checksum_leaves_the_known_residue() {
-        // What the register holds after a good packet: 0x556F, as receivers in hardware compare.
+    fn a_correct_packet_leaves_the_known_residue() {
+        // After a correct packet the register holds 0x556F, which hardware receivers compare.
         for sequence in 0..100_u16 {
             let bytes = [0, 0, (sequence >> 8) as u8, sequence as u8];
             let whole: Vec<u8> = bytes.into_iter().chain(dllp(bytes)).collect();
@@ -91,12 +92,12 @@ mod tests {
     }
 
     #[test]
-    fn what_may_change_on_the_way_is_not_covered_end_to_end() {
+    fn ecrc_does_not_cover_variant_bits() {
         let header = [0x44, 0, 0x80, 1, 0, 0, 0, 15, 1, 0, 0, 0];
-        let mut passed_on = header;
-        passed_on[0] ^= 1; // type 1 became type 0 at the last bridge
-        passed_on[2] |= 0x40; // and the payload was found wrong
-        assert_eq!(ecrc(&[], &header, &[1, 2, 3, 4]), ecrc(&[], &passed_on, &[1, 2, 3, 4]));
+        let mut forwarded = header;
+        forwarded[0] ^= 1; // type 1 became type 0 at the last bridge
+        forwarded[2] |= 0x40; // and the packet was poisoned
+        assert_eq!(ecrc(&[], &header, &[1, 2, 3, 4]), ecrc(&[], &forwarded, &[1, 2, 3, 4]));
         assert_ne!(ecrc(&[], &header, &[1, 2, 3, 4]), ecrc(&[], &header, &[1, 2, 3, 5]));
     }
 }

@@ -1,37 +1,39 @@
-//! Data link layer packets: acknowledgements, credits, power (base specification 5.0, section 3.4).
+//! Data link layer packets (DLLPs): acknowledgements, flow control and power management (Base Specification 5.0,
+//! section 3.4).
 
 use thiserror::Error;
 
-use super::{Credits, FlowClass, crc};
+use super::crc;
+use super::repr::{Credits, FlowClass};
 
-/// Bytes of one with its checksum.
+/// Size of a DLLP with its checksum.
 pub const BYTES: usize = 6;
 
-/// What a data link layer packet says.
+/// A data link layer packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dllp {
-    /// All packets up to this sequence number have arrived.
+    /// All TLPs up to this sequence number have arrived.
     Ack(u16),
-    /// All up to this one have; those after it are to be sent again.
+    /// All TLPs up to this sequence number have arrived; those after it must be replayed.
     Nak(u16),
-    /// Credits of a class.
-    Flow(Flow),
-    /// One of the power states' messages.
-    Power(Power),
-    /// What the data link layer can do: 23 bits, and whether the peer's were seen.
+    /// Flow control credits of a class.
+    FlowControl(FlowControl),
+    /// A power management message.
+    PowerManagement(PowerManagement),
+    /// Data link features.
     Feature {
-        /// Bit 0: scaled flow control.
+        /// Supported features, 23 bits; bit 0 is scaled flow control.
         supported: u32,
-        /// The peer's were received.
+        /// Whether the peer's features were received.
         is_acknowledged: bool,
     },
-    /// A vendor's own three bytes.
+    /// Three vendor-defined bytes.
     Vendor([u8; 3]),
-    /// Nothing.
+    /// No operation.
     Nop,
 }
 
-/// When credits are said.
+/// The kind of a flow control packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FlowPhase {
     /// InitFC1.
@@ -42,25 +44,24 @@ pub enum FlowPhase {
     Update,
 }
 
-/// How many credits there have been of a class since the link came up, modulo the fields' width. At initialization zero
-/// means no limit.
+/// Credits of a class granted since the link came up, modulo the fields' width. During initialization 0 means infinite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Flow {
-    /// When it is said.
+pub struct FlowControl {
+    /// The kind of packet.
     pub phase: FlowPhase,
-    /// Of which class.
+    /// The class of the credits.
     pub class: FlowClass,
-    /// Of which virtual channel, 0 to 7.
+    /// The virtual channel, 0 to 7.
     pub channel: u8,
     /// Header credits modulo 256, data credits modulo 4096, both before scaling.
     pub credits: Credits,
-    /// Scale of header and of data credits: 0 none, 1 by 1, 2 by 4, 3 by 16.
+    /// Scale of header and of data credits: 0 not scaled, 1 by 1, 2 by 4, 3 by 16.
     pub scales: (u8, u8),
 }
 
-/// A message of power management.
+/// A power management message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Power {
+pub enum PowerManagement {
     /// PM_Enter_L1.
     EnterL1,
     /// PM_Enter_L23.
@@ -71,32 +72,36 @@ pub enum Power {
     RequestAck,
 }
 
-/// Bytes that are no data link layer packet.
+/// Why bytes are not a data link layer packet.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum DllpError {
-    /// Of another length.
-    #[error("{0} bytes are no data link layer packet; it has {BYTES}, checksum included")]
+    /// The length is wrong.
+    #[error("{0} bytes are not a data link layer packet; it has {BYTES}, checksum included")]
     Length(usize),
-    /// A checksum that does not fit.
-    #[error("checksum {found:#06x} does not fit; the bytes before it have {expected:#06x}")]
+    /// The checksum is wrong.
+    #[error("checksum {found:#06x} is wrong; the bytes before it have {expected:#06x}")]
     Checksum {
         /// As received.
         found: u16,
         /// As calculated.
         expected: u16,
     },
-    /// A type that is not known.
-    #[error("type {0:#04x} of a data link layer packet is not known")]
+    /// The type is unknown.
+    #[error("type {0:#04x} of a data link layer packet is unknown")]
     Type(u8),
 }
 
-const POWER: [(u8, Power); 4] =
-    [(0x20, Power::EnterL1), (0x21, Power::EnterL23), (0x23, Power::RequestL1), (0x24, Power::RequestAck)];
+const POWER: [(u8, PowerManagement); 4] = [
+    (0x20, PowerManagement::EnterL1),
+    (0x21, PowerManagement::EnterL23),
+    (0x23, PowerManagement::RequestL1),
+    (0x24, PowerManagement::RequestAck),
+];
 const PHASES: [(u8, FlowPhase); 3] = [(0b01, FlowPhase::Init1), (0b11, FlowPhase::Init2), (0b10, FlowPhase::Update)];
 const CLASSES: [FlowClass; 3] = [FlowClass::Posted, FlowClass::NonPosted, FlowClass::Completion];
 
 impl Dllp {
-    /// The bytes to send, checksum included.
+    /// Returns the bytes to send, including the checksum.
     pub fn emit(self) -> [u8; BYTES] {
         let word = self.word();
         let [a, b, c, d] = word;
@@ -104,10 +109,10 @@ impl Dllp {
         [a, b, c, d, low, high]
     }
 
-    /// What received bytes say.
+    /// Parses received bytes.
     ///
     /// # Errors
-    /// When they are too few or too many, damaged, or of a type that is not known.
+    /// When their number or checksum is wrong, or their type is unknown.
     pub fn parse(bytes: &[u8]) -> Result<Self, DllpError> {
         let &[a, b, c, d, low, high] = bytes else { return Err(DllpError::Length(bytes.len())) };
         let (found, expected) = ([low, high], crc::dllp([a, b, c, d]));
@@ -123,8 +128,8 @@ impl Dllp {
         match self {
             Self::Ack(number) => sequence(0x00, number),
             Self::Nak(number) => sequence(0x10, number),
-            Self::Flow(flow) => flow.word(),
-            Self::Power(power) => {
+            Self::FlowControl(flow) => flow.word(),
+            Self::PowerManagement(power) => {
                 [POWER.iter().find(|(_, known)| *known == power).map_or(0, |(kind, _)| *kind), 0, 0, 0]
             }
             Self::Feature { supported, is_acknowledged } => {
@@ -150,13 +155,13 @@ impl Dllp {
             _ => POWER
                 .iter()
                 .find(|(known, _)| *known == kind)
-                .map(|(_, power)| Self::Power(*power))
-                .or_else(|| Flow::from_word([kind, a, b, c]).map(Self::Flow)),
+                .map(|(_, power)| Self::PowerManagement(*power))
+                .or_else(|| FlowControl::from_word([kind, a, b, c]).map(Self::FlowControl)),
         }
     }
 }
 
-impl Flow {
+impl FlowControl {
     fn word(self) -> [u8; 4] {
         let phase = PHASES.iter().find(|(_, known)| *known == self.phase).map_or(0, |(bits, _)| *bits);
         let class = CLASSES.iter().position(|known| *known == self.class).unwrap_or(0) as u8;
@@ -194,7 +199,7 @@ mod tests {
     fn flows() -> impl Strategy<Value = Dllp> {
         (0..3_usize, 0..3_usize, 0..8_u8, 0..256_u32, 0..4096_u32, 0..4_u8, 0..4_u8).prop_map(
             |(phase, class, channel, header, data, header_scale, data_scale)| {
-                Dllp::Flow(Flow {
+                Dllp::FlowControl(FlowControl {
                     phase: PHASES[phase].1,
                     class: CLASSES[class],
                     channel,
@@ -210,7 +215,7 @@ mod tests {
             (0..4096_u16).prop_map(Dllp::Ack),
             (0..4096_u16).prop_map(Dllp::Nak),
             flows(),
-            (0..4_usize).prop_map(|index| Dllp::Power(POWER[index].1)),
+            (0..4_usize).prop_map(|index| Dllp::PowerManagement(POWER[index].1)),
             (0..1_u32 << 23, any::<bool>())
                 .prop_map(|(supported, is_acknowledged)| Dllp::Feature { supported, is_acknowledged }),
             any::<[u8; 3]>().prop_map(Dllp::Vendor),
@@ -220,41 +225,41 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_sent_is_what_is_understood(dllp in dllps()) {
+        fn parsing_emitted_bytes_gives_the_same_dllp(dllp in dllps()) {
             prop_assert_eq!(Dllp::parse(&dllp.emit()), Ok(dllp));
         }
 
         #[test]
-        fn a_changed_bit_is_noticed(dllp in dllps(), bit in 0..48_usize) {
+        fn a_flipped_bit_is_detected(dllp in dllps(), bit in 0..48_usize) {
             let mut bytes = dllp.emit();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            let is_noticed = matches!(Dllp::parse(&bytes), Err(DllpError::Checksum { .. }));
-            prop_assert!(is_noticed);
+            let is_detected = matches!(Dllp::parse(&bytes), Err(DllpError::Checksum { .. }));
+            prop_assert!(is_detected);
         }
 
         #[test]
-        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..10)) {
+        fn parsing_any_bytes_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..10)) {
             let _ = Dllp::parse(&bytes);
         }
     }
 
     #[test]
-    fn the_specifications_layout_is_kept() {
+    fn emitted_bytes_have_the_layout_of_the_specification() {
         // Figures 3-6 and 3-8: type, then reserved bits, then the number in the last twelve bits.
         assert_eq!(Dllp::Ack(0xabc).emit()[..4], [0x00, 0x00, 0x0a, 0xbc]);
         assert_eq!(Dllp::Nak(1).emit()[..4], [0x10, 0x00, 0x00, 0x01]);
-        let flow = Flow {
+        let flow = FlowControl {
             phase: FlowPhase::Update,
             class: FlowClass::NonPosted,
             channel: 1,
             credits: Credits { header: 0xff, data: 0x123 },
             scales: (0, 0),
         };
-        assert_eq!(Dllp::Flow(flow).emit()[..4], [0x91, 0x3f, 0xc1, 0x23]);
+        assert_eq!(Dllp::FlowControl(flow).emit()[..4], [0x91, 0x3f, 0xc1, 0x23]);
     }
 
     #[test]
-    fn unknown_types_are_refused_by_name() {
+    fn unknown_types_and_wrong_lengths_are_refused() {
         let word = [0x7f, 0, 0, 0];
         let bytes: Vec<u8> = word.into_iter().chain(crc::dllp(word)).collect();
         assert_eq!(Dllp::parse(&bytes), Err(DllpError::Type(0x7f)));

@@ -1,47 +1,48 @@
-//! Packets in text: plain hex, the output of `xxd` and `hexdump -C`, and the header log of the kernel's error reports.
+//! Reads packets from text: plain hex, the output of `xxd` and `hexdump -C`, and header logs of the kernel's AER
+//! reports.
 
 use thiserror::Error;
 
-/// Bytes of one packet found in a text.
+/// The bytes of a packet found in a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dump {
-    /// From the first prefix or the header on.
+    /// The packet's bytes, from the first prefix or the header on.
     pub bytes: Vec<u8>,
-    /// An error report keeps no more than the header.
+    /// Whether only the header is there, as in an error report.
     pub is_header_only: bool,
 }
 
-/// A text without packets.
+/// Why a text has no packets.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum DumpError {
-    /// Something else.
+    /// A word is not hex.
     #[error("line {line}: '{word}' is not hex; give bytes such as 20000010, or the output of xxd or hexdump -C")]
     NotHex {
-        /// Counted from one.
+        /// The line number, from 1.
         line: usize,
-        /// What stands there.
+        /// The word found.
         word: String,
     },
-    /// Half a byte.
+    /// A word has an odd number of digits.
     #[error("line {line}: '{word}' has an odd number of digits; write every byte with two")]
     HalfByte {
-        /// Counted from one.
+        /// The line number, from 1.
         line: usize,
-        /// What stands there.
+        /// The word found.
         word: String,
     },
-    /// Nothing at all.
+    /// The text is empty.
     #[error("no bytes to decode; give a packet in hex as an argument or on standard input")]
     Empty,
 }
 
-/// What the kernel writes before the header of a packet that was in error.
+/// The text before a packet's header in the kernel's AER reports.
 const HEADER_LOG: &str = "TLP Header:";
 
-/// The packets in a text: one for each header log; otherwise one for each paragraph.
+/// Returns the packets of a text: one per header log, otherwise one per paragraph.
 ///
 /// # Errors
-/// At the first word that is no hex, or when there is none.
+/// At the first word that is not hex, or if the text has no bytes.
 pub fn parse(text: &str) -> Result<Vec<Dump>, DumpError> {
     let mut dumps = Vec::new();
     let mut bytes = Vec::new();
@@ -68,12 +69,12 @@ fn finish(bytes: &mut Vec<u8>, dumps: &mut Vec<Dump>) {
     }
 }
 
-/// `hexdump -C` ends with a line that holds nothing but the number of bytes.
+/// Returns whether a line is the last one of `hexdump -C`, which holds only the number of bytes.
 fn is_end_of_canonical(line: &str, bytes: &[u8]) -> bool {
     !bytes.is_empty() && line.len() == 8 && usize::from_str_radix(line, 16) == Ok(bytes.len())
 }
 
-/// Without the offset before and the characters behind the bytes of a dump's line.
+/// Returns a line of a dump without the offset before the bytes and the characters after them.
 fn without_margins(line: &str) -> &str {
     let line = line.split_once('|').map_or(line, |(hex, _)| hex); // hexdump -C
     if let Some((_, hex)) = line.split_once(": ") {
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_write_bytes_is_read() {
+    fn all_formats_are_read() {
         check("20000010 0501a5ff 00000001 23456780", false);
         check("0x20000010, 0x0501A5FF,0x00000001 0x23456780\n", false);
         check("20 00 00 10 05 01 a5 ff\n00 00 00 01 23 45 67 80\n\n", false);
@@ -127,14 +128,14 @@ mod tests {
     }
 
     #[test]
-    fn paragraphs_and_header_logs_are_packets_of_their_own() {
+    fn paragraphs_and_header_logs_are_separate_packets() {
         let dumps = parse("01 02\n\n03\n TLP Header: 04\n05\n").unwrap();
         let found: Vec<(&[u8], bool)> = dumps.iter().map(|dump| (&dump.bytes[..], dump.is_header_only)).collect();
         assert_eq!(found, [(&[1, 2][..], false), (&[3], false), (&[4], true), (&[5], false)]);
     }
 
     #[test]
-    fn what_is_no_hex_is_named() {
+    fn text_that_is_not_hex_is_refused() {
         assert_eq!(parse("01\nxyz"), Err(DumpError::NotHex { line: 2, word: "xyz".to_owned() }));
         assert_eq!(parse("012"), Err(DumpError::HalfByte { line: 1, word: "012".to_owned() }));
         assert_eq!(parse(" \n"), Err(DumpError::Empty));
@@ -142,7 +143,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_survived(text in "\\PC{0,80}(\n\\PC{0,40}){0,3}") {
+        fn parsing_any_text_does_not_panic(text in "\\PC{0,80}(\n\\PC{0,40}){0,3}") {
             let _ = parse(&text);
         }
     }

@@ -1,45 +1,47 @@
-//! A packet field by field, for people.
+//! Explains packets field by field, for people.
 
 use serde::Serialize;
 
-use super::{
-    Completion, CompletionStatus, ConfigRequest, Credits, Dllp, FlowClass, IoRequest, MemoryOp, MemoryRequest, Message,
-    Packet, PacketError, Repr, dllp,
+use super::dllp::{self, Dllp};
+use super::packet::{Packet, PacketError};
+use super::repr::{
+    Completion, CompletionStatus, ConfigRequest, Credits, DW_BYTES, DeviceId, FlowClass, IoRequest, MemoryOp,
+    MemoryRequest, Message, Repr,
 };
 
-/// What a packet is, its fields, and what is wrong with it.
+/// The explanation of a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Explanation {
-    /// In one line.
+    /// A summary in one line.
     pub summary: String,
-    /// Field by field, in the order of the bytes.
+    /// The fields in the order of the bytes.
     pub fields: Vec<Field>,
-    /// What the specification forbids, or what does not fit together; empty when all is well.
+    /// Errors of the packet, such as a wrong checksum; empty if there are none.
     pub faults: Vec<String>,
 }
 
-/// A field.
+/// A field of a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Field {
-    /// As the specification calls it.
+    /// The field's name in the specification.
     pub name: &'static str,
-    /// Its value.
+    /// The value.
     pub value: String,
-    /// What that means; may be empty.
+    /// The value's meaning; may be empty.
     pub meaning: String,
 }
 
 /// Explains a packet outside flit mode.
 ///
 /// # Errors
-/// When its kind is not known, or a field says what the specification forbids.
+/// When its kind is unknown or the specification forbids the value of a field.
 pub fn packet(packet: &Packet<'_>) -> Result<Explanation, PacketError> {
     let mut fields: Vec<Field> =
         packet.prefixes().map(|prefix| field("Prefix", format!("{:02x?}", prefix.to_bytes()), prefix)).collect();
     let repr = Repr::parse(packet)?;
     let mut faults = Vec::new();
     fields.push(field("Fmt, Type", format!("{:03b} {:05b}", packet.format(), packet.kind()), mnemonic(&repr)));
-    common_fields(&repr, &mut fields);
+    explain_common(&repr, &mut fields);
     match &repr {
         Repr::Memory(request) => memory_fields(request, &mut fields),
         Repr::Io(request) => io_fields(request, &mut fields),
@@ -63,20 +65,20 @@ pub fn dllp(packet: &Dllp) -> Explanation {
     let mut fields = Vec::new();
     let summary = match packet {
         Dllp::Ack(number) => format!("Ack: all packets up to {number} have arrived"),
-        Dllp::Nak(number) => format!("Nak: packets after {number} are to be sent again"),
-        Dllp::Flow(flow) => {
+        Dllp::Nak(number) => format!("Nak: packets after {number} must be replayed"),
+        Dllp::FlowControl(flow) => {
             flow_fields(flow, &mut fields);
             format!("{} of {}: flow control credits", phase(flow.phase), class(flow.class))
         }
-        Dllp::Power(power) => match power {
-            dllp::Power::EnterL1 => "PM_Enter_L1".to_owned(),
-            dllp::Power::EnterL23 => "PM_Enter_L23".to_owned(),
-            dllp::Power::RequestL1 => "PM_Active_State_Request_L1".to_owned(),
-            dllp::Power::RequestAck => "PM_Request_Ack".to_owned(),
+        Dllp::PowerManagement(power) => match power {
+            dllp::PowerManagement::EnterL1 => "PM_Enter_L1".to_owned(),
+            dllp::PowerManagement::EnterL23 => "PM_Enter_L23".to_owned(),
+            dllp::PowerManagement::RequestL1 => "PM_Active_State_Request_L1".to_owned(),
+            dllp::PowerManagement::RequestAck => "PM_Request_Ack".to_owned(),
         },
         Dllp::Feature { supported, is_acknowledged } => {
             let scaled = if supported & 1 == 1 { "with scaled flow control" } else { "without scaled flow control" };
-            let seen = if *is_acknowledged { "the peer's were seen" } else { "the peer's were not seen" };
+            let seen = if *is_acknowledged { "the peer's were received" } else { "the peer's were not received" };
             format!("data link features {supported:#x}, {scaled}; {seen}")
         }
         Dllp::Vendor(bytes) => format!("vendor defined: {}", hex(bytes)),
@@ -93,7 +95,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// As the specification writes it.
+/// Returns the specification's abbreviation.
 fn mnemonic(repr: &Repr) -> &'static str {
     match repr {
         Repr::Memory(request) => match request.op {
@@ -123,7 +125,7 @@ fn summary(repr: &Repr) -> String {
     let name = mnemonic(repr);
     match repr {
         Repr::Memory(request) => {
-            let bytes = request.length_dw * super::DW_BYTES;
+            let bytes = request.length_dw * DW_BYTES;
             format!("{name} of {bytes} bytes at {:#x} from {}", request.address, request.requester)
         }
         Repr::Io(request) => format!("{name} at I/O address {:#x} from {}", request.address, request.requester),
@@ -131,7 +133,7 @@ fn summary(repr: &Repr) -> String {
             format!("{name} of register {:#x} of {} from {}", request.register, request.target, request.requester)
         }
         Repr::Completion(completion) => {
-            let bytes = completion.length_dw * super::DW_BYTES;
+            let bytes = completion.length_dw * DW_BYTES;
             let (from, to) = (completion.completer, completion.requester);
             format!("{name} with {bytes} bytes from {from} for tag {:#x} of {to}", completion.tag)
         }
@@ -139,7 +141,7 @@ fn summary(repr: &Repr) -> String {
     }
 }
 
-fn common_fields(repr: &Repr, fields: &mut Vec<Field>) {
+fn explain_common(repr: &Repr, fields: &mut Vec<Field>) {
     let common = repr.common();
     fields.push(field("TC", common.traffic_class, ""));
     let attributes: Vec<&str> = [(4, "ID-based ordering"), (2, "relaxed ordering"), (1, "no snoop")]
@@ -157,7 +159,7 @@ fn common_fields(repr: &Repr, fields: &mut Vec<Field>) {
     fields.push(field(
         "EP",
         u8::from(common.is_poisoned),
-        if common.is_poisoned { "payload is known wrong" } else { "" },
+        if common.is_poisoned { "poisoned: the payload is known to be wrong" } else { "" },
     ));
     fields.push(field("TD", u8::from(common.has_ecrc), if common.has_ecrc { "ECRC follows" } else { "no ECRC" }));
     let bytes = repr.payload_bytes();
@@ -189,12 +191,12 @@ fn completion_fields(completion: &Completion, fields: &mut Vec<Field>) {
     let status = match completion.status {
         CompletionStatus::Successful => ("SC", "successful"),
         CompletionStatus::UnsupportedRequest => ("UR", "unsupported request"),
-        CompletionStatus::ConfigurationRetry => ("CRS", "configuration request, try again"),
+        CompletionStatus::ConfigurationRetry => ("CRS", "configuration request retry status"),
         CompletionStatus::CompleterAbort => ("CA", "completer abort"),
     };
     fields.push(field("Completer ID", completion.completer, "bus:device.function"));
     fields.push(field("Status", status.0, status.1));
-    fields.push(field("Byte Count", completion.byte_count, "bytes of the request still to come, these included"));
+    fields.push(field("Byte Count", completion.byte_count, "remaining bytes of the request, including these"));
     requester_fields(completion.requester, completion.tag, fields);
     fields.push(field("Lower Address", format!("{:#04x}", completion.lower_address), "of the first byte carried"));
 }
@@ -208,7 +210,7 @@ fn message_fields(message: &Message, fields: &mut Vec<Field>) {
     fields.push(field("Bytes 8-15", format!("{:016x}", message.rest), ""));
 }
 
-fn requester_fields(requester: super::DeviceId, tag: u16, fields: &mut Vec<Field>) {
+fn requester_fields(requester: DeviceId, tag: u16, fields: &mut Vec<Field>) {
     fields.push(field("Requester ID", requester, "bus:device.function"));
     fields.push(field("Tag", format!("{tag:#x}"), ""));
 }
@@ -224,7 +226,7 @@ fn cost_fields(repr: &Repr, fields: &mut Vec<Field>) {
     fields.push(field("On the wire", bytes, "bytes with framing and LCRC, outside flit mode"));
 }
 
-fn flow_fields(flow: &dllp::Flow, fields: &mut Vec<Field>) {
+fn flow_fields(flow: &dllp::FlowControl, fields: &mut Vec<Field>) {
     fields.push(field("VC", flow.channel, ""));
     fields.push(field("HdrFC", flow.credits.header, scale(flow.scales.0)));
     fields.push(field("DataFC", flow.credits.data, scale(flow.scales.1)));
@@ -250,7 +252,7 @@ fn class(class: FlowClass) -> &'static str {
     }
 }
 
-/// Section 2.2.8.
+/// Returns the name of a message code (section 2.2.8).
 fn message_name(code: u8) -> &'static str {
     match code {
         0x00 => "Unlock",
@@ -274,14 +276,14 @@ fn message_name(code: u8) -> &'static str {
         0x53 => "PTM Response",
         0x7e => "Vendor_Defined Type 0",
         0x7f => "Vendor_Defined Type 1",
-        _ => "not known",
+        _ => "unknown",
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tlp::dllp::{Flow, FlowPhase};
+    use crate::tlp::dllp::{FlowControl, FlowPhase};
 
     fn value<'a>(explanation: &'a Explanation, name: &str) -> &'a str {
         &explanation.fields.iter().find(|field| field.name == name).unwrap().value
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_checksum_is_a_fault() {
+    fn a_wrong_checksum_is_reported() {
         let bytes = [0x40, 0, 0x80, 1, 0, 0, 0, 0x0f, 0, 0, 0x10, 0, 1, 2, 3, 4, 0, 0, 0, 0];
         let explanation = packet(&Packet::new_checked(&bytes).unwrap()).unwrap();
         assert_eq!(explanation.summary, "MWr of 4 bytes at 0x1000 from 00:00.0");
@@ -307,11 +309,16 @@ mod tests {
     }
 
     #[test]
-    fn credits_are_explained() {
+    fn flow_control_credits_are_explained() {
         let credits = Credits { header: 12, data: 345 };
         let class = FlowClass::Posted;
-        let explanation =
-            dllp(&Dllp::Flow(Flow { phase: FlowPhase::Update, class, channel: 0, credits, scales: (0, 2) }));
+        let explanation = dllp(&Dllp::FlowControl(FlowControl {
+            phase: FlowPhase::Update,
+            class,
+            channel: 0,
+            credits,
+            scales: (0, 2),
+        }));
         assert_eq!(explanation.summary, "UpdateFC of posted: flow control credits");
         assert_eq!((value(&explanation, "HdrFC"), value(&explanation, "DataFC")), ("12", "345"));
     }

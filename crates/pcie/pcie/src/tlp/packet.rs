@@ -1,14 +1,15 @@
-//! Packets as bytes: a checked view, and the way to a [`Repr`] and back.
+//! Packets as bytes: a checked view, and conversion to [`Repr`] and back.
 //!
-//! A packet here begins with its prefixes and ends with its payload, or with the end-to-end checksum if it has one;
-//! sequence number and link checksum belong to the link and are not part of it.
+//! A packet begins with its prefixes and ends with its payload, or with the end-to-end checksum if it has one. Sequence
+//! number and link CRC belong to the link and are not part of it.
 
 use thiserror::Error;
 
-use super::prefix::PREFIXES_MAX;
-use super::{
-    Common, Completion, CompletionStatus, ConfigRequest, DW_BYTES, DeviceId, IoRequest, LENGTH_DW_MAX, MemoryOp,
-    MemoryRequest, Message, Prefix, Repr, crc,
+use super::crc;
+use super::prefix::{PREFIXES_MAX, Prefix};
+use super::repr::{
+    CommonFields, Completion, CompletionStatus, ConfigRequest, DW_BYTES, DeviceId, IoRequest, LENGTH_DW_MAX, MemoryOp,
+    MemoryRequest, Message, Repr,
 };
 use crate::link::AddressWidth;
 
@@ -31,82 +32,82 @@ mod kind {
     pub const DEFERRABLE_WRITE: u8 = 0b1_1011;
 }
 
-/// Why bytes are no packet that can be understood.
+/// Why bytes are not a valid packet, or a [`Repr`] cannot be emitted.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum PacketError {
     /// The bytes end too early.
     #[error("{found} bytes, but this packet has {needed}: the dump is cut off or its length field is wrong")]
     Truncated {
-        /// Bytes there are.
+        /// Number of bytes found.
         found: usize,
-        /// Bytes there must be.
+        /// Number of bytes needed.
         needed: usize,
     },
     /// Something follows the packet.
     #[error("{found} bytes, but this packet has {needed}: something follows it, such as a link checksum")]
     TooLong {
-        /// Bytes there are.
+        /// Number of bytes found.
         found: usize,
-        /// Bytes there must be.
+        /// Number of bytes needed.
         needed: usize,
     },
-    /// More prefixes than there can be.
+    /// There are too many prefixes.
     #[error("more than {PREFIXES_MAX} prefixes before a header")]
     Prefixes,
-    /// A format and type that this codec does not know.
-    #[error("format {format:#05b} with type {kind:#07b} is not known outside flit mode")]
+    /// The combination of format and type is unknown.
+    #[error("format {format:#05b} with type {kind:#07b} is unknown outside flit mode")]
     Kind {
-        /// Three bits.
+        /// Format, three bits.
         format: u8,
-        /// Five bits.
+        /// Type, five bits.
         kind: u8,
     },
-    /// A length that this kind cannot have.
+    /// The length is not allowed for this kind of packet.
     #[error("a length of {0} double words is not possible for this kind of packet")]
     Length(u32),
-    /// Byte enables that the specification forbids.
-    #[error("byte enables {first:#06b} and {last:#06b} do not go with a length of {length_dw} double words")]
+    /// The specification forbids the byte enables.
+    #[error("byte enables {first:#06b} and {last:#06b} are not allowed with a length of {length_dw} double words")]
     ByteEnables {
-        /// Of the first double word.
+        /// Byte enables of the first double word.
         first: u8,
-        /// Of the last one.
+        /// Byte enables of the last double word.
         last: u8,
-        /// Of the request.
+        /// Length of the request.
         length_dw: u32,
     },
-    /// A request must not cross a page.
+    /// The request crosses a 4 KB boundary.
     #[error("{length_dw} double words at {address:#x} cross a 4 KB boundary")]
     CrossesPage {
-        /// Of the first double word.
+        /// Address of the first double word.
         address: u64,
-        /// Of the request.
+        /// Length of the request.
         length_dw: u32,
     },
-    /// An operand must be naturally aligned.
+    /// The operand of an atomic operation is not naturally aligned.
     #[error("an atomic operation's operand at {0:#x} is not naturally aligned")]
     Unaligned(u64),
-    /// A completion status that is reserved.
+    /// The completion status is reserved.
     #[error("completion status {0} is reserved")]
     Status(u8),
-    /// A field that does not hold the value.
+    /// A value does not fit its field.
     #[error("{field} cannot be {value:#x}")]
     Field {
-        /// Its name.
+        /// The field's name.
         field: &'static str,
-        /// What was asked for.
+        /// The value.
         value: u64,
     },
-    /// A payload of another length than the header says.
+    /// The payload's length differs from that in the header.
     #[error("a payload of {found} bytes; the header says {needed}")]
     Payload {
-        /// Bytes given.
+        /// Number of bytes given.
         found: usize,
-        /// Bytes that the header says.
+        /// Number of bytes by the header.
         needed: usize,
     },
 }
 
-/// A view of bytes that have the shape of a packet: prefixes, header, payload and checksum are all there, no more.
+/// A view of bytes that consist of prefixes, header, payload and checksum, as the header says, and nothing more.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     bytes: &'a [u8],
@@ -116,12 +117,12 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Looks at the bytes of one packet.
+    /// Creates a view of the bytes of one packet.
     ///
     /// # Errors
-    /// When they are fewer or more than the header says.
+    /// When there are fewer or more bytes than the header says.
     pub fn new_checked(bytes: &'a [u8]) -> Result<Self, PacketError> {
-        let (packet, needed) = Self::shape(bytes)?;
+        let (packet, needed) = Self::locate(bytes)?;
         let found = bytes.len();
         match found {
             _ if found < needed => Err(PacketError::Truncated { found, needed }),
@@ -130,19 +131,19 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// Looks at prefixes and header alone, as an error log keeps them; whatever follows is not looked at. The view has
-    /// no payload and no checksum.
+    /// Creates a view of the prefixes and the header alone, as error logs keep them. Further bytes are ignored, and the
+    /// view has no payload and no checksum.
     ///
     /// # Errors
-    /// When not even the header is there.
+    /// When the header is incomplete.
     pub fn header_only(bytes: &'a [u8]) -> Result<Self, PacketError> {
-        let (packet, _) = Self::shape(bytes)?;
+        let (packet, _) = Self::locate(bytes)?;
         let end = packet.payload_at;
         Ok(Self { bytes: &bytes[..end], ecrc_at: end, ..packet })
     }
 
-    /// Where the parts are, and how many bytes there must be. The header is there.
-    fn shape(bytes: &'a [u8]) -> Result<(Self, usize), PacketError> {
+    /// Locates the parts of a packet, and returns the number of bytes needed. Fails if the header is incomplete.
+    fn locate(bytes: &'a [u8]) -> Result<(Self, usize), PacketError> {
         const FIRST_DW_BYTES: usize = DW_BYTES as usize;
         let found = bytes.len();
         let mut header_at = 0;
@@ -167,54 +168,54 @@ impl<'a> Packet<'a> {
         Ok((Self { bytes, header_at, payload_at, ecrc_at }, needed))
     }
 
-    /// What stands before the header.
+    /// Returns the prefixes before the header.
     pub fn prefixes(&self) -> impl Iterator<Item = Prefix> + use<'a> {
         let (prefixes, _) = self.bytes[..self.header_at].as_chunks::<4>();
         prefixes.iter().filter_map(|bytes| Prefix::from_bytes(*bytes))
     }
 
-    /// The header: 12 or 16 bytes.
+    /// Returns the header, 12 or 16 bytes.
     pub fn header(&self) -> &'a [u8] {
         &self.bytes[self.header_at..self.payload_at]
     }
 
-    /// The payload, in whole double words.
+    /// Returns the payload, a whole number of double words.
     pub fn payload(&self) -> &'a [u8] {
         &self.bytes[self.payload_at..self.ecrc_at]
     }
 
-    /// The end-to-end checksum as received.
+    /// Returns the received end-to-end checksum.
     pub fn ecrc(&self) -> Option<[u8; 4]> {
         self.bytes[self.ecrc_at..].try_into().ok()
     }
 
-    /// The end-to-end checksum as it should be.
+    /// Returns the correct end-to-end checksum.
     pub fn expected_ecrc(&self) -> [u8; 4] {
         let end_to_end: Vec<u8> =
             self.prefixes().filter(|prefix| prefix.is_end_to_end()).flat_map(Prefix::to_bytes).collect();
         crc::ecrc(&end_to_end, self.header(), self.payload())
     }
 
-    /// Three bits: bit 0 four double words of header, bit 1 data follows.
+    /// Returns the format, three bits: bit 0 is a header of four double words, bit 1 is data.
     pub fn format(&self) -> u8 {
         self.header()[0] >> 5
     }
 
-    /// Five bits: what kind of packet, together with the format.
+    /// Returns the type, five bits, which together with the format determines the kind of packet.
     pub fn kind(&self) -> u8 {
         self.header()[0] & 0x1f
     }
 
-    /// The length field, 1 to 1024.
+    /// Returns the length field, 1 to 1024 double words.
     pub fn length_dw(&self) -> u32 {
         length_dw(self.header())
     }
 
-    fn common(&self) -> Common {
+    fn common(&self) -> CommonFields {
         let header = self.header();
         let has_hint = header[1] & 0x01 != 0;
         let hint_at = header.len() - 1; // the last two bits of the address
-        Common {
+        CommonFields {
             traffic_class: header[1] >> 4 & 7,
             attributes: header[1] & 0x04 | header[2] >> 4 & 3,
             address_type: header[2] >> 2 & 3,
@@ -224,7 +225,7 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// Bits 9 and 8 of the tag are in the second byte.
+    /// Returns the tag, whose bits 9 and 8 are in the second byte of the header.
     fn tag(&self, low_at: usize) -> u16 {
         let header = self.header();
         u16::from(header[1] & 0x80) << 2 | u16::from(header[1] & 0x08) << 5 | u16::from(header[low_at])
@@ -248,10 +249,10 @@ fn length_dw(first_dw: &[u8]) -> u32 {
 }
 
 impl Repr {
-    /// What a packet means.
+    /// Parses a packet.
     ///
     /// # Errors
-    /// When its kind is not known, or a field says what the specification forbids.
+    /// When its kind is unknown or the specification forbids the value of a field.
     pub fn parse(packet: &Packet<'_>) -> Result<Self, PacketError> {
         let unknown = PacketError::Kind { format: packet.format(), kind: packet.kind() };
         let has_data = packet.format() & 2 != 0;
@@ -271,10 +272,10 @@ impl Repr {
         }
     }
 
-    /// The bytes to send: prefixes, header, payload, and a checksum if the packet has one.
+    /// Returns the bytes to send: prefixes, header, payload, and the end-to-end checksum if the packet has one.
     ///
     /// # Errors
-    /// When a field does not fit, when the specification forbids it, or when the payload has another length.
+    /// When a value does not fit its field, the specification forbids it, or the payload has another length.
     pub fn emit(&self, prefixes: &[Prefix], payload: &[u8]) -> Result<Vec<u8>, PacketError> {
         self.check()?;
         let needed = self.payload_bytes() as usize;
@@ -296,10 +297,10 @@ impl Repr {
         Ok(bytes)
     }
 
-    /// Whether every field fits its place and the specification allows the combination.
+    /// Checks that every value fits its field and the specification allows the combination.
     ///
     /// # Errors
-    /// The first one that does not.
+    /// For the first value that fails.
     pub fn check(&self) -> Result<(), PacketError> {
         let common = self.common();
         fits("the traffic class", common.traffic_class, 7)?;
@@ -330,7 +331,7 @@ impl Repr {
         }
     }
 
-    /// The header, in its first 12 or 16 bytes.
+    /// Returns the header in the first 12 or 16 bytes.
     fn header(&self) -> [u8; 16] {
         let mut header = [0; 16];
         self.common().emit(&mut header);
@@ -378,7 +379,7 @@ fn check_memory(request: &MemoryRequest) -> Result<(), PacketError> {
     match op {
         MemoryOp::FetchAdd | MemoryOp::Swap => check_alignment(address, length_dw),
         MemoryOp::CompareAndSwap => check_alignment(address, length_dw / 2),
-        // With hints the byte enables of a read hold the steering tag.
+        // With a processing hint, the byte enables of a read hold the steering tag.
         MemoryOp::Read if request.common.processing_hint.is_some() => Ok(()),
         _ => check_byte_enables(request),
     }
@@ -389,16 +390,16 @@ fn check_alignment(address: u64, operand_dw: u32) -> Result<(), PacketError> {
     if is_aligned { Ok(()) } else { Err(PacketError::Unaligned(address)) }
 }
 
-/// Section 2.2.5: one double word has no last enables; of more, neither end may be empty, and from three on, or two not
-/// aligned to eight bytes, the enabled bytes are one run.
+/// Checks byte enables (section 2.2.5): a single double word has no last byte enables; otherwise neither may be empty,
+/// and for three or more double words, or two not aligned to eight bytes, the enabled bytes must be contiguous.
 fn check_byte_enables(request: &MemoryRequest) -> Result<(), PacketError> {
     let (first, last, length_dw) = (request.first_byte_enable, request.last_byte_enable, request.length_dw);
-    let is_run =
+    let is_contiguous =
         matches!(first, 0b1111 | 0b1110 | 0b1100 | 0b1000) && matches!(last, 0b1111 | 0b0111 | 0b0011 | 0b0001);
     let is_allowed = match length_dw {
         1 => last == 0,
         2 if request.address.is_multiple_of(8) => first != 0 && last != 0,
-        _ => is_run,
+        _ => is_contiguous,
     };
     if is_allowed { Ok(()) } else { Err(PacketError::ByteEnables { first, last, length_dw }) }
 }
@@ -433,9 +434,9 @@ fn parse_memory(packet: &Packet<'_>, op: MemoryOp) -> Result<Repr, PacketError> 
     repr.check().map(|()| repr)
 }
 
-/// Bit 0 of the second byte, hints, is reserved outside memory requests and not looked at there.
-fn common_without_hint(packet: &Packet<'_>) -> Common {
-    Common { processing_hint: None, ..packet.common() }
+/// Returns the common fields without the processing hint, whose bit is reserved outside memory requests and ignored.
+fn common_without_hint(packet: &Packet<'_>) -> CommonFields {
+    CommonFields { processing_hint: None, ..packet.common() }
 }
 
 fn parse_io(packet: &Packet<'_>) -> Result<Repr, PacketError> {
@@ -501,7 +502,7 @@ fn parse_message(packet: &Packet<'_>) -> Message {
     }
 }
 
-impl Common {
+impl CommonFields {
     fn emit(&self, header: &mut [u8; 16]) {
         header[1] = self.traffic_class << 4 | self.attributes & 4 | u8::from(self.processing_hint.is_some());
         header[2] = u8::from(self.has_ecrc) << 7

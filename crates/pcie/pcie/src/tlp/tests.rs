@@ -1,13 +1,14 @@
-//! Packets there and back, packets from the specification's figures, and bytes that mean nothing.
+//! Round trips of packets, packets from the figures of the specification, and arbitrary bytes.
 
 use proptest::prelude::*;
 
 use super::*;
+use crate::link::AddressWidth;
 
-fn commons(hints: bool) -> impl Strategy<Value = Common> {
+fn commons(hints: bool) -> impl Strategy<Value = CommonFields> {
     let hint = prop::option::of(0..4_u8).prop_map(move |hint| hint.filter(|_| hints));
     (0..8_u8, 0..8_u8, 0..4_u8, hint, any::<bool>(), any::<bool>()).prop_map(
-        |(traffic_class, attributes, address_type, processing_hint, is_poisoned, has_ecrc)| Common {
+        |(traffic_class, attributes, address_type, processing_hint, is_poisoned, has_ecrc)| CommonFields {
             traffic_class,
             attributes,
             address_type,
@@ -28,7 +29,7 @@ fn widths() -> impl Strategy<Value = AddressWidth> {
 
 const READ_WRITE: [MemoryOp; 2] = [MemoryOp::Read, MemoryOp::Write];
 
-/// Reads and writes within a page, with enables that go with the length.
+/// Reads and writes within a page, with byte enables allowed for the length.
 fn transfers() -> impl Strategy<Value = Repr> {
     (0..2_usize, any::<u64>(), 0..1024_u32, 1..=1024_u32, widths(), ids(), 0..1024_u16, commons(true)).prop_map(
         |(op, page, first_dw, length_dw, width, requester, tag, common)| {
@@ -143,7 +144,7 @@ fn payload_for(repr: &Repr) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn what_is_sent_is_what_is_understood(repr in reprs(), prefixes in prefixes()) {
+    fn parsing_an_emitted_packet_gives_the_same_packet(repr in reprs(), prefixes in prefixes()) {
         let payload = payload_for(&repr);
         let bytes = repr.emit(&prefixes, &payload).unwrap();
         let packet = Packet::new_checked(&bytes).unwrap();
@@ -154,13 +155,13 @@ proptest! {
     }
 
     #[test]
-    fn bytes_are_what_the_wire_is_charged_for(repr in reprs()) {
+    fn wire_bytes_are_emitted_bytes_and_framing(repr in reprs()) {
         let bytes = repr.emit(&[], &payload_for(&repr)).unwrap();
         prop_assert_eq!(bytes.len() as u32 + FRAMING_BYTES, repr.wire_bytes());
     }
 
     #[test]
-    fn a_packet_cut_or_prolonged_is_refused(repr in reprs(), cut in 1..40_usize) {
+    fn a_truncated_or_extended_packet_is_refused(repr in reprs(), cut in 1..40_usize) {
         let mut bytes = repr.emit(&[], &payload_for(&repr)).unwrap();
         let needed = bytes.len();
         let found = needed.saturating_sub(cut);
@@ -171,7 +172,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_survived_and_what_is_understood_can_be_said_again(
+    fn parsing_any_bytes_does_not_panic_and_what_parses_can_be_emitted(
         bytes in prop::collection::vec(any::<u8>(), 0..64)
     ) {
         if let Ok(packet) = Packet::new_checked(&bytes)
@@ -185,7 +186,7 @@ proptest! {
     }
 
     #[test]
-    fn a_header_alone_says_the_same(repr in reprs()) {
+    fn a_header_alone_parses_to_the_same_packet(repr in reprs()) {
         let bytes = repr.emit(&[], &payload_for(&repr)).unwrap();
         let header = Packet::header_only(&bytes[..repr.header_bytes() as usize]).unwrap();
         prop_assert_eq!(Repr::parse(&header), Ok(repr));
@@ -198,7 +199,7 @@ fn parse(bytes: &[u8]) -> Result<Repr, PacketError> {
 }
 
 #[test]
-fn a_read_has_the_specifications_layout() {
+fn a_read_has_the_layout_of_the_specification() {
     // Figures 2-5, 2-13 and 2-16: MRd, 64-bit, 16 double words at 1_2345_6780, requester 05:00.1, tag 0x2a5.
     let request = MemoryRequest {
         op: MemoryOp::Read,
@@ -209,14 +210,14 @@ fn a_read_has_the_specifications_layout() {
         last_byte_enable: 0xf,
         requester: DeviceId(0x0501),
         tag: 0x2a5,
-        common: Common::default(),
+        common: CommonFields::default(),
     };
     let bytes = Repr::Memory(request).emit(&[], &[]).unwrap();
     assert_eq!(bytes, [0x20, 0x80, 0, 16, 5, 1, 0xa5, 0xff, 0, 0, 0, 1, 0x23, 0x45, 0x67, 0x80]);
 }
 
 #[test]
-fn a_completion_has_the_specifications_layout() {
+fn a_completion_has_the_layout_of_the_specification() {
     let completion = Completion {
         completer: DeviceId(0x0008),
         requester: DeviceId(0x0501),
@@ -225,7 +226,7 @@ fn a_completion_has_the_specifications_layout() {
         byte_count: 4096,
         lower_address: 0x40,
         length_dw: 1024,
-        common: Common::default(),
+        common: CommonFields::default(),
     };
     let repr = Repr::Completion(completion);
     let bytes = repr.emit(&[], &vec![0; 4096]).unwrap();
@@ -234,7 +235,7 @@ fn a_completion_has_the_specifications_layout() {
 }
 
 #[test]
-fn what_the_specification_forbids_is_refused_both_ways() {
+fn what_the_specification_forbids_is_neither_parsed_nor_emitted() {
     let good = MemoryRequest {
         op: MemoryOp::Read,
         address: 0x1000,
@@ -244,7 +245,7 @@ fn what_the_specification_forbids_is_refused_both_ways() {
         last_byte_enable: 0xf,
         requester: DeviceId(0),
         tag: 0,
-        common: Common::default(),
+        common: CommonFields::default(),
     };
     let refused = |request: MemoryRequest| Repr::Memory(request).emit(&[], &[]).unwrap_err();
     assert_eq!(
@@ -267,16 +268,16 @@ fn what_the_specification_forbids_is_refused_both_ways() {
 }
 
 #[test]
-fn kinds_that_are_not_known_are_named() {
+fn unknown_kinds_are_refused() {
     let mut bytes = [0; 12];
-    bytes[0] = 0x01; // MRdLk, which new devices must not use
+    bytes[0] = 0x01; // MRdLk, which new devices must not send
     assert_eq!(parse(&bytes), Err(PacketError::Kind { format: 0, kind: 1 }));
     assert_eq!(parse(&[0x80; 64]), Err(PacketError::Prefixes));
     assert_eq!(parse(&[]), Err(PacketError::Truncated { found: 0, needed: 12 }));
 }
 
 #[test]
-fn a_read_costs_what_the_published_model_counts() {
+fn wire_bytes_equal_those_of_the_published_model() {
     // Neugebauer et al. 2018, section 3: 24 bytes for MRd and MWr with 64-bit addresses, 20 for CplD.
     let read = |width, has_ecrc| {
         Repr::Memory(MemoryRequest {
@@ -288,7 +289,7 @@ fn a_read_costs_what_the_published_model_counts() {
             last_byte_enable: 0xf,
             requester: DeviceId(0),
             tag: 0,
-            common: Common { has_ecrc, ..Common::default() },
+            common: CommonFields { has_ecrc, ..CommonFields::default() },
         })
     };
     assert_eq!(read(AddressWidth::Bits64, false).wire_bytes(), 24);
