@@ -1,11 +1,12 @@
-//! The protocol's arithmetic: what a link leaves for data, for transfers of any size and place.
+//! The protocol model: the bandwidth that a link leaves for data, for transfers of any size and alignment.
 //!
-//! A transfer costs packets; a packet costs header, framing and checksums; the link itself costs acknowledgements,
-//! credit updates and clock compensation. What is left for data is a bandwidth, an upper bound: nothing here waits.
+//! A transfer is divided into packets. A packet has a header, framing and checksums; the link itself carries
+//! acknowledgements, credit updates and clock compensation. The remaining bandwidth is an upper bound, because the
+//! model has no waiting.
 //!
 //! Source: Neugebauer et al., "Understanding PCIe performance for end host networking", SIGCOMM 2018, section 3, and
-//! the program published with it, whose every figure [`Mode::Published`] repeats, defects included.
-//! [`Mode::Corrected`] is what the specification says; `docs/pcie-model.md` lists the differences.
+//! the program published with it, all of whose figures [`Mode::Published`] reproduces, including its defects.
+//! [`Mode::Corrected`] follows the specification; `docs/pcie-model.md` lists the differences.
 
 pub mod latency;
 pub mod nic;
@@ -23,64 +24,64 @@ use crate::tlp::{DLLP_BYTES, DW_BYTES, ECRC_BYTES, FRAMING_BYTES};
 use overhead::Limits;
 use split::Span;
 
-/// The largest transfer that is modelled: beyond it nothing changes any more.
+/// Largest transfer modelled; bandwidth does not change for larger ones.
 pub const SIZE_BYTES_MAX: u64 = 16 << 20;
 
-/// Bytes of a completion's header.
+/// Size of a completion's header.
 const COMPLETION_HEADER_BYTES: u32 = 3 * DW_BYTES;
 
-/// Whose arithmetic.
+/// Which formulas the model uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// The published program's, defects included.
+    /// Those of the published program, including its defects.
     Published,
-    /// The specification's.
+    /// Those of the specification.
     #[default]
     Corrected,
 }
 
-/// How much of a read one completion brings.
+/// The size of the completions of a read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CompletionSize {
-    /// As much as a packet may carry (MPS).
+    /// The largest payload of a packet (MPS).
     #[default]
     Mps,
-    /// One read completion boundary (RCB), as older root complexes do.
+    /// One read completion boundary (RCB), as with older root complexes.
     Rcb,
 }
 
-/// What a device asks of memory.
+/// A memory access of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Requests go out, completions with data come back.
+    /// Sends requests and receives completions with data.
     Read,
-    /// Data goes out.
+    /// Sends data.
     Write,
 }
 
-/// Bytes on the wire in both directions, framing included.
+/// Bytes on the wire in both directions, including framing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// From the end that asks.
+    /// Bytes sent by the requester.
     pub sent_bytes: u64,
-    /// To the end that asks.
+    /// Bytes received by the requester.
     pub received_bytes: u64,
 }
 
-/// What a link leaves for transfers of one size, in 10^9 bits of data a second.
+/// The bandwidth of a link for transfers of one size, in 10^9 bits of data per second.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Bandwidth {
-    /// Writes alone.
+    /// Bandwidth of writes alone.
     pub write_gbps: f64,
-    /// Reads alone.
+    /// Bandwidth of reads alone.
     pub read_gbps: f64,
-    /// As many reads as writes: of each direction.
+    /// Bandwidth in each direction of as many reads as writes.
     pub readwrite_gbps: f64,
 }
 
-/// A link and a way to calculate it.
+/// A model of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Model {
     mode: Mode,
@@ -88,28 +89,28 @@ pub struct Model {
     completions: CompletionSize,
 }
 
-/// A question that has no answer.
+/// Why something cannot be modelled.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ModelError {
-    /// Nothing, or too much.
+    /// The size is 0 or too large.
     #[error("a transfer of {0} bytes cannot be modelled; choose 1 to {SIZE_BYTES_MAX}")]
     Size(u64),
-    /// Not inside a page.
-    #[error("an offset of {0} bytes leaves the 4 KB page; choose 0 to 4095")]
+    /// The offset is outside a page.
+    #[error("an offset of {0} bytes is outside the 4 KB page; choose 0 to 4095")]
     Offset(u64),
-    /// The published model's transfers are all aligned.
+    /// All transfers of the published model are aligned.
     #[error("the published model has no offsets, but {0} was given; leave it out or choose the corrected mode")]
     PublishedOffset(u64),
-    /// The published model's tables lack them.
+    /// The published model has no limits for links of 12 lanes.
     #[error("the published model has no links of 12 lanes; choose another width or the corrected mode")]
     PublishedLanes,
 }
 
 impl Model {
-    /// The model of this link.
+    /// Creates a model of this link.
     ///
     /// # Errors
-    /// When the mode does not know such links.
+    /// When the mode does not cover the link.
     pub fn new(mode: Mode, link: Link, completions: CompletionSize) -> Result<Self, ModelError> {
         if mode == Mode::Published && link.lanes.count() == 12 {
             return Err(ModelError::PublishedLanes);
@@ -117,18 +118,18 @@ impl Model {
         Ok(Self { mode, link, completions })
     }
 
-    /// Whose arithmetic it is.
+    /// Returns the mode.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// The link.
+    /// Returns the link.
     pub fn link(&self) -> &Link {
         &self.link
     }
 
-    /// 10^9 bits a second of all lanes, line code deducted. From generation 6 on the line code costs nothing; the
-    /// published model takes 242 of 256 bytes of a flit there.
+    /// Returns the rate of all lanes without the line code's overhead, in 10^9 bits per second. From generation 6 on
+    /// the line code has no overhead; the published model uses 242 of 256 bytes of a flit instead.
     pub fn raw_gbps(&self) -> f64 {
         match self.mode {
             Mode::Published if self.link.generation.is_flit_mode() => 242.0 / 256.0 * self.link.raw_gbps(),
@@ -136,13 +137,13 @@ impl Model {
         }
     }
 
-    /// 10^9 bits a second that are left for packets.
+    /// Returns the bandwidth left for transaction layer packets, in 10^9 bits per second.
     pub fn tlp_gbps(&self) -> f64 {
         let raw_gbps = self.raw_gbps();
         if self.is_flit_mode() {
             return raw_gbps * (1.0 - overhead::skip_share()) * f64::from(FLIT_TLP_BYTES) / f64::from(FLIT_BYTES);
         }
-        // The limits are times of symbols on each lane; the published model takes them for bytes of the whole link.
+        // The limits are symbol times of each lane; the published model takes them for bytes of the whole link.
         let (limits, symbols_bytes) = match self.mode {
             Mode::Published => (Limits::published(&self.link), 1.0),
             Mode::Corrected => (Limits::of(&self.link), f64::from(self.link.lanes.count())),
@@ -152,7 +153,7 @@ impl Model {
         raw_gbps - raw_gbps * shares
     }
 
-    /// What the link leaves for transfers of `size_bytes` that begin `offset_bytes` into a page.
+    /// Returns the bandwidth for transfers of `size_bytes` that start `offset_bytes` into a page.
     ///
     /// # Errors
     /// For sizes and offsets that the mode cannot model.
@@ -166,12 +167,12 @@ impl Model {
         })
     }
 
-    /// The data bandwidth when every `data_bytes` cost this traffic.
+    /// Returns the data bandwidth if every `data_bytes` of data cause this traffic.
     pub fn data_gbps(&self, data_bytes: u64, traffic: Traffic) -> f64 {
         data_bytes as f64 * self.tlp_gbps() / traffic.sent_bytes.max(traffic.received_bytes) as f64
     }
 
-    /// What to transfer, checked.
+    /// Returns the span of a transfer after checking its size and offset.
     ///
     /// # Errors
     /// For sizes and offsets that the mode cannot model.
@@ -188,7 +189,7 @@ impl Model {
         Ok(Span { address: offset_bytes, bytes: size_bytes })
     }
 
-    /// What an access costs on the wire.
+    /// Returns the bytes on the wire of an access.
     pub fn traffic(&self, access: Access, span: Span) -> Traffic {
         match self.mode {
             Mode::Published => self.published_traffic(access, span.bytes),
@@ -196,7 +197,7 @@ impl Model {
         }
     }
 
-    /// Sizes divided by limits: no alignment, no double words, completions that ignore where requests end.
+    /// Divides sizes by limits, without alignment and double words; completions ignore the boundaries of requests.
     fn published_traffic(&self, access: Access, bytes: u64) -> Traffic {
         let pieces = |limit_bytes: u32| bytes.div_ceil(u64::from(limit_bytes));
         let request_bytes = u64::from(self.packet_bytes(self.request_header_bytes()));
@@ -212,16 +213,16 @@ impl Model {
         }
     }
 
-    /// Packet by packet.
+    /// Sums up the traffic packet by packet.
     fn corrected_traffic(&self, access: Access, span: Span) -> Traffic {
         let rcb_bytes = self.link.rcb_bytes.bytes();
         match access {
             Access::Write => {
-                let pieces = span.cut(self.link.mps_bytes.bytes());
+                let pieces = span.split(self.link.mps_bytes.bytes());
                 let sent_bytes = pieces.map(|piece| self.request_bytes(piece) + piece.dw_bytes()).sum();
                 Traffic { sent_bytes, received_bytes: 0 }
             }
-            Access::Read => span.cut(self.link.mrrs_bytes.bytes()).fold(Traffic::default(), |sum, request| {
+            Access::Read => span.split(self.link.mrrs_bytes.bytes()).fold(Traffic::default(), |sum, request| {
                 let pieces = request.completions(rcb_bytes, self.completion_limit_bytes());
                 let received_bytes = pieces.map(|piece| self.completion_bytes(piece)).sum();
                 sum + Traffic { sent_bytes: self.request_bytes(request), received_bytes }
@@ -236,16 +237,16 @@ impl Model {
         }
     }
 
-    /// A request without data. In flit mode byte enables have a double word of their own, sent where they say
-    /// something.
+    /// Returns the size of a request without data. In flit mode, byte enables take an additional double word, which is
+    /// sent only if the transfer is not aligned to double words.
     fn request_bytes(&self, span: Span) -> u64 {
         let has_byte_enables = self.is_flit_mode() && !span.is_dw_aligned();
         let enables_bytes = if has_byte_enables { DW_BYTES } else { 0 };
         u64::from(self.packet_bytes(self.request_header_bytes() + enables_bytes))
     }
 
-    /// A completion with its data. In flit mode the two lowest bits of the address have a double word of their own,
-    /// sent where they are not zero.
+    /// Returns the size of a completion with its data. In flit mode, the two lowest bits of the address take an
+    /// additional double word, which is sent only if they are not zero.
     fn completion_bytes(&self, span: Span) -> u64 {
         let has_lower_address = self.is_flit_mode() && !span.address.is_multiple_of(u64::from(DW_BYTES));
         let address_bytes = if has_lower_address { DW_BYTES } else { 0 };
@@ -259,21 +260,22 @@ impl Model {
         }
     }
 
-    /// A packet without data: its header, checksums and framing. Flits have a checksum and need no framing.
+    /// Returns the size of a packet without data: header, checksums and framing. Flits have their own checksum and need
+    /// no framing.
     fn packet_bytes(&self, header_bytes: u32) -> u32 {
         let framing_bytes = if self.is_flit_mode() { 0 } else { FRAMING_BYTES };
         let ecrc_bytes = if self.link.ecrc { ECRC_BYTES } else { 0 };
         framing_bytes + header_bytes + ecrc_bytes
     }
 
-    /// Whether packets are calculated as parts of flits: the published model does not.
+    /// Returns whether packets are modelled as parts of flits, which the published model does not do.
     fn is_flit_mode(&self) -> bool {
         self.mode == Mode::Corrected && self.link.generation.is_flit_mode()
     }
 }
 
 impl Traffic {
-    /// The same seen from the other end.
+    /// Returns the traffic as seen from the other end.
     pub fn reversed(self) -> Self {
         Self { sent_bytes: self.received_bytes, received_bytes: self.sent_bytes }
     }

@@ -1,8 +1,8 @@
-//! How long a transfer takes at least, hop by hop: what an idle path of these links, switches, root complex and memory
-//! needs, were nothing ever to wait for anything but the packets ahead.
+//! Minimum latency of a transfer, hop by hop: on an idle path of links, switches, root complex and memory, where
+//! packets wait only for packets of the same transfer.
 //!
-//! A packet is passed on when it has arrived whole, or from its header on by a switch that cuts through. In flit mode
-//! nothing of a flit is known before its checksum: a packet arrives with the end of its last flit.
+//! A packet is forwarded when it has arrived completely, or after its header by a cut-through switch. In flit mode
+//! nothing of a flit can be used before its checksum has arrived, so a packet arrives with the end of its last flit.
 
 use std::path::Path;
 
@@ -16,110 +16,111 @@ use config::ConfigError;
 
 const DIRECT: &str = include_str!("../../paths/direct.toml");
 
-/// The way from a device to memory.
+/// A path from a device to memory.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PciePath {
-    /// What it is called.
+    /// The path's name.
     pub name: String,
-    /// Where the numbers come from.
+    /// The source of the numbers.
     pub source: String,
-    /// From the wish to the first symbol of the first packet.
+    /// Latency of the device, from the start of the access to the first symbol of the first packet.
     #[serde(deserialize_with = "config::nanoseconds")]
     pub device_ns: f64,
-    /// From the device to the root complex, with switches between them.
+    /// The links from the device to the root complex, with switches between them.
     pub links: Vec<LinkHop>,
-    /// Of the root complex, for a request to memory; its completion included.
+    /// Latency of the root complex for a request to memory, including its completion.
     #[serde(deserialize_with = "config::nanoseconds")]
     pub root_complex_ns: f64,
-    /// Of memory or a cache, for a read.
+    /// Latency of memory or a cache for a read.
     #[serde(deserialize_with = "config::nanoseconds")]
     pub memory_read_ns: f64,
-    /// Of memory or a cache, until a write can be read.
+    /// Latency of memory or a cache until a write can be read.
     #[serde(deserialize_with = "config::nanoseconds")]
     pub memory_write_ns: f64,
 }
 
-/// A link, and the switch behind it.
+/// A link with the switch at its end, if any.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkHop {
     /// Length of traces and cables.
     #[serde(deserialize_with = "config::meters")]
     pub length_m: f64,
-    /// Propagation: 7 ns in a board (relative permittivity 4.4), 5 ns in a cable.
+    /// Propagation delay per meter: 7 ns in a board (relative permittivity 4.4), 5 ns in a cable.
     #[serde(default = "board_ns_per_m", deserialize_with = "config::nanoseconds")]
     pub ns_per_m: f64,
-    /// Generation, where it is not the model's.
+    /// Generation, if it differs from the model's.
     pub generation: Option<Generation>,
-    /// Lanes, where they are not the model's.
+    /// Lanes, if they differ from the model's.
     pub lanes: Option<Lanes>,
-    /// At its end towards the root complex; the last link has none.
+    /// The switch at its end towards the root complex; the last link has none.
     pub switch: Option<PcieSwitch>,
 }
 
-/// A switch.
+/// A PCI Express switch.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PcieSwitch {
-    /// From the last symbol in to the first out, or from the header's last when it cuts through.
+    /// Forwarding latency: from the packet's last symbol in, or the header's last symbol for cut-through, to the first
+    /// symbol out.
     #[serde(deserialize_with = "config::nanoseconds")]
     pub forward_ns: f64,
-    /// Whether packets leave before they have arrived whole.
+    /// Whether packets are forwarded before they have arrived completely (cut-through).
     #[serde(default)]
     pub cut_through: bool,
 }
 
-/// The least time of a transfer.
+/// The minimum latency of a transfer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LatencyBreakdown {
-    /// All of it.
+    /// The total latency.
     pub latency_ns: f64,
-    /// Its parts in the order of time, as the last packet meets them; they add up.
+    /// Its parts in temporal order, as experienced by the last packet; they add up to the total.
     pub parts: Vec<LatencyPart>,
 }
 
 /// A part of a latency.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LatencyPart {
-    /// Where: `device`, `link 1`, `switch 1`, `root complex`, `memory`.
+    /// The location: `device`, `link 1`, `switch 1`, `root complex`, `memory`.
     pub hop: String,
     /// What takes the time.
     pub what: &'static str,
-    /// How long.
+    /// Duration.
     pub ns: f64,
 }
 
 impl PcieSwitch {
-    /// Broadcom PEX88000, generation 4: 105 ns between ports of 16 lanes, cut through (vendor's figure, in Linley
-    /// Newsletter of 24 September 2019).
+    /// Broadcom PEX88000, generation 4: 105 ns between ports of 16 lanes, cut-through (vendor's figure, Linley
+    /// Newsletter, 24 September 2019).
     pub const PEX88000: Self = Self { forward_ns: 105.0, cut_through: true };
 }
 
 impl PciePath {
-    /// A device in a slot of the root complex, and DDR4.
+    /// Returns the path of a device in a slot of the root complex, with DDR4 memory.
     pub fn direct() -> Self {
         Self::parse("paths/direct.toml", DIRECT).expect("the built-in path is tested")
     }
 
-    /// The path that a file describes.
+    /// Reads a path from a file.
     ///
     /// # Errors
-    /// When it cannot be read or makes no sense.
+    /// When it cannot be read or is invalid.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let file: Self = config::read(path)?;
         file.checked(&path.display().to_string())
     }
 
-    /// The path that the text of a file describes.
+    /// Parses a path from the text of a file.
     ///
     /// # Errors
-    /// When it makes no sense.
+    /// When it is invalid.
     pub fn parse(file: &str, text: &str) -> Result<Self, ConfigError> {
         config::parse::<Self>(file, text)?.checked(file)
     }
 
-    /// The path lengthened by this many links like the last one, with `switch` before each.
+    /// Returns the path with `count` more links like the last one, with `switch` before each.
     pub fn with_switches(mut self, count: usize, switch: &PcieSwitch) -> Self {
         let last = self.links.pop().expect("a path has links");
         let switched = LinkHop { switch: Some(switch.clone()), ..last.clone() };
@@ -128,25 +129,25 @@ impl PciePath {
         self
     }
 
-    /// Links have switches between them and nowhere else.
+    /// Checks that there are switches between links and nowhere else.
     fn checked(self, file: &str) -> Result<Self, ConfigError> {
-        let senseless = |place: String, what: &str| {
+        let invalid = |place: String, what: &str| {
             Err(ConfigError::Invalid { file: file.to_owned(), location: place, what: what.to_owned() })
         };
         let Some((last, others)) = self.links.split_last() else {
-            return senseless("links".to_owned(), "there is none; write one at least");
+            return invalid("links".to_owned(), "there is none; write at least one");
         };
         if let Some(index) = others.iter().position(|link| link.switch.is_none()) {
-            return senseless(format!("links[{index}]"), "no switch before the next link; write [links.switch]");
+            return invalid(format!("links[{index}]"), "no switch before the next link; write [links.switch]");
         }
         if last.switch.is_some() {
             let place = format!("links[{}].switch", others.len());
-            return senseless(place, "the last link ends at the root complex; leave it out");
+            return invalid(place, "the last link ends at the root complex; leave it out");
         }
         Ok(self)
     }
 
-    /// The least time of a read: until its last byte has arrived at the device.
+    /// Returns the minimum latency of a read, until its last byte has arrived at the device.
     ///
     /// # Errors
     /// For sizes and offsets that cannot be modelled.
@@ -160,7 +161,7 @@ impl PciePath {
         Ok(Transfer::new(self, model)?.read(span, 0.0))
     }
 
-    /// The least time of a write: until its last byte can be read from memory.
+    /// Returns the minimum latency of a write, until its last byte can be read from memory.
     ///
     /// # Errors
     /// For sizes and offsets that cannot be modelled.
@@ -174,7 +175,7 @@ impl PciePath {
         Ok(Transfer::new(self, model)?.write(span))
     }
 
-    /// The least time of a write and a read of the same place behind it, which finds what was written.
+    /// Returns the minimum latency of a write followed by a read of the same address, which returns the written data.
     ///
     /// # Errors
     /// For sizes and offsets that cannot be modelled.
@@ -204,7 +205,7 @@ enum Packet {
 }
 
 impl Packet {
-    /// Bytes on the wire, and those of them that are no data.
+    /// Returns the size on the wire, and how much of it is not data.
     fn bytes(self, model: &Model) -> (u64, u64) {
         match self {
             Self::Write(span) => (model.request_bytes(span) + span.dw_bytes(), model.request_bytes(span)),
@@ -232,44 +233,44 @@ impl Packet {
     }
 }
 
-/// One direction of a link: packets follow each other without a gap as long as there are any.
+/// One direction of a link. Packets that are ready follow each other without a gap, as a burst.
 struct LinkDirection {
     model: Model,
-    burst_began_ns: f64,
+    burst_start_ns: f64,
     burst_bytes: u64,
 }
 
-/// Sums of the same times in another order differ by less. A packet that is ready when the one before has left begins
-/// no burst of its own: in flit mode that would cost it a flit, by rounding alone.
-const SAME_MOMENT_NS: f64 = 1e-6;
+/// Bound for rounding differences between sums of the same times in another order. Without it, a packet that is ready
+/// exactly when the one before has left could start a new burst, which in flit mode costs a flit.
+const ROUNDING_NS: f64 = 1e-6;
 
 impl LinkDirection {
     fn new(model: Model) -> Self {
-        Self { model, burst_began_ns: 0.0, burst_bytes: 0 }
+        Self { model, burst_start_ns: 0.0, burst_bytes: 0 }
     }
 
-    /// When the header of a packet that is ready at `ready_ns` is there, and when all of it is.
+    /// Sends a packet that is ready at `ready_ns`. Returns when its header and when all of it has been transmitted.
     fn send(&mut self, ready_ns: f64, bytes: u64, header_bytes: u64) -> (f64, f64) {
-        let free_ns = self.burst_began_ns + self.ns(self.burst_bytes);
-        if ready_ns > free_ns + SAME_MOMENT_NS {
-            (self.burst_began_ns, self.burst_bytes) = (ready_ns, 0);
+        let free_ns = self.burst_start_ns + self.ns(self.burst_bytes);
+        if ready_ns > free_ns + ROUNDING_NS {
+            (self.burst_start_ns, self.burst_bytes) = (ready_ns, 0);
         }
-        let header_ns = self.burst_began_ns + self.ns(self.burst_bytes + header_bytes);
+        let header_ns = self.burst_start_ns + self.ns(self.burst_bytes + header_bytes);
         self.burst_bytes += bytes;
-        (header_ns, self.burst_began_ns + self.ns(self.burst_bytes))
+        (header_ns, self.burst_start_ns + self.ns(self.burst_bytes))
     }
 
-    /// How long bytes of packets take, to the end of their last flit where there are flits.
+    /// Returns the transmission time of bytes of packets; in flit mode, until the end of their last flit.
     fn ns(&self, bytes: u64) -> f64 {
-        let line_bytes = match self.model.is_flit_mode() {
+        let wire_bytes = match self.model.is_flit_mode() {
             true => bytes.div_ceil(u64::from(FLIT_TLP_BYTES)) * u64::from(FLIT_BYTES),
             false => bytes,
         };
-        line_bytes as f64 * 8.0 / self.model.raw_gbps()
+        wire_bytes as f64 * 8.0 / self.model.raw_gbps()
     }
 }
 
-/// A path in use.
+/// A transfer over a path, with the state of all links.
 struct Transfer<'a> {
     path: &'a PciePath,
     model: Model,
@@ -292,89 +293,89 @@ impl<'a> Transfer<'a> {
 
     fn write(&mut self, span: Span) -> LatencyBreakdown {
         let mut last = LatencyBreakdown { latency_ns: 0.0, parts: Vec::new() };
-        for piece in span.cut(self.model.link.mps_bytes.bytes()) {
-            last = self.ask(Packet::Write(piece));
+        for piece in span.split(self.model.link.mps_bytes.bytes()) {
+            last = self.send_upstream(Packet::Write(piece));
         }
         last.add("root complex", "processing", self.path.root_complex_ns);
         last.add("memory", "write", self.path.memory_write_ns);
         last
     }
 
-    /// Memory answers no request before `written_ns`.
+    /// Simulates a read. Memory answers no request before `written_ns`.
     fn read(&mut self, span: Span, written_ns: f64) -> LatencyBreakdown {
         let mut last = LatencyBreakdown { latency_ns: 0.0, parts: Vec::new() };
-        for request in span.cut(self.model.link.mrrs_bytes.bytes()) {
-            let mut asked = self.ask(Packet::Request(request));
-            asked.add("root complex", "processing", self.path.root_complex_ns);
-            let wait_ns = (written_ns - asked.latency_ns).max(0.0);
+        for request in span.split(self.model.link.mrrs_bytes.bytes()) {
+            let mut at_memory = self.send_upstream(Packet::Request(request));
+            at_memory.add("root complex", "processing", self.path.root_complex_ns);
+            let wait_ns = (written_ns - at_memory.latency_ns).max(0.0);
             if wait_ns > 0.0 {
-                asked.add("memory", "the write ahead", wait_ns);
+                at_memory.add("memory", "the write ahead", wait_ns);
             }
-            asked.add("memory", "read", self.path.memory_read_ns);
+            at_memory.add("memory", "read", self.path.memory_read_ns);
             let limit_bytes = self.model.completion_limit_bytes();
             for piece in request.completions(self.model.link.rcb_bytes.bytes(), limit_bytes) {
-                last = self.answer(&asked, Packet::Completion(piece));
+                last = self.send_downstream(&at_memory, Packet::Completion(piece));
             }
         }
         last
     }
 
-    /// Carries a packet from the device to the root complex.
-    fn ask(&mut self, packet: Packet) -> LatencyBreakdown {
-        let mut carried = LatencyBreakdown { latency_ns: 0.0, parts: Vec::new() };
-        carried.add("device", "processing", self.path.device_ns);
-        let mut header_ns = carried.latency_ns;
+    /// Sends a packet from the device to the root complex.
+    fn send_upstream(&mut self, packet: Packet) -> LatencyBreakdown {
+        let mut latency = LatencyBreakdown { latency_ns: 0.0, parts: Vec::new() };
+        latency.add("device", "processing", self.path.device_ns);
+        let mut header_ns = latency.latency_ns;
         for (index, hop) in self.path.links.iter().enumerate() {
-            header_ns = cross(&mut self.upstream[index], hop, index, packet, header_ns, &mut carried);
+            header_ns = cross(&mut self.upstream[index], hop, index, packet, header_ns, &mut latency);
             if let Some(switch) = &hop.switch {
-                header_ns = forward(switch, index, header_ns, &mut carried);
+                header_ns = forward(switch, index, header_ns, &mut latency);
             }
         }
-        carried
+        latency
     }
 
-    /// Carries a packet back.
-    fn answer(&mut self, asked: &LatencyBreakdown, packet: Packet) -> LatencyBreakdown {
-        let mut carried = asked.clone();
-        let mut header_ns = carried.latency_ns;
+    /// Sends a packet from the root complex to the device, after the parts of `at_memory`.
+    fn send_downstream(&mut self, at_memory: &LatencyBreakdown, packet: Packet) -> LatencyBreakdown {
+        let mut latency = at_memory.clone();
+        let mut header_ns = latency.latency_ns;
         for (index, hop) in self.path.links.iter().enumerate().rev() {
             if let Some(switch) = &hop.switch {
-                header_ns = forward(switch, index, header_ns, &mut carried);
+                header_ns = forward(switch, index, header_ns, &mut latency);
             }
-            header_ns = cross(&mut self.downstream[index], hop, index, packet, header_ns, &mut carried);
+            header_ns = cross(&mut self.downstream[index], hop, index, packet, header_ns, &mut latency);
         }
-        carried
+        latency
     }
 }
 
-/// A packet crosses a link, from its header at `ready_ns` on; says when its header is at the other end.
+/// Sends a packet, whose header is ready at `ready_ns`, over a link. Returns when its header is at the other end.
 fn cross(
     direction: &mut LinkDirection,
     hop: &LinkHop,
     index: usize,
     packet: Packet,
     ready_ns: f64,
-    carried: &mut LatencyBreakdown,
+    latency: &mut LatencyBreakdown,
 ) -> f64 {
     let (bytes, header_bytes) = packet.bytes(&direction.model);
-    let (header_there_ns, whole_there_ns) = direction.send(ready_ns, bytes, header_bytes);
-    // What cuts through can leave before it is there whole, but its end is never ahead of itself.
-    let crossing_ns = (whole_there_ns - carried.latency_ns).max(0.0);
+    let (header_arrives_ns, packet_arrives_ns) = direction.send(ready_ns, bytes, header_bytes);
+    // With cut-through a packet may leave before all of it has arrived, but its end cannot leave before it has arrived.
+    let crossing_ns = (packet_arrives_ns - latency.latency_ns).max(0.0);
     let own_header_ns = direction.ns(header_bytes).min(crossing_ns);
     let (name, propagation_ns) = (format!("link {}", index + 1), hop.length_m * hop.ns_per_m);
-    carried.add(&name, packet.header(), own_header_ns);
+    latency.add(&name, packet.header(), own_header_ns);
     if crossing_ns > own_header_ns {
-        carried.add(&name, packet.rest(), crossing_ns - own_header_ns);
+        latency.add(&name, packet.rest(), crossing_ns - own_header_ns);
     }
-    carried.add(&name, "propagation", propagation_ns);
-    header_there_ns + propagation_ns
+    latency.add(&name, "propagation", propagation_ns);
+    header_arrives_ns + propagation_ns
 }
 
-/// A packet passes a switch; says when its header leaves.
-fn forward(switch: &PcieSwitch, index: usize, header_ns: f64, carried: &mut LatencyBreakdown) -> f64 {
-    let whole_ns = carried.latency_ns;
-    carried.add(&format!("switch {}", index + 1), "forwarding", switch.forward_ns);
-    switch.forward_ns + if switch.cut_through { header_ns } else { whole_ns }
+/// Forwards a packet through a switch. Returns when its header leaves.
+fn forward(switch: &PcieSwitch, index: usize, header_ns: f64, latency: &mut LatencyBreakdown) -> f64 {
+    let packet_ns = latency.latency_ns;
+    latency.add(&format!("switch {}", index + 1), "forwarding", switch.forward_ns);
+    switch.forward_ns + if switch.cut_through { header_ns } else { packet_ns }
 }
 
 impl LatencyBreakdown {

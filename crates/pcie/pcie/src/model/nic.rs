@@ -1,8 +1,8 @@
-//! Network cards as data: what a packet costs on PCIe besides itself.
+//! Models of NICs as data: the PCIe traffic of a packet in addition to the packet itself.
 //!
-//! A card is a list of steps each way: doorbells, descriptors, interrupts, pointers, and the packet. Each step says
-//! who moves how many bytes, and how many packets that serves. One evaluator takes them all; the published cards are
-//! the files in `nics/`.
+//! A NIC is a list of steps per direction: doorbells, descriptors, interrupts, pointers, and the packet. Each step says
+//! which side transfers how many bytes, and for how many packets. All NICs are evaluated by the same code; the
+//! published ones are the files in `nics/`.
 
 use std::ops::Add;
 use std::path::Path;
@@ -13,16 +13,16 @@ use super::split::Span;
 use super::{Access, Mode, Model, ModelError, Traffic};
 use config::ConfigError;
 
-/// Bytes of a frame's checksum, which the card makes and checks: it does not cross PCIe.
+/// Size of the frame check sequence, which the NIC adds and verifies, so that it does not cross PCIe.
 pub const FCS_BYTES: u64 = 4;
-/// Bytes on an Ethernet line before and after every frame: preamble and start 8, gap 12.
+/// Bytes on an Ethernet link before and after every frame: preamble and start delimiter 8, inter-frame gap 12.
 pub const LINE_BYTES: u64 = 20;
-/// The smallest Ethernet frame, checksum included.
+/// Smallest Ethernet frame, including the frame check sequence.
 pub const FRAME_BYTES_MIN: u64 = 64;
-/// The largest frame that is searched, checksum included: a jumbo frame.
+/// Largest frame considered, including the frame check sequence: a jumbo frame.
 pub const FRAME_BYTES_MAX: u64 = 9018;
 
-/// The largest item that a step moves besides packets.
+/// Largest item of a step other than a packet.
 const STEP_BYTES_MAX: u64 = 4096;
 
 const BUILT_IN: [(&str, &str); 3] = [
@@ -31,63 +31,63 @@ const BUILT_IN: [(&str, &str); 3] = [
     ("dpdk", include_str!("../../nics/dpdk.toml")),
 ];
 
-/// A card and its driver.
+/// A model of a NIC and its driver.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NicModel {
-    /// What it is called.
+    /// The NIC's name.
     pub name: String,
-    /// What it does, in a line.
+    /// A description in one line.
     pub description: String,
-    /// Where the numbers come from.
+    /// The source of the numbers.
     pub source: String,
-    /// Steps of a packet from the host to the line.
+    /// Steps of transmitting a packet.
     pub transmit: Vec<Step>,
-    /// Steps of a packet from the line to the host.
+    /// Steps of receiving a packet.
     pub receive: Vec<Step>,
 }
 
-/// One access that packets need.
+/// An access that packets require.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Step {
-    /// What for, and so who asks whom.
+    /// The purpose, which determines the requester and the kind of access.
     pub step: StepKind,
-    /// Of one item.
+    /// Size of an item.
     pub bytes: StepBytes,
-    /// Items that one access moves together: descriptors of a batch.
+    /// Items per access, such as descriptors of a batch.
     #[serde(default)]
     pub items: Count,
-    /// Packets that one access serves; as many as items unless it says otherwise.
+    /// Packets per access; by default the number of items.
     pub packets: Option<Count>,
 }
 
-/// What a step is for.
+/// The purpose of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StepKind {
-    /// The driver writes a register of the card.
+    /// The driver writes a register of the NIC.
     Doorbell,
-    /// The driver reads a register of the card.
+    /// The driver reads a register of the NIC.
     PointerRead,
-    /// The card reads descriptors from memory.
+    /// The NIC reads descriptors from memory.
     DescriptorFetch,
-    /// The card writes finished descriptors to memory.
+    /// The NIC writes completed descriptors to memory.
     DescriptorWriteBack,
-    /// The card writes its progress to memory, where the driver reads it without crossing PCIe.
+    /// The NIC writes its progress to memory, where the driver reads it without crossing PCIe.
     PointerWriteBack,
-    /// The card reads a packet to transmit, or writes one it received.
+    /// The NIC reads a packet to transmit, or writes a received packet.
     Packet,
-    /// The card writes a message-signalled interrupt.
+    /// The NIC writes a message-signalled interrupt.
     Interrupt,
 }
 
-/// Bytes of an item.
+/// The size of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepBytes {
-    /// As many as the packet has.
+    /// The size of the packet.
     Frame,
-    /// This many.
+    /// A fixed number of bytes.
     Fixed(u64),
 }
 
@@ -96,81 +96,81 @@ pub enum StepBytes {
 #[serde(try_from = "u64")]
 pub struct Count(u32);
 
-/// Which way packets go.
+/// The direction of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From the host to the line.
+    /// From the host to the network.
     Transmit,
-    /// From the line to the host.
+    /// From the network to the host.
     Receive,
 }
 
-/// Bytes on PCIe for one packet, on average, seen from the card.
+/// Average PCIe traffic of a packet, as seen from the NIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PacketTraffic {
-    /// To the host.
+    /// Bytes to the host.
     pub sent_bytes: f64,
-    /// From the host.
+    /// Bytes from the host.
     pub received_bytes: f64,
 }
 
-/// What a card moves over a link for packets of one size, in 10^9 bits of packets a second.
+/// The packet bandwidth of a NIC for packets of one size, in 10^9 bits per second.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct NicBandwidth {
-    /// Both ways at once: of each.
+    /// Bandwidth in each direction when both are used at once.
     pub bidirectional_gbps: f64,
-    /// To the line alone.
+    /// Bandwidth of transmitting alone.
     pub tx_gbps: f64,
-    /// From the line alone.
+    /// Bandwidth of receiving alone.
     pub rx_gbps: f64,
 }
 
 impl NicModel {
-    /// Names of the cards that need no file.
+    /// Returns the names of the built-in NICs.
     pub fn built_in_names() -> impl Iterator<Item = &'static str> {
         BUILT_IN.iter().map(|(name, _)| *name)
     }
 
-    /// A card that needs no file.
+    /// Returns a built-in NIC.
     pub fn built_in(name: &str) -> Option<Self> {
         let (_, text) = BUILT_IN.iter().find(|(known, _)| *known == name)?;
-        Some(Self::parse(&format!("nics/{name}.toml"), text).expect("the built-in cards are tested"))
+        Some(Self::parse(&format!("nics/{name}.toml"), text).expect("the built-in NICs are tested"))
     }
 
-    /// The card that a file describes.
+    /// Reads a NIC from a file.
     ///
     /// # Errors
-    /// When it cannot be read or makes no sense.
+    /// When it cannot be read or is invalid.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let nic: Self = config::read(path)?;
         nic.checked(&path.display().to_string())
     }
 
-    /// The card that the text of a file describes.
+    /// Parses a NIC from the text of a file.
     ///
     /// # Errors
-    /// When it makes no sense.
+    /// When it is invalid.
     pub fn parse(file: &str, text: &str) -> Result<Self, ConfigError> {
         config::parse::<Self>(file, text)?.checked(file)
     }
 
-    /// A card that moves no packets has a bandwidth of nothing.
+    /// Checks the steps. A NIC that transfers no packets is refused, because it would have no bandwidth.
     fn checked(self, file: &str) -> Result<Self, ConfigError> {
-        let senseless =
+        let invalid =
             |place: String, what: String| ConfigError::Invalid { file: file.to_owned(), location: place, what };
         for (key, steps) in [("transmit", &self.transmit), ("receive", &self.receive)] {
             if !steps.iter().any(|step| step.bytes == StepBytes::Frame) {
-                let what = "no step moves the packet; write one with bytes = \"frame\"";
-                return Err(senseless(key.to_owned(), what.to_owned()));
+                let what = "no step transfers the packet; write one with bytes = \"frame\"";
+                return Err(invalid(key.to_owned(), what.to_owned()));
             }
             for (index, step) in steps.iter().enumerate() {
-                step.check().map_err(|(field, what)| senseless(format!("{key}[{index}].{field}"), what))?;
+                step.check().map_err(|(field, what)| invalid(format!("{key}[{index}].{field}"), what))?;
             }
         }
         Ok(self)
     }
 
-    /// The steps of one way.
+    /// Returns the steps of a direction.
     pub fn steps(&self, direction: Direction) -> &[Step] {
         match direction {
             Direction::Transmit => &self.transmit,
@@ -178,8 +178,8 @@ impl NicModel {
         }
     }
 
-    /// What the card moves over the link of `model` when packets have `packet_bytes` (a frame without its checksum)
-    /// and begin `offset_bytes` into a page.
+    /// Returns the bandwidth over the link of `model` for packets of `packet_bytes` (a frame without its check
+    /// sequence) that start `offset_bytes` into a page.
     ///
     /// # Errors
     /// For sizes and offsets that cannot be modelled.
@@ -193,14 +193,15 @@ impl NicModel {
         Ok(NicBandwidth { bidirectional_gbps: gbps(tx + rx), tx_gbps: gbps(tx), rx_gbps: gbps(rx) })
     }
 
-    /// What one packet costs.
+    /// Returns the PCIe traffic of a packet.
     pub fn traffic(&self, model: &Model, direction: Direction, packet: Span) -> PacketTraffic {
         let steps = self.steps(direction).iter();
         steps.map(|step| step.traffic(model, direction, packet)).fold(PacketTraffic::default(), Add::add)
     }
 
-    /// The smallest frame from which on, up to `frame_bytes_max`, all frames cross PCIe both ways as fast as an
-    /// Ethernet line of `line_gbps` brings them; checksum included in both. `None` when even the largest do not.
+    /// Returns the smallest frame size from which on, up to `frame_bytes_max`, PCIe sustains an Ethernet link of
+    /// `line_gbps` in both directions; both sizes include the check sequence. `None` if even the largest frames are too
+    /// fast.
     ///
     /// # Errors
     /// Never for frames up to [`FRAME_BYTES_MAX`].
@@ -223,9 +224,9 @@ impl NicModel {
     }
 }
 
-/// What an Ethernet line brings when it is full of frames: packet bytes without checksum, in 10^9 bits a second.
+/// Returns the packet bandwidth of a fully used Ethernet link, without check sequences, in 10^9 bits per second.
 ///
-/// A frame takes [`LINE_BYTES`] more than itself. The published program forgets that the packet is [`FCS_BYTES`]
+/// A frame takes [`LINE_BYTES`] more than its size. The published program ignores that the packet is [`FCS_BYTES`]
 /// shorter than its frame.
 pub fn line_packet_gbps(mode: Mode, line_gbps: f64, packet_bytes: u64) -> f64 {
     let frame_bytes = match mode {
@@ -236,16 +237,16 @@ pub fn line_packet_gbps(mode: Mode, line_gbps: f64, packet_bytes: u64) -> f64 {
 }
 
 impl Step {
-    /// Packets that one access serves.
+    /// Returns the number of packets per access.
     pub fn packets(&self) -> u32 {
         self.packets.unwrap_or(self.items).0
     }
 
-    /// The key that makes no sense, and why.
+    /// Fails with the name of an invalid key and the reason.
     fn check(&self) -> Result<(), (&'static str, String)> {
         match self.bytes {
             StepBytes::Frame if self.items.0 > 1 => {
-                Err(("items", format!("'{}' packets are not moved together; leave it out", self.items.0)))
+                Err(("items", format!("'{}' packets cannot be one access; leave it out", self.items.0)))
             }
             StepBytes::Fixed(bytes) if !(1..=STEP_BYTES_MAX).contains(&bytes) => {
                 Err(("bytes", format!("'{bytes}' is out of range; choose 1 to {STEP_BYTES_MAX}")))
@@ -254,7 +255,7 @@ impl Step {
         }
     }
 
-    /// What the step costs one packet.
+    /// Returns the PCIe traffic of the step per packet.
     pub fn traffic(&self, model: &Model, direction: Direction, packet: Span) -> PacketTraffic {
         let span = match self.bytes {
             StepBytes::Frame => packet,
@@ -263,7 +264,7 @@ impl Step {
         let (is_host, access) = self.step.access(direction);
         let traffic = model.traffic(access, span);
         let mut seen = if is_host { traffic.reversed() } else { traffic };
-        // The published program overwrites these bytes with the packet's: an assignment where a sum was meant.
+        // The published program overwrites these bytes with those of the packet: an assignment instead of a sum.
         if model.mode() == Mode::Published && direction == Direction::Receive && self.step == StepKind::DescriptorFetch
         {
             seen.sent_bytes = 0;
@@ -273,7 +274,7 @@ impl Step {
 }
 
 impl StepKind {
-    /// Whether the host asks, and for what.
+    /// Returns whether the host is the requester, and the kind of access.
     pub fn access(self, direction: Direction) -> (bool, Access) {
         match (self, direction) {
             (Self::Doorbell, _) => (true, Access::Write),
@@ -284,7 +285,7 @@ impl StepKind {
         }
     }
 
-    /// As in a file.
+    /// Returns the name in files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Doorbell => "doorbell",

@@ -1,19 +1,20 @@
-//! What the link itself takes: acknowledgements, credit updates and clock compensation.
+//! Overhead of the link itself: acknowledgements, credit updates and clock compensation.
 //!
 //! Source of the limits: PCI Express Base Specification 5.0, tables 3-7 to 3-9 (Ack) and 2-46 to 2-48 (credit
-//! updates). Both follow one formula, given with the tables: `(MPS + 28) * factor / lanes + internal delay`, in
-//! symbol times.
+//! updates). Both follow the formula given with the tables: `(MPS + 28) * factor / lanes + internal delay`, in symbol
+//! times.
 
 use crate::link::{Generation, Lanes, Link, TransferLimit};
 
-/// Bytes of headers and framing that the specification adds to the payload when it calculates the limits.
+/// Bytes of headers and framing that the specification adds to the payload in the formula of the limits.
 const TLP_OVERHEAD_BYTES: f64 = 28.0;
-/// Symbols of an ordered set that compensates for clocks, and how many symbols apart these are at most
-/// (generations 1 and 2; the published model takes them for all).
+/// Symbols of a SKP ordered set, which compensates for clock differences (generations 1 and 2; the published model uses
+/// it for all).
 const SKIP_SYMBOLS: f64 = 4.0;
+/// Largest interval between SKP ordered sets, in symbols (generations 1 and 2; the published model uses it for all).
 const SKIP_INTERVAL_SYMBOLS: f64 = 1538.0;
 
-/// How many symbol times may pass at most before an acknowledgement, and should before an update of credits.
+/// Limits for the delay of acknowledgements and credit updates, in symbol times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Ack transmission latency limit.
@@ -23,13 +24,13 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// As the specification's formula has them.
+    /// Returns the limits by the formula of the specification.
     pub fn of(link: &Link) -> Self {
         let symbols = limit_symbols(link);
         Self { ack_symbols: symbols, credit_symbols: symbols }
     }
 
-    /// As the published model has them: two of its 504 entries are misprints. It has no links of 12 lanes.
+    /// Returns the limits of the published model: two of its 504 entries are misprints. It has no links of 12 lanes.
     pub fn published(link: &Link) -> Self {
         let mut limits = Self::of(link);
         match (link.generation.number(), link.lanes.count(), link.mps_bytes.bytes()) {
@@ -41,7 +42,7 @@ impl Limits {
     }
 }
 
-/// Share of a link's time that clock compensation takes.
+/// Returns the share of a link's time that clock compensation takes.
 pub fn skip_share() -> f64 {
     SKIP_SYMBOLS / SKIP_INTERVAL_SYMBOLS
 }
@@ -52,7 +53,7 @@ fn limit_symbols(link: &Link) -> u32 {
     (bytes * ack_factor(link.lanes, link.mps_bytes) / lanes + internal_delay_symbols(link.generation)).floor() as u32
 }
 
-/// How many packets of full payload one acknowledgement answers: more on wide links.
+/// Returns the Ack factor: the number of packets of full payload per acknowledgement, which is larger on wide links.
 fn ack_factor(lanes: Lanes, mps_bytes: TransferLimit) -> f64 {
     match (lanes.count(), mps_bytes.bytes()) {
         (1..=4, 128 | 256) => 1.4,
@@ -63,7 +64,8 @@ fn ack_factor(lanes: Lanes, mps_bytes: TransferLimit) -> f64 {
     }
 }
 
-/// Symbols from the last symbol of a packet at the receiver to the first of its acknowledgement.
+/// Returns the internal delay: symbol times from the last symbol of a packet at the receiver to the first symbol of its
+/// acknowledgement.
 fn internal_delay_symbols(generation: Generation) -> f64 {
     match generation.number() {
         1 => 19.0,
@@ -82,9 +84,9 @@ mod tests {
         TransferLimit::ALL.into_iter().map(limit).collect()
     }
 
-    /// The specification's tables, MPS 128 to 4096; one row a width.
+    /// The tables of the specification, MPS 128 to 4096; one row per width.
     #[test]
-    fn the_formula_gives_the_tables_of_the_specification() {
+    fn the_formula_reproduces_the_tables_of_the_specification() {
         let expected = [
             ((1, 1), [237, 416, 559, 1071, 2095, 4143]),
             ((1, 2), [128, 217, 289, 545, 1057, 2081]),

@@ -1,4 +1,5 @@
-//! Where transfers are cut: at the limits for payloads and requests, at the read completion boundary, and so at 4 KB.
+//! Division of transfers into packets: at the limits for payloads and requests and at the read completion boundary, and
+//! therefore also at 4 KB.
 
 use crate::tlp::DW_BYTES;
 
@@ -7,34 +8,34 @@ use crate::tlp::DW_BYTES;
 pub struct Span {
     /// Address of the first byte.
     pub address: u64,
-    /// How many.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
 impl Span {
-    /// Address behind the last byte.
+    /// Returns the address after the last byte.
     pub fn end(self) -> u64 {
         self.address + self.bytes
     }
 
-    /// Bytes of the double words it touches: what a packet carries.
+    /// Returns the size of the double words that it touches, which a packet carries.
     pub fn dw_bytes(self) -> u64 {
         let dw_bytes = u64::from(DW_BYTES);
         self.end().next_multiple_of(dw_bytes) - self.address / dw_bytes * dw_bytes
     }
 
-    /// Whether its ends are those of double words.
+    /// Returns whether both its ends are aligned to double words.
     pub fn is_dw_aligned(self) -> bool {
         self.dw_bytes() == self.bytes
     }
 
-    /// Its pieces when it is cut at every multiple of `boundary_bytes`.
-    pub fn cut(self, boundary_bytes: u32) -> impl Iterator<Item = Self> {
+    /// Divides it at every multiple of `boundary_bytes`.
+    pub fn split(self, boundary_bytes: u32) -> impl Iterator<Item = Self> {
         self.pieces(move |address| (address / u64::from(boundary_bytes) + 1) * u64::from(boundary_bytes))
     }
 
-    /// The completions of a read request of it: where it begins inside a read completion boundary the first ends
-    /// there, so that all others are aligned; these carry as much as a packet may.
+    /// Divides it into the completions of a read request. If it is not aligned to the read completion boundary, the
+    /// first completion ends there, so that all others are aligned; these have the largest payload.
     pub fn completions(self, rcb_bytes: u32, mps_bytes: u32) -> impl Iterator<Item = Self> {
         let rcb_bytes = u64::from(rcb_bytes);
         self.pieces(move |address| match address % rcb_bytes {
@@ -43,7 +44,7 @@ impl Span {
         })
     }
 
-    /// Its pieces when the one that begins at an address ends at `end_of` it.
+    /// Divides it into pieces: the piece that starts at an address ends at `end_of` that address.
     fn pieces(self, end_of: impl Fn(u64) -> u64) -> impl Iterator<Item = Self> {
         let mut address = self.address;
         std::iter::from_fn(move || {
@@ -59,8 +60,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn cut(address: u64, bytes: u64, boundary_bytes: u32) -> Vec<(u64, u64)> {
-        Span { address, bytes }.cut(boundary_bytes).map(|piece| (piece.address, piece.bytes)).collect()
+    fn split(address: u64, bytes: u64, boundary_bytes: u32) -> Vec<(u64, u64)> {
+        Span { address, bytes }.split(boundary_bytes).map(|piece| (piece.address, piece.bytes)).collect()
     }
 
     fn completions(address: u64, bytes: u64) -> Vec<(u64, u64)> {
@@ -68,11 +69,11 @@ mod tests {
     }
 
     #[test]
-    fn misaligned_transfers_are_cut_at_boundaries() {
-        assert_eq!(cut(0, 512, 256), [(0, 256), (256, 256)]);
-        assert_eq!(cut(1, 512, 256), [(1, 255), (256, 256), (512, 1)]);
-        assert_eq!(cut(4000, 200, 4096), [(4000, 96), (4096, 104)]);
-        assert_eq!(cut(0, 0, 256), []);
+    fn misaligned_transfers_are_split_at_boundaries() {
+        assert_eq!(split(0, 512, 256), [(0, 256), (256, 256)]);
+        assert_eq!(split(1, 512, 256), [(1, 255), (256, 256), (512, 1)]);
+        assert_eq!(split(4000, 200, 4096), [(4000, 96), (4096, 104)]);
+        assert_eq!(split(0, 0, 256), []);
     }
 
     #[test]
@@ -92,13 +93,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_are_all_of_it_within_their_limits(
+        fn pieces_cover_the_span_and_keep_their_limits(
             address in 0..10_000_u64, bytes in 1..20_000_u64, rcb in prop::sample::select(vec![64, 128]),
             mps in prop::sample::select(vec![128, 256, 512, 1024, 2048, 4096])
         ) {
             let span = Span { address, bytes };
             let mut at = address;
-            for piece in span.cut(mps) {
+            for piece in span.split(mps) {
                 prop_assert_eq!(piece.address, at);
                 prop_assert_eq!(piece.address / u64::from(mps), (piece.end() - 1) / u64::from(mps));
                 at = piece.end();

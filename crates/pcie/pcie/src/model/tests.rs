@@ -1,11 +1,11 @@
-//! The published model's figures, hand-worked corrected ones, and what holds for all.
+//! The figures of the published model, corrected figures calculated by hand, and properties of all models.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::link::{Generation, Lanes, ReadBoundary, TransferLimit};
 
-/// How near the published figures must be met.
+/// Accepted difference from the published figures.
 const TOLERANCE_GBPS: f64 = 1e-4;
 
 fn link(generation: u8, lanes: u8, mps_bytes: u32) -> Link {
@@ -82,8 +82,8 @@ fn published_bandwidth_of_other_links() {
     }
 }
 
-/// The published program's own figures: generation, lanes, MPS; bandwidth of packets, writes, reads, both of 333 bytes
-/// (MRRS 512, 64-bit addresses). Two of the rows meet its misprints.
+/// The figures of the published program: generation, lanes, MPS; bandwidth of packets, writes, reads, both of 333 bytes
+/// (MRRS 512, 64-bit addresses). Two of the rows contain its misprints.
 #[test]
 fn published_bandwidth_of_all_generations() {
     for ((generation, lanes, mps_bytes), tlp_gbps, expected) in [
@@ -117,7 +117,7 @@ fn corrected_limits_are_times_of_a_lane() {
     }
 }
 
-/// Aligned transfers of whole double words cost what they cost in the published model:
+/// Aligned transfers of whole double words cost the same as in the published model:
 /// 64 * 62.2307 / (64 + 24) = 45.2587, 64 * 62.2307 / (64 + 20) = 47.4138, 64 * 62.2307 / (64 + 24 + 24) = 35.5604.
 #[test]
 fn corrected_bandwidth_of_aligned_transfers() {
@@ -161,7 +161,7 @@ fn corrected_misaligned_transfers_are_split() {
     assert_eq!(traffic(&model, Access::Read, 12, 4090), (2 * 24, 2 * 20 + 16));
 }
 
-/// A request of 128 bytes is completed by itself, whatever a packet could carry: four of each for 512 bytes. The
+/// A completion ends with its request of 128 bytes even if a packet could carry more: four of each for 512 bytes. The
 /// published model counts two completions.
 #[test]
 fn corrected_completions_end_with_their_request() {
@@ -172,7 +172,7 @@ fn corrected_completions_end_with_their_request() {
 
 /// No framing, no link CRC, no acknowledgements: headers of 16 and 12 bytes in the 236 bytes of packets of a flit.
 #[test]
-fn corrected_flits_carry_packets_bare() {
+fn packets_in_flits_have_no_framing() {
     let model = corrected(link(6, 16, 256));
     assert_near(model.raw_gbps(), 1024.0, 1e-9);
     assert_eq!(traffic(&model, Access::Write, 64, 0), (16 + 64, 0));
@@ -180,13 +180,13 @@ fn corrected_flits_carry_packets_bare() {
     // Byte enables: 4 more in the request. An address inside a double word: 4 more in the completion.
     assert_eq!(traffic(&model, Access::Write, 62, 0), (16 + 4 + 64, 0));
     assert_eq!(traffic(&model, Access::Read, 62, 2), (16 + 4, 12 + 4 + 64));
-    // The checksum is a trailer of 4 bytes as before.
+    // The ECRC is a trailer of 4 bytes in flit mode too.
     let checked = Link { ecrc: true, ..link(6, 16, 256) };
     assert_eq!(traffic(&corrected(checked), Access::Write, 64, 0), (16 + 64 + 4, 0));
 }
 
 #[test]
-fn what_cannot_be_modelled_is_refused() {
+fn invalid_sizes_offsets_and_links_are_refused() {
     let model = corrected(Link::PUBLISHED);
     assert_eq!(model.bandwidth(0, 0), Err(ModelError::Size(0)));
     assert_eq!(model.bandwidth(SIZE_BYTES_MAX + 1, 0), Err(ModelError::Size(SIZE_BYTES_MAX + 1)));
@@ -234,7 +234,7 @@ proptest! {
     }
 
     #[test]
-    fn more_payload_a_packet_never_costs_more_bytes(model in any_model(), size in 1..20_000_u64) {
+    fn a_larger_payload_limit_never_costs_more_bytes(model in any_model(), size in 1..20_000_u64) {
         let index = model.link().mps_bytes.index();
         let larger = TransferLimit::ALL[(index + 1).min(TransferLimit::ALL.len() - 1)];
         let link = Link { mps_bytes: larger, ..*model.link() };
@@ -251,17 +251,17 @@ proptest! {
             let of = |size_bytes| traffic(&model, access, size_bytes, 0);
             let (before, after) = (of(4 * size_dw), of(4 * size_dw + 4));
             prop_assert!(before.0 <= after.0 && before.1 <= after.1);
-            // In flit mode a double word of byte enables may make the smaller one dearer.
+            // In flit mode a double word of byte enables may make the smaller transfer more expensive.
             let ragged = of(4 * size_dw - 1);
             prop_assert!(model.is_flit_mode() || ragged.0 <= before.0 && ragged.1 <= before.1);
         }
     }
 
     #[test]
-    fn full_packets_use_the_link_best(model in any_model(), size in 1..4097_u64) {
+    fn full_packets_are_the_most_efficient(model in any_model(), size in 1..4097_u64) {
         let full_bytes = u64::from(model.link().mps_bytes.bytes());
         let (part, full) = (model.bandwidth(size, 0).unwrap(), model.bandwidth(full_bytes, 0).unwrap());
-        // Several full packets use it as well as one, but for rounding.
+        // Several full packets are as efficient as one, except for rounding.
         prop_assert!(part.write_gbps <= full.write_gbps * (1.0 + 1e-12));
     }
 

@@ -1,4 +1,4 @@
-//! Hand-worked times, and what holds for all.
+//! Latencies calculated by hand, and properties of all paths.
 
 use proptest::prelude::*;
 
@@ -37,7 +37,7 @@ fn assert_ns(latency: &LatencyBreakdown, expected_ns: f64) {
 }
 
 #[test]
-fn a_small_read_is_a_request_a_completion_and_the_constants() {
+fn a_small_read_takes_a_request_a_completion_and_the_constants() {
     // 24 bytes there, 20 + 64 back.
     let latency = path(None).read_latency(&model(3, 8), 64, 0).unwrap();
     assert_ns(&latency, 3.0 + 24.0 * BYTE_NS + 7.0 + 10.0 + 30.0 + 84.0 * BYTE_NS + 7.0);
@@ -59,39 +59,39 @@ fn a_small_read_is_a_request_a_completion_and_the_constants() {
 
 #[test]
 fn a_large_read_waits_for_its_own_packets_only() {
-    // Two requests; four completions of 256 back to back from when the first request is answered.
+    // Two requests; four completions of 256 back to back, once the first request is answered.
     let latency = path(None).read_latency(&model(3, 8), 1024, 0).unwrap();
     assert_ns(&latency, 3.0 + 24.0 * BYTE_NS + 7.0 + 40.0 + 4.0 * 276.0 * BYTE_NS + 7.0);
 }
 
 #[test]
-fn a_write_is_its_packets_and_the_constants() {
+fn a_write_takes_its_packets_and_the_constants() {
     let latency = path(None).write_latency(&model(3, 8), 512, 0).unwrap();
     assert_ns(&latency, 3.0 + 2.0 * 280.0 * BYTE_NS + 7.0 + 10.0 + 5.0);
 }
 
 #[test]
 fn a_read_behind_a_write_waits_for_it_at_memory() {
-    // The write is visible at 3 + 88 B + 7 + 15; the request behind it is with memory at 3 + 112 B + 7 + 10, sooner.
+    // The write is visible at 3 + 88 B + 7 + 15; the request behind it reaches memory earlier, at 3 + 112 B + 7 + 10.
     let latency = path(None).write_read_latency(&model(3, 8), 64, 0).unwrap();
     assert_ns(&latency, 3.0 + 88.0 * BYTE_NS + 7.0 + 15.0 + 30.0 + 84.0 * BYTE_NS + 7.0);
 }
 
 #[test]
-fn switches_store_packets_or_cut_through_them() {
+fn switches_store_and_forward_or_cut_through() {
     let store = PcieSwitch { forward_ns: 100.0, cut_through: false };
     let cut = PcieSwitch { forward_ns: 100.0, cut_through: true };
     let constants_ns = 3.0 + 7.0 + 100.0 + 7.0 + 10.0 + 5.0;
-    // Stored: both packets on the first link, the last once more on the second.
+    // Store-and-forward: both packets on the first link, the last one again on the second.
     let latency = path(Some(store)).write_latency(&model(3, 8), 512, 0).unwrap();
     assert_ns(&latency, constants_ns + 3.0 * 280.0 * BYTE_NS);
-    // Cut through: the second link lags by one header.
+    // Cut-through: the second link lags by one header.
     let latency = path(Some(cut)).write_latency(&model(3, 8), 512, 0).unwrap();
     assert_ns(&latency, constants_ns + 2.0 * 280.0 * BYTE_NS + 24.0 * BYTE_NS);
 }
 
 #[test]
-fn a_slower_second_link_sets_the_pace() {
+fn a_slower_second_link_is_the_bottleneck() {
     let mut path = path(Some(PcieSwitch { forward_ns: 100.0, cut_through: false }));
     path.links[1].lanes = Some(Lanes::new(4).unwrap());
     let latency = path.write_latency(&model(3, 8), 512, 0).unwrap();
@@ -99,10 +99,10 @@ fn a_slower_second_link_sets_the_pace() {
     assert_ns(&latency, constants_ns + 280.0 * BYTE_NS + 2.0 * 280.0 * 2.0 * BYTE_NS);
 }
 
-/// Generation 6 x16: 1024 bits a nanosecond; a flit of 256 bytes takes 2 ns, whatever part of it is used. A read of 64
+/// Generation 6 x16: 1024 bits a nanosecond; a flit of 256 bytes takes 2 ns, however much of it is used. A read of 64
 /// bytes is a flit there and one back; of 256 bytes, two back, for 12 + 256 bytes.
 #[test]
-fn flits_arrive_whole() {
+fn a_packet_arrives_with_its_last_flit() {
     let constants_ns = 3.0 + 7.0 + 40.0 + 7.0;
     assert_ns(&path(None).read_latency(&model(6, 16), 64, 0).unwrap(), constants_ns + 4.0);
     assert_ns(&path(None).read_latency(&model(6, 16), 256, 0).unwrap(), constants_ns + 6.0);
@@ -111,14 +111,14 @@ fn flits_arrive_whole() {
 }
 
 #[test]
-fn what_a_path_may_not_be_is_named() {
+fn invalid_paths_are_refused() {
     let direct = DIRECT;
     assert_eq!(PciePath::direct().links.len(), 1);
     for (text, words) in [
         (direct.replace("length_m = 0.25", "length_m = \"25 ns\""), &["links[0].length_m", "'25 ns'", "meters"][..]),
         (direct.replace("device_ns = 0", "device_ns = \"1 m\""), &["device_ns", "'1 m'", "nanoseconds"]),
         (direct.replace("device_ns = 0", "device_us = 0"), &["device_us", "expected"]),
-        (direct.replace("[[links]]\nlength_m = 0.25", "links = []"), &["links", "one at least"]),
+        (direct.replace("[[links]]\nlength_m = 0.25", "links = []"), &["links", "at least one"]),
         (format!("{direct}[[links]]\nlength_m = 1\n"), &["links[0]", "no switch"]),
         (format!("{direct}[links.switch]\nforward_ns = 1\n"), &["links[0].switch", "leave it out"]),
         (format!("{direct}lanes = 3\n"), &["links[0].lanes", "3 lanes", "1, 2, 4"]),
@@ -135,15 +135,15 @@ fn what_a_path_may_not_be_is_named() {
 }
 
 #[test]
-fn the_example_of_the_documentation_is_a_path() {
+fn the_example_in_the_documentation_is_a_valid_path() {
     let name = "name = \"behind a switch\"";
     let text = crate::example(include_str!("../../../../../../docs/pcie-model.md"), name);
     assert_eq!(PciePath::parse("docs", &text).unwrap().links.len(), 2);
 }
 
-/// Found by the property below: completions reach the second link at the very moment when it is free.
+/// Found by the property below: completions arrive at the second link exactly when it becomes free.
 #[test]
-fn rounding_costs_nobody_a_flit() {
+fn rounding_does_not_cost_a_flit() {
     let path = path(None).with_switches(2, &PcieSwitch { forward_ns: 188.058505537679, cut_through: false });
     let model = model(7, 1);
     let read = path.read_latency(&model, 241, 1072).unwrap();

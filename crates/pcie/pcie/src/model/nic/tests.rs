@@ -1,4 +1,4 @@
-//! The published cards' figures, their corrections, and what a file may not say.
+//! The figures of the published NICs, their corrections, and invalid files.
 
 use super::*;
 use crate::link::Link;
@@ -27,7 +27,7 @@ fn assert_figures(found: [f64; 3], expected: [f64; 3]) {
 }
 
 #[test]
-fn published_bandwidth_of_the_cards() {
+fn published_bandwidth_of_the_nics() {
     for (packet_bytes, simple, kernel, dpdk) in [
         (60, [12.5836, 20.6731, 19.7334], [17.6344, 23.2313, 27.1600], [20.6485, 35.3046, 28.0088]),
         (64, [13.2308, 21.5385, 20.5813], [18.4356, 24.1344, 28.0919], [21.5135, 36.1868, 28.9424]),
@@ -61,11 +61,11 @@ fn published_traffic_of_a_batch() {
     }
 }
 
-/// With the request for the receive descriptor counted the simple card sends 100 bytes to transmit and 204 to receive
+/// With the request for the receive descriptor included, the simple NIC sends 100 bytes to transmit and 204 to receive
 /// 64: 64 / 304 of the packet bandwidth. With the published packet bandwidth of 57.8848 that is 12.1863, with the
 /// corrected one of 62.2307 it is 13.1012; 256 bytes: 256 / (100 + 396) = 256 / 496, so 29.8760 and 32.1191.
 #[test]
-fn corrected_cards_count_the_request_for_the_receive_descriptor() {
+fn corrected_traffic_includes_the_request_for_the_receive_descriptor() {
     let (published, corrected) = (model(Mode::Published), model(Mode::Corrected));
     for (packet_bytes, with_published_link, with_corrected_link) in [(64, 12.1863, 13.1012), (256, 29.8760, 32.1191)] {
         let bidirectional_gbps = figures("simple", &corrected, packet_bytes)[0];
@@ -75,9 +75,9 @@ fn corrected_cards_count_the_request_for_the_receive_descriptor() {
     }
 }
 
-/// The other two published cards overwrite the same bytes: 24 a packet, here of 64 bytes.
+/// The other two published NICs overwrite the same bytes: 24 a packet, here of 64 bytes.
 #[test]
-fn corrected_batches_count_it_too() {
+fn corrected_traffic_of_batches_includes_it_too() {
     for name in ["kernel", "dpdk"] {
         let sent_bytes =
             |model: Model| nic(name).traffic(&model, Direction::Receive, model.span(64, 0).unwrap()).sent_bytes;
@@ -102,7 +102,7 @@ fn frames_from_the_smallest_on_are_sustained_and_the_one_before_is_not() {
         let nic = nic(name);
         let smallest = nic.smallest_frame(&model, 40.0, 1518).unwrap().unwrap();
         let is_sustained = |frame_bytes: u64| {
-            // On the line a frame takes 20 bytes more than itself, on PCIe 4 less.
+            // On the wire a frame takes 20 bytes more than its size, on PCIe 4 bytes less.
             let packet_bytes = frame_bytes - 4;
             let needed_gbps = 40.0 * packet_bytes as f64 / (frame_bytes + 20) as f64;
             nic.bandwidth(&model, packet_bytes, 0).unwrap().bidirectional_gbps >= needed_gbps
@@ -113,8 +113,8 @@ fn frames_from_the_smallest_on_are_sustained_and_the_one_before_is_not() {
 }
 
 #[test]
-fn an_ethernet_line_is_full_with_20_bytes_between_frames() {
-    // 64 bytes of which 60 cross PCIe take 84 on the line; the published program reckons with 60 + 20, at least 84.
+fn ethernet_frames_have_20_bytes_between_them() {
+    // 64 bytes of which 60 cross PCIe take 84 on the wire; the published program uses 60 + 20, at least 84.
     assert_eq!(line_packet_gbps(Mode::Corrected, 84.0, 60), 60.0);
     assert_eq!(line_packet_gbps(Mode::Published, 84.0, 60), 60.0);
     assert_eq!(line_packet_gbps(Mode::Corrected, 124.0, 100), 100.0);
@@ -134,7 +134,7 @@ bytes = "frame"
 "#;
 
 #[test]
-fn a_card_of_packets_alone_is_the_link() {
+fn a_nic_with_packets_alone_reaches_the_bandwidth_of_the_link() {
     for mode in [Mode::Published, Mode::Corrected] {
         let (nic, model) = (NicModel::parse("mine.toml", PACKETS).unwrap(), model(mode));
         for packet_bytes in [64, 1500] {
@@ -148,7 +148,7 @@ fn a_card_of_packets_alone_is_the_link() {
 }
 
 #[test]
-fn every_kind_of_step_costs_its_own_way() {
+fn every_kind_of_step_has_its_traffic() {
     let model = model(Mode::Corrected);
     let packet = model.span(64, 0).unwrap();
     for (kind, sent_bytes, received_bytes) in [
@@ -168,7 +168,7 @@ fn every_kind_of_step_costs_its_own_way() {
 }
 
 #[test]
-fn what_a_file_may_not_say_is_named() {
+fn invalid_files_are_refused() {
     let with = |step: &str| format!("{PACKETS}[[receive]]\n{step}\n");
     for (text, words) in [
         (with("step = \"doorbell\"\nbytes = \"4 ns\""), &["line 13", "receive[1].bytes", "'4 ns'", "\"frame\""][..]),
@@ -195,7 +195,7 @@ fn what_a_file_may_not_say_is_named() {
 }
 
 #[test]
-fn the_example_of_the_documentation_is_a_card() {
+fn the_example_in_the_documentation_is_a_valid_nic() {
     let text = crate::example(include_str!("../../../../../../docs/pcie-model.md"), "name = \"mine\"");
     let nic = NicModel::parse("docs", &text).unwrap();
     assert_eq!((nic.transmit.len(), nic.transmit[0].packets()), (2, 40));
