@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../crates/router/packet/tests/look/mod.rs"]
-mod look;
+#[path = "../../crates/router/packet/tests/exercise/mod.rs"]
+mod exercise;
 
-fuzz_target!(|bytes: &[u8]| look::look_at(bytes));
+fuzz_target!(|bytes: &[u8]| exercise::exercise(bytes));

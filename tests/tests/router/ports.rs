@@ -49,7 +49,7 @@ fn solicitation(from: MacAddress, source: &str, target: &str) -> Vec<u8> {
     let destination = ndisc::solicited_node(target);
     let payload_bytes = message.emit(&mut payload, source, destination);
     let packet = packet_v6(source, destination, Protocol::ICMPV6, ndisc::HOP_LIMIT, &payload[..payload_bytes]);
-    frame(MacAddress::of_multicast_v6(destination), from, None, EtherType::IPV6, &packet)
+    frame(MacAddress::from_multicast_v6(destination), from, None, EtherType::IPV6, &packet)
 }
 
 fn packet_v4(source: &str, destination: &str, protocol: Protocol, ttl: u8, payload: &[u8]) -> Vec<u8> {
@@ -163,8 +163,8 @@ fn from_vlan(ttl: u8) -> Vec<u8> {
 
 /// What comes in at node a, whose hardware address this is.
 fn frames_to_a(router: MacAddress) -> Vec<Vec<u8>> {
-    let message = icmpv4::Message::EchoRequest { identification: 5, sequence: 6, data: b"here?" };
-    let mut asked = vec![0; message.bytes()];
+    let message = icmpv4::Message::EchoRequest { identifier: 5, sequence: 6, data: b"here?" };
+    let mut asked = vec![0; message.total_bytes()];
     message.emit(&mut asked);
     let asked = packet_v4("10.1.0.2", "10.1.0.1", Protocol::ICMP, 64, &asked);
     let to_router = |packet: &[u8]| frame(router, HOST_A, None, EtherType::IPV4, packet);
@@ -241,7 +241,7 @@ fn what_is_answered_to_host_a_is_right(frames: &[Vec<u8>]) {
     for frame in frames {
         let packet = ipv4::Packet::new_checked(&frame[14..]).expect("a packet");
         assert_eq!((packet.source(), packet.destination()), (v4("10.1.0.1"), v4("10.1.0.2")));
-        assert!(packet.checksum_is_right());
+        assert!(packet.verify_checksum());
     }
 }
 

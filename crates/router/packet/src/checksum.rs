@@ -75,7 +75,7 @@ impl Sum {
 
     /// The checksum of UDP, where zero says that there is none, and so stands as 0xffff.
     #[inline]
-    pub fn checksum_of_udp(self) -> u16 {
+    pub fn udp_checksum(self) -> u16 {
         match self.checksum() {
             0 => 0xffff,
             checksum => checksum,
@@ -91,20 +91,20 @@ fn fold_once(sum: u64) -> u64 {
 
 /// The checksum of `bytes`, in which the checksum's own field is zero.
 #[inline]
-pub fn of(bytes: &[u8]) -> u16 {
+pub fn compute(bytes: &[u8]) -> u16 {
     Sum::new().add_bytes(bytes).checksum()
 }
 
 /// Whether `bytes`, with the checksum in them, sum up.
 #[inline]
-pub fn is_right(bytes: &[u8]) -> bool {
+pub fn verify(bytes: &[u8]) -> bool {
     Sum::new().add_bytes(bytes).folded() == 0xffff
 }
 
 /// The checksum after one word of what it covers has changed: RFC 1624, equation 3, which unlike RFC 1141's is right
 /// where the sum is zero.
 #[inline]
-pub fn updated(checksum: u16, old: u16, new: u16) -> u16 {
+pub fn update(checksum: u16, old: u16, new: u16) -> u16 {
     let sum = u32::from(!checksum) + u32::from(!old) + u32::from(new);
     let sum = (sum & 0xffff) + (sum >> 16);
     !((sum & 0xffff) + (sum >> 16)) as u16
@@ -112,10 +112,10 @@ pub fn updated(checksum: u16, old: u16, new: u16) -> u16 {
 
 /// Completes a checksum that was left to a network card: the field, `field_at` after `start`, holds the sum of the
 /// pseudo-header, and everything from `start` is to be added. `None`, and nothing changed, when the field lies outside.
-pub fn complete(bytes: &mut [u8], start: usize, field_at: usize, is_udp: bool) -> Option<()> {
+pub fn complete_partial(bytes: &mut [u8], start: usize, field_at: usize, is_udp: bool) -> Option<()> {
     let covered = bytes.get_mut(start..)?;
     let sum = Sum::new().add_bytes(covered);
-    let checksum = if is_udp { sum.checksum_of_udp() } else { sum.checksum() };
+    let checksum = if is_udp { sum.udp_checksum() } else { sum.checksum() };
     let field = covered.get_mut(field_at..field_at.checked_add(2)?)?;
     field.copy_from_slice(&checksum.to_be_bytes());
     Some(())

@@ -28,13 +28,13 @@ impl MacAddress {
     }
 
     /// Where an IPv4 multicast group's packets go (RFC 1112, section 6.4).
-    pub fn of_multicast_v4(group: std::net::Ipv4Addr) -> MacAddress {
+    pub fn from_multicast_v4(group: std::net::Ipv4Addr) -> MacAddress {
         let octets = group.octets();
         MacAddress([0x01, 0x00, 0x5e, octets[1] & 0x7f, octets[2], octets[3]])
     }
 
     /// Where an IPv6 multicast group's packets go (RFC 2464, section 7).
-    pub fn of_multicast_v6(group: std::net::Ipv6Addr) -> MacAddress {
+    pub fn from_multicast_v6(group: std::net::Ipv6Addr) -> MacAddress {
         let octets = group.octets();
         MacAddress([0x33, 0x33, octets[12], octets[13], octets[14], octets[15]])
     }
@@ -91,7 +91,7 @@ pub struct Frame<T> {
 
 /// What lies between a frame's addresses and its network packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Network {
+pub struct NetworkHeader {
     /// The outer VLAN tag, when there is one.
     pub tag: Option<vlan::Tag>,
     /// The type behind the tag. That of a second tag is left for whoever knows two.
@@ -139,14 +139,14 @@ impl<T: AsRef<[u8]>> Frame<T> {
 
     /// The network packet's type and place, behind one VLAN tag or none.
     #[inline]
-    pub fn network(&self) -> Result<Network, Error> {
+    pub fn network_header(&self) -> Result<NetworkHeader, Error> {
         let ethertype = self.ethertype();
         if ethertype != EtherType::VLAN && ethertype != EtherType::SERVICE_VLAN {
-            return Ok(Network { tag: None, ethertype, offset: HEADER_BYTES });
+            return Ok(NetworkHeader { tag: None, ethertype, offset: HEADER_BYTES });
         }
         let inner = vlan::Packet::new_checked(self.payload())?;
         let offset = HEADER_BYTES + vlan::HEADER_BYTES;
-        Ok(Network { tag: Some(inner.tag()), ethertype: inner.ethertype(), offset })
+        Ok(NetworkHeader { tag: Some(inner.tag()), ethertype: inner.ethertype(), offset })
     }
 }
 

@@ -26,7 +26,7 @@ pub struct Flow {
 impl Flow {
     /// Of an IPv4 packet.
     #[inline]
-    pub fn of_v4<T: AsRef<[u8]>>(packet: &ipv4::Packet<T>) -> Flow {
+    pub fn from_v4<T: AsRef<[u8]>>(packet: &ipv4::Packet<T>) -> Flow {
         let protocol = packet.protocol();
         let (source_port, destination_port) =
             if packet.is_fragment() { (0, 0) } else { ports(protocol, packet.payload()) };
@@ -36,9 +36,9 @@ impl Flow {
 
     /// Of an IPv6 packet. One whose extension headers do not hold together is of the flow of those without ports.
     #[inline]
-    pub fn of_v6<T: AsRef<[u8]>>(packet: &ipv6::Packet<T>) -> Flow {
+    pub fn from_v6<T: AsRef<[u8]>>(packet: &ipv6::Packet<T>) -> Flow {
         let payload = packet.payload();
-        let (protocol, source_port, destination_port) = match packet.upper() {
+        let (protocol, source_port, destination_port) = match packet.upper_layer() {
             Ok(upper) if upper.fragment.is_none() => {
                 let (source_port, destination_port) = ports(upper.protocol, &payload[upper.offset..]);
                 (upper.protocol, source_port, destination_port)
@@ -66,10 +66,10 @@ impl Flow {
     #[inline]
     pub fn hash(&self, seed: u64) -> u32 {
         let (a, b) = match (self.source, self.destination) {
-            (IpAddr::V4(source), IpAddr::V4(destination)) => (end_v4(source), end_v4(destination)),
-            (IpAddr::V6(source), IpAddr::V6(destination)) => (end_v6(source), end_v6(destination)),
+            (IpAddr::V4(source), IpAddr::V4(destination)) => (address_key_v4(source), address_key_v4(destination)),
+            (IpAddr::V6(source), IpAddr::V6(destination)) => (address_key_v6(source), address_key_v6(destination)),
             // No packet has both; it still has a hash.
-            (source, destination) => (end_of(source), end_of(destination)),
+            (source, destination) => (address_key(source), address_key(destination)),
         };
         let a = a.wrapping_add(u64::from(self.source_port));
         let b = b.wrapping_add(u64::from(self.destination_port));
@@ -80,13 +80,13 @@ impl Flow {
 /// [`Flow::hash`] of an IPv4 packet.
 #[inline]
 pub fn hash_v4<T: AsRef<[u8]>>(packet: &ipv4::Packet<T>, seed: u64) -> u32 {
-    Flow::of_v4(packet).hash(seed)
+    Flow::from_v4(packet).hash(seed)
 }
 
 /// [`Flow::hash`] of an IPv6 packet.
 #[inline]
 pub fn hash_v6<T: AsRef<[u8]>>(packet: &ipv6::Packet<T>, seed: u64) -> u32 {
-    Flow::of_v6(packet).hash(seed)
+    Flow::from_v6(packet).hash(seed)
 }
 
 /// Source and destination port at the front of `payload`; zeros where the protocol has none, or they are cut off.
@@ -95,36 +95,36 @@ fn ports(protocol: Protocol, payload: &[u8]) -> (u16, u16) {
     if protocol.has_ports() && payload.len() >= 4 { (u16_at(payload, 0), u16_at(payload, 2)) } else { (0, 0) }
 }
 
-fn end_of(address: IpAddr) -> u64 {
+fn address_key(address: IpAddr) -> u64 {
     match address {
-        IpAddr::V4(address) => end_v4(address),
-        IpAddr::V6(address) => end_v6(address),
+        IpAddr::V4(address) => address_key_v4(address),
+        IpAddr::V6(address) => address_key_v6(address),
     }
 }
 
 /// One end of a flow; the low 16 bits are left for its port.
 #[inline]
-fn end_v4(address: Ipv4Addr) -> u64 {
+fn address_key_v4(address: Ipv4Addr) -> u64 {
     u64::from(address.to_bits()) << 16
 }
 
 #[inline]
-fn end_v6(address: Ipv6Addr) -> u64 {
+fn address_key_v6(address: Ipv6Addr) -> u64 {
     let bits = address.to_bits();
-    mixed((bits >> 64) as u64 ^ 0x9e37_79b9_7f4a_7c15) ^ bits as u64
+    mix((bits >> 64) as u64 ^ 0x9e37_79b9_7f4a_7c15) ^ bits as u64
 }
 
 /// The lesser end first, whichever it is: that makes the hash symmetric, and unlike a sum or an exclusive or of both
 /// ends it does not make two flows equal whose ends have parts of each other's.
 #[inline]
 fn combine(a: u64, b: u64, protocol: Protocol, seed: u64) -> u32 {
-    let first = mixed(a.min(b) ^ seed).wrapping_add(u64::from(protocol.0));
-    (mixed(first ^ a.max(b)) >> 32) as u32
+    let first = mix(a.min(b) ^ seed).wrapping_add(u64::from(protocol.0));
+    (mix(first ^ a.max(b)) >> 32) as u32
 }
 
 /// The finalizer of SplitMix64 (Steele, Lea and Flood, 2014): every bit depends on every other.
 #[inline]
-fn mixed(word: u64) -> u64 {
+fn mix(word: u64) -> u64 {
     let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     word ^ word >> 31

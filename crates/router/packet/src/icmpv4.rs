@@ -62,12 +62,12 @@ impl<T: AsRef<[u8]>> Packet<T> {
     }
 
     /// Whether the message sums up.
-    pub fn checksum_is_right(&self) -> bool {
-        checksum::is_right(self.bytes.as_ref())
+    pub fn verify_checksum(&self) -> bool {
+        checksum::verify(self.bytes.as_ref())
     }
 
     /// The four bytes between checksum and data.
-    pub fn rest(&self) -> [u8; 4] {
+    pub fn rest_of_header(&self) -> [u8; 4] {
         array_at(self.bytes.as_ref(), 4)
     }
 
@@ -83,7 +83,7 @@ pub enum Message<'a> {
     /// Type 8: to be answered.
     EchoRequest {
         /// Of whom.
-        identification: u16,
+        identifier: u16,
         /// Which.
         sequence: u16,
         /// To be sent back.
@@ -92,7 +92,7 @@ pub enum Message<'a> {
     /// Type 0: an answer.
     EchoReply {
         /// Of whom.
-        identification: u16,
+        identifier: u16,
         /// Which.
         sequence: u16,
         /// As it came.
@@ -136,16 +136,16 @@ impl<'a> Message<'a> {
     /// As `bytes` have it, whose checksum must be right.
     pub fn parse(bytes: &'a [u8]) -> Result<Message<'a>, Error> {
         let packet = Packet::new_checked(bytes)?;
-        if !packet.checksum_is_right() {
+        if !packet.verify_checksum() {
             return Err(Error::Checksum { protocol: "ICMP" });
         }
-        let (code, rest, data) = (packet.code(), packet.rest(), &bytes[HEADER_BYTES..]);
+        let (code, rest, data) = (packet.code(), packet.rest_of_header(), &bytes[HEADER_BYTES..]);
         let (high, low) = (u16_at(&rest, 0), u16_at(&rest, 2));
         match packet.kind() {
-            0 => Ok(Message::EchoReply { identification: high, sequence: low, data }),
+            0 => Ok(Message::EchoReply { identifier: high, sequence: low, data }),
             3 => Ok(Message::Unreachable { code, mtu: low, original: data }),
             5 => Ok(Message::Redirect { code, gateway: rest, original: data }),
-            8 => Ok(Message::EchoRequest { identification: high, sequence: low, data }),
+            8 => Ok(Message::EchoRequest { identifier: high, sequence: low, data }),
             11 => Ok(Message::TimeExceeded { code, original: data }),
             12 => Ok(Message::ParameterProblem { pointer: rest[0], original: data }),
             kind => Err(Error::Kind { protocol: "ICMP", kind }),
@@ -153,7 +153,7 @@ impl<'a> Message<'a> {
     }
 
     /// Bytes that [`Message::emit`] writes.
-    pub fn bytes(&self) -> usize {
+    pub fn total_bytes(&self) -> usize {
         HEADER_BYTES + self.data().len()
     }
 
@@ -167,23 +167,23 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Writes header, data and checksum to the front of `bytes`; fewer than [`Message::bytes`] are a bug of the
+    /// Writes header, data and checksum to the front of `bytes`; fewer than [`Message::total_bytes`] are a bug of the
     /// caller's.
     pub fn emit(&self, bytes: &mut [u8]) {
         let pair = |high: u16, low: u16| ((u32::from(high) << 16) | u32::from(low)).to_be_bytes();
         let (kind, code, rest) = match *self {
-            Message::EchoRequest { identification, sequence, .. } => (8, 0, pair(identification, sequence)),
-            Message::EchoReply { identification, sequence, .. } => (0, 0, pair(identification, sequence)),
+            Message::EchoRequest { identifier, sequence, .. } => (8, 0, pair(identifier, sequence)),
+            Message::EchoReply { identifier, sequence, .. } => (0, 0, pair(identifier, sequence)),
             Message::Unreachable { code, mtu, .. } => (3, code, pair(0, mtu)),
             Message::Redirect { code, gateway, .. } => (5, code, gateway),
             Message::TimeExceeded { code, .. } => (11, code, [0; 4]),
             Message::ParameterProblem { pointer, .. } => (12, 0, [pointer, 0, 0, 0]),
         };
-        let bytes = &mut bytes[..self.bytes()];
+        let bytes = &mut bytes[..self.total_bytes()];
         put(bytes, 0, &[kind, code, 0, 0]);
         put(bytes, 4, &rest);
         put(bytes, HEADER_BYTES, self.data());
-        let checksum = checksum::of(bytes);
+        let checksum = checksum::compute(bytes);
         put(bytes, 2, &checksum.to_be_bytes());
     }
 }

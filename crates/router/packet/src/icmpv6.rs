@@ -64,13 +64,13 @@ impl<T: AsRef<[u8]>> Packet<T> {
     }
 
     /// Whether the message sums up, with its addresses.
-    pub fn checksum_is_right(&self, source: Ipv6Addr, destination: Ipv6Addr) -> bool {
+    pub fn verify_checksum(&self, source: Ipv6Addr, destination: Ipv6Addr) -> bool {
         let bytes = self.bytes.as_ref();
         pseudo(source, destination, bytes.len()).add_bytes(bytes).folded() == 0xffff
     }
 
     /// The four bytes between checksum and data.
-    pub fn rest(&self) -> [u8; 4] {
+    pub fn rest_of_header(&self) -> [u8; 4] {
         array_at(self.bytes.as_ref(), 4)
     }
 
@@ -116,7 +116,7 @@ pub enum Message<'a> {
     /// Type 128: to be answered.
     EchoRequest {
         /// Of whom.
-        identification: u16,
+        identifier: u16,
         /// Which.
         sequence: u16,
         /// To be sent back.
@@ -125,7 +125,7 @@ pub enum Message<'a> {
     /// Type 129: an answer.
     EchoReply {
         /// Of whom.
-        identification: u16,
+        identifier: u16,
         /// Which.
         sequence: u16,
         /// As it came.
@@ -137,24 +137,24 @@ impl<'a> Message<'a> {
     /// As `bytes` have it, whose checksum must be right.
     pub fn parse(bytes: &'a [u8], source: Ipv6Addr, destination: Ipv6Addr) -> Result<Message<'a>, Error> {
         let packet = Packet::new_checked(bytes)?;
-        if !packet.checksum_is_right(source, destination) {
+        if !packet.verify_checksum(source, destination) {
             return Err(Error::Checksum { protocol: "ICMPv6" });
         }
-        let (code, rest, data) = (packet.code(), packet.rest(), &bytes[HEADER_BYTES..]);
+        let (code, rest, data) = (packet.code(), packet.rest_of_header(), &bytes[HEADER_BYTES..]);
         let (high, low) = (u16_at(&rest, 0), u16_at(&rest, 2));
         match packet.kind() {
             1 => Ok(Message::Unreachable { code, original: data }),
             2 => Ok(Message::PacketTooBig { mtu: u32::from_be_bytes(rest), original: data }),
             3 => Ok(Message::TimeExceeded { code, original: data }),
             4 => Ok(Message::ParameterProblem { code, pointer: u32::from_be_bytes(rest), original: data }),
-            128 => Ok(Message::EchoRequest { identification: high, sequence: low, data }),
-            129 => Ok(Message::EchoReply { identification: high, sequence: low, data }),
+            128 => Ok(Message::EchoRequest { identifier: high, sequence: low, data }),
+            129 => Ok(Message::EchoReply { identifier: high, sequence: low, data }),
             kind => Err(Error::Kind { protocol: "ICMPv6", kind }),
         }
     }
 
     /// Bytes that [`Message::emit`] writes.
-    pub fn bytes(&self) -> usize {
+    pub fn total_bytes(&self) -> usize {
         HEADER_BYTES + self.data().len()
     }
 
@@ -168,7 +168,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Writes header, data and checksum to the front of `bytes`; fewer than [`Message::bytes`] are a bug of the
+    /// Writes header, data and checksum to the front of `bytes`; fewer than [`Message::total_bytes`] are a bug of the
     /// caller's.
     pub fn emit(&self, bytes: &mut [u8], source: Ipv6Addr, destination: Ipv6Addr) {
         let pair = |high: u16, low: u16| ((u32::from(high) << 16) | u32::from(low)).to_be_bytes();
@@ -177,10 +177,10 @@ impl<'a> Message<'a> {
             Message::PacketTooBig { mtu, .. } => (2, 0, mtu.to_be_bytes()),
             Message::TimeExceeded { code, .. } => (3, code, [0; 4]),
             Message::ParameterProblem { code, pointer, .. } => (4, code, pointer.to_be_bytes()),
-            Message::EchoRequest { identification, sequence, .. } => (128, 0, pair(identification, sequence)),
-            Message::EchoReply { identification, sequence, .. } => (129, 0, pair(identification, sequence)),
+            Message::EchoRequest { identifier, sequence, .. } => (128, 0, pair(identifier, sequence)),
+            Message::EchoReply { identifier, sequence, .. } => (129, 0, pair(identifier, sequence)),
         };
-        let bytes = &mut bytes[..self.bytes()];
+        let bytes = &mut bytes[..self.total_bytes()];
         put(bytes, 0, &[kind, code, 0, 0]);
         put(bytes, 4, &rest);
         put(bytes, HEADER_BYTES, self.data());

@@ -126,8 +126,8 @@ impl<T: AsRef<[u8]>> Packet<T> {
 
     /// Whether the header sums up.
     #[inline]
-    pub fn checksum_is_right(&self) -> bool {
-        checksum::is_right(self.header())
+    pub fn verify_checksum(&self) -> bool {
+        checksum::verify(self.header())
     }
 
     /// From whom.
@@ -174,7 +174,7 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
         let old = u16_at(self.bytes.as_ref(), 8);
         assert!(old >= 0x100, "no hop is left");
         let new = old - 0x100;
-        let checksum = checksum::updated(self.checksum(), old, new);
+        let checksum = checksum::update(self.checksum(), old, new);
         let raw = self.bytes.as_mut();
         put(raw, 8, &new.to_be_bytes());
         put(raw, 10, &checksum.to_be_bytes());
@@ -221,7 +221,7 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
     /// Sets the header's checksum to what it must be.
     pub fn fill_checksum(&mut self) {
         put(self.bytes.as_mut(), 10, &[0, 0]);
-        let checksum = checksum::of(self.header());
+        let checksum = checksum::compute(self.header());
         put(self.bytes.as_mut(), 10, &checksum.to_be_bytes());
     }
 
@@ -352,7 +352,7 @@ impl Repr {
         put(bytes, 8, &[self.ttl, self.protocol.0, 0, 0]);
         put(bytes, 12, &self.source.octets());
         put(bytes, 16, &self.destination.octets());
-        let checksum = checksum::of(&bytes[..HEADER_BYTES]);
+        let checksum = checksum::compute(&bytes[..HEADER_BYTES]);
         put(bytes, 10, &checksum.to_be_bytes());
     }
 }

@@ -108,14 +108,14 @@ impl<T: AsRef<[u8]>> Packet<T> {
     /// Behind the extension headers. An error says that they do not hold together, or that there are more than
     /// [`EXTENSIONS_MAX`].
     #[inline]
-    pub fn upper(&self) -> Result<Upper, Error> {
-        upper(self.next_header(), self.payload())
+    pub fn upper_layer(&self) -> Result<UpperLayer, Error> {
+        upper_layer(self.next_header(), self.payload())
     }
 }
 
 /// What lies behind a packet's extension headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Upper {
+pub struct UpperLayer {
     /// What the upper layer's packet is. In a fragment that is not the first, what the first one begins with.
     pub protocol: Protocol,
     /// Where it begins in the packet's payload.
@@ -141,9 +141,9 @@ pub struct Fragment {
 
 /// Follows the extension headers of `payload`, the first of which `next` names.
 #[inline]
-fn upper(next: Protocol, payload: &[u8]) -> Result<Upper, Error> {
+fn upper_layer(next: Protocol, payload: &[u8]) -> Result<UpperLayer, Error> {
     let mut upper =
-        Upper { protocol: next, offset: 0, fragment: None, has_hop_by_hop: false, has_segments_left: false };
+        UpperLayer { protocol: next, offset: 0, fragment: None, has_hop_by_hop: false, has_segments_left: false };
     if !is_extension(next) {
         return Ok(upper);
     }
@@ -163,7 +163,7 @@ fn is_extension(protocol: Protocol) -> bool {
     matches!(protocol, HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION_OPTIONS)
 }
 
-impl Upper {
+impl UpperLayer {
     /// Goes past the extension header that stands at `offset`.
     fn extend(&mut self, payload: &[u8]) -> Result<(), Error> {
         let header = &payload[self.offset..];

@@ -2,7 +2,7 @@
 //!
 //! One file a protocol. A view (`ethernet::Frame`, `ipv4::Packet` and so on) is made by `new_checked`, which reads the
 //! lengths once and refuses what does not hold together; after that no accessor panics, whatever the bytes say. A
-//! view never checks a checksum by itself: `checksum_is_right` does.
+//! view never checks a checksum by itself: `verify_checksum` does.
 //!
 //! Builders are plain structs, `Repr`, with `parse` and `emit`: what the slow path needs. The fast path changes
 //! packets in place by the views' setters, none of which can make a checked view wrong.

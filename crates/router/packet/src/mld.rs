@@ -39,11 +39,11 @@ const ROUTER_ALERT: u8 = 5;
 /// Why a listener says so (RFC 3810, section 5.2.12). It listens to whoever sends to the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Why {
+pub enum RecordType {
     /// It still does.
-    Listens = 2,
+    ModeIsExclude = 2,
     /// From now on.
-    Joins = 4,
+    ChangeToExclude = 4,
 }
 
 /// Bytes behind the IPv6 header of a report on so many groups, [`GROUPS_MAX`] at most.
@@ -53,14 +53,14 @@ pub fn payload_bytes(groups: usize) -> usize {
 
 /// Writes what follows the IPv6 header of a report, whose next header is [`crate::ipv6::HOP_BY_HOP`], to the front of
 /// `bytes`, which has room for [`payload_bytes`]; says how many they are. Groups beyond [`GROUPS_MAX`] are left out.
-pub fn emit_report(bytes: &mut [u8], source: Ipv6Addr, why: Why, groups: &[Ipv6Addr]) -> usize {
+pub fn emit_report(bytes: &mut [u8], source: Ipv6Addr, record_type: RecordType, groups: &[Ipv6Addr]) -> usize {
     let groups = &groups[..groups.len().min(GROUPS_MAX)];
     let length = payload_bytes(groups.len());
     put(bytes, 0, &ALERT);
     let message = &mut bytes[ALERT.len()..length];
     put(message, 0, &[REPORT, 0, 0, 0, 0, 0, 0, groups.len() as u8]);
     for (record, group) in message[HEADER_BYTES..].chunks_exact_mut(RECORD_BYTES).zip(groups) {
-        put(record, 0, &[why as u8, 0, 0, 0]);
+        put(record, 0, &[record_type as u8, 0, 0, 0]);
         put(record, 4, &group.octets());
     }
     let checksum = pseudo(source, ALL_ROUTERS, message.len()).add_bytes(message).checksum();
@@ -91,7 +91,7 @@ pub struct Query {
 
 impl Query {
     /// The query that a packet is, when all holds together (RFC 3810, sections 6.2 and 8.1).
-    pub fn of<T: AsRef<[u8]>>(packet: &ipv6::Packet<T>) -> Option<Query> {
+    pub fn parse<T: AsRef<[u8]>>(packet: &ipv6::Packet<T>) -> Option<Query> {
         let (source, payload) = (packet.source(), packet.payload());
         if packet.next_header() != ipv6::HOP_BY_HOP
             || packet.hop_limit() != HOP_LIMIT
@@ -100,11 +100,11 @@ impl Query {
             return None;
         }
         let upper =
-            packet.upper().ok().filter(|upper| upper.protocol == Protocol::ICMPV6 && upper.fragment.is_none())?;
+            packet.upper_layer().ok().filter(|upper| upper.protocol == Protocol::ICMPV6 && upper.fragment.is_none())?;
         let options = payload.get(..upper.offset)?;
         let message = payload.get(upper.offset..)?;
         let view = icmpv6::Packet::new_checked(message).ok()?;
-        let is_query = view.kind() == QUERY && view.checksum_is_right(source, packet.destination());
+        let is_query = view.kind() == QUERY && view.verify_checksum(source, packet.destination());
         if !is_query || !has_router_alert(options) {
             return None;
         }
@@ -119,13 +119,13 @@ impl Query {
             return None;
         }
         let code = u16_at(message, 4);
-        let response_max = Duration::from_millis(if is_v1 { code.into() } else { milliseconds(code) });
+        let response_max = Duration::from_millis(if is_v1 { code.into() } else { response_ms(code) });
         Some(Query { is_v1, response_max, group: Some(group).filter(|group| !group.is_unspecified()) })
     }
 }
 
 /// The Maximum Response Code of version 2 (RFC 3810, section 5.1.3): a number, or one with an exponent.
-fn milliseconds(code: u16) -> u64 {
+fn response_ms(code: u16) -> u64 {
     let (mantissa, exponent) = (u64::from(code & 0xfff), code >> 12 & 7);
     if code < 0x8000 { code.into() } else { (mantissa | 0x1000) << (exponent + 3) }
 }
@@ -175,7 +175,7 @@ mod tests {
     }
 
     fn read(bytes: &[u8]) -> Option<Query> {
-        Query::of(&ipv6::Packet::new_checked(bytes).expect("a whole packet"))
+        Query::parse(&ipv6::Packet::new_checked(bytes).expect("a whole packet"))
     }
 
     #[test]

@@ -42,10 +42,10 @@ pub fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
 /// What a router says to a host that has a nearer way (RFC 4861, section 4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Redirect<'a> {
-    /// The nearer one: a router's link-local address, or `subject` itself, which is on the link then.
+    /// The nearer one: a router's link-local address, or `destination` itself, which is on the link then.
     pub target: Ipv6Addr,
     /// What the host sends to.
-    pub subject: Ipv6Addr,
+    pub destination: Ipv6Addr,
     /// Where the nearer one is, when that is known.
     pub target_mac: Option<MacAddress>,
     /// The packet that took the detour: its header and some of its payload.
@@ -54,14 +54,14 @@ pub struct Redirect<'a> {
 
 impl Redirect<'_> {
     /// Bytes besides the original's: header, both addresses, two options' beginnings and a hardware address.
-    pub const BYTES_BESIDES: usize = 40 + 8 + 8;
+    pub const OVERHEAD_BYTES: usize = 40 + 8 + 8;
 
-    /// Writes the message with its checksum to the front of `bytes`, which has room for [`Redirect::BYTES_BESIDES`] and
+    /// Writes the message with its checksum to the front of `bytes`, which has room for [`Redirect::OVERHEAD_BYTES`] and
     /// the original, and says how many it has. Of the original go as many bytes as options count: eights.
     pub fn emit(&self, bytes: &mut [u8], source: Ipv6Addr, destination: Ipv6Addr) -> usize {
         put(bytes, 0, &[REDIRECT, 0, 0, 0, 0, 0, 0, 0]);
         put(bytes, 8, &self.target.octets());
-        put(bytes, 24, &self.subject.octets());
+        put(bytes, 24, &self.destination.octets());
         let at = emit_mac(bytes, 40, TARGET_MAC, self.target_mac);
         // An option's length is a byte of eights, its beginning included.
         let eights = (self.original.len() / 8).min(usize::from(u8::MAX) - 1);
@@ -185,7 +185,7 @@ impl Message {
     /// As `bytes`, a message of ICMPv6, have it; checksum and code must be right.
     pub fn parse(bytes: &[u8], source: Ipv6Addr, destination: Ipv6Addr) -> Result<Message, Error> {
         let packet = Packet::new_checked(bytes)?;
-        if !packet.checksum_is_right(source, destination) {
+        if !packet.verify_checksum(source, destination) {
             return Err(Error::Checksum { protocol: "ND" });
         }
         if packet.code() != 0 {

@@ -105,7 +105,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
     }
 
     /// Whether the segment sums up, `pseudo` being the sum of its pseudo-header.
-    pub fn checksum_is_right(&self, pseudo: Sum) -> bool {
+    pub fn verify_checksum(&self, pseudo: Sum) -> bool {
         pseudo.add_bytes(self.bytes.as_ref()).folded() == 0xffff
     }
 

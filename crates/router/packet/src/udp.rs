@@ -52,7 +52,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
 
     /// Whether the datagram sums up, `pseudo` being the sum of its pseudo-header. One without a checksum does; over
     /// IPv6 that is not allowed, and the caller's to refuse.
-    pub fn checksum_is_right(&self, pseudo: Sum) -> bool {
+    pub fn verify_checksum(&self, pseudo: Sum) -> bool {
         self.checksum() == 0 || pseudo.add_bytes(&self.bytes.as_ref()[..self.total_bytes()]).folded() == 0xffff
     }
 
@@ -74,7 +74,7 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
     /// Sets the checksum to what it must be, `pseudo` being the sum of the pseudo-header.
     pub fn fill_checksum(&mut self, pseudo: Sum) {
         put(self.bytes.as_mut(), 6, &[0, 0]);
-        let checksum = pseudo.add_bytes(&self.bytes.as_ref()[..self.total_bytes()]).checksum_of_udp();
+        let checksum = pseudo.add_bytes(&self.bytes.as_ref()[..self.total_bytes()]).udp_checksum();
         put(self.bytes.as_mut(), 6, &checksum.to_be_bytes());
     }
 }
@@ -109,7 +109,7 @@ impl Repr {
         put(bytes, 2, &self.destination_port.to_be_bytes());
         put(bytes, 4, &length.to_be_bytes());
         put(bytes, 6, &[0, 0]);
-        let checksum = pseudo.add_bytes(&bytes[..total]).checksum_of_udp();
+        let checksum = pseudo.add_bytes(&bytes[..total]).udp_checksum();
         put(bytes, 6, &checksum.to_be_bytes());
     }
 }

@@ -22,15 +22,15 @@ fn ethernet_and_vlan_come_back() {
     vlan::emit(tag, EtherType::IPV6, &mut bytes[ethernet::HEADER_BYTES..]);
     let frame = ethernet::Frame::new_checked(bytes).expect("a frame");
     assert_eq!(ethernet::Repr::parse(&frame), repr);
-    let network = ethernet::Network { tag: Some(tag), ethertype: EtherType::IPV6, offset: 18 };
-    assert_eq!(frame.network(), Ok(network));
+    let network = ethernet::NetworkHeader { tag: Some(tag), ethertype: EtherType::IPV6, offset: 18 };
+    assert_eq!(frame.network_header(), Ok(network));
     assert_eq!(bytes[14..18], [0xba, 0xbc, 0x86, 0xdd]);
-    assert!(ethernet::Frame::new_checked(&bytes[..17]).expect("a frame").network().is_err(), "a tag cut off");
+    assert!(ethernet::Frame::new_checked(&bytes[..17]).expect("a frame").network_header().is_err(), "a tag cut off");
     let mut frame = ethernet::Frame::new_checked(bytes).expect("a frame");
     frame.set_ethertype(EtherType::IPV4);
     frame.set_source(B);
     frame.set_destination(MacAddress::BROADCAST);
-    assert_eq!(frame.network().map(|network| (network.ethertype, network.offset)), Ok((EtherType::IPV4, 14)));
+    assert_eq!(frame.network_header().map(|network| (network.ethertype, network.offset)), Ok((EtherType::IPV4, 14)));
     assert_eq!((frame.source(), frame.destination()), (B, MacAddress::BROADCAST));
 }
 
@@ -43,8 +43,8 @@ fn hardware_addresses_are_read_as_they_are_written() {
     }
     assert!(A.is_unicast() && !MacAddress::BROADCAST.is_unicast());
     let group = Ipv4Addr::new(224, 128, 0, 5);
-    assert_eq!(MacAddress::of_multicast_v4(group).to_string(), "01:00:5e:00:00:05");
-    assert_eq!(MacAddress::of_multicast_v6(ndisc::solicited_node(B6)).to_string(), "33:33:ff:22:33:44");
+    assert_eq!(MacAddress::from_multicast_v4(group).to_string(), "01:00:5e:00:00:05");
+    assert_eq!(MacAddress::from_multicast_v6(ndisc::solicited_node(B6)).to_string(), "33:33:ff:22:33:44");
     assert_eq!(ndisc::solicited_node(B6).to_string(), "ff02::1:ff22:3344");
 }
 
@@ -83,13 +83,13 @@ fn ipv4_comes_back_and_ages() {
     let mut bytes = [0xee; 40];
     repr.emit(&mut bytes);
     let mut packet = ipv4::Packet::new_checked(&mut bytes[..]).expect("a packet");
-    assert!(packet.checksum_is_right());
+    assert!(packet.verify_checksum());
     assert_eq!(ipv4::Repr::parse(&packet), repr);
     assert_eq!(packet.payload(), [0xee; 12], "padding is none of it");
     for ttl in (0..64).rev() {
         packet.decrement_ttl();
         assert_eq!(packet.ttl(), ttl);
-        assert!(packet.checksum_is_right(), "{ttl}");
+        assert!(packet.verify_checksum(), "{ttl}");
     }
     packet.set_fragment(false, true, 1480);
     packet.set_total_bytes(28);
@@ -100,9 +100,9 @@ fn ipv4_comes_back_and_ages() {
     packet.set_identification(7);
     packet.set_source(B4);
     packet.set_destination(A4);
-    assert!(!packet.checksum_is_right());
+    assert!(!packet.verify_checksum());
     packet.fill_checksum();
-    assert!(packet.checksum_is_right());
+    assert!(packet.verify_checksum());
     assert_eq!((packet.source(), packet.destination()), (B4, A4));
     assert_eq!((packet.ttl(), packet.traffic_class(), packet.identification()), (9, 1, 7));
 }
@@ -206,29 +206,30 @@ fn extension_headers_are_followed_to_the_payload() {
         &[(ipv6::HOP_BY_HOP, [0; 6]), (ipv6::ROUTING, routing), (ipv6::FRAGMENT, [0, 1, 0, 0, 0, 77])],
         Protocol::UDP,
     );
-    let upper = ipv6::Packet::new_checked(&bytes).expect("a packet").upper().expect("headers");
+    let upper = ipv6::Packet::new_checked(&bytes).expect("a packet").upper_layer().expect("headers");
     assert_eq!((upper.protocol, upper.offset), (Protocol::UDP, 24));
     assert!(upper.has_hop_by_hop && upper.has_segments_left);
     assert_eq!(upper.fragment, Some(ipv6::Fragment { offset_bytes: 0, more: true, identification: 77 }));
     // Behind the header of a later fragment there is none.
     let bytes = with_extensions(&[(ipv6::FRAGMENT, fragment), (ipv6::HOP_BY_HOP, [0; 6])], Protocol::UDP);
-    let upper = ipv6::Packet::new_checked(&bytes).expect("a packet").upper().expect("headers");
+    let upper = ipv6::Packet::new_checked(&bytes).expect("a packet").upper_layer().expect("headers");
     assert_eq!((upper.protocol, upper.offset), (ipv6::HOP_BY_HOP, 8));
     assert_eq!(upper.fragment, Some(ipv6::Fragment { offset_bytes: 8, more: true, identification: 77 }));
     // An authentication header counts its length in other units.
     let bytes = with_extensions(&[(ipv6::AUTHENTICATION, [0; 6])], Protocol::TCP);
-    let upper = ipv6::Packet::new_checked(&bytes).expect("a packet").upper().expect("headers");
+    let upper = ipv6::Packet::new_checked(&bytes).expect("a packet").upper_layer().expect("headers");
     assert_eq!((upper.protocol, upper.offset), (Protocol::TCP, 8));
 }
 
 #[test]
 fn extension_headers_that_lead_nowhere_are_refused() {
     let many = vec![(ipv6::DESTINATION_OPTIONS, [0; 6]); ipv6::EXTENSIONS_MAX + 1];
-    let refused = |bytes: &[u8]| ipv6::Packet::new_checked(bytes).expect("a packet").upper().expect_err("refused");
+    let refused =
+        |bytes: &[u8]| ipv6::Packet::new_checked(bytes).expect("a packet").upper_layer().expect_err("refused");
     let bytes = with_extensions(&many, Protocol::UDP);
     assert_eq!(refused(&bytes), Error::Headers { protocol: "IPv6", headers_max: ipv6::EXTENSIONS_MAX });
     let bytes = with_extensions(&many[1..], Protocol::UDP);
-    assert!(ipv6::Packet::new_checked(bytes).expect("a packet").upper().is_ok());
+    assert!(ipv6::Packet::new_checked(bytes).expect("a packet").upper_layer().is_ok());
     let bytes = with_extensions(&[(ipv6::ROUTING, [0; 6]), (ipv6::HOP_BY_HOP, [0; 6])], Protocol::UDP);
     assert!(matches!(refused(&bytes), Error::Malformed { .. }));
     let mut bytes = with_extensions(&[(ipv6::ROUTING, [0; 6])], Protocol::UDP);
@@ -246,11 +247,11 @@ fn udp_and_tcp_come_back_with_checksums_that_cover_their_addresses() {
     repr.emit(&mut bytes, pseudo(15));
     let mut packet = udp::Packet::new_checked(&mut bytes[..]).expect("a datagram");
     assert_eq!(udp::Repr::parse(&packet), repr);
-    assert!(packet.checksum_is_right(pseudo(15)));
-    assert!(!packet.checksum_is_right(Sum::new().add_pseudo_v4(A4, A4, Protocol::UDP, 15)));
+    assert!(packet.verify_checksum(pseudo(15)));
+    assert!(!packet.verify_checksum(Sum::new().add_pseudo_v4(A4, A4, Protocol::UDP, 15)));
     packet.set_total_bytes(14);
     packet.fill_checksum(pseudo(14));
-    assert!(packet.checksum_is_right(pseudo(14)) && packet.payload() == b"payloa");
+    assert!(packet.verify_checksum(pseudo(14)) && packet.payload() == b"payloa");
     bytes[4..6].copy_from_slice(&7_u16.to_be_bytes());
     assert!(udp::Packet::new_checked(bytes).is_err(), "shorter than its header");
 
@@ -267,13 +268,13 @@ fn udp_and_tcp_come_back_with_checksums_that_cover_their_addresses() {
     repr.emit(&mut bytes, pseudo);
     let mut packet = tcp::Packet::new_checked(&mut bytes[..]).expect("a segment");
     assert_eq!(tcp::Repr::parse(&packet), repr);
-    assert!(packet.checksum_is_right(pseudo) && packet.payload() == b"payload" && packet.options().is_empty());
+    assert!(packet.verify_checksum(pseudo) && packet.payload() == b"payload" && packet.options().is_empty());
     packet.set_sequence(1);
     packet.set_flags(packet.flags().without(tcp::Flags::PSH));
     assert!(packet.flags().has(tcp::Flags::ACK) && !packet.flags().has(tcp::Flags::PSH));
-    assert!(!packet.checksum_is_right(pseudo));
+    assert!(!packet.verify_checksum(pseudo));
     packet.fill_checksum(pseudo);
-    assert!(packet.checksum_is_right(pseudo));
+    assert!(packet.verify_checksum(pseudo));
     bytes[12] = 0x40;
     assert!(tcp::Packet::new_checked(bytes).is_err(), "a header of 16 bytes");
     bytes[12] = 0x70;
@@ -284,8 +285,8 @@ fn udp_and_tcp_come_back_with_checksums_that_cover_their_addresses() {
 fn icmp_messages_come_back() {
     let original = &[0x45, 0, 0, 28][..];
     let messages = [
-        icmpv4::Message::EchoRequest { identification: 1, sequence: 2, data: b"abc" },
-        icmpv4::Message::EchoReply { identification: 0xffff, sequence: 0, data: b"" },
+        icmpv4::Message::EchoRequest { identifier: 1, sequence: 2, data: b"abc" },
+        icmpv4::Message::EchoReply { identifier: 0xffff, sequence: 0, data: b"" },
         icmpv4::Message::Unreachable { code: icmpv4::Unreachable::FragmentationNeeded as u8, mtu: 1400, original },
         icmpv4::Message::Redirect { code: 1, gateway: A4.octets(), original },
         icmpv4::Message::TimeExceeded { code: 0, original },
@@ -294,7 +295,7 @@ fn icmp_messages_come_back() {
     for message in messages {
         let mut bytes = [0xee; 16];
         message.emit(&mut bytes);
-        let (bytes, rest) = bytes.split_at_mut(message.bytes());
+        let (bytes, rest) = bytes.split_at_mut(message.total_bytes());
         assert!(rest.iter().all(|byte| *byte == 0xee), "nothing is written behind it");
         assert_eq!(icmpv4::Message::parse(bytes), Ok(message));
         let is_error = !matches!(message, icmpv4::Message::EchoRequest { .. } | icmpv4::Message::EchoReply { .. });
@@ -307,8 +308,8 @@ fn icmp_messages_come_back() {
         icmpv6::Message::PacketTooBig { mtu: 1280, original },
         icmpv6::Message::TimeExceeded { code: 0, original },
         icmpv6::Message::ParameterProblem { code: 1, pointer: 6, original },
-        icmpv6::Message::EchoRequest { identification: 7, sequence: 8, data: b"data" },
-        icmpv6::Message::EchoReply { identification: 7, sequence: 8, data: b"data" },
+        icmpv6::Message::EchoRequest { identifier: 7, sequence: 8, data: b"data" },
+        icmpv6::Message::EchoReply { identifier: 7, sequence: 8, data: b"data" },
     ];
     for message in messages {
         let mut bytes = [0; 12];
@@ -384,11 +385,11 @@ fn neighbour_discovery_that_is_malformed_is_refused() {
 fn a_report_of_a_listener_is_what_rfc_3810_has() {
     let groups = [ndisc::solicited_node(A6), ndisc::solicited_node(B6)];
     let mut bytes = [0xee; 100];
-    let length = mld::emit_report(&mut bytes, A6, mld::Why::Joins, &groups);
+    let length = mld::emit_report(&mut bytes, A6, mld::RecordType::ChangeToExclude, &groups);
     assert_eq!((length, mld::payload_bytes(2), bytes[length]), (56, 56, 0xee));
     assert_eq!(bytes[..8], [58, 0, 5, 2, 0, 0, 1, 0], "router alert, and a padding of two");
     let message = &bytes[8..length];
-    assert!(icmpv6::Packet::new_checked(message).expect("a message").checksum_is_right(A6, mld::ALL_ROUTERS));
+    assert!(icmpv6::Packet::new_checked(message).expect("a message").verify_checksum(A6, mld::ALL_ROUTERS));
     assert_eq!((message[0], message[1], &message[4..8]), (143, 0, &[0, 0, 0, 2][..]));
     for (record, group) in message[8..].chunks(20).zip(groups) {
         assert_eq!((&record[..4], &record[4..]), (&[4, 0, 0, 0][..], &group.octets()[..]));
@@ -405,9 +406,9 @@ fn a_report_of_a_listener_is_what_rfc_3810_has() {
     let mut packet = vec![0; header.total_bytes()];
     header.emit(&mut packet);
     packet[ipv6::HEADER_BYTES..].copy_from_slice(&bytes[..length]);
-    let upper = ipv6::Packet::new_checked(&packet[..]).expect("a packet").upper().expect("its upper layer");
+    let upper = ipv6::Packet::new_checked(&packet[..]).expect("a packet").upper_layer().expect("its upper layer");
     assert_eq!((upper.protocol, upper.offset), (Protocol::ICMPV6, 8));
     let many = vec![A6; 100];
     let mut bytes = vec![0; mld::payload_bytes(100)];
-    assert_eq!(mld::emit_report(&mut bytes, A6, mld::Why::Listens, &many), 16 + 20 * mld::GROUPS_MAX);
+    assert_eq!(mld::emit_report(&mut bytes, A6, mld::RecordType::ModeIsExclude, &many), 16 + 20 * mld::GROUPS_MAX);
 }

@@ -63,9 +63,9 @@ fn packet_of(flow: &Flow) -> Vec<u8> {
 
 fn flow_of(bytes: &[u8]) -> Flow {
     if bytes[0] >> 4 == 4 {
-        Flow::of_v4(&ipv4::Packet::new_checked(bytes).expect("a packet"))
+        Flow::from_v4(&ipv4::Packet::new_checked(bytes).expect("a packet"))
     } else {
-        Flow::of_v6(&ipv6::Packet::new_checked(bytes).expect("a packet"))
+        Flow::from_v6(&ipv6::Packet::new_checked(bytes).expect("a packet"))
     }
 }
 

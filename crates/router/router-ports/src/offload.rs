@@ -70,13 +70,13 @@ impl Note {
         let Some((start, field)) = self.open_checksum else { return Ok(()) };
         // UDP's field is its seventh byte, TCP's its seventeenth; ICMPv6 and others are like TCP.
         let is_udp = field == 6;
-        checksum::complete(frame, start, field, is_udp).ok_or(Unusable)
+        checksum::complete_partial(frame, start, field, is_udp).ok_or(Unusable)
     }
 
     /// The packets that the frame is to be cut into.
     pub fn pieces(&self, frame: &[u8]) -> Result<Pieces, Unusable> {
         let cut = self.cut.ok_or(Unusable)?;
-        let network = Frame::new_checked(frame).map_err(drop).and_then(|frame| frame.network().map_err(drop));
+        let network = Frame::new_checked(frame).map_err(drop).and_then(|frame| frame.network_header().map_err(drop));
         let network = network.map_err(|()| Unusable)?;
         let segment = frame.get(cut.transport..).ok_or(Unusable)?;
         let header_bytes = match cut.is_udp {
@@ -192,7 +192,7 @@ pub fn complete_unnoted(frame: &mut [u8]) {
     // With a finished checksum, all and the pseudo-header sum up to ones.
     let is_finished = pseudo.add_bytes(covered).folded() == 0xffff;
     if !is_finished {
-        let _ = checksum::complete(frame, start, field, field == 6);
+        let _ = checksum::complete_partial(frame, start, field, field == 6);
     }
 }
 
@@ -207,7 +207,7 @@ struct UpperChecksum {
 
 fn upper_checksum(bytes: &[u8]) -> Option<UpperChecksum> {
     let frame = Frame::new_checked(bytes).ok()?;
-    let network = frame.network().ok()?;
+    let network = frame.network_header().ok()?;
     let packet = bytes.get(network.offset..)?;
     let (offset, total, protocol, pseudo): (usize, usize, Protocol, Sum) = if network.ethertype == EtherType::IPV4 {
         let packet = ipv4::Packet::new_checked(packet).ok().filter(|packet| !packet.is_fragment())?;
@@ -217,7 +217,7 @@ fn upper_checksum(bytes: &[u8]) -> Option<UpperChecksum> {
         (packet.header_bytes(), packet.total_bytes(), packet.protocol(), pseudo)
     } else if network.ethertype == EtherType::IPV6 {
         let packet = ipv6::Packet::new_checked(packet).ok()?;
-        let upper = packet.upper().ok().filter(|upper| upper.fragment.is_none())?;
+        let upper = packet.upper_layer().ok().filter(|upper| upper.fragment.is_none())?;
         let bytes = (packet.payload_bytes() - upper.offset) as u32;
         let pseudo = Sum::new().add_pseudo_v6(packet.source(), packet.destination(), upper.protocol, bytes);
         (ipv6::HEADER_BYTES + upper.offset, packet.total_bytes(), upper.protocol, pseudo)

@@ -239,7 +239,7 @@ mod tests {
             socket.send_to(b"out", "10.4.0.9:9").unwrap();
             let bytes = next(&mut tun, &mut pool, |packet| packet[0] == 0x45);
             let packet = packet::ipv4::Packet::new_checked(&bytes[..]).unwrap();
-            assert!(packet.checksum_is_right() && packet.payload().ends_with(b"out"));
+            assert!(packet.verify_checksum() && packet.payload().ends_with(b"out"));
 
             let mut queue = VecDeque::from([pool.copy_of(&datagram()).unwrap()]);
             assert_eq!(tun.transmit(&mut pool, &mut queue).unwrap(), 1);

@@ -110,8 +110,8 @@ impl fmt::Display for Step {
 /// The flow of an IP packet, when it is one.
 pub(crate) fn flow_of(bytes: &[u8]) -> Option<Flow> {
     match bytes.first()? >> 4 {
-        4 => ipv4::Packet::new_checked(bytes).ok().map(|packet| Flow::of_v4(&packet)),
-        6 => ipv6::Packet::new_checked(bytes).ok().map(|packet| Flow::of_v6(&packet)),
+        4 => ipv4::Packet::new_checked(bytes).ok().map(|packet| Flow::from_v4(&packet)),
+        6 => ipv6::Packet::new_checked(bytes).ok().map(|packet| Flow::from_v6(&packet)),
         _ => None,
     }
 }

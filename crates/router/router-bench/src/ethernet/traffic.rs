@@ -331,7 +331,7 @@ mod tests {
                     (view.destination().into(), view.total_bytes())
                 } else {
                     let view = ipv4::Packet::new_checked(packet).expect("a packet");
-                    assert!(view.checksum_is_right());
+                    assert!(view.verify_checksum());
                     (view.destination().into(), view.total_bytes())
                 };
                 assert_eq!((found, total), (destination, bytes - 14));

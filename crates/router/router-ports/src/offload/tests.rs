@@ -93,7 +93,7 @@ fn checked_upper(frame: &[u8], network: usize, is_v6: bool, protocol: Protocol) 
     } else {
         let packet = ipv4::Packet::new_checked(&frame[network..]).unwrap();
         assert_eq!(packet.total_bytes(), frame.len() - network);
-        assert!(packet.checksum_is_right());
+        assert!(packet.verify_checksum());
         packet.payload().to_vec()
     };
     let sum = pseudo(is_v6, protocol, upper.len());
@@ -126,7 +126,7 @@ proptest! {
         for (number, piece) in pieces.iter().enumerate() {
             let (segment, pseudo) = checked_upper(piece, 14 + room, is_v6, Protocol::TCP);
             let segment = tcp::Packet::new_checked(&segment[..]).unwrap();
-            prop_assert!(segment.checksum_is_right(pseudo));
+            prop_assert!(segment.verify_checksum(pseudo));
             prop_assert_eq!(segment.sequence(), 0xffff_ff00u32.wrapping_add(received.len() as u32));
             received.extend(segment.payload());
             let (is_first, is_last) = (number == 0, number == pieces.len() - 1);
@@ -153,7 +153,7 @@ proptest! {
         for piece in &pieces {
             let (datagram, pseudo) = checked_upper(piece, 14, is_v6, Protocol::UDP);
             let datagram = udp::Packet::new_checked(&datagram[..]).unwrap();
-            prop_assert!(datagram.checksum_is_right(pseudo) && datagram.checksum() != 0);
+            prop_assert!(datagram.verify_checksum(pseudo) && datagram.checksum() != 0);
             received.extend(datagram.payload());
         }
         prop_assert_eq!(received, payload);

@@ -96,7 +96,7 @@ impl Forwarder {
     ) {
         let Some(packet) = made_discovery(io, message, source, destination) else { return };
         let Some(link) = self.link(port) else { return io.pool.free(packet) };
-        let to = to.unwrap_or_else(|| MacAddress::of_multicast_v6(destination));
+        let to = to.unwrap_or_else(|| MacAddress::from_multicast_v6(destination));
         self.emit_as(io, packet, &link.readiness(port, to), EtherType::IPV6);
     }
 

@@ -124,7 +124,7 @@ fn asked_v4(bytes: &[u8]) -> Asked {
 
 fn asked_v6(bytes: &[u8]) -> Asked {
     let Ok(packet) = ipv6::Packet::new_checked(bytes) else { return Asked::Nothing };
-    let Ok(upper) = packet.upper() else { return Asked::Nothing };
+    let Ok(upper) = packet.upper_layer() else { return Asked::Nothing };
     if upper.fragment.is_some() {
         return Asked::Nothing;
     }
@@ -146,12 +146,11 @@ fn asked_v6(bytes: &[u8]) -> Asked {
 fn echo_v4(request: &[u8], reply: &mut [u8], identification: u16) -> Option<IpAddr> {
     let packet = ipv4::Packet::new_checked(request).ok()?;
     let (source, destination): (Ipv4Addr, Ipv4Addr) = (packet.destination(), packet.source());
-    let Ok(icmpv4::Message::EchoRequest { identification: of, sequence, data }) =
-        icmpv4::Message::parse(packet.payload())
+    let Ok(icmpv4::Message::EchoRequest { identifier: of, sequence, data }) = icmpv4::Message::parse(packet.payload())
     else {
         return None;
     };
-    let message = icmpv4::Message::EchoReply { identification: of, sequence, data };
+    let message = icmpv4::Message::EchoReply { identifier: of, sequence, data };
     let header = ipv4::Repr {
         source,
         destination,
@@ -160,7 +159,7 @@ fn echo_v4(request: &[u8], reply: &mut [u8], identification: u16) -> Option<IpAd
         traffic_class: packet.traffic_class(),
         identification,
         do_not_fragment: false,
-        payload_bytes: message.bytes(),
+        payload_bytes: message.total_bytes(),
     };
     header.emit(reply);
     message.emit(&mut reply[ipv4::HEADER_BYTES..]);
@@ -170,13 +169,13 @@ fn echo_v4(request: &[u8], reply: &mut [u8], identification: u16) -> Option<IpAd
 fn echo_v6(request: &[u8], reply: &mut [u8]) -> Option<IpAddr> {
     let packet = ipv6::Packet::new_checked(request).ok()?;
     let (source, destination): (Ipv6Addr, Ipv6Addr) = (packet.destination(), packet.source());
-    let Ok(icmpv6::Message::EchoRequest { identification, sequence, data }) =
+    let Ok(icmpv6::Message::EchoRequest { identifier, sequence, data }) =
         icmpv6::Message::parse(packet.payload(), destination, source)
     else {
         return None;
     };
-    let message = icmpv6::Message::EchoReply { identification, sequence, data };
-    header_v6(source, destination, Protocol::ICMPV6, message.bytes()).emit(reply);
+    let message = icmpv6::Message::EchoReply { identifier, sequence, data };
+    header_v6(source, destination, Protocol::ICMPV6, message.total_bytes()).emit(reply);
     message.emit(&mut reply[ipv6::HEADER_BYTES..], source, destination);
     Some(destination.into())
 }

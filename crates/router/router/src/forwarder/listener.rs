@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use packet::ethernet::{EtherType, MacAddress};
-use packet::mld::{self, Query, Why};
+use packet::mld::{self, Query, RecordType};
 use packet::{ipv6, ndisc};
 
 use super::claims::{self, Claim};
@@ -99,7 +99,7 @@ fn groups(claims: &[Claim]) -> Vec<Ipv6Addr> {
 impl Forwarder {
     /// A router asks who listens.
     pub(super) fn receive_query(&mut self, io: &mut Io<'_>, packet: Packet, port: PortId) {
-        let query = ipv6::Packet::new_checked(io.pool.bytes(&packet)).ok().and_then(|packet| Query::of(&packet));
+        let query = ipv6::Packet::new_checked(io.pool.bytes(&packet)).ok().and_then(|packet| Query::parse(&packet));
         self.discard(io, packet, Origin::Port(port), DropReason::Noted);
         // Where a port has a kernel, that is the kernel's to do.
         let reports = self.port_config(port).is_some_and(|config| config.probes && !config.has_kernel);
@@ -127,7 +127,7 @@ impl Forwarder {
             let all = groups(&state.claims);
             let answers = state.report.answer(io.now, all.clone());
             if is_up && !answers.is_empty() && self.answers.take(io.now) {
-                self.report_of(io, port, Why::Listens, &answers);
+                self.report_of(io, port, RecordType::ModeIsExclude, &answers);
             }
             self.report_unasked(io, port, is_up, &all);
         }
@@ -142,14 +142,14 @@ impl Forwarder {
             report.due = Some(io.now + AGAIN);
             return;
         }
-        let why = if report.joins < JOINS { Why::Joins } else { Why::Listens };
+        let record_type = if report.joins < JOINS { RecordType::ChangeToExclude } else { RecordType::ModeIsExclude };
         report.joins = (report.joins + 1).min(JOINS);
         report.due = Some(io.now + if report.joins < JOINS { AGAIN } else { REPEAT });
-        self.report_of(io, port, why, all);
+        self.report_of(io, port, record_type, all);
     }
 
     /// One report on all groups, or one on each where routers know no other.
-    fn report_of(&mut self, io: &mut Io<'_>, port: PortId, why: Why, groups: &[Ipv6Addr]) {
+    fn report_of(&mut self, io: &mut Io<'_>, port: PortId, record_type: RecordType, groups: &[Ipv6Addr]) {
         // Who has no address of the link yet says so as nobody (RFC 3590).
         let own = self.addresses(port).iter().find_map(|network| match network.addr() {
             IpAddr::V6(address) if address.is_unicast_link_local() => Some(address),
@@ -164,7 +164,7 @@ impl Forwarder {
             return;
         }
         for groups in groups.chunks(mld::GROUPS_MAX) {
-            let emit = |payload: &mut [u8]| _ = mld::emit_report(payload, source, why, groups);
+            let emit = |payload: &mut [u8]| _ = mld::emit_report(payload, source, record_type, groups);
             self.send_report(io, port, (source, mld::ALL_ROUTERS), mld::payload_bytes(groups.len()), emit);
         }
     }
@@ -184,7 +184,7 @@ impl Forwarder {
         emit(payload);
         let repr = super::report::header_v6(source, destination, ipv6::HOP_BY_HOP, payload_bytes);
         ipv6::Repr { hop_limit: mld::HOP_LIMIT, ..repr }.emit(header);
-        let to = MacAddress::of_multicast_v6(destination);
+        let to = MacAddress::from_multicast_v6(destination);
         self.emit_as(io, packet, &link.readiness(port, to), EtherType::IPV6);
     }
 }

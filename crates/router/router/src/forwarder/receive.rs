@@ -35,7 +35,7 @@ impl Forwarder {
         let Ok(frame) = Frame::new_checked(io.pool.bytes(&packet)) else {
             return self.discard(io, packet, origin, DropReason::Truncated);
         };
-        let Ok(network) = frame.network() else {
+        let Ok(network) = frame.network_header() else {
             return self.discard(io, packet, origin, DropReason::Truncated);
         };
         let (destination, source) = (frame.destination(), frame.source());
@@ -124,7 +124,7 @@ impl Forwarder {
     /// RFC 1812, sections 4.2.2.11, 5.2.2, 5.3.4 and 5.3.7. With the packet's true length.
     fn check_v4(&self, bytes: &[u8], origin: Origin, is_group: bool) -> Result<(Verdict, usize), DropReason> {
         let packet = ipv4::Packet::new_checked(bytes).map_err(|error| reason_of(error, bytes, ipv4::HEADER_BYTES))?;
-        if !packet.checksum_is_right() {
+        if !packet.verify_checksum() {
             return Err(DropReason::Checksum);
         }
         let (source, destination) = (packet.source(), packet.destination());
@@ -172,7 +172,7 @@ impl Forwarder {
             return Ok((Verdict::Discovery, packet.total_bytes()));
         }
         // To whichever address of the port (RFC 3810, section 5.1.15).
-        if Query::of(&packet).is_some() && (is_near || self.is_of_port(origin, destination)) {
+        if Query::parse(&packet).is_some() && (is_near || self.is_of_port(origin, destination)) {
             return Ok((Verdict::Query, packet.total_bytes()));
         }
         self.check_source(source.into(), origin)?;

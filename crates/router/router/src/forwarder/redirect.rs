@@ -77,9 +77,9 @@ impl Forwarder {
     fn redirect_v6(&mut self, io: &mut Io<'_>, packet: &Packet, port: PortId, hop: Hop) {
         let bytes = io.pool.bytes(packet);
         let Ok(view) = ipv6::Packet::new_checked(bytes) else { return };
-        let (source, subject) = (view.source(), view.destination());
-        let Some(IpAddr::V6(target)) = self.next_of(hop, subject.into()) else { return };
-        let is_named_so = target == subject || target.is_unicast_link_local();
+        let (source, destination) = (view.source(), view.destination());
+        let Some(IpAddr::V6(target)) = self.next_of(hop, destination.into()) else { return };
+        let is_named_so = target == destination || target.is_unicast_link_local();
         let is_near = self.is_on_network(port, source.into());
         let link_local = |address: IpAddr| match address {
             IpAddr::V6(address) if address.is_unicast_link_local() => Some(address),
@@ -92,7 +92,7 @@ impl Forwarder {
         }
         let target_mac = self.neighbours.find(port, target.into()).and_then(|adjacency| self.neighbours.mac(adjacency));
         let Some(mut made) = io.pool.take() else { return };
-        let redirect = ndisc::Redirect { target, subject, target_mac, original: &[] };
+        let redirect = ndisc::Redirect { target, destination, target_mac, original: &[] };
         make_redirect_v6(io, packet, &mut made, (own, source), redirect);
         self.counters.redirects_sent += 1;
         self.note(io, &made, Step::Made);
@@ -113,9 +113,9 @@ fn make_redirect_v6(
     (own, source): (Ipv6Addr, Ipv6Addr),
     redirect: ndisc::Redirect<'_>,
 ) {
-    let room = ipv6::MTU_MIN - ipv6::HEADER_BYTES - ndisc::Redirect::BYTES_BESIDES;
+    let room = ipv6::MTU_MIN - ipv6::HEADER_BYTES - ndisc::Redirect::OVERHEAD_BYTES;
     let original_bytes = packet.len().min(room);
-    io.pool.resize(made, ipv6::HEADER_BYTES + ndisc::Redirect::BYTES_BESIDES + original_bytes);
+    io.pool.resize(made, ipv6::HEADER_BYTES + ndisc::Redirect::OVERHEAD_BYTES + original_bytes);
     let (original, bytes) = io.pool.pair(packet, made);
     let (header, payload) = bytes.split_at_mut(ipv6::HEADER_BYTES);
     let redirect = ndisc::Redirect { original: &original[..original_bytes], ..redirect };

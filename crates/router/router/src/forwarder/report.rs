@@ -247,7 +247,7 @@ pub(super) fn may_tell_v4(bytes: &[u8]) -> Option<IpAddr> {
 /// Whom to tell (RFC 4443, section 2.4 e).
 pub(super) fn may_tell_v6(bytes: &[u8]) -> Option<IpAddr> {
     let packet = ipv6::Packet::new_checked(bytes).ok()?;
-    let upper = packet.upper().ok()?;
+    let upper = packet.upper_layer().ok()?;
     let (source, destination) = (packet.source(), packet.destination());
     let is_later = upper.fragment.is_some_and(|fragment| fragment.offset_bytes > 0);
     let is_error = upper.protocol == Protocol::ICMPV6

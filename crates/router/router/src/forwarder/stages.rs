@@ -231,7 +231,7 @@ impl Forwarder {
     /// Whether the frame's packet is one of those that are followed.
     fn follows(&self, frame: &[u8]) -> bool {
         let Some(filter) = &self.trace else { return false };
-        let network = Frame::new_checked(frame).and_then(|frame| frame.network());
+        let network = Frame::new_checked(frame).and_then(|frame| frame.network_header());
         network.is_ok_and(|network| flow_of(&frame[network.offset..]).is_some_and(|flow| filter.matches(&flow)))
     }
 
@@ -424,7 +424,7 @@ fn rewrite_v4(tables: &fib::Tables<Hop>, mtus: &Mtus, node: NodeId, pool: &mut P
         }
         let old = u16::from_be_bytes([header[8], header[9]]);
         let sum = u16::from_be_bytes([header[10], header[11]]);
-        let sum = checksum::updated(sum, old, old - 0x100).to_be_bytes();
+        let sum = checksum::update(sum, old, old - 0x100).to_be_bytes();
         header[8] -= 1;
         header[10..12].copy_from_slice(&sum);
         (*hop, *flow) = (chosen, of_flow);

@@ -346,7 +346,7 @@ mod tests {
         for (at, packet) in packets.iter().enumerate() {
             let frame = pool.bytes(packet);
             let view = ipv4::Packet::new_checked(&frame[HEADER_BYTES..]).expect("an intact packet");
-            assert!(view.checksum_is_right(), "packet {at}");
+            assert!(view.verify_checksum(), "packet {at}");
             assert_eq!(view.destination().to_bits(), destinations[at % 3]);
             assert_eq!((frame.len(), view.total_bytes()), ([60, 128][at % 2], [46, 114][at % 2]));
         }

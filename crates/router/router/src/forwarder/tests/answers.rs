@@ -8,7 +8,7 @@ use crate::{AdjacencyId, Limits, Rate};
 /// The error in a frame: from whom, to whom, and the message.
 fn error_v4(frame: &[u8]) -> (Ipv4Addr, Ipv4Addr, icmpv4::Message<'_>) {
     let packet = ipv4::Packet::new_checked(&frame[HEADER_BYTES..]).expect("a packet");
-    assert!(packet.checksum_is_right() && packet.protocol() == Protocol::ICMP && packet.total_bytes() <= 576);
+    assert!(packet.verify_checksum() && packet.protocol() == Protocol::ICMP && packet.total_bytes() <= 576);
     let range = HEADER_BYTES + packet.header_bytes()..HEADER_BYTES + packet.total_bytes();
     (packet.source(), packet.destination(), icmpv4::Message::parse(&frame[range]).expect("a sound message"))
 }
@@ -169,15 +169,15 @@ fn network(port: u8) -> IpNet {
 }
 
 fn echo_v4(to: Ipv4Addr, data: &[u8]) -> V4 {
-    let message = icmpv4::Message::EchoRequest { identification: 7, sequence: 3, data };
-    let mut payload = vec![0; message.bytes()];
+    let message = icmpv4::Message::EchoRequest { identifier: 7, sequence: 3, data };
+    let mut payload = vec![0; message.total_bytes()];
     message.emit(&mut payload);
     V4::with(|header| (header.destination, header.protocol, header.ttl) = (to, Protocol::ICMP, 1)).payload(payload)
 }
 
 fn echo_v6(from: Ipv6Addr, to: Ipv6Addr, data: &[u8]) -> V6 {
-    let message = icmpv6::Message::EchoRequest { identification: 7, sequence: 3, data };
-    let mut payload = vec![0; message.bytes()];
+    let message = icmpv6::Message::EchoRequest { identifier: 7, sequence: 3, data };
+    let mut payload = vec![0; message.total_bytes()];
     message.emit(&mut payload, from, to);
     let header = |header: &mut ipv6::Repr| {
         (header.source, header.destination) = (from, to);
@@ -211,12 +211,12 @@ fn echo_requests_for_any_of_its_addresses_are_answered_where_no_kernel_is() {
             let frame = world.sent_one(0);
             let (from, to, message) = error_reply_v4(&frame);
             assert_eq!((from, to), (own_v4(port), host_v4(0, 2)));
-            assert_eq!(message, icmpv4::Message::EchoReply { identification: 7, sequence: 3, data });
+            assert_eq!(message, icmpv4::Message::EchoReply { identifier: 7, sequence: 3, data });
             world.receive(0, &echo_v6(host_v6(0, 2), own_v6(port), data).frame());
             let frame = world.sent_one(0);
             let (from, to, message) = error_reply_v6(&frame);
             assert_eq!((from, to), (own_v6(port), host_v6(0, 2)));
-            assert_eq!(message, icmpv6::Message::EchoReply { identification: 7, sequence: 3, data });
+            assert_eq!(message, icmpv6::Message::EchoReply { identifier: 7, sequence: 3, data });
         }
     }
     let near: Ipv6Addr = "fe80::7".parse().expect("an address");
@@ -230,7 +230,7 @@ fn echo_requests_for_any_of_its_addresses_are_answered_where_no_kernel_is() {
 
 fn error_reply_v4(frame: &[u8]) -> (Ipv4Addr, Ipv4Addr, icmpv4::Message<'_>) {
     let packet = ipv4::Packet::new_checked(&frame[HEADER_BYTES..]).expect("a packet");
-    assert!(packet.checksum_is_right());
+    assert!(packet.verify_checksum());
     let range = HEADER_BYTES + packet.header_bytes()..HEADER_BYTES + packet.total_bytes();
     (packet.source(), packet.destination(), icmpv4::Message::parse(&frame[range]).expect("a sound message"))
 }
@@ -450,9 +450,9 @@ fn a_host_is_told_of_a_nearer_router_by_its_link_local_address_alone() {
     let by_other_name = V6::to("2001:db8:200::7".parse().expect("an address"));
     world.receive(0, &by_other_name.frame());
     assert_eq!(world.sent(0).len(), 1, "its name on the link is not known");
-    let subject: Ipv6Addr = "2001:db8:100::7".parse().expect("an address");
-    for (subject, target) in [(subject, router), (host, host)] {
-        world.receive(0, &V6::to(subject).frame());
+    let destination: Ipv6Addr = "2001:db8:100::7".parse().expect("an address");
+    for (destination, target) in [(destination, router), (host, host)] {
+        world.receive(0, &V6::to(destination).frame());
         let sent = world.sent(0);
         let (told, forwarded): (Vec<_>, Vec<_>) =
             sent.iter().partition(|frame| v6_of(frame).source().is_unicast_link_local());
@@ -461,14 +461,14 @@ fn a_host_is_told_of_a_nearer_router_by_its_link_local_address_alone() {
         assert_eq!((view.destination(), view.hop_limit(), payload[0]), (host_v6(0, 2), 255, 137));
         assert_eq!(
             (payload[8..24].to_vec(), payload[24..40].to_vec()),
-            (target.octets().to_vec(), subject.octets().to_vec())
+            (target.octets().to_vec(), destination.octets().to_vec())
         );
         assert_eq!(payload[40..48], [&[2, 1][..], &host_mac(0, NEARER).0].concat());
-        let original = V6::to(subject).bytes();
+        let original = V6::to(destination).bytes();
         assert_eq!(payload[48..50], [4, 1 + (original.len() / 8) as u8]);
-        assert_eq!(payload[56 + 24..56 + 40], subject.octets());
+        assert_eq!(payload[56 + 24..56 + 40], destination.octets());
         let message = icmpv6::Packet::new_checked(&payload[..]).expect("a message");
-        assert!(message.checksum_is_right(view.source(), view.destination()));
+        assert!(message.verify_checksum(view.source(), view.destination()));
     }
     world.assert_no_leak();
 }

@@ -22,7 +22,7 @@ fn probing(node: u8) -> World {
 }
 
 fn is_report(frame: &[u8]) -> bool {
-    frame[..6] == MacAddress::of_multicast_v6(mld::ALL_ROUTERS).0
+    frame[..6] == MacAddress::from_multicast_v6(mld::ALL_ROUTERS).0
 }
 
 /// What was said of addresses: all but reports on groups.
@@ -50,7 +50,7 @@ fn ask_v6() -> Vec<u8> {
     let target = own_v6(1);
     let group = ndisc::solicited_node(target);
     let ask = ndisc::Message::NeighbourSolicitation { target, source_mac: Some(host_mac(1, 2)) };
-    discovery_frame(MacAddress::of_multicast_v6(group), &ask, host_v6(1, 2), group)
+    discovery_frame(MacAddress::from_multicast_v6(group), &ask, host_v6(1, 2), group)
 }
 
 fn echo_request() -> Vec<u8> {
@@ -190,7 +190,7 @@ fn advertisement_of(target: Ipv6Addr) -> Vec<u8> {
         override_known: true,
         target_mac: Some(host_mac(1, 9)),
     };
-    discovery_frame(MacAddress::of_multicast_v6(all), &claim, target, all)
+    discovery_frame(MacAddress::from_multicast_v6(all), &claim, target, all)
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn groups_of_own_addresses_are_joined_before_they_are_looked_for_and_told_every_
     assert!(is_report(&frames[0]) && frames[1..].iter().all(|frame| !is_report(frame)), "{frames:02x?}");
     let groups = vec![ndisc::solicited_node(own_v6(1))];
     assert_eq!(groups[0], ndisc::solicited_node(link_local(0)), "each group once");
-    let joins = mld::Why::Joins as u8;
+    let joins = mld::RecordType::ChangeToExclude as u8;
     assert_eq!(reported(&frames[0]), (joins, Ipv6Addr::UNSPECIFIED, groups.clone()));
     let mut reports = Vec::new();
     for second in 1..=150 {
@@ -281,7 +281,7 @@ fn groups_of_own_addresses_are_joined_before_they_are_looked_for_and_told_every_
         let of_second = world.sent(1).into_iter().filter(|frame| is_report(frame));
         reports.extend(of_second.map(|frame| (second, reported(&frame))));
     }
-    let listens = |second| (second, (mld::Why::Listens as u8, link_local(0), groups.clone()));
+    let listens = |second| (second, (mld::RecordType::ModeIsExclude as u8, link_local(0), groups.clone()));
     let again = (1, (joins, Ipv6Addr::UNSPECIFIED, groups.clone()));
     assert_eq!(reports, [again, listens(61), listens(121)]);
     let config = world.forwarder.port_config(PORTS[1]).expect("a port").clone();
@@ -308,7 +308,7 @@ fn a_port_without_addresses_of_ipv6_has_no_groups() {
 fn query(port: u8, response_max_ms: u16, group: Ipv6Addr, is_v1: bool) -> Vec<u8> {
     let all = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
     let mut frame = query_to(all, port, response_max_ms, group, is_v1);
-    frame[..6].copy_from_slice(&MacAddress::of_multicast_v6(all).0);
+    frame[..6].copy_from_slice(&MacAddress::from_multicast_v6(all).0);
     frame
 }
 
@@ -357,7 +357,7 @@ fn settled() -> World {
 fn who_asks_for_listeners_is_answered_in_time_and_of_single_groups_only_when_they_are_ours() {
     let (own, other) = (ndisc::solicited_node(own_v6(1)), ndisc::solicited_node(host_v6(1, 2)));
     let all = Ipv6Addr::UNSPECIFIED;
-    let says = (mld::Why::Listens as u8, link_local(0), vec![own]);
+    let says = (mld::RecordType::ModeIsExclude as u8, link_local(0), vec![own]);
     let mut tenths = Vec::new();
     for (asked, response_max_ms) in [(all, 1000), (own, 1000), (own, 2000), (all, 2000), (all, 3000)] {
         let mut world = settled();
@@ -403,13 +403,13 @@ fn routers_of_version_1_are_answered_group_by_group_while_they_ask() {
     world.receive(1, &query(1, 1000, Ipv6Addr::UNSPECIFIED, true));
     let in_time = answers(&mut world, 10);
     let [(_, frame)] = &in_time[..] else { panic!("{in_time:?}") };
-    assert_eq!(frame[..6], MacAddress::of_multicast_v6(group).0);
+    assert_eq!(frame[..6], MacAddress::from_multicast_v6(group).0);
     let packet = v6_of(frame);
     let (ends, message) = ((packet.source(), packet.destination()), &packet.payload()[8..]);
     assert_eq!((ends, packet.hop_limit(), message.len()), ((link_local(0), group), 1, 24));
     assert_eq!((message[0], &message[8..]), (mld::REPORT_V1, &group.octets()[..]));
     let view = packet::icmpv6::Packet::new_checked(message).expect("a message");
-    assert!(view.checksum_is_right(ends.0, ends.1));
+    assert!(view.verify_checksum(ends.0, ends.1));
     let mut kinds = Vec::new();
     for _ in 0..400 {
         world.wait(Duration::from_secs(1));

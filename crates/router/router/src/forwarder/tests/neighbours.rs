@@ -177,7 +177,7 @@ fn solicitations_are_answered_and_who_looks_for_an_address_of_ours_is_told_that_
     let host = host_v6(1, 2);
     let ask = ndisc::Message::NeighbourSolicitation { target: own_v6(1), source_mac: Some(host_mac(1, 2)) };
     let group = ndisc::solicited_node(own_v6(1));
-    world.receive(1, &discovery_frame(MacAddress::of_multicast_v6(group), &ask, host, group));
+    world.receive(1, &discovery_frame(MacAddress::from_multicast_v6(group), &ask, host, group));
     let frame = world.sent_one(1);
     let (source, destination, message) = discovery_of(&frame);
     assert_eq!((source, destination, &frame[..6]), (own_v6(1), host, &host_mac(1, 2).0[..]));
@@ -194,7 +194,7 @@ fn solicitations_are_answered_and_who_looks_for_an_address_of_ours_is_told_that_
     assert_eq!(discovery_of(&world.sent_one(1)).2, advertised(true));
     let probe = ndisc::Message::NeighbourSolicitation { target: own_v6(1), source_mac: None };
     let nobody = Ipv6Addr::UNSPECIFIED;
-    world.receive(1, &discovery_frame(MacAddress::of_multicast_v6(group), &probe, nobody, group));
+    world.receive(1, &discovery_frame(MacAddress::from_multicast_v6(group), &probe, nobody, group));
     let (_, destination, message) = discovery_of(&world.sent_one(1));
     assert_eq!((destination, message), ("ff02::1".parse().expect("an address"), advertised(false)));
     world.assert_no_leak();
@@ -206,14 +206,14 @@ fn discovery_that_came_over_a_router_or_does_not_hold_together_teaches_nothing()
     let host = host_v6(1, 2);
     let group = ndisc::solicited_node(own_v6(1));
     let ask = ndisc::Message::NeighbourSolicitation { target: own_v6(1), source_mac: Some(host_mac(1, 2)) };
-    let sound = discovery_frame(MacAddress::of_multicast_v6(group), &ask, host, group);
+    let sound = discovery_frame(MacAddress::from_multicast_v6(group), &ask, host, group);
     let mut far = sound.clone();
     far[HEADER_BYTES + 7] = 254;
     world.assert_dropped(1, &far, DropReason::Multicast);
     let mut spoilt = sound;
     spoilt[HEADER_BYTES + 50] ^= 1;
     world.assert_dropped(1, &spoilt, DropReason::NeighbourDiscovery);
-    let probe = discovery_frame(MacAddress::of_multicast_v6(group), &ask, Ipv6Addr::UNSPECIFIED, group);
+    let probe = discovery_frame(MacAddress::from_multicast_v6(group), &ask, Ipv6Addr::UNSPECIFIED, group);
     world.assert_dropped(1, &probe, DropReason::NeighbourDiscovery);
     let all = "ff02::1".parse().expect("an address");
     let shout = ndisc::Message::NeighbourAdvertisement {
@@ -223,7 +223,7 @@ fn discovery_that_came_over_a_router_or_does_not_hold_together_teaches_nothing()
         override_known: true,
         target_mac: Some(host_mac(1, 2)),
     };
-    let shout = discovery_frame(MacAddress::of_multicast_v6(all), &shout, host, all);
+    let shout = discovery_frame(MacAddress::from_multicast_v6(all), &shout, host, all);
     world.assert_dropped(1, &shout, DropReason::NeighbourDiscovery);
     let mut short = arp_frame(own_mac(1), &reply(host_v4(1, 2), host_mac(1, 2)));
     short[HEADER_BYTES + 1] = 9;
@@ -243,7 +243,7 @@ fn who_claims_an_address_of_ours_is_counted_and_not_believed() {
         target_mac: Some(host_mac(1, 9)),
     };
     let all = "ff02::1".parse().expect("an address");
-    world.receive(1, &discovery_frame(MacAddress::of_multicast_v6(all), &claim, host_v6(1, 9), all));
+    world.receive(1, &discovery_frame(MacAddress::from_multicast_v6(all), &claim, host_v6(1, 9), all));
     assert_eq!(world.forwarder.counters().address_conflicts, 2);
     assert_eq!(world.forwarder.neighbours().count(), 0);
 }

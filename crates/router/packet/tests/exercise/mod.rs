@@ -4,14 +4,14 @@
 use packet::{arp, checksum, ethernet, flow, icmpv4, icmpv6, ipv4, ipv6, ndisc, tcp, udp, vlan};
 
 /// The bytes as a frame, as whatever that carries, and as each of the packets that they are not meant to be.
-pub fn look_at(bytes: &[u8]) {
+pub fn exercise(bytes: &[u8]) {
     if let Ok(frame) = ethernet::Frame::new_checked(bytes) {
         let repr = ethernet::Repr::parse(&frame);
         let mut again = [0; ethernet::HEADER_BYTES];
         repr.emit(&mut again);
         assert_eq!(again, bytes[..ethernet::HEADER_BYTES]);
-        if let Ok(network) = frame.network() {
-            look_at_network(&bytes[network.offset..]);
+        if let Ok(network) = frame.network_header() {
+            exercise_network(&bytes[network.offset..]);
         }
         let _ = frame.payload();
     }
@@ -21,50 +21,50 @@ pub fn look_at(bytes: &[u8]) {
         assert_eq!(again, bytes[..vlan::HEADER_BYTES]);
         let _ = packet.payload();
     }
-    look_at_network(bytes);
-    look_at_upper(bytes);
+    exercise_network(bytes);
+    exercise_upper(bytes);
     let mut bytes = bytes.to_vec();
     let (start, field_at) = (bytes.first().copied(), bytes.get(1).copied());
-    let _ = checksum::complete(&mut bytes, start.map_or(0, usize::from), field_at.map_or(0, usize::from), true);
+    let _ = checksum::complete_partial(&mut bytes, start.map_or(0, usize::from), field_at.map_or(0, usize::from), true);
 }
 
-fn look_at_network(bytes: &[u8]) {
+fn exercise_network(bytes: &[u8]) {
     if let Ok(packet) = arp::Packet::new_checked(bytes) {
         let mut again = [0; arp::PACKET_BYTES];
         arp::Repr::parse(&packet).emit(&mut again);
         assert_eq!(again, bytes[..arp::PACKET_BYTES]);
     }
     if let Ok(packet) = ipv4::Packet::new_checked(bytes) {
-        look_at_ipv4(&packet);
+        exercise_ipv4(&packet);
     }
     if let Ok(packet) = ipv6::Packet::new_checked(bytes) {
-        look_at_ipv6(&packet);
+        exercise_ipv6(&packet);
     }
 }
 
-fn look_at_ipv4(packet: &ipv4::Packet<&[u8]>) {
+fn exercise_ipv4(packet: &ipv4::Packet<&[u8]>) {
     assert!(packet.options().count() <= ipv4::HEADER_BYTES_MAX - ipv4::HEADER_BYTES);
     assert_eq!(packet.header().len() + packet.payload().len(), packet.total_bytes());
-    let flow = flow::Flow::of_v4(packet);
+    let flow = flow::Flow::from_v4(packet);
     assert_eq!(flow.hash(1), flow.reversed().hash(1));
-    look_at_upper(packet.payload());
+    exercise_upper(packet.payload());
     let repr = ipv4::Repr::parse(packet);
     let mut again = vec![0; repr.total_bytes()];
     repr.emit(&mut again);
     let mut again = ipv4::Packet::new_checked(again).expect("what is emitted holds together");
-    assert!(again.checksum_is_right());
+    assert!(again.verify_checksum());
     assert_eq!(ipv4::Repr::parse(&again), repr);
     if again.ttl() > 0 {
         again.decrement_ttl();
-        assert!(again.checksum_is_right());
+        assert!(again.verify_checksum());
     }
 }
 
-fn look_at_ipv6(packet: &ipv6::Packet<&[u8]>) {
-    let flow = flow::Flow::of_v6(packet);
+fn exercise_ipv6(packet: &ipv6::Packet<&[u8]>) {
+    let flow = flow::Flow::from_v6(packet);
     assert_eq!(flow.hash(1), flow.reversed().hash(1));
-    if let Ok(upper) = packet.upper() {
-        look_at_upper(&packet.payload()[upper.offset..]);
+    if let Ok(upper) = packet.upper_layer() {
+        exercise_upper(&packet.payload()[upper.offset..]);
     }
     let repr = ipv6::Repr::parse(packet);
     let mut again = [0; ipv6::HEADER_BYTES];
@@ -81,9 +81,12 @@ fn look_at_ipv6(packet: &ipv6::Packet<&[u8]>) {
     }
     for bytes in [payload, &sealed] {
         if let Ok(message) = icmpv6::Message::parse(bytes, source, destination) {
-            let mut again = vec![0; message.bytes()];
+            let mut again = vec![0; message.total_bytes()];
             message.emit(&mut again, source, destination);
-            assert_eq!(icmpv6::Message::parse(&again, source, destination).map(|again| again.bytes()), Ok(bytes.len()));
+            assert_eq!(
+                icmpv6::Message::parse(&again, source, destination).map(|again| again.total_bytes()),
+                Ok(bytes.len())
+            );
         }
         if let Ok(message) = ndisc::Message::parse(bytes, source, destination) {
             let mut again = [0; ndisc::MESSAGE_BYTES_MAX];
@@ -93,15 +96,15 @@ fn look_at_ipv6(packet: &ipv6::Packet<&[u8]>) {
     }
 }
 
-fn look_at_upper(bytes: &[u8]) {
+fn exercise_upper(bytes: &[u8]) {
     if let Ok(message) = icmpv4::Message::parse(bytes) {
-        let mut again = vec![0; message.bytes()];
+        let mut again = vec![0; message.total_bytes()];
         message.emit(&mut again);
-        assert_eq!(icmpv4::Message::parse(&again).map(|again| again.bytes()), Ok(bytes.len()));
+        assert_eq!(icmpv4::Message::parse(&again).map(|again| again.total_bytes()), Ok(bytes.len()));
     }
     let _ = icmpv4::Packet::new_checked(bytes).map(|packet| (packet.is_error(), packet.payload().len()));
     if let Ok(packet) = udp::Packet::new_checked(bytes) {
-        let _ = (udp::Repr::parse(&packet), packet.checksum_is_right(checksum::Sum::new()));
+        let _ = (udp::Repr::parse(&packet), packet.verify_checksum(checksum::Sum::new()));
     }
     if let Ok(packet) = tcp::Packet::new_checked(bytes) {
         let repr = tcp::Repr::parse(&packet);
