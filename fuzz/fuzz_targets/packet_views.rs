@@ -1,5 +1,4 @@
-//! Any bytes are survived by every view of a packet, and what is understood can be said again and is understood the
-//! same.
+//! No bytes make a view of a packet panic; what a view accepts can be emitted, and parses to the same values again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

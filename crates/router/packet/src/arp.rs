@@ -7,28 +7,28 @@ use crate::error::at_least;
 use crate::ethernet::{EtherType, MacAddress};
 use crate::octets::{array_at, put, u16_at};
 
-/// Bytes of a packet.
+/// Length of a packet in bytes.
 pub const PACKET_BYTES: usize = 28;
 
 const HARDWARE_ETHERNET: u16 = 1;
 
-/// What a packet is for.
+/// The operation of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Who has the target's protocol address?
+    /// Asks for the MAC address of the target protocol address.
     Request,
-    /// The sender has.
+    /// States that the sender protocol address is at the sender MAC address.
     Reply,
 }
 
-/// A packet of ARP for IPv4 over Ethernet.
+/// An ARP packet for IPv4 over Ethernet.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<T> {
     bytes: T,
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Refuses other hardware and protocols, and other operations than request and reply.
+    /// Rejects other hardware and protocol types, and operations other than request and reply.
     pub fn new_checked(bytes: T) -> Result<Packet<T>, Error> {
         let raw = bytes.as_ref();
         at_least("ARP", raw.len(), PACKET_BYTES)?;
@@ -45,49 +45,49 @@ impl<T: AsRef<[u8]>> Packet<T> {
         }
     }
 
-    /// What it is for.
+    /// Returns the operation.
     pub fn operation(&self) -> Operation {
         if u16_at(self.bytes.as_ref(), 6) == 1 { Operation::Request } else { Operation::Reply }
     }
 
-    /// The sender's hardware address.
+    /// Returns the sender MAC address.
     pub fn sender_mac(&self) -> MacAddress {
         MacAddress(array_at(self.bytes.as_ref(), 8))
     }
 
-    /// The sender's address; 0.0.0.0 where it asks whether it may have the target's.
+    /// Returns the sender protocol address; 0.0.0.0 in an address probe (RFC 5227).
     pub fn sender(&self) -> Ipv4Addr {
         Ipv4Addr::from(array_at::<4>(self.bytes.as_ref(), 14))
     }
 
-    /// The target's hardware address; means nothing in a request.
+    /// Returns the target MAC address, which has no meaning in a request.
     pub fn target_mac(&self) -> MacAddress {
         MacAddress(array_at(self.bytes.as_ref(), 18))
     }
 
-    /// The address that is asked for, or to whom the reply is.
+    /// Returns the target protocol address: the one requested, or that of the requester in a reply.
     pub fn target(&self) -> Ipv4Addr {
         Ipv4Addr::from(array_at::<4>(self.bytes.as_ref(), 24))
     }
 }
 
-/// A packet.
+/// The fields of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repr {
-    /// What it is for.
+    /// Operation.
     pub operation: Operation,
-    /// The sender's hardware address.
+    /// Sender MAC address.
     pub sender_mac: MacAddress,
-    /// The sender's address.
+    /// Sender protocol address.
     pub sender: Ipv4Addr,
-    /// The target's hardware address; zero in a request.
+    /// Target MAC address; zero in a request.
     pub target_mac: MacAddress,
-    /// The address that is asked for, or to whom the reply is.
+    /// Target protocol address.
     pub target: Ipv4Addr,
 }
 
 impl Repr {
-    /// As the packet has it.
+    /// Reads the fields of `packet`.
     pub fn parse<T: AsRef<[u8]>>(packet: &Packet<T>) -> Repr {
         Repr {
             operation: packet.operation(),
@@ -98,7 +98,7 @@ impl Repr {
         }
     }
 
-    /// Writes [`PACKET_BYTES`] to the front of `bytes`; fewer are a bug of the caller's.
+    /// Writes [`PACKET_BYTES`] to the front of `bytes`. Panics if `bytes` is shorter.
     pub fn emit(&self, bytes: &mut [u8]) {
         put(bytes, 0, &HARDWARE_ETHERNET.to_be_bytes());
         put(bytes, 2, &EtherType::IPV4.0.to_be_bytes());

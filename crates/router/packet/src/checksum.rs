@@ -1,26 +1,26 @@
-//! The Internet checksum (RFC 1071), and what a change of a word does to it (RFC 1624).
+//! The Internet checksum (RFC 1071) and its incremental update (RFC 1624).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::Protocol;
 
-/// A sum of 16-bit words in ones' complement, as a checksum is made of.
+/// A ones' complement sum of 16-bit words, from which a checksum is computed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum(u64);
 
 impl Sum {
-    /// Nothing so far.
+    /// Returns an empty sum.
     pub fn new() -> Sum {
         Sum(0)
     }
 
-    /// With `bytes`, which begin at an even place; an odd last byte counts as if a zero followed it.
+    /// Adds `bytes`, which must begin at an even offset of the covered data; an odd last byte is padded with zero.
     #[inline]
     #[must_use]
     pub fn add_bytes(self, bytes: &[u8]) -> Sum {
         let mut sum = self.0;
-        // Ones' complement does not care how words are grouped: 32 bits at a time, and carries at the end (RFC 1071,
-        // section 2). A packet of 64 KiB has 2^14 of them, so 64 bits never overflow.
+        // A ones' complement sum does not depend on the grouping of words: add 32 bits at a time and defer the carries
+        // (RFC 1071, section 2). A packet of 64 KiB has 2^14 such words, so 64 bits never overflow.
         let (words, rest) = bytes.as_chunks::<4>();
         for word in words {
             sum += u64::from(u32::from_be_bytes(*word));
@@ -31,14 +31,14 @@ impl Sum {
         Sum(fold_once(sum))
     }
 
-    /// With one word.
+    /// Adds one word.
     #[inline]
     #[must_use]
     pub fn add_word(self, word: u16) -> Sum {
         Sum(self.0 + u64::from(word))
     }
 
-    /// With the pseudo-header of UDP or TCP over IPv4 (RFC 768, RFC 9293).
+    /// Adds the pseudo-header of UDP or TCP over IPv4 (RFC 768, RFC 9293).
     #[inline]
     #[must_use]
     pub fn add_pseudo_v4(self, source: Ipv4Addr, destination: Ipv4Addr, protocol: Protocol, bytes: u16) -> Sum {
@@ -48,7 +48,7 @@ impl Sum {
             .add_word(bytes)
     }
 
-    /// With the pseudo-header of a protocol over IPv6 (RFC 8200, section 8.1).
+    /// Adds the pseudo-header of an upper-layer protocol over IPv6 (RFC 8200, section 8.1).
     #[inline]
     #[must_use]
     pub fn add_pseudo_v6(self, source: Ipv6Addr, destination: Ipv6Addr, protocol: Protocol, bytes: u32) -> Sum {
@@ -58,7 +58,7 @@ impl Sum {
             .add_word(u16::from(protocol.0))
     }
 
-    /// The sum in 16 bits. Over bytes that include a right checksum it is 0xffff.
+    /// Returns the sum folded to 16 bits. Over data that includes a correct checksum it is 0xffff.
     #[inline]
     pub fn folded(self) -> u16 {
         let sum = fold_once(self.0);
@@ -67,13 +67,13 @@ impl Sum {
         ((sum & 0xffff) + (sum >> 16)) as u16
     }
 
-    /// The checksum: the folded sum's complement.
+    /// Returns the checksum: the complement of the folded sum.
     #[inline]
     pub fn checksum(self) -> u16 {
         !self.folded()
     }
 
-    /// The checksum of UDP, where zero says that there is none, and so stands as 0xffff.
+    /// Returns the checksum of UDP, which sends 0xffff for 0, because 0 means "no checksum" (RFC 768).
     #[inline]
     pub fn udp_checksum(self) -> u16 {
         match self.checksum() {
@@ -83,26 +83,26 @@ impl Sum {
     }
 }
 
-/// To 33 bits at most.
+/// Adds the upper 32 bits to the lower ones; the result has at most 33 bits.
 #[inline]
 fn fold_once(sum: u64) -> u64 {
     (sum & 0xffff_ffff) + (sum >> 32)
 }
 
-/// The checksum of `bytes`, in which the checksum's own field is zero.
+/// Returns the checksum of `bytes`, in which the checksum field must be zero.
 #[inline]
 pub fn compute(bytes: &[u8]) -> u16 {
     Sum::new().add_bytes(bytes).checksum()
 }
 
-/// Whether `bytes`, with the checksum in them, sum up.
+/// Returns whether the checksum that `bytes` include is correct.
 #[inline]
 pub fn verify(bytes: &[u8]) -> bool {
     Sum::new().add_bytes(bytes).folded() == 0xffff
 }
 
-/// The checksum after one word of what it covers has changed: RFC 1624, equation 3, which unlike RFC 1141's is right
-/// where the sum is zero.
+/// Returns the checksum after one covered word changed from `old` to `new`: RFC 1624, equation 3, which unlike that of
+/// RFC 1141 is also correct where the sum is zero.
 #[inline]
 pub fn update(checksum: u16, old: u16, new: u16) -> u16 {
     let sum = u32::from(!checksum) + u32::from(!old) + u32::from(new);
@@ -110,8 +110,9 @@ pub fn update(checksum: u16, old: u16, new: u16) -> u16 {
     !((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-/// Completes a checksum that was left to a network card: the field, `field_at` after `start`, holds the sum of the
-/// pseudo-header, and everything from `start` is to be added. `None`, and nothing changed, when the field lies outside.
+/// Completes a checksum that the sender left to the NIC (`CHECKSUM_PARTIAL` in Linux): the field at `start + field_at`
+/// holds the sum of the pseudo-header, and everything from `start` on is added. Returns `None` and changes nothing if
+/// the field lies outside of `bytes`.
 pub fn complete_partial(bytes: &mut [u8], start: usize, field_at: usize, is_udp: bool) -> Option<()> {
     let covered = bytes.get_mut(start..)?;
     let sum = Sum::new().add_bytes(covered);

@@ -1,9 +1,9 @@
-//! The checksum against its definition, word by word.
+//! Compares the checksum with its definition, word by word.
 
 use super::*;
 
-/// RFC 1071 as it is written: 16 bits at a time.
-fn plain(bytes: &[u8]) -> u16 {
+/// RFC 1071 as written: 16 bits at a time.
+fn reference(bytes: &[u8]) -> u16 {
     let mut sum = 0_u32;
     for word in bytes.chunks(2) {
         sum += u32::from(word[0]) << 8 | word.get(1).copied().map_or(0, u32::from);
@@ -13,43 +13,42 @@ fn plain(bytes: &[u8]) -> u16 {
 }
 
 #[test]
-fn the_checksum_is_that_of_words_one_by_one() {
-    // RFC 1071's own example.
+fn the_checksum_equals_that_of_adding_words_one_by_one() {
+    // The example of RFC 1071, section 3.
     assert_eq!(compute(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]), !0xddf2);
     let mut bytes = Vec::new();
     let mut word = 1_u32;
     for _ in 0..3_000 {
-        assert_eq!(compute(&bytes), plain(&bytes), "{} B", bytes.len());
+        assert_eq!(compute(&bytes), reference(&bytes), "{} B", bytes.len());
         word = word.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
         bytes.push(if word & 0xf00 == 0 { 0xff } else { (word >> 24) as u8 });
     }
-    assert_eq!(compute(&[0xff; 0xffff]), plain(&[0xff; 0xffff]), "carries at every word");
+    assert_eq!(compute(&[0xff; 0xffff]), reference(&[0xff; 0xffff]), "a carry at every word");
 }
 
 #[test]
-fn what_was_summed_before_does_not_matter_to_what_follows() {
+fn a_sum_can_be_computed_in_parts() {
     let bytes = [0xff, 0xfe, 1, 2, 3, 4, 0xff, 0xff, 9, 9];
     let sum = Sum::new().add_bytes(&bytes[..4]).add_word(0x0304).add_bytes(&bytes[6..]);
     assert_eq!(sum.checksum(), compute(&bytes));
 }
 
 #[test]
-fn a_changed_word_changes_the_checksum_as_if_all_were_summed_anew() {
-    // Every old word beside every value that a carry or a zero could go wrong at, in a header that sums up to all
-    // kinds of checksum.
+fn an_incremental_update_equals_a_new_checksum() {
+    // Every old word, with new values at which a carry or a zero could go wrong, in headers with various checksums.
     for old in 0..=u16::MAX {
         for (new, other) in [(old.wrapping_sub(0x100), 0_u16), (0, 0xffff), (0xffff, 0x1234), (!old, 1), (old, !old)] {
             let sum = |word: u16| Sum::new().add_word(word).add_word(other).add_word(1).checksum();
             let found = update(sum(old), old, new);
-            // 0 and 0xffff are one number in ones' complement; a sum of words that are not all zero is never 0, so its
-            // checksum is never 0xffff.
-            assert_eq!(found, sum(new), "{old:04x} to {new:04x} beside {other:04x}");
+            // 0 and 0xffff are the same number in ones' complement; a sum of words that are not all zero is never 0, so
+            // its checksum is never 0xffff.
+            assert_eq!(found, sum(new), "{old:04x} to {new:04x} with {other:04x}");
         }
     }
 }
 
 #[test]
-fn a_checksum_left_to_a_network_card_is_completed_only_where_it_lies_inside() {
+fn a_partial_checksum_is_completed_only_if_its_field_lies_inside() {
     let mut packet = [0, 0, 9, 1, 2, 0, 0, 3, 4];
     // The field holds the folded sum of a pseudo-header.
     packet[5..7].copy_from_slice(&0x1111_u16.to_be_bytes());
@@ -63,5 +62,5 @@ fn a_checksum_left_to_a_network_card_is_completed_only_where_it_lies_inside() {
     }
     let mut zero = [0xff, 0xff, 0, 0];
     assert_eq!(complete_partial(&mut zero, 0, 2, true), Some(()));
-    assert_eq!(zero[2..], [0xff, 0xff], "UDP says zero with ones");
+    assert_eq!(zero[2..], [0xff, 0xff], "UDP sends 0xffff for 0");
 }

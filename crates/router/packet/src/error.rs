@@ -1,70 +1,70 @@
-//! Why bytes are not the packet that they should be.
+//! The error of all parsers of this crate.
 
 use std::fmt;
 
-/// What `new_checked` and `parse` refuse.
+/// Why `new_checked` or `parse` rejected bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// Fewer bytes than the protocol's shortest header, or than a header says that there are.
+    /// Fewer bytes than the shortest header of the protocol, or than a length field says.
     Truncated {
-        /// Of which protocol.
+        /// Protocol name.
         protocol: &'static str,
-        /// Bytes that there are.
+        /// Bytes present.
         bytes: usize,
-        /// Bytes that there should be.
+        /// Bytes required.
         bytes_min: usize,
     },
-    /// A version, or a hardware or protocol type, that is not the one.
+    /// An unexpected version, hardware type or protocol type.
     Version {
-        /// Of which protocol.
+        /// Protocol name.
         protocol: &'static str,
-        /// What it says.
+        /// Value found.
         found: u16,
-        /// What it should say.
+        /// Value required.
         expected: u16,
     },
-    /// A header that says it is shorter than it can be.
+    /// A header length below the minimum.
     HeaderLength {
-        /// Of which protocol.
+        /// Protocol name.
         protocol: &'static str,
-        /// Bytes that it says.
+        /// Header length field, in bytes.
         bytes: usize,
-        /// Bytes that it has at least.
+        /// Minimum, in bytes.
         bytes_min: usize,
     },
-    /// A total length that is shorter than the headers.
+    /// A total length below that of the headers.
     TotalLength {
-        /// Of which protocol.
+        /// Protocol name.
         protocol: &'static str,
-        /// Bytes that it says.
+        /// Total length field, in bytes.
         bytes: usize,
-        /// Bytes that it has at least.
+        /// Minimum, in bytes.
         bytes_min: usize,
     },
-    /// A checksum that is not that of the bytes.
+    /// A wrong checksum.
     Checksum {
-        /// Of which protocol.
+        /// Protocol name.
         protocol: &'static str,
     },
-    /// More headers before the payload than anyone sends.
+    /// Too many extension headers.
     Headers {
-        /// Of which protocol.
+        /// Protocol name.
         protocol: &'static str,
-        /// As many as are followed.
+        /// Maximum number of headers.
         headers_max: usize,
     },
-    /// A message of another kind than those that are parsed.
+    /// A message of an unsupported type.
     Kind {
-        /// Of which protocol.
+        /// Protocol name.
         protocol: &'static str,
-        /// Its type.
+        /// Message type.
         kind: u8,
     },
-    /// An option or a field that is not as the protocol has it.
+    /// An invalid option or field.
     Malformed {
-        /// Of which protocol.
+        /// Protocol name.
         protocol: &'static str,
-        /// Which.
+        /// The part at fault.
         what: &'static str,
     },
 }
@@ -73,22 +73,22 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Truncated { protocol, bytes, bytes_min } => {
-                write!(f, "{protocol}: {bytes} B where there should be {bytes_min} B or more")
+                write!(f, "{protocol}: {bytes} B, but at least {bytes_min} B are required")
             }
             Error::Version { protocol, found, expected } => {
-                write!(f, "{protocol}: version or type {found}, not {expected}")
+                write!(f, "{protocol}: version or type is {found}, not {expected}")
             }
             Error::HeaderLength { protocol, bytes, bytes_min } => {
-                write!(f, "{protocol}: a header of {bytes} B, which has at least {bytes_min} B")
+                write!(f, "{protocol}: header length is {bytes} B, but must be at least {bytes_min} B")
             }
             Error::TotalLength { protocol, bytes, bytes_min } => {
-                write!(f, "{protocol}: a total length of {bytes} B, which is at least {bytes_min} B")
+                write!(f, "{protocol}: total length is {bytes} B, but must be at least {bytes_min} B")
             }
             Error::Checksum { protocol } => write!(f, "{protocol}: the checksum is wrong"),
             Error::Headers { protocol, headers_max } => {
                 write!(f, "{protocol}: more than {headers_max} headers before the payload")
             }
-            Error::Kind { protocol, kind } => write!(f, "{protocol}: a message of type {kind}, which is not parsed"),
+            Error::Kind { protocol, kind } => write!(f, "{protocol}: message type {kind} is not supported"),
             Error::Malformed { protocol, what } => write!(f, "{protocol}: malformed {what}"),
         }
     }
@@ -96,7 +96,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// `Ok` when there are `bytes_min` of them.
+/// Fails unless there are at least `bytes_min` bytes.
 #[inline]
 pub(crate) fn at_least(protocol: &'static str, bytes: usize, bytes_min: usize) -> Result<(), Error> {
     if bytes < bytes_min {

@@ -7,33 +7,33 @@ use crate::error::at_least;
 use crate::octets::{array_at, put, u16_at};
 use crate::{Error, vlan};
 
-/// Bytes of the header.
+/// Length of the header in bytes.
 pub const HEADER_BYTES: usize = 14;
 
-/// The shortest frame on a wire, without its frame check sequence; shorter ones are padded.
+/// Length in bytes of the shortest frame on a wire, without its frame check sequence; shorter ones are padded.
 pub const FRAME_BYTES_MIN: usize = 60;
 
-/// A hardware address.
+/// A MAC address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MacAddress(pub [u8; 6]);
 
 impl MacAddress {
-    /// To everybody.
+    /// The broadcast address.
     pub const BROADCAST: MacAddress = MacAddress([0xff; 6]);
 
-    /// Of one interface: the group bit is not set.
+    /// Returns whether this is an individual address: the group bit is clear.
     #[inline]
     pub fn is_unicast(self) -> bool {
         self.0[0] & 1 == 0
     }
 
-    /// Where an IPv4 multicast group's packets go (RFC 1112, section 6.4).
+    /// Returns the MAC address of an IPv4 multicast group (RFC 1112, section 6.4).
     pub fn from_multicast_v4(group: std::net::Ipv4Addr) -> MacAddress {
         let octets = group.octets();
         MacAddress([0x01, 0x00, 0x5e, octets[1] & 0x7f, octets[2], octets[3]])
     }
 
-    /// Where an IPv6 multicast group's packets go (RFC 2464, section 7).
+    /// Returns the MAC address of an IPv6 multicast group (RFC 2464, section 7).
     pub fn from_multicast_v6(group: std::net::Ipv6Addr) -> MacAddress {
         let octets = group.octets();
         MacAddress([0x33, 0x33, octets[12], octets[13], octets[14], octets[15]])
@@ -66,7 +66,7 @@ impl FromStr for MacAddress {
     }
 }
 
-/// What a frame carries.
+/// The EtherType: the protocol of a frame's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EtherType(pub u16);
 
@@ -83,61 +83,61 @@ impl EtherType {
     pub const IPV6: EtherType = EtherType(0x86dd);
 }
 
-/// A frame that has a whole header.
+/// A frame with a whole header.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<T> {
     bytes: T,
 }
 
-/// What lies between a frame's addresses and its network packet.
+/// Where the network-layer header of a frame is, and what precedes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetworkHeader {
-    /// The outer VLAN tag, when there is one.
+    /// The outer VLAN tag, if there is one.
     pub tag: Option<vlan::Tag>,
-    /// The type behind the tag. That of a second tag is left for whoever knows two.
+    /// The EtherType behind that tag. It may be that of a second tag, which is not parsed.
     pub ethertype: EtherType,
-    /// Where the network packet begins in the frame.
+    /// Offset of the network-layer header in the frame, in bytes.
     pub offset: usize,
 }
 
 impl<T: AsRef<[u8]>> Frame<T> {
-    /// Refuses what is shorter than a header.
+    /// Rejects frames shorter than a header.
     #[inline]
     pub fn new_checked(bytes: T) -> Result<Frame<T>, Error> {
         at_least("Ethernet", bytes.as_ref().len(), HEADER_BYTES)?;
         Ok(Frame { bytes })
     }
 
-    /// The bytes, given back.
+    /// Returns the underlying bytes.
     pub fn into_inner(self) -> T {
         self.bytes
     }
 
-    /// To whom.
+    /// Returns the destination address.
     #[inline]
     pub fn destination(&self) -> MacAddress {
         MacAddress(array_at(self.bytes.as_ref(), 0))
     }
 
-    /// From whom.
+    /// Returns the source address.
     #[inline]
     pub fn source(&self) -> MacAddress {
         MacAddress(array_at(self.bytes.as_ref(), 6))
     }
 
-    /// The type that follows the addresses, be it a tag's.
+    /// Returns the EtherType behind the addresses, which may be that of a VLAN tag.
     #[inline]
     pub fn ethertype(&self) -> EtherType {
         EtherType(u16_at(self.bytes.as_ref(), 12))
     }
 
-    /// What follows the header, be it a tag.
+    /// Returns the bytes behind the header, which may begin with a VLAN tag.
     #[inline]
     pub fn payload(&self) -> &[u8] {
         &self.bytes.as_ref()[HEADER_BYTES..]
     }
 
-    /// The network packet's type and place, behind one VLAN tag or none.
+    /// Finds the network-layer header behind at most one VLAN tag.
     #[inline]
     pub fn network_header(&self) -> Result<NetworkHeader, Error> {
         let ethertype = self.ethertype();
@@ -151,49 +151,49 @@ impl<T: AsRef<[u8]>> Frame<T> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Frame<T> {
-    /// Sets to whom.
+    /// Sets the destination address.
     #[inline]
     pub fn set_destination(&mut self, address: MacAddress) {
         put(self.bytes.as_mut(), 0, &address.0);
     }
 
-    /// Sets from whom.
+    /// Sets the source address.
     #[inline]
     pub fn set_source(&mut self, address: MacAddress) {
         put(self.bytes.as_mut(), 6, &address.0);
     }
 
-    /// Sets what it carries.
+    /// Sets the EtherType.
     #[inline]
     pub fn set_ethertype(&mut self, ethertype: EtherType) {
         put(self.bytes.as_mut(), 12, &ethertype.0.to_be_bytes());
     }
 
-    /// What follows the header, to be changed.
+    /// Returns the bytes behind the header for modification.
     #[inline]
     pub fn payload_mut(&mut self) -> &mut [u8] {
         &mut self.bytes.as_mut()[HEADER_BYTES..]
     }
 }
 
-/// A header.
+/// The fields of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repr {
-    /// To whom.
+    /// Destination address.
     pub destination: MacAddress,
-    /// From whom.
+    /// Source address.
     pub source: MacAddress,
-    /// What follows.
+    /// EtherType of the payload.
     pub ethertype: EtherType,
 }
 
 impl Repr {
-    /// As the frame has it.
+    /// Reads the header of `frame`.
     pub fn parse<T: AsRef<[u8]>>(frame: &Frame<T>) -> Repr {
         Repr { destination: frame.destination(), source: frame.source(), ethertype: frame.ethertype() }
     }
 
-    /// Writes [`HEADER_BYTES`] to the front of `bytes`; fewer are a bug of the caller's.
+    /// Writes [`HEADER_BYTES`] to the front of `bytes`. Panics if `bytes` is shorter.
     pub fn emit(&self, bytes: &mut [u8]) {
         put(bytes, 0, &self.destination.0);
         put(bytes, 6, &self.source.0);

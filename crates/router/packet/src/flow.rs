@@ -1,30 +1,30 @@
-//! Which flow a packet is of, and a hash of it that is the same in both directions.
+//! The flow (5-tuple) of a packet, and a hash of it that is the same in both directions.
 //!
-//! A flow is who, with whom, by which protocol, from and to which port. Fragments have no ports here, not even the
-//! first one, which does carry them: so all fragments of a packet go one way.
+//! The ports of fragments count as 0, also those of the first fragment, which carries them: so all fragments of a
+//! packet take the same path.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::octets::u16_at;
 use crate::{Protocol, ipv4, ipv6};
 
-/// A packet's five numbers.
+/// The 5-tuple of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow {
-    /// From whom.
+    /// Source address.
     pub source: IpAddr,
-    /// To whom.
+    /// Destination address.
     pub destination: IpAddr,
-    /// What the payload is; of IPv6, behind the extension headers.
+    /// Upper-layer protocol; with IPv6, behind the extension headers.
     pub protocol: Protocol,
-    /// From which port; 0 where there are none.
+    /// Source port; 0 if there is none.
     pub source_port: u16,
-    /// To which port; 0 where there are none.
+    /// Destination port; 0 if there is none.
     pub destination_port: u16,
 }
 
 impl Flow {
-    /// Of an IPv4 packet.
+    /// Returns the flow of an IPv4 packet.
     #[inline]
     pub fn from_v4<T: AsRef<[u8]>>(packet: &ipv4::Packet<T>) -> Flow {
         let protocol = packet.protocol();
@@ -34,7 +34,7 @@ impl Flow {
         Flow { source, destination, protocol, source_port, destination_port }
     }
 
-    /// Of an IPv6 packet. One whose extension headers do not hold together is of the flow of those without ports.
+    /// Returns the flow of an IPv6 packet. One with malformed extension headers belongs to a flow without ports.
     #[inline]
     pub fn from_v6<T: AsRef<[u8]>>(packet: &ipv6::Packet<T>) -> Flow {
         let payload = packet.payload();
@@ -50,7 +50,7 @@ impl Flow {
         Flow { source, destination, protocol, source_port, destination_port }
     }
 
-    /// The other direction.
+    /// Returns the flow in the opposite direction.
     #[must_use]
     pub fn reversed(self) -> Flow {
         Flow {
@@ -62,13 +62,13 @@ impl Flow {
         }
     }
 
-    /// A hash that is the same for [`Flow::reversed`], and that differs by `seed`.
+    /// Returns a hash that depends on `seed` and is the same for [`Flow::reversed`].
     #[inline]
     pub fn hash(&self, seed: u64) -> u32 {
         let (a, b) = match (self.source, self.destination) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => (address_key_v4(source), address_key_v4(destination)),
             (IpAddr::V6(source), IpAddr::V6(destination)) => (address_key_v6(source), address_key_v6(destination)),
-            // No packet has both; it still has a hash.
+            // No packet has addresses of both families, but the function is total.
             (source, destination) => (address_key(source), address_key(destination)),
         };
         let a = a.wrapping_add(u64::from(self.source_port));
@@ -77,19 +77,19 @@ impl Flow {
     }
 }
 
-/// [`Flow::hash`] of an IPv4 packet.
+/// Returns the [`Flow::hash`] of an IPv4 packet.
 #[inline]
 pub fn hash_v4<T: AsRef<[u8]>>(packet: &ipv4::Packet<T>, seed: u64) -> u32 {
     Flow::from_v4(packet).hash(seed)
 }
 
-/// [`Flow::hash`] of an IPv6 packet.
+/// Returns the [`Flow::hash`] of an IPv6 packet.
 #[inline]
 pub fn hash_v6<T: AsRef<[u8]>>(packet: &ipv6::Packet<T>, seed: u64) -> u32 {
     Flow::from_v6(packet).hash(seed)
 }
 
-/// Source and destination port at the front of `payload`; zeros where the protocol has none, or they are cut off.
+/// Returns source and destination port at the front of `payload`; zeros if the protocol has none or they are truncated.
 #[inline]
 fn ports(protocol: Protocol, payload: &[u8]) -> (u16, u16) {
     if protocol.has_ports() && payload.len() >= 4 { (u16_at(payload, 0), u16_at(payload, 2)) } else { (0, 0) }
@@ -102,7 +102,7 @@ fn address_key(address: IpAddr) -> u64 {
     }
 }
 
-/// One end of a flow; the low 16 bits are left for its port.
+/// Returns the hash key of an endpoint; its low 16 bits are left for the port.
 #[inline]
 fn address_key_v4(address: Ipv4Addr) -> u64 {
     u64::from(address.to_bits()) << 16
@@ -114,15 +114,15 @@ fn address_key_v6(address: Ipv6Addr) -> u64 {
     mix((bits >> 64) as u64 ^ 0x9e37_79b9_7f4a_7c15) ^ bits as u64
 }
 
-/// The lesser end first, whichever it is: that makes the hash symmetric, and unlike a sum or an exclusive or of both
-/// ends it does not make two flows equal whose ends have parts of each other's.
+/// Hashes the smaller endpoint key first, which makes the hash symmetric. Unlike a sum or an exclusive or of both, this
+/// does not make flows collide that exchange parts of their endpoints, such as the ports.
 #[inline]
 fn combine(a: u64, b: u64, protocol: Protocol, seed: u64) -> u32 {
     let first = mix(a.min(b) ^ seed).wrapping_add(u64::from(protocol.0));
     (mix(first ^ a.max(b)) >> 32) as u32
 }
 
-/// The finalizer of SplitMix64 (Steele, Lea and Flood, 2014): every bit depends on every other.
+/// The finalizer of SplitMix64 (Steele, Lea and Flood, 2014): every output bit depends on every input bit.
 #[inline]
 fn mix(word: u64) -> u64 {
     let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -5,135 +5,135 @@ use crate::checksum;
 use crate::error::at_least;
 use crate::octets::{array_at, put, u16_at};
 
-/// Bytes of the header: type, code, checksum and four bytes by type.
+/// Length of the header in bytes: type, code, checksum and four bytes that depend on the type.
 pub const HEADER_BYTES: usize = 8;
 
-/// Why a destination is not reached: the codes of [`Message::Unreachable`].
+/// The codes of [`Message::Unreachable`] (RFC 792, RFC 1812).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Unreachable {
-    /// No route.
+    /// No route to the network.
     Network = 0,
-    /// No neighbour answers.
+    /// Address resolution of the destination or the next hop failed.
     Host = 1,
-    /// Nobody there knows the protocol.
+    /// The destination does not implement the protocol.
     Protocol = 2,
-    /// Nobody listens on the port.
+    /// No socket listens on the port.
     Port = 3,
-    /// Not without fragmenting, which the packet forbids; the message carries the MTU.
+    /// The packet exceeds the next link's MTU and has DF set; the message carries that MTU (RFC 1191).
     FragmentationNeeded = 4,
-    /// A source route could not be followed.
+    /// The source route could not be followed.
     SourceRouteFailed = 5,
-    /// Forbidden by somebody.
+    /// Communication administratively prohibited (RFC 1812, section 5.2.7.1).
     Prohibited = 13,
 }
 
-/// A message, checked for its length.
+/// A message with a whole header.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<T> {
     bytes: T,
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Checks the length.
+    /// Rejects messages shorter than [`HEADER_BYTES`].
     #[inline]
     pub fn new_checked(bytes: T) -> Result<Packet<T>, Error> {
         at_least("ICMP", bytes.as_ref().len(), HEADER_BYTES)?;
         Ok(Packet { bytes })
     }
 
-    /// The type.
+    /// Returns the type.
     #[inline]
     pub fn kind(&self) -> u8 {
         self.bytes.as_ref()[0]
     }
 
-    /// The code.
+    /// Returns the code.
     #[inline]
     pub fn code(&self) -> u8 {
         self.bytes.as_ref()[1]
     }
 
-    /// Whether it is about another packet: no error is ever answered with an error (RFC 1812, section 4.3.2.7). What
-    /// is unknown counts as one.
+    /// Returns whether this is an error message, to which no error may be sent (RFC 1812, section 4.3.2.7). Unknown
+    /// types count as errors.
     #[inline]
     pub fn is_error(&self) -> bool {
         !matches!(self.kind(), 0 | 8 | 9 | 10 | 13..=18 | 30 | 42 | 43)
     }
 
-    /// Whether the message sums up.
+    /// Returns whether the checksum is correct.
     pub fn verify_checksum(&self) -> bool {
         checksum::verify(self.bytes.as_ref())
     }
 
-    /// The four bytes between checksum and data.
+    /// Returns the rest of the header: the four bytes between checksum and data.
     pub fn rest_of_header(&self) -> [u8; 4] {
         array_at(self.bytes.as_ref(), 4)
     }
 
-    /// What follows the header.
+    /// Returns the data behind the header.
     pub fn payload(&self) -> &[u8] {
         &self.bytes.as_ref()[HEADER_BYTES..]
     }
 }
 
-/// A message that a router sends or understands. What is borrowed is an error's packet, or an echo's data.
+/// A message that a router sends or understands. It borrows the invoking packet of an error, or the data of an echo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message<'a> {
-    /// Type 8: to be answered.
+    /// Type 8: echo request.
     EchoRequest {
-        /// Of whom.
+        /// Identifies the sender's session.
         identifier: u16,
-        /// Which.
+        /// Sequence number within the session.
         sequence: u16,
-        /// To be sent back.
+        /// Data that the reply must return.
         data: &'a [u8],
     },
-    /// Type 0: an answer.
+    /// Type 0: echo reply.
     EchoReply {
-        /// Of whom.
+        /// Identifies the sender's session.
         identifier: u16,
-        /// Which.
+        /// Sequence number within the session.
         sequence: u16,
-        /// As it came.
+        /// The data of the request.
         data: &'a [u8],
     },
-    /// Type 3.
+    /// Type 3: destination unreachable.
     Unreachable {
-        /// The code.
+        /// Code, see [`Unreachable`].
         code: u8,
-        /// With [`Unreachable::FragmentationNeeded`], what the next link carries in one piece, else 0.
+        /// MTU of the next link with [`Unreachable::FragmentationNeeded`], else 0.
         mtu: u16,
-        /// The packet that did not arrive: its header and some of its payload.
+        /// The undeliverable packet: its header and a part of its payload.
         original: &'a [u8],
     },
-    /// Type 5: there is a nearer router.
+    /// Type 5: redirect to a better first hop.
     Redirect {
-        /// The code.
+        /// Code.
         code: u8,
-        /// Which.
+        /// Address of the better router.
         gateway: [u8; 4],
-        /// The packet that took the detour.
+        /// The packet that caused the redirect.
         original: &'a [u8],
     },
-    /// Type 11.
+    /// Type 11: time exceeded.
     TimeExceeded {
-        /// 0 under way, 1 while being put together.
+        /// 0 in transit, 1 during reassembly.
         code: u8,
-        /// The packet that had no hop left.
+        /// The packet whose time was exceeded.
         original: &'a [u8],
     },
-    /// Type 12.
+    /// Type 12: parameter problem.
     ParameterProblem {
-        /// The offending byte's place.
+        /// Offset of the offending byte in the packet.
         pointer: u8,
-        /// The packet that has it.
+        /// The packet with the problem.
         original: &'a [u8],
     },
 }
 
 impl<'a> Message<'a> {
-    /// As `bytes` have it, whose checksum must be right.
+    /// Parses a message and verifies its checksum.
     pub fn parse(bytes: &'a [u8]) -> Result<Message<'a>, Error> {
         let packet = Packet::new_checked(bytes)?;
         if !packet.verify_checksum() {
@@ -152,7 +152,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Bytes that [`Message::emit`] writes.
+    /// Returns the number of bytes that [`Message::emit`] writes.
     pub fn total_bytes(&self) -> usize {
         HEADER_BYTES + self.data().len()
     }
@@ -167,8 +167,8 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Writes header, data and checksum to the front of `bytes`; fewer than [`Message::total_bytes`] are a bug of the
-    /// caller's.
+    /// Writes header, data and checksum to the front of `bytes`. Panics if `bytes` is shorter than
+    /// [`Message::total_bytes`].
     pub fn emit(&self, bytes: &mut [u8]) {
         let pair = |high: u16, low: u16| ((u32::from(high) << 16) | u32::from(low)).to_be_bytes();
         let (kind, code, rest) = match *self {

@@ -1,4 +1,4 @@
-//! ICMP for IPv6 (RFC 4443). Neighbour discovery, which travels in it, is in [`crate::ndisc`].
+//! ICMP for IPv6 (RFC 4443). Its neighbour discovery messages are in [`crate::ndisc`].
 
 use std::net::Ipv6Addr;
 
@@ -7,134 +7,134 @@ use crate::error::at_least;
 use crate::octets::{array_at, put, u16_at};
 use crate::{Error, Protocol};
 
-/// Bytes of the header: type, code, checksum and four bytes by type.
+/// Length of the header in bytes: type, code, checksum and four bytes that depend on the type.
 pub const HEADER_BYTES: usize = 8;
 
-/// Why a destination is not reached: the codes of [`Message::Unreachable`].
+/// The codes of [`Message::Unreachable`] (RFC 4443, section 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Unreachable {
-    /// No route.
+    /// No route to the destination.
     NoRoute = 0,
-    /// Forbidden by somebody.
+    /// Communication administratively prohibited.
     Prohibited = 1,
-    /// The source's address does not reach so far.
+    /// Beyond the scope of the source address.
     BeyondScope = 2,
-    /// No neighbour answers.
+    /// Address unreachable: address resolution failed.
     Address = 3,
-    /// Nobody listens on the port.
+    /// No socket listens on the port.
     Port = 4,
 }
 
-/// The sum of a message's pseudo-header.
+/// Returns the sum of the pseudo-header of a message of `bytes` bytes.
 pub fn pseudo(source: Ipv6Addr, destination: Ipv6Addr, bytes: usize) -> Sum {
     Sum::new().add_pseudo_v6(source, destination, Protocol::ICMPV6, bytes as u32)
 }
 
-/// A message, checked for its length.
+/// A message with a whole header.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<T> {
     bytes: T,
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Checks the length.
+    /// Rejects messages shorter than [`HEADER_BYTES`].
     #[inline]
     pub fn new_checked(bytes: T) -> Result<Packet<T>, Error> {
         at_least("ICMPv6", bytes.as_ref().len(), HEADER_BYTES)?;
         Ok(Packet { bytes })
     }
 
-    /// The type.
+    /// Returns the type.
     #[inline]
     pub fn kind(&self) -> u8 {
         self.bytes.as_ref()[0]
     }
 
-    /// The code.
+    /// Returns the code.
     #[inline]
     pub fn code(&self) -> u8 {
         self.bytes.as_ref()[1]
     }
 
-    /// Whether it is about another packet, or redirects: never answered with an error (RFC 4443, section 2.4 e).
+    /// Returns whether this is an error or a redirect, to which no error may be sent (RFC 4443, section 2.4 e).
     #[inline]
     pub fn is_error(&self) -> bool {
         self.kind() < 128 || self.kind() == 137
     }
 
-    /// Whether the message sums up, with its addresses.
+    /// Returns whether the checksum is correct for these addresses.
     pub fn verify_checksum(&self, source: Ipv6Addr, destination: Ipv6Addr) -> bool {
         let bytes = self.bytes.as_ref();
         pseudo(source, destination, bytes.len()).add_bytes(bytes).folded() == 0xffff
     }
 
-    /// The four bytes between checksum and data.
+    /// Returns the rest of the header: the four bytes between checksum and data.
     pub fn rest_of_header(&self) -> [u8; 4] {
         array_at(self.bytes.as_ref(), 4)
     }
 
-    /// What follows the header.
+    /// Returns the data behind the header.
     pub fn payload(&self) -> &[u8] {
         &self.bytes.as_ref()[HEADER_BYTES..]
     }
 }
 
-/// A message that a router sends or understands. What is borrowed is an error's packet, or an echo's data.
+/// A message that a router sends or understands. It borrows the invoking packet of an error, or the data of an echo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message<'a> {
-    /// Type 1.
+    /// Type 1: destination unreachable.
     Unreachable {
-        /// The code.
+        /// Code, see [`Unreachable`].
         code: u8,
-        /// The packet that did not arrive: as much of it as fits [`crate::ipv6::MTU_MIN`].
+        /// The undeliverable packet: as much of it as fits in [`crate::ipv6::MTU_MIN`].
         original: &'a [u8],
     },
-    /// Type 2.
+    /// Type 2: packet too big.
     PacketTooBig {
-        /// What the next link carries in one piece.
+        /// MTU of the next link.
         mtu: u32,
-        /// The packet that is longer.
+        /// The packet that exceeds it.
         original: &'a [u8],
     },
-    /// Type 3.
+    /// Type 3: time exceeded.
     TimeExceeded {
-        /// 0 under way, 1 while being put together.
+        /// 0 in transit, 1 during reassembly.
         code: u8,
-        /// The packet that had no hop left.
+        /// The packet whose time was exceeded.
         original: &'a [u8],
     },
-    /// Type 4.
+    /// Type 4: parameter problem.
     ParameterProblem {
-        /// 0 a field, 1 a next header, 2 an option.
+        /// 0 erroneous header field, 1 unknown next header, 2 unknown option.
         code: u8,
-        /// The offending byte's place.
+        /// Offset of the offending byte in the packet.
         pointer: u32,
-        /// The packet that has it.
+        /// The packet with the problem.
         original: &'a [u8],
     },
-    /// Type 128: to be answered.
+    /// Type 128: echo request.
     EchoRequest {
-        /// Of whom.
+        /// Identifies the sender's session.
         identifier: u16,
-        /// Which.
+        /// Sequence number within the session.
         sequence: u16,
-        /// To be sent back.
+        /// Data that the reply must return.
         data: &'a [u8],
     },
-    /// Type 129: an answer.
+    /// Type 129: echo reply.
     EchoReply {
-        /// Of whom.
+        /// Identifies the sender's session.
         identifier: u16,
-        /// Which.
+        /// Sequence number within the session.
         sequence: u16,
-        /// As it came.
+        /// The data of the request.
         data: &'a [u8],
     },
 }
 
 impl<'a> Message<'a> {
-    /// As `bytes` have it, whose checksum must be right.
+    /// Parses a message and verifies its checksum.
     pub fn parse(bytes: &'a [u8], source: Ipv6Addr, destination: Ipv6Addr) -> Result<Message<'a>, Error> {
         let packet = Packet::new_checked(bytes)?;
         if !packet.verify_checksum(source, destination) {
@@ -153,7 +153,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Bytes that [`Message::emit`] writes.
+    /// Returns the number of bytes that [`Message::emit`] writes.
     pub fn total_bytes(&self) -> usize {
         HEADER_BYTES + self.data().len()
     }
@@ -168,8 +168,8 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Writes header, data and checksum to the front of `bytes`; fewer than [`Message::total_bytes`] are a bug of the
-    /// caller's.
+    /// Writes header, data and checksum to the front of `bytes`. Panics if `bytes` is shorter than
+    /// [`Message::total_bytes`].
     pub fn emit(&self, bytes: &mut [u8], source: Ipv6Addr, destination: Ipv6Addr) {
         let pair = |high: u16, low: u16| ((u32::from(high) << 16) | u32::from(low)).to_be_bytes();
         let (kind, code, rest) = match *self {

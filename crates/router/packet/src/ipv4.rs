@@ -6,28 +6,28 @@ use crate::error::at_least;
 use crate::octets::{put, u16_at, u32_at};
 use crate::{Error, Protocol, checksum};
 
-/// Bytes of a header without options.
+/// Length in bytes of a header without options.
 pub const HEADER_BYTES: usize = 20;
 
-/// Bytes of the longest header.
+/// Length in bytes of the longest header.
 pub const HEADER_BYTES_MAX: usize = 60;
 
-/// What every link must carry in one piece.
+/// The smallest MTU of a link (RFC 791, section 3.2).
 pub const MTU_MIN: usize = 68;
 
 const MORE_FRAGMENTS: u16 = 0x2000;
 const DO_NOT_FRAGMENT: u16 = 0x4000;
 const OFFSET: u16 = 0x1fff;
 
-/// A packet whose version, header length and total length hold together.
+/// A packet whose version, header length and total length have been validated.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<T> {
     bytes: T,
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Checks version, header length and total length, as RFC 1812, section 5.2.2 has it, but for the checksum. What
-    /// lies behind the total length is padding.
+    /// Validates version, header length and total length (RFC 1812, section 5.2.2), but not the checksum. Bytes behind
+    /// the total length are padding.
     #[inline]
     pub fn new_checked(bytes: T) -> Result<Packet<T>, Error> {
         let raw = bytes.as_ref();
@@ -48,54 +48,54 @@ impl<T: AsRef<[u8]>> Packet<T> {
         Ok(Packet { bytes })
     }
 
-    /// The bytes, given back.
+    /// Returns the underlying bytes.
     pub fn into_inner(self) -> T {
         self.bytes
     }
 
-    /// Bytes of the header, 20 to 60.
+    /// Returns the length of the header in bytes, 20 to 60.
     #[inline]
     pub fn header_bytes(&self) -> usize {
         usize::from(self.bytes.as_ref()[0] & 0xf) * 4
     }
 
-    /// Bytes of header and payload.
+    /// Returns the length of header and payload in bytes.
     #[inline]
     pub fn total_bytes(&self) -> usize {
         usize::from(u16_at(self.bytes.as_ref(), 2))
     }
 
-    /// The byte that was once the type of service: six bits of class (DSCP), two of congestion (ECN).
+    /// Returns the former type-of-service byte: six bits of DSCP and two of ECN.
     #[inline]
     pub fn traffic_class(&self) -> u8 {
         self.bytes.as_ref()[1]
     }
 
-    /// What fragments of one packet have in common.
+    /// Returns the identification, which all fragments of a datagram share.
     #[inline]
     pub fn identification(&self) -> u16 {
         u16_at(self.bytes.as_ref(), 4)
     }
 
-    /// Whether it must not be fragmented.
+    /// Returns whether the DF flag is set.
     #[inline]
     pub fn do_not_fragment(&self) -> bool {
         self.fragment_bits() & DO_NOT_FRAGMENT != 0
     }
 
-    /// Whether other fragments come behind it.
+    /// Returns whether the MF flag is set.
     #[inline]
     pub fn more_fragments(&self) -> bool {
         self.fragment_bits() & MORE_FRAGMENTS != 0
     }
 
-    /// Where in the whole payload this fragment's is.
+    /// Returns the offset of this fragment in the payload of the datagram, in bytes.
     #[inline]
     pub fn fragment_offset_bytes(&self) -> usize {
         usize::from(self.fragment_bits() & OFFSET) * 8
     }
 
-    /// Whether it is a fragment, the first one too.
+    /// Returns whether this is a fragment, which includes the first one.
     #[inline]
     pub fn is_fragment(&self) -> bool {
         self.fragment_bits() & (MORE_FRAGMENTS | OFFSET) != 0
@@ -106,60 +106,60 @@ impl<T: AsRef<[u8]>> Packet<T> {
         u16_at(self.bytes.as_ref(), 6)
     }
 
-    /// Hops that are left.
+    /// Returns the time to live.
     #[inline]
     pub fn ttl(&self) -> u8 {
         self.bytes.as_ref()[8]
     }
 
-    /// What the payload is.
+    /// Returns the protocol of the payload.
     #[inline]
     pub fn protocol(&self) -> Protocol {
         Protocol(self.bytes.as_ref()[9])
     }
 
-    /// The header's checksum as it stands there.
+    /// Returns the header checksum field.
     #[inline]
     pub fn checksum(&self) -> u16 {
         u16_at(self.bytes.as_ref(), 10)
     }
 
-    /// Whether the header sums up.
+    /// Returns whether the header checksum is correct.
     #[inline]
     pub fn verify_checksum(&self) -> bool {
         checksum::verify(self.header())
     }
 
-    /// From whom.
+    /// Returns the source address.
     #[inline]
     pub fn source(&self) -> Ipv4Addr {
         Ipv4Addr::from_bits(u32_at(self.bytes.as_ref(), 12))
     }
 
-    /// To whom.
+    /// Returns the destination address.
     #[inline]
     pub fn destination(&self) -> Ipv4Addr {
         Ipv4Addr::from_bits(u32_at(self.bytes.as_ref(), 16))
     }
 
-    /// The header, with its options.
+    /// Returns the header, including options.
     #[inline]
     pub fn header(&self) -> &[u8] {
         &self.bytes.as_ref()[..self.header_bytes()]
     }
 
-    /// Whether there are options.
+    /// Returns whether the header has options.
     #[inline]
     pub fn has_options(&self) -> bool {
         self.bytes.as_ref()[0] & 0xf != 5
     }
 
-    /// The options, until one of them is malformed, which is the last that is told.
+    /// Iterates over the options; a malformed one yields an error and ends the iteration.
     pub fn options(&self) -> Options<'_> {
         Options { rest: &self.header()[HEADER_BYTES..] }
     }
 
-    /// What follows the header, without padding.
+    /// Returns the payload, without padding.
     #[inline]
     pub fn payload(&self) -> &[u8] {
         &self.bytes.as_ref()[self.header_bytes()..self.total_bytes()]
@@ -167,12 +167,12 @@ impl<T: AsRef<[u8]>> Packet<T> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
-    /// One hop less, and the checksum as it must be then: changed by what changed (RFC 1624), so that one that was
-    /// wrong stays wrong. A packet without a hop left is a bug of the caller's, who answers such.
+    /// Decrements the TTL and updates the header checksum incrementally (RFC 1624), so that a wrong checksum stays
+    /// wrong. Panics if the TTL is 0: the caller must have sent an ICMP error instead.
     #[inline]
     pub fn decrement_ttl(&mut self) {
         let old = u16_at(self.bytes.as_ref(), 8);
-        assert!(old >= 0x100, "no hop is left");
+        assert!(old >= 0x100, "the TTL is 0");
         let new = old - 0x100;
         let checksum = checksum::update(self.checksum(), old, new);
         let raw = self.bytes.as_mut();
@@ -180,58 +180,60 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
         put(raw, 10, &checksum.to_be_bytes());
     }
 
-    /// Sets the hops that are left; the checksum is the caller's.
+    /// Sets the time to live; does not update the checksum.
     pub fn set_ttl(&mut self, ttl: u8) {
         self.bytes.as_mut()[8] = ttl;
     }
 
-    /// Sets the byte of class and congestion; the checksum is the caller's.
+    /// Sets the byte of DSCP and ECN; does not update the checksum.
     pub fn set_traffic_class(&mut self, class: u8) {
         self.bytes.as_mut()[1] = class;
     }
 
-    /// Sets what fragments have in common; the checksum is the caller's.
+    /// Sets the identification; does not update the checksum.
     pub fn set_identification(&mut self, identification: u16) {
         put(self.bytes.as_mut(), 4, &identification.to_be_bytes());
     }
 
-    /// Makes it a fragment, or whole; the checksum is the caller's. The offset is a multiple of 8, below 64 KiB.
+    /// Sets DF, MF and the fragment offset; does not update the checksum. Panics unless the offset is a multiple of 8
+    /// below 64 KiB.
     pub fn set_fragment(&mut self, do_not_fragment: bool, more_fragments: bool, offset_bytes: usize) {
         put(self.bytes.as_mut(), 6, &fragment_bits(do_not_fragment, more_fragments, offset_bytes).to_be_bytes());
     }
 
-    /// Sets the length of header and payload, which is at least the header's and at most what there is; the checksum
-    /// is the caller's.
+    /// Sets the length of header and payload; does not update the checksum. Panics if it is below the length of the
+    /// header or exceeds the buffer.
     pub fn set_total_bytes(&mut self, bytes: usize) {
-        let there = self.bytes.as_ref().len();
-        assert!(bytes >= self.header_bytes() && bytes <= there.min(0xffff), "a total length of {bytes} B of {there} B");
+        let available = self.bytes.as_ref().len();
+        let is_valid = bytes >= self.header_bytes() && bytes <= available.min(0xffff);
+        assert!(is_valid, "a total length of {bytes} B in {available} B");
         put(self.bytes.as_mut(), 2, &(bytes as u16).to_be_bytes());
     }
 
-    /// Sets from whom; checksums are the caller's.
+    /// Sets the source address; does not update any checksum.
     pub fn set_source(&mut self, address: Ipv4Addr) {
         put(self.bytes.as_mut(), 12, &address.octets());
     }
 
-    /// Sets to whom; checksums are the caller's.
+    /// Sets the destination address; does not update any checksum.
     pub fn set_destination(&mut self, address: Ipv4Addr) {
         put(self.bytes.as_mut(), 16, &address.octets());
     }
 
-    /// Sets the header's checksum to what it must be.
+    /// Computes and stores the header checksum.
     pub fn fill_checksum(&mut self) {
         put(self.bytes.as_mut(), 10, &[0, 0]);
         let checksum = checksum::compute(self.header());
         put(self.bytes.as_mut(), 10, &checksum.to_be_bytes());
     }
 
-    /// The options' bytes, to be changed; the checksum is the caller's.
+    /// Returns the bytes of the options for modification; does not update the checksum.
     pub fn options_mut(&mut self) -> &mut [u8] {
         let header_bytes = self.header_bytes();
         &mut self.bytes.as_mut()[HEADER_BYTES..header_bytes]
     }
 
-    /// What follows the header, to be changed.
+    /// Returns the payload for modification.
     #[inline]
     pub fn payload_mut(&mut self) -> &mut [u8] {
         let range = self.header_bytes()..self.total_bytes();
@@ -240,17 +242,21 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
 }
 
 fn fragment_bits(do_not_fragment: bool, more_fragments: bool, offset_bytes: usize) -> u16 {
-    assert!(offset_bytes.is_multiple_of(8) && offset_bytes / 8 <= usize::from(OFFSET), "a fragment at {offset_bytes}");
+    assert!(
+        offset_bytes.is_multiple_of(8) && offset_bytes / 8 <= usize::from(OFFSET),
+        "a fragment at {offset_bytes}
+    B"
+    );
     let flags = if do_not_fragment { DO_NOT_FRAGMENT } else { 0 } | if more_fragments { MORE_FRAGMENTS } else { 0 };
     flags | (offset_bytes / 8) as u16
 }
 
-/// One option of a header.
+/// An option of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ipv4Option<'a> {
-    /// Its type, with the bit [`Ipv4Option::is_copied`].
+    /// Option type, including the copied flag.
     pub kind: u8,
-    /// What follows type and length.
+    /// Bytes behind type and length.
     pub data: &'a [u8],
 }
 
@@ -261,18 +267,18 @@ impl Ipv4Option<'_> {
     pub const STRICT_SOURCE_ROUTE: u8 = 137;
     /// Record route.
     pub const RECORD_ROUTE: u8 = 7;
-    /// Timestamps.
+    /// Internet timestamp.
     pub const TIMESTAMP: u8 = 68;
     /// Router alert (RFC 2113).
     pub const ROUTER_ALERT: u8 = 148;
 
-    /// Whether every fragment carries it, not only the first.
+    /// Returns the copied flag: whether every fragment carries the option, not only the first.
     pub fn is_copied(&self) -> bool {
         self.kind & 0x80 != 0
     }
 }
 
-/// The options of a header, without those of no meaning.
+/// An iterator over the options of a header, except for *no operation* and *end of option list*.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
     rest: &'a [u8],
@@ -282,7 +288,7 @@ impl<'a> Iterator for Options<'a> {
     type Item = Result<Ipv4Option<'a>, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        // 1 is padding.
+        // 1 is *no operation*.
         while let [1, rest @ ..] = self.rest {
             self.rest = rest;
         }
@@ -300,29 +306,29 @@ impl<'a> Iterator for Options<'a> {
     }
 }
 
-/// A header without options.
+/// The fields of a header without options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repr {
-    /// From whom.
+    /// Source address.
     pub source: Ipv4Addr,
-    /// To whom.
+    /// Destination address.
     pub destination: Ipv4Addr,
-    /// What the payload is.
+    /// Protocol of the payload.
     pub protocol: Protocol,
-    /// Hops that are left.
+    /// Time to live.
     pub ttl: u8,
-    /// The byte of class and congestion.
+    /// Byte of DSCP and ECN.
     pub traffic_class: u8,
-    /// What fragments have in common.
+    /// Identification, which all fragments of a datagram share.
     pub identification: u16,
-    /// Whether it must not be fragmented.
+    /// DF flag.
     pub do_not_fragment: bool,
-    /// Bytes behind the header, at most 65,515.
+    /// Length of the payload in bytes, at most 65,515.
     pub payload_bytes: usize,
 }
 
 impl Repr {
-    /// As the packet has it, but for options and a fragment's place.
+    /// Reads the header of `packet`, without options, MF and fragment offset.
     pub fn parse<T: AsRef<[u8]>>(packet: &Packet<T>) -> Repr {
         Repr {
             source: packet.source(),
@@ -336,15 +342,15 @@ impl Repr {
         }
     }
 
-    /// Bytes of header and payload.
+    /// Returns the length of header and payload in bytes.
     pub fn total_bytes(&self) -> usize {
         HEADER_BYTES + self.payload_bytes
     }
 
-    /// Writes a header of [`HEADER_BYTES`], its checksum too, to the front of `bytes`; fewer are a bug of the
-    /// caller's, and so is a longer payload than a packet has.
+    /// Writes a header of [`HEADER_BYTES`], including its checksum, to the front of `bytes`. Panics if `bytes` is
+    /// shorter, or if the payload is too long for a packet.
     pub fn emit(&self, bytes: &mut [u8]) {
-        let total = u16::try_from(self.total_bytes()).expect("a payload of 65,515 B at most");
+        let total = u16::try_from(self.total_bytes()).expect("the payload must not exceed 65,515 B");
         put(bytes, 0, &[0x45, self.traffic_class]);
         put(bytes, 2, &total.to_be_bytes());
         put(bytes, 4, &self.identification.to_be_bytes());

@@ -6,34 +6,34 @@ use crate::error::at_least;
 use crate::octets::{array_at, put, u16_at, u32_at};
 use crate::{Error, Protocol};
 
-/// Bytes of the header.
+/// Length of the header in bytes.
 pub const HEADER_BYTES: usize = 40;
 
-/// What every link must carry in one piece.
+/// The smallest MTU of a link (RFC 8200, section 5).
 pub const MTU_MIN: usize = 1280;
 
-/// The most extension headers that are followed.
+/// The maximum number of extension headers that [`Packet::upper_layer`] follows.
 pub const EXTENSIONS_MAX: usize = 8;
 
-/// Hop-by-hop options, which every router looks at.
+/// Hop-by-hop options, which routers process.
 pub const HOP_BY_HOP: Protocol = Protocol(0);
-/// A routing header.
+/// Routing header.
 pub const ROUTING: Protocol = Protocol(43);
-/// A fragment header.
+/// Fragment header.
 pub const FRAGMENT: Protocol = Protocol(44);
-/// An authentication header.
+/// Authentication header.
 pub const AUTHENTICATION: Protocol = Protocol(51);
-/// Options for the destination.
+/// Destination options.
 pub const DESTINATION_OPTIONS: Protocol = Protocol(60);
 
-/// A packet whose version and length hold together.
+/// A packet whose version and payload length have been validated.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<T> {
     bytes: T,
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Checks version and length. What lies behind the length is padding.
+    /// Validates version and payload length. Bytes behind the payload are padding.
     #[inline]
     pub fn new_checked(bytes: T) -> Result<Packet<T>, Error> {
         let raw = bytes.as_ref();
@@ -46,66 +46,66 @@ impl<T: AsRef<[u8]>> Packet<T> {
         Ok(Packet { bytes })
     }
 
-    /// The bytes, given back.
+    /// Returns the underlying bytes.
     pub fn into_inner(self) -> T {
         self.bytes
     }
 
-    /// The byte of class (DSCP) and congestion (ECN).
+    /// Returns the traffic class: six bits of DSCP and two of ECN.
     #[inline]
     pub fn traffic_class(&self) -> u8 {
         (u16_at(self.bytes.as_ref(), 0) >> 4) as u8
     }
 
-    /// The flow label, 20 bits.
+    /// Returns the flow label, 20 bits.
     #[inline]
     pub fn flow_label(&self) -> u32 {
         u32_at(self.bytes.as_ref(), 0) & 0xf_ffff
     }
 
-    /// Bytes behind the header.
+    /// Returns the length of the payload in bytes, which includes extension headers.
     #[inline]
     pub fn payload_bytes(&self) -> usize {
         usize::from(u16_at(self.bytes.as_ref(), 4))
     }
 
-    /// Bytes of header and payload.
+    /// Returns the length of header and payload in bytes.
     #[inline]
     pub fn total_bytes(&self) -> usize {
         HEADER_BYTES + self.payload_bytes()
     }
 
-    /// What follows the header: an extension header, or the payload.
+    /// Returns the type of the first extension header, or of the upper-layer header if there is none.
     #[inline]
     pub fn next_header(&self) -> Protocol {
         Protocol(self.bytes.as_ref()[6])
     }
 
-    /// Hops that are left.
+    /// Returns the hop limit.
     #[inline]
     pub fn hop_limit(&self) -> u8 {
         self.bytes.as_ref()[7]
     }
 
-    /// From whom.
+    /// Returns the source address.
     #[inline]
     pub fn source(&self) -> Ipv6Addr {
         Ipv6Addr::from_bits(u128::from_be_bytes(array_at(self.bytes.as_ref(), 8)))
     }
 
-    /// To whom.
+    /// Returns the destination address.
     #[inline]
     pub fn destination(&self) -> Ipv6Addr {
         Ipv6Addr::from_bits(u128::from_be_bytes(array_at(self.bytes.as_ref(), 24)))
     }
 
-    /// What follows the header, without padding.
+    /// Returns the payload, which includes extension headers, without padding.
     #[inline]
     pub fn payload(&self) -> &[u8] {
         &self.bytes.as_ref()[HEADER_BYTES..self.total_bytes()]
     }
 
-    /// Behind the extension headers. An error says that they do not hold together, or that there are more than
+    /// Finds the upper-layer header behind the extension headers. Fails if these are malformed or more than
     /// [`EXTENSIONS_MAX`].
     #[inline]
     pub fn upper_layer(&self) -> Result<UpperLayer, Error> {
@@ -113,33 +113,33 @@ impl<T: AsRef<[u8]>> Packet<T> {
     }
 }
 
-/// What lies behind a packet's extension headers.
+/// What the extension headers of a packet say, and where its upper-layer header is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpperLayer {
-    /// What the upper layer's packet is. In a fragment that is not the first, what the first one begins with.
+    /// Upper-layer protocol. In a fragment that is not the first: what the fragment header's next header field says.
     pub protocol: Protocol,
-    /// Where it begins in the packet's payload.
+    /// Offset of the upper-layer header in the payload, in bytes.
     pub offset: usize,
     /// The fragment header, when there is one.
     pub fragment: Option<Fragment>,
-    /// Whether there are hop-by-hop options.
+    /// Whether the packet has hop-by-hop options.
     pub has_hop_by_hop: bool,
-    /// Whether there is a routing header with segments left.
+    /// Whether the packet has a routing header with segments left.
     pub has_segments_left: bool,
 }
 
-/// What a fragment header says.
+/// The fields of a fragment header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fragment {
-    /// Where in the whole this fragment's bytes are.
+    /// Offset of the fragment in the original packet, in bytes.
     pub offset_bytes: usize,
-    /// Whether others come behind it.
+    /// M flag: whether more fragments follow.
     pub more: bool,
-    /// What fragments of one packet have in common.
+    /// Identification, which all fragments of a packet share.
     pub identification: u32,
 }
 
-/// Follows the extension headers of `payload`, the first of which `next` names.
+/// Follows the extension headers of `payload`; `next` is the type of the first one.
 #[inline]
 fn upper_layer(next: Protocol, payload: &[u8]) -> Result<UpperLayer, Error> {
     let mut upper =
@@ -149,7 +149,7 @@ fn upper_layer(next: Protocol, payload: &[u8]) -> Result<UpperLayer, Error> {
     }
     for _ in 0..EXTENSIONS_MAX {
         upper.extend(payload)?;
-        // What follows the header of a later fragment is no header.
+        // Only the first fragment continues with a header.
         let is_later = upper.fragment.is_some_and(|fragment| fragment.offset_bytes > 0);
         if is_later || !is_extension(upper.protocol) {
             return Ok(upper);
@@ -164,7 +164,7 @@ fn is_extension(protocol: Protocol) -> bool {
 }
 
 impl UpperLayer {
-    /// Goes past the extension header that stands at `offset`.
+    /// Parses the extension header at `offset` and advances beyond it.
     fn extend(&mut self, payload: &[u8]) -> Result<(), Error> {
         let header = &payload[self.offset..];
         at_least("IPv6", header.len(), 8)?;
@@ -176,7 +176,7 @@ impl UpperLayer {
         at_least("IPv6", header.len(), bytes)?;
         match self.protocol {
             HOP_BY_HOP if self.offset > 0 => {
-                return Err(Error::Malformed { protocol: "IPv6", what: "order: hop-by-hop options stand first" });
+                return Err(Error::Malformed { protocol: "IPv6", what: "order: hop-by-hop options must come first" });
             }
             HOP_BY_HOP => self.has_hop_by_hop = true,
             ROUTING => self.has_segments_left |= header[3] > 0,
@@ -195,44 +195,44 @@ impl UpperLayer {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
-    /// One hop less. A packet without a hop left is a bug of the caller's, who answers such.
+    /// Decrements the hop limit. Panics if it is 0: the caller must have sent an ICMP error instead.
     #[inline]
     pub fn decrement_hop_limit(&mut self) {
         let limit = &mut self.bytes.as_mut()[7];
-        assert!(*limit > 0, "no hop is left");
+        assert!(*limit > 0, "the hop limit is 0");
         *limit -= 1;
     }
 
-    /// Sets the hops that are left.
+    /// Sets the hop limit.
     pub fn set_hop_limit(&mut self, limit: u8) {
         self.bytes.as_mut()[7] = limit;
     }
 
-    /// Sets the byte of class and congestion.
+    /// Sets the traffic class.
     pub fn set_traffic_class(&mut self, class: u8) {
         let raw = self.bytes.as_mut();
         raw[0] = 0x60 | class >> 4;
         raw[1] = raw[1] & 0x0f | class << 4;
     }
 
-    /// Sets the length of the payload, which is at most what there is.
+    /// Sets the length of the payload. Panics if it exceeds the buffer.
     pub fn set_payload_bytes(&mut self, bytes: usize) {
-        let there = self.bytes.as_ref().len() - HEADER_BYTES;
-        assert!(bytes <= there.min(0xffff), "a payload of {bytes} B of {there} B");
+        let available = self.bytes.as_ref().len() - HEADER_BYTES;
+        assert!(bytes <= available.min(0xffff), "a payload of {bytes} B in {available} B");
         put(self.bytes.as_mut(), 4, &(bytes as u16).to_be_bytes());
     }
 
-    /// Sets from whom; checksums are the caller's.
+    /// Sets the source address; does not update any checksum.
     pub fn set_source(&mut self, address: Ipv6Addr) {
         put(self.bytes.as_mut(), 8, &address.octets());
     }
 
-    /// Sets to whom; checksums are the caller's.
+    /// Sets the destination address; does not update any checksum.
     pub fn set_destination(&mut self, address: Ipv6Addr) {
         put(self.bytes.as_mut(), 24, &address.octets());
     }
 
-    /// What follows the header, to be changed.
+    /// Returns the payload for modification.
     #[inline]
     pub fn payload_mut(&mut self) -> &mut [u8] {
         let end = self.total_bytes();
@@ -240,27 +240,27 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
     }
 }
 
-/// A header.
+/// The fields of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repr {
-    /// From whom.
+    /// Source address.
     pub source: Ipv6Addr,
-    /// To whom.
+    /// Destination address.
     pub destination: Ipv6Addr,
-    /// What follows.
+    /// Type of the header that follows.
     pub next_header: Protocol,
-    /// Hops that are left.
+    /// Hop limit.
     pub hop_limit: u8,
-    /// The byte of class and congestion.
+    /// Traffic class: six bits of DSCP and two of ECN.
     pub traffic_class: u8,
-    /// The flow label, 20 bits.
+    /// Flow label, 20 bits.
     pub flow_label: u32,
-    /// Bytes behind the header, at most 65,535.
+    /// Length of the payload in bytes, at most 65,535.
     pub payload_bytes: usize,
 }
 
 impl Repr {
-    /// As the packet has it.
+    /// Reads the header of `packet`.
     pub fn parse<T: AsRef<[u8]>>(packet: &Packet<T>) -> Repr {
         Repr {
             source: packet.source(),
@@ -273,15 +273,15 @@ impl Repr {
         }
     }
 
-    /// Bytes of header and payload.
+    /// Returns the length of header and payload in bytes.
     pub fn total_bytes(&self) -> usize {
         HEADER_BYTES + self.payload_bytes
     }
 
-    /// Writes [`HEADER_BYTES`] to the front of `bytes`; fewer are a bug of the caller's, and so is a longer payload
-    /// than a packet has.
+    /// Writes [`HEADER_BYTES`] to the front of `bytes`. Panics if `bytes` is shorter, or if the payload is too long for
+    /// a packet.
     pub fn emit(&self, bytes: &mut [u8]) {
-        let payload = u16::try_from(self.payload_bytes).expect("a payload of 65,535 B at most");
+        let payload = u16::try_from(self.payload_bytes).expect("the payload must not exceed 65,535 B");
         let first = 6 << 28 | u32::from(self.traffic_class) << 20 | self.flow_label & 0xf_ffff;
         put(bytes, 0, &first.to_be_bytes());
         put(bytes, 4, &payload.to_be_bytes());

@@ -1,11 +1,11 @@
-//! Views and builders of what a router meets on Ethernet.
+//! Views and builders of the protocols that a router handles on Ethernet, one file per protocol.
 //!
-//! One file a protocol. A view (`ethernet::Frame`, `ipv4::Packet` and so on) is made by `new_checked`, which reads the
-//! lengths once and refuses what does not hold together; after that no accessor panics, whatever the bytes say. A
-//! view never checks a checksum by itself: `verify_checksum` does.
+//! A view (`ethernet::Frame`, `ipv4::Packet` and so on) borrows or owns the bytes of a packet. `new_checked` validates
+//! all length fields once; after that no accessor panics, whatever the bytes contain. A view does not verify checksums
+//! by itself: call `verify_checksum`.
 //!
-//! Builders are plain structs, `Repr`, with `parse` and `emit`: what the slow path needs. The fast path changes
-//! packets in place by the views' setters, none of which can make a checked view wrong.
+//! A builder is a plain struct, `Repr`, with `parse` and `emit`; the slow path uses it. The fast path modifies packets
+//! in place through the setters of the views, none of which can invalidate a checked view.
 #![forbid(unsafe_code)]
 
 pub mod arp;
@@ -26,7 +26,7 @@ pub mod vlan;
 
 pub use error::Error;
 
-/// The protocol of an IP packet's payload, by its assigned number.
+/// The protocol number of an IP payload (IANA registry "Assigned Internet Protocol Numbers").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Protocol(pub u8);
 
@@ -39,10 +39,10 @@ impl Protocol {
     pub const UDP: Protocol = Protocol(17);
     /// ICMP for IPv6.
     pub const ICMPV6: Protocol = Protocol(58);
-    /// IPv6: nothing follows.
+    /// No next header (IPv6, RFC 8200, section 4.7).
     pub const NONE: Protocol = Protocol(59);
 
-    /// Whether the payload begins with a source and a destination port.
+    /// Returns whether the payload begins with a source port and a destination port.
     #[inline]
     pub fn has_ports(self) -> bool {
         // TCP, UDP, DCCP, SCTP, UDP-Lite.

@@ -1,6 +1,6 @@
-//! Multicast listener discovery for IPv6 (RFC 3810, and RFC 2710 for version 1): what a listener is asked and says, so
-//! that switches that look on send it what goes to its groups. Neighbour solicitations do: without a report, nobody
-//! finds an address behind such a switch.
+//! Multicast listener discovery for IPv6 (RFC 3810, and RFC 2710 for version 1): the messages that a listener receives
+//! and sends, so that switches with MLD snooping forward the packets of its groups to it. Neighbour solicitations are
+//! such packets: without reports, nobody can resolve an address behind such a switch.
 
 use std::net::Ipv6Addr;
 use std::time::Duration;
@@ -9,50 +9,52 @@ use crate::icmpv6::{self, pseudo};
 use crate::octets::{array_at, put, u16_at};
 use crate::{Protocol, ipv6};
 
-/// To whom reports go: everybody who hears of version 2.
+/// Destination of reports: all MLDv2-capable routers.
 pub const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
-/// The hop limit of every report, and of every query.
+/// Hop limit of every report and query.
 pub const HOP_LIMIT: u8 = 1;
-/// The type of a query, of both versions.
+/// ICMPv6 type of a query of either version.
 pub const QUERY: u8 = 130;
-/// The type of a report.
+/// ICMPv6 type of a report of version 2.
 pub const REPORT: u8 = 143;
-/// The type of a report of version 1.
+/// ICMPv6 type of a report of version 1.
 pub const REPORT_V1: u8 = 131;
-/// Bytes behind the IPv6 header of a report of version 1.
+/// Length in bytes of the IPv6 payload of a report of version 1.
 pub const PAYLOAD_BYTES_V1: usize = ALERT.len() + MESSAGE_BYTES_V1;
-/// The most groups of one report: what every link carries.
+/// Maximum number of groups in a report: fits the smallest MTU of IPv6.
 pub const GROUPS_MAX: usize = 60;
 
-/// The hop-by-hop header that says *router alert* (RFC 2711), and two bytes of padding.
+/// A hop-by-hop header with the router alert option (RFC 2711) and two bytes of padding.
 const ALERT: [u8; 8] = [Protocol::ICMPV6.0, 0, 5, 2, 0, 0, 1, 0];
 const HEADER_BYTES: usize = 8;
 const RECORD_BYTES: usize = 20;
-/// Queries and reports of version 1 are so long; queries of version 2 longer, by sources too.
+/// Length of queries and reports of version 1; queries of version 2 are longer and may list sources.
 const MESSAGE_BYTES_V1: usize = 24;
 const QUERY_BYTES: usize = 28;
 const SOURCE_BYTES: usize = 16;
-/// Of a hop-by-hop header: what pads one byte, and what says *router alert*.
+/// Options of a hop-by-hop header: Pad1 and router alert.
 const PAD_ONE: u8 = 0;
 const ROUTER_ALERT: u8 = 5;
 
-/// Why a listener says so (RFC 3810, section 5.2.12). It listens to whoever sends to the group.
+/// The type of a multicast address record (RFC 3810, section 5.2.12). Both are in EXCLUDE mode with an empty source
+/// list: the listener accepts every source of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RecordType {
-    /// It still does.
+    /// Current state: the listener is in EXCLUDE mode.
     ModeIsExclude = 2,
-    /// From now on.
+    /// Change of state: the listener joins the group.
     ChangeToExclude = 4,
 }
 
-/// Bytes behind the IPv6 header of a report on so many groups, [`GROUPS_MAX`] at most.
+/// Returns the length in bytes of the IPv6 payload of a report on `groups` groups, of which [`GROUPS_MAX`] fit.
 pub fn payload_bytes(groups: usize) -> usize {
     ALERT.len() + HEADER_BYTES + RECORD_BYTES * groups.min(GROUPS_MAX)
 }
 
-/// Writes what follows the IPv6 header of a report, whose next header is [`crate::ipv6::HOP_BY_HOP`], to the front of
-/// `bytes`, which has room for [`payload_bytes`]; says how many they are. Groups beyond [`GROUPS_MAX`] are left out.
+/// Writes the IPv6 payload of a report, which begins with a [`crate::ipv6::HOP_BY_HOP`] header, to the front of
+/// `bytes`, which must have room for [`payload_bytes`], and returns its length. Groups beyond [`GROUPS_MAX`] are left
+/// out.
 pub fn emit_report(bytes: &mut [u8], source: Ipv6Addr, record_type: RecordType, groups: &[Ipv6Addr]) -> usize {
     let groups = &groups[..groups.len().min(GROUPS_MAX)];
     let length = payload_bytes(groups.len());
@@ -68,7 +70,8 @@ pub fn emit_report(bytes: &mut [u8], source: Ipv6Addr, record_type: RecordType, 
     length
 }
 
-/// Writes what follows the IPv6 header of a report of version 1 on one group, to which it goes: [`PAYLOAD_BYTES_V1`].
+/// Writes the IPv6 payload of a report of version 1, [`PAYLOAD_BYTES_V1`] long, on one group, which is also its
+/// destination.
 pub fn emit_report_v1(bytes: &mut [u8], source: Ipv6Addr, group: Ipv6Addr) {
     put(bytes, 0, &ALERT);
     let message = &mut bytes[ALERT.len()..PAYLOAD_BYTES_V1];
@@ -78,19 +81,19 @@ pub fn emit_report_v1(bytes: &mut [u8], source: Ipv6Addr, group: Ipv6Addr) {
     put(message, 2, &checksum.to_be_bytes());
 }
 
-/// What a router asks listeners.
+/// A query, with which a router asks for listeners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// Whether it is of version 1, and so must the answer be.
+    /// Whether the query, and therefore the report that answers it, is of version 1.
     pub is_v1: bool,
-    /// An answer comes within this time.
+    /// Maximum delay of a report.
     pub response_max: Duration,
-    /// Of which group; `None` is of all. Sources that it names do not count: who listens to all of them says so.
+    /// The queried group; `None` for all groups. Queried sources are ignored: the listener accepts every source.
     pub group: Option<Ipv6Addr>,
 }
 
 impl Query {
-    /// The query that a packet is, when all holds together (RFC 3810, sections 6.2 and 8.1).
+    /// Returns the query in `packet`, or `None` if the packet is not a valid query (RFC 3810, sections 6.2 and 8.1).
     pub fn parse<T: AsRef<[u8]>>(packet: &ipv6::Packet<T>) -> Option<Query> {
         let (source, payload) = (packet.source(), packet.payload());
         if packet.next_header() != ipv6::HOP_BY_HOP
@@ -124,17 +127,17 @@ impl Query {
     }
 }
 
-/// The Maximum Response Code of version 2 (RFC 3810, section 5.1.3): a number, or one with an exponent.
+/// Returns the maximum response delay in ms that a Maximum Response Code encodes (RFC 3810, section 5.1.3).
 fn response_ms(code: u16) -> u64 {
     let (mantissa, exponent) = (u64::from(code & 0xfff), code >> 12 & 7);
     if code < 0x8000 { code.into() } else { (mantissa | 0x1000) << (exponent + 3) }
 }
 
-/// Whether a hop-by-hop header, by itself or the first of several, says that routers are to look at what follows.
+/// Returns whether the hop-by-hop header at the front of `header` has a router alert option.
 fn has_router_alert(header: &[u8]) -> bool {
     let Some(bytes) = header.get(1).map(|length| (usize::from(*length) + 1) * 8) else { return false };
     let Some(mut options) = header.get(2..bytes) else { return false };
-    // Each turn takes a byte at least.
+    // Bounded by the length: each iteration consumes at least one byte.
     while let [kind, rest @ ..] = options {
         options = match (*kind, rest) {
             (PAD_ONE, rest) => rest,
@@ -153,7 +156,7 @@ mod tests {
     const ROUTER: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 9);
     const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
-    /// A query with this behind the group's address, in a packet with these options.
+    /// Returns a packet with these hop-by-hop options and a query in which `rest` follows the group address.
     fn query(options: &[u8], code: u16, group: Ipv6Addr, rest: &[u8]) -> Vec<u8> {
         let code = code.to_be_bytes();
         let mut message = [&[QUERY, 0, 0, 0, code[0], code[1], 0, 0][..], &group.octets(), rest].concat();
@@ -179,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_of_both_versions_are_told_by_their_length() {
+    fn queries_of_both_versions_are_distinguished_by_their_length() {
         let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 7);
         let is = |is_v1, milliseconds, group| {
             Some(Query { is_v1, response_max: Duration::from_millis(milliseconds), group })
@@ -191,14 +194,14 @@ mod tests {
         assert_eq!(read(&query(&ALERT, 0xffff, group, &[2, 125, 0, 0])), is(false, 0x1fff << 10, Some(group)));
         let with_source = [&[2, 125, 0, 1][..], &[7; 16]].concat();
         assert_eq!(read(&query(&ALERT, 1, group, &with_source)), is(false, 1, Some(group)));
-        assert_eq!(read(&query(&ALERT, 1, group, &with_source[..19])), None, "a source that is cut off");
+        assert_eq!(read(&query(&ALERT, 1, group, &with_source[..19])), None, "a truncated source");
         for rest in [&[0][..], &[0; 2], &[0; 3]] {
             assert_eq!(read(&query(&ALERT, 1, group, rest)), None, "{rest:?}");
         }
     }
 
     #[test]
-    fn what_came_over_a_router_or_without_its_alert_is_no_query() {
+    fn queries_that_crossed_a_router_or_lack_a_router_alert_are_rejected() {
         let with = |options: &[u8]| read(&query(options, 1, Ipv6Addr::UNSPECIFIED, &[])).is_some();
         assert!(with(&ALERT) && with(&[58, 0, 0, 0, 5, 2, 0, 0]) && with(&[58, 0, 1, 0, 5, 2, 0, 0]));
         for options in [[58, 0, 1, 4, 5, 2, 0, 0], [58, 0, 0, 0, 0, 0, 0, 5], [58, 0, 0, 0, 0, 0, 0, 9]] {

@@ -1,6 +1,6 @@
 //! Neighbour discovery for IPv6 (RFC 4861): the messages that a router sends and understands.
 //!
-//! Whoever parses one has seen to it that the packet's hop limit is 255, so that nobody sent it from beyond the link.
+//! Before parsing, callers must check that the packet's hop limit is 255: a packet from beyond the link cannot have it.
 
 use std::net::Ipv6Addr;
 
@@ -10,10 +10,10 @@ use crate::ethernet::MacAddress;
 use crate::icmpv6::{Packet, pseudo};
 use crate::octets::{array_at, put, u16_at, u32_at};
 
-/// The hop limit of every packet of neighbour discovery.
+/// The hop limit of every neighbour discovery packet.
 pub const HOP_LIMIT: u8 = 255;
 
-/// The most bytes that a message of ours has.
+/// Maximum length in bytes of a [`Message`].
 pub const MESSAGE_BYTES_MAX: usize = 64;
 
 /// The type of a router solicitation.
@@ -33,37 +33,38 @@ const PREFIX: u8 = 3;
 const REDIRECTED: u8 = 4;
 const MTU: u8 = 5;
 
-/// Where everybody listens whose address ends in the same 24 bits as `address`.
+/// Returns the solicited-node multicast address of `address` (RFC 4291, section 2.7.1).
 pub fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
     let [.., a, b, c] = address.octets();
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from(b) << 8 | u16::from(c))
 }
 
-/// What a router says to a host that has a nearer way (RFC 4861, section 4.5).
+/// A redirect: tells a host of a better first hop (RFC 4861, section 4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Redirect<'a> {
-    /// The nearer one: a router's link-local address, or `destination` itself, which is on the link then.
+    /// Target address: the link-local address of a better router, or `destination` if that is on the link.
     pub target: Ipv6Addr,
-    /// What the host sends to.
+    /// Destination address that is redirected to the target.
     pub destination: Ipv6Addr,
-    /// Where the nearer one is, when that is known.
+    /// Link-layer address of the target, if known.
     pub target_mac: Option<MacAddress>,
-    /// The packet that took the detour: its header and some of its payload.
+    /// The packet that caused the redirect: its header and a part of its payload.
     pub original: &'a [u8],
 }
 
 impl Redirect<'_> {
-    /// Bytes besides the original's: header, both addresses, two options' beginnings and a hardware address.
+    /// Length in bytes without `original`: header, both addresses, the headers of two options and a MAC address.
     pub const OVERHEAD_BYTES: usize = 40 + 8 + 8;
 
-    /// Writes the message with its checksum to the front of `bytes`, which has room for [`Redirect::OVERHEAD_BYTES`] and
-    /// the original, and says how many it has. Of the original go as many bytes as options count: eights.
+    /// Writes the message and its checksum to the front of `bytes`, which must have room for
+    /// [`Redirect::OVERHEAD_BYTES`] and the original, and returns its length. The original is truncated to a multiple
+    /// of 8 bytes, the unit of an option's length.
     pub fn emit(&self, bytes: &mut [u8], source: Ipv6Addr, destination: Ipv6Addr) -> usize {
         put(bytes, 0, &[REDIRECT, 0, 0, 0, 0, 0, 0, 0]);
         put(bytes, 8, &self.target.octets());
         put(bytes, 24, &self.destination.octets());
         let at = emit_mac(bytes, 40, TARGET_MAC, self.target_mac);
-        // An option's length is a byte of eights, its beginning included.
+        // The length field of an option is one byte, counts units of 8 bytes and includes the option's header.
         let eights = (self.original.len() / 8).min(usize::from(u8::MAX) - 1);
         put(bytes, at, &[REDIRECTED, 1 + eights as u8, 0, 0, 0, 0, 0, 0]);
         put(bytes, at + 8, &self.original[..eights * 8]);
@@ -75,67 +76,67 @@ impl Redirect<'_> {
     }
 }
 
-/// A prefix that a router advertises.
+/// A prefix information option (RFC 4861, section 4.6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefix {
     /// The prefix.
     pub address: Ipv6Addr,
-    /// Its bits, at most 128.
+    /// Prefix length, at most 128.
     pub bits: u8,
-    /// Whether its addresses are on the link.
+    /// On-link flag.
     pub on_link: bool,
-    /// Whether hosts make addresses of it.
+    /// Autonomous address-configuration flag.
     pub autonomous: bool,
-    /// For how long it is true; 2^32 - 1 is for ever.
+    /// Valid lifetime in seconds; 2^32 - 1 means infinity.
     pub valid_s: u32,
-    /// For how long addresses of it are preferred.
+    /// Preferred lifetime in seconds.
     pub preferred_s: u32,
 }
 
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Routers, say who you are.
+    /// Asks routers for an advertisement.
     RouterSolicitation {
-        /// Who asks.
+        /// Source link-layer address.
         source_mac: Option<MacAddress>,
     },
-    /// Here is a router.
+    /// Announces a router.
     RouterAdvertisement {
-        /// The hop limit that hosts should begin with; 0 says nothing.
+        /// Hop limit that hosts should use; 0 means unspecified.
         hop_limit: u8,
-        /// For how long it is a default router; 0: it is none.
+        /// Router lifetime in seconds; 0: not a default router.
         lifetime_s: u16,
-        /// Who says so.
+        /// Source link-layer address.
         source_mac: Option<MacAddress>,
-        /// What the link carries in one piece.
+        /// MTU of the link.
         mtu: Option<u32>,
-        /// The first prefix of those that it advertises.
+        /// The first advertised prefix.
         prefix: Option<Prefix>,
     },
-    /// Who has the address?
+    /// Asks for the link-layer address of the target.
     NeighbourSolicitation {
-        /// The address.
+        /// Target address.
         target: Ipv6Addr,
-        /// Who asks; nobody while it asks whether it may have the address itself.
+        /// Source link-layer address; absent in duplicate address detection.
         source_mac: Option<MacAddress>,
     },
-    /// The sender has the address.
+    /// States the link-layer address of the target.
     NeighbourAdvertisement {
-        /// The address.
+        /// Target address.
         target: Ipv6Addr,
-        /// Whether the sender routes.
+        /// Router flag.
         is_router: bool,
-        /// Whether it was asked.
+        /// Solicited flag: the message answers a solicitation.
         solicited: bool,
-        /// Whether what was known before is to be forgotten.
+        /// Override flag: replaces a cached link-layer address.
         override_known: bool,
-        /// Where.
+        /// Target link-layer address.
         target_mac: Option<MacAddress>,
     },
 }
 
-/// The options of a message that are understood.
+/// The supported options of a message.
 #[derive(Default)]
 struct Options {
     source_mac: Option<MacAddress>,
@@ -147,12 +148,12 @@ struct Options {
 impl Options {
     fn parse(mut rest: &[u8]) -> Result<Options, Error> {
         let mut options = Options::default();
-        // Bounded by the bytes, of which each option takes at least eight.
+        // Bounded by the length: each option takes at least 8 bytes.
         while !rest.is_empty() {
             at_least("ND", rest.len(), 8)?;
             let bytes = usize::from(rest[1]) * 8;
             if bytes == 0 {
-                return Err(Error::Malformed { protocol: "ND", what: "option of no length" });
+                return Err(Error::Malformed { protocol: "ND", what: "option of length 0" });
             }
             at_least("ND", rest.len(), bytes)?;
             options.take(&rest[..bytes]);
@@ -182,7 +183,7 @@ impl Options {
 }
 
 impl Message {
-    /// As `bytes`, a message of ICMPv6, have it; checksum and code must be right.
+    /// Parses an ICMPv6 message and verifies its checksum and code.
     pub fn parse(bytes: &[u8], source: Ipv6Addr, destination: Ipv6Addr) -> Result<Message, Error> {
         let packet = Packet::new_checked(bytes)?;
         if !packet.verify_checksum(source, destination) {
@@ -215,8 +216,8 @@ impl Message {
         }
     }
 
-    /// Writes the message with its checksum to the front of `bytes`, of which there are [`MESSAGE_BYTES_MAX`], and
-    /// says how many it has.
+    /// Writes the message and its checksum to the front of `bytes`, which must have room for [`MESSAGE_BYTES_MAX`], and
+    /// returns its length.
     pub fn emit(&self, bytes: &mut [u8], source: Ipv6Addr, destination: Ipv6Addr) -> usize {
         let length = self.emit_body(bytes);
         let bytes = &mut bytes[..length];
@@ -234,7 +235,7 @@ impl Message {
             Message::RouterAdvertisement { hop_limit, lifetime_s, source_mac, mtu, prefix } => {
                 put(bytes, 0, &[ROUTER_ADVERTISEMENT, 0, 0, 0, hop_limit, 0]);
                 put(bytes, 6, &lifetime_s.to_be_bytes());
-                // Nothing is said of times that hosts use among themselves.
+                // Reachable time and retransmission timer: unspecified.
                 put(bytes, 8, &[0; 8]);
                 let at = emit_mac(bytes, 16, SOURCE_MAC, source_mac);
                 let at = emit_mtu(bytes, at, mtu);

@@ -1,4 +1,4 @@
-//! Numbers in network byte order, at a place in bytes. Whoever calls has checked the length.
+//! Integers in network byte order at an offset. All functions panic if the bytes are too short: callers check first.
 
 #[inline]
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
@@ -18,6 +18,6 @@ pub(crate) fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 }
 
 #[inline]
-pub(crate) fn put(bytes: &mut [u8], at: usize, what: &[u8]) {
-    bytes[at..at + what.len()].copy_from_slice(what);
+pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+    bytes[at..at + value.len()].copy_from_slice(value);
 }

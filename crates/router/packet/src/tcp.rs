@@ -1,11 +1,11 @@
-//! TCP segments (RFC 9293), as far as a router looks at them.
+//! TCP segments (RFC 9293), as far as a router inspects them.
 
 use crate::Error;
 use crate::checksum::Sum;
 use crate::error::at_least;
 use crate::octets::{put, u16_at, u32_at};
 
-/// Bytes of a header without options.
+/// Length in bytes of a header without options.
 pub const HEADER_BYTES: usize = 20;
 
 /// The control bits of a header.
@@ -13,43 +13,43 @@ pub const HEADER_BYTES: usize = 20;
 pub struct Flags(pub u8);
 
 impl Flags {
-    /// No more data from the sender.
+    /// The sender has no more data.
     pub const FIN: Flags = Flags(0x01);
-    /// A connection begins.
+    /// Synchronizes sequence numbers: opens a connection.
     pub const SYN: Flags = Flags(0x02);
-    /// A connection is reset.
+    /// Resets the connection.
     pub const RST: Flags = Flags(0x04);
-    /// Data to be handed to the program.
+    /// Asks the receiver to pass the data to the application.
     pub const PSH: Flags = Flags(0x08);
-    /// The acknowledgement counts.
+    /// The acknowledgement field is valid.
     pub const ACK: Flags = Flags(0x10);
-    /// The urgent pointer counts.
+    /// The urgent pointer is valid.
     pub const URG: Flags = Flags(0x20);
-    /// Congestion was experienced.
+    /// ECN echo: congestion was experienced (RFC 3168).
     pub const ECE: Flags = Flags(0x40);
-    /// The sender has slowed down.
+    /// Congestion window reduced (RFC 3168).
     pub const CWR: Flags = Flags(0x80);
 
-    /// Whether all of `flags` are set.
+    /// Returns whether all of `flags` are set.
     pub fn has(self, flags: Flags) -> bool {
         self.0 & flags.0 == flags.0
     }
 
-    /// Without `flags`.
+    /// Returns these flags without `flags`.
     #[must_use]
     pub fn without(self, flags: Flags) -> Flags {
         Flags(self.0 & !flags.0)
     }
 }
 
-/// A segment whose header length holds together.
+/// A segment whose data offset has been validated.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<T> {
     bytes: T,
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Checks the header's length.
+    /// Validates the length of the header.
     pub fn new_checked(bytes: T) -> Result<Packet<T>, Error> {
         let raw = bytes.as_ref();
         at_least("TCP", raw.len(), HEADER_BYTES)?;
@@ -61,77 +61,77 @@ impl<T: AsRef<[u8]>> Packet<T> {
         Ok(Packet { bytes })
     }
 
-    /// The port it comes from.
+    /// Returns the source port.
     #[inline]
     pub fn source_port(&self) -> u16 {
         u16_at(self.bytes.as_ref(), 0)
     }
 
-    /// The port it goes to.
+    /// Returns the destination port.
     #[inline]
     pub fn destination_port(&self) -> u16 {
         u16_at(self.bytes.as_ref(), 2)
     }
 
-    /// The first byte's number.
+    /// Returns the sequence number.
     pub fn sequence(&self) -> u32 {
         u32_at(self.bytes.as_ref(), 4)
     }
 
-    /// The number of the byte that is expected next.
+    /// Returns the acknowledgement number.
     pub fn acknowledgement(&self) -> u32 {
         u32_at(self.bytes.as_ref(), 8)
     }
 
-    /// Bytes of the header, 20 to 60.
+    /// Returns the length of the header in bytes, 20 to 60.
     #[inline]
     pub fn header_bytes(&self) -> usize {
         usize::from(self.bytes.as_ref()[12] >> 4) * 4
     }
 
-    /// The control bits.
+    /// Returns the control bits.
     pub fn flags(&self) -> Flags {
         Flags(self.bytes.as_ref()[13])
     }
 
-    /// The window, as it stands there.
+    /// Returns the window field, unscaled.
     pub fn window(&self) -> u16 {
         u16_at(self.bytes.as_ref(), 14)
     }
 
-    /// The checksum, as it stands there.
+    /// Returns the checksum field.
     pub fn checksum(&self) -> u16 {
         u16_at(self.bytes.as_ref(), 16)
     }
 
-    /// Whether the segment sums up, `pseudo` being the sum of its pseudo-header.
+    /// Returns whether the checksum is correct, given the sum of the pseudo-header.
     pub fn verify_checksum(&self, pseudo: Sum) -> bool {
         pseudo.add_bytes(self.bytes.as_ref()).folded() == 0xffff
     }
 
-    /// The options' bytes.
+    /// Returns the bytes of the options.
     pub fn options(&self) -> &[u8] {
         &self.bytes.as_ref()[HEADER_BYTES..self.header_bytes()]
     }
 
-    /// What follows the header.
+    /// Returns the payload.
     pub fn payload(&self) -> &[u8] {
         &self.bytes.as_ref()[self.header_bytes()..]
     }
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
-    /// Sets the first byte's number; the checksum is the caller's.
+    /// Sets the sequence number; does not update the checksum.
     pub fn set_sequence(&mut self, number: u32) {
         put(self.bytes.as_mut(), 4, &number.to_be_bytes());
     }
 
-    /// Sets the control bits; the checksum is the caller's.
+    /// Sets the control bits; does not update the checksum.
     pub fn set_flags(&mut self, flags: Flags) {
         self.bytes.as_mut()[13] = flags.0;
     }
 
-    /// Sets the checksum to what it must be, `pseudo` being the sum of the pseudo-header.
+    /// Computes and stores the checksum, given the sum of the pseudo-header.
     pub fn fill_checksum(&mut self, pseudo: Sum) {
         put(self.bytes.as_mut(), 16, &[0, 0]);
         let checksum = pseudo.add_bytes(self.bytes.as_ref()).checksum();
@@ -139,25 +139,25 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
     }
 }
 
-/// A header without options and without its checksum.
+/// The fields of a header, except for options and checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repr {
-    /// The port it comes from.
+    /// Source port.
     pub source_port: u16,
-    /// The port it goes to.
+    /// Destination port.
     pub destination_port: u16,
-    /// The first byte's number.
+    /// Sequence number.
     pub sequence: u32,
-    /// The number of the byte that is expected next.
+    /// Acknowledgement number.
     pub acknowledgement: u32,
-    /// The control bits.
+    /// Control bits.
     pub flags: Flags,
-    /// The window.
+    /// Window field, unscaled.
     pub window: u16,
 }
 
 impl Repr {
-    /// As the segment has it, but for its options.
+    /// Reads the header of `packet`, without its options.
     pub fn parse<T: AsRef<[u8]>>(packet: &Packet<T>) -> Repr {
         Repr {
             source_port: packet.source_port(),
@@ -169,8 +169,8 @@ impl Repr {
         }
     }
 
-    /// Writes [`HEADER_BYTES`] to the front of `bytes`, all of which are the segment; its payload stands there
-    /// already. Fewer bytes than the header's are a bug of the caller's.
+    /// Writes [`HEADER_BYTES`] to the front of `bytes`, the whole segment, in which the payload must already follow
+    /// them. Panics if `bytes` is shorter than the header.
     pub fn emit(&self, bytes: &mut [u8], pseudo: Sum) {
         put(bytes, 0, &self.source_port.to_be_bytes());
         put(bytes, 2, &self.destination_port.to_be_bytes());

@@ -5,17 +5,17 @@ use crate::checksum::Sum;
 use crate::error::at_least;
 use crate::octets::{put, u16_at};
 
-/// Bytes of the header.
+/// Length of the header in bytes.
 pub const HEADER_BYTES: usize = 8;
 
-/// A datagram whose length holds together.
+/// A datagram whose length field has been validated.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<T> {
     bytes: T,
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Checks the length.
+    /// Validates the length field against the header and the bytes that are there.
     pub fn new_checked(bytes: T) -> Result<Packet<T>, Error> {
         let raw = bytes.as_ref();
         at_least("UDP", raw.len(), HEADER_BYTES)?;
@@ -27,36 +27,36 @@ impl<T: AsRef<[u8]>> Packet<T> {
         Ok(Packet { bytes })
     }
 
-    /// The port it comes from.
+    /// Returns the source port.
     #[inline]
     pub fn source_port(&self) -> u16 {
         u16_at(self.bytes.as_ref(), 0)
     }
 
-    /// The port it goes to.
+    /// Returns the destination port.
     #[inline]
     pub fn destination_port(&self) -> u16 {
         u16_at(self.bytes.as_ref(), 2)
     }
 
-    /// Bytes of header and payload.
+    /// Returns the length of header and payload in bytes.
     #[inline]
     pub fn total_bytes(&self) -> usize {
         usize::from(u16_at(self.bytes.as_ref(), 4))
     }
 
-    /// The checksum as it stands there; zero says that there is none.
+    /// Returns the checksum field; zero means that the sender computed no checksum.
     pub fn checksum(&self) -> u16 {
         u16_at(self.bytes.as_ref(), 6)
     }
 
-    /// Whether the datagram sums up, `pseudo` being the sum of its pseudo-header. One without a checksum does; over
-    /// IPv6 that is not allowed, and the caller's to refuse.
+    /// Returns whether the checksum is correct, given the sum of the pseudo-header. A datagram without a checksum
+    /// passes; over IPv6 the caller must reject it (RFC 8200, section 8.1).
     pub fn verify_checksum(&self, pseudo: Sum) -> bool {
         self.checksum() == 0 || pseudo.add_bytes(&self.bytes.as_ref()[..self.total_bytes()]).folded() == 0xffff
     }
 
-    /// What follows the header.
+    /// Returns the payload.
     #[inline]
     pub fn payload(&self) -> &[u8] {
         &self.bytes.as_ref()[HEADER_BYTES..self.total_bytes()]
@@ -64,14 +64,14 @@ impl<T: AsRef<[u8]>> Packet<T> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
-    /// Sets the length of header and payload, which is at least the header's and at most what there is.
+    /// Sets the length of header and payload. Panics if it is below [`HEADER_BYTES`] or exceeds the buffer.
     pub fn set_total_bytes(&mut self, bytes: usize) {
-        let there = self.bytes.as_ref().len();
-        assert!(bytes >= HEADER_BYTES && bytes <= there.min(0xffff), "a datagram of {bytes} B of {there} B");
+        let available = self.bytes.as_ref().len();
+        assert!(bytes >= HEADER_BYTES && bytes <= available.min(0xffff), "a datagram of {bytes} B in {available} B");
         put(self.bytes.as_mut(), 4, &(bytes as u16).to_be_bytes());
     }
 
-    /// Sets the checksum to what it must be, `pseudo` being the sum of the pseudo-header.
+    /// Computes and stores the checksum, given the sum of the pseudo-header.
     pub fn fill_checksum(&mut self, pseudo: Sum) {
         put(self.bytes.as_mut(), 6, &[0, 0]);
         let checksum = pseudo.add_bytes(&self.bytes.as_ref()[..self.total_bytes()]).udp_checksum();
@@ -79,19 +79,19 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
     }
 }
 
-/// A header, without its checksum.
+/// The fields of a header, except for the checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repr {
-    /// The port it comes from.
+    /// Source port.
     pub source_port: u16,
-    /// The port it goes to.
+    /// Destination port.
     pub destination_port: u16,
-    /// Bytes behind the header, at most 65,527.
+    /// Length of the payload in bytes, at most 65,527.
     pub payload_bytes: usize,
 }
 
 impl Repr {
-    /// As the datagram has it.
+    /// Reads the header of `packet`.
     pub fn parse<T: AsRef<[u8]>>(packet: &Packet<T>) -> Repr {
         Repr {
             source_port: packet.source_port(),
@@ -100,11 +100,11 @@ impl Repr {
         }
     }
 
-    /// Writes [`HEADER_BYTES`] to the front of `bytes`, whose checksum covers the payload that stands behind them.
-    /// Fewer bytes than header and payload are a bug of the caller's.
+    /// Writes [`HEADER_BYTES`] to the front of `bytes`, including a checksum over the payload, which must already
+    /// follow them. Panics if `bytes` is shorter than header and payload.
     pub fn emit(&self, bytes: &mut [u8], pseudo: Sum) {
         let total = HEADER_BYTES + self.payload_bytes;
-        let length = u16::try_from(total).expect("a payload of 65,527 B at most");
+        let length = u16::try_from(total).expect("the payload must not exceed 65,527 B");
         put(bytes, 0, &self.source_port.to_be_bytes());
         put(bytes, 2, &self.destination_port.to_be_bytes());
         put(bytes, 4, &length.to_be_bytes());

@@ -1,4 +1,4 @@
-//! What is emitted is parsed as what it was, byte for byte as the protocols have it.
+//! Emitted headers are byte for byte those of the protocols, and parse to the same values.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -14,7 +14,7 @@ const A6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 const B6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 1, 2, 3, 4, 0x1122, 0x3344);
 
 #[test]
-fn ethernet_and_vlan_come_back() {
+fn ethernet_and_vlan_round_trip() {
     let repr = ethernet::Repr { destination: B, source: A, ethertype: EtherType::VLAN };
     let mut bytes = [0; 20];
     repr.emit(&mut bytes);
@@ -25,7 +25,7 @@ fn ethernet_and_vlan_come_back() {
     let network = ethernet::NetworkHeader { tag: Some(tag), ethertype: EtherType::IPV6, offset: 18 };
     assert_eq!(frame.network_header(), Ok(network));
     assert_eq!(bytes[14..18], [0xba, 0xbc, 0x86, 0xdd]);
-    assert!(ethernet::Frame::new_checked(&bytes[..17]).expect("a frame").network_header().is_err(), "a tag cut off");
+    assert!(ethernet::Frame::new_checked(&bytes[..17]).expect("a frame").network_header().is_err(), "a truncated tag");
     let mut frame = ethernet::Frame::new_checked(bytes).expect("a frame");
     frame.set_ethertype(EtherType::IPV4);
     frame.set_source(B);
@@ -35,7 +35,7 @@ fn ethernet_and_vlan_come_back() {
 }
 
 #[test]
-fn hardware_addresses_are_read_as_they_are_written() {
+fn mac_addresses_round_trip_as_text() {
     assert_eq!("02:00:00:00:00:0a".parse(), Ok(A));
     assert_eq!(A.to_string(), "02:00:00:00:00:0a");
     for wrong in ["", "02:00:00:00:00", "02:00:00:00:00:0a:", "02:00:00:00:00:+a", "2:0:0:0:0:a", "02-00-00-00-00-0a"] {
@@ -49,7 +49,7 @@ fn hardware_addresses_are_read_as_they_are_written() {
 }
 
 #[test]
-fn arp_comes_back_and_other_hardware_is_refused() {
+fn arp_round_trips_and_other_hardware_is_rejected() {
     for operation in [arp::Operation::Request, arp::Operation::Reply] {
         let repr = arp::Repr { operation, sender_mac: A, sender: A4, target_mac: B, target: B4 };
         let mut bytes = [0; arp::PACKET_BYTES];
@@ -78,14 +78,14 @@ fn ipv4_repr() -> ipv4::Repr {
 }
 
 #[test]
-fn ipv4_comes_back_and_ages() {
+fn ipv4_round_trips_and_its_ttl_is_decremented() {
     let repr = ipv4_repr();
     let mut bytes = [0xee; 40];
     repr.emit(&mut bytes);
     let mut packet = ipv4::Packet::new_checked(&mut bytes[..]).expect("a packet");
     assert!(packet.verify_checksum());
     assert_eq!(ipv4::Repr::parse(&packet), repr);
-    assert_eq!(packet.payload(), [0xee; 12], "padding is none of it");
+    assert_eq!(packet.payload(), [0xee; 12], "the payload excludes padding");
     for ttl in (0..64).rev() {
         packet.decrement_ttl();
         assert_eq!(packet.ttl(), ttl);
@@ -108,29 +108,29 @@ fn ipv4_comes_back_and_ages() {
 }
 
 #[test]
-fn ipv4_that_does_not_hold_together_is_refused_with_the_reason() {
+fn invalid_ipv4_is_rejected_with_the_reason() {
     let mut good = [0; 32];
     ipv4_repr().emit(&mut good);
-    let refused = |at: usize, value: u8| {
+    let error = |at: usize, value: u8| {
         let mut bytes = good;
         bytes[at] = value;
-        ipv4::Packet::new_checked(bytes).map(|_| ()).expect_err("refused")
+        ipv4::Packet::new_checked(bytes).map(|_| ()).expect_err("an invalid packet")
     };
-    assert_eq!(refused(0, 0x65), Error::Version { protocol: "IPv4", found: 6, expected: 4 });
-    assert_eq!(refused(0, 0x44), Error::HeaderLength { protocol: "IPv4", bytes: 16, bytes_min: 20 });
-    assert_eq!(refused(0, 0x4f), Error::TotalLength { protocol: "IPv4", bytes: 32, bytes_min: 60 });
-    assert_eq!(refused(3, 19), Error::TotalLength { protocol: "IPv4", bytes: 19, bytes_min: 20 });
-    assert_eq!(refused(3, 33), Error::Truncated { protocol: "IPv4", bytes: 32, bytes_min: 33 });
+    assert_eq!(error(0, 0x65), Error::Version { protocol: "IPv4", found: 6, expected: 4 });
+    assert_eq!(error(0, 0x44), Error::HeaderLength { protocol: "IPv4", bytes: 16, bytes_min: 20 });
+    assert_eq!(error(0, 0x4f), Error::TotalLength { protocol: "IPv4", bytes: 32, bytes_min: 60 });
+    assert_eq!(error(3, 19), Error::TotalLength { protocol: "IPv4", bytes: 19, bytes_min: 20 });
+    assert_eq!(error(3, 33), Error::Truncated { protocol: "IPv4", bytes: 32, bytes_min: 33 });
     let short = ipv4::Packet::new_checked(&good[..19]).map(|_| ());
     assert_eq!(short, Err(Error::Truncated { protocol: "IPv4", bytes: 19, bytes_min: 20 }));
 }
 
 #[test]
-fn ipv4_options_are_told_one_by_one_until_one_is_malformed() {
+fn ipv4_options_are_iterated_until_one_is_malformed() {
     let mut bytes = [0; 32];
     ipv4::Repr { payload_bytes: 12, ..ipv4_repr() }.emit(&mut bytes);
     bytes[0] = 0x48;
-    // Padding, router alert, record route with one place, the end.
+    // No operation, router alert, record route with one slot, end of option list.
     bytes[20..32].copy_from_slice(&[1, 148, 4, 0, 0, 7, 5, 4, 0, 0, 0, 7]);
     let packet = ipv4::Packet::new_checked(bytes).expect("a packet");
     assert!(packet.has_options());
@@ -161,7 +161,7 @@ fn ipv6_repr() -> ipv6::Repr {
 }
 
 #[test]
-fn ipv6_comes_back_and_ages() {
+fn ipv6_round_trips_and_its_hop_limit_is_decremented() {
     let repr = ipv6_repr();
     let mut bytes = [0; 70];
     repr.emit(&mut bytes);
@@ -171,7 +171,7 @@ fn ipv6_comes_back_and_ages() {
     packet.decrement_hop_limit();
     assert_eq!(packet.hop_limit(), 1);
     packet.set_traffic_class(0x3c);
-    assert_eq!((packet.traffic_class(), packet.flow_label()), (0x3c, 0xf_1234), "each in its own bits");
+    assert_eq!((packet.traffic_class(), packet.flow_label()), (0x3c, 0xf_1234), "the fields do not overlap");
     packet.set_payload_bytes(30);
     packet.set_hop_limit(255);
     packet.set_source(B6);
@@ -183,7 +183,7 @@ fn ipv6_comes_back_and_ages() {
     assert!(ipv6::Packet::new_checked(&bytes[..]).is_err());
 }
 
-/// A packet with these extension headers, each of 8 bytes and named by the one before.
+/// Returns a packet with these extension headers of 8 bytes each.
 fn with_extensions(headers: &[(Protocol, [u8; 6])], last: Protocol) -> Vec<u8> {
     let mut bytes = vec![0; 40 + headers.len() * 8 + 4];
     let first = headers.first().map_or(last, |(kind, _)| *kind);
@@ -210,7 +210,7 @@ fn extension_headers_are_followed_to_the_payload() {
     assert_eq!((upper.protocol, upper.offset), (Protocol::UDP, 24));
     assert!(upper.has_hop_by_hop && upper.has_segments_left);
     assert_eq!(upper.fragment, Some(ipv6::Fragment { offset_bytes: 0, more: true, identification: 77 }));
-    // Behind the header of a later fragment there is none.
+    // The payload of a later fragment begins with no header.
     let bytes = with_extensions(&[(ipv6::FRAGMENT, fragment), (ipv6::HOP_BY_HOP, [0; 6])], Protocol::UDP);
     let upper = ipv6::Packet::new_checked(&bytes).expect("a packet").upper_layer().expect("headers");
     assert_eq!((upper.protocol, upper.offset), (ipv6::HOP_BY_HOP, 8));
@@ -222,25 +222,26 @@ fn extension_headers_are_followed_to_the_payload() {
 }
 
 #[test]
-fn extension_headers_that_lead_nowhere_are_refused() {
+fn too_many_or_malformed_extension_headers_are_rejected() {
     let many = vec![(ipv6::DESTINATION_OPTIONS, [0; 6]); ipv6::EXTENSIONS_MAX + 1];
-    let refused =
-        |bytes: &[u8]| ipv6::Packet::new_checked(bytes).expect("a packet").upper_layer().expect_err("refused");
+    let error = |bytes: &[u8]| {
+        ipv6::Packet::new_checked(bytes).expect("a packet").upper_layer().expect_err("malformed headers")
+    };
     let bytes = with_extensions(&many, Protocol::UDP);
-    assert_eq!(refused(&bytes), Error::Headers { protocol: "IPv6", headers_max: ipv6::EXTENSIONS_MAX });
+    assert_eq!(error(&bytes), Error::Headers { protocol: "IPv6", headers_max: ipv6::EXTENSIONS_MAX });
     let bytes = with_extensions(&many[1..], Protocol::UDP);
     assert!(ipv6::Packet::new_checked(bytes).expect("a packet").upper_layer().is_ok());
     let bytes = with_extensions(&[(ipv6::ROUTING, [0; 6]), (ipv6::HOP_BY_HOP, [0; 6])], Protocol::UDP);
-    assert!(matches!(refused(&bytes), Error::Malformed { .. }));
+    assert!(matches!(error(&bytes), Error::Malformed { .. }));
     let mut bytes = with_extensions(&[(ipv6::ROUTING, [0; 6])], Protocol::UDP);
     bytes[41] = 1;
-    assert!(matches!(refused(&bytes), Error::Truncated { bytes: 12, bytes_min: 16, .. }));
+    assert!(matches!(error(&bytes), Error::Truncated { bytes: 12, bytes_min: 16, .. }));
     let bytes = with_extensions(&[], ipv6::FRAGMENT);
-    assert!(matches!(refused(&bytes), Error::Truncated { bytes: 4, bytes_min: 8, .. }));
+    assert!(matches!(error(&bytes), Error::Truncated { bytes: 4, bytes_min: 8, .. }));
 }
 
 #[test]
-fn udp_and_tcp_come_back_with_checksums_that_cover_their_addresses() {
+fn udp_and_tcp_round_trip_with_checksums_that_cover_their_addresses() {
     let pseudo = |bytes| Sum::new().add_pseudo_v4(A4, B4, Protocol::UDP, bytes);
     let mut bytes = *b"........payload";
     let repr = udp::Repr { source_port: 53, destination_port: 0xf00f, payload_bytes: 7 };
@@ -282,7 +283,7 @@ fn udp_and_tcp_come_back_with_checksums_that_cover_their_addresses() {
 }
 
 #[test]
-fn icmp_messages_come_back() {
+fn icmp_messages_round_trip() {
     let original = &[0x45, 0, 0, 28][..];
     let messages = [
         icmpv4::Message::EchoRequest { identifier: 1, sequence: 2, data: b"abc" },
@@ -296,7 +297,7 @@ fn icmp_messages_come_back() {
         let mut bytes = [0xee; 16];
         message.emit(&mut bytes);
         let (bytes, rest) = bytes.split_at_mut(message.total_bytes());
-        assert!(rest.iter().all(|byte| *byte == 0xee), "nothing is written behind it");
+        assert!(rest.iter().all(|byte| *byte == 0xee), "bytes behind the message are unchanged");
         assert_eq!(icmpv4::Message::parse(bytes), Ok(message));
         let is_error = !matches!(message, icmpv4::Message::EchoRequest { .. } | icmpv4::Message::EchoReply { .. });
         assert_eq!(icmpv4::Packet::new_checked(&bytes).map(|packet| packet.is_error()), Ok(is_error));
@@ -322,7 +323,7 @@ fn icmp_messages_come_back() {
 }
 
 #[test]
-fn neighbour_discovery_comes_back() {
+fn neighbour_discovery_round_trips() {
     let prefix =
         ndisc::Prefix { address: B6, bits: 64, on_link: true, autonomous: false, valid_s: 86_400, preferred_s: 3_600 };
     let messages = [
@@ -354,8 +355,8 @@ fn neighbour_discovery_comes_back() {
 }
 
 #[test]
-fn neighbour_discovery_that_is_malformed_is_refused() {
-    let sealed = |mut bytes: Vec<u8>| {
+fn malformed_neighbour_discovery_is_rejected() {
+    let parse_with_checksum = |mut bytes: Vec<u8>| {
         bytes[2..4].fill(0);
         let checksum = icmpv6::pseudo(A6, B6, bytes.len()).add_bytes(&bytes).checksum();
         bytes[2..4].copy_from_slice(&checksum.to_be_bytes());
@@ -363,31 +364,31 @@ fn neighbour_discovery_that_is_malformed_is_refused() {
     };
     let mut good = vec![0; 32];
     ndisc::Message::NeighbourSolicitation { target: B6, source_mac: Some(A) }.emit(&mut good, A6, B6);
-    assert!(sealed(good.clone()).is_ok());
+    assert!(parse_with_checksum(good.clone()).is_ok());
     for (at, value, what) in
-        [(25, 0, "an option of no length"), (25, 2, "an option beyond the message"), (1, 1, "a code")]
+        [(25, 0, "an option of length 0"), (25, 2, "an option beyond the message"), (1, 1, "an unknown code")]
     {
         let mut bytes = good.clone();
         bytes[at] = value;
-        assert!(sealed(bytes).is_err(), "{what}");
+        assert!(parse_with_checksum(bytes).is_err(), "{what}");
     }
     let mut bytes = good.clone();
     bytes[8] = 0xff;
-    assert!(sealed(bytes).is_err(), "a multicast target");
-    assert!(sealed(good[..30].to_vec()).is_err(), "half an option");
-    assert!(sealed(good[..20].to_vec()).is_err(), "half a target");
+    assert!(parse_with_checksum(bytes).is_err(), "a multicast target");
+    assert!(parse_with_checksum(good[..30].to_vec()).is_err(), "a truncated option");
+    assert!(parse_with_checksum(good[..20].to_vec()).is_err(), "a truncated target");
     let mut other = good;
     other[0] = 200;
-    assert_eq!(sealed(other), Err(Error::Kind { protocol: "ND", kind: 200 }));
+    assert_eq!(parse_with_checksum(other), Err(Error::Kind { protocol: "ND", kind: 200 }));
 }
 
 #[test]
-fn a_report_of_a_listener_is_what_rfc_3810_has() {
+fn a_listener_report_matches_rfc_3810() {
     let groups = [ndisc::solicited_node(A6), ndisc::solicited_node(B6)];
     let mut bytes = [0xee; 100];
     let length = mld::emit_report(&mut bytes, A6, mld::RecordType::ChangeToExclude, &groups);
     assert_eq!((length, mld::payload_bytes(2), bytes[length]), (56, 56, 0xee));
-    assert_eq!(bytes[..8], [58, 0, 5, 2, 0, 0, 1, 0], "router alert, and a padding of two");
+    assert_eq!(bytes[..8], [58, 0, 5, 2, 0, 0, 1, 0], "router alert, and PadN of two bytes");
     let message = &bytes[8..length];
     assert!(icmpv6::Packet::new_checked(message).expect("a message").verify_checksum(A6, mld::ALL_ROUTERS));
     assert_eq!((message[0], message[1], &message[4..8]), (143, 0, &[0, 0, 0, 2][..]));

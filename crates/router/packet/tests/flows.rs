@@ -1,4 +1,4 @@
-//! The hash of a flow: the same in both directions, for all fragments, and spread.
+//! The flow hash is the same in both directions and for all fragments, and spreads flows evenly.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -21,7 +21,7 @@ fn flow() -> impl Strategy<Value = Flow> {
     )
 }
 
-/// A packet of the flow, from the IP header on.
+/// Returns a packet of the flow, from the IP header on.
 fn packet_of(flow: &Flow) -> Vec<u8> {
     let ports = [flow.source_port.to_be_bytes(), flow.destination_port.to_be_bytes()].concat();
     match (flow.source, flow.destination) {
@@ -73,7 +73,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn both_directions_have_one_hash_and_packets_tell_their_flow(flow in flow(), seed: u64) {
+    fn both_directions_have_one_hash_and_packets_yield_their_flow(flow in flow(), seed: u64) {
         prop_assert_eq!(flow.hash(seed), flow.reversed().hash(seed));
         let bytes = packet_of(&flow);
         prop_assert_eq!(flow_of(&bytes), flow);
@@ -85,12 +85,12 @@ proptest! {
     }
 
     #[test]
-    fn flows_that_differ_in_one_number_differ_in_their_hash_but_by_chance(flow in flow(), seed: u64) {
+    fn flows_that_differ_in_one_field_rarely_have_the_same_hash(flow in flow(), seed: u64) {
         let others = [
             Flow { source_port: flow.source_port ^ 1, ..flow },
             Flow { destination_port: flow.destination_port ^ 0x8000, ..flow },
             Flow { protocol: Protocol(flow.protocol.0 ^ 1), ..flow },
-            // Not the reverse: only the ports are.
+            // Not the reverse flow: only the ports are swapped.
             Flow { source_port: flow.destination_port, destination_port: flow.source_port, ..flow },
         ];
         let same = others.iter().filter(|other| **other != flow && other.hash(seed) == flow.hash(seed)).count();
@@ -100,7 +100,7 @@ proptest! {
 }
 
 #[test]
-fn all_fragments_of_a_packet_are_of_one_flow() {
+fn all_fragments_of_a_packet_belong_to_one_flow() {
     let flow = Flow {
         source: Ipv4Addr::new(10, 0, 0, 1).into(),
         destination: Ipv4Addr::new(10, 0, 0, 2).into(),
@@ -116,7 +116,7 @@ fn all_fragments_of_a_packet_are_of_one_flow() {
     let whole = Flow { source_port: 0, destination_port: 0, ..flow };
     assert_eq!([fragment(true, 0), fragment(true, 1480), fragment(false, 2960)], [whole; 3]);
     assert_eq!(fragment(false, 0), flow);
-    // Of IPv6, by its header.
+    // IPv6: by the fragment header.
     let (source, destination) = (Ipv6Addr::from(1).into(), Ipv6Addr::from(2).into());
     let mut bytes = packet_of(&Flow { source, destination, ..flow });
     bytes[6] = ipv6::FRAGMENT.0;
@@ -127,10 +127,10 @@ fn all_fragments_of_a_packet_are_of_one_flow() {
 }
 
 #[test]
-fn flows_are_spread_evenly_over_few_ways() {
-    for ways in [2_u64, 3, 5, 16] {
-        let mut counts = vec![0_u32; ways as usize];
-        // Neighbouring ports and addresses, as programs and hosts take them.
+fn flows_are_spread_evenly_over_few_paths() {
+    for paths in [2_u64, 3, 5, 16] {
+        let mut counts = vec![0_u32; paths as usize];
+        // Consecutive ports and addresses, as hosts use them.
         for index in 0..16_000_u32 {
             let flow = Flow {
                 source: Ipv4Addr::from_bits(0x0a00_0000 + index % 40).into(),
@@ -139,9 +139,9 @@ fn flows_are_spread_evenly_over_few_ways() {
                 source_port: 32_768 + (index / 40) as u16,
                 destination_port: 443,
             };
-            counts[((u64::from(flow.hash(5)) * ways) >> 32) as usize] += 1;
+            counts[((u64::from(flow.hash(5)) * paths) >> 32) as usize] += 1;
         }
-        let even = 16_000 / ways as u32;
-        assert!(counts.iter().all(|count| count.abs_diff(even) < even / 8), "{ways} ways: {counts:?}");
+        let even = 16_000 / paths as u32;
+        assert!(counts.iter().all(|count| count.abs_diff(even) < even / 8), "{paths} paths: {counts:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! Views of whatever bytes: they are refused, or read without a panic, and what is understood can be said again. The
-//! deep search is the fuzz target `packet_views`, which does the same.
+//! Views of arbitrary bytes reject them or read them without a panic, and what was parsed can be emitted again. The
+//! fuzz target `packet_views` searches deeper with the same checks.
 
 mod exercise;
 
@@ -15,13 +15,13 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn views_of_any_bytes_are_refused_or_read_without_a_panic(
+    fn views_reject_arbitrary_bytes_or_read_them_without_a_panic(
         mut bytes in vec(any::<u8>(), 0..120),
         version in prop_oneof![Just(0x45_u8), Just(0x46), Just(0x4f), Just(0x60)],
         length: u8,
     ) {
         exercise(&bytes);
-        // Nearer to a packet: the version right, the length about right.
+        // More like a packet: the correct version and a plausible length.
         if bytes.len() > 6 {
             bytes[0] = version;
             bytes[2..4].copy_from_slice(&[0, length % 128]);
@@ -31,7 +31,7 @@ proptest! {
     }
 
     #[test]
-    fn setters_leave_a_checked_view_right(
+    fn setters_keep_a_checked_view_valid(
         mut bytes in vec(any::<u8>(), 60..120),
         words: [u16; 4],
         at in 0..8000_usize,
@@ -54,7 +54,7 @@ proptest! {
     }
 }
 
-/// Packets of every kind, whole, from the Ethernet header on.
+/// Returns valid packets of every protocol, from the Ethernet header on.
 fn whole_packets() -> Vec<Vec<u8>> {
     let (a, b) = (Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(198, 51, 100, 2));
     let (a6, b6) = (Ipv6Addr::from_bits(0x2001_0db8 << 96 | 1), Ipv6Addr::from_bits(0xfe80 << 112 | 2));
@@ -123,15 +123,15 @@ fn whole_packets() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Changes a few bytes, or cuts the end off, or makes it longer.
-fn spoil(bytes: &mut Vec<u8>, mut word: u64) {
+/// Changes a few bytes, and sometimes truncates or extends the packet.
+fn corrupt(bytes: &mut Vec<u8>, mut word: u64) {
     let length = bytes.len() as u64;
     let mut draw = |below: u64| {
         word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (word >> 33) % below
     };
     for _ in 0..=draw(4) {
-        // Values that lengths and counts are fond of, or any.
+        // Values at which lengths and counts are prone to errors, or random ones.
         let values = [0, 1, 4, 8, 0x7f, 0x80, 0xff, draw(256) as u8, draw(256) as u8, draw(256) as u8];
         bytes[draw(length) as usize] = values[draw(10) as usize];
     }
@@ -142,25 +142,25 @@ fn spoil(bytes: &mut Vec<u8>, mut word: u64) {
     }
 }
 
-fn survive(packets: u64) {
+fn exercise_corrupted_packets(packets: u64) {
     let whole = whole_packets();
     whole.iter().for_each(|bytes| exercise(bytes));
     let mut bytes = Vec::new();
     for number in 0..packets {
         bytes.clear();
         bytes.extend_from_slice(&whole[(number % whole.len() as u64) as usize]);
-        spoil(&mut bytes, number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        corrupt(&mut bytes, number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         exercise(&bytes);
     }
 }
 
 #[test]
-fn whole_packets_that_are_spoilt_in_places_are_survived() {
-    survive(100_000);
+fn corrupted_packets_cause_no_panic() {
+    exercise_corrupted_packets(100_000);
 }
 
 #[test]
-#[ignore = "minutes of it; in ./x exam"]
-fn a_hundred_million_spoilt_packets_are_survived() {
-    survive(100_000_000);
+#[ignore = "takes minutes; runs in ./x exam"]
+fn a_hundred_million_corrupted_packets_cause_no_panic() {
+    exercise_corrupted_packets(100_000_000);
 }

@@ -1,9 +1,9 @@
-//! Every accessor of every view that takes the bytes, and what was understood said again. For the tests beside it, and
-//! for the fuzz target `packet_views`.
+//! Calls every accessor of every view that accepts the bytes, and checks that what was parsed can be emitted again. The
+//! tests in this folder and the fuzz target `packet_views` use it.
 
 use packet::{arp, checksum, ethernet, flow, icmpv4, icmpv6, ipv4, ipv6, ndisc, tcp, udp, vlan};
 
-/// The bytes as a frame, as whatever that carries, and as each of the packets that they are not meant to be.
+/// Parses the bytes as a frame, as the frame's payload, and as each of the other protocols.
 pub fn exercise(bytes: &[u8]) {
     if let Ok(frame) = ethernet::Frame::new_checked(bytes) {
         let repr = ethernet::Repr::parse(&frame);
@@ -51,7 +51,7 @@ fn exercise_ipv4(packet: &ipv4::Packet<&[u8]>) {
     let repr = ipv4::Repr::parse(packet);
     let mut again = vec![0; repr.total_bytes()];
     repr.emit(&mut again);
-    let mut again = ipv4::Packet::new_checked(again).expect("what is emitted holds together");
+    let mut again = ipv4::Packet::new_checked(again).expect("an emitted packet is valid");
     assert!(again.verify_checksum());
     assert_eq!(ipv4::Repr::parse(&again), repr);
     if again.ttl() > 0 {
@@ -72,14 +72,14 @@ fn exercise_ipv6(packet: &ipv6::Packet<&[u8]>) {
     assert_eq!(again, packet.into_inner()[..ipv6::HEADER_BYTES]);
     let (source, destination) = (packet.source(), packet.destination());
     let payload = packet.payload();
-    // With the checksum made right, so that there is more to look at.
-    let mut sealed = payload.to_vec();
-    if sealed.len() >= 4 {
-        sealed[2..4].fill(0);
-        let sum = icmpv6::pseudo(source, destination, sealed.len()).add_bytes(&sealed).checksum();
-        sealed[2..4].copy_from_slice(&sum.to_be_bytes());
+    // Also with a correct checksum, so that the parsers accept more of the payloads.
+    let mut corrected = payload.to_vec();
+    if corrected.len() >= 4 {
+        corrected[2..4].fill(0);
+        let sum = icmpv6::pseudo(source, destination, corrected.len()).add_bytes(&corrected).checksum();
+        corrected[2..4].copy_from_slice(&sum.to_be_bytes());
     }
-    for bytes in [payload, &sealed] {
+    for bytes in [payload, &corrected] {
         if let Ok(message) = icmpv6::Message::parse(bytes, source, destination) {
             let mut again = vec![0; message.total_bytes()];
             message.emit(&mut again, source, destination);
