@@ -7,6 +7,8 @@ use crate::error::at_least;
 use crate::octets::{array_at, put, u16_at};
 use crate::{Error, vlan};
 
+pub use crate::ethertype::EtherType;
+
 /// Length of the header in bytes.
 pub const HEADER_BYTES: usize = 14;
 
@@ -64,23 +66,6 @@ impl FromStr for MacAddress {
         }
         Ok(MacAddress(address))
     }
-}
-
-/// The EtherType: the protocol of a frame's payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct EtherType(pub u16);
-
-impl EtherType {
-    /// IPv4.
-    pub const IPV4: EtherType = EtherType(0x0800);
-    /// ARP.
-    pub const ARP: EtherType = EtherType(0x0806);
-    /// A VLAN tag (IEEE 802.1Q).
-    pub const VLAN: EtherType = EtherType(0x8100);
-    /// A service provider's VLAN tag (IEEE 802.1ad).
-    pub const SERVICE_VLAN: EtherType = EtherType(0x88a8);
-    /// IPv6.
-    pub const IPV6: EtherType = EtherType(0x86dd);
 }
 
 /// A frame with a whole header.

@@ -3,7 +3,7 @@
 
 use crate::Error;
 use crate::error::at_least;
-use crate::ethernet::EtherType;
+use crate::ethertype::EtherType;
 use crate::octets::{put, u16_at};
 
 /// Number of bytes that a tag adds to a frame.
