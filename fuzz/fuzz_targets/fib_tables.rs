@@ -84,6 +84,6 @@ fuzz_target!(|changes: Vec<Change>| {
         tables.writer.remove(*prefix).expect("room");
     }
     assert_eq!(tables.writer.routes(), (0, 0));
-    assert_eq!(tables.writer.bytes().v6, (1 << 20) * 4, "nodes are left over");
+    assert_eq!(tables.writer.memory_use().v6, (1 << 20) * 4, "nodes are left over");
     TABLES.set(Some(tables));
 });

@@ -32,7 +32,7 @@ pub enum Error {
     },
     /// More hops than a group has.
     #[error("a next-hop group of {hops} hops: at most {hops_max}")]
-    HopsMany {
+    TooManyHops {
         /// That were given.
         hops: usize,
         /// [`crate::HOPS_MAX`].
@@ -56,7 +56,7 @@ pub enum Error {
     #[error(
         "a reader has been in one batch for {waited_ms} ms, and there is no other room: let it leave between batches"
     )]
-    ReaderStays {
+    ReaderStalled {
         /// For how long it was waited.
         waited_ms: u64,
     },

@@ -61,9 +61,9 @@ const SITES_PER_ROUTE: f64 = 7615.0 / 92_582.0;
 /// Routes side by side, of one length, in the mean: IPv4's (a guess from the length of the table and what it covers),
 /// and IPv6's up to /32 and beyond, so that the trie has about as many ways as for the sample (its /48s have 2.2, and
 /// lie closer to one another than at random).
-const RUN_V4: f64 = 3.0;
-const RUN_V6: f64 = 1.5;
-const RUN_V6_LONG: f64 = 3.0;
+const RUN_MEAN_V4: f64 = 3.0;
+const RUN_MEAN_V6: f64 = 1.5;
+const RUN_MEAN_V6_LONG: f64 = 3.0;
 
 /// How often a place is drawn for a route: what is crowded has the same drawn again and again.
 const DRAWS_PER_ROUTE: usize = 64;
@@ -95,27 +95,27 @@ impl Weights {
 }
 
 /// A table under way.
-struct Draft {
+struct TableBuilder {
     random: Random,
     keys: Vec<Key>,
     taken: HashSet<Key>,
 }
 
-impl Draft {
-    fn new(seed: u64, routes: usize) -> Draft {
+impl TableBuilder {
+    fn new(seed: u64, routes: usize) -> TableBuilder {
         let random = Random::new(seed, "routing table");
-        Draft { random, keys: Vec::with_capacity(routes), taken: HashSet::with_capacity(routes) }
+        TableBuilder { random, keys: Vec::with_capacity(routes), taken: HashSet::with_capacity(routes) }
     }
 
     /// Random bits behind the first `decided` of `bits`, up to `length`.
-    fn extended(&mut self, bits: u128, decided: u8, length: u8) -> u128 {
+    fn with_random_bits(&mut self, bits: u128, decided: u8, length: u8) -> u128 {
         let noise = u128::from(self.random.bits()) << 64 | u128::from(self.random.bits());
-        let bits = bits & !low(128 - decided) | noise & low(128 - decided);
-        bits & !low(128 - length)
+        let bits = bits & !low_mask(128 - decided) | noise & low_mask(128 - decided);
+        bits & !low_mask(128 - length)
     }
 
     /// Adds a run of routes of one length that begins at `bits`; says how many were new.
-    fn run(&mut self, bits: u128, length: u8, mean: f64, most: usize) -> usize {
+    fn add_run(&mut self, bits: u128, length: u8, mean: f64, most: usize) -> usize {
         let step = 1_u128 << (128 - length);
         let mut added = 0;
         for index in 0..most as u128 {
@@ -136,7 +136,7 @@ impl Draft {
     }
 
     /// In no order, as updates come.
-    fn shuffled(mut self) -> Vec<Key> {
+    fn into_shuffled(mut self) -> Vec<Key> {
         for index in (1..self.keys.len()).rev() {
             let other = self.random.below(index as u64 + 1) as usize;
             self.keys.swap(index, other);
@@ -146,7 +146,7 @@ impl Draft {
 }
 
 /// The lowest `bits` set.
-fn low(bits: u8) -> u128 {
+fn low_mask(bits: u8) -> u128 {
     if bits == 0 { 0 } else { u128::MAX >> (128 - bits) }
 }
 
@@ -166,97 +166,97 @@ fn quotas(lengths: &[(u8, u32)], routes: usize) -> Vec<(u8, usize)> {
 /// `routes` different IPv4 prefixes, or a few less where all places of a length are taken, in no order. The same seed
 /// makes the same table.
 pub fn v4(seed: u64, routes: usize) -> Vec<Ipv4Net> {
-    let mut draft = Draft::new(seed, routes);
+    let mut builder = TableBuilder::new(seed, routes);
     let octets = Weights::new(FIRST_OCTETS.iter().map(|count| f64::from(*count)));
     for (length, quota) in quotas(&LENGTHS_V4, routes) {
-        let shorter = draft.keys.len();
+        let shorter = builder.keys.len();
         let mut missing = quota;
         for _ in 0..quota * DRAWS_PER_ROUTE {
             if missing == 0 {
                 break;
             }
-            let is_nested = shorter > 0 && draft.random.chance(NESTED_V4);
+            let is_nested = shorter > 0 && builder.random.chance(NESTED_V4);
             let (bits, decided) = if is_nested {
-                let parent = draft.random.below(shorter as u64) as usize;
-                draft.keys[parent]
+                let parent = builder.random.below(shorter as u64) as usize;
+                builder.keys[parent]
             } else {
-                ((octets.draw(&mut draft.random) as u128) << 120, 8)
+                ((octets.draw(&mut builder.random) as u128) << 120, 8)
             };
-            let bits = draft.extended(bits, decided, length);
-            missing -= draft.run(bits, length, RUN_V4, missing);
+            let bits = builder.with_random_bits(bits, decided, length);
+            missing -= builder.add_run(bits, length, RUN_MEAN_V4, missing);
         }
     }
     let net = |(bits, length): Key| Ipv4Net::new(((bits >> 96) as u32).into(), length).expect("a length of IPv4's");
-    draft.shuffled().into_iter().map(net).collect()
+    builder.into_shuffled().into_iter().map(net).collect()
 }
 
 /// `routes` different IPv6 prefixes, or a few less where all places of a length are taken, in no order. The same seed
 /// makes the same table.
 pub fn v6(seed: u64, routes: usize) -> Vec<Ipv6Net> {
-    let mut draft = Draft::new(seed, routes);
-    let regions = regions_v6(&mut draft);
+    let mut builder = TableBuilder::new(seed, routes);
+    let regions = regions_v6(&mut builder);
     // Allocations are spread more evenly over /20s than what is announced of them.
     let region_weights = Weights::harmonic(regions.len(), 20.0);
     let (short, long): (Vec<_>, Vec<_>) =
         quotas(&LENGTHS_V6, routes).into_iter().partition(|(length, _)| *length <= 32);
     for (length, quota) in short {
-        draft.fill(length, quota, RUN_V6, |draft| {
-            let region = regions[region_weights.draw(&mut draft.random)];
-            draft.extended(region, length.min(20), length)
+        builder.fill(length, quota, RUN_MEAN_V6, |builder| {
+            let region = regions[region_weights.draw(&mut builder.random)];
+            builder.with_random_bits(region, length.min(20), length)
         });
     }
     let sites: Vec<u128> = (0..((routes as f64 * SITES_PER_ROUTE) as usize).max(1))
         .map(|_| {
-            let has_route = !draft.keys.is_empty() && draft.random.chance(SITES_WITH_ROUTE);
+            let has_route = !builder.keys.is_empty() && builder.random.chance(SITES_WITH_ROUTE);
             let (bits, decided) = if has_route {
-                let index = draft.random.below(draft.keys.len() as u64) as usize;
-                draft.keys[index]
+                let index = builder.random.below(builder.keys.len() as u64) as usize;
+                builder.keys[index]
             } else {
-                (regions[region_weights.draw(&mut draft.random)], 20)
+                (regions[region_weights.draw(&mut builder.random)], 20)
             };
-            draft.extended(bits, decided, 32)
+            builder.with_random_bits(bits, decided, 32)
         })
         .collect();
     let site_weights = Weights::harmonic(sites.len(), 4.0);
     for (length, quota) in long {
-        draft.fill(length, quota, RUN_V6_LONG, |draft| {
-            let rank = site_weights.draw(&mut draft.random);
+        builder.fill(length, quota, RUN_MEAN_V6_LONG, |builder| {
+            let rank = site_weights.draw(&mut builder.random);
             // Who announces many /48s is not who announces many shorter ones: else most /48s would lie in those.
             let site = if length < 48 { sites[sites.len() - 1 - rank] } else { sites[rank] };
-            draft.extended(site, 32, length)
+            builder.with_random_bits(site, 32, length)
         });
     }
     let net = |(bits, length): Key| Ipv6Net::new(bits.into(), length).expect("a length of IPv6's");
-    draft.shuffled().into_iter().map(net).collect()
+    builder.into_shuffled().into_iter().map(net).collect()
 }
 
 /// Different /20s with the sample's first bits, in no order.
-fn regions_v6(draft: &mut Draft) -> Vec<u128> {
+fn regions_v6(builder: &mut TableBuilder) -> Vec<u128> {
     let mut regions = Vec::new();
     for (first, count) in FIRST_BITS_V6 {
         let mut seconds: Vec<u128> = (0..256).collect();
         for _ in 0..count {
-            let second = seconds.swap_remove(draft.random.below(seconds.len() as u64) as usize);
+            let second = seconds.swap_remove(builder.random.below(seconds.len() as u64) as usize);
             regions.push((u128::from(first) << 8 | second) << 108);
         }
     }
     for index in (1..regions.len()).rev() {
-        let other = draft.random.below(index as u64 + 1) as usize;
+        let other = builder.random.below(index as u64 + 1) as usize;
         regions.swap(index, other);
     }
     regions
 }
 
-impl Draft {
+impl TableBuilder {
     /// Adds `quota` routes of a length in runs that begin where `place` says.
-    fn fill(&mut self, length: u8, quota: usize, run: f64, mut place: impl FnMut(&mut Draft) -> u128) {
+    fn fill(&mut self, length: u8, quota: usize, run: f64, mut start: impl FnMut(&mut TableBuilder) -> u128) {
         let mut missing = quota;
         for _ in 0..quota * DRAWS_PER_ROUTE {
             if missing == 0 {
                 break;
             }
-            let bits = place(self);
-            missing -= self.run(bits, length, run, missing);
+            let bits = start(self);
+            missing -= self.add_run(bits, length, run, missing);
         }
     }
 }
@@ -291,8 +291,9 @@ mod tests {
 
     /// The share of `routes` that lie in another one.
     fn nested(keys: &BTreeSet<Key>) -> f64 {
-        let lies =
-            |&&(bits, length): &&Key| (1..length).any(|shorter| keys.contains(&(bits & !low(128 - shorter), shorter)));
+        let lies = |&&(bits, length): &&Key| {
+            (1..length).any(|shorter| keys.contains(&(bits & !low_mask(128 - shorter), shorter)))
+        };
         keys.iter().filter(lies).count() as f64 / keys.len() as f64
     }
 

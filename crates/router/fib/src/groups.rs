@@ -5,30 +5,31 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::grace::{COLLECT_AT, Domain, Waiting};
-use crate::memory::Memory;
-use crate::{Error, GROUPS_MAX, GroupId, patience};
+use crate::epoch::{COLLECT_THRESHOLD, Domain, Retired};
+use crate::memory::AtomicArray;
+use crate::wait::wait_for_readers;
+use crate::{Error, GROUPS_MAX, GroupId};
 
 /// The most hops of a group.
 pub const HOPS_MAX: usize = 16;
 
 /// As many as there are groups, and as many again that wait for readers to leave.
-const BODIES: usize = 2 * (GROUPS_MAX as usize + 1);
+const HOP_ARRAYS: usize = 2 * (GROUPS_MAX as usize + 1);
 
-/// A word for each group: how many hops, then the hop itself if it is one, or the body where they are.
+/// A word for each group: how many hops, then the hop itself if it is one, or the hop_array where they are.
 const COUNT_SHIFT: u32 = 56;
 
 /// The groups, as a reader has them. A hop is anything that goes into 32 bits and comes back.
 pub struct Groups<H> {
-    heads: Memory<AtomicU64>,
-    bodies: Memory<AtomicU32>,
+    descriptors: AtomicArray<AtomicU64>,
+    hop_arrays: AtomicArray<AtomicU32>,
     hops: PhantomData<fn() -> H>,
 }
 
 impl<H: Copy + From<u32> + Into<u32>> Groups<H> {
     pub(crate) fn new() -> io::Result<Groups<H>> {
-        let heads = Memory::new(usize::from(GROUPS_MAX) + 1)?;
-        Ok(Groups { heads, bodies: Memory::new(BODIES * HOPS_MAX)?, hops: PhantomData })
+        let descriptors = AtomicArray::new(usize::from(GROUPS_MAX) + 1)?;
+        Ok(Groups { descriptors, hop_arrays: AtomicArray::new(HOP_ARRAYS * HOPS_MAX)?, hops: PhantomData })
     }
 
     /// The hop of a group for a flow of that hash; `None` for a group without hops. The same hash finds the same hop
@@ -41,55 +42,55 @@ impl<H: Copy + From<u32> + Into<u32>> Groups<H> {
     /// [`Groups::select`] for whoever makes a hash only where there is a choice.
     #[inline]
     pub fn select_by(&self, group: GroupId, hash: impl FnOnce() -> u32) -> Option<H> {
-        let head = self.heads[usize::from(group.get())].load(Ordering::Acquire);
-        let word = head as u32;
-        match head >> COUNT_SHIFT {
+        let descriptor = self.descriptors[usize::from(group.get())].load(Ordering::Acquire);
+        let word = descriptor as u32;
+        match descriptor >> COUNT_SHIFT {
             0 => None,
             1 => Some(H::from(word)),
             hops => {
                 let index = (u64::from(hash()) * hops) >> 32;
                 let at = word as usize * HOPS_MAX + index as usize;
-                Some(H::from(self.bodies[at].load(Ordering::Relaxed)))
+                Some(H::from(self.hop_arrays[at].load(Ordering::Relaxed)))
             }
         }
     }
 
     /// All hops of a group, in their order.
     pub fn hops(&self, group: GroupId) -> Vec<H> {
-        let head = self.heads[usize::from(group.get())].load(Ordering::Acquire);
-        let word = head as u32;
-        match (head >> COUNT_SHIFT) as usize {
+        let descriptor = self.descriptors[usize::from(group.get())].load(Ordering::Acquire);
+        let word = descriptor as u32;
+        match (descriptor >> COUNT_SHIFT) as usize {
             0 => Vec::new(),
             1 => vec![H::from(word)],
             hops => {
                 let first = word as usize * HOPS_MAX;
-                self.bodies[first..first + hops].iter().map(|hop| H::from(hop.load(Ordering::Relaxed))).collect()
+                self.hop_arrays[first..first + hops].iter().map(|hop| H::from(hop.load(Ordering::Relaxed))).collect()
             }
         }
     }
 
-    fn set_head(&self, group: GroupId, hops: usize, word: u32) {
-        let head = (hops as u64) << COUNT_SHIFT | u64::from(word);
-        self.heads[usize::from(group.get())].store(head, Ordering::Release);
+    fn set_descriptor(&self, group: GroupId, hops: usize, word: u32) {
+        let descriptor = (hops as u64) << COUNT_SHIFT | u64::from(word);
+        self.descriptors[usize::from(group.get())].store(descriptor, Ordering::Release);
     }
 
-    fn body_of(&self, group: GroupId) -> Option<u32> {
-        let head = self.heads[usize::from(group.get())].load(Ordering::Relaxed);
-        (head >> COUNT_SHIFT > 1).then_some(head as u32)
+    fn hop_array_of(&self, group: GroupId) -> Option<u32> {
+        let descriptor = self.descriptors[usize::from(group.get())].load(Ordering::Relaxed);
+        (descriptor >> COUNT_SHIFT > 1).then_some(descriptor as u32)
     }
 }
 
 /// What waits for readers to leave.
-enum Unlinked {
-    Body(u32),
+enum Garbage {
+    HopArray(u32),
     Group(GroupId),
 }
 
 /// The side that writes.
 pub(crate) struct Writer {
     domain: Arc<Domain>,
-    waiting: Waiting<Unlinked>,
-    bodies_free: Vec<u32>,
+    retired: Retired<Garbage>,
+    hop_arrays_free: Vec<u32>,
     groups_free: Vec<GroupId>,
     /// By number: whether there is such a group, and how many routes lead to it.
     routes: Vec<Option<u32>>,
@@ -99,29 +100,29 @@ impl Writer {
     pub fn new(domain: Arc<Domain>) -> Writer {
         Writer {
             domain,
-            waiting: Waiting::new(),
-            bodies_free: (0..BODIES as u32).rev().collect(),
+            retired: Retired::new(),
+            hop_arrays_free: (0..HOP_ARRAYS as u32).rev().collect(),
             groups_free: (1..=GROUPS_MAX).rev().filter_map(GroupId::new).collect(),
             routes: vec![None; usize::from(GROUPS_MAX) + 1],
         }
     }
 
     fn collect(&mut self) {
-        let (bodies, groups) = (&mut self.bodies_free, &mut self.groups_free);
-        self.waiting.collect(&self.domain, |unlinked| match unlinked {
-            Unlinked::Body(body) => bodies.push(body),
-            Unlinked::Group(group) => groups.push(group),
+        let (hop_arrays, groups) = (&mut self.hop_arrays_free, &mut self.groups_free);
+        self.retired.collect(&self.domain, |garbage| match garbage {
+            Garbage::HopArray(hop_array) => hop_arrays.push(hop_array),
+            Garbage::Group(group) => groups.push(group),
         });
     }
 
     pub fn add<H: Copy + From<u32> + Into<u32>>(&mut self, groups: &Groups<H>, hops: &[H]) -> Result<GroupId, Error> {
         check_hops(hops.len())?;
-        let group = patience(|| {
-            if self.groups_free.is_empty() || self.waiting.len() >= COLLECT_AT {
+        let group = wait_for_readers(|| {
+            if self.groups_free.is_empty() || self.retired.len() >= COLLECT_THRESHOLD {
                 self.collect();
             }
             let full = Err(Error::GroupsFull { groups_max: GROUPS_MAX });
-            self.groups_free.pop().map(Ok).or_else(|| self.waiting.is_empty().then_some(full))
+            self.groups_free.pop().map(Ok).or_else(|| self.retired.is_empty().then_some(full))
         })??;
         if let Err(error) = self.publish(groups, group, hops) {
             self.groups_free.push(group);
@@ -139,10 +140,10 @@ impl Writer {
     ) -> Result<(), Error> {
         check_hops(hops.len())?;
         self.routes(group)?;
-        let before = groups.body_of(group);
+        let before = groups.hop_array_of(group);
         self.publish(groups, group, hops)?;
-        if let Some(body) = before {
-            self.waiting.push(&self.domain, Unlinked::Body(body));
+        if let Some(hop_array) = before {
+            self.retired.push(&self.domain, Garbage::HopArray(hop_array));
         }
         Ok(())
     }
@@ -158,20 +159,20 @@ impl Writer {
             [] => 0,
             [hop] => (*hop).into(),
             _ => {
-                let body = patience(|| {
-                    if self.bodies_free.is_empty() || self.waiting.len() >= COLLECT_AT {
+                let hop_array = wait_for_readers(|| {
+                    if self.hop_arrays_free.is_empty() || self.retired.len() >= COLLECT_THRESHOLD {
                         self.collect();
                     }
-                    self.bodies_free.pop()
+                    self.hop_arrays_free.pop()
                 })?;
-                let first = body as usize * HOPS_MAX;
-                for (at, hop) in groups.bodies[first..].iter().zip(hops) {
+                let first = hop_array as usize * HOPS_MAX;
+                for (at, hop) in groups.hop_arrays[first..].iter().zip(hops) {
                     at.store((*hop).into(), Ordering::Relaxed);
                 }
-                body
+                hop_array
             }
         };
-        groups.set_head(group, hops.len(), word);
+        groups.set_descriptor(group, hops.len(), word);
         Ok(())
     }
 
@@ -181,12 +182,12 @@ impl Writer {
             return Err(Error::GroupInUse { group, routes });
         }
         self.routes[usize::from(group.get())] = None;
-        // The head stays as it is for readers that still have the number; whoever gets it next stores a new one, and
-        // the body is free at the same time as the number.
-        if let Some(body) = groups.body_of(group) {
-            self.waiting.push(&self.domain, Unlinked::Body(body));
+        // The descriptor stays as it is for readers that still have the number; whoever gets it next stores a new one, and
+        // the hop_array is free at the same time as the number.
+        if let Some(hop_array) = groups.hop_array_of(group) {
+            self.retired.push(&self.domain, Garbage::HopArray(hop_array));
         }
-        self.waiting.push(&self.domain, Unlinked::Group(group));
+        self.retired.push(&self.domain, Garbage::Group(group));
         Ok(())
     }
 
@@ -213,7 +214,7 @@ impl Writer {
 
 fn check_hops(hops: usize) -> Result<(), Error> {
     if hops > HOPS_MAX {
-        return Err(Error::HopsMany { hops, hops_max: HOPS_MAX });
+        return Err(Error::TooManyHops { hops, hops_max: HOPS_MAX });
     }
     Ok(())
 }

@@ -26,9 +26,9 @@ const RIB_IPV6_UNICAST_ADD_PATH: u16 = 10;
 
 /// Attributes of a path.
 const NEXT_HOP: u8 = 3;
-const MP_REACH: u8 = 14;
+const MP_REACH_NLRI: u8 = 14;
 /// The attribute's length takes two bytes.
-const LONG: u8 = 0x10;
+const EXTENDED_LENGTH: u8 = 0x10;
 
 /// A route of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,13 +47,13 @@ pub enum Error {
     Read(#[from] io::Error),
     /// A line that no list has.
     #[error("line {line}: longer than {LINE_BYTES_MAX} bytes; is this a list of prefixes?")]
-    Long {
+    LineTooLong {
         /// From 1 on.
         line: usize,
     },
     /// A line is no prefix.
     #[error("line {line}: '{text}' is not a prefix; write one like 192.0.2.0/24, with a next hop behind it or none")]
-    Line {
+    NotAPrefix {
         /// From 1 on.
         line: usize,
         /// What stands there.
@@ -73,10 +73,10 @@ pub enum Error {
 /// next hop. Empty lines and those that begin with `#` do not count.
 pub fn prefixes(mut reader: impl BufRead) -> impl Iterator<Item = Result<Route, Error>> {
     let mut line = 0;
-    let mut is_over = false;
+    let mut is_done = false;
     std::iter::from_fn(move || {
         // Each turn reads a line, and a file ends.
-        while !is_over {
+        while !is_done {
             let mut bytes = Vec::new();
             line += 1;
             let read = reader.by_ref().take(LINE_BYTES_MAX + 1).read_until(b'\n', &mut bytes);
@@ -86,17 +86,17 @@ pub fn prefixes(mut reader: impl BufRead) -> impl Iterator<Item = Result<Route, 
                 Ok(0) => return None,
                 // What follows would be taken for a line of its own.
                 Ok(count) if count as u64 > LINE_BYTES_MAX => {
-                    is_over = true;
-                    return Some(Err(Error::Long { line }));
+                    is_done = true;
+                    return Some(Err(Error::LineTooLong { line }));
                 }
                 Ok(_) if text.is_empty() || text.starts_with('#') => continue,
                 Ok(_) => {
-                    let route = route_of(text).ok_or_else(|| Error::Line { line, text: shortened(text) });
-                    is_over = route.is_err();
+                    let route = route_of(text).ok_or_else(|| Error::NotAPrefix { line, text: truncated(text) });
+                    is_done = route.is_err();
                     return Some(route);
                 }
                 Err(error) => {
-                    is_over = true;
+                    is_done = true;
                     return Some(Err(error.into()));
                 }
             }
@@ -112,17 +112,17 @@ fn route_of(text: &str) -> Option<Route> {
     Some(Route { prefix: prefix.trunc(), next_hop })
 }
 
-fn shortened(text: &str) -> String {
+fn truncated(text: &str) -> String {
     text.chars().take(40).collect()
 }
 
 /// The routes of an MRT dump of tables (TABLE_DUMP_V2) as it is unpacked; records of other kinds are passed over.
 pub fn mrt(mut reader: impl Read) -> impl Iterator<Item = Result<Route, Error>> {
     let mut record = 0;
-    let mut is_over = false;
+    let mut is_done = false;
     std::iter::from_fn(move || {
         // Each turn reads a record, and a file ends.
-        while !is_over {
+        while !is_done {
             record += 1;
             match next_record(&mut reader, record) {
                 Ok(None) => return None,
@@ -130,12 +130,12 @@ pub fn mrt(mut reader: impl Read) -> impl Iterator<Item = Result<Route, Error>> 
                     Ok(None) => continue,
                     Ok(Some(route)) => return Some(Ok(route)),
                     Err(what) => {
-                        is_over = true;
+                        is_done = true;
                         return Some(Err(Error::Record { record, what }));
                     }
                 },
                 Err(error) => {
-                    is_over = true;
+                    is_done = true;
                     return Some(Err(error));
                 }
             }
@@ -219,7 +219,7 @@ fn next_hop(mut attributes: &[u8]) -> Result<Option<IpAddr>, &'static str> {
     // Bounded by the attributes, of which each takes three bytes at least.
     while !rest.is_empty() {
         let [flags, kind] = *take(rest, 2).ok_or("an attribute that is cut off")? else { break };
-        let bytes = match flags & LONG {
+        let bytes = match flags & EXTENDED_LENGTH {
             0 => take(rest, 1).map(|bytes| usize::from(bytes[0])),
             _ => take_u16(rest).map(usize::from),
         };
@@ -229,16 +229,16 @@ fn next_hop(mut attributes: &[u8]) -> Result<Option<IpAddr>, &'static str> {
                 let octets: [u8; 4] = value.try_into().map_err(|_| "a next hop that is no address")?;
                 return Ok(Some(octets.into()));
             }
-            MP_REACH => return next_hop_reached(value).map(Some),
+            MP_REACH_NLRI => return mp_next_hop(value).map(Some),
             _ => {}
         }
     }
     Ok(None)
 }
 
-/// The next hop of MP_REACH, which dumps shorten to a length and the next hop (RFC 6396, section 4.3.4), and some do
+/// The next hop of MP_REACH_NLRI, which dumps shorten to a length and the next hop (RFC 6396, section 4.3.4), and some do
 /// not. Behind a global address there may be one of the link.
-fn next_hop_reached(value: &[u8]) -> Result<IpAddr, &'static str> {
+fn mp_next_hop(value: &[u8]) -> Result<IpAddr, &'static str> {
     let mut rest = value;
     if value.first() == Some(&0) {
         // The address family's number, whose first byte is zero, where a length cannot be.
@@ -361,13 +361,13 @@ mod tests {
         assert!(next().is_none());
         let wrong = "x".repeat(100);
         let found = prefixes(wrong.as_bytes()).next();
-        assert!(matches!(found, Some(Err(Error::Line { line: 1, text })) if text.len() == 40));
+        assert!(matches!(found, Some(Err(Error::NotAPrefix { line: 1, text })) if text.len() == 40));
         // What follows the longest line that is read is no line of its own.
         let comment = format!("# {}1.0.0.0/8\n", " ".repeat(LINE_BYTES_MAX as usize - 2));
         for endless in ["x".repeat(10_000), comment] {
             let found: Vec<_> = prefixes(endless.as_bytes()).collect();
-            assert!(matches!(found[..], [Err(Error::Long { line: 1 })]), "{found:?}");
+            assert!(matches!(found[..], [Err(Error::LineTooLong { line: 1 })]), "{found:?}");
         }
-        assert!(matches!(prefixes(&b"10.0.0.0/33\n"[..]).next(), Some(Err(Error::Line { .. }))));
+        assert!(matches!(prefixes(&b"10.0.0.0/33\n"[..]).next(), Some(Err(Error::NotAPrefix { .. }))));
     }
 }

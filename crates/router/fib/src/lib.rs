@@ -20,12 +20,10 @@
 //! # }
 //! ```
 
-use std::num::NonZeroU16;
-use std::time::{Duration, Instant};
-
+mod epoch;
 mod error;
 pub mod generate;
-mod grace;
+mod group_id;
 mod groups;
 pub mod import;
 mod memory;
@@ -33,51 +31,9 @@ mod sync;
 mod tables;
 pub mod v4;
 pub mod v6;
+mod wait;
 
 pub use error::Error;
+pub use group_id::{GROUPS_MAX, GroupId};
 pub use groups::{Groups, HOPS_MAX};
-pub use tables::{Batch, Bytes, Reader, Tables, Writer, tables};
-
-/// The most groups at a time: a table's entry has 16 bits, one of which says that a longer prefix decides.
-pub const GROUPS_MAX: u16 = (1 << 15) - 1;
-
-/// A next-hop group, 1 to [`GROUPS_MAX`]. What it means is its owner's; a table only carries it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GroupId(NonZeroU16);
-
-impl GroupId {
-    /// `None` outside of 1 to [`GROUPS_MAX`].
-    pub fn new(id: u16) -> Option<GroupId> {
-        NonZeroU16::new(id).filter(|id| id.get() <= GROUPS_MAX).map(GroupId)
-    }
-
-    /// 1 to [`GROUPS_MAX`].
-    pub fn get(self) -> u16 {
-        self.0.get()
-    }
-
-    /// Of a table's entry, which the writer made of a group, or of none.
-    #[inline]
-    fn from_entry(entry: u16) -> Option<GroupId> {
-        NonZeroU16::new(entry & GROUPS_MAX).map(GroupId)
-    }
-}
-
-/// For how long a writer waits for readers where it has no other room. A batch lasts microseconds; a reader that was
-/// not given a processor in all this time is none that forwards.
-const PATIENCE: Duration = Duration::from_secs(2);
-
-/// Asks until there is something, for [`PATIENCE`] at most: readers leave their batches meanwhile.
-fn patience<T>(mut attempt: impl FnMut() -> Option<T>) -> Result<T, Error> {
-    if let Some(found) = attempt() {
-        return Ok(found);
-    }
-    let since = Instant::now();
-    while since.elapsed() < PATIENCE {
-        std::thread::sleep(Duration::from_micros(50));
-        if let Some(found) = attempt() {
-            return Ok(found);
-        }
-    }
-    Err(Error::ReaderStays { waited_ms: PATIENCE.as_millis() as u64 })
-}
+pub use tables::{MemoryUse, ReadGuard, Reader, Tables, Writer, tables};

@@ -26,7 +26,7 @@ macro_rules! atomics {
 atomics!(AtomicU16, AtomicU32, AtomicU64);
 
 /// `len` atomics, zero at first. Memory is taken when it is first written to.
-pub(crate) struct Memory<A> {
+pub(crate) struct AtomicArray<A> {
     map: MmapMut,
     /// Where in the mapping the first one is.
     offset: usize,
@@ -34,9 +34,9 @@ pub(crate) struct Memory<A> {
     atomics: PhantomData<A>,
 }
 
-impl<A: Atomic> Memory<A> {
+impl<A: Atomic> AtomicArray<A> {
     /// Maps `len` atomics, at least one.
-    pub fn new(len: usize) -> io::Result<Memory<A>> {
+    pub fn new(len: usize) -> io::Result<AtomicArray<A>> {
         let bytes = len * size_of::<A>();
         // The start is moved to a page of the larger size, where it takes one.
         let spare = if bytes < HUGE_PAGE_BYTES { 0 } else { HUGE_PAGE_BYTES };
@@ -47,11 +47,11 @@ impl<A: Atomic> Memory<A> {
             // A kernel without them says so, and the table is the same with small ones, only slower.
             let _ = map.advise_range(memmap2::Advice::HugePage, offset, bytes);
         }
-        Ok(Memory { map, offset, len, atomics: PhantomData })
+        Ok(AtomicArray { map, offset, len, atomics: PhantomData })
     }
 }
 
-impl<A: Atomic> Deref for Memory<A> {
+impl<A: Atomic> Deref for AtomicArray<A> {
     type Target = [A];
 
     #[inline]
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn memory_is_zero_at_first_and_holds_what_is_stored() {
         for len in [1, 100, (HUGE_PAGE_BYTES / 8) + 3] {
-            let memory = Memory::<AtomicU64>::new(len).expect("memory");
+            let memory = AtomicArray::<AtomicU64>::new(len).expect("memory");
             assert_eq!(memory.len(), len);
             assert!(memory.iter().all(|word| word.load(Ordering::Relaxed) == 0));
             memory[len - 1].store(7, Ordering::Relaxed);
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn large_memory_begins_at_a_large_page() {
-        let memory = Memory::<AtomicU16>::new(HUGE_PAGE_BYTES).expect("memory");
+        let memory = AtomicArray::<AtomicU16>::new(HUGE_PAGE_BYTES).expect("memory");
         assert_eq!(memory.as_ptr() as usize % HUGE_PAGE_BYTES, 0);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::grace::{Domain, Inside, Member};
+use crate::epoch::{Domain, Guard, Participant};
 use crate::groups::Groups;
 use crate::{Error, GROUPS_MAX, GroupId, groups, v4, v6};
 
@@ -28,7 +28,7 @@ pub struct Tables<H> {
 pub fn tables<H: Copy + From<u32> + Into<u32>>() -> io::Result<(Writer<H>, Reader<H>)> {
     let tables = Arc::new(Tables { v4: v4::Table::new()?, v6: v6::Table::new()?, groups: Groups::new()? });
     let domain = Arc::new(Domain::new());
-    let reader = Reader { tables: tables.clone(), member: Domain::join(&domain) };
+    let reader = Reader { tables: tables.clone(), participant: Domain::register(&domain) };
     let writer = Writer {
         tables,
         v4: v4::Writer::new(domain.clone()),
@@ -41,36 +41,36 @@ pub fn tables<H: Copy + From<u32> + Into<u32>>() -> io::Result<(Writer<H>, Reade
 /// One of those that read. Each thread has its own.
 pub struct Reader<H> {
     tables: Arc<Tables<H>>,
-    member: Member,
+    participant: Participant,
 }
 
 impl<H> Reader<H> {
     /// Reads: what is found within one batch stays what it was until its end, groups too.
     #[inline]
     pub fn batch<R>(&mut self, read: impl FnOnce(&Tables<H>) -> R) -> R {
-        read(&self.enter())
+        read(&self.pin())
     }
 
     /// [`Reader::batch`] until what it gives is dropped.
     #[inline]
-    pub fn enter(&mut self) -> Batch<'_, H> {
-        Batch { _inside: self.member.enter(), tables: &self.tables }
+    pub fn pin(&mut self) -> ReadGuard<'_, H> {
+        ReadGuard { _guard: self.participant.pin(), tables: &self.tables }
     }
 }
 
 impl<H> Clone for Reader<H> {
     fn clone(&self) -> Self {
-        Reader { tables: self.tables.clone(), member: Domain::join(self.member.domain()) }
+        Reader { tables: self.tables.clone(), participant: Domain::register(self.participant.domain()) }
     }
 }
 
 /// A reader inside of the tables. The writer uses nothing again that it may hold, so it should not last.
-pub struct Batch<'a, H> {
+pub struct ReadGuard<'a, H> {
     tables: &'a Tables<H>,
-    _inside: Inside<'a>,
+    _guard: Guard<'a>,
 }
 
-impl<H> Deref for Batch<'_, H> {
+impl<H> Deref for ReadGuard<'_, H> {
     type Target = Tables<H>;
 
     #[inline]
@@ -89,7 +89,7 @@ pub struct Writer<H> {
 
 /// How much memory tables take, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bytes {
+pub struct MemoryUse {
     /// What readers of IPv4 look into: the first level, and blocks that are in use.
     pub v4: usize,
     /// What readers of IPv6 look into: the root, and nodes and leaves that are in use.
@@ -216,11 +216,11 @@ impl<H: Copy + From<u32> + Into<u32>> Writer<H> {
     }
 
     /// How much memory the tables take.
-    pub fn bytes(&self) -> Bytes {
-        Bytes {
+    pub fn memory_use(&self) -> MemoryUse {
+        MemoryUse {
             v4: (1 << 24) * 2 + self.v4.blocks_used() * 512,
-            v6: (1 << 20) * 4 + self.v6.bytes_read(),
-            writer: self.v4.bytes() + self.v6.bytes() + usize::from(GROUPS_MAX) * 8,
+            v6: (1 << 20) * 4 + self.v6.reader_bytes(),
+            writer: self.v4.writer_bytes() + self.v6.writer_bytes() + usize::from(GROUPS_MAX) * 8,
         }
     }
 }

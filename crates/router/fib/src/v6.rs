@@ -14,7 +14,7 @@ mod writer;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::memory::Memory;
+use crate::memory::AtomicArray;
 
 pub(crate) use writer::Writer;
 
@@ -34,19 +34,19 @@ const LEVELS_MAX: usize = 18;
 const UNIT_WORDS: usize = 4;
 
 /// Of a node's words: where children are.
-const WORD_CHILDREN: usize = 0;
+const WORD_VECTOR: usize = 0;
 /// Where leaves begin that are not as the leaf before them.
-const WORD_STARTS: usize = 1;
+const WORD_LEAFVEC: usize = 1;
 /// The block's first unit.
 const WORD_BLOCK: usize = 2;
 /// The first leaves.
-const WORD_LEAVES_INLINE: usize = 3;
+const WORD_INLINE_LEAVES: usize = 3;
 
 /// Leaves that a node has itself; the others are in its block, behind the children.
-const LEAVES_INLINE: usize = 4;
+const INLINE_LEAVES: usize = 4;
 
 /// Leaves of a word.
-const WORD_LEAVES: usize = 4;
+const LEAVES_PER_WORD: usize = 4;
 
 /// The most units of a block: a node has 64 slots, each a child or a leaf.
 const BLOCK_UNITS_MAX: usize = 64;
@@ -55,22 +55,25 @@ const BLOCK_UNITS_MAX: usize = 64;
 const NODE_UNITS_MAX: usize = 5;
 
 /// Half of the units: each change needs room for copies, and moving to the other half makes all room one.
-const HALF_UNITS: usize = 2 * NODE_UNITS_MAX * NODES_MAX + CHANGE_UNITS_MAX;
+const SEMISPACE_UNITS: usize = 2 * NODE_UNITS_MAX * NODES_MAX + CHANGE_UNITS_MAX;
 
 /// What a change of one way down the trie takes.
 const CHANGE_UNITS_MAX: usize = (LEVELS_MAX + 1) * BLOCK_UNITS_MAX;
 
 /// An entry of the root that is the number of a node's unit; one that is not is a group, or 0.
-const NODE: u32 = 1 << 31;
+const NODE_FLAG: u32 = 1 << 31;
 
 /// The table, as a reader has it.
 pub struct Table {
-    root: Memory<AtomicU32>,
-    units: Memory<AtomicU64>,
+    root: AtomicArray<AtomicU32>,
+    units: AtomicArray<AtomicU64>,
 }
 
 impl Table {
     pub(crate) fn new() -> io::Result<Table> {
-        Ok(Table { root: Memory::new(1 << ROOT_BITS)?, units: Memory::new(2 * HALF_UNITS * UNIT_WORDS)? })
+        Ok(Table {
+            root: AtomicArray::new(1 << ROOT_BITS)?,
+            units: AtomicArray::new(2 * SEMISPACE_UNITS * UNIT_WORDS)?,
+        })
     }
 }

@@ -35,7 +35,7 @@ fn long_prefixes_in_too_many_24s_are_refused_by_name_and_the_others_stay() {
 fn groups_are_as_many_as_their_numbers_and_numbers_come_back() {
     let (mut writer, mut reader) = fib::tables::<u32>().expect("memory");
     let hops: Vec<u32> = (0..HOPS_MAX as u32).collect();
-    assert_eq!(writer.add_group(&[&hops[..], &[1]].concat()), Err(Error::HopsMany { hops: 17, hops_max: 16 }));
+    assert_eq!(writer.add_group(&[&hops[..], &[1]].concat()), Err(Error::TooManyHops { hops: 17, hops_max: 16 }));
     let groups: Vec<_> = (0..GROUPS_MAX).map(|_| writer.add_group(&hops).expect("a number")).collect();
     assert_eq!(writer.add_group(&[1]), Err(Error::GroupsFull { groups_max: GROUPS_MAX }));
     assert_eq!(writer.groups(), usize::from(GROUPS_MAX));
@@ -86,5 +86,5 @@ fn a_trie_that_is_full_refuses_prefixes_by_name_and_keeps_the_others() {
         assert_eq!(reader.batch(|tables| tables.v6.lookup((bits ^ 1).into())), Some(other));
         writer.remove(host).expect("no reader stays");
     }
-    assert_eq!(writer.bytes().v6, (1 << 20) * 4, "nodes are left over");
+    assert_eq!(writer.memory_use().v6, (1 << 20) * 4, "nodes are left over");
 }

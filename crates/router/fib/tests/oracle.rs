@@ -140,8 +140,8 @@ impl Case {
         }
         case.check(usize::MAX);
         assert_eq!(case.writer.routes(), (0, 0));
-        assert_eq!(case.writer.bytes().v4, (1 << 24) * 2, "blocks are left over");
-        assert_eq!(case.writer.bytes().v6, (1 << 20) * 4, "nodes are left over");
+        assert_eq!(case.writer.memory_use().v4, (1 << 24) * 2, "blocks are left over");
+        assert_eq!(case.writer.memory_use().v6, (1 << 20) * 4, "nodes are left over");
         for group in std::mem::take(&mut case.groups) {
             case.writer.remove_group(group).expect("no route leads to it");
         }

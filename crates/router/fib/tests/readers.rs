@@ -174,7 +174,7 @@ fn no_reader_sees_a_wrong_next_hop_beside_a_million_updates() {
 fn a_reader_that_stays_makes_a_writer_fail_with_the_reason_once_there_is_no_other_room() {
     let (mut writer, mut reader) = fib::tables::<u32>().expect("memory");
     let group = writer.add_group(&[1]).expect("a number");
-    let batch = reader.enter();
+    let batch = reader.pin();
     let route = "192.0.2.1/32".parse().expect("a prefix");
     for _ in 0..fib::v4::BLOCKS_MAX {
         writer.insert(route, group).expect("blocks that nobody has seen");
@@ -182,7 +182,7 @@ fn a_reader_that_stays_makes_a_writer_fail_with_the_reason_once_there_is_no_othe
     }
     let start = Instant::now();
     let error = writer.insert(route, group).expect_err("all blocks wait for the reader");
-    assert!(matches!(error, fib::Error::ReaderStays { .. }), "{error}");
+    assert!(matches!(error, fib::Error::ReaderStalled { .. }), "{error}");
     assert!(start.elapsed() >= Duration::from_secs(1), "it was waited for");
     assert_eq!(writer.get(route), None, "nothing has changed");
     drop(batch);

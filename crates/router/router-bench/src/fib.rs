@@ -165,7 +165,7 @@ pub fn of_table(options: &Options, table: &Table, step: &mut dyn FnMut(&str)) ->
     let (routes_v4, routes_v6): (Vec<_>, Vec<_>) =
         table.routes().enumerate().map(group).partition(|(prefix, _)| matches!(prefix, IpNet::V4(_)));
     let builds_ms = [build(&mut writer, &routes_v4)?, build(&mut writer, &routes_v6)?];
-    let bytes = writer.bytes();
+    let bytes = writer.memory_use();
     let (mut found, mut updates) = ([None, None], Vec::new());
     if !table.v4.is_empty() {
         step("lookups of IPv4");

@@ -266,11 +266,6 @@ impl Rib {
         self.writer.routes()
     }
 
-    /// How much memory the tables take.
-    pub fn bytes(&self) -> fib::Bytes {
-        self.writer.bytes()
-    }
-
     /// The longest prefix that has this address, and its hops.
     pub fn look_up(&self, address: IpAddr) -> Option<(IpNet, Vec<Hop>)> {
         let (prefix, group) = self.writer.lookup(address.into())?;

@@ -5,41 +5,41 @@ use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::{
-    LEAVES_INLINE, LEVELS_MAX, NODE, ROOT_BITS, STRIDE_BITS, Table, UNIT_WORDS, WORD_BLOCK, WORD_CHILDREN, WORD_LEAVES,
-    WORD_LEAVES_INLINE, WORD_STARTS,
+    INLINE_LEAVES, LEAVES_PER_WORD, LEVELS_MAX, NODE_FLAG, ROOT_BITS, STRIDE_BITS, Table, UNIT_WORDS, WORD_BLOCK,
+    WORD_INLINE_LEAVES, WORD_LEAFVEC, WORD_VECTOR,
 };
 use crate::GroupId;
 use crate::memory::prefetch;
 
 /// Lookups in flight at a time.
-const LANES: usize = 32;
+const IN_FLIGHT_MAX: usize = 32;
 
 /// The high half of an address, and levels that find all their bits in it: those of nearly all routes.
-const HALF_BITS: u8 = 64;
-const LEVELS_HIGH: usize = ((HALF_BITS - ROOT_BITS) / STRIDE_BITS) as usize;
+const HIGH_HALF_BITS: u8 = 64;
+const LEVELS_IN_HIGH_HALF: usize = ((HIGH_HALF_BITS - ROOT_BITS) / STRIDE_BITS) as usize;
 
 /// Where nodes and leaves are: a unit is a node, or room for 16 leaves.
 type Unit = [AtomicU64; UNIT_WORDS];
 
 /// A lookup under way.
 #[derive(Clone, Copy, Default)]
-struct Lane {
+struct Pending {
     /// The node that decides next.
     unit: u32,
-    /// Whose it is: below [`LANES`].
+    /// Whose it is: below [`IN_FLIGHT_MAX`].
     owner: u32,
 }
 
 /// Lookups that began together. All of them are at the same level, so which bits decide is the same for all.
-struct Flight<'a> {
+struct BatchLookup<'a> {
     units: &'a [Unit],
     addresses: &'a [u128],
     /// The high halves of the addresses.
-    high: [u64; LANES],
+    high: [u64; IN_FLIGHT_MAX],
     /// Those that are not decided, in front.
-    lanes: [Lane; LANES],
+    pending: [Pending; IN_FLIGHT_MAX],
     /// What was found.
-    entries: [u16; LANES],
+    entries: [u16; IN_FLIGHT_MAX],
 }
 
 impl Table {
@@ -74,52 +74,52 @@ impl Table {
         let (units, _) = self.units.as_chunks::<UNIT_WORDS>();
         // A length that the compiler knows: then no index needs a check.
         let root: &[AtomicU32; 1 << ROOT_BITS] = self.root[..].try_into().expect("the root's length");
-        let (lanes, entries) = ([Lane::default(); LANES], [0; LANES]);
-        let mut flight = Flight { units, addresses, high: [0; LANES], lanes, entries };
-        for (addresses, groups) in addresses.chunks(LANES).zip(groups.chunks_mut(LANES)) {
-            flight.addresses = addresses;
-            flight.fly(root);
+        let (pending, entries) = ([Pending::default(); IN_FLIGHT_MAX], [0; IN_FLIGHT_MAX]);
+        let mut batch = BatchLookup { units, addresses, high: [0; IN_FLIGHT_MAX], pending, entries };
+        for (addresses, groups) in addresses.chunks(IN_FLIGHT_MAX).zip(groups.chunks_mut(IN_FLIGHT_MAX)) {
+            batch.addresses = addresses;
+            batch.run(root);
             // What a group is was stored before a route to it was.
             fence(Ordering::Acquire);
-            for (group, entry) in groups.iter_mut().zip(&flight.entries).take(addresses.len()) {
+            for (group, entry) in groups.iter_mut().zip(&batch.entries).take(addresses.len()) {
                 *group = GroupId::from_entry(*entry);
             }
         }
     }
 }
 
-impl Flight<'_> {
+impl BatchLookup<'_> {
     /// Each round looks at a node of every lookup that is under way, and asks for its next one: by the time that comes
     /// around, it is there.
     #[inline(always)]
-    fn fly(&mut self, root: &[AtomicU32; 1 << ROOT_BITS]) {
-        let mut active = self.begin(root);
-        for level in 0..LEVELS_HIGH {
+    fn run(&mut self, root: &[AtomicU32; 1 << ROOT_BITS]) {
+        let mut active = self.lookup_root(root);
+        for level in 0..LEVELS_IN_HIGH_HALF {
             if active == 0 {
                 return;
             }
-            let shift = HALF_BITS - ROOT_BITS - STRIDE_BITS * (level as u8 + 1);
-            active = self.round(active, |flight, owner| (flight.high[owner] >> shift) as u32 & 63);
+            let shift = HIGH_HALF_BITS - ROOT_BITS - STRIDE_BITS * (level as u8 + 1);
+            active = self.step(active, |batch, owner| (batch.high[owner] >> shift) as u32 & 63);
         }
-        for level in LEVELS_HIGH..LEVELS_MAX {
+        for level in LEVELS_IN_HIGH_HALF..LEVELS_MAX {
             if active == 0 {
                 return;
             }
             let decided = ROOT_BITS + STRIDE_BITS * level as u8;
-            let slot = |flight: &Self, owner: usize| (flight.addresses[owner] << decided >> (128 - STRIDE_BITS)) as u32;
-            active = self.round(active, slot);
+            let slot = |batch: &Self, owner: usize| (batch.addresses[owner] << decided >> (128 - STRIDE_BITS)) as u32;
+            active = self.step(active, slot);
         }
         assert!(active == 0, "a trie of more levels than an address has bits for");
     }
 
-    /// Looks at the root; lanes are what is not decided by it. Says how many those are.
+    /// Looks at the root; pending are what is not decided by it. Says how many those are.
     #[inline(always)]
-    fn begin(&mut self, root: &[AtomicU32; 1 << ROOT_BITS]) -> usize {
-        let mut found = [0; LANES];
+    fn lookup_root(&mut self, root: &[AtomicU32; 1 << ROOT_BITS]) -> usize {
+        let mut found = [0; IN_FLIGHT_MAX];
         // Loads that do not wait for one another.
         for ((found, high), address) in found.iter_mut().zip(&mut self.high).zip(self.addresses) {
-            *high = (address >> HALF_BITS) as u64;
-            *found = root[(*high >> (HALF_BITS - ROOT_BITS)) as usize].load(Ordering::Relaxed);
+            *high = (address >> HIGH_HALF_BITS) as u64;
+            *found = root[(*high >> (HIGH_HALF_BITS - ROOT_BITS)) as usize].load(Ordering::Relaxed);
         }
         // Nodes were stored before the root's entry was.
         fence(Ordering::Acquire);
@@ -127,34 +127,34 @@ impl Flight<'_> {
         for (owner, found) in found.into_iter().enumerate().take(self.addresses.len()) {
             // A group for now; whatever it is where a node decides, that overwrites it.
             self.entries[owner] = found as u16;
-            let unit = found & !NODE;
+            let unit = found & !NODE_FLAG;
             prefetch(self.units, unit as usize);
-            self.lanes[active % LANES] = Lane { unit, owner: owner as u32 };
-            active += usize::from(found & NODE != 0);
+            self.pending[active % IN_FLIGHT_MAX] = Pending { unit, owner: owner as u32 };
+            active += usize::from(found & NODE_FLAG != 0);
         }
         active
     }
 
-    /// One node further in the first `active` lanes; those that are still under way come to the front. `slot` says
+    /// One node further in the first `active` pending; those that are still under way come to the front. `slot` says
     /// which of a node's 64 an address chooses at this level.
     #[inline(always)]
-    fn round(&mut self, active: usize, slot: impl Fn(&Self, usize) -> u32) -> usize {
+    fn step(&mut self, active: usize, slot: impl Fn(&Self, usize) -> u32) -> usize {
         let mut kept = 0;
-        for at in 0..active.min(LANES) {
-            let Lane { unit, owner } = self.lanes[at];
-            let slot = slot(self, owner as usize % LANES);
+        for at in 0..active.min(IN_FLIGHT_MAX) {
+            let Pending { unit, owner } = self.pending[at];
+            let slot = slot(self, owner as usize % IN_FLIGHT_MAX);
             let node = &self.units[unit as usize];
-            let children = node[WORD_CHILDREN].load(Ordering::Relaxed);
+            let children = node[WORD_VECTOR].load(Ordering::Relaxed);
             // Slots up to this one, and it.
             let up_to = u64::MAX >> (63 - slot);
             if children >> slot & 1 != 0 {
                 let block = node[WORD_BLOCK].load(Ordering::Relaxed) as u32;
                 let unit = block.wrapping_add((children & up_to).count_ones()).wrapping_sub(1);
                 prefetch(self.units, unit as usize);
-                self.lanes[kept % LANES] = Lane { unit, owner };
+                self.pending[kept % IN_FLIGHT_MAX] = Pending { unit, owner };
                 kept += 1;
             } else {
-                self.entries[owner as usize % LANES] = self.leaf(node, children, up_to);
+                self.entries[owner as usize % IN_FLIGHT_MAX] = self.leaf(node, children, up_to);
             }
         }
         kept
@@ -164,14 +164,14 @@ impl Flight<'_> {
     #[inline(always)]
     fn leaf(&self, node: &Unit, children: u64, up_to: u64) -> u16 {
         let word = |index: usize| node[index].load(Ordering::Relaxed);
-        let leaf = (word(WORD_STARTS) & up_to).count_ones() as usize - 1;
-        if leaf < LEAVES_INLINE {
-            return (word(WORD_LEAVES_INLINE) >> (16 * leaf)) as u16;
+        let leaf = (word(WORD_LEAFVEC) & up_to).count_ones() as usize - 1;
+        if leaf < INLINE_LEAVES {
+            return (word(WORD_INLINE_LEAVES) >> (16 * leaf)) as u16;
         }
-        let leaf = leaf - LEAVES_INLINE;
+        let leaf = leaf - INLINE_LEAVES;
         let block = word(WORD_BLOCK) as usize + children.count_ones() as usize;
-        let leaves = &self.units[block + leaf / (WORD_LEAVES * UNIT_WORDS)];
-        let leaves = leaves[leaf / WORD_LEAVES % UNIT_WORDS].load(Ordering::Relaxed);
-        (leaves >> (16 * (leaf % WORD_LEAVES))) as u16
+        let leaves = &self.units[block + leaf / (LEAVES_PER_WORD * UNIT_WORDS)];
+        let leaves = leaves[leaf / LEAVES_PER_WORD % UNIT_WORDS].load(Ordering::Relaxed);
+        (leaves >> (16 * (leaf % LEAVES_PER_WORD))) as u16
     }
 }

@@ -7,14 +7,15 @@ use ipnet::Ipv6Net;
 use prefix_trie::PrefixMap;
 
 use super::{
-    BLOCK_UNITS_MAX, CHANGE_UNITS_MAX, HALF_UNITS, LEAVES_INLINE, NODE, NODE_UNITS_MAX, NODES_MAX, ROOT_BITS,
-    STRIDE_BITS, Table, UNIT_WORDS, WORD_BLOCK, WORD_CHILDREN, WORD_LEAVES, WORD_LEAVES_INLINE, WORD_STARTS,
+    BLOCK_UNITS_MAX, CHANGE_UNITS_MAX, INLINE_LEAVES, LEAVES_PER_WORD, NODE_FLAG, NODE_UNITS_MAX, NODES_MAX, ROOT_BITS,
+    SEMISPACE_UNITS, STRIDE_BITS, Table, UNIT_WORDS, WORD_BLOCK, WORD_INLINE_LEAVES, WORD_LEAFVEC, WORD_VECTOR,
 };
-use crate::grace::{COLLECT_AT, Domain, Waiting};
-use crate::{Error, GroupId, patience};
+use crate::epoch::{COLLECT_THRESHOLD, Domain, Retired};
+use crate::wait::wait_for_readers;
+use crate::{Error, GroupId};
 
 /// Units that may lie fallow before everything moves to the other half: as many, and three times what is in use.
-const FALLOW_UNITS: usize = 1 << 16;
+const FRAGMENTATION_UNITS: usize = 1 << 16;
 
 /// What one slot of a node, or one entry of the root, leads to: a child, or a leaf with the length of its prefix.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -63,58 +64,58 @@ struct Node {
 }
 
 /// Where units are taken from: blocks of the same size that were given back, else the end.
-struct Half {
+struct Semispace {
     first: u32,
     next: u32,
     /// By size.
     free: Vec<Vec<u32>>,
 }
 
-impl Half {
-    fn new(first: usize) -> Half {
-        Half { first: first as u32, next: first as u32, free: vec![Vec::new(); BLOCK_UNITS_MAX + 1] }
+impl Semispace {
+    fn new(first: usize) -> Semispace {
+        Semispace { first: first as u32, next: first as u32, free: vec![Vec::new(); BLOCK_UNITS_MAX + 1] }
     }
 
-    fn taken(&self) -> usize {
+    fn used(&self) -> usize {
         (self.next - self.first) as usize
     }
 
-    fn take(&mut self, units: usize) -> u32 {
+    fn allocate(&mut self, units: usize) -> u32 {
         if let Some(first) = self.free[units].pop() {
             return first;
         }
         let first = self.next;
         self.next += units as u32;
-        assert!(self.taken() <= HALF_UNITS, "a change that took more than it had reserved");
+        assert!(self.used() <= SEMISPACE_UNITS, "a change that took more than it had reserved");
         first
     }
 
-    fn clear(&mut self) {
+    fn reset(&mut self) {
         self.next = self.first;
         self.free.iter_mut().for_each(Vec::clear);
     }
 }
 
 /// What waits for readers to leave.
-enum Unlinked {
+enum Garbage {
     Block(Block),
     /// Everything of a half, by its index.
-    Half(usize),
+    Semispace(usize),
 }
 
 /// The side that writes.
 pub(crate) struct Writer {
     domain: Arc<Domain>,
-    waiting: Waiting<Unlinked>,
+    retired: Retired<Garbage>,
     rib: PrefixMap<Ipv6Net, GroupId>,
     root: Vec<Slot>,
     nodes: Vec<Node>,
     nodes_free: Vec<u32>,
-    halves: [Half; 2],
+    semispaces: [Semispace; 2],
     /// Where new blocks come from.
-    half: usize,
+    active: usize,
     /// Whether the other half waits for readers to leave it.
-    is_other_waiting: bool,
+    is_other_retired: bool,
     /// Units in use by the newest version of the trie.
     units_live: usize,
 }
@@ -125,14 +126,14 @@ struct Change {
     bits: u128,
     length: u8,
     new: Slot,
-    only_exactly: bool,
+    exact_only: bool,
     /// What the change does to the number of routes.
     routes: i32,
 }
 
 impl Change {
     fn includes(&self, slot: Slot) -> bool {
-        if self.only_exactly { slot.depth() == self.length } else { slot.depth() <= self.length }
+        if self.exact_only { slot.depth() == self.length } else { slot.depth() <= self.length }
     }
 
     /// The slots of a node that the prefix covers, `base` bits being decided above it; one slot if it goes on below.
@@ -147,14 +148,14 @@ impl Writer {
     pub fn new(domain: Arc<Domain>) -> Writer {
         Writer {
             domain,
-            waiting: Waiting::new(),
+            retired: Retired::new(),
             rib: PrefixMap::new(),
             root: vec![Slot::NONE; 1 << ROOT_BITS],
             nodes: Vec::new(),
             nodes_free: Vec::new(),
-            halves: [Half::new(0), Half::new(HALF_UNITS)],
-            half: 0,
-            is_other_waiting: false,
+            semispaces: [Semispace::new(0), Semispace::new(SEMISPACE_UNITS)],
+            active: 0,
+            is_other_retired: false,
             units_live: 0,
         }
     }
@@ -169,18 +170,18 @@ impl Writer {
     }
 
     /// What readers' nodes and leaves take, in bytes.
-    pub fn bytes_read(&self) -> usize {
+    pub fn reader_bytes(&self) -> usize {
         self.units_live * UNIT_WORDS * size_of::<u64>()
     }
 
     /// What the writer alone has, without the routes themselves, in bytes.
-    pub fn bytes(&self) -> usize {
+    pub fn writer_bytes(&self) -> usize {
         self.nodes.capacity() * size_of::<Node>() + self.root.len() * size_of::<Slot>()
     }
 
     pub fn insert(&mut self, table: &Table, prefix: Ipv6Net, group: GroupId) -> Result<Option<GroupId>, Error> {
         let before = self.rib.get(&prefix).copied();
-        if self.nodes_used() + self.nodes_missing(prefix) > NODES_MAX {
+        if self.nodes_used() + self.nodes_needed(prefix) > NODES_MAX {
             return Err(Error::NodesFull { prefix, nodes_max: NODES_MAX });
         }
         self.reserve(table, prefix)?;
@@ -191,7 +192,7 @@ impl Writer {
                 bits: prefix.network().to_bits(),
                 length: prefix.prefix_len(),
                 new: Slot::leaf(group.get(), prefix.prefix_len()),
-                only_exactly: false,
+                exact_only: false,
                 routes: i32::from(before.is_none()),
             },
         );
@@ -209,13 +210,13 @@ impl Writer {
             None => Slot::NONE,
         };
         let (bits, length) = (prefix.network().to_bits(), prefix.prefix_len());
-        self.apply(table, Change { bits, length, new, only_exactly: true, routes: -1 });
+        self.apply(table, Change { bits, length, new, exact_only: true, routes: -1 });
         Ok(before)
     }
 
     /// Applies a change to every entry of the root that it is about.
     fn apply(&mut self, table: &Table, change: Change) {
-        for index in root_entries(change.bits, change.length) {
+        for index in root_range(change.bits, change.length) {
             let before = self.root[index];
             let (after, is_changed) = self.change_slot(table, before, change, ROOT_BITS);
             self.root[index] = after;
@@ -255,7 +256,7 @@ impl Writer {
             return (self.remove_node(node), true);
         }
         // One that is new has yet to be encoded.
-        is_changed |= words[WORD_CHILDREN] | words[WORD_STARTS] == 0;
+        is_changed |= words[WORD_VECTOR] | words[WORD_LEAFVEC] == 0;
         if is_changed {
             let before = self.encode(table, node);
             self.retire(before);
@@ -286,13 +287,13 @@ impl Writer {
     fn retire(&mut self, block: Block) {
         if block.units > 0 {
             self.units_live -= usize::from(block.units);
-            self.waiting.push(&self.domain, Unlinked::Block(block));
+            self.retired.push(&self.domain, Garbage::Block(block));
         }
     }
 
-    fn take(&mut self, units: usize) -> u32 {
+    fn allocate(&mut self, units: usize) -> u32 {
         self.units_live += units;
-        self.halves[self.half].take(units)
+        self.semispaces[self.active].allocate(units)
     }
 
     /// Makes a node's words and a new block of what its slots are, its children having theirs. Gives back the block
@@ -304,22 +305,22 @@ impl Writer {
         let mut leaves = Vec::with_capacity(64);
         for (index, slot) in slots.into_iter().enumerate() {
             if let Some(child) = slot.child() {
-                words[WORD_CHILDREN] |= 1 << index;
+                words[WORD_VECTOR] |= 1 << index;
                 children.push(child);
             } else if leaves.last() != Some(&slot.entry()) {
-                words[WORD_STARTS] |= 1 << index;
+                words[WORD_LEAFVEC] |= 1 << index;
                 leaves.push(slot.entry());
             }
         }
-        let (inside, outside) = leaves.split_at(leaves.len().min(LEAVES_INLINE));
-        words[WORD_LEAVES_INLINE] = word_of(inside);
-        let units = children.len() + outside.len().div_ceil(WORD_LEAVES * UNIT_WORDS);
+        let (inside, outside) = leaves.split_at(leaves.len().min(INLINE_LEAVES));
+        words[WORD_INLINE_LEAVES] = pack_leaves(inside);
+        let units = children.len() + outside.len().div_ceil(LEAVES_PER_WORD * UNIT_WORDS);
         let mut block = Block::default();
         if units > 0 {
-            block = Block { first: self.take(units), units: units as u8 };
+            block = Block { first: self.allocate(units), units: units as u8 };
             words[WORD_BLOCK] = u64::from(block.first);
             let childrens = children.iter().flat_map(|child| self.nodes[*child as usize].words);
-            let leaves = outside.chunks(WORD_LEAVES).map(word_of);
+            let leaves = outside.chunks(LEAVES_PER_WORD).map(pack_leaves);
             let at = block.first as usize * UNIT_WORDS;
             for (at, word) in table.units[at..].iter().zip(childrens.chain(leaves)) {
                 at.store(word, Ordering::Relaxed);
@@ -333,23 +334,23 @@ impl Writer {
     /// Shows readers what an entry of the root has become, and takes away the unit that it had.
     fn publish(&mut self, table: &Table, index: usize) {
         let before = table.root[index].load(Ordering::Relaxed);
-        self.show(table, index);
-        if before & NODE != 0 {
-            self.retire(Block { first: before & !NODE, units: 1 });
+        self.store_root_entry(table, index);
+        if before & NODE_FLAG != 0 {
+            self.retire(Block { first: before & !NODE_FLAG, units: 1 });
         }
     }
 
-    fn show(&mut self, table: &Table, index: usize) {
+    fn store_root_entry(&mut self, table: &Table, index: usize) {
         let slot = self.root[index];
         let entry = match slot.child() {
             None => u32::from(slot.entry()),
             Some(node) => {
-                let unit = self.take(1);
+                let unit = self.allocate(1);
                 let at = unit as usize * UNIT_WORDS;
                 for (at, word) in table.units[at..].iter().zip(self.nodes[node as usize].words) {
                     at.store(word, Ordering::Relaxed);
                 }
-                NODE | unit
+                NODE_FLAG | unit
             }
         };
         // Release: what the entry leads to was stored before.
@@ -358,31 +359,31 @@ impl Writer {
 
     /// Sees to it that a change of the prefix finds room: it cannot fail half-way.
     fn reserve(&mut self, table: &Table, prefix: Ipv6Net) -> Result<(), Error> {
-        if self.waiting.len() >= COLLECT_AT {
+        if self.retired.len() >= COLLECT_THRESHOLD {
             self.collect();
         }
-        let units = CHANGE_UNITS_MAX + NODE_UNITS_MAX * self.nodes_in(prefix);
-        let taken = self.halves[self.half].taken();
-        if taken + units > HALF_UNITS || taken > 4 * self.units_live + FALLOW_UNITS {
-            self.move_to_other_half(table)?;
+        let units = CHANGE_UNITS_MAX + NODE_UNITS_MAX * self.nodes_below(prefix);
+        let used = self.semispaces[self.active].used();
+        if used + units > SEMISPACE_UNITS || used > 4 * self.units_live + FRAGMENTATION_UNITS {
+            self.compact(table)?;
         }
         Ok(())
     }
 
     /// Nodes that a change of the prefix may make anew besides those on the way to it.
-    fn nodes_in(&self, prefix: Ipv6Net) -> usize {
+    fn nodes_below(&self, prefix: Ipv6Net) -> usize {
         let (bits, length) = (prefix.network().to_bits(), prefix.prefix_len());
         if length <= ROOT_BITS {
-            return root_entries(bits, length).map(|index| self.nodes_under(self.root[index])).sum();
+            return root_range(bits, length).map(|index| self.count_nodes(self.root[index])).sum();
         }
-        let change = Change { bits, length, new: Slot::NONE, only_exactly: true, routes: 0 };
-        let mut slot = self.root[root_entries(bits, ROOT_BITS).start];
+        let change = Change { bits, length, new: Slot::NONE, exact_only: true, routes: 0 };
+        let mut slot = self.root[root_range(bits, ROOT_BITS).start];
         let mut base = ROOT_BITS;
         while let Some(node) = slot.child() {
             let slots = &self.nodes[node as usize].slots[change.slots(base)];
             base += STRIDE_BITS;
             if length <= base {
-                return slots.iter().map(|slot| self.nodes_under(*slot)).sum();
+                return slots.iter().map(|slot| self.count_nodes(*slot)).sum();
             }
             slot = slots[0];
         }
@@ -390,9 +391,9 @@ impl Writer {
     }
 
     /// Nodes on the way to the prefix that are not there.
-    fn nodes_missing(&self, prefix: Ipv6Net) -> usize {
+    fn nodes_needed(&self, prefix: Ipv6Net) -> usize {
         let (bits, length) = (prefix.network().to_bits(), prefix.prefix_len());
-        let mut slot = self.root[root_entries(bits, ROOT_BITS).start];
+        let mut slot = self.root[root_range(bits, ROOT_BITS).start];
         let mut base = ROOT_BITS;
         while let Some(node) = slot.child().filter(|_| length > base) {
             slot = self.nodes[node as usize].slots[(bits << base >> (128 - STRIDE_BITS)) as usize];
@@ -401,73 +402,73 @@ impl Writer {
         usize::from(length.saturating_sub(base).div_ceil(STRIDE_BITS))
     }
 
-    fn nodes_under(&self, slot: Slot) -> usize {
+    fn count_nodes(&self, slot: Slot) -> usize {
         let Some(node) = slot.child() else { return 0 };
-        1 + self.nodes[node as usize].slots.iter().map(|slot| self.nodes_under(*slot)).sum::<usize>()
+        1 + self.nodes[node as usize].slots.iter().map(|slot| self.count_nodes(*slot)).sum::<usize>()
     }
 
     /// Encodes everything once more, in the other half, where there is then room at the end in one piece.
-    fn move_to_other_half(&mut self, table: &Table) -> Result<(), Error> {
-        patience(|| {
-            if self.is_other_waiting {
+    fn compact(&mut self, table: &Table) -> Result<(), Error> {
+        wait_for_readers(|| {
+            if self.is_other_retired {
                 self.collect();
             }
-            (!self.is_other_waiting).then_some(())
+            (!self.is_other_retired).then_some(())
         })?;
-        let before = self.half;
-        self.half = 1 - before;
+        let before = self.active;
+        self.active = 1 - before;
         self.units_live = 0;
         for index in 0..self.root.len() {
             if let Some(node) = self.root[index].child() {
-                self.encode_under(table, node);
-                self.show(table, index);
+                self.encode_subtree(table, node);
+                self.store_root_entry(table, index);
             }
         }
-        self.is_other_waiting = true;
-        self.waiting.push(&self.domain, Unlinked::Half(before));
+        self.is_other_retired = true;
+        self.retired.push(&self.domain, Garbage::Semispace(before));
         Ok(())
     }
 
     /// Encodes a node and everything under it; where they were before waits as a whole.
-    fn encode_under(&mut self, table: &Table, node: u32) {
+    fn encode_subtree(&mut self, table: &Table, node: u32) {
         for index in 0..64 {
             if let Some(child) = self.nodes[node as usize].slots[index].child() {
-                self.encode_under(table, child);
+                self.encode_subtree(table, child);
             }
         }
         self.encode(table, node);
     }
 
     fn collect(&mut self) {
-        let Writer { waiting, domain, halves, is_other_waiting, .. } = self;
-        waiting.collect(domain, |unlinked| match unlinked {
-            Unlinked::Block(block) => {
-                let half = usize::from(block.first as usize >= HALF_UNITS);
-                halves[half].free[usize::from(block.units)].push(block.first);
+        let Writer { retired, domain, semispaces, is_other_retired, .. } = self;
+        retired.collect(domain, |garbage| match garbage {
+            Garbage::Block(block) => {
+                let half = usize::from(block.first as usize >= SEMISPACE_UNITS);
+                semispaces[half].free[usize::from(block.units)].push(block.first);
             }
-            Unlinked::Half(half) => {
-                halves[half].clear();
-                *is_other_waiting = false;
+            Garbage::Semispace(half) => {
+                semispaces[half].reset();
+                *is_other_retired = false;
             }
         });
     }
 }
 
 /// The entries of the root that a prefix covers, or the one that it lies in.
-fn root_entries(bits: u128, length: u8) -> std::ops::Range<usize> {
+fn root_range(bits: u128, length: u8) -> std::ops::Range<usize> {
     let first = (bits >> (128 - ROOT_BITS)) as usize;
     first..first + (1 << (ROOT_BITS - length.min(ROOT_BITS)))
 }
 
 /// Up to four leaves in a word, the first one lowest.
-fn word_of(leaves: &[u16]) -> u64 {
+fn pack_leaves(leaves: &[u16]) -> u64 {
     leaves.iter().rev().fold(0, |word, leaf| word << 16 | u64::from(*leaf))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::grace::Domain;
+    use crate::epoch::Domain;
 
     /// A table with routes of its own, and addresses of which the groups are known.
     fn filled(routes: usize) -> (Table, Writer, Vec<u128>, Vec<Option<GroupId>>) {
@@ -502,9 +503,9 @@ mod tests {
         check(&table, &keys, &groups);
         for _ in 0..3 {
             let live = writer.units_live;
-            writer.move_to_other_half(&table).expect("no reader stays");
+            writer.compact(&table).expect("no reader stays");
             assert_eq!(writer.units_live, live);
-            assert_eq!(writer.halves[writer.half].taken(), live, "nothing lies fallow");
+            assert_eq!(writer.semispaces[writer.active].used(), live, "nothing lies fallow");
             check(&table, &keys, &groups);
             let (net, group) = writer.rib.iter().next().map(|(net, group)| (net, *group)).expect("a route");
             assert_eq!(writer.remove(&table, net), Ok(Some(group)));
@@ -518,18 +519,18 @@ mod tests {
         let (table, mut writer, keys, groups) = filled(300);
         let net: Ipv6Net = "2001:db8:1234::/48".parse().expect("a prefix");
         let group = GroupId::new(7).expect("a number");
-        let mut member = Domain::join(&writer.domain);
-        let (mut moves, mut half) = (0, writer.half);
+        let mut participant = Domain::register(&writer.domain);
+        let (mut moves, mut half) = (0, writer.active);
         for round in 0..40_000 {
             // A reader that is always inside when something is taken out, so that nothing comes back soon.
-            let inside = (round % 4096 != 0).then(|| member.enter());
+            let inside = (round % 4096 != 0).then(|| participant.pin());
             writer.insert(&table, net, group).expect("room");
             drop(inside);
             writer.remove(&table, net).expect("room");
-            moves += usize::from(writer.half != half);
-            half = writer.half;
+            moves += usize::from(writer.active != half);
+            half = writer.active;
         }
-        assert!(writer.halves[half].taken() <= 4 * writer.units_live + FALLOW_UNITS + CHANGE_UNITS_MAX);
+        assert!(writer.semispaces[half].used() <= 4 * writer.units_live + FRAGMENTATION_UNITS + CHANGE_UNITS_MAX);
         check(&table, &keys, &groups);
         println!("{moves} moves");
     }
@@ -537,24 +538,24 @@ mod tests {
     #[test]
     fn a_reader_inside_keeps_the_half_that_it_may_look_at() {
         let (table, mut writer, keys, groups) = filled(300);
-        let mut member = Domain::join(&writer.domain);
-        let inside = member.enter();
-        writer.move_to_other_half(&table).expect("the other half is free");
-        let error = writer.move_to_other_half(&table).expect_err("a reader may be in the other half");
-        assert!(matches!(error, Error::ReaderStays { .. }), "{error}");
+        let mut participant = Domain::register(&writer.domain);
+        let inside = participant.pin();
+        writer.compact(&table).expect("the other half is free");
+        let error = writer.compact(&table).expect_err("a reader may be in the other half");
+        assert!(matches!(error, Error::ReaderStalled { .. }), "{error}");
         check(&table, &keys, &groups);
         drop(inside);
-        writer.move_to_other_half(&table).expect("the reader has left");
+        writer.compact(&table).expect("the reader has left");
         check(&table, &keys, &groups);
     }
 
     #[test]
     fn leaves_are_packed_and_slots_covered_as_addresses_say() {
-        assert_eq!(word_of(&[1, 2, 3, 4]), 0x0004_0003_0002_0001);
-        assert_eq!(word_of(&[5]), 5);
-        assert_eq!(root_entries(0xfff_u128 << 116, 12), 0xfff00..0x100000);
-        assert_eq!(root_entries(u128::MAX, 128), 0xfffff..0x100000);
-        let change = Change { bits: 0x2001_0db8 << 96, length: 23, new: Slot::NONE, only_exactly: true, routes: 0 };
+        assert_eq!(pack_leaves(&[1, 2, 3, 4]), 0x0004_0003_0002_0001);
+        assert_eq!(pack_leaves(&[5]), 5);
+        assert_eq!(root_range(0xfff_u128 << 116, 12), 0xfff00..0x100000);
+        assert_eq!(root_range(u128::MAX, 128), 0xfffff..0x100000);
+        let change = Change { bits: 0x2001_0db8 << 96, length: 23, new: Slot::NONE, exact_only: true, routes: 0 };
         // Bits 20 to 25 are 110110; three of them decide.
         assert_eq!(change.slots(20), 0b110110..0b110110 + 8);
         assert_eq!(Change { length: 30, ..change }.slots(20), 0b110110..0b110110 + 1);

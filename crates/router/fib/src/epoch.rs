@@ -8,7 +8,7 @@
 //! Why it is right: a reader stores its epoch, fences, and only then looks; the writer unlinks, fences, and only then
 //! asks. Either the writer sees the reader inside, with the epoch that it entered in, or the reader's fence comes
 //! after the writer's, and the reader sees what was unlinked as unlinked. Who loaded a later epoch synchronizes with
-//! the store of that epoch, which comes after the unlinking. Model-checked in `tests/grace.rs`, of this very file.
+//! the store of that epoch, which comes after the unlinking. Model-checked in `tests/epoch.rs`, of this very file.
 
 use std::collections::VecDeque;
 
@@ -16,10 +16,10 @@ use super::sync::{Arc, AtomicU64, Mutex, Ordering, fence};
 
 /// How many things wait for readers before it is asked whether they have left: each time costs every reader a cache
 /// line.
-pub(crate) const COLLECT_AT: usize = 64;
+pub(crate) const COLLECT_THRESHOLD: usize = 64;
 
 /// A reader outside of a batch.
-const OUTSIDE: u64 = 0;
+const QUIESCENT: u64 = 0;
 
 /// Where a reader says since when it is inside. A cache line of its own: two, for processors that fetch pairs.
 #[repr(align(128))]
@@ -39,10 +39,10 @@ impl Domain {
     }
 
     /// A new reader's place.
-    pub fn join(domain: &Arc<Domain>) -> Member {
-        let slot = Arc::new(Slot(AtomicU64::new(OUTSIDE)));
+    pub fn register(domain: &Arc<Domain>) -> Participant {
+        let slot = Arc::new(Slot(AtomicU64::new(QUIESCENT)));
         domain.slots.lock().expect("a lock that nobody panics under").push(slot.clone());
-        Member { domain: domain.clone(), slot }
+        Participant { domain: domain.clone(), slot }
     }
 
     /// Begins the next epoch, and says the first epoch that a reader inside may have entered in. Only for the writer,
@@ -55,18 +55,18 @@ impl Domain {
         fence(Ordering::SeqCst);
         let slots = self.slots.lock().expect("a lock that nobody panics under");
         // Acquire, for who has left: what it read, it read before its place is used again.
-        let inside = slots.iter().map(|slot| slot.0.load(Ordering::Acquire)).filter(|since| *since != OUTSIDE);
+        let inside = slots.iter().map(|slot| slot.0.load(Ordering::Acquire)).filter(|since| *since != QUIESCENT);
         inside.min().unwrap_or(epoch + 1)
     }
 }
 
 /// A reader's place among the others.
-pub(crate) struct Member {
+pub(crate) struct Participant {
     domain: Arc<Domain>,
     slot: Arc<Slot>,
 }
 
-impl Member {
+impl Participant {
     pub fn domain(&self) -> &Arc<Domain> {
         &self.domain
     }
@@ -74,17 +74,17 @@ impl Member {
     /// From now on until the guard is dropped, nothing that this reader finds is used again. `&mut`, for who is inside
     /// cannot enter once more.
     #[inline]
-    pub fn enter(&mut self) -> Inside<'_> {
+    pub fn pin(&mut self) -> Guard<'_> {
         // Acquire, to see what was unlinked before this epoch.
         let epoch = self.domain.epoch.load(Ordering::Acquire);
         self.slot.0.store(epoch, Ordering::Relaxed);
         // Between saying so and the first look into a table.
         fence(Ordering::SeqCst);
-        Inside { slot: &self.slot }
+        Guard { slot: &self.slot }
     }
 }
 
-impl Drop for Member {
+impl Drop for Participant {
     fn drop(&mut self) {
         let mut slots = self.domain.slots.lock().expect("a lock that nobody panics under");
         slots.retain(|slot| !Arc::ptr_eq(slot, &self.slot));
@@ -92,26 +92,26 @@ impl Drop for Member {
 }
 
 /// A reader inside a batch.
-pub(crate) struct Inside<'a> {
+pub(crate) struct Guard<'a> {
     slot: &'a Slot,
 }
 
-impl Drop for Inside<'_> {
+impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
         // Release: what was read, was read before.
-        self.slot.0.store(OUTSIDE, Ordering::Release);
+        self.slot.0.store(QUIESCENT, Ordering::Release);
     }
 }
 
 /// What was unlinked and waits, in the order of unlinking.
-pub(crate) struct Waiting<T> {
+pub(crate) struct Retired<T> {
     items: VecDeque<(u64, T)>,
 }
 
-impl<T> Waiting<T> {
-    pub fn new() -> Waiting<T> {
-        Waiting { items: VecDeque::new() }
+impl<T> Retired<T> {
+    pub fn new() -> Retired<T> {
+        Retired { items: VecDeque::new() }
     }
 
     /// `item` is unlinked: whoever enters from the next epoch on cannot find it.
