@@ -1,5 +1,5 @@
-//! Any bytes are survived as a dump of routing tables and as a list of prefixes: what is read are prefixes without bits
-//! beyond their length, and behind an error there is nothing.
+//! No bytes make the import of an MRT dump or of a list of prefixes panic; imported prefixes have no bits beyond their
+//! length, and nothing follows an error.
 #![no_main]
 
 use fib::import::{Error, Route, mrt, prefixes};
@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 fn check(routes: impl Iterator<Item = Result<Route, Error>>, bytes: usize) {
     let mut has_ended = false;
     for (index, route) in routes.enumerate() {
-        assert!(!has_ended && index <= bytes, "what is broken is not read further");
+        assert!(!has_ended && index <= bytes, "nothing is read after an error");
         match route {
             Ok(route) => assert_eq!(route.prefix, route.prefix.trunc()),
             Err(error) => has_ended = !error.to_string().is_empty(),

@@ -1,4 +1,4 @@
-//! Any history of routes leaves tables that look addresses up as by trying every prefix, longest first.
+//! After any history of routes, lookups return the same as a naive longest-prefix match.
 #![no_main]
 
 use std::cell::Cell;
@@ -11,7 +11,7 @@ use libfuzzer_sys::fuzz_target;
 
 #[derive(Arbitrary, Debug)]
 struct Change {
-    /// Bits of the prefix: few are different, so that prefixes lie in one another.
+    /// Bits of the prefix: few distinct values, so that prefixes nest.
     address: u16,
     length: u8,
     /// 0 removes.
@@ -22,11 +22,11 @@ struct Change {
 const GROUPS: usize = 5;
 
 impl Change {
-    /// None of the shortest, which touch millions of entries each.
+    /// Returns the prefix, without very short ones, each of which covers millions of entries.
     fn prefix(&self) -> IpNet {
         let bits = u32::from(self.address);
         if self.is_v6 {
-            // Four bits each at four places of the address, among them its last.
+            // Four bits each at four positions of the address, including the last.
             let part = |index: u32, shift: u32| u128::from(bits >> (4 * index) & 0xf) << shift;
             let address = 0x2001 << 112 | part(0, 104) | part(1, 80) | part(2, 62) | part(3, 0);
             return Ipv6Net::new(address.into(), 16 + self.length % 113).expect("a length").trunc().into();
@@ -84,6 +84,6 @@ fuzz_target!(|changes: Vec<Change>| {
         tables.writer.remove(*prefix).expect("room");
     }
     assert_eq!(tables.writer.routes(), (0, 0));
-    assert_eq!(tables.writer.memory_use().v6, (1 << 20) * 4, "nodes are left over");
+    assert_eq!(tables.writer.memory_use().v6, (1 << 20) * 4, "all nodes are free");
     TABLES.set(Some(tables));
 });

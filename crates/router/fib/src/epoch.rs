@@ -1,35 +1,36 @@
-//! When what a writer has taken out of a table may be used again: once every reader that could have seen it has left.
+//! Epoch-based reclamation (Fraser, *Practical lock-freedom*, 2004): memory that the writer unlinked from a table is
+//! reused after a grace period, when every reader that could have seen it has ended its batch.
 //!
-//! A reader says when it enters a batch and when it leaves. The writer unlinks something, and tags it with the epoch;
-//! the next epoch begins when it asks who is still inside. Who entered in a later epoch cannot have found what was
-//! unlinked in an earlier one, and who is outside holds nothing. Readers never wait, and one that sleeps outside of a
-//! batch holds nothing up.
+//! A reader publishes the current epoch when it enters a batch (it is *pinned*), and clears it when it leaves (it is
+//! *quiescent*). The writer tags what it unlinks with the current epoch; checking for pinned readers begins the next
+//! epoch. A reader pinned in a later epoch cannot have found what was unlinked in an earlier one, and a quiescent
+//! reader holds nothing. Readers never wait, and one that sleeps outside of a batch delays nothing.
 //!
-//! Why it is right: a reader stores its epoch, fences, and only then looks; the writer unlinks, fences, and only then
-//! asks. Either the writer sees the reader inside, with the epoch that it entered in, or the reader's fence comes
-//! after the writer's, and the reader sees what was unlinked as unlinked. Who loaded a later epoch synchronizes with
-//! the store of that epoch, which comes after the unlinking. Model-checked in `tests/epoch.rs`, of this very file.
+//! Correctness: a reader stores its epoch, fences, and then reads tables; the writer unlinks, fences, and then reads
+//! the readers' epochs. Either the writer sees the reader pinned, with the epoch in which it entered, or the reader's
+//! fence comes after the writer's, and the reader does not find what was unlinked. A reader that loads a later epoch
+//! synchronizes with the store of that epoch, which follows the unlinking. `tests/epoch.rs` model-checks this file.
 
 use std::collections::VecDeque;
 
 use super::sync::{Arc, AtomicU64, Mutex, Ordering, fence};
 
-/// How many things wait for readers before it is asked whether they have left: each time costs every reader a cache
-/// line.
+/// Number of retired items at which the writer checks the readers' epochs. Each check costs every reader a cache miss.
 pub(crate) const COLLECT_THRESHOLD: usize = 64;
 
-/// A reader outside of a batch.
+/// The epoch of a reader outside of a batch.
 const QUIESCENT: u64 = 0;
 
-/// Where a reader says since when it is inside. A cache line of its own: two, for processors that fetch pairs.
+/// The epoch in which a reader was pinned, or [`QUIESCENT`]. On cache lines of its own: two, for processors that
+/// prefetch pairs.
 #[repr(align(128))]
 struct Slot(AtomicU64);
 
-/// What readers and the writer of one set of tables share.
+/// State shared by the readers and the writer of a set of tables.
 pub(crate) struct Domain {
-    /// From 1 on; only the writer stores.
+    /// The current epoch, from 1 on; only the writer stores it.
     epoch: AtomicU64,
-    /// Of every reader that there is.
+    /// The slots of all readers.
     slots: Mutex<Vec<Arc<Slot>>>,
 }
 
@@ -38,29 +39,29 @@ impl Domain {
         Domain { epoch: AtomicU64::new(1), slots: Mutex::new(Vec::new()) }
     }
 
-    /// A new reader's place.
+    /// Registers a new reader.
     pub fn register(domain: &Arc<Domain>) -> Participant {
         let slot = Arc::new(Slot(AtomicU64::new(QUIESCENT)));
-        domain.slots.lock().expect("a lock that nobody panics under").push(slot.clone());
+        domain.slots.lock().expect("no thread panics while holding the lock").push(slot.clone());
         Participant { domain: domain.clone(), slot }
     }
 
-    /// Begins the next epoch, and says the first epoch that a reader inside may have entered in. Only for the writer,
-    /// whose unlinking comes before.
+    /// Begins the next epoch, and returns the earliest epoch in which a pinned reader entered. The writer calls it
+    /// after unlinking.
     fn advance(&self) -> u64 {
         let epoch = self.epoch.load(Ordering::Relaxed);
-        // Release, for who loads the new epoch and so counts as later.
+        // Release: a reader that loads the new epoch sees what was unlinked before it.
         self.epoch.store(epoch + 1, Ordering::Release);
-        // Between what was unlinked and the look at who is inside.
+        // Orders the unlinking before the loads of the readers' epochs.
         fence(Ordering::SeqCst);
-        let slots = self.slots.lock().expect("a lock that nobody panics under");
-        // Acquire, for who has left: what it read, it read before its place is used again.
-        let inside = slots.iter().map(|slot| slot.0.load(Ordering::Acquire)).filter(|since| *since != QUIESCENT);
-        inside.min().unwrap_or(epoch + 1)
+        let slots = self.slots.lock().expect("no thread panics while holding the lock");
+        // Acquire: a reader that has left finished its reads before the memory is reused.
+        let pinned = slots.iter().map(|slot| slot.0.load(Ordering::Acquire)).filter(|since| *since != QUIESCENT);
+        pinned.min().unwrap_or(epoch + 1)
     }
 }
 
-/// A reader's place among the others.
+/// A registered reader.
 pub(crate) struct Participant {
     domain: Arc<Domain>,
     slot: Arc<Slot>,
@@ -71,14 +72,14 @@ impl Participant {
         &self.domain
     }
 
-    /// From now on until the guard is dropped, nothing that this reader finds is used again. `&mut`, for who is inside
-    /// cannot enter once more.
+    /// Pins the reader: until the guard is dropped, nothing that this reader finds is reused. Takes `&mut self` because
+    /// a pinned reader cannot be pinned again.
     #[inline]
     pub fn pin(&mut self) -> Guard<'_> {
-        // Acquire, to see what was unlinked before this epoch.
+        // Acquire: sees what was unlinked before this epoch.
         let epoch = self.domain.epoch.load(Ordering::Acquire);
         self.slot.0.store(epoch, Ordering::Relaxed);
-        // Between saying so and the first look into a table.
+        // Orders the store of the epoch before the first read of a table.
         fence(Ordering::SeqCst);
         Guard { slot: &self.slot }
     }
@@ -86,12 +87,12 @@ impl Participant {
 
 impl Drop for Participant {
     fn drop(&mut self) {
-        let mut slots = self.domain.slots.lock().expect("a lock that nobody panics under");
+        let mut slots = self.domain.slots.lock().expect("no thread panics while holding the lock");
         slots.retain(|slot| !Arc::ptr_eq(slot, &self.slot));
     }
 }
 
-/// A reader inside a batch.
+/// Keeps a reader pinned.
 pub(crate) struct Guard<'a> {
     slot: &'a Slot,
 }
@@ -99,12 +100,12 @@ pub(crate) struct Guard<'a> {
 impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release: what was read, was read before.
+        // Release: all reads of the batch come before.
         self.slot.0.store(QUIESCENT, Ordering::Release);
     }
 }
 
-/// What was unlinked and waits, in the order of unlinking.
+/// Unlinked items that await the end of their grace period, in the order of unlinking.
 pub(crate) struct Retired<T> {
     items: VecDeque<(u64, T)>,
 }
@@ -114,7 +115,7 @@ impl<T> Retired<T> {
         Retired { items: VecDeque::new() }
     }
 
-    /// `item` is unlinked: whoever enters from the next epoch on cannot find it.
+    /// Adds an unlinked item: readers that enter from the next epoch on cannot find it.
     pub fn push(&mut self, domain: &Domain, item: T) {
         self.items.push_back((domain.epoch.load(Ordering::Relaxed), item));
     }
@@ -127,14 +128,14 @@ impl<T> Retired<T> {
         self.items.is_empty()
     }
 
-    /// Gives out what no reader can hold any more.
+    /// Passes to `free` the items that no reader can hold any more.
     pub fn collect(&mut self, domain: &Domain, mut free: impl FnMut(T)) {
         if self.items.is_empty() {
             return;
         }
-        let first_inside = domain.advance();
-        while self.items.front().is_some_and(|(epoch, _)| *epoch < first_inside) {
-            free(self.items.pop_front().expect("it was just there").1);
+        let first_pinned = domain.advance();
+        while self.items.front().is_some_and(|(epoch, _)| *epoch < first_pinned) {
+            free(self.items.pop_front().expect("the queue has a front item").1);
         }
     }
 }

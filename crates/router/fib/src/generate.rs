@@ -1,16 +1,16 @@
-//! Routing tables as large as the Internet's, and as crowded in the same places, out of a seed.
+//! Synthetic routing tables with the size and the distribution of the Internet's, generated from a seed.
 //!
-//! Lengths, first bits and crowding are *measured*, of what RIPE's Routing Information Service collected in 2021, in
-//! the lists of prefixes that the repository zhu849/IP-Address-Lookup-Algorithms has of it: a tenth of IPv4's prefixes,
-//! drawn at random (111,175), and all of IPv6's (92,582). Which prefix stands where is drawn at random under these
-//! rules; no prefix is anybody's.
+//! The distributions of lengths, first bits and clustering are *measured*: they are those of a sample that RIPE's
+//! Routing Information Service collected in 2021, as published in the repository zhu849/IP-Address-Lookup-Algorithms: a
+//! tenth of the IPv4 prefixes, drawn at random (111,175), and all IPv6 prefixes (92,582). The prefixes themselves are
+//! random.
 
 use std::collections::HashSet;
 
 use ipnet::{Ipv4Net, Ipv6Net};
 use sim::Random;
 
-/// How many of the sample's IPv4 prefixes have each length.
+/// Number of IPv4 prefixes of each length in the sample.
 #[rustfmt::skip] // A table.
 const LENGTHS_V4: [(u8, u32); 25] = [
     (8, 4), (9, 2), (10, 5), (11, 15), (12, 40), (13, 75), (14, 113), (15, 218), (16, 1656), (17, 1079), (18, 1798),
@@ -18,7 +18,7 @@ const LENGTHS_V4: [(u8, u32); 25] = [
     (28, 198), (29, 461), (30, 412), (31, 91), (32, 1876),
 ];
 
-/// How many of the sample's IPv4 prefixes begin with each of the first 224 values of eight bits, but for private ones.
+/// Number of IPv4 prefixes in the sample by first octet, 0 to 223, without private ones.
 #[rustfmt::skip] // A table.
 const FIRST_OCTETS: [u32; 224] = [
     0, 335, 278, 8, 7, 876, 7, 0, 226, 0, 0, 0, 576, 92, 446, 36, 7, 103, 15, 0, 50, 0, 0, 724, 843, 2, 0, 471, 0, 0,
@@ -33,7 +33,7 @@ const FIRST_OCTETS: [u32; 224] = [
     21, 1632, 729, 322, 263, 475, 220, 384, 315,
 ];
 
-/// How many of the sample's IPv6 prefixes have each length.
+/// Number of IPv6 prefixes of each length in the sample.
 #[rustfmt::skip] // A table.
 const LENGTHS_V6: [(u8, u32); 57] = [
     (16, 1), (19, 1), (20, 13), (21, 6), (22, 7), (23, 5), (24, 28), (25, 7), (26, 14), (27, 19), (28, 108), (29, 3078),
@@ -44,34 +44,34 @@ const LENGTHS_V6: [(u8, u32); 57] = [
     (126, 410), (127, 216), (128, 165),
 ];
 
-/// The first 12 bits of the sample's 540 different /20s of IPv6, and how many /20s begin with them.
+/// The first 12 bits of the 540 distinct IPv6 /20s in the sample, and the number of /20s that begin with them.
 const FIRST_BITS_V6: [(u32, u32); 8] =
     [(0x2a0, 236), (0x240, 149), (0x260, 93), (0x280, 37), (0x200, 8), (0x2a1, 8), (0x2c0, 6), (0x261, 3)];
 
-/// Of IPv4's routes, how many lie in another one: about half (APNIC's BGP reports).
+/// Fraction of IPv4 routes that are more specifics of another route: about half (APNIC's BGP reports).
 const NESTED_V4: f64 = 0.5;
 
-/// Of places with more specific IPv6 routes, how many have a route of their own; so that somewhat more than half of all
-/// routes lie in another one: 51% of the sample's, 57% in APNIC's reports of 2024.
+/// Fraction of sites with more specific IPv6 routes that have a covering route, so that somewhat more than half of all
+/// routes are more specifics: 51% of the sample, 57% in APNIC's reports of 2024.
 const SITES_WITH_ROUTE: f64 = 0.5;
 
-/// Different /32s of IPv6 that have more specific routes, for each route.
+/// Number of distinct IPv6 /32s with more specific routes, per route.
 const SITES_PER_ROUTE: f64 = 7615.0 / 92_582.0;
 
-/// Routes side by side, of one length, in the mean: IPv4's (a guess from the length of the table and what it covers),
-/// and IPv6's up to /32 and beyond, so that the trie has about as many ways as for the sample (its /48s have 2.2, and
-/// lie closer to one another than at random).
+/// Mean number of adjacent routes of one length: of IPv4 (a guess from the size of the table and its coverage), and of
+/// IPv6 up to /32 and beyond, chosen so that the trie has about as many paths as for the sample (whose /48s have 2.2,
+/// but lie closer together than random ones).
 const RUN_MEAN_V4: f64 = 3.0;
 const RUN_MEAN_V6: f64 = 1.5;
 const RUN_MEAN_V6_LONG: f64 = 3.0;
 
-/// How often a place is drawn for a route: what is crowded has the same drawn again and again.
+/// Maximum number of draws per route: in dense regions, many draws yield a prefix that exists already.
 const DRAWS_PER_ROUTE: usize = 64;
 
-/// The first `bits` of an address, from the highest bit on.
+/// A prefix: the address bits from the highest bit on, and the length.
 type Key = (u128, u8);
 
-/// A draw by weights.
+/// A discrete distribution, as cumulative weights.
 struct Weights(Vec<f64>);
 
 impl Weights {
@@ -83,7 +83,7 @@ impl Weights {
         Weights(sums.collect())
     }
 
-    /// Rank `r` of `ranks` weighs 1 / (r + offset): the sample's crowding has that form.
+    /// Returns the distribution in which rank `r` weighs 1 / (r + offset): it fits the sample's clustering.
     fn harmonic(ranks: usize, offset: f64) -> Weights {
         Weights::new((0..ranks).map(|rank| 1.0 / (rank as f64 + offset)))
     }
@@ -94,7 +94,7 @@ impl Weights {
     }
 }
 
-/// A table under way.
+/// A table under construction.
 struct TableBuilder {
     random: Random,
     keys: Vec<Key>,
@@ -107,20 +107,20 @@ impl TableBuilder {
         TableBuilder { random, keys: Vec::with_capacity(routes), taken: HashSet::with_capacity(routes) }
     }
 
-    /// Random bits behind the first `decided` of `bits`, up to `length`.
+    /// Replaces the bits behind the first `decided` by random ones, and clears those behind `length`.
     fn with_random_bits(&mut self, bits: u128, decided: u8, length: u8) -> u128 {
         let noise = u128::from(self.random.bits()) << 64 | u128::from(self.random.bits());
         let bits = bits & !low_mask(128 - decided) | noise & low_mask(128 - decided);
         bits & !low_mask(128 - length)
     }
 
-    /// Adds a run of routes of one length that begins at `bits`; says how many were new.
+    /// Adds a run of adjacent routes of one length that begins at `bits`, and returns the number of new ones.
     fn add_run(&mut self, bits: u128, length: u8, mean: f64, most: usize) -> usize {
         let step = 1_u128 << (128 - length);
         let mut added = 0;
         for index in 0..most as u128 {
             let key = (bits.wrapping_add(index * step), length);
-            // A run ends with what it began in: it stays among the same 1,024.
+            // A run stays within an aligned group of 1,024 prefixes.
             if key.0 >> (128 - length) >> 10 != bits >> (128 - length) >> 10 {
                 break;
             }
@@ -135,7 +135,7 @@ impl TableBuilder {
         added
     }
 
-    /// In no order, as updates come.
+    /// Returns the prefixes in random order.
     fn into_shuffled(mut self) -> Vec<Key> {
         for index in (1..self.keys.len()).rev() {
             let other = self.random.below(index as u64 + 1) as usize;
@@ -145,12 +145,12 @@ impl TableBuilder {
     }
 }
 
-/// The lowest `bits` set.
+/// Returns a mask of the lowest `bits` bits.
 fn low_mask(bits: u8) -> u128 {
     if bits == 0 { 0 } else { u128::MAX >> (128 - bits) }
 }
 
-/// How many of `routes` have each length, shortest first.
+/// Returns the number of routes of each length, shortest first, for a table of `routes`.
 fn quotas(lengths: &[(u8, u32)], routes: usize) -> Vec<(u8, usize)> {
     let total: u64 = lengths.iter().map(|(_, count)| u64::from(*count)).sum();
     let share = |sum: u64| (sum * routes as u64 / total) as usize;
@@ -163,8 +163,8 @@ fn quotas(lengths: &[(u8, u32)], routes: usize) -> Vec<(u8, usize)> {
     lengths.iter().map(quota).collect()
 }
 
-/// `routes` different IPv4 prefixes, or a few less where all places of a length are taken, in no order. The same seed
-/// makes the same table.
+/// Returns `routes` distinct IPv4 prefixes in random order, or a few less if all prefixes of a length are used up. The
+/// same seed yields the same table.
 pub fn v4(seed: u64, routes: usize) -> Vec<Ipv4Net> {
     let mut builder = TableBuilder::new(seed, routes);
     let octets = Weights::new(FIRST_OCTETS.iter().map(|count| f64::from(*count)));
@@ -190,12 +190,12 @@ pub fn v4(seed: u64, routes: usize) -> Vec<Ipv4Net> {
     builder.into_shuffled().into_iter().map(net).collect()
 }
 
-/// `routes` different IPv6 prefixes, or a few less where all places of a length are taken, in no order. The same seed
-/// makes the same table.
+/// Returns `routes` distinct IPv6 prefixes in random order, or a few less if all prefixes of a length are used up. The
+/// same seed yields the same table.
 pub fn v6(seed: u64, routes: usize) -> Vec<Ipv6Net> {
     let mut builder = TableBuilder::new(seed, routes);
     let regions = regions_v6(&mut builder);
-    // Allocations are spread more evenly over /20s than what is announced of them.
+    // Allocations are spread more evenly over /20s than announcements are.
     let region_weights = Weights::harmonic(regions.len(), 20.0);
     let (short, long): (Vec<_>, Vec<_>) =
         quotas(&LENGTHS_V6, routes).into_iter().partition(|(length, _)| *length <= 32);
@@ -221,7 +221,8 @@ pub fn v6(seed: u64, routes: usize) -> Vec<Ipv6Net> {
     for (length, quota) in long {
         builder.fill(length, quota, RUN_MEAN_V6_LONG, |builder| {
             let rank = site_weights.draw(&mut builder.random);
-            // Who announces many /48s is not who announces many shorter ones: else most /48s would lie in those.
+            // Sites with many /48s are not those with many shorter routes: otherwise most /48s would be more specifics
+            // of these.
             let site = if length < 48 { sites[sites.len() - 1 - rank] } else { sites[rank] };
             builder.with_random_bits(site, 32, length)
         });
@@ -230,7 +231,7 @@ pub fn v6(seed: u64, routes: usize) -> Vec<Ipv6Net> {
     builder.into_shuffled().into_iter().map(net).collect()
 }
 
-/// Different /20s with the sample's first bits, in no order.
+/// Returns distinct /20s with the first bits of the sample, in random order.
 fn regions_v6(builder: &mut TableBuilder) -> Vec<u128> {
     let mut regions = Vec::new();
     for (first, count) in FIRST_BITS_V6 {
@@ -248,7 +249,7 @@ fn regions_v6(builder: &mut TableBuilder) -> Vec<u128> {
 }
 
 impl TableBuilder {
-    /// Adds `quota` routes of a length in runs that begin where `place` says.
+    /// Adds `quota` routes of a length in runs that begin at the bits that `start` returns.
     fn fill(&mut self, length: u8, quota: usize, run: f64, mut start: impl FnMut(&mut TableBuilder) -> u128) {
         let mut missing = quota;
         for _ in 0..quota * DRAWS_PER_ROUTE {
@@ -261,8 +262,7 @@ impl TableBuilder {
     }
 }
 
-/// `count` addresses, each a random one of a random route: what a router of that table looks up, if all routes are
-/// asked for alike.
+/// Returns `count` random addresses, each within a route drawn with equal probability.
 pub fn addresses_v4(seed: u64, routes: &[Ipv4Net], count: usize) -> Vec<u32> {
     let mut random = Random::new(seed, "addresses");
     let mut draw = || {
@@ -272,7 +272,7 @@ pub fn addresses_v4(seed: u64, routes: &[Ipv4Net], count: usize) -> Vec<u32> {
     (0..count).map(|_| draw()).collect()
 }
 
-/// [`addresses_v4`] of IPv6.
+/// Like [`addresses_v4`], for IPv6.
 pub fn addresses_v6(seed: u64, routes: &[Ipv6Net], count: usize) -> Vec<u128> {
     let mut random = Random::new(seed, "addresses");
     let mut draw = || {
@@ -289,7 +289,7 @@ mod tests {
 
     use super::*;
 
-    /// The share of `routes` that lie in another one.
+    /// Returns the fraction of prefixes that are more specifics of another one.
     fn nested(keys: &BTreeSet<Key>) -> f64 {
         let lies = |&&(bits, length): &&Key| {
             (1..length).any(|shorter| keys.contains(&(bits & !low_mask(128 - shorter), shorter)))
@@ -309,33 +309,32 @@ mod tests {
     }
 
     #[test]
-    fn ipv4_tables_have_the_samples_lengths_and_nesting() {
+    fn ipv4_tables_have_the_lengths_and_nesting_of_the_sample() {
         let keys: BTreeSet<Key> =
             v4(1, 90_000).iter().map(|net| (u128::from(net.network().to_bits()) << 96, net.prefix_len())).collect();
-        assert_eq!(keys.len(), 90_000, "each prefix once");
+        assert_eq!(keys.len(), 90_000, "the prefixes are distinct");
         check_lengths(&keys, &LENGTHS_V4);
         let nested = nested(&keys);
-        assert!((0.40..0.65).contains(&nested), "{nested} of the routes lie in another one");
+        assert!((0.40..0.65).contains(&nested), "{nested} of the routes are more specifics");
     }
 
     #[test]
-    fn ipv6_tables_have_the_samples_lengths_and_nesting() {
+    fn ipv6_tables_have_the_lengths_and_nesting_of_the_sample() {
         let keys: BTreeSet<Key> = v6(1, 92_582).iter().map(|net| (net.network().to_bits(), net.prefix_len())).collect();
         assert!(keys.len() > 92_500, "{}", keys.len());
         check_lengths(&keys, &LENGTHS_V6);
         let nested = nested(&keys);
-        assert!((0.45..0.60).contains(&nested), "{nested} of the routes lie in another one, 0.51 in the sample");
-        // What makes a trie large: how many different ways there are after so many bits; by the sample 11,241 and
-        // 16,715.
-        let ways = |bits: u8| {
+        assert!((0.45..0.60).contains(&nested), "{nested} of the routes are more specifics, 0.51 in the sample");
+        // The number of distinct paths at a depth determines the size of a trie: 11,241 and 16,715 in the sample.
+        let paths = |bits: u8| {
             keys.iter().filter(|(_, length)| *length > bits).map(|(key, _)| key >> (128 - bits)).collect::<HashSet<_>>()
         };
-        assert!((8_000..14_000).contains(&ways(26).len()), "{} ways of 26 bits", ways(26).len());
-        assert!((12_000..24_000).contains(&ways(44).len()), "{} ways of 44 bits", ways(44).len());
+        assert!((8_000..14_000).contains(&paths(26).len()), "{} paths of 26 bits", paths(26).len());
+        assert!((12_000..24_000).contains(&paths(44).len()), "{} paths of 44 bits", paths(44).len());
     }
 
     #[test]
-    fn the_same_seed_makes_the_same_table_and_addresses_lie_in_it() {
+    fn the_same_seed_yields_the_same_table_and_addresses_lie_in_it() {
         let routes = v4(7, 2_000);
         assert_eq!(routes, v4(7, 2_000));
         assert_ne!(routes, v4(8, 2_000));

@@ -1,4 +1,4 @@
-//! Next-hop groups: equal ways to one destination, and the choice among them by a flow's hash.
+//! Next-hop groups: equal-cost next hops (ECMP), of which the hash of a flow selects one.
 
 use std::io;
 use std::marker::PhantomData;
@@ -10,16 +10,16 @@ use crate::memory::AtomicArray;
 use crate::wait::wait_for_readers;
 use crate::{Error, GROUPS_MAX, GroupId};
 
-/// The most hops of a group.
+/// Maximum number of next hops in a group.
 pub const HOPS_MAX: usize = 16;
 
-/// As many as there are groups, and as many again that wait for readers to leave.
+/// Number of hop arrays: one for each group, and as many again that await the end of a grace period.
 const HOP_ARRAYS: usize = 2 * (GROUPS_MAX as usize + 1);
 
-/// A word for each group: how many hops, then the hop itself if it is one, or the hop_array where they are.
+/// A descriptor holds the number of hops in its high byte; below, the hop itself if there is one, or the hop array.
 const COUNT_SHIFT: u32 = 56;
 
-/// The groups, as a reader has them. A hop is anything that goes into 32 bits and comes back.
+/// The groups that readers use. A hop is any type that converts to 32 bits and back.
 pub struct Groups<H> {
     descriptors: AtomicArray<AtomicU64>,
     hop_arrays: AtomicArray<AtomicU32>,
@@ -32,14 +32,14 @@ impl<H: Copy + From<u32> + Into<u32>> Groups<H> {
         Ok(Groups { descriptors, hop_arrays: AtomicArray::new(HOP_ARRAYS * HOPS_MAX)?, hops: PhantomData })
     }
 
-    /// The hop of a group for a flow of that hash; `None` for a group without hops. The same hash finds the same hop
-    /// for as long as the group stays as it is.
+    /// Returns the hop of a group for a flow with this hash, or `None` for a group without hops. The same hash selects
+    /// the same hop as long as the group is unchanged.
     #[inline]
     pub fn select(&self, group: GroupId, hash: u32) -> Option<H> {
         self.select_by(group, || hash)
     }
 
-    /// [`Groups::select`] for whoever makes a hash only where there is a choice.
+    /// Like [`Groups::select`], but computes the hash only if the group has several hops.
     #[inline]
     pub fn select_by(&self, group: GroupId, hash: impl FnOnce() -> u32) -> Option<H> {
         let descriptor = self.descriptors[usize::from(group.get())].load(Ordering::Acquire);
@@ -55,7 +55,7 @@ impl<H: Copy + From<u32> + Into<u32>> Groups<H> {
         }
     }
 
-    /// All hops of a group, in their order.
+    /// Returns all hops of a group, in their order.
     pub fn hops(&self, group: GroupId) -> Vec<H> {
         let descriptor = self.descriptors[usize::from(group.get())].load(Ordering::Acquire);
         let word = descriptor as u32;
@@ -80,19 +80,19 @@ impl<H: Copy + From<u32> + Into<u32>> Groups<H> {
     }
 }
 
-/// What waits for readers to leave.
+/// What awaits the end of a grace period.
 enum Garbage {
     HopArray(u32),
     Group(GroupId),
 }
 
-/// The side that writes.
+/// The writer's state.
 pub(crate) struct Writer {
     domain: Arc<Domain>,
     retired: Retired<Garbage>,
     hop_arrays_free: Vec<u32>,
     groups_free: Vec<GroupId>,
-    /// By number: whether there is such a group, and how many routes lead to it.
+    /// By number: the number of routes that use the group, or `None` if there is no such group.
     routes: Vec<Option<u32>>,
 }
 
@@ -148,7 +148,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes the hops the group's, in one store.
+    /// Replaces the hops of a group by one store.
     fn publish<H: Copy + From<u32> + Into<u32>>(
         &mut self,
         groups: &Groups<H>,
@@ -182,8 +182,8 @@ impl Writer {
             return Err(Error::GroupInUse { group, routes });
         }
         self.routes[usize::from(group.get())] = None;
-        // The descriptor stays as it is for readers that still have the number; whoever gets it next stores a new one, and
-        // the hop_array is free at the same time as the number.
+        // The descriptor stays for readers that still have the number; the next group with this number overwrites it.
+        // The hop array becomes free at the same time as the number.
         if let Some(hop_array) = groups.hop_array_of(group) {
             self.retired.push(&self.domain, Garbage::HopArray(hop_array));
         }
@@ -191,12 +191,12 @@ impl Writer {
         Ok(())
     }
 
-    /// How many routes lead to a group that there is.
+    /// Returns the number of routes that use a group.
     pub fn routes(&self, group: GroupId) -> Result<u32, Error> {
         self.routes[usize::from(group.get())].ok_or(Error::GroupUnknown { group })
     }
 
-    /// A route to `after` takes the place of one to `before`; both groups exist.
+    /// Counts a route that changes from group `before` to group `after`; both groups exist.
     pub fn count_route(&mut self, before: Option<GroupId>, after: Option<GroupId>) {
         if let Some(routes) = after.and_then(|group| self.routes[usize::from(group.get())].as_mut()) {
             *routes += 1;
@@ -206,7 +206,7 @@ impl Writer {
         }
     }
 
-    /// Groups that there are.
+    /// Returns the number of groups.
     pub fn len(&self) -> usize {
         self.routes.iter().flatten().count()
     }

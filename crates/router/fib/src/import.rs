@@ -1,7 +1,7 @@
-//! Routing tables from files: MRT's dumps as collectors publish them, unpacked, and plain lists of prefixes.
+//! Imports routing tables from files: uncompressed MRT dumps, as route collectors publish them, and lists of prefixes.
 //!
-//! Both are read a record or line at a time. Whatever a file says is checked: a broken one ends in one error that says
-//! where.
+//! Files are read one record or line at a time. All content is validated; a malformed file ends with one error that
+//! states the position.
 
 use std::io::{self, BufRead, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -9,73 +9,73 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use thiserror::Error;
 
-/// The longest record of a dump that is read: a route seen by a thousand peers takes a tenth of it.
+/// Maximum length of a record in bytes: a route seen by a thousand peers takes a tenth of it.
 const RECORD_BYTES_MAX: usize = 4 << 20;
 
-/// The longest line of a list.
+/// Maximum length of a line in bytes.
 const LINE_BYTES_MAX: u64 = 4096;
 
 const RECORD_HEADER_BYTES: usize = 12;
 
-/// MRT's type of tables (RFC 6396, section 4.3), and its subtypes; those with several paths are of RFC 8050.
+/// MRT type of table dumps (RFC 6396, section 4.3) and its subtypes; those with additional paths are from RFC 8050.
 const TABLE_DUMP_V2: u16 = 13;
 const RIB_IPV4_UNICAST: u16 = 2;
 const RIB_IPV6_UNICAST: u16 = 4;
 const RIB_IPV4_UNICAST_ADD_PATH: u16 = 8;
 const RIB_IPV6_UNICAST_ADD_PATH: u16 = 10;
 
-/// Attributes of a path.
+/// BGP path attributes.
 const NEXT_HOP: u8 = 3;
 const MP_REACH_NLRI: u8 = 14;
-/// The attribute's length takes two bytes.
+/// Attribute flag: the length field has two bytes.
 const EXTENDED_LENGTH: u8 = 0x10;
 
-/// A route of a file.
+/// An imported route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Bits beyond its length are zero.
+    /// Prefix; bits beyond its length are zero.
     pub prefix: IpNet,
-    /// Of a dump, the first of the paths' that it has.
+    /// Next hop, if any; in a dump, that of the first path.
     pub next_hop: Option<IpAddr>,
 }
 
-/// Why a file is not read further.
+/// Why an import failed.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error(transparent)]
     Read(#[from] io::Error),
-    /// A line that no list has.
+    /// A line is longer than any in a list of prefixes.
     #[error("line {line}: longer than {LINE_BYTES_MAX} bytes; is this a list of prefixes?")]
     LineTooLong {
-        /// From 1 on.
+        /// Line number, from 1 on.
         line: usize,
     },
-    /// A line is no prefix.
-    #[error("line {line}: '{text}' is not a prefix; write one like 192.0.2.0/24, with a next hop behind it or none")]
+    /// A line does not begin with a prefix.
+    #[error("line {line}: '{text}' is not a prefix; write one like 192.0.2.0/24, optionally followed by a next hop")]
     NotAPrefix {
-        /// From 1 on.
+        /// Line number, from 1 on.
         line: usize,
-        /// What stands there.
+        /// Text of the line, truncated.
         text: String,
     },
-    /// A record of a dump does not hold together.
-    #[error("record {record}: {what}; is this an MRT dump, unpacked and whole?")]
+    /// A record of a dump is malformed.
+    #[error("record {record}: {what}; is this a complete, uncompressed MRT dump?")]
     Record {
-        /// From 1 on.
+        /// Record number, from 1 on.
         record: usize,
-        /// What is wrong.
+        /// Problem.
         what: &'static str,
     },
 }
 
-/// The routes of a plain list: a prefix a line, and whatever else behind it, of which an address in second place is the
-/// next hop. Empty lines and those that begin with `#` do not count.
+/// Reads a list of prefixes, one per line. An address in the second column is the next hop; further columns are
+/// ignored, as are empty lines and those that begin with `#`.
 pub fn prefixes(mut reader: impl BufRead) -> impl Iterator<Item = Result<Route, Error>> {
     let mut line = 0;
     let mut is_done = false;
     std::iter::from_fn(move || {
-        // Each turn reads a line, and a file ends.
+        // Each iteration consumes a line, and the file is finite.
         while !is_done {
             let mut bytes = Vec::new();
             line += 1;
@@ -84,7 +84,7 @@ pub fn prefixes(mut reader: impl BufRead) -> impl Iterator<Item = Result<Route, 
             let text = text.trim();
             match read {
                 Ok(0) => return None,
-                // What follows would be taken for a line of its own.
+                // Stop: the rest of the line would be read as another line.
                 Ok(count) if count as u64 > LINE_BYTES_MAX => {
                     is_done = true;
                     return Some(Err(Error::LineTooLong { line }));
@@ -116,12 +116,12 @@ fn truncated(text: &str) -> String {
     text.chars().take(40).collect()
 }
 
-/// The routes of an MRT dump of tables (TABLE_DUMP_V2) as it is unpacked; records of other kinds are passed over.
+/// Reads the routes of an uncompressed MRT table dump (TABLE_DUMP_V2). Records of other types are skipped.
 pub fn mrt(mut reader: impl Read) -> impl Iterator<Item = Result<Route, Error>> {
     let mut record = 0;
     let mut is_done = false;
     std::iter::from_fn(move || {
-        // Each turn reads a record, and a file ends.
+        // Each iteration consumes a record, and the file is finite.
         while !is_done {
             record += 1;
             match next_record(&mut reader, record) {
@@ -144,36 +144,36 @@ pub fn mrt(mut reader: impl Read) -> impl Iterator<Item = Result<Route, Error>> 
     })
 }
 
-/// What a dump is made of.
+/// A record of a dump.
 struct Record {
-    /// `None` for types that are no tables.
+    /// `None` for types other than table dumps.
     subtype: Option<u16>,
     body: Vec<u8>,
 }
 
-/// The next record; `None` at the end.
+/// Reads the next record, or returns `None` at the end of the file.
 fn next_record(reader: &mut impl Read, record: usize) -> Result<Option<Record>, Error> {
     let mut header = Vec::with_capacity(RECORD_HEADER_BYTES);
     reader.by_ref().take(RECORD_HEADER_BYTES as u64).read_to_end(&mut header)?;
     if header.is_empty() {
         return Ok(None);
     }
-    let broken = |what| Error::Record { record, what };
+    let malformed = |what| Error::Record { record, what };
     let mut rest = &header[..];
-    let (_time, kind) = take_u32(&mut rest).zip(take_u16(&mut rest)).ok_or(broken("a header that is cut off"))?;
-    let (subtype, bytes) = take_u16(&mut rest).zip(take_u32(&mut rest)).ok_or(broken("a header that is cut off"))?;
+    let (_time, kind) = take_u32(&mut rest).zip(take_u16(&mut rest)).ok_or(malformed("truncated header"))?;
+    let (subtype, bytes) = take_u16(&mut rest).zip(take_u32(&mut rest)).ok_or(malformed("truncated header"))?;
     if bytes as usize > RECORD_BYTES_MAX {
-        return Err(broken("a length beyond 4 MiB"));
+        return Err(malformed("length exceeds 4 MiB"));
     }
     let mut body = Vec::new();
     reader.by_ref().take(u64::from(bytes)).read_to_end(&mut body)?;
     if body.len() < bytes as usize {
-        return Err(broken("a body that is cut off"));
+        return Err(malformed("truncated body"));
     }
     Ok(Some(Record { subtype: (kind == TABLE_DUMP_V2).then_some(subtype), body }))
 }
 
-/// A record's route; `None` for a record that has none.
+/// Parses the route of a record; returns `None` for a record without one.
 fn parse_rib(subtype: Option<u16>, mut body: &[u8]) -> Result<Option<Route>, &'static str> {
     let (width, has_path_id) = match subtype {
         Some(RIB_IPV4_UNICAST) => (32, false),
@@ -183,25 +183,25 @@ fn parse_rib(subtype: Option<u16>, mut body: &[u8]) -> Result<Option<Route>, &'s
         _ => return Ok(None),
     };
     let rest = &mut body;
-    take_u32(rest).ok_or("no sequence number")?;
+    take_u32(rest).ok_or("missing sequence number")?;
     let prefix = take_prefix(rest, width)?;
-    let entries = take_u16(rest).ok_or("no count of paths")?;
+    let entries = take_u16(rest).ok_or("missing entry count")?;
     if entries == 0 {
         return Ok(None);
     }
-    // Which peer, and since when.
-    take(rest, if has_path_id { 10 } else { 6 }).ok_or("a path that is cut off")?;
-    let attributes = take_u16(rest).ok_or("a path that is cut off")?;
-    let attributes = take(rest, usize::from(attributes)).ok_or("attributes that are cut off")?;
+    // Peer index, originated time and path identifier.
+    take(rest, if has_path_id { 10 } else { 6 }).ok_or("truncated path")?;
+    let attributes = take_u16(rest).ok_or("truncated path")?;
+    let attributes = take(rest, usize::from(attributes)).ok_or("truncated attributes")?;
     Ok(Some(Route { prefix, next_hop: next_hop(attributes)? }))
 }
 
 fn take_prefix(rest: &mut &[u8], width: u8) -> Result<IpNet, &'static str> {
-    let [bits] = *take(rest, 1).ok_or("no prefix")? else { return Err("no prefix") };
+    let [bits] = *take(rest, 1).ok_or("missing prefix")? else { return Err("missing prefix") };
     if bits > width {
-        return Err("a prefix longer than an address");
+        return Err("prefix longer than an address");
     }
-    let octets = take(rest, usize::from(bits).div_ceil(8)).ok_or("a prefix that is cut off")?;
+    let octets = take(rest, usize::from(bits).div_ceil(8)).ok_or("truncated prefix")?;
     let mut address = [0; 16];
     address[..octets.len()].copy_from_slice(octets);
     let bits_of = u128::from_be_bytes(address);
@@ -210,23 +210,23 @@ fn take_prefix(rest: &mut &[u8], width: u8) -> Result<IpNet, &'static str> {
     } else {
         Ipv6Net::new(Ipv6Addr::from_bits(bits_of), bits).ok().map(IpNet::V6)
     };
-    net.map(|net| net.trunc()).ok_or("a prefix longer than an address")
+    net.map(|net| net.trunc()).ok_or("prefix longer than an address")
 }
 
-/// The next hop that a path's attributes name.
+/// Returns the next hop in the attributes of a path.
 fn next_hop(mut attributes: &[u8]) -> Result<Option<IpAddr>, &'static str> {
     let rest = &mut attributes;
-    // Bounded by the attributes, of which each takes three bytes at least.
+    // Bounded by the length: each attribute takes at least three bytes.
     while !rest.is_empty() {
-        let [flags, kind] = *take(rest, 2).ok_or("an attribute that is cut off")? else { break };
+        let [flags, kind] = *take(rest, 2).ok_or("truncated attribute")? else { break };
         let bytes = match flags & EXTENDED_LENGTH {
             0 => take(rest, 1).map(|bytes| usize::from(bytes[0])),
             _ => take_u16(rest).map(usize::from),
         };
-        let value = bytes.and_then(|bytes| take(rest, bytes)).ok_or("an attribute that is cut off")?;
+        let value = bytes.and_then(|bytes| take(rest, bytes)).ok_or("truncated attribute")?;
         match kind {
             NEXT_HOP => {
-                let octets: [u8; 4] = value.try_into().map_err(|_| "a next hop that is no address")?;
+                let octets: [u8; 4] = value.try_into().map_err(|_| "next hop is not an address")?;
                 return Ok(Some(octets.into()));
             }
             MP_REACH_NLRI => return mp_next_hop(value).map(Some),
@@ -236,20 +236,20 @@ fn next_hop(mut attributes: &[u8]) -> Result<Option<IpAddr>, &'static str> {
     Ok(None)
 }
 
-/// The next hop of MP_REACH_NLRI, which dumps shorten to a length and the next hop (RFC 6396, section 4.3.4), and some do
-/// not. Behind a global address there may be one of the link.
+/// Returns the next hop of an MP_REACH_NLRI attribute, which dumps abbreviate to a length and the next hop (RFC 6396,
+/// section 4.3.4), though some contain it in full. A link-local address may follow the global one.
 fn mp_next_hop(value: &[u8]) -> Result<IpAddr, &'static str> {
     let mut rest = value;
     if value.first() == Some(&0) {
-        // The address family's number, whose first byte is zero, where a length cannot be.
-        take(&mut rest, 3).ok_or("a next hop that is cut off")?;
+        // The full attribute begins with the address family, whose first byte is 0, which is not a valid length.
+        take(&mut rest, 3).ok_or("truncated next hop")?;
     }
-    let bytes = take(&mut rest, 1).ok_or("a next hop that is cut off")?[0];
-    let octets = take(&mut rest, usize::from(bytes)).ok_or("a next hop that is cut off")?;
+    let bytes = take(&mut rest, 1).ok_or("truncated next hop")?[0];
+    let octets = take(&mut rest, usize::from(bytes)).ok_or("truncated next hop")?;
     match octets.len() {
         4 => Ok(<[u8; 4]>::try_from(octets).expect("four").into()),
         16 | 32 => Ok(<[u8; 16]>::try_from(&octets[..16]).expect("sixteen").into()),
-        _ => Err("a next hop that is no address"),
+        _ => Err("next hop is not an address"),
     }
 }
 
@@ -271,13 +271,13 @@ fn take_u32(rest: &mut &[u8]) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// A record of a dump.
+    /// Returns a record of a dump.
     fn record(kind: u16, subtype: u16, body: &[u8]) -> Vec<u8> {
         let header = [&[0; 4][..], &kind.to_be_bytes(), &subtype.to_be_bytes(), &(body.len() as u32).to_be_bytes()];
         [&header.concat()[..], body].concat()
     }
 
-    /// A body with a prefix, and one path of these attributes.
+    /// Returns the body of a record with a prefix and one path with these attributes.
     fn rib(prefix: &[u8], path_id: &[u8], attributes: &[u8]) -> Vec<u8> {
         let length = (attributes.len() as u16).to_be_bytes();
         [&[0, 0, 0, 9][..], prefix, &[0, 1], &[0, 3], &[1, 2, 3, 4], path_id, &length, attributes].concat()
@@ -318,12 +318,12 @@ mod tests {
     }
 
     #[test]
-    fn a_dump_that_is_cut_off_or_broken_ends_with_the_record_at_fault() {
+    fn a_truncated_or_malformed_dump_ends_with_the_record_at_fault() {
         let dump = dump();
         let mut whole = 0;
         for length in 0..dump.len() {
             let last = mrt(&dump[..length]).last();
-            // Between records it simply ends.
+            // A dump truncated between records is valid.
             match last {
                 Some(Err(Error::Record { record, .. })) => assert!((1..=6).contains(&record)),
                 Some(Ok(_)) | None => whole += 1,
@@ -331,24 +331,24 @@ mod tests {
             }
         }
         assert_eq!(whole, 6, "before each record");
-        let broken = |subtype, body: &[u8]| {
+        let message = |subtype, body: &[u8]| {
             let bytes = record(13, subtype, body);
             let mut routes = mrt(&bytes[..]);
             let error = routes.next().expect("an error").expect_err("an error");
-            assert!(routes.next().is_none(), "nothing is read behind it");
+            assert!(routes.next().is_none(), "nothing is read after an error");
             error.to_string()
         };
-        let message = broken(RIB_IPV4_UNICAST, &rib(&[33, 1, 2, 3, 4, 5], &[], &[]));
-        assert_eq!(message, "record 1: a prefix longer than an address; is this an MRT dump, unpacked and whole?");
-        assert!(broken(RIB_IPV4_UNICAST, &rib(&[8, 10], &[], &[0x40, 3, 3, 1, 2, 3])).contains("no address"));
-        assert!(broken(RIB_IPV4_UNICAST, &rib(&[8, 10], &[], &[0x50, 3, 1])).contains("cut off"));
-        assert!(broken(RIB_IPV6_UNICAST, &rib(&[8, 10], &[], &[0x80, 14, 2, 16, 1])).contains("cut off"));
+        let long_prefix = message(RIB_IPV4_UNICAST, &rib(&[33, 1, 2, 3, 4, 5], &[], &[]));
+        assert_eq!(long_prefix, "record 1: prefix longer than an address; is this a complete, uncompressed MRT dump?");
+        assert!(message(RIB_IPV4_UNICAST, &rib(&[8, 10], &[], &[0x40, 3, 3, 1, 2, 3])).contains("not an address"));
+        assert!(message(RIB_IPV4_UNICAST, &rib(&[8, 10], &[], &[0x50, 3, 1])).contains("truncated"));
+        assert!(message(RIB_IPV6_UNICAST, &rib(&[8, 10], &[], &[0x80, 14, 2, 16, 1])).contains("truncated"));
         let long = [&[0; 4][..], &[0, 13, 0, 2], &[0xff; 4]].concat();
-        assert!(matches!(mrt(&long[..]).next(), Some(Err(Error::Record { record: 1, what: "a length beyond 4 MiB" }))));
+        assert!(matches!(mrt(&long[..]).next(), Some(Err(Error::Record { record: 1, what: "length exceeds 4 MiB" }))));
     }
 
     #[test]
-    fn a_list_is_read_line_by_line_and_ends_at_a_line_that_is_no_prefix() {
+    fn a_list_is_read_line_by_line_and_ends_at_a_line_without_a_prefix() {
         let text = "# routes\n\n192.0.2.128/24 198.51.100.1 5\r\n2001:db8::/32,2001:db8::1\n\
                     10.0.0.0/8 AS65000\nten\n1.0.0.0/8\n";
         let mut routes = prefixes(text.as_bytes());
@@ -362,7 +362,7 @@ mod tests {
         let wrong = "x".repeat(100);
         let found = prefixes(wrong.as_bytes()).next();
         assert!(matches!(found, Some(Err(Error::NotAPrefix { line: 1, text })) if text.len() == 40));
-        // What follows the longest line that is read is no line of its own.
+        // The rest of an overlong line is not read as another line.
         let comment = format!("# {}1.0.0.0/8\n", " ".repeat(LINE_BYTES_MAX as usize - 2));
         for endless in ["x".repeat(10_000), comment] {
             let found: Vec<_> = prefixes(endless.as_bytes()).collect();

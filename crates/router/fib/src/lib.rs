@@ -1,9 +1,9 @@
-//! Forwarding tables.
+//! Forwarding information bases (FIBs) for IPv4 and IPv6.
 //!
-//! A table maps an address to a [`GroupId`]: a *next-hop group*, the set of equal ways to one destination, which
-//! [`Groups`] has. Tables are written by one thread ([`Writer`]) and read by others at the same time ([`Reader`]),
-//! which never wait: what a reader is told was true at some moment of its lookup. Whatever a change takes out of a
-//! table is used again only after every reader that may hold it has ended its batch.
+//! A table maps an address to the [`GroupId`] of a *next-hop group*: a set of equal-cost next hops, stored in
+//! [`Groups`]. One thread writes the tables ([`Writer`]) while others read them ([`Reader`]). Readers never wait, and a
+//! lookup returns what was true at some moment of it. Memory that a change removes from a table is reused only after
+//! every reader that may hold it has ended its batch (epoch-based reclamation).
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,4 +1,4 @@
-//! The atomics of [`crate::epoch`], so that a model checker can take their place there.
+//! The synchronization primitives of [`crate::epoch`], which the loom model checker replaces.
 
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
 pub(crate) use std::sync::{Arc, Mutex};

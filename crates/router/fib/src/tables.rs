@@ -1,4 +1,4 @@
-//! All tables of a router, one side that writes them and others that read them.
+//! All tables of a router, their writer and their readers.
 
 use std::io;
 use std::ops::Deref;
@@ -10,21 +10,21 @@ use crate::epoch::{Domain, Guard, Participant};
 use crate::groups::Groups;
 use crate::{Error, GROUPS_MAX, GroupId, groups, v4, v6};
 
-/// What a reader looks into.
+/// The tables that readers use.
 pub struct Tables<H> {
-    /// IPv4.
+    /// IPv4 table.
     pub v4: v4::Table,
-    /// IPv6.
+    /// IPv6 table.
     pub v6: v6::Table,
-    /// What groups are.
+    /// Next-hop groups.
     pub groups: Groups<H>,
 }
 
-/// Empty tables, in 32 MiB that are written to at once and about 350 MiB of addresses that take memory when they are
-/// needed.
+/// Creates empty tables: 32 MiB that are written at once, and about 350 MiB of address space that takes memory when it
+/// is used.
 ///
 /// # Errors
-/// When the kernel has no such memory to give.
+/// The kernel cannot map the memory.
 pub fn tables<H: Copy + From<u32> + Into<u32>>() -> io::Result<(Writer<H>, Reader<H>)> {
     let tables = Arc::new(Tables { v4: v4::Table::new()?, v6: v6::Table::new()?, groups: Groups::new()? });
     let domain = Arc::new(Domain::new());
@@ -38,20 +38,20 @@ pub fn tables<H: Copy + From<u32> + Into<u32>>() -> io::Result<(Writer<H>, Reade
     Ok((writer, reader))
 }
 
-/// One of those that read. Each thread has its own.
+/// A reader of the tables. Each thread has its own; clones are independent readers.
 pub struct Reader<H> {
     tables: Arc<Tables<H>>,
     participant: Participant,
 }
 
 impl<H> Reader<H> {
-    /// Reads: what is found within one batch stays what it was until its end, groups too.
+    /// Runs `read` pinned: what it finds, including groups, is not reused until it returns.
     #[inline]
     pub fn batch<R>(&mut self, read: impl FnOnce(&Tables<H>) -> R) -> R {
         read(&self.pin())
     }
 
-    /// [`Reader::batch`] until what it gives is dropped.
+    /// Pins the reader until the guard is dropped, like [`Reader::batch`] for the duration of its closure.
     #[inline]
     pub fn pin(&mut self) -> ReadGuard<'_, H> {
         ReadGuard { _guard: self.participant.pin(), tables: &self.tables }
@@ -64,7 +64,7 @@ impl<H> Clone for Reader<H> {
     }
 }
 
-/// A reader inside of the tables. The writer uses nothing again that it may hold, so it should not last.
+/// A pinned reader. Hold it briefly: the writer cannot reuse what the reader may hold.
 pub struct ReadGuard<'a, H> {
     tables: &'a Tables<H>,
     _guard: Guard<'a>,
@@ -79,7 +79,7 @@ impl<H> Deref for ReadGuard<'_, H> {
     }
 }
 
-/// The one that writes.
+/// The writer of the tables.
 pub struct Writer<H> {
     tables: Arc<Tables<H>>,
     v4: v4::Writer,
@@ -87,27 +87,27 @@ pub struct Writer<H> {
     groups: groups::Writer,
 }
 
-/// How much memory tables take, in bytes.
+/// Memory use of tables, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// What readers of IPv4 look into: the first level, and blocks that are in use.
+    /// IPv4 table: `tbl24`, and the blocks in use.
     pub v4: usize,
-    /// What readers of IPv6 look into: the root, and nodes and leaves that are in use.
+    /// IPv6 table: the root, and the nodes and leaves in use.
     pub v6: usize,
-    /// What the writer needs besides, without the routes themselves.
+    /// State of the writer, without the routes.
     pub writer: usize,
 }
 
 impl<H: Copy + From<u32> + Into<u32>> Writer<H> {
-    /// A new group of these hops, at most [`crate::HOPS_MAX`]. One without hops is a way to nowhere.
+    /// Adds a group of these next hops, at most [`crate::HOPS_MAX`]. Packets to a group without hops are dropped.
     ///
     /// # Errors
-    /// Too many hops, or no number left.
+    /// Too many hops, or no group number is left.
     pub fn add_group(&mut self, hops: &[H]) -> Result<GroupId, Error> {
         self.groups.add(&self.tables.groups, hops)
     }
 
-    /// Other hops for a group, at one moment for all routes that lead to it.
+    /// Replaces the hops of a group, atomically for all routes that use it.
     ///
     /// # Errors
     /// Too many hops, or no such group.
@@ -115,15 +115,15 @@ impl<H: Copy + From<u32> + Into<u32>> Writer<H> {
         self.groups.set(&self.tables.groups, group, hops)
     }
 
-    /// Gives a group's number back, to which no route leads any more.
+    /// Removes a group that no route uses.
     ///
     /// # Errors
-    /// Routes lead to it, or there is no such group.
+    /// Routes use it, or there is no such group.
     pub fn remove_group(&mut self, group: GroupId) -> Result<(), Error> {
         self.groups.remove(&self.tables.groups, group)
     }
 
-    /// The hops of a group.
+    /// Returns the hops of a group.
     ///
     /// # Errors
     /// There is no such group.
@@ -132,16 +132,16 @@ impl<H: Copy + From<u32> + Into<u32>> Writer<H> {
         Ok(self.tables.groups.hops(group))
     }
 
-    /// Groups that there are.
+    /// Returns the number of groups.
     pub fn groups(&self) -> usize {
         self.groups.len()
     }
 
-    /// A route, in place of one that the prefix had, whose group is given back. Bits beyond the prefix's length do not
-    /// count.
+    /// Inserts a route, or replaces that of the prefix and returns its former group. Bits beyond the prefix length are
+    /// ignored.
     ///
     /// # Errors
-    /// No room in the tables, or no such group; then they are as they were.
+    /// The tables are full, or there is no such group; the tables are unchanged.
     pub fn insert(&mut self, prefix: IpNet, group: GroupId) -> Result<Option<GroupId>, Error> {
         match prefix {
             IpNet::V4(prefix) => self.insert_v4(prefix, group),
@@ -149,10 +149,10 @@ impl<H: Copy + From<u32> + Into<u32>> Writer<H> {
         }
     }
 
-    /// [`Writer::insert`] of IPv4.
+    /// [`Writer::insert`] for IPv4.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Writer::insert`].
     pub fn insert_v4(&mut self, prefix: Ipv4Net, group: GroupId) -> Result<Option<GroupId>, Error> {
         self.groups.routes(group)?;
         let before = self.v4.insert(&self.tables.v4, prefix.trunc(), group)?;
@@ -160,10 +160,10 @@ impl<H: Copy + From<u32> + Into<u32>> Writer<H> {
         Ok(before)
     }
 
-    /// [`Writer::insert`] of IPv6.
+    /// [`Writer::insert`] for IPv6.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Writer::insert`].
     pub fn insert_v6(&mut self, prefix: Ipv6Net, group: GroupId) -> Result<Option<GroupId>, Error> {
         self.groups.routes(group)?;
         let before = self.v6.insert(&self.tables.v6, prefix.trunc(), group)?;
@@ -171,10 +171,10 @@ impl<H: Copy + From<u32> + Into<u32>> Writer<H> {
         Ok(before)
     }
 
-    /// Takes a route out, and says where it led; `None` where there was none.
+    /// Removes a route and returns its group, or `None` if there was no such route.
     ///
     /// # Errors
-    /// A reader stays in one batch, and without its room there is none for the change.
+    /// No memory is left for the change, because a reader does not end its batch.
     pub fn remove(&mut self, prefix: IpNet) -> Result<Option<GroupId>, Error> {
         let before = match prefix {
             IpNet::V4(prefix) => self.v4.remove(&self.tables.v4, prefix.trunc()),
@@ -184,7 +184,7 @@ impl<H: Copy + From<u32> + Into<u32>> Writer<H> {
         Ok(before)
     }
 
-    /// Where exactly this prefix leads.
+    /// Returns the group of exactly this prefix.
     pub fn get(&self, prefix: IpNet) -> Option<GroupId> {
         match prefix {
             IpNet::V4(prefix) => self.v4.rib().get(&prefix.trunc()).copied(),
@@ -192,7 +192,7 @@ impl<H: Copy + From<u32> + Into<u32>> Writer<H> {
         }
     }
 
-    /// The longest prefix that covers all of this one, and where it leads.
+    /// Returns the longest route that contains this prefix, and its group.
     pub fn lookup(&self, prefix: IpNet) -> Option<(IpNet, GroupId)> {
         match prefix {
             IpNet::V4(prefix) => self.v4.rib().get_lpm(&prefix).map(|(found, group)| (found.into(), *group)),
@@ -200,22 +200,22 @@ impl<H: Copy + From<u32> + Into<u32>> Writer<H> {
         }
     }
 
-    /// Routes of IPv4, in the order of their prefixes.
+    /// Iterates over the IPv4 routes in the order of their prefixes.
     pub fn routes_v4(&self) -> impl Iterator<Item = (Ipv4Net, GroupId)> + '_ {
         self.v4.rib().iter().map(|(prefix, group)| (prefix, *group))
     }
 
-    /// Routes of IPv6, in the order of their prefixes.
+    /// Iterates over the IPv6 routes in the order of their prefixes.
     pub fn routes_v6(&self) -> impl Iterator<Item = (Ipv6Net, GroupId)> + '_ {
         self.v6.rib().iter().map(|(prefix, group)| (prefix, *group))
     }
 
-    /// How many routes of IPv4, and how many of IPv6.
+    /// Returns the number of IPv4 routes and of IPv6 routes.
     pub fn routes(&self) -> (usize, usize) {
         (self.v4.rib().len(), self.v6.rib().len())
     }
 
-    /// How much memory the tables take.
+    /// Returns the memory use of the tables.
     pub fn memory_use(&self) -> MemoryUse {
         MemoryUse {
             v4: (1 << 24) * 2 + self.v4.blocks_used() * 512,

@@ -1,8 +1,8 @@
-//! IPv4 by one load, or two: DIR-24-8 (Gupta, Lin and McKeown, INFOCOM 1998).
+//! IPv4 lookup by one or two loads: DIR-24-8 (Gupta, Lin and McKeown, INFOCOM 1998).
 //!
-//! The first level has an entry of 16 bits for each /24: a group, or the number of a block of 256 entries, where
-//! prefixes longer than /24 lie in it. A change stores each address's entry once, from what was right before to what
-//! is right now; so there is no moment at which a reader finds a third thing.
+//! The first level, `tbl24`, has an entry of 16 bits for each /24: a group, or the number of a block of 256 entries in
+//! `tbl8` if the /24 contains longer prefixes (DPDK's LPM library calls a block a *tbl8 group*). A change replaces each
+//! entry by a single store, from the previous value to the new one: a reader never sees a third value.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -17,19 +17,19 @@ use crate::memory::AtomicArray;
 use crate::wait::wait_for_readers;
 use crate::{Error, GroupId};
 
-/// The most /24s in which longer prefixes can lie at a time.
+/// Maximum number of /24s that contain longer prefixes.
 pub const BLOCKS_MAX: usize = 1 << 15;
 
 const TBL24_LEN: usize = 1 << 24;
 const BLOCK_LEN: usize = 1 << 8;
 
-/// An entry of the first level that is the number of a block.
+/// Marks an entry of `tbl24` that is the number of a block.
 const BLOCK_FLAG: u16 = 1 << 15;
 
-/// Lookups in flight at a time: more than a core can have outstanding misses.
+/// Number of lookups in flight: more than the outstanding cache misses of a core.
 const IN_FLIGHT_MAX: usize = 32;
 
-/// The table, as a reader has it.
+/// The table that readers use.
 pub struct Table {
     tbl24: AtomicArray<AtomicU16>,
     tbl8: AtomicArray<AtomicU16>,
@@ -40,7 +40,7 @@ impl Table {
         Ok(Table { tbl24: AtomicArray::new(TBL24_LEN)?, tbl8: AtomicArray::new(BLOCKS_MAX * BLOCK_LEN)? })
     }
 
-    /// The group of the longest prefix that covers the address.
+    /// Returns the group of the longest prefix that contains the address.
     #[inline]
     pub fn lookup(&self, address: Ipv4Addr) -> Option<GroupId> {
         let mut group = [None];
@@ -48,21 +48,21 @@ impl Table {
         group[0]
     }
 
-    /// [`Table::lookup`] of many, that do not wait for one another's memory: `groups` gets as many as there are
-    /// `addresses`. More of these than of those are a bug of the caller's.
+    /// Looks up many addresses whose memory accesses overlap; `groups[i]` becomes the group of `addresses[i]`. Panics
+    /// if `groups` is shorter than `addresses`.
     #[inline]
     pub fn lookup_batch(&self, addresses: &[u32], groups: &mut [Option<GroupId>]) {
         assert!(addresses.len() <= groups.len(), "{} groups for {} addresses", groups.len(), addresses.len());
-        // Lengths that the compiler knows: then no index needs a check.
-        let tbl24: &[AtomicU16; TBL24_LEN] = self.tbl24[..].try_into().expect("the first level's length");
-        let tbl8: &[AtomicU16; BLOCKS_MAX * BLOCK_LEN] = self.tbl8[..].try_into().expect("the blocks' length");
+        // Arrays of constant length, so that the compiler omits bounds checks.
+        let tbl24: &[AtomicU16; TBL24_LEN] = self.tbl24[..].try_into().expect("the length of tbl24");
+        let tbl8: &[AtomicU16; BLOCKS_MAX * BLOCK_LEN] = self.tbl8[..].try_into().expect("the length of tbl8");
         for (addresses, groups) in addresses.chunks(IN_FLIGHT_MAX).zip(groups.chunks_mut(IN_FLIGHT_MAX)) {
             let mut entries = [0; IN_FLIGHT_MAX];
-            // Loads that do not wait for one another.
+            // Independent loads, whose cache misses overlap.
             for (entry, address) in entries.iter_mut().zip(addresses) {
                 *entry = tbl24[(address >> 8) as usize].load(Ordering::Relaxed);
             }
-            // What a block holds was stored before its number was.
+            // Pairs with the release store of a block's number, which follows the stores of its entries.
             fence(Ordering::Acquire);
             for ((entry, address), group) in entries.iter().zip(addresses).zip(groups.iter_mut()) {
                 let mut entry = *entry;
@@ -72,40 +72,40 @@ impl Table {
                 }
                 *group = GroupId::from_entry(entry);
             }
-            // What a group is was stored before a route to it was.
+            // Pairs with the release store of a route, which follows the store of its group.
             fence(Ordering::Acquire);
         }
     }
 }
 
-/// What the writer knows of a block besides its entries.
+/// What the writer knows about a block in addition to its entries.
 struct Block {
-    /// Of each entry: the length of the prefix that it is of.
+    /// Length of the prefix of each entry.
     depths: [u8; BLOCK_LEN],
-    /// Prefixes longer than /24 in it.
+    /// Number of prefixes longer than /24 in the block.
     routes: u16,
 }
 
-/// The side that writes.
+/// The writer's state.
 pub(crate) struct Writer {
     domain: Arc<Domain>,
     retired: Retired<u16>,
-    /// The routes themselves.
+    /// The routes.
     rib: PrefixMap<Ipv4Net, GroupId>,
-    /// Of each entry of the first level that is a group: the length of the prefix that it is of, 0 for none.
+    /// Length of the prefix of each `tbl24` entry that is a group; 0 for no route.
     depths: Vec<u8>,
     blocks: Vec<Option<Box<Block>>>,
     blocks_free: Vec<u16>,
 }
 
-/// A group and the length of its prefix, as an entry has them.
+/// A table entry and the length of its prefix.
 #[derive(Clone, Copy)]
 struct Leaf {
     entry: u16,
     depth: u8,
 }
 
-/// Which entries a change is about: of prefixes up to a length, or of that length only.
+/// Selects the entries that a change overwrites: those of prefixes up to a length, or of that length only.
 #[derive(Clone, Copy)]
 enum DepthFilter {
     UpTo(u8),
@@ -115,8 +115,8 @@ enum DepthFilter {
 impl DepthFilter {
     fn includes(self, depth: u8) -> bool {
         match self {
-            DepthFilter::UpTo(most) => depth <= most,
-            DepthFilter::Exactly(exactly) => depth == exactly,
+            DepthFilter::UpTo(max) => depth <= max,
+            DepthFilter::Exactly(length) => depth == length,
         }
     }
 }
@@ -137,12 +137,12 @@ impl Writer {
         &self.rib
     }
 
-    /// Blocks that are in use.
+    /// Returns the number of blocks in use.
     pub fn blocks_used(&self) -> usize {
         BLOCKS_MAX - self.blocks_free.len() - self.retired.len()
     }
 
-    /// What the writer alone has of the table, without the routes themselves, in bytes.
+    /// Returns the memory of the writer without the routes, in bytes.
     pub fn writer_bytes(&self) -> usize {
         self.depths.len() + self.blocks.iter().flatten().count() * size_of::<Block>()
     }
@@ -169,7 +169,7 @@ impl Writer {
         Ok(before)
     }
 
-    /// A block with the entries that the prefix's /24 has; not yet to be found by readers.
+    /// Allocates a block filled with the current entry of the prefix's /24. Readers cannot find it yet.
     fn new_block(&mut self, table: &Table, prefix: Ipv4Net) -> Result<u16, Error> {
         let number = wait_for_readers(|| {
             if self.blocks_free.is_empty() || self.retired.len() >= COLLECT_THRESHOLD {
@@ -193,7 +193,7 @@ impl Writer {
     }
 
     fn block_mut(&mut self, number: u16) -> &mut Block {
-        self.blocks[usize::from(number)].as_mut().expect("a block that the table names")
+        self.blocks[usize::from(number)].as_mut().expect("a block that the table refers to")
     }
 
     fn collect(&mut self) {
@@ -221,7 +221,7 @@ impl Writer {
             block.overwrite(table, number, block_range(prefix), filter, leaf);
             return Some(before);
         }
-        // The last one: what is left is the same for the whole /24.
+        // The last longer prefix: the /24 has a single entry again.
         self.depths[index] = leaf.depth;
         table.tbl24[index].store(leaf.entry, Ordering::Release);
         self.blocks[usize::from(number)] = None;
@@ -229,7 +229,7 @@ impl Writer {
         Some(before)
     }
 
-    /// Stores `leaf` wherever in a prefix of at most 24 bits something is that `of` includes.
+    /// Overwrites the entries of a prefix of at most 24 bits that `filter` includes.
     fn overwrite(&mut self, table: &Table, prefix: Ipv4Net, filter: DepthFilter, leaf: Leaf) {
         let index = tbl24_index(prefix);
         for index in index..index + (1 << (24 - prefix.prefix_len())) {
@@ -264,12 +264,12 @@ impl Block {
     }
 }
 
-/// The first of the first level's entries that a prefix covers, or lies in.
+/// Returns the index of the first `tbl24` entry that the prefix covers, or of the one that contains it.
 fn tbl24_index(prefix: Ipv4Net) -> usize {
     (prefix.network().to_bits() >> 8) as usize
 }
 
-/// The entries of a block that a prefix longer than /24 covers.
+/// Returns the entries of a block that a prefix longer than /24 covers.
 fn block_range(prefix: Ipv4Net) -> std::ops::Range<usize> {
     let first = (prefix.network().to_bits() & 0xff) as usize;
     first..first + (1 << (32 - prefix.prefix_len()))

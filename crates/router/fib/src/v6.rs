@@ -1,12 +1,12 @@
-//! IPv6 by a compressed trie, after Poptrie (Asai and Ohara, SIGCOMM 2015).
+//! IPv6 lookup in a compressed multiway trie, after Poptrie (Asai and Ohara, SIGCOMM 2015).
 //!
-//! The first 20 bits of an address find an entry of the root; then a node decides on 6 bits each, of which 18 make the
-//! other 108. A node of 32 bytes holds a vector of 64 bits that says where children are, another that says where among
-//! the rest a new leaf begins, its first four leaves, and where a block with its children and other leaves is: counting
-//! bits finds the child or the leaf.
+//! The first 20 bits of an address select an entry of the root; then each node consumes 6 bits, so that 18 levels
+//! consume the other 108. A node of 32 bytes holds a 64-bit `vector` of the slots with children, a 64-bit `leafvec` of
+//! the other slots at which a new leaf begins, its first four leaves, and the start of a block with its children and
+//! further leaves. A population count finds the child or the leaf.
 //!
-//! A change makes new blocks for the nodes that it changes and for those above them, and is published by one store to
-//! the root. What was there before stays until no reader can be in it.
+//! A change is copy-on-write: it builds new blocks for the changed nodes and their ancestors, and one store to the root
+//! publishes them. The old blocks stay until no reader can be in them.
 
 mod lookup;
 mod writer;
@@ -18,52 +18,53 @@ use crate::memory::AtomicArray;
 
 pub(crate) use writer::Writer;
 
-/// The most nodes that a table has: a full Internet table of 200,000 routes takes about 120,000.
+/// Maximum number of nodes: a full Internet table of 200,000 routes takes about 120,000.
 pub const NODES_MAX: usize = 1 << 19;
 
-/// Bits of an address that find the root's entry.
+/// Number of address bits that select the root entry.
 const ROOT_BITS: u8 = 20;
 
-/// Bits of an address that each node decides on.
+/// Number of address bits that each node consumes.
 const STRIDE_BITS: u8 = 6;
 
-/// Nodes on the way from the root to the last bit.
+/// Maximum number of nodes on a path.
 const LEVELS_MAX: usize = 18;
 
-/// What is allocated: a node, or room for 16 leaves.
+/// Words of the allocation unit, which holds a node or 16 leaves.
 const UNIT_WORDS: usize = 4;
 
-/// Of a node's words: where children are.
+/// First word of a node: the slots with children.
 const WORD_VECTOR: usize = 0;
-/// Where leaves begin that are not as the leaf before them.
+/// Second word: the slots without a child whose leaf differs from the previous leaf.
 const WORD_LEAFVEC: usize = 1;
-/// The block's first unit.
+/// Third word: the first unit of the node's block.
 const WORD_BLOCK: usize = 2;
-/// The first leaves.
+/// Fourth word: the first leaves.
 const WORD_INLINE_LEAVES: usize = 3;
 
-/// Leaves that a node has itself; the others are in its block, behind the children.
+/// Number of leaves in the node itself; further leaves are in its block, behind the children.
 const INLINE_LEAVES: usize = 4;
 
-/// Leaves of a word.
+/// Number of leaves in a word.
 const LEAVES_PER_WORD: usize = 4;
 
-/// The most units of a block: a node has 64 slots, each a child or a leaf.
+/// Maximum number of units of a block: a node has 64 slots, each with a child or a leaf.
 const BLOCK_UNITS_MAX: usize = 64;
 
-/// The most units that a node and the leaves in its block take.
+/// Maximum number of units that a node and the leaves in its block take.
 const NODE_UNITS_MAX: usize = 5;
 
-/// Half of the units: each change needs room for copies, and moving to the other half makes all room one.
+/// Units of one of the two semispaces, as in a copying garbage collector: changes need room for copies, and compaction
+/// into the other semispace removes fragmentation.
 const SEMISPACE_UNITS: usize = 2 * NODE_UNITS_MAX * NODES_MAX + CHANGE_UNITS_MAX;
 
-/// What a change of one way down the trie takes.
+/// Maximum number of units that a change of one path takes.
 const CHANGE_UNITS_MAX: usize = (LEVELS_MAX + 1) * BLOCK_UNITS_MAX;
 
-/// An entry of the root that is the number of a node's unit; one that is not is a group, or 0.
+/// Marks an entry of the root that is the unit of a node; other entries are a group, or 0.
 const NODE_FLAG: u32 = 1 << 31;
 
-/// The table, as a reader has it.
+/// The table that readers use.
 pub struct Table {
     root: AtomicArray<AtomicU32>,
     units: AtomicArray<AtomicU64>,

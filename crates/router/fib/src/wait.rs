@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use crate::Error;
 
-/// For how long a writer waits for readers where it has no other room. A batch lasts microseconds; a reader that was
-/// not given a processor in all this time is none that forwards.
+/// How long a writer that is out of memory waits for readers to end their batches. A batch lasts microseconds; a reader
+/// that was not scheduled in all this time cannot be forwarding.
 const READER_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// Asks until there is something, for [`READER_WAIT_MAX`] at most: readers leave their batches meanwhile.
+/// Retries `attempt` until it returns something, for at most [`READER_WAIT_MAX`]. Fails with [`Error::ReaderStalled`].
 pub(crate) fn wait_for_readers<T>(mut attempt: impl FnMut() -> Option<T>) -> Result<T, Error> {
     if let Some(found) = attempt() {
         return Ok(found);

@@ -1,4 +1,4 @@
-//! Tables that are full say so, and stay as they were.
+//! Full tables return errors and stay unchanged.
 
 use fib::{Error, GROUPS_MAX, HOPS_MAX};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -8,7 +8,7 @@ fn host_v4(slot: usize) -> IpNet {
 }
 
 #[test]
-fn long_prefixes_in_too_many_24s_are_refused_by_name_and_the_others_stay() {
+fn long_prefixes_in_too_many_24s_are_rejected_by_name_and_the_others_stay() {
     let (mut writer, mut reader) = fib::tables::<u32>().expect("memory");
     let group = writer.add_group(&[1]).expect("a number");
     for slot in 0..fib::v4::BLOCKS_MAX {
@@ -22,17 +22,17 @@ fn long_prefixes_in_too_many_24s_are_refused_by_name_and_the_others_stay() {
         assert_eq!(tables.v4.lookup([0, 128, 0, 1].into()), None);
         assert_eq!(tables.v4.lookup([0, 127, 255, 1].into()), Some(group));
     });
-    // A longer prefix in a /24 that has a block, and shorter ones anywhere, find room.
+    // A longer prefix in a /24 that has a block, and shorter prefixes anywhere, need no further block.
     writer.insert("0.0.0.128/25".parse().expect("a prefix"), group).expect("room");
     writer.insert("10.0.0.0/24".parse().expect("a prefix"), group).expect("room");
-    // And one that goes makes room for one that comes.
+    // Removing a prefix frees its block for another one.
     writer.remove(host_v4(7)).expect("no reader stays");
-    writer.insert(one_more, group).expect("the block that was given back");
+    writer.insert(one_more, group).expect("the freed block");
     assert_eq!(writer.routes(), (fib::v4::BLOCKS_MAX + 2, 0));
 }
 
 #[test]
-fn groups_are_as_many_as_their_numbers_and_numbers_come_back() {
+fn groups_are_limited_by_their_numbers_and_numbers_are_reused() {
     let (mut writer, mut reader) = fib::tables::<u32>().expect("memory");
     let hops: Vec<u32> = (0..HOPS_MAX as u32).collect();
     assert_eq!(writer.add_group(&[&hops[..], &[1]].concat()), Err(Error::TooManyHops { hops: 17, hops_max: 16 }));
@@ -45,41 +45,41 @@ fn groups_are_as_many_as_their_numbers_and_numbers_come_back() {
     let route = "2001:db8::/32".parse().expect("a prefix");
     writer.insert(route, groups[9]).expect("room");
     assert_eq!(writer.remove_group(groups[9]), Err(Error::GroupInUse { group: groups[9], routes: 1 }));
-    writer.set_group(groups[9], &[]).expect("a body more");
-    assert_eq!(reader.batch(|tables| tables.groups.select(groups[9], 5)), None, "a way to nowhere");
+    writer.set_group(groups[9], &[]).expect("a group without hops needs no hop array");
+    assert_eq!(reader.batch(|tables| tables.groups.select(groups[9], 5)), None, "no next hop");
     assert_eq!(writer.remove(route), Ok(Some(groups[9])));
     writer.remove_group(groups[9]).expect("no route");
     let unknown = Err(Error::GroupUnknown { group: groups[9] });
     assert_eq!(writer.remove_group(groups[9]), unknown);
     assert_eq!(writer.insert(route, groups[9]).map(|_| ()), unknown);
     assert_eq!(writer.hops(groups[9]).map(|_| ()), unknown);
-    assert_eq!(writer.add_group(&[7]), Ok(groups[9]), "the only number");
+    assert_eq!(writer.add_group(&[7]), Ok(groups[9]), "the only free number");
     assert_eq!(writer.hops(groups[9]), Ok(vec![7]));
 }
 
 #[test]
-#[ignore = "half a million nodes; in ./x exam"]
-fn a_trie_that_is_full_refuses_prefixes_by_name_and_keeps_the_others() {
+#[ignore = "half a million nodes; runs in ./x exam"]
+fn a_full_trie_rejects_prefixes_by_name_and_keeps_the_others() {
     let (mut writer, mut reader) = fib::tables::<u32>().expect("memory");
     let group = writer.add_group(&[1]).expect("a number");
     let mut random = sim::Random::new(1, "hosts");
     let mut hosts = Vec::new();
-    let refused = loop {
+    let (error, rejected) = loop {
         let bits = u128::from(random.bits()) << 64 | u128::from(random.bits());
         let host: IpNet = Ipv6Net::new(bits.into(), 128).expect("a length").into();
         match writer.insert(host, group) {
             Ok(_) => hosts.push((bits, host)),
             Err(error) => break (error, host),
         }
-        assert!(hosts.len() < fib::v6::NODES_MAX, "each needs a node of its own");
+        assert!(hosts.len() < fib::v6::NODES_MAX, "each prefix needs a node of its own");
     };
-    assert!(matches!(refused.0, Error::NodesFull { .. }), "{}", refused.0);
-    assert!(refused.0.to_string().starts_with(&refused.1.to_string()), "{}", refused.0);
+    assert!(matches!(error, Error::NodesFull { .. }), "{error}");
+    assert!(error.to_string().starts_with(&rejected.to_string()), "{error}");
     assert!(hosts.len() > 20_000, "{}", hosts.len());
     for (bits, _) in &hosts {
         assert_eq!(reader.batch(|tables| tables.v6.lookup((*bits).into())), Some(group));
     }
-    // A default route over all of it changes every node, and takes none.
+    // A default route changes every node and needs no further one.
     let other = writer.add_group(&[2]).expect("a number");
     writer.insert("::/0".parse().expect("a prefix"), other).expect("room for a copy of everything");
     for (bits, host) in hosts {

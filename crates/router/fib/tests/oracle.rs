@@ -1,4 +1,4 @@
-//! Tables against the plainest of all: every prefix tried, longest first. Random histories, that shrink.
+//! Compares the tables with a naive longest-prefix match, in random histories that shrink.
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
@@ -8,7 +8,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// Longest-prefix match by trying all lengths that there ever were.
+/// Longest-prefix match by trying every length that any prefix had.
 #[derive(Default)]
 struct Oracle {
     routes: HashMap<IpNet, GroupId>,
@@ -32,11 +32,11 @@ impl Oracle {
 #[derive(Clone, Debug)]
 enum Change {
     Insert(IpNet, usize),
-    /// By its place among those that were ever named.
+    /// By index among all prefixes inserted so far.
     Remove(usize),
 }
 
-/// Few values for each part of an address, so that prefixes lie in one another and beside each other.
+/// Uses few values for each part of an address, so that prefixes nest and adjoin.
 fn v4_prefix() -> impl Strategy<Value = IpNet> {
     let part = prop_oneof![Just(0_u32), Just(1), Just(127), Just(128), Just(255)];
     let bits = prop_oneof![4 => 14_u8..=32, 1 => 6_u8..14, 4 => 24_u8..=32];
@@ -85,19 +85,19 @@ impl Case {
             Change::Insert(prefix, group) => {
                 let group = self.groups[group];
                 let before = self.writer.insert(prefix, group).expect("room");
-                assert_eq!(before, self.oracle.routes.insert(prefix, group), "what {prefix} led to");
+                assert_eq!(before, self.oracle.routes.insert(prefix, group), "the former group of {prefix}");
                 self.oracle.lengths.insert(prefix.prefix_len());
                 self.named.push(prefix);
             }
             Change::Remove(index) => {
                 let Some(&prefix) = self.named.get(index) else { return };
                 let before = self.writer.remove(prefix).expect("no reader stays");
-                assert_eq!(before, self.oracle.routes.remove(&prefix), "what {prefix} led to");
+                assert_eq!(before, self.oracle.routes.remove(&prefix), "the former group of {prefix}");
             }
         }
     }
 
-    /// At the ends of the last prefixes that were named, and beside them.
+    /// Checks the first and last addresses of the most recent prefixes, and the addresses next to them.
     fn check(&mut self, prefixes: usize) {
         let (mut v4, mut v6) = (Vec::new(), Vec::new());
         for prefix in self.named.iter().rev().take(prefixes) {
@@ -125,7 +125,7 @@ impl Case {
         }
     }
 
-    /// One history, in the tables that the one before left empty.
+    /// Runs a history in the tables that the previous one left empty.
     fn run(changes: &[Change]) {
         thread_local!(static CASE: Cell<Option<Case>> = const { Cell::new(None) });
         let mut case = CASE.take().unwrap_or_else(Case::new);
@@ -134,16 +134,16 @@ impl Case {
             case.check(if index % 8 == 7 { usize::MAX } else { 3 });
         }
         case.check_writer();
-        // Without routes the tables are as they were at first.
+        // Without routes the tables are as in the beginning.
         for index in 0..case.named.len() {
             case.apply(&Change::Remove(index));
         }
         case.check(usize::MAX);
         assert_eq!(case.writer.routes(), (0, 0));
-        assert_eq!(case.writer.memory_use().v4, (1 << 24) * 2, "blocks are left over");
-        assert_eq!(case.writer.memory_use().v6, (1 << 20) * 4, "nodes are left over");
+        assert_eq!(case.writer.memory_use().v4, (1 << 24) * 2, "all blocks are free");
+        assert_eq!(case.writer.memory_use().v6, (1 << 20) * 4, "all nodes are free");
         for group in std::mem::take(&mut case.groups) {
-            case.writer.remove_group(group).expect("no route leads to it");
+            case.writer.remove_group(group).expect("no route uses it");
         }
         case.groups = groups(&mut case.writer);
         (case.oracle, case.named) = Default::default();
@@ -162,7 +162,7 @@ impl Case {
     }
 }
 
-/// A millisecond or two each; more of them are the fuzz targets' `fib_v4` and `fib_v6`.
+/// Each case takes a millisecond or two; the fuzz target `fib_tables` runs more of them.
 fn config() -> ProptestConfig {
     let config = ProptestConfig::default();
     ProptestConfig { failure_persistence: None, cases: config.cases.min(1_000), ..config }
@@ -172,18 +172,18 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn every_history_of_ipv4_routes_is_looked_up_as_by_trying_all_prefixes(changes in changes(v4_prefix())) {
+    fn every_history_of_ipv4_routes_matches_the_oracle(changes in changes(v4_prefix())) {
         Case::run(&changes);
     }
 
     #[test]
-    fn every_history_of_ipv6_routes_is_looked_up_as_by_trying_all_prefixes(changes in changes(v6_prefix())) {
+    fn every_history_of_ipv6_routes_matches_the_oracle(changes in changes(v6_prefix())) {
         Case::run(&changes);
     }
 }
 
 #[test]
-fn a_default_route_covers_what_nothing_else_does() {
+fn a_default_route_matches_addresses_without_another_route() {
     let mut case = Case::new();
     let prefixes = ["0.0.0.0/0", "::/0", "192.0.2.128/25", "2001:db8::/33", "0.0.0.0/1", "8000::/1"];
     for (index, prefix) in prefixes.iter().enumerate() {

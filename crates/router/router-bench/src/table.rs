@@ -201,7 +201,7 @@ mod tests {
         let gzip = message(&[0x1f, 0x8b, 8, 0], Format::Mrt);
         assert_eq!(gzip, "FILE: packed by gzip; unpack it first: gunzip -k FILE");
         let short = message(&[0; 7], Format::Mrt);
-        assert_eq!(short, "FILE: record 1: a header that is cut off; is this an MRT dump, unpacked and whole?");
+        assert_eq!(short, "FILE: record 1: truncated header; is this a complete, uncompressed MRT dump?");
         let line = message(b"# routes\n10.0.0.0/8\nhello\n", Format::Prefixes);
         assert!(line.starts_with("FILE: line 3: 'hello' is not a prefix; "), "{line}");
         assert_eq!(message(b"# none\n", Format::Prefixes), "FILE: no routes in it; write a prefix a line");

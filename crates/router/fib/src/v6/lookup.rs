@@ -1,5 +1,5 @@
-//! The side that reads.
-#![allow(unsafe_code)] // One call of the same code, compiled for processors that count bits.
+//! Lookups.
+#![allow(unsafe_code)] // One call of a function compiled for processors with POPCNT and BMI2.
 
 use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -11,39 +11,39 @@ use super::{
 use crate::GroupId;
 use crate::memory::prefetch;
 
-/// Lookups in flight at a time.
+/// Number of lookups in flight.
 const IN_FLIGHT_MAX: usize = 32;
 
-/// The high half of an address, and levels that find all their bits in it: those of nearly all routes.
+/// Bits of the high half of an address, and the levels that use only this half: those of nearly all routes.
 const HIGH_HALF_BITS: u8 = 64;
 const LEVELS_IN_HIGH_HALF: usize = ((HIGH_HALF_BITS - ROOT_BITS) / STRIDE_BITS) as usize;
 
-/// Where nodes and leaves are: a unit is a node, or room for 16 leaves.
+/// A node, or 16 leaves.
 type Unit = [AtomicU64; UNIT_WORDS];
 
-/// A lookup under way.
+/// A lookup that is not finished.
 #[derive(Clone, Copy, Default)]
 struct Pending {
-    /// The node that decides next.
+    /// The next node.
     unit: u32,
-    /// Whose it is: below [`IN_FLIGHT_MAX`].
+    /// Index of the lookup in the batch, below [`IN_FLIGHT_MAX`].
     owner: u32,
 }
 
-/// Lookups that began together. All of them are at the same level, so which bits decide is the same for all.
+/// A batch of lookups that advance level by level, so that all of them use the same address bits in a step.
 struct BatchLookup<'a> {
     units: &'a [Unit],
     addresses: &'a [u128],
-    /// The high halves of the addresses.
+    /// High halves of the addresses.
     high: [u64; IN_FLIGHT_MAX],
-    /// Those that are not decided, in front.
+    /// Unfinished lookups, at the front.
     pending: [Pending; IN_FLIGHT_MAX],
-    /// What was found.
+    /// Results.
     entries: [u16; IN_FLIGHT_MAX],
 }
 
 impl Table {
-    /// The group of the longest prefix that covers the address.
+    /// Returns the group of the longest prefix that contains the address.
     #[inline]
     pub fn lookup(&self, address: Ipv6Addr) -> Option<GroupId> {
         let mut group = [None];
@@ -51,13 +51,14 @@ impl Table {
         group[0]
     }
 
-    /// [`Table::lookup`] of many, that do not wait for one another's memory: `groups` gets as many as there are
-    /// `addresses`. More of these than of those are a bug of the caller's.
+    /// Looks up many addresses whose memory accesses overlap; `groups[i]` becomes the group of `addresses[i]`. Panics
+    /// if `groups` is shorter than `addresses`.
     pub fn lookup_batch(&self, addresses: &[u128], groups: &mut [Option<GroupId>]) {
         assert!(addresses.len() <= groups.len(), "{} groups for {} addresses", groups.len(), addresses.len());
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("popcnt") && is_x86_feature_detected!("bmi2") {
-            // SAFETY: the processor has both, as was just asked.
+            // SAFETY: the condition above has checked that the processor has POPCNT and BMI2, which are all that the
+            // function requires.
             return unsafe { self.lookup_batch_counting(addresses, groups) };
         }
         self.lookup_batch_any(addresses, groups);
@@ -72,14 +73,14 @@ impl Table {
     #[inline(always)]
     fn lookup_batch_any(&self, addresses: &[u128], groups: &mut [Option<GroupId>]) {
         let (units, _) = self.units.as_chunks::<UNIT_WORDS>();
-        // A length that the compiler knows: then no index needs a check.
-        let root: &[AtomicU32; 1 << ROOT_BITS] = self.root[..].try_into().expect("the root's length");
+        // An array of constant length, so that the compiler omits bounds checks.
+        let root: &[AtomicU32; 1 << ROOT_BITS] = self.root[..].try_into().expect("the length of the root");
         let (pending, entries) = ([Pending::default(); IN_FLIGHT_MAX], [0; IN_FLIGHT_MAX]);
         let mut batch = BatchLookup { units, addresses, high: [0; IN_FLIGHT_MAX], pending, entries };
         for (addresses, groups) in addresses.chunks(IN_FLIGHT_MAX).zip(groups.chunks_mut(IN_FLIGHT_MAX)) {
             batch.addresses = addresses;
             batch.run(root);
-            // What a group is was stored before a route to it was.
+            // Pairs with the release store of a route, which follows the store of its group.
             fence(Ordering::Acquire);
             for (group, entry) in groups.iter_mut().zip(&batch.entries).take(addresses.len()) {
                 *group = GroupId::from_entry(*entry);
@@ -89,8 +90,8 @@ impl Table {
 }
 
 impl BatchLookup<'_> {
-    /// Each round looks at a node of every lookup that is under way, and asks for its next one: by the time that comes
-    /// around, it is there.
+    /// Advances all unfinished lookups by one node per step and prefetches their next nodes, which arrive in the cache
+    /// while the other lookups advance.
     #[inline(always)]
     fn run(&mut self, root: &[AtomicU32; 1 << ROOT_BITS]) {
         let mut active = self.lookup_root(root);
@@ -109,23 +110,23 @@ impl BatchLookup<'_> {
             let slot = |batch: &Self, owner: usize| (batch.addresses[owner] << decided >> (128 - STRIDE_BITS)) as u32;
             active = self.step(active, slot);
         }
-        assert!(active == 0, "a trie of more levels than an address has bits for");
+        assert!(active == 0, "the trie has more levels than an address has bits");
     }
 
-    /// Looks at the root; pending are what is not decided by it. Says how many those are.
+    /// Looks up the root entries, and returns the number of lookups that need a node.
     #[inline(always)]
     fn lookup_root(&mut self, root: &[AtomicU32; 1 << ROOT_BITS]) -> usize {
         let mut found = [0; IN_FLIGHT_MAX];
-        // Loads that do not wait for one another.
+        // Independent loads, whose cache misses overlap.
         for ((found, high), address) in found.iter_mut().zip(&mut self.high).zip(self.addresses) {
             *high = (address >> HIGH_HALF_BITS) as u64;
             *found = root[(*high >> (HIGH_HALF_BITS - ROOT_BITS)) as usize].load(Ordering::Relaxed);
         }
-        // Nodes were stored before the root's entry was.
+        // Pairs with the release store of a root entry, which follows the stores of its nodes.
         fence(Ordering::Acquire);
         let mut active = 0;
         for (owner, found) in found.into_iter().enumerate().take(self.addresses.len()) {
-            // A group for now; whatever it is where a node decides, that overwrites it.
+            // The result if the entry is a group; if it is a node, a later step overwrites the result.
             self.entries[owner] = found as u16;
             let unit = found & !NODE_FLAG;
             prefetch(self.units, unit as usize);
@@ -135,8 +136,8 @@ impl BatchLookup<'_> {
         active
     }
 
-    /// One node further in the first `active` pending; those that are still under way come to the front. `slot` says
-    /// which of a node's 64 an address chooses at this level.
+    /// Advances the first `active` pending lookups by one node, and moves those that are still unfinished to the front.
+    /// `slot` returns the slot, of 64, that an address selects at this level. Returns the number of unfinished lookups.
     #[inline(always)]
     fn step(&mut self, active: usize, slot: impl Fn(&Self, usize) -> u32) -> usize {
         let mut kept = 0;
@@ -145,7 +146,7 @@ impl BatchLookup<'_> {
             let slot = slot(self, owner as usize % IN_FLIGHT_MAX);
             let node = &self.units[unit as usize];
             let children = node[WORD_VECTOR].load(Ordering::Relaxed);
-            // Slots up to this one, and it.
+            // All slots up to and including this one.
             let up_to = u64::MAX >> (63 - slot);
             if children >> slot & 1 != 0 {
                 let block = node[WORD_BLOCK].load(Ordering::Relaxed) as u32;
@@ -160,7 +161,7 @@ impl BatchLookup<'_> {
         kept
     }
 
-    /// The leaf of a node's last slot of `up_to`, which has no child.
+    /// Returns the leaf of the last slot in `up_to`, which has no child.
     #[inline(always)]
     fn leaf(&self, node: &Unit, children: u64, up_to: u64) -> u16 {
         let word = |index: usize| node[index].load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The side that writes: the trie as it is meant, from which the readers' is made.
+//! The writer: holds an uncompressed trie, and encodes it into the table that readers use.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,10 +14,10 @@ use crate::epoch::{COLLECT_THRESHOLD, Domain, Retired};
 use crate::wait::wait_for_readers;
 use crate::{Error, GroupId};
 
-/// Units that may lie fallow before everything moves to the other half: as many, and three times what is in use.
+/// Fragmentation at which the table is compacted into the other semispace: this plus three times the units in use.
 const FRAGMENTATION_UNITS: usize = 1 << 16;
 
-/// What one slot of a node, or one entry of the root, leads to: a child, or a leaf with the length of its prefix.
+/// A slot of a node, or an entry of the root: a child, or a leaf with the length of its prefix.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Slot(u32);
 
@@ -46,7 +46,7 @@ impl Slot {
     }
 }
 
-/// Units that are next to one another.
+/// Contiguous units.
 #[derive(Clone, Copy, Default)]
 struct Block {
     first: u32,
@@ -55,19 +55,19 @@ struct Block {
 
 struct Node {
     slots: [Slot; 64],
-    /// Prefixes that end in the node or below it; without one, it is a leaf of the node above.
+    /// Number of prefixes that end in the node or below it; a node without one is replaced by a leaf of its parent.
     routes: u32,
-    /// As readers have it: its children and the leaves that it has not got itself.
+    /// The node's block in the table: its children, and the leaves that are not in the node itself.
     block: Block,
-    /// As readers have it: the node itself, which lies in the block of the node above.
+    /// The node's encoding in the table, which is stored in the block of its parent.
     words: [u64; UNIT_WORDS],
 }
 
-/// Where units are taken from: blocks of the same size that were given back, else the end.
+/// Allocates units: blocks of the same size that were freed, else from the end (segregated free lists).
 struct Semispace {
     first: u32,
     next: u32,
-    /// By size.
+    /// Free blocks by size.
     free: Vec<Vec<u32>>,
 }
 
@@ -86,7 +86,7 @@ impl Semispace {
         }
         let first = self.next;
         self.next += units as u32;
-        assert!(self.used() <= SEMISPACE_UNITS, "a change that took more than it had reserved");
+        assert!(self.used() <= SEMISPACE_UNITS, "a change allocated more than it had reserved");
         first
     }
 
@@ -96,14 +96,14 @@ impl Semispace {
     }
 }
 
-/// What waits for readers to leave.
+/// What awaits the end of a grace period.
 enum Garbage {
     Block(Block),
-    /// Everything of a half, by its index.
+    /// All blocks of a semispace, by its index.
     Semispace(usize),
 }
 
-/// The side that writes.
+/// The writer's state.
 pub(crate) struct Writer {
     domain: Arc<Domain>,
     retired: Retired<Garbage>,
@@ -112,22 +112,22 @@ pub(crate) struct Writer {
     nodes: Vec<Node>,
     nodes_free: Vec<u32>,
     semispaces: [Semispace; 2],
-    /// Where new blocks come from.
+    /// The semispace from which blocks are allocated.
     active: usize,
-    /// Whether the other half waits for readers to leave it.
+    /// Whether the other semispace awaits the end of its grace period.
     is_other_retired: bool,
-    /// Units in use by the newest version of the trie.
+    /// Units in use by the current version of the trie.
     units_live: usize,
 }
 
-/// A change of what is in a prefix's range: of leaves up to its length, or of its length only.
+/// A change of the leaves within a prefix: of those up to its length, or of its length only.
 #[derive(Clone, Copy)]
 struct Change {
     bits: u128,
     length: u8,
     new: Slot,
     exact_only: bool,
-    /// What the change does to the number of routes.
+    /// The change of the number of routes.
     routes: i32,
 }
 
@@ -136,7 +136,8 @@ impl Change {
         if self.exact_only { slot.depth() == self.length } else { slot.depth() <= self.length }
     }
 
-    /// The slots of a node that the prefix covers, `base` bits being decided above it; one slot if it goes on below.
+    /// Returns the slots of a node at depth `base` bits that the prefix covers; one slot if the prefix ends below the
+    /// node.
     fn slots(&self, base: u8) -> std::ops::Range<usize> {
         let first = (self.bits << base >> (128 - STRIDE_BITS)) as usize;
         let decided = self.length.saturating_sub(base).min(STRIDE_BITS);
@@ -164,17 +165,17 @@ impl Writer {
         &self.rib
     }
 
-    /// Nodes that are in use.
+    /// Returns the number of nodes in use.
     pub fn nodes_used(&self) -> usize {
         self.nodes.len() - self.nodes_free.len()
     }
 
-    /// What readers' nodes and leaves take, in bytes.
+    /// Returns the size of the nodes and leaves in the table, in bytes.
     pub fn reader_bytes(&self) -> usize {
         self.units_live * UNIT_WORDS * size_of::<u64>()
     }
 
-    /// What the writer alone has, without the routes themselves, in bytes.
+    /// Returns the memory of the writer without the routes, in bytes.
     pub fn writer_bytes(&self) -> usize {
         self.nodes.capacity() * size_of::<Node>() + self.root.len() * size_of::<Slot>()
     }
@@ -214,7 +215,7 @@ impl Writer {
         Ok(before)
     }
 
-    /// Applies a change to every entry of the root that it is about.
+    /// Applies a change to every root entry within its prefix.
     fn apply(&mut self, table: &Table, change: Change) {
         for index in root_range(change.bits, change.length) {
             let before = self.root[index];
@@ -226,7 +227,8 @@ impl Writer {
         }
     }
 
-    /// What a slot, `base` bits being decided above what it leads to, becomes; and whether readers must be told.
+    /// Applies a change to a slot whose child is at depth `base` bits. Returns the new slot, and whether it must be
+    /// published.
     fn change_slot(&mut self, table: &Table, slot: Slot, change: Change, base: u8) -> (Slot, bool) {
         if let Some(node) = slot.child() {
             return self.change_node(table, node, change, base);
@@ -239,7 +241,7 @@ impl Writer {
     }
 
     fn change_node(&mut self, table: &Table, node: u32, change: Change, base: u8) -> (Slot, bool) {
-        // Only where the prefix ends in the node or below it is it one of the node's routes.
+        // The node counts a route only if its prefix ends in the node or below it.
         let is_inside = change.length > base;
         let mut is_changed = false;
         for index in if is_inside { change.slots(base) } else { 0..64 } {
@@ -250,12 +252,12 @@ impl Writer {
         }
         let Node { routes, words, .. } = &mut self.nodes[node as usize];
         if is_inside {
-            *routes = routes.checked_add_signed(change.routes).expect("a route that was counted");
+            *routes = routes.checked_add_signed(change.routes).expect("the number of routes is not negative");
         }
         if *routes == 0 {
             return (self.remove_node(node), true);
         }
-        // One that is new has yet to be encoded.
+        // A new node is not encoded yet.
         is_changed |= words[WORD_VECTOR] | words[WORD_LEAFVEC] == 0;
         if is_changed {
             let before = self.encode(table, node);
@@ -264,7 +266,7 @@ impl Writer {
         (Slot::to_child(node), is_changed)
     }
 
-    /// A node all of whose slots are as the leaf that it takes the place of.
+    /// Creates a node that replaces a leaf: all its slots are equal to that leaf.
     fn new_node(&mut self, slot: Slot) -> u32 {
         let node = Node { slots: [slot; 64], routes: 0, block: Block::default(), words: [0; UNIT_WORDS] };
         if let Some(free) = self.nodes_free.pop() {
@@ -275,7 +277,7 @@ impl Writer {
         self.nodes.len() as u32 - 1
     }
 
-    /// Takes out a node without routes: all its slots are the same leaf, which it becomes.
+    /// Removes a node without routes, and returns the leaf that all its slots are equal to.
     fn remove_node(&mut self, node: u32) -> Slot {
         let Node { slots, block, .. } = &mut self.nodes[node as usize];
         let (slot, block) = (slots[0], std::mem::take(block));
@@ -296,8 +298,7 @@ impl Writer {
         self.semispaces[self.active].allocate(units)
     }
 
-    /// Makes a node's words and a new block of what its slots are, its children having theirs. Gives back the block
-    /// that it had.
+    /// Encodes a node, whose children are encoded already, into its words and a new block. Returns its former block.
     fn encode(&mut self, table: &Table, node: u32) -> Block {
         let slots = self.nodes[node as usize].slots;
         let mut words = [0; UNIT_WORDS];
@@ -331,7 +332,7 @@ impl Writer {
         std::mem::replace(&mut node.block, block)
     }
 
-    /// Shows readers what an entry of the root has become, and takes away the unit that it had.
+    /// Publishes an entry of the root, and retires the unit of its former node.
     fn publish(&mut self, table: &Table, index: usize) {
         let before = table.root[index].load(Ordering::Relaxed);
         self.store_root_entry(table, index);
@@ -353,11 +354,11 @@ impl Writer {
                 NODE_FLAG | unit
             }
         };
-        // Release: what the entry leads to was stored before.
+        // Release: readers that load the entry see the stores to its nodes and leaves.
         table.root[index].store(entry, Ordering::Release);
     }
 
-    /// Sees to it that a change of the prefix finds room: it cannot fail half-way.
+    /// Ensures room for a change of the prefix in advance, so that it cannot fail half-way.
     fn reserve(&mut self, table: &Table, prefix: Ipv6Net) -> Result<(), Error> {
         if self.retired.len() >= COLLECT_THRESHOLD {
             self.collect();
@@ -370,7 +371,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Nodes that a change of the prefix may make anew besides those on the way to it.
+    /// Returns the number of nodes below the prefix, which a change of it may copy.
     fn nodes_below(&self, prefix: Ipv6Net) -> usize {
         let (bits, length) = (prefix.network().to_bits(), prefix.prefix_len());
         if length <= ROOT_BITS {
@@ -390,7 +391,7 @@ impl Writer {
         0
     }
 
-    /// Nodes on the way to the prefix that are not there.
+    /// Returns the number of nodes that must be created on the path to the prefix.
     fn nodes_needed(&self, prefix: Ipv6Net) -> usize {
         let (bits, length) = (prefix.network().to_bits(), prefix.prefix_len());
         let mut slot = self.root[root_range(bits, ROOT_BITS).start];
@@ -407,7 +408,7 @@ impl Writer {
         1 + self.nodes[node as usize].slots.iter().map(|slot| self.count_nodes(*slot)).sum::<usize>()
     }
 
-    /// Encodes everything once more, in the other half, where there is then room at the end in one piece.
+    /// Copies the whole table to the other semispace, which leaves all free units contiguous at its end.
     fn compact(&mut self, table: &Table) -> Result<(), Error> {
         wait_for_readers(|| {
             if self.is_other_retired {
@@ -429,7 +430,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Encodes a node and everything under it; where they were before waits as a whole.
+    /// Encodes a node and all nodes below it. Their former semispace is retired as a whole.
     fn encode_subtree(&mut self, table: &Table, node: u32) {
         for index in 0..64 {
             if let Some(child) = self.nodes[node as usize].slots[index].child() {
@@ -454,13 +455,13 @@ impl Writer {
     }
 }
 
-/// The entries of the root that a prefix covers, or the one that it lies in.
+/// Returns the root entries that a prefix covers, or the one that contains it.
 fn root_range(bits: u128, length: u8) -> std::ops::Range<usize> {
     let first = (bits >> (128 - ROOT_BITS)) as usize;
     first..first + (1 << (ROOT_BITS - length.min(ROOT_BITS)))
 }
 
-/// Up to four leaves in a word, the first one lowest.
+/// Packs up to four leaves into a word, the first one lowest.
 fn pack_leaves(leaves: &[u16]) -> u64 {
     leaves.iter().rev().fold(0, |word, leaf| word << 16 | u64::from(*leaf))
 }
@@ -470,7 +471,7 @@ mod tests {
     use super::*;
     use crate::epoch::Domain;
 
-    /// A table with routes of its own, and addresses of which the groups are known.
+    /// Returns a table with generated routes, and addresses with their expected groups.
     fn filled(routes: usize) -> (Table, Writer, Vec<u128>, Vec<Option<GroupId>>) {
         let table = Table::new().expect("memory");
         let mut writer = Writer::new(Arc::new(Domain::new()));
@@ -498,14 +499,14 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_the_same_in_the_other_half_and_takes_no_more_room_than_it_needs() {
+    fn a_compacted_table_is_unchanged_and_has_no_fragmentation() {
         let (table, mut writer, keys, groups) = filled(3_000);
         check(&table, &keys, &groups);
         for _ in 0..3 {
             let live = writer.units_live;
             writer.compact(&table).expect("no reader stays");
             assert_eq!(writer.units_live, live);
-            assert_eq!(writer.semispaces[writer.active].used(), live, "nothing lies fallow");
+            assert_eq!(writer.semispaces[writer.active].used(), live, "no fragmentation");
             check(&table, &keys, &groups);
             let (net, group) = writer.rib.iter().next().map(|(net, group)| (net, *group)).expect("a route");
             assert_eq!(writer.remove(&table, net), Ok(Some(group)));
@@ -515,33 +516,33 @@ mod tests {
     }
 
     #[test]
-    fn changes_move_a_table_by_themselves_before_it_spreads() {
+    fn changes_compact_a_table_before_it_grows() {
         let (table, mut writer, keys, groups) = filled(300);
         let net: Ipv6Net = "2001:db8:1234::/48".parse().expect("a prefix");
         let group = GroupId::new(7).expect("a number");
         let mut participant = Domain::register(&writer.domain);
-        let (mut moves, mut half) = (0, writer.active);
+        let (mut compactions, mut active) = (0, writer.active);
         for round in 0..40_000 {
-            // A reader that is always inside when something is taken out, so that nothing comes back soon.
+            // A reader is pinned in nearly all rounds, so that memory is seldom reused.
             let inside = (round % 4096 != 0).then(|| participant.pin());
             writer.insert(&table, net, group).expect("room");
             drop(inside);
             writer.remove(&table, net).expect("room");
-            moves += usize::from(writer.active != half);
-            half = writer.active;
+            compactions += usize::from(writer.active != active);
+            active = writer.active;
         }
-        assert!(writer.semispaces[half].used() <= 4 * writer.units_live + FRAGMENTATION_UNITS + CHANGE_UNITS_MAX);
+        assert!(writer.semispaces[active].used() <= 4 * writer.units_live + FRAGMENTATION_UNITS + CHANGE_UNITS_MAX);
         check(&table, &keys, &groups);
-        println!("{moves} moves");
+        println!("{compactions} compactions");
     }
 
     #[test]
-    fn a_reader_inside_keeps_the_half_that_it_may_look_at() {
+    fn a_pinned_reader_keeps_the_semispace_that_it_may_read() {
         let (table, mut writer, keys, groups) = filled(300);
         let mut participant = Domain::register(&writer.domain);
         let inside = participant.pin();
-        writer.compact(&table).expect("the other half is free");
-        let error = writer.compact(&table).expect_err("a reader may be in the other half");
+        writer.compact(&table).expect("the other semispace is free");
+        let error = writer.compact(&table).expect_err("a reader may be in the other semispace");
         assert!(matches!(error, Error::ReaderStalled { .. }), "{error}");
         check(&table, &keys, &groups);
         drop(inside);
@@ -550,13 +551,13 @@ mod tests {
     }
 
     #[test]
-    fn leaves_are_packed_and_slots_covered_as_addresses_say() {
+    fn leaves_are_packed_and_slots_selected_by_address_bits() {
         assert_eq!(pack_leaves(&[1, 2, 3, 4]), 0x0004_0003_0002_0001);
         assert_eq!(pack_leaves(&[5]), 5);
         assert_eq!(root_range(0xfff_u128 << 116, 12), 0xfff00..0x100000);
         assert_eq!(root_range(u128::MAX, 128), 0xfffff..0x100000);
         let change = Change { bits: 0x2001_0db8 << 96, length: 23, new: Slot::NONE, exact_only: true, routes: 0 };
-        // Bits 20 to 25 are 110110; three of them decide.
+        // Bits 20 to 25 are 110110; the prefix has three of them.
         assert_eq!(change.slots(20), 0b110110..0b110110 + 8);
         assert_eq!(Change { length: 30, ..change }.slots(20), 0b110110..0b110110 + 1);
     }
