@@ -14,7 +14,7 @@ use libfuzzer_sys::fuzz_target;
 use packet::ethernet::{HEADER_BYTES, MacAddress};
 use packet::ipv4;
 use router::{
-    AdjacencyId, Config, Counters, Filter, Forwarder, Hop, Limits, NodeId, Output, Packet, Parcel, Pool, PortConfig,
+    AdjacencyId, Config, Counters, Filter, Forwarder, Hop, Limits, NodeId, Output, Packet, RoutedPacket, Pool, PortConfig,
     PortId, Rate, Rib, Tables, Time, Vlan,
 };
 
@@ -150,14 +150,14 @@ impl Node {
         let rate = Rate { per_second: 100, burst: 8 };
         let limits = Limits {
             neighbours_max: 12,
-            neighbours_unknown_max: 4,
+            neighbours_incomplete_max: 4,
             pending_packets_of_neighbour_max: 3,
             pending_packets_max: 6,
-            asks: rate,
-            learnt: rate,
+            solicitations: rate,
+            learned: rate,
             icmp_errors: rate,
             redirects: rate,
-            answers: rate,
+            replies: rate,
         };
         let forwarder = Forwarder::new(Config { limits, ..Config::new(NODE) }, tables);
         let pool = Pool::new(BUFFERS, BUFFER_BYTES, HEADROOM_BYTES);
@@ -188,7 +188,7 @@ impl Node {
 
     fn packet(&mut self, bytes: &[u8]) -> Vec<Packet> {
         let bytes_max = self.pool.bytes_max();
-        self.pool.copy_of(&bytes[..bytes.len().min(bytes_max)]).into_iter().collect()
+        self.pool.alloc_copy(&bytes[..bytes.len().min(bytes_max)]).into_iter().collect()
     }
 
     fn take(&mut self, step: &Step<'_>) {
@@ -211,8 +211,8 @@ impl Node {
             Step::Egress { node, port, adjacency, bytes } => {
                 self.is_sound = false;
                 let hop = Hop { node: NodeId(node % 9), port: PortId(port), adjacency: AdjacencyId(adjacency) };
-                let parcel = |packet| Parcel { hop, flow: 0, packet };
-                let mut parcels: Vec<Parcel> = self.packet(bytes).into_iter().map(parcel).collect();
+                let parcel = |packet| RoutedPacket { hop, flow: 0, packet };
+                let mut parcels: Vec<RoutedPacket> = self.packet(bytes).into_iter().map(parcel).collect();
                 let Node { forwarder, pool, output, now, .. } = self;
                 forwarder.egress(*now, &mut parcels, pool, output);
             }
@@ -228,7 +228,7 @@ impl Node {
         match *step {
             Step::Neighbour { port, is_v6, host: number, mac } => {
                 let address = host(port % 3, is_v6, number);
-                forwarder.hear_neighbour(*now, PortId(port % 3), address, MacAddress(mac), pool, output);
+                forwarder.learn_neighbour(*now, PortId(port % 3), address, MacAddress(mac), pool, output);
             }
             Step::Pin { port, is_v6, host: number } => {
                 let _ = forwarder.pin_adjacency(*now, PortId(port % 3), host(port % 3, is_v6, number), pool, output);

@@ -14,7 +14,7 @@ mod zero_loss;
 use std::time::Instant;
 
 use ::router::port::memory::Destinations;
-use ::router::{Probe, Stage};
+use ::router::{Stage, StageProbe};
 use serde::Serialize;
 
 use crate::fib::Rounds;
@@ -340,7 +340,7 @@ impl Clock {
 }
 
 /// Is told of the ports' stages as well.
-pub trait PortProbe: Probe {
+pub trait PortProbe: StageProbe {
     /// A vector has come in.
     fn received(&mut self) {}
     /// All queues are empty.
@@ -359,14 +359,14 @@ impl PortProbe for Clock {
     }
 }
 
-impl Probe for Clock {
+impl StageProbe for Clock {
     fn mark(&mut self, stage: Stage, _packets: usize) {
         match stage {
             Stage::Parse => self.lap(1),
-            Stage::LookUp => self.lap(2),
+            Stage::Lookup => self.lap(2),
             Stage::Rewrite => self.lap(3),
             // No packet of a benchmark's takes the slow path.
-            Stage::HandOver | Stage::Slow => self.lap(4),
+            Stage::Enqueue | Stage::Slow => self.lap(4),
         }
     }
 }

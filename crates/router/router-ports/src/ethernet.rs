@@ -231,7 +231,7 @@ mod tests {
         let transit = datagram_to_nobody();
         let [tagged, untagged] = [&[0x81, 0, 0x20, 5, 8, 0][..], &[8, 0]]
             .map(|behind_addresses| [&interface.mac.0[..], &source, behind_addresses, &transit].concat());
-        let frames = [&tagged, &untagged].map(|frame| pool.copy_of(frame).unwrap());
+        let frames = [&tagged, &untagged].map(|frame| pool.alloc_copy(frame).unwrap());
         line.transmit(&mut pool, &mut VecDeque::from(frames)).unwrap();
         let (mut heard, mut packets) = (Vec::new(), Vec::new());
         for _ in 0..1000 {

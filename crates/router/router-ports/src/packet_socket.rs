@@ -82,7 +82,7 @@ impl PacketSocket {
                 self.unusable += 1;
                 return true;
             }
-            let packet = if into.len() < end { pool.take() } else { None };
+            let packet = if into.len() < end { pool.alloc() } else { None };
             let Some(mut packet) = packet else {
                 self.held = Some(held);
                 return false;
@@ -204,7 +204,7 @@ fn place(slot: &Slot, note: Note, pool: &mut Pool) -> Result<Option<Packet>, Unu
     if slot.is_cut_off || bytes > pool.bytes_max() {
         return Err(Unusable);
     }
-    let Some(mut packet) = pool.take() else { return Ok(None) };
+    let Some(mut packet) = pool.alloc() else { return Ok(None) };
     pool.resize(&mut packet, bytes);
     let to = pool.bytes_mut(&packet);
     let placed = match slot.tag {

@@ -114,7 +114,7 @@ impl Port for PcapPort {
                 self.unusable += 1;
                 continue;
             }
-            let Some(packet) = pool.copy_of(&frame) else {
+            let Some(packet) = pool.alloc_copy(&frame) else {
                 self.held = Some(frame);
                 break;
             };
@@ -178,7 +178,7 @@ mod tests {
         let mut port = PcapPort::open(None, Some(&path)).unwrap();
         assert!(port.may_sleep());
         for bytes in [60, 400, 61] {
-            let mut queue = VecDeque::from([pool.copy_of(&vec![bytes as u8; bytes]).unwrap()]);
+            let mut queue = VecDeque::from([pool.alloc_copy(&vec![bytes as u8; bytes]).unwrap()]);
             assert_eq!(port.transmit(&mut pool, &mut queue).unwrap(), 1);
         }
         drop(port);
@@ -200,7 +200,7 @@ mod tests {
         let mut port = PcapPort::open(None, Some(Path::new("/dev/full"))).unwrap();
         // What is written goes out by the buffer.
         let is_refused = (0..16).any(|_| {
-            let mut queue: VecDeque<Packet> = (0..64).map(|_| pool.copy_of(&[7; 1500]).unwrap()).collect();
+            let mut queue: VecDeque<Packet> = (0..64).map(|_| pool.alloc_copy(&[7; 1500]).unwrap()).collect();
             let refused = port.transmit(&mut pool, &mut queue).is_err();
             assert_eq!((queue.len(), pool.available()), (0, 64));
             refused
@@ -222,7 +222,7 @@ mod tests {
 
         let mut pool = Pool::new(2, 512, 64);
         let mut port = PcapPort::open(None, Some(&path)).unwrap();
-        let mut queue = VecDeque::from([pool.copy_of(&[7; 60]).unwrap()]);
+        let mut queue = VecDeque::from([pool.alloc_copy(&[7; 60]).unwrap()]);
         port.transmit(&mut pool, &mut queue).unwrap();
         drop(port);
         let bytes = std::fs::read(&path).unwrap();

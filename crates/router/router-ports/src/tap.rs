@@ -102,7 +102,7 @@ impl Device {
     fn receive(&mut self, pool: &mut Pool, into: &mut Vec<Packet>, packets_max: usize) -> io::Result<usize> {
         let before = into.len();
         while into.len() - before < packets_max {
-            let Some(mut packet) = pool.take() else { break };
+            let Some(mut packet) = pool.alloc() else { break };
             pool.resize(&mut packet, pool.bytes_max());
             match rustix::io::read(&self.fd, pool.bytes_mut(&packet)) {
                 Ok(bytes) if bytes <= packet.len() => {
@@ -241,7 +241,7 @@ mod tests {
             let packet = packet::ipv4::Packet::new_checked(&bytes[..]).unwrap();
             assert!(packet.verify_checksum() && packet.payload().ends_with(b"out"));
 
-            let mut queue = VecDeque::from([pool.copy_of(&datagram()).unwrap()]);
+            let mut queue = VecDeque::from([pool.alloc_copy(&datagram()).unwrap()]);
             assert_eq!(tun.transmit(&mut pool, &mut queue).unwrap(), 1);
             let mut received = [0; 9];
             let (length, from) = socket.recv_from(&mut received).unwrap();
@@ -249,7 +249,7 @@ mod tests {
             assert_eq!((pool.available(), tun.losses()), (4, PortLosses::default()));
 
             requests.set_down(interface).unwrap();
-            queue.push_back(pool.copy_of(&datagram()).unwrap());
+            queue.push_back(pool.alloc_copy(&datagram()).unwrap());
             assert_eq!(tun.transmit(&mut pool, &mut queue).unwrap(), 1);
             assert_eq!(tun.losses().transmit_refused, 1);
         };

@@ -26,9 +26,9 @@ pub struct LinkLoad {
     /// Packets that wait for it.
     pub queued: usize,
     /// Packets that were handed over to it so far.
-    pub handed: u64,
+    pub submitted: u64,
     /// Of those, how many are known to be past it: the first so many are taken in, dropped or lost.
-    pub settled: u64,
+    pub completed: u64,
 }
 
 /// When to go round.
@@ -46,18 +46,18 @@ struct Bucket {
     detour: Option<NodeId>,
     /// Its last packet, on a detour.
     last: Time,
-    /// Its last packet on the straight link, counted as [`LinkLoad::handed`].
-    ordinal: u64,
+    /// Its last packet on the straight link, counted as [`LinkLoad::submitted`].
+    sequence: u64,
 }
 
-const STRAIGHT: Bucket = Bucket { detour: None, last: Time::ZERO, ordinal: 0 };
+const DIRECT: Bucket = Bucket { detour: None, last: Time::ZERO, sequence: 0 };
 
 /// The flows to one node.
 #[derive(Clone, Debug)]
 struct Destination {
     is_hot: bool,
     /// What had been handed over to the straight link when it became hot: of each bucket, perhaps.
-    ordinal_when_hot: u64,
+    sequence_when_hot: u64,
     /// Buckets that go round.
     detours: usize,
     /// When the last packet went round.
@@ -79,22 +79,22 @@ impl Balancer {
     pub fn new(own: NodeId, thresholds: Thresholds, seed: u64) -> Balancer {
         let destination = Destination {
             is_hot: false,
-            ordinal_when_hot: 0,
+            sequence_when_hot: 0,
             detours: 0,
             detour_last: Time::ZERO,
-            buckets: vec![STRAIGHT; BUCKETS],
+            buckets: vec![DIRECT; BUCKETS],
         };
         Balancer { own, thresholds, destinations: vec![destination; NODES], random: Random::new(seed, "balance") }
     }
 
     /// Whether all packets for a node go straight now, so that nobody needs to tell flows apart. To be asked when
-    /// packets for it come, before [`Balancer::way`].
-    pub fn is_straight(&mut self, now: Time, to: NodeId, links: &[LinkLoad; NODES]) -> bool {
+    /// packets for it come, before [`Balancer::next_node`].
+    pub fn is_direct(&mut self, now: Time, to: NodeId, links: &[LinkLoad; NODES]) -> bool {
         let Thresholds { hot_packets, flowlet_gap } = self.thresholds;
         let (destination, link) = (&mut self.destinations[usize::from(to.0)], links[usize::from(to.0)]);
         if !destination.is_hot && link.queued >= hot_packets {
             destination.is_hot = true;
-            destination.ordinal_when_hot = link.handed;
+            destination.sequence_when_hot = link.submitted;
         } else if destination.is_hot && link.queued <= hot_packets / 4 {
             destination.is_hot = false;
         }
@@ -102,7 +102,7 @@ impl Balancer {
             return false;
         }
         if destination.detours > 0 && now.since(destination.detour_last) >= flowlet_gap {
-            destination.buckets.fill(STRAIGHT);
+            destination.buckets.fill(DIRECT);
             destination.detours = 0;
         }
         destination.detours == 0
@@ -110,14 +110,16 @@ impl Balancer {
 
     /// To which node a packet for `to` goes next, by its flow's hash: `to` itself, or a third one. It counts as handed
     /// over there.
-    pub fn way(&mut self, now: Time, to: NodeId, flow_hash: u32, links: &[LinkLoad; NODES]) -> NodeId {
+    pub fn next_node(&mut self, now: Time, to: NodeId, flow_hash: u32, links: &[LinkLoad; NODES]) -> NodeId {
         let at = flow_hash as usize % BUCKETS;
-        let straight = links[usize::from(to.0)];
+        let direct = links[usize::from(to.0)];
         let destination = &self.destinations[usize::from(to.0)];
         let bucket = destination.buckets[at];
         let is_free = match bucket.detour {
-            None => bucket.ordinal.max(destination.ordinal_when_hot) <= straight.settled,
-            Some(third) => !links[usize::from(third.0)].is_up || now.since(bucket.last) >= self.thresholds.flowlet_gap,
+            None => bucket.sequence.max(destination.sequence_when_hot) <= direct.completed,
+            Some(intermediate) => {
+                !links[usize::from(intermediate.0)].is_up || now.since(bucket.last) >= self.thresholds.flowlet_gap
+            }
         };
         let detour = if is_free { self.choose(to, links) } else { bucket.detour };
         let destination = &mut self.destinations[usize::from(to.0)];
@@ -125,35 +127,36 @@ impl Balancer {
         destination.detours -= usize::from(bucket.detour.is_some());
         let bucket = &mut destination.buckets[at];
         bucket.detour = detour;
-        if let Some(third) = detour {
+        if let Some(intermediate) = detour {
             (bucket.last, destination.detour_last) = (now, now);
-            return third;
+            return intermediate;
         }
-        bucket.ordinal = straight.handed + 1;
+        bucket.sequence = direct.submitted + 1;
         to
     }
 
     /// The less busy one of two third nodes, where the straight link is hot and that is much less busy.
     fn choose(&mut self, to: NodeId, links: &[LinkLoad; NODES]) -> Option<NodeId> {
-        let straight = links[usize::from(to.0)];
+        let direct = links[usize::from(to.0)];
         if !self.destinations[usize::from(to.0)].is_hot {
             return None;
         }
-        let mut thirds = [NodeId(0); NODES];
+        let mut intermediates = [NodeId(0); NODES];
         let mut count = 0;
         for node in (0..NODES_MAX).map(NodeId).filter(|node| *node != to && *node != self.own) {
             if links[usize::from(node.0)].is_up {
-                thirds[count] = node;
+                intermediates[count] = node;
                 count += 1;
             }
         }
-        let drawn = |random: &mut Random| thirds[random.below(count as u64) as usize];
+        let drawn = |random: &mut Random| intermediates[random.below(count as u64) as usize];
         if count == 0 {
             return None;
         }
         let (one, other) = (drawn(&mut self.random), drawn(&mut self.random));
-        let third = if links[usize::from(one.0)].queued <= links[usize::from(other.0)].queued { one } else { other };
-        (links[usize::from(third.0)].queued < straight.queued / 2).then_some(third)
+        let intermediate =
+            if links[usize::from(one.0)].queued <= links[usize::from(other.0)].queued { one } else { other };
+        (links[usize::from(intermediate.0)].queued < direct.queued / 2).then_some(intermediate)
     }
 }
 
@@ -194,31 +197,31 @@ mod tests {
     #[test]
     fn all_go_straight_while_the_link_is_not_hot() {
         let mut balancer = Balancer::new(NodeId(0), thresholds(), 1);
-        assert!(balancer.is_straight(at(0), TO, &links([0, HOT_PACKETS - 1, 0, 0])));
-        assert!(!balancer.is_straight(at(0), TO, &links([0, HOT_PACKETS, 0, 0])));
-        assert!(!balancer.is_straight(at(0), TO, &links([0, HOT_PACKETS / 4 + 1, 0, 0])), "still hot");
-        assert!(balancer.is_straight(at(0), TO, &links([0, HOT_PACKETS / 4, 0, 0])));
+        assert!(balancer.is_direct(at(0), TO, &links([0, HOT_PACKETS - 1, 0, 0])));
+        assert!(!balancer.is_direct(at(0), TO, &links([0, HOT_PACKETS, 0, 0])));
+        assert!(!balancer.is_direct(at(0), TO, &links([0, HOT_PACKETS / 4 + 1, 0, 0])), "still hot");
+        assert!(balancer.is_direct(at(0), TO, &links([0, HOT_PACKETS / 4, 0, 0])));
     }
 
     #[test]
     fn flows_of_a_hot_link_go_round_once_nothing_of_them_is_under_way() {
         let mut balancer = Balancer::new(NodeId(0), thresholds(), 1);
         let mut loads = links([0, 100, 0, 0]);
-        (loads[1].handed, loads[1].settled) = (500, 400);
-        assert!(!balancer.is_straight(at(0), TO, &loads));
-        assert_eq!(balancer.way(at(0), TO, 7, &loads), TO, "100 packets, perhaps its own, are under way");
-        (loads[1].handed, loads[1].settled) = (501, 500);
-        assert_eq!(balancer.way(at(1), TO, 7, &loads), TO, "its last one is");
-        (loads[1].handed, loads[1].settled) = (502, 502);
-        let third = balancer.way(at(2), TO, 7, &loads);
-        assert!(third == NodeId(2) || third == NodeId(3));
-        assert_ne!(balancer.way(at(3), TO, 8, &loads), TO);
+        (loads[1].submitted, loads[1].completed) = (500, 400);
+        assert!(!balancer.is_direct(at(0), TO, &loads));
+        assert_eq!(balancer.next_node(at(0), TO, 7, &loads), TO, "100 packets, perhaps its own, are under way");
+        (loads[1].submitted, loads[1].completed) = (501, 500);
+        assert_eq!(balancer.next_node(at(1), TO, 7, &loads), TO, "its last one is");
+        (loads[1].submitted, loads[1].completed) = (502, 502);
+        let intermediate = balancer.next_node(at(2), TO, 7, &loads);
+        assert!(intermediate == NodeId(2) || intermediate == NodeId(3));
+        assert_ne!(balancer.next_node(at(3), TO, 8, &loads), TO);
         // It stays there while packets follow one another, also when the link is hot no more.
         loads[1].queued = 0;
-        assert!(!balancer.is_straight(at(900), TO, &loads));
-        assert_eq!(balancer.way(at(900), TO, 7, &loads), third);
-        assert!(!balancer.is_straight(at(1899), TO, &loads));
-        assert!(balancer.is_straight(at(1900), TO, &loads), "everything that went round is there");
+        assert!(!balancer.is_direct(at(900), TO, &loads));
+        assert_eq!(balancer.next_node(at(900), TO, 7, &loads), intermediate);
+        assert!(!balancer.is_direct(at(1899), TO, &loads));
+        assert!(balancer.is_direct(at(1900), TO, &loads), "everything that went round is there");
     }
 
     #[test]
@@ -226,8 +229,8 @@ mod tests {
         let mut balancer = Balancer::new(NodeId(0), thresholds(), 3);
         let spread = |balancer: &mut Balancer, loads: &[LinkLoad; NODES], first: u32| {
             let mut counts = [0; NODES];
-            assert!(!balancer.is_straight(at(0), TO, loads));
-            (first..first + 60).for_each(|hash| counts[usize::from(balancer.way(at(0), TO, hash, loads).0)] += 1);
+            assert!(!balancer.is_direct(at(0), TO, loads));
+            (first..first + 60).for_each(|hash| counts[usize::from(balancer.next_node(at(0), TO, hash, loads).0)] += 1);
             counts
         };
         let even = spread(&mut balancer, &links([0, 100, 10, 10]), 0);
@@ -243,37 +246,37 @@ mod tests {
     }
 
     /// A packet under way: of which flow, its number in it, when it arrives.
-    struct Flying {
+    struct InFlight {
         flow: u32,
         number: u64,
         arrives: u64,
     }
 
     /// A mesh in which the straight link serves its queue at a rate, and detours take any time below the gap, in order.
-    struct World {
+    struct Mesh {
         balancer: Balancer,
-        straight: VecDeque<Flying>,
-        straight_free: u64,
-        round: Vec<Flying>,
+        direct: VecDeque<InFlight>,
+        direct_free: u64,
+        detours_in_flight: Vec<InFlight>,
         /// When the last packet arrives that goes round by each node: they keep their order on a way.
-        round_last: [u64; NODES],
-        handed: u64,
-        settled: u64,
+        detour_last_arrival: [u64; NODES],
+        submitted: u64,
+        completed: u64,
         sent: Vec<u64>,
         arrived: Vec<u64>,
         detoured: u64,
     }
 
-    impl World {
-        fn new(seed: u64, flows: usize) -> World {
-            World {
+    impl Mesh {
+        fn new(seed: u64, flows: usize) -> Mesh {
+            Mesh {
                 balancer: Balancer::new(NodeId(0), thresholds(), seed),
-                straight: VecDeque::new(),
-                straight_free: 0,
-                round: Vec::new(),
-                round_last: [0; NODES],
-                handed: 0,
-                settled: 0,
+                direct: VecDeque::new(),
+                direct_free: 0,
+                detours_in_flight: Vec::new(),
+                detour_last_arrival: [0; NODES],
+                submitted: 0,
+                completed: 0,
                 sent: vec![0; flows],
                 arrived: vec![0; flows],
                 detoured: 0,
@@ -281,38 +284,38 @@ mod tests {
         }
 
         fn send(&mut self, now: u64, flow: u32, service: u64, detour: u64) {
-            let mut loads = links([0, self.straight.len(), 0, 0]);
-            (loads[1].handed, loads[1].settled) = (self.handed, self.settled);
-            let is_straight = self.balancer.is_straight(at(now), TO, &loads);
-            let way = if is_straight { TO } else { self.balancer.way(at(now), TO, flow, &loads) };
+            let mut loads = links([0, self.direct.len(), 0, 0]);
+            (loads[1].submitted, loads[1].completed) = (self.submitted, self.completed);
+            let is_direct = self.balancer.is_direct(at(now), TO, &loads);
+            let next_node = if is_direct { TO } else { self.balancer.next_node(at(now), TO, flow, &loads) };
             let number = self.sent[flow as usize];
             self.sent[flow as usize] += 1;
-            if way == TO {
-                self.handed += 1;
-                self.straight_free = self.straight_free.max(now) + service;
-                self.straight.push_back(Flying { flow, number, arrives: self.straight_free });
+            if next_node == TO {
+                self.submitted += 1;
+                self.direct_free = self.direct_free.max(now) + service;
+                self.direct.push_back(InFlight { flow, number, arrives: self.direct_free });
             } else {
                 self.detoured += 1;
-                let last = &mut self.round_last[usize::from(way.0)];
+                let last = &mut self.detour_last_arrival[usize::from(next_node.0)];
                 *last = (now + detour).max(*last);
-                self.round.push(Flying { flow, number, arrives: *last });
+                self.detours_in_flight.push(InFlight { flow, number, arrives: *last });
             }
         }
 
         /// Everything that arrives until then, each flow in order or not.
         fn arrive(&mut self, now: u64) -> bool {
-            let mut due: Vec<Flying> = Vec::new();
-            while let Some(flying) = self.straight.pop_front_if(|flying| flying.arrives <= now) {
-                self.settled += 1;
-                due.push(flying);
+            let mut due: Vec<InFlight> = Vec::new();
+            while let Some(packet) = self.direct.pop_front_if(|packet| packet.arrives <= now) {
+                self.completed += 1;
+                due.push(packet);
             }
-            due.extend(self.round.extract_if(.., |flying| flying.arrives <= now));
-            due.sort_by_key(|flying| flying.arrives);
+            due.extend(self.detours_in_flight.extract_if(.., |packet| packet.arrives <= now));
+            due.sort_by_key(|packet| packet.arrives);
             let mut is_in_order = true;
-            for flying in due {
-                let next = &mut self.arrived[flying.flow as usize];
-                is_in_order &= *next == flying.number;
-                *next = flying.number + 1;
+            for packet in due {
+                let next = &mut self.arrived[packet.flow as usize];
+                is_in_order &= *next == packet.number;
+                *next = packet.number + 1;
             }
             is_in_order
         }
@@ -326,35 +329,35 @@ mod tests {
             seed in any::<u64>(),
             steps in proptest::collection::vec((0_u32..12, 0_u64..120, 1_u64..120, 0_u64..GAP_NS), 50..400),
         ) {
-            let mut world = World::new(seed, 12);
+            let mut mesh = Mesh::new(seed, 12);
             let mut now = 0;
             for (flow, pause, service, detour) in steps {
                 now += pause;
-                prop_assert!(world.arrive(now), "out of order at {now} ns");
+                prop_assert!(mesh.arrive(now), "out of order at {now} ns");
                 // Bursts, so that the link becomes hot, and silence now and then, so that it cools down.
                 if pause == 7 {
                     now += 3 * GAP_NS;
-                    prop_assert!(world.arrive(now), "out of order at {now} ns");
+                    prop_assert!(mesh.arrive(now), "out of order at {now} ns");
                 }
                 for packet in 0..pause % 4 {
-                    world.send(now, (flow + packet as u32 % 2) % 12, service, detour);
+                    mesh.send(now, (flow + packet as u32 % 2) % 12, service, detour);
                 }
             }
-            prop_assert!(world.arrive(u64::MAX));
-            prop_assert_eq!(&world.sent, &world.arrived);
+            prop_assert!(mesh.arrive(u64::MAX));
+            prop_assert_eq!(&mesh.sent, &mesh.arrived);
         }
     }
 
     #[test]
     fn the_property_is_tried_on_detours_too() {
         let mut random = Random::new(5, "steps");
-        let mut world = World::new(1, 12);
+        let mut mesh = Mesh::new(1, 12);
         let mut now = 0;
         for _ in 0..5000 {
             now += random.below(60);
-            assert!(world.arrive(now));
-            world.send(now, random.below(12) as u32, 45, random.below(GAP_NS));
+            assert!(mesh.arrive(now));
+            mesh.send(now, random.below(12) as u32, 45, random.below(GAP_NS));
         }
-        assert!(world.detoured > 200 && world.handed > 200, "{} round, {} straight", world.detoured, world.handed);
+        assert!(mesh.detoured > 200 && mesh.submitted > 200, "{} round, {} straight", mesh.detoured, mesh.submitted);
     }
 }

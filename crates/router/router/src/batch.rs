@@ -12,7 +12,7 @@ mod lengths;
 pub mod message;
 mod occupancy;
 
-pub use batcher::{Batcher, Policy, PolicyError, Queued, Worth};
+pub use batcher::{BatchTarget, Batcher, Policy, PolicyError, Queued};
 pub use latency::{Latency, Sample};
 pub use lengths::{Carried, Limit};
 pub use occupancy::Occupancy;

@@ -32,35 +32,35 @@ pub struct Limits {
     pub neighbours_max: u16,
     /// Neighbours that are asked for and have never answered; fewer than `neighbours_max`, so that a scan of an empty
     /// network leaves room for who is there.
-    pub neighbours_unknown_max: u16,
+    pub neighbours_incomplete_max: u16,
     /// Packets that wait for one neighbour's hardware address.
     pub pending_packets_of_neighbour_max: usize,
     /// Packets that wait for any neighbour's.
     pub pending_packets_max: usize,
     /// ARP requests and neighbour solicitations, of all ports.
-    pub asks: Rate,
+    pub solicitations: Rate,
     /// Neighbours that are learnt without having been asked for.
-    pub learnt: Rate,
+    pub learned: Rate,
     /// ICMP and ICMPv6 errors that are sent (RFC 1812, section 4.3.2.8; RFC 4443, section 2.4 f).
     pub icmp_errors: Rate,
     /// Redirects: a host that does not believe them goes on as it does.
     pub redirects: Rate,
     /// Echo replies and neighbour messages that are sent in answer to others', on ports without a kernel.
-    pub answers: Rate,
+    pub replies: Rate,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
             neighbours_max: 8192,
-            neighbours_unknown_max: 2048,
+            neighbours_incomplete_max: 2048,
             pending_packets_of_neighbour_max: 8,
             pending_packets_max: 1024,
-            asks: Rate { per_second: 2000, burst: 200 },
-            learnt: Rate { per_second: 2000, burst: 500 },
+            solicitations: Rate { per_second: 2000, burst: 200 },
+            learned: Rate { per_second: 2000, burst: 500 },
             icmp_errors: Rate { per_second: 1000, burst: 200 },
             redirects: Rate { per_second: 20, burst: 20 },
-            answers: Rate { per_second: 20_000, burst: 1000 },
+            replies: Rate { per_second: 20_000, burst: 1000 },
         }
     }
 }

@@ -90,7 +90,7 @@ reasons! {
     /// To an address of this node's, and its kernel saw the frame by itself: no loss.
     KernelHasIt = "for the kernel, which has it",
     /// To an address that would be the router's own, but is looked for yet, or somebody else's too.
-    Unused = "own address not in use",
+    AddressNotInUse = "own address not in use",
     /// To the router itself, for something that it does not serve.
     NoService = "no such service here",
     /// ARP that does not hold together.
@@ -98,7 +98,7 @@ reasons! {
     /// Neighbour discovery that does not hold together (RFC 4861, section 7.1).
     NeighbourDiscovery = "malformed neighbour discovery",
     /// ARP or neighbour discovery: taken note of. No loss.
-    Noted = "neighbour message, noted",
+    Consumed = "neighbour message, noted",
     /// No route.
     NoRoute = "no route",
     /// A route that says *blackhole*.
@@ -153,13 +153,13 @@ impl Default for Drops {
 
 impl Drops {
     /// How many for this reason.
-    pub fn of(&self, reason: DropReason) -> u64 {
+    pub fn count(&self, reason: DropReason) -> u64 {
         self.0[reason as usize]
     }
 
     /// Reasons that there were, and how often.
     pub fn iter(&self) -> impl Iterator<Item = (DropReason, u64)> + '_ {
-        DropReason::ALL.iter().map(|reason| (*reason, self.of(*reason))).filter(|(_, count)| *count > 0)
+        DropReason::ALL.iter().map(|reason| (*reason, self.count(*reason))).filter(|(_, count)| *count > 0)
     }
 
     /// All of them together.
@@ -206,9 +206,9 @@ pub struct Counters {
     /// Redirects that were sent.
     pub redirects_sent: u64,
     /// ARP requests and neighbour solicitations that were sent.
-    pub asks_sent: u64,
+    pub solicitations_sent: u64,
     /// ARP requests and neighbour solicitations that were not sent, because there were too many.
-    pub asks_suppressed: u64,
+    pub solicitations_suppressed: u64,
     /// Others that claimed an address of this node's.
     pub address_conflicts: u64,
 }
@@ -225,8 +225,8 @@ impl Default for Counters {
             icmp_errors_sent: 0,
             icmp_errors_suppressed: 0,
             redirects_sent: 0,
-            asks_sent: 0,
-            asks_suppressed: 0,
+            solicitations_sent: 0,
+            solicitations_suppressed: 0,
             address_conflicts: 0,
         }
     }
@@ -235,6 +235,6 @@ impl Default for Counters {
 impl Counters {
     /// Packets that went no further, for this reason, wherever they came from.
     pub fn dropped(&self, reason: DropReason) -> u64 {
-        self.drops.of(reason) + self.ports.iter().map(|port| port.drops.of(reason)).sum::<u64>()
+        self.drops.count(reason) + self.ports.iter().map(|port| port.drops.count(reason)).sum::<u64>()
     }
 }

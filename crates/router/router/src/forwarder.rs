@@ -1,16 +1,16 @@
 //! A node's forwarder: what it knows, what it is told, and the ways in.
 
-mod act;
 mod arp;
 mod claims;
 mod deliver;
 mod discovery;
 mod fragment;
-mod listener;
+mod icmp_error;
+mod mld_listener;
+mod neighbour_actions;
 mod options;
 mod receive;
 mod redirect;
-mod report;
 mod send;
 mod slow;
 mod stages;
@@ -27,19 +27,19 @@ use sim::Random;
 
 use crate::config::{Config, PortConfig};
 use crate::counters::{Counters, DropReason};
-use crate::neighbour::{Heard, Link, Neighbour, Neighbours};
-use crate::output::{Event, Output, Parcel};
-use crate::own::OwnAddresses;
-use crate::rate::Bucket;
+use crate::local_addresses::LocalAddresses;
+use crate::neighbour::{Neighbour, NeighbourUpdate, Neighbours, PortL2};
+use crate::output::{Event, Output, RoutedPacket};
+use crate::rate::TokenBucket;
 use crate::routes::Tables;
 use crate::trace::{Filter, Step, TracedStep, flow_of};
 use crate::{AdjacencyId, NODES_MAX, NodeId, PORTS_MAX, Packet, Pool, PortId, Time};
 
 use claims::Claim;
 pub use claims::ClaimState;
-use listener::Report;
+use mld_listener::ListenerState;
 use stages::Vectors;
-pub use stages::{Probe, Stage};
+pub use stages::{Stage, StageProbe};
 
 /// The most packets that go through the stages together.
 pub const VECTOR_PACKETS_MAX: usize = 256;
@@ -100,7 +100,7 @@ struct PortState {
     /// All that were given, and where they stand.
     claims: Vec<Claim>,
     /// What is told of the groups of those of IPv6 that are looked for.
-    report: Report,
+    listener: ListenerState,
 }
 
 /// Where a packet that is forwarded came from.
@@ -117,7 +117,7 @@ enum Origin {
 }
 
 /// What most steps of the slow path need.
-struct Io<'a> {
+struct Context<'a> {
     now: Time,
     pool: &'a mut Pool,
     output: &'a mut Output,
@@ -135,16 +135,16 @@ pub struct Forwarder {
     nodes_up: [bool; NODES_MAX as usize],
     tables: Tables,
     neighbours: Neighbours,
-    own: OwnAddresses,
+    local: LocalAddresses,
     /// When something is to be done for an own address.
     claims_due: Option<Time>,
     /// Decides when own addresses are looked for.
     random: Random,
     counters: Counters,
-    asks: Bucket,
-    icmp_errors: Bucket,
-    redirects: Bucket,
-    answers: Bucket,
+    solicitations: TokenBucket,
+    icmp_errors: TokenBucket,
+    redirects: TokenBucket,
+    replies: TokenBucket,
     trace: Option<Filter>,
     vectors: Option<Box<Vectors>>,
     /// What distinguishes IPv4 packets that are made here.
@@ -167,7 +167,7 @@ impl Forwarder {
             vlans: Vec::new(),
             addresses: Vec::new(),
             claims: Vec::new(),
-            report: Report::default(),
+            listener: ListenerState::default(),
         };
         Forwarder {
             config,
@@ -177,14 +177,14 @@ impl Forwarder {
             nodes_up: [true; NODES_MAX as usize],
             tables,
             neighbours: Neighbours::new(limits, config.seed),
-            own: OwnAddresses::new(),
+            local: LocalAddresses::new(),
             claims_due: None,
             random: Random::new(config.seed, "claims"),
             counters: Counters::default(),
-            asks: Bucket::new(limits.asks, Time::ZERO),
-            icmp_errors: Bucket::new(limits.icmp_errors, Time::ZERO),
-            redirects: Bucket::new(limits.redirects, Time::ZERO),
-            answers: Bucket::new(limits.answers, Time::ZERO),
+            solicitations: TokenBucket::new(limits.solicitations, Time::ZERO),
+            icmp_errors: TokenBucket::new(limits.icmp_errors, Time::ZERO),
+            redirects: TokenBucket::new(limits.redirects, Time::ZERO),
+            replies: TokenBucket::new(limits.replies, Time::ZERO),
             trace: None,
             vectors: None,
             identification: config.seed as u16,
@@ -216,26 +216,27 @@ impl Forwarder {
         let state = &mut self.ports[usize::from(port.0)];
         state.mac_word = mac_word(config.mac);
         let former = if is_other { Vec::new() } else { std::mem::take(&mut state.claims) };
-        state.claims = claims::of(now, &config, &former, &mut self.random);
-        let report = std::mem::take(&mut state.report);
-        state.report = if config.probes { Report::of(report, &state.claims) } else { Report::default() };
-        let addresses = claims::used(&state.claims);
+        state.claims = claims::new_claims(now, &config, &former, &mut self.random);
+        let listener = std::mem::take(&mut state.listener);
+        state.listener =
+            if config.probes { ListenerState::for_port(listener, &state.claims) } else { ListenerState::default() };
+        let addresses = claims::assigned(&state.claims);
         let networks_change = state.addresses != addresses;
         state.addresses = addresses;
         state.config = Some(config);
         self.link_ports();
         if networks_change {
-            self.tell_again(port, output);
+            self.republish_neighbours(port, output);
         }
         self.ports_changed(now, port, is_other, pool, output);
         Ok(())
     }
 
     /// The port's networks are others, and so are the neighbours that routes lead to.
-    fn tell_again(&self, port: PortId, output: &mut Output) {
+    fn republish_neighbours(&self, port: PortId, output: &mut Output) {
         for neighbour in self.neighbours.iter().filter(|neighbour| neighbour.port == port && neighbour.mac.is_some()) {
             let Neighbour { address, adjacency, .. } = neighbour;
-            output.tell(if self.is_on_network(port, address) {
+            output.push_event(if self.is_on_network(port, address) {
                 Event::NeighbourUp { port, address, adjacency }
             } else {
                 Event::NeighbourDown { port, address, adjacency }
@@ -249,7 +250,7 @@ impl Forwarder {
         state.config = None;
         state.addresses.clear();
         state.claims.clear();
-        state.report = Report::default();
+        state.listener = ListenerState::default();
         self.link_ports();
         self.ports_changed(now, port, true, pool, output);
     }
@@ -274,16 +275,16 @@ impl Forwarder {
     }
 
     fn ports_changed(&mut self, now: Time, port: PortId, forgets: bool, pool: &mut Pool, output: &mut Output) {
-        self.set_own();
+        self.set_local();
         self.set_claims_due();
         if forgets {
-            self.neighbours.forget_port(now, port);
-            self.act(&mut Io { now, pool, output });
+            self.neighbours.flush_port(now, port);
+            self.run_neighbour_actions(&mut Context { now, pool, output });
         }
     }
 
-    fn set_own(&mut self) {
-        self.own.set(self.ports.iter().flat_map(|port| port.addresses.iter().copied()));
+    fn set_local(&mut self) {
+        self.local.set(self.ports.iter().flat_map(|port| port.addresses.iter().copied()));
     }
 
     fn check_port(&self, port: PortId, config: &PortConfig) -> Result<(), PortError> {
@@ -343,18 +344,18 @@ impl Forwarder {
         output: &mut Output,
     ) -> Result<AdjacencyId, NeighboursFull> {
         let pinned = self.neighbours.pin(now, port, address);
-        self.act(&mut Io { now, pool, output });
+        self.run_neighbour_actions(&mut Context { now, pool, output });
         pinned.ok_or(NeighboursFull { port, address })
     }
 
     /// A route that named the neighbour is gone.
     pub fn unpin_adjacency(&mut self, now: Time, adjacency: AdjacencyId, pool: &mut Pool, output: &mut Output) {
         self.neighbours.unpin(now, adjacency);
-        self.act(&mut Io { now, pool, output });
+        self.run_neighbour_actions(&mut Context { now, pool, output });
     }
 
     /// Somebody else, such as the node's kernel, knows this neighbour: believed until it is used.
-    pub fn hear_neighbour(
+    pub fn learn_neighbour(
         &mut self,
         now: Time,
         port: PortId,
@@ -363,17 +364,17 @@ impl Forwarder {
         pool: &mut Pool,
         output: &mut Output,
     ) {
-        let Some(link) = self.link(port).filter(|_| mac.is_unicast() && !self.own.has(address)) else { return };
-        let heard = Heard { port, address, mac, is_solicited: false, overrides: true, creates: true };
-        self.neighbours.heard(now, &heard, &link);
-        self.act(&mut Io { now, pool, output });
+        let Some(l2) = self.l2(port).filter(|_| mac.is_unicast() && !self.local.has(address)) else { return };
+        let update = NeighbourUpdate { port, address, mac, is_solicited: false, overrides: true, creates: true };
+        self.neighbours.update(now, &update, &l2);
+        self.run_neighbour_actions(&mut Context { now, pool, output });
     }
 
     /// How frames of a port that is there begin.
-    fn link(&self, port: PortId) -> Option<Link> {
+    fn l2(&self, port: PortId) -> Option<PortL2> {
         let config = self.port_config(port)?;
         let queue = config.vlan.map_or(port, |vlan| vlan.parent);
-        Some(Link { mac: config.mac, queue, vlan: config.vlan.map(|vlan| vlan.id) })
+        Some(PortL2 { mac: config.mac, queue, vlan: config.vlan.map(|vlan| vlan.id) })
     }
 
     fn port_config(&self, port: PortId) -> Option<&PortConfig> {
@@ -407,32 +408,32 @@ impl Forwarder {
 
     /// IP packets that the node's own kernel sends by the router. No hop is taken from them: kernel and router are one.
     pub fn from_kernel(&mut self, now: Time, packets: &mut Vec<Packet>, pool: &mut Pool, output: &mut Output) {
-        let mut io = Io { now, pool, output };
+        let mut ctx = Context { now, pool, output };
         for packet in packets.drain(..) {
             self.counters.from_kernel.add(packet.len());
-            self.note(&mut io, &packet, Step::FromKernel);
-            self.receive_ip(&mut io, packet, Origin::Kernel);
+            self.trace_step(&mut ctx, &packet, Step::FromKernel);
+            self.receive_ip(&mut ctx, packet, Origin::Kernel);
         }
-        self.act(&mut io);
+        self.run_neighbour_actions(&mut ctx);
     }
 
     /// Packets that other nodes looked up: this node sends them.
-    pub fn egress(&mut self, now: Time, parcels: &mut Vec<Parcel>, pool: &mut Pool, output: &mut Output) {
-        let mut io = Io { now, pool, output };
+    pub fn egress(&mut self, now: Time, parcels: &mut Vec<RoutedPacket>, pool: &mut Pool, output: &mut Output) {
+        let mut ctx = Context { now, pool, output };
         for parcel in parcels.drain(..) {
             self.counters.from_nodes.add(parcel.packet.len());
-            self.egress_one(&mut io, parcel);
+            self.egress_one(&mut ctx, parcel);
         }
-        self.act(&mut io);
+        self.run_neighbour_actions(&mut ctx);
     }
 
     /// Does what is due without a packet: neighbours are asked again, or given up, and own addresses looked for.
     pub fn poll(&mut self, now: Time, pool: &mut Pool, output: &mut Output) {
         self.neighbours.poll(now);
-        let mut io = Io { now, pool, output };
-        self.act(&mut io);
+        let mut ctx = Context { now, pool, output };
+        self.run_neighbour_actions(&mut ctx);
         if self.claims_due.is_some_and(|due| due <= now) {
-            self.pursue_claims(&mut io);
+            self.run_claims(&mut ctx);
         }
     }
 
@@ -442,34 +443,34 @@ impl Forwarder {
     }
 
     /// The packet goes no further.
-    fn discard(&mut self, io: &mut Io<'_>, packet: Packet, origin: Origin, reason: DropReason) {
-        self.note(io, &packet, Step::Dropped(reason));
+    fn discard(&mut self, ctx: &mut Context<'_>, packet: Packet, origin: Origin, reason: DropReason) {
+        self.trace_step(ctx, &packet, Step::Dropped(reason));
         let drops = match origin {
             Origin::Port(port) => &mut self.counters.ports[usize::from(port.0)].drops,
             Origin::Kernel | Origin::Node | Origin::Router => &mut self.counters.drops,
         };
         drops.add(reason);
-        io.pool.free(packet);
+        ctx.pool.free(packet);
     }
 
     /// Tells a step of an IP packet, when it is followed.
-    fn note(&mut self, io: &mut Io<'_>, packet: &Packet, step: Step) {
+    fn trace_step(&mut self, ctx: &mut Context<'_>, packet: &Packet, step: Step) {
         if self.trace.is_some() {
-            self.note_bytes(io, packet, step);
+            self.record_step(ctx, packet, step);
         }
     }
 
-    fn note_bytes(&mut self, io: &mut Io<'_>, packet: &Packet, step: Step) {
+    fn record_step(&mut self, ctx: &mut Context<'_>, packet: &Packet, step: Step) {
         let Some(filter) = self.trace.as_mut() else { return };
-        let Some(flow) = flow_of(io.pool.bytes(packet)).filter(|flow| filter.matches(flow)) else { return };
-        if matches!(step, Step::Received(_) | Step::FromKernel | Step::FromNode | Step::Made) {
+        let Some(flow) = flow_of(ctx.pool.bytes(packet)).filter(|flow| filter.matches(flow)) else { return };
+        if matches!(step, Step::Received(_) | Step::FromKernel | Step::FromNode | Step::Generated) {
             if filter.packets_max == 0 {
                 self.trace = None;
                 return;
             }
             filter.packets_max -= 1;
         }
-        io.output.trace(TracedStep { time: io.now, flow, step });
+        ctx.output.trace(TracedStep { time: ctx.now, flow, step });
     }
 }
 

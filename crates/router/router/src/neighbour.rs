@@ -13,7 +13,7 @@ use packet::ethernet::MacAddress;
 
 use crate::{AdjacencyId, DropReason, Packet, PortId, Time};
 
-pub(crate) use table::{Link, Neighbours, Readiness};
+pub(crate) use table::{Adjacency, Neighbours, PortL2};
 
 /// What is known of a neighbour (RFC 4861, section 7.3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub struct Neighbour {
 
 /// What a message said of a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Heard {
+pub(crate) struct NeighbourUpdate {
     pub(crate) port: PortId,
     pub(crate) address: IpAddr,
     pub(crate) mac: MacAddress,
@@ -83,7 +83,7 @@ pub(crate) struct Heard {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Ask who has this address: everybody, or the one that had it.
-    Ask { port: PortId, address: IpAddr, to: Option<MacAddress> },
+    Solicit { port: PortId, address: IpAddr, to: Option<MacAddress> },
     /// This packet waited for a hardware address that is now known.
     Send { adjacency: AdjacencyId, port: PortId, packet: Packet },
     /// This packet waited in vain.

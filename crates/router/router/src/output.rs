@@ -9,7 +9,7 @@ use crate::{AdjacencyId, Hop, NODES_MAX, NodeId, PORTS_MAX, Packet, PortId, Trac
 
 /// An IP packet that another node sends, or this one for another.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Parcel {
+pub struct RoutedPacket {
     /// By whom, through what and to whom.
     pub hop: Hop,
     /// The symmetric hash of its flow: packets of one flow have the same, and stay in order.
@@ -66,7 +66,7 @@ pub struct Output {
     /// Frames for each port of the node's own; those of a VLAN's port are in its parent's queue.
     pub to_ports: Vec<VecDeque<Packet>>,
     /// For each other node.
-    pub to_nodes: Vec<VecDeque<Parcel>>,
+    pub to_nodes: Vec<VecDeque<RoutedPacket>>,
     /// IP packets for the node's own kernel.
     pub to_kernel: VecDeque<Packet>,
     /// News, oldest first.
@@ -104,7 +104,7 @@ impl Output {
     }
 
     /// Packets that wait for this node.
-    pub fn to_node(&mut self, node: NodeId) -> &mut VecDeque<Parcel> {
+    pub fn to_node(&mut self, node: NodeId) -> &mut VecDeque<RoutedPacket> {
         &mut self.to_nodes[usize::from(node.0)]
     }
 
@@ -114,7 +114,7 @@ impl Output {
         }
     }
 
-    pub(crate) fn tell(&mut self, event: Event) {
+    pub(crate) fn push_event(&mut self, event: Event) {
         if self.events.len() < EVENTS_MAX {
             self.events.push_back(event);
         } else {

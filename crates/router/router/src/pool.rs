@@ -33,7 +33,7 @@ impl Packet {
 pub struct Pool {
     memory: Vec<u8>,
     /// Where the first buffer begins: at a cache line.
-    begin: usize,
+    base: usize,
     buffer_bytes: usize,
     headroom_bytes: u16,
     /// Lines where free buffers begin. The last that was given back is the first to be taken: it is in the caches.
@@ -50,25 +50,25 @@ impl Pool {
         let stride_lines = buffer_bytes.div_ceil(LINE_BYTES) as u32 | 1;
         let lines = buffers.checked_mul(stride_lines).expect("a pool of 256 GiB at most");
         let memory = vec![0; (lines as usize + 1) * LINE_BYTES];
-        let begin = memory.as_ptr().align_offset(LINE_BYTES).min(LINE_BYTES);
+        let base = memory.as_ptr().align_offset(LINE_BYTES).min(LINE_BYTES);
         let free = (0..buffers).rev().map(|buffer| buffer * stride_lines).collect();
-        Pool { memory, begin, buffer_bytes, headroom_bytes, free }
+        Pool { memory, base, buffer_bytes, headroom_bytes, free }
     }
 
     /// An empty packet; `None` when all buffers are out.
     #[inline]
-    pub fn take(&mut self) -> Option<Packet> {
+    pub fn alloc(&mut self) -> Option<Packet> {
         let line = self.free.pop()?;
         Some(Packet { line, start: self.headroom_bytes, bytes: 0 })
     }
 
     /// A packet of these bytes; `None` when all buffers are out, or `bytes` do not fit one.
     #[inline]
-    pub fn copy_of(&mut self, bytes: &[u8]) -> Option<Packet> {
+    pub fn alloc_copy(&mut self, bytes: &[u8]) -> Option<Packet> {
         if bytes.len() > self.bytes_max() {
             return None;
         }
-        let mut packet = self.take()?;
+        let mut packet = self.alloc()?;
         packet.bytes = bytes.len() as u16;
         self.bytes_mut(&packet).copy_from_slice(bytes);
         Some(packet)
@@ -104,7 +104,7 @@ impl Pool {
     }
 
     /// One packet's frame to be read, while another's is changed.
-    pub fn pair(&mut self, read: &Packet, change: &Packet) -> (&[u8], &mut [u8]) {
+    pub fn bytes_pair(&mut self, read: &Packet, change: &Packet) -> (&[u8], &mut [u8]) {
         let ranges = [self.range(read), self.range(change)];
         let [read, change] = self.memory.get_disjoint_mut(ranges).expect("two packets have two buffers");
         (read, change)
@@ -112,7 +112,7 @@ impl Pool {
 
     #[inline]
     fn range(&self, packet: &Packet) -> Range<usize> {
-        let start = self.begin + packet.line as usize * LINE_BYTES + usize::from(packet.start);
+        let start = self.base + packet.line as usize * LINE_BYTES + usize::from(packet.start);
         start..start + usize::from(packet.bytes)
     }
 
@@ -139,7 +139,7 @@ impl Pool {
 
     /// Takes `header_bytes` from the frame's front, and leaves `bytes` of what follows, of which there are as many.
     #[inline]
-    pub fn cut(&self, packet: &mut Packet, header_bytes: u16, bytes: usize) {
+    pub fn trim(&self, packet: &mut Packet, header_bytes: u16, bytes: usize) {
         assert!(usize::from(header_bytes) + bytes <= packet.len(), "{header_bytes} B and {bytes} B of a frame");
         packet.start += header_bytes;
         packet.bytes = bytes as u16;
@@ -182,13 +182,13 @@ mod tests {
     #[test]
     fn a_packet_is_what_was_put_into_it() {
         let mut pool = Pool::new(3, 128, 32);
-        let mut a = pool.copy_of(b"hello").expect("a buffer");
-        let b = pool.copy_of(b"world").expect("a buffer");
+        let mut a = pool.alloc_copy(b"hello").expect("a buffer");
+        let b = pool.alloc_copy(b"world").expect("a buffer");
         pool.grow_front(&mut a, 2);
         pool.bytes_mut(&a)[..2].copy_from_slice(b"o ");
         assert_eq!((pool.bytes(&a), pool.bytes(&b)), (&b"o hello"[..], &b"world"[..]));
         pool.trim_front(&mut a, 3);
-        let (read, change) = pool.pair(&a, &b);
+        let (read, change) = pool.bytes_pair(&a, &b);
         change[..4].copy_from_slice(read);
         assert_eq!(pool.bytes(&b), b"ellod");
     }
@@ -196,30 +196,30 @@ mod tests {
     #[test]
     fn buffers_come_back_and_no_more_than_there_are() {
         let mut pool = Pool::new(2, 128, 0);
-        let packets: Vec<Packet> = (0..2).filter_map(|_| pool.take()).collect();
-        assert_eq!((packets.len(), pool.take(), pool.available()), (2, None, 0));
+        let packets: Vec<Packet> = (0..2).filter_map(|_| pool.alloc()).collect();
+        assert_eq!((packets.len(), pool.alloc(), pool.available()), (2, None, 0));
         packets.into_iter().for_each(|packet| pool.free(packet));
         assert_eq!(pool.available(), 2);
-        assert!(pool.copy_of(&[0; 129]).is_none(), "more than a buffer holds");
+        assert!(pool.alloc_copy(&[0; 129]).is_none(), "more than a buffer holds");
         assert_eq!(pool.available(), 2);
     }
 
     #[test]
     fn buffers_are_taken_in_their_first_order_again_when_that_is_restored() {
         let mut pool = Pool::new(4, 128, 0);
-        let take_all = |pool: &mut Pool| std::iter::from_fn(|| pool.take()).collect::<Vec<_>>();
-        let first: Vec<u32> = take_all(&mut pool).into_iter().map(|packet| packet.line).collect();
+        let alloc_all = |pool: &mut Pool| std::iter::from_fn(|| pool.alloc()).collect::<Vec<_>>();
+        let first: Vec<u32> = alloc_all(&mut pool).into_iter().map(|packet| packet.line).collect();
         for line in [first[2], first[0], first[3], first[1]] {
             pool.free(Packet { line, start: 0, bytes: 0 });
         }
         pool.restore_order();
-        assert_eq!(take_all(&mut pool).iter().map(|packet| packet.line).collect::<Vec<_>>(), first);
+        assert_eq!(alloc_all(&mut pool).iter().map(|packet| packet.line).collect::<Vec<_>>(), first);
     }
 
     #[test]
     fn the_longest_frame_of_every_buffer_is_its_own() {
         let mut pool = Pool::new(5, 200, 10);
-        let packets: Vec<Packet> = (0..5).filter_map(|fill| pool.copy_of(&[fill; 190])).collect();
+        let packets: Vec<Packet> = (0..5).filter_map(|fill| pool.alloc_copy(&[fill; 190])).collect();
         for (fill, packet) in packets.iter().enumerate() {
             assert_eq!(pool.bytes(packet), &[fill as u8; 190]);
         }
@@ -229,7 +229,7 @@ mod tests {
     #[should_panic(expected = "do not fit a buffer")]
     fn a_frame_never_grows_beyond_its_buffer() {
         let mut pool = Pool::new(1, 128, 28);
-        let mut packet = pool.take().expect("a buffer");
+        let mut packet = pool.alloc().expect("a buffer");
         pool.resize(&mut packet, 101);
     }
 }

@@ -12,20 +12,20 @@ pub struct Rate {
 }
 
 #[derive(Debug)]
-pub(crate) struct Bucket {
+pub(crate) struct TokenBucket {
     rate: Rate,
     /// Nanoseconds of saved-up time: each token costs a second's part of it.
-    saved_ns: u64,
-    filled: Time,
+    tokens_ns: u64,
+    refilled_at: Time,
 }
 
 const NS_PER_S: u64 = 1_000_000_000;
 
-impl Bucket {
+impl TokenBucket {
     /// A full one.
-    pub(crate) fn new(rate: Rate, now: Time) -> Bucket {
-        let mut bucket = Bucket { rate, saved_ns: 0, filled: now };
-        bucket.saved_ns = bucket.full_ns();
+    pub(crate) fn new(rate: Rate, now: Time) -> TokenBucket {
+        let mut bucket = TokenBucket { rate, tokens_ns: 0, refilled_at: now };
+        bucket.tokens_ns = bucket.full_ns();
         bucket
     }
 
@@ -34,14 +34,14 @@ impl Bucket {
         if self.rate.per_second == 0 {
             return false;
         }
-        let passed_ns = now.ns().saturating_sub(self.filled.ns());
-        self.filled = self.filled.max(now);
-        self.saved_ns = self.saved_ns.saturating_add(passed_ns).min(self.full_ns());
+        let passed_ns = now.ns().saturating_sub(self.refilled_at.ns());
+        self.refilled_at = self.refilled_at.max(now);
+        self.tokens_ns = self.tokens_ns.saturating_add(passed_ns).min(self.full_ns());
         let token_ns = self.token_ns();
-        if self.saved_ns < token_ns {
+        if self.tokens_ns < token_ns {
             return false;
         }
-        self.saved_ns -= token_ns;
+        self.tokens_ns -= token_ns;
         true
     }
 
@@ -62,8 +62,8 @@ mod tests {
 
     #[test]
     fn a_burst_and_then_the_rate() {
-        let mut bucket = Bucket::new(Rate { per_second: 10, burst: 3 }, Time::ZERO);
-        let taken = |bucket: &mut Bucket, now| (0..100).filter(|_| bucket.take(now)).count();
+        let mut bucket = TokenBucket::new(Rate { per_second: 10, burst: 3 }, Time::ZERO);
+        let taken = |bucket: &mut TokenBucket, now| (0..100).filter(|_| bucket.take(now)).count();
         assert_eq!(taken(&mut bucket, Time::ZERO), 3);
         let mut now = Time::ZERO;
         let mut count = 0;
@@ -77,13 +77,13 @@ mod tests {
 
     #[test]
     fn none_a_second_is_never() {
-        let mut bucket = Bucket::new(Rate { per_second: 0, burst: 3 }, Time::ZERO);
+        let mut bucket = TokenBucket::new(Rate { per_second: 0, burst: 3 }, Time::ZERO);
         assert!(!bucket.take(Time::from_ns(u64::MAX)));
     }
 
     #[test]
     fn time_that_goes_back_gives_nothing() {
-        let mut bucket = Bucket::new(Rate { per_second: 1, burst: 1 }, Time::from_ns(NS_PER_S));
+        let mut bucket = TokenBucket::new(Rate { per_second: 1, burst: 1 }, Time::from_ns(NS_PER_S));
         assert!(bucket.take(Time::from_ns(NS_PER_S)));
         assert!(!bucket.take(Time::ZERO));
         assert!(!bucket.take(Time::from_ns(NS_PER_S + 1)));

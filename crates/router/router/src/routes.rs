@@ -1,7 +1,7 @@
 //! Routes: what every node announces, merged, and written into the tables that packets are looked up in.
 
+mod apportion;
 mod error;
-mod shares;
 #[cfg(test)]
 mod tests;
 
@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use fib::{GROUPS_MAX, GroupId, HOPS_MAX};
 use ipnet::IpNet;
 
-use shares::shares;
+use apportion::apportion;
 
 use crate::{Hop, NODES_MAX, NodeId, PortId};
 
@@ -31,7 +31,7 @@ impl Tables {
     }
 
     /// The hops among which a forwarder chooses for packets to an address.
-    pub fn look_up(&mut self, address: IpAddr) -> Option<Vec<Hop>> {
+    pub fn lookup(&mut self, address: IpAddr) -> Option<Vec<Hop>> {
         self.read(|tables| {
             let group = match address {
                 IpAddr::V4(address) => tables.v4.lookup(address),
@@ -46,24 +46,24 @@ impl Tables {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Announcement {
     metric: u32,
-    ways: WaysId,
+    hop_set: HopSetId,
 }
 
 /// A set of hops that announcements share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct WaysId(u32);
+struct HopSetId(u32);
 
 /// Sets of hops, each kept once.
 #[derive(Default)]
-struct Ways {
+struct HopSets {
     sets: Vec<Box<[Hop]>>,
     users: Vec<u32>,
     free: Vec<u32>,
-    ids: HashMap<Box<[Hop]>, WaysId>,
+    ids: HashMap<Box<[Hop]>, HopSetId>,
 }
 
-impl Ways {
-    fn add(&mut self, hops: &[Hop]) -> WaysId {
+impl HopSets {
+    fn add(&mut self, hops: &[Hop]) -> HopSetId {
         if let Some(id) = self.ids.get(hops) {
             self.users[id.0 as usize] += 1;
             return *id;
@@ -73,19 +73,19 @@ impl Ways {
             Some(id) => {
                 self.sets[id as usize] = set.clone();
                 self.users[id as usize] = 1;
-                WaysId(id)
+                HopSetId(id)
             }
             None => {
                 self.sets.push(set.clone());
                 self.users.push(1);
-                WaysId(self.sets.len() as u32 - 1)
+                HopSetId(self.sets.len() as u32 - 1)
             }
         };
         self.ids.insert(set, id);
         id
     }
 
-    fn release(&mut self, id: WaysId) {
+    fn release(&mut self, id: HopSetId) {
         let users = &mut self.users[id.0 as usize];
         *users -= 1;
         if *users == 0 {
@@ -95,14 +95,14 @@ impl Ways {
         }
     }
 
-    fn of(&self, id: WaysId) -> &[Hop] {
+    fn get(&self, id: HopSetId) -> &[Hop] {
         &self.sets[id.0 as usize]
     }
 }
 
 /// Where routes to one prefix come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct RouteSource {
     /// Who announces it.
     pub node: NodeId,
     /// How good it is there: less is better.
@@ -113,7 +113,7 @@ pub struct Source {
 
 /// What the tables have of one prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Forwarded {
+pub struct FibEntry {
     /// The lowest one that is announced.
     pub metric: u32,
     /// The hops that share the traffic, or the one end of it; nobody's while the nodes that had it are being taken out.
@@ -128,14 +128,14 @@ pub struct Rib {
     /// What each node announces.
     announced: Vec<HashMap<IpNet, Announcement>>,
     /// What nodes announced that are gone, as far as it is in the tables still.
-    leaving: Vec<(IpNet, Announcement)>,
-    ways: Ways,
+    pending_withdrawals: Vec<(IpNet, Announcement)>,
+    hop_sets: HopSets,
     groups: HashMap<Box<[Hop]>, GroupId>,
     /// What each group should be, by its number: what is in the tables lacks the hops of nodes that are gone.
     hops: Vec<Box<[Hop]>>,
     is_gone: [bool; NODES_MAX as usize],
     /// What is announced, and found no room in the tables.
-    left_out: BTreeSet<IpNet>,
+    not_installed: BTreeSet<IpNet>,
     merged: Vec<Hop>,
 }
 
@@ -149,12 +149,12 @@ impl Rib {
         let rib = Rib {
             writer,
             announced: (0..NODES_MAX).map(|_| HashMap::new()).collect(),
-            leaving: Vec::new(),
-            ways: Ways::default(),
+            pending_withdrawals: Vec::new(),
+            hop_sets: HopSets::default(),
             groups: HashMap::new(),
             hops: vec![Box::default(); usize::from(GROUPS_MAX) + 1],
             is_gone: [false; NODES_MAX as usize],
-            left_out: BTreeSet::new(),
+            not_installed: BTreeSet::new(),
             merged: Vec::new(),
         };
         Ok((rib, Tables { reader }))
@@ -171,15 +171,15 @@ impl Rib {
         check(node, prefix, hops)?;
         if self.is_gone[usize::from(node.0)] {
             // What is left of its former life must not be mixed with this one.
-            while self.work(usize::MAX)? {}
+            while self.process_withdrawals(usize::MAX)? {}
             self.is_gone[usize::from(node.0)] = false;
         }
-        let ways = self.ways.add(hops);
-        let former = self.announced[usize::from(node.0)].insert(prefix, Announcement { metric, ways });
+        let hop_set = self.hop_sets.add(hops);
+        let former = self.announced[usize::from(node.0)].insert(prefix, Announcement { metric, hop_set });
         if let Some(former) = former {
-            self.ways.release(former.ways);
+            self.hop_sets.release(former.hop_set);
         }
-        self.refresh(prefix)
+        self.update_fib(prefix)
     }
 
     /// A node's route to a prefix is gone. Says whether there was one.
@@ -190,30 +190,30 @@ impl Rib {
         let prefix = prefix.trunc();
         let announced = self.announced.get_mut(usize::from(node.0)).and_then(|announced| announced.remove(&prefix));
         let Some(former) = announced else { return Ok(false) };
-        self.ways.release(former.ways);
-        self.refresh(prefix)?;
-        self.try_again(1);
+        self.hop_sets.release(former.hop_set);
+        self.update_fib(prefix)?;
+        self.retry_install(1);
         Ok(true)
     }
 
-    /// A node is gone: from now on no packet is sent to it. What it announced is taken out by [`Rib::work`], after
+    /// A node is gone: from now on no packet is sent to it. What it announced is taken out by [`Rib::process_withdrawals`], after
     /// which routes that were not as good as its own are used.
     ///
     /// # Errors
     /// The tables have no room for the change.
     pub fn withdraw_node(&mut self, node: NodeId) -> Result<(), RouteError> {
         let Some(announced) = self.announced.get_mut(usize::from(node.0)) else { return Ok(()) };
-        self.leaving.extend(announced.drain());
-        if self.leaving.is_empty() {
+        self.pending_withdrawals.extend(announced.drain());
+        if self.pending_withdrawals.is_empty() {
             return Ok(());
         }
         self.is_gone[usize::from(node.0)] = true;
         for group in self.groups.values() {
             let hops = &self.hops[usize::from(group.get())];
-            if hops.iter().any(|hop| is_of(hop, node)) {
+            if hops.iter().any(|hop| is_via(hop, node)) {
                 let left: Vec<Hop> = hops.iter().filter(|hop| !is_lost(hop, &self.is_gone)).copied().collect();
                 if self.writer.set_group(*group, &left).is_err() {
-                    // Several hops take room, one takes none. What it should be it becomes by `work`.
+                    // Several hops take room, one takes none. What it should be it becomes by `process_withdrawals`.
                     self.writer.set_group(*group, &left[..left.len().min(1)])?;
                 }
             }
@@ -226,34 +226,34 @@ impl Rib {
     ///
     /// # Errors
     /// The tables have no room for a change; that route is left out.
-    pub fn work(&mut self, routes_max: usize) -> Result<bool, RouteError> {
-        for _ in 0..routes_max.min(self.leaving.len()) {
-            let Some((prefix, former)) = self.leaving.pop() else { break };
-            self.ways.release(former.ways);
-            self.refresh(prefix)?;
+    pub fn process_withdrawals(&mut self, routes_max: usize) -> Result<bool, RouteError> {
+        for _ in 0..routes_max.min(self.pending_withdrawals.len()) {
+            let Some((prefix, former)) = self.pending_withdrawals.pop() else { break };
+            self.hop_sets.release(former.hop_set);
+            self.update_fib(prefix)?;
         }
-        self.try_again(routes_max);
-        Ok(!self.leaving.is_empty())
+        self.retry_install(routes_max);
+        Ok(!self.pending_withdrawals.is_empty())
     }
 
     /// There may be room for what was left out.
-    fn try_again(&mut self, routes_max: usize) {
+    fn retry_install(&mut self, routes_max: usize) {
         for _ in 0..routes_max {
-            let Some(prefix) = self.left_out.pop_first() else { return };
-            if self.refresh(prefix).is_err() {
+            let Some(prefix) = self.not_installed.pop_first() else { return };
+            if self.update_fib(prefix).is_err() {
                 return;
             }
         }
     }
 
     /// How many prefixes are announced and found no room in the tables.
-    pub fn left_out(&self) -> usize {
-        self.left_out.len()
+    pub fn not_installed(&self) -> usize {
+        self.not_installed.len()
     }
 
     /// Which these are, in their order.
-    pub fn prefixes_left_out(&self) -> impl Iterator<Item = IpNet> + '_ {
-        self.left_out.iter().copied()
+    pub fn prefixes_not_installed(&self) -> impl Iterator<Item = IpNet> + '_ {
+        self.not_installed.iter().copied()
     }
 
     /// Routes of a node.
@@ -267,21 +267,21 @@ impl Rib {
     }
 
     /// The longest prefix that has this address, and its hops.
-    pub fn look_up(&self, address: IpAddr) -> Option<(IpNet, Vec<Hop>)> {
+    pub fn lookup(&self, address: IpAddr) -> Option<(IpNet, Vec<Hop>)> {
         let (prefix, group) = self.writer.lookup(address.into())?;
         Some((prefix, self.writer.hops(group).ok()?))
     }
 
     /// What becomes of packets to a prefix, as the tables have it: not what its announcements would give.
-    pub fn forwarded(&self, prefix: IpNet) -> Option<Forwarded> {
+    pub fn fib_entry(&self, prefix: IpNet) -> Option<FibEntry> {
         let prefix = prefix.trunc();
         let metrics = self.announced.iter().filter_map(|announced| announced.get(&prefix));
         let metric = metrics.map(|announcement| announcement.metric).min()?;
-        if self.left_out.contains(&prefix) {
-            return Some(Forwarded { metric, hops: None });
+        if self.not_installed.contains(&prefix) {
+            return Some(FibEntry { metric, hops: None });
         }
         let (_, group) = self.writer.lookup(prefix).filter(|(found, _)| *found == prefix)?;
-        Some(Forwarded { metric, hops: Some(self.writer.hops(group).ok()?) })
+        Some(FibEntry { metric, hops: Some(self.writer.hops(group).ok()?) })
     }
 
     /// Everything that is in the tables, in the order of the prefixes.
@@ -292,41 +292,41 @@ impl Rib {
     }
 
     /// Who announces a prefix.
-    pub fn sources(&self, prefix: IpNet) -> Vec<Source> {
+    pub fn sources(&self, prefix: IpNet) -> Vec<RouteSource> {
         let of = |(node, announced): (usize, &HashMap<IpNet, Announcement>)| {
             let announcement = announced.get(&prefix.trunc())?;
-            let hops = self.ways.of(announcement.ways).to_vec();
-            Some(Source { node: NodeId(node as u8), metric: announcement.metric, hops })
+            let hops = self.hop_sets.get(announcement.hop_set).to_vec();
+            Some(RouteSource { node: NodeId(node as u8), metric: announcement.metric, hops })
         };
         self.announced.iter().enumerate().filter_map(of).collect()
     }
 
     /// Writes what nodes announce of a prefix into the tables. What finds no room is left out: a route that was right
     /// before leads to somebody else now, or to nobody.
-    fn refresh(&mut self, prefix: IpNet) -> Result<(), RouteError> {
-        self.left_out.remove(&prefix);
-        if self.write(prefix).is_ok() {
+    fn update_fib(&mut self, prefix: IpNet) -> Result<(), RouteError> {
+        self.not_installed.remove(&prefix);
+        if self.install(prefix).is_ok() {
             return Ok(());
         }
         // What the former route gives back may be room enough.
-        let removed = self.remove(prefix);
-        let written = removed.and_then(|()| self.write(prefix));
+        let removed = self.uninstall(prefix);
+        let written = removed.and_then(|()| self.install(prefix));
         if written.is_err() {
-            self.left_out.insert(prefix);
+            self.not_installed.insert(prefix);
         }
         written
     }
 
-    fn remove(&mut self, prefix: IpNet) -> Result<(), RouteError> {
+    fn uninstall(&mut self, prefix: IpNet) -> Result<(), RouteError> {
         let before = self.writer.remove(prefix)?;
         self.release(before);
         Ok(())
     }
 
-    fn write(&mut self, prefix: IpNet) -> Result<(), RouteError> {
+    fn install(&mut self, prefix: IpNet) -> Result<(), RouteError> {
         self.merge(&prefix);
         if self.merged.is_empty() {
-            return self.remove(prefix);
+            return self.uninstall(prefix);
         }
         let group = self.group()?;
         let inserted = self.writer.insert(prefix, group);
@@ -352,7 +352,7 @@ impl Rib {
                 self.merged.clear();
             }
             if announcement.metric == best {
-                self.merged.extend_from_slice(self.ways.of(announcement.ways));
+                self.merged.extend_from_slice(self.hop_sets.get(announcement.hop_set));
             }
         }
         // A packet has one end: where a route says so, others that are as good do not count.
@@ -365,7 +365,7 @@ impl Rib {
             let counted = self.merged.chunk_by(|one, other| one == other);
             let counted: Vec<(Hop, u32)> = counted.map(|equal| (equal[0], equal.len() as u32)).collect();
             self.merged.clear();
-            self.merged.extend(spread(&counted));
+            self.merged.extend(expand_weights(&counted));
         }
     }
 
@@ -392,14 +392,14 @@ impl Rib {
 }
 
 /// Hops with weights as a group has them: a hop of twice the weight stands there twice as often.
-pub fn spread<T: Copy>(weighted: &[(T, u32)]) -> impl Iterator<Item = T> {
+pub fn expand_weights<T: Copy>(weighted: &[(T, u32)]) -> impl Iterator<Item = T> {
     let weights: Vec<u32> = weighted.iter().map(|(_, weight)| *weight).collect();
-    let parts = shares(&weights, HOPS_MAX);
+    let parts = apportion(&weights, HOPS_MAX);
     weighted.iter().zip(parts).flat_map(|((hop, _), parts)| std::iter::repeat_n(*hop, parts))
 }
 
 /// Whether packets with this hop go to that node.
-fn is_of(hop: &Hop, node: NodeId) -> bool {
+fn is_via(hop: &Hop, node: NodeId) -> bool {
     hop.node == node && hop.port != PortId::NOWHERE
 }
 
@@ -415,11 +415,11 @@ fn check(node: NodeId, prefix: IpNet, hops: &[Hop]) -> Result<(), RouteError> {
     if hops.is_empty() || hops.len() > HOPS_MAX {
         return Err(RouteError::Hops { prefix, hops: hops.len() });
     }
-    let is_sound = |hop: &Hop| match hop.port {
+    let is_valid = |hop: &Hop| match hop.port {
         PortId::NOWHERE => matches!(*hop, Hop::BLACKHOLE | Hop::UNREACHABLE | Hop::PROHIBITED | Hop::NO_ROUTE),
         port => hop.node == node && (port.is_real() || port == PortId::KERNEL),
     };
-    match hops.iter().find(|hop| !is_sound(hop)) {
+    match hops.iter().find(|hop| !is_valid(hop)) {
         Some(hop) => Err(RouteError::Hop { prefix, node: node.0, hop: *hop }),
         None => Ok(()),
     }

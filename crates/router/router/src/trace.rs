@@ -61,7 +61,7 @@ pub enum Step {
     /// Came from another node.
     FromNode,
     /// Was made here: an answer, or an error.
-    Made,
+    Generated,
     /// The tables say this hop, out of so many equal ones.
     LookedUp {
         /// The chosen one.
@@ -76,11 +76,11 @@ pub enum Step {
     /// Left by a port.
     Sent(PortId),
     /// Waits for a neighbour's hardware address.
-    Waits(PortId, AdjacencyId),
+    AwaitsNeighbour(PortId, AdjacencyId),
     /// Was cut into so many fragments.
     Fragmented(u16),
     /// An ICMP error about it was made: type and code.
-    Reported(u8, u8),
+    IcmpErrorSent(u8, u8),
     /// Went no further.
     Dropped(DropReason),
 }
@@ -91,7 +91,7 @@ impl fmt::Display for Step {
             Step::Received(port) => write!(f, "received at port {}", port.0),
             Step::FromKernel => f.write_str("from the kernel"),
             Step::FromNode => f.write_str("from another node"),
-            Step::Made => f.write_str("made here"),
+            Step::Generated => f.write_str("made here"),
             Step::LookedUp { hop, hops } => {
                 let Hop { node, port, adjacency } = hop;
                 write!(f, "looked up: node {}, port {}, adjacency {}, of {hops} equal", node.0, port.0, adjacency.0)
@@ -99,9 +99,11 @@ impl fmt::Display for Step {
             Step::ToNode(node) => write!(f, "to node {}", node.0),
             Step::ToKernel => f.write_str("to the kernel"),
             Step::Sent(port) => write!(f, "sent by port {}", port.0),
-            Step::Waits(port, adjacency) => write!(f, "waits for neighbour {} of port {}", adjacency.0, port.0),
+            Step::AwaitsNeighbour(port, adjacency) => {
+                write!(f, "waits for neighbour {} of port {}", adjacency.0, port.0)
+            }
             Step::Fragmented(fragments) => write!(f, "cut into {fragments} fragments"),
-            Step::Reported(kind, code) => write!(f, "answered by ICMP {kind}/{code}"),
+            Step::IcmpErrorSent(kind, code) => write!(f, "answered by ICMP {kind}/{code}"),
             Step::Dropped(reason) => write!(f, "dropped: {reason}"),
         }
     }

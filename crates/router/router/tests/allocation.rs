@@ -39,7 +39,7 @@ fn node() -> Node {
     for host in [1, 2] {
         let address = IpAddr::from([192, 0, 2, 100 + host]);
         let neighbour = MacAddress([2, 1, 0, 0, 0, host]);
-        forwarder.hear_neighbour(NOW, PortId(1), address, neighbour, &mut pool, &mut output);
+        forwarder.learn_neighbour(NOW, PortId(1), address, neighbour, &mut pool, &mut output);
         let adjacency = forwarder.pin_adjacency(NOW, PortId(1), address, &mut pool, &mut output).expect("room");
         hops.push(Hop { node: NODE, port: PortId(1), adjacency });
     }

@@ -139,7 +139,7 @@ impl Router {
                 let [high, low] = number.to_be_bytes();
                 let address = IpAddr::V4(Ipv4Addr::new(192, 0, high, low));
                 let neighbour = MacAddress([2, 1, 0, port.0, high, low]);
-                forwarder.hear_neighbour(NOW, port, address, neighbour, pool, output);
+                forwarder.learn_neighbour(NOW, port, address, neighbour, pool, output);
                 let pinned = forwarder.pin_adjacency(NOW, port, address, pool, output);
                 let adjacency: AdjacencyId = pinned.expect("room for a few neighbours");
                 hops.push(Hop { node: NODE, port, adjacency });
@@ -221,12 +221,12 @@ impl Traffic<'_> {
 
     /// Forwards so many packets, all of which must come out.
     pub(super) fn forward(&mut self, packets: usize, probe: &mut impl PortProbe) -> Result<(), Error> {
-        let (before, drops_before) = (self.generator.swallowed().packets, self.drops());
+        let (before, drops_before) = (self.generator.transmitted().packets, self.drops());
         let mut left = packets;
         while left > 0 {
             left -= self.turn(left.min(VECTOR_PACKETS_MAX), probe);
         }
-        let (packets_in, packets_out) = (packets as u64, self.generator.swallowed().packets - before);
+        let (packets_in, packets_out) = (packets as u64, self.generator.transmitted().packets - before);
         if packets_in == packets_out {
             return Ok(());
         }

@@ -167,7 +167,7 @@ fn try_rate(
             break is_lost;
         }
     };
-    let (packets_in, packets_out) = (taken, traffic.generator.swallowed().packets);
+    let (packets_in, packets_out) = (taken, traffic.generator.transmitted().packets);
     if packets_in != packets_out {
         return Err(Error::Lost { packets_in, packets_out, drops: "at a rate".to_owned() });
     }

@@ -111,7 +111,7 @@ impl Source {
     /// The next frame, to the next destination.
     fn next(&mut self, load: Load) -> Option<Packet> {
         let bytes = load.frame_bytes[self.turns % load.frame_bytes.len()];
-        let packet = self.pool.copy_of(self.frames[load.version as usize].next(bytes))?;
+        let packet = self.pool.alloc_copy(self.frames[load.version as usize].next(bytes))?;
         self.turns += 1;
         Some(packet)
     }

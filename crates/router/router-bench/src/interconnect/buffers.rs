@@ -36,7 +36,7 @@ impl Buffers {
 
 fn touch(pool: &mut Pool) {
     const BYTES: [u8; (BUFFER_BYTES - HEADROOM_BYTES) as usize] = [1; (BUFFER_BYTES - HEADROOM_BYTES) as usize];
-    let all: Vec<Packet> = std::iter::from_fn(|| pool.copy_of(&BYTES)).collect();
+    let all: Vec<Packet> = std::iter::from_fn(|| pool.alloc_copy(&BYTES)).collect();
     // The first that was taken is the first to be taken again.
     all.into_iter().rev().for_each(|packet| pool.free(packet));
 }
@@ -47,7 +47,7 @@ mod tests {
 
     /// Where the first buffer lies.
     fn place(pool: &mut Pool) -> usize {
-        let packet = pool.take().unwrap();
+        let packet = pool.alloc().unwrap();
         let place = pool.bytes(&packet).as_ptr().addr();
         pool.free(packet);
         place
@@ -58,12 +58,12 @@ mod tests {
         let buffers = Buffers(Mutex::new(None));
         let mut pool = buffers.written(7);
         let first = place(&mut pool);
-        let packets = [pool.take().unwrap(), pool.take().unwrap()];
+        let packets = [pool.alloc().unwrap(), pool.alloc().unwrap()];
         packets.into_iter().for_each(|packet| pool.free(packet));
         buffers.keep(7, pool);
         let mut again = buffers.written(7);
         assert_eq!(place(&mut again), first);
-        let _out = again.take();
+        let _out = again.alloc();
         buffers.keep(7, again);
         assert!(buffers.0.lock().unwrap().is_none(), "one is out");
         buffers.keep(7, Pool::new(7, BUFFER_BYTES, HEADROOM_BYTES));

@@ -170,7 +170,7 @@ impl Node {
 
     /// Makes a packet ready that says when it came; false without a buffer.
     pub fn make(&mut self, bytes: usize, came_ns: u64) -> bool {
-        let Some(mut packet) = self.pool.take() else { return false };
+        let Some(mut packet) = self.pool.alloc() else { return false };
         self.pool.resize(&mut packet, bytes);
         self.pool.bytes_mut(&packet)[..8].copy_from_slice(&came_ns.to_le_bytes());
         self.parcels.push((Hop { node: self.peer, port: PortId(0), adjacency: AdjacencyId(1) }, packet));

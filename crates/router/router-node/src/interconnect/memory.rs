@@ -592,7 +592,7 @@ mod tests {
             let (hostile, _honest) = (victim.join(1), victim.join(2));
             hostile.peer.outbound.store_u64(TOLD, u64::from(taken), Ordering::Release);
             let packets = |victim: &mut Victim| {
-                let mut packet = victim.pool.take().unwrap();
+                let mut packet = victim.pool.alloc().unwrap();
                 victim.pool.resize(&mut packet, 60);
                 let hop = Hop { node: NodeId(1), port: router::PortId(0), adjacency: router::AdjacencyId(0) };
                 let mut parcels = vec![(hop, packet)];

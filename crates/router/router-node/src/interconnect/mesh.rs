@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use router::balance::{Balancer, LinkLoad, Thresholds};
 use router::batch::message::{self, Header, Message, MessageError, Source};
-use router::batch::{Batcher, Latency, Occupancy, PACKETS_MAX, Parcel, Policy, Sample, Worth};
+use router::batch::{BatchTarget, Batcher, Latency, Occupancy, PACKETS_MAX, Parcel, Policy, Sample};
 use router::{NODES_MAX, NodeId, Pool};
 use sim::{Span, Time};
 
@@ -187,7 +187,7 @@ impl Peer {
         if lost > i32::MAX as u32 {
             return Err(MessageError { what: "a sequence", value: u64::from(header.sequence) });
         }
-        self.is_asked |= header.asks;
+        self.is_asked |= header.requests_ack;
         self.taken = header.sequence.wrapping_add(packets as u32);
         self.counters.lost_packets += u64::from(lost);
         self.counters.received_packets += packets as u64;
@@ -258,10 +258,10 @@ impl Intake for TakeIn<'_> {
         }
         peer.take_in(self.now, &message.header, message.packets())?;
         let mut bytes = 0;
-        for place in message.places() {
+        for place in message.entries() {
             bytes += place.bytes;
             let is_own = place.hop.node == self.own;
-            let packet = self.pool.take().filter(|_| place.bytes <= self.pool.bytes_max());
+            let packet = self.pool.alloc().filter(|_| place.bytes <= self.pool.bytes_max());
             let Some(mut packet) = packet else {
                 peer.counters.drop_no_buffer += 1;
                 continue;
@@ -274,7 +274,7 @@ impl Intake for TakeIn<'_> {
         }
         peer.untold_bytes += bytes as u64;
         if message.packets() > 0 {
-            self.occupancy.note_taken(message.packets(), bytes);
+            self.occupancy.note_received(message.packets(), bytes);
         }
         if self.limits.tells_by_messages && peer.untold_bytes >= untold_bytes_max(self.limits) {
             self.waits = Some(from);
@@ -382,7 +382,7 @@ impl<C: Carrier> Mesh<C> {
         std::array::from_fn(|node| {
             let peer = &self.peers[node];
             let (queued, is_up) = (peer.batcher.len(), peer.state == PeerState::Up);
-            LinkLoad { is_up, queued, handed: peer.handed, settled: peer.past }
+            LinkLoad { is_up, queued, submitted: peer.handed, completed: peer.past }
         })
     }
 
@@ -391,7 +391,7 @@ impl<C: Carrier> Mesh<C> {
         for parcel in parcels.drain(..) {
             let hash = flow_hash(pool.bytes(&parcel.1), self.flow_seed);
             let loads = self.loads();
-            let way = self.balancer.way(now, to, hash, &loads);
+            let way = self.balancer.next_node(now, to, hash, &loads);
             self.peers[usize::from(to.0)].counters.detoured_packets += u64::from(way != to);
             self.enqueue(now, pool, way, parcel);
         }
@@ -437,14 +437,14 @@ impl<C: Carrier> Mesh<C> {
 
     /// How many packets are worth a message, by what is under way and by how busy the two nodes are, and how long it
     /// may be.
-    fn worth(&mut self, now: Time, node: NodeId) -> Result<Worth, Fault> {
+    fn worth(&mut self, now: Time, node: NodeId) -> Result<BatchTarget, Fault> {
         if self.wants_news(now, node) {
             self.look(now, node)?;
         }
         let peer = &self.peers[usize::from(node.0)];
         let by_occupancy = self.by_occupancy(now, peer);
         let limit = self.occupancy.limit(by_occupancy);
-        Ok(Worth { by_occupancy, by_under_way: peer.by_under_way(&self.limits), limit })
+        Ok(BatchTarget { by_occupancy, by_under_way: peer.by_under_way(&self.limits), limit })
     }
 
     /// How many packets are worth a message, by how busy this node is, and a peer as it says itself.
@@ -483,7 +483,7 @@ impl<C: Carrier> Mesh<C> {
         let peer = &mut self.peers[usize::from(node.0)];
         let mut done = 0;
         while done < due && peer.has_window(&self.limits) {
-            let header = Header { sequence: peer.sent, taken: peer.taken, asks: false, wants };
+            let header = Header { sequence: peer.sent, taken: peer.taken, requests_ack: false, wants };
             let waiting = peer.batcher.waiting().take(due - done);
             let packets = waiting.map(|queued| (queued.item.0, pool.bytes(&queued.item.1)));
             let sent = self.carrier.send(node, &header, packets)?;
@@ -524,7 +524,7 @@ impl<C: Carrier> Mesh<C> {
         if !is_much && !is_late && !peer.is_asked && !has_to_ask {
             return Ok(false);
         }
-        let header = Header { sequence: peer.sent, taken: peer.taken, asks: has_to_ask, wants };
+        let header = Header { sequence: peer.sent, taken: peer.taken, requests_ack: has_to_ask, wants };
         if !self.carrier.tell(node, &header)? {
             return Ok(false);
         }
@@ -620,7 +620,7 @@ impl<C: Carrier> Interconnect for Mesh<C> {
         if usize::from(to.0) >= NODES {
             return parcels.drain(..).for_each(|(_, packet)| pool.free(packet));
         }
-        if !self.settings.balances || self.balancer.is_straight(now, to, &self.loads()) {
+        if !self.settings.balances || self.balancer.is_direct(now, to, &self.loads()) {
             for parcel in parcels.drain(..) {
                 self.enqueue(now, pool, to, parcel);
             }

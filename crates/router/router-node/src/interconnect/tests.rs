@@ -45,7 +45,7 @@ impl Node {
     }
 
     fn parcel(&mut self, to: u8, bytes: &[u8]) -> Parcel {
-        let mut packet = self.pool.take().expect("a buffer");
+        let mut packet = self.pool.alloc().expect("a buffer");
         self.pool.resize(&mut packet, bytes.len());
         self.pool.bytes_mut(&packet).copy_from_slice(bytes);
         (Hop { node: NodeId(to), port: PortId(3), adjacency: AdjacencyId(0x1234) }, packet)

@@ -249,7 +249,7 @@ impl Carrier for VirtualCarrier {
         let Some((_, bytes)) = is_seen.then(|| messages.pop_front()).flatten() else { return Ok(false) };
         shared.waiting_bytes[self.own] -= bytes.len();
         let taken = Message::check(&bytes[..]).and_then(|message| {
-            let packet_bytes = message.places().map(|place| place.bytes).sum();
+            let packet_bytes = message.entries().map(|place| place.bytes).sum();
             shared.clocks_ns[self.own] += self.costs.takes.ns(message.packets(), packet_bytes);
             intake.take(from, &message, &bytes[..])
         });
@@ -342,7 +342,7 @@ mod tests {
 
         fn send(&mut self, packets: usize) {
             let hop = Hop { node: NodeId(1), port: PortId(0), adjacency: AdjacencyId(1) };
-            let mut parcels: Vec<Parcel> = (0..packets).map(|_| (hop, self.pools[0].take().unwrap())).collect();
+            let mut parcels: Vec<Parcel> = (0..packets).map(|_| (hop, self.pools[0].alloc().unwrap())).collect();
             parcels.iter_mut().for_each(|(_, packet)| self.pools[0].resize(packet, 46));
             self.nodes[0].send(self.clocks.now(0), &mut self.pools[0], NodeId(1), &mut parcels);
         }

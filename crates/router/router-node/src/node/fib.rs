@@ -1,7 +1,7 @@
 //! Which routes a command is told, and how: as the tables have them that packets are looked up in.
 
 use ipnet::IpNet;
-use router::routes::Forwarded;
+use router::routes::FibEntry;
 use router::{Hop, PortId};
 
 use super::table::Table;
@@ -19,7 +19,7 @@ pub fn prefixes(table: &Table, query: FibQuery) -> Vec<IpNet> {
 
 /// A route, for people.
 pub fn route(table: &Table, cluster: &Cluster, prefix: IpNet) -> Option<Route> {
-    let Forwarded { metric, hops } = table.forwarded(prefix)?;
+    let FibEntry { metric, hops } = table.forwarded(prefix)?;
     let is_left_out = hops.is_none();
     let hops = hops.unwrap_or_default();
     let kind = kind_of(&hops);
@@ -136,7 +136,7 @@ mod tests {
                 table.change(NodeId(node), vec![RouteChange { prefix: prefix(number), announced }]);
                 for address in ["10.0.0.1", "10.0.0.2", "10.9.0.1", "fd00::1", "fd00::2", "fd00:9::1", "192.0.2.1"] {
                     let address: IpAddr = address.parse().unwrap();
-                    prop_assert_eq!(told(&table, &cluster, address), done(tables.look_up(address)), "{}", address);
+                    prop_assert_eq!(told(&table, &cluster, address), done(tables.lookup(address)), "{}", address);
                 }
             }
         }
@@ -175,7 +175,7 @@ mod tests {
         let shown = |route: &Route| (route.to, route.is_left_out, route.hops.len());
         assert_eq!(routes.iter().map(shown).collect::<Vec<_>>(), [(last, true, 0), (prefix(0), false, 1)]);
         assert_eq!(
-            tables.look_up(last.addr()),
+            tables.lookup(last.addr()),
             Some(vec![Hop { node: NodeId(1), port: PortId(0), adjacency: router::AdjacencyId(1) }])
         );
         let all = prefixes(&table, FibQuery::default());

@@ -12,8 +12,8 @@ use std::time::Instant;
 use packet::ethernet::MacAddress;
 use router::batch::{self, Policy};
 use router::{
-    AdjacencyId, ClaimState, Counters, Event, Filter, Forwarder, Neighbour, NodeId, Output, PORTS_MAX, Packet, Parcel,
-    Pool, Port, PortConfig, PortId, PortLosses, Time, TracedStep, VECTOR_PACKETS_MAX,
+    AdjacencyId, ClaimState, Counters, Event, Filter, Forwarder, Neighbour, NodeId, Output, PORTS_MAX, Packet, Pool,
+    Port, PortConfig, PortId, PortLosses, RoutedPacket, Time, TracedStep, VECTOR_PACKETS_MAX,
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -196,7 +196,7 @@ pub struct Forwarding {
     frames: Vec<Packet>,
     parcels: Vec<batch::Parcel>,
     came: Vec<batch::Parcel>,
-    arrived: Vec<Parcel>,
+    arrived: Vec<RoutedPacket>,
     /// Reports that the control thread had no room for.
     unreported: VecDeque<Report>,
     broken: Vec<bool>,
@@ -361,7 +361,7 @@ impl Forwarding {
         let Parts { forwarder, pool, output, interconnect, .. } = &mut self.parts;
         let is_busy = interconnect.turn(on_wire, pool, &mut self.came, VECTOR_PACKETS_MAX);
         // The egress node does not tell flows apart.
-        self.arrived.extend(self.came.drain(..).map(|(hop, packet)| Parcel { hop, flow: 0, packet }));
+        self.arrived.extend(self.came.drain(..).map(|(hop, packet)| RoutedPacket { hop, flow: 0, packet }));
         if !self.arrived.is_empty() {
             forwarder.egress(now, &mut self.arrived, pool, output);
         }
@@ -459,7 +459,7 @@ impl Forwarding {
                 self.report(Report::Pinned(port, address, pinned));
             }
             Command::Unpin(adjacency) => forwarder.unpin_adjacency(now, adjacency, pool, output),
-            Command::Hear(port, address, mac) => forwarder.hear_neighbour(now, port, address, mac, pool, output),
+            Command::Hear(port, address, mac) => forwarder.learn_neighbour(now, port, address, mac, pool, output),
             Command::Trace(filter) => forwarder.trace(filter),
             Command::Snapshot => self.snapshot(),
             Command::Offer(node) => {
@@ -511,7 +511,7 @@ impl Forwarding {
             peers: (0..*nodes as u8).map(|node| interconnect.counters(NodeId(node))).collect(),
             losses: self.ports.iter().map(losses).collect(),
             neighbours: forwarder.neighbours().take(crate::ask::NEIGHBOURS_SHOWN_MAX).collect(),
-            unused: forwarder.unused_addresses().collect(),
+            unused: forwarder.unassigned_addresses().collect(),
             buffers_free: pool.available(),
         };
         self.report(Report::Snapshot(Box::new(snapshot)));

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use packet::ethernet::MacAddress;
 use packet::ipv4;
-use router::routes::spread;
+use router::routes::expand_weights;
 use router::{AdjacencyId, PortConfig, PortId};
 use router_ports::InterfaceIndex;
 use router_ports::netlink::{
@@ -656,7 +656,7 @@ impl Local {
             }
         }
         let weights: Vec<(HopOfNode, u32)> = weights.into_iter().collect();
-        spread(&weights).collect()
+        expand_weights(&weights).collect()
     }
 }
 

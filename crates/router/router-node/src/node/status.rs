@@ -143,7 +143,7 @@ fn step_text(step: &Step, names: &[&str], device: impl Fn(PortId) -> String) -> 
         }
         Step::ToNode(node) => format!("to node {}", name(*node)),
         Step::Sent(port) => format!("sent by {}", device(*port)),
-        Step::Waits(port, _) => format!("waits for a neighbour's hardware address at {}", device(*port)),
+        Step::AwaitsNeighbour(port, _) => format!("waits for a neighbour's hardware address at {}", device(*port)),
         other => other.to_string(),
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use router::routes::{Forwarded, Rib, RouteError};
+use router::routes::{FibEntry, Rib, RouteError};
 use router::{Hop, NodeId, PortId};
 use router_ports::InterfaceIndex;
 use router_ports::netlink::{Requests, RouteRequest};
@@ -126,7 +126,7 @@ impl Table {
     /// Does some of what is left to be done. Whether there is more.
     pub fn turn(&mut self) -> bool {
         if self.has_work {
-            match self.rib.work(WORK_PER_TURN) {
+            match self.rib.process_withdrawals(WORK_PER_TURN) {
                 Ok(has_more) => self.has_work = has_more,
                 Err(error) => self.say(Err(error)),
             }
@@ -206,14 +206,15 @@ impl Table {
 
     /// Destinations that are announced, and that the tables have no room for.
     pub fn left_out(&self) -> usize {
-        self.rib.left_out()
+        self.rib.not_installed()
     }
 
     /// The prefix that packets to an address match, and before it those that they would match if there were room.
     pub fn prefixes_of(&self, address: IpAddr) -> Vec<IpNet> {
-        let found = self.rib.look_up(address).map(|(prefix, _)| prefix);
+        let found = self.rib.lookup(address).map(|(prefix, _)| prefix);
         let is_nearer = |prefix: &IpNet| found.is_none_or(|found| found.prefix_len() < prefix.prefix_len());
-        let left_out = self.rib.prefixes_left_out().filter(|prefix| prefix.contains(&address) && is_nearer(prefix));
+        let left_out =
+            self.rib.prefixes_not_installed().filter(|prefix| prefix.contains(&address) && is_nearer(prefix));
         let mut nearer: Vec<IpNet> = left_out.collect();
         nearer.reverse();
         nearer.extend(found);
@@ -225,7 +226,7 @@ impl Table {
         let is_asked = |prefix: &IpNet| within.is_none_or(|within| within.contains(prefix));
         let mut all: Vec<IpNet> = self.rib.iter().map(|(prefix, _)| prefix).filter(is_asked).collect();
         let in_tables = all.len();
-        all.extend(self.rib.prefixes_left_out().filter(is_asked));
+        all.extend(self.rib.prefixes_not_installed().filter(is_asked));
         if all.len() > in_tables {
             all.sort();
         }
@@ -233,8 +234,8 @@ impl Table {
     }
 
     /// How packets to a prefix are forwarded, by the tables that they are looked up in.
-    pub fn forwarded(&self, prefix: IpNet) -> Option<Forwarded> {
-        self.rib.forwarded(prefix)
+    pub fn forwarded(&self, prefix: IpNet) -> Option<FibEntry> {
+        self.rib.fib_entry(prefix)
     }
 }
 

@@ -58,7 +58,7 @@ fn an_interface_that_goes_ends_the_port_and_one_that_is_down_does_not() {
         let mut port = PacketSocket::open(&interface).unwrap();
         requests.set_down(interface.index).unwrap();
         assert!(falls_asleep(&mut port, &mut pool));
-        let mut frame = pool.take().unwrap();
+        let mut frame = pool.alloc().unwrap();
         pool.resize(&mut frame, 60);
         let mut queue = VecDeque::from([frame]);
         assert_eq!(port.transmit(&mut pool, &mut queue).unwrap(), 1);
@@ -87,7 +87,7 @@ fn tags_that_the_kernel_keeps_beside_frames_are_put_back() {
     for kind in [&[][..], &[0x81, 0, 0x20, 7], &[0x88, 0xa8, 0, 9], &[0x81, 0, 0, 0]] {
         sent.push([&port_mac.0[..], &[2; 6], kind, &[0x08, 0, 0x45], &[0xa5; 60]].concat());
     }
-    let mut queue: VecDeque<Packet> = sent.iter().map(|frame| pool.copy_of(frame).unwrap()).collect();
+    let mut queue: VecDeque<Packet> = sent.iter().map(|frame| pool.alloc_copy(frame).unwrap()).collect();
     assert_eq!(sender.transmit(&mut pool, &mut queue).unwrap(), 4);
     // What hosts say of themselves comes too.
     let ours = |pool: &Pool, packets: &[Packet]| -> Vec<Vec<u8>> {
@@ -131,7 +131,7 @@ fn frames_beyond_a_slot_stay_in_step_with_the_ring_when_the_interface_goes_down(
     let mut pool = Pool::new(64, 8192, 64);
     let frame = |mark: u8| [&port_mac.unwrap().0[..], &[2; 6], &[0x08, 0, 0x45], &[mark; 4000]].concat();
     let mut send = |pool: &mut Pool, mark| {
-        let mut queue = VecDeque::from([pool.copy_of(&frame(mark)).unwrap()]);
+        let mut queue = VecDeque::from([pool.alloc_copy(&frame(mark)).unwrap()]);
         assert_eq!(sender.transmit(pool, &mut queue).unwrap(), 1);
     };
     send(&mut pool, 1);

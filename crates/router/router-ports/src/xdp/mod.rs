@@ -123,7 +123,7 @@ impl XdpPort {
 
     fn hear_neighbours(&mut self, pool: &mut Pool, into: &mut Vec<Packet>, end: usize) {
         while into.len() < end {
-            let Some(mut packet) = pool.take() else { return };
+            let Some(mut packet) = pool.alloc() else { return };
             pool.resize(&mut packet, pool.bytes_max());
             // The tag that the kernel keeps beside a frame goes before it, and behind the addresses then.
             match auxiliary::receive(&self.neighbours, &mut pool.bytes_mut(&packet)[TAG_BYTES..]) {

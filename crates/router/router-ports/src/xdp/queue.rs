@@ -108,7 +108,7 @@ impl Queue {
             if frame.len as usize > pool.bytes_max() {
                 self.unusable += 1;
             } else {
-                let Some(mut packet) = pool.take() else { break };
+                let Some(mut packet) = pool.alloc() else { break };
                 pool.resize(&mut packet, frame.len as usize);
                 let at = self.memory.at(frame.addr as usize, frame.len as usize);
                 // SAFETY: `at` has checked that the frame lies in our memory, and the kernel has handed it over: it

@@ -87,7 +87,7 @@ fn frames_of_a_vlan_come_and_go_with_their_tags_whatever_way_they_come() {
         let mut port = XdpPort::open(&interface, &[7], &local).unwrap();
         let mut pool = Pool::new(64, 2048, 64);
         let mut write = |pool: &mut Pool, frame: &[u8]| {
-            let mut queue = VecDeque::from([pool.copy_of(frame).unwrap()]);
+            let mut queue = VecDeque::from([pool.alloc_copy(frame).unwrap()]);
             line.transmit(pool, &mut queue).unwrap();
         };
         // An own address of the kernel's is nothing to it in a VLAN; ARP to everybody comes past the rings.
@@ -116,7 +116,7 @@ fn frames_of_a_vlan_come_and_go_with_their_tags_whatever_way_they_come() {
         assert!(!heard.contains(&listener(131)), "{heard:02x?}");
 
         let sent = tagged(MacAddress::BROADCAST, 7, 0x0806, &asked);
-        let mut queue = VecDeque::from([pool.copy_of(&sent).unwrap()]);
+        let mut queue = VecDeque::from([pool.alloc_copy(&sent).unwrap()]);
         assert_eq!(port.transmit(&mut pool, &mut queue).unwrap(), 1);
         let mut read = Vec::new();
         for _ in 0..1000 {
@@ -139,19 +139,19 @@ fn an_interface_that_goes_ends_the_port_and_one_that_is_down_drops_what_is_sent(
         let interface = Interface::by_name(port_name(0)).unwrap();
         let (mut requests, mut pool) = (Requests::open().unwrap(), Pool::new(8, 2048, 64));
         let mut port = XdpPort::open(&interface, &[], &LocalAddresses::new()).unwrap();
-        let mut queue = VecDeque::from([pool.copy_of(&[2; 60]).unwrap()]);
+        let mut queue = VecDeque::from([pool.alloc_copy(&[2; 60]).unwrap()]);
         assert_eq!(port.transmit(&mut pool, &mut queue).unwrap(), 1);
         assert!(falls_asleep(&mut port, &mut pool));
         requests.set_down(interface.index).unwrap();
         for _ in 0..2 {
-            queue.push_back(pool.copy_of(&[2; 60]).unwrap());
-            queue.push_back(pool.copy_of(&[2; 60]).unwrap());
+            queue.push_back(pool.alloc_copy(&[2; 60]).unwrap());
+            queue.push_back(pool.alloc_copy(&[2; 60]).unwrap());
             port.transmit(&mut pool, &mut queue).unwrap();
             assert!(queue.is_empty() && pool.available() == 8);
         }
         assert!(port.losses().transmit_refused > 0 && falls_asleep(&mut port, &mut pool));
         requests.set_up(interface.index).unwrap();
-        queue.push_back(pool.copy_of(&[2; 60]).unwrap());
+        queue.push_back(pool.alloc_copy(&[2; 60]).unwrap());
         assert_eq!(port.transmit(&mut pool, &mut queue).unwrap(), 1);
         requests.remove_link(interface.index).unwrap();
         assert!(!port.may_sleep());

@@ -104,7 +104,7 @@ fn waits_at_most(target: Span, is_full_only: bool) -> Span {
 
 /// How many packets are worth a message, the more of the two, and how long it may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Worth {
+pub struct BatchTarget {
     /// By how busy the two nodes are. [`PACKETS_MAX`]: there is no time for any but full messages.
     pub by_occupancy: usize,
     /// By what the peer has yet to take in: as many as make a few messages of so many.
@@ -113,7 +113,7 @@ pub struct Worth {
     pub limit: Limit,
 }
 
-impl Worth {
+impl BatchTarget {
     fn least(self) -> usize {
         self.by_occupancy.max(self.by_under_way)
     }
@@ -198,7 +198,7 @@ impl<T> Batcher<T> {
     /// How many packets are to go now; of an adaptive batch, no more than a message holds, nor fewer than are worth one
     /// unless the oldest has waited for long.
     #[inline]
-    pub fn due(&self, now: Time, worth: Worth) -> usize {
+    pub fn due(&self, now: Time, worth: BatchTarget) -> usize {
         let Some(oldest) = self.queue.front() else { return 0 };
         let waited = now.since(oldest.since);
         match self.policy {
@@ -211,7 +211,7 @@ impl<T> Batcher<T> {
     }
 
     #[inline]
-    fn adaptive_due(&self, target: Span, waited: Span, worth: Worth) -> usize {
+    fn adaptive_due(&self, target: Span, waited: Span, worth: BatchTarget) -> usize {
         let queued = self.longest(waited >= target, worth);
         if waited >= waits_at_most(target, worth.is_full_only()) {
             return queued;
@@ -231,7 +231,7 @@ impl<T> Batcher<T> {
     /// if all were of one length. Where long messages cost more, or save nothing, no more packets are worth one than
     /// that.
     #[inline]
-    fn longest(&self, is_late: bool, worth: Worth) -> usize {
+    fn longest(&self, is_late: bool, worth: BatchTarget) -> usize {
         let queued = self.queue.len().min(worth.least().max(USUAL_PACKETS_MAX));
         let is_behind = worth.limit.is_tried && worth.is_full_only() && is_late;
         let bytes_max = if is_behind { FULL_BYTES } else { worth.limit.bytes };
@@ -324,20 +324,23 @@ mod tests {
     const MESSAGE_BYTES_MAX: usize = 49_152;
 
     const SHORT: Limit = Limit { bytes: 12_500, is_tried: false };
-    const NOTHING_PRESSES: Worth = Worth { by_occupancy: 1, by_under_way: 0, limit: SHORT };
+    const NOTHING_PRESSES: BatchTarget = BatchTarget { by_occupancy: 1, by_under_way: 0, limit: SHORT };
 
-    const FULL_ONLY: Worth =
-        Worth { by_occupancy: PACKETS_MAX, limit: Limit { bytes: FULL_BYTES, is_tried: false }, ..NOTHING_PRESSES };
+    const FULL_ONLY: BatchTarget = BatchTarget {
+        by_occupancy: PACKETS_MAX,
+        limit: Limit { bytes: FULL_BYTES, is_tried: false },
+        ..NOTHING_PRESSES
+    };
 
     /// A node, this one or the peer, is so busy.
-    fn busy(by_occupancy: usize) -> Worth {
+    fn busy(by_occupancy: usize) -> BatchTarget {
         let limit = if by_occupancy < PACKETS_MAX { SHORT } else { Limit { bytes: FULL_BYTES, ..SHORT } };
-        Worth { by_occupancy, limit, ..NOTHING_PRESSES }
+        BatchTarget { by_occupancy, limit, ..NOTHING_PRESSES }
     }
 
     /// The peer has so much yet to take in.
-    fn behind(by_under_way: usize) -> Worth {
-        Worth { by_under_way, ..NOTHING_PRESSES }
+    fn behind(by_under_way: usize) -> BatchTarget {
+        BatchTarget { by_under_way, ..NOTHING_PRESSES }
     }
 
     fn at(us: f64) -> Time {
@@ -429,7 +432,7 @@ mod tests {
     fn where_none_but_full_messages_are_worth_it_they_may_take_longer_than_the_target() {
         // By what is published 22 of 1500 B take 9.9 us.
         let batcher = with(Policy::adaptive(), 40, 1500);
-        let busy = Worth { limit: FULL_ONLY.limit, ..busy(31) };
+        let busy = BatchTarget { limit: FULL_ONLY.limit, ..busy(31) };
         assert_eq!([busy, FULL_ONLY].map(|worth| batcher.due(at(0.0), worth)), [22, 32]);
     }
 
@@ -445,11 +448,11 @@ mod tests {
 
     #[test]
     fn full_messages_are_short_where_long_ones_cost_more_but_who_is_late_does_not_try_it() {
-        let due = |us, limit| with(Policy::adaptive(), 40, 1500).due(at(us), Worth { limit, ..FULL_ONLY });
+        let due = |us, limit| with(Policy::adaptive(), 40, 1500).due(at(us), BatchTarget { limit, ..FULL_ONLY });
         assert_eq!([0.0, 5.0, 10.0, 99.0].map(|us| due(us, SHORT)), [8, 8, 8, 8]);
         let tried = Limit { is_tried: true, ..SHORT };
         assert_eq!([0.0, 5.0, 9.9, 10.0].map(|us| due(us, tried)), [8, 8, 8, 32]);
-        let worth = Worth { limit: tried, ..busy(31) };
+        let worth = BatchTarget { limit: tried, ..busy(31) };
         assert_eq!(with(Policy::adaptive(), 40, 500).due(at(99.0), worth), 25, "nor are more worth one");
     }
 

@@ -30,9 +30,9 @@ pub const VERSION: u8 = 3;
 pub const WANTS_MAX: u8 = PACKETS_MAX as u8 - 1;
 
 const MAGIC: u8 = 0xc5;
-const FLAG_ASKS: u8 = 1;
+const FLAG_ACK_REQUEST: u8 = 1;
 const FLAG_FILLER: u8 = 2;
-const FLAGS: u8 = FLAG_ASKS | FLAG_FILLER;
+const FLAGS: u8 = FLAG_ACK_REQUEST | FLAG_FILLER;
 /// The flags above those two are a number.
 const WANTS_SHIFT: u32 = FLAGS.count_ones();
 
@@ -46,7 +46,7 @@ pub struct Header {
     /// Packets that the sender has taken in from the receiver, mod 2^32.
     pub taken: u32,
     /// Whether the receiver is to say soon what it has taken in.
-    pub asks: bool,
+    pub requests_ack: bool,
     /// How busy the sender is: so many packets and one more are worth a message to it. At most [`WANTS_MAX`].
     pub wants: u8,
 }
@@ -86,7 +86,7 @@ pub struct MessageError {
 
 /// A packet of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Entry {
     /// Where it goes.
     pub hop: Hop,
     /// Where in the message it lies.
@@ -131,7 +131,7 @@ impl Message {
         if word(12) as usize != bytes {
             return fault("a stated length", word(12) as usize);
         }
-        let header = Header { sequence: word(4), taken: word(8), asks: flags & FLAG_ASKS != 0, wants };
+        let header = Header { sequence: word(4), taken: word(8), requests_ack: flags & FLAG_ACK_REQUEST != 0, wants };
         let is_filler = flags & FLAG_FILLER != 0;
         let descriptors = [[0; DESCRIPTOR_BYTES]; PACKETS_MAX];
         let mut message = Message { header, descriptors, packets: usize::from(packets), is_filler };
@@ -182,15 +182,15 @@ impl Message {
 
     /// Its packets.
     #[inline]
-    pub fn places(&self) -> impl Iterator<Item = Place> {
+    pub fn entries(&self) -> impl Iterator<Item = Entry> {
         let mut offset = HEADER_BYTES + self.packets * DESCRIPTOR_BYTES;
         self.descriptors[..self.packets].iter().map(move |descriptor| {
             let [_, _, node, port, low, high, ..] = *descriptor;
             let adjacency = AdjacencyId(u16::from_le_bytes([low, high]));
             let hop = Hop { node: NodeId(node), port: PortId(port), adjacency };
-            let place = Place { hop, offset, bytes: length_of(descriptor) };
-            offset += place.bytes;
-            place
+            let entry = Entry { hop, offset, bytes: length_of(descriptor) };
+            offset += entry.bytes;
+            entry
         })
     }
 }
@@ -253,7 +253,7 @@ pub fn put_front<'a>(
     let count = packets.len();
     assert!(count <= PACKETS_MAX, "a message of {count} packets");
     assert!(header.wants <= WANTS_MAX, "{header:?}");
-    let flags = if header.asks { FLAG_ASKS } else { 0 } | header.wants << WANTS_SHIFT;
+    let flags = if header.requests_ack { FLAG_ACK_REQUEST } else { 0 } | header.wants << WANTS_SHIFT;
     let (head, descriptors) = into.split_at_mut(HEADER_BYTES);
     let (descriptors, _) = descriptors[..count * DESCRIPTOR_BYTES].as_chunks_mut::<DESCRIPTOR_BYTES>();
     let front_bytes = HEADER_BYTES + count * DESCRIPTOR_BYTES;
@@ -297,8 +297,11 @@ mod tests {
         let packets: [(Hop, &[u8]); 3] =
             [(hop(1, 2, 3), &[7; 46]), (hop(7, 255, 0xffff), &[8]), (hop(0, 0, 0), &[9; 1500])];
         let mut bytes = vec![0; 2000];
-        let length =
-            put(&mut bytes, &Header { sequence: 5, taken: 6, asks: true, wants: WANTS_MAX }, packets.into_iter());
+        let length = put(
+            &mut bytes,
+            &Header { sequence: 5, taken: 6, requests_ack: true, wants: WANTS_MAX },
+            packets.into_iter(),
+        );
         assert_eq!(fit(length, packets.iter().map(|(_, packet)| packet.len())), (3, length));
         bytes.truncate(length);
         bytes
@@ -308,9 +311,9 @@ mod tests {
     fn what_was_put_is_found() {
         let bytes = three();
         let message = Message::check(bytes.as_slice()).unwrap();
-        assert_eq!(message.header, Header { sequence: 5, taken: 6, asks: true, wants: WANTS_MAX });
+        assert_eq!(message.header, Header { sequence: 5, taken: 6, requests_ack: true, wants: WANTS_MAX });
         let found: Vec<(Hop, &[u8])> =
-            message.places().map(|place| (place.hop, &bytes[place.offset..][..place.bytes])).collect();
+            message.entries().map(|entry| (entry.hop, &bytes[entry.offset..][..entry.bytes])).collect();
         assert_eq!(found, [(hop(1, 2, 3), &[7; 46][..]), (hop(7, 255, 0xffff), &[8]), (hop(0, 0, 0), &[9; 1500])]);
     }
 
@@ -320,7 +323,7 @@ mod tests {
             let mut filler = vec![1; bytes];
             put_filler(&mut filler);
             let message = Message::check(filler.as_slice()).unwrap();
-            assert!(message.is_filler() && message.places().next().is_none());
+            assert!(message.is_filler() && message.entries().next().is_none());
         }
     }
 
@@ -361,9 +364,9 @@ mod tests {
                 bytes[12..16].copy_from_slice(&length.to_le_bytes());
             }
             if let Ok(message) = Message::check(bytes.as_slice()) {
-                let end = message.places().map(|place| place.offset + place.bytes).max().unwrap_or(0);
+                let end = message.entries().map(|entry| entry.offset + entry.bytes).max().unwrap_or(0);
                 prop_assert!(end <= bytes.len());
-                prop_assert!(message.places().all(|place| place.bytes > 0 && place.hop.node.0 < NODES_MAX));
+                prop_assert!(message.entries().all(|entry| entry.bytes > 0 && entry.hop.node.0 < NODES_MAX));
             }
         }
     }

@@ -144,7 +144,7 @@ impl Occupancy {
     }
 
     /// The node took in a message of so many packets, with so many bytes all together.
-    pub fn note_taken(&mut self, packets: usize, bytes: usize) {
+    pub fn note_received(&mut self, packets: usize, bytes: usize) {
         self.note_message(packets, bytes);
     }
 
@@ -232,7 +232,7 @@ mod tests {
                 occupancy.begin_round(*now, is_busy);
             }
             if is_busy {
-                occupancy.note_taken(packets, packets * BYTES);
+                occupancy.note_received(packets, packets * BYTES);
             }
         }
     }
@@ -296,7 +296,7 @@ mod tests {
             let is_busy = round % 10 != 0;
             now += Span::from_ps(if is_busy { 600_000 } else { 500_000 });
             occupancy.begin_round(now, is_busy);
-            occupancy.note_taken(8, 8 * BYTES);
+            occupancy.note_received(8, 8 * BYTES);
         }
         assert_eq!(occupancy.least_packets(), 1);
     }
@@ -329,7 +329,7 @@ mod tests {
                 now += Span::from_ps(if is_busy { 60_000_000 } else { 4_000_000 });
                 occupancy.begin_round(now, is_busy);
                 if is_busy {
-                    occupancy.note_taken(50, 50 * BYTES);
+                    occupancy.note_received(50, 50 * BYTES);
                 }
             }
             occupancy.least_packets()

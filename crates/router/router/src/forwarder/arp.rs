@@ -5,42 +5,42 @@ use std::net::IpAddr;
 use packet::arp;
 
 use super::send::is_broadcast;
-use super::{Forwarder, Io, Origin};
+use super::{Context, Forwarder, Origin};
 use crate::counters::DropReason;
-use crate::neighbour::{Heard, Link};
-use crate::own::is_martian_source_v4;
+use crate::local_addresses::is_martian_source_v4;
+use crate::neighbour::{NeighbourUpdate, PortL2};
 use crate::{Packet, PortId};
 
 impl Forwarder {
     /// What follows a frame's header.
-    pub(super) fn receive_arp(&mut self, io: &mut Io<'_>, packet: Packet, port: PortId) {
-        let message = arp::Packet::new_checked(io.pool.bytes(&packet)).map(|view| arp::Repr::parse(&view));
-        let (Ok(message), Some(link)) = (message, self.link(port)) else {
-            return self.discard(io, packet, Origin::Port(port), DropReason::Arp);
+    pub(super) fn receive_arp(&mut self, ctx: &mut Context<'_>, packet: Packet, port: PortId) {
+        let message = arp::Packet::new_checked(ctx.pool.bytes(&packet)).map(|view| arp::Repr::parse(&view));
+        let (Ok(message), Some(l2)) = (message, self.l2(port)) else {
+            return self.discard(ctx, packet, Origin::Port(port), DropReason::Arp);
         };
-        self.discard(io, packet, Origin::Port(port), DropReason::Noted);
-        if message.sender_mac == link.mac || !message.sender_mac.is_unicast() {
+        self.discard(ctx, packet, Origin::Port(port), DropReason::Consumed);
+        if message.sender_mac == l2.mac || !message.sender_mac.is_unicast() {
             return;
         }
         // Who asks as nobody looks for an address that it would have itself.
         let is_probe = message.sender.is_unspecified() && message.operation == arp::Operation::Request;
         let claimed = if is_probe { message.target } else { message.sender };
-        if self.give_up(io, port, claimed.into(), Some(message.sender_mac)) {
+        if self.yield_tentative(ctx, port, claimed.into(), Some(message.sender_mac)) {
             return;
         }
-        if self.own.has(message.sender.into()) {
-            return self.defend(io, port, message.sender.into(), Some(message.sender_mac));
+        if self.local.has(message.sender.into()) {
+            return self.defend(ctx, port, message.sender.into(), Some(message.sender_mac));
         }
         let is_for_us = self.addresses(port).iter().any(|own| own.addr() == IpAddr::V4(message.target));
         if is_for_us || self.neighbours.find(port, message.sender.into()).is_some() {
-            self.hear_arp(io, port, &message, &link, is_for_us);
+            self.learn_arp(ctx, port, &message, &l2, is_for_us);
         }
         if is_for_us && message.operation == arp::Operation::Request {
-            self.answer_arp(io, port, &message, &link);
+            self.reply_arp(ctx, port, &message, &l2);
         }
     }
 
-    fn hear_arp(&mut self, io: &mut Io<'_>, port: PortId, message: &arp::Repr, link: &Link, is_for_us: bool) {
+    fn learn_arp(&mut self, ctx: &mut Context<'_>, port: PortId, message: &arp::Repr, l2: &PortL2, is_for_us: bool) {
         let address = IpAddr::V4(message.sender);
         let is_near = self.addresses(port).iter().any(|network| network.contains(&address));
         // Nobody has the address of all on a network: who says so would be sent what is for nobody.
@@ -49,30 +49,30 @@ impl Forwarder {
             return;
         }
         let is_reply = message.operation == arp::Operation::Reply;
-        let heard = Heard {
+        let update = NeighbourUpdate {
             port,
             address,
             mac: message.sender_mac,
-            is_solicited: is_reply && is_for_us && message.target_mac == link.mac,
+            is_solicited: is_reply && is_for_us && message.target_mac == l2.mac,
             overrides: true,
             creates: is_near && is_for_us,
         };
-        self.neighbours.heard(io.now, &heard, link);
-        self.act(io);
+        self.neighbours.update(ctx.now, &update, l2);
+        self.run_neighbour_actions(ctx);
     }
 
-    fn answer_arp(&mut self, io: &mut Io<'_>, port: PortId, request: &arp::Repr, link: &Link) {
+    fn reply_arp(&mut self, ctx: &mut Context<'_>, port: PortId, request: &arp::Repr, l2: &PortL2) {
         let has_kernel = self.port_config(port).is_none_or(|config| config.has_kernel);
-        if has_kernel || !self.answers.take(io.now) {
+        if has_kernel || !self.replies.take(ctx.now) {
             return;
         }
         let reply = arp::Repr {
             operation: arp::Operation::Reply,
-            sender_mac: link.mac,
+            sender_mac: l2.mac,
             sender: request.target,
             target_mac: request.sender_mac,
             target: request.sender,
         };
-        self.send_arp(io, port, &reply, request.sender_mac);
+        self.send_arp(ctx, port, &reply, request.sender_mac);
     }
 }

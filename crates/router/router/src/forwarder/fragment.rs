@@ -2,7 +2,7 @@
 
 use packet::ipv4::{self, Ipv4Option};
 
-use super::{Forwarder, Io, Origin};
+use super::{Context, Forwarder, Origin};
 use crate::counters::DropReason;
 use crate::trace::Step;
 use crate::{Hop, Packet};
@@ -86,28 +86,28 @@ impl Forwarder {
     /// Sends the packet, a hop of which is taken already, in pieces.
     pub(super) fn fragment(
         &mut self,
-        io: &mut Io<'_>,
+        ctx: &mut Context<'_>,
         packet: Packet,
         origin: Origin,
         (hop, flow): (Hop, u32),
         mtu_bytes: usize,
     ) {
-        let plan = ipv4::Packet::new_checked(io.pool.bytes(&packet)).ok().and_then(|view| Plan::of(&view, mtu_bytes));
-        let Some(plan) = plan else { return self.discard(io, packet, origin, DropReason::TooBig) };
+        let plan = ipv4::Packet::new_checked(ctx.pool.bytes(&packet)).ok().and_then(|view| Plan::of(&view, mtu_bytes));
+        let Some(plan) = plan else { return self.discard(ctx, packet, origin, DropReason::TooBig) };
         let count = plan.payload_bytes.div_ceil(plan.piece_bytes);
-        self.note(io, &packet, Step::Fragmented(count as u16));
+        self.trace_step(ctx, &packet, Step::Fragmented(count as u16));
         for from in (0..plan.payload_bytes).step_by(plan.piece_bytes) {
             let header_bytes = if from == 0 { plan.header_bytes } else { plan.header_later_bytes };
             let payload_bytes = plan.piece_bytes.min(plan.payload_bytes - from);
-            let Some(mut fragment) = io.pool.take() else {
+            let Some(mut fragment) = ctx.pool.alloc() else {
                 // The receiver can do nothing with the others.
-                return self.discard(io, packet, origin, DropReason::NoBuffer);
+                return self.discard(ctx, packet, origin, DropReason::NoBuffer);
             };
-            io.pool.resize(&mut fragment, header_bytes + payload_bytes);
-            let (original, bytes) = io.pool.pair(&packet, &fragment);
+            ctx.pool.resize(&mut fragment, header_bytes + payload_bytes);
+            let (original, bytes) = ctx.pool.bytes_pair(&packet, &fragment);
             plan.write(original, bytes, from);
-            self.leave(io, fragment, hop, flow);
+            self.dispatch(ctx, fragment, hop, flow);
         }
-        io.pool.free(packet);
+        ctx.pool.free(packet);
     }
 }

@@ -16,10 +16,10 @@ pub(super) enum OptionsError {
     Malformed { pointer: u8 },
 }
 
-const END: u8 = 0;
-const NOTHING: u8 = 1;
+const END_OF_LIST: u8 = 0;
+const NO_OPERATION: u8 = 1;
 /// Set in times that are not those of the day (RFC 791): ours are since the router began.
-const TIME_IS_OTHER: u32 = 1 << 31;
+const NON_STANDARD_TIME: u32 = 1 << 31;
 
 /// Looks at a checked packet's options, writes what they ask for, and mends the checksum.
 pub(super) fn process(bytes: &mut [u8], own: Ipv4Addr, now: Time) -> Result<(), OptionsError> {
@@ -37,8 +37,8 @@ fn process_all(options: &mut [u8], own: Ipv4Addr, now: Time) -> Result<bool, Opt
     let (mut at, mut is_changed) = (0, false);
     while at < options.len() {
         match options[at] {
-            END => break,
-            NOTHING => {
+            END_OF_LIST => break,
+            NO_OPERATION => {
                 at += 1;
                 continue;
             }
@@ -96,7 +96,7 @@ fn record_time(option: &mut [u8], own: Ipv4Addr, now: Time) -> Result<bool, usiz
         option[3] += 1 << 4;
         return Ok(true);
     }
-    let time = ((now.ns() / 1_000_000) as u32 | TIME_IS_OTHER).to_be_bytes();
+    let time = ((now.ns() / 1_000_000) as u32 | NON_STANDARD_TIME).to_be_bytes();
     let entry_bytes = if matches!(flag, WITH_ADDRESSES | OF_ADDRESSES) { 8 } else { 4 };
     let entry = option.get_mut(pointer - 1..pointer - 1 + entry_bytes).ok_or(2_usize)?;
     match flag {

@@ -6,11 +6,11 @@ use packet::ethernet::{EtherType, Frame};
 use packet::mld::Query;
 use packet::{Error, Protocol, icmpv6, ipv4, ipv6, ndisc};
 
+use super::icmp_error::IcmpError;
 use super::options::{self, OptionsError};
-use super::report::Problem;
-use super::{Forwarder, Io, Origin};
+use super::{Context, Forwarder, Origin};
 use crate::counters::DropReason;
-use crate::own::{is_martian_destination_v4, is_martian_source_v4, is_martian_v6};
+use crate::local_addresses::{is_martian_destination_v4, is_martian_source_v4, is_martian_v6};
 use crate::trace::Step;
 use crate::{Packet, PortId};
 
@@ -25,22 +25,22 @@ enum Verdict {
     /// It asks who listens to groups.
     Query,
     /// It is for a link-local address of the port's own.
-    OwnLinkLocal,
+    LocalLinkLocal,
 }
 
 impl Forwarder {
     /// A whole frame that is not usual.
-    pub(super) fn receive_frame(&mut self, io: &mut Io<'_>, mut packet: Packet, port: PortId) {
+    pub(super) fn receive_frame(&mut self, ctx: &mut Context<'_>, mut packet: Packet, port: PortId) {
         let origin = Origin::Port(port);
-        let Ok(frame) = Frame::new_checked(io.pool.bytes(&packet)) else {
-            return self.discard(io, packet, origin, DropReason::Truncated);
+        let Ok(frame) = Frame::new_checked(ctx.pool.bytes(&packet)) else {
+            return self.discard(ctx, packet, origin, DropReason::Truncated);
         };
         let Ok(network) = frame.network_header() else {
-            return self.discard(io, packet, origin, DropReason::Truncated);
+            return self.discard(ctx, packet, origin, DropReason::Truncated);
         };
         let (destination, source) = (frame.destination(), frame.source());
         let Some(of) = self.port_of_tag(port, network.tag.map_or(0, |tag| tag.id)) else {
-            return self.discard(io, packet, origin, DropReason::Vlan);
+            return self.discard(ctx, packet, origin, DropReason::Vlan);
         };
         if of != port {
             self.counters.ports[usize::from(of.0)].received.add(packet.len());
@@ -48,29 +48,29 @@ impl Forwarder {
         let port = of;
         let origin = Origin::Port(port);
         let is_group = !destination.is_unicast();
-        if !is_group && self.link(port).is_none_or(|link| link.mac != destination) {
-            return self.discard(io, packet, origin, DropReason::OtherMac);
+        if !is_group && self.l2(port).is_none_or(|l2| l2.mac != destination) {
+            return self.discard(ctx, packet, origin, DropReason::OtherMac);
         }
         // What a bridge or a group brings back says nothing of others (RFC 4862, section 5.4.3).
-        let is_own = self.link(port).is_some_and(|link| link.mac == source);
-        io.pool.trim_front(&mut packet, network.offset as u16);
+        let is_own = self.l2(port).is_some_and(|l2| l2.mac == source);
+        ctx.pool.trim_front(&mut packet, network.offset as u16);
         match network.ethertype {
-            EtherType::ARP => self.receive_arp(io, packet, port),
+            EtherType::ARP => self.receive_arp(ctx, packet, port),
             EtherType::IPV4 => {
-                self.note(io, &packet, Step::Received(port));
-                let verdict = self.check_v4(io.pool.bytes(&packet), origin, is_group);
-                self.receive_checked(io, packet, origin, verdict);
+                self.trace_step(ctx, &packet, Step::Received(port));
+                let verdict = self.check_v4(ctx.pool.bytes(&packet), origin, is_group);
+                self.receive_checked(ctx, packet, origin, verdict);
             }
             EtherType::IPV6 => {
-                self.note(io, &packet, Step::Received(port));
-                let verdict = self.check_v6(io.pool.bytes(&packet), origin, is_group);
+                self.trace_step(ctx, &packet, Step::Received(port));
+                let verdict = self.check_v6(ctx.pool.bytes(&packet), origin, is_group);
                 if is_own && matches!(verdict, Ok((Verdict::Discovery, _))) {
-                    return self.discard(io, packet, origin, DropReason::Noted);
+                    return self.discard(ctx, packet, origin, DropReason::Consumed);
                 }
-                self.receive_checked(io, packet, origin, verdict);
+                self.receive_checked(ctx, packet, origin, verdict);
             }
-            EtherType::VLAN | EtherType::SERVICE_VLAN => self.discard(io, packet, origin, DropReason::Vlan),
-            _ => self.discard(io, packet, origin, DropReason::EtherType),
+            EtherType::VLAN | EtherType::SERVICE_VLAN => self.discard(ctx, packet, origin, DropReason::Vlan),
+            _ => self.discard(ctx, packet, origin, DropReason::EtherType),
         }
     }
 
@@ -85,20 +85,20 @@ impl Forwarder {
     }
 
     /// An IP packet that came without a frame.
-    pub(super) fn receive_ip(&mut self, io: &mut Io<'_>, packet: Packet, origin: Origin) {
-        let bytes = io.pool.bytes(&packet);
+    pub(super) fn receive_ip(&mut self, ctx: &mut Context<'_>, packet: Packet, origin: Origin) {
+        let bytes = ctx.pool.bytes(&packet);
         let verdict = match bytes.first().map(|first| first >> 4) {
             Some(4) => self.check_v4(bytes, origin, false),
             Some(6) => self.check_v6(bytes, origin, false),
             Some(_) => Err(DropReason::Version),
             None => Err(DropReason::Truncated),
         };
-        self.receive_checked(io, packet, origin, verdict);
+        self.receive_checked(ctx, packet, origin, verdict);
     }
 
     fn receive_checked(
         &mut self,
-        io: &mut Io<'_>,
+        ctx: &mut Context<'_>,
         mut packet: Packet,
         origin: Origin,
         verdict: Result<(Verdict, usize), DropReason>,
@@ -106,24 +106,25 @@ impl Forwarder {
         let verdict = match verdict {
             Ok((verdict, bytes)) => {
                 // Without what padded the frame.
-                io.pool.resize(&mut packet, bytes);
+                ctx.pool.resize(&mut packet, bytes);
                 verdict
             }
-            Err(reason) => return self.discard(io, packet, origin, reason),
+            Err(reason) => return self.discard(ctx, packet, origin, reason),
         };
         match (verdict, origin) {
-            (Verdict::Forward, _) => self.forward(io, packet, origin, None),
-            (Verdict::Options, _) => self.receive_options(io, packet, origin),
-            (Verdict::Discovery, Origin::Port(port)) => self.receive_discovery(io, packet, port),
-            (Verdict::Query, Origin::Port(port)) => self.receive_query(io, packet, port),
-            (Verdict::OwnLinkLocal, Origin::Port(port)) => self.deliver_link_local(io, packet, port),
-            _ => self.discard(io, packet, origin, DropReason::LinkLocal),
+            (Verdict::Forward, _) => self.forward(ctx, packet, origin, None),
+            (Verdict::Options, _) => self.receive_options(ctx, packet, origin),
+            (Verdict::Discovery, Origin::Port(port)) => self.receive_discovery(ctx, packet, port),
+            (Verdict::Query, Origin::Port(port)) => self.receive_query(ctx, packet, port),
+            (Verdict::LocalLinkLocal, Origin::Port(port)) => self.deliver_link_local(ctx, packet, port),
+            _ => self.discard(ctx, packet, origin, DropReason::LinkLocal),
         }
     }
 
     /// RFC 1812, sections 4.2.2.11, 5.2.2, 5.3.4 and 5.3.7. With the packet's true length.
     fn check_v4(&self, bytes: &[u8], origin: Origin, is_group: bool) -> Result<(Verdict, usize), DropReason> {
-        let packet = ipv4::Packet::new_checked(bytes).map_err(|error| reason_of(error, bytes, ipv4::HEADER_BYTES))?;
+        let packet =
+            ipv4::Packet::new_checked(bytes).map_err(|error| drop_reason_of(error, bytes, ipv4::HEADER_BYTES))?;
         if !packet.verify_checksum() {
             return Err(DropReason::Checksum);
         }
@@ -132,7 +133,7 @@ impl Forwarder {
             return Err(DropReason::MartianSource);
         }
         self.check_source(source.into(), origin)?;
-        if matches!(origin, Origin::Port(_)) && self.own.has_broadcast(source) {
+        if matches!(origin, Origin::Port(_)) && self.local.has_broadcast(source) {
             return Err(DropReason::MartianSource);
         }
         if destination.is_multicast() {
@@ -153,12 +154,13 @@ impl Forwarder {
 
     fn check_source(&self, source: IpAddr, origin: Origin) -> Result<(), DropReason> {
         let is_from_outside = matches!(origin, Origin::Port(_));
-        if is_from_outside && self.own.has(source) { Err(DropReason::OwnSource) } else { Ok(()) }
+        if is_from_outside && self.local.has(source) { Err(DropReason::OwnSource) } else { Ok(()) }
     }
 
     /// RFC 8200, section 3, and RFC 4291, section 2.
     fn check_v6(&self, bytes: &[u8], origin: Origin, is_group: bool) -> Result<(Verdict, usize), DropReason> {
-        let packet = ipv6::Packet::new_checked(bytes).map_err(|error| reason_of(error, bytes, ipv6::HEADER_BYTES))?;
+        let packet =
+            ipv6::Packet::new_checked(bytes).map_err(|error| drop_reason_of(error, bytes, ipv6::HEADER_BYTES))?;
         if packet.payload_bytes() == 0 && packet.next_header() == Protocol(0) {
             return Err(DropReason::TotalLength);
         }
@@ -192,7 +194,7 @@ impl Forwarder {
             return Ok((Verdict::Forward, packet.total_bytes()));
         }
         if self.is_of_port(origin, destination) {
-            Ok((Verdict::OwnLinkLocal, packet.total_bytes()))
+            Ok((Verdict::LocalLinkLocal, packet.total_bytes()))
         } else {
             Err(DropReason::LinkLocal)
         }
@@ -204,18 +206,18 @@ impl Forwarder {
     }
 
     /// Options are done here, whoever is next to have the packet.
-    fn receive_options(&mut self, io: &mut Io<'_>, packet: Packet, origin: Origin) {
+    fn receive_options(&mut self, ctx: &mut Context<'_>, packet: Packet, origin: Origin) {
         let own = self.source_v4(origin);
-        let bytes = io.pool.bytes_mut(&packet);
-        match options::process(bytes, own, io.now) {
-            Ok(()) => self.forward(io, packet, origin, None),
+        let bytes = ctx.pool.bytes_mut(&packet);
+        match options::process(bytes, own, ctx.now) {
+            Ok(()) => self.forward(ctx, packet, origin, None),
             Err(OptionsError::SourceRoute) => {
-                self.report(io, &packet, origin, Problem::SourceRouteFailed);
-                self.discard(io, packet, origin, DropReason::SourceRoute);
+                self.send_icmp_error(ctx, &packet, origin, IcmpError::SourceRouteFailed);
+                self.discard(ctx, packet, origin, DropReason::SourceRoute);
             }
             Err(OptionsError::Malformed { pointer }) => {
-                self.report(io, &packet, origin, Problem::Parameter { pointer });
-                self.discard(io, packet, origin, DropReason::Options);
+                self.send_icmp_error(ctx, &packet, origin, IcmpError::Parameter { pointer });
+                self.discard(ctx, packet, origin, DropReason::Options);
             }
         }
     }
@@ -229,7 +231,7 @@ pub(super) fn is_discovery<T: AsRef<[u8]>>(packet: &ipv6::Packet<T>) -> bool {
             .is_ok_and(|message| (ndisc::ROUTER_SOLICITATION..=137).contains(&message.kind()))
 }
 
-fn reason_of(error: Error, bytes: &[u8], header_bytes: usize) -> DropReason {
+fn drop_reason_of(error: Error, bytes: &[u8], header_bytes: usize) -> DropReason {
     match error {
         Error::Truncated { .. } if bytes.len() < header_bytes => DropReason::Truncated,
         Error::Version { .. } => DropReason::Version,

@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use packet::{Protocol, icmpv4, ipv4, ipv6, ndisc};
 
-use super::report::{ERROR_BYTES_MAX_V4, header_v6, may_tell_v4, may_tell_v6};
-use super::{Forwarder, Io, Origin};
+use super::icmp_error::{ERROR_BYTES_MAX_V4, header_v6, icmp_error_destination_v4, icmp_error_destination_v6};
+use super::{Context, Forwarder, Origin};
 use crate::trace::Step;
 use crate::{AdjacencyId, Hop, Packet, PortId};
 
@@ -16,46 +16,46 @@ const CODE_HOST: u8 = 1;
 impl Forwarder {
     /// For a packet that came in at a port and goes out of it: whoever sent it may have a nearer way.
     #[cold]
-    pub(super) fn redirect(&mut self, io: &mut Io<'_>, packet: &Packet, port: PortId, hop: Hop) {
+    pub(super) fn redirect(&mut self, ctx: &mut Context<'_>, packet: &Packet, port: PortId, hop: Hop) {
         if !self.config.redirects {
             return;
         }
-        let bytes = io.pool.bytes(packet);
+        let bytes = ctx.pool.bytes(packet);
         match bytes.first().map(|first| first >> 4) {
-            Some(4) => self.redirect_v4(io, packet, port, hop),
-            Some(6) => self.redirect_v6(io, packet, port, hop),
+            Some(4) => self.redirect_v4(ctx, packet, port, hop),
+            Some(6) => self.redirect_v6(ctx, packet, port, hop),
             _ => {}
         }
     }
 
     /// Who is to have the packet next: the destination itself, or a router.
-    fn next_of(&self, hop: Hop, destination: IpAddr) -> Option<IpAddr> {
+    fn next_hop_address(&self, hop: Hop, destination: IpAddr) -> Option<IpAddr> {
         match hop.adjacency {
             AdjacencyId::ON_LINK => Some(destination),
             adjacency => self.neighbours.address_of(adjacency),
         }
     }
 
-    fn redirect_v4(&mut self, io: &mut Io<'_>, packet: &Packet, port: PortId, hop: Hop) {
-        let bytes = io.pool.bytes(packet);
+    fn redirect_v4(&mut self, ctx: &mut Context<'_>, packet: &Packet, port: PortId, hop: Hop) {
+        let bytes = ctx.pool.bytes(packet);
         let Ok(view) = ipv4::Packet::new_checked(bytes) else { return };
         let (source, destination) = (view.source(), view.destination());
-        let Some(IpAddr::V4(next)) = self.next_of(hop, destination.into()) else { return };
-        let Some(own) = self.own_among(port, source.into(), next.into()) else { return };
-        if may_tell_v4(bytes).is_none() || source == next || !self.redirects.take(io.now) {
+        let Some(IpAddr::V4(next)) = self.next_hop_address(hop, destination.into()) else { return };
+        let Some(own) = self.address_on_network_of(port, source.into(), next.into()) else { return };
+        if icmp_error_destination_v4(bytes).is_none() || source == next || !self.redirects.take(ctx.now) {
             return;
         }
         let IpAddr::V4(own) = own else { return };
-        let Some(mut made) = io.pool.take() else { return };
-        self.make_redirect_v4(io, packet, &mut made, (own, source, next));
+        let Some(mut made) = ctx.pool.alloc() else { return };
+        self.build_redirect_v4(ctx, packet, &mut made, (own, source, next));
         self.counters.redirects_sent += 1;
-        self.note(io, &made, Step::Made);
-        self.forward(io, made, Origin::Router, None);
+        self.trace_step(ctx, &made, Step::Generated);
+        self.forward(ctx, made, Origin::Router, None);
     }
 
-    fn make_redirect_v4(
+    fn build_redirect_v4(
         &mut self,
-        io: &mut Io<'_>,
+        ctx: &mut Context<'_>,
         packet: &Packet,
         made: &mut Packet,
         (own, source, next): (Ipv4Addr, Ipv4Addr, Ipv4Addr),
@@ -63,10 +63,10 @@ impl Forwarder {
         let room = ERROR_BYTES_MAX_V4 - ipv4::HEADER_BYTES - icmpv4::HEADER_BYTES;
         let original_bytes = packet.len().min(room);
         let payload_bytes = icmpv4::HEADER_BYTES + original_bytes;
-        io.pool.resize(made, ipv4::HEADER_BYTES + payload_bytes);
+        ctx.pool.resize(made, ipv4::HEADER_BYTES + payload_bytes);
         self.identification = self.identification.wrapping_add(1);
         let header = self.header_v4(own, source, payload_bytes, 0);
-        let (original, bytes) = io.pool.pair(packet, made);
+        let (original, bytes) = ctx.pool.bytes_pair(packet, made);
         header.emit(bytes);
         let original = &original[..original_bytes];
         let message = icmpv4::Message::Redirect { code: CODE_HOST, gateway: next.octets(), original };
@@ -74,11 +74,11 @@ impl Forwarder {
     }
 
     /// A router is named by its link-local address: by another one, hosts would not know it (RFC 4861, section 8.2).
-    fn redirect_v6(&mut self, io: &mut Io<'_>, packet: &Packet, port: PortId, hop: Hop) {
-        let bytes = io.pool.bytes(packet);
+    fn redirect_v6(&mut self, ctx: &mut Context<'_>, packet: &Packet, port: PortId, hop: Hop) {
+        let bytes = ctx.pool.bytes(packet);
         let Ok(view) = ipv6::Packet::new_checked(bytes) else { return };
         let (source, destination) = (view.source(), view.destination());
-        let Some(IpAddr::V6(target)) = self.next_of(hop, destination.into()) else { return };
+        let Some(IpAddr::V6(target)) = self.next_hop_address(hop, destination.into()) else { return };
         let is_named_so = target == destination || target.is_unicast_link_local();
         let is_near = self.is_on_network(port, source.into());
         let link_local = |address: IpAddr| match address {
@@ -87,27 +87,27 @@ impl Forwarder {
         };
         let own = self.addresses(port).iter().find_map(|network| link_local(network.addr()));
         let (true, true, Some(own)) = (is_named_so, is_near, own) else { return };
-        if may_tell_v6(bytes).is_none() || source == target || !self.redirects.take(io.now) {
+        if icmp_error_destination_v6(bytes).is_none() || source == target || !self.redirects.take(ctx.now) {
             return;
         }
         let target_mac = self.neighbours.find(port, target.into()).and_then(|adjacency| self.neighbours.mac(adjacency));
-        let Some(mut made) = io.pool.take() else { return };
+        let Some(mut made) = ctx.pool.alloc() else { return };
         let redirect = ndisc::Redirect { target, destination, target_mac, original: &[] };
-        make_redirect_v6(io, packet, &mut made, (own, source), redirect);
+        build_redirect_v6(ctx, packet, &mut made, (own, source), redirect);
         self.counters.redirects_sent += 1;
-        self.note(io, &made, Step::Made);
-        self.forward(io, made, Origin::Router, None);
+        self.trace_step(ctx, &made, Step::Generated);
+        self.forward(ctx, made, Origin::Router, None);
     }
 
     /// The own address of the network that both are of; `None` where there is no such network.
-    fn own_among(&self, port: PortId, one: IpAddr, other: IpAddr) -> Option<IpAddr> {
+    fn address_on_network_of(&self, port: PortId, one: IpAddr, other: IpAddr) -> Option<IpAddr> {
         let of_both = self.addresses(port).iter().find(|network| network.contains(&one) && network.contains(&other));
         of_both.map(|network| network.addr())
     }
 }
 
-fn make_redirect_v6(
-    io: &mut Io<'_>,
+fn build_redirect_v6(
+    ctx: &mut Context<'_>,
     packet: &Packet,
     made: &mut Packet,
     (own, source): (Ipv6Addr, Ipv6Addr),
@@ -115,12 +115,12 @@ fn make_redirect_v6(
 ) {
     let room = ipv6::MTU_MIN - ipv6::HEADER_BYTES - ndisc::Redirect::OVERHEAD_BYTES;
     let original_bytes = packet.len().min(room);
-    io.pool.resize(made, ipv6::HEADER_BYTES + ndisc::Redirect::OVERHEAD_BYTES + original_bytes);
-    let (original, bytes) = io.pool.pair(packet, made);
+    ctx.pool.resize(made, ipv6::HEADER_BYTES + ndisc::Redirect::OVERHEAD_BYTES + original_bytes);
+    let (original, bytes) = ctx.pool.bytes_pair(packet, made);
     let (header, payload) = bytes.split_at_mut(ipv6::HEADER_BYTES);
     let redirect = ndisc::Redirect { original: &original[..original_bytes], ..redirect };
     let payload_bytes = redirect.emit(payload, own, source);
     let repr = ipv6::Repr { hop_limit: ndisc::HOP_LIMIT, ..header_v6(own, source, Protocol::ICMPV6, payload_bytes) };
     repr.emit(header);
-    io.pool.resize(made, ipv6::HEADER_BYTES + payload_bytes);
+    ctx.pool.resize(made, ipv6::HEADER_BYTES + payload_bytes);
 }

@@ -6,10 +6,10 @@ use ipnet::IpNet;
 use packet::ethernet::EtherType;
 use packet::{ipv4, ipv6};
 
-use super::{Forwarder, Io, Origin};
+use super::{Context, Forwarder, Origin};
 use crate::counters::DropReason;
-use crate::neighbour::Readiness;
-use crate::output::Parcel;
+use crate::neighbour::Adjacency;
+use crate::output::RoutedPacket;
 use crate::trace::Step;
 use crate::{AdjacencyId, Hop, NODES_MAX, PORTS_MAX, Packet, PortId};
 
@@ -22,79 +22,85 @@ fn ethertype_of(bytes: &[u8]) -> EtherType {
 impl Forwarder {
     /// A packet that is ready to leave, for its egress node.
     #[inline]
-    pub(super) fn leave(&mut self, io: &mut Io<'_>, packet: Packet, hop: Hop, flow: u32) {
+    pub(super) fn dispatch(&mut self, ctx: &mut Context<'_>, packet: Packet, hop: Hop, flow: u32) {
         if hop.node == self.config.node {
-            self.send(io, packet, hop);
+            self.send(ctx, packet, hop);
         } else {
-            self.queue_for_node(io, Parcel { hop, flow, packet });
+            self.send_to_node(ctx, RoutedPacket { hop, flow, packet });
         }
     }
 
     #[inline]
-    fn queue_for_node(&mut self, io: &mut Io<'_>, parcel: Parcel) {
+    fn send_to_node(&mut self, ctx: &mut Context<'_>, parcel: RoutedPacket) {
         let node = usize::from(parcel.hop.node.0 % NODES_MAX);
-        self.note(io, &parcel.packet, Step::ToNode(parcel.hop.node));
-        if io.output.to_nodes[node].len() >= io.output.queue_packets_max {
-            self.discard(io, parcel.packet, Origin::Router, DropReason::NodeQueue);
+        self.trace_step(ctx, &parcel.packet, Step::ToNode(parcel.hop.node));
+        if ctx.output.to_nodes[node].len() >= ctx.output.queue_packets_max {
+            self.discard(ctx, parcel.packet, Origin::Router, DropReason::NodeQueue);
             return;
         }
         self.counters.to_nodes[node].add(parcel.packet.len());
-        io.output.to_nodes[node].push_back(parcel);
+        ctx.output.to_nodes[node].push_back(parcel);
     }
 
     /// From another node. Its hop is believed as far as it names what this node has.
-    pub(super) fn egress_one(&mut self, io: &mut Io<'_>, parcel: Parcel) {
-        let Parcel { hop, packet, .. } = parcel;
-        self.note(io, &packet, Step::FromNode);
-        let version = io.pool.bytes(&packet).first().map(|first| first >> 4);
+    pub(super) fn egress_one(&mut self, ctx: &mut Context<'_>, parcel: RoutedPacket) {
+        let RoutedPacket { hop, packet, .. } = parcel;
+        self.trace_step(ctx, &packet, Step::FromNode);
+        let version = ctx.pool.bytes(&packet).first().map(|first| first >> 4);
         if hop.node != self.config.node || !matches!(version, Some(4 | 6)) {
-            self.discard(io, packet, Origin::Node, DropReason::Hop);
+            self.discard(ctx, packet, Origin::Node, DropReason::Hop);
         } else if hop.port == PortId::KERNEL {
-            self.deliver(io, packet, Origin::Node, hop.adjacency);
+            self.deliver(ctx, packet, Origin::Node, hop.adjacency);
         } else {
             // The ingress node saw to it, by what it knew of the port; it may not know the latest.
             match usize::from(self.mtus[usize::from(hop.node.0 % NODES_MAX)][usize::from(hop.port.0)]) {
-                0 => self.discard(io, packet, Origin::Node, DropReason::EgressDown),
-                mtu_bytes if packet.len() > mtu_bytes => self.discard(io, packet, Origin::Node, DropReason::TooBig),
-                _ => self.send(io, packet, hop),
+                0 => self.discard(ctx, packet, Origin::Node, DropReason::EgressDown),
+                mtu_bytes if packet.len() > mtu_bytes => self.discard(ctx, packet, Origin::Node, DropReason::TooBig),
+                _ => self.send(ctx, packet, hop),
             }
         }
     }
 
     /// Out by a port of this node's.
     #[inline]
-    pub(super) fn send(&mut self, io: &mut Io<'_>, packet: Packet, hop: Hop) {
+    pub(super) fn send(&mut self, ctx: &mut Context<'_>, packet: Packet, hop: Hop) {
         match self.neighbours.ready(hop.adjacency) {
             Some(ready) if ready.port == hop.port => {
                 let ready = *ready;
-                self.emit(io, packet, &ready);
+                self.transmit(ctx, packet, &ready);
             }
-            _ => self.send_slow(io, packet, hop),
+            _ => self.send_unready(ctx, packet, hop),
         }
     }
 
     /// An IP packet into the port's queue, with this header.
     #[inline]
-    fn emit(&mut self, io: &mut Io<'_>, packet: Packet, header: &Readiness) {
-        self.note(io, &packet, Step::Sent(header.port));
-        let ethertype = ethertype_of(io.pool.bytes(&packet));
-        self.emit_as(io, packet, header, ethertype);
+    fn transmit(&mut self, ctx: &mut Context<'_>, packet: Packet, header: &Adjacency) {
+        self.trace_step(ctx, &packet, Step::Sent(header.port));
+        let ethertype = ethertype_of(ctx.pool.bytes(&packet));
+        self.transmit_as(ctx, packet, header, ethertype);
     }
 
     /// Into the port's queue, with this header and type.
     #[inline]
-    pub(super) fn emit_as(&mut self, io: &mut Io<'_>, mut packet: Packet, header: &Readiness, ethertype: EtherType) {
-        let queue = &mut io.output.to_ports[usize::from(header.queue.0 % PORTS_MAX)];
-        if io.pool.headroom(&packet) < usize::from(header.header_bytes) {
-            self.discard(io, packet, Origin::Port(header.port), DropReason::NoBuffer);
+    pub(super) fn transmit_as(
+        &mut self,
+        ctx: &mut Context<'_>,
+        mut packet: Packet,
+        header: &Adjacency,
+        ethertype: EtherType,
+    ) {
+        let queue = &mut ctx.output.to_ports[usize::from(header.queue.0 % PORTS_MAX)];
+        if ctx.pool.headroom(&packet) < usize::from(header.header_bytes) {
+            self.discard(ctx, packet, Origin::Port(header.port), DropReason::NoBuffer);
             return;
         }
-        if queue.len() >= io.output.queue_packets_max {
-            self.discard(io, packet, Origin::Port(header.port), DropReason::PortQueue);
+        if queue.len() >= ctx.output.queue_packets_max {
+            self.discard(ctx, packet, Origin::Port(header.port), DropReason::PortQueue);
             return;
         }
-        io.pool.grow_front(&mut packet, u16::from(header.header_bytes));
-        header.write(ethertype, io.pool.bytes_mut(&packet));
+        ctx.pool.grow_front(&mut packet, u16::from(header.header_bytes));
+        header.write(ethertype, ctx.pool.bytes_mut(&packet));
         self.counters.ports[usize::from(header.port.0 % PORTS_MAX)].sent.add(packet.len());
         if header.queue != header.port {
             self.counters.ports[usize::from(header.queue.0 % PORTS_MAX)].sent.add(packet.len());
@@ -103,44 +109,44 @@ impl Forwarder {
     }
 
     /// Where the neighbour is not known, or should be noted as used, or is yet to be found by the packet's destination.
-    fn send_slow(&mut self, io: &mut Io<'_>, packet: Packet, hop: Hop) {
+    fn send_unready(&mut self, ctx: &mut Context<'_>, packet: Packet, hop: Hop) {
         let port = hop.port;
-        if self.link(port).is_none() || self.mtus[usize::from(self.config.node.0)][usize::from(port.0)] == 0 {
-            self.discard(io, packet, Origin::Router, DropReason::EgressDown);
+        if self.l2(port).is_none() || self.mtus[usize::from(self.config.node.0)][usize::from(port.0)] == 0 {
+            self.discard(ctx, packet, Origin::Router, DropReason::EgressDown);
         } else if hop.adjacency == AdjacencyId::ON_LINK {
-            self.glean(io, packet, port);
+            self.glean(ctx, packet, port);
         } else if self.neighbours.port_of(hop.adjacency) == Some(port) {
-            self.send_to(io, packet, port, hop.adjacency);
+            self.send_to(ctx, packet, port, hop.adjacency);
         } else {
-            self.discard(io, packet, Origin::Port(port), DropReason::Hop);
+            self.discard(ctx, packet, Origin::Port(port), DropReason::Hop);
         }
     }
 
     /// To the neighbour that has the packet's destination address.
-    fn glean(&mut self, io: &mut Io<'_>, packet: Packet, port: PortId) {
-        let destination = match destination_of(io.pool.bytes(&packet)) {
-            Some(destination) if !self.own.has(destination) => destination,
-            _ => return self.discard(io, packet, Origin::Port(port), DropReason::Hop),
+    fn glean(&mut self, ctx: &mut Context<'_>, packet: Packet, port: PortId) {
+        let destination = match destination_of(ctx.pool.bytes(&packet)) {
+            Some(destination) if !self.local.has(destination) => destination,
+            _ => return self.discard(ctx, packet, Origin::Port(port), DropReason::Hop),
         };
         if self.addresses(port).iter().any(|network| is_broadcast(network, destination)) {
-            self.discard(io, packet, Origin::Port(port), DropReason::Broadcast);
+            self.discard(ctx, packet, Origin::Port(port), DropReason::Broadcast);
         } else if let Some(adjacency) = self.neighbours.find(port, destination) {
-            self.send_to(io, packet, port, adjacency);
+            self.send_to(ctx, packet, port, adjacency);
         } else {
-            self.note(io, &packet, Step::Waits(port, AdjacencyId::ON_LINK));
-            self.neighbours.unknown(io.now, port, destination, packet);
+            self.trace_step(ctx, &packet, Step::AwaitsNeighbour(port, AdjacencyId::ON_LINK));
+            self.neighbours.resolve(ctx.now, port, destination, packet);
         }
     }
 
     /// To a neighbour of the table's, or into what waits for it.
-    pub(super) fn send_to(&mut self, io: &mut Io<'_>, packet: Packet, port: PortId, adjacency: AdjacencyId) {
-        if self.neighbours.known(adjacency).is_none() {
-            self.note(io, &packet, Step::Waits(port, adjacency));
+    pub(super) fn send_to(&mut self, ctx: &mut Context<'_>, packet: Packet, port: PortId, adjacency: AdjacencyId) {
+        if self.neighbours.resolved(adjacency).is_none() {
+            self.trace_step(ctx, &packet, Step::AwaitsNeighbour(port, adjacency));
         }
-        let Some(packet) = self.neighbours.used(io.now, adjacency, packet) else { return };
-        match self.neighbours.known(adjacency).copied() {
-            Some(header) => self.emit(io, packet, &header),
-            None => self.discard(io, packet, Origin::Port(port), DropReason::NeighbourFailed),
+        let Some(packet) = self.neighbours.send_or_queue(ctx.now, adjacency, packet) else { return };
+        match self.neighbours.resolved(adjacency).copied() {
+            Some(header) => self.transmit(ctx, packet, &header),
+            None => self.discard(ctx, packet, Origin::Port(port), DropReason::NeighbourFailed),
         }
     }
 }

@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use packet::{ipv4, ipv6};
 
-use super::report::Problem;
+use super::icmp_error::IcmpError;
 use super::stages::{flow_v4, flow_v6};
-use super::{Forwarder, Io, Origin};
+use super::{Context, Forwarder, Origin};
 use crate::counters::DropReason;
 use crate::trace::Step;
 use crate::{Hop, NODES_MAX, Packet, PortId};
@@ -17,7 +17,7 @@ pub(super) struct Header {
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
     /// Hops that are left.
-    pub(super) hops_left: u8,
+    pub(super) ttl: u8,
     pub(super) do_not_fragment: bool,
 }
 
@@ -30,7 +30,7 @@ impl Header {
                 Some(Header {
                     source: packet.source().into(),
                     destination: packet.destination().into(),
-                    hops_left: packet.ttl(),
+                    ttl: packet.ttl(),
                     do_not_fragment: packet.do_not_fragment(),
                 })
             }
@@ -39,7 +39,7 @@ impl Header {
                 Some(Header {
                     source: packet.source().into(),
                     destination: packet.destination().into(),
-                    hops_left: packet.hop_limit(),
+                    ttl: packet.hop_limit(),
                     do_not_fragment: true,
                 })
             }
@@ -49,7 +49,7 @@ impl Header {
 
     /// Whether it is from or to a link-local address of IPv4, which no router forwards, nor tells anybody of
     /// (RFC 3927, section 7).
-    fn is_of_one_link(&self) -> bool {
+    fn is_link_local_v4(&self) -> bool {
         let is_link_local = |address| matches!(address, IpAddr::V4(address) if address.is_link_local());
         is_link_local(self.source) || is_link_local(self.destination)
     }
@@ -57,79 +57,79 @@ impl Header {
 
 impl Forwarder {
     /// Where a checked packet goes from here. What is made here for a link-local address goes out by port `scope`.
-    pub(super) fn forward(&mut self, io: &mut Io<'_>, packet: Packet, origin: Origin, scope: Option<PortId>) {
-        let Some(header) = Header::of(io.pool.bytes(&packet)) else {
-            return self.discard(io, packet, origin, DropReason::Version);
+    pub(super) fn forward(&mut self, ctx: &mut Context<'_>, packet: Packet, origin: Origin, scope: Option<PortId>) {
+        let Some(header) = Header::of(ctx.pool.bytes(&packet)) else {
+            return self.discard(ctx, packet, origin, DropReason::Version);
         };
-        let found = self.hop_of(io, &packet, &header, scope);
+        let found = self.lookup_hop(ctx, &packet, &header, scope);
         let is_for_us = found.is_some_and(|(hop, _)| (hop.node, hop.port) == (self.config.node, PortId::KERNEL));
-        if matches!(origin, Origin::Port(_)) && !is_for_us && header.is_of_one_link() {
-            return self.discard(io, packet, origin, DropReason::LinkLocal);
+        if matches!(origin, Origin::Port(_)) && !is_for_us && header.is_link_local_v4() {
+            return self.discard(ctx, packet, origin, DropReason::LinkLocal);
         }
         let Some((hop, flow)) = found else {
-            self.report(io, &packet, origin, Problem::NoRoute);
-            return self.discard(io, packet, origin, DropReason::NoRoute);
+            self.send_icmp_error(ctx, &packet, origin, IcmpError::NoRoute);
+            return self.discard(ctx, packet, origin, DropReason::NoRoute);
         };
         match hop.port {
-            PortId::NOWHERE => self.end(io, packet, origin, hop),
-            PortId::KERNEL if hop.node == self.config.node => self.deliver(io, packet, origin, hop.adjacency),
-            PortId::KERNEL => self.leave(io, packet, hop, flow),
-            _ => self.forward_out(io, packet, origin, (hop, flow), &header),
+            PortId::NOWHERE => self.drop_by_route(ctx, packet, origin, hop),
+            PortId::KERNEL if hop.node == self.config.node => self.deliver(ctx, packet, origin, hop.adjacency),
+            PortId::KERNEL => self.dispatch(ctx, packet, hop, flow),
+            _ => self.forward_out(ctx, packet, origin, (hop, flow), &header),
         }
     }
 
     /// What the tables say, and the packet's flow.
-    fn hop_of(
+    fn lookup_hop(
         &mut self,
-        io: &mut Io<'_>,
+        ctx: &mut Context<'_>,
         packet: &Packet,
         header: &Header,
         scope: Option<PortId>,
     ) -> Option<(Hop, u32)> {
-        let bytes = io.pool.bytes(packet);
+        let bytes = ctx.pool.bytes(packet);
         let flow = if header.destination.is_ipv4() { flow_v4(bytes) } else { flow_v6(bytes) };
         if let (IpAddr::V6(destination), Some(port)) = (header.destination, scope)
             && destination.is_unicast_link_local()
         {
             return Some((Hop::on_link(self.config.node, port), flow));
         }
-        let is_followed = self.trace.is_some();
+        let is_traced = self.trace.is_some();
         let (hop, hops) = self.tables.read(|tables| {
             let group = match header.destination {
                 IpAddr::V4(address) => tables.v4.lookup(address),
                 IpAddr::V6(address) => tables.v6.lookup(address),
             }?;
-            let hops = if is_followed { tables.groups.hops(group).len() } else { 0 };
+            let hops = if is_traced { tables.groups.hops(group).len() } else { 0 };
             Some((tables.groups.select(group, flow)?, hops as u16))
         })?;
-        self.note(io, packet, Step::LookedUp { hop, hops });
+        self.trace_step(ctx, packet, Step::LookedUp { hop, hops });
         Some((hop, flow))
     }
 
     /// The route says that packets end.
-    fn end(&mut self, io: &mut Io<'_>, packet: Packet, origin: Origin, hop: Hop) {
+    fn drop_by_route(&mut self, ctx: &mut Context<'_>, packet: Packet, origin: Origin, hop: Hop) {
         let reason = match hop {
             Hop::BLACKHOLE => DropReason::Blackhole,
             Hop::PROHIBITED => {
-                self.report(io, &packet, origin, Problem::Prohibited);
+                self.send_icmp_error(ctx, &packet, origin, IcmpError::Prohibited);
                 DropReason::Prohibited
             }
             Hop::NO_ROUTE => {
-                self.report(io, &packet, origin, Problem::NoRoute);
+                self.send_icmp_error(ctx, &packet, origin, IcmpError::NoRoute);
                 DropReason::NoRoute
             }
             _ => {
-                self.report(io, &packet, origin, Problem::HostUnreachable);
+                self.send_icmp_error(ctx, &packet, origin, IcmpError::HostUnreachable);
                 DropReason::Unreachable
             }
         };
-        self.discard(io, packet, origin, reason);
+        self.discard(ctx, packet, origin, reason);
     }
 
     /// By a port, of this node or another.
     fn forward_out(
         &mut self,
-        io: &mut Io<'_>,
+        ctx: &mut Context<'_>,
         packet: Packet,
         origin: Origin,
         (hop, flow): (Hop, u32),
@@ -140,40 +140,40 @@ impl Forwarder {
             && source.is_unicast_link_local()
             && origin != Origin::Router
         {
-            self.report(io, &packet, origin, Problem::BeyondScope);
-            return self.discard(io, packet, origin, DropReason::LinkLocal);
+            self.send_icmp_error(ctx, &packet, origin, IcmpError::BeyondScope);
+            return self.discard(ctx, packet, origin, DropReason::LinkLocal);
         }
-        if is_from_outside && header.hops_left <= 1 || header.hops_left == 0 {
-            self.report(io, &packet, origin, Problem::TimeExceeded);
-            return self.discard(io, packet, origin, DropReason::TimeExceeded);
+        if is_from_outside && header.ttl <= 1 || header.ttl == 0 {
+            self.send_icmp_error(ctx, &packet, origin, IcmpError::TimeExceeded);
+            return self.discard(ctx, packet, origin, DropReason::TimeExceeded);
         }
         let mtu_bytes = usize::from(self.mtus[usize::from(hop.node.0 % NODES_MAX)][usize::from(hop.port.0)]);
         if mtu_bytes == 0 {
             let is_node_up = self.nodes_up[usize::from(hop.node.0 % NODES_MAX)];
-            self.report(io, &packet, origin, Problem::HostUnreachable);
+            self.send_icmp_error(ctx, &packet, origin, IcmpError::HostUnreachable);
             let reason = if is_node_up { DropReason::EgressDown } else { DropReason::NodeDown };
-            return self.discard(io, packet, origin, reason);
+            return self.discard(ctx, packet, origin, reason);
         }
         if packet.len() > mtu_bytes && header.do_not_fragment {
-            self.report(io, &packet, origin, Problem::TooBig { mtu_bytes: mtu_bytes as u16 });
-            return self.discard(io, packet, origin, DropReason::TooBig);
+            self.send_icmp_error(ctx, &packet, origin, IcmpError::TooBig { mtu_bytes: mtu_bytes as u16 });
+            return self.discard(ctx, packet, origin, DropReason::TooBig);
         }
         if is_from_outside {
-            take_a_hop(io.pool.bytes_mut(&packet));
+            decrement_ttl(ctx.pool.bytes_mut(&packet));
             if hop.node == self.config.node && origin == Origin::Port(hop.port) {
-                self.redirect(io, &packet, hop.port, hop);
+                self.redirect(ctx, &packet, hop.port, hop);
             }
         }
         if packet.len() > mtu_bytes {
-            self.fragment(io, packet, origin, (hop, flow), mtu_bytes);
+            self.fragment(ctx, packet, origin, (hop, flow), mtu_bytes);
         } else {
-            self.leave(io, packet, hop, flow);
+            self.dispatch(ctx, packet, hop, flow);
         }
     }
 }
 
 /// The packet has more than one hop left, and was checked.
-fn take_a_hop(bytes: &mut [u8]) {
+fn decrement_ttl(bytes: &mut [u8]) {
     if bytes[0] >> 4 == 4 {
         if let Ok(mut packet) = ipv4::Packet::new_checked(bytes) {
             packet.decrement_ttl();

@@ -11,10 +11,10 @@ use packet::{ipv4, ipv6, vlan};
 
 use fib::GroupId;
 
-use super::{Forwarder, Io, Origin, PortState, VECTOR_PACKETS_MAX};
+use super::{Context, Forwarder, Origin, PortState, VECTOR_PACKETS_MAX};
 use crate::counters::DropReason;
+use crate::local_addresses::{LocalAddresses, is_special_v4, is_special_v6};
 use crate::output::Output;
-use crate::own::{OwnAddresses, is_odd_v4, is_odd_v6};
 use crate::trace::flow_of;
 use crate::{AdjacencyId, Hop, NODES_MAX, NodeId, PORTS_MAX, Packet, Pool, PortId, Time};
 
@@ -26,21 +26,21 @@ pub enum Stage {
     /// What is not usual is dealt with, a packet at a time.
     Slow,
     /// Destinations are looked up.
-    LookUp,
+    Lookup,
     /// A hop is chosen and taken from the packets.
     Rewrite,
     /// Packets get their frame's header and go to their queues.
-    HandOver,
+    Enqueue,
 }
 
 /// Is told when a stage ends: a clock, for who measures.
-pub trait Probe {
+pub trait StageProbe {
     /// So many packets went through a stage, which ends now.
     fn mark(&mut self, stage: Stage, packets: usize);
 }
 
 /// Nobody measures.
-impl Probe for () {
+impl StageProbe for () {
     #[inline(always)]
     fn mark(&mut self, _stage: Stage, _packets: usize) {}
 }
@@ -52,7 +52,7 @@ struct Vector<A> {
     ports: Box<[PortId; VECTOR_PACKETS_MAX]>,
     addresses: Box<[A; VECTOR_PACKETS_MAX]>,
     groups: Box<[Option<GroupId>; VECTOR_PACKETS_MAX]>,
-    /// Where each goes; [`NOT_FAST`] sends it to the slow path.
+    /// Where each goes; [`SLOW_PATH`] sends it to the slow path.
     hops: Box<[Hop; VECTOR_PACKETS_MAX]>,
     flows: Box<[u32; VECTOR_PACKETS_MAX]>,
 }
@@ -64,7 +64,7 @@ impl<A: Copy + Default> Vector<A> {
             ports: Box::new([PortId::NOWHERE; VECTOR_PACKETS_MAX]),
             addresses: Box::new([A::default(); VECTOR_PACKETS_MAX]),
             groups: Box::new([None; VECTOR_PACKETS_MAX]),
-            hops: Box::new([NOT_FAST; VECTOR_PACKETS_MAX]),
+            hops: Box::new([SLOW_PATH; VECTOR_PACKETS_MAX]),
             flows: Box::new([0; VECTOR_PACKETS_MAX]),
         }
     }
@@ -80,7 +80,7 @@ impl<A: Copy + Default> Vector<A> {
 }
 
 /// The slow path finds out where it goes, and why not.
-const NOT_FAST: Hop = Hop { node: NodeId(0), port: PortId::NOWHERE, adjacency: AdjacencyId(u16::MAX) };
+const SLOW_PATH: Hop = Hop { node: NodeId(0), port: PortId::NOWHERE, adjacency: AdjacencyId(u16::MAX) };
 
 /// Room for the packets that are under way between stages.
 pub(super) struct Vectors {
@@ -97,7 +97,7 @@ impl Vectors {
 }
 
 /// What a usual packet's headers say.
-enum Usual {
+enum Classified {
     V4 {
         destination: u32,
         bytes: usize,
@@ -110,14 +110,14 @@ enum Usual {
         tag: Option<u16>,
     },
     /// Something is not: the slow path finds out what.
-    No,
+    SlowPath,
 }
 
 const TYPE_V4: u16 = EtherType::IPV4.0;
 const TYPE_V6: u16 = EtherType::IPV6.0;
 const TYPE_VLAN: u16 = EtherType::VLAN.0;
 /// Version 4, without options.
-const USUAL_V4: u8 = 0x45;
+const VERSION_IHL: u8 = 0x45;
 const MAC_MASK: u64 = (1 << 48) - 1;
 
 impl Forwarder {
@@ -127,7 +127,7 @@ impl Forwarder {
     }
 
     /// As [`Forwarder::ingress`], with a probe that is told when each stage ends.
-    pub fn ingress_probed<P: Probe>(
+    pub fn ingress_probed<P: StageProbe>(
         &mut self,
         now: Time,
         port: PortId,
@@ -136,165 +136,165 @@ impl Forwarder {
         output: &mut Output,
         probe: &mut P,
     ) {
-        let mut io = Io { now, pool, output };
+        let mut ctx = Context { now, pool, output };
         if self.port_config(port).is_none_or(|config| !config.is_up) {
             for frame in frames.drain(..) {
                 self.counters.drops.add(DropReason::PortDown);
-                io.pool.free(frame);
+                ctx.pool.free(frame);
             }
             return;
         }
         let mut vectors = self.vectors.take().expect("whoever takes them puts them back");
         while !frames.is_empty() {
             let count = frames.len().min(VECTOR_PACKETS_MAX);
-            self.vector(&mut io, port, frames.drain(..count), &mut vectors, probe);
+            self.vector(&mut ctx, port, frames.drain(..count), &mut vectors, probe);
         }
         self.vectors = Some(vectors);
-        self.act(&mut io);
+        self.run_neighbour_actions(&mut ctx);
     }
 
     /// One vector through all stages.
-    fn vector<P: Probe>(
+    fn vector<P: StageProbe>(
         &mut self,
-        io: &mut Io<'_>,
+        ctx: &mut Context<'_>,
         port: PortId,
         frames: Drain<'_, Packet>,
         vectors: &mut Vectors,
         probe: &mut P,
     ) {
         let count = frames.len();
-        self.parse(io, port, frames, vectors);
+        self.parse(ctx, port, frames, vectors);
         probe.mark(Stage::Parse, count);
         let slow = vectors.slow.len();
         if slow > 0 {
             for frame in vectors.slow.drain(..) {
-                self.receive_frame(io, frame, port);
+                self.receive_frame(ctx, frame, port);
             }
-            self.act(io);
+            self.run_neighbour_actions(ctx);
             probe.mark(Stage::Slow, slow);
         }
         let Vectors { v4, v6, .. } = vectors;
         if !v4.packets.is_empty() {
-            self.decide(io, v4, look_up_v4, rewrite_v4, probe);
-            self.hand_over(io, v4, EtherType::IPV4);
-            probe.mark(Stage::HandOver, count);
+            self.lookup_and_rewrite(ctx, v4, lookup_v4, rewrite_v4, probe);
+            self.enqueue(ctx, v4, EtherType::IPV4);
+            probe.mark(Stage::Enqueue, count);
         }
         if !v6.packets.is_empty() {
-            self.decide(io, v6, look_up_v6, rewrite_v6, probe);
-            self.hand_over(io, v6, EtherType::IPV6);
-            probe.mark(Stage::HandOver, count);
+            self.lookup_and_rewrite(ctx, v6, lookup_v6, rewrite_v6, probe);
+            self.enqueue(ctx, v6, EtherType::IPV6);
+            probe.mark(Stage::Enqueue, count);
         }
     }
 
     /// Takes frames apart: usual ones into the vectors of their families, others aside.
     #[inline(never)] // A name of its own, for who counts the stage's instructions.
-    fn parse(&mut self, io: &mut Io<'_>, port: PortId, frames: Drain<'_, Packet>, vectors: &mut Vectors) {
+    fn parse(&mut self, ctx: &mut Context<'_>, port: PortId, frames: Drain<'_, Packet>, vectors: &mut Vectors) {
         let state = &self.ports[usize::from(port.0)];
-        let is_followed = self.trace.is_some();
+        let is_traced = self.trace.is_some();
         let (count, mut bytes_total) = (frames.len(), 0);
         for mut packet in frames {
-            let frame = io.pool.bytes(&packet);
+            let frame = ctx.pool.bytes(&packet);
             bytes_total += frame.len();
-            if is_followed && self.follows(frame) {
+            if is_traced && self.is_traced_frame(frame) {
                 vectors.slow.push(packet);
                 continue;
             }
-            match usual(frame, state, &self.own) {
-                Usual::V4 { destination, bytes, tag } => {
-                    let Some((of, header_bytes)) = state.of_tag(port, tag) else {
+            match classify(frame, state, &self.local) {
+                Classified::V4 { destination, bytes, tag } => {
+                    let Some((of, header_bytes)) = state.port_of_tag(port, tag) else {
                         vectors.slow.push(packet);
                         continue;
                     };
                     if of != port {
                         self.counters.ports[usize::from(of.0)].received.add(frame.len());
                     }
-                    io.pool.cut(&mut packet, header_bytes, bytes);
+                    ctx.pool.trim(&mut packet, header_bytes, bytes);
                     vectors.v4.push(packet, of, destination);
                 }
-                Usual::V6 { destination, bytes, tag } => {
-                    let Some((of, header_bytes)) = state.of_tag(port, tag) else {
+                Classified::V6 { destination, bytes, tag } => {
+                    let Some((of, header_bytes)) = state.port_of_tag(port, tag) else {
                         vectors.slow.push(packet);
                         continue;
                     };
                     if of != port {
                         self.counters.ports[usize::from(of.0)].received.add(frame.len());
                     }
-                    io.pool.cut(&mut packet, header_bytes, bytes);
+                    ctx.pool.trim(&mut packet, header_bytes, bytes);
                     vectors.v6.push(packet, of, destination);
                 }
-                Usual::No => vectors.slow.push(packet),
+                Classified::SlowPath => vectors.slow.push(packet),
             }
         }
         self.counters.ports[usize::from(port.0)].received.add_many(count, bytes_total);
     }
 
     /// Whether the frame's packet is one of those that are followed.
-    fn follows(&self, frame: &[u8]) -> bool {
+    fn is_traced_frame(&self, frame: &[u8]) -> bool {
         let Some(filter) = &self.trace else { return false };
         let network = Frame::new_checked(frame).and_then(|frame| frame.network_header());
         network.is_ok_and(|network| flow_of(&frame[network.offset..]).is_some_and(|flow| filter.matches(&flow)))
     }
 
     /// Looks a vector up and takes a hop from each packet that is to leave as it is.
-    fn decide<A: Copy, P: Probe>(
+    fn lookup_and_rewrite<A: Copy, P: StageProbe>(
         &mut self,
-        io: &mut Io<'_>,
+        ctx: &mut Context<'_>,
         vector: &mut Vector<A>,
-        look_up: impl FnOnce(&fib::Tables<Hop>, &mut Vector<A>),
+        lookup: impl FnOnce(&fib::Tables<Hop>, &mut Vector<A>),
         rewrite: impl FnOnce(&fib::Tables<Hop>, &Mtus, NodeId, &mut Pool, &mut Vector<A>),
         probe: &mut P,
     ) {
         let (mtus, node, count) = (&*self.mtus, self.config.node, vector.packets.len());
         self.tables.read(|tables| {
-            look_up(tables, vector);
-            probe.mark(Stage::LookUp, count);
-            rewrite(tables, mtus, node, io.pool, vector);
+            lookup(tables, vector);
+            probe.mark(Stage::Lookup, count);
+            rewrite(tables, mtus, node, ctx.pool, vector);
             probe.mark(Stage::Rewrite, count);
         });
     }
 
     /// Packets to their queues, in the order in which they came.
     #[inline(never)] // As above.
-    fn hand_over<A: Copy>(&mut self, io: &mut Io<'_>, vector: &mut Vector<A>, ethertype: EtherType) {
-        let is_followed = self.trace.is_some();
+    fn enqueue<A: Copy>(&mut self, ctx: &mut Context<'_>, vector: &mut Vector<A>, ethertype: EtherType) {
+        let is_traced = self.trace.is_some();
         for (at, mut packet) in vector.packets.drain(..).enumerate() {
             let (hop, port) = (vector.hops[at % VECTOR_PACKETS_MAX], vector.ports[at % VECTOR_PACKETS_MAX]);
             if hop.port == port && hop.node == self.config.node {
-                self.redirect(io, &packet, port, hop);
+                self.redirect(ctx, &packet, port, hop);
             }
-            if hop == NOT_FAST {
-                self.go_on_slowly(io, packet, port);
-            } else if is_followed || !self.send_quickly(io, &mut packet, hop, ethertype) {
-                self.leave(io, packet, hop, vector.flows[at % VECTOR_PACKETS_MAX]);
+            if hop == SLOW_PATH {
+                self.take_slow_path(ctx, packet, port);
+            } else if is_traced || !self.prepare_transmit(ctx, &mut packet, hop, ethertype) {
+                self.dispatch(ctx, packet, hop, vector.flows[at % VECTOR_PACKETS_MAX]);
             } else {
-                let queue = &mut io.output.to_ports[usize::from(hop.port.0 % PORTS_MAX)];
+                let queue = &mut ctx.output.to_ports[usize::from(hop.port.0 % PORTS_MAX)];
                 queue.push_back(packet);
             }
         }
     }
 
     /// A packet that is not to leave as it is; one with options was not even checked.
-    fn go_on_slowly(&mut self, io: &mut Io<'_>, packet: Packet, port: PortId) {
-        let first = io.pool.bytes(&packet).first();
-        if first.is_some_and(|first| first >> 4 == 4 && *first != USUAL_V4) {
-            self.receive_ip(io, packet, Origin::Port(port));
+    fn take_slow_path(&mut self, ctx: &mut Context<'_>, packet: Packet, port: PortId) {
+        let first = ctx.pool.bytes(&packet).first();
+        if first.is_some_and(|first| first >> 4 == 4 && *first != VERSION_IHL) {
+            self.receive_ip(ctx, packet, Origin::Port(port));
         } else {
-            self.forward(io, packet, Origin::Port(port), None);
+            self.forward(ctx, packet, Origin::Port(port), None);
         }
     }
 
     /// Puts the frame's header before the packet when it goes, by its hop, to a neighbour that is ready, by an untagged
     /// port of this node's whose queue has room. Says whether it did: then the queue is the caller's to fill.
     #[inline(always)]
-    fn send_quickly(&mut self, io: &mut Io<'_>, packet: &mut Packet, hop: Hop, ethertype: EtherType) -> bool {
+    fn prepare_transmit(&mut self, ctx: &mut Context<'_>, packet: &mut Packet, hop: Hop, ethertype: EtherType) -> bool {
         if hop.node != self.config.node {
             return false;
         }
-        let ready = self.neighbours.all().get(usize::from(hop.adjacency.0));
+        let ready = self.neighbours.adjacencies().get(usize::from(hop.adjacency.0));
         let Some(header) = ready.and_then(|ready| ready.untagged(hop.port, ethertype)) else { return false };
         let port = usize::from(hop.port.0 % PORTS_MAX);
-        let has_room = io.output.to_ports[port].len() < io.output.queue_packets_max;
-        if !has_room || !io.pool.prepend(packet, &header) {
+        let has_room = ctx.output.to_ports[port].len() < ctx.output.queue_packets_max;
+        if !has_room || !ctx.pool.prepend(packet, &header) {
             return false;
         }
         self.counters.ports[port].sent.add(packet.len());
@@ -308,7 +308,7 @@ type Mtus = [[u16; 256]; NODES_MAX as usize];
 impl PortState {
     /// The port that frames with this tag are of, and the bytes before their network packet.
     #[inline(always)]
-    fn of_tag(&self, port: PortId, tag: Option<u16>) -> Option<(PortId, u16)> {
+    fn port_of_tag(&self, port: PortId, tag: Option<u16>) -> Option<(PortId, u16)> {
         let Some(tag) = tag else { return Some((port, HEADER_BYTES as u16)) };
         let (_, of) = self.vlans.iter().find(|(id, _)| *id == tag & 0xfff)?;
         Some((*of, (HEADER_BYTES + vlan::HEADER_BYTES) as u16))
@@ -318,35 +318,35 @@ impl PortState {
 /// What the frame says when all about it is usual: to this port, IP, intact, from and to addresses that somebody can
 /// have. Of IPv4 with options only the lengths are looked at.
 #[inline(always)]
-fn usual(frame: &[u8], state: &PortState, own: &OwnAddresses) -> Usual {
-    let Some(head) = frame.first_chunk::<{ HEADER_BYTES + vlan::HEADER_BYTES }>() else { return Usual::No };
+fn classify(frame: &[u8], state: &PortState, local: &LocalAddresses) -> Classified {
+    let Some(head) = frame.first_chunk::<{ HEADER_BYTES + vlan::HEADER_BYTES }>() else { return Classified::SlowPath };
     let [a, b, c, d, e, f, g, h, ..] = *head;
     if u64::from_le_bytes([a, b, c, d, e, f, g, h]) & MAC_MASK != state.mac_word {
-        return Usual::No;
+        return Classified::SlowPath;
     }
     match u16::from_be_bytes([head[12], head[13]]) {
-        TYPE_V4 => usual_v4(&frame[HEADER_BYTES..], own, None),
-        TYPE_V6 => usual_v6(&frame[HEADER_BYTES..], own, None),
-        TYPE_VLAN if !state.vlans.is_empty() => usual_tagged(frame, own),
-        _ => Usual::No,
+        TYPE_V4 => classify_v4(&frame[HEADER_BYTES..], local, None),
+        TYPE_V6 => classify_v6(&frame[HEADER_BYTES..], local, None),
+        TYPE_VLAN if !state.vlans.is_empty() => classify_tagged(frame, local),
+        _ => Classified::SlowPath,
     }
 }
 
-/// As [`usual`], behind a tag.
-fn usual_tagged(frame: &[u8], own: &OwnAddresses) -> Usual {
+/// As [`classify`], behind a tag.
+fn classify_tagged(frame: &[u8], local: &LocalAddresses) -> Classified {
     const BYTES: usize = HEADER_BYTES + vlan::HEADER_BYTES;
-    let Some(head) = frame.first_chunk::<BYTES>() else { return Usual::No };
+    let Some(head) = frame.first_chunk::<BYTES>() else { return Classified::SlowPath };
     let tag = Some(u16::from_be_bytes([head[14], head[15]]));
     match u16::from_be_bytes([head[16], head[17]]) {
-        TYPE_V4 => usual_v4(&frame[BYTES..], own, tag),
-        TYPE_V6 => usual_v6(&frame[BYTES..], own, tag),
-        _ => Usual::No,
+        TYPE_V4 => classify_v4(&frame[BYTES..], local, tag),
+        TYPE_V6 => classify_v6(&frame[BYTES..], local, tag),
+        _ => Classified::SlowPath,
     }
 }
 
 #[inline(always)]
-fn usual_v4(ip: &[u8], own: &OwnAddresses, tag: Option<u16>) -> Usual {
-    let Some(header) = ip.first_chunk::<{ ipv4::HEADER_BYTES }>() else { return Usual::No };
+fn classify_v4(ip: &[u8], local: &LocalAddresses, tag: Option<u16>) -> Classified {
+    let Some(header) = ip.first_chunk::<{ ipv4::HEADER_BYTES }>() else { return Classified::SlowPath };
     let (words, _) = header.as_chunks::<4>();
     let bytes = usize::from(u16::from_be_bytes([header[2], header[3]]));
     let (source, destination) = (u32::from_be_bytes(words[3]), u32::from_be_bytes(words[4]));
@@ -355,52 +355,52 @@ fn usual_v4(ip: &[u8], own: &OwnAddresses, tag: Option<u16>) -> Usual {
     let sum = (sum & 0xffff_ffff) + (sum >> 32);
     let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32);
     let sum = (sum & 0xffff) + (sum >> 16);
-    let is_usual = header[0] == USUAL_V4
+    let is_fast = header[0] == VERSION_IHL
         && (ipv4::HEADER_BYTES..=ip.len()).contains(&bytes)
         && sum == 0xffff
-        && !is_odd_v4(source)
-        && !is_odd_v4(destination)
-        && !own.may_have_v4(source);
+        && !is_special_v4(source)
+        && !is_special_v4(destination)
+        && !local.may_have_v4(source);
     // One with options is slow, but keeps its place among its flow's; what is wrong with it is found out there.
     let has_options = || {
         let header_bytes = usize::from(header[0] & 0xf) * 4;
         (0x46..=0x4f).contains(&header[0]) && (header_bytes..=ip.len()).contains(&bytes)
     };
-    if is_usual || has_options() { Usual::V4 { destination, bytes, tag } } else { Usual::No }
+    if is_fast || has_options() { Classified::V4 { destination, bytes, tag } } else { Classified::SlowPath }
 }
 
 #[inline(always)]
-fn usual_v6(ip: &[u8], own: &OwnAddresses, tag: Option<u16>) -> Usual {
-    let Some(header) = ip.first_chunk::<{ ipv6::HEADER_BYTES }>() else { return Usual::No };
+fn classify_v6(ip: &[u8], local: &LocalAddresses, tag: Option<u16>) -> Classified {
+    let Some(header) = ip.first_chunk::<{ ipv6::HEADER_BYTES }>() else { return Classified::SlowPath };
     let (addresses, _) = header[8..].as_chunks::<16>();
     let payload_bytes = usize::from(u16::from_be_bytes([header[4], header[5]]));
     let bytes = ipv6::HEADER_BYTES + payload_bytes;
     let (source, destination) = (u128::from_be_bytes(addresses[0]), u128::from_be_bytes(addresses[1]));
-    let is_usual = header[0] >> 4 == 6
+    let is_fast = header[0] >> 4 == 6
         && bytes <= ip.len()
         // With options but without a length: a jumbogram (RFC 2675), or nothing.
         && (payload_bytes > 0 || header[6] != 0)
-        && !is_odd_v6(source)
-        && !is_odd_v6(destination)
-        && !own.may_have_v6(source);
-    if is_usual { Usual::V6 { destination, bytes, tag } } else { Usual::No }
+        && !is_special_v6(source)
+        && !is_special_v6(destination)
+        && !local.may_have_v6(source);
+    if is_fast { Classified::V6 { destination, bytes, tag } } else { Classified::SlowPath }
 }
 
 #[inline(never)] // As above.
-fn look_up_v4(tables: &fib::Tables<Hop>, vector: &mut Vector<u32>) {
+fn lookup_v4(tables: &fib::Tables<Hop>, vector: &mut Vector<u32>) {
     let count = vector.packets.len();
     tables.v4.lookup_batch(&vector.addresses[..count], &mut vector.groups[..count]);
 }
 
 #[inline(never)] // As above.
-fn look_up_v6(tables: &fib::Tables<Hop>, vector: &mut Vector<u128>) {
+fn lookup_v6(tables: &fib::Tables<Hop>, vector: &mut Vector<u128>) {
     let count = vector.packets.len();
     tables.v6.lookup_batch(&vector.addresses[..count], &mut vector.groups[..count]);
 }
 
 /// One of a group's hops, by the packet's flow where there are several; with the flow, where another node wants it too.
 #[inline(always)]
-fn choose(tables: &fib::Tables<Hop>, group: GroupId, node: NodeId, flow: impl Fn() -> u32) -> Option<(Hop, u32)> {
+fn select_hop(tables: &fib::Tables<Hop>, group: GroupId, node: NodeId, flow: impl Fn() -> u32) -> Option<(Hop, u32)> {
     let mut known = None;
     let hop = tables.groups.select_by(group, || *known.get_or_insert_with(&flow))?;
     let flow = if hop.node == node { 0 } else { known.unwrap_or_else(flow) };
@@ -412,14 +412,14 @@ fn rewrite_v4(tables: &fib::Tables<Hop>, mtus: &Mtus, node: NodeId, pool: &mut P
     let Vector { packets, groups, hops, flows, .. } = vector;
     for (((packet, group), hop), flow) in packets.iter().zip(&groups[..]).zip(&mut hops[..]).zip(&mut flows[..]) {
         let bytes = pool.bytes_mut(packet);
-        *hop = NOT_FAST;
-        let Some((chosen, of_flow)) = group.and_then(|group| choose(tables, group, node, || flow_v4(bytes))) else {
+        *hop = SLOW_PATH;
+        let Some((chosen, of_flow)) = group.and_then(|group| select_hop(tables, group, node, || flow_v4(bytes))) else {
             continue;
         };
         let mtu_bytes = mtus[usize::from(chosen.node.0 % NODES_MAX)][usize::from(chosen.port.0)];
         let fits = bytes.len() <= usize::from(mtu_bytes);
         let Some(header) = bytes.first_chunk_mut::<{ ipv4::HEADER_BYTES }>() else { continue };
-        if !fits || header[8] <= 1 || header[0] != USUAL_V4 {
+        if !fits || header[8] <= 1 || header[0] != VERSION_IHL {
             continue;
         }
         let old = u16::from_be_bytes([header[8], header[9]]);
@@ -436,8 +436,8 @@ fn rewrite_v6(tables: &fib::Tables<Hop>, mtus: &Mtus, node: NodeId, pool: &mut P
     let Vector { packets, groups, hops, flows, .. } = vector;
     for (((packet, group), hop), flow) in packets.iter().zip(&groups[..]).zip(&mut hops[..]).zip(&mut flows[..]) {
         let bytes = pool.bytes_mut(packet);
-        *hop = NOT_FAST;
-        let Some((chosen, of_flow)) = group.and_then(|group| choose(tables, group, node, || flow_v6(bytes))) else {
+        *hop = SLOW_PATH;
+        let Some((chosen, of_flow)) = group.and_then(|group| select_hop(tables, group, node, || flow_v6(bytes))) else {
             continue;
         };
         let mtu_bytes = mtus[usize::from(chosen.node.0 % NODES_MAX)][usize::from(chosen.port.0)];

@@ -1,10 +1,10 @@
 //! A forwarder between hosts of the test's: two ports with a network each, by IPv4 and IPv6.
 
-mod answers;
 mod claims;
 mod cluster;
-mod duties;
+mod forwarding;
 mod hostile;
+mod icmp;
 mod neighbours;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -49,7 +49,7 @@ fn host_mac(port: u8, host: u8) -> MacAddress {
 }
 
 /// A forwarder, and what its node would do around it.
-struct World {
+struct Testbed {
     forwarder: Forwarder,
     rib: Rib,
     pool: Pool,
@@ -57,35 +57,35 @@ struct World {
     now: Time,
 }
 
-impl World {
+impl Testbed {
     /// Two ports without a kernel.
-    fn new() -> World {
-        World::with(|config| config)
+    fn new() -> Testbed {
+        Testbed::with(|config| config)
     }
 
     /// With ports that are a little other.
-    fn with(change: impl Fn(PortConfig) -> PortConfig) -> World {
+    fn with(change: impl Fn(PortConfig) -> PortConfig) -> Testbed {
         let (rib, tables) = Rib::new().expect("memory for tables");
         let forwarder = Forwarder::new(Config::new(NODE), tables);
         let pool = Pool::new(BUFFERS, 2048, 128);
         let now = Time::from_ns(1_000_000_000);
-        let mut world = World { forwarder, rib, pool, output: Output::new(256), now };
+        let mut bed = Testbed { forwarder, rib, pool, output: Output::new(256), now };
         for port in PORTS {
             let networks = [IpNet::new(own_v4(port.0).into(), 24), IpNet::new(own_v6(port.0).into(), 64)];
             let networks = networks.map(|network| network.expect("a prefix length"));
             let config = change(PortConfig::new(own_mac(port.0), MTU_BYTES).with_addresses(networks));
-            world.set_port(port, config.clone());
+            bed.set_port(port, config.clone());
             let own = if config.has_kernel { Hop::kernel(NODE) } else { Hop::router(NODE) };
             for network in networks {
-                world.route(network, &[Hop::on_link(NODE, port)]);
-                world.route(network.addr().into(), &[own]);
+                bed.route(network, &[Hop::on_link(NODE, port)]);
+                bed.route(network.addr().into(), &[own]);
             }
         }
-        world
+        bed
     }
 
     fn set_port(&mut self, port: PortId, config: PortConfig) {
-        let World { forwarder, pool, output, .. } = self;
+        let Testbed { forwarder, pool, output, .. } = self;
         forwarder.set_port(self.now, port, config, pool, output).expect("a sound port");
     }
 
@@ -94,16 +94,16 @@ impl World {
     }
 
     /// A neighbour that the router knows and has heard of lately.
-    fn know(&mut self, port: u8, address: IpAddr, mac: MacAddress) {
-        let World { forwarder, pool, output, now, .. } = self;
-        forwarder.hear_neighbour(*now, PortId(port), address, mac, pool, output);
+    fn learn(&mut self, port: u8, address: IpAddr, mac: MacAddress) {
+        let Testbed { forwarder, pool, output, now, .. } = self;
+        forwarder.learn_neighbour(*now, PortId(port), address, mac, pool, output);
     }
 
     /// All hosts that tests send to.
-    fn know_hosts(&mut self) {
+    fn learn_hosts(&mut self) {
         for port in [0, 1] {
-            self.know(port, host_v4(port, 2).into(), host_mac(port, 2));
-            self.know(port, host_v6(port, 2).into(), host_mac(port, 2));
+            self.learn(port, host_v4(port, 2).into(), host_mac(port, 2));
+            self.learn(port, host_v6(port, 2).into(), host_mac(port, 2));
         }
         self.output.events.clear();
     }
@@ -113,21 +113,21 @@ impl World {
     }
 
     fn receive_all(&mut self, port: u8, frames: &[Vec<u8>]) {
-        let World { forwarder, pool, output, now, .. } = self;
-        let mut packets = frames.iter().map(|frame| pool.copy_of(frame).expect("a buffer")).collect();
+        let Testbed { forwarder, pool, output, now, .. } = self;
+        let mut packets = frames.iter().map(|frame| pool.alloc_copy(frame).expect("a buffer")).collect();
         forwarder.ingress(*now, PortId(port), &mut packets, pool, output);
         assert!(packets.is_empty(), "whatever comes is taken");
     }
 
     fn wait(&mut self, span: Duration) {
-        let World { forwarder, pool, output, now, .. } = self;
+        let Testbed { forwarder, pool, output, now, .. } = self;
         *now = *now + span;
         forwarder.poll(*now, pool, output);
     }
 
     /// Frames that wait for a port, taken out.
     fn sent(&mut self, port: u8) -> Vec<Vec<u8>> {
-        let World { pool, output, .. } = self;
+        let Testbed { pool, output, .. } = self;
         let taken = output.to_port(PortId(port)).drain(..).map(|packet| {
             let frame = pool.bytes(&packet).to_vec();
             pool.free(packet);
@@ -143,8 +143,8 @@ impl World {
         frames.remove(0)
     }
 
-    fn taken_by_kernel(&mut self) -> Vec<Vec<u8>> {
-        let World { pool, output, .. } = self;
+    fn received_by_kernel(&mut self) -> Vec<Vec<u8>> {
+        let Testbed { pool, output, .. } = self;
         let taken = output.to_kernel.drain(..).map(|packet| {
             let bytes = pool.bytes(&packet).to_vec();
             pool.free(packet);
@@ -170,7 +170,7 @@ impl World {
         let before = self.dropped(reason);
         self.receive(port, frame);
         assert_eq!(self.dropped(reason), before + 1, "{reason}: {:?}", self.drops());
-        assert_eq!((self.sent(0).len(), self.sent(1).len(), self.taken_by_kernel().len()), (0, 0, 0), "{reason}");
+        assert_eq!((self.sent(0).len(), self.sent(1).len(), self.received_by_kernel().len()), (0, 0, 0), "{reason}");
         self.assert_no_leak();
     }
 
@@ -242,7 +242,7 @@ impl V4 {
         bytes.extend_from_slice(&self.payload);
         let total = bytes.len() as u16;
         bytes[2..4].copy_from_slice(&total.to_be_bytes());
-        mended(&mut bytes);
+        with_checksum(&mut bytes);
         bytes
     }
 
@@ -253,7 +253,7 @@ impl V4 {
 }
 
 /// With the header's checksum as it must be.
-fn mended(bytes: &mut [u8]) {
+fn with_checksum(bytes: &mut [u8]) {
     ipv4::Packet::new_checked(bytes).expect("a sound header").fill_checksum();
 }
 

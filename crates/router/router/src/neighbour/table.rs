@@ -7,16 +7,19 @@ use packet::ethernet::{EtherType, HEADER_BYTES, MacAddress};
 use packet::vlan;
 use sim::Random;
 
-use super::timing::{ASKS_MAX, DELAY_FIRST_PROBE, FORGET, NUMBER_RESTS, PROBES_MAX, REACHABLE, RETRANSMIT};
-use super::{Action, Heard, Neighbour, NeighbourState, Timer};
+use super::timing::{
+    DELAY_FIRST_PROBE_TIME, ID_REUSE_DELAY, MULTICAST_SOLICIT_MAX, REACHABLE_TIME, RETRANS_TIMER, STALE_LIFETIME,
+    UNICAST_SOLICIT_MAX,
+};
+use super::{Action, Neighbour, NeighbourState, NeighbourUpdate, Timer};
 use crate::config::Limits;
-use crate::rate::Bucket;
+use crate::rate::TokenBucket;
 use crate::{AdjacencyId, DropReason, Packet, PortId, Time};
 
 /// What the fast path sees of an adjacency: how to begin a frame. Half a cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
-pub(crate) struct Readiness {
+pub(crate) struct Adjacency {
     /// The frame's first bytes, up to the type of what it carries.
     header: [u8; HEADER_BYTES + vlan::HEADER_BYTES],
     /// How many they are, with the type.
@@ -29,10 +32,10 @@ pub(crate) struct Readiness {
     is_ready: bool,
 }
 
-const _: () = assert!(size_of::<Readiness>() == 32, "two to a cache line");
+const _: () = assert!(size_of::<Adjacency>() == 32, "two to a cache line");
 
-impl Readiness {
-    const NEVER: Readiness = Readiness {
+impl Adjacency {
+    const INVALID: Adjacency = Adjacency {
         header: [0; HEADER_BYTES + vlan::HEADER_BYTES],
         header_bytes: HEADER_BYTES as u8,
         port: PortId::NOWHERE,
@@ -59,15 +62,15 @@ impl Readiness {
 
 /// How a port's frames begin.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Link {
+pub(crate) struct PortL2 {
     pub(crate) mac: MacAddress,
     pub(crate) queue: PortId,
     pub(crate) vlan: Option<u16>,
 }
 
-impl Link {
+impl PortL2 {
     /// A frame's header to `to`.
-    pub(crate) fn readiness(&self, port: PortId, to: MacAddress) -> Readiness {
+    pub(crate) fn adjacency(&self, port: PortId, to: MacAddress) -> Adjacency {
         let mut header = [0; HEADER_BYTES + vlan::HEADER_BYTES];
         header[..6].copy_from_slice(&to.0);
         header[6..12].copy_from_slice(&self.mac.0);
@@ -78,7 +81,7 @@ impl Link {
             header[14..16].copy_from_slice(&tag.bits().to_be_bytes());
             header_bytes += vlan::HEADER_BYTES;
         }
-        Readiness { header, header_bytes: header_bytes as u8, port, queue: self.queue, is_ready: true }
+        Adjacency { header, header_bytes: header_bytes as u8, port, queue: self.queue, is_ready: true }
     }
 }
 
@@ -90,7 +93,7 @@ struct Entry {
     mac: MacAddress,
     /// Routes that name it.
     pins: u32,
-    asks_sent: u8,
+    solicitations_sent: u8,
     /// When its timer runs out; [`Time::ZERO`] without one.
     timer: Time,
     pending: VecDeque<Packet>,
@@ -101,16 +104,16 @@ pub(crate) struct Neighbours {
     limits: Limits,
     random: Random,
     /// By adjacency; the first is nobody's.
-    ready: Vec<Readiness>,
+    adjacencies: Vec<Adjacency>,
     entries: Vec<Option<Entry>>,
-    numbers: HashMap<(PortId, IpAddr), AdjacencyId>,
+    by_address: HashMap<(PortId, IpAddr), AdjacencyId>,
     /// Numbers to be given out, each not before its time.
-    free: VecDeque<(Time, AdjacencyId)>,
+    free_ids: VecDeque<(Time, AdjacencyId)>,
     timers: BTreeSet<Timer>,
     /// Neighbours that have never answered and that no route names.
-    unknown: usize,
+    incomplete: usize,
     pending: usize,
-    learnt: Bucket,
+    learned: TokenBucket,
     actions: VecDeque<Action>,
 }
 
@@ -120,34 +123,34 @@ impl Neighbours {
         Neighbours {
             limits,
             random: Random::new(seed, "neighbours"),
-            ready: vec![Readiness::NEVER; count],
+            adjacencies: vec![Adjacency::INVALID; count],
             entries: (0..count).map(|_| None).collect(),
-            numbers: HashMap::new(),
-            free: (1..=limits.neighbours_max).map(|number| (Time::ZERO, AdjacencyId(number))).collect(),
+            by_address: HashMap::new(),
+            free_ids: (1..=limits.neighbours_max).map(|id| (Time::ZERO, AdjacencyId(id))).collect(),
             timers: BTreeSet::new(),
-            unknown: 0,
+            incomplete: 0,
             pending: 0,
-            learnt: Bucket::new(limits.learnt, Time::ZERO),
+            learned: TokenBucket::new(limits.learned, Time::ZERO),
             actions: VecDeque::new(),
         }
     }
 
     /// How to send to this adjacency, when that is known and nothing else is to be done.
     #[inline]
-    pub(crate) fn ready(&self, adjacency: AdjacencyId) -> Option<&Readiness> {
-        self.ready.get(usize::from(adjacency.0)).filter(|ready| ready.is_ready)
+    pub(crate) fn ready(&self, adjacency: AdjacencyId) -> Option<&Adjacency> {
+        self.adjacencies.get(usize::from(adjacency.0)).filter(|ready| ready.is_ready)
     }
 
     /// By adjacency: for who looks at many.
     #[inline]
-    pub(crate) fn all(&self) -> &[Readiness] {
-        &self.ready
+    pub(crate) fn adjacencies(&self) -> &[Adjacency] {
+        &self.adjacencies
     }
 
     /// How to send to this adjacency, when that is known.
-    pub(crate) fn known(&self, adjacency: AdjacencyId) -> Option<&Readiness> {
+    pub(crate) fn resolved(&self, adjacency: AdjacencyId) -> Option<&Adjacency> {
         self.entry(adjacency).filter(|entry| entry.state.has_mac())?;
-        self.ready.get(usize::from(adjacency.0))
+        self.adjacencies.get(usize::from(adjacency.0))
     }
 
     /// The neighbour's hardware address, when it is known.
@@ -156,7 +159,7 @@ impl Neighbours {
     }
 
     /// What is to be done next.
-    pub(crate) fn action(&mut self) -> Option<Action> {
+    pub(crate) fn next_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
@@ -166,10 +169,10 @@ impl Neighbours {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = Neighbour> + '_ {
-        self.entries.iter().enumerate().filter_map(|(number, entry)| {
+        self.entries.iter().enumerate().filter_map(|(id, entry)| {
             let entry = entry.as_ref()?;
             Some(Neighbour {
-                adjacency: AdjacencyId(number as u16),
+                adjacency: AdjacencyId(id as u16),
                 port: entry.port,
                 address: entry.address,
                 mac: entry.state.has_mac().then_some(entry.mac),
@@ -180,7 +183,7 @@ impl Neighbours {
 
     /// The neighbour with this address, when it is in the table.
     pub(crate) fn find(&self, port: PortId, address: IpAddr) -> Option<AdjacencyId> {
-        self.numbers.get(&(port, address)).copied()
+        self.by_address.get(&(port, address)).copied()
     }
 
     /// Who it is.
@@ -207,14 +210,14 @@ impl Neighbours {
             Some(adjacency) => adjacency,
             None => {
                 let adjacency = self.insert(now, port, address)?;
-                self.change(adjacency, NeighbourState::Failed);
+                self.set_state(adjacency, NeighbourState::Failed);
                 adjacency
             }
         };
         let entry = self.entry_mut(adjacency)?;
         entry.pins += 1;
         if entry.pins == 1 && entry.state == NeighbourState::Incomplete {
-            self.unknown -= 1;
+            self.incomplete -= 1;
         }
         Some(adjacency)
     }
@@ -228,28 +231,28 @@ impl Neighbours {
         }
         match entry.state {
             NeighbourState::Failed => self.remove(now, adjacency),
-            NeighbourState::Incomplete => self.unknown += 1,
-            NeighbourState::Stale => self.set_timer(adjacency, now + FORGET),
+            NeighbourState::Incomplete => self.incomplete += 1,
+            NeighbourState::Stale => self.set_timer(adjacency, now + STALE_LIFETIME),
             _ => {}
         }
     }
 
     /// A packet for this adjacency: comes back when it can be sent at once, and it is noted that the neighbour is used.
     /// Else it waits, and the neighbour is asked for.
-    pub(crate) fn used(&mut self, now: Time, adjacency: AdjacencyId, packet: Packet) -> Option<Packet> {
+    pub(crate) fn send_or_queue(&mut self, now: Time, adjacency: AdjacencyId, packet: Packet) -> Option<Packet> {
         match self.entry(adjacency).map(|entry| entry.state) {
             Some(NeighbourState::Stale) => {
-                self.change(adjacency, NeighbourState::Delay);
-                self.set_timer(adjacency, now + DELAY_FIRST_PROBE);
+                self.set_state(adjacency, NeighbourState::Delay);
+                self.set_timer(adjacency, now + DELAY_FIRST_PROBE_TIME);
                 Some(packet)
             }
             Some(NeighbourState::Failed) => {
-                self.wait(adjacency, packet);
-                self.begin_asking(now, adjacency);
+                self.push_pending(adjacency, packet);
+                self.start_resolution(now, adjacency);
                 None
             }
             Some(NeighbourState::Incomplete) => {
-                self.wait(adjacency, packet);
+                self.push_pending(adjacency, packet);
                 None
             }
             _ => Some(packet),
@@ -257,32 +260,32 @@ impl Neighbours {
     }
 
     /// A packet for an address on the port's network that is in the table not at all.
-    pub(crate) fn unknown(&mut self, now: Time, port: PortId, address: IpAddr, packet: Packet) {
-        if self.unknown >= usize::from(self.limits.neighbours_unknown_max) {
+    pub(crate) fn resolve(&mut self, now: Time, port: PortId, address: IpAddr, packet: Packet) {
+        if self.incomplete >= usize::from(self.limits.neighbours_incomplete_max) {
             let reason = DropReason::NeighbourTable;
             self.actions.push_back(Action::Dropped { port, packet, reason });
             return;
         }
         match self.insert(now, port, address) {
             Some(adjacency) => {
-                self.wait(adjacency, packet);
-                self.begin_asking(now, adjacency);
+                self.push_pending(adjacency, packet);
+                self.start_resolution(now, adjacency);
             }
             None => self.actions.push_back(Action::Dropped { port, packet, reason: DropReason::NeighbourTable }),
         }
     }
 
-    fn begin_asking(&mut self, now: Time, adjacency: AdjacencyId) {
-        self.change(adjacency, NeighbourState::Incomplete);
+    fn start_resolution(&mut self, now: Time, adjacency: AdjacencyId) {
+        self.set_state(adjacency, NeighbourState::Incomplete);
         let Some(entry) = self.entry_mut(adjacency) else { return };
-        entry.asks_sent = 1;
+        entry.solicitations_sent = 1;
         let (port, address) = (entry.port, entry.address);
-        self.set_timer(adjacency, now + RETRANSMIT);
-        self.actions.push_back(Action::Ask { port, address, to: None });
+        self.set_timer(adjacency, now + RETRANS_TIMER);
+        self.actions.push_back(Action::Solicit { port, address, to: None });
     }
 
     /// Keeps the packet, and for it drops the oldest where too many wait (RFC 4861, section 7.2.2).
-    fn wait(&mut self, adjacency: AdjacencyId, packet: Packet) {
+    fn push_pending(&mut self, adjacency: AdjacencyId, packet: Packet) {
         let of_neighbour_max = self.limits.pending_packets_of_neighbour_max;
         let is_full = self.pending >= self.limits.pending_packets_max;
         let Some(entry) = self.entries[usize::from(adjacency.0)].as_mut() else { return };
@@ -298,57 +301,57 @@ impl Neighbours {
     }
 
     /// A message said that a neighbour has this hardware address.
-    pub(crate) fn heard(&mut self, now: Time, heard: &Heard, link: &Link) {
-        let adjacency = match self.find(heard.port, heard.address) {
+    pub(crate) fn update(&mut self, now: Time, update: &NeighbourUpdate, l2: &PortL2) {
+        let adjacency = match self.find(update.port, update.address) {
             Some(adjacency) => adjacency,
-            None if heard.creates && self.learnt.take(now) => match self.insert(now, heard.port, heard.address) {
+            None if update.creates && self.learned.take(now) => match self.insert(now, update.port, update.address) {
                 Some(adjacency) => adjacency,
                 None => return,
             },
             None => return,
         };
         let Some(entry) = self.entry(adjacency) else { return };
-        let is_other = !entry.state.has_mac() || entry.mac != heard.mac;
-        if entry.state.has_mac() && is_other && !heard.overrides {
+        let is_other = !entry.state.has_mac() || entry.mac != update.mac;
+        if entry.state.has_mac() && is_other && !update.overrides {
             // RFC 4861, section 7.2.5: what is known stays, but is doubted.
             if entry.state == NeighbourState::Reachable {
-                self.change(adjacency, NeighbourState::Stale);
-                self.set_timer(adjacency, now + FORGET);
+                self.set_state(adjacency, NeighbourState::Stale);
+                self.set_timer(adjacency, now + STALE_LIFETIME);
             }
             return;
         }
         if is_other {
-            self.learn(adjacency, heard.mac, link);
+            self.learn(adjacency, update.mac, l2);
         }
-        if heard.is_solicited {
+        if update.is_solicited {
             self.confirm(now, adjacency);
         } else if is_other {
-            self.change(adjacency, NeighbourState::Stale);
-            self.set_timer(adjacency, now + FORGET);
+            self.set_state(adjacency, NeighbourState::Stale);
+            self.set_timer(adjacency, now + STALE_LIFETIME);
         }
-        self.release(adjacency);
+        self.flush_pending(adjacency);
     }
 
-    fn learn(&mut self, adjacency: AdjacencyId, mac: MacAddress, link: &Link) {
+    fn learn(&mut self, adjacency: AdjacencyId, mac: MacAddress, l2: &PortL2) {
         let Some(entry) = self.entry_mut(adjacency) else { return };
         entry.mac = mac;
-        entry.asks_sent = 0;
+        entry.solicitations_sent = 0;
         let (port, address, was_known) = (entry.port, entry.address, entry.state.has_mac());
-        let is_ready = self.ready[usize::from(adjacency.0)].is_ready;
-        self.ready[usize::from(adjacency.0)] = Readiness { is_ready, ..link.readiness(port, mac) };
+        let is_ready = self.adjacencies[usize::from(adjacency.0)].is_ready;
+        self.adjacencies[usize::from(adjacency.0)] = Adjacency { is_ready, ..l2.adjacency(port, mac) };
         if !was_known {
             self.actions.push_back(Action::Up { port, address, adjacency });
         }
     }
 
     fn confirm(&mut self, now: Time, adjacency: AdjacencyId) {
-        self.change(adjacency, NeighbourState::Reachable);
+        self.set_state(adjacency, NeighbourState::Reachable);
         let spread = 0.5 + self.random.unit();
-        self.set_timer(adjacency, now + REACHABLE.mul_f64(spread));
+        self.set_timer(adjacency, now + REACHABLE_TIME.mul_f64(spread));
     }
 
     /// What waited for the hardware address is sent.
-    fn release(&mut self, adjacency: AdjacencyId) {
+    fn flush_pending(&mut self, adjacency: AdjacencyId) {
         let Some(entry) = self.entries[usize::from(adjacency.0)].as_mut() else { return };
         let port = entry.port;
         while let Some(packet) = entry.pending.pop_front() {
@@ -363,39 +366,40 @@ impl Neighbours {
             self.timers.pop_first();
             let Some(entry) = self.entry_mut(timer.adjacency) else { continue };
             entry.timer = Time::ZERO;
-            self.due(now, timer.adjacency);
+            self.on_timer(now, timer.adjacency);
         }
     }
 
-    fn due(&mut self, now: Time, adjacency: AdjacencyId) {
+    fn on_timer(&mut self, now: Time, adjacency: AdjacencyId) {
         let Some(entry) = self.entry_mut(adjacency) else { return };
-        let asks_max = if entry.state == NeighbourState::Incomplete { ASKS_MAX } else { PROBES_MAX };
+        let solicitations_max =
+            if entry.state == NeighbourState::Incomplete { MULTICAST_SOLICIT_MAX } else { UNICAST_SOLICIT_MAX };
         match entry.state {
             NeighbourState::Reachable => {
-                self.change(adjacency, NeighbourState::Stale);
-                self.set_timer(adjacency, now + FORGET);
+                self.set_state(adjacency, NeighbourState::Stale);
+                self.set_timer(adjacency, now + STALE_LIFETIME);
             }
             NeighbourState::Stale if entry.pins == 0 => self.remove(now, adjacency),
             NeighbourState::Stale | NeighbourState::Failed => {}
             NeighbourState::Delay => {
-                entry.asks_sent = 0;
-                self.change(adjacency, NeighbourState::Probe);
-                self.ask_again(now, adjacency);
+                entry.solicitations_sent = 0;
+                self.set_state(adjacency, NeighbourState::Probe);
+                self.resend_solicitation(now, adjacency);
             }
-            NeighbourState::Incomplete | NeighbourState::Probe if entry.asks_sent < asks_max => {
-                self.ask_again(now, adjacency);
+            NeighbourState::Incomplete | NeighbourState::Probe if entry.solicitations_sent < solicitations_max => {
+                self.resend_solicitation(now, adjacency);
             }
             NeighbourState::Incomplete | NeighbourState::Probe => self.fail(now, adjacency),
         }
     }
 
-    fn ask_again(&mut self, now: Time, adjacency: AdjacencyId) {
+    fn resend_solicitation(&mut self, now: Time, adjacency: AdjacencyId) {
         let Some(entry) = self.entry_mut(adjacency) else { return };
-        entry.asks_sent += 1;
+        entry.solicitations_sent += 1;
         let to = (entry.state == NeighbourState::Probe).then_some(entry.mac);
         let (port, address) = (entry.port, entry.address);
-        self.set_timer(adjacency, now + RETRANSMIT);
-        self.actions.push_back(Action::Ask { port, address, to });
+        self.set_timer(adjacency, now + RETRANS_TIMER);
+        self.actions.push_back(Action::Solicit { port, address, to });
     }
 
     /// The neighbour did not answer.
@@ -411,21 +415,21 @@ impl Neighbours {
             self.remove(now, adjacency);
             return;
         }
-        self.change(adjacency, NeighbourState::Failed);
+        self.set_state(adjacency, NeighbourState::Failed);
         if was_known {
             self.actions.push_back(Action::Down { port, address, adjacency });
         }
     }
 
     /// Sets the state, and what the fast path sees of it. A failed neighbour's timer ends.
-    fn change(&mut self, adjacency: AdjacencyId, state: NeighbourState) {
+    fn set_state(&mut self, adjacency: AdjacencyId, state: NeighbourState) {
         let Some(entry) = self.entries[usize::from(adjacency.0)].as_mut() else { return };
         if entry.pins == 0 {
-            let is_unknown = |state| usize::from(state == NeighbourState::Incomplete);
-            self.unknown = self.unknown + is_unknown(state) - is_unknown(entry.state);
+            let is_incomplete = |state| usize::from(state == NeighbourState::Incomplete);
+            self.incomplete = self.incomplete + is_incomplete(state) - is_incomplete(entry.state);
         }
         entry.state = state;
-        self.ready[usize::from(adjacency.0)].is_ready = state.has_mac() && state != NeighbourState::Stale;
+        self.adjacencies[usize::from(adjacency.0)].is_ready = state.has_mac() && state != NeighbourState::Stale;
     }
 
     fn set_timer(&mut self, adjacency: AdjacencyId, at: Time) {
@@ -437,24 +441,24 @@ impl Neighbours {
 
     /// A new entry, which takes the place of the one that was quiet for longest where there is no room.
     fn insert(&mut self, now: Time, port: PortId, address: IpAddr) -> Option<AdjacencyId> {
-        if self.free.is_empty() {
+        if self.free_ids.is_empty() {
             // Its number rests; whoever comes after that finds room.
             self.evict(now);
         }
-        self.free.front().filter(|(from, _)| *from <= now)?;
-        let (_, adjacency) = self.free.pop_front()?;
+        self.free_ids.front().filter(|(from, _)| *from <= now)?;
+        let (_, adjacency) = self.free_ids.pop_front()?;
         self.entries[usize::from(adjacency.0)] = Some(Entry {
             port,
             address,
             state: NeighbourState::Failed,
             mac: MacAddress::default(),
             pins: 0,
-            asks_sent: 0,
+            solicitations_sent: 0,
             timer: Time::ZERO,
             pending: VecDeque::new(),
         });
-        self.ready[usize::from(adjacency.0)] = Readiness { port, ..Readiness::NEVER };
-        self.numbers.insert((port, address), adjacency);
+        self.adjacencies[usize::from(adjacency.0)] = Adjacency { port, ..Adjacency::INVALID };
+        self.by_address.insert((port, address), adjacency);
         Some(adjacency)
     }
 
@@ -471,10 +475,10 @@ impl Neighbours {
         let Some(mut entry) = self.entries[usize::from(adjacency.0)].take() else { return };
         let (port, address) = (entry.port, entry.address);
         self.timers.remove(&Timer { at: entry.timer, adjacency });
-        self.numbers.remove(&(port, address));
-        self.ready[usize::from(adjacency.0)] = Readiness::NEVER;
+        self.by_address.remove(&(port, address));
+        self.adjacencies[usize::from(adjacency.0)] = Adjacency::INVALID;
         if entry.pins == 0 && entry.state == NeighbourState::Incomplete {
-            self.unknown -= 1;
+            self.incomplete -= 1;
         }
         while let Some(packet) = entry.pending.pop_front() {
             self.pending -= 1;
@@ -483,16 +487,16 @@ impl Neighbours {
         if entry.state.has_mac() {
             self.actions.push_back(Action::Down { port, address, adjacency });
         }
-        self.free.push_back((now + NUMBER_RESTS, adjacency));
+        self.free_ids.push_back((now + ID_REUSE_DELAY, adjacency));
     }
 
     /// Forgets what is known of a port's neighbours: the port is down, or its own hardware address is another.
-    pub(crate) fn forget_port(&mut self, now: Time, port: PortId) {
+    pub(crate) fn flush_port(&mut self, now: Time, port: PortId) {
         let of_port = |entry: &Option<Entry>| entry.as_ref().is_some_and(|entry| entry.port == port);
-        for number in 1..self.entries.len() {
-            if of_port(&self.entries[number]) {
-                self.fail(now, AdjacencyId(number as u16));
-                self.clear_timer(AdjacencyId(number as u16));
+        for id in 1..self.entries.len() {
+            if of_port(&self.entries[id]) {
+                self.fail(now, AdjacencyId(id as u16));
+                self.clear_timer(AdjacencyId(id as u16));
             }
         }
     }

@@ -3,23 +3,23 @@
 use std::time::Duration;
 
 /// How long an answer is good for, on average: drawn from half of it to one and a half.
-pub(super) const REACHABLE: Duration = Duration::from_secs(30);
+pub(super) const REACHABLE_TIME: Duration = Duration::from_secs(30);
 
 /// From one ask to the next.
-pub(super) const RETRANSMIT: Duration = Duration::from_secs(1);
+pub(super) const RETRANS_TIMER: Duration = Duration::from_secs(1);
 
 /// From the first packet that is sent to a stale neighbour to the first ask.
-pub(super) const DELAY_FIRST_PROBE: Duration = Duration::from_secs(5);
+pub(super) const DELAY_FIRST_PROBE_TIME: Duration = Duration::from_secs(5);
 
 /// How often a neighbour that was never heard is asked.
-pub(super) const ASKS_MAX: u8 = 3;
+pub(super) const MULTICAST_SOLICIT_MAX: u8 = 3;
 
 /// How often one that was heard before is asked.
-pub(super) const PROBES_MAX: u8 = 3;
+pub(super) const UNICAST_SOLICIT_MAX: u8 = 3;
 
 /// How long a neighbour that nobody sends to is remembered.
-pub(super) const FORGET: Duration = Duration::from_secs(600);
+pub(super) const STALE_LIFETIME: Duration = Duration::from_secs(600);
 
 /// How long an adjacency's number rests before another neighbour gets it: longer than a packet is under way between
 /// two nodes, and than it takes to withdraw a route.
-pub(super) const NUMBER_RESTS: Duration = Duration::from_secs(2);
+pub(super) const ID_REUSE_DELAY: Duration = Duration::from_secs(2);

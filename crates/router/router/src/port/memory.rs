@@ -51,7 +51,7 @@ impl Wire {
     fn pop(&mut self, pool: &mut Pool) -> Option<Packet> {
         let bytes = *self.lengths.front()?;
         let first = self.first;
-        let packet = pool.copy_of(self.slot(first, bytes))?;
+        let packet = pool.alloc_copy(self.slot(first, bytes))?;
         self.lengths.pop_front();
         self.first = (first + 1) % self.frames_max;
         Some(packet)
@@ -69,10 +69,10 @@ pub struct MemoryPort {
 /// full keeps its frames.
 pub fn pair(frames_max: usize, frame_bytes_max: usize) -> (MemoryPort, MemoryPort) {
     assert!(frames_max > 0, "a wire that holds no frame carries none");
-    let (there, back) = (Wire::new(frames_max, frame_bytes_max), Wire::new(frames_max, frame_bytes_max));
-    let near = MemoryPort { inbound: back.clone(), outbound: there.clone(), losses: PortLosses::default() };
-    let far = MemoryPort { inbound: there, outbound: back, losses: PortLosses::default() };
-    (near, far)
+    let (forward, backward) = (Wire::new(frames_max, frame_bytes_max), Wire::new(frames_max, frame_bytes_max));
+    let first = MemoryPort { inbound: backward.clone(), outbound: forward.clone(), losses: PortLosses::default() };
+    let second = MemoryPort { inbound: forward, outbound: backward, losses: PortLosses::default() };
+    (first, second)
 }
 
 /// Nobody panics while holding it.
@@ -142,8 +142,8 @@ pub enum Destinations {
 /// whatever a buffer held.
 pub struct Generator {
     /// Ethernet and IP header of each length, without a destination; with the sum of what is there.
-    heads: Vec<Head>,
-    head: usize,
+    headers: Vec<HeaderTemplate>,
+    header: usize,
     destinations: Destinations,
     destination: usize,
     /// Frames that wait in the card's ring, of as many as it holds; `None` for a port where there is always one.
@@ -151,7 +151,7 @@ pub struct Generator {
     sent: Traffic,
 }
 
-struct Head {
+struct HeaderTemplate {
     bytes: [u8; HEADER_BYTES + ipv6::HEADER_BYTES],
     frame_bytes: usize,
     sum: u64,
@@ -173,8 +173,8 @@ impl Generator {
             Destinations::V6(addresses) => addresses.len(),
         };
         assert!(count > 0 && !frame_bytes.is_empty(), "packets of some length for somebody");
-        let heads = frame_bytes.iter().map(|bytes| Head::new(ethernet, *bytes, is_v4)).collect();
-        Generator { heads, head: 0, destinations, destination: 0, ring: None, sent: Traffic::default() }
+        let headers = frame_bytes.iter().map(|bytes| HeaderTemplate::new(ethernet, *bytes, is_v4)).collect();
+        Generator { headers, header: 0, destinations, destination: 0, ring: None, sent: Traffic::default() }
     }
 
     /// With a ring of so many frames, into which [`Generator::offer`] puts them.
@@ -193,13 +193,13 @@ impl Generator {
     }
 
     /// Frames that were sent to it.
-    pub fn swallowed(&self) -> Traffic {
+    pub fn transmitted(&self) -> Traffic {
         self.sent
     }
 }
 
-impl Head {
-    fn new(ethernet: [u8; HEADER_BYTES], frame_bytes: usize, is_v4: bool) -> Head {
+impl HeaderTemplate {
+    fn new(ethernet: [u8; HEADER_BYTES], frame_bytes: usize, is_v4: bool) -> HeaderTemplate {
         let mut bytes = [0; HEADER_BYTES + ipv6::HEADER_BYTES];
         bytes[..HEADER_BYTES].copy_from_slice(&ethernet);
         let protocol = packet::Protocol::UDP;
@@ -229,7 +229,7 @@ impl Head {
             header.emit(&mut bytes[HEADER_BYTES..]);
         }
         let sum = Sum::new().add_bytes(&bytes[HEADER_BYTES..HEADER_BYTES + ipv4::HEADER_BYTES]).folded();
-        Head { bytes, frame_bytes, sum: u64::from(sum) }
+        HeaderTemplate { bytes, frame_bytes, sum: u64::from(sum) }
     }
 
     #[inline]
@@ -255,7 +255,7 @@ impl Head {
 
 /// The next of `count`, the first after the last.
 #[inline]
-fn turn(at: &mut usize, count: usize) -> usize {
+fn next_index(at: &mut usize, count: usize) -> usize {
     let now = *at;
     *at = if now + 1 == count { 0 } else { now + 1 };
     now
@@ -267,13 +267,13 @@ impl Port for Generator {
         let count_max = packets_max.min(usize::try_from(waiting).unwrap_or(usize::MAX));
         let mut count = 0;
         while count < count_max {
-            let Some(mut packet) = pool.take() else { break };
-            let head = &self.heads[turn(&mut self.head, self.heads.len())];
-            pool.resize(&mut packet, head.frame_bytes);
+            let Some(mut packet) = pool.alloc() else { break };
+            let header = &self.headers[next_index(&mut self.header, self.headers.len())];
+            pool.resize(&mut packet, header.frame_bytes);
             let frame = pool.bytes_mut(&packet);
             match &self.destinations {
-                Destinations::V4(all) => head.write_v4(frame, all[turn(&mut self.destination, all.len())]),
-                Destinations::V6(all) => head.write_v6(frame, all[turn(&mut self.destination, all.len())]),
+                Destinations::V4(all) => header.write_v4(frame, all[next_index(&mut self.destination, all.len())]),
+                Destinations::V6(all) => header.write_v6(frame, all[next_index(&mut self.destination, all.len())]),
             }
             into.push(packet);
             count += 1;
@@ -314,26 +314,26 @@ mod tests {
     #[test]
     fn what_one_end_sends_the_other_receives_in_order_and_no_more_than_the_wire_holds() {
         let mut pool = Pool::new(16, 256, 32);
-        let (mut near, mut far) = pair(4, 100);
+        let (mut first, mut second) = pair(4, 100);
         for round in 0..5_u8 {
-            let mut queue: VecDeque<Packet> = (0..6).filter_map(|n| pool.copy_of(&[round * 8 + n; 60])).collect();
-            assert_eq!(near.transmit(&mut pool, &mut queue).expect("memory does not fail"), 4);
+            let mut queue: VecDeque<Packet> = (0..6).filter_map(|n| pool.alloc_copy(&[round * 8 + n; 60])).collect();
+            assert_eq!(first.transmit(&mut pool, &mut queue).expect("memory does not fail"), 4);
             assert_eq!(queue.len(), 2, "the rest stays with its sender");
             queue.drain(..).for_each(|packet| pool.free(packet));
-            assert!(!far.may_sleep());
+            assert!(!second.may_sleep());
             let mut received = Vec::new();
-            assert_eq!(far.receive(&mut pool, &mut received, 3).expect("memory does not fail"), 3);
-            assert_eq!(far.receive(&mut pool, &mut received, 3).expect("memory does not fail"), 1);
-            assert!(far.may_sleep());
+            assert_eq!(second.receive(&mut pool, &mut received, 3).expect("memory does not fail"), 3);
+            assert_eq!(second.receive(&mut pool, &mut received, 3).expect("memory does not fail"), 1);
+            assert!(second.may_sleep());
             for (n, packet) in received.drain(..).enumerate() {
                 assert_eq!(pool.bytes(&packet), [round * 8 + n as u8; 60]);
                 pool.free(packet);
             }
         }
         assert_eq!(pool.available(), 16);
-        let mut queue: VecDeque<Packet> = pool.copy_of(&[0; 101]).into_iter().collect();
-        assert_eq!(near.transmit(&mut pool, &mut queue).expect("memory does not fail"), 1);
-        assert_eq!((near.losses().transmit_refused, pool.available()), (1, 16), "longer than the wire takes");
+        let mut queue: VecDeque<Packet> = pool.alloc_copy(&[0; 101]).into_iter().collect();
+        assert_eq!(first.transmit(&mut pool, &mut queue).expect("memory does not fail"), 1);
+        assert_eq!((first.losses().transmit_refused, pool.available()), (1, 16), "longer than the wire takes");
     }
 
     #[test]
@@ -352,7 +352,7 @@ mod tests {
         }
         let mut queue = VecDeque::from(packets);
         generator.transmit(&mut pool, &mut queue).expect("memory does not fail");
-        assert_eq!((generator.swallowed().packets, pool.available()), (6, 16));
+        assert_eq!((generator.transmitted().packets, pool.available()), (6, 16));
     }
 
     #[test]

@@ -17,7 +17,7 @@ fn net(text: &str) -> IpNet {
 
 /// What a forwarder finds.
 fn found(tables: &mut Tables, address: &str) -> Option<Vec<Hop>> {
-    tables.look_up(address.parse().expect("an address"))
+    tables.lookup(address.parse().expect("an address"))
 }
 
 #[test]
@@ -37,12 +37,12 @@ fn the_best_announcement_wins_and_equal_ones_share() {
     assert_eq!(rib.withdraw(NodeId(0), prefix), Ok(false));
     rib.announce(NodeId(0), prefix, 20, &[Hop::UNREACHABLE]).expect("room");
     assert_eq!(found(&mut tables, "192.0.2.9"), Some(vec![Hop::UNREACHABLE]), "an end is no share");
-    assert_eq!(rib.forwarded(prefix), Some(Forwarded { metric: 20, hops: found(&mut tables, "192.0.2.9") }));
+    assert_eq!(rib.fib_entry(prefix), Some(FibEntry { metric: 20, hops: found(&mut tables, "192.0.2.9") }));
     for node in 0..3 {
         rib.withdraw(NodeId(node), prefix).expect("room");
     }
     assert_eq!((found(&mut tables, "192.0.2.9"), rib.routes()), (None, (0, 0)));
-    assert!(rib.groups.is_empty() && rib.ways.ids.is_empty(), "nothing is left of them");
+    assert!(rib.groups.is_empty() && rib.hop_sets.ids.is_empty(), "nothing is left of them");
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_node_that_is_gone_gets_no_packet_from_that_moment_and_others_take_over() {
     assert_eq!(found(&mut tables, "198.51.100.1"), Some(vec![]), "at once, nobody");
     assert_eq!(found(&mut tables, "203.0.113.1"), Some(vec![Hop::BLACKHOLE]), "an end is of no node");
     let mut slices = 0;
-    while rib.work(10).expect("room") {
+    while rib.process_withdrawals(10).expect("room") {
         slices += 1;
     }
     assert_eq!(slices, 5);
@@ -118,18 +118,22 @@ fn what_finds_no_room_is_left_out_and_leads_nowhere_until_there_is_room() {
     full(rib.announce(NodeId(1), host(2), 0, &by(50_000)));
     assert_eq!(found(&mut tables, &address(2)), None, "the former way is nobody's, or somebody else's");
     full(rib.announce(NodeId(1), host(40_001), 0, &by(40_001)));
-    assert_eq!((found(&mut tables, &address(40_001)), rib.left_out()), (None, 2));
-    assert_eq!(rib.forwarded(host(40_001)), Some(Forwarded { metric: 0, hops: None }), "and it is said");
-    assert!(rib.prefixes_left_out().eq([host(2), host(40_001)]));
+    assert_eq!((found(&mut tables, &address(40_001)), rib.not_installed()), (None, 2));
+    assert_eq!(rib.fib_entry(host(40_001)), Some(FibEntry { metric: 0, hops: None }), "and it is said");
+    assert!(rib.prefixes_not_installed().eq([host(2), host(40_001)]));
     // Where the former route gives its group back, that is room enough.
     rib.announce(NodeId(1), host(3), 0, &by(50_003)).expect("room");
     assert_eq!(found(&mut tables, &address(3)), Some(by(50_003).to_vec()));
     rib.withdraw(NodeId(1), host(4)).expect("room");
-    assert_eq!((found(&mut tables, &address(2)), rib.left_out()), (Some(by(50_000).to_vec()), 1));
+    assert_eq!((found(&mut tables, &address(2)), rib.not_installed()), (Some(by(50_000).to_vec()), 1));
     rib.withdraw(NodeId(1), host(40_001)).expect("room");
-    assert_eq!((rib.left_out(), rib.groups.len()), (0, usize::from(GROUPS_MAX)), "what is withdrawn waits for no room");
+    assert_eq!(
+        (rib.not_installed(), rib.groups.len()),
+        (0, usize::from(GROUPS_MAX)),
+        "what is withdrawn waits for no room"
+    );
     rib.withdraw_node(NodeId(1)).expect("room");
-    while rib.work(10_000).expect("room") {}
+    while rib.process_withdrawals(10_000).expect("room") {}
     assert_eq!((rib.routes(), rib.groups.len(), rib.writer.groups()), ((0, 0), 0, 0));
 }
 
@@ -214,10 +218,10 @@ proptest! {
                     announced.retain(|(of, _), _| *of != node);
                 }
                 Change::Work { routes } => {
-                    rib.work(routes).expect("room");
+                    rib.process_withdrawals(routes).expect("room");
                 }
             }
-            let is_settled = rib.leaving.is_empty();
+            let is_settled = rib.pending_withdrawals.is_empty();
             for prefix in 0..6 {
                 let found = found(&mut tables, &format!("10.{prefix}.1.1"));
                 let expected = expected(&announced, prefix);
@@ -228,7 +232,7 @@ proptest! {
                 prop_assert!(!found.unwrap_or_default().iter().any(is_dead), "a packet for a node that is gone");
             }
         }
-        while rib.work(usize::MAX).expect("room") {}
+        while rib.process_withdrawals(usize::MAX).expect("room") {}
         prop_assert_eq!(rib.groups.len(), rib.writer.groups());
     }
 }

@@ -7,18 +7,18 @@ use super::*;
 use crate::ClaimState;
 
 /// Both ports' addresses are to be looked for; the hardware addresses end in `node`.
-fn claiming(node: u8) -> World {
-    World::with(|config| {
+fn claiming(node: u8) -> Testbed {
+    Testbed::with(|config| {
         let [.., port] = config.mac.0;
         PortConfig { mac: MacAddress([2, 0, 0, 0, node, port]), probes: true, ..config }
     })
 }
 
 /// The same, and looking for them has begun.
-fn probing(node: u8) -> World {
-    let mut world = claiming(node);
-    world.wait(Duration::from_secs(1));
-    world
+fn probing(node: u8) -> Testbed {
+    let mut bed = claiming(node);
+    bed.wait(Duration::from_secs(1));
+    bed
 }
 
 fn is_report(frame: &[u8]) -> bool {
@@ -26,15 +26,15 @@ fn is_report(frame: &[u8]) -> bool {
 }
 
 /// What was said of addresses: all but reports on groups.
-fn said(world: &mut World, port: u8) -> Vec<Vec<u8>> {
-    let mut frames = world.sent(port);
+fn said(bed: &mut Testbed, port: u8) -> Vec<Vec<u8>> {
+    let mut frames = bed.sent(port);
     frames.retain(|frame| !is_report(frame));
     frames
 }
 
 /// States of the own addresses of port 1 that are not used.
-fn unused(world: &World) -> Vec<(IpAddr, ClaimState)> {
-    let of_port = world.forwarder.unused_addresses().filter(|(port, ..)| *port == PORTS[1]);
+fn unused(bed: &Testbed) -> Vec<(IpAddr, ClaimState)> {
+    let of_port = bed.forwarder.unassigned_addresses().filter(|(port, ..)| *port == PORTS[1]);
     of_port.map(|(_, address, state)| (address, state)).collect()
 }
 
@@ -42,11 +42,11 @@ fn link_local(node: u8) -> Ipv6Addr {
     Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0xff, 0xfe00, u16::from(node) << 8 | 1)
 }
 
-fn ask_v4() -> Vec<u8> {
+fn request_v4() -> Vec<u8> {
     arp_frame(MacAddress::BROADCAST, &request(host_v4(1, 2), host_mac(1, 2), own_v4(1)))
 }
 
-fn ask_v6() -> Vec<u8> {
+fn solicitation_v6() -> Vec<u8> {
     let target = own_v6(1);
     let group = ndisc::solicited_node(target);
     let ask = ndisc::Message::NeighbourSolicitation { target, source_mac: Some(host_mac(1, 2)) };
@@ -61,12 +61,12 @@ fn echo_request() -> Vec<u8> {
 
 #[test]
 fn addresses_are_looked_for_before_they_are_used() {
-    let mut world = claiming(0);
-    world.wait(Duration::ZERO);
-    assert_eq!((world.sent(0).len(), world.sent(1).len()), (0, 0), "not all that were switched on at once");
-    world.wait(Duration::from_secs(1));
-    let probes = said(&mut world, 1);
-    assert_eq!((probes.len(), said(&mut world, 0).len()), (3, 3), "{probes:02x?}");
+    let mut bed = claiming(0);
+    bed.wait(Duration::ZERO);
+    assert_eq!((bed.sent(0).len(), bed.sent(1).len()), (0, 0), "not all that were switched on at once");
+    bed.wait(Duration::from_secs(1));
+    let probes = said(&mut bed, 1);
+    assert_eq!((probes.len(), said(&mut bed, 0).len()), (3, 3), "{probes:02x?}");
     let mac = MacAddress([2, 0, 0, 0, 0, 1]);
     assert_eq!((&probes[0][..6], arp_of(&probes[0])), (&[0xff; 6][..], request(Ipv4Addr::UNSPECIFIED, mac, own_v4(1))));
     for (probe, target) in probes[1..].iter().zip([own_v6(1), link_local(0)]) {
@@ -76,29 +76,29 @@ fn addresses_are_looked_for_before_they_are_used() {
     }
     let tentative = ClaimState::Tentative;
     let own = [own_v4(1).into(), own_v6(1).into(), link_local(0).into()].map(|address| (address, tentative));
-    assert_eq!(unused(&world), own);
-    world.receive_all(1, &[ask_v4(), ask_v6()]);
-    assert_eq!(world.sent(1).len(), 0, "nobody is told where it is");
-    world.assert_dropped(0, &echo_request(), DropReason::Unused);
-    world.wait(Duration::from_secs(1));
-    assert_eq!(unused(&world), own[..1], "one probe and a second by IPv6");
+    assert_eq!(unused(&bed), own);
+    bed.receive_all(1, &[request_v4(), solicitation_v6()]);
+    assert_eq!(bed.sent(1).len(), 0, "nobody is told where it is");
+    bed.assert_dropped(0, &echo_request(), DropReason::AddressNotInUse);
+    bed.wait(Duration::from_secs(1));
+    assert_eq!(unused(&bed), own[..1], "one probe and a second by IPv6");
     for _ in 0..3 {
-        world.wait(Duration::from_secs(2));
+        bed.wait(Duration::from_secs(2));
     }
-    assert_eq!((unused(&world), arp_of(world.sent(1).last().expect("frames")).sender), (vec![], Ipv4Addr::UNSPECIFIED));
-    world.wait(Duration::ZERO);
-    assert_eq!(arp_of(&world.sent_one(1)), request(own_v4(1), mac, own_v4(1)), "announced");
-    world.wait(Duration::from_secs(2));
-    assert_eq!(arp_of(&world.sent_one(1)).sender, own_v4(1), "twice");
-    world.receive_all(1, &[ask_v4(), ask_v6()]);
-    assert_eq!(world.sent(1).len(), 2, "now they are answered for");
-    assert_eq!((world.forwarder.counters().address_conflicts, world.forwarder.next_timer().is_some()), (0, true));
-    world.sent(0);
-    world.assert_no_leak();
+    assert_eq!((unused(&bed), arp_of(bed.sent(1).last().expect("frames")).sender), (vec![], Ipv4Addr::UNSPECIFIED));
+    bed.wait(Duration::ZERO);
+    assert_eq!(arp_of(&bed.sent_one(1)), request(own_v4(1), mac, own_v4(1)), "announced");
+    bed.wait(Duration::from_secs(2));
+    assert_eq!(arp_of(&bed.sent_one(1)).sender, own_v4(1), "twice");
+    bed.receive_all(1, &[request_v4(), solicitation_v6()]);
+    assert_eq!(bed.sent(1).len(), 2, "now they are answered for");
+    assert_eq!((bed.forwarder.counters().address_conflicts, bed.forwarder.next_timer().is_some()), (0, true));
+    bed.sent(0);
+    bed.assert_no_leak();
 }
 
 /// Gives each what the other one sends, until neither says anything.
-fn talk(one: &mut World, other: &mut World, port: u8) {
+fn talk(one: &mut Testbed, other: &mut Testbed, port: u8) {
     for _ in 0..10 {
         let (from_one, from_other) = (one.sent(port), other.sent(port));
         if from_one.is_empty() && from_other.is_empty() {
@@ -112,7 +112,7 @@ fn talk(one: &mut World, other: &mut World, port: u8) {
 
 #[test]
 fn of_two_nodes_with_the_same_addresses_the_second_one_uses_none() {
-    let (mut first, mut second) = (probing(0), World::with(|config| PortConfig { is_up: false, ..config }));
+    let (mut first, mut second) = (probing(0), Testbed::with(|config| PortConfig { is_up: false, ..config }));
     for _ in 0..10 {
         first.wait(Duration::from_secs(1));
     }
@@ -133,7 +133,7 @@ fn of_two_nodes_with_the_same_addresses_the_second_one_uses_none() {
     let first_mac = Some(MacAddress([2, 0, 0, 0, 0, 1]));
     let told = refused.map(|(address, _)| Event::Duplicate { port: PORTS[1], address, mac: first_mac });
     assert_eq!((second.events(), second.forwarder.counters().address_conflicts), (told.to_vec(), 2));
-    second.receive_all(1, &[ask_v4(), ask_v6()]);
+    second.receive_all(1, &[request_v4(), solicitation_v6()]);
     assert_eq!(second.sent(1).len(), 0);
     let config = second.forwarder.port_config(PORTS[1]).expect("a port").clone();
     second.set_port(PORTS[1], PortConfig { mtu_bytes: 1400, ..config.clone() });
@@ -162,22 +162,22 @@ fn of_two_nodes_that_look_for_the_same_addresses_at_once_neither_uses_them() {
 
 #[test]
 fn own_probes_that_come_back_and_asks_of_others_are_no_conflict() {
-    let mut world = probing(0);
-    let probes = said(&mut world, 1);
+    let mut bed = probing(0);
+    let probes = said(&mut bed, 1);
     assert_eq!(probes.len(), 3);
-    world.receive_all(1, &probes);
-    world.receive_all(1, &[ask_v4(), ask_v6()]);
+    bed.receive_all(1, &probes);
+    bed.receive_all(1, &[request_v4(), solicitation_v6()]);
     // Who looks for another address.
-    world.receive(1, &arp_frame(MacAddress::BROADCAST, &request(Ipv4Addr::UNSPECIFIED, host_mac(1, 9), host_v4(1, 9))));
-    assert_eq!((unused(&world).len(), world.forwarder.counters().address_conflicts), (3, 0));
+    bed.receive(1, &arp_frame(MacAddress::BROADCAST, &request(Ipv4Addr::UNSPECIFIED, host_mac(1, 9), host_v4(1, 9))));
+    assert_eq!((unused(&bed).len(), bed.forwarder.counters().address_conflicts), (3, 0));
     for _ in 0..9 {
-        world.wait(Duration::from_secs(1));
-        let sent = world.sent(1);
-        world.receive_all(1, &sent);
+        bed.wait(Duration::from_secs(1));
+        let sent = bed.sent(1);
+        bed.receive_all(1, &sent);
     }
-    assert_eq!((unused(&world), world.forwarder.counters().address_conflicts), (vec![], 0));
-    world.sent(0);
-    world.assert_no_leak();
+    assert_eq!((unused(&bed), bed.forwarder.counters().address_conflicts), (vec![], 0));
+    bed.sent(0);
+    bed.assert_no_leak();
 }
 
 /// Host 9 of port 1 tells all that an address is its own.
@@ -195,66 +195,66 @@ fn advertisement_of(target: Ipv6Addr) -> Vec<u8> {
 
 #[test]
 fn who_says_that_it_has_an_address_of_ours_keeps_it() {
-    let mut world = probing(0);
-    world.sent(1);
-    world.receive(1, &advertisement_of(own_v6(1)));
+    let mut bed = probing(0);
+    bed.sent(1);
+    bed.receive(1, &advertisement_of(own_v6(1)));
     // Not an answer: it speaks of itself while it asks for somebody else.
-    world.receive(1, &arp_frame(MacAddress::BROADCAST, &request(own_v4(1), host_mac(1, 8), host_v4(1, 2))));
+    bed.receive(1, &arp_frame(MacAddress::BROADCAST, &request(own_v4(1), host_mac(1, 8), host_v4(1, 2))));
     let told = |address, host| Event::Duplicate { port: PORTS[1], address, mac: Some(host_mac(1, host)) };
-    assert_eq!(world.events(), [told(own_v6(1).into(), 9), told(own_v4(1).into(), 8)]);
-    world.wait(Duration::from_secs(9));
+    assert_eq!(bed.events(), [told(own_v6(1).into(), 9), told(own_v4(1).into(), 8)]);
+    bed.wait(Duration::from_secs(9));
     let duplicate = ClaimState::Duplicate;
-    assert_eq!(unused(&world), [(own_v4(1).into(), duplicate), (own_v6(1).into(), duplicate)]);
+    assert_eq!(unused(&bed), [(own_v4(1).into(), duplicate), (own_v6(1).into(), duplicate)]);
 }
 
 /// Until all addresses are used and announced.
-fn own() -> World {
-    let mut world = probing(0);
+fn own() -> Testbed {
+    let mut bed = probing(0);
     for _ in 0..10 {
-        world.wait(Duration::from_secs(1));
+        bed.wait(Duration::from_secs(1));
     }
-    world.sent(0);
-    world.sent(1);
-    assert_eq!(unused(&world), []);
-    world
+    bed.sent(0);
+    bed.sent(1);
+    assert_eq!(unused(&bed), []);
+    bed
 }
 
 #[test]
 fn an_own_address_that_somebody_else_uses_is_kept_and_announced_but_not_for_ever() {
-    let mut world = own();
+    let mut bed = own();
     let claim = arp_frame(MacAddress::BROADCAST, &request(own_v4(1), host_mac(1, 9), host_v4(1, 2)));
-    world.receive(1, &claim);
+    bed.receive(1, &claim);
     let mac = MacAddress([2, 0, 0, 0, 0, 1]);
-    assert_eq!(arp_of(&world.sent_one(1)), request(own_v4(1), mac, own_v4(1)));
+    assert_eq!(arp_of(&bed.sent_one(1)), request(own_v4(1), mac, own_v4(1)));
     let told = Event::Conflict { port: PORTS[1], address: own_v4(1).into(), mac: Some(host_mac(1, 9)) };
-    assert_eq!((world.events(), unused(&world)), (vec![told], vec![]));
+    assert_eq!((bed.events(), unused(&bed)), (vec![told], vec![]));
     for _ in 0..5 {
-        world.wait(Duration::from_secs(9));
-        world.receive(1, &claim);
+        bed.wait(Duration::from_secs(9));
+        bed.receive(1, &claim);
     }
-    assert_eq!((said(&mut world, 1), world.events()), (vec![], vec![]), "it does not give in: nobody goes on and on");
-    world.wait(Duration::from_secs(10));
-    world.receive(1, &claim);
-    assert_eq!((said(&mut world, 1).len(), world.events()), (1, vec![told]), "once more after a pause");
-    assert_eq!(world.forwarder.counters().address_conflicts, 7);
-    world.sent(0);
-    world.assert_no_leak();
+    assert_eq!((said(&mut bed, 1), bed.events()), (vec![], vec![]), "it does not give in: nobody goes on and on");
+    bed.wait(Duration::from_secs(10));
+    bed.receive(1, &claim);
+    assert_eq!((said(&mut bed, 1).len(), bed.events()), (1, vec![told]), "once more after a pause");
+    assert_eq!(bed.forwarder.counters().address_conflicts, 7);
+    bed.sent(0);
+    bed.assert_no_leak();
 }
 
 #[test]
 fn a_conflict_of_ipv6_is_told_and_answered_by_nothing() {
-    let mut world = own();
+    let mut bed = own();
     let claim = advertisement_of(own_v6(1));
-    world.receive_all(1, &[claim.clone(), claim]);
+    bed.receive_all(1, &[claim.clone(), claim]);
     let told = Event::Conflict { port: PORTS[1], address: own_v6(1).into(), mac: Some(host_mac(1, 9)) };
-    assert_eq!((world.sent(1), world.events(), unused(&world)), (vec![], vec![told], vec![]));
+    assert_eq!((bed.sent(1), bed.events(), unused(&bed)), (vec![], vec![told], vec![]));
 }
 
 #[test]
 fn what_a_kernel_has_it_defends_itself() {
-    let mut world = World::with(|config| PortConfig { has_kernel: true, ..config });
-    world.receive(1, &arp_frame(MacAddress::BROADCAST, &request(own_v4(1), host_mac(1, 9), host_v4(1, 2))));
-    assert_eq!((world.sent(1).len(), world.events().len()), (0, 1));
+    let mut bed = Testbed::with(|config| PortConfig { has_kernel: true, ..config });
+    bed.receive(1, &arp_frame(MacAddress::BROADCAST, &request(own_v4(1), host_mac(1, 9), host_v4(1, 2))));
+    assert_eq!((bed.sent(1).len(), bed.events().len()), (0, 1));
 }
 
 /// Groups of a report, by why.
@@ -268,8 +268,8 @@ fn reported(frame: &[u8]) -> (u8, Ipv6Addr, Vec<Ipv6Addr>) {
 
 #[test]
 fn groups_of_own_addresses_are_joined_before_they_are_looked_for_and_told_every_minute() {
-    let mut world = probing(0);
-    let frames = world.sent(1);
+    let mut bed = probing(0);
+    let frames = bed.sent(1);
     assert!(is_report(&frames[0]) && frames[1..].iter().all(|frame| !is_report(frame)), "{frames:02x?}");
     let groups = vec![ndisc::solicited_node(own_v6(1))];
     assert_eq!(groups[0], ndisc::solicited_node(link_local(0)), "each group once");
@@ -277,31 +277,31 @@ fn groups_of_own_addresses_are_joined_before_they_are_looked_for_and_told_every_
     assert_eq!(reported(&frames[0]), (joins, Ipv6Addr::UNSPECIFIED, groups.clone()));
     let mut reports = Vec::new();
     for second in 1..=150 {
-        world.wait(Duration::from_secs(1));
-        let of_second = world.sent(1).into_iter().filter(|frame| is_report(frame));
+        bed.wait(Duration::from_secs(1));
+        let of_second = bed.sent(1).into_iter().filter(|frame| is_report(frame));
         reports.extend(of_second.map(|frame| (second, reported(&frame))));
     }
     let listens = |second| (second, (mld::RecordType::ModeIsExclude as u8, link_local(0), groups.clone()));
     let again = (1, (joins, Ipv6Addr::UNSPECIFIED, groups.clone()));
     assert_eq!(reports, [again, listens(61), listens(121)]);
-    let config = world.forwarder.port_config(PORTS[1]).expect("a port").clone();
-    world.set_port(PORTS[1], PortConfig { is_up: false, ..config });
-    world.wait(Duration::from_secs(100));
-    assert_eq!(world.sent(1).len(), 0, "nothing from a port that is down");
-    world.sent(0);
-    world.assert_no_leak();
+    let config = bed.forwarder.port_config(PORTS[1]).expect("a port").clone();
+    bed.set_port(PORTS[1], PortConfig { is_up: false, ..config });
+    bed.wait(Duration::from_secs(100));
+    assert_eq!(bed.sent(1).len(), 0, "nothing from a port that is down");
+    bed.sent(0);
+    bed.assert_no_leak();
 }
 
 #[test]
 fn a_port_without_addresses_of_ipv6_has_no_groups() {
-    let mut world = World::with(|config| {
+    let mut bed = Testbed::with(|config| {
         let v4 = config.addresses.iter().copied().filter(|network| matches!(network, IpNet::V4(_)));
         PortConfig { probes: true, ..config.clone() }.with_addresses(v4)
     });
     for _ in 0..100 {
-        world.wait(Duration::from_secs(1));
+        bed.wait(Duration::from_secs(1));
     }
-    assert!(!world.sent(1).iter().any(|frame| is_report(frame)));
+    assert!(!bed.sent(1).iter().any(|frame| is_report(frame)));
 }
 
 /// A query of a router of the link, to all nodes.
@@ -333,24 +333,24 @@ fn query_to(destination: Ipv6Addr, port: u8, response_max_ms: u16, group: Ipv6Ad
 }
 
 /// What reports said of port 1, by the tenth of a second, until then. None is due that nobody asks for.
-fn answers(world: &mut World, tenths: u32) -> Vec<(u32, Vec<u8>)> {
+fn answers(bed: &mut Testbed, tenths: u32) -> Vec<(u32, Vec<u8>)> {
     let mut reports = Vec::new();
     for tenth in 1..=tenths {
-        world.wait(Duration::from_millis(100));
-        reports.extend(world.sent(1).into_iter().map(|frame| (tenth, frame)));
+        bed.wait(Duration::from_millis(100));
+        reports.extend(bed.sent(1).into_iter().map(|frame| (tenth, frame)));
     }
     reports
 }
 
 /// The joins of the beginning are over, and the next report that nobody asks for is almost a minute away.
-fn settled() -> World {
-    let mut world = probing(0);
+fn settled() -> Testbed {
+    let mut bed = probing(0);
     for _ in 0..10 {
-        world.wait(Duration::from_secs(1));
+        bed.wait(Duration::from_secs(1));
     }
-    world.sent(0);
-    world.sent(1);
-    world
+    bed.sent(0);
+    bed.sent(1);
+    bed
 }
 
 #[test]
@@ -360,25 +360,25 @@ fn who_asks_for_listeners_is_answered_in_time_and_of_single_groups_only_when_the
     let says = (mld::RecordType::ModeIsExclude as u8, link_local(0), vec![own]);
     let mut tenths = Vec::new();
     for (asked, response_max_ms) in [(all, 1000), (own, 1000), (own, 2000), (all, 2000), (all, 3000)] {
-        let mut world = settled();
-        world.receive(1, &query(1, response_max_ms, asked, false));
-        let answers = answers(&mut world, 40);
+        let mut bed = settled();
+        bed.receive(1, &query(1, response_max_ms, asked, false));
+        let answers = answers(&mut bed, 40);
         let [(tenth, report)] = &answers[..] else { panic!("{} answers to a query of {asked}", answers.len()) };
         assert_eq!(reported(report), says);
         assert!(*tenth <= u32::from(response_max_ms) / 100, "{tenth} tenths of a second");
         tenths.push(*tenth);
-        assert_eq!(world.forwarder.counters().ports[1].drops.of(DropReason::Noted), 1);
-        world.assert_no_leak();
+        assert_eq!(bed.forwarder.counters().ports[1].drops.count(DropReason::Consumed), 1);
+        bed.assert_no_leak();
     }
-    let mut world = settled();
-    world.receive(1, &query(1, 1000, other, false));
-    assert_eq!(answers(&mut world, 40), [], "somebody else's group");
+    let mut bed = settled();
+    bed.receive(1, &query(1, 1000, other, false));
+    assert_eq!(answers(&mut bed, 40), [], "somebody else's group");
     // The second question is answered with the first: of all, or of the same group, the sooner moment counts.
     for [first, second] in [[all, all], [own, own], [all, own], [own, all]] {
-        let mut world = settled();
-        world.receive(1, &query(1, 0, first, false));
-        world.receive(1, &query(1, 1, second, false));
-        let answers = answers(&mut world, 40);
+        let mut bed = settled();
+        bed.receive(1, &query(1, 0, first, false));
+        bed.receive(1, &query(1, 1, second, false));
+        let answers = answers(&mut bed, 40);
         assert!((1..=2).contains(&answers.len()) && answers.iter().all(|(_, report)| reported(report) == says));
         assert!(answers.len() == 1 || [first, second] == [own, all], "{first} and {second}: {}", answers.len());
     }
@@ -389,9 +389,9 @@ fn who_asks_for_listeners_is_answered_in_time_and_of_single_groups_only_when_the
 fn who_asks_one_address_of_the_port_is_answered_and_no_other_address() {
     let (group, elsewhere) = (Ipv6Addr::UNSPECIFIED, own_v6(0));
     for (destination, count) in [(own_v6(1), 1), (link_local(0), 1), (elsewhere, 0), (host_v6(1, 2), 0)] {
-        let mut world = settled();
-        world.receive(1, &query_to(destination, 1, 1000, group, false));
-        let reports = answers(&mut world, 40).into_iter().filter(|(_, frame)| is_report(frame)).count();
+        let mut bed = settled();
+        bed.receive(1, &query_to(destination, 1, 1000, group, false));
+        let reports = answers(&mut bed, 40).into_iter().filter(|(_, frame)| is_report(frame)).count();
         assert_eq!(reports, count, "{destination}");
     }
 }
@@ -399,9 +399,9 @@ fn who_asks_one_address_of_the_port_is_answered_and_no_other_address() {
 #[test]
 fn routers_of_version_1_are_answered_group_by_group_while_they_ask() {
     let group = ndisc::solicited_node(own_v6(1));
-    let mut world = settled();
-    world.receive(1, &query(1, 1000, Ipv6Addr::UNSPECIFIED, true));
-    let in_time = answers(&mut world, 10);
+    let mut bed = settled();
+    bed.receive(1, &query(1, 1000, Ipv6Addr::UNSPECIFIED, true));
+    let in_time = answers(&mut bed, 10);
     let [(_, frame)] = &in_time[..] else { panic!("{in_time:?}") };
     assert_eq!(frame[..6], MacAddress::from_multicast_v6(group).0);
     let packet = v6_of(frame);
@@ -412,8 +412,8 @@ fn routers_of_version_1_are_answered_group_by_group_while_they_ask() {
     assert!(view.verify_checksum(ends.0, ends.1));
     let mut kinds = Vec::new();
     for _ in 0..400 {
-        world.wait(Duration::from_secs(1));
-        kinds.extend(world.sent(1).iter().map(|frame| v6_of(frame).payload()[8]));
+        bed.wait(Duration::from_secs(1));
+        kinds.extend(bed.sent(1).iter().map(|frame| v6_of(frame).payload()[8]));
     }
     let (v1, v2) = (mld::REPORT_V1, mld::REPORT);
     assert_eq!(kinds, [v1, v1, v1, v1, v2, v2], "every minute, and in version 2 after 260 s");
@@ -422,12 +422,12 @@ fn routers_of_version_1_are_answered_group_by_group_while_they_ask() {
 #[test]
 fn a_port_that_is_down_or_has_a_kernel_answers_no_query() {
     let group = Ipv6Addr::UNSPECIFIED;
-    let mut world = settled();
-    let config = world.forwarder.port_config(PORTS[1]).expect("a port").clone();
-    world.receive(1, &query(1, 2000, group, false));
-    world.set_port(PORTS[1], PortConfig { is_up: false, ..config });
-    assert_eq!(answers(&mut world, 40), []);
-    let mut world = World::with(|config| PortConfig { has_kernel: true, ..config });
-    world.receive(1, &query(1, 1000, group, false));
-    assert_eq!(answers(&mut world, 40), []);
+    let mut bed = settled();
+    let config = bed.forwarder.port_config(PORTS[1]).expect("a port").clone();
+    bed.receive(1, &query(1, 2000, group, false));
+    bed.set_port(PORTS[1], PortConfig { is_up: false, ..config });
+    assert_eq!(answers(&mut bed, 40), []);
+    let mut bed = Testbed::with(|config| PortConfig { has_kernel: true, ..config });
+    bed.receive(1, &query(1, 1000, group, false));
+    assert_eq!(answers(&mut bed, 40), []);
 }

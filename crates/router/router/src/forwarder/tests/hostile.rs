@@ -4,10 +4,10 @@
 use sim::Random;
 
 use super::*;
-use crate::{AdjacencyId, Filter, Parcel};
+use crate::{AdjacencyId, Filter, RoutedPacket};
 
 /// Sound packets of all kinds, some bytes of which are changed.
-fn spoilt(random: &mut Random) -> Vec<u8> {
+fn corrupted(random: &mut Random) -> Vec<u8> {
     let seeds = [
         V4::new().frame(),
         V4::new().options(&[7, 7, 4, 0, 0, 0, 0, 68, 8, 5, 0, 0, 0, 0, 0, 0]).frame(),
@@ -45,49 +45,48 @@ fn hop(random: &mut Random) -> Hop {
 }
 
 fn storm(seed: u64, rounds: usize) {
-    let mut world = World::with(|config| PortConfig { has_kernel: seed.is_multiple_of(2), ..config });
-    world.know_hosts();
-    world.forwarder.set_remote_mtu(NodeId(3), PortId(1), 600);
-    world
-        .rib
+    let mut bed = Testbed::with(|config| PortConfig { has_kernel: seed.is_multiple_of(2), ..config });
+    bed.learn_hosts();
+    bed.forwarder.set_remote_mtu(NodeId(3), PortId(1), 600);
+    bed.rib
         .announce(NodeId(3), "192.0.0.0/3".parse().expect("a prefix"), 0, &[Hop::on_link(NodeId(3), PortId(1))])
         .expect("room");
     let mut random = Random::new(seed, "storm");
     for _ in 0..rounds {
-        let frames: Vec<Vec<u8>> = (0..random.below(20)).map(|_| spoilt(&mut random)).collect();
-        world.receive_all(random.below(2) as u8, &frames);
-        let World { forwarder, pool, output, now, .. } = &mut world;
-        let bytes = spoilt(&mut random);
-        let packet = pool.copy_of(&bytes[bytes.len().min(HEADER_BYTES)..]).expect("a buffer");
+        let frames: Vec<Vec<u8>> = (0..random.below(20)).map(|_| corrupted(&mut random)).collect();
+        bed.receive_all(random.below(2) as u8, &frames);
+        let Testbed { forwarder, pool, output, now, .. } = &mut bed;
+        let bytes = corrupted(&mut random);
+        let packet = pool.alloc_copy(&bytes[bytes.len().min(HEADER_BYTES)..]).expect("a buffer");
         if random.chance(0.5) {
             forwarder.from_kernel(*now, &mut vec![packet], pool, output);
         } else {
-            let parcel = Parcel { hop: hop(&mut random), flow: random.bits() as u32, packet };
+            let parcel = RoutedPacket { hop: hop(&mut random), flow: random.bits() as u32, packet };
             forwarder.egress(*now, &mut vec![parcel], pool, output);
         }
-        world.wait(Duration::from_millis(random.below(500)));
+        bed.wait(Duration::from_millis(random.below(500)));
         for port in [0, 1] {
-            for frame in world.sent(port) {
+            for frame in bed.sent(port) {
                 assert!(frame.len() >= HEADER_BYTES && frame[6..12] == own_mac(port).0, "{frame:02x?}");
                 assert!(frame.len() <= HEADER_BYTES + usize::from(MTU_BYTES), "{} B", frame.len());
             }
         }
-        world.taken_by_kernel();
-        taken_by_nodes(&mut world);
+        bed.received_by_kernel();
+        drain_nodes(&mut bed);
     }
     // Who waits for neighbours is given up in the end.
     for _ in 0..20 {
-        world.wait(Duration::from_secs(1));
-        world.sent(0);
-        world.sent(1);
-        world.taken_by_kernel();
-        taken_by_nodes(&mut world);
+        bed.wait(Duration::from_secs(1));
+        bed.sent(0);
+        bed.sent(1);
+        bed.received_by_kernel();
+        drain_nodes(&mut bed);
     }
-    world.assert_no_leak();
+    bed.assert_no_leak();
 }
 
-fn taken_by_nodes(world: &mut World) {
-    let World { pool, output, .. } = world;
+fn drain_nodes(bed: &mut Testbed) {
+    let Testbed { pool, output, .. } = bed;
     for node in 0..8 {
         output.to_node(NodeId(node)).drain(..).for_each(|parcel| pool.free(parcel.packet));
     }
@@ -97,18 +96,18 @@ fn taken_by_nodes(world: &mut World) {
 #[test]
 fn the_fast_path_and_the_slow_one_do_the_same() {
     let new = || {
-        let mut world = World::new();
-        world.know_hosts();
-        world.forwarder.set_remote_mtu(NodeId(3), PortId(1), 600);
-        world.route("169.254.0.0/16".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(1))]);
-        world.route("192.0.0.0/3".parse().expect("a prefix"), &[Hop::on_link(NodeId(3), PortId(1))]);
-        world
+        let mut bed = Testbed::new();
+        bed.learn_hosts();
+        bed.forwarder.set_remote_mtu(NodeId(3), PortId(1), 600);
+        bed.route("169.254.0.0/16".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(1))]);
+        bed.route("192.0.0.0/3".parse().expect("a prefix"), &[Hop::on_link(NodeId(3), PortId(1))]);
+        bed
     };
     let (mut fast, mut slow) = (new(), new());
     slow.forwarder.trace(Some(Filter::all(u32::MAX)));
     let mut random = Random::new(9, "both paths");
-    let taken = |world: &mut World| {
-        let World { pool, output, .. } = world;
+    let taken = |bed: &mut Testbed| {
+        let Testbed { pool, output, .. } = bed;
         let mut taken = Vec::new();
         for parcel in output.to_node(NodeId(3)).drain(..) {
             taken.push((parcel.hop, parcel.flow, pool.bytes(&parcel.packet).to_vec()));
@@ -117,12 +116,12 @@ fn the_fast_path_and_the_slow_one_do_the_same() {
         taken
     };
     for _ in 0..20_000 {
-        let frame = spoilt(&mut random);
+        let frame = corrupted(&mut random);
         let waits = Duration::from_millis(random.below(20));
-        for world in [&mut fast, &mut slow] {
-            world.receive(0, &frame);
-            world.wait(waits);
-            world.output.traced.clear();
+        for bed in [&mut fast, &mut slow] {
+            bed.receive(0, &frame);
+            bed.wait(waits);
+            bed.output.traced.clear();
         }
         assert_eq!((fast.sent(0), fast.sent(1)), (slow.sent(0), slow.sent(1)), "{frame:02x?}");
         assert_eq!(taken(&mut fast), taken(&mut slow), "{frame:02x?}");

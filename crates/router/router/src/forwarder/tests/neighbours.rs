@@ -50,29 +50,29 @@ pub(super) fn discovery_of(frame: &[u8]) -> (Ipv6Addr, Ipv6Addr, ndisc::Message)
 
 #[test]
 fn a_packet_waits_for_its_neighbour_and_then_goes() {
-    let mut world = World::new();
-    world.receive(0, &V4::new().frame());
-    let ask = world.sent_one(1);
+    let mut bed = Testbed::new();
+    bed.receive(0, &V4::new().frame());
+    let ask = bed.sent_one(1);
     assert_eq!(ask[..6], MacAddress::BROADCAST.0);
     assert_eq!(arp_of(&ask), request(own_v4(1), own_mac(1), host_v4(1, 2)));
-    world.receive(1, &arp_frame(own_mac(1), &reply(host_v4(1, 2), host_mac(1, 2))));
-    let frame = world.sent_one(1);
+    bed.receive(1, &arp_frame(own_mac(1), &reply(host_v4(1, 2), host_mac(1, 2))));
+    let frame = bed.sent_one(1);
     assert_eq!((&frame[..6], v4_of(&frame).ttl()), (&host_mac(1, 2).0[..], 63));
-    let events = world.events();
+    let events = bed.events();
     assert!(
         matches!(events[..], [Event::NeighbourUp { port: PortId(1), address, .. }] if address == host_v4(1, 2)),
         "{events:?}"
     );
-    world.receive(0, &V4::new().frame());
-    assert_eq!(world.sent(1).len(), 1, "now it goes at once");
-    world.assert_no_leak();
+    bed.receive(0, &V4::new().frame());
+    assert_eq!(bed.sent(1).len(), 1, "now it goes at once");
+    bed.assert_no_leak();
 }
 
 #[test]
 fn the_same_by_neighbour_discovery() {
-    let mut world = World::new();
-    world.receive(0, &V6::new().frame());
-    let ask = world.sent_one(1);
+    let mut bed = Testbed::new();
+    bed.receive(0, &V6::new().frame());
+    let ask = bed.sent_one(1);
     let target = host_v6(1, 2);
     let (source, destination, message) = discovery_of(&ask);
     assert_eq!((source, destination), (own_v6(1), ndisc::solicited_node(target)));
@@ -85,32 +85,32 @@ fn the_same_by_neighbour_discovery() {
         override_known: true,
         target_mac: Some(host_mac(1, 2)),
     };
-    world.receive(1, &discovery_frame(own_mac(1), &answer, target, own_v6(1)));
-    assert_eq!(world.sent_one(1)[..6], host_mac(1, 2).0);
-    assert_eq!(world.events().len(), 1);
-    let state = world.forwarder.neighbours().next().map(|neighbour| neighbour.state);
+    bed.receive(1, &discovery_frame(own_mac(1), &answer, target, own_v6(1)));
+    assert_eq!(bed.sent_one(1)[..6], host_mac(1, 2).0);
+    assert_eq!(bed.events().len(), 1);
+    let state = bed.forwarder.neighbours().next().map(|neighbour| neighbour.state);
     assert_eq!(state, Some(NeighbourState::Reachable));
-    world.assert_no_leak();
+    bed.assert_no_leak();
 }
 
 #[test]
 fn who_does_not_answer_is_asked_three_times_and_given_up() {
-    let mut world = World::new();
+    let mut bed = Testbed::new();
     for number in 0..10 {
-        world.receive(0, &V4::with(|header| header.identification = number).frame());
+        bed.receive(0, &V4::with(|header| header.identification = number).frame());
     }
-    let mut asked = world.sent(1).len();
-    world.know(0, host_v4(0, 2).into(), host_mac(0, 2));
+    let mut asked = bed.sent(1).len();
+    bed.learn(0, host_v4(0, 2).into(), host_mac(0, 2));
     for _ in 0..5 {
-        world.wait(Duration::from_millis(500));
-        asked += world.sent(1).len();
-        assert!(world.sent(0).is_empty(), "nobody is told before");
+        bed.wait(Duration::from_millis(500));
+        asked += bed.sent(1).len();
+        assert!(bed.sent(0).is_empty(), "nobody is told before");
     }
-    world.wait(Duration::from_millis(500));
-    asked += world.sent(1).len();
+    bed.wait(Duration::from_millis(500));
+    asked += bed.sent(1).len();
     assert_eq!(asked, 3);
-    assert_eq!((world.dropped(DropReason::NeighbourQueue), world.dropped(DropReason::NeighbourFailed)), (2, 8));
-    let told: Vec<u16> = world
+    assert_eq!((bed.dropped(DropReason::NeighbourQueue), bed.dropped(DropReason::NeighbourFailed)), (2, 8));
+    let told: Vec<u16> = bed
         .sent(0)
         .iter()
         .map(|frame| match icmpv4::Message::parse(v4_of(frame).payload()).expect("a message") {
@@ -119,66 +119,66 @@ fn who_does_not_answer_is_asked_three_times_and_given_up() {
         })
         .collect();
     assert_eq!(told, [2, 3, 4, 5, 6, 7, 8, 9], "host unreachable, about those that were kept: the newest");
-    assert_eq!(world.forwarder.neighbours().count(), 1, "only the sender is remembered");
-    world.assert_no_leak();
+    assert_eq!(bed.forwarder.neighbours().count(), 1, "only the sender is remembered");
+    bed.assert_no_leak();
 }
 
 #[test]
 fn a_neighbour_that_is_used_is_asked_again_before_it_is_given_up() {
-    let mut world = World::new();
-    world.know_hosts();
-    let state = |world: &World| {
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
+    let state = |bed: &Testbed| {
         let address = IpAddr::from(host_v4(1, 2));
-        world.forwarder.neighbours().find(|neighbour| neighbour.address == address).map(|neighbour| neighbour.state)
+        bed.forwarder.neighbours().find(|neighbour| neighbour.address == address).map(|neighbour| neighbour.state)
     };
-    assert_eq!(state(&world), Some(NeighbourState::Stale));
-    world.receive(0, &V4::new().frame());
-    assert_eq!((world.sent(1).len(), state(&world)), (1, Some(NeighbourState::Delay)));
-    world.wait(Duration::from_secs(5));
-    assert_eq!(state(&world), Some(NeighbourState::Probe));
-    let ask = world.sent_one(1);
+    assert_eq!(state(&bed), Some(NeighbourState::Stale));
+    bed.receive(0, &V4::new().frame());
+    assert_eq!((bed.sent(1).len(), state(&bed)), (1, Some(NeighbourState::Delay)));
+    bed.wait(Duration::from_secs(5));
+    assert_eq!(state(&bed), Some(NeighbourState::Probe));
+    let ask = bed.sent_one(1);
     assert_eq!((&ask[..6], arp_of(&ask).target), (&host_mac(1, 2).0[..], host_v4(1, 2)), "asked alone, not all");
-    world.receive(0, &V4::new().frame());
-    assert_eq!(world.sent(1).len(), 1, "it is believed meanwhile");
-    world.receive(1, &arp_frame(own_mac(1), &reply(host_v4(1, 2), host_mac(1, 2))));
-    assert_eq!(state(&world), Some(NeighbourState::Reachable));
-    world.wait(Duration::from_secs(46));
-    assert_eq!(state(&world), Some(NeighbourState::Stale), "for 15 s to 45 s");
-    world.receive(0, &V4::new().frame());
+    bed.receive(0, &V4::new().frame());
+    assert_eq!(bed.sent(1).len(), 1, "it is believed meanwhile");
+    bed.receive(1, &arp_frame(own_mac(1), &reply(host_v4(1, 2), host_mac(1, 2))));
+    assert_eq!(state(&bed), Some(NeighbourState::Reachable));
+    bed.wait(Duration::from_secs(46));
+    assert_eq!(state(&bed), Some(NeighbourState::Stale), "for 15 s to 45 s");
+    bed.receive(0, &V4::new().frame());
     for _ in 0..9 {
-        world.wait(Duration::from_secs(1));
+        bed.wait(Duration::from_secs(1));
     }
-    assert_eq!(state(&world), None, "no answer to three asks");
-    let events = world.events();
+    assert_eq!(state(&bed), None, "no answer to three asks");
+    let events = bed.events();
     assert!(matches!(events[..], [Event::NeighbourDown { .. }]), "{events:?}");
-    world.sent(1);
-    world.assert_no_leak();
+    bed.sent(1);
+    bed.assert_no_leak();
 }
 
 #[test]
 fn requests_are_answered_only_where_no_kernel_does() {
     for has_kernel in [false, true] {
-        let mut world = World::with(|config| PortConfig { has_kernel, ..config });
+        let mut bed = Testbed::with(|config| PortConfig { has_kernel, ..config });
         let ask = request(host_v4(1, 2), host_mac(1, 2), own_v4(1));
-        world.receive(1, &arp_frame(MacAddress::BROADCAST, &ask));
-        let answers: Vec<arp::Repr> = world.sent(1).iter().map(|frame| arp_of(frame)).collect();
+        bed.receive(1, &arp_frame(MacAddress::BROADCAST, &ask));
+        let answers: Vec<arp::Repr> = bed.sent(1).iter().map(|frame| arp_of(frame)).collect();
         let answer = arp::Repr { target_mac: host_mac(1, 2), target: host_v4(1, 2), ..reply(own_v4(1), own_mac(1)) };
         assert_eq!(answers, if has_kernel { vec![] } else { vec![answer] });
-        let known: Vec<Option<MacAddress>> = world.forwarder.neighbours().map(|neighbour| neighbour.mac).collect();
+        let known: Vec<Option<MacAddress>> = bed.forwarder.neighbours().map(|neighbour| neighbour.mac).collect();
         assert_eq!(known, [Some(host_mac(1, 2))], "who asks for the router is known to it");
-        world.receive(1, &arp_frame(MacAddress::BROADCAST, &request(host_v4(1, 3), host_mac(1, 3), host_v4(1, 4))));
-        assert_eq!((world.sent(1).len(), world.forwarder.neighbours().count()), (0, 1), "what others ask each other");
+        bed.receive(1, &arp_frame(MacAddress::BROADCAST, &request(host_v4(1, 3), host_mac(1, 3), host_v4(1, 4))));
+        assert_eq!((bed.sent(1).len(), bed.forwarder.neighbours().count()), (0, 1), "what others ask each other");
     }
 }
 
 #[test]
 fn solicitations_are_answered_and_who_looks_for_an_address_of_ours_is_told_that_it_is_taken() {
-    let mut world = World::new();
+    let mut bed = Testbed::new();
     let host = host_v6(1, 2);
     let ask = ndisc::Message::NeighbourSolicitation { target: own_v6(1), source_mac: Some(host_mac(1, 2)) };
     let group = ndisc::solicited_node(own_v6(1));
-    world.receive(1, &discovery_frame(MacAddress::from_multicast_v6(group), &ask, host, group));
-    let frame = world.sent_one(1);
+    bed.receive(1, &discovery_frame(MacAddress::from_multicast_v6(group), &ask, host, group));
+    let frame = bed.sent_one(1);
     let (source, destination, message) = discovery_of(&frame);
     assert_eq!((source, destination, &frame[..6]), (own_v6(1), host, &host_mac(1, 2).0[..]));
     let advertised = |solicited| ndisc::Message::NeighbourAdvertisement {
@@ -190,31 +190,31 @@ fn solicitations_are_answered_and_who_looks_for_an_address_of_ours_is_told_that_
     };
     assert_eq!(message, advertised(true));
     // Unicast, as a neighbour asks that knows the router already: the packet's destination is an own address.
-    world.receive(1, &discovery_frame(own_mac(1), &ask, host, own_v6(1)));
-    assert_eq!(discovery_of(&world.sent_one(1)).2, advertised(true));
+    bed.receive(1, &discovery_frame(own_mac(1), &ask, host, own_v6(1)));
+    assert_eq!(discovery_of(&bed.sent_one(1)).2, advertised(true));
     let probe = ndisc::Message::NeighbourSolicitation { target: own_v6(1), source_mac: None };
     let nobody = Ipv6Addr::UNSPECIFIED;
-    world.receive(1, &discovery_frame(MacAddress::from_multicast_v6(group), &probe, nobody, group));
-    let (_, destination, message) = discovery_of(&world.sent_one(1));
+    bed.receive(1, &discovery_frame(MacAddress::from_multicast_v6(group), &probe, nobody, group));
+    let (_, destination, message) = discovery_of(&bed.sent_one(1));
     assert_eq!((destination, message), ("ff02::1".parse().expect("an address"), advertised(false)));
-    world.assert_no_leak();
+    bed.assert_no_leak();
 }
 
 #[test]
 fn discovery_that_came_over_a_router_or_does_not_hold_together_teaches_nothing() {
-    let mut world = World::new();
+    let mut bed = Testbed::new();
     let host = host_v6(1, 2);
     let group = ndisc::solicited_node(own_v6(1));
     let ask = ndisc::Message::NeighbourSolicitation { target: own_v6(1), source_mac: Some(host_mac(1, 2)) };
     let sound = discovery_frame(MacAddress::from_multicast_v6(group), &ask, host, group);
     let mut far = sound.clone();
     far[HEADER_BYTES + 7] = 254;
-    world.assert_dropped(1, &far, DropReason::Multicast);
-    let mut spoilt = sound;
-    spoilt[HEADER_BYTES + 50] ^= 1;
-    world.assert_dropped(1, &spoilt, DropReason::NeighbourDiscovery);
+    bed.assert_dropped(1, &far, DropReason::Multicast);
+    let mut corrupted = sound;
+    corrupted[HEADER_BYTES + 50] ^= 1;
+    bed.assert_dropped(1, &corrupted, DropReason::NeighbourDiscovery);
     let probe = discovery_frame(MacAddress::from_multicast_v6(group), &ask, Ipv6Addr::UNSPECIFIED, group);
-    world.assert_dropped(1, &probe, DropReason::NeighbourDiscovery);
+    bed.assert_dropped(1, &probe, DropReason::NeighbourDiscovery);
     let all = "ff02::1".parse().expect("an address");
     let shout = ndisc::Message::NeighbourAdvertisement {
         target: host,
@@ -224,17 +224,17 @@ fn discovery_that_came_over_a_router_or_does_not_hold_together_teaches_nothing()
         target_mac: Some(host_mac(1, 2)),
     };
     let shout = discovery_frame(MacAddress::from_multicast_v6(all), &shout, host, all);
-    world.assert_dropped(1, &shout, DropReason::NeighbourDiscovery);
+    bed.assert_dropped(1, &shout, DropReason::NeighbourDiscovery);
     let mut short = arp_frame(own_mac(1), &reply(host_v4(1, 2), host_mac(1, 2)));
     short[HEADER_BYTES + 1] = 9;
-    world.assert_dropped(1, &short, DropReason::Arp);
-    assert_eq!(world.forwarder.neighbours().count(), 0);
+    bed.assert_dropped(1, &short, DropReason::Arp);
+    assert_eq!(bed.forwarder.neighbours().count(), 0);
 }
 
 #[test]
 fn who_claims_an_address_of_ours_is_counted_and_not_believed() {
-    let mut world = World::new();
-    world.receive(1, &arp_frame(MacAddress::BROADCAST, &request(own_v4(1), host_mac(1, 9), host_v4(1, 2))));
+    let mut bed = Testbed::new();
+    bed.receive(1, &arp_frame(MacAddress::BROADCAST, &request(own_v4(1), host_mac(1, 9), host_v4(1, 2))));
     let claim = ndisc::Message::NeighbourAdvertisement {
         target: own_v6(1),
         is_router: false,
@@ -243,25 +243,25 @@ fn who_claims_an_address_of_ours_is_counted_and_not_believed() {
         target_mac: Some(host_mac(1, 9)),
     };
     let all = "ff02::1".parse().expect("an address");
-    world.receive(1, &discovery_frame(MacAddress::from_multicast_v6(all), &claim, host_v6(1, 9), all));
-    assert_eq!(world.forwarder.counters().address_conflicts, 2);
-    assert_eq!(world.forwarder.neighbours().count(), 0);
+    bed.receive(1, &discovery_frame(MacAddress::from_multicast_v6(all), &claim, host_v6(1, 9), all));
+    assert_eq!(bed.forwarder.counters().address_conflicts, 2);
+    assert_eq!(bed.forwarder.neighbours().count(), 0);
 }
 
 #[test]
 fn nobody_becomes_the_neighbour_that_has_a_networks_broadcast_address() {
-    let mut world = World::new();
+    let mut bed = Testbed::new();
     for host in [0, 255] {
         let claim = request(host_v4(1, host), host_mac(1, 9), own_v4(1));
-        world.receive(1, &arp_frame(MacAddress::BROADCAST, &claim));
-        world.sent(1);
-        world.assert_dropped(0, &V4::to(host_v4(1, host)).frame(), DropReason::Broadcast);
+        bed.receive(1, &arp_frame(MacAddress::BROADCAST, &claim));
+        bed.sent(1);
+        bed.assert_dropped(0, &V4::to(host_v4(1, host)).frame(), DropReason::Broadcast);
     }
-    assert_eq!((world.forwarder.neighbours().count(), world.events()), (0, vec![]));
-    world.receive(1, &arp_frame(MacAddress::BROADCAST, &request(host_v4(1, 254), host_mac(1, 9), own_v4(1))));
-    assert_eq!(world.forwarder.neighbours().count(), 1, "anybody else does");
-    world.sent(1);
-    world.assert_no_leak();
+    assert_eq!((bed.forwarder.neighbours().count(), bed.events()), (0, vec![]));
+    bed.receive(1, &arp_frame(MacAddress::BROADCAST, &request(host_v4(1, 254), host_mac(1, 9), own_v4(1))));
+    assert_eq!(bed.forwarder.neighbours().count(), 1, "anybody else does");
+    bed.sent(1);
+    bed.assert_no_leak();
 }
 
 #[test]
@@ -269,68 +269,68 @@ fn a_storm_of_arp_fills_no_memory_and_is_not_answered_by_one() {
     let (rib, tables) = Rib::new().expect("memory for tables");
     let limits = Limits {
         neighbours_max: 100,
-        neighbours_unknown_max: 20,
-        asks: Rate { per_second: 10, burst: 10 },
-        learnt: Rate { per_second: 1_000_000, burst: 1_000_000 },
-        answers: Rate { per_second: 10, burst: 50 },
+        neighbours_incomplete_max: 20,
+        solicitations: Rate { per_second: 10, burst: 10 },
+        learned: Rate { per_second: 1_000_000, burst: 1_000_000 },
+        replies: Rate { per_second: 10, burst: 50 },
         ..Limits::default()
     };
-    let mut world = World::new();
-    world.forwarder = Forwarder::new(Config { limits, ..Config::new(NODE) }, tables);
-    world.rib = rib;
+    let mut bed = Testbed::new();
+    bed.forwarder = Forwarder::new(Config { limits, ..Config::new(NODE) }, tables);
+    bed.rib = rib;
     let network: IpNet = "10.0.1.1/16".parse().expect("a network");
-    world.set_port(PORTS[1], PortConfig::new(own_mac(1), MTU_BYTES).with_addresses([network]));
-    world.route(network, &[Hop::on_link(NODE, PORTS[1])]);
+    bed.set_port(PORTS[1], PortConfig::new(own_mac(1), MTU_BYTES).with_addresses([network]));
+    bed.route(network, &[Hop::on_link(NODE, PORTS[1])]);
     for number in 0..10_000_u16 {
         let [high, low] = number.to_be_bytes();
         let stranger = MacAddress([2, 9, 9, 9, high, low]);
         let ask = request(Ipv4Addr::new(10, 0, high, low), stranger, own_v4(1));
-        world.receive(1, &arp_frame(MacAddress::BROADCAST, &ask));
+        bed.receive(1, &arp_frame(MacAddress::BROADCAST, &ask));
     }
     // The last one's place was cleared for the next one, and rests.
-    assert_eq!(world.forwarder.neighbours().count(), 99);
-    assert_eq!(world.sent(1).len(), 50 + 1, "answers, and one to who said that the router's address is its own");
+    assert_eq!(bed.forwarder.neighbours().count(), 99);
+    assert_eq!(bed.sent(1).len(), 50 + 1, "answers, and one to who said that the router's address is its own");
     // Whoever scans the network has the router ask, but not for all at once.
-    world.wait(Duration::from_secs(700));
-    assert_eq!(world.forwarder.neighbours().count(), 0, "the quiet are forgotten");
-    world.wait(Duration::from_secs(3));
+    bed.wait(Duration::from_secs(700));
+    assert_eq!(bed.forwarder.neighbours().count(), 0, "the quiet are forgotten");
+    bed.wait(Duration::from_secs(3));
     for number in 0..1000_u16 {
         let [high, low] = number.to_be_bytes();
         let frame =
             framed(own_mac(1), host_mac(1, 2), EtherType::IPV4, &V4::to(Ipv4Addr::new(10, 0, high | 2, low)).bytes());
-        world.receive(1, &frame);
+        bed.receive(1, &frame);
     }
-    assert_eq!(world.forwarder.neighbours().count(), 20, "of those that never answered");
-    assert_eq!(world.sent(1).len(), 10, "asks");
-    assert!(world.dropped(DropReason::NeighbourTable) >= 900);
+    assert_eq!(bed.forwarder.neighbours().count(), 20, "of those that never answered");
+    assert_eq!(bed.sent(1).len(), 10, "asks");
+    assert!(bed.dropped(DropReason::NeighbourTable) >= 900);
     for _ in 0..10 {
-        world.wait(Duration::from_secs(1));
+        bed.wait(Duration::from_secs(1));
     }
-    assert_eq!(world.forwarder.neighbours().count(), 0);
-    world.sent(1);
-    world.assert_no_leak();
+    assert_eq!(bed.forwarder.neighbours().count(), 0);
+    bed.sent(1);
+    bed.assert_no_leak();
 }
 
 #[test]
 fn a_neighbour_that_a_route_names_keeps_its_number_though_it_does_not_answer() {
-    let mut world = World::new();
-    world.know(0, host_v4(0, 2).into(), host_mac(0, 2));
+    let mut bed = Testbed::new();
+    bed.learn(0, host_v4(0, 2).into(), host_mac(0, 2));
     let gateway: IpAddr = host_v4(1, 254).into();
-    let World { forwarder, pool, output, now, .. } = &mut world;
+    let Testbed { forwarder, pool, output, now, .. } = &mut bed;
     let adjacency = forwarder.pin_adjacency(*now, PORTS[1], gateway, pool, output).expect("room");
     let again = forwarder.pin_adjacency(*now, PORTS[1], gateway, pool, output).expect("room");
     assert_eq!(adjacency, again);
-    world.route("192.0.2.0/24".parse().expect("a prefix"), &[Hop { node: NODE, port: PORTS[1], adjacency }]);
+    bed.route("192.0.2.0/24".parse().expect("a prefix"), &[Hop { node: NODE, port: PORTS[1], adjacency }]);
     let packet = V4::to(Ipv4Addr::new(192, 0, 2, 1));
     for round in 0..2 {
-        world.receive(0, &packet.frame());
-        assert_eq!(arp_of(&world.sent_one(1)).target, host_v4(1, 254), "round {round}");
+        bed.receive(0, &packet.frame());
+        assert_eq!(arp_of(&bed.sent_one(1)).target, host_v4(1, 254), "round {round}");
         for _ in 0..4 {
-            world.wait(Duration::from_secs(1));
+            bed.wait(Duration::from_secs(1));
         }
-        world.sent(1);
-        assert_eq!(world.dropped(DropReason::NeighbourFailed), round + 1);
-        let states: Vec<NeighbourState> = world
+        bed.sent(1);
+        assert_eq!(bed.dropped(DropReason::NeighbourFailed), round + 1);
+        let states: Vec<NeighbourState> = bed
             .forwarder
             .neighbours()
             .filter(|neighbour| neighbour.port == PORTS[1])
@@ -338,43 +338,43 @@ fn a_neighbour_that_a_route_names_keeps_its_number_though_it_does_not_answer() {
             .collect();
         assert_eq!(states, [NeighbourState::Failed]);
     }
-    world.know(1, gateway, host_mac(1, 254));
-    world.receive(0, &packet.frame());
-    assert_eq!(world.sent_one(1)[..6], host_mac(1, 254).0);
-    let World { forwarder, pool, output, now, .. } = &mut world;
+    bed.learn(1, gateway, host_mac(1, 254));
+    bed.receive(0, &packet.frame());
+    assert_eq!(bed.sent_one(1)[..6], host_mac(1, 254).0);
+    let Testbed { forwarder, pool, output, now, .. } = &mut bed;
     forwarder.unpin_adjacency(*now, adjacency, pool, output);
     forwarder.unpin_adjacency(*now, adjacency, pool, output);
-    world.wait(Duration::from_secs(6));
+    bed.wait(Duration::from_secs(6));
     for _ in 0..4 {
-        world.wait(Duration::from_secs(1));
+        bed.wait(Duration::from_secs(1));
     }
-    world.sent(1);
-    assert_eq!(world.forwarder.neighbours().filter(|neighbour| neighbour.port == PORTS[1]).count(), 0);
+    bed.sent(1);
+    assert_eq!(bed.forwarder.neighbours().filter(|neighbour| neighbour.port == PORTS[1]).count(), 0);
 }
 
 #[test]
 fn a_port_that_goes_down_forgets_its_neighbours() {
-    let mut world = World::new();
-    world.know_hosts();
-    world.receive(0, &V4::to(host_v4(1, 3)).frame());
-    assert_eq!(world.sent(1).len(), 1, "an ask");
-    let down = PortConfig { is_up: false, ..world.forwarder.port_config(PORTS[1]).expect("a port").clone() };
-    world.set_port(PORTS[1], down.clone());
-    assert_eq!(world.events().len(), 2, "two neighbours of it were known");
-    assert_eq!(world.forwarder.neighbours().filter(|neighbour| neighbour.port == PORTS[1]).count(), 0);
-    assert_eq!(v4_of(&world.sent_one(0)).protocol(), Protocol::ICMP, "about the packet that waited");
-    world.set_port(PORTS[1], PortConfig { is_up: true, ..down });
-    world.receive(0, &V4::new().frame());
-    assert_eq!(arp_of(&world.sent_one(1)).target, host_v4(1, 2), "it is asked anew");
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
+    bed.receive(0, &V4::to(host_v4(1, 3)).frame());
+    assert_eq!(bed.sent(1).len(), 1, "an ask");
+    let down = PortConfig { is_up: false, ..bed.forwarder.port_config(PORTS[1]).expect("a port").clone() };
+    bed.set_port(PORTS[1], down.clone());
+    assert_eq!(bed.events().len(), 2, "two neighbours of it were known");
+    assert_eq!(bed.forwarder.neighbours().filter(|neighbour| neighbour.port == PORTS[1]).count(), 0);
+    assert_eq!(v4_of(&bed.sent_one(0)).protocol(), Protocol::ICMP, "about the packet that waited");
+    bed.set_port(PORTS[1], PortConfig { is_up: true, ..down });
+    bed.receive(0, &V4::new().frame());
+    assert_eq!(arp_of(&bed.sent_one(1)).target, host_v4(1, 2), "it is asked anew");
 }
 
 #[test]
 fn another_hardware_address_is_taken_over() {
-    let mut world = World::new();
-    world.know_hosts();
-    world.receive(1, &arp_frame(MacAddress::BROADCAST, &request(host_v4(1, 2), host_mac(1, 77), host_v4(1, 2))));
-    world.receive(0, &V4::new().frame());
-    assert_eq!(world.sent_one(1)[..6], host_mac(1, 77).0, "a host that says by itself where it is now");
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
+    bed.receive(1, &arp_frame(MacAddress::BROADCAST, &request(host_v4(1, 2), host_mac(1, 77), host_v4(1, 2))));
+    bed.receive(0, &V4::new().frame());
+    assert_eq!(bed.sent_one(1)[..6], host_mac(1, 77).0, "a host that says by itself where it is now");
     // By IPv6, one that may not override only raises a doubt (RFC 4861, section 7.2.5).
     let said = |solicited, override_known, mac| ndisc::Message::NeighbourAdvertisement {
         target: host_v6(1, 2),
@@ -384,29 +384,29 @@ fn another_hardware_address_is_taken_over() {
         target_mac: Some(mac),
     };
     let own = own_v6(1);
-    world.receive(1, &discovery_frame(own_mac(1), &said(true, true, host_mac(1, 2)), host_v6(1, 2), own));
-    world.receive(1, &discovery_frame(own_mac(1), &said(true, false, host_mac(1, 78)), host_v6(1, 2), own));
-    world.receive(0, &V6::new().frame());
-    assert_eq!(world.sent_one(1)[..6], host_mac(1, 2).0);
-    world.receive(1, &discovery_frame(own_mac(1), &said(false, true, host_mac(1, 78)), host_v6(1, 2), own));
-    world.receive(0, &V6::new().frame());
-    assert_eq!(world.sent_one(1)[..6], host_mac(1, 78).0);
+    bed.receive(1, &discovery_frame(own_mac(1), &said(true, true, host_mac(1, 2)), host_v6(1, 2), own));
+    bed.receive(1, &discovery_frame(own_mac(1), &said(true, false, host_mac(1, 78)), host_v6(1, 2), own));
+    bed.receive(0, &V6::new().frame());
+    assert_eq!(bed.sent_one(1)[..6], host_mac(1, 2).0);
+    bed.receive(1, &discovery_frame(own_mac(1), &said(false, true, host_mac(1, 78)), host_v6(1, 2), own));
+    bed.receive(0, &V6::new().frame());
+    assert_eq!(bed.sent_one(1)[..6], host_mac(1, 78).0);
 }
 
 #[test]
 fn other_networks_of_a_port_are_other_neighbours_for_the_cluster() {
-    let mut world = World::new();
-    world.know_hosts();
-    let config = world.forwarder.port_config(PORTS[1]).expect("a port").clone();
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
+    let config = bed.forwarder.port_config(PORTS[1]).expect("a port").clone();
     let only_v6: Vec<IpNet> = config.addresses.iter().filter(|net| net.addr().is_ipv6()).copied().collect();
-    world.set_port(PORTS[1], PortConfig { addresses: only_v6, ..config.clone() });
-    let downs: Vec<Event> = world.events();
+    bed.set_port(PORTS[1], PortConfig { addresses: only_v6, ..config.clone() });
+    let downs: Vec<Event> = bed.events();
     let of = |address: IpAddr| {
         downs.iter().find(|event| matches!(event, Event::NeighbourDown { address: of, .. } if *of == address))
     };
     assert!(of(host_v4(1, 2).into()).is_some() && of(host_v6(1, 2).into()).is_none(), "{downs:?}");
-    world.set_port(PORTS[1], config);
-    let ups = world.events();
+    bed.set_port(PORTS[1], config);
+    let ups = bed.events();
     let is_up = |event: &Event| matches!(event, Event::NeighbourUp { address, .. } if *address == host_v4(1, 2));
     assert!(ups.iter().any(is_up), "{ups:?}");
 }
@@ -414,38 +414,38 @@ fn other_networks_of_a_port_are_other_neighbours_for_the_cluster() {
 #[test]
 fn a_number_that_was_given_back_rests() {
     let (rib, tables) = Rib::new().expect("memory for tables");
-    let mut world = World::new();
+    let mut bed = Testbed::new();
     let limits = Limits { neighbours_max: 2, ..Limits::default() };
-    world.forwarder = Forwarder::new(Config { limits, ..Config::new(NODE) }, tables);
-    world.rib = rib;
-    world.set_port(PORTS[1], PortConfig::new(own_mac(1), MTU_BYTES));
-    let pin = |world: &mut World, host: u8| {
-        let World { forwarder, pool, output, now, .. } = world;
+    bed.forwarder = Forwarder::new(Config { limits, ..Config::new(NODE) }, tables);
+    bed.rib = rib;
+    bed.set_port(PORTS[1], PortConfig::new(own_mac(1), MTU_BYTES));
+    let pin = |bed: &mut Testbed, host: u8| {
+        let Testbed { forwarder, pool, output, now, .. } = bed;
         forwarder.pin_adjacency(*now, PORTS[1], host_v4(1, host).into(), pool, output)
     };
-    let first = pin(&mut world, 2).expect("room");
-    assert_eq!((first, pin(&mut world, 3)), (AdjacencyId(1), Ok(AdjacencyId(2))));
-    let error = pin(&mut world, 4).expect_err("full");
+    let first = pin(&mut bed, 2).expect("room");
+    assert_eq!((first, pin(&mut bed, 3)), (AdjacencyId(1), Ok(AdjacencyId(2))));
+    let error = pin(&mut bed, 4).expect_err("full");
     assert_eq!(error.to_string(), "port 1: no room for neighbour 10.0.1.4; raise neighbours_max");
-    let World { forwarder, pool, output, now, .. } = &mut world;
+    let Testbed { forwarder, pool, output, now, .. } = &mut bed;
     forwarder.unpin_adjacency(*now, first, pool, output);
-    assert!(pin(&mut world, 4).is_err(), "packets for the former one may be under way");
-    world.wait(Duration::from_secs(2));
-    assert_eq!(pin(&mut world, 4), Ok(first));
+    assert!(pin(&mut bed, 4).is_err(), "packets for the former one may be under way");
+    bed.wait(Duration::from_secs(2));
+    assert_eq!(pin(&mut bed, 4), Ok(first));
 }
 
 #[test]
 fn errors_about_ipv6_neighbours_that_do_not_answer_are_sent_too() {
-    let mut world = World::new();
-    world.know(0, host_v6(0, 2).into(), host_mac(0, 2));
-    world.receive(0, &V6::new().frame());
+    let mut bed = Testbed::new();
+    bed.learn(0, host_v6(0, 2).into(), host_mac(0, 2));
+    bed.receive(0, &V6::new().frame());
     for _ in 0..4 {
-        world.wait(Duration::from_secs(1));
+        bed.wait(Duration::from_secs(1));
     }
-    let frame = world.sent_one(0);
+    let frame = bed.sent_one(0);
     let packet = v6_of(&frame);
     let message = icmpv6::Message::parse(packet.payload(), packet.source(), packet.destination());
     assert!(matches!(message, Ok(icmpv6::Message::Unreachable { code: 3, .. })), "{message:?}");
-    world.sent(1);
-    world.assert_no_leak();
+    bed.sent(1);
+    bed.assert_no_leak();
 }

@@ -9,24 +9,24 @@ const FILTER_BITS: u32 = 1 << 12;
 
 /// Which addresses are the node's own, or those of all on its networks: asked for each packet's source, so it mostly
 /// answers by one bit.
-pub(crate) struct OwnAddresses {
+pub(crate) struct LocalAddresses {
     filter: [u64; FILTER_BITS as usize / 64],
     addresses: Vec<IpAddr>,
     broadcasts: Vec<Ipv4Addr>,
 }
 
-fn place_v4(address: u32) -> u32 {
+fn filter_bit_v4(address: u32) -> u32 {
     address.wrapping_mul(0x9e37_79b1) >> (32 - FILTER_BITS.ilog2())
 }
 
-fn place_v6(address: u128) -> u32 {
+fn filter_bit_v6(address: u128) -> u32 {
     let folded = (address >> 64) as u64 ^ address as u64;
     (folded.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - FILTER_BITS.ilog2())) as u32
 }
 
-impl OwnAddresses {
-    pub(crate) fn new() -> OwnAddresses {
-        OwnAddresses { filter: [0; FILTER_BITS as usize / 64], addresses: Vec::new(), broadcasts: Vec::new() }
+impl LocalAddresses {
+    pub(crate) fn new() -> LocalAddresses {
+        LocalAddresses { filter: [0; FILTER_BITS as usize / 64], addresses: Vec::new(), broadcasts: Vec::new() }
     }
 
     /// These and no others, with the networks that they are on.
@@ -35,13 +35,13 @@ impl OwnAddresses {
         self.addresses.clear();
         self.broadcasts.clear();
         for network in addresses {
-            self.note(network.addr());
+            self.insert(network.addr());
             self.addresses.push(network.addr());
             // A network of two addresses has none of all (RFC 3021).
             if let IpNet::V4(network) = network
                 && network.prefix_len() < 31
             {
-                self.note(network.broadcast().into());
+                self.insert(network.broadcast().into());
                 self.broadcasts.push(network.broadcast());
             }
         }
@@ -51,29 +51,29 @@ impl OwnAddresses {
         self.broadcasts.dedup();
     }
 
-    fn note(&mut self, address: IpAddr) {
-        let place = match address {
-            IpAddr::V4(address) => place_v4(address.to_bits()),
-            IpAddr::V6(address) => place_v6(address.to_bits()),
+    fn insert(&mut self, address: IpAddr) {
+        let bit = match address {
+            IpAddr::V4(address) => filter_bit_v4(address.to_bits()),
+            IpAddr::V6(address) => filter_bit_v6(address.to_bits()),
         };
-        self.filter[place as usize / 64] |= 1 << (place % 64);
+        self.filter[bit as usize / 64] |= 1 << (bit % 64);
     }
 
     /// Not for sure: for another address, it is so seldom.
     #[inline]
     pub(crate) fn may_have_v4(&self, address: u32) -> bool {
-        self.is_set(place_v4(address))
+        self.is_set(filter_bit_v4(address))
     }
 
     /// Not for sure.
     #[inline]
     pub(crate) fn may_have_v6(&self, address: u128) -> bool {
-        self.is_set(place_v6(address))
+        self.is_set(filter_bit_v6(address))
     }
 
     #[inline]
-    fn is_set(&self, place: u32) -> bool {
-        self.filter[(place / 64) as usize % (FILTER_BITS as usize / 64)] >> (place % 64) & 1 != 0
+    fn is_set(&self, bit: u32) -> bool {
+        self.filter[(bit / 64) as usize % (FILTER_BITS as usize / 64)] >> (bit % 64) & 1 != 0
     }
 
     pub(crate) fn has(&self, address: IpAddr) -> bool {
@@ -88,7 +88,7 @@ impl OwnAddresses {
 
 /// What of IPv4 is not forwarded by its address alone: martians, groups, and addresses of one link.
 #[inline]
-pub(crate) fn is_odd_v4(address: u32) -> bool {
+pub(crate) fn is_special_v4(address: u32) -> bool {
     is_martian_v4(address) || address >> 16 == LINK_LOCAL_V4
 }
 
@@ -107,7 +107,7 @@ fn is_martian_v4(address: u32) -> bool {
 /// What of IPv6 is not forwarded by its address alone: all that is not 2000::/3 or unique local, seen coarsely. What
 /// it says of a usual address is no.
 #[inline]
-pub(crate) fn is_odd_v6(address: u128) -> bool {
+pub(crate) fn is_special_v6(address: u128) -> bool {
     let word = (address >> 112) as u16;
     word == 0 || word >= 0xfe00
 }
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn own_addresses_are_found_and_others_seldom_asked_for() {
-        let mut own = OwnAddresses::new();
+        let mut own = LocalAddresses::new();
         let networks: Vec<IpNet> = ["192.0.2.1/24", "10.0.0.1/31", "2001:db8::1/64", "fe80::1/64", "10.0.0.1/32"]
             .iter()
             .map(|text| text.parse().expect("a network"))
@@ -175,10 +175,13 @@ mod tests {
         }
         for text in ["169.254.0.0", "169.254.255.255"] {
             let address: Ipv4Addr = text.parse().expect("an address");
-            assert!(is_odd_v4(address.to_bits()) && !is_martian_source_v4(address), "{text} is somebody's on its link");
+            assert!(
+                is_special_v4(address.to_bits()) && !is_martian_source_v4(address),
+                "{text} is somebody's on its link"
+            );
         }
         for text in ["169.253.255.255", "169.255.0.0"] {
-            assert!(!is_odd_v4(text.parse::<Ipv4Addr>().expect("an address").to_bits()), "{text}");
+            assert!(!is_special_v4(text.parse::<Ipv4Addr>().expect("an address").to_bits()), "{text}");
         }
         for text in ["::", "::1", "::ffff:1.2.3.4", "::1.2.3.4"] {
             assert!(is_martian_v6(text.parse().expect("an address")), "{text}");

@@ -23,30 +23,30 @@ fn error_v6(frame: &[u8]) -> (Ipv6Addr, Ipv6Addr, icmpv6::Message<'_>) {
 
 #[test]
 fn a_packet_without_a_hop_left_is_answered_from_the_port_that_it_came_in_at() {
-    let mut world = World::new();
-    world.know_hosts();
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
     for ttl in [0, 1] {
         let packet = V4::with(|header| header.ttl = ttl);
-        world.receive(0, &packet.frame());
-        let frame = world.sent_one(0);
+        bed.receive(0, &packet.frame());
+        let frame = bed.sent_one(0);
         let (from, to, message) = error_v4(&frame);
         assert_eq!((from, to), (own_v4(0), host_v4(0, 2)));
         assert_eq!(message, icmpv4::Message::TimeExceeded { code: 0, original: &packet.bytes() });
         let packet = V6::with(|header| header.hop_limit = ttl);
-        world.receive(0, &packet.frame());
-        let frame = world.sent_one(0);
+        bed.receive(0, &packet.frame());
+        let frame = bed.sent_one(0);
         let (from, to, message) = error_v6(&frame);
         assert_eq!((from, to), (own_v6(0), host_v6(0, 2)));
         assert_eq!(message, icmpv6::Message::TimeExceeded { code: 0, original: &packet.bytes() });
     }
-    assert_eq!(world.dropped(DropReason::TimeExceeded), 4);
-    world.assert_no_leak();
+    assert_eq!(bed.dropped(DropReason::TimeExceeded), 4);
+    bed.assert_no_leak();
 }
 
 #[test]
 fn routes_to_nowhere_say_so() {
-    let mut world = World::new();
-    world.know_hosts();
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
     let ends = [
         (Hop::BLACKHOLE, DropReason::Blackhole, None, None),
         (Hop::UNREACHABLE, DropReason::Unreachable, Some(1), Some(3)),
@@ -54,57 +54,57 @@ fn routes_to_nowhere_say_so() {
         (Hop::NO_ROUTE, DropReason::NoRoute, Some(0), Some(0)),
     ];
     for (hop, reason, code_v4, code_v6) in ends {
-        world.route("192.0.2.0/24".parse().expect("a prefix"), &[hop]);
-        world.route("2001:db8:9::/48".parse().expect("a prefix"), &[hop]);
-        world.receive(0, &V4::to(Ipv4Addr::new(192, 0, 2, 9)).frame());
-        assert_eq!(world.dropped(reason), 1);
-        let told = world.sent(0).first().map(|frame| match error_v4(frame).2 {
+        bed.route("192.0.2.0/24".parse().expect("a prefix"), &[hop]);
+        bed.route("2001:db8:9::/48".parse().expect("a prefix"), &[hop]);
+        bed.receive(0, &V4::to(Ipv4Addr::new(192, 0, 2, 9)).frame());
+        assert_eq!(bed.dropped(reason), 1);
+        let told = bed.sent(0).first().map(|frame| match error_v4(frame).2 {
             icmpv4::Message::Unreachable { code, .. } => code,
             other => panic!("{other:?}"),
         });
         assert_eq!(told, code_v4);
-        world.receive(0, &V6::to("2001:db8:9::9".parse().expect("an address")).frame());
-        assert_eq!(world.dropped(reason), 2);
-        let told = world.sent(0).first().map(|frame| match error_v6(frame).2 {
+        bed.receive(0, &V6::to("2001:db8:9::9".parse().expect("an address")).frame());
+        assert_eq!(bed.dropped(reason), 2);
+        let told = bed.sent(0).first().map(|frame| match error_v6(frame).2 {
             icmpv6::Message::Unreachable { code, .. } => code,
             other => panic!("{other:?}"),
         });
         assert_eq!(told, code_v6);
     }
-    world.receive(0, &V4::to(Ipv4Addr::new(203, 0, 113, 1)).frame());
-    assert!(matches!(error_v4(&world.sent_one(0)).2, icmpv4::Message::Unreachable { code: 0, .. }), "no route");
-    world.receive(0, &V6::to("2001:db8:8::1".parse().expect("an address")).frame());
-    assert!(matches!(error_v6(&world.sent_one(0)).2, icmpv6::Message::Unreachable { code: 0, .. }), "no route");
-    assert_eq!(world.dropped(DropReason::NoRoute), 4);
-    world.assert_no_leak();
+    bed.receive(0, &V4::to(Ipv4Addr::new(203, 0, 113, 1)).frame());
+    assert!(matches!(error_v4(&bed.sent_one(0)).2, icmpv4::Message::Unreachable { code: 0, .. }), "no route");
+    bed.receive(0, &V6::to("2001:db8:8::1".parse().expect("an address")).frame());
+    assert!(matches!(error_v6(&bed.sent_one(0)).2, icmpv6::Message::Unreachable { code: 0, .. }), "no route");
+    assert_eq!(bed.dropped(DropReason::NoRoute), 4);
+    bed.assert_no_leak();
 }
 
 #[test]
 fn what_must_not_be_cut_is_answered_with_the_next_links_mtu() {
-    let mut world = World::new();
-    world.know_hosts();
-    let narrow = PortConfig { mtu_bytes: 1300, ..world.forwarder.port_config(PORTS[1]).expect("a port").clone() };
-    world.set_port(PORTS[1], narrow);
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
+    let narrow = PortConfig { mtu_bytes: 1300, ..bed.forwarder.port_config(PORTS[1]).expect("a port").clone() };
+    bed.set_port(PORTS[1], narrow);
     let packet = V4::with(|header| header.do_not_fragment = true).payload(vec![9; 1281]);
-    world.receive(0, &packet.frame());
-    let frame = world.sent_one(0);
+    bed.receive(0, &packet.frame());
+    let frame = bed.sent_one(0);
     let expected = icmpv4::Message::Unreachable { code: 4, mtu: 1300, original: &packet.bytes()[..548] };
     assert_eq!(error_v4(&frame).2, expected);
     let packet = V6::new().payload(vec![9; 1261]);
-    world.receive(0, &packet.frame());
-    let frame = world.sent_one(0);
+    bed.receive(0, &packet.frame());
+    let frame = bed.sent_one(0);
     assert_eq!(error_v6(&frame).2, icmpv6::Message::PacketTooBig { mtu: 1300, original: &packet.bytes()[..1232] });
-    assert_eq!(world.dropped(DropReason::TooBig), 2);
-    world.receive(0, &V4::with(|header| header.do_not_fragment = true).payload(vec![9; 1280]).frame());
-    world.receive(0, &V6::new().payload(vec![9; 1260]).frame());
-    assert_eq!(world.sent(1).len(), 2, "what fits, goes");
-    world.assert_no_leak();
+    assert_eq!(bed.dropped(DropReason::TooBig), 2);
+    bed.receive(0, &V4::with(|header| header.do_not_fragment = true).payload(vec![9; 1280]).frame());
+    bed.receive(0, &V6::new().payload(vec![9; 1260]).frame());
+    assert_eq!(bed.sent(1).len(), 2, "what fits, goes");
+    bed.assert_no_leak();
 }
 
 #[test]
 fn nobody_is_told_about_errors_fragments_and_groups() {
-    let mut world = World::new();
-    world.know_hosts();
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
     let expired = |change: &dyn Fn(&mut V4)| {
         let mut packet = V4::with(|header| header.ttl = 1);
         change(&mut packet);
@@ -117,51 +117,51 @@ fn nobody_is_told_about_errors_fragments_and_groups() {
         })
     };
     for kind in [3, 4, 5, 11, 12, 200] {
-        world.assert_dropped(0, &icmp(kind).frame(), DropReason::TimeExceeded);
+        bed.assert_dropped(0, &icmp(kind).frame(), DropReason::TimeExceeded);
     }
-    world.assert_dropped(
+    bed.assert_dropped(
         0,
         &expired(&|packet| packet.header.protocol = Protocol::ICMP).payload(vec![8]).frame(),
         DropReason::TimeExceeded,
     );
-    world.receive(0, &icmp(8).frame());
-    assert_eq!(world.sent(0).len(), 1, "a request is no error");
+    bed.receive(0, &icmp(8).frame());
+    assert_eq!(bed.sent(0).len(), 1, "a request is no error");
     let mut later = V4::with(|header| header.ttl = 1).bytes();
     ipv4::Packet::new_checked(&mut later[..]).expect("a packet").set_fragment(false, false, 8);
-    mended(&mut later);
-    world.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &later), DropReason::TimeExceeded);
+    with_checksum(&mut later);
+    bed.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &later), DropReason::TimeExceeded);
     let expired = |next_header, payload| {
         V6::with(|header| (header.hop_limit, header.next_header) = (1, next_header)).payload(payload)
     };
     for kind in [1, 2, 3, 4, 100, 127, 137] {
         let packet = expired(Protocol::ICMPV6, vec![kind, 0, 0, 0, 0, 0, 0, 0]);
-        world.assert_dropped(0, &packet.frame(), DropReason::TimeExceeded);
+        bed.assert_dropped(0, &packet.frame(), DropReason::TimeExceeded);
     }
     let later = expired(ipv6::FRAGMENT, vec![17, 0, 0, 8, 0, 0, 0, 1, 1, 2, 3, 4]);
-    world.assert_dropped(0, &later.frame(), DropReason::TimeExceeded);
-    assert_eq!(world.forwarder.counters().icmp_errors_sent, 1);
+    bed.assert_dropped(0, &later.frame(), DropReason::TimeExceeded);
+    assert_eq!(bed.forwarder.counters().icmp_errors_sent, 1);
 }
 
 #[test]
 fn errors_are_sent_no_oftener_than_the_limit() {
     let (rib, tables) = Rib::new().expect("memory for tables");
     let limits = Limits { icmp_errors: Rate { per_second: 10, burst: 5 }, ..Limits::default() };
-    let mut world = World::new();
-    world.forwarder = Forwarder::new(Config { limits, ..Config::new(NODE) }, tables);
-    world.rib = rib;
-    world.set_port(PORTS[0], PortConfig::new(own_mac(0), MTU_BYTES).with_addresses([network(0)]));
-    world.route(network(0), &[Hop::on_link(NODE, PORTS[0])]);
-    world.know(0, host_v4(0, 2).into(), host_mac(0, 2));
+    let mut bed = Testbed::new();
+    bed.forwarder = Forwarder::new(Config { limits, ..Config::new(NODE) }, tables);
+    bed.rib = rib;
+    bed.set_port(PORTS[0], PortConfig::new(own_mac(0), MTU_BYTES).with_addresses([network(0)]));
+    bed.route(network(0), &[Hop::on_link(NODE, PORTS[0])]);
+    bed.learn(0, host_v4(0, 2).into(), host_mac(0, 2));
     let storm = vec![V4::new().frame(); 100];
-    world.receive_all(0, &storm);
-    assert_eq!(world.sent(0).len(), 5);
-    world.wait(Duration::from_secs(1));
-    world.receive_all(0, &storm);
-    assert_eq!(world.sent(0).len(), 5);
-    let counters = world.forwarder.counters();
+    bed.receive_all(0, &storm);
+    assert_eq!(bed.sent(0).len(), 5);
+    bed.wait(Duration::from_secs(1));
+    bed.receive_all(0, &storm);
+    assert_eq!(bed.sent(0).len(), 5);
+    let counters = bed.forwarder.counters();
     assert_eq!((counters.icmp_errors_sent, counters.icmp_errors_suppressed), (10, 190));
-    assert_eq!(world.dropped(DropReason::NoRoute), 200, "all are counted all the same");
-    world.assert_no_leak();
+    assert_eq!(bed.dropped(DropReason::NoRoute), 200, "all are counted all the same");
+    bed.assert_no_leak();
 }
 
 fn network(port: u8) -> IpNet {
@@ -188,32 +188,32 @@ fn echo_v6(from: Ipv6Addr, to: Ipv6Addr, data: &[u8]) -> V6 {
 
 #[test]
 fn a_host_with_a_link_local_address_of_ipv4_is_answered_although_it_is_not_forwarded_for() {
-    let mut world = World::new();
+    let mut bed = Testbed::new();
     let (near, own) = (Ipv4Addr::new(169, 254, 7, 2), Ipv4Addr::new(169, 254, 7, 1));
-    world.route("169.254.7.0/24".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(0))]);
-    world.route(IpAddr::from(own).into(), &[Hop::router(NODE)]);
-    world.know(0, near.into(), host_mac(0, 7));
+    bed.route("169.254.7.0/24".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(0))]);
+    bed.route(IpAddr::from(own).into(), &[Hop::router(NODE)]);
+    bed.learn(0, near.into(), host_mac(0, 7));
     let mut request = echo_v4(own, b"near");
     request.header.source = near;
-    world.receive(0, &request.frame());
-    let frame = world.sent_one(0);
+    bed.receive(0, &request.frame());
+    let frame = bed.sent_one(0);
     let (from, to, _) = error_reply_v4(&frame);
     assert_eq!((from, to), (own, near));
 }
 
 #[test]
 fn echo_requests_for_any_of_its_addresses_are_answered_where_no_kernel_is() {
-    let mut world = World::new();
-    world.know_hosts();
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
     for port in [0, 1] {
         for data in [&b""[..], b"x", &[7; 1400]] {
-            world.receive(0, &echo_v4(own_v4(port), data).frame());
-            let frame = world.sent_one(0);
+            bed.receive(0, &echo_v4(own_v4(port), data).frame());
+            let frame = bed.sent_one(0);
             let (from, to, message) = error_reply_v4(&frame);
             assert_eq!((from, to), (own_v4(port), host_v4(0, 2)));
             assert_eq!(message, icmpv4::Message::EchoReply { identifier: 7, sequence: 3, data });
-            world.receive(0, &echo_v6(host_v6(0, 2), own_v6(port), data).frame());
-            let frame = world.sent_one(0);
+            bed.receive(0, &echo_v6(host_v6(0, 2), own_v6(port), data).frame());
+            let frame = bed.sent_one(0);
             let (from, to, message) = error_reply_v6(&frame);
             assert_eq!((from, to), (own_v6(port), host_v6(0, 2)));
             assert_eq!(message, icmpv6::Message::EchoReply { identifier: 7, sequence: 3, data });
@@ -221,11 +221,11 @@ fn echo_requests_for_any_of_its_addresses_are_answered_where_no_kernel_is() {
     }
     let near: Ipv6Addr = "fe80::7".parse().expect("an address");
     let own: Ipv6Addr = "fe80::ff:fe00:0".parse().expect("an address");
-    world.know(0, near.into(), host_mac(0, 7));
-    world.receive(0, &echo_v6(near, own, b"near").frame());
-    let frame = world.sent_one(0);
+    bed.learn(0, near.into(), host_mac(0, 7));
+    bed.receive(0, &echo_v6(near, own, b"near").frame());
+    let frame = bed.sent_one(0);
     assert_eq!((&frame[..6], error_reply_v6(&frame).0), (&host_mac(0, 7).0[..], own));
-    world.assert_no_leak();
+    bed.assert_no_leak();
 }
 
 fn error_reply_v4(frame: &[u8]) -> (Ipv4Addr, Ipv4Addr, icmpv4::Message<'_>) {
@@ -244,131 +244,131 @@ fn error_reply_v6(frame: &[u8]) -> (Ipv6Addr, Ipv6Addr, icmpv6::Message<'_>) {
 
 #[test]
 fn what_the_router_itself_does_not_serve_is_said_so() {
-    let mut world = World::new();
-    world.know_hosts();
-    world.receive(0, &V4::to(own_v4(0)).frame());
-    assert!(matches!(error_v4(&world.sent_one(0)).2, icmpv4::Message::Unreachable { code: 3, .. }), "a port");
-    world.receive(0, &V4::with(|header| (header.destination, header.protocol) = (own_v4(1), Protocol::TCP)).frame());
-    assert!(matches!(error_v4(&world.sent_one(0)).2, icmpv4::Message::Unreachable { code: 2, .. }), "a protocol");
-    world.receive(0, &V6::to(own_v6(1)).frame());
-    assert!(matches!(error_v6(&world.sent_one(0)).2, icmpv6::Message::Unreachable { code: 4, .. }), "a port");
-    world.receive(0, &V6::with(|header| (header.destination, header.next_header) = (own_v6(1), Protocol::TCP)).frame());
-    let frame = world.sent_one(0);
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
+    bed.receive(0, &V4::to(own_v4(0)).frame());
+    assert!(matches!(error_v4(&bed.sent_one(0)).2, icmpv4::Message::Unreachable { code: 3, .. }), "a port");
+    bed.receive(0, &V4::with(|header| (header.destination, header.protocol) = (own_v4(1), Protocol::TCP)).frame());
+    assert!(matches!(error_v4(&bed.sent_one(0)).2, icmpv4::Message::Unreachable { code: 2, .. }), "a protocol");
+    bed.receive(0, &V6::to(own_v6(1)).frame());
+    assert!(matches!(error_v6(&bed.sent_one(0)).2, icmpv6::Message::Unreachable { code: 4, .. }), "a port");
+    bed.receive(0, &V6::with(|header| (header.destination, header.next_header) = (own_v6(1), Protocol::TCP)).frame());
+    let frame = bed.sent_one(0);
     assert!(matches!(error_v6(&frame).2, icmpv6::Message::ParameterProblem { code: 1, pointer: 6, .. }));
-    let mut spoilt = echo_v4(own_v4(0), b"data").bytes();
-    spoilt[25] ^= 1;
-    world.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &spoilt), DropReason::NoService);
+    let mut corrupted = echo_v4(own_v4(0), b"data").bytes();
+    corrupted[25] ^= 1;
+    bed.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &corrupted), DropReason::NoService);
 }
 
 /// It puts nothing together: what has a kernel goes there in pieces, to be put together.
 #[test]
 fn fragments_for_the_router_itself_have_no_answer_and_those_for_a_kernel_get_there() {
-    let mut world = World::new();
-    world.know_hosts();
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
     let mut first = echo_v4(own_v4(0), &[7; 1400]).bytes();
     first[6] = 0x20;
-    mended(&mut first);
-    world.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &first), DropReason::NoService);
+    with_checksum(&mut first);
+    bed.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &first), DropReason::NoService);
     let mut later = first.clone();
     (later[6], later[7]) = (0, 176);
-    mended(&mut later);
-    world.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &later), DropReason::NoService);
+    with_checksum(&mut later);
+    bed.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &later), DropReason::NoService);
     let piece = [&[58, 0, 0, 1, 0, 0, 0, 9][..], &[7; 64]].concat();
     let to = |header: &mut ipv6::Repr| (header.destination, header.next_header) = (own_v6(0), ipv6::FRAGMENT);
-    world.assert_dropped(0, &V6::with(to).payload(piece).frame(), DropReason::NoService);
-    assert_eq!((world.sent(0).len(), world.forwarder.counters().icmp_errors_sent), (0, 0), "nothing is said of it");
-    world.route(IpAddr::from(own_v4(1)).into(), &[Hop::kernel(NODE)]);
+    bed.assert_dropped(0, &V6::with(to).payload(piece).frame(), DropReason::NoService);
+    assert_eq!((bed.sent(0).len(), bed.forwarder.counters().icmp_errors_sent), (0, 0), "nothing is said of it");
+    bed.route(IpAddr::from(own_v4(1)).into(), &[Hop::kernel(NODE)]);
     first[16..20].copy_from_slice(&own_v4(1).octets());
-    mended(&mut first);
-    world.receive(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &first));
-    assert_eq!(world.taken_by_kernel(), [first]);
-    world.assert_no_leak();
+    with_checksum(&mut first);
+    bed.receive(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &first));
+    assert_eq!(bed.received_by_kernel(), [first]);
+    bed.assert_no_leak();
 }
 
 #[test]
 fn options_are_done_and_source_routes_refused() {
-    let mut world = World::new();
-    world.know_hosts();
-    world.receive(0, &V4::new().options(&[7, 7, 4, 0, 0, 0, 0, 0]).frame());
-    let frame = world.sent_one(1);
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
+    bed.receive(0, &V4::new().options(&[7, 7, 4, 0, 0, 0, 0, 0]).frame());
+    let frame = bed.sent_one(1);
     let packet = v4_of(&frame);
     assert_eq!((packet.ttl(), &packet.header()[20..28]), (63, &[7, 7, 8, 10, 0, 0, 1, 0][..]));
-    world.receive(0, &V4::new().options(&[131, 7, 4, 10, 0, 1, 2, 0]).frame());
-    assert!(matches!(error_v4(&world.sent_one(0)).2, icmpv4::Message::Unreachable { code: 5, .. }));
-    world.receive(0, &V4::new().options(&[7, 40, 4, 0]).frame());
-    assert!(matches!(error_v4(&world.sent_one(0)).2, icmpv4::Message::ParameterProblem { pointer: 21, .. }));
-    assert_eq!((world.dropped(DropReason::SourceRoute), world.dropped(DropReason::Options)), (1, 1));
-    assert_eq!(world.sent(1).len(), 0);
-    world.assert_no_leak();
+    bed.receive(0, &V4::new().options(&[131, 7, 4, 10, 0, 1, 2, 0]).frame());
+    assert!(matches!(error_v4(&bed.sent_one(0)).2, icmpv4::Message::Unreachable { code: 5, .. }));
+    bed.receive(0, &V4::new().options(&[7, 40, 4, 0]).frame());
+    assert!(matches!(error_v4(&bed.sent_one(0)).2, icmpv4::Message::ParameterProblem { pointer: 21, .. }));
+    assert_eq!((bed.dropped(DropReason::SourceRoute), bed.dropped(DropReason::Options)), (1, 1));
+    assert_eq!(bed.sent(1).len(), 0);
+    bed.assert_no_leak();
 }
 
 #[test]
 fn a_link_local_source_does_not_leave_its_link() {
-    let mut world = World::new();
-    world.know_hosts();
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
     let near: Ipv6Addr = "fe80::7".parse().expect("an address");
-    world.know(0, near.into(), host_mac(0, 7));
-    world.receive(0, &V6::with(|header| header.source = near).frame());
-    let frame = world.sent_one(0);
+    bed.learn(0, near.into(), host_mac(0, 7));
+    bed.receive(0, &V6::with(|header| header.source = near).frame());
+    let frame = bed.sent_one(0);
     let (from, to, message) = error_v6(&frame);
     assert!(matches!(message, icmpv6::Message::Unreachable { code: 2, .. }));
     assert_eq!((from, to), ("fe80::ff:fe00:0".parse().expect("an address"), near));
-    assert_eq!((world.sent(1).len(), world.dropped(DropReason::LinkLocal)), (0, 1));
+    assert_eq!((bed.sent(1).len(), bed.dropped(DropReason::LinkLocal)), (0, 1));
 }
 
 #[test]
 fn with_a_kernel_behind_the_port_local_packets_are_its_and_others_go_there_over_the_router() {
-    let mut world = World::with(|config| PortConfig { has_kernel: true, ..config });
-    world.know_hosts();
+    let mut bed = Testbed::with(|config| PortConfig { has_kernel: true, ..config });
+    bed.learn_hosts();
     for port in [0, 1] {
-        world.assert_dropped(0, &echo_v4(own_v4(port), b"").frame(), DropReason::KernelHasIt);
+        bed.assert_dropped(0, &echo_v4(own_v4(port), b"").frame(), DropReason::KernelHasIt);
     }
     // What came in at another node, or at a port without a kernel, its kernel has not seen.
     let kernel = Hop::kernel(NODE);
-    let World { forwarder, pool, output, now, .. } = &mut world;
-    let packet = pool.copy_of(&V4::to(own_v4(0)).bytes()).expect("a buffer");
-    let mut parcels = vec![crate::Parcel { hop: kernel, flow: 1, packet }];
+    let Testbed { forwarder, pool, output, now, .. } = &mut bed;
+    let packet = pool.alloc_copy(&V4::to(own_v4(0)).bytes()).expect("a buffer");
+    let mut parcels = vec![crate::RoutedPacket { hop: kernel, flow: 1, packet }];
     forwarder.egress(*now, &mut parcels, pool, output);
-    assert_eq!(world.taken_by_kernel(), [V4::to(own_v4(0)).bytes()]);
-    let plain = PortConfig { has_kernel: false, ..world.forwarder.port_config(PORTS[0]).expect("a port").clone() };
-    world.set_port(PORTS[0], plain);
-    world.receive(0, &V4::to(own_v4(1)).frame());
-    assert_eq!(world.taken_by_kernel(), [V4::to(own_v4(1)).bytes()]);
-    world.assert_no_leak();
+    assert_eq!(bed.received_by_kernel(), [V4::to(own_v4(0)).bytes()]);
+    let plain = PortConfig { has_kernel: false, ..bed.forwarder.port_config(PORTS[0]).expect("a port").clone() };
+    bed.set_port(PORTS[0], plain);
+    bed.receive(0, &V4::to(own_v4(1)).frame());
+    assert_eq!(bed.received_by_kernel(), [V4::to(own_v4(1)).bytes()]);
+    bed.assert_no_leak();
 }
 
 #[test]
 fn what_the_kernel_sends_loses_no_hop_and_never_comes_back_to_it() {
-    let mut world = World::with(|config| PortConfig { has_kernel: true, ..config });
-    world.know_hosts();
-    let from_kernel = |world: &mut World, bytes: &[u8]| {
-        let World { forwarder, pool, output, now, .. } = world;
-        let mut packets = vec![pool.copy_of(bytes).expect("a buffer")];
+    let mut bed = Testbed::with(|config| PortConfig { has_kernel: true, ..config });
+    bed.learn_hosts();
+    let from_kernel = |bed: &mut Testbed, bytes: &[u8]| {
+        let Testbed { forwarder, pool, output, now, .. } = bed;
+        let mut packets = vec![pool.alloc_copy(bytes).expect("a buffer")];
         forwarder.from_kernel(*now, &mut packets, pool, output);
     };
     let sent = V4::with(|header| (header.source, header.ttl) = (own_v4(0), 1));
-    from_kernel(&mut world, &sent.bytes());
-    assert_eq!(world.sent_one(1)[HEADER_BYTES..], sent.bytes());
-    from_kernel(&mut world, &V4::with(|header| (header.source, header.destination) = (own_v4(0), own_v4(1))).bytes());
-    assert_eq!((world.taken_by_kernel().len(), world.dropped(DropReason::KernelLoop)), (0, 1));
+    from_kernel(&mut bed, &sent.bytes());
+    assert_eq!(bed.sent_one(1)[HEADER_BYTES..], sent.bytes());
+    from_kernel(&mut bed, &V4::with(|header| (header.source, header.destination) = (own_v4(0), own_v4(1))).bytes());
+    assert_eq!((bed.received_by_kernel().len(), bed.dropped(DropReason::KernelLoop)), (0, 1));
     let nowhere = V4::with(|header| (header.source, header.destination) = (own_v4(0), Ipv4Addr::new(192, 0, 2, 1)));
-    from_kernel(&mut world, &nowhere.bytes());
-    let told = world.taken_by_kernel();
+    from_kernel(&mut bed, &nowhere.bytes());
+    let told = bed.received_by_kernel();
     assert_eq!(told.len(), 1, "the kernel is told, from an address that is not its own");
     assert_eq!(told[0][12..20], [192, 0, 0, 8, 10, 0, 0, 1]);
-    from_kernel(&mut world, &[0x15; 40]);
-    from_kernel(&mut world, &[]);
-    assert_eq!((world.dropped(DropReason::Version), world.dropped(DropReason::Truncated)), (1, 1));
-    world.assert_no_leak();
+    from_kernel(&mut bed, &[0x15; 40]);
+    from_kernel(&mut bed, &[]);
+    assert_eq!((bed.dropped(DropReason::Version), bed.dropped(DropReason::Truncated)), (1, 1));
+    bed.assert_no_leak();
 }
 
 #[test]
 fn an_end_of_the_table_is_no_adjacency() {
-    let mut world = World::new();
+    let mut bed = Testbed::new();
     for adjacency in [1, 9, u16::MAX] {
         let hop = Hop { node: NODE, port: PORTS[1], adjacency: AdjacencyId(adjacency) };
-        world.route("192.0.2.0/24".parse().expect("a prefix"), &[hop]);
-        world.assert_dropped(0, &V4::to(Ipv4Addr::new(192, 0, 2, 1)).frame(), DropReason::Hop);
+        bed.route("192.0.2.0/24".parse().expect("a prefix"), &[hop]);
+        bed.assert_dropped(0, &V4::to(Ipv4Addr::new(192, 0, 2, 1)).frame(), DropReason::Hop);
     }
 }
 
@@ -377,19 +377,19 @@ const NEARER: u8 = 9;
 
 #[test]
 fn a_host_is_told_of_a_nearer_router_and_of_a_neighbour_and_its_packet_goes_on() {
-    let mut world = World::new();
-    world.know_hosts();
-    world.know(0, host_v4(0, NEARER).into(), host_mac(0, NEARER));
-    let World { forwarder, pool, output, now, .. } = &mut world;
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
+    bed.learn(0, host_v4(0, NEARER).into(), host_mac(0, NEARER));
+    let Testbed { forwarder, pool, output, now, .. } = &mut bed;
     let adjacency = forwarder.pin_adjacency(*now, PORTS[0], host_v4(0, NEARER).into(), pool, output).expect("room");
     let hop = Hop { node: NODE, port: PORTS[0], adjacency };
-    world.route("192.0.2.0/24".parse().expect("a prefix"), &[hop]);
+    bed.route("192.0.2.0/24".parse().expect("a prefix"), &[hop]);
     // By the fast path, and by the slow one.
     let usual = V4::to([192, 0, 2, 7].into());
     let neighbour = V4::to(host_v4(0, NEARER));
     for (packet, ttl) in [(&usual, 63), (&usual.clone().options(&[1; 4]), 63), (&neighbour, 63)] {
-        world.receive(0, &packet.frame());
-        let sent = world.sent(0);
+        bed.receive(0, &packet.frame());
+        let sent = bed.sent(0);
         assert_eq!(sent.len(), 2, "{sent:02x?}");
         let (told, forwarded): (Vec<_>, Vec<_>) = sent.iter().partition(|frame| v4_of(frame).source() == own_v4(0));
         assert_eq!(v4_of(forwarded[0]).ttl(), ttl);
@@ -404,56 +404,56 @@ fn a_host_is_told_of_a_nearer_router_and_of_a_neighbour_and_its_packet_goes_on()
         assert_eq!((code, Ipv4Addr::from(gateway)), (1, host_v4(0, NEARER)));
         assert_eq!(original[16..20], packet.header.destination.octets());
     }
-    assert_eq!(world.forwarder.counters().redirects_sent, 3);
-    world.assert_no_leak();
+    assert_eq!(bed.forwarder.counters().redirects_sent, 3);
+    bed.assert_no_leak();
 }
 
 #[test]
 fn nobody_is_told_of_a_way_that_is_no_nearer_and_not_too_often() {
-    let mut world = World::new();
-    world.know_hosts();
-    world.know(0, host_v4(0, NEARER).into(), host_mac(0, NEARER));
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
+    bed.learn(0, host_v4(0, NEARER).into(), host_mac(0, NEARER));
     let near =
         |source: [u8; 4]| V4::with(|header| (header.source, header.destination) = (source.into(), host_v4(0, NEARER)));
     // From elsewhere: whoever sent it is not on the network. By another port: there is nothing nearer.
-    world.receive(0, &near([198, 51, 100, 1]).frame());
-    world.receive(0, &V4::new().frame());
-    assert_eq!((world.sent(0).len(), world.sent(1).len(), world.forwarder.counters().redirects_sent), (1, 1, 0));
-    let is_told = |world: &mut World| {
-        world.receive(0, &near([10, 0, 0, 2]).frame());
-        world.sent(0).len() == 2
+    bed.receive(0, &near([198, 51, 100, 1]).frame());
+    bed.receive(0, &V4::new().frame());
+    assert_eq!((bed.sent(0).len(), bed.sent(1).len(), bed.forwarder.counters().redirects_sent), (1, 1, 0));
+    let is_told = |bed: &mut Testbed| {
+        bed.receive(0, &near([10, 0, 0, 2]).frame());
+        bed.sent(0).len() == 2
     };
-    assert_eq!((0..100).filter(|_| is_told(&mut world)).count(), 20, "in a burst");
-    world.wait(Duration::from_secs(1));
-    assert!(is_told(&mut world));
-    world.forwarder.set_redirects(false);
-    world.wait(Duration::from_secs(1));
-    assert!(!is_told(&mut world));
-    world.assert_no_leak();
+    assert_eq!((0..100).filter(|_| is_told(&mut bed)).count(), 20, "in a burst");
+    bed.wait(Duration::from_secs(1));
+    assert!(is_told(&mut bed));
+    bed.forwarder.set_redirects(false);
+    bed.wait(Duration::from_secs(1));
+    assert!(!is_told(&mut bed));
+    bed.assert_no_leak();
 }
 
 #[test]
 fn a_host_is_told_of_a_nearer_router_by_its_link_local_address_alone() {
-    let mut world = World::new();
-    world.know_hosts();
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
     let router: Ipv6Addr = "fe80::9".parse().expect("an address");
     let host = host_v6(0, u16::from(NEARER));
     for address in [router, host] {
-        world.know(0, address.into(), host_mac(0, NEARER));
+        bed.learn(0, address.into(), host_mac(0, NEARER));
     }
     let prefixes = ["2001:db8:100::/48", "2001:db8:200::/48"].map(|prefix| prefix.parse().expect("a prefix"));
     for (prefix, gateway) in prefixes.into_iter().zip([router, host]) {
-        let World { forwarder, pool, output, now, .. } = &mut world;
+        let Testbed { forwarder, pool, output, now, .. } = &mut bed;
         let adjacency = forwarder.pin_adjacency(*now, PORTS[0], gateway.into(), pool, output).expect("room");
-        world.route(prefix, &[Hop { node: NODE, port: PORTS[0], adjacency }]);
+        bed.route(prefix, &[Hop { node: NODE, port: PORTS[0], adjacency }]);
     }
     let by_other_name = V6::to("2001:db8:200::7".parse().expect("an address"));
-    world.receive(0, &by_other_name.frame());
-    assert_eq!(world.sent(0).len(), 1, "its name on the link is not known");
+    bed.receive(0, &by_other_name.frame());
+    assert_eq!(bed.sent(0).len(), 1, "its name on the link is not known");
     let destination: Ipv6Addr = "2001:db8:100::7".parse().expect("an address");
     for (destination, target) in [(destination, router), (host, host)] {
-        world.receive(0, &V6::to(destination).frame());
-        let sent = world.sent(0);
+        bed.receive(0, &V6::to(destination).frame());
+        let sent = bed.sent(0);
         let (told, forwarded): (Vec<_>, Vec<_>) =
             sent.iter().partition(|frame| v6_of(frame).source().is_unicast_link_local());
         assert_eq!((told.len(), forwarded.len()), (1, 1), "{sent:02x?}");
@@ -470,5 +470,5 @@ fn a_host_is_told_of_a_nearer_router_by_its_link_local_address_alone() {
         let message = icmpv6::Packet::new_checked(&payload[..]).expect("a message");
         assert!(message.verify_checksum(view.source(), view.destination()));
     }
-    world.assert_no_leak();
+    bed.assert_no_leak();
 }

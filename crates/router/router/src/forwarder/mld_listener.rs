@@ -13,84 +13,84 @@ use packet::mld::{self, Query, RecordType};
 use packet::{ipv6, ndisc};
 
 use super::claims::{self, Claim};
-use super::{Forwarder, Io, Origin};
+use super::{Context, Forwarder, Origin};
 use crate::counters::DropReason;
 use crate::{Packet, PortId, Time};
 
 /// Unsolicited Report Interval of RFC 3810, section 9.11.
-const AGAIN: Duration = Duration::from_secs(1);
+const UNSOLICITED_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// Robustness Variable of RFC 3810, section 9.1: so often a report that says *joins* goes out.
-const JOINS: u32 = 2;
+const ROBUSTNESS: u32 = 2;
 /// Half of the Query Interval of RFC 3810, section 9.2: a report may be lost.
-const REPEAT: Duration = Duration::from_secs(60);
+const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// Older Version Querier Present Timeout of RFC 3810, section 9.12, of its own default values.
-const OLDER: Duration = Duration::from_secs(260);
+const OLDER_VERSION_QUERIER_TIMEOUT: Duration = Duration::from_secs(260);
 
 /// Where a port's reports stand.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Report {
+pub(super) struct ListenerState {
     /// When the next one is due that nobody asks for.
     due: Option<Time>,
     /// How often it was said that these groups are joined.
-    joins: u32,
+    joins_sent: u32,
     /// When the answer to who asked of all groups is due.
-    answer: Option<Time>,
+    general_response: Option<Time>,
     /// The same of single groups, which are the port's own.
-    answers: Vec<(Ipv6Addr, Time)>,
+    group_responses: Vec<(Ipv6Addr, Time)>,
     /// Until then a router of version 1 may listen.
-    is_v1_until: Option<Time>,
+    v1_until: Option<Time>,
 }
 
-impl Report {
+impl ListenerState {
     /// Of a port that is told of these addresses.
-    pub(super) fn of(mut former: Report, claims: &[Claim]) -> Report {
+    pub(super) fn for_port(mut former: ListenerState, claims: &[Claim]) -> ListenerState {
         let groups = groups(claims);
         if groups.is_empty() {
-            return Report::default();
+            return ListenerState::default();
         }
-        former.answers.retain(|(group, _)| groups.contains(group));
-        match claims::begin(claims) {
-            Some(begins) => Report { due: Some(begins), joins: 0, ..former },
+        former.group_responses.retain(|(group, _)| groups.contains(group));
+        match claims::first_probe_due(claims) {
+            Some(begins) => ListenerState { due: Some(begins), joins_sent: 0, ..former },
             None => former,
         }
     }
 
     /// When something is to be said next.
     pub(super) fn due(&self) -> Option<Time> {
-        let answers = self.answers.iter().map(|(_, due)| *due);
-        self.due.into_iter().chain(self.answer).chain(answers).min()
+        let answers = self.group_responses.iter().map(|(_, due)| *due);
+        self.due.into_iter().chain(self.general_response).chain(answers).min()
     }
 
     /// Notes what was asked, to be answered at that moment, or sooner where that was promised before.
-    fn asked(&mut self, group: Option<Ipv6Addr>, at: Time) {
-        if self.answer.is_some_and(|answer| answer <= at) {
+    fn schedule_response(&mut self, group: Option<Ipv6Addr>, at: Time) {
+        if self.general_response.is_some_and(|answer| answer <= at) {
             return;
         }
         let Some(group) = group else {
-            self.answer = Some(at);
+            self.general_response = Some(at);
             return;
         };
-        match self.answers.iter_mut().find(|(asked, _)| *asked == group) {
+        match self.group_responses.iter_mut().find(|(asked, _)| *asked == group) {
             Some((_, due)) => *due = at.min(*due),
-            None => self.answers.push((group, at)),
+            None => self.group_responses.push((group, at)),
         }
     }
 
     /// What is to be answered by now.
-    fn answer(&mut self, now: Time, all: Vec<Ipv6Addr>) -> Vec<Ipv6Addr> {
-        if self.answer.take_if(|due| *due <= now).is_some() {
+    fn take_due_groups(&mut self, now: Time, all: Vec<Ipv6Addr>) -> Vec<Ipv6Addr> {
+        if self.general_response.take_if(|due| *due <= now).is_some() {
             // It says what single answers would.
-            self.answers.clear();
+            self.group_responses.clear();
             return all;
         }
-        let due = self.answers.extract_if(.., |(_, due)| *due <= now);
+        let due = self.group_responses.extract_if(.., |(_, due)| *due <= now);
         due.map(|(group, _)| group).collect()
     }
 }
 
 /// The groups by which neighbours ask for these addresses.
 fn groups(claims: &[Claim]) -> Vec<Ipv6Addr> {
-    let mut groups: Vec<Ipv6Addr> = claims::heard_v6(claims).map(ndisc::solicited_node).collect();
+    let mut groups: Vec<Ipv6Addr> = claims::listened_v6(claims).map(ndisc::solicited_node).collect();
     groups.sort_unstable();
     groups.dedup();
     groups
@@ -98,93 +98,96 @@ fn groups(claims: &[Claim]) -> Vec<Ipv6Addr> {
 
 impl Forwarder {
     /// A router asks who listens.
-    pub(super) fn receive_query(&mut self, io: &mut Io<'_>, packet: Packet, port: PortId) {
-        let query = ipv6::Packet::new_checked(io.pool.bytes(&packet)).ok().and_then(|packet| Query::parse(&packet));
-        self.discard(io, packet, Origin::Port(port), DropReason::Noted);
+    pub(super) fn receive_query(&mut self, ctx: &mut Context<'_>, packet: Packet, port: PortId) {
+        let query = ipv6::Packet::new_checked(ctx.pool.bytes(&packet)).ok().and_then(|packet| Query::parse(&packet));
+        self.discard(ctx, packet, Origin::Port(port), DropReason::Consumed);
         // Where a port has a kernel, that is the kernel's to do.
         let reports = self.port_config(port).is_some_and(|config| config.probes && !config.has_kernel);
         let (Some(Query { is_v1, response_max, group }), true) = (query, reports) else { return };
-        let at = io.now + response_max.mul_f64(self.random.unit());
+        let at = ctx.now + response_max.mul_f64(self.random.unit());
         let state = &mut self.ports[usize::from(port.0)];
         if is_v1 {
-            state.report.is_v1_until = Some(io.now + OLDER);
+            state.listener.v1_until = Some(ctx.now + OLDER_VERSION_QUERIER_TIMEOUT);
         }
         let own = groups(&state.claims);
         if group.map_or(!own.is_empty(), |group| own.contains(&group)) {
-            state.report.asked(group, at);
+            state.listener.schedule_response(group, at);
             self.set_claims_due();
         }
     }
 
     /// Says what is due.
-    pub(super) fn report_groups(&mut self, io: &mut Io<'_>) {
+    pub(super) fn send_due_reports(&mut self, ctx: &mut Context<'_>) {
         for port in (0..self.ports.len()).map(|port| PortId(port as u8)) {
             let state = &mut self.ports[usize::from(port.0)];
-            if state.report.due().is_none_or(|due| due > io.now) {
+            if state.listener.due().is_none_or(|due| due > ctx.now) {
                 continue;
             }
             let is_up = self.mtus[usize::from(self.config.node.0)][usize::from(port.0)] > 0;
             let all = groups(&state.claims);
-            let answers = state.report.answer(io.now, all.clone());
-            if is_up && !answers.is_empty() && self.answers.take(io.now) {
-                self.report_of(io, port, RecordType::ModeIsExclude, &answers);
+            let answers = state.listener.take_due_groups(ctx.now, all.clone());
+            if is_up && !answers.is_empty() && self.replies.take(ctx.now) {
+                self.send_reports(ctx, port, RecordType::ModeIsExclude, &answers);
             }
-            self.report_unasked(io, port, is_up, &all);
+            self.send_unsolicited_report(ctx, port, is_up, &all);
         }
     }
 
-    fn report_unasked(&mut self, io: &mut Io<'_>, port: PortId, is_up: bool, all: &[Ipv6Addr]) {
-        let report = &mut self.ports[usize::from(port.0)].report;
-        if report.due.is_none_or(|due| due > io.now) {
+    fn send_unsolicited_report(&mut self, ctx: &mut Context<'_>, port: PortId, is_up: bool, all: &[Ipv6Addr]) {
+        let listener = &mut self.ports[usize::from(port.0)].listener;
+        if listener.due.is_none_or(|due| due > ctx.now) {
             return;
         }
         if !is_up {
-            report.due = Some(io.now + AGAIN);
+            listener.due = Some(ctx.now + UNSOLICITED_REPORT_INTERVAL);
             return;
         }
-        let record_type = if report.joins < JOINS { RecordType::ChangeToExclude } else { RecordType::ModeIsExclude };
-        report.joins = (report.joins + 1).min(JOINS);
-        report.due = Some(io.now + if report.joins < JOINS { AGAIN } else { REPEAT });
-        self.report_of(io, port, record_type, all);
+        let record_type =
+            if listener.joins_sent < ROBUSTNESS { RecordType::ChangeToExclude } else { RecordType::ModeIsExclude };
+        listener.joins_sent = (listener.joins_sent + 1).min(ROBUSTNESS);
+        listener.due = Some(
+            ctx.now + if listener.joins_sent < ROBUSTNESS { UNSOLICITED_REPORT_INTERVAL } else { REPORT_INTERVAL },
+        );
+        self.send_reports(ctx, port, record_type, all);
     }
 
     /// One report on all groups, or one on each where routers know no other.
-    fn report_of(&mut self, io: &mut Io<'_>, port: PortId, record_type: RecordType, groups: &[Ipv6Addr]) {
+    fn send_reports(&mut self, ctx: &mut Context<'_>, port: PortId, record_type: RecordType, groups: &[Ipv6Addr]) {
         // Who has no address of the link yet says so as nobody (RFC 3590).
         let own = self.addresses(port).iter().find_map(|network| match network.addr() {
             IpAddr::V6(address) if address.is_unicast_link_local() => Some(address),
             _ => None,
         });
         let source = own.unwrap_or(Ipv6Addr::UNSPECIFIED);
-        if self.ports[usize::from(port.0)].report.is_v1_until.is_some_and(|until| io.now < until) {
+        if self.ports[usize::from(port.0)].listener.v1_until.is_some_and(|until| ctx.now < until) {
             for group in groups {
                 let emit = |payload: &mut [u8]| mld::emit_report_v1(payload, source, *group);
-                self.send_report(io, port, (source, *group), mld::PAYLOAD_BYTES_V1, emit);
+                self.send_report(ctx, port, (source, *group), mld::PAYLOAD_BYTES_V1, emit);
             }
             return;
         }
         for groups in groups.chunks(mld::GROUPS_MAX) {
             let emit = |payload: &mut [u8]| _ = mld::emit_report(payload, source, record_type, groups);
-            self.send_report(io, port, (source, mld::ALL_ROUTERS), mld::payload_bytes(groups.len()), emit);
+            self.send_report(ctx, port, (source, mld::ALL_ROUTERS), mld::payload_bytes(groups.len()), emit);
         }
     }
 
     fn send_report(
         &mut self,
-        io: &mut Io<'_>,
+        ctx: &mut Context<'_>,
         port: PortId,
         (source, destination): (Ipv6Addr, Ipv6Addr),
         payload_bytes: usize,
         emit: impl FnOnce(&mut [u8]),
     ) {
-        let Some(link) = self.link(port) else { return };
-        let Some(mut packet) = io.pool.take() else { return };
-        io.pool.resize(&mut packet, ipv6::HEADER_BYTES + payload_bytes);
-        let (header, payload) = io.pool.bytes_mut(&packet).split_at_mut(ipv6::HEADER_BYTES);
+        let Some(l2) = self.l2(port) else { return };
+        let Some(mut packet) = ctx.pool.alloc() else { return };
+        ctx.pool.resize(&mut packet, ipv6::HEADER_BYTES + payload_bytes);
+        let (header, payload) = ctx.pool.bytes_mut(&packet).split_at_mut(ipv6::HEADER_BYTES);
         emit(payload);
-        let repr = super::report::header_v6(source, destination, ipv6::HOP_BY_HOP, payload_bytes);
+        let repr = super::icmp_error::header_v6(source, destination, ipv6::HOP_BY_HOP, payload_bytes);
         ipv6::Repr { hop_limit: mld::HOP_LIMIT, ..repr }.emit(header);
         let to = MacAddress::from_multicast_v6(destination);
-        self.emit_as(io, packet, &link.readiness(port, to), EtherType::IPV6);
+        self.transmit_as(ctx, packet, &l2.adjacency(port, to), EtherType::IPV6);
     }
 }

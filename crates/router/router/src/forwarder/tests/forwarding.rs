@@ -8,38 +8,38 @@ use crate::{AdjacencyId, Filter, Step, Vlan};
 
 #[test]
 fn a_packet_leaves_with_a_hop_less_and_nothing_else_changed() {
-    let mut world = World::new();
-    world.know_hosts();
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
     let packet = V4::new();
-    world.receive(0, &packet.frame());
-    let frame = world.sent_one(1);
+    bed.receive(0, &packet.frame());
+    let frame = bed.sent_one(1);
     assert_eq!((&frame[..6], &frame[6..12]), (&host_mac(1, 2).0[..], &own_mac(1).0[..]));
     let mut expected = packet.bytes();
     expected[8] -= 1;
-    mended(&mut expected);
+    with_checksum(&mut expected);
     assert_eq!(frame[HEADER_BYTES..], expected, "and without the padding of the frame that it came in");
     let packet = V6::new();
-    world.receive(0, &packet.frame());
-    let frame = world.sent_one(1);
+    bed.receive(0, &packet.frame());
+    let frame = bed.sent_one(1);
     assert_eq!((&frame[..6], &frame[6..12]), (&host_mac(1, 2).0[..], &own_mac(1).0[..]));
     let mut expected = packet.bytes();
     expected[7] -= 1;
     assert_eq!(frame[HEADER_BYTES..], expected);
-    let counters = world.forwarder.counters();
+    let counters = bed.forwarder.counters();
     assert_eq!((counters.ports[0].received.packets, counters.ports[1].sent.packets), (2, 2));
-    world.assert_no_leak();
+    bed.assert_no_leak();
 }
 
 #[test]
 fn every_hop_count_and_checksum_comes_out_right() {
-    let mut world = World::new();
-    world.know_hosts();
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
     for ttl in 2..=255 {
         // Identifications make the sums go round.
         for identification in [0, 0x00ff, 0xfeff, 0xffff, u16::from(ttl) << 8] {
             let packet = V4::with(|header| (header.ttl, header.identification) = (ttl, identification));
-            world.receive(0, &packet.frame());
-            let frame = world.sent_one(1);
+            bed.receive(0, &packet.frame());
+            let frame = bed.sent_one(1);
             assert_eq!(v4_of(&frame).ttl(), ttl - 1);
         }
     }
@@ -47,8 +47,8 @@ fn every_hop_count_and_checksum_comes_out_right() {
 
 #[test]
 fn packets_of_a_vector_leave_in_the_order_in_which_they_came() {
-    let mut world = World::new();
-    world.know_hosts();
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
     let frames: Vec<Vec<u8>> = (0..200)
         .map(|number| {
             let packet = V4::with(|header| header.identification = number);
@@ -60,136 +60,136 @@ fn packets_of_a_vector_leave_in_the_order_in_which_they_came() {
             }
         })
         .collect();
-    world.receive_all(0, &frames);
-    let sent = world.sent(1);
+    bed.receive_all(0, &frames);
+    let sent = bed.sent(1);
     let numbers: Vec<u16> = sent.iter().map(|frame| v4_of(frame).identification()).collect();
     assert!(numbers.is_sorted(), "{numbers:?}");
     assert_eq!(numbers.len(), 220);
-    world.assert_no_leak();
+    bed.assert_no_leak();
 }
 
 #[test]
 fn headers_that_do_not_hold_together_are_dropped_by_reason() {
-    let mut world = World::new();
-    world.know_hosts();
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
     let changed = |at: usize, value: u8| {
         let mut bytes = V4::new().bytes();
         bytes[at] = value;
         framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &bytes)
     };
-    world.assert_dropped(0, &changed(0, 0x55), DropReason::Version);
-    world.assert_dropped(0, &changed(0, 0x44), DropReason::HeaderLength);
-    world.assert_dropped(0, &changed(3, 19), DropReason::TotalLength);
-    world.assert_dropped(0, &changed(2, 4), DropReason::TotalLength);
-    world.assert_dropped(0, &changed(10, 0xee), DropReason::Checksum);
-    world.assert_dropped(0, &changed(8, 63), DropReason::Checksum);
-    world.assert_dropped(0, &V4::new().frame()[..HEADER_BYTES + 19], DropReason::Truncated);
-    world.assert_dropped(0, &V4::new().frame()[..13], DropReason::Truncated);
-    world.assert_dropped(0, &[], DropReason::Truncated);
+    bed.assert_dropped(0, &changed(0, 0x55), DropReason::Version);
+    bed.assert_dropped(0, &changed(0, 0x44), DropReason::HeaderLength);
+    bed.assert_dropped(0, &changed(3, 19), DropReason::TotalLength);
+    bed.assert_dropped(0, &changed(2, 4), DropReason::TotalLength);
+    bed.assert_dropped(0, &changed(10, 0xee), DropReason::Checksum);
+    bed.assert_dropped(0, &changed(8, 63), DropReason::Checksum);
+    bed.assert_dropped(0, &V4::new().frame()[..HEADER_BYTES + 19], DropReason::Truncated);
+    bed.assert_dropped(0, &V4::new().frame()[..13], DropReason::Truncated);
+    bed.assert_dropped(0, &[], DropReason::Truncated);
     let mut bytes = V6::new().bytes();
     bytes[0] = 0x50;
-    world.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV6, &bytes), DropReason::Version);
-    world.assert_dropped(0, &V6::new().frame()[..HEADER_BYTES + 39], DropReason::Truncated);
+    bed.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV6, &bytes), DropReason::Version);
+    bed.assert_dropped(0, &V6::new().frame()[..HEADER_BYTES + 39], DropReason::Truncated);
     let long = framed(own_mac(0), host_mac(0, 2), EtherType::IPV6, &V6::new().bytes()[..50]);
-    world.assert_dropped(0, &long[..64], DropReason::TotalLength);
+    bed.assert_dropped(0, &long[..64], DropReason::TotalLength);
     let jumbo = V6::with(|header| header.next_header = Protocol(0)).payload(Vec::new());
-    world.assert_dropped(0, &jumbo.frame(), DropReason::TotalLength);
+    bed.assert_dropped(0, &jumbo.frame(), DropReason::TotalLength);
 }
 
 #[test]
 fn martians_are_dropped() {
-    let mut world = World::new();
-    world.know_hosts();
-    world.route("0.0.0.0/0".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(1))]);
-    world.route("::/0".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(1))]);
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
+    bed.route("0.0.0.0/0".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(1))]);
+    bed.route("::/0".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(1))]);
     for source in ["0.0.0.0", "127.0.0.1", "224.0.0.1", "240.0.0.1", "255.255.255.255"] {
         let source = source.parse().expect("an address");
-        world.assert_dropped(0, &V4::with(|header| header.source = source).frame(), DropReason::MartianSource);
+        bed.assert_dropped(0, &V4::with(|header| header.source = source).frame(), DropReason::MartianSource);
     }
     for destination in ["0.0.0.0", "127.0.0.1", "240.0.0.1"] {
         let packet = V4::to(destination.parse().expect("an address"));
-        world.assert_dropped(0, &packet.frame(), DropReason::MartianDestination);
+        bed.assert_dropped(0, &packet.frame(), DropReason::MartianDestination);
     }
     for source in [host_v4(0, 255), host_v4(1, 255)] {
-        world.assert_dropped(0, &V4::with(|header| header.source = source).frame(), DropReason::MartianSource);
+        bed.assert_dropped(0, &V4::with(|header| header.source = source).frame(), DropReason::MartianSource);
     }
-    world.assert_dropped(0, &V4::with(|header| header.source = own_v4(1)).frame(), DropReason::OwnSource);
-    world.assert_dropped(0, &V4::to("224.0.0.5".parse().expect("an address")).frame(), DropReason::Multicast);
-    world.assert_dropped(0, &V4::to("255.255.255.255".parse().expect("an address")).frame(), DropReason::Broadcast);
+    bed.assert_dropped(0, &V4::with(|header| header.source = own_v4(1)).frame(), DropReason::OwnSource);
+    bed.assert_dropped(0, &V4::to("224.0.0.5".parse().expect("an address")).frame(), DropReason::Multicast);
+    bed.assert_dropped(0, &V4::to("255.255.255.255".parse().expect("an address")).frame(), DropReason::Broadcast);
     for source in ["::", "::1", "ff02::1", "::ffff:10.0.0.2"] {
         let source = source.parse().expect("an address");
-        world.assert_dropped(0, &V6::with(|header| header.source = source).frame(), DropReason::MartianSource);
+        bed.assert_dropped(0, &V6::with(|header| header.source = source).frame(), DropReason::MartianSource);
     }
     for destination in ["::", "::1"] {
         let packet = V6::to(destination.parse().expect("an address"));
-        world.assert_dropped(0, &packet.frame(), DropReason::MartianDestination);
+        bed.assert_dropped(0, &packet.frame(), DropReason::MartianDestination);
     }
-    world.assert_dropped(0, &V6::with(|header| header.source = own_v6(1)).frame(), DropReason::OwnSource);
-    world.assert_dropped(0, &V6::to("ff0e::1".parse().expect("an address")).frame(), DropReason::Multicast);
-    world.assert_dropped(0, &V6::to("fe80::2".parse().expect("an address")).frame(), DropReason::LinkLocal);
-    assert_eq!(world.forwarder.counters().icmp_errors_sent, 0, "nobody is told of a martian");
+    bed.assert_dropped(0, &V6::with(|header| header.source = own_v6(1)).frame(), DropReason::OwnSource);
+    bed.assert_dropped(0, &V6::to("ff0e::1".parse().expect("an address")).frame(), DropReason::Multicast);
+    bed.assert_dropped(0, &V6::to("fe80::2".parse().expect("an address")).frame(), DropReason::LinkLocal);
+    assert_eq!(bed.forwarder.counters().icmp_errors_sent, 0, "nobody is told of a martian");
 }
 
 /// They are somebody's, but on their link alone (RFC 3927, section 7): whatever routes say, and with options too.
 #[test]
 fn link_local_addresses_of_ipv4_are_not_forwarded_from_or_to() {
-    let mut world = World::new();
-    world.know_hosts();
-    world.route("0.0.0.0/0".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(1))]);
-    world.route("169.254.7.0/24".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(1))]);
-    world.route("169.254.8.0/24".parse().expect("a prefix"), &[Hop::NO_ROUTE]);
-    world.know(1, Ipv4Addr::new(169, 254, 7, 2).into(), host_mac(1, 2));
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
+    bed.route("0.0.0.0/0".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(1))]);
+    bed.route("169.254.7.0/24".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(1))]);
+    bed.route("169.254.8.0/24".parse().expect("a prefix"), &[Hop::NO_ROUTE]);
+    bed.learn(1, Ipv4Addr::new(169, 254, 7, 2).into(), host_mac(1, 2));
     let nop = [1, 1, 1, 0];
     let from = |source: Ipv4Addr| V4::with(|header| header.source = source);
     for address in [[169, 254, 0, 1], [169, 254, 7, 2], [169, 254, 8, 2], [169, 254, 255, 255]].map(Ipv4Addr::from) {
         for packet in [from(address), V4::to(address)] {
-            world.assert_dropped(0, &packet.frame(), DropReason::LinkLocal);
+            bed.assert_dropped(0, &packet.frame(), DropReason::LinkLocal);
         }
         for packet in [from(address), V4::to(address)] {
-            world.assert_dropped(0, &packet.options(&nop).frame(), DropReason::LinkLocal);
+            bed.assert_dropped(0, &packet.options(&nop).frame(), DropReason::LinkLocal);
         }
     }
-    assert_eq!(world.forwarder.counters().icmp_errors_sent, 0, "nobody is told of it");
+    assert_eq!(bed.forwarder.counters().icmp_errors_sent, 0, "nobody is told of it");
     for address in [Ipv4Addr::new(169, 253, 255, 255), Ipv4Addr::new(169, 255, 0, 0)] {
-        world.receive(0, &from(address).frame());
-        world.sent_one(1);
+        bed.receive(0, &from(address).frame());
+        bed.sent_one(1);
     }
 }
 
 #[test]
 fn frames_for_others_and_unicast_for_everybody_are_dropped() {
-    let mut world = World::new();
-    world.know_hosts();
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
     let bytes = V4::new().bytes();
     let to = |mac| framed(mac, host_mac(0, 2), EtherType::IPV4, &bytes);
-    world.assert_dropped(0, &to(host_mac(0, 7)), DropReason::OtherMac);
-    world.assert_dropped(0, &to(own_mac(1)), DropReason::OtherMac);
-    world.assert_dropped(0, &to(MacAddress::BROADCAST), DropReason::LinkBroadcast);
-    world.assert_dropped(0, &to(MacAddress([1, 0, 0x5e, 0, 0, 1])), DropReason::LinkBroadcast);
-    world.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType(0x88cc), &bytes), DropReason::EtherType);
-    world.assert_dropped(5, &to(own_mac(0)), DropReason::PortDown);
+    bed.assert_dropped(0, &to(host_mac(0, 7)), DropReason::OtherMac);
+    bed.assert_dropped(0, &to(own_mac(1)), DropReason::OtherMac);
+    bed.assert_dropped(0, &to(MacAddress::BROADCAST), DropReason::LinkBroadcast);
+    bed.assert_dropped(0, &to(MacAddress([1, 0, 0x5e, 0, 0, 1])), DropReason::LinkBroadcast);
+    bed.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType(0x88cc), &bytes), DropReason::EtherType);
+    bed.assert_dropped(5, &to(own_mac(0)), DropReason::PortDown);
 }
 
 #[test]
 fn a_networks_broadcast_address_is_nobodys() {
-    let mut world = World::new();
+    let mut bed = Testbed::new();
     for host in [0, 255] {
-        world.assert_dropped(0, &V4::to(host_v4(1, host)).frame(), DropReason::Broadcast);
+        bed.assert_dropped(0, &V4::to(host_v4(1, host)).frame(), DropReason::Broadcast);
     }
 }
 
 #[test]
 fn a_packet_longer_than_the_link_takes_is_cut_and_can_be_put_together() {
-    let mut world = World::new();
-    world.know_hosts();
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
     let payload: Vec<u8> = (0..1477).map(|at| (at * 7 % 251) as u8).collect();
     for mtu_bytes in [68, 100, 576, 1003, 1400, 1496] {
-        let config = PortConfig { mtu_bytes, ..world.forwarder.port_config(PORTS[1]).expect("a port").clone() };
-        world.set_port(PORTS[1], config);
+        let config = PortConfig { mtu_bytes, ..bed.forwarder.port_config(PORTS[1]).expect("a port").clone() };
+        bed.set_port(PORTS[1], config);
         let options = [7, 7, 4, 0, 0, 0, 0, 1, 148, 4, 0, 0];
         let packet = V4::new().payload(payload.clone()).options(&options);
-        world.receive(0, &packet.frame());
-        let frames = world.sent(1);
+        bed.receive(0, &packet.frame());
+        let frames = bed.sent(1);
         assert!(frames.len() > 1, "MTU {mtu_bytes}");
         let mut whole = vec![0; payload.len()];
         for (number, frame) in frames.iter().enumerate() {
@@ -204,43 +204,43 @@ fn a_packet_longer_than_the_link_takes_is_cut_and_can_be_put_together() {
         }
         assert_eq!(whole, payload, "MTU {mtu_bytes}");
     }
-    world.assert_no_leak();
+    bed.assert_no_leak();
 }
 
 #[test]
 fn a_fragment_of_a_fragment_keeps_its_place_and_what_follows_it() {
-    let mut world = World::new();
-    world.know_hosts();
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
     let mut bytes = V4::new().payload(vec![5; 1600]).bytes();
     ipv4::Packet::new_checked(&mut bytes[..]).expect("a packet").set_fragment(false, true, 800);
-    mended(&mut bytes);
-    world.receive(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &bytes));
-    let frames = world.sent(1);
+    with_checksum(&mut bytes);
+    bed.receive(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &bytes));
+    let frames = bed.sent(1);
     let places: Vec<(usize, bool)> =
         frames.iter().map(|frame| (v4_of(frame).fragment_offset_bytes(), v4_of(frame).more_fragments())).collect();
     assert_eq!(places, [(800, true), (2280, true)]);
     // One that would end beyond the longest packet, as in an old attack on hosts.
     ipv4::Packet::new_checked(&mut bytes[..]).expect("a packet").set_fragment(false, true, 8191 * 8);
-    mended(&mut bytes);
-    world.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &bytes), DropReason::TooBig);
+    with_checksum(&mut bytes);
+    bed.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &bytes), DropReason::TooBig);
 }
 
 #[test]
 fn equal_ways_share_flows_and_both_directions_go_the_same_way() {
-    let mut world = World::new();
+    let mut bed = Testbed::new();
     let hops: Vec<Hop> = (0..4)
         .map(|host| {
-            let World { forwarder, pool, output, now, .. } = &mut world;
+            let Testbed { forwarder, pool, output, now, .. } = &mut bed;
             let address = host_v4(1, 10 + host).into();
             let adjacency = forwarder.pin_adjacency(*now, PORTS[1], address, pool, output).expect("room");
             Hop { node: NODE, port: PORTS[1], adjacency }
         })
         .collect();
     for host in 0..4 {
-        world.know(1, host_v4(1, 10 + host).into(), host_mac(1, 10 + host));
+        bed.learn(1, host_v4(1, 10 + host).into(), host_mac(1, 10 + host));
     }
-    world.route("192.0.2.0/24".parse().expect("a prefix"), &hops);
-    world.route("198.51.100.0/24".parse().expect("a prefix"), &hops);
+    bed.route("192.0.2.0/24".parse().expect("a prefix"), &hops);
+    bed.route("198.51.100.0/24".parse().expect("a prefix"), &hops);
     let mut by_host = [0; 4];
     for number in 0..200_u8 {
         let (near, far) = (Ipv4Addr::new(192, 0, 2, number), Ipv4Addr::new(198, 51, 100, 7));
@@ -248,8 +248,8 @@ fn equal_ways_share_flows_and_both_directions_go_the_same_way() {
         let mut back = V4::with(|header| (header.source, header.destination) = (far, near));
         back.payload[..4].copy_from_slice(&[0x13, 0x89, 0x13, 0x88]);
         let hosts = [there, back].map(|packet| {
-            world.receive(0, &packet.frame());
-            usize::from(world.sent_one(1)[5]) - 10
+            bed.receive(0, &packet.frame());
+            usize::from(bed.sent_one(1)[5]) - 10
         });
         assert_eq!(hosts[0], hosts[1], "flow {number}");
         by_host[hosts[0]] += 1;
@@ -259,17 +259,17 @@ fn equal_ways_share_flows_and_both_directions_go_the_same_way() {
 
 #[test]
 fn a_vlans_port_sees_the_frames_with_its_tag_and_tags_what_it_sends() {
-    let mut world = World::new();
-    world.know_hosts();
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
     let network: IpNet = "10.9.0.1/24".parse().expect("a network");
     let vlan = Some(Vlan { parent: PORTS[1], id: 77 });
     let config = PortConfig { vlan, ..PortConfig::new(own_mac(1), MTU_BYTES).with_addresses([network]) };
-    world.set_port(PortId(2), config.clone());
-    world.route(network, &[Hop::on_link(NODE, PortId(2))]);
+    bed.set_port(PortId(2), config.clone());
+    bed.route(network, &[Hop::on_link(NODE, PortId(2))]);
     let host = Ipv4Addr::new(10, 9, 0, 2);
-    world.know(2, host.into(), host_mac(9, 2));
-    world.receive(0, &V4::to(host).frame());
-    let frame = world.sent_one(1);
+    bed.learn(2, host.into(), host_mac(9, 2));
+    bed.receive(0, &V4::to(host).frame());
+    let frame = bed.sent_one(1);
     assert_eq!((&frame[..6], &frame[12..18]), (&host_mac(9, 2).0[..], &[0x81, 0, 0, 77, 8, 0][..]));
     let tagged = |id: u16, packet: &V4| {
         let mut payload = vec![0; vlan::HEADER_BYTES];
@@ -278,48 +278,48 @@ fn a_vlans_port_sees_the_frames_with_its_tag_and_tags_what_it_sends() {
         framed(own_mac(1), host_mac(9, 2), EtherType::VLAN, &payload)
     };
     let back = V4::with(|header| (header.source, header.destination) = (host, host_v4(0, 2)));
-    world.receive(1, &tagged(77, &back));
-    assert_eq!(v4_of(&world.sent_one(0)).source(), host);
-    world.receive(1, &tagged(0, &back));
-    assert_eq!(v4_of(&world.sent_one(0)).source(), host, "a tag that names no VLAN");
-    world.assert_dropped(1, &tagged(78, &back), DropReason::Vlan);
+    bed.receive(1, &tagged(77, &back));
+    assert_eq!(v4_of(&bed.sent_one(0)).source(), host);
+    bed.receive(1, &tagged(0, &back));
+    assert_eq!(v4_of(&bed.sent_one(0)).source(), host, "a tag that names no VLAN");
+    bed.assert_dropped(1, &tagged(78, &back), DropReason::Vlan);
     // What came with the tag is answered with it.
-    world.receive(1, &tagged(77, &V4 { header: ipv4::Repr { ttl: 1, ..back.header }, ..back.clone() }));
-    assert_eq!(world.sent_one(1)[12..18], [0x81, 0, 0, 77, 8, 0]);
-    let traffic = |world: &World, port: usize| {
-        let counters = &world.forwarder.counters().ports[port];
+    bed.receive(1, &tagged(77, &V4 { header: ipv4::Repr { ttl: 1, ..back.header }, ..back.clone() }));
+    assert_eq!(bed.sent_one(1)[12..18], [0x81, 0, 0, 77, 8, 0]);
+    let traffic = |bed: &Testbed, port: usize| {
+        let counters = &bed.forwarder.counters().ports[port];
         (counters.received.packets, counters.sent.packets)
     };
-    assert_eq!((traffic(&world, 2), traffic(&world, 1)), ((2, 2), (4, 2)), "the parent's are its own and the VLAN's");
-    let parent = world.forwarder.port_config(PORTS[1]).expect("a port").clone();
+    assert_eq!((traffic(&bed, 2), traffic(&bed, 1)), ((2, 2), (4, 2)), "the parent's are its own and the VLAN's");
+    let parent = bed.forwarder.port_config(PORTS[1]).expect("a port").clone();
     for (port, whole) in [(PortId(2), &config), (PORTS[1], &parent)] {
-        world.set_port(port, PortConfig { is_up: false, ..whole.clone() });
-        world.receive(0, &V4::to(host).frame());
-        assert_eq!((world.sent(1).len(), world.dropped(DropReason::EgressDown)), (0, u64::from(3 - port.0)));
+        bed.set_port(port, PortConfig { is_up: false, ..whole.clone() });
+        bed.receive(0, &V4::to(host).frame());
+        assert_eq!((bed.sent(1).len(), bed.dropped(DropReason::EgressDown)), (0, u64::from(3 - port.0)));
         let reason = if port == PORTS[1] { DropReason::PortDown } else { DropReason::Vlan };
-        world.sent(0);
-        world.assert_dropped(1, &tagged(77, &back), reason);
-        world.set_port(port, whole.clone());
+        bed.sent(0);
+        bed.assert_dropped(1, &tagged(77, &back), reason);
+        bed.set_port(port, whole.clone());
     }
     let taken = PortConfig { vlan: Some(Vlan { parent: PORTS[1], id: 77 }), ..config };
-    let World { forwarder, pool, output, now, .. } = &mut world;
+    let Testbed { forwarder, pool, output, now, .. } = &mut bed;
     let error = forwarder.set_port(*now, PortId(3), taken, pool, output).expect_err("the VLAN has a port");
     assert_eq!(error.to_string(), "port 3: VLAN 77 of port 1: take 1 to 4094, each once, of a port without a VLAN");
     forwarder.remove_port(*now, PortId(2), pool, output);
-    world.assert_dropped(1, &tagged(77, &back), DropReason::Vlan);
+    bed.assert_dropped(1, &tagged(77, &back), DropReason::Vlan);
 }
 
 #[test]
 fn a_forwarder_goes_to_the_thread_that_it_works_in() {
-    let world = World::new();
-    let thread = std::thread::spawn(move || world.forwarder.next_timer());
+    let bed = Testbed::new();
+    let thread = std::thread::spawn(move || bed.forwarder.next_timer());
     assert_eq!(thread.join().expect("no panic"), None);
 }
 
 #[test]
 fn ports_that_cannot_be_are_refused_in_one_line() {
-    let mut world = World::new();
-    let World { forwarder, pool, output, now, .. } = &mut world;
+    let mut bed = Testbed::new();
+    let Testbed { forwarder, pool, output, now, .. } = &mut bed;
     let mut refused = |port: u8, config: PortConfig| {
         forwarder.set_port(*now, PortId(port), config, pool, output).expect_err("refused").to_string()
     };
@@ -336,41 +336,41 @@ fn ports_that_cannot_be_are_refused_in_one_line() {
 
 #[test]
 fn a_port_that_is_down_neither_takes_nor_sends() {
-    let mut world = World::new();
-    world.know_hosts();
-    let down = PortConfig { is_up: false, ..world.forwarder.port_config(PORTS[1]).expect("a port").clone() };
-    world.set_port(PORTS[1], down);
-    world.receive(0, &V4::new().frame());
-    assert_eq!((world.sent(1).len(), world.dropped(DropReason::EgressDown)), (0, 1));
-    assert_eq!(v4_of(&world.sent_one(0)).protocol(), Protocol::ICMP, "the sender is told");
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
+    let down = PortConfig { is_up: false, ..bed.forwarder.port_config(PORTS[1]).expect("a port").clone() };
+    bed.set_port(PORTS[1], down);
+    bed.receive(0, &V4::new().frame());
+    assert_eq!((bed.sent(1).len(), bed.dropped(DropReason::EgressDown)), (0, 1));
+    assert_eq!(v4_of(&bed.sent_one(0)).protocol(), Protocol::ICMP, "the sender is told");
     let frame = framed(own_mac(1), host_mac(1, 2), EtherType::IPV4, &V4::new().bytes());
-    world.assert_dropped(1, &frame, DropReason::PortDown);
+    bed.assert_dropped(1, &frame, DropReason::PortDown);
 }
 
 #[test]
 fn a_full_queue_drops_and_counts() {
-    let mut world = World::new();
-    world.know_hosts();
-    world.output = Output::new(10);
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
+    bed.output = Output::new(10);
     let frames = vec![V4::new().frame(); 25];
-    world.receive_all(0, &frames);
-    assert_eq!((world.sent(1).len(), world.dropped(DropReason::PortQueue)), (10, 15));
-    world.assert_no_leak();
+    bed.receive_all(0, &frames);
+    assert_eq!((bed.sent(1).len(), bed.dropped(DropReason::PortQueue)), (10, 15));
+    bed.assert_no_leak();
 }
 
 #[test]
 fn a_packet_that_is_followed_tells_its_steps() {
-    let mut world = World::new();
-    world.know_hosts();
-    world.forwarder.trace(Some(Filter { destination: Some(host_v4(1, 2).into_net()), ..Filter::all(1) }));
-    world.receive(0, &V6::new().frame());
-    world.receive(0, &V4::new().frame());
-    world.receive(0, &V4::new().frame());
-    assert_eq!((world.sent(1).len(), world.output.traced.len()), (3, 3), "one packet's steps and no more");
-    let steps: Vec<Step> = world.output.traced.iter().map(|step| step.step).collect();
+    let mut bed = Testbed::new();
+    bed.learn_hosts();
+    bed.forwarder.trace(Some(Filter { destination: Some(host_v4(1, 2).into_net()), ..Filter::all(1) }));
+    bed.receive(0, &V6::new().frame());
+    bed.receive(0, &V4::new().frame());
+    bed.receive(0, &V4::new().frame());
+    assert_eq!((bed.sent(1).len(), bed.output.traced.len()), (3, 3), "one packet's steps and no more");
+    let steps: Vec<Step> = bed.output.traced.iter().map(|step| step.step).collect();
     let hop = Hop { node: NODE, port: PORTS[1], adjacency: AdjacencyId::ON_LINK };
     assert_eq!(steps, [Step::Received(PORTS[0]), Step::LookedUp { hop, hops: 1 }, Step::Sent(PORTS[1])]);
-    let flow = world.output.traced[0].flow;
+    let flow = bed.output.traced[0].flow;
     let expected = Flow {
         source: host_v4(0, 2).into(),
         destination: host_v4(1, 2).into(),
@@ -379,10 +379,10 @@ fn a_packet_that_is_followed_tells_its_steps() {
         destination_port: 5001,
     };
     assert_eq!(flow, expected);
-    world.output.traced.clear();
-    world.forwarder.trace(Some(Filter::all(9)));
-    world.receive(0, &V4::with(|header| header.ttl = 1).frame());
-    let steps: Vec<String> = world.output.traced.iter().map(|step| step.step.to_string()).collect();
+    bed.output.traced.clear();
+    bed.forwarder.trace(Some(Filter::all(9)));
+    bed.receive(0, &V4::with(|header| header.ttl = 1).frame());
+    let steps: Vec<String> = bed.output.traced.iter().map(|step| step.step.to_string()).collect();
     let expected = [
         "received at port 0",
         "looked up: node 0, port 1, adjacency 0, of 1 equal",
@@ -408,37 +408,37 @@ impl IntoNet for Ipv4Addr {
 
 #[test]
 fn a_forwarder_that_was_reset_does_what_a_new_one_does() {
-    let story = |world: &mut World| {
-        world.know_hosts();
+    let scenario = |bed: &mut Testbed| {
+        bed.learn_hosts();
         let unknown = V4::to(host_v4(1, 99)).frame();
         let expired = V4::with(|header| header.ttl = 1).frame();
         let mut sent = Vec::new();
         for frame in [V4::new().frame(), expired.clone(), unknown, V6::new().frame(), expired] {
-            world.receive(0, &frame);
-            world.wait(Duration::from_millis(1));
-            sent.extend([world.sent(0), world.sent(1)]);
+            bed.receive(0, &frame);
+            bed.wait(Duration::from_millis(1));
+            sent.extend([bed.sent(0), bed.sent(1)]);
         }
         // The neighbour that nobody knows is given up.
-        world.wait(Duration::from_secs(10));
-        sent.extend([world.sent(0), world.sent(1)]);
-        (sent, world.events(), world.forwarder.counters().clone(), world.forwarder.neighbours().count())
+        bed.wait(Duration::from_secs(10));
+        sent.extend([bed.sent(0), bed.sent(1)]);
+        (sent, bed.events(), bed.forwarder.counters().clone(), bed.forwarder.neighbours().count())
     };
-    let mut world = World::new();
-    let began = world.now;
-    let first = story(&mut world);
+    let mut bed = Testbed::new();
+    let began = bed.now;
+    let first = scenario(&mut bed);
     for port in PORTS {
-        let World { forwarder, pool, output, now, .. } = &mut world;
+        let Testbed { forwarder, pool, output, now, .. } = &mut bed;
         forwarder.remove_port(*now, port, pool, output);
     }
-    world.assert_no_leak();
-    world.output.events.clear();
-    world.forwarder.reset();
-    assert_eq!((world.forwarder.neighbours().count(), world.drops()), (0, Vec::new()));
-    world.now = began;
+    bed.assert_no_leak();
+    bed.output.events.clear();
+    bed.forwarder.reset();
+    assert_eq!((bed.forwarder.neighbours().count(), bed.drops()), (0, Vec::new()));
+    bed.now = began;
     for port in PORTS {
         let networks = [IpNet::new(own_v4(port.0).into(), 24), IpNet::new(own_v6(port.0).into(), 64)];
         let networks = networks.map(|network| network.expect("a prefix length"));
-        world.set_port(port, PortConfig::new(own_mac(port.0), MTU_BYTES).with_addresses(networks));
+        bed.set_port(port, PortConfig::new(own_mac(port.0), MTU_BYTES).with_addresses(networks));
     }
-    assert_eq!(story(&mut world), first);
+    assert_eq!(scenario(&mut bed), first);
 }

@@ -6,8 +6,8 @@ use ipnet::IpNet;
 use packet::ethernet::{EtherType, MacAddress};
 use packet::{Protocol, arp, ipv6, ndisc};
 
-use super::report::Problem;
-use super::{Forwarder, Io, Origin};
+use super::icmp_error::IcmpError;
+use super::{Context, Forwarder, Origin};
 use crate::counters::DropReason;
 use crate::neighbour::Action;
 use crate::output::Event;
@@ -16,21 +16,21 @@ use crate::{Packet, PortId};
 impl Forwarder {
     /// Does what there is to do. It ends: each packet that waited in vain makes one answer at most, about which there
     /// is none.
-    pub(super) fn act(&mut self, io: &mut Io<'_>) {
-        while let Some(action) = self.neighbours.action() {
+    pub(super) fn run_neighbour_actions(&mut self, ctx: &mut Context<'_>) {
+        while let Some(action) = self.neighbours.next_action() {
             match action {
-                Action::Ask { port, address, to } => self.ask(io, port, address, to),
-                Action::Send { adjacency, port, packet } => self.send_to(io, packet, port, adjacency),
+                Action::Solicit { port, address, to } => self.solicit(ctx, port, address, to),
+                Action::Send { adjacency, port, packet } => self.send_to(ctx, packet, port, adjacency),
                 Action::Undeliverable { port, packet } => {
-                    self.report(io, &packet, Origin::Node, Problem::HostUnreachable);
-                    self.discard(io, packet, Origin::Port(port), DropReason::NeighbourFailed);
+                    self.send_icmp_error(ctx, &packet, Origin::Node, IcmpError::HostUnreachable);
+                    self.discard(ctx, packet, Origin::Port(port), DropReason::NeighbourFailed);
                 }
-                Action::Dropped { port, packet, reason } => self.discard(io, packet, Origin::Port(port), reason),
+                Action::Dropped { port, packet, reason } => self.discard(ctx, packet, Origin::Port(port), reason),
                 Action::Up { port, address, adjacency } if self.is_on_network(port, address) => {
-                    io.output.tell(Event::NeighbourUp { port, address, adjacency });
+                    ctx.output.push_event(Event::NeighbourUp { port, address, adjacency });
                 }
                 Action::Down { port, address, adjacency } if self.is_on_network(port, address) => {
-                    io.output.tell(Event::NeighbourDown { port, address, adjacency });
+                    ctx.output.push_event(Event::NeighbourDown { port, address, adjacency });
                 }
                 Action::Up { .. } | Action::Down { .. } => {}
             }
@@ -46,58 +46,58 @@ impl Forwarder {
         !is_link_local(address) && self.addresses(port).iter().any(|network| network.contains(&address))
     }
 
-    fn ask(&mut self, io: &mut Io<'_>, port: PortId, address: IpAddr, to: Option<MacAddress>) {
-        if !self.asks.take(io.now) {
-            self.counters.asks_suppressed += 1;
+    fn solicit(&mut self, ctx: &mut Context<'_>, port: PortId, address: IpAddr, to: Option<MacAddress>) {
+        if !self.solicitations.take(ctx.now) {
+            self.counters.solicitations_suppressed += 1;
             return;
         }
-        self.counters.asks_sent += 1;
+        self.counters.solicitations_sent += 1;
         match address {
-            IpAddr::V4(address) => self.ask_v4(io, port, address, to),
-            IpAddr::V6(address) => self.ask_v6(io, port, address, to),
+            IpAddr::V4(address) => self.solicit_v4(ctx, port, address, to),
+            IpAddr::V6(address) => self.solicit_v6(ctx, port, address, to),
         }
     }
 
-    fn ask_v4(&mut self, io: &mut Io<'_>, port: PortId, target: Ipv4Addr, to: Option<MacAddress>) {
-        let Some(link) = self.link(port) else { return };
+    fn solicit_v4(&mut self, ctx: &mut Context<'_>, port: PortId, target: Ipv4Addr, to: Option<MacAddress>) {
+        let Some(l2) = self.l2(port) else { return };
         let request = arp::Repr {
             operation: arp::Operation::Request,
-            sender_mac: link.mac,
+            sender_mac: l2.mac,
             sender: self.source_towards_v4(port, target),
             target_mac: to.unwrap_or_default(),
             target,
         };
-        self.send_arp(io, port, &request, to.unwrap_or(MacAddress::BROADCAST));
+        self.send_arp(ctx, port, &request, to.unwrap_or(MacAddress::BROADCAST));
     }
 
-    pub(super) fn send_arp(&mut self, io: &mut Io<'_>, port: PortId, message: &arp::Repr, to: MacAddress) {
-        let (Some(link), Some(mut packet)) = (self.link(port), io.pool.take()) else { return };
-        io.pool.resize(&mut packet, arp::PACKET_BYTES);
-        message.emit(io.pool.bytes_mut(&packet));
-        self.emit_as(io, packet, &link.readiness(port, to), EtherType::ARP);
+    pub(super) fn send_arp(&mut self, ctx: &mut Context<'_>, port: PortId, message: &arp::Repr, to: MacAddress) {
+        let (Some(l2), Some(mut packet)) = (self.l2(port), ctx.pool.alloc()) else { return };
+        ctx.pool.resize(&mut packet, arp::PACKET_BYTES);
+        message.emit(ctx.pool.bytes_mut(&packet));
+        self.transmit_as(ctx, packet, &l2.adjacency(port, to), EtherType::ARP);
     }
 
-    fn ask_v6(&mut self, io: &mut Io<'_>, port: PortId, target: Ipv6Addr, to: Option<MacAddress>) {
-        let Some(link) = self.link(port) else { return };
+    fn solicit_v6(&mut self, ctx: &mut Context<'_>, port: PortId, target: Ipv6Addr, to: Option<MacAddress>) {
+        let Some(l2) = self.l2(port) else { return };
         let Some(source) = self.source_towards_v6(port, target) else { return };
         let destination = if to.is_some() { target } else { ndisc::solicited_node(target) };
-        let message = ndisc::Message::NeighbourSolicitation { target, source_mac: Some(link.mac) };
-        self.send_discovery(io, port, &message, (source, destination), to);
+        let message = ndisc::Message::NeighbourSolicitation { target, source_mac: Some(l2.mac) };
+        self.send_discovery(ctx, port, &message, (source, destination), to);
     }
 
     /// To a neighbour, or to a group.
     pub(super) fn send_discovery(
         &mut self,
-        io: &mut Io<'_>,
+        ctx: &mut Context<'_>,
         port: PortId,
         message: &ndisc::Message,
         (source, destination): (Ipv6Addr, Ipv6Addr),
         to: Option<MacAddress>,
     ) {
-        let Some(packet) = made_discovery(io, message, source, destination) else { return };
-        let Some(link) = self.link(port) else { return io.pool.free(packet) };
+        let Some(packet) = build_discovery(ctx, message, source, destination) else { return };
+        let Some(l2) = self.l2(port) else { return ctx.pool.free(packet) };
         let to = to.unwrap_or_else(|| MacAddress::from_multicast_v6(destination));
-        self.emit_as(io, packet, &link.readiness(port, to), EtherType::IPV6);
+        self.transmit_as(ctx, packet, &l2.adjacency(port, to), EtherType::IPV6);
     }
 
     /// The port's own address on the network of `target`, or any of the port's; none at all asks as nobody.
@@ -123,22 +123,22 @@ impl Forwarder {
 }
 
 /// An IP packet with the message; `None` without a buffer.
-fn made_discovery(
-    io: &mut Io<'_>,
+fn build_discovery(
+    ctx: &mut Context<'_>,
     message: &ndisc::Message,
     source: Ipv6Addr,
     destination: Ipv6Addr,
 ) -> Option<Packet> {
     const BYTES_MAX: usize = ipv6::HEADER_BYTES + ndisc::MESSAGE_BYTES_MAX;
-    let mut packet = io.pool.take()?;
-    io.pool.resize(&mut packet, BYTES_MAX);
-    let (header, payload) = io.pool.bytes_mut(&packet).split_at_mut(ipv6::HEADER_BYTES);
+    let mut packet = ctx.pool.alloc()?;
+    ctx.pool.resize(&mut packet, BYTES_MAX);
+    let (header, payload) = ctx.pool.bytes_mut(&packet).split_at_mut(ipv6::HEADER_BYTES);
     let payload_bytes = message.emit(payload, source, destination);
     let repr = ipv6::Repr {
         hop_limit: ndisc::HOP_LIMIT,
-        ..super::report::header_v6(source, destination, Protocol::ICMPV6, payload_bytes)
+        ..super::icmp_error::header_v6(source, destination, Protocol::ICMPV6, payload_bytes)
     };
     repr.emit(header);
-    io.pool.resize(&mut packet, ipv6::HEADER_BYTES + payload_bytes);
+    ctx.pool.resize(&mut packet, ipv6::HEADER_BYTES + payload_bytes);
     Some(packet)
 }

@@ -5,14 +5,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use packet::{Protocol, icmpv4, icmpv6, ipv4, ipv6};
 
-use super::{Forwarder, Io, Origin};
-use crate::own::{is_martian_source_v4, is_martian_v6};
+use super::{Context, Forwarder, Origin};
+use crate::local_addresses::{is_martian_source_v4, is_martian_v6};
 use crate::trace::Step;
 use crate::{Packet, PortId};
 
 /// What became of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Problem {
+pub(super) enum IcmpError {
     NoRoute,
     HostUnreachable,
     Prohibited,
@@ -33,57 +33,57 @@ pub(super) enum Problem {
 }
 
 /// Whom a router is that has no address of its own to answer from (RFC 7600, section 4.8).
-const ANONYMOUS_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
+const DUMMY_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
 
 /// The same for the node's own kernel, which takes no message from an address that is its own.
-const ANONYMOUS_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+const DUMMY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
 /// The longest error: what every IPv4 host puts together (RFC 1812, section 4.3.2.3).
 pub(super) const ERROR_BYTES_MAX_V4: usize = 576;
 
 /// Hops that packets made here may take.
-pub(super) const HOPS: u8 = 64;
+pub(super) const DEFAULT_TTL: u8 = 64;
 
 /// *Internetwork control*, the precedence of errors (RFC 1812, section 4.3.2.5).
-const CLASS_CONTROL: u8 = 0xc0;
+const TRAFFIC_CLASS_CONTROL: u8 = 0xc0;
 
-impl Problem {
+impl IcmpError {
     fn message_v4(self, original: &[u8]) -> Option<icmpv4::Message<'_>> {
         let unreachable =
             |code: icmpv4::Unreachable, mtu| Some(icmpv4::Message::Unreachable { code: code as u8, mtu, original });
         match self {
-            Problem::NoRoute => unreachable(icmpv4::Unreachable::Network, 0),
-            Problem::HostUnreachable => unreachable(icmpv4::Unreachable::Host, 0),
-            Problem::Prohibited => unreachable(icmpv4::Unreachable::Prohibited, 0),
-            Problem::TooBig { mtu_bytes } => unreachable(icmpv4::Unreachable::FragmentationNeeded, mtu_bytes),
-            Problem::SourceRouteFailed => unreachable(icmpv4::Unreachable::SourceRouteFailed, 0),
-            Problem::PortUnreachable => unreachable(icmpv4::Unreachable::Port, 0),
-            Problem::Protocol { .. } => unreachable(icmpv4::Unreachable::Protocol, 0),
-            Problem::TimeExceeded => Some(icmpv4::Message::TimeExceeded { code: 0, original }),
-            Problem::Parameter { pointer } => Some(icmpv4::Message::ParameterProblem { pointer, original }),
-            Problem::BeyondScope => None,
+            IcmpError::NoRoute => unreachable(icmpv4::Unreachable::Network, 0),
+            IcmpError::HostUnreachable => unreachable(icmpv4::Unreachable::Host, 0),
+            IcmpError::Prohibited => unreachable(icmpv4::Unreachable::Prohibited, 0),
+            IcmpError::TooBig { mtu_bytes } => unreachable(icmpv4::Unreachable::FragmentationNeeded, mtu_bytes),
+            IcmpError::SourceRouteFailed => unreachable(icmpv4::Unreachable::SourceRouteFailed, 0),
+            IcmpError::PortUnreachable => unreachable(icmpv4::Unreachable::Port, 0),
+            IcmpError::Protocol { .. } => unreachable(icmpv4::Unreachable::Protocol, 0),
+            IcmpError::TimeExceeded => Some(icmpv4::Message::TimeExceeded { code: 0, original }),
+            IcmpError::Parameter { pointer } => Some(icmpv4::Message::ParameterProblem { pointer, original }),
+            IcmpError::BeyondScope => None,
         }
     }
 
     fn message_v6(self, original: &[u8]) -> Option<icmpv6::Message<'_>> {
         let unreachable = |code: icmpv6::Unreachable| Some(icmpv6::Message::Unreachable { code: code as u8, original });
         match self {
-            Problem::NoRoute => unreachable(icmpv6::Unreachable::NoRoute),
-            Problem::HostUnreachable => unreachable(icmpv6::Unreachable::Address),
-            Problem::Prohibited => unreachable(icmpv6::Unreachable::Prohibited),
-            Problem::BeyondScope => unreachable(icmpv6::Unreachable::BeyondScope),
-            Problem::PortUnreachable => unreachable(icmpv6::Unreachable::Port),
-            Problem::TooBig { mtu_bytes } => {
+            IcmpError::NoRoute => unreachable(icmpv6::Unreachable::NoRoute),
+            IcmpError::HostUnreachable => unreachable(icmpv6::Unreachable::Address),
+            IcmpError::Prohibited => unreachable(icmpv6::Unreachable::Prohibited),
+            IcmpError::BeyondScope => unreachable(icmpv6::Unreachable::BeyondScope),
+            IcmpError::PortUnreachable => unreachable(icmpv6::Unreachable::Port),
+            IcmpError::TooBig { mtu_bytes } => {
                 Some(icmpv6::Message::PacketTooBig { mtu: u32::from(mtu_bytes), original })
             }
-            Problem::TimeExceeded => Some(icmpv6::Message::TimeExceeded { code: 0, original }),
-            Problem::Parameter { pointer } => {
+            IcmpError::TimeExceeded => Some(icmpv6::Message::TimeExceeded { code: 0, original }),
+            IcmpError::Parameter { pointer } => {
                 Some(icmpv6::Message::ParameterProblem { code: 0, pointer: u32::from(pointer), original })
             }
-            Problem::Protocol { pointer } => {
+            IcmpError::Protocol { pointer } => {
                 Some(icmpv6::Message::ParameterProblem { code: 1, pointer: u32::from(pointer), original })
             }
-            Problem::SourceRouteFailed => None,
+            IcmpError::SourceRouteFailed => None,
         }
     }
 }
@@ -91,14 +91,16 @@ impl Problem {
 impl Forwarder {
     /// Tells the packet's sender, when it is a packet of those that errors are sent about, and there were not too many.
     /// The packet stays the caller's.
-    pub(super) fn report(&mut self, io: &mut Io<'_>, packet: &Packet, origin: Origin, problem: Problem) {
-        let bytes = io.pool.bytes(packet);
-        let is_told = match bytes.first().map(|first| first >> 4) {
-            Some(4) => may_tell_v4(bytes),
-            Some(6) => may_tell_v6(bytes),
+    pub(super) fn send_icmp_error(&mut self, ctx: &mut Context<'_>, packet: &Packet, origin: Origin, error: IcmpError) {
+        let bytes = ctx.pool.bytes(packet);
+        let may_send = match bytes.first().map(|first| first >> 4) {
+            Some(4) => icmp_error_destination_v4(bytes),
+            Some(6) => icmp_error_destination_v6(bytes),
             _ => None,
         };
-        let Some(sender) = is_told.filter(|sender| origin == Origin::Kernel || !self.own.has(*sender)) else { return };
+        let Some(sender) = may_send.filter(|sender| origin == Origin::Kernel || !self.local.has(*sender)) else {
+            return;
+        };
         if origin == Origin::Router {
             return;
         }
@@ -106,60 +108,60 @@ impl Forwarder {
             Origin::Port(port) => Some(port),
             _ => None,
         };
-        if !self.icmp_errors.take(io.now) {
+        if !self.icmp_errors.take(ctx.now) {
             self.counters.icmp_errors_suppressed += 1;
             return;
         }
-        let Some(mut made) = io.pool.take() else { return };
+        let Some(mut made) = ctx.pool.alloc() else { return };
         let is_made = match sender {
-            IpAddr::V4(sender) => self.make_v4(io, packet, &mut made, (sender, origin), problem),
-            IpAddr::V6(sender) => self.make_v6(io, packet, &mut made, (sender, origin), problem),
+            IpAddr::V4(sender) => self.build_v4(ctx, packet, &mut made, (sender, origin), error),
+            IpAddr::V6(sender) => self.build_v6(ctx, packet, &mut made, (sender, origin), error),
         };
-        let Some((kind, code)) = is_made else { return io.pool.free(made) };
-        self.note(io, packet, Step::Reported(kind, code));
+        let Some((kind, code)) = is_made else { return ctx.pool.free(made) };
+        self.trace_step(ctx, packet, Step::IcmpErrorSent(kind, code));
         self.counters.icmp_errors_sent += 1;
-        self.note(io, &made, Step::Made);
-        self.forward(io, made, Origin::Router, scope);
+        self.trace_step(ctx, &made, Step::Generated);
+        self.forward(ctx, made, Origin::Router, scope);
     }
 
     /// Writes the error; says its type and code.
-    fn make_v4(
+    fn build_v4(
         &mut self,
-        io: &mut Io<'_>,
+        ctx: &mut Context<'_>,
         packet: &Packet,
         made: &mut Packet,
         (sender, origin): (Ipv4Addr, Origin),
-        problem: Problem,
+        error: IcmpError,
     ) -> Option<(u8, u8)> {
         const ROOM: usize = ERROR_BYTES_MAX_V4 - ipv4::HEADER_BYTES - icmpv4::HEADER_BYTES;
         let original_bytes = packet.len().min(ROOM);
         let payload_bytes = icmpv4::HEADER_BYTES + original_bytes;
-        io.pool.resize(made, (ipv4::HEADER_BYTES + payload_bytes).min(io.pool.bytes_max()));
+        ctx.pool.resize(made, (ipv4::HEADER_BYTES + payload_bytes).min(ctx.pool.bytes_max()));
         self.identification = self.identification.wrapping_add(1);
-        let header = self.header_v4(self.source_v4(origin), sender, payload_bytes, CLASS_CONTROL);
-        let (original, bytes) = io.pool.pair(packet, made);
-        let message = problem.message_v4(&original[..original_bytes])?;
+        let header = self.header_v4(self.source_v4(origin), sender, payload_bytes, TRAFFIC_CLASS_CONTROL);
+        let (original, bytes) = ctx.pool.bytes_pair(packet, made);
+        let message = error.message_v4(&original[..original_bytes])?;
         header.emit(bytes);
         let (_, payload) = bytes.split_at_mut(ipv4::HEADER_BYTES);
         message.emit(payload);
         Some((payload[0], payload[1]))
     }
 
-    fn make_v6(
+    fn build_v6(
         &mut self,
-        io: &mut Io<'_>,
+        ctx: &mut Context<'_>,
         packet: &Packet,
         made: &mut Packet,
         (sender, origin): (Ipv6Addr, Origin),
-        problem: Problem,
+        error: IcmpError,
     ) -> Option<(u8, u8)> {
         const ROOM: usize = ipv6::MTU_MIN - ipv6::HEADER_BYTES - icmpv6::HEADER_BYTES;
         let source = self.source_v6(origin, sender)?;
         let original_bytes = packet.len().min(ROOM);
         let payload_bytes = icmpv6::HEADER_BYTES + original_bytes;
-        io.pool.resize(made, (ipv6::HEADER_BYTES + payload_bytes).min(io.pool.bytes_max()));
-        let (original, bytes) = io.pool.pair(packet, made);
-        let message = problem.message_v6(&original[..original_bytes])?;
+        ctx.pool.resize(made, (ipv6::HEADER_BYTES + payload_bytes).min(ctx.pool.bytes_max()));
+        let (original, bytes) = ctx.pool.bytes_pair(packet, made);
+        let message = error.message_v6(&original[..original_bytes])?;
         header_v6(source, sender, Protocol::ICMPV6, payload_bytes).emit(bytes);
         let (_, payload) = bytes.split_at_mut(ipv6::HEADER_BYTES);
         message.emit(payload, source, sender);
@@ -177,7 +179,7 @@ impl Forwarder {
             source,
             destination,
             protocol: Protocol::ICMP,
-            ttl: HOPS,
+            ttl: DEFAULT_TTL,
             traffic_class,
             identification: self.identification,
             do_not_fragment: false,
@@ -193,10 +195,10 @@ impl Forwarder {
         };
         let port = match origin {
             Origin::Port(port) => self.addresses(port).iter().find_map(of),
-            Origin::Kernel => return ANONYMOUS_V4,
+            Origin::Kernel => return DUMMY_V4,
             Origin::Node | Origin::Router => None,
         };
-        port.or_else(|| self.all_addresses().find_map(of)).unwrap_or(ANONYMOUS_V4)
+        port.or_else(|| self.all_addresses().find_map(of)).unwrap_or(DUMMY_V4)
     }
 
     /// Who says so to `to`: `None` where no address reaches so far.
@@ -208,7 +210,7 @@ impl Forwarder {
         };
         let port = match origin {
             Origin::Port(port) => self.addresses(port).iter().find_map(of),
-            Origin::Kernel => return Some(ANONYMOUS_V6),
+            Origin::Kernel => return Some(DUMMY_V6),
             Origin::Node | Origin::Router => None,
         };
         port.or_else(|| self.all_addresses().filter(|_| !is_near).find_map(of))
@@ -226,35 +228,43 @@ pub(super) fn header_v6(
     next_header: Protocol,
     payload_bytes: usize,
 ) -> ipv6::Repr {
-    ipv6::Repr { source, destination, next_header, hop_limit: HOPS, traffic_class: 0, flow_label: 0, payload_bytes }
+    ipv6::Repr {
+        source,
+        destination,
+        next_header,
+        hop_limit: DEFAULT_TTL,
+        traffic_class: 0,
+        flow_label: 0,
+        payload_bytes,
+    }
 }
 
 /// Whom to tell; nobody about errors, about what went to many or came from nobody, and about fragments but the first
 /// (RFC 1812, section 4.3.2.7).
-pub(super) fn may_tell_v4(bytes: &[u8]) -> Option<IpAddr> {
+pub(super) fn icmp_error_destination_v4(bytes: &[u8]) -> Option<IpAddr> {
     let packet = ipv4::Packet::new_checked(bytes).ok()?;
     let (source, destination) = (packet.source(), packet.destination());
     let is_error = packet.protocol() == Protocol::ICMP
         && icmpv4::Packet::new_checked(packet.payload()).map_or(true, |message| message.is_error());
-    let is_told = !is_error
+    let may_send = !is_error
         && packet.fragment_offset_bytes() == 0
         && !destination.is_multicast()
         && !destination.is_broadcast()
         && !is_martian_source_v4(source);
-    is_told.then_some(source.into())
+    may_send.then_some(source.into())
 }
 
 /// Whom to tell (RFC 4443, section 2.4 e).
-pub(super) fn may_tell_v6(bytes: &[u8]) -> Option<IpAddr> {
+pub(super) fn icmp_error_destination_v6(bytes: &[u8]) -> Option<IpAddr> {
     let packet = ipv6::Packet::new_checked(bytes).ok()?;
     let upper = packet.upper_layer().ok()?;
     let (source, destination) = (packet.source(), packet.destination());
     let is_later = upper.fragment.is_some_and(|fragment| fragment.offset_bytes > 0);
     let is_error = upper.protocol == Protocol::ICMPV6
         && icmpv6::Packet::new_checked(&packet.payload()[upper.offset..]).map_or(true, |message| message.is_error());
-    let is_told =
+    let may_send =
         !is_later && !is_error && !destination.is_multicast() && !source.is_multicast() && !is_martian_v6(source);
-    is_told.then_some(source.into())
+    may_send.then_some(source.into())
 }
 
 /// Where what is made for this address goes out, when the address alone does not say.

@@ -3,7 +3,7 @@
 /// So many of `slots` parts for each weight, in proportion as near as goes, the same wherever it is asked: exactly
 /// where the weights' ratio fits, else by highest averages (Sainte-Laguë), and no way without a part. Where there are
 /// more ways than parts, those behind get none, which is what a weight of 0 gets too.
-pub fn shares(weights: &[u32], slots: usize) -> Vec<usize> {
+pub fn apportion(weights: &[u32], slots: usize) -> Vec<usize> {
     let divisor = weights.iter().copied().fold(0, greatest_common_divisor).max(1);
     let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
     if total / u64::from(divisor) <= slots as u64 {
@@ -43,16 +43,16 @@ mod tests {
 
     #[test]
     fn ratios_that_fit_are_exact_and_others_near() {
-        assert_eq!(shares(&[], 16), [0; 0]);
-        assert_eq!(shares(&[7], 16), [1]);
-        assert_eq!(shares(&[3, 1], 16), [3, 1]);
-        assert_eq!(shares(&[256, 256], 16), [1, 1]);
-        assert_eq!(shares(&[100, 200, 100], 16), [1, 2, 1]);
-        assert_eq!(shares(&[0, 5], 16), [0, 1]);
-        assert_eq!(shares(&[256, 1], 16), [15, 1]);
-        assert_eq!(shares(&[70, 30], 16), [7, 3]);
-        assert_eq!(shares(&[71, 29], 16), [11, 5]);
-        assert_eq!(shares(&[1; 20], 16), [&[1; 16][..], &[0; 4]].concat());
+        assert_eq!(apportion(&[], 16), [0; 0]);
+        assert_eq!(apportion(&[7], 16), [1]);
+        assert_eq!(apportion(&[3, 1], 16), [3, 1]);
+        assert_eq!(apportion(&[256, 256], 16), [1, 1]);
+        assert_eq!(apportion(&[100, 200, 100], 16), [1, 2, 1]);
+        assert_eq!(apportion(&[0, 5], 16), [0, 1]);
+        assert_eq!(apportion(&[256, 1], 16), [15, 1]);
+        assert_eq!(apportion(&[70, 30], 16), [7, 3]);
+        assert_eq!(apportion(&[71, 29], 16), [11, 5]);
+        assert_eq!(apportion(&[1; 20], 16), [&[1; 16][..], &[0; 4]].concat());
     }
 
     proptest! {
@@ -60,7 +60,7 @@ mod tests {
         fn no_way_is_without_a_part_and_none_has_one_too_many(
             weights in prop::collection::vec(1..=256u32, 1..=16),
         ) {
-            let parts = shares(&weights, 16);
+            let parts = apportion(&weights, 16);
             prop_assert!(parts.iter().sum::<usize>() <= 16 && parts.iter().all(|part| *part > 0));
             let total: u32 = weights.iter().sum();
             let all = parts.iter().sum::<usize>() as f64;
