@@ -1,12 +1,14 @@
 //! A node's forwarder: what it knows, what it is told, and the ways in.
 
 mod arp;
+mod claim;
 mod claims;
 mod deliver;
 mod discovery;
 mod fragment;
 mod icmp_error;
 mod mld_listener;
+mod mld_state;
 mod neighbour_actions;
 mod options;
 mod receive;
@@ -14,6 +16,7 @@ mod redirect;
 mod send;
 mod slow;
 mod stages;
+mod vector;
 
 #[cfg(test)]
 mod tests;
@@ -35,14 +38,11 @@ use crate::routes::Tables;
 use crate::trace::{Filter, Step, TracedStep, flow_of};
 use crate::{AdjacencyId, NODES_MAX, NodeId, PORTS_MAX, Packet, Pool, PortId, Time};
 
-use claims::Claim;
-pub use claims::ClaimState;
-use mld_listener::ListenerState;
-use stages::Vectors;
-pub use stages::{Stage, StageProbe};
-
-/// The most packets that go through the stages together.
-pub const VECTOR_PACKETS_MAX: usize = 256;
+use claim::Claim;
+pub use claim::ClaimState;
+use mld_state::ListenerState;
+use vector::Vectors;
+pub use vector::{Stage, StageProbe, VECTOR_PACKETS_MAX};
 
 /// What is wrong with a port's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -216,11 +216,11 @@ impl Forwarder {
         let state = &mut self.ports[usize::from(port.0)];
         state.mac_word = mac_word(config.mac);
         let former = if is_other { Vec::new() } else { std::mem::take(&mut state.claims) };
-        state.claims = claims::new_claims(now, &config, &former, &mut self.random);
+        state.claims = claim::new_claims(now, &config, &former, &mut self.random);
         let listener = std::mem::take(&mut state.listener);
         state.listener =
             if config.probes { ListenerState::for_port(listener, &state.claims) } else { ListenerState::default() };
-        let addresses = claims::assigned(&state.claims);
+        let addresses = claim::assigned(&state.claims);
         let networks_change = state.addresses != addresses;
         state.addresses = addresses;
         state.config = Some(config);
@@ -478,21 +478,4 @@ impl Forwarder {
 fn mac_word(mac: MacAddress) -> u64 {
     let [a, b, c, d, e, f] = mac.0;
     u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
-}
-
-/// A port's own addresses. One without a kernel gets a link-local address by its hardware address (RFC 4291, appendix
-/// A) where none is given: neighbours must be able to ask for it.
-fn addresses_of(config: &PortConfig) -> Vec<IpNet> {
-    let mut addresses = config.addresses.clone();
-    let is_link_local = |network: &IpNet| match network.addr() {
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-        IpAddr::V4(_) => false,
-    };
-    let has_v6 = addresses.iter().any(|network| matches!(network, IpNet::V6(_)));
-    if !config.has_kernel && has_v6 && !addresses.iter().any(is_link_local) {
-        let [a, b, c, d, e, f] = config.mac.0.map(u16::from);
-        let address = std::net::Ipv6Addr::new(0xfe80, 0, 0, 0, (a ^ 2) << 8 | b, c << 8 | 0xff, 0xfe00 | d, e << 8 | f);
-        addresses.extend(IpNet::new(address.into(), 64));
-    }
-    addresses
 }

@@ -11,90 +11,13 @@ use packet::{ipv4, ipv6, vlan};
 
 use fib::GroupId;
 
-use super::{Context, Forwarder, Origin, PortState, VECTOR_PACKETS_MAX};
+use super::vector::{SLOW_PATH, Stage, StageProbe, VECTOR_PACKETS_MAX, Vector, Vectors};
+use super::{Context, Forwarder, Origin, PortState};
 use crate::counters::DropReason;
 use crate::local_addresses::{LocalAddresses, is_special_v4, is_special_v6};
 use crate::output::Output;
 use crate::trace::flow_of;
-use crate::{AdjacencyId, Hop, NODES_MAX, NodeId, PORTS_MAX, Packet, Pool, PortId, Time};
-
-/// A stage of the fast path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Stage {
-    /// Frames are taken apart and checked.
-    Parse,
-    /// What is not usual is dealt with, a packet at a time.
-    Slow,
-    /// Destinations are looked up.
-    Lookup,
-    /// A hop is chosen and taken from the packets.
-    Rewrite,
-    /// Packets get their frame's header and go to their queues.
-    Enqueue,
-}
-
-/// Is told when a stage ends: a clock, for who measures.
-pub trait StageProbe {
-    /// So many packets went through a stage, which ends now.
-    fn mark(&mut self, stage: Stage, packets: usize);
-}
-
-/// Nobody measures.
-impl StageProbe for () {
-    #[inline(always)]
-    fn mark(&mut self, _stage: Stage, _packets: usize) {}
-}
-
-/// What the stages hand on, by packet.
-struct Vector<A> {
-    packets: Vec<Packet>,
-    /// Where each came in.
-    ports: Box<[PortId; VECTOR_PACKETS_MAX]>,
-    addresses: Box<[A; VECTOR_PACKETS_MAX]>,
-    groups: Box<[Option<GroupId>; VECTOR_PACKETS_MAX]>,
-    /// Where each goes; [`SLOW_PATH`] sends it to the slow path.
-    hops: Box<[Hop; VECTOR_PACKETS_MAX]>,
-    flows: Box<[u32; VECTOR_PACKETS_MAX]>,
-}
-
-impl<A: Copy + Default> Vector<A> {
-    fn new() -> Vector<A> {
-        Vector {
-            packets: Vec::with_capacity(VECTOR_PACKETS_MAX),
-            ports: Box::new([PortId::NOWHERE; VECTOR_PACKETS_MAX]),
-            addresses: Box::new([A::default(); VECTOR_PACKETS_MAX]),
-            groups: Box::new([None; VECTOR_PACKETS_MAX]),
-            hops: Box::new([SLOW_PATH; VECTOR_PACKETS_MAX]),
-            flows: Box::new([0; VECTOR_PACKETS_MAX]),
-        }
-    }
-
-    /// One more, of those that a vector has at most.
-    #[inline(always)]
-    fn push(&mut self, packet: Packet, port: PortId, address: A) {
-        let at = self.packets.len() % VECTOR_PACKETS_MAX;
-        self.ports[at] = port;
-        self.addresses[at] = address;
-        self.packets.push(packet);
-    }
-}
-
-/// The slow path finds out where it goes, and why not.
-const SLOW_PATH: Hop = Hop { node: NodeId(0), port: PortId::NOWHERE, adjacency: AdjacencyId(u16::MAX) };
-
-/// Room for the packets that are under way between stages.
-pub(super) struct Vectors {
-    v4: Vector<u32>,
-    v6: Vector<u128>,
-    /// Whole frames.
-    slow: Vec<Packet>,
-}
-
-impl Vectors {
-    pub(super) fn new() -> Vectors {
-        Vectors { v4: Vector::new(), v6: Vector::new(), slow: Vec::with_capacity(VECTOR_PACKETS_MAX) }
-    }
-}
+use crate::{Hop, NODES_MAX, NodeId, PORTS_MAX, Packet, Pool, PortId, Time};
 
 /// What a usual packet's headers say.
 enum Classified {
