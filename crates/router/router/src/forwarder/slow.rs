@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use packet::{ipv4, ipv6};
 
 use super::icmp_error::IcmpError;
-use super::stages::{flow_v4, flow_v6};
+use super::stages::{flow_hash_v4, flow_hash_v6};
 use super::{Context, Forwarder, Origin};
 use crate::counters::DropReason;
 use crate::trace::Step;
@@ -87,7 +87,7 @@ impl Forwarder {
         scope: Option<PortId>,
     ) -> Option<(Hop, u32)> {
         let bytes = ctx.pool.bytes(packet);
-        let flow = if header.destination.is_ipv4() { flow_v4(bytes) } else { flow_v6(bytes) };
+        let flow = if header.destination.is_ipv4() { flow_hash_v4(bytes) } else { flow_hash_v6(bytes) };
         if let (IpAddr::V6(destination), Some(port)) = (header.destination, scope)
             && destination.is_unicast_link_local()
         {

@@ -19,21 +19,91 @@ use crate::output::Output;
 use crate::trace::flow_of;
 use crate::{Hop, NODES_MAX, NodeId, PORTS_MAX, Packet, Pool, PortId, Time};
 
-/// What a usual packet's headers say.
-enum Classified {
-    V4 {
-        destination: u32,
-        bytes: usize,
-        /// The VLAN tag's 16 bits.
-        tag: Option<u16>,
-    },
-    V6 {
-        destination: u128,
-        bytes: usize,
-        tag: Option<u16>,
-    },
-    /// Something is not: the slow path finds out what.
-    SlowPath,
+/// An IP version, as far as the stages depend on it.
+trait Family {
+    type Address: Copy + Default;
+    const ETHERTYPE: EtherType;
+
+    fn lookup_batch(tables: &fib::Tables<Hop>, addresses: &[Self::Address], groups: &mut [Option<GroupId>]);
+
+    /// Returns the symmetric hash of a packet's flow.
+    fn flow_hash(packet: &[u8]) -> u32;
+
+    /// Decrements the TTL or hop limit. Returns false, and changes nothing, if the packet must take the slow path: its
+    /// TTL expires, or it has IPv4 options.
+    fn decrement_ttl(packet: &mut [u8]) -> bool;
+}
+
+struct V4;
+
+impl Family for V4 {
+    type Address = u32;
+    const ETHERTYPE: EtherType = EtherType::IPV4;
+
+    #[inline(always)]
+    fn lookup_batch(tables: &fib::Tables<Hop>, addresses: &[u32], groups: &mut [Option<GroupId>]) {
+        tables.v4.lookup_batch(addresses, groups);
+    }
+
+    #[inline(always)]
+    fn flow_hash(packet: &[u8]) -> u32 {
+        flow_hash_v4(packet)
+    }
+
+    #[inline(always)]
+    fn decrement_ttl(packet: &mut [u8]) -> bool {
+        let Some(header) = packet.first_chunk_mut::<{ ipv4::HEADER_BYTES }>() else { return false };
+        if header[8] <= 1 || header[0] != VERSION_IHL {
+            return false;
+        }
+        let old = u16::from_be_bytes([header[8], header[9]]);
+        let sum = u16::from_be_bytes([header[10], header[11]]);
+        let sum = checksum::update(sum, old, old - 0x100).to_be_bytes();
+        header[8] -= 1;
+        header[10..12].copy_from_slice(&sum);
+        true
+    }
+}
+
+struct V6;
+
+impl Family for V6 {
+    type Address = u128;
+    const ETHERTYPE: EtherType = EtherType::IPV6;
+
+    #[inline(always)]
+    fn lookup_batch(tables: &fib::Tables<Hop>, addresses: &[u128], groups: &mut [Option<GroupId>]) {
+        tables.v6.lookup_batch(addresses, groups);
+    }
+
+    #[inline(always)]
+    fn flow_hash(packet: &[u8]) -> u32 {
+        flow_hash_v6(packet)
+    }
+
+    #[inline(always)]
+    fn decrement_ttl(packet: &mut [u8]) -> bool {
+        let Some(header) = packet.first_chunk_mut::<{ ipv6::HEADER_BYTES }>() else { return false };
+        if header[7] <= 1 {
+            return false;
+        }
+        header[7] -= 1;
+        true
+    }
+}
+
+/// What the stages need from the headers of a packet of the fast path.
+struct FastPacket {
+    destination: Destination,
+    /// Length of the IP packet in bytes.
+    bytes: usize,
+    /// Tag control information of the VLAN tag.
+    tag: Option<u16>,
+}
+
+enum Destination {
+    V4(u32),
+    V6(u128),
 }
 
 const TYPE_V4: u16 = EtherType::IPV4.0;
@@ -97,16 +167,30 @@ impl Forwarder {
             probe.mark(Stage::Slow, slow);
         }
         let Vectors { v4, v6, .. } = vectors;
-        if !v4.packets.is_empty() {
-            self.lookup_and_rewrite(ctx, v4, lookup_v4, rewrite_v4, probe);
-            self.enqueue(ctx, v4, EtherType::IPV4);
-            probe.mark(Stage::Enqueue, count);
+        self.forward_vector::<V4, P>(ctx, v4, count, probe);
+        self.forward_vector::<V6, P>(ctx, v6, count, probe);
+    }
+
+    /// Runs the stages behind parsing on the packets of one IP version; `count` is the size of the whole vector.
+    fn forward_vector<F: Family, P: StageProbe>(
+        &mut self,
+        ctx: &mut Context<'_>,
+        vector: &mut Vector<F::Address>,
+        count: usize,
+        probe: &mut P,
+    ) {
+        if vector.packets.is_empty() {
+            return;
         }
-        if !v6.packets.is_empty() {
-            self.lookup_and_rewrite(ctx, v6, lookup_v6, rewrite_v6, probe);
-            self.enqueue(ctx, v6, EtherType::IPV6);
-            probe.mark(Stage::Enqueue, count);
-        }
+        let (mtus, node, packets) = (&*self.mtus, self.config.node, vector.packets.len());
+        self.tables.read(|tables| {
+            lookup::<F>(tables, vector);
+            probe.mark(Stage::Lookup, packets);
+            rewrite::<F>(tables, mtus, node, ctx.pool, vector);
+            probe.mark(Stage::Rewrite, packets);
+        });
+        self.enqueue::<F>(ctx, vector);
+        probe.mark(Stage::Enqueue, count);
     }
 
     /// Takes frames apart: usual ones into the vectors of their families, others aside.
@@ -122,30 +206,19 @@ impl Forwarder {
                 vectors.slow.push(packet);
                 continue;
             }
-            match classify(frame, state, &self.local) {
-                Classified::V4 { destination, bytes, tag } => {
-                    let Some((of, header_bytes)) = state.port_of_tag(port, tag) else {
-                        vectors.slow.push(packet);
-                        continue;
-                    };
-                    if of != port {
-                        self.counters.ports[usize::from(of.0)].received.add(frame.len());
-                    }
-                    ctx.pool.trim(&mut packet, header_bytes, bytes);
-                    vectors.v4.push(packet, of, destination);
-                }
-                Classified::V6 { destination, bytes, tag } => {
-                    let Some((of, header_bytes)) = state.port_of_tag(port, tag) else {
-                        vectors.slow.push(packet);
-                        continue;
-                    };
-                    if of != port {
-                        self.counters.ports[usize::from(of.0)].received.add(frame.len());
-                    }
-                    ctx.pool.trim(&mut packet, header_bytes, bytes);
-                    vectors.v6.push(packet, of, destination);
-                }
-                Classified::SlowPath => vectors.slow.push(packet),
+            let found = classify(frame, state, &self.local)
+                .and_then(|found| Some((state.port_of_tag(port, found.tag)?, found)));
+            let Some(((port_of, header_bytes), found)) = found else {
+                vectors.slow.push(packet);
+                continue;
+            };
+            if port_of != port {
+                self.counters.ports[usize::from(port_of.0)].received.add(frame.len());
+            }
+            ctx.pool.trim(&mut packet, header_bytes, found.bytes);
+            match found.destination {
+                Destination::V4(destination) => vectors.v4.push(packet, port_of, destination),
+                Destination::V6(destination) => vectors.v6.push(packet, port_of, destination),
             }
         }
         self.counters.ports[usize::from(port.0)].received.add_many(count, bytes_total);
@@ -158,27 +231,9 @@ impl Forwarder {
         network.is_ok_and(|network| flow_of(&frame[network.offset..]).is_some_and(|flow| filter.matches(&flow)))
     }
 
-    /// Looks a vector up and takes a hop from each packet that is to leave as it is.
-    fn lookup_and_rewrite<A: Copy, P: StageProbe>(
-        &mut self,
-        ctx: &mut Context<'_>,
-        vector: &mut Vector<A>,
-        lookup: impl FnOnce(&fib::Tables<Hop>, &mut Vector<A>),
-        rewrite: impl FnOnce(&fib::Tables<Hop>, &Mtus, NodeId, &mut Pool, &mut Vector<A>),
-        probe: &mut P,
-    ) {
-        let (mtus, node, count) = (&*self.mtus, self.config.node, vector.packets.len());
-        self.tables.read(|tables| {
-            lookup(tables, vector);
-            probe.mark(Stage::Lookup, count);
-            rewrite(tables, mtus, node, ctx.pool, vector);
-            probe.mark(Stage::Rewrite, count);
-        });
-    }
-
     /// Packets to their queues, in the order in which they came.
     #[inline(never)] // As above.
-    fn enqueue<A: Copy>(&mut self, ctx: &mut Context<'_>, vector: &mut Vector<A>, ethertype: EtherType) {
+    fn enqueue<F: Family>(&mut self, ctx: &mut Context<'_>, vector: &mut Vector<F::Address>) {
         let is_traced = self.trace.is_some();
         for (at, mut packet) in vector.packets.drain(..).enumerate() {
             let (hop, port) = (vector.hops[at % VECTOR_PACKETS_MAX], vector.ports[at % VECTOR_PACKETS_MAX]);
@@ -187,7 +242,7 @@ impl Forwarder {
             }
             if hop == SLOW_PATH {
                 self.take_slow_path(ctx, packet, port);
-            } else if is_traced || !self.prepare_transmit(ctx, &mut packet, hop, ethertype) {
+            } else if is_traced || !self.prepare_transmit(ctx, &mut packet, hop, F::ETHERTYPE) {
                 self.dispatch(ctx, packet, hop, vector.flows[at % VECTOR_PACKETS_MAX]);
             } else {
                 let queue = &mut ctx.output.to_ports[usize::from(hop.port.0 % PORTS_MAX)];
@@ -241,35 +296,35 @@ impl PortState {
 /// What the frame says when all about it is usual: to this port, IP, intact, from and to addresses that somebody can
 /// have. Of IPv4 with options only the lengths are looked at.
 #[inline(always)]
-fn classify(frame: &[u8], state: &PortState, local: &LocalAddresses) -> Classified {
-    let Some(head) = frame.first_chunk::<{ HEADER_BYTES + vlan::HEADER_BYTES }>() else { return Classified::SlowPath };
+fn classify(frame: &[u8], state: &PortState, local: &LocalAddresses) -> Option<FastPacket> {
+    let Some(head) = frame.first_chunk::<{ HEADER_BYTES + vlan::HEADER_BYTES }>() else { return None };
     let [a, b, c, d, e, f, g, h, ..] = *head;
     if u64::from_le_bytes([a, b, c, d, e, f, g, h]) & MAC_MASK != state.mac_word {
-        return Classified::SlowPath;
+        return None;
     }
     match u16::from_be_bytes([head[12], head[13]]) {
         TYPE_V4 => classify_v4(&frame[HEADER_BYTES..], local, None),
         TYPE_V6 => classify_v6(&frame[HEADER_BYTES..], local, None),
         TYPE_VLAN if !state.vlans.is_empty() => classify_tagged(frame, local),
-        _ => Classified::SlowPath,
+        _ => None,
     }
 }
 
 /// As [`classify`], behind a tag.
-fn classify_tagged(frame: &[u8], local: &LocalAddresses) -> Classified {
+fn classify_tagged(frame: &[u8], local: &LocalAddresses) -> Option<FastPacket> {
     const BYTES: usize = HEADER_BYTES + vlan::HEADER_BYTES;
-    let Some(head) = frame.first_chunk::<BYTES>() else { return Classified::SlowPath };
+    let Some(head) = frame.first_chunk::<BYTES>() else { return None };
     let tag = Some(u16::from_be_bytes([head[14], head[15]]));
     match u16::from_be_bytes([head[16], head[17]]) {
         TYPE_V4 => classify_v4(&frame[BYTES..], local, tag),
         TYPE_V6 => classify_v6(&frame[BYTES..], local, tag),
-        _ => Classified::SlowPath,
+        _ => None,
     }
 }
 
 #[inline(always)]
-fn classify_v4(ip: &[u8], local: &LocalAddresses, tag: Option<u16>) -> Classified {
-    let Some(header) = ip.first_chunk::<{ ipv4::HEADER_BYTES }>() else { return Classified::SlowPath };
+fn classify_v4(ip: &[u8], local: &LocalAddresses, tag: Option<u16>) -> Option<FastPacket> {
+    let Some(header) = ip.first_chunk::<{ ipv4::HEADER_BYTES }>() else { return None };
     let (words, _) = header.as_chunks::<4>();
     let bytes = usize::from(u16::from_be_bytes([header[2], header[3]]));
     let (source, destination) = (u32::from_be_bytes(words[3]), u32::from_be_bytes(words[4]));
@@ -289,12 +344,12 @@ fn classify_v4(ip: &[u8], local: &LocalAddresses, tag: Option<u16>) -> Classifie
         let header_bytes = usize::from(header[0] & 0xf) * 4;
         (0x46..=0x4f).contains(&header[0]) && (header_bytes..=ip.len()).contains(&bytes)
     };
-    if is_fast || has_options() { Classified::V4 { destination, bytes, tag } } else { Classified::SlowPath }
+    (is_fast || has_options()).then_some(FastPacket { destination: Destination::V4(destination), bytes, tag })
 }
 
 #[inline(always)]
-fn classify_v6(ip: &[u8], local: &LocalAddresses, tag: Option<u16>) -> Classified {
-    let Some(header) = ip.first_chunk::<{ ipv6::HEADER_BYTES }>() else { return Classified::SlowPath };
+fn classify_v6(ip: &[u8], local: &LocalAddresses, tag: Option<u16>) -> Option<FastPacket> {
+    let Some(header) = ip.first_chunk::<{ ipv6::HEADER_BYTES }>() else { return None };
     let (addresses, _) = header[8..].as_chunks::<16>();
     let payload_bytes = usize::from(u16::from_be_bytes([header[4], header[5]]));
     let bytes = ipv6::HEADER_BYTES + payload_bytes;
@@ -306,19 +361,13 @@ fn classify_v6(ip: &[u8], local: &LocalAddresses, tag: Option<u16>) -> Classifie
         && !is_special_v6(source)
         && !is_special_v6(destination)
         && !local.may_have_v6(source);
-    if is_fast { Classified::V6 { destination, bytes, tag } } else { Classified::SlowPath }
+    is_fast.then_some(FastPacket { destination: Destination::V6(destination), bytes, tag })
 }
 
 #[inline(never)] // As above.
-fn lookup_v4(tables: &fib::Tables<Hop>, vector: &mut Vector<u32>) {
+fn lookup<F: Family>(tables: &fib::Tables<Hop>, vector: &mut Vector<F::Address>) {
     let count = vector.packets.len();
-    tables.v4.lookup_batch(&vector.addresses[..count], &mut vector.groups[..count]);
-}
-
-#[inline(never)] // As above.
-fn lookup_v6(tables: &fib::Tables<Hop>, vector: &mut Vector<u128>) {
-    let count = vector.packets.len();
-    tables.v6.lookup_batch(&vector.addresses[..count], &mut vector.groups[..count]);
+    F::lookup_batch(tables, &vector.addresses[..count], &mut vector.groups[..count]);
 }
 
 /// One of a group's hops, by the packet's flow where there are several; with the flow, where another node wants it too.
@@ -331,46 +380,23 @@ fn select_hop(tables: &fib::Tables<Hop>, group: GroupId, node: NodeId, flow: imp
 }
 
 #[inline(never)] // As above.
-fn rewrite_v4(tables: &fib::Tables<Hop>, mtus: &Mtus, node: NodeId, pool: &mut Pool, vector: &mut Vector<u32>) {
+fn rewrite<F: Family>(
+    tables: &fib::Tables<Hop>,
+    mtus: &Mtus,
+    node: NodeId,
+    pool: &mut Pool,
+    vector: &mut Vector<F::Address>,
+) {
     let Vector { packets, groups, hops, flows, .. } = vector;
     for (((packet, group), hop), flow) in packets.iter().zip(&groups[..]).zip(&mut hops[..]).zip(&mut flows[..]) {
         let bytes = pool.bytes_mut(packet);
         *hop = SLOW_PATH;
-        let Some((chosen, of_flow)) = group.and_then(|group| select_hop(tables, group, node, || flow_v4(bytes))) else {
-            continue;
-        };
+        let chosen = group.and_then(|group| select_hop(tables, group, node, || F::flow_hash(bytes)));
+        let Some((chosen, flow_hash)) = chosen else { continue };
         let mtu_bytes = mtus[usize::from(chosen.node.0 % NODES_MAX)][usize::from(chosen.port.0)];
-        let fits = bytes.len() <= usize::from(mtu_bytes);
-        let Some(header) = bytes.first_chunk_mut::<{ ipv4::HEADER_BYTES }>() else { continue };
-        if !fits || header[8] <= 1 || header[0] != VERSION_IHL {
-            continue;
+        if bytes.len() <= usize::from(mtu_bytes) && F::decrement_ttl(bytes) {
+            (*hop, *flow) = (chosen, flow_hash);
         }
-        let old = u16::from_be_bytes([header[8], header[9]]);
-        let sum = u16::from_be_bytes([header[10], header[11]]);
-        let sum = checksum::update(sum, old, old - 0x100).to_be_bytes();
-        header[8] -= 1;
-        header[10..12].copy_from_slice(&sum);
-        (*hop, *flow) = (chosen, of_flow);
-    }
-}
-
-#[inline(never)] // As above.
-fn rewrite_v6(tables: &fib::Tables<Hop>, mtus: &Mtus, node: NodeId, pool: &mut Pool, vector: &mut Vector<u128>) {
-    let Vector { packets, groups, hops, flows, .. } = vector;
-    for (((packet, group), hop), flow) in packets.iter().zip(&groups[..]).zip(&mut hops[..]).zip(&mut flows[..]) {
-        let bytes = pool.bytes_mut(packet);
-        *hop = SLOW_PATH;
-        let Some((chosen, of_flow)) = group.and_then(|group| select_hop(tables, group, node, || flow_v6(bytes))) else {
-            continue;
-        };
-        let mtu_bytes = mtus[usize::from(chosen.node.0 % NODES_MAX)][usize::from(chosen.port.0)];
-        let fits = bytes.len() <= usize::from(mtu_bytes);
-        let Some(header) = bytes.first_chunk_mut::<{ ipv6::HEADER_BYTES }>() else { continue };
-        if !fits || header[7] <= 1 {
-            continue;
-        }
-        header[7] -= 1;
-        (*hop, *flow) = (chosen, of_flow);
     }
 }
 
@@ -378,11 +404,11 @@ fn rewrite_v6(tables: &fib::Tables<Hop>, mtus: &Mtus, node: NodeId, pool: &mut P
 const FLOW_SEED: u64 = 0;
 
 #[inline]
-pub(super) fn flow_v4(bytes: &[u8]) -> u32 {
+pub(super) fn flow_hash_v4(bytes: &[u8]) -> u32 {
     ipv4::Packet::new_checked(bytes).map_or(0, |packet| flow::hash_v4(&packet, FLOW_SEED))
 }
 
 #[inline]
-pub(super) fn flow_v6(bytes: &[u8]) -> u32 {
+pub(super) fn flow_hash_v6(bytes: &[u8]) -> u32 {
     ipv6::Packet::new_checked(bytes).map_or(0, |packet| flow::hash_v6(&packet, FLOW_SEED))
 }
