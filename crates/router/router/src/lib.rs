@@ -1,8 +1,8 @@
-//! The forwarding path of a router, without I/O: time, randomness, packets and routes are handed in, packets and
-//! counters come out.
+//! The forwarding path of a router as a sans-IO engine: time, randomness, packets and routes are passed in; packets,
+//! events and counters come out.
 //!
-//! A router is a *cluster* of nodes, each with ports of its own. A packet is looked up once, by the node that it comes
-//! in at; what it found, a [`Hop`], goes with it to the node that sends it.
+//! A router is a *cluster* of nodes, each with ports of its own. The ingress node looks a packet up once; the resulting
+//! [`Hop`] accompanies the packet to the egress node.
 #![forbid(unsafe_code)]
 
 pub mod balance;

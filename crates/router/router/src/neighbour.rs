@@ -1,8 +1,9 @@
-//! Neighbours: who on a port's network has which hardware address, by RFC 4861's states, for IPv4 (ARP) too.
+//! The neighbour table: maps the addresses on a port's networks to MAC addresses, with the states of RFC 4861 for both
+//! IPv6 and IPv4 (ARP).
 //!
-//! The table is without I/O: what is to be done comes out as [`Action`]s. Each neighbour is an *adjacency*, whose
-//! number other nodes of the cluster know; a number that was given back rests for a while before another neighbour gets
-//! it, so that nothing under way reaches the wrong one.
+//! The table is sans-IO: it returns what must be done as [`Action`]s. Each neighbour has an *adjacency*, whose number
+//! other nodes of the cluster use. A freed number is reused only after a delay, so that no packet in flight reaches the
+//! wrong neighbour.
 
 mod action;
 mod adjacency;

@@ -1,4 +1,4 @@
-//! Packets that are followed on their way: those that a [`Filter`] matches take the slow path, which tells each step.
+//! Packet tracing: packets that a [`Filter`] matches take the slow path, which records each step.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -9,28 +9,28 @@ use packet::{Protocol, ipv4, ipv6};
 
 use crate::{AdjacencyId, DropReason, Hop, NodeId, PortId, Time};
 
-/// Which packets are followed. What is `None` matches all.
+/// Selects the packets to trace. Fields that are `None` match all packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Filter {
-    /// Where they come from.
+    /// Source network.
     pub source: Option<IpNet>,
-    /// Where they go.
+    /// Destination network.
     pub destination: Option<IpNet>,
-    /// What they carry.
+    /// Upper-layer protocol.
     pub protocol: Option<Protocol>,
-    /// From or to which port of TCP, UDP and their like.
+    /// Source or destination port of TCP, UDP and similar protocols.
     pub transport_port: Option<u16>,
-    /// After so many packets, no more are followed.
+    /// Maximum number of packets to trace.
     pub packets_max: u32,
 }
 
 impl Filter {
-    /// Every packet, up to so many.
+    /// Matches every packet, up to `packets_max`.
     pub fn all(packets_max: u32) -> Filter {
         Filter { source: None, destination: None, protocol: None, transport_port: None, packets_max }
     }
 
-    /// Whether packets of this flow are followed.
+    /// Returns whether packets of this flow match.
     pub fn matches(&self, flow: &Flow) -> bool {
         let contains = |network: &Option<IpNet>, address: &IpAddr| network.is_none_or(|net| net.contains(address));
         contains(&self.source, &flow.source)
@@ -40,48 +40,48 @@ impl Filter {
     }
 }
 
-/// Where a followed packet was, and what became of it there.
+/// A recorded step of a traced packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TracedStep {
-    /// When.
+    /// Time of the step.
     pub time: Time,
-    /// The packet: all that is told of it.
+    /// Flow of the packet.
     pub flow: Flow,
-    /// What.
+    /// The step.
     pub step: Step,
 }
 
-/// One step of a packet's way.
+/// A step of a packet through the router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Came in at a port.
+    /// Received at a port.
     Received(PortId),
-    /// Came from the node's own kernel.
+    /// Received from the node's kernel.
     FromKernel,
-    /// Came from another node.
+    /// Received from another node.
     FromNode,
-    /// Was made here: an answer, or an error.
+    /// Generated here: a reply or an error.
     Generated,
-    /// The tables say this hop, out of so many equal ones.
+    /// Looked up in the FIB.
     LookedUp {
-        /// The chosen one.
+        /// Selected hop.
         hop: Hop,
-        /// How many there were.
+        /// Number of equal-cost hops.
         hops: u16,
     },
-    /// Left for another node.
+    /// Sent to another node.
     ToNode(NodeId),
-    /// Went to the node's own kernel.
+    /// Delivered to the node's kernel.
     ToKernel,
-    /// Left by a port.
+    /// Sent out of a port.
     Sent(PortId),
-    /// Waits for a neighbour's hardware address.
+    /// Queued for address resolution of a neighbour.
     AwaitsNeighbour(PortId, AdjacencyId),
-    /// Was cut into so many fragments.
+    /// Split into this number of fragments.
     Fragmented(u16),
-    /// An ICMP error about it was made: type and code.
+    /// An ICMP error about the packet was generated: type and code.
     IcmpErrorSent(u8, u8),
-    /// Went no further.
+    /// Dropped.
     Dropped(DropReason),
 }
 
@@ -109,7 +109,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// The flow of an IP packet, when it is one.
+/// Returns the flow of an IP packet, or `None` for anything else.
 pub(crate) fn flow_of(bytes: &[u8]) -> Option<Flow> {
     match bytes.first()? >> 4 {
         4 => ipv4::Packet::new_checked(bytes).ok().map(|packet| Flow::from_v4(&packet)),
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_matches_what_it_says_and_all_that_it_leaves_open() {
+    fn a_filter_matches_its_fields_and_ignores_those_that_are_none() {
         let all = Filter::all(1);
         let http = flow("10.0.0.1 192.0.2.7", (5000, 80));
         assert!(all.matches(&http) && all.matches(&flow("2001:db8::1 2001:db8::2", (0, 0))));

@@ -1,4 +1,4 @@
-//! ARP (RFC 826, RFC 5227).
+//! Reception of ARP (RFC 826, RFC 5227).
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use crate::neighbour::{NeighbourUpdate, PortL2};
 use crate::{Packet, PortId};
 
 impl Forwarder {
-    /// What follows a frame's header.
+    /// Processes an ARP packet.
     pub(super) fn receive_arp(&mut self, ctx: &mut Context<'_>, packet: Packet, port: PortId) {
         let message = arp::Packet::new_checked(ctx.pool.bytes(&packet)).map(|view| arp::Repr::parse(&view));
         let (Ok(message), Some(l2)) = (message, self.l2(port)) else {
@@ -22,7 +22,7 @@ impl Forwarder {
         if message.sender_mac == l2.mac || !message.sender_mac.is_unicast() {
             return;
         }
-        // Who asks as nobody looks for an address that it would have itself.
+        // A request from the unspecified address is a probe: its sender claims the target address.
         let is_probe = message.sender.is_unspecified() && message.operation == arp::Operation::Request;
         let claimed = if is_probe { message.target } else { message.sender };
         if self.yield_tentative(ctx, port, claimed.into(), Some(message.sender_mac)) {
@@ -42,10 +42,10 @@ impl Forwarder {
 
     fn learn_arp(&mut self, ctx: &mut Context<'_>, port: PortId, message: &arp::Repr, l2: &PortL2, is_for_us: bool) {
         let address = IpAddr::V4(message.sender);
-        let is_near = self.addresses(port).iter().any(|network| network.contains(&address));
-        // Nobody has the address of all on a network: who says so would be sent what is for nobody.
-        let is_group = self.addresses(port).iter().any(|network| is_broadcast(network, address));
-        if is_group || is_martian_source_v4(message.sender) {
+        let is_on_link = self.addresses(port).iter().any(|network| network.contains(&address));
+        // No host has a broadcast address; a host that claims one would receive directed broadcasts.
+        let is_broadcast = self.addresses(port).iter().any(|network| is_broadcast(network, address));
+        if is_broadcast || is_martian_source_v4(message.sender) {
             return;
         }
         let is_reply = message.operation == arp::Operation::Reply;
@@ -55,7 +55,7 @@ impl Forwarder {
             mac: message.sender_mac,
             is_solicited: is_reply && is_for_us && message.target_mac == l2.mac,
             overrides: true,
-            creates: is_near && is_for_us,
+            creates: is_on_link && is_for_us,
         };
         self.neighbours.update(ctx.now, &update, l2);
         self.run_neighbour_actions(ctx);

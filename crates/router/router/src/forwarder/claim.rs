@@ -1,4 +1,4 @@
-//! The state of own addresses under duplicate address detection, without I/O.
+//! The state of an address under duplicate address detection (RFC 5227, RFC 4862), without I/O.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
@@ -9,39 +9,39 @@ use sim::Random;
 use crate::Time;
 use crate::config::PortConfig;
 
-/// Where an own address stands.
+/// The state of a configured address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimState {
-    /// It is looked for, and not used yet.
+    /// Being probed for, not used yet.
     Tentative,
-    /// It is used.
+    /// In use.
     Assigned,
-    /// Somebody else has it: it is not used, until its port goes down and up again or is told of it anew.
+    /// Used by another host: not used here until the port goes down and up, or is configured with it again.
     Duplicate,
 }
 
-/// What is done for an address, one after the other.
+/// A step of a claim.
 #[derive(Clone, Copy)]
 pub(super) enum ClaimStep {
-    /// Ask who has it, as nobody.
+    /// Sends a probe: a request for the address from the unspecified address.
     Probe,
-    /// Use it from now on.
+    /// Assigns the address.
     Assign,
-    /// Tell everybody.
+    /// Announces the address (RFC 5227, section 2.3).
     Announce,
 }
 
-/// What passes after a step, at least and at most, so that nodes that began at once do not go on at once.
+/// The minimum and maximum delay after a step; random, so that nodes started together do not stay synchronized.
 type Pause = (Duration, Duration);
 
 const fn pause(seconds_min: u64, seconds_max: u64) -> Pause {
     (Duration::from_secs(seconds_min), Duration::from_secs(seconds_max))
 }
 
-/// Before the first step: PROBE_WAIT of RFC 5227, section 1.1, and MAX_RTR_SOLICITATION_DELAY as RFC 4862, section
-/// 5.4.2, has it.
+/// Delay before the first step: PROBE_WAIT (RFC 5227, section 1.1) and MAX_RTR_SOLICITATION_DELAY (RFC 4862, section
+/// 5.4.2).
 const FIRST_PROBE_DELAY: Pause = pause(0, 1);
-/// PROBE_NUM, PROBE_MIN, PROBE_MAX, ANNOUNCE_WAIT, ANNOUNCE_NUM and ANNOUNCE_INTERVAL of RFC 5227, section 1.1.
+/// PROBE_NUM, PROBE_MIN, PROBE_MAX, ANNOUNCE_WAIT, ANNOUNCE_NUM and ANNOUNCE_INTERVAL (RFC 5227, section 1.1).
 const STEPS_V4: [(ClaimStep, Pause); 6] = [
     (ClaimStep::Probe, pause(1, 2)),
     (ClaimStep::Probe, pause(1, 2)),
@@ -50,14 +50,14 @@ const STEPS_V4: [(ClaimStep, Pause); 6] = [
     (ClaimStep::Announce, pause(2, 2)),
     (ClaimStep::Announce, pause(0, 0)),
 ];
-/// DupAddrDetectTransmits and RetransTimer, as RFC 4862, section 5.1, and RFC 4861, section 10, have them.
+/// DupAddrDetectTransmits (RFC 4862, section 5.1) and RetransTimer (RFC 4861, section 10).
 const STEPS_V6: [(ClaimStep, Pause); 2] = [(ClaimStep::Probe, pause(1, 1)), (ClaimStep::Assign, pause(0, 0))];
-/// DEFEND_INTERVAL of RFC 5227, section 1.1.
+/// DEFEND_INTERVAL (RFC 5227, section 1.1).
 pub(super) const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
-/// How often it is looked whether a port is up.
+/// Interval at which a claim checks whether its port is up.
 pub(super) const LINK_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// An own address of a port's.
+/// A configured address of a port.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim {
     pub(super) network: IpNet,
@@ -65,7 +65,7 @@ pub(super) struct Claim {
     steps_done: usize,
     /// When the next step is due.
     pub(super) due: Option<Time>,
-    /// When somebody else used it last.
+    /// When another host last used the address.
     pub(super) conflict: Option<Time>,
 }
 
@@ -75,7 +75,7 @@ impl Claim {
         Claim { network, state, steps_done: 0, due: first_due, conflict: None }
     }
 
-    /// The next step; when the one after it is due is noted.
+    /// Returns the next step, and sets when the one after it is due.
     pub(super) fn step(&mut self, now: Time, random: &mut Random) -> Option<ClaimStep> {
         let steps = if self.network.addr().is_ipv4() { &STEPS_V4[..] } else { &STEPS_V6[..] };
         let (step, pause) = *steps.get(self.steps_done)?;
@@ -89,7 +89,7 @@ fn random_delay((min, max): Pause, random: &mut Random) -> Duration {
     min + (max - min).mul_f64(random.unit())
 }
 
-/// The addresses of a port that is told of them: those that it has already stay where they stand.
+/// Returns the claims of a port's addresses; addresses that it had before keep their state.
 pub(super) fn new_claims(now: Time, config: &PortConfig, former: &[Claim], random: &mut Random) -> Vec<Claim> {
     let first_due = config.probes.then(|| now + random_delay(FIRST_PROBE_DELAY, random));
     let claim = |network: IpNet| {
@@ -99,12 +99,12 @@ pub(super) fn new_claims(now: Time, config: &PortConfig, former: &[Claim], rando
     addresses_of(config).into_iter().map(claim).collect()
 }
 
-/// When the first step of those that are new is due.
+/// Returns when the first probe of a new claim is due.
 pub(super) fn first_probe_due(claims: &[Claim]) -> Option<Time> {
     claims.iter().filter(|claim| claim.steps_done == 0).filter_map(|claim| claim.due).min()
 }
 
-/// Addresses of IPv6 that are used or looked for: those whose neighbours ask for them must be heard.
+/// Returns the IPv6 addresses in use or being probed for, whose solicited-node groups the port must receive.
 pub(super) fn listened_v6(claims: &[Claim]) -> impl Iterator<Item = Ipv6Addr> + '_ {
     claims.iter().filter(|claim| claim.state != ClaimState::Duplicate).filter_map(|claim| match claim.network.addr() {
         IpAddr::V6(address) => Some(address),
@@ -112,13 +112,13 @@ pub(super) fn listened_v6(claims: &[Claim]) -> impl Iterator<Item = Ipv6Addr> + 
     })
 }
 
-/// Those that are used.
+/// Returns the addresses in use.
 pub(super) fn assigned(claims: &[Claim]) -> Vec<IpNet> {
     claims.iter().filter(|claim| claim.state == ClaimState::Assigned).map(|claim| claim.network).collect()
 }
 
-/// A port's own addresses. One without a kernel gets a link-local address by its hardware address (RFC 4291, appendix
-/// A) where none is given: neighbours must be able to ask for it.
+/// Returns the addresses of a port. A port without a kernel that has IPv6 addresses, but no link-local one, gets one
+/// from its MAC address (RFC 4291, appendix A), because neighbour discovery requires it.
 fn addresses_of(config: &PortConfig) -> Vec<IpNet> {
     let mut addresses = config.addresses.clone();
     let is_link_local = |network: &IpNet| match network.addr() {

@@ -1,6 +1,6 @@
-//! Own addresses that are looked for on their network before they are used: by RFC 5227 for IPv4, and by RFC 4862,
-//! section 5.4, for IPv6. An address that somebody else has, or looks for at the same time, is not used at all: two
-//! nodes that answer for one address harm both. Where a port has a kernel, that is the kernel's to do.
+//! Duplicate address detection for the router's own addresses: RFC 5227 for IPv4, and RFC 4862, section 5.4, for IPv6.
+//! An address that another host uses, or probes for at the same time, is not used: two nodes that answer for one
+//! address harm both. On ports with a kernel, the kernel does this.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -13,7 +13,7 @@ use crate::PortId;
 use crate::output::Event;
 
 impl Forwarder {
-    /// Own addresses that are not used, for they are looked for yet, or somebody else has them.
+    /// Iterates over the configured addresses that are not in use: tentative and duplicate ones.
     pub fn unassigned_addresses(&self) -> impl Iterator<Item = (PortId, IpAddr, ClaimState)> + '_ {
         self.ports.iter().enumerate().flat_map(|(port, state)| {
             let unassigned = state.claims.iter().filter(|claim| claim.state != ClaimState::Assigned);
@@ -21,7 +21,7 @@ impl Forwarder {
         })
     }
 
-    /// Whether an address would be the node's own, if it were used.
+    /// Returns whether an address is configured, but not in use.
     pub(super) fn is_unassigned(&self, address: IpAddr) -> bool {
         !self.local.has(address) && self.unassigned_addresses().any(|(_, unassigned, _)| unassigned == address)
     }
@@ -31,9 +31,9 @@ impl Forwarder {
         self.claims_due = steps.chain(self.ports.iter().filter_map(|port| port.listener.due())).min();
     }
 
-    /// Does what is due for own addresses.
+    /// Runs the due steps of claims and of MLD listeners.
     pub(super) fn run_claims(&mut self, ctx: &mut Context<'_>) {
-        // Before whoever has an address can answer, what goes to its group must come through.
+        // Join groups first: the answer to a probe goes to the solicited-node group.
         self.send_due_reports(ctx);
         for port in (0..self.ports.len()).map(|port| PortId(port as u8)) {
             let is_up = self.mtus[usize::from(self.config.node.0)][usize::from(port.0)] > 0;
@@ -58,7 +58,7 @@ impl Forwarder {
         self.set_claims_due();
     }
 
-    /// Asks who has an address, as nobody, so that nobody learns of it.
+    /// Sends a probe for an address from the unspecified address, so that no host learns a binding from it.
     fn probe(&mut self, ctx: &mut Context<'_>, port: PortId, address: IpAddr) {
         let Some(l2) = self.l2(port) else { return };
         self.counters.solicitations_sent += 1;
@@ -75,8 +75,8 @@ impl Forwarder {
             }
             IpAddr::V6(target) => {
                 let probe = ndisc::Message::NeighbourSolicitation { target, source_mac: None };
-                let way = (Ipv6Addr::UNSPECIFIED, ndisc::solicited_node(target));
-                self.send_discovery(ctx, port, &probe, way, None);
+                let addresses = (Ipv6Addr::UNSPECIFIED, ndisc::solicited_node(target));
+                self.send_discovery(ctx, port, &probe, addresses, None);
             }
         }
     }
@@ -89,7 +89,7 @@ impl Forwarder {
         self.republish_neighbours(port, ctx.output);
     }
 
-    /// Who knew an address of a former owner's learns of the new one (RFC 5227, section 2.3).
+    /// Announces an IPv4 address, so that hosts update bindings to a former owner (RFC 5227, section 2.3).
     fn announce(&mut self, ctx: &mut Context<'_>, port: PortId, address: IpAddr) {
         let (Some(l2), IpAddr::V4(own)) = (self.l2(port), address) else { return };
         let operation = arp::Operation::Request;
@@ -98,7 +98,7 @@ impl Forwarder {
         self.send_arp(ctx, port, &announcement, MacAddress::BROADCAST);
     }
 
-    /// Somebody else has an address, or looks for it too. Whether it is one that this node looks for: it is given up.
+    /// Gives up an address that another host uses or probes for, if its claim is tentative. Returns whether it was.
     pub(super) fn yield_tentative(
         &mut self,
         ctx: &mut Context<'_>,
@@ -107,8 +107,8 @@ impl Forwarder {
         mac: Option<MacAddress>,
     ) -> bool {
         let Some(state) = self.ports.get_mut(usize::from(port.0)) else { return false };
-        let is_it = |claim: &&mut Claim| claim.state == ClaimState::Tentative && claim.network.addr() == address;
-        let Some(claim) = state.claims.iter_mut().find(is_it) else { return false };
+        let matches = |claim: &&mut Claim| claim.state == ClaimState::Tentative && claim.network.addr() == address;
+        let Some(claim) = state.claims.iter_mut().find(matches) else { return false };
         (claim.state, claim.due) = (ClaimState::Duplicate, None);
         self.counters.address_conflicts += 1;
         self.set_claims_due();
@@ -116,20 +116,20 @@ impl Forwarder {
         true
     }
 
-    /// Somebody else uses an address that this node uses. A router keeps it, for its hosts know no other way: it is
-    /// announced once more, unless there was another conflict just before, for two that keep on announcing help nobody
-    /// (RFC 5227, section 2.4 c). RFC 4862 has nothing like it for IPv6.
+    /// Handles a conflict about an address in use. A router keeps the address, because its hosts depend on it, and
+    /// announces it once; not if another conflict occurred just before, so that two hosts do not announce in turn
+    /// forever (RFC 5227, section 2.4 c). RFC 4862 has no equivalent for IPv6.
     pub(super) fn defend(&mut self, ctx: &mut Context<'_>, port: PortId, address: IpAddr, mac: Option<MacAddress>) {
         self.counters.address_conflicts += 1;
         let Some(state) = self.ports.get_mut(usize::from(port.0)) else { return };
-        let is_it = |claim: &&mut Claim| claim.state == ClaimState::Assigned && claim.network.addr() == address;
-        let Some(claim) = state.claims.iter_mut().find(is_it) else { return };
+        let matches = |claim: &&mut Claim| claim.state == ClaimState::Assigned && claim.network.addr() == address;
+        let Some(claim) = state.claims.iter_mut().find(matches) else { return };
         let before = claim.conflict.replace(ctx.now);
         if before.is_some_and(|before| ctx.now < before + DEFEND_INTERVAL) {
             return;
         }
         ctx.output.push_event(Event::Conflict { port, address, mac });
-        // Where a port has a kernel, that is the kernel's to do.
+        // On a port with a kernel, the kernel defends its addresses.
         if state.config.as_ref().is_some_and(|config| !config.has_kernel) {
             self.announce(ctx, port, address);
         }

@@ -1,4 +1,4 @@
-//! Packets for the node itself: for its kernel, or for the router where no kernel is.
+//! Local delivery: to the node's kernel, or to the router itself on ports without a kernel.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -12,11 +12,11 @@ use crate::counters::DropReason;
 use crate::trace::Step;
 use crate::{AdjacencyId, Packet, PortId};
 
-/// Where the next header is named in an IPv6 header.
+/// Offset of the next header field in an IPv6 header.
 const NEXT_HEADER_AT: u8 = 6;
 
 impl Forwarder {
-    /// For an address of the node's.
+    /// Delivers a packet to an address of this node.
     pub(super) fn deliver(&mut self, ctx: &mut Context<'_>, packet: Packet, origin: Origin, adjacency: AdjacencyId) {
         let may_send = ipv6::Packet::new_checked(ctx.pool.bytes(&packet)).is_ok_and(|view| is_discovery(&view));
         match origin {
@@ -31,7 +31,7 @@ impl Forwarder {
         }
     }
 
-    /// For a link-local address of the port's own.
+    /// Delivers a packet to a link-local address of the port.
     pub(super) fn deliver_link_local(&mut self, ctx: &mut Context<'_>, packet: Packet, port: PortId) {
         if self.has_kernel(port) {
             self.discard(ctx, packet, Origin::Port(port), DropReason::KernelHasIt);
@@ -57,7 +57,7 @@ impl Forwarder {
         ctx.output.to_kernel.push_back(packet);
     }
 
-    /// What a router without a kernel does for others: it answers echo requests, and says that it does nothing else.
+    /// Serves a packet to the router itself: answers echo requests, and rejects everything else by ICMP errors.
     fn serve(&mut self, ctx: &mut Context<'_>, packet: Packet, origin: Origin, scope: Option<PortId>) {
         let bytes = ctx.pool.bytes(&packet);
         let request = match bytes.first().map(|first| first >> 4) {
@@ -72,7 +72,7 @@ impl Forwarder {
         self.discard(ctx, packet, origin, DropReason::NoService);
     }
 
-    /// Answers an intact echo request.
+    /// Answers a valid echo request.
     fn echo(&mut self, ctx: &mut Context<'_>, request: &Packet, scope: Option<PortId>) {
         let Some(mut reply) = ctx.pool.alloc() else { return };
         let bytes = ctx.pool.bytes(request);
@@ -102,7 +102,7 @@ impl Forwarder {
     }
 }
 
-/// What a packet wants of the router.
+/// How the router itself responds to a packet.
 enum LocalRequest {
     Echo,
     Reject(IcmpError),
@@ -144,7 +144,7 @@ fn local_request_v6(bytes: &[u8]) -> LocalRequest {
     }
 }
 
-/// Writes the answer to an echo request; says to whom.
+/// Writes the reply to an echo request, and returns its destination.
 fn echo_v4(request: &[u8], reply: &mut [u8], identification: u16) -> Option<IpAddr> {
     let packet = ipv4::Packet::new_checked(request).ok()?;
     let (source, destination): (Ipv4Addr, Ipv4Addr) = (packet.destination(), packet.source());

@@ -1,4 +1,4 @@
-//! Neighbour discovery for IPv6 (RFC 4861, section 7.2).
+//! Reception of neighbour discovery for IPv6 (RFC 4861, section 7.2).
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -10,17 +10,17 @@ use crate::counters::DropReason;
 use crate::neighbour::{NeighbourUpdate, PortL2};
 use crate::{Packet, PortId};
 
-/// Where everybody on the link listens.
+/// The all-nodes multicast address.
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
-/// A message and what its packet said.
+/// A message and the source address of its packet.
 struct ReceivedMessage {
     message: ndisc::Message,
     source: Ipv6Addr,
 }
 
 impl Forwarder {
-    /// A packet whose hop limit says that it was sent on the link.
+    /// Processes a neighbour discovery packet, whose hop limit the caller has checked.
     pub(super) fn receive_discovery(&mut self, ctx: &mut Context<'_>, packet: Packet, port: PortId) {
         let received = parse_valid(ctx.pool.bytes(&packet));
         let (Some(received), Some(l2)) = (received, self.l2(port)) else {
@@ -35,7 +35,7 @@ impl Forwarder {
                 let update = (target, solicited, override_known);
                 self.handle_advertisement(ctx, port, &l2, update, target_mac);
             }
-            // Where hosts find routers is no affair of a router's forwarding.
+            // Router discovery is outside the scope of forwarding.
             ndisc::Message::RouterSolicitation { .. } | ndisc::Message::RouterAdvertisement { .. } => {}
         }
     }
@@ -49,7 +49,7 @@ impl Forwarder {
         target: Ipv6Addr,
         source_mac: Option<MacAddress>,
     ) {
-        // Who asks as nobody looks for an address that it would have itself.
+        // A solicitation from the unspecified address is a probe: its sender claims the target address.
         if received.source.is_unspecified() && self.yield_tentative(ctx, port, target.into(), None) {
             return;
         }
@@ -60,10 +60,10 @@ impl Forwarder {
         if self.local.has(received.source.into()) {
             return self.defend(ctx, port, received.source.into(), source_mac);
         }
-        let is_near = self.is_on_link_v6(port, received.source);
+        let is_on_link = self.is_on_link_v6(port, received.source);
         if let Some(mac) = source_mac.filter(|mac| mac.is_unicast() && !received.source.is_unspecified()) {
             let (address, overrides) = (received.source.into(), true);
-            let update = NeighbourUpdate { port, address, mac, is_solicited: false, overrides, creates: is_near };
+            let update = NeighbourUpdate { port, address, mac, is_solicited: false, overrides, creates: is_on_link };
             self.neighbours.update(ctx.now, &update, l2);
             self.run_neighbour_actions(ctx);
         }
@@ -73,7 +73,7 @@ impl Forwarder {
         }
     }
 
-    /// The answer: to all where somebody asked whether it may have the address itself.
+    /// Answers a solicitation: to all nodes if it was a probe.
     fn advertise(&mut self, ctx: &mut Context<'_>, port: PortId, l2: &PortL2, to: Ipv6Addr, target: Ipv6Addr) {
         let is_probe = to.is_unspecified();
         let message = ndisc::Message::NeighbourAdvertisement {
@@ -123,7 +123,7 @@ impl Forwarder {
     }
 }
 
-/// The message, when all holds together (RFC 4861, sections 7.1.1 and 7.1.2).
+/// Parses and validates a message (RFC 4861, sections 7.1.1 and 7.1.2).
 fn parse_valid(bytes: &[u8]) -> Option<ReceivedMessage> {
     let packet = ipv6::Packet::new_checked(bytes).ok()?;
     let (source, destination) = (packet.source(), packet.destination());

@@ -1,4 +1,4 @@
-//! IPv4 packets that are longer than the next link takes, in pieces (RFC 791, section 3.2; RFC 1812, section 4.2.2.7).
+//! Fragmentation of IPv4 packets (RFC 791, section 3.2; RFC 1812, section 4.2.2.7).
 
 use packet::ipv4::{self, Ipv4Option};
 
@@ -7,14 +7,14 @@ use crate::counters::DropReason;
 use crate::trace::Step;
 use crate::{Hop, Packet};
 
-/// What fragments are made with.
+/// The common parameters of the fragments of a packet.
 struct Plan {
-    /// The first one's header, and its length.
+    /// Header length of the first fragment, in bytes.
     header_bytes: usize,
-    /// That of all others, with the options that are copied.
+    /// Header of the other fragments, with the options that have the copied flag.
     header_later: [u8; ipv4::HEADER_BYTES_MAX],
     header_later_bytes: usize,
-    /// Payload of each but the last.
+    /// Payload length of each fragment except the last, in bytes.
     piece_bytes: usize,
     payload_bytes: usize,
     offset_bytes: usize,
@@ -22,8 +22,8 @@ struct Plan {
 }
 
 impl Plan {
-    /// `None` where no fragments can be made: the link takes less than IP asks of it, or the pieces would lie beyond
-    /// the longest packet.
+    /// Plans the fragments of a packet. Returns `None` if the MTU is below the minimum of IPv4, or if the fragments
+    /// would exceed the maximum length of a datagram.
     fn of(packet: &ipv4::Packet<&[u8]>, mtu_bytes: usize) -> Option<Plan> {
         let header_bytes = packet.header_bytes();
         let payload_bytes = packet.payload().len();
@@ -45,7 +45,7 @@ impl Plan {
         })
     }
 
-    /// Writes the fragment that begins at `from` of the payload, into bytes that are as many as it has.
+    /// Writes the fragment that begins at offset `from` of the payload; `fragment` has its exact length.
     fn write(&self, original: &[u8], fragment: &mut [u8], from: usize) {
         let header =
             if from == 0 { &original[..self.header_bytes] } else { &self.header_later[..self.header_later_bytes] };
@@ -63,7 +63,7 @@ impl Plan {
     }
 }
 
-/// The header of fragments that are not the first: without the options that are not copied.
+/// Returns the header of fragments other than the first: only with options that have the copied flag.
 fn header_later(packet: &ipv4::Packet<&[u8]>) -> ([u8; ipv4::HEADER_BYTES_MAX], usize) {
     let mut header = [0; ipv4::HEADER_BYTES_MAX];
     header[..ipv4::HEADER_BYTES].copy_from_slice(&packet.header()[..ipv4::HEADER_BYTES]);
@@ -76,14 +76,14 @@ fn header_later(packet: &ipv4::Packet<&[u8]>) -> ([u8; ipv4::HEADER_BYTES_MAX], 
         header[bytes + 2..end].copy_from_slice(option.data);
         bytes = end;
     }
-    // Zeros, which end the options, up to a whole word.
+    // Zeros, the *end of option list*, pad the header to a multiple of 4 bytes.
     let bytes = bytes.next_multiple_of(4);
     header[0] = 0x40 | (bytes / 4) as u8;
     (header, bytes)
 }
 
 impl Forwarder {
-    /// Sends the packet, a hop of which is taken already, in pieces.
+    /// Sends a packet, whose TTL is already decremented, in fragments.
     pub(super) fn fragment(
         &mut self,
         ctx: &mut Context<'_>,
@@ -100,7 +100,7 @@ impl Forwarder {
             let header_bytes = if from == 0 { plan.header_bytes } else { plan.header_later_bytes };
             let payload_bytes = plan.piece_bytes.min(plan.payload_bytes - from);
             let Some(mut fragment) = ctx.pool.alloc() else {
-                // The receiver can do nothing with the others.
+                // The receiver cannot reassemble the datagram without this fragment.
                 return self.discard(ctx, packet, origin, DropReason::NoBuffer);
             };
             ctx.pool.resize(&mut fragment, header_bytes + payload_bytes);

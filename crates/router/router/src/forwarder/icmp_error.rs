@@ -1,4 +1,4 @@
-//! ICMP errors: what a packet's sender is told when it goes no further (RFC 1812, section 4.3; RFC 4443, section 2.4).
+//! ICMP errors to the senders of dropped packets (RFC 1812, section 4.3; RFC 4443, section 2.4).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,7 +10,7 @@ use crate::local_addresses::{is_martian_source_v4, is_martian_v6};
 use crate::trace::Step;
 use crate::{Packet, PortId};
 
-/// What became of a packet.
+/// An error to report, independent of the IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IcmpError {
     NoRoute,
@@ -26,25 +26,25 @@ pub(super) enum IcmpError {
     },
     BeyondScope,
     PortUnreachable,
-    /// Nobody here knows what the header names, at this place of the packet.
+    /// Unknown protocol; `pointer` is the offset of the field that names it.
     Protocol {
         pointer: u8,
     },
 }
 
-/// Whom a router is that has no address of its own to answer from (RFC 7600, section 4.8).
+/// Source of errors from a router without an IPv4 address (RFC 7600, section 4.8).
 const DUMMY_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
 
-/// The same for the node's own kernel, which takes no message from an address that is its own.
+/// Source of errors to the node's own kernel, which rejects messages from its own addresses.
 const DUMMY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
-/// The longest error: what every IPv4 host puts together (RFC 1812, section 4.3.2.3).
+/// Maximum length of an IPv4 error in bytes: what every host can reassemble (RFC 1812, section 4.3.2.3).
 pub(super) const ERROR_BYTES_MAX_V4: usize = 576;
 
-/// Hops that packets made here may take.
+/// TTL of packets generated here.
 pub(super) const DEFAULT_TTL: u8 = 64;
 
-/// *Internetwork control*, the precedence of errors (RFC 1812, section 4.3.2.5).
+/// Precedence *internetwork control*, used for errors (RFC 1812, section 4.3.2.5).
 const TRAFFIC_CLASS_CONTROL: u8 = 0xc0;
 
 impl IcmpError {
@@ -89,8 +89,8 @@ impl IcmpError {
 }
 
 impl Forwarder {
-    /// Tells the packet's sender, when it is a packet of those that errors are sent about, and there were not too many.
-    /// The packet stays the caller's.
+    /// Sends an ICMP error about a packet to its sender, if errors may be sent about it and the rate limit allows. The
+    /// caller keeps the packet.
     pub(super) fn send_icmp_error(&mut self, ctx: &mut Context<'_>, packet: &Packet, origin: Origin, error: IcmpError) {
         let bytes = ctx.pool.bytes(packet);
         let may_send = match bytes.first().map(|first| first >> 4) {
@@ -124,7 +124,7 @@ impl Forwarder {
         self.forward(ctx, made, Origin::Router, scope);
     }
 
-    /// Writes the error; says its type and code.
+    /// Builds the error packet, and returns its ICMP type and code.
     fn build_v4(
         &mut self,
         ctx: &mut Context<'_>,
@@ -187,7 +187,7 @@ impl Forwarder {
         }
     }
 
-    /// Who says so: the port that the packet came in at, or any port.
+    /// Returns the source address of an error: one of the ingress port, else of any port.
     pub(super) fn source_v4(&self, origin: Origin) -> Ipv4Addr {
         let of = |network: &IpNet| match network.addr() {
             IpAddr::V4(address) => Some(address),
@@ -201,7 +201,7 @@ impl Forwarder {
         port.or_else(|| self.all_addresses().find_map(of)).unwrap_or(DUMMY_V4)
     }
 
-    /// Who says so to `to`: `None` where no address reaches so far.
+    /// Returns the source address of an error to `to`, or `None` if no address has the required scope.
     fn source_v6(&self, origin: Origin, to: Ipv6Addr) -> Option<Ipv6Addr> {
         let is_near = to.is_unicast_link_local();
         let of = |network: &IpNet| match network.addr() {
@@ -221,7 +221,7 @@ impl Forwarder {
     }
 }
 
-/// A header of what is made here.
+/// Returns the header of a packet generated here.
 pub(super) fn header_v6(
     source: Ipv6Addr,
     destination: Ipv6Addr,
@@ -239,8 +239,8 @@ pub(super) fn header_v6(
     }
 }
 
-/// Whom to tell; nobody about errors, about what went to many or came from nobody, and about fragments but the first
-/// (RFC 1812, section 4.3.2.7).
+/// Returns the destination of an ICMP error about an IPv4 packet. Returns `None` for ICMP errors, multicast and
+/// broadcast packets, martian sources, and fragments other than the first (RFC 1812, section 4.3.2.7).
 pub(super) fn icmp_error_destination_v4(bytes: &[u8]) -> Option<IpAddr> {
     let packet = ipv4::Packet::new_checked(bytes).ok()?;
     let (source, destination) = (packet.source(), packet.destination());
@@ -254,7 +254,7 @@ pub(super) fn icmp_error_destination_v4(bytes: &[u8]) -> Option<IpAddr> {
     may_send.then_some(source.into())
 }
 
-/// Whom to tell (RFC 4443, section 2.4 e).
+/// Returns the destination of an ICMP error about an IPv6 packet, or `None` if none may be sent (RFC 4443, section 2.4 e).
 pub(super) fn icmp_error_destination_v6(bytes: &[u8]) -> Option<IpAddr> {
     let packet = ipv6::Packet::new_checked(bytes).ok()?;
     let upper = packet.upper_layer().ok()?;
@@ -267,7 +267,7 @@ pub(super) fn icmp_error_destination_v6(bytes: &[u8]) -> Option<IpAddr> {
     may_send.then_some(source.into())
 }
 
-/// Where what is made for this address goes out, when the address alone does not say.
+/// Returns the egress port of a packet to a link-local address, which the address alone does not determine.
 pub(super) fn scope_of(address: Ipv6Addr, port: PortId) -> Option<PortId> {
     address.is_unicast_link_local().then_some(port)
 }

@@ -1,9 +1,11 @@
-//! What a port without a kernel tells switches that look on (RFC 4541): which groups it listens to, so that neighbours
-//! who ask for its addresses of IPv6 are heard (RFC 4861, section 7.2.1; RFC 4862, section 5.4.2).
+//! The MLD listener of ports without a kernel: reports the solicited-node groups of the router's IPv6 addresses, so
+//! that switches with MLD snooping (RFC 4541) forward neighbour solicitations to it (RFC 4861, section 7.2.1; RFC 4862,
+//! section 5.4.2).
 //!
-//! Nobody is waited for: a report goes out before an address is looked for, once more a second later, and then every
-//! minute, for where nobody asks switches keep groups for some four minutes after the last one. Who asks is answered
-//! within the time that it gives (RFC 3810, section 6), in version 1 while a router of that version asks (section 8.2).
+//! Reports do not depend on queries: one is sent before an address is probed for, another one a second later, and then
+//! one every minute, because without a querier switches forget a group some four minutes after the last report. Queries
+//! are answered within their maximum response delay (RFC 3810, section 6), in version 1 while a querier of that version
+//! is present (section 8.2).
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -19,13 +21,13 @@ use crate::counters::DropReason;
 use crate::{Packet, PortId};
 
 impl Forwarder {
-    /// A router asks who listens.
+    /// Processes a query.
     pub(super) fn receive_query(&mut self, ctx: &mut Context<'_>, packet: Packet, port: PortId) {
         let query = ipv6::Packet::new_checked(ctx.pool.bytes(&packet)).ok().and_then(|packet| Query::parse(&packet));
         self.discard(ctx, packet, Origin::Port(port), DropReason::Consumed);
-        // Where a port has a kernel, that is the kernel's to do.
-        let reports = self.port_config(port).is_some_and(|config| config.probes && !config.has_kernel);
-        let (Some(Query { is_v1, response_max, group }), true) = (query, reports) else { return };
+        // On a port with a kernel, the kernel answers.
+        let is_listener = self.port_config(port).is_some_and(|config| config.probes && !config.has_kernel);
+        let (Some(Query { is_v1, response_max, group }), true) = (query, is_listener) else { return };
         let at = ctx.now + response_max.mul_f64(self.random.unit());
         let state = &mut self.ports[usize::from(port.0)];
         if is_v1 {
@@ -38,7 +40,7 @@ impl Forwarder {
         }
     }
 
-    /// Says what is due.
+    /// Sends the reports that are due.
     pub(super) fn send_due_reports(&mut self, ctx: &mut Context<'_>) {
         for port in (0..self.ports.len()).map(|port| PortId(port as u8)) {
             let state = &mut self.ports[usize::from(port.0)];
@@ -47,9 +49,9 @@ impl Forwarder {
             }
             let is_up = self.mtus[usize::from(self.config.node.0)][usize::from(port.0)] > 0;
             let all = groups(&state.claims);
-            let answers = state.listener.take_due_groups(ctx.now, all.clone());
-            if is_up && !answers.is_empty() && self.replies.take(ctx.now) {
-                self.send_reports(ctx, port, RecordType::ModeIsExclude, &answers);
+            let due_groups = state.listener.take_due_groups(ctx.now, all.clone());
+            if is_up && !due_groups.is_empty() && self.replies.take(ctx.now) {
+                self.send_reports(ctx, port, RecordType::ModeIsExclude, &due_groups);
             }
             self.send_unsolicited_report(ctx, port, is_up, &all);
         }
@@ -73,9 +75,9 @@ impl Forwarder {
         self.send_reports(ctx, port, record_type, all);
     }
 
-    /// One report on all groups, or one on each where routers know no other.
+    /// Sends one report on all groups, or one per group if a querier of version 1 is present.
     fn send_reports(&mut self, ctx: &mut Context<'_>, port: PortId, record_type: RecordType, groups: &[Ipv6Addr]) {
-        // Who has no address of the link yet says so as nobody (RFC 3590).
+        // Without a link-local address in use, reports come from the unspecified address (RFC 3590).
         let own = self.addresses(port).iter().find_map(|network| match network.addr() {
             IpAddr::V6(address) if address.is_unicast_link_local() => Some(address),
             _ => None,

@@ -1,4 +1,4 @@
-//! What the table of neighbours wants done: asks, packets that waited, news.
+//! Executes the actions of the neighbour table: solicitations, packets whose neighbour was resolved, events.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -14,8 +14,8 @@ use crate::output::Event;
 use crate::{Packet, PortId};
 
 impl Forwarder {
-    /// Does what there is to do. It ends: each packet that waited in vain makes one answer at most, about which there
-    /// is none.
+    /// Executes all pending actions. The loop terminates: an undeliverable packet causes at most one ICMP error, which
+    /// causes none.
     pub(super) fn run_neighbour_actions(&mut self, ctx: &mut Context<'_>) {
         while let Some(action) = self.neighbours.next_action() {
             match action {
@@ -37,7 +37,7 @@ impl Forwarder {
         }
     }
 
-    /// Whether the cluster should have a route to the neighbour: link-local addresses are nobody else's business.
+    /// Returns whether the cluster should have a route to a neighbour: not to link-local addresses.
     pub(super) fn is_on_network(&self, port: PortId, address: IpAddr) -> bool {
         let is_link_local = |address: IpAddr| match address {
             IpAddr::V6(address) => address.is_unicast_link_local(),
@@ -85,7 +85,7 @@ impl Forwarder {
         self.send_discovery(ctx, port, &message, (source, destination), to);
     }
 
-    /// To a neighbour, or to a group.
+    /// Sends a message to a neighbour, or to the group `destination`.
     pub(super) fn send_discovery(
         &mut self,
         ctx: &mut Context<'_>,
@@ -100,7 +100,7 @@ impl Forwarder {
         self.transmit_as(ctx, packet, &l2.adjacency(port, to), EtherType::IPV6);
     }
 
-    /// The port's own address on the network of `target`, or any of the port's; none at all asks as nobody.
+    /// Returns the port's address on the network of `target`, else any of the port, else the unspecified address.
     fn source_towards_v4(&self, port: PortId, target: Ipv4Addr) -> Ipv4Addr {
         let of = |network: &IpNet| match network {
             IpNet::V4(network) => Some(*network),
@@ -122,7 +122,7 @@ impl Forwarder {
     }
 }
 
-/// An IP packet with the message; `None` without a buffer.
+/// Builds an IP packet with the message; returns `None` without a free buffer.
 fn build_discovery(
     ctx: &mut Context<'_>,
     message: &ndisc::Message,

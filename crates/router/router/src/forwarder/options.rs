@@ -1,5 +1,5 @@
-//! IPv4 options (RFC 791, section 3.1; RFC 1812, sections 4.2.2.1 and 5.2.4): routes and times are recorded, source
-//! routes refused (RFC 7126), others left as they are.
+//! IPv4 options (RFC 791, section 3.1; RFC 1812, sections 4.2.2.1 and 5.2.4): records routes and timestamps, rejects
+//! source routes (RFC 7126), and leaves other options unchanged.
 
 use std::net::Ipv4Addr;
 
@@ -7,21 +7,21 @@ use packet::ipv4::{HEADER_BYTES, Ipv4Option, Packet};
 
 use crate::Time;
 
-/// Why a packet with options goes no further.
+/// Why a packet is dropped because of its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OptionsError {
-    /// It names its way itself.
+    /// A source route.
     SourceRoute,
-    /// The byte at this place of the header is wrong.
+    /// The byte at this offset of the header is invalid.
     Malformed { pointer: u8 },
 }
 
 const END_OF_LIST: u8 = 0;
 const NO_OPERATION: u8 = 1;
-/// Set in times that are not those of the day (RFC 791): ours are since the router began.
+/// Flag of timestamps that do not count from midnight UT (RFC 791): ours count from the start of the router.
 const NON_STANDARD_TIME: u32 = 1 << 31;
 
-/// Looks at a checked packet's options, writes what they ask for, and mends the checksum.
+/// Processes the options of a validated packet, and updates the checksum if they changed.
 pub(super) fn process(bytes: &mut [u8], own: Ipv4Addr, now: Time) -> Result<(), OptionsError> {
     let mut packet = Packet::new_checked(bytes).map_err(|_| OptionsError::Malformed { pointer: 0 })?;
     let is_changed = process_all(packet.options_mut(), own, now)?;
@@ -31,7 +31,7 @@ pub(super) fn process(bytes: &mut [u8], own: Ipv4Addr, now: Time) -> Result<(), 
     Ok(())
 }
 
-/// Says whether anything was written. Bounded by the bytes, of which each option takes one or more.
+/// Processes all options, and returns whether any changed. Bounded by the length: each option takes at least one byte.
 fn process_all(options: &mut [u8], own: Ipv4Addr, now: Time) -> Result<bool, OptionsError> {
     let malformed = |at: usize| OptionsError::Malformed { pointer: (HEADER_BYTES + at) as u8 };
     let (mut at, mut is_changed) = (0, false);
@@ -61,7 +61,7 @@ fn process_all(options: &mut [u8], own: Ipv4Addr, now: Time) -> Result<bool, Opt
     Ok(is_changed)
 }
 
-/// An error is the place of the wrong byte in the option.
+/// Records the router's data in the option. The error is the offset of the invalid byte in the option.
 fn record_route(option: &mut [u8], own: Ipv4Addr) -> Result<bool, usize> {
     let pointer = usize::from(*option.get(2).ok_or(1_usize)?);
     if pointer < 4 {
@@ -70,13 +70,13 @@ fn record_route(option: &mut [u8], own: Ipv4Addr) -> Result<bool, usize> {
     if pointer > option.len() {
         return Ok(false);
     }
-    let place = option.get_mut(pointer - 1..pointer + 3).ok_or(2_usize)?;
-    place.copy_from_slice(&own.octets());
+    let slot = option.get_mut(pointer - 1..pointer + 3).ok_or(2_usize)?;
+    slot.copy_from_slice(&own.octets());
     option[2] = pointer as u8 + 4;
     Ok(true)
 }
 
-/// An error is the place of the wrong byte in the option.
+/// Records the router's data in the option. The error is the offset of the invalid byte in the option.
 fn record_time(option: &mut [u8], own: Ipv4Addr, now: Time) -> Result<bool, usize> {
     const WITH_ADDRESSES: u8 = 1;
     const OF_ADDRESSES: u8 = 3;
@@ -89,7 +89,7 @@ fn record_time(option: &mut [u8], own: Ipv4Addr, now: Time) -> Result<bool, usiz
     }
     let (flag, overflow) = (option[3] & 0xf, option[3] >> 4);
     if pointer > option.len() {
-        // No room: counted, as far as four bits count.
+        // No room: increments the overflow counter of four bits.
         if overflow == 15 {
             return Err(3);
         }
@@ -130,17 +130,13 @@ mod tests {
         let (result, options) = processed(&[1, 7, 7, 4, 0, 0, 0, 0]);
         assert_eq!((result, &options[..]), (Ok(true), &[1, 7, 7, 8, 192, 0, 2, 1][..]));
         assert_eq!(processed(&options), (Ok(false), options));
-        assert_eq!(
-            processed(&[7, 7, 5, 0, 0, 0, 0, 0]).0,
-            Err(OptionsError::Malformed { pointer: 22 }),
-            "half a place"
-        );
+        assert_eq!(processed(&[7, 7, 5, 0, 0, 0, 0, 0]).0, Err(OptionsError::Malformed { pointer: 22 }), "half a slot");
         assert_eq!(processed(&[7, 7, 3, 0, 0, 0, 0, 0]).0, Err(OptionsError::Malformed { pointer: 22 }));
         assert_eq!(processed(&[7, 2, 0, 0]).0, Err(OptionsError::Malformed { pointer: 21 }));
     }
 
     #[test]
-    fn times_are_recorded_and_counted_when_there_is_no_room() {
+    fn timestamps_are_recorded_or_counted_as_overflow() {
         let (result, options) = processed(&[68, 8, 5, 0, 0, 0, 0, 0]);
         assert_eq!((result, &options[..]), (Ok(true), &[68, 8, 9, 0, 0x80, 0, 0, 5][..]));
         let (result, options) = processed(&options);
@@ -156,18 +152,18 @@ mod tests {
     }
 
     #[test]
-    fn source_routes_are_refused_and_nonsense_is_pointed_at() {
+    fn source_routes_and_malformed_options_are_rejected_with_the_offset() {
         assert_eq!(processed(&[131, 3, 4, 0]).0, Err(OptionsError::SourceRoute));
         assert_eq!(processed(&[1, 1, 1, 137]).0, Err(OptionsError::SourceRoute));
-        assert_eq!(processed(&[0, 131, 3, 4]).0, Ok(false), "behind the end is padding");
-        assert_eq!(processed(&[148, 4, 0, 0]).0, Ok(false), "router alert is left as it is");
+        assert_eq!(processed(&[0, 131, 3, 4]).0, Ok(false), "padding follows the end of the list");
+        assert_eq!(processed(&[148, 4, 0, 0]).0, Ok(false), "router alert is unchanged");
         assert_eq!(processed(&[1, 1, 1, 148]).0, Err(OptionsError::Malformed { pointer: 23 }), "no length");
         assert_eq!(processed(&[148, 5, 0, 0]).0, Err(OptionsError::Malformed { pointer: 21 }), "too long");
         assert_eq!(processed(&[148, 1, 0, 0]).0, Err(OptionsError::Malformed { pointer: 21 }), "too short");
     }
 
     #[test]
-    fn whatever_options_say_nothing_panics() {
+    fn arbitrary_options_cause_no_panic() {
         let mut random = sim::Random::new(1, "options");
         for _ in 0..200_000 {
             let length = 4 * (1 + random.below(10)) as usize;

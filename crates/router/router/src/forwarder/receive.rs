@@ -1,4 +1,4 @@
-//! Frames and packets that the fast path left aside: taken apart slowly, and told why when they go no further.
+//! Reception of exception packets: validates them completely, and determines why they are dropped.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -14,22 +14,22 @@ use crate::local_addresses::{is_martian_destination_v4, is_martian_source_v4, is
 use crate::trace::Step;
 use crate::{Packet, PortId};
 
-/// What is to be done with an intact packet.
+/// How a valid packet is processed.
 enum Verdict {
-    /// It is forwarded, or is for this node.
+    /// Looked up: forwarded or delivered.
     Forward,
-    /// It has IPv4 options, which are looked at first.
+    /// IPv4 options are processed first.
     Options,
-    /// It is neighbour discovery.
+    /// Neighbour discovery.
     Discovery,
-    /// It asks who listens to groups.
+    /// MLD query.
     Query,
-    /// It is for a link-local address of the port's own.
+    /// Delivered to a link-local address of the port.
     LocalLinkLocal,
 }
 
 impl Forwarder {
-    /// A whole frame that is not usual.
+    /// Receives a frame of the slow path.
     pub(super) fn receive_frame(&mut self, ctx: &mut Context<'_>, mut packet: Packet, port: PortId) {
         let origin = Origin::Port(port);
         let Ok(frame) = Frame::new_checked(ctx.pool.bytes(&packet)) else {
@@ -51,7 +51,7 @@ impl Forwarder {
         if !is_group && self.l2(port).is_none_or(|l2| l2.mac != destination) {
             return self.discard(ctx, packet, origin, DropReason::OtherMac);
         }
-        // What a bridge or a group brings back says nothing of others (RFC 4862, section 5.4.3).
+        // Our own messages that a bridge or a group reflects carry no information (RFC 4862, section 5.4.3).
         let is_own = self.l2(port).is_some_and(|l2| l2.mac == source);
         ctx.pool.trim_front(&mut packet, network.offset as u16);
         match network.ethertype {
@@ -74,7 +74,7 @@ impl Forwarder {
         }
     }
 
-    /// The port that frames of this VLAN are of; 0 is a tag that names none.
+    /// Returns the port to which frames of this VLAN belong; 0 marks a priority tag without a VLAN.
     fn port_of_tag(&self, port: PortId, id: u16) -> Option<PortId> {
         if id == 0 {
             return Some(port);
@@ -84,7 +84,7 @@ impl Forwarder {
         Some(*of)
     }
 
-    /// An IP packet that came without a frame.
+    /// Receives an IP packet without a frame.
     pub(super) fn receive_ip(&mut self, ctx: &mut Context<'_>, packet: Packet, origin: Origin) {
         let bytes = ctx.pool.bytes(&packet);
         let verdict = match bytes.first().map(|first| first >> 4) {
@@ -105,7 +105,7 @@ impl Forwarder {
     ) {
         let verdict = match verdict {
             Ok((verdict, bytes)) => {
-                // Without what padded the frame.
+                // Removes the padding of the frame.
                 ctx.pool.resize(&mut packet, bytes);
                 verdict
             }
@@ -121,7 +121,7 @@ impl Forwarder {
         }
     }
 
-    /// RFC 1812, sections 4.2.2.11, 5.2.2, 5.3.4 and 5.3.7. With the packet's true length.
+    /// Validates an IPv4 packet (RFC 1812, sections 4.2.2.11, 5.2.2, 5.3.4 and 5.3.7). Also returns its length.
     fn check_v4(&self, bytes: &[u8], origin: Origin, is_group: bool) -> Result<(Verdict, usize), DropReason> {
         let packet =
             ipv4::Packet::new_checked(bytes).map_err(|error| drop_reason_of(error, bytes, ipv4::HEADER_BYTES))?;
@@ -157,7 +157,7 @@ impl Forwarder {
         if is_from_outside && self.local.has(source) { Err(DropReason::OwnSource) } else { Ok(()) }
     }
 
-    /// RFC 8200, section 3, and RFC 4291, section 2.
+    /// Validates an IPv6 packet (RFC 8200, section 3; RFC 4291, section 2). Also returns its length.
     fn check_v6(&self, bytes: &[u8], origin: Origin, is_group: bool) -> Result<(Verdict, usize), DropReason> {
         let packet =
             ipv6::Packet::new_checked(bytes).map_err(|error| drop_reason_of(error, bytes, ipv6::HEADER_BYTES))?;
@@ -165,16 +165,16 @@ impl Forwarder {
             return Err(DropReason::TotalLength);
         }
         let (source, destination) = (packet.source(), packet.destination());
-        let is_near = destination.is_multicast() || destination.is_unicast_link_local();
+        let is_on_link = destination.is_multicast() || destination.is_unicast_link_local();
         if source.is_multicast() || source.is_loopback() {
             return Err(DropReason::MartianSource);
         }
-        // Before own sources are: who uses an address of ours says so as that address.
-        if is_near && is_discovery(&packet) {
+        // Checked before local source addresses are rejected: a conflicting host sends from an address of ours.
+        if is_on_link && is_discovery(&packet) {
             return Ok((Verdict::Discovery, packet.total_bytes()));
         }
-        // To whichever address of the port (RFC 3810, section 5.1.15).
-        if Query::parse(&packet).is_some() && (is_near || self.is_of_port(origin, destination)) {
+        // Queries are accepted at any address of the port (RFC 3810, section 5.1.15).
+        if Query::parse(&packet).is_some() && (is_on_link || self.is_of_port(origin, destination)) {
             return Ok((Verdict::Query, packet.total_bytes()));
         }
         self.check_source(source.into(), origin)?;
@@ -200,12 +200,12 @@ impl Forwarder {
         }
     }
 
-    /// Whether it is an address of the port that the packet came in at.
+    /// Returns whether an address is assigned to the ingress port.
     fn is_of_port(&self, origin: Origin, address: Ipv6Addr) -> bool {
         matches!(origin, Origin::Port(port) if self.addresses(port).iter().any(|own| own.addr() == address))
     }
 
-    /// Options are done here, whoever is next to have the packet.
+    /// Processes the options of a packet, then forwards it.
     fn receive_options(&mut self, ctx: &mut Context<'_>, packet: Packet, origin: Origin) {
         let own = self.source_v4(origin);
         let bytes = ctx.pool.bytes_mut(&packet);
@@ -223,7 +223,7 @@ impl Forwarder {
     }
 }
 
-/// Whether it is a message of neighbour discovery that came over no router (RFC 4861, section 6.1 and 7.1).
+/// Returns whether a packet is a neighbour discovery message that crossed no router (RFC 4861, sections 6.1 and 7.1).
 pub(super) fn is_discovery<T: AsRef<[u8]>>(packet: &ipv6::Packet<T>) -> bool {
     packet.next_header() == Protocol::ICMPV6
         && packet.hop_limit() == ndisc::HOP_LIMIT

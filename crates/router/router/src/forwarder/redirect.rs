@@ -1,5 +1,5 @@
-//! Redirects: a host whose packet leaves by the network that it came from is told of the nearer way (RFC 1812, section
-//! 5.2.7.2; RFC 4861, section 8.2). The packet itself is forwarded all the same.
+//! ICMP redirects: tell a host whose packet leaves through the network from which it came of the better first hop (RFC
+//! 1812, section 5.2.7.2; RFC 4861, section 8.2). The packet itself is forwarded.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,11 +10,11 @@ use super::{Context, Forwarder, Origin};
 use crate::trace::Step;
 use crate::{AdjacencyId, Hop, Packet, PortId};
 
-/// *For this host*: what networks there are, the sender does not know (RFC 1812, section 5.2.7.2).
+/// Code *redirect for the host* (RFC 1812, section 5.2.7.2, forbids redirects for networks).
 const CODE_HOST: u8 = 1;
 
 impl Forwarder {
-    /// For a packet that came in at a port and goes out of it: whoever sent it may have a nearer way.
+    /// Sends a redirect about a packet that leaves through its ingress port, if the sender has a better first hop.
     #[cold]
     pub(super) fn redirect(&mut self, ctx: &mut Context<'_>, packet: &Packet, port: PortId, hop: Hop) {
         if !self.config.redirects {
@@ -28,7 +28,7 @@ impl Forwarder {
         }
     }
 
-    /// Who is to have the packet next: the destination itself, or a router.
+    /// Returns the address of the next hop: the destination itself, or a router.
     fn next_hop_address(&self, hop: Hop, destination: IpAddr) -> Option<IpAddr> {
         match hop.adjacency {
             AdjacencyId::ON_LINK => Some(destination),
@@ -73,20 +73,20 @@ impl Forwarder {
         message.emit(&mut bytes[ipv4::HEADER_BYTES..]);
     }
 
-    /// A router is named by its link-local address: by another one, hosts would not know it (RFC 4861, section 8.2).
+    /// Sends an IPv6 redirect, whose target must be a link-local address or the destination (RFC 4861, section 8.2).
     fn redirect_v6(&mut self, ctx: &mut Context<'_>, packet: &Packet, port: PortId, hop: Hop) {
         let bytes = ctx.pool.bytes(packet);
         let Ok(view) = ipv6::Packet::new_checked(bytes) else { return };
         let (source, destination) = (view.source(), view.destination());
         let Some(IpAddr::V6(target)) = self.next_hop_address(hop, destination.into()) else { return };
-        let is_named_so = target == destination || target.is_unicast_link_local();
-        let is_near = self.is_on_network(port, source.into());
+        let is_valid_target = target == destination || target.is_unicast_link_local();
+        let is_on_link = self.is_on_network(port, source.into());
         let link_local = |address: IpAddr| match address {
             IpAddr::V6(address) if address.is_unicast_link_local() => Some(address),
             _ => None,
         };
         let own = self.addresses(port).iter().find_map(|network| link_local(network.addr()));
-        let (true, true, Some(own)) = (is_named_so, is_near, own) else { return };
+        let (true, true, Some(own)) = (is_valid_target, is_on_link, own) else { return };
         if icmp_error_destination_v6(bytes).is_none() || source == target || !self.redirects.take(ctx.now) {
             return;
         }
@@ -99,10 +99,10 @@ impl Forwarder {
         self.forward(ctx, made, Origin::Router, None);
     }
 
-    /// The own address of the network that both are of; `None` where there is no such network.
+    /// Returns the port's address on the network that contains both addresses, if there is one.
     fn address_on_network_of(&self, port: PortId, one: IpAddr, other: IpAddr) -> Option<IpAddr> {
-        let of_both = self.addresses(port).iter().find(|network| network.contains(&one) && network.contains(&other));
-        of_both.map(|network| network.addr())
+        let common = self.addresses(port).iter().find(|network| network.contains(&one) && network.contains(&other));
+        common.map(|network| network.addr())
     }
 }
 

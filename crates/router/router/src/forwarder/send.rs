@@ -1,4 +1,5 @@
-//! The last steps: a packet whose hop is known gets its frame's header and goes to a queue, or waits for a neighbour.
+//! Transmission: a packet with a known hop gets an Ethernet header and is placed in a queue, or waits for address
+//! resolution.
 
 use std::net::IpAddr;
 
@@ -13,14 +14,14 @@ use crate::output::RoutedPacket;
 use crate::trace::Step;
 use crate::{AdjacencyId, Hop, NODES_MAX, PORTS_MAX, Packet, PortId};
 
-/// What a packet is, by its first four bits; what is neither counts as IPv4, and never comes so far.
+/// Returns the EtherType of an IP packet. Other packets, which are dropped earlier, would count as IPv4.
 #[inline]
 fn ethertype_of(bytes: &[u8]) -> EtherType {
     if bytes.first().is_some_and(|first| first >> 4 == 6) { EtherType::IPV6 } else { EtherType::IPV4 }
 }
 
 impl Forwarder {
-    /// A packet that is ready to leave, for its egress node.
+    /// Sends a packet out of a local port, or to its egress node.
     #[inline]
     pub(super) fn dispatch(&mut self, ctx: &mut Context<'_>, packet: Packet, hop: Hop, flow: u32) {
         if hop.node == self.config.node {
@@ -42,7 +43,7 @@ impl Forwarder {
         ctx.output.to_nodes[node].push_back(parcel);
     }
 
-    /// From another node. Its hop is believed as far as it names what this node has.
+    /// Transmits a packet from another node. Its hop is validated against the ports and adjacencies of this node.
     pub(super) fn egress_one(&mut self, ctx: &mut Context<'_>, parcel: RoutedPacket) {
         let RoutedPacket { hop, packet, .. } = parcel;
         self.trace_step(ctx, &packet, Step::FromNode);
@@ -52,7 +53,7 @@ impl Forwarder {
         } else if hop.port == PortId::KERNEL {
             self.deliver(ctx, packet, Origin::Node, hop.adjacency);
         } else {
-            // The ingress node saw to it, by what it knew of the port; it may not know the latest.
+            // The ingress node has checked the MTU, but may have used an outdated value.
             match usize::from(self.mtus[usize::from(hop.node.0 % NODES_MAX)][usize::from(hop.port.0)]) {
                 0 => self.discard(ctx, packet, Origin::Node, DropReason::EgressDown),
                 mtu_bytes if packet.len() > mtu_bytes => self.discard(ctx, packet, Origin::Node, DropReason::TooBig),
@@ -61,7 +62,7 @@ impl Forwarder {
         }
     }
 
-    /// Out by a port of this node's.
+    /// Sends a packet out of a port of this node.
     #[inline]
     pub(super) fn send(&mut self, ctx: &mut Context<'_>, packet: Packet, hop: Hop) {
         match self.neighbours.ready(hop.adjacency) {
@@ -73,7 +74,7 @@ impl Forwarder {
         }
     }
 
-    /// An IP packet into the port's queue, with this header.
+    /// Queues an IP packet for transmission to this adjacency.
     #[inline]
     fn transmit(&mut self, ctx: &mut Context<'_>, packet: Packet, header: &Adjacency) {
         self.trace_step(ctx, &packet, Step::Sent(header.port));
@@ -81,7 +82,7 @@ impl Forwarder {
         self.transmit_as(ctx, packet, header, ethertype);
     }
 
-    /// Into the port's queue, with this header and type.
+    /// Queues a packet for transmission to this adjacency, with this EtherType.
     #[inline]
     pub(super) fn transmit_as(
         &mut self,
@@ -108,7 +109,8 @@ impl Forwarder {
         queue.push_back(packet);
     }
 
-    /// Where the neighbour is not known, or should be noted as used, or is yet to be found by the packet's destination.
+    /// Sends a packet whose adjacency is not ready: the neighbour is unresolved, its use must be recorded, or it must
+    /// be found by the destination address.
     fn send_unready(&mut self, ctx: &mut Context<'_>, packet: Packet, hop: Hop) {
         let port = hop.port;
         if self.l2(port).is_none() || self.mtus[usize::from(self.config.node.0)][usize::from(port.0)] == 0 {
@@ -122,7 +124,7 @@ impl Forwarder {
         }
     }
 
-    /// To the neighbour that has the packet's destination address.
+    /// Sends a packet to the neighbour that has its destination address: the glean adjacency.
     fn glean(&mut self, ctx: &mut Context<'_>, packet: Packet, port: PortId) {
         let destination = match destination_of(ctx.pool.bytes(&packet)) {
             Some(destination) if !self.local.has(destination) => destination,
@@ -138,7 +140,7 @@ impl Forwarder {
         }
     }
 
-    /// To a neighbour of the table's, or into what waits for it.
+    /// Sends a packet to a neighbour in the table, or queues it until the neighbour is resolved.
     pub(super) fn send_to(&mut self, ctx: &mut Context<'_>, packet: Packet, port: PortId, adjacency: AdjacencyId) {
         if self.neighbours.resolved(adjacency).is_none() {
             self.trace_step(ctx, &packet, Step::AwaitsNeighbour(port, adjacency));
@@ -158,8 +160,8 @@ pub(super) fn destination_of(bytes: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Whether the address is that of all on an IPv4 network, or of none (RFC 1812, sections 4.2.2.11 and 5.3.5). A network
-/// of two addresses has neither (RFC 3021).
+/// Returns whether the address is the broadcast address of an IPv4 network, or its all-zeros form (RFC 1812, sections
+/// 4.2.2.11 and 5.3.5). A /31 network has neither (RFC 3021).
 pub(super) fn is_broadcast(network: &IpNet, address: IpAddr) -> bool {
     match (network, address) {
         (IpNet::V4(network), IpAddr::V4(address)) if network.prefix_len() < 31 => {

@@ -1,4 +1,4 @@
-//! One intact packet at a time: looked up, and forwarded, fragmented, delivered or answered.
+//! The slow path: validated packets are looked up one at a time, then forwarded, fragmented, delivered or answered.
 
 use std::net::IpAddr;
 
@@ -11,18 +11,18 @@ use crate::counters::DropReason;
 use crate::trace::Step;
 use crate::{Hop, NODES_MAX, Packet, PortId};
 
-/// What the slow path reads of a packet's header.
+/// The header fields that the slow path needs.
 #[derive(Clone, Copy)]
 pub(super) struct Header {
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
-    /// Hops that are left.
+    /// Time to live, or hop limit.
     pub(super) ttl: u8,
     pub(super) do_not_fragment: bool,
 }
 
 impl Header {
-    /// Of an IP packet that was checked; `None` for anything else.
+    /// Parses the header of a validated IP packet; returns `None` for anything else.
     pub(super) fn of(bytes: &[u8]) -> Option<Header> {
         match bytes.first()? >> 4 {
             4 => {
@@ -47,8 +47,8 @@ impl Header {
         }
     }
 
-    /// Whether it is from or to a link-local address of IPv4, which no router forwards, nor tells anybody of
-    /// (RFC 3927, section 7).
+    /// Returns whether source or destination is an IPv4 link-local address. Routers neither forward such packets nor
+    /// send ICMP errors about them (RFC 3927, section 7).
     fn is_link_local_v4(&self) -> bool {
         let is_link_local = |address| matches!(address, IpAddr::V4(address) if address.is_link_local());
         is_link_local(self.source) || is_link_local(self.destination)
@@ -56,14 +56,14 @@ impl Header {
 }
 
 impl Forwarder {
-    /// Where a checked packet goes from here. What is made here for a link-local address goes out by port `scope`.
+    /// Forwards a validated packet. A packet generated here for a link-local destination leaves through port `scope`.
     pub(super) fn forward(&mut self, ctx: &mut Context<'_>, packet: Packet, origin: Origin, scope: Option<PortId>) {
         let Some(header) = Header::of(ctx.pool.bytes(&packet)) else {
             return self.discard(ctx, packet, origin, DropReason::Version);
         };
         let found = self.lookup_hop(ctx, &packet, &header, scope);
-        let is_for_us = found.is_some_and(|(hop, _)| (hop.node, hop.port) == (self.config.node, PortId::KERNEL));
-        if matches!(origin, Origin::Port(_)) && !is_for_us && header.is_link_local_v4() {
+        let is_local = found.is_some_and(|(hop, _)| (hop.node, hop.port) == (self.config.node, PortId::KERNEL));
+        if matches!(origin, Origin::Port(_)) && !is_local && header.is_link_local_v4() {
             return self.discard(ctx, packet, origin, DropReason::LinkLocal);
         }
         let Some((hop, flow)) = found else {
@@ -78,7 +78,7 @@ impl Forwarder {
         }
     }
 
-    /// What the tables say, and the packet's flow.
+    /// Looks a packet up, and returns the hop and the flow hash.
     fn lookup_hop(
         &mut self,
         ctx: &mut Context<'_>,
@@ -106,7 +106,7 @@ impl Forwarder {
         Some((hop, flow))
     }
 
-    /// The route says that packets end.
+    /// Drops a packet whose route has no next hop: blackhole, prohibited, unreachable or no route.
     fn drop_by_route(&mut self, ctx: &mut Context<'_>, packet: Packet, origin: Origin, hop: Hop) {
         let reason = match hop {
             Hop::BLACKHOLE => DropReason::Blackhole,
@@ -126,7 +126,7 @@ impl Forwarder {
         self.discard(ctx, packet, origin, reason);
     }
 
-    /// By a port, of this node or another.
+    /// Forwards a packet to a port of this node or another one.
     fn forward_out(
         &mut self,
         ctx: &mut Context<'_>,
@@ -172,7 +172,7 @@ impl Forwarder {
     }
 }
 
-/// The packet has more than one hop left, and was checked.
+/// Decrements the TTL or hop limit of a validated packet, which must exceed 1.
 fn decrement_ttl(bytes: &mut [u8]) {
     if bytes[0] >> 4 == 4 {
         if let Ok(mut packet) = ipv4::Packet::new_checked(bytes) {

@@ -1,6 +1,6 @@
-//! The fast path: a vector of packets goes through one stage after the other, so that the stage's code stays in the
-//! instruction cache, and loads of one packet overlap with those of the next. Whatever is not usual leaves for the
-//! slow path.
+//! The fast path: vector packet processing, as in VPP. A vector of packets passes through one stage after the other, so
+//! that the code of a stage stays in the instruction cache and the cache misses of different packets overlap. Exception
+//! packets leave for the slow path.
 
 use std::vec::Drain;
 
@@ -95,9 +95,9 @@ impl Family for V6 {
 /// What the stages need from the headers of a packet of the fast path.
 struct FastPacket {
     destination: Destination,
-    /// Length of the IP packet in bytes.
+    /// Length of the IP packet in bytes, without padding of the frame.
     bytes: usize,
-    /// Tag control information of the VLAN tag.
+    /// Tag control information of the VLAN tag, if any.
     tag: Option<u16>,
 }
 
@@ -109,17 +109,17 @@ enum Destination {
 const TYPE_V4: u16 = EtherType::IPV4.0;
 const TYPE_V6: u16 = EtherType::IPV6.0;
 const TYPE_VLAN: u16 = EtherType::VLAN.0;
-/// Version 4, without options.
+/// First byte of an IPv4 header without options: version 4, 20 bytes.
 const VERSION_IHL: u8 = 0x45;
 const MAC_MASK: u64 = (1 << 48) - 1;
 
 impl Forwarder {
-    /// Frames that a port received, from the front of `frames`, which is empty afterwards.
+    /// Processes frames that a port received, and leaves `frames` empty.
     pub fn ingress(&mut self, now: Time, port: PortId, frames: &mut Vec<Packet>, pool: &mut Pool, output: &mut Output) {
         self.ingress_probed(now, port, frames, pool, output, &mut ());
     }
 
-    /// As [`Forwarder::ingress`], with a probe that is told when each stage ends.
+    /// Like [`Forwarder::ingress`], with a probe that observes the ends of stages.
     pub fn ingress_probed<P: StageProbe>(
         &mut self,
         now: Time,
@@ -137,7 +137,7 @@ impl Forwarder {
             }
             return;
         }
-        let mut vectors = self.vectors.take().expect("whoever takes them puts them back");
+        let mut vectors = self.vectors.take().expect("the vectors are put back below");
         while !frames.is_empty() {
             let count = frames.len().min(VECTOR_PACKETS_MAX);
             self.vector(&mut ctx, port, frames.drain(..count), &mut vectors, probe);
@@ -146,7 +146,7 @@ impl Forwarder {
         self.run_neighbour_actions(&mut ctx);
     }
 
-    /// One vector through all stages.
+    /// Runs one vector through all stages.
     fn vector<P: StageProbe>(
         &mut self,
         ctx: &mut Context<'_>,
@@ -193,8 +193,8 @@ impl Forwarder {
         probe.mark(Stage::Enqueue, count);
     }
 
-    /// Takes frames apart: usual ones into the vectors of their families, others aside.
-    #[inline(never)] // A name of its own, for who counts the stage's instructions.
+    /// Classifies frames: packets of the fast path go into the vector of their IP version, others aside.
+    #[inline(never)] // Profilers attribute instructions to the stage by its symbol.
     fn parse(&mut self, ctx: &mut Context<'_>, port: PortId, frames: Drain<'_, Packet>, vectors: &mut Vectors) {
         let state = &self.ports[usize::from(port.0)];
         let is_traced = self.trace.is_some();
@@ -224,15 +224,15 @@ impl Forwarder {
         self.counters.ports[usize::from(port.0)].received.add_many(count, bytes_total);
     }
 
-    /// Whether the frame's packet is one of those that are followed.
+    /// Returns whether the trace filter matches the packet in the frame.
     fn is_traced_frame(&self, frame: &[u8]) -> bool {
         let Some(filter) = &self.trace else { return false };
         let network = Frame::new_checked(frame).and_then(|frame| frame.network_header());
         network.is_ok_and(|network| flow_of(&frame[network.offset..]).is_some_and(|flow| filter.matches(&flow)))
     }
 
-    /// Packets to their queues, in the order in which they came.
-    #[inline(never)] // As above.
+    /// Places packets in transmit queues, in the order of their arrival.
+    #[inline(never)] // Profilers attribute instructions to the stage by its symbol.
     fn enqueue<F: Family>(&mut self, ctx: &mut Context<'_>, vector: &mut Vector<F::Address>) {
         let is_traced = self.trace.is_some();
         for (at, mut packet) in vector.packets.drain(..).enumerate() {
@@ -251,7 +251,7 @@ impl Forwarder {
         }
     }
 
-    /// A packet that is not to leave as it is; one with options was not even checked.
+    /// Passes a packet to the slow path. Packets with IPv4 options have not been validated yet.
     fn take_slow_path(&mut self, ctx: &mut Context<'_>, packet: Packet, port: PortId) {
         let first = ctx.pool.bytes(&packet).first();
         if first.is_some_and(|first| first >> 4 == 4 && *first != VERSION_IHL) {
@@ -261,8 +261,8 @@ impl Forwarder {
         }
     }
 
-    /// Puts the frame's header before the packet when it goes, by its hop, to a neighbour that is ready, by an untagged
-    /// port of this node's whose queue has room. Says whether it did: then the queue is the caller's to fill.
+    /// Prepends the Ethernet header if the hop leads to a ready adjacency of an untagged local port whose transmit
+    /// queue has room. Returns whether it did; the caller then queues the packet.
     #[inline(always)]
     fn prepare_transmit(&mut self, ctx: &mut Context<'_>, packet: &mut Packet, hop: Hop, ethertype: EtherType) -> bool {
         if hop.node != self.config.node {
@@ -280,11 +280,11 @@ impl Forwarder {
     }
 }
 
-/// What each hop takes, by node and port.
+/// MTUs by node and port.
 type Mtus = [[u16; 256]; NODES_MAX as usize];
 
 impl PortState {
-    /// The port that frames with this tag are of, and the bytes before their network packet.
+    /// Returns the port to which frames with this tag belong, and the number of bytes before their IP packet.
     #[inline(always)]
     fn port_of_tag(&self, port: PortId, tag: Option<u16>) -> Option<(PortId, u16)> {
         let Some(tag) = tag else { return Some((port, HEADER_BYTES as u16)) };
@@ -293,8 +293,8 @@ impl PortState {
     }
 }
 
-/// What the frame says when all about it is usual: to this port, IP, intact, from and to addresses that somebody can
-/// have. Of IPv4 with options only the lengths are looked at.
+/// Classifies a frame. Returns `None` for exception packets: everything except valid IP packets to this port between
+/// forwardable addresses. Of IPv4 packets with options only the lengths are checked.
 #[inline(always)]
 fn classify(frame: &[u8], state: &PortState, local: &LocalAddresses) -> Option<FastPacket> {
     let Some(head) = frame.first_chunk::<{ HEADER_BYTES + vlan::HEADER_BYTES }>() else { return None };
@@ -310,7 +310,7 @@ fn classify(frame: &[u8], state: &PortState, local: &LocalAddresses) -> Option<F
     }
 }
 
-/// As [`classify`], behind a tag.
+/// Classifies a frame with a VLAN tag.
 fn classify_tagged(frame: &[u8], local: &LocalAddresses) -> Option<FastPacket> {
     const BYTES: usize = HEADER_BYTES + vlan::HEADER_BYTES;
     let Some(head) = frame.first_chunk::<BYTES>() else { return None };
@@ -328,7 +328,7 @@ fn classify_v4(ip: &[u8], local: &LocalAddresses, tag: Option<u16>) -> Option<Fa
     let (words, _) = header.as_chunks::<4>();
     let bytes = usize::from(u16::from_be_bytes([header[2], header[3]]));
     let (source, destination) = (u32::from_be_bytes(words[3]), u32::from_be_bytes(words[4]));
-    // Ones' complement does not care for the order of bytes, as long as all words have the same one.
+    // A ones' complement sum does not depend on the byte order, as long as all words have the same one.
     let sum: u64 = words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum();
     let sum = (sum & 0xffff_ffff) + (sum >> 32);
     let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32);
@@ -339,7 +339,7 @@ fn classify_v4(ip: &[u8], local: &LocalAddresses, tag: Option<u16>) -> Option<Fa
         && !is_special_v4(source)
         && !is_special_v4(destination)
         && !local.may_have_v4(source);
-    // One with options is slow, but keeps its place among its flow's; what is wrong with it is found out there.
+    // A packet with options takes the slow path from within the vector, so that its flow stays in order.
     let has_options = || {
         let header_bytes = usize::from(header[0] & 0xf) * 4;
         (0x46..=0x4f).contains(&header[0]) && (header_bytes..=ip.len()).contains(&bytes)
@@ -356,7 +356,7 @@ fn classify_v6(ip: &[u8], local: &LocalAddresses, tag: Option<u16>) -> Option<Fa
     let (source, destination) = (u128::from_be_bytes(addresses[0]), u128::from_be_bytes(addresses[1]));
     let is_fast = header[0] >> 4 == 6
         && bytes <= ip.len()
-        // With options but without a length: a jumbogram (RFC 2675), or nothing.
+        // Hop-by-hop options and a payload length of 0: a jumbogram (RFC 2675), or malformed.
         && (payload_bytes > 0 || header[6] != 0)
         && !is_special_v6(source)
         && !is_special_v6(destination)
@@ -364,13 +364,14 @@ fn classify_v6(ip: &[u8], local: &LocalAddresses, tag: Option<u16>) -> Option<Fa
     is_fast.then_some(FastPacket { destination: Destination::V6(destination), bytes, tag })
 }
 
-#[inline(never)] // As above.
+#[inline(never)] // Profilers attribute instructions to the stage by its symbol.
 fn lookup<F: Family>(tables: &fib::Tables<Hop>, vector: &mut Vector<F::Address>) {
     let count = vector.packets.len();
     F::lookup_batch(tables, &vector.addresses[..count], &mut vector.groups[..count]);
 }
 
-/// One of a group's hops, by the packet's flow where there are several; with the flow, where another node wants it too.
+/// Selects a hop of a group, by the flow hash if there are several. Also returns the flow hash if the hop is at another
+/// node, which needs it too.
 #[inline(always)]
 fn select_hop(tables: &fib::Tables<Hop>, group: GroupId, node: NodeId, flow: impl Fn() -> u32) -> Option<(Hop, u32)> {
     let mut known = None;
@@ -379,7 +380,7 @@ fn select_hop(tables: &fib::Tables<Hop>, group: GroupId, node: NodeId, flow: imp
     Some((hop, flow))
 }
 
-#[inline(never)] // As above.
+#[inline(never)] // Profilers attribute instructions to the stage by its symbol.
 fn rewrite<F: Family>(
     tables: &fib::Tables<Hop>,
     mtus: &Mtus,
@@ -400,7 +401,7 @@ fn rewrite<F: Family>(
     }
 }
 
-/// Decides what hash flows have: the same at every node, so that both directions of one go the same way.
+/// Seed of flow hashes: the same at every node, so that both directions of a flow take the same path.
 const FLOW_SEED: u64 = 0;
 
 #[inline]

@@ -1,47 +1,47 @@
-//! Vectors of packets, and the stages that they pass through.
+//! Vectors of packets, and the stages through which they pass.
 
 use fib::GroupId;
 
 use crate::{AdjacencyId, Hop, NodeId, Packet, PortId};
 
-/// The most packets that go through the stages together.
+/// Maximum number of packets in a vector.
 pub const VECTOR_PACKETS_MAX: usize = 256;
 
 /// A stage of the fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stage {
-    /// Frames are taken apart and checked.
+    /// Frames are parsed, validated and classified.
     Parse,
-    /// What is not usual is dealt with, a packet at a time.
+    /// Exception packets are processed one at a time.
     Slow,
-    /// Destinations are looked up.
+    /// Destinations are looked up in the FIB.
     Lookup,
-    /// A hop is chosen and taken from the packets.
+    /// A next hop is selected, and the TTL is decremented.
     Rewrite,
-    /// Packets get their frame's header and go to their queues.
+    /// Packets get an Ethernet header and are placed in transmit queues.
     Enqueue,
 }
 
-/// Is told when a stage ends: a clock, for who measures.
+/// Observes the ends of stages, for measurements.
 pub trait StageProbe {
-    /// So many packets went through a stage, which ends now.
+    /// Called when a stage ends that processed `packets` packets.
     fn mark(&mut self, stage: Stage, packets: usize);
 }
 
-/// Nobody measures.
+/// No measurement.
 impl StageProbe for () {
     #[inline(always)]
     fn mark(&mut self, _stage: Stage, _packets: usize) {}
 }
 
-/// What the stages hand on, by packet.
+/// The state that stages pass on, in arrays indexed by packet.
 pub(super) struct Vector<A> {
     pub(super) packets: Vec<Packet>,
-    /// Where each came in.
+    /// Ingress ports.
     pub(super) ports: Box<[PortId; VECTOR_PACKETS_MAX]>,
     pub(super) addresses: Box<[A; VECTOR_PACKETS_MAX]>,
     pub(super) groups: Box<[Option<GroupId>; VECTOR_PACKETS_MAX]>,
-    /// Where each goes; [`SLOW_PATH`] sends it to the slow path.
+    /// Selected next hops; [`SLOW_PATH`] marks packets for the slow path.
     pub(super) hops: Box<[Hop; VECTOR_PACKETS_MAX]>,
     pub(super) flows: Box<[u32; VECTOR_PACKETS_MAX]>,
 }
@@ -58,7 +58,7 @@ impl<A: Copy + Default> Vector<A> {
         }
     }
 
-    /// One more, of those that a vector has at most.
+    /// Adds a packet; at most [`VECTOR_PACKETS_MAX`] fit.
     #[inline(always)]
     pub(super) fn push(&mut self, packet: Packet, port: PortId, address: A) {
         let at = self.packets.len() % VECTOR_PACKETS_MAX;
@@ -68,14 +68,14 @@ impl<A: Copy + Default> Vector<A> {
     }
 }
 
-/// The slow path finds out where it goes, and why not.
+/// Marks a packet for the slow path, which decides where it goes or why it is dropped.
 pub(super) const SLOW_PATH: Hop = Hop { node: NodeId(0), port: PortId::NOWHERE, adjacency: AdjacencyId(u16::MAX) };
 
-/// Room for the packets that are under way between stages.
+/// The packets between the stages.
 pub(super) struct Vectors {
     pub(super) v4: Vector<u32>,
     pub(super) v6: Vector<u128>,
-    /// Whole frames.
+    /// Exception packets, as whole frames.
     pub(super) slow: Vec<Packet>,
 }
 

@@ -1,4 +1,4 @@
-//! What goes into the neighbour table, and what comes out.
+//! Inputs and outputs of the neighbour table.
 
 use std::net::IpAddr;
 
@@ -6,33 +6,33 @@ use packet::ethernet::MacAddress;
 
 use crate::{AdjacencyId, DropReason, Packet, PortId};
 
-/// What a message said of a neighbour.
+/// What a message states about a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NeighbourUpdate {
     pub(crate) port: PortId,
     pub(crate) address: IpAddr,
     pub(crate) mac: MacAddress,
-    /// It answers what was asked: the way there and back works.
+    /// The message answers a solicitation, which confirms reachability in both directions.
     pub(crate) is_solicited: bool,
-    /// It may take the place of another hardware address.
+    /// The message may replace a different cached MAC address.
     pub(crate) overrides: bool,
-    /// Enough to begin an entry with: it was said to this node.
+    /// The message may create an entry, because it was directed to this node.
     pub(crate) creates: bool,
 }
 
-/// What is to be done.
+/// An action that the table requests.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Ask who has this address: everybody, or the one that had it.
+    /// Send a solicitation for this address: multicast, or unicast to its last known MAC address.
     Solicit { port: PortId, address: IpAddr, to: Option<MacAddress> },
-    /// This packet waited for a hardware address that is now known.
+    /// Send a packet that was queued for address resolution.
     Send { adjacency: AdjacencyId, port: PortId, packet: Packet },
-    /// This packet waited in vain.
+    /// Drop a packet, because address resolution failed.
     Undeliverable { port: PortId, packet: Packet },
-    /// This packet waits no longer, for others came.
+    /// Drop a packet that found no room in a queue or in the table.
     Dropped { port: PortId, packet: Packet, reason: DropReason },
-    /// The neighbour is known.
+    /// The neighbour was resolved.
     Up { port: PortId, address: IpAddr, adjacency: AdjacencyId },
-    /// It is no longer.
+    /// The neighbour is not resolved any more.
     Down { port: PortId, address: IpAddr, adjacency: AdjacencyId },
 }

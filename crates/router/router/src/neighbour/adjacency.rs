@@ -1,23 +1,23 @@
-//! What the fast path knows about a neighbour: the header of frames to it.
+//! Adjacencies: the Ethernet headers of frames to neighbours.
 
 use packet::ethernet::{EtherType, HEADER_BYTES, MacAddress};
 use packet::vlan;
 
 use crate::PortId;
 
-/// What the fast path sees of an adjacency: how to begin a frame. Half a cache line.
+/// What the fast path needs of a neighbour: the Ethernet header of frames to it. Half a cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
 pub(crate) struct Adjacency {
-    /// The frame's first bytes, up to the type of what it carries.
+    /// The header, except for the EtherType of the payload.
     pub(super) header: [u8; HEADER_BYTES + vlan::HEADER_BYTES],
-    /// How many they are, with the type.
+    /// Length of the header in bytes, including the EtherType.
     pub(crate) header_bytes: u8,
-    /// The port whose neighbour it is.
+    /// Port of the neighbour.
     pub(crate) port: PortId,
-    /// The port whose queue frames go to: the same, or a VLAN's parent.
+    /// Port with the transmit queue: the same, or the parent of a VLAN.
     pub(crate) queue: PortId,
-    /// The neighbour's hardware address is known, and nobody wants to know when it is used.
+    /// The MAC address is known, and no state depends on the next use of the neighbour.
     pub(super) is_ready: bool,
 }
 
@@ -32,7 +32,7 @@ impl Adjacency {
         is_ready: false,
     };
 
-    /// The header of an untagged frame with this type, when `port` sends such and nothing else is to be done.
+    /// Returns the header of an untagged frame with this EtherType, if the adjacency is ready and `port` is untagged.
     #[inline]
     pub(crate) fn untagged(&self, port: PortId, ethertype: EtherType) -> Option<[u8; HEADER_BYTES]> {
         let is_it = self.is_ready && self.port == port && usize::from(self.header_bytes) == HEADER_BYTES;
@@ -41,7 +41,7 @@ impl Adjacency {
         is_it.then_some(header)
     }
 
-    /// Writes the header to the front of `frame`, which is as long at least.
+    /// Writes the header to the front of `frame`. Panics if `frame` is shorter.
     pub(crate) fn write(&self, ethertype: EtherType, frame: &mut [u8]) {
         let type_at = usize::from(self.header_bytes) - 2;
         frame[..type_at].copy_from_slice(&self.header[..type_at]);
@@ -49,7 +49,7 @@ impl Adjacency {
     }
 }
 
-/// How a port's frames begin.
+/// The layer-2 attributes of a port.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PortL2 {
     pub(crate) mac: MacAddress,
@@ -58,7 +58,7 @@ pub(crate) struct PortL2 {
 }
 
 impl PortL2 {
-    /// A frame's header to `to`.
+    /// Returns the adjacency for frames to `to`.
     pub(crate) fn adjacency(&self, port: PortId, to: MacAddress) -> Adjacency {
         let mut header = [0; HEADER_BYTES + vlan::HEADER_BYTES];
         header[..6].copy_from_slice(&to.0);

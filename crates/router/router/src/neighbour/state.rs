@@ -1,4 +1,4 @@
-//! The states of a neighbour.
+//! The states of a neighbour entry.
 
 use std::net::IpAddr;
 
@@ -6,25 +6,25 @@ use packet::ethernet::MacAddress;
 
 use crate::{AdjacencyId, PortId};
 
-/// What is known of a neighbour (RFC 4861, section 7.3.2).
+/// The reachability state of a neighbour (RFC 4861, section 7.3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NeighbourState {
-    /// Asked for; has never answered.
+    /// Address resolution is in progress.
     Incomplete,
-    /// Answered not long ago.
+    /// Reachability was confirmed recently.
     Reachable,
-    /// Answered once; is asked again when it is sent to.
+    /// Reachability is unknown; it is verified after the next packet to the neighbour.
     Stale,
-    /// Was sent to since; is asked again soon.
+    /// A packet was sent; probes begin if reachability is not confirmed soon.
     Delay,
-    /// Is being asked again.
+    /// Reachability is being verified by unicast solicitations.
     Probe,
-    /// Did not answer; is kept because routes name it, and asked again when it is sent to.
+    /// Resolution failed. The entry is kept because routes pin it; the next packet starts resolution again.
     Failed,
 }
 
 impl NeighbourState {
-    /// In a word, as it is shown.
+    /// Returns the name, as displayed.
     pub const fn name(self) -> &'static str {
         match self {
             NeighbourState::Incomplete => "incomplete",
@@ -41,17 +41,17 @@ impl NeighbourState {
     }
 }
 
-/// A neighbour, as it is shown.
+/// A neighbour entry, as displayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Neighbour {
-    /// Its number.
+    /// Adjacency number.
     pub adjacency: AdjacencyId,
-    /// On which port's network.
+    /// Port.
     pub port: PortId,
-    /// Its address.
+    /// IP address.
     pub address: IpAddr,
-    /// Its hardware address, once known.
+    /// MAC address, if known.
     pub mac: Option<MacAddress>,
-    /// How well it is known.
+    /// Reachability state.
     pub state: NeighbourState,
 }

@@ -1,4 +1,4 @@
-//! The table of neighbours and its transitions.
+//! The neighbour table and its state machine.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use crate::config::Limits;
 use crate::rate::TokenBucket;
 use crate::{AdjacencyId, DropReason, Packet, PortId, Time};
 
-/// A time that was set for a neighbour.
+/// An armed timer of a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Timer {
     at: Time,
@@ -30,26 +30,26 @@ struct Entry {
     address: IpAddr,
     state: NeighbourState,
     mac: MacAddress,
-    /// Routes that name it.
+    /// Number of routes that refer to the neighbour.
     pins: u32,
     solicitations_sent: u8,
-    /// When its timer runs out; [`Time::ZERO`] without one.
+    /// When the timer expires; [`Time::ZERO`] if it is not armed.
     timer: Time,
     pending: VecDeque<Packet>,
 }
 
-/// All neighbours of a node.
+/// The neighbours of a node.
 pub(crate) struct Neighbours {
     limits: Limits,
     random: Random,
-    /// By adjacency; the first is nobody's.
+    /// By adjacency number; 0 is unused.
     adjacencies: Vec<Adjacency>,
     entries: Vec<Option<Entry>>,
     by_address: HashMap<(PortId, IpAddr), AdjacencyId>,
-    /// Numbers to be given out, each not before its time.
+    /// Free adjacency numbers, each with the time from which it may be reused.
     free_ids: VecDeque<(Time, AdjacencyId)>,
     timers: BTreeSet<Timer>,
-    /// Neighbours that have never answered and that no route names.
+    /// Number of incomplete neighbours that no route pins.
     incomplete: usize,
     pending: usize,
     learned: TokenBucket,
@@ -74,35 +74,35 @@ impl Neighbours {
         }
     }
 
-    /// How to send to this adjacency, when that is known and nothing else is to be done.
+    /// Returns the adjacency if it is ready for the fast path.
     #[inline]
     pub(crate) fn ready(&self, adjacency: AdjacencyId) -> Option<&Adjacency> {
         self.adjacencies.get(usize::from(adjacency.0)).filter(|ready| ready.is_ready)
     }
 
-    /// By adjacency: for who looks at many.
+    /// Returns all adjacencies by number, for lookups in bulk.
     #[inline]
     pub(crate) fn adjacencies(&self) -> &[Adjacency] {
         &self.adjacencies
     }
 
-    /// How to send to this adjacency, when that is known.
+    /// Returns the adjacency if the neighbour is resolved.
     pub(crate) fn resolved(&self, adjacency: AdjacencyId) -> Option<&Adjacency> {
         self.entry(adjacency).filter(|entry| entry.state.has_mac())?;
         self.adjacencies.get(usize::from(adjacency.0))
     }
 
-    /// The neighbour's hardware address, when it is known.
+    /// Returns the MAC address of the neighbour if it is resolved.
     pub(crate) fn mac(&self, adjacency: AdjacencyId) -> Option<MacAddress> {
         self.entry(adjacency).filter(|entry| entry.state.has_mac()).map(|entry| entry.mac)
     }
 
-    /// What is to be done next.
+    /// Returns the next action to execute.
     pub(crate) fn next_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// When something is to be done without a message or a packet.
+    /// Returns when the next timer expires.
     pub(crate) fn next_timer(&self) -> Option<Time> {
         self.timers.first().map(|timer| timer.at)
     }
@@ -120,17 +120,17 @@ impl Neighbours {
         })
     }
 
-    /// The neighbour with this address, when it is in the table.
+    /// Returns the neighbour with this address, if it is in the table.
     pub(crate) fn find(&self, port: PortId, address: IpAddr) -> Option<AdjacencyId> {
         self.by_address.get(&(port, address)).copied()
     }
 
-    /// Who it is.
+    /// Returns the address of the neighbour.
     pub(crate) fn address_of(&self, adjacency: AdjacencyId) -> Option<IpAddr> {
         self.entry(adjacency).map(|entry| entry.address)
     }
 
-    /// Whose adjacency it is.
+    /// Returns the port of the neighbour.
     pub(crate) fn port_of(&self, adjacency: AdjacencyId) -> Option<PortId> {
         self.entry(adjacency).map(|entry| entry.port)
     }
@@ -143,7 +143,8 @@ impl Neighbours {
         self.entries.get_mut(usize::from(adjacency.0))?.as_mut()
     }
 
-    /// The adjacency of this address for a route, asked for when packets come; `None` when the table is full.
+    /// Pins the neighbour with this address for a route, and returns its adjacency, or `None` if the table is full.
+    /// Resolution starts with the first packet.
     pub(crate) fn pin(&mut self, now: Time, port: PortId, address: IpAddr) -> Option<AdjacencyId> {
         let adjacency = match self.find(port, address) {
             Some(adjacency) => adjacency,
@@ -161,7 +162,7 @@ impl Neighbours {
         Some(adjacency)
     }
 
-    /// A route that named it is gone.
+    /// Releases a neighbour that a removed route had pinned.
     pub(crate) fn unpin(&mut self, now: Time, adjacency: AdjacencyId) {
         let Some(entry) = self.entry_mut(adjacency) else { return };
         entry.pins = entry.pins.saturating_sub(1);
@@ -176,8 +177,8 @@ impl Neighbours {
         }
     }
 
-    /// A packet for this adjacency: comes back when it can be sent at once, and it is noted that the neighbour is used.
-    /// Else it waits, and the neighbour is asked for.
+    /// Records a use of the neighbour. Returns the packet if it can be sent at once; otherwise queues it, and starts
+    /// address resolution if necessary.
     pub(crate) fn send_or_queue(&mut self, now: Time, adjacency: AdjacencyId, packet: Packet) -> Option<Packet> {
         match self.entry(adjacency).map(|entry| entry.state) {
             Some(NeighbourState::Stale) => {
@@ -198,7 +199,7 @@ impl Neighbours {
         }
     }
 
-    /// A packet for an address on the port's network that is in the table not at all.
+    /// Queues a packet for an address without an entry, and starts address resolution.
     pub(crate) fn resolve(&mut self, now: Time, port: PortId, address: IpAddr, packet: Packet) {
         if self.incomplete >= usize::from(self.limits.neighbours_incomplete_max) {
             let reason = DropReason::NeighbourTable;
@@ -223,7 +224,7 @@ impl Neighbours {
         self.actions.push_back(Action::Solicit { port, address, to: None });
     }
 
-    /// Keeps the packet, and for it drops the oldest where too many wait (RFC 4861, section 7.2.2).
+    /// Queues a packet, and drops the oldest one if the queue is full (RFC 4861, section 7.2.2).
     fn push_pending(&mut self, adjacency: AdjacencyId, packet: Packet) {
         let of_neighbour_max = self.limits.pending_packets_of_neighbour_max;
         let is_full = self.pending >= self.limits.pending_packets_max;
@@ -239,7 +240,7 @@ impl Neighbours {
         }
     }
 
-    /// A message said that a neighbour has this hardware address.
+    /// Processes what a message states about a neighbour (RFC 4861, sections 7.2.3 and 7.2.5).
     pub(crate) fn update(&mut self, now: Time, update: &NeighbourUpdate, l2: &PortL2) {
         let adjacency = match self.find(update.port, update.address) {
             Some(adjacency) => adjacency,
@@ -252,7 +253,7 @@ impl Neighbours {
         let Some(entry) = self.entry(adjacency) else { return };
         let is_other = !entry.state.has_mac() || entry.mac != update.mac;
         if entry.state.has_mac() && is_other && !update.overrides {
-            // RFC 4861, section 7.2.5: what is known stays, but is doubted.
+            // RFC 4861, section 7.2.5: the cached address stays, but reachability must be verified.
             if entry.state == NeighbourState::Reachable {
                 self.set_state(adjacency, NeighbourState::Stale);
                 self.set_timer(adjacency, now + STALE_LIFETIME);
@@ -289,7 +290,7 @@ impl Neighbours {
         self.set_timer(adjacency, now + REACHABLE_TIME.mul_f64(spread));
     }
 
-    /// What waited for the hardware address is sent.
+    /// Sends the packets that were queued for address resolution.
     fn flush_pending(&mut self, adjacency: AdjacencyId) {
         let Some(entry) = self.entries[usize::from(adjacency.0)].as_mut() else { return };
         let port = entry.port;
@@ -299,7 +300,7 @@ impl Neighbours {
         }
     }
 
-    /// Does what is due.
+    /// Runs expired timers.
     pub(crate) fn poll(&mut self, now: Time) {
         while let Some(timer) = self.timers.first().copied().filter(|timer| timer.at <= now) {
             self.timers.pop_first();
@@ -341,7 +342,7 @@ impl Neighbours {
         self.actions.push_back(Action::Solicit { port, address, to });
     }
 
-    /// The neighbour did not answer.
+    /// Ends resolution: the neighbour did not answer.
     fn fail(&mut self, now: Time, adjacency: AdjacencyId) {
         let Some(entry) = self.entries[usize::from(adjacency.0)].as_mut() else { return };
         let (port, address, is_pinned) = (entry.port, entry.address, entry.pins > 0);
@@ -360,7 +361,7 @@ impl Neighbours {
         }
     }
 
-    /// Sets the state, and what the fast path sees of it. A failed neighbour's timer ends.
+    /// Sets the state, and whether the fast path may use the adjacency.
     fn set_state(&mut self, adjacency: AdjacencyId, state: NeighbourState) {
         let Some(entry) = self.entries[usize::from(adjacency.0)].as_mut() else { return };
         if entry.pins == 0 {
@@ -378,10 +379,10 @@ impl Neighbours {
         self.timers.insert(Timer { at, adjacency });
     }
 
-    /// A new entry, which takes the place of the one that was quiet for longest where there is no room.
+    /// Creates an entry; if the table is full, evicts the one that has been stale for longest.
     fn insert(&mut self, now: Time, port: PortId, address: IpAddr) -> Option<AdjacencyId> {
         if self.free_ids.is_empty() {
-            // Its number rests; whoever comes after that finds room.
+            // The freed number becomes available only after a delay, for a later entry.
             self.evict(now);
         }
         self.free_ids.front().filter(|(from, _)| *from <= now)?;
@@ -401,7 +402,7 @@ impl Neighbours {
         Some(adjacency)
     }
 
-    /// Forgets the neighbour that would be forgotten first.
+    /// Removes the unpinned stale neighbour whose timer expires first.
     fn evict(&mut self, now: Time) {
         let is_quiet = |entry: &Entry| entry.pins == 0 && entry.state == NeighbourState::Stale;
         let quiet = self.timers.iter().find(|timer| self.entry(timer.adjacency).is_some_and(is_quiet));
@@ -429,7 +430,7 @@ impl Neighbours {
         self.free_ids.push_back((now + ID_REUSE_DELAY, adjacency));
     }
 
-    /// Forgets what is known of a port's neighbours: the port is down, or its own hardware address is another.
+    /// Flushes the neighbours of a port that went down or whose MAC address changed.
     pub(crate) fn flush_port(&mut self, now: Time, port: PortId) {
         let of_port = |entry: &Option<Entry>| entry.as_ref().is_some_and(|entry| entry.port == port);
         for id in 1..self.entries.len() {

@@ -1,25 +1,25 @@
-//! Times of RFC 4861, section 10, and of our own.
+//! Timers and limits: those of RFC 4861, section 10, and local ones.
 
 use std::time::Duration;
 
-/// How long an answer is good for, on average: drawn from half of it to one and a half.
+/// Mean duration of state reachable; the actual one is random, 0.5 to 1.5 times as long.
 pub(super) const REACHABLE_TIME: Duration = Duration::from_secs(30);
 
-/// From one ask to the next.
+/// Interval of solicitations.
 pub(super) const RETRANS_TIMER: Duration = Duration::from_secs(1);
 
-/// From the first packet that is sent to a stale neighbour to the first ask.
+/// Duration of state delay.
 pub(super) const DELAY_FIRST_PROBE_TIME: Duration = Duration::from_secs(5);
 
-/// How often a neighbour that was never heard is asked.
+/// Number of solicitations in state incomplete.
 pub(super) const MULTICAST_SOLICIT_MAX: u8 = 3;
 
-/// How often one that was heard before is asked.
+/// Number of solicitations in state probe.
 pub(super) const UNICAST_SOLICIT_MAX: u8 = 3;
 
-/// How long a neighbour that nobody sends to is remembered.
+/// How long an unused neighbour stays in state stale before it is removed.
 pub(super) const STALE_LIFETIME: Duration = Duration::from_secs(600);
 
-/// How long an adjacency's number rests before another neighbour gets it: longer than a packet is under way between
-/// two nodes, and than it takes to withdraw a route.
+/// Delay before a freed adjacency number is reused: longer than a packet takes between two nodes, and than the
+/// withdrawal of a route takes.
 pub(super) const ID_REUSE_DELAY: Duration = Duration::from_secs(2);
