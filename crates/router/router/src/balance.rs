@@ -1,71 +1,70 @@
-//! Which way packets take to another node: straight there, or by way of a third one.
+//! Load balancing between nodes: packets take the direct link, or a detour through an intermediate node.
 //!
-//! On a mesh the straight link is the shortest and the cheapest. Only where more is to go than it carries, and packets
-//! queue up for it, flows are spread over third nodes (Valiant load balancing), which pass them on without looking at
-//! them.
+//! In a full mesh the direct link is the shortest and cheapest path. Only when it is overloaded and packets queue up
+//! for it, flows are spread over intermediate nodes (Valiant load balancing), which relay them without a lookup.
 //!
-//! **Order.** Flows are told apart by buckets of their hash. A bucket changes its way only when nothing of it is under
-//! way: from the straight link once the other end has taken in all that was handed over for it, from a detour once the
-//! bucket has been silent for longer than anything stays on the way. So no packet overtakes another one of its flow.
-//! The one exception is the death of a third node, whose flows go on at once.
+//! **Order.** Flows are hashed into buckets. A bucket changes its path only when none of its packets is in flight: from
+//! the direct link once the peer has received all packets submitted for it, and from a detour once the bucket has been
+//! idle for longer than any packet stays in flight (a flowlet gap). Therefore packets of a flow are never reordered.
+//! The one exception is the failure of an intermediate node, whose flows change their path at once.
 
 use sim::{Random, Span, Time};
 
 use crate::{NODES_MAX, NodeId};
 
-/// Flows that are told apart for each destination.
+/// Number of flow buckets per destination.
 pub const BUCKETS: usize = 256;
 
 const NODES: usize = NODES_MAX as usize;
 
-/// What is known of the link to one node.
+/// The state of the link to a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkLoad {
-    /// Whether it carries anything.
+    /// Whether the link is up.
     pub is_up: bool,
-    /// Packets that wait for it.
+    /// Number of packets queued for the link.
     pub queued: usize,
-    /// Packets that were handed over to it so far.
+    /// Number of packets submitted to the link so far.
     pub submitted: u64,
-    /// Of those, how many are known to be past it: the first so many are taken in, dropped or lost.
+    /// Number of these, in order, that are known to have left it: received, dropped or lost.
     pub completed: u64,
 }
 
-/// When to go round.
+/// When flows take detours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thresholds {
-    /// A link for which so many packets wait is hot; with a quarter of that it is not any more.
+    /// Queue length at which a link becomes hot; at a quarter of it the link stops being hot.
     pub hot_packets: usize,
-    /// Longer than any packet is on a detour.
+    /// Upper bound of the time that a packet takes on a detour.
     pub flowlet_gap: Span,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
-    /// The third node, if it goes round.
+    /// Intermediate node, if the bucket takes a detour.
     detour: Option<NodeId>,
-    /// Its last packet, on a detour.
+    /// Time of its last packet on a detour.
     last: Time,
-    /// Its last packet on the straight link, counted as [`LinkLoad::submitted`].
+    /// Number of its last packet on the direct link, in the count of [`LinkLoad::submitted`].
     sequence: u64,
 }
 
 const DIRECT: Bucket = Bucket { detour: None, last: Time::ZERO, sequence: 0 };
 
-/// The flows to one node.
+/// The flows to a node.
 #[derive(Clone, Debug)]
 struct Destination {
     is_hot: bool,
-    /// What had been handed over to the straight link when it became hot: of each bucket, perhaps.
+    /// Number of packets submitted to the direct link when it became hot; any bucket may own the last of them.
     sequence_when_hot: u64,
-    /// Buckets that go round.
+    /// Number of buckets on detours.
     detours: usize,
-    /// When the last packet went round.
+    /// Time of the last packet on a detour.
     detour_last: Time,
     buckets: Vec<Bucket>,
 }
 
-/// Chooses ways.
+/// Selects the paths of packets.
 #[derive(Debug)]
 pub struct Balancer {
     own: NodeId,
@@ -75,7 +74,7 @@ pub struct Balancer {
 }
 
 impl Balancer {
-    /// For packets that come in at `own`. `seed`: of what it draws.
+    /// Creates the balancer of node `own`; `seed` determines the random choices of intermediate nodes.
     pub fn new(own: NodeId, thresholds: Thresholds, seed: u64) -> Balancer {
         let destination = Destination {
             is_hot: false,
@@ -87,8 +86,8 @@ impl Balancer {
         Balancer { own, thresholds, destinations: vec![destination; NODES], random: Random::new(seed, "balance") }
     }
 
-    /// Whether all packets for a node go straight now, so that nobody needs to tell flows apart. To be asked when
-    /// packets for it come, before [`Balancer::next_node`].
+    /// Returns whether all packets to a node take the direct link now, in which case the caller need not distinguish
+    /// flows. Must be called for packets to the node before [`Balancer::next_node`].
     pub fn is_direct(&mut self, now: Time, to: NodeId, links: &[LinkLoad; NODES]) -> bool {
         let Thresholds { hot_packets, flowlet_gap } = self.thresholds;
         let (destination, link) = (&mut self.destinations[usize::from(to.0)], links[usize::from(to.0)]);
@@ -108,8 +107,8 @@ impl Balancer {
         destination.detours == 0
     }
 
-    /// To which node a packet for `to` goes next, by its flow's hash: `to` itself, or a third one. It counts as handed
-    /// over there.
+    /// Returns the next node of a packet to `to`, by its flow hash: `to` itself, or an intermediate node. Counts the
+    /// packet as submitted to that link.
     pub fn next_node(&mut self, now: Time, to: NodeId, flow_hash: u32, links: &[LinkLoad; NODES]) -> NodeId {
         let at = flow_hash as usize % BUCKETS;
         let direct = links[usize::from(to.0)];
@@ -135,7 +134,8 @@ impl Balancer {
         to
     }
 
-    /// The less busy one of two third nodes, where the straight link is hot and that is much less busy.
+    /// Selects the less loaded of two random intermediate nodes, if the direct link is hot and the load there is below
+    /// half.
     fn choose(&mut self, to: NodeId, links: &[LinkLoad; NODES]) -> Option<NodeId> {
         let direct = links[usize::from(to.0)];
         if !self.destinations[usize::from(to.0)].is_hot {
@@ -183,7 +183,7 @@ mod tests {
         LinkLoad { is_up: true, queued, ..LinkLoad::default() }
     }
 
-    /// A mesh of four, seen from node 0.
+    /// Returns the link states of a mesh of four nodes, as seen from node 0.
     fn links(queued: [usize; 4]) -> [LinkLoad; NODES] {
         let mut links = [LinkLoad::default(); NODES];
         for node in 1..4 {
@@ -195,7 +195,7 @@ mod tests {
     const TO: NodeId = NodeId(1);
 
     #[test]
-    fn all_go_straight_while_the_link_is_not_hot() {
+    fn all_packets_take_the_direct_link_while_it_is_not_hot() {
         let mut balancer = Balancer::new(NodeId(0), thresholds(), 1);
         assert!(balancer.is_direct(at(0), TO, &links([0, HOT_PACKETS - 1, 0, 0])));
         assert!(!balancer.is_direct(at(0), TO, &links([0, HOT_PACKETS, 0, 0])));
@@ -204,28 +204,28 @@ mod tests {
     }
 
     #[test]
-    fn flows_of_a_hot_link_go_round_once_nothing_of_them_is_under_way() {
+    fn flows_of_a_hot_link_take_detours_once_none_of_their_packets_is_in_flight() {
         let mut balancer = Balancer::new(NodeId(0), thresholds(), 1);
         let mut loads = links([0, 100, 0, 0]);
         (loads[1].submitted, loads[1].completed) = (500, 400);
         assert!(!balancer.is_direct(at(0), TO, &loads));
-        assert_eq!(balancer.next_node(at(0), TO, 7, &loads), TO, "100 packets, perhaps its own, are under way");
+        assert_eq!(balancer.next_node(at(0), TO, 7, &loads), TO, "100 packets, perhaps of this flow, are in flight");
         (loads[1].submitted, loads[1].completed) = (501, 500);
-        assert_eq!(balancer.next_node(at(1), TO, 7, &loads), TO, "its last one is");
+        assert_eq!(balancer.next_node(at(1), TO, 7, &loads), TO, "its last packet is in flight");
         (loads[1].submitted, loads[1].completed) = (502, 502);
         let intermediate = balancer.next_node(at(2), TO, 7, &loads);
         assert!(intermediate == NodeId(2) || intermediate == NodeId(3));
         assert_ne!(balancer.next_node(at(3), TO, 8, &loads), TO);
-        // It stays there while packets follow one another, also when the link is hot no more.
+        // The flow stays on the detour while its packets follow closely, even if the link is not hot any more.
         loads[1].queued = 0;
         assert!(!balancer.is_direct(at(900), TO, &loads));
         assert_eq!(balancer.next_node(at(900), TO, 7, &loads), intermediate);
         assert!(!balancer.is_direct(at(1899), TO, &loads));
-        assert!(balancer.is_direct(at(1900), TO, &loads), "everything that went round is there");
+        assert!(balancer.is_direct(at(1900), TO, &loads), "all packets on detours have arrived");
     }
 
     #[test]
-    fn flows_spread_over_third_nodes_and_not_over_busy_or_dead_ones() {
+    fn flows_spread_over_intermediate_nodes_except_loaded_or_failed_ones() {
         let mut balancer = Balancer::new(NodeId(0), thresholds(), 3);
         let spread = |balancer: &mut Balancer, loads: &[LinkLoad; NODES], first: u32| {
             let mut counts = [0; NODES];
@@ -241,24 +241,24 @@ mod tests {
         loads[2].is_up = false;
         assert_eq!(spread(&mut balancer, &loads, 120)[3], 60);
         loads[3].is_up = false;
-        assert_eq!(spread(&mut balancer, &loads, 180)[1], 60, "nobody is there to go round by");
-        assert_eq!(spread(&mut balancer, &loads, 0)[1], 60, "flows of dead nodes go on at once");
+        assert_eq!(spread(&mut balancer, &loads, 180)[1], 60, "no intermediate node is up");
+        assert_eq!(spread(&mut balancer, &loads, 0)[1], 60, "flows of failed nodes change their path at once");
     }
 
-    /// A packet under way: of which flow, its number in it, when it arrives.
+    /// A packet in flight.
     struct InFlight {
         flow: u32,
         number: u64,
         arrives: u64,
     }
 
-    /// A mesh in which the straight link serves its queue at a rate, and detours take any time below the gap, in order.
+    /// A mesh whose direct link serves its queue at a rate, and whose detours take any time below the gap, in order.
     struct Mesh {
         balancer: Balancer,
         direct: VecDeque<InFlight>,
         direct_free: u64,
         detours_in_flight: Vec<InFlight>,
-        /// When the last packet arrives that goes round by each node: they keep their order on a way.
+        /// Arrival of the last packet through each intermediate node: packets on a path stay in order.
         detour_last_arrival: [u64; NODES],
         submitted: u64,
         completed: u64,
@@ -302,7 +302,7 @@ mod tests {
             }
         }
 
-        /// Everything that arrives until then, each flow in order or not.
+        /// Processes all arrivals until `now`, and returns whether each flow is in order.
         fn arrive(&mut self, now: u64) -> bool {
             let mut due: Vec<InFlight> = Vec::new();
             while let Some(packet) = self.direct.pop_front_if(|packet| packet.arrives <= now) {
@@ -325,7 +325,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(300))]
 
         #[test]
-        fn flows_stay_in_order_whatever_way_they_take(
+        fn flows_stay_in_order_on_all_paths(
             seed in any::<u64>(),
             steps in proptest::collection::vec((0_u32..12, 0_u64..120, 1_u64..120, 0_u64..GAP_NS), 50..400),
         ) {
@@ -334,7 +334,7 @@ mod tests {
             for (flow, pause, service, detour) in steps {
                 now += pause;
                 prop_assert!(mesh.arrive(now), "out of order at {now} ns");
-                // Bursts, so that the link becomes hot, and silence now and then, so that it cools down.
+                // Bursts, so that the link becomes hot, and occasional pauses, so that it stops being hot.
                 if pause == 7 {
                     now += 3 * GAP_NS;
                     prop_assert!(mesh.arrive(now), "out of order at {now} ns");
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn the_property_is_tried_on_detours_too() {
+    fn the_test_of_the_order_covers_detours() {
         let mut random = Random::new(5, "steps");
         let mut mesh = Mesh::new(1, 12);
         let mut now = 0;
@@ -358,6 +358,6 @@ mod tests {
             assert!(mesh.arrive(now));
             mesh.send(now, random.below(12) as u32, 45, random.below(GAP_NS));
         }
-        assert!(mesh.detoured > 200 && mesh.submitted > 200, "{} round, {} straight", mesh.detoured, mesh.submitted);
+        assert!(mesh.detoured > 200 && mesh.submitted > 200, "{} detoured, {} direct", mesh.detoured, mesh.submitted);
     }
 }

@@ -1,10 +1,10 @@
-//! Packets for another node, put together into messages.
+//! Batching: packets for another node are combined into messages.
 //!
-//! * [`message`]: how a message stands on the wire, and its check.
-//! * [`Batcher`]: which packets go together, and when: fixed batches, as published, or adaptive ones.
-//! * [`Latency`]: what a message takes, learnt while messages go.
-//! * [`Limit`]: how long a message may be, by what long ones cost; [`Carried`]: what of that is known beforehand.
-//! * [`Occupancy`]: how busy a node is, and with it how many packets are worth a message.
+//! * [`message`]: the wire format of a message, and its validation.
+//! * [`Batcher`]: decides which packets form a message, and when: fixed batches, as published, or adaptive ones.
+//! * [`Latency`]: a model of the latency of messages, fitted online.
+//! * [`Limit`]: the maximum length of a message, by the cost of long ones; [`Carried`]: what is known of it beforehand.
+//! * [`Occupancy`]: the load of a node, which determines the batch size.
 
 mod batcher;
 mod latency;
@@ -19,12 +19,12 @@ pub use occupancy::Occupancy;
 
 use crate::{Hop, Packet};
 
-/// A packet on its way to the node that sends it: from its IP header on, without a header of Ethernet.
+/// A packet to another node with its next hop; it begins with the IP header.
 pub type Parcel = (Hop, Packet);
 
-/// Packets of a message, at most: twice as many as of the longest fixed batch. Short packets cost little beside their
-/// message: 64 of 64 B take a seventh less time than twice 32.
+/// Maximum number of packets in a message: twice the largest fixed batch. Short packets cost little compared with their
+/// message: 64 packets of 64 B take a seventh less time than two messages of 32.
 pub const PACKETS_MAX: usize = 64;
 
-/// Packets of a fixed batch, at most, as published.
+/// Maximum size of a fixed batch, as published.
 pub const FIXED_PACKETS_MAX: usize = 32;

@@ -1,25 +1,25 @@
-//! What a forwarder is told of its node and ports.
+//! The configuration of a forwarder and its ports.
 
 use ipnet::IpNet;
 use packet::ethernet::MacAddress;
 
 use crate::{NodeId, PortId, Rate};
 
-/// What a forwarder is told once.
+/// The configuration of a forwarder.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Which node it is.
+    /// The node.
     pub node: NodeId,
-    /// Decides what is random: when neighbours are asked again.
+    /// Seed of random delays, such as those of neighbour states.
     pub seed: u64,
-    /// What is bounded.
+    /// Bounds of the slow path.
     pub limits: Limits,
-    /// Whether hosts are told of a nearer way: a packet's next hop is on the network that it came from.
+    /// Whether ICMP redirects are sent when the next hop is on the network from which a packet came.
     pub redirects: bool,
 }
 
 impl Config {
-    /// This node with the usual bounds, which tells of nearer ways as RFC 1812 and RFC 4861 want it, and as Linux does.
+    /// Returns the default configuration: default bounds, and redirects as in RFC 1812, RFC 4861 and Linux.
     pub fn new(node: NodeId) -> Config {
         Config { node, seed: 1, limits: Limits::default(), redirects: true }
     }
@@ -28,24 +28,24 @@ impl Config {
 /// Bounds of a forwarder's slow path.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Neighbours that are known or asked for, of all ports.
+    /// Maximum number of neighbours, of all ports.
     pub neighbours_max: u16,
-    /// Neighbours that are asked for and have never answered; fewer than `neighbours_max`, so that a scan of an empty
-    /// network leaves room for who is there.
+    /// Maximum number of neighbours in state incomplete; below `neighbours_max`, so that a scan of unused addresses
+    /// leaves room for existing hosts.
     pub neighbours_incomplete_max: u16,
-    /// Packets that wait for one neighbour's hardware address.
+    /// Maximum number of packets queued for the resolution of one neighbour.
     pub pending_packets_of_neighbour_max: usize,
-    /// Packets that wait for any neighbour's.
+    /// Maximum number of packets queued for the resolution of all neighbours.
     pub pending_packets_max: usize,
-    /// ARP requests and neighbour solicitations, of all ports.
+    /// Rate of ARP requests and neighbour solicitations, of all ports.
     pub solicitations: Rate,
-    /// Neighbours that are learnt without having been asked for.
+    /// Rate of neighbours learned without a solicitation.
     pub learned: Rate,
-    /// ICMP and ICMPv6 errors that are sent (RFC 1812, section 4.3.2.8; RFC 4443, section 2.4 f).
+    /// Rate of ICMP and ICMPv6 errors (RFC 1812, section 4.3.2.8; RFC 4443, section 2.4 f).
     pub icmp_errors: Rate,
-    /// Redirects: a host that does not believe them goes on as it does.
+    /// Rate of redirects, which a host may ignore.
     pub redirects: Rate,
-    /// Echo replies and neighbour messages that are sent in answer to others', on ports without a kernel.
+    /// Rate of echo replies, ARP replies, neighbour advertisements and MLD reports, on ports without a kernel.
     pub replies: Rate,
 }
 
@@ -65,43 +65,43 @@ impl Default for Limits {
     }
 }
 
-/// A VLAN on another port.
+/// The VLAN of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vlan {
-    /// The port whose frames have the tag; it has no VLAN itself.
+    /// Port that carries the tagged frames; it must not have a VLAN itself.
     pub parent: PortId,
-    /// 1 to 4094.
+    /// VLAN identifier, 1 to 4094.
     pub id: u16,
 }
 
-/// What a forwarder is told of a port, and told again when it changes.
+/// The configuration of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortConfig {
-    /// The port's own hardware address.
+    /// MAC address.
     pub mac: MacAddress,
-    /// The longest IP packet that leaves by it.
+    /// MTU: maximum length of IP packets in bytes.
     pub mtu_bytes: u16,
-    /// A port of a VLAN: its frames come and go through its parent, with the tag.
+    /// VLAN, if the port sends and receives tagged frames through a parent port.
     pub vlan: Option<Vlan>,
-    /// A kernel sees the port's frames too: it answers ARP, neighbour discovery and echo requests for its addresses,
-    /// and takes what is for them.
+    /// Whether a kernel also receives the port's frames: it answers ARP, neighbour discovery and echo requests for its
+    /// addresses, and receives packets to them.
     pub has_kernel: bool,
-    /// The port's addresses are looked for on its network before they are used.
+    /// Whether duplicate address detection precedes the use of addresses.
     pub probes: bool,
-    /// Whether packets come and go.
+    /// Whether the port is up.
     pub is_up: bool,
-    /// The port's own addresses, each with its network's prefix length. Link-local ones too.
+    /// Addresses with the prefix lengths of their networks, including link-local ones.
     pub addresses: Vec<IpNet>,
 }
 
 impl PortConfig {
-    /// A port that is up, without a kernel, a VLAN or addresses.
+    /// Returns the configuration of a port that is up, without a kernel, a VLAN or addresses.
     pub fn new(mac: MacAddress, mtu_bytes: u16) -> PortConfig {
         let (has_kernel, probes, is_up) = (false, false, true);
         PortConfig { mac, mtu_bytes, vlan: None, has_kernel, probes, is_up, addresses: Vec::new() }
     }
 
-    /// With these addresses.
+    /// Sets the addresses.
     #[must_use]
     pub fn with_addresses(mut self, addresses: impl IntoIterator<Item = IpNet>) -> PortConfig {
         self.addresses = addresses.into_iter().collect();

@@ -1,15 +1,15 @@
-//! What is counted.
+//! Counters.
 
 use std::fmt;
 
 use crate::{NODES_MAX, PORTS_MAX};
 
-/// Packets and their bytes.
+/// Number of packets and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// How many.
+    /// Number of packets.
     pub packets: u64,
-    /// Their bytes: of frames at ports, of IP packets elsewhere.
+    /// Number of bytes: of frames at ports, of IP packets elsewhere.
     pub bytes: u64,
 }
 
@@ -29,7 +29,7 @@ impl Traffic {
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// Why a packet went no further.
+        /// Why a packet was dropped.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u8)]
         pub enum DropReason {
@@ -37,10 +37,10 @@ macro_rules! reasons {
         }
 
         impl DropReason {
-            /// All of them, in the order of their numbers.
+            /// All reasons, in numerical order.
             pub const ALL: &'static [DropReason] = &[$(DropReason::$name,)*];
 
-            /// In words, as counters are shown.
+            /// Returns the reason in words, as displayed with counters.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(DropReason::$name => $text,)*
@@ -53,85 +53,85 @@ macro_rules! reasons {
 reasons! {
     /// Shorter than its headers.
     Truncated = "truncated",
-    /// To another hardware address.
+    /// Destination MAC address of another host.
     OtherMac = "to another hardware address",
-    /// Unicast IP in a frame to everybody (RFC 1812, section 5.3.4).
+    /// Unicast IP packet in a broadcast or multicast frame (RFC 1812, section 5.3.4).
     LinkBroadcast = "unicast in a broadcast frame",
     /// Neither IP nor ARP.
     EtherType = "unknown ethertype",
-    /// Of a VLAN that no port is of, or with two tags.
+    /// VLAN without a port, or two tags.
     Vlan = "unknown VLAN",
-    /// Came in at a port that is down or is not there.
+    /// Ingress port is down or does not exist.
     PortDown = "port down",
-    /// Another IP version than the frame says.
+    /// IP version differs from the EtherType.
     Version = "IP version",
-    /// A header shorter than can be, or longer than the packet.
+    /// Header length below the minimum, or longer than the packet.
     HeaderLength = "header length",
-    /// A total length shorter than the header, or longer than the frame.
+    /// Total length shorter than the header, or longer than the frame.
     TotalLength = "total length",
-    /// The IPv4 header's checksum is wrong.
+    /// Wrong IPv4 header checksum.
     Checksum = "header checksum",
-    /// From where nobody is (RFC 1812, section 5.3.7).
+    /// Martian source address (RFC 1812, section 5.3.7).
     MartianSource = "martian source",
-    /// To where nobody is.
+    /// Martian destination address.
     MartianDestination = "martian destination",
-    /// From an address of this node's own.
+    /// Source address of this node.
     OwnSource = "source is the router itself",
-    /// To a group: multicast is not routed.
+    /// Multicast, which is not routed.
     Multicast = "multicast",
-    /// To everybody on a network (RFC 2644).
+    /// Directed or limited broadcast (RFC 2644).
     Broadcast = "broadcast",
-    /// From or to a link-local address, which stays on its link.
+    /// Link-local source or destination, which must not leave its link.
     LinkLocal = "link-local address",
     /// Malformed IPv4 options.
     Options = "malformed options",
-    /// With a source route.
+    /// Source route option.
     SourceRoute = "source route",
-    /// To an address of this node's, and its kernel saw the frame by itself: no loss.
+    /// To an address of this node whose kernel received the frame itself: no loss.
     KernelHasIt = "for the kernel, which has it",
-    /// To an address that would be the router's own, but is looked for yet, or somebody else's too.
+    /// To an address of the router that is tentative or duplicate.
     AddressNotInUse = "own address not in use",
-    /// To the router itself, for something that it does not serve.
+    /// To the router itself, which provides no such service; also counts answered echo requests.
     NoService = "no such service here",
-    /// ARP that does not hold together.
+    /// Malformed ARP.
     Arp = "malformed ARP",
-    /// Neighbour discovery that does not hold together (RFC 4861, section 7.1).
+    /// Invalid neighbour discovery message (RFC 4861, section 7.1).
     NeighbourDiscovery = "malformed neighbour discovery",
-    /// ARP or neighbour discovery: taken note of. No loss.
+    /// ARP, neighbour discovery or MLD that was processed: no loss.
     Consumed = "neighbour message, noted",
     /// No route.
     NoRoute = "no route",
-    /// A route that says *blackhole*.
+    /// Route of type *blackhole*.
     Blackhole = "blackhole route",
-    /// A route that says *unreachable*.
+    /// Route of type *unreachable*.
     Unreachable = "unreachable route",
-    /// A route that says *prohibit*.
+    /// Route of type *prohibit*.
     Prohibited = "prohibited route",
-    /// Its time to live, or hop limit, has run out.
+    /// Time to live or hop limit exceeded.
     TimeExceeded = "time to live exceeded",
-    /// Longer than the next link takes, and not to be fragmented.
+    /// Exceeds the MTU of the next link and must not be fragmented.
     TooBig = "too big for the next link",
-    /// The port that it should leave by is down or not there.
+    /// Egress port is down or does not exist.
     EgressDown = "egress port down",
-    /// The node that it should leave by is down or not there.
+    /// Egress node is down or does not exist.
     NodeDown = "node down",
-    /// The port's queue is full.
+    /// Transmit queue of the port is full.
     PortQueue = "port queue full",
-    /// The queue to the node is full.
+    /// Queue to the node is full.
     NodeQueue = "node queue full",
-    /// The queue to the node's own kernel is full.
+    /// Queue to the node's kernel is full.
     KernelQueue = "kernel queue full",
-    /// No buffer for a fragment or an answer.
+    /// No buffer for a fragment or a reply.
     NoBuffer = "no buffer",
-    /// More wait for the neighbour's hardware address than may.
+    /// Queue for the resolution of the neighbour is full.
     NeighbourQueue = "neighbour queue full",
-    /// The neighbour does not answer.
+    /// Resolution of the neighbour failed.
     NeighbourFailed = "neighbour does not answer",
-    /// No room for another neighbour.
+    /// Neighbour table is full.
     NeighbourTable = "neighbour table full",
-    /// From another node, with a hop that is none of this node's.
+    /// From another node, with a hop that does not belong to this node.
     Hop = "hop is none of this node's",
-    /// Would go back to the kernel that it came from.
+    /// From the kernel, to which it would return.
     KernelLoop = "back to the kernel that sent it",
 }
 
@@ -141,7 +141,7 @@ impl fmt::Display for DropReason {
     }
 }
 
-/// Packets that went no further, by reason.
+/// Number of dropped packets by reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drops([u64; DropReason::ALL.len()]);
 
@@ -152,17 +152,17 @@ impl Default for Drops {
 }
 
 impl Drops {
-    /// How many for this reason.
+    /// Returns the number for a reason.
     pub fn count(&self, reason: DropReason) -> u64 {
         self.0[reason as usize]
     }
 
-    /// Reasons that there were, and how often.
+    /// Iterates over the reasons that occurred and their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (DropReason, u64)> + '_ {
         DropReason::ALL.iter().map(|reason| (*reason, self.count(*reason))).filter(|(_, count)| *count > 0)
     }
 
-    /// All of them together.
+    /// Returns the total number.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
@@ -173,43 +173,43 @@ impl Drops {
     }
 }
 
-/// Of one port. A VLAN's frames are its port's and its parent's.
+/// The counters of a port. Frames of a VLAN count at its port and at the parent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortCounters {
-    /// Frames that came in.
+    /// Received frames.
     pub received: Traffic,
-    /// Frames that were given to the port to be sent.
+    /// Frames queued for transmission.
     pub sent: Traffic,
-    /// Of those that came in here, what went no further; and what could not leave here.
+    /// Dropped packets that were received here, or that could not be sent here.
     pub drops: Drops,
 }
 
-/// All counters of a forwarder. They only grow.
+/// The counters of a forwarder, which only grow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counters {
-    /// By port.
+    /// Counters by port.
     pub ports: Vec<PortCounters>,
-    /// Given to other nodes, by node.
+    /// Packets sent to other nodes, by node.
     pub to_nodes: Vec<Traffic>,
-    /// Came from other nodes.
+    /// Packets received from other nodes.
     pub from_nodes: Traffic,
-    /// Given to the node's own kernel.
+    /// Packets delivered to the node's kernel.
     pub to_kernel: Traffic,
-    /// Came from the node's own kernel.
+    /// Packets received from the node's kernel.
     pub from_kernel: Traffic,
-    /// Of what came from the kernel, from other nodes, or from the router itself: what went no further.
+    /// Dropped packets from the kernel, from other nodes, or from the router itself.
     pub drops: Drops,
-    /// ICMP errors that were sent.
+    /// ICMP errors sent.
     pub icmp_errors_sent: u64,
-    /// ICMP errors that were not sent, because there were too many.
+    /// ICMP errors suppressed by the rate limit.
     pub icmp_errors_suppressed: u64,
-    /// Redirects that were sent.
+    /// Redirects sent.
     pub redirects_sent: u64,
-    /// ARP requests and neighbour solicitations that were sent.
+    /// ARP requests and neighbour solicitations sent.
     pub solicitations_sent: u64,
-    /// ARP requests and neighbour solicitations that were not sent, because there were too many.
+    /// ARP requests and neighbour solicitations suppressed by the rate limit.
     pub solicitations_suppressed: u64,
-    /// Others that claimed an address of this node's.
+    /// Messages of other hosts that claim an address of this node.
     pub address_conflicts: u64,
 }
 
@@ -233,7 +233,7 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// Packets that went no further, for this reason, wherever they came from.
+    /// Returns the number of packets dropped for a reason, of all origins.
     pub fn dropped(&self, reason: DropReason) -> u64 {
         self.drops.count(reason) + self.ports.iter().map(|port| port.drops.count(reason)).sum::<u64>()
     }

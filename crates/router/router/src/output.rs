@@ -1,4 +1,4 @@
-//! What comes out of a forwarder: packets to ports, to other nodes and to the node's kernel, and news.
+//! The outputs of a forwarder: packets to ports, to other nodes and to the node's kernel, and events.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -7,85 +7,84 @@ use packet::ethernet::MacAddress;
 
 use crate::{AdjacencyId, Hop, NODES_MAX, NodeId, PORTS_MAX, Packet, PortId, TracedStep};
 
-/// An IP packet that another node sends, or this one for another.
+/// An IP packet between nodes, with its next hop.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RoutedPacket {
-    /// By whom, through what and to whom.
+    /// Next hop.
     pub hop: Hop,
-    /// The symmetric hash of its flow: packets of one flow have the same, and stay in order.
+    /// Symmetric hash of the flow; packets with the same hash stay in order.
     pub flow: u32,
-    /// From the IP header on.
+    /// The packet, from the IP header on.
     pub packet: Packet,
 }
 
-/// What the control plane should know.
+/// An event for the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A neighbour on a network of the port's is known: a host route for the cluster.
+    /// A neighbour was resolved: a host route for the cluster.
     NeighbourUp {
-        /// Through what.
+        /// Port of the neighbour.
         port: PortId,
-        /// The neighbour.
+        /// Address of the neighbour.
         address: IpAddr,
-        /// To be announced with the route.
+        /// Adjacency to announce with the route.
         adjacency: AdjacencyId,
     },
-    /// It is no longer.
+    /// A neighbour is not resolved any more.
     NeighbourDown {
-        /// Through what.
+        /// Port of the neighbour.
         port: PortId,
-        /// The neighbour.
+        /// Address of the neighbour.
         address: IpAddr,
-        /// As it was announced.
+        /// Adjacency that was announced.
         adjacency: AdjacencyId,
     },
-    /// Somebody else has an own address: it is not used.
+    /// Another host uses a configured address, which is therefore not used.
     Duplicate {
-        /// On which port's network.
+        /// Port with the address.
         port: PortId,
         /// The address.
         address: IpAddr,
-        /// Who has it, where that was said.
+        /// MAC address of the other host, if known.
         mac: Option<MacAddress>,
     },
-    /// Somebody else uses an address that this node uses, and goes on using.
+    /// Another host uses an address of this node, which keeps it.
     Conflict {
-        /// On which port's network.
+        /// Port with the address.
         port: PortId,
         /// The address.
         address: IpAddr,
-        /// Who uses it, where that was said.
+        /// MAC address of the other host, if known.
         mac: Option<MacAddress>,
     },
 }
 
-/// Queues that a [`crate::Forwarder`] fills and a node empties. None grows beyond its bound, and none allocates after
-/// [`Output::new`].
+/// Queues that a [`crate::Forwarder`] fills and a node drains. All are bounded and allocate only in [`Output::new`].
 #[derive(Debug)]
 pub struct Output {
-    /// Frames for each port of the node's own; those of a VLAN's port are in its parent's queue.
+    /// Transmit queues by port; frames of a VLAN port are in the queue of its parent.
     pub to_ports: Vec<VecDeque<Packet>>,
-    /// For each other node.
+    /// Packets to other nodes, by node.
     pub to_nodes: Vec<VecDeque<RoutedPacket>>,
-    /// IP packets for the node's own kernel.
+    /// IP packets to the node's kernel.
     pub to_kernel: VecDeque<Packet>,
-    /// News, oldest first.
+    /// Events, oldest first.
     pub events: VecDeque<Event>,
-    /// News were lost, for nobody took them: look at [`crate::Forwarder::neighbours`] instead.
+    /// Whether events were lost because their queue was full; read [`crate::Forwarder::neighbours`] instead.
     pub events_lost: bool,
-    /// What became of packets that are traced, oldest first; what does not fit is not told.
+    /// Steps of traced packets, oldest first; steps that exceed the queue are lost.
     pub traced: VecDeque<TracedStep>,
     pub(crate) queue_packets_max: usize,
 }
 
-/// The most news that wait.
+/// Maximum number of queued events.
 pub(crate) const EVENTS_MAX: usize = 1 << 13;
 
-/// The most steps of traced packets that wait.
+/// Maximum number of queued steps of traced packets.
 pub(crate) const TRACED_STEPS_MAX: usize = 1 << 10;
 
 impl Output {
-    /// Empty queues of `queue_packets_max` packets each.
+    /// Creates empty queues for `queue_packets_max` packets each.
     pub fn new(queue_packets_max: usize) -> Output {
         Output {
             to_ports: (0..PORTS_MAX).map(|_| VecDeque::with_capacity(queue_packets_max)).collect(),
@@ -98,12 +97,12 @@ impl Output {
         }
     }
 
-    /// Frames that wait for this port.
+    /// Returns the transmit queue of a port.
     pub fn to_port(&mut self, port: PortId) -> &mut VecDeque<Packet> {
         &mut self.to_ports[usize::from(port.0)]
     }
 
-    /// Packets that wait for this node.
+    /// Returns the queue to a node.
     pub fn to_node(&mut self, node: NodeId) -> &mut VecDeque<RoutedPacket> {
         &mut self.to_nodes[usize::from(node.0)]
     }

@@ -1,68 +1,68 @@
-//! Packets in buffers of one size, taken and given back without allocation.
+//! Packet pool: buffers of one size, allocated and freed without heap allocation.
 
 use std::ops::Range;
 
-/// Bytes of a cache line.
+/// Size of a cache line in bytes.
 const LINE_BYTES: usize = 64;
 
-/// A packet: a buffer of a [`Pool`], and where in it the frame lies. It is moved, never copied; [`Pool::free`] takes
-/// it.
+/// A handle of a packet buffer (an mbuf of DPDK): the buffer, and the position of the frame in it. Handles are moved,
+/// never copied, and must be returned by [`Pool::free`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// The cache line of the pool's where the buffer begins.
+    /// Index of the first cache line of the buffer in the pool.
     line: u32,
     start: u16,
     bytes: u16,
 }
 
 impl Packet {
-    /// Bytes of the frame.
+    /// Returns the length of the frame in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         usize::from(self.bytes)
     }
 
-    /// Whether there is no byte.
+    /// Returns whether the frame is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 }
 
-/// Buffers of one size. Each has room before the frame, for headers that grow.
+/// A pool of buffers of one size, each with headroom before the frame for further headers.
 pub struct Pool {
     memory: Vec<u8>,
-    /// Where the first buffer begins: at a cache line.
+    /// Offset of the first buffer, aligned to a cache line.
     base: usize,
     buffer_bytes: usize,
     headroom_bytes: u16,
-    /// Lines where free buffers begin. The last that was given back is the first to be taken: it is in the caches.
+    /// First cache lines of free buffers. A stack: the last buffer freed is the first allocated, as it is in the cache.
     free: Vec<u32>,
 }
 
 impl Pool {
-    /// `buffers` of `buffer_bytes` each, `headroom_bytes` of which lie before a new frame.
+    /// Creates a pool of `buffers` of `buffer_bytes` each, `headroom_bytes` of which precede a new frame.
     pub fn new(buffers: u32, buffer_bytes: u16, headroom_bytes: u16) -> Pool {
         assert!(headroom_bytes < buffer_bytes, "headroom {headroom_bytes} B leaves nothing of {buffer_bytes} B");
         let buffer_bytes = usize::from(buffer_bytes);
-        // From one buffer to the next: an odd number of lines. With a power of two, all headers would share few sets of
-        // the caches, and drive each other out.
+        // An odd number of lines between buffers: with a power of two, all headers would map to few cache sets and
+        // evict each other.
         let stride_lines = buffer_bytes.div_ceil(LINE_BYTES) as u32 | 1;
-        let lines = buffers.checked_mul(stride_lines).expect("a pool of 256 GiB at most");
+        let lines = buffers.checked_mul(stride_lines).expect("a pool must not exceed 256 GiB");
         let memory = vec![0; (lines as usize + 1) * LINE_BYTES];
         let base = memory.as_ptr().align_offset(LINE_BYTES).min(LINE_BYTES);
         let free = (0..buffers).rev().map(|buffer| buffer * stride_lines).collect();
         Pool { memory, base, buffer_bytes, headroom_bytes, free }
     }
 
-    /// An empty packet; `None` when all buffers are out.
+    /// Allocates an empty packet; returns `None` if no buffer is free.
     #[inline]
     pub fn alloc(&mut self) -> Option<Packet> {
         let line = self.free.pop()?;
         Some(Packet { line, start: self.headroom_bytes, bytes: 0 })
     }
 
-    /// A packet of these bytes; `None` when all buffers are out, or `bytes` do not fit one.
+    /// Allocates a packet with these bytes; returns `None` if no buffer is free or `bytes` do not fit.
     #[inline]
     pub fn alloc_copy(&mut self, bytes: &[u8]) -> Option<Packet> {
         if bytes.len() > self.bytes_max() {
@@ -74,36 +74,36 @@ impl Pool {
         Some(packet)
     }
 
-    /// Gives the packet's buffer back.
+    /// Frees the buffer of a packet.
     #[inline]
     pub fn free(&mut self, packet: Packet) {
         self.free.push(packet.line);
     }
 
-    /// Free buffers are taken in the order of a new pool again, whatever order they came back in.
+    /// Sorts the free buffers, so that they are allocated in the order of a new pool.
     pub fn restore_order(&mut self) {
         self.free.sort_unstable_by(|one, other| other.cmp(one));
     }
 
-    /// Buffers that can be taken.
+    /// Returns the number of free buffers.
     pub fn available(&self) -> usize {
         self.free.len()
     }
 
-    /// The frame.
+    /// Returns the frame.
     #[inline]
     pub fn bytes(&self, packet: &Packet) -> &[u8] {
         &self.memory[self.range(packet)]
     }
 
-    /// The frame, to be changed in place.
+    /// Returns the frame for modification.
     #[inline]
     pub fn bytes_mut(&mut self, packet: &Packet) -> &mut [u8] {
         let range = self.range(packet);
         &mut self.memory[range]
     }
 
-    /// One packet's frame to be read, while another's is changed.
+    /// Returns one packet's frame, and another packet's frame for modification.
     pub fn bytes_pair(&mut self, read: &Packet, change: &Packet) -> (&[u8], &mut [u8]) {
         let ranges = [self.range(read), self.range(change)];
         let [read, change] = self.memory.get_disjoint_mut(ranges).expect("two packets have two buffers");
@@ -116,20 +116,20 @@ impl Pool {
         start..start + usize::from(packet.bytes)
     }
 
-    /// The longest frame that a new packet can hold.
+    /// Returns the maximum length in bytes of a frame in a new packet.
     #[inline]
     pub fn bytes_max(&self) -> usize {
         self.buffer_bytes - usize::from(self.headroom_bytes)
     }
 
-    /// Sets the frame's length; what is new in it is whatever the buffer held. `bytes` beyond the buffer is a bug.
+    /// Sets the length of the frame; added bytes have arbitrary content. Panics if `bytes` exceed the buffer.
     #[inline]
     pub fn resize(&self, packet: &mut Packet, bytes: usize) {
         assert!(usize::from(packet.start) + bytes <= self.buffer_bytes, "{bytes} B do not fit a buffer");
         packet.bytes = bytes as u16;
     }
 
-    /// Moves the frame's start: `bytes` are taken from its front.
+    /// Removes `bytes` from the front of the frame.
     #[inline]
     pub fn trim_front(&self, packet: &mut Packet, bytes: u16) {
         assert!(bytes <= packet.bytes, "{bytes} B from the front of {} B", packet.bytes);
@@ -137,7 +137,7 @@ impl Pool {
         packet.bytes -= bytes;
     }
 
-    /// Takes `header_bytes` from the frame's front, and leaves `bytes` of what follows, of which there are as many.
+    /// Removes `header_bytes` from the front of the frame, and truncates the rest to `bytes`. Panics if it is shorter.
     #[inline]
     pub fn trim(&self, packet: &mut Packet, header_bytes: u16, bytes: usize) {
         assert!(usize::from(header_bytes) + bytes <= packet.len(), "{header_bytes} B and {bytes} B of a frame");
@@ -145,7 +145,7 @@ impl Pool {
         packet.bytes = bytes as u16;
     }
 
-    /// Puts a header before the frame, when there is room; says whether there was.
+    /// Prepends a header to the frame if the headroom suffices, and returns whether it did.
     #[inline]
     pub fn prepend<const N: usize>(&mut self, packet: &mut Packet, header: &[u8; N]) -> bool {
         if usize::from(packet.start) < N {
@@ -154,22 +154,22 @@ impl Pool {
         packet.start -= N as u16;
         packet.bytes += N as u16;
         match self.bytes_mut(packet).first_chunk_mut::<N>() {
-            Some(place) => *place = *header,
-            None => unreachable!("a frame that grew by {N} B has as many"),
+            Some(front) => *front = *header,
+            None => unreachable!("the frame has just grown by {N} B"),
         }
         true
     }
 
-    /// Bytes of room before the frame.
+    /// Returns the headroom of the packet in bytes.
     #[inline]
     pub fn headroom(&self, packet: &Packet) -> usize {
         usize::from(packet.start)
     }
 
-    /// Moves the frame's start: room of `bytes` before it becomes part of it.
+    /// Extends the frame at its front by `bytes` of headroom. Panics if the headroom is smaller.
     #[inline]
     pub fn grow_front(&self, packet: &mut Packet, bytes: u16) {
-        assert!(bytes <= packet.start, "{bytes} B before a frame with {} B of room", packet.start);
+        assert!(bytes <= packet.start, "{bytes} B before a frame with {} B of headroom", packet.start);
         packet.start -= bytes;
         packet.bytes += bytes;
     }
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_packet_is_what_was_put_into_it() {
+    fn a_packet_holds_what_was_written_to_it() {
         let mut pool = Pool::new(3, 128, 32);
         let mut a = pool.alloc_copy(b"hello").expect("a buffer");
         let b = pool.alloc_copy(b"world").expect("a buffer");
@@ -194,18 +194,18 @@ mod tests {
     }
 
     #[test]
-    fn buffers_come_back_and_no_more_than_there_are() {
+    fn buffers_are_reused_and_limited_in_number() {
         let mut pool = Pool::new(2, 128, 0);
         let packets: Vec<Packet> = (0..2).filter_map(|_| pool.alloc()).collect();
         assert_eq!((packets.len(), pool.alloc(), pool.available()), (2, None, 0));
         packets.into_iter().for_each(|packet| pool.free(packet));
         assert_eq!(pool.available(), 2);
-        assert!(pool.alloc_copy(&[0; 129]).is_none(), "more than a buffer holds");
+        assert!(pool.alloc_copy(&[0; 129]).is_none(), "longer than a buffer");
         assert_eq!(pool.available(), 2);
     }
 
     #[test]
-    fn buffers_are_taken_in_their_first_order_again_when_that_is_restored() {
+    fn restoring_the_order_makes_allocation_as_in_a_new_pool() {
         let mut pool = Pool::new(4, 128, 0);
         let alloc_all = |pool: &mut Pool| std::iter::from_fn(|| pool.alloc()).collect::<Vec<_>>();
         let first: Vec<u32> = alloc_all(&mut pool).into_iter().map(|packet| packet.line).collect();
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_frame_of_every_buffer_is_its_own() {
+    fn the_longest_frames_do_not_overlap() {
         let mut pool = Pool::new(5, 200, 10);
         let packets: Vec<Packet> = (0..5).filter_map(|fill| pool.alloc_copy(&[fill; 190])).collect();
         for (fill, packet) in packets.iter().enumerate() {

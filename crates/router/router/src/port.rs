@@ -1,4 +1,4 @@
-//! What a router needs of whatever it is plugged into.
+//! The interface of ports to the router.
 
 pub mod memory;
 
@@ -8,42 +8,42 @@ use std::os::fd::BorrowedFd;
 
 use crate::{Packet, Pool};
 
-/// Ethernet frames in and out, in order, without waiting.
+/// Receives and transmits Ethernet frames in order, without blocking.
 pub trait Port {
-    /// Appends frames that have come to `into`, at most `packets_max`; those that find no buffer stay where they are.
-    /// Says how many. An error is the port's end: its device is gone.
+    /// Appends at most `packets_max` received frames to `into`, and returns their number. Frames that find no free
+    /// buffer stay in the port. An error is permanent: the device is gone.
     fn receive(&mut self, pool: &mut Pool, into: &mut Vec<Packet>, packets_max: usize) -> io::Result<usize>;
 
-    /// Takes packets from the front of `from` and gives their buffers back, as many as there is room for now. Says how
-    /// many.
+    /// Transmits packets from the front of `from` as far as there is room, frees their buffers, and returns their
+    /// number.
     fn transmit(&mut self, pool: &mut Pool, from: &mut VecDeque<Packet>) -> io::Result<usize>;
 
-    /// Becomes readable when there is something to receive; `None` for a port that is only ever looked at.
+    /// Returns the descriptor that becomes readable when frames arrive; `None` for a port that must be polled.
     fn wakes(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Before sleeping on [`Port::wakes`]: whether there is nothing to receive, looked at once more after the other
-    /// side has been told to wake the sleeper.
+    /// Prepares for sleeping on [`Port::wakes`]: requests a wake-up from the other side, then polls once more. Returns
+    /// whether there is nothing to receive.
     fn may_sleep(&mut self) -> bool;
 
-    /// Whether a kernel stands behind the port: an interface with addresses of its own, whose kernel answers for them
-    /// and has every frame that is for this node. What came through such a port is not given to the kernel again.
+    /// Returns whether the port is an interface whose kernel also receives its frames and answers for its addresses.
+    /// Packets from such a port are not delivered to the kernel again.
     fn has_kernel(&self) -> bool {
         false
     }
 
-    /// What the port has lost since it was opened.
+    /// Returns the frames lost since the port was opened.
     fn losses(&self) -> PortLosses {
         PortLosses::default()
     }
 }
 
-/// Frames that a port lost, by reason.
+/// Number of frames lost by a port, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortLosses {
-    /// Came while the port's queue was full.
+    /// Arrived while the receive queue was full.
     pub receive_overflows: u64,
-    /// Came, but cannot be handed on: longer than a buffer, or cut off.
+    /// Received, but longer than a buffer or truncated.
     pub receive_unusable: u64,
-    /// Were taken to be sent, and refused: the interface is down, its queue full, or the frame longer than its MTU.
+    /// Accepted for transmission, but rejected: the interface is down, its queue is full, or the frame exceeds its MTU.
     pub transmit_refused: u64,
 }

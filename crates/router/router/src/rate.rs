@@ -1,20 +1,20 @@
-//! How often something may be done.
+//! Rate limits by token buckets.
 
 use crate::Time;
 
-/// A token bucket: so many a second, and at once as many as were saved up.
+/// The parameters of a token bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// In the long run.
+    /// Sustained rate.
     pub per_second: u32,
-    /// At once, after a pause.
+    /// Maximum number of events at once, after a pause.
     pub burst: u32,
 }
 
 #[derive(Debug)]
 pub(crate) struct TokenBucket {
     rate: Rate,
-    /// Nanoseconds of saved-up time: each token costs a second's part of it.
+    /// Tokens in units of time: each costs the nanoseconds in which one accrues.
     tokens_ns: u64,
     refilled_at: Time,
 }
@@ -22,14 +22,14 @@ pub(crate) struct TokenBucket {
 const NS_PER_S: u64 = 1_000_000_000;
 
 impl TokenBucket {
-    /// A full one.
+    /// Creates a full bucket.
     pub(crate) fn new(rate: Rate, now: Time) -> TokenBucket {
         let mut bucket = TokenBucket { rate, tokens_ns: 0, refilled_at: now };
         bucket.tokens_ns = bucket.full_ns();
         bucket
     }
 
-    /// Whether it may be done now; then it counts as done.
+    /// Takes a token if there is one, and returns whether there was.
     pub(crate) fn take(&mut self, now: Time) -> bool {
         if self.rate.per_second == 0 {
             return false;
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_and_then_the_rate() {
+    fn a_burst_is_followed_by_the_rate() {
         let mut bucket = TokenBucket::new(Rate { per_second: 10, burst: 3 }, Time::ZERO);
         let taken = |bucket: &mut TokenBucket, now| (0..100).filter(|_| bucket.take(now)).count();
         assert_eq!(taken(&mut bucket, Time::ZERO), 3);
@@ -72,17 +72,17 @@ mod tests {
             count += taken(&mut bucket, now);
         }
         assert_eq!(count, 100, "10 s at 10 a second");
-        assert_eq!(taken(&mut bucket, now + Duration::from_secs(3600)), 3, "a long pause saves up one burst");
+        assert_eq!(taken(&mut bucket, now + Duration::from_secs(3600)), 3, "a long pause accrues one burst");
     }
 
     #[test]
-    fn none_a_second_is_never() {
+    fn a_rate_of_zero_allows_nothing() {
         let mut bucket = TokenBucket::new(Rate { per_second: 0, burst: 3 }, Time::ZERO);
         assert!(!bucket.take(Time::from_ns(u64::MAX)));
     }
 
     #[test]
-    fn time_that_goes_back_gives_nothing() {
+    fn time_that_goes_backwards_adds_no_tokens() {
         let mut bucket = TokenBucket::new(Rate { per_second: 1, burst: 1 }, Time::from_ns(NS_PER_S));
         assert!(bucket.take(Time::from_ns(NS_PER_S)));
         assert!(!bucket.take(Time::ZERO));

@@ -1,4 +1,4 @@
-//! Routes: what every node announces, merged, and written into the tables that packets are looked up in.
+//! The RIB: merges the routes that nodes announce, and installs the best ones in the FIB.
 
 mod apportion;
 mod error;
@@ -18,7 +18,7 @@ use crate::{Hop, NODES_MAX, NodeId, PortId};
 
 pub use error::RouteError;
 
-/// The tables, as a forwarder reads them. Each forwarder has its own of these, all of the same tables.
+/// A reader of the FIB. Each forwarder has its own; clones read the same tables.
 #[derive(Clone)]
 pub struct Tables {
     reader: fib::Reader<Hop>,
@@ -30,7 +30,7 @@ impl Tables {
         self.reader.batch(read)
     }
 
-    /// The hops among which a forwarder chooses for packets to an address.
+    /// Returns the equal-cost hops for an address.
     pub fn lookup(&mut self, address: IpAddr) -> Option<Vec<Hop>> {
         self.read(|tables| {
             let group = match address {
@@ -42,18 +42,18 @@ impl Tables {
     }
 }
 
-/// What one node says of one prefix.
+/// A node's announcement of a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Announcement {
     metric: u32,
     hop_set: HopSetId,
 }
 
-/// A set of hops that announcements share.
+/// Identifies a set of hops in [`HopSets`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct HopSetId(u32);
 
-/// Sets of hops, each kept once.
+/// Interned sets of hops, with reference counts.
 #[derive(Default)]
 struct HopSets {
     sets: Vec<Box<[Hop]>>,
@@ -100,50 +100,50 @@ impl HopSets {
     }
 }
 
-/// Where routes to one prefix come from.
+/// An announcement of a prefix, as displayed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteSource {
-    /// Who announces it.
+    /// Announcing node.
     pub node: NodeId,
-    /// How good it is there: less is better.
+    /// Metric; lower is better.
     pub metric: u32,
-    /// By which hops of that node's.
+    /// Hops at that node.
     pub hops: Vec<Hop>,
 }
 
-/// What the tables have of one prefix.
+/// The FIB entry of a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FibEntry {
-    /// The lowest one that is announced.
+    /// The lowest announced metric.
     pub metric: u32,
-    /// The hops that share the traffic, or the one end of it; nobody's while the nodes that had it are being taken out.
-    /// `None` where the tables have no room for the prefix: packets take a wider route, if there is one.
+    /// The hops that share the traffic, or the one hop that drops it; empty while the routes of failed nodes are being
+    /// withdrawn. `None` if the FIB has no room for the prefix: packets take a less specific route, if there is one.
     pub hops: Option<Vec<Hop>>,
 }
 
-/// All routes of the cluster, as one node knows them. Of the announcements of a prefix those with the lowest metric
-/// win; equal ones share the traffic, unless one of them is an end: then all of it ends.
+/// The routing information base: all routes of the cluster, as known to one node. The announcements of a prefix with
+/// the lowest metric win; equal ones share the traffic (ECMP), unless one of them drops packets: then all are dropped.
 pub struct Rib {
     writer: fib::Writer<Hop>,
-    /// What each node announces.
+    /// Announcements by node.
     announced: Vec<HashMap<IpNet, Announcement>>,
-    /// What nodes announced that are gone, as far as it is in the tables still.
+    /// Announcements of failed nodes that are still in the FIB.
     pending_withdrawals: Vec<(IpNet, Announcement)>,
     hop_sets: HopSets,
     groups: HashMap<Box<[Hop]>, GroupId>,
-    /// What each group should be, by its number: what is in the tables lacks the hops of nodes that are gone.
+    /// The intended hops of each group, by number; groups in the FIB lack the hops of failed nodes.
     hops: Vec<Box<[Hop]>>,
     is_gone: [bool; NODES_MAX as usize],
-    /// What is announced, and found no room in the tables.
+    /// Announced prefixes for which the FIB had no room.
     not_installed: BTreeSet<IpNet>,
     merged: Vec<Hop>,
 }
 
 impl Rib {
-    /// No routes yet, and what reads them.
+    /// Creates an empty RIB, and a reader of its FIB.
     ///
     /// # Errors
-    /// The kernel has no memory for tables to give.
+    /// The kernel cannot map the memory of the tables.
     pub fn new() -> io::Result<(Rib, Tables)> {
         let (writer, reader) = fib::tables()?;
         let rib = Rib {
@@ -160,17 +160,17 @@ impl Rib {
         Ok((rib, Tables { reader }))
     }
 
-    /// A node's route to a prefix, in place of the one that it announced before. Bits beyond the prefix's length do not
-    /// count. A hop that is given twice gets twice the share.
+    /// Adds or replaces a node's route to a prefix. Bits beyond the prefix length are ignored. A hop that is given
+    /// twice gets twice the share.
     ///
     /// # Errors
-    /// The announcement makes no sense; then everything is as it was. Or the tables have no room: then they have no
-    /// route to the prefix, not even the former one, until there is room.
+    /// The announcement is invalid; then nothing changes. Or the FIB has no room: then it has no route to the prefix,
+    /// not even the former one, until there is room.
     pub fn announce(&mut self, node: NodeId, prefix: IpNet, metric: u32, hops: &[Hop]) -> Result<(), RouteError> {
         let prefix = prefix.trunc();
         check(node, prefix, hops)?;
         if self.is_gone[usize::from(node.0)] {
-            // What is left of its former life must not be mixed with this one.
+            // Announcements from before the failure must not be merged with new ones.
             while self.process_withdrawals(usize::MAX)? {}
             self.is_gone[usize::from(node.0)] = false;
         }
@@ -182,10 +182,10 @@ impl Rib {
         self.update_fib(prefix)
     }
 
-    /// A node's route to a prefix is gone. Says whether there was one.
+    /// Removes a node's route to a prefix, and returns whether there was one.
     ///
     /// # Errors
-    /// The tables have no room for what others announce of the prefix: then they have no route to it.
+    /// The FIB has no room for the announcements of other nodes: then it has no route to the prefix.
     pub fn withdraw(&mut self, node: NodeId, prefix: IpNet) -> Result<bool, RouteError> {
         let prefix = prefix.trunc();
         let announced = self.announced.get_mut(usize::from(node.0)).and_then(|announced| announced.remove(&prefix));
@@ -196,11 +196,11 @@ impl Rib {
         Ok(true)
     }
 
-    /// A node is gone: from now on no packet is sent to it. What it announced is taken out by [`Rib::process_withdrawals`], after
-    /// which routes that were not as good as its own are used.
+    /// Withdraws all routes of a failed node. No packet is sent to it from now on; [`Rib::process_withdrawals`] removes
+    /// its announcements, after which routes with higher metrics are used.
     ///
     /// # Errors
-    /// The tables have no room for the change.
+    /// The FIB has no room for the change.
     pub fn withdraw_node(&mut self, node: NodeId) -> Result<(), RouteError> {
         let Some(announced) = self.announced.get_mut(usize::from(node.0)) else { return Ok(()) };
         self.pending_withdrawals.extend(announced.drain());
@@ -213,7 +213,7 @@ impl Rib {
             if hops.iter().any(|hop| is_via(hop, node)) {
                 let left: Vec<Hop> = hops.iter().filter(|hop| !is_lost(hop, &self.is_gone)).copied().collect();
                 if self.writer.set_group(*group, &left).is_err() {
-                    // Several hops take room, one takes none. What it should be it becomes by `process_withdrawals`.
+                    // A single hop needs no room. `process_withdrawals` installs the remaining hops later.
                     self.writer.set_group(*group, &left[..left.len().min(1)])?;
                 }
             }
@@ -221,11 +221,10 @@ impl Rib {
         Ok(())
     }
 
-    /// Takes out of the tables what nodes that are gone announced, at most `routes_max` routes. Says whether there are
-    /// more.
+    /// Removes at most `routes_max` routes of failed nodes from the FIB, and returns whether there are more.
     ///
     /// # Errors
-    /// The tables have no room for a change; that route is left out.
+    /// The FIB has no room for a change; that route is not installed.
     pub fn process_withdrawals(&mut self, routes_max: usize) -> Result<bool, RouteError> {
         for _ in 0..routes_max.min(self.pending_withdrawals.len()) {
             let Some((prefix, former)) = self.pending_withdrawals.pop() else { break };
@@ -236,7 +235,7 @@ impl Rib {
         Ok(!self.pending_withdrawals.is_empty())
     }
 
-    /// There may be room for what was left out.
+    /// Tries again to install up to `routes_max` routes for which the FIB had no room.
     fn retry_install(&mut self, routes_max: usize) {
         for _ in 0..routes_max {
             let Some(prefix) = self.not_installed.pop_first() else { return };
@@ -246,33 +245,33 @@ impl Rib {
         }
     }
 
-    /// How many prefixes are announced and found no room in the tables.
+    /// Returns the number of announced prefixes for which the FIB has no room.
     pub fn not_installed(&self) -> usize {
         self.not_installed.len()
     }
 
-    /// Which these are, in their order.
+    /// Iterates over these prefixes, in their order.
     pub fn prefixes_not_installed(&self) -> impl Iterator<Item = IpNet> + '_ {
         self.not_installed.iter().copied()
     }
 
-    /// Routes of a node.
+    /// Returns the number of routes of a node.
     pub fn routes_of(&self, node: NodeId) -> usize {
         self.announced.get(usize::from(node.0)).map_or(0, HashMap::len)
     }
 
-    /// How many prefixes of IPv4, and how many of IPv6.
+    /// Returns the number of IPv4 prefixes and of IPv6 prefixes.
     pub fn routes(&self) -> (usize, usize) {
         self.writer.routes()
     }
 
-    /// The longest prefix that has this address, and its hops.
+    /// Returns the longest prefix that contains the address, and its hops.
     pub fn lookup(&self, address: IpAddr) -> Option<(IpNet, Vec<Hop>)> {
         let (prefix, group) = self.writer.lookup(address.into())?;
         Some((prefix, self.writer.hops(group).ok()?))
     }
 
-    /// What becomes of packets to a prefix, as the tables have it: not what its announcements would give.
+    /// Returns the FIB entry of a prefix: what is installed, not what its announcements call for.
     pub fn fib_entry(&self, prefix: IpNet) -> Option<FibEntry> {
         let prefix = prefix.trunc();
         let metrics = self.announced.iter().filter_map(|announced| announced.get(&prefix));
@@ -284,14 +283,14 @@ impl Rib {
         Some(FibEntry { metric, hops: Some(self.writer.hops(group).ok()?) })
     }
 
-    /// Everything that is in the tables, in the order of the prefixes.
+    /// Iterates over all installed routes, in the order of their prefixes.
     pub fn iter(&self) -> impl Iterator<Item = (IpNet, Vec<Hop>)> + '_ {
         let v4 = self.writer.routes_v4().map(|(prefix, group)| (IpNet::from(prefix), group));
         let v6 = self.writer.routes_v6().map(|(prefix, group)| (IpNet::from(prefix), group));
         v4.chain(v6).map(|(prefix, group)| (prefix, self.writer.hops(group).unwrap_or_default()))
     }
 
-    /// Who announces a prefix.
+    /// Returns all announcements of a prefix.
     pub fn sources(&self, prefix: IpNet) -> Vec<RouteSource> {
         let of = |(node, announced): (usize, &HashMap<IpNet, Announcement>)| {
             let announcement = announced.get(&prefix.trunc())?;
@@ -301,14 +300,14 @@ impl Rib {
         self.announced.iter().enumerate().filter_map(of).collect()
     }
 
-    /// Writes what nodes announce of a prefix into the tables. What finds no room is left out: a route that was right
-    /// before leads to somebody else now, or to nobody.
+    /// Installs the merged announcements of a prefix. If there is no room, the former route is removed as well, because
+    /// it is outdated.
     fn update_fib(&mut self, prefix: IpNet) -> Result<(), RouteError> {
         self.not_installed.remove(&prefix);
         if self.install(prefix).is_ok() {
             return Ok(());
         }
-        // What the former route gives back may be room enough.
+        // Removing the former route may free enough room.
         let removed = self.uninstall(prefix);
         let written = removed.and_then(|()| self.install(prefix));
         if written.is_err() {
@@ -333,15 +332,15 @@ impl Rib {
         match inserted {
             Ok(before) if before == Some(group) => {}
             Ok(before) => self.release(before),
-            // Made for this route, and perhaps for it alone.
+            // The group may have been created for this route.
             Err(_) => self.release(Some(group)),
         }
         inserted?;
         Ok(())
     }
 
-    /// Into `merged`: the hops of the best announcements. What is more than a group has is brought into proportion, in
-    /// the same way at all nodes.
+    /// Merges the hops of the best announcements into `merged`. If they exceed a group, they are reduced in proportion,
+    /// in the same way at all nodes.
     fn merge(&mut self, prefix: &IpNet) {
         self.merged.clear();
         let mut best = u32::MAX;
@@ -355,10 +354,10 @@ impl Rib {
                 self.merged.extend_from_slice(self.hop_sets.get(announcement.hop_set));
             }
         }
-        // A packet has one end: where a route says so, others that are as good do not count.
-        if let Some(end) = self.merged.iter().copied().find(|hop| hop.port == PortId::NOWHERE) {
+        // A route that drops packets takes precedence over others with the same metric.
+        if let Some(dropping) = self.merged.iter().copied().find(|hop| hop.port == PortId::NOWHERE) {
             self.merged.clear();
-            self.merged.push(end);
+            self.merged.push(dropping);
         }
         self.merged.sort_unstable();
         if self.merged.len() > HOPS_MAX {
@@ -369,7 +368,7 @@ impl Rib {
         }
     }
 
-    /// The group of the merged hops.
+    /// Returns the group of the merged hops, and creates it if necessary.
     fn group(&mut self) -> Result<GroupId, RouteError> {
         if let Some(group) = self.groups.get(&self.merged[..]) {
             return Ok(*group);
@@ -381,7 +380,7 @@ impl Rib {
         Ok(group)
     }
 
-    /// Gives a group back that no route leads to any more.
+    /// Removes a group if no route uses it any more.
     fn release(&mut self, group: Option<GroupId>) {
         let Some(group) = group else { return };
         if self.writer.remove_group(group).is_ok() {
@@ -391,14 +390,14 @@ impl Rib {
     }
 }
 
-/// Hops with weights as a group has them: a hop of twice the weight stands there twice as often.
+/// Expands weighted hops to the hops of a group: a hop of twice the weight occurs twice as often.
 pub fn expand_weights<T: Copy>(weighted: &[(T, u32)]) -> impl Iterator<Item = T> {
     let weights: Vec<u32> = weighted.iter().map(|(_, weight)| *weight).collect();
     let parts = apportion(&weights, HOPS_MAX);
     weighted.iter().zip(parts).flat_map(|((hop, _), parts)| std::iter::repeat_n(*hop, parts))
 }
 
-/// Whether packets with this hop go to that node.
+/// Returns whether packets with this hop go to that node.
 fn is_via(hop: &Hop, node: NodeId) -> bool {
     hop.node == node && hop.port != PortId::NOWHERE
 }
@@ -407,7 +406,7 @@ fn is_lost(hop: &Hop, is_gone: &[bool]) -> bool {
     hop.port != PortId::NOWHERE && is_gone[usize::from(hop.node.0)]
 }
 
-/// What another node says is checked before it is used.
+/// Validates an announcement, which may come from another node.
 fn check(node: NodeId, prefix: IpNet, hops: &[Hop]) -> Result<(), RouteError> {
     if node.0 >= NODES_MAX {
         return Err(RouteError::Node { node: node.0 });

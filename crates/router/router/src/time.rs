@@ -1,27 +1,27 @@
-//! Time as it is handed in.
+//! Time, as passed in by the caller.
 
 use std::ops::Add;
 use std::time::Duration;
 
-/// A moment: nanoseconds since the router began. 64 bits last 584 years.
+/// A point in time: nanoseconds since the start of the router. 64 bits last 584 years.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);
 
 impl Time {
-    /// When the router began.
+    /// The start of the router.
     pub const ZERO: Time = Time(0);
 
-    /// This many nanoseconds after the router began.
+    /// Returns the time `ns` nanoseconds after the start of the router.
     pub const fn from_ns(ns: u64) -> Time {
         Time(ns)
     }
 
-    /// Nanoseconds since the router began.
+    /// Returns the nanoseconds since the start of the router.
     pub const fn ns(self) -> u64 {
         self.0
     }
 
-    /// How long after `earlier` this is; nothing when it is not after.
+    /// Returns the duration since `earlier`, or zero if `earlier` is later.
     pub const fn since(self, earlier: Time) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

@@ -1,47 +1,47 @@
-//! What a message takes, learnt while messages go.
+//! A model of the latency of messages, fitted online.
 //!
 //! The published figures fit `L = a + b (n - 1) + c bytes` within 0.22 us (software-router's fit of the KAIST
-//! measurements: 1.75 us, 50.6 ns, 0.214 ns); so do messages through memory. The three coefficients follow what is
-//! measured, by recursive least squares that forget: a line that is slower today than yesterday is learnt again.
+//! measurements: 1.75 us, 50.6 ns, 0.214 ns); so do messages through memory. The three coefficients are estimated by
+//! recursive least squares with a forgetting factor, so that the model follows changes of the link.
 
 use sim::Span;
 
-/// Of a sample, how much is left after one more: about the last 500 count.
+/// Forgetting factor: about the last 500 samples count.
 const KEPT: f64 = 0.998;
-/// What is not yet known may be anything: the variance of each coefficient before the first sample, in its unit².
+/// Variance of each coefficient before the first sample, in its unit²: large, because nothing is known.
 const VARIANCES_FIRST: [f64; 3] = [1e6, 1e3, 1.0];
-/// No coefficient is known better than so: else what is learnt late would count for nothing, or rounding end it all.
+/// Upper bound of a variance, for numerical stability.
 const VARIANCE_MAX: f64 = 1e9;
-/// How far a sample may be off what is expected: one that was held up by an interrupt says nothing of the link.
+/// Ratio to the expectation above which a sample is an outlier, such as one delayed by an interrupt.
 const OFF_MAX: f64 = 4.0;
-/// After so many that were far off in a row, the link is another one.
+/// Number of consecutive outliers after which the link is assumed to have changed.
 const OFF_IN_A_ROW_MAX: u32 = 32;
 
-/// What one message took.
+/// The measured latency of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// Its packets, at least 1.
+    /// Number of packets, at least 1.
     pub packets: usize,
-    /// Their bytes, all together.
+    /// Total length of the packets in bytes.
     pub bytes: usize,
-    /// From handing over the first to when the last was seen to be there.
+    /// Time from submission of the first packet to arrival of the last one.
     pub took: Span,
 }
 
-/// What messages take.
+/// The latency model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Latency {
-    /// Of a message of one empty packet, of each further packet, of a byte; in nanoseconds.
+    /// Latency of a message of one empty packet, of each further packet, and of a byte, in nanoseconds.
     coefficients: [f64; 3],
     variances: [[f64; 3]; 3],
     off_in_a_row: u32,
 }
 
 impl Latency {
-    /// *Published*: the fit of what a 40 G RoCE NIC took.
+    /// *Published*: the fit for a 40 G RoCE NIC.
     pub const PUBLISHED: [f64; 3] = [1750.0, 50.6, 0.214];
 
-    /// Before anything is learnt: of a message of one empty packet, of each further packet, of a byte; in nanoseconds.
+    /// Creates a model with initial coefficients, in the order and units of the fit: `a`, `b` and `c` in nanoseconds.
     pub fn new(coefficients: [f64; 3]) -> Latency {
         let mut variances = [[0.0; 3]; 3];
         for (index, variance) in VARIANCES_FIRST.into_iter().enumerate() {
@@ -50,20 +50,20 @@ impl Latency {
         Latency { coefficients, variances, off_in_a_row: 0 }
     }
 
-    /// What a message takes besides its packets, in packets of so many bytes.
+    /// Returns the fixed latency of a message, as a number of packets of `bytes` bytes with the same latency.
     pub fn message_packets(&self, bytes: f64) -> f64 {
         let [message, packet, byte] = self.coefficients;
         let packet_ns = packet + byte * bytes;
         if packet_ns > 0.0 { (message / packet_ns).max(0.0) } else { f64::INFINITY }
     }
 
-    /// In nanoseconds, for so many packets with so many bytes all together.
+    /// Returns the expected latency in nanoseconds of `packets` packets with a total of `bytes` bytes.
     pub fn expected_ns(&self, packets: usize, bytes: usize) -> f64 {
         let [first, next, byte] = self.coefficients;
         (first + next * packets.saturating_sub(1) as f64 + byte * bytes as f64).max(0.0)
     }
 
-    /// Learns what a message took. One that took much longer than expected is left out, but not for ever.
+    /// Updates the model by a sample. Outliers are ignored, unless many follow in a row.
     pub fn learn(&mut self, sample: &Sample) {
         let took_ns = sample.took.ns();
         let expected_ns = self.expected_ns(sample.packets, sample.bytes);
@@ -78,7 +78,7 @@ impl Latency {
         self.correct(inputs, error_ns);
     }
 
-    /// One step of recursive least squares.
+    /// Performs one step of recursive least squares.
     fn correct(&mut self, inputs: [f64; 3], error: f64) {
         let spread = self.variances.map(|row| (0..3).map(|at| row[at] * inputs[at]).sum::<f64>());
         let weight = KEPT + (0..3).map(|at| inputs[at] * spread[at]).sum::<f64>();
@@ -89,7 +89,7 @@ impl Latency {
                 self.variances[row][column] = reduced / KEPT;
             }
         }
-        // Where nothing new is said of a coefficient, forgetting lets its variance grow without bound.
+        // Without information about a coefficient, forgetting would let its variance grow without bound.
         for row in 0..3 {
             if self.variances[row][row] > VARIANCE_MAX {
                 let scale = (VARIANCE_MAX / self.variances[row][row]).sqrt();
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_messages_take_is_learnt_and_learnt_again_when_the_link_changes() {
+    fn the_model_fits_the_link_and_follows_its_changes() {
         let fast = |packets: usize, bytes: usize| 300.0 + 15.0 * packets as f64 + 0.05 * bytes as f64;
         let slow = |packets: usize, bytes: usize| 9000.0 + 40.0 * packets as f64 + 0.4 * bytes as f64;
         let mut latency = Latency::default();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_was_held_up_teaches_nothing() {
+    fn an_outlier_does_not_change_the_model() {
         let mut latency = Latency::default();
         taught(&mut latency, 3, 2000, |packets, _| 1000.0 + 20.0 * packets as f64);
         let before = latency.expected_ns(4, 400);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_million_messages_of_one_kind_leave_it_sane() {
+    fn a_million_identical_messages_keep_the_model_stable() {
         let mut latency = Latency::default();
         for _ in 0..1_000_000 {
             latency.learn(&sample(1, 46, 250.0));

@@ -1,62 +1,62 @@
-//! A message of packets, as it stands on the wire, version 3. Numbers have their little end first.
+//! The wire format of a message of packets, version 3. Integers are little-endian.
 //!
 //! ```text
 //!   0   magic 0xc5        4   sequence: packets sent before this message, mod 2^32
-//!   1   version           8   taken: packets that the sender has taken in from the receiver, mod 2^32
-//!   2   packets, 0 to 64  12  bytes of the message
+//!   1   version           8   taken: packets that the sender has received from the receiver, mod 2^32
+//!   2   packets, 0 to 64  12  length of the message in bytes
 //!   3   flags             16  descriptors of 8 bytes, then the packets, in the same order, without gaps
 //!
-//!   descriptor:  0  bytes of the packet, at least 1      3  port of that node, 255 for its kernel
-//!                2  node that sends it                   4  adjacency there      6  zero
+//!   descriptor:  0  length of the packet, at least 1     3  egress port, 255 for the kernel
+//!                2  egress node                          4  adjacency there      6  zero
 //! ```
 //!
-//! Flag 1 asks for a message back, if only for its `taken`. Flag 2 says that what follows the header is nothing: a ring
-//! is filled up to its end with it. The other flags are a number, how busy the sender is: fewer packets than that and
-//! one more, 63 and one at most, are not worth a message to it. A message says everything about itself twice, so that
-//! one that was cut or put together wrongly is found; what packets hold is the business of who looks at them.
+//! Flag 1 requests a message back, if only for its `taken`. Flag 2 marks a filler without content, which pads a ring up
+//! to its end. The upper six bits of the flags state the load of the sender: the batch size that it wants, minus one.
+//! All lengths are redundant, so that truncated or wrongly assembled messages are detected; the content of packets is
+//! validated by their receivers.
 
 use thiserror::Error;
 
 use super::PACKETS_MAX;
 use crate::{AdjacencyId, Hop, NODES_MAX, NodeId, PortId};
 
-/// Bytes before the descriptors.
+/// Length of the header, which precedes the descriptors.
 pub const HEADER_BYTES: usize = 16;
-/// Bytes of a descriptor.
+/// Length of a descriptor.
 pub const DESCRIPTOR_BYTES: usize = 8;
-/// The one version there is.
+/// The supported version.
 pub const VERSION: u8 = 3;
-/// Who is as busy as can be wants full messages: this and one more are [`PACKETS_MAX`].
+/// Maximum of [`Header::wants`]: a fully loaded node wants full messages of [`PACKETS_MAX`], one more than this.
 pub const WANTS_MAX: u8 = PACKETS_MAX as u8 - 1;
 
 const MAGIC: u8 = 0xc5;
 const FLAG_ACK_REQUEST: u8 = 1;
 const FLAG_FILLER: u8 = 2;
 const FLAGS: u8 = FLAG_ACK_REQUEST | FLAG_FILLER;
-/// The flags above those two are a number.
+/// Position of the wanted batch size in the flags.
 const WANTS_SHIFT: u32 = FLAGS.count_ones();
 
-const _: () = assert!(WANTS_MAX == u8::MAX >> WANTS_SHIFT, "all that those bits can say makes sense");
+const _: () = assert!(WANTS_MAX == u8::MAX >> WANTS_SHIFT, "every value of these bits is valid");
 
-/// What a message says besides its packets.
+/// The header fields of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
-    /// Packets sent before this message, mod 2^32.
+    /// Number of packets sent before this message, mod 2^32.
     pub sequence: u32,
-    /// Packets that the sender has taken in from the receiver, mod 2^32.
+    /// Number of packets that the sender has received from the receiver, mod 2^32.
     pub taken: u32,
-    /// Whether the receiver is to say soon what it has taken in.
+    /// Whether the receiver should acknowledge soon, by its `taken`.
     pub requests_ack: bool,
-    /// How busy the sender is: so many packets and one more are worth a message to it. At most [`WANTS_MAX`].
+    /// Batch size that the sender wants, minus one, by its load. At most [`WANTS_MAX`].
     pub wants: u8,
 }
 
-/// Bytes of a peer: copied out, then looked at.
+/// Bytes written by a peer: copied out, then validated.
 pub trait Source {
-    /// How many there are.
+    /// Returns the number of bytes.
     fn bytes(&self) -> usize;
 
-    /// Copies those from `at` on, as many as `into` has: the caller stays within [`Source::bytes`].
+    /// Copies the bytes from `at` on to fill `into`. The range must lie within [`Source::bytes`].
     fn read(&self, at: usize, into: &mut [u8]);
 }
 
@@ -71,46 +71,46 @@ impl Source for [u8] {
     }
 }
 
-/// A message that makes no sense: its sender is no node of this cluster, or broken.
+/// A malformed message: the sender is not a node of this cluster, or is defective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
     "a message with {what} of {value}; nodes of one cluster must run one version, \
      and this one is not heard any more"
 )]
 pub struct MessageError {
-    /// What is wrong.
+    /// Malformed field.
     pub what: &'static str,
     /// Its value.
     pub value: u64,
 }
 
-/// A packet of a message.
+/// A packet in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Where it goes.
+    /// Next hop.
     pub hop: Hop,
-    /// Where in the message it lies.
+    /// Offset in the message, in bytes.
     pub offset: usize,
-    /// How long it is, at least 1.
+    /// Length in bytes, at least 1.
     pub bytes: usize,
 }
 
-/// A message that was checked.
+/// A validated message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// What it says.
+    /// Header fields.
     pub header: Header,
-    /// As they came, and checked.
+    /// Validated descriptors.
     descriptors: [[u8; DESCRIPTOR_BYTES]; PACKETS_MAX],
     packets: usize,
     is_filler: bool,
 }
 
 impl Message {
-    /// Looks at bytes of a peer: copies of them, each once.
+    /// Validates bytes of a peer, each of which is copied once.
     ///
     /// # Errors
-    /// What is wrong, when they are no message, or more or less than one.
+    /// The bytes are not exactly one valid message.
     pub fn check(source: &(impl Source + ?Sized)) -> Result<Message, MessageError> {
         let fault = |what, value: usize| Err(MessageError { what, value: value as u64 });
         let bytes = source.bytes();
@@ -170,17 +170,17 @@ impl Message {
         Ok(())
     }
 
-    /// Whether it says nothing, its header included.
+    /// Returns whether the message is a filler, whose header has no meaning either.
     pub fn is_filler(&self) -> bool {
         self.is_filler
     }
 
-    /// How many packets it has.
+    /// Returns the number of packets.
     pub fn packets(&self) -> usize {
         self.packets
     }
 
-    /// Its packets.
+    /// Iterates over the packets.
     #[inline]
     pub fn entries(&self) -> impl Iterator<Item = Entry> {
         let mut offset = HEADER_BYTES + self.packets * DESCRIPTOR_BYTES;
@@ -200,13 +200,13 @@ fn length_of(descriptor: &[u8; DESCRIPTOR_BYTES]) -> usize {
     usize::from(u16::from_le_bytes([descriptor[0], descriptor[1]]))
 }
 
-/// Bytes of a message of so many packets, with so many bytes all together.
+/// Returns the length of a message of `packets` packets with a total of `packet_bytes` bytes.
 pub const fn length(packets: usize, packet_bytes: usize) -> usize {
     HEADER_BYTES + packets * DESCRIPTOR_BYTES + packet_bytes
 }
 
-/// How many of the packets with these lengths, from the first one on, go into a message of at most `bytes_max`; and the
-/// bytes of that message.
+/// Returns how many of the packets with these lengths, from the first one on, fit in a message of at most `bytes_max`,
+/// and the length of that message.
 pub fn fit(bytes_max: usize, lengths: impl Iterator<Item = usize>) -> (usize, usize) {
     let (mut packets, mut bytes) = (0, HEADER_BYTES);
     for length in lengths.take(PACKETS_MAX) {
@@ -219,11 +219,10 @@ pub fn fit(bytes_max: usize, lengths: impl Iterator<Item = usize>) -> (usize, us
     (packets, bytes)
 }
 
-/// Puts a message of these packets, [`PACKETS_MAX`] at most, at the front of `into`; says how long it is, as [`fit`]
-/// does.
+/// Writes a message of at most [`PACKETS_MAX`] packets to the front of `into`, and returns its length, as [`fit`] does.
 ///
 /// # Panics
-/// When there are more, or `into` has no room for them.
+/// There are more packets, or `into` is too short.
 pub fn put<'a>(
     into: &mut [u8],
     header: &Header,
@@ -237,14 +236,14 @@ pub fn put<'a>(
     bytes
 }
 
-/// The longest that [`put_front`] puts.
+/// Maximum length of what [`put_front`] writes.
 pub const FRONT_BYTES_MAX: usize = HEADER_BYTES + PACKETS_MAX * DESCRIPTOR_BYTES;
 
-/// Puts what stands before the packets of such a message: for who has a better way for the packets themselves. Says how
-/// long it is.
+/// Writes the header and the descriptors of such a message, for callers that transfer the packets themselves in another
+/// way, and returns their length.
 ///
 /// # Panics
-/// As [`put`].
+/// There are more than [`PACKETS_MAX`] packets, or `into` is too short.
 pub fn put_front<'a>(
     into: &mut [u8],
     header: &Header,
@@ -268,7 +267,7 @@ pub fn put_front<'a>(
     front_bytes
 }
 
-/// Makes all of `into` a message of nothing: at least a header.
+/// Fills `into`, at least as long as a header, with a filler.
 pub fn put_filler(into: &mut [u8]) {
     let bytes = into.len();
     let (head, rest) = into.split_at_mut(HEADER_BYTES);
@@ -308,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_put_is_found() {
+    fn a_message_round_trips() {
         let bytes = three();
         let message = Message::check(bytes.as_slice()).unwrap();
         assert_eq!(message.header, Header { sequence: 5, taken: 6, requests_ack: true, wants: WANTS_MAX });
@@ -318,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filler_is_a_message_of_no_packets() {
+    fn a_filler_is_a_message_without_packets() {
         for bytes in [HEADER_BYTES, 48, 5000] {
             let mut filler = vec![1; bytes];
             put_filler(&mut filler);
@@ -328,14 +327,14 @@ mod tests {
     }
 
     #[test]
-    fn packets_go_into_a_message_as_far_as_there_is_room() {
+    fn packets_fit_in_a_message_up_to_its_limits() {
         assert_eq!(fit(15, [1].into_iter()), (0, 16));
         assert_eq!(fit(16 + 8 + 46, [46, 46].into_iter()), (1, 70));
         assert_eq!(fit(100_000, [46; 70].into_iter()), (64, 16 + 64 * 54));
     }
 
     #[test]
-    fn each_byte_of_a_header_that_is_wrong_is_found() {
+    fn every_invalid_byte_of_a_header_is_detected() {
         for (at, value, what) in [
             (0, 0, "a magic"),
             (1, 1, "a version"),
@@ -351,14 +350,14 @@ mod tests {
             bytes[at] = value;
             let found = Message::check(bytes.as_slice());
             let found = found.map_err(|error| error.what);
-            // One byte more of the first packet moves those behind it: the last one is cut.
+            // One more byte of the first packet shifts the others: the last one is truncated.
             assert_eq!(found, Err(what), "byte {at} of {value}");
         }
     }
 
     proptest! {
         #[test]
-        fn whatever_a_peer_sends_lies_inside_of_what_it_sent(mut bytes in three_spoilt()) {
+        fn packets_of_an_arbitrary_message_lie_within_it(mut bytes in three_corrupted()) {
             let length = bytes.len() as u32;
             if bytes.len() >= HEADER_BYTES && bytes[3] & 4 == 0 {
                 bytes[12..16].copy_from_slice(&length.to_le_bytes());
@@ -371,11 +370,11 @@ mod tests {
         }
     }
 
-    fn three_spoilt() -> impl Strategy<Value = Vec<u8>> {
-        let spoilt = proptest::collection::vec((0_usize..60, any::<u8>()), 0..4);
-        (spoilt, 0_usize..2000).prop_map(|(spoilt, length)| {
+    fn three_corrupted() -> impl Strategy<Value = Vec<u8>> {
+        let changes = proptest::collection::vec((0_usize..60, any::<u8>()), 0..4);
+        (changes, 0_usize..2000).prop_map(|(changes, length)| {
             let mut bytes = three();
-            for (at, value) in spoilt {
+            for (at, value) in changes {
                 bytes[at] = value;
             }
             bytes.truncate(length);

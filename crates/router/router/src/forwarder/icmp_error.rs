@@ -254,7 +254,8 @@ pub(super) fn icmp_error_destination_v4(bytes: &[u8]) -> Option<IpAddr> {
     may_send.then_some(source.into())
 }
 
-/// Returns the destination of an ICMP error about an IPv6 packet, or `None` if none may be sent (RFC 4443, section 2.4 e).
+/// Returns the destination of an ICMP error about an IPv6 packet, or `None` if no error may be sent (RFC 4443, section
+/// 2.4 e).
 pub(super) fn icmp_error_destination_v6(bytes: &[u8]) -> Option<IpAddr> {
     let packet = ipv6::Packet::new_checked(bytes).ok()?;
     let upper = packet.upper_layer().ok()?;

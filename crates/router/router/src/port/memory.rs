@@ -1,4 +1,4 @@
-//! Ports without a device: two ends of a wire in memory, for tests; and an endless sender, for benchmarks.
+//! Ports without a device: the two endpoints of a wire in memory, for tests, and a packet generator, for benchmarks.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,11 +12,11 @@ use crate::counters::Traffic;
 use crate::port::PortLosses;
 use crate::{Packet, Pool, Port};
 
-/// Frames that are under way in one direction.
+/// Frames in flight in one direction.
 struct Wire {
     memory: Vec<u8>,
     frame_bytes_max: usize,
-    /// Lengths, oldest first; slots are used in turn.
+    /// Lengths of the frames, oldest first, which occupy consecutive slots of a ring.
     lengths: VecDeque<usize>,
     first: usize,
     frames_max: usize,
@@ -58,24 +58,24 @@ impl Wire {
     }
 }
 
-/// One end of a wire in memory.
+/// An endpoint of a wire in memory.
 pub struct MemoryPort {
     inbound: Arc<Mutex<Wire>>,
     outbound: Arc<Mutex<Wire>>,
     losses: PortLosses,
 }
 
-/// Two ends of a wire that holds `frames_max` frames of `frame_bytes_max` in each direction. A sender that finds it
-/// full keeps its frames.
+/// Creates the endpoints of a wire that holds `frames_max` frames of `frame_bytes_max` in each direction. A full wire
+/// leaves frames with the sender.
 pub fn pair(frames_max: usize, frame_bytes_max: usize) -> (MemoryPort, MemoryPort) {
-    assert!(frames_max > 0, "a wire that holds no frame carries none");
+    assert!(frames_max > 0, "a wire must hold at least one frame");
     let (forward, backward) = (Wire::new(frames_max, frame_bytes_max), Wire::new(frames_max, frame_bytes_max));
     let first = MemoryPort { inbound: backward.clone(), outbound: forward.clone(), losses: PortLosses::default() };
     let second = MemoryPort { inbound: forward, outbound: backward, losses: PortLosses::default() };
     (first, second)
 }
 
-/// Nobody panics while holding it.
+/// Locks a wire. Ignores poisoning, because no code panics while holding the lock.
 fn lock(wire: &Mutex<Wire>) -> MutexGuard<'_, Wire> {
     wire.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
@@ -127,26 +127,25 @@ impl Port for MemoryPort {
     }
 }
 
-/// Where a [`Generator`]'s packets go, one after the other, from the beginning again after the last.
+/// The destinations of a [`Generator`], used in turn.
 #[derive(Clone, Debug)]
 pub enum Destinations {
-    /// IPv4.
+    /// IPv4 addresses.
     V4(Vec<u32>),
-    /// IPv6.
+    /// IPv6 addresses.
     V6(Vec<u128>),
 }
 
-/// A port at which packets come as fast as they are taken, or as they are offered, and that swallows what is sent.
+/// A port that generates packets as fast as they are received, or at the offered rate, and discards transmitted ones.
 ///
-/// It writes headers into buffers, as a network card's engine would that needs no processor; what lies behind them is
-/// whatever a buffer held.
+/// It writes only headers into buffers, a minimal substitute for the DMA of a NIC; payloads have arbitrary content.
 pub struct Generator {
-    /// Ethernet and IP header of each length, without a destination; with the sum of what is there.
+    /// A template for each length.
     headers: Vec<HeaderTemplate>,
     header: usize,
     destinations: Destinations,
     destination: usize,
-    /// Frames that wait in the card's ring, of as many as it holds; `None` for a port where there is always one.
+    /// The receive ring; `None` for a port that always has a frame.
     ring: Option<Ring>,
     sent: Traffic,
 }
@@ -164,27 +163,27 @@ struct Ring {
 }
 
 impl Generator {
-    /// Packets with the Ethernet header `ethernet`, of these lengths in turn: each that of the frame without its frame
-    /// check sequence.
+    /// Creates a generator of packets with the Ethernet header `ethernet` and these frame lengths in turn, without the
+    /// frame check sequence.
     pub fn new(ethernet: [u8; HEADER_BYTES], frame_bytes: &[usize], destinations: Destinations) -> Generator {
         let is_v4 = matches!(destinations, Destinations::V4(_));
         let count = match &destinations {
             Destinations::V4(addresses) => addresses.len(),
             Destinations::V6(addresses) => addresses.len(),
         };
-        assert!(count > 0 && !frame_bytes.is_empty(), "packets of some length for somebody");
+        assert!(count > 0 && !frame_bytes.is_empty(), "a generator needs a destination and a length");
         let headers = frame_bytes.iter().map(|bytes| HeaderTemplate::new(ethernet, *bytes, is_v4)).collect();
         Generator { headers, header: 0, destinations, destination: 0, ring: None, sent: Traffic::default() }
     }
 
-    /// With a ring of so many frames, into which [`Generator::offer`] puts them.
+    /// Adds a receive ring of `frames_max` frames, which [`Generator::offer`] fills.
     #[must_use]
     pub fn with_ring(mut self, frames_max: u64) -> Generator {
         self.ring = Some(Ring { waiting: 0, frames_max, overflows: 0 });
         self
     }
 
-    /// So many frames come now. Those that find the ring full are lost.
+    /// Adds `frames` to the receive ring. Those that exceed its capacity are lost.
     pub fn offer(&mut self, frames: u64) {
         let Some(ring) = &mut self.ring else { return };
         let room = ring.frames_max - ring.waiting;
@@ -192,7 +191,7 @@ impl Generator {
         ring.overflows += frames.saturating_sub(room);
     }
 
-    /// Frames that were sent to it.
+    /// Returns the frames transmitted to the port.
     pub fn transmitted(&self) -> Traffic {
         self.sent
     }
@@ -253,7 +252,7 @@ impl HeaderTemplate {
     }
 }
 
-/// The next of `count`, the first after the last.
+/// Returns the current index and advances it modulo `count`.
 #[inline]
 fn next_index(at: &mut usize, count: usize) -> usize {
     let now = *at;
@@ -312,13 +311,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_end_sends_the_other_receives_in_order_and_no_more_than_the_wire_holds() {
+    fn frames_arrive_in_order_and_no_more_than_the_wire_holds() {
         let mut pool = Pool::new(16, 256, 32);
         let (mut first, mut second) = pair(4, 100);
         for round in 0..5_u8 {
             let mut queue: VecDeque<Packet> = (0..6).filter_map(|n| pool.alloc_copy(&[round * 8 + n; 60])).collect();
             assert_eq!(first.transmit(&mut pool, &mut queue).expect("memory does not fail"), 4);
-            assert_eq!(queue.len(), 2, "the rest stays with its sender");
+            assert_eq!(queue.len(), 2, "the rest stays with the sender");
             queue.drain(..).for_each(|packet| pool.free(packet));
             assert!(!second.may_sleep());
             let mut received = Vec::new();
@@ -333,11 +332,11 @@ mod tests {
         assert_eq!(pool.available(), 16);
         let mut queue: VecDeque<Packet> = pool.alloc_copy(&[0; 101]).into_iter().collect();
         assert_eq!(first.transmit(&mut pool, &mut queue).expect("memory does not fail"), 1);
-        assert_eq!((first.losses().transmit_refused, pool.available()), (1, 16), "longer than the wire takes");
+        assert_eq!((first.losses().transmit_refused, pool.available()), (1, 16), "longer than a slot of the wire");
     }
 
     #[test]
-    fn generated_packets_are_intact_and_each_destination_has_its_turn() {
+    fn generated_packets_are_valid_and_use_destinations_in_turn() {
         let mut pool = Pool::new(16, 256, 32);
         let destinations = [0x0a00_0001, 0xc0a8_ffff, 0xdfff_fffe];
         let mut generator = Generator::new([2; 14], &[60, 128], Destinations::V4(destinations.to_vec()));
@@ -356,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_offered_to_a_full_ring_is_lost_and_counted() {
+    fn frames_offered_to_a_full_ring_are_lost_and_counted() {
         let mut pool = Pool::new(16, 256, 32);
         let mut generator = Generator::new([2; 14], &[74], Destinations::V6(vec![1])).with_ring(8);
         generator.offer(5);

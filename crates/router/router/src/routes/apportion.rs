@@ -1,8 +1,8 @@
-//! Weights of equal ways as parts of a group, which has few.
+//! Apportionment of the slots of a next-hop group to weighted hops.
 
-/// So many of `slots` parts for each weight, in proportion as near as goes, the same wherever it is asked: exactly
-/// where the weights' ratio fits, else by highest averages (Sainte-Laguë), and no way without a part. Where there are
-/// more ways than parts, those behind get none, which is what a weight of 0 gets too.
+/// Apportions `slots` to weights, deterministically: exactly if the ratio of the weights fits, else by the highest
+/// averages method (Sainte-Laguë), with at least one slot for each weight above 0. If there are more weights than
+/// slots, the last ones get none.
 pub fn apportion(weights: &[u32], slots: usize) -> Vec<usize> {
     let divisor = weights.iter().copied().fold(0, greatest_common_divisor).max(1);
     let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
@@ -16,7 +16,7 @@ pub fn apportion(weights: &[u32], slots: usize) -> Vec<usize> {
         left -= 1;
     }
     for _ in 0..left {
-        // The one whose parts are furthest below its weight; of equal ones the first.
+        // The weight with the highest average gets the next slot; of equal ones the first.
         let is_below = |one: usize, other: usize| {
             let claim = |of: usize, against: usize| u64::from(weights[of]) * (2 * parts[against] as u64 + 1);
             claim(one, other) > claim(other, one)
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ratios_that_fit_are_exact_and_others_near() {
+    fn ratios_that_fit_are_exact_and_others_approximate() {
         assert_eq!(apportion(&[], 16), [0; 0]);
         assert_eq!(apportion(&[7], 16), [1]);
         assert_eq!(apportion(&[3, 1], 16), [3, 1]);
@@ -57,7 +57,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_way_is_without_a_part_and_none_has_one_too_many(
+        fn every_weight_gets_a_slot_and_none_exceeds_its_quota_by_more_than_one(
             weights in prop::collection::vec(1..=256u32, 1..=16),
         ) {
             let parts = apportion(&weights, 16);
@@ -65,9 +65,9 @@ mod tests {
             let total: u32 = weights.iter().sum();
             let all = parts.iter().sum::<usize>() as f64;
             for (weight, part) in weights.iter().zip(&parts) {
-                // One that has more than the part that everybody gets is not above its due by more than one.
-                let due = f64::from(*weight) / f64::from(total) * all;
-                prop_assert!(*part == 1 || *part as f64 <= due + 1.0, "{weights:?}: {parts:?}");
+                // Beyond the guaranteed slot, no weight exceeds its quota by more than one.
+                let quota = f64::from(*weight) / f64::from(total) * all;
+                prop_assert!(*part == 1 || *part as f64 <= quota + 1.0, "{weights:?}: {parts:?}");
             }
         }
     }

@@ -1,42 +1,42 @@
-//! What routes are refused.
+//! Errors of route announcements.
 
 use fib::HOPS_MAX;
 use ipnet::IpNet;
 
 use crate::{Hop, NODES_MAX};
 
-/// Why a route is not as it was announced.
+/// Why a route was rejected or not installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RouteError {
-    /// No such node.
+    /// The node number is too high.
     #[error("node {node}: a cluster has nodes 0 to {last}", last = NODES_MAX - 1)]
     Node {
-        /// Its number.
+        /// Node number.
         node: u8,
     },
-    /// A route without hops, or with more than a group has.
+    /// A route without hops, or with too many.
     #[error("{prefix}: a route with {hops} hops; announce 1 to {HOPS_MAX}")]
     Hops {
-        /// Whither.
+        /// Prefix of the route.
         prefix: IpNet,
-        /// How many.
+        /// Number of hops.
         hops: usize,
     },
-    /// A node announces a hop that is none of its own.
+    /// A node announces a hop of another node or an invalid one.
     #[error(
         "{prefix}: node {node} announces a hop by port {} of node {}; a node announces its own ports only",
         hop.port.0,
         hop.node.0
     )]
     Hop {
-        /// Whither.
+        /// Prefix of the route.
         prefix: IpNet,
-        /// Who announces it.
+        /// Announcing node.
         node: u8,
-        /// What it says.
+        /// Invalid hop.
         hop: Hop,
     },
-    /// No room in the tables.
+    /// The FIB has no room.
     #[error(transparent)]
     Table(#[from] fib::Error),
 }

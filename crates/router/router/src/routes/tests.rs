@@ -1,4 +1,4 @@
-//! Routes of nodes, and what forwarders find.
+//! Announced routes, and what forwarders look up.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ fn net(text: &str) -> IpNet {
     text.parse().expect("a prefix")
 }
 
-/// What a forwarder finds.
+/// Returns what a forwarder looks up.
 fn found(tables: &mut Tables, address: &str) -> Option<Vec<Hop>> {
     tables.lookup(address.parse().expect("an address"))
 }
@@ -31,22 +31,22 @@ fn the_best_announcement_wins_and_equal_ones_share() {
     assert_eq!(found(&mut tables, "192.0.2.9"), Some(vec![hop(0, 3), hop(2, 0), hop(2, 1)]));
     assert_eq!(rib.sources(prefix).len(), 3);
     rib.announce(NodeId(2), prefix, 30, &[hop(2, 0)]).expect("room");
-    assert_eq!(found(&mut tables, "192.0.2.9"), Some(vec![hop(0, 3)]), "a node's later word replaces its former one");
+    assert_eq!(found(&mut tables, "192.0.2.9"), Some(vec![hop(0, 3)]), "a later announcement replaces the former one");
     assert_eq!(rib.withdraw(NodeId(0), prefix), Ok(true));
     assert_eq!(found(&mut tables, "192.0.2.9"), Some(vec![hop(1, 0)]));
     assert_eq!(rib.withdraw(NodeId(0), prefix), Ok(false));
     rib.announce(NodeId(0), prefix, 20, &[Hop::UNREACHABLE]).expect("room");
-    assert_eq!(found(&mut tables, "192.0.2.9"), Some(vec![Hop::UNREACHABLE]), "an end is no share");
+    assert_eq!(found(&mut tables, "192.0.2.9"), Some(vec![Hop::UNREACHABLE]), "dropping takes precedence");
     assert_eq!(rib.fib_entry(prefix), Some(FibEntry { metric: 20, hops: found(&mut tables, "192.0.2.9") }));
     for node in 0..3 {
         rib.withdraw(NodeId(node), prefix).expect("room");
     }
     assert_eq!((found(&mut tables, "192.0.2.9"), rib.routes()), (None, (0, 0)));
-    assert!(rib.groups.is_empty() && rib.hop_sets.ids.is_empty(), "nothing is left of them");
+    assert!(rib.groups.is_empty() && rib.hop_sets.ids.is_empty(), "everything is freed");
 }
 
 #[test]
-fn shares_of_several_nodes_that_are_more_than_a_group_has_are_brought_into_proportion() {
+fn hops_of_several_nodes_that_exceed_a_group_are_reduced_in_proportion() {
     let (mut rib, mut tables) = Rib::new().expect("memory");
     let prefix = net("192.0.2.0/24");
     rib.announce(NodeId(1), prefix, 10, &[[hop(1, 0); 12], [hop(1, 1); 12]].concat()[4..20]).expect("room");
@@ -59,23 +59,23 @@ fn shares_of_several_nodes_that_are_more_than_a_group_has_are_brought_into_propo
 }
 
 #[test]
-fn a_node_that_is_gone_gets_no_packet_from_that_moment_and_others_take_over() {
+fn a_failed_node_gets_no_packet_at_once_and_others_take_over() {
     let (mut rib, mut tables) = Rib::new().expect("memory");
     let shared = net("192.0.2.0/24");
     let better = net("198.51.100.0/24");
-    let end = net("203.0.113.0/24");
+    let dropped = net("203.0.113.0/24");
     rib.announce(NodeId(0), shared, 10, &[hop(0, 0)]).expect("room");
     rib.announce(NodeId(1), shared, 10, &[hop(1, 0)]).expect("room");
     rib.announce(NodeId(0), better, 10, &[hop(0, 0)]).expect("room");
     rib.announce(NodeId(1), better, 20, &[hop(1, 0)]).expect("room");
-    rib.announce(NodeId(1), end, 20, &[Hop::BLACKHOLE]).expect("room");
+    rib.announce(NodeId(1), dropped, 20, &[Hop::BLACKHOLE]).expect("room");
     for number in 0..50 {
         rib.announce(NodeId(0), net(&format!("10.0.{number}.0/24")), 1, &[hop(0, 0)]).expect("room");
     }
     rib.withdraw_node(NodeId(0)).expect("room");
     assert_eq!(found(&mut tables, "192.0.2.1"), Some(vec![hop(1, 0)]), "at once");
-    assert_eq!(found(&mut tables, "198.51.100.1"), Some(vec![]), "at once, nobody");
-    assert_eq!(found(&mut tables, "203.0.113.1"), Some(vec![Hop::BLACKHOLE]), "an end is of no node");
+    assert_eq!(found(&mut tables, "198.51.100.1"), Some(vec![]), "at once, without a hop");
+    assert_eq!(found(&mut tables, "203.0.113.1"), Some(vec![Hop::BLACKHOLE]), "a blackhole belongs to no node");
     let mut slices = 0;
     while rib.process_withdrawals(10).expect("room") {
         slices += 1;
@@ -84,11 +84,11 @@ fn a_node_that_is_gone_gets_no_packet_from_that_moment_and_others_take_over() {
     assert_eq!(found(&mut tables, "198.51.100.1"), Some(vec![hop(1, 0)]), "then the next best");
     assert_eq!((rib.routes_of(NodeId(0)), rib.routes()), (0, (3, 0)));
     rib.announce(NodeId(0), shared, 10, &[hop(0, 5)]).expect("room");
-    assert_eq!(found(&mut tables, "192.0.2.1"), Some(vec![hop(0, 5), hop(1, 0)]), "it is back");
+    assert_eq!(found(&mut tables, "192.0.2.1"), Some(vec![hop(0, 5), hop(1, 0)]), "the node is back");
 }
 
 #[test]
-fn a_node_that_comes_back_before_it_was_forgotten_is_what_it_says_now() {
+fn a_node_that_returns_before_its_routes_are_withdrawn_has_only_its_new_ones() {
     let (mut rib, mut tables) = Rib::new().expect("memory");
     let (kept, lost) = (net("192.0.2.0/24"), net("198.51.100.0/24"));
     for prefix in [kept, lost] {
@@ -101,7 +101,7 @@ fn a_node_that_comes_back_before_it_was_forgotten_is_what_it_says_now() {
 }
 
 #[test]
-fn what_finds_no_room_is_left_out_and_leads_nowhere_until_there_is_room() {
+fn a_route_without_room_is_not_installed_until_there_is_room() {
     let (mut rib, mut tables) = Rib::new().expect("memory");
     let by = |neighbour: u16| [Hop { adjacency: AdjacencyId(neighbour), ..hop(1, 0) }];
     let host = |number: u16| net(&format!("10.0.{}.{}/32", number / 256, number % 256));
@@ -109,19 +109,19 @@ fn what_finds_no_room_is_left_out_and_leads_nowhere_until_there_is_room() {
     for number in 1..=GROUPS_MAX {
         rib.announce(NodeId(1), host(number), 0, &by(number)).expect("room");
     }
-    // The group of this one is another's too, so that it gives none back.
+    // This route shares its group with another one, so that replacing it frees no group.
     rib.announce(NodeId(1), host(2), 0, &by(1)).expect("room");
     rib.announce(NodeId(1), host(40_000), 0, &by(40_000)).expect("room for one more");
     let full = |done: Result<(), RouteError>| {
         assert!(matches!(done, Err(RouteError::Table(fib::Error::GroupsFull { .. }))), "{done:?}");
     };
     full(rib.announce(NodeId(1), host(2), 0, &by(50_000)));
-    assert_eq!(found(&mut tables, &address(2)), None, "the former way is nobody's, or somebody else's");
+    assert_eq!(found(&mut tables, &address(2)), None, "the outdated route is removed");
     full(rib.announce(NodeId(1), host(40_001), 0, &by(40_001)));
     assert_eq!((found(&mut tables, &address(40_001)), rib.not_installed()), (None, 2));
-    assert_eq!(rib.fib_entry(host(40_001)), Some(FibEntry { metric: 0, hops: None }), "and it is said");
+    assert_eq!(rib.fib_entry(host(40_001)), Some(FibEntry { metric: 0, hops: None }), "reported as not installed");
     assert!(rib.prefixes_not_installed().eq([host(2), host(40_001)]));
-    // Where the former route gives its group back, that is room enough.
+    // If the former route frees its group, there is room.
     rib.announce(NodeId(1), host(3), 0, &by(50_003)).expect("room");
     assert_eq!(found(&mut tables, &address(3)), Some(by(50_003).to_vec()));
     rib.withdraw(NodeId(1), host(4)).expect("room");
@@ -130,7 +130,7 @@ fn what_finds_no_room_is_left_out_and_leads_nowhere_until_there_is_room() {
     assert_eq!(
         (rib.not_installed(), rib.groups.len()),
         (0, usize::from(GROUPS_MAX)),
-        "what is withdrawn waits for no room"
+        "withdrawn routes are not retried"
     );
     rib.withdraw_node(NodeId(1)).expect("room");
     while rib.process_withdrawals(10_000).expect("room") {}
@@ -138,7 +138,7 @@ fn what_finds_no_room_is_left_out_and_leads_nowhere_until_there_is_room() {
 }
 
 #[test]
-fn announcements_that_make_no_sense_are_refused_in_one_line() {
+fn invalid_announcements_are_rejected_in_one_line() {
     let (mut rib, _tables) = Rib::new().expect("memory");
     let prefix = net("192.0.2.0/24");
     let mut refused =
@@ -155,7 +155,7 @@ fn announcements_that_make_no_sense_are_refused_in_one_line() {
 }
 
 #[test]
-fn a_hop_goes_through_a_table_and_comes_out_the_same() {
+fn a_hop_round_trips_through_its_encoding() {
     for hop in [hop(7, 63), Hop::kernel(NodeId(3)), Hop::router(NodeId(0)), Hop::PROHIBITED, Hop::BLACKHOLE] {
         assert_eq!(Hop::from(u32::from(hop)), hop);
     }
@@ -182,7 +182,7 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// What should be found, said simply.
+/// Returns the expected hops, by a naive computation.
 fn expected(announced: &HashMap<(u8, u8), (u32, Vec<u8>)>, prefix: u8) -> Option<Vec<Hop>> {
     let of = |node: u8| announced.get(&(node, prefix));
     let best = (0..3).filter_map(of).map(|(metric, _)| *metric).min()?;
@@ -198,7 +198,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_nodes_announce_and_withdraw_the_tables_say_the_same(changes in prop::collection::vec(change(), 1..60)) {
+    fn the_fib_matches_the_announcements_after_any_history(changes in prop::collection::vec(change(), 1..60)) {
         let (mut rib, mut tables) = Rib::new().expect("memory");
         let mut announced: HashMap<(u8, u8), (u32, Vec<u8>)> = HashMap::new();
         let prefix_of = |prefix: u8| net(&format!("10.{prefix}.0.0/16"));
@@ -229,7 +229,7 @@ proptest! {
                     prop_assert_eq!(&found, &expected, "prefix {}", prefix);
                 }
                 let is_dead = |hop: &Hop| rib.is_gone[usize::from(hop.node.0)];
-                prop_assert!(!found.unwrap_or_default().iter().any(is_dead), "a packet for a node that is gone");
+                prop_assert!(!found.unwrap_or_default().iter().any(is_dead), "a hop at a failed node");
             }
         }
         while rib.process_withdrawals(usize::MAX).expect("room") {}
