@@ -1,6 +1,6 @@
-//! Whatever comes to a router, at its ports, from its kernel or from other nodes: nothing panics, no buffer is lost,
-//! what leaves has a sound header and fits its link. The fast path and the slow one, which all packets take that are
-//! followed, do the same.
+//! Arbitrary input to a router at its ports, from its kernel or from other nodes: no panic, no lost buffer, and sent
+//! packets have valid headers and fit their links. The fast path and the slow path, which traced packets take, behave
+//! the same.
 #![no_main]
 
 use std::cell::RefCell;
@@ -14,12 +14,12 @@ use libfuzzer_sys::fuzz_target;
 use packet::ethernet::{HEADER_BYTES, MacAddress};
 use packet::ipv4;
 use router::{
-    AdjacencyId, Config, Counters, Filter, Forwarder, Hop, Limits, NodeId, Output, Packet, RoutedPacket, Pool, PortConfig,
-    PortId, Rate, Rib, Tables, Time, Vlan,
+    AdjacencyId, Config, Counters, Filter, Forwarder, Hop, Limits, NodeId, Output, Packet, Pool, PortConfig, PortId,
+    Rate, Rib, RoutedPacket, Tables, Time, Vlan,
 };
 
 const NODE: NodeId = NodeId(0);
-const FAR: NodeId = NodeId(1);
+const REMOTE: NodeId = NodeId(1);
 const BUFFERS: u32 = 64;
 const BUFFER_BYTES: u16 = 2048;
 const HEADROOM_BYTES: u16 = 128;
@@ -27,21 +27,21 @@ const STEPS_MAX: usize = 16;
 
 #[derive(Arbitrary, Debug)]
 enum Step<'a> {
-    /// A frame, as it is.
+    /// A complete frame.
     Frame {
         port: u8,
         bytes: &'a [u8],
     },
-    /// What follows a frame's header that is for the router.
+    /// The payload of a frame that is addressed to the router.
     Packet {
         port: u8,
         is_v6: bool,
         tag: Option<u16>,
-        mend: bool,
+        fix_checksum: bool,
         bytes: &'a [u8],
     },
     Kernel {
-        mend: bool,
+        fix_checksum: bool,
         bytes: &'a [u8],
     },
     Egress {
@@ -82,8 +82,8 @@ enum Step<'a> {
 }
 
 thread_local! {
-    /// Nodes take long to make, so that the same two take all inputs, reset before each; the tables are written by no
-    /// step.
+    /// Creating nodes takes long, so that the same two process all inputs, and are reset before each. No step writes
+    /// the tables.
     static NODES: RefCell<Nodes> = RefCell::new(Nodes::new());
 }
 
@@ -120,12 +120,12 @@ fn tables() -> (Rib, Tables) {
     let hop = |node, adjacency| Hop { node, port: PortId(1), adjacency: AdjacencyId(adjacency) };
     for (prefix, hops) in [
         ("11.0.0.0/8", vec![hop(NODE, 1), hop(NODE, 2), hop(NODE, 3)]),
-        ("12.0.0.0/8", vec![hop(FAR, 1)]),
-        ("2001:db8:12::/48", vec![hop(FAR, 1)]),
+        ("12.0.0.0/8", vec![hop(REMOTE, 1)]),
+        ("2001:db8:12::/48", vec![hop(REMOTE, 1)]),
         ("13.0.0.0/8", vec![Hop::BLACKHOLE]),
         ("14.0.0.0/8", vec![Hop::PROHIBITED]),
         ("14.1.0.0/16", vec![Hop::NO_ROUTE]),
-        ("2001:db8:15::/48", vec![Hop::kernel(FAR)]),
+        ("2001:db8:15::/48", vec![Hop::kernel(REMOTE)]),
     ] {
         let node = hops[0].node;
         rib.announce(node, prefix.parse().expect("a prefix"), 0, &hops).expect("room");
@@ -138,11 +138,11 @@ struct Node {
     pool: Pool,
     output: Output,
     now: Time,
-    /// Frames that came from other nodes need not be sound.
-    is_sound: bool,
+    /// Whether packets must be valid; those from other nodes need not be.
+    is_valid: bool,
 }
 
-/// What one step brought forth: frames by port, packets by node and for the kernel.
+/// The output of a step: frames by port, packets by node and to the kernel.
 type Out = Vec<(u16, Vec<u8>)>;
 
 impl Node {
@@ -161,24 +161,24 @@ impl Node {
         };
         let forwarder = Forwarder::new(Config { limits, ..Config::new(NODE) }, tables);
         let pool = Pool::new(BUFFERS, BUFFER_BYTES, HEADROOM_BYTES);
-        Node { forwarder, pool, output: Output::new(8), now: Time::ZERO, is_sound: true }
+        Node { forwarder, pool, output: Output::new(8), now: Time::ZERO, is_valid: true }
     }
 
-    /// As new: each input is followed from the same beginning, and does by itself what it did among others.
+    /// Resets the node to its initial state, so that each input is reproducible in isolation.
     fn reset(&mut self, filter: Option<Filter>) {
         self.forwarder.reset();
-        (self.now, self.is_sound) = (Time::from_ns(1_000_000_000), true);
+        (self.now, self.is_valid) = (Time::from_ns(1_000_000_000), true);
         self.output.events_lost = false;
         for port in 0..3 {
             self.set_port(port, 1500, true, port != 0, false);
         }
-        self.forwarder.set_remote_mtu(FAR, PortId(1), 1000);
+        self.forwarder.set_remote_mtu(REMOTE, PortId(1), 1000);
         self.forwarder.trace(filter);
         self.output.events.clear();
     }
 
     fn set_port(&mut self, port: u8, mtu_bytes: u16, is_up: bool, has_kernel: bool, probes: bool) {
-        // The third is a VLAN of the second.
+        // The third port is a VLAN of the second.
         let vlan = (port == 2).then_some(Vlan { parent: PortId(1), id: 5 });
         let config = PortConfig { is_up, has_kernel, probes, vlan, ..PortConfig::new(mac(port.min(1)), mtu_bytes) };
         let config = config.with_addresses(network(port));
@@ -191,30 +191,30 @@ impl Node {
         self.pool.alloc_copy(&bytes[..bytes.len().min(bytes_max)]).into_iter().collect()
     }
 
-    fn take(&mut self, step: &Step<'_>) {
+    fn process(&mut self, step: &Step<'_>) {
         match *step {
             Step::Frame { port, bytes } => {
                 let mut frames = self.packet(bytes);
                 let Node { forwarder, pool, output, now, .. } = self;
                 forwarder.ingress(*now, PortId(port % 3), &mut frames, pool, output);
             }
-            Step::Packet { port, is_v6, tag, mend, bytes } => {
-                let mut frames = self.packet(&framed(port % 2, is_v6, tag, mend, bytes));
+            Step::Packet { port, is_v6, tag, fix_checksum, bytes } => {
+                let mut frames = self.packet(&framed(port % 2, is_v6, tag, fix_checksum, bytes));
                 let Node { forwarder, pool, output, now, .. } = self;
                 forwarder.ingress(*now, PortId(port % 2), &mut frames, pool, output);
             }
-            Step::Kernel { mend, bytes } => {
-                let mut packets = self.packet(&mended(bytes, mend));
+            Step::Kernel { fix_checksum, bytes } => {
+                let mut packets = self.packet(&with_checksum(bytes, fix_checksum));
                 let Node { forwarder, pool, output, now, .. } = self;
                 forwarder.from_kernel(*now, &mut packets, pool, output);
             }
             Step::Egress { node, port, adjacency, bytes } => {
-                self.is_sound = false;
+                self.is_valid = false;
                 let hop = Hop { node: NodeId(node % 9), port: PortId(port), adjacency: AdjacencyId(adjacency) };
-                let parcel = |packet| RoutedPacket { hop, flow: 0, packet };
-                let mut parcels: Vec<RoutedPacket> = self.packet(bytes).into_iter().map(parcel).collect();
+                let routed = |packet| RoutedPacket { hop, flow: 0, packet };
+                let mut packets: Vec<RoutedPacket> = self.packet(bytes).into_iter().map(routed).collect();
                 let Node { forwarder, pool, output, now, .. } = self;
-                forwarder.egress(*now, &mut parcels, pool, output);
+                forwarder.egress(*now, &mut packets, pool, output);
             }
             _ => self.control(step),
         }
@@ -235,8 +235,8 @@ impl Node {
             }
             Step::Unpin { adjacency } => forwarder.unpin_adjacency(*now, AdjacencyId(adjacency % 16), pool, output),
             Step::Remote { port, mtu_bytes, is_up } => {
-                forwarder.set_remote_mtu(FAR, PortId(port % 3), mtu_bytes);
-                forwarder.set_node_up(FAR, is_up);
+                forwarder.set_remote_mtu(REMOTE, PortId(port % 3), mtu_bytes);
+                forwarder.set_node_up(REMOTE, is_up);
             }
             Step::Wait { ms } => {
                 *now = *now + Duration::from_millis(u64::from(ms));
@@ -257,7 +257,7 @@ impl Node {
             queue.drain(..).for_each(|packet| take(port as u16, packet));
         }
         for (node, queue) in output.to_nodes.iter_mut().enumerate() {
-            queue.drain(..).for_each(|parcel| take(0x100 + node as u16, parcel.packet));
+            queue.drain(..).for_each(|routed| take(0x100 + node as u16, routed.packet));
         }
         output.to_kernel.drain(..).for_each(|packet| take(0x200, packet));
         output.events.clear();
@@ -265,14 +265,14 @@ impl Node {
         out
     }
 
-    /// All that waits is given up when all ports are gone.
+    /// Removes all ports, which frees all queued packets, and returns the counters.
     fn end(&mut self) -> Counters {
         for port in 0..3 {
             let Node { forwarder, pool, output, now, .. } = self;
             forwarder.remove_port(*now, PortId(port), pool, output);
         }
         self.out();
-        assert_eq!(self.pool.available(), BUFFERS as usize, "a buffer was lost");
+        assert_eq!(self.pool.available(), BUFFERS as usize, "all buffers are free");
         self.forwarder.counters().clone()
     }
 }
@@ -280,7 +280,7 @@ impl Node {
 struct Nodes {
     fast: Node,
     slow: Node,
-    /// Whoever has tables has this.
+    /// Keeps the writer of the tables alive.
     _rib: Rib,
 }
 
@@ -291,15 +291,15 @@ impl Nodes {
     }
 }
 
-fn mended(bytes: &[u8], mend: bool) -> Vec<u8> {
+fn with_checksum(bytes: &[u8], fix_checksum: bool) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
-    if mend && let Ok(mut packet) = ipv4::Packet::new_checked(&mut bytes[..]) {
+    if fix_checksum && let Ok(mut packet) = ipv4::Packet::new_checked(&mut bytes[..]) {
         packet.fill_checksum();
     }
     bytes
 }
 
-fn framed(port: u8, is_v6: bool, tag: Option<u16>, mend: bool, bytes: &[u8]) -> Vec<u8> {
+fn framed(port: u8, is_v6: bool, tag: Option<u16>, fix_checksum: bool, bytes: &[u8]) -> Vec<u8> {
     let mut frame = mac(port).0.to_vec();
     frame.extend([2, 1, 0, 0, 0, 1]);
     if let Some(tag) = tag {
@@ -307,16 +307,16 @@ fn framed(port: u8, is_v6: bool, tag: Option<u16>, mend: bool, bytes: &[u8]) -> 
         frame.extend(tag.to_be_bytes());
     }
     frame.extend(if is_v6 { [0x86, 0xdd] } else { [0x08, 0x00] });
-    frame.extend(mended(bytes, mend));
+    frame.extend(with_checksum(bytes, fix_checksum));
     frame
 }
 
-fn check(out: &Out, is_sound: bool) {
+fn check(out: &Out, is_valid: bool) {
     for (to, bytes) in out.iter().filter(|(to, _)| *to < 0x100) {
         assert!(bytes.len() > HEADER_BYTES && bytes[6..12] == mac(*to as u8).0, "{bytes:02x?}");
         let offset = if bytes[12..14] == [0x81, 0] { HEADER_BYTES + 4 } else { HEADER_BYTES };
-        if is_sound && bytes[offset - 2..offset] == [0x08, 0x00] {
-            let packet = ipv4::Packet::new_checked(&bytes[offset..]).expect("a sound header");
+        if is_valid && bytes[offset - 2..offset] == [0x08, 0x00] {
+            let packet = ipv4::Packet::new_checked(&bytes[offset..]).expect("a valid header");
             assert!(packet.verify_checksum() && packet.ttl() > 0, "{bytes:02x?}");
         }
     }
@@ -327,10 +327,10 @@ fuzz_target!(|steps: Vec<Step<'_>>| {
         fast.reset(None);
         slow.reset(Some(Filter::all(u32::MAX)));
         for step in steps.iter().take(STEPS_MAX) {
-            fast.take(step);
-            slow.take(step);
+            fast.process(step);
+            slow.process(step);
             let out = fast.out();
-            check(&out, fast.is_sound);
+            check(&out, fast.is_valid);
             assert_eq!(out, slow.out(), "{step:02x?}");
         }
         assert_eq!(fast.end(), slow.end());

@@ -120,7 +120,7 @@ pub struct UpperLayer {
     pub protocol: Protocol,
     /// Offset of the upper-layer header in the payload, in bytes.
     pub offset: usize,
-    /// The fragment header, when there is one.
+    /// The fragment header, if there is one.
     pub fragment: Option<Fragment>,
     /// Whether the packet has hop-by-hop options.
     pub has_hop_by_hop: bool,

@@ -43,7 +43,7 @@ pub enum Event {
     Duplicate {
         /// Port with the address.
         port: PortId,
-        /// The address.
+        /// Address in conflict.
         address: IpAddr,
         /// MAC address of the other host, if known.
         mac: Option<MacAddress>,
@@ -52,7 +52,7 @@ pub enum Event {
     Conflict {
         /// Port with the address.
         port: PortId,
-        /// The address.
+        /// Address in conflict.
         address: IpAddr,
         /// MAC address of the other host, if known.
         mac: Option<MacAddress>,

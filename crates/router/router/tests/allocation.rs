@@ -1,5 +1,5 @@
-//! Packets cost no allocation, once queues and tables are there: neither on the fast path, nor when they are cut,
-//! answered, refused or handed to other nodes.
+//! Packets cause no heap allocation, once queues and tables exist: neither on the fast path, nor when they are reported
+//! by ICMP errors, dropped or sent to other nodes.
 
 use std::net::IpAddr;
 
@@ -9,12 +9,12 @@ use router::port::memory::{Destinations, Generator};
 use router::{Config, DropReason, Forwarder, Hop, NodeId, Output, Packet, Pool, Port, PortConfig, PortId, Rib, Time};
 
 const NODE: NodeId = NodeId(0);
-const FAR: NodeId = NodeId(1);
+const REMOTE: NodeId = NodeId(1);
 const NOW: Time = Time::from_ns(1_000_000_000);
 
 struct Node {
     forwarder: Forwarder,
-    /// The tables' writer: they live as long as it does.
+    /// Keeps the writer of the tables alive.
     _rib: Rib,
     pool: Pool,
     output: Output,
@@ -25,7 +25,8 @@ fn mac(port: u8) -> MacAddress {
     MacAddress([2, 0, 0, 0, 0, port])
 }
 
-/// Port 0 takes in; behind port 1 are 10/8 by one neighbour, 11/8 by two, 2001:db8::/32; node 1 has 12/8.
+/// Returns a node that receives at port 0; 10/8 is behind one neighbour on port 1, 11/8 and 2001:db8::/32 behind two,
+/// and 12/8 behind node 1.
 fn node() -> Node {
     let (mut rib, tables) = Rib::new().expect("memory for tables");
     let mut forwarder = Forwarder::new(Config::new(NODE), tables);
@@ -33,7 +34,7 @@ fn node() -> Node {
     for port in [0, 1] {
         let address: IpNet = format!("192.0.2.{}/31", port * 2).parse().expect("a network");
         let config = PortConfig::new(mac(port), 1500).with_addresses([address]);
-        forwarder.set_port(NOW, PortId(port), config, &mut pool, &mut output).expect("a sound port");
+        forwarder.set_port(NOW, PortId(port), config, &mut pool, &mut output).expect("a valid port");
     }
     let mut hops = Vec::new();
     for host in [1, 2] {
@@ -43,28 +44,28 @@ fn node() -> Node {
         let adjacency = forwarder.pin_adjacency(NOW, PortId(1), address, &mut pool, &mut output).expect("room");
         hops.push(Hop { node: NODE, port: PortId(1), adjacency });
     }
-    // Whoever sends is told of what goes wrong, by way of a neighbour too.
+    // 198.18.0.0/15 is the route of ICMP errors to the senders.
     let routes =
         [("10.0.0.0/8", &hops[..1]), ("11.0.0.0/8", &hops), ("2001:db8::/32", &hops), ("198.18.0.0/15", &hops)];
     for (prefix, hops) in routes {
         rib.announce(NODE, prefix.parse().expect("a prefix"), 0, hops).expect("room");
     }
-    let far = Hop { node: FAR, ..hops[0] };
-    rib.announce(FAR, "12.0.0.0/8".parse().expect("a prefix"), 0, &[far]).expect("room");
-    forwarder.set_remote_mtu(FAR, PortId(1), 1500);
+    let remote = Hop { node: REMOTE, ..hops[0] };
+    rib.announce(REMOTE, "12.0.0.0/8".parse().expect("a prefix"), 0, &[remote]).expect("room");
+    forwarder.set_remote_mtu(REMOTE, PortId(1), 1500);
     Node { forwarder, _rib: rib, pool, output, vector: Vec::with_capacity(256) }
 }
 
 impl Node {
-    /// Takes in a vector, and gives back what comes out.
-    fn turn(&mut self, generator: &mut Generator) {
+    /// Processes a vector, and frees the packets that come out.
+    fn process_vector(&mut self, generator: &mut Generator) {
         let Node { forwarder, pool, output, vector, .. } = self;
         generator.receive(pool, vector, 256).expect("memory does not fail");
         forwarder.ingress(NOW, PortId(0), vector, pool, output);
         for port in [0, 1] {
             generator.transmit(pool, output.to_port(PortId(port))).expect("memory does not fail");
         }
-        output.to_node(FAR).drain(..).for_each(|parcel| pool.free(parcel.packet));
+        output.to_node(REMOTE).drain(..).for_each(|routed| pool.free(routed.packet));
     }
 }
 
@@ -76,23 +77,23 @@ fn generator(frame_bytes: &[usize], destinations: Destinations) -> Generator {
 }
 
 #[test]
-fn no_packet_costs_an_allocation() {
+fn no_packet_causes_an_allocation() {
     let mut node = node();
     let v4 = |first: u32| Destinations::V4((0..1000).map(|host| (first << 24) + host * 7919).collect());
     let v6 = Destinations::V6((0..1000).map(|host| (0x2001_0db8 << 96) + host * 7919).collect());
     let mut cases = [
-        ("one way", generator(&[60, 1514], v4(10))),
-        ("two ways", generator(&[60, 1514], v4(11))),
-        ("another node's", generator(&[60, 1514], v4(12))),
+        ("one next hop", generator(&[60, 1514], v4(10))),
+        ("two next hops", generator(&[60, 1514], v4(11))),
+        ("another node", generator(&[60, 1514], v4(12))),
         ("IPv6", generator(&[60, 1514], v6)),
-        ("no route: an error is made, or suppressed", generator(&[60], v4(13))),
-        ("too long: an error is made, or suppressed", generator(&[1700], v4(10))),
+        ("no route: an error is sent or suppressed", generator(&[60], v4(13))),
+        ("too long: an error is sent or suppressed", generator(&[1700], v4(10))),
         ("a martian", generator(&[60], v4(127))),
     ];
     for (what, generator) in &mut cases {
-        // Once, for what is made when it is first needed.
-        node.turn(generator);
-        let counted = allocation_counter::measure(|| (0..8).for_each(|_| node.turn(generator)));
+        // The first vector may allocate lazily.
+        node.process_vector(generator);
+        let counted = allocation_counter::measure(|| (0..8).for_each(|_| node.process_vector(generator)));
         assert_eq!(counted.count_total, 0, "allocations: {what}");
         assert_eq!(node.pool.available(), 1024, "buffers: {what}");
     }

@@ -630,8 +630,8 @@ mod tests {
     #[test]
     fn a_fault_says_what_was_wrong() {
         let error = Fault::from(MessageError { what: "a version", value: 9 });
-        let text = "a message with a version of 9; nodes of one cluster must run one version, \
-                    and this one is not heard any more";
+        let text = "a message with a version of 9; all nodes of a cluster must run the same version, \
+                    and messages of this one are ignored from now on";
         assert_eq!(error.to_string(), text);
     }
 }

@@ -1,22 +1,24 @@
-//! Which packets go together, and when.
+//! Decides which packets form a message, and when it is sent.
 //!
-//! A fixed batch waits until it is full, or until its oldest packet has waited for so long. That is right at one load.
-//! An adaptive one takes what is there, so that packets go together exactly when they come faster than they leave. It
-//! does not wait to be filled unless somebody is short of time. Four things bound it:
+//! A fixed batch waits until it is full, or until its oldest packet has waited for a given time. That is right at one
+//! load only. An adaptive batch takes the packets that are queued, so that packets are combined exactly when they
+//! arrive faster than they leave. It does not wait to be filled unless a node is short of time. Four things determine
+//! its size:
 //!
-//! * **What overlaps.** The first packet of a message waits for its last, and the other node begins when it has all of
-//!   it. So while nothing presses, a message has as many packets as let the last of all that wait be there soonest:
-//!   many short packets, few long ones. What messages take is learnt ([`Latency`]). None takes longer than the target.
-//! * **Lateness.** Once the oldest packet has used half the target, rate is what helps, and messages are as long as
-//!   they may be ([`Limit`]): where long ones cost more, or save nothing, no more than so many bytes.
-//! * **A node that is nearly busy**, this one or the other, which says so in its messages. The busier it is, the more
-//!   packets are worth a message ([`super::Occupancy`]), and fewer wait for others, or until the oldest has used half
-//!   the target; all of it, where none but full messages are worth it. Long packets are worth one sooner: most of what
-//!   they cost is their bytes.
-//! * **A peer that is behind.** Where the other node is the bottleneck, packets never queue up here, but small messages
-//!   do over there, each at the price of a message. So the more packets are under way, the more go together: few
-//!   messages are under way at any time. What comes meanwhile is kept together here, where it costs nothing, until the
-//!   peer has caught up, there are enough, or the oldest packet has used half the target.
+//! - **Overlap.** The first packet of a message waits for its last one, and the peer begins when it has the whole
+//!   message. Without pressure, a message therefore has the number of packets with which the last queued packet arrives
+//!   soonest: many short packets, few long ones. The latency of messages is modelled online ([`Latency`]). No message
+//!   takes longer than the target.
+//! - **Lateness.** Once the oldest packet has used half the target, throughput matters most, and messages are as long
+//!   as allowed ([`Limit`]): where long ones cost more, or save nothing, the limit is a number of bytes.
+//! - **Load** of this node or the peer, which states its load in its messages. The higher the load, the larger the
+//!   batch size ([`super::Occupancy`]); fewer packets wait for others, or until the oldest has used half the target;
+//!   all of the target, if only full messages are worth sending. Long packets are sent in smaller batches, because most
+//!   of their cost is their bytes.
+//! - **A peer that lags.** If the peer is the bottleneck, packets never queue up here, but small messages queue up
+//!   there, each at the cost of a message. Therefore the batch size grows with the packets in flight, so that few
+//!   messages are in flight. Packets that arrive meanwhile are held back here, where that costs nothing, until the peer
+//!   has caught up, the batch is large enough, or the oldest packet has used half the target.
 
 use std::collections::VecDeque;
 
@@ -26,24 +28,24 @@ use thiserror::Error;
 use super::lengths::FULL_BYTES;
 use super::{FIXED_PACKETS_MAX, Latency, Limit, PACKETS_MAX, Sample, message};
 
-/// How packets are put together.
+/// How packets are batched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// So many, 1 to [`FIXED_PACKETS_MAX`], or fewer once the oldest has waited for so long.
+    /// Batches of a fixed size, or smaller ones once the oldest packet has waited for a given time.
     Fixed {
-        /// How many.
+        /// Batch size, 1 to [`FIXED_PACKETS_MAX`].
         packets: u8,
-        /// How long the oldest waits at most.
+        /// Maximum wait of the oldest packet.
         wait: Span,
     },
-    /// As many as wait, within a target.
+    /// Batches of the queued packets, within a latency target.
     Adaptive {
-        /// What a packet is to take from here to the other node, where load allows it.
+        /// Target of the latency between nodes, if the load allows it.
         target: Span,
     },
 }
 
-/// A policy that cannot be.
+/// A policy with a parameter out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{what} of {value}; choose {least} to {most}")]
 pub struct PolicyError {
@@ -54,27 +56,27 @@ pub struct PolicyError {
 }
 
 impl Policy {
-    /// How long a fixed batch waits to be filled: 10 us, as in the models that this is compared with.
+    /// Default wait of a fixed batch: 10 us, as in the models used for comparison.
     pub const WAIT: Span = Span::from_ps(10_000_000);
-    /// What an adaptive one aims at: 10 us, below the published 14 us of a hop.
+    /// Default target of an adaptive batch: 10 us, below the published 14 us of a hop.
     pub const TARGET: Span = Span::from_ps(10_000_000);
-    /// No target is longer.
+    /// Maximum target.
     const TARGET_MAX: Span = Span::from_ps(1_000_000_000_000);
 
-    /// A fixed batch of so many packets, with the usual wait.
+    /// Returns the policy of fixed batches with the default wait.
     pub const fn fixed(packets: u8) -> Policy {
         Policy::Fixed { packets, wait: Self::WAIT }
     }
 
-    /// Adaptive, with the usual target.
+    /// Returns the policy of adaptive batches with the default target.
     pub const fn adaptive() -> Policy {
         Policy::Adaptive { target: Self::TARGET }
     }
 
-    /// Whether it can be.
+    /// Validates the parameters.
     ///
     /// # Errors
-    /// Names what cannot be.
+    /// A parameter is out of range.
     pub fn check(&self) -> Result<(), PolicyError> {
         let (what, value, least, most) = match self {
             Policy::Fixed { packets, .. } => ("batches", u64::from(*packets), 1, FIXED_PACKETS_MAX as u64),
@@ -84,32 +86,32 @@ impl Policy {
     }
 }
 
-/// A message counts for so many packets at least, whatever was learnt: packets that go together cost both nodes less,
-/// and what is learnt from one length of packets cannot tell a message's part in it.
+/// Lower bound of the fixed cost of a message in packets, whatever the model says: batching saves work at both nodes,
+/// and samples of one packet length do not determine the fixed cost.
 const MESSAGE_PACKETS_MIN: f64 = 4.0;
 
-/// More packets go together only where more are worth a message: the first of them waits for all, and the other node
-/// could have begun.
+/// Maximum batch size unless the load calls for more: the first packet waits for all others, while the peer could have
+/// begun.
 const USUAL_PACKETS_MAX: usize = 32;
 
-/// So many bytes are worth a message, however few packets they are: to copy them takes several times what the message
-/// does, and each node has to wait for all of them.
+/// Number of bytes that justify a message, however few packets they are: copying them takes several times the fixed
+/// cost of a message, and each node has to wait for all of them.
 const ENOUGH_BYTES: usize = 8 << 10;
 
-/// How long the oldest packet waits: half the target, and all of it where none but full messages are worth it, for
-/// there is no time for any more of them.
+/// Returns the maximum wait of the oldest packet: half the target, or all of it if only full messages are worth
+/// sending, because there is no time for more messages.
 fn waits_at_most(target: Span, is_full_only: bool) -> Span {
     if is_full_only { target } else { Span::from_ps(target.ps() / 2) }
 }
 
-/// How many packets are worth a message, the more of the two, and how long it may be.
+/// The batch size, the larger of two values, and the maximum length of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchTarget {
-    /// By how busy the two nodes are. [`PACKETS_MAX`]: there is no time for any but full messages.
+    /// Batch size by the load of the two nodes. [`PACKETS_MAX`]: there is time only for full messages.
     pub by_occupancy: usize,
-    /// By what the peer has yet to take in: as many as make a few messages of so many.
+    /// Batch size by the packets in flight, so that they form few messages.
     pub by_under_way: usize,
-    /// How long a message may be.
+    /// Maximum length of a message.
     pub limit: Limit,
 }
 
@@ -123,18 +125,18 @@ impl BatchTarget {
     }
 }
 
-/// A packet that waits.
+/// A queued packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queued<T> {
     /// The packet.
     pub item: T,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u16,
-    /// Since when it waits.
+    /// When it was queued.
     pub since: Time,
 }
 
-/// Packets that wait for one node.
+/// The queue of packets to a node.
 #[derive(Debug)]
 pub struct Batcher<T> {
     policy: Policy,
@@ -146,10 +148,10 @@ pub struct Batcher<T> {
 }
 
 impl<T> Batcher<T> {
-    /// With room for so many packets, and messages of so many bytes. `latency`: what those take, as far as it is known.
+    /// Creates a queue with its capacity, the maximum length of messages, and an initial latency model.
     ///
     /// # Panics
-    /// On a policy that cannot be, see [`Policy::check`], or no room.
+    /// The policy is invalid, see [`Policy::check`], or the capacity is 0.
     pub fn new(policy: Policy, queue_packets_max: usize, message_bytes_max: usize, latency: Latency) -> Batcher<T> {
         assert!(policy.check().is_ok() && queue_packets_max > 0, "{policy:?} with room for {queue_packets_max}");
         Batcher {
@@ -162,29 +164,29 @@ impl<T> Batcher<T> {
         }
     }
 
-    /// Messages are made so from now on.
+    /// Changes the policy.
     ///
     /// # Panics
-    /// On a policy that cannot be, see [`Policy::check`].
+    /// The policy is invalid, see [`Policy::check`].
     pub fn set_policy(&mut self, policy: Policy) {
         assert!(policy.check().is_ok(), "{policy:?}");
         self.policy = policy;
     }
 
-    /// Packets that wait.
+    /// Returns the number of queued packets.
     pub fn len(&self) -> usize {
         self.queue.len()
     }
 
-    /// Whether none waits.
+    /// Returns whether no packet is queued.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Adds a packet of so many bytes.
+    /// Queues a packet of `bytes` bytes.
     ///
     /// # Errors
-    /// The packet, when there is no room.
+    /// Returns the packet if the queue is full.
     #[inline]
     pub fn push(&mut self, now: Time, bytes: u16, item: T) -> Result<(), T> {
         if self.queue.len() >= self.queue_packets_max {
@@ -195,8 +197,8 @@ impl<T> Batcher<T> {
         Ok(())
     }
 
-    /// How many packets are to go now; of an adaptive batch, no more than a message holds, nor fewer than are worth one
-    /// unless the oldest has waited for long.
+    /// Returns the number of packets to send now. With an adaptive policy: at most as many as fit in a message, and not
+    /// fewer than the batch size unless the oldest packet has waited for long.
     #[inline]
     pub fn due(&self, now: Time, worth: BatchTarget) -> usize {
         let Some(oldest) = self.queue.front() else { return 0 };
@@ -217,19 +219,19 @@ impl<T> Batcher<T> {
             return queued;
         }
         if worth.least() <= 1 {
-            // Nothing presses.
+            // No pressure.
             return self.within(self.overlapping(queued), target.ns());
         }
         if queued < worth.least().min(PACKETS_MAX) && self.queue_bytes < ENOUGH_BYTES {
             return 0;
         }
-        // Where there is no time for any but full ones, shorter messages would only be more of them.
+        // If there is time only for full messages, shorter ones would only be more of them.
         if worth.is_full_only() { queued } else { self.within(queued, target.ns()) }
     }
 
-    /// How many of those that wait a message has at most: as many as are usual, or worth one, and as it may have bytes,
-    /// if all were of one length. Where long messages cost more, or save nothing, no more packets are worth one than
-    /// that.
+    /// Returns the maximum number of queued packets in a message: by the default maximum or the batch size, and by the
+    /// maximum length, as if all packets had the same length. This also bounds the batch size where long messages cost
+    /// more, or save nothing.
     #[inline]
     fn longest(&self, is_late: bool, worth: BatchTarget) -> usize {
         let queued = self.queue.len().min(worth.least().max(USUAL_PACKETS_MAX));
@@ -242,11 +244,11 @@ impl<T> Batcher<T> {
         queued.min(by_bytes.max(1))
     }
 
-    /// How many of the first `goes` packets one message holds, one of them at least. What is left of them would be a
-    /// small message, and whether that is worth it is asked by itself.
+    /// Returns how many of the first `goes` packets fit in one message, at least 1. The rest would form a small
+    /// message, about which the next call decides.
     #[inline]
     fn in_one_message(&self, goes: usize) -> usize {
-        // All that wait are at least as many bytes as those that would go, and known without a look at them.
+        // The total length of the queue is an upper bound that needs no iteration.
         if goes <= 1 || message::length(goes, self.queue_bytes) <= self.message_bytes_max {
             return goes;
         }
@@ -254,10 +256,11 @@ impl<T> Batcher<T> {
         message::fit(self.message_bytes_max, lengths).0.max(1)
     }
 
-    /// How many of the first `queued` packets a message is to have so that the last of all that wait is there soonest.
+    /// Returns how many of the first `queued` packets a message should have so that the last queued packet arrives
+    /// soonest.
     ///
-    /// This node makes a message while the other one takes in the one before. With k of n packets a message, each of
-    /// which takes `m + k p`, the last is there after `n / k + 1` of those: soonest with `k = sqrt(n m / p)`.
+    /// This node assembles a message while the peer processes the previous one. With k of n packets per message, each
+    /// of which takes `m + k p`, the last packet arrives after `n / k + 1` of those: soonest with `k = sqrt(n m / p)`.
     #[inline]
     fn overlapping(&self, queued: usize) -> usize {
         let waiting = self.queue.len() as f64;
@@ -266,12 +269,12 @@ impl<T> Batcher<T> {
         (packets.ceil() as usize).min(queued)
     }
 
-    /// How many of the first `queued` packets a message takes within a time; one always goes.
+    /// Returns how many of the first `queued` packets a message transfers within a time, at least 1.
     #[inline]
     fn within(&self, queued: usize, target_ns: f64) -> usize {
         let is_within = |packets: usize, bytes: usize| self.latency.expected_ns(packets, bytes) <= target_ns;
         let lengths = self.queue.iter().take(queued).map(|queued| usize::from(queued.bytes));
-        // All that wait are at least as many bytes as those that would go, and known without a look at them.
+        // The total length of the queue is an upper bound that needs no iteration.
         if is_within(queued, self.queue_bytes) || is_within(queued, lengths.clone().sum()) {
             return queued;
         }
@@ -283,8 +286,7 @@ impl<T> Batcher<T> {
         lengths.enumerate().take_while(fits).count().max(1)
     }
 
-    /// When [`Batcher::due`] is to be asked again at the latest, whatever else happens: it may say once more that none
-    /// is.
+    /// Returns the latest time at which [`Batcher::due`] must be called again. It may return 0 again.
     pub fn deadline(&self) -> Option<Time> {
         let oldest = self.queue.front()?;
         let wait = match self.policy {
@@ -294,24 +296,24 @@ impl<T> Batcher<T> {
         Some(oldest.since + wait)
     }
 
-    /// Those that wait, the oldest first.
+    /// Iterates over the queued packets, oldest first.
     pub fn waiting(&self) -> impl ExactSizeIterator<Item = &Queued<T>> + Clone {
         self.queue.iter()
     }
 
-    /// Takes the oldest out.
+    /// Removes the oldest packet.
     pub fn pop(&mut self) -> Option<Queued<T>> {
         let oldest = self.queue.pop_front()?;
         self.queue_bytes -= usize::from(oldest.bytes);
         Some(oldest)
     }
 
-    /// Learns what a message took.
+    /// Updates the latency model.
     pub fn learn(&mut self, sample: &Sample) {
         self.latency.learn(sample);
     }
 
-    /// What messages take, as far as it is known.
+    /// Returns the latency model.
     pub fn latency(&self) -> &Latency {
         &self.latency
     }
@@ -332,13 +334,13 @@ mod tests {
         ..NOTHING_PRESSES
     };
 
-    /// A node, this one or the peer, is so busy.
+    /// Returns the target under a load of this node or the peer.
     fn busy(by_occupancy: usize) -> BatchTarget {
         let limit = if by_occupancy < PACKETS_MAX { SHORT } else { Limit { bytes: FULL_BYTES, ..SHORT } };
         BatchTarget { by_occupancy, limit, ..NOTHING_PRESSES }
     }
 
-    /// The peer has so much yet to take in.
+    /// Returns the target with packets in flight.
     fn behind(by_under_way: usize) -> BatchTarget {
         BatchTarget { by_under_way, ..NOTHING_PRESSES }
     }
@@ -362,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_batch_goes_when_it_is_full_or_its_oldest_packet_has_waited() {
+    fn a_fixed_batch_is_sent_when_it_is_full_or_its_oldest_packet_has_waited() {
         let batcher = with(Policy::fixed(8), 7, 64);
         assert_eq!(batcher.deadline(), Some(at(10.0)));
         assert_eq!((batcher.due(at(9.9), NOTHING_PRESSES), batcher.due(at(10.0), NOTHING_PRESSES)), (0, 7));
@@ -372,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adaptive_one_takes_what_is_there() {
+    fn an_adaptive_batch_takes_the_queued_packets() {
         for (queued, goes) in [(0, 0), (1, 1), (5, 5), (7, 7)] {
             assert_eq!(with(Policy::adaptive(), queued, 64).due(at(0.0), NOTHING_PRESSES), goes);
         }
@@ -380,39 +382,35 @@ mod tests {
     }
 
     #[test]
-    fn more_packets_than_usual_go_together_where_as_many_are_worth_a_message() {
+    fn batches_exceed_the_default_maximum_if_the_target_does() {
         let due = |us, worth| with(Policy::adaptive(), 90, 64).due(at(us), worth);
         assert_eq!([busy(20), busy(40), behind(50), FULL_ONLY].map(|worth| due(0.0, worth)), [32, 40, 50, 64]);
         assert_eq!([NOTHING_PRESSES, busy(40), FULL_ONLY].map(|worth| due(99.0, worth)), [32, 40, 64], "however late");
     }
 
     #[test]
-    fn while_the_peer_is_behind_small_messages_wait_for_it_but_not_for_ever() {
+    fn while_the_peer_lags_small_messages_wait_for_it_but_not_forever() {
         let batcher = with(Policy::adaptive(), 5, 64);
         let due = [(4.9, 6), (4.9, 5), (4.9, 0), (5.0, 31)].map(|(us, least)| batcher.due(at(us), behind(least)));
         assert_eq!(due, [0, 5, 5, 5]);
         assert_eq!(batcher.deadline(), Some(at(5.0)));
-        assert_eq!(
-            [5.0, 9.9, 10.0].map(|us| batcher.due(at(us), FULL_ONLY)),
-            [0, 0, 5],
-            "no time for any but full ones"
-        );
+        assert_eq!([5.0, 9.9, 10.0].map(|us| batcher.due(at(us), FULL_ONLY)), [0, 0, 5], "time only for full messages");
         assert_eq!(
             with(Policy::adaptive(), 70, 64).due(at(0.0), behind(63)),
             63,
-            "a full one, nearly, costs the peer least"
+            "a nearly full message costs the peer least"
         );
     }
 
     #[test]
-    fn eight_kib_are_worth_a_message_however_few_packets_they_are() {
+    fn eight_kib_justify_a_message_however_few_packets_they_are() {
         for (packets, bytes, due) in [(5, 1500, 0), (6, 1500, 6), (63, 64, 0), (64, 64, 64)] {
             assert_eq!(with(Policy::adaptive(), packets, bytes).due(at(0.0), FULL_ONLY), due, "{packets} of {bytes} B");
         }
     }
 
     #[test]
-    fn no_more_goes_than_a_message_holds_and_the_rest_is_asked_about_by_itself() {
+    fn a_batch_fits_in_a_message_and_the_rest_is_decided_separately() {
         let holding = |message_bytes_max| {
             let mut batcher = Batcher::new(Policy::adaptive(), 100, message_bytes_max, Latency::default());
             (0..17).for_each(|item| batcher.push(at(0.0), 1500, item).unwrap());
@@ -422,43 +420,43 @@ mod tests {
         let mut batcher = holding(16 + 8 * 1508);
         assert_eq!([(0.0, 8), (0.0, 64), (10.0, 64)].map(|(us, least)| batcher.due(at(us), busy(least))), [8, 8, 8]);
         assert_eq!(holding(16 + 8 * 1508 - 1).due(at(0.0), busy(8)), 7);
-        assert_eq!(holding(100).due(at(0.0), busy(8)), 1, "one always goes");
+        assert_eq!(holding(100).due(at(0.0), busy(8)), 1, "at least one");
         (0..16).for_each(|_| _ = batcher.pop());
         let due = [(0.0, 8), (5.0, 8), (9.9, 64), (10.0, 64)].map(|(us, least)| batcher.due(at(us), busy(least)));
-        assert_eq!(due, [0, 1, 0, 1], "one of 17 is not worth a message yet");
+        assert_eq!(due, [0, 1, 0, 1], "the last one of 17 does not justify a message yet");
     }
 
     #[test]
-    fn where_none_but_full_messages_are_worth_it_they_may_take_longer_than_the_target() {
-        // By what is published 22 of 1500 B take 9.9 us.
+    fn full_messages_may_exceed_the_target_if_only_they_are_worth_sending() {
+        // By the published figures 22 packets of 1500 B take 9.9 us.
         let batcher = with(Policy::adaptive(), 40, 1500);
         let busy = BatchTarget { limit: FULL_ONLY.limit, ..busy(31) };
         assert_eq!([busy, FULL_ONLY].map(|worth| batcher.due(at(0.0), worth)), [22, 32]);
     }
 
     #[test]
-    fn a_message_is_as_long_as_it_may_be_while_there_is_time_for_more_of_them() {
+    fn a_message_is_as_long_as_the_limit_while_there_is_time_for_more_messages() {
         let due = |packets, bytes, us, worth| with(Policy::adaptive(), packets, bytes).due(at(us), worth);
-        assert_eq!(due(40, 1500, 0.0, behind(31)), 8, "whatever is under way");
+        assert_eq!(due(40, 1500, 0.0, behind(31)), 8, "whatever is in flight");
         assert_eq!(due(40, 1500, 5.0, NOTHING_PRESSES), 8, "and however late");
-        assert_eq!([7, 20, 64].map(|least| due(40, 1500, 5.0, busy(least))), [8, 8, 32], "and whatever is worth one");
+        assert_eq!([7, 20, 64].map(|least| due(40, 1500, 5.0, busy(least))), [8, 8, 32], "and whatever the load");
         assert_eq!((due(9, 1500, 5.0, behind(1)), due(8, 1500, 5.0, behind(1))), (8, 8));
-        assert_eq!((due(40, 390, 5.0, behind(1)), due(40, 50_000, 5.0, behind(1))), (32, 1), "one always goes");
+        assert_eq!((due(40, 390, 5.0, behind(1)), due(40, 50_000, 5.0, behind(1))), (32, 1), "at least one");
     }
 
     #[test]
-    fn full_messages_are_short_where_long_ones_cost_more_but_who_is_late_does_not_try_it() {
+    fn full_messages_are_short_where_long_ones_cost_more_except_when_a_trial_would_delay_late_packets() {
         let due = |us, limit| with(Policy::adaptive(), 40, 1500).due(at(us), BatchTarget { limit, ..FULL_ONLY });
         assert_eq!([0.0, 5.0, 10.0, 99.0].map(|us| due(us, SHORT)), [8, 8, 8, 8]);
         let tried = Limit { is_tried: true, ..SHORT };
         assert_eq!([0.0, 5.0, 9.9, 10.0].map(|us| due(us, tried)), [8, 8, 8, 32]);
         let worth = BatchTarget { limit: tried, ..busy(31) };
-        assert_eq!(with(Policy::adaptive(), 40, 500).due(at(99.0), worth), 25, "nor are more worth one");
+        assert_eq!(with(Policy::adaptive(), 40, 500).due(at(99.0), worth), 25, "the limit holds below full messages");
     }
 
     #[test]
-    fn while_nothing_presses_what_waits_goes_in_messages_that_overlap() {
-        // By what is published a message takes 27 times what a packet of 64 B does, and 4.7 times one of 1500 B.
+    fn without_pressure_messages_overlap() {
+        // By the published figures a message takes as long as 27 packets of 64 B, or 4.7 packets of 1500 B.
         for (queued, bytes, goes) in [(25, 64, 25), (40, 64, 32), (4, 1500, 4), (20, 1500, 8), (40, 1500, 8)] {
             assert_eq!(
                 with(Policy::adaptive(), queued, bytes).due(at(0.0), NOTHING_PRESSES),
@@ -474,13 +472,13 @@ mod tests {
         teach(&mut batcher, |packets, bytes| 1750.0 + 50.0 * packets as f64 + 1.5 * bytes as f64);
         // 1,800 + 9 x 800 ns are below 10 us, 10 x 800 are below, 11 are not.
         assert_eq!((batcher.due(at(0.0), NOTHING_PRESSES), batcher.due(at(0.0), behind(11))), (10, 10));
-        assert_eq!(batcher.due(at(5.0), NOTHING_PRESSES), 25, "late, and long");
+        assert_eq!(batcher.due(at(5.0), NOTHING_PRESSES), 25, "late, therefore long");
         teach(&mut batcher, |_, _| 50_000.0);
-        assert_eq!(batcher.due(at(0.0), NOTHING_PRESSES), 1, "one always goes");
+        assert_eq!(batcher.due(at(0.0), NOTHING_PRESSES), 1, "at least one");
     }
 
     #[test]
-    fn what_there_is_no_room_for_comes_back() {
+    fn a_full_queue_returns_the_packet() {
         let mut batcher = with(Policy::adaptive(), 100, 64);
         assert_eq!(batcher.push(at(0.0), 64, 7), Err(7));
         assert_eq!(batcher.pop().unwrap().item, 0);
@@ -489,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_that_cannot_be_are_refused() {
+    fn invalid_policies_are_rejected() {
         assert_eq!(Policy::fixed(33).check().unwrap_err().to_string(), "batches of 33; choose 1 to 32");
         assert!(Policy::fixed(0).check().is_err() && Policy::Adaptive { target: Span::ZERO }.check().is_err());
         assert!(Policy::fixed(32).check().is_ok() && Policy::adaptive().check().is_ok());

@@ -74,8 +74,8 @@ impl Source for [u8] {
 /// A malformed message: the sender is not a node of this cluster, or is defective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
-    "a message with {what} of {value}; nodes of one cluster must run one version, \
-     and this one is not heard any more"
+    "a message with {what} of {value}; all nodes of a cluster must run the same version, \
+     and messages of this one are ignored from now on"
 )]
 pub struct MessageError {
     /// Malformed field.

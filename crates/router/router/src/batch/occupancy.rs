@@ -1,69 +1,69 @@
-//! How busy a node is, and with it how many packets are worth a message.
+//! The load of a node, which determines its batch size.
 
 use sim::Time;
 
 use super::lengths::{FULL_BYTES, Lengths};
 use super::{Carried, Limit, PACKETS_MAX};
 
-/// How often it is decided anew: after so much time without interruptions.
+/// Interval of decisions, without interruptions.
 const PERIOD_NS: f64 = 100_000.0;
-/// A round that takes longer was interrupted: the rest of it says nothing of the work, nor of what time there is.
+/// Maximum duration of a loop iteration; a longer one was interrupted, and its excess counts neither as work nor as
+/// time.
 const ROUND_NS_MAX: f64 = 10_000.0;
-/// But where rounds with something to do take long, as where each message or port is a system call, only one that takes
-/// more than so many times what those do was.
+/// Ratio to the mean of busy iterations above which one was interrupted, where iterations are long, for instance
+/// because each message or port is a system call.
 const ROUNDS_MAX: f64 = 4.0;
-/// One of so many counts for that: a message may have eight times the bytes of those before.
+/// Weight of a busy iteration in that mean, as a divisor: a message may have eight times the bytes of previous ones.
 const BUSY_ROUNDS: f64 = 16.0;
-/// The same of a round in which there was nothing to do: a node that has to ask the kernel at each port needs a few
-/// microseconds.
+/// Maximum duration of an idle iteration; a node that makes a system call for each port needs a few microseconds.
 const IDLE_ROUND_NS_MAX: f64 = 4000.0;
-/// One of so many counts for what such a round takes.
+/// Weight of an idle iteration in their mean, as a divisor.
 const IDLE_ROUNDS: f64 = 64.0;
-/// One of so many periods counts for what a node does: packets come at random.
+/// Weight of a period in the recent work, as a divisor: smooths random arrivals.
 const PERIODS: f64 = 8.0;
-/// A node is to work for this share of the time at most: what is left makes up for interruptions.
+/// Maximum fraction of time that a node should work: the rest makes up for interruptions.
 pub(super) const WORKS_AT_MOST: f64 = 0.8;
-/// What a message costs, besides its packets, and what those and their bytes do: nanoseconds, as between two cores of
-/// one server. Only their proportion counts, and not much: messages three times as dear, or a third, change nothing
-/// that the policies in virtual time show.
+/// Cost of a message without its packets, of a packet and of a byte in nanoseconds, between two cores of one server.
+/// Only their ratios matter, and little: three times or a third of the cost of a message changes none of the results in
+/// virtual time.
 const MESSAGE_NS: f64 = 280.0;
 const PACKET_NS: f64 = 15.0;
 const BYTE_NS: f64 = 0.13;
 
-/// What share of the time a node works, from round to round of its loop, and on what messages.
+/// Measures the fraction of time that a node works, from iteration to iteration of its loop, and its messages.
 ///
-/// Who sends whatever is there is never idle, and neither is who receives it: the less time passes between two rounds,
-/// the fewer packets go together, each message at its full price. Up to three quarters of the time that costs nothing.
-/// Beyond, there is little time left in which to make up for an interruption, and the messages that pile up meanwhile
-/// are small. So as many packets are worth a message as leave the node idle for a fifth of the time.
+/// A node that always sends what is queued is never idle, and neither is its receiver: the shorter the iterations, the
+/// smaller the batches, each at the full cost of a message. Up to three quarters of the time that costs nothing.
+/// Beyond, little time is left to make up for an interruption, and the messages that queue up meanwhile are small.
+/// Therefore the batch size is chosen so that the node is idle for a fifth of the time.
 ///
-/// What a round takes when there is nothing to do is no work: the busier a node, the more it does in a round. Else one
-/// that looks at many places would think itself busy at half of what it can carry.
+/// The duration of an idle iteration does not count as work: the higher the load, the more a node does in an iteration.
+/// Otherwise a node that polls many sources would consider itself loaded at half its capacity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Occupancy {
     looked: Time,
-    /// What a round takes in which there is nothing to do.
+    /// Mean duration of an idle iteration.
     idle_round_ns: f64,
-    /// The same where there is, but for interruptions.
+    /// Mean duration of a busy iteration, without interruptions.
     busy_round_ns: f64,
     has_slept: bool,
-    /// Since it was decided last.
+    /// Work since the last decision.
     period: Work,
-    /// As much as one period has of it, lately.
+    /// Moving average of the work of a period.
     recent: Work,
     least_packets: f64,
-    /// Where long messages need not be cheaper.
+    /// Search for the best message length, where long messages are not always cheaper.
     lengths: Option<Lengths>,
 }
 
-/// What a node did in some time.
+/// The work of a node in an interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Work {
-    /// All time, but for what interruptions took.
+    /// Elapsed time without interruptions.
     passed_ns: f64,
-    /// Of that, what rounds in which there was something to do took beyond one with nothing to do.
+    /// Time of busy iterations beyond that of an idle one.
     worked_ns: f64,
-    /// Sent and taken in.
+    /// Messages sent and received.
     messages: f64,
     packets: f64,
     bytes: f64,
@@ -82,17 +82,17 @@ impl Work {
         }
     }
 
-    /// The same, as far as a message holds as many: where only more than a full one would do, [`PACKETS_MAX`].
+    /// Returns the batch size, limited by what a message holds: [`PACKETS_MAX`] if more than a full message is wanted.
     fn least_packets(&self) -> f64 {
         let wanted = self.packets_wanted();
         let is_beyond_full = wanted * self.bytes > FULL_BYTES as f64 * self.packets;
         if is_beyond_full { PACKETS_MAX as f64 } else { wanted.clamp(1.0, PACKETS_MAX as f64) }
     }
 
-    /// How many packets a message is to have so that this load is carried in [`WORKS_AT_MOST`] of the time.
+    /// Returns the batch size with which this load takes [`WORKS_AT_MOST`] of the time.
     ///
-    /// Where a message costs as much as `r` packets, and has `k` of them, the packets alone take `f = s / (1 + r / k)`
-    /// of the time, of which `s` is work. With `n` a message it is `f (1 + r / n)`.
+    /// If a message costs as much as `r` packets, has `k` of them, and `s` of the time is work, then the packets alone
+    /// take `f = s / (1 + r / k)` of the time. With batches of `n` the work is `f (1 + r / n)`.
     fn packets_wanted(&self) -> f64 {
         if self.messages == 0.0 || self.packets == 0.0 {
             return 1.0;
@@ -105,7 +105,7 @@ impl Work {
 }
 
 impl Occupancy {
-    /// Of a node that begins, idle, whose messages are carried so.
+    /// Creates the measurement of an idle node with this kind of carrier.
     pub const fn new(carried: Carried) -> Occupancy {
         Occupancy {
             looked: Time::ZERO,
@@ -122,33 +122,33 @@ impl Occupancy {
         }
     }
 
-    /// Fewer packets are not worth a message: 1 to [`PACKETS_MAX`], which says that none but full ones are.
+    /// Returns the batch size, 1 to [`PACKETS_MAX`], which means that only full messages are worth sending.
     pub fn least_packets(&self) -> usize {
         self.least_packets as usize
     }
 
-    /// How long a message may be where so many packets are worth one to the busier of two nodes.
+    /// Returns the maximum length of a message for the batch size of the more loaded of two nodes.
     pub fn limit(&mut self, least_packets: usize) -> Limit {
         let (has_time, is_full_only) = (self.has_time(), least_packets >= PACKETS_MAX);
         self.lengths.as_mut().map_or(Limit::FULL, |lengths| lengths.limit(has_time, is_full_only))
     }
 
-    /// For more than full messages.
+    /// Returns whether there is time for other than full messages.
     fn has_time(&self) -> bool {
         self.least_packets() < PACKETS_MAX
     }
 
-    /// The node slept, for there was nothing to do.
+    /// Records that the node slept, because it was idle.
     pub fn note_sleep(&mut self) {
         self.has_slept = true;
     }
 
-    /// The node took in a message of so many packets, with so many bytes all together.
+    /// Records that the node received a message of `packets` packets with a total of `bytes` bytes.
     pub fn note_received(&mut self, packets: usize, bytes: usize) {
         self.note_message(packets, bytes);
     }
 
-    /// It sent one.
+    /// Records that the node sent such a message.
     pub fn note_sent(&mut self, packets: usize, bytes: usize) {
         self.note_message(packets, bytes);
         if let Some(lengths) = &mut self.lengths {
@@ -165,7 +165,7 @@ impl Occupancy {
         }
     }
 
-    /// A round of the node's loop begins; whether there was something to do in the one that ends.
+    /// Records the begin of a loop iteration; `was_busy` states whether the previous one had work.
     pub fn begin_round(&mut self, now: Time, was_busy: bool) {
         let round_ns = now.since(self.looked).ns();
         self.looked = now;
@@ -192,7 +192,7 @@ impl Occupancy {
         self.busy_round_ns += (round_ns - self.busy_round_ns) / BUSY_ROUNDS;
     }
 
-    /// What of a round is work, if there was something to do in it.
+    /// Returns the work in a busy iteration of this duration.
     fn work_of(&self, round_ns: f64) -> f64 {
         (round_ns - self.idle_round_ns).max(0.0)
     }
@@ -204,7 +204,7 @@ impl Occupancy {
 
     fn decide(&mut self) {
         let period = std::mem::replace(&mut self.period, Work::NONE);
-        // Who slept for long forgets what was before, as in many periods; but what comes now counts as it did.
+        // A long sleep ages the recent work by many periods, but new work has the same weight as always.
         let periods = if std::mem::take(&mut self.has_slept) { period.passed_ns / PERIOD_NS } else { 1.0 };
         let kept = (1.0 - 1.0 / PERIODS).powf(periods);
         self.recent = self.recent.with(period, |recent, period| recent * kept + period / periods * (1.0 - kept));
@@ -218,11 +218,11 @@ mod tests {
 
     use super::*;
 
-    /// Each message has so many packets of 46 bytes: one costs as much as 13 of those.
+    /// Length of the packets in tests; a message costs as much as 13 of them.
     const BYTES: usize = 46;
 
-    /// Rounds of 1 us, of which so many of a hundred have something to do, a message; in the others 20 looks find
-    /// nothing.
+    /// Runs intervals of 1 us, of which `of_hundred` percent consist of a busy iteration with one message, and the
+    /// others of 20 idle iterations.
     fn run(occupancy: &mut Occupancy, now: &mut Time, rounds: u64, of_hundred: u64, packets: usize) {
         for round in 0..rounds {
             let is_busy = round * 37 % 100 < of_hundred;
@@ -245,31 +245,32 @@ mod tests {
     }
 
     #[test]
-    fn as_many_packets_are_worth_a_message_as_leave_a_fifth_of_the_time() {
-        // 5% of a busy round are what one takes with nothing to do, so of 80% of the time 76 are work.
-        assert_eq!([20, 60, 80].map(|of_hundred| least_after(of_hundred, 1)), [1, 1, 1], "there is time enough");
-        assert_eq!(least_after(80, 20), 17, "as many as there are, nearly: fewer would leave less");
+    fn the_batch_size_leaves_a_fifth_of_the_time_idle() {
+        // 5% of a busy iteration are the cost of an idle one, so that 76 of 80% of the time are work.
+        assert_eq!([20, 60, 80].map(|of_hundred| least_after(of_hundred, 1)), [1, 1, 1], "there is enough time");
+        assert_eq!(least_after(80, 20), 17, "nearly as many as there are: fewer would leave less time");
         assert_eq!(least_after(95, 10), 12, "0.90 = f (1 + 13.3 / 10), and 0.8 = f (1 + 13.3 / 12.4)");
         assert_eq!(least_after(95, 32), 52, "0.90 = f (1 + 13.3 / 32), and 0.8 = f (1 + 13.3 / 51.7)");
         assert_eq!(least_after(100, 40), PACKETS_MAX, "0.95 = f (1 + 13.3 / 40): no message is long enough");
     }
 
     #[test]
-    fn where_more_bytes_than_a_full_message_has_would_be_worth_one_none_but_full_ones_are() {
-        // One costs as much as 1.33 packets of 1500 B: 0.8 / 0.769 is 1 + 1.33 / 33, 0.8 / 0.768 is 1 + 1.33 / 31.8.
+    fn only_full_messages_are_worth_sending_if_the_batch_size_exceeds_their_bytes() {
+        // A message costs as much as 1.33 packets of 1500 B: 0.8 / 0.769 is 1 + 1.33 / 33, and 0.8 / 0.768 is 1 + 1.33
+        // / 31.8.
         for (by_packets, least) in [(0.760, 25), (0.768, 31), (0.769, PACKETS_MAX), (0.9, PACKETS_MAX)] {
             let worked_ns = by_packets * (1.0 + 280.0 / 210.0 / 8.0);
             let work = Work { passed_ns: 1.0, worked_ns, messages: 1.0, packets: 8.0, bytes: 12_000.0 };
             assert_eq!(work.least_packets() as usize, least, "{by_packets} of the time are packets");
         }
-        assert_eq!((Work { passed_ns: 1.0, ..Work::NONE }).least_packets(), 1.0, "nothing to do");
+        assert_eq!((Work { passed_ns: 1.0, ..Work::NONE }).least_packets(), 1.0, "idle");
     }
 
     #[test]
-    fn who_works_all_the_time_soon_sends_none_but_full_messages() {
+    fn a_node_that_is_never_idle_soon_sends_only_full_messages() {
         let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);
         for _ in 0..40 {
-            // Packets pile up, so there is always one more than are worth a message.
+            // Packets queue up, so that there is always one more than the batch size.
             let packets = occupancy.least_packets() + 1;
             run(&mut occupancy, &mut now, 100, 100, packets);
         }
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_less_to_do_sends_shorter_messages_again() {
+    fn a_node_with_less_load_sends_shorter_messages_again() {
         let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);
         run(&mut occupancy, &mut now, 5000, 95, 50);
         assert_eq!(occupancy.least_packets(), PACKETS_MAX);
@@ -285,12 +286,12 @@ mod tests {
         assert_eq!(occupancy.least_packets(), 1);
         run(&mut occupancy, &mut now, 5000, 95, 50);
         run(&mut occupancy, &mut now, 3000, 0, 1);
-        assert_eq!(occupancy.least_packets(), 1, "nothing to do any more");
+        assert_eq!(occupancy.least_packets(), 1, "idle again");
     }
 
     #[test]
-    fn what_a_round_takes_with_nothing_to_do_is_no_work() {
-        // Nine of ten rounds find something, which takes a fifth more: a loop that looks at much, with little to do.
+    fn the_duration_of_an_idle_iteration_is_not_work() {
+        // Nine of ten iterations are busy and take a fifth more: a loop that polls many sources under low load.
         let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);
         for round in 0..10_000 {
             let is_busy = round % 10 != 0;
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wakes_after_long_forgets_that_it_was_busy_and_who_was_held_up_does_not() {
+    fn a_long_sleep_resets_the_load_and_an_interruption_does_not() {
         for (sleeps, left) in [(true, 1), (false, 46)] {
             let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);
             run(&mut occupancy, &mut now, 3000, 95, 50);
@@ -315,13 +316,13 @@ mod tests {
             run(&mut occupancy, &mut now, 100, 0, 1);
             assert_eq!(occupancy.least_packets(), left);
             run(&mut occupancy, &mut now, 3000, 95, 50);
-            assert_eq!(occupancy.least_packets(), PACKETS_MAX, "a long sleep weighs no more than a period");
+            assert_eq!(occupancy.least_packets(), PACKETS_MAX, "a long sleep has the weight of one period");
         }
     }
 
     #[test]
-    fn where_each_round_takes_long_all_of_it_is_work() {
-        // A look at ports that are system calls takes 4 us, a round with something to do 60.
+    fn long_iterations_count_as_work_completely() {
+        // Polling ports by system calls takes 4 us, a busy iteration 60 us.
         let busy_of = |hundred: u64| {
             let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);
             for round in 0..10_000 {
@@ -338,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn where_messages_are_system_calls_short_ones_are_not_even_tried() {
+    fn short_messages_are_not_tried_where_messages_are_system_calls() {
         let mut occupancy = Occupancy::new(Carried::BySystemCalls);
         let mut now = Time::ZERO;
         for round in 0..10_000 {
@@ -351,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interruption_is_neither_work_nor_time() {
+    fn an_interruption_counts_neither_as_work_nor_as_time() {
         let cases = [(true, 50, 1, 1), (false, 50, 1, 1), (false, 95, 64, PACKETS_MAX)];
         for (interrupts_busy, of_hundred, packets, least) in cases {
             let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);

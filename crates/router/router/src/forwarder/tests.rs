@@ -1,4 +1,4 @@
-//! A forwarder between hosts of the test's: two ports with a network each, by IPv4 and IPv6.
+//! A forwarder between simulated hosts: two ports with one IPv4 and one IPv6 network each.
 
 mod claims;
 mod cluster;
@@ -22,7 +22,7 @@ const PORTS: [PortId; 2] = [PortId(0), PortId(1)];
 const MTU_BYTES: u16 = 1500;
 const BUFFERS: u32 = 512;
 
-/// The router's address on the network of `port`.
+/// Returns the router's address on the network of `port`.
 fn own_v4(port: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 0, port, 1)
 }
@@ -31,7 +31,7 @@ fn own_v6(port: u8) -> Ipv6Addr {
     Ipv6Addr::new(0x2001, 0xdb8, u16::from(port), 0, 0, 0, 0, 1)
 }
 
-/// A host on the network of `port`.
+/// Returns the address of a host on the network of `port`.
 fn host_v4(port: u8, host: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 0, port, host)
 }
@@ -48,7 +48,7 @@ fn host_mac(port: u8, host: u8) -> MacAddress {
     MacAddress([2, 1, 0, 0, port, host])
 }
 
-/// A forwarder, and what its node would do around it.
+/// A forwarder with the parts that its node provides.
 struct Testbed {
     forwarder: Forwarder,
     rib: Rib,
@@ -58,12 +58,12 @@ struct Testbed {
 }
 
 impl Testbed {
-    /// Two ports without a kernel.
+    /// Creates a testbed with two ports without a kernel.
     fn new() -> Testbed {
         Testbed::with(|config| config)
     }
 
-    /// With ports that are a little other.
+    /// Creates a testbed with modified port configurations.
     fn with(change: impl Fn(PortConfig) -> PortConfig) -> Testbed {
         let (rib, tables) = Rib::new().expect("memory for tables");
         let forwarder = Forwarder::new(Config::new(NODE), tables);
@@ -86,20 +86,20 @@ impl Testbed {
 
     fn set_port(&mut self, port: PortId, config: PortConfig) {
         let Testbed { forwarder, pool, output, .. } = self;
-        forwarder.set_port(self.now, port, config, pool, output).expect("a sound port");
+        forwarder.set_port(self.now, port, config, pool, output).expect("a valid port");
     }
 
     fn route(&mut self, prefix: IpNet, hops: &[Hop]) {
-        self.rib.announce(hops[0].node, prefix, 0, hops).expect("a sound route");
+        self.rib.announce(hops[0].node, prefix, 0, hops).expect("a valid route");
     }
 
-    /// A neighbour that the router knows and has heard of lately.
+    /// Adds a neighbour, in state stale.
     fn learn(&mut self, port: u8, address: IpAddr, mac: MacAddress) {
         let Testbed { forwarder, pool, output, now, .. } = self;
         forwarder.learn_neighbour(*now, PortId(port), address, mac, pool, output);
     }
 
-    /// All hosts that tests send to.
+    /// Adds all hosts to which tests send.
     fn learn_hosts(&mut self) {
         for port in [0, 1] {
             self.learn(port, host_v4(port, 2).into(), host_mac(port, 2));
@@ -116,7 +116,7 @@ impl Testbed {
         let Testbed { forwarder, pool, output, now, .. } = self;
         let mut packets = frames.iter().map(|frame| pool.alloc_copy(frame).expect("a buffer")).collect();
         forwarder.ingress(*now, PortId(port), &mut packets, pool, output);
-        assert!(packets.is_empty(), "whatever comes is taken");
+        assert!(packets.is_empty(), "all packets are consumed");
     }
 
     fn wait(&mut self, span: Duration) {
@@ -125,7 +125,7 @@ impl Testbed {
         forwarder.poll(*now, pool, output);
     }
 
-    /// Frames that wait for a port, taken out.
+    /// Drains the transmit queue of a port.
     fn sent(&mut self, port: u8) -> Vec<Vec<u8>> {
         let Testbed { pool, output, .. } = self;
         let taken = output.to_port(PortId(port)).drain(..).map(|packet| {
@@ -136,7 +136,7 @@ impl Testbed {
         taken.collect()
     }
 
-    /// The one frame that waits for a port.
+    /// Drains the transmit queue of a port, which must have exactly one frame.
     fn sent_one(&mut self, port: u8) -> Vec<u8> {
         let mut frames = self.sent(port);
         assert_eq!(frames.len(), 1, "frames of port {port}: {frames:02x?}, drops {:?}", self.drops());
@@ -165,7 +165,7 @@ impl Testbed {
         DropReason::ALL.iter().map(|reason| (*reason, self.dropped(*reason))).filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Nothing is sent, one packet is dropped for this reason, and no buffer is lost.
+    /// Asserts that the frame is dropped for this reason, nothing is sent, and no buffer leaks.
     fn assert_dropped(&mut self, port: u8, frame: &[u8], reason: DropReason) {
         let before = self.dropped(reason);
         self.receive(port, frame);
@@ -174,9 +174,9 @@ impl Testbed {
         self.assert_no_leak();
     }
 
-    /// When nothing waits, all buffers are there.
+    /// Asserts that all buffers are free.
     fn assert_no_leak(&self) {
-        assert_eq!(self.pool.available(), BUFFERS as usize, "buffers that were not given back");
+        assert_eq!(self.pool.available(), BUFFERS as usize, "all buffers are free");
     }
 }
 
@@ -189,7 +189,7 @@ fn framed(to: MacAddress, from: MacAddress, ethertype: EtherType, payload: &[u8]
     frame
 }
 
-/// A UDP packet, without its checksum, from host 2 of port 0's network to host 2 of port 1's, but for what is changed.
+/// A UDP packet without a checksum, by default from host 2 on the network of port 0 to host 2 on that of port 1.
 #[derive(Clone)]
 struct V4 {
     header: ipv4::Repr,
@@ -246,18 +246,18 @@ impl V4 {
         bytes
     }
 
-    /// As it comes in at port 0 from host 2.
+    /// Returns the frame in which host 2 sends the packet to port 0.
     fn frame(&self) -> Vec<u8> {
         framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &self.bytes())
     }
 }
 
-/// With the header's checksum as it must be.
+/// Stores the correct header checksum.
 fn with_checksum(bytes: &mut [u8]) {
-    ipv4::Packet::new_checked(bytes).expect("a sound header").fill_checksum();
+    ipv4::Packet::new_checked(bytes).expect("a valid header").fill_checksum();
 }
 
-/// The same by IPv6.
+/// The same for IPv6.
 #[derive(Clone)]
 struct V6 {
     header: ipv6::Repr,
@@ -305,15 +305,15 @@ impl V6 {
     }
 }
 
-/// The intact IPv4 packet in a frame that the router sent.
+/// Returns the IPv4 packet in a frame that the router sent, and asserts that it is valid.
 fn v4_of(frame: &[u8]) -> ipv4::Packet<&[u8]> {
     assert_eq!(frame[12..14], EtherType::IPV4.0.to_be_bytes(), "{frame:02x?}");
-    let packet = ipv4::Packet::new_checked(&frame[HEADER_BYTES..]).expect("a sound packet");
+    let packet = ipv4::Packet::new_checked(&frame[HEADER_BYTES..]).expect("a valid packet");
     assert!(packet.verify_checksum(), "{frame:02x?}");
     packet
 }
 
 fn v6_of(frame: &[u8]) -> ipv6::Packet<&[u8]> {
     assert_eq!(frame[12..14], EtherType::IPV6.0.to_be_bytes(), "{frame:02x?}");
-    ipv6::Packet::new_checked(&frame[HEADER_BYTES..]).expect("a sound packet")
+    ipv6::Packet::new_checked(&frame[HEADER_BYTES..]).expect("a valid packet")
 }

@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(generator.receive(&mut pool, &mut packets, 6).expect("memory does not fail"), 6);
         for (at, packet) in packets.iter().enumerate() {
             let frame = pool.bytes(packet);
-            let view = ipv4::Packet::new_checked(&frame[HEADER_BYTES..]).expect("an intact packet");
+            let view = ipv4::Packet::new_checked(&frame[HEADER_BYTES..]).expect("a valid packet");
             assert!(view.verify_checksum(), "packet {at}");
             assert_eq!(view.destination().to_bits(), destinations[at % 3]);
             assert_eq!((frame.len(), view.total_bytes()), ([60, 128][at % 2], [46, 114][at % 2]));
@@ -364,7 +364,7 @@ mod tests {
         let mut packets = Vec::new();
         assert_eq!(generator.receive(&mut pool, &mut packets, 100).expect("memory does not fail"), 8);
         assert!(generator.may_sleep());
-        let view = ipv6::Packet::new_checked(&pool.bytes(&packets[0])[HEADER_BYTES..]).expect("an intact packet");
+        let view = ipv6::Packet::new_checked(&pool.bytes(&packets[0])[HEADER_BYTES..]).expect("a valid packet");
         assert_eq!((view.destination().to_bits(), view.total_bytes()), (1, 60));
     }
 }

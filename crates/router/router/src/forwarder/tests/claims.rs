@@ -1,4 +1,4 @@
-//! Own addresses, looked for before they are used.
+//! Duplicate address detection and the MLD listener.
 
 use packet::{mld, ndisc};
 
@@ -6,7 +6,7 @@ use super::neighbours::{arp_frame, arp_of, discovery_frame, discovery_of, reques
 use super::*;
 use crate::ClaimState;
 
-/// Both ports' addresses are to be looked for; the hardware addresses end in `node`.
+/// Returns a testbed whose ports probe for their addresses; `node` is part of the MAC addresses.
 fn claiming(node: u8) -> Testbed {
     Testbed::with(|config| {
         let [.., port] = config.mac.0;
@@ -14,7 +14,7 @@ fn claiming(node: u8) -> Testbed {
     })
 }
 
-/// The same, and looking for them has begun.
+/// The same, after the first probes.
 fn probing(node: u8) -> Testbed {
     let mut bed = claiming(node);
     bed.wait(Duration::from_secs(1));
@@ -25,15 +25,15 @@ fn is_report(frame: &[u8]) -> bool {
     frame[..6] == MacAddress::from_multicast_v6(mld::ALL_ROUTERS).0
 }
 
-/// What was said of addresses: all but reports on groups.
-fn said(bed: &mut Testbed, port: u8) -> Vec<Vec<u8>> {
+/// Drains the transmit queue of a port, and returns the frames that are not MLD reports.
+fn sent_without_reports(bed: &mut Testbed, port: u8) -> Vec<Vec<u8>> {
     let mut frames = bed.sent(port);
     frames.retain(|frame| !is_report(frame));
     frames
 }
 
-/// States of the own addresses of port 1 that are not used.
-fn unused(bed: &Testbed) -> Vec<(IpAddr, ClaimState)> {
+/// Returns the addresses of port 1 that are not in use, and their states.
+fn unassigned(bed: &Testbed) -> Vec<(IpAddr, ClaimState)> {
     let of_port = bed.forwarder.unassigned_addresses().filter(|(port, ..)| *port == PORTS[1]);
     of_port.map(|(_, address, state)| (address, state)).collect()
 }
@@ -60,13 +60,13 @@ fn echo_request() -> Vec<u8> {
 }
 
 #[test]
-fn addresses_are_looked_for_before_they_are_used() {
+fn addresses_are_probed_for_before_they_are_used() {
     let mut bed = claiming(0);
     bed.wait(Duration::ZERO);
-    assert_eq!((bed.sent(0).len(), bed.sent(1).len()), (0, 0), "not all that were switched on at once");
+    assert_eq!((bed.sent(0).len(), bed.sent(1).len()), (0, 0), "the first probe is delayed");
     bed.wait(Duration::from_secs(1));
-    let probes = said(&mut bed, 1);
-    assert_eq!((probes.len(), said(&mut bed, 0).len()), (3, 3), "{probes:02x?}");
+    let probes = sent_without_reports(&mut bed, 1);
+    assert_eq!((probes.len(), sent_without_reports(&mut bed, 0).len()), (3, 3), "{probes:02x?}");
     let mac = MacAddress([2, 0, 0, 0, 0, 1]);
     assert_eq!((&probes[0][..6], arp_of(&probes[0])), (&[0xff; 6][..], request(Ipv4Addr::UNSPECIFIED, mac, own_v4(1))));
     for (probe, target) in probes[1..].iter().zip([own_v6(1), link_local(0)]) {
@@ -76,29 +76,29 @@ fn addresses_are_looked_for_before_they_are_used() {
     }
     let tentative = ClaimState::Tentative;
     let own = [own_v4(1).into(), own_v6(1).into(), link_local(0).into()].map(|address| (address, tentative));
-    assert_eq!(unused(&bed), own);
+    assert_eq!(unassigned(&bed), own);
     bed.receive_all(1, &[request_v4(), solicitation_v6()]);
-    assert_eq!(bed.sent(1).len(), 0, "nobody is told where it is");
+    assert_eq!(bed.sent(1).len(), 0, "tentative addresses are not answered for");
     bed.assert_dropped(0, &echo_request(), DropReason::AddressNotInUse);
     bed.wait(Duration::from_secs(1));
-    assert_eq!(unused(&bed), own[..1], "one probe and a second by IPv6");
+    assert_eq!(unassigned(&bed), own[..1], "one probe and a second by IPv6");
     for _ in 0..3 {
         bed.wait(Duration::from_secs(2));
     }
-    assert_eq!((unused(&bed), arp_of(bed.sent(1).last().expect("frames")).sender), (vec![], Ipv4Addr::UNSPECIFIED));
+    assert_eq!((unassigned(&bed), arp_of(bed.sent(1).last().expect("frames")).sender), (vec![], Ipv4Addr::UNSPECIFIED));
     bed.wait(Duration::ZERO);
     assert_eq!(arp_of(&bed.sent_one(1)), request(own_v4(1), mac, own_v4(1)), "announced");
     bed.wait(Duration::from_secs(2));
     assert_eq!(arp_of(&bed.sent_one(1)).sender, own_v4(1), "twice");
     bed.receive_all(1, &[request_v4(), solicitation_v6()]);
-    assert_eq!(bed.sent(1).len(), 2, "now they are answered for");
+    assert_eq!(bed.sent(1).len(), 2, "assigned addresses are answered for");
     assert_eq!((bed.forwarder.counters().address_conflicts, bed.forwarder.next_timer().is_some()), (0, true));
     bed.sent(0);
     bed.assert_no_leak();
 }
 
-/// Gives each what the other one sends, until neither says anything.
-fn talk(one: &mut Testbed, other: &mut Testbed, port: u8) {
+/// Exchanges the frames of two routers until both are silent.
+fn exchange(one: &mut Testbed, other: &mut Testbed, port: u8) {
     for _ in 0..10 {
         let (from_one, from_other) = (one.sent(port), other.sent(port));
         if from_one.is_empty() && from_other.is_empty() {
@@ -107,11 +107,11 @@ fn talk(one: &mut Testbed, other: &mut Testbed, port: u8) {
         other.receive_all(port, &from_one);
         one.receive_all(port, &from_other);
     }
-    panic!("they talk for ever");
+    panic!("the routers do not become silent");
 }
 
 #[test]
-fn of_two_nodes_with_the_same_addresses_the_second_one_uses_none() {
+fn the_second_of_two_nodes_with_the_same_addresses_uses_none() {
     let (mut first, mut second) = (probing(0), Testbed::with(|config| PortConfig { is_up: false, ..config }));
     for _ in 0..10 {
         first.wait(Duration::from_secs(1));
@@ -121,15 +121,19 @@ fn of_two_nodes_with_the_same_addresses_the_second_one_uses_none() {
     let mac = MacAddress([2, 0, 0, 0, 9, 1]);
     second.set_port(PORTS[1], PortConfig { mac, probes: true, is_up: true, ..config });
     second.wait(Duration::from_secs(1));
-    talk(&mut first, &mut second, 1);
+    exchange(&mut first, &mut second, 1);
     let duplicate = ClaimState::Duplicate;
     let refused = [(own_v4(1).into(), duplicate), (own_v6(1).into(), duplicate)];
     for _ in 0..10 {
         first.wait(Duration::from_secs(1));
         second.wait(Duration::from_secs(1));
-        talk(&mut first, &mut second, 1);
+        exchange(&mut first, &mut second, 1);
     }
-    assert_eq!((unused(&second), unused(&first)), (refused.to_vec(), vec![]), "its link-local address is its own");
+    assert_eq!(
+        (unassigned(&second), unassigned(&first)),
+        (refused.to_vec(), vec![]),
+        "its link-local address is unique"
+    );
     let first_mac = Some(MacAddress([2, 0, 0, 0, 0, 1]));
     let told = refused.map(|(address, _)| Event::Duplicate { port: PORTS[1], address, mac: first_mac });
     assert_eq!((second.events(), second.forwarder.counters().address_conflicts), (told.to_vec(), 2));
@@ -137,50 +141,50 @@ fn of_two_nodes_with_the_same_addresses_the_second_one_uses_none() {
     assert_eq!(second.sent(1).len(), 0);
     let config = second.forwarder.port_config(PORTS[1]).expect("a port").clone();
     second.set_port(PORTS[1], PortConfig { mtu_bytes: 1400, ..config.clone() });
-    assert_eq!(unused(&second), refused, "another MTU is no reason to try again");
+    assert_eq!(unassigned(&second), refused, "a change of the MTU does not restart probes");
     second.set_port(PORTS[1], PortConfig { is_up: false, ..config.clone() });
     second.set_port(PORTS[1], config);
     for _ in 0..9 {
         second.wait(Duration::from_secs(1));
     }
-    assert_eq!(unused(&second), [], "after the port was down it looks once more, and nobody answers");
+    assert_eq!(unassigned(&second), [], "a port that was down probes again, and gets no answer");
 }
 
 #[test]
-fn of_two_nodes_that_look_for_the_same_addresses_at_once_neither_uses_them() {
+fn two_nodes_that_probe_for_the_same_addresses_at_once_use_neither() {
     let (mut one, mut other) = (probing(0), probing(9));
-    talk(&mut one, &mut other, 1);
+    exchange(&mut one, &mut other, 1);
     let duplicate = ClaimState::Duplicate;
     let refused = vec![(own_v4(1).into(), duplicate), (own_v6(1).into(), duplicate)];
     for _ in 0..5 {
         one.wait(Duration::from_secs(1));
         other.wait(Duration::from_secs(1));
-        talk(&mut one, &mut other, 1);
+        exchange(&mut one, &mut other, 1);
     }
-    assert_eq!((unused(&one), unused(&other)), (refused.clone(), refused));
+    assert_eq!((unassigned(&one), unassigned(&other)), (refused.clone(), refused));
 }
 
 #[test]
-fn own_probes_that_come_back_and_asks_of_others_are_no_conflict() {
+fn reflected_own_probes_and_requests_of_others_are_no_conflict() {
     let mut bed = probing(0);
-    let probes = said(&mut bed, 1);
+    let probes = sent_without_reports(&mut bed, 1);
     assert_eq!(probes.len(), 3);
     bed.receive_all(1, &probes);
     bed.receive_all(1, &[request_v4(), solicitation_v6()]);
-    // Who looks for another address.
+    // A probe for another address.
     bed.receive(1, &arp_frame(MacAddress::BROADCAST, &request(Ipv4Addr::UNSPECIFIED, host_mac(1, 9), host_v4(1, 9))));
-    assert_eq!((unused(&bed).len(), bed.forwarder.counters().address_conflicts), (3, 0));
+    assert_eq!((unassigned(&bed).len(), bed.forwarder.counters().address_conflicts), (3, 0));
     for _ in 0..9 {
         bed.wait(Duration::from_secs(1));
         let sent = bed.sent(1);
         bed.receive_all(1, &sent);
     }
-    assert_eq!((unused(&bed), bed.forwarder.counters().address_conflicts), (vec![], 0));
+    assert_eq!((unassigned(&bed), bed.forwarder.counters().address_conflicts), (vec![], 0));
     bed.sent(0);
     bed.assert_no_leak();
 }
 
-/// Host 9 of port 1 tells all that an address is its own.
+/// Returns the advertisement of an address by host 9 on port 1, to all nodes.
 fn advertisement_of(target: Ipv6Addr) -> Vec<u8> {
     let all = "ff02::1".parse().expect("an address");
     let claim = ndisc::Message::NeighbourAdvertisement {
@@ -194,20 +198,20 @@ fn advertisement_of(target: Ipv6Addr) -> Vec<u8> {
 }
 
 #[test]
-fn who_says_that_it_has_an_address_of_ours_keeps_it() {
+fn a_tentative_address_that_another_host_uses_is_given_up() {
     let mut bed = probing(0);
     bed.sent(1);
     bed.receive(1, &advertisement_of(own_v6(1)));
-    // Not an answer: it speaks of itself while it asks for somebody else.
+    // Not a reply: a request for another address, whose sender address is ours.
     bed.receive(1, &arp_frame(MacAddress::BROADCAST, &request(own_v4(1), host_mac(1, 8), host_v4(1, 2))));
     let told = |address, host| Event::Duplicate { port: PORTS[1], address, mac: Some(host_mac(1, host)) };
     assert_eq!(bed.events(), [told(own_v6(1).into(), 9), told(own_v4(1).into(), 8)]);
     bed.wait(Duration::from_secs(9));
     let duplicate = ClaimState::Duplicate;
-    assert_eq!(unused(&bed), [(own_v4(1).into(), duplicate), (own_v6(1).into(), duplicate)]);
+    assert_eq!(unassigned(&bed), [(own_v4(1).into(), duplicate), (own_v6(1).into(), duplicate)]);
 }
 
-/// Until all addresses are used and announced.
+/// Returns a testbed whose addresses are assigned and announced.
 fn own() -> Testbed {
     let mut bed = probing(0);
     for _ in 0..10 {
@@ -215,49 +219,53 @@ fn own() -> Testbed {
     }
     bed.sent(0);
     bed.sent(1);
-    assert_eq!(unused(&bed), []);
+    assert_eq!(unassigned(&bed), []);
     bed
 }
 
 #[test]
-fn an_own_address_that_somebody_else_uses_is_kept_and_announced_but_not_for_ever() {
+fn an_assigned_address_is_defended_at_a_limited_rate() {
     let mut bed = own();
     let claim = arp_frame(MacAddress::BROADCAST, &request(own_v4(1), host_mac(1, 9), host_v4(1, 2)));
     bed.receive(1, &claim);
     let mac = MacAddress([2, 0, 0, 0, 0, 1]);
     assert_eq!(arp_of(&bed.sent_one(1)), request(own_v4(1), mac, own_v4(1)));
     let told = Event::Conflict { port: PORTS[1], address: own_v4(1).into(), mac: Some(host_mac(1, 9)) };
-    assert_eq!((bed.events(), unused(&bed)), (vec![told], vec![]));
+    assert_eq!((bed.events(), unassigned(&bed)), (vec![told], vec![]));
     for _ in 0..5 {
         bed.wait(Duration::from_secs(9));
         bed.receive(1, &claim);
     }
-    assert_eq!((said(&mut bed, 1), bed.events()), (vec![], vec![]), "it does not give in: nobody goes on and on");
+    assert_eq!(
+        (sent_without_reports(&mut bed, 1), bed.events()),
+        (vec![], vec![]),
+        "the address is kept, and conflicts are not answered in turn forever"
+    );
     bed.wait(Duration::from_secs(10));
     bed.receive(1, &claim);
-    assert_eq!((said(&mut bed, 1).len(), bed.events()), (1, vec![told]), "once more after a pause");
+    assert_eq!((sent_without_reports(&mut bed, 1).len(), bed.events()), (1, vec![told]), "once more after a pause");
     assert_eq!(bed.forwarder.counters().address_conflicts, 7);
     bed.sent(0);
     bed.assert_no_leak();
 }
 
 #[test]
-fn a_conflict_of_ipv6_is_told_and_answered_by_nothing() {
+fn an_ipv6_conflict_is_reported_and_not_answered() {
     let mut bed = own();
     let claim = advertisement_of(own_v6(1));
     bed.receive_all(1, &[claim.clone(), claim]);
     let told = Event::Conflict { port: PORTS[1], address: own_v6(1).into(), mac: Some(host_mac(1, 9)) };
-    assert_eq!((bed.sent(1), bed.events(), unused(&bed)), (vec![], vec![told], vec![]));
+    assert_eq!((bed.sent(1), bed.events(), unassigned(&bed)), (vec![], vec![told], vec![]));
 }
 
 #[test]
-fn what_a_kernel_has_it_defends_itself() {
+fn a_kernel_defends_its_addresses_itself() {
     let mut bed = Testbed::with(|config| PortConfig { has_kernel: true, ..config });
     bed.receive(1, &arp_frame(MacAddress::BROADCAST, &request(own_v4(1), host_mac(1, 9), host_v4(1, 2))));
     assert_eq!((bed.sent(1).len(), bed.events().len()), (0, 1));
 }
 
-/// Groups of a report, by why.
+/// Returns the record type, the source and the groups of a report.
 fn reported(frame: &[u8]) -> (u8, Ipv6Addr, Vec<Ipv6Addr>) {
     let packet = v6_of(frame);
     assert_eq!((packet.destination(), packet.hop_limit()), (mld::ALL_ROUTERS, mld::HOP_LIMIT));
@@ -267,12 +275,12 @@ fn reported(frame: &[u8]) -> (u8, Ipv6Addr, Vec<Ipv6Addr>) {
 }
 
 #[test]
-fn groups_of_own_addresses_are_joined_before_they_are_looked_for_and_told_every_minute() {
+fn solicited_node_groups_are_joined_before_probes_and_reported_every_minute() {
     let mut bed = probing(0);
     let frames = bed.sent(1);
     assert!(is_report(&frames[0]) && frames[1..].iter().all(|frame| !is_report(frame)), "{frames:02x?}");
     let groups = vec![ndisc::solicited_node(own_v6(1))];
-    assert_eq!(groups[0], ndisc::solicited_node(link_local(0)), "each group once");
+    assert_eq!(groups[0], ndisc::solicited_node(link_local(0)), "the addresses share a group");
     let joins = mld::RecordType::ChangeToExclude as u8;
     assert_eq!(reported(&frames[0]), (joins, Ipv6Addr::UNSPECIFIED, groups.clone()));
     let mut reports = Vec::new();
@@ -287,13 +295,13 @@ fn groups_of_own_addresses_are_joined_before_they_are_looked_for_and_told_every_
     let config = bed.forwarder.port_config(PORTS[1]).expect("a port").clone();
     bed.set_port(PORTS[1], PortConfig { is_up: false, ..config });
     bed.wait(Duration::from_secs(100));
-    assert_eq!(bed.sent(1).len(), 0, "nothing from a port that is down");
+    assert_eq!(bed.sent(1).len(), 0, "a port that is down is silent");
     bed.sent(0);
     bed.assert_no_leak();
 }
 
 #[test]
-fn a_port_without_addresses_of_ipv6_has_no_groups() {
+fn a_port_without_ipv6_addresses_has_no_groups() {
     let mut bed = Testbed::with(|config| {
         let v4 = config.addresses.iter().copied().filter(|network| matches!(network, IpNet::V4(_)));
         PortConfig { probes: true, ..config.clone() }.with_addresses(v4)
@@ -304,7 +312,7 @@ fn a_port_without_addresses_of_ipv6_has_no_groups() {
     assert!(!bed.sent(1).iter().any(|frame| is_report(frame)));
 }
 
-/// A query of a router of the link, to all nodes.
+/// Returns a query of a router on the link, to all nodes.
 fn query(port: u8, response_max_ms: u16, group: Ipv6Addr, is_v1: bool) -> Vec<u8> {
     let all = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
     let mut frame = query_to(all, port, response_max_ms, group, is_v1);
@@ -312,7 +320,7 @@ fn query(port: u8, response_max_ms: u16, group: Ipv6Addr, is_v1: bool) -> Vec<u8
     frame
 }
 
-/// The same to one address.
+/// Returns a query to one address.
 fn query_to(destination: Ipv6Addr, port: u8, response_max_ms: u16, group: Ipv6Addr, is_v1: bool) -> Vec<u8> {
     let source = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0x99);
     let [a, b] = response_max_ms.to_be_bytes();
@@ -332,7 +340,7 @@ fn query_to(destination: Ipv6Addr, port: u8, response_max_ms: u16, group: Ipv6Ad
     frame
 }
 
-/// What reports said of port 1, by the tenth of a second, until then. None is due that nobody asks for.
+/// Returns the reports of port 1 in this time, each with its tenth of a second. No unsolicited one is due then.
 fn answers(bed: &mut Testbed, tenths: u32) -> Vec<(u32, Vec<u8>)> {
     let mut reports = Vec::new();
     for tenth in 1..=tenths {
@@ -342,7 +350,7 @@ fn answers(bed: &mut Testbed, tenths: u32) -> Vec<(u32, Vec<u8>)> {
     reports
 }
 
-/// The joins of the beginning are over, and the next report that nobody asks for is almost a minute away.
+/// Returns a testbed after the initial joins, whose next unsolicited report is almost a minute away.
 fn settled() -> Testbed {
     let mut bed = probing(0);
     for _ in 0..10 {
@@ -354,7 +362,7 @@ fn settled() -> Testbed {
 }
 
 #[test]
-fn who_asks_for_listeners_is_answered_in_time_and_of_single_groups_only_when_they_are_ours() {
+fn queries_are_answered_in_time_and_those_of_foreign_groups_are_not() {
     let (own, other) = (ndisc::solicited_node(own_v6(1)), ndisc::solicited_node(host_v6(1, 2)));
     let all = Ipv6Addr::UNSPECIFIED;
     let says = (mld::RecordType::ModeIsExclude as u8, link_local(0), vec![own]);
@@ -372,8 +380,8 @@ fn who_asks_for_listeners_is_answered_in_time_and_of_single_groups_only_when_the
     }
     let mut bed = settled();
     bed.receive(1, &query(1, 1000, other, false));
-    assert_eq!(answers(&mut bed, 40), [], "somebody else's group");
-    // The second question is answered with the first: of all, or of the same group, the sooner moment counts.
+    assert_eq!(answers(&mut bed, 40), [], "a foreign group");
+    // One report answers two queries that cover the same groups, at the earlier time.
     for [first, second] in [[all, all], [own, own], [all, own], [own, all]] {
         let mut bed = settled();
         bed.receive(1, &query(1, 0, first, false));
@@ -384,9 +392,9 @@ fn who_asks_for_listeners_is_answered_in_time_and_of_single_groups_only_when_the
     }
 }
 
-/// RFC 3810, section 5.1.15: to whichever address of the port.
+/// RFC 3810, section 5.1.15: at any address of the port.
 #[test]
-fn who_asks_one_address_of_the_port_is_answered_and_no_other_address() {
+fn queries_to_any_address_of_the_port_are_answered_and_others_are_not() {
     let (group, elsewhere) = (Ipv6Addr::UNSPECIFIED, own_v6(0));
     for (destination, count) in [(own_v6(1), 1), (link_local(0), 1), (elsewhere, 0), (host_v6(1, 2), 0)] {
         let mut bed = settled();
@@ -397,7 +405,7 @@ fn who_asks_one_address_of_the_port_is_answered_and_no_other_address() {
 }
 
 #[test]
-fn routers_of_version_1_are_answered_group_by_group_while_they_ask() {
+fn queriers_of_version_1_are_answered_group_by_group_while_present() {
     let group = ndisc::solicited_node(own_v6(1));
     let mut bed = settled();
     bed.receive(1, &query(1, 1000, Ipv6Addr::UNSPECIFIED, true));

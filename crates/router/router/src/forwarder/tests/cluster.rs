@@ -20,7 +20,7 @@ fn sent_to_node(bed: &mut Testbed, node: NodeId) -> Vec<(Hop, u32, Vec<u8>)> {
 }
 
 #[test]
-fn what_leaves_by_another_node_is_done_here_but_for_its_frame() {
+fn a_packet_to_another_node_is_complete_except_for_its_frame() {
     let mut bed = Testbed::new();
     bed.forwarder.set_remote_mtu(OTHER, PortId(5), 1500);
     bed.route("192.0.2.0/24".parse().expect("a prefix"), &[remote_hop(5, 9)]);
@@ -36,7 +36,7 @@ fn what_leaves_by_another_node_is_done_here_but_for_its_frame() {
     let mut back = back.bytes();
     back[20..24].copy_from_slice(&[0x13, 0x89, 0x13, 0x88]);
     let hash = packet::flow::hash_v4(&ipv4::Packet::new_checked(&back[..]).expect("a packet"), 0);
-    assert_eq!(parcels[0].1, hash, "the flow's hash, the same as of the other direction");
+    assert_eq!(parcels[0].1, hash, "the flow hash is that of the opposite direction");
     bed.receive(0, &V6::to("2001:db8:9::1".parse().expect("an address")).frame());
     let parcels = sent_to_node(&mut bed, OTHER);
     assert_eq!((parcels[0].0, parcels[0].2[7]), (remote_hop(5, 10), 63));
@@ -45,19 +45,19 @@ fn what_leaves_by_another_node_is_done_here_but_for_its_frame() {
 }
 
 #[test]
-fn the_ingress_node_knows_what_ports_of_others_take() {
+fn the_ingress_node_applies_the_mtus_of_remote_ports() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     bed.route("192.0.2.0/24".parse().expect("a prefix"), &[remote_hop(5, 9)]);
     let packet = V4::to(Ipv4Addr::new(192, 0, 2, 1));
     bed.receive(0, &packet.frame());
-    assert_eq!((bed.sent(0).len(), bed.dropped(DropReason::EgressDown)), (1, 1), "a port that nobody spoke of");
+    assert_eq!((bed.sent(0).len(), bed.dropped(DropReason::EgressDown)), (1, 1), "a port without an announced MTU");
     bed.forwarder.set_remote_mtu(OTHER, PortId(5), 100);
     bed.receive(0, &packet.clone().payload(vec![1; 200]).frame());
     assert_eq!(sent_to_node(&mut bed, OTHER).len(), 3, "fragments");
     bed.forwarder.set_remote_mtu(OTHER, PortId(5), 20);
     bed.receive(0, &packet.clone().payload(vec![1; 200]).frame());
-    assert_eq!(bed.dropped(DropReason::TooBig), 1, "less than IP needs, whatever the node says");
+    assert_eq!(bed.dropped(DropReason::TooBig), 1, "an MTU below the minimum of IPv4");
     bed.forwarder.set_remote_mtu(OTHER, PortId(5), 1500);
     bed.forwarder.set_node_up(OTHER, false);
     bed.receive(0, &packet.frame());
@@ -69,7 +69,7 @@ fn the_ingress_node_knows_what_ports_of_others_take() {
 }
 
 #[test]
-fn what_other_nodes_looked_up_is_sent_without_another_look() {
+fn packets_that_other_nodes_looked_up_are_sent_without_a_lookup() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     let adjacency = bed
@@ -84,12 +84,12 @@ fn what_other_nodes_looked_up_is_sent_without_another_look() {
         forwarder.egress(*now, &mut vec![RoutedPacket { hop, flow: 7, packet }], pool, output);
     };
     let hop = Hop { node: NODE, port: PORTS[1], adjacency };
-    // To an address that is in no table of this node's.
+    // To an address without a route at this node.
     let bytes = V4::to(Ipv4Addr::new(192, 0, 2, 1)).bytes();
     egress(&mut bed, hop, &bytes);
     let frame = bed.sent_one(1);
     assert_eq!((&frame[..6], &frame[HEADER_BYTES..]), (&host_mac(1, 2).0[..], &bytes[..]));
-    // The glean looks at the destination, and at nothing else.
+    // The glean adjacency depends only on the destination.
     egress(&mut bed, Hop::on_link(NODE, PORTS[1]), &V6::new().bytes());
     assert_eq!(bed.sent_one(1)[..6], host_mac(1, 2).0);
     for hop in [
@@ -103,10 +103,10 @@ fn what_other_nodes_looked_up_is_sent_without_another_look() {
         egress(&mut bed, hop, &bytes);
     }
     assert_eq!((bed.dropped(DropReason::Hop), bed.dropped(DropReason::EgressDown)), (4, 2));
-    for nonsense in [&[][..], &[0; 60], &[0xff; 60], &[0x45; 3], &[0x60; 3]] {
-        egress(&mut bed, Hop::on_link(NODE, PORTS[1]), nonsense);
-        egress(&mut bed, Hop::kernel(NODE), nonsense);
-        egress(&mut bed, Hop::router(NODE), nonsense);
+    for invalid in [&[][..], &[0; 60], &[0xff; 60], &[0x45; 3], &[0x60; 3]] {
+        egress(&mut bed, Hop::on_link(NODE, PORTS[1]), invalid);
+        egress(&mut bed, Hop::kernel(NODE), invalid);
+        egress(&mut bed, Hop::router(NODE), invalid);
     }
     assert_eq!(bed.sent(1).len(), 0);
     bed.received_by_kernel();
@@ -114,18 +114,18 @@ fn what_other_nodes_looked_up_is_sent_without_another_look() {
 }
 
 #[test]
-fn an_own_address_of_another_node_is_reached_at_its_kernel() {
+fn an_address_of_another_node_is_delivered_to_its_kernel() {
     let mut bed = Testbed::new();
     bed.route("10.7.0.1/32".parse().expect("a prefix"), &[Hop::kernel(OTHER)]);
     let packet = V4::with(|header| (header.destination, header.ttl) = (Ipv4Addr::new(10, 7, 0, 1), 1));
     bed.receive(0, &packet.frame());
     let parcels = sent_to_node(&mut bed, OTHER);
-    assert_eq!((parcels[0].0, &parcels[0].2), (Hop::kernel(OTHER), &packet.bytes()), "its hops are not counted");
+    assert_eq!((parcels[0].0, &parcels[0].2), (Hop::kernel(OTHER), &packet.bytes()), "the TTL is not decremented");
     bed.assert_no_leak();
 }
 
 #[test]
-fn neighbours_of_the_cluster_are_reached_by_their_own_routes() {
+fn neighbours_of_the_cluster_are_reached_by_host_routes() {
     let mut bed = Testbed::new();
     bed.learn(1, host_v4(1, 2).into(), host_mac(1, 2));
     let events = bed.events();

@@ -1,4 +1,4 @@
-//! What a router does with packets that are not for it (RFC 1812, section 5; RFC 8200).
+//! Forwarding (RFC 1812, section 5; RFC 8200).
 
 use packet::flow::Flow;
 use packet::{Protocol, vlan};
@@ -7,7 +7,7 @@ use super::*;
 use crate::{AdjacencyId, Filter, Step, Vlan};
 
 #[test]
-fn a_packet_leaves_with_a_hop_less_and_nothing_else_changed() {
+fn forwarding_changes_only_ttl_and_checksum() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     let packet = V4::new();
@@ -17,7 +17,7 @@ fn a_packet_leaves_with_a_hop_less_and_nothing_else_changed() {
     let mut expected = packet.bytes();
     expected[8] -= 1;
     with_checksum(&mut expected);
-    assert_eq!(frame[HEADER_BYTES..], expected, "and without the padding of the frame that it came in");
+    assert_eq!(frame[HEADER_BYTES..], expected, "without the padding of the received frame");
     let packet = V6::new();
     bed.receive(0, &packet.frame());
     let frame = bed.sent_one(1);
@@ -31,11 +31,11 @@ fn a_packet_leaves_with_a_hop_less_and_nothing_else_changed() {
 }
 
 #[test]
-fn every_hop_count_and_checksum_comes_out_right() {
+fn every_ttl_is_decremented_with_a_correct_checksum() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     for ttl in 2..=255 {
-        // Identifications make the sums go round.
+        // The identifications cause carries in the checksum.
         for identification in [0, 0x00ff, 0xfeff, 0xffff, u16::from(ttl) << 8] {
             let packet = V4::with(|header| (header.ttl, header.identification) = (ttl, identification));
             bed.receive(0, &packet.frame());
@@ -46,13 +46,13 @@ fn every_hop_count_and_checksum_comes_out_right() {
 }
 
 #[test]
-fn packets_of_a_vector_leave_in_the_order_in_which_they_came() {
+fn packets_of_a_vector_leave_in_the_order_of_their_arrival() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     let frames: Vec<Vec<u8>> = (0..200)
         .map(|number| {
             let packet = V4::with(|header| header.identification = number);
-            // Some of them take the slow path: they have options, or are cut into two.
+            // Some take the slow path, because of options or fragmentation.
             match number % 10 {
                 3 => packet.payload(vec![0; 1700]).frame(),
                 6 => packet.options(&[7, 7, 4, 0, 0, 0, 0, 0]).frame(),
@@ -69,7 +69,7 @@ fn packets_of_a_vector_leave_in_the_order_in_which_they_came() {
 }
 
 #[test]
-fn headers_that_do_not_hold_together_are_dropped_by_reason() {
+fn malformed_headers_are_dropped_by_reason() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     let changed = |at: usize, value: u8| {
@@ -127,10 +127,10 @@ fn martians_are_dropped() {
     bed.assert_dropped(0, &V6::with(|header| header.source = own_v6(1)).frame(), DropReason::OwnSource);
     bed.assert_dropped(0, &V6::to("ff0e::1".parse().expect("an address")).frame(), DropReason::Multicast);
     bed.assert_dropped(0, &V6::to("fe80::2".parse().expect("an address")).frame(), DropReason::LinkLocal);
-    assert_eq!(bed.forwarder.counters().icmp_errors_sent, 0, "nobody is told of a martian");
+    assert_eq!(bed.forwarder.counters().icmp_errors_sent, 0, "martians are not reported");
 }
 
-/// They are somebody's, but on their link alone (RFC 3927, section 7): whatever routes say, and with options too.
+/// RFC 3927, section 7: whatever the routes are, and also with options.
 #[test]
 fn link_local_addresses_of_ipv4_are_not_forwarded_from_or_to() {
     let mut bed = Testbed::new();
@@ -149,7 +149,7 @@ fn link_local_addresses_of_ipv4_are_not_forwarded_from_or_to() {
             bed.assert_dropped(0, &packet.options(&nop).frame(), DropReason::LinkLocal);
         }
     }
-    assert_eq!(bed.forwarder.counters().icmp_errors_sent, 0, "nobody is told of it");
+    assert_eq!(bed.forwarder.counters().icmp_errors_sent, 0, "not reported");
     for address in [Ipv4Addr::new(169, 253, 255, 255), Ipv4Addr::new(169, 255, 0, 0)] {
         bed.receive(0, &from(address).frame());
         bed.sent_one(1);
@@ -157,7 +157,7 @@ fn link_local_addresses_of_ipv4_are_not_forwarded_from_or_to() {
 }
 
 #[test]
-fn frames_for_others_and_unicast_for_everybody_are_dropped() {
+fn frames_to_other_hosts_and_unicast_packets_in_broadcast_frames_are_dropped() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     let bytes = V4::new().bytes();
@@ -171,7 +171,7 @@ fn frames_for_others_and_unicast_for_everybody_are_dropped() {
 }
 
 #[test]
-fn a_networks_broadcast_address_is_nobodys() {
+fn directed_broadcasts_are_dropped() {
     let mut bed = Testbed::new();
     for host in [0, 255] {
         bed.assert_dropped(0, &V4::to(host_v4(1, host)).frame(), DropReason::Broadcast);
@@ -179,7 +179,7 @@ fn a_networks_broadcast_address_is_nobodys() {
 }
 
 #[test]
-fn a_packet_longer_than_the_link_takes_is_cut_and_can_be_put_together() {
+fn a_packet_that_exceeds_the_mtu_is_fragmented_and_can_be_reassembled() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     let payload: Vec<u8> = (0..1477).map(|at| (at * 7 % 251) as u8).collect();
@@ -197,8 +197,8 @@ fn a_packet_longer_than_the_link_takes_is_cut_and_can_be_put_together() {
             assert!(fragment.total_bytes() <= usize::from(mtu_bytes));
             assert_eq!((fragment.identification(), fragment.ttl()), (0x1234, 63));
             assert_eq!(fragment.more_fragments(), number + 1 < frames.len());
-            let kinds: Vec<u8> = fragment.options().map(|option| option.expect("a sound option").kind).collect();
-            assert_eq!(kinds, if number == 0 { vec![7, 148] } else { vec![148] }, "options that are copied");
+            let kinds: Vec<u8> = fragment.options().map(|option| option.expect("a valid option").kind).collect();
+            assert_eq!(kinds, if number == 0 { vec![7, 148] } else { vec![148] }, "options with the copied flag");
             let at = fragment.fragment_offset_bytes();
             whole[at..at + fragment.payload().len()].copy_from_slice(fragment.payload());
         }
@@ -208,7 +208,7 @@ fn a_packet_longer_than_the_link_takes_is_cut_and_can_be_put_together() {
 }
 
 #[test]
-fn a_fragment_of_a_fragment_keeps_its_place_and_what_follows_it() {
+fn a_fragment_of_a_fragment_keeps_offset_and_more_fragments_flag() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     let mut bytes = V4::new().payload(vec![5; 1600]).bytes();
@@ -219,14 +219,14 @@ fn a_fragment_of_a_fragment_keeps_its_place_and_what_follows_it() {
     let places: Vec<(usize, bool)> =
         frames.iter().map(|frame| (v4_of(frame).fragment_offset_bytes(), v4_of(frame).more_fragments())).collect();
     assert_eq!(places, [(800, true), (2280, true)]);
-    // One that would end beyond the longest packet, as in an old attack on hosts.
+    // A fragment that would end beyond the maximum length: the ping of death.
     ipv4::Packet::new_checked(&mut bytes[..]).expect("a packet").set_fragment(false, true, 8191 * 8);
     with_checksum(&mut bytes);
     bed.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &bytes), DropReason::TooBig);
 }
 
 #[test]
-fn equal_ways_share_flows_and_both_directions_go_the_same_way() {
+fn equal_cost_hops_share_flows_and_both_directions_take_the_same_path() {
     let mut bed = Testbed::new();
     let hops: Vec<Hop> = (0..4)
         .map(|host| {
@@ -258,7 +258,7 @@ fn equal_ways_share_flows_and_both_directions_go_the_same_way() {
 }
 
 #[test]
-fn a_vlans_port_sees_the_frames_with_its_tag_and_tags_what_it_sends() {
+fn a_vlan_port_receives_frames_with_its_tag_and_tags_sent_ones() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     let network: IpNet = "10.9.0.1/24".parse().expect("a network");
@@ -281,16 +281,16 @@ fn a_vlans_port_sees_the_frames_with_its_tag_and_tags_what_it_sends() {
     bed.receive(1, &tagged(77, &back));
     assert_eq!(v4_of(&bed.sent_one(0)).source(), host);
     bed.receive(1, &tagged(0, &back));
-    assert_eq!(v4_of(&bed.sent_one(0)).source(), host, "a tag that names no VLAN");
+    assert_eq!(v4_of(&bed.sent_one(0)).source(), host, "a priority tag without a VLAN");
     bed.assert_dropped(1, &tagged(78, &back), DropReason::Vlan);
-    // What came with the tag is answered with it.
+    // A reply carries the tag.
     bed.receive(1, &tagged(77, &V4 { header: ipv4::Repr { ttl: 1, ..back.header }, ..back.clone() }));
     assert_eq!(bed.sent_one(1)[12..18], [0x81, 0, 0, 77, 8, 0]);
     let traffic = |bed: &Testbed, port: usize| {
         let counters = &bed.forwarder.counters().ports[port];
         (counters.received.packets, counters.sent.packets)
     };
-    assert_eq!((traffic(&bed, 2), traffic(&bed, 1)), ((2, 2), (4, 2)), "the parent's are its own and the VLAN's");
+    assert_eq!((traffic(&bed, 2), traffic(&bed, 1)), ((2, 2), (4, 2)), "the parent counts frames of its VLANs");
     let parent = bed.forwarder.port_config(PORTS[1]).expect("a port").clone();
     for (port, whole) in [(PortId(2), &config), (PORTS[1], &parent)] {
         bed.set_port(port, PortConfig { is_up: false, ..whole.clone() });
@@ -304,20 +304,20 @@ fn a_vlans_port_sees_the_frames_with_its_tag_and_tags_what_it_sends() {
     let taken = PortConfig { vlan: Some(Vlan { parent: PORTS[1], id: 77 }), ..config };
     let Testbed { forwarder, pool, output, now, .. } = &mut bed;
     let error = forwarder.set_port(*now, PortId(3), taken, pool, output).expect_err("the VLAN has a port");
-    assert_eq!(error.to_string(), "port 3: VLAN 77 of port 1: take 1 to 4094, each once, of a port without a VLAN");
+    assert_eq!(error.to_string(), "port 3: VLAN 77 of port 1: use 1 to 4094, each once, of a port without a VLAN");
     forwarder.remove_port(*now, PortId(2), pool, output);
     bed.assert_dropped(1, &tagged(77, &back), DropReason::Vlan);
 }
 
 #[test]
-fn a_forwarder_goes_to_the_thread_that_it_works_in() {
+fn a_forwarder_can_be_sent_to_another_thread() {
     let bed = Testbed::new();
     let thread = std::thread::spawn(move || bed.forwarder.next_timer());
     assert_eq!(thread.join().expect("no panic"), None);
 }
 
 #[test]
-fn ports_that_cannot_be_are_refused_in_one_line() {
+fn invalid_port_configurations_are_rejected_in_one_line() {
     let mut bed = Testbed::new();
     let Testbed { forwarder, pool, output, now, .. } = &mut bed;
     let mut refused = |port: u8, config: PortConfig| {
@@ -326,23 +326,23 @@ fn ports_that_cannot_be_are_refused_in_one_line() {
     let sound = PortConfig::new(own_mac(5), 1500);
     assert_eq!(refused(64, sound.clone()), "port 64: a node has ports 0 to 63");
     let short = PortConfig { mtu_bytes: 67, ..sound.clone() };
-    assert_eq!(refused(5, short), "port 5: an MTU of 67 B; IPv4 needs 68 B at least");
+    assert_eq!(refused(5, short), "port 5: an MTU of 67 B; IPv4 needs at least 68 B");
     let group = PortConfig { mac: MacAddress([1, 0, 0, 0, 0, 1]), ..sound };
     assert_eq!(
         refused(5, group),
-        "port 5: 01:00:00:00:00:01 is the address of a group; a port's own has an even first byte"
+        "port 5: 01:00:00:00:00:01 is a group address; the MAC address of a port has an even first byte"
     );
 }
 
 #[test]
-fn a_port_that_is_down_neither_takes_nor_sends() {
+fn a_port_that_is_down_neither_receives_nor_sends() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     let down = PortConfig { is_up: false, ..bed.forwarder.port_config(PORTS[1]).expect("a port").clone() };
     bed.set_port(PORTS[1], down);
     bed.receive(0, &V4::new().frame());
     assert_eq!((bed.sent(1).len(), bed.dropped(DropReason::EgressDown)), (0, 1));
-    assert_eq!(v4_of(&bed.sent_one(0)).protocol(), Protocol::ICMP, "the sender is told");
+    assert_eq!(v4_of(&bed.sent_one(0)).protocol(), Protocol::ICMP, "reported to the sender");
     let frame = framed(own_mac(1), host_mac(1, 2), EtherType::IPV4, &V4::new().bytes());
     bed.assert_dropped(1, &frame, DropReason::PortDown);
 }
@@ -359,14 +359,14 @@ fn a_full_queue_drops_and_counts() {
 }
 
 #[test]
-fn a_packet_that_is_followed_tells_its_steps() {
+fn a_traced_packet_records_its_steps() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     bed.forwarder.trace(Some(Filter { destination: Some(host_v4(1, 2).into_net()), ..Filter::all(1) }));
     bed.receive(0, &V6::new().frame());
     bed.receive(0, &V4::new().frame());
     bed.receive(0, &V4::new().frame());
-    assert_eq!((bed.sent(1).len(), bed.output.traced.len()), (3, 3), "one packet's steps and no more");
+    assert_eq!((bed.sent(1).len(), bed.output.traced.len()), (3, 3), "only the steps of one packet");
     let steps: Vec<Step> = bed.output.traced.iter().map(|step| step.step).collect();
     let hop = Hop { node: NODE, port: PORTS[1], adjacency: AdjacencyId::ON_LINK };
     assert_eq!(steps, [Step::Received(PORTS[0]), Step::LookedUp { hop, hops: 1 }, Step::Sent(PORTS[1])]);
@@ -395,7 +395,7 @@ fn a_packet_that_is_followed_tells_its_steps() {
     assert_eq!(steps, expected);
 }
 
-/// A network of one address.
+/// Conversion of an address to a network of one address.
 trait IntoNet {
     fn into_net(self) -> IpNet;
 }
@@ -407,7 +407,7 @@ impl IntoNet for Ipv4Addr {
 }
 
 #[test]
-fn a_forwarder_that_was_reset_does_what_a_new_one_does() {
+fn a_reset_forwarder_behaves_like_a_new_one() {
     let scenario = |bed: &mut Testbed| {
         bed.learn_hosts();
         let unknown = V4::to(host_v4(1, 99)).frame();
@@ -418,7 +418,7 @@ fn a_forwarder_that_was_reset_does_what_a_new_one_does() {
             bed.wait(Duration::from_millis(1));
             sent.extend([bed.sent(0), bed.sent(1)]);
         }
-        // The neighbour that nobody knows is given up.
+        // Resolution of the unknown neighbour fails.
         bed.wait(Duration::from_secs(10));
         sent.extend([bed.sent(0), bed.sent(1)]);
         (sent, bed.events(), bed.forwarder.counters().clone(), bed.forwarder.neighbours().count())

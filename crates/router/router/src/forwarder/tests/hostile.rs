@@ -1,12 +1,12 @@
-//! Whatever comes in, at ports, from other nodes or from the kernel: nothing panics, no buffer is lost, every packet is
-//! sent or counted.
+//! Arbitrary input at ports, from other nodes or from the kernel: no panic, no lost buffer, every packet is sent or
+//! counted.
 
 use sim::Random;
 
 use super::*;
 use crate::{AdjacencyId, Filter, RoutedPacket};
 
-/// Sound packets of all kinds, some bytes of which are changed.
+/// Returns a valid packet of a random kind with some bytes changed.
 fn corrupted(random: &mut Random) -> Vec<u8> {
     let seeds = [
         V4::new().frame(),
@@ -28,7 +28,7 @@ fn corrupted(random: &mut Random) -> Vec<u8> {
     if random.chance(0.2) {
         frame.truncate(random.below(frame.len() as u64 + 1) as usize);
     }
-    // Half of them with a checksum that is right, or few would come beyond it.
+    // Half of them get a correct checksum; otherwise few would pass its verification.
     if frame.len() > HEADER_BYTES
         && random.chance(0.5)
         && let Ok(mut packet) = ipv4::Packet::new_checked(&mut frame[HEADER_BYTES..])
@@ -74,7 +74,7 @@ fn storm(seed: u64, rounds: usize) {
         bed.received_by_kernel();
         drain_nodes(&mut bed);
     }
-    // Who waits for neighbours is given up in the end.
+    // Address resolution fails in the end, which frees the queued packets.
     for _ in 0..20 {
         bed.wait(Duration::from_secs(1));
         bed.sent(0);
@@ -92,9 +92,9 @@ fn drain_nodes(bed: &mut Testbed) {
     }
 }
 
-/// The same frame to two routers, one of which follows all packets, and so sends them the slow way.
+/// Sends the same frames to two routers, one of which traces all packets, so that they take the slow path.
 #[test]
-fn the_fast_path_and_the_slow_one_do_the_same() {
+fn the_fast_path_and_the_slow_path_behave_the_same() {
     let new = || {
         let mut bed = Testbed::new();
         bed.learn_hosts();
@@ -127,19 +127,19 @@ fn the_fast_path_and_the_slow_one_do_the_same() {
         assert_eq!(taken(&mut fast), taken(&mut slow), "{frame:02x?}");
     }
     assert_eq!(fast.forwarder.counters(), slow.forwarder.counters());
-    assert!(fast.forwarder.counters().ports[1].sent.packets > 1000, "some went through");
+    assert!(fast.forwarder.counters().ports[1].sent.packets > 1000, "enough packets were forwarded");
 }
 
 #[test]
-fn spoilt_packets_neither_panic_nor_leak() {
+fn corrupted_packets_cause_neither_panics_nor_leaks() {
     for seed in 0..4 {
         storm(seed, 2_000);
     }
 }
 
 #[test]
-#[ignore = "half a minute of spoilt packets; in ./x exam"]
-fn spoilt_packets_neither_panic_nor_leak_for_long() {
+#[ignore = "takes half a minute; runs in ./x exam"]
+fn many_corrupted_packets_cause_neither_panics_nor_leaks() {
     for seed in 0..25 {
         storm(1000 + seed, 20_000);
     }

@@ -1,28 +1,39 @@
-//! What senders are told (RFC 1812, section 4.3; RFC 4443), and what the router answers for itself.
+//! ICMP errors (RFC 1812, section 4.3; RFC 4443), redirects, and packets to the router itself.
 
 use packet::{icmpv4, icmpv6};
 
 use super::*;
 use crate::{AdjacencyId, Limits, Rate};
 
-/// The error in a frame: from whom, to whom, and the message.
-fn error_v4(frame: &[u8]) -> (Ipv4Addr, Ipv4Addr, icmpv4::Message<'_>) {
+/// Returns source, destination and message of an ICMP packet.
+fn icmp_v4(frame: &[u8]) -> (Ipv4Addr, Ipv4Addr, icmpv4::Message<'_>) {
     let packet = ipv4::Packet::new_checked(&frame[HEADER_BYTES..]).expect("a packet");
-    assert!(packet.verify_checksum() && packet.protocol() == Protocol::ICMP && packet.total_bytes() <= 576);
+    assert!(packet.verify_checksum() && packet.protocol() == Protocol::ICMP);
     let range = HEADER_BYTES + packet.header_bytes()..HEADER_BYTES + packet.total_bytes();
-    (packet.source(), packet.destination(), icmpv4::Message::parse(&frame[range]).expect("a sound message"))
+    (packet.source(), packet.destination(), icmpv4::Message::parse(&frame[range]).expect("a valid message"))
+}
+
+fn icmp_v6(frame: &[u8]) -> (Ipv6Addr, Ipv6Addr, icmpv6::Message<'_>) {
+    let packet = ipv6::Packet::new_checked(&frame[HEADER_BYTES..]).expect("a packet");
+    assert_eq!(packet.next_header(), Protocol::ICMPV6);
+    let (source, destination) = (packet.source(), packet.destination());
+    let range = HEADER_BYTES + ipv6::HEADER_BYTES..HEADER_BYTES + packet.total_bytes();
+    (source, destination, icmpv6::Message::parse(&frame[range], source, destination).expect("a valid message"))
+}
+
+/// The same of an error, which must not exceed its maximum length.
+fn error_v4(frame: &[u8]) -> (Ipv4Addr, Ipv4Addr, icmpv4::Message<'_>) {
+    assert!(ipv4::Packet::new_checked(&frame[HEADER_BYTES..]).expect("a packet").total_bytes() <= 576);
+    icmp_v4(frame)
 }
 
 fn error_v6(frame: &[u8]) -> (Ipv6Addr, Ipv6Addr, icmpv6::Message<'_>) {
-    let packet = ipv6::Packet::new_checked(&frame[HEADER_BYTES..]).expect("a packet");
-    assert!(packet.next_header() == Protocol::ICMPV6 && packet.total_bytes() <= 1280);
-    let (source, destination) = (packet.source(), packet.destination());
-    let range = HEADER_BYTES + ipv6::HEADER_BYTES..HEADER_BYTES + packet.total_bytes();
-    (source, destination, icmpv6::Message::parse(&frame[range], source, destination).expect("a sound message"))
+    assert!(ipv6::Packet::new_checked(&frame[HEADER_BYTES..]).expect("a packet").total_bytes() <= 1280);
+    icmp_v6(frame)
 }
 
 #[test]
-fn a_packet_without_a_hop_left_is_answered_from_the_port_that_it_came_in_at() {
+fn an_expired_ttl_is_reported_from_the_ingress_port() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     for ttl in [0, 1] {
@@ -44,16 +55,16 @@ fn a_packet_without_a_hop_left_is_answered_from_the_port_that_it_came_in_at() {
 }
 
 #[test]
-fn routes_to_nowhere_say_so() {
+fn routes_that_drop_packets_are_reported() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
-    let ends = [
+    let routes = [
         (Hop::BLACKHOLE, DropReason::Blackhole, None, None),
         (Hop::UNREACHABLE, DropReason::Unreachable, Some(1), Some(3)),
         (Hop::PROHIBITED, DropReason::Prohibited, Some(13), Some(1)),
         (Hop::NO_ROUTE, DropReason::NoRoute, Some(0), Some(0)),
     ];
-    for (hop, reason, code_v4, code_v6) in ends {
+    for (hop, reason, code_v4, code_v6) in routes {
         bed.route("192.0.2.0/24".parse().expect("a prefix"), &[hop]);
         bed.route("2001:db8:9::/48".parse().expect("a prefix"), &[hop]);
         bed.receive(0, &V4::to(Ipv4Addr::new(192, 0, 2, 9)).frame());
@@ -80,7 +91,7 @@ fn routes_to_nowhere_say_so() {
 }
 
 #[test]
-fn what_must_not_be_cut_is_answered_with_the_next_links_mtu() {
+fn packets_that_must_not_be_fragmented_are_reported_with_the_mtu() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     let narrow = PortConfig { mtu_bytes: 1300, ..bed.forwarder.port_config(PORTS[1]).expect("a port").clone() };
@@ -97,12 +108,12 @@ fn what_must_not_be_cut_is_answered_with_the_next_links_mtu() {
     assert_eq!(bed.dropped(DropReason::TooBig), 2);
     bed.receive(0, &V4::with(|header| header.do_not_fragment = true).payload(vec![9; 1280]).frame());
     bed.receive(0, &V6::new().payload(vec![9; 1260]).frame());
-    assert_eq!(bed.sent(1).len(), 2, "what fits, goes");
+    assert_eq!(bed.sent(1).len(), 2, "packets that fit are forwarded");
     bed.assert_no_leak();
 }
 
 #[test]
-fn nobody_is_told_about_errors_fragments_and_groups() {
+fn icmp_errors_and_later_fragments_are_not_reported() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     let expired = |change: &dyn Fn(&mut V4)| {
@@ -125,7 +136,7 @@ fn nobody_is_told_about_errors_fragments_and_groups() {
         DropReason::TimeExceeded,
     );
     bed.receive(0, &icmp(8).frame());
-    assert_eq!(bed.sent(0).len(), 1, "a request is no error");
+    assert_eq!(bed.sent(0).len(), 1, "a request is not an error");
     let mut later = V4::with(|header| header.ttl = 1).bytes();
     ipv4::Packet::new_checked(&mut later[..]).expect("a packet").set_fragment(false, false, 8);
     with_checksum(&mut later);
@@ -143,7 +154,7 @@ fn nobody_is_told_about_errors_fragments_and_groups() {
 }
 
 #[test]
-fn errors_are_sent_no_oftener_than_the_limit() {
+fn errors_are_rate_limited() {
     let (rib, tables) = Rib::new().expect("memory for tables");
     let limits = Limits { icmp_errors: Rate { per_second: 10, burst: 5 }, ..Limits::default() };
     let mut bed = Testbed::new();
@@ -160,7 +171,7 @@ fn errors_are_sent_no_oftener_than_the_limit() {
     assert_eq!(bed.sent(0).len(), 5);
     let counters = bed.forwarder.counters();
     assert_eq!((counters.icmp_errors_sent, counters.icmp_errors_suppressed), (10, 190));
-    assert_eq!(bed.dropped(DropReason::NoRoute), 200, "all are counted all the same");
+    assert_eq!(bed.dropped(DropReason::NoRoute), 200, "all drops are counted");
     bed.assert_no_leak();
 }
 
@@ -187,7 +198,7 @@ fn echo_v6(from: Ipv6Addr, to: Ipv6Addr, data: &[u8]) -> V6 {
 }
 
 #[test]
-fn a_host_with_a_link_local_address_of_ipv4_is_answered_although_it_is_not_forwarded_for() {
+fn a_host_with_an_ipv4_link_local_address_is_answered_by_the_router_itself() {
     let mut bed = Testbed::new();
     let (near, own) = (Ipv4Addr::new(169, 254, 7, 2), Ipv4Addr::new(169, 254, 7, 1));
     bed.route("169.254.7.0/24".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(0))]);
@@ -197,24 +208,24 @@ fn a_host_with_a_link_local_address_of_ipv4_is_answered_although_it_is_not_forwa
     request.header.source = near;
     bed.receive(0, &request.frame());
     let frame = bed.sent_one(0);
-    let (from, to, _) = error_reply_v4(&frame);
+    let (from, to, _) = icmp_v4(&frame);
     assert_eq!((from, to), (own, near));
 }
 
 #[test]
-fn echo_requests_for_any_of_its_addresses_are_answered_where_no_kernel_is() {
+fn echo_requests_to_any_own_address_are_answered_without_a_kernel() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     for port in [0, 1] {
         for data in [&b""[..], b"x", &[7; 1400]] {
             bed.receive(0, &echo_v4(own_v4(port), data).frame());
             let frame = bed.sent_one(0);
-            let (from, to, message) = error_reply_v4(&frame);
+            let (from, to, message) = icmp_v4(&frame);
             assert_eq!((from, to), (own_v4(port), host_v4(0, 2)));
             assert_eq!(message, icmpv4::Message::EchoReply { identifier: 7, sequence: 3, data });
             bed.receive(0, &echo_v6(host_v6(0, 2), own_v6(port), data).frame());
             let frame = bed.sent_one(0);
-            let (from, to, message) = error_reply_v6(&frame);
+            let (from, to, message) = icmp_v6(&frame);
             assert_eq!((from, to), (own_v6(port), host_v6(0, 2)));
             assert_eq!(message, icmpv6::Message::EchoReply { identifier: 7, sequence: 3, data });
         }
@@ -224,26 +235,12 @@ fn echo_requests_for_any_of_its_addresses_are_answered_where_no_kernel_is() {
     bed.learn(0, near.into(), host_mac(0, 7));
     bed.receive(0, &echo_v6(near, own, b"near").frame());
     let frame = bed.sent_one(0);
-    assert_eq!((&frame[..6], error_reply_v6(&frame).0), (&host_mac(0, 7).0[..], own));
+    assert_eq!((&frame[..6], icmp_v6(&frame).0), (&host_mac(0, 7).0[..], own));
     bed.assert_no_leak();
 }
 
-fn error_reply_v4(frame: &[u8]) -> (Ipv4Addr, Ipv4Addr, icmpv4::Message<'_>) {
-    let packet = ipv4::Packet::new_checked(&frame[HEADER_BYTES..]).expect("a packet");
-    assert!(packet.verify_checksum());
-    let range = HEADER_BYTES + packet.header_bytes()..HEADER_BYTES + packet.total_bytes();
-    (packet.source(), packet.destination(), icmpv4::Message::parse(&frame[range]).expect("a sound message"))
-}
-
-fn error_reply_v6(frame: &[u8]) -> (Ipv6Addr, Ipv6Addr, icmpv6::Message<'_>) {
-    let packet = ipv6::Packet::new_checked(&frame[HEADER_BYTES..]).expect("a packet");
-    let (source, destination) = (packet.source(), packet.destination());
-    let range = HEADER_BYTES + ipv6::HEADER_BYTES..HEADER_BYTES + packet.total_bytes();
-    (source, destination, icmpv6::Message::parse(&frame[range], source, destination).expect("a sound message"))
-}
-
 #[test]
-fn what_the_router_itself_does_not_serve_is_said_so() {
+fn other_packets_to_the_router_itself_are_reported() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     bed.receive(0, &V4::to(own_v4(0)).frame());
@@ -260,9 +257,9 @@ fn what_the_router_itself_does_not_serve_is_said_so() {
     bed.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &corrupted), DropReason::NoService);
 }
 
-/// It puts nothing together: what has a kernel goes there in pieces, to be put together.
+/// The router reassembles nothing: a kernel receives the fragments, and reassembles them.
 #[test]
-fn fragments_for_the_router_itself_have_no_answer_and_those_for_a_kernel_get_there() {
+fn fragments_to_the_router_itself_are_dropped_and_those_to_a_kernel_delivered() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     let mut first = echo_v4(own_v4(0), &[7; 1400]).bytes();
@@ -276,7 +273,7 @@ fn fragments_for_the_router_itself_have_no_answer_and_those_for_a_kernel_get_the
     let piece = [&[58, 0, 0, 1, 0, 0, 0, 9][..], &[7; 64]].concat();
     let to = |header: &mut ipv6::Repr| (header.destination, header.next_header) = (own_v6(0), ipv6::FRAGMENT);
     bed.assert_dropped(0, &V6::with(to).payload(piece).frame(), DropReason::NoService);
-    assert_eq!((bed.sent(0).len(), bed.forwarder.counters().icmp_errors_sent), (0, 0), "nothing is said of it");
+    assert_eq!((bed.sent(0).len(), bed.forwarder.counters().icmp_errors_sent), (0, 0), "silently");
     bed.route(IpAddr::from(own_v4(1)).into(), &[Hop::kernel(NODE)]);
     first[16..20].copy_from_slice(&own_v4(1).octets());
     with_checksum(&mut first);
@@ -286,7 +283,7 @@ fn fragments_for_the_router_itself_have_no_answer_and_those_for_a_kernel_get_the
 }
 
 #[test]
-fn options_are_done_and_source_routes_refused() {
+fn options_are_processed_and_source_routes_rejected() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     bed.receive(0, &V4::new().options(&[7, 7, 4, 0, 0, 0, 0, 0]).frame());
@@ -303,7 +300,7 @@ fn options_are_done_and_source_routes_refused() {
 }
 
 #[test]
-fn a_link_local_source_does_not_leave_its_link() {
+fn a_packet_with_a_link_local_source_does_not_leave_its_link() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     let near: Ipv6Addr = "fe80::7".parse().expect("an address");
@@ -317,13 +314,13 @@ fn a_link_local_source_does_not_leave_its_link() {
 }
 
 #[test]
-fn with_a_kernel_behind_the_port_local_packets_are_its_and_others_go_there_over_the_router() {
+fn a_kernel_gets_from_the_router_only_packets_that_it_has_not_received_itself() {
     let mut bed = Testbed::with(|config| PortConfig { has_kernel: true, ..config });
     bed.learn_hosts();
     for port in [0, 1] {
         bed.assert_dropped(0, &echo_v4(own_v4(port), b"").frame(), DropReason::KernelHasIt);
     }
-    // What came in at another node, or at a port without a kernel, its kernel has not seen.
+    // The kernel has not received packets from another node, or from a port without a kernel.
     let kernel = Hop::kernel(NODE);
     let Testbed { forwarder, pool, output, now, .. } = &mut bed;
     let packet = pool.alloc_copy(&V4::to(own_v4(0)).bytes()).expect("a buffer");
@@ -338,7 +335,7 @@ fn with_a_kernel_behind_the_port_local_packets_are_its_and_others_go_there_over_
 }
 
 #[test]
-fn what_the_kernel_sends_loses_no_hop_and_never_comes_back_to_it() {
+fn packets_from_the_kernel_keep_their_ttl_and_never_return_to_it() {
     let mut bed = Testbed::with(|config| PortConfig { has_kernel: true, ..config });
     bed.learn_hosts();
     let from_kernel = |bed: &mut Testbed, bytes: &[u8]| {
@@ -354,7 +351,7 @@ fn what_the_kernel_sends_loses_no_hop_and_never_comes_back_to_it() {
     let nowhere = V4::with(|header| (header.source, header.destination) = (own_v4(0), Ipv4Addr::new(192, 0, 2, 1)));
     from_kernel(&mut bed, &nowhere.bytes());
     let told = bed.received_by_kernel();
-    assert_eq!(told.len(), 1, "the kernel is told, from an address that is not its own");
+    assert_eq!(told.len(), 1, "an error from an address that is not the kernel's");
     assert_eq!(told[0][12..20], [192, 0, 0, 8, 10, 0, 0, 1]);
     from_kernel(&mut bed, &[0x15; 40]);
     from_kernel(&mut bed, &[]);
@@ -363,7 +360,7 @@ fn what_the_kernel_sends_loses_no_hop_and_never_comes_back_to_it() {
 }
 
 #[test]
-fn an_end_of_the_table_is_no_adjacency() {
+fn unused_adjacency_numbers_are_rejected() {
     let mut bed = Testbed::new();
     for adjacency in [1, 9, u16::MAX] {
         let hop = Hop { node: NODE, port: PORTS[1], adjacency: AdjacencyId(adjacency) };
@@ -372,28 +369,29 @@ fn an_end_of_the_table_is_no_adjacency() {
     }
 }
 
-/// A router on port 0's network, by its own address there.
-const NEARER: u8 = 9;
+/// Host number of a better router on the network of port 0.
+const BETTER_ROUTER: u8 = 9;
 
 #[test]
-fn a_host_is_told_of_a_nearer_router_and_of_a_neighbour_and_its_packet_goes_on() {
+fn redirects_are_sent_to_a_better_router_or_neighbour_and_the_packet_is_forwarded() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
-    bed.learn(0, host_v4(0, NEARER).into(), host_mac(0, NEARER));
+    bed.learn(0, host_v4(0, BETTER_ROUTER).into(), host_mac(0, BETTER_ROUTER));
     let Testbed { forwarder, pool, output, now, .. } = &mut bed;
-    let adjacency = forwarder.pin_adjacency(*now, PORTS[0], host_v4(0, NEARER).into(), pool, output).expect("room");
+    let adjacency =
+        forwarder.pin_adjacency(*now, PORTS[0], host_v4(0, BETTER_ROUTER).into(), pool, output).expect("room");
     let hop = Hop { node: NODE, port: PORTS[0], adjacency };
     bed.route("192.0.2.0/24".parse().expect("a prefix"), &[hop]);
-    // By the fast path, and by the slow one.
+    // On the fast path and on the slow path.
     let usual = V4::to([192, 0, 2, 7].into());
-    let neighbour = V4::to(host_v4(0, NEARER));
+    let neighbour = V4::to(host_v4(0, BETTER_ROUTER));
     for (packet, ttl) in [(&usual, 63), (&usual.clone().options(&[1; 4]), 63), (&neighbour, 63)] {
         bed.receive(0, &packet.frame());
         let sent = bed.sent(0);
         assert_eq!(sent.len(), 2, "{sent:02x?}");
         let (told, forwarded): (Vec<_>, Vec<_>) = sent.iter().partition(|frame| v4_of(frame).source() == own_v4(0));
         assert_eq!(v4_of(forwarded[0]).ttl(), ttl);
-        assert_eq!(forwarded[0][..6], host_mac(0, NEARER).0);
+        assert_eq!(forwarded[0][..6], host_mac(0, BETTER_ROUTER).0);
         let view = v4_of(told[0]);
         assert_eq!((view.destination(), &told[0][..6]), (host_v4(0, 2), &host_mac(0, 2).0[..]));
         let icmpv4::Message::Redirect { code, gateway, original } =
@@ -401,7 +399,7 @@ fn a_host_is_told_of_a_nearer_router_and_of_a_neighbour_and_its_packet_goes_on()
         else {
             panic!("{told:02x?}");
         };
-        assert_eq!((code, Ipv4Addr::from(gateway)), (1, host_v4(0, NEARER)));
+        assert_eq!((code, Ipv4Addr::from(gateway)), (1, host_v4(0, BETTER_ROUTER)));
         assert_eq!(original[16..20], packet.header.destination.octets());
     }
     assert_eq!(bed.forwarder.counters().redirects_sent, 3);
@@ -409,13 +407,14 @@ fn a_host_is_told_of_a_nearer_router_and_of_a_neighbour_and_its_packet_goes_on()
 }
 
 #[test]
-fn nobody_is_told_of_a_way_that_is_no_nearer_and_not_too_often() {
+fn redirects_are_rate_limited_and_not_sent_without_a_better_first_hop() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
-    bed.learn(0, host_v4(0, NEARER).into(), host_mac(0, NEARER));
-    let near =
-        |source: [u8; 4]| V4::with(|header| (header.source, header.destination) = (source.into(), host_v4(0, NEARER)));
-    // From elsewhere: whoever sent it is not on the network. By another port: there is nothing nearer.
+    bed.learn(0, host_v4(0, BETTER_ROUTER).into(), host_mac(0, BETTER_ROUTER));
+    let near = |source: [u8; 4]| {
+        V4::with(|header| (header.source, header.destination) = (source.into(), host_v4(0, BETTER_ROUTER)))
+    };
+    // The sender is not on the network; then the packet leaves by another port.
     bed.receive(0, &near([198, 51, 100, 1]).frame());
     bed.receive(0, &V4::new().frame());
     assert_eq!((bed.sent(0).len(), bed.sent(1).len(), bed.forwarder.counters().redirects_sent), (1, 1, 0));
@@ -433,13 +432,13 @@ fn nobody_is_told_of_a_way_that_is_no_nearer_and_not_too_often() {
 }
 
 #[test]
-fn a_host_is_told_of_a_nearer_router_by_its_link_local_address_alone() {
+fn redirects_name_a_router_only_by_its_link_local_address() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     let router: Ipv6Addr = "fe80::9".parse().expect("an address");
-    let host = host_v6(0, u16::from(NEARER));
+    let host = host_v6(0, u16::from(BETTER_ROUTER));
     for address in [router, host] {
-        bed.learn(0, address.into(), host_mac(0, NEARER));
+        bed.learn(0, address.into(), host_mac(0, BETTER_ROUTER));
     }
     let prefixes = ["2001:db8:100::/48", "2001:db8:200::/48"].map(|prefix| prefix.parse().expect("a prefix"));
     for (prefix, gateway) in prefixes.into_iter().zip([router, host]) {
@@ -449,7 +448,7 @@ fn a_host_is_told_of_a_nearer_router_by_its_link_local_address_alone() {
     }
     let by_other_name = V6::to("2001:db8:200::7".parse().expect("an address"));
     bed.receive(0, &by_other_name.frame());
-    assert_eq!(bed.sent(0).len(), 1, "its name on the link is not known");
+    assert_eq!(bed.sent(0).len(), 1, "the router's link-local address is unknown");
     let destination: Ipv6Addr = "2001:db8:100::7".parse().expect("an address");
     for (destination, target) in [(destination, router), (host, host)] {
         bed.receive(0, &V6::to(destination).frame());
@@ -463,7 +462,7 @@ fn a_host_is_told_of_a_nearer_router_by_its_link_local_address_alone() {
             (payload[8..24].to_vec(), payload[24..40].to_vec()),
             (target.octets().to_vec(), destination.octets().to_vec())
         );
-        assert_eq!(payload[40..48], [&[2, 1][..], &host_mac(0, NEARER).0].concat());
+        assert_eq!(payload[40..48], [&[2, 1][..], &host_mac(0, BETTER_ROUTER).0].concat());
         let original = V6::to(destination).bytes();
         assert_eq!(payload[48..50], [4, 1 + (original.len() / 8) as u8]);
         assert_eq!(payload[56 + 24..56 + 40], destination.octets());

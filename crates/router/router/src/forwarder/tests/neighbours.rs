@@ -1,4 +1,4 @@
-//! ARP and neighbour discovery, as hosts see them.
+//! ARP and neighbour discovery, as seen by hosts.
 
 use packet::{arp, icmpv4, icmpv6, ndisc};
 
@@ -45,11 +45,11 @@ pub(super) fn discovery_of(frame: &[u8]) -> (Ipv6Addr, Ipv6Addr, ndisc::Message)
     let packet = v6_of(frame);
     assert_eq!(packet.hop_limit(), 255);
     let message = ndisc::Message::parse(packet.payload(), packet.source(), packet.destination());
-    (packet.source(), packet.destination(), message.expect("sound discovery"))
+    (packet.source(), packet.destination(), message.expect("valid discovery"))
 }
 
 #[test]
-fn a_packet_waits_for_its_neighbour_and_then_goes() {
+fn a_packet_is_queued_until_its_neighbour_is_resolved() {
     let mut bed = Testbed::new();
     bed.receive(0, &V4::new().frame());
     let ask = bed.sent_one(1);
@@ -64,12 +64,12 @@ fn a_packet_waits_for_its_neighbour_and_then_goes() {
         "{events:?}"
     );
     bed.receive(0, &V4::new().frame());
-    assert_eq!(bed.sent(1).len(), 1, "now it goes at once");
+    assert_eq!(bed.sent(1).len(), 1, "now it is sent at once");
     bed.assert_no_leak();
 }
 
 #[test]
-fn the_same_by_neighbour_discovery() {
+fn an_ipv6_packet_is_queued_until_its_neighbour_is_resolved() {
     let mut bed = Testbed::new();
     bed.receive(0, &V6::new().frame());
     let ask = bed.sent_one(1);
@@ -94,21 +94,21 @@ fn the_same_by_neighbour_discovery() {
 }
 
 #[test]
-fn who_does_not_answer_is_asked_three_times_and_given_up() {
+fn a_neighbour_that_does_not_answer_three_solicitations_fails() {
     let mut bed = Testbed::new();
     for number in 0..10 {
         bed.receive(0, &V4::with(|header| header.identification = number).frame());
     }
-    let mut asked = bed.sent(1).len();
+    let mut solicitations = bed.sent(1).len();
     bed.learn(0, host_v4(0, 2).into(), host_mac(0, 2));
     for _ in 0..5 {
         bed.wait(Duration::from_millis(500));
-        asked += bed.sent(1).len();
-        assert!(bed.sent(0).is_empty(), "nobody is told before");
+        solicitations += bed.sent(1).len();
+        assert!(bed.sent(0).is_empty(), "no ICMP error before");
     }
     bed.wait(Duration::from_millis(500));
-    asked += bed.sent(1).len();
-    assert_eq!(asked, 3);
+    solicitations += bed.sent(1).len();
+    assert_eq!(solicitations, 3);
     assert_eq!((bed.dropped(DropReason::NeighbourQueue), bed.dropped(DropReason::NeighbourFailed)), (2, 8));
     let told: Vec<u16> = bed
         .sent(0)
@@ -118,13 +118,13 @@ fn who_does_not_answer_is_asked_three_times_and_given_up() {
             other => panic!("{other:?}"),
         })
         .collect();
-    assert_eq!(told, [2, 3, 4, 5, 6, 7, 8, 9], "host unreachable, about those that were kept: the newest");
-    assert_eq!(bed.forwarder.neighbours().count(), 1, "only the sender is remembered");
+    assert_eq!(told, [2, 3, 4, 5, 6, 7, 8, 9], "host unreachable, about the newest packets");
+    assert_eq!(bed.forwarder.neighbours().count(), 1, "only the sender is left");
     bed.assert_no_leak();
 }
 
 #[test]
-fn a_neighbour_that_is_used_is_asked_again_before_it_is_given_up() {
+fn a_stale_neighbour_is_probed_by_unicast_before_it_fails() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     let state = |bed: &Testbed| {
@@ -139,7 +139,7 @@ fn a_neighbour_that_is_used_is_asked_again_before_it_is_given_up() {
     let ask = bed.sent_one(1);
     assert_eq!((&ask[..6], arp_of(&ask).target), (&host_mac(1, 2).0[..], host_v4(1, 2)), "asked alone, not all");
     bed.receive(0, &V4::new().frame());
-    assert_eq!(bed.sent(1).len(), 1, "it is believed meanwhile");
+    assert_eq!(bed.sent(1).len(), 1, "packets are sent meanwhile");
     bed.receive(1, &arp_frame(own_mac(1), &reply(host_v4(1, 2), host_mac(1, 2))));
     assert_eq!(state(&bed), Some(NeighbourState::Reachable));
     bed.wait(Duration::from_secs(46));
@@ -148,7 +148,7 @@ fn a_neighbour_that_is_used_is_asked_again_before_it_is_given_up() {
     for _ in 0..9 {
         bed.wait(Duration::from_secs(1));
     }
-    assert_eq!(state(&bed), None, "no answer to three asks");
+    assert_eq!(state(&bed), None, "no answer to three solicitations");
     let events = bed.events();
     assert!(matches!(events[..], [Event::NeighbourDown { .. }]), "{events:?}");
     bed.sent(1);
@@ -156,7 +156,7 @@ fn a_neighbour_that_is_used_is_asked_again_before_it_is_given_up() {
 }
 
 #[test]
-fn requests_are_answered_only_where_no_kernel_does() {
+fn requests_are_answered_only_on_ports_without_a_kernel() {
     for has_kernel in [false, true] {
         let mut bed = Testbed::with(|config| PortConfig { has_kernel, ..config });
         let ask = request(host_v4(1, 2), host_mac(1, 2), own_v4(1));
@@ -165,14 +165,14 @@ fn requests_are_answered_only_where_no_kernel_does() {
         let answer = arp::Repr { target_mac: host_mac(1, 2), target: host_v4(1, 2), ..reply(own_v4(1), own_mac(1)) };
         assert_eq!(answers, if has_kernel { vec![] } else { vec![answer] });
         let known: Vec<Option<MacAddress>> = bed.forwarder.neighbours().map(|neighbour| neighbour.mac).collect();
-        assert_eq!(known, [Some(host_mac(1, 2))], "who asks for the router is known to it");
+        assert_eq!(known, [Some(host_mac(1, 2))], "the requester is learned");
         bed.receive(1, &arp_frame(MacAddress::BROADCAST, &request(host_v4(1, 3), host_mac(1, 3), host_v4(1, 4))));
         assert_eq!((bed.sent(1).len(), bed.forwarder.neighbours().count()), (0, 1), "what others ask each other");
     }
 }
 
 #[test]
-fn solicitations_are_answered_and_who_looks_for_an_address_of_ours_is_told_that_it_is_taken() {
+fn solicitations_and_probes_for_own_addresses_are_answered() {
     let mut bed = Testbed::new();
     let host = host_v6(1, 2);
     let ask = ndisc::Message::NeighbourSolicitation { target: own_v6(1), source_mac: Some(host_mac(1, 2)) };
@@ -189,7 +189,7 @@ fn solicitations_are_answered_and_who_looks_for_an_address_of_ours_is_told_that_
         target_mac: Some(own_mac(1)),
     };
     assert_eq!(message, advertised(true));
-    // Unicast, as a neighbour asks that knows the router already: the packet's destination is an own address.
+    // A unicast solicitation, as a neighbour in state probe sends it: the destination is an own address.
     bed.receive(1, &discovery_frame(own_mac(1), &ask, host, own_v6(1)));
     assert_eq!(discovery_of(&bed.sent_one(1)).2, advertised(true));
     let probe = ndisc::Message::NeighbourSolicitation { target: own_v6(1), source_mac: None };
@@ -201,7 +201,7 @@ fn solicitations_are_answered_and_who_looks_for_an_address_of_ours_is_told_that_
 }
 
 #[test]
-fn discovery_that_came_over_a_router_or_does_not_hold_together_teaches_nothing() {
+fn invalid_discovery_or_one_that_crossed_a_router_is_ignored() {
     let mut bed = Testbed::new();
     let host = host_v6(1, 2);
     let group = ndisc::solicited_node(own_v6(1));
@@ -232,7 +232,7 @@ fn discovery_that_came_over_a_router_or_does_not_hold_together_teaches_nothing()
 }
 
 #[test]
-fn who_claims_an_address_of_ours_is_counted_and_not_believed() {
+fn a_host_that_claims_an_own_address_is_counted_and_ignored() {
     let mut bed = Testbed::new();
     bed.receive(1, &arp_frame(MacAddress::BROADCAST, &request(own_v4(1), host_mac(1, 9), host_v4(1, 2))));
     let claim = ndisc::Message::NeighbourAdvertisement {
@@ -249,7 +249,7 @@ fn who_claims_an_address_of_ours_is_counted_and_not_believed() {
 }
 
 #[test]
-fn nobody_becomes_the_neighbour_that_has_a_networks_broadcast_address() {
+fn no_neighbour_is_learned_with_a_broadcast_address() {
     let mut bed = Testbed::new();
     for host in [0, 255] {
         let claim = request(host_v4(1, host), host_mac(1, 9), own_v4(1));
@@ -259,13 +259,13 @@ fn nobody_becomes_the_neighbour_that_has_a_networks_broadcast_address() {
     }
     assert_eq!((bed.forwarder.neighbours().count(), bed.events()), (0, vec![]));
     bed.receive(1, &arp_frame(MacAddress::BROADCAST, &request(host_v4(1, 254), host_mac(1, 9), own_v4(1))));
-    assert_eq!(bed.forwarder.neighbours().count(), 1, "anybody else does");
+    assert_eq!(bed.forwarder.neighbours().count(), 1, "other addresses are learned");
     bed.sent(1);
     bed.assert_no_leak();
 }
 
 #[test]
-fn a_storm_of_arp_fills_no_memory_and_is_not_answered_by_one() {
+fn a_storm_of_arp_is_bounded_in_memory_and_replies() {
     let (rib, tables) = Rib::new().expect("memory for tables");
     let limits = Limits {
         neighbours_max: 100,
@@ -287,12 +287,12 @@ fn a_storm_of_arp_fills_no_memory_and_is_not_answered_by_one() {
         let ask = request(Ipv4Addr::new(10, 0, high, low), stranger, own_v4(1));
         bed.receive(1, &arp_frame(MacAddress::BROADCAST, &ask));
     }
-    // The last one's place was cleared for the next one, and rests.
+    // One entry was evicted for the last request, and its number is not reusable yet.
     assert_eq!(bed.forwarder.neighbours().count(), 99);
-    assert_eq!(bed.sent(1).len(), 50 + 1, "answers, and one to who said that the router's address is its own");
-    // Whoever scans the network has the router ask, but not for all at once.
+    assert_eq!(bed.sent(1).len(), 50 + 1, "replies, and the defence of the router's address");
+    // A scan of the network causes solicitations, at a limited rate.
     bed.wait(Duration::from_secs(700));
-    assert_eq!(bed.forwarder.neighbours().count(), 0, "the quiet are forgotten");
+    assert_eq!(bed.forwarder.neighbours().count(), 0, "stale neighbours are removed");
     bed.wait(Duration::from_secs(3));
     for number in 0..1000_u16 {
         let [high, low] = number.to_be_bytes();
@@ -300,8 +300,8 @@ fn a_storm_of_arp_fills_no_memory_and_is_not_answered_by_one() {
             framed(own_mac(1), host_mac(1, 2), EtherType::IPV4, &V4::to(Ipv4Addr::new(10, 0, high | 2, low)).bytes());
         bed.receive(1, &frame);
     }
-    assert_eq!(bed.forwarder.neighbours().count(), 20, "of those that never answered");
-    assert_eq!(bed.sent(1).len(), 10, "asks");
+    assert_eq!(bed.forwarder.neighbours().count(), 20, "the maximum of incomplete ones");
+    assert_eq!(bed.sent(1).len(), 10, "solicitations");
     assert!(bed.dropped(DropReason::NeighbourTable) >= 900);
     for _ in 0..10 {
         bed.wait(Duration::from_secs(1));
@@ -312,7 +312,7 @@ fn a_storm_of_arp_fills_no_memory_and_is_not_answered_by_one() {
 }
 
 #[test]
-fn a_neighbour_that_a_route_names_keeps_its_number_though_it_does_not_answer() {
+fn a_pinned_neighbour_keeps_its_number_although_it_does_not_answer() {
     let mut bed = Testbed::new();
     bed.learn(0, host_v4(0, 2).into(), host_mac(0, 2));
     let gateway: IpAddr = host_v4(1, 254).into();
@@ -353,29 +353,29 @@ fn a_neighbour_that_a_route_names_keeps_its_number_though_it_does_not_answer() {
 }
 
 #[test]
-fn a_port_that_goes_down_forgets_its_neighbours() {
+fn a_port_that_goes_down_flushes_its_neighbours() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     bed.receive(0, &V4::to(host_v4(1, 3)).frame());
-    assert_eq!(bed.sent(1).len(), 1, "an ask");
+    assert_eq!(bed.sent(1).len(), 1, "a solicitation");
     let down = PortConfig { is_up: false, ..bed.forwarder.port_config(PORTS[1]).expect("a port").clone() };
     bed.set_port(PORTS[1], down.clone());
-    assert_eq!(bed.events().len(), 2, "two neighbours of it were known");
+    assert_eq!(bed.events().len(), 2, "it had two resolved neighbours");
     assert_eq!(bed.forwarder.neighbours().filter(|neighbour| neighbour.port == PORTS[1]).count(), 0);
-    assert_eq!(v4_of(&bed.sent_one(0)).protocol(), Protocol::ICMP, "about the packet that waited");
+    assert_eq!(v4_of(&bed.sent_one(0)).protocol(), Protocol::ICMP, "about the queued packet");
     bed.set_port(PORTS[1], PortConfig { is_up: true, ..down });
     bed.receive(0, &V4::new().frame());
-    assert_eq!(arp_of(&bed.sent_one(1)).target, host_v4(1, 2), "it is asked anew");
+    assert_eq!(arp_of(&bed.sent_one(1)).target, host_v4(1, 2), "resolution starts again");
 }
 
 #[test]
-fn another_hardware_address_is_taken_over() {
+fn a_changed_mac_address_is_learned() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     bed.receive(1, &arp_frame(MacAddress::BROADCAST, &request(host_v4(1, 2), host_mac(1, 77), host_v4(1, 2))));
     bed.receive(0, &V4::new().frame());
-    assert_eq!(bed.sent_one(1)[..6], host_mac(1, 77).0, "a host that says by itself where it is now");
-    // By IPv6, one that may not override only raises a doubt (RFC 4861, section 7.2.5).
+    assert_eq!(bed.sent_one(1)[..6], host_mac(1, 77).0, "by a gratuitous ARP");
+    // In IPv6, an advertisement without the override flag only makes the entry stale (RFC 4861, section 7.2.5).
     let said = |solicited, override_known, mac| ndisc::Message::NeighbourAdvertisement {
         target: host_v6(1, 2),
         is_router: false,
@@ -394,7 +394,7 @@ fn another_hardware_address_is_taken_over() {
 }
 
 #[test]
-fn other_networks_of_a_port_are_other_neighbours_for_the_cluster() {
+fn a_change_of_a_ports_networks_changes_the_published_neighbours() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     let config = bed.forwarder.port_config(PORTS[1]).expect("a port").clone();
@@ -412,7 +412,7 @@ fn other_networks_of_a_port_are_other_neighbours_for_the_cluster() {
 }
 
 #[test]
-fn a_number_that_was_given_back_rests() {
+fn a_freed_adjacency_number_is_reused_only_after_a_delay() {
     let (rib, tables) = Rib::new().expect("memory for tables");
     let mut bed = Testbed::new();
     let limits = Limits { neighbours_max: 2, ..Limits::default() };
@@ -429,13 +429,13 @@ fn a_number_that_was_given_back_rests() {
     assert_eq!(error.to_string(), "port 1: no room for neighbour 10.0.1.4; raise neighbours_max");
     let Testbed { forwarder, pool, output, now, .. } = &mut bed;
     forwarder.unpin_adjacency(*now, first, pool, output);
-    assert!(pin(&mut bed, 4).is_err(), "packets for the former one may be under way");
+    assert!(pin(&mut bed, 4).is_err(), "packets for the former neighbour may be in flight");
     bed.wait(Duration::from_secs(2));
     assert_eq!(pin(&mut bed, 4), Ok(first));
 }
 
 #[test]
-fn errors_about_ipv6_neighbours_that_do_not_answer_are_sent_too() {
+fn errors_about_failed_ipv6_neighbours_are_sent() {
     let mut bed = Testbed::new();
     bed.learn(0, host_v6(0, 2).into(), host_mac(0, 2));
     bed.receive(0, &V6::new().frame());
