@@ -327,9 +327,9 @@ impl Forwarder {
         }
         let index = usize::from(node.0);
         self.nodes_up[index] = is_up;
-        let said = self.remote_mtus[index];
-        for (mtu, said) in self.mtus[index].iter_mut().zip(said) {
-            *mtu = if is_up { said } else { 0 };
+        let announced = self.remote_mtus[index];
+        for (mtu, announced) in self.mtus[index].iter_mut().zip(announced) {
+            *mtu = if is_up { announced } else { 0 };
         }
     }
 
@@ -419,11 +419,11 @@ impl Forwarder {
     }
 
     /// Transmits packets that other nodes looked up.
-    pub fn egress(&mut self, now: Time, parcels: &mut Vec<RoutedPacket>, pool: &mut Pool, output: &mut Output) {
+    pub fn egress(&mut self, now: Time, packets: &mut Vec<RoutedPacket>, pool: &mut Pool, output: &mut Output) {
         let mut ctx = Context { now, pool, output };
-        for parcel in parcels.drain(..) {
-            self.counters.from_nodes.add(parcel.packet.len());
-            self.egress_one(&mut ctx, parcel);
+        for routed in packets.drain(..) {
+            self.counters.from_nodes.add(routed.packet.len());
+            self.egress_one(&mut ctx, routed);
         }
         self.run_neighbour_actions(&mut ctx);
     }

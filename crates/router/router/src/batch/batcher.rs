@@ -25,8 +25,10 @@ use std::collections::VecDeque;
 use sim::{Span, Time};
 use thiserror::Error;
 
-use super::lengths::FULL_BYTES;
-use super::{FIXED_PACKETS_MAX, Latency, Limit, PACKETS_MAX, Sample, message};
+use super::latency::{Latency, Sample};
+use super::lengths::{FULL_BYTES, Limit};
+use super::limits::{FIXED_PACKETS_MAX, PACKETS_MAX};
+use super::message;
 
 /// How packets are batched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@
 
 use thiserror::Error;
 
-use super::PACKETS_MAX;
+use super::limits::PACKETS_MAX;
 use crate::{AdjacencyId, Hop, NODES_MAX, NodeId, PortId};
 
 /// Length of the header, which precedes the descriptors.

@@ -2,8 +2,8 @@
 
 use sim::Time;
 
-use super::lengths::{FULL_BYTES, Lengths};
-use super::{Carried, Limit, PACKETS_MAX};
+use super::lengths::{Carried, FULL_BYTES, Lengths, Limit};
+use super::limits::PACKETS_MAX;
 
 /// Interval of decisions, without interruptions.
 const PERIOD_NS: f64 = 100_000.0;

@@ -61,7 +61,7 @@ impl ListenerState {
             self.general_response = Some(at);
             return;
         };
-        match self.group_responses.iter_mut().find(|(asked, _)| *asked == group) {
+        match self.group_responses.iter_mut().find(|(scheduled, _)| *scheduled == group) {
             Some((_, due)) => *due = at.min(*due),
             None => self.group_responses.push((group, at)),
         }

@@ -107,8 +107,8 @@ impl Forwarder {
             IpNet::V6(_) => None,
         };
         let mut networks = self.addresses(port).iter().filter_map(of);
-        let near = networks.clone().find(|network| network.contains(&target));
-        near.or_else(|| networks.next()).map_or(Ipv4Addr::UNSPECIFIED, |network| network.addr())
+        let on_link = networks.clone().find(|network| network.contains(&target));
+        on_link.or_else(|| networks.next()).map_or(Ipv4Addr::UNSPECIFIED, |network| network.addr())
     }
 
     fn source_towards_v6(&self, port: PortId, target: Ipv6Addr) -> Option<Ipv6Addr> {
@@ -117,8 +117,8 @@ impl Forwarder {
             IpNet::V4(_) => None,
         };
         let mut networks = self.addresses(port).iter().filter_map(of);
-        let near = networks.clone().find(|network| network.contains(&target));
-        near.or_else(|| networks.next()).map(|network| network.addr())
+        let on_link = networks.clone().find(|network| network.contains(&target));
+        on_link.or_else(|| networks.next()).map(|network| network.addr())
     }
 }
 

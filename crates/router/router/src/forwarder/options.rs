@@ -144,10 +144,10 @@ mod tests {
         assert_eq!(processed(&[68, 8, 9, 0xf0, 0, 0, 0, 0]).0, Err(OptionsError::Malformed { pointer: 23 }));
         let (result, options) = processed(&[68, 12, 5, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!((result, &options[..]), (Ok(true), &[68, 12, 13, 1, 192, 0, 2, 1, 0x80, 0, 0, 5][..]));
-        let mine = [68, 12, 5, 3, 192, 0, 2, 1, 0, 0, 0, 0];
-        assert_eq!(processed(&mine).1[2..], [13, 3, 192, 0, 2, 1, 0x80, 0, 0, 5]);
-        let others = [68, 12, 5, 3, 192, 0, 2, 2, 0, 0, 0, 0];
-        assert_eq!(processed(&others), (Ok(false), others.to_vec()));
+        let own_entry = [68, 12, 5, 3, 192, 0, 2, 1, 0, 0, 0, 0];
+        assert_eq!(processed(&own_entry).1[2..], [13, 3, 192, 0, 2, 1, 0x80, 0, 0, 5]);
+        let foreign_entry = [68, 12, 5, 3, 192, 0, 2, 2, 0, 0, 0, 0];
+        assert_eq!(processed(&foreign_entry), (Ok(false), foreign_entry.to_vec()));
         assert_eq!(processed(&[68, 8, 5, 2, 0, 0, 0, 0]).0, Err(OptionsError::Malformed { pointer: 23 }));
     }
 

@@ -32,20 +32,20 @@ impl Forwarder {
     }
 
     #[inline]
-    fn send_to_node(&mut self, ctx: &mut Context<'_>, parcel: RoutedPacket) {
-        let node = usize::from(parcel.hop.node.0 % NODES_MAX);
-        self.trace_step(ctx, &parcel.packet, Step::ToNode(parcel.hop.node));
+    fn send_to_node(&mut self, ctx: &mut Context<'_>, routed: RoutedPacket) {
+        let node = usize::from(routed.hop.node.0 % NODES_MAX);
+        self.trace_step(ctx, &routed.packet, Step::ToNode(routed.hop.node));
         if ctx.output.to_nodes[node].len() >= ctx.output.queue_packets_max {
-            self.discard(ctx, parcel.packet, Origin::Router, DropReason::NodeQueue);
+            self.discard(ctx, routed.packet, Origin::Router, DropReason::NodeQueue);
             return;
         }
-        self.counters.to_nodes[node].add(parcel.packet.len());
-        ctx.output.to_nodes[node].push_back(parcel);
+        self.counters.to_nodes[node].add(routed.packet.len());
+        ctx.output.to_nodes[node].push_back(routed);
     }
 
     /// Transmits a packet from another node. Its hop is validated against the ports and adjacencies of this node.
-    pub(super) fn egress_one(&mut self, ctx: &mut Context<'_>, parcel: RoutedPacket) {
-        let RoutedPacket { hop, packet, .. } = parcel;
+    pub(super) fn egress_one(&mut self, ctx: &mut Context<'_>, routed: RoutedPacket) {
+        let RoutedPacket { hop, packet, .. } = routed;
         self.trace_step(ctx, &packet, Step::FromNode);
         let version = ctx.pool.bytes(&packet).first().map(|first| first >> 4);
         if hop.node != self.config.node || !matches!(version, Some(4 | 6)) {

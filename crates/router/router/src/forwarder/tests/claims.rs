@@ -123,7 +123,7 @@ fn the_second_of_two_nodes_with_the_same_addresses_uses_none() {
     second.wait(Duration::from_secs(1));
     exchange(&mut first, &mut second, 1);
     let duplicate = ClaimState::Duplicate;
-    let refused = [(own_v4(1).into(), duplicate), (own_v6(1).into(), duplicate)];
+    let duplicates = [(own_v4(1).into(), duplicate), (own_v6(1).into(), duplicate)];
     for _ in 0..10 {
         first.wait(Duration::from_secs(1));
         second.wait(Duration::from_secs(1));
@@ -131,17 +131,17 @@ fn the_second_of_two_nodes_with_the_same_addresses_uses_none() {
     }
     assert_eq!(
         (unassigned(&second), unassigned(&first)),
-        (refused.to_vec(), vec![]),
+        (duplicates.to_vec(), vec![]),
         "its link-local address is unique"
     );
     let first_mac = Some(MacAddress([2, 0, 0, 0, 0, 1]));
-    let told = refused.map(|(address, _)| Event::Duplicate { port: PORTS[1], address, mac: first_mac });
-    assert_eq!((second.events(), second.forwarder.counters().address_conflicts), (told.to_vec(), 2));
+    let event = duplicates.map(|(address, _)| Event::Duplicate { port: PORTS[1], address, mac: first_mac });
+    assert_eq!((second.events(), second.forwarder.counters().address_conflicts), (event.to_vec(), 2));
     second.receive_all(1, &[request_v4(), solicitation_v6()]);
     assert_eq!(second.sent(1).len(), 0);
     let config = second.forwarder.port_config(PORTS[1]).expect("a port").clone();
     second.set_port(PORTS[1], PortConfig { mtu_bytes: 1400, ..config.clone() });
-    assert_eq!(unassigned(&second), refused, "a change of the MTU does not restart probes");
+    assert_eq!(unassigned(&second), duplicates, "a change of the MTU does not restart probes");
     second.set_port(PORTS[1], PortConfig { is_up: false, ..config.clone() });
     second.set_port(PORTS[1], config);
     for _ in 0..9 {
@@ -155,13 +155,13 @@ fn two_nodes_that_probe_for_the_same_addresses_at_once_use_neither() {
     let (mut one, mut other) = (probing(0), probing(9));
     exchange(&mut one, &mut other, 1);
     let duplicate = ClaimState::Duplicate;
-    let refused = vec![(own_v4(1).into(), duplicate), (own_v6(1).into(), duplicate)];
+    let duplicates = vec![(own_v4(1).into(), duplicate), (own_v6(1).into(), duplicate)];
     for _ in 0..5 {
         one.wait(Duration::from_secs(1));
         other.wait(Duration::from_secs(1));
         exchange(&mut one, &mut other, 1);
     }
-    assert_eq!((unassigned(&one), unassigned(&other)), (refused.clone(), refused));
+    assert_eq!((unassigned(&one), unassigned(&other)), (duplicates.clone(), duplicates));
 }
 
 #[test]
@@ -204,8 +204,8 @@ fn a_tentative_address_that_another_host_uses_is_given_up() {
     bed.receive(1, &advertisement_of(own_v6(1)));
     // Not a reply: a request for another address, whose sender address is ours.
     bed.receive(1, &arp_frame(MacAddress::BROADCAST, &request(own_v4(1), host_mac(1, 8), host_v4(1, 2))));
-    let told = |address, host| Event::Duplicate { port: PORTS[1], address, mac: Some(host_mac(1, host)) };
-    assert_eq!(bed.events(), [told(own_v6(1).into(), 9), told(own_v4(1).into(), 8)]);
+    let event = |address, host| Event::Duplicate { port: PORTS[1], address, mac: Some(host_mac(1, host)) };
+    assert_eq!(bed.events(), [event(own_v6(1).into(), 9), event(own_v4(1).into(), 8)]);
     bed.wait(Duration::from_secs(9));
     let duplicate = ClaimState::Duplicate;
     assert_eq!(unassigned(&bed), [(own_v4(1).into(), duplicate), (own_v6(1).into(), duplicate)]);
@@ -230,8 +230,8 @@ fn an_assigned_address_is_defended_at_a_limited_rate() {
     bed.receive(1, &claim);
     let mac = MacAddress([2, 0, 0, 0, 0, 1]);
     assert_eq!(arp_of(&bed.sent_one(1)), request(own_v4(1), mac, own_v4(1)));
-    let told = Event::Conflict { port: PORTS[1], address: own_v4(1).into(), mac: Some(host_mac(1, 9)) };
-    assert_eq!((bed.events(), unassigned(&bed)), (vec![told], vec![]));
+    let event = Event::Conflict { port: PORTS[1], address: own_v4(1).into(), mac: Some(host_mac(1, 9)) };
+    assert_eq!((bed.events(), unassigned(&bed)), (vec![event], vec![]));
     for _ in 0..5 {
         bed.wait(Duration::from_secs(9));
         bed.receive(1, &claim);
@@ -243,7 +243,7 @@ fn an_assigned_address_is_defended_at_a_limited_rate() {
     );
     bed.wait(Duration::from_secs(10));
     bed.receive(1, &claim);
-    assert_eq!((sent_without_reports(&mut bed, 1).len(), bed.events()), (1, vec![told]), "once more after a pause");
+    assert_eq!((sent_without_reports(&mut bed, 1).len(), bed.events()), (1, vec![event]), "once more after a pause");
     assert_eq!(bed.forwarder.counters().address_conflicts, 7);
     bed.sent(0);
     bed.assert_no_leak();
@@ -254,8 +254,8 @@ fn an_ipv6_conflict_is_reported_and_not_answered() {
     let mut bed = own();
     let claim = advertisement_of(own_v6(1));
     bed.receive_all(1, &[claim.clone(), claim]);
-    let told = Event::Conflict { port: PORTS[1], address: own_v6(1).into(), mac: Some(host_mac(1, 9)) };
-    assert_eq!((bed.sent(1), bed.events(), unassigned(&bed)), (vec![], vec![told], vec![]));
+    let event = Event::Conflict { port: PORTS[1], address: own_v6(1).into(), mac: Some(host_mac(1, 9)) };
+    assert_eq!((bed.sent(1), bed.events(), unassigned(&bed)), (vec![], vec![event], vec![]));
 }
 
 #[test]
@@ -367,11 +367,11 @@ fn queries_are_answered_in_time_and_those_of_foreign_groups_are_not() {
     let all = Ipv6Addr::UNSPECIFIED;
     let says = (mld::RecordType::ModeIsExclude as u8, link_local(0), vec![own]);
     let mut tenths = Vec::new();
-    for (asked, response_max_ms) in [(all, 1000), (own, 1000), (own, 2000), (all, 2000), (all, 3000)] {
+    for (queried, response_max_ms) in [(all, 1000), (own, 1000), (own, 2000), (all, 2000), (all, 3000)] {
         let mut bed = settled();
-        bed.receive(1, &query(1, response_max_ms, asked, false));
+        bed.receive(1, &query(1, response_max_ms, queried, false));
         let answers = answers(&mut bed, 40);
-        let [(tenth, report)] = &answers[..] else { panic!("{} answers to a query of {asked}", answers.len()) };
+        let [(tenth, report)] = &answers[..] else { panic!("{} answers to a query of {queried}", answers.len()) };
         assert_eq!(reported(report), says);
         assert!(*tenth <= u32::from(response_max_ms) / 100, "{tenth} tenths of a second");
         tenths.push(*tenth);

@@ -11,10 +11,10 @@ fn remote_hop(port: u8, adjacency: u16) -> Hop {
 
 fn sent_to_node(bed: &mut Testbed, node: NodeId) -> Vec<(Hop, u32, Vec<u8>)> {
     let Testbed { pool, output, .. } = bed;
-    let taken = output.to_node(node).drain(..).map(|parcel| {
-        let bytes = pool.bytes(&parcel.packet).to_vec();
-        pool.free(parcel.packet);
-        (parcel.hop, parcel.flow, bytes)
+    let taken = output.to_node(node).drain(..).map(|routed| {
+        let bytes = pool.bytes(&routed.packet).to_vec();
+        pool.free(routed.packet);
+        (routed.hop, routed.flow, bytes)
     });
     taken.collect()
 }
@@ -30,16 +30,16 @@ fn a_packet_to_another_node_is_complete_except_for_its_frame() {
     let mut expected = packet.bytes();
     expected[8] -= 1;
     with_checksum(&mut expected);
-    let parcels = sent_to_node(&mut bed, OTHER);
-    assert_eq!((parcels.len(), parcels[0].0, &parcels[0].2), (1, remote_hop(5, 9), &expected));
+    let routed_packets = sent_to_node(&mut bed, OTHER);
+    assert_eq!((routed_packets.len(), routed_packets[0].0, &routed_packets[0].2), (1, remote_hop(5, 9), &expected));
     let back = V4::with(|header| (header.source, header.destination) = (Ipv4Addr::new(192, 0, 2, 1), host_v4(0, 2)));
     let mut back = back.bytes();
     back[20..24].copy_from_slice(&[0x13, 0x89, 0x13, 0x88]);
     let hash = packet::flow::hash_v4(&ipv4::Packet::new_checked(&back[..]).expect("a packet"), 0);
-    assert_eq!(parcels[0].1, hash, "the flow hash is that of the opposite direction");
+    assert_eq!(routed_packets[0].1, hash, "the flow hash is that of the opposite direction");
     bed.receive(0, &V6::to("2001:db8:9::1".parse().expect("an address")).frame());
-    let parcels = sent_to_node(&mut bed, OTHER);
-    assert_eq!((parcels[0].0, parcels[0].2[7]), (remote_hop(5, 10), 63));
+    let routed_packets = sent_to_node(&mut bed, OTHER);
+    assert_eq!((routed_packets[0].0, routed_packets[0].2[7]), (remote_hop(5, 10), 63));
     assert_eq!(bed.forwarder.counters().to_nodes[3].packets, 2);
     bed.assert_no_leak();
 }
@@ -119,8 +119,12 @@ fn an_address_of_another_node_is_delivered_to_its_kernel() {
     bed.route("10.7.0.1/32".parse().expect("a prefix"), &[Hop::kernel(OTHER)]);
     let packet = V4::with(|header| (header.destination, header.ttl) = (Ipv4Addr::new(10, 7, 0, 1), 1));
     bed.receive(0, &packet.frame());
-    let parcels = sent_to_node(&mut bed, OTHER);
-    assert_eq!((parcels[0].0, &parcels[0].2), (Hop::kernel(OTHER), &packet.bytes()), "the TTL is not decremented");
+    let routed_packets = sent_to_node(&mut bed, OTHER);
+    assert_eq!(
+        (routed_packets[0].0, &routed_packets[0].2),
+        (Hop::kernel(OTHER), &packet.bytes()),
+        "the TTL is not decremented"
+    );
     bed.assert_no_leak();
 }
 

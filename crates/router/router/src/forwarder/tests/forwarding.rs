@@ -243,9 +243,9 @@ fn equal_cost_hops_share_flows_and_both_directions_take_the_same_path() {
     bed.route("198.51.100.0/24".parse().expect("a prefix"), &hops);
     let mut by_host = [0; 4];
     for number in 0..200_u8 {
-        let (near, far) = (Ipv4Addr::new(192, 0, 2, number), Ipv4Addr::new(198, 51, 100, 7));
-        let there = V4::with(|header| (header.source, header.destination) = (near, far));
-        let mut back = V4::with(|header| (header.source, header.destination) = (far, near));
+        let (local, remote) = (Ipv4Addr::new(192, 0, 2, number), Ipv4Addr::new(198, 51, 100, 7));
+        let there = V4::with(|header| (header.source, header.destination) = (local, remote));
+        let mut back = V4::with(|header| (header.source, header.destination) = (remote, local));
         back.payload[..4].copy_from_slice(&[0x13, 0x89, 0x13, 0x88]);
         let hosts = [there, back].map(|packet| {
             bed.receive(0, &packet.frame());
@@ -320,16 +320,16 @@ fn a_forwarder_can_be_sent_to_another_thread() {
 fn invalid_port_configurations_are_rejected_in_one_line() {
     let mut bed = Testbed::new();
     let Testbed { forwarder, pool, output, now, .. } = &mut bed;
-    let mut refused = |port: u8, config: PortConfig| {
+    let mut error = |port: u8, config: PortConfig| {
         forwarder.set_port(*now, PortId(port), config, pool, output).expect_err("refused").to_string()
     };
-    let sound = PortConfig::new(own_mac(5), 1500);
-    assert_eq!(refused(64, sound.clone()), "port 64: a node has ports 0 to 63");
-    let short = PortConfig { mtu_bytes: 67, ..sound.clone() };
-    assert_eq!(refused(5, short), "port 5: an MTU of 67 B; IPv4 needs at least 68 B");
-    let group = PortConfig { mac: MacAddress([1, 0, 0, 0, 0, 1]), ..sound };
+    let valid = PortConfig::new(own_mac(5), 1500);
+    assert_eq!(error(64, valid.clone()), "port 64: a node has ports 0 to 63");
+    let short = PortConfig { mtu_bytes: 67, ..valid.clone() };
+    assert_eq!(error(5, short), "port 5: an MTU of 67 B; IPv4 needs at least 68 B");
+    let group = PortConfig { mac: MacAddress([1, 0, 0, 0, 0, 1]), ..valid };
     assert_eq!(
-        refused(5, group),
+        error(5, group),
         "port 5: 01:00:00:00:00:01 is a group address; the MAC address of a port has an even first byte"
     );
 }

@@ -61,8 +61,8 @@ fn storm(seed: u64, rounds: usize) {
         if random.chance(0.5) {
             forwarder.from_kernel(*now, &mut vec![packet], pool, output);
         } else {
-            let parcel = RoutedPacket { hop: hop(&mut random), flow: random.bits() as u32, packet };
-            forwarder.egress(*now, &mut vec![parcel], pool, output);
+            let routed = RoutedPacket { hop: hop(&mut random), flow: random.bits() as u32, packet };
+            forwarder.egress(*now, &mut vec![routed], pool, output);
         }
         bed.wait(Duration::from_millis(random.below(500)));
         for port in [0, 1] {
@@ -88,7 +88,7 @@ fn storm(seed: u64, rounds: usize) {
 fn drain_nodes(bed: &mut Testbed) {
     let Testbed { pool, output, .. } = bed;
     for node in 0..8 {
-        output.to_node(NodeId(node)).drain(..).for_each(|parcel| pool.free(parcel.packet));
+        output.to_node(NodeId(node)).drain(..).for_each(|routed| pool.free(routed.packet));
     }
 }
 
@@ -109,9 +109,9 @@ fn the_fast_path_and_the_slow_path_behave_the_same() {
     let taken = |bed: &mut Testbed| {
         let Testbed { pool, output, .. } = bed;
         let mut taken = Vec::new();
-        for parcel in output.to_node(NodeId(3)).drain(..) {
-            taken.push((parcel.hop, parcel.flow, pool.bytes(&parcel.packet).to_vec()));
-            pool.free(parcel.packet);
+        for routed in output.to_node(NodeId(3)).drain(..) {
+            taken.push((routed.hop, routed.flow, pool.bytes(&routed.packet).to_vec()));
+            pool.free(routed.packet);
         }
         taken
     };

@@ -69,18 +69,18 @@ fn routes_that_drop_packets_are_reported() {
         bed.route("2001:db8:9::/48".parse().expect("a prefix"), &[hop]);
         bed.receive(0, &V4::to(Ipv4Addr::new(192, 0, 2, 9)).frame());
         assert_eq!(bed.dropped(reason), 1);
-        let told = bed.sent(0).first().map(|frame| match error_v4(frame).2 {
+        let reported = bed.sent(0).first().map(|frame| match error_v4(frame).2 {
             icmpv4::Message::Unreachable { code, .. } => code,
             other => panic!("{other:?}"),
         });
-        assert_eq!(told, code_v4);
+        assert_eq!(reported, code_v4);
         bed.receive(0, &V6::to("2001:db8:9::9".parse().expect("an address")).frame());
         assert_eq!(bed.dropped(reason), 2);
-        let told = bed.sent(0).first().map(|frame| match error_v6(frame).2 {
+        let reported = bed.sent(0).first().map(|frame| match error_v6(frame).2 {
             icmpv6::Message::Unreachable { code, .. } => code,
             other => panic!("{other:?}"),
         });
-        assert_eq!(told, code_v6);
+        assert_eq!(reported, code_v6);
     }
     bed.receive(0, &V4::to(Ipv4Addr::new(203, 0, 113, 1)).frame());
     assert!(matches!(error_v4(&bed.sent_one(0)).2, icmpv4::Message::Unreachable { code: 0, .. }), "no route");
@@ -200,16 +200,16 @@ fn echo_v6(from: Ipv6Addr, to: Ipv6Addr, data: &[u8]) -> V6 {
 #[test]
 fn a_host_with_an_ipv4_link_local_address_is_answered_by_the_router_itself() {
     let mut bed = Testbed::new();
-    let (near, own) = (Ipv4Addr::new(169, 254, 7, 2), Ipv4Addr::new(169, 254, 7, 1));
+    let (link_local, own) = (Ipv4Addr::new(169, 254, 7, 2), Ipv4Addr::new(169, 254, 7, 1));
     bed.route("169.254.7.0/24".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(0))]);
     bed.route(IpAddr::from(own).into(), &[Hop::router(NODE)]);
-    bed.learn(0, near.into(), host_mac(0, 7));
+    bed.learn(0, link_local.into(), host_mac(0, 7));
     let mut request = echo_v4(own, b"near");
-    request.header.source = near;
+    request.header.source = link_local;
     bed.receive(0, &request.frame());
     let frame = bed.sent_one(0);
     let (from, to, _) = icmp_v4(&frame);
-    assert_eq!((from, to), (own, near));
+    assert_eq!((from, to), (own, link_local));
 }
 
 #[test]
@@ -230,10 +230,10 @@ fn echo_requests_to_any_own_address_are_answered_without_a_kernel() {
             assert_eq!(message, icmpv6::Message::EchoReply { identifier: 7, sequence: 3, data });
         }
     }
-    let near: Ipv6Addr = "fe80::7".parse().expect("an address");
+    let link_local: Ipv6Addr = "fe80::7".parse().expect("an address");
     let own: Ipv6Addr = "fe80::ff:fe00:0".parse().expect("an address");
-    bed.learn(0, near.into(), host_mac(0, 7));
-    bed.receive(0, &echo_v6(near, own, b"near").frame());
+    bed.learn(0, link_local.into(), host_mac(0, 7));
+    bed.receive(0, &echo_v6(link_local, own, b"near").frame());
     let frame = bed.sent_one(0);
     assert_eq!((&frame[..6], icmp_v6(&frame).0), (&host_mac(0, 7).0[..], own));
     bed.assert_no_leak();
@@ -303,13 +303,13 @@ fn options_are_processed_and_source_routes_rejected() {
 fn a_packet_with_a_link_local_source_does_not_leave_its_link() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
-    let near: Ipv6Addr = "fe80::7".parse().expect("an address");
-    bed.learn(0, near.into(), host_mac(0, 7));
-    bed.receive(0, &V6::with(|header| header.source = near).frame());
+    let link_local: Ipv6Addr = "fe80::7".parse().expect("an address");
+    bed.learn(0, link_local.into(), host_mac(0, 7));
+    bed.receive(0, &V6::with(|header| header.source = link_local).frame());
     let frame = bed.sent_one(0);
     let (from, to, message) = error_v6(&frame);
     assert!(matches!(message, icmpv6::Message::Unreachable { code: 2, .. }));
-    assert_eq!((from, to), ("fe80::ff:fe00:0".parse().expect("an address"), near));
+    assert_eq!((from, to), ("fe80::ff:fe00:0".parse().expect("an address"), link_local));
     assert_eq!((bed.sent(1).len(), bed.dropped(DropReason::LinkLocal)), (0, 1));
 }
 
@@ -324,8 +324,8 @@ fn a_kernel_gets_from_the_router_only_packets_that_it_has_not_received_itself() 
     let kernel = Hop::kernel(NODE);
     let Testbed { forwarder, pool, output, now, .. } = &mut bed;
     let packet = pool.alloc_copy(&V4::to(own_v4(0)).bytes()).expect("a buffer");
-    let mut parcels = vec![crate::RoutedPacket { hop: kernel, flow: 1, packet }];
-    forwarder.egress(*now, &mut parcels, pool, output);
+    let mut routed_packets = vec![crate::RoutedPacket { hop: kernel, flow: 1, packet }];
+    forwarder.egress(*now, &mut routed_packets, pool, output);
     assert_eq!(bed.received_by_kernel(), [V4::to(own_v4(0)).bytes()]);
     let plain = PortConfig { has_kernel: false, ..bed.forwarder.port_config(PORTS[0]).expect("a port").clone() };
     bed.set_port(PORTS[0], plain);
@@ -350,9 +350,9 @@ fn packets_from_the_kernel_keep_their_ttl_and_never_return_to_it() {
     assert_eq!((bed.received_by_kernel().len(), bed.dropped(DropReason::KernelLoop)), (0, 1));
     let nowhere = V4::with(|header| (header.source, header.destination) = (own_v4(0), Ipv4Addr::new(192, 0, 2, 1)));
     from_kernel(&mut bed, &nowhere.bytes());
-    let told = bed.received_by_kernel();
-    assert_eq!(told.len(), 1, "an error from an address that is not the kernel's");
-    assert_eq!(told[0][12..20], [192, 0, 0, 8, 10, 0, 0, 1]);
+    let reported = bed.received_by_kernel();
+    assert_eq!(reported.len(), 1, "an error from an address that is not the kernel's");
+    assert_eq!(reported[0][12..20], [192, 0, 0, 8, 10, 0, 0, 1]);
     from_kernel(&mut bed, &[0x15; 40]);
     from_kernel(&mut bed, &[]);
     assert_eq!((bed.dropped(DropReason::Version), bed.dropped(DropReason::Truncated)), (1, 1));
@@ -389,15 +389,15 @@ fn redirects_are_sent_to_a_better_router_or_neighbour_and_the_packet_is_forwarde
         bed.receive(0, &packet.frame());
         let sent = bed.sent(0);
         assert_eq!(sent.len(), 2, "{sent:02x?}");
-        let (told, forwarded): (Vec<_>, Vec<_>) = sent.iter().partition(|frame| v4_of(frame).source() == own_v4(0));
+        let (reported, forwarded): (Vec<_>, Vec<_>) = sent.iter().partition(|frame| v4_of(frame).source() == own_v4(0));
         assert_eq!(v4_of(forwarded[0]).ttl(), ttl);
         assert_eq!(forwarded[0][..6], host_mac(0, BETTER_ROUTER).0);
-        let view = v4_of(told[0]);
-        assert_eq!((view.destination(), &told[0][..6]), (host_v4(0, 2), &host_mac(0, 2).0[..]));
+        let view = v4_of(reported[0]);
+        assert_eq!((view.destination(), &reported[0][..6]), (host_v4(0, 2), &host_mac(0, 2).0[..]));
         let icmpv4::Message::Redirect { code, gateway, original } =
             icmpv4::Message::parse(view.payload()).expect("one")
         else {
-            panic!("{told:02x?}");
+            panic!("{reported:02x?}");
         };
         assert_eq!((code, Ipv4Addr::from(gateway)), (1, host_v4(0, BETTER_ROUTER)));
         assert_eq!(original[16..20], packet.header.destination.octets());
@@ -411,23 +411,23 @@ fn redirects_are_rate_limited_and_not_sent_without_a_better_first_hop() {
     let mut bed = Testbed::new();
     bed.learn_hosts();
     bed.learn(0, host_v4(0, BETTER_ROUTER).into(), host_mac(0, BETTER_ROUTER));
-    let near = |source: [u8; 4]| {
+    let to_better_router = |source: [u8; 4]| {
         V4::with(|header| (header.source, header.destination) = (source.into(), host_v4(0, BETTER_ROUTER)))
     };
     // The sender is not on the network; then the packet leaves by another port.
-    bed.receive(0, &near([198, 51, 100, 1]).frame());
+    bed.receive(0, &to_better_router([198, 51, 100, 1]).frame());
     bed.receive(0, &V4::new().frame());
     assert_eq!((bed.sent(0).len(), bed.sent(1).len(), bed.forwarder.counters().redirects_sent), (1, 1, 0));
-    let is_told = |bed: &mut Testbed| {
-        bed.receive(0, &near([10, 0, 0, 2]).frame());
+    let is_redirected = |bed: &mut Testbed| {
+        bed.receive(0, &to_better_router([10, 0, 0, 2]).frame());
         bed.sent(0).len() == 2
     };
-    assert_eq!((0..100).filter(|_| is_told(&mut bed)).count(), 20, "in a burst");
+    assert_eq!((0..100).filter(|_| is_redirected(&mut bed)).count(), 20, "in a burst");
     bed.wait(Duration::from_secs(1));
-    assert!(is_told(&mut bed));
+    assert!(is_redirected(&mut bed));
     bed.forwarder.set_redirects(false);
     bed.wait(Duration::from_secs(1));
-    assert!(!is_told(&mut bed));
+    assert!(!is_redirected(&mut bed));
     bed.assert_no_leak();
 }
 
@@ -453,10 +453,10 @@ fn redirects_name_a_router_only_by_its_link_local_address() {
     for (destination, target) in [(destination, router), (host, host)] {
         bed.receive(0, &V6::to(destination).frame());
         let sent = bed.sent(0);
-        let (told, forwarded): (Vec<_>, Vec<_>) =
+        let (reported, forwarded): (Vec<_>, Vec<_>) =
             sent.iter().partition(|frame| v6_of(frame).source().is_unicast_link_local());
-        assert_eq!((told.len(), forwarded.len()), (1, 1), "{sent:02x?}");
-        let (view, payload) = (v6_of(told[0]), v6_of(told[0]).payload().to_vec());
+        assert_eq!((reported.len(), forwarded.len()), (1, 1), "{sent:02x?}");
+        let (view, payload) = (v6_of(reported[0]), v6_of(reported[0]).payload().to_vec());
         assert_eq!((view.destination(), view.hop_limit(), payload[0]), (host_v6(0, 2), 255, 137));
         assert_eq!(
             (payload[8..24].to_vec(), payload[24..40].to_vec()),

@@ -110,7 +110,7 @@ fn a_neighbour_that_does_not_answer_three_solicitations_fails() {
     solicitations += bed.sent(1).len();
     assert_eq!(solicitations, 3);
     assert_eq!((bed.dropped(DropReason::NeighbourQueue), bed.dropped(DropReason::NeighbourFailed)), (2, 8));
-    let told: Vec<u16> = bed
+    let reported: Vec<u16> = bed
         .sent(0)
         .iter()
         .map(|frame| match icmpv4::Message::parse(v4_of(frame).payload()).expect("a message") {
@@ -118,7 +118,7 @@ fn a_neighbour_that_does_not_answer_three_solicitations_fails() {
             other => panic!("{other:?}"),
         })
         .collect();
-    assert_eq!(told, [2, 3, 4, 5, 6, 7, 8, 9], "host unreachable, about the newest packets");
+    assert_eq!(reported, [2, 3, 4, 5, 6, 7, 8, 9], "host unreachable, about the newest packets");
     assert_eq!(bed.forwarder.neighbours().count(), 1, "only the sender is left");
     bed.assert_no_leak();
 }
@@ -193,8 +193,8 @@ fn solicitations_and_probes_for_own_addresses_are_answered() {
     bed.receive(1, &discovery_frame(own_mac(1), &ask, host, own_v6(1)));
     assert_eq!(discovery_of(&bed.sent_one(1)).2, advertised(true));
     let probe = ndisc::Message::NeighbourSolicitation { target: own_v6(1), source_mac: None };
-    let nobody = Ipv6Addr::UNSPECIFIED;
-    bed.receive(1, &discovery_frame(MacAddress::from_multicast_v6(group), &probe, nobody, group));
+    let unspecified = Ipv6Addr::UNSPECIFIED;
+    bed.receive(1, &discovery_frame(MacAddress::from_multicast_v6(group), &probe, unspecified, group));
     let (_, destination, message) = discovery_of(&bed.sent_one(1));
     assert_eq!((destination, message), ("ff02::1".parse().expect("an address"), advertised(false)));
     bed.assert_no_leak();
@@ -206,25 +206,25 @@ fn invalid_discovery_or_one_that_crossed_a_router_is_ignored() {
     let host = host_v6(1, 2);
     let group = ndisc::solicited_node(own_v6(1));
     let ask = ndisc::Message::NeighbourSolicitation { target: own_v6(1), source_mac: Some(host_mac(1, 2)) };
-    let sound = discovery_frame(MacAddress::from_multicast_v6(group), &ask, host, group);
-    let mut far = sound.clone();
-    far[HEADER_BYTES + 7] = 254;
-    bed.assert_dropped(1, &far, DropReason::Multicast);
-    let mut corrupted = sound;
+    let valid = discovery_frame(MacAddress::from_multicast_v6(group), &ask, host, group);
+    let mut routed = valid.clone();
+    routed[HEADER_BYTES + 7] = 254;
+    bed.assert_dropped(1, &routed, DropReason::Multicast);
+    let mut corrupted = valid;
     corrupted[HEADER_BYTES + 50] ^= 1;
     bed.assert_dropped(1, &corrupted, DropReason::NeighbourDiscovery);
     let probe = discovery_frame(MacAddress::from_multicast_v6(group), &ask, Ipv6Addr::UNSPECIFIED, group);
     bed.assert_dropped(1, &probe, DropReason::NeighbourDiscovery);
     let all = "ff02::1".parse().expect("an address");
-    let shout = ndisc::Message::NeighbourAdvertisement {
+    let broadcast = ndisc::Message::NeighbourAdvertisement {
         target: host,
         is_router: false,
         solicited: true,
         override_known: true,
         target_mac: Some(host_mac(1, 2)),
     };
-    let shout = discovery_frame(MacAddress::from_multicast_v6(all), &shout, host, all);
-    bed.assert_dropped(1, &shout, DropReason::NeighbourDiscovery);
+    let broadcast = discovery_frame(MacAddress::from_multicast_v6(all), &broadcast, host, all);
+    bed.assert_dropped(1, &broadcast, DropReason::NeighbourDiscovery);
     let mut short = arp_frame(own_mac(1), &reply(host_v4(1, 2), host_mac(1, 2)));
     short[HEADER_BYTES + 1] = 9;
     bed.assert_dropped(1, &short, DropReason::Arp);
@@ -376,7 +376,7 @@ fn a_changed_mac_address_is_learned() {
     bed.receive(0, &V4::new().frame());
     assert_eq!(bed.sent_one(1)[..6], host_mac(1, 77).0, "by a gratuitous ARP");
     // In IPv6, an advertisement without the override flag only makes the entry stale (RFC 4861, section 7.2.5).
-    let said = |solicited, override_known, mac| ndisc::Message::NeighbourAdvertisement {
+    let advertisement = |solicited, override_known, mac| ndisc::Message::NeighbourAdvertisement {
         target: host_v6(1, 2),
         is_router: false,
         solicited,
@@ -384,11 +384,11 @@ fn a_changed_mac_address_is_learned() {
         target_mac: Some(mac),
     };
     let own = own_v6(1);
-    bed.receive(1, &discovery_frame(own_mac(1), &said(true, true, host_mac(1, 2)), host_v6(1, 2), own));
-    bed.receive(1, &discovery_frame(own_mac(1), &said(true, false, host_mac(1, 78)), host_v6(1, 2), own));
+    bed.receive(1, &discovery_frame(own_mac(1), &advertisement(true, true, host_mac(1, 2)), host_v6(1, 2), own));
+    bed.receive(1, &discovery_frame(own_mac(1), &advertisement(true, false, host_mac(1, 78)), host_v6(1, 2), own));
     bed.receive(0, &V6::new().frame());
     assert_eq!(bed.sent_one(1)[..6], host_mac(1, 2).0);
-    bed.receive(1, &discovery_frame(own_mac(1), &said(false, true, host_mac(1, 78)), host_v6(1, 2), own));
+    bed.receive(1, &discovery_frame(own_mac(1), &advertisement(false, true, host_mac(1, 78)), host_v6(1, 2), own));
     bed.receive(0, &V6::new().frame());
     assert_eq!(bed.sent_one(1)[..6], host_mac(1, 78).0);
 }

@@ -1,0 +1,8 @@
+//! Bounds of batches.
+
+/// Maximum number of packets in a message: twice the largest fixed batch. Short packets cost little compared with their
+/// message: 64 packets of 64 B take a seventh less time than two messages of 32.
+pub const PACKETS_MAX: usize = 64;
+
+/// Maximum size of a fixed batch, as published.
+pub const FIXED_PACKETS_MAX: usize = 32;
