@@ -297,7 +297,7 @@ impl PortState {
 /// forwardable addresses. Of IPv4 packets with options only the lengths are checked.
 #[inline(always)]
 fn classify(frame: &[u8], state: &PortState, local: &LocalAddresses) -> Option<FastPacket> {
-    let Some(head) = frame.first_chunk::<{ HEADER_BYTES + vlan::HEADER_BYTES }>() else { return None };
+    let head = frame.first_chunk::<{ HEADER_BYTES + vlan::HEADER_BYTES }>()?;
     let [a, b, c, d, e, f, g, h, ..] = *head;
     if u64::from_le_bytes([a, b, c, d, e, f, g, h]) & MAC_MASK != state.mac_word {
         return None;
@@ -313,7 +313,7 @@ fn classify(frame: &[u8], state: &PortState, local: &LocalAddresses) -> Option<F
 /// Classifies a frame with a VLAN tag.
 fn classify_tagged(frame: &[u8], local: &LocalAddresses) -> Option<FastPacket> {
     const BYTES: usize = HEADER_BYTES + vlan::HEADER_BYTES;
-    let Some(head) = frame.first_chunk::<BYTES>() else { return None };
+    let head = frame.first_chunk::<BYTES>()?;
     let tag = Some(u16::from_be_bytes([head[14], head[15]]));
     match u16::from_be_bytes([head[16], head[17]]) {
         TYPE_V4 => classify_v4(&frame[BYTES..], local, tag),
@@ -324,7 +324,7 @@ fn classify_tagged(frame: &[u8], local: &LocalAddresses) -> Option<FastPacket> {
 
 #[inline(always)]
 fn classify_v4(ip: &[u8], local: &LocalAddresses, tag: Option<u16>) -> Option<FastPacket> {
-    let Some(header) = ip.first_chunk::<{ ipv4::HEADER_BYTES }>() else { return None };
+    let header = ip.first_chunk::<{ ipv4::HEADER_BYTES }>()?;
     let (words, _) = header.as_chunks::<4>();
     let bytes = usize::from(u16::from_be_bytes([header[2], header[3]]));
     let (source, destination) = (u32::from_be_bytes(words[3]), u32::from_be_bytes(words[4]));
@@ -349,7 +349,7 @@ fn classify_v4(ip: &[u8], local: &LocalAddresses, tag: Option<u16>) -> Option<Fa
 
 #[inline(always)]
 fn classify_v6(ip: &[u8], local: &LocalAddresses, tag: Option<u16>) -> Option<FastPacket> {
-    let Some(header) = ip.first_chunk::<{ ipv6::HEADER_BYTES }>() else { return None };
+    let header = ip.first_chunk::<{ ipv6::HEADER_BYTES }>()?;
     let (addresses, _) = header[8..].as_chunks::<16>();
     let payload_bytes = usize::from(u16::from_be_bytes([header[4], header[5]]));
     let bytes = ipv6::HEADER_BYTES + payload_bytes;
