@@ -236,9 +236,6 @@ pub fn put<'a>(
     bytes
 }
 
-/// Maximum length of what [`put_front`] writes.
-pub const FRONT_BYTES_MAX: usize = HEADER_BYTES + PACKETS_MAX * DESCRIPTOR_BYTES;
-
 /// Writes the header and the descriptors of such a message, for callers that transfer the packets themselves in another
 /// way, and returns their length.
 ///
