@@ -2,7 +2,9 @@
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use rnic::ledger::{Ledger, PUBLISHED, PUBLISHED_QPS, PUBLISHED_TOTAL_BYTES, Place, Role, Structure};
+use rnic::memory_budget::{
+    BudgetEntry, MemoryBudget, MemoryLocation, PUBLISHED, PUBLISHED_QPS, PUBLISHED_TOTAL_BYTES, StructureKind,
+};
 use rnic::nic::Policy;
 use serde::Serialize;
 use stats::{Align, Table};
@@ -106,12 +108,12 @@ struct Published {
 }
 
 impl Row {
-    fn of(structure: &Structure) -> Self {
+    fn of(structure: &BudgetEntry) -> Self {
         Self {
-            structure: structure.role.name(),
-            place: match structure.place {
-                Place::Chip => "chip",
-                Place::Host => "host",
+            structure: structure.kind.name(),
+            place: match structure.location {
+                MemoryLocation::OnChip => "chip",
+                MemoryLocation::Host => "host",
             },
             provenance: structure.origin.to_string(),
             unit_bytes: structure.unit_bytes,
@@ -125,33 +127,33 @@ fn published() -> Published {
     let of = |role| PUBLISHED.iter().find(|(known, _)| *known == role).map_or(0, |(_, bytes)| *bytes);
     Published {
         qps: PUBLISHED_QPS,
-        qpc_bytes: of(Role::QpContext),
-        sq_scheduler_bytes: of(Role::SqScheduler),
-        mtt_bytes: of(Role::Mtt),
-        rx_buffer_bytes: of(Role::RxBuffer),
+        qpc_bytes: of(StructureKind::QpContext),
+        sq_scheduler_bytes: of(StructureKind::SqScheduler),
+        mtt_bytes: of(StructureKind::Mtt),
+        rx_buffer_bytes: of(StructureKind::RxBuffer),
         total_bytes: PUBLISHED_TOTAL_BYTES,
     }
 }
 
 impl Answer {
-    fn of(kind: Kind, ledger: &Ledger) -> Self {
-        let chip = |role| ledger.bytes(Place::Chip, role);
+    fn of(kind: Kind, budget: &MemoryBudget) -> Self {
+        let chip = |role| budget.bytes(MemoryLocation::OnChip, role);
         Self {
             nic: kind.name(),
-            qps: ledger.qps,
-            depth: ledger.depth,
-            qpc_bytes: chip(Role::QpContext),
-            sq_scheduler_bytes: chip(Role::SqScheduler),
-            directory_bytes: chip(Role::Directory),
-            mtt_bytes: chip(Role::Mtt),
-            rx_buffer_bytes: chip(Role::RxBuffer),
-            tx_buffer_bytes: chip(Role::TxBuffer),
-            cq_context_bytes: chip(Role::CqContext),
-            wqe_cache_bytes: chip(Role::WqeCache),
-            bitmap_bytes: chip(Role::Bitmaps),
-            total_bytes: ledger.total(Place::Chip),
-            host_bytes: ledger.total(Place::Host),
-            structures: ledger.structures.iter().map(Row::of).collect(),
+            qps: budget.qps,
+            depth: budget.depth,
+            qpc_bytes: chip(StructureKind::QpContext),
+            sq_scheduler_bytes: chip(StructureKind::SqScheduler),
+            directory_bytes: chip(StructureKind::Directory),
+            mtt_bytes: chip(StructureKind::Mtt),
+            rx_buffer_bytes: chip(StructureKind::RxBuffer),
+            tx_buffer_bytes: chip(StructureKind::TxBuffer),
+            cq_context_bytes: chip(StructureKind::CqContext),
+            wqe_cache_bytes: chip(StructureKind::WqeCache),
+            bitmap_bytes: chip(StructureKind::Bitmaps),
+            total_bytes: budget.total(MemoryLocation::OnChip),
+            host_bytes: budget.total(MemoryLocation::Host),
+            structures: budget.entries.iter().map(Row::of).collect(),
             published: matches!(kind, Kind::Srnic | Kind::SrnicPaged).then(published),
         }
     }
@@ -159,8 +161,8 @@ impl Answer {
 
 /// Prints the ledger of one kind of NIC.
 pub fn main(options: &Options) -> Result<()> {
-    let ledger = Ledger::new(options.nic.policy(), options.qps, options.depth);
-    let answer = Answer::of(options.nic, &ledger);
+    let budget = MemoryBudget::new(options.nic.policy(), options.qps, options.depth);
+    let answer = Answer::of(options.nic, &budget);
     if options.json { output::print_json(&answer) } else { print_table(&answer) }
 }
 

@@ -72,7 +72,7 @@ impl Job {
                 Ok(vec![("latency-by-size", modelled(series, x, plan.run()?.p50_us))])
             }
             Self::Memory(policy, qps) => {
-                let bytes = Ledger::new(*policy, *qps, DEPTH).total(Place::Chip);
+                let bytes = MemoryBudget::new(*policy, *qps, DEPTH).total(MemoryLocation::OnChip);
                 let series = match policy {
                     Policy::Srnic => "srnic",
                     Policy::SrnicPaged => "srnic-paged",

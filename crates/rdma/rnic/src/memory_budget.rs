@@ -25,16 +25,16 @@ const BITMAPS: u64 = 5;
 
 /// Where something lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum MemoryLocation {
     /// In the NIC.
-    Chip,
+    OnChip,
     /// In the host's memory.
     Host,
 }
 
 /// What something is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Role {
+pub enum StructureKind {
     /// Contexts of queue pairs.
     QpContext,
     /// Which queue pair sends next: event mux, schedule queue, timers.
@@ -59,7 +59,7 @@ pub enum Role {
     SlowPath,
 }
 
-impl Role {
+impl StructureKind {
     /// Its name in tables.
     pub const fn name(self) -> &'static str {
         match self {
@@ -80,7 +80,7 @@ impl Role {
 
 /// Where a size comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Origin {
+pub enum SizeOrigin {
     /// The engine's own structure, as many as there are.
     Measured,
     /// The engine's own structure, as many as this ledger supposes; or a capacity of the engine's profile.
@@ -89,7 +89,7 @@ pub enum Origin {
     Published,
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for SizeOrigin {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Measured => "measured",
@@ -101,20 +101,20 @@ impl fmt::Display for Origin {
 
 /// One structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Structure {
+pub struct BudgetEntry {
     /// What it is for.
-    pub role: Role,
+    pub kind: StructureKind,
     /// Where it lies.
-    pub place: Place,
+    pub location: MemoryLocation,
     /// Where its size comes from.
-    pub origin: Origin,
+    pub origin: SizeOrigin,
     /// Bytes of one.
     pub unit_bytes: u64,
     /// How many there are.
     pub units: u64,
 }
 
-impl Structure {
+impl BudgetEntry {
     /// Bytes of all.
     pub const fn bytes(&self) -> u64 {
         self.unit_bytes * self.units
@@ -123,7 +123,7 @@ impl Structure {
 
 /// What is kept where.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ledger {
+pub struct MemoryBudget {
     /// Of which kind of NIC.
     pub policy: Policy,
     /// For how many queue pairs.
@@ -131,77 +131,90 @@ pub struct Ledger {
     /// Work requests in each direction that a queue pair has room for.
     pub depth: u64,
     /// All structures.
-    pub structures: Vec<Structure>,
+    pub entries: Vec<BudgetEntry>,
 }
 
-impl Ledger {
+impl MemoryBudget {
     /// What this kind of NIC keeps for so many queue pairs with `depth` work requests in each direction.
     pub fn new(policy: Policy, qps: u32, depth: u32) -> Self {
-        let mut ledger = Self { policy, qps: qps.into(), depth: depth.into(), structures: Vec::new() };
+        let mut budget = Self { policy, qps: qps.into(), depth: depth.into(), entries: Vec::new() };
         let (profile, sizes) = (Profile::modelled(policy), Sizes::of_engine());
-        ledger.on_chip(&profile, &sizes);
-        ledger.in_host(&profile, &sizes);
-        ledger
+        budget.on_chip(&profile, &sizes);
+        budget.in_host(&profile, &sizes);
+        budget
     }
 
-    fn add(&mut self, role: Role, place: Place, origin: Origin, unit_bytes: usize, units: u64) {
-        self.structures.push(Structure { role, place, origin, unit_bytes: unit_bytes as u64, units });
+    fn add(
+        &mut self,
+        kind: StructureKind,
+        location: MemoryLocation,
+        origin: SizeOrigin,
+        unit_bytes: usize,
+        units: u64,
+    ) {
+        self.entries.push(BudgetEntry { kind, location, origin, unit_bytes: unit_bytes as u64, units });
     }
 
     fn on_chip(&mut self, profile: &Profile, sizes: &Sizes) {
-        let chip = Place::Chip;
+        let chip = MemoryLocation::OnChip;
         // A cache or a pool holds a part of the contexts, whatever their number.
         let contexts = on_chip_contexts(profile).map_or(self.qps, |most| self.qps.min(most));
-        let origin = if contexts < self.qps { Origin::Modelled } else { Origin::Measured };
-        self.add(Role::QpContext, chip, origin, sizes.context, contexts);
+        let origin = if contexts < self.qps { SizeOrigin::Modelled } else { SizeOrigin::Measured };
+        self.add(StructureKind::QpContext, chip, origin, sizes.context, contexts);
         match &profile.pool {
             Some(pool) => self.pool(pool, sizes, contexts),
-            None => self.add(Role::SqScheduler, chip, Origin::Measured, sizes.scheduler, contexts),
+            None => self.add(StructureKind::SqScheduler, chip, SizeOrigin::Measured, sizes.scheduler, contexts),
         }
-        self.add(Role::Mtt, chip, Origin::Modelled, MemoryTable::entry_bytes(), MTT_ENTRIES);
-        self.add(Role::RxBuffer, chip, Origin::Published, 1, RX_BUFFER_BYTES);
-        self.add(Role::TxBuffer, chip, Origin::Modelled, 1, profile.scheduling.ahead_bytes.into());
-        self.add(Role::CqContext, chip, Origin::Modelled, size_of::<CompletionQueue>(), COMPLETION_QUEUES);
+        self.add(StructureKind::Mtt, chip, SizeOrigin::Modelled, MemoryTable::entry_bytes(), MTT_ENTRIES);
+        self.add(StructureKind::RxBuffer, chip, SizeOrigin::Published, 1, RX_BUFFER_BYTES);
+        self.add(StructureKind::TxBuffer, chip, SizeOrigin::Modelled, 1, profile.scheduling.ahead_bytes.into());
+        self.add(StructureKind::CqContext, chip, SizeOrigin::Modelled, size_of::<CompletionQueue>(), COMPLETION_QUEUES);
         if !profile.scheduling.fetches_wqes {
-            self.add(Role::WqeCache, chip, Origin::Published, WQE_BYTES as usize, WQES_CACHED * contexts);
+            self.add(StructureKind::WqeCache, chip, SizeOrigin::Published, WQE_BYTES as usize, WQES_CACHED * contexts);
         }
         if profile.policy == Policy::Irn {
-            self.add(Role::Bitmaps, chip, Origin::Modelled, size_of::<Bits>(), BITMAPS * self.qps);
+            self.add(StructureKind::Bitmaps, chip, SizeOrigin::Modelled, size_of::<Bits>(), BITMAPS * self.qps);
         }
     }
 
     /// The schedule queue goes through the directory, which has coarse timers too; exact ones are those of the pool.
     fn pool(&mut self, pool: &ContextPool, sizes: &Sizes, contexts: u64) {
-        let chip = Place::Chip;
-        self.add(Role::Directory, chip, Origin::Measured, sizes.entry, self.qps);
-        self.add(Role::SqScheduler, chip, Origin::Modelled, sizes.slot, contexts);
-        self.add(Role::Directory, chip, Origin::Modelled, sizes.fetch, pool.fetches.into());
-        self.add(Role::RxBuffer, chip, Origin::Modelled, sizes.parked_link, pool.parked_packets.into());
+        let chip = MemoryLocation::OnChip;
+        self.add(StructureKind::Directory, chip, SizeOrigin::Measured, sizes.entry, self.qps);
+        self.add(StructureKind::SqScheduler, chip, SizeOrigin::Modelled, sizes.slot, contexts);
+        self.add(StructureKind::Directory, chip, SizeOrigin::Modelled, sizes.fetch, pool.fetches.into());
+        self.add(StructureKind::RxBuffer, chip, SizeOrigin::Modelled, sizes.parked_link, pool.parked_packets.into());
     }
 
     fn in_host(&mut self, profile: &Profile, sizes: &Sizes) {
-        let host = Place::Host;
-        self.add(Role::Requests, host, Origin::Measured, sizes.host, self.qps);
+        let host = MemoryLocation::Host;
+        self.add(StructureKind::Requests, host, SizeOrigin::Measured, sizes.host, self.qps);
         let requests = self.qps * self.depth;
-        self.add(Role::Requests, host, Origin::Measured, sizes.send + sizes.receive, requests);
+        self.add(StructureKind::Requests, host, SizeOrigin::Measured, sizes.send + sizes.receive, requests);
         if on_chip_contexts(profile).is_some() {
-            self.add(Role::QpContext, host, Origin::Measured, sizes.context, self.qps);
+            self.add(StructureKind::QpContext, host, SizeOrigin::Measured, sizes.context, self.qps);
         }
         if profile.policy.has_slow_path() {
-            self.add(Role::SlowPath, host, Origin::Measured, sizes.slow_path, self.qps);
-            self.add(Role::SlowPath, host, Origin::Measured, sizes.control_entry, profile.control_queue.into());
+            self.add(StructureKind::SlowPath, host, SizeOrigin::Measured, sizes.slow_path, self.qps);
+            self.add(
+                StructureKind::SlowPath,
+                host,
+                SizeOrigin::Measured,
+                sizes.control_entry,
+                profile.control_queue.into(),
+            );
         }
     }
 
     /// Bytes of one role in one place.
-    pub fn bytes(&self, place: Place, role: Role) -> u64 {
-        let own = self.structures.iter().filter(|structure| (structure.place, structure.role) == (place, role));
-        own.map(Structure::bytes).sum()
+    pub fn bytes(&self, location: MemoryLocation, kind: StructureKind) -> u64 {
+        let own = self.entries.iter().filter(|entry| (entry.location, entry.kind) == (location, kind));
+        own.map(BudgetEntry::bytes).sum()
     }
 
     /// Bytes of one place.
-    pub fn total(&self, place: Place) -> u64 {
-        self.structures.iter().filter(|structure| structure.place == place).map(Structure::bytes).sum()
+    pub fn total(&self, location: MemoryLocation) -> u64 {
+        self.entries.iter().filter(|entry| entry.location == location).map(BudgetEntry::bytes).sum()
     }
 }
 
@@ -214,8 +227,12 @@ fn on_chip_contexts(profile: &Profile) -> Option<u64> {
 /// What was published of SRNIC at 10,000 queue pairs, on chip, in bytes; and its total.
 pub const PUBLISHED_QPS: u32 = 10_000;
 /// *Published*: by role.
-pub const PUBLISHED: [(Role, u64); 4] =
-    [(Role::QpContext, 2_300_000), (Role::SqScheduler, 300_000), (Role::Mtt, 1_200_000), (Role::RxBuffer, 600_000)];
+pub const PUBLISHED: [(StructureKind, u64); 4] = [
+    (StructureKind::QpContext, 2_300_000),
+    (StructureKind::SqScheduler, 300_000),
+    (StructureKind::Mtt, 1_200_000),
+    (StructureKind::RxBuffer, 600_000),
+];
 /// *Published*: all of it.
 pub const PUBLISHED_TOTAL_BYTES: u64 = 4_400_000;
 
@@ -226,29 +243,33 @@ mod tests {
     const DEPTH: u32 = 64;
 
     fn chip(policy: Policy, qps: u32) -> u64 {
-        Ledger::new(policy, qps, DEPTH).total(Place::Chip)
+        MemoryBudget::new(policy, qps, DEPTH).total(MemoryLocation::OnChip)
     }
 
     #[test]
     fn srnic_needs_no_more_on_chip_than_was_published() {
-        let ledger = Ledger::new(Policy::Srnic, PUBLISHED_QPS, DEPTH);
-        assert!(ledger.total(Place::Chip) <= PUBLISHED_TOTAL_BYTES, "{ledger:#?}");
-        for (role, published) in PUBLISHED {
-            let bytes = ledger.bytes(Place::Chip, role);
-            assert!(bytes > 0 && bytes <= published, "{role:?} {bytes}");
+        let budget = MemoryBudget::new(Policy::Srnic, PUBLISHED_QPS, DEPTH);
+        assert!(budget.total(MemoryLocation::OnChip) <= PUBLISHED_TOTAL_BYTES, "{budget:#?}");
+        for (kind, published) in PUBLISHED {
+            let bytes = budget.bytes(MemoryLocation::OnChip, kind);
+            assert!(bytes > 0 && bytes <= published, "{kind:?} {bytes}");
         }
         assert_eq!(PUBLISHED.iter().map(|(_, bytes)| bytes).sum::<u64>(), PUBLISHED_TOTAL_BYTES);
     }
 
     #[test]
     fn what_srnic_leaves_out_is_what_the_others_have() {
-        let srnic = Ledger::new(Policy::Srnic, 10_000, DEPTH);
-        assert_eq!(srnic.bytes(Place::Chip, Role::WqeCache) + srnic.bytes(Place::Chip, Role::Bitmaps), 0);
-        assert!(srnic.bytes(Place::Host, Role::SlowPath) > 0);
-        let irn = Ledger::new(Policy::Irn, 10_000, DEPTH);
+        let srnic = MemoryBudget::new(Policy::Srnic, 10_000, DEPTH);
+        assert_eq!(
+            srnic.bytes(MemoryLocation::OnChip, StructureKind::WqeCache)
+                + srnic.bytes(MemoryLocation::OnChip, StructureKind::Bitmaps),
+            0
+        );
+        assert!(srnic.bytes(MemoryLocation::Host, StructureKind::SlowPath) > 0);
+        let irn = MemoryBudget::new(Policy::Irn, 10_000, DEPTH);
         // Published: 9.8 MB of caches and 3.0 MB of bitmaps, in units of 2^20 bytes.
-        assert_eq!(irn.bytes(Place::Chip, Role::WqeCache), 10_240_000);
-        assert_eq!(irn.bytes(Place::Chip, Role::Bitmaps), 3_200_000);
+        assert_eq!(irn.bytes(MemoryLocation::OnChip, StructureKind::WqeCache), 10_240_000);
+        assert_eq!(irn.bytes(MemoryLocation::OnChip, StructureKind::Bitmaps), 3_200_000);
         let (srnic, irn, go_back_n) =
             (chip(Policy::Srnic, 10_000), chip(Policy::Irn, 10_000), chip(Policy::GoBackN, 10_000));
         assert!(srnic < go_back_n && go_back_n < irn, "{srnic} {go_back_n} {irn}");
@@ -257,14 +278,18 @@ mod tests {
     #[test]
     fn a_pool_has_ten_times_the_queue_pairs_in_the_memory_that_srnic_needs() {
         let srnic = chip(Policy::Srnic, PUBLISHED_QPS);
-        let paged = Ledger::new(Policy::SrnicPaged, 10 * PUBLISHED_QPS, DEPTH);
-        assert!(paged.total(Place::Chip) <= srnic, "{srnic}: {paged:#?}");
-        assert!(paged.total(Place::Chip) <= PUBLISHED_TOTAL_BYTES, "{paged:#?}");
-        assert_eq!(paged.bytes(Place::Chip, Role::WqeCache) + paged.bytes(Place::Chip, Role::Bitmaps), 0);
+        let paged = MemoryBudget::new(Policy::SrnicPaged, 10 * PUBLISHED_QPS, DEPTH);
+        assert!(paged.total(MemoryLocation::OnChip) <= srnic, "{srnic}: {paged:#?}");
+        assert!(paged.total(MemoryLocation::OnChip) <= PUBLISHED_TOTAL_BYTES, "{paged:#?}");
+        assert_eq!(
+            paged.bytes(MemoryLocation::OnChip, StructureKind::WqeCache)
+                + paged.bytes(MemoryLocation::OnChip, StructureKind::Bitmaps),
+            0
+        );
         // A queue pair more is an entry of the directory on chip, and its context is in the host's memory.
-        let more = Ledger::new(Policy::SrnicPaged, 10 * PUBLISHED_QPS + 1, DEPTH);
-        assert_eq!(more.total(Place::Chip) - paged.total(Place::Chip), 8);
-        let contexts = paged.bytes(Place::Host, Role::QpContext);
+        let more = MemoryBudget::new(Policy::SrnicPaged, 10 * PUBLISHED_QPS + 1, DEPTH);
+        assert_eq!(more.total(MemoryLocation::OnChip) - paged.total(MemoryLocation::OnChip), 8);
+        let contexts = paged.bytes(MemoryLocation::Host, StructureKind::QpContext);
         assert_eq!(contexts, 100_000 * size_of::<crate::nic::Context>() as u64);
     }
 
@@ -274,7 +299,9 @@ mod tests {
         for policy in [Policy::Srnic, Policy::Irn, Policy::GoBackN] {
             assert!(chip(policy, 2000) > chip(policy, 1000), "{policy:?}");
         }
-        let host = |qps| Ledger::new(Policy::ConnectionCache, qps, DEPTH).bytes(Place::Host, Role::QpContext);
+        let host = |qps| {
+            MemoryBudget::new(Policy::ConnectionCache, qps, DEPTH).bytes(MemoryLocation::Host, StructureKind::QpContext)
+        };
         assert_eq!(host(2000), 2 * host(1000));
     }
 }
