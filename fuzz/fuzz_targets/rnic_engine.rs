@@ -3,13 +3,13 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rnic::nic::{ByteMemory, CqNumber, HostMemory, Nic, Policy, Profile, QpInit};
+use rnic::nic::{ByteMemory, CqNumber, HostMemory, Nic, TransportPolicy, NicProfile, QpInit};
 use rnic::verbs::{
-    Access, Address, Completion, LKey, Mtu, QpAttributes, QpState, Receive, RegionKeys, Registration, Remote, SGES_MAX,
-    Send, SendKind, Sge,
+    AccessFlags, NicAddress, Completion, LKey, Mtu, QpAttributes, QpState, ReceiveRequest, RegionKeys, Registration, RemoteBuffer, SGES_MAX,
+    SendRequest, SendKind, Sge,
 };
 use rnic::wire::{
-    AckExtended, Atomic, Header, Immediate, Operation, Place, Psn, QpNumber, RKey, RdmaExtended, Selective, Service,
+    Aeth, AtomicEth, Header, Immediate, Operation, PlacementHeader, Psn, QpNumber, RKey, Reth, SelectiveAck, Service,
     Syndrome,
 };
 use sim::{Span, Time};
@@ -17,7 +17,7 @@ use sim::{Span, Time};
 const MEMORY_BYTES: u64 = 64 << 10;
 /// What has a key; all else must stay as it is.
 const KEYED: std::ops::Range<u64> = 16_384..32_768;
-const PEER: Address = Address(7);
+const PEER: NicAddress = NicAddress(7);
 const FIRST_PSN: u32 = 0x00ff_fff0;
 const STEPS_MAX: usize = 200;
 const DEADLINES_MAX: usize = 2000;
@@ -100,24 +100,24 @@ impl Said {
             solicited: has(1),
             congestion_echo: has(2),
             payload_bytes: u32::from(self.payload_bytes) % 1200,
-            rdma: has(3).then_some(RdmaExtended { address, key, bytes: self.bytes.into() }),
-            atomic: has(4).then_some(Atomic { address: address & !7, key, swap_or_add: 1, compare: 0 }),
+            rdma: has(3).then_some(Reth { address, key, bytes: self.bytes.into() }),
+            atomic: has(4).then_some(AtomicEth { address: address & !7, key, swap_or_add: 1, compare: 0 }),
             immediate: match self.immediate % 4 {
                 0 => Some(Immediate::Data(1)),
                 1 => Some(Immediate::Invalidate(key)),
                 _ => None,
             },
-            ack: has(5).then_some(AckExtended {
+            ack: has(5).then_some(Aeth {
                 syndrome: SYNDROMES[usize::from(self.syndrome) % SYNDROMES.len()],
                 messages: 0,
             }),
             datagram: None,
-            place: self.place.map(|(message, packet, sent)| Place {
+            place: self.place.map(|(message, packet, sent)| PlacementHeader {
                 message: number(message),
                 packet: number(packet),
                 sent,
             }),
-            selective: self.selective.map(|(expected, newest, arrived)| Selective {
+            selective: self.selective.map(|(expected, newest, arrived)| SelectiveAck {
                 expected: near(expected),
                 newest: near(newest),
                 arrived: arrived.into(),
@@ -144,13 +144,13 @@ fn local(address: u16, bytes: u16, key: LKey) -> [Sge; SGES_MAX] {
 
 impl Victim {
     fn new(input: &Input) -> Self {
-        let policies = [Policy::Srnic, Policy::Irn, Policy::GoBackN, Policy::ConnectionCache, Policy::SrnicPaged];
+        let policies = [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN, TransportPolicy::ConnectionCache, TransportPolicy::SrnicPaged];
         let policy = policies[usize::from(input.policy) % policies.len()];
-        let profile = if input.is_slow { Profile::modelled(policy) } else { Profile::new(policy) };
+        let profile = if input.is_slow { NicProfile::modelled(policy) } else { NicProfile::new(policy) };
         let mut nic = Nic::new(profile, ByteMemory::new(MEMORY_BYTES as usize), 1).expect("a NIC of a known kind");
         let domain = nic.allocate_domain().expect("a fresh NIC");
         let (address, bytes) = (KEYED.start, KEYED.end - KEYED.start);
-        let access = Access::all();
+        let access = AccessFlags::all();
         let keys = nic.register(&Registration { domain, host_address: address, address, bytes, access });
         let cq = nic.create_cq(4096).expect("a fresh NIC");
         let init = QpInit {
@@ -170,7 +170,7 @@ impl Victim {
     }
 
     fn connect(&mut self) {
-        let access = Some(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC);
+        let access = Some(AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC);
         let init = QpAttributes { partition_index: Some(0), port: Some(1), access, ..QpAttributes::default() };
         let receive = QpAttributes {
             path: Some(PEER),
@@ -210,7 +210,7 @@ impl Victim {
                 }
             }
             Step::Post { kind, address, bytes } => {
-                let request = Send {
+                let request = SendRequest {
                     id: 1,
                     kind: self.kind(kind),
                     local: local(address, bytes, self.keys.local),
@@ -222,7 +222,7 @@ impl Victim {
                 let _ = self.nic.post_send(now, self.qp, &request);
             }
             Step::Receive { address, bytes } => {
-                let request = Receive { id: 2, local: local(address, bytes, self.keys.local) };
+                let request = ReceiveRequest { id: 2, local: local(address, bytes, self.keys.local) };
                 let _ = self.nic.post_recv(now, self.qp, &request);
             }
             Step::Transmit { packets } => self.transmit(packets.into()),
@@ -233,7 +233,7 @@ impl Victim {
     }
 
     fn kind(&self, kind: u8) -> SendKind {
-        let remote = Remote { address: 64, key: self.keys.remote };
+        let remote = RemoteBuffer { address: 64, key: self.keys.remote };
         match kind % 6 {
             0 => SendKind::Send(None),
             1 => SendKind::Write(remote, None),

@@ -9,12 +9,12 @@ mod profile;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use rnic::nic::{CqNumber, Nic, NoMemory, Profile, ProfileError, QpInit};
+use rnic::nic::{CqNumber, Nic, NicProfile, NoMemory, ProfileError, QpInit};
 use rnic::verbs::{
-    Access, Address, Completion, CompletionKind, CompletionStatus, LKey, Mtu, ProtectionDomain, QpAttributes, QpState,
-    Receive, Registration, Remote, SGES_MAX, Send, SendKind, Sge,
+    AccessFlags, Completion, CompletionKind, CompletionStatus, LKey, Mtu, NicAddress, ProtectionDomain, QpAttributes,
+    QpState, ReceiveRequest, Registration, RemoteBuffer, SGES_MAX, SendKind, SendRequest, Sge,
 };
-use rnic::wire::{Header, Operation, Packed, Psn, QpNumber, RKey, Service};
+use rnic::wire::{Header, Operation, PackedHeader, Psn, QpNumber, RKey, Service};
 use sim::Time;
 
 use crate::endpoint::{
@@ -77,7 +77,7 @@ impl RdmaConfig {
     /// compared with the same ideal.
     pub fn framing(&self) -> Framing {
         let headers = ETHERNET_BYTES + IP_UDP_BYTES + (rnic::wire::BTH_BYTES + rnic::wire::ICRC_BYTES) as u32;
-        let ack_bytes = headers + rnic::wire::ACK_BYTES as u32;
+        let ack_bytes = headers + rnic::wire::AETH_BYTES as u32;
         Framing { payload_bytes: self.profile.mtu_bytes, overhead_bytes: headers, ack_bytes }
     }
 }
@@ -175,10 +175,10 @@ impl RdmaEndpoint {
     /// Brings a queue pair to ready-to-send, connected to `peer`. `first_psns` are those of this side and of the peer.
     fn connect_qp(&mut self, now: Time, qp: QpNumber, peer: (HostId, QpNumber), first_psns: (Psn, Psn)) {
         let none = QpAttributes::default();
-        let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
         let init = QpAttributes { partition_index: Some(0), port: Some(1), access: Some(access), ..none };
         let receive = QpAttributes {
-            path: Some(Address(peer.0.0)),
+            path: Some(NicAddress(peer.0.0)),
             mtu: Some(Mtu::B4096),
             destination: Some(peer.1),
             receive_psn: Some(first_psns.1),
@@ -320,11 +320,11 @@ impl Endpoint for RdmaEndpoint {
     fn receive(&mut self, now: Time, packet: &InboundPacket<'_, Packed>) {
         let header = packet.header.header();
         if packet.is_trimmed {
-            self.nic.receive_head(now, Address(packet.from.0), &header);
+            self.nic.receive_head(now, NicAddress(packet.from.0), &header);
             return;
         }
         self.counters.received_packets += u64::from(header.payload_bytes > 0);
-        self.nic.receive(now, Address(packet.from.0), &header, packet.is_marked, &());
+        self.nic.receive(now, NicAddress(packet.from.0), &header, packet.is_marked, &());
     }
 
     fn transmit(&mut self, now: Time) -> Option<OutboundPacket<Packed>> {

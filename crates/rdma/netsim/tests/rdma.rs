@@ -11,10 +11,10 @@ use netsim::topology::{HostId, Tiers, Topology, TopologyPreset, leaf_spine};
 use netsim::transport::{CongestionAlgorithm, NicKind, TransportConfig};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use rnic::nic::{Policy, Profile};
+use rnic::nic::{NicProfile, TransportPolicy};
 use sim::{Random, Span, Time};
 
-const POLICIES: [Policy; 3] = [Policy::Srnic, Policy::Irn, Policy::GoBackN];
+const POLICIES: [TransportPolicy; 3] = [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN];
 
 fn topology(hosts: u32) -> Topology {
     let tiers = Tiers { leaves: 1, hosts_per_leaf: hosts, spines: 1, ..TopologyPreset::LeafSpine256.tiers() };
@@ -58,8 +58,9 @@ fn a_flow_alone_takes_little_more_than_its_ideal_completion_time() {
 #[test]
 fn selective_repeat_retransmits_the_lost_packets_and_no_others() {
     let lists = [vec![0], vec![5], vec![3, 4, 5], vec![1, 50, 99], vec![98, 99], (10..30).collect()];
-    for (policy, lost) in
-        [Policy::Srnic, Policy::Irn].into_iter().flat_map(|policy| lists.clone().map(|list| (policy, list)))
+    for (policy, lost) in [TransportPolicy::Srnic, TransportPolicy::Irn]
+        .into_iter()
+        .flat_map(|policy| lists.clone().map(|list| (policy, list)))
     {
         let loss = Impairments { loss: Loss::Listed(lost.clone()), ..Impairments::default() };
         let config = config(topology(2), vec![(0, 0, loss)]);

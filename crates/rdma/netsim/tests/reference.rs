@@ -22,7 +22,7 @@ const DELAY_PS: u64 = 1_000_000;
 const PAYLOAD: u64 = 1000;
 /// Preamble, Ethernet, IPv4, UDP and this transport's header.
 const DATA_BYTES: u64 = PAYLOAD + 82;
-const ACK_BYTES: u64 = 84;
+const AETH_BYTES: u64 = 84;
 const TIMEOUT_PS: u64 = 50_000_000;
 
 fn config(lost: &[u64]) -> NetworkConfig {

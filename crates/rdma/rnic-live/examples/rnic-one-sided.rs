@@ -64,8 +64,8 @@ impl Peer {
         Some(Peer { qp, psn, address, key, memory })
     }
 
-    fn remote(&self, at: usize) -> Remote {
-        Remote { address: self.memory + at as u64, key: RKey(self.key) }
+    fn remote(&self, at: usize) -> RemoteBuffer {
+        RemoteBuffer { address: self.memory + at as u64, key: RKey(self.key) }
     }
 }
 

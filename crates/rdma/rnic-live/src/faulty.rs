@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use rnic::verbs::Address;
+use rnic::verbs::NicAddress;
 use rnic::wire::Encapsulation;
 use sim::Random;
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use fabric::shm::{EventfdDoorbell, ShmLink};
 use fabric::{Doorbell, Inbound, Link, MemoryInbound, MemoryOutbound};
 use lane::{Consumer, Corrupt, Layout, Producer};
-use rnic::verbs::Address;
+use rnic::verbs::NicAddress;
 use rnic::wire::{Encapsulation, PACKET_BYTES_MAX};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -178,7 +178,7 @@ impl LaneIo {
             self.peers.push(None);
         }
         self.peers[index] = Some(peer);
-        Ok(Address(index as u32))
+        Ok(NicAddress(index as u32))
     }
 
     /// Removes a peer and releases its memory. The address may be reused for another peer, so queue pairs connected to
@@ -323,7 +323,7 @@ mod tests {
         let (mut a, mut b) = pair();
         let (mut sent, mut received, mut refused) = (0, 0, 0);
         while received < 2000 {
-            while sent < 2000 && a.send(Address(0), &packet(sent)).unwrap() {
+            while sent < 2000 && a.send(NicAddress(0), &packet(sent)).unwrap() {
                 sent += 1;
             }
             refused += usize::from(sent < 2000);
@@ -350,7 +350,7 @@ mod tests {
                 }
                 Vec::new()
             });
-            assert!(a.send(Address(0), b"wake up").unwrap());
+            assert!(a.send(NicAddress(0), b"wake up").unwrap());
             a.flush().unwrap();
             assert_eq!(sleeper.join().unwrap(), b"wake up");
         });
@@ -384,10 +384,10 @@ mod tests {
         assert!(a.send(Address(0), b"to nobody").unwrap());
         a.flush().unwrap();
         let (first, second) = links();
-        a.remove_peer(Address(0));
-        assert_eq!(a.add_peer(&first, SECRET).unwrap(), Address(0));
-        assert_eq!(b.add_peer(&second, SECRET).unwrap(), Address(0));
-        assert!(a.send(Address(0), b"to the next").unwrap());
+        a.remove_peer(NicAddress(0));
+        assert_eq!(a.add_peer(&first, SECRET).unwrap(), NicAddress(0));
+        assert_eq!(b.add_peer(&second, SECRET).unwrap(), NicAddress(0));
+        assert!(a.send(NicAddress(0), b"to the next").unwrap());
         a.flush().unwrap();
         assert_eq!(b.receive().unwrap().unwrap().packet, b"to the next");
     }

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSocketState};
-use rnic::verbs::Address;
+use rnic::verbs::NicAddress;
 use rnic::wire::{Encapsulation, IpAddresses, PACKET_BYTES_MAX};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -35,7 +35,7 @@ pub struct UdpIo {
     state: UdpSocketState,
     local: SocketAddr,
     peers: Vec<SocketAddr>,
-    addresses: HashMap<SocketAddr, Address>,
+    addresses: HashMap<SocketAddr, NicAddress>,
     inbox: Inbox,
     outbox: Outbox,
     segments_max: usize,
@@ -90,7 +90,7 @@ impl Inbox {
 /// Packets to one peer, all but the last of the same length, to be sent by one system call.
 #[derive(Default)]
 struct Outbox {
-    to: Option<Address>,
+    to: Option<NicAddress>,
     bytes: Vec<u8>,
     segment_bytes: usize,
     segments: usize,
@@ -108,7 +108,7 @@ impl Outbox {
                 && self.bytes.len() + bytes <= SEND_BYTES_MAX
     }
 
-    fn push(&mut self, to: Address, packet: &[u8]) {
+    fn push(&mut self, to: NicAddress, packet: &[u8]) {
         if self.to.is_none() {
             (self.to, self.segment_bytes) = (Some(to), packet.len());
         }
@@ -178,7 +178,7 @@ impl UdpIo {
             let (what, remedy) = ("has another family than this socket", "use IPv4 with IPv4, IPv6 with IPv6");
             return Err(PacketIoError::Address { address: peer.to_string(), what, remedy });
         }
-        let address = Address(self.peers.len() as u32);
+        let address = NicAddress(self.peers.len() as u32);
         self.peers.push(peer);
         self.addresses.insert(self.peer_key(peer), address);
         Ok(address)
@@ -341,8 +341,8 @@ mod tests {
     fn pair(host: &str) -> Option<(UdpIo, UdpIo)> {
         let bind = || UdpIo::bind(SocketAddr::new(host.parse().unwrap(), 0));
         let (mut a, mut b) = (bind().ok()?, bind().ok()?);
-        assert_eq!(a.add_peer(b.local()).unwrap(), Address(0));
-        assert_eq!(b.add_peer(a.local()).unwrap(), Address(0));
+        assert_eq!(a.add_peer(b.local()).unwrap(), NicAddress(0));
+        assert_eq!(b.add_peer(a.local()).unwrap(), NicAddress(0));
         Some((a, b))
     }
 
@@ -362,7 +362,7 @@ mod tests {
         let packets: Vec<Vec<u8>> =
             [100, 100, 100, 40, 100, 300, 300, 20].iter().zip(1..).map(|(bytes, id)| vec![id; *bytes]).collect();
         for packet in &packets {
-            assert!(a.send(Address(0), packet).unwrap());
+            assert!(a.send(NicAddress(0), packet).unwrap());
         }
         a.flush().unwrap();
         for packet in packets {
@@ -393,7 +393,7 @@ mod tests {
         let (mut a, mut b) = pair("127.0.0.1").unwrap();
         let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
         stranger.send_to(b"hello", b.local()).unwrap();
-        assert!(a.send(Address(0), b"known").unwrap());
+        assert!(a.send(NicAddress(0), b"known").unwrap());
         a.flush().unwrap();
         assert_eq!(next(&mut b), Some(b"known".to_vec()));
         assert_eq!(b.rejected(), 1);
@@ -404,7 +404,7 @@ mod tests {
         let mut wire = UdpIo::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         wire.expect_nics();
         let nic = UdpSocket::bind("127.0.0.1:0").unwrap();
-        assert_eq!(wire.add_peer("127.0.0.1:4791".parse().unwrap()).unwrap(), Address(0));
+        assert_eq!(wire.add_peer("127.0.0.1:4791".parse().unwrap()).unwrap(), NicAddress(0));
         nic.send_to(b"from any port", wire.local()).unwrap();
         wire.wait(Some(TIMEOUT)).unwrap();
         let arrival = wire.receive().unwrap().unwrap();

@@ -12,7 +12,7 @@ use rnic::verbs::{Address, Completion, CompletionKind, CompletionStatus, Datagra
 use rnic::wire::{Encapsulation, Header, Immediate, IpAddresses, Operation, Packet, Psn, QpNumber, Service};
 use rnic_live::{FaultRates, FaultyIo, PacketIo, PacketIoError, ReceiveDrops, ReceivedPacket, UdpIo};
 
-const POLICIES: [Policy; 3] = [Policy::Srnic, Policy::Irn, Policy::GoBackN];
+const POLICIES: [TransportPolicy; 3] = [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN];
 
 /// Injects faults at both ends.
 fn faulty<W: PacketIo>(ios: [W; 2], faults: FaultRates, seed: u64) -> [FaultyIo<W>; 2] {
@@ -209,7 +209,7 @@ fn lost_and_corrupted_packets_are_retransmitted() {
         // A flipped bit makes a packet malformed or its checksum wrong, unless switches may change the bit.
         assert!(dropped > 0 && dropped <= faults.corrupted, "{faults:?} {dropped}");
     }
-    let Counters { sent_again_packets, .. } = pair.a.live.nic().counters();
+    let NicCounters { sent_again_packets, .. } = pair.a.live.nic().counters();
     assert!(*sent_again_packets > 0);
 }
 

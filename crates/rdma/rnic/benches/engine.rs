@@ -4,10 +4,10 @@
 
 use std::time::Instant;
 
-use rnic::nic::{CqNumber, Nic, NoMemory, Policy, Profile, QpInit};
+use rnic::nic::{CqNumber, Nic, NicProfile, NoMemory, QpInit, TransportPolicy};
 use rnic::verbs::{
-    Access, Address, Completion, Mtu, QpAttributes, QpState, RegionKeys, Registration, Remote, SGES_MAX, Send,
-    SendKind, Sge,
+    AccessFlags, Completion, Mtu, NicAddress, QpAttributes, QpState, RegionKeys, Registration, RemoteBuffer, SGES_MAX,
+    SendKind, SendRequest, Sge,
 };
 use rnic::wire::{Psn, QpNumber, Service};
 use sim::{Span, Time};
@@ -25,11 +25,11 @@ struct Host {
     keys: RegionKeys,
 }
 
-fn host(policy: Policy, qps: u32) -> (Host, Vec<QpNumber>) {
-    let mut nic = Nic::new(Profile::modelled(policy), NoMemory, 1).expect("a NIC that there can be");
+fn host(policy: TransportPolicy, qps: u32) -> (Host, Vec<QpNumber>) {
+    let mut nic = Nic::new(NicProfile::modelled(policy), NoMemory, 1).expect("a NIC that there can be");
     let cq = nic.create_cq(1 << 20).expect("a queue");
     let domain = nic.allocate_domain().expect("a domain");
-    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
     let registration = Registration { domain, host_address: 0, address: 0, bytes: MEMORY_BYTES, access };
     let keys = nic.register(&registration).expect("a region");
     let init = QpInit {
@@ -48,9 +48,10 @@ fn host(policy: Policy, qps: u32) -> (Host, Vec<QpNumber>) {
 
 fn bring_up(host: &mut Host, qp: QpNumber, peer: u32) {
     let none = QpAttributes::default();
-    let init = QpAttributes { partition_index: Some(0), port: Some(1), access: Some(Access::REMOTE_WRITE), ..none };
+    let init =
+        QpAttributes { partition_index: Some(0), port: Some(1), access: Some(AccessFlags::REMOTE_WRITE), ..none };
     let receive = QpAttributes {
-        path: Some(Address(peer)),
+        path: Some(NicAddress(peer)),
         mtu: Some(Mtu::B1024),
         destination: Some(qp),
         receive_psn: Some(Psn::new(0)),
@@ -71,14 +72,14 @@ fn bring_up(host: &mut Host, qp: QpNumber, peer: u32) {
     }
 }
 
-fn request(host: &Host, peer: &Host) -> Send {
+fn request(host: &Host, peer: &Host) -> SendRequest {
     let mut local = [Sge::default(); SGES_MAX];
     local[0] = Sge { address: 0, bytes: MESSAGE_BYTES, key: host.keys.local };
-    let kind = SendKind::Write(Remote { address: 0, key: peer.keys.remote }, None);
-    Send { id: 0, kind, local, signalled: true, fence: false, solicited: false, datagram: None }
+    let kind = SendKind::Write(RemoteBuffer { address: 0, key: peer.keys.remote }, None);
+    SendRequest { id: 0, kind, local, signalled: true, fence: false, solicited: false, datagram: None }
 }
 
-fn run(policy: Policy, qps: u32) {
+fn run(policy: TransportPolicy, qps: u32) {
     let (mut sender, numbers) = host(policy, qps);
     let (mut receiver, _) = host(policy, qps);
     let request = request(&sender, &receiver);
@@ -99,7 +100,7 @@ fn run(policy: Policy, qps: u32) {
                 calls += 1;
             }
             if let Some(packet) = from.nic.transmit(now, &mut ()) {
-                to.nic.receive(now, Address(side), &packet.header, false, &());
+                to.nic.receive(now, NicAddress(side), &packet.header, false, &());
                 moved += 1;
             }
         }
@@ -121,7 +122,9 @@ fn run(policy: Policy, qps: u32) {
 
 fn main() {
     for qps in [1, 1000] {
-        for policy in [Policy::Srnic, Policy::Irn, Policy::GoBackN, Policy::ConnectionCache] {
+        for policy in
+            [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN, TransportPolicy::ConnectionCache]
+        {
             run(policy, qps);
         }
     }

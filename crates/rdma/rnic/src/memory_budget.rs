@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::nic::{Bits, ContextPool, Policy, Profile, Sizes};
+use crate::nic::{ContextPoolConfig, NicProfile, PacketBitmap, StructureSizes, TransportPolicy};
 use crate::verbs::{CompletionQueue, MemoryTable};
 
 /// Regions and windows that a NIC has room for on chip. A region is one piece of the host's address space, however
@@ -125,7 +125,7 @@ impl BudgetEntry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryBudget {
     /// Of which kind of NIC.
-    pub policy: Policy,
+    pub policy: TransportPolicy,
     /// For how many queue pairs.
     pub qps: u64,
     /// Work requests in each direction that a queue pair has room for.
@@ -136,9 +136,9 @@ pub struct MemoryBudget {
 
 impl MemoryBudget {
     /// What this kind of NIC keeps for so many queue pairs with `depth` work requests in each direction.
-    pub fn new(policy: Policy, qps: u32, depth: u32) -> Self {
+    pub fn new(policy: TransportPolicy, qps: u32, depth: u32) -> Self {
         let mut budget = Self { policy, qps: qps.into(), depth: depth.into(), entries: Vec::new() };
-        let (profile, sizes) = (Profile::modelled(policy), Sizes::of_engine());
+        let (profile, sizes) = (NicProfile::modelled(policy), StructureSizes::of_engine());
         budget.on_chip(&profile, &sizes);
         budget.in_host(&profile, &sizes);
         budget
@@ -155,7 +155,7 @@ impl MemoryBudget {
         self.entries.push(BudgetEntry { kind, location, origin, unit_bytes: unit_bytes as u64, units });
     }
 
-    fn on_chip(&mut self, profile: &Profile, sizes: &Sizes) {
+    fn on_chip(&mut self, profile: &NicProfile, sizes: &StructureSizes) {
         let chip = MemoryLocation::OnChip;
         // A cache or a pool holds a part of the contexts, whatever their number.
         let contexts = on_chip_contexts(profile).map_or(self.qps, |most| self.qps.min(most));
@@ -172,13 +172,13 @@ impl MemoryBudget {
         if !profile.scheduling.fetches_wqes {
             self.add(StructureKind::WqeCache, chip, SizeOrigin::Published, WQE_BYTES as usize, WQES_CACHED * contexts);
         }
-        if profile.policy == Policy::Irn {
-            self.add(StructureKind::Bitmaps, chip, SizeOrigin::Modelled, size_of::<Bits>(), BITMAPS * self.qps);
+        if profile.policy == TransportPolicy::Irn {
+            self.add(StructureKind::Bitmaps, chip, SizeOrigin::Modelled, size_of::<PacketBitmap>(), BITMAPS * self.qps);
         }
     }
 
     /// The schedule queue goes through the directory, which has coarse timers too; exact ones are those of the pool.
-    fn pool(&mut self, pool: &ContextPool, sizes: &Sizes, contexts: u64) {
+    fn pool(&mut self, pool: &ContextPoolConfig, sizes: &StructureSizes, contexts: u64) {
         let chip = MemoryLocation::OnChip;
         self.add(StructureKind::Directory, chip, SizeOrigin::Measured, sizes.entry, self.qps);
         self.add(StructureKind::SqScheduler, chip, SizeOrigin::Modelled, sizes.slot, contexts);
@@ -186,7 +186,7 @@ impl MemoryBudget {
         self.add(StructureKind::RxBuffer, chip, SizeOrigin::Modelled, sizes.parked_link, pool.parked_packets.into());
     }
 
-    fn in_host(&mut self, profile: &Profile, sizes: &Sizes) {
+    fn in_host(&mut self, profile: &NicProfile, sizes: &StructureSizes) {
         let host = MemoryLocation::Host;
         self.add(StructureKind::Requests, host, SizeOrigin::Measured, sizes.host, self.qps);
         let requests = self.qps * self.depth;
@@ -219,7 +219,7 @@ impl MemoryBudget {
 }
 
 /// Contexts that there is room for on chip, where there is not room for all.
-fn on_chip_contexts(profile: &Profile) -> Option<u64> {
+fn on_chip_contexts(profile: &NicProfile) -> Option<u64> {
     let cache = profile.cache.map(|cache| cache.contexts);
     cache.or(profile.pool.map(|pool| pool.contexts)).map(u64::from)
 }
@@ -242,13 +242,13 @@ mod tests {
 
     const DEPTH: u32 = 64;
 
-    fn chip(policy: Policy, qps: u32) -> u64 {
+    fn chip(policy: TransportPolicy, qps: u32) -> u64 {
         MemoryBudget::new(policy, qps, DEPTH).total(MemoryLocation::OnChip)
     }
 
     #[test]
     fn srnic_needs_no_more_on_chip_than_was_published() {
-        let budget = MemoryBudget::new(Policy::Srnic, PUBLISHED_QPS, DEPTH);
+        let budget = MemoryBudget::new(TransportPolicy::Srnic, PUBLISHED_QPS, DEPTH);
         assert!(budget.total(MemoryLocation::OnChip) <= PUBLISHED_TOTAL_BYTES, "{budget:#?}");
         for (kind, published) in PUBLISHED {
             let bytes = budget.bytes(MemoryLocation::OnChip, kind);
@@ -259,26 +259,29 @@ mod tests {
 
     #[test]
     fn what_srnic_leaves_out_is_what_the_others_have() {
-        let srnic = MemoryBudget::new(Policy::Srnic, 10_000, DEPTH);
+        let srnic = MemoryBudget::new(TransportPolicy::Srnic, 10_000, DEPTH);
         assert_eq!(
             srnic.bytes(MemoryLocation::OnChip, StructureKind::WqeCache)
                 + srnic.bytes(MemoryLocation::OnChip, StructureKind::Bitmaps),
             0
         );
         assert!(srnic.bytes(MemoryLocation::Host, StructureKind::SlowPath) > 0);
-        let irn = MemoryBudget::new(Policy::Irn, 10_000, DEPTH);
+        let irn = MemoryBudget::new(TransportPolicy::Irn, 10_000, DEPTH);
         // Published: 9.8 MB of caches and 3.0 MB of bitmaps, in units of 2^20 bytes.
         assert_eq!(irn.bytes(MemoryLocation::OnChip, StructureKind::WqeCache), 10_240_000);
         assert_eq!(irn.bytes(MemoryLocation::OnChip, StructureKind::Bitmaps), 3_200_000);
-        let (srnic, irn, go_back_n) =
-            (chip(Policy::Srnic, 10_000), chip(Policy::Irn, 10_000), chip(Policy::GoBackN, 10_000));
+        let (srnic, irn, go_back_n) = (
+            chip(TransportPolicy::Srnic, 10_000),
+            chip(TransportPolicy::Irn, 10_000),
+            chip(TransportPolicy::GoBackN, 10_000),
+        );
         assert!(srnic < go_back_n && go_back_n < irn, "{srnic} {go_back_n} {irn}");
     }
 
     #[test]
     fn a_pool_has_ten_times_the_queue_pairs_in_the_memory_that_srnic_needs() {
-        let srnic = chip(Policy::Srnic, PUBLISHED_QPS);
-        let paged = MemoryBudget::new(Policy::SrnicPaged, 10 * PUBLISHED_QPS, DEPTH);
+        let srnic = chip(TransportPolicy::Srnic, PUBLISHED_QPS);
+        let paged = MemoryBudget::new(TransportPolicy::SrnicPaged, 10 * PUBLISHED_QPS, DEPTH);
         assert!(paged.total(MemoryLocation::OnChip) <= srnic, "{srnic}: {paged:#?}");
         assert!(paged.total(MemoryLocation::OnChip) <= PUBLISHED_TOTAL_BYTES, "{paged:#?}");
         assert_eq!(
@@ -287,7 +290,7 @@ mod tests {
             0
         );
         // A queue pair more is an entry of the directory on chip, and its context is in the host's memory.
-        let more = MemoryBudget::new(Policy::SrnicPaged, 10 * PUBLISHED_QPS + 1, DEPTH);
+        let more = MemoryBudget::new(TransportPolicy::SrnicPaged, 10 * PUBLISHED_QPS + 1, DEPTH);
         assert_eq!(more.total(MemoryLocation::OnChip) - paged.total(MemoryLocation::OnChip), 8);
         let contexts = paged.bytes(MemoryLocation::Host, StructureKind::QpContext);
         assert_eq!(contexts, 100_000 * size_of::<crate::nic::Context>() as u64);
@@ -295,12 +298,13 @@ mod tests {
 
     #[test]
     fn only_a_cache_stays_as_it_is_when_queue_pairs_become_more() {
-        assert_eq!(chip(Policy::ConnectionCache, 1000), chip(Policy::ConnectionCache, 100_000));
-        for policy in [Policy::Srnic, Policy::Irn, Policy::GoBackN] {
+        assert_eq!(chip(TransportPolicy::ConnectionCache, 1000), chip(TransportPolicy::ConnectionCache, 100_000));
+        for policy in [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN] {
             assert!(chip(policy, 2000) > chip(policy, 1000), "{policy:?}");
         }
         let host = |qps| {
-            MemoryBudget::new(Policy::ConnectionCache, qps, DEPTH).bytes(MemoryLocation::Host, StructureKind::QpContext)
+            MemoryBudget::new(TransportPolicy::ConnectionCache, qps, DEPTH)
+                .bytes(MemoryLocation::Host, StructureKind::QpContext)
         };
         assert_eq!(host(2000), 2 * host(1000));
     }

@@ -5,7 +5,7 @@
 //! anything at any time, with times that never go back. Nothing is allocated for a packet that comes in order.
 //!
 //! What hardware of a real NIC would hold is in [`Context`], at most 230 bytes a queue pair; what lies in the host's
-//! memory, and the software of the slow path, is kept apart from it and reached with the delays of [`Costs`]:
+//! memory, and the software of the slow path, is kept apart from it and reached with the delays of [`CostModel`]:
 //!
 //! | module | what |
 //! |---|---|
@@ -51,20 +51,20 @@ use std::sync::Arc;
 use sim::Time;
 use thiserror::Error;
 
-pub use bits::Bits;
+pub use bits::PacketBitmap;
 pub use congestion::{CongestionControl, Dcqcn};
 pub use context::{CONTEXT_BYTES_MAX, Context};
 pub use control::{QpInit, QpStatus};
-pub use counters::Counters;
+pub use counters::NicCounters;
 pub use memory::{ByteMemory, HostMemory, MemoryFault, NoMemory};
 pub use profile::{
-    ContextCache, ContextPool, Costs, MTU_BYTES_MAX, MTU_BYTES_MIN, Patience, Policy, Profile, ProfileError,
-    Scheduling, WINDOW_PACKETS_MAX,
+    ContextCacheConfig, ContextPoolConfig, CostModel, MTU_BYTES_MAX, MTU_BYTES_MIN, NicProfile, ProfileError,
+    RetransmitTimeout, Scheduling, TransportPolicy, WINDOW_PACKETS_MAX,
 };
-pub use sizes::Sizes;
+pub use sizes::StructureSizes;
 
 use crate::verbs::{
-    Address, Completion, CompletionQueue, CompletionQueueError, MemoryError, MemoryTable, SharedReceiveQueue,
+    Completion, CompletionQueue, CompletionQueueError, MemoryError, MemoryTable, NicAddress, SharedReceiveQueue,
     SharedReceiveQueueError, StateError, TransitionError,
 };
 use crate::wire::{Header, Operation, QpNumber, Service};
@@ -161,7 +161,7 @@ pub enum NicError {
 
 /// What a program may want to know without asking for it each time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum NicEvent {
     /// A completion queue that was armed has news; it is armed no more.
     Completion(CqNumber),
     /// A completion queue overflowed, and its queue pairs went to the error state.
@@ -176,9 +176,9 @@ pub enum Event {
 
 /// A packet for the wire; its payload was put where the caller of [`Nic::transmit`] said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outgoing {
+pub struct OutgoingPacket {
     /// To whom.
-    pub to: Address,
+    pub to: NicAddress,
     /// What it says; `payload_bytes` of payload go with it.
     pub header: Header,
 }
@@ -186,7 +186,7 @@ pub struct Outgoing {
 /// A NIC and the memory of its host.
 #[derive(Debug)]
 pub struct Nic<M> {
-    profile: Arc<Profile>,
+    profile: Arc<NicProfile>,
     memory: M,
     table: MemoryTable,
     cqs: Vec<Option<CompletionQueue>>,
@@ -194,10 +194,10 @@ pub struct Nic<M> {
     contexts: paging::Contexts,
     hosts: Vec<Host>,
     free_qps: VecDeque<u32>,
-    counters: Counters,
-    events: VecDeque<Event>,
+    counters: NicCounters,
+    events: VecDeque<NicEvent>,
     /// Packets without payload that wait for nothing: acknowledgements.
-    urgent: VecDeque<(Address, Header)>,
+    urgent: VecDeque<(NicAddress, Header)>,
     pipeline: schedule::Pipeline,
     timers: timers::Timers,
     /// Completions on their way to the host's memory.
@@ -214,7 +214,7 @@ impl<M: HostMemory> Nic<M> {
     ///
     /// # Errors
     /// When there can be no such NIC.
-    pub fn new(profile: impl Into<Arc<Profile>>, memory: M, seed: u64) -> Result<Self, ProfileError> {
+    pub fn new(profile: impl Into<Arc<NicProfile>>, memory: M, seed: u64) -> Result<Self, ProfileError> {
         let profile = profile.into();
         profile.check()?;
         Ok(Self {
@@ -225,7 +225,7 @@ impl<M: HostMemory> Nic<M> {
             contexts: paging::Contexts::default(),
             hosts: Vec::new(),
             free_qps: VecDeque::new(),
-            counters: Counters::default(),
+            counters: NicCounters::default(),
             events: VecDeque::new(),
             urgent: VecDeque::new(),
             pipeline: schedule::Pipeline::default(),
@@ -239,7 +239,7 @@ impl<M: HostMemory> Nic<M> {
     }
 
     /// What kind of NIC it is.
-    pub fn profile(&self) -> &Profile {
+    pub fn profile(&self) -> &NicProfile {
         &self.profile
     }
 
@@ -254,18 +254,18 @@ impl<M: HostMemory> Nic<M> {
     }
 
     /// What was counted.
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> &NicCounters {
         &self.counters
     }
 
     /// The oldest event that nobody took.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<NicEvent> {
         self.events.pop_front()
     }
 
     /// Takes in a packet. `source` says who sent it as the driver knows it, `marked` whether a switch marked it
     /// (ECN-CE); `payload` has [`Header::payload_bytes`]. What makes no sense is dropped and counted.
-    pub fn receive(&mut self, now: Time, source: Address, header: &Header, marked: bool, payload: &M::Payload) {
+    pub fn receive(&mut self, now: Time, source: NicAddress, header: &Header, marked: bool, payload: &M::Payload) {
         self.counters.received_packets += 1;
         if !self.is_parked(now, source, header, marked, Some(payload)) {
             self.take_in(now, source, header, marked, payload);
@@ -273,7 +273,7 @@ impl<M: HostMemory> Nic<M> {
         self.settle(now);
     }
 
-    fn take_in(&mut self, now: Time, source: Address, header: &Header, marked: bool, payload: &M::Payload) {
+    fn take_in(&mut self, now: Time, source: NicAddress, header: &Header, marked: bool, payload: &M::Payload) {
         if let Some(i) = self.addressee(source, header) {
             self.received_by(now, i, source, header, marked, payload);
         }
@@ -282,7 +282,7 @@ impl<M: HostMemory> Nic<M> {
     /// Takes in what a switch left of a packet whose payload it cut off for want of room (packet trimming). That counts
     /// as a mark; on a reliable connection the sender of a request is told at once, and an answer to a READ is asked
     /// for again at once.
-    pub fn receive_head(&mut self, now: Time, source: Address, header: &Header) {
+    pub fn receive_head(&mut self, now: Time, source: NicAddress, header: &Header) {
         self.counters.received_packets += 1;
         self.counters.trimmed_packets += 1;
         if !self.is_parked(now, source, header, true, None) {
@@ -291,7 +291,7 @@ impl<M: HostMemory> Nic<M> {
         self.settle(now);
     }
 
-    fn take_head_in(&mut self, now: Time, source: Address, header: &Header) {
+    fn take_head_in(&mut self, now: Time, source: NicAddress, header: &Header) {
         if let Some(i) = self.addressee(source, header) {
             self.context_used(i);
             // Marked or not, there was no room for it.
@@ -308,11 +308,11 @@ impl<M: HostMemory> Nic<M> {
 
     /// The next packet for the wire, if there is one now; the caller has the wire to itself. Its payload is put into
     /// `payload`, which must have room for an MTU.
-    pub fn transmit(&mut self, now: Time, payload: &mut M::Payload) -> Option<Outgoing> {
+    pub fn transmit(&mut self, now: Time, payload: &mut M::Payload) -> Option<OutgoingPacket> {
         loop {
             if let Some((to, header)) = self.urgent.pop_front() {
                 self.counters.sent_packets += 1;
-                return Some(Outgoing { to, header });
+                return Some(OutgoingPacket { to, header });
             }
             let Some(staged) = self.next_staged(now) else {
                 if self.contexts_due(now) {
@@ -365,11 +365,11 @@ impl<M: HostMemory> Nic<M> {
 
     /// Whether fetching takes time, and so begins before the wire asks.
     fn is_timed(&self) -> bool {
-        self.profile.costs != Costs::ZERO
+        self.profile.costs != CostModel::ZERO
     }
 
     /// The queue pair that a packet is for.
-    fn addressee(&mut self, source: Address, header: &Header) -> Option<usize> {
+    fn addressee(&mut self, source: NicAddress, header: &Header) -> Option<usize> {
         let Some(i) = self.index(header.destination) else {
             self.counters.drop_unknown_qp += 1;
             return None;
@@ -393,7 +393,7 @@ impl<M: HostMemory> Nic<M> {
         &mut self,
         now: Time,
         i: usize,
-        source: Address,
+        source: NicAddress,
         header: &Header,
         marked: bool,
         payload: &M::Payload,

@@ -10,11 +10,16 @@ mod shared_receive_queue;
 mod state;
 mod work;
 
-pub use access::Access;
+pub use access::AccessFlags;
 pub use completion::{Completion, CompletionKind, CompletionStatus};
-pub use completion_queue::{CQ_ENTRIES_MAX, CompletionQueue, CompletionQueueError, Notify};
-pub use memory::{Bind, MemoryError, MemoryTable, ProtectionDomain, RegionKeys, Registration, Requester, WindowKind};
+pub use completion_queue::{CQ_ENTRIES_MAX, CompletionQueue, CompletionQueueError, CqNotify};
+pub use memory::{
+    BindInfo, MemoryError, MemoryTable, ProtectionContext, ProtectionDomain, RegionKeys, Registration, WindowKind,
+};
 pub use modify::{AttributeSet, Attributes, Mtu, QpAttributes, TransitionError, check_transition};
-pub use shared_receive_queue::{SRQ_REQUESTS_MAX, SharedReceiveQueue, SharedReceiveQueueError, Taken};
+pub use shared_receive_queue::{SRQ_REQUESTS_MAX, SharedReceiveQueue, SharedReceiveQueueError, TakenReceive};
 pub use state::{QpState, StateError};
-pub use work::{Address, Datagram, LKey, MESSAGE_BYTES_MAX, Receive, Remote, SGES_MAX, Send, SendKind, Sge};
+pub use work::{
+    DatagramDestination, LKey, MESSAGE_BYTES_MAX, NicAddress, ReceiveRequest, RemoteBuffer, SGES_MAX, SendKind,
+    SendRequest, Sge,
+};

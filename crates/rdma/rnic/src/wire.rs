@@ -13,14 +13,14 @@ mod packet;
 
 pub use error::{HeaderError, PacketError};
 pub use header::{
-    AckExtended, Atomic, Header, Immediate, Operation, Place, Psn, QpNumber, RKey, RdmaExtended, Selective, Service,
+    Aeth, AtomicEth, Header, Immediate, Operation, PlacementHeader, Psn, QpNumber, RKey, Reth, SelectiveAck, Service,
     Syndrome,
 };
 pub use icrc::{Encapsulation, IpAddresses, UDP_PORT};
 pub use opcode::Opcode;
-pub use packed::Packed;
+pub use packed::PackedHeader;
 pub use packet::{
-    ACK_BYTES, ATOMIC_ACK_BYTES, ATOMIC_BYTES, BTH_BYTES, DATAGRAM_BYTES, HEADER_BYTES_MAX, ICRC_BYTES,
-    IMMEDIATE_BYTES, NOTIFICATION_BYTES, PACKET_BYTES_MAX, PAYLOAD_BYTES_MAX, PLACE_BYTES, Packet, RETH_BYTES,
-    SELECTIVE_BYTES,
+    AETH_BYTES, ATOMIC_ACK_ETH_BYTES, ATOMIC_ETH_BYTES, BTH_BYTES, CNP_RESERVED_BYTES, DETH_BYTES, HEADER_BYTES_MAX,
+    ICRC_BYTES, IMMEDIATE_BYTES, PACKET_BYTES_MAX, PAYLOAD_BYTES_MAX, PLACEMENT_BYTES, Packet, RETH_BYTES,
+    SELECTIVE_ACK_BYTES,
 };

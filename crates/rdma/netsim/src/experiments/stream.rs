@@ -149,7 +149,7 @@ impl StreamExperiment {
         }
         let after = counters(&network);
         let [sent, received] = [0, 1].map(|host| after[host].0.since(before[host].0));
-        let since = |of: fn(&Counters) -> u64| [0, 1].map(|host| of(&after[host].1) - of(&before[host].1));
+        let since = |of: fn(&NicCounters) -> u64| [0, 1].map(|host| of(&after[host].1) - of(&before[host].1));
         let most = |of| since(of).into_iter().max().unwrap_or(0);
         let both = |of| since(of).iter().sum::<u64>();
         let share = |part: u64, of: u64| if of == 0 { 0.0 } else { part as f64 / of as f64 };

@@ -5,7 +5,7 @@ use crate::rdma::{RdmaConfig, RdmaEndpoint};
 use crate::switch::SwitchConfig;
 use crate::topology::{NetworkLink, NetworkNode, Topology};
 use pcap_file::pcap::PcapReader;
-use rnic::nic::{Policy, Profile};
+use rnic::nic::{NicProfile, TransportPolicy};
 use rnic::wire::{Operation, Packet};
 use sim::{Span, Time};
 

@@ -6,7 +6,9 @@ use pcie::host::System;
 use pcie::link::{Lanes, Link};
 use pcie::model::{Access, CompletionSize, Mode, Model};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
-use rnic::nic::{CongestionControl, Context, ContextCache, ContextPool, Costs, Dcqcn, Policy, Profile};
+use rnic::nic::{
+    CongestionControl, Context, ContextCacheConfig, ContextPoolConfig, CostModel, Dcqcn, NicProfile, TransportPolicy,
+};
 use sim::Span;
 
 use crate::rate::LinkRate;
@@ -73,7 +75,7 @@ fn with_pcie_bytes(pool: ContextPool) -> ContextPool {
     let span = model.span(size_of::<Context>() as u64, 0).expect("a context is a valid transfer");
     let read_bytes = model.traffic(Access::Read, span).received_bytes as u32;
     let write_bytes = model.traffic(Access::Write, span).sent_bytes as u32;
-    ContextPool { read_bytes, write_bytes, ..pool }
+    ContextPoolConfig { read_bytes, write_bytes, ..pool }
 }
 
 /// Sequential reads of host memory on a context cache miss: context, work request and address translation.
@@ -113,7 +115,7 @@ fn commercial_costs() -> Costs {
         let bandwidth = run(test(Kind::BwRd, LARGE_BYTES));
         latencies_ns.sort_unstable_by(f64::total_cmp);
         let dma_read = Span::from_ns(latencies_ns[latencies_ns.len() / 2]);
-        Costs { dma_read, dma_byte_ps: (8000.0 / bandwidth.gbps()).round() as u64, ..Costs::modelled() }
+        CostModel { dma_read, dma_byte_ps: (8000.0 / bandwidth.gbps()).round() as u64, ..CostModel::modelled() }
     })
 }
 

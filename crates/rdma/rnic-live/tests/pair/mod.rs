@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use fabric::shm;
-use rnic::nic::{ByteMemory, CqNumber, Policy, Profile, QpInit};
+use rnic::nic::{ByteMemory, CqNumber, NicProfile, QpInit, TransportPolicy};
 use rnic::verbs::{
-    Access, Address, Completion, Datagram, Mtu, ProtectionDomain, QpAttributes, QpState, Receive, RegionKeys,
-    Registration, SGES_MAX, Send, SendKind, Sge,
+    AccessFlags, Completion, DatagramDestination, Mtu, NicAddress, ProtectionDomain, QpAttributes, QpState,
+    ReceiveRequest, RegionKeys, Registration, SGES_MAX, SendKind, SendRequest, Sge,
 };
 use rnic::wire::{Psn, QpNumber, Service};
 use rnic_live::{LaneIo, LiveNic, PacketIo, RcConnection, UdpIo, WINDOW_BYTES};
@@ -88,7 +88,7 @@ impl<W: PacketIo> TestHost<W> {
             receive_psn: Psn::new(psns.1),
             send_psn: Psn::new(psns.0),
             mtu,
-            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            access: AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC,
             ack_timer_code,
         };
         self.live.connect(self.qp, &connection).unwrap();
@@ -105,11 +105,11 @@ impl<W: PacketIo> TestHost<W> {
         let init = QpAttributes {
             partition_index: Some(0),
             port: Some(1),
-            access: Some(Access::REMOTE_WRITE),
+            access: Some(AccessFlags::REMOTE_WRITE),
             ..QpAttributes::default()
         };
         let receive = QpAttributes {
-            path: Some(Address(0)),
+            path: Some(NicAddress(0)),
             mtu: Some(mtu),
             destination: Some(destination),
             receive_psn: Some(Psn::new(psns.1)),
@@ -139,14 +139,14 @@ impl<W: PacketIo> TestHost<W> {
 
     pub fn post_send_to(&mut self, datagram: Option<Datagram>, id: u64, kind: SendKind, address: u64, bytes: u32) {
         let local = self.local(address, bytes);
-        let request = Send { id, kind, local, signalled: true, fence: false, solicited: false, datagram };
+        let request = SendRequest { id, kind, local, signalled: true, fence: false, solicited: false, datagram };
         let now = self.live.now();
         self.live.nic_mut().post_send(now, self.qp, &request).unwrap();
     }
 
     pub fn post_receive(&mut self, id: u64, address: u64, bytes: u32) {
         let (now, local) = (self.live.now(), self.local(address, bytes));
-        self.live.nic_mut().post_recv(now, self.qp, &Receive { id, local }).unwrap();
+        self.live.nic_mut().post_recv(now, self.qp, &ReceiveRequest { id, local }).unwrap();
     }
 
     /// Polls the NIC once, and returns the completions.

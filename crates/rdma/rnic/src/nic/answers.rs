@@ -2,21 +2,21 @@
 
 use sim::{Span, Time};
 
-use super::bits::Bits;
+use super::bits::PacketBitmap;
 use super::context::SendEntry;
 use super::emit::{parts, tick};
 use super::profile::WINDOW_PACKETS_MAX;
 use super::schedule::{Again, piece_bytes};
 use super::software::Entry;
 use super::{HostMemory, Nic, READS_MAX};
-use crate::verbs::{Access, CompletionStatus, QpState, SGES_MAX, SendKind, Sge};
+use crate::verbs::{AccessFlags, CompletionStatus, QpState, SGES_MAX, SendKind, Sge};
 use crate::wire::{Header, Operation, Psn, Service};
 
 /// What came of an answer out of order: in the host's memory.
 #[derive(Clone, Debug)]
 pub(super) struct Answers {
     /// Bit i: packet `answered + i` came.
-    arrived: Bits,
+    arrived: PacketBitmap,
     /// All gaps before this packet were asked for again.
     asked_to: u32,
     /// Since when there is a gap that was not asked for.
@@ -28,9 +28,9 @@ pub(super) struct Answers {
     /// A later answer came: what is missing up to the end was overtaken.
     is_overtaken: bool,
     /// Bit i: of packet `answered + i` only the head came, and it is asked for again by itself.
-    cut_off: Bits,
+    cut_off: PacketBitmap,
     /// Of those, bit i: not yet.
-    to_ask: Bits,
+    to_ask: PacketBitmap,
     /// What was asked for again by itself: the first packet, how many, and how many of them nothing was heard of.
     repairs: Vec<(u32, u32, u32)>,
 }
@@ -61,7 +61,7 @@ impl<M: HostMemory> Nic<M> {
         let domain = self.contexts[i].domain;
         let mut done = 0;
         for part in parts(pieces, offset, bytes) {
-            let host = self.table.check_local(domain, &part, Access::LOCAL_WRITE);
+            let host = self.table.check_local(domain, &part, AccessFlags::LOCAL_WRITE);
             let address = host.map_err(|_| Misfit::Protection)?;
             self.memory.place(address, part.bytes, payload, done).map_err(|_| Misfit::Protection)?;
             done += part.bytes;
@@ -274,7 +274,7 @@ impl<M: HostMemory> Nic<M> {
     fn store_local(&mut self, i: usize, local: &[Sge; SGES_MAX], value: u64) -> Result<(), Misfit> {
         let piece = local.iter().find(|piece| piece.bytes > 0).ok_or(Misfit::Length)?;
         let domain = self.contexts[i].domain;
-        let host = self.table.check_local(domain, piece, Access::LOCAL_WRITE);
+        let host = self.table.check_local(domain, piece, AccessFlags::LOCAL_WRITE);
         let address = host.map_err(|_| Misfit::Protection)?;
         self.memory.store(address, value).map_err(|_| Misfit::Protection)
     }
@@ -414,14 +414,14 @@ impl<M: HostMemory> Nic<M> {
 impl Answers {
     fn new(first_sent: u16) -> Box<Self> {
         Box::new(Self {
-            arrived: Bits::EMPTY,
+            arrived: PacketBitmap::EMPTY,
             asked_to: 0,
             gap_since: None,
             first_sent,
             asked_tick: None,
             is_overtaken: false,
-            cut_off: Bits::EMPTY,
-            to_ask: Bits::EMPTY,
+            cut_off: PacketBitmap::EMPTY,
+            to_ask: PacketBitmap::EMPTY,
             repairs: Vec::new(),
         })
     }
@@ -439,7 +439,7 @@ impl Answers {
 
     /// Nothing more is waited for by itself.
     fn forget_repairs(&mut self) {
-        (self.cut_off, self.to_ask) = (Bits::EMPTY, Bits::EMPTY);
+        (self.cut_off, self.to_ask) = (PacketBitmap::EMPTY, PacketBitmap::EMPTY);
         self.repairs.clear();
     }
 

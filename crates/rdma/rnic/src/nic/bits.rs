@@ -7,11 +7,11 @@ const WORDS: usize = (WINDOW_PACKETS_MAX / WORD_BITS) as usize;
 
 /// So many bits as packets may be on their way.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Bits {
+pub struct PacketBitmap {
     words: [u64; WORDS],
 }
 
-impl Bits {
+impl PacketBitmap {
     /// None is set.
     pub const EMPTY: Self = Self { words: [0; WORDS] };
 
@@ -100,15 +100,15 @@ mod tests {
 
     const BITS: u32 = WINDOW_PACKETS_MAX;
 
-    fn of(set: &[u32]) -> Bits {
-        let mut bits = Bits::EMPTY;
+    fn of(set: &[u32]) -> PacketBitmap {
+        let mut bits = PacketBitmap::EMPTY;
         for bit in set {
             bits.set(*bit);
         }
         bits
     }
 
-    fn all(bits: &Bits) -> Vec<u32> {
+    fn all(bits: &PacketBitmap) -> Vec<u32> {
         (0..BITS).filter(|bit| bits.has(*bit)).collect()
     }
 
@@ -138,7 +138,7 @@ mod tests {
 
         #[test]
         fn a_window_is_added_where_it_belongs(window: u128, first in 0..BITS) {
-            let mut bits = Bits::EMPTY;
+            let mut bits = PacketBitmap::EMPTY;
             bits.add(first, window);
             let set = (0..128).filter(|bit| window >> bit & 1 == 1).map(|bit| first + bit);
             let expected: Vec<u32> = set.filter(|bit| *bit < BITS).collect();
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_bit_is_new_once_and_beyond_the_last_never() {
-        let mut bits = Bits::EMPTY;
+        let mut bits = PacketBitmap::EMPTY;
         assert!(bits.set(BITS - 1));
         assert!(!bits.set(BITS - 1));
         assert!(!bits.set(BITS));

@@ -2,8 +2,8 @@
 
 use sim::{Random, Span, Time};
 
-use super::Counters;
-use super::profile::{ContextCache, Profile};
+use super::NicCounters;
+use super::profile::{ContextCacheConfig, NicProfile};
 
 /// No context.
 const NONE: u32 = u32::MAX;
@@ -22,7 +22,7 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    pub fn new(constants: &ContextCache, seed: u64) -> Self {
+    pub fn new(constants: &ContextCacheConfig, seed: u64) -> Self {
         Self {
             places: vec![NONE; constants.contexts as usize],
             place_of: Vec::new(),
@@ -33,7 +33,7 @@ impl Cache {
     }
 
     /// Uses a context: when it is there.
-    pub fn touch(&mut self, now: Time, context: u32, profile: &Profile, counters: &mut Counters) -> Time {
+    pub fn touch(&mut self, now: Time, context: u32, profile: &NicProfile, counters: &mut NicCounters) -> Time {
         if self.place_of.len() <= context as usize {
             self.place_of.resize(context as usize + 1, NONE);
         }
@@ -72,14 +72,14 @@ impl Cache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nic::Policy;
+    use crate::nic::TransportPolicy;
 
     #[test]
     fn a_cache_holds_what_fits_and_fetches_the_rest_a_few_at_a_time() {
-        let mut profile = Profile::modelled(Policy::ConnectionCache);
-        let constants = ContextCache { contexts: 4, fetches: 2, miss: Span::from_ns(1000.0) };
+        let mut profile = NicProfile::modelled(TransportPolicy::ConnectionCache);
+        let constants = ContextCacheConfig { contexts: 4, fetches: 2, miss: Span::from_ns(1000.0) };
         profile.cache = Some(constants);
-        let (mut cache, mut counters) = (Cache::new(&constants, 1), Counters::default());
+        let (mut cache, mut counters) = (Cache::new(&constants, 1), NicCounters::default());
         let at = |ns: f64| Time::ZERO + Span::from_ns(ns);
         let mut touch = |now, context| cache.touch(now, context, &profile, &mut counters);
         let there: Vec<Time> = (0..4).map(|context| touch(Time::ZERO, context)).collect();

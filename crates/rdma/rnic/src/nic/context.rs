@@ -7,7 +7,8 @@ use sim::{Span, Time};
 use super::congestion::{CongestionControl, Control};
 use super::{CqNumber, SrqNumber};
 use crate::verbs::{
-    Access, Address, CompletionStatus, ProtectionDomain, QpAttributes, QpState, Receive, Send, SendKind,
+    AccessFlags, CompletionStatus, NicAddress, ProtectionDomain, QpAttributes, QpState, ReceiveRequest, SendKind,
+    SendRequest,
 };
 use crate::wire::{Psn, QpNumber, Service, Syndrome};
 
@@ -43,7 +44,7 @@ pub struct Context {
     pub(super) inbound_left: u32,
     pub(super) inbound_done: u32,
     // Who.
-    pub(super) peer: Address,
+    pub(super) peer: NicAddress,
     pub(super) peer_qp: QpNumber,
     pub(super) domain: ProtectionDomain,
     pub(super) queue_key: u32,
@@ -99,7 +100,7 @@ pub struct Context {
     /// Answers with content that are not sent yet.
     pub(super) replies_open: u8,
     pub(super) backoff: u8,
-    pub(super) access: Access,
+    pub(super) access: AccessFlags,
     pub(super) service: Service,
     pub(super) state: QpState,
     pub(super) inbound: Inbound,
@@ -127,7 +128,7 @@ const _: () = assert!(size_of::<Context>() <= CONTEXT_BYTES_MAX, "a context is l
 /// A work request of the send queue, in the host's memory.
 #[derive(Clone, Debug)]
 pub(super) struct SendEntry {
-    pub request: Send,
+    pub request: SendRequest,
     pub bytes: u32,
     /// Packets that this side sends.
     pub packets: u32,
@@ -194,12 +195,12 @@ pub(super) struct Replay {
 pub(super) struct Host {
     pub sends: VecDeque<SendEntry>,
     pub sends_max: usize,
-    pub receives: VecDeque<Receive>,
+    pub receives: VecDeque<ReceiveRequest>,
     pub receives_max: usize,
     pub shared: Option<SrqNumber>,
     pub signals_all: bool,
     /// Receive requests taken for messages from `Context::receive_message` on.
-    pub open: VecDeque<Receive>,
+    pub open: VecDeque<ReceiveRequest>,
     pub replies: VecDeque<Reply>,
     pub replays: VecDeque<Replay>,
     /// What the peer is told when all answers are sent.
@@ -237,7 +238,7 @@ impl Context {
             inbound_address: 0,
             inbound_left: 0,
             inbound_done: 0,
-            peer: Address(0),
+            peer: NicAddress(0),
             peer_qp: QpNumber(0),
             domain,
             queue_key: 0,
@@ -274,7 +275,7 @@ impl Context {
             life: 0,
             replies_open: 0,
             backoff: 0,
-            access: Access::empty(),
+            access: AccessFlags::empty(),
             service,
             state: QpState::Reset,
             inbound: Inbound::Nothing,

@@ -5,10 +5,11 @@ use sim::{Span, Time};
 use super::context::{Context, Host, SendEntry};
 use super::hand_over::Hardware;
 use super::requester::completion_kind;
-use super::{CqNumber, Event, HostMemory, Nic, NicError, QP_NUMBER_FIRST, QUEUE_REQUESTS_MAX, READS_MAX, SrqNumber};
+use super::{CqNumber, HostMemory, Nic, NicError, NicEvent, QP_NUMBER_FIRST, QUEUE_REQUESTS_MAX, READS_MAX, SrqNumber};
 use crate::verbs::{
-    Bind, Completion, CompletionKind, CompletionQueue, CompletionStatus, LKey, Notify, ProtectionDomain, QpAttributes,
-    QpState, Receive, RegionKeys, Registration, Requester, Send, SharedReceiveQueue, WindowKind, check_transition,
+    BindInfo, Completion, CompletionKind, CompletionQueue, CompletionStatus, CqNotify, LKey, ProtectionContext,
+    ProtectionDomain, QpAttributes, QpState, ReceiveRequest, RegionKeys, Registration, SendRequest, SharedReceiveQueue,
+    WindowKind, check_transition,
 };
 use crate::wire::{Psn, QpNumber, RKey, Service};
 
@@ -124,14 +125,14 @@ impl<M: HostMemory> Nic<M> {
         qp: QpNumber,
         window: RKey,
         chosen: Option<RKey>,
-        bind: &Bind,
+        bind: &BindInfo,
     ) -> Result<RKey, NicError> {
         let i = self.find(qp)?;
-        let asker = Requester { domain: self.contexts.known(i).domain, qp };
+        let accessor = ProtectionContext { domain: self.contexts.known(i).domain, qp };
         match chosen {
-            None => Ok(self.table.bind_type_1(asker, window, bind)?),
+            None => Ok(self.table.bind_type_1(accessor, window, bind)?),
             Some(chosen) => {
-                self.table.bind_type_2(asker, window, chosen, bind)?;
+                self.table.bind_type_2(accessor, window, chosen, bind)?;
                 Ok(chosen)
             }
         }
@@ -179,11 +180,11 @@ impl<M: HostMemory> Nic<M> {
         Ok(self.cq(cq)?.poll(into)?)
     }
 
-    /// Asks for an [`Event::Completion`].
+    /// Asks for an [`NicEvent::Completion`].
     ///
     /// # Errors
     /// When there is no such queue.
-    pub fn arm_cq(&mut self, cq: CqNumber, notify: Notify) -> Result<(), NicError> {
+    pub fn arm_cq(&mut self, cq: CqNumber, notify: CqNotify) -> Result<(), NicError> {
         self.cq(cq)?.arm(notify);
         Ok(())
     }
@@ -216,7 +217,7 @@ impl<M: HostMemory> Nic<M> {
         self.srqs.get_mut(srq.0 as usize).and_then(Option::as_mut).ok_or(unknown)
     }
 
-    /// Asks for an [`Event::SharedReceiveLimit`].
+    /// Asks for an [`NicEvent::SharedReceiveLimit`].
     ///
     /// # Errors
     /// When there is no such queue, or the limit is above what it holds.
@@ -411,7 +412,7 @@ impl<M: HostMemory> Nic<M> {
     ///
     /// # Errors
     /// When the state does not allow it, or the queue is full.
-    pub fn post_send(&mut self, now: Time, qp: QpNumber, request: &Send) -> Result<(), NicError> {
+    pub fn post_send(&mut self, now: Time, qp: QpNumber, request: &SendRequest) -> Result<(), NicError> {
         let i = self.find(qp)?;
         self.contexts.known(i).state.check_post_send(qp)?;
         let host = &self.hosts[i];
@@ -451,7 +452,7 @@ impl<M: HostMemory> Nic<M> {
     ///
     /// # Errors
     /// When the state does not allow it, the queue is full, or the queue pair takes from a shared one.
-    pub fn post_recv(&mut self, now: Time, qp: QpNumber, request: &Receive) -> Result<(), NicError> {
+    pub fn post_recv(&mut self, now: Time, qp: QpNumber, request: &ReceiveRequest) -> Result<(), NicError> {
         let i = self.find(qp)?;
         self.contexts.known(i).state.check_post_receive(qp)?;
         let host = &mut self.hosts[i];
@@ -474,11 +475,11 @@ impl<M: HostMemory> Nic<M> {
     ///
     /// # Errors
     /// When there is none, or it is full.
-    pub fn post_srq_recv(&mut self, srq: SrqNumber, request: &Receive) -> Result<(), NicError> {
+    pub fn post_srq_recv(&mut self, srq: SrqNumber, request: &ReceiveRequest) -> Result<(), NicError> {
         Ok(self.srq(srq)?.post(*request)?)
     }
 
-    fn flush_receive(&mut self, now: Time, i: usize, request: &Receive) {
+    fn flush_receive(&mut self, now: Time, i: usize, request: &ReceiveRequest) {
         let completion =
             Completion::new(request.id, self.number(i), CompletionStatus::Flushed, CompletionKind::Receive);
         let cq = self.contexts.known(i).receive_cq;
@@ -534,7 +535,7 @@ impl<M: HostMemory> Nic<M> {
     pub(super) fn land(&mut self, now: Time, cq: CqNumber, completion: Completion) {
         let Ok(queue) = self.cq(cq) else { return };
         match queue.push(completion) {
-            Ok(true) => self.events.push_back(Event::Completion(cq)),
+            Ok(true) => self.events.push_back(NicEvent::Completion(cq)),
             Ok(false) => {}
             Err(_) => self.overflowed(now, cq),
         }
@@ -550,7 +551,7 @@ impl<M: HostMemory> Nic<M> {
         if users.is_empty() {
             return;
         }
-        self.events.push_back(Event::CompletionQueueError(cq));
+        self.events.push_back(NicEvent::CompletionQueueError(cq));
         for i in users.iter().copied() {
             // Before flushing, which overflows again.
             self.by_driver(now, i, |nic| nic.contexts[i].state = QpState::Error);

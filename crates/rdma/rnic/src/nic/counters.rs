@@ -6,13 +6,13 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// What a NIC counted since it began. Drops say why; nothing that a peer sends goes uncounted.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct Counters {
+        pub struct NicCounters {
             $($(#[$doc])* pub $name: u64,)*
             /// Time that the slow path's software worked.
             pub software_busy: Span,
         }
 
-        impl Counters {
+        impl NicCounters {
             /// Names and values of the counts, for tables.
             pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name)),*].into_iter()

@@ -4,10 +4,11 @@ use sim::Time;
 
 use super::context::{Reply, SendEntry};
 use super::schedule::{Item, Staged, piece_bytes};
-use super::{HostMemory, Nic, Outgoing};
-use crate::verbs::{Access, Address, CompletionStatus, ProtectionDomain, SGES_MAX, SendKind, Sge};
+use super::{HostMemory, Nic, OutgoingPacket};
+use crate::verbs::{AccessFlags, CompletionStatus, NicAddress, ProtectionDomain, SGES_MAX, SendKind, Sge};
 use crate::wire::{
-    AckExtended, Atomic, Header, Immediate, Operation, Place, Psn, QpNumber, RdmaExtended, Selective, Service, Syndrome,
+    Aeth, AtomicEth, Header, Immediate, Operation, PlacementHeader, Psn, QpNumber, Reth, SelectiveAck, Service,
+    Syndrome,
 };
 
 /// "Credits are not used" (IBA table 46).
@@ -70,10 +71,10 @@ impl<M: HostMemory> Nic<M> {
     }
 
     /// Queues an acknowledgement or a refusal, before all data.
-    pub(super) fn push_ack(&mut self, i: usize, psn: Psn, syndrome: Syndrome, selective: Option<Selective>) {
+    pub(super) fn push_ack(&mut self, i: usize, psn: Psn, syndrome: Syndrome, selective: Option<SelectiveAck>) {
         let mut header = self.header(i, Operation::Acknowledge, psn);
         let context = &mut self.contexts[i];
-        header.ack = Some(AckExtended { syndrome, messages: context.messages & MESSAGE_MASK });
+        header.ack = Some(Aeth { syndrome, messages: context.messages & MESSAGE_MASK });
         // Without the extension the mark is told by the one bit that there is.
         if !self.profile.policy.is_selective() && self.profile.echoes_marks() {
             header.congestion_echo = context.marked > 0;
@@ -88,7 +89,7 @@ impl<M: HostMemory> Nic<M> {
     pub(super) fn acknowledge(&mut self, i: usize, newest: Psn) {
         let context = &mut self.contexts[i];
         let expected = context.hand.settled();
-        let selective = self.profile.policy.is_selective().then(|| Selective {
+        let selective = self.profile.policy.is_selective().then(|| SelectiveAck {
             expected,
             newest,
             arrived: 0,
@@ -99,7 +100,7 @@ impl<M: HostMemory> Nic<M> {
         self.push_ack(i, expected.plus(Psn::new(u32::MAX).get()), syndrome, selective);
     }
 
-    pub(super) fn push_notification(&mut self, i: usize, to: Address, qp: QpNumber) {
+    pub(super) fn push_notification(&mut self, i: usize, to: NicAddress, qp: QpNumber) {
         let mut header = self.header(i, Operation::CongestionNotification, Psn::new(0));
         header.destination = qp;
         header.congestion_echo = true;
@@ -108,7 +109,7 @@ impl<M: HostMemory> Nic<M> {
     }
 
     /// Makes a staged packet, unless it lost its sense meanwhile.
-    pub(super) fn emit(&mut self, now: Time, staged: &Staged, payload: &mut M::Payload) -> Option<Outgoing> {
+    pub(super) fn emit(&mut self, now: Time, staged: &Staged, payload: &mut M::Payload) -> Option<OutgoingPacket> {
         let i = staged.qp as usize;
         let context = &self.contexts[i];
         if !context.is_there || context.life != staged.life {
@@ -136,7 +137,7 @@ impl<M: HostMemory> Nic<M> {
         index: u32,
         (packet, is_again): (u32, bool),
         payload: &mut M::Payload,
-    ) -> Option<Outgoing> {
+    ) -> Option<OutgoingPacket> {
         let entry = self.entry(i, index)?;
         let psn = if entry.is_asking() { entry.first.plus(self.asked_before(entry)) } else { entry.first.plus(packet) };
         let is_reliable = self.contexts[i].service == Service::Rc;
@@ -162,7 +163,7 @@ impl<M: HostMemory> Nic<M> {
         if is_again {
             self.counters.sent_again_packets += 1;
         }
-        Some(Outgoing { to, header })
+        Some(OutgoingPacket { to, header })
     }
 
     /// Packets of an answer that came already: a READ that is asked for again in order begins behind them.
@@ -188,7 +189,7 @@ impl<M: HostMemory> Nic<M> {
         header.ack_request = is_end;
         header.solicited = is_end && entry.request.solicited;
         if is_selective {
-            header.place = Some(Place { message: entry.message & MESSAGE_MASK, packet, sent: tick(now) });
+            header.place = Some(PlacementHeader { message: entry.message & MESSAGE_MASK, packet, sent: tick(now) });
         }
         match entry.request.kind {
             SendKind::Send(Some(data)) if is_end => header.immediate = Some(Immediate::Data(data)),
@@ -197,21 +198,21 @@ impl<M: HostMemory> Nic<M> {
                 header.immediate = immediate.filter(|_| is_end).map(Immediate::Data);
                 if packet == 0 || is_selective {
                     let address = remote.address.wrapping_add(u64::from(packet) * u64::from(mtu));
-                    header.rdma = Some(RdmaExtended { address, key: remote.key, bytes: entry.bytes });
+                    header.rdma = Some(Reth { address, key: remote.key, bytes: entry.bytes });
                 }
             }
             SendKind::Read(remote) => {
                 let before = self.asked_before(entry) * mtu;
                 let address = remote.address.wrapping_add(u64::from(before));
-                header.rdma = Some(RdmaExtended { address, key: remote.key, bytes: entry.bytes - before });
+                header.rdma = Some(Reth { address, key: remote.key, bytes: entry.bytes - before });
             }
             SendKind::CompareSwap { remote, compare, swap } => {
                 let (address, key) = (remote.address, remote.key);
-                header.atomic = Some(Atomic { address, key, swap_or_add: swap, compare });
+                header.atomic = Some(AtomicEth { address, key, swap_or_add: swap, compare });
             }
             SendKind::FetchAdd { remote, add } => {
                 let (address, key) = (remote.address, remote.key);
-                header.atomic = Some(Atomic { address, key, swap_or_add: add, compare: 0 });
+                header.atomic = Some(AtomicEth { address, key, swap_or_add: add, compare: 0 });
             }
             SendKind::Send(_)
             | SendKind::SendWithInvalidate(_)
@@ -226,7 +227,7 @@ impl<M: HostMemory> Nic<M> {
     }
 
     /// Asks again for some packets of an answer: the same request, a part of its range.
-    fn emit_ask_again(&mut self, now: Time, i: usize, index: u32, packet: u32, packets: u32) -> Option<Outgoing> {
+    fn emit_ask_again(&mut self, now: Time, i: usize, index: u32, packet: u32, packets: u32) -> Option<OutgoingPacket> {
         let entry = self.entry(i, index).filter(|entry| !entry.is_done)?;
         let mut header = self.request_header(now, i, entry, 0, entry.first)?;
         let mtu = self.contexts[i].mtu();
@@ -241,10 +242,10 @@ impl<M: HostMemory> Nic<M> {
         self.counters.sent_again_packets += 1;
         self.asked_again(now, i, index);
         self.wait_for_answer(now, i);
-        Some(Outgoing { to: self.contexts[i].peer, header })
+        Some(OutgoingPacket { to: self.contexts[i].peer, header })
     }
 
-    fn emit_reply(&mut self, now: Time, i: usize, reply: &Reply, payload: &mut M::Payload) -> Option<Outgoing> {
+    fn emit_reply(&mut self, now: Time, i: usize, reply: &Reply, payload: &mut M::Payload) -> Option<OutgoingPacket> {
         let is_selective = self.profile.policy.is_selective();
         let part = Part::new(reply.packet - reply.packet_first, reply.packets);
         let operation = if reply.value.is_some() { Operation::AtomicAcknowledge } else { part.of(READ_RESPONSE) };
@@ -254,14 +255,14 @@ impl<M: HostMemory> Nic<M> {
         let context = &self.contexts[i];
         if part != Part::Middle {
             let syndrome = Syndrome::Ack { credit_code: CREDIT_CODE_NONE };
-            header.ack = Some(AckExtended { syndrome, messages: context.messages & MESSAGE_MASK });
+            header.ack = Some(Aeth { syndrome, messages: context.messages & MESSAGE_MASK });
         }
         if is_selective {
-            header.place = Some(Place { message: reply.message, packet: reply.packet, sent: reply.sent });
+            header.place = Some(PlacementHeader { message: reply.message, packet: reply.packet, sent: reply.sent });
         }
         if let Some(value) = reply.value {
-            header.atomic = Some(Atomic { address: 0, key: Default::default(), swap_or_add: value, compare: 0 });
-            return Some(Outgoing { to: context.peer, header });
+            header.atomic = Some(AtomicEth { address: 0, key: Default::default(), swap_or_add: value, compare: 0 });
+            return Some(OutgoingPacket { to: context.peer, header });
         }
         let (mtu, to) = (context.mtu(), context.peer);
         header.payload_bytes = piece_bytes(reply.bytes, offset, mtu);
@@ -270,7 +271,7 @@ impl<M: HostMemory> Nic<M> {
             self.refuse(now, i, psn, Syndrome::RemoteOperation);
             return None;
         }
-        Some(Outgoing { to, header })
+        Some(OutgoingPacket { to, header })
     }
 
     /// Gathers bytes of a message from its pieces of local memory.
@@ -284,7 +285,7 @@ impl<M: HostMemory> Nic<M> {
     ) -> Result<(), CompletionStatus> {
         let mut done = 0;
         for part in parts(pieces, offset, bytes) {
-            let host = self.table.check_local(domain, &part, Access::empty());
+            let host = self.table.check_local(domain, &part, AccessFlags::empty());
             let address = host.map_err(|_| CompletionStatus::LocalProtection)?;
             self.memory.gather(address, part.bytes, payload, done).map_err(|_| CompletionStatus::LocalProtection)?;
             done += part.bytes;

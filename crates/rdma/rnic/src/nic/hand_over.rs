@@ -17,7 +17,7 @@
 
 use crate::wire::Psn;
 
-use super::bits::Bits;
+use super::bits::PacketBitmap;
 
 /// Hardware's half: on chip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -146,13 +146,13 @@ pub struct Software {
     /// All before this is there.
     expected: Psn,
     /// Bit i: the packet `expected + i` is there.
-    arrived: Bits,
+    arrived: PacketBitmap,
 }
 
 impl Software {
     /// Nothing came yet.
     pub const fn new(first: Psn) -> Self {
-        Self { expected: first, arrived: Bits::EMPTY }
+        Self { expected: first, arrived: PacketBitmap::EMPTY }
     }
 
     /// All before this is there.

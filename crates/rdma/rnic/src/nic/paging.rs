@@ -18,7 +18,7 @@ use sim::Time;
 use super::context::Context;
 use super::pool::{NOWHERE, Parked, Pool};
 use super::{HostMemory, Nic};
-use crate::verbs::Address;
+use crate::verbs::NicAddress;
 use crate::wire::{Header, QpNumber};
 
 /// All contexts, in the host's memory or on chip. To look at one that is away is a bug, and in builds with debug
@@ -101,7 +101,7 @@ impl<M: HostMemory> Nic<M> {
     pub(super) fn is_parked(
         &mut self,
         now: Time,
-        source: Address,
+        source: NicAddress,
         header: &Header,
         is_marked: bool,
         payload: Option<&M::Payload>,

@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 
 use sim::Time;
 
-use super::profile::ContextPool;
-use crate::verbs::Address;
+use super::profile::ContextPoolConfig;
+use crate::verbs::NicAddress;
 use crate::wire::Header;
 
 /// Fetches, slots and parked packets are numbered by 16 bits, without this one.
@@ -100,7 +100,7 @@ const _: () = assert!(size_of::<Fetch>() <= 16);
 #[derive(Debug)]
 pub(super) struct Parked {
     next: u16,
-    pub source: Address,
+    pub source: NicAddress,
     pub header: Header,
     pub is_marked: bool,
     /// Nothing of a packet of which only the head came.
@@ -108,7 +108,7 @@ pub(super) struct Parked {
 }
 
 impl Parked {
-    pub fn new(source: Address, header: &Header, is_marked: bool, payload: Option<Vec<u8>>) -> Self {
+    pub fn new(source: NicAddress, header: &Header, is_marked: bool, payload: Option<Vec<u8>>) -> Self {
         Self { next: NOWHERE, source, header: *header, is_marked, payload }
     }
 
@@ -134,7 +134,7 @@ struct Ready {
 /// All of it.
 #[derive(Debug)]
 pub(super) struct Pool {
-    constants: ContextPool,
+    constants: ContextPoolConfig,
     entries: Vec<Entry>,
     slots: Vec<Slot>,
     /// Slots with pins.
@@ -156,7 +156,7 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub fn new(constants: &ContextPool) -> Self {
+    pub fn new(constants: &ContextPoolConfig) -> Self {
         Self {
             constants: *constants,
             entries: Vec::new(),
@@ -175,7 +175,7 @@ impl Pool {
         }
     }
 
-    pub const fn constants(&self) -> &ContextPool {
+    pub const fn constants(&self) -> &ContextPoolConfig {
         &self.constants
     }
 
@@ -432,7 +432,7 @@ fn insert<T>(places: &mut Vec<T>, free: &mut Vec<u16>, most: u32, thing: T) -> O
 mod tests {
     use super::*;
 
-    const CONSTANTS: ContextPool = ContextPool {
+    const CONSTANTS: ContextPoolConfig = ContextPoolConfig {
         contexts: 4,
         ahead: 2,
         fetches: 3,
@@ -519,7 +519,7 @@ mod tests {
         use crate::wire::{Operation, Psn, QpNumber, Service};
         let mut pool = pool(2);
         let header = |psn| Header::bare(Service::Rc, Operation::WriteOnly, QpNumber(2), Psn::new(psn));
-        let parked = |psn| Parked::new(Address(0), &header(psn), false, None);
+        let parked = |psn| Parked::new(NicAddress(0), &header(psn), false, None);
         assert!(pool.park(1, parked(1)) && pool.park(1, parked(2)) && !pool.park(1, parked(3)));
         let read = pool.next_read().unwrap();
         pool.begin_read(read.fetch, Time::ZERO);
@@ -530,7 +530,7 @@ mod tests {
         assert_eq!((one.header.psn.get(), two.header.psn.get(), end), (1, 2, NOWHERE));
         assert_eq!(pool.parked_bytes, 0);
         let large = Header { payload_bytes: 1000, ..header(4) };
-        assert!(!pool.park(0, Parked::new(Address(0), &large, false, None)), "more bytes than there may be");
+        assert!(!pool.park(0, Parked::new(NicAddress(0), &large, false, None)), "more bytes than there may be");
     }
 
     #[test]

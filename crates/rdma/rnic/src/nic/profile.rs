@@ -17,7 +17,7 @@ const QPS_PAGED_MAX: u32 = super::pool::NOBODY - 1;
 
 /// How a NIC finds what is lost, and where it keeps what it must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Policy {
+pub enum TransportPolicy {
     /// Selective repeat without state on chip: hardware takes what comes in order, software of the host the rest; no
     /// cache of work requests ("SRNIC", NSDI 2023).
     Srnic,
@@ -32,7 +32,7 @@ pub enum Policy {
     ConnectionCache,
 }
 
-impl Policy {
+impl TransportPolicy {
     /// Whether what comes out of order is kept, and only what is lost sent again.
     pub const fn is_selective(self) -> bool {
         matches!(self, Self::Srnic | Self::SrnicPaged | Self::Irn)
@@ -46,7 +46,7 @@ impl Policy {
 
 /// What things cost. All zero where they take real time by themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Costs {
+pub struct CostModel {
     /// From a program's doorbell, or a command of the slow path's software, until the NIC knows.
     pub doorbell: Span,
     /// A read of the host's memory, until its first byte is there.
@@ -63,7 +63,7 @@ pub struct Costs {
     pub go_back: Span,
 }
 
-impl Costs {
+impl CostModel {
     /// Nothing costs anything: live.
     pub const ZERO: Self = Self {
         doorbell: Span::ZERO,
@@ -91,7 +91,7 @@ impl Costs {
     }
 }
 
-impl Costs {
+impl CostModel {
     /// How long the link to the host's memory carries so many bytes.
     pub(super) fn dma_bytes(&self, bytes: u32) -> Span {
         Span::from_ps(self.dma_byte_ps) * u64::from(bytes)
@@ -115,7 +115,7 @@ pub struct Scheduling {
 
 /// A cache of contexts on chip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ContextCache {
+pub struct ContextCacheConfig {
     /// Contexts that it holds.
     pub contexts: u32,
     /// Contexts that are fetched at the same time, at most.
@@ -126,7 +126,7 @@ pub struct ContextCache {
 
 /// A pool of contexts on chip; all of them lie in the host's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ContextPool {
+pub struct ContextPoolConfig {
     /// Contexts that it holds, at most: 2 to 65,535.
     pub contexts: u32,
     /// How many of the schedule queue's first have their contexts fetched and kept: half of the pool at most, so that
@@ -146,7 +146,7 @@ pub struct ContextPool {
     pub write_bytes: u32,
 }
 
-impl ContextPool {
+impl ContextPoolConfig {
     /// *Modelled*: as large as fits, with what is on chip of each of 100,000 queue pairs, into what SRNIC takes for
     /// 10,000. Half of the receive buffer holds 24 us of 100 Gb/s, and 64 reads at a round trip of 1 us bring 64 M
     /// contexts a second. Bytes on the link are those of PCIe of generation 3 (`pcie::model`): 24 around a write, and
@@ -184,7 +184,7 @@ impl ContextPool {
 
 /// When a sender stops waiting for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patience {
+pub enum RetransmitTimeout {
     /// After the time that the queue pair's attribute says.
     Attribute,
     /// IRN: a short time while few packets are on their way, else a long one.
@@ -208,9 +208,9 @@ pub enum Patience {
 
 /// What kind of NIC it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Profile {
+pub struct NicProfile {
     /// How it finds what is lost.
-    pub policy: Policy,
+    pub policy: TransportPolicy,
     /// Bytes of payload of a packet, at most; queue pairs may ask for less.
     pub mtu_bytes: u32,
     /// Packets of one queue pair on their way, at most; 1 to [`WINDOW_PACKETS_MAX`].
@@ -220,15 +220,15 @@ pub struct Profile {
     /// How senders slow down.
     pub congestion: CongestionControl,
     /// What things cost.
-    pub costs: Costs,
+    pub costs: CostModel,
     /// How packets come to the wire.
     pub scheduling: Scheduling,
     /// When a sender stops waiting.
-    pub patience: Patience,
-    /// Of [`Policy::ConnectionCache`].
-    pub cache: Option<ContextCache>,
-    /// Of [`Policy::SrnicPaged`].
-    pub pool: Option<ContextPool>,
+    pub patience: RetransmitTimeout,
+    /// Of [`TransportPolicy::ConnectionCache`].
+    pub cache: Option<ContextCacheConfig>,
+    /// Of [`TransportPolicy::SrnicPaged`].
+    pub pool: Option<ContextPoolConfig>,
     /// Headers that the control queue holds; what comes beyond is lost, and sent again.
     pub control_queue: u32,
     /// Queue pairs, at most.
@@ -249,30 +249,30 @@ pub struct ProfileError {
     pub remedy: &'static str,
 }
 
-impl Profile {
+impl NicProfile {
     /// A NIC with this policy that costs nothing: live, and where only the protocol matters. Congestion is not
     /// controlled, but IRN has no policy without a bound and begins with 512 packets.
-    pub fn new(policy: Policy) -> Self {
+    pub fn new(policy: TransportPolicy) -> Self {
         let patience = match policy {
-            Policy::GoBackN | Policy::ConnectionCache => Patience::Attribute,
-            Policy::Irn => {
-                Patience::LowHigh { low: Span::from_ns(100_000.0), high: Span::from_ns(320_000.0), packets: 3 }
+            TransportPolicy::GoBackN | TransportPolicy::ConnectionCache => RetransmitTimeout::Attribute,
+            TransportPolicy::Irn => {
+                RetransmitTimeout::LowHigh { low: Span::from_ns(100_000.0), high: Span::from_ns(320_000.0), packets: 3 }
             }
-            Policy::Srnic | Policy::SrnicPaged => {
-                Patience::Probe { least: Span::from_ns(5_000.0), first: Span::from_ns(100_000.0) }
+            TransportPolicy::Srnic | TransportPolicy::SrnicPaged => {
+                RetransmitTimeout::Probe { least: Span::from_ns(5_000.0), first: Span::from_ns(100_000.0) }
             }
         };
         // *Modelled*: 8.8 M misses a second, so that all misses at one packet of 1 KiB a turn are the published 52 Gb/s
         // of 16,384 queue pairs; 256 contexts are where the published collapse begins.
-        let cache = ContextCache { contexts: 256, fetches: 11, miss: Span::from_ns(1250.0) };
-        let quantum_bytes = if policy == Policy::ConnectionCache { 1 } else { 16_384 };
+        let cache = ContextCacheConfig { contexts: 256, fetches: 11, miss: Span::from_ns(1250.0) };
+        let quantum_bytes = if policy == TransportPolicy::ConnectionCache { 1 } else { 16_384 };
         Self {
             policy,
             mtu_bytes: 1024,
             window_packets: WINDOW_PACKETS_MAX,
             ack_packets: 16,
             congestion: CongestionControl::None,
-            costs: Costs::ZERO,
+            costs: CostModel::ZERO,
             scheduling: Scheduling {
                 quantum_bytes,
                 ahead_bytes: 65_536,
@@ -281,17 +281,17 @@ impl Profile {
                 fetches_wqes: policy.has_slow_path(),
             },
             patience,
-            cache: (policy == Policy::ConnectionCache).then_some(cache),
-            pool: (policy == Policy::SrnicPaged).then_some(ContextPool::modelled()),
+            cache: (policy == TransportPolicy::ConnectionCache).then_some(cache),
+            pool: (policy == TransportPolicy::SrnicPaged).then_some(ContextPoolConfig::modelled()),
             control_queue: 16_384,
             qps: 65_536,
             memory_entries: 65_536,
         }
     }
 
-    /// The same NIC at the end of a PCIe link: [`Costs::modelled`].
-    pub fn modelled(policy: Policy) -> Self {
-        Self { costs: Costs::modelled(), ..Self::new(policy) }
+    /// The same NIC at the end of a PCIe link: [`CostModel::modelled`].
+    pub fn modelled(policy: TransportPolicy) -> Self {
+        Self { costs: CostModel::modelled(), ..Self::new(policy) }
     }
 
     /// Whether receivers tell senders of marks in acknowledgements.
@@ -325,11 +325,11 @@ impl Profile {
             return fault(field, 0, "choose at least 1");
         }
         match self.cache {
-            Some(ContextCache { contexts: 0, .. }) => fault("cache.contexts", 0, "choose at least 1"),
-            Some(ContextCache { fetches: 0, .. }) => fault("cache.fetches", 0, "choose at least 1"),
-            None if self.policy == Policy::ConnectionCache => fault("cache", 0, "give this policy a cache"),
+            Some(ContextCacheConfig { contexts: 0, .. }) => fault("cache.contexts", 0, "choose at least 1"),
+            Some(ContextCacheConfig { fetches: 0, .. }) => fault("cache.fetches", 0, "choose at least 1"),
+            None if self.policy == TransportPolicy::ConnectionCache => fault("cache", 0, "give this policy a cache"),
             _ => match self.pool {
-                None if self.policy == Policy::SrnicPaged => fault("pool", 0, "give this policy a pool"),
+                None if self.policy == TransportPolicy::SrnicPaged => fault("pool", 0, "give this policy a pool"),
                 Some(_) if self.qps > QPS_PAGED_MAX => fault("qps", self.qps, "choose 16777214 at most"),
                 Some(pool) => pool.check(),
                 None => Ok(()),

@@ -5,12 +5,12 @@ use sim::{Span, Time};
 use super::congestion::Acknowledged;
 use super::context::SendEntry;
 use super::emit::MESSAGE_BITS;
-use super::profile::Patience;
+use super::profile::RetransmitTimeout;
 use super::schedule::Again;
 use super::software::Entry;
-use super::{Event, HostMemory, Nic};
+use super::{HostMemory, Nic, NicEvent};
 use crate::verbs::{Completion, CompletionKind, CompletionStatus, QpState, SendKind};
-use crate::wire::{Header, Operation, Psn, Selective, Service, Syndrome};
+use crate::wire::{Header, Operation, Psn, SelectiveAck, Service, Syndrome};
 
 /// Times that a wait is doubled, at most.
 const BACKOFF_MAX: u8 = 10;
@@ -77,7 +77,7 @@ impl<M: HostMemory> Nic<M> {
 
     /// Begins to wait, if nothing is waited for yet; a probe is put off by each packet, for it asks about the last.
     pub(super) fn wait_for_answer(&mut self, now: Time, i: usize) {
-        let is_probing = matches!(self.profile.patience, Patience::Probe { .. });
+        let is_probing = matches!(self.profile.patience, RetransmitTimeout::Probe { .. });
         let is_waiting = self.contexts[i].retransmit_at < Time::MAX;
         if !is_waiting {
             self.contexts[i].progressed(now);
@@ -99,12 +99,12 @@ impl<M: HostMemory> Nic<M> {
     fn patience(&self, i: usize) -> Option<Span> {
         let context = &self.contexts[i];
         match self.profile.patience {
-            Patience::Attribute => self.attribute_time(i),
-            Patience::LowHigh { low, high, packets } => {
+            RetransmitTimeout::Attribute => self.attribute_time(i),
+            RetransmitTimeout::LowHigh { low, high, packets } => {
                 let is_few = context.next.after(context.unacked).cast_unsigned() < packets;
                 Some(if is_few { low } else { high })
             }
-            Patience::Probe { least, first } => {
+            RetransmitTimeout::Probe { least, first } => {
                 let measured = context.smoothed_rtt().map(|rtt| rtt * 2 + context.rtt_variation() * 4);
                 let once = measured.map_or(first, |span| span.max(least)) + self.hosts[i].reordering;
                 let doubled = once * (1 << context.backoff.min(BACKOFF_MAX));
@@ -172,7 +172,7 @@ impl<M: HostMemory> Nic<M> {
         psn.plus(1).after(context.unacked) >= 0 && psn.after(context.sent_end) < 0
     }
 
-    fn acknowledged_selectively(&mut self, now: Time, i: usize, selective: &Selective) {
+    fn acknowledged_selectively(&mut self, now: Time, i: usize, selective: &SelectiveAck) {
         let context = &self.contexts[i];
         if selective.expected.after(context.sent_end) > 0 || selective.newest.after(context.sent_end) >= 0 {
             self.counters.drop_unasked += 1;
@@ -253,7 +253,7 @@ impl<M: HostMemory> Nic<M> {
     }
 
     /// With selective repeat: of this one packet only the head arrived.
-    fn told_lost(&mut self, now: Time, i: usize, psn: Psn, told: &Selective) {
+    fn told_lost(&mut self, now: Time, i: usize, psn: Psn, told: &SelectiveAck) {
         let context = &mut self.contexts[i];
         let is_sent = |psn: Psn| psn.after(context.sent_end) < 0;
         if psn.after(told.expected) < 0 || told.expected.after(context.unacked) < 0 || !is_sent(psn) {
@@ -402,7 +402,7 @@ impl<M: HostMemory> Nic<M> {
         let waited = self.contexts[i].waited(now);
         let allowed = self.attribute_time(i);
         let context = &mut self.contexts[i];
-        if self.profile.patience == Patience::Attribute {
+        if self.profile.patience == RetransmitTimeout::Attribute {
             let is_over = context.retries_left == 0;
             context.retries_left = context.retries_left.saturating_sub(1);
             return is_over;
@@ -477,7 +477,7 @@ impl<M: HostMemory> Nic<M> {
         let context = &mut self.contexts[i];
         if context.state == QpState::SendQueueDrain && is_idle && !context.drain_is_told {
             context.drain_is_told = true;
-            self.events.push_back(Event::Drained(qp));
+            self.events.push_back(NicEvent::Drained(qp));
         }
     }
 
@@ -514,7 +514,7 @@ impl<M: HostMemory> Nic<M> {
             self.flush_sends(now, i);
         }
         let qp = self.number(i);
-        self.events.push_back(Event::QpError(qp));
+        self.events.push_back(NicEvent::QpError(qp));
     }
 
     /// The request that an index on the wire names, if it waits for an answer with content.

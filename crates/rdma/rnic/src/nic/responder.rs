@@ -6,9 +6,11 @@ use super::answers::Misfit;
 use super::context::{Inbound, Replay, Reply};
 use super::hand_over::{Hardware, Verdict};
 use super::software::{Action, Arrived, Entry};
-use super::{CongestionControl, DATAGRAM_OFFSET_BYTES, Event, HostMemory, Nic, READS_MAX};
-use crate::verbs::{Access, Address, Completion, CompletionKind, CompletionStatus, QpState, Receive, Requester};
-use crate::wire::{Header, Immediate, Operation, Psn, QpNumber, RKey, Selective, Service, Syndrome};
+use super::{CongestionControl, DATAGRAM_OFFSET_BYTES, HostMemory, Nic, NicEvent, READS_MAX};
+use crate::verbs::{
+    AccessFlags, Completion, CompletionKind, CompletionStatus, NicAddress, ProtectionContext, QpState, ReceiveRequest,
+};
+use crate::wire::{Header, Immediate, Operation, Psn, QpNumber, RKey, SelectiveAck, Service, Syndrome};
 
 /// Replies that wait to be sent: those that may be asked for at a time, and as many asked for again.
 const REPLIES_MAX: u8 = 2 * READS_MAX;
@@ -53,7 +55,7 @@ fn is_write(operation: Operation) -> bool {
 }
 
 impl<M: HostMemory> Nic<M> {
-    pub(super) fn request(&mut self, now: Time, i: usize, source: Address, header: &Header, payload: &M::Payload) {
+    pub(super) fn request(&mut self, now: Time, i: usize, source: NicAddress, header: &Header, payload: &M::Payload) {
         if self.contexts[i].is_refusing {
             self.counters.drop_state += 1;
             return;
@@ -94,7 +96,7 @@ impl<M: HostMemory> Nic<M> {
             let is_near = u32::try_from(ahead).is_ok_and(|ahead| ahead < self.profile.window_packets);
             let Some(place) = header.place.filter(|_| is_near) else { return };
             let marked = std::mem::take(&mut context.marked);
-            let told = Selective { expected, newest: header.psn, arrived: 0, marked, echo: place.sent };
+            let told = SelectiveAck { expected, newest: header.psn, arrived: 0, marked, echo: place.sent };
             self.push_ack(i, header.psn, Syndrome::SequenceError, Some(told));
         } else if ahead >= 0 && !context.has_complained {
             context.has_complained = true;
@@ -199,7 +201,7 @@ impl<M: HostMemory> Nic<M> {
         let (begins, ends) = span(header.operation);
         if begins {
             let rdma = header.rdma.ok_or(Refusal::Nak(Syndrome::InvalidRequest))?;
-            let found = self.remote(i, rdma.key, rdma.address, rdma.bytes, Access::REMOTE_WRITE);
+            let found = self.remote(i, rdma.key, rdma.address, rdma.bytes, AccessFlags::REMOTE_WRITE);
             let address = found.map_err(|refusal| self.write_fault(i, header, refusal))?;
             let context = &mut self.contexts[i];
             (context.inbound_address, context.inbound_left, context.inbound_done) = (address, rdma.bytes, rdma.bytes);
@@ -390,7 +392,7 @@ impl<M: HostMemory> Nic<M> {
     fn place_write(&mut self, i: usize, header: &Header, payload: &M::Payload) -> Result<(), Refusal> {
         let rdma = header.rdma.ok_or(Refusal::Nak(Syndrome::InvalidRequest))?;
         // What this packet fills; a message of no bytes is checked for nothing (IBA 9.7.4.1.3).
-        let found = self.remote(i, rdma.key, rdma.address, header.payload_bytes, Access::REMOTE_WRITE);
+        let found = self.remote(i, rdma.key, rdma.address, header.payload_bytes, AccessFlags::REMOTE_WRITE);
         let address = found.map_err(|refusal| self.write_fault(i, header, refusal))?;
         if header.payload_bytes == 0 {
             return Ok(());
@@ -430,12 +432,12 @@ impl<M: HostMemory> Nic<M> {
         true
     }
 
-    fn take_receive(&mut self, i: usize) -> Option<Receive> {
+    fn take_receive(&mut self, i: usize) -> Option<ReceiveRequest> {
         let host = &mut self.hosts[i];
         let Some(shared) = host.shared else { return host.receives.pop_front() };
         let taken = self.srqs.get_mut(shared.0 as usize)?.as_mut()?.take()?;
         if taken.is_limit_reached {
-            self.events.push_back(Event::SharedReceiveLimit(shared));
+            self.events.push_back(NicEvent::SharedReceiveLimit(shared));
         }
         Some(taken.request)
     }
@@ -459,7 +461,7 @@ impl<M: HostMemory> Nic<M> {
             }
             Action::Read { .. } => self.reply_to_read(i, psn, &action)?,
             Action::Atomic { message, sent, atomic, is_swap } => {
-                let address = self.remote(i, atomic.key, atomic.address, 8, Access::REMOTE_ATOMIC)?;
+                let address = self.remote(i, atomic.key, atomic.address, 8, AccessFlags::REMOTE_ATOMIC)?;
                 if atomic.address % 8 != 0 {
                     return Err(Refusal::Nak(Syndrome::InvalidRequest));
                 }
@@ -507,7 +509,7 @@ impl<M: HostMemory> Nic<M> {
     /// Queues the answer to a READ.
     fn reply_to_read(&mut self, i: usize, psn: Psn, read: &Action) -> Result<(), Refusal> {
         let Action::Read { message, packet, sent, address, key, bytes } = *read else { return Ok(()) };
-        let address = self.remote(i, key, address, bytes, Access::REMOTE_READ)?;
+        let address = self.remote(i, key, address, bytes, AccessFlags::REMOTE_READ)?;
         if self.contexts[i].replies_open >= REPLIES_MAX {
             self.counters.drop_too_many += 1;
             return Ok(()); // it will be asked for again
@@ -542,12 +544,12 @@ impl<M: HostMemory> Nic<M> {
         });
     }
 
-    fn requester(&self, i: usize) -> Requester {
-        Requester { domain: self.contexts[i].domain, qp: self.number(i) }
+    fn requester(&self, i: usize) -> ProtectionContext {
+        ProtectionContext { domain: self.contexts[i].domain, qp: self.number(i) }
     }
 
     /// Where the host has memory that the peer names.
-    fn remote(&self, i: usize, key: RKey, address: u64, bytes: u32, access: Access) -> Result<u64, Refusal> {
+    fn remote(&self, i: usize, key: RKey, address: u64, bytes: u32, access: AccessFlags) -> Result<u64, Refusal> {
         if bytes > crate::verbs::MESSAGE_BYTES_MAX {
             return Err(Refusal::Nak(Syndrome::InvalidRequest));
         }
@@ -610,7 +612,7 @@ impl<M: HostMemory> Nic<M> {
         }
         self.enter_error(now, i);
         let qp = self.number(i);
-        self.events.push_back(Event::QpError(qp));
+        self.events.push_back(NicEvent::QpError(qp));
     }
 
     // --- unreliable services ---
@@ -676,7 +678,7 @@ impl<M: HostMemory> Nic<M> {
         count >= RUN_PACKETS
     }
 
-    fn datagram(&mut self, now: Time, i: usize, source: Address, header: &Header, payload: &M::Payload) {
+    fn datagram(&mut self, now: Time, i: usize, source: NicAddress, header: &Header, payload: &M::Payload) {
         let (Operation::SendOnly, Some((queue_key, qp))) = (header.operation, header.datagram) else {
             self.counters.drop_service += 1;
             return;

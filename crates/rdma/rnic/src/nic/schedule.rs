@@ -11,8 +11,8 @@ use std::collections::VecDeque;
 use sim::{Span, Time};
 
 use super::context::{Context, Host, Reply, SendEntry};
-use super::{Costs, HostMemory, MTU_BYTES_MAX, Nic, pop_front_if};
-use crate::verbs::{Access, CompletionStatus, MESSAGE_BYTES_MAX, QpState, Requester, SendKind};
+use super::{CostModel, HostMemory, MTU_BYTES_MAX, Nic, pop_front_if};
+use crate::verbs::{AccessFlags, CompletionStatus, MESSAGE_BYTES_MAX, ProtectionContext, QpState, SendKind};
 use crate::wire::{Psn, Service};
 
 /// What a packet takes of the buffer ahead of the wire besides its payload.
@@ -144,7 +144,7 @@ impl Pipeline {
     }
 
     /// When the link from the host's memory has carried so many bytes more.
-    pub fn carried(&mut self, now: Time, costs: &Costs, bytes: u32) -> Time {
+    pub fn carried(&mut self, now: Time, costs: &CostModel, bytes: u32) -> Time {
         self.dma_free_at = self.dma_free_at.max(now) + costs.dma_bytes(bytes);
         self.dma_free_at
     }
@@ -517,7 +517,7 @@ impl<M: HostMemory> Nic<M> {
             return self.begin_local(i, at);
         }
         let is_asking = entry.is_asking();
-        let access = if is_asking { Access::LOCAL_WRITE } else { Access::empty() };
+        let access = if is_asking { AccessFlags::LOCAL_WRITE } else { AccessFlags::empty() };
         for piece in entry.request.local.iter().filter(|piece| piece.bytes > 0) {
             if self.table.check_local(context.domain, piece, access).is_err() {
                 return Err(CompletionStatus::LocalProtection);
@@ -549,10 +549,10 @@ impl<M: HostMemory> Nic<M> {
 impl<M: HostMemory> Nic<M> {
     /// Does what needs nobody else.
     fn begin_local(&mut self, i: usize, at: usize) -> Result<(), CompletionStatus> {
-        let asker = Requester { domain: self.contexts[i].domain, qp: self.number(i) };
+        let accessor = ProtectionContext { domain: self.contexts[i].domain, qp: self.number(i) };
         let done = match self.hosts[i].sends[at].request.kind {
-            SendKind::BindWindow { window, chosen, bind } => self.table.bind_type_2(asker, window, chosen, &bind),
-            SendKind::LocalInvalidate(key) => self.table.invalidate(asker, key),
+            SendKind::BindWindow { window, chosen, bind } => self.table.bind_type_2(accessor, window, chosen, &bind),
+            SendKind::LocalInvalidate(key) => self.table.invalidate(accessor, key),
             _ => Ok(()),
         };
         self.hosts[i].sends[at].is_done = done.is_ok();

@@ -7,9 +7,9 @@
 
 use sim::{Span, Time};
 
-use super::Policy;
-use super::bits::Bits;
-use crate::wire::{Psn, Selective};
+use super::TransportPolicy;
+use super::bits::PacketBitmap;
+use crate::wire::{Psn, SelectiveAck};
 
 /// Packets that an acknowledgement's bitmap tells of, the first that is missing among them.
 const TOLD_PACKETS: u32 = 1 + u128::BITS;
@@ -54,7 +54,7 @@ pub(super) struct Found {
 pub(super) struct Scoreboard {
     base: Psn,
     /// Bit i: the packet `base + i` arrived.
-    arrived: Bits,
+    arrived: PacketBitmap,
     arrived_count: u32,
     /// All before this arrived or are in `missing`.
     judged_to: Psn,
@@ -63,7 +63,7 @@ pub(super) struct Scoreboard {
 
 impl Scoreboard {
     pub fn new(base: Psn) -> Box<Self> {
-        Box::new(Self { base, arrived: Bits::EMPTY, arrived_count: 0, judged_to: base, missing: Vec::new() })
+        Box::new(Self { base, arrived: PacketBitmap::EMPTY, arrived_count: 0, judged_to: base, missing: Vec::new() })
     }
 
     /// Packets behind the first missing one that arrived.
@@ -86,9 +86,9 @@ impl Scoreboard {
         &mut self,
         now: Time,
         unacked: Psn,
-        told: &Selective,
+        told: &SelectiveAck,
         reordering: Span,
-        policy: Policy,
+        policy: TransportPolicy,
     ) -> Found {
         self.advance(unacked);
         let first = told.expected.plus(1).after(self.base);
@@ -132,7 +132,7 @@ impl Scoreboard {
     }
 
     /// Notes what is newly missing: overtaken, and within what the acknowledgement tells of.
-    fn judge_new(&mut self, now: Time, told: &Selective) {
+    fn judge_new(&mut self, now: Time, told: &SelectiveAck) {
         let end = self.base.plus(self.arrived.end());
         let told_end = told.expected.plus(TOLD_PACKETS);
         let end = if end.after(told_end) > 0 { told_end } else { end };
@@ -145,7 +145,7 @@ impl Scoreboard {
         }
     }
 
-    fn judge(&mut self, now: Time, told: &Selective, reordering: Span, policy: Policy) -> Found {
+    fn judge(&mut self, now: Time, told: &SelectiveAck, reordering: Span, policy: TransportPolicy) -> Found {
         let mut found = Found::default();
         let (base, arrived) = (self.base, &self.arrived);
         let is_there = |psn: Psn| u32::try_from(psn.after(base)).map_or(true, |bit| arrived.has(bit));
@@ -263,50 +263,59 @@ mod tests {
         found.lost.iter().map(|psn| psn.get()).collect()
     }
 
-    fn told(expected: u32, newest: u32, arrived: u128, echo: u16) -> Selective {
-        Selective { expected: Psn::new(expected), newest: Psn::new(newest), arrived, marked: 0, echo }
+    fn told(expected: u32, newest: u32, arrived: u128, echo: u16) -> SelectiveAck {
+        SelectiveAck { expected: Psn::new(expected), newest: Psn::new(newest), arrived, marked: 0, echo }
     }
 
     #[test]
     fn every_packet_that_was_overtaken_is_lost_and_not_only_the_first() {
         let mut board = Scoreboard::new(Psn::new(10));
         // 10, 12 and 15 are missing; 11, 13, 14, 16 arrived.
-        let found = board.acknowledged(at(1), Psn::new(10), &told(10, 16, 0b10_1101, 0), REORDERING, Policy::Srnic);
+        let found =
+            board.acknowledged(at(1), Psn::new(10), &told(10, 16, 0b10_1101, 0), REORDERING, TransportPolicy::Srnic);
         assert_eq!(numbers(&found), [10, 12, 15]);
         assert_eq!(board.arrived(), 4);
-        let again = board.acknowledged(at(2), Psn::new(10), &told(10, 17, 0b110_1101, 0), REORDERING, Policy::Srnic);
+        let again =
+            board.acknowledged(at(2), Psn::new(10), &told(10, 17, 0b110_1101, 0), REORDERING, TransportPolicy::Srnic);
         assert_eq!(numbers(&again), [] as [u32; 0], "each once");
     }
 
     #[test]
     fn nothing_beyond_what_an_acknowledgement_tells_of_counts_as_missing() {
         let mut board = Scoreboard::new(Psn::new(0));
-        let found = board.acknowledged(at(1), Psn::new(0), &told(0, 300, u128::MAX, 0), REORDERING, Policy::Srnic);
+        let found =
+            board.acknowledged(at(1), Psn::new(0), &told(0, 300, u128::MAX, 0), REORDERING, TransportPolicy::Srnic);
         assert_eq!(numbers(&found), [0]);
     }
 
     #[test]
     fn a_second_copy_is_lost_when_what_was_sent_after_it_arrived() {
         let mut board = Scoreboard::new(Psn::new(0));
-        assert_eq!(numbers(&board.acknowledged(at(9), Psn::new(0), &told(0, 1, 1, 5), REORDERING, Policy::Srnic)), [0]);
+        assert_eq!(
+            numbers(&board.acknowledged(at(9), Psn::new(0), &told(0, 1, 1, 5), REORDERING, TransportPolicy::Srnic)),
+            [0]
+        );
         board.left(Psn::new(0), 20);
         let same_tick = told(0, 2, 0b11, 20);
-        assert_eq!(numbers(&board.acknowledged(at(30), Psn::new(0), &same_tick, REORDERING, Policy::Srnic)), []);
+        assert_eq!(
+            numbers(&board.acknowledged(at(30), Psn::new(0), &same_tick, REORDERING, TransportPolicy::Srnic)),
+            []
+        );
         let later = told(0, 3, 0b111, 21);
         let mut irn = board.clone();
-        assert_eq!(numbers(&board.acknowledged(at(31), Psn::new(0), &later, REORDERING, Policy::Srnic)), [0]);
-        assert_eq!(numbers(&irn.acknowledged(at(31), Psn::new(0), &later, REORDERING, Policy::Irn)), []);
+        assert_eq!(numbers(&board.acknowledged(at(31), Psn::new(0), &later, REORDERING, TransportPolicy::Srnic)), [0]);
+        assert_eq!(numbers(&irn.acknowledged(at(31), Psn::new(0), &later, REORDERING, TransportPolicy::Irn)), []);
     }
 
     #[test]
     fn what_is_late_teaches_how_long_to_wait() {
         let mut board = Scoreboard::new(Psn::new(0));
         let wait = Span::from_ps(8_000_000);
-        let found = board.acknowledged(at(1), Psn::new(0), &told(0, 1, 1, 0), wait, Policy::Srnic);
+        let found = board.acknowledged(at(1), Psn::new(0), &told(0, 1, 1, 0), wait, TransportPolicy::Srnic);
         assert_eq!(numbers(&found), []);
         assert_eq!(board.due(wait), Some(at(9)));
         assert_eq!(board.overdue(at(8), wait), []);
-        let found = board.acknowledged(at(6), Psn::new(2), &told(2, 0, 0, 0), wait, Policy::Srnic);
+        let found = board.acknowledged(at(6), Psn::new(2), &told(2, 0, 0, 0), wait, TransportPolicy::Srnic);
         assert_eq!(found.lateness, Some(Span::from_ps(5_000_000)));
         assert!(board.is_clean());
     }
@@ -314,12 +323,12 @@ mod tests {
     #[test]
     fn a_first_copy_that_comes_after_the_second_was_sent_is_known_by_its_echo() {
         let mut board = Scoreboard::new(Psn::new(0));
-        board.acknowledged(at(9), Psn::new(0), &told(0, 1, 1, 5), REORDERING, Policy::Srnic);
+        board.acknowledged(at(9), Psn::new(0), &told(0, 1, 1, 5), REORDERING, TransportPolicy::Srnic);
         board.left(Psn::new(0), 20);
         let mut repaired = board.clone();
-        let first = board.acknowledged(at(22), Psn::new(2), &told(2, 0, 0, 4), REORDERING, Policy::Srnic);
+        let first = board.acknowledged(at(22), Psn::new(2), &told(2, 0, 0, 4), REORDERING, TransportPolicy::Srnic);
         assert_eq!((first.spurious, first.repaired), (1, 0));
-        let second = repaired.acknowledged(at(22), Psn::new(2), &told(2, 0, 0, 20), REORDERING, Policy::Srnic);
+        let second = repaired.acknowledged(at(22), Psn::new(2), &told(2, 0, 0, 20), REORDERING, TransportPolicy::Srnic);
         assert_eq!((second.spurious, second.repaired), (0, 1));
     }
 }

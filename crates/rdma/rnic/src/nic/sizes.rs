@@ -8,11 +8,11 @@ use super::context::{Context, Host, SendEntry};
 use super::pool::{Entry, Fetch, PARKED_LINK_BYTES, Slot};
 use super::scoreboard::Scoreboard;
 use super::software::{Arrivals, Queued};
-use crate::verbs::Receive;
+use crate::verbs::ReceiveRequest;
 
 /// Bytes of the engine's structures, as the compiler lays them out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sizes {
+pub struct StructureSizes {
     /// What hardware knows of a queue pair.
     pub context: usize,
     /// What the scheduler needs for a queue pair: its places in the event mux and the schedule queue, and its timer.
@@ -38,7 +38,7 @@ pub struct Sizes {
     pub parked_link: usize,
 }
 
-impl Sizes {
+impl StructureSizes {
     /// Those of the engine.
     pub const fn of_engine() -> Self {
         Self {
@@ -46,7 +46,7 @@ impl Sizes {
             scheduler: 2 * size_of::<u32>() + size_of::<Reverse<(Time, u32)>>(),
             host: size_of::<Host>(),
             send: size_of::<SendEntry>(),
-            receive: size_of::<Receive>(),
+            receive: size_of::<ReceiveRequest>(),
             slow_path: size_of::<Arrivals>() + size_of::<Scoreboard>(),
             control_entry: size_of::<Queued>(),
             entry: size_of::<Entry>(),

@@ -11,8 +11,8 @@ use super::hand_over::Software;
 use super::responder::Refusal;
 use super::schedule::Again;
 use super::scoreboard::Scoreboard;
-use super::{Costs, HostMemory, Nic, pop_front_if};
-use crate::wire::{Atomic, Immediate, Psn, RKey, Selective, Syndrome};
+use super::{CostModel, HostMemory, Nic, pop_front_if};
+use crate::wire::{AtomicEth, Immediate, Psn, RKey, SelectiveAck, Syndrome};
 
 /// Headers that software takes in one turn, at most.
 const TURN_HEADERS: usize = 64;
@@ -31,7 +31,7 @@ pub(super) enum Action {
     /// A READ.
     Read { message: u32, packet: u32, sent: u16, address: u64, key: RKey, bytes: u32 },
     /// A compare-and-swap or a fetch-and-add.
-    Atomic { message: u32, sent: u16, atomic: Atomic, is_swap: bool },
+    Atomic { message: u32, sent: u16, atomic: AtomicEth, is_swap: bool },
     /// It cannot be, and the peer is told when all before it is done.
     Fault(Refusal),
 }
@@ -52,7 +52,7 @@ pub(super) struct Arrived {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Entry {
     Arrived(Arrived),
-    Acknowledged(Selective),
+    Acknowledged(SelectiveAck),
     Lost(Psn),
     Content {
         index: u32,
@@ -90,7 +90,7 @@ pub(super) struct Queued {
 enum Command {
     /// All before `told.expected` is there: do it, acknowledge it, and if nothing is missing take the queue pair back.
     Progress {
-        told: Selective,
+        told: SelectiveAck,
         is_whole: bool,
     },
     Again(Psn),
@@ -163,8 +163,8 @@ impl SlowPath {
 
 impl<M: HostMemory> Nic<M> {
     /// What software costs; IRN has none.
-    fn software_costs(&self) -> Costs {
-        if self.profile.policy.has_slow_path() { self.profile.costs } else { Costs::ZERO }
+    fn software_costs(&self) -> CostModel {
+        if self.profile.policy.has_slow_path() { self.profile.costs } else { CostModel::ZERO }
     }
 
     pub(super) fn has_room_for_software(&self) -> bool {
@@ -283,7 +283,7 @@ impl<M: HostMemory> Nic<M> {
 
     fn command_progress(&mut self, now: Time, i: usize) {
         let Some(arrivals) = &self.hosts[i].arrivals else { return };
-        let told = Selective {
+        let told = SelectiveAck {
             expected: arrivals.half.expected(),
             newest: arrivals.newest,
             arrived: arrivals.half.selective(),
@@ -317,7 +317,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    fn obey_progress(&mut self, now: Time, i: usize, told: &Selective, is_whole: bool) {
+    fn obey_progress(&mut self, now: Time, i: usize, told: &SelectiveAck, is_whole: bool) {
         self.contexts[i].hand.settle(told.expected);
         while let Some((psn, action)) = self.next_settled(i, told.expected) {
             if let Err(refusal) = self.perform(now, i, psn, action) {
@@ -328,7 +328,7 @@ impl<M: HostMemory> Nic<M> {
         let marked = std::mem::take(&mut self.contexts[i].marked);
         let syndrome = Syndrome::Ack { credit_code: 31 };
         let last = told.expected.plus(Psn::new(u32::MAX).get());
-        self.push_ack(i, last, syndrome, Some(Selective { marked, ..*told }));
+        self.push_ack(i, last, syndrome, Some(SelectiveAck { marked, ..*told }));
         if is_whole {
             if self.contexts[i].hand.give_back(told.expected) {
                 self.counters.slow_returns += 1;
@@ -345,7 +345,7 @@ impl<M: HostMemory> Nic<M> {
     }
 
     /// Software takes in an acknowledgement that tells of gaps.
-    fn acknowledged_by_software(&mut self, now: Time, i: usize, told: &Selective) {
+    fn acknowledged_by_software(&mut self, now: Time, i: usize, told: &SelectiveAck) {
         let policy = self.profile.policy;
         let (unacked, host) = (self.contexts[i].unacked, &mut self.hosts[i]);
         let is_gone = told.expected.after(unacked) < 0 && told.arrived == 0 && host.scoreboard.is_none();

@@ -8,7 +8,7 @@ bitflags! {
     /// Rights of a region or a window, and of a queue pair's peer (`ibv_access_flags`). Reading by this NIC's own
     /// programs is always allowed.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub struct Access: u8 {
+    pub struct AccessFlags: u8 {
         /// This NIC may store what it receives or reads here.
         const LOCAL_WRITE = 1;
         /// A peer may write.
@@ -22,12 +22,12 @@ bitflags! {
     }
 }
 
-impl Access {
+impl AccessFlags {
     /// Rights that go with a right to store here: a peer must not be able to do what this NIC itself may not.
     pub const REMOTE_STORE: Self = Self::REMOTE_WRITE.union(Self::REMOTE_ATOMIC);
 }
 
-impl fmt::Display for Access {
+impl fmt::Display for AccessFlags {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_empty() {
             return formatter.write_str("local read");
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn rights_are_printed_in_words() {
-        assert_eq!(Access::empty().to_string(), "local read");
-        assert_eq!((Access::LOCAL_WRITE | Access::REMOTE_READ).to_string(), "local write, remote read");
+        assert_eq!(AccessFlags::empty().to_string(), "local read");
+        assert_eq!((AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ).to_string(), "local write, remote read");
     }
 }

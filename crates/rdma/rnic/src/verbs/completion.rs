@@ -73,7 +73,7 @@ pub struct Completion {
     /// What the sender handed over.
     pub immediate: Option<Immediate>,
     /// Of datagrams: who sent it.
-    pub source: Option<(super::Address, QpNumber)>,
+    pub source: Option<(super::NicAddress, QpNumber)>,
     /// Whether the sender asked for the program to be woken.
     pub solicited: bool,
 }

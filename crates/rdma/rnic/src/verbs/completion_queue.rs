@@ -12,7 +12,7 @@ pub const CQ_ENTRIES_MAX: usize = 1 << 22;
 
 /// Which completions notify.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Notify {
+pub enum CqNotify {
     /// Received ones whose sender asked for it, and those that did not end well.
     Solicited,
     /// Any.
@@ -38,7 +38,7 @@ pub enum CompletionQueueError {
 pub struct CompletionQueue {
     entries: VecDeque<Completion>,
     entries_max: usize,
-    armed: Option<Notify>,
+    armed: Option<CqNotify>,
     has_overflowed: bool,
 }
 
@@ -91,8 +91,8 @@ impl CompletionQueue {
             return Err(CompletionQueueError::Overflow { entries_max: self.entries_max });
         }
         let notifies = match self.armed {
-            Some(Notify::Next) => true,
-            Some(Notify::Solicited) => completion.solicited || completion.status != CompletionStatus::Success,
+            Some(CqNotify::Next) => true,
+            Some(CqNotify::Solicited) => completion.solicited || completion.status != CompletionStatus::Success,
             None => false,
         };
         self.entries.push_back(completion);
@@ -118,12 +118,12 @@ impl CompletionQueue {
     }
 
     /// Asks for a notification when a completion is added from now on. Asked for any and for solicited ones, it is any.
-    pub fn arm(&mut self, notify: Notify) {
+    pub fn arm(&mut self, notify: CqNotify) {
         self.armed = self.armed.max(Some(notify));
     }
 
     /// For what the program waits.
-    pub fn armed(&self) -> Option<Notify> {
+    pub fn armed(&self) -> Option<CqNotify> {
         self.armed
     }
 
@@ -172,16 +172,16 @@ mod tests {
     #[test]
     fn a_notification_is_given_once_for_what_was_asked() {
         let mut queue = CompletionQueue::new(8).unwrap();
-        queue.arm(Notify::Solicited);
+        queue.arm(CqNotify::Solicited);
         assert_eq!(queue.push(completion(0)), Ok(false));
         assert_eq!(queue.push(Completion { solicited: true, ..completion(1) }), Ok(true));
         assert_eq!(queue.push(Completion { solicited: true, ..completion(2) }), Ok(false), "armed no more");
-        queue.arm(Notify::Solicited);
+        queue.arm(CqNotify::Solicited);
         let failed = Completion { status: CompletionStatus::Flushed, ..completion(3) };
         assert_eq!(queue.push(failed), Ok(true), "an error always notifies");
-        queue.arm(Notify::Next);
-        queue.arm(Notify::Solicited);
-        assert_eq!(queue.armed(), Some(Notify::Next), "the wider wish holds");
+        queue.arm(CqNotify::Next);
+        queue.arm(CqNotify::Solicited);
+        assert_eq!(queue.armed(), Some(CqNotify::Next), "the wider wish holds");
         assert_eq!(queue.push(completion(4)), Ok(true));
     }
 

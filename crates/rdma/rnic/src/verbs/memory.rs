@@ -13,7 +13,7 @@ mod tests;
 pub use error::MemoryError;
 pub use table::MemoryTable;
 
-use super::Access;
+use super::AccessFlags;
 use super::work::LKey;
 use crate::wire::{QpNumber, RKey};
 
@@ -33,7 +33,7 @@ pub struct Registration {
     /// Its length.
     pub bytes: u64,
     /// What may be done with it.
-    pub access: Access,
+    pub access: AccessFlags,
 }
 
 /// The keys of a region.
@@ -57,7 +57,7 @@ pub enum WindowKind {
 
 /// What a window is to show (`ibv_mw_bind_info`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bind {
+pub struct BindInfo {
     /// Of which region.
     pub region: LKey,
     /// From which address on, as users of the region's keys name it.
@@ -65,14 +65,14 @@ pub struct Bind {
     /// How much; nothing unbinds a window of type 1.
     pub bytes: u64,
     /// To do what: the remote rights alone.
-    pub access: Access,
+    pub access: AccessFlags,
     /// Whether users of the window's key count from 0, rather than naming the region's addresses.
     pub is_zero_based: bool,
 }
 
 /// Who asks for remote memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Requester {
+pub struct ProtectionContext {
     /// The protection domain of the queue pair that the request came to.
     pub domain: ProtectionDomain,
     /// That queue pair.

@@ -6,7 +6,7 @@
 use bitflags::bitflags;
 use thiserror::Error;
 
-use super::{Access, Address, QpState};
+use super::{AccessFlags, NicAddress, QpState};
 use crate::wire::{Psn, QpNumber, Service};
 
 /// Bytes of payload that a packet carries at most.
@@ -89,11 +89,11 @@ pub struct QpAttributes {
     /// Which port: 1, the only one.
     pub port: Option<u8>,
     /// What the peer may do: the remote rights; others have no meaning here.
-    pub access: Option<Access>,
+    pub access: Option<AccessFlags>,
     /// Of datagrams: the key that they must carry.
     pub queue_key: Option<u32>,
     /// Where the peer is.
-    pub path: Option<Address>,
+    pub path: Option<NicAddress>,
     /// The largest payload of a packet.
     pub mtu: Option<Mtu>,
     /// The peer's queue pair.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use thiserror::Error;
 
-use super::Receive;
+use super::ReceiveRequest;
 
 /// Requests of a shared receive queue, at most.
 pub const SRQ_REQUESTS_MAX: usize = 1 << 20;
@@ -30,9 +30,9 @@ pub enum SharedReceiveQueueError {
 
 /// A request taken for a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Taken {
+pub struct TakenReceive {
     /// The request.
-    pub request: Receive,
+    pub request: ReceiveRequest,
     /// Fewer than the limit are left, and the program is to be told (`IBV_EVENT_SRQ_LIMIT_REACHED`).
     pub is_limit_reached: bool,
 }
@@ -40,7 +40,7 @@ pub struct Taken {
 /// A shared receive queue.
 #[derive(Clone, Debug)]
 pub struct SharedReceiveQueue {
-    requests: VecDeque<Receive>,
+    requests: VecDeque<ReceiveRequest>,
     requests_max: usize,
     /// Armed while not 0.
     limit: usize,
@@ -96,7 +96,7 @@ impl SharedReceiveQueue {
     ///
     /// # Errors
     /// When there is no room.
-    pub fn post(&mut self, request: Receive) -> Result<(), SharedReceiveQueueError> {
+    pub fn post(&mut self, request: ReceiveRequest) -> Result<(), SharedReceiveQueueError> {
         if self.requests.len() == self.requests_max {
             return Err(SharedReceiveQueueError::Full(self.requests_max));
         }
@@ -105,13 +105,13 @@ impl SharedReceiveQueue {
     }
 
     /// Takes the oldest request.
-    pub fn take(&mut self) -> Option<Taken> {
+    pub fn take(&mut self) -> Option<TakenReceive> {
         let request = self.requests.pop_front()?;
         let is_limit_reached = self.requests.len() < self.limit;
         if is_limit_reached {
             self.limit = 0;
         }
-        Some(Taken { request, is_limit_reached })
+        Some(TakenReceive { request, is_limit_reached })
     }
 
     /// Asks to be told, once, when fewer than so many requests are left after one is taken; 0 asks for nothing.
@@ -134,7 +134,7 @@ mod tests {
     fn filled(requests: u64) -> SharedReceiveQueue {
         let mut queue = SharedReceiveQueue::new(4).unwrap();
         for id in 0..requests {
-            queue.post(Receive { id, ..Receive::default() }).unwrap();
+            queue.post(ReceiveRequest { id, ..ReceiveRequest::default() }).unwrap();
         }
         queue
     }
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn requests_are_taken_in_order_and_bounded() {
         let mut queue = filled(4);
-        assert_eq!(queue.post(Receive::default()), Err(SharedReceiveQueueError::Full(4)));
+        assert_eq!(queue.post(ReceiveRequest::default()), Err(SharedReceiveQueueError::Full(4)));
         let ids: Vec<u64> = std::iter::from_fn(|| queue.take()).map(|taken| taken.request.id).collect();
         assert_eq!(ids, [0, 1, 2, 3]);
         assert_eq!(queue.take(), None);

@@ -1,6 +1,6 @@
 //! Work requests.
 
-use super::Bind;
+use super::BindInfo;
 use crate::wire::{QpNumber, RKey};
 
 /// Pieces of memory in one work request, at most.
@@ -11,7 +11,7 @@ pub const MESSAGE_BYTES_MAX: u32 = 1 << 31;
 
 /// Another NIC, as the driver knows it: a host of a simulation, an entry in a table of UDP addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Address(pub u32);
+pub struct NicAddress(pub u32);
 
 /// The key by which this NIC's own programs use a memory region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -30,7 +30,7 @@ pub struct Sge {
 
 /// A piece of the other side's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Remote {
+pub struct RemoteBuffer {
     /// Virtual address there.
     pub address: u64,
     /// The region's or window's key.
@@ -39,9 +39,9 @@ pub struct Remote {
 
 /// To whom a datagram goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Datagram {
+pub struct DatagramDestination {
     /// Which NIC.
-    pub to: Address,
+    pub to: NicAddress,
     /// Which queue pair there.
     pub qp: QpNumber,
     /// Its queue key.
@@ -56,13 +56,13 @@ pub enum SendKind {
     /// The same; the other side's NIC invalidates this key of its own.
     SendWithInvalidate(RKey),
     /// Into the other side's memory; with 32 bits it takes a receive request there, and completes it.
-    Write(Remote, Option<u32>),
+    Write(RemoteBuffer, Option<u32>),
     /// Out of the other side's memory.
-    Read(Remote),
+    Read(RemoteBuffer),
     /// Swaps 8 bytes there if they are `compare`; the value before comes into the local piece.
     CompareSwap {
         /// Where.
-        remote: Remote,
+        remote: RemoteBuffer,
         /// What must be there.
         compare: u64,
         /// What is stored then.
@@ -71,7 +71,7 @@ pub enum SendKind {
     /// Adds to 8 bytes there; the value before comes into the local piece.
     FetchAdd {
         /// Where.
-        remote: Remote,
+        remote: RemoteBuffer,
         /// What is added, mod 2^64.
         add: u64,
     },
@@ -82,7 +82,7 @@ pub enum SendKind {
         /// The key by which the peer will use it; its lowest 8 bits are free to choose.
         chosen: RKey,
         /// What it shows.
-        bind: Bind,
+        bind: BindInfo,
     },
     /// Ends what a window of type 2 of this side shows (`IBV_WR_LOCAL_INV`). Nothing is sent.
     LocalInvalidate(RKey),
@@ -97,7 +97,7 @@ impl SendKind {
 
 /// A work request of the send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Send {
+pub struct SendRequest {
     /// The program's own number, given back in the completion.
     pub id: u64,
     /// What is to be done.
@@ -111,10 +111,10 @@ pub struct Send {
     /// Whether the other side's program is to be woken.
     pub solicited: bool,
     /// Of datagrams.
-    pub datagram: Option<Datagram>,
+    pub datagram: Option<DatagramDestination>,
 }
 
-impl Send {
+impl SendRequest {
     /// Bytes of its local memory.
     pub fn bytes(&self) -> u64 {
         self.local.iter().map(|piece| u64::from(piece.bytes)).sum()
@@ -123,7 +123,7 @@ impl Send {
 
 /// A work request of a receive queue or a shared one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Receive {
+pub struct ReceiveRequest {
     /// The program's own number, given back in the completion.
     pub id: u64,
     /// Where a message goes.

@@ -112,7 +112,7 @@ pub enum Immediate {
 
 /// RETH: which of the responder's memory a WRITE fills or a READ asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RdmaExtended {
+pub struct Reth {
     /// Virtual address at the responder.
     pub address: u64,
     /// Its key.
@@ -123,7 +123,7 @@ pub struct RdmaExtended {
 
 /// AtomicETH, or the value of an AtomicAckETH in `swap_or_add`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Atomic {
+pub struct AtomicEth {
     /// Virtual address at the responder, a multiple of 8; 0 in an answer.
     pub address: u64,
     /// Its key; 0 in an answer.
@@ -159,7 +159,7 @@ pub enum Syndrome {
 
 /// AETH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct AckExtended {
+pub struct Aeth {
     /// What is said.
     pub syndrome: Syndrome,
     /// Messages that the responder has completed: 24 bits that wrap.
@@ -169,19 +169,19 @@ pub struct AckExtended {
 /// Where a packet of a selective policy belongs, so that it can be placed before those that are missing (SRNIC's
 /// extension: SEND carries {message number, offset}, READ carries {SQ index, offset}, echoed by responses).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct PlacementHeader {
     /// Of SENDs and WRITEs with immediate: which receive request it takes, counted on this queue pair from 0, mod 2^24.
     /// Of READs and atomics and their answers: the index in the requester's send queue.
     pub message: u32,
     /// Which packet of its message this is, counted from 0.
     pub packet: u32,
-    /// The sender's clock when it left, in units of 1.024 us (of 2^10 ns), mod 2^16; echoed by [`Selective`].
+    /// The sender's clock when it left, in units of 1.024 us (of 2^10 ns), mod 2^16; echoed by [`SelectiveAck`].
     pub sent: u16,
 }
 
 /// What an acknowledgement of a selective policy adds to AETH (SRNIC's and IRN's SACK).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Selective {
+pub struct SelectiveAck {
     /// All before this number arrived.
     pub expected: Psn,
     /// The packet that made this acknowledgement.
@@ -190,7 +190,7 @@ pub struct Selective {
     pub arrived: u128,
     /// Packets marked by congestion since the last acknowledgement.
     pub marked: u16,
-    /// [`Place::sent`] of `newest`.
+    /// [`PlacementHeader::sent`] of `newest`.
     pub echo: u16,
 }
 
@@ -214,19 +214,19 @@ pub struct Header {
     /// Bytes of payload, without padding.
     pub payload_bytes: u32,
     /// RETH of WRITEs and READs.
-    pub rdma: Option<RdmaExtended>,
+    pub rdma: Option<Reth>,
     /// AtomicETH or AtomicAckETH.
-    pub atomic: Option<Atomic>,
+    pub atomic: Option<AtomicEth>,
     /// ImmDt or IETH.
     pub immediate: Option<Immediate>,
     /// AETH of answers.
-    pub ack: Option<AckExtended>,
+    pub ack: Option<Aeth>,
     /// DETH of datagrams: the sender's queue key and queue pair.
     pub datagram: Option<(u32, QpNumber)>,
     /// The extension of selective policies, on requests and their answers.
-    pub place: Option<Place>,
+    pub place: Option<PlacementHeader>,
     /// The extension of selective policies, on acknowledgements.
-    pub selective: Option<Selective>,
+    pub selective: Option<SelectiveAck>,
 }
 
 impl Header {

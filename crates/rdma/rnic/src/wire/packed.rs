@@ -2,7 +2,7 @@
 //! them is looked at once, long after it was written.
 
 use super::{
-    AckExtended, Atomic, Header, Immediate, Operation, Place, Psn, QpNumber, RKey, RdmaExtended, Selective, Service,
+    Aeth, AtomicEth, Header, Immediate, Operation, PlacementHeader, Psn, QpNumber, RKey, Reth, SelectiveAck, Service,
     Syndrome,
 };
 
@@ -12,7 +12,7 @@ const LONG_WORDS: usize = 7;
 /// What a [`Header`] says, in 64 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(align(64))]
-pub struct Packed {
+pub struct PackedHeader {
     destination: QpNumber,
     psn: Psn,
     payload_bytes: u32,
@@ -33,7 +33,7 @@ pub struct Packed {
     packet: u32,
 }
 
-const _: () = assert!(size_of::<Packed>() == 64, "a packed header is more than a cache line");
+const _: () = assert!(size_of::<PackedHeader>() == 64, "a packed header is more than a cache line");
 
 /// Which parts there are. Each takes some bits of one number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,7 +70,7 @@ const fn joined(low: u32, high: u32) -> u64 {
     low as u64 | (high as u64) << u32::BITS
 }
 
-impl Packed {
+impl PackedHeader {
     /// What this header says.
     ///
     /// # Panics
@@ -98,9 +98,10 @@ impl Packed {
                 key
             }
         };
-        let none = AckExtended { syndrome: Syndrome::InvalidRequest, messages: 0 };
-        let AckExtended { syndrome, messages } = header.ack.unwrap_or(none);
-        let Place { message, packet, sent } = header.place.unwrap_or(Place { message: 0, packet: 0, sent: 0 });
+        let none = Aeth { syndrome: Syndrome::InvalidRequest, messages: 0 };
+        let Aeth { syndrome, messages } = header.ack.unwrap_or(none);
+        let PlacementHeader { message, packet, sent } =
+            header.place.unwrap_or(PlacementHeader { message: 0, packet: 0, sent: 0 });
         Self {
             destination: header.destination,
             psn: header.psn,
@@ -127,10 +128,10 @@ impl Packed {
         header.solicited = parts.has(Parts::SOLICITED);
         header.congestion_echo = parts.has(Parts::CONGESTION_ECHO);
         if parts.has(Parts::ACK) {
-            header.ack = Some(AckExtended { syndrome: self.syndrome, messages: self.messages });
+            header.ack = Some(Aeth { syndrome: self.syndrome, messages: self.messages });
         }
         if parts.has(Parts::PLACE) {
-            header.place = Some(Place { message: self.message, packet: self.packet, sent: self.sent });
+            header.place = Some(PlacementHeader { message: self.message, packet: self.packet, sent: self.sent });
         }
         if parts.has(Parts::DATA) {
             header.immediate = Some(Immediate::Data(self.immediate));
@@ -139,15 +140,15 @@ impl Packed {
         }
         let [a, b, c, d, e, f, g] = self.long;
         if parts.has(Parts::RDMA) {
-            header.rdma = Some(RdmaExtended { address: joined(a, b), key: RKey(c), bytes: d });
+            header.rdma = Some(Reth { address: joined(a, b), key: RKey(c), bytes: d });
         } else if parts.has(Parts::SELECTIVE) {
             let arrived = u128::from(joined(c, d)) | u128::from(joined(e, f)) << u64::BITS;
             let (expected, newest) = (Psn::new(a), Psn::new(b));
             header.selective =
-                Some(Selective { expected, newest, arrived, marked: g as u16, echo: (g >> u16::BITS) as u16 });
+                Some(SelectiveAck { expected, newest, arrived, marked: g as u16, echo: (g >> u16::BITS) as u16 });
         } else if parts.has(Parts::ATOMIC) {
             let (address, swap_or_add, compare) = (joined(a, b), joined(d, e), joined(f, g));
-            header.atomic = Some(Atomic { address, key: RKey(c), swap_or_add, compare });
+            header.atomic = Some(AtomicEth { address, key: RKey(c), swap_or_add, compare });
         } else if parts.has(Parts::DATAGRAM) {
             header.datagram = Some((a, QpNumber(b)));
         }
@@ -157,14 +158,14 @@ impl Packed {
 
 /// The words of the one long part.
 fn long(header: &Header) -> [u32; LONG_WORDS] {
-    if let Some(RdmaExtended { address, key, bytes }) = header.rdma {
+    if let Some(Reth { address, key, bytes }) = header.rdma {
         let [low, high] = halves(address);
         [low, high, key.0, bytes, 0, 0, 0]
     } else if let Some(told) = header.selective {
         let ([a, b], [c, d]) = (halves(told.arrived as u64), halves((told.arrived >> u64::BITS) as u64));
         let last = u32::from(told.marked) | u32::from(told.echo) << u16::BITS;
         [told.expected.get(), told.newest.get(), a, b, c, d, last]
-    } else if let Some(Atomic { address, key, swap_or_add, compare }) = header.atomic {
+    } else if let Some(AtomicEth { address, key, swap_or_add, compare }) = header.atomic {
         let ([a, b], [d, e], [f, g]) = (halves(address), halves(swap_or_add), halves(compare));
         [a, b, key.0, d, e, f, g]
     } else if let Some((queue_key, QpNumber(qp))) = header.datagram {
@@ -183,13 +184,15 @@ mod tests {
         let mut header = Header::bare(Service::Rc, Operation::WriteMiddle, QpNumber(small.0), Psn::new(small.0));
         let (key, psn) = (RKey(words.2 as u32), |word: u64| Psn::new(word as u32));
         match which {
-            0 => header.rdma = Some(RdmaExtended { address: words.0, key, bytes: words.1 as u32 }),
-            1 => header.atomic = Some(Atomic { address: words.0, key, swap_or_add: words.1, compare: words.3 as u64 }),
+            0 => header.rdma = Some(Reth { address: words.0, key, bytes: words.1 as u32 }),
+            1 => {
+                header.atomic = Some(AtomicEth { address: words.0, key, swap_or_add: words.1, compare: words.3 as u64 })
+            }
             2 => header.datagram = Some((words.0 as u32, QpNumber(words.1 as u32))),
             3 => {
                 let (expected, newest) = (psn(words.0), psn(words.1));
                 let (arrived, marked, echo) = (words.3, small.1, small.2);
-                header.selective = Some(Selective { expected, newest, arrived, marked, echo });
+                header.selective = Some(SelectiveAck { expected, newest, arrived, marked, echo });
             }
             _ => {}
         }
@@ -212,15 +215,15 @@ mod tests {
             header.payload_bytes = small.0;
             let syndromes = [Syndrome::Ack { credit_code: 7 }, Syndrome::ReceiverNotReady { timer_code: 9 }];
             let syndrome = syndromes[usize::from(has[0])];
-            header.ack = has[3].then_some(AckExtended { syndrome, messages: words.1 as u32 });
+            header.ack = has[3].then_some(Aeth { syndrome, messages: words.1 as u32 });
             let (message, packet, sent) = (words.0 as u32, words.2 as u32, small.2);
-            header.place = has[4].then_some(Place { message, packet, sent });
+            header.place = has[4].then_some(PlacementHeader { message, packet, sent });
             header.immediate = match immediate {
                 0 => None,
                 1 => Some(Immediate::Data(small.0)),
                 _ => Some(Immediate::Invalidate(RKey(small.0))),
             };
-            prop_assert_eq!(Packed::new(&header).header(), header);
+            prop_assert_eq!(PackedHeader::new(&header).header(), header);
         }
     }
 
@@ -229,6 +232,6 @@ mod tests {
     fn what_no_packet_has_together_does_not_fit() {
         let words = (1, 2, 3, 4);
         let datagram = long_part(2, words, (0, 0, 0)).datagram;
-        let _ = Packed::new(&Header { datagram, ..long_part(0, words, (0, 0, 0)) });
+        let _ = PackedHeader::new(&Header { datagram, ..long_part(0, words, (0, 0, 0)) });
     }
 }

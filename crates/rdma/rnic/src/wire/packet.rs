@@ -5,8 +5,8 @@
 use super::cursor::{Reader, Writer};
 use super::opcode::{Extra, Opcode};
 use super::{
-    AckExtended, Atomic, Encapsulation, Header, HeaderError, Immediate, IpAddresses, PacketError, Place, Psn, QpNumber,
-    RKey, RdmaExtended, Selective, Syndrome,
+    Aeth, AtomicEth, Encapsulation, Header, HeaderError, Immediate, IpAddresses, PacketError, PlacementHeader, Psn,
+    QpNumber, RKey, Reth, SelectiveAck, Syndrome,
 };
 
 /// Bytes of the invariant checksum at a packet's end.
@@ -14,7 +14,7 @@ pub const ICRC_BYTES: usize = 4;
 /// Bytes of payload of a packet, at most: the largest MTU.
 pub const PAYLOAD_BYTES_MAX: usize = 4096;
 /// Bytes of a packet's headers, at most: an atomic request's, with all of the extension.
-pub const HEADER_BYTES_MAX: usize = BTH_BYTES + ATOMIC_BYTES + PLACE_BYTES + SELECTIVE_BYTES;
+pub const HEADER_BYTES_MAX: usize = BTH_BYTES + ATOMIC_ETH_BYTES + PLACEMENT_BYTES + SELECTIVE_ACK_BYTES;
 /// Bytes of a packet, at most.
 pub const PACKET_BYTES_MAX: usize = HEADER_BYTES_MAX + PAYLOAD_BYTES_MAX + ICRC_BYTES;
 
@@ -23,21 +23,21 @@ pub const BTH_BYTES: usize = 12;
 /// RETH.
 pub const RETH_BYTES: usize = 16;
 /// AtomicETH.
-pub const ATOMIC_BYTES: usize = 28;
+pub const ATOMIC_ETH_BYTES: usize = 28;
 /// AtomicAckETH.
-pub const ATOMIC_ACK_BYTES: usize = 8;
+pub const ATOMIC_ACK_ETH_BYTES: usize = 8;
 /// AETH.
-pub const ACK_BYTES: usize = 4;
+pub const AETH_BYTES: usize = 4;
 /// ImmDt or IETH.
 pub const IMMEDIATE_BYTES: usize = 4;
 /// DETH.
-pub const DATAGRAM_BYTES: usize = 8;
+pub const DETH_BYTES: usize = 8;
 /// What follows BTH in a congestion notification: zeros.
-pub const NOTIFICATION_BYTES: usize = 16;
+pub const CNP_RESERVED_BYTES: usize = 16;
 /// The extension's place.
-pub const PLACE_BYTES: usize = 8;
+pub const PLACEMENT_BYTES: usize = 8;
 /// The extension's selective acknowledgement.
-pub const SELECTIVE_BYTES: usize = 28;
+pub const SELECTIVE_ACK_BYTES: usize = 28;
 
 /// Payload is padded to a multiple of this.
 const PADDED_BYTES: usize = 4;
@@ -219,19 +219,19 @@ fn read_extended(reader: &mut Reader<'_>, opcode: Opcode, base: &Base, header: &
         header.datagram = Some((queue_key, QpNumber(reader.u24()?)));
     }
     if opcode.has_rdma() || base.flags() & flag::RDMA != 0 {
-        header.rdma = Some(RdmaExtended { address: reader.u64()?, key: RKey(reader.u32()?), bytes: reader.u32()? });
+        header.rdma = Some(Reth { address: reader.u64()?, key: RKey(reader.u32()?), bytes: reader.u32()? });
     }
     if opcode.has_atomic() {
         let (address, key) = (reader.u64()?, RKey(reader.u32()?));
-        header.atomic = Some(Atomic { address, key, swap_or_add: reader.u64()?, compare: reader.u64()? });
+        header.atomic = Some(AtomicEth { address, key, swap_or_add: reader.u64()?, compare: reader.u64()? });
     }
     if opcode.has_ack() {
         let syndrome = reader.u8()?;
         let said = syndrome_of(syndrome).ok_or(Fault::Syndrome(syndrome))?;
-        header.ack = Some(AckExtended { syndrome: said, messages: reader.u24()? });
+        header.ack = Some(Aeth { syndrome: said, messages: reader.u24()? });
     }
     if opcode.has_atomic_ack() {
-        header.atomic = Some(Atomic { address: 0, key: RKey(0), swap_or_add: reader.u64()?, compare: 0 });
+        header.atomic = Some(AtomicEth { address: 0, key: RKey(0), swap_or_add: reader.u64()?, compare: 0 });
     }
     header.immediate = match opcode.extra {
         Extra::Nothing => None,
@@ -239,10 +239,10 @@ fn read_extended(reader: &mut Reader<'_>, opcode: Opcode, base: &Base, header: &
         Extra::Invalidate => Some(Immediate::Invalidate(RKey(reader.u32()?))),
     };
     if opcode.is_congestion_notification() {
-        reader.take::<NOTIFICATION_BYTES>()?;
+        reader.take::<CNP_RESERVED_BYTES>()?;
     }
     if base.flags() & flag::PLACE != 0 {
-        header.place = Some(Place { message: reader.u24()?, packet: reader.u24()?, sent: reader.u16()? });
+        header.place = Some(PlacementHeader { message: reader.u24()?, packet: reader.u24()?, sent: reader.u16()? });
     }
     if base.flags() & flag::SELECTIVE != 0 {
         header.selective = Some(read_selective(reader)?);
@@ -250,11 +250,11 @@ fn read_extended(reader: &mut Reader<'_>, opcode: Opcode, base: &Base, header: &
     Ok(())
 }
 
-fn read_selective(reader: &mut Reader<'_>) -> Result<Selective, usize> {
+fn read_selective(reader: &mut Reader<'_>) -> Result<SelectiveAck, usize> {
     let (expected, newest) = (Psn::new(reader.u24()?), Psn::new(reader.u24()?));
     let (marked, echo) = (reader.u16()?, reader.u16()?);
     let _reserved = reader.u16()?;
-    Ok(Selective { expected, newest, arrived: reader.u128()?, marked, echo })
+    Ok(SelectiveAck { expected, newest, arrived: reader.u128()?, marked, echo })
 }
 
 fn payload_bytes(operation: Opcode, bytes: usize, padding: usize) -> Result<usize, PacketError> {
@@ -302,17 +302,17 @@ impl Header {
     /// Bytes of all headers, before the payload.
     pub fn header_bytes(&self) -> usize {
         let notification = self.operation == super::Operation::CongestionNotification;
-        let atomic = if self.ack.is_some() { ATOMIC_ACK_BYTES } else { ATOMIC_BYTES };
+        let atomic = if self.ack.is_some() { ATOMIC_ACK_ETH_BYTES } else { ATOMIC_ETH_BYTES };
         let parts = [
             (true, BTH_BYTES),
-            (self.datagram.is_some(), DATAGRAM_BYTES),
+            (self.datagram.is_some(), DETH_BYTES),
             (self.rdma.is_some(), RETH_BYTES),
             (self.atomic.is_some(), atomic),
-            (self.ack.is_some(), ACK_BYTES),
+            (self.ack.is_some(), AETH_BYTES),
             (self.immediate.is_some(), IMMEDIATE_BYTES),
-            (notification, NOTIFICATION_BYTES),
-            (self.place.is_some(), PLACE_BYTES),
-            (self.selective.is_some(), SELECTIVE_BYTES),
+            (notification, CNP_RESERVED_BYTES),
+            (self.place.is_some(), PLACEMENT_BYTES),
+            (self.selective.is_some(), SELECTIVE_ACK_BYTES),
         ];
         parts.into_iter().filter(|(is_there, _)| *is_there).map(|(_, bytes)| bytes).sum()
     }
@@ -387,18 +387,18 @@ impl Header {
             writer.put(&[0]);
             writer.u24(source.0);
         }
-        if let Some(RdmaExtended { address, key, bytes }) = self.rdma {
+        if let Some(Reth { address, key, bytes }) = self.rdma {
             writer.put(&address.to_be_bytes());
             writer.put(&key.0.to_be_bytes());
             writer.put(&bytes.to_be_bytes());
         }
-        if let Some(Atomic { address, key, swap_or_add, compare }) = self.atomic.filter(|_| opcode.has_atomic()) {
+        if let Some(AtomicEth { address, key, swap_or_add, compare }) = self.atomic.filter(|_| opcode.has_atomic()) {
             writer.put(&address.to_be_bytes());
             writer.put(&key.0.to_be_bytes());
             writer.put(&swap_or_add.to_be_bytes());
             writer.put(&compare.to_be_bytes());
         }
-        if let Some(AckExtended { syndrome, messages }) = self.ack {
+        if let Some(Aeth { syndrome, messages }) = self.ack {
             writer.put(&[byte_of(syndrome)]);
             writer.u24(messages);
         }
@@ -411,9 +411,9 @@ impl Header {
             None => {}
         }
         if opcode.is_congestion_notification() {
-            writer.put(&[0; NOTIFICATION_BYTES]);
+            writer.put(&[0; CNP_RESERVED_BYTES]);
         }
-        if let Some(Place { message, packet, sent }) = self.place {
+        if let Some(PlacementHeader { message, packet, sent }) = self.place {
             writer.u24(message);
             writer.u24(packet);
             writer.put(&sent.to_be_bytes());
@@ -484,8 +484,8 @@ impl Header {
     }
 }
 
-fn write_selective(writer: &mut Writer<'_>, selective: &Selective) {
-    let Selective { expected, newest, arrived, marked, echo } = *selective;
+fn write_selective(writer: &mut Writer<'_>, selective: &SelectiveAck) {
+    let SelectiveAck { expected, newest, arrived, marked, echo } = *selective;
     writer.u24(expected.get());
     writer.u24(newest.get());
     writer.put(&marked.to_be_bytes());

@@ -13,10 +13,12 @@ use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use fabric::shm::{ShmParts, create_link, open_link};
-use rnic::nic::{ByteMemory, CqNumber, Event, Nic, NicError, Policy, Profile, QpInit, SrqNumber, WINDOW_PACKETS_MAX};
+use rnic::nic::{
+    ByteMemory, CqNumber, Nic, NicError, NicEvent, NicProfile, QpInit, SrqNumber, TransportPolicy, WINDOW_PACKETS_MAX,
+};
 use rnic::verbs::{
-    Access, Address, Completion, CompletionStatus, LKey, Mtu, ProtectionDomain, QpAttributes, QpState, Receive,
-    Registration, SGES_MAX, Send, SendKind, Sge,
+    AccessFlags, Completion, CompletionStatus, LKey, Mtu, NicAddress, ProtectionDomain, QpAttributes, QpState,
+    ReceiveRequest, Registration, SGES_MAX, SendKind, SendRequest, Sge,
 };
 use rnic::wire::{Psn, QpNumber, Service};
 use rnic_live::{LaneIo, LiveError, LiveNic, PacketIo, UdpIo, WINDOW_BYTES};
@@ -62,16 +64,16 @@ pub(super) trait PeerWire: PacketIo + std::marker::Send {
     fn offer(&mut self, secret: u64) -> Result<Offered, InterconnectError>;
 
     /// Makes a peer known that made an offer.
-    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<Address, InterconnectError>;
+    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<NicAddress, InterconnectError>;
 
     /// Makes a peer known that accepted an offer, by what it says.
-    fn finish(&mut self, node: NodeId, terms: &Terms) -> Result<Address, InterconnectError>;
+    fn finish(&mut self, node: NodeId, terms: &Terms) -> Result<NicAddress, InterconnectError>;
 
     /// Where this end is.
     fn local(&self) -> Option<SocketAddr>;
 
     /// Forgets a peer.
-    fn remove(&mut self, address: Address);
+    fn remove(&mut self, address: NicAddress);
 
     /// See [`super::Interconnect::wakes`].
     fn wakes(&self) -> Vec<BorrowedFd<'_>>;
@@ -85,7 +87,7 @@ pub(super) trait PeerWire: PacketIo + std::marker::Send {
 
 /// What a wire offers a peer.
 pub(super) struct Offered {
-    address: Option<Address>,
+    address: Option<NicAddress>,
     descriptors: Vec<OwnedFd>,
 }
 
@@ -104,7 +106,7 @@ impl PeerWire for LaneIo {
         Ok(Offered { address: Some(address), descriptors })
     }
 
-    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<Address, InterconnectError> {
+    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<NicAddress, InterconnectError> {
         let found = offer.descriptors.len();
         let Ok([memfd, bell_creator, bell_peer]) = <[OwnedFd; 3]>::try_from(offer.descriptors) else {
             return Err(wrong_terms(node, "a number of descriptors", found, "3: memory and two doorbells"));
@@ -116,7 +118,7 @@ impl PeerWire for LaneIo {
         Ok(self.add_peer(&link, offer.terms.secret).map_err(LiveError::from)?)
     }
 
-    fn finish(&mut self, node: NodeId, _: &Terms) -> Result<Address, InterconnectError> {
+    fn finish(&mut self, node: NodeId, _: &Terms) -> Result<NicAddress, InterconnectError> {
         Err(wrong_terms(node, "an acceptance", "another kind", "of what was offered"))
     }
 
@@ -124,7 +126,7 @@ impl PeerWire for LaneIo {
         None
     }
 
-    fn remove(&mut self, address: Address) {
+    fn remove(&mut self, address: NicAddress) {
         self.remove_peer(address);
     }
 
@@ -154,11 +156,11 @@ impl PeerWire for UdpIo {
         Ok(Offered { address: None, descriptors: Vec::new() })
     }
 
-    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<Address, InterconnectError> {
+    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<NicAddress, InterconnectError> {
         self.finish(node, &offer.terms)
     }
 
-    fn finish(&mut self, node: NodeId, terms: &Terms) -> Result<Address, InterconnectError> {
+    fn finish(&mut self, node: NodeId, terms: &Terms) -> Result<NicAddress, InterconnectError> {
         let Some(address) = terms.address else {
             return Err(wrong_terms(node, "an address", "none", "where it receives UDP"));
         };
@@ -169,7 +171,7 @@ impl PeerWire for UdpIo {
         Some(self.local())
     }
 
-    fn remove(&mut self, _: Address) {}
+    fn remove(&mut self, _: NicAddress) {}
 
     fn wakes(&self) -> Vec<BorrowedFd<'_>> {
         vec![self.wait_fd()]
@@ -191,7 +193,7 @@ struct Peer {
     token: u64,
     /// Messages that pretended to be the peer's.
     forged: u64,
-    address: Option<Address>,
+    address: Option<NicAddress>,
     /// Packets go and come.
     is_up: bool,
 }
@@ -218,7 +220,7 @@ const MEMORY_BYTES: usize = (SENDS + RECEIVES) * SLOT_BYTES;
 impl Queues {
     fn new(nic: &mut Nic<ByteMemory>) -> Result<Self, NicError> {
         let domain = nic.allocate_domain()?;
-        let access = Access::LOCAL_WRITE;
+        let access = AccessFlags::LOCAL_WRITE;
         let registration = Registration { domain, host_address: 0, address: 0, bytes: MEMORY_BYTES as u64, access };
         let queues = Self {
             key: nic.register(&registration)?.local,
@@ -239,8 +241,8 @@ impl Queues {
         local
     }
 
-    fn receive(&self, slot: u64) -> Receive {
-        Receive { id: slot, local: self.local(slot, SLOT_BYTES) }
+    fn receive(&self, slot: u64) -> ReceiveRequest {
+        ReceiveRequest { id: slot, local: self.local(slot, SLOT_BYTES) }
     }
 }
 
@@ -288,8 +290,8 @@ impl<W: PeerWire> RnicCarrier<W> {
     }
 
     /// Standard RoCEv2: unreliable connections need nothing of what the others add.
-    fn profile(wire: &W) -> Profile {
-        Profile { mtu_bytes: wire.mtu().bytes(), ..Profile::new(Policy::GoBackN) }
+    fn profile(wire: &W) -> NicProfile {
+        NicProfile { mtu_bytes: wire.mtu().bytes(), ..NicProfile::new(TransportPolicy::GoBackN) }
     }
 
     /// A queue pair for a peer, not yet connected.
@@ -328,7 +330,7 @@ impl<W: PeerWire> RnicCarrier<W> {
     }
 
     /// Takes a queue pair from reset to ready-to-send.
-    fn connect(&mut self, node: NodeId, address: Address, terms: &Terms) -> Result<(), InterconnectError> {
+    fn connect(&mut self, node: NodeId, address: NicAddress, terms: &Terms) -> Result<(), InterconnectError> {
         if terms.queue_pair > QP_NUMBER_MAX {
             return Err(wrong_terms(node, "a queue pair", terms.queue_pair, "a number of 24 bits"));
         }
@@ -345,7 +347,7 @@ impl<W: PeerWire> RnicCarrier<W> {
         let init = QpAttributes {
             partition_index: Some(0),
             port: Some(1),
-            access: Some(Access::empty()),
+            access: Some(AccessFlags::empty()),
             ..QpAttributes::default()
         };
         let receive = QpAttributes {
@@ -406,7 +408,7 @@ impl<W: PeerWire> RnicCarrier<W> {
 
     fn reap_events(&mut self) {
         while let Some(event) = self.live.nic_mut().poll_event() {
-            if let Event::QpError(qp) = event {
+            if let NicEvent::QpError(qp) = event {
                 self.failed = self.failed.or_else(|| self.node_of(qp));
             }
         }
@@ -435,7 +437,7 @@ impl<W: PeerWire> RnicCarrier<W> {
     fn post(&mut self, to: NodeId, slot: u64, bytes: usize) -> Result<(), Fault> {
         let Some(peer) = &self.peers[usize::from(to.0)] else { return Ok(()) };
         let qp = peer.qp;
-        let request = Send {
+        let request = SendRequest {
             id: slot,
             kind: SendKind::Send(None),
             local: self.queues.local(slot, bytes),

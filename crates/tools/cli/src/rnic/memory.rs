@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use rnic::memory_budget::{
     BudgetEntry, MemoryBudget, MemoryLocation, PUBLISHED, PUBLISHED_QPS, PUBLISHED_TOTAL_BYTES, StructureKind,
 };
-use rnic::nic::Policy;
+use rnic::nic::TransportPolicy;
 use serde::Serialize;
 use stats::{Align, Table};
 
@@ -49,13 +49,13 @@ enum Kind {
 }
 
 impl Kind {
-    fn policy(self) -> Policy {
+    fn policy(self) -> TransportPolicy {
         match self {
-            Self::Srnic => Policy::Srnic,
-            Self::SrnicPaged => Policy::SrnicPaged,
-            Self::Irn => Policy::Irn,
-            Self::GoBackN => Policy::GoBackN,
-            Self::ConnectionCache => Policy::ConnectionCache,
+            Self::Srnic => TransportPolicy::Srnic,
+            Self::SrnicPaged => TransportPolicy::SrnicPaged,
+            Self::Irn => TransportPolicy::Irn,
+            Self::GoBackN => TransportPolicy::GoBackN,
+            Self::ConnectionCache => TransportPolicy::ConnectionCache,
         }
     }
 

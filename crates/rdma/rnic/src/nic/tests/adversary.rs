@@ -8,8 +8,8 @@ use sim::{Random, Span, Time};
 
 use super::basics::POLICIES;
 use super::wire::{Adversary, Pair};
-use crate::nic::{CongestionControl, Costs, Dcqcn, Policy, Profile, SrqNumber};
-use crate::verbs::{Completion, CompletionKind, CompletionStatus, QpState, Receive, SendKind};
+use crate::nic::{CongestionControl, CostModel, Dcqcn, NicProfile, SrqNumber, TransportPolicy};
+use crate::verbs::{Completion, CompletionKind, CompletionStatus, QpState, ReceiveRequest, SendKind};
 use crate::wire::{Immediate, QpNumber, Service};
 
 const MEMORY_BYTES: usize = 1 << 18;
@@ -78,10 +78,10 @@ fn pattern(id: u64, byte: usize) -> u8 {
     (id as usize * 31 + byte * 7 + byte / 256) as u8
 }
 
-fn profile_of(policy: Policy, random: &mut Random) -> Profile {
-    let mut profile = Profile::new(policy);
+fn profile_of(policy: TransportPolicy, random: &mut Random) -> NicProfile {
+    let mut profile = NicProfile::new(policy);
     if random.chance(0.4) {
-        profile.costs = Costs::modelled();
+        profile.costs = CostModel::modelled();
     }
     profile.mtu_bytes = [256, 256, 512, 1000][random.below(4) as usize];
     profile.window_packets = [4, 32, 512][random.below(3) as usize];
@@ -120,7 +120,7 @@ fn adversary_of(random: &mut Random) -> Adversary {
 }
 
 impl Schedule {
-    fn new(policy: Policy, seed: u64) -> Self {
+    fn new(policy: TransportPolicy, seed: u64) -> Self {
         let mut random = Random::new(seed, "schedule");
         let profile = profile_of(policy, &mut random);
         let is_paged = profile.pool.is_some();
@@ -247,7 +247,7 @@ impl Schedule {
         let now = self.wire.now;
         while let Some((_, side, pair, number)) = self.receives.pop_front_if_due(now) {
             let (first, bytes) = self.receive_places[side][number as usize];
-            let request = Receive { id: number, local: self.wire.piece(side, first as u64, bytes as u32) };
+            let request = ReceiveRequest { id: number, local: self.wire.piece(side, first as u64, bytes as u32) };
             match self.srqs[side] {
                 Some(srq) => self.wire.nics[side].post_srq_recv(srq, &request).unwrap(),
                 None => self.wire.nics[side].post_recv(now, self.qps[pair][side], &request).unwrap(),
@@ -401,7 +401,7 @@ impl PopDue<(Time, usize, usize, u64)> for VecDeque<(Time, usize, usize, u64)> {
 }
 
 /// Says which schedule failed, should one.
-struct Named(Policy, u64);
+struct Named(TransportPolicy, u64);
 
 impl Drop for Named {
     fn drop(&mut self) {
@@ -420,7 +420,7 @@ fn asked_for(variable: &str) -> Option<u64> {
     Some(word.parse().unwrap_or_else(|_| panic!("{variable}={word} is no number; give one, or unset it")))
 }
 
-fn run_schedules(policy: Policy, schedules: u64) {
+fn run_schedules(policy: TransportPolicy, schedules: u64) {
     let alone = asked_for("RNIC_SEED");
     let seeds = alone.map_or(0..schedules, |seed| seed..seed + 1);
     let mut fetched = 0;
@@ -433,33 +433,33 @@ fn run_schedules(policy: Policy, schedules: u64) {
     }
     // One alone may fetch few.
     let are_many = alone.is_some() || fetched > 20 * schedules;
-    let is_paged = policy == Policy::SrnicPaged;
+    let is_paged = policy == TransportPolicy::SrnicPaged;
     assert!(if is_paged { are_many } else { fetched == 0 }, "{policy:?}: {fetched} contexts fetched");
 }
 
 #[test]
 fn srnic_delivers_every_message_once_intact_and_in_order() {
-    run_schedules(Policy::Srnic, SCHEDULES);
+    run_schedules(TransportPolicy::Srnic, SCHEDULES);
 }
 
 #[test]
 fn srnic_with_a_pool_of_contexts_delivers_every_message_once_intact_and_in_order() {
-    run_schedules(Policy::SrnicPaged, SCHEDULES);
+    run_schedules(TransportPolicy::SrnicPaged, SCHEDULES);
 }
 
 #[test]
 fn irn_delivers_every_message_once_intact_and_in_order() {
-    run_schedules(Policy::Irn, SCHEDULES);
+    run_schedules(TransportPolicy::Irn, SCHEDULES);
 }
 
 #[test]
 fn go_back_n_delivers_every_message_once_intact_and_in_order() {
-    run_schedules(Policy::GoBackN, SCHEDULES);
+    run_schedules(TransportPolicy::GoBackN, SCHEDULES);
 }
 
 #[test]
 fn connection_cache_delivers_every_message_once_intact_and_in_order() {
-    run_schedules(Policy::ConnectionCache, SCHEDULES / 4);
+    run_schedules(TransportPolicy::ConnectionCache, SCHEDULES / 4);
 }
 
 #[test]

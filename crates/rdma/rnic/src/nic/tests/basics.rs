@@ -1,16 +1,21 @@
 //! What each service and operation does over a wire that does nothing wrong.
 
 use super::wire::Pair;
-use crate::nic::{DATAGRAM_OFFSET_BYTES, Policy, Profile};
-use crate::verbs::{Address, Completion, CompletionKind, CompletionStatus, Datagram, SendKind};
+use crate::nic::{DATAGRAM_OFFSET_BYTES, NicProfile, TransportPolicy};
+use crate::verbs::{Completion, CompletionKind, CompletionStatus, DatagramDestination, NicAddress, SendKind};
 use crate::wire::{Immediate, Service};
 
-pub const POLICIES: [Policy; 5] =
-    [Policy::Srnic, Policy::Irn, Policy::GoBackN, Policy::ConnectionCache, Policy::SrnicPaged];
+pub const POLICIES: [TransportPolicy; 5] = [
+    TransportPolicy::Srnic,
+    TransportPolicy::Irn,
+    TransportPolicy::GoBackN,
+    TransportPolicy::ConnectionCache,
+    TransportPolicy::SrnicPaged,
+];
 
 /// Each policy, free of cost and as modelled.
-pub fn profiles() -> impl Iterator<Item = Profile> {
-    POLICIES.into_iter().flat_map(|policy| [Profile::new(policy), Profile::modelled(policy)])
+pub fn profiles() -> impl Iterator<Item = NicProfile> {
+    POLICIES.into_iter().flat_map(|policy| [NicProfile::new(policy), NicProfile::modelled(policy)])
 }
 
 fn fill(pair: &mut Pair, side: usize, address: usize, bytes: usize) -> Vec<u8> {
@@ -107,14 +112,14 @@ fn a_datagram_comes_with_its_sender() {
         pair.receive(1, qps[1], 100, 300_000, 1000);
         for queue_key in [8, 7] {
             let mut request = pair.request(0, 1, SendKind::Send(None), 0, 900);
-            request.datagram = Some(Datagram { to: Address(1), qp: qps[1], queue_key });
+            request.datagram = Some(DatagramDestination { to: NicAddress(1), qp: qps[1], queue_key });
             pair.nics[0].post_send(pair.now, qps[0], &request).unwrap();
         }
         pair.run();
         assert_eq!(pair.completions[0].len(), 2);
         assert_eq!(pair.nics[1].counters().drop_queue_key, 1);
         let [received] = pair.completions[1][..] else { panic!("{:?}", pair.completions[1]) };
-        assert_eq!(received.source, Some((Address(0), qps[0])));
+        assert_eq!(received.source, Some((NicAddress(0), qps[0])));
         assert_eq!(received.bytes, DATAGRAM_OFFSET_BYTES + 900);
         let first = 300_000 + DATAGRAM_OFFSET_BYTES as usize;
         assert_eq!(pair.nics[1].memory().0[first..first + 900], sent);

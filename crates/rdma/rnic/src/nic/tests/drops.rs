@@ -3,12 +3,12 @@
 use sim::Time;
 
 use super::wire::{Adversary, Pair};
-use crate::nic::{Policy, Profile};
+use crate::nic::{NicProfile, TransportPolicy};
 use crate::verbs::{CompletionStatus, SendKind};
 use crate::wire::{Header, Operation, QpNumber, Service};
 
 /// A pair whose side 0 drops these of its packets, counted from 0.
-pub fn pair_that_drops(profile: Profile, drops: &'static [u64]) -> (Pair, [QpNumber; 2]) {
+pub fn pair_that_drops(profile: NicProfile, drops: &'static [u64]) -> (Pair, [QpNumber; 2]) {
     let mut pair = Pair::new(profile, 1);
     pair.adversary = Adversary::NONE;
     pair.logs = true;
@@ -29,8 +29,8 @@ fn is_request(operation: Operation) -> bool {
 }
 
 /// Which packets a SEND of 5 packets takes when some are dropped.
-fn sent_of_five(policy: Policy, drops: &'static [u64]) -> Vec<i32> {
-    let (mut pair, qps) = pair_that_drops(Profile::new(policy), drops);
+fn sent_of_five(policy: TransportPolicy, drops: &'static [u64]) -> Vec<i32> {
+    let (mut pair, qps) = pair_that_drops(NicProfile::new(policy), drops);
     pair.receive(1, qps[1], 9, 100_000, 5000);
     pair.send(0, qps[0], 1, SendKind::Send(None), 0, 4096 + 900);
     pair.run();
@@ -42,14 +42,14 @@ fn sent_of_five(policy: Policy, drops: &'static [u64]) -> Vec<i32> {
 
 #[test]
 fn go_back_n_sends_everything_again_from_the_lost_packet_on() {
-    assert_eq!(sent_of_five(Policy::GoBackN, &[]), [0, 1, 2, 3, 4]);
-    assert_eq!(sent_of_five(Policy::GoBackN, &[2]), [0, 1, 2, 3, 4, 2, 3, 4]);
-    assert_eq!(sent_of_five(Policy::GoBackN, &[4]), [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]);
+    assert_eq!(sent_of_five(TransportPolicy::GoBackN, &[]), [0, 1, 2, 3, 4]);
+    assert_eq!(sent_of_five(TransportPolicy::GoBackN, &[2]), [0, 1, 2, 3, 4, 2, 3, 4]);
+    assert_eq!(sent_of_five(TransportPolicy::GoBackN, &[4]), [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]);
 }
 
 #[test]
 fn selective_repeat_sends_again_what_was_lost_and_nothing_else() {
-    for policy in [Policy::Srnic, Policy::Irn] {
+    for policy in [TransportPolicy::Srnic, TransportPolicy::Irn] {
         assert_eq!(sent_of_five(policy, &[]), [0, 1, 2, 3, 4]);
         assert_eq!(sent_of_five(policy, &[2]), [0, 1, 2, 3, 4, 2]);
         assert_eq!(sent_of_five(policy, &[0, 3]), [0, 1, 2, 3, 4, 0, 3]);
@@ -58,7 +58,7 @@ fn selective_repeat_sends_again_what_was_lost_and_nothing_else() {
 }
 
 /// A WRITE of so many full packets over a wire that drops some; the packets sent, and how long it took in round trips.
-fn write_of(profile: Profile, packets: u32, drops: &'static [u64]) -> (Vec<i32>, f64, Pair) {
+fn write_of(profile: NicProfile, packets: u32, drops: &'static [u64]) -> (Vec<i32>, f64, Pair) {
     let (mut pair, qps) = pair_that_drops(profile, drops);
     let to = pair.remote(0, 0);
     pair.send(0, qps[0], 1, SendKind::Write(to, None), 0, packets * profile.mtu_bytes);
@@ -74,11 +74,11 @@ fn write_of(profile: Profile, packets: u32, drops: &'static [u64]) -> (Vec<i32>,
 #[test]
 fn weak_spot_a_time_out_sends_one_packet_and_not_all_from_there_on() {
     // The first packet and the end of the message are lost, and so is the first repair.
-    let (sent, ..) = write_of(Profile::new(Policy::Srnic), 8, &[0, 6, 7, 8]);
+    let (sent, ..) = write_of(NicProfile::new(TransportPolicy::Srnic), 8, &[0, 6, 7, 8]);
     let again = &sent[8..];
     assert!(again.iter().all(|packet| [0, 6, 7].contains(packet)), "only what was lost: {sent:?}");
     assert!(again.len() <= 5, "each once, but what was lost twice, and a probe: {sent:?}");
-    let (sent, ..) = write_of(Profile::new(Policy::Irn), 8, &[0, 6, 7, 8]);
+    let (sent, ..) = write_of(NicProfile::new(TransportPolicy::Irn), 8, &[0, 6, 7, 8]);
     assert!(sent[8..].iter().all(|packet| [0, 6, 7].contains(packet)), "{sent:?}");
 }
 
@@ -86,8 +86,8 @@ fn weak_spot_a_time_out_sends_one_packet_and_not_all_from_there_on() {
 #[test]
 fn weak_spot_every_gap_below_the_highest_acknowledged_packet_is_repaired_at_once() {
     const DROPS: &[u64] = &[3, 7, 11, 12, 20, 28];
-    for policy in [Policy::Srnic, Policy::Irn] {
-        let (sent, round_trips, pair) = write_of(Profile::new(policy), 32, DROPS);
+    for policy in [TransportPolicy::Srnic, TransportPolicy::Irn] {
+        let (sent, round_trips, pair) = write_of(NicProfile::new(policy), 32, DROPS);
         assert_eq!(sent[32..], [3, 7, 11, 12, 20, 28], "{policy:?}");
         assert_eq!(pair.nics[0].counters().timeouts, 0);
         // 32 packets leave in 2560 ns, 1.2 round trips; the last repair comes less than two later.
@@ -98,21 +98,21 @@ fn weak_spot_every_gap_below_the_highest_acknowledged_packet_is_repaired_at_once
 /// Published simulators wait for a time-out, of 320 us and more, when the end of a message is lost.
 #[test]
 fn weak_spot_the_end_of_a_message_is_probed_for_and_not_waited_for() {
-    let mut profile = Profile::new(Policy::Srnic);
+    let mut profile = NicProfile::new(TransportPolicy::Srnic);
     profile.ack_packets = 4; // so that a round trip is known when the end is lost
     let (sent, round_trips, pair) = write_of(profile, 32, &[30, 31]);
     assert_eq!(sent[32..], [31, 30], "the last one asks, its answer tells of the other");
     assert_eq!(pair.nics[0].counters().probes, 1);
     assert!(round_trips < 12.0, "{round_trips}");
-    let (_, irn, _) = write_of(Profile { ack_packets: 4, ..Profile::new(Policy::Irn) }, 32, &[30, 31]);
+    let (_, irn, _) = write_of(NicProfile { ack_packets: 4, ..NicProfile::new(TransportPolicy::Irn) }, 32, &[30, 31]);
     assert!(irn > 40.0, "IRN waits as published: {irn}");
 }
 
 /// Published simulators send the last packet of a message again as a full one.
 #[test]
 fn weak_spot_a_last_packet_is_sent_again_as_long_as_it_is() {
-    for policy in [Policy::Srnic, Policy::Irn, Policy::GoBackN] {
-        let (mut pair, qps) = pair_that_drops(Profile::new(policy), &[2]);
+    for policy in [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN] {
+        let (mut pair, qps) = pair_that_drops(NicProfile::new(policy), &[2]);
         let to = pair.remote(0, 0);
         pair.send(0, qps[0], 1, SendKind::Write(to, None), 0, 2 * 1024 + 5);
         pair.send(0, qps[0], 2, SendKind::Write(to, None), 0, 9);
@@ -130,7 +130,7 @@ fn weak_spot_a_last_packet_is_sent_again_as_long_as_it_is() {
 
 #[test]
 fn a_repair_that_is_lost_is_repaired_by_the_echo_of_later_packets() {
-    let mut profile = Profile::new(Policy::Srnic);
+    let mut profile = NicProfile::new(TransportPolicy::Srnic);
     profile.mtu_bytes = 256;
     // Packet 100, its repair, and the repair of that.
     let (_, first, pair) = write_of(profile, 400, &[100]);
@@ -159,7 +159,7 @@ fn a_repair_that_is_lost_is_repaired_by_the_echo_of_later_packets() {
 /// Packets of one flow over many paths: what is only late is soon not sent again any more.
 #[test]
 fn spraying_teaches_patience_and_repairs_end() {
-    let mut profile = Profile::new(Policy::Srnic);
+    let mut profile = NicProfile::new(TransportPolicy::Srnic);
     profile.mtu_bytes = 256;
     let mut pair = Pair::new(profile, 3);
     pair.adversary = Adversary { late: 0.5, late_ns: 3000.0, ..Adversary::NONE };
@@ -179,8 +179,10 @@ fn spraying_teaches_patience_and_repairs_end() {
 /// What a switch cut off: the receiver says so at once, packet by packet.
 #[test]
 fn what_lost_its_payload_on_the_way_is_sent_again_and_nothing_else_is() {
-    for (policy, seed) in [Policy::Srnic, Policy::Irn].into_iter().flat_map(|policy| (1..9).map(move |s| (policy, s))) {
-        let mut pair = Pair::new(Profile::new(policy), seed);
+    for (policy, seed) in
+        [TransportPolicy::Srnic, TransportPolicy::Irn].into_iter().flat_map(|policy| (1..9).map(move |s| (policy, s)))
+    {
+        let mut pair = Pair::new(NicProfile::new(policy), seed);
         pair.adversary = Adversary { trim: 0.1, ..Adversary::NONE };
         let qps = pair.connect(Service::Rc);
         let to = pair.remote(0, 0);
@@ -196,8 +198,8 @@ fn what_lost_its_payload_on_the_way_is_sent_again_and_nothing_else_is() {
 
 #[test]
 fn the_last_packet_without_its_payload_needs_no_patience_whatever_the_policy() {
-    for policy in [Policy::Srnic, Policy::Irn, Policy::GoBackN] {
-        let mut pair = Pair::new(Profile::new(policy), 1);
+    for policy in [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN] {
+        let mut pair = Pair::new(NicProfile::new(policy), 1);
         let qps = pair.connect(Service::Rc);
         let to = pair.remote(0, 0);
         pair.adversary.trim = 1.0;
@@ -215,8 +217,8 @@ fn the_last_packet_without_its_payload_needs_no_patience_whatever_the_policy() {
 
 /// A READ of 5 packets of which some come without their payload: what is asked for besides all, in packets of the
 /// answer; and how long it took in round trips.
-fn asked_when_trimmed(policy: Policy, trimmed: &'static [u64]) -> (Vec<u32>, f64) {
-    let (mut pair, qps) = pair_that_drops(Profile::new(policy), &[]);
+fn asked_when_trimmed(policy: TransportPolicy, trimmed: &'static [u64]) -> (Vec<u32>, f64) {
+    let (mut pair, qps) = pair_that_drops(NicProfile::new(policy), &[]);
     pair.trims = Box::new(move |side, number, _| side == 1 && trimmed.contains(&number));
     pair.nics[1].memory_mut().0[..5000].fill(7);
     let from = pair.remote(0, 0);
@@ -237,7 +239,7 @@ fn asked_when_trimmed(policy: Policy, trimmed: &'static [u64]) -> (Vec<u32>, f64
 
 #[test]
 fn an_answer_of_which_only_the_head_came_is_asked_for_again_at_once_and_alone() {
-    for policy in [Policy::Srnic, Policy::SrnicPaged, Policy::Irn] {
+    for policy in [TransportPolicy::Srnic, TransportPolicy::SrnicPaged, TransportPolicy::Irn] {
         for trimmed in [&[][..], &[0], &[2], &[4], &[1, 2], &[0, 3, 4], &[0, 1, 2, 3, 4], &[2, 5], &[4, 5, 6]] {
             let (asked, round_trips) = asked_when_trimmed(policy, trimmed);
             let expected: Vec<u32> = match trimmed {
@@ -251,7 +253,7 @@ fn an_answer_of_which_only_the_head_came_is_asked_for_again_at_once_and_alone() 
         }
     }
     // In order, all from there on is asked for again.
-    assert_eq!(asked_when_trimmed(Policy::GoBackN, &[2]).0, [2]);
-    let (asked, round_trips) = asked_when_trimmed(Policy::GoBackN, &[4]);
+    assert_eq!(asked_when_trimmed(TransportPolicy::GoBackN, &[2]).0, [2]);
+    let (asked, round_trips) = asked_when_trimmed(TransportPolicy::GoBackN, &[4]);
     assert!(asked == [4] && round_trips < 2.5, "{asked:?} {round_trips}");
 }

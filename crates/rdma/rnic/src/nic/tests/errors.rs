@@ -4,13 +4,13 @@ use sim::{Random, Span, Time};
 
 use super::basics::{POLICIES, profiles};
 use super::wire::{MEMORY_BYTES, Pair, attributes};
-use crate::nic::{Event, NicError, Policy, Profile};
+use crate::nic::{NicError, NicEvent, NicProfile, TransportPolicy};
 use crate::verbs::{
-    Access, Address, Bind, Completion, CompletionKind, CompletionStatus, Datagram, LKey, QpAttributes, QpState,
-    Receive, Remote, SendKind, WindowKind,
+    AccessFlags, BindInfo, Completion, CompletionKind, CompletionStatus, DatagramDestination, LKey, NicAddress,
+    QpAttributes, QpState, ReceiveRequest, RemoteBuffer, SendKind, WindowKind,
 };
 use crate::wire::{
-    AckExtended, Atomic, Header, Immediate, Operation, Place, Psn, QpNumber, RKey, RdmaExtended, Selective, Service,
+    Aeth, AtomicEth, Header, Immediate, Operation, PlacementHeader, Psn, QpNumber, RKey, Reth, SelectiveAck, Service,
     Syndrome,
 };
 
@@ -33,7 +33,7 @@ fn around(ask: impl Fn(&mut Pair, [QpNumber; 2]), sender: CompletionStatus, rece
         let (ok, flushed) = (CompletionStatus::Success, CompletionStatus::Flushed);
         assert_eq!(statuses(&pair.completions[0]), [(1, ok), (2, sender), (3, flushed)], "{profile:?}");
         assert_eq!(pair.nics[0].query_qp(qps[0]).unwrap().state, QpState::Error);
-        assert_eq!(pair.nics[0].poll_event(), Some(Event::QpError(qps[0])));
+        assert_eq!(pair.nics[0].poll_event(), Some(NicEvent::QpError(qps[0])));
         let heard: Vec<_> = pair.completions[1].iter().map(|completion| completion.status).collect();
         assert_eq!(heard, receiver, "{profile:?}");
         pair.send(0, qps[0], 4, fine, 0, 1);
@@ -59,7 +59,7 @@ fn a_message_longer_than_its_receive_request_fails_at_both_ends() {
 fn a_receive_request_without_rights_fails_at_both_ends() {
     around(
         |pair, qps| {
-            let mut request = Receive { id: 7, local: pair.piece(1, 0, 100) };
+            let mut request = ReceiveRequest { id: 7, local: pair.piece(1, 0, 100) };
             request.local[0].key = LKey(NO_KEY.0);
             pair.nics[1].post_recv(pair.now, qps[1], &request).unwrap();
             pair.send(0, qps[0], 2, SendKind::Send(None), 0, 100);
@@ -71,7 +71,7 @@ fn a_receive_request_without_rights_fails_at_both_ends() {
 
 #[test]
 fn local_memory_without_rights_fails_here_and_the_peer_hears_nothing() {
-    for (kind, key) in [(SendKind::Send(None), LKey(NO_KEY.0)), (SendKind::Read(Remote::default()), LKey(0))] {
+    for (kind, key) in [(SendKind::Send(None), LKey(NO_KEY.0)), (SendKind::Read(RemoteBuffer::default()), LKey(0))] {
         around(
             |pair, qps| {
                 let mut request = pair.request(0, 2, kind, 0, 100);
@@ -91,7 +91,7 @@ type Ask<'a> = dyn Fn(&Pair) -> (SendKind, u32) + 'a;
 fn remote_memory_without_rights_is_refused() {
     let end = MEMORY_BYTES as u64;
     let cases: [&Ask; 6] = [
-        &|_| (SendKind::Write(Remote { address: 0, key: NO_KEY }, None), 100),
+        &|_| (SendKind::Write(RemoteBuffer { address: 0, key: NO_KEY }, None), 100),
         &|pair| (SendKind::Write(pair.remote(0, end - 4999), None), 5000),
         &|pair| (SendKind::Read(pair.remote(0, end - 1)), 2),
         &|pair| (SendKind::Read(pair.remote(0, u64::MAX)), 2),
@@ -103,13 +103,13 @@ fn remote_memory_without_rights_is_refused() {
             |pair, qps| {
                 let (kind, bytes) = case(pair);
                 if matches!(kind, SendKind::SendWithInvalidate(_)) {
-                    let request = Receive { id: 7, local: pair.piece(1, 0, 100) };
+                    let request = ReceiveRequest { id: 7, local: pair.piece(1, 0, 100) };
                     pair.nics[1].post_recv(pair.now, qps[1], &request).unwrap();
                 }
                 pair.send(0, qps[0], 2, kind, 0, bytes);
             },
             CompletionStatus::RemoteAccess,
-            if matches!(case(&Pair::new(Profile::new(POLICIES[0]), 1)).0, SendKind::SendWithInvalidate(_)) {
+            if matches!(case(&Pair::new(NicProfile::new(POLICIES[0]), 1)).0, SendKind::SendWithInvalidate(_)) {
                 &[CompletionStatus::Flushed]
             } else {
                 &[]
@@ -135,7 +135,7 @@ fn rights_of_the_queue_pair_bound_those_of_the_key() {
     for profile in profiles() {
         let mut pair = Pair::new(profile, 1);
         let qps = pair.connect(Service::Rc);
-        let none = QpAttributes { access: Some(Access::REMOTE_READ), ..QpAttributes::default() };
+        let none = QpAttributes { access: Some(AccessFlags::REMOTE_READ), ..QpAttributes::default() };
         pair.nics[1].modify_qp(pair.now, qps[1], QpState::ReadyToSend, &none).unwrap();
         let (read, write) = (SendKind::Read(pair.remote(0, 0)), SendKind::Write(pair.remote(0, 0), None));
         pair.send(0, qps[0], 1, read, 0, 3000);
@@ -153,19 +153,19 @@ fn a_window_gives_what_it_shows_until_it_is_invalidated() {
         let mut pair = Pair::new(profile, 1);
         let qps = pair.connect(Service::Rc);
         let window = pair.nics[1].allocate_window(pair.domains[1], WindowKind::Type2).unwrap();
-        let access = Access::REMOTE_WRITE;
-        let bind = Bind { region: pair.keys[1].0, address: 1000, bytes: 100, access, is_zero_based: true };
+        let access = AccessFlags::REMOTE_WRITE;
+        let bind = BindInfo { region: pair.keys[1].0, address: 1000, bytes: 100, access, is_zero_based: true };
         let key = pair.nics[1].bind_window(qps[1], window, Some(window), &bind).unwrap();
         pair.receive(1, qps[1], 9, 0, 10);
         pair.nics[0].memory_mut().0[..8].fill(7);
-        pair.send(0, qps[0], 1, SendKind::Write(Remote { address: 92, key }, None), 0, 8);
+        pair.send(0, qps[0], 1, SendKind::Write(RemoteBuffer { address: 92, key }, None), 0, 8);
         pair.send(0, qps[0], 2, SendKind::SendWithInvalidate(key), 0, 0);
         pair.run();
         let ok = CompletionStatus::Success;
         assert_eq!(statuses(&pair.completions[0]), [(1, ok), (2, ok)], "{profile:?}");
         assert_eq!(pair.completions[1][0].immediate, Some(Immediate::Invalidate(key)));
         assert_eq!(pair.nics[1].memory().0[1092..1100], [7; 8]);
-        pair.send(0, qps[0], 3, SendKind::Write(Remote { address: 0, key }, None), 0, 8);
+        pair.send(0, qps[0], 3, SendKind::Write(RemoteBuffer { address: 0, key }, None), 0, 8);
         pair.run();
         assert_eq!(statuses(&pair.completions[0])[2..], [(3, CompletionStatus::RemoteAccess)]);
     }
@@ -179,14 +179,14 @@ fn windows_are_bound_and_invalidated_by_requests_in_order() {
         let qps = pair.connect(Service::Rc);
         let window = pair.nics[1].allocate_window(pair.domains[1], WindowKind::Type2).unwrap();
         let chosen = RKey(window.0 ^ 0x55);
-        let access = Access::REMOTE_WRITE;
-        let bind = Bind { region: pair.keys[1].0, address: 1000, bytes: 100, access, is_zero_based: true };
+        let access = AccessFlags::REMOTE_WRITE;
+        let bind = BindInfo { region: pair.keys[1].0, address: 1000, bytes: 100, access, is_zero_based: true };
         // The owner tells the peer of the key by a message that is sent after the bind.
         pair.receive(0, qps[0], 9, 0, 10);
         pair.send(1, qps[1], 1, SendKind::Send(None), 0, 10);
         pair.send(1, qps[1], 2, SendKind::BindWindow { window, chosen, bind }, 0, 0);
         pair.run();
-        let write = SendKind::Write(Remote { address: 0, key: chosen }, None);
+        let write = SendKind::Write(RemoteBuffer { address: 0, key: chosen }, None);
         pair.send(0, qps[0], 3, write, 0, 100);
         pair.run();
         pair.send(1, qps[1], 4, SendKind::LocalInvalidate(chosen), 0, 0);
@@ -208,8 +208,8 @@ fn windows_are_bound_and_invalidated_by_requests_in_order() {
 fn a_window_that_cannot_be_bound_fails_its_request() {
     around(
         |pair, qps| {
-            let access = Access::REMOTE_WRITE;
-            let bind = Bind { region: pair.keys[0].0, address: 0, bytes: 100, access, is_zero_based: false };
+            let access = AccessFlags::REMOTE_WRITE;
+            let bind = BindInfo { region: pair.keys[0].0, address: 0, bytes: 100, access, is_zero_based: false };
             pair.send(0, qps[0], 2, SendKind::BindWindow { window: NO_KEY, chosen: NO_KEY, bind }, 0, 0);
         },
         CompletionStatus::MemoryWindowBind,
@@ -285,7 +285,7 @@ fn a_receiver_that_becomes_ready_in_time_gets_the_message() {
 #[test]
 fn an_answer_that_makes_no_sense_fails_the_request() {
     for policy in POLICIES {
-        let mut pair = Pair::new(Profile::new(policy), 1);
+        let mut pair = Pair::new(NicProfile::new(policy), 1);
         let qps = pair.connect(Service::Rc);
         pair.drops = Box::new(|side, _, _| side == 0); // the peer never hears of it
         let from = pair.remote(0, 0);
@@ -293,8 +293,8 @@ fn an_answer_that_makes_no_sense_fails_the_request() {
         pair.run_until(Time::ZERO + Span::from_ns(1000.0));
         let mut forged = bare(Operation::ReadResponseOnly, qps[0], Psn::new(u32::MAX - 20));
         forged.payload_bytes = 99;
-        forged.place = Some(Place { message: 0, packet: 0, sent: 0 });
-        pair.nics[0].receive(pair.now, Address(1), &forged, false, &[0; 99]);
+        forged.place = Some(PlacementHeader { message: 0, packet: 0, sent: 0 });
+        pair.nics[0].receive(pair.now, NicAddress(1), &forged, false, &[0; 99]);
         pair.poll();
         assert_eq!(statuses(&pair.completions[0]), [(1, CompletionStatus::BadResponse)], "{policy:?}");
     }
@@ -306,11 +306,11 @@ fn bare(operation: Operation, destination: QpNumber, psn: Psn) -> Header {
 
 #[test]
 fn requests_are_posted_where_the_state_and_the_service_allow_it() {
-    let mut pair = Pair::new(Profile::new(POLICIES[0]), 1);
+    let mut pair = Pair::new(NicProfile::new(POLICIES[0]), 1);
     let init = pair.qp_init(0, Service::Rc);
     let qp = pair.nics[0].create_qp(&init).unwrap();
     let send = pair.request(0, 1, SendKind::Send(None), 0, 10);
-    let receive = Receive { id: 1, local: pair.piece(0, 0, 10) };
+    let receive = ReceiveRequest { id: 1, local: pair.piece(0, 0, 10) };
     let steps = attributes(Service::Rc);
     let mut expected = vec![(false, false), (false, true), (false, true), (true, true)].into_iter();
     let mut check = |pair: &mut Pair| {
@@ -341,8 +341,8 @@ fn requests_are_posted_where_the_state_and_the_service_allow_it() {
 #[test]
 fn a_request_that_the_queue_pair_cannot_do_is_completed_as_such_and_the_rest_is_flushed() {
     let (operation, length) = (CompletionStatus::LocalQpOperation, CompletionStatus::LocalLength);
-    let somewhere = Remote { address: 0, key: NO_KEY };
-    let datagram = Datagram { to: Address(1), qp: QpNumber(2), queue_key: 7 };
+    let somewhere = RemoteBuffer { address: 0, key: NO_KEY };
+    let datagram = DatagramDestination { to: NicAddress(1), qp: QpNumber(2), queue_key: 7 };
     let add = SendKind::FetchAdd { remote: somewhere, add: 1 };
     let local = SendKind::LocalInvalidate(NO_KEY);
     let send = SendKind::Send(None);
@@ -410,7 +410,7 @@ fn a_write_with_immediate_data_into_memory_that_is_not_for_it_fails_at_both_ends
         around(
             |pair, qps| {
                 post(pair, qps[1]);
-                let kind = SendKind::Write(Remote { address: 0, key: NO_KEY }, data);
+                let kind = SendKind::Write(RemoteBuffer { address: 0, key: NO_KEY }, data);
                 pair.send(0, qps[0], 2, kind, 0, 100);
             },
             CompletionStatus::RemoteAccess,
@@ -418,7 +418,7 @@ fn a_write_with_immediate_data_into_memory_that_is_not_for_it_fails_at_both_ends
         );
     }
     let no_receive = |pair: &mut Pair, qps: [QpNumber; 2]| {
-        let kind = SendKind::Write(Remote { address: 0, key: NO_KEY }, Some(5));
+        let kind = SendKind::Write(RemoteBuffer { address: 0, key: NO_KEY }, Some(5));
         pair.receive(1, qps[1], 7, 0, 100);
         pair.send(0, qps[0], 2, kind, 0, 5000);
     };
@@ -428,10 +428,10 @@ fn a_write_with_immediate_data_into_memory_that_is_not_for_it_fails_at_both_ends
 
 #[test]
 fn an_unreliable_peer_that_names_memory_that_is_not_for_it_harms_nobody_else() {
-    let mut pair = Pair::new(Profile::new(POLICIES[2]), 1);
+    let mut pair = Pair::new(NicProfile::new(POLICIES[2]), 1);
     let qps = pair.connect(Service::Uc);
     pair.receive(1, qps[1], 7, 0, 100);
-    let (wrong, right) = (Remote { address: 0, key: NO_KEY }, pair.remote(0, 0));
+    let (wrong, right) = (RemoteBuffer { address: 0, key: NO_KEY }, pair.remote(0, 0));
     pair.send(0, qps[0], 1, SendKind::Write(wrong, Some(5)), 0, 100);
     pair.send(0, qps[0], 2, SendKind::Write(right, Some(6)), 0, 100);
     pair.run();
@@ -445,12 +445,12 @@ fn an_unreliable_message_longer_than_its_receive_request_is_dropped_and_the_queu
     for (service, bytes, fitting_bytes) in
         [(Service::Uc, 101, 99), (Service::Uc, 5000, 99), (Service::Ud, 61, 59), (Service::Ud, 1000, 59)]
     {
-        let mut pair = Pair::new(Profile::new(POLICIES[2]), 1);
+        let mut pair = Pair::new(NicProfile::new(POLICIES[2]), 1);
         let qps = pair.connect(service);
         pair.receive(1, qps[1], 7, 0, 100);
         for (id, bytes) in [(1, bytes), (2, fitting_bytes)] {
             let mut request = pair.request(0, id, SendKind::Send(None), 0, bytes);
-            let to = Datagram { to: Address(1), qp: qps[1], queue_key: 7 };
+            let to = DatagramDestination { to: NicAddress(1), qp: qps[1], queue_key: 7 };
             request.datagram = (service == Service::Ud).then_some(to);
             pair.nics[0].post_send(pair.now, qps[0], &request).unwrap();
         }
@@ -466,14 +466,14 @@ fn an_unreliable_message_longer_than_its_receive_request_is_dropped_and_the_queu
 
 #[test]
 fn full_queues_say_so() {
-    let mut pair = Pair::new(Profile::new(POLICIES[0]), 1);
+    let mut pair = Pair::new(NicProfile::new(POLICIES[0]), 1);
     let mut inits = [pair.qp_init(0, Service::Rc), pair.qp_init(1, Service::Rc)];
     (inits[0].sends_max, inits[0].receives_max) = (2, 1);
     let qps = pair.connect_as(&inits);
     let send = pair.request(0, 1, SendKind::Send(None), 0, 10);
     let posted: Vec<_> = (0..3).map(|_| pair.nics[0].post_send(pair.now, qps[0], &send).is_ok()).collect();
     assert_eq!(posted, [true, true, false]);
-    let receive = Receive { id: 1, local: pair.piece(0, 0, 10) };
+    let receive = ReceiveRequest { id: 1, local: pair.piece(0, 0, 10) };
     let posted: Vec<_> = (0..2).map(|_| pair.nics[0].post_recv(pair.now, qps[0], &receive).is_ok()).collect();
     assert_eq!(posted, [true, false]);
 }
@@ -491,7 +491,7 @@ fn a_drained_queue_pair_finishes_what_it_began_and_begins_nothing() {
         pair.send(0, qps[0], 2, write, 0, 10);
         pair.run();
         assert_eq!(statuses(&pair.completions[0]), [(1, CompletionStatus::Success)], "{profile:?}");
-        assert_eq!(pair.nics[0].poll_event(), Some(Event::Drained(qps[0])));
+        assert_eq!(pair.nics[0].poll_event(), Some(NicEvent::Drained(qps[0])));
         assert_eq!(pair.nics[0].poll_event(), None, "told once");
         pair.nics[0].modify_qp(pair.now, qps[0], QpState::ReadyToSend, &none).unwrap();
         pair.run();
@@ -529,7 +529,7 @@ fn the_error_state_flushes_and_reset_forgets() {
 
 #[test]
 fn a_failed_send_of_an_unreliable_queue_pair_leaves_its_receives() {
-    let mut pair = Pair::new(Profile::new(POLICIES[0]), 1);
+    let mut pair = Pair::new(NicProfile::new(POLICIES[0]), 1);
     let qps = pair.connect(Service::Uc);
     let mut request = pair.request(0, 1, SendKind::Send(None), 0, 100);
     request.local[0].key = LKey(NO_KEY.0);
@@ -549,7 +549,7 @@ fn a_failed_send_of_an_unreliable_queue_pair_leaves_its_receives() {
 
 #[test]
 fn an_unreliable_message_of_which_a_packet_is_lost_is_lost_as_a_whole() {
-    let mut pair = Pair::new(Profile::new(POLICIES[2]), 1);
+    let mut pair = Pair::new(NicProfile::new(POLICIES[2]), 1);
     let qps = pair.connect(Service::Uc);
     pair.drops = Box::new(|side, number, _| side == 0 && number == 1);
     pair.receive(1, qps[1], 9, 100_000, 5000);
@@ -564,7 +564,7 @@ fn an_unreliable_message_of_which_a_packet_is_lost_is_lost_as_a_whole() {
 
 #[test]
 fn a_completion_queue_that_overflows_takes_its_queue_pairs_along() {
-    let mut pair = Pair::new(Profile::new(POLICIES[0]), 1);
+    let mut pair = Pair::new(NicProfile::new(POLICIES[0]), 1);
     let mut inits = [pair.qp_init(0, Service::Rc), pair.qp_init(1, Service::Rc)];
     inits[0].send_cq = pair.nics[0].create_cq(2).unwrap();
     let qps = pair.connect_as(&inits);
@@ -574,7 +574,7 @@ fn a_completion_queue_that_overflows_takes_its_queue_pairs_along() {
     }
     pair.run();
     assert_eq!(pair.nics[0].query_qp(qps[0]).unwrap().state, QpState::Error);
-    assert_eq!(pair.nics[0].poll_event(), Some(Event::CompletionQueueError(inits[0].send_cq)));
+    assert_eq!(pair.nics[0].poll_event(), Some(NicEvent::CompletionQueueError(inits[0].send_cq)));
     let mut room = [Completion::default(); 4];
     assert_eq!(pair.nics[0].poll_cq(inits[0].send_cq, &mut room), Ok(2));
     assert!(pair.nics[0].poll_cq(inits[0].send_cq, &mut room).is_err());
@@ -589,7 +589,7 @@ fn a_shared_receive_queue_tells_when_it_runs_low() {
         inits[1].shared_receive = Some(srq);
         let qps = [pair.connect_as(&inits), pair.connect_as(&inits)];
         for id in 0..4 {
-            let request = Receive { id, local: pair.piece(1, 0, 100) };
+            let request = ReceiveRequest { id, local: pair.piece(1, 0, 100) };
             pair.nics[1].post_srq_recv(srq, &request).unwrap();
         }
         pair.nics[1].arm_srq(srq, 3).unwrap();
@@ -598,7 +598,7 @@ fn a_shared_receive_queue_tells_when_it_runs_low() {
         }
         pair.run();
         assert_eq!(pair.completions[1].len(), 4, "{profile:?}");
-        assert_eq!(pair.nics[1].poll_event(), Some(Event::SharedReceiveLimit(srq)));
+        assert_eq!(pair.nics[1].poll_event(), Some(NicEvent::SharedReceiveLimit(srq)));
         let busy = NicError::Busy { what: "shared receive queue", number: srq.0, users: 2 };
         assert_eq!(pair.nics[1].destroy_srq(srq), Err(busy));
     }
@@ -624,7 +624,7 @@ fn a_fence_waits_for_the_reads_before_it() {
 #[test]
 fn a_late_copy_is_never_placed_over_memory_that_a_program_has_back() {
     for policy in POLICIES {
-        let mut pair = Pair::new(Profile::new(policy), 1);
+        let mut pair = Pair::new(NicProfile::new(policy), 1);
         pair.logs = true;
         let qps = pair.connect(Service::Rc);
         let to = pair.remote(0, 1000);
@@ -634,16 +634,16 @@ fn a_late_copy_is_never_placed_over_memory_that_a_program_has_back() {
         let copy = pair.log[0].header;
         pair.nics[1].memory_mut().0[1000..1100].fill(9);
         // Both while hardware has the queue pair, and while software does.
-        pair.nics[1].receive(pair.now, Address(0), &copy, false, &[1; 100]);
+        pair.nics[1].receive(pair.now, NicAddress(0), &copy, false, &[1; 100]);
         assert_eq!(pair.nics[1].memory().0[1000..1100], [9; 100]);
         let mut ahead = copy;
         ahead.psn = copy.psn.plus(3);
         if let Some(rdma) = &mut ahead.rdma {
             rdma.address = 5000;
         }
-        pair.nics[1].receive(pair.now, Address(0), &ahead, false, &[1; 100]);
+        pair.nics[1].receive(pair.now, NicAddress(0), &ahead, false, &[1; 100]);
         assert_eq!(pair.nics[1].query_qp(qps[1]).unwrap().is_slow, policy.is_selective());
-        pair.nics[1].receive(pair.now, Address(0), &copy, false, &[1; 100]);
+        pair.nics[1].receive(pair.now, NicAddress(0), &copy, false, &[1; 100]);
         assert_eq!(pair.nics[1].memory().0[1000..1100], [9; 100], "{policy:?}");
     }
 }
@@ -651,14 +651,14 @@ fn a_late_copy_is_never_placed_over_memory_that_a_program_has_back() {
 #[test]
 fn what_nobody_waits_for_is_dropped_and_counted() {
     for policy in POLICIES {
-        let mut pair = Pair::new(Profile::new(policy), 1);
+        let mut pair = Pair::new(NicProfile::new(policy), 1);
         let qps = pair.connect(Service::Rc);
         let psn = Psn::new(u32::MAX - 20);
         let now = pair.now;
         let nic = &mut pair.nics[1];
         let mut hand_in = |source: u32, header: &Header| {
             let before = *nic.counters();
-            nic.receive(now, Address(source), header, false, &vec![0; header.payload_bytes as usize]);
+            nic.receive(now, NicAddress(source), header, false, &vec![0; header.payload_bytes as usize]);
             let after = *nic.counters();
             let changed = before
                 .named()
@@ -675,12 +675,12 @@ fn what_nobody_waits_for_is_dropped_and_counted() {
         let ack = bare(Operation::Acknowledge, qps[1], psn);
         assert_eq!(hand_in(0, &ack), Some("drop_malformed"), "without what it acknowledges");
         let syndrome = Syndrome::Ack { credit_code: 31 };
-        let ack = Header { ack: Some(AckExtended { syndrome, messages: 0 }), psn: psn.plus(1000), ..ack };
+        let ack = Header { ack: Some(Aeth { syndrome, messages: 0 }), psn: psn.plus(1000), ..ack };
         assert_eq!(hand_in(0, &ack), Some("drop_unasked"));
         let newest = psn.plus(5);
-        let told = Selective { expected: psn.plus(9), newest, arrived: u128::MAX, marked: 0, echo: 0 };
+        let told = SelectiveAck { expected: psn.plus(9), newest, arrived: u128::MAX, marked: 0, echo: 0 };
         assert_eq!(hand_in(0, &Header { selective: Some(told), ..ack }), Some("drop_unasked"));
-        let place = Some(Place { message: 0, packet: 0, sent: 0 });
+        let place = Some(PlacementHeader { message: 0, packet: 0, sent: 0 });
         let answer = Header { place, ..bare(Operation::ReadResponseOnly, qps[1], psn) };
         assert_eq!(hand_in(0, &answer), Some("drop_unasked"));
     }
@@ -722,8 +722,8 @@ fn hostile(random: &mut Random, pair: &Pair, qp: QpNumber) -> Header {
     let key = if random.chance(0.8) { pair.keys[1].1 } else { RKey(random.bits() as u32) };
     let address = if random.chance(0.8) { random.below(4096) } else { random.bits() };
     let bytes = [0, 8, 1024, 5000, random.bits() as u32][random.below(5) as usize];
-    header.rdma = random.chance(0.8).then_some(RdmaExtended { address, key, bytes });
-    let atomic = Atomic { address, key, swap_or_add: random.bits(), compare: 0 };
+    header.rdma = random.chance(0.8).then_some(Reth { address, key, bytes });
+    let atomic = AtomicEth { address, key, swap_or_add: random.bits(), compare: 0 };
     header.atomic = random.chance(0.8).then_some(atomic);
     header.immediate = match random.below(4) {
         0 => Some(Immediate::Data(1)),
@@ -739,19 +739,19 @@ fn hostile(random: &mut Random, pair: &Pair, qp: QpNumber) -> Header {
         Syndrome::RemoteOperation,
     ];
     let syndrome = syndromes[if random.chance(0.8) { random.below(3) } else { random.below(6) } as usize];
-    header.ack = random.chance(0.9).then_some(AckExtended { syndrome, messages: 0 });
-    let place = Place { message: near(random, 8), packet: near(random, 8), sent: random.bits() as u16 };
+    header.ack = random.chance(0.9).then_some(Aeth { syndrome, messages: 0 });
+    let place = PlacementHeader { message: near(random, 8), packet: near(random, 8), sent: random.bits() as u16 };
     header.place = random.chance(0.9).then_some(place);
     let (expected, newest) = (psn(random), psn(random));
     let arrived = u128::from(random.bits()) << random.below(65);
-    let told = Selective { expected, newest, arrived, marked: random.bits() as u16, echo: random.bits() as u16 };
+    let told = SelectiveAck { expected, newest, arrived, marked: random.bits() as u16, echo: random.bits() as u16 };
     header.selective = random.chance(0.5).then_some(told);
     header
 }
 
-fn attack(policy: Policy, seed: u64) {
+fn attack(policy: TransportPolicy, seed: u64) {
     let mut random = Random::new(seed, "hostile");
-    let profile = if random.chance(0.5) { Profile::new(policy) } else { Profile::modelled(policy) };
+    let profile = if random.chance(0.5) { NicProfile::new(policy) } else { NicProfile::modelled(policy) };
     let mut pair = Pair::new(profile, seed);
     let victims = pair.connect(Service::Rc);
     let bystanders = pair.connect(Service::Rc);
@@ -767,7 +767,7 @@ fn attack(policy: Policy, seed: u64) {
     for _ in 0..60 {
         let header = hostile(&mut random, &pair, victims[1]);
         let payload = vec![0xAA; header.payload_bytes as usize];
-        pair.nics[1].receive(pair.now, Address(0), &header, random.chance(0.1), &payload);
+        pair.nics[1].receive(pair.now, NicAddress(0), &header, random.chance(0.1), &payload);
         if random.chance(0.3) {
             pair.run_until(pair.now + Span::from_ns(random.unit() * 3000.0));
         }
@@ -790,7 +790,9 @@ fn a_hostile_peer_harms_nobody_but_its_own_connection() {
         }
     }
     // A peer that took back what it had acknowledged, and answered whoever asked once more, was asked for ever.
-    for (policy, seed) in [(Policy::Srnic, 14_846), (Policy::SrnicPaged, 14_846), (Policy::SrnicPaged, 16_225)] {
+    for (policy, seed) in
+        [(TransportPolicy::Srnic, 14_846), (TransportPolicy::SrnicPaged, 14_846), (TransportPolicy::SrnicPaged, 16_225)]
+    {
         attack(policy, seed);
     }
 }

@@ -3,8 +3,8 @@
 use sim::{Span, Time};
 
 use super::wire::{Adversary, Pair};
-use crate::nic::{CongestionControl, Dcqcn, Policy, Profile};
-use crate::verbs::{CompletionStatus, Remote, SendKind};
+use crate::nic::{CongestionControl, Dcqcn, NicProfile, TransportPolicy};
+use crate::verbs::{CompletionStatus, RemoteBuffer, SendKind};
 use crate::wire::Service;
 
 /// A packet of 1024 bytes and all its headers on a wire of 100 Gb/s.
@@ -20,11 +20,11 @@ struct Load {
 }
 
 /// Gb/s of WRITEs that were completed.
-fn goodput(profile: Profile, load: &Load) -> (f64, Pair) {
+fn goodput(profile: NicProfile, load: &Load) -> (f64, Pair) {
     goodput_as(profile, load, |remote| SendKind::Write(remote, None))
 }
 
-fn goodput_as(profile: Profile, load: &Load, kind: impl Fn(Remote) -> SendKind) -> (f64, Pair) {
+fn goodput_as(profile: NicProfile, load: &Load, kind: impl Fn(RemoteBuffer) -> SendKind) -> (f64, Pair) {
     let mut pair = Pair::new(profile, 7);
     pair.packet_time = Span::from_ns(PACKET_NS);
     pair.delay = Span::from_ns(ONE_WAY_NS);
@@ -48,9 +48,9 @@ fn goodput_as(profile: Profile, load: &Load, kind: impl Fn(Remote) -> SendKind) 
     (done_bytes as f64 * 8.0 / (load.end_us * 1000.0), pair)
 }
 
-fn profile(policy: Policy) -> Profile {
-    let mut profile = Profile::modelled(policy);
-    if policy == Policy::Irn {
+fn profile(policy: TransportPolicy) -> NicProfile {
+    let mut profile = NicProfile::modelled(policy);
+    if policy == TransportPolicy::Irn {
         // Bandwidth times round trip, with what PCIe adds.
         profile.congestion = CongestionControl::BdpWindow { bytes: 120_000 };
     }
@@ -58,15 +58,15 @@ fn profile(policy: Policy) -> Profile {
 }
 
 /// The same seed and wire for each policy.
-fn goodput_at_loss(policy: Policy, loss: f64, end_us: f64) -> f64 {
+fn goodput_at_loss(policy: TransportPolicy, loss: f64, end_us: f64) -> f64 {
     goodput(profile(policy), &Load { qps: 1, bytes: 65_536, depth: 16, loss, end_us }).0
 }
 
 #[test]
 fn at_one_percent_of_loss_srnic_is_close_to_the_wire_and_thrice_go_back_n() {
-    let srnic = goodput_at_loss(Policy::Srnic, 0.01, 3000.0);
-    let irn = goodput_at_loss(Policy::Irn, 0.01, 3000.0);
-    let go_back_n = goodput_at_loss(Policy::GoBackN, 0.01, 3000.0);
+    let srnic = goodput_at_loss(TransportPolicy::Srnic, 0.01, 3000.0);
+    let irn = goodput_at_loss(TransportPolicy::Irn, 0.01, 3000.0);
+    let go_back_n = goodput_at_loss(TransportPolicy::GoBackN, 0.01, 3000.0);
     // 93 Gb/s of payload is all that the wire carries, 92.1 less what is lost.
     assert!(srnic >= 90.0, "{srnic}");
     assert!(srnic >= 0.98 * irn, "{srnic} {irn}");
@@ -77,9 +77,9 @@ fn at_one_percent_of_loss_srnic_is_close_to_the_wire_and_thrice_go_back_n() {
 #[test]
 fn answers_to_reads_are_repaired_without_waiting_for_their_end() {
     let load = || Load { qps: 1, bytes: 65_536, depth: 16, loss: 0.01, end_us: 2000.0 };
-    let (gbps, pair) = goodput_as(profile(Policy::Srnic), &load(), SendKind::Read);
+    let (gbps, pair) = goodput_as(profile(TransportPolicy::Srnic), &load(), SendKind::Read);
     assert!(gbps > 80.0, "{gbps}: {:?}", pair.nics[0].counters());
-    let (go_back_n, _) = goodput_as(profile(Policy::GoBackN), &load(), SendKind::Read);
+    let (go_back_n, _) = goodput_as(profile(TransportPolicy::GoBackN), &load(), SendKind::Read);
     assert!(gbps > 3.0 * go_back_n, "{gbps} {go_back_n}");
 }
 
@@ -93,9 +93,9 @@ fn every_kind_of_congestion_control_slows_a_sender_down() {
         CongestionControl::Dcqcn(Dcqcn::published(100_000_000_000)),
         CongestionControl::BdpWindow { bytes: 8192 },
     ];
-    for policy in [Policy::Srnic, Policy::GoBackN] {
+    for policy in [TransportPolicy::Srnic, TransportPolicy::GoBackN] {
         for congestion in controls {
-            let profile = Profile { congestion, ..Profile::modelled(policy) };
+            let profile = NicProfile { congestion, ..NicProfile::modelled(policy) };
             let mut pair = Pair::new(profile, 7);
             pair.packet_time = Span::from_ns(PACKET_NS);
             pair.delay = Span::from_ns(ONE_WAY_NS);
@@ -113,7 +113,9 @@ fn every_kind_of_congestion_control_slows_a_sender_down() {
 
 #[test]
 fn without_loss_every_policy_fills_the_wire() {
-    for policy in [Policy::Srnic, Policy::Irn, Policy::GoBackN, Policy::ConnectionCache] {
+    for policy in
+        [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN, TransportPolicy::ConnectionCache]
+    {
         let gbps = goodput_at_loss(policy, 0.0, 1000.0);
         assert!(gbps > 91.0, "{policy:?}: {gbps}");
     }
@@ -122,7 +124,7 @@ fn without_loss_every_policy_fills_the_wire() {
 #[test]
 fn the_slow_path_is_left_again_between_losses_on_a_busy_queue_pair() {
     let load = Load { qps: 1, bytes: 65_536, depth: 16, loss: 0.001, end_us: 2000.0 };
-    let (_, pair) = goodput(profile(Policy::Srnic), &load);
+    let (_, pair) = goodput(profile(TransportPolicy::Srnic), &load);
     let counters = pair.nics[1].counters();
     assert!(counters.slow_returns >= 5, "{counters:?}");
     assert!(counters.slow_headers * 5 < counters.received_packets, "{counters:?}");
@@ -131,7 +133,7 @@ fn the_slow_path_is_left_again_between_losses_on_a_busy_queue_pair() {
 }
 
 /// Gb/s of messages of one packet, of each queue pair in turn.
-fn goodput_of(policy: Policy, qps: usize) -> f64 {
+fn goodput_of(policy: TransportPolicy, qps: usize) -> f64 {
     let depth = (512 / qps as u64).max(1);
     goodput(profile(policy), &Load { qps, bytes: 1024, depth, loss: 0.0, end_us: 1000.0 }).0
 }
@@ -139,17 +141,17 @@ fn goodput_of(policy: Policy, qps: usize) -> f64 {
 #[test]
 fn srnic_fills_the_wire_over_many_queue_pairs_and_a_cache_of_contexts_does_not() {
     for qps in [1, 256, 4096] {
-        let gbps = goodput_of(Policy::Srnic, qps);
+        let gbps = goodput_of(TransportPolicy::Srnic, qps);
         assert!(gbps > 90.0, "{qps}: {gbps}");
     }
-    let gbps = [256, 512, 4096].map(|qps| goodput_of(Policy::ConnectionCache, qps));
+    let gbps = [256, 512, 4096].map(|qps| goodput_of(TransportPolicy::ConnectionCache, qps));
     assert!(gbps[0] > 90.0 && gbps[1] < 75.0, "the knee: {gbps:?}");
     assert!((45.0..58.0).contains(&gbps[2]), "the published half: {gbps:?}");
 }
 
 #[test]
 fn a_small_message_takes_two_reads_of_the_host_one_after_the_other() {
-    let mut pair = Pair::new(Profile::modelled(Policy::Srnic), 1);
+    let mut pair = Pair::new(NicProfile::modelled(TransportPolicy::Srnic), 1);
     pair.delay = Span::from_ns(300.0);
     pair.packet_time = Span::from_ns(10.0);
     let qps = pair.connect(Service::Rc);

@@ -3,7 +3,7 @@
 use sim::Time;
 
 use super::wire::Pair;
-use crate::nic::{Policy, Profile};
+use crate::nic::{NicProfile, TransportPolicy};
 use crate::verbs::{CompletionStatus, SendKind};
 use crate::wire::Service;
 
@@ -11,7 +11,7 @@ use crate::wire::Service;
 /// for another one: before its timer was looked at.
 #[test]
 fn a_context_that_leaves_when_its_wait_is_over_comes_back_to_send() {
-    let mut profile = Profile::new(Policy::SrnicPaged);
+    let mut profile = NicProfile::new(TransportPolicy::SrnicPaged);
     if let Some(pool) = &mut profile.pool {
         (pool.contexts, pool.ahead) = (2, 1);
     }

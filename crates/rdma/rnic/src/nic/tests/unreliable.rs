@@ -5,8 +5,8 @@ use sim::{Random, Span};
 use super::basics::POLICIES;
 use super::wire::{Adversary, Pair};
 use crate::nic::responder::{MISSING_MAX, RUN_PACKETS};
-use crate::nic::{DATAGRAM_OFFSET_BYTES, Profile};
-use crate::verbs::{Address, CompletionStatus, Datagram, SendKind};
+use crate::nic::{DATAGRAM_OFFSET_BYTES, NicProfile};
+use crate::verbs::{CompletionStatus, DatagramDestination, NicAddress, SendKind};
 use crate::wire::{Header, Immediate, Service};
 
 const SCHEDULES: u64 = 100;
@@ -18,7 +18,7 @@ fn pattern(id: u64, byte: usize) -> u8 {
 }
 
 /// Sends messages of any length; gives which came, in order, after looking into each.
-fn received(service: Service, profile: Profile, seed: u64) -> Vec<u64> {
+fn received(service: Service, profile: NicProfile, seed: u64) -> Vec<u64> {
     let mut random = Random::new(seed, "unreliable");
     let mut pair = Pair::new(profile, seed);
     pair.adversary = Adversary { loss: 0.03, copy: 0.05, late: 0.1, late_ns: 5000.0, mark: 0.0, trim: 0.02 };
@@ -35,7 +35,7 @@ fn received(service: Service, profile: Profile, seed: u64) -> Vec<u64> {
         pair.receive(1, qps[1], 2 * id + 1, 700_000 + first, ROOM_BYTES);
         let mut request = pair.request(0, id, SendKind::Send(Some(id as u32)), first, lengths[id as usize]);
         if service == Service::Ud {
-            request.datagram = Some(Datagram { to: Address(1), qp: qps[1], queue_key: 7 });
+            request.datagram = Some(DatagramDestination { to: NicAddress(1), qp: qps[1], queue_key: 7 });
         }
         pair.nics[0].post_send(pair.now, qps[0], &request).unwrap();
     }
@@ -59,7 +59,7 @@ fn received(service: Service, profile: Profile, seed: u64) -> Vec<u64> {
 fn an_unreliable_connection_delivers_whole_messages_in_order_at_most_once() {
     let mut came = 0;
     for seed in 0..SCHEDULES {
-        let profile = Profile::new(POLICIES[seed as usize % POLICIES.len()]);
+        let profile = NicProfile::new(POLICIES[seed as usize % POLICIES.len()]);
         let ids = received(Service::Uc, profile, seed);
         assert!(ids.is_sorted_by(|before, after| before < after), "seed {seed}: {ids:?}");
         came += ids.len() as u64;
@@ -71,7 +71,7 @@ fn an_unreliable_connection_delivers_whole_messages_in_order_at_most_once() {
 /// How many of 400 messages do not arrive when somebody forges so many packets after the first one, from `ahead`
 /// packets after it; and whether the last hundred do.
 fn lost(ahead: u32, forged: u32) -> (u64, bool) {
-    let mut pair = Pair::new(Profile::new(POLICIES[0]), 1);
+    let mut pair = Pair::new(NicProfile::new(POLICIES[0]), 1);
     pair.logs = true;
     let qps = pair.connect(Service::Uc);
     let (mut posted, mut arrived, mut last) = (0, 0, 0);
@@ -94,7 +94,7 @@ fn lost(ahead: u32, forged: u32) -> (u64, bool) {
             for number in 0..forged {
                 receive(&mut pair, &mut posted);
                 let header = Header { psn: real.psn.plus(ahead + number), ..real };
-                pair.nics[1].receive(pair.now, Address(0), &header, false, &[0; 64]);
+                pair.nics[1].receive(pair.now, NicAddress(0), &header, false, &[0; 64]);
                 pair.run();
             }
         }
@@ -118,7 +118,7 @@ fn a_forged_place_in_the_sequence_costs_few_packets_and_no_connection() {
 fn datagrams_come_whole_in_any_order() {
     let mut came = 0;
     for seed in 0..SCHEDULES {
-        let mut profile = Profile::new(POLICIES[seed as usize % POLICIES.len()]);
+        let mut profile = NicProfile::new(POLICIES[seed as usize % POLICIES.len()]);
         profile.costs.dma_write = Span::from_ns(100.0);
         let mut ids = received(Service::Ud, profile, seed);
         ids.sort_unstable();

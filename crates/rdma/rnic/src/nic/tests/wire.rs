@@ -2,10 +2,10 @@
 
 use sim::{EventQueue, Random, Span, Time};
 
-use crate::nic::{ByteMemory, CqNumber, Nic, Profile, QpInit};
+use crate::nic::{ByteMemory, CqNumber, Nic, NicProfile, QpInit};
 use crate::verbs::{
-    Access, Address, Completion, LKey, Mtu, ProtectionDomain, QpAttributes, QpState, Receive, Registration, Remote,
-    SGES_MAX, Send, SendKind, Sge,
+    AccessFlags, Completion, LKey, Mtu, NicAddress, ProtectionDomain, QpAttributes, QpState, ReceiveRequest,
+    Registration, RemoteBuffer, SGES_MAX, SendKind, SendRequest, Sge,
 };
 use crate::wire::{Header, Psn, QpNumber, RKey, Service};
 
@@ -81,19 +81,19 @@ pub struct Pair {
 }
 
 impl Pair {
-    pub fn new(profile: Profile, seed: u64) -> Self {
+    pub fn new(profile: NicProfile, seed: u64) -> Self {
         Self::with_memory(profile, seed, MEMORY_BYTES)
     }
 
-    pub fn with_memory(profile: Profile, seed: u64, memory_bytes: usize) -> Self {
+    pub fn with_memory(profile: NicProfile, seed: u64, memory_bytes: usize) -> Self {
         let mut nics = [0, 1].map(|side| Nic::new(profile, ByteMemory::new(memory_bytes), seed ^ side).unwrap());
         let cqs = [0, 1].map(|side: usize| nics[side].create_cq(COMPLETIONS_MAX).unwrap());
         let domains = [0, 1].map(|side: usize| nics[side].allocate_domain().unwrap());
-        let access = Access::LOCAL_WRITE
-            | Access::REMOTE_READ
-            | Access::REMOTE_WRITE
-            | Access::REMOTE_ATOMIC
-            | Access::WINDOW_BIND;
+        let access = AccessFlags::LOCAL_WRITE
+            | AccessFlags::REMOTE_READ
+            | AccessFlags::REMOTE_WRITE
+            | AccessFlags::REMOTE_ATOMIC
+            | AccessFlags::WINDOW_BIND;
         let keys = [0, 1].map(|side: usize| {
             let bytes = memory_bytes as u64;
             let registration = Registration { domain: domains[side], host_address: 0, address: 0, bytes, access };
@@ -163,7 +163,7 @@ impl Pair {
         let mut steps = attributes(service);
         change(&mut steps);
         steps[1].destination = steps[1].destination.map(|_| peer);
-        steps[1].path = steps[1].path.map(|_| Address(1 - side as u32));
+        steps[1].path = steps[1].path.map(|_| NicAddress(1 - side as u32));
         // Close to the wrap, so that every test crosses it.
         let first = |side: usize| Psn::new(u32::MAX - 20 - side as u32);
         steps[1].receive_psn = steps[1].receive_psn.map(|_| first(1 - side));
@@ -184,19 +184,19 @@ impl Pair {
         self.nics[side].post_send(self.now, qp, &request).unwrap();
     }
 
-    pub fn request(&self, side: usize, id: u64, kind: SendKind, address: u64, bytes: u32) -> Send {
+    pub fn request(&self, side: usize, id: u64, kind: SendKind, address: u64, bytes: u32) -> SendRequest {
         let local = self.piece(side, address, bytes);
-        Send { id, kind, local, signalled: true, fence: false, solicited: false, datagram: None }
+        SendRequest { id, kind, local, signalled: true, fence: false, solicited: false, datagram: None }
     }
 
     pub fn receive(&mut self, side: usize, qp: QpNumber, id: u64, address: u64, bytes: u32) {
-        let request = Receive { id, local: self.piece(side, address, bytes) };
+        let request = ReceiveRequest { id, local: self.piece(side, address, bytes) };
         self.nics[side].post_recv(self.now, qp, &request).unwrap();
     }
 
     /// A place in the other side's memory.
-    pub fn remote(&self, side: usize, address: u64) -> Remote {
-        Remote { address, key: self.keys[1 - side].1 }
+    pub fn remote(&self, side: usize, address: u64) -> RemoteBuffer {
+        RemoteBuffer { address, key: self.keys[1 - side].1 }
     }
 
     /// Lets time pass until nothing is left to happen.
@@ -239,7 +239,7 @@ impl Pair {
     }
 
     fn arrive(&mut self, flight: &Flight) {
-        let (source, nic) = (Address(1 - flight.to as u32), &mut self.nics[flight.to]);
+        let (source, nic) = (NicAddress(1 - flight.to as u32), &mut self.nics[flight.to]);
         if flight.is_trimmed {
             nic.receive_head(self.now, source, &flight.header);
         } else {
@@ -265,7 +265,7 @@ impl Pair {
     fn send_one(&mut self, side: usize) -> bool {
         let mut payload = vec![0; 4096];
         let Some(outgoing) = self.nics[side].transmit(self.now, &mut payload) else { return false };
-        assert_eq!(outgoing.to, Address(1 - side as u32));
+        assert_eq!(outgoing.to, NicAddress(1 - side as u32));
         self.wire_free[side] = self.now + self.packet_time;
         self.queue.schedule(self.wire_free[side], Happening::WireFree);
         payload.truncate(outgoing.header.payload_bytes as usize);
@@ -300,7 +300,7 @@ impl Pair {
 
 /// What each step up to ready-to-send takes; the peer is to be filled in.
 pub fn attributes(service: Service) -> [QpAttributes; 3] {
-    let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
     let none = QpAttributes::default();
     let init = QpAttributes { partition_index: Some(0), port: Some(1), ..none };
     if service == Service::Ud {
@@ -308,7 +308,7 @@ pub fn attributes(service: Service) -> [QpAttributes; 3] {
         return [QpAttributes { queue_key: Some(7), ..init }, none, send];
     }
     let receive = QpAttributes {
-        path: Some(Address(0)),
+        path: Some(NicAddress(0)),
         mtu: Some(Mtu::B4096),
         destination: Some(QpNumber(0)),
         receive_psn: Some(Psn::new(0)),

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::super::Access;
+use super::super::AccessFlags;
 
 /// A key that does not fit, or a table that cannot do what was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -19,24 +19,24 @@ pub enum MemoryError {
         wanted: &'static str,
     },
     /// It belongs to another protection domain.
-    #[error("key {key:#010x} is of protection domain {owner}, not {asker}; register the memory in that one")]
+    #[error("key {key:#010x} is of protection domain {owner}, not {accessor}; register the memory in that one")]
     OtherDomain {
         /// The key.
         key: u32,
         /// Whose it is.
         owner: u32,
         /// Who asked.
-        asker: u32,
+        accessor: u32,
     },
     /// It belongs to another queue pair.
-    #[error("key {key:#010x} is bound for queue pair {owner}, not {asker}; bind a window for that one")]
+    #[error("key {key:#010x} is bound for queue pair {owner}, not {accessor}; bind a window for that one")]
     OtherQueuePair {
         /// The key.
         key: u32,
         /// Whose it is.
         owner: u32,
         /// Who asked.
-        asker: u32,
+        accessor: u32,
     },
     /// Not all of these bytes are in it.
     #[error("{bytes} bytes at {address:#x} are not within key {key:#010x}, {held} bytes at {first:#x}; ask for these")]
@@ -58,13 +58,13 @@ pub enum MemoryError {
         /// The key.
         key: u32,
         /// What is not allowed.
-        missing: Access,
+        missing: AccessFlags,
     },
     /// A peer may not have this right here.
     #[error("{access} cannot be given {wanted}; {remedy}")]
     Rights {
         /// The rights asked for.
-        access: Access,
+        access: AccessFlags,
         /// To or on what.
         wanted: &'static str,
         /// What to do.

@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::super::Access;
+use super::super::AccessFlags;
 use super::super::work::{LKey, Sge};
-use super::{Bind, MemoryError, ProtectionDomain, RegionKeys, Registration, Requester, WindowKind};
+use super::{BindInfo, MemoryError, ProtectionContext, ProtectionDomain, RegionKeys, Registration, WindowKind};
 use crate::wire::{QpNumber, RKey};
 
 /// Bits of a key that say which use of a place it is.
 const GENERATION_BITS: u32 = 8;
 const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
 /// Places that keys can name.
-const PLACES_MAX: usize = 1 << (u32::BITS - GENERATION_BITS);
+const SLOTS_MAX: usize = 1 << (u32::BITS - GENERATION_BITS);
 
 /// Bytes, as users of a key name them and as the host does.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +45,7 @@ impl Extent {
 struct Region {
     domain: ProtectionDomain,
     extent: Extent,
-    access: Access,
+    access: AccessFlags,
     windows: u32,
 }
 
@@ -55,7 +55,7 @@ struct Binding {
     region: u32,
     /// Of type 2: who alone may use it.
     qp: Option<QpNumber>,
-    access: Access,
+    access: AccessFlags,
     extent: Extent,
 }
 
@@ -74,7 +74,7 @@ enum Entry {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct TableSlot {
     /// The key's lowest bits now.
     generation: u8,
     /// The highest value that they ever had here: what comes next is above.
@@ -85,7 +85,7 @@ struct Place {
 /// Which keys give which memory to whom.
 #[derive(Clone, Debug)]
 pub struct MemoryTable {
-    places: Vec<Place>,
+    slots: Vec<TableSlot>,
     /// Places that can be used again, those that rested longest first.
     free: VecDeque<u32>,
     entries: usize,
@@ -99,10 +99,10 @@ impl MemoryTable {
     /// A table with room for so many regions and windows.
     pub fn new(entries_max: usize) -> Self {
         Self {
-            places: Vec::new(),
+            slots: Vec::new(),
             free: VecDeque::new(),
             entries: 0,
-            entries_max: entries_max.min(PLACES_MAX),
+            entries_max: entries_max.min(SLOTS_MAX),
             domains: BTreeMap::new(),
             domain_next: 0,
         }
@@ -115,7 +115,7 @@ impl MemoryTable {
 
     /// Bytes of the host that the table takes for each region or window that there is room for.
     pub const fn entry_bytes() -> usize {
-        size_of::<Place>()
+        size_of::<TableSlot>()
     }
 
     /// A new protection domain.
@@ -172,7 +172,7 @@ impl MemoryTable {
     pub fn register(&mut self, registration: &Registration) -> Result<RegionKeys, MemoryError> {
         let Registration { domain, host_address, address, bytes, access } = *registration;
         let extent = Extent::new(address, host_address, bytes)?;
-        if access.intersects(Access::REMOTE_STORE) && !access.contains(Access::LOCAL_WRITE) {
+        if access.intersects(AccessFlags::REMOTE_STORE) && !access.contains(AccessFlags::LOCAL_WRITE) {
             let (wanted, remedy) = ("on memory that this NIC may not store to", "add local write");
             return Err(MemoryError::Rights { access, wanted, remedy });
         }
@@ -216,13 +216,18 @@ impl MemoryTable {
     ///
     /// # Errors
     /// When the region does not allow it, or the window is of type 2; the window is then as it was.
-    pub fn bind_type_1(&mut self, asker: Requester, window: RKey, bind: &Bind) -> Result<RKey, MemoryError> {
+    pub fn bind_type_1(
+        &mut self,
+        accessor: ProtectionContext,
+        window: RKey,
+        bind: &BindInfo,
+    ) -> Result<RKey, MemoryError> {
         let Window { kind, domain, .. } = *self.window(window.0)?;
         if kind != WindowKind::Type1 {
             return Err(MemoryError::WrongKind { key: window.0, wanted: "window of type 1" });
         }
-        check_domain(window.0, domain, asker.domain)?;
-        let binding = if bind.bytes == 0 { None } else { Some(self.binding(asker, bind, None)?) };
+        check_domain(window.0, domain, accessor.domain)?;
+        let binding = if bind.bytes == 0 { None } else { Some(self.binding(accessor, bind, None)?) };
         let key = self.renew(window.0)?;
         self.unbind(key);
         if let Some(binding) = binding {
@@ -237,26 +242,26 @@ impl MemoryTable {
     /// When the region does not allow it, the window is bound or of type 1, or the key is no key of it.
     pub fn bind_type_2(
         &mut self,
-        asker: Requester,
+        accessor: ProtectionContext,
         window: RKey,
         chosen: RKey,
-        bind: &Bind,
+        bind: &BindInfo,
     ) -> Result<(), MemoryError> {
         let Window { kind, domain, bound } = *self.window(window.0)?;
         if kind != WindowKind::Type2 {
             return Err(MemoryError::WrongKind { key: window.0, wanted: "window of type 2" });
         }
-        check_domain(window.0, domain, asker.domain)?;
+        check_domain(window.0, domain, accessor.domain)?;
         if bound.is_some() {
             return Err(MemoryError::WindowBound(window.0));
         }
         if chosen.0 >> GENERATION_BITS != window.0 >> GENERATION_BITS {
             return Err(MemoryError::KeyOfOther { key: chosen.0, window: window.0 });
         }
-        let binding = self.binding(asker, bind, Some(asker.qp))?;
-        let place = &mut self.places[index(window.0)];
-        place.generation = generation(chosen.0);
-        place.generation_max = place.generation_max.max(place.generation);
+        let binding = self.binding(accessor, bind, Some(accessor.qp))?;
+        let slot = &mut self.slots[index(window.0)];
+        slot.generation = generation(chosen.0);
+        slot.generation_max = slot.generation_max.max(slot.generation);
         self.bind(chosen.0, binding);
         Ok(())
     }
@@ -265,12 +270,12 @@ impl MemoryTable {
     ///
     /// # Errors
     /// When the key names no bound window of type 2, or one of another queue pair.
-    pub fn invalidate(&mut self, asker: Requester, key: RKey) -> Result<(), MemoryError> {
+    pub fn invalidate(&mut self, accessor: ProtectionContext, key: RKey) -> Result<(), MemoryError> {
         let Window { domain, kind, bound } = *self.window(key.0)?;
-        check_domain(key.0, domain, asker.domain)?;
+        check_domain(key.0, domain, accessor.domain)?;
         match (kind, bound) {
             (WindowKind::Type2, Some(binding)) => {
-                check_queue_pair(key.0, binding.qp, asker.qp)?;
+                check_queue_pair(key.0, binding.qp, accessor.qp)?;
                 self.unbind(key.0);
                 Ok(())
             }
@@ -281,9 +286,9 @@ impl MemoryTable {
 
     /// Unbinds what was bound for a queue pair that is destroyed or reset: its number may come again.
     pub fn queue_pair_gone(&mut self, qp: QpNumber) {
-        for index in 0..self.places.len() {
-            let Place { entry: Entry::Window(Window { bound: Some(binding), .. }), generation, .. } =
-                self.places[index]
+        for index in 0..self.slots.len() {
+            let TableSlot { entry: Entry::Window(Window { bound: Some(binding), .. }), generation, .. } =
+                self.slots[index]
             else {
                 continue;
             };
@@ -293,12 +298,12 @@ impl MemoryTable {
         }
     }
 
-    /// Where the host has a piece of local memory that may be used so: [`Access::LOCAL_WRITE`] to receive, nothing to
+    /// Where the host has a piece of local memory that may be used so: [`AccessFlags::LOCAL_WRITE`] to receive, nothing to
     /// send.
     ///
     /// # Errors
     /// When key, bounds or rights are wrong.
-    pub fn check_local(&self, domain: ProtectionDomain, piece: &Sge, access: Access) -> Result<u64, MemoryError> {
+    pub fn check_local(&self, domain: ProtectionDomain, piece: &Sge, access: AccessFlags) -> Result<u64, MemoryError> {
         let region = self.region(piece.key.0)?;
         check_domain(piece.key.0, region.domain, domain)?;
         check_rights(piece.key.0, region.access, access)?;
@@ -311,61 +316,66 @@ impl MemoryTable {
     /// When key, bounds or rights are wrong.
     pub fn check_remote(
         &self,
-        asker: Requester,
+        accessor: ProtectionContext,
         key: RKey,
         address: u64,
         bytes: u64,
-        access: Access,
+        access: AccessFlags,
     ) -> Result<u64, MemoryError> {
         if bytes == 0 {
             return Ok(0);
         }
-        let (domain, allowed, extent) = match &self.place(key.0)?.entry {
+        let (domain, allowed, extent) = match &self.slot(key.0)?.entry {
             Entry::Region(region) => (region.domain, region.access, &region.extent),
             Entry::Window(Window { domain, bound: Some(binding), .. }) => {
-                check_queue_pair(key.0, binding.qp, asker.qp)?;
+                check_queue_pair(key.0, binding.qp, accessor.qp)?;
                 (*domain, binding.access, &binding.extent)
             }
             Entry::Window(_) | Entry::Free => return Err(MemoryError::UnknownKey(key.0)),
         };
-        check_domain(key.0, domain, asker.domain)?;
+        check_domain(key.0, domain, accessor.domain)?;
         check_rights(key.0, allowed, access)?;
         extent.host(key.0, address, bytes)
     }
 
-    fn place(&self, key: u32) -> Result<&Place, MemoryError> {
-        let place = self.places.get(index(key)).filter(|place| place.generation == generation(key));
-        match place {
-            Some(place) if !matches!(place.entry, Entry::Free) => Ok(place),
+    fn slot(&self, key: u32) -> Result<&TableSlot, MemoryError> {
+        let slot = self.slots.get(index(key)).filter(|slot| slot.generation == generation(key));
+        match slot {
+            Some(slot) if !matches!(slot.entry, Entry::Free) => Ok(slot),
             _ => Err(MemoryError::UnknownKey(key)),
         }
     }
 
     fn region(&self, key: u32) -> Result<&Region, MemoryError> {
-        match &self.place(key)?.entry {
+        match &self.slot(key)?.entry {
             Entry::Region(region) => Ok(region),
             _ => Err(MemoryError::WrongKind { key, wanted: "memory region" }),
         }
     }
 
     fn window(&self, key: u32) -> Result<&Window, MemoryError> {
-        match &self.place(key)?.entry {
+        match &self.slot(key)?.entry {
             Entry::Window(window) => Ok(window),
             _ => Err(MemoryError::WrongKind { key, wanted: "memory window" }),
         }
     }
 
     /// What a bind makes, if it may.
-    fn binding(&self, asker: Requester, bind: &Bind, qp: Option<QpNumber>) -> Result<Binding, MemoryError> {
-        let Bind { region: LKey(key), address, bytes, access, is_zero_based } = *bind;
+    fn binding(
+        &self,
+        accessor: ProtectionContext,
+        bind: &BindInfo,
+        qp: Option<QpNumber>,
+    ) -> Result<Binding, MemoryError> {
+        let BindInfo { region: LKey(key), address, bytes, access, is_zero_based } = *bind;
         let region = self.region(key)?;
-        check_domain(key, region.domain, asker.domain)?;
-        check_rights(key, region.access, Access::WINDOW_BIND)?;
-        if access.intersects(Access::LOCAL_WRITE | Access::WINDOW_BIND) {
+        check_domain(key, region.domain, accessor.domain)?;
+        check_rights(key, region.access, AccessFlags::WINDOW_BIND)?;
+        if access.intersects(AccessFlags::LOCAL_WRITE | AccessFlags::WINDOW_BIND) {
             let (wanted, remedy) = ("to a window", "give it remote rights alone");
             return Err(MemoryError::Rights { access, wanted, remedy });
         }
-        if access.intersects(Access::REMOTE_STORE) && !region.access.contains(Access::LOCAL_WRITE) {
+        if access.intersects(AccessFlags::REMOTE_STORE) && !region.access.contains(AccessFlags::LOCAL_WRITE) {
             let (wanted, remedy) = ("by a region that this NIC may not store to", "register it with local write");
             return Err(MemoryError::Rights { access, wanted, remedy });
         }
@@ -375,32 +385,32 @@ impl MemoryTable {
     }
 
     fn bind(&mut self, key: u32, binding: Binding) {
-        if let Entry::Region(region) = &mut self.places[binding.region as usize].entry {
+        if let Entry::Region(region) = &mut self.slots[binding.region as usize].entry {
             region.windows += 1;
         }
-        if let Entry::Window(window) = &mut self.places[index(key)].entry {
+        if let Entry::Window(window) = &mut self.slots[index(key)].entry {
             window.bound = Some(binding);
         }
     }
 
     fn unbind(&mut self, key: u32) {
-        let Entry::Window(window) = &mut self.places[index(key)].entry else { return };
+        let Entry::Window(window) = &mut self.slots[index(key)].entry else { return };
         let Some(binding) = window.bound.take() else { return };
-        if let Entry::Region(region) = &mut self.places[binding.region as usize].entry {
+        if let Entry::Region(region) = &mut self.slots[binding.region as usize].entry {
             region.windows -= 1;
         }
     }
 
     /// A new key for a window, on the same place or, when that one has no more, another.
     fn renew(&mut self, key: u32) -> Result<u32, MemoryError> {
-        let place = &mut self.places[index(key)];
-        if let Some(next) = place.generation_max.checked_add(1) {
-            (place.generation, place.generation_max) = (next, next);
+        let slot = &mut self.slots[index(key)];
+        if let Some(next) = slot.generation_max.checked_add(1) {
+            (slot.generation, slot.generation_max) = (next, next);
             return Ok(key_of(index(key), next));
         }
-        let entry = place.entry;
+        let entry = slot.entry;
         let renewed = self.put(entry)?;
-        self.places[index(key)].entry = Entry::Free;
+        self.slots[index(key)].entry = Entry::Free;
         Ok(renewed)
     }
 
@@ -418,25 +428,25 @@ impl MemoryTable {
     /// Puts an entry on a place that rested, or else a new one.
     fn put(&mut self, entry: Entry) -> Result<u32, MemoryError> {
         if let Some(rested) = self.free.pop_front() {
-            let place = &mut self.places[rested as usize];
+            let slot = &mut self.slots[rested as usize];
             // Only places with values left are on the list.
-            let generation = place.generation_max + 1;
-            *place = Place { generation, generation_max: generation, entry };
+            let generation = slot.generation_max + 1;
+            *slot = TableSlot { generation, generation_max: generation, entry };
             return Ok(key_of(rested as usize, generation));
         }
-        if self.places.len() == PLACES_MAX {
+        if self.slots.len() == SLOTS_MAX {
             return Err(MemoryError::KeysUsedUp);
         }
         // A key of 0 is what is never filled in: it names nothing.
-        let generation = u8::from(self.places.is_empty());
-        self.places.push(Place { generation, generation_max: generation, entry });
-        Ok(key_of(self.places.len() - 1, generation))
+        let generation = u8::from(self.slots.is_empty());
+        self.slots.push(TableSlot { generation, generation_max: generation, entry });
+        Ok(key_of(self.slots.len() - 1, generation))
     }
 
     fn remove(&mut self, key: u32, domain: ProtectionDomain) {
-        let place = &mut self.places[index(key)];
-        place.entry = Entry::Free;
-        if place.generation_max < u8::MAX {
+        let slot = &mut self.slots[index(key)];
+        slot.entry = Entry::Free;
+        if slot.generation_max < u8::MAX {
             self.free.push_back(key >> GENERATION_BITS);
         }
         self.entries -= 1;
@@ -456,18 +466,20 @@ fn key_of(index: usize, generation: u8) -> u32 {
     (index as u32) << GENERATION_BITS | u32::from(generation)
 }
 
-fn check_domain(key: u32, owner: ProtectionDomain, asker: ProtectionDomain) -> Result<(), MemoryError> {
-    if owner == asker { Ok(()) } else { Err(MemoryError::OtherDomain { key, owner: owner.0, asker: asker.0 }) }
+fn check_domain(key: u32, owner: ProtectionDomain, accessor: ProtectionDomain) -> Result<(), MemoryError> {
+    if owner == accessor { Ok(()) } else { Err(MemoryError::OtherDomain { key, owner: owner.0, accessor: accessor.0 }) }
 }
 
-fn check_queue_pair(key: u32, owner: Option<QpNumber>, asker: QpNumber) -> Result<(), MemoryError> {
+fn check_queue_pair(key: u32, owner: Option<QpNumber>, accessor: QpNumber) -> Result<(), MemoryError> {
     match owner {
-        Some(owner) if owner != asker => Err(MemoryError::OtherQueuePair { key, owner: owner.0, asker: asker.0 }),
+        Some(owner) if owner != accessor => {
+            Err(MemoryError::OtherQueuePair { key, owner: owner.0, accessor: accessor.0 })
+        }
         _ => Ok(()),
     }
 }
 
-fn check_rights(key: u32, allowed: Access, wanted: Access) -> Result<(), MemoryError> {
+fn check_rights(key: u32, allowed: AccessFlags, wanted: AccessFlags) -> Result<(), MemoryError> {
     let missing = wanted.difference(allowed);
     if missing.is_empty() { Ok(()) } else { Err(MemoryError::Forbidden { key, missing }) }
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::verbs::Sge;
 
-const ALL: Access = Access::all();
+const ALL: AccessFlags = AccessFlags::all();
 const QP: QpNumber = QpNumber(17);
 
 struct Fixture {
@@ -20,59 +20,59 @@ impl Fixture {
         Self { table, domain }
     }
 
-    fn asker(&self) -> Requester {
-        Requester { domain: self.domain, qp: QP }
+    fn accessor(&self) -> ProtectionContext {
+        ProtectionContext { domain: self.domain, qp: QP }
     }
 
-    fn register(&mut self, access: Access) -> RegionKeys {
+    fn register(&mut self, access: AccessFlags) -> RegionKeys {
         let Self { domain, .. } = *self;
         let at = 0x1000;
         self.table.register(&Registration { domain, host_address: at, address: at, bytes: 100, access }).unwrap()
     }
 
-    fn remote(&self, key: RKey, address: u64, bytes: u64, access: Access) -> Result<u64, MemoryError> {
-        self.table.check_remote(self.asker(), key, address, bytes, access)
+    fn remote(&self, key: RKey, address: u64, bytes: u64, access: AccessFlags) -> Result<u64, MemoryError> {
+        self.table.check_remote(self.accessor(), key, address, bytes, access)
     }
 
-    fn local(&self, key: LKey, address: u64, bytes: u32, access: Access) -> Result<u64, MemoryError> {
+    fn local(&self, key: LKey, address: u64, bytes: u32, access: AccessFlags) -> Result<u64, MemoryError> {
         self.table.check_local(self.domain, &Sge { address, bytes, key }, access)
     }
 }
 
-fn bind_of(region: RegionKeys, access: Access) -> Bind {
-    Bind { region: region.local, address: 0x1010, bytes: 16, access, is_zero_based: false }
+fn bind_of(region: RegionKeys, access: AccessFlags) -> BindInfo {
+    BindInfo { region: region.local, address: 0x1010, bytes: 16, access, is_zero_based: false }
 }
 
 #[test]
 fn bounds_are_kept_to_the_byte() {
     let mut fixture = Fixture::new();
     let keys = fixture.register(ALL);
-    let read = |address, bytes| fixture.remote(keys.remote, address, bytes, Access::REMOTE_READ).is_ok();
+    let read = |address, bytes| fixture.remote(keys.remote, address, bytes, AccessFlags::REMOTE_READ).is_ok();
     assert!(read(0x1000, 100) && read(0x1063, 1));
     assert!(!read(0xfff, 2) && !read(0x1000, 101) && !read(0x1064, 1));
     assert!(!read(u64::MAX, 1) && !read(u64::MAX, u64::MAX) && !read(0x1001, u64::MAX));
-    assert!(fixture.local(keys.local, 0x1000, 100, Access::LOCAL_WRITE).is_ok());
-    assert!(fixture.local(keys.local, 0x1000, 101, Access::LOCAL_WRITE).is_err());
+    assert!(fixture.local(keys.local, 0x1000, 100, AccessFlags::LOCAL_WRITE).is_ok());
+    assert!(fixture.local(keys.local, 0x1000, 101, AccessFlags::LOCAL_WRITE).is_err());
     assert!(read(u64::MAX, 0), "of no bytes nothing is asked");
 }
 
 #[test]
 fn rights_and_protection_domains_are_kept() {
     let mut fixture = Fixture::new();
-    let keys = fixture.register(Access::REMOTE_READ);
-    assert_eq!(fixture.remote(keys.remote, 0x1000, 1, Access::REMOTE_READ), Ok(0x1000));
-    for missing in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
+    let keys = fixture.register(AccessFlags::REMOTE_READ);
+    assert_eq!(fixture.remote(keys.remote, 0x1000, 1, AccessFlags::REMOTE_READ), Ok(0x1000));
+    for missing in [AccessFlags::REMOTE_WRITE, AccessFlags::REMOTE_ATOMIC] {
         let forbidden = Err(MemoryError::Forbidden { key: keys.remote.0, missing });
         assert_eq!(fixture.remote(keys.remote, 0x1000, 8, missing), forbidden);
     }
-    let missing = Access::LOCAL_WRITE;
+    let missing = AccessFlags::LOCAL_WRITE;
     let forbidden = Err(MemoryError::Forbidden { key: keys.local.0, missing });
     assert_eq!(fixture.local(keys.local, 0x1000, 1, missing), forbidden);
-    assert_eq!(fixture.local(keys.local, 0x1000, 1, Access::empty()), Ok(0x1000), "reading is always allowed");
+    assert_eq!(fixture.local(keys.local, 0x1000, 1, AccessFlags::empty()), Ok(0x1000), "reading is always allowed");
     let other = fixture.table.allocate_domain().unwrap();
-    let asker = Requester { domain: other, qp: QP };
-    let error = MemoryError::OtherDomain { key: keys.remote.0, owner: 0, asker: 1 };
-    assert_eq!(fixture.table.check_remote(asker, keys.remote, 0x1000, 1, Access::REMOTE_READ), Err(error));
+    let accessor = ProtectionContext { domain: other, qp: QP };
+    let error = MemoryError::OtherDomain { key: keys.remote.0, owner: 0, accessor: 1 };
+    assert_eq!(fixture.table.check_remote(accessor, keys.remote, 0x1000, 1, AccessFlags::REMOTE_READ), Err(error));
 }
 
 #[test]
@@ -81,8 +81,8 @@ fn a_region_can_be_named_by_other_addresses() {
     let domain = fixture.domain;
     let registration = Registration { domain, host_address: 0x5000, address: 0, bytes: 64, access: ALL };
     let keys = fixture.table.register(&registration).unwrap();
-    assert_eq!(fixture.remote(keys.remote, 8, 8, Access::REMOTE_READ), Ok(0x5008));
-    assert!(fixture.remote(keys.remote, 0x5000, 8, Access::REMOTE_READ).is_err());
+    assert_eq!(fixture.remote(keys.remote, 8, 8, AccessFlags::REMOTE_READ), Ok(0x5008));
+    assert!(fixture.remote(keys.remote, 0x5000, 8, AccessFlags::REMOTE_READ).is_err());
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn what_is_no_memory_is_not_registered() {
     assert_eq!(refuse(1, 1, 0, ALL), MemoryError::NoMemory { address: 1, bytes: 0 });
     assert_eq!(refuse(u64::MAX, 0, 2, ALL), MemoryError::NoMemory { address: u64::MAX, bytes: 2 });
     assert_eq!(refuse(0, u64::MAX, 2, ALL), MemoryError::NoMemory { address: u64::MAX, bytes: 2 });
-    let error = refuse(0, 0, 2, Access::REMOTE_WRITE).to_string();
+    let error = refuse(0, 0, 2, AccessFlags::REMOTE_WRITE).to_string();
     assert_eq!(error, "remote write cannot be given on memory that this NIC may not store to; add local write");
 }
 
@@ -104,19 +104,19 @@ fn a_window_of_type_1_shows_what_it_was_bound_to_last_and_only_that() {
     let mut fixture = Fixture::new();
     let region = fixture.register(ALL);
     let window = fixture.table.allocate_window(fixture.domain, WindowKind::Type1).unwrap();
-    assert_eq!(fixture.remote(window, 0x1010, 1, Access::REMOTE_READ), Err(MemoryError::UnknownKey(window.0)));
-    let asker = Requester { qp: QpNumber(99), ..fixture.asker() };
-    let first = fixture.table.bind_type_1(asker, window, &bind_of(region, Access::REMOTE_READ)).unwrap();
-    assert_eq!(fixture.remote(first, 0x1010, 16, Access::REMOTE_READ), Ok(0x1010));
-    assert!(fixture.remote(first, 0x100f, 1, Access::REMOTE_READ).is_err());
-    assert!(fixture.remote(first, 0x1020, 1, Access::REMOTE_READ).is_err());
-    assert!(fixture.remote(first, 0x1010, 8, Access::REMOTE_WRITE).is_err());
+    assert_eq!(fixture.remote(window, 0x1010, 1, AccessFlags::REMOTE_READ), Err(MemoryError::UnknownKey(window.0)));
+    let accessor = ProtectionContext { qp: QpNumber(99), ..fixture.accessor() };
+    let first = fixture.table.bind_type_1(accessor, window, &bind_of(region, AccessFlags::REMOTE_READ)).unwrap();
+    assert_eq!(fixture.remote(first, 0x1010, 16, AccessFlags::REMOTE_READ), Ok(0x1010));
+    assert!(fixture.remote(first, 0x100f, 1, AccessFlags::REMOTE_READ).is_err());
+    assert!(fixture.remote(first, 0x1020, 1, AccessFlags::REMOTE_READ).is_err());
+    assert!(fixture.remote(first, 0x1010, 8, AccessFlags::REMOTE_WRITE).is_err());
     let left = MemoryError::WindowsLeft { key: region.local.0, windows: 1 };
     assert_eq!(fixture.table.deregister(region.local), Err(left));
-    let nothing = Bind { bytes: 0, ..bind_of(region, Access::empty()) };
-    let second = fixture.table.bind_type_1(asker, first, &nothing).unwrap();
+    let nothing = BindInfo { bytes: 0, ..bind_of(region, AccessFlags::empty()) };
+    let second = fixture.table.bind_type_1(accessor, first, &nothing).unwrap();
     for key in [window, first, second] {
-        assert_eq!(fixture.remote(key, 0x1010, 1, Access::REMOTE_READ), Err(MemoryError::UnknownKey(key.0)));
+        assert_eq!(fixture.remote(key, 0x1010, 1, AccessFlags::REMOTE_READ), Err(MemoryError::UnknownKey(key.0)));
     }
     fixture.table.deregister(region.local).unwrap();
     fixture.table.free_window(second).unwrap();
@@ -130,9 +130,10 @@ fn keys_of_a_window_that_is_bound_for_ever_again_never_come_back() {
     let mut window = fixture.table.allocate_window(fixture.domain, WindowKind::Type1).unwrap();
     let mut seen = HashSet::from([window]);
     for _ in 0..2000 {
-        let bound = fixture.table.bind_type_1(fixture.asker(), window, &bind_of(region, Access::REMOTE_READ)).unwrap();
+        let bound =
+            fixture.table.bind_type_1(fixture.accessor(), window, &bind_of(region, AccessFlags::REMOTE_READ)).unwrap();
         assert!(seen.insert(bound), "{bound:?}");
-        assert!(fixture.remote(window, 0x1010, 1, Access::REMOTE_READ).is_err());
+        assert!(fixture.remote(window, 0x1010, 1, AccessFlags::REMOTE_READ).is_err());
         window = bound;
     }
     fixture.table.free_window(window).unwrap();
@@ -146,27 +147,28 @@ fn a_window_of_type_2_is_its_queue_pairs_by_its_owners_key_until_it_is_invalidat
     let region = fixture.register(ALL);
     let window = fixture.table.allocate_window(fixture.domain, WindowKind::Type2).unwrap();
     let chosen = RKey(window.0 ^ 0xa5);
-    let (asker, bind) = (fixture.asker(), Bind { is_zero_based: true, ..bind_of(region, Access::REMOTE_WRITE) });
+    let (accessor, bind) =
+        (fixture.accessor(), BindInfo { is_zero_based: true, ..bind_of(region, AccessFlags::REMOTE_WRITE) });
     let foreign = RKey(window.0 ^ 0x100);
     let error = MemoryError::KeyOfOther { key: foreign.0, window: window.0 };
-    assert_eq!(fixture.table.bind_type_2(asker, window, foreign, &bind), Err(error));
-    fixture.table.bind_type_2(asker, window, chosen, &bind).unwrap();
-    assert_eq!(fixture.remote(chosen, 0, 16, Access::REMOTE_WRITE), Ok(0x1010));
-    assert!(fixture.remote(window, 0, 16, Access::REMOTE_WRITE).is_err());
-    let stranger = Requester { qp: QpNumber(18), ..asker };
-    let error = MemoryError::OtherQueuePair { key: chosen.0, owner: 17, asker: 18 };
-    assert_eq!(fixture.table.check_remote(stranger, chosen, 0, 1, Access::REMOTE_WRITE), Err(error));
+    assert_eq!(fixture.table.bind_type_2(accessor, window, foreign, &bind), Err(error));
+    fixture.table.bind_type_2(accessor, window, chosen, &bind).unwrap();
+    assert_eq!(fixture.remote(chosen, 0, 16, AccessFlags::REMOTE_WRITE), Ok(0x1010));
+    assert!(fixture.remote(window, 0, 16, AccessFlags::REMOTE_WRITE).is_err());
+    let stranger = ProtectionContext { qp: QpNumber(18), ..accessor };
+    let error = MemoryError::OtherQueuePair { key: chosen.0, owner: 17, accessor: 18 };
+    assert_eq!(fixture.table.check_remote(stranger, chosen, 0, 1, AccessFlags::REMOTE_WRITE), Err(error));
     assert_eq!(fixture.table.invalidate(stranger, chosen), Err(error));
     assert_eq!(
-        fixture.table.bind_type_2(asker, chosen, chosen, &bind),
+        fixture.table.bind_type_2(accessor, chosen, chosen, &bind),
         Err(MemoryError::WindowBound(chosen.0)),
         "it is to be invalidated before"
     );
-    fixture.table.invalidate(asker, chosen).unwrap();
-    assert!(fixture.remote(chosen, 0, 1, Access::REMOTE_WRITE).is_err());
-    assert_eq!(fixture.table.invalidate(asker, chosen), Err(MemoryError::UnknownKey(chosen.0)));
-    fixture.table.bind_type_2(asker, chosen, window, &bind).unwrap();
-    assert!(fixture.remote(window, 0, 1, Access::REMOTE_WRITE).is_ok());
+    fixture.table.invalidate(accessor, chosen).unwrap();
+    assert!(fixture.remote(chosen, 0, 1, AccessFlags::REMOTE_WRITE).is_err());
+    assert_eq!(fixture.table.invalidate(accessor, chosen), Err(MemoryError::UnknownKey(chosen.0)));
+    fixture.table.bind_type_2(accessor, chosen, window, &bind).unwrap();
+    assert!(fixture.remote(window, 0, 1, AccessFlags::REMOTE_WRITE).is_ok());
 }
 
 #[test]
@@ -174,51 +176,53 @@ fn a_queue_pair_that_is_gone_takes_its_windows_along() {
     let mut fixture = Fixture::new();
     let region = fixture.register(ALL);
     let window = fixture.table.allocate_window(fixture.domain, WindowKind::Type2).unwrap();
-    let bind = bind_of(region, Access::REMOTE_READ);
-    fixture.table.bind_type_2(fixture.asker(), window, window, &bind).unwrap();
+    let bind = bind_of(region, AccessFlags::REMOTE_READ);
+    fixture.table.bind_type_2(fixture.accessor(), window, window, &bind).unwrap();
     fixture.table.queue_pair_gone(QpNumber(18));
-    assert!(fixture.remote(window, 0x1010, 1, Access::REMOTE_READ).is_ok());
+    assert!(fixture.remote(window, 0x1010, 1, AccessFlags::REMOTE_READ).is_ok());
     fixture.table.queue_pair_gone(QP);
-    assert!(fixture.remote(window, 0x1010, 1, Access::REMOTE_READ).is_err());
+    assert!(fixture.remote(window, 0x1010, 1, AccessFlags::REMOTE_READ).is_err());
     fixture.table.deregister(region.local).unwrap();
 }
 
 #[test]
 fn windows_get_no_more_than_their_region_has() {
     let mut fixture = Fixture::new();
-    let asker = fixture.asker();
+    let accessor = fixture.accessor();
     let window = fixture.table.allocate_window(fixture.domain, WindowKind::Type1).unwrap();
-    let closed = fixture.register(Access::LOCAL_WRITE);
-    let missing = Access::WINDOW_BIND;
+    let closed = fixture.register(AccessFlags::LOCAL_WRITE);
+    let missing = AccessFlags::WINDOW_BIND;
     let forbidden = MemoryError::Forbidden { key: closed.local.0, missing };
-    let mut bind = |bind: &Bind| fixture.table.bind_type_1(asker, window, bind);
-    assert_eq!(bind(&bind_of(closed, Access::REMOTE_READ)), Err(forbidden));
-    let read_only = fixture.register(Access::WINDOW_BIND);
-    let mut bind = |bind: &Bind| fixture.table.bind_type_1(asker, window, bind);
-    for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::LOCAL_WRITE, Access::WINDOW_BIND] {
+    let mut bind = |bind: &BindInfo| fixture.table.bind_type_1(accessor, window, bind);
+    assert_eq!(bind(&bind_of(closed, AccessFlags::REMOTE_READ)), Err(forbidden));
+    let read_only = fixture.register(AccessFlags::WINDOW_BIND);
+    let mut bind = |bind: &BindInfo| fixture.table.bind_type_1(accessor, window, bind);
+    for access in
+        [AccessFlags::REMOTE_WRITE, AccessFlags::REMOTE_ATOMIC, AccessFlags::LOCAL_WRITE, AccessFlags::WINDOW_BIND]
+    {
         assert!(matches!(bind(&bind_of(read_only, access)), Err(MemoryError::Rights { .. })), "{access}");
     }
-    let beyond = Bind { bytes: 85, ..bind_of(read_only, Access::REMOTE_READ) };
+    let beyond = BindInfo { bytes: 85, ..bind_of(read_only, AccessFlags::REMOTE_READ) };
     assert!(matches!(bind(&beyond), Err(MemoryError::Bounds { .. })));
-    assert!(bind(&bind_of(read_only, Access::REMOTE_READ)).is_ok());
+    assert!(bind(&bind_of(read_only, AccessFlags::REMOTE_READ)).is_ok());
 }
 
 #[test]
 fn calls_for_one_kind_refuse_the_others() {
     let mut fixture = Fixture::new();
-    let asker = fixture.asker();
+    let accessor = fixture.accessor();
     let region = fixture.register(ALL);
-    let bind = bind_of(region, Access::REMOTE_READ);
+    let bind = bind_of(region, AccessFlags::REMOTE_READ);
     let [first, second] =
         [WindowKind::Type1, WindowKind::Type2].map(|kind| fixture.table.allocate_window(fixture.domain, kind).unwrap());
     let wrong = |done: Result<(), MemoryError>| matches!(done, Err(MemoryError::WrongKind { .. }));
-    assert!(wrong(fixture.table.bind_type_1(asker, second, &bind).map(drop)));
-    assert!(wrong(fixture.table.bind_type_2(asker, first, first, &bind)));
-    assert!(wrong(fixture.table.invalidate(asker, first)));
-    assert!(wrong(fixture.table.invalidate(asker, region.remote)), "a region is not invalidated by a peer");
+    assert!(wrong(fixture.table.bind_type_1(accessor, second, &bind).map(drop)));
+    assert!(wrong(fixture.table.bind_type_2(accessor, first, first, &bind)));
+    assert!(wrong(fixture.table.invalidate(accessor, first)));
+    assert!(wrong(fixture.table.invalidate(accessor, region.remote)), "a region is not invalidated by a peer");
     assert!(wrong(fixture.table.deregister(LKey(first.0))));
     assert!(wrong(fixture.table.free_window(region.remote)));
-    assert!(wrong(fixture.local(LKey(first.0), 0x1010, 1, Access::empty()).map(drop)));
+    assert!(wrong(fixture.local(LKey(first.0), 0x1010, 1, AccessFlags::empty()).map(drop)));
 }
 
 #[test]
@@ -229,7 +233,7 @@ fn keys_of_regions_that_come_and_go_never_come_back() {
         let keys = fixture.register(ALL);
         assert!(seen.insert(keys.local), "{keys:?}");
         fixture.table.deregister(keys.local).unwrap();
-        assert!(fixture.remote(keys.remote, 0x1000, 1, Access::REMOTE_READ).is_err());
+        assert!(fixture.remote(keys.remote, 0x1000, 1, AccessFlags::REMOTE_READ).is_err());
     }
     assert_eq!(fixture.table.entries(), 0);
 }
@@ -259,8 +263,8 @@ fn a_full_table_says_so_and_a_key_of_zero_names_nothing() {
         assert_ne!(table.allocate_window(domain, WindowKind::Type1).unwrap(), RKey(0));
     }
     assert_eq!(table.allocate_window(domain, WindowKind::Type1), Err(MemoryError::Full(2)));
-    let asker = Requester { domain, qp: QP };
-    assert_eq!(table.check_remote(asker, RKey(0), 0, 1, Access::empty()), Err(MemoryError::UnknownKey(0)));
+    let accessor = ProtectionContext { domain, qp: QP };
+    assert_eq!(table.check_remote(accessor, RKey(0), 0, 1, AccessFlags::empty()), Err(MemoryError::UnknownKey(0)));
 }
 
 #[derive(Clone, Debug)]
@@ -306,7 +310,7 @@ impl Oracle {
     }
 
     fn step(&mut self, step: &Step) {
-        let asker = self.fixture.asker();
+        let accessor = self.fixture.accessor();
         match *step {
             Step::Register => {
                 if self.fixture.table.entries() < 100 {
@@ -324,9 +328,9 @@ impl Oracle {
             Step::Bind(pick) if !self.windows.is_empty() => {
                 let pick = pick % self.windows.len();
                 let (key, kind, is_bound) = self.windows[pick];
-                let bind = bind_of(self.region, Access::REMOTE_READ);
+                let bind = bind_of(self.region, AccessFlags::REMOTE_READ);
                 if kind == WindowKind::Type1 {
-                    let bound = self.fixture.table.bind_type_1(asker, key, &bind).unwrap();
+                    let bound = self.fixture.table.bind_type_1(accessor, key, &bind).unwrap();
                     self.fresh(bound.0);
                     self.stale.insert(key.0);
                     self.windows[pick] = (bound, kind, true);
@@ -334,7 +338,7 @@ impl Oracle {
                     // As programs do (`ibv_inc_rkey`): the next one.
                     let chosen = RKey(key.0 + 1);
                     self.fresh(chosen.0);
-                    self.fixture.table.bind_type_2(asker, key, chosen, &bind).unwrap();
+                    self.fixture.table.bind_type_2(accessor, key, chosen, &bind).unwrap();
                     self.stale.insert(key.0);
                     self.windows[pick] = (chosen, kind, true);
                 }
@@ -342,7 +346,7 @@ impl Oracle {
             Step::Invalidate(pick) if !self.windows.is_empty() => {
                 let pick = pick % self.windows.len();
                 let (key, kind, is_bound) = self.windows[pick];
-                let done = self.fixture.table.invalidate(asker, key);
+                let done = self.fixture.table.invalidate(accessor, key);
                 assert_eq!(done.is_ok(), kind == WindowKind::Type2 && is_bound);
                 if done.is_ok() {
                     self.windows[pick].2 = false;
@@ -366,7 +370,7 @@ impl Oracle {
     }
 
     fn check(&self) {
-        let reads = |key| self.fixture.remote(key, 0x1010, 16, Access::REMOTE_READ).is_ok();
+        let reads = |key| self.fixture.remote(key, 0x1010, 16, AccessFlags::REMOTE_READ).is_ok();
         for key in &self.stale {
             assert!(!reads(RKey(*key)), "{key:#x} still fits");
         }

@@ -13,9 +13,9 @@ fn all_attributes() -> QpAttributes {
     QpAttributes {
         partition_index: Some(0),
         port: Some(1),
-        access: Some(Access::REMOTE_WRITE),
+        access: Some(AccessFlags::REMOTE_WRITE),
         queue_key: Some(0x1111_1111),
-        path: Some(Address(3)),
+        path: Some(NicAddress(3)),
         mtu: Some(Mtu::B1024),
         destination: Some(QpNumber(5)),
         receive_psn: Some(Psn::new(9)),

@@ -34,7 +34,7 @@ fn a_write_with_immediate_stands_in_its_bytes_as_infiniband_draws_it() {
     let header = Header {
         ack_request: true,
         solicited: true,
-        rdma: Some(RdmaExtended { address: 0x0102_0304_0506_0708, key: RKey(0x1112_1314), bytes: 5 }),
+        rdma: Some(Reth { address: 0x0102_0304_0506_0708, key: RKey(0x1112_1314), bytes: 5 }),
         immediate: Some(Immediate::Data(0x2122_2324)),
         ..plain(Operation::WriteOnly, 5)
     };
@@ -53,9 +53,9 @@ fn a_write_with_immediate_stands_in_its_bytes_as_infiniband_draws_it() {
 #[test]
 fn the_extension_stands_in_its_bytes_as_its_page_says() {
     let header = Header {
-        ack: Some(AckExtended { syndrome: Syndrome::Ack { credit_code: 31 }, messages: 0x0a_0b0c }),
-        place: Some(Place { message: 1, packet: 2, sent: 3 }),
-        selective: Some(Selective {
+        ack: Some(Aeth { syndrome: Syndrome::Ack { credit_code: 31 }, messages: 0x0a_0b0c }),
+        place: Some(PlacementHeader { message: 1, packet: 2, sent: 3 }),
+        selective: Some(SelectiveAck {
             expected: Psn::new(0x11_1111),
             newest: Psn::new(0x22_2222),
             arrived: 1 << 127 | 1,
@@ -108,8 +108,7 @@ fn captured_packets_are_read() {
 
 #[test]
 fn what_is_no_packet_is_told_by_kind() {
-    let header =
-        Header { rdma: Some(RdmaExtended { address: 0, key: RKey(0), bytes: 4 }), ..plain(Operation::WriteOnly, 4) };
+    let header = Header { rdma: Some(Reth { address: 0, key: RKey(0), bytes: 4 }), ..plain(Operation::WriteOnly, 4) };
     let good = emitted(&header, &[1, 2, 3, 4]);
     let spoil = |at: usize, byte: u8| {
         let mut bytes = good.clone();
@@ -149,7 +148,7 @@ fn what_is_no_packet_is_told_by_kind() {
 
 #[test]
 fn acknowledgements_say_what_is_defined_and_nothing_else() {
-    let ack = Some(AckExtended { syndrome: Syndrome::SequenceError, messages: 1 });
+    let ack = Some(Aeth { syndrome: Syndrome::SequenceError, messages: 1 });
     let mut bytes = emitted(&Header { ack, ..plain(Operation::Acknowledge, 0) }, &[]);
     let read = |bytes: &[u8]| Packet::new_checked(bytes).map(|packet| packet.header().ack.map(|ack| ack.syndrome));
     let mut understood = 0;
@@ -174,7 +173,7 @@ fn acknowledgements_say_what_is_defined_and_nothing_else() {
 #[test]
 fn headers_that_cannot_be_said_are_refused() {
     let mut room = [0; PACKET_BYTES_MAX];
-    let rdma = Some(RdmaExtended { address: 0, key: RKey(0), bytes: 0 });
+    let rdma = Some(Reth { address: 0, key: RKey(0), bytes: 0 });
     for (header, text) in [
         (plain(Operation::WriteFirst, 1), "Rc WriteFirst without RETH; fill it in"),
         (Header { rdma, ..plain(Operation::SendOnly, 1) }, "Rc SendOnly with RETH; leave it out"),
@@ -213,15 +212,15 @@ fn numbers() -> impl Strategy<Value = u32> {
     0..=NUMBER_MAX
 }
 
-fn places() -> impl Strategy<Value = Place> {
-    (numbers(), numbers(), any::<u16>()).prop_map(|(message, packet, sent)| Place { message, packet, sent })
+fn places() -> impl Strategy<Value = PlacementHeader> {
+    (numbers(), numbers(), any::<u16>()).prop_map(|(message, packet, sent)| PlacementHeader { message, packet, sent })
 }
 
-fn selectives() -> impl Strategy<Value = Selective> {
+fn selectives() -> impl Strategy<Value = SelectiveAck> {
     (numbers(), numbers(), any::<u128>(), any::<u16>(), any::<u16>()).prop_map(
         |(expected, newest, arrived, marked, echo)| {
             let (expected, newest) = (Psn::new(expected), Psn::new(newest));
-            Selective { expected, newest, arrived, marked, echo }
+            SelectiveAck { expected, newest, arrived, marked, echo }
         },
     )
 }
@@ -238,8 +237,8 @@ fn headers() -> impl Strategy<Value = Header> {
         let is_notification = opcode.is_congestion_notification();
         let key = RKey(narrow[0]);
         let has_rdma = opcode.has_rdma() || opcode.may_have_rdma() && middle;
-        let atomic = Atomic { address: wide[0], key, swap_or_add: wide[1], compare: wide[2] };
-        let answer = Atomic { address: 0, key: RKey(0), compare: 0, ..atomic };
+        let atomic = AtomicEth { address: wide[0], key, swap_or_add: wide[1], compare: wide[2] };
+        let answer = AtomicEth { address: 0, key: RKey(0), compare: 0, ..atomic };
         Header {
             service: opcode.service,
             operation: opcode.operation,
@@ -249,14 +248,14 @@ fn headers() -> impl Strategy<Value = Header> {
             solicited,
             congestion_echo: becn || is_notification,
             payload_bytes: if opcode.has_payload() { payload_bytes } else { 0 },
-            rdma: has_rdma.then_some(RdmaExtended { address: wide[0], key, bytes: narrow[1] }),
+            rdma: has_rdma.then_some(Reth { address: wide[0], key, bytes: narrow[1] }),
             atomic: if opcode.has_atomic_ack() { Some(answer) } else { opcode.has_atomic().then_some(atomic) },
             immediate: match opcode.extra {
                 Extra::Nothing => None,
                 Extra::Data => Some(Immediate::Data(narrow[2])),
                 Extra::Invalidate => Some(Immediate::Invalidate(RKey(narrow[2]))),
             },
-            ack: opcode.has_ack().then_some(AckExtended { syndrome, messages: number }),
+            ack: opcode.has_ack().then_some(Aeth { syndrome, messages: number }),
             datagram: (opcode.service == Service::Ud).then_some((narrow[1], QpNumber(number))),
             place: place.filter(|_| !is_notification),
             selective: selective.filter(|_| !is_notification),

@@ -74,11 +74,11 @@ impl Job {
             Self::Memory(policy, qps) => {
                 let bytes = MemoryBudget::new(*policy, *qps, DEPTH).total(MemoryLocation::OnChip);
                 let series = match policy {
-                    Policy::Srnic => "srnic",
-                    Policy::SrnicPaged => "srnic-paged",
-                    Policy::Irn => "irn",
-                    Policy::GoBackN => "go-back-n",
-                    Policy::ConnectionCache => "connection-cache",
+                    TransportPolicy::Srnic => "srnic",
+                    TransportPolicy::SrnicPaged => "srnic-paged",
+                    TransportPolicy::Irn => "irn",
+                    TransportPolicy::GoBackN => "go-back-n",
+                    TransportPolicy::ConnectionCache => "connection-cache",
                 };
                 Ok(vec![("memory-by-qps", modelled(series, f64::from(*qps), bytes as f64 / BYTES_PER_MB))])
             }
@@ -140,7 +140,7 @@ pub fn all(depth: Depth, seed: u64) -> Vec<Job> {
     for nic in [NicKind::Srnic, NicKind::Irn, NicKind::ConnectionCache] {
         jobs.extend(sizes.iter().map(|size| Job::Latency(LatencyExperiment::new(nic, *size, seed))));
     }
-    for policy in [Policy::Srnic, Policy::Irn, Policy::SrnicPaged] {
+    for policy in [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::SrnicPaged] {
         jobs.extend([100, 1000, 10_000, 100_000].map(|qps| Job::Memory(policy, qps)));
     }
     jobs
