@@ -52,8 +52,8 @@ struct Said {
     bytes: u16,
     syndrome: u8,
     immediate: u8,
-    place: Option<(i8, i8, u16)>,
-    selective: Option<(i8, i8, u64)>,
+    placement: Option<(i8, i8, u16)>,
+    sack: Option<(i8, i8, u64)>,
 }
 
 const OPERATIONS: [Operation; 18] = [
@@ -100,24 +100,24 @@ impl Said {
             solicited: has(1),
             congestion_echo: has(2),
             payload_bytes: u32::from(self.payload_bytes) % 1200,
-            rdma: has(3).then_some(Reth { address, key, bytes: self.bytes.into() }),
+            reth: has(3).then_some(Reth { address, key, bytes: self.bytes.into() }),
             atomic: has(4).then_some(AtomicEth { address: address & !7, key, swap_or_add: 1, compare: 0 }),
             immediate: match self.immediate % 4 {
                 0 => Some(Immediate::Data(1)),
                 1 => Some(Immediate::Invalidate(key)),
                 _ => None,
             },
-            ack: has(5).then_some(Aeth {
+            aeth: has(5).then_some(Aeth {
                 syndrome: SYNDROMES[usize::from(self.syndrome) % SYNDROMES.len()],
                 messages: 0,
             }),
             datagram: None,
-            place: self.place.map(|(message, packet, sent)| PlacementHeader {
+            placement: self.placement.map(|(message, packet, sent)| PlacementHeader {
                 message: number(message),
                 packet: number(packet),
                 sent,
             }),
-            selective: self.selective.map(|(expected, newest, arrived)| SelectiveAck {
+            sack: self.sack.map(|(expected, newest, arrived)| SelectiveAck {
                 expected: near(expected),
                 newest: near(newest),
                 arrived: arrived.into(),

@@ -101,43 +101,43 @@ impl<M: HostMemory> Nic<M> {
 
     /// With selective repeat: the answer says itself where it belongs.
     pub(super) fn content_selective(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) {
-        let Some(place) = header.place else {
+        let Some(placement) = header.placement else {
             self.counters.drop_malformed += 1;
             return;
         };
-        let Some(index) = self.asking(i, place.message) else {
+        let Some(index) = self.asking(i, placement.message) else {
             self.counters.drop_unasked += 1;
             return;
         };
         let Some(entry) = self.entry(i, index) else { return };
         let (answered, is_late, first) = (entry.answered, entry.late.is_some(), entry.first);
-        if place.packet < answered {
+        if placement.packet < answered {
             self.counters.duplicate_packets += 1;
             return;
         }
-        if place.packet - answered >= WINDOW_PACKETS_MAX {
+        if placement.packet - answered >= WINDOW_PACKETS_MAX {
             self.counters.drop_beyond_window += 1;
             return;
         }
-        if is_late || place.packet > answered {
+        if is_late || placement.packet > answered {
             if !self.has_room_for_software() {
                 self.counters.drop_control_queue += 1;
                 return;
             }
-            if !self.take_content(now, i, index, place.packet, header, payload) {
+            if !self.take_content(now, i, index, placement.packet, header, payload) {
                 return;
             }
-            self.counters.out_of_order_packets += u64::from(place.packet > answered);
+            self.counters.out_of_order_packets += u64::from(placement.packet > answered);
             if let Some(entry) = self.entry_mut(i, index) {
-                entry.late.get_or_insert_with(|| Answers::new(place.sent));
+                entry.late.get_or_insert_with(|| Answers::new(placement.sent));
             }
-            self.queue_for_software(now, i, Entry::Content { index, packet: place.packet, sent: place.sent });
+            self.queue_for_software(now, i, Entry::Content { index, packet: placement.packet, sent: placement.sent });
         } else if self.take_content(now, i, index, answered, header, payload) {
             self.counters.received_bytes += u64::from(header.payload_bytes);
             self.answered(now, i, index, answered + 1);
         }
         if self.contexts[i].reads_open > 1 {
-            self.overtaken_by(now, i, index, place.sent);
+            self.overtaken_by(now, i, index, placement.sent);
         }
         self.answer_heard(now, i, first);
         self.reap(now, i);
@@ -180,25 +180,25 @@ impl<M: HostMemory> Nic<M> {
     }
 
     fn head_selective(&mut self, now: Time, i: usize, header: &Header) {
-        let index = header.place.and_then(|place| self.asking(i, place.message));
-        let (Some(place), Some(index)) = (header.place, index) else {
+        let index = header.placement.and_then(|placement| self.asking(i, placement.message));
+        let (Some(placement), Some(index)) = (header.placement, index) else {
             self.counters.drop_unasked += 1;
             return;
         };
         let mtu = self.contexts[i].mtu();
         let Some(entry) = self.entry_mut(i, index) else { return };
-        let is_within = place.packet < entry.bytes.div_ceil(mtu).max(1);
-        if place.packet < entry.answered || !is_within {
+        let is_within = placement.packet < entry.bytes.div_ceil(mtu).max(1);
+        if placement.packet < entry.answered || !is_within {
             return;
         }
-        if place.packet - entry.answered >= WINDOW_PACKETS_MAX {
+        if placement.packet - entry.answered >= WINDOW_PACKETS_MAX {
             self.counters.drop_beyond_window += 1;
             return;
         }
         // What follows is software's: there is a gap now.
-        entry.late.get_or_insert_with(|| Answers::new(place.sent));
+        entry.late.get_or_insert_with(|| Answers::new(placement.sent));
         let first = entry.first;
-        self.queue_for_software(now, i, Entry::ContentCut { index, packet: place.packet });
+        self.queue_for_software(now, i, Entry::ContentCut { index, packet: placement.packet });
         self.answer_heard(now, i, first);
         self.reap(now, i);
     }

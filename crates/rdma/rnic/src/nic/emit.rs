@@ -71,16 +71,16 @@ impl<M: HostMemory> Nic<M> {
     }
 
     /// Queues an acknowledgement or a refusal, before all data.
-    pub(super) fn push_ack(&mut self, i: usize, psn: Psn, syndrome: Syndrome, selective: Option<SelectiveAck>) {
+    pub(super) fn push_ack(&mut self, i: usize, psn: Psn, syndrome: Syndrome, sack: Option<SelectiveAck>) {
         let mut header = self.header(i, Operation::Acknowledge, psn);
         let context = &mut self.contexts[i];
-        header.ack = Some(Aeth { syndrome, messages: context.messages & MESSAGE_MASK });
+        header.aeth = Some(Aeth { syndrome, messages: context.messages & MESSAGE_MASK });
         // Without the extension the mark is told by the one bit that there is.
         if !self.profile.policy.is_selective() && self.profile.echoes_marks() {
             header.congestion_echo = context.marked > 0;
             context.marked = 0;
         }
-        header.selective = selective;
+        header.sack = sack;
         let to = context.peer;
         self.urgent.push_back((to, header));
     }
@@ -89,7 +89,7 @@ impl<M: HostMemory> Nic<M> {
     pub(super) fn acknowledge(&mut self, i: usize, newest: Psn) {
         let context = &mut self.contexts[i];
         let expected = context.hand.settled();
-        let selective = self.profile.policy.is_selective().then(|| SelectiveAck {
+        let sack = self.profile.policy.is_selective().then(|| SelectiveAck {
             expected,
             newest,
             arrived: 0,
@@ -97,7 +97,7 @@ impl<M: HostMemory> Nic<M> {
             echo: context.echo,
         });
         let syndrome = Syndrome::Ack { credit_code: CREDIT_CODE_NONE };
-        self.push_ack(i, expected.plus(Psn::new(u32::MAX).get()), syndrome, selective);
+        self.push_ack(i, expected.plus(Psn::new(u32::MAX).get()), syndrome, sack);
     }
 
     pub(super) fn push_notification(&mut self, i: usize, to: NicAddress, qp: QpNumber) {
@@ -189,7 +189,7 @@ impl<M: HostMemory> Nic<M> {
         header.ack_request = is_end;
         header.solicited = is_end && entry.request.solicited;
         if is_selective {
-            header.place = Some(PlacementHeader { message: entry.message & MESSAGE_MASK, packet, sent: tick(now) });
+            header.placement = Some(PlacementHeader { message: entry.message & MESSAGE_MASK, packet, sent: tick(now) });
         }
         match entry.request.kind {
             SendKind::Send(Some(data)) if is_end => header.immediate = Some(Immediate::Data(data)),
@@ -198,13 +198,13 @@ impl<M: HostMemory> Nic<M> {
                 header.immediate = immediate.filter(|_| is_end).map(Immediate::Data);
                 if packet == 0 || is_selective {
                     let address = remote.address.wrapping_add(u64::from(packet) * u64::from(mtu));
-                    header.rdma = Some(Reth { address, key: remote.key, bytes: entry.bytes });
+                    header.reth = Some(Reth { address, key: remote.key, bytes: entry.bytes });
                 }
             }
             SendKind::Read(remote) => {
                 let before = self.asked_before(entry) * mtu;
                 let address = remote.address.wrapping_add(u64::from(before));
-                header.rdma = Some(Reth { address, key: remote.key, bytes: entry.bytes - before });
+                header.reth = Some(Reth { address, key: remote.key, bytes: entry.bytes - before });
             }
             SendKind::CompareSwap { remote, compare, swap } => {
                 let (address, key) = (remote.address, remote.key);
@@ -232,12 +232,12 @@ impl<M: HostMemory> Nic<M> {
         let mut header = self.request_header(now, i, entry, 0, entry.first)?;
         let mtu = self.contexts[i].mtu();
         let skipped = packet.checked_mul(mtu)?;
-        if let Some(rdma) = &mut header.rdma {
-            rdma.address = rdma.address.wrapping_add(u64::from(skipped));
-            rdma.bytes = entry.bytes.saturating_sub(skipped).min(packets.saturating_mul(mtu));
+        if let Some(reth) = &mut header.reth {
+            reth.address = reth.address.wrapping_add(u64::from(skipped));
+            reth.bytes = entry.bytes.saturating_sub(skipped).min(packets.saturating_mul(mtu));
         }
-        if let Some(place) = &mut header.place {
-            place.packet = packet;
+        if let Some(placement) = &mut header.placement {
+            placement.packet = packet;
         }
         self.counters.sent_again_packets += 1;
         self.asked_again(now, i, index);
@@ -255,10 +255,10 @@ impl<M: HostMemory> Nic<M> {
         let context = &self.contexts[i];
         if part != Part::Middle {
             let syndrome = Syndrome::Ack { credit_code: CREDIT_CODE_NONE };
-            header.ack = Some(Aeth { syndrome, messages: context.messages & MESSAGE_MASK });
+            header.aeth = Some(Aeth { syndrome, messages: context.messages & MESSAGE_MASK });
         }
         if is_selective {
-            header.place = Some(PlacementHeader { message: reply.message, packet: reply.packet, sent: reply.sent });
+            header.placement = Some(PlacementHeader { message: reply.message, packet: reply.packet, sent: reply.sent });
         }
         if let Some(value) = reply.value {
             header.atomic = Some(AtomicEth { address: 0, key: Default::default(), swap_or_add: value, compare: 0 });

@@ -184,7 +184,7 @@ impl Software {
     }
 
     /// Bit i: the packet `expected + 1 + i` is there.
-    pub fn selective(&self) -> u128 {
+    pub fn sack_bitmap(&self) -> u128 {
         self.arrived.window(1)
     }
 }

@@ -136,14 +136,14 @@ impl<M: HostMemory> Nic<M> {
             self.counters.drop_service += 1;
             return;
         }
-        match (header.operation, header.ack, header.selective) {
-            (Operation::Acknowledge, Some(ack), selective) => match ack.syndrome {
-                Syndrome::Ack { .. } => match selective.filter(|_| self.profile.policy.is_selective()) {
-                    Some(selective) => self.acknowledged_selectively(now, i, &selective),
+        match (header.operation, header.aeth, header.sack) {
+            (Operation::Acknowledge, Some(ack), sack) => match ack.syndrome {
+                Syndrome::Ack { .. } => match sack.filter(|_| self.profile.policy.is_selective()) {
+                    Some(sack) => self.acknowledged_selectively(now, i, &sack),
                     None => self.acknowledged_plainly(now, i, header),
                 },
-                Syndrome::SequenceError if self.profile.policy.is_selective() => match selective {
-                    Some(told) => self.told_lost(now, i, header.psn, &told),
+                Syndrome::SequenceError if self.profile.policy.is_selective() => match sack {
+                    Some(sack) => self.told_lost(now, i, header.psn, &sack),
                     None => self.counters.drop_unasked += 1,
                 },
                 syndrome => self.refused(now, i, header.psn, syndrome),
@@ -172,22 +172,22 @@ impl<M: HostMemory> Nic<M> {
         psn.plus(1).after(context.unacked) >= 0 && psn.after(context.sent_end) < 0
     }
 
-    fn acknowledged_selectively(&mut self, now: Time, i: usize, selective: &SelectiveAck) {
+    fn acknowledged_selectively(&mut self, now: Time, i: usize, sack: &SelectiveAck) {
         let context = &self.contexts[i];
-        if selective.expected.after(context.sent_end) > 0 || selective.newest.after(context.sent_end) >= 0 {
+        if sack.expected.after(context.sent_end) > 0 || sack.newest.after(context.sent_end) >= 0 {
             self.counters.drop_unasked += 1;
             return;
         }
-        let is_old = selective.expected.after(context.unacked) < 0;
+        let is_old = sack.expected.after(context.unacked) < 0;
         // What is older than what is known says nothing of now, nor does a peer that takes back what it told: who went
         // on for as long as such answers come would ask for ever.
         if !is_old {
             self.contexts[i].backoff = 0; // the peer is there
-            self.progress(now, i, selective.expected, u32::from(selective.marked));
+            self.progress(now, i, sack.expected, u32::from(sack.marked));
         }
-        if self.contexts[i].state != QpState::Error && (selective.arrived != 0 || self.contexts[i].is_followed) {
+        if self.contexts[i].state != QpState::Error && (sack.arrived != 0 || self.contexts[i].is_followed) {
             self.contexts[i].is_followed = true;
-            self.queue_for_software(now, i, Entry::Acknowledged(*selective));
+            self.queue_for_software(now, i, Entry::Acknowledged(*sack));
         }
     }
 
@@ -253,16 +253,16 @@ impl<M: HostMemory> Nic<M> {
     }
 
     /// With selective repeat: of this one packet only the head arrived.
-    fn told_lost(&mut self, now: Time, i: usize, psn: Psn, told: &SelectiveAck) {
+    fn told_lost(&mut self, now: Time, i: usize, psn: Psn, sack: &SelectiveAck) {
         let context = &mut self.contexts[i];
         let is_sent = |psn: Psn| psn.after(context.sent_end) < 0;
-        if psn.after(told.expected) < 0 || told.expected.after(context.unacked) < 0 || !is_sent(psn) {
+        if psn.after(sack.expected) < 0 || sack.expected.after(context.unacked) < 0 || !is_sent(psn) {
             self.counters.drop_unasked += 1;
             return;
         }
         context.backoff = 0; // the peer is there
         context.is_followed = true;
-        self.progress(now, i, told.expected, u32::from(told.marked));
+        self.progress(now, i, sack.expected, u32::from(sack.marked));
         if self.contexts[i].state != QpState::Error {
             self.queue_for_software(now, i, Entry::Lost(psn));
         }

@@ -94,10 +94,10 @@ impl<M: HostMemory> Nic<M> {
         let ahead = header.psn.after(expected);
         if self.profile.policy.is_selective() {
             let is_near = u32::try_from(ahead).is_ok_and(|ahead| ahead < self.profile.window_packets);
-            let Some(place) = header.place.filter(|_| is_near) else { return };
+            let Some(placement) = header.placement.filter(|_| is_near) else { return };
             let marked = std::mem::take(&mut context.marked);
-            let told = SelectiveAck { expected, newest: header.psn, arrived: 0, marked, echo: place.sent };
-            self.push_ack(i, header.psn, Syndrome::SequenceError, Some(told));
+            let sack = SelectiveAck { expected, newest: header.psn, arrived: 0, marked, echo: placement.sent };
+            self.push_ack(i, header.psn, Syndrome::SequenceError, Some(sack));
         } else if ahead >= 0 && !context.has_complained {
             context.has_complained = true;
             self.push_ack(i, expected, Syndrome::SequenceError, None);
@@ -200,11 +200,11 @@ impl<M: HostMemory> Nic<M> {
     fn admit_write(&mut self, i: usize, header: &Header, payload: &M::Payload) -> Result<Action, Refusal> {
         let (begins, ends) = span(header.operation);
         if begins {
-            let rdma = header.rdma.ok_or(Refusal::Nak(Syndrome::InvalidRequest))?;
-            let found = self.remote(i, rdma.key, rdma.address, rdma.bytes, AccessFlags::REMOTE_WRITE);
+            let reth = header.reth.ok_or(Refusal::Nak(Syndrome::InvalidRequest))?;
+            let found = self.remote(i, reth.key, reth.address, reth.bytes, AccessFlags::REMOTE_WRITE);
             let address = found.map_err(|refusal| self.write_fault(i, header, refusal))?;
             let context = &mut self.contexts[i];
-            (context.inbound_address, context.inbound_left, context.inbound_done) = (address, rdma.bytes, rdma.bytes);
+            (context.inbound_address, context.inbound_left, context.inbound_done) = (address, reth.bytes, reth.bytes);
         }
         let left = self.contexts[i].inbound_left;
         if header.payload_bytes > left || ends && header.payload_bytes != left {
@@ -228,15 +228,16 @@ impl<M: HostMemory> Nic<M> {
 
     /// What a request for content asks for, if its headers are there.
     fn asked(&self, header: &Header) -> Option<Action> {
-        let (message, packet, sent) = header.place.map_or((0, 0, 0), |place| (place.message, place.packet, place.sent));
+        let (message, packet, sent) =
+            header.placement.map_or((0, 0, 0), |placement| (placement.message, placement.packet, placement.sent));
         match header.operation {
-            Operation::ReadRequest => header.rdma.map(|rdma| Action::Read {
+            Operation::ReadRequest => header.reth.map(|reth| Action::Read {
                 message,
                 packet,
                 sent,
-                address: rdma.address,
-                key: rdma.key,
-                bytes: rdma.bytes,
+                address: reth.address,
+                key: reth.key,
+                bytes: reth.bytes,
             }),
             Operation::CompareSwap | Operation::FetchAdd => header.atomic.map(|atomic| Action::Atomic {
                 message,
@@ -267,7 +268,7 @@ impl<M: HostMemory> Nic<M> {
             Some(_) => {
                 let replay = self.hosts[i].replays.iter().find(|replay| replay.psn == header.psn).copied();
                 match replay {
-                    Some(replay) => self.push_value(i, &replay, header.place.map_or(0, |place| place.sent)),
+                    Some(replay) => self.push_value(i, &replay, header.placement.map_or(0, |placement| placement.sent)),
                     None => self.counters.drop_malformed += 1,
                 }
             }
@@ -290,11 +291,11 @@ impl<M: HostMemory> Nic<M> {
     fn request_selective(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) {
         let psn = header.psn;
         let context = &mut self.contexts[i];
-        let Some(place) = header.place else {
+        let Some(placement) = header.placement else {
             self.counters.drop_malformed += 1;
             return;
         };
-        context.echo = place.sent;
+        context.echo = placement.sent;
         match context.hand.judge(psn, self.profile.window_packets) {
             Verdict::Past => self.repeated(now, i, header),
             Verdict::Beyond => self.counters.drop_beyond_window += 1,
@@ -354,34 +355,34 @@ impl<M: HostMemory> Nic<M> {
     /// Places a packet's payload where the packet says that it belongs; gives what remains to be done in order.
     fn place_request(&mut self, i: usize, header: &Header, payload: &M::Payload) -> Result<Action, Refusal> {
         let invalid = Refusal::Nak(Syndrome::InvalidRequest);
-        let place = header.place.ok_or(invalid)?;
+        let placement = header.placement.ok_or(invalid)?;
         let (begins, ends) = span(header.operation);
         let mtu = self.contexts[i].mtu();
         if is_asking(header.operation) {
             return self.asked(header).ok_or(invalid);
         }
-        if begins != (place.packet == 0) || !ends && header.payload_bytes != mtu {
+        if begins != (placement.packet == 0) || !ends && header.payload_bytes != mtu {
             return Err(invalid);
         }
         let takes_receive = is_send(header.operation) || header.immediate.is_some();
         if takes_receive {
-            self.open_message(i, place.message)?;
+            self.open_message(i, placement.message)?;
         }
         if is_write(header.operation) {
             self.place_write(i, header, payload)?;
-            let bytes = header.rdma.map_or(0, |rdma| rdma.bytes);
-            return Ok(written(header, place.message, bytes));
+            let bytes = header.reth.map_or(0, |reth| reth.bytes);
+            return Ok(written(header, placement.message, bytes));
         }
-        let at = ahead_of(place.message, self.contexts[i].receive_message) as usize;
+        let at = ahead_of(placement.message, self.contexts[i].receive_message) as usize;
         let local = self.hosts[i].open[at].local;
-        let offset = place.packet.checked_mul(mtu).ok_or(invalid)?;
+        let offset = placement.packet.checked_mul(mtu).ok_or(invalid)?;
         let bytes = offset.checked_add(header.payload_bytes).ok_or(invalid)?;
         self.scatter(i, &local, offset, header.payload_bytes, payload).map_err(receive_fault)?;
         if !ends {
             return Ok(Action::Nothing);
         }
         Ok(Action::Receive {
-            message: place.message,
+            message: placement.message,
             bytes,
             immediate: header.immediate,
             is_solicited: header.solicited,
@@ -390,9 +391,9 @@ impl<M: HostMemory> Nic<M> {
     }
 
     fn place_write(&mut self, i: usize, header: &Header, payload: &M::Payload) -> Result<(), Refusal> {
-        let rdma = header.rdma.ok_or(Refusal::Nak(Syndrome::InvalidRequest))?;
+        let reth = header.reth.ok_or(Refusal::Nak(Syndrome::InvalidRequest))?;
         // What this packet fills; a message of no bytes is checked for nothing (IBA 9.7.4.1.3).
-        let found = self.remote(i, rdma.key, rdma.address, header.payload_bytes, AccessFlags::REMOTE_WRITE);
+        let found = self.remote(i, reth.key, reth.address, header.payload_bytes, AccessFlags::REMOTE_WRITE);
         let address = found.map_err(|refusal| self.write_fault(i, header, refusal))?;
         if header.payload_bytes == 0 {
             return Ok(());

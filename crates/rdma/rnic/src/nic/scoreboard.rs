@@ -86,22 +86,22 @@ impl Scoreboard {
         &mut self,
         now: Time,
         unacked: Psn,
-        told: &SelectiveAck,
+        sack: &SelectiveAck,
         reordering: Span,
         policy: TransportPolicy,
     ) -> Found {
         self.advance(unacked);
-        let first = told.expected.plus(1).after(self.base);
+        let first = sack.expected.plus(1).after(self.base);
         match u32::try_from(first) {
-            Ok(first) => self.arrived.add(first, told.arrived),
-            Err(_) => self.arrived.add(0, told.arrived.checked_shr(first.unsigned_abs()).unwrap_or(0)),
+            Ok(first) => self.arrived.add(first, sack.arrived),
+            Err(_) => self.arrived.add(0, sack.arrived.checked_shr(first.unsigned_abs()).unwrap_or(0)),
         }
-        if let Ok(bit) = u32::try_from(told.newest.after(self.base)) {
+        if let Ok(bit) = u32::try_from(sack.newest.after(self.base)) {
             self.arrived.set(bit);
         }
         self.arrived_count = self.arrived.count();
-        self.judge_new(now, told);
-        self.judge(now, told, reordering, policy)
+        self.judge_new(now, sack);
+        self.judge(now, sack, reordering, policy)
     }
 
     /// Of this packet only the head arrived. True when it is to be sent again, and nobody said so before.
@@ -132,9 +132,9 @@ impl Scoreboard {
     }
 
     /// Notes what is newly missing: overtaken, and within what the acknowledgement tells of.
-    fn judge_new(&mut self, now: Time, told: &SelectiveAck) {
+    fn judge_new(&mut self, now: Time, sack: &SelectiveAck) {
         let end = self.base.plus(self.arrived.end());
-        let told_end = told.expected.plus(TOLD_PACKETS);
+        let told_end = sack.expected.plus(TOLD_PACKETS);
         let end = if end.after(told_end) > 0 { told_end } else { end };
         while end.after(self.judged_to) > 0 {
             let is_known = self.missing.iter().any(|missing| missing.psn == self.judged_to);
@@ -145,7 +145,7 @@ impl Scoreboard {
         }
     }
 
-    fn judge(&mut self, now: Time, told: &SelectiveAck, reordering: Span, policy: TransportPolicy) -> Found {
+    fn judge(&mut self, now: Time, sack: &SelectiveAck, reordering: Span, policy: TransportPolicy) -> Found {
         let mut found = Found::default();
         let (base, arrived) = (self.base, &self.arrived);
         let is_there = |psn: Psn| u32::try_from(psn.after(base)).map_or(true, |bit| arrived.has(bit));
@@ -160,7 +160,7 @@ impl Scoreboard {
                 }
                 Search::Sent(tick) if is_there => {
                     // The echo of the copy that came tells which one it was.
-                    let is_first = told.newest == missing.psn && after(tick, told.echo) > 0;
+                    let is_first = sack.newest == missing.psn && after(tick, sack.echo) > 0;
                     if is_first {
                         found.spurious += 1;
                         found.late(now.since(missing.since));
@@ -169,8 +169,8 @@ impl Scoreboard {
                     }
                 }
                 Search::Sent(tick) if policy.has_slow_path() => {
-                    let is_told = told.expected.plus(TOLD_PACKETS).after(missing.psn) > 0;
-                    if is_told && i64::from(after(told.echo, tick)) > patience_ticks as i64 {
+                    let is_told = sack.expected.plus(TOLD_PACKETS).after(missing.psn) > 0;
+                    if is_told && i64::from(after(sack.echo, tick)) > patience_ticks as i64 {
                         missing.state = Search::Queued;
                         found.lost.push(missing.psn);
                     }
@@ -263,7 +263,7 @@ mod tests {
         found.lost.iter().map(|psn| psn.get()).collect()
     }
 
-    fn told(expected: u32, newest: u32, arrived: u128, echo: u16) -> SelectiveAck {
+    fn sack(expected: u32, newest: u32, arrived: u128, echo: u16) -> SelectiveAck {
         SelectiveAck { expected: Psn::new(expected), newest: Psn::new(newest), arrived, marked: 0, echo }
     }
 
@@ -272,11 +272,11 @@ mod tests {
         let mut board = Scoreboard::new(Psn::new(10));
         // 10, 12 and 15 are missing; 11, 13, 14, 16 arrived.
         let found =
-            board.acknowledged(at(1), Psn::new(10), &told(10, 16, 0b10_1101, 0), REORDERING, TransportPolicy::Srnic);
+            board.acknowledged(at(1), Psn::new(10), &sack(10, 16, 0b10_1101, 0), REORDERING, TransportPolicy::Srnic);
         assert_eq!(numbers(&found), [10, 12, 15]);
         assert_eq!(board.arrived(), 4);
         let again =
-            board.acknowledged(at(2), Psn::new(10), &told(10, 17, 0b110_1101, 0), REORDERING, TransportPolicy::Srnic);
+            board.acknowledged(at(2), Psn::new(10), &sack(10, 17, 0b110_1101, 0), REORDERING, TransportPolicy::Srnic);
         assert_eq!(numbers(&again), [] as [u32; 0], "each once");
     }
 
@@ -284,7 +284,7 @@ mod tests {
     fn nothing_beyond_what_an_acknowledgement_tells_of_counts_as_missing() {
         let mut board = Scoreboard::new(Psn::new(0));
         let found =
-            board.acknowledged(at(1), Psn::new(0), &told(0, 300, u128::MAX, 0), REORDERING, TransportPolicy::Srnic);
+            board.acknowledged(at(1), Psn::new(0), &sack(0, 300, u128::MAX, 0), REORDERING, TransportPolicy::Srnic);
         assert_eq!(numbers(&found), [0]);
     }
 
@@ -292,16 +292,16 @@ mod tests {
     fn a_second_copy_is_lost_when_what_was_sent_after_it_arrived() {
         let mut board = Scoreboard::new(Psn::new(0));
         assert_eq!(
-            numbers(&board.acknowledged(at(9), Psn::new(0), &told(0, 1, 1, 5), REORDERING, TransportPolicy::Srnic)),
+            numbers(&board.acknowledged(at(9), Psn::new(0), &sack(0, 1, 1, 5), REORDERING, TransportPolicy::Srnic)),
             [0]
         );
         board.left(Psn::new(0), 20);
-        let same_tick = told(0, 2, 0b11, 20);
+        let same_tick = sack(0, 2, 0b11, 20);
         assert_eq!(
             numbers(&board.acknowledged(at(30), Psn::new(0), &same_tick, REORDERING, TransportPolicy::Srnic)),
             []
         );
-        let later = told(0, 3, 0b111, 21);
+        let later = sack(0, 3, 0b111, 21);
         let mut irn = board.clone();
         assert_eq!(numbers(&board.acknowledged(at(31), Psn::new(0), &later, REORDERING, TransportPolicy::Srnic)), [0]);
         assert_eq!(numbers(&irn.acknowledged(at(31), Psn::new(0), &later, REORDERING, TransportPolicy::Irn)), []);
@@ -311,11 +311,11 @@ mod tests {
     fn what_is_late_teaches_how_long_to_wait() {
         let mut board = Scoreboard::new(Psn::new(0));
         let wait = Span::from_ps(8_000_000);
-        let found = board.acknowledged(at(1), Psn::new(0), &told(0, 1, 1, 0), wait, TransportPolicy::Srnic);
+        let found = board.acknowledged(at(1), Psn::new(0), &sack(0, 1, 1, 0), wait, TransportPolicy::Srnic);
         assert_eq!(numbers(&found), []);
         assert_eq!(board.due(wait), Some(at(9)));
         assert_eq!(board.overdue(at(8), wait), []);
-        let found = board.acknowledged(at(6), Psn::new(2), &told(2, 0, 0, 0), wait, TransportPolicy::Srnic);
+        let found = board.acknowledged(at(6), Psn::new(2), &sack(2, 0, 0, 0), wait, TransportPolicy::Srnic);
         assert_eq!(found.lateness, Some(Span::from_ps(5_000_000)));
         assert!(board.is_clean());
     }
@@ -323,12 +323,12 @@ mod tests {
     #[test]
     fn a_first_copy_that_comes_after_the_second_was_sent_is_known_by_its_echo() {
         let mut board = Scoreboard::new(Psn::new(0));
-        board.acknowledged(at(9), Psn::new(0), &told(0, 1, 1, 5), REORDERING, TransportPolicy::Srnic);
+        board.acknowledged(at(9), Psn::new(0), &sack(0, 1, 1, 5), REORDERING, TransportPolicy::Srnic);
         board.left(Psn::new(0), 20);
         let mut repaired = board.clone();
-        let first = board.acknowledged(at(22), Psn::new(2), &told(2, 0, 0, 4), REORDERING, TransportPolicy::Srnic);
+        let first = board.acknowledged(at(22), Psn::new(2), &sack(2, 0, 0, 4), REORDERING, TransportPolicy::Srnic);
         assert_eq!((first.spurious, first.repaired), (1, 0));
-        let second = repaired.acknowledged(at(22), Psn::new(2), &told(2, 0, 0, 20), REORDERING, TransportPolicy::Srnic);
+        let second = repaired.acknowledged(at(22), Psn::new(2), &sack(2, 0, 0, 20), REORDERING, TransportPolicy::Srnic);
         assert_eq!((second.spurious, second.repaired), (0, 1));
     }
 }

@@ -88,9 +88,9 @@ pub(super) struct Queued {
 /// What software tells hardware.
 #[derive(Clone, Copy, Debug)]
 enum Command {
-    /// All before `told.expected` is there: do it, acknowledge it, and if nothing is missing take the queue pair back.
+    /// All before `sack.expected` is there: do it, acknowledge it, and if nothing is missing take the queue pair back.
     Progress {
-        told: SelectiveAck,
+        sack: SelectiveAck,
         is_whole: bool,
     },
     Again(Psn),
@@ -243,7 +243,7 @@ impl<M: HostMemory> Nic<M> {
             }
             match queued.entry {
                 Entry::Arrived(arrived) => self.arrived(i, &arrived),
-                Entry::Acknowledged(told) => self.acknowledged_by_software(ends, i, &told),
+                Entry::Acknowledged(sack) => self.acknowledged_by_software(ends, i, &sack),
                 Entry::Lost(psn) => self.lost_by_software(ends, i, psn),
                 Entry::Content { index, packet, sent } => self.content_by_software(ends, i, index, packet, sent),
                 Entry::ContentCut { index, packet } => self.content_cut_off(ends, i, index, packet),
@@ -283,15 +283,15 @@ impl<M: HostMemory> Nic<M> {
 
     fn command_progress(&mut self, now: Time, i: usize) {
         let Some(arrivals) = &self.hosts[i].arrivals else { return };
-        let told = SelectiveAck {
+        let sack = SelectiveAck {
             expected: arrivals.half.expected(),
             newest: arrivals.newest,
-            arrived: arrivals.half.selective(),
+            arrived: arrivals.half.sack_bitmap(),
             marked: 0,
             echo: arrivals.echo,
         };
         let is_whole = arrivals.half.is_whole();
-        self.command(now, i, Command::Progress { told, is_whole });
+        self.command(now, i, Command::Progress { sack, is_whole });
     }
 
     fn command(&mut self, now: Time, i: usize, command: Command) {
@@ -309,7 +309,7 @@ impl<M: HostMemory> Nic<M> {
         }
         self.context_used(i);
         match issued.command {
-            Command::Progress { told, is_whole } => self.obey_progress(now, i, &told, is_whole),
+            Command::Progress { sack, is_whole } => self.obey_progress(now, i, &sack, is_whole),
             Command::Again(psn) => {
                 self.hosts[i].again.push_back(Again::Packet(psn));
                 self.activate(now, i);
@@ -317,9 +317,9 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    fn obey_progress(&mut self, now: Time, i: usize, told: &SelectiveAck, is_whole: bool) {
-        self.contexts[i].hand.settle(told.expected);
-        while let Some((psn, action)) = self.next_settled(i, told.expected) {
+    fn obey_progress(&mut self, now: Time, i: usize, sack: &SelectiveAck, is_whole: bool) {
+        self.contexts[i].hand.settle(sack.expected);
+        while let Some((psn, action)) = self.next_settled(i, sack.expected) {
             if let Err(refusal) = self.perform(now, i, psn, action) {
                 self.refuse_as(now, i, psn, refusal);
                 return;
@@ -327,10 +327,10 @@ impl<M: HostMemory> Nic<M> {
         }
         let marked = std::mem::take(&mut self.contexts[i].marked);
         let syndrome = Syndrome::Ack { credit_code: 31 };
-        let last = told.expected.plus(Psn::new(u32::MAX).get());
-        self.push_ack(i, last, syndrome, Some(SelectiveAck { marked, ..*told }));
+        let last = sack.expected.plus(Psn::new(u32::MAX).get());
+        self.push_ack(i, last, syndrome, Some(SelectiveAck { marked, ..*sack }));
         if is_whole {
-            if self.contexts[i].hand.give_back(told.expected) {
+            if self.contexts[i].hand.give_back(sack.expected) {
                 self.counters.slow_returns += 1;
             } else {
                 self.counters.slow_returns_refused += u64::from(self.contexts[i].hand.is_slow());
@@ -345,17 +345,17 @@ impl<M: HostMemory> Nic<M> {
     }
 
     /// Software takes in an acknowledgement that tells of gaps.
-    fn acknowledged_by_software(&mut self, now: Time, i: usize, told: &SelectiveAck) {
+    fn acknowledged_by_software(&mut self, now: Time, i: usize, sack: &SelectiveAck) {
         let policy = self.profile.policy;
         let (unacked, host) = (self.contexts[i].unacked, &mut self.hosts[i]);
-        let is_gone = told.expected.after(unacked) < 0 && told.arrived == 0 && host.scoreboard.is_none();
+        let is_gone = sack.expected.after(unacked) < 0 && sack.arrived == 0 && host.scoreboard.is_none();
         if is_gone {
             self.contexts[i].is_followed = false;
             return;
         }
         let reordering = host.reordering;
         let board = host.scoreboard.get_or_insert_with(|| Scoreboard::new(unacked));
-        let found = board.acknowledged(now, unacked, told, reordering, policy);
+        let found = board.acknowledged(now, unacked, sack, reordering, policy);
         if board.is_clean() {
             host.scoreboard = None;
             self.contexts[i].is_followed = false;

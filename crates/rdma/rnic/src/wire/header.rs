@@ -214,19 +214,19 @@ pub struct Header {
     /// Bytes of payload, without padding.
     pub payload_bytes: u32,
     /// RETH of WRITEs and READs.
-    pub rdma: Option<Reth>,
+    pub reth: Option<Reth>,
     /// AtomicETH or AtomicAckETH.
     pub atomic: Option<AtomicEth>,
     /// ImmDt or IETH.
     pub immediate: Option<Immediate>,
     /// AETH of answers.
-    pub ack: Option<Aeth>,
+    pub aeth: Option<Aeth>,
     /// DETH of datagrams: the sender's queue key and queue pair.
     pub datagram: Option<(u32, QpNumber)>,
     /// The extension of selective policies, on requests and their answers.
-    pub place: Option<PlacementHeader>,
+    pub placement: Option<PlacementHeader>,
     /// The extension of selective policies, on acknowledgements.
-    pub selective: Option<SelectiveAck>,
+    pub sack: Option<SelectiveAck>,
 }
 
 impl Header {
@@ -241,13 +241,13 @@ impl Header {
             solicited: false,
             congestion_echo: false,
             payload_bytes: 0,
-            rdma: None,
+            reth: None,
             atomic: None,
             immediate: None,
-            ack: None,
+            aeth: None,
             datagram: None,
-            place: None,
-            selective: None,
+            placement: None,
+            sack: None,
         }
     }
 }

@@ -80,12 +80,12 @@ impl PackedHeader {
         parts.set(Parts::ACK_REQUEST, header.ack_request);
         parts.set(Parts::SOLICITED, header.solicited);
         parts.set(Parts::CONGESTION_ECHO, header.congestion_echo);
-        parts.set(Parts::ACK, header.ack.is_some());
-        parts.set(Parts::PLACE, header.place.is_some());
-        parts.set(Parts::RDMA, header.rdma.is_some());
+        parts.set(Parts::ACK, header.aeth.is_some());
+        parts.set(Parts::PLACE, header.placement.is_some());
+        parts.set(Parts::RDMA, header.reth.is_some());
         parts.set(Parts::ATOMIC, header.atomic.is_some());
         parts.set(Parts::DATAGRAM, header.datagram.is_some());
-        parts.set(Parts::SELECTIVE, header.selective.is_some());
+        parts.set(Parts::SELECTIVE, header.sack.is_some());
         assert!((parts.0 & Parts::LONG).count_ones() <= 1, "no packet has these headers together: {header:?}");
         let immediate = match header.immediate {
             None => 0,
@@ -99,9 +99,9 @@ impl PackedHeader {
             }
         };
         let none = Aeth { syndrome: Syndrome::InvalidRequest, messages: 0 };
-        let Aeth { syndrome, messages } = header.ack.unwrap_or(none);
+        let Aeth { syndrome, messages } = header.aeth.unwrap_or(none);
         let PlacementHeader { message, packet, sent } =
-            header.place.unwrap_or(PlacementHeader { message: 0, packet: 0, sent: 0 });
+            header.placement.unwrap_or(PlacementHeader { message: 0, packet: 0, sent: 0 });
         Self {
             destination: header.destination,
             psn: header.psn,
@@ -128,10 +128,10 @@ impl PackedHeader {
         header.solicited = parts.has(Parts::SOLICITED);
         header.congestion_echo = parts.has(Parts::CONGESTION_ECHO);
         if parts.has(Parts::ACK) {
-            header.ack = Some(Aeth { syndrome: self.syndrome, messages: self.messages });
+            header.aeth = Some(Aeth { syndrome: self.syndrome, messages: self.messages });
         }
         if parts.has(Parts::PLACE) {
-            header.place = Some(PlacementHeader { message: self.message, packet: self.packet, sent: self.sent });
+            header.placement = Some(PlacementHeader { message: self.message, packet: self.packet, sent: self.sent });
         }
         if parts.has(Parts::DATA) {
             header.immediate = Some(Immediate::Data(self.immediate));
@@ -140,11 +140,11 @@ impl PackedHeader {
         }
         let [a, b, c, d, e, f, g] = self.long;
         if parts.has(Parts::RDMA) {
-            header.rdma = Some(Reth { address: joined(a, b), key: RKey(c), bytes: d });
+            header.reth = Some(Reth { address: joined(a, b), key: RKey(c), bytes: d });
         } else if parts.has(Parts::SELECTIVE) {
             let arrived = u128::from(joined(c, d)) | u128::from(joined(e, f)) << u64::BITS;
             let (expected, newest) = (Psn::new(a), Psn::new(b));
-            header.selective =
+            header.sack =
                 Some(SelectiveAck { expected, newest, arrived, marked: g as u16, echo: (g >> u16::BITS) as u16 });
         } else if parts.has(Parts::ATOMIC) {
             let (address, swap_or_add, compare) = (joined(a, b), joined(d, e), joined(f, g));
@@ -158,13 +158,13 @@ impl PackedHeader {
 
 /// The words of the one long part.
 fn long(header: &Header) -> [u32; LONG_WORDS] {
-    if let Some(Reth { address, key, bytes }) = header.rdma {
+    if let Some(Reth { address, key, bytes }) = header.reth {
         let [low, high] = halves(address);
         [low, high, key.0, bytes, 0, 0, 0]
-    } else if let Some(told) = header.selective {
-        let ([a, b], [c, d]) = (halves(told.arrived as u64), halves((told.arrived >> u64::BITS) as u64));
-        let last = u32::from(told.marked) | u32::from(told.echo) << u16::BITS;
-        [told.expected.get(), told.newest.get(), a, b, c, d, last]
+    } else if let Some(sack) = header.sack {
+        let ([a, b], [c, d]) = (halves(sack.arrived as u64), halves((sack.arrived >> u64::BITS) as u64));
+        let last = u32::from(sack.marked) | u32::from(sack.echo) << u16::BITS;
+        [sack.expected.get(), sack.newest.get(), a, b, c, d, last]
     } else if let Some(AtomicEth { address, key, swap_or_add, compare }) = header.atomic {
         let ([a, b], [d, e], [f, g]) = (halves(address), halves(swap_or_add), halves(compare));
         [a, b, key.0, d, e, f, g]
@@ -184,7 +184,7 @@ mod tests {
         let mut header = Header::bare(Service::Rc, Operation::WriteMiddle, QpNumber(small.0), Psn::new(small.0));
         let (key, psn) = (RKey(words.2 as u32), |word: u64| Psn::new(word as u32));
         match which {
-            0 => header.rdma = Some(Reth { address: words.0, key, bytes: words.1 as u32 }),
+            0 => header.reth = Some(Reth { address: words.0, key, bytes: words.1 as u32 }),
             1 => {
                 header.atomic = Some(AtomicEth { address: words.0, key, swap_or_add: words.1, compare: words.3 as u64 })
             }
@@ -192,7 +192,7 @@ mod tests {
             3 => {
                 let (expected, newest) = (psn(words.0), psn(words.1));
                 let (arrived, marked, echo) = (words.3, small.1, small.2);
-                header.selective = Some(SelectiveAck { expected, newest, arrived, marked, echo });
+                header.sack = Some(SelectiveAck { expected, newest, arrived, marked, echo });
             }
             _ => {}
         }
@@ -215,9 +215,9 @@ mod tests {
             header.payload_bytes = small.0;
             let syndromes = [Syndrome::Ack { credit_code: 7 }, Syndrome::ReceiverNotReady { timer_code: 9 }];
             let syndrome = syndromes[usize::from(has[0])];
-            header.ack = has[3].then_some(Aeth { syndrome, messages: words.1 as u32 });
+            header.aeth = has[3].then_some(Aeth { syndrome, messages: words.1 as u32 });
             let (message, packet, sent) = (words.0 as u32, words.2 as u32, small.2);
-            header.place = has[4].then_some(PlacementHeader { message, packet, sent });
+            header.placement = has[4].then_some(PlacementHeader { message, packet, sent });
             header.immediate = match immediate {
                 0 => None,
                 1 => Some(Immediate::Data(small.0)),

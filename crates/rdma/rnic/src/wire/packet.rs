@@ -219,7 +219,7 @@ fn read_extended(reader: &mut Reader<'_>, opcode: Opcode, base: &Base, header: &
         header.datagram = Some((queue_key, QpNumber(reader.u24()?)));
     }
     if opcode.has_rdma() || base.flags() & flag::RDMA != 0 {
-        header.rdma = Some(Reth { address: reader.u64()?, key: RKey(reader.u32()?), bytes: reader.u32()? });
+        header.reth = Some(Reth { address: reader.u64()?, key: RKey(reader.u32()?), bytes: reader.u32()? });
     }
     if opcode.has_atomic() {
         let (address, key) = (reader.u64()?, RKey(reader.u32()?));
@@ -228,7 +228,7 @@ fn read_extended(reader: &mut Reader<'_>, opcode: Opcode, base: &Base, header: &
     if opcode.has_ack() {
         let syndrome = reader.u8()?;
         let said = syndrome_of(syndrome).ok_or(Fault::Syndrome(syndrome))?;
-        header.ack = Some(Aeth { syndrome: said, messages: reader.u24()? });
+        header.aeth = Some(Aeth { syndrome: said, messages: reader.u24()? });
     }
     if opcode.has_atomic_ack() {
         header.atomic = Some(AtomicEth { address: 0, key: RKey(0), swap_or_add: reader.u64()?, compare: 0 });
@@ -242,10 +242,10 @@ fn read_extended(reader: &mut Reader<'_>, opcode: Opcode, base: &Base, header: &
         reader.take::<CNP_RESERVED_BYTES>()?;
     }
     if base.flags() & flag::PLACE != 0 {
-        header.place = Some(PlacementHeader { message: reader.u24()?, packet: reader.u24()?, sent: reader.u16()? });
+        header.placement = Some(PlacementHeader { message: reader.u24()?, packet: reader.u24()?, sent: reader.u16()? });
     }
     if base.flags() & flag::SELECTIVE != 0 {
-        header.selective = Some(read_selective(reader)?);
+        header.sack = Some(read_selective(reader)?);
     }
     Ok(())
 }
@@ -302,17 +302,17 @@ impl Header {
     /// Bytes of all headers, before the payload.
     pub fn header_bytes(&self) -> usize {
         let notification = self.operation == super::Operation::CongestionNotification;
-        let atomic = if self.ack.is_some() { ATOMIC_ACK_ETH_BYTES } else { ATOMIC_ETH_BYTES };
+        let atomic = if self.aeth.is_some() { ATOMIC_ACK_ETH_BYTES } else { ATOMIC_ETH_BYTES };
         let parts = [
             (true, BTH_BYTES),
             (self.datagram.is_some(), DETH_BYTES),
-            (self.rdma.is_some(), RETH_BYTES),
+            (self.reth.is_some(), RETH_BYTES),
             (self.atomic.is_some(), atomic),
-            (self.ack.is_some(), AETH_BYTES),
+            (self.aeth.is_some(), AETH_BYTES),
             (self.immediate.is_some(), IMMEDIATE_BYTES),
             (notification, CNP_RESERVED_BYTES),
-            (self.place.is_some(), PLACEMENT_BYTES),
-            (self.selective.is_some(), SELECTIVE_ACK_BYTES),
+            (self.placement.is_some(), PLACEMENT_BYTES),
+            (self.sack.is_some(), SELECTIVE_ACK_BYTES),
         ];
         parts.into_iter().filter(|(is_there, _)| *is_there).map(|(_, bytes)| bytes).sum()
     }
@@ -354,13 +354,13 @@ impl Header {
 
     fn flags(&self, opcode: Opcode) -> u8 {
         let mut flags = 0;
-        if self.place.is_some() {
+        if self.placement.is_some() {
             flags |= flag::PLACE;
         }
-        if self.selective.is_some() {
+        if self.sack.is_some() {
             flags |= flag::SELECTIVE;
         }
-        if self.rdma.is_some() && opcode.may_have_rdma() {
+        if self.reth.is_some() && opcode.may_have_rdma() {
             flags |= flag::RDMA;
         }
         flags
@@ -387,7 +387,7 @@ impl Header {
             writer.put(&[0]);
             writer.u24(source.0);
         }
-        if let Some(Reth { address, key, bytes }) = self.rdma {
+        if let Some(Reth { address, key, bytes }) = self.reth {
             writer.put(&address.to_be_bytes());
             writer.put(&key.0.to_be_bytes());
             writer.put(&bytes.to_be_bytes());
@@ -398,7 +398,7 @@ impl Header {
             writer.put(&swap_or_add.to_be_bytes());
             writer.put(&compare.to_be_bytes());
         }
-        if let Some(Aeth { syndrome, messages }) = self.ack {
+        if let Some(Aeth { syndrome, messages }) = self.aeth {
             writer.put(&[byte_of(syndrome)]);
             writer.u24(messages);
         }
@@ -413,13 +413,13 @@ impl Header {
         if opcode.is_congestion_notification() {
             writer.put(&[0; CNP_RESERVED_BYTES]);
         }
-        if let Some(PlacementHeader { message, packet, sent }) = self.place {
+        if let Some(PlacementHeader { message, packet, sent }) = self.placement {
             writer.u24(message);
             writer.u24(packet);
             writer.put(&sent.to_be_bytes());
         }
-        if let Some(selective) = &self.selective {
-            write_selective(writer, selective);
+        if let Some(sack) = &self.sack {
+            write_selective(writer, sack);
         }
     }
 
@@ -434,16 +434,16 @@ impl Header {
         // Who needs it, who may have it, who has it.
         let headers = [
             ("DETH", is_datagram, is_datagram, self.datagram.is_some()),
-            ("RETH", has_rdma, has_rdma || operation.may_have_rdma(), self.rdma.is_some()),
+            ("RETH", has_rdma, has_rdma || operation.may_have_rdma(), self.reth.is_some()),
             (
                 "AtomicETH",
                 operation.has_atomic() || operation.has_atomic_ack(),
                 operation.has_atomic() || operation.has_atomic_ack(),
                 self.atomic.is_some(),
             ),
-            ("AETH", operation.has_ack(), operation.has_ack(), self.ack.is_some()),
-            ("place", false, may_extend, self.place.is_some()),
-            ("selective acknowledgement", false, may_extend, self.selective.is_some()),
+            ("AETH", operation.has_ack(), operation.has_ack(), self.aeth.is_some()),
+            ("place", false, may_extend, self.placement.is_some()),
+            ("selective acknowledgement", false, may_extend, self.sack.is_some()),
             ("payload", false, operation.has_payload(), self.payload_bytes > 0),
         ];
         for (header, must, may, is_there) in headers {
@@ -458,7 +458,7 @@ impl Header {
     }
 
     fn check_values(&self, opcode: Opcode) -> Result<(), HeaderError> {
-        let code = self.ack.map(|ack| match ack.syndrome {
+        let code = self.aeth.map(|ack| match ack.syndrome {
             Syndrome::Ack { credit_code } => credit_code,
             Syndrome::ReceiverNotReady { timer_code } => timer_code,
             _ => 0,
@@ -468,10 +468,10 @@ impl Header {
         let values = [
             ("destination", u64::from(self.destination.0), most),
             ("source", self.datagram.map_or(0, |(_, source)| u64::from(source.0)), most),
-            ("messages of AETH", self.ack.map_or(0, |ack| u64::from(ack.messages)), most),
+            ("messages of AETH", self.aeth.map_or(0, |ack| u64::from(ack.messages)), most),
             ("code of AETH", code.map_or(0, u64::from), u64::from(syndrome::VALUE_MASK)),
-            ("message of place", self.place.map_or(0, |place| u64::from(place.message)), most),
-            ("packet of place", self.place.map_or(0, |place| u64::from(place.packet)), most),
+            ("message of place", self.placement.map_or(0, |placement| u64::from(placement.message)), most),
+            ("packet of place", self.placement.map_or(0, |placement| u64::from(placement.packet)), most),
             ("address of AtomicAckETH", answer.map_or(0, |atomic| atomic.address), 0),
             ("key of AtomicAckETH", answer.map_or(0, |atomic| u64::from(atomic.key.0)), 0),
             ("compare of AtomicAckETH", answer.map_or(0, |atomic| atomic.compare), 0),
@@ -484,8 +484,8 @@ impl Header {
     }
 }
 
-fn write_selective(writer: &mut Writer<'_>, selective: &SelectiveAck) {
-    let SelectiveAck { expected, newest, arrived, marked, echo } = *selective;
+fn write_selective(writer: &mut Writer<'_>, sack: &SelectiveAck) {
+    let SelectiveAck { expected, newest, arrived, marked, echo } = *sack;
     writer.u24(expected.get());
     writer.u24(newest.get());
     writer.put(&marked.to_be_bytes());

@@ -142,7 +142,7 @@ fn a_repair_that_is_lost_is_repaired_by_the_echo_of_later_packets() {
     let (mut pair, qps) = pair_that_drops(profile, &[100]);
     let mut times = 0;
     pair.drops = Box::new(move |side, _, header| {
-        let is_it = side == 0 && header.place.is_some_and(|place| place.packet == 100);
+        let is_it = side == 0 && header.placement.is_some_and(|place| place.packet == 100);
         times += u32::from(is_it);
         is_it && times <= 3
     });
@@ -230,7 +230,7 @@ fn asked_when_trimmed(policy: TransportPolicy, trimmed: &'static [u64]) -> (Vec<
     let round_trips = pair.now.ps() as f64 / (2 * (pair.delay.ps() + pair.packet_time.ps())) as f64;
     let requests = pair.log.iter().filter(|logged| logged.from == 0).skip(1);
     let first = pair.log[0].header.psn;
-    let packet = |header: &Header| match header.place {
+    let packet = |header: &Header| match header.placement {
         Some(place) => place.packet,
         None => header.psn.after(first).cast_unsigned(),
     };

@@ -293,7 +293,7 @@ fn an_answer_that_makes_no_sense_fails_the_request() {
         pair.run_until(Time::ZERO + Span::from_ns(1000.0));
         let mut forged = bare(Operation::ReadResponseOnly, qps[0], Psn::new(u32::MAX - 20));
         forged.payload_bytes = 99;
-        forged.place = Some(PlacementHeader { message: 0, packet: 0, sent: 0 });
+        forged.placement = Some(PlacementHeader { message: 0, packet: 0, sent: 0 });
         pair.nics[0].receive(pair.now, NicAddress(1), &forged, false, &[0; 99]);
         pair.poll();
         assert_eq!(statuses(&pair.completions[0]), [(1, CompletionStatus::BadResponse)], "{policy:?}");
@@ -638,8 +638,8 @@ fn a_late_copy_is_never_placed_over_memory_that_a_program_has_back() {
         assert_eq!(pair.nics[1].memory().0[1000..1100], [9; 100]);
         let mut ahead = copy;
         ahead.psn = copy.psn.plus(3);
-        if let Some(rdma) = &mut ahead.rdma {
-            rdma.address = 5000;
+        if let Some(reth) = &mut ahead.reth {
+            reth.address = 5000;
         }
         pair.nics[1].receive(pair.now, NicAddress(0), &ahead, false, &[1; 100]);
         assert_eq!(pair.nics[1].query_qp(qps[1]).unwrap().is_slow, policy.is_selective());
@@ -675,13 +675,13 @@ fn what_nobody_waits_for_is_dropped_and_counted() {
         let ack = bare(Operation::Acknowledge, qps[1], psn);
         assert_eq!(hand_in(0, &ack), Some("drop_malformed"), "without what it acknowledges");
         let syndrome = Syndrome::Ack { credit_code: 31 };
-        let ack = Header { ack: Some(Aeth { syndrome, messages: 0 }), psn: psn.plus(1000), ..ack };
+        let ack = Header { aeth: Some(Aeth { syndrome, messages: 0 }), psn: psn.plus(1000), ..ack };
         assert_eq!(hand_in(0, &ack), Some("drop_unasked"));
         let newest = psn.plus(5);
-        let told = SelectiveAck { expected: psn.plus(9), newest, arrived: u128::MAX, marked: 0, echo: 0 };
-        assert_eq!(hand_in(0, &Header { selective: Some(told), ..ack }), Some("drop_unasked"));
-        let place = Some(PlacementHeader { message: 0, packet: 0, sent: 0 });
-        let answer = Header { place, ..bare(Operation::ReadResponseOnly, qps[1], psn) };
+        let sack = SelectiveAck { expected: psn.plus(9), newest, arrived: u128::MAX, marked: 0, echo: 0 };
+        assert_eq!(hand_in(0, &Header { sack: Some(sack), ..ack }), Some("drop_unasked"));
+        let placement = Some(PlacementHeader { message: 0, packet: 0, sent: 0 });
+        let answer = Header { placement, ..bare(Operation::ReadResponseOnly, qps[1], psn) };
         assert_eq!(hand_in(0, &answer), Some("drop_unasked"));
     }
 }
@@ -722,7 +722,7 @@ fn hostile(random: &mut Random, pair: &Pair, qp: QpNumber) -> Header {
     let key = if random.chance(0.8) { pair.keys[1].1 } else { RKey(random.bits() as u32) };
     let address = if random.chance(0.8) { random.below(4096) } else { random.bits() };
     let bytes = [0, 8, 1024, 5000, random.bits() as u32][random.below(5) as usize];
-    header.rdma = random.chance(0.8).then_some(Reth { address, key, bytes });
+    header.reth = random.chance(0.8).then_some(Reth { address, key, bytes });
     let atomic = AtomicEth { address, key, swap_or_add: random.bits(), compare: 0 };
     header.atomic = random.chance(0.8).then_some(atomic);
     header.immediate = match random.below(4) {
@@ -739,13 +739,13 @@ fn hostile(random: &mut Random, pair: &Pair, qp: QpNumber) -> Header {
         Syndrome::RemoteOperation,
     ];
     let syndrome = syndromes[if random.chance(0.8) { random.below(3) } else { random.below(6) } as usize];
-    header.ack = random.chance(0.9).then_some(Aeth { syndrome, messages: 0 });
-    let place = PlacementHeader { message: near(random, 8), packet: near(random, 8), sent: random.bits() as u16 };
-    header.place = random.chance(0.9).then_some(place);
+    header.aeth = random.chance(0.9).then_some(Aeth { syndrome, messages: 0 });
+    let placement = PlacementHeader { message: near(random, 8), packet: near(random, 8), sent: random.bits() as u16 };
+    header.placement = random.chance(0.9).then_some(placement);
     let (expected, newest) = (psn(random), psn(random));
     let arrived = u128::from(random.bits()) << random.below(65);
-    let told = SelectiveAck { expected, newest, arrived, marked: random.bits() as u16, echo: random.bits() as u16 };
-    header.selective = random.chance(0.5).then_some(told);
+    let sack = SelectiveAck { expected, newest, arrived, marked: random.bits() as u16, echo: random.bits() as u16 };
+    header.sack = random.chance(0.5).then_some(sack);
     header
 }
 

@@ -34,7 +34,7 @@ fn a_write_with_immediate_stands_in_its_bytes_as_infiniband_draws_it() {
     let header = Header {
         ack_request: true,
         solicited: true,
-        rdma: Some(Reth { address: 0x0102_0304_0506_0708, key: RKey(0x1112_1314), bytes: 5 }),
+        reth: Some(Reth { address: 0x0102_0304_0506_0708, key: RKey(0x1112_1314), bytes: 5 }),
         immediate: Some(Immediate::Data(0x2122_2324)),
         ..plain(Operation::WriteOnly, 5)
     };
@@ -53,9 +53,9 @@ fn a_write_with_immediate_stands_in_its_bytes_as_infiniband_draws_it() {
 #[test]
 fn the_extension_stands_in_its_bytes_as_its_page_says() {
     let header = Header {
-        ack: Some(Aeth { syndrome: Syndrome::Ack { credit_code: 31 }, messages: 0x0a_0b0c }),
-        place: Some(PlacementHeader { message: 1, packet: 2, sent: 3 }),
-        selective: Some(SelectiveAck {
+        aeth: Some(Aeth { syndrome: Syndrome::Ack { credit_code: 31 }, messages: 0x0a_0b0c }),
+        placement: Some(PlacementHeader { message: 1, packet: 2, sent: 3 }),
+        sack: Some(SelectiveAck {
             expected: Psn::new(0x11_1111),
             newest: Psn::new(0x22_2222),
             arrived: 1 << 127 | 1,
@@ -108,7 +108,7 @@ fn captured_packets_are_read() {
 
 #[test]
 fn what_is_no_packet_is_told_by_kind() {
-    let header = Header { rdma: Some(Reth { address: 0, key: RKey(0), bytes: 4 }), ..plain(Operation::WriteOnly, 4) };
+    let header = Header { reth: Some(Reth { address: 0, key: RKey(0), bytes: 4 }), ..plain(Operation::WriteOnly, 4) };
     let good = emitted(&header, &[1, 2, 3, 4]);
     let spoil = |at: usize, byte: u8| {
         let mut bytes = good.clone();
@@ -149,8 +149,8 @@ fn what_is_no_packet_is_told_by_kind() {
 #[test]
 fn acknowledgements_say_what_is_defined_and_nothing_else() {
     let ack = Some(Aeth { syndrome: Syndrome::SequenceError, messages: 1 });
-    let mut bytes = emitted(&Header { ack, ..plain(Operation::Acknowledge, 0) }, &[]);
-    let read = |bytes: &[u8]| Packet::new_checked(bytes).map(|packet| packet.header().ack.map(|ack| ack.syndrome));
+    let mut bytes = emitted(&Header { aeth: ack, ..plain(Operation::Acknowledge, 0) }, &[]);
+    let read = |bytes: &[u8]| Packet::new_checked(bytes).map(|packet| packet.header().aeth.map(|ack| ack.syndrome));
     let mut understood = 0;
     for syndrome in 0..=u8::MAX {
         bytes[BTH_BYTES] = syndrome;
@@ -173,13 +173,13 @@ fn acknowledgements_say_what_is_defined_and_nothing_else() {
 #[test]
 fn headers_that_cannot_be_said_are_refused() {
     let mut room = [0; PACKET_BYTES_MAX];
-    let rdma = Some(Reth { address: 0, key: RKey(0), bytes: 0 });
+    let reth = Some(Reth { address: 0, key: RKey(0), bytes: 0 });
     for (header, text) in [
         (plain(Operation::WriteFirst, 1), "Rc WriteFirst without RETH; fill it in"),
-        (Header { rdma, ..plain(Operation::SendOnly, 1) }, "Rc SendOnly with RETH; leave it out"),
+        (Header { reth, ..plain(Operation::SendOnly, 1) }, "Rc SendOnly with RETH; leave it out"),
         (plain(Operation::Acknowledge, 0), "Rc Acknowledge without AETH; fill it in"),
         (Header { service: Service::Ud, ..plain(Operation::SendOnly, 1) }, "Ud SendOnly without DETH; fill it in"),
-        (Header { rdma, ..plain(Operation::ReadRequest, 1) }, "Rc ReadRequest with payload; leave it out"),
+        (Header { reth, ..plain(Operation::ReadRequest, 1) }, "Rc ReadRequest with payload; leave it out"),
         (
             Header { destination: QpNumber(1 << 24), ..plain(Operation::SendOnly, 1) },
             "destination cannot be 0x1000000; the field holds less",
@@ -233,7 +233,7 @@ fn headers() -> impl Strategy<Value = Header> {
     let extended = (syndromes(), numbers(), proptest::option::of(places()), proptest::option::of(selectives()));
     (proptest::sample::select(opcodes), base, extended).prop_map(|(opcode, base, extended)| {
         let (destination, psn, [ack_request, solicited, becn, middle], (payload_bytes, wide, narrow)) = base;
-        let (syndrome, number, place, selective) = extended;
+        let (syndrome, number, placement, sack) = extended;
         let is_notification = opcode.is_congestion_notification();
         let key = RKey(narrow[0]);
         let has_rdma = opcode.has_rdma() || opcode.may_have_rdma() && middle;
@@ -248,17 +248,17 @@ fn headers() -> impl Strategy<Value = Header> {
             solicited,
             congestion_echo: becn || is_notification,
             payload_bytes: if opcode.has_payload() { payload_bytes } else { 0 },
-            rdma: has_rdma.then_some(Reth { address: wide[0], key, bytes: narrow[1] }),
+            reth: has_rdma.then_some(Reth { address: wide[0], key, bytes: narrow[1] }),
             atomic: if opcode.has_atomic_ack() { Some(answer) } else { opcode.has_atomic().then_some(atomic) },
             immediate: match opcode.extra {
                 Extra::Nothing => None,
                 Extra::Data => Some(Immediate::Data(narrow[2])),
                 Extra::Invalidate => Some(Immediate::Invalidate(RKey(narrow[2]))),
             },
-            ack: opcode.has_ack().then_some(Aeth { syndrome, messages: number }),
+            aeth: opcode.has_ack().then_some(Aeth { syndrome, messages: number }),
             datagram: (opcode.service == Service::Ud).then_some((narrow[1], QpNumber(number))),
-            place: place.filter(|_| !is_notification),
-            selective: selective.filter(|_| !is_notification),
+            placement: placement.filter(|_| !is_notification),
+            sack: sack.filter(|_| !is_notification),
         }
     })
 }
