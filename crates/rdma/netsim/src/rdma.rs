@@ -320,7 +320,7 @@ impl Endpoint for RdmaEndpoint {
     fn receive(&mut self, now: Time, packet: &InboundPacket<'_, Packed>) {
         let header = packet.header.header();
         if packet.is_trimmed {
-            self.nic.receive_head(now, NicAddress(packet.from.0), &header);
+            self.nic.receive_trimmed(now, NicAddress(packet.from.0), &header);
             return;
         }
         self.counters.received_packets += u64::from(header.payload_bytes > 0);

@@ -22,25 +22,25 @@
 //! | `timers`, `cache` | what is due; contexts on chip and their misses |
 //! | `pool`, `paging` | contexts in the host's memory, fetched before they are needed |
 
-mod answers;
-mod bits;
 mod cache;
 mod congestion;
 mod context;
 mod control;
 mod counters;
 mod emit;
-pub mod hand_over;
+pub mod handover;
 mod memory;
+mod packet_bitmap;
 mod paging;
 mod pool;
 mod profile;
+mod read_response;
 mod requester;
 mod responder;
 mod schedule;
 mod scoreboard;
 mod sizes;
-mod software;
+mod slow_path;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -51,12 +51,12 @@ use std::sync::Arc;
 use sim::Time;
 use thiserror::Error;
 
-pub use bits::PacketBitmap;
 pub use congestion::{CongestionControl, Dcqcn};
 pub use context::{CONTEXT_BYTES_MAX, Context};
 pub use control::{QpInit, QpStatus};
 pub use counters::NicCounters;
 pub use memory::{ByteMemory, HostMemory, MemoryFault, NoMemory};
+pub use packet_bitmap::PacketBitmap;
 pub use profile::{
     ContextCacheConfig, ContextPoolConfig, CostModel, MTU_BYTES_MAX, MTU_BYTES_MIN, NicProfile, ProfileError,
     RetransmitTimeout, Scheduling, TransportPolicy, WINDOW_PACKETS_MAX,
@@ -68,7 +68,7 @@ use crate::verbs::{
     SharedReceiveQueueError, StateError, TransitionError,
 };
 use crate::wire::{Header, Operation, QpNumber, Service};
-use context::Host;
+use context::HostQp;
 
 /// READs and atomic operations of one queue pair at a time, in each direction.
 pub const READS_MAX: u8 = 16;
@@ -191,21 +191,21 @@ pub struct Nic<M> {
     table: MemoryTable,
     cqs: Vec<Option<CompletionQueue>>,
     srqs: Vec<Option<SharedReceiveQueue>>,
-    contexts: paging::Contexts,
-    hosts: Vec<Host>,
+    contexts: paging::ContextTable,
+    host_qps: Vec<HostQp>,
     free_qps: VecDeque<u32>,
     counters: NicCounters,
     events: VecDeque<NicEvent>,
     /// Packets without payload that wait for nothing: acknowledgements.
-    urgent: VecDeque<(NicAddress, Header)>,
+    control_packets: VecDeque<(NicAddress, Header)>,
     pipeline: schedule::Pipeline,
     timers: timers::Timers,
     /// Completions on their way to the host's memory.
-    landing: VecDeque<(Time, CqNumber, Completion)>,
-    slow: software::SlowPath,
-    cache: Option<cache::Cache>,
+    pending_completions: VecDeque<(Time, CqNumber, Completion)>,
+    slow_path: slow_path::SlowPath,
+    cache: Option<cache::ContextCache>,
     /// Where contexts come and go.
-    pool: Option<pool::Pool>,
+    pool: Option<pool::ContextPool>,
 }
 
 impl<M: HostMemory> Nic<M> {
@@ -222,18 +222,18 @@ impl<M: HostMemory> Nic<M> {
             table: MemoryTable::new(profile.memory_entries as usize),
             cqs: Vec::new(),
             srqs: Vec::new(),
-            contexts: paging::Contexts::default(),
-            hosts: Vec::new(),
+            contexts: paging::ContextTable::default(),
+            host_qps: Vec::new(),
             free_qps: VecDeque::new(),
             counters: NicCounters::default(),
             events: VecDeque::new(),
-            urgent: VecDeque::new(),
+            control_packets: VecDeque::new(),
             pipeline: schedule::Pipeline::default(),
             timers: timers::Timers::default(),
-            landing: VecDeque::new(),
-            slow: software::SlowPath::default(),
-            cache: profile.cache.map(|cache| cache::Cache::new(&cache, seed)),
-            pool: profile.pool.map(|pool| pool::Pool::new(&pool)),
+            pending_completions: VecDeque::new(),
+            slow_path: slow_path::SlowPath::default(),
+            cache: profile.cache.map(|cache| cache::ContextCache::new(&cache, seed)),
+            pool: profile.pool.map(|pool| pool::ContextPool::new(&pool)),
             profile,
         })
     }
@@ -268,40 +268,40 @@ impl<M: HostMemory> Nic<M> {
     pub fn receive(&mut self, now: Time, source: NicAddress, header: &Header, marked: bool, payload: &M::Payload) {
         self.counters.received_packets += 1;
         if !self.is_parked(now, source, header, marked, Some(payload)) {
-            self.take_in(now, source, header, marked, payload);
+            self.process(now, source, header, marked, payload);
         }
-        self.settle(now);
+        self.run_due(now);
     }
 
-    fn take_in(&mut self, now: Time, source: NicAddress, header: &Header, marked: bool, payload: &M::Payload) {
-        if let Some(i) = self.addressee(source, header) {
-            self.received_by(now, i, source, header, marked, payload);
+    fn process(&mut self, now: Time, source: NicAddress, header: &Header, marked: bool, payload: &M::Payload) {
+        if let Some(i) = self.destination_qp(source, header) {
+            self.dispatch(now, i, source, header, marked, payload);
         }
     }
 
     /// Takes in what a switch left of a packet whose payload it cut off for want of room (packet trimming). That counts
     /// as a mark; on a reliable connection the sender of a request is told at once, and an answer to a READ is asked
     /// for again at once.
-    pub fn receive_head(&mut self, now: Time, source: NicAddress, header: &Header) {
+    pub fn receive_trimmed(&mut self, now: Time, source: NicAddress, header: &Header) {
         self.counters.received_packets += 1;
         self.counters.trimmed_packets += 1;
         if !self.is_parked(now, source, header, true, None) {
-            self.take_head_in(now, source, header);
+            self.process_trimmed(now, source, header);
         }
-        self.settle(now);
+        self.run_due(now);
     }
 
-    fn take_head_in(&mut self, now: Time, source: NicAddress, header: &Header) {
-        if let Some(i) = self.addressee(source, header) {
-            self.context_used(i);
+    fn process_trimmed(&mut self, now: Time, source: NicAddress, header: &Header) {
+        if let Some(i) = self.destination_qp(source, header) {
+            self.mark_context_used(i);
             // Marked or not, there was no room for it.
-            self.marked(now, i, header);
+            self.ecn_marked(now, i, header);
             match header.operation {
                 Operation::ReadResponseFirst
                 | Operation::ReadResponseMiddle
                 | Operation::ReadResponseLast
-                | Operation::ReadResponseOnly => self.answer_head(now, i, header),
-                _ => self.request_head(i, header),
+                | Operation::ReadResponseOnly => self.trimmed_response(now, i, header),
+                _ => self.request_trimmed(i, header),
             }
         }
     }
@@ -310,12 +310,12 @@ impl<M: HostMemory> Nic<M> {
     /// `payload`, which must have room for an MTU.
     pub fn transmit(&mut self, now: Time, payload: &mut M::Payload) -> Option<OutgoingPacket> {
         loop {
-            if let Some((to, header)) = self.urgent.pop_front() {
+            if let Some((to, header)) = self.control_packets.pop_front() {
                 self.counters.sent_packets += 1;
                 return Some(OutgoingPacket { to, header });
             }
             let Some(staged) = self.next_staged(now) else {
-                if self.contexts_due(now) {
+                if self.admit_fetched(now) {
                     continue;
                 }
                 return None;
@@ -333,43 +333,43 @@ impl<M: HostMemory> Nic<M> {
     /// When [`Self::advance`] is to be called at the latest, and [`Self::transmit`] after it when the wire is free;
     /// nothing when nothing waits for time to pass.
     pub fn deadline(&self) -> Option<Time> {
-        let landing = self.landing.front().map_or(Time::MAX, |(at, ..)| *at);
-        let contexts = self.pool.as_ref().map_or(Time::MAX, pool::Pool::deadline);
-        let by_hardware = landing.min(self.pipeline.deadline()).min(contexts);
-        let at = by_hardware.min(self.slow.deadline()).min(self.timers.deadline());
+        let pending_completions = self.pending_completions.front().map_or(Time::MAX, |(at, ..)| *at);
+        let contexts = self.pool.as_ref().map_or(Time::MAX, pool::ContextPool::deadline);
+        let by_hardware = pending_completions.min(self.pipeline.deadline()).min(contexts);
+        let at = by_hardware.min(self.slow_path.deadline()).min(self.timers.deadline());
         (at < Time::MAX).then_some(at)
     }
 
     /// Does what is due.
     pub fn advance(&mut self, now: Time) {
-        while let Some((_, cq, completion)) = pop_front_if(&mut self.landing, |(at, ..)| *at <= now) {
-            self.land(now, cq, completion);
+        while let Some((_, cq, completion)) = pop_front_if(&mut self.pending_completions, |(at, ..)| *at <= now) {
+            self.deliver(now, cq, completion);
         }
         self.doorbells_due(now);
         while let Some(i) = self.timers.next_due(now) {
             self.timer_due(now, i);
         }
-        self.settle(now);
+        self.run_due(now);
     }
 
     /// What follows at once from what happened.
-    fn settle(&mut self, now: Time) {
-        self.pipeline.seen_at = now;
-        self.slow_path_due(now);
-        self.contexts_due(now);
+    fn run_due(&mut self, now: Time) {
+        self.pipeline.polled_at = now;
+        self.run_slow_path(now);
+        self.admit_fetched(now);
         self.fetched_due(now);
-        if self.is_timed() {
+        if self.has_costs() {
             self.schedule(now);
         }
     }
 
     /// Whether fetching takes time, and so begins before the wire asks.
-    fn is_timed(&self) -> bool {
+    fn has_costs(&self) -> bool {
         self.profile.costs != CostModel::ZERO
     }
 
     /// The queue pair that a packet is for.
-    fn addressee(&mut self, source: NicAddress, header: &Header) -> Option<usize> {
+    fn destination_qp(&mut self, source: NicAddress, header: &Header) -> Option<usize> {
         let Some(i) = self.index(header.destination) else {
             self.counters.drop_unknown_qp += 1;
             return None;
@@ -389,7 +389,7 @@ impl<M: HostMemory> Nic<M> {
         None
     }
 
-    fn received_by(
+    fn dispatch(
         &mut self,
         now: Time,
         i: usize,
@@ -398,18 +398,18 @@ impl<M: HostMemory> Nic<M> {
         marked: bool,
         payload: &M::Payload,
     ) {
-        self.context_used(i);
+        self.mark_context_used(i);
         self.payload_written(now, header.payload_bytes);
         if let Some(cache) = &mut self.cache {
             // The context is needed to take the packet in: a miss keeps the port from fetching for others.
             cache.touch(now, i as u32, &self.profile, &mut self.counters);
         }
         if marked {
-            self.marked(now, i, header);
+            self.ecn_marked(now, i, header);
         }
         if header.congestion_echo {
             let constants = &self.profile.congestion;
-            self.contexts[i].control.notified(constants, now);
+            self.contexts[i].congestion.on_cnp(constants, now);
         }
         match header.operation {
             Operation::CongestionNotification => {}
@@ -418,7 +418,7 @@ impl<M: HostMemory> Nic<M> {
             | Operation::ReadResponseFirst
             | Operation::ReadResponseMiddle
             | Operation::ReadResponseLast
-            | Operation::ReadResponseOnly => self.answer(now, i, header, payload),
+            | Operation::ReadResponseOnly => self.response(now, i, header, payload),
             _ => self.request(now, i, source, header, payload),
         }
     }

@@ -47,8 +47,8 @@ pub fn profile(config: &TransportConfig, path: &PathProperties) -> Profile {
         CongestionAlgorithm::Dctcp => CongestionControl::Dctcp { first_bytes: bdp, most_bytes: 2 * bdp },
         CongestionAlgorithm::Swift => CongestionControl::Swift {
             target: path.round_trip + path.round_trip,
-            first_bytes: bdp,
-            most_bytes: 2 * bdp,
+            initial_bytes: bdp,
+            bytes_max: 2 * bdp,
         },
         CongestionAlgorithm::Dcqcn => CongestionControl::Dcqcn(Dcqcn::published((path.rate.gbps() * 1e9) as u64)),
     };

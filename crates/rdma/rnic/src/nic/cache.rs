@@ -10,22 +10,22 @@ const NONE: u32 = u32::MAX;
 
 /// A cache that gives up a context by chance when it needs room, and the unit that fetches what is missing.
 #[derive(Debug)]
-pub(super) struct Cache {
+pub(super) struct ContextCache {
     /// Which context each place holds.
-    places: Vec<u32>,
+    slots: Vec<u32>,
     /// Where each context is.
-    place_of: Vec<u32>,
+    slot_of: Vec<u32>,
     filled: usize,
     /// When each fetch that may go on at the same time ends.
     fetches: Vec<Time>,
     random: Random,
 }
 
-impl Cache {
+impl ContextCache {
     pub fn new(constants: &ContextCacheConfig, seed: u64) -> Self {
         Self {
-            places: vec![NONE; constants.contexts as usize],
-            place_of: Vec::new(),
+            slots: vec![NONE; constants.contexts as usize],
+            slot_of: Vec::new(),
             filled: 0,
             fetches: vec![Time::ZERO; constants.fetches as usize],
             random: Random::new(seed, "context cache"),
@@ -34,10 +34,10 @@ impl Cache {
 
     /// Uses a context: when it is there.
     pub fn touch(&mut self, now: Time, context: u32, profile: &NicProfile, counters: &mut NicCounters) -> Time {
-        if self.place_of.len() <= context as usize {
-            self.place_of.resize(context as usize + 1, NONE);
+        if self.slot_of.len() <= context as usize {
+            self.slot_of.resize(context as usize + 1, NONE);
         }
-        if self.place_of[context as usize] != NONE {
+        if self.slot_of[context as usize] != NONE {
             counters.cache_hits += 1;
             return now;
         }
@@ -48,17 +48,17 @@ impl Cache {
     }
 
     fn insert(&mut self, context: u32) {
-        let place = if self.filled < self.places.len() {
+        let slot = if self.filled < self.slots.len() {
             self.filled += 1;
             self.filled - 1
         } else {
-            self.random.below(self.places.len() as u64) as usize
+            self.random.below(self.slots.len() as u64) as usize
         };
-        let before = std::mem::replace(&mut self.places[place], context);
+        let before = std::mem::replace(&mut self.slots[slot], context);
         if before != NONE {
-            self.place_of[before as usize] = NONE;
+            self.slot_of[before as usize] = NONE;
         }
-        self.place_of[context as usize] = place as u32;
+        self.slot_of[context as usize] = slot as u32;
     }
 
     /// When a fetch that is asked for now ends.
@@ -79,7 +79,7 @@ mod tests {
         let mut profile = NicProfile::modelled(TransportPolicy::ConnectionCache);
         let constants = ContextCacheConfig { contexts: 4, fetches: 2, miss: Span::from_ns(1000.0) };
         profile.cache = Some(constants);
-        let (mut cache, mut counters) = (Cache::new(&constants, 1), NicCounters::default());
+        let (mut cache, mut counters) = (ContextCache::new(&constants, 1), NicCounters::default());
         let at = |ns: f64| Time::ZERO + Span::from_ns(ns);
         let mut touch = |now, context| cache.touch(now, context, &profile, &mut counters);
         let there: Vec<Time> = (0..4).map(|context| touch(Time::ZERO, context)).collect();

@@ -27,18 +27,18 @@ pub enum CongestionControl {
     /// By the share of packets that switches marked ("DCTCP", SIGCOMM 2010; g = 1/16).
     Dctcp {
         /// The window to begin with; it halves at most once a round trip.
-        first_bytes: u32,
+        initial_bytes: u32,
         /// The largest window.
-        most_bytes: u32,
+        bytes_max: u32,
     },
     /// By the round trip ("Swift", SIGCOMM 2020, without its pacing of windows below one packet).
     Swift {
         /// The round trip that is aimed at.
         target: Span,
         /// The window to begin with.
-        first_bytes: u32,
+        initial_bytes: u32,
         /// The largest window.
-        most_bytes: u32,
+        bytes_max: u32,
     },
     /// By notifications of the receiver, with a rate ("DCQCN", SIGCOMM 2015).
     Dcqcn(Dcqcn),
@@ -80,7 +80,7 @@ impl Dcqcn {
 
 /// What an acknowledgement tells.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Acknowledged {
+pub(super) struct AckSample {
     /// Bytes newly known to have arrived.
     pub bytes: u32,
     /// Packets of them.
@@ -98,13 +98,13 @@ pub(super) struct Acknowledged {
 
 /// A window that marks or round trips change.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Window {
+pub(super) struct CongestionWindow {
     bytes: u32,
-    most_bytes: u32,
+    bytes_max: u32,
     /// Increases of less than a byte, in bytes squared.
-    owed: u32,
+    pending_increase: u32,
     /// The share of marked packets, smoothed, in 1/65536.
-    share: u32,
+    marked_fraction: u32,
     packets: u32,
     marked: u32,
     round_end: Psn,
@@ -113,7 +113,7 @@ pub(super) struct Window {
 
 /// DCQCN's reaction point.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Rate {
+pub(super) struct DcqcnRate {
     current_bps: f32,
     target_bps: f32,
     alpha: f32,
@@ -126,21 +126,21 @@ pub(super) struct Rate {
 
 /// A queue pair's state.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Control {
-    Free,
+pub(super) enum CongestionState {
+    Unlimited,
     Fixed { bytes: u32 },
-    Dctcp(Window),
-    Swift(Window),
-    Dcqcn(Rate),
+    Dctcp(CongestionWindow),
+    Swift(CongestionWindow),
+    Dcqcn(DcqcnRate),
 }
 
-impl Window {
-    fn new(first_bytes: u32, most_bytes: u32) -> Self {
+impl CongestionWindow {
+    fn new(initial_bytes: u32, bytes_max: u32) -> Self {
         Self {
-            bytes: first_bytes,
-            most_bytes,
-            owed: 0,
-            share: FRACTION_ONE,
+            bytes: initial_bytes,
+            bytes_max,
+            pending_increase: 0,
+            marked_fraction: FRACTION_ONE,
             packets: 0,
             marked: 0,
             round_end: Psn::default(),
@@ -149,34 +149,34 @@ impl Window {
     }
 
     /// One packet more each round trip.
-    fn grow(&mut self, ack: &Acknowledged) {
+    fn grow(&mut self, ack: &AckSample) {
         if self.is_starting {
             self.bytes = self.bytes.saturating_add(ack.bytes);
         } else {
-            let owed = u64::from(self.owed) + u64::from(ack.bytes) * u64::from(ack.mtu_bytes);
+            let pending_increase = u64::from(self.pending_increase) + u64::from(ack.bytes) * u64::from(ack.mtu_bytes);
             let window = u64::from(self.bytes.max(1));
-            self.bytes = self.bytes.saturating_add((owed / window) as u32);
-            self.owed = (owed % window) as u32;
+            self.bytes = self.bytes.saturating_add((pending_increase / window) as u32);
+            self.pending_increase = (pending_increase % window) as u32;
         }
-        self.bytes = self.bytes.min(self.most_bytes);
+        self.bytes = self.bytes.min(self.bytes_max);
     }
 
-    fn shrink(&mut self, part: f64, ack: &Acknowledged) {
+    fn shrink(&mut self, part: f64, ack: &AckSample) {
         self.bytes = ((f64::from(self.bytes) * (1.0 - part)) as u32).max(ack.mtu_bytes);
         self.is_starting = false;
-        self.owed = 0;
+        self.pending_increase = 0;
     }
 
     /// Whether a round trip is over: what was next when it began has arrived.
-    fn round_is_over(&mut self, ack: &Acknowledged) -> bool {
-        let is_over = ack.to.after(self.round_end) >= 0;
-        if is_over {
+    fn round_is_over(&mut self, ack: &AckSample) -> bool {
+        let are_retries_exhausted = ack.to.after(self.round_end) >= 0;
+        if are_retries_exhausted {
             self.round_end = ack.next;
         }
-        is_over
+        are_retries_exhausted
     }
 
-    fn dctcp(&mut self, ack: &Acknowledged) {
+    fn dctcp(&mut self, ack: &AckSample) {
         self.packets += ack.packets;
         self.marked += ack.marked;
         if ack.marked > 0 {
@@ -186,22 +186,23 @@ impl Window {
         if self.packets == 0 || !self.round_is_over(ack) {
             return;
         }
-        let share = (u64::from(self.marked) * u64::from(FRACTION_ONE) / u64::from(self.packets)) as u32;
-        self.share = self.share - self.share / 16 + share.min(FRACTION_ONE) / 16;
+        let marked_fraction = (u64::from(self.marked) * u64::from(FRACTION_ONE) / u64::from(self.packets)) as u32;
+        self.marked_fraction =
+            self.marked_fraction - self.marked_fraction / 16 + marked_fraction.min(FRACTION_ONE) / 16;
         if self.marked > 0 {
-            self.shrink(f64::from(self.share) / f64::from(FRACTION_ONE) / 2.0, ack);
+            self.shrink(f64::from(self.marked_fraction) / f64::from(FRACTION_ONE) / 2.0, ack);
         }
         (self.packets, self.marked) = (0, 0);
     }
 
-    fn swift(&mut self, target: Span, ack: &Acknowledged) {
+    fn swift(&mut self, target: Span, ack: &AckSample) {
         const BETA: f64 = 0.8;
         const PART_MAX: f64 = 0.5;
         let Some(rtt) = ack.rtt else { return };
         // A sample covers what was acknowledged since the last one: about a window.
         if rtt <= target {
             let bytes = if self.is_starting { self.bytes } else { ack.mtu_bytes };
-            self.bytes = self.bytes.saturating_add(bytes).min(self.most_bytes);
+            self.bytes = self.bytes.saturating_add(bytes).min(self.bytes_max);
         } else if self.round_is_over(ack) {
             let above = (rtt.ps() - target.ps()) as f64 / rtt.ps() as f64;
             self.shrink((BETA * above).min(PART_MAX), ack);
@@ -209,8 +210,8 @@ impl Window {
     }
 }
 
-impl Rate {
-    fn notified(&mut self, now: Time, constants: &Dcqcn) {
+impl DcqcnRate {
+    fn on_cnp(&mut self, now: Time, constants: &Dcqcn) {
         self.catch_up(now, constants);
         self.target_bps = self.current_bps;
         self.current_bps = (self.current_bps * (1.0 - self.alpha / 2.0)).max(constants.least_bps as f32);
@@ -229,7 +230,7 @@ impl Rate {
         self.since += constants.period * periods;
     }
 
-    fn sent(&mut self, now: Time, bytes: u32, constants: &Dcqcn) -> Span {
+    fn on_sent(&mut self, now: Time, bytes: u32, constants: &Dcqcn) -> Span {
         self.catch_up(now, constants);
         self.bytes = self.bytes.saturating_add(bytes);
         if self.bytes >= constants.bytes {
@@ -253,16 +254,18 @@ impl Rate {
     }
 }
 
-impl Control {
+impl CongestionState {
     pub fn new(constants: &CongestionControl) -> Self {
         match *constants {
-            CongestionControl::None => Self::Free,
+            CongestionControl::None => Self::Unlimited,
             CongestionControl::BdpWindow { bytes } => Self::Fixed { bytes },
-            CongestionControl::Dctcp { first_bytes, most_bytes } => Self::Dctcp(Window::new(first_bytes, most_bytes)),
-            CongestionControl::Swift { first_bytes, most_bytes, .. } => {
-                Self::Swift(Window::new(first_bytes, most_bytes))
+            CongestionControl::Dctcp { initial_bytes, bytes_max } => {
+                Self::Dctcp(CongestionWindow::new(initial_bytes, bytes_max))
             }
-            CongestionControl::Dcqcn(Dcqcn { line_bps, .. }) => Self::Dcqcn(Rate {
+            CongestionControl::Swift { initial_bytes, bytes_max, .. } => {
+                Self::Swift(CongestionWindow::new(initial_bytes, bytes_max))
+            }
+            CongestionControl::Dcqcn(Dcqcn { line_bps, .. }) => Self::Dcqcn(DcqcnRate {
                 current_bps: line_bps as f32,
                 target_bps: line_bps as f32,
                 alpha: 1.0,
@@ -277,13 +280,13 @@ impl Control {
     /// Bytes that may be on their way.
     pub fn window_bytes(&self) -> u32 {
         match self {
-            Self::Free | Self::Dcqcn(_) => u32::MAX,
+            Self::Unlimited | Self::Dcqcn(_) => u32::MAX,
             Self::Fixed { bytes } => *bytes,
             Self::Dctcp(window) | Self::Swift(window) => window.bytes,
         }
     }
 
-    pub fn acknowledged(&mut self, constants: &CongestionControl, ack: &Acknowledged) {
+    pub fn on_ack(&mut self, constants: &CongestionControl, ack: &AckSample) {
         match (self, constants) {
             (Self::Dctcp(window), _) => window.dctcp(ack),
             (Self::Swift(window), CongestionControl::Swift { target, .. }) => window.swift(*target, ack),
@@ -292,16 +295,16 @@ impl Control {
     }
 
     /// The receiver saw a mark.
-    pub fn notified(&mut self, constants: &CongestionControl, now: Time) {
+    pub fn on_cnp(&mut self, constants: &CongestionControl, now: Time) {
         if let (Self::Dcqcn(rate), CongestionControl::Dcqcn(constants)) = (self, constants) {
-            rate.notified(now, constants);
+            rate.on_cnp(now, constants);
         }
     }
 
     /// A packet of so many bytes leaves: how long the next one must wait.
-    pub fn sent(&mut self, constants: &CongestionControl, now: Time, bytes: u32) -> Span {
+    pub fn on_sent(&mut self, constants: &CongestionControl, now: Time, bytes: u32) -> Span {
         match (self, constants) {
-            (Self::Dcqcn(rate), CongestionControl::Dcqcn(constants)) => rate.sent(now, bytes, constants),
+            (Self::Dcqcn(rate), CongestionControl::Dcqcn(constants)) => rate.on_sent(now, bytes, constants),
             _ => Span::ZERO,
         }
     }
@@ -313,8 +316,8 @@ mod tests {
 
     const MTU_BYTES: u32 = 1000;
 
-    fn ack(to: u32, packets: u32, marked: u32, rtt: Option<Span>) -> Acknowledged {
-        Acknowledged {
+    fn ack(to: u32, packets: u32, marked: u32, rtt: Option<Span>) -> AckSample {
+        AckSample {
             bytes: packets * MTU_BYTES,
             packets,
             marked,
@@ -327,31 +330,31 @@ mod tests {
 
     #[test]
     fn dctcp_halves_at_most_once_a_round_trip_and_by_the_share_of_marks() {
-        let constants = CongestionControl::Dctcp { first_bytes: 100_000, most_bytes: 200_000 };
-        let mut control = Control::new(&constants);
-        control.acknowledged(&constants, &ack(10, 10, 10, None));
+        let constants = CongestionControl::Dctcp { initial_bytes: 100_000, bytes_max: 200_000 };
+        let mut control = CongestionState::new(&constants);
+        control.on_ack(&constants, &ack(10, 10, 10, None));
         let once = control.window_bytes();
         assert!((50_000..52_000).contains(&once), "{once}");
-        control.acknowledged(&constants, &ack(12, 2, 2, None));
+        control.on_ack(&constants, &ack(12, 2, 2, None));
         assert!(control.window_bytes() >= once, "the round is not over");
         for round in 2..200 {
-            control.acknowledged(&constants, &ack(10 * round, 10, 0, None));
+            control.on_ack(&constants, &ack(10 * round, 10, 0, None));
         }
         let grown = control.window_bytes();
         assert!(grown > once + 10 * MTU_BYTES, "{grown}");
-        control.acknowledged(&constants, &ack(2010, 10, 1, None));
+        control.on_ack(&constants, &ack(2010, 10, 1, None));
         assert!(control.window_bytes() > grown * 9 / 10, "one mark after long without costs little");
     }
 
     #[test]
     fn swift_holds_the_round_trip_at_its_target() {
         let target = Span::from_ns(20_000.0);
-        let constants = CongestionControl::Swift { target, first_bytes: 10_000, most_bytes: 1_000_000 };
-        let mut control = Control::new(&constants);
+        let constants = CongestionControl::Swift { target, initial_bytes: 10_000, bytes_max: 1_000_000 };
+        let mut control = CongestionState::new(&constants);
         // A queue: the round trip is what the window takes at 10 bytes a nanosecond, and 10 us at least.
         for round in 1..300 {
             let queue = f64::from(control.window_bytes()) / 10.0;
-            control.acknowledged(&constants, &ack(20 * round, 10, 0, Some(Span::from_ns(queue.max(10_000.0)))));
+            control.on_ack(&constants, &ack(20 * round, 10, 0, Some(Span::from_ns(queue.max(10_000.0)))));
         }
         let window = control.window_bytes();
         assert!((140_000..230_000).contains(&window), "{window}");
@@ -360,14 +363,14 @@ mod tests {
     #[test]
     fn dcqcn_halves_at_the_first_notification_and_comes_back() {
         let constants = CongestionControl::Dcqcn(Dcqcn::published(100_000_000_000));
-        let mut control = Control::new(&constants);
-        let full = control.sent(&constants, Time::ZERO, 1250);
+        let mut control = CongestionState::new(&constants);
+        let full = control.on_sent(&constants, Time::ZERO, 1250);
         assert_eq!(full.ps() / 1000, 100);
-        control.notified(&constants, Time::ZERO);
-        let half = control.sent(&constants, Time::ZERO, 1250);
+        control.on_cnp(&constants, Time::ZERO);
+        let half = control.on_sent(&constants, Time::ZERO, 1250);
         assert!((195_000..205_000).contains(&half.ps()), "{half}");
         let later = Time::from_ps(1_000_000_000);
-        let back = control.sent(&constants, later, 1250);
+        let back = control.on_sent(&constants, later, 1250);
         assert!(back.ps() < 102_000, "after 18 periods of fast recovery: {back}");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use sim::{Span, Time};
 
-use super::congestion::{CongestionControl, Control};
+use super::congestion::{CongestionControl, CongestionState};
 use super::{CqNumber, SrqNumber};
 use crate::verbs::{
     AccessFlags, CompletionStatus, NicAddress, ProtectionDomain, QpAttributes, QpState, ReceiveRequest, SendKind,
@@ -17,7 +17,7 @@ pub const CONTEXT_BYTES_MAX: usize = 230;
 
 /// What a message that is being received is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Inbound {
+pub(super) enum InboundMessage {
     /// None is.
     #[default]
     Nothing,
@@ -28,15 +28,15 @@ pub(super) enum Inbound {
 }
 
 /// A queue pair's context: all that hardware needs to know of it. What is only read when something went wrong, and what
-/// grows, lies in `Host`.
+/// grows, lies in `HostQp`.
 #[derive(Clone, Copy, Debug)]
 pub struct Context {
     // When something is due.
     pub(super) retransmit_at: Time,
-    pub(super) not_ready_until: Time,
+    pub(super) send_not_before: Time,
     pub(super) pace_at: Time,
     /// The earliest entry of this queue pair in the timers.
-    pub(super) armed_at: Time,
+    pub(super) timer_at: Time,
     /// When `timed_psn` left.
     pub(super) timed_at: Time,
     // Receiving, without selective repeat.
@@ -72,55 +72,55 @@ pub struct Context {
     /// When something was last acknowledged, or waiting began, in units of 2^20 ps (1.05 us), mod 2^32 (75 min).
     pub(super) progress_tick: u32,
     /// When the peer was last told of congestion, by the same clock.
-    pub(super) notified_tick: u32,
+    pub(super) cnp_tick: u32,
     // Receiving.
-    pub(super) hand: super::hand_over::Hardware,
+    pub(super) receiver: super::handover::HardwareReceiver,
     /// Messages completed: MSN.
     pub(super) messages: u32,
     /// Receive requests that messages used up.
     pub(super) receive_message: u32,
     pub(super) marked: u16,
     /// What the last turn took of the buffer, in units of 64 bytes.
-    pub(super) turn_bytes_64: u16,
+    pub(super) last_quantum_64: u16,
     /// The sender's clock in the newest packet.
     pub(super) echo: u16,
     pub(super) mtu_bytes: u16,
     pub(super) reads_open: u8,
     pub(super) reads_max: u8,
     pub(super) ack_timer_code: u8,
-    pub(super) not_ready_timer_code: u8,
+    pub(super) rnr_timer_code: u8,
     pub(super) retries: u8,
     pub(super) retries_left: u8,
-    pub(super) not_ready_retries: u8,
-    pub(super) not_ready_left: u8,
+    pub(super) rnr_retries: u8,
+    pub(super) rnr_retries_left: u8,
     /// Counts what makes requests worthless that were prepared before.
-    pub(super) epoch: u8,
+    pub(super) send_epoch: u8,
     /// Counts what makes everything worthless that is under way.
-    pub(super) life: u8,
+    pub(super) generation: u8,
     /// Answers with content that are not sent yet.
-    pub(super) replies_open: u8,
+    pub(super) responses_open: u8,
     pub(super) backoff: u8,
     pub(super) access: AccessFlags,
     pub(super) service: Service,
     pub(super) state: QpState,
-    pub(super) inbound: Inbound,
-    pub(super) is_there: bool,
+    pub(super) inbound: InboundMessage,
+    pub(super) exists: bool,
     /// In the schedule queue, or being decided on.
     pub(super) is_queued: bool,
     pub(super) is_timing: bool,
     /// Sequence error told; nothing more is told until what is missing came.
-    pub(super) has_complained: bool,
+    pub(super) nak_sent: bool,
     /// Went back; what was sent before does not count as news.
     pub(super) went_back: bool,
-    pub(super) turn_is_reply: bool,
+    pub(super) response_is_next: bool,
     /// The software of the slow path follows what this side sent.
-    pub(super) is_followed: bool,
-    pub(super) drain_is_told: bool,
+    pub(super) is_tracked: bool,
+    pub(super) drain_reported: bool,
     /// An acknowledgement waits for the answers before it.
-    pub(super) owes_ack: bool,
+    pub(super) ack_pending: bool,
     /// A refusal does, and no request is taken any more.
-    pub(super) is_refusing: bool,
-    pub(super) control: Control,
+    pub(super) nak_pending: bool,
+    pub(super) congestion: CongestionState,
 }
 
 const _: () = assert!(size_of::<Context>() <= CONTEXT_BYTES_MAX, "a context is larger than the NIC has room for");
@@ -138,9 +138,9 @@ pub(super) struct SendEntry {
     /// Which receive request of the peer it takes, or, for READs and atomics, its own index.
     pub message: u32,
     /// Packets of the answer that came, in order.
-    pub answered: u32,
+    pub response_packets: u32,
     /// Those that came out of order, by the slow path.
-    pub late: Option<Box<super::answers::Answers>>,
+    pub out_of_order: Option<Box<super::read_response::OutOfOrderResponse>>,
     pub is_started: bool,
     /// The answer is complete.
     pub is_done: bool,
@@ -150,7 +150,7 @@ pub(super) struct SendEntry {
 
 impl SendEntry {
     /// Whether an answer with content is waited for.
-    pub fn is_asking(&self) -> bool {
+    pub fn is_read_or_atomic(&self) -> bool {
         matches!(self.request.kind, SendKind::Read(_) | SendKind::CompareSwap { .. } | SendKind::FetchAdd { .. })
     }
 
@@ -162,7 +162,7 @@ impl SendEntry {
 
 /// An answer with content that is being sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reply {
+pub(super) struct PendingResponse {
     /// The number of its first packet or, with selective repeat, of its request.
     pub psn: Psn,
     /// The requester's index of the request.
@@ -184,7 +184,7 @@ pub(super) struct Reply {
 
 /// What an atomic operation answered, should the requester ask again.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Replay {
+pub(super) struct AtomicResult {
     pub psn: Psn,
     pub message: u32,
     pub value: u64,
@@ -192,7 +192,7 @@ pub(super) struct Replay {
 
 /// What a queue pair has in the host's memory.
 #[derive(Debug, Default)]
-pub(super) struct Host {
+pub(super) struct HostQp {
     pub sends: VecDeque<SendEntry>,
     pub sends_max: usize,
     pub receives: VecDeque<ReceiveRequest>,
@@ -200,20 +200,20 @@ pub(super) struct Host {
     pub shared: Option<SrqNumber>,
     pub signals_all: bool,
     /// Receive requests taken for messages from `Context::receive_message` on.
-    pub open: VecDeque<ReceiveRequest>,
-    pub replies: VecDeque<Reply>,
-    pub replays: VecDeque<Replay>,
+    pub taken_receives: VecDeque<ReceiveRequest>,
+    pub responses: VecDeque<PendingResponse>,
+    pub atomic_results: VecDeque<AtomicResult>,
     /// What the peer is told when all answers are sent.
-    pub refusal: Option<(Psn, Syndrome)>,
+    pub pending_nak: Option<(Psn, Syndrome)>,
     /// What the slow path has decided to send again.
-    pub again: VecDeque<super::schedule::Again>,
+    pub retransmissions: VecDeque<super::schedule::Retransmission>,
     /// The slow path's view of what the peer sent.
-    pub arrivals: Option<Box<super::software::Arrivals>>,
+    pub tracker: Option<Box<super::slow_path::ReceiveTracker>>,
     /// How late packets came that were not lost, as learned.
-    pub reordering: Span,
+    pub reordering_window: Span,
     /// Of an unreliable connection: the packet that would come next, and how many came so far, of a run that is
     /// elsewhere in the sequence.
-    pub elsewhere: Option<(Psn, u32)>,
+    pub stray_run: Option<(Psn, u32)>,
     /// Of an unreliable service: messages longer than their receive requests.
     pub dropped_long: u64,
     /// The slow path's view of what the peer has.
@@ -227,13 +227,13 @@ impl Context {
         service: Service,
         domain: ProtectionDomain,
         cqs: (CqNumber, CqNumber),
-        control: &CongestionControl,
+        congestion: &CongestionControl,
     ) -> Self {
         Self {
             retransmit_at: Time::MAX,
-            not_ready_until: Time::ZERO,
+            send_not_before: Time::ZERO,
             pace_at: Time::ZERO,
-            armed_at: Time::MAX,
+            timer_at: Time::MAX,
             timed_at: Time::ZERO,
             inbound_address: 0,
             inbound_left: 0,
@@ -255,46 +255,46 @@ impl Context {
             rtt: 0,
             rtt_variation: 0,
             progress_tick: 0,
-            notified_tick: LONG_AGO_TICK,
-            hand: super::hand_over::Hardware::new(Psn::new(0)),
+            cnp_tick: LONG_AGO_TICK,
+            receiver: super::handover::HardwareReceiver::new(Psn::new(0)),
             messages: 0,
             receive_message: 0,
             marked: 0,
-            turn_bytes_64: 0,
+            last_quantum_64: 0,
             echo: 0,
             mtu_bytes: 0,
             reads_open: 0,
             reads_max: 0,
             ack_timer_code: 0,
-            not_ready_timer_code: 0,
+            rnr_timer_code: 0,
             retries: 0,
             retries_left: 0,
-            not_ready_retries: 0,
-            not_ready_left: 0,
-            epoch: 0,
-            life: 0,
-            replies_open: 0,
+            rnr_retries: 0,
+            rnr_retries_left: 0,
+            send_epoch: 0,
+            generation: 0,
+            responses_open: 0,
             backoff: 0,
             access: AccessFlags::empty(),
             service,
             state: QpState::Reset,
-            inbound: Inbound::Nothing,
-            is_there: true,
+            inbound: InboundMessage::Nothing,
+            exists: true,
             is_queued: false,
             is_timing: false,
-            has_complained: false,
+            nak_sent: false,
             went_back: false,
-            turn_is_reply: false,
-            is_followed: false,
-            drain_is_told: false,
-            owes_ack: false,
-            is_refusing: false,
-            control: Control::new(control),
+            response_is_next: false,
+            is_tracked: false,
+            drain_reported: false,
+            ack_pending: false,
+            nak_pending: false,
+            congestion: CongestionState::new(congestion),
         }
     }
 
     /// Takes a measured round trip into account (RFC 6298, in whole numbers).
-    pub(super) fn measured(&mut self, rtt: Span) {
+    pub(super) fn sample_rtt(&mut self, rtt: Span) {
         let sample = u32::try_from(rtt.ps() / RTT_UNIT_PS).unwrap_or(u32::MAX / 4).clamp(1, u32::MAX / 4);
         if self.rtt == 0 {
             (self.rtt, self.rtt_variation) = (sample, sample / 2);
@@ -316,22 +316,22 @@ impl Context {
     }
 
     /// Whether the peer is to be told of congestion: not more often than once in so long.
-    pub(super) fn notifies(&mut self, now: Time, period: Span) -> bool {
+    pub(super) fn cnp_due(&mut self, now: Time, period: Span) -> bool {
         let tick = (now.ps() >> PROGRESS_TICK_SHIFT) as u32;
-        let is_due = u64::from(tick.wrapping_sub(self.notified_tick)) << PROGRESS_TICK_SHIFT >= period.ps();
+        let is_due = u64::from(tick.wrapping_sub(self.cnp_tick)) << PROGRESS_TICK_SHIFT >= period.ps();
         if is_due {
-            self.notified_tick = tick;
+            self.cnp_tick = tick;
         }
         is_due
     }
 
     /// Something came, or waiting begins.
-    pub(super) fn progressed(&mut self, now: Time) {
+    pub(super) fn note_progress(&mut self, now: Time) {
         self.progress_tick = (now.ps() >> PROGRESS_TICK_SHIFT) as u32;
     }
 
     /// Since when nothing came.
-    pub(super) fn waited(&self, now: Time) -> Span {
+    pub(super) fn time_since_progress(&self, now: Time) -> Span {
         let ticks = ((now.ps() >> PROGRESS_TICK_SHIFT) as u32).wrapping_sub(self.progress_tick);
         Span::from_ps(u64::from(ticks) << PROGRESS_TICK_SHIFT)
     }

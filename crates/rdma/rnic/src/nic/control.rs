@@ -2,8 +2,8 @@
 
 use sim::{Span, Time};
 
-use super::context::{Context, Host, SendEntry};
-use super::hand_over::Hardware;
+use super::context::{Context, HostQp, SendEntry};
+use super::handover::HardwareReceiver;
 use super::requester::completion_kind;
 use super::{CqNumber, HostMemory, Nic, NicError, NicEvent, QP_NUMBER_FIRST, QUEUE_REQUESTS_MAX, READS_MAX, SrqNumber};
 use crate::verbs::{
@@ -57,7 +57,7 @@ impl<M: HostMemory> Nic<M> {
     /// The place of a queue pair that there is.
     pub(super) fn index(&self, qp: QpNumber) -> Option<usize> {
         let i = qp.0.checked_sub(QP_NUMBER_FIRST)? as usize;
-        self.contexts.get(i).filter(|context| context.is_there).map(|_| i)
+        self.contexts.get(i).filter(|context| context.exists).map(|_| i)
     }
 
     pub(super) fn number(&self, i: usize) -> QpNumber {
@@ -128,7 +128,7 @@ impl<M: HostMemory> Nic<M> {
         bind: &BindInfo,
     ) -> Result<RKey, NicError> {
         let i = self.find(qp)?;
-        let accessor = ProtectionContext { domain: self.contexts.known(i).domain, qp };
+        let accessor = ProtectionContext { domain: self.contexts.as_driver(i).domain, qp };
         match chosen {
             None => Ok(self.table.bind_type_1(accessor, window, bind)?),
             Some(chosen) => {
@@ -152,12 +152,12 @@ impl<M: HostMemory> Nic<M> {
     /// When there is none, or queue pairs use it.
     pub fn destroy_cq(&mut self, cq: CqNumber) -> Result<(), NicError> {
         self.cq(cq)?;
-        let uses = |context: &&Context| context.is_there && (context.send_cq == cq || context.receive_cq == cq);
+        let uses = |context: &&Context| context.exists && (context.send_cq == cq || context.receive_cq == cq);
         let users = self.contexts.iter().filter(uses).count() as u32;
         if users > 0 {
             return Err(NicError::Busy { what: "completion queue", number: cq.0, users });
         }
-        self.landing.retain(|(_, other, _)| *other != cq);
+        self.pending_completions.retain(|(_, other, _)| *other != cq);
         self.cqs[cq.0 as usize] = None;
         Ok(())
     }
@@ -203,8 +203,8 @@ impl<M: HostMemory> Nic<M> {
     /// When there is none, or queue pairs use it.
     pub fn destroy_srq(&mut self, srq: SrqNumber) -> Result<(), NicError> {
         self.srq(srq)?;
-        let uses = |(context, host): &(&Context, &Host)| context.is_there && host.shared == Some(srq);
-        let users = self.contexts.iter().zip(&self.hosts).filter(uses).count() as u32;
+        let uses = |(context, host): &(&Context, &HostQp)| context.exists && host.shared == Some(srq);
+        let users = self.contexts.iter().zip(&self.host_qps).filter(uses).count() as u32;
         if users > 0 {
             return Err(NicError::Busy { what: "shared receive queue", number: srq.0, users });
         }
@@ -256,26 +256,26 @@ impl<M: HostMemory> Nic<M> {
         }
         let cqs = (init.send_cq, init.receive_cq);
         let mut context = Context::new(init.service, init.domain, cqs, &self.profile.congestion);
-        let host = Host {
+        let host = HostQp {
             sends_max: init.sends_max as usize,
             receives_max: init.receives_max as usize,
             shared: init.shared_receive,
             signals_all: init.signals_all,
-            ..Host::default()
+            ..HostQp::default()
         };
         if i == self.contexts.len() {
             self.contexts.push(context, self.pool.is_some());
-            self.hosts.push(host);
+            self.host_qps.push(host);
             if let Some(pool) = &mut self.pool {
                 pool.add();
             }
         } else {
             // What was prepared for the queue pair that had this number before is worthless.
-            let old = self.contexts.known(i);
-            context.life = old.life.wrapping_add(1);
+            let old = self.contexts.as_driver(i);
+            context.generation = old.generation.wrapping_add(1);
             context.is_queued = old.is_queued;
             self.by_driver(Time::ZERO, i, |nic| nic.contexts[i] = context);
-            self.hosts[i] = host;
+            self.host_qps[i] = host;
         }
         Ok(self.number(i))
     }
@@ -290,7 +290,7 @@ impl<M: HostMemory> Nic<M> {
         self.by_driver(Time::ZERO, i, |nic| {
             nic.begin_again(i);
             nic.table.release_domain(nic.contexts[i].domain);
-            nic.contexts[i].is_there = false;
+            nic.contexts[i].exists = false;
         });
         self.free_qps.push_back(i as u32);
         Ok(())
@@ -302,17 +302,17 @@ impl<M: HostMemory> Nic<M> {
     /// When there is none.
     pub fn query_qp(&self, qp: QpNumber) -> Result<QpStatus, NicError> {
         let i = self.find(qp)?;
-        let (context, host) = (self.contexts.known(i), &self.hosts[i]);
+        let (context, host) = (self.contexts.as_driver(i), &self.host_qps[i]);
         let mut attributes = host.attributes;
         attributes.send_psn = attributes.send_psn.map(|_| context.next);
-        attributes.receive_psn = attributes.receive_psn.map(|_| context.hand.settled());
+        attributes.receive_psn = attributes.receive_psn.map(|_| context.receiver.cumulative());
         Ok(QpStatus {
             service: context.service,
             state: context.state,
             attributes,
             sends: host.sends.len(),
             receives: host.receives.len(),
-            is_slow: context.hand.is_slow(),
+            is_slow: context.receiver.is_slow(),
             dropped_long: host.dropped_long,
         })
     }
@@ -329,7 +329,7 @@ impl<M: HostMemory> Nic<M> {
         attributes: &QpAttributes,
     ) -> Result<(), NicError> {
         let i = self.find(qp)?;
-        let context = self.contexts.known(i);
+        let context = self.contexts.as_driver(i);
         check_transition(qp, context.service, context.state, to, attributes, READS_MAX)?;
         self.by_driver(now, i, |nic| nic.go_to(now, i, to, attributes));
         Ok(())
@@ -342,9 +342,9 @@ impl<M: HostMemory> Nic<M> {
             _ => {
                 self.set_attributes(i, attributes);
                 self.contexts[i].state = to;
-                self.contexts[i].drain_is_told = false;
+                self.contexts[i].drain_reported = false;
                 if to == QpState::SendQueueDrain {
-                    self.drained(i);
+                    self.report_drained(i);
                 }
                 self.activate(now, i);
             }
@@ -352,7 +352,7 @@ impl<M: HostMemory> Nic<M> {
     }
 
     fn set_attributes(&mut self, i: usize, given: &QpAttributes) {
-        merge(&mut self.hosts[i].attributes, given);
+        merge(&mut self.host_qps[i].attributes, given);
         let is_datagram = self.contexts[i].service == Service::Ud;
         let mtu_most = self.profile.mtu_bytes;
         let context = &mut self.contexts[i];
@@ -361,7 +361,7 @@ impl<M: HostMemory> Nic<M> {
         context.peer = given.path.unwrap_or(context.peer);
         context.peer_qp = given.destination.unwrap_or(context.peer_qp);
         context.reads_max = given.initiator_reads_max.unwrap_or(context.reads_max);
-        context.not_ready_timer_code = given.rnr_timer_code.unwrap_or(context.not_ready_timer_code);
+        context.rnr_timer_code = given.rnr_timer_code.unwrap_or(context.rnr_timer_code);
         context.ack_timer_code = given.ack_timer_code.unwrap_or(context.ack_timer_code);
         let mtu = given.mtu.map(|mtu| mtu.bytes().min(mtu_most));
         if let Some(mtu) = mtu.or(is_datagram.then_some(mtu_most)) {
@@ -371,11 +371,11 @@ impl<M: HostMemory> Nic<M> {
             (context.retries, context.retries_left) = (retries, retries);
         }
         if let Some(retries) = given.rnr_retries {
-            (context.not_ready_retries, context.not_ready_left) = (retries, retries);
+            (context.rnr_retries, context.rnr_retries_left) = (retries, retries);
         }
         if let Some(psn) = given.receive_psn {
-            context.hand = Hardware::new(psn);
-            self.hosts[i].arrivals = None;
+            context.receiver = HardwareReceiver::new(psn);
+            self.host_qps[i].tracker = None;
         }
         if let Some(psn) = given.send_psn {
             (context.unacked, context.next, context.sent_end, context.timed_psn) = (psn, psn, psn, psn);
@@ -388,23 +388,23 @@ impl<M: HostMemory> Nic<M> {
         let old = self.contexts[i];
         let cqs = (old.send_cq, old.receive_cq);
         let mut context = Context::new(old.service, old.domain, cqs, &self.profile.congestion);
-        context.life = old.life.wrapping_add(1);
+        context.generation = old.generation.wrapping_add(1);
         context.is_queued = old.is_queued;
         self.contexts[i] = context;
-        let host = &mut self.hosts[i];
-        *host = Host {
+        let host = &mut self.host_qps[i];
+        *host = HostQp {
             sends_max: host.sends_max,
             receives_max: host.receives_max,
             shared: host.shared,
             signals_all: host.signals_all,
-            ..Host::default()
+            ..HostQp::default()
         };
         for cq in [cqs.0, cqs.1] {
             if let Ok(queue) = self.cq(cq) {
                 queue.forget(qp);
             }
         }
-        self.landing.retain(|(_, _, completion)| completion.qp != qp);
+        self.pending_completions.retain(|(_, _, completion)| completion.qp != qp);
         self.table.queue_pair_gone(qp);
     }
 
@@ -414,19 +414,19 @@ impl<M: HostMemory> Nic<M> {
     /// When the state does not allow it, or the queue is full.
     pub fn post_send(&mut self, now: Time, qp: QpNumber, request: &SendRequest) -> Result<(), NicError> {
         let i = self.find(qp)?;
-        self.contexts.known(i).state.check_post_send(qp)?;
-        let host = &self.hosts[i];
+        self.contexts.as_driver(i).state.check_post_send(qp)?;
+        let host = &self.host_qps[i];
         if host.sends.len() >= host.sends_max {
             return Err(NicError::Full { qp: qp.0, queue: "send", requests: host.sends_max as u32 });
         }
-        if matches!(self.contexts.known(i).state, QpState::Error | QpState::SendQueueError) {
+        if matches!(self.contexts.as_driver(i).state, QpState::Error | QpState::SendQueueError) {
             let kind = completion_kind(&request.kind);
             let completion = Completion::new(request.id, qp, CompletionStatus::Flushed, kind);
-            let cq = self.contexts.known(i).send_cq;
+            let cq = self.contexts.as_driver(i).send_cq;
             self.complete(now, cq, completion);
             return Ok(());
         }
-        let host = &mut self.hosts[i];
+        let host = &mut self.host_qps[i];
         if host.sends.capacity() == 0 {
             host.sends.reserve_exact(1); // most queue pairs have one request at a time
         }
@@ -438,8 +438,8 @@ impl<M: HostMemory> Nic<M> {
             psns: 0,
             first: Psn::new(0),
             message: 0,
-            answered: 0,
-            late: None,
+            response_packets: 0,
+            out_of_order: None,
             is_started: false,
             is_done: false,
             failed: None,
@@ -454,16 +454,16 @@ impl<M: HostMemory> Nic<M> {
     /// When the state does not allow it, the queue is full, or the queue pair takes from a shared one.
     pub fn post_recv(&mut self, now: Time, qp: QpNumber, request: &ReceiveRequest) -> Result<(), NicError> {
         let i = self.find(qp)?;
-        self.contexts.known(i).state.check_post_receive(qp)?;
-        let host = &mut self.hosts[i];
+        self.contexts.as_driver(i).state.check_post_receive(qp)?;
+        let host = &mut self.host_qps[i];
         if host.shared.is_some() {
             let (what, remedy) = ("it takes its receive requests from a shared queue", "post them there");
             return Err(NicError::Request { qp: qp.0, what, remedy });
         }
-        if host.receives.len() + host.open.len() >= host.receives_max {
+        if host.receives.len() + host.taken_receives.len() >= host.receives_max {
             return Err(NicError::Full { qp: qp.0, queue: "receive", requests: host.receives_max as u32 });
         }
-        if self.contexts.known(i).state == QpState::Error {
+        if self.contexts.as_driver(i).state == QpState::Error {
             self.flush_receive(now, i, request);
         } else {
             host.receives.push_back(*request);
@@ -482,21 +482,21 @@ impl<M: HostMemory> Nic<M> {
     fn flush_receive(&mut self, now: Time, i: usize, request: &ReceiveRequest) {
         let completion =
             Completion::new(request.id, self.number(i), CompletionStatus::Flushed, CompletionKind::Receive);
-        let cq = self.contexts.known(i).receive_cq;
+        let cq = self.contexts.as_driver(i).receive_cq;
         self.complete(now, cq, completion);
     }
 
     /// Completes every receive request as flushed.
     pub(super) fn flush_receives(&mut self, now: Time, i: usize) {
         let context = &mut self.contexts[i];
-        context.life = context.life.wrapping_add(1);
-        (context.replies_open, context.owes_ack, context.is_refusing) = (0, false, false);
-        self.hosts[i].arrivals = None;
-        self.hosts[i].replies.clear();
-        while let Some(receive) = self.hosts[i].open.pop_front() {
+        context.generation = context.generation.wrapping_add(1);
+        (context.responses_open, context.ack_pending, context.nak_pending) = (0, false, false);
+        self.host_qps[i].tracker = None;
+        self.host_qps[i].responses.clear();
+        while let Some(receive) = self.host_qps[i].taken_receives.pop_front() {
             self.flush_receive(now, i, &receive);
         }
-        while let Some(receive) = self.hosts[i].receives.pop_front() {
+        while let Some(receive) = self.host_qps[i].receives.pop_front() {
             self.flush_receive(now, i, &receive);
         }
     }
@@ -504,15 +504,15 @@ impl<M: HostMemory> Nic<M> {
     /// Completes every send request as flushed.
     pub(super) fn flush_sends(&mut self, now: Time, i: usize) {
         let context = &mut self.contexts[i];
-        context.epoch = context.epoch.wrapping_add(1);
+        context.send_epoch = context.send_epoch.wrapping_add(1);
         context.retransmit_at = Time::MAX;
         context.reads_open = 0;
         context.send_index = context.send_first;
         context.send_packet = 0;
-        self.hosts[i].again.clear();
-        self.hosts[i].scoreboard = None;
+        self.host_qps[i].retransmissions.clear();
+        self.host_qps[i].scoreboard = None;
         let cq = self.contexts[i].send_cq;
-        while let Some(entry) = self.hosts[i].sends.pop_front() {
+        while let Some(entry) = self.host_qps[i].sends.pop_front() {
             let context = &mut self.contexts[i];
             context.send_first = context.send_first.wrapping_add(1);
             context.send_index = context.send_first;
@@ -526,13 +526,13 @@ impl<M: HostMemory> Nic<M> {
     pub(super) fn complete(&mut self, now: Time, cq: CqNumber, completion: Completion) {
         let delay = self.profile.costs.dma_write;
         if delay == Span::ZERO {
-            self.land(now, cq, completion);
+            self.deliver(now, cq, completion);
         } else {
-            self.landing.push_back((now + delay, cq, completion));
+            self.pending_completions.push_back((now + delay, cq, completion));
         }
     }
 
-    pub(super) fn land(&mut self, now: Time, cq: CqNumber, completion: Completion) {
+    pub(super) fn deliver(&mut self, now: Time, cq: CqNumber, completion: Completion) {
         let Ok(queue) = self.cq(cq) else { return };
         match queue.push(completion) {
             Ok(true) => self.events.push_back(NicEvent::Completion(cq)),
@@ -544,10 +544,10 @@ impl<M: HostMemory> Nic<M> {
     /// A completion queue lost something: its queue pairs cannot go on.
     fn overflowed(&mut self, now: Time, cq: CqNumber) {
         let uses = |context: &Context| {
-            let is_live = context.is_there && !matches!(context.state, QpState::Error | QpState::Reset);
+            let is_live = context.exists && !matches!(context.state, QpState::Error | QpState::Reset);
             is_live && (context.send_cq == cq || context.receive_cq == cq)
         };
-        let users: Vec<usize> = (0..self.contexts.len()).filter(|i| uses(self.contexts.known(*i))).collect();
+        let users: Vec<usize> = (0..self.contexts.len()).filter(|i| uses(self.contexts.as_driver(*i))).collect();
         if users.is_empty() {
             return;
         }

@@ -2,8 +2,8 @@
 
 use sim::Time;
 
-use super::context::{Reply, SendEntry};
-use super::schedule::{Item, Staged, piece_bytes};
+use super::context::{PendingResponse, SendEntry};
+use super::schedule::{StagedItem, StagedPacket, piece_bytes};
 use super::{HostMemory, Nic, OutgoingPacket};
 use crate::verbs::{AccessFlags, CompletionStatus, NicAddress, ProtectionDomain, SGES_MAX, SendKind, Sge};
 use crate::wire::{
@@ -26,14 +26,14 @@ pub(super) const fn tick(now: Time) -> u16 {
 
 /// Where a packet stands in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum PacketPosition {
     Only,
     First,
     Middle,
     Last,
 }
 
-impl Part {
+impl PacketPosition {
     fn new(packet: u32, packets: u32) -> Self {
         match (packet == 0, packet + 1 == packets) {
             (true, true) => Self::Only,
@@ -82,13 +82,13 @@ impl<M: HostMemory> Nic<M> {
         }
         header.sack = sack;
         let to = context.peer;
-        self.urgent.push_back((to, header));
+        self.control_packets.push_back((to, header));
     }
 
     /// Acknowledges all that hardware knows to be there; `newest`: the packet that asked for it.
     pub(super) fn acknowledge(&mut self, i: usize, newest: Psn) {
         let context = &mut self.contexts[i];
-        let expected = context.hand.settled();
+        let expected = context.receiver.cumulative();
         let sack = self.profile.policy.is_selective().then(|| SelectiveAck {
             expected,
             newest,
@@ -100,30 +100,37 @@ impl<M: HostMemory> Nic<M> {
         self.push_ack(i, expected.plus(Psn::new(u32::MAX).get()), syndrome, sack);
     }
 
-    pub(super) fn push_notification(&mut self, i: usize, to: NicAddress, qp: QpNumber) {
+    pub(super) fn push_cnp(&mut self, i: usize, to: NicAddress, qp: QpNumber) {
         let mut header = self.header(i, Operation::CongestionNotification, Psn::new(0));
         header.destination = qp;
         header.congestion_echo = true;
         self.counters.notifications += 1;
-        self.urgent.push_back((to, header));
+        self.control_packets.push_back((to, header));
     }
 
     /// Makes a staged packet, unless it lost its sense meanwhile.
-    pub(super) fn emit(&mut self, now: Time, staged: &Staged, payload: &mut M::Payload) -> Option<OutgoingPacket> {
+    pub(super) fn emit(
+        &mut self,
+        now: Time,
+        staged: &StagedPacket,
+        payload: &mut M::Payload,
+    ) -> Option<OutgoingPacket> {
         let i = staged.qp as usize;
         let context = &self.contexts[i];
-        if !context.is_there || context.life != staged.life {
+        if !context.exists || context.generation != staged.generation {
             return None;
         }
-        let is_current = context.epoch == staged.epoch;
+        let is_current = context.send_epoch == staged.send_epoch;
         match staged.item {
-            Item::Request { .. } | Item::AskAgain { .. } if !is_current => None,
-            Item::Request { index, packet, is_again } => self.emit_request(now, i, index, (packet, is_again), payload),
-            Item::AskAgain { index, packet, packets } => self.emit_ask_again(now, i, index, packet, packets),
-            Item::Reply(reply) => {
-                let outgoing = self.emit_reply(now, i, &reply, payload);
-                if reply.packet + 1 == reply.packet_first + reply.packets {
-                    self.replied(now, i);
+            StagedItem::Request { .. } | StagedItem::ReRequest { .. } if !is_current => None,
+            StagedItem::Request { index, packet, is_again } => {
+                self.emit_request(now, i, index, (packet, is_again), payload)
+            }
+            StagedItem::ReRequest { index, packet, packets } => self.emit_rerequest(now, i, index, packet, packets),
+            StagedItem::Response(response) => {
+                let outgoing = self.emit_response(now, i, &response, payload);
+                if response.packet + 1 == response.packet_first + response.packets {
+                    self.responses_sent(now, i);
                 }
                 outgoing
             }
@@ -139,7 +146,11 @@ impl<M: HostMemory> Nic<M> {
         payload: &mut M::Payload,
     ) -> Option<OutgoingPacket> {
         let entry = self.entry(i, index)?;
-        let psn = if entry.is_asking() { entry.first.plus(self.asked_before(entry)) } else { entry.first.plus(packet) };
+        let psn = if entry.is_read_or_atomic() {
+            entry.first.plus(self.received_before(entry))
+        } else {
+            entry.first.plus(packet)
+        };
         let is_reliable = self.contexts[i].service == Service::Rc;
         if is_reliable && is_again && psn.after(self.contexts[i].unacked) < 0 {
             return None; // it arrived while it waited
@@ -156,9 +167,9 @@ impl<M: HostMemory> Nic<M> {
         }
         if is_reliable {
             header.ack_request |= is_again || self.wants_ack(i, psn);
-            self.left(now, i, psn, &header, is_again);
+            self.packet_sent(now, i, psn, &header, is_again);
         } else if is_last {
-            self.left_for_ever(now, i, index);
+            self.unreliable_sent(now, i, index);
         }
         if is_again {
             self.counters.sent_again_packets += 1;
@@ -167,14 +178,14 @@ impl<M: HostMemory> Nic<M> {
     }
 
     /// Packets of an answer that came already: a READ that is asked for again in order begins behind them.
-    fn asked_before(&self, entry: &SendEntry) -> u32 {
-        if self.profile.policy.is_selective() { 0 } else { entry.answered }
+    fn received_before(&self, entry: &SendEntry) -> u32 {
+        if self.profile.policy.is_selective() { 0 } else { entry.response_packets }
     }
 
     fn request_header(&self, now: Time, i: usize, entry: &SendEntry, packet: u32, psn: Psn) -> Option<Header> {
         let is_selective = self.profile.policy.is_selective() && self.contexts[i].service == Service::Rc;
-        let part = Part::new(packet, entry.packets);
-        let is_end = matches!(part, Part::Only | Part::Last);
+        let part = PacketPosition::new(packet, entry.packets);
+        let is_end = matches!(part, PacketPosition::Only | PacketPosition::Last);
         let operation = match entry.request.kind {
             SendKind::Send(_) | SendKind::SendWithInvalidate(_) => part.of(SEND),
             SendKind::Write(..) => part.of(WRITE),
@@ -185,7 +196,7 @@ impl<M: HostMemory> Nic<M> {
         };
         let mut header = self.header(i, operation, psn);
         let mtu = self.contexts[i].mtu();
-        header.payload_bytes = if entry.is_asking() { 0 } else { piece_bytes(entry.bytes, packet, mtu) };
+        header.payload_bytes = if entry.is_read_or_atomic() { 0 } else { piece_bytes(entry.bytes, packet, mtu) };
         header.ack_request = is_end;
         header.solicited = is_end && entry.request.solicited;
         if is_selective {
@@ -202,7 +213,7 @@ impl<M: HostMemory> Nic<M> {
                 }
             }
             SendKind::Read(remote) => {
-                let before = self.asked_before(entry) * mtu;
+                let before = self.received_before(entry) * mtu;
                 let address = remote.address.wrapping_add(u64::from(before));
                 header.reth = Some(Reth { address, key: remote.key, bytes: entry.bytes - before });
             }
@@ -227,7 +238,7 @@ impl<M: HostMemory> Nic<M> {
     }
 
     /// Asks again for some packets of an answer: the same request, a part of its range.
-    fn emit_ask_again(&mut self, now: Time, i: usize, index: u32, packet: u32, packets: u32) -> Option<OutgoingPacket> {
+    fn emit_rerequest(&mut self, now: Time, i: usize, index: u32, packet: u32, packets: u32) -> Option<OutgoingPacket> {
         let entry = self.entry(i, index).filter(|entry| !entry.is_done)?;
         let mut header = self.request_header(now, i, entry, 0, entry.first)?;
         let mtu = self.contexts[i].mtu();
@@ -240,35 +251,42 @@ impl<M: HostMemory> Nic<M> {
             placement.packet = packet;
         }
         self.counters.sent_again_packets += 1;
-        self.asked_again(now, i, index);
-        self.wait_for_answer(now, i);
+        self.rerequest_sent(now, i, index);
+        self.await_response(now, i);
         Some(OutgoingPacket { to: self.contexts[i].peer, header })
     }
 
-    fn emit_reply(&mut self, now: Time, i: usize, reply: &Reply, payload: &mut M::Payload) -> Option<OutgoingPacket> {
+    fn emit_response(
+        &mut self,
+        now: Time,
+        i: usize,
+        response: &PendingResponse,
+        payload: &mut M::Payload,
+    ) -> Option<OutgoingPacket> {
         let is_selective = self.profile.policy.is_selective();
-        let part = Part::new(reply.packet - reply.packet_first, reply.packets);
-        let operation = if reply.value.is_some() { Operation::AtomicAcknowledge } else { part.of(READ_RESPONSE) };
-        let offset = reply.packet - reply.packet_first;
-        let psn = if is_selective { reply.psn } else { reply.psn.plus(offset) };
+        let part = PacketPosition::new(response.packet - response.packet_first, response.packets);
+        let operation = if response.value.is_some() { Operation::AtomicAcknowledge } else { part.of(READ_RESPONSE) };
+        let offset = response.packet - response.packet_first;
+        let psn = if is_selective { response.psn } else { response.psn.plus(offset) };
         let mut header = self.header(i, operation, psn);
         let context = &self.contexts[i];
-        if part != Part::Middle {
+        if part != PacketPosition::Middle {
             let syndrome = Syndrome::Ack { credit_code: CREDIT_CODE_NONE };
             header.aeth = Some(Aeth { syndrome, messages: context.messages & MESSAGE_MASK });
         }
         if is_selective {
-            header.placement = Some(PlacementHeader { message: reply.message, packet: reply.packet, sent: reply.sent });
+            header.placement =
+                Some(PlacementHeader { message: response.message, packet: response.packet, sent: response.sent });
         }
-        if let Some(value) = reply.value {
+        if let Some(value) = response.value {
             header.atomic = Some(AtomicEth { address: 0, key: Default::default(), swap_or_add: value, compare: 0 });
             return Some(OutgoingPacket { to: context.peer, header });
         }
         let (mtu, to) = (context.mtu(), context.peer);
-        header.payload_bytes = piece_bytes(reply.bytes, offset, mtu);
-        let address = reply.address + u64::from(offset) * u64::from(mtu);
+        header.payload_bytes = piece_bytes(response.bytes, offset, mtu);
+        let address = response.address + u64::from(offset) * u64::from(mtu);
         if header.payload_bytes > 0 && self.memory.gather(address, header.payload_bytes, payload, 0).is_err() {
-            self.refuse(now, i, psn, Syndrome::RemoteOperation);
+            self.send_nak(now, i, psn, Syndrome::RemoteOperation);
             return None;
         }
         Some(OutgoingPacket { to, header })
@@ -284,7 +302,7 @@ impl<M: HostMemory> Nic<M> {
         payload: &mut M::Payload,
     ) -> Result<(), CompletionStatus> {
         let mut done = 0;
-        for part in parts(pieces, offset, bytes) {
+        for part in sge_parts(pieces, offset, bytes) {
             let host = self.table.check_local(domain, &part, AccessFlags::empty());
             let address = host.map_err(|_| CompletionStatus::LocalProtection)?;
             self.memory.gather(address, part.bytes, payload, done).map_err(|_| CompletionStatus::LocalProtection)?;
@@ -295,7 +313,7 @@ impl<M: HostMemory> Nic<M> {
 }
 
 /// The parts of pieces of memory that hold so many bytes of a message, from this one on.
-pub(super) fn parts(pieces: &[Sge; SGES_MAX], offset: u32, bytes: u32) -> impl Iterator<Item = Sge> + '_ {
+pub(super) fn sge_parts(pieces: &[Sge; SGES_MAX], offset: u32, bytes: u32) -> impl Iterator<Item = Sge> + '_ {
     let (mut skip, mut left) = (offset, bytes);
     pieces.iter().filter_map(move |piece| {
         let skipped = skip.min(piece.bytes);

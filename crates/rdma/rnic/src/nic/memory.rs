@@ -19,10 +19,10 @@ pub trait HostMemory {
     type Payload: ?Sized;
 
     /// A payload's first bytes, for as long as a NIC keeps the packet: nothing where only lengths matter.
-    fn kept(payload: &Self::Payload, bytes: u32) -> Vec<u8>;
+    fn copy_payload(payload: &Self::Payload, bytes: u32) -> Vec<u8>;
 
     /// The payload that was kept.
-    fn payload_of(kept: &[u8]) -> &Self::Payload;
+    fn payload_from_copy(kept: &[u8]) -> &Self::Payload;
 
     /// Copies memory into a payload, from the payload's byte `at` on.
     ///
@@ -62,11 +62,11 @@ pub struct NoMemory;
 impl HostMemory for NoMemory {
     type Payload = ();
 
-    fn kept((): &(), _: u32) -> Vec<u8> {
+    fn copy_payload((): &(), _: u32) -> Vec<u8> {
         Vec::new()
     }
 
-    fn payload_of(_: &[u8]) -> &() {
+    fn payload_from_copy(_: &[u8]) -> &() {
         &()
     }
 
@@ -117,11 +117,11 @@ impl ByteMemory {
 impl HostMemory for ByteMemory {
     type Payload = [u8];
 
-    fn kept(payload: &[u8], bytes: u32) -> Vec<u8> {
+    fn copy_payload(payload: &[u8], bytes: u32) -> Vec<u8> {
         payload[..payload.len().min(bytes as usize)].to_vec()
     }
 
-    fn payload_of(kept: &[u8]) -> &[u8] {
+    fn payload_from_copy(kept: &[u8]) -> &[u8] {
         kept
     }
 

@@ -1,4 +1,4 @@
-//! Contexts that come and go: what the engine does with [`Pool`].
+//! Contexts that come and go: what the engine does with [`ContextPool`].
 //!
 //! | who needs a context | what happens when it is away |
 //! |---|---|
@@ -16,7 +16,7 @@ use std::ops::{Index, IndexMut};
 use sim::Time;
 
 use super::context::Context;
-use super::pool::{NOWHERE, Parked, Pool};
+use super::pool::{ContextPool, NO_INDEX, ParkedPacket};
 use super::{HostMemory, Nic};
 use crate::verbs::NicAddress;
 use crate::wire::{Header, QpNumber};
@@ -24,26 +24,26 @@ use crate::wire::{Header, QpNumber};
 /// All contexts, in the host's memory or on chip. To look at one that is away is a bug, and in builds with debug
 /// assertions a panic: hardware has only what it fetched.
 #[derive(Debug, Default)]
-pub(super) struct Contexts {
+pub(super) struct ContextTable {
     all: Vec<Context>,
     /// Which are away; empty where all are on chip for ever.
-    away: Vec<bool>,
+    nonresident: Vec<bool>,
 }
 
-impl Contexts {
+impl ContextTable {
     pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    pub fn push(&mut self, context: Context, is_away: bool) {
+    pub fn push(&mut self, context: Context, is_nonresident: bool) {
         self.all.push(context);
-        if is_away {
-            self.away.push(true);
+        if is_nonresident {
+            self.nonresident.push(true);
         }
     }
 
     /// As the driver sees it, wherever it lies.
-    pub fn known(&self, i: usize) -> &Context {
+    pub fn as_driver(&self, i: usize) -> &Context {
         &self.all[i]
     }
 
@@ -57,42 +57,42 @@ impl Contexts {
         self.all.iter()
     }
 
-    pub fn is_away(&self, i: usize) -> bool {
-        self.away.get(i).copied().unwrap_or(false)
+    pub fn is_nonresident(&self, i: usize) -> bool {
+        self.nonresident.get(i).copied().unwrap_or(false)
     }
 
-    fn set_away(&mut self, i: usize, is_away: bool) {
-        if let Some(away) = self.away.get_mut(i) {
-            *away = is_away;
+    fn set_nonresident(&mut self, i: usize, is_nonresident: bool) {
+        if let Some(nonresident) = self.nonresident.get_mut(i) {
+            *nonresident = is_nonresident;
         }
     }
 }
 
-impl Index<usize> for Contexts {
+impl Index<usize> for ContextTable {
     type Output = Context;
 
     fn index(&self, i: usize) -> &Context {
-        debug_assert!(!self.is_away(i), "the context of queue pair {i} is in the host's memory");
+        debug_assert!(!self.is_nonresident(i), "the context of queue pair {i} is in the host's memory");
         &self.all[i]
     }
 }
 
-impl IndexMut<usize> for Contexts {
+impl IndexMut<usize> for ContextTable {
     fn index_mut(&mut self, i: usize) -> &mut Context {
-        debug_assert!(!self.is_away(i), "the context of queue pair {i} is in the host's memory");
+        debug_assert!(!self.is_nonresident(i), "the context of queue pair {i} is in the host's memory");
         &mut self.all[i]
     }
 }
 
 impl<M: HostMemory> Nic<M> {
     /// The driver works on a context, wherever it lies.
-    pub(super) fn by_driver<R>(&mut self, now: Time, i: usize, work: impl FnOnce(&mut Self) -> R) -> R {
-        let was_away = self.contexts.is_away(i);
-        self.contexts.set_away(i, false);
-        let result = work(self);
-        if was_away {
-            self.leave_time(now, i);
-            self.contexts.set_away(i, true);
+    pub(super) fn by_driver<R>(&mut self, now: Time, i: usize, readiness: impl FnOnce(&mut Self) -> R) -> R {
+        let was_nonresident = self.contexts.is_nonresident(i);
+        self.contexts.set_nonresident(i, false);
+        let result = readiness(self);
+        if was_nonresident {
+            self.save_deadline(now, i);
+            self.contexts.set_nonresident(i, true);
         }
         result
     }
@@ -106,13 +106,13 @@ impl<M: HostMemory> Nic<M> {
         is_marked: bool,
         payload: Option<&M::Payload>,
     ) -> bool {
-        let Some(i) = self.index_away(header.destination) else {
+        let Some(i) = self.nonresident_index(header.destination) else {
             self.counters.cache_hits += u64::from(self.pool.is_some());
             return false;
         };
         self.counters.cache_misses += 1;
-        let kept = payload.map(|payload| M::kept(payload, header.payload_bytes));
-        let parked = Parked::new(source, header, is_marked, kept);
+        let kept = payload.map(|payload| M::copy_payload(payload, header.payload_bytes));
+        let parked = ParkedPacket::new(source, header, is_marked, kept);
         let has_room = self.pool.as_mut().is_some_and(|pool| pool.park(i, parked));
         if has_room {
             self.counters.parked_packets += 1;
@@ -123,13 +123,13 @@ impl<M: HostMemory> Nic<M> {
         true
     }
 
-    fn index_away(&self, qp: QpNumber) -> Option<usize> {
+    fn nonresident_index(&self, qp: QpNumber) -> Option<usize> {
         let pool = self.pool.as_ref()?;
-        self.index(qp).filter(|i| !pool.is_here(*i))
+        self.index(qp).filter(|i| !pool.is_resident(*i))
     }
 
     /// A context that is on chip is used.
-    pub(super) fn context_used(&mut self, i: usize) {
+    pub(super) fn mark_context_used(&mut self, i: usize) {
         if let Some(pool) = &mut self.pool {
             pool.used(i);
         }
@@ -177,14 +177,14 @@ impl<M: HostMemory> Nic<M> {
         if self.pool.is_none() {
             return self.pipeline.ready.pop_front().map(|i| i as usize);
         }
-        self.look_ahead(now);
+        self.prefetch(now);
         self.pool.as_mut()?.pop_ready()
     }
 
     /// A queue pair's turn is over; it stands last if it has more to do.
-    pub(super) fn turn_ends(&mut self, now: Time, i: usize) {
+    pub(super) fn end_quantum(&mut self, now: Time, i: usize) {
         match &mut self.pool {
-            Some(pool) => pool.turn_ends(i),
+            Some(pool) => pool.end_quantum(i),
             None => self.contexts[i].is_queued = false,
         }
         self.activate(now, i);
@@ -192,16 +192,16 @@ impl<M: HostMemory> Nic<M> {
     }
 
     /// Asks for the contexts of those whose turns come soon.
-    fn look_ahead(&mut self, now: Time) {
+    fn prefetch(&mut self, now: Time) {
         let Some(pool) = &mut self.pool else { return };
-        while let Some(i) = pool.look_ahead() {
-            let is_here = pool.is_here(i);
-            if !is_here && !pool.want(i) {
+        while let Some(i) = pool.next_prefetch() {
+            let is_resident = pool.is_resident(i);
+            if !is_resident && !pool.request_fetch(i) {
                 break;
             }
-            self.counters.cache_hits += u64::from(is_here);
-            self.counters.cache_misses += u64::from(!is_here);
-            pool.looked_ahead(i);
+            self.counters.cache_hits += u64::from(is_resident);
+            self.counters.cache_misses += u64::from(!is_resident);
+            pool.prefetched(i);
         }
         self.begin_reads(now);
     }
@@ -210,15 +210,15 @@ impl<M: HostMemory> Nic<M> {
 
     /// Begins the reads that can begin: each takes a slot, and whose slot it was leaves.
     fn begin_reads(&mut self, now: Time) {
-        while let Some(read) = self.pool.as_mut().and_then(Pool::next_read) {
+        while let Some(read) = self.pool.as_mut().and_then(ContextPool::next_read) {
             if let Some(victim) = read.victim {
-                self.leave_time(now, victim);
-                self.contexts.set_away(victim, true);
+                self.save_deadline(now, victim);
+                self.contexts.set_nonresident(victim, true);
             }
             let costs = self.profile.costs;
             let Some(pool) = &mut self.pool else { return };
             let constants = *pool.constants();
-            let mut at = self.pipeline.carried(now, &costs, constants.read_bytes) + costs.dma_read;
+            let mut at = self.pipeline.dma_transfer(now, &costs, constants.read_bytes) + costs.dma_read;
             if read.victim.is_some() && read.is_changed {
                 self.counters.contexts_written_back += 1;
                 pool.write_free_at = pool.write_free_at.max(now) + costs.dma_bytes(constants.write_bytes);
@@ -230,34 +230,34 @@ impl<M: HostMemory> Nic<M> {
     }
 
     /// A context leaves, or stays away: what it waits for is kept by a coarse time on chip.
-    fn leave_time(&mut self, now: Time, i: usize) {
-        let (context, host) = (&self.contexts.all[i], &self.hosts[i]);
+    fn save_deadline(&mut self, now: Time, i: usize) {
+        let (context, host) = (&self.contexts.all[i], &self.host_qps[i]);
         let is_repairing = host.scoreboard.is_some() || context.reads_open > 0;
         // Until a time that may have passed without anybody having looked: then this is looked at late, not never.
-        let is_held = context.armed_at <= context.not_ready_until.max(context.pace_at);
+        let is_held = context.timer_at <= context.send_not_before.max(context.pace_at);
         let waits = context.retransmit_at < Time::MAX || is_repairing || is_held;
         // Whose turn comes for what is to be sent again need not be looked at before.
-        let has_turn = !host.again.is_empty() && self.is_queued(i);
-        let at = if waits && !has_turn { context.armed_at } else { Time::MAX };
-        self.contexts.all[i].armed_at = at;
+        let has_turn = !host.retransmissions.is_empty() && self.is_queued(i);
+        let at = if waits && !has_turn { context.timer_at } else { Time::MAX };
+        self.contexts.all[i].timer_at = at;
         let Some(pool) = &mut self.pool else { return };
         if at < Time::MAX {
             let coarse = pool.set_deadline(i, now, at);
-            self.timers.look_at(coarse, i);
+            self.timers.push(coarse, i);
         } else {
             pool.clear_deadline(i);
         }
     }
 
     /// A time has come for a queue pair whose context is away. False when that is there.
-    pub(super) fn is_time_for_away(&mut self, now: Time, i: usize) -> bool {
-        let Some(pool) = self.pool.as_mut().filter(|pool| !pool.is_here(i)) else { return false };
+    pub(super) fn nonresident_timer_due(&mut self, now: Time, i: usize) -> bool {
+        let Some(pool) = self.pool.as_mut().filter(|pool| !pool.is_resident(i)) else { return false };
         if pool.is_due(i, now) {
-            if pool.want(i) {
+            if pool.request_fetch(i) {
                 pool.clear_deadline(i);
             } else {
                 let coarse = pool.set_deadline(i, now, now);
-                self.timers.look_at(coarse, i);
+                self.timers.push(coarse, i);
             }
             self.begin_reads(now);
         }
@@ -265,35 +265,35 @@ impl<M: HostMemory> Nic<M> {
     }
 
     /// Takes in contexts that have come, and does what waited for them. True when one had.
-    pub(super) fn contexts_due(&mut self, now: Time) -> bool {
+    pub(super) fn admit_fetched(&mut self, now: Time) -> bool {
         let mut has_any = false;
         while let Some((i, parked)) = self.pool.as_mut().and_then(|pool| pool.next_arrival(now)) {
             has_any = true;
-            self.contexts.set_away(i, false);
-            self.context_came(now, i, parked);
+            self.contexts.set_nonresident(i, false);
+            self.context_arrived(now, i, parked);
             self.begin_reads(now);
         }
         has_any
     }
 
     /// What a context was missed for, in order; then its times, which are exact again.
-    fn context_came(&mut self, now: Time, i: usize, mut parked: u16) {
-        while parked != NOWHERE {
+    fn context_arrived(&mut self, now: Time, i: usize, mut parked: u16) {
+        while parked != NO_INDEX {
             let Some((packet, next)) = self.pool.as_mut().and_then(|pool| pool.unpark(parked)) else { break };
             parked = next;
-            let Parked { source, header, is_marked, payload, .. } = packet;
+            let ParkedPacket { source, header, is_marked, payload, .. } = packet;
             match payload {
-                Some(kept) => self.take_in(now, source, &header, is_marked, M::payload_of(&kept)),
-                None => self.take_head_in(now, source, &header),
+                Some(kept) => self.process(now, source, &header, is_marked, M::payload_from_copy(&kept)),
+                None => self.process_trimmed(now, source, &header),
             }
         }
         let context = &mut self.contexts[i];
-        let at = std::mem::replace(&mut context.armed_at, Time::MAX).min(context.retransmit_at);
+        let at = std::mem::replace(&mut context.timer_at, Time::MAX).min(context.retransmit_at);
         if at <= now {
-            self.contexts[i].armed_at = at;
+            self.contexts[i].timer_at = at;
             self.timer_due(now, i);
         } else if at < Time::MAX {
-            self.arm(i, at);
+            self.arm_timer(i, at);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Contexts on chip for a part of the queue pairs: what is on chip of all of them, which contexts are there or on their
 //! way, and who waits for them.
 //!
-//! Of every queue pair there is an [`Entry`] of 8 bytes: where its context lies, its place in the schedule queue, and a
+//! Of every queue pair there is an [`DirectoryEntry`] of 8 bytes: where its context lies, its place in the schedule queue, and a
 //! coarse time at which it wants to be looked at. Contexts lie in the host's memory; a pool on chip holds those that
 //! are used. Because the schedule queue says who sends next, contexts are fetched before their turn; what was received
 //! for a context that is not there stays in the receive buffer until it is.
@@ -15,9 +15,9 @@ use crate::verbs::NicAddress;
 use crate::wire::Header;
 
 /// Fetches, slots and parked packets are numbered by 16 bits, without this one.
-pub(super) const NOWHERE: u16 = u16::MAX;
+pub(super) const NO_INDEX: u16 = u16::MAX;
 /// Queue pairs are numbered by 24 bits, without this one.
-pub(super) const NOBODY: u32 = (1 << 24) - 1;
+pub(super) const NO_QP: u32 = (1 << 24) - 1;
 /// Unit of coarse times: 2^24 ps (16.8 us), mod 2^16; a sweep over all entries takes no longer.
 const TICK_SHIFT: u32 = 24;
 /// The farthest that a coarse time can be ahead: it is looked at then, and put off again.
@@ -26,22 +26,22 @@ const TICKS_AHEAD_MAX: u64 = (1 << 15) - 1;
 bitflags::bitflags! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     struct Flags: u8 {
-        /// The context is in the pool; `place` is its slot.
-        const HERE = 1;
-        /// It is being fetched, or waits for that; `place` is the fetch.
-        const COMING = 1 << 1;
+        /// The context is in the pool; `index` is its slot.
+        const RESIDENT = 1;
+        /// It is being fetched, or waits for that; `index` is the fetch.
+        const FETCHING = 1 << 1;
         /// In the schedule queue, or being decided on.
         const QUEUED = 1 << 2;
         /// `deadline` counts.
-        const TIMED = 1 << 3;
+        const HAS_DEADLINE = 1 << 3;
     }
 }
 
 /// A number of a queue pair in 3 bytes, or nobody's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Link([u8; 3]);
+struct QpLink([u8; 3]);
 
-impl Link {
+impl QpLink {
     const NONE: Self = Self([0xFF; 3]);
 
     fn of(i: usize) -> Self {
@@ -57,20 +57,20 @@ impl Link {
 
 /// What is on chip of each queue pair.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
-    place: u16,
+pub(super) struct DirectoryEntry {
+    index: u16,
     /// When it is to be looked at while its context is away, in coarse ticks.
     deadline: u16,
     /// Who is behind it in the schedule queue.
-    next: Link,
+    next: QpLink,
     flags: Flags,
 }
 
-const _: () = assert!(size_of::<Entry>() == 8, "a queue pair costs 8 bytes on chip");
+const _: () = assert!(size_of::<DirectoryEntry>() == 8, "a queue pair costs 8 bytes on chip");
 
 /// A place in the pool, besides the context itself.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Slot {
+pub(super) struct PoolSlot {
     qp: u32,
     /// Turns, packets and headers of the slow path that need the context soon.
     pins: u32,
@@ -80,11 +80,11 @@ pub(super) struct Slot {
     is_changed: bool,
 }
 
-const _: () = assert!(size_of::<Slot>() <= 12);
+const _: () = assert!(size_of::<PoolSlot>() <= 12);
 
 /// A context that is wanted.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fetch {
+pub(super) struct ContextFetch {
     qp: u32,
     /// Turns that need it.
     pins: u32,
@@ -94,11 +94,11 @@ pub(super) struct Fetch {
     parked_last: u16,
 }
 
-const _: () = assert!(size_of::<Fetch>() <= 16);
+const _: () = assert!(size_of::<ContextFetch>() <= 16);
 
 /// A packet in the receive buffer whose context is not there; `next` is what the buffer needs besides the packet.
 #[derive(Debug)]
-pub(super) struct Parked {
+pub(super) struct ParkedPacket {
     next: u16,
     pub source: NicAddress,
     pub header: Header,
@@ -107,9 +107,9 @@ pub(super) struct Parked {
     pub payload: Option<Vec<u8>>,
 }
 
-impl Parked {
+impl ParkedPacket {
     pub fn new(source: NicAddress, header: &Header, is_marked: bool, payload: Option<Vec<u8>>) -> Self {
-        Self { next: NOWHERE, source, header: *header, is_marked, payload }
+        Self { next: NO_INDEX, source, header: *header, is_marked, payload }
     }
 
     fn bytes(&self) -> u32 {
@@ -122,48 +122,48 @@ pub(super) const PARKED_LINK_BYTES: usize = size_of::<u16>();
 
 /// The schedule queue: a list through the entries.
 #[derive(Clone, Copy, Debug)]
-struct Ready {
-    first: Link,
-    last: Link,
+struct ScheduleQueue {
+    first: QpLink,
+    last: QpLink,
     /// The first whose context was not asked for yet.
-    cursor: Link,
+    cursor: QpLink,
     /// How many before that.
     ahead: u32,
 }
 
 /// All of it.
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(super) struct ContextPool {
     constants: ContextPoolConfig,
-    entries: Vec<Entry>,
-    slots: Vec<Slot>,
+    entries: Vec<DirectoryEntry>,
+    slots: Vec<PoolSlot>,
     /// Slots with pins.
     pinned: usize,
     /// Where the search for a victim goes on.
-    hand: usize,
-    ready: Ready,
-    fetches: Vec<Fetch>,
+    clock_hand: usize,
+    ready: ScheduleQueue,
+    fetches: Vec<ContextFetch>,
     fetches_free: Vec<u16>,
     /// Fetches that wait for a slot or for a read that ends, in order.
     wanted: VecDeque<u16>,
     /// Reads under way and when they end, in order.
     reading: VecDeque<(Time, u16)>,
-    parked: Vec<Option<Parked>>,
+    parked: Vec<Option<ParkedPacket>>,
     parked_free: Vec<u16>,
     parked_bytes: u32,
     /// When the link to the host's memory has carried what was written.
     pub write_free_at: Time,
 }
 
-impl Pool {
+impl ContextPool {
     pub fn new(constants: &ContextPoolConfig) -> Self {
         Self {
             constants: *constants,
             entries: Vec::new(),
             slots: Vec::new(),
             pinned: 0,
-            hand: 0,
-            ready: Ready { first: Link::NONE, last: Link::NONE, cursor: Link::NONE, ahead: 0 },
+            clock_hand: 0,
+            ready: ScheduleQueue { first: QpLink::NONE, last: QpLink::NONE, cursor: QpLink::NONE, ahead: 0 },
             fetches: Vec::new(),
             fetches_free: Vec::new(),
             wanted: VecDeque::new(),
@@ -181,11 +181,11 @@ impl Pool {
 
     /// A new queue pair, whose context lies in the host's memory.
     pub fn add(&mut self) {
-        self.entries.push(Entry { place: NOWHERE, deadline: 0, next: Link::NONE, flags: Flags::empty() });
+        self.entries.push(DirectoryEntry { index: NO_INDEX, deadline: 0, next: QpLink::NONE, flags: Flags::empty() });
     }
 
-    pub fn is_here(&self, i: usize) -> bool {
-        self.entries[i].flags.contains(Flags::HERE)
+    pub fn is_resident(&self, i: usize) -> bool {
+        self.entries[i].flags.contains(Flags::RESIDENT)
     }
 
     /// When the next context comes; [`Time::MAX`] when none does.
@@ -200,43 +200,43 @@ impl Pool {
     }
 
     /// A queue pair's turn is over, or was none.
-    pub fn turn_ends(&mut self, i: usize) {
+    pub fn end_quantum(&mut self, i: usize) {
         self.entries[i].flags.remove(Flags::QUEUED);
     }
 
     /// Puts a queue pair last.
     pub fn push_ready(&mut self, i: usize) {
-        let link = Link::of(i);
+        let link = QpLink::of(i);
         self.entries[i].flags.insert(Flags::QUEUED);
-        self.entries[i].next = Link::NONE;
+        self.entries[i].next = QpLink::NONE;
         match self.ready.last.index() {
             Some(last) => self.entries[last].next = link,
             None => self.ready.first = link,
         }
         self.ready.last = link;
-        if self.ready.cursor == Link::NONE {
+        if self.ready.cursor == QpLink::NONE {
             self.ready.cursor = link;
         }
     }
 
     /// Takes the first, if its context is there; it stays pinned.
     pub fn pop_ready(&mut self) -> Option<usize> {
-        let i = self.ready.first.index().filter(|i| self.ready.ahead > 0 && self.is_here(*i))?;
+        let i = self.ready.first.index().filter(|i| self.ready.ahead > 0 && self.is_resident(*i))?;
         self.ready.first = self.entries[i].next;
-        if self.ready.first == Link::NONE {
-            self.ready.last = Link::NONE;
+        if self.ready.first == QpLink::NONE {
+            self.ready.last = QpLink::NONE;
         }
         self.ready.ahead -= 1;
         Some(i)
     }
 
     /// Whose context is to be asked for next, if it is time for that.
-    pub fn look_ahead(&self) -> Option<usize> {
+    pub fn next_prefetch(&self) -> Option<usize> {
         self.ready.cursor.index().filter(|_| self.ready.ahead < self.constants.ahead)
     }
 
     /// That one is pinned now.
-    pub fn looked_ahead(&mut self, i: usize) {
+    pub fn prefetched(&mut self, i: usize) {
         self.pin(i);
         self.ready.cursor = self.entries[i].next;
         self.ready.ahead += 1;
@@ -246,34 +246,34 @@ impl Pool {
 
     /// Keeps a context that is there, or comes, until it is unpinned.
     pub fn pin(&mut self, i: usize) {
-        let Entry { place, flags, .. } = self.entries[i];
-        if flags.contains(Flags::HERE) {
-            let slot = &mut self.slots[usize::from(place)];
+        let DirectoryEntry { index, flags, .. } = self.entries[i];
+        if flags.contains(Flags::RESIDENT) {
+            let slot = &mut self.slots[usize::from(index)];
             self.pinned += usize::from(slot.pins == 0);
             slot.pins += 1;
-        } else if flags.contains(Flags::COMING) {
-            self.fetches[usize::from(place)].pins += 1;
+        } else if flags.contains(Flags::FETCHING) {
+            self.fetches[usize::from(index)].pins += 1;
         }
     }
 
     pub fn unpin(&mut self, i: usize) {
-        assert!(self.is_here(i), "what is pinned is there");
-        let slot = &mut self.slots[usize::from(self.entries[i].place)];
+        assert!(self.is_resident(i), "what is pinned is there");
+        let slot = &mut self.slots[usize::from(self.entries[i].index)];
         slot.pins -= 1;
         self.pinned -= usize::from(slot.pins == 0);
     }
 
     /// A context is used, and changed.
     pub fn used(&mut self, i: usize) {
-        let slot = &mut self.slots[usize::from(self.entries[i].place)];
+        let slot = &mut self.slots[usize::from(self.entries[i].index)];
         (slot.is_used, slot.is_changed) = (true, true);
     }
 
     /// A slot that nobody needs soon: an empty one, or one that was not used for long (second chance).
-    fn find_slot(&mut self) -> Option<u16> {
+    fn find_victim(&mut self) -> Option<u16> {
         let slots = self.slots.len();
         if slots < self.constants.contexts as usize {
-            self.slots.push(Slot { qp: NOBODY, pins: 0, is_used: false, is_changed: false });
+            self.slots.push(PoolSlot { qp: NO_QP, pins: 0, is_used: false, is_changed: false });
             return Some(slots as u16);
         }
         if self.pinned == slots {
@@ -281,8 +281,8 @@ impl Pool {
         }
         // The first time round takes chances away; the second time, one without is found.
         for _ in 0..2 * slots {
-            let at = self.hand;
-            self.hand = (at + 1) % slots;
+            let at = self.clock_hand;
+            self.clock_hand = (at + 1) % slots;
             let slot = &mut self.slots[at];
             if slot.pins == 0 && !std::mem::take(&mut slot.is_used) {
                 return Some(at as u16);
@@ -294,18 +294,19 @@ impl Pool {
     // --- fetches ---
 
     /// Whether a context comes, or is asked for now; false when there are too many.
-    pub fn want(&mut self, i: usize) -> bool {
-        if self.entries[i].flags.contains(Flags::COMING) {
+    pub fn request_fetch(&mut self, i: usize) -> bool {
+        if self.entries[i].flags.contains(Flags::FETCHING) {
             return true;
         }
-        let fetch = Fetch { qp: i as u32, pins: 0, slot: NOWHERE, parked_first: NOWHERE, parked_last: NOWHERE };
-        let Some(place) = insert(&mut self.fetches, &mut self.fetches_free, self.constants.fetches, fetch) else {
+        let fetch =
+            ContextFetch { qp: i as u32, pins: 0, slot: NO_INDEX, parked_first: NO_INDEX, parked_last: NO_INDEX };
+        let Some(index) = insert(&mut self.fetches, &mut self.fetches_free, self.constants.fetches, fetch) else {
             return false;
         };
         let entry = &mut self.entries[i];
-        entry.flags.insert(Flags::COMING);
-        entry.place = place;
-        self.wanted.push_back(place);
+        entry.flags.insert(Flags::FETCHING);
+        entry.index = index;
+        self.wanted.push_back(index);
         true
     }
 
@@ -315,18 +316,18 @@ impl Pool {
         if self.reading.len() >= self.constants.reads as usize {
             return None;
         }
-        let slot = self.find_slot()?;
+        let slot = self.find_victim()?;
         self.wanted.pop_front();
-        let Slot { qp, is_changed, .. } = self.slots[usize::from(slot)];
-        let victim = (qp != NOBODY).then_some(qp as usize);
+        let PoolSlot { qp, is_changed, .. } = self.slots[usize::from(slot)];
+        let victim = (qp != NO_QP).then_some(qp as usize);
         self.pinned += 1;
         let qp = self.fetches[usize::from(fetch)].qp;
-        self.slots[usize::from(slot)] = Slot { qp, pins: 1, is_used: true, is_changed: false };
+        self.slots[usize::from(slot)] = PoolSlot { qp, pins: 1, is_used: true, is_changed: false };
         self.fetches[usize::from(fetch)].slot = slot;
         if let Some(victim) = victim {
             let entry = &mut self.entries[victim];
-            entry.flags.remove(Flags::HERE);
-            entry.place = NOWHERE;
+            entry.flags.remove(Flags::RESIDENT);
+            entry.index = NO_INDEX;
         }
         Some(NextRead { fetch, victim, is_changed })
     }
@@ -341,11 +342,11 @@ impl Pool {
     pub fn next_arrival(&mut self, now: Time) -> Option<(usize, u16)> {
         let fetch = super::pop_front_if(&mut self.reading, |(at, _)| *at <= now)?.1;
         self.fetches_free.push(fetch);
-        let Fetch { qp, pins, slot, parked_first, .. } = self.fetches[usize::from(fetch)];
+        let ContextFetch { qp, pins, slot, parked_first, .. } = self.fetches[usize::from(fetch)];
         let entry = &mut self.entries[qp as usize];
-        entry.flags.remove(Flags::COMING | Flags::TIMED);
-        entry.flags.insert(Flags::HERE);
-        entry.place = slot;
+        entry.flags.remove(Flags::FETCHING | Flags::HAS_DEADLINE);
+        entry.flags.insert(Flags::RESIDENT);
+        entry.index = slot;
         let slot = &mut self.slots[usize::from(slot)];
         slot.pins = pins;
         self.pinned -= usize::from(pins == 0);
@@ -355,15 +356,15 @@ impl Pool {
     // --- packets that wait ---
 
     /// Keeps a packet until its context comes; false when there is no room.
-    pub fn park(&mut self, i: usize, parked: Parked) -> bool {
+    pub fn park(&mut self, i: usize, parked: ParkedPacket) -> bool {
         let bytes = self.parked_bytes.saturating_add(parked.bytes());
-        if bytes > self.constants.parked_bytes || !self.want(i) {
+        if bytes > self.constants.parked_bytes || !self.request_fetch(i) {
             return false;
         }
         let most = self.constants.parked_packets;
         let Some(at) = insert(&mut self.parked, &mut self.parked_free, most, Some(parked)) else { return false };
         self.parked_bytes = bytes;
-        let fetch = &mut self.fetches[usize::from(self.entries[i].place)];
+        let fetch = &mut self.fetches[usize::from(self.entries[i].index)];
         let before = std::mem::replace(&mut fetch.parked_last, at);
         match self.parked.get_mut(usize::from(before)) {
             Some(Some(before)) => before.next = at,
@@ -373,7 +374,7 @@ impl Pool {
     }
 
     /// Gives a packet back, and who came after it.
-    pub fn unpark(&mut self, at: u16) -> Option<(Parked, u16)> {
+    pub fn unpark(&mut self, at: u16) -> Option<(ParkedPacket, u16)> {
         let parked = self.parked.get_mut(usize::from(at))?.take()?;
         self.parked_free.push(at);
         self.parked_bytes -= parked.bytes();
@@ -389,19 +390,19 @@ impl Pool {
         let tick = at.ps().div_ceil(1 << TICK_SHIFT).clamp(soonest + 1, soonest + TICKS_AHEAD_MAX);
         let entry = &mut self.entries[i];
         entry.deadline = tick as u16;
-        entry.flags.insert(Flags::TIMED);
+        entry.flags.insert(Flags::HAS_DEADLINE);
         Time::from_ps(tick << TICK_SHIFT)
     }
 
     pub fn clear_deadline(&mut self, i: usize) {
-        self.entries[i].flags.remove(Flags::TIMED);
+        self.entries[i].flags.remove(Flags::HAS_DEADLINE);
     }
 
     /// Whether the coarse time of a queue pair has come.
     pub fn is_due(&self, i: usize, now: Time) -> bool {
-        let Entry { deadline, flags, .. } = self.entries[i];
+        let DirectoryEntry { deadline, flags, .. } = self.entries[i];
         let tick = (now.ps() >> TICK_SHIFT) as u16;
-        flags.contains(Flags::TIMED) && tick.wrapping_sub(deadline).cast_signed() >= 0
+        flags.contains(Flags::HAS_DEADLINE) && tick.wrapping_sub(deadline).cast_signed() >= 0
     }
 }
 
@@ -443,14 +444,14 @@ mod tests {
         write_bytes: 1,
     };
 
-    fn pool(qps: usize) -> Pool {
-        let mut pool = Pool::new(&CONSTANTS);
+    fn pool(qps: usize) -> ContextPool {
+        let mut pool = ContextPool::new(&CONSTANTS);
         (0..qps).for_each(|_| pool.add());
         pool
     }
 
     /// Lets whoever is wanted come.
-    fn come(pool: &mut Pool) -> Vec<usize> {
+    fn come(pool: &mut ContextPool) -> Vec<usize> {
         let mut came = Vec::new();
         while let Some(read) = pool.next_read() {
             pool.begin_read(read.fetch, Time::ZERO);
@@ -463,20 +464,20 @@ mod tests {
     fn a_context_that_is_pinned_stays_and_one_that_was_used_goes_last() {
         let mut pool = pool(9);
         for i in 0..4 {
-            assert!(pool.want(i));
+            assert!(pool.request_fetch(i));
             assert_eq!(come(&mut pool), [i]);
         }
         pool.pin(1);
-        assert!(pool.want(7));
+        assert!(pool.request_fetch(7));
         let first = pool.next_read().unwrap();
         assert_eq!((first.victim, first.is_changed), (Some(0), false), "all were used: the first one");
         pool.begin_read(first.fetch, Time::ZERO);
-        assert_eq!(pool.next_arrival(Time::ZERO), Some((7, NOWHERE)));
+        assert_eq!(pool.next_arrival(Time::ZERO), Some((7, NO_INDEX)));
         pool.used(2);
-        assert!(pool.want(8));
+        assert!(pool.request_fetch(8));
         let second = pool.next_read().unwrap();
         assert_eq!((second.victim, second.is_changed), (Some(3), false), "1 is pinned, 2 was used again");
-        assert!(pool.is_here(1) && pool.is_here(2) && !pool.is_here(0) && !pool.is_here(8));
+        assert!(pool.is_resident(1) && pool.is_resident(2) && !pool.is_resident(0) && !pool.is_resident(8));
         pool.unpin(1);
     }
 
@@ -484,11 +485,11 @@ mod tests {
     fn where_all_are_pinned_a_fetch_waits() {
         let mut pool = pool(9);
         for i in 0..4 {
-            assert!(pool.want(i));
+            assert!(pool.request_fetch(i));
             pool.pin(i);
             assert_eq!(come(&mut pool), [i]);
         }
-        assert!(pool.want(5));
+        assert!(pool.request_fetch(5));
         assert!(pool.next_read().is_none());
         pool.unpin(2);
         assert_eq!(pool.next_read().unwrap().victim, Some(2));
@@ -500,15 +501,15 @@ mod tests {
         [3, 5, 6].into_iter().for_each(|i| pool.push_ready(i));
         assert_eq!(pool.pop_ready(), None);
         for i in [3, 5] {
-            assert_eq!(pool.look_ahead(), Some(i));
-            assert!(pool.want(i));
-            pool.looked_ahead(i);
+            assert_eq!(pool.next_prefetch(), Some(i));
+            assert!(pool.request_fetch(i));
+            pool.prefetched(i);
         }
-        assert_eq!(pool.look_ahead(), None, "as far as it looks");
+        assert_eq!(pool.next_prefetch(), None, "as far as it looks");
         assert_eq!(come(&mut pool), [3, 5]);
-        assert_eq!((pool.pop_ready(), pool.look_ahead()), (Some(3), Some(6)));
+        assert_eq!((pool.pop_ready(), pool.next_prefetch()), (Some(3), Some(6)));
         assert!(pool.is_queued(3));
-        pool.turn_ends(3);
+        pool.end_quantum(3);
         pool.push_ready(3);
         assert_eq!(pool.pop_ready(), Some(5));
         assert_eq!(pool.pop_ready(), None, "nobody asked for the context of 6 yet");
@@ -519,7 +520,7 @@ mod tests {
         use crate::wire::{Operation, Psn, QpNumber, Service};
         let mut pool = pool(2);
         let header = |psn| Header::bare(Service::Rc, Operation::WriteOnly, QpNumber(2), Psn::new(psn));
-        let parked = |psn| Parked::new(NicAddress(0), &header(psn), false, None);
+        let parked = |psn| ParkedPacket::new(NicAddress(0), &header(psn), false, None);
         assert!(pool.park(1, parked(1)) && pool.park(1, parked(2)) && !pool.park(1, parked(3)));
         let read = pool.next_read().unwrap();
         pool.begin_read(read.fetch, Time::ZERO);
@@ -527,10 +528,10 @@ mod tests {
         assert_eq!(i, 1);
         let (one, next) = pool.unpark(first).unwrap();
         let (two, end) = pool.unpark(next).unwrap();
-        assert_eq!((one.header.psn.get(), two.header.psn.get(), end), (1, 2, NOWHERE));
+        assert_eq!((one.header.psn.get(), two.header.psn.get(), end), (1, 2, NO_INDEX));
         assert_eq!(pool.parked_bytes, 0);
         let large = Header { payload_bytes: 1000, ..header(4) };
-        assert!(!pool.park(0, Parked::new(NicAddress(0), &large, false, None)), "more bytes than there may be");
+        assert!(!pool.park(0, ParkedPacket::new(NicAddress(0), &large, false, None)), "more bytes than there may be");
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub const MTU_BYTES_MAX: u32 = 4096;
 pub const WINDOW_PACKETS_MAX: u32 = 512;
 
 /// Queue pairs of a NIC that pages contexts, at most: it numbers them by 24 bits.
-const QPS_PAGED_MAX: u32 = super::pool::NOBODY - 1;
+const QPS_PAGED_MAX: u32 = super::pool::NO_QP - 1;
 
 /// How a NIC finds what is lost, and where it keeps what it must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -224,7 +224,7 @@ pub struct NicProfile {
     /// How packets come to the wire.
     pub scheduling: Scheduling,
     /// When a sender stops waiting.
-    pub patience: RetransmitTimeout,
+    pub retransmit_timeout: RetransmitTimeout,
     /// Of [`TransportPolicy::ConnectionCache`].
     pub cache: Option<ContextCacheConfig>,
     /// Of [`TransportPolicy::SrnicPaged`].
@@ -253,7 +253,7 @@ impl NicProfile {
     /// A NIC with this policy that costs nothing: live, and where only the protocol matters. Congestion is not
     /// controlled, but IRN has no policy without a bound and begins with 512 packets.
     pub fn new(policy: TransportPolicy) -> Self {
-        let patience = match policy {
+        let retransmit_timeout = match policy {
             TransportPolicy::GoBackN | TransportPolicy::ConnectionCache => RetransmitTimeout::Attribute,
             TransportPolicy::Irn => {
                 RetransmitTimeout::LowHigh { low: Span::from_ns(100_000.0), high: Span::from_ns(320_000.0), packets: 3 }
@@ -280,7 +280,7 @@ impl NicProfile {
                 decisions: 64,
                 fetches_wqes: policy.has_slow_path(),
             },
-            patience,
+            retransmit_timeout,
             cache: (policy == TransportPolicy::ConnectionCache).then_some(cache),
             pool: (policy == TransportPolicy::SrnicPaged).then_some(ContextPoolConfig::modelled()),
             control_queue: 16_384,

@@ -2,12 +2,12 @@
 
 use sim::{Span, Time};
 
-use super::congestion::Acknowledged;
+use super::congestion::AckSample;
 use super::context::SendEntry;
 use super::emit::MESSAGE_BITS;
 use super::profile::RetransmitTimeout;
-use super::schedule::Again;
-use super::software::Entry;
+use super::schedule::Retransmission;
+use super::slow_path::ControlEntry;
 use super::{HostMemory, Nic, NicEvent};
 use crate::verbs::{Completion, CompletionKind, CompletionStatus, QpState, SendKind};
 use crate::wire::{Header, Operation, Psn, SelectiveAck, Service, Syndrome};
@@ -17,33 +17,33 @@ const BACKOFF_MAX: u8 = 10;
 /// The unit of the attribute "ACK timer".
 const ACK_TIMER_PS: u64 = 4_096_000;
 /// RNR retries without end.
-pub(super) const NOT_READY_FOR_EVER: u8 = 7;
+pub(super) const RNR_RETRIES_INFINITE: u8 = 7;
 
 /// Times of the RNR timer by code, in units of 10 us (IBA table 46).
-const NOT_READY_10_US: [u32; 32] = [
+const RNR_TIMER_10_US: [u32; 32] = [
     65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
     6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152,
 ];
 
 /// How long a code of the RNR timer is.
-pub(super) fn not_ready_time(code: u8) -> Span {
-    Span::from_ps(u64::from(NOT_READY_10_US[usize::from(code & 31)]) * 10_000_000)
+pub(super) fn rnr_time(code: u8) -> Span {
+    Span::from_ps(u64::from(RNR_TIMER_10_US[usize::from(code & 31)]) * 10_000_000)
 }
 
 impl<M: HostMemory> Nic<M> {
     pub(super) fn entry(&self, i: usize, index: u32) -> Option<&SendEntry> {
         let at = index.wrapping_sub(self.contexts[i].send_first) as usize;
-        self.hosts[i].sends.get(at)
+        self.host_qps[i].sends.get(at)
     }
 
     pub(super) fn entry_mut(&mut self, i: usize, index: u32) -> Option<&mut SendEntry> {
         let at = index.wrapping_sub(self.contexts[i].send_first) as usize;
-        self.hosts[i].sends.get_mut(at)
+        self.host_qps[i].sends.get_mut(at)
     }
 
     /// The request that a packet number belongs to.
     pub(super) fn index_of(&self, i: usize, psn: Psn) -> Option<u32> {
-        let sends = &self.hosts[i].sends;
+        let sends = &self.host_qps[i].sends;
         let after = sends.partition_point(|entry| entry.is_started && psn.after(entry.first) >= 0);
         let at = after.checked_sub(1)?;
         let is_within = psn.after(sends[at].first).cast_unsigned() < sends[at].psns;
@@ -55,16 +55,16 @@ impl<M: HostMemory> Nic<M> {
     /// once; a quarter of it is soon enough.
     pub(super) fn wants_ack(&self, i: usize, psn: Psn) -> bool {
         let context = &self.contexts[i];
-        let window_packets = (context.control.window_bytes() / context.mtu()).min(self.profile.window_packets);
+        let window_packets = (context.congestion.window_bytes() / context.mtu()).min(self.profile.window_packets);
         psn.get().is_multiple_of(self.profile.ack_packets.min(window_packets / 4).max(1))
     }
 
     /// A request's packet is on the wire: time begins to count.
-    pub(super) fn left(&mut self, now: Time, i: usize, psn: Psn, header: &Header, is_again: bool) {
+    pub(super) fn packet_sent(&mut self, now: Time, i: usize, psn: Psn, header: &Header, is_again: bool) {
         if is_again {
             self.contexts[i].is_timing = false;
-            if let Some(scoreboard) = &mut self.hosts[i].scoreboard {
-                scoreboard.left(psn, super::emit::tick(now));
+            if let Some(scoreboard) = &mut self.host_qps[i].scoreboard {
+                scoreboard.on_retransmit(psn, super::emit::tick(now));
             }
         } else {
             let context = &mut self.contexts[i];
@@ -72,64 +72,64 @@ impl<M: HostMemory> Nic<M> {
                 (context.is_timing, context.timed_psn, context.timed_at) = (true, psn, now);
             }
         }
-        self.wait_for_answer(now, i);
+        self.await_response(now, i);
     }
 
     /// Begins to wait, if nothing is waited for yet; a probe is put off by each packet, for it asks about the last.
-    pub(super) fn wait_for_answer(&mut self, now: Time, i: usize) {
-        let is_probing = matches!(self.profile.patience, RetransmitTimeout::Probe { .. });
+    pub(super) fn await_response(&mut self, now: Time, i: usize) {
+        let is_probing = matches!(self.profile.retransmit_timeout, RetransmitTimeout::Probe { .. });
         let is_waiting = self.contexts[i].retransmit_at < Time::MAX;
         if !is_waiting {
-            self.contexts[i].progressed(now);
+            self.contexts[i].note_progress(now);
         }
         if !is_waiting || is_probing {
-            self.set_patience(now, i);
+            self.set_retransmit_timer(now, i);
         }
     }
 
-    pub(super) fn set_patience(&mut self, now: Time, i: usize) {
-        let at = self.patience(i).map_or(Time::MAX, |patience| now + patience);
+    pub(super) fn set_retransmit_timer(&mut self, now: Time, i: usize) {
+        let at = self.retransmit_timeout(i).map_or(Time::MAX, |timeout| now + timeout);
         self.contexts[i].retransmit_at = at;
         if at < Time::MAX {
-            self.arm(i, at);
+            self.arm_timer(i, at);
         }
     }
 
     /// How long to wait for an answer.
-    fn patience(&self, i: usize) -> Option<Span> {
+    fn retransmit_timeout(&self, i: usize) -> Option<Span> {
         let context = &self.contexts[i];
-        match self.profile.patience {
-            RetransmitTimeout::Attribute => self.attribute_time(i),
+        match self.profile.retransmit_timeout {
+            RetransmitTimeout::Attribute => self.ack_timeout(i),
             RetransmitTimeout::LowHigh { low, high, packets } => {
                 let is_few = context.next.after(context.unacked).cast_unsigned() < packets;
                 Some(if is_few { low } else { high })
             }
             RetransmitTimeout::Probe { least, first } => {
                 let measured = context.smoothed_rtt().map(|rtt| rtt * 2 + context.rtt_variation() * 4);
-                let once = measured.map_or(first, |span| span.max(least)) + self.hosts[i].reordering;
+                let once = measured.map_or(first, |span| span.max(least)) + self.host_qps[i].reordering_window;
                 let doubled = once * (1 << context.backoff.min(BACKOFF_MAX));
                 // Never longer than the time that the program gave for an answer.
-                Some(self.attribute_time(i).map_or(doubled, |time| doubled.min(time.max(once))))
+                Some(self.ack_timeout(i).map_or(doubled, |time| doubled.min(time.max(once))))
             }
         }
     }
 
-    fn attribute_time(&self, i: usize) -> Option<Span> {
+    fn ack_timeout(&self, i: usize) -> Option<Span> {
         let code = self.contexts[i].ack_timer_code;
         (code > 0).then(|| Span::from_ps(ACK_TIMER_PS << code))
     }
 
     /// The last packet of an unreliable request left: that is all there is to it.
-    pub(super) fn left_for_ever(&mut self, now: Time, i: usize, index: u32) {
+    pub(super) fn unreliable_sent(&mut self, now: Time, i: usize, index: u32) {
         if let Some(entry) = self.entry_mut(i, index) {
             entry.is_done = true;
         }
         self.contexts[i].unacked = self.contexts[i].next;
-        self.reap(now, i);
+        self.complete_finished(now, i);
     }
 
     /// An acknowledgement, a refusal, or an answer with content.
-    pub(super) fn answer(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) {
+    pub(super) fn response(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) {
         let context = &self.contexts[i];
         let is_sending = matches!(context.state, QpState::ReadyToSend | QpState::SendQueueDrain);
         if context.service != Service::Rc || !is_sending {
@@ -139,40 +139,40 @@ impl<M: HostMemory> Nic<M> {
         match (header.operation, header.aeth, header.sack) {
             (Operation::Acknowledge, Some(ack), sack) => match ack.syndrome {
                 Syndrome::Ack { .. } => match sack.filter(|_| self.profile.policy.is_selective()) {
-                    Some(sack) => self.acknowledged_selectively(now, i, &sack),
-                    None => self.acknowledged_plainly(now, i, header),
+                    Some(sack) => self.ack_selective(now, i, &sack),
+                    None => self.ack_plain(now, i, header),
                 },
                 Syndrome::SequenceError if self.profile.policy.is_selective() => match sack {
-                    Some(sack) => self.told_lost(now, i, header.psn, &sack),
+                    Some(sack) => self.trim_nak_received(now, i, header.psn, &sack),
                     None => self.counters.drop_unasked += 1,
                 },
-                syndrome => self.refused(now, i, header.psn, syndrome),
+                syndrome => self.nak_received(now, i, header.psn, syndrome),
             },
             (Operation::Acknowledge, None, _) => self.counters.drop_malformed += 1,
-            _ if self.profile.policy.is_selective() => self.content_selective(now, i, header, payload),
-            _ => self.content_in_order(now, i, header, payload),
+            _ if self.profile.policy.is_selective() => self.response_selective(now, i, header, payload),
+            _ => self.response_in_order(now, i, header, payload),
         }
     }
 
     /// Without selective repeat: all up to this number arrived.
-    fn acknowledged_plainly(&mut self, now: Time, i: usize, header: &Header) {
-        if self.profile.policy.is_selective() || !self.is_answer(i, header.psn) {
+    fn ack_plain(&mut self, now: Time, i: usize, header: &Header) {
+        if self.profile.policy.is_selective() || !self.is_plausible_ack(i, header.psn) {
             self.counters.drop_unasked += 1;
             return;
         }
         let marked = u32::from(header.congestion_echo);
-        if !self.progress(now, i, header.psn.plus(1), marked) {
+        if !self.advance_unacked(now, i, header.psn.plus(1), marked) {
             self.go_back_once(now, i); // an answer with content was lost on its way
         }
     }
 
     /// Whether this number is one that an answer can be about: the last one acknowledged, or one on its way.
-    fn is_answer(&self, i: usize, psn: Psn) -> bool {
+    fn is_plausible_ack(&self, i: usize, psn: Psn) -> bool {
         let context = &self.contexts[i];
         psn.plus(1).after(context.unacked) >= 0 && psn.after(context.sent_end) < 0
     }
 
-    fn acknowledged_selectively(&mut self, now: Time, i: usize, sack: &SelectiveAck) {
+    fn ack_selective(&mut self, now: Time, i: usize, sack: &SelectiveAck) {
         let context = &self.contexts[i];
         if sack.expected.after(context.sent_end) > 0 || sack.newest.after(context.sent_end) >= 0 {
             self.counters.drop_unasked += 1;
@@ -183,77 +183,78 @@ impl<M: HostMemory> Nic<M> {
         // on for as long as such answers come would ask for ever.
         if !is_old {
             self.contexts[i].backoff = 0; // the peer is there
-            self.progress(now, i, sack.expected, u32::from(sack.marked));
+            self.advance_unacked(now, i, sack.expected, u32::from(sack.marked));
         }
-        if self.contexts[i].state != QpState::Error && (sack.arrived != 0 || self.contexts[i].is_followed) {
-            self.contexts[i].is_followed = true;
-            self.queue_for_software(now, i, Entry::Acknowledged(*sack));
+        if self.contexts[i].state != QpState::Error && (sack.arrived != 0 || self.contexts[i].is_tracked) {
+            self.contexts[i].is_tracked = true;
+            self.queue_to_slow_path(now, i, ControlEntry::Sack(*sack));
         }
     }
 
     /// All before `to` arrived. False when an answer with content in between is missing.
-    pub(super) fn progress(&mut self, now: Time, i: usize, to: Psn, marked: u32) -> bool {
-        let limit = self.progress_limit(i, to);
+    pub(super) fn advance_unacked(&mut self, now: Time, i: usize, to: Psn, marked: u32) -> bool {
+        let limit = self.unacked_limit(i, to);
         let before = self.contexts[i].unacked;
         let packets = limit.after(before).max(0).cast_unsigned();
-        self.observe(now, i, limit, packets, marked);
+        self.sample_congestion(now, i, limit, packets, marked);
         if packets > 0 {
             let context = &mut self.contexts[i];
             context.unacked = limit;
             if limit.after(context.next) > 0 {
-                self.position_at(i, limit);
+                self.rewind_to(i, limit);
             }
-            self.news(now, i);
-            self.reap(now, i);
+            self.reset_retries(now, i);
+            self.complete_finished(now, i);
             self.activate(now, i);
         }
         limit == to || packets > 0
     }
 
     /// In order, nothing behind an answer that is not complete counts as acknowledged.
-    fn progress_limit(&self, i: usize, to: Psn) -> Psn {
+    fn unacked_limit(&self, i: usize, to: Psn) -> Psn {
         if self.profile.policy.is_selective() || self.contexts[i].reads_open == 0 {
             return to;
         }
-        let open = self.hosts[i].sends.iter().find(|entry| entry.is_started && entry.is_asking() && !entry.is_done);
-        match open.map(|entry| entry.first.plus(entry.answered)) {
+        let open =
+            self.host_qps[i].sends.iter().find(|entry| entry.is_started && entry.is_read_or_atomic() && !entry.is_done);
+        match open.map(|entry| entry.first.plus(entry.response_packets)) {
             Some(missing) if to.after(missing) > 0 => missing,
             _ => to,
         }
     }
 
     /// What an acknowledgement tells about the way there and back.
-    fn observe(&mut self, now: Time, i: usize, to: Psn, packets: u32, marked: u32) {
+    fn sample_congestion(&mut self, now: Time, i: usize, to: Psn, packets: u32, marked: u32) {
         let context = &mut self.contexts[i];
-        let is_timed = context.is_timing && to.after(context.timed_psn) > 0;
-        let rtt = is_timed.then(|| now.since(context.timed_at));
+        let has_costs = context.is_timing && to.after(context.timed_psn) > 0;
+        let rtt = has_costs.then(|| now.since(context.timed_at));
         if let Some(rtt) = rtt {
             context.is_timing = false;
-            context.measured(rtt);
+            context.sample_rtt(rtt);
         }
         let mtu_bytes = context.mtu();
         let bytes = packets.saturating_mul(mtu_bytes);
-        let ack = Acknowledged { bytes, packets, marked, to, next: context.next, rtt, mtu_bytes };
-        context.control.acknowledged(&self.profile.congestion, &ack);
+        let ack = AckSample { bytes, packets, marked, to, next: context.next, rtt, mtu_bytes };
+        context.congestion.on_ack(&self.profile.congestion, &ack);
     }
 
     /// Something came: patience begins anew.
-    pub(super) fn news(&mut self, now: Time, i: usize) {
+    pub(super) fn reset_retries(&mut self, now: Time, i: usize) {
         let context = &mut self.contexts[i];
         context.retries_left = context.retries;
-        context.not_ready_left = context.not_ready_retries;
+        context.rnr_retries_left = context.rnr_retries;
         (context.backoff, context.went_back) = (0, false);
-        context.progressed(now);
+        context.note_progress(now);
         let is_waiting = context.unacked != context.next || context.reads_open > 0;
         if is_waiting {
-            self.set_patience(now, i);
+            self.set_retransmit_timer(now, i);
         } else {
             context.retransmit_at = Time::MAX;
         }
     }
 
     /// With selective repeat: of this one packet only the head arrived.
-    fn told_lost(&mut self, now: Time, i: usize, psn: Psn, sack: &SelectiveAck) {
+    fn trim_nak_received(&mut self, now: Time, i: usize, psn: Psn, sack: &SelectiveAck) {
         let context = &mut self.contexts[i];
         let is_sent = |psn: Psn| psn.after(context.sent_end) < 0;
         if psn.after(sack.expected) < 0 || sack.expected.after(context.unacked) < 0 || !is_sent(psn) {
@@ -261,21 +262,21 @@ impl<M: HostMemory> Nic<M> {
             return;
         }
         context.backoff = 0; // the peer is there
-        context.is_followed = true;
-        self.progress(now, i, sack.expected, u32::from(sack.marked));
+        context.is_tracked = true;
+        self.advance_unacked(now, i, sack.expected, u32::from(sack.marked));
         if self.contexts[i].state != QpState::Error {
-            self.queue_for_software(now, i, Entry::Lost(psn));
+            self.queue_to_slow_path(now, i, ControlEntry::TrimNak(psn));
         }
     }
 
     /// The peer says no.
-    fn refused(&mut self, now: Time, i: usize, psn: Psn, syndrome: Syndrome) {
+    fn nak_received(&mut self, now: Time, i: usize, psn: Psn, syndrome: Syndrome) {
         let is_selective = self.profile.policy.is_selective();
         if psn.after(self.contexts[i].unacked) < 0 || psn.after(self.contexts[i].sent_end) >= 0 {
             self.counters.drop_unasked += 1;
             return;
         }
-        self.progress(now, i, psn, 0);
+        self.advance_unacked(now, i, psn, 0);
         // An answer before it may be missing; its request goes again first, and the refusal comes again.
         if self.contexts[i].unacked != psn && !is_selective {
             self.go_back_once(now, i);
@@ -284,51 +285,51 @@ impl<M: HostMemory> Nic<M> {
         match syndrome {
             Syndrome::Ack { .. } => {}
             Syndrome::SequenceError => self.go_back_once(now, i),
-            Syndrome::ReceiverNotReady { timer_code } => self.not_ready(now, i, psn, timer_code),
+            Syndrome::ReceiverNotReady { timer_code } => self.receiver_not_ready(now, i, psn, timer_code),
             Syndrome::InvalidRequest => self.fail_at(now, i, psn, CompletionStatus::RemoteInvalidRequest),
             Syndrome::RemoteAccess => self.fail_at(now, i, psn, CompletionStatus::RemoteAccess),
             Syndrome::RemoteOperation => self.fail_at(now, i, psn, CompletionStatus::RemoteOperation),
         }
     }
 
-    fn not_ready(&mut self, now: Time, i: usize, psn: Psn, timer_code: u8) {
+    fn receiver_not_ready(&mut self, now: Time, i: usize, psn: Psn, timer_code: u8) {
         let context = &mut self.contexts[i];
-        if context.not_ready_until > now {
+        if context.send_not_before > now {
             return; // the same news, once more
         }
         context.backoff = 0; // the peer is there
-        if context.not_ready_left == 0 {
+        if context.rnr_retries_left == 0 {
             self.fail_at(now, i, psn, CompletionStatus::ReceiverNotReadyExceeded);
             return;
         }
-        if context.not_ready_left < NOT_READY_FOR_EVER {
-            context.not_ready_left -= 1;
+        if context.rnr_retries_left < RNR_RETRIES_INFINITE {
+            context.rnr_retries_left -= 1;
         }
-        let until = now + not_ready_time(timer_code);
-        context.not_ready_until = until;
+        let until = now + rnr_time(timer_code);
+        context.send_not_before = until;
         context.is_timing = false;
         context.retransmit_at = Time::MAX;
         if self.profile.policy.is_selective() {
-            self.all_again_from(i, psn);
+            self.retransmit_all_from(i, psn);
         } else {
             self.go_back(i);
         }
-        self.arm(i, until);
+        self.arm_timer(i, until);
     }
 
     /// The receiver dropped this packet for want of a receive request, and so perhaps any behind it.
-    fn all_again_from(&mut self, i: usize, psn: Psn) {
-        let (end, host) = (self.contexts[i].sent_end, &mut self.hosts[i]);
-        host.again.retain(|again| matches!(again, Again::Answer { .. }));
+    fn retransmit_all_from(&mut self, i: usize, psn: Psn) {
+        let (end, host) = (self.contexts[i].sent_end, &mut self.host_qps[i]);
+        host.retransmissions.retain(|again| matches!(again, Retransmission::Response { .. }));
         let outstanding = 0..end.after(psn).max(0).cast_unsigned();
         for psn in outstanding.map(|packet| psn.plus(packet)) {
             match &mut host.scoreboard {
                 Some(board) if board.has(psn) => {}
                 board => {
                     if let Some(board) = board {
-                        board.sends_again(psn);
+                        board.mark_queued(psn);
                     }
-                    host.again.push_back(Again::Packet(psn));
+                    host.retransmissions.push_back(Retransmission::Packet(psn));
                 }
             }
         }
@@ -339,46 +340,48 @@ impl<M: HostMemory> Nic<M> {
         if !self.contexts[i].went_back {
             self.contexts[i].went_back = true;
             self.go_back(i);
-            self.contexts[i].not_ready_until = now + self.profile.costs.go_back;
+            self.contexts[i].send_not_before = now + self.profile.costs.go_back;
             self.activate(now, i);
         }
     }
 
     fn go_back(&mut self, i: usize) {
         self.contexts[i].is_timing = false;
-        self.position_at(i, self.contexts[i].unacked);
+        self.rewind_to(i, self.contexts[i].unacked);
     }
 
     /// What is sent next begins with this packet; what was prepared is worthless.
-    fn position_at(&mut self, i: usize, psn: Psn) {
-        let (context, host) = (&mut self.contexts[i], &self.hosts[i]);
-        context.epoch = context.epoch.wrapping_add(1);
+    fn rewind_to(&mut self, i: usize, psn: Psn) {
+        let (context, host) = (&mut self.contexts[i], &self.host_qps[i]);
+        context.send_epoch = context.send_epoch.wrapping_add(1);
         context.next = psn;
         let within = |entry: &SendEntry| entry.is_started && psn.after(entry.first.plus(entry.psns)) >= 0;
         let at = host.sends.partition_point(within);
         context.send_index = context.send_first.wrapping_add(at as u32);
         context.send_packet = match host.sends.get(at) {
-            Some(entry) if entry.is_started && !entry.is_asking() => psn.after(entry.first).max(0).cast_unsigned(),
+            Some(entry) if entry.is_started && !entry.is_read_or_atomic() => {
+                psn.after(entry.first).max(0).cast_unsigned()
+            }
             _ => 0,
         };
     }
 
     /// Nothing came for so long.
-    pub(super) fn patience_ends(&mut self, now: Time, i: usize) {
+    pub(super) fn retransmit_timer_expired(&mut self, now: Time, i: usize) {
         let context = &mut self.contexts[i];
         context.retransmit_at = Time::MAX;
         let is_waiting = context.unacked != context.next || context.reads_open > 0;
         if !is_waiting || !matches!(context.state, QpState::ReadyToSend | QpState::SendQueueDrain) {
             return;
         }
-        if !self.hosts[i].again.is_empty() {
+        if !self.host_qps[i].retransmissions.is_empty() {
             // What is to be sent again waits for its turn among many: nobody was asked since.
-            self.set_patience(now, i);
+            self.set_retransmit_timer(now, i);
             self.activate(now, i);
             return;
         }
         self.counters.timeouts += 1;
-        if self.is_over(now, i) {
+        if self.are_retries_exhausted(now, i) {
             let first = self.contexts[i].send_first;
             self.fail(now, i, first, CompletionStatus::RetryExceeded);
             return;
@@ -392,23 +395,23 @@ impl<M: HostMemory> Nic<M> {
             self.contexts[i].went_back = false;
             self.go_back(i);
         }
-        self.set_patience(now, i);
+        self.set_retransmit_timer(now, i);
         self.activate(now, i);
     }
 
     /// Whether it was tried often enough; with probes, which come sooner, for as long as well. Time alone proves
     /// nothing: a host that stood still has asked nobody.
-    fn is_over(&mut self, now: Time, i: usize) -> bool {
-        let waited = self.contexts[i].waited(now);
-        let allowed = self.attribute_time(i);
+    fn are_retries_exhausted(&mut self, now: Time, i: usize) -> bool {
+        let time_since_progress = self.contexts[i].time_since_progress(now);
+        let allowed = self.ack_timeout(i);
         let context = &mut self.contexts[i];
-        if self.profile.patience == RetransmitTimeout::Attribute {
-            let is_over = context.retries_left == 0;
+        if self.profile.retransmit_timeout == RetransmitTimeout::Attribute {
+            let are_retries_exhausted = context.retries_left == 0;
             context.retries_left = context.retries_left.saturating_sub(1);
-            return is_over;
+            return are_retries_exhausted;
         }
         context.backoff >= context.retries
-            && allowed.is_some_and(|once| waited >= once * (u64::from(context.retries) + 1))
+            && allowed.is_some_and(|once| time_since_progress >= once * (u64::from(context.retries) + 1))
     }
 
     /// Asks what arrived: by the last packet, whose acknowledgement tells of all before; by the first that is missing
@@ -418,33 +421,33 @@ impl<M: HostMemory> Nic<M> {
         let context = &self.contexts[i];
         let (first, last) = (context.unacked, context.next.plus(Psn::new(u32::MAX).get()));
         if first == context.next {
-            self.ask_again_for_all(i);
+            self.rerequest_all(i);
             return;
         }
         let is_srnic = self.profile.policy.has_slow_path();
-        match &mut self.hosts[i].scoreboard {
+        match &mut self.host_qps[i].scoreboard {
             Some(scoreboard) if !is_srnic || scoreboard.has(last) => {
                 // IRN: all that is missing. SRNIC: the first; its acknowledgement finds the others.
-                let again = scoreboard.all_again(first, if is_srnic { 1 } else { u32::MAX });
-                self.hosts[i].again.extend(again.into_iter().map(Again::Packet));
+                let again = scoreboard.requeue(first, if is_srnic { 1 } else { u32::MAX });
+                self.host_qps[i].retransmissions.extend(again.into_iter().map(Retransmission::Packet));
             }
             _ => {
                 let psn = if is_srnic { last } else { first };
-                self.hosts[i].again.push_back(Again::Packet(psn));
+                self.host_qps[i].retransmissions.push_back(Retransmission::Packet(psn));
             }
         }
     }
 
     /// Completes, in order, what is done.
-    pub(super) fn reap(&mut self, now: Time, i: usize) {
-        while let Some(entry) = self.hosts[i].sends.front() {
+    pub(super) fn complete_finished(&mut self, now: Time, i: usize) {
+        while let Some(entry) = self.host_qps[i].sends.front() {
             let context = &self.contexts[i];
             if let Some(status) = entry.failed {
                 let first = context.send_first;
                 self.fail(now, i, first, status);
                 return;
             }
-            let is_done = if entry.is_asking() || context.service != Service::Rc {
+            let is_done = if entry.is_read_or_atomic() || context.service != Service::Rc {
                 entry.is_done
             } else {
                 entry.is_started && context.unacked.after(entry.first.plus(entry.psns)) >= 0
@@ -453,8 +456,8 @@ impl<M: HostMemory> Nic<M> {
                 break;
             }
             let (id, kind, bytes) = (entry.request.id, completion_kind(&entry.request.kind), entry.bytes);
-            let is_signalled = entry.request.signalled || self.hosts[i].signals_all;
-            self.hosts[i].sends.pop_front();
+            let is_signalled = entry.request.signalled || self.host_qps[i].signals_all;
+            self.host_qps[i].sends.pop_front();
             let context = &mut self.contexts[i];
             context.send_first = context.send_first.wrapping_add(1);
             if is_signalled {
@@ -467,16 +470,16 @@ impl<M: HostMemory> Nic<M> {
                 self.complete(now, cq, completion);
             }
         }
-        self.drained(i);
+        self.report_drained(i);
     }
 
     /// Tells once that a drained queue pair has finished what it had begun.
-    pub(super) fn drained(&mut self, i: usize) {
-        let is_idle = !self.hosts[i].sends.front().is_some_and(|entry| entry.is_started);
+    pub(super) fn report_drained(&mut self, i: usize) {
+        let is_idle = !self.host_qps[i].sends.front().is_some_and(|entry| entry.is_started);
         let qp = self.number(i);
         let context = &mut self.contexts[i];
-        if context.state == QpState::SendQueueDrain && is_idle && !context.drain_is_told {
-            context.drain_is_told = true;
+        if context.state == QpState::SendQueueDrain && is_idle && !context.drain_reported {
+            context.drain_reported = true;
             self.events.push_back(NicEvent::Drained(qp));
         }
     }
@@ -497,11 +500,11 @@ impl<M: HostMemory> Nic<M> {
         if index != first {
             let is_new = self.entry_mut(i, index).is_some_and(|entry| entry.failed.replace(status).is_none());
             if is_new {
-                self.reap(now, i);
+                self.complete_finished(now, i);
             }
             return;
         }
-        let Some(entry) = self.hosts[i].sends.pop_front() else { return };
+        let Some(entry) = self.host_qps[i].sends.pop_front() else { return };
         self.contexts[i].send_first = first.wrapping_add(1);
         let kind = completion_kind(&entry.request.kind);
         let completion = Completion::new(entry.request.id, self.number(i), status, kind);
@@ -518,13 +521,13 @@ impl<M: HostMemory> Nic<M> {
     }
 
     /// The request that an index on the wire names, if it waits for an answer with content.
-    pub(super) fn asking(&self, i: usize, message: u32) -> Option<u32> {
+    pub(super) fn open_read_or_atomic(&self, i: usize, message: u32) -> Option<u32> {
         let unused = u32::BITS - MESSAGE_BITS;
         let first = self.contexts[i].send_first;
         let offset = (message.wrapping_sub(first) << unused) >> unused;
         let index = first.wrapping_add(offset);
         let entry = self.entry(i, index)?;
-        (entry.is_started && entry.is_asking() && !entry.is_done).then_some(index)
+        (entry.is_started && entry.is_read_or_atomic() && !entry.is_done).then_some(index)
     }
 }
 

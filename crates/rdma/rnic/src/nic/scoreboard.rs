@@ -8,28 +8,28 @@
 use sim::{Span, Time};
 
 use super::TransportPolicy;
-use super::bits::PacketBitmap;
+use super::packet_bitmap::PacketBitmap;
 use crate::wire::{Psn, SelectiveAck};
 
 /// Packets that an acknowledgement's bitmap tells of, the first that is missing among them.
-const TOLD_PACKETS: u32 = 1 + u128::BITS;
+const SACK_PACKETS: u32 = 1 + u128::BITS;
 /// Picoseconds of a tick of the clock that packets carry.
 const TICK_PS: u64 = 1_024_000;
 /// Each repair that was needed takes this part of what was learned about reordering away again.
-const FORGET_PART: u64 = 64;
+const WINDOW_DECAY_PART: u64 = 64;
 
 /// A missing packet.
 #[derive(Clone, Copy, Debug)]
-struct Missing {
+struct MissingPacket {
     psn: Psn,
     since: Time,
-    state: Search,
+    state: LossState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Search {
+enum LossState {
     /// It may only be late.
-    Waits,
+    Overtaken,
     /// It is to be sent again.
     Queued,
     /// It was sent again at this tick.
@@ -38,7 +38,7 @@ enum Search {
 
 /// What an acknowledgement brought to light.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct LossReport {
     /// To be sent again.
     pub lost: Vec<Psn>,
     /// How late the latest packet was that was not lost.
@@ -57,13 +57,13 @@ pub(super) struct Scoreboard {
     arrived: PacketBitmap,
     arrived_count: u32,
     /// All before this arrived or are in `missing`.
-    judged_to: Psn,
-    missing: Vec<Missing>,
+    examined_to: Psn,
+    missing: Vec<MissingPacket>,
 }
 
 impl Scoreboard {
     pub fn new(base: Psn) -> Box<Self> {
-        Box::new(Self { base, arrived: PacketBitmap::EMPTY, arrived_count: 0, judged_to: base, missing: Vec::new() })
+        Box::new(Self { base, arrived: PacketBitmap::EMPTY, arrived_count: 0, examined_to: base, missing: Vec::new() })
     }
 
     /// Packets behind the first missing one that arrived.
@@ -82,38 +82,38 @@ impl Scoreboard {
     }
 
     /// An acknowledgement; `unacked` is what hardware has made of it and of others.
-    pub fn acknowledged(
+    pub fn on_ack(
         &mut self,
         now: Time,
         unacked: Psn,
         sack: &SelectiveAck,
-        reordering: Span,
+        reordering_window: Span,
         policy: TransportPolicy,
-    ) -> Found {
+    ) -> LossReport {
         self.advance(unacked);
         let first = sack.expected.plus(1).after(self.base);
         match u32::try_from(first) {
-            Ok(first) => self.arrived.add(first, sack.arrived),
-            Err(_) => self.arrived.add(0, sack.arrived.checked_shr(first.unsigned_abs()).unwrap_or(0)),
+            Ok(first) => self.arrived.or_window(first, sack.arrived),
+            Err(_) => self.arrived.or_window(0, sack.arrived.checked_shr(first.unsigned_abs()).unwrap_or(0)),
         }
         if let Ok(bit) = u32::try_from(sack.newest.after(self.base)) {
             self.arrived.set(bit);
         }
         self.arrived_count = self.arrived.count();
-        self.judge_new(now, sack);
-        self.judge(now, sack, reordering, policy)
+        self.note_missing(now, sack);
+        self.detect_losses(now, sack, reordering_window, policy)
     }
 
     /// Of this packet only the head arrived. True when it is to be sent again, and nobody said so before.
-    pub fn cut_off(&mut self, now: Time, unacked: Psn, psn: Psn) -> bool {
+    pub fn on_trim_nak(&mut self, now: Time, unacked: Psn, psn: Psn) -> bool {
         self.advance(unacked);
         if self.has(psn) {
             return false;
         }
         match self.missing.iter_mut().find(|missing| missing.psn == psn) {
-            Some(missing) => std::mem::replace(&mut missing.state, Search::Queued) != Search::Queued,
+            Some(missing) => std::mem::replace(&mut missing.state, LossState::Queued) != LossState::Queued,
             None => {
-                self.missing.push(Missing { psn, since: now, state: Search::Queued });
+                self.missing.push(MissingPacket { psn, since: now, state: LossState::Queued });
                 true
             }
         }
@@ -125,53 +125,59 @@ impl Scoreboard {
         if by > 0 {
             self.arrived.advance(by.cast_unsigned());
             self.base = unacked;
-            if self.judged_to.after(unacked) < 0 {
-                self.judged_to = unacked;
+            if self.examined_to.after(unacked) < 0 {
+                self.examined_to = unacked;
             }
         }
     }
 
     /// Notes what is newly missing: overtaken, and within what the acknowledgement tells of.
-    fn judge_new(&mut self, now: Time, sack: &SelectiveAck) {
+    fn note_missing(&mut self, now: Time, sack: &SelectiveAck) {
         let end = self.base.plus(self.arrived.end());
-        let told_end = sack.expected.plus(TOLD_PACKETS);
-        let end = if end.after(told_end) > 0 { told_end } else { end };
-        while end.after(self.judged_to) > 0 {
-            let is_known = self.missing.iter().any(|missing| missing.psn == self.judged_to);
-            if !self.has(self.judged_to) && !is_known {
-                self.missing.push(Missing { psn: self.judged_to, since: now, state: Search::Waits });
+        let sack_end = sack.expected.plus(SACK_PACKETS);
+        let end = if end.after(sack_end) > 0 { sack_end } else { end };
+        while end.after(self.examined_to) > 0 {
+            let is_known = self.missing.iter().any(|missing| missing.psn == self.examined_to);
+            if !self.has(self.examined_to) && !is_known {
+                self.missing.push(MissingPacket { psn: self.examined_to, since: now, state: LossState::Overtaken });
             }
-            self.judged_to = self.judged_to.plus(1);
+            self.examined_to = self.examined_to.plus(1);
         }
     }
 
-    fn judge(&mut self, now: Time, sack: &SelectiveAck, reordering: Span, policy: TransportPolicy) -> Found {
-        let mut found = Found::default();
+    fn detect_losses(
+        &mut self,
+        now: Time,
+        sack: &SelectiveAck,
+        reordering_window: Span,
+        policy: TransportPolicy,
+    ) -> LossReport {
+        let mut found = LossReport::default();
         let (base, arrived) = (self.base, &self.arrived);
         let is_there = |psn: Psn| u32::try_from(psn.after(base)).map_or(true, |bit| arrived.has(bit));
-        let patience_ticks = reordering.ps().div_ceil(TICK_PS);
+        let window_ticks = reordering_window.ps().div_ceil(TICK_PS);
         self.missing.retain_mut(|missing| {
             let is_there = is_there(missing.psn);
             match missing.state {
-                Search::Waits if is_there => found.late(now.since(missing.since)),
-                Search::Waits if now.since(missing.since) >= reordering => {
-                    missing.state = Search::Queued;
+                LossState::Overtaken if is_there => found.note_lateness(now.since(missing.since)),
+                LossState::Overtaken if now.since(missing.since) >= reordering_window => {
+                    missing.state = LossState::Queued;
                     found.lost.push(missing.psn);
                 }
-                Search::Sent(tick) if is_there => {
+                LossState::Sent(tick) if is_there => {
                     // The echo of the copy that came tells which one it was.
                     let is_first = sack.newest == missing.psn && after(tick, sack.echo) > 0;
                     if is_first {
                         found.spurious += 1;
-                        found.late(now.since(missing.since));
+                        found.note_lateness(now.since(missing.since));
                     } else {
                         found.repaired += 1;
                     }
                 }
-                Search::Sent(tick) if policy.has_slow_path() => {
-                    let is_told = sack.expected.plus(TOLD_PACKETS).after(missing.psn) > 0;
-                    if is_told && i64::from(after(sack.echo, tick)) > patience_ticks as i64 {
-                        missing.state = Search::Queued;
+                LossState::Sent(tick) if policy.has_slow_path() => {
+                    let is_covered = sack.expected.plus(SACK_PACKETS).after(missing.psn) > 0;
+                    if is_covered && i64::from(after(sack.echo, tick)) > window_ticks as i64 {
+                        missing.state = LossState::Queued;
                         found.lost.push(missing.psn);
                     }
                 }
@@ -183,11 +189,11 @@ impl Scoreboard {
     }
 
     /// What waited for long enough.
-    pub fn overdue(&mut self, now: Time, reordering: Span) -> Vec<Psn> {
+    pub fn overdue(&mut self, now: Time, reordering_window: Span) -> Vec<Psn> {
         let mut lost = Vec::new();
         for missing in &mut self.missing {
-            if missing.state == Search::Waits && now.since(missing.since) >= reordering {
-                missing.state = Search::Queued;
+            if missing.state == LossState::Overtaken && now.since(missing.since) >= reordering_window {
+                missing.state = LossState::Queued;
                 lost.push(missing.psn);
             }
         }
@@ -195,27 +201,27 @@ impl Scoreboard {
     }
 
     /// When the first that waits has waited for long enough.
-    pub fn due(&self, reordering: Span) -> Option<Time> {
-        let waiting = self.missing.iter().filter(|missing| missing.state == Search::Waits);
-        waiting.map(|missing| missing.since + reordering).min()
+    pub fn due(&self, reordering_window: Span) -> Option<Time> {
+        let waiting = self.missing.iter().filter(|missing| missing.state == LossState::Overtaken);
+        waiting.map(|missing| missing.since + reordering_window).min()
     }
 
     /// A copy left.
-    pub fn left(&mut self, psn: Psn, tick: u16) {
+    pub fn on_retransmit(&mut self, psn: Psn, tick: u16) {
         for missing in self.missing.iter_mut().filter(|missing| missing.psn == psn) {
-            missing.state = Search::Sent(tick);
+            missing.state = LossState::Sent(tick);
         }
     }
 
     /// A packet is sent again for another reason.
-    pub fn sends_again(&mut self, psn: Psn) {
+    pub fn mark_queued(&mut self, psn: Psn) {
         for missing in self.missing.iter_mut().filter(|missing| missing.psn == psn) {
-            missing.state = Search::Queued;
+            missing.state = LossState::Queued;
         }
     }
 
     /// Gives up waiting for the first so many that are missing; `first` is missing in any case.
-    pub fn all_again(&mut self, first: Psn, most: u32) -> Vec<Psn> {
+    pub fn requeue(&mut self, first: Psn, most: u32) -> Vec<Psn> {
         self.advance(first);
         self.arrived_count = self.arrived.count();
         let (base, arrived) = (self.base, &self.arrived);
@@ -225,22 +231,22 @@ impl Scoreboard {
             lost.push(first);
         }
         for missing in self.missing.iter_mut().take((most as usize).saturating_sub(lost.len())) {
-            missing.state = Search::Queued;
+            missing.state = LossState::Queued;
             lost.push(missing.psn);
         }
         lost
     }
 }
 
-impl Found {
-    fn late(&mut self, lateness: Span) {
+impl LossReport {
+    fn note_lateness(&mut self, lateness: Span) {
         self.lateness = self.lateness.max(Some(lateness));
     }
 
     /// What is left of what was learned about reordering, when repairs were needed.
-    pub fn forget(&self, reordering: Span) -> Span {
-        let part = reordering.ps() / FORGET_PART * self.repaired.min(FORGET_PART / 2);
-        Span::from_ps(reordering.ps() - part)
+    pub fn shrink_window(&self, reordering_window: Span) -> Span {
+        let part = reordering_window.ps() / WINDOW_DECAY_PART * self.repaired.min(WINDOW_DECAY_PART / 2);
+        Span::from_ps(reordering_window.ps() - part)
     }
 }
 
@@ -259,7 +265,7 @@ mod tests {
         Time::from_ps(us * 1_000_000)
     }
 
-    fn numbers(found: &Found) -> Vec<u32> {
+    fn numbers(found: &LossReport) -> Vec<u32> {
         found.lost.iter().map(|psn| psn.get()).collect()
     }
 
@@ -271,20 +277,17 @@ mod tests {
     fn every_packet_that_was_overtaken_is_lost_and_not_only_the_first() {
         let mut board = Scoreboard::new(Psn::new(10));
         // 10, 12 and 15 are missing; 11, 13, 14, 16 arrived.
-        let found =
-            board.acknowledged(at(1), Psn::new(10), &sack(10, 16, 0b10_1101, 0), REORDERING, TransportPolicy::Srnic);
+        let found = board.on_ack(at(1), Psn::new(10), &sack(10, 16, 0b10_1101, 0), REORDERING, TransportPolicy::Srnic);
         assert_eq!(numbers(&found), [10, 12, 15]);
         assert_eq!(board.arrived(), 4);
-        let again =
-            board.acknowledged(at(2), Psn::new(10), &sack(10, 17, 0b110_1101, 0), REORDERING, TransportPolicy::Srnic);
+        let again = board.on_ack(at(2), Psn::new(10), &sack(10, 17, 0b110_1101, 0), REORDERING, TransportPolicy::Srnic);
         assert_eq!(numbers(&again), [] as [u32; 0], "each once");
     }
 
     #[test]
     fn nothing_beyond_what_an_acknowledgement_tells_of_counts_as_missing() {
         let mut board = Scoreboard::new(Psn::new(0));
-        let found =
-            board.acknowledged(at(1), Psn::new(0), &sack(0, 300, u128::MAX, 0), REORDERING, TransportPolicy::Srnic);
+        let found = board.on_ack(at(1), Psn::new(0), &sack(0, 300, u128::MAX, 0), REORDERING, TransportPolicy::Srnic);
         assert_eq!(numbers(&found), [0]);
     }
 
@@ -292,30 +295,27 @@ mod tests {
     fn a_second_copy_is_lost_when_what_was_sent_after_it_arrived() {
         let mut board = Scoreboard::new(Psn::new(0));
         assert_eq!(
-            numbers(&board.acknowledged(at(9), Psn::new(0), &sack(0, 1, 1, 5), REORDERING, TransportPolicy::Srnic)),
+            numbers(&board.on_ack(at(9), Psn::new(0), &sack(0, 1, 1, 5), REORDERING, TransportPolicy::Srnic)),
             [0]
         );
-        board.left(Psn::new(0), 20);
+        board.on_retransmit(Psn::new(0), 20);
         let same_tick = sack(0, 2, 0b11, 20);
-        assert_eq!(
-            numbers(&board.acknowledged(at(30), Psn::new(0), &same_tick, REORDERING, TransportPolicy::Srnic)),
-            []
-        );
+        assert_eq!(numbers(&board.on_ack(at(30), Psn::new(0), &same_tick, REORDERING, TransportPolicy::Srnic)), []);
         let later = sack(0, 3, 0b111, 21);
         let mut irn = board.clone();
-        assert_eq!(numbers(&board.acknowledged(at(31), Psn::new(0), &later, REORDERING, TransportPolicy::Srnic)), [0]);
-        assert_eq!(numbers(&irn.acknowledged(at(31), Psn::new(0), &later, REORDERING, TransportPolicy::Irn)), []);
+        assert_eq!(numbers(&board.on_ack(at(31), Psn::new(0), &later, REORDERING, TransportPolicy::Srnic)), [0]);
+        assert_eq!(numbers(&irn.on_ack(at(31), Psn::new(0), &later, REORDERING, TransportPolicy::Irn)), []);
     }
 
     #[test]
     fn what_is_late_teaches_how_long_to_wait() {
         let mut board = Scoreboard::new(Psn::new(0));
         let wait = Span::from_ps(8_000_000);
-        let found = board.acknowledged(at(1), Psn::new(0), &sack(0, 1, 1, 0), wait, TransportPolicy::Srnic);
+        let found = board.on_ack(at(1), Psn::new(0), &sack(0, 1, 1, 0), wait, TransportPolicy::Srnic);
         assert_eq!(numbers(&found), []);
         assert_eq!(board.due(wait), Some(at(9)));
         assert_eq!(board.overdue(at(8), wait), []);
-        let found = board.acknowledged(at(6), Psn::new(2), &sack(2, 0, 0, 0), wait, TransportPolicy::Srnic);
+        let found = board.on_ack(at(6), Psn::new(2), &sack(2, 0, 0, 0), wait, TransportPolicy::Srnic);
         assert_eq!(found.lateness, Some(Span::from_ps(5_000_000)));
         assert!(board.is_clean());
     }
@@ -323,12 +323,12 @@ mod tests {
     #[test]
     fn a_first_copy_that_comes_after_the_second_was_sent_is_known_by_its_echo() {
         let mut board = Scoreboard::new(Psn::new(0));
-        board.acknowledged(at(9), Psn::new(0), &sack(0, 1, 1, 5), REORDERING, TransportPolicy::Srnic);
-        board.left(Psn::new(0), 20);
+        board.on_ack(at(9), Psn::new(0), &sack(0, 1, 1, 5), REORDERING, TransportPolicy::Srnic);
+        board.on_retransmit(Psn::new(0), 20);
         let mut repaired = board.clone();
-        let first = board.acknowledged(at(22), Psn::new(2), &sack(2, 0, 0, 4), REORDERING, TransportPolicy::Srnic);
+        let first = board.on_ack(at(22), Psn::new(2), &sack(2, 0, 0, 4), REORDERING, TransportPolicy::Srnic);
         assert_eq!((first.spurious, first.repaired), (1, 0));
-        let second = repaired.acknowledged(at(22), Psn::new(2), &sack(2, 0, 0, 20), REORDERING, TransportPolicy::Srnic);
+        let second = repaired.on_ack(at(22), Psn::new(2), &sack(2, 0, 0, 20), REORDERING, TransportPolicy::Srnic);
         assert_eq!((second.spurious, second.repaired), (0, 1));
     }
 }

@@ -4,10 +4,10 @@ use std::cmp::Reverse;
 
 use sim::Time;
 
-use super::context::{Context, Host, SendEntry};
-use super::pool::{Entry, Fetch, PARKED_LINK_BYTES, Slot};
+use super::context::{Context, HostQp, SendEntry};
+use super::pool::{ContextFetch, DirectoryEntry, PARKED_LINK_BYTES, PoolSlot};
 use super::scoreboard::Scoreboard;
-use super::software::{Arrivals, Queued};
+use super::slow_path::{QueuedEntry, ReceiveTracker};
 use crate::verbs::ReceiveRequest;
 
 /// Bytes of the engine's structures, as the compiler lays them out.
@@ -44,14 +44,14 @@ impl StructureSizes {
         Self {
             context: size_of::<Context>(),
             scheduler: 2 * size_of::<u32>() + size_of::<Reverse<(Time, u32)>>(),
-            host: size_of::<Host>(),
+            host: size_of::<HostQp>(),
             send: size_of::<SendEntry>(),
             receive: size_of::<ReceiveRequest>(),
-            slow_path: size_of::<Arrivals>() + size_of::<Scoreboard>(),
-            control_entry: size_of::<Queued>(),
-            entry: size_of::<Entry>(),
-            slot: size_of::<Slot>() + size_of::<Reverse<(Time, u32)>>(),
-            fetch: size_of::<Fetch>(),
+            slow_path: size_of::<ReceiveTracker>() + size_of::<Scoreboard>(),
+            control_entry: size_of::<QueuedEntry>(),
+            entry: size_of::<DirectoryEntry>(),
+            slot: size_of::<PoolSlot>() + size_of::<Reverse<(Time, u32)>>(),
+            fetch: size_of::<ContextFetch>(),
             parked_link: PARKED_LINK_BYTES,
         }
     }

@@ -20,7 +20,7 @@ impl Timers {
     }
 
     /// Looks at a queue pair at this time.
-    pub fn look_at(&mut self, at: Time, i: usize) {
+    pub fn push(&mut self, at: Time, i: usize) {
         self.heap.push(Reverse((at, i as u32)));
     }
 
@@ -35,30 +35,30 @@ impl Timers {
 
 impl<M: HostMemory> Nic<M> {
     /// Looks at the queue pair at this time, or before.
-    pub(super) fn arm(&mut self, i: usize, at: Time) {
+    pub(super) fn arm_timer(&mut self, i: usize, at: Time) {
         let context = &mut self.contexts[i];
-        if at < context.armed_at {
-            context.armed_at = at;
-            self.timers.look_at(at, i);
+        if at < context.timer_at {
+            context.timer_at = at;
+            self.timers.push(at, i);
         }
     }
 
     /// An entry of this queue pair is due; perhaps another one replaced it.
     pub(super) fn timer_due(&mut self, now: Time, i: usize) {
-        if self.is_time_for_away(now, i) || self.contexts[i].armed_at > now {
+        if self.nonresident_timer_due(now, i) || self.contexts[i].timer_at > now {
             return;
         }
-        self.context_used(i);
+        self.mark_context_used(i);
         let context = &mut self.contexts[i];
-        context.armed_at = Time::MAX;
+        context.timer_at = Time::MAX;
         if context.retransmit_at <= now {
-            self.patience_ends(now, i);
+            self.retransmit_timer_expired(now, i);
         }
-        self.reordering_due(now, i);
+        self.reordering_timer_due(now, i);
         self.activate(now, i);
         let retransmit_at = self.contexts[i].retransmit_at;
         if retransmit_at < Time::MAX {
-            self.arm(i, retransmit_at);
+            self.arm_timer(i, retransmit_at);
         }
     }
 }

@@ -96,11 +96,11 @@ fn profile_of(policy: TransportPolicy, random: &mut Random) -> NicProfile {
         pool.reads = [1, 4][random.below(2) as usize];
         pool.parked_packets = [1, 4, 64][random.below(3) as usize];
     }
-    let (first_bytes, most_bytes) = (5000, 100_000);
+    let (initial_bytes, bytes_max) = (5000, 100_000);
     profile.congestion = match random.below(6) {
         0 => CongestionControl::BdpWindow { bytes: 4000 },
-        1 => CongestionControl::Dctcp { first_bytes, most_bytes },
-        2 => CongestionControl::Swift { target: Span::from_ns(5000.0), first_bytes, most_bytes },
+        1 => CongestionControl::Dctcp { initial_bytes, bytes_max },
+        2 => CongestionControl::Swift { target: Span::from_ns(5000.0), initial_bytes, bytes_max },
         3 => CongestionControl::Dcqcn(Dcqcn::published(10_000_000_000)),
         _ => CongestionControl::None,
     };

@@ -86,10 +86,10 @@ fn answers_to_reads_are_repaired_without_waiting_for_their_end() {
 /// Every packet is marked, and every round trip longer than is aimed at.
 #[test]
 fn every_kind_of_congestion_control_slows_a_sender_down() {
-    let (first_bytes, most_bytes) = (120_000, 400_000);
+    let (initial_bytes, bytes_max) = (120_000, 400_000);
     let controls = [
-        CongestionControl::Dctcp { first_bytes, most_bytes },
-        CongestionControl::Swift { target: Span::from_ns(3000.0), first_bytes, most_bytes },
+        CongestionControl::Dctcp { initial_bytes, bytes_max },
+        CongestionControl::Swift { target: Span::from_ns(3000.0), initial_bytes, bytes_max },
         CongestionControl::Dcqcn(Dcqcn::published(100_000_000_000)),
         CongestionControl::BdpWindow { bytes: 8192 },
     ];

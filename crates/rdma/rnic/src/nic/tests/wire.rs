@@ -241,7 +241,7 @@ impl Pair {
     fn arrive(&mut self, flight: &Flight) {
         let (source, nic) = (NicAddress(1 - flight.to as u32), &mut self.nics[flight.to]);
         if flight.is_trimmed {
-            nic.receive_head(self.now, source, &flight.header);
+            nic.receive_trimmed(self.now, source, &flight.header);
         } else {
             nic.receive(self.now, source, &flight.header, flight.is_marked, &flight.payload);
         }

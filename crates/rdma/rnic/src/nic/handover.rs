@@ -17,25 +17,25 @@
 
 use crate::wire::Psn;
 
-use super::bits::PacketBitmap;
+use super::packet_bitmap::PacketBitmap;
 
 /// Hardware's half: on chip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Hardware {
+pub struct HardwareReceiver {
     /// Fast: the next packet. Slow: the number after the newest one that was queued.
-    expected: OnChip,
+    expected: Psn24,
     /// All before this is there and done with.
-    settled: OnChip,
+    cumulative: Psn24,
     /// Slow: from here on all before `expected` were queued, with nothing to do for them in order.
-    clean_from: OnChip,
+    clean_from: Psn24,
     is_slow: bool,
 }
 
 /// A number of 24 bits takes 3 bytes on chip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct OnChip([u8; 3]);
+struct Psn24([u8; 3]);
 
-impl OnChip {
+impl Psn24 {
     const fn new(psn: Psn) -> Self {
         let [low, middle, high, _] = psn.get().to_le_bytes();
         Self([low, middle, high])
@@ -49,27 +49,27 @@ impl OnChip {
 
 /// What hardware does with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ReceiveVerdict {
     /// The expected one: taken by hardware alone.
     InOrder,
     /// Placed, and its header queued for software.
-    Queue,
+    SlowPath,
     /// A copy of what is settled: never placed.
-    Past,
+    Duplicate,
     /// Further ahead than bitmaps reach: dropped.
-    Beyond,
+    BeyondWindow,
 }
 
-impl Hardware {
+impl HardwareReceiver {
     /// Nothing came yet.
     pub const fn new(first: Psn) -> Self {
-        let first = OnChip::new(first);
-        Self { expected: first, settled: first, clean_from: first, is_slow: false }
+        let first = Psn24::new(first);
+        Self { expected: first, cumulative: first, clean_from: first, is_slow: false }
     }
 
     /// All before this is there and done with.
-    pub const fn settled(&self) -> Psn {
-        if self.is_slow { self.settled.psn() } else { self.expected.psn() }
+    pub const fn cumulative(&self) -> Psn {
+        if self.is_slow { self.cumulative.psn() } else { self.expected.psn() }
     }
 
     /// Whether software has this queue pair.
@@ -78,63 +78,63 @@ impl Hardware {
     }
 
     /// What to do with this packet.
-    pub const fn judge(&self, psn: Psn, window_packets: u32) -> Verdict {
-        let ahead = psn.after(self.settled());
+    pub const fn classify(&self, psn: Psn, window_packets: u32) -> ReceiveVerdict {
+        let ahead = psn.after(self.cumulative());
         if ahead < 0 {
-            Verdict::Past
+            ReceiveVerdict::Duplicate
         } else if ahead as u32 >= window_packets {
-            Verdict::Beyond
+            ReceiveVerdict::BeyondWindow
         } else if ahead == 0 && !self.is_slow {
-            Verdict::InOrder
+            ReceiveVerdict::InOrder
         } else {
-            Verdict::Queue
+            ReceiveVerdict::SlowPath
         }
     }
 
     /// The expected packet was taken.
-    pub const fn take(&mut self) {
-        self.expected = OnChip::new(self.expected.psn().plus(1));
-        self.settled = self.expected;
+    pub const fn accept(&mut self) {
+        self.expected = Psn24::new(self.expected.psn().plus(1));
+        self.cumulative = self.expected;
     }
 
     /// A packet's header is in the control queue; to be called only once it is. `is_ordered`: something is to be done
     /// for it, in order. True when that begins the slow path.
-    pub const fn queued(&mut self, psn: Psn, is_ordered: bool) -> bool {
+    pub const fn note_queued(&mut self, psn: Psn, is_ordered: bool) -> bool {
         let begins = !self.is_slow;
         if begins {
-            self.settled = self.expected;
+            self.cumulative = self.expected;
             self.clean_from = self.expected;
             self.is_slow = true;
         }
         let ahead = psn.after(self.expected.psn());
         if ahead > 0 {
-            self.clean_from = OnChip::new(psn);
+            self.clean_from = Psn24::new(psn);
         }
         if ahead >= 0 {
-            self.expected = OnChip::new(psn.plus(1));
+            self.expected = Psn24::new(psn.plus(1));
         }
         if is_ordered && psn.after(self.clean_from.psn()) >= 0 {
-            self.clean_from = OnChip::new(psn.plus(1));
+            self.clean_from = Psn24::new(psn.plus(1));
         }
         begins
     }
 
     /// Software's word that all before `to` is there. True when that is news.
-    pub const fn settle(&mut self, to: Psn) -> bool {
-        let is_news = self.is_slow && to.after(self.settled.psn()) > 0;
+    pub const fn advance_cumulative(&mut self, to: Psn) -> bool {
+        let is_news = self.is_slow && to.after(self.cumulative.psn()) > 0;
         if is_news {
-            self.settled = OnChip::new(to);
+            self.cumulative = Psn24::new(to);
         }
         is_news
     }
 
     /// Software's compare-and-set, "all before `expected` is there": back to hardware alone, if what was queued since
     /// has no gap and nothing to be done in order.
-    pub const fn give_back(&mut self, expected: Psn) -> bool {
+    pub const fn return_to_hardware(&mut self, expected: Psn) -> bool {
         let fits = self.is_slow && expected.after(self.clean_from.psn()) >= 0;
         if fits {
             self.is_slow = false;
-            self.settled = self.expected;
+            self.cumulative = self.expected;
         }
         fits
     }
@@ -142,14 +142,14 @@ impl Hardware {
 
 /// Software's half: in the host's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Software {
+pub struct SoftwareReceiver {
     /// All before this is there.
     expected: Psn,
     /// Bit i: the packet `expected + i` is there.
     arrived: PacketBitmap,
 }
 
-impl Software {
+impl SoftwareReceiver {
     /// Nothing came yet.
     pub const fn new(first: Psn) -> Self {
         Self { expected: first, arrived: PacketBitmap::EMPTY }
@@ -160,26 +160,26 @@ impl Software {
         self.expected
     }
 
-    /// Takes a header from the control queue; `settled` is what hardware had settled when it queued it. True when the
+    /// Takes a header from the control queue; `cumulative` is what hardware had settled when it queued it. True when the
     /// packet is new.
-    pub fn take(&mut self, psn: Psn, settled: Psn) -> bool {
+    pub fn accept(&mut self, psn: Psn, cumulative: Psn) -> bool {
         // Hardware went on alone since: what software knew is past.
-        if settled.after(self.expected) > 0 {
-            self.arrived.advance(settled.after(self.expected) as u32);
-            self.expected = settled;
+        if cumulative.after(self.expected) > 0 {
+            self.arrived.advance(cumulative.after(self.expected) as u32);
+            self.expected = cumulative;
         }
         let ahead = psn.after(self.expected);
         if ahead < 0 || !self.arrived.set(ahead as u32) {
             return false;
         }
-        let there = self.arrived.leading();
+        let there = self.arrived.leading_ones();
         self.arrived.advance(there);
         self.expected = self.expected.plus(there);
         true
     }
 
     /// Whether nothing is missing: the queue pair can be given back.
-    pub fn is_whole(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.arrived.is_empty()
     }
 

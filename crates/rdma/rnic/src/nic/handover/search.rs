@@ -6,7 +6,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use super::{Hardware, Software, Verdict};
+use super::{HardwareReceiver, ReceiveVerdict, SoftwareReceiver};
 use crate::wire::Psn;
 
 /// Number of the first packet: the search crosses the wrap.
@@ -26,8 +26,8 @@ enum Flaw {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Command {
-    Settle(u32),
-    GiveBack(u32),
+    Advance(u32),
+    Return(u32),
 }
 
 /// One state of everything.
@@ -35,8 +35,8 @@ enum Command {
 struct World {
     /// How often each packet is still to arrive.
     coming: Vec<u8>,
-    hardware: Hardware,
-    software: Option<Software>,
+    hardware: HardwareReceiver,
+    software: Option<SoftwareReceiver>,
     /// Headers on their way to software: number, and what hardware had settled.
     queue: VecDeque<(u32, u32)>,
     commands: VecDeque<Command>,
@@ -60,7 +60,7 @@ impl World {
     fn new(coming: &[u8]) -> Self {
         Self {
             coming: coming.to_vec(),
-            hardware: Hardware::new(psn(0)),
+            hardware: HardwareReceiver::new(psn(0)),
             software: None,
             queue: VecDeque::new(),
             commands: VecDeque::new(),
@@ -97,18 +97,18 @@ impl World {
 
     /// A packet comes from the wire: hardware's turn.
     fn arrive(&mut self, arriving: u32, rules: &Rules) -> Result<(), String> {
-        match self.hardware.judge(psn(arriving), WINDOW) {
-            Verdict::Past | Verdict::Beyond => {}
-            Verdict::InOrder => {
+        match self.hardware.classify(psn(arriving), WINDOW) {
+            ReceiveVerdict::Duplicate | ReceiveVerdict::BeyondWindow => {}
+            ReceiveVerdict::InOrder => {
                 self.place(arriving)?;
                 self.finish(arriving, rules)?;
-                self.hardware.take();
+                self.hardware.accept();
             }
-            Verdict::Queue => {
+            ReceiveVerdict::SlowPath => {
                 self.place(arriving)?;
-                self.queue.push_back((arriving, packet(self.hardware.settled())));
+                self.queue.push_back((arriving, packet(self.hardware.cumulative())));
                 let is_ordered = rules.is_ordered(arriving) && rules.flaw != Flaw::Careless;
-                self.hardware.queued(psn(arriving), is_ordered);
+                self.hardware.note_queued(psn(arriving), is_ordered);
             }
         }
         self.tell()
@@ -142,47 +142,47 @@ impl World {
 
     /// What hardware has settled may be told at any time, and is never taken back.
     fn tell(&mut self) -> Result<(), String> {
-        let settled = packet(self.hardware.settled());
-        if settled < self.told {
-            return Err(format!("{} were settled, and now {settled}", self.told));
+        let cumulative = packet(self.hardware.cumulative());
+        if cumulative < self.told {
+            return Err(format!("{} were settled, and now {cumulative}", self.told));
         }
-        let all = (1 << settled) - 1;
+        let all = (1 << cumulative) - 1;
         if self.placed & all != all {
-            return Err(format!("{settled} were settled, of which only {:b} came", self.placed));
+            return Err(format!("{cumulative} were settled, of which only {:b} came", self.placed));
         }
-        self.told = settled;
+        self.told = cumulative;
         Ok(())
     }
 
     /// Software takes a header from its queue, and commands.
     fn look(&mut self, rules: &Rules) {
-        let Some((arrived, settled)) = self.queue.pop_front() else { return };
-        let software = self.software.get_or_insert_with(|| Software::new(psn(settled)));
-        let settled = if rules.flaw == Flaw::Stubborn { software.expected() } else { psn(settled) };
-        if software.take(psn(arrived), settled) {
+        let Some((arrived, cumulative)) = self.queue.pop_front() else { return };
+        let software = self.software.get_or_insert_with(|| SoftwareReceiver::new(psn(cumulative)));
+        let cumulative = if rules.flaw == Flaw::Stubborn { software.expected() } else { psn(cumulative) };
+        if software.accept(psn(arrived), cumulative) {
             self.waiting |= 1 << arrived;
         }
         let expected = packet(software.expected());
-        self.commands.push_back(Command::Settle(expected));
-        if software.is_whole() {
-            self.commands.push_back(Command::GiveBack(expected));
+        self.commands.push_back(Command::Advance(expected));
+        if software.is_complete() {
+            self.commands.push_back(Command::Return(expected));
         }
     }
 
     fn obey(&mut self, rules: &Rules) -> Result<(), String> {
         match self.commands.pop_front() {
-            Some(Command::Settle(expected)) => {
-                self.hardware.settle(psn(expected));
+            Some(Command::Advance(expected)) => {
+                self.hardware.advance_cumulative(psn(expected));
                 let waiting = self.waiting;
                 for ready in (0..expected).filter(|ready| waiting >> ready & 1 == 1) {
                     self.finish(ready, rules)?;
                 }
                 self.waiting &= !((1 << expected) - 1);
             }
-            Some(Command::GiveBack(expected)) => {
-                let is_back = self.hardware.give_back(psn(expected));
+            Some(Command::Return(expected)) => {
+                let is_back = self.hardware.return_to_hardware(psn(expected));
                 if !is_back && rules.flaw == Flaw::Blind && self.hardware.is_slow() {
-                    self.hardware = Hardware::new(psn(expected));
+                    self.hardware = HardwareReceiver::new(psn(expected));
                 }
             }
             None => {}
@@ -193,7 +193,7 @@ impl World {
     /// When nothing can happen any more: all is done, and hardware has the queue pair.
     fn check_end(&self) -> Result<(), String> {
         let packets = self.coming.len() as u32;
-        let is_back = !self.hardware.is_slow() && self.hardware.settled() == psn(packets);
+        let is_back = !self.hardware.is_slow() && self.hardware.cumulative() == psn(packets);
         if self.done != (1 << packets) - 1 || !is_back {
             return Err(format!("ended with {:b} of {packets} done, {:?}", self.done, self.hardware));
         }

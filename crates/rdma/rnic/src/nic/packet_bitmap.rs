@@ -40,7 +40,7 @@ impl PacketBitmap {
     }
 
     /// How many are set from the first one on, until one is not.
-    pub fn leading(&self) -> u32 {
+    pub fn leading_ones(&self) -> u32 {
         let full = self.words.iter().take_while(|word| **word == u64::MAX).count();
         full as u32 * WORD_BITS + self.words.get(full).map_or(0, |word| word.trailing_ones())
     }
@@ -76,7 +76,7 @@ impl PacketBitmap {
     }
 
     /// Sets what `window` has set, from this bit on.
-    pub fn add(&mut self, first: u32, window: u128) {
+    pub fn or_window(&mut self, first: u32, window: u128) {
         let (words, shift) = ((first / WORD_BITS) as usize, first % WORD_BITS);
         let low = window << shift;
         let high = if shift == 0 { 0 } else { (window >> (u128::BITS - shift)) as u64 };
@@ -121,7 +121,7 @@ mod tests {
             prop_assert_eq!(bits.count() as usize, list.len());
             prop_assert_eq!(bits.end(), list.last().map_or(0, |last| last + 1));
             let leading = (0..).take_while(|bit| set.contains(bit)).count();
-            prop_assert_eq!(bits.leading() as usize, leading);
+            prop_assert_eq!(bits.leading_ones() as usize, leading);
             let window = (0..128).filter(|bit| set.contains(&(by + bit))).fold(0_u128, |sum, bit| sum | 1 << bit);
             prop_assert_eq!(bits.window(by), window);
             let (mut rest, mut runs) = (bits.clone(), Vec::new());
@@ -139,7 +139,7 @@ mod tests {
         #[test]
         fn a_window_is_added_where_it_belongs(window: u128, first in 0..BITS) {
             let mut bits = PacketBitmap::EMPTY;
-            bits.add(first, window);
+            bits.or_window(first, window);
             let set = (0..128).filter(|bit| window >> bit & 1 == 1).map(|bit| first + bit);
             let expected: Vec<u32> = set.filter(|bit| *bit < BITS).collect();
             prop_assert_eq!(all(&bits), expected);
@@ -153,6 +153,6 @@ mod tests {
         assert!(!bits.set(BITS - 1));
         assert!(!bits.set(BITS));
         assert!(!bits.has(BITS));
-        assert_eq!(of(&(0..BITS).collect::<Vec<_>>()).leading(), BITS);
+        assert_eq!(of(&(0..BITS).collect::<Vec<_>>()).leading_ones(), BITS);
     }
 }

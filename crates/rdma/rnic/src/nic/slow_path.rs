@@ -1,0 +1,440 @@
+//! The slow path's software: a control queue of headers to it, commands from it, and a core of the host that takes its
+//! time (srnic.md, "Memory-free selective repeat").
+//!
+//! IRN has the same algorithm in hardware: its queue costs nothing, and is empty again at once.
+
+use std::collections::VecDeque;
+
+use sim::{Span, Time};
+
+use super::handover::SoftwareReceiver;
+use super::responder::RequestError;
+use super::schedule::Retransmission;
+use super::scoreboard::Scoreboard;
+use super::{CostModel, HostMemory, Nic, pop_front_if};
+use crate::wire::{AtomicEth, Immediate, Psn, RKey, SelectiveAck, Syndrome};
+
+/// Headers that software takes in one turn, at most.
+const BATCH_HEADERS_MAX: usize = 64;
+/// Packets in a row that one entry of the control queue tells of, at most.
+const RUN_PACKETS_MAX: u32 = 64;
+
+/// What remains to be done of a packet whose payload is placed, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PendingAction {
+    /// A packet in the middle.
+    Nothing,
+    /// The end of a WRITE.
+    Written,
+    /// A message that takes a receive request.
+    Receive { message: u32, bytes: u32, immediate: Option<Immediate>, is_solicited: bool, is_write: bool },
+    /// A READ.
+    Read { message: u32, packet: u32, sent: u16, address: u64, key: RKey, bytes: u32 },
+    /// A compare-and-swap or a fetch-and-add.
+    Atomic { message: u32, sent: u16, atomic: AtomicEth, is_swap: bool },
+    /// It cannot be, and the peer is told when all before it is done.
+    Fault(RequestError),
+}
+
+/// A header for software: a packet of a request, or several in a row for which nothing is to be done.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ArrivedPackets {
+    pub psn: Psn,
+    pub packets: u32,
+    /// What hardware had settled when it queued this.
+    pub cumulative: Psn,
+    pub sent: u16,
+    pub bytes: u32,
+    pub action: PendingAction,
+}
+
+/// A header for software.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ControlEntry {
+    Arrived(ArrivedPackets),
+    Sack(SelectiveAck),
+    TrimNak(Psn),
+    ResponsePacket {
+        index: u32,
+        packet: u32,
+        sent: u16,
+    },
+    /// Of this packet of an answer only the head came.
+    ResponseTrimmed {
+        index: u32,
+        packet: u32,
+    },
+}
+
+impl ControlEntry {
+    /// Headers of packets that it tells of.
+    fn headers(&self) -> u64 {
+        match self {
+            Self::Arrived(arrived) => u64::from(arrived.packets),
+            Self::Sack(_) | Self::TrimNak(_) | Self::ResponsePacket { .. } | Self::ResponseTrimmed { .. } => 1,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QueuedEntry {
+    /// When software can see it.
+    at: Time,
+    qp: u32,
+    generation: u8,
+    entry: ControlEntry,
+}
+
+/// What software tells hardware.
+#[derive(Clone, Copy, Debug)]
+enum SlowPathCommand {
+    /// All before `sack.expected` is there: do it, acknowledge it, and if nothing is missing take the queue pair back.
+    Progress {
+        sack: SelectiveAck,
+        is_complete: bool,
+    },
+    Retransmit(Psn),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct IssuedCommand {
+    at: Time,
+    qp: u32,
+    generation: u8,
+    command: SlowPathCommand,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct SoftwareBatch {
+    ends: Time,
+    headers: usize,
+}
+
+/// The control queue, software's turn, and its commands.
+#[derive(Debug, Default)]
+pub(super) struct SlowPath {
+    queue: VecDeque<QueuedEntry>,
+    batch: Option<SoftwareBatch>,
+    commands: VecDeque<IssuedCommand>,
+    /// Queue pairs whose receiving side changed in this turn.
+    changed_qps: Vec<u32>,
+    /// Queue pairs whose headers were taken in this turn, once for each.
+    batch_qps: Vec<u32>,
+}
+
+/// What software knows of a queue pair's receiving side.
+#[derive(Clone, Debug)]
+pub(super) struct ReceiveTracker {
+    state: SoftwareReceiver,
+    /// What is to be done when all before it is there, in order.
+    waiting: VecDeque<(Psn, PendingAction)>,
+    newest: Psn,
+    echo: u16,
+}
+
+impl ArrivedPackets {
+    /// Takes the packet behind it into the same entry, if nothing is to be done for either.
+    fn extend(&mut self, next: &Self) -> bool {
+        let is_next = next.psn == self.psn.plus(self.packets) && self.packets < RUN_PACKETS_MAX;
+        let fits = is_next && self.action == PendingAction::Nothing && next.action == PendingAction::Nothing;
+        if fits {
+            self.packets += 1;
+            self.bytes += next.bytes;
+            self.sent = next.sent;
+        }
+        fits
+    }
+}
+
+impl PendingAction {
+    /// Whether it matters what was done before it.
+    pub const fn is_ordered(&self) -> bool {
+        !matches!(self, Self::Nothing | Self::Written)
+    }
+}
+
+impl SlowPath {
+    /// When something is due; [`Time::MAX`] when nothing is.
+    pub fn deadline(&self) -> Time {
+        let command = self.commands.front().map_or(Time::MAX, |issued| issued.at);
+        self.batch.map_or(Time::MAX, |batch| batch.ends).min(command)
+    }
+}
+
+impl<M: HostMemory> Nic<M> {
+    /// What software costs; IRN has none.
+    fn software_costs(&self) -> CostModel {
+        if self.profile.policy.has_slow_path() { self.profile.costs } else { CostModel::ZERO }
+    }
+
+    pub(super) fn has_slow_path_room(&self) -> bool {
+        self.slow_path.queue.len() < self.profile.control_queue as usize
+    }
+
+    /// Queues a header; the caller has looked for room, or can do without.
+    pub(super) fn queue_to_slow_path(&mut self, now: Time, i: usize, entry: ControlEntry) {
+        if !self.has_slow_path_room() {
+            self.counters.drop_control_queue += 1;
+            return;
+        }
+        if self.merge_with_last(now, i, &entry) {
+            return;
+        }
+        let costs = self.software_costs();
+        let wake = if self.slow_path.batch.is_none() { costs.software_wake } else { Span::ZERO };
+        let at = self.slow_path.queue.back().map_or(Time::ZERO, |last| last.at).max(now + costs.dma_write + wake);
+        let generation = self.contexts[i].generation;
+        self.slow_path.queue.push_back(QueuedEntry { at, qp: i as u32, generation, entry });
+        self.pin(i);
+        if self.slow_path.batch.is_none() {
+            self.start_batch(now);
+        }
+    }
+
+    /// Hardware adds a packet to the entry that it is still writing, if it is the next of the same queue pair: software
+    /// has one entry to look at, not many.
+    fn merge_with_last(&mut self, now: Time, i: usize, entry: &ControlEntry) -> bool {
+        let generation = self.contexts[i].generation;
+        let (ControlEntry::Arrived(next), Some(last)) = (entry, self.slow_path.queue.back_mut()) else { return false };
+        let is_same = last.at > now && last.qp as usize == i && last.generation == generation;
+        match &mut last.entry {
+            ControlEntry::Arrived(arrived) if is_same => arrived.extend(next),
+            _ => false,
+        }
+    }
+
+    fn start_batch(&mut self, now: Time) {
+        let Some(first) = self.slow_path.queue.front() else { return };
+        let begins = first.at.max(now);
+        let headers =
+            self.slow_path.queue.iter().take(BATCH_HEADERS_MAX).take_while(|queued| queued.at <= begins).count();
+        let takes = self.software_costs().software_header * headers as u64;
+        self.counters.software_busy += takes;
+        self.slow_path.batch = Some(SoftwareBatch { ends: begins + takes, headers });
+    }
+
+    /// Ends turns and carries out commands that are due, in order of time.
+    pub(super) fn run_slow_path(&mut self, now: Time) {
+        loop {
+            let end_quantum = self.slow_path.batch.map_or(Time::MAX, |batch| batch.ends);
+            let command_at = self.slow_path.commands.front().map_or(Time::MAX, |issued| issued.at);
+            if end_quantum.min(command_at) > now || end_quantum.min(command_at) == Time::MAX {
+                return;
+            }
+            if command_at <= end_quantum {
+                if let Some(issued) = self.slow_path.commands.pop_front() {
+                    self.execute_command(now, &issued);
+                    self.unpin(now, issued.qp as usize);
+                }
+            } else {
+                self.finish_batch(end_quantum);
+            }
+        }
+    }
+
+    fn finish_batch(&mut self, ends: Time) {
+        let Some(batch) = self.slow_path.batch.take() else { return };
+        for _ in 0..batch.headers {
+            let Some(queued) = self.slow_path.queue.pop_front() else { break };
+            self.counters.slow_headers += queued.entry.headers();
+            self.slow_path.batch_qps.push(queued.qp);
+            let i = queued.qp as usize;
+            if self.contexts[i].generation != queued.generation {
+                continue; // of a life before
+            }
+            match queued.entry {
+                ControlEntry::Arrived(arrived) => self.packets_arrived(i, &arrived),
+                ControlEntry::Sack(sack) => self.ack_by_software(ends, i, &sack),
+                ControlEntry::TrimNak(psn) => self.trim_nak_by_software(ends, i, psn),
+                ControlEntry::ResponsePacket { index, packet, sent } => {
+                    self.response_by_software(ends, i, index, packet, sent)
+                }
+                ControlEntry::ResponseTrimmed { index, packet } => {
+                    self.response_trim_by_software(ends, i, index, packet)
+                }
+            }
+        }
+        let mut changed_qps = std::mem::take(&mut self.slow_path.changed_qps);
+        for i in changed_qps.drain(..) {
+            self.command_progress(ends, i as usize);
+        }
+        self.slow_path.changed_qps = changed_qps;
+        let mut batch_qps = std::mem::take(&mut self.slow_path.batch_qps);
+        for i in batch_qps.drain(..) {
+            self.unpin(ends, i as usize);
+        }
+        self.slow_path.batch_qps = batch_qps;
+        self.start_batch(ends);
+    }
+
+    /// Software takes in the header of a request's packet.
+    fn packets_arrived(&mut self, i: usize, arrived: &ArrivedPackets) {
+        let first = || Box::new(ReceiveTracker::new(arrived.cumulative));
+        let tracker = self.host_qps[i].tracker.get_or_insert_with(first);
+        let numbers = (0..arrived.packets).map(|packet| arrived.psn.plus(packet));
+        let new = numbers.filter(|psn| tracker.state.accept(*psn, arrived.cumulative)).count() as u32;
+        if new > 0 {
+            tracker.push_action(arrived.psn, arrived.action);
+        }
+        // Packets in a row are full: each has the same share of the bytes.
+        self.counters.received_bytes += u64::from(arrived.bytes / arrived.packets.max(1) * new);
+        self.counters.duplicate_packets += u64::from(arrived.packets - new);
+        let newest = arrived.psn.plus(arrived.packets.saturating_sub(1));
+        (tracker.newest, tracker.echo) = (newest, arrived.sent);
+        if self.slow_path.changed_qps.last() != Some(&(i as u32)) && !self.slow_path.changed_qps.contains(&(i as u32)) {
+            self.slow_path.changed_qps.push(i as u32);
+        }
+    }
+
+    fn command_progress(&mut self, now: Time, i: usize) {
+        let Some(tracker) = &self.host_qps[i].tracker else { return };
+        let sack = SelectiveAck {
+            expected: tracker.state.expected(),
+            newest: tracker.newest,
+            arrived: tracker.state.sack_bitmap(),
+            marked: 0,
+            echo: tracker.echo,
+        };
+        let is_complete = tracker.state.is_complete();
+        self.command(now, i, SlowPathCommand::Progress { sack, is_complete });
+    }
+
+    fn command(&mut self, now: Time, i: usize, command: SlowPathCommand) {
+        let at = now + self.software_costs().doorbell;
+        let generation = self.contexts[i].generation;
+        self.slow_path.commands.push_back(IssuedCommand { at, qp: i as u32, generation, command });
+        self.pin(i);
+    }
+
+    /// Hardware carries out a command.
+    fn execute_command(&mut self, now: Time, issued: &IssuedCommand) {
+        let i = issued.qp as usize;
+        if self.contexts[i].generation != issued.generation {
+            return;
+        }
+        self.mark_context_used(i);
+        match issued.command {
+            SlowPathCommand::Progress { sack, is_complete } => self.execute_progress(now, i, &sack, is_complete),
+            SlowPathCommand::Retransmit(psn) => {
+                self.host_qps[i].retransmissions.push_back(Retransmission::Packet(psn));
+                self.activate(now, i);
+            }
+        }
+    }
+
+    fn execute_progress(&mut self, now: Time, i: usize, sack: &SelectiveAck, is_complete: bool) {
+        self.contexts[i].receiver.advance_cumulative(sack.expected);
+        while let Some((psn, action)) = self.next_ready_action(i, sack.expected) {
+            if let Err(refusal) = self.execute(now, i, psn, action) {
+                self.reject(now, i, psn, refusal);
+                return;
+            }
+        }
+        let marked = std::mem::take(&mut self.contexts[i].marked);
+        let syndrome = Syndrome::Ack { credit_code: 31 };
+        let last = sack.expected.plus(Psn::new(u32::MAX).get());
+        self.push_ack(i, last, syndrome, Some(SelectiveAck { marked, ..*sack }));
+        if is_complete {
+            if self.contexts[i].receiver.return_to_hardware(sack.expected) {
+                self.counters.slow_returns += 1;
+            } else {
+                self.counters.slow_returns_refused += u64::from(self.contexts[i].receiver.is_slow());
+            }
+        }
+    }
+
+    /// What is to be done next of what is there as a whole.
+    fn next_ready_action(&mut self, i: usize, cumulative: Psn) -> Option<(Psn, PendingAction)> {
+        let tracker = self.host_qps[i].tracker.as_mut()?;
+        pop_front_if(&mut tracker.waiting, |(psn, _)| psn.after(cumulative) < 0)
+    }
+
+    /// Software takes in an acknowledgement that tells of gaps.
+    fn ack_by_software(&mut self, now: Time, i: usize, sack: &SelectiveAck) {
+        let policy = self.profile.policy;
+        let (unacked, host) = (self.contexts[i].unacked, &mut self.host_qps[i]);
+        let is_gone = sack.expected.after(unacked) < 0 && sack.arrived == 0 && host.scoreboard.is_none();
+        if is_gone {
+            self.contexts[i].is_tracked = false;
+            return;
+        }
+        let reordering_window = host.reordering_window;
+        let board = host.scoreboard.get_or_insert_with(|| Scoreboard::new(unacked));
+        let found = board.on_ack(now, unacked, sack, reordering_window, policy);
+        if board.is_clean() {
+            host.scoreboard = None;
+            self.contexts[i].is_tracked = false;
+        }
+        host.reordering_window = found.shrink_window(reordering_window);
+        self.counters.spurious_packets += found.spurious;
+        if let Some(lateness) = found.lateness.filter(|_| policy.has_slow_path()) {
+            self.learn_reordering_window(i, lateness);
+        }
+        for psn in found.lost {
+            self.command(now, i, SlowPathCommand::Retransmit(psn));
+        }
+        self.arm_reordering_timer(i);
+        self.activate(now, i);
+    }
+
+    /// Software is told of a packet that is lost.
+    fn trim_nak_by_software(&mut self, now: Time, i: usize, psn: Psn) {
+        let unacked = self.contexts[i].unacked;
+        let board = self.host_qps[i].scoreboard.get_or_insert_with(|| Scoreboard::new(unacked));
+        if board.on_trim_nak(now, unacked, psn) {
+            self.command(now, i, SlowPathCommand::Retransmit(psn));
+        } else if board.is_clean() {
+            self.host_qps[i].scoreboard = None;
+            self.contexts[i].is_tracked = false;
+        }
+    }
+
+    fn arm_reordering_timer(&mut self, i: usize) {
+        let host = &self.host_qps[i];
+        let due = host.scoreboard.as_ref().and_then(|board| board.due(host.reordering_window));
+        if let Some(due) = due {
+            self.arm_timer(i, due);
+        }
+    }
+
+    /// What was waited for as long as packets overtake each other is lost.
+    pub(super) fn reordering_timer_due(&mut self, now: Time, i: usize) {
+        let host = &mut self.host_qps[i];
+        let reordering_window = host.reordering_window;
+        if let Some(board) = &mut host.scoreboard {
+            let lost = board.overdue(now, reordering_window);
+            for psn in lost {
+                self.command(now, i, SlowPathCommand::Retransmit(psn));
+            }
+            self.arm_reordering_timer(i);
+        }
+        if self.contexts[i].reads_open == 0 {
+            return;
+        }
+        let first = self.contexts[i].send_first;
+        for at in 0..self.host_qps[i].sends.len() {
+            let entry = &self.host_qps[i].sends[at];
+            if !entry.is_started {
+                break;
+            }
+            if entry.out_of_order.is_some() {
+                self.rerequest_gaps(now, i, first.wrapping_add(at as u32));
+            }
+        }
+    }
+}
+
+impl ReceiveTracker {
+    fn new(first: Psn) -> Self {
+        Self { state: SoftwareReceiver::new(first), waiting: VecDeque::new(), newest: first, echo: 0 }
+    }
+
+    /// Keeps what is to be done, in the order of numbers; mostly it is the last.
+    fn push_action(&mut self, psn: Psn, action: PendingAction) {
+        if action == PendingAction::Nothing {
+            return;
+        }
+        let before = self.waiting.iter().rposition(|(other, _)| other.after(psn) < 0);
+        self.waiting.insert(before.map_or(0, |at| at + 1), (psn, action));
+    }
+}
