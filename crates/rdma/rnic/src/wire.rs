@@ -16,11 +16,10 @@ pub use header::{
     Aeth, AtomicEth, Header, Immediate, Operation, PlacementHeader, Psn, QpNumber, RKey, Reth, SelectiveAck, Service,
     Syndrome,
 };
-pub use icrc::{Encapsulation, IpAddresses, UDP_PORT};
+pub use icrc::{Encapsulation, ICRC_BYTES, IpAddresses, UDP_PORT};
 pub use opcode::Opcode;
 pub use packed::PackedHeader;
 pub use packet::{
     AETH_BYTES, ATOMIC_ACK_ETH_BYTES, ATOMIC_ETH_BYTES, BTH_BYTES, CNP_RESERVED_BYTES, DETH_BYTES, HEADER_BYTES_MAX,
-    ICRC_BYTES, IMMEDIATE_BYTES, PACKET_BYTES_MAX, PAYLOAD_BYTES_MAX, PLACEMENT_BYTES, Packet, RETH_BYTES,
-    SELECTIVE_ACK_BYTES,
+    IMMEDIATE_BYTES, PACKET_BYTES_MAX, PAYLOAD_BYTES_MAX, PLACEMENT_BYTES, Packet, RETH_BYTES, SELECTIVE_ACK_BYTES,
 };

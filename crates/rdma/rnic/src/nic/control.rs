@@ -4,7 +4,6 @@ use sim::{Span, Time};
 
 use super::context::{Context, HostQp, SendEntry};
 use super::handover::HardwareReceiver;
-use super::requester::completion_kind;
 use super::{CqNumber, HostMemory, Nic, NicError, NicEvent, QP_NUMBER_FIRST, QUEUE_REQUESTS_MAX, READS_MAX, SrqNumber};
 use crate::verbs::{
     BindInfo, Completion, CompletionKind, CompletionQueue, CompletionStatus, CqNotify, LKey, ProtectionContext,
@@ -420,7 +419,7 @@ impl<M: HostMemory> Nic<M> {
             return Err(NicError::Full { qp: qp.0, queue: "send", requests: host.sends_max as u32 });
         }
         if matches!(self.contexts.as_driver(i).state, QpState::Error | QpState::SendQueueError) {
-            let kind = completion_kind(&request.kind);
+            let kind = request.kind.completion_kind();
             let completion = Completion::new(request.id, qp, CompletionStatus::Flushed, kind);
             let cq = self.contexts.as_driver(i).send_cq;
             self.complete(now, cq, completion);
@@ -516,7 +515,7 @@ impl<M: HostMemory> Nic<M> {
             let context = &mut self.contexts[i];
             context.send_first = context.send_first.wrapping_add(1);
             context.send_index = context.send_first;
-            let kind = completion_kind(&entry.request.kind);
+            let kind = entry.request.kind.completion_kind();
             let completion = Completion::new(entry.request.id, self.number(i), CompletionStatus::Flushed, kind);
             self.complete(now, cq, completion);
         }

@@ -9,7 +9,7 @@ use super::profile::RetransmitTimeout;
 use super::schedule::Retransmission;
 use super::slow_path::ControlEntry;
 use super::{HostMemory, Nic, NicEvent};
-use crate::verbs::{Completion, CompletionKind, CompletionStatus, QpState, SendKind};
+use crate::verbs::{Completion, CompletionKind, CompletionStatus, QpState};
 use crate::wire::{Header, Operation, Psn, SelectiveAck, Service, Syndrome};
 
 /// Times that a wait is doubled, at most.
@@ -455,7 +455,7 @@ impl<M: HostMemory> Nic<M> {
             if !is_done {
                 break;
             }
-            let (id, kind, bytes) = (entry.request.id, completion_kind(&entry.request.kind), entry.bytes);
+            let (id, kind, bytes) = (entry.request.id, entry.request.kind.completion_kind(), entry.bytes);
             let is_signalled = entry.request.signalled || self.host_qps[i].signals_all;
             self.host_qps[i].sends.pop_front();
             let context = &mut self.contexts[i];
@@ -506,7 +506,7 @@ impl<M: HostMemory> Nic<M> {
         }
         let Some(entry) = self.host_qps[i].sends.pop_front() else { return };
         self.contexts[i].send_first = first.wrapping_add(1);
-        let kind = completion_kind(&entry.request.kind);
+        let kind = entry.request.kind.completion_kind();
         let completion = Completion::new(entry.request.id, self.number(i), status, kind);
         let cq = self.contexts[i].send_cq;
         self.complete(now, cq, completion);
@@ -528,18 +528,5 @@ impl<M: HostMemory> Nic<M> {
         let index = first.wrapping_add(offset);
         let entry = self.entry(i, index)?;
         (entry.is_started && entry.is_read_or_atomic() && !entry.is_done).then_some(index)
-    }
-}
-
-/// What the completion of a request calls it.
-pub(super) fn completion_kind(kind: &SendKind) -> CompletionKind {
-    match kind {
-        SendKind::Send(_) | SendKind::SendWithInvalidate(_) => CompletionKind::Send,
-        SendKind::Write(..) => CompletionKind::Write,
-        SendKind::Read(_) => CompletionKind::Read,
-        SendKind::CompareSwap { .. } => CompletionKind::CompareSwap,
-        SendKind::FetchAdd { .. } => CompletionKind::FetchAdd,
-        SendKind::BindWindow { .. } => CompletionKind::BindWindow,
-        SendKind::LocalInvalidate(_) => CompletionKind::LocalInvalidate,
     }
 }

@@ -1,5 +1,6 @@
 //! Completions.
 
+use super::address::NicAddress;
 use crate::wire::{Immediate, QpNumber};
 
 /// How a work request ended (`ibv_wc_status`).
@@ -73,7 +74,7 @@ pub struct Completion {
     /// What the sender handed over.
     pub immediate: Option<Immediate>,
     /// Of datagrams: who sent it.
-    pub source: Option<(super::NicAddress, QpNumber)>,
+    pub source: Option<(NicAddress, QpNumber)>,
     /// Whether the sender asked for the program to be woken.
     pub solicited: bool,
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use thiserror::Error;
 
-use super::{Completion, CompletionStatus};
+use super::completion::{Completion, CompletionStatus};
 use crate::wire::QpNumber;
 
 /// Entries of a completion queue, at most.
@@ -135,7 +135,7 @@ impl CompletionQueue {
 
 #[cfg(test)]
 mod tests {
-    use super::super::CompletionKind;
+    use super::super::completion::CompletionKind;
     use super::*;
 
     fn completion(id: u64) -> Completion {

@@ -6,7 +6,9 @@
 use bitflags::bitflags;
 use thiserror::Error;
 
-use super::{AccessFlags, NicAddress, QpState};
+use super::access::AccessFlags;
+use super::address::NicAddress;
+use super::state::QpState;
 use crate::wire::{Psn, QpNumber, Service};
 
 /// Bytes of payload that a packet carries at most.

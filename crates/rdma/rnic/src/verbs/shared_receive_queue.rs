@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use thiserror::Error;
 
-use super::ReceiveRequest;
+use super::work::ReceiveRequest;
 
 /// Requests of a shared receive queue, at most.
 pub const SRQ_REQUESTS_MAX: usize = 1 << 20;

@@ -1,32 +1,13 @@
 //! Work requests.
 
-use super::BindInfo;
-use crate::wire::{QpNumber, RKey};
-
-/// Pieces of memory in one work request, at most.
-pub const SGES_MAX: usize = 4;
+use super::address::DatagramDestination;
+use super::completion::CompletionKind;
+use super::memory::BindInfo;
+use super::sge::{SGES_MAX, Sge};
+use crate::wire::RKey;
 
 /// Bytes of a message, at most (IBA 9.7.7: 2^31).
 pub const MESSAGE_BYTES_MAX: u32 = 1 << 31;
-
-/// Another NIC, as the driver knows it: a host of a simulation, an entry in a table of UDP addresses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct NicAddress(pub u32);
-
-/// The key by which this NIC's own programs use a memory region.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct LKey(pub u32);
-
-/// A piece of local memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sge {
-    /// Virtual address.
-    pub address: u64,
-    /// Length in bytes.
-    pub bytes: u32,
-    /// The region's key.
-    pub key: LKey,
-}
 
 /// A piece of the other side's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,17 +16,6 @@ pub struct RemoteBuffer {
     pub address: u64,
     /// The region's or window's key.
     pub key: RKey,
-}
-
-/// To whom a datagram goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DatagramDestination {
-    /// Which NIC.
-    pub to: NicAddress,
-    /// Which queue pair there.
-    pub qp: QpNumber,
-    /// Its queue key.
-    pub queue_key: u32,
 }
 
 /// What is to be done.
@@ -92,6 +62,19 @@ impl SendKind {
     /// Whether this side's NIC does it alone.
     pub const fn is_local(&self) -> bool {
         matches!(self, Self::BindWindow { .. } | Self::LocalInvalidate(_))
+    }
+
+    /// Returns the kind that the completion of this operation carries.
+    pub const fn completion_kind(&self) -> CompletionKind {
+        match self {
+            Self::Send(_) | Self::SendWithInvalidate(_) => CompletionKind::Send,
+            Self::Write(..) => CompletionKind::Write,
+            Self::Read(_) => CompletionKind::Read,
+            Self::CompareSwap { .. } => CompletionKind::CompareSwap,
+            Self::FetchAdd { .. } => CompletionKind::FetchAdd,
+            Self::BindWindow { .. } => CompletionKind::BindWindow,
+            Self::LocalInvalidate(_) => CompletionKind::LocalInvalidate,
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use super::header::{Operation, Service};
 use super::opcode::Opcode;
 
 /// Bytes that are no packet of this NIC's language. A receiver drops it and counts.
@@ -68,9 +69,9 @@ pub enum HeaderError {
     #[error("{service:?} has no {operation:?} with this immediate; choose what its service has")]
     Operation {
         /// The service.
-        service: super::Service,
+        service: Service,
         /// The operation.
-        operation: super::Operation,
+        operation: Operation,
     },
     /// A header that the operation needs is missing.
     #[error("{operation} without {header}; fill it in")]

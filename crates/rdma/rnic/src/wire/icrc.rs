@@ -9,8 +9,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crc::{CRC_32_ISO_HDLC, Crc, Table};
 
-use super::packet::ICRC_BYTES;
-
+/// Length of the invariant checksum at the end of a packet, in bytes.
+pub const ICRC_BYTES: usize = 4;
 /// The UDP port of RoCEv2.
 pub const UDP_PORT: u16 = 4791;
 

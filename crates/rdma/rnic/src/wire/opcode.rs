@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Immediate, Operation, Service};
+use super::header::{Immediate, Operation, Service};
 
 /// Which service an opcode is of: its highest three bits.
 const RC: u8 = 0b000;

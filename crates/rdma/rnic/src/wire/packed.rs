@@ -1,7 +1,7 @@
 //! A header in one cache line, for where many wait: a simulation has a hundred thousand packets under way, and each of
 //! them is looked at once, long after it was written.
 
-use super::{
+use super::header::{
     Aeth, AtomicEth, Header, Immediate, Operation, PlacementHeader, Psn, QpNumber, RKey, Reth, SelectiveAck, Service,
     Syndrome,
 };

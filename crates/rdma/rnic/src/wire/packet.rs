@@ -3,14 +3,14 @@
 //! Source: IBA 9.2 to 9.6, RoCEv2 annex A17; the extension of selective policies is ours (docs/rnic-wire.md).
 
 use super::cursor::{Reader, Writer};
-use super::opcode::{Extra, Opcode};
-use super::{
-    Aeth, AtomicEth, Encapsulation, Header, HeaderError, Immediate, IpAddresses, PacketError, PlacementHeader, Psn,
-    QpNumber, RKey, Reth, SelectiveAck, Syndrome,
+use super::error::{HeaderError, PacketError};
+use super::header::{
+    Aeth, AtomicEth, Header, Immediate, Operation, PlacementHeader, Psn, QpNumber, RKey, Reth, SelectiveAck, Service,
+    Syndrome,
 };
+use super::icrc::{Encapsulation, ICRC_BYTES, IpAddresses};
+use super::opcode::{Extra, Opcode};
 
-/// Bytes of the invariant checksum at a packet's end.
-pub const ICRC_BYTES: usize = 4;
 /// Bytes of payload of a packet, at most: the largest MTU.
 pub const PAYLOAD_BYTES_MAX: usize = 4096;
 /// Bytes of a packet's headers, at most: an atomic request's, with all of the extension.
@@ -213,7 +213,7 @@ impl From<usize> for Fault {
 
 /// In the order of IBA 9.2, and what is ours behind.
 fn read_extended(reader: &mut Reader<'_>, opcode: Opcode, base: &Base, header: &mut Header) -> Result<(), Fault> {
-    if opcode.service == super::Service::Ud {
+    if opcode.service == Service::Ud {
         let queue_key = reader.u32()?;
         let _reserved = reader.u8()?;
         header.datagram = Some((queue_key, QpNumber(reader.u24()?)));
@@ -301,7 +301,7 @@ fn byte_of(syndrome: Syndrome) -> u8 {
 impl Header {
     /// Bytes of all headers, before the payload.
     pub fn header_bytes(&self) -> usize {
-        let notification = self.operation == super::Operation::CongestionNotification;
+        let notification = self.operation == Operation::CongestionNotification;
         let atomic = if self.aeth.is_some() { ATOMIC_ACK_ETH_BYTES } else { ATOMIC_ETH_BYTES };
         let parts = [
             (true, BTH_BYTES),
@@ -428,7 +428,7 @@ impl Header {
         let Header { service, operation: wanted, .. } = *self;
         let operation =
             Opcode::of(service, wanted, self.immediate).ok_or(HeaderError::Operation { service, operation: wanted })?;
-        let is_datagram = operation.service == super::Service::Ud;
+        let is_datagram = operation.service == Service::Ud;
         let may_extend = !operation.is_congestion_notification();
         let has_rdma = operation.has_rdma();
         // Who needs it, who may have it, who has it.

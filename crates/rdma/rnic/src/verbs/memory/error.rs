@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::super::AccessFlags;
+use crate::verbs::access::AccessFlags;
 
 /// A key that does not fit, or a table that cannot do what was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::super::AccessFlags;
-use super::super::work::{LKey, Sge};
-use super::{BindInfo, MemoryError, ProtectionContext, ProtectionDomain, RegionKeys, Registration, WindowKind};
+use super::error::MemoryError;
+use super::region::{BindInfo, ProtectionContext, ProtectionDomain, RegionKeys, Registration, WindowKind};
+use crate::verbs::access::AccessFlags;
+use crate::verbs::sge::{LKey, Sge};
 use crate::wire::{QpNumber, RKey};
 
 /// Bits of a key that say which use of a place it is.

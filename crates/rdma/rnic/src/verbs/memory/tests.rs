@@ -3,7 +3,8 @@ use std::collections::HashSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::verbs::Sge;
+use crate::verbs::{AccessFlags, LKey, Sge};
+use crate::wire::{QpNumber, RKey};
 
 const ALL: AccessFlags = AccessFlags::all();
 const QP: QpNumber = QpNumber(17);
