@@ -2,7 +2,7 @@
 
 use sim::{Random, Span, Time};
 
-use super::NicCounters;
+use super::counters::NicCounters;
 use super::profile::{ContextCacheConfig, NicProfile};
 
 /// No context.

@@ -2,9 +2,14 @@
 
 use sim::{Span, Time};
 
-use super::context::{Context, HostQp, SendEntry};
+use super::context::Context;
+use super::engine::Nic;
+use super::error::NicError;
+use super::event::{CqNumber, NicEvent, SrqNumber};
 use super::handover::HardwareReceiver;
-use super::{CqNumber, HostMemory, Nic, NicError, NicEvent, QP_NUMBER_FIRST, QUEUE_REQUESTS_MAX, READS_MAX, SrqNumber};
+use super::host_qp::{HostQp, SendEntry};
+use super::limits::{QP_NUMBER_FIRST, QUEUE_REQUESTS_MAX, READS_MAX};
+use super::memory::HostMemory;
 use crate::verbs::{
     BindInfo, Completion, CompletionKind, CompletionQueue, CompletionStatus, CqNotify, LKey, ProtectionContext,
     ProtectionDomain, QpAttributes, QpState, ReceiveRequest, RegionKeys, Registration, SendRequest, SharedReceiveQueue,

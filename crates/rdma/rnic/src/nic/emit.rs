@@ -2,10 +2,12 @@
 
 use sim::Time;
 
-use super::context::{PendingResponse, SendEntry};
-use super::schedule::{StagedItem, StagedPacket, piece_bytes};
-use super::{HostMemory, Nic, OutgoingPacket};
-use crate::verbs::{AccessFlags, CompletionStatus, NicAddress, ProtectionDomain, SGES_MAX, SendKind, Sge};
+use super::engine::{Nic, OutgoingPacket};
+use super::host_qp::{PendingResponse, SendEntry};
+use super::memory::HostMemory;
+use super::pipeline::{StagedItem, StagedPacket};
+use super::segmentation::{MESSAGE_MASK, piece_bytes, tick};
+use crate::verbs::{CompletionStatus, NicAddress, SendKind};
 use crate::wire::{
     Aeth, AtomicEth, Header, Immediate, Operation, PlacementHeader, Psn, QpNumber, Reth, SelectiveAck, Service,
     Syndrome,
@@ -13,16 +15,6 @@ use crate::wire::{
 
 /// "Credits are not used" (IBA table 46).
 const CREDIT_CODE_NONE: u8 = 31;
-/// Bits of message numbers and indices on the wire.
-pub(super) const MESSAGE_BITS: u32 = 24;
-const MESSAGE_MASK: u32 = (1 << MESSAGE_BITS) - 1;
-/// Picoseconds of a tick of the clock that packets carry.
-const TICK_PS: u64 = 1_024_000;
-
-/// The clock that packets carry: units of 1.024 us, mod 2^16.
-pub(super) const fn tick(now: Time) -> u16 {
-    (now.ps() / TICK_PS) as u16
-}
 
 /// Where a packet stands in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -291,36 +283,4 @@ impl<M: HostMemory> Nic<M> {
         }
         Some(OutgoingPacket { to, header })
     }
-
-    /// Gathers bytes of a message from its pieces of local memory.
-    fn gather(
-        &mut self,
-        domain: ProtectionDomain,
-        pieces: &[Sge; SGES_MAX],
-        offset: u32,
-        bytes: u32,
-        payload: &mut M::Payload,
-    ) -> Result<(), CompletionStatus> {
-        let mut done = 0;
-        for part in sge_parts(pieces, offset, bytes) {
-            let host = self.table.check_local(domain, &part, AccessFlags::empty());
-            let address = host.map_err(|_| CompletionStatus::LocalProtection)?;
-            self.memory.gather(address, part.bytes, payload, done).map_err(|_| CompletionStatus::LocalProtection)?;
-            done += part.bytes;
-        }
-        Ok(())
-    }
-}
-
-/// The parts of pieces of memory that hold so many bytes of a message, from this one on.
-pub(super) fn sge_parts(pieces: &[Sge; SGES_MAX], offset: u32, bytes: u32) -> impl Iterator<Item = Sge> + '_ {
-    let (mut skip, mut left) = (offset, bytes);
-    pieces.iter().filter_map(move |piece| {
-        let skipped = skip.min(piece.bytes);
-        skip -= skipped;
-        let part_bytes = (piece.bytes - skipped).min(left);
-        left -= part_bytes;
-        let address = piece.address.wrapping_add(u64::from(skipped));
-        (part_bytes > 0).then_some(Sge { address, bytes: part_bytes, key: piece.key })
-    })
 }

@@ -1,6 +1,6 @@
 //! A bitmap of packets that moves along with what is expected.
 
-use super::profile::WINDOW_PACKETS_MAX;
+use super::limits::WINDOW_PACKETS_MAX;
 
 const WORD_BITS: u32 = u64::BITS;
 const WORDS: usize = (WINDOW_PACKETS_MAX / WORD_BITS) as usize;

@@ -11,78 +11,13 @@
 //! for PCIe lets no read overtake a write. Verbs that make and change queue pairs are the driver's: they reach a
 //! context wherever it lies, and their time is not modelled.
 
-use std::ops::{Index, IndexMut};
-
 use sim::Time;
 
-use super::context::Context;
+use super::engine::Nic;
+use super::memory::HostMemory;
 use super::pool::{ContextPool, NO_INDEX, ParkedPacket};
-use super::{HostMemory, Nic};
 use crate::verbs::NicAddress;
 use crate::wire::{Header, QpNumber};
-
-/// All contexts, in the host's memory or on chip. To look at one that is away is a bug, and in builds with debug
-/// assertions a panic: hardware has only what it fetched.
-#[derive(Debug, Default)]
-pub(super) struct ContextTable {
-    all: Vec<Context>,
-    /// Which are away; empty where all are on chip for ever.
-    nonresident: Vec<bool>,
-}
-
-impl ContextTable {
-    pub fn len(&self) -> usize {
-        self.all.len()
-    }
-
-    pub fn push(&mut self, context: Context, is_nonresident: bool) {
-        self.all.push(context);
-        if is_nonresident {
-            self.nonresident.push(true);
-        }
-    }
-
-    /// As the driver sees it, wherever it lies.
-    pub fn as_driver(&self, i: usize) -> &Context {
-        &self.all[i]
-    }
-
-    /// The same, if there is one.
-    pub fn get(&self, i: usize) -> Option<&Context> {
-        self.all.get(i)
-    }
-
-    /// As the driver sees them, wherever they lie.
-    pub fn iter(&self) -> impl Iterator<Item = &Context> {
-        self.all.iter()
-    }
-
-    pub fn is_nonresident(&self, i: usize) -> bool {
-        self.nonresident.get(i).copied().unwrap_or(false)
-    }
-
-    fn set_nonresident(&mut self, i: usize, is_nonresident: bool) {
-        if let Some(nonresident) = self.nonresident.get_mut(i) {
-            *nonresident = is_nonresident;
-        }
-    }
-}
-
-impl Index<usize> for ContextTable {
-    type Output = Context;
-
-    fn index(&self, i: usize) -> &Context {
-        debug_assert!(!self.is_nonresident(i), "the context of queue pair {i} is in the host's memory");
-        &self.all[i]
-    }
-}
-
-impl IndexMut<usize> for ContextTable {
-    fn index_mut(&mut self, i: usize) -> &mut Context {
-        debug_assert!(!self.is_nonresident(i), "the context of queue pair {i} is in the host's memory");
-        &mut self.all[i]
-    }
-}
 
 impl<M: HostMemory> Nic<M> {
     /// The driver works on a context, wherever it lies.

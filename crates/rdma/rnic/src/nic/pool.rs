@@ -10,14 +10,14 @@ use std::collections::VecDeque;
 
 use sim::Time;
 
+use super::fifo::pop_front_if;
+use super::limits::NO_QP;
 use super::profile::ContextPoolConfig;
 use crate::verbs::NicAddress;
 use crate::wire::Header;
 
 /// Fetches, slots and parked packets are numbered by 16 bits, without this one.
 pub(super) const NO_INDEX: u16 = u16::MAX;
-/// Queue pairs are numbered by 24 bits, without this one.
-pub(super) const NO_QP: u32 = (1 << 24) - 1;
 /// Unit of coarse times: 2^24 ps (16.8 us), mod 2^16; a sweep over all entries takes no longer.
 const TICK_SHIFT: u32 = 24;
 /// The farthest that a coarse time can be ahead: it is looked at then, and put off again.
@@ -340,7 +340,7 @@ impl ContextPool {
 
     /// A context that has come, and the first packet that waited for it.
     pub fn next_arrival(&mut self, now: Time) -> Option<(usize, u16)> {
-        let fetch = super::pop_front_if(&mut self.reading, |(at, _)| *at <= now)?.1;
+        let fetch = pop_front_if(&mut self.reading, |(at, _)| *at <= now)?.1;
         self.fetches_free.push(fetch);
         let ContextFetch { qp, pins, slot, parked_first, .. } = self.fetches[usize::from(fetch)];
         let entry = &mut self.entries[qp as usize];

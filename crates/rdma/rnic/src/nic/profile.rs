@@ -4,45 +4,12 @@ use sim::Span;
 use thiserror::Error;
 
 use super::congestion::CongestionControl;
-
-/// The least bytes of payload that a packet of a longer message carries.
-pub const MTU_BYTES_MIN: u32 = 256;
-/// The most.
-pub const MTU_BYTES_MAX: u32 = 4096;
-/// Packets of one queue pair that may be on their way, at most: the bits of a bitmap (srnic.md: 500 a queue pair).
-pub const WINDOW_PACKETS_MAX: u32 = 512;
+use super::context::Context;
+use super::limits::{MTU_BYTES_MAX, MTU_BYTES_MIN, NO_QP, WINDOW_PACKETS_MAX};
+use super::policy::TransportPolicy;
 
 /// Queue pairs of a NIC that pages contexts, at most: it numbers them by 24 bits.
-const QPS_PAGED_MAX: u32 = super::pool::NO_QP - 1;
-
-/// How a NIC finds what is lost, and where it keeps what it must know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum TransportPolicy {
-    /// Selective repeat without state on chip: hardware takes what comes in order, software of the host the rest; no
-    /// cache of work requests ("SRNIC", NSDI 2023).
-    Srnic,
-    /// The same with contexts in the host's memory, a few of them on chip: fetched before a queue pair's turn, and
-    /// while what came for it waits. This project's own.
-    SrnicPaged,
-    /// Selective repeat with bitmaps on chip ("IRN", SIGCOMM 2018).
-    Irn,
-    /// Standard RoCEv2: whatever comes out of order is dropped and sent again.
-    GoBackN,
-    /// Go-back-N by a NIC whose contexts lie in the host's memory, a few of them in a cache on chip.
-    ConnectionCache,
-}
-
-impl TransportPolicy {
-    /// Whether what comes out of order is kept, and only what is lost sent again.
-    pub const fn is_selective(self) -> bool {
-        matches!(self, Self::Srnic | Self::SrnicPaged | Self::Irn)
-    }
-
-    /// Whether what comes out of order is left to the host's software.
-    pub const fn has_slow_path(self) -> bool {
-        matches!(self, Self::Srnic | Self::SrnicPaged)
-    }
-}
+const QPS_PAGED_MAX: u32 = NO_QP - 1;
 
 /// What things cost. All zero where they take real time by themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -152,7 +119,7 @@ impl ContextPoolConfig {
     /// contexts a second. Bytes on the link are those of PCIe of generation 3 (`pcie::model`): 24 around a write, and
     /// 20 around the answer to a read.
     pub const fn modelled() -> Self {
-        let context_bytes = size_of::<super::Context>() as u32;
+        let context_bytes = size_of::<Context>() as u32;
         Self {
             contexts: 6144,
             ahead: 64,

@@ -2,73 +2,18 @@
 
 use sim::{Span, Time};
 
-use super::context::SendEntry;
-use super::emit::{sge_parts, tick};
-use super::packet_bitmap::PacketBitmap;
-use super::profile::WINDOW_PACKETS_MAX;
-use super::schedule::{Retransmission, piece_bytes};
-use super::slow_path::ControlEntry;
-use super::{HostMemory, Nic, READS_MAX};
+use super::control_queue::ControlEntry;
+use super::engine::Nic;
+use super::host_qp::{Retransmission, SendEntry};
+use super::limits::{READS_MAX, WINDOW_PACKETS_MAX};
+use super::memory::HostMemory;
+use super::request_error::PlacementError;
+use super::response_tracker::OutOfOrderResponse;
+use super::segmentation::{piece_bytes, tick};
 use crate::verbs::{AccessFlags, CompletionStatus, QpState, SGES_MAX, SendKind, Sge};
 use crate::wire::{Header, Operation, Psn, Service};
 
-/// What came of an answer out of order: in the host's memory.
-#[derive(Clone, Debug)]
-pub(super) struct OutOfOrderResponse {
-    /// Bit i: packet `response_packets + i` came.
-    arrived: PacketBitmap,
-    /// All gaps before this packet were asked for again.
-    rerequested_to: u32,
-    /// Since when there is a gap that was not asked for.
-    gap_since: Option<Time>,
-    /// When the request left that the first of these answers, by the clock that packets carry.
-    first_sent_tick: u16,
-    /// When gaps were last asked for again, once that has left.
-    rerequested_tick: Option<u16>,
-    /// A later answer came: what is missing up to the end was overtaken.
-    is_overtaken: bool,
-    /// Bit i: of packet `response_packets + i` only the head came, and it is asked for again by itself.
-    trimmed: PacketBitmap,
-    /// Of those, bit i: not yet.
-    to_rerequest: PacketBitmap,
-    /// What was asked for again by itself: the first packet, how many, and how many of them nothing was heard of.
-    repairs: Vec<(u32, u32, u32)>,
-}
-
-/// Why content cannot be taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PlacementError {
-    /// Longer than the memory for it.
-    Length,
-    /// The memory's key, bounds or rights.
-    Protection,
-}
-
 impl<M: HostMemory> Nic<M> {
-    /// Places bytes of a message into its pieces of local memory.
-    pub(super) fn scatter(
-        &mut self,
-        i: usize,
-        pieces: &[Sge; SGES_MAX],
-        offset: u32,
-        bytes: u32,
-        payload: &M::Payload,
-    ) -> Result<(), PlacementError> {
-        let room: u64 = pieces.iter().map(|piece| u64::from(piece.bytes)).sum();
-        if u64::from(offset) + u64::from(bytes) > room {
-            return Err(PlacementError::Length);
-        }
-        let domain = self.contexts[i].domain;
-        let mut done = 0;
-        for part in sge_parts(pieces, offset, bytes) {
-            let host = self.table.check_local(domain, &part, AccessFlags::LOCAL_WRITE);
-            let address = host.map_err(|_| PlacementError::Protection)?;
-            self.memory.place(address, part.bytes, payload, done).map_err(|_| PlacementError::Protection)?;
-            done += part.bytes;
-        }
-        Ok(())
-    }
-
     /// Without selective repeat: the answer must be the one that comes next.
     pub(super) fn response_in_order(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) {
         let Some(index) = self.index_of(i, header.psn) else {
@@ -418,58 +363,5 @@ impl<M: HostMemory> Nic<M> {
         let host = &mut self.host_qps[i];
         let with_margin = Span::from_ps(lateness.ps() + lateness.ps() / 4);
         host.reordering_window = host.reordering_window.max(with_margin).min(most.max(host.reordering_window));
-    }
-}
-
-impl OutOfOrderResponse {
-    fn new(first_sent_tick: u16) -> Box<Self> {
-        Box::new(Self {
-            arrived: PacketBitmap::EMPTY,
-            rerequested_to: 0,
-            gap_since: None,
-            first_sent_tick,
-            rerequested_tick: None,
-            is_overtaken: false,
-            trimmed: PacketBitmap::EMPTY,
-            to_rerequest: PacketBitmap::EMPTY,
-            repairs: Vec::new(),
-        })
-    }
-
-    /// Something of a packet came, were it only its head.
-    fn packet_seen(&mut self, packet: u32) {
-        let is_in = |first: u32, packets: u32| packet.checked_sub(first).is_some_and(|offset| offset < packets);
-        if let Some(at) = self.repairs.iter().position(|(first, packets, _)| is_in(*first, *packets)) {
-            self.repairs[at].2 -= 1;
-            if self.repairs[at].2 == 0 {
-                self.repairs.swap_remove(at);
-            }
-        }
-    }
-
-    /// Nothing more is waited for by itself.
-    fn clear_repairs(&mut self) {
-        (self.trimmed, self.to_rerequest) = (PacketBitmap::EMPTY, PacketBitmap::EMPTY);
-        self.repairs.clear();
-    }
-
-    /// First packet and length of each gap from one packet to another, without what was asked for by itself.
-    fn gaps(&self, response_packets: u32, from: u32, to: u32) -> Vec<(u32, u32)> {
-        let mut gaps: Vec<(u32, u32)> = Vec::new();
-        // What is beyond the bitmaps did not come.
-        let known_to = to.min(response_packets + self.arrived.end().max(self.trimmed.end()));
-        let is_gap =
-            |packet: &u32| !self.arrived.has(packet - response_packets) && !self.trimmed.has(packet - response_packets);
-        for packet in (from..known_to).filter(is_gap) {
-            match gaps.last_mut() {
-                Some((first, packets)) if *first + *packets == packet => *packets += 1,
-                _ => gaps.push((packet, 1)),
-            }
-        }
-        let rest = from.max(known_to);
-        if rest < to {
-            gaps.push((rest, to - rest));
-        }
-        gaps
     }
 }

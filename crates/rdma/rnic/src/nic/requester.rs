@@ -3,12 +3,13 @@
 use sim::{Span, Time};
 
 use super::congestion::AckSample;
-use super::context::SendEntry;
-use super::emit::MESSAGE_BITS;
+use super::control_queue::ControlEntry;
+use super::engine::Nic;
+use super::event::NicEvent;
+use super::host_qp::{Retransmission, SendEntry};
+use super::memory::HostMemory;
 use super::profile::RetransmitTimeout;
-use super::schedule::Retransmission;
-use super::slow_path::ControlEntry;
-use super::{HostMemory, Nic, NicEvent};
+use super::segmentation::{MESSAGE_BITS, tick};
 use crate::verbs::{Completion, CompletionKind, CompletionStatus, QpState};
 use crate::wire::{Header, Operation, Psn, SelectiveAck, Service, Syndrome};
 
@@ -64,7 +65,7 @@ impl<M: HostMemory> Nic<M> {
         if is_again {
             self.contexts[i].is_timing = false;
             if let Some(scoreboard) = &mut self.host_qps[i].scoreboard {
-                scoreboard.on_retransmit(psn, super::emit::tick(now));
+                scoreboard.on_retransmit(psn, tick(now));
             }
         } else {
             let context = &mut self.contexts[i];

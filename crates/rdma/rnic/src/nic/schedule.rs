@@ -6,155 +6,20 @@
 //! used is dropped. Several decisions are on their way at a time, so that two reads of the host's memory one after the
 //! other do not keep the wire waiting.
 
-use std::collections::VecDeque;
-
 use sim::{Span, Time};
 
-use super::context::{Context, HostQp, PendingResponse, SendEntry};
-use super::{CostModel, HostMemory, MTU_BYTES_MAX, Nic, pop_front_if};
+use super::context::Context;
+use super::engine::Nic;
+use super::fifo::pop_front_if;
+use super::host_qp::{HostQp, PendingResponse, Retransmission, SendEntry};
+use super::memory::HostMemory;
+use super::pipeline::{Decision, PACKET_BYTES, StagedItem, StagedPacket};
+use super::segmentation::piece_bytes;
 use crate::verbs::{AccessFlags, CompletionStatus, MESSAGE_BYTES_MAX, ProtectionContext, QpState, SendKind};
 use crate::wire::{Psn, Service};
 
-/// What a packet takes of the buffer ahead of the wire besides its payload.
-const PACKET_BYTES: u32 = 64;
-
 /// Packets that a message of an in-order policy may have: half of what numbers tell apart, and half of that.
 const PACKETS_MAX: u32 = 1 << 22;
-
-/// What is sent again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Retransmission {
-    /// The packet with this number.
-    Packet(Psn),
-    /// A part of an answer is asked for again.
-    Response { index: u32, packet: u32, packets: u32 },
-}
-
-/// A packet that waits for its data, or for the wire.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StagedPacket {
-    /// When its data is there.
-    pub at: Time,
-    pub qp: u32,
-    pub send_epoch: u8,
-    pub generation: u8,
-    pub bytes: u32,
-    pub item: StagedItem,
-}
-
-/// A staged packet as it waits: half a cache line, for a ring of them is walked through. Replies wait beside it.
-#[derive(Clone, Copy, Debug)]
-struct CompactStaged {
-    at: Time,
-    qp: u32,
-    /// Of payload: an MTU at most.
-    bytes: u16,
-    send_epoch: u8,
-    generation: u8,
-    item: CompactItem,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum CompactItem {
-    Request { index: u32, packet: u32, is_again: bool },
-    ReRequest { index: u32, packet: u32, packets: u32 },
-    Response,
-}
-
-const _: () = assert!(size_of::<CompactStaged>() <= 32, "a staged packet is more than half a cache line");
-
-/// Which packet.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum StagedItem {
-    Request {
-        index: u32,
-        packet: u32,
-        is_again: bool,
-    },
-    ReRequest {
-        index: u32,
-        packet: u32,
-        packets: u32,
-    },
-    /// The reply as it stood, `packet` being the one to send.
-    Response(PendingResponse),
-}
-
-/// A decision whose work requests are being fetched.
-#[derive(Clone, Copy, Debug)]
-struct Decision {
-    at: Time,
-    qp: u32,
-    /// Bytes of the buffer that are kept for it.
-    reserved: u32,
-}
-
-/// From doorbells to the wire.
-#[derive(Debug, Default)]
-pub(super) struct Pipeline {
-    doorbells: VecDeque<(Time, u32)>,
-    /// The schedule queue.
-    pub ready: VecDeque<u32>,
-    decisions: VecDeque<Decision>,
-    staged: VecDeque<CompactStaged>,
-    /// Those of the staged packets that are replies.
-    staged_responses: VecDeque<PendingResponse>,
-    /// Bytes reserved and staged.
-    ahead_bytes: u32,
-    /// When the link to the host's memory has carried what was asked for.
-    dma_free_at: Time,
-    /// When the driver last came by: packets that were ready then wait for the wire, not for time.
-    pub polled_at: Time,
-}
-
-impl Pipeline {
-    /// When something is due; [`Time::MAX`] when nothing is.
-    pub fn deadline(&self) -> Time {
-        let doorbell = self.doorbells.front().map_or(Time::MAX, |(at, _)| *at);
-        let decision = self.decisions.front().map_or(Time::MAX, |decision| decision.at);
-        let staged = self.staged.front().map(|staged| staged.at).filter(|at| *at > self.polled_at);
-        doorbell.min(decision).min(staged.unwrap_or(Time::MAX))
-    }
-
-    fn push(&mut self, staged: &StagedPacket) {
-        let StagedPacket { at, qp, send_epoch, generation, bytes, item } = *staged;
-        let item = match item {
-            StagedItem::Request { index, packet, is_again } => CompactItem::Request { index, packet, is_again },
-            StagedItem::ReRequest { index, packet, packets } => CompactItem::ReRequest { index, packet, packets },
-            StagedItem::Response(response) => {
-                self.staged_responses.push_back(response);
-                CompactItem::Response
-            }
-        };
-        self.ahead_bytes += bytes + PACKET_BYTES;
-        self.staged.push_back(CompactStaged { at, qp, bytes: bytes as u16, send_epoch, generation, item });
-    }
-
-    /// The next packet whose data is there.
-    fn pop(&mut self, now: Time) -> Option<StagedPacket> {
-        let CompactStaged { at, qp, bytes, send_epoch, generation, item } =
-            pop_front_if(&mut self.staged, |staged| staged.at <= now)?;
-        let item = match item {
-            CompactItem::Request { index, packet, is_again } => StagedItem::Request { index, packet, is_again },
-            CompactItem::ReRequest { index, packet, packets } => StagedItem::ReRequest { index, packet, packets },
-            CompactItem::Response => {
-                StagedItem::Response(self.staged_responses.pop_front().expect("each has its reply beside it"))
-            }
-        };
-        let bytes = u32::from(bytes);
-        self.ahead_bytes -= bytes + PACKET_BYTES;
-        Some(StagedPacket { at, qp, send_epoch, generation, bytes, item })
-    }
-
-    /// When the link from the host's memory has carried so many bytes more.
-    pub fn dma_transfer(&mut self, now: Time, costs: &CostModel, bytes: u32) -> Time {
-        self.dma_free_at = self.dma_free_at.max(now) + costs.dma_bytes(bytes);
-        self.dma_free_at
-    }
-}
-
-// The payload of a staged packet is counted in 16 bits.
-const _: () = assert!(MTU_BYTES_MAX <= u16::MAX as u32);
 
 /// Whether a queue pair can do something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -561,11 +426,4 @@ impl<M: HostMemory> Nic<M> {
         self.host_qps[i].sends[at].is_done = done.is_ok();
         done.map_err(|_| CompletionStatus::MemoryWindowBind)
     }
-}
-
-/// Bytes of one packet of a message.
-pub(super) const fn piece_bytes(bytes: u32, packet: u32, mtu: u32) -> u32 {
-    let before = packet.saturating_mul(mtu);
-    let left = bytes.saturating_sub(before);
-    if left < mtu { left } else { mtu }
 }

@@ -7,8 +7,8 @@
 
 use sim::{Span, Time};
 
-use super::TransportPolicy;
 use super::packet_bitmap::PacketBitmap;
+use super::policy::TransportPolicy;
 use crate::wire::{Psn, SelectiveAck};
 
 /// Packets that an acknowledgement's bitmap tells of, the first that is missing among them.

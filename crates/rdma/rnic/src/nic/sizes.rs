@@ -4,10 +4,11 @@ use std::cmp::Reverse;
 
 use sim::Time;
 
-use super::context::{Context, HostQp, SendEntry};
+use super::context::Context;
+use super::control_queue::{QueuedEntry, ReceiveTracker};
+use super::host_qp::{HostQp, SendEntry};
 use super::pool::{ContextFetch, DirectoryEntry, PARKED_LINK_BYTES, PoolSlot};
 use super::scoreboard::Scoreboard;
-use super::slow_path::{QueuedEntry, ReceiveTracker};
 use crate::verbs::ReceiveRequest;
 
 /// Bytes of the engine's structures, as the compiler lays them out.

@@ -3,163 +3,22 @@
 //!
 //! IRN has the same algorithm in hardware: its queue costs nothing, and is empty again at once.
 
-use std::collections::VecDeque;
-
 use sim::{Span, Time};
 
-use super::handover::SoftwareReceiver;
-use super::responder::RequestError;
-use super::schedule::Retransmission;
+use super::control_queue::{
+    ArrivedPackets, ControlEntry, IssuedCommand, PendingAction, QueuedEntry, ReceiveTracker, SlowPathCommand,
+    SoftwareBatch,
+};
+use super::engine::Nic;
+use super::fifo::pop_front_if;
+use super::host_qp::Retransmission;
+use super::memory::HostMemory;
+use super::profile::CostModel;
 use super::scoreboard::Scoreboard;
-use super::{CostModel, HostMemory, Nic, pop_front_if};
-use crate::wire::{AtomicEth, Immediate, Psn, RKey, SelectiveAck, Syndrome};
+use crate::wire::{Psn, SelectiveAck, Syndrome};
 
 /// Headers that software takes in one turn, at most.
 const BATCH_HEADERS_MAX: usize = 64;
-/// Packets in a row that one entry of the control queue tells of, at most.
-const RUN_PACKETS_MAX: u32 = 64;
-
-/// What remains to be done of a packet whose payload is placed, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PendingAction {
-    /// A packet in the middle.
-    Nothing,
-    /// The end of a WRITE.
-    Written,
-    /// A message that takes a receive request.
-    Receive { message: u32, bytes: u32, immediate: Option<Immediate>, is_solicited: bool, is_write: bool },
-    /// A READ.
-    Read { message: u32, packet: u32, sent: u16, address: u64, key: RKey, bytes: u32 },
-    /// A compare-and-swap or a fetch-and-add.
-    Atomic { message: u32, sent: u16, atomic: AtomicEth, is_swap: bool },
-    /// It cannot be, and the peer is told when all before it is done.
-    Fault(RequestError),
-}
-
-/// A header for software: a packet of a request, or several in a row for which nothing is to be done.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ArrivedPackets {
-    pub psn: Psn,
-    pub packets: u32,
-    /// What hardware had settled when it queued this.
-    pub cumulative: Psn,
-    pub sent: u16,
-    pub bytes: u32,
-    pub action: PendingAction,
-}
-
-/// A header for software.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum ControlEntry {
-    Arrived(ArrivedPackets),
-    Sack(SelectiveAck),
-    TrimNak(Psn),
-    ResponsePacket {
-        index: u32,
-        packet: u32,
-        sent: u16,
-    },
-    /// Of this packet of an answer only the head came.
-    ResponseTrimmed {
-        index: u32,
-        packet: u32,
-    },
-}
-
-impl ControlEntry {
-    /// Headers of packets that it tells of.
-    fn headers(&self) -> u64 {
-        match self {
-            Self::Arrived(arrived) => u64::from(arrived.packets),
-            Self::Sack(_) | Self::TrimNak(_) | Self::ResponsePacket { .. } | Self::ResponseTrimmed { .. } => 1,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct QueuedEntry {
-    /// When software can see it.
-    at: Time,
-    qp: u32,
-    generation: u8,
-    entry: ControlEntry,
-}
-
-/// What software tells hardware.
-#[derive(Clone, Copy, Debug)]
-enum SlowPathCommand {
-    /// All before `sack.expected` is there: do it, acknowledge it, and if nothing is missing take the queue pair back.
-    Progress {
-        sack: SelectiveAck,
-        is_complete: bool,
-    },
-    Retransmit(Psn),
-}
-
-#[derive(Clone, Copy, Debug)]
-struct IssuedCommand {
-    at: Time,
-    qp: u32,
-    generation: u8,
-    command: SlowPathCommand,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct SoftwareBatch {
-    ends: Time,
-    headers: usize,
-}
-
-/// The control queue, software's turn, and its commands.
-#[derive(Debug, Default)]
-pub(super) struct SlowPath {
-    queue: VecDeque<QueuedEntry>,
-    batch: Option<SoftwareBatch>,
-    commands: VecDeque<IssuedCommand>,
-    /// Queue pairs whose receiving side changed in this turn.
-    changed_qps: Vec<u32>,
-    /// Queue pairs whose headers were taken in this turn, once for each.
-    batch_qps: Vec<u32>,
-}
-
-/// What software knows of a queue pair's receiving side.
-#[derive(Clone, Debug)]
-pub(super) struct ReceiveTracker {
-    state: SoftwareReceiver,
-    /// What is to be done when all before it is there, in order.
-    waiting: VecDeque<(Psn, PendingAction)>,
-    newest: Psn,
-    echo: u16,
-}
-
-impl ArrivedPackets {
-    /// Takes the packet behind it into the same entry, if nothing is to be done for either.
-    fn extend(&mut self, next: &Self) -> bool {
-        let is_next = next.psn == self.psn.plus(self.packets) && self.packets < RUN_PACKETS_MAX;
-        let fits = is_next && self.action == PendingAction::Nothing && next.action == PendingAction::Nothing;
-        if fits {
-            self.packets += 1;
-            self.bytes += next.bytes;
-            self.sent = next.sent;
-        }
-        fits
-    }
-}
-
-impl PendingAction {
-    /// Whether it matters what was done before it.
-    pub const fn is_ordered(&self) -> bool {
-        !matches!(self, Self::Nothing | Self::Written)
-    }
-}
-
-impl SlowPath {
-    /// When something is due; [`Time::MAX`] when nothing is.
-    pub fn deadline(&self) -> Time {
-        let command = self.commands.front().map_or(Time::MAX, |issued| issued.at);
-        self.batch.map_or(Time::MAX, |batch| batch.ends).min(command)
-    }
-}
 
 impl<M: HostMemory> Nic<M> {
     /// What software costs; IRN has none.
@@ -421,20 +280,5 @@ impl<M: HostMemory> Nic<M> {
                 self.rerequest_gaps(now, i, first.wrapping_add(at as u32));
             }
         }
-    }
-}
-
-impl ReceiveTracker {
-    fn new(first: Psn) -> Self {
-        Self { state: SoftwareReceiver::new(first), waiting: VecDeque::new(), newest: first, echo: 0 }
-    }
-
-    /// Keeps what is to be done, in the order of numbers; mostly it is the last.
-    fn push_action(&mut self, psn: Psn, action: PendingAction) {
-        if action == PendingAction::Nothing {
-            return;
-        }
-        let before = self.waiting.iter().rposition(|(other, _)| other.after(psn) < 0);
-        self.waiting.insert(before.map_or(0, |at| at + 1), (psn, action));
     }
 }

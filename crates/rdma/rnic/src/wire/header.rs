@@ -101,6 +101,41 @@ pub enum Operation {
     CongestionNotification,
 }
 
+impl Operation {
+    /// Returns whether this is a packet of a SEND.
+    pub const fn is_send(self) -> bool {
+        matches!(self, Self::SendFirst | Self::SendMiddle | Self::SendLast | Self::SendOnly)
+    }
+
+    /// Returns whether this is a packet of a WRITE.
+    pub const fn is_write(self) -> bool {
+        matches!(self, Self::WriteFirst | Self::WriteMiddle | Self::WriteLast | Self::WriteOnly)
+    }
+
+    /// Returns whether this is a READ or atomic request, which is answered with data.
+    pub const fn is_read_or_atomic(self) -> bool {
+        matches!(self, Self::ReadRequest | Self::CompareSwap | Self::FetchAdd)
+    }
+
+    /// Returns whether this is a packet of a READ response.
+    pub const fn is_read_response(self) -> bool {
+        matches!(
+            self,
+            Self::ReadResponseFirst | Self::ReadResponseMiddle | Self::ReadResponseLast | Self::ReadResponseOnly
+        )
+    }
+
+    /// Returns whether the packet begins a message, and whether it ends one.
+    pub const fn message_bounds(self) -> (bool, bool) {
+        match self {
+            Self::SendFirst | Self::WriteFirst => (true, false),
+            Self::SendMiddle | Self::WriteMiddle => (false, false),
+            Self::SendLast | Self::WriteLast => (false, true),
+            _ => (true, true),
+        }
+    }
+}
+
 /// What the last packet of a SEND or WRITE hands to the receiver's completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Immediate {

@@ -4,7 +4,7 @@ use sim::{Random, Span};
 
 use super::basics::POLICIES;
 use super::wire::{Adversary, Pair};
-use crate::nic::responder::{MISSING_MAX, RUN_PACKETS};
+use crate::nic::responder_unreliable::{MISSING_MAX, RUN_PACKETS};
 use crate::nic::{DATAGRAM_OFFSET_BYTES, NicProfile};
 use crate::verbs::{CompletionStatus, DatagramDestination, NicAddress, SendKind};
 use crate::wire::{Header, Immediate, Service};

@@ -1,0 +1,8 @@
+//! A helper for queues in order of time.
+
+use std::collections::VecDeque;
+
+/// Takes the first thing of a queue if it is wanted.
+pub(super) fn pop_front_if<T>(queue: &mut VecDeque<T>, is_wanted: impl FnOnce(&T) -> bool) -> Option<T> {
+    if is_wanted(queue.front()?) { queue.pop_front() } else { None }
+}
