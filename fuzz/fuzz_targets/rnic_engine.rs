@@ -144,8 +144,7 @@ fn local(address: u16, bytes: u16, key: LKey) -> [Sge; SGES_MAX] {
 
 impl Victim {
     fn new(input: &Input) -> Self {
-        let policies = [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN, TransportPolicy::ConnectionCache, TransportPolicy::SrnicPaged];
-        let policy = policies[usize::from(input.policy) % policies.len()];
+        let policy = TransportPolicy::ALL[usize::from(input.policy) % TransportPolicy::ALL.len()];
         let profile = if input.is_slow { NicProfile::modelled(policy) } else { NicProfile::new(policy) };
         let mut nic = Nic::new(profile, ByteMemory::new(MEMORY_BYTES as usize), 1).expect("a NIC of a known kind");
         let domain = nic.allocate_domain().expect("a fresh NIC");

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::nic::{ContextPoolConfig, NicProfile, PacketBitmap, StructureSizes, TransportPolicy};
+use crate::nic::{ContextPoolConfig, LossRecovery, NicProfile, PacketBitmap, StructureSizes, TransportPolicy};
 use crate::verbs::{CompletionQueue, MemoryTable};
 
 /// Regions and windows that a NIC has room for on chip. A region is one piece of the host's address space, however
@@ -172,7 +172,7 @@ impl MemoryBudget {
         if !profile.scheduling.fetches_wqes {
             self.add(StructureKind::WqeCache, chip, SizeOrigin::Published, WQE_BYTES as usize, WQES_CACHED * contexts);
         }
-        if profile.policy == TransportPolicy::Irn {
+        if profile.policy.loss_recovery() == LossRecovery::SelectiveOnChip {
             self.add(StructureKind::Bitmaps, chip, SizeOrigin::Modelled, size_of::<PacketBitmap>(), BITMAPS * self.qps);
         }
     }

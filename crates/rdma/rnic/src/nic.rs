@@ -74,7 +74,7 @@ pub use limits::{
 };
 pub use memory::{ByteMemory, HostMemory, MemoryFault, NoMemory};
 pub use packet_bitmap::PacketBitmap;
-pub use policy::TransportPolicy;
+pub use policy::{ContextStorage, LossRecovery, TransportPolicy};
 pub use profile::{
     ContextCacheConfig, ContextPoolConfig, CostModel, NicProfile, ProfileError, RetransmitTimeout, Scheduling,
 };

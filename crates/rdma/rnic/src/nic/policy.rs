@@ -1,30 +1,88 @@
-//! Transport policies: how each finds lost packets, and where it keeps its state.
+//! Transport policies: how each recovers lost packets, and where it keeps the contexts of queue pairs.
+//!
+//! The engine asks for the two properties of a policy, [`TransportPolicy::loss_recovery`] and
+//! [`TransportPolicy::context_storage`], never for a policy by name. Constants that differ (timers, sizes of cache and
+//! pool) follow from the same properties in [`super::NicProfile::new`].
 
-/// How a NIC finds what is lost, and where it keeps what it must know.
+/// The design of a NIC's transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TransportPolicy {
-    /// Selective repeat without state on chip: hardware takes what comes in order, software of the host the rest; no
-    /// cache of work requests ("SRNIC", NSDI 2023).
+    /// Selective repeat without state on chip: hardware accepts packets that arrive in order, software of the host
+    /// handles the others; work requests are not cached ("SRNIC", NSDI 2023).
     Srnic,
-    /// The same with contexts in the host's memory, a few of them on chip: fetched before a queue pair's turn, and
-    /// while what came for it waits. This project's own.
+    /// SRNIC with the contexts in the host's memory and a pool of them on chip. Contexts are fetched before the
+    /// scheduler needs them, and while received packets wait for them. A design of this project.
     SrnicPaged,
     /// Selective repeat with bitmaps on chip ("IRN", SIGCOMM 2018).
     Irn,
-    /// Standard RoCEv2: whatever comes out of order is dropped and sent again.
+    /// Standard RoCEv2: packets that arrive out of order are dropped and retransmitted.
     GoBackN,
-    /// Go-back-N by a NIC whose contexts lie in the host's memory, a few of them in a cache on chip.
+    /// Go-back-N with the contexts in the host's memory and a cache of them on chip.
     ConnectionCache,
 }
 
+/// How a policy recovers lost packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LossRecovery {
+    /// The receiver drops packets that arrive out of order; the sender goes back to the first missing one.
+    GoBackN,
+    /// Selective repeat with bitmaps in the NIC.
+    SelectiveOnChip,
+    /// Selective repeat whose bitmaps the host's software keeps: the slow path.
+    SelectiveInSoftware,
+}
+
+/// Where a policy keeps the contexts of queue pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ContextStorage {
+    /// All contexts are on chip.
+    OnChip,
+    /// All contexts are in the host's memory; a cache with random replacement is on chip.
+    Cache,
+    /// All contexts are in the host's memory; a pool that the scheduler prefetches into is on chip.
+    Pool,
+}
+
 impl TransportPolicy {
-    /// Whether what comes out of order is kept, and only what is lost sent again.
-    pub const fn is_selective(self) -> bool {
-        matches!(self, Self::Srnic | Self::SrnicPaged | Self::Irn)
+    /// All policies.
+    pub const ALL: [Self; 5] = [Self::Srnic, Self::Irn, Self::GoBackN, Self::ConnectionCache, Self::SrnicPaged];
+
+    /// Returns the name of the policy on command lines and in results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Srnic => "srnic",
+            Self::SrnicPaged => "srnic-paged",
+            Self::Irn => "irn",
+            Self::GoBackN => "go-back-n",
+            Self::ConnectionCache => "connection-cache",
+        }
     }
 
-    /// Whether what comes out of order is left to the host's software.
+    /// Returns how the policy recovers lost packets.
+    pub const fn loss_recovery(self) -> LossRecovery {
+        match self {
+            Self::Srnic | Self::SrnicPaged => LossRecovery::SelectiveInSoftware,
+            Self::Irn => LossRecovery::SelectiveOnChip,
+            Self::GoBackN | Self::ConnectionCache => LossRecovery::GoBackN,
+        }
+    }
+
+    /// Returns where the policy keeps contexts.
+    pub const fn context_storage(self) -> ContextStorage {
+        match self {
+            Self::Srnic | Self::Irn | Self::GoBackN => ContextStorage::OnChip,
+            Self::SrnicPaged => ContextStorage::Pool,
+            Self::ConnectionCache => ContextStorage::Cache,
+        }
+    }
+
+    /// Returns whether the receiver keeps packets that arrive out of order and only lost ones are retransmitted.
+    pub const fn is_selective(self) -> bool {
+        !matches!(self.loss_recovery(), LossRecovery::GoBackN)
+    }
+
+    /// Returns whether the host's software handles packets that arrive out of order.
     pub const fn has_slow_path(self) -> bool {
-        matches!(self, Self::Srnic | Self::SrnicPaged)
+        matches!(self.loss_recovery(), LossRecovery::SelectiveInSoftware)
     }
 }

@@ -6,7 +6,7 @@ use thiserror::Error;
 use super::congestion::CongestionControl;
 use super::context::Context;
 use super::limits::{MTU_BYTES_MAX, MTU_BYTES_MIN, NO_QP, WINDOW_PACKETS_MAX};
-use super::policy::TransportPolicy;
+use super::policy::{ContextStorage, LossRecovery, TransportPolicy};
 
 /// Queue pairs of a NIC that pages contexts, at most: it numbers them by 24 bits.
 const QPS_PAGED_MAX: u32 = NO_QP - 1;
@@ -220,19 +220,20 @@ impl NicProfile {
     /// A NIC with this policy that costs nothing: live, and where only the protocol matters. Congestion is not
     /// controlled, but IRN has no policy without a bound and begins with 512 packets.
     pub fn new(policy: TransportPolicy) -> Self {
-        let retransmit_timeout = match policy {
-            TransportPolicy::GoBackN | TransportPolicy::ConnectionCache => RetransmitTimeout::Attribute,
-            TransportPolicy::Irn => {
+        let retransmit_timeout = match policy.loss_recovery() {
+            LossRecovery::GoBackN => RetransmitTimeout::Attribute,
+            LossRecovery::SelectiveOnChip => {
                 RetransmitTimeout::LowHigh { low: Span::from_ns(100_000.0), high: Span::from_ns(320_000.0), packets: 3 }
             }
-            TransportPolicy::Srnic | TransportPolicy::SrnicPaged => {
+            LossRecovery::SelectiveInSoftware => {
                 RetransmitTimeout::Probe { least: Span::from_ns(5_000.0), first: Span::from_ns(100_000.0) }
             }
         };
         // *Modelled*: 8.8 M misses a second, so that all misses at one packet of 1 KiB a turn are the published 52 Gb/s
         // of 16,384 queue pairs; 256 contexts are where the published collapse begins.
         let cache = ContextCacheConfig { contexts: 256, fetches: 11, miss: Span::from_ns(1250.0) };
-        let quantum_bytes = if policy == TransportPolicy::ConnectionCache { 1 } else { 16_384 };
+        let storage = policy.context_storage();
+        let quantum_bytes = if storage == ContextStorage::Cache { 1 } else { 16_384 };
         Self {
             policy,
             mtu_bytes: 1024,
@@ -248,8 +249,8 @@ impl NicProfile {
                 fetches_wqes: policy.has_slow_path(),
             },
             retransmit_timeout,
-            cache: (policy == TransportPolicy::ConnectionCache).then_some(cache),
-            pool: (policy == TransportPolicy::SrnicPaged).then_some(ContextPoolConfig::modelled()),
+            cache: (storage == ContextStorage::Cache).then_some(cache),
+            pool: (storage == ContextStorage::Pool).then_some(ContextPoolConfig::modelled()),
             control_queue: 16_384,
             qps: 65_536,
             memory_entries: 65_536,
@@ -291,12 +292,13 @@ impl NicProfile {
         if let Some((field, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
             return fault(field, 0, "choose at least 1");
         }
+        let storage = self.policy.context_storage();
         match self.cache {
             Some(ContextCacheConfig { contexts: 0, .. }) => fault("cache.contexts", 0, "choose at least 1"),
             Some(ContextCacheConfig { fetches: 0, .. }) => fault("cache.fetches", 0, "choose at least 1"),
-            None if self.policy == TransportPolicy::ConnectionCache => fault("cache", 0, "give this policy a cache"),
+            None if storage == ContextStorage::Cache => fault("cache", 0, "give this policy a cache"),
             _ => match self.pool {
-                None if self.policy == TransportPolicy::SrnicPaged => fault("pool", 0, "give this policy a pool"),
+                None if storage == ContextStorage::Pool => fault("pool", 0, "give this policy a pool"),
                 Some(_) if self.qps > QPS_PAGED_MAX => fault("qps", self.qps, "choose 16777214 at most"),
                 Some(pool) => pool.check(),
                 None => Ok(()),

@@ -425,15 +425,15 @@ impl<M: HostMemory> Nic<M> {
             self.rerequest_all(i);
             return;
         }
-        let is_srnic = self.profile.policy.has_slow_path();
+        let has_slow_path = self.profile.policy.has_slow_path();
         match &mut self.host_qps[i].scoreboard {
-            Some(scoreboard) if !is_srnic || scoreboard.has(last) => {
+            Some(scoreboard) if !has_slow_path || scoreboard.has(last) => {
                 // IRN: all that is missing. SRNIC: the first; its acknowledgement finds the others.
-                let again = scoreboard.requeue(first, if is_srnic { 1 } else { u32::MAX });
+                let again = scoreboard.requeue(first, if has_slow_path { 1 } else { u32::MAX });
                 self.host_qps[i].retransmissions.extend(again.into_iter().map(Retransmission::Packet));
             }
             _ => {
-                let psn = if is_srnic { last } else { first };
+                let psn = if has_slow_path { last } else { first };
                 self.host_qps[i].retransmissions.push_back(Retransmission::Packet(psn));
             }
         }

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use sim::{Random, Span, Time};
 
-use super::basics::POLICIES;
 use super::wire::{Adversary, Pair};
 use crate::nic::{CongestionControl, CostModel, Dcqcn, NicProfile, SrqNumber, TransportPolicy};
 use crate::verbs::{Completion, CompletionKind, CompletionStatus, QpState, ReceiveRequest, SendKind};
@@ -467,7 +466,7 @@ fn connection_cache_delivers_every_message_once_intact_and_in_order() {
 fn a_million_schedules_deliver_every_message_once_intact_and_in_order() {
     let schedules = asked_for("RNIC_SCHEDULES").unwrap_or(SCHEDULES_DEEP);
     std::thread::scope(|scope| {
-        for policy in POLICIES {
+        for policy in TransportPolicy::ALL {
             scope.spawn(move || {
                 let begun = Instant::now();
                 run_schedules(policy, schedules);

@@ -5,17 +5,9 @@ use crate::nic::{DATAGRAM_OFFSET_BYTES, NicProfile, TransportPolicy};
 use crate::verbs::{Completion, CompletionKind, CompletionStatus, DatagramDestination, NicAddress, SendKind};
 use crate::wire::{Immediate, Service};
 
-pub const POLICIES: [TransportPolicy; 5] = [
-    TransportPolicy::Srnic,
-    TransportPolicy::Irn,
-    TransportPolicy::GoBackN,
-    TransportPolicy::ConnectionCache,
-    TransportPolicy::SrnicPaged,
-];
-
 /// Each policy, free of cost and as modelled.
 pub fn profiles() -> impl Iterator<Item = NicProfile> {
-    POLICIES.into_iter().flat_map(|policy| [NicProfile::new(policy), NicProfile::modelled(policy)])
+    TransportPolicy::ALL.into_iter().flat_map(|policy| [NicProfile::new(policy), NicProfile::modelled(policy)])
 }
 
 fn fill(pair: &mut Pair, side: usize, address: usize, bytes: usize) -> Vec<u8> {

@@ -2,7 +2,7 @@
 
 use sim::{Random, Span, Time};
 
-use super::basics::{POLICIES, profiles};
+use super::basics::profiles;
 use super::wire::{MEMORY_BYTES, Pair, attributes};
 use crate::nic::{NicError, NicEvent, NicProfile, TransportPolicy};
 use crate::verbs::{
@@ -109,7 +109,10 @@ fn remote_memory_without_rights_is_refused() {
                 pair.send(0, qps[0], 2, kind, 0, bytes);
             },
             CompletionStatus::RemoteAccess,
-            if matches!(case(&Pair::new(NicProfile::new(POLICIES[0]), 1)).0, SendKind::SendWithInvalidate(_)) {
+            if matches!(
+                case(&Pair::new(NicProfile::new(TransportPolicy::ALL[0]), 1)).0,
+                SendKind::SendWithInvalidate(_)
+            ) {
                 &[CompletionStatus::Flushed]
             } else {
                 &[]
@@ -284,7 +287,7 @@ fn a_receiver_that_becomes_ready_in_time_gets_the_message() {
 
 #[test]
 fn an_answer_that_makes_no_sense_fails_the_request() {
-    for policy in POLICIES {
+    for policy in TransportPolicy::ALL {
         let mut pair = Pair::new(NicProfile::new(policy), 1);
         let qps = pair.connect(Service::Rc);
         pair.drops = Box::new(|side, _, _| side == 0); // the peer never hears of it
@@ -306,7 +309,7 @@ fn bare(operation: Operation, destination: QpNumber, psn: Psn) -> Header {
 
 #[test]
 fn requests_are_posted_where_the_state_and_the_service_allow_it() {
-    let mut pair = Pair::new(NicProfile::new(POLICIES[0]), 1);
+    let mut pair = Pair::new(NicProfile::new(TransportPolicy::ALL[0]), 1);
     let init = pair.qp_init(0, Service::Rc);
     let qp = pair.nics[0].create_qp(&init).unwrap();
     let send = pair.request(0, 1, SendKind::Send(None), 0, 10);
@@ -428,7 +431,7 @@ fn a_write_with_immediate_data_into_memory_that_is_not_for_it_fails_at_both_ends
 
 #[test]
 fn an_unreliable_peer_that_names_memory_that_is_not_for_it_harms_nobody_else() {
-    let mut pair = Pair::new(NicProfile::new(POLICIES[2]), 1);
+    let mut pair = Pair::new(NicProfile::new(TransportPolicy::ALL[2]), 1);
     let qps = pair.connect(Service::Uc);
     pair.receive(1, qps[1], 7, 0, 100);
     let (wrong, right) = (RemoteBuffer { address: 0, key: NO_KEY }, pair.remote(0, 0));
@@ -445,7 +448,7 @@ fn an_unreliable_message_longer_than_its_receive_request_is_dropped_and_the_queu
     for (service, bytes, fitting_bytes) in
         [(Service::Uc, 101, 99), (Service::Uc, 5000, 99), (Service::Ud, 61, 59), (Service::Ud, 1000, 59)]
     {
-        let mut pair = Pair::new(NicProfile::new(POLICIES[2]), 1);
+        let mut pair = Pair::new(NicProfile::new(TransportPolicy::ALL[2]), 1);
         let qps = pair.connect(service);
         pair.receive(1, qps[1], 7, 0, 100);
         for (id, bytes) in [(1, bytes), (2, fitting_bytes)] {
@@ -466,7 +469,7 @@ fn an_unreliable_message_longer_than_its_receive_request_is_dropped_and_the_queu
 
 #[test]
 fn full_queues_say_so() {
-    let mut pair = Pair::new(NicProfile::new(POLICIES[0]), 1);
+    let mut pair = Pair::new(NicProfile::new(TransportPolicy::ALL[0]), 1);
     let mut inits = [pair.qp_init(0, Service::Rc), pair.qp_init(1, Service::Rc)];
     (inits[0].sends_max, inits[0].receives_max) = (2, 1);
     let qps = pair.connect_as(&inits);
@@ -529,7 +532,7 @@ fn the_error_state_flushes_and_reset_forgets() {
 
 #[test]
 fn a_failed_send_of_an_unreliable_queue_pair_leaves_its_receives() {
-    let mut pair = Pair::new(NicProfile::new(POLICIES[0]), 1);
+    let mut pair = Pair::new(NicProfile::new(TransportPolicy::ALL[0]), 1);
     let qps = pair.connect(Service::Uc);
     let mut request = pair.request(0, 1, SendKind::Send(None), 0, 100);
     request.local[0].key = LKey(NO_KEY.0);
@@ -549,7 +552,7 @@ fn a_failed_send_of_an_unreliable_queue_pair_leaves_its_receives() {
 
 #[test]
 fn an_unreliable_message_of_which_a_packet_is_lost_is_lost_as_a_whole() {
-    let mut pair = Pair::new(NicProfile::new(POLICIES[2]), 1);
+    let mut pair = Pair::new(NicProfile::new(TransportPolicy::ALL[2]), 1);
     let qps = pair.connect(Service::Uc);
     pair.drops = Box::new(|side, number, _| side == 0 && number == 1);
     pair.receive(1, qps[1], 9, 100_000, 5000);
@@ -564,7 +567,7 @@ fn an_unreliable_message_of_which_a_packet_is_lost_is_lost_as_a_whole() {
 
 #[test]
 fn a_completion_queue_that_overflows_takes_its_queue_pairs_along() {
-    let mut pair = Pair::new(NicProfile::new(POLICIES[0]), 1);
+    let mut pair = Pair::new(NicProfile::new(TransportPolicy::ALL[0]), 1);
     let mut inits = [pair.qp_init(0, Service::Rc), pair.qp_init(1, Service::Rc)];
     inits[0].send_cq = pair.nics[0].create_cq(2).unwrap();
     let qps = pair.connect_as(&inits);
@@ -623,7 +626,7 @@ fn a_fence_waits_for_the_reads_before_it() {
 /// A copy that was long under way comes when its message is done and the program uses the memory again.
 #[test]
 fn a_late_copy_is_never_placed_over_memory_that_a_program_has_back() {
-    for policy in POLICIES {
+    for policy in TransportPolicy::ALL {
         let mut pair = Pair::new(NicProfile::new(policy), 1);
         pair.logs = true;
         let qps = pair.connect(Service::Rc);
@@ -650,7 +653,7 @@ fn a_late_copy_is_never_placed_over_memory_that_a_program_has_back() {
 
 #[test]
 fn what_nobody_waits_for_is_dropped_and_counted() {
-    for policy in POLICIES {
+    for policy in TransportPolicy::ALL {
         let mut pair = Pair::new(NicProfile::new(policy), 1);
         let qps = pair.connect(Service::Rc);
         let psn = Psn::new(u32::MAX - 20);
@@ -784,7 +787,7 @@ fn attack(policy: TransportPolicy, seed: u64) {
 
 #[test]
 fn a_hostile_peer_harms_nobody_but_its_own_connection() {
-    for policy in POLICIES {
+    for policy in TransportPolicy::ALL {
         for seed in 0..100 {
             attack(policy, seed);
         }
@@ -800,7 +803,7 @@ fn a_hostile_peer_harms_nobody_but_its_own_connection() {
 #[test]
 #[ignore = "100,000 attacks, minutes; in ./x exam"]
 fn a_hostile_peer_harms_nobody_however_often_it_tries() {
-    for policy in POLICIES {
+    for policy in TransportPolicy::ALL {
         for seed in 0..25_000 {
             attack(policy, seed);
         }

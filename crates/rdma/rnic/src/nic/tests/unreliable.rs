@@ -2,10 +2,9 @@
 
 use sim::{Random, Span};
 
-use super::basics::POLICIES;
 use super::wire::{Adversary, Pair};
 use crate::nic::responder_unreliable::{MISSING_MAX, RUN_PACKETS};
-use crate::nic::{DATAGRAM_OFFSET_BYTES, NicProfile};
+use crate::nic::{DATAGRAM_OFFSET_BYTES, NicProfile, TransportPolicy};
 use crate::verbs::{CompletionStatus, DatagramDestination, NicAddress, SendKind};
 use crate::wire::{Header, Immediate, Service};
 
@@ -59,7 +58,7 @@ fn received(service: Service, profile: NicProfile, seed: u64) -> Vec<u64> {
 fn an_unreliable_connection_delivers_whole_messages_in_order_at_most_once() {
     let mut came = 0;
     for seed in 0..SCHEDULES {
-        let profile = NicProfile::new(POLICIES[seed as usize % POLICIES.len()]);
+        let profile = NicProfile::new(TransportPolicy::ALL[seed as usize % TransportPolicy::ALL.len()]);
         let ids = received(Service::Uc, profile, seed);
         assert!(ids.is_sorted_by(|before, after| before < after), "seed {seed}: {ids:?}");
         came += ids.len() as u64;
@@ -71,7 +70,7 @@ fn an_unreliable_connection_delivers_whole_messages_in_order_at_most_once() {
 /// How many of 400 messages do not arrive when somebody forges so many packets after the first one, from `ahead`
 /// packets after it; and whether the last hundred do.
 fn lost(ahead: u32, forged: u32) -> (u64, bool) {
-    let mut pair = Pair::new(NicProfile::new(POLICIES[0]), 1);
+    let mut pair = Pair::new(NicProfile::new(TransportPolicy::ALL[0]), 1);
     pair.logs = true;
     let qps = pair.connect(Service::Uc);
     let (mut posted, mut arrived, mut last) = (0, 0, 0);
@@ -118,7 +117,7 @@ fn a_forged_place_in_the_sequence_costs_few_packets_and_no_connection() {
 fn datagrams_come_whole_in_any_order() {
     let mut came = 0;
     for seed in 0..SCHEDULES {
-        let mut profile = NicProfile::new(POLICIES[seed as usize % POLICIES.len()]);
+        let mut profile = NicProfile::new(TransportPolicy::ALL[seed as usize % TransportPolicy::ALL.len()]);
         profile.costs.dma_write = Span::from_ns(100.0);
         let mut ids = received(Service::Ud, profile, seed);
         ids.sort_unstable();

@@ -73,13 +73,7 @@ impl Job {
             }
             Self::Memory(policy, qps) => {
                 let bytes = MemoryBudget::new(*policy, *qps, DEPTH).total(MemoryLocation::OnChip);
-                let series = match policy {
-                    TransportPolicy::Srnic => "srnic",
-                    TransportPolicy::SrnicPaged => "srnic-paged",
-                    TransportPolicy::Irn => "irn",
-                    TransportPolicy::GoBackN => "go-back-n",
-                    TransportPolicy::ConnectionCache => "connection-cache",
-                };
+                let series = policy.name();
                 Ok(vec![("memory-by-qps", modelled(series, f64::from(*qps), bytes as f64 / BYTES_PER_MB))])
             }
             Self::Flows { preset, load, transport, during, seed } => flows(*preset, *load, *transport, *during, *seed),
