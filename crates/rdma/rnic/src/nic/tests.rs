@@ -1,10 +1,11 @@
-//! Two NICs and a tiny wire between them that may lose, delay, reorder and copy.
+//! Two NICs and a small wire between them that may lose, delay, reorder and duplicate packets.
 
-mod adversary;
-mod basics;
-mod drops;
 mod errors;
-mod goals;
-mod paged;
+mod goodput;
+mod hostile;
+mod loss_recovery;
+mod operations;
+mod paging;
+mod random_schedules;
 mod unreliable;
 mod wire;

@@ -2,7 +2,7 @@
 
 use sim::{Random, Span};
 
-use super::wire::{Adversary, Pair};
+use super::wire::{Impairments, Pair};
 use crate::nic::responder_unreliable::{MISSING_MAX, RUN_PACKETS};
 use crate::nic::{DATAGRAM_OFFSET_BYTES, NicProfile, TransportPolicy};
 use crate::verbs::{CompletionStatus, DatagramDestination, NicAddress, SendKind};
@@ -20,10 +20,11 @@ fn pattern(id: u64, byte: usize) -> u8 {
 fn received(service: Service, profile: NicProfile, seed: u64) -> Vec<u64> {
     let mut random = Random::new(seed, "unreliable");
     let mut pair = Pair::new(profile, seed);
-    pair.adversary = Adversary { loss: 0.03, copy: 0.05, late: 0.1, late_ns: 5000.0, mark: 0.0, trim: 0.02 };
+    pair.impairments =
+        Impairments { loss: 0.03, duplicate: 0.05, delayed: 0.1, delay_ns_max: 5000.0, mark: 0.0, trim: 0.02 };
     let qps = pair.connect(service);
-    let most = if service == Service::Ud { 1000 } else { u64::from(ROOM_BYTES) };
-    let lengths: Vec<u32> = (0..MESSAGES).map(|_| random.below(most) as u32).collect();
+    let bound = if service == Service::Ud { 1000 } else { u64::from(ROOM_BYTES) };
+    let lengths: Vec<u32> = (0..MESSAGES).map(|_| random.below(bound) as u32).collect();
     let offset = if service == Service::Ud { DATAGRAM_OFFSET_BYTES } else { 0 };
     for id in 0..MESSAGES {
         let first = id * u64::from(ROOM_BYTES);

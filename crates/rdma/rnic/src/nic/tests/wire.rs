@@ -17,22 +17,22 @@ const COMPLETIONS_MAX: usize = 4096;
 
 /// What the wire does to packets.
 #[derive(Clone, Copy, Debug)]
-pub struct Adversary {
+pub struct Impairments {
     pub loss: f64,
-    pub copy: f64,
+    pub duplicate: f64,
     /// How often a packet is held back, and for how long at most.
-    pub late: f64,
-    pub late_ns: f64,
+    pub delayed: f64,
+    pub delay_ns_max: f64,
     pub mark: f64,
     /// How often a packet's payload is cut off on the way.
     pub trim: f64,
 }
 
-impl Adversary {
-    pub const NONE: Self = Self { loss: 0.0, copy: 0.0, late: 0.0, late_ns: 0.0, mark: 0.0, trim: 0.0 };
+impl Impairments {
+    pub const NONE: Self = Self { loss: 0.0, duplicate: 0.0, delayed: 0.0, delay_ns_max: 0.0, mark: 0.0, trim: 0.0 };
 }
 
-struct Flight {
+struct InFlight {
     to: usize,
     header: Header,
     is_marked: bool,
@@ -40,14 +40,14 @@ struct Flight {
     payload: Vec<u8>,
 }
 
-enum Happening {
-    Arrival(Box<Flight>),
+enum WireEvent {
+    Arrival(Box<InFlight>),
     WireFree,
 }
 
 /// One packet as it was given to the wire.
 #[derive(Clone, Debug)]
-pub struct Logged {
+pub struct LoggedPacket {
     pub from: usize,
     pub header: Header,
 }
@@ -62,11 +62,11 @@ pub struct Pair {
     /// The key of each host's whole memory.
     pub keys: [(LKey, RKey); 2],
     pub now: Time,
-    pub log: Vec<Logged>,
+    pub log: Vec<LoggedPacket>,
     pub logs: bool,
     /// Prints every packet.
     pub traces: bool,
-    pub adversary: Adversary,
+    pub impairments: Impairments,
     /// Says which packets to drop, by side and count from 0 of that side's packets.
     pub drops: Box<Drops>,
     /// Says which packets lose their payload on the way, in the same way.
@@ -74,7 +74,7 @@ pub struct Pair {
     pub delay: Span,
     pub packet_time: Span,
     random: Random,
-    queue: EventQueue<Happening>,
+    queue: EventQueue<WireEvent>,
     wire_free: [Time; 2],
     sent: [u64; 2],
     pub completions: [Vec<Completion>; 2],
@@ -109,7 +109,7 @@ impl Pair {
             log: Vec::new(),
             logs: false,
             traces: false,
-            adversary: Adversary::NONE,
+            impairments: Impairments::NONE,
             drops: Box::new(|_, _, _| false),
             trims: Box::new(|_, _, _| false),
             delay: Span::from_ns(1000.0),
@@ -227,8 +227,8 @@ impl Pair {
         };
         self.now = self.now.max(next);
         while self.queue.next_time().is_some_and(|at| at <= self.now) {
-            if let Some((_, Happening::Arrival(flight))) = self.queue.next_event() {
-                self.arrive(&flight);
+            if let Some((_, WireEvent::Arrival(packet))) = self.queue.next_event() {
+                self.arrive(&packet);
             }
         }
         for nic in &mut self.nics {
@@ -238,12 +238,12 @@ impl Pair {
         true
     }
 
-    fn arrive(&mut self, flight: &Flight) {
-        let (source, nic) = (NicAddress(1 - flight.to as u32), &mut self.nics[flight.to]);
-        if flight.is_trimmed {
-            nic.receive_trimmed(self.now, source, &flight.header);
+    fn arrive(&mut self, packet: &InFlight) {
+        let (source, nic) = (NicAddress(1 - packet.to as u32), &mut self.nics[packet.to]);
+        if packet.is_trimmed {
+            nic.receive_trimmed(self.now, source, &packet.header);
         } else {
-            nic.receive(self.now, source, &flight.header, flight.is_marked, &flight.payload);
+            nic.receive(self.now, source, &packet.header, packet.is_marked, &packet.payload);
         }
     }
 
@@ -267,31 +267,31 @@ impl Pair {
         let Some(outgoing) = self.nics[side].transmit(self.now, &mut payload) else { return false };
         assert_eq!(outgoing.to, NicAddress(1 - side as u32));
         self.wire_free[side] = self.now + self.packet_time;
-        self.queue.schedule(self.wire_free[side], Happening::WireFree);
+        self.queue.schedule(self.wire_free[side], WireEvent::WireFree);
         payload.truncate(outgoing.header.payload_bytes as usize);
         let number = self.sent[side];
         self.sent[side] += 1;
-        let is_dropped = (self.drops)(side, number, &outgoing.header) || self.random.chance(self.adversary.loss);
+        let is_dropped = (self.drops)(side, number, &outgoing.header) || self.random.chance(self.impairments.loss);
         if self.traces {
             let fate = if is_dropped { "LOST" } else { "" };
             println!("{} us: {side} sends {:?} {fate}", self.now.ps() / 1_000_000, outgoing.header);
         }
         if self.logs {
-            self.log.push(Logged { from: side, header: outgoing.header });
+            self.log.push(LoggedPacket { from: side, header: outgoing.header });
         }
-        let copies = 1 + usize::from(self.random.chance(self.adversary.copy));
+        let copies = 1 + usize::from(self.random.chance(self.impairments.duplicate));
         for _ in 0..copies {
             let mut delay = self.delay;
-            if self.random.chance(self.adversary.late) {
-                delay += Span::from_ns(self.random.unit() * self.adversary.late_ns);
+            if self.random.chance(self.impairments.delayed) {
+                delay += Span::from_ns(self.random.unit() * self.impairments.delay_ns_max);
             }
-            let is_marked = self.random.chance(self.adversary.mark);
+            let is_marked = self.random.chance(self.impairments.mark);
             let is_listed = (self.trims)(side, number, &outgoing.header);
-            let is_trimmed = !payload.is_empty() && (self.random.chance(self.adversary.trim) || is_listed);
+            let is_trimmed = !payload.is_empty() && (self.random.chance(self.impairments.trim) || is_listed);
             let (header, payload) = (outgoing.header, payload.clone());
-            let flight = Flight { to: 1 - side, header, is_marked, is_trimmed, payload };
+            let packet = InFlight { to: 1 - side, header, is_marked, is_trimmed, payload };
             if !is_dropped {
-                self.queue.schedule(self.now + self.packet_time + delay, Happening::Arrival(Box::new(flight)));
+                self.queue.schedule(self.now + self.packet_time + delay, WireEvent::Arrival(Box::new(packet)));
             }
         }
         true

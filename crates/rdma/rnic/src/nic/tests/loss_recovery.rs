@@ -2,7 +2,7 @@
 
 use sim::Time;
 
-use super::wire::{Adversary, Pair};
+use super::wire::{Impairments, Pair};
 use crate::nic::{NicProfile, TransportPolicy};
 use crate::verbs::{CompletionStatus, SendKind};
 use crate::wire::{Header, Operation, QpNumber, Service};
@@ -10,7 +10,7 @@ use crate::wire::{Header, Operation, QpNumber, Service};
 /// A pair whose side 0 drops these of its packets, counted from 0.
 pub fn pair_that_drops(profile: NicProfile, drops: &'static [u64]) -> (Pair, [QpNumber; 2]) {
     let mut pair = Pair::new(profile, 1);
-    pair.adversary = Adversary::NONE;
+    pair.impairments = Impairments::NONE;
     pair.logs = true;
     pair.drops = Box::new(move |side, number, _| side == 0 && drops.contains(&number));
     let qps = pair.connect(Service::Rc);
@@ -162,7 +162,7 @@ fn spraying_teaches_patience_and_repairs_end() {
     let mut profile = NicProfile::new(TransportPolicy::Srnic);
     profile.mtu_bytes = 256;
     let mut pair = Pair::new(profile, 3);
-    pair.adversary = Adversary { late: 0.5, late_ns: 3000.0, ..Adversary::NONE };
+    pair.impairments = Impairments { delayed: 0.5, delay_ns_max: 3000.0, ..Impairments::NONE };
     let qps = pair.connect(Service::Rc);
     let to = pair.remote(0, 0);
     let mut again = Vec::new();
@@ -172,8 +172,8 @@ fn spraying_teaches_patience_and_repairs_end() {
         pair.run();
         again.push(pair.nics[0].counters().sent_again_packets - before);
     }
-    let late: u64 = again[2..].iter().sum();
-    assert!(late <= 16, "at most 2 in 1000 once it is learned: {again:?}");
+    let delayed: u64 = again[2..].iter().sum();
+    assert!(delayed <= 16, "at most 2 in 1000 once it is learned: {again:?}");
 }
 
 /// What a switch cut off: the receiver says so at once, packet by packet.
@@ -183,7 +183,7 @@ fn what_lost_its_payload_on_the_way_is_sent_again_and_nothing_else_is() {
         [TransportPolicy::Srnic, TransportPolicy::Irn].into_iter().flat_map(|policy| (1..9).map(move |s| (policy, s)))
     {
         let mut pair = Pair::new(NicProfile::new(policy), seed);
-        pair.adversary = Adversary { trim: 0.1, ..Adversary::NONE };
+        pair.impairments = Impairments { trim: 0.1, ..Impairments::NONE };
         let qps = pair.connect(Service::Rc);
         let to = pair.remote(0, 0);
         pair.send(0, qps[0], 1, SendKind::Write(to, None), 0, 400_000);
@@ -202,12 +202,12 @@ fn the_last_packet_without_its_payload_needs_no_patience_whatever_the_policy() {
         let mut pair = Pair::new(NicProfile::new(policy), 1);
         let qps = pair.connect(Service::Rc);
         let to = pair.remote(0, 0);
-        pair.adversary.trim = 1.0;
+        pair.impairments.trim = 1.0;
         pair.send(0, qps[0], 1, SendKind::Write(to, None), 0, 8);
         while pair.nics[1].counters().trimmed_packets == 0 {
             assert!(pair.step(Time::MAX), "{policy:?}");
         }
-        pair.adversary.trim = 0.0;
+        pair.impairments.trim = 0.0;
         pair.run();
         assert_eq!(pair.completions[0][0].status, CompletionStatus::Success, "{policy:?}");
         let sender = *pair.nics[0].counters();

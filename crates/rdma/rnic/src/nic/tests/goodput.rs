@@ -2,7 +2,7 @@
 
 use sim::{Span, Time};
 
-use super::wire::{Adversary, Pair};
+use super::wire::{Impairments, Pair};
 use crate::nic::{CongestionControl, Dcqcn, NicProfile, TransportPolicy};
 use crate::verbs::{CompletionStatus, RemoteBuffer, SendKind};
 use crate::wire::Service;
@@ -28,7 +28,7 @@ fn goodput_as(profile: NicProfile, load: &Load, kind: impl Fn(RemoteBuffer) -> S
     let mut pair = Pair::new(profile, 7);
     pair.packet_time = Span::from_ns(PACKET_NS);
     pair.delay = Span::from_ns(ONE_WAY_NS);
-    pair.adversary = Adversary { loss: load.loss, ..Adversary::NONE };
+    pair.impairments = Impairments { loss: load.loss, ..Impairments::NONE };
     let qps: Vec<_> = (0..load.qps).map(|_| pair.connect(Service::Rc)[0]).collect();
     let to = pair.remote(0, 0);
     for turn in 0..load.depth {
@@ -99,7 +99,7 @@ fn every_kind_of_congestion_control_slows_a_sender_down() {
             let mut pair = Pair::new(profile, 7);
             pair.packet_time = Span::from_ns(PACKET_NS);
             pair.delay = Span::from_ns(ONE_WAY_NS);
-            pair.adversary = Adversary { mark: 1.0, ..Adversary::NONE };
+            pair.impairments = Impairments { mark: 1.0, ..Impairments::NONE };
             let qp = pair.connect(Service::Rc)[0];
             let to = pair.remote(0, 0);
             (0..8).for_each(|id| pair.send(0, qp, id, SendKind::Write(to, None), 0, 1 << 19));

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use sim::{Random, Span, Time};
 
-use super::wire::{Adversary, Pair};
+use super::wire::{Impairments, Pair};
 use crate::nic::{CongestionControl, CostModel, Dcqcn, NicProfile, SrqNumber, TransportPolicy};
 use crate::verbs::{Completion, CompletionKind, CompletionStatus, QpState, ReceiveRequest, SendKind};
 use crate::wire::{Immediate, QpNumber, Service};
@@ -15,7 +15,7 @@ const MEMORY_BYTES: usize = 1 << 18;
 /// More queue pairs need more.
 const MEMORY_BYTES_PAGED: usize = 1 << 20;
 /// What a program writes over memory that it has back.
-const SPOILED: u8 = 0xEE;
+const OVERWRITTEN: u8 = 0xEE;
 /// Schedules of each policy in CI; `./x exam` runs a million in all, or RNIC_SCHEDULES of each policy.
 const SCHEDULES: u64 = 500;
 const SCHEDULES_DEEP: u64 = 250_000;
@@ -52,7 +52,7 @@ struct Stream {
     to_post: VecDeque<(Time, Message)>,
     posted: VecDeque<Message>,
     /// Messages that take receive requests, in order.
-    announced: VecDeque<Message>,
+    expected_receives: VecDeque<Message>,
     atomic_address: usize,
     sum: u64,
     swapped: u64,
@@ -68,8 +68,8 @@ struct Schedule {
     receives: VecDeque<(Time, usize, usize, u64)>,
     /// Where each side's memory begins that nobody has.
     free: [usize; 2],
-    receive_places: [Vec<(usize, usize)>; 2],
-    spoiled: [Vec<(usize, usize)>; 2],
+    receive_buffers: [Vec<(usize, usize)>; 2],
+    overwritten: [Vec<(usize, usize)>; 2],
     checked: [usize; 2],
 }
 
@@ -106,13 +106,13 @@ fn profile_of(policy: TransportPolicy, random: &mut Random) -> NicProfile {
     profile
 }
 
-fn adversary_of(random: &mut Random) -> Adversary {
-    let mut sometimes = |most: f64| if random.chance(0.3) { 0.0 } else { random.unit() * most };
-    Adversary {
+fn impairments_of(random: &mut Random) -> Impairments {
+    let mut sometimes = |bound: f64| if random.chance(0.3) { 0.0 } else { random.unit() * bound };
+    Impairments {
         loss: sometimes(0.06),
-        copy: sometimes(0.1),
-        late: sometimes(0.4),
-        late_ns: sometimes(20_000.0),
+        duplicate: sometimes(0.1),
+        delayed: sometimes(0.4),
+        delay_ns_max: sometimes(20_000.0),
         mark: sometimes(0.2),
         trim: sometimes(0.1),
     }
@@ -125,7 +125,7 @@ impl Schedule {
         let is_paged = profile.pool.is_some();
         let memory_bytes = if is_paged { MEMORY_BYTES_PAGED } else { MEMORY_BYTES };
         let mut wire = Pair::with_memory(profile, seed, memory_bytes);
-        wire.adversary = adversary_of(&mut random);
+        wire.impairments = impairments_of(&mut random);
         let mut srqs = [None; 2];
         for (srq, nic) in srqs.iter_mut().zip(&mut wire.nics) {
             *srq = random.chance(0.3).then(|| nic.create_srq(4096).unwrap());
@@ -148,8 +148,8 @@ impl Schedule {
             streams: Vec::new(),
             receives: VecDeque::new(),
             free: [0; 2],
-            receive_places: [Vec::new(), Vec::new()],
-            spoiled: [Vec::new(), Vec::new()],
+            receive_buffers: [Vec::new(), Vec::new()],
+            overwritten: [Vec::new(), Vec::new()],
             checked: [0; 2],
         };
         for side in 0..2 {
@@ -173,20 +173,20 @@ impl Schedule {
         let mut stream = Stream { side, pair, ..Stream::default() };
         stream.atomic_address = self.take(1 - side, 16);
         let mut at = Time::ZERO;
-        let most = if self.qps.len() > 2 { 10 } else { 24 };
-        for id in 0..self.random.below(most) {
+        let bound = if self.qps.len() > 2 { 10 } else { 24 };
+        for id in 0..self.random.below(bound) {
             if self.random.chance(0.2) {
                 at += Span::from_ns(self.random.unit() * 30_000.0);
             }
             let kinds = [Kind::Send, Kind::Write, Kind::WriteImmediate, Kind::Read, Kind::FetchAdd, Kind::CompareSwap];
             let kind = kinds[self.random.below(6) as usize];
-            let most = [1, 64, 1024, 3000][self.random.below(4) as usize];
+            let bound = [1, 64, 1024, 3000][self.random.below(4) as usize];
             let bytes = match kind {
                 Kind::FetchAdd | Kind::CompareSwap => 8,
-                _ => self.random.below(most + 1) as usize,
+                _ => self.random.below(bound + 1) as usize,
             };
             let id = id + 1000 * (1 + side as u64) + 10_000 * pair as u64;
-            let message = self.place(side, &stream, Message { id, kind, local: 0, remote: 0, bytes });
+            let message = self.place_buffers(side, &stream, Message { id, kind, local: 0, remote: 0, bytes });
             if matches!(kind, Kind::Send | Kind::WriteImmediate) {
                 self.plan_receive(1 - side, pair, at, bytes);
             }
@@ -195,7 +195,7 @@ impl Schedule {
         self.streams.push(stream);
     }
 
-    fn place(&mut self, side: usize, stream: &Stream, message: Message) -> Message {
+    fn place_buffers(&mut self, side: usize, stream: &Stream, message: Message) -> Message {
         let local = self.take(side, message.bytes);
         let remote = match message.kind {
             Kind::Send => 0,
@@ -216,9 +216,9 @@ impl Schedule {
     /// A receive request for a message, mostly in time. Those of a shared queue must fit any.
     fn plan_receive(&mut self, side: usize, pair: usize, at: Time, bytes: usize) {
         let bytes = if self.srqs[side].is_some() { 3000 } else { bytes };
-        let number = self.receive_places[side].len() as u64;
+        let number = self.receive_buffers[side].len() as u64;
         let first = self.take(side, bytes);
-        self.receive_places[side].push((first, bytes));
+        self.receive_buffers[side].push((first, bytes));
         let late = if self.random.chance(0.1) { self.random.unit() * 100_000.0 } else { 0.0 };
         let at = if self.random.chance(0.5) { Time::ZERO } else { at };
         // A queue is posted in the order of its messages.
@@ -245,7 +245,7 @@ impl Schedule {
     fn post(&mut self) {
         let now = self.wire.now;
         while let Some((_, side, pair, number)) = self.receives.pop_front_if_due(now) {
-            let (first, bytes) = self.receive_places[side][number as usize];
+            let (first, bytes) = self.receive_buffers[side][number as usize];
             let request = ReceiveRequest { id: number, local: self.wire.piece(side, first as u64, bytes as u32) };
             match self.srqs[side] {
                 Some(srq) => self.wire.nics[side].post_srq_recv(srq, &request).unwrap(),
@@ -277,7 +277,7 @@ impl Schedule {
             }
         };
         if matches!(message.kind, Kind::Send | Kind::WriteImmediate) {
-            stream.announced.push_back(message);
+            stream.expected_receives.push_back(message);
         }
         stream.posted.push_back(message);
         let mut request = self.wire.request(side, message.id, kind, message.local as u64, message.bytes as u32);
@@ -304,15 +304,15 @@ impl Schedule {
     fn check_received(&mut self, side: usize, completion: &Completion) {
         let pair = self.qps.iter().position(|qps| qps[side] == completion.qp).unwrap();
         let stream = self.streams.iter_mut().find(|stream| stream.side != side && stream.pair == pair).unwrap();
-        let message = stream.announced.pop_front().expect("nothing more was announced");
+        let message = stream.expected_receives.pop_front().expect("nothing more was announced");
         assert_eq!(completion.bytes as usize, message.bytes, "{message:?} {completion:?}");
         let data = Some(Immediate::Data(message.id as u32));
         if message.kind == Kind::Send {
             assert_eq!(completion.kind, CompletionKind::Receive);
             assert_eq!(completion.immediate, data.filter(|_| message.id.is_multiple_of(2)));
-            let (first, room) = self.receive_places[side][completion.id as usize];
+            let (first, room) = self.receive_buffers[side][completion.id as usize];
             self.intact(side, first, &message);
-            self.spoil(side, first, room);
+            self.overwrite(side, first, room);
         } else {
             assert_eq!((completion.kind, completion.immediate), (CompletionKind::ReceiveWriteImmediate, data));
             self.intact(side, message.remote, &message);
@@ -340,12 +340,12 @@ impl Schedule {
             Kind::Read => self.intact(side, message.local, &message),
             Kind::Write | Kind::WriteImmediate => {
                 self.intact(1 - side, message.remote, &message);
-                self.spoil(1 - side, message.remote, message.bytes);
+                self.overwrite(1 - side, message.remote, message.bytes);
             }
             Kind::Send | Kind::FetchAdd | Kind::CompareSwap => {}
         }
         // The program has its memory back: neither late answers nor late copies of what was sent may use it.
-        self.spoil(side, message.local, message.bytes);
+        self.overwrite(side, message.local, message.bytes);
     }
 
     fn intact(&self, side: usize, first: usize, message: &Message) {
@@ -354,25 +354,25 @@ impl Schedule {
         assert!(is_intact, "{message:?} at {first}: {memory:?}");
     }
 
-    fn spoil(&mut self, side: usize, first: usize, bytes: usize) {
-        self.wire.nics[side].memory_mut().0[first..first + bytes].fill(SPOILED);
-        self.spoiled[side].push((first, bytes));
+    fn overwrite(&mut self, side: usize, first: usize, bytes: usize) {
+        self.wire.nics[side].memory_mut().0[first..first + bytes].fill(OVERWRITTEN);
+        self.overwritten[side].push((first, bytes));
     }
 
     fn finish(&mut self) {
         self.check();
         for stream in &self.streams {
             assert!(stream.posted.is_empty(), "never completed: {:?}", stream.posted);
-            assert!(stream.announced.is_empty(), "never received: {:?}", stream.announced);
+            assert!(stream.expected_receives.is_empty(), "never received: {:?}", stream.expected_receives);
             let memory = &self.wire.nics[1 - stream.side].memory().0;
             let word = |at: usize| u64::from_ne_bytes(*memory[at..].first_chunk().unwrap());
             assert_eq!(word(stream.atomic_address), stream.sum);
             assert_eq!(word(stream.atomic_address + 8), stream.swapped);
         }
         for side in 0..2 {
-            for (first, bytes) in &self.spoiled[side] {
+            for (first, bytes) in &self.overwritten[side] {
                 let memory = &self.wire.nics[side].memory().0[*first..first + bytes];
-                assert!(memory.iter().all(|byte| *byte == SPOILED), "touched after it was given back: {first}");
+                assert!(memory.iter().all(|byte| *byte == OVERWRITTEN), "touched after it was given back: {first}");
             }
             for qps in &self.qps {
                 let status = self.wire.nics[side].query_qp(qps[side]).unwrap();
@@ -400,9 +400,9 @@ impl PopDue<(Time, usize, usize, u64)> for VecDeque<(Time, usize, usize, u64)> {
 }
 
 /// Says which schedule failed, should one.
-struct Named(TransportPolicy, u64);
+struct ReportOnPanic(TransportPolicy, u64);
 
-impl Drop for Named {
+impl Drop for ReportOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!(
@@ -414,17 +414,17 @@ impl Drop for Named {
 }
 
 /// A number that somebody asks for.
-fn asked_for(variable: &str) -> Option<u64> {
+fn number_from_env(variable: &str) -> Option<u64> {
     let word = std::env::var(variable).ok()?;
     Some(word.parse().unwrap_or_else(|_| panic!("{variable}={word} is no number; give one, or unset it")))
 }
 
 fn run_schedules(policy: TransportPolicy, schedules: u64) {
-    let alone = asked_for("RNIC_SEED");
+    let alone = number_from_env("RNIC_SEED");
     let seeds = alone.map_or(0..schedules, |seed| seed..seed + 1);
     let mut fetched = 0;
     for seed in seeds {
-        let _named = Named(policy, seed);
+        let _named = ReportOnPanic(policy, seed);
         let mut schedule = Schedule::new(policy, seed);
         schedule.wire.traces = alone.is_some();
         schedule.run();
@@ -464,7 +464,7 @@ fn connection_cache_delivers_every_message_once_intact_and_in_order() {
 #[test]
 #[ignore = "a million schedules, minutes; in ./x exam"]
 fn a_million_schedules_deliver_every_message_once_intact_and_in_order() {
-    let schedules = asked_for("RNIC_SCHEDULES").unwrap_or(SCHEDULES_DEEP);
+    let schedules = number_from_env("RNIC_SCHEDULES").unwrap_or(SCHEDULES_DEEP);
     std::thread::scope(|scope| {
         for policy in TransportPolicy::ALL {
             scope.spawn(move || {
