@@ -1,7 +1,7 @@
-//! The event queue beside a binary heap, on the mixes of events that simulators make: `cargo bench -p sim`.
+//! Compares the event queue with a binary heap on mixes of events that are typical of simulators: `cargo bench -p sim`.
 //!
-//! Each mix holds a number of events: every step takes the earliest one and schedules another. What is printed is the
-//! nanoseconds of a step, the best of a few rounds.
+//! The number of events in the queue is constant: every step takes the earliest event and schedules another. The output
+//! is the time of a step in nanoseconds, the best of three rounds.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use sim::{EventQueue, Random, Time};
 
-/// As large as an event of the network simulator.
+/// Has the size of an event of the network simulator.
 type Event = (u32, u32);
 
 const STEPS: usize = 2_000_000;
@@ -50,7 +50,7 @@ impl Queue for Wheels {
     }
 }
 
-/// Picoseconds from an event to the one that it causes.
+/// Returns the picoseconds from an event to the one that it schedules.
 type Delta = fn(&mut Random) -> u64;
 
 const MIXES: [(&str, Delta); 4] = [

@@ -1,12 +1,13 @@
-//! What every simulator of the project stands on:
+//! Building blocks of discrete-event simulators:
 //!
-//! * [`Time`] and [`Span`]: virtual time in picoseconds, and lengths of it.
-//! * [`EventQueue`]: what happens next; ties go to what was scheduled first, so that a run is the same every time.
-//! * [`Random`]: a stream of random numbers for each component, from one seed: another component, or another draw in
-//!   one, changes no other stream.
-//! * [`sweep`]: many runs at a time, their results in the order of what was asked.
+//! * [`Time`] and [`Span`]: virtual time and durations, in picoseconds.
+//! * [`EventQueue`]: a future event list. Events of the same time leave it in the order in which they were scheduled,
+//!   so that every run is reproducible.
+//! * [`Random`]: a stream of random numbers for each component, derived from one seed. Adding a component, or a draw in
+//!   one component, changes no other stream.
+//! * [`sweep`]: runs many simulations in parallel and returns their results in the order of the inputs.
 //!
-//! Nothing here reads a real clock, and nothing that stands on it may.
+//! This crate reads no real clock, and no crate that builds on it may read one.
 
 mod queue;
 mod random;

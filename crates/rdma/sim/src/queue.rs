@@ -1,50 +1,51 @@
-//! What happens next.
+//! The future event list of a simulation: a hierarchical timing wheel in front of a short sorted list.
 //!
-//! The queue is a hierarchy of wheels over a short sorted list. The list holds everything up to a limit; what is later
-//! lies, unsorted, in slots: 64 of them a level, each level 64 times as wide as the one below it, so that an event's
-//! slot is a matter of its time's bits. When the list has run out, the next slot is sorted into it if it holds few
-//! events, and spread over the level below if it holds many. So slots are as narrow as the events are dense, whatever
-//! the simulation's pace: each event is moved a few times in all, and compared with a few others. As long as there are
-//! few events at all, everything is in the list, and no wheel is ever made.
+//! The sorted list holds all events up to a limit. Later events lie unsorted in the slots of the wheels: each level has
+//! 64 slots, and each slot is 64 times as wide as a slot of the level below, so that the bits of an event's time select
+//! its slot. When the list is empty, the earliest slot is sorted into it if it holds few events, and spread over the
+//! level below if it holds many. Slots therefore become as narrow as the events are dense, for any time scale of the
+//! simulation: each event is moved a few times in total and compared with a few others. While there are few events, all
+//! of them are in the list and no wheel is allocated.
 //!
-//! Events of the same time need no number to keep their order: they are always in the same slot, every slot and the
-//! list take new ones at their end, and whatever is moved or sorted keeps the order that it had.
+//! Events of the same time need no sequence number to keep their order: they are always in the same slot, every slot
+//! and the list append new events at the end, and moving and sorting are stable.
 //!
-//! `cargo bench -p sim` compares it with a binary heap on mixes of events.
+//! `cargo bench -p sim` compares it with a binary heap on several mixes of events.
 
 use std::collections::VecDeque;
 
 use crate::Time;
 
-/// Bits of a time that one level tells apart.
+/// Number of bits of a time that select the slot of one level.
 const LEVEL_BITS: u32 = 6;
-/// Slots of a level.
+/// Number of slots of a level.
 const SLOTS: usize = 1 << LEVEL_BITS;
-/// Levels that tell all 64 bits apart.
+/// Number of levels that together cover all 64 bits of a time.
 const LEVELS: u32 = u64::BITS.div_ceil(LEVEL_BITS);
-/// Events of a slot that are sorted at once, at most; more are spread over the level below.
+/// Maximum number of events of a slot that are sorted at once; a slot with more is spread over the level below.
 const SORTED_MAX: usize = 32;
-/// Events in the list, at most, while some of them can be put into slots.
-const NEAR_MAX: usize = 2 * SORTED_MAX;
+/// Maximum number of events in the sorted list, as long as some of them can be moved into slots.
+const LIST_MAX: usize = 2 * SORTED_MAX;
 
-/// Events in order of their time; those of the same time in the order in which they were scheduled.
+/// A queue of events ordered by time; events of the same time keep the order in which they were scheduled.
 #[derive(Clone, Debug)]
 pub struct EventQueue<E> {
-    /// In order: all events up to and with the end of the open slot.
-    near: VecDeque<Entry<E>>,
+    /// All events up to the end of the open slot, in order.
+    sorted: VecDeque<Entry<E>>,
     /// The last picosecond of the open slot.
-    near_last: u64,
-    /// The open slot begins here; slots of events are told apart by how their times differ from this.
-    base: u64,
-    /// The level of the open slot; [`LEVELS`] when it is all of time.
-    open: u32,
-    /// By level and slot; empty until there are many events.
+    sorted_last: u64,
+    /// The start of the open slot. The level of an event in the wheels is given by the highest bit in which its time
+    /// differs from this.
+    open_base: u64,
+    /// The level of the open slot, or [`LEVELS`] if the open slot is all of time.
+    open_level: u32,
+    /// The wheels, by level and slot; empty until there are many events.
     slots: Vec<Vec<Entry<E>>>,
-    /// By level: which slots hold anything.
+    /// For each level, a bitmap of the slots that hold events.
     occupied: [u64; LEVELS as usize],
-    /// Events in slots.
-    far: usize,
-    /// An empty list with room in it, for spreading without allocation.
+    /// Number of events in the wheels.
+    in_wheels: usize,
+    /// An empty vector with capacity, so that spreading a slot does not allocate.
     spare: Vec<Entry<E>>,
 }
 
@@ -57,19 +58,19 @@ struct Entry<E> {
 impl<E> Default for EventQueue<E> {
     fn default() -> Self {
         Self {
-            near: VecDeque::new(),
-            near_last: u64::MAX,
-            base: 0,
-            open: LEVELS,
+            sorted: VecDeque::new(),
+            sorted_last: u64::MAX,
+            open_base: 0,
+            open_level: LEVELS,
             slots: Vec::new(),
             occupied: [0; LEVELS as usize],
-            far: 0,
+            in_wheels: 0,
             spare: Vec::new(),
         }
     }
 }
 
-/// Where bits that differ put a time: which level, as the highest of them says.
+/// Returns the level that is selected by the highest bit in which two times differ.
 fn level_of(differing: u64) -> u32 {
     (u64::BITS - 1 - differing.leading_zeros()) / LEVEL_BITS
 }
@@ -78,187 +79,187 @@ fn slot_of(at: u64, level: u32) -> usize {
     (at >> (level * LEVEL_BITS)) as usize % SLOTS
 }
 
-/// The bits of a time below those that choose its slot of this level.
+/// Returns a mask of the bits of a time below those that select its slot at `level`.
 fn mask_below(level: u32) -> u64 {
     if level >= LEVELS { u64::MAX } else { (1 << (level * LEVEL_BITS)) - 1 }
 }
 
 impl<E> EventQueue<E> {
-    /// An empty queue.
+    /// Creates an empty queue.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Lets `event` happen at `at`.
+    /// Schedules `event` at `at`.
     pub fn schedule(&mut self, at: Time, event: E) {
         let entry = Entry { at, event };
-        if at.ps() > self.near_last {
-            self.put_far(entry);
+        if at.ps() > self.sorted_last {
+            self.insert_into_wheels(entry);
         } else {
-            self.put_near(entry);
+            self.insert_sorted(entry);
         }
     }
 
-    /// The earliest event and its time; it is still to come.
+    /// Returns the earliest event and its time without removing it.
     pub fn peek(&self) -> Option<(Time, &E)> {
-        let entry = match self.near.front() {
+        let entry = match self.sorted.front() {
             Some(entry) => Some(entry),
             None => self.earliest_slot().and_then(|slot| self.slots[slot].iter().min_by_key(|entry| entry.at)),
         };
         entry.map(|entry| (entry.at, &entry.event))
     }
 
-    /// Lets `event` happen at `at` in place of the earliest event, which is then past.
+    /// Removes the earliest event and schedules `event` at `at`.
     pub fn replace_next(&mut self, at: Time, event: E) {
         self.next_event();
         self.schedule(at, event);
     }
 
-    /// The earliest event and its time; it is then past.
+    /// Removes the earliest event and returns it with its time.
     pub fn next_event(&mut self) -> Option<(Time, E)> {
-        if self.near.is_empty() && self.far > 0 {
-            self.open_next();
+        if self.sorted.is_empty() && self.in_wheels > 0 {
+            self.refill();
         }
-        self.near.pop_front().map(|entry| (entry.at, entry.event))
+        self.sorted.pop_front().map(|entry| (entry.at, entry.event))
     }
 
-    /// When the earliest event happens.
+    /// Returns the time of the earliest event.
     pub fn next_time(&self) -> Option<Time> {
         self.peek().map(|(at, _)| at)
     }
 
-    /// Events still to come.
+    /// Returns the number of scheduled events.
     pub fn len(&self) -> usize {
-        self.near.len() + self.far
+        self.sorted.len() + self.in_wheels
     }
 
-    /// Whether nothing is to come.
+    /// Returns whether no event is scheduled.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes of memory that it holds, without what events point to.
+    /// Returns the bytes of memory that the queue has allocated, without what the events point to.
     pub fn memory_bytes(&self) -> usize {
         let entries =
-            self.near.capacity() + self.spare.capacity() + self.slots.iter().map(Vec::capacity).sum::<usize>();
+            self.sorted.capacity() + self.spare.capacity() + self.slots.iter().map(Vec::capacity).sum::<usize>();
         entries * size_of::<Entry<E>>() + self.slots.capacity() * size_of::<Vec<Entry<E>>>()
     }
 
-    fn put_near(&mut self, entry: Entry<E>) {
-        // Most events are later than all that are near.
-        let is_last = self.near.back().is_none_or(|last| last.at <= entry.at);
+    fn insert_sorted(&mut self, entry: Entry<E>) {
+        // Most events are later than all events in the list.
+        let is_last = self.sorted.back().is_none_or(|last| last.at <= entry.at);
         if is_last {
-            self.near.push_back(entry);
+            self.sorted.push_back(entry);
         } else {
-            let index = self.near.partition_point(|other| other.at <= entry.at);
-            self.near.insert(index, entry);
+            let index = self.sorted.partition_point(|other| other.at <= entry.at);
+            self.sorted.insert(index, entry);
         }
-        if self.near.len() > NEAR_MAX {
-            self.narrow();
+        if self.sorted.len() > LIST_MAX {
+            self.spill();
         }
     }
 
-    /// Puts an event into its slot, as seen from the base: a time after the open slot.
-    fn put_far(&mut self, entry: Entry<E>) {
-        let level = level_of(entry.at.ps() ^ self.base);
+    /// Inserts an event that is later than the open slot into the wheels.
+    fn insert_into_wheels(&mut self, entry: Entry<E>) {
+        let level = level_of(entry.at.ps() ^ self.open_base);
         let slot = slot_of(entry.at.ps(), level);
         self.occupied[level as usize] |= 1 << slot;
         self.slots[level as usize * SLOTS + slot].push(entry);
-        self.far += 1;
+        self.in_wheels += 1;
     }
 
-    /// Which slot holds the earliest of the far events.
+    /// Returns the index of the slot that holds the earliest event of the wheels.
     fn earliest_slot(&self) -> Option<usize> {
         let level = self.occupied.iter().position(|slots| *slots != 0)?;
         Some(level * SLOTS + self.occupied[level].trailing_zeros() as usize)
     }
 
-    /// Lets the slot at `level` that begins at `base` be the open one.
-    fn open_at(&mut self, base: u64, level: u32) {
-        (self.base, self.open, self.near_last) = (base, level, base | mask_below(level));
+    /// Makes the slot at `level` that starts at `open_base` the open slot.
+    fn set_open(&mut self, open_base: u64, level: u32) {
+        (self.open_base, self.open_level, self.sorted_last) = (open_base, level, open_base | mask_below(level));
     }
 
-    /// Too many events are near: the later ones go to slots of a level below the open one, where their times differ.
-    fn narrow(&mut self) {
-        let (Some(first), Some(last)) = (self.near.front(), self.near.back()) else { return };
+    /// Moves the later part of an overfull list into slots of a level below the open one, where the times differ.
+    fn spill(&mut self) {
+        let (Some(first), Some(last)) = (self.sorted.front(), self.sorted.back()) else { return };
         let first = first.at.ps();
-        // What is before the open slot was scheduled into the past; it can only stay.
-        if first < self.base || first == last.at.ps() {
+        // Events before the open slot were scheduled in the past and can only stay in the list.
+        if first < self.open_base || first == last.at.ps() {
             return;
         }
         let level = level_of(first ^ last.at.ps());
         if self.slots.is_empty() {
             self.slots.resize_with(LEVELS as usize * SLOTS, Vec::new);
         }
-        self.open_at(first & !mask_below(level), level);
-        let kept = self.near.partition_point(|entry| entry.at.ps() <= self.near_last);
+        self.set_open(first & !mask_below(level), level);
+        let kept = self.sorted.partition_point(|entry| entry.at.ps() <= self.sorted_last);
         let mut later = std::mem::take(&mut self.spare);
-        later.extend(self.near.drain(kept..));
-        later.drain(..).for_each(|entry| self.put_far(entry));
+        later.extend(self.sorted.drain(kept..));
+        later.drain(..).for_each(|entry| self.insert_into_wheels(entry));
         self.spare = later;
     }
 
-    /// Nothing is near: sorts the earliest slot into the list, after spreading it as far as it takes, and those behind
-    /// it while they fit.
-    fn open_next(&mut self) {
-        if self.far <= SORTED_MAX {
-            return self.open_all();
+    /// Refills the empty list: spreads the earliest slot as far as needed, sorts it into the list, and then appends the
+    /// following slots while they fit.
+    fn refill(&mut self) {
+        if self.in_wheels <= SORTED_MAX {
+            return self.collect_all();
         }
         for _ in 0..LEVELS {
             let Some(index) = self.earliest_slot() else { return };
             let (level, slot) = ((index / SLOTS) as u32, (index % SLOTS) as u64);
-            let above = self.base & !mask_below(level + 1);
-            self.open_at(above | slot << (level * LEVEL_BITS), level);
+            let above = self.open_base & !mask_below(level + 1);
+            self.set_open(above | slot << (level * LEVEL_BITS), level);
             if level == 0 || self.slots[index].len() <= SORTED_MAX {
-                self.near.clear(); // its memory is used from the beginning
-                return self.open_slots(level, slot);
+                self.sorted.clear(); // its memory is used from the beginning
+                return self.sort_slots(level, slot);
             }
             self.occupied[level as usize] &= !(1 << slot);
-            self.far -= self.slots[index].len();
+            self.in_wheels -= self.slots[index].len();
             self.spread(index, level - 1);
         }
     }
 
-    /// Sorts this slot into the list, and as many behind it as fit.
-    fn open_slots(&mut self, level: u32, mut slot: u64) {
+    /// Sorts `slot` into the list, and as many following slots as fit.
+    fn sort_slots(&mut self, level: u32, mut slot: u64) {
         loop {
-            self.sort_in(level as usize * SLOTS + slot as usize);
+            self.sort_slot(level as usize * SLOTS + slot as usize);
             let behind = self.occupied[level as usize];
             if behind == 0 {
                 return;
             }
             slot = u64::from(behind.trailing_zeros());
-            if self.near.len() + self.slots[level as usize * SLOTS + slot as usize].len() > SORTED_MAX {
+            if self.sorted.len() + self.slots[level as usize * SLOTS + slot as usize].len() > SORTED_MAX {
                 return;
             }
-            self.open_at(self.base & !mask_below(level + 1) | slot << (level * LEVEL_BITS), level);
+            self.set_open(self.open_base & !mask_below(level + 1) | slot << (level * LEVEL_BITS), level);
         }
     }
 
-    /// Moves a slot's events to the end of the list, in order.
-    fn sort_in(&mut self, index: usize) {
-        let begin = self.near.len();
-        self.near.extend(self.slots[index].drain(..));
+    /// Moves the events of a slot to the end of the list, in order.
+    fn sort_slot(&mut self, index: usize) {
+        let begin = self.sorted.len();
+        self.sorted.extend(self.slots[index].drain(..));
         self.occupied[index / SLOTS] &= !(1 << (index % SLOTS));
-        self.far -= self.near.len() - begin;
-        self.near.make_contiguous()[begin..].sort_by_key(|entry| entry.at);
+        self.in_wheels -= self.sorted.len() - begin;
+        self.sorted.make_contiguous()[begin..].sort_by_key(|entry| entry.at);
     }
 
-    /// Few events are left: all of them come into the list, and all of time is near.
-    fn open_all(&mut self) {
+    /// Moves the few remaining events into the list, and makes all of time the open slot.
+    fn collect_all(&mut self) {
         while let Some(index) = self.earliest_slot() {
-            self.near.extend(self.slots[index].drain(..));
+            self.sorted.extend(self.slots[index].drain(..));
             self.occupied[index / SLOTS] &= !(1 << (index % SLOTS));
         }
-        self.far = 0;
-        self.open_at(0, LEVELS);
-        self.near.make_contiguous().sort_by_key(|entry| entry.at);
+        self.in_wheels = 0;
+        self.set_open(0, LEVELS);
+        self.sorted.make_contiguous().sort_by_key(|entry| entry.at);
     }
 
-    /// Spreads the events of a slot, whose beginning is the base, over the level below.
+    /// Spreads the events of a slot, which starts at the base, over the level below.
     fn spread(&mut self, index: usize, level: u32) {
         let mut entries = std::mem::replace(&mut self.slots[index], std::mem::take(&mut self.spare));
-        self.far += entries.len();
+        self.in_wheels += entries.len();
         for entry in entries.drain(..) {
             let slot = slot_of(entry.at.ps(), level);
             self.occupied[level as usize] |= 1 << slot;
@@ -274,7 +275,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    /// What a queue is, in the plainest words.
+    /// The reference model: a map that is sorted by time and sequence number.
     #[derive(Default)]
     struct Model {
         events: BTreeMap<(u64, u64), u64>,
@@ -293,10 +294,11 @@ mod tests {
         }
     }
 
-    /// A step: schedule so many events at this span, shifted left so far, after now; then take so many.
+    /// One step: the number of events to schedule, their distance from now, the left shift of that distance, and the
+    /// number of events to take afterwards.
     type Step = (usize, u64, u32, usize);
 
-    fn agree(steps: &[Step]) -> Result<(), TestCaseError> {
+    fn check_against_model(steps: &[Step]) -> Result<(), TestCaseError> {
         let (mut queue, mut model, mut now) = (EventQueue::new(), Model::default(), 0);
         for &(scheduled, span, shift, taken) in steps {
             for index in 0..scheduled as u64 {
@@ -337,7 +339,7 @@ mod tests {
         }
 
         #[test]
-        fn replacing_is_taking_and_scheduling(times in proptest::collection::vec(0..9_u64, 1..99)) {
+        fn replacing_equals_taking_and_scheduling(times in proptest::collection::vec(0..9_u64, 1..99)) {
             let (mut replaced, mut scheduled) = (EventQueue::new(), EventQueue::new());
             for (number, time) in times.iter().enumerate() {
                 replaced.schedule(Time::from_ps(*time), number);
@@ -356,14 +358,14 @@ mod tests {
         }
 
         #[test]
-        fn a_simulation_meets_its_events_as_a_plain_sorted_map_has_them(
+        fn a_simulation_takes_its_events_in_the_order_of_a_sorted_map(
             steps in proptest::collection::vec((0..90_usize, 0..70_u64, 0..30_u32, 0..90_usize), 0..60)
         ) {
-            agree(&steps)?;
+            check_against_model(&steps)?;
         }
 
         #[test]
-        fn events_may_be_scheduled_before_the_last_one_that_was_taken(
+        fn events_may_be_scheduled_before_the_last_event_taken(
             times in proptest::collection::vec((0..1_u64 << 40, proptest::bool::ANY), 0..900)
         ) {
             let (mut queue, mut model) = (EventQueue::new(), Model::default());
@@ -380,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_time_is_a_time() {
+    fn the_latest_time_can_be_scheduled() {
         let mut queue = EventQueue::new();
         for index in 0..10_000_u64 {
             queue.schedule(Time::from_ps(u64::MAX - index % 3), index);

@@ -1,48 +1,48 @@
-//! Randomness that a seed repeats.
+//! Reproducible randomness.
 
 use rand_core::{RngCore, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-/// A component's own stream of random numbers.
+/// The stream of random numbers of one component.
 #[derive(Clone, Debug)]
 pub struct Random(Xoshiro256PlusPlus);
 
-/// FNV-1a of 64 bits: tells components apart, the same on every machine.
+/// Returns the 64-bit FNV-1a hash of a name, which is the same on every machine.
 fn hash(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 impl Random {
-    /// The stream of `component` in the run with this seed.
+    /// Creates the stream of `component` in the run with this seed.
     pub fn new(seed: u64, component: &str) -> Self {
         Self(Xoshiro256PlusPlus::seed_from_u64(seed ^ hash(component)))
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// A number from 0 to just below 1, evenly.
+    /// Returns a uniformly distributed number in [0, 1).
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// A time between events that come independently of each other, so far apart on average: 0 and more.
+    /// Returns an exponentially distributed number with this mean: the time between independent events.
     pub fn exponential(&mut self, mean: f64) -> f64 {
         -(1.0 - self.unit()).ln() * mean
     }
 
-    /// A number below `bound`, evenly but for a bias of `bound` / 2^64.
+    /// Returns a number in [0, `bound`), uniform except for a bias of `bound` / 2^64.
     ///
     /// # Panics
-    /// When `bound` is 0.
+    /// If `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "there is no number below 0");
         ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// True with this probability.
+    /// Returns true with this probability.
     pub fn chance(&mut self, probability: f64) -> bool {
         probability > 0.0 && self.unit() < probability
     }
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_even_and_in_range() {
+    fn numbers_are_uniform_and_in_range() {
         let mut random = Random::new(7, "test");
         let mut counts = [0_u32; 10];
         for _ in 0..100_000 {

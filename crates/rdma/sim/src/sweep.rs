@@ -1,46 +1,47 @@
-//! Many simulations at a time.
+//! Parallel runs of many simulations.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Runs a simulation for each point, on so many threads, and returns the results in the points' order, whatever the
-/// threads do. `progress` is told after each one how many are done.
+/// Runs a simulation for each point on up to `threads` threads, and returns the results in the order of the points.
+/// `progress` is called after each run with the number of finished runs.
 ///
-/// A point is whatever a run depends on: a value and a seed, say. Large ones first keeps the threads busy to the end.
+/// A point is everything that a run depends on, such as a parameter and a seed. Points with long runs should come
+/// first, so that all threads stay busy to the end.
 ///
 /// # Panics
-/// When a run does.
+/// If a run panics.
 pub fn sweep<Point: Sync, Outcome: Send>(
     points: &[Point],
     threads: usize,
     run: impl Fn(&Point) -> Outcome + Sync,
     progress: impl Fn(usize) + Sync,
 ) -> Vec<Outcome> {
-    let (taken, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let outcomes: Vec<Mutex<Option<Outcome>>> = points.iter().map(|_| Mutex::new(None)).collect();
     let work = || {
         loop {
-            let index = taken.fetch_add(1, Ordering::Relaxed);
+            let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(point) = points.get(index) else { return };
             let outcome = run(point);
-            if let Ok(mut place) = outcomes[index].lock() {
-                *place = Some(outcome);
+            if let Ok(mut slot) = outcomes[index].lock() {
+                *slot = Some(outcome);
             }
             progress(done.fetch_add(1, Ordering::Relaxed) + 1);
         }
     };
     std::thread::scope(|scope| {
-        let helpers: Vec<_> = (1..threads.clamp(1, points.len().max(1))).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (1..threads.clamp(1, points.len().max(1))).map(|_| scope.spawn(work)).collect();
         work();
-        for helper in helpers {
-            helper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        for worker in workers {
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         }
     });
-    // Every panic was passed on: each place has been filled.
-    outcomes.into_iter().filter_map(|place| place.into_inner().ok().flatten()).collect()
+    // Every panic was propagated above, so every slot is filled.
+    outcomes.into_iter().filter_map(|slot| slot.into_inner().ok().flatten()).collect()
 }
 
-/// Every point with every seed, seeds varying first.
+/// Returns every combination of a point and a seed; the seed varies fastest.
 pub fn with_seeds<Point: Clone>(points: &[Point], seeds: &[u64]) -> Vec<(Point, u64)> {
     points.iter().flat_map(|point| seeds.iter().map(|seed| (point.clone(), *seed))).collect()
 }

@@ -4,59 +4,59 @@ use std::fmt;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Mul, Sub};
 
-/// Picoseconds of a nanosecond.
+/// Number of picoseconds in a nanosecond.
 const PS_PER_NS: f64 = 1000.0;
 
-/// A point in virtual time: picoseconds since the simulation began. 64 bits last 213 days.
+/// A point in virtual time, in picoseconds since the start of the simulation. 64 bits last 213 days.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);
 
-/// A length of virtual time in picoseconds.
+/// A duration of virtual time, in picoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span(u64);
 
 impl Time {
-    /// When the simulation begins.
+    /// The start of the simulation.
     pub const ZERO: Self = Self(0);
-    /// Never.
+    /// The latest representable time, which stands for "never".
     pub const MAX: Self = Self(u64::MAX);
 
-    /// This many picoseconds after the beginning.
+    /// Creates the time `ps` picoseconds after the start.
     pub const fn from_ps(ps: u64) -> Self {
         Self(ps)
     }
 
-    /// Picoseconds since the beginning.
+    /// Returns the picoseconds since the start.
     pub const fn ps(self) -> u64 {
         self.0
     }
 
-    /// How long after `earlier` this is; nothing when it is not after.
+    /// Returns the duration from `earlier` to this time, or zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Span {
         Span(self.0.saturating_sub(earlier.0))
     }
 }
 
 impl Span {
-    /// No time at all.
+    /// The empty duration.
     pub const ZERO: Self = Self(0);
 
-    /// This many picoseconds.
+    /// Creates a duration of `ps` picoseconds.
     pub const fn from_ps(ps: u64) -> Self {
         Self(ps)
     }
 
-    /// This many nanoseconds, to the nearest picosecond; nothing for what is negative or no number.
+    /// Creates a duration of `ns` nanoseconds, rounded to the nearest picosecond; negative values and NaN give zero.
     pub fn from_ns(ns: f64) -> Self {
         Self((ns * PS_PER_NS).round() as u64)
     }
 
-    /// In picoseconds.
+    /// Returns the duration in picoseconds.
     pub const fn ps(self) -> u64 {
         self.0
     }
 
-    /// In nanoseconds.
+    /// Returns the duration in nanoseconds.
     pub fn ns(self) -> f64 {
         self.0 as f64 / PS_PER_NS
     }
@@ -80,7 +80,7 @@ impl Sub for Time {
     type Output = Span;
 
     /// # Panics
-    /// In debug builds, when `earlier` is later.
+    /// In debug builds, if `earlier` is later.
     fn sub(self, earlier: Self) -> Span {
         Span(self.0 - earlier.0)
     }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_add_up() {
+    fn durations_add_up() {
         let begin = Time::from_ps(5);
         let end = begin + Span::from_ps(7) * 3;
         assert_eq!((end - begin).ps(), 21);
