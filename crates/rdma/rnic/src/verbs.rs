@@ -1,5 +1,5 @@
-//! What programs see of a NIC, in the words of the verbs (InfiniBand Architecture Specification, volume 1, chapters 10
-//! and 11).
+//! The programming interface of a NIC: the verbs of the InfiniBand Architecture Specification, volume 1, chapters 10
+//! and 11.
 
 mod access;
 mod address;

@@ -1,7 +1,7 @@
-//! What a packet says. Bytes of packets are a peer's, and hostile.
+//! Packets: their headers as values and as bytes. The bytes come from a peer and are untrusted.
 //!
-//! [`Header`] is the engine's currency. As bytes it is RoCEv2's, with an extension where a policy is selective
-//! (docs/rnic-wire.md): [`Packet::new_checked`] reads a datagram, [`Header::emit`] and [`Header::seal`] write one.
+//! [`Header`] is the decoded form. The encoded form is RoCEv2, with an extension for policies with selective repeat
+//! (docs/rnic-wire.md): [`Packet::new_checked`] decodes a datagram, [`Header::emit`] and [`Header::seal`] encode one.
 
 mod cursor;
 mod error;

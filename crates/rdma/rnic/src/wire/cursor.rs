@@ -1,6 +1,6 @@
-//! Fields of headers, big end first.
+//! Cursors that read and write header fields in big-endian byte order.
 
-/// Takes fields off bytes; past the end it says how many bytes there should have been.
+/// Reads fields from a slice. Past the end, each method returns the number of bytes that the slice should have had.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -11,15 +11,15 @@ impl<'a> Reader<'a> {
         Self { bytes, at: 0 }
     }
 
-    /// Bytes taken so far.
+    /// Returns the number of bytes read so far.
     pub(super) fn at(&self) -> usize {
         self.at
     }
 
-    /// The next bytes.
+    /// Returns the next bytes.
     ///
     /// # Errors
-    /// How many bytes there should be in all.
+    /// The total number of bytes that are needed, if the slice is shorter.
     pub(super) fn take<const BYTES: usize>(&mut self) -> Result<[u8; BYTES], usize> {
         let end = self.at + BYTES;
         let taken = self.bytes.get(self.at..end).and_then(|bytes| bytes.first_chunk().copied()).ok_or(end)?;
@@ -52,7 +52,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Puts fields into bytes that were measured before.
+/// Writes fields into a slice that is known to be large enough.
 pub(super) struct Writer<'a> {
     bytes: &'a mut [u8],
     at: usize,
@@ -63,20 +63,20 @@ impl<'a> Writer<'a> {
         Self { bytes, at: 0 }
     }
 
-    /// Bytes put so far.
+    /// Returns the number of bytes written so far.
     pub(super) fn at(&self) -> usize {
         self.at
     }
 
     /// # Panics
-    /// Past the end.
+    /// If the field does not fit.
     pub(super) fn put(&mut self, field: &[u8]) {
         let end = self.at + field.len();
         self.bytes[self.at..end].copy_from_slice(field);
         self.at = end;
     }
 
-    /// The lowest 24 bits.
+    /// Writes the lowest 24 bits.
     pub(super) fn u24(&mut self, field: u32) {
         let [_, low @ ..] = field.to_be_bytes();
         self.put(&low);

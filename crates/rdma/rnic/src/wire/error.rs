@@ -1,74 +1,74 @@
-//! Why bytes are no packet, and why a header cannot be said.
+//! Errors of decoding packets and of encoding headers.
 
 use thiserror::Error;
 
 use super::header::{Operation, Service};
 use super::opcode::Opcode;
 
-/// Bytes that are no packet of this NIC's language. A receiver drops it and counts.
+/// Why bytes are not a packet of RoCEv2 or its extension. The receiver drops and counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PacketError {
-    /// The bytes end too early.
-    #[error("{found} bytes, but a packet with these headers has at least {needed}; it is cut off")]
+    /// The bytes end within the headers.
+    #[error("truncated packet: {found} bytes, but its headers need at least {needed}")]
     Truncated {
-        /// Bytes there are.
+        /// Bytes received.
         found: usize,
-        /// Bytes there must be.
+        /// Bytes needed.
         needed: usize,
     },
-    /// More bytes than a packet can have.
-    #[error("a payload of {found} bytes is more than {most}; the sender's MTU is wrong")]
+    /// The payload is longer than the largest MTU.
+    #[error("a payload of {found} bytes is more than {max}; the sender's MTU is wrong")]
     PayloadTooLong {
-        /// Bytes there are.
+        /// Bytes of payload.
         found: usize,
-        /// Bytes there may be.
-        most: usize,
+        /// The largest allowed value.
+        max: usize,
     },
-    /// Payload where there can be none.
-    #[error("{operation} carries {found} bytes of payload; it carries none")]
+    /// A packet with payload whose operation has none.
+    #[error("{operation} with {found} bytes of payload; it must have none")]
     PayloadUnexpected {
-        /// What the packet is.
+        /// The operation.
         operation: Opcode,
-        /// Bytes there are.
+        /// Bytes of payload.
         found: usize,
     },
-    /// Payload and padding together are no multiple of 4, or there is less payload than padding.
-    #[error("{bytes} bytes of payload and padding do not go with {padding} of padding; they must be a multiple of 4")]
+    /// Payload and padding together are not a multiple of 4, or there is less payload than padding.
+    #[error("{bytes} bytes of payload and padding with a pad count of {padding}; they must be a multiple of 4")]
     Padding {
-        /// Both together.
+        /// Bytes of payload and padding.
         bytes: usize,
         /// The pad count.
         padding: usize,
     },
-    /// A language that this NIC does not speak.
-    #[error("transport version {0}; RoCEv2 is 0, its selective extension 1")]
+    /// An unknown transport version.
+    #[error("unknown transport version {0}; RoCEv2 is 0, its selective extension is 1")]
     Version(u8),
-    /// An operation that there is not.
-    #[error("opcode {0:#04x} is not known for RC, UC and UD")]
+    /// An unknown opcode.
+    #[error("unknown opcode {0:#04x}; expected one of RC, UC or UD")]
     Opcode(u8),
-    /// Flags of the extension that mean nothing, or nothing for this operation.
-    #[error("extension flags {flags:#04x} do not go with {operation}")]
+    /// Flags of the extension that are undefined, or not allowed with this operation.
+    #[error("extension flags {flags:#04x} are not allowed with {operation}")]
     Flags {
         /// The flags.
         flags: u8,
-        /// What the packet is.
+        /// The operation.
         operation: Opcode,
     },
-    /// A partition that this NIC is not in.
-    #[error("partition key {0:#06x}; the default partition is 0xffff")]
+    /// A partition of which this NIC is not a member.
+    #[error("partition key {0:#06x} is not the default partition 0xffff")]
     Partition(u16),
-    /// A syndrome that is reserved.
-    #[error("syndrome {0:#04x} of an acknowledgement is reserved")]
+    /// A reserved AETH syndrome.
+    #[error("AETH syndrome {0:#04x} is reserved")]
     Syndrome(u8),
 }
 
-/// A header whose fields do not go together, or do not fit: a fault of who made it.
+/// Why a header cannot be encoded: its fields contradict each other or are out of range. This is a bug of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum HeaderError {
-    /// No opcode says this.
+    /// No opcode exists for this combination.
     #[error("{service:?} has no {operation:?} with this immediate; choose what its service has")]
     Operation {
-        /// The service.
+        /// The transport service.
         service: Service,
         /// The operation.
         operation: Operation,
@@ -76,29 +76,29 @@ pub enum HeaderError {
     /// A header that the operation needs is missing.
     #[error("{operation} without {header}; fill it in")]
     Missing {
-        /// What the packet is.
+        /// The operation.
         operation: Opcode,
-        /// Which header.
+        /// The missing header.
         header: &'static str,
     },
-    /// A header that the operation does not have.
+    /// A header that the operation does not have is present.
     #[error("{operation} with {header}; leave it out")]
     Unexpected {
-        /// What the packet is.
+        /// The operation.
         operation: Opcode,
-        /// Which header.
+        /// The unexpected header.
         header: &'static str,
     },
-    /// A value that its field does not hold.
+    /// A value does not fit its field.
     #[error("{field} cannot be {value:#x}; the field holds less")]
     Field {
-        /// Its name.
+        /// The name of the field.
         field: &'static str,
         /// The value.
         value: u64,
     },
-    /// Not enough room.
-    #[error("{found} bytes are no room for a packet of {needed}; make the buffer larger")]
+    /// The buffer is too small.
+    #[error("a buffer of {found} bytes is too small for a packet of {needed} bytes; make it larger")]
     Room {
         /// Bytes of the buffer.
         found: usize,

@@ -1,10 +1,11 @@
-//! The headers of one packet, as values: the engine's currency, live and simulated.
+//! The headers of one packet as values.
 //!
 //! Source of names and numbers: InfiniBand Architecture Specification 1.x, volume 1, chapter 9 (transport layer).
 
 use std::fmt;
 
-/// A packet sequence number: 24 bits that wrap; the order of two numbers is that of the shorter way around.
+/// A packet sequence number: 24 bits that wrap around. Two numbers are ordered by the shorter distance around the
+/// circle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Psn(u32);
 
@@ -12,23 +13,23 @@ impl Psn {
     const BITS: u32 = 24;
     const MASK: u32 = (1 << Self::BITS) - 1;
 
-    /// The number's lowest 24 bits.
+    /// Creates a number from the lowest 24 bits of `number`.
     pub const fn new(number: u32) -> Self {
         Self(number & Self::MASK)
     }
 
-    /// From 0 to 2^24 - 1.
+    /// Returns the value, 0 to 2^24 - 1.
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// The number `packets` later.
+    /// Returns the number that is `packets` later.
     #[must_use]
     pub const fn plus(self, packets: u32) -> Self {
         Self::new(self.0.wrapping_add(packets))
     }
 
-    /// How many packets `self` is after `other`; negative when before: -2^23 to 2^23 - 1.
+    /// Returns the distance from `other` to `self` in packets, -2^23 to 2^23 - 1; negative if `self` is before `other`.
     pub const fn after(self, other: Self) -> i32 {
         let unused = u32::BITS - Self::BITS;
         (self.0.wrapping_sub(other.0) << unused).cast_signed() >> unused
@@ -41,63 +42,63 @@ impl fmt::Display for Psn {
     }
 }
 
-/// The number of a queue pair at its NIC: 24 bits.
+/// A queue pair number: 24 bits, unique within its NIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QpNumber(pub u32);
 
-/// The key by which a remote NIC may use a memory region or window.
+/// The key with which a peer may use a memory region or window (R_Key).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RKey(pub u32);
 
-/// What a queue pair promises.
+/// A transport service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Service {
-    /// Reliable connection: once, in order, acknowledged.
+    /// Reliable connection: each message once, in order, acknowledged.
     Rc,
-    /// Unreliable connection: in order or not at all, never acknowledged.
+    /// Unreliable connection: messages in order or not at all, without acknowledgements.
     Uc,
     /// Unreliable datagram: single packets to any queue pair.
     Ud,
 }
 
-/// What a packet is for. `First` and `Middle` packets are full, `Last` and `Only` end a message.
+/// The operation of a packet. `First` and `Middle` packets are full; `Last` and `Only` packets end a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// The first packet of a SEND of several.
+    /// The first packet of a SEND of several packets.
     SendFirst,
-    /// One in the middle.
+    /// A middle packet of a SEND.
     SendMiddle,
-    /// The last one; what else it carries is in [`Header::immediate`].
+    /// The last packet of a SEND; [`Header::immediate`] holds its immediate data or the key to invalidate.
     SendLast,
     /// A SEND of one packet.
     SendOnly,
-    /// The first packet of a WRITE of several.
+    /// The first packet of a WRITE of several packets.
     WriteFirst,
-    /// One in the middle.
+    /// A middle packet of a WRITE.
     WriteMiddle,
-    /// The last one.
+    /// The last packet of a WRITE.
     WriteLast,
     /// A WRITE of one packet.
     WriteOnly,
-    /// Asks for a range of the responder's memory.
+    /// Requests a range of the responder's memory.
     ReadRequest,
-    /// The first packet of an answer of several.
+    /// The first packet of a READ response of several packets.
     ReadResponseFirst,
-    /// One in the middle.
+    /// A middle packet of a READ response.
     ReadResponseMiddle,
-    /// The last one.
+    /// The last packet of a READ response.
     ReadResponseLast,
-    /// An answer of one packet.
+    /// A READ response of one packet.
     ReadResponseOnly,
-    /// Acknowledges, or says what went wrong: [`Header::ack`].
+    /// A positive or negative acknowledgement; [`Header::aeth`] says which.
     Acknowledge,
-    /// The answer to an atomic operation: the value before.
+    /// The response to an atomic operation, with the value before it.
     AtomicAcknowledge,
-    /// Replaces 8 bytes if they are what was expected.
+    /// Replaces 8 bytes if they are equal to the expected value.
     CompareSwap,
     /// Adds to 8 bytes.
     FetchAdd,
-    /// Congestion notification (RoCEv2 annex A17): the sender of this queue pair should slow down.
+    /// Congestion notification packet (CNP, RoCEv2 annex A17): asks the sender on this queue pair to slow down.
     CongestionNotification,
 }
 
@@ -136,115 +137,118 @@ impl Operation {
     }
 }
 
-/// What the last packet of a SEND or WRITE hands to the receiver's completion.
+/// What the last packet of a SEND or WRITE delivers to the receiver's completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Immediate {
-    /// 32 bits of the sender's choice (ImmDt).
+    /// 32 bits of immediate data (ImmDt).
     Data(u32),
-    /// A key that the receiver's NIC invalidates (IETH). SEND only.
+    /// A key that the receiver's NIC invalidates (IETH). Only for SEND.
     Invalidate(RKey),
 }
 
-/// RETH: which of the responder's memory a WRITE fills or a READ asks for.
+/// RDMA extended transport header (RETH): the responder's memory that a WRITE fills or a READ requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Reth {
     /// Virtual address at the responder.
     pub address: u64,
-    /// Its key.
+    /// The key of that memory.
     pub key: RKey,
-    /// Bytes of the whole message; with SRNIC's extension every packet of a WRITE has its own address in `address`.
+    /// Bytes of the whole message. With the selective extension, every packet of a WRITE carries its own address in
+    /// `address`.
     pub bytes: u32,
 }
 
-/// AtomicETH, or the value of an AtomicAckETH in `swap_or_add`.
+/// Atomic extended transport header (AtomicETH), or the value of an AtomicAckETH in `swap_or_add`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AtomicEth {
-    /// Virtual address at the responder, a multiple of 8; 0 in an answer.
+    /// Virtual address at the responder, a multiple of 8; 0 in a response.
     pub address: u64,
-    /// Its key; 0 in an answer.
+    /// The key of that memory; 0 in a response.
     pub key: RKey,
-    /// What is stored or added; in an answer, the value before.
+    /// The value to store or add; in a response, the value before the operation.
     pub swap_or_add: u64,
-    /// What must be there for the swap.
+    /// The expected value of a compare-and-swap.
     pub compare: u64,
 }
 
-/// What an acknowledgement says (AETH syndrome, table 45).
+/// The meaning of an acknowledgement (AETH syndrome, IBA table 45).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Syndrome {
-    /// All before and with this packet's number arrived; how many more SENDs there is room for, as the 5-bit code.
+    /// All packets up to and including this PSN have arrived. The 5-bit code says how many more SENDs the responder has
+    /// room for.
     Ack {
-        /// The code of table 46; 31: credits are not used.
+        /// The credit code of IBA table 46; 31 means that credits are not used.
         credit_code: u8,
     },
-    /// No receive was posted; try again after the time of this 5-bit code.
+    /// No receive request was posted (RNR NAK); retry after the time of the 5-bit code.
     ReceiverNotReady {
-        /// The code of table 46 (RNR timer).
+        /// The RNR timer code of IBA table 46.
         timer_code: u8,
     },
-    /// A number was skipped: send again from this packet's number on.
+    /// PSN sequence error: a packet is missing; retransmit from this PSN on.
     SequenceError,
-    /// The request cannot be: too long, misaligned, out of order.
+    /// Invalid request: too long, misaligned or out of sequence.
     InvalidRequest,
-    /// Key, bounds or rights are wrong.
+    /// Remote access error: key, bounds or access rights are wrong.
     RemoteAccess,
-    /// The responder failed.
+    /// Remote operational error: the responder failed.
     RemoteOperation,
 }
 
-/// AETH.
+/// ACK extended transport header (AETH).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Aeth {
-    /// What is said.
+    /// The syndrome.
     pub syndrome: Syndrome,
-    /// Messages that the responder has completed: 24 bits that wrap.
+    /// Message sequence number (MSN): messages that the responder has completed, 24 bits that wrap around.
     pub messages: u32,
 }
 
-/// Where a packet of a selective policy belongs, so that it can be placed before those that are missing (SRNIC's
-/// extension: SEND carries {message number, offset}, READ carries {SQ index, offset}, echoed by responses).
+/// Placement header of the selective extension: where a packet belongs, so that its payload can be placed while earlier
+/// packets are missing. SRNIC's SEND carries {message number, offset} and its READ {SQ index, offset}; responses echo
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlacementHeader {
-    /// Of SENDs and WRITEs with immediate: which receive request it takes, counted on this queue pair from 0, mod 2^24.
-    /// Of READs and atomics and their answers: the index in the requester's send queue.
+    /// For SENDs and WRITEs with immediate data: the receive request that the message consumes, counted on this queue
+    /// pair from 0, mod 2^24. For READs, atomics and their responses: the index in the requester's send queue.
     pub message: u32,
-    /// Which packet of its message this is, counted from 0.
+    /// The index of the packet in its message, from 0.
     pub packet: u32,
-    /// The sender's clock when it left, in units of 1.024 us (of 2^10 ns), mod 2^16; echoed by [`SelectiveAck`].
+    /// The sender's clock when the packet left, in units of 1.024 us (2^10 ns), mod 2^16. [`SelectiveAck`] echoes it.
     pub sent: u16,
 }
 
-/// What an acknowledgement of a selective policy adds to AETH (SRNIC's and IRN's SACK).
+/// Selective acknowledgement (SACK) of the selective extension, which follows the AETH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SelectiveAck {
-    /// All before this number arrived.
+    /// All packets before this PSN have arrived.
     pub expected: Psn,
-    /// The packet that made this acknowledgement.
+    /// The PSN of the packet that caused this acknowledgement.
     pub newest: Psn,
-    /// Bit i: the packet `expected + 1 + i` arrived.
+    /// Bit i: the packet `expected + 1 + i` has arrived.
     pub arrived: u128,
-    /// Packets marked by congestion since the last acknowledgement.
+    /// Number of packets with a congestion mark since the last acknowledgement.
     pub marked: u16,
-    /// [`PlacementHeader::sent`] of `newest`.
+    /// [`PlacementHeader::sent`] of the packet `newest`.
     pub echo: u16,
 }
 
-/// The headers of a packet after UDP: BTH and whatever its operation carries. The payload goes beside it.
+/// The headers of a packet after UDP: BTH and the extended headers of its operation. The payload is kept separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The sender's service.
+    /// The sender's transport service.
     pub service: Service,
-    /// What the packet is for.
+    /// The operation.
     pub operation: Operation,
-    /// To which queue pair of the receiving NIC.
+    /// The queue pair of the receiving NIC.
     pub destination: QpNumber,
-    /// Its number.
+    /// The packet sequence number.
     pub psn: Psn,
-    /// Whether the sender wants an acknowledgement soon.
+    /// Whether the sender requests an acknowledgement.
     pub ack_request: bool,
-    /// Whether the receiver's program wants to be woken.
+    /// Solicited event: whether the receiver's completion queue notifies the program.
     pub solicited: bool,
-    /// Congestion was met on the way there (FECN), told to the sender by BECN of the way back.
+    /// BECN: packets in the opposite direction met congestion (FECN or a mark).
     pub congestion_echo: bool,
     /// Bytes of payload, without padding.
     pub payload_bytes: u32,
@@ -254,18 +258,18 @@ pub struct Header {
     pub atomic: Option<AtomicEth>,
     /// ImmDt or IETH.
     pub immediate: Option<Immediate>,
-    /// AETH of answers.
+    /// AETH of acknowledgements and responses.
     pub aeth: Option<Aeth>,
-    /// DETH of datagrams: the sender's queue key and queue pair.
+    /// DETH of datagrams: the queue key, and the sender's queue pair.
     pub datagram: Option<(u32, QpNumber)>,
-    /// The extension of selective policies, on requests and their answers.
+    /// Placement header of the selective extension, on requests and responses.
     pub placement: Option<PlacementHeader>,
-    /// The extension of selective policies, on acknowledgements.
+    /// Selective acknowledgement of the selective extension.
     pub sack: Option<SelectiveAck>,
 }
 
 impl Header {
-    /// Nothing but who and what.
+    /// Creates a header without flags, extended headers and payload.
     pub const fn bare(service: Service, operation: Operation, destination: QpNumber, psn: Psn) -> Self {
         Self {
             service,
@@ -292,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_of_packets_are_ordered_by_the_shorter_way_around() {
+    fn sequence_numbers_are_ordered_by_the_shorter_distance() {
         let last = Psn::new(u32::MAX);
         assert_eq!(last.get(), (1 << 24) - 1);
         assert_eq!(last.plus(1), Psn::new(0));

@@ -1,9 +1,9 @@
-//! The invariant checksum of a packet (ICRC): over what no router changes on its way.
+//! The invariant CRC of a packet (ICRC), which covers the fields that no router changes.
 //!
-//! Source: IBA 7.8.1 and RoCEv2, annex A17.3.3. The polynomial and bit order are Ethernet's; eight bytes of ones stand
-//! where InfiniBand has its local header, and fields that routers change count as ones: of IPv4 the type of service,
-//! the time to live and the checksum; of IPv6 the class, the flow label and the hop limit; UDP's checksum; and the byte
-//! of BTH that holds FECN and BECN.
+//! Source: IBA 7.8.1 and RoCEv2, annex A17.3.3. Polynomial and bit order are those of Ethernet. Eight bytes of ones
+//! stand in the place of InfiniBand's local route header, and fields that routers change count as ones: of IPv4, the
+//! type of service, the time to live and the header checksum; of IPv6, the traffic class, the flow label and the hop
+//! limit; the UDP checksum; and the byte of the BTH that holds FECN and BECN.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -18,58 +18,58 @@ const UDP_BYTES: u16 = 8;
 const IPV4_BYTES: u16 = 20;
 const IP_PROTOCOL_UDP: u8 = 17;
 const DONT_FRAGMENT: u8 = 0x40;
-/// Of BTH: FECN, BECN and six reserved bits.
+/// Offset of the BTH byte that holds FECN, BECN and six reserved bits.
 const VARIANT_AT: usize = 4;
 
-/// Of a datagram's bytes, those between IPv4's identification and the packet.
+/// Number of bytes of a datagram between the IPv4 identification and the packet.
 const AFTER_IDENTIFICATION_BYTES: usize = 22;
 const IDENTIFICATION_BYTES: usize = 2;
 
-/// 16 bytes a step: four times as fast as one.
+/// Processes 16 bytes a step, four times as fast as a step of one byte.
 static CRC_32: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISO_HDLC);
 
-/// Between which addresses a packet goes.
+/// The IP addresses of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IpAddresses {
-    /// IPv4, without options.
+    /// IPv4 without options.
     V4 {
-        /// From where.
+        /// Source address.
         source: Ipv4Addr,
-        /// To where.
+        /// Destination address.
         destination: Ipv4Addr,
-        /// The datagram's number.
+        /// The identification field of the datagram.
         identification: u16,
-        /// Whether routers must not fragment it.
+        /// Whether routers must not fragment the datagram.
         dont_fragment: bool,
     },
-    /// IPv6, without extension headers.
+    /// IPv6 without extension headers.
     V6 {
-        /// From where.
+        /// Source address.
         source: Ipv6Addr,
-        /// To where.
+        /// Destination address.
         destination: Ipv6Addr,
     },
 }
 
-/// The datagram around a packet, as far as its checksum covers it.
+/// The fields of the surrounding datagram that the ICRC covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Encapsulation {
-    /// Between which addresses.
+    /// The IP addresses.
     pub addresses: IpAddresses,
-    /// From which UDP port.
+    /// The UDP source port.
     pub source_port: u16,
-    /// To which.
+    /// The UDP destination port.
     pub destination_port: u16,
 }
 
 impl Encapsulation {
-    /// The checksum of a packet, as sent. `packet` is all of it but the checksum.
+    /// Returns the ICRC of a packet as it is sent. `packet` is the packet without its ICRC.
     ///
     /// # Panics
-    /// When it is longer than a datagram.
+    /// If the packet does not fit a datagram.
     pub fn icrc(&self, packet: &[u8]) -> [u8; ICRC_BYTES] {
         let datagram = u16::try_from(packet.len() + ICRC_BYTES).ok().and_then(|bytes| bytes.checked_add(UDP_BYTES));
-        let udp_bytes = datagram.expect("a packet is no longer than a datagram");
+        let udp_bytes = datagram.expect("a packet fits a datagram");
         let mut digest = CRC_32.digest();
         digest.update(&[u8::MAX; 8]);
         self.digest_ip(&mut digest, udp_bytes);
@@ -87,15 +87,16 @@ impl Encapsulation {
         digest.finalize().to_le_bytes()
     }
 
-    /// The IPv4 identification with which a whole packet's checksum is right, if there is one: sockets do not tell
-    /// which one a datagram had, and NICs count them up. One in 2^16 spoilt packets finds one all the same; UDP's
-    /// checksum is there too.
+    /// Returns the IPv4 identification for which the ICRC of a whole packet is correct, if one exists. Sockets do not
+    /// show the identification of a received datagram, and NICs increment it. One in 2^16 corrupt packets passes this
+    /// check; the UDP checksum protects it as well.
     pub fn identification(&self, packet: &[u8]) -> Option<u16> {
         let IpAddresses::V4 { source, destination, dont_fragment, .. } = self.addresses else { return None };
         let (body, icrc) = packet.split_last_chunk::<ICRC_BYTES>()?;
         let addresses = IpAddresses::V4 { source, destination, identification: 0, dont_fragment };
         let difference = u32::from_le_bytes(Self { addresses, ..*self }.icrc(body)) ^ u32::from_le_bytes(*icrc);
-        // Two bytes into a register of zeros are a register with these bytes and two zeros into it.
+        // A CRC is linear: two bytes shifted into a zero register equal a register of these bytes followed by two
+        // zeros.
         let bytes = IDENTIFICATION_BYTES + AFTER_IDENTIFICATION_BYTES + body.len();
         match without_zeros(difference, bytes).to_le_bytes() {
             [high, low, 0, 0] => Some(u16::from_be_bytes([high, low])),
@@ -124,12 +125,12 @@ impl Encapsulation {
     }
 }
 
-/// The polynomial of CRC-32, lowest bit first; the term of x^0 is bit 31.
+/// The polynomial of CRC-32 with the lowest bit first; bit 31 is the coefficient of x^0.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 const ONE: u32 = 1 << 31;
-/// 1/x: times x, it is 1.
+/// The inverse of x: multiplied by x it is 1.
 const INVERSE_X: u32 = (ONE ^ POLYNOMIAL) << 1 | 1;
-/// x^(-8 * 2^k): what takes 2^k bytes of zeros out of a register again.
+/// x^(-8 * 2^k), which removes 2^k bytes of zeros from a register.
 const INVERSE_BYTES: [u32; 16] = {
     let mut powers = [times(INVERSE_X, INVERSE_X); 16];
     powers[0] = times(powers[0], powers[0]);
@@ -142,7 +143,7 @@ const INVERSE_BYTES: [u32; 16] = {
     powers
 };
 
-/// The product of two polynomials, mod CRC-32's.
+/// Returns the product of two polynomials, modulo the CRC-32 polynomial.
 const fn times(a: u32, b: u32) -> u32 {
     let (mut product, mut shifted, mut term) = (0, b, ONE);
     while term != 0 {
@@ -155,7 +156,7 @@ const fn times(a: u32, b: u32) -> u32 {
     product
 }
 
-/// What a register held before so many bytes of zeros, fewer than 2^16, went into it.
+/// Returns the register before `bytes` bytes of zeros, fewer than 2^16, were shifted in.
 fn without_zeros(register: u32, bytes: usize) -> u32 {
     let powers = INVERSE_BYTES.iter().enumerate().filter(|(k, _)| bytes >> k & 1 == 1);
     powers.fold(register, |register, (_, power)| times(register, *power))
@@ -170,9 +171,9 @@ mod tests {
         IpAddresses::V4 { source, destination, identification, dont_fragment: true }
     }
 
-    /// Captured on a ConnectX-4 Lx: "RoCE CNP captured on ConnectX-4 Lx" of scapy's test/contrib/roce.uts.
+    /// Captured from a ConnectX-4 Lx: "RoCE CNP captured on ConnectX-4 Lx" in scapy's test/contrib/roce.uts.
     #[test]
-    fn a_captured_congestion_notification_has_the_checksum_that_its_nic_sent() {
+    fn the_icrc_of_a_captured_cnp_is_reproduced() {
         let encapsulation = Encapsulation {
             addresses: v4([10, 0, 17, 1], [10, 0, 18, 1], 0x718c),
             source_port: 0,
@@ -182,14 +183,14 @@ mod tests {
         packet[..9].copy_from_slice(&[0x81, 0, 0xff, 0xff, 0x40, 0, 1, 0x18, 0]);
         assert_eq!(encapsulation.icrc(&packet), [0x82, 0xfd, 0x00, 0x2a]);
         packet[VARIANT_AT] = 0xc0;
-        assert_eq!(encapsulation.icrc(&packet), [0x82, 0xfd, 0x00, 0x2a], "a switch may mark it on its way");
+        assert_eq!(encapsulation.icrc(&packet), [0x82, 0xfd, 0x00, 0x2a], "a switch may set FECN");
         packet[VARIANT_AT + 3] ^= 1;
         assert_ne!(encapsulation.icrc(&packet), [0x82, 0xfd, 0x00, 0x2a]);
     }
 
-    /// "RoCE layer, an example UC packet" of scapy's test/contrib/roce.uts.
+    /// "RoCE layer, an example UC packet" in scapy's test/contrib/roce.uts.
     #[test]
-    fn a_published_send_of_an_unreliable_connection_has_its_checksum() {
+    fn the_icrc_of_a_published_uc_send_is_reproduced() {
         let address = [192, 168, 0, 7];
         let encapsulation =
             Encapsulation { addresses: v4(address, address, 1144), source_port: 49_152, destination_port: UDP_PORT };
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn the_identification_is_found_that_a_captured_packet_had() {
+    fn the_identification_of_a_captured_packet_is_found() {
         let mut packet = [0; 32];
         packet[..9].copy_from_slice(&[0x81, 0, 0xff, 0xff, 0x40, 0, 1, 0x18, 0]);
         packet[28..].copy_from_slice(&[0x82, 0xfd, 0x00, 0x2a]);
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn any_identification_is_found_behind_packets_of_any_length() {
+    fn any_identification_is_found_for_packets_of_any_length() {
         for (bytes, identification) in [(0_usize, 0_u16), (1, 1), (12, 0x8000), (64, 0xffff), (4200, 0xa55a)] {
             let mut packet: Vec<u8> = (0..bytes).map(|at| at as u8).collect();
             let encapsulation = |identification| Encapsulation {
@@ -231,9 +232,9 @@ mod tests {
         }
     }
 
-    /// No vector was found for IPv6: the rule, bit by bit, over the whole datagram with its fields masked.
+    /// No test vector is known for IPv6. This computes the CRC bit by bit over the whole datagram with masked fields.
     #[test]
-    fn ipv6_is_masked_as_the_annex_says() {
+    fn variant_ipv6_fields_are_masked() {
         let (source, destination) = (Ipv6Addr::LOCALHOST, "2001:db8::17".parse::<Ipv6Addr>().unwrap());
         let addresses = IpAddresses::V6 { source, destination };
         let encapsulation = Encapsulation { addresses, source_port: 0xc001, destination_port: UDP_PORT };

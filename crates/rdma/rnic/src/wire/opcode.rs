@@ -1,10 +1,10 @@
-//! Opcodes, and which headers follow each (IBA 9.2, table 38).
+//! Opcodes and the extended headers that follow each (IBA 9.2, table 38).
 
 use std::fmt;
 
 use super::header::{Immediate, Operation, Service};
 
-/// Which service an opcode is of: its highest three bits.
+/// The transport service of an opcode is in its highest three bits.
 const RC: u8 = 0b000;
 const UC: u8 = 0b001;
 const UD: u8 = 0b011;
@@ -13,68 +13,68 @@ const OPERATION_MASK: u8 = 0b1_1111;
 /// Congestion notification (RoCEv2, annex A17.9.3).
 const CONGESTION_NOTIFICATION: u8 = 0x81;
 
-/// What the last packet of a message hands over, as the opcode tells.
+/// What the opcode says about the immediate data of a message's last packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Extra {
-    Nothing,
+pub(super) enum ImmediateKind {
+    None,
     Data,
     Invalidate,
 }
 
-/// Operations with their lowest five bits.
-const OPERATIONS: [(Operation, Extra, u8); 23] = [
-    (Operation::SendFirst, Extra::Nothing, 0),
-    (Operation::SendMiddle, Extra::Nothing, 1),
-    (Operation::SendLast, Extra::Nothing, 2),
-    (Operation::SendLast, Extra::Data, 3),
-    (Operation::SendOnly, Extra::Nothing, 4),
-    (Operation::SendOnly, Extra::Data, 5),
-    (Operation::WriteFirst, Extra::Nothing, 6),
-    (Operation::WriteMiddle, Extra::Nothing, 7),
-    (Operation::WriteLast, Extra::Nothing, 8),
-    (Operation::WriteLast, Extra::Data, 9),
-    (Operation::WriteOnly, Extra::Nothing, 10),
-    (Operation::WriteOnly, Extra::Data, 11),
-    (Operation::ReadRequest, Extra::Nothing, 12),
-    (Operation::ReadResponseFirst, Extra::Nothing, 13),
-    (Operation::ReadResponseMiddle, Extra::Nothing, 14),
-    (Operation::ReadResponseLast, Extra::Nothing, 15),
-    (Operation::ReadResponseOnly, Extra::Nothing, 16),
-    (Operation::Acknowledge, Extra::Nothing, 17),
-    (Operation::AtomicAcknowledge, Extra::Nothing, 18),
-    (Operation::CompareSwap, Extra::Nothing, 19),
-    (Operation::FetchAdd, Extra::Nothing, 20),
-    (Operation::SendLast, Extra::Invalidate, 22),
-    (Operation::SendOnly, Extra::Invalidate, 23),
+/// The operations with the lowest five bits of their opcodes.
+const OPERATIONS: [(Operation, ImmediateKind, u8); 23] = [
+    (Operation::SendFirst, ImmediateKind::None, 0),
+    (Operation::SendMiddle, ImmediateKind::None, 1),
+    (Operation::SendLast, ImmediateKind::None, 2),
+    (Operation::SendLast, ImmediateKind::Data, 3),
+    (Operation::SendOnly, ImmediateKind::None, 4),
+    (Operation::SendOnly, ImmediateKind::Data, 5),
+    (Operation::WriteFirst, ImmediateKind::None, 6),
+    (Operation::WriteMiddle, ImmediateKind::None, 7),
+    (Operation::WriteLast, ImmediateKind::None, 8),
+    (Operation::WriteLast, ImmediateKind::Data, 9),
+    (Operation::WriteOnly, ImmediateKind::None, 10),
+    (Operation::WriteOnly, ImmediateKind::Data, 11),
+    (Operation::ReadRequest, ImmediateKind::None, 12),
+    (Operation::ReadResponseFirst, ImmediateKind::None, 13),
+    (Operation::ReadResponseMiddle, ImmediateKind::None, 14),
+    (Operation::ReadResponseLast, ImmediateKind::None, 15),
+    (Operation::ReadResponseOnly, ImmediateKind::None, 16),
+    (Operation::Acknowledge, ImmediateKind::None, 17),
+    (Operation::AtomicAcknowledge, ImmediateKind::None, 18),
+    (Operation::CompareSwap, ImmediateKind::None, 19),
+    (Operation::FetchAdd, ImmediateKind::None, 20),
+    (Operation::SendLast, ImmediateKind::Invalidate, 22),
+    (Operation::SendOnly, ImmediateKind::Invalidate, 23),
 ];
-/// The last of a UC's opcodes: SEND and WRITE alone.
+/// The highest opcode of UC, which has only SEND and WRITE.
 const UC_LAST: u8 = 11;
 
-/// The first byte of a packet, and what it says.
+/// The first byte of a packet, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Opcode {
     pub(super) service: Service,
     pub(super) operation: Operation,
-    pub(super) extra: Extra,
+    pub(super) immediate_kind: ImmediateKind,
 }
 
 impl fmt::Display for Opcode {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{:?} {:?}", self.service, self.operation)?;
-        match self.extra {
-            Extra::Nothing => Ok(()),
-            Extra::Data => formatter.write_str(" with immediate"),
-            Extra::Invalidate => formatter.write_str(" with invalidate"),
+        match self.immediate_kind {
+            ImmediateKind::None => Ok(()),
+            ImmediateKind::Data => formatter.write_str(" with immediate"),
+            ImmediateKind::Invalidate => formatter.write_str(" with invalidate"),
         }
     }
 }
 
 impl Opcode {
-    /// What a packet's first byte says.
+    /// Decodes the first byte of a packet.
     pub(super) fn parse(code: u8) -> Option<Self> {
         if code == CONGESTION_NOTIFICATION {
             let operation = Operation::CongestionNotification;
-            return Some(Self { service: Service::Rc, operation, extra: Extra::Nothing });
+            return Some(Self { service: Service::Rc, operation, immediate_kind: ImmediateKind::None });
         }
         let service = match code >> SERVICE_SHIFT {
             RC => Service::Rc,
@@ -83,29 +83,33 @@ impl Opcode {
             _ => return None,
         };
         let low = code & OPERATION_MASK;
-        let (operation, extra, _) = *OPERATIONS.iter().find(|(.., known)| *known == low)?;
-        has(service, operation, low).then_some(Self { service, operation, extra })
+        let (operation, immediate_kind, _) = *OPERATIONS.iter().find(|(.., known)| *known == low)?;
+        has(service, operation, low).then_some(Self { service, operation, immediate_kind })
     }
 
-    /// The opcode of an operation, where its service has it.
+    /// Returns the opcode of an operation, if its transport service has it.
     pub(super) fn of(service: Service, operation: Operation, immediate: Option<Immediate>) -> Option<Self> {
-        let extra = match immediate {
-            None => Extra::Nothing,
-            Some(Immediate::Data(_)) => Extra::Data,
-            Some(Immediate::Invalidate(_)) => Extra::Invalidate,
+        let immediate_kind = match immediate {
+            None => ImmediateKind::None,
+            Some(Immediate::Data(_)) => ImmediateKind::Data,
+            Some(Immediate::Invalidate(_)) => ImmediateKind::Invalidate,
         };
         if operation == Operation::CongestionNotification {
-            // A notification does not tell the service of the queue pair that it is for.
-            return (extra == Extra::Nothing).then_some(Self { service: Service::Rc, operation, extra });
+            // A CNP does not say the transport service of the queue pair that it is for.
+            return (immediate_kind == ImmediateKind::None).then_some(Self {
+                service: Service::Rc,
+                operation,
+                immediate_kind,
+            });
         }
-        let low = low_bits(operation, extra)?;
-        has(service, operation, low).then_some(Self { service, operation, extra })
+        let low = low_bits(operation, immediate_kind)?;
+        has(service, operation, low).then_some(Self { service, operation, immediate_kind })
     }
 
-    /// The first byte.
+    /// Returns the first byte of the packet.
     pub(super) fn code(self) -> u8 {
-        // Only those in the table are ever made, apart from the notification.
-        let Some(low) = low_bits(self.operation, self.extra) else { return CONGESTION_NOTIFICATION };
+        // Only the CNP is not in the table.
+        let Some(low) = low_bits(self.operation, self.immediate_kind) else { return CONGESTION_NOTIFICATION };
         let service = match self.service {
             Service::Rc => RC,
             Service::Uc => UC,
@@ -114,13 +118,13 @@ impl Opcode {
         service << SERVICE_SHIFT | low
     }
 
-    /// Whether RETH follows in standard RoCEv2.
-    pub(super) fn has_rdma(self) -> bool {
+    /// Returns whether a RETH follows in standard RoCEv2.
+    pub(super) fn has_reth(self) -> bool {
         matches!(self.operation, Operation::WriteFirst | Operation::WriteOnly | Operation::ReadRequest)
     }
 
-    /// Whether RETH follows with the extension alone: every packet of a WRITE says where it belongs.
-    pub(super) fn may_have_rdma(self) -> bool {
+    /// Returns whether a RETH follows with the selective extension, where every packet of a WRITE carries its address.
+    pub(super) fn may_have_reth(self) -> bool {
         matches!(self.operation, Operation::WriteMiddle | Operation::WriteLast)
     }
 
@@ -160,8 +164,8 @@ impl Opcode {
     }
 }
 
-fn low_bits(operation: Operation, extra: Extra) -> Option<u8> {
-    OPERATIONS.iter().find(|known| (known.0, known.1) == (operation, extra)).map(|known| known.2)
+fn low_bits(operation: Operation, immediate_kind: ImmediateKind) -> Option<u8> {
+    OPERATIONS.iter().find(|known| (known.0, known.1) == (operation, immediate_kind)).map(|known| known.2)
 }
 
 fn has(service: Service, operation: Operation, low: u8) -> bool {
@@ -177,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn opcodes_are_those_of_infiniband() {
+    fn opcodes_are_those_of_the_infiniband_specification() {
         let known: Vec<u8> = (0..=u8::MAX).filter(|code| Opcode::parse(*code).is_some()).collect();
         let expected: Vec<u8> = (0..=20).chain([22, 23]).chain(0x20..=0x2b).chain([0x64, 0x65, 0x81]).collect();
         assert_eq!(known, expected);
@@ -187,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_service_does_not_have_has_no_opcode() {
+    fn operations_that_a_service_does_not_have_have_no_opcode() {
         assert_eq!(Opcode::of(Service::Uc, Operation::ReadRequest, None), None);
         assert_eq!(Opcode::of(Service::Ud, Operation::SendFirst, None), None);
         let invalidate = Some(Immediate::Invalidate(super::super::RKey(1)));

@@ -1,15 +1,15 @@
-//! A header in one cache line, for where many wait: a simulation has a hundred thousand packets under way, and each of
-//! them is looked at once, long after it was written.
+//! A packet header in one cache line. A simulation has a hundred thousand packets in flight and reads each header once,
+//! long after it was written.
 
 use super::header::{
     Aeth, AtomicEth, Header, Immediate, Operation, PlacementHeader, Psn, QpNumber, RKey, Reth, SelectiveAck, Service,
     Syndrome,
 };
 
-/// Words of the one long part that a header has: RETH, AtomicETH, DETH or a selective acknowledgement.
+/// Number of words of the one long header that a packet has: RETH, AtomicETH, DETH or a selective acknowledgement.
 const LONG_WORDS: usize = 7;
 
-/// What a [`Header`] says, in 64 bytes.
+/// A [`Header`] in 64 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(align(64))]
 pub struct PackedHeader {
@@ -18,24 +18,24 @@ pub struct PackedHeader {
     payload_bytes: u32,
     operation: Operation,
     service: Service,
-    /// Of AETH.
+    /// Of the AETH.
     syndrome: Syndrome,
     parts: Parts,
-    /// Of *place*.
+    /// Of the placement header.
     sent: u16,
-    /// What `parts.long` says.
+    /// The long header that `parts` names.
     long: [u32; LONG_WORDS],
     immediate: u32,
-    /// Of AETH.
+    /// Of the AETH.
     messages: u32,
-    /// Of *place*.
+    /// Of the placement header.
     message: u32,
     packet: u32,
 }
 
-const _: () = assert!(size_of::<PackedHeader>() == 64, "a packed header is more than a cache line");
+const _: () = assert!(size_of::<PackedHeader>() == 64, "a packed header must fit a cache line");
 
-/// Which parts there are. Each takes some bits of one number.
+/// A bitmap of the headers and flags that are present.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Parts(u16);
 
@@ -71,10 +71,10 @@ const fn joined(low: u32, high: u32) -> u64 {
 }
 
 impl PackedHeader {
-    /// What this header says.
+    /// Packs a header.
     ///
     /// # Panics
-    /// If it has two of RETH, AtomicETH, DETH and a selective acknowledgement, which no packet has.
+    /// If it has two of RETH, AtomicETH, DETH and selective acknowledgement, which no packet has.
     pub fn new(header: &Header) -> Self {
         let mut parts = Parts::default();
         parts.set(Parts::ACK_REQUEST, header.ack_request);
@@ -86,7 +86,7 @@ impl PackedHeader {
         parts.set(Parts::ATOMIC, header.atomic.is_some());
         parts.set(Parts::DATAGRAM, header.datagram.is_some());
         parts.set(Parts::SELECTIVE, header.sack.is_some());
-        assert!((parts.0 & Parts::LONG).count_ones() <= 1, "no packet has these headers together: {header:?}");
+        assert!((parts.0 & Parts::LONG).count_ones() <= 1, "no packet has two of these headers: {header:?}");
         let immediate = match header.immediate {
             None => 0,
             Some(Immediate::Data(data)) => {
@@ -119,7 +119,7 @@ impl PackedHeader {
         }
     }
 
-    /// The header that it was made of.
+    /// Returns the unpacked header.
     pub fn header(&self) -> Header {
         let parts = self.parts;
         let mut header = Header::bare(self.service, self.operation, self.destination, self.psn);
@@ -156,7 +156,7 @@ impl PackedHeader {
     }
 }
 
-/// The words of the one long part.
+/// Returns the words of the long header.
 fn long(header: &Header) -> [u32; LONG_WORDS] {
     if let Some(Reth { address, key, bytes }) = header.reth {
         let [low, high] = halves(address);
@@ -201,7 +201,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_header_comes_out_of_its_line_as_it_went_in(
+        fn an_unpacked_header_equals_the_packed_one(
             which in 0..5_u8,
             words: (u64, u64, u64, u128),
             small: (u32, u16, u16),
@@ -228,8 +228,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "no packet has these headers together")]
-    fn what_no_packet_has_together_does_not_fit() {
+    #[should_panic(expected = "no packet has two of these headers")]
+    fn two_long_headers_cannot_be_packed() {
         let words = (1, 2, 3, 4);
         let datagram = long_part(2, words, (0, 0, 0)).datagram;
         let _ = PackedHeader::new(&Header { datagram, ..long_part(0, words, (0, 0, 0)) });

@@ -1,6 +1,6 @@
-//! Packets as bytes: what stands in a UDP datagram, from BTH to ICRC.
+//! Packets as bytes: the content of a UDP datagram, from BTH to ICRC.
 //!
-//! Source: IBA 9.2 to 9.6, RoCEv2 annex A17; the extension of selective policies is ours (docs/rnic-wire.md).
+//! Source: IBA 9.2 to 9.6 and RoCEv2 annex A17; the selective extension is this project's (docs/rnic-wire.md).
 
 use super::cursor::{Reader, Writer};
 use super::error::{HeaderError, PacketError};
@@ -9,57 +9,57 @@ use super::header::{
     Syndrome,
 };
 use super::icrc::{Encapsulation, ICRC_BYTES, IpAddresses};
-use super::opcode::{Extra, Opcode};
+use super::opcode::{ImmediateKind, Opcode};
 
-/// Bytes of payload of a packet, at most: the largest MTU.
+/// Maximum payload of a packet in bytes: the largest MTU.
 pub const PAYLOAD_BYTES_MAX: usize = 4096;
-/// Bytes of a packet's headers, at most: an atomic request's, with all of the extension.
+/// Maximum length of all headers in bytes: an atomic request with the whole extension.
 pub const HEADER_BYTES_MAX: usize = BTH_BYTES + ATOMIC_ETH_BYTES + PLACEMENT_BYTES + SELECTIVE_ACK_BYTES;
-/// Bytes of a packet, at most.
+/// Maximum length of a packet in bytes.
 pub const PACKET_BYTES_MAX: usize = HEADER_BYTES_MAX + PAYLOAD_BYTES_MAX + ICRC_BYTES;
 
-/// The base transport header.
+/// Length of the base transport header (BTH).
 pub const BTH_BYTES: usize = 12;
-/// RETH.
+/// Length of the RETH.
 pub const RETH_BYTES: usize = 16;
-/// AtomicETH.
+/// Length of the AtomicETH.
 pub const ATOMIC_ETH_BYTES: usize = 28;
-/// AtomicAckETH.
+/// Length of the AtomicAckETH.
 pub const ATOMIC_ACK_ETH_BYTES: usize = 8;
-/// AETH.
+/// Length of the AETH.
 pub const AETH_BYTES: usize = 4;
-/// ImmDt or IETH.
+/// Length of ImmDt and IETH.
 pub const IMMEDIATE_BYTES: usize = 4;
-/// DETH.
+/// Length of the DETH.
 pub const DETH_BYTES: usize = 8;
-/// What follows BTH in a congestion notification: zeros.
+/// Length of the reserved field of a CNP, which is zero.
 pub const CNP_RESERVED_BYTES: usize = 16;
-/// The extension's place.
+/// Length of the extension's placement header.
 pub const PLACEMENT_BYTES: usize = 8;
-/// The extension's selective acknowledgement.
+/// Length of the extension's selective acknowledgement.
 pub const SELECTIVE_ACK_BYTES: usize = 28;
 
-/// Payload is padded to a multiple of this.
+/// Payload is padded to a multiple of this many bytes.
 const PADDED_BYTES: usize = 4;
 /// The transport version of standard RoCEv2.
 const VERSION_STANDARD: u8 = 0;
-/// The transport version of the extension: a NIC that does not know it drops the packet (IBA 9.6.1).
+/// The transport version of the selective extension. A NIC that does not know it drops the packet (IBA 9.6.1).
 const VERSION_SELECTIVE: u8 = 1;
 const SOLICITED: u8 = 0x80;
-/// Path migration is done; NICs without alternate paths say so always.
+/// Migration state "migrated". NICs without alternate paths always set it.
 const MIGRATED: u8 = 0x40;
 const PAD_SHIFT: u32 = 4;
 const PAD_MASK: u8 = 0b11;
 const VERSION_MASK: u8 = 0x0f;
-/// The default partition, of which this NIC is a full member.
+/// The default partition key; this NIC is a full member.
 const PARTITION: u16 = 0xffff;
-/// Full and limited members talk with each other.
+/// Masks the membership bit: full and limited members may communicate.
 const PARTITION_MASK: u16 = 0x7fff;
 const BECN: u8 = 0x40;
 const ACK_REQUEST: u8 = 0x80;
 const NUMBER_MAX: u32 = (1 << 24) - 1;
 
-/// Bits of BTH's last reserved field that say what of the extension is there.
+/// Flags of the extension, in the last reserved field of the BTH.
 mod flag {
     pub const PLACE: u8 = 1;
     pub const SELECTIVE: u8 = 1 << 1;
@@ -79,7 +79,7 @@ mod syndrome {
     pub const REMOTE_OPERATION: u8 = 3;
 }
 
-/// A view of bytes that are a packet: its headers are understood, its payload is as long as they say.
+/// A checked view of a packet: its headers are decoded, and its payload has the length that they state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<'a> {
     bytes: &'a [u8],
@@ -88,11 +88,11 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Looks at the bytes of one datagram. Its checksum is compared by [`Packet::is_intact`], for it covers the
-    /// datagram's addresses.
+    /// Decodes the bytes of one datagram. The ICRC covers the datagram's addresses and is checked by
+    /// [`Packet::is_intact`].
     ///
     /// # Errors
-    /// When they are no packet of RoCEv2 or its extension.
+    /// If the bytes are not a packet of RoCEv2 or its extension.
     pub fn new_checked(bytes: &'a [u8]) -> Result<Self, PacketError> {
         let found = bytes.len();
         let needed = BTH_BYTES + ICRC_BYTES;
@@ -101,34 +101,35 @@ impl<'a> Packet<'a> {
         };
         let mut reader = Reader::new(body);
         let truncated = |needed| PacketError::Truncated { found, needed: needed + ICRC_BYTES };
-        let base = Base::read(&mut reader).map_err(truncated)?;
+        let base = Bth::read(&mut reader).map_err(truncated)?;
         let opcode = base.check()?;
         let mut header = base.header(opcode);
         read_extended(&mut reader, opcode, &base, &mut header).map_err(|fault| match fault {
-            Fault::End(needed) => truncated(needed),
-            Fault::Syndrome(syndrome) => PacketError::Syndrome(syndrome),
+            ExtendedHeaderError::End(needed) => truncated(needed),
+            ExtendedHeaderError::Syndrome(syndrome) => PacketError::Syndrome(syndrome),
         })?;
         let payload_at = reader.at();
         header.payload_bytes = payload_bytes(opcode, body.len() - payload_at, base.padding())? as u32;
         Ok(Self { bytes, header, payload_at })
     }
 
-    /// What the headers say.
+    /// Returns the decoded headers.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// The payload without its padding.
+    /// Returns the payload without its padding.
     pub fn payload(&self) -> &'a [u8] {
         &self.bytes[self.payload_at..self.payload_at + self.header.payload_bytes as usize]
     }
 
-    /// Whether the checksum is that of this packet in this datagram.
+    /// Returns whether the ICRC is correct for this packet in this datagram.
     pub fn is_intact(&self, datagram: &Encapsulation) -> bool {
         self.bytes.split_last_chunk().is_some_and(|(packet, icrc)| datagram.icrc(packet) == *icrc)
     }
 
-    /// The same where the datagram's IPv4 identification is not known: whether there is one that makes it so.
+    /// Returns whether the ICRC is correct, where the IPv4 identification of the datagram is unknown: whether it is
+    /// correct for any identification.
     pub fn is_intact_for_any_identification(&self, datagram: &Encapsulation) -> bool {
         match datagram.addresses {
             IpAddresses::V4 { .. } => datagram.identification(self.bytes).is_some(),
@@ -137,8 +138,8 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// The base transport header, field by field.
-struct Base {
+/// The fields of the base transport header.
+struct Bth {
     code: u8,
     second: u8,
     partition: u16,
@@ -148,7 +149,7 @@ struct Base {
     psn: Psn,
 }
 
-impl Base {
+impl Bth {
     fn read(reader: &mut Reader<'_>) -> Result<Self, usize> {
         Ok(Self {
             code: reader.u8()?,
@@ -165,7 +166,7 @@ impl Base {
         usize::from(self.second >> PAD_SHIFT & PAD_MASK)
     }
 
-    /// What of the extension is there.
+    /// Returns the flags of the extension, which are 0 in standard RoCEv2.
     fn flags(&self) -> u8 {
         if self.second & VERSION_MASK == VERSION_SELECTIVE { self.last & !ACK_REQUEST } else { 0 }
     }
@@ -181,13 +182,13 @@ impl Base {
         }
         let flags = self.flags();
         let is_wrong = flags & !flag::ALL != 0
-            || flags & flag::RDMA != 0 && !operation.may_have_rdma()
+            || flags & flag::RDMA != 0 && !operation.may_have_reth()
             || operation.is_congestion_notification() && flags != 0
             || version == VERSION_SELECTIVE && flags == 0;
         if is_wrong { Err(PacketError::Flags { flags, operation }) } else { Ok(operation) }
     }
 
-    /// The header without what follows.
+    /// Returns a header of the fields in the BTH alone.
     fn header(&self, opcode: Opcode) -> Header {
         Header {
             ack_request: self.last & ACK_REQUEST != 0,
@@ -198,27 +199,32 @@ impl Base {
     }
 }
 
-/// Why headers after the base one cannot be read.
-enum Fault {
-    /// There should be so many bytes.
+/// Why the headers after the BTH cannot be decoded.
+enum ExtendedHeaderError {
+    /// The packet should have this many bytes.
     End(usize),
     Syndrome(u8),
 }
 
-impl From<usize> for Fault {
+impl From<usize> for ExtendedHeaderError {
     fn from(needed: usize) -> Self {
         Self::End(needed)
     }
 }
 
-/// In the order of IBA 9.2, and what is ours behind.
-fn read_extended(reader: &mut Reader<'_>, opcode: Opcode, base: &Base, header: &mut Header) -> Result<(), Fault> {
+/// Reads the extended headers in the order of IBA 9.2, then those of the selective extension.
+fn read_extended(
+    reader: &mut Reader<'_>,
+    opcode: Opcode,
+    base: &Bth,
+    header: &mut Header,
+) -> Result<(), ExtendedHeaderError> {
     if opcode.service == Service::Ud {
         let queue_key = reader.u32()?;
         let _reserved = reader.u8()?;
         header.datagram = Some((queue_key, QpNumber(reader.u24()?)));
     }
-    if opcode.has_rdma() || base.flags() & flag::RDMA != 0 {
+    if opcode.has_reth() || base.flags() & flag::RDMA != 0 {
         header.reth = Some(Reth { address: reader.u64()?, key: RKey(reader.u32()?), bytes: reader.u32()? });
     }
     if opcode.has_atomic() {
@@ -227,16 +233,16 @@ fn read_extended(reader: &mut Reader<'_>, opcode: Opcode, base: &Base, header: &
     }
     if opcode.has_ack() {
         let syndrome = reader.u8()?;
-        let said = syndrome_of(syndrome).ok_or(Fault::Syndrome(syndrome))?;
-        header.aeth = Some(Aeth { syndrome: said, messages: reader.u24()? });
+        let encoded = syndrome_of(syndrome).ok_or(ExtendedHeaderError::Syndrome(syndrome))?;
+        header.aeth = Some(Aeth { syndrome: encoded, messages: reader.u24()? });
     }
     if opcode.has_atomic_ack() {
         header.atomic = Some(AtomicEth { address: 0, key: RKey(0), swap_or_add: reader.u64()?, compare: 0 });
     }
-    header.immediate = match opcode.extra {
-        Extra::Nothing => None,
-        Extra::Data => Some(Immediate::Data(reader.u32()?)),
-        Extra::Invalidate => Some(Immediate::Invalidate(RKey(reader.u32()?))),
+    header.immediate = match opcode.immediate_kind {
+        ImmediateKind::None => None,
+        ImmediateKind::Data => Some(Immediate::Data(reader.u32()?)),
+        ImmediateKind::Invalidate => Some(Immediate::Invalidate(RKey(reader.u32()?))),
     };
     if opcode.is_congestion_notification() {
         reader.take::<CNP_RESERVED_BYTES>()?;
@@ -262,7 +268,7 @@ fn payload_bytes(operation: Opcode, bytes: usize, padding: usize) -> Result<usiz
         return Err(PacketError::Padding { bytes, padding });
     };
     if found > PAYLOAD_BYTES_MAX {
-        return Err(PacketError::PayloadTooLong { found, most: PAYLOAD_BYTES_MAX });
+        return Err(PacketError::PayloadTooLong { found, max: PAYLOAD_BYTES_MAX });
     }
     if bytes > 0 && !operation.has_payload() {
         return Err(PacketError::PayloadUnexpected { operation, found });
@@ -299,7 +305,7 @@ fn byte_of(syndrome: Syndrome) -> u8 {
 }
 
 impl Header {
-    /// Bytes of all headers, before the payload.
+    /// Returns the length of all headers, in bytes.
     pub fn header_bytes(&self) -> usize {
         let notification = self.operation == Operation::CongestionNotification;
         let atomic = if self.aeth.is_some() { ATOMIC_ACK_ETH_BYTES } else { ATOMIC_ETH_BYTES };
@@ -317,16 +323,16 @@ impl Header {
         parts.into_iter().filter(|(is_there, _)| *is_there).map(|(_, bytes)| bytes).sum()
     }
 
-    /// Bytes of the packet: headers, payload, padding and checksum.
+    /// Returns the length of the packet in bytes: headers, payload, padding and ICRC.
     pub fn packet_bytes(&self) -> usize {
         self.header_bytes() + (self.payload_bytes as usize).next_multiple_of(PADDED_BYTES) + ICRC_BYTES
     }
 
-    /// Writes the headers to the beginning of `packet`, and says where the payload begins. Who has put it there ends
-    /// the packet by [`Header::seal`].
+    /// Encodes the headers at the beginning of `packet` and returns the offset of the payload. After the caller has
+    /// written the payload there, [`Header::seal`] completes the packet.
     ///
     /// # Errors
-    /// When fields do not go together or do not fit, or there is no room for the whole packet.
+    /// If fields contradict each other, a value is out of range, or the buffer is too small for the whole packet.
     pub fn emit(&self, packet: &mut [u8]) -> Result<usize, HeaderError> {
         let opcode = self.check()?;
         let (found, needed) = (packet.len(), self.packet_bytes());
@@ -339,13 +345,13 @@ impl Header {
         Ok(writer.at())
     }
 
-    /// Pads the payload and writes the checksum: `packet` is then what goes into the datagram, or with a checksum of
-    /// zero where none is looked at, as between two ends of a lane.
+    /// Pads the payload and writes the ICRC, so that `packet` is the content of the datagram. Without `datagram` the
+    /// ICRC is zero, for carriers that do not check it, such as lanes.
     ///
     /// # Panics
-    /// When `packet` is not as long as [`Header::packet_bytes`] says.
+    /// If `packet` does not have the length [`Header::packet_bytes`].
     pub fn seal(&self, packet: &mut [u8], datagram: Option<&Encapsulation>) {
-        assert_eq!(packet.len(), self.packet_bytes(), "a packet is sealed whole");
+        assert_eq!(packet.len(), self.packet_bytes(), "seal needs the whole packet");
         let padding_at = self.header_bytes() + self.payload_bytes as usize;
         let (body, icrc) = packet.split_at_mut(packet.len() - ICRC_BYTES);
         body[padding_at..].fill(0);
@@ -360,7 +366,7 @@ impl Header {
         if self.sack.is_some() {
             flags |= flag::SELECTIVE;
         }
-        if self.reth.is_some() && opcode.may_have_rdma() {
+        if self.reth.is_some() && opcode.may_have_reth() {
             flags |= flag::RDMA;
         }
         flags
@@ -423,18 +429,18 @@ impl Header {
         }
     }
 
-    /// Whether the fields go together and fit.
+    /// Checks that the fields agree with the operation and that all values are in range; returns the opcode.
     fn check(&self) -> Result<Opcode, HeaderError> {
         let Header { service, operation: wanted, .. } = *self;
         let operation =
             Opcode::of(service, wanted, self.immediate).ok_or(HeaderError::Operation { service, operation: wanted })?;
         let is_datagram = operation.service == Service::Ud;
         let may_extend = !operation.is_congestion_notification();
-        let has_rdma = operation.has_rdma();
-        // Who needs it, who may have it, who has it.
+        let has_reth = operation.has_reth();
+        // Columns: name, whether the operation requires it, whether it allows it, whether it is present.
         let headers = [
             ("DETH", is_datagram, is_datagram, self.datagram.is_some()),
-            ("RETH", has_rdma, has_rdma || operation.may_have_rdma(), self.reth.is_some()),
+            ("RETH", has_reth, has_reth || operation.may_have_reth(), self.reth.is_some()),
             (
                 "AtomicETH",
                 operation.has_atomic() || operation.has_atomic_ack(),
@@ -442,7 +448,7 @@ impl Header {
                 self.atomic.is_some(),
             ),
             ("AETH", operation.has_ack(), operation.has_ack(), self.aeth.is_some()),
-            ("place", false, may_extend, self.placement.is_some()),
+            ("placement header", false, may_extend, self.placement.is_some()),
             ("selective acknowledgement", false, may_extend, self.sack.is_some()),
             ("payload", false, operation.has_payload(), self.payload_bytes > 0),
         ];
@@ -464,20 +470,20 @@ impl Header {
             _ => 0,
         });
         let answer = self.atomic.filter(|_| opcode.has_atomic_ack());
-        let most = u64::from(NUMBER_MAX);
+        let max = u64::from(NUMBER_MAX);
         let values = [
-            ("destination", u64::from(self.destination.0), most),
-            ("source", self.datagram.map_or(0, |(_, source)| u64::from(source.0)), most),
-            ("messages of AETH", self.aeth.map_or(0, |ack| u64::from(ack.messages)), most),
+            ("destination", u64::from(self.destination.0), max),
+            ("source", self.datagram.map_or(0, |(_, source)| u64::from(source.0)), max),
+            ("messages of AETH", self.aeth.map_or(0, |ack| u64::from(ack.messages)), max),
             ("code of AETH", code.map_or(0, u64::from), u64::from(syndrome::VALUE_MASK)),
-            ("message of place", self.placement.map_or(0, |placement| u64::from(placement.message)), most),
-            ("packet of place", self.placement.map_or(0, |placement| u64::from(placement.packet)), most),
+            ("message of placement header", self.placement.map_or(0, |placement| u64::from(placement.message)), max),
+            ("packet of placement header", self.placement.map_or(0, |placement| u64::from(placement.packet)), max),
             ("address of AtomicAckETH", answer.map_or(0, |atomic| atomic.address), 0),
             ("key of AtomicAckETH", answer.map_or(0, |atomic| u64::from(atomic.key.0)), 0),
             ("compare of AtomicAckETH", answer.map_or(0, |atomic| atomic.compare), 0),
             ("payload", u64::from(self.payload_bytes), PAYLOAD_BYTES_MAX as u64),
         ];
-        match values.into_iter().find(|(_, value, most)| value > most) {
+        match values.into_iter().find(|(_, value, max)| value > max) {
             Some((field, value, _)) => Err(HeaderError::Field { field, value }),
             None => Ok(()),
         }

@@ -28,9 +28,9 @@ fn plain(operation: Operation, payload_bytes: u32) -> Header {
     Header { payload_bytes, ..Header::bare(Service::Rc, operation, QpNumber(0x12_3456), Psn::new(0x00ab_cdef)) }
 }
 
-/// Field by field as IBA 9.2 draws them.
+/// Field by field, as IBA 9.2 draws the headers.
 #[test]
-fn a_write_with_immediate_stands_in_its_bytes_as_infiniband_draws_it() {
+fn a_write_with_immediate_is_encoded_as_in_the_infiniband_specification() {
     let header = Header {
         ack_request: true,
         solicited: true,
@@ -51,7 +51,7 @@ fn a_write_with_immediate_stands_in_its_bytes_as_infiniband_draws_it() {
 }
 
 #[test]
-fn the_extension_stands_in_its_bytes_as_its_page_says() {
+fn the_extension_is_encoded_as_documented() {
     let header = Header {
         aeth: Some(Aeth { syndrome: Syndrome::Ack { credit_code: 31 }, messages: 0x0a_0b0c }),
         placement: Some(PlacementHeader { message: 1, packet: 2, sent: 3 }),
@@ -76,9 +76,9 @@ fn the_extension_stands_in_its_bytes_as_its_page_says() {
     assert_eq!(packet[..expected.len()], expected);
 }
 
-/// The same packets whose checksums `icrc` holds against their capture.
+/// The packets whose captured checksums are tested in `icrc`.
 #[test]
-fn captured_packets_are_read() {
+fn captured_packets_are_decoded() {
     let mut notification = [0; 32];
     notification[..9].copy_from_slice(&[0x81, 0, 0xff, 0xff, 0x40, 0, 1, 0x18, 0]);
     let packet = Packet::new_checked(&notification).unwrap();
@@ -107,10 +107,10 @@ fn captured_packets_are_read() {
 }
 
 #[test]
-fn what_is_no_packet_is_told_by_kind() {
+fn malformed_packets_are_refused_with_the_reason() {
     let header = Header { reth: Some(Reth { address: 0, key: RKey(0), bytes: 4 }), ..plain(Operation::WriteOnly, 4) };
     let good = emitted(&header, &[1, 2, 3, 4]);
-    let spoil = |at: usize, byte: u8| {
+    let corrupt = |at: usize, byte: u8| {
         let mut bytes = good.clone();
         bytes[at] = byte;
         Packet::new_checked(&bytes).unwrap_err()
@@ -122,15 +122,15 @@ fn what_is_no_packet_is_told_by_kind() {
             "{error}"
         );
     }
-    assert_eq!(spoil(0, 0x60), PacketError::Opcode(0x60));
-    assert_eq!(spoil(1, 0x42), PacketError::Version(2));
-    assert_eq!(spoil(2, 0x70), PacketError::Partition(0x70ff));
+    assert_eq!(corrupt(0, 0x60), PacketError::Opcode(0x60));
+    assert_eq!(corrupt(1, 0x42), PacketError::Version(2));
+    assert_eq!(corrupt(2, 0x70), PacketError::Partition(0x70ff));
     let operation = Opcode::parse(good[0]).unwrap();
-    assert_eq!(spoil(1, 0x41), PacketError::Flags { flags: 0, operation });
+    assert_eq!(corrupt(1, 0x41), PacketError::Flags { flags: 0, operation });
     for flags in [1 << 3 | flag::PLACE, 1 << 6, flag::RDMA] {
         let mut bytes = good.clone();
         (bytes[1], bytes[8]) = (0x41, flags);
-        // A WRITE of one packet always has its address.
+        // A WRITE of one packet always has a RETH, so the address flag is not allowed.
         assert_eq!(Packet::new_checked(&bytes).unwrap_err(), PacketError::Flags { flags, operation });
     }
     assert_eq!(Packet::new_checked(&good[..35]).unwrap_err(), PacketError::Padding { bytes: 3, padding: 0 });
@@ -139,15 +139,15 @@ fn what_is_no_packet_is_told_by_kind() {
     assert_eq!(Packet::new_checked(&empty).unwrap_err(), PacketError::Padding { bytes: 0, padding: 1 });
     let mut long = good.clone();
     long.resize(32 + PAYLOAD_BYTES_MAX + 4, 0);
-    let error = PacketError::PayloadTooLong { found: PAYLOAD_BYTES_MAX + 4, most: PAYLOAD_BYTES_MAX };
+    let error = PacketError::PayloadTooLong { found: PAYLOAD_BYTES_MAX + 4, max: PAYLOAD_BYTES_MAX };
     assert_eq!(Packet::new_checked(&long).unwrap_err(), error);
     let mut limited = good.clone();
     limited[2] = 0x7f;
-    assert!(Packet::new_checked(&limited).is_ok(), "limited members of the partition may talk to full ones");
+    assert!(Packet::new_checked(&limited).is_ok(), "limited members of the partition may send to full members");
 }
 
 #[test]
-fn acknowledgements_say_what_is_defined_and_nothing_else() {
+fn reserved_syndromes_and_payload_of_acknowledgements_are_refused() {
     let ack = Some(Aeth { syndrome: Syndrome::SequenceError, messages: 1 });
     let mut bytes = emitted(&Header { aeth: ack, ..plain(Operation::Acknowledge, 0) }, &[]);
     let read = |bytes: &[u8]| Packet::new_checked(bytes).map(|packet| packet.header().aeth.map(|ack| ack.syndrome));
@@ -155,8 +155,8 @@ fn acknowledgements_say_what_is_defined_and_nothing_else() {
     for syndrome in 0..=u8::MAX {
         bytes[BTH_BYTES] = syndrome;
         match read(&bytes) {
-            Ok(Some(said)) => {
-                assert_eq!(byte_of(said), syndrome);
+            Ok(Some(encoded)) => {
+                assert_eq!(byte_of(encoded), syndrome);
                 understood += 1;
             }
             other => assert_eq!(other, Err(PacketError::Syndrome(syndrome))),
@@ -171,7 +171,7 @@ fn acknowledgements_say_what_is_defined_and_nothing_else() {
 }
 
 #[test]
-fn headers_that_cannot_be_said_are_refused() {
+fn headers_that_cannot_be_encoded_are_refused() {
     let mut room = [0; PACKET_BYTES_MAX];
     let reth = Some(Reth { address: 0, key: RKey(0), bytes: 0 });
     for (header, text) in [
@@ -225,7 +225,7 @@ fn selectives() -> impl Strategy<Value = SelectiveAck> {
     )
 }
 
-/// Any header that can be said.
+/// Any header that can be encoded.
 fn headers() -> impl Strategy<Value = Header> {
     let opcodes: Vec<Opcode> = (0..=u8::MAX).filter_map(Opcode::parse).collect();
     let values = (0..=PAYLOAD_BYTES_MAX as u32, any::<[u64; 3]>(), any::<[u32; 3]>());
@@ -236,7 +236,7 @@ fn headers() -> impl Strategy<Value = Header> {
         let (syndrome, number, placement, sack) = extended;
         let is_notification = opcode.is_congestion_notification();
         let key = RKey(narrow[0]);
-        let has_rdma = opcode.has_rdma() || opcode.may_have_rdma() && middle;
+        let has_reth = opcode.has_reth() || opcode.may_have_reth() && middle;
         let atomic = AtomicEth { address: wide[0], key, swap_or_add: wide[1], compare: wide[2] };
         let answer = AtomicEth { address: 0, key: RKey(0), compare: 0, ..atomic };
         Header {
@@ -248,12 +248,12 @@ fn headers() -> impl Strategy<Value = Header> {
             solicited,
             congestion_echo: becn || is_notification,
             payload_bytes: if opcode.has_payload() { payload_bytes } else { 0 },
-            reth: has_rdma.then_some(Reth { address: wide[0], key, bytes: narrow[1] }),
+            reth: has_reth.then_some(Reth { address: wide[0], key, bytes: narrow[1] }),
             atomic: if opcode.has_atomic_ack() { Some(answer) } else { opcode.has_atomic().then_some(atomic) },
-            immediate: match opcode.extra {
-                Extra::Nothing => None,
-                Extra::Data => Some(Immediate::Data(narrow[2])),
-                Extra::Invalidate => Some(Immediate::Invalidate(RKey(narrow[2]))),
+            immediate: match opcode.immediate_kind {
+                ImmediateKind::None => None,
+                ImmediateKind::Data => Some(Immediate::Data(narrow[2])),
+                ImmediateKind::Invalidate => Some(Immediate::Invalidate(RKey(narrow[2]))),
             },
             aeth: opcode.has_ack().then_some(Aeth { syndrome, messages: number }),
             datagram: (opcode.service == Service::Ud).then_some((narrow[1], QpNumber(number))),
@@ -267,7 +267,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.min(1000)))]
 
     #[test]
-    fn what_is_said_is_understood_the_same(header in headers(), filler in any::<u8>()) {
+    fn a_decoded_header_equals_the_encoded_one(header in headers(), filler in any::<u8>()) {
         let payload: Vec<u8> = (0..header.payload_bytes).map(|at| (at as u8).wrapping_mul(31) ^ filler).collect();
         let bytes = emitted(&header, &payload);
         prop_assert!(header.header_bytes() <= HEADER_BYTES_MAX);
@@ -278,7 +278,7 @@ proptest! {
     }
 
     #[test]
-    fn a_packet_that_was_changed_is_no_packet_or_not_intact(
+    fn a_packet_with_a_flipped_bit_is_malformed_or_not_intact(
         header in headers(),
         at in any::<prop::sample::Index>(),
         bit in 0..8_u32,
@@ -287,13 +287,13 @@ proptest! {
         let at = at.index(bytes.len());
         bytes[at] ^= 1 << bit;
         if let Ok(packet) = Packet::new_checked(&bytes) {
-            // The byte of FECN and BECN is not covered: switches set FECN.
+            // The ICRC does not cover the byte of FECN and BECN, because switches set FECN.
             prop_assert!(at == 4 || !packet.is_intact(&DATAGRAM));
         }
     }
 
     #[test]
-    fn any_bytes_are_survived_and_what_is_understood_can_be_said_again(
+    fn any_bytes_are_refused_or_decoded_to_a_header_that_can_be_encoded(
         header in headers(),
         noise in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
         cut in any::<prop::sample::Index>(),
@@ -308,10 +308,10 @@ proptest! {
             let again = emitted(packet.header(), packet.payload());
             let packet_again = Packet::new_checked(&again).unwrap();
             prop_assert_eq!(packet_again.payload(), packet.payload());
-            let mut said = *packet.header();
-            // A notification always says that there was congestion.
-            said.congestion_echo |= said.operation == Operation::CongestionNotification;
-            prop_assert_eq!(packet_again.header(), &said);
+            let mut encoded = *packet.header();
+            // A CNP always has BECN set.
+            encoded.congestion_echo |= encoded.operation == Operation::CongestionNotification;
+            prop_assert_eq!(packet_again.header(), &encoded);
         }
     }
 }
