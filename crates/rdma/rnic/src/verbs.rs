@@ -19,7 +19,7 @@ pub use completion_queue::{CQ_ENTRIES_MAX, CompletionQueue, CompletionQueueError
 pub use memory::{
     BindInfo, MemoryError, MemoryTable, ProtectionContext, ProtectionDomain, RegionKeys, Registration, WindowKind,
 };
-pub use modify::{AttributeSet, Attributes, Mtu, QpAttributes, TransitionError, check_transition};
+pub use modify::{AttributeSet, Mtu, QpAttributes, TransitionError, check_transition};
 pub use sge::{LKey, SGES_MAX, Sge};
 pub use shared_receive_queue::{SRQ_REQUESTS_MAX, SharedReceiveQueue, SharedReceiveQueueError, TakenReceive};
 pub use state::{QpState, StateError};

@@ -405,11 +405,11 @@ impl<M: HostMemory> Nic<M> {
         };
         for cq in [cqs.0, cqs.1] {
             if let Ok(queue) = self.cq(cq) {
-                queue.forget(qp);
+                queue.remove_queue_pair(qp);
             }
         }
         self.pending_completions.retain(|(_, _, completion)| completion.qp != qp);
-        self.table.queue_pair_gone(qp);
+        self.table.unbind_queue_pair(qp);
     }
 
     /// Posts a send request. One that this queue pair cannot do is completed with an error, in its turn.

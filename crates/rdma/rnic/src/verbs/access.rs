@@ -1,29 +1,29 @@
-//! What may be done with memory.
+//! Access rights to memory.
 
 use std::fmt;
 
 use bitflags::bitflags;
 
 bitflags! {
-    /// Rights of a region or a window, and of a queue pair's peer (`ibv_access_flags`). Reading by this NIC's own
-    /// programs is always allowed.
+    /// Access rights of a memory region or window, and of a queue pair's peer (`ibv_access_flags`). Local reads are
+    /// always allowed.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct AccessFlags: u8 {
-        /// This NIC may store what it receives or reads here.
+        /// The NIC may store received data and READ responses here.
         const LOCAL_WRITE = 1;
-        /// A peer may write.
+        /// A peer may WRITE here.
         const REMOTE_WRITE = 1 << 1;
-        /// A peer may read.
+        /// A peer may READ here.
         const REMOTE_READ = 1 << 2;
-        /// A peer may do atomic operations.
+        /// A peer may execute atomic operations here.
         const REMOTE_ATOMIC = 1 << 3;
-        /// Windows may be bound here.
+        /// Memory windows may be bound here.
         const WINDOW_BIND = 1 << 4;
     }
 }
 
 impl AccessFlags {
-    /// Rights that go with a right to store here: a peer must not be able to do what this NIC itself may not.
+    /// Remote rights that require [`Self::LOCAL_WRITE`]: a peer must not be able to do what this NIC may not do itself.
     pub const REMOTE_STORE: Self = Self::REMOTE_WRITE.union(Self::REMOTE_ATOMIC);
 }
 
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rights_are_printed_in_words() {
+    fn rights_are_printed_by_name() {
         assert_eq!(AccessFlags::empty().to_string(), "local read");
         assert_eq!((AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ).to_string(), "local write, remote read");
     }

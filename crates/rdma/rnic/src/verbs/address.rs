@@ -2,17 +2,17 @@
 
 use crate::wire::QpNumber;
 
-/// Another NIC, as the driver knows it: a host of a simulation, an entry in a table of UDP addresses.
+/// A peer NIC as the driver numbers it: a host of a simulation, or an entry in a table of UDP addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NicAddress(pub u32);
 
-/// To whom a datagram goes.
+/// The destination of a datagram (address handle, queue pair and queue key of `ibv_send_wr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramDestination {
-    /// Which NIC.
+    /// The destination NIC.
     pub to: NicAddress,
-    /// Which queue pair there.
+    /// The destination queue pair.
     pub qp: QpNumber,
-    /// Its queue key.
+    /// The queue key of the destination (Q_Key).
     pub queue_key: u32,
 }

@@ -1,93 +1,95 @@
-//! Completions.
+//! Work completions.
 
 use super::address::NicAddress;
 use crate::wire::{Immediate, QpNumber};
 
-/// How a work request ended (`ibv_wc_status`).
+/// The outcome of a work request (`ibv_wc_status`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CompletionStatus {
-    /// Well.
+    /// The request was executed.
     Success,
-    /// A message did not fit into its receive request, or is longer than the NIC sends.
+    /// Local length error: a message did not fit its receive request, or is longer than the NIC can send.
     LocalLength,
-    /// The queue pair cannot do this: an operation that its service does not have, or that lacks what it needs.
+    /// Local QP operation error: the service of the queue pair does not have the operation, or the queue pair lacks a
+    /// resource for it.
     LocalQpOperation,
-    /// A local key, its bounds or its rights are wrong.
+    /// Local protection error: a local key, its bounds or its access rights are wrong.
     LocalProtection,
-    /// The queue pair went to the error state before.
+    /// The request was flushed because the queue pair was in an error state.
     Flushed,
-    /// A memory window could not be bound, or a key not be invalidated: what verbs call a memory management operation
-    /// error (`IBV_WC_MW_BIND_ERR`). For a key that is not invalidated, rdma_rxe says [`Self::LocalQpOperation`].
+    /// A memory window could not be bound, or a key not be invalidated: the verbs' memory management operation error
+    /// (`IBV_WC_MW_BIND_ERR`). For a key that cannot be invalidated, rdma_rxe reports [`Self::LocalQpOperation`].
     MemoryWindowBind,
-    /// The responder's answer makes no sense.
+    /// Bad response error: the response does not match the request.
     BadResponse,
-    /// A WRITE with immediate data named memory that is not there or not for it; of the receive request that it took.
+    /// Local access error: a WRITE with immediate data named memory that does not exist or may not be accessed.
+    /// Reported by the receive request that the WRITE consumed.
     LocalAccess,
-    /// The responder says: this request cannot be.
+    /// Remote invalid request error (NAK of the responder).
     RemoteInvalidRequest,
-    /// The responder says: key, bounds or rights are wrong.
+    /// Remote access error (NAK of the responder): key, bounds or access rights are wrong.
     RemoteAccess,
-    /// The responder failed.
+    /// Remote operation error (NAK of the responder): the responder failed.
     RemoteOperation,
-    /// Nobody answered, as often as was tried.
+    /// The responder did not answer within the configured number of retries.
     RetryExceeded,
-    /// The responder had no receive request, as often as was tried.
+    /// The responder had no receive request within the configured number of RNR retries.
     ReceiverNotReadyExceeded,
 }
 
-/// What was completed (`ibv_wc_opcode`).
+/// The operation that was completed (`ibv_wc_opcode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CompletionKind {
-    /// A SEND of this side.
+    /// A SEND of this queue pair.
     Send,
-    /// A WRITE of this side.
+    /// A WRITE of this queue pair.
     Write,
-    /// A READ of this side.
+    /// A READ of this queue pair.
     Read,
-    /// A compare-and-swap of this side.
+    /// A compare-and-swap of this queue pair.
     CompareSwap,
-    /// A fetch-and-add of this side.
+    /// A fetch-and-add of this queue pair.
     FetchAdd,
-    /// A message of the other side, in a receive request.
+    /// A message from the peer, in a receive request.
     Receive,
-    /// A WRITE with immediate of the other side.
+    /// A WRITE with immediate data from the peer.
     ReceiveWriteImmediate,
-    /// A memory window was bound.
+    /// A bind of a memory window.
     BindWindow,
-    /// A key of this side was invalidated.
+    /// An invalidation of a local key.
     LocalInvalidate,
 }
 
-/// A work request's end.
+/// A work completion (`ibv_wc`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The program's own number of the request.
+    /// The identifier that the program gave to the work request.
     pub id: u64,
-    /// Its queue pair.
+    /// The queue pair of the work request.
     pub qp: QpNumber,
-    /// How it ended; only `id` and `qp` hold when it did not end well.
+    /// The outcome. On an error, only `id` and `qp` are valid.
     pub status: CompletionStatus,
-    /// What it was.
+    /// The operation.
     pub kind: CompletionKind,
-    /// Bytes received, or read.
+    /// Bytes received or read.
     pub bytes: u32,
-    /// What the sender handed over.
+    /// Immediate data of the sender, or the key that it invalidated.
     pub immediate: Option<Immediate>,
-    /// Of datagrams: who sent it.
+    /// The sender of a datagram.
     pub source: Option<(NicAddress, QpNumber)>,
-    /// Whether the sender asked for the program to be woken.
+    /// Whether the sender requested a solicited event.
     pub solicited: bool,
 }
 
 impl Completion {
-    /// A completion of no bytes and nothing else.
+    /// Creates a completion of no bytes, without immediate data and source.
     pub const fn new(id: u64, qp: QpNumber, status: CompletionStatus, kind: CompletionKind) -> Self {
         Self { id, qp, status, kind, bytes: 0, immediate: None, source: None, solicited: false }
     }
 }
 
 impl Default for Completion {
-    /// Room for one that is polled.
+    /// A placeholder for an array that completions are polled into.
     fn default() -> Self {
         Self::new(0, QpNumber(0), CompletionStatus::Success, CompletionKind::Send)
     }

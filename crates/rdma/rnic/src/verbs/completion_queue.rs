@@ -7,29 +7,33 @@ use thiserror::Error;
 use super::completion::{Completion, CompletionStatus};
 use crate::wire::QpNumber;
 
-/// Entries of a completion queue, at most.
+/// Maximum number of entries of a completion queue.
 pub const CQ_ENTRIES_MAX: usize = 1 << 22;
 
-/// Which completions notify.
+/// The completions for which an armed queue notifies (`ibv_req_notify_cq`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CqNotify {
-    /// Received ones whose sender asked for it, and those that did not end well.
+    /// Receive completions with a solicited event, and completions with an error.
     Solicited,
-    /// Any.
+    /// The next completion of any kind.
     Next,
 }
 
-/// What a completion queue cannot do.
+/// Why an operation on a completion queue fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CompletionQueueError {
-    /// More completions than there was room for: completions are lost, the queue is of no use any more.
-    #[error("more than {entries_max} completions were not polled, and some are lost; make a larger queue, poll sooner")]
+    /// The queue overflowed: completions were lost, and the queue cannot be used any more.
+    #[error(
+        "completion queue overflow: more than {entries_max} completions were not polled; make the queue larger or poll sooner"
+    )]
     Overflow {
-        /// How many there is room for.
+        /// The capacity of the queue.
         entries_max: usize,
     },
-    /// A size that cannot be.
-    #[error("a completion queue of {0} entries is not possible; choose 1 to {CQ_ENTRIES_MAX}, and what is held")]
+    /// A size out of range.
+    #[error(
+        "a completion queue cannot have {0} entries; choose 1 to {CQ_ENTRIES_MAX}, and at least the number it holds"
+    )]
     Entries(usize),
 }
 
@@ -43,20 +47,20 @@ pub struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// An empty queue with room for so many completions; what it needs of memory it takes when they come.
+    /// Creates an empty queue for up to `entries_max` completions. Memory is allocated as completions arrive.
     ///
     /// # Errors
-    /// When there can be no such queue.
+    /// If the size is out of range.
     pub fn new(entries_max: usize) -> Result<Self, CompletionQueueError> {
         let mut queue = Self { entries: VecDeque::new(), entries_max: 0, armed: None, has_overflowed: false };
         queue.resize(entries_max)?;
         Ok(queue)
     }
 
-    /// Makes room for so many.
+    /// Changes the capacity.
     ///
     /// # Errors
-    /// When there can be no such queue, or it holds more.
+    /// If the size is out of range, or the queue holds more completions.
     pub fn resize(&mut self, entries_max: usize) -> Result<(), CompletionQueueError> {
         if !(self.entries.len().max(1)..=CQ_ENTRIES_MAX).contains(&entries_max) {
             return Err(CompletionQueueError::Entries(entries_max));
@@ -65,26 +69,26 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// How many completions there is room for.
+    /// Returns the capacity.
     pub fn entries_max(&self) -> usize {
         self.entries_max
     }
 
-    /// Completions that wait to be polled.
+    /// Returns the number of completions that can be polled.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether none waits.
+    /// Returns whether no completion can be polled.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Adds a completion; true when the program is to be notified, which is then armed no more.
+    /// Adds a completion. Returns true if the program must be notified; the queue is then disarmed.
     ///
     /// # Errors
-    /// When there is no room: the queue is of no use any more, and its queue pairs are to go to the error state. Every
-    /// later completion is lost as well.
+    /// If the queue is full. It is then unusable: every later completion is lost, and its queue pairs must go to the
+    /// error state.
     pub fn push(&mut self, completion: Completion) -> Result<bool, CompletionQueueError> {
         if self.has_overflowed || self.entries.len() == self.entries_max {
             self.has_overflowed = true;
@@ -102,10 +106,10 @@ impl CompletionQueue {
         Ok(notifies)
     }
 
-    /// Takes the oldest completions, as many as there are and fit; says how many.
+    /// Takes the oldest completions, as many as there are and fit, and returns their number.
     ///
     /// # Errors
-    /// When completions were lost, once those before are taken.
+    /// If completions were lost, after all earlier ones have been taken.
     pub fn poll(&mut self, into: &mut [Completion]) -> Result<usize, CompletionQueueError> {
         let count = self.entries.len().min(into.len());
         for (place, completion) in into.iter_mut().zip(self.entries.drain(..count)) {
@@ -117,18 +121,19 @@ impl CompletionQueue {
         Ok(count)
     }
 
-    /// Asks for a notification when a completion is added from now on. Asked for any and for solicited ones, it is any.
+    /// Requests a notification for a completion that is added from now on. A request for any completion outweighs one
+    /// for solicited completions.
     pub fn arm(&mut self, notify: CqNotify) {
         self.armed = self.armed.max(Some(notify));
     }
 
-    /// For what the program waits.
+    /// Returns the notification that is requested.
     pub fn armed(&self) -> Option<CqNotify> {
         self.armed
     }
 
-    /// Removes the completions of a queue pair that is destroyed, or begins again.
-    pub fn forget(&mut self, qp: QpNumber) {
+    /// Removes the completions of a queue pair that is destroyed or reset.
+    pub fn remove_queue_pair(&mut self, qp: QpNumber) {
         self.entries.retain(|completion| completion.qp != qp);
     }
 }
@@ -143,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn completions_are_polled_in_order_as_many_as_fit() {
+    fn completions_are_polled_in_order() {
         let mut queue = CompletionQueue::new(8).unwrap();
         for id in 0..5 {
             assert_eq!(queue.push(completion(id)), Ok(false));
@@ -157,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overflow_loses_nothing_that_was_held_and_is_told_after_it() {
+    fn an_overflow_is_reported_after_the_completions_before_it() {
         let mut queue = CompletionQueue::new(2).unwrap();
         queue.push(completion(0)).unwrap();
         queue.push(completion(1)).unwrap();
@@ -166,27 +171,27 @@ mod tests {
         let mut polled = [completion(99); 8];
         assert_eq!(queue.poll(&mut polled), Ok(2));
         assert_eq!(queue.poll(&mut polled), Err(overflow));
-        assert_eq!(queue.push(completion(3)), Err(overflow), "a queue that lost completions takes no more");
+        assert_eq!(queue.push(completion(3)), Err(overflow), "an overflowed queue accepts nothing");
     }
 
     #[test]
-    fn a_notification_is_given_once_for_what_was_asked() {
+    fn an_armed_queue_notifies_once() {
         let mut queue = CompletionQueue::new(8).unwrap();
         queue.arm(CqNotify::Solicited);
         assert_eq!(queue.push(completion(0)), Ok(false));
         assert_eq!(queue.push(Completion { solicited: true, ..completion(1) }), Ok(true));
-        assert_eq!(queue.push(Completion { solicited: true, ..completion(2) }), Ok(false), "armed no more");
+        assert_eq!(queue.push(Completion { solicited: true, ..completion(2) }), Ok(false), "the queue is disarmed");
         queue.arm(CqNotify::Solicited);
         let failed = Completion { status: CompletionStatus::Flushed, ..completion(3) };
         assert_eq!(queue.push(failed), Ok(true), "an error always notifies");
         queue.arm(CqNotify::Next);
         queue.arm(CqNotify::Solicited);
-        assert_eq!(queue.armed(), Some(CqNotify::Next), "the wider wish holds");
+        assert_eq!(queue.armed(), Some(CqNotify::Next), "any completion outweighs solicited ones");
         assert_eq!(queue.push(completion(4)), Ok(true));
     }
 
     #[test]
-    fn a_queue_cannot_be_resized_below_what_it_holds() {
+    fn a_queue_cannot_shrink_below_its_entries() {
         let mut queue = CompletionQueue::new(4).unwrap();
         for id in 0..3 {
             queue.push(completion(id)).unwrap();
@@ -200,12 +205,12 @@ mod tests {
     }
 
     #[test]
-    fn completions_of_a_queue_pair_that_is_gone_are_gone() {
+    fn completions_of_a_destroyed_queue_pair_are_removed() {
         let mut queue = CompletionQueue::new(8).unwrap();
         for id in 0..6 {
             queue.push(completion(id)).unwrap();
         }
-        queue.forget(QpNumber(1));
+        queue.remove_queue_pair(QpNumber(1));
         let mut polled = [completion(99); 8];
         assert_eq!(queue.poll(&mut polled), Ok(3));
         assert_eq!(polled[..3].iter().map(|completion| completion.id).collect::<Vec<_>>(), [0, 2, 4]);

@@ -1,7 +1,7 @@
-//! Transitions between states, and the attributes that each takes.
+//! State transitions of a queue pair, and the attributes that each requires and allows.
 //!
-//! Source: IBA 11.2.5.2, table 96, in the form that programs meet: Linux' `ib_modify_qp_is_ok` without alternate paths,
-//! which this NIC does not have. Of its own accord a queue pair goes to `SendQueueError` and `Error` only.
+//! Source: IBA 11.2.5.2, table 96, as implemented by Linux' `ib_modify_qp_is_ok`, without alternate paths, which this
+//! NIC does not have. A queue pair enters only the states `SendQueueError` and `Error` by itself.
 
 use bitflags::bitflags;
 use thiserror::Error;
@@ -11,7 +11,7 @@ use super::address::NicAddress;
 use super::state::QpState;
 use crate::wire::{Psn, QpNumber, Service};
 
-/// Bytes of payload that a packet carries at most.
+/// The path MTU: maximum payload of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Mtu {
     /// 256 bytes.
@@ -27,27 +27,27 @@ pub enum Mtu {
 }
 
 impl Mtu {
-    /// All there are.
+    /// All MTUs.
     pub const ALL: [Self; 5] = [Self::B256, Self::B512, Self::B1024, Self::B2048, Self::B4096];
 
-    /// In bytes.
+    /// Returns the MTU in bytes.
     pub const fn bytes(self) -> u32 {
         256 << self as u32
     }
 }
 
-/// Codes of five bits end here: times of the ACK and the RNR timer.
+/// Maximum of the 5-bit codes of the ACK and RNR timers.
 const TIMER_CODE_MAX: u8 = 31;
-/// Counts of three bits end here: retries. 7 RNR retries are without end.
+/// Maximum of the 3-bit retry counts; 7 RNR retries mean infinitely many.
 const RETRIES_MAX: u8 = 7;
-/// The one partition of this NIC: the default one, with full membership.
+/// Number of partitions: only the default one, with full membership.
 const PARTITIONS: u16 = 1;
-/// The one port of this NIC.
+/// The only port of this NIC.
 const PORT: u8 = 1;
 const QP_NUMBER_MAX: u32 = (1 << 24) - 1;
 
 bitflags! {
-    /// Names of [`QpAttributes`]' fields.
+    /// The set of fields of [`QpAttributes`] (`ibv_qp_attr_mask`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct AttributeSet: u16 {
         /// [`QpAttributes::partition_index`].
@@ -83,43 +83,43 @@ bitflags! {
     }
 }
 
-/// What a transition sets; in a query, what is set.
+/// Attributes that a transition sets, or the current attributes (`ibv_qp_attr`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpAttributes {
-    /// Which partition: 0, the only one.
+    /// Partition index: 0, the only one.
     pub partition_index: Option<u16>,
-    /// Which port: 1, the only one.
+    /// Port: 1, the only one.
     pub port: Option<u8>,
-    /// What the peer may do: the remote rights; others have no meaning here.
+    /// Remote access rights that the peer has through this queue pair; other rights are ignored.
     pub access: Option<AccessFlags>,
-    /// Of datagrams: the key that they must carry.
+    /// For datagrams: the queue key (Q_Key) that they must carry.
     pub queue_key: Option<u32>,
-    /// Where the peer is.
+    /// The address of the peer.
     pub path: Option<NicAddress>,
-    /// The largest payload of a packet.
+    /// The path MTU.
     pub mtu: Option<Mtu>,
     /// The peer's queue pair.
     pub destination: Option<QpNumber>,
-    /// The number of the first packet to come.
+    /// The PSN of the first packet to receive.
     pub receive_psn: Option<Psn>,
-    /// The number of the first packet to go.
+    /// The PSN of the first packet to send.
     pub send_psn: Option<Psn>,
-    /// READs and atomics of the peer at a time (`max_dest_rd_atomic`).
+    /// Maximum number of outstanding READs and atomics from the peer (`max_dest_rd_atomic`).
     pub responder_reads_max: Option<u8>,
-    /// READs and atomics of this side at a time (`max_rd_atomic`).
+    /// Maximum number of outstanding READs and atomics to the peer (`max_rd_atomic`).
     pub initiator_reads_max: Option<u8>,
-    /// How long the peer is to wait when nothing is posted here: code of IBA table 46.
+    /// Time that the peer waits after an RNR NAK, as a code of IBA table 46.
     pub rnr_timer_code: Option<u8>,
-    /// How long to wait for an acknowledgement: 4.096 us x 2^code; 0 is for ever.
+    /// ACK timeout: 4.096 us x 2^code; 0 disables the timer.
     pub ack_timer_code: Option<u8>,
-    /// How often to send again for want of an answer: 0 to 7.
+    /// Number of retries after a timeout: 0 to 7.
     pub retries: Option<u8>,
-    /// How often to try again when the peer has nothing posted: 0 to 6; 7 is without end.
+    /// Number of retries after an RNR NAK: 0 to 6; 7 means infinitely many.
     pub rnr_retries: Option<u8>,
 }
 
 impl QpAttributes {
-    /// Which are there.
+    /// Returns which attributes are set.
     pub fn given(&self) -> AttributeSet {
         let mut given = AttributeSet::empty();
         given.set(AttributeSet::PARTITION_INDEX, self.partition_index.is_some());
@@ -140,7 +140,7 @@ impl QpAttributes {
         given
     }
 
-    /// The first value that cannot be, with its name and what can be.
+    /// Returns the first value out of range, with its name and the allowed range.
     fn wrong_value(&self, reads_max: u8) -> Option<(&'static str, u32, &'static str)> {
         let narrow = |value: Option<u8>, max: u8| value.filter(|value| *value > max).map(u32::from);
         let wrong = [
@@ -162,67 +162,65 @@ impl QpAttributes {
     }
 }
 
-/// A transition that cannot be.
+/// Why a state transition is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum TransitionError {
-    /// No such arrow in the figure.
-    #[error("queue pair {qp}: no way from {from:?} to {to:?} for {service:?}; go through reset, init, RTR and RTS")]
-    NoWay {
-        /// Its number.
+    /// No such transition exists.
+    #[error(
+        "queue pair {qp}: no transition from {from:?} to {to:?} for {service:?}; go through Reset, Init, ReadyToReceive and ReadyToSend"
+    )]
+    NotAllowed {
+        /// The number of the queue pair.
         qp: u32,
-        /// Its service.
+        /// Its transport service.
         service: Service,
-        /// Where it is.
+        /// Its current state.
         from: QpState,
-        /// Where it was to go.
+        /// The requested state.
         to: QpState,
     },
-    /// Something must be given.
-    #[error("queue pair {qp}: from {from:?} to {to:?} without {missing}; give it")]
+    /// A required attribute is missing.
+    #[error("queue pair {qp}: the transition from {from:?} to {to:?} requires {missing}; set it")]
     Missing {
-        /// Its number.
+        /// The number of the queue pair.
         qp: u32,
-        /// Where it is.
+        /// Its current state.
         from: QpState,
-        /// Where it was to go.
+        /// The requested state.
         to: QpState,
-        /// What is missing.
-        missing: Attributes,
+        /// The missing attributes.
+        missing: AttributeSet,
     },
-    /// Something cannot be set here.
-    #[error("queue pair {qp}: {unwanted} cannot be set from {from:?} to {to:?}; leave it out")]
+    /// An attribute that this transition does not allow.
+    #[error("queue pair {qp}: the transition from {from:?} to {to:?} does not allow {unwanted}; leave it out")]
     Unwanted {
-        /// Its number.
+        /// The number of the queue pair.
         qp: u32,
-        /// Where it is.
+        /// Its current state.
         from: QpState,
-        /// Where it was to go.
+        /// The requested state.
         to: QpState,
-        /// What is too much.
-        unwanted: Attributes,
+        /// The attributes that are not allowed.
+        unwanted: AttributeSet,
     },
-    /// A value that cannot be.
+    /// A value out of range.
     #[error("queue pair {qp}: {attribute} cannot be {value}; choose {remedy}")]
     Value {
-        /// Its number.
+        /// The number of the queue pair.
         qp: u32,
-        /// Of which attribute.
+        /// The name of the attribute.
         attribute: &'static str,
-        /// What was given.
+        /// The given value.
         value: u32,
-        /// What can be.
+        /// The allowed values.
         remedy: &'static str,
     },
 }
 
-/// Attributes by name, for an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attributes(pub AttributeSet);
-
-impl std::fmt::Display for Attributes {
+impl std::fmt::Display for AttributeSet {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut separator = "";
-        for (name, _) in self.0.iter_names() {
+        for (name, _) in self.iter_names() {
             write!(formatter, "{separator}{}", name.to_ascii_lowercase())?;
             separator = ", ";
         }
@@ -230,7 +228,7 @@ impl std::fmt::Display for Attributes {
     }
 }
 
-/// What a transition takes.
+/// The attributes that a transition requires and allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rule {
     required: AttributeSet,
@@ -245,11 +243,11 @@ impl Rule {
     }
 }
 
-/// Checks that a queue pair may go from one state to another with these attributes. `reads_max`: how many READs and
-/// atomics at a time this NIC offers.
+/// Checks that a queue pair may go from one state to another with these attributes. `reads_max` is the maximum number
+/// of outstanding READs and atomics that the NIC supports.
 ///
 /// # Errors
-/// When it may not.
+/// If the transition is not allowed, an attribute is missing or not allowed, or a value is out of range.
 pub fn check_transition(
     qp: QpNumber,
     service: Service,
@@ -259,14 +257,14 @@ pub fn check_transition(
     reads_max: u8,
 ) -> Result<(), TransitionError> {
     let qp = qp.0;
-    let rule = rule(service, from, to).ok_or(TransitionError::NoWay { qp, service, from, to })?;
+    let rule = rule(service, from, to).ok_or(TransitionError::NotAllowed { qp, service, from, to })?;
     let given = attributes.given();
-    let missing = Attributes(rule.required - given);
-    if !missing.0.is_empty() {
+    let missing = rule.required - given;
+    if !missing.is_empty() {
         return Err(TransitionError::Missing { qp, from, to, missing });
     }
-    let unwanted = Attributes(given - rule.required - rule.optional);
-    if !unwanted.0.is_empty() {
+    let unwanted = given - rule.required - rule.optional;
+    if !unwanted.is_empty() {
         return Err(TransitionError::Unwanted { qp, from, to, unwanted });
     }
     match attributes.wrong_value(reads_max) {
@@ -275,7 +273,7 @@ pub fn check_transition(
     }
 }
 
-/// What takes a queue pair from one state to another; nothing where there is no way.
+/// Returns the attributes of a transition, or nothing if it does not exist.
 fn rule(service: Service, from: QpState, to: QpState) -> Option<Rule> {
     use QpState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrain, SendQueueError};
     match (from, to) {

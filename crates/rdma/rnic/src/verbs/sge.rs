@@ -1,19 +1,19 @@
 //! Scatter/gather elements: pieces of local memory, named by local keys.
 
-/// Pieces of memory in one work request, at most.
+/// Maximum number of scatter/gather elements in one work request.
 pub const SGES_MAX: usize = 4;
 
-/// The key by which this NIC's own programs use a memory region.
+/// The key with which local work requests name a memory region (L_Key).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LKey(pub u32);
 
-/// A piece of local memory.
+/// A scatter/gather element: a piece of local memory (`ibv_sge`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
     /// Virtual address.
     pub address: u64,
     /// Length in bytes.
     pub bytes: u32,
-    /// The region's key.
+    /// The key of the region.
     pub key: LKey,
 }

@@ -1,4 +1,4 @@
-//! Shared receive queues (IBA 10.2.9): receive requests that several queue pairs take from.
+//! Shared receive queues (IBA 10.2.9), from which several queue pairs take receive requests.
 
 use std::collections::VecDeque;
 
@@ -6,34 +6,36 @@ use thiserror::Error;
 
 use super::work::ReceiveRequest;
 
-/// Requests of a shared receive queue, at most.
+/// Maximum number of requests of a shared receive queue.
 pub const SRQ_REQUESTS_MAX: usize = 1 << 20;
 
-/// What a shared receive queue cannot do.
+/// Why an operation on a shared receive queue fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SharedReceiveQueueError {
-    /// No room for another request.
-    #[error("the shared receive queue holds its {0} requests; wait for completions, or make a larger one")]
+    /// The queue is full.
+    #[error("the shared receive queue is full with {0} requests; wait for completions or make it larger")]
     Full(usize),
-    /// A size that cannot be.
-    #[error("a shared receive queue of {0} requests is not possible; choose 1 to {SRQ_REQUESTS_MAX}, and what is held")]
+    /// A size out of range.
+    #[error(
+        "a shared receive queue cannot have {0} requests; choose 1 to {SRQ_REQUESTS_MAX}, and at least the number it holds"
+    )]
     Requests(usize),
-    /// A limit that cannot be reached.
-    #[error("a limit of {limit} requests is above the queue's {requests_max}; choose one up to that")]
+    /// A limit that exceeds the capacity.
+    #[error("a limit of {limit} requests exceeds the queue's capacity of {requests_max}; choose a lower one")]
     Limit {
-        /// The limit asked for.
+        /// The requested limit.
         limit: usize,
-        /// How many requests there is room for.
+        /// The capacity.
         requests_max: usize,
     },
 }
 
-/// A request taken for a message.
+/// A receive request taken from the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TakenReceive {
     /// The request.
     pub request: ReceiveRequest,
-    /// Fewer than the limit are left, and the program is to be told (`IBV_EVENT_SRQ_LIMIT_REACHED`).
+    /// Fewer requests than the limit are left, and the program must be notified (`IBV_EVENT_SRQ_LIMIT_REACHED`).
     pub is_limit_reached: bool,
 }
 
@@ -42,25 +44,25 @@ pub struct TakenReceive {
 pub struct SharedReceiveQueue {
     requests: VecDeque<ReceiveRequest>,
     requests_max: usize,
-    /// Armed while not 0.
+    /// Armed if not 0.
     limit: usize,
 }
 
 impl SharedReceiveQueue {
-    /// An empty queue with room for so many requests.
+    /// Creates an empty queue for up to `requests_max` requests.
     ///
     /// # Errors
-    /// When there can be no such queue.
+    /// If the size is out of range.
     pub fn new(requests_max: usize) -> Result<Self, SharedReceiveQueueError> {
         let mut queue = Self { requests: VecDeque::new(), requests_max: 0, limit: 0 };
         queue.resize(requests_max)?;
         Ok(queue)
     }
 
-    /// Makes room for so many.
+    /// Changes the capacity.
     ///
     /// # Errors
-    /// When there can be no such queue, it holds more, or its limit is above.
+    /// If the size is out of range, the queue holds more requests, or its limit exceeds the new capacity.
     pub fn resize(&mut self, requests_max: usize) -> Result<(), SharedReceiveQueueError> {
         if !(self.requests.len().max(1)..=SRQ_REQUESTS_MAX).contains(&requests_max) {
             return Err(SharedReceiveQueueError::Requests(requests_max));
@@ -72,30 +74,30 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// How many requests there is room for.
+    /// Returns the capacity.
     pub fn requests_max(&self) -> usize {
         self.requests_max
     }
 
-    /// The limit that the program waits for; 0 when it waits for none.
+    /// Returns the armed limit, or 0 if none is armed.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Requests that wait for messages.
+    /// Returns the number of posted requests.
     pub fn len(&self) -> usize {
         self.requests.len()
     }
 
-    /// Whether none waits.
+    /// Returns whether no request is posted.
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// Adds a request.
+    /// Posts a request.
     ///
     /// # Errors
-    /// When there is no room.
+    /// If the queue is full.
     pub fn post(&mut self, request: ReceiveRequest) -> Result<(), SharedReceiveQueueError> {
         if self.requests.len() == self.requests_max {
             return Err(SharedReceiveQueueError::Full(self.requests_max));
@@ -114,10 +116,11 @@ impl SharedReceiveQueue {
         Some(TakenReceive { request, is_limit_reached })
     }
 
-    /// Asks to be told, once, when fewer than so many requests are left after one is taken; 0 asks for nothing.
+    /// Arms the limit: the program is notified once, when a request is taken and fewer than `limit` are left. 0 disarms
+    /// it.
     ///
     /// # Errors
-    /// When there is no room for so many.
+    /// If the limit exceeds the capacity.
     pub fn arm(&mut self, limit: usize) -> Result<(), SharedReceiveQueueError> {
         if limit > self.requests_max {
             return Err(SharedReceiveQueueError::Limit { limit, requests_max: self.requests_max });
@@ -149,17 +152,17 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_is_told_once_when_fewer_are_left() {
+    fn the_limit_is_reported_once_when_fewer_requests_are_left() {
         let mut queue = filled(4);
         queue.arm(3).unwrap();
-        let told: Vec<bool> = std::iter::from_fn(|| queue.take()).map(|taken| taken.is_limit_reached).collect();
-        assert_eq!(told, [false, true, false, false]);
+        let reported: Vec<bool> = std::iter::from_fn(|| queue.take()).map(|taken| taken.is_limit_reached).collect();
+        assert_eq!(reported, [false, true, false, false]);
         assert_eq!(queue.limit(), 0);
         assert_eq!(queue.arm(5), Err(SharedReceiveQueueError::Limit { limit: 5, requests_max: 4 }));
     }
 
     #[test]
-    fn a_queue_keeps_room_for_what_it_holds_and_its_limit() {
+    fn a_queue_cannot_shrink_below_its_requests_or_its_limit() {
         let mut queue = filled(2);
         assert_eq!(queue.resize(1), Err(SharedReceiveQueueError::Requests(1)));
         queue.arm(3).unwrap();

@@ -4,28 +4,28 @@ use thiserror::Error;
 
 use crate::wire::QpNumber;
 
-/// A queue pair's state.
+/// The state of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum QpState {
-    /// New, or begun again: nothing is posted, nothing moves.
+    /// Reset: nothing can be posted, and no packet is sent or accepted.
     #[default]
     Reset,
-    /// Receives can be posted.
+    /// Initialized: receive requests can be posted.
     Init,
-    /// Receives are filled.
+    /// RTR: messages are received.
     ReadyToReceive,
-    /// Sends move too.
+    /// RTS: messages are received and sent.
     ReadyToSend,
-    /// No new send begins.
+    /// SQD, send queue drain: no new send request is started.
     SendQueueDrain,
-    /// A send of an unreliable queue pair failed; receives go on.
+    /// SQE, send queue error: a send request of an unreliable queue pair failed; messages are still received.
     SendQueueError,
-    /// Everything posted is completed as flushed.
+    /// Error: all posted requests are completed as flushed.
     Error,
 }
 
 impl QpState {
-    /// All there are.
+    /// All states.
     pub const ALL: [Self; 7] = [
         Self::Reset,
         Self::Init,
@@ -36,50 +36,51 @@ impl QpState {
         Self::Error,
     ];
 
-    /// Whether packets that come are looked at.
+    /// Returns whether packets are accepted.
     pub fn receives(self) -> bool {
         matches!(self, Self::ReadyToReceive | Self::ReadyToSend | Self::SendQueueDrain | Self::SendQueueError)
     }
 
-    /// Whether receive requests can be posted: from init on. In the error state they are completed as flushed.
+    /// Checks that a receive request can be posted: in every state except reset. In the error state it is completed as
+    /// flushed.
     ///
     /// # Errors
-    /// When they cannot.
+    /// If the state does not allow it.
     pub fn check_post_receive(self, qp: QpNumber) -> Result<(), StateError> {
-        let wanted = "posting a receive request";
+        let operation = "posting a receive request";
         match self {
-            Self::Reset => Err(StateError { qp: qp.0, state: self, wanted, remedy: "modify it to init before" }),
+            Self::Reset => Err(StateError { qp: qp.0, state: self, operation, remedy: "modify it to init first" }),
             _ => Ok(()),
         }
     }
 
-    /// Whether send requests can be posted: from ready-to-send on. While drained they wait, and in error states they
-    /// are completed as flushed.
+    /// Checks that a send request can be posted: from RTS on. While the queue drains, requests wait; in the error
+    /// states they are completed as flushed.
     ///
     /// # Errors
-    /// When they cannot.
+    /// If the state does not allow it.
     pub fn check_post_send(self, qp: QpNumber) -> Result<(), StateError> {
-        let wanted = "posting a send request";
+        let operation = "posting a send request";
         match self {
             Self::Reset | Self::Init | Self::ReadyToReceive => {
-                Err(StateError { qp: qp.0, state: self, wanted, remedy: "modify it to ready-to-send before" })
+                Err(StateError { qp: qp.0, state: self, operation, remedy: "modify it to ready-to-send first" })
             }
             _ => Ok(()),
         }
     }
 }
 
-/// A call that the state does not allow.
+/// A call that the state of the queue pair does not allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("queue pair {qp}: {wanted} is not possible in state {state:?}; {remedy}")]
+#[error("queue pair {qp}: {operation} is not possible in state {state:?}; {remedy}")]
 pub struct StateError {
-    /// Its number.
+    /// The number of the queue pair.
     pub qp: u32,
-    /// The state it is in.
+    /// Its state.
     pub state: QpState,
-    /// What was asked for.
-    pub wanted: &'static str,
-    /// What to do.
+    /// The attempted operation.
+    pub operation: &'static str,
+    /// The remedy.
     pub remedy: &'static str,
 }
 
@@ -88,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_posted_from_the_states_that_verbs_allow() {
+    fn requests_are_posted_in_the_states_that_the_verbs_allow() {
         let allowed = |check: fn(QpState, QpNumber) -> Result<(), StateError>| {
             QpState::ALL.map(|state| check(state, QpNumber(7)).is_ok())
         };
@@ -97,7 +98,7 @@ mod tests {
         assert_eq!(QpState::ALL.map(QpState::receives), [false, false, true, true, true, true, false]);
         let error = QpState::Init.check_post_send(QpNumber(7)).unwrap_err();
         let text = "queue pair 7: posting a send request is not possible in state Init; \
-                    modify it to ready-to-send before";
+                    modify it to ready-to-send first";
         assert_eq!(error.to_string(), text);
     }
 }

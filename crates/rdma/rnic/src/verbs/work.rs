@@ -6,60 +6,60 @@ use super::memory::BindInfo;
 use super::sge::{SGES_MAX, Sge};
 use crate::wire::RKey;
 
-/// Bytes of a message, at most (IBA 9.7.7: 2^31).
+/// Maximum length of a message in bytes (IBA 9.7.7: 2^31).
 pub const MESSAGE_BYTES_MAX: u32 = 1 << 31;
 
-/// A piece of the other side's memory.
+/// A piece of the peer's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteBuffer {
-    /// Virtual address there.
+    /// Virtual address at the peer.
     pub address: u64,
-    /// The region's or window's key.
+    /// The key of the region or window (R_Key).
     pub key: RKey,
 }
 
-/// What is to be done.
+/// The operation of a send request, with its parameters (`ibv_wr_opcode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendKind {
-    /// Into the other side's next receive request, with 32 bits for its completion where given.
+    /// SEND into the peer's next receive request, optionally with 32 bits of immediate data.
     Send(Option<u32>),
-    /// The same; the other side's NIC invalidates this key of its own.
+    /// SEND that also invalidates this key of the peer.
     SendWithInvalidate(RKey),
-    /// Into the other side's memory; with 32 bits it takes a receive request there, and completes it.
+    /// WRITE to the peer's memory. With immediate data it also consumes and completes a receive request of the peer.
     Write(RemoteBuffer, Option<u32>),
-    /// Out of the other side's memory.
+    /// READ of the peer's memory.
     Read(RemoteBuffer),
-    /// Swaps 8 bytes there if they are `compare`; the value before comes into the local piece.
+    /// Replaces 8 bytes at the peer with `swap` if they equal `compare`. The local memory receives the previous value.
     CompareSwap {
-        /// Where.
+        /// Address at the peer, a multiple of 8.
         remote: RemoteBuffer,
-        /// What must be there.
+        /// The expected value.
         compare: u64,
-        /// What is stored then.
+        /// The new value.
         swap: u64,
     },
-    /// Adds to 8 bytes there; the value before comes into the local piece.
+    /// Adds to 8 bytes at the peer. The local memory receives the previous value.
     FetchAdd {
-        /// Where.
+        /// Address at the peer, a multiple of 8.
         remote: RemoteBuffer,
-        /// What is added, mod 2^64.
+        /// The value to add, mod 2^64.
         add: u64,
     },
-    /// Lets a window of type 2 of this side show something (`IBV_WR_BIND_MW`). Nothing is sent.
+    /// Binds a local memory window of type 2 (`IBV_WR_BIND_MW`). Nothing is sent.
     BindWindow {
-        /// Which window, by the key that it has.
+        /// The current key of the window.
         window: RKey,
-        /// The key by which the peer will use it; its lowest 8 bits are free to choose.
+        /// The key that the peer will use; the lowest 8 bits can be chosen freely.
         chosen: RKey,
-        /// What it shows.
+        /// The memory and rights to bind.
         bind: BindInfo,
     },
-    /// Ends what a window of type 2 of this side shows (`IBV_WR_LOCAL_INV`). Nothing is sent.
+    /// Invalidates a local memory window of type 2 (`IBV_WR_LOCAL_INV`). Nothing is sent.
     LocalInvalidate(RKey),
 }
 
 impl SendKind {
-    /// Whether this side's NIC does it alone.
+    /// Returns whether the operation is executed locally, without a packet.
     pub const fn is_local(&self) -> bool {
         matches!(self, Self::BindWindow { .. } | Self::LocalInvalidate(_))
     }
@@ -78,37 +78,37 @@ impl SendKind {
     }
 }
 
-/// A work request of the send queue.
+/// A work request of a send queue (`ibv_send_wr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendRequest {
-    /// The program's own number, given back in the completion.
+    /// The program's identifier, which the completion repeats.
     pub id: u64,
-    /// What is to be done.
+    /// The operation.
     pub kind: SendKind,
-    /// Local memory; pieces of 0 bytes are none.
+    /// Local memory; elements of 0 bytes are ignored.
     pub local: [Sge; SGES_MAX],
-    /// Whether a completion is wanted when all goes well.
+    /// Whether a successful request generates a completion.
     pub signalled: bool,
-    /// Whether to wait for all READs and atomics before.
+    /// Whether to wait until all earlier READs and atomics are complete.
     pub fence: bool,
-    /// Whether the other side's program is to be woken.
+    /// Whether to request a solicited event at the receiver.
     pub solicited: bool,
-    /// Of datagrams.
+    /// The destination of a datagram.
     pub datagram: Option<DatagramDestination>,
 }
 
 impl SendRequest {
-    /// Bytes of its local memory.
+    /// Returns the total length of the local memory, in bytes.
     pub fn bytes(&self) -> u64 {
         self.local.iter().map(|piece| u64::from(piece.bytes)).sum()
     }
 }
 
-/// A work request of a receive queue or a shared one.
+/// A work request of a receive queue or shared receive queue (`ibv_recv_wr`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveRequest {
-    /// The program's own number, given back in the completion.
+    /// The program's identifier, which the completion repeats.
     pub id: u64,
-    /// Where a message goes.
+    /// The memory that receives the message.
     pub local: [Sge; SGES_MAX],
 }

@@ -1,117 +1,119 @@
-//! Why memory cannot be used.
+//! Errors of memory keys and protection domains.
 
 use thiserror::Error;
 
 use crate::verbs::access::AccessFlags;
 
-/// A key that does not fit, or a table that cannot do what was asked.
+/// Why a key cannot be used, or an operation on the table fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum MemoryError {
-    /// Nothing has this key, or nothing any more.
+    /// The key is not registered, or not any more.
     #[error("key {0:#010x} names no memory of this NIC; use the key of the latest registration or bind")]
     UnknownKey(u32),
-    /// It names something else.
+    /// The key names another kind of object.
     #[error("key {key:#010x} does not name a {wanted}; use the key of one")]
     WrongKind {
         /// The key.
         key: u32,
-        /// What was wanted.
+        /// The expected kind.
         wanted: &'static str,
     },
-    /// It belongs to another protection domain.
+    /// The key belongs to another protection domain.
     #[error("key {key:#010x} is of protection domain {owner}, not {accessor}; register the memory in that one")]
     OtherDomain {
         /// The key.
         key: u32,
-        /// Whose it is.
+        /// The protection domain of the key.
         owner: u32,
-        /// Who asked.
+        /// The protection domain of the access.
         accessor: u32,
     },
-    /// It belongs to another queue pair.
+    /// The key is bound for another queue pair.
     #[error("key {key:#010x} is bound for queue pair {owner}, not {accessor}; bind a window for that one")]
     OtherQueuePair {
         /// The key.
         key: u32,
-        /// Whose it is.
+        /// The queue pair of the key.
         owner: u32,
-        /// Who asked.
+        /// The queue pair of the access.
         accessor: u32,
     },
-    /// Not all of these bytes are in it.
-    #[error("{bytes} bytes at {address:#x} are not within key {key:#010x}, {held} bytes at {first:#x}; ask for these")]
+    /// The access is not within the bounds of the key.
+    #[error(
+        "{bytes} bytes at {address:#x} are outside key {key:#010x}, which covers {held} bytes at {first:#x}; stay within them"
+    )]
     Bounds {
         /// The key.
         key: u32,
-        /// The first byte asked for.
+        /// The address of the access.
         address: u64,
-        /// How many.
+        /// The length of the access.
         bytes: u64,
-        /// The first byte there is.
+        /// The first address of the key.
         first: u64,
-        /// How many there are.
+        /// The length of the key's memory.
         held: u64,
     },
-    /// It does not give this right.
+    /// The key does not grant this access right.
     #[error("key {key:#010x} does not allow {missing}; register or bind with it")]
     Forbidden {
         /// The key.
         key: u32,
-        /// What is not allowed.
+        /// The missing access rights.
         missing: AccessFlags,
     },
-    /// A peer may not have this right here.
+    /// A combination of access rights that cannot be granted.
     #[error("{access} cannot be given {wanted}; {remedy}")]
     Rights {
-        /// The rights asked for.
+        /// The requested access rights.
         access: AccessFlags,
-        /// To or on what.
+        /// To what, or on what, they were requested.
         wanted: &'static str,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
-    /// No bytes, or bytes beyond the last address.
-    #[error("{bytes} bytes at {address:#x} are no memory; give at least one byte, the last below 2^64")]
+    /// An empty range, or one that wraps around the address space.
+    #[error("{bytes} bytes at {address:#x} are not a memory range; give at least one byte, the last below 2^64")]
     NoMemory {
-        /// Where.
+        /// The address.
         address: u64,
-        /// How many.
+        /// The length.
         bytes: u64,
     },
-    /// A window that is to be bound already is.
-    #[error("window {0:#010x} of type 2 is bound; invalidate it before")]
+    /// A window of type 2 is already bound.
+    #[error("window {0:#010x} of type 2 is already bound; invalidate it first")]
     WindowBound(u32),
-    /// A key that is no key of this window.
-    #[error("key {key:#010x} is no key for window {window:#010x}; choose the lowest 8 bits, and leave the others")]
+    /// The chosen key does not belong to the window.
+    #[error("key {key:#010x} does not belong to window {window:#010x}; change only the lowest 8 bits")]
     KeyOfOther {
-        /// The key chosen.
+        /// The chosen key.
         key: u32,
-        /// The window's own.
+        /// The current key of the window.
         window: u32,
     },
-    /// Memory that still shows through windows.
-    #[error("region {key:#010x} has {windows} bound windows; invalidate, unbind or deallocate them before")]
+    /// Windows are still bound to the region.
+    #[error("region {key:#010x} has {windows} bound windows; invalidate, unbind or deallocate them first")]
     WindowsLeft {
-        /// The region's key.
+        /// The key of the region.
         key: u32,
-        /// How many.
+        /// Number of bound windows.
         windows: u32,
     },
-    /// A protection domain that there is not.
+    /// The protection domain does not exist.
     #[error("there is no protection domain {0}; allocate one")]
     UnknownDomain(u32),
-    /// A protection domain in use.
-    #[error("protection domain {domain} has {users} regions, windows, queues or queue pairs; destroy them before")]
+    /// The protection domain is in use.
+    #[error("protection domain {domain} has {users} regions, windows, queues or queue pairs; destroy them first")]
     DomainBusy {
-        /// Which.
+        /// The protection domain.
         domain: u32,
-        /// How many use it.
+        /// Number of objects that use it.
         users: u32,
     },
-    /// As many as there may be.
-    #[error("{0} regions and windows is all this NIC has room for; deregister some")]
+    /// The table is full.
+    #[error("the NIC holds its maximum of {0} regions and windows; deregister some")]
     Full(usize),
-    /// All keys were used.
-    #[error("all keys of this NIC were used once; make it anew")]
+    /// All keys have been used.
+    #[error("all keys of this NIC have been used; recreate the NIC")]
     KeysUsedUp,
 }

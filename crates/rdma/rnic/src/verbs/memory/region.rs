@@ -1,67 +1,68 @@
-//! Protection domains, registrations of regions, and binds of windows.
+//! Protection domains, memory regions and memory windows as values.
 
 use crate::verbs::access::AccessFlags;
 use crate::verbs::sge::LKey;
 use crate::wire::{QpNumber, RKey};
 
-/// Memory regions, windows and queue pairs of one program that may use each other. Its number is never used again.
+/// A protection domain: memory regions, windows and queue pairs that may be used together. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProtectionDomain(pub(in crate::verbs) u32);
 
-/// Memory of the host that is to have keys.
+/// Parameters of the registration of a memory region (`ibv_reg_mr_iova`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registration {
-    /// Who may use it.
+    /// The protection domain.
     pub domain: ProtectionDomain,
-    /// Where the host has it: an address of its own.
+    /// Address of the memory in the host.
     pub host_address: u64,
-    /// The address by which keys' users name its first byte: the same, or 0, or whatever (`ibv_reg_mr_iova`).
+    /// The address with which users of the keys name the first byte: equal to the host address, 0, or any other.
     pub address: u64,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// What may be done with it.
+    /// Access rights.
     pub access: AccessFlags,
 }
 
-/// The keys of a region.
+/// The keys of a memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RegionKeys {
-    /// For this NIC's own programs.
+    /// The key for local work requests.
     pub local: LKey,
-    /// For peers.
+    /// The key for peers.
     pub remote: RKey,
 }
 
-/// How a window is bound and who may use it.
+/// The type of a memory window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowKind {
-    /// By a verb of its own; with any queue pair of its protection domain. The NIC chooses a new key at each bind.
+    /// Type 1: bound by a verb and usable by every queue pair of its protection domain. The NIC chooses a new key at
+    /// each bind.
     Type1,
-    /// By a work request; with the queue pair that bound it alone (type 2B). Its owner chooses the key's lowest 8 bits,
-    /// it is bound only while it is invalid, and a peer's SEND with invalidate makes it so.
+    /// Type 2B: bound by a work request and usable only by the queue pair that bound it. The owner chooses the lowest 8
+    /// bits of the key. It can be bound only while it is invalid; a SEND with invalidate from the peer invalidates it.
     Type2,
 }
 
-/// What a window is to show (`ibv_mw_bind_info`).
+/// The memory and rights that a window is bound to (`ibv_mw_bind_info`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BindInfo {
-    /// Of which region.
+    /// The memory region.
     pub region: LKey,
-    /// From which address on, as users of the region's keys name it.
+    /// The first address, as users of the region's keys name it.
     pub address: u64,
-    /// How much; nothing unbinds a window of type 1.
+    /// Length in bytes; 0 unbinds a window of type 1.
     pub bytes: u64,
-    /// To do what: the remote rights alone.
+    /// Access rights; only remote rights are allowed.
     pub access: AccessFlags,
-    /// Whether users of the window's key count from 0, rather than naming the region's addresses.
+    /// Whether addresses of the window start at 0 instead of the region's address.
     pub is_zero_based: bool,
 }
 
-/// Who asks for remote memory.
+/// The identity on whose behalf memory is accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProtectionContext {
-    /// The protection domain of the queue pair that the request came to.
+    /// The protection domain of the queue pair that received the request.
     pub domain: ProtectionDomain,
-    /// That queue pair.
+    /// The queue pair that received the request.
     pub qp: QpNumber,
 }

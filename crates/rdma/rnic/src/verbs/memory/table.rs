@@ -1,4 +1,4 @@
-//! The table behind the keys.
+//! The table of memory keys.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,13 +8,13 @@ use crate::verbs::access::AccessFlags;
 use crate::verbs::sge::{LKey, Sge};
 use crate::wire::{QpNumber, RKey};
 
-/// Bits of a key that say which use of a place it is.
+/// Number of bits of a key that hold the generation of its slot.
 const GENERATION_BITS: u32 = 8;
 const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
-/// Places that keys can name.
+/// Maximum number of slots.
 const SLOTS_MAX: usize = 1 << (u32::BITS - GENERATION_BITS);
 
-/// Bytes, as users of a key name them and as the host does.
+/// A memory range, as users of a key and as the host address it.
 #[derive(Clone, Copy, Debug)]
 struct Extent {
     address: u64,
@@ -32,7 +32,7 @@ impl Extent {
         Ok(Self { address, host_address, bytes })
     }
 
-    /// Where the host has these bytes.
+    /// Returns the host address of a part of the range.
     fn host(&self, key: u32, address: u64, bytes: u64) -> Result<u64, MemoryError> {
         let offset = address.wrapping_sub(self.address);
         if offset > self.bytes || bytes > self.bytes - offset {
@@ -52,9 +52,9 @@ struct Region {
 
 #[derive(Clone, Copy, Debug)]
 struct Binding {
-    /// The region's place in the table; it stays while windows are bound to it.
+    /// The slot of the region, which stays while windows are bound to it.
     region: u32,
-    /// Of type 2: who alone may use it.
+    /// For type 2, the only queue pair that may use the window.
     qp: Option<QpNumber>,
     access: AccessFlags,
     extent: Extent,
@@ -76,28 +76,28 @@ enum Entry {
 
 #[derive(Clone, Copy, Debug)]
 struct TableSlot {
-    /// The key's lowest bits now.
+    /// The lowest bits of the current key.
     generation: u8,
-    /// The highest value that they ever had here: what comes next is above.
+    /// The highest generation ever used; the next one is above it.
     generation_max: u8,
     entry: Entry,
 }
 
-/// Which keys give which memory to whom.
+/// The table of memory regions, windows and protection domains.
 #[derive(Clone, Debug)]
 pub struct MemoryTable {
     slots: Vec<TableSlot>,
-    /// Places that can be used again, those that rested longest first.
+    /// Free slots with unused generations; those that have been free longest come first.
     free: VecDeque<u32>,
     entries: usize,
     entries_max: usize,
-    /// How many regions, windows, queues and queue pairs use each protection domain.
+    /// For each protection domain, the number of regions, windows, queues and queue pairs that use it.
     domains: BTreeMap<u32, u32>,
     domain_next: u32,
 }
 
 impl MemoryTable {
-    /// A table with room for so many regions and windows.
+    /// Creates a table for up to `entries_max` regions and windows.
     pub fn new(entries_max: usize) -> Self {
         Self {
             slots: Vec::new(),
@@ -109,20 +109,20 @@ impl MemoryTable {
         }
     }
 
-    /// Regions and windows there are.
+    /// Returns the number of regions and windows.
     pub fn entries(&self) -> usize {
         self.entries
     }
 
-    /// Bytes of the host that the table takes for each region or window that there is room for.
+    /// Returns the bytes of host memory for each region or window.
     pub const fn entry_bytes() -> usize {
         size_of::<TableSlot>()
     }
 
-    /// A new protection domain.
+    /// Allocates a protection domain.
     ///
     /// # Errors
-    /// When all numbers were used.
+    /// If all numbers have been used.
     pub fn allocate_domain(&mut self) -> Result<ProtectionDomain, MemoryError> {
         let number = self.domain_next;
         self.domain_next = number.checked_add(1).ok_or(MemoryError::KeysUsedUp)?;
@@ -130,10 +130,10 @@ impl MemoryTable {
         Ok(ProtectionDomain(number))
     }
 
-    /// The end of a protection domain.
+    /// Frees a protection domain.
     ///
     /// # Errors
-    /// When there is no such one, or something uses it.
+    /// If it does not exist or is in use.
     pub fn free_domain(&mut self, domain: ProtectionDomain) -> Result<(), MemoryError> {
         match *self.users(domain)? {
             0 => {
@@ -144,47 +144,47 @@ impl MemoryTable {
         }
     }
 
-    /// Something more, a queue pair or a shared receive queue, uses the protection domain.
+    /// Adds a user, such as a queue pair or shared receive queue, to a protection domain.
     ///
     /// # Errors
-    /// When there is no such one.
+    /// If the protection domain does not exist.
     pub fn hold_domain(&mut self, domain: ProtectionDomain) -> Result<(), MemoryError> {
         *self.users(domain)? += 1;
         Ok(())
     }
 
-    /// What used the protection domain is gone.
+    /// Removes a user from a protection domain.
     ///
     /// # Panics
-    /// When nothing did.
+    /// If it has no users.
     pub fn release_domain(&mut self, domain: ProtectionDomain) {
         let users = self.domains.get_mut(&domain.0).filter(|users| **users > 0);
-        *users.expect("a protection domain is released once for each time it is held") -= 1;
+        *users.expect("each release_domain follows a hold_domain") -= 1;
     }
 
     fn users(&mut self, domain: ProtectionDomain) -> Result<&mut u32, MemoryError> {
         self.domains.get_mut(&domain.0).ok_or(MemoryError::UnknownDomain(domain.0))
     }
 
-    /// Gives keys to memory.
+    /// Registers a memory region.
     ///
     /// # Errors
-    /// When it is no memory, a peer would have more rights than this NIC, or there is no room.
+    /// If the range is empty or wraps around, a peer would get more rights than this NIC, or the table is full.
     pub fn register(&mut self, registration: &Registration) -> Result<RegionKeys, MemoryError> {
         let Registration { domain, host_address, address, bytes, access } = *registration;
         let extent = Extent::new(address, host_address, bytes)?;
         if access.intersects(AccessFlags::REMOTE_STORE) && !access.contains(AccessFlags::LOCAL_WRITE) {
-            let (wanted, remedy) = ("on memory that this NIC may not store to", "add local write");
+            let (wanted, remedy) = ("on memory without local write", "add local write");
             return Err(MemoryError::Rights { access, wanted, remedy });
         }
         let key = self.insert(domain, Entry::Region(Region { domain, extent, access, windows: 0 }))?;
         Ok(RegionKeys { local: LKey(key), remote: RKey(key) })
     }
 
-    /// Takes the keys of a region away, for ever.
+    /// Deregisters a memory region. Its keys never become valid again.
     ///
     /// # Errors
-    /// When there is no such region, or windows are bound to it.
+    /// If the region does not exist, or windows are bound to it.
     pub fn deregister(&mut self, key: LKey) -> Result<(), MemoryError> {
         let Region { domain, windows, .. } = *self.region(key.0)?;
         if windows > 0 {
@@ -194,18 +194,18 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// A window that shows nothing yet. Its key names it; it gives nothing to a peer.
+    /// Allocates an unbound memory window. Its key identifies it and grants no access.
     ///
     /// # Errors
-    /// When there is no such protection domain or no room.
+    /// If the protection domain does not exist or the table is full.
     pub fn allocate_window(&mut self, domain: ProtectionDomain, kind: WindowKind) -> Result<RKey, MemoryError> {
         self.insert(domain, Entry::Window(Window { domain, kind, bound: None })).map(RKey)
     }
 
-    /// The end of a window, bound or not.
+    /// Frees a memory window, bound or not.
     ///
     /// # Errors
-    /// When there is no such window.
+    /// If the window does not exist.
     pub fn free_window(&mut self, window: RKey) -> Result<(), MemoryError> {
         let Window { domain, .. } = *self.window(window.0)?;
         self.unbind(window.0);
@@ -213,10 +213,10 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Lets a window of type 1 show a part of a region, and nothing else; gives its new key.
+    /// Binds a window of type 1 and returns its new key. A previous bind ends.
     ///
     /// # Errors
-    /// When the region does not allow it, or the window is of type 2; the window is then as it was.
+    /// If the region does not allow it, or the window is of type 2. The window is then unchanged.
     pub fn bind_type_1(
         &mut self,
         accessor: ProtectionContext,
@@ -237,10 +237,10 @@ impl MemoryTable {
         Ok(RKey(key))
     }
 
-    /// Lets a window of type 2 show a part of a region to the peer of one queue pair, by the key that its owner chose.
+    /// Binds a window of type 2 for the peer of one queue pair, with the key that its owner chose.
     ///
     /// # Errors
-    /// When the region does not allow it, the window is bound or of type 1, or the key is no key of it.
+    /// If the region does not allow it, the window is bound or of type 1, or the key does not belong to the window.
     pub fn bind_type_2(
         &mut self,
         accessor: ProtectionContext,
@@ -267,10 +267,11 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Ends what a window of type 2 shows, for a local invalidate or a peer's SEND with invalidate; the window stays.
+    /// Invalidates a window of type 2, for a local invalidate or a peer's SEND with invalidate. The window remains
+    /// allocated.
     ///
     /// # Errors
-    /// When the key names no bound window of type 2, or one of another queue pair.
+    /// If the key does not name a bound window of type 2 of this queue pair.
     pub fn invalidate(&mut self, accessor: ProtectionContext, key: RKey) -> Result<(), MemoryError> {
         let Window { domain, kind, bound } = *self.window(key.0)?;
         check_domain(key.0, domain, accessor.domain)?;
@@ -285,8 +286,8 @@ impl MemoryTable {
         }
     }
 
-    /// Unbinds what was bound for a queue pair that is destroyed or reset: its number may come again.
-    pub fn queue_pair_gone(&mut self, qp: QpNumber) {
+    /// Unbinds the windows of a queue pair that is destroyed or reset, because its number may be reused.
+    pub fn unbind_queue_pair(&mut self, qp: QpNumber) {
         for index in 0..self.slots.len() {
             let TableSlot { entry: Entry::Window(Window { bound: Some(binding), .. }), generation, .. } =
                 self.slots[index]
@@ -299,11 +300,11 @@ impl MemoryTable {
         }
     }
 
-    /// Where the host has a piece of local memory that may be used so: [`AccessFlags::LOCAL_WRITE`] to receive, nothing to
-    /// send.
+    /// Returns the host address of a piece of local memory. `access` is [`AccessFlags::LOCAL_WRITE`] to receive and
+    /// empty to send.
     ///
     /// # Errors
-    /// When key, bounds or rights are wrong.
+    /// If key, bounds or access rights are wrong.
     pub fn check_local(&self, domain: ProtectionDomain, piece: &Sge, access: AccessFlags) -> Result<u64, MemoryError> {
         let region = self.region(piece.key.0)?;
         check_domain(piece.key.0, region.domain, domain)?;
@@ -311,10 +312,11 @@ impl MemoryTable {
         region.extent.host(piece.key.0, piece.address, u64::from(piece.bytes))
     }
 
-    /// Where the host has memory that a peer names. Of no bytes nothing is asked (IBA 9.4.3), and 0 is the answer.
+    /// Returns the host address of memory that a peer names. An access of 0 bytes is not checked (IBA 9.4.3) and
+    /// returns 0.
     ///
     /// # Errors
-    /// When key, bounds or rights are wrong.
+    /// If key, bounds or access rights are wrong.
     pub fn check_remote(
         &self,
         accessor: ProtectionContext,
@@ -361,7 +363,7 @@ impl MemoryTable {
         }
     }
 
-    /// What a bind makes, if it may.
+    /// Checks a bind and returns the binding that it makes.
     fn binding(
         &self,
         accessor: ProtectionContext,
@@ -373,11 +375,11 @@ impl MemoryTable {
         check_domain(key, region.domain, accessor.domain)?;
         check_rights(key, region.access, AccessFlags::WINDOW_BIND)?;
         if access.intersects(AccessFlags::LOCAL_WRITE | AccessFlags::WINDOW_BIND) {
-            let (wanted, remedy) = ("to a window", "give it remote rights alone");
+            let (wanted, remedy) = ("to a window", "request only remote rights");
             return Err(MemoryError::Rights { access, wanted, remedy });
         }
         if access.intersects(AccessFlags::REMOTE_STORE) && !region.access.contains(AccessFlags::LOCAL_WRITE) {
-            let (wanted, remedy) = ("by a region that this NIC may not store to", "register it with local write");
+            let (wanted, remedy) = ("by a region without local write", "register it with local write");
             return Err(MemoryError::Rights { access, wanted, remedy });
         }
         let host_address = region.extent.host(key, address, bytes)?;
@@ -402,7 +404,7 @@ impl MemoryTable {
         }
     }
 
-    /// A new key for a window, on the same place or, when that one has no more, another.
+    /// Gives a window a new key, in the same slot or, if all generations of the slot are used, in another.
     fn renew(&mut self, key: u32) -> Result<u32, MemoryError> {
         let slot = &mut self.slots[index(key)];
         if let Some(next) = slot.generation_max.checked_add(1) {
@@ -426,19 +428,19 @@ impl MemoryTable {
         Ok(key)
     }
 
-    /// Puts an entry on a place that rested, or else a new one.
+    /// Inserts an entry into a free slot, or else a new one.
     fn put(&mut self, entry: Entry) -> Result<u32, MemoryError> {
-        if let Some(rested) = self.free.pop_front() {
-            let slot = &mut self.slots[rested as usize];
-            // Only places with values left are on the list.
+        if let Some(slot_index) = self.free.pop_front() {
+            let slot = &mut self.slots[slot_index as usize];
+            // Only slots with unused generations are on the free list.
             let generation = slot.generation_max + 1;
             *slot = TableSlot { generation, generation_max: generation, entry };
-            return Ok(key_of(rested as usize, generation));
+            return Ok(key_of(slot_index as usize, generation));
         }
         if self.slots.len() == SLOTS_MAX {
             return Err(MemoryError::KeysUsedUp);
         }
-        // A key of 0 is what is never filled in: it names nothing.
+        // Key 0 stands for a key that was never set, and must not be valid.
         let generation = u8::from(self.slots.is_empty());
         self.slots.push(TableSlot { generation, generation_max: generation, entry });
         Ok(key_of(self.slots.len() - 1, generation))

@@ -45,7 +45,7 @@ fn bind_of(region: RegionKeys, access: AccessFlags) -> BindInfo {
 }
 
 #[test]
-fn bounds_are_kept_to_the_byte() {
+fn bounds_are_enforced_to_the_byte() {
     let mut fixture = Fixture::new();
     let keys = fixture.register(ALL);
     let read = |address, bytes| fixture.remote(keys.remote, address, bytes, AccessFlags::REMOTE_READ).is_ok();
@@ -54,11 +54,11 @@ fn bounds_are_kept_to_the_byte() {
     assert!(!read(u64::MAX, 1) && !read(u64::MAX, u64::MAX) && !read(0x1001, u64::MAX));
     assert!(fixture.local(keys.local, 0x1000, 100, AccessFlags::LOCAL_WRITE).is_ok());
     assert!(fixture.local(keys.local, 0x1000, 101, AccessFlags::LOCAL_WRITE).is_err());
-    assert!(read(u64::MAX, 0), "of no bytes nothing is asked");
+    assert!(read(u64::MAX, 0), "an access of 0 bytes is not checked");
 }
 
 #[test]
-fn rights_and_protection_domains_are_kept() {
+fn access_rights_and_protection_domains_are_enforced() {
     let mut fixture = Fixture::new();
     let keys = fixture.register(AccessFlags::REMOTE_READ);
     assert_eq!(fixture.remote(keys.remote, 0x1000, 1, AccessFlags::REMOTE_READ), Ok(0x1000));
@@ -77,7 +77,7 @@ fn rights_and_protection_domains_are_kept() {
 }
 
 #[test]
-fn a_region_can_be_named_by_other_addresses() {
+fn a_region_can_have_other_addresses_for_its_users() {
     let mut fixture = Fixture::new();
     let domain = fixture.domain;
     let registration = Registration { domain, host_address: 0x5000, address: 0, bytes: 64, access: ALL };
@@ -87,7 +87,7 @@ fn a_region_can_be_named_by_other_addresses() {
 }
 
 #[test]
-fn what_is_no_memory_is_not_registered() {
+fn invalid_ranges_and_rights_are_not_registered() {
     let mut fixture = Fixture::new();
     let domain = fixture.domain;
     let mut refuse = |host_address, address, bytes, access| {
@@ -97,11 +97,11 @@ fn what_is_no_memory_is_not_registered() {
     assert_eq!(refuse(u64::MAX, 0, 2, ALL), MemoryError::NoMemory { address: u64::MAX, bytes: 2 });
     assert_eq!(refuse(0, u64::MAX, 2, ALL), MemoryError::NoMemory { address: u64::MAX, bytes: 2 });
     let error = refuse(0, 0, 2, AccessFlags::REMOTE_WRITE).to_string();
-    assert_eq!(error, "remote write cannot be given on memory that this NIC may not store to; add local write");
+    assert_eq!(error, "remote write cannot be given on memory without local write; add local write");
 }
 
 #[test]
-fn a_window_of_type_1_shows_what_it_was_bound_to_last_and_only_that() {
+fn a_window_of_type_1_grants_only_its_latest_binding() {
     let mut fixture = Fixture::new();
     let region = fixture.register(ALL);
     let window = fixture.table.allocate_window(fixture.domain, WindowKind::Type1).unwrap();
@@ -125,7 +125,7 @@ fn a_window_of_type_1_shows_what_it_was_bound_to_last_and_only_that() {
 }
 
 #[test]
-fn keys_of_a_window_that_is_bound_for_ever_again_never_come_back() {
+fn keys_of_a_window_that_is_rebound_are_never_reused() {
     let mut fixture = Fixture::new();
     let region = fixture.register(ALL);
     let mut window = fixture.table.allocate_window(fixture.domain, WindowKind::Type1).unwrap();
@@ -143,7 +143,7 @@ fn keys_of_a_window_that_is_bound_for_ever_again_never_come_back() {
 }
 
 #[test]
-fn a_window_of_type_2_is_its_queue_pairs_by_its_owners_key_until_it_is_invalidated() {
+fn a_window_of_type_2_serves_one_queue_pair_until_it_is_invalidated() {
     let mut fixture = Fixture::new();
     let region = fixture.register(ALL);
     let window = fixture.table.allocate_window(fixture.domain, WindowKind::Type2).unwrap();
@@ -163,7 +163,7 @@ fn a_window_of_type_2_is_its_queue_pairs_by_its_owners_key_until_it_is_invalidat
     assert_eq!(
         fixture.table.bind_type_2(accessor, chosen, chosen, &bind),
         Err(MemoryError::WindowBound(chosen.0)),
-        "it is to be invalidated before"
+        "it must be invalidated first"
     );
     fixture.table.invalidate(accessor, chosen).unwrap();
     assert!(fixture.remote(chosen, 0, 1, AccessFlags::REMOTE_WRITE).is_err());
@@ -173,21 +173,21 @@ fn a_window_of_type_2_is_its_queue_pairs_by_its_owners_key_until_it_is_invalidat
 }
 
 #[test]
-fn a_queue_pair_that_is_gone_takes_its_windows_along() {
+fn windows_of_a_destroyed_queue_pair_are_unbound() {
     let mut fixture = Fixture::new();
     let region = fixture.register(ALL);
     let window = fixture.table.allocate_window(fixture.domain, WindowKind::Type2).unwrap();
     let bind = bind_of(region, AccessFlags::REMOTE_READ);
     fixture.table.bind_type_2(fixture.accessor(), window, window, &bind).unwrap();
-    fixture.table.queue_pair_gone(QpNumber(18));
+    fixture.table.unbind_queue_pair(QpNumber(18));
     assert!(fixture.remote(window, 0x1010, 1, AccessFlags::REMOTE_READ).is_ok());
-    fixture.table.queue_pair_gone(QP);
+    fixture.table.unbind_queue_pair(QP);
     assert!(fixture.remote(window, 0x1010, 1, AccessFlags::REMOTE_READ).is_err());
     fixture.table.deregister(region.local).unwrap();
 }
 
 #[test]
-fn windows_get_no_more_than_their_region_has() {
+fn a_window_gets_no_more_rights_than_its_region() {
     let mut fixture = Fixture::new();
     let accessor = fixture.accessor();
     let window = fixture.table.allocate_window(fixture.domain, WindowKind::Type1).unwrap();
@@ -209,7 +209,7 @@ fn windows_get_no_more_than_their_region_has() {
 }
 
 #[test]
-fn calls_for_one_kind_refuse_the_others() {
+fn operations_refuse_keys_of_the_wrong_kind() {
     let mut fixture = Fixture::new();
     let accessor = fixture.accessor();
     let region = fixture.register(ALL);
@@ -227,7 +227,7 @@ fn calls_for_one_kind_refuse_the_others() {
 }
 
 #[test]
-fn keys_of_regions_that_come_and_go_never_come_back() {
+fn keys_of_deregistered_regions_are_never_reused() {
     let mut fixture = Fixture::new();
     let mut seen = HashSet::new();
     for _ in 0..2000 {
@@ -240,7 +240,7 @@ fn keys_of_regions_that_come_and_go_never_come_back() {
 }
 
 #[test]
-fn protection_domains_end_when_nothing_uses_them() {
+fn a_protection_domain_in_use_cannot_be_freed() {
     let mut fixture = Fixture::new();
     let keys = fixture.register(ALL);
     fixture.table.hold_domain(fixture.domain).unwrap();
@@ -257,7 +257,7 @@ fn protection_domains_end_when_nothing_uses_them() {
 }
 
 #[test]
-fn a_full_table_says_so_and_a_key_of_zero_names_nothing() {
+fn a_full_table_is_an_error_and_key_zero_is_invalid() {
     let mut table = MemoryTable::new(2);
     let domain = table.allocate_domain().unwrap();
     for _ in 0..2 {
@@ -289,12 +289,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..200)
 }
 
-/// What the table should hold: keys in force, and all that ever ceased to be.
+/// The reference model: the valid keys, and all keys that ceased to be valid.
 struct Oracle {
     fixture: Fixture,
     region: RegionKeys,
     regions: Vec<RegionKeys>,
-    /// With what is bound and whether it shows something.
+    /// Current key, type, and whether the window is bound.
     windows: Vec<(RKey, WindowKind, bool)>,
     stale: HashSet<u32>,
 }
@@ -307,7 +307,7 @@ impl Oracle {
     }
 
     fn fresh(&self, key: u32) {
-        assert!(!self.stale.contains(&key), "key {key:#x} was in force before");
+        assert!(!self.stale.contains(&key), "key {key:#x} was valid before");
     }
 
     fn step(&mut self, step: &Step) {
@@ -336,7 +336,7 @@ impl Oracle {
                     self.stale.insert(key.0);
                     self.windows[pick] = (bound, kind, true);
                 } else if !is_bound && key.0 as u8 != u8::MAX {
-                    // As programs do (`ibv_inc_rkey`): the next one.
+                    // As programs do (`ibv_inc_rkey`): increment the key.
                     let chosen = RKey(key.0 + 1);
                     self.fresh(chosen.0);
                     self.fixture.table.bind_type_2(accessor, key, chosen, &bind).unwrap();
@@ -373,7 +373,7 @@ impl Oracle {
     fn check(&self) {
         let reads = |key| self.fixture.remote(key, 0x1010, 16, AccessFlags::REMOTE_READ).is_ok();
         for key in &self.stale {
-            assert!(!reads(RKey(*key)), "{key:#x} still fits");
+            assert!(!reads(RKey(*key)), "{key:#x} is still valid");
         }
         for keys in &self.regions {
             assert!(reads(keys.remote));
@@ -389,7 +389,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.min(500)))]
 
     #[test]
-    fn a_stale_key_never_fits_whatever_happened(steps in steps()) {
+    fn a_stale_key_is_never_valid(steps in steps()) {
         let mut oracle = Oracle::new();
         for step in &steps {
             oracle.step(step);

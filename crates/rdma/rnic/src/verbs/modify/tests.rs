@@ -2,8 +2,9 @@ use super::*;
 
 const READS_MAX: u8 = 16;
 
-/// Which way there is, by rows of states to come from; columns are states to go to, in the order of [`QpState::ALL`].
-const WAYS: [(Service, [&str; 7]); 3] = [
+/// The allowed transitions: one row for each current state, one column for each requested state, in the order of
+/// [`QpState::ALL`].
+const TRANSITIONS: [(Service, [&str; 7]); 3] = [
     (Service::Rc, ["RI-----", "RIr---E", "R--s--E", "R--sd-E", "R--sd-E", "R-----E", "R-----E"]),
     (Service::Uc, ["RI-----", "RIr---E", "R--s--E", "R--sd-E", "R--sd-E", "R--s--E", "R-----E"]),
     (Service::Ud, ["RI-----", "RIr---E", "R--s--E", "R--sd-E", "R--sd-E", "R--s--E", "R-----E"]),
@@ -29,7 +30,7 @@ fn all_attributes() -> QpAttributes {
     }
 }
 
-/// Those of [`all_attributes`] that are in the set.
+/// Returns those of [`all_attributes`] that are in the set.
 fn attributes(set: AttributeSet) -> QpAttributes {
     let all = all_attributes();
     let has = |attribute| set.contains(attribute);
@@ -56,7 +57,7 @@ fn check(service: Service, from: QpState, to: QpState, set: AttributeSet) -> Res
     check_transition(QpNumber(1), service, from, to, &attributes(set), READS_MAX)
 }
 
-/// What must be given, where anything must (IBA table 96).
+/// The attributes that each transition requires (IBA table 96).
 fn required(service: Service, from: QpState, to: QpState) -> AttributeSet {
     use AttributeSet as A;
     match (from, to, service) {
@@ -75,33 +76,33 @@ fn required(service: Service, from: QpState, to: QpState) -> AttributeSet {
 }
 
 fn every_pair(mut check: impl FnMut(Service, QpState, QpState, bool)) {
-    for (service, rows) in WAYS {
+    for (service, rows) in TRANSITIONS {
         for (from, row) in QpState::ALL.into_iter().zip(rows) {
-            for (to, way) in QpState::ALL.into_iter().zip(row.chars()) {
-                check(service, from, to, way != '-');
+            for (to, mark) in QpState::ALL.into_iter().zip(row.chars()) {
+                check(service, from, to, mark != '-');
             }
         }
     }
 }
 
 #[test]
-fn every_pair_of_states_has_the_way_that_verbs_say() {
-    every_pair(|service, from, to, is_way| {
+fn transitions_are_those_of_the_verbs() {
+    every_pair(|service, from, to, is_allowed| {
         let done = check(service, from, to, required(service, from, to));
-        let no_way = TransitionError::NoWay { qp: 1, service, from, to };
-        assert_eq!(done, if is_way { Ok(()) } else { Err(no_way) });
+        let refused = TransitionError::NotAllowed { qp: 1, service, from, to };
+        assert_eq!(done, if is_allowed { Ok(()) } else { Err(refused) });
     });
 }
 
 #[test]
-fn whatever_is_required_is_missed() {
-    every_pair(|service, from, to, is_way| {
-        if !is_way {
+fn a_missing_required_attribute_is_refused() {
+    every_pair(|service, from, to, is_allowed| {
+        if !is_allowed {
             return;
         }
         let required = required(service, from, to);
         for left_out in required.iter() {
-            let missing = Attributes(left_out);
+            let missing = left_out;
             assert_eq!(
                 check(service, from, to, required - left_out),
                 Err(TransitionError::Missing { qp: 1, from, to, missing })
@@ -111,17 +112,17 @@ fn whatever_is_required_is_missed() {
 }
 
 #[test]
-fn whatever_is_neither_required_nor_optional_is_refused() {
+fn an_attribute_that_is_neither_required_nor_optional_is_refused() {
     let mut refused = 0;
-    every_pair(|service, from, to, is_way| {
-        let Some(rule) = rule(service, from, to).filter(|_| is_way) else { return };
+    every_pair(|service, from, to, is_allowed| {
+        let Some(rule) = rule(service, from, to).filter(|_| is_allowed) else { return };
         assert!((rule.required & rule.optional).is_empty());
         for more in (AttributeSet::all() - rule.required).iter() {
             let done = check(service, from, to, rule.required | more);
             if rule.optional.contains(more) {
                 assert_eq!(done, Ok(()), "{service:?} {from:?} {to:?} {more:?}");
             } else {
-                let unwanted = Attributes(more);
+                let unwanted = more;
                 assert_eq!(done, Err(TransitionError::Unwanted { qp: 1, from, to, unwanted }));
                 refused += 1;
             }
@@ -131,10 +132,10 @@ fn whatever_is_neither_required_nor_optional_is_refused() {
 }
 
 #[test]
-fn reset_and_error_take_no_attributes_and_what_moves_cannot_change_its_numbers() {
+fn reset_and_error_take_no_attributes_and_psns_are_fixed_while_sending() {
     let fixed = AttributeSet::RECEIVE_PSN | AttributeSet::SEND_PSN | AttributeSet::DESTINATION | AttributeSet::MTU;
-    every_pair(|service, from, to, is_way| {
-        let Some(rule) = rule(service, from, to).filter(|_| is_way) else { return };
+    every_pair(|service, from, to, is_allowed| {
+        let Some(rule) = rule(service, from, to).filter(|_| is_allowed) else { return };
         if matches!(to, QpState::Reset | QpState::Error) {
             assert_eq!(rule, Rule::NOTHING);
         }
@@ -145,7 +146,7 @@ fn reset_and_error_take_no_attributes_and_what_moves_cannot_change_its_numbers()
 }
 
 #[test]
-fn values_out_of_range_are_named() {
+fn errors_name_values_out_of_range() {
     let refuse = |change: &dyn Fn(&mut QpAttributes), from, to| {
         let mut attributes = attributes(required(Service::Rc, from, to));
         change(&mut attributes);
@@ -190,11 +191,11 @@ fn values_out_of_range_are_named() {
 #[test]
 fn errors_name_the_attributes() {
     let error = check(Service::Ud, QpState::Reset, QpState::Init, AttributeSet::PORT).unwrap_err();
-    let text = "queue pair 1: from Reset to Init without partition_index, queue_key; give it";
+    let text = "queue pair 1: the transition from Reset to Init requires partition_index, queue_key; set it";
     assert_eq!(error.to_string(), text);
 }
 
 #[test]
-fn mtus_are_those_of_infiniband() {
+fn mtus_are_those_of_the_infiniband_specification() {
     assert_eq!(Mtu::ALL.map(Mtu::bytes), [256, 512, 1024, 2048, 4096]);
 }
