@@ -1,66 +1,69 @@
-//! The memory ledger: what each kind of NIC keeps on chip and in the host's memory, by number of queue pairs.
+//! The memory budget: what each kind of NIC keeps on chip and in the host's memory, by number of queue pairs.
 //!
-//! Sizes are those of the structures that the engine runs with, as the compiler lays them out; where the engine needs
-//! none because it is software (a receive buffer, caches of work requests), they are what was published of such NICs.
-//! The published figures: srnic.md's table of SRNIC ("SRNIC: A Scalable Architecture for RDMA NICs", NSDI 2023).
+//! Sizes are those of the engine's matching structures, as the compiler lays them out. Structures that the engine does not
+//! need because it is software (a receive buffer, caches of work requests) have the sizes published for such NICs. The
+//! published figures are those of srnic.md's table of SRNIC ("SRNIC: A Scalable Architecture for RDMA NICs", NSDI
+//! 2023).
 
 use std::fmt;
 
 use crate::nic::{ContextPoolConfig, LossRecovery, NicProfile, PacketBitmap, StructureSizes, TransportPolicy};
 use crate::verbs::{CompletionQueue, MemoryTable};
 
-/// Regions and windows that a NIC has room for on chip. A region is one piece of the host's address space, however
-/// long: pages are the IOMMU's, so the table is as large as SRNIC's for far fewer entries.
+/// Number of memory regions and windows with an entry on chip. A region is one range of the host's address space of any
+/// length, because the IOMMU translates pages; the table is therefore as large as SRNIC's with far fewer entries.
 const MTT_ENTRIES: u64 = 20_480;
-/// Received bytes that wait for PCIe. *Published* for SRNIC.
+/// Bytes of received data that wait for PCIe. *Published* for SRNIC.
 const RX_BUFFER_BYTES: u64 = 600_000;
-/// A program has a completion queue for each of its threads, not for each queue pair.
+/// Number of completion queues: a program has one for each thread, not one for each queue pair.
 const COMPLETION_QUEUES: u64 = 64;
-/// Work requests of a queue pair that a NIC which caches them keeps: 8 for each direction. *Published*.
+/// Number of work requests that a NIC with a work request cache keeps for each queue pair: 8 for each direction.
+/// *Published*.
 const WQES_CACHED: u64 = 2 * 8;
-/// A work request in such a cache. *Published*.
+/// Size of a cached work request. *Published*.
 const WQE_BYTES: u64 = 64;
-/// Bitmaps of selective repeat a queue pair. *Published*, of 500 bits; the engine's have 512.
+/// Number of bitmaps that selective repeat keeps for each queue pair. *Published*, with 500 bits; the engine's have
+/// 512.
 const BITMAPS: u64 = 5;
 
-/// Where something lies.
+/// Where a structure is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemoryLocation {
-    /// In the NIC.
+    /// On the NIC.
     OnChip,
-    /// In the host's memory.
+    /// In the memory of the host.
     Host,
 }
 
-/// What something is for.
+/// The purpose of a structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StructureKind {
     /// Contexts of queue pairs.
     QpContext,
-    /// Which queue pair sends next: event mux, schedule queue, timers.
+    /// The send scheduler: event mux, schedule queue and timers.
     SqScheduler,
-    /// Where the contexts lie that are not all on chip, and what else is there of each queue pair.
+    /// The directory of contexts that are not all on chip, and the other on-chip state of each queue pair.
     Directory,
-    /// Keys of memory, and where it lies.
+    /// The memory translation table: keys, and where their memory is.
     Mtt,
-    /// Received bytes that wait for PCIe.
+    /// Received data that waits for PCIe.
     RxBuffer,
-    /// Bytes that were fetched and wait for the wire.
+    /// Fetched data that waits for the wire.
     TxBuffer,
     /// Contexts of completion queues.
     CqContext,
-    /// Work requests that were fetched and wait for their turn.
+    /// Fetched work requests that wait for the scheduler.
     WqeCache,
-    /// What selective repeat knows.
+    /// Bitmaps of selective repeat.
     Bitmaps,
     /// Work queues.
     Requests,
-    /// What the slow path's software knows, and the control queue to it.
+    /// The state of the slow path's software, and its control queue.
     SlowPath,
 }
 
 impl StructureKind {
-    /// Its name in tables.
+    /// Returns the name that tables print.
     pub const fn name(self) -> &'static str {
         match self {
             Self::QpContext => "QP contexts",
@@ -78,14 +81,14 @@ impl StructureKind {
     }
 }
 
-/// Where a size comes from.
+/// Where the size of a structure comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SizeOrigin {
-    /// The engine's own structure, as many as there are.
+    /// The size and the number of the engine's matching structures.
     Measured,
-    /// The engine's own structure, as many as this ledger supposes; or a capacity of the engine's profile.
+    /// The size of the engine's matching structure with an assumed number of them, or a capacity of the engine's profile.
     Modelled,
-    /// What was said of such a NIC.
+    /// Published for such a NIC.
     Published,
 }
 
@@ -99,43 +102,44 @@ impl fmt::Display for SizeOrigin {
     }
 }
 
-/// One structure.
+/// One structure of the budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BudgetEntry {
-    /// What it is for.
+    /// Its purpose.
     pub kind: StructureKind,
-    /// Where it lies.
+    /// Where it is stored.
     pub location: MemoryLocation,
     /// Where its size comes from.
     pub origin: SizeOrigin,
-    /// Bytes of one.
+    /// Size of one unit, in bytes.
     pub unit_bytes: u64,
-    /// How many there are.
+    /// Number of units.
     pub units: u64,
 }
 
 impl BudgetEntry {
-    /// Bytes of all.
+    /// Returns the total size in bytes.
     pub const fn bytes(&self) -> u64 {
         self.unit_bytes * self.units
     }
 }
 
-/// What is kept where.
+/// The structures of one NIC and their sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryBudget {
-    /// Of which kind of NIC.
+    /// The transport policy of the NIC.
     pub policy: TransportPolicy,
-    /// For how many queue pairs.
+    /// Number of queue pairs.
     pub qps: u64,
-    /// Work requests in each direction that a queue pair has room for.
+    /// Capacity of each queue pair in work requests, for each direction.
     pub depth: u64,
     /// All structures.
     pub entries: Vec<BudgetEntry>,
 }
 
 impl MemoryBudget {
-    /// What this kind of NIC keeps for so many queue pairs with `depth` work requests in each direction.
+    /// Computes the budget of a NIC with this policy, for `qps` queue pairs with `depth` work requests in each
+    /// direction.
     pub fn new(policy: TransportPolicy, qps: u32, depth: u32) -> Self {
         let mut budget = Self { policy, qps: qps.into(), depth: depth.into(), entries: Vec::new() };
         let (profile, sizes) = (NicProfile::modelled(policy), StructureSizes::of_engine());
@@ -157,7 +161,7 @@ impl MemoryBudget {
 
     fn on_chip(&mut self, profile: &NicProfile, sizes: &StructureSizes) {
         let chip = MemoryLocation::OnChip;
-        // A cache or a pool holds a part of the contexts, whatever their number.
+        // A cache or a pool holds a fixed number of contexts, for any number of queue pairs.
         let contexts = on_chip_contexts(profile).map_or(self.qps, |most| self.qps.min(most));
         let origin = if contexts < self.qps { SizeOrigin::Modelled } else { SizeOrigin::Measured };
         self.add(StructureKind::QpContext, chip, origin, sizes.context, contexts);
@@ -177,7 +181,8 @@ impl MemoryBudget {
         }
     }
 
-    /// The schedule queue goes through the directory, which has coarse timers too; exact ones are those of the pool.
+    /// The schedule queue is linked through the directory, which also has coarse timers; exact timers belong to the
+    /// pool.
     fn pool(&mut self, pool: &ContextPoolConfig, sizes: &StructureSizes, contexts: u64) {
         let chip = MemoryLocation::OnChip;
         self.add(StructureKind::Directory, chip, SizeOrigin::Measured, sizes.entry, self.qps);
@@ -206,34 +211,34 @@ impl MemoryBudget {
         }
     }
 
-    /// Bytes of one role in one place.
+    /// Returns the bytes of one kind of structure in one location.
     pub fn bytes(&self, location: MemoryLocation, kind: StructureKind) -> u64 {
-        let own = self.entries.iter().filter(|entry| (entry.location, entry.kind) == (location, kind));
-        own.map(BudgetEntry::bytes).sum()
+        let matching = self.entries.iter().filter(|entry| (entry.location, entry.kind) == (location, kind));
+        matching.map(BudgetEntry::bytes).sum()
     }
 
-    /// Bytes of one place.
+    /// Returns the bytes of all structures in one location.
     pub fn total(&self, location: MemoryLocation) -> u64 {
         self.entries.iter().filter(|entry| entry.location == location).map(BudgetEntry::bytes).sum()
     }
 }
 
-/// Contexts that there is room for on chip, where there is not room for all.
+/// Returns the number of contexts that fit on chip, if not all contexts do.
 fn on_chip_contexts(profile: &NicProfile) -> Option<u64> {
     let cache = profile.cache.map(|cache| cache.contexts);
     cache.or(profile.pool.map(|pool| pool.contexts)).map(u64::from)
 }
 
-/// What was published of SRNIC at 10,000 queue pairs, on chip, in bytes; and its total.
+/// Number of queue pairs of SRNIC's published on-chip memory.
 pub const PUBLISHED_QPS: u32 = 10_000;
-/// *Published*: by role.
+/// *Published*: bytes on chip by kind of structure.
 pub const PUBLISHED: [(StructureKind, u64); 4] = [
     (StructureKind::QpContext, 2_300_000),
     (StructureKind::SqScheduler, 300_000),
     (StructureKind::Mtt, 1_200_000),
     (StructureKind::RxBuffer, 600_000),
 ];
-/// *Published*: all of it.
+/// *Published*: bytes on chip in total.
 pub const PUBLISHED_TOTAL_BYTES: u64 = 4_400_000;
 
 #[cfg(test)]
@@ -247,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn srnic_needs_no_more_on_chip_than_was_published() {
+    fn srnic_needs_no_more_on_chip_memory_than_published() {
         let budget = MemoryBudget::new(TransportPolicy::Srnic, PUBLISHED_QPS, DEPTH);
         assert!(budget.total(MemoryLocation::OnChip) <= PUBLISHED_TOTAL_BYTES, "{budget:#?}");
         for (kind, published) in PUBLISHED {
@@ -258,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_srnic_leaves_out_is_what_the_others_have() {
+    fn srnic_has_neither_bitmaps_nor_a_work_request_cache_on_chip() {
         let srnic = MemoryBudget::new(TransportPolicy::Srnic, 10_000, DEPTH);
         assert_eq!(
             srnic.bytes(MemoryLocation::OnChip, StructureKind::WqeCache)
@@ -279,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_has_ten_times_the_queue_pairs_in_the_memory_that_srnic_needs() {
+    fn a_pool_serves_ten_times_the_queue_pairs_in_the_memory_of_srnic() {
         let srnic = chip(TransportPolicy::Srnic, PUBLISHED_QPS);
         let paged = MemoryBudget::new(TransportPolicy::SrnicPaged, 10 * PUBLISHED_QPS, DEPTH);
         assert!(paged.total(MemoryLocation::OnChip) <= srnic, "{srnic}: {paged:#?}");
@@ -289,7 +294,7 @@ mod tests {
                 + paged.bytes(MemoryLocation::OnChip, StructureKind::Bitmaps),
             0
         );
-        // A queue pair more is an entry of the directory on chip, and its context is in the host's memory.
+        // Another queue pair needs an entry of the directory on chip, and a context in the host's memory.
         let more = MemoryBudget::new(TransportPolicy::SrnicPaged, 10 * PUBLISHED_QPS + 1, DEPTH);
         assert_eq!(more.total(MemoryLocation::OnChip) - paged.total(MemoryLocation::OnChip), 8);
         let contexts = paged.bytes(MemoryLocation::Host, StructureKind::QpContext);
@@ -297,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_cache_stays_as_it_is_when_queue_pairs_become_more() {
+    fn only_a_cache_does_not_grow_with_the_number_of_queue_pairs() {
         assert_eq!(chip(TransportPolicy::ConnectionCache, 1000), chip(TransportPolicy::ConnectionCache, 100_000));
         for policy in [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN] {
             assert!(chip(policy, 2000) > chip(policy, 1000), "{policy:?}");

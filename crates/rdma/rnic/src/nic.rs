@@ -1,26 +1,39 @@
-//! The transport engine: queue pairs from RESET to ERR, and every packet between posting and completion.
+//! The transport engine: the life of queue pairs from RESET to ERR, and of packets from a posted work request to its
+//! completion.
 //!
-//! [`Nic`] has no I/O. A driver, live or simulated, posts work, hands in packets that passed their checks on the wire,
-//! asks for packets whenever the wire is free, and calls [`Nic::advance`] no later than [`Nic::deadline`]. It may call
-//! anything at any time, with times that never go back. Nothing is allocated for a packet that comes in order.
+//! [`Nic`] has no I/O. A driver, live or simulated, posts work requests, passes in packets that the wire format
+//! accepted, asks for packets whenever the wire is idle, and calls [`Nic::advance`] no later than [`Nic::deadline`]. It
+//! may make any call at any time, as long as time does not go backwards. Packets that arrive in order cause no
+//! allocation.
 //!
-//! What hardware of a real NIC would hold is in [`Context`], at most 230 bytes a queue pair; what lies in the host's
-//! memory, and the software of the slow path, is kept apart from it and reached with the delays of [`CostModel`]:
+//! [`Context`] holds the state that the hardware of a real NIC would keep on chip, at most 230 bytes for each queue
+//! pair. State in the host's memory and the software of the slow path are separate from it, and reached with the delays
+//! of [`CostModel`].
 //!
-//! | module | what |
+//! State and parameters, which do not know [`Nic`]:
+//!
+//! | module | contents |
 //! |---|---|
-//! | `profile`, `memory` | what is handed in: the kind of NIC, the host's memory |
-//! | `congestion`, `counters` | how senders slow down; what is counted |
-//! | `control` | the verbs that make, change and destroy; posting and polling |
-//! | `context` | what a queue pair has on chip, and in the host's memory |
-//! | `schedule` | which queue pair is next: doorbells, the schedule queue, fetching of requests and data |
-//! | `emit` | what was scheduled becomes headers and payload |
-//! | `requester`, `answers` | acknowledgements, answers with content, completions in order, retries |
-//! | `responder` | requests of the peer, in order or placed before those that are missing |
-//! | `hand_over`, `software`, `scoreboard`, `bits` | the slow path: who has a queue pair, what software decides |
-//! | `sizes` | how large all this is |
-//! | `timers`, `cache` | what is due; contexts on chip and their misses |
-//! | `pool`, `paging` | contexts in the host's memory, fetched before they are needed |
+//! | `policy`, `profile`, `limits` | the kind of NIC: transport policy, sizes, costs, bounds |
+//! | `memory` | the host's memory, as the engine uses it |
+//! | `congestion`, `counters`, `event`, `error` | congestion control; counters, events and errors for the driver |
+//! | `context`, `context_table`, `host_qp` | the state of a queue pair, on chip and in the host's memory |
+//! | `pipeline`, `timers`, `cache`, `pool` | scheduled packets, timers, and contexts on chip |
+//! | `handover`, `control_queue` | the slow path: which side owns the receiver, and the queues between hardware and software |
+//! | `scoreboard`, `response_tracker`, `packet_bitmap` | selective repeat: packets and responses that are missing |
+//! | `request_error`, `segmentation`, `fifo` | shared helpers |
+//! | `sizes` | sizes of the structures, for the memory budget |
+//!
+//! The engine, `engine`, and the files that implement its work:
+//!
+//! | module | contents |
+//! |---|---|
+//! | `control` | verbs: create, modify, destroy, post, poll |
+//! | `schedule`, `emit` | the send side: scheduling, fetching, and building packets |
+//! | `requester`, `read_response` | acknowledgements, retransmission, completions, READ and atomic responses |
+//! | `responder`, `responder_in_order`, `responder_selective`, `responder_unreliable` | requests of the peer |
+//! | `slow_path` | the software of the slow path |
+//! | `paging`, `local_memory` | contexts that move between chip and host; scatter/gather lists |
 
 mod cache;
 mod congestion;

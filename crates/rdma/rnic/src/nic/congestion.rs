@@ -1,70 +1,70 @@
-//! Congestion control: how fast a queue pair may send. One enum, for its state lies in the context on chip.
+//! Congestion control: the rate or window of a queue pair. One enum, because its state is part of the on-chip context.
 //!
-//! Loss is no signal here: the fabric is assumed to lose packets for other reasons. Marks, notifications and round
-//! trips are.
+//! Packet loss is not a congestion signal here, because the fabric may lose packets for other reasons. The signals are
+//! congestion marks, notifications and round-trip times.
 
 use sim::{Span, Time};
 
 use crate::wire::Psn;
 
-/// A fraction of 1 in 16 bits: DCTCP's share of marked packets.
+/// The fixed-point representation of 1 with 16 fraction bits, for DCTCP's fraction of marked packets.
 const FRACTION_ONE: u32 = 1 << 16;
-/// Picoseconds of a second.
+/// Number of picoseconds in a second.
 const PS_PER_S: f64 = 1e12;
-/// Increases of DCQCN that are made up for at once, after a time without packets: enough for any rate.
+/// Maximum number of DCQCN's increases that are applied at once after a time without packets; enough to reach any rate.
 const CATCH_UP_MAX: u64 = 1000;
 
-/// How senders slow down.
+/// The congestion control algorithm of senders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CongestionControl {
-    /// Not at all.
+    /// No congestion control.
     None,
-    /// At most so many bytes on their way: bandwidth times delay (IRN's BDP-FC).
+    /// A fixed window of the bandwidth-delay product (IRN's BDP-FC).
     BdpWindow {
-        /// The window.
+        /// The window in bytes.
         bytes: u32,
     },
-    /// By the share of packets that switches marked ("DCTCP", SIGCOMM 2010; g = 1/16).
+    /// A window controlled by the fraction of marked packets ("DCTCP", SIGCOMM 2010; g = 1/16).
     Dctcp {
-        /// The window to begin with; it halves at most once a round trip.
+        /// The initial window in bytes. The window halves at most once a round trip.
         initial_bytes: u32,
-        /// The largest window.
+        /// The maximum window in bytes.
         bytes_max: u32,
     },
-    /// By the round trip ("Swift", SIGCOMM 2020, without its pacing of windows below one packet).
+    /// A window controlled by the round-trip time ("Swift", SIGCOMM 2020, without pacing of windows below one packet).
     Swift {
-        /// The round trip that is aimed at.
+        /// The target round-trip time.
         target: Span,
-        /// The window to begin with.
+        /// The initial window in bytes.
         initial_bytes: u32,
-        /// The largest window.
+        /// The maximum window in bytes.
         bytes_max: u32,
     },
-    /// By notifications of the receiver, with a rate ("DCQCN", SIGCOMM 2015).
+    /// A rate controlled by congestion notification packets of the receiver ("DCQCN", SIGCOMM 2015).
     Dcqcn(Dcqcn),
 }
 
-/// Constants of DCQCN.
+/// Parameters of DCQCN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dcqcn {
-    /// The port's rate in bits a second: where every queue pair begins.
+    /// The rate of the port in bits per second, which is the initial rate of every queue pair.
     pub line_bps: u64,
-    /// The least rate.
+    /// The minimum rate.
     pub least_bps: u64,
-    /// What an additive increase adds.
+    /// The step of an additive increase.
     pub step_bps: u64,
-    /// What a hyper increase adds.
+    /// The step of a hyper increase.
     pub hyper_step_bps: u64,
-    /// Time between increases, and between decays of alpha.
+    /// The period of the increase timer and of the decay of alpha.
     pub period: Span,
-    /// Bytes between increases.
+    /// Bytes between two increases of the byte counter.
     pub bytes: u32,
-    /// Least time between two notifications that a receiver sends for a queue pair.
+    /// Minimum time between two CNPs that a receiver sends for a queue pair.
     pub notify_period: Span,
 }
 
 impl Dcqcn {
-    /// *Published*: the constants of the DCQCN paper, for a port of this rate.
+    /// *Published*: the parameters of the DCQCN paper, for a port of this rate.
     pub fn published(line_bps: u64) -> Self {
         Self {
             line_bps,
@@ -78,32 +78,32 @@ impl Dcqcn {
     }
 }
 
-/// What an acknowledgement tells.
+/// What an acknowledgement says about the path.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AckSample {
-    /// Bytes newly known to have arrived.
+    /// Bytes newly acknowledged.
     pub bytes: u32,
-    /// Packets of them.
+    /// Packets newly acknowledged.
     pub packets: u32,
-    /// How many packets were marked.
+    /// Number of packets with a congestion mark.
     pub marked: u32,
-    /// All before this arrived.
+    /// All packets before this PSN have arrived.
     pub to: Psn,
-    /// The next new packet to send.
+    /// The PSN of the next new packet.
     pub next: Psn,
-    /// The round trip, when one was measured.
+    /// The round-trip time, if it was measured.
     pub rtt: Option<Span>,
     pub mtu_bytes: u32,
 }
 
-/// A window that marks or round trips change.
+/// A congestion window, controlled by marks or round-trip times.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct CongestionWindow {
     bytes: u32,
     bytes_max: u32,
-    /// Increases of less than a byte, in bytes squared.
+    /// The remainder of increases below a byte, in bytes squared.
     pending_increase: u32,
-    /// The share of marked packets, smoothed, in 1/65536.
+    /// The smoothed fraction of marked packets, in 1/65536 (DCTCP's alpha).
     marked_fraction: u32,
     packets: u32,
     marked: u32,
@@ -111,20 +111,20 @@ pub(super) struct CongestionWindow {
     is_starting: bool,
 }
 
-/// DCQCN's reaction point.
+/// The state of DCQCN's reaction point.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct DcqcnRate {
     current_bps: f32,
     target_bps: f32,
     alpha: f32,
-    /// Since when alpha decays and time counts.
+    /// When the current period of the increase timer began.
     since: Time,
     bytes: u32,
     timer_stage: u8,
     byte_stage: u8,
 }
 
-/// A queue pair's state.
+/// The congestion control state of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum CongestionState {
     Unlimited,
@@ -148,7 +148,7 @@ impl CongestionWindow {
         }
     }
 
-    /// One packet more each round trip.
+    /// Grows by the acknowledged bytes in slow start, else by one packet for each round trip.
     fn grow(&mut self, ack: &AckSample) {
         if self.is_starting {
             self.bytes = self.bytes.saturating_add(ack.bytes);
@@ -167,8 +167,8 @@ impl CongestionWindow {
         self.pending_increase = 0;
     }
 
-    /// Whether a round trip is over: what was next when it began has arrived.
-    fn round_is_over(&mut self, ack: &AckSample) -> bool {
+    /// Returns whether a round trip has passed: the packet that was next when the round began has arrived.
+    fn has_round_ended(&mut self, ack: &AckSample) -> bool {
         let are_retries_exhausted = ack.to.after(self.round_end) >= 0;
         if are_retries_exhausted {
             self.round_end = ack.next;
@@ -183,7 +183,7 @@ impl CongestionWindow {
             self.is_starting = false;
         }
         self.grow(ack);
-        if self.packets == 0 || !self.round_is_over(ack) {
+        if self.packets == 0 || !self.has_round_ended(ack) {
             return;
         }
         let marked_fraction = (u64::from(self.marked) * u64::from(FRACTION_ONE) / u64::from(self.packets)) as u32;
@@ -199,11 +199,11 @@ impl CongestionWindow {
         const BETA: f64 = 0.8;
         const PART_MAX: f64 = 0.5;
         let Some(rtt) = ack.rtt else { return };
-        // A sample covers what was acknowledged since the last one: about a window.
+        // A sample covers the packets acknowledged since the last one, which is about a window.
         if rtt <= target {
             let bytes = if self.is_starting { self.bytes } else { ack.mtu_bytes };
             self.bytes = self.bytes.saturating_add(bytes).min(self.bytes_max);
-        } else if self.round_is_over(ack) {
+        } else if self.has_round_ended(ack) {
             let above = (rtt.ps() - target.ps()) as f64 / rtt.ps() as f64;
             self.shrink((BETA * above).min(PART_MAX), ack);
         }
@@ -219,7 +219,7 @@ impl DcqcnRate {
         (self.timer_stage, self.byte_stage, self.bytes, self.since) = (0, 0, 0, now);
     }
 
-    /// What the timers would have done until now.
+    /// Applies the timer events up to `now`.
     fn catch_up(&mut self, now: Time, constants: &Dcqcn) {
         let periods = now.since(self.since).ps() / constants.period.ps().max(1);
         for _ in 0..periods.min(CATCH_UP_MAX) {
@@ -277,7 +277,7 @@ impl CongestionState {
         }
     }
 
-    /// Bytes that may be on their way.
+    /// Returns the maximum number of bytes in flight.
     pub fn window_bytes(&self) -> u32 {
         match self {
             Self::Unlimited | Self::Dcqcn(_) => u32::MAX,
@@ -294,14 +294,14 @@ impl CongestionState {
         }
     }
 
-    /// The receiver saw a mark.
+    /// Processes a CNP.
     pub fn on_cnp(&mut self, constants: &CongestionControl, now: Time) {
         if let (Self::Dcqcn(rate), CongestionControl::Dcqcn(constants)) = (self, constants) {
             rate.on_cnp(now, constants);
         }
     }
 
-    /// A packet of so many bytes leaves: how long the next one must wait.
+    /// Accounts for a packet that leaves; returns the delay until the next one may leave.
     pub fn on_sent(&mut self, constants: &CongestionControl, now: Time, bytes: u32) -> Span {
         match (self, constants) {
             (Self::Dcqcn(rate), CongestionControl::Dcqcn(constants)) => rate.on_sent(now, bytes, constants),
@@ -336,14 +336,17 @@ mod tests {
         let once = control.window_bytes();
         assert!((50_000..52_000).contains(&once), "{once}");
         control.on_ack(&constants, &ack(12, 2, 2, None));
-        assert!(control.window_bytes() >= once, "the round is not over");
+        assert!(control.window_bytes() >= once, "the round has not ended");
         for round in 2..200 {
             control.on_ack(&constants, &ack(10 * round, 10, 0, None));
         }
         let grown = control.window_bytes();
         assert!(grown > once + 10 * MTU_BYTES, "{grown}");
         control.on_ack(&constants, &ack(2010, 10, 1, None));
-        assert!(control.window_bytes() > grown * 9 / 10, "one mark after long without costs little");
+        assert!(
+            control.window_bytes() > grown * 9 / 10,
+            "a mark after many rounds without marks reduces the window little"
+        );
     }
 
     #[test]
@@ -351,7 +354,7 @@ mod tests {
         let target = Span::from_ns(20_000.0);
         let constants = CongestionControl::Swift { target, initial_bytes: 10_000, bytes_max: 1_000_000 };
         let mut control = CongestionState::new(&constants);
-        // A queue: the round trip is what the window takes at 10 bytes a nanosecond, and 10 us at least.
+        // A queue: the round trip takes as long as the window at 10 bytes a nanosecond, and at least 10 us.
         for round in 1..300 {
             let queue = f64::from(control.window_bytes()) / 10.0;
             control.on_ack(&constants, &ack(20 * round, 10, 0, Some(Span::from_ns(queue.max(10_000.0)))));
@@ -361,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn dcqcn_halves_at_the_first_notification_and_comes_back() {
+    fn dcqcn_halves_at_the_first_notification_and_recovers() {
         let constants = CongestionControl::Dcqcn(Dcqcn::published(100_000_000_000));
         let mut control = CongestionState::new(&constants);
         let full = control.on_sent(&constants, Time::ZERO, 1250);

@@ -1,4 +1,4 @@
-//! What a queue pair has on chip, and what it has in the host's memory.
+//! The on-chip state of a queue pair.
 
 use sim::{Span, Time};
 
@@ -8,13 +8,13 @@ use super::handover::HardwareReceiver;
 use crate::verbs::{AccessFlags, NicAddress, ProtectionDomain, QpState};
 use crate::wire::{Psn, QpNumber, Service};
 
-/// Bytes of a context on chip, at most (srnic.md: 2.3 MB at 10,000 queue pairs).
+/// Maximum size of a context in bytes (srnic.md: 2.3 MB for 10,000 queue pairs).
 pub const CONTEXT_BYTES_MAX: usize = 230;
 
-/// What a message that is being received is.
+/// The kind of message that is being received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum InboundMessage {
-    /// None is.
+    /// No message.
     #[default]
     Nothing,
     /// A SEND.
@@ -23,23 +23,23 @@ pub(super) enum InboundMessage {
     Write,
 }
 
-/// A queue pair's context: all that hardware needs to know of it. What is only read when something went wrong, and what
-/// grows, lies in `HostQp`.
+/// The context of a queue pair: the state that hardware needs. State that grows, or is only read after an error, is in
+/// `HostQp`.
 #[derive(Clone, Copy, Debug)]
 pub struct Context {
-    // When something is due.
+    // Deadlines.
     pub(super) retransmit_at: Time,
     pub(super) send_not_before: Time,
     pub(super) pace_at: Time,
-    /// The earliest entry of this queue pair in the timers.
+    /// The earliest timer entry of this queue pair.
     pub(super) timer_at: Time,
-    /// When `timed_psn` left.
+    /// When the packet `timed_psn` was sent.
     pub(super) timed_at: Time,
-    // Receiving, without selective repeat.
+    // Receiving without selective repeat.
     pub(super) inbound_address: u64,
     pub(super) inbound_left: u32,
     pub(super) inbound_done: u32,
-    // Who.
+    // Identity.
     pub(super) peer: NicAddress,
     pub(super) peer_qp: QpNumber,
     pub(super) domain: ProtectionDomain,
@@ -47,36 +47,36 @@ pub struct Context {
     pub(super) send_cq: CqNumber,
     pub(super) receive_cq: CqNumber,
     // Sending.
-    /// The first packet that is not known to have arrived.
+    /// The first PSN that is not acknowledged.
     pub(super) unacked: Psn,
-    /// The packet to send next.
+    /// The PSN of the next packet to send.
     pub(super) next: Psn,
-    /// After the last packet that was ever sent.
+    /// The PSN after the last packet that was ever sent.
     pub(super) sent_end: Psn,
-    /// The packet whose round trip is measured.
+    /// The PSN of the packet whose round trip is measured.
     pub(super) timed_psn: Psn,
-    /// Count of requests that were completed before.
+    /// Number of completed send requests.
     pub(super) send_first: u32,
-    /// Which request is being sent, and from which packet on.
+    /// The index of the send request that is being sent, and its next packet.
     pub(super) send_index: u32,
     pub(super) send_packet: u32,
-    /// Receive requests of the peer that were used before.
+    /// Number of the peer's receive requests that earlier messages consumed.
     pub(super) send_message: u32,
-    /// Smoothed round trip and its variation, in units of 64 ps so that 32 bits hold 0.27 s.
+    /// Smoothed round-trip time and its variation, in units of 64 ps, so that 32 bits hold 0.27 s.
     pub(super) rtt: u32,
     pub(super) rtt_variation: u32,
-    /// When something was last acknowledged, or waiting began, in units of 2^20 ps (1.05 us), mod 2^32 (75 min).
+    /// When a packet was last acknowledged or waiting began, in units of 2^20 ps (1.05 us), mod 2^32 (75 min).
     pub(super) progress_tick: u32,
-    /// When the peer was last told of congestion, by the same clock.
+    /// When the last CNP was sent to the peer, on the same clock.
     pub(super) cnp_tick: u32,
     // Receiving.
     pub(super) receiver: HardwareReceiver,
-    /// Messages completed: MSN.
+    /// Number of completed messages (MSN).
     pub(super) messages: u32,
-    /// Receive requests that messages used up.
+    /// Number of receive requests that messages have consumed.
     pub(super) receive_message: u32,
     pub(super) marked: u16,
-    /// What the last turn took of the buffer, in units of 64 bytes.
+    /// Bytes that the last quantum took in the transmit buffer, in units of 64 bytes.
     pub(super) last_quantum_64: u16,
     /// The sender's clock in the newest packet.
     pub(super) echo: u16,
@@ -89,11 +89,11 @@ pub struct Context {
     pub(super) retries_left: u8,
     pub(super) rnr_retries: u8,
     pub(super) rnr_retries_left: u8,
-    /// Counts what makes requests worthless that were prepared before.
+    /// Incremented to invalidate send requests that are staged.
     pub(super) send_epoch: u8,
-    /// Counts what makes everything worthless that is under way.
+    /// Incremented to invalidate everything that is in flight for this queue pair.
     pub(super) generation: u8,
-    /// Answers with content that are not sent yet.
+    /// Number of READ and atomic responses that are not completely sent.
     pub(super) responses_open: u8,
     pub(super) backoff: u8,
     pub(super) access: AccessFlags,
@@ -101,28 +101,28 @@ pub struct Context {
     pub(super) state: QpState,
     pub(super) inbound: InboundMessage,
     pub(super) exists: bool,
-    /// In the schedule queue, or being decided on.
+    /// In the schedule queue, or part of a decision.
     pub(super) is_queued: bool,
     pub(super) is_timing: bool,
-    /// Sequence error told; nothing more is told until what is missing came.
+    /// A PSN sequence error was reported; no further one until the missing packet arrives.
     pub(super) nak_sent: bool,
-    /// Went back; what was sent before does not count as news.
+    /// The sender went back to the first unacknowledged packet, and no progress was made since.
     pub(super) went_back: bool,
     pub(super) response_is_next: bool,
-    /// The software of the slow path follows what this side sent.
+    /// The slow path's software keeps a scoreboard of the packets that this side sent.
     pub(super) is_tracked: bool,
     pub(super) drain_reported: bool,
-    /// An acknowledgement waits for the answers before it.
+    /// An acknowledgement waits until earlier responses are sent.
     pub(super) ack_pending: bool,
-    /// A refusal does, and no request is taken any more.
+    /// A NAK waits until earlier responses are sent; no further request is accepted.
     pub(super) nak_pending: bool,
     pub(super) congestion: CongestionState,
 }
 
-const _: () = assert!(size_of::<Context>() <= CONTEXT_BYTES_MAX, "a context is larger than the NIC has room for");
+const _: () = assert!(size_of::<Context>() <= CONTEXT_BYTES_MAX, "a context must fit its on-chip budget");
 
 impl Context {
-    /// A context in reset.
+    /// Creates a context in the reset state.
     pub(super) fn new(
         service: Service,
         domain: ProtectionDomain,
@@ -193,7 +193,7 @@ impl Context {
         }
     }
 
-    /// Takes a measured round trip into account (RFC 6298, in whole numbers).
+    /// Updates the smoothed round-trip time (RFC 6298, in integers).
     pub(super) fn sample_rtt(&mut self, rtt: Span) {
         let sample = u32::try_from(rtt.ps() / RTT_UNIT_PS).unwrap_or(u32::MAX / 4).clamp(1, u32::MAX / 4);
         if self.rtt == 0 {
@@ -205,17 +205,17 @@ impl Context {
         self.rtt = self.rtt - self.rtt / 8 + sample / 8;
     }
 
-    /// The smoothed round trip, once one was measured.
+    /// Returns the smoothed round-trip time, once one was measured.
     pub(super) fn smoothed_rtt(&self) -> Option<Span> {
         (self.rtt > 0).then(|| Span::from_ps(u64::from(self.rtt) * RTT_UNIT_PS))
     }
 
-    /// How much round trips differ.
+    /// Returns the variation of the round-trip time.
     pub(super) fn rtt_variation(&self) -> Span {
         Span::from_ps(u64::from(self.rtt_variation) * RTT_UNIT_PS)
     }
 
-    /// Whether the peer is to be told of congestion: not more often than once in so long.
+    /// Returns whether a CNP may be sent to the peer, at most once in each period, and notes that it is sent.
     pub(super) fn cnp_due(&mut self, now: Time, period: Span) -> bool {
         let tick = (now.ps() >> PROGRESS_TICK_SHIFT) as u32;
         let is_due = u64::from(tick.wrapping_sub(self.cnp_tick)) << PROGRESS_TICK_SHIFT >= period.ps();
@@ -225,29 +225,29 @@ impl Context {
         is_due
     }
 
-    /// Something came, or waiting begins.
+    /// Notes that a response arrived, or that waiting begins.
     pub(super) fn note_progress(&mut self, now: Time) {
         self.progress_tick = (now.ps() >> PROGRESS_TICK_SHIFT) as u32;
     }
 
-    /// Since when nothing came.
+    /// Returns the time since the last progress.
     pub(super) fn time_since_progress(&self, now: Time) -> Span {
         let ticks = ((now.ps() >> PROGRESS_TICK_SHIFT) as u32).wrapping_sub(self.progress_tick);
         Span::from_ps(u64::from(ticks) << PROGRESS_TICK_SHIFT)
     }
 
-    /// The largest payload of a packet.
+    /// Returns the maximum payload of a packet.
     pub(super) fn mtu(&self) -> u32 {
         u32::from(self.mtu_bytes)
     }
 }
 
-/// Unit of round trips in the context.
+/// Unit of round-trip times in the context.
 const RTT_UNIT_PS: u64 = 64;
 
-/// Unit of the clock of progress: 2^20 ps.
+/// Unit of the progress clock: 2^20 ps.
 const PROGRESS_TICK_SHIFT: u32 = 20;
-/// Half of that clock's range before it begins.
+/// Half the range of the progress clock before its start.
 const LONG_AGO_TICK: u32 = 1 << 31;
 
 #[cfg(test)]
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_context_has_the_published_size_at_most() {
+    fn a_context_is_no_larger_than_published() {
         assert!(size_of::<Context>() <= CONTEXT_BYTES_MAX, "{}", size_of::<Context>());
     }
 }

@@ -1,15 +1,15 @@
-//! All contexts, and which of them are on chip.
+//! The contexts of all queue pairs, and which of them are on chip.
 
 use std::ops::{Index, IndexMut};
 
 use super::context::Context;
 
-/// All contexts, in the host's memory or on chip. To look at one that is away is a bug, and in builds with debug
-/// assertions a panic: hardware has only what it fetched.
+/// The contexts of all queue pairs. Access by index to a context that is not on chip is a bug and panics in builds with
+/// debug assertions, because hardware has only the contexts that it fetched.
 #[derive(Debug, Default)]
 pub(super) struct ContextTable {
     pub(super) all: Vec<Context>,
-    /// Which are away; empty where all are on chip for ever.
+    /// Contexts that are not on chip; empty where all contexts always are.
     nonresident: Vec<bool>,
 }
 
@@ -25,17 +25,17 @@ impl ContextTable {
         }
     }
 
-    /// As the driver sees it, wherever it lies.
+    /// Returns a context, on chip or not, for the driver.
     pub fn as_driver(&self, i: usize) -> &Context {
         &self.all[i]
     }
 
-    /// The same, if there is one.
+    /// Returns a context, on chip or not, if it exists.
     pub fn get(&self, i: usize) -> Option<&Context> {
         self.all.get(i)
     }
 
-    /// As the driver sees them, wherever they lie.
+    /// Returns all contexts, on chip or not, for the driver.
     pub fn iter(&self) -> impl Iterator<Item = &Context> {
         self.all.iter()
     }
@@ -55,14 +55,14 @@ impl Index<usize> for ContextTable {
     type Output = Context;
 
     fn index(&self, i: usize) -> &Context {
-        debug_assert!(!self.is_nonresident(i), "the context of queue pair {i} is in the host's memory");
+        debug_assert!(!self.is_nonresident(i), "the context of queue pair {i} is not on chip");
         &self.all[i]
     }
 }
 
 impl IndexMut<usize> for ContextTable {
     fn index_mut(&mut self, i: usize) -> &mut Context {
-        debug_assert!(!self.is_nonresident(i), "the context of queue pair {i} is in the host's memory");
+        debug_assert!(!self.is_nonresident(i), "the context of queue pair {i} is not on chip");
         &mut self.all[i]
     }
 }

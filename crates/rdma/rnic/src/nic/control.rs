@@ -241,14 +241,14 @@ impl<M: HostMemory> Nic<M> {
         }
         for (what, value) in [("send requests", init.sends_max), ("receive requests", init.receives_max)] {
             if value > QUEUE_REQUESTS_MAX {
-                return Err(NicError::Size { what, value, least: 0, most: QUEUE_REQUESTS_MAX });
+                return Err(NicError::Size { what, value, min: 0, max: QUEUE_REQUESTS_MAX });
             }
         }
         let most = self.profile.qps;
         let i = match self.free_qps.pop_front() {
             Some(i) => i as usize,
             None if self.contexts.len() >= most as usize => {
-                return Err(NicError::Size { what: "queue pairs", value: most.saturating_add(1), least: 0, most });
+                return Err(NicError::Size { what: "queue pairs", value: most.saturating_add(1), min: 0, max: most });
             }
             None => self.contexts.len(),
         };

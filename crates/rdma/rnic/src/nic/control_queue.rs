@@ -1,4 +1,4 @@
-//! The queues between hardware and the software of the slow path, and what each side puts into them.
+//! The slow path's queues between hardware and software, and their entries.
 
 use std::collections::VecDeque;
 
@@ -8,36 +8,36 @@ use super::handover::SoftwareReceiver;
 use super::request_error::RequestError;
 use crate::wire::{AtomicEth, Header, Immediate, Psn, RKey, SelectiveAck, Syndrome};
 
-/// What remains to be done of a packet whose payload is placed, in order.
+/// What remains to be done, in order, for a packet whose payload is placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PendingAction {
-    /// A packet in the middle.
+    /// Nothing: the packet is not the last of its message.
     Nothing,
     /// The end of a WRITE.
     Written,
-    /// A message that takes a receive request.
+    /// A message that consumes a receive request.
     Receive { message: u32, bytes: u32, immediate: Option<Immediate>, is_solicited: bool, is_write: bool },
     /// A READ.
     Read { message: u32, packet: u32, sent: u16, address: u64, key: RKey, bytes: u32 },
-    /// A compare-and-swap or a fetch-and-add.
+    /// A compare-and-swap or fetch-and-add.
     Atomic { message: u32, sent: u16, atomic: AtomicEth, is_swap: bool },
-    /// It cannot be, and the peer is told when all before it is done.
+    /// An error, reported to the peer when all earlier packets are done.
     Fault(RequestError),
 }
 
-/// A header for software: a packet of a request, or several in a row for which nothing is to be done.
+/// A request packet for software, or a run of packets for which nothing remains to be done.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ArrivedPackets {
     pub psn: Psn,
     pub packets: u32,
-    /// What hardware had settled when it queued this.
+    /// The cumulative PSN of hardware when it queued this entry.
     pub cumulative: Psn,
     pub sent: u16,
     pub bytes: u32,
     pub action: PendingAction,
 }
 
-/// A header for software.
+/// An entry of the control queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ControlEntry {
     Arrived(ArrivedPackets),
@@ -48,7 +48,7 @@ pub(super) enum ControlEntry {
         packet: u32,
         sent: u16,
     },
-    /// Of this packet of an answer only the head came.
+    /// A packet of a READ response of which only the header arrived (packet trimming).
     ResponseTrimmed {
         index: u32,
         packet: u32,
@@ -56,7 +56,7 @@ pub(super) enum ControlEntry {
 }
 
 impl ControlEntry {
-    /// Headers of packets that it tells of.
+    /// Returns the number of packets that the entry covers.
     pub fn headers(&self) -> u64 {
         match self {
             Self::Arrived(arrived) => u64::from(arrived.packets),
@@ -67,17 +67,18 @@ impl ControlEntry {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QueuedEntry {
-    /// When software can see it.
+    /// When software can see the entry.
     pub at: Time,
     pub qp: u32,
     pub generation: u8,
     pub entry: ControlEntry,
 }
 
-/// What software tells hardware.
+/// A command from software to hardware.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum SlowPathCommand {
-    /// All before `sack.expected` is there: do it, acknowledge it, and if nothing is missing take the queue pair back.
+    /// All packets before `sack.expected` have arrived: execute and acknowledge them and, if none is missing, return
+    /// the receiver to hardware.
     Progress {
         sack: SelectiveAck,
         is_complete: bool,
@@ -99,30 +100,30 @@ pub(super) struct SoftwareBatch {
     pub headers: usize,
 }
 
-/// The control queue, software's turn, and its commands.
+/// The control queue, the batch that software works on, and its commands.
 #[derive(Debug, Default)]
 pub(super) struct SlowPath {
     pub queue: VecDeque<QueuedEntry>,
     pub batch: Option<SoftwareBatch>,
     pub commands: VecDeque<IssuedCommand>,
-    /// Queue pairs whose receiving side changed in this turn.
+    /// Queue pairs whose receive state changed in this batch.
     pub changed_qps: Vec<u32>,
-    /// Queue pairs whose headers were taken in this turn, once for each.
+    /// The queue pair of each header in this batch.
     pub batch_qps: Vec<u32>,
 }
 
-/// What software knows of a queue pair's receiving side.
+/// The receive state of a queue pair that software keeps.
 #[derive(Clone, Debug)]
 pub(super) struct ReceiveTracker {
     pub state: SoftwareReceiver,
-    /// What is to be done when all before it is there, in order.
+    /// Actions to execute when all earlier packets have arrived, in order.
     pub waiting: VecDeque<(Psn, PendingAction)>,
     pub newest: Psn,
     pub echo: u16,
 }
 
 impl ArrivedPackets {
-    /// Takes the packet behind it into the same entry, if nothing is to be done for either.
+    /// Merges the following packet into this entry, if nothing remains to be done for either.
     pub fn extend(&mut self, next: &Self) -> bool {
         let is_next = next.psn == self.psn.plus(self.packets) && self.packets < RUN_PACKETS_MAX;
         let fits = is_next && self.action == PendingAction::Nothing && next.action == PendingAction::Nothing;
@@ -136,7 +137,7 @@ impl ArrivedPackets {
 }
 
 impl PendingAction {
-    /// What is left to do of a WRITE's packet that is placed.
+    /// Returns what remains to be done for a packet of a WRITE whose payload is placed.
     pub fn of_write(header: &Header, message: u32, bytes: u32) -> Self {
         let (_, ends) = header.operation.message_bounds();
         match header.immediate {
@@ -153,14 +154,14 @@ impl PendingAction {
         }
     }
 
-    /// Whether it matters what was done before it.
+    /// Returns whether the action must be executed after those of earlier packets.
     pub const fn is_ordered(&self) -> bool {
         !matches!(self, Self::Nothing | Self::Written)
     }
 }
 
 impl SlowPath {
-    /// When something is due; [`Time::MAX`] when nothing is.
+    /// Returns the next deadline, or [`Time::MAX`] if there is none.
     pub fn deadline(&self) -> Time {
         let command = self.commands.front().map_or(Time::MAX, |issued| issued.at);
         self.batch.map_or(Time::MAX, |batch| batch.ends).min(command)
@@ -172,7 +173,7 @@ impl ReceiveTracker {
         Self { state: SoftwareReceiver::new(first), waiting: VecDeque::new(), newest: first, echo: 0 }
     }
 
-    /// Keeps what is to be done, in the order of numbers; mostly it is the last.
+    /// Inserts an action in PSN order; most actions belong at the end.
     pub fn push_action(&mut self, psn: Psn, action: PendingAction) {
         if action == PendingAction::Nothing {
             return;
@@ -182,5 +183,5 @@ impl ReceiveTracker {
     }
 }
 
-/// Packets in a row that one entry of the control queue tells of, at most.
+/// Maximum number of packets that one entry covers.
 const RUN_PACKETS_MAX: u32 = 64;

@@ -1,77 +1,77 @@
-//! Why a verb fails.
+//! Errors of verbs.
 
 use thiserror::Error;
 
 use crate::verbs::{CompletionQueueError, MemoryError, SharedReceiveQueueError, StateError, TransitionError};
 
-/// A verb that cannot be done.
+/// Why a verb fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum NicError {
-    /// Keys, regions, windows, protection domains.
+    /// An error of a key, region, window or protection domain.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The state does not allow it.
+    /// The state of the queue pair does not allow the call.
     #[error(transparent)]
     State(#[from] StateError),
-    /// No such way between states.
+    /// The state transition is not allowed.
     #[error(transparent)]
     Transition(#[from] TransitionError),
-    /// Completion queues.
+    /// An error of a completion queue.
     #[error(transparent)]
     CompletionQueue(#[from] CompletionQueueError),
-    /// Shared receive queues.
+    /// An error of a shared receive queue.
     #[error(transparent)]
     SharedReceiveQueue(#[from] SharedReceiveQueueError),
-    /// There is no such thing.
+    /// The object does not exist.
     #[error("there is no {what} {number}; create one")]
     Unknown {
-        /// What was named.
+        /// The kind of object.
         what: &'static str,
         /// Its number.
         number: u32,
     },
-    /// Something still needs it.
-    #[error("{what} {number} has {users} queue pairs; destroy them before")]
+    /// The object is in use.
+    #[error("{what} {number} has {users} queue pairs; destroy them first")]
     Busy {
-        /// What was to go.
+        /// The kind of object.
         what: &'static str,
         /// Its number.
         number: u32,
-        /// How many need it.
+        /// Number of queue pairs that use it.
         users: u32,
     },
-    /// A queue is full.
+    /// A work queue is full.
     #[error(
-        "queue pair {qp}: its {queue} queue holds its {requests} requests; wait for completions, or make it larger"
+        "queue pair {qp}: its {queue} queue is full with {requests} requests; wait for completions or make it larger"
     )]
     Full {
-        /// Its number.
+        /// The number of the queue pair.
         qp: u32,
-        /// Which queue.
+        /// Which of its queues.
         queue: &'static str,
-        /// How many there is room for.
+        /// The capacity of the queue.
         requests: u32,
     },
-    /// A request that this kind of queue pair cannot have.
+    /// The queue pair does not support the request.
     #[error("queue pair {qp}: {what}; {remedy}")]
     Request {
-        /// Its number.
+        /// The number of the queue pair.
         qp: u32,
-        /// What is wrong.
+        /// The reason.
         what: &'static str,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
-    /// A size that cannot be.
-    #[error("{what} cannot be {value}; choose {least} to {most}")]
+    /// A size out of range.
+    #[error("{what} cannot be {value}; choose {min} to {max}")]
     Size {
-        /// Of what.
+        /// The name of the size.
         what: &'static str,
-        /// What was asked for.
+        /// The given value.
         value: u32,
-        /// The least.
-        least: u32,
-        /// The most.
-        most: u32,
+        /// The minimum.
+        min: u32,
+        /// The maximum.
+        max: u32,
     },
 }

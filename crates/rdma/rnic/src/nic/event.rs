@@ -1,25 +1,25 @@
-//! Numbers of queues, and asynchronous events.
+//! Numbers of queues, and asynchronous events (`ibv_async_event`).
 
 use crate::wire::QpNumber;
 
-/// A completion queue's number at its NIC.
+/// The number of a completion queue, unique within its NIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CqNumber(pub u32);
 
-/// A shared receive queue's number at its NIC.
+/// The number of a shared receive queue, unique within its NIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SrqNumber(pub u32);
 
-/// What a program may want to know without asking for it each time.
+/// An event of which the driver notifies the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NicEvent {
-    /// A completion queue that was armed has news; it is armed no more.
+    /// An armed completion queue received a completion; it is now disarmed.
     Completion(CqNumber),
-    /// A completion queue overflowed, and its queue pairs went to the error state.
+    /// A completion queue overflowed, and its queue pairs entered the error state.
     CompletionQueueError(CqNumber),
-    /// A queue pair went to the error state by what its peer did or by a local fault.
+    /// A queue pair entered the error state because of its peer or a local error.
     QpError(QpNumber),
-    /// What a queue pair had begun before it was drained is done.
+    /// A draining queue pair has finished all send requests that it had started.
     Drained(QpNumber),
     /// A shared receive queue has fewer requests than its limit.
     SharedReceiveLimit(SrqNumber),

@@ -1,4 +1,4 @@
-//! What a queue pair keeps in the host's memory.
+//! The state of a queue pair in the host's memory.
 
 use std::collections::VecDeque;
 
@@ -11,73 +11,73 @@ use super::scoreboard::Scoreboard;
 use crate::verbs::{CompletionStatus, QpAttributes, ReceiveRequest, SendKind, SendRequest};
 use crate::wire::{Psn, Syndrome};
 
-/// What is sent again.
+/// A retransmission that the slow path or a timer has decided on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Retransmission {
-    /// The packet with this number.
+    /// The request packet with this PSN.
     Packet(Psn),
-    /// A part of an answer is asked for again.
+    /// A READ request for a part of a response.
     Response { index: u32, packet: u32, packets: u32 },
 }
 
-/// A work request of the send queue, in the host's memory.
+/// An entry of the send queue.
 #[derive(Clone, Debug)]
 pub(super) struct SendEntry {
     pub request: SendRequest,
     pub bytes: u32,
-    /// Packets that this side sends.
+    /// Number of packets that this side sends.
     pub packets: u32,
-    /// Numbers that it takes.
+    /// Number of PSNs that the request takes.
     pub psns: u32,
     pub first: Psn,
-    /// Which receive request of the peer it takes, or, for READs and atomics, its own index.
+    /// The receive request of the peer that the message consumes; for READs and atomics, the index of the entry itself.
     pub message: u32,
-    /// Packets of the answer that came, in order.
+    /// Number of response packets that have arrived in order.
     pub response_packets: u32,
-    /// Those that came out of order, by the slow path.
+    /// Response packets that arrived out of order, tracked by the slow path.
     pub out_of_order: Option<Box<OutOfOrderResponse>>,
     pub is_started: bool,
-    /// The answer is complete.
+    /// The response is complete.
     pub is_done: bool,
-    /// It failed here; the peer knows nothing of it.
+    /// The request failed locally, before it reached the peer.
     pub failed: Option<CompletionStatus>,
 }
 
 impl SendEntry {
-    /// Whether an answer with content is waited for.
+    /// Returns whether the request is answered with data.
     pub fn is_read_or_atomic(&self) -> bool {
         matches!(self.request.kind, SendKind::Read(_) | SendKind::CompareSwap { .. } | SendKind::FetchAdd { .. })
     }
 
-    /// Whether it takes a receive request of the peer.
+    /// Returns whether the request consumes a receive request of the peer.
     pub fn takes_receive(&self) -> bool {
         matches!(self.request.kind, SendKind::Send(_) | SendKind::SendWithInvalidate(_) | SendKind::Write(_, Some(_)))
     }
 }
 
-/// An answer with content that is being sent.
+/// A READ or atomic response that is being sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PendingResponse {
-    /// The number of its first packet or, with selective repeat, of its request.
+    /// The PSN of its first packet or, with selective repeat, of its request.
     pub psn: Psn,
     /// The requester's index of the request.
     pub message: u32,
-    /// The packets still to send, counted from the answer's beginning.
+    /// The next packet to send, counted from the start of the response.
     pub packet: u32,
     pub packets: u32,
-    /// The packet that it began with.
+    /// The packet with which this response begins.
     pub packet_first: u32,
-    /// Where packet `packet_first` lies.
+    /// Host address of packet `packet_first`.
     pub address: u64,
-    /// Bytes from there on.
+    /// Bytes from packet `packet_first` on.
     pub bytes: u32,
-    /// The requester's clock.
+    /// The requester's clock in the request.
     pub sent: u16,
-    /// The value of an atomic operation.
+    /// The result of an atomic operation.
     pub value: Option<u64>,
 }
 
-/// What an atomic operation answered, should the requester ask again.
+/// The result of an atomic operation, kept for duplicates of the request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AtomicResult {
     pub psn: Psn,
@@ -85,7 +85,7 @@ pub(super) struct AtomicResult {
     pub value: u64,
 }
 
-/// What a queue pair has in the host's memory.
+/// The state of a queue pair in the host's memory.
 #[derive(Debug, Default)]
 pub(super) struct HostQp {
     pub sends: VecDeque<SendEntry>,
@@ -94,24 +94,24 @@ pub(super) struct HostQp {
     pub receives_max: usize,
     pub shared: Option<SrqNumber>,
     pub signals_all: bool,
-    /// Receive requests taken for messages from `Context::receive_message` on.
+    /// Receive requests taken for messages, from `Context::receive_message` on.
     pub taken_receives: VecDeque<ReceiveRequest>,
     pub responses: VecDeque<PendingResponse>,
     pub atomic_results: VecDeque<AtomicResult>,
-    /// What the peer is told when all answers are sent.
+    /// The NAK to send after all responses.
     pub pending_nak: Option<(Psn, Syndrome)>,
-    /// What the slow path has decided to send again.
+    /// Retransmissions to send.
     pub retransmissions: VecDeque<Retransmission>,
-    /// The slow path's view of what the peer sent.
+    /// The slow path's bitmap of packets from the peer.
     pub tracker: Option<Box<ReceiveTracker>>,
-    /// How late packets came that were not lost, as learned.
+    /// The learned reordering window: how late packets were that were not lost (RACK, RFC 8985).
     pub reordering_window: Span,
-    /// Of an unreliable connection: the packet that would come next, and how many came so far, of a run that is
-    /// elsewhere in the sequence.
+    /// For an unreliable connection: the next PSN, and the length so far, of a run of packets outside the expected
+    /// range.
     pub stray_run: Option<(Psn, u32)>,
-    /// Of an unreliable service: messages longer than their receive requests.
+    /// Number of messages of an unreliable service that exceeded their receive requests.
     pub dropped_long: u64,
-    /// The slow path's view of what the peer has.
+    /// The slow path's record of packets at the peer.
     pub scoreboard: Option<Box<Scoreboard>>,
     pub attributes: QpAttributes,
 }

@@ -1,4 +1,4 @@
-//! Packets between the scheduler and the wire: doorbells, fetch decisions and staged packets.
+//! The send pipeline: doorbells, the schedule queue, decisions that fetch work requests, and staged packets.
 
 use std::collections::VecDeque;
 
@@ -9,13 +9,13 @@ use super::host_qp::PendingResponse;
 use super::limits::MTU_BYTES_MAX;
 use super::profile::CostModel;
 
-/// What a packet takes of the buffer ahead of the wire besides its payload.
+/// Bytes that a packet takes in the transmit buffer in addition to its payload.
 pub(super) const PACKET_BYTES: u32 = 64;
 
-/// A packet that waits for its data, or for the wire.
+/// A packet that waits for its data or for the wire.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StagedPacket {
-    /// When its data is there.
+    /// When its data has arrived.
     pub at: Time,
     pub qp: u32,
     pub send_epoch: u8,
@@ -24,12 +24,13 @@ pub(super) struct StagedPacket {
     pub item: StagedItem,
 }
 
-/// A staged packet as it waits: half a cache line, for a ring of them is walked through. Replies wait beside it.
+/// A staged packet in half a cache line, because the ring of them is scanned. Its response, if any, is stored
+/// separately.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CompactStaged {
     pub at: Time,
     qp: u32,
-    /// Of payload: an MTU at most.
+    /// Bytes of payload, at most an MTU.
     bytes: u16,
     send_epoch: u8,
     generation: u8,
@@ -43,9 +44,9 @@ pub(super) enum CompactItem {
     Response,
 }
 
-const _: () = assert!(size_of::<CompactStaged>() <= 32, "a staged packet is more than half a cache line");
+const _: () = assert!(size_of::<CompactStaged>() <= 32, "a staged packet must fit half a cache line");
 
-/// Which packet.
+/// The kind of a staged packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum StagedItem {
     Request {
@@ -58,20 +59,20 @@ pub(super) enum StagedItem {
         packet: u32,
         packets: u32,
     },
-    /// The reply as it stood, `packet` being the one to send.
+    /// A copy of the response, in which `packet` is the one to send.
     Response(PendingResponse),
 }
 
-/// A decision whose work requests are being fetched.
+/// A scheduling decision whose work requests are being fetched.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Decision {
     pub at: Time,
     pub qp: u32,
-    /// Bytes of the buffer that are kept for it.
+    /// Bytes of the transmit buffer that are reserved for it.
     pub reserved: u32,
 }
 
-/// From doorbells to the wire.
+/// The send pipeline.
 #[derive(Debug, Default)]
 pub(super) struct Pipeline {
     pub doorbells: VecDeque<(Time, u32)>,
@@ -79,18 +80,18 @@ pub(super) struct Pipeline {
     pub ready: VecDeque<u32>,
     pub decisions: VecDeque<Decision>,
     pub staged: VecDeque<CompactStaged>,
-    /// Those of the staged packets that are replies.
+    /// The responses of staged packets, in order.
     staged_responses: VecDeque<PendingResponse>,
-    /// Bytes reserved and staged.
+    /// Bytes of the transmit buffer that are reserved or used.
     pub ahead_bytes: u32,
-    /// When the link to the host's memory has carried what was asked for.
+    /// When the link to the host's memory becomes free.
     dma_free_at: Time,
-    /// When the driver last came by: packets that were ready then wait for the wire, not for time.
+    /// When the driver last polled. Packets whose data had arrived by then wait for the wire, not for a deadline.
     pub polled_at: Time,
 }
 
 impl Pipeline {
-    /// When something is due; [`Time::MAX`] when nothing is.
+    /// Returns the next deadline, or [`Time::MAX`] if there is none.
     pub fn deadline(&self) -> Time {
         let doorbell = self.doorbells.front().map_or(Time::MAX, |(at, _)| *at);
         let decision = self.decisions.front().map_or(Time::MAX, |decision| decision.at);
@@ -112,7 +113,7 @@ impl Pipeline {
         self.staged.push_back(CompactStaged { at, qp, bytes: bytes as u16, send_epoch, generation, item });
     }
 
-    /// The next packet whose data is there.
+    /// Takes the next packet whose data has arrived.
     pub fn pop(&mut self, now: Time) -> Option<StagedPacket> {
         let CompactStaged { at, qp, bytes, send_epoch, generation, item } =
             pop_front_if(&mut self.staged, |staged| staged.at <= now)?;
@@ -120,7 +121,7 @@ impl Pipeline {
             CompactItem::Request { index, packet, is_again } => StagedItem::Request { index, packet, is_again },
             CompactItem::ReRequest { index, packet, packets } => StagedItem::ReRequest { index, packet, packets },
             CompactItem::Response => {
-                StagedItem::Response(self.staged_responses.pop_front().expect("each has its reply beside it"))
+                StagedItem::Response(self.staged_responses.pop_front().expect("each staged response has an entry here"))
             }
         };
         let bytes = u32::from(bytes);
@@ -128,12 +129,12 @@ impl Pipeline {
         Some(StagedPacket { at, qp, send_epoch, generation, bytes, item })
     }
 
-    /// When the link from the host's memory has carried so many bytes more.
+    /// Occupies the link from the host's memory with a transfer; returns when it ends.
     pub fn dma_transfer(&mut self, now: Time, costs: &CostModel, bytes: u32) -> Time {
         self.dma_free_at = self.dma_free_at.max(now) + costs.dma_bytes(bytes);
         self.dma_free_at
     }
 }
 
-// The payload of a staged packet is counted in 16 bits.
+// The payload of a staged packet is stored in 16 bits.
 const _: () = assert!(MTU_BYTES_MAX <= u16::MAX as u32);

@@ -1,4 +1,4 @@
-//! What kind of NIC it is: policy, sizes, and what things cost.
+//! The parameters of a NIC: transport policy, sizes and costs.
 
 use sim::Span;
 use thiserror::Error;
@@ -8,30 +8,30 @@ use super::context::Context;
 use super::limits::{MTU_BYTES_MAX, MTU_BYTES_MIN, NO_QP, WINDOW_PACKETS_MAX};
 use super::policy::{ContextStorage, LossRecovery, TransportPolicy};
 
-/// Queue pairs of a NIC that pages contexts, at most: it numbers them by 24 bits.
+/// Maximum number of queue pairs of a NIC that pages contexts, which numbers them with 24 bits.
 const QPS_PAGED_MAX: u32 = NO_QP - 1;
 
-/// What things cost. All zero where they take real time by themselves.
+/// The latencies of a NIC and its host. All are zero where the operations take real time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CostModel {
-    /// From a program's doorbell, or a command of the slow path's software, until the NIC knows.
+    /// From a program's doorbell, or a command of the slow path's software, until it takes effect in the NIC.
     pub doorbell: Span,
-    /// A read of the host's memory, until its first byte is there.
+    /// Latency of a DMA read, until the first byte has arrived.
     pub dma_read: Span,
-    /// A write to the host's memory, until the host can see it.
+    /// Latency of a DMA write, until the host can see it.
     pub dma_write: Span,
-    /// What a byte adds to a read, in picoseconds.
+    /// Time for each byte of a DMA read, in picoseconds.
     pub dma_byte_ps: u64,
-    /// From a header in an empty control queue until the slow path's software looks at it.
+    /// From a header entering an empty control queue until the slow path's software polls it.
     pub software_wake: Span,
-    /// The slow path's software, for one header.
+    /// Time that the slow path's software takes for one header.
     pub software_header: Span,
-    /// From a complaint about a gap until hardware sends again from there on: go-back-N alone.
+    /// From a NAK for a missing packet until hardware retransmits; only for go-back-N.
     pub go_back: Span,
 }
 
 impl CostModel {
-    /// Nothing costs anything: live.
+    /// No latencies, for a live NIC.
     pub const ZERO: Self = Self {
         doorbell: Span::ZERO,
         dma_read: Span::ZERO,
@@ -42,9 +42,9 @@ impl CostModel {
         go_back: Span::ZERO,
     };
 
-    /// *Modelled*: PCIe of about 126 Gb/s with a round trip of 1 us (srnic.md, "The design"), half of it for what is
-    /// posted; a core that polls the control queue and takes 40 ns for a header whose bitmap it has in its cache; 16 us
-    /// to go back, which makes the published 25 Gb/s of a commercial NIC at 1% of loss (srnic.md, section 2).
+    /// *Modelled*: PCIe of about 126 Gb/s with a round trip of 1 us (srnic.md, "The design"), half of it for posted
+    /// writes; a core that polls the control queue and takes 40 ns for a header whose bitmap is in its cache; 16 us to
+    /// go back, which reproduces the published 25 Gb/s of a commercial NIC at 1% loss (srnic.md, section 2).
     pub fn modelled() -> Self {
         Self {
             doorbell: Span::from_ns(300.0),
@@ -59,65 +59,67 @@ impl CostModel {
 }
 
 impl CostModel {
-    /// How long the link to the host's memory carries so many bytes.
+    /// Returns how long the link to the host's memory is busy with this many bytes.
     pub(super) fn dma_bytes(&self, bytes: u32) -> Span {
         Span::from_ps(self.dma_byte_ps) * u64::from(bytes)
     }
 }
 
-/// How packets come to the wire.
+/// Parameters of the send scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scheduling {
-    /// Bytes that one queue pair gets before another has its turn; a packet that was begun is finished.
+    /// Bytes that a queue pair may send before the next one is served (the quantum of a round robin); a packet is never
+    /// split.
     pub quantum_bytes: u32,
-    /// Bytes that are fetched ahead of the wire, at most (srnic.md: at least 25 KB at 100 Gb/s).
+    /// Maximum number of bytes that are fetched ahead of the wire (srnic.md: at least 25 KB at 100 Gb/s).
     pub ahead_bytes: u32,
-    /// Work requests that one decision fetches, at most; what it does not use is dropped and fetched again.
+    /// Maximum number of work requests that one scheduling decision fetches; unused ones are discarded and fetched
+    /// again.
     pub batch_wqes: u32,
-    /// Decisions whose work requests are being fetched, at most.
+    /// Maximum number of scheduling decisions whose work requests are being fetched.
     pub decisions: u32,
-    /// Whether work requests are fetched for each decision, rather than known to the NIC beforehand.
+    /// Whether each decision fetches work requests from the host; otherwise the NIC caches them.
     pub fetches_wqes: bool,
 }
 
-/// A cache of contexts on chip.
+/// Parameters of a cache of contexts on chip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContextCacheConfig {
-    /// Contexts that it holds.
+    /// Capacity in contexts.
     pub contexts: u32,
-    /// Contexts that are fetched at the same time, at most.
+    /// Maximum number of contexts that are fetched at the same time.
     pub fetches: u32,
-    /// What a miss costs, where costs count at all: reads of the host's memory for context, work request, translation.
+    /// Latency of a miss, if the cost model has latencies: DMA reads of context, work request and translation.
     pub miss: Span,
 }
 
-/// A pool of contexts on chip; all of them lie in the host's memory.
+/// Parameters of a pool of contexts on chip; all contexts are in the host's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContextPoolConfig {
-    /// Contexts that it holds, at most: 2 to 65,535.
+    /// Capacity in contexts: 2 to 65,535.
     pub contexts: u32,
-    /// How many of the schedule queue's first have their contexts fetched and kept: half of the pool at most, so that
-    /// those that wait for their turn never keep the first one's context out.
+    /// Number of queue pairs at the head of the schedule queue whose contexts are prefetched and pinned: at most half
+    /// of the pool, so that waiting queue pairs never keep the context of the first one out.
     pub ahead: u32,
-    /// Contexts that are wanted at the same time, at most.
+    /// Maximum number of contexts that are requested at the same time.
     pub fetches: u32,
-    /// Reads of them under way at the same time, at most.
+    /// Maximum number of DMA reads of contexts in flight.
     pub reads: u32,
-    /// Packets that wait for a context in the receive buffer, at most.
+    /// Maximum number of packets in the receive buffer that wait for a context.
     pub parked_packets: u32,
-    /// Bytes of them, at most.
+    /// Maximum number of bytes of these packets.
     pub parked_bytes: u32,
-    /// Bytes that a context's read takes of the link from the host's memory, headers included.
+    /// Bytes that a context's DMA read takes on the link from the host's memory, including headers.
     pub read_bytes: u32,
-    /// Bytes that its write takes of the link there.
+    /// Bytes that a context's DMA write takes on the link to the host's memory, including headers.
     pub write_bytes: u32,
 }
 
 impl ContextPoolConfig {
-    /// *Modelled*: as large as fits, with what is on chip of each of 100,000 queue pairs, into what SRNIC takes for
-    /// 10,000. Half of the receive buffer holds 24 us of 100 Gb/s, and 64 reads at a round trip of 1 us bring 64 M
-    /// contexts a second. Bytes on the link are those of PCIe of generation 3 (`pcie::model`): 24 around a write, and
-    /// 20 around the answer to a read.
+    /// *Modelled*: the largest pool that fits, together with the directory of 100,000 queue pairs, into the memory that
+    /// SRNIC needs for 10,000. Half of the receive buffer holds 24 us of traffic at 100 Gb/s, and 64 DMA reads with a
+    /// round trip of 1 us fetch 64 M contexts a second. Bytes on the link are those of PCIe generation 3
+    /// (`pcie::model`): an overhead of 24 for a write and of 20 for a read completion.
     pub const fn modelled() -> Self {
         let context_bytes = size_of::<Context>() as u32;
         Self {
@@ -137,88 +139,94 @@ impl ContextPoolConfig {
         let half = self.contexts / 2;
         let ranges = [
             ("pool.contexts", self.contexts, 2, most, "choose 2 to 65535"),
-            ("pool.ahead", self.ahead, 1, half, "choose at least 1, and half of the pool at most"),
+            ("pool.ahead", self.ahead, 1, half, "choose 1 to half of pool.contexts"),
             ("pool.fetches", self.fetches, 1, most, "choose 1 to 65535"),
             ("pool.reads", self.reads, 1, u32::MAX, "choose at least 1"),
             ("pool.parked_packets", self.parked_packets, 1, most, "choose 1 to 65535"),
-            ("pool.parked_bytes", self.parked_bytes, 8192, u32::MAX, "leave room for a packet: 8192 at least"),
+            (
+                "pool.parked_bytes",
+                self.parked_bytes,
+                8192,
+                u32::MAX,
+                "choose at least 8192, which is enough for a packet",
+            ),
         ];
-        let wrong = ranges.into_iter().find(|(_, value, least, most, _)| value < least || value > most);
+        let wrong = ranges.into_iter().find(|(_, value, min, max, _)| value < min || value > max);
         wrong
             .map_or(Ok(()), |(field, value, _, _, remedy)| Err(ProfileError { field, value: u64::from(value), remedy }))
     }
 }
 
-/// When a sender stops waiting for an answer.
+/// How long a sender waits for a response before it retransmits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetransmitTimeout {
-    /// After the time that the queue pair's attribute says.
+    /// As long as the queue pair's ACK timer attribute.
     Attribute,
-    /// IRN: a short time while few packets are on their way, else a long one.
+    /// IRN: a short timeout while few packets are in flight, else a long one.
     LowHigh {
-        /// The short time.
+        /// The short timeout.
         low: Span,
-        /// The long time.
+        /// The long timeout.
         high: Span,
-        /// Below how many packets the short one holds.
+        /// The short timeout applies below this number of packets.
         packets: u32,
     },
-    /// After two round trips as measured, and twice as long each time; the last packet is sent again to learn what
-    /// arrived (a tail-loss probe, RFC 8985), and nothing else.
+    /// Two measured round trips, doubled with each timeout. A timeout sends only the last packet again, as a tail loss
+    /// probe (RFC 8985), to learn what has arrived.
     Probe {
-        /// The least time.
+        /// The minimum timeout.
         least: Span,
-        /// The time before a round trip was measured.
+        /// The timeout before a round trip was measured.
         first: Span,
     },
 }
 
-/// What kind of NIC it is.
+/// The parameters of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NicProfile {
-    /// How it finds what is lost.
+    /// The transport policy.
     pub policy: TransportPolicy,
-    /// Bytes of payload of a packet, at most; queue pairs may ask for less.
+    /// Maximum payload of a packet in bytes; queue pairs may use a smaller MTU.
     pub mtu_bytes: u32,
-    /// Packets of one queue pair on their way, at most; 1 to [`WINDOW_PACKETS_MAX`].
+    /// Maximum number of packets of a queue pair in flight, 1 to [`WINDOW_PACKETS_MAX`].
     pub window_packets: u32,
-    /// After how many packets a sender asks for an acknowledgement, at the latest.
+    /// Maximum number of packets between two packets that request an acknowledgement.
     pub ack_packets: u32,
-    /// How senders slow down.
+    /// Congestion control.
     pub congestion: CongestionControl,
-    /// What things cost.
+    /// Latencies.
     pub costs: CostModel,
-    /// How packets come to the wire.
+    /// Parameters of the send scheduler.
     pub scheduling: Scheduling,
-    /// When a sender stops waiting.
+    /// How long a sender waits for a response.
     pub retransmit_timeout: RetransmitTimeout,
-    /// Of [`TransportPolicy::ConnectionCache`].
+    /// The context cache, where the policy has one.
     pub cache: Option<ContextCacheConfig>,
-    /// Of [`TransportPolicy::SrnicPaged`].
+    /// The context pool, where the policy has one.
     pub pool: Option<ContextPoolConfig>,
-    /// Headers that the control queue holds; what comes beyond is lost, and sent again.
+    /// Capacity of the control queue in headers; further headers are dropped and retransmitted.
     pub control_queue: u32,
-    /// Queue pairs, at most.
+    /// Maximum number of queue pairs.
     pub qps: u32,
-    /// Memory regions and windows, at most.
+    /// Maximum number of memory regions and windows.
     pub memory_entries: u32,
 }
 
-/// A profile that cannot be.
+/// A value of a profile that is out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("profile: {field} is {value}; {remedy}")]
 pub struct ProfileError {
-    /// Which value.
+    /// The name of the value.
     pub field: &'static str,
-    /// What it is.
+    /// The value.
     pub value: u64,
-    /// What it must be.
+    /// The allowed values.
     pub remedy: &'static str,
 }
 
 impl NicProfile {
-    /// A NIC with this policy that costs nothing: live, and where only the protocol matters. Congestion is not
-    /// controlled, but IRN has no policy without a bound and begins with 512 packets.
+    /// Creates the profile of a NIC with this policy and without latencies, for live NICs and where only the protocol
+    /// matters. There is no congestion control; IRN, which has no policy without a bound, starts with 512 packets.
     pub fn new(policy: TransportPolicy) -> Self {
         let retransmit_timeout = match policy.loss_recovery() {
             LossRecovery::GoBackN => RetransmitTimeout::Attribute,
@@ -229,8 +237,8 @@ impl NicProfile {
                 RetransmitTimeout::Probe { least: Span::from_ns(5_000.0), first: Span::from_ns(100_000.0) }
             }
         };
-        // *Modelled*: 8.8 M misses a second, so that all misses at one packet of 1 KiB a turn are the published 52 Gb/s
-        // of 16,384 queue pairs; 256 contexts are where the published collapse begins.
+        // *Modelled*: 8.8 M misses a second, so that misses at one packet of 1 KiB a quantum give the published 52 Gb/s
+        // of 16,384 queue pairs. The published collapse begins at 256 contexts.
         let cache = ContextCacheConfig { contexts: 256, fetches: 11, miss: Span::from_ns(1250.0) };
         let storage = policy.context_storage();
         let quantum_bytes = if storage == ContextStorage::Cache { 1 } else { 16_384 };
@@ -257,20 +265,20 @@ impl NicProfile {
         }
     }
 
-    /// The same NIC at the end of a PCIe link: [`CostModel::modelled`].
+    /// Creates the profile of the same NIC behind a PCIe link: [`CostModel::modelled`].
     pub fn modelled(policy: TransportPolicy) -> Self {
         Self { costs: CostModel::modelled(), ..Self::new(policy) }
     }
 
-    /// Whether receivers tell senders of marks in acknowledgements.
+    /// Returns whether receivers echo congestion marks in acknowledgements.
     pub(super) fn echoes_marks(&self) -> bool {
         matches!(self.congestion, CongestionControl::Dctcp { .. })
     }
 
-    /// Whether it can be.
+    /// Checks all values.
     ///
     /// # Errors
-    /// Names the first value that cannot.
+    /// Names the first value that is out of range.
     pub fn check(&self) -> Result<(), ProfileError> {
         let fault = |field, value: u32, remedy| Err(ProfileError { field, value: u64::from(value), remedy });
         if !(MTU_BYTES_MIN..=MTU_BYTES_MAX).contains(&self.mtu_bytes) {
@@ -296,10 +304,10 @@ impl NicProfile {
         match self.cache {
             Some(ContextCacheConfig { contexts: 0, .. }) => fault("cache.contexts", 0, "choose at least 1"),
             Some(ContextCacheConfig { fetches: 0, .. }) => fault("cache.fetches", 0, "choose at least 1"),
-            None if storage == ContextStorage::Cache => fault("cache", 0, "give this policy a cache"),
+            None if storage == ContextStorage::Cache => fault("cache", 0, "this policy needs a cache; set one"),
             _ => match self.pool {
-                None if storage == ContextStorage::Pool => fault("pool", 0, "give this policy a pool"),
-                Some(_) if self.qps > QPS_PAGED_MAX => fault("qps", self.qps, "choose 16777214 at most"),
+                None if storage == ContextStorage::Pool => fault("pool", 0, "this policy needs a pool; set one"),
+                Some(_) if self.qps > QPS_PAGED_MAX => fault("qps", self.qps, "choose at most 16777214"),
                 Some(pool) => pool.check(),
                 None => Ok(()),
             },

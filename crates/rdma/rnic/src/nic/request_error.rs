@@ -3,29 +3,29 @@
 use crate::verbs::CompletionStatus;
 use crate::wire::Syndrome;
 
-/// Why content cannot be taken.
+/// Why a payload cannot be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PlacementError {
-    /// Longer than the memory for it.
+    /// It is longer than the memory for it.
     Length,
-    /// The memory's key, bounds or rights.
+    /// The memory's key, bounds or access rights are wrong.
     Protection,
 }
 
-/// Why a request is not done.
+/// Why a request of the peer is not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestError {
-    /// No receive request.
+    /// No receive request is posted.
     ReceiverNotReady,
-    /// The peer's fault, or nobody's.
+    /// A NAK to the peer; no local request fails.
     Nak(Syndrome),
-    /// This side's own: the receive request that it fails with, and what the peer hears.
+    /// A local error: the status with which a receive request fails, and the NAK to the peer.
     FailReceive(CompletionStatus, Syndrome),
 }
 
 impl From<PlacementError> for RequestError {
-    fn from(misfit: PlacementError) -> Self {
-        match misfit {
+    fn from(error: PlacementError) -> Self {
+        match error {
             PlacementError::Length => Self::FailReceive(CompletionStatus::LocalLength, Syndrome::InvalidRequest),
             PlacementError::Protection => {
                 Self::FailReceive(CompletionStatus::LocalProtection, Syndrome::RemoteOperation)

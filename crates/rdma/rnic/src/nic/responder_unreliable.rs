@@ -104,7 +104,7 @@ impl<M: HostMemory> Nic<M> {
             Ok(()) => {}
             // Whoever knows the queue key could end the queue pair by it.
             Err(PlacementError::Length) => return self.note_dropped_long(i),
-            Err(misfit) => return self.reject(now, i, header.psn, misfit.into()),
+            Err(error) => return self.reject(now, i, header.psn, error.into()),
         }
         self.host_qps[i].taken_receives.pop_front();
         self.counters.received_bytes += u64::from(header.payload_bytes);

@@ -1,29 +1,31 @@
-//! The state of a response to a READ or atomic operation of which packets arrived out of order.
+//! Tracks a READ or atomic response whose packets arrive out of order.
 
 use sim::Time;
 
 use super::packet_bitmap::PacketBitmap;
 
-/// What came of an answer out of order: in the host's memory.
+/// The response packets that arrived out of order. It is in the host's memory.
 #[derive(Clone, Debug)]
 pub(super) struct OutOfOrderResponse {
-    /// Bit i: packet `response_packets + i` came.
+    /// Bit i: packet `response_packets + i` has arrived.
     pub arrived: PacketBitmap,
-    /// All gaps before this packet were asked for again.
+    /// All gaps before this packet have been requested again.
     pub rerequested_to: u32,
-    /// Since when there is a gap that was not asked for.
+    /// Since when a gap exists that was not requested again.
     pub gap_since: Option<Time>,
-    /// When the request left that the first of these answers, by the clock that packets carry.
+    /// The clock in the request that the first of these packets answers.
     pub first_sent_tick: u16,
-    /// When gaps were last asked for again, once that has left.
+    /// When gaps were last requested again, once that request has left.
     pub rerequested_tick: Option<u16>,
-    /// A later answer came: what is missing up to the end was overtaken.
+    /// A response to a later request arrived: packets missing up to the end were overtaken.
     pub is_overtaken: bool,
-    /// Bit i: of packet `response_packets + i` only the head came, and it is asked for again by itself.
+    /// Bit i: of packet `response_packets + i` only the header arrived (packet trimming); it is requested again
+    /// separately.
     pub trimmed: PacketBitmap,
-    /// Of those, bit i: not yet.
+    /// Bit i: such a packet that is not requested yet.
     pub to_rerequest: PacketBitmap,
-    /// What was asked for again by itself: the first packet, how many, and how many of them nothing was heard of.
+    /// The separate requests for trimmed packets: first packet, number of packets, and how many of these have not
+    /// arrived.
     pub repairs: Vec<(u32, u32, u32)>,
 }
 
@@ -42,7 +44,7 @@ impl OutOfOrderResponse {
         })
     }
 
-    /// Something of a packet came, were it only its head.
+    /// Notes that a packet, or only its header, has arrived.
     pub fn packet_seen(&mut self, packet: u32) {
         let is_in = |first: u32, packets: u32| packet.checked_sub(first).is_some_and(|offset| offset < packets);
         if let Some(at) = self.repairs.iter().position(|(first, packets, _)| is_in(*first, *packets)) {
@@ -53,16 +55,17 @@ impl OutOfOrderResponse {
         }
     }
 
-    /// Nothing more is waited for by itself.
+    /// Forgets the separate requests for trimmed packets.
     pub fn clear_repairs(&mut self) {
         (self.trimmed, self.to_rerequest) = (PacketBitmap::EMPTY, PacketBitmap::EMPTY);
         self.repairs.clear();
     }
 
-    /// First packet and length of each gap from one packet to another, without what was asked for by itself.
+    /// Returns the first packet and the length of each gap between two packets, without packets that are requested
+    /// separately.
     pub fn gaps(&self, response_packets: u32, from: u32, to: u32) -> Vec<(u32, u32)> {
         let mut gaps: Vec<(u32, u32)> = Vec::new();
-        // What is beyond the bitmaps did not come.
+        // Packets beyond the bitmaps have not arrived.
         let known_to = to.min(response_packets + self.arrived.end().max(self.trimmed.end()));
         let is_gap =
             |packet: &u32| !self.arrived.has(packet - response_packets) && !self.trimmed.has(packet - response_packets);

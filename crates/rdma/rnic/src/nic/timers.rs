@@ -1,23 +1,23 @@
-//! What queue pairs wait for: at most one live entry for each, looked at when it is due and put off when it is not.
+//! The timers of queue pairs. Each queue pair has at most one live entry; an entry that is due too early is set again.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use sim::Time;
 
-/// When to look at which queue pair.
+/// A heap of deadlines and queue pairs.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     heap: BinaryHeap<Reverse<(Time, u32)>>,
 }
 
 impl Timers {
-    /// When something is due; [`Time::MAX`] when nothing is.
+    /// Returns the next deadline, or [`Time::MAX`] if there is none.
     pub fn deadline(&self) -> Time {
         self.heap.peek().map_or(Time::MAX, |Reverse((at, _))| *at)
     }
 
-    /// Looks at a queue pair at this time.
+    /// Adds an entry for a queue pair.
     pub fn push(&mut self, at: Time, i: usize) {
         self.heap.push(Reverse((at, i as u32)));
     }
