@@ -1,4 +1,4 @@
-//! Contexts on chip, of which there are more than there is room for: the collapse of NICs that keep them in a cache.
+//! A cache of contexts on chip: reproduces the performance collapse of NICs with more contexts than the cache holds.
 
 use sim::{Random, Span, Time};
 
@@ -8,15 +8,15 @@ use super::profile::{ContextCacheConfig, NicProfile};
 /// No context.
 const NONE: u32 = u32::MAX;
 
-/// A cache that gives up a context by chance when it needs room, and the unit that fetches what is missing.
+/// A cache with random replacement, and the unit that fetches missing contexts.
 #[derive(Debug)]
 pub(super) struct ContextCache {
-    /// Which context each place holds.
+    /// The context in each slot.
     slots: Vec<u32>,
-    /// Where each context is.
+    /// The slot of each context.
     slot_of: Vec<u32>,
     filled: usize,
-    /// When each fetch that may go on at the same time ends.
+    /// When each of the parallel fetches ends.
     fetches: Vec<Time>,
     random: Random,
 }
@@ -32,7 +32,7 @@ impl ContextCache {
         }
     }
 
-    /// Uses a context: when it is there.
+    /// Accesses a context; returns when it is on chip.
     pub fn touch(&mut self, now: Time, context: u32, profile: &NicProfile, counters: &mut NicCounters) -> Time {
         if self.slot_of.len() <= context as usize {
             self.slot_of.resize(context as usize + 1, NONE);
@@ -61,7 +61,7 @@ impl ContextCache {
         self.slot_of[context as usize] = slot as u32;
     }
 
-    /// When a fetch that is asked for now ends.
+    /// Starts a fetch; returns when it ends.
     fn fetch(&mut self, now: Time, takes: Span) -> Time {
         let Some(free) = self.fetches.iter_mut().min() else { return now };
         *free = (*free).max(now) + takes;
@@ -75,7 +75,7 @@ mod tests {
     use crate::nic::TransportPolicy;
 
     #[test]
-    fn a_cache_holds_what_fits_and_fetches_the_rest_a_few_at_a_time() {
+    fn misses_are_fetched_a_few_at_a_time() {
         let mut profile = NicProfile::modelled(TransportPolicy::ConnectionCache);
         let constants = ContextCacheConfig { contexts: 4, fetches: 2, miss: Span::from_ns(1000.0) };
         profile.cache = Some(constants);
@@ -84,10 +84,10 @@ mod tests {
         let mut touch = |now, context| cache.touch(now, context, &profile, &mut counters);
         let there: Vec<Time> = (0..4).map(|context| touch(Time::ZERO, context)).collect();
         assert_eq!(there, [at(1000.0), at(1000.0), at(2000.0), at(2000.0)]);
-        assert_eq!(touch(at(5000.0), 3), at(5000.0), "it is there");
-        assert_eq!(touch(at(5000.0), 9), at(6000.0), "it is not");
+        assert_eq!(touch(at(5000.0), 3), at(5000.0), "a hit");
+        assert_eq!(touch(at(5000.0), 9), at(6000.0), "a miss");
         let misses = (0..4).filter(|context| touch(at(9000.0), *context) > at(9000.0)).count();
-        assert!(misses >= 1, "one of the four had to go");
+        assert!(misses >= 1, "one of the four was replaced");
         assert_eq!(counters.cache_hits + counters.cache_misses, 10);
     }
 }

@@ -1,4 +1,4 @@
-//! The verbs of a program: what makes, changes and destroys; posting and polling.
+//! The verbs: create, modify, query and destroy objects, post requests, and poll completions.
 
 use sim::{Span, Time};
 
@@ -17,48 +17,49 @@ use crate::verbs::{
 };
 use crate::wire::{Psn, QpNumber, RKey, Service};
 
-/// What a queue pair is to be.
+/// Parameters of a new queue pair (`ibv_qp_init_attr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpInit {
-    /// What it promises.
+    /// The transport service.
     pub service: Service,
-    /// Whose memory it uses.
+    /// The protection domain.
     pub domain: ProtectionDomain,
-    /// Where its send requests are completed.
+    /// The completion queue of send requests.
     pub send_cq: CqNumber,
-    /// Where its receive requests are.
+    /// The completion queue of receive requests.
     pub receive_cq: CqNumber,
-    /// From where it takes receive requests, if not from a queue of its own.
+    /// The shared receive queue to take receive requests from, instead of an own receive queue.
     pub shared_receive: Option<SrqNumber>,
-    /// Send requests that it holds.
+    /// Capacity of the send queue.
     pub sends_max: u32,
-    /// Receive requests that it holds.
+    /// Capacity of the receive queue.
     pub receives_max: u32,
-    /// Whether every send request is completed, asked for or not.
+    /// Whether every send request generates a completion (`sq_sig_all`).
     pub signals_all: bool,
 }
 
-/// What a queue pair is.
+/// The result of querying a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpStatus {
-    /// Its service.
+    /// The transport service.
     pub service: Service,
-    /// Its state.
+    /// The state.
     pub state: QpState,
-    /// What was set; `send_psn` and `receive_psn` as they stand now.
+    /// The attributes that were set; `send_psn` and `receive_psn` are the current PSNs.
     pub attributes: QpAttributes,
-    /// Send requests that it holds.
+    /// Number of requests in the send queue.
     pub sends: usize,
-    /// Receive requests of its own that no message has.
+    /// Number of requests in the own receive queue that no message has consumed.
     pub receives: usize,
-    /// Whether the slow path has its receiving side.
+    /// Whether the slow path's software owns the receive side.
     pub is_slow: bool,
-    /// Messages of an unreliable service that were longer than their receive requests, since it was in reset.
+    /// Number of messages of an unreliable service that exceeded their receive requests, since the queue pair was last
+    /// in reset.
     pub dropped_long: u64,
 }
 
 impl<M: HostMemory> Nic<M> {
-    /// The place of a queue pair that there is.
+    /// Returns the index of an existing queue pair.
     pub(super) fn index(&self, qp: QpNumber) -> Option<usize> {
         let i = qp.0.checked_sub(QP_NUMBER_FIRST)? as usize;
         self.contexts.get(i).filter(|context| context.exists).map(|_| i)
@@ -72,23 +73,23 @@ impl<M: HostMemory> Nic<M> {
         self.index(qp).ok_or(NicError::Unknown { what: "queue pair", number: qp.0 })
     }
 
-    /// A new protection domain.
+    /// Allocates a protection domain.
     ///
     /// # Errors
-    /// When all were used.
+    /// If all numbers have been used.
     pub fn allocate_domain(&mut self) -> Result<ProtectionDomain, NicError> {
         Ok(self.table.allocate_domain()?)
     }
 
-    /// The end of a protection domain.
+    /// Frees a protection domain.
     ///
     /// # Errors
-    /// When something uses it.
+    /// If it does not exist or is in use.
     pub fn free_domain(&mut self, domain: ProtectionDomain) -> Result<(), NicError> {
         Ok(self.table.free_domain(domain)?)
     }
 
-    /// Gives keys to memory.
+    /// Registers a memory region.
     ///
     /// # Errors
     /// See [`crate::verbs::MemoryTable::register`].
@@ -96,7 +97,7 @@ impl<M: HostMemory> Nic<M> {
         Ok(self.table.register(registration)?)
     }
 
-    /// Takes the keys of memory away.
+    /// Deregisters a memory region.
     ///
     /// # Errors
     /// See [`crate::verbs::MemoryTable::deregister`].
@@ -104,7 +105,7 @@ impl<M: HostMemory> Nic<M> {
         Ok(self.table.deregister(key)?)
     }
 
-    /// A memory window.
+    /// Allocates a memory window.
     ///
     /// # Errors
     /// See [`crate::verbs::MemoryTable::allocate_window`].
@@ -112,7 +113,7 @@ impl<M: HostMemory> Nic<M> {
         Ok(self.table.allocate_window(domain, kind)?)
     }
 
-    /// The end of a memory window.
+    /// Frees a memory window.
     ///
     /// # Errors
     /// See [`crate::verbs::MemoryTable::free_window`].
@@ -120,7 +121,8 @@ impl<M: HostMemory> Nic<M> {
         Ok(self.table.free_window(window)?)
     }
 
-    /// Binds a window for a queue pair: of type 1 to a key that the NIC chooses, of type 2 to `chosen`.
+    /// Binds a memory window for a queue pair and returns its key: for type 1 a key that the NIC chooses, for type 2
+    /// `chosen`.
     ///
     /// # Errors
     /// See [`crate::verbs::MemoryTable::bind_type_1`] and [`crate::verbs::MemoryTable::bind_type_2`].
@@ -142,18 +144,18 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// A completion queue with room for so many.
+    /// Creates a completion queue with a capacity of `entries`.
     ///
     /// # Errors
-    /// When there can be no such queue.
+    /// If the size is out of range.
     pub fn create_cq(&mut self, entries: usize) -> Result<CqNumber, NicError> {
         Ok(CqNumber(insert(&mut self.cqs, CompletionQueue::new(entries)?)))
     }
 
-    /// The end of a completion queue.
+    /// Destroys a completion queue.
     ///
     /// # Errors
-    /// When there is none, or queue pairs use it.
+    /// If it does not exist, or queue pairs use it.
     pub fn destroy_cq(&mut self, cq: CqNumber) -> Result<(), NicError> {
         self.cq(cq)?;
         let uses = |context: &&Context| context.exists && (context.send_cq == cq || context.receive_cq == cq);
@@ -171,40 +173,40 @@ impl<M: HostMemory> Nic<M> {
         self.cqs.get_mut(cq.0 as usize).and_then(Option::as_mut).ok_or(unknown)
     }
 
-    /// Whether no completion waits to be polled; true of a queue that is not there.
+    /// Returns whether a completion queue is empty; also true if it does not exist.
     pub fn cq_is_empty(&self, cq: CqNumber) -> bool {
         self.cqs.get(cq.0 as usize).and_then(Option::as_ref).is_none_or(CompletionQueue::is_empty)
     }
 
-    /// Takes the oldest completions, as many as there are and fit.
+    /// Takes the oldest completions, as many as there are and fit, and returns their number.
     ///
     /// # Errors
-    /// When there is no such queue, or it overflowed.
+    /// If the queue does not exist or has overflowed.
     pub fn poll_cq(&mut self, cq: CqNumber, into: &mut [Completion]) -> Result<usize, NicError> {
         Ok(self.cq(cq)?.poll(into)?)
     }
 
-    /// Asks for an [`NicEvent::Completion`].
+    /// Requests an [`NicEvent::Completion`].
     ///
     /// # Errors
-    /// When there is no such queue.
+    /// If the queue does not exist.
     pub fn arm_cq(&mut self, cq: CqNumber, notify: CqNotify) -> Result<(), NicError> {
         self.cq(cq)?.arm(notify);
         Ok(())
     }
 
-    /// A shared receive queue with room for so many.
+    /// Creates a shared receive queue with a capacity of `requests`.
     ///
     /// # Errors
-    /// When there can be no such queue.
+    /// If the size is out of range.
     pub fn create_srq(&mut self, requests: usize) -> Result<SrqNumber, NicError> {
         Ok(SrqNumber(insert(&mut self.srqs, SharedReceiveQueue::new(requests)?)))
     }
 
-    /// The end of a shared receive queue.
+    /// Destroys a shared receive queue.
     ///
     /// # Errors
-    /// When there is none, or queue pairs use it.
+    /// If it does not exist, or queue pairs use it.
     pub fn destroy_srq(&mut self, srq: SrqNumber) -> Result<(), NicError> {
         self.srq(srq)?;
         let uses = |(context, host): &(&Context, &HostQp)| context.exists && host.shared == Some(srq);
@@ -221,18 +223,19 @@ impl<M: HostMemory> Nic<M> {
         self.srqs.get_mut(srq.0 as usize).and_then(Option::as_mut).ok_or(unknown)
     }
 
-    /// Asks for an [`NicEvent::SharedReceiveLimit`].
+    /// Requests an [`NicEvent::SharedReceiveLimit`].
     ///
     /// # Errors
-    /// When there is no such queue, or the limit is above what it holds.
+    /// If the queue does not exist, or the limit exceeds its capacity.
     pub fn arm_srq(&mut self, srq: SrqNumber, limit: usize) -> Result<(), NicError> {
         Ok(self.srq(srq)?.arm(limit)?)
     }
 
-    /// A queue pair, in reset.
+    /// Creates a queue pair in the reset state.
     ///
     /// # Errors
-    /// When what it names is not there, a size cannot be, or there are as many as there may be.
+    /// If an object that it needs does not exist, a size is out of range, or the NIC has its maximum number of queue
+    /// pairs.
     pub fn create_qp(&mut self, init: &QpInit) -> Result<QpNumber, NicError> {
         self.cq(init.send_cq)?;
         self.cq(init.receive_cq)?;
@@ -271,10 +274,10 @@ impl<M: HostMemory> Nic<M> {
             self.contexts.push(context, self.pool.is_some());
             self.host_qps.push(host);
             if let Some(pool) = &mut self.pool {
-                pool.add();
+                pool.add_queue_pair();
             }
         } else {
-            // What was prepared for the queue pair that had this number before is worthless.
+            // Invalidates everything that is in flight for the previous queue pair with this number.
             let old = self.contexts.as_driver(i);
             context.generation = old.generation.wrapping_add(1);
             context.is_queued = old.is_queued;
@@ -284,15 +287,15 @@ impl<M: HostMemory> Nic<M> {
         Ok(self.number(i))
     }
 
-    /// The end of a queue pair. Its number is used again only when others that were free longer are taken.
+    /// Destroys a queue pair. Its number is reused after those that have been free longer.
     ///
     /// # Errors
-    /// When there is none.
+    /// If it does not exist.
     pub fn destroy_qp(&mut self, qp: QpNumber) -> Result<(), NicError> {
         let i = self.find(qp)?;
-        // Nothing is waited for any more: the time does not matter.
+        // The time does not matter, because no timer remains.
         self.by_driver(Time::ZERO, i, |nic| {
-            nic.begin_again(i);
+            nic.reset(i);
             nic.table.release_domain(nic.contexts[i].domain);
             nic.contexts[i].exists = false;
         });
@@ -300,10 +303,10 @@ impl<M: HostMemory> Nic<M> {
         Ok(())
     }
 
-    /// What a queue pair is.
+    /// Returns the state and attributes of a queue pair.
     ///
     /// # Errors
-    /// When there is none.
+    /// If it does not exist.
     pub fn query_qp(&self, qp: QpNumber) -> Result<QpStatus, NicError> {
         let i = self.find(qp)?;
         let (context, host) = (self.contexts.as_driver(i), &self.host_qps[i]);
@@ -321,10 +324,11 @@ impl<M: HostMemory> Nic<M> {
         })
     }
 
-    /// Takes a queue pair to another state, or changes attributes in the one that it is in.
+    /// Moves a queue pair to another state, or changes attributes in its current state.
     ///
     /// # Errors
-    /// When there is no such way, or an attribute is missing, too much, or cannot be; nothing changed then.
+    /// If the transition is not allowed, or an attribute is missing, not allowed or out of range. Nothing is changed
+    /// then.
     pub fn modify_qp(
         &mut self,
         now: Time,
@@ -335,13 +339,13 @@ impl<M: HostMemory> Nic<M> {
         let i = self.find(qp)?;
         let context = self.contexts.as_driver(i);
         check_transition(qp, context.service, context.state, to, attributes, READS_MAX)?;
-        self.by_driver(now, i, |nic| nic.go_to(now, i, to, attributes));
+        self.by_driver(now, i, |nic| nic.enter_state(now, i, to, attributes));
         Ok(())
     }
 
-    fn go_to(&mut self, now: Time, i: usize, to: QpState, attributes: &QpAttributes) {
+    fn enter_state(&mut self, now: Time, i: usize, to: QpState, attributes: &QpAttributes) {
         match to {
-            QpState::Reset => self.begin_again(i),
+            QpState::Reset => self.reset(i),
             QpState::Error => self.enter_error(now, i),
             _ => {
                 self.set_attributes(i, attributes);
@@ -386,8 +390,8 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Forgets everything but what a queue pair was created with.
-    fn begin_again(&mut self, i: usize) {
+    /// Resets a queue pair to what it was created with.
+    fn reset(&mut self, i: usize) {
         let qp = self.number(i);
         let old = self.contexts[i];
         let cqs = (old.send_cq, old.receive_cq);
@@ -412,10 +416,10 @@ impl<M: HostMemory> Nic<M> {
         self.table.unbind_queue_pair(qp);
     }
 
-    /// Posts a send request. One that this queue pair cannot do is completed with an error, in its turn.
+    /// Posts a send request. A request that the queue pair does not support is completed with an error, in order.
     ///
     /// # Errors
-    /// When the state does not allow it, or the queue is full.
+    /// If the state does not allow it, or the queue is full.
     pub fn post_send(&mut self, now: Time, qp: QpNumber, request: &SendRequest) -> Result<(), NicError> {
         let i = self.find(qp)?;
         self.contexts.as_driver(i).state.check_post_send(qp)?;
@@ -436,7 +440,7 @@ impl<M: HostMemory> Nic<M> {
         }
         host.sends.push_back(SendEntry {
             request: *request,
-            // More than fits is more than a message may have: it fails in its turn.
+            // A length that does not fit exceeds the maximum length of a message, so that the request fails in order.
             bytes: u32::try_from(request.bytes()).unwrap_or(u32::MAX),
             packets: 0,
             psns: 0,
@@ -455,13 +459,13 @@ impl<M: HostMemory> Nic<M> {
     /// Posts a receive request.
     ///
     /// # Errors
-    /// When the state does not allow it, the queue is full, or the queue pair takes from a shared one.
+    /// If the state does not allow it, the queue is full, or the queue pair uses a shared receive queue.
     pub fn post_recv(&mut self, now: Time, qp: QpNumber, request: &ReceiveRequest) -> Result<(), NicError> {
         let i = self.find(qp)?;
         self.contexts.as_driver(i).state.check_post_receive(qp)?;
         let host = &mut self.host_qps[i];
         if host.shared.is_some() {
-            let (what, remedy) = ("it takes its receive requests from a shared queue", "post them there");
+            let (what, remedy) = ("it uses a shared receive queue", "post to that queue");
             return Err(NicError::Request { qp: qp.0, what, remedy });
         }
         if host.receives.len() + host.taken_receives.len() >= host.receives_max {
@@ -475,10 +479,10 @@ impl<M: HostMemory> Nic<M> {
         Ok(())
     }
 
-    /// Posts a receive request to a shared queue.
+    /// Posts a receive request to a shared receive queue.
     ///
     /// # Errors
-    /// When there is none, or it is full.
+    /// If the queue does not exist or is full.
     pub fn post_srq_recv(&mut self, srq: SrqNumber, request: &ReceiveRequest) -> Result<(), NicError> {
         Ok(self.srq(srq)?.post(*request)?)
     }
@@ -490,7 +494,7 @@ impl<M: HostMemory> Nic<M> {
         self.complete(now, cq, completion);
     }
 
-    /// Completes every receive request as flushed.
+    /// Completes all receive requests as flushed.
     pub(super) fn flush_receives(&mut self, now: Time, i: usize) {
         let context = &mut self.contexts[i];
         context.generation = context.generation.wrapping_add(1);
@@ -505,7 +509,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Completes every send request as flushed.
+    /// Completes all send requests as flushed.
     pub(super) fn flush_sends(&mut self, now: Time, i: usize) {
         let context = &mut self.contexts[i];
         context.send_epoch = context.send_epoch.wrapping_add(1);
@@ -526,7 +530,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// A completion sets out for the host's memory.
+    /// Sends a completion to the host's memory.
     pub(super) fn complete(&mut self, now: Time, cq: CqNumber, completion: Completion) {
         let delay = self.profile.costs.dma_write;
         if delay == Span::ZERO {
@@ -545,7 +549,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// A completion queue lost something: its queue pairs cannot go on.
+    /// Moves the queue pairs of an overflowed completion queue to the error state.
     fn overflowed(&mut self, now: Time, cq: CqNumber) {
         let uses = |context: &Context| {
             let is_live = context.exists && !matches!(context.state, QpState::Error | QpState::Reset);
@@ -557,7 +561,7 @@ impl<M: HostMemory> Nic<M> {
         }
         self.events.push_back(NicEvent::CompletionQueueError(cq));
         for i in users.iter().copied() {
-            // Before flushing, which overflows again.
+            // All states first, because flushing overflows the queue again.
             self.by_driver(now, i, |nic| nic.contexts[i].state = QpState::Error);
         }
         for i in users {
@@ -566,18 +570,18 @@ impl<M: HostMemory> Nic<M> {
     }
 }
 
-/// Puts a thing on the first free place.
-fn insert<T>(places: &mut Vec<Option<T>>, thing: T) -> u32 {
-    let at = places.iter().position(Option::is_none).unwrap_or(places.len());
-    if at == places.len() {
-        places.push(Some(thing));
+/// Inserts a value into the first free slot and returns its index.
+fn insert<T>(slots: &mut Vec<Option<T>>, value: T) -> u32 {
+    let at = slots.iter().position(Option::is_none).unwrap_or(slots.len());
+    if at == slots.len() {
+        slots.push(Some(value));
     } else {
-        places[at] = Some(thing);
+        slots[at] = Some(value);
     }
     at as u32
 }
 
-/// What is given replaces what was.
+/// Overwrites attributes with those that are given.
 fn merge(set: &mut QpAttributes, given: &QpAttributes) {
     set.partition_index = given.partition_index.or(set.partition_index);
     set.port = given.port.or(set.port);

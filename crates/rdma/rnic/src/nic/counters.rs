@@ -1,19 +1,19 @@
-//! What a NIC counts.
+//! The counters of a NIC.
 
 use sim::Span;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// What a NIC counted since it began. Drops say why; nothing that a peer sends goes uncounted.
+        /// Counters since the NIC was created. Every packet that is dropped is counted under the reason.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct NicCounters {
             $($(#[$doc])* pub $name: u64,)*
-            /// Time that the slow path's software worked.
+            /// Time that the slow path's software was busy.
             pub software_busy: Span,
         }
 
         impl NicCounters {
-            /// Names and values of the counts, for tables.
+            /// Returns the names and values of the counters, for tables.
             pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name)),*].into_iter()
             }
@@ -22,80 +22,80 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Packets sent, of any kind.
+    /// Packets sent.
     sent_packets,
-    /// Bytes of payload sent.
+    /// Payload bytes sent.
     sent_bytes,
-    /// Packets sent again.
+    /// Packets retransmitted.
     sent_again_packets,
-    /// Packets that were sent again though the first one arrived, as the receiver found.
+    /// Duplicate packets received: retransmitted although the first copy had arrived.
     duplicate_packets,
-    /// Packets sent again though the first one was only late, as the sender found.
+    /// Packets retransmitted although the first copy was only late, as the sender found out.
     spurious_packets,
-    /// Packets received, of any kind.
+    /// Packets received.
     received_packets,
-    /// Bytes of payload taken in, once each.
+    /// Payload bytes accepted, without duplicates.
     received_bytes,
-    /// Packets received without the payload that they left with.
+    /// Packets received without their payload (packet trimming).
     trimmed_packets,
-    /// Packets that came before one that was sent earlier.
+    /// Packets that arrived before one that was sent earlier.
     out_of_order_packets,
-    /// Times that a sender lost patience.
+    /// Retransmission timeouts.
     timeouts,
-    /// Probes sent to learn what arrived.
+    /// Tail loss probes sent.
     probes,
-    /// Receivers that were not ready.
+    /// RNR NAKs sent.
     not_ready,
-    /// Congestion notifications sent.
+    /// Congestion notification packets sent.
     notifications,
-    /// Drops: no such queue pair.
+    /// Drops: the queue pair does not exist.
     drop_unknown_qp,
-    /// Drops: a queue pair in a state that does not receive.
+    /// Drops: the state of the queue pair does not allow receiving.
     drop_state,
-    /// Drops: of another service, or no packet for this queue pair's kind.
+    /// Drops: another transport service, or an operation that the queue pair does not accept.
     drop_service,
-    /// Drops: not from the peer.
+    /// Drops: the sender is not the peer.
     drop_source,
-    /// Drops: the wrong queue key.
+    /// Drops: wrong queue key.
     drop_queue_key,
-    /// Drops: headers that make no sense together.
+    /// Drops: inconsistent headers.
     drop_malformed,
-    /// Drops: an answer to nothing that was asked.
+    /// Drops: a response or acknowledgement that matches no request.
     drop_unasked,
-    /// Drops: a message of an unreliable service that is longer than its receive request.
+    /// Drops: a message of an unreliable service that exceeds its receive request.
     drop_long,
-    /// Drops: too far ahead of what is expected.
+    /// Drops: beyond the receive window.
     drop_beyond_window,
-    /// Drops: out of order, where order is needed.
+    /// Drops: out of order where order is required.
     drop_out_of_order,
-    /// Drops: a request that waits for a request before it, of which there are too many.
+    /// Drops: a READ or atomic request while the maximum number of responses is pending.
     drop_too_many,
     /// Drops: no receive request posted.
     drop_no_receive,
     /// Drops: the control queue was full.
     drop_control_queue,
-    /// Headers that the slow path's software looked at.
+    /// Headers processed by the slow path's software.
     slow_headers,
-    /// Times that a queue pair's receiving went to the slow path.
+    /// Times that the receive side of a queue pair entered the slow path.
     slow_entries,
-    /// Times that it came back.
+    /// Times that it returned to hardware.
     slow_returns,
-    /// Times that it could not come back yet: hardware had seen more.
+    /// Times that the return was refused, because hardware had queued more packets.
     slow_returns_refused,
     /// Work requests fetched.
     wqes_fetched,
-    /// Work requests fetched in vain.
+    /// Work requests fetched but not used.
     wqes_dropped,
-    /// Drops: no room for a packet whose context is away.
+    /// Drops: no room for a packet whose context is not on chip.
     drop_parking,
-    /// Packets that waited for their context in the receive buffer.
+    /// Packets that waited in the receive buffer for their context.
     parked_packets,
     /// Contexts read from the host's memory into the pool.
     contexts_fetched,
     /// Contexts written back to the host's memory.
     contexts_written_back,
-    /// Uses of a context that lay on chip.
+    /// Accesses to a context that was on chip.
     cache_hits,
-    /// Uses of a context that did not.
+    /// Accesses to a context that was not on chip.
     cache_misses,
 }

@@ -1,4 +1,4 @@
-//! What was scheduled becomes a packet.
+//! Builds packets from staged items, and acknowledgements.
 
 use sim::Time;
 
@@ -13,10 +13,10 @@ use crate::wire::{
     Syndrome,
 };
 
-/// "Credits are not used" (IBA table 46).
+/// The credit code "credits are not used" (IBA table 46).
 const CREDIT_CODE_NONE: u8 = 31;
 
-/// Where a packet stands in its message.
+/// The position of a packet in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PacketPosition {
     Only,
@@ -56,18 +56,18 @@ const READ_RESPONSE: [Operation; 4] = [
 ];
 
 impl<M: HostMemory> Nic<M> {
-    /// A header with nothing in it but who and what.
+    /// Returns a header without flags and extended headers.
     pub(super) fn header(&self, i: usize, operation: Operation, psn: Psn) -> Header {
         let context = &self.contexts[i];
         Header::bare(context.service, operation, context.peer_qp, psn)
     }
 
-    /// Queues an acknowledgement or a refusal, before all data.
+    /// Queues a positive or negative acknowledgement, which is sent before all data.
     pub(super) fn push_ack(&mut self, i: usize, psn: Psn, syndrome: Syndrome, sack: Option<SelectiveAck>) {
         let mut header = self.header(i, Operation::Acknowledge, psn);
         let context = &mut self.contexts[i];
         header.aeth = Some(Aeth { syndrome, messages: context.messages & MESSAGE_MASK });
-        // Without the extension the mark is told by the one bit that there is.
+        // Without the extension, BECN reports the mark.
         if !self.profile.policy.is_selective() && self.profile.echoes_marks() {
             header.congestion_echo = context.marked > 0;
             context.marked = 0;
@@ -77,7 +77,8 @@ impl<M: HostMemory> Nic<M> {
         self.control_packets.push_back((to, header));
     }
 
-    /// Acknowledges all that hardware knows to be there; `newest`: the packet that asked for it.
+    /// Acknowledges all packets that hardware knows to have arrived. `newest` is the packet that requested the
+    /// acknowledgement.
     pub(super) fn acknowledge(&mut self, i: usize, newest: Psn) {
         let context = &mut self.contexts[i];
         let expected = context.receiver.cumulative();
@@ -100,7 +101,7 @@ impl<M: HostMemory> Nic<M> {
         self.control_packets.push_back((to, header));
     }
 
-    /// Makes a staged packet, unless it lost its sense meanwhile.
+    /// Builds a staged packet, unless it was invalidated in the meantime.
     pub(super) fn emit(
         &mut self,
         now: Time,
@@ -169,7 +170,8 @@ impl<M: HostMemory> Nic<M> {
         Some(OutgoingPacket { to, header })
     }
 
-    /// Packets of an answer that came already: a READ that is asked for again in order begins behind them.
+    /// Returns the number of response packets that have arrived: without selective repeat, a READ is requested again
+    /// from there on.
     fn received_before(&self, entry: &SendEntry) -> u32 {
         if self.profile.policy.is_selective() { 0 } else { entry.response_packets }
     }
@@ -229,7 +231,7 @@ impl<M: HostMemory> Nic<M> {
         Some(header)
     }
 
-    /// Asks again for some packets of an answer: the same request, a part of its range.
+    /// Builds a READ request for a part of the original range.
     fn emit_rerequest(&mut self, now: Time, i: usize, index: u32, packet: u32, packets: u32) -> Option<OutgoingPacket> {
         let entry = self.entry(i, index).filter(|entry| !entry.is_done)?;
         let mut header = self.request_header(now, i, entry, 0, entry.first)?;

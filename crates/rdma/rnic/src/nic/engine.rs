@@ -1,4 +1,4 @@
-//! The NIC: what is handed in, what comes out, and what is due.
+//! The NIC: its state, the driver's entry points, and the dispatch of packets and timers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use super::timers::Timers;
 use crate::verbs::{Completion, CompletionQueue, MemoryTable, NicAddress, SharedReceiveQueue};
 use crate::wire::{Header, Operation, Service};
 
-/// A packet for the wire; its payload was put where the caller of [`Nic::transmit`] said.
+/// A packet for the wire. Its payload is in the buffer passed to [`Nic::transmit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutgoingPacket {
-    /// To whom.
+    /// The destination NIC.
     pub to: NicAddress,
-    /// What it says; `payload_bytes` of payload go with it.
+    /// The headers; `payload_bytes` bytes of payload follow.
     pub header: Header,
 }
 
@@ -42,7 +42,7 @@ pub struct Nic<M> {
     pub(super) free_qps: VecDeque<u32>,
     pub(super) counters: NicCounters,
     pub(super) events: VecDeque<NicEvent>,
-    /// Packets without payload that wait for nothing: acknowledgements.
+    /// Acknowledgements and CNPs, which have no payload and are sent before all data.
     pub(super) control_packets: VecDeque<(NicAddress, Header)>,
     pub(super) pipeline: Pipeline,
     pub(super) timers: Timers,
@@ -50,16 +50,16 @@ pub struct Nic<M> {
     pub(super) pending_completions: VecDeque<(Time, CqNumber, Completion)>,
     pub(super) slow_path: SlowPath,
     pub(super) cache: Option<ContextCache>,
-    /// Where contexts come and go.
+    /// The pool of contexts on chip, where the policy has one.
     pub(super) pool: Option<ContextPool>,
 }
 
 impl<M: HostMemory> Nic<M> {
-    /// A NIC without queues. `profile`: a thousand NICs of a kind can have one. `seed`: of what it draws by chance
-    /// (which context a cache gives up).
+    /// Creates a NIC without queues. NICs of the same kind can share a profile. `seed` determines random choices (which
+    /// context a cache replaces).
     ///
     /// # Errors
-    /// When there can be no such NIC.
+    /// If a value of the profile is out of range.
     pub fn new(profile: impl Into<Arc<NicProfile>>, memory: M, seed: u64) -> Result<Self, ProfileError> {
         let profile = profile.into();
         profile.check()?;
@@ -84,33 +84,34 @@ impl<M: HostMemory> Nic<M> {
         })
     }
 
-    /// What kind of NIC it is.
+    /// Returns the parameters of the NIC.
     pub fn profile(&self) -> &NicProfile {
         &self.profile
     }
 
-    /// The host's memory.
+    /// Returns the host's memory.
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// The host's memory, to be changed by its programs.
+    /// Returns the host's memory for changes by the host's programs.
     pub fn memory_mut(&mut self) -> &mut M {
         &mut self.memory
     }
 
-    /// What was counted.
+    /// Returns the counters.
     pub fn counters(&self) -> &NicCounters {
         &self.counters
     }
 
-    /// The oldest event that nobody took.
+    /// Takes the oldest event.
     pub fn poll_event(&mut self) -> Option<NicEvent> {
         self.events.pop_front()
     }
 
-    /// Takes in a packet. `source` says who sent it as the driver knows it, `marked` whether a switch marked it
-    /// (ECN-CE); `payload` has [`Header::payload_bytes`]. What makes no sense is dropped and counted.
+    /// Processes a received packet. `source` is the sender as the driver identified it, and `marked` tells whether a
+    /// switch marked the packet (ECN-CE). `payload` has [`Header::payload_bytes`] bytes. Invalid packets are dropped
+    /// and counted.
     pub fn receive(&mut self, now: Time, source: NicAddress, header: &Header, marked: bool, payload: &M::Payload) {
         self.counters.received_packets += 1;
         if !self.is_parked(now, source, header, marked, Some(payload)) {
@@ -132,9 +133,9 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Takes in what a switch left of a packet whose payload it cut off for want of room (packet trimming). That counts
-    /// as a mark; on a reliable connection the sender of a request is told at once, and an answer to a READ is asked
-    /// for again at once.
+    /// Processes the headers of a packet whose payload a switch removed because of congestion (packet trimming). It
+    /// counts as marked. On a reliable connection the sender of a request is notified at once, and a trimmed READ
+    /// response is requested again at once.
     pub fn receive_trimmed(&mut self, now: Time, source: NicAddress, header: &Header) {
         self.counters.received_packets += 1;
         self.counters.trimmed_packets += 1;
@@ -147,7 +148,7 @@ impl<M: HostMemory> Nic<M> {
     pub(super) fn process_trimmed(&mut self, now: Time, source: NicAddress, header: &Header) {
         if let Some(i) = self.destination_qp(source, header) {
             self.mark_context_used(i);
-            // Marked or not, there was no room for it.
+            // A trimmed packet met congestion, whether it is marked or not.
             self.ecn_marked(now, i, header);
             if header.operation.is_read_response() {
                 self.trimmed_response(now, i, header)
@@ -157,8 +158,8 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// The next packet for the wire, if there is one now; the caller has the wire to itself. Its payload is put into
-    /// `payload`, which must have room for an MTU.
+    /// Returns the next packet for the wire, if one is ready; the caller must not call this while the wire is busy. The
+    /// payload is copied to `payload`, which must have room for an MTU.
     pub fn transmit(&mut self, now: Time, payload: &mut M::Payload) -> Option<OutgoingPacket> {
         loop {
             if let Some((to, header)) = self.control_packets.pop_front() {
@@ -181,8 +182,8 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// When [`Self::advance`] is to be called at the latest, and [`Self::transmit`] after it when the wire is free;
-    /// nothing when nothing waits for time to pass.
+    /// Returns the latest time at which [`Self::advance`] must be called, followed by [`Self::transmit`] if the wire is
+    /// idle; nothing if no time is pending.
     pub fn deadline(&self) -> Option<Time> {
         let pending_completions = self.pending_completions.front().map_or(Time::MAX, |(at, ..)| *at);
         let contexts = self.pool.as_ref().map_or(Time::MAX, ContextPool::deadline);
@@ -191,7 +192,7 @@ impl<M: HostMemory> Nic<M> {
         (at < Time::MAX).then_some(at)
     }
 
-    /// Does what is due.
+    /// Processes everything that is due at `now`.
     pub fn advance(&mut self, now: Time) {
         while let Some((_, cq, completion)) = pop_front_if(&mut self.pending_completions, |(at, ..)| *at <= now) {
             self.deliver(now, cq, completion);
@@ -203,7 +204,7 @@ impl<M: HostMemory> Nic<M> {
         self.run_due(now);
     }
 
-    /// What follows at once from what happened.
+    /// Processes everything that became due through a call of the driver.
     fn run_due(&mut self, now: Time) {
         self.pipeline.polled_at = now;
         self.run_slow_path(now);
@@ -214,12 +215,12 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Whether fetching takes time, and so begins before the wire asks.
+    /// Returns whether fetching takes time and therefore begins before the wire is idle.
     pub(super) fn has_costs(&self) -> bool {
         self.profile.costs != CostModel::ZERO
     }
 
-    /// The queue pair that a packet is for.
+    /// Returns the queue pair that a packet is for, or counts why it is dropped.
     fn destination_qp(&mut self, source: NicAddress, header: &Header) -> Option<usize> {
         let Some(i) = self.index(header.destination) else {
             self.counters.drop_unknown_qp += 1;
@@ -252,7 +253,8 @@ impl<M: HostMemory> Nic<M> {
         self.mark_context_used(i);
         self.payload_written(now, header.payload_bytes);
         if let Some(cache) = &mut self.cache {
-            // The context is needed to take the packet in: a miss keeps the port from fetching for others.
+            // Accepting the packet needs the context. A miss occupies the fetch unit, which delays the fetches of the
+            // send side.
             cache.touch(now, i as u32, &self.profile, &mut self.counters);
         }
         if marked {
@@ -272,7 +274,7 @@ impl<M: HostMemory> Nic<M> {
 }
 
 impl<M: HostMemory> Nic<M> {
-    /// Looks at the queue pair at this time, or before.
+    /// Arms the timer of a queue pair, no later than `at`.
     pub(super) fn arm_timer(&mut self, i: usize, at: Time) {
         let context = &mut self.contexts[i];
         if at < context.timer_at {
@@ -281,7 +283,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// An entry of this queue pair is due; perhaps another one replaced it.
+    /// Processes a timer entry of a queue pair, which may have been superseded.
     pub(super) fn timer_due(&mut self, now: Time, i: usize) {
         if self.nonresident_timer_due(now, i) || self.contexts[i].timer_at > now {
             return;

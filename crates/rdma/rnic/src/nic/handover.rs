@@ -1,37 +1,37 @@
-//! How the receiving side of a queue pair goes from hardware to software and back (srnic.md, "Mode race").
+//! The handover of a queue pair's receive side from hardware to software and back (srnic.md, "Mode race").
 //!
-//! Hardware alone takes packets while each is the expected one. The first that is not sends it into the slow path:
-//! from then on it places payloads, but *every* header that is not of the past goes to the control queue, and software
-//! keeps the bitmap. Software tells by commands how far everything is there, and returns the queue pair by a
-//! compare-and-set on the expected number: "all before E is there".
+//! Hardware alone accepts packets while each is the expected one. The first packet that is not expected starts the slow
+//! path: hardware still places payloads, but puts *every* header that is not a duplicate into the control queue, and
+//! software keeps the bitmap. Software reports by commands how far all packets have arrived, and returns the receive
+//! side with a compare-and-set on the expected PSN: "all packets before E have arrived".
 //!
-//! On a busy queue pair headers are always under way to software, so a command that succeeds only when E is the number
-//! after the newest header would never succeed. Hardware therefore keeps one number more: since `clean_from`, headers
-//! were queued in order, without a gap, and with nothing to be done for them that has an order (no completion, no
-//! READ). If E is at or after that, everything before the newest header is there, nothing that software still has to do
-//! for it can come out of order, and hardware goes on behind the newest header. What is still queued then, software
-//! finds to be of the past, by number, or notes for nothing.
+//! On a busy queue pair some headers are always in flight to software, so a command that succeeds only if E follows the
+//! newest header would never succeed. Hardware therefore keeps one more PSN, `clean_from`: since then, headers were
+//! queued in order, without a gap, and none of them needs an action that must be executed in order (a completion or a
+//! READ). If E is at or after `clean_from`, all packets before the newest header have arrived and no action that
+//! software still has to execute can come out of order; hardware continues after the newest header. Software later
+//! finds headers that are still queued to be duplicates, by their PSN, or notes them without effect.
 //!
-//! What software has settled matters to hardware too: a copy that was long under way must not be placed over memory
-//! whose message is completed, for programs use it again.
+//! Hardware must know the cumulative PSN of software, too: a copy that was delayed for long must not be placed over
+//! memory whose message is complete, because programs reuse that memory.
 
 use crate::wire::Psn;
 
 use super::packet_bitmap::PacketBitmap;
 
-/// Hardware's half: on chip.
+/// The receive state that hardware keeps on chip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HardwareReceiver {
-    /// Fast: the next packet. Slow: the number after the newest one that was queued.
+    /// Fast path: the next PSN. Slow path: the PSN after the newest header that was queued.
     expected: Psn24,
-    /// All before this is there and done with.
+    /// All packets before this PSN have arrived and are executed.
     cumulative: Psn24,
-    /// Slow: from here on all before `expected` were queued, with nothing to do for them in order.
+    /// Slow path: since this PSN, headers were queued in order and need no ordered action.
     clean_from: Psn24,
     is_slow: bool,
 }
 
-/// A number of 24 bits takes 3 bytes on chip.
+/// A PSN in 3 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Psn24([u8; 3]);
 
@@ -50,34 +50,34 @@ impl Psn24 {
 /// What hardware does with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceiveVerdict {
-    /// The expected one: taken by hardware alone.
+    /// The expected packet: accepted by hardware alone.
     InOrder,
-    /// Placed, and its header queued for software.
+    /// The payload is placed, and the header goes to software.
     SlowPath,
-    /// A copy of what is settled: never placed.
+    /// A copy of a packet before the cumulative PSN: not placed.
     Duplicate,
-    /// Further ahead than bitmaps reach: dropped.
+    /// Beyond the window of the bitmaps: dropped.
     BeyondWindow,
 }
 
 impl HardwareReceiver {
-    /// Nothing came yet.
+    /// Creates the state before the first packet.
     pub const fn new(first: Psn) -> Self {
         let first = Psn24::new(first);
         Self { expected: first, cumulative: first, clean_from: first, is_slow: false }
     }
 
-    /// All before this is there and done with.
+    /// Returns the cumulative PSN: all packets before it have arrived and are executed.
     pub const fn cumulative(&self) -> Psn {
         if self.is_slow { self.cumulative.psn() } else { self.expected.psn() }
     }
 
-    /// Whether software has this queue pair.
+    /// Returns whether software owns the receive side.
     pub const fn is_slow(&self) -> bool {
         self.is_slow
     }
 
-    /// What to do with this packet.
+    /// Returns what to do with a packet.
     pub const fn classify(&self, psn: Psn, window_packets: u32) -> ReceiveVerdict {
         let ahead = psn.after(self.cumulative());
         if ahead < 0 {
@@ -91,14 +91,14 @@ impl HardwareReceiver {
         }
     }
 
-    /// The expected packet was taken.
+    /// Advances past the expected packet.
     pub const fn accept(&mut self) {
         self.expected = Psn24::new(self.expected.psn().plus(1));
         self.cumulative = self.expected;
     }
 
-    /// A packet's header is in the control queue; to be called only once it is. `is_ordered`: something is to be done
-    /// for it, in order. True when that begins the slow path.
+    /// Notes that the header of a packet has entered the control queue; must be called only afterwards. `is_ordered`
+    /// tells whether it needs an action that must be executed in order. Returns true if this starts the slow path.
     pub const fn note_queued(&mut self, psn: Psn, is_ordered: bool) -> bool {
         let begins = !self.is_slow;
         if begins {
@@ -119,51 +119,52 @@ impl HardwareReceiver {
         begins
     }
 
-    /// Software's word that all before `to` is there. True when that is news.
+    /// Executes software's command that all packets before `to` have arrived. Returns true if this advances the
+    /// cumulative PSN.
     pub const fn advance_cumulative(&mut self, to: Psn) -> bool {
-        let is_news = self.is_slow && to.after(self.cumulative.psn()) > 0;
-        if is_news {
+        let has_advanced = self.is_slow && to.after(self.cumulative.psn()) > 0;
+        if has_advanced {
             self.cumulative = Psn24::new(to);
         }
-        is_news
+        has_advanced
     }
 
-    /// Software's compare-and-set, "all before `expected` is there": back to hardware alone, if what was queued since
-    /// has no gap and nothing to be done in order.
+    /// Executes software's compare-and-set "all packets before `expected` have arrived": returns the receive side to
+    /// hardware if the headers queued since then have no gap and need no ordered action.
     pub const fn return_to_hardware(&mut self, expected: Psn) -> bool {
-        let fits = self.is_slow && expected.after(self.clean_from.psn()) >= 0;
-        if fits {
+        let succeeds = self.is_slow && expected.after(self.clean_from.psn()) >= 0;
+        if succeeds {
             self.is_slow = false;
             self.cumulative = self.expected;
         }
-        fits
+        succeeds
     }
 }
 
-/// Software's half: in the host's memory.
+/// The receive state that software keeps in the host's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SoftwareReceiver {
-    /// All before this is there.
+    /// All packets before this PSN have arrived.
     expected: Psn,
-    /// Bit i: the packet `expected + i` is there.
+    /// Bit i: the packet `expected + i` has arrived.
     arrived: PacketBitmap,
 }
 
 impl SoftwareReceiver {
-    /// Nothing came yet.
+    /// Creates the state before the first packet.
     pub const fn new(first: Psn) -> Self {
         Self { expected: first, arrived: PacketBitmap::EMPTY }
     }
 
-    /// All before this is there.
+    /// Returns the first PSN that is missing.
     pub const fn expected(&self) -> Psn {
         self.expected
     }
 
-    /// Takes a header from the control queue; `cumulative` is what hardware had settled when it queued it. True when the
-    /// packet is new.
+    /// Processes a header from the control queue; `cumulative` is the cumulative PSN of hardware when it queued the
+    /// header. Returns true if the packet is new.
     pub fn accept(&mut self, psn: Psn, cumulative: Psn) -> bool {
-        // Hardware went on alone since: what software knew is past.
+        // Hardware accepted packets alone in the meantime; the state before that is outdated.
         if cumulative.after(self.expected) > 0 {
             self.arrived.advance(cumulative.after(self.expected) as u32);
             self.expected = cumulative;
@@ -178,12 +179,12 @@ impl SoftwareReceiver {
         true
     }
 
-    /// Whether nothing is missing: the queue pair can be given back.
+    /// Returns whether no packet is missing, so that the receive side can be returned.
     pub fn is_complete(&self) -> bool {
         self.arrived.is_empty()
     }
 
-    /// Bit i: the packet `expected + 1 + i` is there.
+    /// Returns a bitmap with bit i set if the packet `expected + 1 + i` has arrived.
     pub fn sack_bitmap(&self) -> u128 {
         self.arrived.window(1)
     }

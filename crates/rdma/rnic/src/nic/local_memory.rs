@@ -7,7 +7,7 @@ use super::segmentation::sge_parts;
 use crate::verbs::{AccessFlags, CompletionStatus, ProtectionDomain, SGES_MAX, Sge};
 
 impl<M: HostMemory> Nic<M> {
-    /// Places bytes of a message into its pieces of local memory.
+    /// Copies a part of a message from a payload to local memory.
     pub(super) fn scatter(
         &mut self,
         i: usize,
@@ -31,7 +31,7 @@ impl<M: HostMemory> Nic<M> {
         Ok(())
     }
 
-    /// Gathers bytes of a message from its pieces of local memory.
+    /// Copies a part of a message from local memory to a payload.
     pub(super) fn gather(
         &mut self,
         domain: ProtectionDomain,

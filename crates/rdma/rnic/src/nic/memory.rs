@@ -1,61 +1,62 @@
-//! The memory of a NIC's host.
+//! The host's memory, as a NIC uses it.
 
 use thiserror::Error;
 
-/// Memory that the host does not have where the keys' table says that it does: what the driver registered is gone.
+/// The host does not have memory where the table of keys says it does: it was unmapped while registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("{bytes} bytes at {address:#x} are not in the host's memory; deregister memory before it goes")]
+#[error("{bytes} bytes at {address:#x} are not mapped in the host; deregister memory before unmapping it")]
 pub struct MemoryFault {
-    /// The first byte asked for.
+    /// The address of the access.
     pub address: u64,
-    /// How many.
+    /// The length of the access.
     pub bytes: u64,
 }
 
-/// What a NIC does with its host's memory. Addresses are the host's, as registered, and were checked against keys; an
-/// implementation checks them against what it has all the same.
+/// The memory operations of a NIC. Addresses are those of the host and have been checked against keys; an
+/// implementation must still check that the host has the memory.
 pub trait HostMemory {
-    /// What a packet carries: bytes (`[u8]`) where real ones move, `()` where only lengths matter.
+    /// The payload of a packet: bytes (`[u8]`) where data is moved, `()` where only lengths matter.
     type Payload: ?Sized;
 
-    /// A payload's first bytes, for as long as a NIC keeps the packet: nothing where only lengths matter.
+    /// Copies the first bytes of a payload, for a packet that the NIC keeps; empty where only lengths matter.
     fn copy_payload(payload: &Self::Payload, bytes: u32) -> Vec<u8>;
 
-    /// The payload that was kept.
+    /// Returns a copied payload as a payload.
     fn payload_from_copy(kept: &[u8]) -> &Self::Payload;
 
-    /// Copies memory into a payload, from the payload's byte `at` on.
+    /// Copies memory into a payload, at offset `at` of the payload.
     ///
     /// # Errors
-    /// When it does not have these bytes.
+    /// If the host does not have the memory.
     fn gather(&mut self, address: u64, bytes: u32, payload: &mut Self::Payload, at: u32) -> Result<(), MemoryFault>;
 
-    /// Copies a payload's bytes from `at` on into memory.
+    /// Copies a payload from offset `at` on into memory.
     ///
     /// # Errors
-    /// When it does not have room there.
+    /// If the host does not have the memory.
     fn place(&mut self, address: u64, bytes: u32, payload: &Self::Payload, at: u32) -> Result<(), MemoryFault>;
 
-    /// Stores 8 bytes in the host's own order: the answer to an atomic operation.
+    /// Stores the result of an atomic operation: 8 bytes in the host's byte order.
     ///
     /// # Errors
-    /// When it does not have them.
+    /// If the host does not have the memory.
     fn store(&mut self, address: u64, value: u64) -> Result<(), MemoryFault>;
 
-    /// Replaces 8 bytes by `swap` if they are `compare`; gives what was there. Atomic among all NICs of the host.
+    /// Replaces 8 bytes with `swap` if they equal `compare`; returns the previous value. Atomic among all NICs of the
+    /// host.
     ///
     /// # Errors
-    /// When it does not have them.
+    /// If the host does not have the memory.
     fn compare_swap(&mut self, address: u64, compare: u64, swap: u64) -> Result<u64, MemoryFault>;
 
-    /// Adds to 8 bytes, mod 2^64; gives what was there. Atomic among all NICs of the host.
+    /// Adds to 8 bytes, mod 2^64; returns the previous value. Atomic among all NICs of the host.
     ///
     /// # Errors
-    /// When it does not have them.
+    /// If the host does not have the memory.
     fn fetch_add(&mut self, address: u64, add: u64) -> Result<u64, MemoryFault>;
 }
 
-/// Memory of a simulation in which only lengths matter: everything is there, and holds zeros.
+/// The memory of a simulation in which only lengths matter: every address exists and reads as zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NoMemory;
 
@@ -91,12 +92,12 @@ impl HostMemory for NoMemory {
     }
 }
 
-/// Real bytes, from address 0 on: for tests, and for hosts whose registered memory is one piece.
+/// Memory in a vector that starts at address 0: for tests, and for hosts whose registered memory is contiguous.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ByteMemory(pub Vec<u8>);
 
 impl ByteMemory {
-    /// So many zeros.
+    /// Creates a memory of `bytes` zeros.
     pub fn new(bytes: usize) -> Self {
         Self(vec![0; bytes])
     }

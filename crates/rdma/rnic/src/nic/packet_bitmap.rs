@@ -1,21 +1,21 @@
-//! A bitmap of packets that moves along with what is expected.
+//! A bitmap of packets that shifts as the window advances.
 
 use super::limits::WINDOW_PACKETS_MAX;
 
 const WORD_BITS: u32 = u64::BITS;
 const WORDS: usize = (WINDOW_PACKETS_MAX / WORD_BITS) as usize;
 
-/// So many bits as packets may be on their way.
+/// One bit for each packet of the maximum window.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PacketBitmap {
     words: [u64; WORDS],
 }
 
 impl PacketBitmap {
-    /// None is set.
+    /// The bitmap without set bits.
     pub const EMPTY: Self = Self { words: [0; WORDS] };
 
-    /// Sets a bit; false when it was set, or there is no such bit.
+    /// Sets a bit. Returns false if it was set already or does not exist.
     pub fn set(&mut self, bit: u32) -> bool {
         let Some(word) = self.words.get_mut((bit / WORD_BITS) as usize) else { return false };
         let mask = 1 << (bit % WORD_BITS);
@@ -24,34 +24,34 @@ impl PacketBitmap {
         is_new
     }
 
-    /// Whether a bit is set.
+    /// Returns whether a bit is set.
     pub fn has(&self, bit: u32) -> bool {
         self.words.get((bit / WORD_BITS) as usize).is_some_and(|word| word >> (bit % WORD_BITS) & 1 == 1)
     }
 
-    /// Whether none is set.
+    /// Returns whether no bit is set.
     pub fn is_empty(&self) -> bool {
         self.words == [0; WORDS]
     }
 
-    /// How many are set.
+    /// Returns the number of set bits.
     pub fn count(&self) -> u32 {
         self.words.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// How many are set from the first one on, until one is not.
+    /// Returns the number of consecutive set bits from bit 0 on.
     pub fn leading_ones(&self) -> u32 {
         let full = self.words.iter().take_while(|word| **word == u64::MAX).count();
         full as u32 * WORD_BITS + self.words.get(full).map_or(0, |word| word.trailing_ones())
     }
 
-    /// One more than the last bit that is set; 0 when none is.
+    /// Returns the index after the last set bit, or 0 if none is set.
     pub fn end(&self) -> u32 {
         let last = self.words.iter().rposition(|word| *word != 0);
         last.map_or(0, |index| (index as u32 + 1) * WORD_BITS - self.words[index].leading_zeros())
     }
 
-    /// Takes the first bits in a row that are set: which is the first, and how many.
+    /// Clears the first run of set bits; returns its first bit and its length.
     pub fn take_run(&mut self) -> (u32, u32) {
         let first = (0..WINDOW_PACKETS_MAX).find(|bit| self.has(*bit)).unwrap_or(WINDOW_PACKETS_MAX);
         let bits = (first..WINDOW_PACKETS_MAX).take_while(|bit| self.has(*bit)).count() as u32;
@@ -61,7 +61,7 @@ impl PacketBitmap {
         (first, bits)
     }
 
-    /// Forgets the first `bits` bits: what was bit `bits` is bit 0.
+    /// Shifts the bitmap down by `bits`.
     pub fn advance(&mut self, bits: u32) {
         let (words, shift) = ((bits / WORD_BITS) as usize, bits % WORD_BITS);
         for index in 0..WORDS {
@@ -69,13 +69,13 @@ impl PacketBitmap {
         }
     }
 
-    /// 128 bits from this one on.
+    /// Returns 128 bits from `first` on.
     pub fn window(&self, first: u32) -> u128 {
         let (words, shift) = ((first / WORD_BITS) as usize, first % WORD_BITS);
         u128::from(self.shifted(words, shift)) | u128::from(self.shifted(words + 1, shift)) << WORD_BITS
     }
 
-    /// Sets what `window` has set, from this bit on.
+    /// Sets the bits of `window`, starting at bit `first`.
     pub fn or_window(&mut self, first: u32, window: u128) {
         let (words, shift) = ((first / WORD_BITS) as usize, first % WORD_BITS);
         let low = window << shift;

@@ -1,15 +1,15 @@
-//! Contexts that come and go: what the engine does with [`ContextPool`].
+//! Moves contexts between the host's memory and the [`ContextPool`] on chip.
 //!
-//! | who needs a context | what happens when it is away |
+//! | who needs a context | what happens while it is not on chip |
 //! |---|---|
-//! | a turn | it is fetched while those before it in the schedule queue have theirs; the first waits for its own |
-//! | a packet from the wire | it waits in the receive buffer, and those behind it of the same queue pair with it |
-//! | a time-out | a coarse one on chip has it fetched |
-//! | the slow path | a queue pair with a header on its way to software, or a command from there, stays |
+//! | the scheduler | it is prefetched while earlier queue pairs of the schedule queue send; the first one waits for its own |
+//! | a received packet | it waits in the receive buffer, as do later packets of the same queue pair |
+//! | a timer | a coarse deadline on chip causes the fetch |
+//! | the slow path | a context stays pinned while a header to software or a command from software is in flight |
 //!
-//! A victim that was changed is written back; a write that is posted before a read of the same context is seen by it,
-//! for PCIe lets no read overtake a write. Verbs that make and change queue pairs are the driver's: they reach a
-//! context wherever it lies, and their time is not modelled.
+//! A victim that was changed is written back. A later read of the same context returns the written data, because in
+//! PCIe a read does not overtake a posted write. Verbs that create or modify queue pairs are executed by the driver:
+//! they access a context wherever it is, and their time is not modelled.
 
 use sim::Time;
 
@@ -20,11 +20,11 @@ use crate::verbs::NicAddress;
 use crate::wire::{Header, QpNumber};
 
 impl<M: HostMemory> Nic<M> {
-    /// The driver works on a context, wherever it lies.
-    pub(super) fn by_driver<R>(&mut self, now: Time, i: usize, readiness: impl FnOnce(&mut Self) -> R) -> R {
+    /// Lets the driver access a context, on chip or not.
+    pub(super) fn by_driver<R>(&mut self, now: Time, i: usize, operation: impl FnOnce(&mut Self) -> R) -> R {
         let was_nonresident = self.contexts.is_nonresident(i);
         self.contexts.set_nonresident(i, false);
-        let result = readiness(self);
+        let result = operation(self);
         if was_nonresident {
             self.save_deadline(now, i);
             self.contexts.set_nonresident(i, true);
@@ -32,7 +32,8 @@ impl<M: HostMemory> Nic<M> {
         result
     }
 
-    /// Parks a packet whose context is away; false when that is there. Nothing of `payload`: only the head came.
+    /// Parks a packet if its context is not on chip, and returns whether it did. Without `payload`, only the headers
+    /// arrived.
     pub(super) fn is_parked(
         &mut self,
         now: Time,
@@ -46,8 +47,8 @@ impl<M: HostMemory> Nic<M> {
             return false;
         };
         self.counters.cache_misses += 1;
-        let kept = payload.map(|payload| M::copy_payload(payload, header.payload_bytes));
-        let parked = ParkedPacket::new(source, header, is_marked, kept);
+        let copy = payload.map(|payload| M::copy_payload(payload, header.payload_bytes));
+        let parked = ParkedPacket::new(source, header, is_marked, copy);
         let has_room = self.pool.as_mut().is_some_and(|pool| pool.park(i, parked));
         if has_room {
             self.counters.parked_packets += 1;
@@ -63,14 +64,14 @@ impl<M: HostMemory> Nic<M> {
         self.index(qp).filter(|i| !pool.is_resident(*i))
     }
 
-    /// A context that is on chip is used.
+    /// Marks a context on chip as used.
     pub(super) fn mark_context_used(&mut self, i: usize) {
         if let Some(pool) = &mut self.pool {
-            pool.used(i);
+            pool.mark_used(i);
         }
     }
 
-    /// Bytes of a packet go to the host's memory, by the link that contexts are written back on.
+    /// Accounts for a payload that is written to the host's memory, on the link that also carries contexts back.
     pub(super) fn payload_written(&mut self, now: Time, bytes: u32) {
         if let Some(pool) = &mut self.pool {
             pool.write_free_at = pool.write_free_at.max(now) + self.profile.costs.dma_bytes(bytes);
@@ -97,7 +98,7 @@ impl<M: HostMemory> Nic<M> {
         self.pool.as_ref().map_or_else(|| self.contexts[i].is_queued, |pool| pool.is_queued(i))
     }
 
-    /// Puts a queue pair last into the schedule queue.
+    /// Appends a queue pair to the schedule queue.
     pub(super) fn push_ready(&mut self, i: usize) {
         if let Some(pool) = &mut self.pool {
             pool.push_ready(i);
@@ -107,7 +108,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Takes the first of the schedule queue whose turn can be.
+    /// Takes the next queue pair of the schedule queue that can be served.
     pub(super) fn pop_ready(&mut self, now: Time) -> Option<usize> {
         if self.pool.is_none() {
             return self.pipeline.ready.pop_front().map(|i| i as usize);
@@ -116,7 +117,7 @@ impl<M: HostMemory> Nic<M> {
         self.pool.as_mut()?.pop_ready()
     }
 
-    /// A queue pair's turn is over; it stands last if it has more to do.
+    /// Ends the quantum of a queue pair, which is appended to the schedule queue if it has more to send.
     pub(super) fn end_quantum(&mut self, now: Time, i: usize) {
         match &mut self.pool {
             Some(pool) => pool.end_quantum(i),
@@ -126,7 +127,7 @@ impl<M: HostMemory> Nic<M> {
         self.unpin(now, i);
     }
 
-    /// Asks for the contexts of those whose turns come soon.
+    /// Requests the contexts of queue pairs that are served soon.
     fn prefetch(&mut self, now: Time) {
         let Some(pool) = &mut self.pool else { return };
         while let Some(i) = pool.next_prefetch() {
@@ -143,7 +144,7 @@ impl<M: HostMemory> Nic<M> {
 
     // --- fetches ---
 
-    /// Begins the reads that can begin: each takes a slot, and whose slot it was leaves.
+    /// Begins the DMA reads that can begin; each takes a slot and evicts its context.
     fn begin_reads(&mut self, now: Time) {
         while let Some(read) = self.pool.as_mut().and_then(ContextPool::next_read) {
             if let Some(victim) = read.victim {
@@ -164,16 +165,16 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// A context leaves, or stays away: what it waits for is kept by a coarse time on chip.
+    /// Saves the deadline of a context that is evicted, or remains in the host's memory, as a coarse one.
     fn save_deadline(&mut self, now: Time, i: usize) {
         let (context, host) = (&self.contexts.all[i], &self.host_qps[i]);
         let is_repairing = host.scoreboard.is_some() || context.reads_open > 0;
-        // Until a time that may have passed without anybody having looked: then this is looked at late, not never.
-        let is_held = context.timer_at <= context.send_not_before.max(context.pace_at);
-        let waits = context.retransmit_at < Time::MAX || is_repairing || is_held;
-        // Whose turn comes for what is to be sent again need not be looked at before.
-        let has_turn = !host.retransmissions.is_empty() && self.is_queued(i);
-        let at = if waits && !has_turn { context.timer_at } else { Time::MAX };
+        // The deadline may have passed without being processed; it must then be processed late, not never.
+        let may_have_passed = context.timer_at <= context.send_not_before.max(context.pace_at);
+        let waits = context.retransmit_at < Time::MAX || is_repairing || may_have_passed;
+        // Retransmissions are sent when the queue pair is served; no deadline is needed.
+        let will_be_served = !host.retransmissions.is_empty() && self.is_queued(i);
+        let at = if waits && !will_be_served { context.timer_at } else { Time::MAX };
         self.contexts.all[i].timer_at = at;
         let Some(pool) = &mut self.pool else { return };
         if at < Time::MAX {
@@ -184,7 +185,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// A time has come for a queue pair whose context is away. False when that is there.
+    /// Handles the coarse deadline of a context that is not on chip. Returns false if the context is on chip.
     pub(super) fn nonresident_timer_due(&mut self, now: Time, i: usize) -> bool {
         let Some(pool) = self.pool.as_mut().filter(|pool| !pool.is_resident(i)) else { return false };
         if pool.is_due(i, now) {
@@ -199,7 +200,7 @@ impl<M: HostMemory> Nic<M> {
         true
     }
 
-    /// Takes in contexts that have come, and does what waited for them. True when one had.
+    /// Admits contexts that have arrived and processes what waited for them. Returns true if one had arrived.
     pub(super) fn admit_fetched(&mut self, now: Time) -> bool {
         let mut has_any = false;
         while let Some((i, parked)) = self.pool.as_mut().and_then(|pool| pool.next_arrival(now)) {
@@ -211,14 +212,14 @@ impl<M: HostMemory> Nic<M> {
         has_any
     }
 
-    /// What a context was missed for, in order; then its times, which are exact again.
+    /// Processes the packets that waited for a context, in order, then restores its exact deadline.
     fn context_arrived(&mut self, now: Time, i: usize, mut parked: u16) {
         while parked != NO_INDEX {
             let Some((packet, next)) = self.pool.as_mut().and_then(|pool| pool.unpark(parked)) else { break };
             parked = next;
             let ParkedPacket { source, header, is_marked, payload, .. } = packet;
             match payload {
-                Some(kept) => self.process(now, source, &header, is_marked, M::payload_from_copy(&kept)),
+                Some(copy) => self.process(now, source, &header, is_marked, M::payload_from_copy(&copy)),
                 None => self.process_trimmed(now, source, &header),
             }
         }

@@ -1,10 +1,9 @@
-//! Contexts on chip for a part of the queue pairs: what is on chip of all of them, which contexts are there or on their
-//! way, and who waits for them.
+//! A pool of contexts on chip, for NICs whose contexts are in the host's memory; and the state that stays on chip for
+//! every queue pair.
 //!
-//! Of every queue pair there is an [`DirectoryEntry`] of 8 bytes: where its context lies, its place in the schedule queue, and a
-//! coarse time at which it wants to be looked at. Contexts lie in the host's memory; a pool on chip holds those that
-//! are used. Because the schedule queue says who sends next, contexts are fetched before their turn; what was received
-//! for a context that is not there stays in the receive buffer until it is.
+//! Every queue pair has a [`DirectoryEntry`] of 8 bytes: where its context is, its successor in the schedule queue, and
+//! a coarse deadline. Because the schedule queue says which queue pair sends next, contexts are prefetched. Packets
+//! received for a context that is not on chip wait in the receive buffer until it has been fetched.
 
 use std::collections::VecDeque;
 
@@ -16,11 +15,11 @@ use super::profile::ContextPoolConfig;
 use crate::verbs::NicAddress;
 use crate::wire::Header;
 
-/// Fetches, slots and parked packets are numbered by 16 bits, without this one.
+/// The index that stands for none. Fetches, slots and parked packets are numbered with 16 bits.
 pub(super) const NO_INDEX: u16 = u16::MAX;
-/// Unit of coarse times: 2^24 ps (16.8 us), mod 2^16; a sweep over all entries takes no longer.
+/// Unit of coarse deadlines: 2^24 ps (16.8 us), mod 2^16. A sweep over all entries takes no longer.
 const TICK_SHIFT: u32 = 24;
-/// The farthest that a coarse time can be ahead: it is looked at then, and put off again.
+/// Maximum distance of a coarse deadline, in units; a later deadline is set again then.
 const TICKS_AHEAD_MAX: u64 = (1 << 15) - 1;
 
 bitflags::bitflags! {
@@ -28,16 +27,16 @@ bitflags::bitflags! {
     struct Flags: u8 {
         /// The context is in the pool; `index` is its slot.
         const RESIDENT = 1;
-        /// It is being fetched, or waits for that; `index` is the fetch.
+        /// The context is being fetched or waits to be fetched; `index` is the fetch.
         const FETCHING = 1 << 1;
-        /// In the schedule queue, or being decided on.
+        /// In the schedule queue, or part of a decision.
         const QUEUED = 1 << 2;
-        /// `deadline` counts.
+        /// `deadline` is valid.
         const HAS_DEADLINE = 1 << 3;
     }
 }
 
-/// A number of a queue pair in 3 bytes, or nobody's.
+/// The index of a queue pair in 3 bytes, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct QpLink([u8; 3]);
 
@@ -55,55 +54,56 @@ impl QpLink {
     }
 }
 
-/// What is on chip of each queue pair.
+/// The state on chip of every queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DirectoryEntry {
     index: u16,
-    /// When it is to be looked at while its context is away, in coarse ticks.
+    /// The coarse deadline of a queue pair whose context is not on chip.
     deadline: u16,
-    /// Who is behind it in the schedule queue.
+    /// The next queue pair in the schedule queue.
     next: QpLink,
     flags: Flags,
 }
 
-const _: () = assert!(size_of::<DirectoryEntry>() == 8, "a queue pair costs 8 bytes on chip");
+const _: () = assert!(size_of::<DirectoryEntry>() == 8, "a directory entry has 8 bytes");
 
-/// A place in the pool, besides the context itself.
+/// A slot of the pool, without the context itself.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PoolSlot {
     qp: u32,
-    /// Turns, packets and headers of the slow path that need the context soon.
+    /// Number of scheduled quanta, packets and slow-path headers that need the context soon.
     pins: u32,
-    /// Used since the search for a victim last came by.
+    /// Used since the clock hand last passed.
     is_used: bool,
-    /// Differs from what lies in the host's memory.
+    /// Differs from the copy in the host's memory.
     is_changed: bool,
 }
 
 const _: () = assert!(size_of::<PoolSlot>() <= 12);
 
-/// A context that is wanted.
+/// A requested context.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ContextFetch {
     qp: u32,
-    /// Turns that need it.
+    /// Number of scheduled quanta that need it.
     pins: u32,
     slot: u16,
-    /// Packets that wait for it, in the receive buffer.
+    /// The list of packets in the receive buffer that wait for it.
     parked_first: u16,
     parked_last: u16,
 }
 
 const _: () = assert!(size_of::<ContextFetch>() <= 16);
 
-/// A packet in the receive buffer whose context is not there; `next` is what the buffer needs besides the packet.
+/// A packet in the receive buffer that waits for its context; `next` is the space that it takes in addition to the
+/// packet.
 #[derive(Debug)]
 pub(super) struct ParkedPacket {
     next: u16,
     pub source: NicAddress,
     pub header: Header,
     pub is_marked: bool,
-    /// Nothing of a packet of which only the head came.
+    /// None if only the headers arrived (packet trimming).
     pub payload: Option<Vec<u8>>,
 }
 
@@ -117,41 +117,41 @@ impl ParkedPacket {
     }
 }
 
-/// Bytes that the list of packets in the receive buffer takes for each.
+/// Bytes that the linked list takes for each packet in the receive buffer.
 pub(super) const PARKED_LINK_BYTES: usize = size_of::<u16>();
 
-/// The schedule queue: a list through the entries.
+/// The schedule queue: a linked list through the directory.
 #[derive(Clone, Copy, Debug)]
 struct ScheduleQueue {
     first: QpLink,
     last: QpLink,
-    /// The first whose context was not asked for yet.
+    /// The first queue pair whose context is not prefetched yet.
     cursor: QpLink,
-    /// How many before that.
+    /// Number of queue pairs before the cursor.
     ahead: u32,
 }
 
-/// All of it.
+/// The pool.
 #[derive(Debug)]
 pub(super) struct ContextPool {
     constants: ContextPoolConfig,
     entries: Vec<DirectoryEntry>,
     slots: Vec<PoolSlot>,
-    /// Slots with pins.
+    /// Number of pinned slots.
     pinned: usize,
-    /// Where the search for a victim goes on.
+    /// The clock hand: where the search for a victim continues.
     clock_hand: usize,
     ready: ScheduleQueue,
     fetches: Vec<ContextFetch>,
     fetches_free: Vec<u16>,
-    /// Fetches that wait for a slot or for a read that ends, in order.
-    wanted: VecDeque<u16>,
-    /// Reads under way and when they end, in order.
+    /// Fetches that wait for a slot or for a free read, in order.
+    requested: VecDeque<u16>,
+    /// DMA reads in flight and when they end, in order.
     reading: VecDeque<(Time, u16)>,
     parked: Vec<Option<ParkedPacket>>,
     parked_free: Vec<u16>,
     parked_bytes: u32,
-    /// When the link to the host's memory has carried what was written.
+    /// When the link to the host's memory has carried all writes.
     pub write_free_at: Time,
 }
 
@@ -166,7 +166,7 @@ impl ContextPool {
             ready: ScheduleQueue { first: QpLink::NONE, last: QpLink::NONE, cursor: QpLink::NONE, ahead: 0 },
             fetches: Vec::new(),
             fetches_free: Vec::new(),
-            wanted: VecDeque::new(),
+            requested: VecDeque::new(),
             reading: VecDeque::new(),
             parked: Vec::new(),
             parked_free: Vec::new(),
@@ -179,8 +179,8 @@ impl ContextPool {
         &self.constants
     }
 
-    /// A new queue pair, whose context lies in the host's memory.
-    pub fn add(&mut self) {
+    /// Adds a queue pair, whose context is in the host's memory.
+    pub fn add_queue_pair(&mut self) {
         self.entries.push(DirectoryEntry { index: NO_INDEX, deadline: 0, next: QpLink::NONE, flags: Flags::empty() });
     }
 
@@ -188,7 +188,7 @@ impl ContextPool {
         self.entries[i].flags.contains(Flags::RESIDENT)
     }
 
-    /// When the next context comes; [`Time::MAX`] when none does.
+    /// Returns when the next context arrives, or [`Time::MAX`] if none is being read.
     pub fn deadline(&self) -> Time {
         self.reading.front().map_or(Time::MAX, |(at, _)| *at)
     }
@@ -199,12 +199,12 @@ impl ContextPool {
         self.entries[i].flags.contains(Flags::QUEUED)
     }
 
-    /// A queue pair's turn is over, or was none.
+    /// Ends the quantum of a queue pair.
     pub fn end_quantum(&mut self, i: usize) {
         self.entries[i].flags.remove(Flags::QUEUED);
     }
 
-    /// Puts a queue pair last.
+    /// Appends a queue pair to the schedule queue.
     pub fn push_ready(&mut self, i: usize) {
         let link = QpLink::of(i);
         self.entries[i].flags.insert(Flags::QUEUED);
@@ -219,7 +219,7 @@ impl ContextPool {
         }
     }
 
-    /// Takes the first, if its context is there; it stays pinned.
+    /// Takes the first queue pair of the schedule queue if its context is on chip; the context remains pinned.
     pub fn pop_ready(&mut self) -> Option<usize> {
         let i = self.ready.first.index().filter(|i| self.ready.ahead > 0 && self.is_resident(*i))?;
         self.ready.first = self.entries[i].next;
@@ -230,12 +230,12 @@ impl ContextPool {
         Some(i)
     }
 
-    /// Whose context is to be asked for next, if it is time for that.
+    /// Returns the next queue pair to prefetch the context of, if the schedule queue needs one.
     pub fn next_prefetch(&self) -> Option<usize> {
         self.ready.cursor.index().filter(|_| self.ready.ahead < self.constants.ahead)
     }
 
-    /// That one is pinned now.
+    /// Pins the context of that queue pair and advances the cursor.
     pub fn prefetched(&mut self, i: usize) {
         self.pin(i);
         self.ready.cursor = self.entries[i].next;
@@ -244,7 +244,7 @@ impl ContextPool {
 
     // --- slots ---
 
-    /// Keeps a context that is there, or comes, until it is unpinned.
+    /// Keeps a context that is on chip or being fetched, until it is unpinned.
     pub fn pin(&mut self, i: usize) {
         let DirectoryEntry { index, flags, .. } = self.entries[i];
         if flags.contains(Flags::RESIDENT) {
@@ -257,19 +257,19 @@ impl ContextPool {
     }
 
     pub fn unpin(&mut self, i: usize) {
-        assert!(self.is_resident(i), "what is pinned is there");
+        assert!(self.is_resident(i), "a pinned context is on chip");
         let slot = &mut self.slots[usize::from(self.entries[i].index)];
         slot.pins -= 1;
         self.pinned -= usize::from(slot.pins == 0);
     }
 
-    /// A context is used, and changed.
-    pub fn used(&mut self, i: usize) {
+    /// Marks a context as used and changed.
+    pub fn mark_used(&mut self, i: usize) {
         let slot = &mut self.slots[usize::from(self.entries[i].index)];
         (slot.is_used, slot.is_changed) = (true, true);
     }
 
-    /// A slot that nobody needs soon: an empty one, or one that was not used for long (second chance).
+    /// Returns a slot without pins: an empty one, or one that was not used recently (second chance).
     fn find_victim(&mut self) -> Option<u16> {
         let slots = self.slots.len();
         if slots < self.constants.contexts as usize {
@@ -279,7 +279,7 @@ impl ContextPool {
         if self.pinned == slots {
             return None;
         }
-        // The first time round takes chances away; the second time, one without is found.
+        // The first round clears the used bits, so that the second round finds a slot.
         for _ in 0..2 * slots {
             let at = self.clock_hand;
             self.clock_hand = (at + 1) % slots;
@@ -293,7 +293,7 @@ impl ContextPool {
 
     // --- fetches ---
 
-    /// Whether a context comes, or is asked for now; false when there are too many.
+    /// Requests a context, if it is not requested already. Returns false if the maximum number of requests is reached.
     pub fn request_fetch(&mut self, i: usize) -> bool {
         if self.entries[i].flags.contains(Flags::FETCHING) {
             return true;
@@ -306,18 +306,18 @@ impl ContextPool {
         let entry = &mut self.entries[i];
         entry.flags.insert(Flags::FETCHING);
         entry.index = index;
-        self.wanted.push_back(index);
+        self.requested.push_back(index);
         true
     }
 
-    /// The next read that can begin: its fetch, and the slot that it gets with the queue pair that must leave that.
+    /// Returns the next fetch that can begin, with its slot and the queue pair that is evicted from it.
     pub fn next_read(&mut self) -> Option<NextRead> {
-        let fetch = *self.wanted.front()?;
+        let fetch = *self.requested.front()?;
         if self.reading.len() >= self.constants.reads as usize {
             return None;
         }
         let slot = self.find_victim()?;
-        self.wanted.pop_front();
+        self.requested.pop_front();
         let PoolSlot { qp, is_changed, .. } = self.slots[usize::from(slot)];
         let victim = (qp != NO_QP).then_some(qp as usize);
         self.pinned += 1;
@@ -332,13 +332,13 @@ impl ContextPool {
         Some(NextRead { fetch, victim, is_changed })
     }
 
-    /// When the read of a fetch ends: not before those that began before it.
+    /// Sets when the DMA read of a fetch ends, no earlier than reads that began before it.
     pub fn begin_read(&mut self, fetch: u16, at: Time) {
         let at = self.reading.back().map_or(at, |(last, _)| at.max(*last));
         self.reading.push_back((at, fetch));
     }
 
-    /// A context that has come, and the first packet that waited for it.
+    /// Takes the next context that has arrived, with the first packet that waits for it.
     pub fn next_arrival(&mut self, now: Time) -> Option<(usize, u16)> {
         let fetch = pop_front_if(&mut self.reading, |(at, _)| *at <= now)?.1;
         self.fetches_free.push(fetch);
@@ -353,9 +353,9 @@ impl ContextPool {
         Some((qp as usize, parked_first))
     }
 
-    // --- packets that wait ---
+    // --- parked packets ---
 
-    /// Keeps a packet until its context comes; false when there is no room.
+    /// Parks a packet until its context arrives. Returns false if there is no room.
     pub fn park(&mut self, i: usize, parked: ParkedPacket) -> bool {
         let bytes = self.parked_bytes.saturating_add(parked.bytes());
         if bytes > self.constants.parked_bytes || !self.request_fetch(i) {
@@ -373,7 +373,7 @@ impl ContextPool {
         true
     }
 
-    /// Gives a packet back, and who came after it.
+    /// Takes a parked packet; also returns the next one.
     pub fn unpark(&mut self, at: u16) -> Option<(ParkedPacket, u16)> {
         let parked = self.parked.get_mut(usize::from(at))?.take()?;
         self.parked_free.push(at);
@@ -382,9 +382,9 @@ impl ContextPool {
         Some((parked, next))
     }
 
-    // --- coarse times ---
+    // --- coarse deadlines ---
 
-    /// A queue pair whose context is away is to be looked at then; gives the coarse time.
+    /// Sets the deadline of a queue pair whose context is not on chip; returns the coarse time.
     pub fn set_deadline(&mut self, i: usize, now: Time, at: Time) -> Time {
         let soonest = now.ps() >> TICK_SHIFT;
         let tick = at.ps().div_ceil(1 << TICK_SHIFT).clamp(soonest + 1, soonest + TICKS_AHEAD_MAX);
@@ -398,7 +398,7 @@ impl ContextPool {
         self.entries[i].flags.remove(Flags::HAS_DEADLINE);
     }
 
-    /// Whether the coarse time of a queue pair has come.
+    /// Returns whether the coarse deadline of a queue pair has passed.
     pub fn is_due(&self, i: usize, now: Time) -> bool {
         let DirectoryEntry { deadline, flags, .. } = self.entries[i];
         let tick = (now.ps() >> TICK_SHIFT) as u16;
@@ -406,26 +406,26 @@ impl ContextPool {
     }
 }
 
-/// A read that can begin.
+/// A DMA read that can begin.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NextRead {
     pub fetch: u16,
     pub victim: Option<usize>,
-    /// Whether the victim's context is to be written back.
+    /// Whether the victim's context must be written back.
     pub is_changed: bool,
 }
 
-/// Puts a thing on a free place, if there is one.
-fn insert<T>(places: &mut Vec<T>, free: &mut Vec<u16>, most: u32, thing: T) -> Option<u16> {
+/// Stores a value in a free slot, if there is one.
+fn insert<T>(slots: &mut Vec<T>, free: &mut Vec<u16>, max: u32, value: T) -> Option<u16> {
     if let Some(at) = free.pop() {
-        places[usize::from(at)] = thing;
+        slots[usize::from(at)] = value;
         return Some(at);
     }
-    let at = places.len();
-    if at >= most as usize {
+    let at = slots.len();
+    if at >= max as usize {
         return None;
     }
-    places.push(thing);
+    slots.push(value);
     Some(at as u16)
 }
 
@@ -446,34 +446,34 @@ mod tests {
 
     fn pool(qps: usize) -> ContextPool {
         let mut pool = ContextPool::new(&CONSTANTS);
-        (0..qps).for_each(|_| pool.add());
+        (0..qps).for_each(|_| pool.add_queue_pair());
         pool
     }
 
-    /// Lets whoever is wanted come.
-    fn come(pool: &mut ContextPool) -> Vec<usize> {
-        let mut came = Vec::new();
+    /// Completes all requested fetches.
+    fn fetch_all(pool: &mut ContextPool) -> Vec<usize> {
+        let mut fetched = Vec::new();
         while let Some(read) = pool.next_read() {
             pool.begin_read(read.fetch, Time::ZERO);
-            came.extend(pool.next_arrival(Time::ZERO).map(|(i, _)| i));
+            fetched.extend(pool.next_arrival(Time::ZERO).map(|(i, _)| i));
         }
-        came
+        fetched
     }
 
     #[test]
-    fn a_context_that_is_pinned_stays_and_one_that_was_used_goes_last() {
+    fn a_pinned_context_stays_and_a_used_one_is_evicted_last() {
         let mut pool = pool(9);
         for i in 0..4 {
             assert!(pool.request_fetch(i));
-            assert_eq!(come(&mut pool), [i]);
+            assert_eq!(fetch_all(&mut pool), [i]);
         }
         pool.pin(1);
         assert!(pool.request_fetch(7));
         let first = pool.next_read().unwrap();
-        assert_eq!((first.victim, first.is_changed), (Some(0), false), "all were used: the first one");
+        assert_eq!((first.victim, first.is_changed), (Some(0), false), "all were used, so the first one is evicted");
         pool.begin_read(first.fetch, Time::ZERO);
         assert_eq!(pool.next_arrival(Time::ZERO), Some((7, NO_INDEX)));
-        pool.used(2);
+        pool.mark_used(2);
         assert!(pool.request_fetch(8));
         let second = pool.next_read().unwrap();
         assert_eq!((second.victim, second.is_changed), (Some(3), false), "1 is pinned, 2 was used again");
@@ -482,12 +482,12 @@ mod tests {
     }
 
     #[test]
-    fn where_all_are_pinned_a_fetch_waits() {
+    fn a_fetch_waits_while_all_slots_are_pinned() {
         let mut pool = pool(9);
         for i in 0..4 {
             assert!(pool.request_fetch(i));
             pool.pin(i);
-            assert_eq!(come(&mut pool), [i]);
+            assert_eq!(fetch_all(&mut pool), [i]);
         }
         assert!(pool.request_fetch(5));
         assert!(pool.next_read().is_none());
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_are_taken_in_order_and_only_with_a_context() {
+    fn queue_pairs_are_scheduled_in_order_and_only_with_a_context() {
         let mut pool = pool(9);
         [3, 5, 6].into_iter().for_each(|i| pool.push_ready(i));
         assert_eq!(pool.pop_ready(), None);
@@ -505,18 +505,18 @@ mod tests {
             assert!(pool.request_fetch(i));
             pool.prefetched(i);
         }
-        assert_eq!(pool.next_prefetch(), None, "as far as it looks");
-        assert_eq!(come(&mut pool), [3, 5]);
+        assert_eq!(pool.next_prefetch(), None, "the prefetch limit is reached");
+        assert_eq!(fetch_all(&mut pool), [3, 5]);
         assert_eq!((pool.pop_ready(), pool.next_prefetch()), (Some(3), Some(6)));
         assert!(pool.is_queued(3));
         pool.end_quantum(3);
         pool.push_ready(3);
         assert_eq!(pool.pop_ready(), Some(5));
-        assert_eq!(pool.pop_ready(), None, "nobody asked for the context of 6 yet");
+        assert_eq!(pool.pop_ready(), None, "the context of 6 was not requested yet");
     }
 
     #[test]
-    fn packets_wait_in_order_and_no_more_than_there_is_room_for() {
+    fn packets_are_parked_in_order_and_bounded() {
         use crate::wire::{Operation, Psn, QpNumber, Service};
         let mut pool = pool(2);
         let header = |psn| Header::bare(Service::Rc, Operation::WriteOnly, QpNumber(2), Psn::new(psn));
@@ -531,11 +531,14 @@ mod tests {
         assert_eq!((one.header.psn.get(), two.header.psn.get(), end), (1, 2, NO_INDEX));
         assert_eq!(pool.parked_bytes, 0);
         let large = Header { payload_bytes: 1000, ..header(4) };
-        assert!(!pool.park(0, ParkedPacket::new(NicAddress(0), &large, false, None)), "more bytes than there may be");
+        assert!(
+            !pool.park(0, ParkedPacket::new(NicAddress(0), &large, false, None)),
+            "the buffer has too few bytes left"
+        );
     }
 
     #[test]
-    fn a_coarse_time_is_never_early_and_wraps() {
+    fn a_coarse_deadline_is_never_early_and_wraps() {
         let mut pool = pool(1);
         for now in [0, 5 << 40, 0xFFFF_u64 << TICK_SHIFT] {
             let (now, at) = (Time::from_ps(now), Time::from_ps(now + 123_456_789));

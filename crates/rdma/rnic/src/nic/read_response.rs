@@ -1,4 +1,4 @@
-//! Answers with content: of READs and atomic operations, at the side that asked.
+//! READ and atomic responses at the requester.
 
 use sim::{Span, Time};
 
@@ -14,7 +14,7 @@ use crate::verbs::{AccessFlags, CompletionStatus, QpState, SGES_MAX, SendKind, S
 use crate::wire::{Header, Operation, Psn, Service};
 
 impl<M: HostMemory> Nic<M> {
-    /// Without selective repeat: the answer must be the one that comes next.
+    /// Processes a response without selective repeat, which must be the expected one.
     pub(super) fn response_in_order(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) {
         let Some(index) = self.index_of(i, header.psn) else {
             self.counters.drop_unasked += 1;
@@ -30,7 +30,7 @@ impl<M: HostMemory> Nic<M> {
             self.counters.duplicate_packets += 1;
             return;
         }
-        // It acknowledges all requests before; an answer before it that is missing was lost.
+        // It acknowledges all earlier requests; an earlier response that is missing was lost.
         if !self.advance_unacked(now, i, expected, 0) || self.contexts[i].unacked != expected || ahead > 0 {
             self.counters.drop_out_of_order += 1;
             self.go_back_once(now, i);
@@ -44,7 +44,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// With selective repeat: the answer says itself where it belongs.
+    /// Processes a response with selective repeat, whose placement header says where it belongs.
     pub(super) fn response_selective(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) {
         let Some(placement) = header.placement else {
             self.counters.drop_malformed += 1;
@@ -92,7 +92,8 @@ impl<M: HostMemory> Nic<M> {
         self.complete_finished(now, i);
     }
 
-    /// Requests are done in order: the answer to this one, were it only a head, tells that all before it arrived.
+    /// Advances the acknowledged PSN: requests are executed in order, so even the header of a response shows that all
+    /// earlier packets arrived.
     fn response_acknowledges(&mut self, now: Time, i: usize, first: Psn) {
         if first.plus(1).after(self.contexts[i].unacked) > 0 {
             self.advance_unacked(now, i, first.plus(1), 0);
@@ -101,7 +102,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// The head of an answer that lost its payload: the requester asks again at once.
+    /// Processes a response of which only the header arrived: it is requested again at once.
     pub(super) fn trimmed_response(&mut self, now: Time, i: usize, header: &Header) {
         let is_sending = matches!(self.contexts[i].state, QpState::ReadyToSend | QpState::SendQueueDrain);
         if self.contexts[i].service != Service::Rc || !is_sending {
@@ -113,7 +114,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Without selective repeat: nothing behind what is missing will be taken.
+    /// Without selective repeat, nothing after the missing packet is accepted.
     fn trimmed_response_in_order(&mut self, now: Time, i: usize, header: &Header) {
         let index = self.index_of(i, header.psn);
         let open_read_or_atomic = |entry: &&SendEntry| entry.is_read_or_atomic() && !entry.is_done;
@@ -144,7 +145,7 @@ impl<M: HostMemory> Nic<M> {
             self.counters.drop_beyond_window += 1;
             return;
         }
-        // What follows is software's: there is a gap now.
+        // There is a gap, so software handles all later packets.
         entry.out_of_order.get_or_insert_with(|| OutOfOrderResponse::new(placement.sent));
         let first = entry.first;
         self.queue_to_slow_path(now, i, ControlEntry::ResponseTrimmed { index, packet: placement.packet });
@@ -152,7 +153,7 @@ impl<M: HostMemory> Nic<M> {
         self.complete_finished(now, i);
     }
 
-    /// Software has a packet of an answer asked for again of which only the head came.
+    /// Software requests a trimmed response packet again.
     pub(super) fn response_trim_by_software(&mut self, now: Time, i: usize, index: u32, packet: u32) {
         let Some(entry) = self.entry_mut(i, index).filter(|entry| !entry.is_done) else { return };
         let response_packets = entry.response_packets;
@@ -166,8 +167,8 @@ impl<M: HostMemory> Nic<M> {
         self.rerequest_trimmed(now, i, index);
     }
 
-    /// Asks again for packets of which only the heads came: no more requests at a time than the peer has room for, so
-    /// that those which wait become fewer and longer.
+    /// Requests trimmed packets again, with no more requests at a time than the peer accepts, so that waiting ones
+    /// merge into fewer and longer requests.
     fn rerequest_trimmed(&mut self, now: Time, i: usize, index: u32) {
         let most = usize::from(READS_MAX / self.contexts[i].reads_open.max(1)).max(1);
         let Some(entry) = self.entry_mut(i, index) else { return };
@@ -185,7 +186,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Places content if it is what was asked for; else the request fails or the packet is dropped.
+    /// Places a response if it matches the request; otherwise fails the request or drops the packet.
     fn accept_response(
         &mut self,
         now: Time,
@@ -228,7 +229,7 @@ impl<M: HostMemory> Nic<M> {
         self.memory.store(address, value).map_err(|_| PlacementError::Protection)
     }
 
-    /// So many packets of an answer came in order.
+    /// Notes the number of response packets that have arrived in order.
     fn response_progress(&mut self, now: Time, i: usize, index: u32, packets: u32) {
         let mtu = self.contexts[i].mtu();
         let Some(entry) = self.entry_mut(i, index) else { return };
@@ -242,7 +243,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Software takes in where a late packet of an answer belongs.
+    /// Software records a response packet that arrived out of order.
     pub(super) fn response_by_software(&mut self, now: Time, i: usize, index: u32, packet: u32, sent: u16) {
         let (reordering_window, mtu) = (self.host_qps[i].reordering_window, self.contexts[i].mtu());
         let Some(entry) = self.entry_mut(i, index).filter(|entry| !entry.is_done) else { return };
@@ -254,7 +255,7 @@ impl<M: HostMemory> Nic<M> {
             self.counters.duplicate_packets += 1;
             return;
         }
-        // An answer to the first request, though it was asked for again: it was late, and not lost.
+        // A response to the first request, although it was requested again: it was late, not lost.
         let is_spurious =
             packet < out_of_order.rerequested_to && packet == response_packets && sent == out_of_order.first_sent_tick;
         let lateness = out_of_order.gap_since.map(|since| now.since(since));
@@ -282,8 +283,8 @@ impl<M: HostMemory> Nic<M> {
         self.rerequest_gaps(now, i, index);
     }
 
-    /// Answers come in the order of requests: what is missing of those before this one was overtaken; what was asked
-    /// for again, by the answer to a request that left later.
+    /// Responses arrive in the order of requests. Packets missing from earlier responses were overtaken; packets
+    /// requested again were overtaken by the response to a request that left later.
     fn overtaken_by(&mut self, now: Time, i: usize, index: u32, sent: u16) {
         let first = self.contexts[i].send_first;
         let tick = tick(now);
@@ -292,7 +293,7 @@ impl<M: HostMemory> Nic<M> {
             if !entry.is_read_or_atomic() || entry.is_done {
                 continue;
             }
-            // A tick that no answer carries: of this one's request nothing is known.
+            // A tick that no response carries, because nothing is known of this request's tick.
             let out_of_order = entry.out_of_order.get_or_insert_with(|| OutOfOrderResponse::new(tick.wrapping_sub(1)));
             let is_lost_again =
                 out_of_order.rerequested_tick.is_some_and(|asked| sent.wrapping_sub(asked).cast_signed() > 0);
@@ -307,7 +308,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Asks again for gaps that were there for longer than packets overtake each other.
+    /// Requests gaps again that are older than the reordering window.
     pub(super) fn rerequest_gaps(&mut self, now: Time, i: usize, index: u32) {
         let (reordering_window, mtu) = (self.host_qps[i].reordering_window, self.contexts[i].mtu());
         let Some(entry) = self.entry_mut(i, index).filter(|entry| !entry.is_done) else { return };
@@ -329,14 +330,14 @@ impl<M: HostMemory> Nic<M> {
         self.activate(now, i);
     }
 
-    /// What was asked for again has left.
+    /// Notes that a repeated request has left.
     pub(super) fn rerequest_sent(&mut self, now: Time, i: usize, index: u32) {
         if let Some(out_of_order) = self.entry_mut(i, index).and_then(|entry| entry.out_of_order.as_mut()) {
             out_of_order.rerequested_tick = Some(tick(now));
         }
     }
 
-    /// Nothing came for long: asks again for all that is missing of the first answer that is not complete.
+    /// After a timeout, requests all that is missing of the first incomplete response.
     pub(super) fn rerequest_all(&mut self, i: usize) {
         let mtu = self.contexts[i].mtu();
         let first = self.contexts[i].send_first;
@@ -357,7 +358,7 @@ impl<M: HostMemory> Nic<M> {
         self.host_qps[i].retransmissions.extend(again);
     }
 
-    /// Packets came late that were not lost: waits so long from now on, and at most a round trip.
+    /// Widens the reordering window after packets were late but not lost, to at most a round trip.
     pub(super) fn learn_reordering_window(&mut self, i: usize, lateness: Span) {
         let most = self.contexts[i].smoothed_rtt().unwrap_or(lateness);
         let host = &mut self.host_qps[i];

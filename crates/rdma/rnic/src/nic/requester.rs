@@ -1,4 +1,4 @@
-//! The side that asks: acknowledgements, completions in order, patience and its end.
+//! The requester: acknowledgements, retransmission timers and completions in order.
 
 use sim::{Span, Time};
 
@@ -13,20 +13,20 @@ use super::segmentation::{MESSAGE_BITS, tick};
 use crate::verbs::{Completion, CompletionKind, CompletionStatus, QpState};
 use crate::wire::{Header, Operation, Psn, SelectiveAck, Service, Syndrome};
 
-/// Times that a wait is doubled, at most.
+/// Maximum number of times that a timeout is doubled.
 const BACKOFF_MAX: u8 = 10;
-/// The unit of the attribute "ACK timer".
+/// The unit of the ACK timer attribute, in picoseconds.
 const ACK_TIMER_PS: u64 = 4_096_000;
-/// RNR retries without end.
+/// The number of RNR retries that means infinitely many.
 pub(super) const RNR_RETRIES_INFINITE: u8 = 7;
 
-/// Times of the RNR timer by code, in units of 10 us (IBA table 46).
+/// RNR timer values by code, in units of 10 us (IBA table 46).
 const RNR_TIMER_10_US: [u32; 32] = [
     65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
     6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152,
 ];
 
-/// How long a code of the RNR timer is.
+/// Returns the duration of an RNR timer code.
 pub(super) fn rnr_time(code: u8) -> Span {
     Span::from_ps(u64::from(RNR_TIMER_10_US[usize::from(code & 31)]) * 10_000_000)
 }
@@ -42,7 +42,7 @@ impl<M: HostMemory> Nic<M> {
         self.host_qps[i].sends.get_mut(at)
     }
 
-    /// The request that a packet number belongs to.
+    /// Returns the index of the request that a PSN belongs to.
     pub(super) fn index_of(&self, i: usize, psn: Psn) -> Option<u32> {
         let sends = &self.host_qps[i].sends;
         let after = sends.partition_point(|entry| entry.is_started && psn.after(entry.first) >= 0);
@@ -51,16 +51,16 @@ impl<M: HostMemory> Nic<M> {
         is_within.then(|| self.contexts[i].send_first.wrapping_add(at as u32))
     }
 
-    /// Whether the sender wants to hear that this packet arrived: after some packets, and some times in each window, so
-    /// that a sender that the window holds always waits for an answer that was asked for. A window at most halves at
-    /// once; a quarter of it is soon enough.
+    /// Returns whether a packet requests an acknowledgement: every few packets, and several times in each window, so
+    /// that a sender that is limited by the window always has a requested acknowledgement outstanding. A quarter of the
+    /// window suffices, because a window at most halves at once.
     pub(super) fn wants_ack(&self, i: usize, psn: Psn) -> bool {
         let context = &self.contexts[i];
         let window_packets = (context.congestion.window_bytes() / context.mtu()).min(self.profile.window_packets);
         psn.get().is_multiple_of(self.profile.ack_packets.min(window_packets / 4).max(1))
     }
 
-    /// A request's packet is on the wire: time begins to count.
+    /// Starts the timers of a request packet that is on the wire.
     pub(super) fn packet_sent(&mut self, now: Time, i: usize, psn: Psn, header: &Header, is_again: bool) {
         if is_again {
             self.contexts[i].is_timing = false;
@@ -76,7 +76,8 @@ impl<M: HostMemory> Nic<M> {
         self.await_response(now, i);
     }
 
-    /// Begins to wait, if nothing is waited for yet; a probe is put off by each packet, for it asks about the last.
+    /// Starts the retransmission timer if it is not running. A tail loss probe is postponed by each packet, because it
+    /// probes the last one.
     pub(super) fn await_response(&mut self, now: Time, i: usize) {
         let is_probing = matches!(self.profile.retransmit_timeout, RetransmitTimeout::Probe { .. });
         let is_waiting = self.contexts[i].retransmit_at < Time::MAX;
@@ -96,20 +97,20 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// How long to wait for an answer.
+    /// Returns the retransmission timeout.
     fn retransmit_timeout(&self, i: usize) -> Option<Span> {
         let context = &self.contexts[i];
         match self.profile.retransmit_timeout {
             RetransmitTimeout::Attribute => self.ack_timeout(i),
             RetransmitTimeout::LowHigh { low, high, packets } => {
-                let is_few = context.next.after(context.unacked).cast_unsigned() < packets;
-                Some(if is_few { low } else { high })
+                let are_few = context.next.after(context.unacked).cast_unsigned() < packets;
+                Some(if are_few { low } else { high })
             }
             RetransmitTimeout::Probe { least, first } => {
                 let measured = context.smoothed_rtt().map(|rtt| rtt * 2 + context.rtt_variation() * 4);
                 let once = measured.map_or(first, |span| span.max(least)) + self.host_qps[i].reordering_window;
                 let doubled = once * (1 << context.backoff.min(BACKOFF_MAX));
-                // Never longer than the time that the program gave for an answer.
+                // Never longer than the ACK timeout that the program chose.
                 Some(self.ack_timeout(i).map_or(doubled, |time| doubled.min(time.max(once))))
             }
         }
@@ -120,7 +121,7 @@ impl<M: HostMemory> Nic<M> {
         (code > 0).then(|| Span::from_ps(ACK_TIMER_PS << code))
     }
 
-    /// The last packet of an unreliable request left: that is all there is to it.
+    /// Completes a request of an unreliable service when its last packet is sent.
     pub(super) fn unreliable_sent(&mut self, now: Time, i: usize, index: u32) {
         if let Some(entry) = self.entry_mut(i, index) {
             entry.is_done = true;
@@ -129,7 +130,7 @@ impl<M: HostMemory> Nic<M> {
         self.complete_finished(now, i);
     }
 
-    /// An acknowledgement, a refusal, or an answer with content.
+    /// Processes a positive or negative acknowledgement, or a READ or atomic response.
     pub(super) fn response(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) {
         let context = &self.contexts[i];
         let is_sending = matches!(context.state, QpState::ReadyToSend | QpState::SendQueueDrain);
@@ -155,7 +156,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Without selective repeat: all up to this number arrived.
+    /// Without selective repeat: all packets up to this PSN have arrived.
     fn ack_plain(&mut self, now: Time, i: usize, header: &Header) {
         if self.profile.policy.is_selective() || !self.is_plausible_ack(i, header.psn) {
             self.counters.drop_unasked += 1;
@@ -167,7 +168,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Whether this number is one that an answer can be about: the last one acknowledged, or one on its way.
+    /// Returns whether an acknowledgement may carry this PSN: the last acknowledged one, or one in flight.
     fn is_plausible_ack(&self, i: usize, psn: Psn) -> bool {
         let context = &self.contexts[i];
         psn.plus(1).after(context.unacked) >= 0 && psn.after(context.sent_end) < 0
@@ -179,10 +180,10 @@ impl<M: HostMemory> Nic<M> {
             self.counters.drop_unasked += 1;
             return;
         }
-        let is_old = sack.expected.after(context.unacked) < 0;
-        // What is older than what is known says nothing of now, nor does a peer that takes back what it told: who went
-        // on for as long as such answers come would ask for ever.
-        if !is_old {
+        let is_outdated = sack.expected.after(context.unacked) < 0;
+        // An acknowledgement older than the current state, or from a peer that takes back what it acknowledged, is no
+        // progress. Otherwise such acknowledgements would keep the connection alive for ever.
+        if !is_outdated {
             self.contexts[i].backoff = 0; // the peer is there
             self.advance_unacked(now, i, sack.expected, u32::from(sack.marked));
         }
@@ -192,7 +193,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// All before `to` arrived. False when an answer with content in between is missing.
+    /// Marks all packets before `to` as acknowledged. Returns false if a READ or atomic response before it is missing.
     pub(super) fn advance_unacked(&mut self, now: Time, i: usize, to: Psn, marked: u32) -> bool {
         let limit = self.unacked_limit(i, to);
         let before = self.contexts[i].unacked;
@@ -211,7 +212,7 @@ impl<M: HostMemory> Nic<M> {
         limit == to || packets > 0
     }
 
-    /// In order, nothing behind an answer that is not complete counts as acknowledged.
+    /// Without selective repeat, nothing after an incomplete response counts as acknowledged.
     fn unacked_limit(&self, i: usize, to: Psn) -> Psn {
         if self.profile.policy.is_selective() || self.contexts[i].reads_open == 0 {
             return to;
@@ -224,7 +225,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// What an acknowledgement tells about the way there and back.
+    /// Passes an acknowledgement to congestion control.
     fn sample_congestion(&mut self, now: Time, i: usize, to: Psn, packets: u32, marked: u32) {
         let context = &mut self.contexts[i];
         let has_costs = context.is_timing && to.after(context.timed_psn) > 0;
@@ -239,7 +240,7 @@ impl<M: HostMemory> Nic<M> {
         context.congestion.on_ack(&self.profile.congestion, &ack);
     }
 
-    /// Something came: patience begins anew.
+    /// Restarts the timers and retry counts after progress.
     pub(super) fn reset_retries(&mut self, now: Time, i: usize) {
         let context = &mut self.contexts[i];
         context.retries_left = context.retries;
@@ -254,7 +255,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// With selective repeat: of this one packet only the head arrived.
+    /// With selective repeat: only the header of this packet arrived (packet trimming).
     fn trim_nak_received(&mut self, now: Time, i: usize, psn: Psn, sack: &SelectiveAck) {
         let context = &mut self.contexts[i];
         let is_sent = |psn: Psn| psn.after(context.sent_end) < 0;
@@ -270,7 +271,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// The peer says no.
+    /// Processes a NAK.
     fn nak_received(&mut self, now: Time, i: usize, psn: Psn, syndrome: Syndrome) {
         let is_selective = self.profile.policy.is_selective();
         if psn.after(self.contexts[i].unacked) < 0 || psn.after(self.contexts[i].sent_end) >= 0 {
@@ -278,7 +279,7 @@ impl<M: HostMemory> Nic<M> {
             return;
         }
         self.advance_unacked(now, i, psn, 0);
-        // An answer before it may be missing; its request goes again first, and the refusal comes again.
+        // An earlier response may be missing; its request is sent again first, and the NAK will be repeated.
         if self.contexts[i].unacked != psn && !is_selective {
             self.go_back_once(now, i);
             return;
@@ -318,7 +319,8 @@ impl<M: HostMemory> Nic<M> {
         self.arm_timer(i, until);
     }
 
-    /// The receiver dropped this packet for want of a receive request, and so perhaps any behind it.
+    /// Retransmits from this PSN on: the receiver dropped the packet for want of a receive request, and perhaps later
+    /// ones.
     fn retransmit_all_from(&mut self, i: usize, psn: Psn) {
         let (end, host) = (self.contexts[i].sent_end, &mut self.host_qps[i]);
         host.retransmissions.retain(|again| matches!(again, Retransmission::Response { .. }));
@@ -336,7 +338,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Sends again from the first packet that is missing on; once, until something new comes.
+    /// Retransmits from the first missing packet on, at most once until there is progress.
     pub(super) fn go_back_once(&mut self, now: Time, i: usize) {
         if !self.contexts[i].went_back {
             self.contexts[i].went_back = true;
@@ -351,7 +353,7 @@ impl<M: HostMemory> Nic<M> {
         self.rewind_to(i, self.contexts[i].unacked);
     }
 
-    /// What is sent next begins with this packet; what was prepared is worthless.
+    /// Continues sending at this packet, and invalidates staged packets.
     fn rewind_to(&mut self, i: usize, psn: Psn) {
         let (context, host) = (&mut self.contexts[i], &self.host_qps[i]);
         context.send_epoch = context.send_epoch.wrapping_add(1);
@@ -367,7 +369,7 @@ impl<M: HostMemory> Nic<M> {
         };
     }
 
-    /// Nothing came for so long.
+    /// Handles the expiry of the retransmission timer.
     pub(super) fn retransmit_timer_expired(&mut self, now: Time, i: usize) {
         let context = &mut self.contexts[i];
         context.retransmit_at = Time::MAX;
@@ -376,7 +378,7 @@ impl<M: HostMemory> Nic<M> {
             return;
         }
         if !self.host_qps[i].retransmissions.is_empty() {
-            // What is to be sent again waits for its turn among many: nobody was asked since.
+            // Retransmissions still wait for the scheduler, so nothing was sent since.
             self.set_retransmit_timer(now, i);
             self.activate(now, i);
             return;
@@ -400,8 +402,8 @@ impl<M: HostMemory> Nic<M> {
         self.activate(now, i);
     }
 
-    /// Whether it was tried often enough; with probes, which come sooner, for as long as well. Time alone proves
-    /// nothing: a host that stood still has asked nobody.
+    /// Returns whether the retries are exhausted. With tail loss probes, which are more frequent, the time of all
+    /// retries must have passed as well. Time alone is not enough: a host that was suspended has sent nothing.
     fn are_retries_exhausted(&mut self, now: Time, i: usize) -> bool {
         let time_since_progress = self.contexts[i].time_since_progress(now);
         let allowed = self.ack_timeout(i);
@@ -415,8 +417,8 @@ impl<M: HostMemory> Nic<M> {
             && allowed.is_some_and(|once| time_since_progress >= once * (u64::from(context.retries) + 1))
     }
 
-    /// Asks what arrived: by the last packet, whose acknowledgement tells of all before; by the first that is missing
-    /// when the last is known to be there; by asking again for what is missing of an answer.
+    /// Probes what has arrived: with the last packet, whose acknowledgement covers all earlier ones; with the first
+    /// missing packet, if the last is known to have arrived; or by requesting the missing part of a response again.
     fn probe(&mut self, i: usize) {
         self.counters.probes += 1;
         let context = &self.contexts[i];
@@ -428,7 +430,7 @@ impl<M: HostMemory> Nic<M> {
         let has_slow_path = self.profile.policy.has_slow_path();
         match &mut self.host_qps[i].scoreboard {
             Some(scoreboard) if !has_slow_path || scoreboard.has(last) => {
-                // IRN: all that is missing. SRNIC: the first; its acknowledgement finds the others.
+                // IRN retransmits all missing packets; SRNIC the first, whose acknowledgement reveals the others.
                 let again = scoreboard.requeue(first, if has_slow_path { 1 } else { u32::MAX });
                 self.host_qps[i].retransmissions.extend(again.into_iter().map(Retransmission::Packet));
             }
@@ -439,7 +441,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Completes, in order, what is done.
+    /// Completes finished requests, in order.
     pub(super) fn complete_finished(&mut self, now: Time, i: usize) {
         while let Some(entry) = self.host_qps[i].sends.front() {
             let context = &self.contexts[i];
@@ -474,7 +476,7 @@ impl<M: HostMemory> Nic<M> {
         self.report_drained(i);
     }
 
-    /// Tells once that a drained queue pair has finished what it had begun.
+    /// Reports once that a draining queue pair has finished what it had started.
     pub(super) fn report_drained(&mut self, i: usize) {
         let is_idle = !self.host_qps[i].sends.front().is_some_and(|entry| entry.is_started);
         let qp = self.number(i);
@@ -485,7 +487,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// The request with this packet fails, once those before it are done.
+    /// Fails the request with this PSN, after earlier requests are complete.
     fn fail_at(&mut self, now: Time, i: usize, psn: Psn, status: CompletionStatus) {
         if let Some(index) = self.index_of(i, psn) {
             self.fail(now, i, index, status);
@@ -494,8 +496,8 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// A request fails, at once if it is the first; later ones are flushed then. With one before it that waits for an
-    /// answer with content, it waits too.
+    /// Fails a request, at once if it is the first; later requests are then flushed. It waits for earlier requests that
+    /// are not complete.
     pub(super) fn fail(&mut self, now: Time, i: usize, index: u32, status: CompletionStatus) {
         let first = self.contexts[i].send_first;
         if index != first {
@@ -521,7 +523,7 @@ impl<M: HostMemory> Nic<M> {
         self.events.push_back(NicEvent::QpError(qp));
     }
 
-    /// The request that an index on the wire names, if it waits for an answer with content.
+    /// Returns the request that an index on the wire names, if it is an incomplete READ or atomic.
     pub(super) fn open_read_or_atomic(&self, i: usize, message: u32) -> Option<u32> {
         let unused = u32::BITS - MESSAGE_BITS;
         let first = self.contexts[i].send_first;

@@ -1,4 +1,4 @@
-//! The side that is asked: requests of the peer.
+//! The responder: execution of the peer's requests, responses and NAKs.
 
 use sim::Time;
 
@@ -17,7 +17,7 @@ use crate::verbs::{
 };
 use crate::wire::{Header, Immediate, Operation, Psn, RKey, SelectiveAck, Service, Syndrome};
 
-/// Replies that wait to be sent: those that may be asked for at a time, and as many asked for again.
+/// Maximum number of pending responses: the outstanding READs and atomics, and as many repeated ones.
 const RESPONSES_MAX: u8 = 2 * READS_MAX;
 
 impl<M: HostMemory> Nic<M> {
@@ -34,7 +34,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// A switch marked a packet on its way here.
+    /// Handles a congestion mark on a received packet.
     pub(super) fn ecn_marked(&mut self, now: Time, i: usize, header: &Header) {
         let context = &mut self.contexts[i];
         match self.profile.congestion {
@@ -49,7 +49,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// The head of a packet that lost its payload: what is known to be missing need not be waited for.
+    /// Handles a request of which only the header arrived: reports the loss at once.
     pub(super) fn request_trimmed(&mut self, i: usize, header: &Header) {
         let context = &mut self.contexts[i];
         let is_request = header.operation.is_send() || header.operation.is_write();
@@ -70,7 +70,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// What a request for content asks for, if its headers are there.
+    /// Returns what a READ or atomic request asks for, if its headers are present.
     pub(super) fn read_or_atomic_action(&self, header: &Header) -> Option<PendingAction> {
         let (message, packet, sent) =
             header.placement.map_or((0, 0, 0), |placement| (placement.message, placement.packet, placement.sent));
@@ -93,20 +93,20 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Memory that a WRITE names is not there or not for it. With immediate data the program here hears of it by the
-    /// receive request that the WRITE would have completed: a local access error.
-    pub(super) fn write_error(&mut self, i: usize, header: &Header, refusal: RequestError) -> RequestError {
-        let RequestError::Nak(syndrome @ (Syndrome::RemoteAccess | Syndrome::RemoteOperation)) = refusal else {
-            return refusal;
+    /// Converts an error of a WRITE. With immediate data, the receive request that the WRITE would have completed
+    /// reports a local access error to the program.
+    pub(super) fn write_error(&mut self, i: usize, header: &Header, error: RequestError) -> RequestError {
+        let RequestError::Nak(syndrome @ (Syndrome::RemoteAccess | Syndrome::RemoteOperation)) = error else {
+            return error;
         };
         let has_data = matches!(header.immediate, Some(Immediate::Data(_)));
         if has_data && self.open_receives(i, 1) {
             return RequestError::FailReceive(CompletionStatus::LocalAccess, syndrome);
         }
-        refusal
+        error
     }
 
-    /// Takes receive requests until so many are open; false when there are not so many.
+    /// Takes receive requests until `wanted` are available for messages; returns false if there are not as many.
     pub(super) fn open_receives(&mut self, i: usize, wanted: usize) -> bool {
         while self.host_qps[i].taken_receives.len() < wanted {
             let Some(receive) = self.take_receive(i) else { return false };
@@ -125,11 +125,11 @@ impl<M: HostMemory> Nic<M> {
         Some(batch_qps.request)
     }
 
-    /// Does what a packet asks for, when all before it is done.
+    /// Executes a request packet, after all earlier ones have been executed.
     pub(super) fn execute(&mut self, now: Time, i: usize, psn: Psn, action: PendingAction) -> Result<(), RequestError> {
         match action {
             PendingAction::Nothing => return Ok(()),
-            PendingAction::Fault(refusal) => return Err(refusal),
+            PendingAction::Fault(error) => return Err(error),
             PendingAction::Written => {}
             PendingAction::Receive { message, bytes, immediate, is_solicited, is_write } => {
                 if ahead_of(message, self.contexts[i].receive_message) != 0 {
@@ -189,7 +189,7 @@ impl<M: HostMemory> Nic<M> {
         Ok(())
     }
 
-    /// Queues the answer to a READ.
+    /// Queues the response to a READ.
     pub(super) fn respond_to_read(&mut self, i: usize, psn: Psn, read: &PendingAction) -> Result<(), RequestError> {
         let PendingAction::Read { message, packet, sent, address, key, bytes } = *read else { return Ok(()) };
         let address = self.check_remote(i, key, address, bytes, AccessFlags::REMOTE_READ)?;
@@ -232,7 +232,7 @@ impl<M: HostMemory> Nic<M> {
         ProtectionContext { domain: self.contexts[i].domain, qp: self.number(i) }
     }
 
-    /// Where the host has memory that the peer names.
+    /// Returns the host address of memory that the peer names.
     pub(super) fn check_remote(
         &self,
         i: usize,
@@ -251,14 +251,14 @@ impl<M: HostMemory> Nic<M> {
         found.map_err(|_| RequestError::Nak(Syndrome::RemoteAccess))
     }
 
-    /// Says no, as the refusal has it.
-    pub(super) fn reject(&mut self, now: Time, i: usize, psn: Psn, refusal: RequestError) {
-        match refusal {
+    /// Rejects a request with the NAK that the error calls for.
+    pub(super) fn reject(&mut self, now: Time, i: usize, psn: Psn, error: RequestError) {
+        match error {
             RequestError::ReceiverNotReady => {
                 self.counters.not_ready += 1;
                 self.counters.drop_no_receive += 1;
                 let context = &mut self.contexts[i];
-                // What follows was sent before the peer hears of this: no complaint about it.
+                // Later packets were sent before the peer knows of this; they cause no sequence error.
                 context.nak_sent = true;
                 let timer_code = context.rnr_timer_code;
                 self.push_ack(i, psn, Syndrome::ReceiverNotReady { timer_code }, None);
@@ -275,7 +275,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// The last packet of an answer was sent.
+    /// Handles the end of a response: sends what waited for it.
     pub(super) fn responses_sent(&mut self, now: Time, i: usize) {
         let context = &mut self.contexts[i];
         context.responses_open = context.responses_open.saturating_sub(1);
@@ -291,7 +291,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Says no for ever: the queue pair goes to the error state, once the answers to what was done before are sent.
+    /// Sends a NAK and enters the error state, after the responses to earlier requests are sent.
     pub(super) fn send_nak(&mut self, now: Time, i: usize, psn: Psn, syndrome: Syndrome) {
         if self.contexts[i].responses_open > 0 {
             self.contexts[i].nak_pending = true;
@@ -306,7 +306,7 @@ impl<M: HostMemory> Nic<M> {
         self.events.push_back(NicEvent::QpError(qp));
     }
 
-    /// Goes to the error state, of its own accord.
+    /// Enters the error state without a request of the program.
     pub(super) fn enter_error(&mut self, now: Time, i: usize) {
         self.contexts[i].state = QpState::Error;
         self.flush_sends(now, i);

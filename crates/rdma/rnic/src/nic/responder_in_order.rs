@@ -37,11 +37,11 @@ impl<M: HostMemory> Nic<M> {
                     self.acknowledge_in_order(i, header.psn);
                 }
             }
-            Err(refusal) => self.reject(now, i, header.psn, refusal),
+            Err(error) => self.reject(now, i, header.psn, error),
         }
     }
 
-    /// Does the expected request, or a packet of it.
+    /// Executes the expected request packet.
     pub(super) fn execute_in_order(
         &mut self,
         now: Time,
@@ -70,7 +70,7 @@ impl<M: HostMemory> Nic<M> {
             self.read_or_atomic_action(header).ok_or(RequestError::Nak(Syndrome::InvalidRequest))?
         };
         self.execute(now, i, header.psn, action)?;
-        // A READ takes as many numbers as its answer has packets.
+        // A READ takes as many PSNs as its response has packets.
         let numbers = match action {
             PendingAction::Read { bytes, .. } => bytes.div_ceil(self.contexts[i].mtu()).max(1),
             _ => 1,
@@ -124,7 +124,7 @@ impl<M: HostMemory> Nic<M> {
         if begins {
             let reth = header.reth.ok_or(RequestError::Nak(Syndrome::InvalidRequest))?;
             let found = self.check_remote(i, reth.key, reth.address, reth.bytes, AccessFlags::REMOTE_WRITE);
-            let address = found.map_err(|refusal| self.write_error(i, header, refusal))?;
+            let address = found.map_err(|error| self.write_error(i, header, error))?;
             let context = &mut self.contexts[i];
             (context.inbound_address, context.inbound_left, context.inbound_done) = (address, reth.bytes, reth.bytes);
         }
@@ -148,7 +148,7 @@ impl<M: HostMemory> Nic<M> {
         Ok(PendingAction::of_write(header, message, bytes))
     }
 
-    /// A request that was done already: only its answer is missing.
+    /// Handles a duplicate of an executed request: only its response is missing.
     pub(super) fn duplicate_request(&mut self, now: Time, i: usize, header: &Header) {
         self.counters.duplicate_packets += 1;
         match self.read_or_atomic_action(header) {
@@ -159,7 +159,7 @@ impl<M: HostMemory> Nic<M> {
             }
             Some(PendingAction::Read { message, packet, sent, address, key, bytes }) => {
                 let read = PendingAction::Read { message, packet, sent, address, key, bytes };
-                // What cannot be read any more is not answered: the first answer said all there was to say.
+                // A READ that is no longer possible gets no response; the first response was correct.
                 if self.respond_to_read(i, header.psn, &read).is_err() {
                     self.counters.drop_malformed += 1;
                 }
@@ -177,8 +177,8 @@ impl<M: HostMemory> Nic<M> {
         self.activate(now, i);
     }
 
-    /// Acknowledges, behind the answers that are still to be sent where order counts: an acknowledgement says of those
-    /// before it that they were sent.
+    /// Acknowledges, after pending responses where order matters: the acknowledgement implies that earlier responses
+    /// were sent.
     fn acknowledge_in_order(&mut self, i: usize, newest: Psn) {
         if self.contexts[i].responses_open > 0 && !self.profile.policy.is_selective() {
             self.contexts[i].ack_pending = true;

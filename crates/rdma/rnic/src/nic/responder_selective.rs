@@ -12,6 +12,7 @@ use super::segmentation::ahead_of;
 use crate::verbs::AccessFlags;
 use crate::wire::{Header, Syndrome};
 
+/// Maximum number of receive requests that messages may take ahead of the first missing one.
 const OPEN_MAX: u32 = WINDOW_PACKETS_MAX;
 
 impl<M: HostMemory> Nic<M> {
@@ -28,7 +29,7 @@ impl<M: HostMemory> Nic<M> {
             ReceiveVerdict::BeyondWindow => self.counters.drop_beyond_window += 1,
             ReceiveVerdict::InOrder => match self.place_request(i, header, payload) {
                 Ok(action) => self.accept_in_order(now, i, header, action),
-                Err(refusal) => self.reject(now, i, psn, refusal),
+                Err(error) => self.reject(now, i, psn, error),
             },
             ReceiveVerdict::SlowPath => self.accept_out_of_order(now, i, header, payload),
         }
@@ -37,8 +38,8 @@ impl<M: HostMemory> Nic<M> {
     /// The fast path: hardware alone.
     fn accept_in_order(&mut self, now: Time, i: usize, header: &Header, action: PendingAction) {
         self.counters.received_bytes += u64::from(header.payload_bytes);
-        if let Err(refusal) = self.execute(now, i, header.psn, action) {
-            self.reject(now, i, header.psn, refusal);
+        if let Err(error) = self.execute(now, i, header.psn, action) {
+            self.reject(now, i, header.psn, error);
             return;
         }
         self.contexts[i].receiver.accept();
@@ -47,7 +48,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// The slow path's hardware half: places the payload, queues the header.
+    /// The hardware part of the slow path: places the payload and queues the header.
     fn accept_out_of_order(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) {
         if !self.has_slow_path_room() {
             self.counters.drop_control_queue += 1;
@@ -56,7 +57,7 @@ impl<M: HostMemory> Nic<M> {
         let cumulative = self.contexts[i].receiver.cumulative();
         let action = match self.place_request(i, header, payload) {
             Ok(action) => action,
-            // Only the first that is missing may be refused for want of a receive request; others come again.
+            // Only the first missing packet may cause an RNR NAK; others are retransmitted.
             Err(RequestError::ReceiverNotReady) if header.psn != cumulative => {
                 self.counters.drop_no_receive += 1;
                 return;
@@ -65,7 +66,7 @@ impl<M: HostMemory> Nic<M> {
                 self.reject(now, i, header.psn, RequestError::ReceiverNotReady);
                 return;
             }
-            Err(refusal) => PendingAction::Fault(refusal),
+            Err(error) => PendingAction::Fault(error),
         };
         let context = &mut self.contexts[i];
         if header.psn.after(context.receiver.cumulative()) > 0 && !context.receiver.is_slow() {
@@ -85,7 +86,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Places a packet's payload where the packet says that it belongs; gives what remains to be done in order.
+    /// Places a payload where its placement header says; returns what remains to be done in order.
     fn place_request(
         &mut self,
         i: usize,
@@ -130,9 +131,9 @@ impl<M: HostMemory> Nic<M> {
 
     fn place_write(&mut self, i: usize, header: &Header, payload: &M::Payload) -> Result<(), RequestError> {
         let reth = header.reth.ok_or(RequestError::Nak(Syndrome::InvalidRequest))?;
-        // What this packet fills; a message of no bytes is checked for nothing (IBA 9.7.4.1.3).
+        // Checks only what this packet writes; a message of no bytes is not checked (IBA 9.7.4.1.3).
         let found = self.check_remote(i, reth.key, reth.address, header.payload_bytes, AccessFlags::REMOTE_WRITE);
-        let address = found.map_err(|refusal| self.write_error(i, header, refusal))?;
+        let address = found.map_err(|error| self.write_error(i, header, error))?;
         if header.payload_bytes == 0 {
             return Ok(());
         }
@@ -140,7 +141,7 @@ impl<M: HostMemory> Nic<M> {
         placed.map_err(|_| self.write_error(i, header, RequestError::Nak(Syndrome::RemoteOperation)))
     }
 
-    /// Sees to it that a message has its receive request, and all before it have theirs.
+    /// Takes the receive request for a message, and those for all earlier messages.
     fn open_message(&mut self, i: usize, message: u32) -> Result<(), RequestError> {
         let ahead = ahead_of(message, self.contexts[i].receive_message);
         if ahead < 0 || ahead.cast_unsigned() >= OPEN_MAX {

@@ -11,16 +11,15 @@ use super::request_error::{PlacementError, RequestError};
 use crate::verbs::{Completion, CompletionKind, CompletionStatus, NicAddress};
 use crate::wire::{Header, Immediate, Operation, Psn, QpNumber};
 
-/// Receive requests that messages may take ahead of those that are missing.
-/// Of an unreliable connection: packets that may be missing in a row, and how many must come in a row for a place
-/// beyond that, or before, to be believed. Anybody may write a number into a packet: one that was forged must not have
-/// millions taken for late.
+/// For an unreliable connection: the largest number of consecutive missing packets that is accepted. A packet further
+/// ahead, or behind, may be forged, because anybody can write a PSN; it must not make millions of packets appear late.
 pub(super) const MISSING_MAX: i32 = 1 << 16;
 
+/// For an unreliable connection: the length of a run of packets outside the expected range that is accepted.
 pub(super) const RUN_PACKETS: u32 = 64;
 
 impl<M: HostMemory> Nic<M> {
-    /// A packet of an unreliable connection: a message of which one is missing is dropped as a whole.
+    /// Processes a packet of an unreliable connection. A message with a missing packet is dropped as a whole.
     pub(super) fn request_unreliable(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) {
         let (begins, _) = header.operation.message_bounds();
         if !header.operation.is_send() && !header.operation.is_write() {
@@ -30,7 +29,7 @@ impl<M: HostMemory> Nic<M> {
         let ahead = header.psn.after(self.contexts[i].receiver.cumulative());
         let is_near = (0..=MISSING_MAX).contains(&ahead);
         if !is_near && !self.is_resynchronized(i, header.psn) {
-            // Late, or a copy: in order, or not at all.
+            // A late packet or a duplicate: messages are delivered in order or not at all.
             self.counters.drop_out_of_order += 1;
             return;
         }
@@ -48,17 +47,17 @@ impl<M: HostMemory> Nic<M> {
         }
         match self.execute_in_order(now, i, header, payload) {
             Ok(()) => {}
-            // This side's own fault: its receive request names memory that is not for it.
+            // A local error: the receive request names memory that it may not use.
             Err(RequestError::FailReceive(CompletionStatus::LocalProtection, syndrome)) => {
-                let refusal = RequestError::FailReceive(CompletionStatus::LocalProtection, syndrome);
-                self.reject(now, i, header.psn, refusal);
+                let error = RequestError::FailReceive(CompletionStatus::LocalProtection, syndrome);
+                self.reject(now, i, header.psn, error);
             }
-            // A message that is too long, or names memory that is not for it, harms nothing but itself, as with
-            // rdma_rxe: anybody may write a peer's address into a packet, and must not end its connection so.
-            Err(refusal) => {
-                // Nobody is told, and nothing but this message is lost.
+            // A message that is too long, or names memory that it may not access, affects only itself, as in rdma_rxe:
+            // anybody can forge the peer's address, and must not be able to end the connection.
+            Err(error) => {
+                // The peer is not notified, and only this message is lost.
                 self.contexts[i].inbound = InboundMessage::Nothing;
-                match refusal {
+                match error {
                     RequestError::ReceiverNotReady => self.counters.drop_no_receive += 1,
                     RequestError::FailReceive(CompletionStatus::LocalLength, _) => self.note_dropped_long(i),
                     _ => self.counters.drop_malformed += 1,
@@ -73,7 +72,8 @@ impl<M: HostMemory> Nic<M> {
         self.host_qps[i].dropped_long += 1;
     }
 
-    /// Whether so many packets have come in a row by now that the peer is there, and not where it was.
+    /// Returns whether a run of consecutive packets outside the expected range is long enough to show that the peer
+    /// continues there.
     fn is_resynchronized(&mut self, i: usize, psn: Psn) -> bool {
         let stray_run = &mut self.host_qps[i].stray_run;
         let count = stray_run.filter(|(next, _)| *next == psn).map_or(1, |(_, count)| count + 1);
@@ -102,7 +102,7 @@ impl<M: HostMemory> Nic<M> {
         let placed = self.scatter(i, &receive.local, DATAGRAM_OFFSET_BYTES, header.payload_bytes, payload);
         match placed {
             Ok(()) => {}
-            // Whoever knows the queue key could end the queue pair by it.
+            // Anybody who knows the queue key could otherwise end the queue pair.
             Err(PlacementError::Length) => return self.note_dropped_long(i),
             Err(error) => return self.reject(now, i, header.psn, error.into()),
         }

@@ -1,10 +1,10 @@
-//! Which queue pair sends next: the cache-free scheduler (srnic.md, section 1).
+//! The cache-free send scheduler: which queue pair sends next (srnic.md, section 1).
 //!
-//! Doorbells, acknowledgements that open windows and due timers are merged into one question, "has this queue pair work
-//! that it may do now?", and those that have stand in the schedule queue once. A decision takes the first of them,
-//! fetches a batch of its work requests, then the data of as many packets as its turn allows; what was fetched and not
-//! used is dropped. Several decisions are on their way at a time, so that two reads of the host's memory one after the
-//! other do not keep the wire waiting.
+//! Doorbells, acknowledgements that open windows and expired timers all lead to one question: does this queue pair have
+//! work that it may do now? If so, it is appended once to the schedule queue. A decision takes the first queue pair,
+//! fetches a batch of its work requests, then the data of as many packets as its quantum allows; fetched requests that
+//! are not used are discarded. Several decisions are in flight at a time, so that two consecutive DMA reads do not
+//! leave the wire idle.
 
 use sim::{Span, Time};
 
@@ -18,20 +18,20 @@ use super::segmentation::piece_bytes;
 use crate::verbs::{AccessFlags, CompletionStatus, MESSAGE_BYTES_MAX, ProtectionContext, QpState, SendKind};
 use crate::wire::{Psn, Service};
 
-/// Packets that a message of an in-order policy may have: half of what numbers tell apart, and half of that.
+/// Maximum number of packets of a message of an in-order policy: a quarter of the PSN space.
 const PACKETS_MAX: u32 = 1 << 22;
 
-/// Whether a queue pair can do something.
+/// Whether a queue pair has work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Readiness {
     Ready,
-    /// Not before this time.
+    /// It has work, but not before this time.
     At(Time),
     Idle,
 }
 
 impl<M: HostMemory> Nic<M> {
-    /// A program rang for a queue pair.
+    /// Handles a program's doorbell for a queue pair.
     pub(super) fn doorbell(&mut self, now: Time, i: usize) {
         let delay = self.profile.costs.doorbell;
         if delay == Span::ZERO {
@@ -47,13 +47,13 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Something changed: puts the queue pair into the schedule queue if it has work.
+    /// Appends a queue pair to the schedule queue if it has work; called after each change of its state.
     pub(super) fn activate(&mut self, now: Time, i: usize) {
         if self.is_queued(i) {
             return;
         }
         if self.contexts.is_nonresident(i) {
-            // What there is to do is seen when its context has come.
+            // Whether it has work is decided when its context has been fetched.
             self.push_ready(i);
             return;
         }
@@ -80,7 +80,7 @@ impl<M: HostMemory> Nic<M> {
         if at > now { Readiness::At(at) } else { Readiness::Ready }
     }
 
-    /// Whether a new packet may go, but for time.
+    /// Returns whether a new packet may be sent, apart from pacing.
     fn can_send_new(&self, context: &Context, host: &HostQp) -> bool {
         let index = context.send_index.wrapping_sub(context.send_first) as usize;
         let Some(entry) = host.sends.get(index) else { return false };
@@ -95,7 +95,7 @@ impl<M: HostMemory> Nic<M> {
         }
         if !entry.is_started {
             let waits = entry.request.fence && context.reads_open > 0;
-            // Without any there may be, it is not waited for one: it fails.
+            // If READs are not allowed at all, the request does not wait but fails.
             let has_room = context.reads_open < context.reads_max || context.reads_max == 0;
             if waits || entry.is_read_or_atomic() && !has_room {
                 return false;
@@ -107,7 +107,8 @@ impl<M: HostMemory> Nic<M> {
                 && packets.saturating_mul(context.mtu()) < context.congestion.window_bytes()
     }
 
-    /// Packets on their way. IRN counts from the first that is missing; the slow path knows which arrived behind it.
+    /// Returns the number of packets in flight. IRN counts from the first missing packet; the slow path subtracts
+    /// packets that have arrived after it.
     pub(super) fn in_flight(&self, context: &Context, host: &HostQp) -> u32 {
         let all = context.next.after(context.unacked).max(0).cast_unsigned();
         match &host.scoreboard {
@@ -116,7 +117,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Takes decisions while there is something to decide and room for it.
+    /// Takes decisions while queue pairs are ready and the transmit buffer has room.
     pub(super) fn schedule(&mut self, now: Time) {
         let limits = self.profile.scheduling;
         while self.pipeline.ahead_bytes < limits.ahead_bytes
@@ -144,16 +145,16 @@ impl<M: HostMemory> Nic<M> {
             self.stage(now, i, 0);
             return;
         }
-        // What the last turn needed, or its share, is the best guess of what this one will.
-        let guess = u32::from(self.contexts[i].last_quantum_64) * 64;
-        let reserved = guess.clamp(PACKET_BYTES, self.profile.scheduling.quantum_bytes.max(PACKET_BYTES));
+        // The best estimate for this quantum is what the last one used, or the queue pair's share.
+        let estimate = u32::from(self.contexts[i].last_quantum_64) * 64;
+        let reserved = estimate.clamp(PACKET_BYTES, self.profile.scheduling.quantum_bytes.max(PACKET_BYTES));
         self.pipeline.ahead_bytes += reserved;
-        // A hit behind a miss waits for it: decisions keep their order.
+        // A hit waits for an earlier miss, because decisions keep their order.
         let at = self.pipeline.decisions.back().map_or(at, |last| last.at.max(at));
         self.pipeline.decisions.push_back(Decision { at, qp: i as u32, reserved });
     }
 
-    /// Work requests that have come from the host's memory.
+    /// Processes decisions whose work requests have arrived from the host's memory.
     pub(super) fn fetched_due(&mut self, now: Time) {
         while let Some(decision) = pop_front_if(&mut self.pipeline.decisions, |decision| decision.at <= now) {
             self.pipeline.ahead_bytes -= decision.reserved;
@@ -161,13 +162,13 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Stages a turn's packets, and queues the queue pair again if it has more.
+    /// Stages the packets of a quantum, and appends the queue pair to the schedule queue if it has more.
     fn stage(&mut self, now: Time, i: usize, reserved: u32) {
         let limits = self.profile.scheduling;
         let room = limits.ahead_bytes.saturating_sub(self.pipeline.ahead_bytes).max(reserved);
-        let turn = limits.quantum_bytes.min(room.max(PACKET_BYTES));
+        let quantum = limits.quantum_bytes.min(room.max(PACKET_BYTES));
         let (index, mut used) = (self.contexts[i].send_index, 0);
-        while used < turn && self.readiness(now, i) == Readiness::Ready {
+        while used < quantum && self.readiness(now, i) == Readiness::Ready {
             let batch = self.contexts[i].send_index.wrapping_sub(index);
             if batch >= limits.batch_wqes {
                 break;
@@ -183,17 +184,17 @@ impl<M: HostMemory> Nic<M> {
         self.end_quantum(now, i);
     }
 
-    /// What is kept of the buffer for a queue pair that has more to send: as much as for any other one that waits, for
-    /// alone it needs a whole turn to keep the wire busy while its work requests come, and with others a part of that.
-    /// By its last turn alone one that began when the buffer was full would get a packet more each time, and long
-    /// messages before it whole turns.
+    /// Returns the bytes of the transmit buffer that are reserved for a queue pair that has more to send: an equal
+    /// share for each waiting queue pair. A single queue pair needs a whole quantum to keep the wire busy while its
+    /// work requests are fetched; several need a part of it. If the last quantum alone decided, a queue pair that began
+    /// with a full buffer would grow by only a packet each time, while long messages before it kept whole quanta.
     fn reserved_share(&self, i: usize) -> u32 {
         let waiting = (self.pipeline.ready.len() + self.pipeline.decisions.len()) as u32;
         let packet = self.contexts[i].mtu() + PACKET_BYTES;
         (self.profile.scheduling.quantum_bytes / (1 + waiting)).max(packet)
     }
 
-    /// Counts the work requests that a decision fetched, and those that it did not get to.
+    /// Counts the work requests that a decision fetched, and those that it did not use.
     fn count_fetched(&mut self, i: usize, index_before: u32) {
         let limits = &self.profile.scheduling;
         if !limits.fetches_wqes {
@@ -214,14 +215,14 @@ impl<M: HostMemory> Nic<M> {
         if bytes > 0 {
             at = pipeline.dma_transfer(now, costs, bytes) + costs.dma_read;
         }
-        // Packets keep their order, with data or without.
+        // Packets keep their order, with or without data.
         let at = pipeline.staged.back().map_or(at, |last| last.at.max(at));
         let Context { send_epoch, generation, .. } = self.contexts[i];
         pipeline.push(&StagedPacket { at, qp: i as u32, send_epoch, generation, bytes, item });
         self.pin(i);
     }
 
-    /// The next packet whose data is there.
+    /// Returns the next packet whose data has arrived.
     pub(super) fn next_staged(&mut self, now: Time) -> Option<StagedPacket> {
         if self.pipeline.staged.is_empty() {
             self.schedule(now);
@@ -233,7 +234,8 @@ impl<M: HostMemory> Nic<M> {
         Some(staged)
     }
 
-    /// The next packet of a queue pair that has work: what is lost first, then answers and new requests in turn.
+    /// Returns the next packet of a ready queue pair: retransmissions first, then responses and new requests
+    /// alternately.
     fn next_item(&mut self, now: Time, i: usize) -> Option<(StagedItem, u32)> {
         let is_ready = self.contexts[i].send_not_before <= now;
         let is_sending = matches!(self.contexts[i].state, QpState::ReadyToSend | QpState::SendQueueDrain);
@@ -267,7 +269,7 @@ impl<M: HostMemory> Nic<M> {
         None
     }
 
-    /// The packet with this number, if it was sent and is not known to have arrived.
+    /// Returns the request packet with this PSN, if it was sent and is not acknowledged.
     fn packet_of(&self, i: usize, psn: Psn) -> Option<(StagedItem, u32)> {
         let context = &self.contexts[i];
         if psn.after(context.unacked) < 0 || psn.after(context.sent_end) >= 0 {
@@ -308,7 +310,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// The next new packet; a request whose local memory is not there fails instead.
+    /// Returns the next new packet. A request whose local memory is not accessible fails instead.
     fn next_request(&mut self, now: Time, i: usize) -> Option<(StagedItem, u32)> {
         let index = self.contexts[i].send_index;
         let begun = if self.entry(i, index)?.is_started { Ok(()) } else { self.start_request(i, index) };
@@ -318,7 +320,7 @@ impl<M: HostMemory> Nic<M> {
             return None;
         }
         if self.entry(i, index)?.request.kind.is_local() {
-            // Done as it was begun: there is nothing to send, the first time and every time.
+            // A local request was executed when it was started; nothing is sent.
             self.contexts[i].send_index = index.wrapping_add(1);
             self.complete_finished(now, i);
             return None;
@@ -345,12 +347,12 @@ impl<M: HostMemory> Nic<M> {
         Some((StagedItem::Request { index, packet, is_again }, bytes))
     }
 
-    /// Whether hardware finds a request that this queue pair cannot do, and what its completion says then.
+    /// Returns the completion status of a request that this queue pair cannot execute.
     ///
-    /// An operation that the service does not have, or that lacks what it needs, is a *local QP operation error*, as
-    /// rdma_rxe and mlx5 have it ("an opcode which isn't supported by the transport type of the QP"; READs without
-    /// initiator reads). A message longer than a NIC's port sends, or an atomic operation of other than 8 bytes, is a
-    /// *local length error* (ibv_poll_cq's statuses; IBA 11.6.2).
+    /// An operation that the service does not have, or that lacks a resource, is a *local QP operation error*, as in
+    /// rdma_rxe and mlx5 ("an opcode which isn't supported by the transport type of the QP"; READs without initiator
+    /// reads). A message that is longer than a port can send, or an atomic operation of other than 8 bytes, is a *local
+    /// length error* (ibv_poll_cq's statuses; IBA 11.6.2).
     fn request_fault(&self, context: &Context, entry: &SendEntry) -> Option<CompletionStatus> {
         let (kind, datagram) = (&entry.request.kind, entry.request.datagram);
         let is_connected = context.service != Service::Ud;
@@ -360,8 +362,8 @@ impl<M: HostMemory> Nic<M> {
             Service::Uc => entry.is_read_or_atomic() || matches!(kind, SendKind::SendWithInvalidate(_)),
             Service::Ud => !is_plain_send,
         };
-        let has_memory_for_nothing = kind.is_local() && entry.bytes > 0;
-        if is_wrong_kind || has_memory_for_nothing || is_connected == datagram.is_some() {
+        let has_unused_memory = kind.is_local() && entry.bytes > 0;
+        if is_wrong_kind || has_unused_memory || is_connected == datagram.is_some() {
             return Some(CompletionStatus::LocalQpOperation);
         }
         let is_read = matches!(kind, SendKind::Read(_));
@@ -371,7 +373,7 @@ impl<M: HostMemory> Nic<M> {
         (is_wrong_atomic || is_long).then_some(CompletionStatus::LocalLength)
     }
 
-    /// Gives a request its numbers, once; checks the local memory that it names.
+    /// Assigns PSNs to a request, once, and checks its local memory.
     fn start_request(&mut self, i: usize, index: u32) -> Result<(), CompletionStatus> {
         let is_selective = self.profile.policy.is_selective();
         let at = index.wrapping_sub(self.contexts[i].send_first) as usize;
@@ -415,7 +417,7 @@ impl<M: HostMemory> Nic<M> {
 }
 
 impl<M: HostMemory> Nic<M> {
-    /// Does what needs nobody else.
+    /// Executes a request that sends nothing.
     fn run_local_request(&mut self, i: usize, at: usize) -> Result<(), CompletionStatus> {
         let accessor = ProtectionContext { domain: self.contexts[i].domain, qp: self.number(i) };
         let done = match self.host_qps[i].sends[at].request.kind {

@@ -1,21 +1,20 @@
-//! What the slow path's software knows of packets on their way: which arrived, which are missing and since when. It
-//! exists only while something is missing.
+//! The SACK scoreboard: the slow path's record of packets in flight, which have arrived, and which are missing and
+//! since when. It exists only while packets are missing.
 //!
-//! A packet is lost when one that was sent later arrived, and as long as packets overtake each other has passed since
-//! (RACK, RFC 8985, by the clock that packets carry and acknowledgements echo). A second copy is judged in the same way
-//! as the first: by the echo of what was sent after it.
+//! A packet is lost when a packet that was sent later has arrived, and the reordering window has passed since (RACK,
+//! RFC 8985, with the clock that packets carry and acknowledgements echo). A retransmission is judged in the same way:
+//! by the echo of packets that were sent after it.
 
 use sim::{Span, Time};
 
 use super::packet_bitmap::PacketBitmap;
 use super::policy::TransportPolicy;
+use super::segmentation::TICK_PS;
 use crate::wire::{Psn, SelectiveAck};
 
-/// Packets that an acknowledgement's bitmap tells of, the first that is missing among them.
+/// Number of packets that the bitmap of an acknowledgement covers, including the first missing one.
 const SACK_PACKETS: u32 = 1 + u128::BITS;
-/// Picoseconds of a tick of the clock that packets carry.
-const TICK_PS: u64 = 1_024_000;
-/// Each repair that was needed takes this part of what was learned about reordering away again.
+/// Each retransmission that was needed reduces the reordering window by this fraction.
 const WINDOW_DECAY_PART: u64 = 64;
 
 /// A missing packet.
@@ -28,35 +27,35 @@ struct MissingPacket {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LossState {
-    /// It may only be late.
+    /// Overtaken, but perhaps only late.
     Overtaken,
-    /// It is to be sent again.
+    /// Queued for retransmission.
     Queued,
-    /// It was sent again at this tick.
+    /// Retransmitted at this tick.
     Sent(u16),
 }
 
-/// What an acknowledgement brought to light.
+/// The result of processing an acknowledgement.
 #[derive(Debug, Default)]
 pub(super) struct LossReport {
-    /// To be sent again.
+    /// Packets to retransmit.
     pub lost: Vec<Psn>,
-    /// How late the latest packet was that was not lost.
+    /// The largest delay of a packet that was late but not lost.
     pub lateness: Option<Span>,
-    /// Packets sent again that were only late.
+    /// Number of retransmitted packets that were only late.
     pub spurious: u64,
-    /// Packets that were rightly sent again.
+    /// Number of retransmitted packets that had been lost.
     pub repaired: u64,
 }
 
-/// What software knows.
+/// The scoreboard of a queue pair.
 #[derive(Clone, Debug)]
 pub(super) struct Scoreboard {
     base: Psn,
-    /// Bit i: the packet `base + i` arrived.
+    /// Bit i: the packet `base + i` has arrived.
     arrived: PacketBitmap,
     arrived_count: u32,
-    /// All before this arrived or are in `missing`.
+    /// All packets before this have arrived or are in `missing`.
     examined_to: Psn,
     missing: Vec<MissingPacket>,
 }
@@ -66,22 +65,22 @@ impl Scoreboard {
         Box::new(Self { base, arrived: PacketBitmap::EMPTY, arrived_count: 0, examined_to: base, missing: Vec::new() })
     }
 
-    /// Packets behind the first missing one that arrived.
+    /// Returns the number of packets that arrived after the first missing one.
     pub const fn arrived(&self) -> u32 {
         self.arrived_count
     }
 
-    /// Whether nothing is missing that is known of.
+    /// Returns whether no packet is known to be missing.
     pub fn is_clean(&self) -> bool {
         self.missing.is_empty() && self.arrived_count == 0
     }
 
-    /// Whether a packet arrived.
+    /// Returns whether a packet has arrived.
     pub fn has(&self, psn: Psn) -> bool {
         u32::try_from(psn.after(self.base)).map_or(true, |bit| self.arrived.has(bit))
     }
 
-    /// An acknowledgement; `unacked` is what hardware has made of it and of others.
+    /// Processes an acknowledgement. `unacked` is hardware's first unacknowledged PSN.
     pub fn on_ack(
         &mut self,
         now: Time,
@@ -104,7 +103,8 @@ impl Scoreboard {
         self.detect_losses(now, sack, reordering_window, policy)
     }
 
-    /// Of this packet only the head arrived. True when it is to be sent again, and nobody said so before.
+    /// Processes the report that only the header of a packet arrived. Returns true if it must be retransmitted and is
+    /// not queued already.
     pub fn on_trim_nak(&mut self, now: Time, unacked: Psn, psn: Psn) -> bool {
         self.advance(unacked);
         if self.has(psn) {
@@ -119,7 +119,7 @@ impl Scoreboard {
         }
     }
 
-    /// All before this arrived.
+    /// Notes that all packets before `unacked` have arrived.
     fn advance(&mut self, unacked: Psn) {
         let by = unacked.after(self.base);
         if by > 0 {
@@ -131,7 +131,7 @@ impl Scoreboard {
         }
     }
 
-    /// Notes what is newly missing: overtaken, and within what the acknowledgement tells of.
+    /// Records packets that were overtaken and are covered by the acknowledgement.
     fn note_missing(&mut self, now: Time, sack: &SelectiveAck) {
         let end = self.base.plus(self.arrived.end());
         let sack_end = sack.expected.plus(SACK_PACKETS);
@@ -165,7 +165,7 @@ impl Scoreboard {
                     found.lost.push(missing.psn);
                 }
                 LossState::Sent(tick) if is_there => {
-                    // The echo of the copy that came tells which one it was.
+                    // The echoed clock tells which copy arrived.
                     let is_first = sack.newest == missing.psn && after(tick, sack.echo) > 0;
                     if is_first {
                         found.spurious += 1;
@@ -188,7 +188,7 @@ impl Scoreboard {
         found
     }
 
-    /// What waited for long enough.
+    /// Returns packets that are missing for longer than the reordering window.
     pub fn overdue(&mut self, now: Time, reordering_window: Span) -> Vec<Psn> {
         let mut lost = Vec::new();
         for missing in &mut self.missing {
@@ -200,27 +200,27 @@ impl Scoreboard {
         lost
     }
 
-    /// When the first that waits has waited for long enough.
+    /// Returns when the next missing packet exceeds the reordering window.
     pub fn due(&self, reordering_window: Span) -> Option<Time> {
         let waiting = self.missing.iter().filter(|missing| missing.state == LossState::Overtaken);
         waiting.map(|missing| missing.since + reordering_window).min()
     }
 
-    /// A copy left.
+    /// Notes that a retransmission left.
     pub fn on_retransmit(&mut self, psn: Psn, tick: u16) {
         for missing in self.missing.iter_mut().filter(|missing| missing.psn == psn) {
             missing.state = LossState::Sent(tick);
         }
     }
 
-    /// A packet is sent again for another reason.
+    /// Notes that a packet is queued for retransmission for another reason.
     pub fn mark_queued(&mut self, psn: Psn) {
         for missing in self.missing.iter_mut().filter(|missing| missing.psn == psn) {
             missing.state = LossState::Queued;
         }
     }
 
-    /// Gives up waiting for the first so many that are missing; `first` is missing in any case.
+    /// Queues the first missing packets for retransmission, at most `most`; `first` is missing in any case.
     pub fn requeue(&mut self, first: Psn, most: u32) -> Vec<Psn> {
         self.advance(first);
         self.arrived_count = self.arrived.count();
@@ -243,14 +243,14 @@ impl LossReport {
         self.lateness = self.lateness.max(Some(lateness));
     }
 
-    /// What is left of what was learned about reordering, when repairs were needed.
+    /// Returns the reordering window, reduced by the retransmissions that were needed.
     pub fn shrink_window(&self, reordering_window: Span) -> Span {
         let part = reordering_window.ps() / WINDOW_DECAY_PART * self.repaired.min(WINDOW_DECAY_PART / 2);
         Span::from_ps(reordering_window.ps() - part)
     }
 }
 
-/// How many ticks one clock of 16 bits is after another.
+/// Returns the distance between two 16-bit clocks, in ticks.
 const fn after(tick: u16, other: u16) -> i16 {
     tick.wrapping_sub(other).cast_signed()
 }
@@ -274,9 +274,9 @@ mod tests {
     }
 
     #[test]
-    fn every_packet_that_was_overtaken_is_lost_and_not_only_the_first() {
+    fn every_overtaken_packet_is_lost_and_not_only_the_first() {
         let mut board = Scoreboard::new(Psn::new(10));
-        // 10, 12 and 15 are missing; 11, 13, 14, 16 arrived.
+        // 10, 12 and 15 are missing; 11, 13, 14 and 16 arrived.
         let found = board.on_ack(at(1), Psn::new(10), &sack(10, 16, 0b10_1101, 0), REORDERING, TransportPolicy::Srnic);
         assert_eq!(numbers(&found), [10, 12, 15]);
         assert_eq!(board.arrived(), 4);
@@ -285,14 +285,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_beyond_what_an_acknowledgement_tells_of_counts_as_missing() {
+    fn packets_beyond_the_sack_bitmap_do_not_count_as_missing() {
         let mut board = Scoreboard::new(Psn::new(0));
         let found = board.on_ack(at(1), Psn::new(0), &sack(0, 300, u128::MAX, 0), REORDERING, TransportPolicy::Srnic);
         assert_eq!(numbers(&found), [0]);
     }
 
     #[test]
-    fn a_second_copy_is_lost_when_what_was_sent_after_it_arrived() {
+    fn a_retransmission_is_lost_when_a_later_packet_arrived() {
         let mut board = Scoreboard::new(Psn::new(0));
         assert_eq!(
             numbers(&board.on_ack(at(9), Psn::new(0), &sack(0, 1, 1, 5), REORDERING, TransportPolicy::Srnic)),
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_late_teaches_how_long_to_wait() {
+    fn a_late_packet_measures_the_reordering() {
         let mut board = Scoreboard::new(Psn::new(0));
         let wait = Span::from_ps(8_000_000);
         let found = board.on_ack(at(1), Psn::new(0), &sack(0, 1, 1, 0), wait, TransportPolicy::Srnic);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_copy_that_comes_after_the_second_was_sent_is_known_by_its_echo() {
+    fn a_late_first_copy_is_recognized_by_its_echo() {
         let mut board = Scoreboard::new(Psn::new(0));
         board.on_ack(at(9), Psn::new(0), &sack(0, 1, 1, 5), REORDERING, TransportPolicy::Srnic);
         board.on_retransmit(Psn::new(0), 20);

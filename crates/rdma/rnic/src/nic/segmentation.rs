@@ -18,7 +18,7 @@ pub(super) const MESSAGE_BITS: u32 = 24;
 pub(super) const MESSAGE_MASK: u32 = (1 << MESSAGE_BITS) - 1;
 
 /// Picoseconds in a tick of the clock that packets carry.
-const TICK_PS: u64 = 1_024_000;
+pub(super) const TICK_PS: u64 = 1_024_000;
 
 /// Returns the clock that packets carry: units of 1.024 us, mod 2^16.
 pub(super) const fn tick(now: Time) -> u16 {

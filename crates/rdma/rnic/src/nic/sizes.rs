@@ -1,4 +1,4 @@
-//! How large the engine's structures are, for the ledger.
+//! The sizes of the engine's structures, for the memory budget.
 
 use std::cmp::Reverse;
 
@@ -11,36 +11,36 @@ use super::pool::{ContextFetch, DirectoryEntry, PARKED_LINK_BYTES, PoolSlot};
 use super::scoreboard::Scoreboard;
 use crate::verbs::ReceiveRequest;
 
-/// Bytes of the engine's structures, as the compiler lays them out.
+/// Sizes of the engine's structures in bytes, as the compiler lays them out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StructureSizes {
-    /// What hardware knows of a queue pair.
+    /// The context of a queue pair.
     pub context: usize,
-    /// What the scheduler needs for a queue pair: its places in the event mux and the schedule queue, and its timer.
+    /// The scheduler's state of a queue pair: its places in the event mux and the schedule queue, and its timer.
     pub scheduler: usize,
-    /// What a queue pair has in the host's memory besides its requests.
+    /// The state of a queue pair in the host's memory, without its requests.
     pub host: usize,
     /// A request of a send queue.
     pub send: usize,
     /// A request of a receive queue.
     pub receive: usize,
-    /// What the slow path's software knows of a queue pair in which something is missing, each way; without the lists
-    /// of what is missing and of what waits for it.
+    /// The slow path's state of a queue pair with missing packets, for both directions, without the lists of missing
+    /// packets and of waiting actions.
     pub slow_path: usize,
-    /// A header in the control queue.
+    /// An entry of the control queue.
     pub control_entry: usize,
-    /// Where contexts come and go: what is on chip of every queue pair, be its context there or not.
+    /// For paged contexts: the directory entry of every queue pair.
     pub entry: usize,
-    /// There: a place for a context, besides the context itself; its exact timer with it.
+    /// For paged contexts: a slot of the pool without the context, and its exact timer.
     pub slot: usize,
-    /// There: a context that is wanted.
+    /// For paged contexts: a requested context.
     pub fetch: usize,
-    /// There: what a packet that waits in the receive buffer takes besides itself.
+    /// For paged contexts: the overhead of a packet that waits in the receive buffer.
     pub parked_link: usize,
 }
 
 impl StructureSizes {
-    /// Those of the engine.
+    /// Returns the sizes.
     pub const fn of_engine() -> Self {
         Self {
             context: size_of::<Context>(),

@@ -1,7 +1,7 @@
-//! The slow path's software: a control queue of headers to it, commands from it, and a core of the host that takes its
-//! time (srnic.md, "Memory-free selective repeat").
+//! The software of the slow path: processes the control queue on a core of the host, and issues commands to hardware
+//! (srnic.md, "Memory-free selective repeat").
 //!
-//! IRN has the same algorithm in hardware: its queue costs nothing, and is empty again at once.
+//! IRN runs the same algorithm in hardware: its queue has no cost and is empty again at once.
 
 use sim::{Span, Time};
 
@@ -17,11 +17,11 @@ use super::profile::CostModel;
 use super::scoreboard::Scoreboard;
 use crate::wire::{Psn, SelectiveAck, Syndrome};
 
-/// Headers that software takes in one turn, at most.
+/// Maximum number of headers in a batch.
 const BATCH_HEADERS_MAX: usize = 64;
 
 impl<M: HostMemory> Nic<M> {
-    /// What software costs; IRN has none.
+    /// Returns the latencies of software; IRN has none.
     fn software_costs(&self) -> CostModel {
         if self.profile.policy.has_slow_path() { self.profile.costs } else { CostModel::ZERO }
     }
@@ -30,7 +30,7 @@ impl<M: HostMemory> Nic<M> {
         self.slow_path.queue.len() < self.profile.control_queue as usize
     }
 
-    /// Queues a header; the caller has looked for room, or can do without.
+    /// Queues a header, or drops and counts it if the queue is full.
     pub(super) fn queue_to_slow_path(&mut self, now: Time, i: usize, entry: ControlEntry) {
         if !self.has_slow_path_room() {
             self.counters.drop_control_queue += 1;
@@ -50,8 +50,8 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Hardware adds a packet to the entry that it is still writing, if it is the next of the same queue pair: software
-    /// has one entry to look at, not many.
+    /// Adds a packet to the entry that hardware is still writing, if it is the next packet of the same queue pair, so
+    /// that software has fewer entries to process.
     fn merge_with_last(&mut self, now: Time, i: usize, entry: &ControlEntry) -> bool {
         let generation = self.contexts[i].generation;
         let (ControlEntry::Arrived(next), Some(last)) = (entry, self.slow_path.queue.back_mut()) else { return false };
@@ -72,7 +72,7 @@ impl<M: HostMemory> Nic<M> {
         self.slow_path.batch = Some(SoftwareBatch { ends: begins + takes, headers });
     }
 
-    /// Ends turns and carries out commands that are due, in order of time.
+    /// Finishes batches and executes commands that are due, in order of time.
     pub(super) fn run_slow_path(&mut self, now: Time) {
         loop {
             let end_quantum = self.slow_path.batch.map_or(Time::MAX, |batch| batch.ends);
@@ -126,7 +126,7 @@ impl<M: HostMemory> Nic<M> {
         self.start_batch(ends);
     }
 
-    /// Software takes in the header of a request's packet.
+    /// Software records request packets.
     fn packets_arrived(&mut self, i: usize, arrived: &ArrivedPackets) {
         let first = || Box::new(ReceiveTracker::new(arrived.cumulative));
         let tracker = self.host_qps[i].tracker.get_or_insert_with(first);
@@ -135,7 +135,7 @@ impl<M: HostMemory> Nic<M> {
         if new > 0 {
             tracker.push_action(arrived.psn, arrived.action);
         }
-        // Packets in a row are full: each has the same share of the bytes.
+        // Packets of a run are full, so each has the same share of the bytes.
         self.counters.received_bytes += u64::from(arrived.bytes / arrived.packets.max(1) * new);
         self.counters.duplicate_packets += u64::from(arrived.packets - new);
         let newest = arrived.psn.plus(arrived.packets.saturating_sub(1));
@@ -165,7 +165,7 @@ impl<M: HostMemory> Nic<M> {
         self.pin(i);
     }
 
-    /// Hardware carries out a command.
+    /// Hardware executes a command.
     fn execute_command(&mut self, now: Time, issued: &IssuedCommand) {
         let i = issued.qp as usize;
         if self.contexts[i].generation != issued.generation {
@@ -184,8 +184,8 @@ impl<M: HostMemory> Nic<M> {
     fn execute_progress(&mut self, now: Time, i: usize, sack: &SelectiveAck, is_complete: bool) {
         self.contexts[i].receiver.advance_cumulative(sack.expected);
         while let Some((psn, action)) = self.next_ready_action(i, sack.expected) {
-            if let Err(refusal) = self.execute(now, i, psn, action) {
-                self.reject(now, i, psn, refusal);
+            if let Err(error) = self.execute(now, i, psn, action) {
+                self.reject(now, i, psn, error);
                 return;
             }
         }
@@ -202,13 +202,13 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// What is to be done next of what is there as a whole.
+    /// Takes the next action whose packet, and all before it, have arrived.
     fn next_ready_action(&mut self, i: usize, cumulative: Psn) -> Option<(Psn, PendingAction)> {
         let tracker = self.host_qps[i].tracker.as_mut()?;
         pop_front_if(&mut tracker.waiting, |(psn, _)| psn.after(cumulative) < 0)
     }
 
-    /// Software takes in an acknowledgement that tells of gaps.
+    /// Software processes an acknowledgement that reports gaps.
     fn ack_by_software(&mut self, now: Time, i: usize, sack: &SelectiveAck) {
         let policy = self.profile.policy;
         let (unacked, host) = (self.contexts[i].unacked, &mut self.host_qps[i]);
@@ -236,7 +236,7 @@ impl<M: HostMemory> Nic<M> {
         self.activate(now, i);
     }
 
-    /// Software is told of a packet that is lost.
+    /// Software processes the report of a lost packet.
     fn trim_nak_by_software(&mut self, now: Time, i: usize, psn: Psn) {
         let unacked = self.contexts[i].unacked;
         let board = self.host_qps[i].scoreboard.get_or_insert_with(|| Scoreboard::new(unacked));
@@ -256,7 +256,7 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// What was waited for as long as packets overtake each other is lost.
+    /// Treats packets as lost that are missing for longer than the reordering window.
     pub(super) fn reordering_timer_due(&mut self, now: Time, i: usize) {
         let host = &mut self.host_qps[i];
         let reordering_window = host.reordering_window;

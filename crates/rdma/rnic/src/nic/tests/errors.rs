@@ -332,7 +332,7 @@ fn requests_are_posted_where_the_state_and_the_service_allow_it() {
     let shared = pair.nics[0].create_qp(&init).unwrap();
     pair.nics[0].modify_qp(pair.now, shared, QpState::Init, &steps[0]).unwrap();
     let refused = pair.nics[0].post_recv(pair.now, shared, &receive).unwrap_err();
-    let text = "queue pair 3: it takes its receive requests from a shared queue; post them there";
+    let text = "queue pair 3: it uses a shared receive queue; post to that queue";
     assert_eq!(refused.to_string(), text);
 }
 
