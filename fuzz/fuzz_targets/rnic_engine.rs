@@ -1,5 +1,5 @@
-//! Whatever a peer says to a connected queue pair, in whatever order, between whatever its own program posts: the NIC
-//! lives, ends its work in bounded time, and touches no memory that has no key.
+//! Feeds a connected queue pair arbitrary packets of its peer between arbitrary work requests of its program: the NIC
+//! must not panic, must finish its work in bounded time, and must not write memory without a key.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -15,13 +15,13 @@ use rnic::wire::{
 use sim::{Span, Time};
 
 const MEMORY_BYTES: u64 = 64 << 10;
-/// What has a key; all else must stay as it is.
+/// The registered memory; all other memory must stay unchanged.
 const KEYED: std::ops::Range<u64> = 16_384..32_768;
 const PEER: NicAddress = NicAddress(7);
 const FIRST_PSN: u32 = 0x00ff_fff0;
 const STEPS_MAX: usize = 200;
 const DEADLINES_MAX: usize = 2000;
-/// More than all that can be asked for has.
+/// More packets than all requests together need.
 const PACKETS_MAX: usize = 100_000;
 
 #[derive(Debug, arbitrary::Arbitrary)]
@@ -33,7 +33,7 @@ struct Input {
 
 #[derive(Debug, arbitrary::Arbitrary)]
 enum Step {
-    Packet(Said),
+    Packet(FuzzedPacket),
     Wait { ns: u16 },
     Post { kind: u8, address: u16, bytes: u16 },
     Receive { address: u16, bytes: u16 },
@@ -41,9 +41,9 @@ enum Step {
     Poll,
 }
 
-/// A packet near what makes sense.
+/// A packet whose numbers are valid or nearly valid.
 #[derive(Debug, arbitrary::Arbitrary)]
-struct Said {
+struct FuzzedPacket {
     operation: u8,
     psn: i8,
     flags: u8,
@@ -85,7 +85,7 @@ const SYNDROMES: [Syndrome; 6] = [
     Syndrome::RemoteOperation,
 ];
 
-impl Said {
+impl FuzzedPacket {
     fn header(&self, qp: QpNumber, key: RKey) -> Header {
         let near = |offset: i8| Psn::new(FIRST_PSN.wrapping_add_signed(offset.into()));
         let number = |offset: i8| u32::from(offset.unsigned_abs());
@@ -146,12 +146,12 @@ impl Victim {
     fn new(input: &Input) -> Self {
         let policy = TransportPolicy::ALL[usize::from(input.policy) % TransportPolicy::ALL.len()];
         let profile = if input.is_slow { NicProfile::modelled(policy) } else { NicProfile::new(policy) };
-        let mut nic = Nic::new(profile, ByteMemory::new(MEMORY_BYTES as usize), 1).expect("a NIC of a known kind");
-        let domain = nic.allocate_domain().expect("a fresh NIC");
+        let mut nic = Nic::new(profile, ByteMemory::new(MEMORY_BYTES as usize), 1).expect("a valid profile");
+        let domain = nic.allocate_domain().expect("a new NIC has room");
         let (address, bytes) = (KEYED.start, KEYED.end - KEYED.start);
         let access = AccessFlags::all();
         let keys = nic.register(&Registration { domain, host_address: address, address, bytes, access });
-        let cq = nic.create_cq(4096).expect("a fresh NIC");
+        let cq = nic.create_cq(4096).expect("a new NIC has room");
         let init = QpInit {
             service: Service::Rc,
             domain,
@@ -162,8 +162,8 @@ impl Victim {
             receives_max: 64,
             signals_all: true,
         };
-        let qp = nic.create_qp(&init).expect("a fresh NIC");
-        let mut victim = Self { nic, qp, cq, keys: keys.expect("a fresh NIC"), now: Time::ZERO };
+        let qp = nic.create_qp(&init).expect("a new NIC has room");
+        let mut victim = Self { nic, qp, cq, keys: keys.expect("a new NIC has room"), now: Time::ZERO };
         victim.connect();
         victim
     }
@@ -190,15 +190,15 @@ impl Victim {
         };
         let steps = [(QpState::Init, init), (QpState::ReadyToReceive, receive), (QpState::ReadyToSend, send)];
         for (state, attributes) in steps {
-            self.nic.modify_qp(self.now, self.qp, state, &attributes).expect("a way that verbs have");
+            self.nic.modify_qp(self.now, self.qp, state, &attributes).expect("an allowed transition");
         }
     }
 
     fn step(&mut self, step: &Step) {
         let now = self.now;
         match *step {
-            Step::Packet(ref said) => {
-                let header = said.header(self.qp, self.keys.remote);
+            Step::Packet(ref packet) => {
+                let header = packet.header(self.qp, self.keys.remote);
                 let payload = vec![0xAA; header.payload_bytes as usize];
                 self.nic.receive(now, PEER, &header, false, &payload);
             }
@@ -250,10 +250,10 @@ impl Victim {
                 return;
             }
         }
-        assert!(packets < PACKETS_MAX, "packets without an end");
+        assert!(packets < PACKETS_MAX, "unbounded packets");
     }
 
-    /// The peer says no more: what is open ends by itself.
+    /// The peer falls silent: outstanding work must end by itself.
     fn end(&mut self) {
         for _ in 0..DEADLINES_MAX {
             self.transmit(PACKETS_MAX);
@@ -261,10 +261,10 @@ impl Victim {
             self.now = due.max(self.now);
             self.nic.advance(self.now);
         }
-        assert_eq!(self.nic.deadline(), None, "work without an end");
+        assert_eq!(self.nic.deadline(), None, "unbounded work");
         for address in (0..KEYED.start).chain(KEYED.end..MEMORY_BYTES).step_by(8) {
             let before = self.nic.memory_mut().fetch_add(address, 0);
-            assert_eq!(before, Ok(0), "{address:#x} was written, which has no key");
+            assert_eq!(before, Ok(0), "{address:#x} was written without a key");
         }
     }
 }

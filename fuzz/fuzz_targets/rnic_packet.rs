@@ -1,5 +1,5 @@
-//! Any bytes are survived as a packet of an RDMA NIC, and what is understood can be said again and is understood the
-//! same; its checksum then holds, and no longer when a bit is changed.
+//! Decodes arbitrary bytes as a packet: they must be refused or decoded to a header that can be encoded and decoded
+//! again; its ICRC is then correct, and incorrect after a bit is flipped.
 #![no_main]
 
 use std::net::Ipv6Addr;
@@ -13,9 +13,9 @@ const DATAGRAM: Encapsulation = Encapsulation {
     destination_port: UDP_PORT,
 };
 
-fn said(header: &Header, payload: &[u8]) -> Vec<u8> {
+fn encode(header: &Header, payload: &[u8]) -> Vec<u8> {
     let mut packet = vec![0; header.packet_bytes()];
-    let payload_at = header.emit(&mut packet).expect("what is understood can be said");
+    let payload_at = header.emit(&mut packet).expect("a decoded header can be encoded");
     packet[payload_at..payload_at + payload.len()].copy_from_slice(payload);
     header.seal(&mut packet, Some(&DATAGRAM));
     packet
@@ -26,13 +26,13 @@ fuzz_target!(|bytes: &[u8]| {
     let _ = packet.is_intact(&DATAGRAM);
     let mut header = *packet.header();
     header.congestion_echo |= header.operation == Operation::CongestionNotification;
-    let mut again = said(&header, packet.payload());
-    let packet_again = Packet::new_checked(&again).expect("what is said has the shape of a packet");
+    let mut again = encode(&header, packet.payload());
+    let packet_again = Packet::new_checked(&again).expect("an encoded packet can be decoded");
     assert_eq!(packet_again.header(), &header);
     assert_eq!(packet_again.payload(), packet.payload());
     assert!(packet_again.is_intact(&DATAGRAM));
     let last = again.len() - 1;
     again[last - usize::from(bytes[0]) % ICRC_BYTES] ^= 1;
-    let spoilt = Packet::new_checked(&again).expect("the checksum has no shape");
+    let spoilt = Packet::new_checked(&again).expect("decoding ignores the ICRC");
     assert!(!spoilt.is_intact(&DATAGRAM));
 });

@@ -1,6 +1,6 @@
-//! Packets a second through two engines and nothing between them: `cargo bench -p rnic --bench engine`.
+//! Measures the packets per second through two engines without a network: `cargo bench -p rnic --bench engine`.
 //!
-//! A packet simulator has some events for each packet; this is the engine's part of them.
+//! A packet simulator has several events for each packet; this is the engine's part of them.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use sim::{Span, Time};
 const MEMORY_BYTES: u64 = 1 << 40;
 const MESSAGE_BYTES: u32 = 65_536;
 const PACKETS: u64 = 3_000_000;
-/// A packet of 1024 bytes at 100 Gb/s.
+/// Time of a packet of 1024 bytes at 100 Gb/s.
 const PACKET: Span = Span::from_ps(88_000);
 const DEPTH: u64 = 4;
 
@@ -26,7 +26,7 @@ struct Host {
 }
 
 fn host(policy: TransportPolicy, qps: u32) -> (Host, Vec<QpNumber>) {
-    let mut nic = Nic::new(NicProfile::modelled(policy), NoMemory, 1).expect("a NIC that there can be");
+    let mut nic = Nic::new(NicProfile::modelled(policy), NoMemory, 1).expect("a valid profile");
     let cq = nic.create_cq(1 << 20).expect("a queue");
     let domain = nic.allocate_domain().expect("a domain");
     let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
@@ -68,7 +68,7 @@ fn bring_up(host: &mut Host, qp: QpNumber, peer: u32) {
         ..none
     };
     for (state, step) in [(QpState::Init, init), (QpState::ReadyToReceive, receive), (QpState::ReadyToSend, send)] {
-        host.nic.modify_qp(Time::ZERO, qp, state, &step).expect("a way that every queue pair goes");
+        host.nic.modify_qp(Time::ZERO, qp, state, &step).expect("a transition that every queue pair has");
     }
 }
 
@@ -105,7 +105,7 @@ fn run(policy: TransportPolicy, qps: u32) {
             }
         }
         if !sender.nic.cq_is_empty(sender.cq) {
-            let count = sender.nic.poll_cq(sender.cq, &mut room).expect("a queue that does not overflow");
+            let count = sender.nic.poll_cq(sender.cq, &mut room).expect("a large enough queue");
             for completion in &room[..count] {
                 sender.nic.post_send(now, completion.qp, &request).expect("there is room");
             }
@@ -113,7 +113,7 @@ fn run(policy: TransportPolicy, qps: u32) {
     }
     let s = begun.elapsed().as_secs_f64();
     println!(
-        "{policy:?}, {qps} queue pairs: {:.2} M packets a second, {:.0} ns a packet, {:.2} turns of time a packet",
+        "{policy:?}, {qps} queue pairs: {:.2} M packets/s, {:.0} ns a packet, {:.2} calls of advance a packet",
         moved as f64 / s / 1e6,
         s * 1e9 / moved as f64,
         calls as f64 / moved as f64

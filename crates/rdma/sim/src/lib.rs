@@ -5,7 +5,7 @@
 //!   so that every run is reproducible.
 //! * [`Random`]: a stream of random numbers for each component, derived from one seed. Adding a component, or a draw in
 //!   one component, changes no other stream.
-//! * [`sweep`]: runs many simulations in parallel and returns their results in the order of the inputs.
+//! * [`sweep()`]: runs many simulations in parallel and returns their results in the order of the inputs.
 //!
 //! This crate reads no real clock, and no crate that builds on it may read one.
 

@@ -247,11 +247,11 @@ impl<M: HostMemory> Nic<M> {
                 return Err(NicError::Size { what, value, min: 0, max: QUEUE_REQUESTS_MAX });
             }
         }
-        let most = self.profile.qps;
+        let limit = self.profile.qps;
         let i = match self.free_qps.pop_front() {
             Some(i) => i as usize,
-            None if self.contexts.len() >= most as usize => {
-                return Err(NicError::Size { what: "queue pairs", value: most.saturating_add(1), min: 0, max: most });
+            None if self.contexts.len() >= limit as usize => {
+                return Err(NicError::Size { what: "queue pairs", value: limit.saturating_add(1), min: 0, max: limit });
             }
             None => self.contexts.len(),
         };
@@ -362,7 +362,7 @@ impl<M: HostMemory> Nic<M> {
     fn set_attributes(&mut self, i: usize, given: &QpAttributes) {
         merge(&mut self.host_qps[i].attributes, given);
         let is_datagram = self.contexts[i].service == Service::Ud;
-        let mtu_most = self.profile.mtu_bytes;
+        let mtu_max = self.profile.mtu_bytes;
         let context = &mut self.contexts[i];
         context.access = given.access.unwrap_or(context.access);
         context.queue_key = given.queue_key.unwrap_or(context.queue_key);
@@ -371,8 +371,8 @@ impl<M: HostMemory> Nic<M> {
         context.reads_max = given.initiator_reads_max.unwrap_or(context.reads_max);
         context.rnr_timer_code = given.rnr_timer_code.unwrap_or(context.rnr_timer_code);
         context.ack_timer_code = given.ack_timer_code.unwrap_or(context.ack_timer_code);
-        let mtu = given.mtu.map(|mtu| mtu.bytes().min(mtu_most));
-        if let Some(mtu) = mtu.or(is_datagram.then_some(mtu_most)) {
+        let mtu = given.mtu.map(|mtu| mtu.bytes().min(mtu_max));
+        if let Some(mtu) = mtu.or(is_datagram.then_some(mtu_max)) {
             context.mtu_bytes = mtu as u16; // at most 4096, by the profile
         }
         if let Some(retries) = given.retries {

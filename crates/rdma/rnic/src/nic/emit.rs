@@ -146,7 +146,7 @@ impl<M: HostMemory> Nic<M> {
         };
         let is_reliable = self.contexts[i].service == Service::Rc;
         if is_reliable && is_again && psn.after(self.contexts[i].unacked) < 0 {
-            return None; // it arrived while it waited
+            return None; // it was acknowledged in the meantime
         }
         let mut header = self.request_header(now, i, entry, packet, psn)?;
         let (local, offset) = (entry.request.local, packet * self.contexts[i].mtu());

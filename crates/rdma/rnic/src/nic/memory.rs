@@ -22,7 +22,7 @@ pub trait HostMemory {
     fn copy_payload(payload: &Self::Payload, bytes: u32) -> Vec<u8>;
 
     /// Returns a copied payload as a payload.
-    fn payload_from_copy(kept: &[u8]) -> &Self::Payload;
+    fn payload_from_copy(copy: &[u8]) -> &Self::Payload;
 
     /// Copies memory into a payload, at offset `at` of the payload.
     ///
@@ -122,8 +122,8 @@ impl HostMemory for ByteMemory {
         payload[..payload.len().min(bytes as usize)].to_vec()
     }
 
-    fn payload_from_copy(kept: &[u8]) -> &[u8] {
-        kept
+    fn payload_from_copy(copy: &[u8]) -> &[u8] {
+        copy
     }
 
     fn gather(&mut self, address: u64, bytes: u32, payload: &mut [u8], at: u32) -> Result<(), MemoryFault> {

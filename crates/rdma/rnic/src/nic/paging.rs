@@ -158,7 +158,7 @@ impl<M: HostMemory> Nic<M> {
             if read.victim.is_some() && read.is_changed {
                 self.counters.contexts_written_back += 1;
                 pool.write_free_at = pool.write_free_at.max(now) + costs.dma_bytes(constants.write_bytes);
-                at = at.max(pool.write_free_at); // the slot is free when its content has left
+                at = at.max(pool.write_free_at); // the slot is free after the victim is written back
             }
             self.counters.contexts_fetched += 1;
             pool.begin_read(read.fetch, at);

@@ -361,8 +361,8 @@ impl ContextPool {
         if bytes > self.constants.parked_bytes || !self.request_fetch(i) {
             return false;
         }
-        let most = self.constants.parked_packets;
-        let Some(at) = insert(&mut self.parked, &mut self.parked_free, most, Some(parked)) else { return false };
+        let max = self.constants.parked_packets;
+        let Some(at) = insert(&mut self.parked, &mut self.parked_free, max, Some(parked)) else { return false };
         self.parked_bytes = bytes;
         let fetch = &mut self.fetches[usize::from(self.entries[i].index)];
         let before = std::mem::replace(&mut fetch.parked_last, at);

@@ -135,14 +135,14 @@ impl ContextPoolConfig {
     }
 
     fn check(&self) -> Result<(), ProfileError> {
-        let most = u32::from(u16::MAX);
+        let max = u32::from(u16::MAX);
         let half = self.contexts / 2;
         let ranges = [
-            ("pool.contexts", self.contexts, 2, most, "choose 2 to 65535"),
+            ("pool.contexts", self.contexts, 2, max, "choose 2 to 65535"),
             ("pool.ahead", self.ahead, 1, half, "choose 1 to half of pool.contexts"),
-            ("pool.fetches", self.fetches, 1, most, "choose 1 to 65535"),
+            ("pool.fetches", self.fetches, 1, max, "choose 1 to 65535"),
             ("pool.reads", self.reads, 1, u32::MAX, "choose at least 1"),
-            ("pool.parked_packets", self.parked_packets, 1, most, "choose 1 to 65535"),
+            ("pool.parked_packets", self.parked_packets, 1, max, "choose 1 to 65535"),
             (
                 "pool.parked_bytes",
                 self.parked_bytes,
@@ -151,8 +151,8 @@ impl ContextPoolConfig {
                 "choose at least 8192, which is enough for a packet",
             ),
         ];
-        let wrong = ranges.into_iter().find(|(_, value, min, max, _)| value < min || value > max);
-        wrong
+        let out_of_range = ranges.into_iter().find(|(_, value, min, max, _)| value < min || value > max);
+        out_of_range
             .map_or(Ok(()), |(field, value, _, _, remedy)| Err(ProfileError { field, value: u64::from(value), remedy }))
     }
 }

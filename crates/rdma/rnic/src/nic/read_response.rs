@@ -170,18 +170,18 @@ impl<M: HostMemory> Nic<M> {
     /// Requests trimmed packets again, with no more requests at a time than the peer accepts, so that waiting ones
     /// merge into fewer and longer requests.
     fn rerequest_trimmed(&mut self, now: Time, i: usize, index: u32) {
-        let most = usize::from(READS_MAX / self.contexts[i].reads_open.max(1)).max(1);
+        let max = usize::from(READS_MAX / self.contexts[i].reads_open.max(1)).max(1);
         let Some(entry) = self.entry_mut(i, index) else { return };
         let response_packets = entry.response_packets;
         let Some(out_of_order) = &mut entry.out_of_order else { return };
-        let mut asked = Vec::new();
-        while out_of_order.repairs.len() < most && !out_of_order.to_rerequest.is_empty() {
+        let mut requests = Vec::new();
+        while out_of_order.repairs.len() < max && !out_of_order.to_rerequest.is_empty() {
             let (first, packets) = out_of_order.to_rerequest.take_run();
             out_of_order.repairs.push((response_packets + first, packets, packets));
-            asked.push(Retransmission::Response { index, packet: response_packets + first, packets });
+            requests.push(Retransmission::Response { index, packet: response_packets + first, packets });
         }
-        if !asked.is_empty() {
-            self.host_qps[i].retransmissions.extend(asked);
+        if !requests.is_empty() {
+            self.host_qps[i].retransmissions.extend(requests);
             self.activate(now, i);
         }
     }
@@ -296,7 +296,7 @@ impl<M: HostMemory> Nic<M> {
             // A tick that no response carries, because nothing is known of this request's tick.
             let out_of_order = entry.out_of_order.get_or_insert_with(|| OutOfOrderResponse::new(tick.wrapping_sub(1)));
             let is_lost_again =
-                out_of_order.rerequested_tick.is_some_and(|asked| sent.wrapping_sub(asked).cast_signed() > 0);
+                out_of_order.rerequested_tick.is_some_and(|tick| sent.wrapping_sub(tick).cast_signed() > 0);
             if is_lost_again {
                 out_of_order.rerequested_to = 0;
                 out_of_order.clear_repairs();
@@ -360,9 +360,9 @@ impl<M: HostMemory> Nic<M> {
 
     /// Widens the reordering window after packets were late but not lost, to at most a round trip.
     pub(super) fn learn_reordering_window(&mut self, i: usize, lateness: Span) {
-        let most = self.contexts[i].smoothed_rtt().unwrap_or(lateness);
+        let max = self.contexts[i].smoothed_rtt().unwrap_or(lateness);
         let host = &mut self.host_qps[i];
         let with_margin = Span::from_ps(lateness.ps() + lateness.ps() / 4);
-        host.reordering_window = host.reordering_window.max(with_margin).min(most.max(host.reordering_window));
+        host.reordering_window = host.reordering_window.max(with_margin).min(max.max(host.reordering_window));
     }
 }

@@ -164,7 +164,7 @@ impl<M: HostMemory> Nic<M> {
         }
         let marked = u32::from(header.congestion_echo);
         if !self.advance_unacked(now, i, header.psn.plus(1), marked) {
-            self.go_back_once(now, i); // an answer with content was lost on its way
+            self.go_back_once(now, i); // a READ or atomic response was lost
         }
     }
 
@@ -184,7 +184,7 @@ impl<M: HostMemory> Nic<M> {
         // An acknowledgement older than the current state, or from a peer that takes back what it acknowledged, is no
         // progress. Otherwise such acknowledgements would keep the connection alive for ever.
         if !is_outdated {
-            self.contexts[i].backoff = 0; // the peer is there
+            self.contexts[i].backoff = 0; // the peer is alive
             self.advance_unacked(now, i, sack.expected, u32::from(sack.marked));
         }
         if self.contexts[i].state != QpState::Error && (sack.arrived != 0 || self.contexts[i].is_tracked) {
@@ -263,7 +263,7 @@ impl<M: HostMemory> Nic<M> {
             self.counters.drop_unasked += 1;
             return;
         }
-        context.backoff = 0; // the peer is there
+        context.backoff = 0; // the peer is alive
         context.is_tracked = true;
         self.advance_unacked(now, i, sack.expected, u32::from(sack.marked));
         if self.contexts[i].state != QpState::Error {
@@ -297,9 +297,9 @@ impl<M: HostMemory> Nic<M> {
     fn receiver_not_ready(&mut self, now: Time, i: usize, psn: Psn, timer_code: u8) {
         let context = &mut self.contexts[i];
         if context.send_not_before > now {
-            return; // the same news, once more
+            return; // a repeated RNR NAK
         }
-        context.backoff = 0; // the peer is there
+        context.backoff = 0; // the peer is alive
         if context.rnr_retries_left == 0 {
             self.fail_at(now, i, psn, CompletionStatus::ReceiverNotReadyExceeded);
             return;

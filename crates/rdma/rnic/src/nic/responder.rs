@@ -195,7 +195,7 @@ impl<M: HostMemory> Nic<M> {
         let address = self.check_remote(i, key, address, bytes, AccessFlags::REMOTE_READ)?;
         if self.contexts[i].responses_open >= RESPONSES_MAX {
             self.counters.drop_too_many += 1;
-            return Ok(()); // it will be asked for again
+            return Ok(()); // the peer will request it again
         }
         let packets = bytes.div_ceil(self.contexts[i].mtu()).max(1);
         let packet_first = packet;

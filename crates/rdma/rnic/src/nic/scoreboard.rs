@@ -220,8 +220,8 @@ impl Scoreboard {
         }
     }
 
-    /// Queues the first missing packets for retransmission, at most `most`; `first` is missing in any case.
-    pub fn requeue(&mut self, first: Psn, most: u32) -> Vec<Psn> {
+    /// Queues the first missing packets for retransmission, at most `max`; `first` is missing in any case.
+    pub fn requeue(&mut self, first: Psn, max: u32) -> Vec<Psn> {
         self.advance(first);
         self.arrived_count = self.arrived.count();
         let (base, arrived) = (self.base, &self.arrived);
@@ -230,7 +230,7 @@ impl Scoreboard {
         if !self.missing.iter().any(|missing| missing.psn == first) {
             lost.push(first);
         }
-        for missing in self.missing.iter_mut().take((most as usize).saturating_sub(lost.len())) {
+        for missing in self.missing.iter_mut().take((max as usize).saturating_sub(lost.len())) {
             missing.state = LossState::Queued;
             lost.push(missing.psn);
         }

@@ -99,7 +99,7 @@ impl<M: HostMemory> Nic<M> {
             self.slow_path.batch_qps.push(queued.qp);
             let i = queued.qp as usize;
             if self.contexts[i].generation != queued.generation {
-                continue; // of a life before
+                continue; // of an earlier generation of the queue pair
             }
             match queued.entry {
                 ControlEntry::Arrived(arrived) => self.packets_arrived(i, &arrived),

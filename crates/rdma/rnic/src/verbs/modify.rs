@@ -143,7 +143,7 @@ impl QpAttributes {
     /// Returns the first value out of range, with its name and the allowed range.
     fn wrong_value(&self, reads_max: u8) -> Option<(&'static str, u32, &'static str)> {
         let narrow = |value: Option<u8>, max: u8| value.filter(|value| *value > max).map(u32::from);
-        let wrong = [
+        let values = [
             (
                 "partition index",
                 self.partition_index.filter(|index| *index >= PARTITIONS).map(u32::from),
@@ -158,7 +158,7 @@ impl QpAttributes {
             ("retries", narrow(self.retries, RETRIES_MAX), "0 to 7"),
             ("RNR retries", narrow(self.rnr_retries, RETRIES_MAX), "0 to 7"),
         ];
-        wrong.into_iter().find_map(|(name, value, remedy)| value.map(|value| (name, value, remedy)))
+        values.into_iter().find_map(|(name, value, remedy)| value.map(|value| (name, value, remedy)))
     }
 }
 

@@ -469,7 +469,7 @@ impl Header {
             Syndrome::ReceiverNotReady { timer_code } => timer_code,
             _ => 0,
         });
-        let answer = self.atomic.filter(|_| opcode.has_atomic_ack());
+        let atomic_ack = self.atomic.filter(|_| opcode.has_atomic_ack());
         let max = u64::from(NUMBER_MAX);
         let values = [
             ("destination", u64::from(self.destination.0), max),
@@ -478,9 +478,9 @@ impl Header {
             ("code of AETH", code.map_or(0, u64::from), u64::from(syndrome::VALUE_MASK)),
             ("message of placement header", self.placement.map_or(0, |placement| u64::from(placement.message)), max),
             ("packet of placement header", self.placement.map_or(0, |placement| u64::from(placement.packet)), max),
-            ("address of AtomicAckETH", answer.map_or(0, |atomic| atomic.address), 0),
-            ("key of AtomicAckETH", answer.map_or(0, |atomic| u64::from(atomic.key.0)), 0),
-            ("compare of AtomicAckETH", answer.map_or(0, |atomic| atomic.compare), 0),
+            ("address of AtomicAckETH", atomic_ack.map_or(0, |atomic| atomic.address), 0),
+            ("key of AtomicAckETH", atomic_ack.map_or(0, |atomic| u64::from(atomic.key.0)), 0),
+            ("compare of AtomicAckETH", atomic_ack.map_or(0, |atomic| atomic.compare), 0),
             ("payload", u64::from(self.payload_bytes), PAYLOAD_BYTES_MAX as u64),
         ];
         match values.into_iter().find(|(_, value, max)| value > max) {

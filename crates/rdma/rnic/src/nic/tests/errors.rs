@@ -1,4 +1,4 @@
-//! Every status that a completion can have, every state, and what a hostile peer can do: nothing but be counted.
+//! Every status of a completion, and the states of a queue pair.
 
 use sim::{Span, Time};
 
@@ -17,31 +17,31 @@ fn statuses(completions: &[Completion]) -> Vec<(u64, CompletionStatus)> {
     completions.iter().map(|completion| (completion.id, completion.status)).collect()
 }
 
-/// Three WRITEs that are fine around one request that is not: what the sender and the receiver hear, for each profile.
-fn around(ask: impl Fn(&mut Pair, [QpNumber; 2]), sender: CompletionStatus, receiver: &[CompletionStatus]) {
+/// Executes two valid WRITEs around an invalid request, and checks what sender and receiver report, for each profile.
+fn check_around(post: impl Fn(&mut Pair, [QpNumber; 2]), sender: CompletionStatus, receiver: &[CompletionStatus]) {
     for profile in profiles() {
         let mut pair = Pair::new(profile, 1);
         let qps = pair.connect(Service::Rc);
-        let fine = SendKind::Write(pair.remote(0, 0), None);
-        pair.send(0, qps[0], 1, fine, 0, 5000);
-        ask(&mut pair, qps);
-        pair.send(0, qps[0], 3, fine, 0, 5000);
+        let valid = SendKind::Write(pair.remote(0, 0), None);
+        pair.send(0, qps[0], 1, valid, 0, 5000);
+        post(&mut pair, qps);
+        pair.send(0, qps[0], 3, valid, 0, 5000);
         pair.run();
         let (ok, flushed) = (CompletionStatus::Success, CompletionStatus::Flushed);
         assert_eq!(statuses(&pair.completions[0]), [(1, ok), (2, sender), (3, flushed)], "{profile:?}");
         assert_eq!(pair.nics[0].query_qp(qps[0]).unwrap().state, QpState::Error);
         assert_eq!(pair.nics[0].poll_event(), Some(NicEvent::QpError(qps[0])));
-        let heard: Vec<_> = pair.completions[1].iter().map(|completion| completion.status).collect();
-        assert_eq!(heard, receiver, "{profile:?}");
-        pair.send(0, qps[0], 4, fine, 0, 1);
+        let received_statuses: Vec<_> = pair.completions[1].iter().map(|completion| completion.status).collect();
+        assert_eq!(received_statuses, receiver, "{profile:?}");
+        pair.send(0, qps[0], 4, valid, 0, 1);
         pair.run();
-        assert_eq!(statuses(&pair.completions[0])[3..], [(4, flushed)], "posted in the error state");
+        assert_eq!(statuses(&pair.completions[0])[3..], [(4, flushed)], "a request posted in the error state");
     }
 }
 
 #[test]
-fn a_message_longer_than_its_receive_request_fails_at_both_ends() {
-    around(
+fn a_message_longer_than_its_receive_request_fails_on_both_sides() {
+    check_around(
         |pair, qps| {
             pair.receive(1, qps[1], 7, 0, 1999);
             pair.receive(1, qps[1], 8, 0, 1999);
@@ -53,8 +53,8 @@ fn a_message_longer_than_its_receive_request_fails_at_both_ends() {
 }
 
 #[test]
-fn a_receive_request_without_rights_fails_at_both_ends() {
-    around(
+fn a_receive_request_without_access_rights_fails_on_both_sides() {
+    check_around(
         |pair, qps| {
             let mut request = ReceiveRequest { id: 7, local: pair.piece(1, 0, 100) };
             request.local[0].key = LKey(NO_KEY.0);
@@ -67,9 +67,9 @@ fn a_receive_request_without_rights_fails_at_both_ends() {
 }
 
 #[test]
-fn local_memory_without_rights_fails_here_and_the_peer_hears_nothing() {
+fn local_memory_without_access_rights_fails_locally() {
     for (kind, key) in [(SendKind::Send(None), LKey(NO_KEY.0)), (SendKind::Read(RemoteBuffer::default()), LKey(0))] {
-        around(
+        check_around(
             |pair, qps| {
                 let mut request = pair.request(0, 2, kind, 0, 100);
                 request.local[0].key = key;
@@ -81,13 +81,13 @@ fn local_memory_without_rights_fails_here_and_the_peer_hears_nothing() {
     }
 }
 
-/// What is asked for, and of how many bytes.
-type Ask<'a> = dyn Fn(&Pair) -> (SendKind, u32) + 'a;
+/// The operation of a request, and its length in bytes.
+type RequestFor<'a> = dyn Fn(&Pair) -> (SendKind, u32) + 'a;
 
 #[test]
-fn remote_memory_without_rights_is_refused() {
+fn remote_memory_without_access_rights_is_refused() {
     let end = MEMORY_BYTES as u64;
-    let cases: [&Ask; 6] = [
+    let cases: [&RequestFor; 6] = [
         &|_| (SendKind::Write(RemoteBuffer { address: 0, key: NO_KEY }, None), 100),
         &|pair| (SendKind::Write(pair.remote(0, end - 4999), None), 5000),
         &|pair| (SendKind::Read(pair.remote(0, end - 1)), 2),
@@ -96,7 +96,7 @@ fn remote_memory_without_rights_is_refused() {
         &|_| (SendKind::SendWithInvalidate(NO_KEY), 10),
     ];
     for case in cases {
-        around(
+        check_around(
             |pair, qps| {
                 let (kind, bytes) = case(pair);
                 if matches!(kind, SendKind::SendWithInvalidate(_)) {
@@ -120,7 +120,7 @@ fn remote_memory_without_rights_is_refused() {
 
 #[test]
 fn a_misaligned_atomic_is_an_invalid_request() {
-    around(
+    check_around(
         |pair, qps| {
             let remote = pair.remote(0, 12);
             pair.send(0, qps[0], 2, SendKind::CompareSwap { remote, compare: 0, swap: 1 }, 0, 8);
@@ -131,7 +131,7 @@ fn a_misaligned_atomic_is_an_invalid_request() {
 }
 
 #[test]
-fn rights_of_the_queue_pair_bound_those_of_the_key() {
+fn access_rights_of_the_queue_pair_limit_those_of_the_key() {
     for profile in profiles() {
         let mut pair = Pair::new(profile, 1);
         let qps = pair.connect(Service::Rc);
@@ -141,14 +141,14 @@ fn rights_of_the_queue_pair_bound_those_of_the_key() {
         pair.send(0, qps[0], 1, read, 0, 3000);
         pair.send(0, qps[0], 2, write, 0, 10);
         pair.run();
-        // The answer to the READ comes before the refusal, and is whole.
+        // The READ response arrives before the NAK, and is complete.
         let expected = [(1, CompletionStatus::Success), (2, CompletionStatus::RemoteAccess)];
         assert_eq!(statuses(&pair.completions[0]), expected, "{profile:?}");
     }
 }
 
 #[test]
-fn a_window_gives_what_it_shows_until_it_is_invalidated() {
+fn a_window_grants_access_until_it_is_invalidated() {
     for profile in profiles() {
         let mut pair = Pair::new(profile, 1);
         let qps = pair.connect(Service::Rc);
@@ -181,7 +181,7 @@ fn windows_are_bound_and_invalidated_by_requests_in_order() {
         let chosen = RKey(window.0 ^ 0x55);
         let access = AccessFlags::REMOTE_WRITE;
         let bind = BindInfo { region: pair.keys[1].0, address: 1000, bytes: 100, access, is_zero_based: true };
-        // The owner tells the peer of the key by a message that is sent after the bind.
+        // The owner sends the key to the peer with a message that follows the bind.
         pair.receive(0, qps[0], 9, 0, 10);
         pair.send(1, qps[1], 1, SendKind::Send(None), 0, 10);
         pair.send(1, qps[1], 2, SendKind::BindWindow { window, chosen, bind }, 0, 0);
@@ -206,7 +206,7 @@ fn windows_are_bound_and_invalidated_by_requests_in_order() {
 
 #[test]
 fn a_window_that_cannot_be_bound_fails_its_request() {
-    around(
+    check_around(
         |pair, qps| {
             let access = AccessFlags::REMOTE_WRITE;
             let bind = BindInfo { region: pair.keys[0].0, address: 0, bytes: 100, access, is_zero_based: false };
@@ -217,15 +217,15 @@ fn a_window_that_cannot_be_bound_fails_its_request() {
     );
 }
 
-/// A key that is nobody's, and one of a region.
+/// An unknown key, and the key of a region.
 #[test]
 fn a_key_that_cannot_be_invalidated_fails_its_request() {
-    around(
+    check_around(
         |pair, qps| pair.send(0, qps[0], 2, SendKind::LocalInvalidate(NO_KEY), 0, 0),
         CompletionStatus::MemoryWindowBind,
         &[],
     );
-    around(
+    check_around(
         |pair, qps| pair.send(0, qps[0], 2, SendKind::LocalInvalidate(pair.keys[0].1), 0, 0),
         CompletionStatus::MemoryWindowBind,
         &[],
@@ -233,7 +233,7 @@ fn a_key_that_cannot_be_invalidated_fails_its_request() {
 }
 
 #[test]
-fn nobody_answers_and_retries_are_exceeded() {
+fn retries_are_exceeded_without_a_response() {
     for profile in profiles() {
         let mut pair = Pair::new(profile, 1);
         let qps = pair.connect(Service::Rc);
@@ -251,7 +251,7 @@ fn nobody_answers_and_retries_are_exceeded() {
 }
 
 #[test]
-fn a_receiver_that_is_not_ready_is_tried_as_often_as_was_said() {
+fn a_receiver_that_is_not_ready_is_retried_as_often_as_configured() {
     for profile in profiles() {
         let mut pair = Pair::new(profile, 1);
         let init = pair.qp_init(0, Service::Rc);
@@ -283,11 +283,11 @@ fn a_receiver_that_becomes_ready_in_time_gets_the_message() {
 }
 
 #[test]
-fn an_answer_that_makes_no_sense_fails_the_request() {
+fn a_mismatched_response_fails_the_request() {
     for policy in TransportPolicy::ALL {
         let mut pair = Pair::new(NicProfile::new(policy), 1);
         let qps = pair.connect(Service::Rc);
-        pair.drops = Box::new(|side, _, _| side == 0); // the peer never hears of it
+        pair.drops = Box::new(|side, _, _| side == 0); // the request never arrives
         let from = pair.remote(0, 0);
         pair.send(0, qps[0], 1, SendKind::Read(from), 0, 100);
         pair.run_until(Time::ZERO + Span::from_ns(1000.0));
@@ -305,7 +305,7 @@ pub fn bare(operation: Operation, destination: QpNumber, psn: Psn) -> Header {
 }
 
 #[test]
-fn requests_are_posted_where_the_state_and_the_service_allow_it() {
+fn requests_are_posted_only_in_states_that_allow_it() {
     let mut pair = Pair::new(NicProfile::new(TransportPolicy::ALL[0]), 1);
     let init = pair.qp_init(0, Service::Rc);
     let qp = pair.nics[0].create_qp(&init).unwrap();
@@ -336,10 +336,11 @@ fn requests_are_posted_where_the_state_and_the_service_allow_it() {
     assert_eq!(refused.to_string(), text);
 }
 
-/// What rdma_rxe and mlx5 complete as IBV_WC_LOC_QP_OP_ERR: what the transport does not have, READs without initiator
-/// reads; and as IBV_WC_LOC_LEN_ERR: atomic operations of other than 8 bytes, messages longer than the port sends.
+/// rdma_rxe and mlx5 complete these as IBV_WC_LOC_QP_OP_ERR: operations that the transport does not have, and READs
+/// without initiator reads; and as IBV_WC_LOC_LEN_ERR: atomic operations of other than 8 bytes, and messages that are
+/// longer than the port sends.
 #[test]
-fn a_request_that_the_queue_pair_cannot_do_is_completed_as_such_and_the_rest_is_flushed() {
+fn an_unsupported_request_is_completed_with_its_error_and_the_rest_is_flushed() {
     let (operation, length) = (CompletionStatus::LocalQpOperation, CompletionStatus::LocalLength);
     let somewhere = RemoteBuffer { address: 0, key: NO_KEY };
     let datagram = DatagramDestination { to: NicAddress(1), qp: QpNumber(2), queue_key: 7 };
@@ -365,7 +366,7 @@ fn a_request_that_the_queue_pair_cannot_do_is_completed_as_such_and_the_rest_is_
             let inits = [0, 1].map(|side| pair.qp_init(side, service));
             let qps = [0, 1].map(|side: usize| pair.nics[side].create_qp(&inits[side]).unwrap());
             for side in 0..2 {
-                // No initiator reads.
+                // Without initiator reads.
                 let none = |steps: &mut [QpAttributes; 3]| {
                     steps[2].initiator_reads_max = steps[2].initiator_reads_max.map(|_| 0);
                 };
@@ -374,14 +375,14 @@ fn a_request_that_the_queue_pair_cannot_do_is_completed_as_such_and_the_rest_is_
             let mut request = pair.request(0, 1, kind, 0, bytes);
             request.datagram = datagram;
             pair.nics[0].post_send(pair.now, qps[0], &request).unwrap();
-            let fine = pair.request(0, 2, SendKind::Send(None), 0, 8);
-            pair.nics[0].post_send(pair.now, qps[0], &fine).unwrap();
+            let valid = pair.request(0, 2, SendKind::Send(None), 0, 8);
+            pair.nics[0].post_send(pair.now, qps[0], &valid).unwrap();
             pair.run();
             let expected = [(1, status), (2, CompletionStatus::Flushed)];
             assert_eq!(statuses(&pair.completions[0]), expected, "{service:?} {kind:?} {bytes} {profile:?}");
             let state = if service == Service::Rc { QpState::Error } else { QpState::SendQueueError };
             assert_eq!(pair.nics[0].query_qp(qps[0]).unwrap().state, state);
-            assert_eq!(pair.nics[1].counters().received_packets, 0, "the peer hears nothing");
+            assert_eq!(pair.nics[1].counters().received_packets, 0, "the peer receives nothing");
         }
     }
 }
@@ -389,7 +390,7 @@ fn a_request_that_the_queue_pair_cannot_do_is_completed_as_such_and_the_rest_is_
 #[test]
 fn an_atomic_operation_of_other_than_8_bytes_is_a_local_length_error() {
     for bytes in [0, 7, 16] {
-        around(
+        check_around(
             |pair, qps| {
                 let remote = pair.remote(0, 0);
                 pair.send(0, qps[0], 2, SendKind::FetchAdd { remote, add: 1 }, 0, bytes);
@@ -400,21 +401,21 @@ fn an_atomic_operation_of_other_than_8_bytes_is_a_local_length_error() {
     }
 }
 
-/// As published tests of NICs have it: the sender hears of remote access, and the receiver's request completes as
-/// IBV_WC_LOC_ACCESS_ERR. A WRITE without immediate data leaves receive requests to be flushed.
+/// As in published tests of NICs: the sender reports a remote access error, and the receiver's request completes as
+/// IBV_WC_LOC_ACCESS_ERR. A WRITE without immediate data leaves the receive requests to be flushed.
 #[test]
-fn a_write_with_immediate_data_into_memory_that_is_not_for_it_fails_at_both_ends() {
+fn a_write_with_immediate_data_to_forbidden_memory_fails_on_both_sides() {
     let (access, flushed) = (CompletionStatus::LocalAccess, CompletionStatus::Flushed);
     let post = |pair: &mut Pair, qp| (7..9).for_each(|id| pair.receive(1, qp, id, 0, 100));
-    for (data, heard) in [(Some(5), [access, flushed]), (None, [flushed, flushed])] {
-        around(
+    for (data, received_statuses) in [(Some(5), [access, flushed]), (None, [flushed, flushed])] {
+        check_around(
             |pair, qps| {
                 post(pair, qps[1]);
                 let kind = SendKind::Write(RemoteBuffer { address: 0, key: NO_KEY }, data);
                 pair.send(0, qps[0], 2, kind, 0, 100);
             },
             CompletionStatus::RemoteAccess,
-            &heard,
+            &received_statuses,
         );
     }
     let no_receive = |pair: &mut Pair, qps: [QpNumber; 2]| {
@@ -422,12 +423,12 @@ fn a_write_with_immediate_data_into_memory_that_is_not_for_it_fails_at_both_ends
         pair.receive(1, qps[1], 7, 0, 100);
         pair.send(0, qps[0], 2, kind, 0, 5000);
     };
-    // The first of many packets is refused: nobody knows yet that the last has data.
-    around(no_receive, CompletionStatus::RemoteAccess, &[flushed]);
+    // The first of many packets is refused, before it is known that the last one has immediate data.
+    check_around(no_receive, CompletionStatus::RemoteAccess, &[flushed]);
 }
 
 #[test]
-fn an_unreliable_peer_that_names_memory_that_is_not_for_it_harms_nobody_else() {
+fn an_unreliable_write_to_forbidden_memory_is_dropped_alone() {
     let mut pair = Pair::new(NicProfile::new(TransportPolicy::ALL[2]), 1);
     let qps = pair.connect(Service::Uc);
     pair.receive(1, qps[1], 7, 0, 100);
@@ -441,7 +442,7 @@ fn an_unreliable_peer_that_names_memory_that_is_not_for_it_harms_nobody_else() {
 
 #[test]
 fn an_unreliable_message_longer_than_its_receive_request_is_dropped_and_the_queue_pair_stays() {
-    // Of the room for a datagram, 40 bytes are for its header.
+    // 40 bytes of the memory for a datagram are for its header.
     for (service, bytes, fitting_bytes) in
         [(Service::Uc, 101, 99), (Service::Uc, 5000, 99), (Service::Ud, 61, 59), (Service::Ud, 1000, 59)]
     {
@@ -465,7 +466,7 @@ fn an_unreliable_message_longer_than_its_receive_request_is_dropped_and_the_queu
 }
 
 #[test]
-fn full_queues_say_so() {
+fn posting_to_a_full_queue_fails() {
     let mut pair = Pair::new(NicProfile::new(TransportPolicy::ALL[0]), 1);
     let mut inits = [pair.qp_init(0, Service::Rc), pair.qp_init(1, Service::Rc)];
     (inits[0].sends_max, inits[0].receives_max) = (2, 1);
@@ -479,7 +480,7 @@ fn full_queues_say_so() {
 }
 
 #[test]
-fn a_drained_queue_pair_finishes_what_it_began_and_begins_nothing() {
+fn a_draining_queue_pair_finishes_started_requests_and_starts_none() {
     for profile in profiles() {
         let mut pair = Pair::new(profile, 1);
         let qps = pair.connect(Service::Rc);
@@ -492,7 +493,7 @@ fn a_drained_queue_pair_finishes_what_it_began_and_begins_nothing() {
         pair.run();
         assert_eq!(statuses(&pair.completions[0]), [(1, CompletionStatus::Success)], "{profile:?}");
         assert_eq!(pair.nics[0].poll_event(), Some(NicEvent::Drained(qps[0])));
-        assert_eq!(pair.nics[0].poll_event(), None, "told once");
+        assert_eq!(pair.nics[0].poll_event(), None, "reported once");
         pair.nics[0].modify_qp(pair.now, qps[0], QpState::ReadyToSend, &none).unwrap();
         pair.run();
         assert_eq!(pair.completions[0].len(), 2);
@@ -500,7 +501,7 @@ fn a_drained_queue_pair_finishes_what_it_began_and_begins_nothing() {
 }
 
 #[test]
-fn the_error_state_flushes_and_reset_forgets() {
+fn the_error_state_flushes_and_reset_clears() {
     for profile in profiles() {
         let mut pair = Pair::new(profile, 1);
         let qps = pair.connect(Service::Rc);
@@ -528,7 +529,7 @@ fn the_error_state_flushes_and_reset_forgets() {
 }
 
 #[test]
-fn a_failed_send_of_an_unreliable_queue_pair_leaves_its_receives() {
+fn a_failed_send_of_an_unreliable_queue_pair_keeps_its_receives() {
     let mut pair = Pair::new(NicProfile::new(TransportPolicy::ALL[0]), 1);
     let qps = pair.connect(Service::Uc);
     let mut request = pair.request(0, 1, SendKind::Send(None), 0, 100);
@@ -563,7 +564,7 @@ fn an_unreliable_message_of_which_a_packet_is_lost_is_lost_as_a_whole() {
 }
 
 #[test]
-fn a_completion_queue_that_overflows_takes_its_queue_pairs_along() {
+fn a_completion_queue_overflow_puts_its_queue_pairs_in_error() {
     let mut pair = Pair::new(NicProfile::new(TransportPolicy::ALL[0]), 1);
     let mut inits = [pair.qp_init(0, Service::Rc), pair.qp_init(1, Service::Rc)];
     inits[0].send_cq = pair.nics[0].create_cq(2).unwrap();
@@ -581,7 +582,7 @@ fn a_completion_queue_that_overflows_takes_its_queue_pairs_along() {
 }
 
 #[test]
-fn a_shared_receive_queue_tells_when_it_runs_low() {
+fn a_shared_receive_queue_reports_its_limit() {
     for profile in profiles() {
         let mut pair = Pair::new(profile, 1);
         let srq = pair.nics[1].create_srq(8).unwrap();

@@ -1,4 +1,4 @@
-//! Goodput over one wire of 100 Gb/s, as modelled: what the packet simulator measures over networks, in small.
+//! Goodput over one modelled wire of 100 Gb/s: a small version of what the packet simulator measures over networks.
 
 use sim::{Span, Time};
 
@@ -7,7 +7,7 @@ use crate::nic::{CongestionControl, Dcqcn, NicProfile, TransportPolicy};
 use crate::verbs::{CompletionStatus, RemoteBuffer, SendKind};
 use crate::wire::Service;
 
-/// A packet of 1024 bytes and all its headers on a wire of 100 Gb/s.
+/// Time of a packet of 1024 bytes with all its headers on a wire of 100 Gb/s.
 const PACKET_NS: f64 = 88.0;
 const ONE_WAY_NS: f64 = 2000.0;
 
@@ -19,7 +19,7 @@ struct Load {
     end_us: f64,
 }
 
-/// Gb/s of WRITEs that were completed.
+/// Returns the goodput of completed WRITEs in Gb/s.
 fn goodput(profile: NicProfile, load: &Load) -> (f64, Pair) {
     goodput_as(profile, load, |remote| SendKind::Write(remote, None))
 }
@@ -51,23 +51,23 @@ fn goodput_as(profile: NicProfile, load: &Load, kind: impl Fn(RemoteBuffer) -> S
 fn profile(policy: TransportPolicy) -> NicProfile {
     let mut profile = NicProfile::modelled(policy);
     if policy == TransportPolicy::Irn {
-        // Bandwidth times round trip, with what PCIe adds.
+        // Bandwidth times round trip, including PCIe.
         profile.congestion = CongestionControl::BdpWindow { bytes: 120_000 };
     }
     profile
 }
 
-/// The same seed and wire for each policy.
+/// With the same seed and wire for each policy.
 fn goodput_at_loss(policy: TransportPolicy, loss: f64, end_us: f64) -> f64 {
     goodput(profile(policy), &Load { qps: 1, bytes: 65_536, depth: 16, loss, end_us }).0
 }
 
 #[test]
-fn at_one_percent_of_loss_srnic_is_close_to_the_wire_and_thrice_go_back_n() {
+fn at_one_percent_loss_srnic_is_near_line_rate_and_three_times_go_back_n() {
     let srnic = goodput_at_loss(TransportPolicy::Srnic, 0.01, 3000.0);
     let irn = goodput_at_loss(TransportPolicy::Irn, 0.01, 3000.0);
     let go_back_n = goodput_at_loss(TransportPolicy::GoBackN, 0.01, 3000.0);
-    // 93 Gb/s of payload is all that the wire carries, 92.1 less what is lost.
+    // The wire carries 93 Gb/s of payload, or 92.1 after losses.
     assert!(srnic >= 90.0, "{srnic}");
     assert!(srnic >= 0.98 * irn, "{srnic} {irn}");
     assert!(srnic >= 3.0 * go_back_n, "{srnic} {go_back_n}");
@@ -75,7 +75,7 @@ fn at_one_percent_of_loss_srnic_is_close_to_the_wire_and_thrice_go_back_n() {
 }
 
 #[test]
-fn answers_to_reads_are_repaired_without_waiting_for_their_end() {
+fn read_responses_are_repaired_before_they_end() {
     let load = || Load { qps: 1, bytes: 65_536, depth: 16, loss: 0.01, end_us: 2000.0 };
     let (gbps, pair) = goodput_as(profile(TransportPolicy::Srnic), &load(), SendKind::Read);
     assert!(gbps > 80.0, "{gbps}: {:?}", pair.nics[0].counters());
@@ -83,7 +83,7 @@ fn answers_to_reads_are_repaired_without_waiting_for_their_end() {
     assert!(gbps > 3.0 * go_back_n, "{gbps} {go_back_n}");
 }
 
-/// Every packet is marked, and every round trip longer than is aimed at.
+/// Every packet is marked, and every round trip exceeds the target.
 #[test]
 fn every_kind_of_congestion_control_slows_a_sender_down() {
     let (initial_bytes, bytes_max) = (120_000, 400_000);
@@ -122,7 +122,7 @@ fn without_loss_every_policy_fills_the_wire() {
 }
 
 #[test]
-fn the_slow_path_is_left_again_between_losses_on_a_busy_queue_pair() {
+fn a_busy_queue_pair_leaves_the_slow_path_between_losses() {
     let load = Load { qps: 1, bytes: 65_536, depth: 16, loss: 0.001, end_us: 2000.0 };
     let (_, pair) = goodput(profile(TransportPolicy::Srnic), &load);
     let counters = pair.nics[1].counters();
@@ -132,14 +132,14 @@ fn the_slow_path_is_left_again_between_losses_on_a_busy_queue_pair() {
     assert!(share < 0.05, "published: 5% or less of a core: {share}");
 }
 
-/// Gb/s of messages of one packet, of each queue pair in turn.
+/// Returns the goodput in Gb/s of messages of one packet, sent on each queue pair alternately.
 fn goodput_of(policy: TransportPolicy, qps: usize) -> f64 {
     let depth = (512 / qps as u64).max(1);
     goodput(profile(policy), &Load { qps, bytes: 1024, depth, loss: 0.0, end_us: 1000.0 }).0
 }
 
 #[test]
-fn srnic_fills_the_wire_over_many_queue_pairs_and_a_cache_of_contexts_does_not() {
+fn srnic_fills_the_wire_over_many_queue_pairs_and_a_context_cache_does_not() {
     for qps in [1, 256, 4096] {
         let gbps = goodput_of(TransportPolicy::Srnic, qps);
         assert!(gbps > 90.0, "{qps}: {gbps}");
@@ -150,7 +150,7 @@ fn srnic_fills_the_wire_over_many_queue_pairs_and_a_cache_of_contexts_does_not()
 }
 
 #[test]
-fn a_small_message_takes_two_reads_of_the_host_one_after_the_other() {
+fn a_small_message_takes_two_consecutive_dma_reads() {
     let mut pair = Pair::new(NicProfile::modelled(TransportPolicy::Srnic), 1);
     pair.delay = Span::from_ns(300.0);
     pair.packet_time = Span::from_ns(10.0);

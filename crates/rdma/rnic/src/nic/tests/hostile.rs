@@ -1,4 +1,4 @@
-//! Hostile peers: late copies, packets that nobody waits for, and random headers.
+//! Hostile peers: delayed duplicates, unsolicited packets and random headers.
 
 use sim::{Random, Span};
 
@@ -11,9 +11,9 @@ use crate::wire::{
     Syndrome,
 };
 
-/// A copy that was long under way comes when its message is done and the program uses the memory again.
+/// A copy that was delayed for long arrives when its message is complete and the program reuses the memory.
 #[test]
-fn a_late_copy_is_never_placed_over_memory_that_a_program_has_back() {
+fn a_delayed_duplicate_is_never_placed_over_reused_memory() {
     for policy in TransportPolicy::ALL {
         let mut pair = Pair::new(NicProfile::new(policy), 1);
         pair.logs = true;
@@ -24,7 +24,7 @@ fn a_late_copy_is_never_placed_over_memory_that_a_program_has_back() {
         pair.run();
         let copy = pair.log[0].header;
         pair.nics[1].memory_mut().0[1000..1100].fill(9);
-        // Both while hardware has the queue pair, and while software does.
+        // Both while hardware and while software owns the receive side.
         pair.nics[1].receive(pair.now, NicAddress(0), &copy, false, &[1; 100]);
         assert_eq!(pair.nics[1].memory().0[1000..1100], [9; 100]);
         let mut ahead = copy;
@@ -40,14 +40,14 @@ fn a_late_copy_is_never_placed_over_memory_that_a_program_has_back() {
 }
 
 #[test]
-fn what_nobody_waits_for_is_dropped_and_counted() {
+fn unexpected_packets_are_dropped_and_counted() {
     for policy in TransportPolicy::ALL {
         let mut pair = Pair::new(NicProfile::new(policy), 1);
         let qps = pair.connect(Service::Rc);
         let psn = Psn::new(u32::MAX - 20);
         let now = pair.now;
         let nic = &mut pair.nics[1];
-        let mut hand_in = |source: u32, header: &Header| {
+        let mut drop_reason = |source: u32, header: &Header| {
             let before = *nic.counters();
             nic.receive(now, NicAddress(source), header, false, &vec![0; header.payload_bytes as usize]);
             let after = *nic.counters();
@@ -58,26 +58,26 @@ fn what_nobody_waits_for_is_dropped_and_counted() {
             changed.map(|(before, _)| before.0)
         };
         let write = bare(Operation::WriteOnly, qps[1], psn);
-        assert_eq!(hand_in(0, &Header { destination: QpNumber(77), ..write }), Some("drop_unknown_qp"));
-        assert_eq!(hand_in(0, &Header { destination: QpNumber(0), ..write }), Some("drop_unknown_qp"));
-        assert_eq!(hand_in(5, &write), Some("drop_source"));
-        assert_eq!(hand_in(0, &Header { service: Service::Uc, ..write }), Some("drop_service"));
-        assert_eq!(hand_in(0, &Header { payload_bytes: 1025, ..write }), Some("drop_malformed"));
+        assert_eq!(drop_reason(0, &Header { destination: QpNumber(77), ..write }), Some("drop_unknown_qp"));
+        assert_eq!(drop_reason(0, &Header { destination: QpNumber(0), ..write }), Some("drop_unknown_qp"));
+        assert_eq!(drop_reason(5, &write), Some("drop_source"));
+        assert_eq!(drop_reason(0, &Header { service: Service::Uc, ..write }), Some("drop_service"));
+        assert_eq!(drop_reason(0, &Header { payload_bytes: 1025, ..write }), Some("drop_malformed"));
         let ack = bare(Operation::Acknowledge, qps[1], psn);
-        assert_eq!(hand_in(0, &ack), Some("drop_malformed"), "without what it acknowledges");
+        assert_eq!(drop_reason(0, &ack), Some("drop_malformed"), "an acknowledgement without AETH");
         let syndrome = Syndrome::Ack { credit_code: 31 };
         let ack = Header { aeth: Some(Aeth { syndrome, messages: 0 }), psn: psn.plus(1000), ..ack };
-        assert_eq!(hand_in(0, &ack), Some("drop_unasked"));
+        assert_eq!(drop_reason(0, &ack), Some("drop_unasked"));
         let newest = psn.plus(5);
         let sack = SelectiveAck { expected: psn.plus(9), newest, arrived: u128::MAX, marked: 0, echo: 0 };
-        assert_eq!(hand_in(0, &Header { sack: Some(sack), ..ack }), Some("drop_unasked"));
+        assert_eq!(drop_reason(0, &Header { sack: Some(sack), ..ack }), Some("drop_unasked"));
         let placement = Some(PlacementHeader { message: 0, packet: 0, sent: 0 });
         let answer = Header { placement, ..bare(Operation::ReadResponseOnly, qps[1], psn) };
-        assert_eq!(hand_in(0, &answer), Some("drop_unasked"));
+        assert_eq!(drop_reason(0, &answer), Some("drop_unasked"));
     }
 }
 
-/// A header of a peer that wants to do harm: real numbers, or nearly so, in combinations that make no sense.
+/// Returns a header of a hostile peer: numbers that are valid, or nearly so, in invalid combinations.
 fn hostile(random: &mut Random, pair: &Pair, qp: QpNumber) -> Header {
     use Operation as O;
     let operations = [
@@ -145,8 +145,8 @@ fn attack(policy: TransportPolicy, seed: u64) {
     let profile = if random.chance(0.5) { NicProfile::new(policy) } else { NicProfile::modelled(policy) };
     let mut pair = Pair::new(profile, seed);
     let victims = pair.connect(Service::Rc);
-    let bystanders = pair.connect(Service::Rc);
-    pair.receive(1, bystanders[1], 1, 500_000, 20_000);
+    let others = pair.connect(Service::Rc);
+    pair.receive(1, others[1], 1, 500_000, 20_000);
     for id in 0..4 {
         pair.receive(1, victims[1], id, 0, 2000);
         let remote = pair.remote(1, 0);
@@ -154,7 +154,7 @@ fn attack(policy: TransportPolicy, seed: u64) {
         pair.send(1, victims[1], 20 + id, SendKind::Write(remote, None), 4096, 3000);
     }
     pair.nics[0].memory_mut().0[600_000..620_000].fill(6);
-    pair.send(0, bystanders[0], 1, SendKind::Send(None), 600_000, 20_000);
+    pair.send(0, others[0], 1, SendKind::Send(None), 600_000, 20_000);
     for _ in 0..60 {
         let header = hostile(&mut random, &pair, victims[1]);
         let payload = vec![0xAA; header.payload_bytes as usize];
@@ -164,23 +164,23 @@ fn attack(policy: TransportPolicy, seed: u64) {
         }
     }
     pair.run();
-    let is_by = |completion: &&Completion| completion.qp == bystanders[1];
-    let received: Vec<_> = pair.completions[1].iter().filter(is_by).collect();
+    let is_other = |completion: &&Completion| completion.qp == others[1];
+    let received: Vec<_> = pair.completions[1].iter().filter(is_other).collect();
     assert_eq!((received.len(), received[0].kind), (1, CompletionKind::Receive));
     assert_eq!((received[0].bytes, received[0].status), (20_000, CompletionStatus::Success));
-    assert!(pair.nics[1].memory().0[500_000..520_000].iter().all(|byte| *byte == 6), "a bystander was touched");
+    assert!(pair.nics[1].memory().0[500_000..520_000].iter().all(|byte| *byte == 6), "another connection was affected");
     let memory = &pair.nics[1].memory().0[16_384..500_000];
-    assert!(memory.iter().all(|byte| *byte == 0), "memory was written that nothing named");
+    assert!(memory.iter().all(|byte| *byte == 0), "memory without a key was written");
 }
 
 #[test]
-fn a_hostile_peer_harms_nobody_but_its_own_connection() {
+fn a_hostile_peer_harms_only_its_own_connection() {
     for policy in TransportPolicy::ALL {
         for seed in 0..100 {
             attack(policy, seed);
         }
     }
-    // A peer that took back what it had acknowledged, and answered whoever asked once more, was asked for ever.
+    // Regression: a peer that took back acknowledgements and answered each probe was probed for ever.
     for (policy, seed) in
         [(TransportPolicy::Srnic, 14_846), (TransportPolicy::SrnicPaged, 14_846), (TransportPolicy::SrnicPaged, 16_225)]
     {
@@ -190,7 +190,7 @@ fn a_hostile_peer_harms_nobody_but_its_own_connection() {
 
 #[test]
 #[ignore = "100,000 attacks, minutes; in ./x exam"]
-fn a_hostile_peer_harms_nobody_however_often_it_tries() {
+fn many_attacks_of_a_hostile_peer_harm_only_its_own_connection() {
     for policy in TransportPolicy::ALL {
         for seed in 0..25_000 {
             attack(policy, seed);

@@ -1,4 +1,4 @@
-//! Lists of packets to drop, and exactly which packets are sent then.
+//! Drops chosen packets and checks exactly which packets are sent then.
 
 use sim::Time;
 
@@ -7,7 +7,7 @@ use crate::nic::{NicProfile, TransportPolicy};
 use crate::verbs::{CompletionStatus, SendKind};
 use crate::wire::{Header, Operation, QpNumber, Service};
 
-/// A pair whose side 0 drops these of its packets, counted from 0.
+/// Returns a pair whose side 0 drops these of its packets, counted from 0.
 pub fn pair_that_drops(profile: NicProfile, drops: &'static [u64]) -> (Pair, [QpNumber; 2]) {
     let mut pair = Pair::new(profile, 1);
     pair.impairments = Impairments::NONE;
@@ -17,7 +17,7 @@ pub fn pair_that_drops(profile: NicProfile, drops: &'static [u64]) -> (Pair, [Qp
     (pair, qps)
 }
 
-/// The packets that one side sent, as numbers from the first one on.
+/// Returns the packets that one side sent, as distances from the first PSN.
 pub fn sent(pair: &Pair, side: usize, is_wanted: impl Fn(Operation) -> bool) -> Vec<i32> {
     let mine = || pair.log.iter().filter(|logged| logged.from == side && is_wanted(logged.header.operation));
     let first = mine().next().map(|logged| logged.header.psn);
@@ -28,7 +28,7 @@ fn is_request(operation: Operation) -> bool {
     operation != Operation::Acknowledge
 }
 
-/// Which packets a SEND of 5 packets takes when some are dropped.
+/// Returns the packets that a SEND of 5 packets takes when some are dropped.
 fn sent_of_five(policy: TransportPolicy, drops: &'static [u64]) -> Vec<i32> {
     let (mut pair, qps) = pair_that_drops(NicProfile::new(policy), drops);
     pair.receive(1, qps[1], 9, 100_000, 5000);
@@ -41,14 +41,14 @@ fn sent_of_five(policy: TransportPolicy, drops: &'static [u64]) -> Vec<i32> {
 }
 
 #[test]
-fn go_back_n_sends_everything_again_from_the_lost_packet_on() {
+fn go_back_n_retransmits_everything_from_the_lost_packet_on() {
     assert_eq!(sent_of_five(TransportPolicy::GoBackN, &[]), [0, 1, 2, 3, 4]);
     assert_eq!(sent_of_five(TransportPolicy::GoBackN, &[2]), [0, 1, 2, 3, 4, 2, 3, 4]);
     assert_eq!(sent_of_five(TransportPolicy::GoBackN, &[4]), [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]);
 }
 
 #[test]
-fn selective_repeat_sends_again_what_was_lost_and_nothing_else() {
+fn selective_repeat_retransmits_only_lost_packets() {
     for policy in [TransportPolicy::Srnic, TransportPolicy::Irn] {
         assert_eq!(sent_of_five(policy, &[]), [0, 1, 2, 3, 4]);
         assert_eq!(sent_of_five(policy, &[2]), [0, 1, 2, 3, 4, 2]);
@@ -57,7 +57,8 @@ fn selective_repeat_sends_again_what_was_lost_and_nothing_else() {
     }
 }
 
-/// A WRITE of so many full packets over a wire that drops some; the packets sent, and how long it took in round trips.
+/// Runs a WRITE of `packets` full packets over a wire that drops some. Returns the packets sent, and the duration in
+/// round trips.
 fn write_of(profile: NicProfile, packets: u32, drops: &'static [u64]) -> (Vec<i32>, f64, Pair) {
     let (mut pair, qps) = pair_that_drops(profile, drops);
     let to = pair.remote(0, 0);
@@ -70,47 +71,47 @@ fn write_of(profile: NicProfile, packets: u32, drops: &'static [u64]) -> (Vec<i3
     (sent(&pair, 0, is_request), round_trips, pair)
 }
 
-/// Published simulators fall back to go-back-N when they lose patience.
+/// Published simulators fall back to go-back-N after a timeout.
 #[test]
-fn weak_spot_a_time_out_sends_one_packet_and_not_all_from_there_on() {
-    // The first packet and the end of the message are lost, and so is the first repair.
+fn a_timeout_retransmits_one_packet_and_not_all_later_ones() {
+    // The first packet, the end of the message and the first retransmission are lost.
     let (sent, ..) = write_of(NicProfile::new(TransportPolicy::Srnic), 8, &[0, 6, 7, 8]);
     let again = &sent[8..];
-    assert!(again.iter().all(|packet| [0, 6, 7].contains(packet)), "only what was lost: {sent:?}");
-    assert!(again.len() <= 5, "each once, but what was lost twice, and a probe: {sent:?}");
+    assert!(again.iter().all(|packet| [0, 6, 7].contains(packet)), "only lost packets: {sent:?}");
+    assert!(again.len() <= 5, "each once, except one that was lost twice, and a probe: {sent:?}");
     let (sent, ..) = write_of(NicProfile::new(TransportPolicy::Irn), 8, &[0, 6, 7, 8]);
     assert!(sent[8..].iter().all(|packet| [0, 6, 7].contains(packet)), "{sent:?}");
 }
 
-/// Published simulators look at the highest number that was selectively acknowledged, and not at gaps below it.
+/// Published simulators use the highest selectively acknowledged PSN, and ignore gaps below it.
 #[test]
-fn weak_spot_every_gap_below_the_highest_acknowledged_packet_is_repaired_at_once() {
+fn every_gap_below_the_highest_acknowledged_packet_is_repaired_at_once() {
     const DROPS: &[u64] = &[3, 7, 11, 12, 20, 28];
     for policy in [TransportPolicy::Srnic, TransportPolicy::Irn] {
         let (sent, round_trips, pair) = write_of(NicProfile::new(policy), 32, DROPS);
         assert_eq!(sent[32..], [3, 7, 11, 12, 20, 28], "{policy:?}");
         assert_eq!(pair.nics[0].counters().timeouts, 0);
-        // 32 packets leave in 2560 ns, 1.2 round trips; the last repair comes less than two later.
+        // 32 packets leave in 2560 ns, 1.2 round trips; the last retransmission arrives less than two later.
         assert!(round_trips < 4.0, "{policy:?}: {round_trips}");
     }
 }
 
-/// Published simulators wait for a time-out, of 320 us and more, when the end of a message is lost.
+/// Published simulators wait for a timeout of 320 us and more when the end of a message is lost.
 #[test]
-fn weak_spot_the_end_of_a_message_is_probed_for_and_not_waited_for() {
+fn a_lost_end_of_a_message_is_found_by_a_tail_loss_probe() {
     let mut profile = NicProfile::new(TransportPolicy::Srnic);
-    profile.ack_packets = 4; // so that a round trip is known when the end is lost
+    profile.ack_packets = 4; // so that a round trip is measured before the end is lost
     let (sent, round_trips, pair) = write_of(profile, 32, &[30, 31]);
-    assert_eq!(sent[32..], [31, 30], "the last one asks, its answer tells of the other");
+    assert_eq!(sent[32..], [31, 30], "the last one is the probe, whose acknowledgement reveals the other");
     assert_eq!(pair.nics[0].counters().probes, 1);
     assert!(round_trips < 12.0, "{round_trips}");
     let (_, irn, _) = write_of(NicProfile { ack_packets: 4, ..NicProfile::new(TransportPolicy::Irn) }, 32, &[30, 31]);
     assert!(irn > 40.0, "IRN waits as published: {irn}");
 }
 
-/// Published simulators send the last packet of a message again as a full one.
+/// Published simulators retransmit the last packet of a message as a full one.
 #[test]
-fn weak_spot_a_last_packet_is_sent_again_as_long_as_it_is() {
+fn a_retransmitted_last_packet_keeps_its_length() {
     for policy in [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN] {
         let (mut pair, qps) = pair_that_drops(NicProfile::new(policy), &[2]);
         let to = pair.remote(0, 0);
@@ -129,10 +130,10 @@ fn weak_spot_a_last_packet_is_sent_again_as_long_as_it_is() {
 }
 
 #[test]
-fn a_repair_that_is_lost_is_repaired_by_the_echo_of_later_packets() {
+fn a_lost_retransmission_is_found_by_the_echo_of_later_packets() {
     let mut profile = NicProfile::new(TransportPolicy::Srnic);
     profile.mtu_bytes = 256;
-    // Packet 100, its repair, and the repair of that.
+    // Packet 100, its retransmission, and the retransmission of that are lost.
     let (_, first, pair) = write_of(profile, 400, &[100]);
     let repairs =
         pair.log.iter().zip(0_u64..).filter(|(logged, _)| logged.from == 0 && is_request(logged.header.operation));
@@ -151,14 +152,14 @@ fn a_repair_that_is_lost_is_repaired_by_the_echo_of_later_packets() {
     while pair.completions[0].is_empty() && pair.step(sim::Time::MAX) {}
     let round_trip = 2 * (pair.delay.ps() + pair.packet_time.ps());
     let third = pair.now.ps() as f64 / round_trip as f64;
-    assert_eq!(pair.nics[0].counters().timeouts, 0, "no patience was needed");
+    assert_eq!(pair.nics[0].counters().timeouts, 0, "no timeout was needed");
     assert_eq!(pair.nics[0].counters().sent_again_packets, 3);
-    assert!(third < first + 1.0, "all within the time of the transfer: {first} {third}");
+    assert!(third < first + 1.0, "all within the duration of the transfer: {first} {third}");
 }
 
-/// Packets of one flow over many paths: what is only late is soon not sent again any more.
+/// Packets of one flow over many paths: the reordering window soon prevents spurious retransmissions.
 #[test]
-fn spraying_teaches_patience_and_repairs_end() {
+fn packet_spraying_widens_the_reordering_window() {
     let mut profile = NicProfile::new(TransportPolicy::Srnic);
     profile.mtu_bytes = 256;
     let mut pair = Pair::new(profile, 3);
@@ -173,12 +174,12 @@ fn spraying_teaches_patience_and_repairs_end() {
         again.push(pair.nics[0].counters().sent_again_packets - before);
     }
     let delayed: u64 = again[2..].iter().sum();
-    assert!(delayed <= 16, "at most 2 in 1000 once it is learned: {again:?}");
+    assert!(delayed <= 16, "at most 2 in 1000 once the window is learned: {again:?}");
 }
 
-/// What a switch cut off: the receiver says so at once, packet by packet.
+/// Packet trimming: the receiver reports each trimmed packet at once.
 #[test]
-fn what_lost_its_payload_on_the_way_is_sent_again_and_nothing_else_is() {
+fn trimmed_packets_are_retransmitted_and_nothing_else() {
     for (policy, seed) in
         [TransportPolicy::Srnic, TransportPolicy::Irn].into_iter().flat_map(|policy| (1..9).map(move |s| (policy, s)))
     {
@@ -197,7 +198,7 @@ fn what_lost_its_payload_on_the_way_is_sent_again_and_nothing_else_is() {
 }
 
 #[test]
-fn the_last_packet_without_its_payload_needs_no_patience_whatever_the_policy() {
+fn a_trimmed_last_packet_needs_no_timeout_with_any_policy() {
     for policy in [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN] {
         let mut pair = Pair::new(NicProfile::new(policy), 1);
         let qps = pair.connect(Service::Rc);
@@ -215,9 +216,9 @@ fn the_last_packet_without_its_payload_needs_no_patience_whatever_the_policy() {
     }
 }
 
-/// A READ of 5 packets of which some come without their payload: what is asked for besides all, in packets of the
-/// answer; and how long it took in round trips.
-fn asked_when_trimmed(policy: TransportPolicy, trimmed: &'static [u64]) -> (Vec<u32>, f64) {
+/// Runs a READ of 5 packets of which some are trimmed. Returns the packets of the response that are requested again,
+/// and the duration in round trips.
+fn rerequested_when_trimmed(policy: TransportPolicy, trimmed: &'static [u64]) -> (Vec<u32>, f64) {
     let (mut pair, qps) = pair_that_drops(NicProfile::new(policy), &[]);
     pair.trims = Box::new(move |side, number, _| side == 1 && trimmed.contains(&number));
     pair.nics[1].memory_mut().0[..5000].fill(7);
@@ -238,10 +239,10 @@ fn asked_when_trimmed(policy: TransportPolicy, trimmed: &'static [u64]) -> (Vec<
 }
 
 #[test]
-fn an_answer_of_which_only_the_head_came_is_asked_for_again_at_once_and_alone() {
+fn a_trimmed_response_packet_is_requested_again_at_once_and_alone() {
     for policy in [TransportPolicy::Srnic, TransportPolicy::SrnicPaged, TransportPolicy::Irn] {
         for trimmed in [&[][..], &[0], &[2], &[4], &[1, 2], &[0, 3, 4], &[0, 1, 2, 3, 4], &[2, 5], &[4, 5, 6]] {
-            let (asked, round_trips) = asked_when_trimmed(policy, trimmed);
+            let (asked, round_trips) = rerequested_when_trimmed(policy, trimmed);
             let expected: Vec<u32> = match trimmed {
                 [2, 5] => vec![2, 2],
                 [4, 5, 6] => vec![4, 4, 4],
@@ -252,8 +253,8 @@ fn an_answer_of_which_only_the_head_came_is_asked_for_again_at_once_and_alone() 
             assert!(round_trips < rounds as f64 + 0.5, "{policy:?} {trimmed:?}: {round_trips}");
         }
     }
-    // In order, all from there on is asked for again.
-    assert_eq!(asked_when_trimmed(TransportPolicy::GoBackN, &[2]).0, [2]);
-    let (asked, round_trips) = asked_when_trimmed(TransportPolicy::GoBackN, &[4]);
+    // In order, everything from there on is requested again.
+    assert_eq!(rerequested_when_trimmed(TransportPolicy::GoBackN, &[2]).0, [2]);
+    let (asked, round_trips) = rerequested_when_trimmed(TransportPolicy::GoBackN, &[4]);
     assert!(asked == [4] && round_trips < 2.5, "{asked:?} {round_trips}");
 }

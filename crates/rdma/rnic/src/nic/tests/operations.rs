@@ -1,11 +1,11 @@
-//! What each service and operation does over a wire that does nothing wrong.
+//! The operations of each service over a perfect wire.
 
 use super::wire::Pair;
 use crate::nic::{DATAGRAM_OFFSET_BYTES, NicProfile, TransportPolicy};
 use crate::verbs::{Completion, CompletionKind, CompletionStatus, DatagramDestination, NicAddress, SendKind};
 use crate::wire::{Immediate, Service};
 
-/// Each policy, free of cost and as modelled.
+/// Each policy, without latencies and with modelled ones.
 pub fn profiles() -> impl Iterator<Item = NicProfile> {
     TransportPolicy::ALL.into_iter().flat_map(|policy| [NicProfile::new(policy), NicProfile::modelled(policy)])
 }
@@ -21,7 +21,7 @@ fn ids(completions: &[Completion]) -> Vec<(u64, CompletionKind, CompletionStatus
 }
 
 #[test]
-fn every_operation_of_a_reliable_connection_does_what_it_says() {
+fn every_operation_of_a_reliable_connection_works() {
     for profile in profiles() {
         let mut pair = Pair::new(profile, 1);
         let qps = pair.connect(Service::Rc);
@@ -78,7 +78,7 @@ fn a_message_of_no_bytes_is_a_message() {
 }
 
 #[test]
-fn an_unreliable_connection_carries_messages_and_completes_what_left() {
+fn an_unreliable_connection_completes_messages_when_they_are_sent() {
     for profile in profiles() {
         let mut pair = Pair::new(profile, 1);
         let qps = pair.connect(Service::Uc);
@@ -96,7 +96,7 @@ fn an_unreliable_connection_carries_messages_and_completes_what_left() {
 }
 
 #[test]
-fn a_datagram_comes_with_its_sender() {
+fn a_datagram_reports_its_sender() {
     for profile in profiles() {
         let mut pair = Pair::new(profile, 1);
         let qps = pair.connect(Service::Ud);

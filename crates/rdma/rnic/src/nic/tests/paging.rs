@@ -1,4 +1,4 @@
-//! Contexts that leave chip memory while something waits.
+//! Contexts that are evicted from the chip while a timer is pending.
 
 use sim::Time;
 
@@ -7,10 +7,10 @@ use crate::nic::{NicProfile, TransportPolicy};
 use crate::verbs::{CompletionStatus, SendKind};
 use crate::wire::Service;
 
-/// A sender waits because its peer was not ready. At the very moment at which that wait is over, its context makes room
-/// for another one: before its timer was looked at.
+/// A sender waits after an RNR NAK. Its context is evicted at the moment at which the wait ends, before its timer is
+/// processed.
 #[test]
-fn a_context_that_leaves_when_its_wait_is_over_comes_back_to_send() {
+fn a_context_evicted_when_its_wait_ends_is_fetched_to_send() {
     let mut profile = NicProfile::new(TransportPolicy::SrnicPaged);
     if let Some(pool) = &mut profile.pool {
         (pool.contexts, pool.ahead) = (2, 1);

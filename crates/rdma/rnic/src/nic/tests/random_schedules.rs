@@ -1,5 +1,5 @@
-//! Random schedules of loss, reordering, copies and delay: every message is delivered exactly once, intact and
-//! completed in order, whatever the policy, and nothing touches memory any more that a program has back.
+//! Random schedules of loss, reordering, duplication and delay. With every policy, each message is delivered exactly
+//! once, intact and completed in order, and memory that was returned to a program is not accessed.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -12,11 +12,11 @@ use crate::verbs::{Completion, CompletionKind, CompletionStatus, QpState, Receiv
 use crate::wire::{Immediate, QpNumber, Service};
 
 const MEMORY_BYTES: usize = 1 << 18;
-/// More queue pairs need more.
+/// For more queue pairs.
 const MEMORY_BYTES_PAGED: usize = 1 << 20;
-/// What a program writes over memory that it has back.
+/// What a program writes over memory that was returned to it.
 const OVERWRITTEN: u8 = 0xEE;
-/// Schedules of each policy in CI; `./x exam` runs a million in all, or RNIC_SCHEDULES of each policy.
+/// Number of schedules of each policy in CI. `./x exam` runs a million in total, or RNIC_SCHEDULES of each policy.
 const SCHEDULES: u64 = 500;
 const SCHEDULES_DEEP: u64 = 250_000;
 
@@ -32,14 +32,14 @@ enum Kind {
     CompareSwap,
 }
 
-/// One message and what is to come of it.
+/// One message.
 #[derive(Clone, Copy, Debug)]
 struct Message {
     id: u64,
     kind: Kind,
-    /// In the asker's memory.
+    /// Address in the requester's memory.
     local: usize,
-    /// In the other's.
+    /// Address in the responder's memory.
     remote: usize,
     bytes: usize,
 }
@@ -51,7 +51,7 @@ struct Stream {
     pair: usize,
     to_post: VecDeque<(Time, Message)>,
     posted: VecDeque<Message>,
-    /// Messages that take receive requests, in order.
+    /// Messages that consume receive requests, in order.
     expected_receives: VecDeque<Message>,
     atomic_address: usize,
     sum: u64,
@@ -64,9 +64,9 @@ struct Schedule {
     qps: Vec<[QpNumber; 2]>,
     srqs: [Option<SrqNumber>; 2],
     streams: Vec<Stream>,
-    /// When receive requests are posted, where, and for whom.
+    /// Receive requests to post: when, on which side and pair, and the number of the request.
     receives: VecDeque<(Time, usize, usize, u64)>,
-    /// Where each side's memory begins that nobody has.
+    /// Start of each side's unused memory.
     free: [usize; 2],
     receive_buffers: [Vec<(usize, usize)>; 2],
     overwritten: [Vec<(usize, usize)>; 2],
@@ -88,7 +88,7 @@ fn profile_of(policy: TransportPolicy, random: &mut Random) -> NicProfile {
     profile.control_queue = [3, 64, 16_384][random.below(3) as usize];
     profile.scheduling.quantum_bytes = [1, 1000, 16_384][random.below(3) as usize];
     if let Some(pool) = &mut profile.pool {
-        // Room for fewer contexts than there are queue pairs, and for few packets that wait for one.
+        // Fewer contexts than queue pairs, and room for few parked packets.
         pool.contexts = [2, 3, 5][random.below(3) as usize];
         pool.ahead = 1 + random.below(u64::from(pool.contexts / 2)) as u32;
         pool.fetches = [1, 2, 8][random.below(3) as usize];
@@ -164,11 +164,11 @@ impl Schedule {
     fn take(&mut self, side: usize, bytes: usize) -> usize {
         let first = self.free[side].next_multiple_of(8);
         self.free[side] = first + bytes;
-        assert!(self.free[side] <= self.wire.nics[side].memory().0.len(), "the plan needs more memory than there is");
+        assert!(self.free[side] <= self.wire.nics[side].memory().0.len(), "the plan exceeds the memory");
         first
     }
 
-    /// Makes up what one side asks of the other.
+    /// Generates the messages from one side to the other.
     fn plan(&mut self, side: usize, pair: usize) {
         let mut stream = Stream { side, pair, ..Stream::default() };
         stream.atomic_address = self.take(1 - side, 16);
@@ -213,7 +213,7 @@ impl Schedule {
         Message { local, remote, ..message }
     }
 
-    /// A receive request for a message, mostly in time. Those of a shared queue must fit any.
+    /// Plans a receive request for a message, usually in time. Requests of a shared receive queue must fit any message.
     fn plan_receive(&mut self, side: usize, pair: usize, at: Time, bytes: usize) {
         let bytes = if self.srqs[side].is_some() { 3000 } else { bytes };
         let number = self.receive_buffers[side].len() as u64;
@@ -221,7 +221,7 @@ impl Schedule {
         self.receive_buffers[side].push((first, bytes));
         let late = if self.random.chance(0.1) { self.random.unit() * 100_000.0 } else { 0.0 };
         let at = if self.random.chance(0.5) { Time::ZERO } else { at };
-        // A queue is posted in the order of its messages.
+        // The requests of a queue are posted in the order of its messages.
         let before = self.receives.iter().rev().find(|(_, at_side, at_pair, _)| (*at_side, *at_pair) == (side, pair));
         let at = before.map_or(Time::ZERO, |(at, ..)| *at).max(at + Span::from_ns(late));
         self.receives.push_back((at, side, pair, number));
@@ -270,7 +270,7 @@ impl Schedule {
             Kind::Read => SendKind::Read(remote),
             Kind::FetchAdd => SendKind::FetchAdd { remote, add: message.id },
             Kind::CompareSwap => {
-                // What stands there once all before is done.
+                // The value after all earlier requests.
                 let before = stream.posted.iter().rev().find(|other| other.kind == Kind::CompareSwap);
                 let compare = before.map_or(stream.swapped, |other| other.id);
                 SendKind::CompareSwap { remote, compare, swap: message.id }
@@ -285,7 +285,7 @@ impl Schedule {
         self.wire.nics[side].post_send(self.wire.now, self.qps[pair][side], &request).unwrap();
     }
 
-    /// Looks at what was completed since the last time.
+    /// Checks the completions since the last call.
     fn check(&mut self) {
         for side in 0..2 {
             while let Some(completion) = self.wire.completions[side].get(self.checked[side]).copied() {
@@ -304,7 +304,7 @@ impl Schedule {
     fn check_received(&mut self, side: usize, completion: &Completion) {
         let pair = self.qps.iter().position(|qps| qps[side] == completion.qp).unwrap();
         let stream = self.streams.iter_mut().find(|stream| stream.side != side && stream.pair == pair).unwrap();
-        let message = stream.expected_receives.pop_front().expect("nothing more was announced");
+        let message = stream.expected_receives.pop_front().expect("no further receive completion is expected");
         assert_eq!(completion.bytes as usize, message.bytes, "{message:?} {completion:?}");
         let data = Some(Immediate::Data(message.id as u32));
         if message.kind == Kind::Send {
@@ -322,8 +322,8 @@ impl Schedule {
     fn check_sent(&mut self, side: usize, completion: &Completion) {
         let pair = self.qps.iter().position(|qps| qps[side] == completion.qp).unwrap();
         let stream = self.streams.iter_mut().find(|stream| stream.side == side && stream.pair == pair).unwrap();
-        let message = stream.posted.pop_front().expect("nothing more was posted");
-        assert_eq!(completion.id, message.id, "completed in order: {message:?} {completion:?}");
+        let message = stream.posted.pop_front().expect("no further request was posted");
+        assert_eq!(completion.id, message.id, "completions out of order: {message:?} {completion:?}");
         let value = match message.kind {
             Kind::FetchAdd => {
                 stream.sum += message.id;
@@ -334,7 +334,7 @@ impl Schedule {
         };
         if let Some(value) = value {
             let answer = &self.wire.nics[side].memory().0[message.local..message.local + 8];
-            assert_eq!(answer, value.to_ne_bytes(), "done once and in order: {message:?}");
+            assert_eq!(answer, value.to_ne_bytes(), "atomic executed twice or out of order: {message:?}");
         }
         match message.kind {
             Kind::Read => self.intact(side, message.local, &message),
@@ -344,7 +344,7 @@ impl Schedule {
             }
             Kind::Send | Kind::FetchAdd | Kind::CompareSwap => {}
         }
-        // The program has its memory back: neither late answers nor late copies of what was sent may use it.
+        // The memory is returned to the program: late responses and duplicates must not access it.
         self.overwrite(side, message.local, message.bytes);
     }
 
@@ -372,7 +372,7 @@ impl Schedule {
         for side in 0..2 {
             for (first, bytes) in &self.overwritten[side] {
                 let memory = &self.wire.nics[side].memory().0[*first..first + bytes];
-                assert!(memory.iter().all(|byte| *byte == OVERWRITTEN), "touched after it was given back: {first}");
+                assert!(memory.iter().all(|byte| *byte == OVERWRITTEN), "accessed after it was returned: {first}");
             }
             for qps in &self.qps {
                 let status = self.wire.nics[side].query_qp(qps[side]).unwrap();
@@ -399,24 +399,21 @@ impl PopDue<(Time, usize, usize, u64)> for VecDeque<(Time, usize, usize, u64)> {
     }
 }
 
-/// Says which schedule failed, should one.
+/// Prints which schedule failed, if one panics.
 struct ReportOnPanic(TransportPolicy, u64);
 
 impl Drop for ReportOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!(
-                "the schedule that failed: {:?}, seed {}; run it alone with RNIC_SEED={}",
-                self.0, self.1, self.1
-            );
+            eprintln!("failed schedule: {:?}, seed {}; run it alone with RNIC_SEED={}", self.0, self.1, self.1);
         }
     }
 }
 
-/// A number that somebody asks for.
+/// Returns a number from an environment variable.
 fn number_from_env(variable: &str) -> Option<u64> {
     let word = std::env::var(variable).ok()?;
-    Some(word.parse().unwrap_or_else(|_| panic!("{variable}={word} is no number; give one, or unset it")))
+    Some(word.parse().unwrap_or_else(|_| panic!("{variable}={word} is not a number; set one or unset it")))
 }
 
 fn run_schedules(policy: TransportPolicy, schedules: u64) {
@@ -430,7 +427,7 @@ fn run_schedules(policy: TransportPolicy, schedules: u64) {
         schedule.run();
         fetched += schedule.wire.nics.iter().map(|nic| nic.counters().contexts_fetched).sum::<u64>();
     }
-    // One alone may fetch few.
+    // A single schedule may fetch few contexts.
     let are_many = alone.is_some() || fetched > 20 * schedules;
     let is_paged = policy == TransportPolicy::SrnicPaged;
     assert!(if is_paged { are_many } else { fetched == 0 }, "{policy:?}: {fetched} contexts fetched");

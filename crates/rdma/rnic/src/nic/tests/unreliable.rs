@@ -1,4 +1,5 @@
-//! Unreliable services over a wire that loses, delays, reorders and copies: a message comes whole or not at all.
+//! Unreliable services over a wire that loses, delays, reorders and duplicates packets: a message arrives whole or not
+//! at all.
 
 use sim::{Random, Span};
 
@@ -16,7 +17,7 @@ fn pattern(id: u64, byte: usize) -> u8 {
     (id as usize * 37 + byte * 11 + byte / 256) as u8
 }
 
-/// Sends messages of any length; gives which came, in order, after looking into each.
+/// Sends messages of random lengths; returns those that arrived, in order, after checking their content.
 fn received(service: Service, profile: NicProfile, seed: u64) -> Vec<u64> {
     let mut random = Random::new(seed, "unreliable");
     let mut pair = Pair::new(profile, seed);
@@ -30,7 +31,7 @@ fn received(service: Service, profile: NicProfile, seed: u64) -> Vec<u64> {
         let first = id * u64::from(ROOM_BYTES);
         let memory = &mut pair.nics[0].memory_mut().0[first as usize..];
         (0..lengths[id as usize] as usize).for_each(|byte| memory[byte] = pattern(id, byte));
-        // Copies take receive requests too, of datagrams.
+        // Duplicates of datagrams consume receive requests, too.
         pair.receive(1, qps[1], 2 * id, 500_000 + first, ROOM_BYTES);
         pair.receive(1, qps[1], 2 * id + 1, 700_000 + first, ROOM_BYTES);
         let mut request = pair.request(0, id, SendKind::Send(Some(id as u32)), first, lengths[id as usize]);
@@ -40,7 +41,7 @@ fn received(service: Service, profile: NicProfile, seed: u64) -> Vec<u64> {
         pair.nics[0].post_send(pair.now, qps[0], &request).unwrap();
     }
     pair.run();
-    assert_eq!(pair.completions[0].len() as u64, MESSAGES, "what left is done");
+    assert_eq!(pair.completions[0].len() as u64, MESSAGES, "sent messages are complete");
     let look = |completion: &crate::verbs::Completion| {
         assert_eq!(completion.status, CompletionStatus::Success);
         let Some(Immediate::Data(id)) = completion.immediate else { panic!("{completion:?}") };
@@ -68,8 +69,8 @@ fn an_unreliable_connection_delivers_whole_messages_in_order_at_most_once() {
     assert!(came > all / 3 && came < all * 9 / 10, "{came} of {all}");
 }
 
-/// How many of 400 messages do not arrive when somebody forges so many packets after the first one, from `ahead`
-/// packets after it; and whether the last hundred do.
+/// Sends 400 messages and forges `forged` packets after the first one, starting `ahead` packets after it. Returns how
+/// many messages do not arrive, and whether the last hundred do.
 fn lost(ahead: u32, forged: u32) -> (u64, bool) {
     let mut pair = Pair::new(NicProfile::new(TransportPolicy::ALL[0]), 1);
     pair.logs = true;
@@ -103,7 +104,7 @@ fn lost(ahead: u32, forged: u32) -> (u64, bool) {
 }
 
 #[test]
-fn a_forged_place_in_the_sequence_costs_few_packets_and_no_connection() {
+fn forged_psns_cost_few_packets_and_no_connection() {
     for ahead in [MISSING_MAX as u32 + 2, 1 << 20, (1 << 23) - 1, 1 << 23, (1 << 24) - 1000] {
         assert_eq!(lost(ahead, 1), (0, true), "{ahead} packets ahead");
         assert_eq!(lost(ahead, RUN_PACKETS - 1), (0, true), "{ahead} packets ahead");
@@ -115,7 +116,7 @@ fn a_forged_place_in_the_sequence_costs_few_packets_and_no_connection() {
 }
 
 #[test]
-fn datagrams_come_whole_in_any_order() {
+fn datagrams_arrive_whole_in_any_order() {
     let mut came = 0;
     for seed in 0..SCHEDULES {
         let mut profile = NicProfile::new(TransportPolicy::ALL[seed as usize % TransportPolicy::ALL.len()]);

@@ -1,4 +1,4 @@
-//! The wire, and what is common to tests: a pair of NICs with connected queue pairs.
+//! Common test code: a pair of NICs with connected queue pairs, and the wire between them.
 
 use sim::{EventQueue, Random, Span, Time};
 
@@ -11,20 +11,20 @@ use crate::wire::{Header, Psn, QpNumber, RKey, Service};
 
 /// Bytes of each host's memory.
 pub const MEMORY_BYTES: usize = 1 << 20;
-/// What a run may take before it counts as hung.
+/// Maximum number of steps of a run, after which it counts as hung.
 const STEPS_MAX: u64 = 3_000_000;
 const COMPLETIONS_MAX: usize = 4096;
 
-/// What the wire does to packets.
+/// What the wire does to packets: probabilities of each impairment.
 #[derive(Clone, Copy, Debug)]
 pub struct Impairments {
     pub loss: f64,
     pub duplicate: f64,
-    /// How often a packet is held back, and for how long at most.
+    /// The probability that a packet is delayed, and its maximum delay.
     pub delayed: f64,
     pub delay_ns_max: f64,
     pub mark: f64,
-    /// How often a packet's payload is cut off on the way.
+    /// The probability that a packet's payload is removed (packet trimming).
     pub trim: f64,
 }
 
@@ -45,21 +45,21 @@ enum WireEvent {
     WireFree,
 }
 
-/// One packet as it was given to the wire.
+/// A packet that was given to the wire.
 #[derive(Clone, Debug)]
 pub struct LoggedPacket {
     pub from: usize,
     pub header: Header,
 }
 
-/// By side, count of that side's packets from 0, and header: whether it happens to one.
+/// Selects packets by side, number of the packet on that side from 0, and header.
 pub type Drops = dyn FnMut(usize, u64, &Header) -> bool;
 
 pub struct Pair {
     pub nics: [Nic<ByteMemory>; 2],
     pub cqs: [CqNumber; 2],
     pub domains: [ProtectionDomain; 2],
-    /// The key of each host's whole memory.
+    /// The keys of each host's whole memory.
     pub keys: [(LKey, RKey); 2],
     pub now: Time,
     pub log: Vec<LoggedPacket>,
@@ -67,9 +67,9 @@ pub struct Pair {
     /// Prints every packet.
     pub traces: bool,
     pub impairments: Impairments,
-    /// Says which packets to drop, by side and count from 0 of that side's packets.
+    /// Selects the packets to drop.
     pub drops: Box<Drops>,
-    /// Says which packets lose their payload on the way, in the same way.
+    /// Selects the packets to trim.
     pub trims: Box<Drops>,
     pub delay: Span,
     pub packet_time: Span,
@@ -135,7 +135,7 @@ impl Pair {
         }
     }
 
-    /// A connected pair of queue pairs, ready to send.
+    /// Returns connected queue pairs in the ready-to-send state.
     pub fn connect(&mut self, service: Service) -> [QpNumber; 2] {
         let inits = [0, 1].map(|side| self.qp_init(side, service));
         self.connect_as(&inits)
@@ -164,7 +164,7 @@ impl Pair {
         change(&mut steps);
         steps[1].destination = steps[1].destination.map(|_| peer);
         steps[1].path = steps[1].path.map(|_| NicAddress(1 - side as u32));
-        // Close to the wrap, so that every test crosses it.
+        // Close to the wraparound, so that every test crosses it.
         let first = |side: usize| Psn::new(u32::MAX - 20 - side as u32);
         steps[1].receive_psn = steps[1].receive_psn.map(|_| first(1 - side));
         steps[2].send_psn = Some(first(side));
@@ -194,12 +194,12 @@ impl Pair {
         self.nics[side].post_recv(self.now, qp, &request).unwrap();
     }
 
-    /// A place in the other side's memory.
+    /// Returns an address in the other side's memory.
     pub fn remote(&self, side: usize, address: u64) -> RemoteBuffer {
         RemoteBuffer { address, key: self.keys[1 - side].1 }
     }
 
-    /// Lets time pass until nothing is left to happen.
+    /// Runs until no event remains.
     pub fn run(&mut self) {
         self.run_until(Time::MAX);
     }
@@ -214,7 +214,7 @@ impl Pair {
         panic!("still busy after {STEPS_MAX} steps, at {:?}", self.now);
     }
 
-    /// Lets the next thing happen that happens until then; false when there is none.
+    /// Processes the next event up to `end`; returns false if there is none.
     pub fn step(&mut self, end: Time) -> bool {
         self.send_all();
         let deadlines = self.nics.iter().filter_map(Nic::deadline).min();
@@ -298,7 +298,7 @@ impl Pair {
     }
 }
 
-/// What each step up to ready-to-send takes; the peer is to be filled in.
+/// Returns the attributes of each transition up to ready-to-send; the peer's must be filled in.
 pub fn attributes(service: Service) -> [QpAttributes; 3] {
     let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
     let none = QpAttributes::default();
