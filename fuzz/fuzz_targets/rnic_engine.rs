@@ -3,10 +3,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rnic::nic::{ByteMemory, CqNumber, HostMemory, Nic, TransportPolicy, NicProfile, QpInit};
+use rnic::nic::{ByteMemory, CqNumber, HostMemory, Nic, NicProfile, QpInit, TransportPolicy};
 use rnic::verbs::{
-    AccessFlags, NicAddress, Completion, LKey, Mtu, QpAttributes, QpState, ReceiveRequest, RegionKeys, Registration, RemoteBuffer, SGES_MAX,
-    SendRequest, SendKind, Sge,
+    AccessFlags, Completion, LKey, Mtu, NicAddress, QpAttributes, QpState, ReceiveRequest, RegionKeys, Registration,
+    RemoteBuffer, SGES_MAX, SendKind, SendRequest, Sge,
 };
 use rnic::wire::{
     Aeth, AtomicEth, Header, Immediate, Operation, PlacementHeader, Psn, QpNumber, RKey, Reth, SelectiveAck, Service,
@@ -107,10 +107,8 @@ impl FuzzedPacket {
                 1 => Some(Immediate::Invalidate(key)),
                 _ => None,
             },
-            aeth: has(5).then_some(Aeth {
-                syndrome: SYNDROMES[usize::from(self.syndrome) % SYNDROMES.len()],
-                messages: 0,
-            }),
+            aeth: has(5)
+                .then_some(Aeth { syndrome: SYNDROMES[usize::from(self.syndrome) % SYNDROMES.len()], messages: 0 }),
             datagram: None,
             placement: self.placement.map(|(message, packet, sent)| PlacementHeader {
                 message: number(message),

@@ -1,6 +1,6 @@
 //! The memory budget: what each kind of NIC keeps on chip and in the host's memory, by number of queue pairs.
 //!
-//! Sizes are those of the engine's matching structures, as the compiler lays them out. Structures that the engine does not
+//! Sizes are those of the engine's own structures, as the compiler lays them out. Structures that the engine does not
 //! need because it is software (a receive buffer, caches of work requests) have the sizes published for such NICs. The
 //! published figures are those of srnic.md's table of SRNIC ("SRNIC: A Scalable Architecture for RDMA NICs", NSDI
 //! 2023).
@@ -84,9 +84,9 @@ impl StructureKind {
 /// Where the size of a structure comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SizeOrigin {
-    /// The size and the number of the engine's matching structures.
+    /// The size and the number of the engine's own structures.
     Measured,
-    /// The size of the engine's matching structure with an assumed number of them, or a capacity of the engine's profile.
+    /// The size of the engine's own structure with an assumed number of them, or a capacity of the engine's profile.
     Modelled,
     /// Published for such a NIC.
     Published,

@@ -19,8 +19,8 @@
 //! | `congestion`, `counters`, `event`, `error` | congestion control; counters, events and errors for the driver |
 //! | `context`, `context_table`, `host_qp` | the state of a queue pair, on chip and in the host's memory |
 //! | `pipeline`, `timers`, `cache`, `pool` | scheduled packets, timers, and contexts on chip |
-//! | `handover`, `control_queue` | the slow path: which side owns the receiver, and the queues between hardware and software |
-//! | `scoreboard`, `response_tracker`, `packet_bitmap` | selective repeat: packets and responses that are missing |
+//! | `handover`, `control_queue` | the slow path: the owner of the receive side; queues to and from software |
+//! | `scoreboard`, `response_tracker`, `packet_bitmap` | selective repeat: missing packets and responses |
 //! | `request_error`, `segmentation`, `fifo` | shared helpers |
 //! | `sizes` | sizes of the structures, for the memory budget |
 //!
@@ -31,7 +31,7 @@
 //! | `control` | verbs: create, modify, destroy, post, poll |
 //! | `schedule`, `emit` | the send side: scheduling, fetching, and building packets |
 //! | `requester`, `read_response` | acknowledgements, retransmission, completions, READ and atomic responses |
-//! | `responder`, `responder_in_order`, `responder_selective`, `responder_unreliable` | requests of the peer |
+//! | `responder`, `responder_in_order`, ... | requests of the peer, by service and loss recovery |
 //! | `slow_path` | the software of the slow path |
 //! | `paging`, `local_memory` | contexts that move between chip and host; scatter/gather lists |
 

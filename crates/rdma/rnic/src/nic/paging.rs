@@ -2,7 +2,7 @@
 //!
 //! | who needs a context | what happens while it is not on chip |
 //! |---|---|
-//! | the scheduler | it is prefetched while earlier queue pairs of the schedule queue send; the first one waits for its own |
+//! | the scheduler | it is prefetched while earlier queue pairs send; the first one waits |
 //! | a received packet | it waits in the receive buffer, as do later packets of the same queue pair |
 //! | a timer | a coarse deadline on chip causes the fetch |
 //! | the slow path | a context stays pinned while a header to software or a command from software is in flight |

@@ -23,9 +23,7 @@ pub enum CqNotify {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CompletionQueueError {
     /// The queue overflowed: completions were lost, and the queue cannot be used any more.
-    #[error(
-        "completion queue overflow: more than {entries_max} completions were not polled; make the queue larger or poll sooner"
-    )]
+    #[error("more than {entries_max} completions were not polled and some are lost; make the queue larger")]
     Overflow {
         /// The capacity of the queue.
         entries_max: usize,

@@ -166,9 +166,7 @@ impl QpAttributes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum TransitionError {
     /// No such transition exists.
-    #[error(
-        "queue pair {qp}: no transition from {from:?} to {to:?} for {service:?}; go through Reset, Init, ReadyToReceive and ReadyToSend"
-    )]
+    #[error("queue pair {qp}: no transition from {from:?} to {to:?} for {service:?}; go through Init, RTR and RTS")]
     NotAllowed {
         /// The number of the queue pair.
         qp: u32,

@@ -39,9 +39,7 @@ pub enum MemoryError {
         accessor: u32,
     },
     /// The access is not within the bounds of the key.
-    #[error(
-        "{bytes} bytes at {address:#x} are outside key {key:#010x}, which covers {held} bytes at {first:#x}; stay within them"
-    )]
+    #[error("{bytes} bytes at {address:#x} exceed key {key:#010x} of {held} bytes at {first:#x}; stay within")]
     Bounds {
         /// The key.
         key: u32,
