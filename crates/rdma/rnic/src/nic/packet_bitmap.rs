@@ -114,7 +114,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bits_are_a_set_of_numbers(set in proptest::collection::btree_set(0..BITS, 0..200), by in 0..BITS + 9) {
+        fn the_bitmap_behaves_like_a_set_of_numbers(set in proptest::collection::btree_set(0..BITS, 0..200), by in 0..BITS + 9) {
             let list: Vec<u32> = set.iter().copied().collect();
             let mut bits = of(&list);
             prop_assert_eq!(all(&bits), list.clone());
@@ -137,7 +137,7 @@ mod tests {
         }
 
         #[test]
-        fn a_window_is_added_where_it_belongs(window: u128, first in 0..BITS) {
+        fn a_window_is_merged_at_its_offset(window: u128, first in 0..BITS) {
             let mut bits = PacketBitmap::EMPTY;
             bits.or_window(first, window);
             let set = (0..128).filter(|bit| window >> bit & 1 == 1).map(|bit| first + bit);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bit_is_new_once_and_beyond_the_last_never() {
+    fn setting_a_bit_reports_whether_it_is_new() {
         let mut bits = PacketBitmap::EMPTY;
         assert!(bits.set(BITS - 1));
         assert!(!bits.set(BITS - 1));

@@ -30,7 +30,7 @@ pub enum CompletionQueueError {
     },
     /// A size out of range.
     #[error(
-        "a completion queue cannot have {0} entries; choose 1 to {CQ_ENTRIES_MAX}, and at least the number it holds"
+        "a completion queue cannot have {0} entries; choose 1 to {CQ_ENTRIES_MAX}, and enough for its content"
     )]
     Entries(usize),
 }

@@ -267,7 +267,7 @@ fn finds_fault(arrivals: &[u8], defect: Defect) -> bool {
 }
 
 #[test]
-fn without_the_comparison_a_fault_finds_fault() {
+fn without_the_comparison_the_search_finds_a_fault() {
     assert!(finds_fault(&[1, 1, 1, 1], Defect::NoCompare));
 }
 

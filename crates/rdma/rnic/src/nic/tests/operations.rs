@@ -61,7 +61,7 @@ fn every_operation_of_a_reliable_connection_works() {
 }
 
 #[test]
-fn a_message_of_no_bytes_is_a_message() {
+fn a_message_of_no_bytes_is_delivered() {
     for profile in profiles() {
         let mut pair = Pair::new(profile, 1);
         let qps = pair.connect(Service::Rc);
