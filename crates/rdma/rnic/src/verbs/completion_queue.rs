@@ -29,9 +29,7 @@ pub enum CompletionQueueError {
         entries_max: usize,
     },
     /// A size out of range.
-    #[error(
-        "a completion queue cannot have {0} entries; choose 1 to {CQ_ENTRIES_MAX}, and enough for its content"
-    )]
+    #[error("a completion queue cannot have {0} entries; choose 1 to {CQ_ENTRIES_MAX}, and enough for its content")]
     Entries(usize),
 }
 

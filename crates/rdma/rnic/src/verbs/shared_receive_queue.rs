@@ -16,7 +16,9 @@ pub enum SharedReceiveQueueError {
     #[error("the shared receive queue is full with {0} requests; wait for completions or make it larger")]
     Full(usize),
     /// A size out of range.
-    #[error("a shared receive queue cannot have {0} requests; choose 1 to {SRQ_REQUESTS_MAX}, and enough for its content")]
+    #[error(
+        "a shared receive queue cannot have {0} requests; choose 1 to {SRQ_REQUESTS_MAX}, and enough for its content"
+    )]
     Requests(usize),
     /// A limit that exceeds the capacity.
     #[error("a limit of {limit} requests exceeds the queue's capacity of {requests_max}; choose a lower one")]
