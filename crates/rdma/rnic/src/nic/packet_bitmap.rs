@@ -114,7 +114,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_bitmap_behaves_like_a_set_of_numbers(set in proptest::collection::btree_set(0..BITS, 0..200), by in 0..BITS + 9) {
+        fn it_is_a_set_of_numbers(set in proptest::collection::btree_set(0..BITS, 0..200), by in 0..BITS + 9) {
             let list: Vec<u32> = set.iter().copied().collect();
             let mut bits = of(&list);
             prop_assert_eq!(all(&bits), list.clone());
