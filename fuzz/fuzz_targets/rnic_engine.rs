@@ -36,7 +36,7 @@ enum Step {
     Packet(FuzzedPacket),
     Wait { ns: u16 },
     Post { kind: u8, address: u16, bytes: u16 },
-    Receive { address: u16, bytes: u16 },
+    ReceiveRequest { address: u16, bytes: u16 },
     Transmit { packets: u8 },
     Poll,
 }

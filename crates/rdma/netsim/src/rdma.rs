@@ -35,7 +35,7 @@ const COMPLETIONS_MAX: usize = 1 << 16;
 const COMPLETIONS_PER_POLL: usize = 16;
 /// Capacity of a queue pair's send queue.
 pub(crate) const REQUESTS_MAX: u32 = rnic::nic::QUEUE_REQUESTS_MAX;
-/// Receive requests posted to a queue pair whose messages are echoed.
+/// ReceiveRequest requests posted to a queue pair whose messages are echoed.
 const RECEIVES: u32 = 32;
 /// The identifier of requests whose completion is ignored.
 const UNTRACKED: u64 = u64::MAX;
@@ -57,7 +57,7 @@ pub enum Verb {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RdmaConfig {
     /// The NICs' profile.
-    pub profile: Profile,
+    pub profile: NicProfile,
     /// The verb that carries flows.
     pub verb: Verb,
     /// The retransmission time-out, 4.096 us x 2^code, of policies without a time-out of their own.
@@ -68,7 +68,7 @@ pub struct RdmaConfig {
 
 impl RdmaConfig {
     /// Returns settings for WRITEs by NICs with this profile.
-    pub fn new(profile: Profile) -> Self {
+    pub fn new(profile: NicProfile) -> Self {
         // 262 us: above every round trip of these networks, and below the time-outs of commercial NICs.
         Self { profile, verb: Verb::Write, ack_timer_code: 6, seed: 1 }
     }
@@ -124,9 +124,12 @@ impl RdmaEndpoint {
         (0..hosts).map(|host| Self::new(&config, &profile, HostId(host))).collect()
     }
 
-    fn new(config: &Arc<RdmaConfig>, profile: &Arc<Profile>, host: HostId) -> Result<Self, ProfileError> {
+    fn new(config: &Arc<RdmaConfig>, profile: &Arc<NicProfile>, host: HostId) -> Result<Self, ProfileError> {
         let mut nic = Nic::new(Arc::clone(profile), NoMemory, config.seed ^ u64::from(host.0) << 32)?;
-        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let access = AccessFlags::LOCAL_WRITE
+            | AccessFlags::REMOTE_READ
+            | AccessFlags::REMOTE_WRITE
+            | AccessFlags::REMOTE_ATOMIC;
         let cq = nic.create_cq(COMPLETIONS_MAX).expect("a new NIC has room for a completion queue");
         let domain = nic.allocate_domain().expect("a new NIC has room for a protection domain");
         let registration = Registration { domain, host_address: 0, address: 0, bytes: MEMORY_BYTES, access };
@@ -211,14 +214,15 @@ impl RdmaEndpoint {
     }
 
     fn post_receive(&mut self, now: Time, qp: QpNumber) {
-        let request = Receive { id: UNTRACKED, local: self.local_buffer(self.config.profile.mtu_bytes.max(1 << 20)) };
+        let request =
+            ReceiveRequest { id: UNTRACKED, local: self.local_buffer(self.config.profile.mtu_bytes.max(1 << 20)) };
         self.nic.post_recv(now, qp, &request).expect("the receive queue has room for this many requests");
     }
 
     fn post(&mut self, now: Time, qp: QpNumber, id: u64, bytes: u32, kind: SendKind) {
         let signalled = id != UNTRACKED;
         let local = self.local_buffer(bytes);
-        let request = Send { id, kind, local, signalled, fence: false, solicited: false, datagram: None };
+        let request = SendRequest { id, kind, local, signalled, fence: false, solicited: false, datagram: None };
         self.nic.post_send(now, qp, &request).expect("the send queue has room for all flows of its queue pair");
     }
 
@@ -279,8 +283,8 @@ impl RdmaEndpoint {
 /// Unpacks headers for a tap.
 struct UnpackingTap(Box<dyn PacketTap<Header>>);
 
-impl PacketTap<Packed> for UnpackingTap {
-    fn observe(&mut self, packet: &TappedPacket<'_, Packed>) {
+impl PacketTap<PackedHeader> for UnpackingTap {
+    fn observe(&mut self, packet: &TappedPacket<'_, PackedHeader>) {
         let TappedPacket { at, direction, from, to, label, is_marked, header } = *packet;
         let header = &header.header();
         self.0.observe(&TappedPacket { at, direction, from, to, label, is_marked, header });
@@ -288,7 +292,7 @@ impl PacketTap<Packed> for UnpackingTap {
 }
 
 /// Returns a tap for a network of these endpoints that hands unpacked headers to `tap`.
-pub fn header_tap(tap: Box<dyn PacketTap<Header>>) -> Box<dyn PacketTap<Packed>> {
+pub fn header_tap(tap: Box<dyn PacketTap<Header>>) -> Box<dyn PacketTap<PackedHeader>> {
     Box::new(UnpackingTap(tap))
 }
 
@@ -298,7 +302,7 @@ fn label(host: HostId, header: &Header) -> u32 {
 }
 
 impl Endpoint for RdmaEndpoint {
-    type Header = Packed;
+    type Header = PackedHeader;
 
     fn start(endpoints: &mut [Self], now: Time, id: FlowId, flow: &Flow) {
         let is_read = endpoints[flow.from.0 as usize].config.verb == Verb::Read;
@@ -310,14 +314,14 @@ impl Endpoint for RdmaEndpoint {
         sender.active.insert(id, (connection, flow.to));
         let bytes = u32::try_from(flow.bytes).expect("workloads bound the size of a flow by that of a message");
         let kind = match sender.config.verb {
-            Verb::Write => SendKind::Write(Remote { address: 0, key }, None),
-            Verb::Read => SendKind::Read(Remote { address: 0, key }),
+            Verb::Write => SendKind::Write(RemoteBuffer { address: 0, key }, None),
+            Verb::Read => SendKind::Read(RemoteBuffer { address: 0, key }),
             Verb::Echo => SendKind::Send(None),
         };
         sender.post(now, connection.qp, u64::from(id.0), bytes, kind);
     }
 
-    fn receive(&mut self, now: Time, packet: &InboundPacket<'_, Packed>) {
+    fn receive(&mut self, now: Time, packet: &InboundPacket<'_, PackedHeader>) {
         let header = packet.header.header();
         if packet.is_trimmed {
             self.nic.receive_trimmed(now, NicAddress(packet.from.0), &header);
@@ -327,8 +331,8 @@ impl Endpoint for RdmaEndpoint {
         self.nic.receive(now, NicAddress(packet.from.0), &header, packet.is_marked, &());
     }
 
-    fn transmit(&mut self, now: Time) -> Option<OutboundPacket<Packed>> {
-        let rnic::nic::Outgoing { to, header } = self.nic.transmit(now, &mut ())?;
+    fn transmit(&mut self, now: Time) -> Option<OutboundPacket<PackedHeader>> {
+        let rnic::nic::OutgoingPacket { to, header } = self.nic.transmit(now, &mut ())?;
         let packet_bytes = header.packet_bytes() as u32;
         let bytes = (ETHERNET_BYTES + IP_UDP_BYTES + packet_bytes).max(ETHERNET_BYTES_MIN);
         let trimmed = if header.payload_bytes > 0 { bytes.min(HEADERS_BYTES_MAX) } else { bytes };
@@ -337,7 +341,7 @@ impl Endpoint for RdmaEndpoint {
         } else {
             TrafficClass::Data
         };
-        let (label, header) = (label(self.host, &header), Packed::new(&header));
+        let (label, header) = (label(self.host, &header), PackedHeader::new(&header));
         Some(OutboundPacket { to: HostId(to.0), bytes, trimmed_bytes: trimmed as u16, label, class, header })
     }
 

@@ -41,7 +41,7 @@ fn run(config: &NetworkConfig, rdma: RdmaConfig, flows: Vec<Flow>) -> Network<Rd
 #[test]
 fn a_flow_alone_takes_little_more_than_its_ideal_completion_time() {
     for policy in POLICIES {
-        let rdma = RdmaConfig::new(Profile { mtu_bytes: 1000, ack_packets: 1, ..Profile::new(policy) });
+        let rdma = RdmaConfig::new(NicProfile { mtu_bytes: 1000, ack_packets: 1, ..NicProfile::new(policy) });
         let config = config(topology(2), Vec::new());
         let ideal = IdealFct::new(&config.topology, rdma.framing());
         for bytes in [1, 64, 1000, 5000, 100_000] {
@@ -64,7 +64,7 @@ fn selective_repeat_retransmits_the_lost_packets_and_no_others() {
     {
         let loss = Impairments { loss: Loss::Listed(lost.clone()), ..Impairments::default() };
         let config = config(topology(2), vec![(0, 0, loss)]);
-        let rdma = RdmaConfig::new(Profile { mtu_bytes: 1000, ..Profile::new(policy) });
+        let rdma = RdmaConfig::new(NicProfile { mtu_bytes: 1000, ..NicProfile::new(policy) });
         let network = run(&config, rdma, vec![flow(0, 1, 100_000)]);
         let counters = network.endpoint_counters();
         assert_eq!((counters.delivered_bytes, network.counters().lost_packets), (100_000, lost.len() as u64));

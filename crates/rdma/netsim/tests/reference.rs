@@ -12,7 +12,7 @@ use netsim::rdma::{RdmaConfig, RdmaEndpoint};
 use netsim::sliding_window::{SlidingWindow, SlidingWindowConfig, SlidingWindowHeader};
 use netsim::switch::SwitchConfig;
 use netsim::topology::{HostId, NetworkLink, NetworkNode, Topology};
-use rnic::nic::{Policy, Profile};
+use rnic::nic::{NicProfile, TransportPolicy};
 use rnic::wire::{Header, Psn};
 use sim::{Random, Span, Time};
 
@@ -22,7 +22,7 @@ const DELAY_PS: u64 = 1_000_000;
 const PAYLOAD: u64 = 1000;
 /// Preamble, Ethernet, IPv4, UDP and this transport's header.
 const DATA_BYTES: u64 = PAYLOAD + 82;
-const AETH_BYTES: u64 = 84;
+const ACK_BYTES: u64 = 84;
 const TIMEOUT_PS: u64 = 50_000_000;
 
 fn config(lost: &[u64]) -> NetworkConfig {
@@ -168,7 +168,7 @@ fn the_engines_go_back_n_sends_in_the_order_of_the_reference() {
     // The last lost packet is followed by others, so that no time-out is needed. Each loss comes after the one before
     // has been recovered.
     for lost in [vec![], vec![0], vec![7], vec![3, 90], vec![20, 21, 22], vec![10, 100, 190]] {
-        let profile = Profile { mtu_bytes: PAYLOAD as u32, ..Profile::new(Policy::GoBackN) };
+        let profile = NicProfile { mtu_bytes: PAYLOAD as u32, ..NicProfile::new(TransportPolicy::GoBackN) };
         let endpoints = RdmaEndpoint::for_hosts(RdmaConfig::new(profile), 2).unwrap();
         let mut network = Network::new(&config(&lost), endpoints, flow(150));
         let log = Log::default();

@@ -15,8 +15,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use pair::TestHost;
-use rnic::nic::{Policy, Profile};
-use rnic::verbs::{CompletionKind, CompletionStatus, Mtu, Remote, SendKind};
+use rnic::nic::{NicProfile, TransportPolicy};
+use rnic::verbs::{CompletionKind, CompletionStatus, Mtu, RemoteBuffer, SendKind};
 use rnic::wire::{Immediate, QpNumber, RKey};
 use rnic_live::{FaultRates, FaultyIo, UdpIo};
 
@@ -162,7 +162,7 @@ fn main() {
         eprintln!("{error}");
         std::process::exit(2);
     });
-    let mut host = TestHost::new(Profile::new(Policy::GoBackN), io, 1);
+    let mut host = TestHost::new(NicProfile::new(TransportPolicy::GoBackN), io, 1);
     reset_memory(&mut host);
     let mut stream = TcpStream::connect((options.peer, RENDEZVOUS_PORT)).expect("the peer accepts connections");
     let gid = match options.own {

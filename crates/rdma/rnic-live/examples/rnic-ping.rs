@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pair::{Pair, TestHost, lanes, udp};
-use rnic::nic::{Policy, Profile};
+use rnic::nic::{NicProfile, TransportPolicy};
 use rnic::verbs::{CompletionKind, CompletionStatus, Mtu, SendKind};
 use rnic_live::{ACK_TIMER_CODE, PacketIo};
 use shared::{Measurement, numbers, quantile, run_alternating};
@@ -41,8 +41,8 @@ fn wait_for_message<W: PacketIo>(side: &mut TestHost<W>) {
 }
 
 /// Returns the time of each round trip in microseconds.
-fn rnic<W: PacketIo + Send>(policy: Policy, ios: [W; 2], bytes: usize, trips: usize) -> Vec<f64> {
-    let Pair { a: mut ping, b: mut pong } = Pair::connected(Profile::new(policy), ios, Mtu::B1024, ACK_TIMER_CODE);
+fn rnic<W: PacketIo + Send>(policy: TransportPolicy, ios: [W; 2], bytes: usize, trips: usize) -> Vec<f64> {
+    let Pair { a: mut ping, b: mut pong } = Pair::connected(NicProfile::new(policy), ios, Mtu::B1024, ACK_TIMER_CODE);
     for side in [&mut ping, &mut pong] {
         side.live.set_spin(SPIN);
         side.post_receive(0, INBOX, bytes as u32);
@@ -137,9 +137,9 @@ fn main() {
     }
     let mut measurements = [
         Measurement::new("bare UDP", move || bare(bytes.min(65_000), trips)),
-        Measurement::new("go-back-n, UDP (RoCEv2)", move || rnic(Policy::GoBackN, udp(), bytes, trips)),
-        Measurement::new("srnic, UDP", move || rnic(Policy::Srnic, udp(), bytes, trips)),
-        Measurement::new("srnic, lanes", move || rnic(Policy::Srnic, lanes(), bytes, trips)),
+        Measurement::new("go-back-n, UDP (RoCEv2)", move || rnic(TransportPolicy::GoBackN, udp(), bytes, trips)),
+        Measurement::new("srnic, UDP", move || rnic(TransportPolicy::Srnic, udp(), bytes, trips)),
+        Measurement::new("srnic, lanes", move || rnic(TransportPolicy::Srnic, lanes(), bytes, trips)),
         Measurement::new("cache line (floor)", || vec![line_bounce_ns() / 1000.0]),
     ];
     let samples = run_alternating(&mut measurements, rounds);

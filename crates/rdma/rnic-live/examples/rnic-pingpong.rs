@@ -15,8 +15,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use pair::TestHost;
-use rnic::nic::{Policy, Profile};
-use rnic::verbs::{Address, CompletionKind, CompletionStatus, Datagram, Mtu, SendKind};
+use rnic::nic::{NicProfile, TransportPolicy};
+use rnic::verbs::{CompletionKind, CompletionStatus, DatagramDestination, Mtu, NicAddress, SendKind};
 use rnic::wire::{QpNumber, Service};
 use rnic_live::{FaultRates, FaultyIo, UdpIo};
 
@@ -158,7 +158,7 @@ impl Options {
     }
 }
 
-fn client(host: &mut TestHost<FaultyIo<UdpIo>>, options: &Options, to: Option<Datagram>) -> u64 {
+fn client(host: &mut TestHost<FaultyIo<UdpIo>>, options: &Options, to: Option<DatagramDestination>) -> u64 {
     let mut different = 0;
     for trip in 0..options.trips {
         fill(&mut host.memory()[..options.bytes as usize], trip);
@@ -172,7 +172,7 @@ fn client(host: &mut TestHost<FaultyIo<UdpIo>>, options: &Options, to: Option<Da
     different
 }
 
-fn server(host: &mut TestHost<FaultyIo<UdpIo>>, options: &Options, to: Option<Datagram>) {
+fn server(host: &mut TestHost<FaultyIo<UdpIo>>, options: &Options, to: Option<DatagramDestination>) {
     let mut received = 0;
     let mut sent = 0;
     while received < options.trips || sent < options.trips {
@@ -203,7 +203,7 @@ fn main() {
         eprintln!("{error}");
         std::process::exit(2);
     });
-    let mut host = TestHost::new(Profile::new(Policy::GoBackN), io, 1);
+    let mut host = TestHost::new(NicProfile::new(TransportPolicy::GoBackN), io, 1);
     match options.service {
         Service::Rc => {}
         Service::Uc => host.use_uc(),
@@ -233,7 +233,8 @@ fn run(host: &mut TestHost<FaultyIo<UdpIo>>, options: &Options, theirs: &Paramet
         Service::Uc => host.connect_uc(qp, (OWN_PSN, theirs.psn), Mtu::B1024),
         Service::Ud => {}
     }
-    let to = (options.service == Service::Ud).then_some(Datagram { to: Address(0), qp, queue_key: QUEUE_KEY });
+    let to =
+        (options.service == Service::Ud).then_some(DatagramDestination { to: NicAddress(0), qp, queue_key: QUEUE_KEY });
     (0..16).for_each(|id| options.receive(host, id));
     let started = Instant::now();
     let different = if options.peer.is_some() {

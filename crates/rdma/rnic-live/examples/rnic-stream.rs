@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use pair::{MEMORY_BYTES, Pair, lanes, udp};
-use rnic::nic::{Policy, Profile};
-use rnic::verbs::{CompletionStatus, Mtu, Remote, SendKind};
+use rnic::nic::{NicProfile, TransportPolicy};
+use rnic::verbs::{CompletionStatus, Mtu, RemoteBuffer, SendKind};
 use rnic_live::{ACK_TIMER_CODE, PacketIo};
 use shared::{Measurement, numbers, quantile, run_alternating};
 
@@ -32,10 +32,10 @@ const SPIN: Duration = Duration::from_millis(1);
 const SERVE: Duration = Duration::from_millis(2);
 
 /// Returns the throughput in MB/s.
-fn rnic<W: PacketIo + Send>(policy: Policy, ios: [W; 2], bytes: usize, total_bytes: usize) -> Vec<f64> {
-    let profile = Profile { mtu_bytes: MTU.bytes(), window_packets: WINDOW_PACKETS, ..Profile::new(policy) };
+fn rnic<W: PacketIo + Send>(policy: TransportPolicy, ios: [W; 2], bytes: usize, total_bytes: usize) -> Vec<f64> {
+    let profile = NicProfile { mtu_bytes: MTU.bytes(), window_packets: WINDOW_PACKETS, ..NicProfile::new(policy) };
     let Pair { a: mut writer, b: mut target } = Pair::connected(profile, ios, MTU, ACK_TIMER_CODE);
-    let remote = Remote { address: 0, key: target.keys.remote };
+    let remote = RemoteBuffer { address: 0, key: target.keys.remote };
     writer.live.set_spin(SPIN);
     target.live.set_spin(SPIN);
     let is_done = AtomicBool::new(false);
@@ -112,9 +112,9 @@ fn main() {
     let total = megabytes * 1_000_000;
     let mut measurements = [
         Measurement::new("bare UDP", move || bare(total)),
-        Measurement::new("go-back-n, UDP (RoCEv2)", move || rnic(Policy::GoBackN, udp(), bytes, total)),
-        Measurement::new("srnic, UDP", move || rnic(Policy::Srnic, udp(), bytes, total)),
-        Measurement::new("srnic, lanes", move || rnic(Policy::Srnic, lanes(), bytes, total)),
+        Measurement::new("go-back-n, UDP (RoCEv2)", move || rnic(TransportPolicy::GoBackN, udp(), bytes, total)),
+        Measurement::new("srnic, UDP", move || rnic(TransportPolicy::Srnic, udp(), bytes, total)),
+        Measurement::new("srnic, lanes", move || rnic(TransportPolicy::Srnic, lanes(), bytes, total)),
         Measurement::new("one copy (floor)", move || copy(total)),
     ];
     let samples = run_alternating(&mut measurements, rounds);

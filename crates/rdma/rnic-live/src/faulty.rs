@@ -44,7 +44,7 @@ pub struct FaultCounters {
 
 /// A packet taken from the inner I/O.
 struct HeldPacket {
-    from: Address,
+    from: NicAddress,
     is_marked: bool,
     encapsulation: Option<Encapsulation>,
     has_identification: bool,
@@ -168,11 +168,11 @@ impl<W: PacketIo> FaultyIo<W> {
 }
 
 impl<W: PacketIo> PacketIo for FaultyIo<W> {
-    fn encapsulation(&self, to: Address) -> Result<Option<Encapsulation>, PacketIoError> {
+    fn encapsulation(&self, to: NicAddress) -> Result<Option<Encapsulation>, PacketIoError> {
         self.inner.encapsulation(to)
     }
 
-    fn send(&mut self, to: Address, packet: &[u8]) -> Result<bool, PacketIoError> {
+    fn send(&mut self, to: NicAddress, packet: &[u8]) -> Result<bool, PacketIoError> {
         if self.random.chance(self.faults.loss_sent) {
             self.counters.lost_sent += 1;
             return Ok(true); // the sender must not notice
@@ -228,11 +228,11 @@ mod tests {
     }
 
     impl PacketIo for CountingIo {
-        fn encapsulation(&self, _: Address) -> Result<Option<Encapsulation>, PacketIoError> {
+        fn encapsulation(&self, _: NicAddress) -> Result<Option<Encapsulation>, PacketIoError> {
             Ok(None)
         }
 
-        fn send(&mut self, _: Address, _: &[u8]) -> Result<bool, PacketIoError> {
+        fn send(&mut self, _: NicAddress, _: &[u8]) -> Result<bool, PacketIoError> {
             self.sent += 1;
             Ok(true)
         }
@@ -248,7 +248,7 @@ mod tests {
             self.packet = self.next.to_be_bytes();
             self.next += 1;
             Ok(Some(ReceivedPacket {
-                from: Address(0),
+                from: NicAddress(0),
                 is_marked: false,
                 encapsulation: None,
                 has_identification: true,
@@ -319,7 +319,7 @@ mod tests {
     fn sent_packets_are_lost_at_their_rate_without_an_error() {
         let faults = FaultRates { loss_sent: 0.1, ..FaultRates::default() };
         let mut io = FaultyIo::new(CountingIo::new(0), faults, 3).unwrap();
-        assert!((0..10_000).all(|_| io.send(Address(0), &[]).unwrap()));
+        assert!((0..10_000).all(|_| io.send(NicAddress(0), &[]).unwrap()));
         let lost = io.fault_counters().lost_sent;
         assert!((800..1200).contains(&lost) && io.inner().sent == 10_000 - lost, "{lost}");
     }

@@ -159,7 +159,7 @@ impl LaneIo {
     ///
     /// # Errors
     /// When the link's windows are too small.
-    pub fn add_peer(&mut self, link: &ShmLink, secret: u64) -> Result<Address, PacketIoError> {
+    pub fn add_peer(&mut self, link: &ShmLink, secret: u64) -> Result<NicAddress, PacketIoError> {
         let found = link.inbound().len_bytes();
         if found < WINDOW_BYTES {
             return Err(PacketIoError::Window { found, needed: WINDOW_BYTES });
@@ -183,7 +183,7 @@ impl LaneIo {
 
     /// Removes a peer and releases its memory. The address may be reused for another peer, so queue pairs connected to
     /// it must be destroyed before.
-    pub fn remove_peer(&mut self, address: Address) {
+    pub fn remove_peer(&mut self, address: NicAddress) {
         if let Some(peer) = self.peers.get_mut(address.0 as usize) {
             *peer = None;
         }
@@ -230,11 +230,11 @@ impl LaneIo {
 }
 
 impl PacketIo for LaneIo {
-    fn encapsulation(&self, to: Address) -> Result<Option<Encapsulation>, PacketIoError> {
+    fn encapsulation(&self, to: NicAddress) -> Result<Option<Encapsulation>, PacketIoError> {
         self.peers.get(to.0 as usize).and_then(Option::as_ref).map(|_| None).ok_or(PacketIoError::Peer(to.0))
     }
 
-    fn send(&mut self, to: Address, packet: &[u8]) -> Result<bool, PacketIoError> {
+    fn send(&mut self, to: NicAddress, packet: &[u8]) -> Result<bool, PacketIoError> {
         let index = to.0 as usize;
         self.encapsulation(to)?;
         let Some(peer) = self.working_peer(index) else { return Ok(true) }; // the packet is lost
@@ -259,7 +259,7 @@ impl PacketIo for LaneIo {
             if let Some(Some(range)) = self.note_error(index, next) {
                 let peer = self.peers[index].as_ref().expect("the peer exists: its packet was just found");
                 return Ok(Some(ReceivedPacket {
-                    from: Address(index as u32),
+                    from: NicAddress(index as u32),
                     is_marked: false,
                     encapsulation: None,
                     has_identification: true,
@@ -309,8 +309,8 @@ mod tests {
     fn pair() -> (LaneIo, LaneIo) {
         let (first, second) = links();
         let (mut a, mut b) = (LaneIo::new(), LaneIo::new());
-        assert_eq!(a.add_peer(&first, SECRET).unwrap(), Address(0));
-        assert_eq!(b.add_peer(&second, SECRET).unwrap(), Address(0));
+        assert_eq!(a.add_peer(&first, SECRET).unwrap(), NicAddress(0));
+        assert_eq!(b.add_peer(&second, SECRET).unwrap(), NicAddress(0));
         (a, b)
     }
 
@@ -369,19 +369,19 @@ mod tests {
         assert!(b.receive().unwrap().is_none());
         assert_eq!((b.broken(), b.rejected()), (1, 1));
         assert!(b.send(mallory, b"lost").unwrap());
-        assert!(a.send(Address(0), b"still here").unwrap());
+        assert!(a.send(NicAddress(0), b"still here").unwrap());
         a.flush().unwrap();
         assert_eq!(b.receive().unwrap().unwrap().packet, b"still here");
-        assert!(matches!(b.send(Address(9), b"?"), Err(PacketIoError::Peer(9))));
+        assert!(matches!(b.send(NicAddress(9), b"?"), Err(PacketIoError::Peer(9))));
     }
 
     #[test]
     fn the_address_of_a_removed_peer_is_reused() {
         let (mut a, mut b) = pair();
-        b.remove_peer(Address(0));
-        assert!(matches!(b.send(Address(0), b"nobody"), Err(PacketIoError::Peer(0))));
+        b.remove_peer(NicAddress(0));
+        assert!(matches!(b.send(NicAddress(0), b"nobody"), Err(PacketIoError::Peer(0))));
         assert!(b.receive().unwrap().is_none() && b.wait_fds().next().is_none());
-        assert!(a.send(Address(0), b"to nobody").unwrap());
+        assert!(a.send(NicAddress(0), b"to nobody").unwrap());
         a.flush().unwrap();
         let (first, second) = links();
         a.remove_peer(NicAddress(0));

@@ -13,11 +13,11 @@
 //! ```
 //! use std::time::Duration;
 //!
-//! use rnic::nic::{ByteMemory, Policy, Profile};
+//! use rnic::nic::{ByteMemory, TransportPolicy, NicProfile};
 //! use rnic_live::{LiveNic, UdpIo};
 //!
 //! let io = UdpIo::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-//! let mut live = LiveNic::new(Profile::new(Policy::Srnic), ByteMemory::new(4096), io, 1).unwrap();
+//! let mut live = LiveNic::new(NicProfile::new(TransportPolicy::Srnic), ByteMemory::new(4096), io, 1).unwrap();
 //! let cq = live.nic_mut().create_cq(16).unwrap();
 //! let mut completions = [Default::default(); 4];
 //! assert_eq!(live.wait_completions(cq, &mut completions, Some(Duration::from_millis(1))).unwrap(), 0);

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use rnic::nic::{CqNumber, HostMemory, Nic, NicError, Profile, ProfileError};
-use rnic::verbs::{Access, Address, Completion, Mtu, QpAttributes, QpState};
+use rnic::nic::{CqNumber, HostMemory, Nic, NicError, NicProfile, ProfileError};
+use rnic::verbs::{AccessFlags, Completion, Mtu, NicAddress, QpAttributes, QpState};
 use rnic::wire::{HEADER_BYTES_MAX, ICRC_BYTES, PACKET_BYTES_MAX, PAYLOAD_BYTES_MAX, Packet, Psn, QpNumber};
 use sim::Time;
 use thiserror::Error;
@@ -29,11 +29,11 @@ pub enum LiveError {
     Nic(#[from] NicError),
     /// The NIC profile is invalid.
     #[error(transparent)]
-    Profile(#[from] ProfileError),
+    NicProfile(#[from] ProfileError),
 }
 
 /// Received packets dropped before they reached the engine. The engine counts its own drops in
-/// [`rnic::nic::Counters`].
+/// [`rnic::nic::NicCounters`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveDrops {
     /// Datagrams that are not a valid packet.
@@ -53,7 +53,7 @@ pub struct LiveNic<W, M> {
     spin: Duration,
     buffer: Box<[u8]>,
     /// A packet for which the packet I/O had no room: its destination and its range in the buffer.
-    unsent: Option<(Address, std::ops::Range<usize>)>,
+    unsent: Option<(NicAddress, std::ops::Range<usize>)>,
     drops: ReceiveDrops,
 }
 
@@ -62,7 +62,7 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
     ///
     /// # Errors
     /// When the profile is invalid.
-    pub fn new(profile: Profile, memory: M, io: W, seed: u64) -> Result<Self, LiveError> {
+    pub fn new(profile: NicProfile, memory: M, io: W, seed: u64) -> Result<Self, LiveError> {
         Ok(Self {
             nic: Nic::new(profile, memory, seed)?,
             io,
@@ -80,7 +80,7 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
     ///
     /// # Errors
     /// When the profile is invalid. The old NIC is then kept.
-    pub fn replace_nic(&mut self, profile: Profile, memory: M, seed: u64) -> Result<(), LiveError> {
+    pub fn replace_nic(&mut self, profile: NicProfile, memory: M, seed: u64) -> Result<(), LiveError> {
         self.nic = Nic::new(profile, memory, seed)?;
         (self.started, self.unsent) = (Instant::now(), None);
         Ok(())
@@ -175,7 +175,7 @@ impl<W: PacketIo, M: HostMemory<Payload = [u8]>> LiveNic<W, M> {
     }
 
     /// Takes the engine's next packet and completes its headers and checksum in the buffer.
-    fn next_packet(&mut self) -> Result<Option<(Address, std::ops::Range<usize>)>, LiveError> {
+    fn next_packet(&mut self) -> Result<Option<(NicAddress, std::ops::Range<usize>)>, LiveError> {
         let now = self.now();
         let room = &mut self.buffer[HEADER_BYTES_MAX..HEADER_BYTES_MAX + PAYLOAD_BYTES_MAX];
         let Some(outgoing) = self.nic.transmit(now, room) else { return Ok(None) };
@@ -294,7 +294,7 @@ fn time(elapsed: Duration) -> Time {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RcConnection {
     /// The peer's address.
-    pub peer: Address,
+    pub peer: NicAddress,
     /// The peer's queue pair.
     pub destination: QpNumber,
     /// Packet sequence number of the peer's first packet.
@@ -304,7 +304,7 @@ pub struct RcConnection {
     /// Largest payload of a packet.
     pub mtu: Mtu,
     /// Operations allowed to the peer.
-    pub access: Access,
+    pub access: AccessFlags,
     /// Retransmission time-out, 4.096 us x 2^code, of policies without a time-out of their own.
     pub ack_timer_code: u8,
 }
@@ -352,7 +352,7 @@ const _: () = assert!(PACKET_BYTES_MAX == HEADER_BYTES_MAX + PAYLOAD_BYTES_MAX +
 
 #[cfg(test)]
 mod tests {
-    use rnic::nic::{ByteMemory, Policy};
+    use rnic::nic::{ByteMemory, TransportPolicy};
 
     use super::*;
     use crate::UdpIo;
@@ -360,7 +360,7 @@ mod tests {
     #[test]
     fn replacing_the_nic_restarts_its_time() {
         const YEAR: Duration = Duration::from_secs(365 * 86_400);
-        let profile = || Profile::new(Policy::GoBackN);
+        let profile = || NicProfile::new(TransportPolicy::GoBackN);
         let wire = UdpIo::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let mut live = LiveNic::new(profile(), ByteMemory::new(4096), wire, 1).unwrap();
         live.started = live.started.checked_sub(YEAR).unwrap();

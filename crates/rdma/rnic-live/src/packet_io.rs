@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rnic::verbs::Address;
+use rnic::verbs::NicAddress;
 use rnic::wire::Encapsulation;
 use thiserror::Error;
 
@@ -54,7 +54,7 @@ pub enum PacketIoError {
 #[derive(Clone, Copy, Debug)]
 pub struct ReceivedPacket<'a> {
     /// The peer that sent it, known independently of its contents.
-    pub from: Address,
+    pub from: NicAddress,
     /// Whether a switch marked it (ECN-CE).
     pub is_marked: bool,
     /// The headers of the datagram around it, which its checksum covers; `None` if it came through memory.
@@ -72,14 +72,14 @@ pub trait PacketIo {
     ///
     /// # Errors
     /// When there is no such peer.
-    fn encapsulation(&self, to: Address) -> Result<Option<Encapsulation>, PacketIoError>;
+    fn encapsulation(&self, to: NicAddress) -> Result<Option<Encapsulation>, PacketIoError>;
 
     /// Queues or sends a packet; it leaves at the latest with [`PacketIo::flush`]. Returns false if there is no room
     /// now.
     ///
     /// # Errors
     /// When nothing can be sent any more, or there is no such peer.
-    fn send(&mut self, to: Address, packet: &[u8]) -> Result<bool, PacketIoError>;
+    fn send(&mut self, to: NicAddress, packet: &[u8]) -> Result<bool, PacketIoError>;
 
     /// Sends what is queued, as far as there is room.
     ///

@@ -99,7 +99,7 @@ struct Outbox {
 }
 
 impl Outbox {
-    fn has_room(&self, to: Address, bytes: usize, segments_max: usize) -> bool {
+    fn has_room(&self, to: NicAddress, bytes: usize, segments_max: usize) -> bool {
         self.to.is_none()
             || self.to == Some(to)
                 && !self.is_closed
@@ -170,7 +170,7 @@ impl UdpIo {
     ///
     /// # Errors
     /// When its address family differs from this socket's.
-    pub fn add_peer(&mut self, peer: SocketAddr) -> Result<Address, PacketIoError> {
+    pub fn add_peer(&mut self, peer: SocketAddr) -> Result<NicAddress, PacketIoError> {
         if let Some(known) = self.addresses.get(&self.peer_key(peer)) {
             return Ok(*known);
         }
@@ -218,7 +218,7 @@ impl UdpIo {
         self.send_failures
     }
 
-    fn peer(&self, address: Address) -> Result<SocketAddr, PacketIoError> {
+    fn peer(&self, address: NicAddress) -> Result<SocketAddr, PacketIoError> {
         self.peers.get(address.0 as usize).copied().ok_or(PacketIoError::Peer(address.0))
     }
 
@@ -278,11 +278,11 @@ fn encapsulation(from: SocketAddr, to: SocketAddr) -> Option<Encapsulation> {
 }
 
 impl PacketIo for UdpIo {
-    fn encapsulation(&self, to: Address) -> Result<Option<Encapsulation>, PacketIoError> {
+    fn encapsulation(&self, to: NicAddress) -> Result<Option<Encapsulation>, PacketIoError> {
         Ok(encapsulation(self.local, self.peer(to)?))
     }
 
-    fn send(&mut self, to: Address, packet: &[u8]) -> Result<bool, PacketIoError> {
+    fn send(&mut self, to: NicAddress, packet: &[u8]) -> Result<bool, PacketIoError> {
         self.peer(to)?;
         let segments_max = self.state.max_gso_segments().clamp(1, self.segments_max);
         if !self.outbox.has_room(to, packet.len(), segments_max) && !self.send_outbox()? {
@@ -379,12 +379,12 @@ mod tests {
                 assert_eq!(host, "::1", "IPv4 must be available, IPv6 may be missing");
                 continue;
             };
-            let sent = a.encapsulation(Address(0)).unwrap();
-            assert!(a.send(Address(0), &[7; 64]).unwrap());
+            let sent = a.encapsulation(NicAddress(0)).unwrap();
+            assert!(a.send(NicAddress(0), &[7; 64]).unwrap());
             a.flush().unwrap();
             b.wait(Some(TIMEOUT)).unwrap();
             let arrival = b.receive().unwrap().unwrap();
-            assert_eq!((arrival.encapsulation, arrival.from, arrival.is_marked), (sent, Address(0), false));
+            assert_eq!((arrival.encapsulation, arrival.from, arrival.is_marked), (sent, NicAddress(0), false));
         }
     }
 
@@ -410,7 +410,7 @@ mod tests {
         let arrival = wire.receive().unwrap().unwrap();
         assert_eq!(
             (arrival.from, arrival.has_identification, arrival.packet),
-            (Address(0), false, &b"from any port"[..])
+            (NicAddress(0), false, &b"from any port"[..])
         );
         assert_eq!(arrival.encapsulation.unwrap().source_port, nic.local_addr().unwrap().port());
     }
@@ -425,6 +425,6 @@ mod tests {
         }
         let mut wire = UdpIo::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         assert!(wire.add_peer("[::1]:9".parse().unwrap()).is_err());
-        assert!(matches!(wire.send(Address(0), &[1]), Err(PacketIoError::Peer(0))));
+        assert!(matches!(wire.send(NicAddress(0), &[1]), Err(PacketIoError::Peer(0))));
     }
 }

@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pair::{MEMORY_BYTES, Pair, TestHost, lanes, udp};
-use rnic::nic::{Counters, Policy, Profile};
-use rnic::verbs::{Address, Completion, CompletionKind, CompletionStatus, Datagram, Mtu, Remote, SendKind};
+use rnic::nic::{NicCounters, NicProfile, TransportPolicy};
+use rnic::verbs::{
+    Completion, CompletionKind, CompletionStatus, DatagramDestination, Mtu, NicAddress, RemoteBuffer, SendKind,
+};
 use rnic::wire::{Encapsulation, Header, Immediate, IpAddresses, Operation, Packet, Psn, QpNumber, Service};
 use rnic_live::{FaultRates, FaultyIo, PacketIo, PacketIoError, ReceiveDrops, ReceivedPacket, UdpIo};
 
@@ -34,16 +36,16 @@ fn every_operation(mut pair: Pair<impl PacketIo>) {
     assert_eq!(pair.b.memory()[20_000..20_000 + bytes], sent);
 
     let key = pair.b.keys.remote;
-    pair.a.post_send(3, SendKind::Write(Remote { address: 40_000, key }, None), 0, bytes as u32);
+    pair.a.post_send(3, SendKind::Write(RemoteBuffer { address: 40_000, key }, None), 0, bytes as u32);
     assert_eq!(pair.poll_until_completed(1, 0).0[0].kind, CompletionKind::Write);
     assert_eq!(pair.b.memory()[40_000..40_000 + bytes], sent);
 
-    pair.a.post_send(4, SendKind::Read(Remote { address: 40_100, key }), 50_000, 5000);
+    pair.a.post_send(4, SendKind::Read(RemoteBuffer { address: 40_100, key }), 50_000, 5000);
     assert_eq!(pair.poll_until_completed(1, 0).0[0].kind, CompletionKind::Read);
     assert_eq!(pair.a.memory()[50_000..55_000], sent[100..5100]);
 
     pair.b.memory()[64..72].copy_from_slice(&41_u64.to_ne_bytes());
-    let remote = Remote { address: 64, key };
+    let remote = RemoteBuffer { address: 64, key };
     pair.a.post_send(5, SendKind::FetchAdd { remote, add: 1 }, 60_000, 8);
     pair.a.post_send(6, SendKind::CompareSwap { remote, compare: 42, swap: 7 }, 60_008, 8);
     let ids: Vec<u64> = pair.poll_until_completed(2, 0).0.iter().map(|done| done.id).collect();
@@ -78,12 +80,18 @@ fn datagrams_are_accepted_by_their_key(mut pair: Pair<impl PacketIo>) {
     pair.b.use_ud(QUEUE_KEY, 0);
     pair.a.memory()[..300].fill(9);
     pair.b.post_receive(1, 1000, 2000);
-    let to = Datagram { to: Address(0), qp: pair.b.qp, queue_key: QUEUE_KEY };
-    pair.a.post_send_to(Some(Datagram { queue_key: QUEUE_KEY + 1, ..to }), 2, SendKind::Send(None), 500, 300);
+    let to = DatagramDestination { to: NicAddress(0), qp: pair.b.qp, queue_key: QUEUE_KEY };
+    pair.a.post_send_to(
+        Some(DatagramDestination { queue_key: QUEUE_KEY + 1, ..to }),
+        2,
+        SendKind::Send(None),
+        500,
+        300,
+    );
     pair.a.post_send_to(Some(to), 3, SendKind::Send(Some(4)), 0, 300);
     let (done, received) = pair.poll_until_completed(2, 1);
     assert_eq!([done[0].id, done[1].id], [2, 3], "a datagram completes once it is sent");
-    let source = Some((Address(0), pair.a.qp));
+    let source = Some((NicAddress(0), pair.a.qp));
     assert_eq!((received[0].id, received[0].immediate, received[0].source), (1, Some(Immediate::Data(4)), source));
     // The verbs API leaves 40 bytes for a global routing header before a datagram.
     assert_eq!(pair.b.memory()[1040..1340], [9; 300]);
@@ -92,8 +100,8 @@ fn datagrams_are_accepted_by_their_key(mut pair: Pair<impl PacketIo>) {
 
 #[test]
 fn datagrams_are_accepted_by_their_key_over_udp_and_lanes() {
-    datagrams_are_accepted_by_their_key(Pair::new(Policy::Srnic, lanes()));
-    datagrams_are_accepted_by_their_key(Pair::new(Policy::GoBackN, udp()));
+    datagrams_are_accepted_by_their_key(Pair::new(TransportPolicy::Srnic, lanes()));
+    datagrams_are_accepted_by_their_key(Pair::new(TransportPolicy::GoBackN, udp()));
 }
 
 /// Sends messages of one packet and of many by UC; nothing is acknowledged.
@@ -116,14 +124,14 @@ fn unreliable_messages_arrive(mut pair: Pair<impl PacketIo>) {
 
 #[test]
 fn unreliable_messages_arrive_over_udp_and_lanes() {
-    unreliable_messages_arrive(Pair::new(Policy::Srnic, lanes()));
-    unreliable_messages_arrive(Pair::new(Policy::GoBackN, udp()));
+    unreliable_messages_arrive(Pair::new(TransportPolicy::Srnic, lanes()));
+    unreliable_messages_arrive(Pair::new(TransportPolicy::GoBackN, udp()));
 }
 
 #[test]
 fn a_write_out_of_bounds_completes_with_a_remote_access_error() {
-    let mut pair = Pair::new(Policy::Srnic, lanes());
-    let remote = Remote { address: MEMORY_BYTES as u64 - 10, key: pair.b.keys.remote };
+    let mut pair = Pair::new(TransportPolicy::Srnic, lanes());
+    let remote = RemoteBuffer { address: MEMORY_BYTES as u64 - 10, key: pair.b.keys.remote };
     pair.a.post_send(1, SendKind::Write(remote, None), 0, 11);
     assert_eq!(pair.poll_until_completed(1, 0).0[0].status, CompletionStatus::RemoteAccess);
 }
@@ -199,7 +207,7 @@ fn messages_arrive_once_in_order_and_intact_for_a_minute_of_faults() {
 #[test]
 fn lost_and_corrupted_packets_are_retransmitted() {
     let faults = FaultRates { loss: 0.1, corruption: 0.1, ..FaultRates::default() };
-    let mut pair = Pair::new(Policy::Srnic, faulty(udp(), faults, 7));
+    let mut pair = Pair::new(TransportPolicy::Srnic, faulty(udp(), faults, 7));
     messages_arrive(&mut pair, 60);
     for side in [&pair.a, &pair.b] {
         let faults = side.live.io().fault_counters();
@@ -225,17 +233,17 @@ fn forged(destination: QpNumber, datagram: Option<&Encapsulation>) -> Vec<u8> {
 
 #[test]
 fn hostile_datagrams_are_dropped_and_counted_and_the_connection_continues() {
-    let mut pair = Pair::new(Policy::Srnic, udp());
+    let mut pair = Pair::new(TransportPolicy::Srnic, udp());
     let attacker = UdpSocket::bind("127.0.0.1:0").unwrap();
     let target = pair.b.live.io().local();
     for bytes in 0..40 {
         attacker.send_to(&vec![bytes as u8; bytes], target).unwrap();
     }
     let io = pair.a.live.io_mut();
-    let datagram = io.encapsulation(Address(0)).unwrap();
+    let datagram = io.encapsulation(NicAddress(0)).unwrap();
     let unknown = QpNumber(0x00ff_ffff);
     for packet in [vec![0x99; 40], forged(unknown, datagram.as_ref()), forged(unknown, None)] {
-        assert!(io.send(Address(0), &packet).unwrap());
+        assert!(io.send(NicAddress(0), &packet).unwrap());
         io.flush().unwrap();
     }
     messages_arrive(&mut pair, 20);
@@ -260,9 +268,9 @@ fn standard_rocev2_packets_are_exchanged_with_a_nic() {
     let mut io = UdpIo::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     io.expect_nics();
     io.add_peer(nic.local_addr().unwrap()).unwrap();
-    let back = io.encapsulation(Address(0)).unwrap().unwrap();
+    let back = io.encapsulation(NicAddress(0)).unwrap().unwrap();
     let (own, theirs) = (io.local(), other_port.local_addr().unwrap());
-    let mut side = TestHost::new(Profile::new(Policy::GoBackN), io, 1);
+    let mut side = TestHost::new(NicProfile::new(TransportPolicy::GoBackN), io, 1);
     side.connect(QpNumber(99), (5, 0), Mtu::B1024, 17);
     side.post_receive(1, 0, 64);
     let here = Ipv4Addr::LOCALHOST;
@@ -277,7 +285,7 @@ fn standard_rocev2_packets_are_exchanged_with_a_nic() {
     assert!(answer.is_intact(&back));
     let header = answer.header();
     assert_eq!((header.operation, header.destination, header.psn), (Operation::Acknowledge, QpNumber(99), Psn::new(0)));
-    assert_eq!((header.place, header.selective), (None, None), "standard RoCEv2 has no extension");
+    assert_eq!((header.placement, header.sack), (None, None), "standard RoCEv2 has no extension");
     assert_eq!(side.live.receive_drops(), ReceiveDrops::default());
 }
 
@@ -331,12 +339,12 @@ fn blocked_threads_are_woken(pair: Pair<impl PacketIo + Send>) {
 
 #[test]
 fn packets_wake_blocked_threads_over_udp() {
-    blocked_threads_are_woken(Pair::for_two_threads(Policy::Srnic, udp()));
+    blocked_threads_are_woken(Pair::for_two_threads(TransportPolicy::Srnic, udp()));
 }
 
 #[test]
 fn packets_wake_blocked_threads_over_lanes() {
-    blocked_threads_are_woken(Pair::for_two_threads(Policy::GoBackN, lanes()));
+    blocked_threads_are_woken(Pair::for_two_threads(TransportPolicy::GoBackN, lanes()));
 }
 
 /// Packet I/O that counts its calls of `receive`.
@@ -346,11 +354,11 @@ struct CountingIo<W> {
 }
 
 impl<W: PacketIo> PacketIo for CountingIo<W> {
-    fn encapsulation(&self, to: Address) -> Result<Option<Encapsulation>, PacketIoError> {
+    fn encapsulation(&self, to: NicAddress) -> Result<Option<Encapsulation>, PacketIoError> {
         self.io.encapsulation(to)
     }
 
-    fn send(&mut self, to: Address, packet: &[u8]) -> Result<bool, PacketIoError> {
+    fn send(&mut self, to: NicAddress, packet: &[u8]) -> Result<bool, PacketIoError> {
         self.io.send(to, packet)
     }
 

@@ -1,7 +1,7 @@
 //! Goodput of many queue pairs between two hosts that send continuously.
 
 use pcie::result::Provenance;
-use rnic::nic::Counters;
+use rnic::nic::NicCounters;
 use serde::Serialize;
 use sim::{Random, Span, Time};
 
@@ -232,6 +232,6 @@ impl StreamExperiment {
 }
 
 /// Returns the counters of both hosts.
-fn counters(network: &Network<RdmaEndpoint>) -> Vec<(EndpointCounters, Counters)> {
+fn counters(network: &Network<RdmaEndpoint>) -> Vec<(EndpointCounters, NicCounters)> {
     network.endpoints().iter().map(|endpoint| (endpoint.counters(), *endpoint.nic().counters())).collect()
 }

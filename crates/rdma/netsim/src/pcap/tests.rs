@@ -25,14 +25,14 @@ impl Write for SharedBuffer {
 }
 
 /// Returns the capture of two directly connected hosts, one of which writes `bytes` bytes to the other.
-fn captured(policy: Policy, bytes: u64, host: Option<HostId>) -> Vec<u8> {
+fn captured(policy: TransportPolicy, bytes: u64, host: Option<HostId>) -> Vec<u8> {
     let rate = crate::rate::LinkRate::from_gbps(100.0).unwrap();
     let link =
         NetworkLink { ends: [0, 1].map(|host| NetworkNode::Host(HostId(host))), rate, delay: Span::from_ns(500.0) };
     let topology = Topology::new(2, 0, vec![link]).unwrap();
     let config = NetworkConfig { topology, switches: SwitchConfig::default(), impairments: Vec::new(), seed: 1 };
     let flow = Flow { start: Time::ZERO, from: HostId(0), to: HostId(1), bytes, connection: None, repeats: false };
-    let endpoints = RdmaEndpoint::for_hosts(RdmaConfig::new(Profile::modelled(policy)), 2).unwrap();
+    let endpoints = RdmaEndpoint::for_hosts(RdmaConfig::new(NicProfile::modelled(policy)), 2).unwrap();
     let mut network = Network::new(&config, endpoints, vec![flow]);
     let file = SharedBuffer::default();
     let (tap, error) = PcapTap::new(file.clone(), host);
@@ -44,7 +44,7 @@ fn captured(policy: Policy, bytes: u64, host: Option<HostId>) -> Vec<u8> {
 
 #[test]
 fn captured_packets_parse_as_rocev2_with_valid_checksums() {
-    for policy in [Policy::GoBackN, Policy::Srnic] {
+    for policy in [TransportPolicy::GoBackN, TransportPolicy::Srnic] {
         let file = captured(policy, 5000, None);
         let mut reader = PcapReader::new(file.as_slice()).unwrap();
         assert_eq!(reader.header().datalink, DataLink::ETHERNET);
@@ -75,7 +75,7 @@ fn captured_packets_parse_as_rocev2_with_valid_checksums() {
 #[test]
 fn a_host_capture_holds_what_it_sends_and_receives() {
     let timestamps = |host| {
-        let file = captured(Policy::GoBackN, 5000, host);
+        let file = captured(TransportPolicy::GoBackN, 5000, host);
         let mut reader = PcapReader::new(file.as_slice()).unwrap();
         std::iter::from_fn(|| reader.next_packet().map(|packet| packet.unwrap().timestamp)).collect::<Vec<_>>()
     };

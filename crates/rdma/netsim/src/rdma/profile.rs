@@ -32,19 +32,19 @@ impl PathProperties {
 }
 
 /// Returns the profile of a NIC with these transport settings.
-pub fn profile(config: &TransportConfig, path: &PathProperties) -> Profile {
+pub fn profile(config: &TransportConfig, path: &PathProperties) -> NicProfile {
     let policy = match config.policy {
-        NicKind::Srnic => Policy::Srnic,
-        NicKind::SrnicPaged => Policy::SrnicPaged,
-        NicKind::Irn => Policy::Irn,
-        NicKind::GoBackN => Policy::GoBackN,
-        NicKind::ConnectionCache => Policy::ConnectionCache,
+        NicKind::Srnic => TransportPolicy::Srnic,
+        NicKind::SrnicPaged => TransportPolicy::SrnicPaged,
+        NicKind::Irn => TransportPolicy::Irn,
+        NicKind::GoBackN => TransportPolicy::GoBackN,
+        NicKind::ConnectionCache => TransportPolicy::ConnectionCache,
     };
     let bdp = path.bdp_bytes(config.mtu_bytes);
     let congestion = match config.congestion {
         CongestionAlgorithm::None => CongestionControl::None,
         CongestionAlgorithm::BdpWindow => CongestionControl::BdpWindow { bytes: bdp },
-        CongestionAlgorithm::Dctcp => CongestionControl::Dctcp { first_bytes: bdp, most_bytes: 2 * bdp },
+        CongestionAlgorithm::Dctcp => CongestionControl::Dctcp { initial_bytes: bdp, bytes_max: 2 * bdp },
         CongestionAlgorithm::Swift => CongestionControl::Swift {
             target: path.round_trip + path.round_trip,
             initial_bytes: bdp,
@@ -52,22 +52,22 @@ pub fn profile(config: &TransportConfig, path: &PathProperties) -> Profile {
         },
         CongestionAlgorithm::Dcqcn => CongestionControl::Dcqcn(Dcqcn::published((path.rate.gbps() * 1e9) as u64)),
     };
-    let modelled = Profile::modelled(policy);
+    let modelled = NicProfile::modelled(policy);
     // SRNIC's FPGA prototype has the published PCIe round trip of 1 us, and IRN is modelled with the same; a commercial
     // NIC has the PCIe latency of a server of its time.
     let costs = if policy.is_selective() { modelled.costs } else { commercial_costs() };
     // Calibrated to the published goodput of a ConnectX-6 at 16,384 queue pairs (52 of 97 Gb/s) with full packets of
     // 4096 bytes. The knee at 256 queue pairs and all points between follow from the model.
     let miss = costs.dma_read * CACHE_READS;
-    let cache = modelled.cache.map(|cache| ContextCache { fetches: CACHE_FETCHES, miss, ..cache });
+    let cache = modelled.cache.map(|cache| ContextCacheConfig { fetches: CACHE_FETCHES, miss, ..cache });
     // One queue pair per flow, in case all flows overlap.
     let qps = FLOWS_MAX as u32;
     let pool = modelled.pool.map(with_pcie_bytes);
-    Profile { mtu_bytes: config.mtu_bytes, congestion, costs, cache, pool, qps, ..modelled }
+    NicProfile { mtu_bytes: config.mtu_bytes, congestion, costs, cache, pool, qps, ..modelled }
 }
 
 /// Sets the PCIe bytes that reading and writing back a context take on a Gen3 x16 link, by the `pcie` crate's model.
-fn with_pcie_bytes(pool: ContextPool) -> ContextPool {
+fn with_pcie_bytes(pool: ContextPoolConfig) -> ContextPoolConfig {
     let lanes = Lanes::new(16).expect("16 lanes are a valid width");
     let link = Link { lanes, ..Link::PUBLISHED };
     let model = Model::new(Mode::Corrected, link, CompletionSize::Mps).expect("this mode covers every link");
@@ -92,8 +92,8 @@ const LARGE_BYTES: u32 = 4096;
 const SAMPLES: u64 = 2000;
 
 /// Returns the costs of a commercial NIC (*modelled*): its reads of host memory are simulated by the `pcie` crate.
-fn commercial_costs() -> Costs {
-    static COSTS: OnceLock<Costs> = OnceLock::new();
+fn commercial_costs() -> CostModel {
+    static COSTS: OnceLock<CostModel> = OnceLock::new();
     *COSTS.get_or_init(|| {
         let test = |kind, size_bytes| Test {
             test: kind,
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn modelled_pcie_bytes_of_a_context_are_those_of_its_tlps() {
-        let pool = ContextPool::modelled();
+        let pool = ContextPoolConfig::modelled();
         assert_eq!(with_pcie_bytes(pool), pool);
     }
 

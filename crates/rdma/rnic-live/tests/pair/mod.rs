@@ -36,11 +36,11 @@ pub struct Pair<W> {
 }
 
 impl<W: PacketIo> TestHost<W> {
-    pub fn new(profile: Profile, io: W, seed: u64) -> Self {
+    pub fn new(profile: NicProfile, io: W, seed: u64) -> Self {
         let mut live = LiveNic::new(profile, ByteMemory::new(MEMORY_BYTES), io, seed).unwrap();
         let nic = live.nic_mut();
         let domain = nic.allocate_domain().unwrap();
-        let (access, bytes) = (Access::all(), MEMORY_BYTES as u64);
+        let (access, bytes) = (AccessFlags::all(), MEMORY_BYTES as u64);
         let keys = nic.register(&Registration { domain, host_address: 0, address: 0, bytes, access }).unwrap();
         let cq = nic.create_cq(256).unwrap();
         let mut host = Self { live, keys, cq, domain, qp: QpNumber(0) };
@@ -83,7 +83,7 @@ impl<W: PacketIo> TestHost<W> {
     /// Connects the queue pair. `psns` are those of its own first packet and of its peer's.
     pub fn connect(&mut self, destination: QpNumber, psns: (u32, u32), mtu: Mtu, ack_timer_code: u8) {
         let connection = RcConnection {
-            peer: Address(0),
+            peer: NicAddress(0),
             destination,
             receive_psn: Psn::new(psns.1),
             send_psn: Psn::new(psns.0),
@@ -137,7 +137,14 @@ impl<W: PacketIo> TestHost<W> {
         self.post_send_to(None, id, kind, address, bytes);
     }
 
-    pub fn post_send_to(&mut self, datagram: Option<Datagram>, id: u64, kind: SendKind, address: u64, bytes: u32) {
+    pub fn post_send_to(
+        &mut self,
+        datagram: Option<DatagramDestination>,
+        id: u64,
+        kind: SendKind,
+        address: u64,
+        bytes: u32,
+    ) {
         let local = self.local(address, bytes);
         let request = SendRequest { id, kind, local, signalled: true, fence: false, solicited: false, datagram };
         let now = self.live.now();
@@ -178,17 +185,17 @@ impl<W: PacketIo> TestHost<W> {
 
 impl<W: PacketIo> Pair<W> {
     /// Creates a pair for one thread.
-    pub fn new(policy: Policy, ios: [W; 2]) -> Self {
-        Self::connected(Profile::new(policy), ios, Mtu::B1024, ACK_TIMER_CODE_SHORT)
+    pub fn new(policy: TransportPolicy, ios: [W; 2]) -> Self {
+        Self::connected(NicProfile::new(policy), ios, Mtu::B1024, ACK_TIMER_CODE_SHORT)
     }
 
     /// Creates a pair for two threads.
-    pub fn for_two_threads(policy: Policy, ios: [W; 2]) -> Self {
-        Self::connected(Profile::new(policy), ios, Mtu::B1024, ACK_TIMER_CODE_LONG)
+    pub fn for_two_threads(policy: TransportPolicy, ios: [W; 2]) -> Self {
+        Self::connected(NicProfile::new(policy), ios, Mtu::B1024, ACK_TIMER_CODE_LONG)
     }
 
     /// Creates a pair with these settings.
-    pub fn connected(profile: Profile, [a, b]: [W; 2], mtu: Mtu, ack_timer_code: u8) -> Self {
+    pub fn connected(profile: NicProfile, [a, b]: [W; 2], mtu: Mtu, ack_timer_code: u8) -> Self {
         let (mut a, mut b) = (TestHost::new(profile, a, 1), TestHost::new(profile, b, 2));
         // One host's packet sequence numbers wrap soon.
         let (psn_a, psn_b) = (0x00ff_fff0, 77);

@@ -5,8 +5,8 @@ use netsim::topology::TopologyPreset;
 use netsim::transport::{CongestionAlgorithm, NicKind, TransportConfig};
 use netsim::workload::SizeDistribution;
 use pcie::result::Provenance;
-use rnic::ledger::{Ledger, Place};
-use rnic::nic::Policy;
+use rnic::memory_budget::{MemoryBudget, MemoryLocation};
+use rnic::nic::TransportPolicy;
 use sim::Span;
 
 use super::{Depth, Row};
@@ -21,7 +21,7 @@ pub enum Job {
     ByQps(StreamExperiment),
     ByLoss(StreamExperiment),
     Latency(LatencyExperiment),
-    Memory(Policy, u32),
+    Memory(TransportPolicy, u32),
     Flows { preset: TopologyPreset, load: f64, transport: NicKind, during: Span, seed: u64 },
 }
 
