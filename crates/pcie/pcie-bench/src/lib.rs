@@ -10,7 +10,6 @@ pub mod compare;
 pub mod cuda;
 pub mod device;
 pub mod error;
-pub mod figures;
 pub mod files;
 pub mod import;
 pub mod memory;
@@ -23,7 +22,7 @@ pub mod sweep;
 mod clock;
 mod lines;
 mod order;
-#[cfg(test)]
-mod testing;
+#[cfg(any(test, feature = "test-support"))]
+pub mod testing;
 
 pub use error::{Error, Result};

@@ -5,7 +5,7 @@ use pcie::result::{Bandwidth, Latency, Outcome, Provenance, SCHEMA, TestResult};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
 
 /// 64 bytes in a window of 8 KiB.
-pub(crate) fn test(kind: Kind) -> Test {
+pub fn test(kind: Kind) -> Test {
     Test {
         test: kind,
         size_bytes: 64,
@@ -22,13 +22,13 @@ pub(crate) fn test(kind: Kind) -> Test {
 }
 
 /// A bandwidth in a window of 8 KiB.
-pub(crate) fn bandwidth(device: &str, size_bytes: u32, gbps: f64) -> TestResult {
+pub fn bandwidth(device: &str, size_bytes: u32, gbps: f64) -> TestResult {
     let outcome = Outcome::Bandwidth(Bandwidth { gbps, mtransfers_per_s: 1.0, elapsed_ns: 1e6 });
     result(device, Test { size_bytes, ..test(Kind::BwRd) }, outcome)
 }
 
 /// A latency with a distribution of two steps.
-pub(crate) fn latency(device: &str, size_bytes: u32, p50_ns: f64) -> TestResult {
+pub fn latency(device: &str, size_bytes: u32, p50_ns: f64) -> TestResult {
     let outcome = Outcome::Latency(Latency {
         average_ns: p50_ns * 1.1,
         trimmed_average_ns: Some(p50_ns),

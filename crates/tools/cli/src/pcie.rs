@@ -5,6 +5,7 @@ mod bandwidth;
 mod bench;
 mod compare;
 mod decode;
+mod figures;
 mod fit;
 mod import;
 mod latency;

@@ -1,7 +1,8 @@
 //! The checkable half of `STYLE.md`.
 //!
 //! A check is a function from one [`Source`] to its [`Offence`]s, with a test beside it on a small bad example.
-//! The test `tests/tree.rs` runs all of them over the repository; `tests/links.rs` follows the links between documents.
+//! The test `tests/tree.rs` runs all of them over the repository; `tests/links.rs` follows the links between documents,
+//! and `tests/layers.rs` the dependencies between crates.
 //!
 //! - [`text`] looks at lines: width, tabs, trailing blanks.
 //! - [`rust`] looks at tokens, so that comments and strings never count: `unsafe`, atomics, length of functions,

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use super::figures::Labelled;
 use anyhow::Result;
 use pcie::result::TestResult;
 use pcie_bench::compare::{Comparison, compare};
-use pcie_bench::figures::Labelled;
 use pcie_bench::files;
 use stats::{Align, Table};
 

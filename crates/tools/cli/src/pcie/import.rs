@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
+use super::figures::Labelled;
 use anyhow::Result;
-use pcie_bench::figures::Labelled;
 use pcie_bench::{files, import};
 
 use super::parameters::{self, judged};

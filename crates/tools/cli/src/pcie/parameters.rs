@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
+use super::figures::{Labelled, pictures};
 use anyhow::{Context, Result};
 use pcie::result::{Outcome, TestResult};
 use pcie::test::{Cache, Iommu, Numa, Order};
 use pcie_bench::device::DeviceOptions;
-use pcie_bench::figures::{Labelled, pictures};
 use pcie_bench::memory::Pages;
 use serde::de::DeserializeOwned;
 use stats::{Align, Table};

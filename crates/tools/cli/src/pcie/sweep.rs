@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::sync::Mutex;
 
+use super::figures::{Labelled, Preset};
 use anyhow::Result;
 use clap::ValueEnum;
 use crosslane_bench::Progress;
 use pcie::result::TestResult;
 use pcie::test::{Cache, Iommu, Kind, Numa, Order};
-use pcie_bench::figures::{Labelled, Preset};
 use pcie_bench::files;
 use pcie_bench::sweep::{self, Grid, Job, SweepOptions};
 

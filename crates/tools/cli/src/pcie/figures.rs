@@ -8,7 +8,7 @@ use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
 use plot::{Axis, Color, Figure, Line, Marker, Series, Style};
 use units::size;
 
-use crate::sweep::Grid;
+use pcie_bench::sweep::Grid;
 
 /// A figure of the paper (SIGCOMM 2018, sections 6.1 to 6.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -397,7 +397,7 @@ fn facts(one: &Labelled<'_>, x: Option<Parameter>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{bandwidth, latency};
+    use pcie_bench::testing::{bandwidth, latency};
 
     fn all(results: &[TestResult]) -> Vec<(String, Figure)> {
         let labelled: Vec<_> = results.iter().map(|result| Labelled { label: "", result }).collect();
