@@ -2,7 +2,7 @@
 
 use crate::connection::Connection;
 use crate::descriptor::table::{self, Kind, Object};
-use crate::epoll::InterestSet;
+use crate::epoll::EpollSet;
 use crate::listener::Listener;
 use crate::stream::Stream;
 use std::os::fd::RawFd;
@@ -24,7 +24,7 @@ pub enum Entry {
     /// A TCP socket that has no lane, or none yet.
     Stream(&'static Stream),
     /// An epoll instance that has held a connection of ours.
-    Interest(&'static InterestSet),
+    EpollSet(&'static EpollSet),
 }
 
 impl From<Object> for Entry {
@@ -36,7 +36,7 @@ impl From<Object> for Entry {
             Some(Kind::Confined) => object.get().map(Self::Confined),
             Some(Kind::Listener) => object.get().map(Self::Listener),
             Some(Kind::Stream) => object.get().map(Self::Stream),
-            Some(Kind::EpollSet) => object.get().map(Self::Interest),
+            Some(Kind::EpollSet) => object.get().map(Self::EpollSet),
         };
         entry.unwrap_or(Self::None)
     }
@@ -50,7 +50,7 @@ impl From<Entry> for Object {
             Entry::Confined(connection) => Self::new(Kind::Confined, connection),
             Entry::Listener(listener) => Self::new(Kind::Listener, listener),
             Entry::Stream(stream) => Self::new(Kind::Stream, stream),
-            Entry::Interest(set) => Self::new(Kind::EpollSet, set),
+            Entry::EpollSet(set) => Self::new(Kind::EpollSet, set),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! The program's epoll descriptor stays a kernel epoll instance, in which the program's foreign descriptors are
 //! registered as ever. With the first connection of ours it gets an *inner* epoll that the program does not see, with
 //! the lifelines of its connections, under data that no program uses. What is ready on lanes is found in memory first;
-//! see `roster` for how that stays cheap, and `wait` for how a wait goes.
+//! see `ready_list` for how that stays cheap, and `wait` for how a wait goes.
 //!
 //! What is ready on lanes is reported in the order in which it became ready, and what was reported and stays ready goes
 //! to the tail, as in the kernel's ready list; see `order`.
@@ -19,8 +19,8 @@
 mod kernel;
 mod left;
 mod order;
+mod ready_list;
 mod registration;
-mod roster;
 #[cfg(test)]
 mod tests;
 mod wait;
@@ -39,8 +39,8 @@ use crate::process::threads;
 use ::wait::AdaptiveSpin;
 use left::{Close, Left};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
+use ready_list::{Held, ReadyList};
 use registration::{EDGE, EXCLUSIVE, ONESHOT, Registration, Target};
-use roster::{Held, Roster};
 use rustix::io::Errno;
 use std::cell::{Cell, UnsafeCell};
 use std::os::fd::RawFd;
@@ -53,10 +53,10 @@ const EXCLUSIVE_ALLOWED: u32 =
 
 /// What an epoll instance of the program holds of ours.
 #[derive(Default)]
-pub struct InterestSet {
+pub struct EpollSet {
     lock: Lock,
     /// Under `lock`.
-    roster: UnsafeCell<Roster>,
+    ready_list: UnsafeCell<ReadyList>,
     /// It holds, or has held, something of ours.
     has_inner: AtomicBool,
     /// Threads that sleep in the kernel until the set has something.
@@ -72,14 +72,14 @@ pub struct InterestSet {
 }
 
 // SAFETY: no other type names these kinds, and the fields of the struct have an alignment of 8.
-unsafe impl Tracked for InterestSet {
+unsafe impl Tracked for EpollSet {
     const KINDS: &'static [Kind] = &[Kind::EpollSet];
 }
 
 // SAFETY: the cell is accessed under the lock.
-unsafe impl Sync for InterestSet {}
+unsafe impl Sync for EpollSet {}
 
-static POOL: Pool<InterestSet> = Pool::new();
+static POOL: Pool<EpollSet> = Pool::new();
 /// Taken before the lock of a set that holds others: a fork, which takes the locks of all sets in any order, then finds
 /// nobody between two of them.
 static NESTING: Lock = Lock::new();
@@ -91,12 +91,12 @@ thread_local! {
     static ASLEEP: Asleep = const { Asleep(Cell::new(Vec::new())) };
 }
 
-struct Asleep(Cell<Vec<&'static InterestSet>>);
+struct Asleep(Cell<Vec<&'static EpollSet>>);
 
 impl Drop for Asleep {
     /// The thread was cancelled in its sleep.
     fn drop(&mut self) {
-        self.0.take().into_iter().for_each(InterestSet::note_awake);
+        self.0.take().into_iter().for_each(EpollSet::note_awake);
     }
 }
 
@@ -106,8 +106,8 @@ pub(crate) struct Sleep {
 }
 
 impl Sleep {
-    /// Runs `prepare` with the list in which sets enter themselves by [`InterestSet::fall_asleep`].
-    pub(crate) fn begin<R>(prepare: impl FnOnce(&mut Vec<&'static InterestSet>) -> R) -> (Self, R) {
+    /// Runs `prepare` with the list in which sets enter themselves by [`EpollSet::fall_asleep`].
+    pub(crate) fn begin<R>(prepare: impl FnOnce(&mut Vec<&'static EpollSet>) -> R) -> (Self, R) {
         let mut asleep = ASLEEP.with(|asleep| asleep.0.take());
         let before = asleep.len();
         let result = prepare(&mut asleep);
@@ -120,16 +120,16 @@ impl Drop for Sleep {
     fn drop(&mut self) {
         ASLEEP.with(|own| {
             let mut asleep = own.0.take();
-            asleep.drain(self.before..).for_each(InterestSet::note_awake);
+            asleep.drain(self.before..).for_each(EpollSet::note_awake);
             own.0.set(asleep);
         });
     }
 }
 
-impl InterestSet {
+impl EpollSet {
     /// Notes that the program made another descriptor of the set.
     pub fn add_descriptor(&self, fd: RawFd) {
-        self.with(|roster| roster.descriptors.push(fd));
+        self.with(|ready_list| ready_list.descriptors.push(fd));
     }
 
     /// Notes that the program closes a descriptor of the set. With the last one, this process is done with it.
@@ -138,20 +138,20 @@ impl InterestSet {
             leave_to_all(Close { fd, is_last: false, is_of_set: false });
             return self.left.leave(Close { fd, is_last: false, is_of_set: true });
         }
-        forget_one_of(fd, Target::Nested(self), || self.with(|roster| others(&roster.descriptors, fd)));
-        if self.with(|roster| self.drop_descriptor(roster, fd)) {
+        forget_one_of(fd, Target::Nested(self), || self.with(|ready_list| others(&ready_list.descriptors, fd)));
+        if self.with(|ready_list| self.drop_descriptor(ready_list, fd)) {
             POOL.give_back(self);
         }
     }
 
     /// Answers whether it was the last: then the set is empty, and to be given back.
-    fn drop_descriptor(&self, roster: &mut Roster, fd: RawFd) -> bool {
-        roster.descriptors.retain(|&known| known != fd);
-        if !roster.descriptors.is_empty() {
+    fn drop_descriptor(&self, ready_list: &mut ReadyList, fd: RawFd) -> bool {
+        ready_list.descriptors.retain(|&known| known != fd);
+        if !ready_list.descriptors.is_empty() {
             return false;
         }
-        REGISTERED.fetch_sub(roster.count(), Ordering::Relaxed);
-        roster.clear();
+        REGISTERED.fetch_sub(ready_list.count(), Ordering::Relaxed);
+        ready_list.clear();
         self.has_inner.store(false, Ordering::SeqCst);
         self.nests.store(false, Ordering::Relaxed);
         self.life.fetch_add(1, Ordering::SeqCst);
@@ -160,16 +160,16 @@ impl InterestSet {
 
     /// Whether the set has something to report. A look that is not `fully` done makes no system call.
     pub(crate) fn peek(&'static self, fully: bool) -> bool {
-        self.with(|roster| {
-            if roster.peek(fully) {
+        self.with(|ready_list| {
+            if ready_list.peek(fully) {
                 return true;
             }
-            let Some(epfd) = roster.epfd().filter(|_| fully) else { return false };
-            if !is_readable(epfd) || !roster.has_inner() {
+            let Some(epfd) = ready_list.epfd().filter(|_| fully) else { return false };
+            if !is_readable(epfd) || !ready_list.has_inner() {
                 return is_readable(epfd);
             }
-            roster.collect();
-            roster.peek(true) || (!is_readable(roster.inner_fd()) && is_readable(epfd))
+            ready_list.collect();
+            ready_list.peek(true) || (!is_readable(ready_list.inner_fd()) && is_readable(epfd))
         })
     }
 
@@ -179,11 +179,11 @@ impl InterestSet {
     }
 
     /// Asks the peers of all connections to ring, and enters the set among those that a thread sleeps on.
-    pub(crate) fn fall_asleep(&'static self, asleep: &mut Vec<&'static InterestSet>) {
-        self.with(|roster| {
+    pub(crate) fn fall_asleep(&'static self, asleep: &mut Vec<&'static EpollSet>) {
+        self.with(|ready_list| {
             threads::add(&self.sleepers, 1);
             asleep.push(self);
-            roster.park_all(asleep, Held::Shown);
+            ready_list.park_all(asleep, Held::Shown);
         });
     }
 
@@ -192,7 +192,7 @@ impl InterestSet {
     }
 
     #[inline]
-    fn with<R>(&self, access: impl FnOnce(&mut Roster) -> R) -> R {
+    fn with<R>(&self, access: impl FnOnce(&mut ReadyList) -> R) -> R {
         let result = self.enter(access);
         // A handler may have struck inside.
         if self.left.is_any() {
@@ -201,13 +201,13 @@ impl InterestSet {
         result
     }
 
-    /// As [`InterestSet::with`] if nobody is inside, and nobody would be waited for.
-    fn with_if_free(&self, access: impl FnOnce(&mut Roster)) -> bool {
+    /// As [`EpollSet::with`] if nobody is inside, and nobody would be waited for.
+    fn with_if_free(&self, access: impl FnOnce(&mut ReadyList)) -> bool {
         let nesting = if self.nests.load(Ordering::Relaxed) { NESTING.enter_if_free().map(Some) } else { Some(None) };
         let is_free = nesting.is_some_and(|_nesting| {
             self.lock.enter_if_free().is_some_and(|_guard| {
                 // SAFETY: under the lock.
-                self.access_locked(unsafe { &mut *self.roster.get() }, access);
+                self.access_locked(unsafe { &mut *self.ready_list.get() }, access);
                 true
             })
         });
@@ -225,130 +225,130 @@ impl InterestSet {
         }
     }
 
-    fn access_locked<R>(&self, roster: &mut Roster, access: impl FnOnce(&mut Roster) -> R) -> R {
+    fn access_locked<R>(&self, ready_list: &mut ReadyList, access: impl FnOnce(&mut ReadyList) -> R) -> R {
         if self.left.is_any() {
-            self.follow_closes(roster);
+            self.follow_closes(ready_list);
         }
-        access(roster)
+        access(ready_list)
     }
 
     #[inline]
-    fn enter<R>(&self, access: impl FnOnce(&mut Roster) -> R) -> R {
+    fn enter<R>(&self, access: impl FnOnce(&mut ReadyList) -> R) -> R {
         // Nobody waits for it twice: this thread may be inside an outer set already.
         let _nesting = if self.nests.load(Ordering::Relaxed) { NESTING.enter() } else { None };
         let _guard = self.lock.lock();
         // SAFETY: under the lock.
-        self.access_locked(unsafe { &mut *self.roster.get() }, access)
+        self.access_locked(unsafe { &mut *self.ready_list.get() }, access)
     }
 
     /// Does what signal handlers have left to do.
     #[cold]
-    fn follow_closes(&self, roster: &mut Roster) {
+    fn follow_closes(&self, ready_list: &mut ReadyList) {
         let is_too_much = self.left.take(|close| match close {
-            Close { fd, is_of_set: true, .. } => self.follow_close_of_set(roster, fd),
-            Close { fd, is_last, .. } => self.follow_close(roster, fd, is_last),
+            Close { fd, is_of_set: true, .. } => self.follow_close_of_set(ready_list, fd),
+            Close { fd, is_last, .. } => self.follow_close(ready_list, fd, is_last),
         });
         if is_too_much {
-            roster.strays().into_iter().for_each(|fd| self.follow_close(roster, fd, false));
+            ready_list.strays().into_iter().for_each(|fd| self.follow_close(ready_list, fd, false));
         }
     }
 
     /// A set whose last descriptor is closed here stays out of the pool: somebody is inside.
-    fn follow_close_of_set(&self, roster: &mut Roster, fd: RawFd) {
-        self.drop_descriptor(roster, fd);
+    fn follow_close_of_set(&self, ready_list: &mut ReadyList, fd: RawFd) {
+        self.drop_descriptor(ready_list, fd);
     }
 
-    fn follow_close(&self, roster: &mut Roster, fd: RawFd, is_last: bool) {
-        for index in roster.find(fd).into_iter().chain(roster.orphan_known_by(fd)) {
-            let survivors = if is_last { Vec::new() } else { others(&roster.at(index).target.descriptors(), fd) };
-            self.forget(roster, index, &survivors);
+    fn follow_close(&self, ready_list: &mut ReadyList, fd: RawFd, is_last: bool) {
+        for index in ready_list.find(fd).into_iter().chain(ready_list.orphan_known_by(fd)) {
+            let survivors = if is_last { Vec::new() } else { others(&ready_list.at(index).target.descriptors(), fd) };
+            self.forget(ready_list, index, &survivors);
         }
-        while let Some(index) = roster.orphan_without_descriptors() {
-            self.forget(roster, index, &[]);
+        while let Some(index) = ready_list.orphan_without_descriptors() {
+            self.forget(ready_list, index, &[]);
         }
     }
 
     /// Has the next wait poll those of `registered` that are parked.
-    fn look_at_parked(&self, roster: &mut Roster, registered: impl IntoIterator<Item = u32>) {
+    fn look_at_parked(&self, ready_list: &mut ReadyList, registered: impl IntoIterator<Item = u32>) {
         let mut is_any = false;
         for index in registered {
-            is_any |= roster.unpark_for_a_look(index);
+            is_any |= ready_list.unpark_for_a_look(index);
         }
         if is_any && self.sleepers.load(Ordering::SeqCst) > 0 {
-            roster.ring_bell();
+            ready_list.ring_bell();
         }
     }
 
     /// Something of ours is in the set, or about to be.
-    fn prepare_for_lanes(&self, roster: &mut Roster) -> Result<(), Errno> {
-        roster.ensure_inner(roster.epfd().ok_or(Errno::BADF)?)?;
+    fn prepare_for_lanes(&self, ready_list: &mut ReadyList) -> Result<(), Errno> {
+        ready_list.ensure_inner(ready_list.epfd().ok_or(Errno::BADF)?)?;
         self.has_inner.store(true, Ordering::SeqCst);
         Ok(())
     }
 
-    fn add(&self, roster: &mut Roster, registration: Registration) -> Result<(), Errno> {
-        self.prepare_for_lanes(roster)?;
-        roster.has_foreign |= matches!(registration.target, Target::Nested(_));
-        let index = roster.insert(registration);
-        if let Err(error) = roster.enlist(index) {
-            roster.remove(index);
+    fn add(&self, ready_list: &mut ReadyList, registration: Registration) -> Result<(), Errno> {
+        self.prepare_for_lanes(ready_list)?;
+        ready_list.has_foreign |= matches!(registration.target, Target::Nested(_));
+        let index = ready_list.insert(registration);
+        if let Err(error) = ready_list.enlist(index) {
+            ready_list.remove(index);
             return Err(error);
         }
         REGISTERED.fetch_add(1, Ordering::Relaxed);
-        self.start_watching(roster, index);
+        self.start_watching(ready_list, index);
         Ok(())
     }
 
-    fn change(&self, roster: &mut Roster, index: u32, event: epoll_event) -> Result<(), Errno> {
-        let is_connection = matches!(roster.at(index).target, Target::Connection(_));
+    fn change(&self, ready_list: &mut ReadyList, index: u32, event: epoll_event) -> Result<(), Errno> {
+        let is_connection = matches!(ready_list.at(index).target, Target::Connection(_));
         if !is_connection {
             // Flags decide where the kernel's part is.
-            roster.delist(index);
+            ready_list.delist(index);
         }
-        roster.at_mut(index).renew(event.events, event.u64);
+        ready_list.at_mut(index).renew(event.events, event.u64);
         if !is_connection {
-            roster.enlist(index)?;
+            ready_list.enlist(index)?;
         }
-        self.start_watching(roster, index);
+        self.start_watching(ready_list, index);
         Ok(())
     }
 
     /// Waits look at it from now on; threads that sleep on the set are woken if it is ready.
-    fn start_watching(&self, roster: &mut Roster, index: u32) {
-        if !roster.at(index).may_be_left_to_kernel_at_once() || !roster.leave_to_kernel(index, true) {
-            roster.heat(index);
+    fn start_watching(&self, ready_list: &mut ReadyList, index: u32) {
+        if !ready_list.at(index).may_be_left_to_kernel_at_once() || !ready_list.leave_to_kernel(index, true) {
+            ready_list.heat(index);
         }
         if self.sleepers.load(Ordering::SeqCst) > 0 {
-            roster.announce(index);
+            ready_list.announce(index);
         }
     }
 
-    fn drop_registration(&self, roster: &mut Roster, index: u32) {
-        roster.remove(index);
+    fn drop_registration(&self, ready_list: &mut ReadyList, index: u32) {
+        ready_list.remove(index);
         REGISTERED.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// The program closes the descriptor of a registration, or the one by which the kernel knows it.
-    fn forget(&self, roster: &mut Roster, index: u32, survivors: &[RawFd]) {
-        if !survivors.is_empty() && roster.orphan(index, survivors) {
-            return self.start_watching(roster, index);
+    fn forget(&self, ready_list: &mut ReadyList, index: u32, survivors: &[RawFd]) {
+        if !survivors.is_empty() && ready_list.orphan(index, survivors) {
+            return self.start_watching(ready_list, index);
         }
         // What was made before a fork stays in the kernel for the other process, as Linux keeps it while somebody has
         // the file open.
-        let registration = roster.at(index);
+        let registration = ready_list.at(index);
         let is_others_too = registration.is_inherited || (registration.has_heir && registration.is_connection());
         if !is_others_too {
-            roster.delist(index);
+            ready_list.delist(index);
         }
-        self.drop_registration(roster, index);
+        self.drop_registration(ready_list, index);
     }
 
     /// Takes what was registered as a plain TCP socket from the kernel's part, or gives it back.
     fn control_stream_again(&self, operation: i32, fd: RawFd) {
-        self.with(|roster| {
-            let registration = roster.find(fd).map(|index| roster.at(index));
+        self.with(|ready_list| {
+            let registration = ready_list.find(fd).map(|index| ready_list.at(index));
             if let (Some(Registration { target: Target::Stream, events, data, .. }), Some(epfd)) =
-                (registration, roster.epfd())
+                (registration, ready_list.epfd())
             {
                 let _ = kernel::control(epfd, operation, fd, *events, *data);
             }
@@ -357,35 +357,35 @@ impl InterestSet {
 
     /// Makes what was registered as a plain TCP socket what it has become.
     fn convert(&self, fd: RawFd, target: Target) {
-        self.with(|roster| {
-            let Some(index) = roster.find(fd) else { return };
-            let old = roster.at(index);
+        self.with(|ready_list| {
+            let Some(index) = ready_list.find(fd) else { return };
+            let old = ready_list.at(index);
             if !matches!(old.target, Target::Stream) {
                 return;
             }
-            let (events, data, epfd) = (old.events, old.data, roster.epfd().unwrap_or(-1));
-            self.drop_registration(roster, index);
+            let (events, data, epfd) = (old.events, old.data, ready_list.epfd().unwrap_or(-1));
+            self.drop_registration(ready_list, index);
             if let Target::Listener(_) = target {
                 // It is the same kernel socket still; the registration comes again, with the lane's.
                 let _ = kernel::control(epfd, EPOLL_CTL_DEL, fd, 0, 0);
             }
             // Without descriptors for it the kernel's part stays away, and with it this registration.
-            let _ = self.add(roster, Registration::new(fd, target, events, data));
+            let _ = self.add(ready_list, Registration::new(fd, target, events, data));
         });
     }
 }
 
-impl InterestSet {
+impl EpollSet {
     /// Makes what was registered as a listener with a lane listener a plain TCP socket.
     fn revert(&self, fd: RawFd) {
-        self.with(|roster| {
-            let Some(index) = roster.find(fd) else { return };
-            let Registration { target: Target::Listener(_), events, data, .. } = *roster.at(index) else { return };
-            self.forget(roster, index, &[]);
+        self.with(|ready_list| {
+            let Some(index) = ready_list.find(fd) else { return };
+            let Registration { target: Target::Listener(_), events, data, .. } = *ready_list.at(index) else { return };
+            self.forget(ready_list, index, &[]);
             // It is in the kernel's set still where that is another process's too.
-            let _ = kernel::control(roster.epfd().unwrap_or(-1), EPOLL_CTL_ADD, fd, events, data);
-            roster.has_foreign = true;
-            roster.insert(Registration::new(fd, Target::Stream, events, data));
+            let _ = kernel::control(ready_list.epfd().unwrap_or(-1), EPOLL_CTL_ADD, fd, events, data);
+            ready_list.has_foreign = true;
+            ready_list.insert(Registration::new(fd, Target::Stream, events, data));
             REGISTERED.fetch_add(1, Ordering::Relaxed);
         });
     }
@@ -402,7 +402,7 @@ fn is_readable(fd: RawFd) -> bool {
 pub fn create(flags: i32) -> Result<RawFd, Errno> {
     let fd = kernel::create(flags)?;
     if table::can_hold(fd) && !settings().off {
-        roster::keep_spare_inner();
+        ready_list::keep_spare_inner();
         enter(fd);
     }
     Ok(fd)
@@ -410,17 +410,17 @@ pub fn create(flags: i32) -> Result<RawFd, Errno> {
 
 /// Returns the set that an epoll descriptor stands for, if there is one.
 #[inline]
-fn set_of(epfd: RawFd) -> Option<&'static InterestSet> {
+fn set_of(epfd: RawFd) -> Option<&'static EpollSet> {
     table::load(epfd).get()
 }
 
 /// Makes a set for an epoll descriptor of the program.
-fn enter(epfd: RawFd) -> &'static InterestSet {
+fn enter(epfd: RawFd) -> &'static EpollSet {
     connection::observe_changes(look_again);
     listener::observe_closing(forget_listener);
     let set = POOL.take();
     set.spin_history.reset();
-    set.with(|roster| roster.descriptors.push(epfd));
+    set.with(|ready_list| ready_list.descriptors.push(epfd));
     table::swap(epfd, Object::new(Kind::EpollSet, set));
     set
 }
@@ -451,7 +451,7 @@ pub unsafe fn control(epfd: RawFd, operation: i32, fd: RawFd, event: *mut epoll_
 }
 
 fn control_in(
-    set: &'static InterestSet,
+    set: &'static EpollSet,
     epfd: RawFd,
     operation: i32,
     fd: RawFd,
@@ -463,7 +463,7 @@ fn control_in(
         Target::Nested(_) => set.nests.store(true, Ordering::Relaxed),
         Target::Connection(_) | Target::Listener(_) => {}
     }
-    set.with(|roster| control_own(set, roster, operation, fd, target, event))
+    set.with(|ready_list| control_own(set, ready_list, operation, fd, target, event))
 }
 
 unsafe fn control_foreign(epfd: RawFd, operation: i32, fd: RawFd, event: *mut epoll_event) -> Result<(), Errno> {
@@ -472,7 +472,7 @@ unsafe fn control_foreign(epfd: RawFd, operation: i32, fd: RawFd, event: *mut ep
     if operation == EPOLL_CTL_ADD
         && let Some(set) = set_of(epfd)
     {
-        set.with(|roster| roster.has_foreign = true);
+        set.with(|ready_list| ready_list.has_foreign = true);
     }
     Ok(())
 }
@@ -485,7 +485,7 @@ fn control_unknown(epfd: RawFd, operation: i32, fd: RawFd, target: Target, event
         return kernel::control(epfd, operation, fd, event.events, event.u64);
     }
     let set = enter(epfd);
-    set.with(|roster| roster.has_foreign = true);
+    set.with(|ready_list| ready_list.has_foreign = true);
     let result = control_in(set, epfd, operation, fd, target, event);
     if result.is_err() {
         table::swap(epfd, Object::NONE);
@@ -495,7 +495,7 @@ fn control_unknown(epfd: RawFd, operation: i32, fd: RawFd, target: Target, event
 }
 
 fn control_stream(
-    set: &'static InterestSet,
+    set: &'static EpollSet,
     epfd: RawFd,
     operation: i32,
     fd: RawFd,
@@ -503,13 +503,13 @@ fn control_stream(
 ) -> Result<(), Errno> {
     let _guard = background_connects::hold_off();
     kernel::control(epfd, operation, fd, event.events, event.u64)?;
-    set.with(|roster| {
-        roster.has_foreign = true;
-        if let Some(index) = roster.find(fd) {
-            set.drop_registration(roster, index);
+    set.with(|ready_list| {
+        ready_list.has_foreign = true;
+        if let Some(index) = ready_list.find(fd) {
+            set.drop_registration(ready_list, index);
         }
         if operation != EPOLL_CTL_DEL {
-            roster.insert(Registration::new(fd, Target::Stream, event.events, event.u64));
+            ready_list.insert(Registration::new(fd, Target::Stream, event.events, event.u64));
             REGISTERED.fetch_add(1, Ordering::Relaxed);
         }
     });
@@ -520,36 +520,36 @@ fn control_stream(
 }
 
 fn control_own(
-    set: &'static InterestSet,
-    roster: &mut Roster,
+    set: &'static EpollSet,
+    ready_list: &mut ReadyList,
     operation: i32,
     fd: RawFd,
     target: Target,
     event: epoll_event,
 ) -> Result<(), Errno> {
-    let found = roster.find(fd).or_else(|| roster.find_returned(fd, target));
+    let found = ready_list.find(fd).or_else(|| ready_list.find_returned(fd, target));
     let events = event.events;
     match (operation, found) {
         (EPOLL_CTL_ADD, _) if events & EXCLUSIVE != 0 && !allows_exclusive(target, events) => Err(Errno::INVAL),
-        (EPOLL_CTL_ADD, Some(index)) if is_registered(roster, index, fd) => Err(Errno::EXIST),
+        (EPOLL_CTL_ADD, Some(index)) if is_registered(ready_list, index, fd) => Err(Errno::EXIST),
         (EPOLL_CTL_ADD, found) => {
             match found {
                 // A TCP socket that had this number before.
-                Some(index) if matches!(roster.at(index).target, Target::Stream) => {
-                    set.drop_registration(roster, index)
+                Some(index) if matches!(ready_list.at(index).target, Target::Stream) => {
+                    set.drop_registration(ready_list, index)
                 }
                 // A handler has closed it, and somebody is about to say so here.
-                Some(index) => set.forget(roster, index, &[]),
+                Some(index) => set.forget(ready_list, index, &[]),
                 None => {}
             }
-            set.add(roster, Registration::new(fd, target, events, event.u64))
+            set.add(ready_list, Registration::new(fd, target, events, event.u64))
         }
         (EPOLL_CTL_MOD | EPOLL_CTL_DEL, None) => Err(Errno::NOENT),
-        (EPOLL_CTL_MOD, Some(index)) if (events | roster.at(index).events) & EXCLUSIVE != 0 => Err(Errno::INVAL),
-        (EPOLL_CTL_MOD, Some(index)) => set.change(roster, index, event),
+        (EPOLL_CTL_MOD, Some(index)) if (events | ready_list.at(index).events) & EXCLUSIVE != 0 => Err(Errno::INVAL),
+        (EPOLL_CTL_MOD, Some(index)) => set.change(ready_list, index, event),
         (EPOLL_CTL_DEL, Some(index)) => {
-            roster.delist(index);
-            set.drop_registration(roster, index);
+            ready_list.delist(index);
+            set.drop_registration(ready_list, index);
             Ok(())
         }
         _ => Err(Errno::INVAL),
@@ -557,8 +557,8 @@ fn control_own(
 }
 
 /// Whether the number still is what was registered under it, or that lives on under another.
-fn is_registered(roster: &Roster, index: u32, fd: RawFd) -> bool {
-    let target = roster.at(index).target;
+fn is_registered(ready_list: &ReadyList, index: u32, fd: RawFd) -> bool {
+    let target = ready_list.at(index).target;
     !matches!(target, Target::Stream) && (!Target::has_gone(&(fd, target)) || !target.descriptors().is_empty())
 }
 
@@ -599,26 +599,26 @@ pub fn adopt_listener(fd: RawFd, listener: &'static Listener) {
 
 /// Has the kernel report another descriptor of a listener: `switch` changes which one stands for its lanes.
 pub fn watch_anew(listener: &'static Listener, switch: impl FnOnce()) {
-    let for_each_registration = |work: &dyn Fn(&InterestSet, &mut Roster, u32)| {
+    let for_each_registration = |work: &dyn Fn(&EpollSet, &mut ReadyList, u32)| {
         let descriptors = Target::Listener(listener).descriptors();
         POOL.for_each(|set| {
-            set.with(|roster| {
-                let is_of_listener = |index: &u32| roster.at(*index).target.is(Target::Listener(listener));
+            set.with(|ready_list| {
+                let is_of_listener = |index: &u32| ready_list.at(*index).target.is(Target::Listener(listener));
                 let found: Vec<u32> =
-                    descriptors.iter().filter_map(|&fd| roster.find(fd)).filter(is_of_listener).collect();
-                found.into_iter().for_each(|index| work(set, roster, index));
+                    descriptors.iter().filter_map(|&fd| ready_list.find(fd)).filter(is_of_listener).collect();
+                found.into_iter().for_each(|index| work(set, ready_list, index));
             });
         });
     };
     if REGISTERED.load(Ordering::Relaxed) == 0 {
         return switch();
     }
-    for_each_registration(&|_, roster, index| roster.delist(index));
+    for_each_registration(&|_, ready_list, index| ready_list.delist(index));
     switch();
-    for_each_registration(&|set, roster, index| {
-        let Registration { events, data, .. } = *roster.at(index);
+    for_each_registration(&|set, ready_list, index| {
+        let Registration { events, data, .. } = *ready_list.at(index);
         // Without a descriptor for it the listener reports what comes by TCP alone, as when it is registered.
-        let _ = set.change(roster, index, epoll_event { events, u64: data });
+        let _ = set.change(ready_list, index, epoll_event { events, u64: data });
     });
 }
 
@@ -626,7 +626,7 @@ pub fn watch_anew(listener: &'static Listener, switch: impl FnOnce()) {
 pub fn holds_listener(listener: &'static Listener) -> bool {
     let descriptors = Target::Listener(listener).descriptors();
     REGISTERED.load(Ordering::Relaxed) > 0
-        && POOL.any(|set| set.with(|roster| descriptors.iter().any(|&fd| roster.find(fd).is_some())))
+        && POOL.any(|set| set.with(|ready_list| descriptors.iter().any(|&fd| ready_list.find(fd).is_some())))
 }
 
 /// After the lane listener beside the TCP socket `fd` is gone: sets that held both hold the socket.
@@ -640,9 +640,9 @@ pub fn adopt_stream(fd: RawFd) {
 pub fn wake_sleepers() {
     POOL.for_each(|set| {
         if set.sleepers.load(Ordering::SeqCst) > 0 {
-            set.with(|roster| {
-                if set.prepare_for_lanes(roster).is_ok() {
-                    roster.ring_bell();
+            set.with(|ready_list| {
+                if set.prepare_for_lanes(ready_list).is_ok() {
+                    ready_list.ring_bell();
                 }
             });
         }
@@ -654,7 +654,7 @@ pub(crate) fn is_held_by_a_set(connection: &'static Connection) -> bool {
     REGISTERED.load(Ordering::Relaxed) > 0
         && connection.with_descriptors(<[RawFd]>::to_vec).iter().any(|&fd| {
             let mut is_found = false;
-            POOL.for_each(|set| set.with(|roster| is_found |= roster.find(fd).is_some()));
+            POOL.for_each(|set| set.with(|ready_list| is_found |= ready_list.find(fd).is_some()));
             is_found
         })
 }
@@ -668,9 +668,9 @@ pub fn look_again(connection: &'static Connection) {
     POOL.for_each(|set| {
         // A handler that has interrupted who is inside a set: that one's wait looks.
         if !set.lock.is_held_by_this_thread() {
-            set.with(|roster| {
-                let registered: Vec<u32> = descriptors.iter().filter_map(|&fd| roster.find(fd)).collect();
-                set.look_at_parked(roster, registered);
+            set.with(|ready_list| {
+                let registered: Vec<u32> = descriptors.iter().filter_map(|&fd| ready_list.find(fd)).collect();
+                set.look_at_parked(ready_list, registered);
             });
         }
     });
@@ -705,13 +705,14 @@ pub fn while_replaced(
     }
     let mut held = Vec::new();
     POOL.for_each(|set| {
-        set.with(|roster| {
+        set.with(|ready_list| {
             for &fd in descriptors {
-                let found = roster.find(fd).filter(|index| roster.at(*index).target.is(Target::Connection(connection)));
-                if let (Some(index), Some(epfd)) = (found, roster.epfd()) {
-                    let registration = roster.at(index);
+                let found =
+                    ready_list.find(fd).filter(|index| ready_list.at(*index).target.is(Target::Connection(connection)));
+                if let (Some(index), Some(epfd)) = (found, ready_list.epfd()) {
+                    let registration = ready_list.at(index);
                     held.push((set, epfd, fd, epoll_event { events: registration.events, u64: registration.data }));
-                    set.forget(roster, index, &[]);
+                    set.forget(ready_list, index, &[]);
                 }
             }
         });
@@ -786,17 +787,17 @@ fn forget_one_of(fd: RawFd, target: Target, survivors: impl FnOnce() -> Vec<RawF
         return leave_to_all(close);
     }
     POOL.for_each(|set| {
-        let forget = |roster: &mut Roster| {
+        let forget = |ready_list: &mut ReadyList| {
             // The number may be another object's by now, which is registered under it.
             let is_stale = |index: &u32| {
-                let registered = roster.at(*index).target;
+                let registered = ready_list.at(*index).target;
                 registered.is(target) || Target::has_gone(&(fd, registered))
             };
-            if let Some(index) = roster.find(fd).filter(is_stale) {
-                set.forget(roster, index, &survivors);
+            if let Some(index) = ready_list.find(fd).filter(is_stale) {
+                set.forget(ready_list, index, &survivors);
             }
-            while let Some(index) = roster.orphan_of(target, fd, survivors.is_empty()) {
-                set.forget(roster, index, &survivors);
+            while let Some(index) = ready_list.orphan_of(target, fd, survivors.is_empty()) {
+                set.forget(ready_list, index, &survivors);
             }
         };
         if set.with_if_free(forget) {
@@ -838,10 +839,10 @@ fn lock_all_around_fork() -> bool {
 pub fn after_fork_in_parent() {
     for set in POOL.all_during_fork() {
         // SAFETY: under the lock, which this thread has held since before the fork.
-        let roster = unsafe { &mut *set.roster.get() };
-        let switched = roster.switched();
-        set.look_at_parked(roster, switched);
-        roster.bequeath();
+        let ready_list = unsafe { &mut *set.ready_list.get() };
+        let switched = ready_list.switched();
+        set.look_at_parked(ready_list, switched);
+        ready_list.bequeath();
         set.lock.unlock();
     }
     NESTING.unlock();
@@ -853,7 +854,7 @@ pub fn after_fork_in_child() {
     for set in POOL.all_during_fork() {
         set.lock.reset();
         set.sleepers.store(0, Ordering::Relaxed);
-        set.with(Roster::inherit);
+        set.with(ReadyList::inherit);
     }
     NESTING.unlock();
     POOL.unlock_after_fork();

@@ -11,7 +11,7 @@ pub use confined::poll_entries_confined;
 use crate::connection::Connection;
 use crate::descriptor::hidden;
 use crate::entry::{self, Entry};
-use crate::epoll::{InterestSet, Sleep};
+use crate::epoll::{EpollSet, Sleep};
 use crate::lifecycle;
 use crate::listener::Listener;
 use crate::process::background_connects;
@@ -113,7 +113,7 @@ pub unsafe fn poll_confined(
 fn is_ours(fd: RawFd) -> bool {
     match entry::get(fd) {
         Entry::Connection(_) | Entry::Listener(_) => true,
-        Entry::Interest(set) => set.has_lanes(),
+        Entry::EpollSet(set) => set.has_lanes(),
         Entry::Stream(_) => waits_to_connect(fd),
         Entry::Confined(_) | Entry::None => false,
     }
@@ -295,7 +295,7 @@ enum Kind {
     Foreign,
     Connection(&'static Connection),
     Listener(&'static Listener),
-    Set(&'static InterestSet),
+    Set(&'static EpollSet),
 }
 
 impl Kind {
@@ -303,7 +303,7 @@ impl Kind {
         match entry::get(fd) {
             Entry::Connection(connection) => Self::Connection(connection),
             Entry::Listener(listener) => Self::Listener(listener),
-            Entry::Interest(set) if set.has_lanes() => Self::Set(set),
+            Entry::EpollSet(set) if set.has_lanes() => Self::Set(set),
             _ => Self::Foreign,
         }
     }

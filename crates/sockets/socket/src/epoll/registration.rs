@@ -1,6 +1,6 @@
 //! One registered descriptor: what is asked of it, and what was last reported.
 
-use super::InterestSet;
+use super::EpollSet;
 use super::order::{ReadyTime, ready_time};
 use crate::connection::{Connection, Edges};
 use crate::descriptor::table::{self, Kind};
@@ -25,7 +25,7 @@ pub(super) enum Target {
     /// The TCP listener is in the program's epoll with the program's data, the lane listener in the inner one.
     Listener(&'static Listener),
     /// Another set, in the inner epoll.
-    Nested(&'static InterestSet),
+    Nested(&'static EpollSet),
     /// A TCP socket that the kernel serves, remembered because `connect` or `listen` may make it one of the others.
     Stream,
 }
@@ -46,7 +46,7 @@ impl Target {
         match self {
             Self::Connection(connection) => connection.with_descriptors(<[RawFd]>::to_vec),
             Self::Listener(listener) => listener.with_descriptors(<[RawFd]>::to_vec),
-            Self::Nested(set) => set.with(|roster| roster.descriptors.clone()),
+            Self::Nested(set) => set.with(|ready_list| ready_list.descriptors.clone()),
             Self::Stream => Vec::new(),
         }
     }
@@ -263,7 +263,7 @@ impl Registration {
         ready
     }
 
-    fn look_at_set(&mut self, set: &'static InterestSet, fully: bool) -> i16 {
+    fn look_at_set(&mut self, set: &'static EpollSet, fully: bool) -> i16 {
         let is_ready = set.peek(fully);
         if fully {
             let is_news = !self.is_edge() || self.is_fresh || self.is_pending || self.last_ready == 0;

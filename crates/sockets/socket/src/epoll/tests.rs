@@ -5,7 +5,7 @@ use super::*;
 use crate::connection::tests::{End, pair, receive, send, young_pair};
 use crate::entry::{self, Entry};
 use crate::poll_select;
-use roster::{HOT_BEGIN, Held};
+use ready_list::{HOT_BEGIN, Held};
 use rustix::event::{EventfdFlags, eventfd};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -146,9 +146,9 @@ impl Epoll {
         }
     }
 
-    fn set(&self) -> &'static InterestSet {
+    fn set(&self) -> &'static EpollSet {
         match entry::get(self.0) {
-            Entry::Interest(set) => set,
+            Entry::EpollSet(set) => set,
             _ => panic!("not a set"),
         }
     }
@@ -374,7 +374,7 @@ fn a_connection_that_has_ended_keeps_no_sleeper_awake() {
     for _ in 0..3 {
         epoll.let_all_sleep();
     }
-    assert!(!epoll.set().with(|roster| is_readable(roster.inner_fd())));
+    assert!(!epoll.set().with(|ready_list| is_readable(ready_list.inner_fd())));
 }
 
 #[test]
@@ -429,10 +429,10 @@ fn idle_connections_are_not_looked_at() {
         epoll.add(own.fd(), IN, index as u64);
     }
     epoll.let_all_sleep();
-    assert_eq!(epoll.set().with(|roster| roster.spun_for_count()), 0);
+    assert_eq!(epoll.set().with(|ready_list| ready_list.spun_for_count()), 0);
     send(pairs[123].1.0, b"x").unwrap();
     assert_eq!(epoll.wait(), [(IN, 123)]);
-    assert_eq!(epoll.set().with(|roster| roster.spun_for_count()), 1);
+    assert_eq!(epoll.set().with(|ready_list| ready_list.spun_for_count()), 1);
     for index in [7, 8, 299] {
         send(pairs[index].1.0, b"x").unwrap();
     }
@@ -451,7 +451,7 @@ fn a_busy_connection_has_many_idle_ones_parked() {
     for _ in 0..5000 {
         assert_eq!(epoll.wait(), [(IN, 0)]);
     }
-    assert!(epoll.set().with(|roster| roster.spun_for_count()) < 80);
+    assert!(epoll.set().with(|ready_list| ready_list.spun_for_count()) < 80);
     send(pairs[1].1.0, b"x").unwrap();
     send(pairs[99].1.0, b"x").unwrap();
     read_all(pairs[0].0.0.0);
@@ -466,7 +466,7 @@ fn a_busy_connection_has_many_idle_ones_parked() {
 fn a_wait_polls_the_same_number_however_many_idle_connections_are_fresh() {
     let epoll = Epoll::new();
     let pairs = pairs_of(4 * HOT_BEGIN);
-    let hot = || epoll.set().with(|roster| roster.spun_for_count());
+    let hot = || epoll.set().with(|ready_list| ready_list.spun_for_count());
     for (index, (own, _)) in pairs.iter().enumerate() {
         let polls = polls_of(|| epoll.add(own.fd(), IN, index as u64));
         assert!(polls <= 2, "{polls} polls to add number {index}");
@@ -499,7 +499,7 @@ fn connections_that_are_busy_at_once_are_all_polled() {
         }
         assert_eq!(epoll.now(), []);
     }
-    assert_eq!(epoll.set().with(|roster| roster.spun_for_count()), pairs.len());
+    assert_eq!(epoll.set().with(|ready_list| ready_list.spun_for_count()), pairs.len());
 }
 
 #[test]
@@ -681,9 +681,9 @@ fn what_the_kernel_reports_after_a_sleep_keeps_its_place_among_lanes() {
     (2..).zip(&young).for_each(|(data, (own, _))| epoll.add(own.fd(), IN, data));
     epoll.let_all_sleep();
     for order in [[0, 2, 1, 3], [2, 0, 3, 1], [3, 2, 1, 0]] {
-        epoll.set().with(|roster| {
-            roster.asleep_since = Some(ReadyTime::now());
-            assert!(roster.park_all(&mut Vec::new(), Held::Kept));
+        epoll.set().with(|ready_list| {
+            ready_list.asleep_since = Some(ReadyTime::now());
+            assert!(ready_list.park_all(&mut Vec::new(), Held::Kept));
         });
         for data in order {
             match lanes.get(data as usize) {
@@ -693,7 +693,7 @@ fn what_the_kernel_reports_after_a_sleep_keeps_its_place_among_lanes() {
         }
         // The sleeper is late.
         std::thread::sleep(Duration::from_millis(1));
-        epoll.set().with(Roster::collect);
+        epoll.set().with(ReadyList::collect);
         assert_eq!(epoll.order(16), order);
         lanes.iter().chain(&young).for_each(|(own, _)| assert_eq!(read_all(own.0.0), 1));
         epoll.let_all_sleep();
@@ -889,7 +889,7 @@ fn sets_nest_three_deep_and_wake_the_outermost_sleeper() {
     assert_eq!(outer.now(), [(IN, 4)]);
     read_all(own.0.0);
     outer.let_all_sleep();
-    assert!(!outer.set().with(|roster| roster.has_deaf));
+    assert!(!outer.set().with(|ready_list| ready_list.has_deaf));
 }
 
 #[test]
@@ -942,7 +942,7 @@ fn a_closed_descriptor_leaves_the_set() {
     send(peer.0, b"x").unwrap();
     drop(own);
     assert_eq!(epoll.now(), []);
-    assert_eq!(epoll.set().with(|roster| roster.count()), 0);
+    assert_eq!(epoll.set().with(|ready_list| ready_list.count()), 0);
 }
 
 #[test]
@@ -1024,7 +1024,7 @@ fn a_plain_socket_that_becomes_a_connection_stays_in_the_set() {
     let epoll = Epoll::new();
     let (own, peer) = own_and_peer();
     // As if `connect` had put the lifeline in the place of a socket that is in the set.
-    epoll.set().with(|roster| roster.insert(Registration::new(own.fd(), Target::Stream, IN | OUT, 5)));
+    epoll.set().with(|ready_list| ready_list.insert(Registration::new(own.fd(), Target::Stream, IN | OUT, 5)));
     REGISTERED.fetch_add(1, Ordering::Relaxed);
     adopt(own.fd(), own.0.0);
     assert_eq!(epoll.now(), [(OUT, 5)]);
@@ -1041,7 +1041,7 @@ fn closing_the_set_lets_go_of_its_connections() {
         epoll.let_all_sleep();
         let second = rustix::io::dup(unsafe_borrow(epoll.0)).unwrap();
         epoll.set().add_descriptor(second.as_raw_fd());
-        entry::set(second.as_raw_fd(), Entry::Interest(epoll.set()));
+        entry::set(second.as_raw_fd(), Entry::EpollSet(epoll.set()));
         send(peer.0, b"x").unwrap();
         let same = std::mem::ManuallyDrop::new(Epoll(second.as_raw_fd()));
         assert_eq!(same.now(), [(IN, 1)]);
@@ -1088,7 +1088,7 @@ fn a_registration_outlives_its_descriptor_while_another_names_the_connection() {
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| epoll.wait());
         epoll.until_asleep();
-        assert!(!epoll.set().with(|roster| roster.has_deaf));
+        assert!(!epoll.set().with(|ready_list| ready_list.has_deaf));
         send(peer.0, b"x").unwrap();
         assert_eq!(waiter.join().unwrap(), [(IN, 1)]);
     });
@@ -1110,7 +1110,7 @@ fn a_registration_outlives_its_descriptor_while_another_names_the_connection() {
     }
     let set = epoll.set();
     drop(own);
-    assert_eq!(set.with(|roster| roster.count()), 0);
+    assert_eq!(set.with(|ready_list| ready_list.count()), 0);
 }
 
 #[test]
@@ -1152,7 +1152,7 @@ fn a_process_that_inherits_a_set_registers_under_other_tokens() {
     let tokens = || {
         [&first, &second].map(|own| {
             epoll.add(own.fd(), IN, 2);
-            epoll.set().with(|roster| roster.token(roster.find(own.fd()).unwrap()))
+            epoll.set().with(|ready_list| ready_list.token(ready_list.find(own.fd()).unwrap()))
         })
     };
     let leave = || [&first, &second].map(|own| epoll.control(EPOLL_CTL_DEL, own.fd(), 0, 0).unwrap());
@@ -1160,7 +1160,7 @@ fn a_process_that_inherits_a_set_registers_under_other_tokens() {
     epoll.control(EPOLL_CTL_DEL, first.fd(), 0, 0).unwrap();
     let before = tokens();
     leave();
-    epoll.set().with(Roster::inherit);
+    epoll.set().with(ReadyList::inherit);
     let after = tokens();
     assert!(before.iter().all(|token| !after.contains(token)), "{before:x?} {after:x?}");
     leave();
@@ -1172,7 +1172,7 @@ fn what_a_handler_closes_whose_thread_holds_a_socket_is_left_to_who_is_inside_th
     let (own, _peer) = own_and_peer();
     let epoll = Epoll::new();
     epoll.add(own.fd(), IN, 1);
-    let Entry::Interest(set) = entry::get(epoll.0) else { panic!("no set") };
+    let Entry::EpollSet(set) = entry::get(epoll.0) else { panic!("no set") };
     let ((inside, is_inside), (go_on, goes_on)) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
     let waiting = std::thread::spawn(move || {
         set.with(|_| {

@@ -2,9 +2,9 @@
 //! kernel.
 
 use super::order::ReadyTime;
+use super::ready_list::{Held, ReadyList};
 use super::registration::Registration;
-use super::roster::{Held, Roster};
-use super::{InterestSet, Sleep, kernel};
+use super::{EpollSet, Sleep, kernel};
 use crate::process::background_connects;
 use crate::process::blocking;
 use crate::process::clock::now_ns;
@@ -151,7 +151,7 @@ enum Woken {
     Nothing,
 }
 
-impl InterestSet {
+impl EpollSet {
     #[inline]
     pub(super) fn wait(&'static self, call: &Call) -> Result<usize, Errno> {
         background_connects::advance();
@@ -160,7 +160,7 @@ impl InterestSet {
         }
         if background_connects::is_any_pending() {
             // They become lanes under the eyes of this wait.
-            self.with(|roster| self.prepare_for_lanes(roster))?;
+            self.with(|ready_list| self.prepare_for_lanes(ready_list))?;
             return self.wait_for_lanes(call);
         }
         let started_ns = now_ns();
@@ -175,12 +175,12 @@ impl InterestSet {
         let life = self.life.load(Ordering::Acquire);
         let mut sink = Sink::new(call)?;
         let dont_wait = call.timeout_ns == Some(0);
-        let is_due = self.with_life(life, |roster| {
-            let is_due = roster.kernel_is_due();
+        let is_due = self.with_life(life, |ready_list| {
+            let is_due = ready_list.kernel_is_due();
             if !is_due {
-                roster.scan(&mut sink, false);
+                ready_list.scan(&mut sink, false);
             }
-            is_due || (dont_wait && sink.len == 0 && roster.needs_kernel())
+            is_due || (dont_wait && sink.len == 0 && ready_list.needs_kernel())
         })?;
         if is_due {
             self.look_everywhere(call, &mut sink, life)?;
@@ -215,9 +215,11 @@ impl InterestSet {
 
     /// Runs `access`, unless the set has been closed since.
     #[inline]
-    fn with_life<R>(&self, life: u32, access: impl FnOnce(&mut Roster) -> R) -> Result<R, Errno> {
+    fn with_life<R>(&self, life: u32, access: impl FnOnce(&mut ReadyList) -> R) -> Result<R, Errno> {
         self.with(
-            |roster| if self.life.load(Ordering::Relaxed) == life { Ok(access(roster)) } else { Err(Errno::BADF) },
+            |ready_list| {
+                if self.life.load(Ordering::Relaxed) == life { Ok(access(ready_list)) } else { Err(Errno::BADF) }
+            },
         )
     }
 
@@ -225,7 +227,7 @@ impl InterestSet {
     #[inline]
     fn leave(&'static self, sink: &Sink) -> usize {
         if self.sleepers.load(Ordering::SeqCst) > 0 {
-            self.with(Roster::hand_over);
+            self.with(ReadyList::hand_over);
         }
         sink.len
     }
@@ -237,12 +239,12 @@ impl InterestSet {
             // SAFETY: the caller's mask.
             unsafe { blocking::deliver_signals(call.mask) }?;
         }
-        let lanes_first = self.with_life(life, |roster| {
-            let lanes_first = std::mem::take(&mut roster.lanes_first);
+        let lanes_first = self.with_life(life, |ready_list| {
+            let lanes_first = std::mem::take(&mut ready_list.lanes_first);
             if lanes_first {
-                roster.scan(sink, true);
+                ready_list.scan(sink, true);
             }
-            roster.note_kernel_asked();
+            ready_list.note_kernel_asked();
             lanes_first
         })?;
         if sink.is_full() {
@@ -262,12 +264,12 @@ impl InterestSet {
 
     /// The kernel has put `count` events into the array: what it says of lanes becomes what they say.
     fn take_in(&'static self, sink: &mut Sink, count: usize, life: u32, scans: bool) -> Result<(), Errno> {
-        self.with_life(life, |roster| {
-            sink.append(count, |own| roster.hear_own(own));
+        self.with_life(life, |ready_list| {
+            sink.append(count, |own| ready_list.hear_own(own));
             if scans || sink.len == 0 {
-                roster.lanes_first = sink.is_full();
+                ready_list.lanes_first = sink.is_full();
                 if !sink.is_full() {
-                    roster.scan(sink, true);
+                    ready_list.scan(sink, true);
                 }
             }
         })
@@ -305,11 +307,11 @@ impl InterestSet {
 
     /// Looks at hot connections for a while. `true`: something was found, or the time is up.
     fn spin(&'static self, call: &Call, sink: &mut Sink, life: u32, deadline: &mut Deadline) -> Result<bool, Errno> {
-        let mut spun_for = self.with_life(life, |roster| roster.spun_for_count())?;
+        let mut spun_for = self.with_life(life, |ready_list| ready_list.spun_for_count())?;
         let mut spin = Spin::with(&self.spin_history);
         while spun_for > 0 {
             match spin.iterate_by(LOOKS_PER_GLANCE.saturating_mul(spun_for as u32)) {
-                Action::Poll => self.with_life(life, |roster| roster.scan(sink, false))?,
+                Action::Poll => self.with_life(life, |ready_list| ready_list.scan(sink, false))?,
                 Action::PollKernel => {
                     self.look_everywhere(call, sink, life)?;
                     if sink.len == 0 {
@@ -318,7 +320,7 @@ impl InterestSet {
                             return Ok(true);
                         }
                     }
-                    spun_for = self.with_life(life, |roster| roster.spun_for_count())?;
+                    spun_for = self.with_life(life, |ready_list| ready_list.spun_for_count())?;
                 }
                 Action::Block => break,
             }
@@ -334,20 +336,20 @@ impl InterestSet {
         let mut has_deaf = false;
         let mut held_ns = None;
         let (sleep, is_quiet) = Sleep::begin(|asleep| {
-            self.with_life(life, |roster| {
+            self.with_life(life, |ready_list| {
                 crate::process::threads::add(&self.sleepers, 1);
                 asleep.push(self);
-                naps = std::mem::take(&mut roster.nap_is_due);
-                roster.asleep_since = Some(ReadyTime::now());
-                let is_quiet = roster.park_all(asleep, Held::Kept);
-                has_deaf = roster.has_deaf;
-                held_ns = roster.held_left_ns();
+                naps = std::mem::take(&mut ready_list.nap_is_due);
+                ready_list.asleep_since = Some(ReadyTime::now());
+                let is_quiet = ready_list.park_all(asleep, Held::Kept);
+                has_deaf = ready_list.has_deaf;
+                held_ns = ready_list.held_left_ns();
                 is_quiet
             })
         });
         if !is_quiet? {
             drop(sleep);
-            self.with_life(life, |roster| roster.scan(sink, true))?;
+            self.with_life(life, |ready_list| ready_list.scan(sink, true))?;
             return Ok(if sink.len > 0 { Woken::Found } else { Woken::Nothing });
         }
         let left_ns = deadline.left_ns();
@@ -366,10 +368,10 @@ impl InterestSet {
         self.spin_history.note_wakeup();
         drop(sleep);
         if held_ns.is_some() {
-            self.with_life(life, Roster::poll_held)?;
+            self.with_life(life, ReadyList::poll_held)?;
         }
         self.take_in(sink, count, life, true)?;
-        self.with_life(life, Roster::note_kernel_asked)?;
+        self.with_life(life, ReadyList::note_kernel_asked)?;
         Ok(match () {
             () if sink.len > 0 => Woken::Found,
             () if count == 0 && deadline.is_over() => Woken::TimedOut,

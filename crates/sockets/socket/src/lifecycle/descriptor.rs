@@ -48,7 +48,7 @@ fn forget(fd: RawFd) {
             epoll::forget_stream(fd);
             stream.forget(fd);
         }
-        Entry::Interest(set) => set.remove_descriptor(fd),
+        Entry::EpollSet(set) => set.remove_descriptor(fd),
     }
 }
 
@@ -72,7 +72,7 @@ pub fn duplicate(old: RawFd, new: RawFd) {
         }
         Entry::Listener(listener) => listener.with(|inner| inner.descriptors.push(new)),
         Entry::Stream(stream) => stream.with(|inner| inner.descriptors.push(new)),
-        Entry::Interest(set) => set.add_descriptor(new),
+        Entry::EpollSet(set) => set.add_descriptor(new),
     }
     entry::set(new, entry);
     set_cloexec(new);

@@ -9,10 +9,10 @@
 //! The hot connections are few. Where one more becomes hot, the one that has been idle for longest is parked; or, if it
 //! is ready, is *queued*: the queue needs no polling, because a scan takes no more from its front than it can report.
 
-use super::{Roster, Slot};
+use super::{ReadyList, Slot};
 use crate::epoll::order::ReadyTime;
 use crate::epoll::registration::{Registration, Target, Watch};
-use crate::epoll::{InterestSet, wait::Sink};
+use crate::epoll::{EpollSet, wait::Sink};
 
 /// The bound of the number of hot connections when nothing is known. Idle ones never raise it.
 pub(in crate::epoll) const HOT_BEGIN: usize = 64;
@@ -63,8 +63,8 @@ fn in_use(slots: &mut [Slot], index: u32) -> &mut Registration {
     slots[index as usize].registration.as_mut().expect("an index in use")
 }
 
-impl Roster {
-    /// Has every wait poll it. [`Roster::trim`] comes afterwards.
+impl ReadyList {
+    /// Has every wait poll it. [`ReadyList::trim`] comes afterwards.
     pub(super) fn warm(&mut self, index: u32) {
         let reports = self.reports;
         let registration = self.at_mut(index);
@@ -84,7 +84,7 @@ impl Roster {
         HOT_BEGIN + self.hot_extra
     }
 
-    /// As [`Roster::warm`], and makes room for it.
+    /// As [`ReadyList::warm`], and makes room for it.
     pub fn heat(&mut self, index: u32) {
         self.warm(index);
         self.trim();
@@ -178,7 +178,7 @@ impl Roster {
         (is_alone && !self.at(index).is_on_lifeline()).then_some(index)
     }
 
-    /// As [`Roster::scan_all`], where there is nothing to put in order: it reads no clock, and no stamp.
+    /// As [`ReadyList::scan_all`], where there is nothing to put in order: it reads no clock, and no stamp.
     #[inline(always)]
     fn scan_only(&mut self, index: u32, sink: &mut Sink, fully: bool) {
         let registration = in_use(&mut self.slots, index);
@@ -397,7 +397,7 @@ impl Roster {
 
     /// Before a sleep: asks the peers of all hot connections to ring, polls them once more, and lets only those stay
     /// hot that are ready. Nested sets do the same and enter themselves in `asleep`. `false`: something is ready.
-    pub fn park_all(&mut self, asleep: &mut Vec<&'static InterestSet>, held: Held) -> bool {
+    pub fn park_all(&mut self, asleep: &mut Vec<&'static EpollSet>, held: Held) -> bool {
         let mut is_quiet = !self.has_queued(true);
         self.has_deaf = false;
         self.poll_held();
@@ -457,7 +457,7 @@ impl Roster {
         }
     }
 
-    /// As [`Roster::hand_over`], for one that was just added or changed. The look may have taken out of the lifeline
+    /// As [`ReadyList::hand_over`], for one that was just added or changed. The look may have taken out of the lifeline
     /// what the kernel was to report, so whoever wakes up polls it. The connections of a nested set have not been asked
     /// to ring.
     pub fn announce(&mut self, index: u32) {

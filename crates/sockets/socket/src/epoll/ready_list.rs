@@ -40,7 +40,7 @@ const UNASKED_MICROSECONDS: u64 = 20;
 /// For the first set that gets a lane when the program has used up its descriptors.
 static SPARE_INNER: Spare = Spare::new();
 
-/// Prepares for [`Roster::ensure_inner`] while there are descriptors.
+/// Prepares for [`ReadyList::ensure_inner`] while there are descriptors.
 pub fn keep_spare_inner() {
     SPARE_INNER.keep(kernel::create_hidden);
 }
@@ -53,7 +53,7 @@ fn lane_events(listener: &'static Listener, events: u32) -> u32 {
 }
 
 #[derive(Default)]
-pub(super) struct Roster {
+pub(super) struct ReadyList {
     /// The program's descriptors of the set.
     pub descriptors: Vec<RawFd>,
     /// The kernel reports what nobody here may take: ask it again only in a while.
@@ -109,7 +109,7 @@ struct Slot {
     registration: Option<Registration>,
 }
 
-impl Roster {
+impl ReadyList {
     /// Connections that are worth spinning for: those that cannot ring leave the hot ones at the first sleep.
     pub fn spun_for_count(&self) -> usize {
         self.hot.len()
@@ -159,7 +159,7 @@ impl Roster {
         self.slots[index as usize].registration.as_mut().expect("an index in use")
     }
 
-    /// Enters a registration; the kernel's part is [`Roster::enlist`].
+    /// Enters a registration; the kernel's part is [`ReadyList::enlist`].
     pub fn insert(&mut self, registration: Registration) -> u32 {
         let fd = registration.fd as usize;
         if self.by_fd.len() <= fd {
@@ -254,7 +254,7 @@ impl Roster {
         self.enlist(index).is_ok()
     }
 
-    /// Takes a registration out; the kernel's part is [`Roster::delist`].
+    /// Takes a registration out; the kernel's part is [`ReadyList::delist`].
     pub fn remove(&mut self, index: u32) {
         self.at_mut(index).unpark();
         self.set_watch(index, Watch::Off);
@@ -337,7 +337,7 @@ impl Roster {
         }
     }
 
-    /// How long a sleep may be, as the last [`Roster::park_all`] has found.
+    /// How long a sleep may be, as the last [`ReadyList::park_all`] has found.
     pub fn held_left_ns(&self) -> Option<u64> {
         self.held_left_ns
     }
@@ -421,7 +421,7 @@ impl Roster {
         true
     }
 
-    /// Undoes [`Roster::enlist`]. What is not there any more need not be taken out.
+    /// Undoes [`ReadyList::enlist`]. What is not there any more need not be taken out.
     pub fn delist(&mut self, index: u32) {
         let inner = self.inner_fd();
         let registration = self.at(index);
