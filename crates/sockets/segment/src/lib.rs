@@ -59,7 +59,7 @@ pub type ApartSender = SenderOf<DeviceMemory>;
 /// The receiving end of such a lane.
 pub type ApartReceiver = ReceiverOf<DeviceMemory>;
 
-/// Version of everything in this file and in `hello`: ends of different versions do not meet.
+/// Version of everything in this file and in `handshake`: ends of different versions do not meet.
 pub const LAYOUT_VERSION: u32 = 13;
 
 const PAGE_BYTES: usize = 4096;

@@ -164,8 +164,8 @@ impl PlainLanes<'_> {
 pub enum Start {
     /// By the lifeline, until the connection gets lanes; which end of it this is.
     Lifeline(Side),
-    /// Not at all: the hello of a proxy, which brings the lanes, has not come.
-    Hello,
+    /// Not at all: the handshake of a proxy, which brings the lanes, has not come.
+    Handshake,
     /// By lanes, whose memory is at hand.
     Lanes(Segment, Option<MemoryFds<HiddenFd>>),
 }
@@ -200,8 +200,8 @@ pub struct Connection {
     by_lane: AtomicU64,
     /// What there is to know before they do.
     early: Early,
-    /// A proxy's connection, whose hello has not come.
-    awaits_hello: AtomicBool,
+    /// A proxy's connection, whose handshake has not come.
+    awaits_handshake: AtomicBool,
     /// Whether the object is a connection, and which; who looks at the lanes without a lock.
     occupancy: Occupancy<AtomicU32>,
     /// What signal handlers have left to the holder that they interrupted; see `hold`.
@@ -210,7 +210,7 @@ pub struct Connection {
     /// Options as in [`options::SHARED`], a bit each, before there are lanes: then [`Own::Options`] says them to all
     /// processes that hold the end.
     shared_options: AtomicU64,
-    /// The process was forked before the hello came: it is the parent's.
+    /// The process was forked before the handshake came: it is the parent's.
     is_orphan: AtomicBool,
     /// Times in a row that a lock between processes could not be had.
     lock_waits: AtomicU32,
@@ -222,7 +222,7 @@ pub struct Connection {
     is_confined: AtomicBool,
     /// This process counts among the end's users.
     is_user: AtomicBool,
-    /// A fork has waited for its hello already.
+    /// A fork has waited for its handshake already.
     was_awaited: AtomicBool,
     /// Clock ticks at the last look for holders that are gone.
     counted_ticks: AtomicU64,
@@ -337,7 +337,7 @@ pub(crate) fn put_handlers_off() -> bool {
 }
 
 impl Connection {
-    /// A connection. One that awaits a hello has nothing to read and no room to write.
+    /// A connection. One that awaits a handshake has nothing to read and no room to write.
     pub fn open(origin: Origin, start: Start) -> &'static Self {
         crate::accounting::memory_budget::prepare();
         hidden::note_lifeline();
@@ -377,10 +377,10 @@ impl Connection {
         // SAFETY: under both locks of an object that nobody else knows yet.
         unsafe { *connection.slot.get() = origin.slot };
         connection.by_lane.store(0, Ordering::Relaxed);
-        connection.awaits_hello.store(matches!(start, Start::Hello), Ordering::Relaxed);
+        connection.awaits_handshake.store(matches!(start, Start::Handshake), Ordering::Relaxed);
         match start {
             Start::Lifeline(side) => connection.early.begin(side),
-            Start::Hello => {}
+            Start::Handshake => {}
             Start::Lanes(segment, memory) => {
                 connection.early.begin(segment.side());
                 let by_lane = if segment.is_adopted() {
@@ -698,9 +698,9 @@ impl Connection {
         Ok(())
     }
 
-    /// Attaches a proxy's connection whose hello came late. `Ok(false)`: it has not come yet.
+    /// Attaches a proxy's connection whose handshake came late. `Ok(false)`: it has not come yet.
     fn attach_if_pending(&'static self) -> Result<bool, Errno> {
-        if !self.awaits_hello.load(Ordering::Relaxed) {
+        if !self.awaits_handshake.load(Ordering::Relaxed) {
             return if self.is_open() { Ok(true) } else { Err(Errno::BADF) };
         }
         let both = self.hold_both();
@@ -718,7 +718,7 @@ impl Connection {
         }
         // SAFETY: the descriptor is the program's, and the call it is in uses it.
         let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
-        match limit::with_one_free(lifeline, || rendezvous::receive_hello(lifeline)) {
+        match limit::with_one_free(lifeline, || rendezvous::receive_handshake(lifeline)) {
             Ok(Some((segment, memory))) => {
                 let memory = memory.and_then(|memory| memory.hide().ok());
                 self.attach_in_use(segment, memory, BY_LANE_BOTH);
@@ -780,7 +780,7 @@ impl Connection {
         };
         // SAFETY: under both locks, and nobody waits on lanes that are not there.
         unsafe { *self.lanes.get() = Some(lanes) };
-        self.awaits_hello.store(false, Ordering::Relaxed);
+        self.awaits_handshake.store(false, Ordering::Relaxed);
         self.go_by_lane(noted | by_lane);
         self.with_unreachable_details(|details| details.memory = memory);
     }
@@ -856,7 +856,7 @@ impl Connection {
     }
 
     fn close_now(&'static self) {
-        self.hear_last_hello();
+        self.receive_last_handshake();
         self.hear_last_words();
         // The object may be another connection when this is done.
         let kept = self.with_unreachable_details(|details| details.kept_lifeline.take());
@@ -973,12 +973,12 @@ impl Connection {
         self.recycle_if_unused();
     }
 
-    /// Before a close: a hello that was left unread would reset the client. One that comes later is refused, so that
-    /// the client finds the end of the stream instead.
-    fn hear_last_hello(&'static self) {
+    /// Before a close: a handshake that was left unread would reset the client. One that comes later is refused, so
+    /// that the client finds the end of the stream instead.
+    fn receive_last_handshake(&'static self) {
         let is_pending = {
             let _receive = self.hold(&self.receive_lock);
-            self.awaits_hello.load(Ordering::Relaxed) && !self.is_orphan.load(Ordering::Relaxed)
+            self.awaits_handshake.load(Ordering::Relaxed) && !self.is_orphan.load(Ordering::Relaxed)
         };
         if is_pending {
             // SAFETY: the program's descriptor, which it is closing.

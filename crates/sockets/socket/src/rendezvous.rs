@@ -21,7 +21,7 @@ pub mod span_lease;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use accept::{Accepted, Refused, accept, receive_hello};
+pub use accept::{Accepted, Refused, accept, receive_handshake};
 pub use connect::connect;
 pub use local::*;
 pub use remote::{

@@ -129,9 +129,9 @@ fn errno_of(no_lane: &NoLane) -> Errno {
     }
 }
 
-/// The segment of a program that has been accepted, once its hello is there. `Ok(None)`: not yet.
-pub(super) fn hear_hello(accepted: &Accepted) -> Result<Option<segment::Segment>, Errno> {
-    match rendezvous::receive_hello(accepted.lifeline.as_fd()) {
+/// The segment of a program that has been accepted, once its handshake is there. `Ok(None)`: not yet.
+pub(super) fn hear_handshake(accepted: &Accepted) -> Result<Option<segment::Segment>, Errno> {
+    match rendezvous::receive_handshake(accepted.lifeline.as_fd()) {
         // Only proxies say that a connection lies in windows, and to programs.
         Ok(Some((segment, _))) if segment.is_in_windows() => Err(Errno::PROTO),
         Ok(heard) => Ok(heard.map(|(segment, _)| segment)),
@@ -147,7 +147,7 @@ mod tests {
     use rustix::fs::{MemfdFlags, SealFlags};
     use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType};
     use segment::Segment;
-    use socket::rendezvous::handshake::{Hello, Place};
+    use socket::rendezvous::handshake::{Handshake, Place};
 
     #[test]
     fn addresses_survive_the_way_and_hostile_ones_are_none() {
@@ -184,17 +184,17 @@ mod tests {
             let (program, lifeline) = pair.expect("a pair");
             let place = Place { caching, ..Place::new(0, Segment::WINDOW_BYTES as u64) };
             let secrets = Secrets { to_acceptor: 1, to_connector: 2 };
-            let hello = Hello { secrets, place: Some(place) }.encode();
+            let handshake = Handshake { secrets, place: Some(place) }.encode();
             let fds = [memory.as_fd()];
             let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-            rustix::net::sendmsg(&program, &[std::io::IoSlice::new(&hello)], &mut control, SendFlags::empty())
+            rustix::net::sendmsg(&program, &[std::io::IoSlice::new(&handshake)], &mut control, SendFlags::empty())
                 .expect("room");
             let end = SocketAddr::from(([127, 77, 0, 1], 80));
             let tuple = address::Tuple { local: end, peer: end };
             let accepted = Accepted { lifeline, tuple, opener: address::Opener::Program };
-            assert_eq!(hear_hello(&accepted).map(|heard| heard.is_some()), Err(Errno::PROTO), "{caching}");
+            assert_eq!(hear_handshake(&accepted).map(|heard| heard.is_some()), Err(Errno::PROTO), "{caching}");
         }
     }
 

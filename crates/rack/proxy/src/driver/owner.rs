@@ -112,11 +112,11 @@ pub(super) enum Token {
     Bell,
     /// Somebody connects.
     Door(u32),
-    /// Somebody has connected and owes the hello.
+    /// Somebody has connected and owes the handshake.
     Newcomer(u32),
     /// The proxy of another node connects, after a lost link.
     Callers,
-    /// Somebody has connected there and owes the hello.
+    /// Somebody has connected there and owes the handshake.
     Stranger(u32),
     /// The TCP connection that an engine has instead of a link.
     Relay(u32),
@@ -171,13 +171,13 @@ struct Door {
     listener: Arc<LaneListener>,
 }
 
-/// A program whose hello has not come.
+/// A program whose handshake has not come.
 struct Newcomer {
     peer: u8,
     accepted: Accepted,
 }
 
-/// A program whose hello has come, and that is to have a connection.
+/// A program whose handshake has come, and that is to have a connection.
 struct Caller {
     peer: u8,
     accepted: Accepted,
@@ -799,9 +799,9 @@ impl Owner {
         }
     }
 
-    /// Opens a connection for a program whose hello has come; waits for the hello of any other.
+    /// Opens a connection for a program whose handshake has come; waits for the handshake of any other.
     fn admit(&mut self, newcomer: Newcomer) {
-        let segment = match doors::hear_hello(&newcomer.accepted) {
+        let segment = match doors::hear_handshake(&newcomer.accepted) {
             Ok(Some(segment)) => segment,
             Ok(None) => {
                 let number = self.new_number();

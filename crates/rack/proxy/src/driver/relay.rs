@@ -12,11 +12,11 @@
 //! is neither encrypted nor signed: like any TCP of a program that asks for neither. Who is to be called knocks at the
 //! other one's door meanwhile, without a word: where that cannot be reached, or is shut, nobody will come from there.
 //!
-//! * `hello`: how they recognise each other.
+//! * `handshake`: how they recognise each other.
 //! * `stream`: frames in a byte stream.
 //! * `pump`: between an engine and a socket.
 
-mod hello;
+mod handshake;
 mod pump;
 mod stream;
 
@@ -25,8 +25,8 @@ use super::owner::{self, Token as Watched};
 use crate::{Counters, Detached, Engine, Event, Fault, Key};
 use control::proxy::PeerReport;
 use fabric::{Inbound, Outbound};
-use hello::{Deadline, HELLO_BYTES, Hello};
-pub(super) use hello::{Token, Which};
+use handshake::{Deadline, HANDSHAKE_BYTES, Handshake};
+pub(super) use handshake::{Token, Which};
 use pump::{HeapInbound, HeapOutbound, Pump};
 use rustix::event::epoll::{self, EventFlags};
 use rustix::io::Errno;
@@ -42,7 +42,7 @@ use volmem::sync::Ordering;
 /// How long after a lost link connections may take to be resumed. Then they are reset.
 const RESUME_NS_MAX: u64 = 5_000_000_000;
 /// How long somebody who connects may take to say who it is, and how many may.
-const HELLO_NS_MAX: u64 = 2_000_000_000;
+const HANDSHAKE_NS_MAX: u64 = 2_000_000_000;
 const STRANGERS_MAX: usize = 64;
 /// A peer that is silent so long is gone.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
@@ -288,7 +288,7 @@ impl Relays {
             let number = new_number();
             let is_watched = owner::watch(epoll, socket.as_fd(), Watched::Stranger(number), EventFlags::IN).is_ok();
             if is_watched && self.strangers.len() < STRANGERS_MAX {
-                let deadline = Deadline::after(HELLO_NS_MAX);
+                let deadline = Deadline::after(HANDSHAKE_NS_MAX);
                 self.strangers.insert(number, Stranger { caller: Caller::new(socket), deadline, which: None });
             }
         }
@@ -297,21 +297,21 @@ impl Relays {
     /// Somebody who connected says something. `live`: the token that an engine's link is known by, while it is up.
     pub(super) fn hear_stranger(&mut self, number: u32, live: impl Fn(Which) -> Option<Token>, epoll: &OwnedFd) {
         let Some(mut stranger) = self.strangers.remove(&number) else { return };
-        let hello = match stranger.caller.hear() {
+        let handshake = match stranger.caller.hear() {
             // A proxy that was recognised and gives up, or says more than it may.
             _ if stranger.which.is_some() => return,
             Ok(None) => return drop(self.strangers.insert(number, stranger)),
-            Ok(Some(hello)) => hello,
+            Ok(Some(handshake)) => handshake,
             Err(_) => return,
         };
-        let is_meant = |relay: &Relay| relay.which == hello.which && matches!(relay.state, State::Waiting(_));
+        let is_meant = |relay: &Relay| relay.which == handshake.which && matches!(relay.state, State::Waiting(_));
         match self.relays.iter().find(|(_, relay)| is_meant(relay)) {
-            Some((&index, relay)) if hello.token.is(&relay.own.token) => {
+            Some((&index, relay)) if handshake.token.is(&relay.own.token) => {
                 self.welcome(index, stranger.caller.socket, epoll);
             }
             Some(_) => {}
-            None if live(hello.which).is_some_and(|token| hello.token.is(&token)) => {
-                (stranger.which, stranger.deadline) = (Some(hello.which), Deadline::after(RESUME_NS_MAX));
+            None if live(handshake.which).is_some_and(|token| handshake.token.is(&token)) => {
+                (stranger.which, stranger.deadline) = (Some(handshake.which), Deadline::after(RESUME_NS_MAX));
                 self.strangers.insert(number, stranger);
             }
             None => {}
@@ -322,7 +322,7 @@ impl Relays {
     fn welcome(&mut self, index: usize, socket: OwnedFd, epoll: &OwnedFd) {
         let Some(relay) = self.relays.get(&index) else { return };
         let watched = watch_relay(epoll, &socket, index).map_err(RelayError::from);
-        match say(&socket, &relay.hello(self.own_slot)).and(watched) {
+        match say(&socket, &relay.handshake(self.own_slot)).and(watched) {
             Ok(()) => self.run(index, Some(socket)),
             Err(error) => self.leave_alone(index, &error),
         }
@@ -478,8 +478,8 @@ impl Relay {
     }
 
     /// What this end says on TCP.
-    fn hello(&self, own_slot: u8) -> Hello {
-        Hello { which: Which { peer: own_slot, ..self.which }, token: self.theirs.token }
+    fn handshake(&self, own_slot: u8) -> Handshake {
+        Handshake { which: Which { peer: own_slot, ..self.which }, token: self.theirs.token }
     }
 
     /// Why nobody will come, if the knock has said so. One that is answered is over.
@@ -495,7 +495,7 @@ impl Relay {
 
     /// The TCP connection is there, or has failed, or brings the answer: whether that is the peer's.
     fn is_answered(&mut self, own_slot: u8) -> Result<bool, RelayError> {
-        let own = self.hello(own_slot);
+        let own = self.handshake(own_slot);
         let State::Calling { caller, address, has_spoken, .. } = &mut self.state else { return Ok(false) };
         if !*has_spoken {
             let error = sockopt::socket_error(&caller.socket)?;
@@ -507,8 +507,8 @@ impl Relay {
                 Err(error) => return Err(error),
             }
         }
-        let Some(hello) = caller.hear()? else { return Ok(false) };
-        let is_peer = hello.which == self.which && hello.token.is(&self.own.token);
+        let Some(handshake) = caller.hear()? else { return Ok(false) };
+        let is_peer = handshake.which == self.which && handshake.token.is(&self.own.token);
         if is_peer { Ok(true) } else { Err(RelayError::Stranger) }
     }
 
@@ -570,8 +570,8 @@ impl Caller {
     }
 
     /// What it says first, once that is there.
-    fn hear(&mut self) -> Result<Option<Hello>, RelayError> {
-        let mut bytes = [0; HELLO_BYTES];
+    fn hear(&mut self) -> Result<Option<Handshake>, RelayError> {
+        let mut bytes = [0; HANDSHAKE_BYTES];
         let room = &mut bytes[self.heard.len()..];
         match rustix::net::recv(&self.socket, room, RecvFlags::DONTWAIT) {
             Ok((0, _)) => return Err(RelayError::Ended),
@@ -579,17 +579,17 @@ impl Caller {
             Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
             Err(_) => return Err(RelayError::Ended),
         }
-        match <&[u8; HELLO_BYTES]>::try_from(&self.heard[..]) {
-            Ok(heard) => Hello::decode(heard).map(Some).ok_or(RelayError::Stranger),
+        match <&[u8; HANDSHAKE_BYTES]>::try_from(&self.heard[..]) {
+            Ok(heard) => Handshake::decode(heard).map(Some).ok_or(RelayError::Stranger),
             Err(_) => Ok(None),
         }
     }
 }
 
-/// A hello fits into a socket that nothing was sent by.
-fn say(socket: &OwnedFd, hello: &Hello) -> Result<(), RelayError> {
-    let sent = rustix::net::send(socket, &hello.encode(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
-    if sent == HELLO_BYTES { Ok(()) } else { Err(RelayError::Ended) }
+/// A handshake fits into a socket that nothing was sent by.
+fn say(socket: &OwnedFd, handshake: &Handshake) -> Result<(), RelayError> {
+    let sent = rustix::net::send(socket, &handshake.encode(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
+    if sent == HANDSHAKE_BYTES { Ok(()) } else { Err(RelayError::Ended) }
 }
 
 /// Connections that go on over TCP.

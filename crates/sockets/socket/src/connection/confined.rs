@@ -43,7 +43,7 @@ impl Connection {
             return true;
         }
         let is_elsewhere = || self.lanes().is_some_and(|lanes| lanes.segment.is_in_windows());
-        if self.awaits_hello.load(Ordering::Relaxed) || is_elsewhere() {
+        if self.awaits_handshake.load(Ordering::Relaxed) || is_elsewhere() {
             return false;
         }
         self.hear_for_all();

@@ -199,7 +199,7 @@ impl Connection {
         self.switch_for_order();
         loop {
             let guard = self.hold_of(generation, &self.send_lock)?;
-            if self.awaits_hello.load(Ordering::Relaxed) {
+            if self.awaits_handshake.load(Ordering::Relaxed) {
                 return Ok((sent, true));
             }
             if self.sends_by_lane() || self.switch_back(None) {
@@ -346,7 +346,7 @@ impl Connection {
             // Another thread has taken a message out: what lies behind it is not the program's.
             return Ok(Taken::Heard);
         }
-        if self.comes_by_lane() || self.awaits_hello.load(Ordering::Relaxed) {
+        if self.comes_by_lane() || self.awaits_handshake.load(Ordering::Relaxed) {
             return Ok(Taken::ByLane);
         }
         let mut one = [NO_SPAN];
@@ -523,7 +523,7 @@ impl Connection {
     /// Before a close: a message that was left unread would reset the peer, and `SO_LINGER` may ask for a reset.
     pub(super) fn hear_last_words(&'static self) {
         // What is there may be for another process.
-        if self.receives_by_lane() || self.awaits_hello.load(Ordering::Relaxed) || self.can_be_held_elsewhere() {
+        if self.receives_by_lane() || self.awaits_handshake.load(Ordering::Relaxed) || self.can_be_held_elsewhere() {
             return;
         }
         if self.with_details(|details| details.resets_on_close) {
@@ -914,7 +914,7 @@ impl Connection {
 
     /// Whether what comes in comes by the lifeline.
     pub fn is_on_lifeline(&self) -> bool {
-        !self.receives_by_lane() && !self.awaits_hello.load(Ordering::Relaxed)
+        !self.receives_by_lane() && !self.awaits_handshake.load(Ordering::Relaxed)
     }
 
     /// Whether one that waits on the lifeline need not any more, whatever the kernel says of it: `POLLIN`, `POLLOUT`.

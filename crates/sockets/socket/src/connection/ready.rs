@@ -186,7 +186,7 @@ impl Connection {
         }
         let _guard = self.hold(&self.receive_lock);
         let is_early = self.is_on_lifeline();
-        if self.awaits_hello.load(Ordering::Relaxed) {
+        if self.awaits_handshake.load(Ordering::Relaxed) {
             return TcpState::Established;
         }
         let (peer, shutdown) = self.state();
@@ -208,7 +208,7 @@ impl Connection {
     pub fn edges(&'static self, seen: Edges) -> Edges {
         let _guard = self.hold(&self.receive_lock);
         let is_early = self.is_on_lifeline();
-        if self.awaits_hello.load(Ordering::Relaxed) {
+        if self.awaits_handshake.load(Ordering::Relaxed) {
             return seen;
         }
         let (peer, shutdown) = self.state();

@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const SUSPECT_AFTER_WAITS: u32 = 10;
 /// How often a connection with several holders looks which of them are left.
 const COUNT_EVERY_TICKS: u64 = 10 * TICKS_PER_MILLISECOND;
-/// How long a fork waits for all clients together that have connected and not said hello.
-const HELLOS_WAIT_NS: u64 = 100_000_000;
+/// How long a fork waits for all clients together that have connected and not said handshake.
+const HANDSHAKES_WAIT_NS: u64 = 100_000_000;
 /// How long one call waits for a lock, where the program does not wait for anything.
 const LOCK_WAIT_NS: u64 = 1_000_000;
 /// A lock that cannot be had so often in a row is a peer's forgery: the words are in memory that it can write.
@@ -38,7 +38,7 @@ impl Drop for Shared<'_> {
 }
 
 impl Connection {
-    /// Waits, but not for long and only once, for a hello that is late.
+    /// Waits, but not for long and only once, for a handshake that is late.
     fn attach_before_fork(&'static self, deadline_ns: u64) {
         if self.attach_if_pending() == Ok(false) && !self.was_awaited.swap(true, Ordering::Relaxed) {
             let left_ms = deadline_ns.saturating_sub(now_ns()).div_ceil(1_000_000);
@@ -48,8 +48,8 @@ impl Connection {
     }
 
     /// Before the connection is handed on: waits as before a fork.
-    pub fn await_hello(&'static self) {
-        self.attach_before_fork(now_ns().saturating_add(HELLOS_WAIT_NS));
+    pub fn await_handshake(&'static self) {
+        self.attach_before_fork(now_ns().saturating_add(HANDSHAKES_WAIT_NS));
     }
 
     /// Whether another process can hold this end: it has been handed on, or this process has made a child since. What
@@ -214,8 +214,8 @@ pub fn before_fork() {
     // Before the child counts: an end that two processes may hold gets no lanes any more.
     for_each_open(Connection::settle_early);
     crate::process::system::note_spawn();
-    // One process would take the hello, and the other would wait for it for ever.
-    let deadline_ns = now_ns().saturating_add(HELLOS_WAIT_NS);
+    // One process would take the handshake, and the other would wait for it for ever.
+    let deadline_ns = now_ns().saturating_add(HANDSHAKES_WAIT_NS);
     for_each_open(|connection| connection.attach_before_fork(deadline_ns));
     for connection in POOL.lock_around_fork() {
         connection.send_lock.lock_until_unlocked();
@@ -334,7 +334,7 @@ pub fn after_fork_in_child() {
         connection.details_lock.reset();
         connection.receive_lock.reset();
         connection.send_lock.reset();
-        if connection.awaits_hello.load(Ordering::Relaxed) {
+        if connection.awaits_handshake.load(Ordering::Relaxed) {
             connection.is_orphan.store(true, Ordering::Relaxed);
         }
         if connection.is_open()

@@ -640,13 +640,13 @@ fn a_holder_that_never_uses_the_end_disturbs_nobody() {
 /// The connecting end of a connection whose other end has the lifeline and nothing else.
 fn unanswered(nonblocking: bool, lifeline: OwnedFd) -> End {
     let (segment, memfd) = Segment::create(Side::Connector).unwrap();
-    rendezvous::send_hello(lifeline.as_fd(), &segment, memfd.as_fd()).unwrap();
+    rendezvous::send_handshake(lifeline.as_fd(), &segment, memfd.as_fd()).unwrap();
     segment.set_up();
     End(Connection::open(origin(lifeline.into_raw_fd(), nonblocking), Start::Lanes(segment, None)))
 }
 
 #[test]
-fn a_peer_that_closed_before_the_hello_came_is_the_end() {
+fn a_peer_that_closed_before_the_handshake_came_is_the_end() {
     let _no_child = crate::forks::none();
     for nonblocking in [false, true] {
         let (own, peers) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
@@ -661,9 +661,9 @@ fn a_peer_that_closed_before_the_hello_came_is_the_end() {
 }
 
 #[test]
-fn a_peer_that_closes_without_having_looked_for_the_hello_is_the_end() {
+fn a_peer_that_closes_without_having_looked_for_the_handshake_is_the_end() {
     let (own, peers) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-    let two = End(Connection::open(origin(peers.into_raw_fd(), false), Start::Hello));
+    let two = End(Connection::open(origin(peers.into_raw_fd(), false), Start::Handshake));
     let one = unanswered(false, own);
     drop(two);
     assert_eq!(receive(one.0, &mut [0]), Ok(0));
@@ -674,9 +674,9 @@ fn a_peer_that_closes_without_having_looked_for_the_hello_is_the_end() {
 #[test]
 fn a_listener_that_closes_without_accepting_resets() {
     let _no_child = crate::forks::none();
-    for (nonblocking, says_hello) in [(false, false), (false, true), (true, true)] {
+    for (nonblocking, sends_handshake) in [(false, false), (false, true), (true, true)] {
         let own_port = crate::rendezvous::tests::own_port();
-        let name = format!("crosslane test {own_port} {nonblocking} {says_hello}");
+        let name = format!("crosslane test {own_port} {nonblocking} {sends_handshake}");
         let address = rustix::net::SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
         let make = || rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
         let (listener, own) = (make(), make());
@@ -684,8 +684,8 @@ fn a_listener_that_closes_without_accepting_resets() {
         rustix::net::listen(&listener, 1).unwrap();
         rustix::net::connect(&own, &address).unwrap();
         let mut listener = Some(listener);
-        if !says_hello {
-            listener = None; // Before the hello: that finds the connection broken.
+        if !sends_handshake {
+            listener = None; // Before the handshake: that finds the connection broken.
         }
         let one = unanswered(nonblocking, own);
         drop(listener);

@@ -429,7 +429,7 @@ impl Connection {
         let guard = self.hold_of(generation, &self.receive_lock)?;
         let Some(lanes) = self.lanes() else {
             drop(guard);
-            return self.nothing_before_hello();
+            return self.nothing_before_handshake();
         };
         let shared = self.share(lanes, Own::ReceiveLock)?;
         let mut moved = if has_looked && !lanes.observer().may_have_data() { 0 } else { copy(lanes)? };
@@ -739,7 +739,7 @@ impl Connection {
         let guard = self.hold_of(generation, &self.send_lock)?;
         let Some(lanes) = self.lanes() else {
             drop(guard);
-            return self.nothing_before_hello().map(|_| 0);
+            return self.nothing_before_handshake().map(|_| 0);
         };
         if self.unanswered_sends.load(Ordering::Relaxed) > 0 {
             self.ask_kernel_now_and_then(lanes);
@@ -843,7 +843,8 @@ impl Connection {
         }
         let generation = self.generation();
         let _guard = self.hold_of(generation, &self.send_lock)?;
-        let is_early = !self.sends_by_lane() && !self.awaits_hello.load(Ordering::Relaxed) && self.lanes().is_none();
+        let is_early =
+            !self.sends_by_lane() && !self.awaits_handshake.load(Ordering::Relaxed) && self.lanes().is_none();
         if !is_early || self.has_no_more_to_send_early() || self.state().0 != PeerState::Alive {
             return Ok(None);
         }
@@ -905,7 +906,7 @@ impl Connection {
         fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
     ) -> Result<Option<usize>, Errno> {
         let mut guard = self.hold_of(generation, &self.send_lock)?;
-        if !self.sends_by_lane() && !self.awaits_hello.load(Ordering::Relaxed) {
+        if !self.sends_by_lane() && !self.awaits_handshake.load(Ordering::Relaxed) {
             let filled = self.fill_early(len_bytes, is_at_end, fill)?;
             drop(guard);
             if filled.is_some() || !self.switch_at_once() {
@@ -915,7 +916,7 @@ impl Connection {
         }
         let Some(lanes) = self.lanes() else {
             drop(guard);
-            return self.nothing_before_hello().map(|_| None);
+            return self.nothing_before_handshake().map(|_| None);
         };
         self.ask_kernel_now_and_then(lanes);
         if self.has_no_more_to_send_to(lanes) && is_at_end() {
@@ -981,9 +982,9 @@ impl Connection {
         })
     }
 
-    /// A call came before the hello: attach if it is there now.
+    /// A call came before the handshake: attach if it is there now.
     #[cold]
-    fn nothing_before_hello(&'static self) -> Result<Step, Errno> {
+    fn nothing_before_handshake(&'static self) -> Result<Step, Errno> {
         self.attach_if_pending()?;
         if self.lifeline_has_ended() { Ok(Step::End) } else { Ok(Step::Nothing) }
     }

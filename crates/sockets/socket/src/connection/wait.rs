@@ -25,8 +25,8 @@ const ROOM_LOOK_MS: i32 = 100;
 const EARLY_LOOK_MS: i32 = 20;
 /// Looks at memory that take as long as one system call.
 const LOOKS_PER_CALL: u32 = 250;
-/// Sleep of a thread that waits for a hello.
-const HELLO_NAP_MS: i32 = 10;
+/// Sleep of a thread that waits for a handshake.
+const HANDSHAKE_NAP_MS: i32 = 10;
 
 /// Where a send that has waited may find room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -443,8 +443,8 @@ impl Connection {
         mut spin: Spin,
         events: i16,
     ) -> Result<(), Errno> {
-        if self.awaits_hello.load(Ordering::Relaxed) {
-            return self.wait_for_hello(deadline);
+        if self.awaits_handshake.load(Ordering::Relaxed) {
+            return self.wait_for_handshake(deadline);
         }
         let is_over = || self.is_early_wait_over(events);
         loop {
@@ -489,11 +489,11 @@ impl Connection {
         poll_again_after_signals(&mut entry, if left_ms < 0 { longest_ms } else { left_ms.min(longest_ms) }, deadline)
     }
 
-    fn wait_for_hello(&self, deadline: Deadline) -> Result<(), Errno> {
+    fn wait_for_handshake(&self, deadline: Deadline) -> Result<(), Errno> {
         let mut entry = [libc::pollfd { fd: self.lifeline(), events: libc::POLLIN, revents: 0 }];
         let left_ms = deadline.left_ms()?;
-        // Another thread may take the hello, and nothing would wake this one.
-        let look_again_ms = if left_ms < 0 { HELLO_NAP_MS } else { left_ms.min(HELLO_NAP_MS) };
+        // Another thread may take the handshake, and nothing would wake this one.
+        let look_again_ms = if left_ms < 0 { HANDSHAKE_NAP_MS } else { left_ms.min(HANDSHAKE_NAP_MS) };
         deadline.check_signals()?;
         poll_again_after_signals(&mut entry, look_again_ms, deadline)
     }

@@ -24,8 +24,8 @@ use wait::{Action, Spin};
 
 /// Strangers that one look at the lane listener sends away.
 const STRANGERS_MAX: usize = 64;
-/// How long `accept` waits for a proxy's hello.
-const HELLO_WAIT_MS: i32 = 2;
+/// How long `accept` waits for a proxy's handshake.
+const HANDSHAKE_WAIT_MS: i32 = 2;
 /// Looks at memory that take as long as one system call.
 const LOOKS_PER_CALL: u32 = 250;
 
@@ -108,9 +108,9 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
     let tuple = tuple.shown_in(family(is_v6));
     let start = match opener {
         Opener::Program | Opener::SharingProgram => Start::Lifeline(Side::Acceptor),
-        Opener::Proxy => match receive_hello(lifeline.as_fd()) {
+        Opener::Proxy => match receive_handshake(lifeline.as_fd()) {
             Ok(Some((segment, memory))) => Start::Lanes(segment, hide(memory)),
-            Ok(None) => Start::Hello,
+            Ok(None) => Start::Handshake,
             Err(_) => return Ok(None),
         },
     };
@@ -136,17 +136,17 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
     Ok(Some(NewConnection { fd, peer: Some(tuple.peer) }))
 }
 
-/// Receives the hello of a proxy, which follows the connection at once. `None`: it is late, and the connection attaches
-/// when it comes.
-fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<MemoryFds>)>, Refused> {
-    let receive = || limit::with_one_free(lifeline, || rendezvous::receive_hello(lifeline));
+/// Receives the handshake of a proxy, which follows the connection at once. `None`: it is late, and the connection
+/// attaches when it comes.
+fn receive_handshake(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<MemoryFds>)>, Refused> {
+    let receive = || limit::with_one_free(lifeline, || rendezvous::receive_handshake(lifeline));
     let first = receive()?;
     if first.is_some() {
         return Ok(first);
     }
     let is_there = |timeout_ms| blocking::poll_for(lifeline.as_raw_fd(), libc::POLLIN, timeout_ms) != 0;
     if !spin_until(|| is_there(0)) {
-        is_there(HELLO_WAIT_MS);
+        is_there(HANDSHAKE_WAIT_MS);
     }
     receive()
 }

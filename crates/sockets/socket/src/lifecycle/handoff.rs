@@ -78,8 +78,8 @@ fn adopt_lifeline(fd: RawFd, sockets: &[RawFd]) {
 /// The descriptors to send instead of `rights`: those of lane connections bring their memory along.
 ///
 /// # Errors
-/// `TOOMANYREFS` for a connection that has lanes and no descriptor of their memory, which made room for the program's
-/// own; or whose hello has not come. Alone its lifeline is nothing that anybody could use, and nobody would be told.
+/// `TOOMANYREFS` for a connection that has lanes but no descriptor of their memory, because the program needed the
+/// descriptor, and for one whose handshake has not arrived: a receiver could not use its lifeline alone.
 pub fn send_rights(rights: &[RawFd]) -> Result<Vec<RawFd>, Errno> {
     let mut all = rights.to_vec();
     for &fd in rights {

@@ -240,7 +240,7 @@ pub(crate) fn check_file_bytes(len_bytes: usize) -> Result<(), Errno> {
     if limit_bytes.is_some_and(|limit_bytes| limit_bytes < len_bytes as u64) { Err(Errno::FBIG) } else { Ok(()) }
 }
 
-/// What wakes a sleeper; no other byte is ever sent on a lifeline whose hello has come.
+/// What wakes a sleeper; no other byte is ever sent on a lifeline whose handshake has come.
 pub(crate) const RING: u8 = 1;
 
 /// Sends one byte to wake the other end of a lifeline. A full queue is as good as a byte in it.

@@ -8,7 +8,7 @@ use segment::{Segment, Side};
 use stats_page::FallbackReason;
 
 use super::address::{Opener, Tuple};
-use super::handshake::{HELLO_BYTES, Hello, HelloError};
+use super::handshake::{HANDSHAKE_BYTES, Handshake, HandshakeError};
 use super::local::*;
 use super::local_page::MemoryFds;
 use super::name_key::NameKey;
@@ -18,7 +18,7 @@ use crate::descriptor::hidden::close;
 /// Strangers that one call of `accept` sends away.
 const STRANGERS_MAX: usize = 64;
 
-/// A new connection, seen from the end that called `accept`. Its memory comes by [`receive_hello`].
+/// A new connection, seen from the end that called `accept`. Its memory comes by [`receive_handshake`].
 #[derive(Debug)]
 pub struct Accepted {
     /// The kernel object that is the program's descriptor.
@@ -60,13 +60,13 @@ pub fn accept(lane_fd: RawFd, key: &NameKey, flags: i32) -> Result<Accepted, Err
     Err(Errno::CONNABORTED)
 }
 
-/// Why the first message on a lifeline is not a hello to go on with.
+/// Why the first message on a lifeline is not a handshake to go on with.
 #[derive(Debug)]
 pub enum Refused {
     /// The peer is gone, and has not said anything.
     Closed,
-    /// What it said is no hello of ours.
-    Hello(HelloError),
+    /// What it said is no handshake of ours.
+    Handshake(HandshakeError),
     /// It brought this many descriptors, or more than can be counted, instead of one.
     Descriptors(usize),
     /// The descriptor it brought is not a sealed memfd of the right size, or cannot be mapped.
@@ -79,7 +79,9 @@ impl Refused {
     /// For the ledger.
     pub fn reason(&self) -> FallbackReason {
         match self {
-            Self::Hello(HelloError::Version(_) | HelloError::SegmentBytes(_)) => FallbackReason::VersionMismatch,
+            Self::Handshake(HandshakeError::Version(_) | HandshakeError::SegmentBytes(_)) => {
+                FallbackReason::VersionMismatch
+            }
             Self::Memory(errno) | Self::System(errno) => {
                 NoLane::ran_out_or(FallbackReason::HandshakeFailed)(*errno).reason
             }
@@ -88,13 +90,13 @@ impl Refused {
     }
 }
 
-/// Receives the hello of an accepted connection, without waiting: its memory, and the descriptor of that. `None`: not
-/// there yet.
+/// Receives the handshake of an accepted connection, without waiting: its memory, and the descriptor of that. `None`:
+/// not there yet.
 ///
 /// # Errors
 /// What the peer sent instead. Descriptors that came with it are closed.
-pub fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<MemoryFds>)>, Refused> {
-    let mut bytes = [0_u8; HELLO_BYTES];
+pub fn receive_handshake(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<MemoryFds>)>, Refused> {
+    let mut bytes = [0_u8; HANDSHAKE_BYTES];
     let (length, mut fds, cut_off) = match receive_with_descriptors(lifeline, &mut bytes) {
         Ok(received) => received,
         Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
@@ -102,7 +104,7 @@ pub fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option
     };
     let outcome = judge(&bytes[..length], fds.len() + usize::from(cut_off));
     match (outcome, fds.pop()) {
-        (Ok(hello), Some(memfd)) => open_segment(hello, memfd).map(Some),
+        (Ok(handshake), Some(memfd)) => open_segment(handshake, memfd).map(Some),
         (outcome, memfd) => {
             fds.into_iter().chain(memfd).for_each(close);
             Err(outcome.err().unwrap_or(Refused::Descriptors(0)))
@@ -110,24 +112,24 @@ pub fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option
     }
 }
 
-fn judge(bytes: &[u8], descriptors: usize) -> Result<Hello, Refused> {
+fn judge(bytes: &[u8], descriptors: usize) -> Result<Handshake, Refused> {
     if bytes.is_empty() {
         return Err(Refused::Closed);
     }
-    let hello = Hello::decode(bytes).map_err(Refused::Hello)?;
-    if descriptors == 1 { Ok(hello) } else { Err(Refused::Descriptors(descriptors)) }
+    let handshake = Handshake::decode(bytes).map_err(Refused::Handshake)?;
+    if descriptors == 1 { Ok(handshake) } else { Err(Refused::Descriptors(descriptors)) }
 }
 
-fn open_segment(hello: Hello, memory: OwnedFd) -> Result<(Segment, Option<MemoryFds>), Refused> {
-    let opened = match hello.place {
-        None => match Segment::open(&memory, hello.secrets) {
+fn open_segment(handshake: Handshake, memory: OwnedFd) -> Result<(Segment, Option<MemoryFds>), Refused> {
+    let opened = match handshake.place {
+        None => match Segment::open(&memory, handshake.secrets) {
             Ok(segment) => Ok((segment, MemoryFds::of_memfd(memory))),
             Err(errno) => {
                 close(memory);
                 Err(errno)
             }
         },
-        Some(place) => remote::open_place(memory, place, Side::Acceptor, hello.secrets),
+        Some(place) => remote::open_place(memory, place, Side::Acceptor, handshake.secrets),
     };
     opened.map(|(segment, memory)| (segment, Some(memory))).map_err(Refused::Memory)
 }

@@ -2,7 +2,7 @@
 //! the memory in which the windows of two nodes lie.
 //!
 //! ```text
-//!    0  magic            "XLHELLO" and a zero
+//!    0  magic            "XLHANDSHAKE" and a zero
 //!    8  version          of this and of the segment's layout
 //!   12  flags            1: the connection lies in windows; 2: of a link that is slowed down to a model; 4, 8, 12: of
 //!                        memory that is uncached, write-combined, not coherent; the second byte: by whole multiples
@@ -25,8 +25,8 @@ use volmem::Alignment;
 use segment::model::{MODEL_BYTES, Model};
 use segment::{LAYOUT_VERSION, Secrets, Segment};
 
-/// Bytes of a hello.
-pub const HELLO_BYTES: usize = MODEL_OFFSET + MODEL_BYTES;
+/// Bytes of a handshake.
+pub const HANDSHAKE_BYTES: usize = MODEL_OFFSET + MODEL_BYTES;
 const MODEL_OFFSET: usize = 56;
 
 const MAGIC: u64 = u64::from_ne_bytes(*b"XLHELLO\0");
@@ -95,21 +95,21 @@ impl Place {
 
 /// What the connecting end says of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hello {
+pub struct Handshake {
     /// What tells the records of each lane from other bytes.
     pub secrets: Secrets,
     /// In windows; else in a memfd.
     pub place: Option<Place>,
 }
 
-/// Why bytes are no hello for this end.
+/// Why bytes are no handshake for this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HelloError {
-    /// Not as many bytes as a hello has.
+pub enum HandshakeError {
+    /// Not as many bytes as a handshake has.
     Length(usize),
-    /// Not a hello at all.
+    /// Not a handshake at all.
     Magic(u64),
-    /// A hello of another version.
+    /// A handshake of another version.
     Version(u32),
     /// Flags this end does not know.
     Flags(u32),
@@ -120,13 +120,13 @@ pub enum HelloError {
     Place(Place),
 }
 
-impl fmt::Display for HelloError {
+impl fmt::Display for HandshakeError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Length(bytes) => write!(formatter, "hello of {bytes} bytes, not {HELLO_BYTES}"),
-            Self::Magic(magic) => write!(formatter, "hello begins with {magic:#018x}, not {MAGIC:#018x}"),
-            Self::Version(version) => write!(formatter, "hello of version {version}, not {LAYOUT_VERSION}"),
-            Self::Flags(flags) => write!(formatter, "hello with unknown flags {flags:#x}"),
+            Self::Length(bytes) => write!(formatter, "handshake of {bytes} bytes, not {HANDSHAKE_BYTES}"),
+            Self::Magic(magic) => write!(formatter, "handshake begins with {magic:#018x}, not {MAGIC:#018x}"),
+            Self::Version(version) => write!(formatter, "handshake of version {version}, not {LAYOUT_VERSION}"),
+            Self::Flags(flags) => write!(formatter, "handshake with unknown flags {flags:#x}"),
             Self::SegmentBytes(bytes) => write!(
                 formatter,
                 "segment of {bytes} bytes, neither {} in a memfd nor {} in a window nor {} in one of a modelled link",
@@ -144,12 +144,12 @@ impl fmt::Display for HelloError {
     }
 }
 
-impl std::error::Error for HelloError {}
+impl std::error::Error for HandshakeError {}
 
-impl Hello {
+impl Handshake {
     /// The bytes to send.
-    pub fn encode(&self) -> [u8; HELLO_BYTES] {
-        let mut bytes = [0_u8; HELLO_BYTES];
+    pub fn encode(&self) -> [u8; HANDSHAKE_BYTES] {
+        let mut bytes = [0_u8; HANDSHAKE_BYTES];
         bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
         bytes[8..12].copy_from_slice(&LAYOUT_VERSION.to_ne_bytes());
         bytes[12..16].copy_from_slice(&Place::flags(self.place).to_ne_bytes());
@@ -167,50 +167,50 @@ impl Hello {
         self.place.map_or(Segment::SEGMENT_BYTES, |place| place.span_bytes()) as u64
     }
 
-    /// The hello in received bytes, which anybody may have sent.
+    /// The handshake in received bytes, which anybody may have sent.
     ///
     /// # Errors
     /// What is wrong with them, the most telling thing first.
-    pub fn decode(bytes: &[u8]) -> Result<Self, HelloError> {
-        let bytes: &[u8; HELLO_BYTES] = bytes.try_into().map_err(|_| HelloError::Length(bytes.len()))?;
+    pub fn decode(bytes: &[u8]) -> Result<Self, HandshakeError> {
+        let bytes: &[u8; HANDSHAKE_BYTES] = bytes.try_into().map_err(|_| HandshakeError::Length(bytes.len()))?;
         let magic = word(bytes, 0);
         if magic != MAGIC {
-            return Err(HelloError::Magic(magic));
+            return Err(HandshakeError::Magic(magic));
         }
         let version = half_word(bytes, 8);
         if version != LAYOUT_VERSION {
-            return Err(HelloError::Version(version));
+            return Err(HandshakeError::Version(version));
         }
         let flags = half_word(bytes, 12);
         if flags & !FLAGS_KNOWN != 0 {
-            return Err(HelloError::Flags(flags));
+            return Err(HandshakeError::Flags(flags));
         }
         let model = bytes.last_chunk().and_then(Model::decode);
         let (alignment, caching) = (Place::alignment_in(flags), Place::caching_in(flags));
         let (inbound_offset, outbound_offset) = (word(bytes, 40), word(bytes, 48));
         let place = Place { inbound_offset, outbound_offset, alignment, caching, model };
-        let hello = Self {
+        let handshake = Self {
             secrets: Secrets { to_acceptor: word(bytes, 24), to_connector: word(bytes, 32) },
             place: (flags & FLAG_WINDOWS != 0).then_some(place),
         };
         let segment_bytes = word(bytes, 16);
-        if segment_bytes != hello.segment_bytes() {
-            return Err(HelloError::SegmentBytes(segment_bytes));
+        if segment_bytes != handshake.segment_bytes() {
+            return Err(HandshakeError::SegmentBytes(segment_bytes));
         }
-        if hello.encode() != *bytes {
-            return Err(HelloError::Place(place));
+        if handshake.encode() != *bytes {
+            return Err(HandshakeError::Place(place));
         }
-        Ok(hello)
+        Ok(handshake)
     }
 }
 
-fn word(bytes: &[u8; HELLO_BYTES], at: usize) -> u64 {
+fn word(bytes: &[u8; HANDSHAKE_BYTES], at: usize) -> u64 {
     let mut copy = [0; 8];
     copy.copy_from_slice(&bytes[at..at + 8]);
     u64::from_ne_bytes(copy)
 }
 
-fn half_word(bytes: &[u8; HELLO_BYTES], at: usize) -> u32 {
+fn half_word(bytes: &[u8; HANDSHAKE_BYTES], at: usize) -> u32 {
     let mut copy = [0; 4];
     copy.copy_from_slice(&bytes[at..at + 4]);
     u32::from_ne_bytes(copy)
@@ -222,15 +222,15 @@ mod tests {
     use fabric::timed::LinkTiming;
     use proptest::prelude::*;
 
-    fn hello(to_acceptor: u64, to_connector: u64) -> Hello {
-        Hello { secrets: Secrets { to_acceptor, to_connector }, place: None }
+    fn handshake(to_acceptor: u64, to_connector: u64) -> Handshake {
+        Handshake { secrets: Secrets { to_acceptor, to_connector }, place: None }
     }
 
     proptest! {
         #[test]
-        fn a_hello_survives_the_way(to_acceptor: u64, to_connector: u64) {
-            let hello = hello(to_acceptor, to_connector);
-            prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+        fn a_handshake_survives_the_way(to_acceptor: u64, to_connector: u64) {
+            let handshake = handshake(to_acceptor, to_connector);
+            prop_assert_eq!(Handshake::decode(&handshake.encode()), Ok(handshake));
             let place = Place::new(to_connector, to_acceptor);
             let timing = LinkTiming { one_way_ns: to_acceptor, bytes_per_us: 1, header_bytes: 2, payload_bytes_max: 3 };
             let model = Some(Model { timing, inbound_pace_offset: to_connector, outbound_pace_offset: 4 });
@@ -238,45 +238,45 @@ mod tests {
             let of = |caching| Place { caching, ..place };
             let apart = [of(Caching::Uncached), of(Caching::WriteCombined), of(Caching::NonCoherent)];
             for place in [place, Place { model, ..place }, Place { alignment, ..place }].into_iter().chain(apart) {
-                let hello = Hello { place: Some(place), ..hello };
-                prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+                let handshake = Handshake { place: Some(place), ..handshake };
+                prop_assert_eq!(Handshake::decode(&handshake.encode()), Ok(handshake));
             }
         }
 
         #[test]
-        fn a_hello_with_a_changed_byte_before_its_secrets_is_refused(at in 0..24_usize, change in 1..=255_u8) {
-            let mut bytes = hello(1, 2).encode();
+        fn a_handshake_with_a_changed_byte_before_its_secrets_is_refused(at in 0..24_usize, change in 1..=255_u8) {
+            let mut bytes = handshake(1, 2).encode();
             bytes[at] ^= change;
-            prop_assert!(Hello::decode(&bytes).is_err());
+            prop_assert!(Handshake::decode(&bytes).is_err());
         }
 
         #[test]
         fn hostile_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..150)) {
-            prop_assert!(Hello::decode(&bytes).is_err());
+            prop_assert!(Handshake::decode(&bytes).is_err());
         }
 
         #[test]
-        fn a_hello_cut_or_prolonged_is_refused(length in 0..150_usize) {
-            let mut bytes = hello(3, 4).encode().to_vec();
+        fn a_handshake_cut_or_prolonged_is_refused(length in 0..150_usize) {
+            let mut bytes = handshake(3, 4).encode().to_vec();
             bytes.resize(length, 0);
-            prop_assert_eq!(Hello::decode(&bytes).is_ok(), length == HELLO_BYTES);
+            prop_assert_eq!(Handshake::decode(&bytes).is_ok(), length == HANDSHAKE_BYTES);
         }
     }
 
     #[test]
     fn a_refusal_carries_what_was_found() {
         let changed = |at: usize| {
-            let mut bytes = hello(1, 2).encode();
+            let mut bytes = handshake(1, 2).encode();
             bytes[at] ^= 0x40;
-            Hello::decode(&bytes).unwrap_err()
+            Handshake::decode(&bytes).unwrap_err()
         };
-        assert_eq!(changed(0), HelloError::Magic(MAGIC ^ u64::from_ne_bytes([0x40, 0, 0, 0, 0, 0, 0, 0])));
-        assert_eq!(changed(8), HelloError::Version(LAYOUT_VERSION ^ u32::from_ne_bytes([0x40, 0, 0, 0])));
-        assert_eq!(changed(12), HelloError::Flags(u32::from_ne_bytes([0x40, 0, 0, 0])));
-        assert_eq!(changed(40), HelloError::Place(Place::new(0x40, 0)));
-        assert_eq!(changed(13), HelloError::Place(Place::new(0, 0)), "there is no memory of 2^64 bytes");
-        assert!(matches!(changed(56), HelloError::Place(Place { model: Some(_), .. })));
-        assert!(matches!(changed(16), HelloError::SegmentBytes(_)));
+        assert_eq!(changed(0), HandshakeError::Magic(MAGIC ^ u64::from_ne_bytes([0x40, 0, 0, 0, 0, 0, 0, 0])));
+        assert_eq!(changed(8), HandshakeError::Version(LAYOUT_VERSION ^ u32::from_ne_bytes([0x40, 0, 0, 0])));
+        assert_eq!(changed(12), HandshakeError::Flags(u32::from_ne_bytes([0x40, 0, 0, 0])));
+        assert_eq!(changed(40), HandshakeError::Place(Place::new(0x40, 0)));
+        assert_eq!(changed(13), HandshakeError::Place(Place::new(0, 0)), "there is no memory of 2^64 bytes");
+        assert!(matches!(changed(56), HandshakeError::Place(Place { model: Some(_), .. })));
+        assert!(matches!(changed(16), HandshakeError::SegmentBytes(_)));
         assert!(changed(8).to_string().contains("version"));
     }
 }

@@ -1,6 +1,6 @@
 //! How two processes meet: `listen` leaves a name in the rack, `connect` follows it, and `accept` learns both
 //! addresses. Between programs that is all: the connection begins on its lifeline, and its memory follows when it pays
-//! (`connection::lifeline`). Where a proxy is at one end, the first message, a hello, hands the memory over.
+//! (`connection::lifeline`). Where a proxy is at one end, the first message, a handshake, hands the memory over.
 //!
 //! The connecting end binds its lifeline to the name of the [`Tuple`] before it connects, so `accept` knows both
 //! addresses without waiting for anything, and no tuple exists twice. Nothing here waits for a peer: whatever does not
@@ -29,13 +29,13 @@ use crate::rendezvous::address::{
     Opener, Tuple, canonical, destination, ephemeral_candidates, ephemeral_ports, local_source,
 };
 use crate::rendezvous::directory::{ListenerName, Rack, RackLock, is_in_any_rack, netns_cookie};
-use crate::rendezvous::handshake::Hello;
+use crate::rendezvous::handshake::Handshake;
 use crate::rendezvous::local_page::MemoryFds;
 use crate::rendezvous::name_key::NameKey;
 use segment::{Segment, Side};
 
-/// Descriptors a hello may bring at least before they are cut off; one is right.
-pub(super) const HELLO_FDS_MAX: usize = 4;
+/// Descriptors a handshake may bring at least before they are cut off; one is right.
+pub(super) const HANDSHAKE_FDS_MAX: usize = 4;
 
 /// A lane listener: a hidden AF_UNIX socket with a name in the rack. When it is dropped the socket is closed, and the
 /// name removed unless another process still listens on the same socket.
@@ -277,7 +277,8 @@ impl Route {
     }
 }
 
-/// Connects to a lane listener in a rack, if there is one for the destination, without waiting for it, and says hello.
+/// Connects to a lane listener in a rack, if there is one for the destination, without waiting for it, and says
+/// handshake.
 ///
 /// # Errors
 /// Why there is no lane; the program's connection is kernel TCP's then.
@@ -341,7 +342,7 @@ pub(super) fn introduce(lifeline: OwnedFd, tuple: Tuple, memory: (Segment, Owned
     check_trusted(lifeline.as_fd())?;
     let (segment, memfd) = memory;
     let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
-    send_hello(lifeline.as_fd(), &segment, memfd.as_fd()).map_err(broken)?;
+    send_handshake(lifeline.as_fd(), &segment, memfd.as_fd()).map_err(broken)?;
     // Only now: while the first pages are found here, the other end maps them there.
     segment.set_up();
     Ok(Connected { lifeline, tuple, segment, memory: Some(MemoryFds::of_memfd(memfd)), is_far: false })
@@ -453,9 +454,9 @@ pub(super) fn unix_stream() -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-pub(crate) fn send_hello(lifeline: BorrowedFd<'_>, segment: &Segment, memfd: BorrowedFd<'_>) -> Result<(), Errno> {
-    let hello = Hello { secrets: segment.secrets(), place: None }.encode();
-    match send_with_descriptor(lifeline, &hello, Some(memfd)) {
+pub(crate) fn send_handshake(lifeline: BorrowedFd<'_>, segment: &Segment, memfd: BorrowedFd<'_>) -> Result<(), Errno> {
+    let handshake = Handshake { secrets: segment.secrets(), place: None }.encode();
+    match send_with_descriptor(lifeline, &handshake, Some(memfd)) {
         // The server has closed already, as it may: the program is connected, and finds the end when it looks.
         Err(Errno::PIPE) => Ok(()),
         Err(Errno::CONNRESET) => {
@@ -506,7 +507,7 @@ pub(crate) fn receive_with_descriptors(
     lifeline: BorrowedFd<'_>,
     bytes: &mut [u8],
 ) -> Result<(usize, Vec<OwnedFd>, bool), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(HELLO_FDS_MAX))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(HANDSHAKE_FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = rustix::net::recvmsg(lifeline, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;

@@ -8,7 +8,7 @@
 //! ```text
 //!       0  endpoint
 //!    1024  magic            "XLHOME", a zero and the version of this and of the segment's layout
-//!    1032  flags            as in a hello
+//!    1032  flags            as in a handshake
 //!    1040  inbound          offset of this end's span in the memory
 //!    1048  outbound         offset of the other end's
 //!    1056  file             device and inode number of the memory's descriptor

@@ -1,15 +1,15 @@
 //! Connections to other nodes: the proxy of this node stands in for what is there.
 //!
-//! A connecting program reaches the proxy as it would reach the listener, says hello, and waits for the [`Reply`]:
+//! A connecting program reaches the proxy as it would reach the listener, says handshake, and waits for the [`Reply`]:
 //! whether the listener on the other node has taken the connection, and, where programs may store into windows
-//! themselves, where in them it lies. On the accepting side the proxy connects like any program, and says in its hello
-//! where that is. The descriptor that comes with either is [lent](crate::rendezvous::span_lease).
+//! themselves, where in them it lies. On the accepting side the proxy connects like any program, and says in its
+//! handshake where that is. The descriptor that comes with either is [lent](crate::rendezvous::span_lease).
 //!
 //! ```text
 //!    0  magic            "XLREPLY" and a zero
 //!    8  version          of this and of the segment's layout
 //!   12  error            0, or the error number that refuses the connection
-//!   16  flags            as in a hello; 1: the connection lies in the memory whose descriptor is attached
+//!   16  flags            as in a handshake; 1: the connection lies in the memory whose descriptor is attached
 //!   24  inbound          offset of the connecting end's span
 //!   32  outbound         offset of the accepting end's span
 //!   40  model            what a program must know of such a link
@@ -35,7 +35,7 @@ use crate::descriptor::hidden::{HiddenFd, Need, close};
 use crate::process::clock::now_ns;
 use crate::rendezvous::address::{Tuple, canonical, destination};
 use crate::rendezvous::directory::{ListenerName, Rack, RackLock};
-use crate::rendezvous::handshake::{Hello, Place};
+use crate::rendezvous::handshake::{Handshake, Place};
 use crate::rendezvous::local_page::{self, Home, MemoryFds};
 use crate::rendezvous::monitor::{self, Answer};
 use crate::rendezvous::span_lease;
@@ -193,7 +193,7 @@ struct Asked {
     question: Option<HiddenFd>,
 }
 
-/// The proxy has got the hello, and is to reply.
+/// The proxy has got the handshake, and is to reply.
 #[derive(Debug)]
 struct Introduced {
     aim: Aim,
@@ -239,7 +239,7 @@ impl Aim {
         match reach(&self.rack, lifeline.as_fd(), &[name], || Ok(())) {
             // It has its name and does not listen yet, or does not any more: the monitor sees to it.
             Err(no_lane) if no_lane.reason == FallbackReason::NoListener => self.ask(lifeline, Some(tuple)).map(Ok),
-            reached => reached.and_then(|()| self.say_hello(lifeline, tuple)),
+            reached => reached.and_then(|()| self.begin_handshake(lifeline, tuple)),
         }
     }
 
@@ -260,7 +260,7 @@ impl Aim {
         monitor::ask(&self.rack, destination).map_err(NoLane::because)?.map(hide).transpose()
     }
 
-    fn say_hello(self, lifeline: OwnedFd, tuple: Tuple) -> Result<Tried, NoLane> {
+    fn begin_handshake(self, lifeline: OwnedFd, tuple: Tuple) -> Result<Tried, NoLane> {
         let connected = Connected { is_far: true, ..introduce(lifeline, tuple, new_memory()?)? };
         if let Some(heard) = look_awake(connected.lifeline.as_fd()) {
             return self.settle(connected, heard);
@@ -339,7 +339,7 @@ impl Asked {
         let tuple = tuple.map_or_else(|| aim.bind(&lifeline, node), Ok)?;
         let name = ListenerName::far(destination(aim.request.destination));
         reach(&aim.rack, lifeline.as_fd(), &[name], || Ok(()))?;
-        or_another_port(aim.say_hello(lifeline, tuple)?)
+        or_another_port(aim.begin_handshake(lifeline, tuple)?)
     }
 }
 
@@ -581,8 +581,8 @@ pub fn connect_in_windows(
 ) -> Result<OwnedFd, NoLane> {
     let (lifeline, _) = approach(rack, request.route()?, new_lifeline()?, request.opener, || Ok(()))?;
     check_trusted(lifeline.as_fd())?;
-    let hello = Hello { secrets, place: Some(place) }.encode();
-    match send_with_descriptor(lifeline.as_fd(), &hello, Some(loan)) {
+    let handshake = Handshake { secrets, place: Some(place) }.encode();
+    match send_with_descriptor(lifeline.as_fd(), &handshake, Some(loan)) {
         // The server has closed already, as it may.
         Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(lifeline),
         Err(errno) => Err(NoLane::ran_out_or(FallbackReason::HandshakeFailed)(errno)),
@@ -600,7 +600,7 @@ mod tests {
     use super::*;
     use crate::rendezvous::address::Opener;
     use crate::rendezvous::directory::tests::Scratch;
-    use crate::rendezvous::{Accepted, accept, connect_in, listen_in, receive_hello, unix_stream};
+    use crate::rendezvous::{Accepted, accept, connect_in, listen_in, receive_handshake, unix_stream};
     use fabric::device::Caching;
     use fabric::timed::LinkTiming;
     use proptest::prelude::*;
@@ -690,7 +690,7 @@ mod tests {
         let from = accepted.tuple.peer.ip().to_string();
         assert_eq!((from.as_str(), accepted.opener), ("127.77.0.1", Opener::Program));
         let segment = loop {
-            if let Some((segment, _memfd)) = receive_hello(accepted.lifeline.as_fd()).unwrap() {
+            if let Some((segment, _memfd)) = receive_handshake(accepted.lifeline.as_fd()).unwrap() {
                 break segment;
             }
         };
@@ -926,7 +926,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_gets_its_place_in_the_windows_with_the_hello() {
+    fn a_server_gets_its_place_in_the_windows_with_the_handshake() {
         let _no_child = crate::forks::none();
         let scratch = Scratch::new();
         let rack = node(&scratch);
@@ -947,7 +947,7 @@ mod tests {
         let _lifeline = connect().unwrap();
         let accepted = accept(server.fd(), &server.key(), libc::SOCK_CLOEXEC).unwrap();
         assert_eq!(accepted.tuple.peer, source);
-        let (segment, memfd) = receive_hello(accepted.lifeline.as_fd()).unwrap().unwrap();
+        let (segment, memfd) = receive_handshake(accepted.lifeline.as_fd()).unwrap().unwrap();
         drop(memfd);
         assert_eq!((segment.is_in_windows(), segment.secrets()), (true, secrets));
         assert!(span_lease::is_lent(memory.as_fd(), place).unwrap(), "as long as the server has it mapped");

@@ -16,7 +16,7 @@ use stats_page::FallbackReason;
 use super::accept::*;
 use super::address::{Opener, Tuple, ephemeral_ports};
 use super::directory::{ListenerName, Rack};
-use super::handshake::{HELLO_BYTES, Hello};
+use super::handshake::{HANDSHAKE_BYTES, Handshake};
 use super::*;
 use crate::descriptor::hidden::close;
 use crate::rendezvous::directory::tests::Scratch;
@@ -90,7 +90,7 @@ fn reason<T: std::fmt::Debug>(outcome: Result<T, NoLane>) -> FallbackReason {
 }
 
 #[test]
-fn a_server_that_closes_before_the_hello_comes_has_connected() {
+fn a_server_that_closes_before_the_handshake_comes_has_connected() {
     let meeting = Meeting::new();
     let listener = meeting.listen("127.0.0.1:7001");
     let request = Request { destination: address("127.0.0.1:7001"), source: None, node: None, opener: Opener::Program };
@@ -99,7 +99,7 @@ fn a_server_that_closes_before_the_hello_comes_has_connected() {
     reach(&meeting.rack, lifeline.as_fd(), &[listener.name()], || Ok(())).unwrap();
     close(accept(listener.fd(), &listener.key(), 0).unwrap().lifeline);
     let (segment, memfd) = Segment::create(Side::Connector).unwrap();
-    assert_eq!(send_hello(lifeline.as_fd(), &segment, memfd.as_fd()), Ok(()));
+    assert_eq!(send_handshake(lifeline.as_fd(), &segment, memfd.as_fd()), Ok(()));
 }
 
 #[test]
@@ -112,11 +112,11 @@ fn both_ends_get_one_memory_and_each_others_address() {
     assert_eq!(accepted.tuple.local, address("127.0.0.1:6379"));
     assert_eq!(accepted.tuple.peer.ip(), address("127.0.0.1:1").ip());
     assert!(ephemeral_ports().contains(&accepted.tuple.peer.port()));
-    let (segment, memfd) = receive_hello(accepted.lifeline.as_fd()).unwrap().unwrap();
+    let (segment, memfd) = receive_handshake(accepted.lifeline.as_fd()).unwrap().unwrap();
     assert_eq!(segment.secrets(), connected.segment.secrets());
     let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
     assert_eq!(inode(&memfd.unwrap().memfd), inode(&connected.memory.unwrap().memfd));
-    assert!(receive_hello(accepted.lifeline.as_fd()).unwrap().is_none(), "the hello comes once");
+    assert!(receive_handshake(accepted.lifeline.as_fd()).unwrap().is_none(), "the handshake comes once");
     assert!(matches!(accept(listener.fd(), &listener.key(), 0), Err(Errno::AGAIN)));
 }
 
@@ -417,52 +417,52 @@ fn say(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
 }
 
-fn valid_hello() -> ([u8; HELLO_BYTES], OwnedFd) {
+fn valid_handshake() -> ([u8; HANDSHAKE_BYTES], OwnedFd) {
     let (segment, memfd) = Segment::create(Side::Connector).unwrap();
-    (Hello { secrets: segment.secrets(), place: None }.encode(), memfd)
+    (Handshake { secrets: segment.secrets(), place: None }.encode(), memfd)
 }
 
 #[test]
-fn a_hello_that_has_not_come_is_not_waited_for_and_one_that_never_will_is_an_end() {
+fn a_handshake_that_has_not_come_is_not_waited_for_and_one_that_never_will_is_an_end() {
     let _no_child = crate::forks::none();
     let (ours, theirs) = silent_pair();
-    assert!(receive_hello(ours.as_fd()).unwrap().is_none());
+    assert!(receive_handshake(ours.as_fd()).unwrap().is_none());
     drop(theirs);
-    assert!(matches!(receive_hello(ours.as_fd()), Err(Refused::Closed)));
+    assert!(matches!(receive_handshake(ours.as_fd()), Err(Refused::Closed)));
 }
 
 #[test]
-fn hellos_without_exactly_one_memory_are_refused() {
-    let (hello, memfd) = valid_hello();
+fn handshakes_without_exactly_one_memory_are_refused() {
+    let (handshake, memfd) = valid_handshake();
     for count in [0, 2, 3, 4, 5, 16] {
         let (ours, theirs) = silent_pair();
-        say(&theirs, &hello, &vec![memfd.as_fd(); count]);
-        let refused = receive_hello(ours.as_fd()).unwrap_err();
+        say(&theirs, &handshake, &vec![memfd.as_fd(); count]);
+        let refused = receive_handshake(ours.as_fd()).unwrap_err();
         let Refused::Descriptors(found) = refused else { panic!("{count}: {refused:?}") };
-        assert!(found == count || (found > HELLO_FDS_MAX && count > HELLO_FDS_MAX), "{count}: {found}");
+        assert!(found == count || (found > HANDSHAKE_FDS_MAX && count > HANDSHAKE_FDS_MAX), "{count}: {found}");
     }
 }
 
 #[test]
 fn junk_and_other_versions_are_refused() {
-    let (hello, memfd) = valid_hello();
-    let mut newer = hello;
+    let (handshake, memfd) = valid_handshake();
+    let mut newer = handshake;
     newer[8] ^= 0x80;
     for (bytes, expected) in [
         (&b"GET / HTTP/1.0\r\n\r\n"[..], FallbackReason::HandshakeFailed),
-        (&hello[..39], FallbackReason::HandshakeFailed),
+        (&handshake[..39], FallbackReason::HandshakeFailed),
         (&[0x55; 4000], FallbackReason::HandshakeFailed),
         (&newer, FallbackReason::VersionMismatch),
     ] {
         let (ours, theirs) = silent_pair();
         say(&theirs, bytes, &[memfd.as_fd()]);
-        assert_eq!(receive_hello(ours.as_fd()).unwrap_err().reason(), expected);
+        assert_eq!(receive_handshake(ours.as_fd()).unwrap_err().reason(), expected);
     }
 }
 
 #[test]
 fn memory_that_could_be_cut_under_us_is_refused() {
-    let (hello, _memfd) = valid_hello();
+    let (handshake, _memfd) = valid_handshake();
     let memory = |bytes: usize, seals: SealFlags| {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let memfd = rustix::fs::memfd_create("crosslane-test", flags).unwrap();
@@ -480,20 +480,20 @@ fn memory_that_could_be_cut_under_us_is_refused() {
         unix_stream().unwrap(),
     ] {
         let (ours, theirs) = silent_pair();
-        say(&theirs, &hello, &[memfd.as_fd()]);
-        assert!(matches!(receive_hello(ours.as_fd()), Err(Refused::Memory(_))));
+        say(&theirs, &handshake, &[memfd.as_fd()]);
+        assert!(matches!(receive_handshake(ours.as_fd()), Err(Refused::Memory(_))));
     }
 }
 
 #[test]
 fn descriptors_that_come_with_nonsense_are_closed() {
     let _no_child = crate::forks::none();
-    let (hello, _memfd) = valid_hello();
-    for (bytes, count) in [(&b"nonsense"[..], 1), (&hello, 1), (&hello, 3), (&hello, 16)] {
+    let (handshake, _memfd) = valid_handshake();
+    for (bytes, count) in [(&b"nonsense"[..], 1), (&handshake, 1), (&handshake, 3), (&handshake, 16)] {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
         let (ours, theirs) = silent_pair();
         say(&theirs, bytes, &vec![writer.as_fd(); count]);
-        assert!(receive_hello(ours.as_fd()).is_err());
+        assert!(receive_handshake(ours.as_fd()).is_err());
         drop(writer);
         assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Ok(0), "the end of the pipe: no writer is left");
     }

@@ -261,7 +261,7 @@ impl Connection {
     /// Switches to memory of this end's own without waiting for the peer. `false`: the end goes on by the lifeline.
     pub(in crate::connection) fn switch_at_once(&'static self) -> bool {
         let Some(_both) = self.hold_both() else { return false };
-        if !self.is_open() || self.awaits_hello.load(Ordering::Relaxed) {
+        if !self.is_open() || self.awaits_handshake.load(Ordering::Relaxed) {
             return false;
         }
         if self.sends_by_lane() {
@@ -369,8 +369,8 @@ impl Connection {
     }
 
     /// The kernel says of a peer that is gone that it has left something of the lifeline unread. Whether that is
-    /// something of the program's, and not only a message or rings. Of a connection that began with a hello: whether
-    /// that was never received.
+    /// something of the program's, and not only a message or rings. Of a connection that began with a handshake:
+    /// whether that was never received.
     pub(in crate::connection) fn has_left_bytes_unread(&self, lanes: &Lanes) -> bool {
         if !self.has_begun_on_lifeline() {
             return lanes.segment.status(Status::Attached) == 0;
@@ -401,7 +401,7 @@ impl Connection {
     /// Offers lanes, once. Under the send lock.
     fn offer(&self) {
         let early = &self.early;
-        let is_out_of_place = self.lanes().is_some() || self.awaits_hello.load(Ordering::Relaxed);
+        let is_out_of_place = self.lanes().is_some() || self.awaits_handshake.load(Ordering::Relaxed);
         if is_out_of_place || early.has_offered.load(Ordering::Relaxed) || !self.may_get_lanes() {
             return;
         }
@@ -455,7 +455,7 @@ impl Connection {
     /// Before another process comes to hold the end: what is under way is settled, and the end gets lanes if it can,
     /// whose memory both processes have. Else it stays on the lifeline for ever.
     pub(in crate::connection) fn settle_early(&'static self) {
-        if self.awaits_hello.load(Ordering::Relaxed) || self.receives_by_lane() {
+        if self.awaits_handshake.load(Ordering::Relaxed) || self.receives_by_lane() {
             return;
         }
         self.hear_messages();
@@ -472,7 +472,7 @@ impl Connection {
 
     /// Before the connection goes to another process by a message: it gets lanes if it can, whose memory goes along.
     pub fn prepare_to_be_sent(&'static self) {
-        self.await_hello();
+        self.await_handshake();
         self.settle_early();
     }
 }

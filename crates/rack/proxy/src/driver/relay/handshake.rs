@@ -13,7 +13,7 @@
 use socket::process::clock;
 
 /// Bytes of what each says first.
-pub(super) const HELLO_BYTES: usize = 40;
+pub(super) const HANDSHAKE_BYTES: usize = 40;
 const MAGIC: u64 = u64::from_le_bytes(*b"clresum1");
 
 /// A random number that only the two proxies of a link know.
@@ -49,14 +49,14 @@ pub(in crate::driver) struct Which {
 
 /// What one end says first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Hello {
+pub(super) struct Handshake {
     /// `peer` is who speaks.
     pub which: Which,
     pub token: Token,
 }
 
-impl Hello {
-    pub(super) fn encode(&self) -> [u8; HELLO_BYTES] {
+impl Handshake {
+    pub(super) fn encode(&self) -> [u8; HANDSHAKE_BYTES] {
         let words = [
             MAGIC,
             u64::from(self.which.epoch) | (self.which.place as u64) << 32,
@@ -64,7 +64,7 @@ impl Hello {
             self.token.0[0],
             self.token.0[1],
         ];
-        let mut bytes = [0; HELLO_BYTES];
+        let mut bytes = [0; HANDSHAKE_BYTES];
         for (chunk, word) in bytes.chunks_exact_mut(8).zip(words) {
             chunk.copy_from_slice(&word.to_le_bytes());
         }
@@ -72,7 +72,7 @@ impl Hello {
     }
 
     /// From bytes that anybody may have sent.
-    pub(super) fn decode(bytes: &[u8; HELLO_BYTES]) -> Option<Self> {
+    pub(super) fn decode(bytes: &[u8; HANDSHAKE_BYTES]) -> Option<Self> {
         let word = |index: usize| u64::from_le_bytes(bytes[8 * index..8 * index + 8].try_into().expect("eight bytes"));
         let peer = u8::try_from(word(2)).ok()?;
         let which = Which { peer, epoch: word(1) as u32, place: (word(1) >> 32) as usize };
@@ -99,16 +99,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hello_survives_the_way_and_a_strangers_is_none() {
+    fn a_handshake_survives_the_way_and_a_strangers_is_none() {
         let which = Which { peer: 31, epoch: 0xFFFF_FFF0, place: 63 };
-        let hello = Hello { which, token: Token([3, 4]) };
-        assert_eq!(Hello::decode(&hello.encode()), Some(hello));
+        let handshake = Handshake { which, token: Token([3, 4]) };
+        assert_eq!(Handshake::decode(&handshake.encode()), Some(handshake));
         for at in [0, 7, 17, 20] {
-            let mut bytes = hello.encode();
+            let mut bytes = handshake.encode();
             bytes[at] ^= 0x40;
-            assert_eq!(Hello::decode(&bytes), None, "byte {at}");
+            assert_eq!(Handshake::decode(&bytes), None, "byte {at}");
         }
-        assert_eq!(Hello::decode(&[0; HELLO_BYTES]), None);
+        assert_eq!(Handshake::decode(&[0; HANDSHAKE_BYTES]), None);
     }
 
     #[test]
