@@ -137,7 +137,7 @@ pub(crate) fn direct_obstacle(rack: &Rack, device: &Device) -> Option<String> {
         return Some(obstacle.to_owned());
     }
     let (memory, _) = device.windows_in_memory(peer);
-    match rendezvous::may_lend(memory) {
+    match rendezvous::may_lease(memory) {
         Ok(true) => span_obstacle(rack, device, peer),
         Ok(false) => Some("its memory is a file, which somebody could cut off under a program".to_owned()),
         Err(errno) => Some(format!("its memory cannot be looked at: {errno}")),

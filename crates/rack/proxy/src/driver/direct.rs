@@ -2,7 +2,7 @@
 //!
 //! A span has the same index in both windows of a link, and both go to one connection. The proxy of the program that
 //! connects proposes one that none of its own programs can reach; the other proxy takes it if that holds there too, and
-//! makes both clean. What programs can reach, only the kernel of their machine knows ([`loan`]): so a span that was in
+//! makes both clean. What programs can reach, only the kernel of their machine knows ([`lease`]): so a span that was in
 //! use when a proxy or a link died is not given to another connection before the programs of both nodes are gone.
 
 use crate::frame::{Number, Side};
@@ -144,8 +144,8 @@ impl Drop for Grant {
 pub(super) struct Proposal {
     grant: Grant,
     place: Place,
-    /// Noted as lent only when the other proxy has taken the span: where both nodes are on one machine, it looks at the
-    /// same notes.
+    /// Noted as leased only when the other proxy has taken the span: where both nodes are on one machine, it looks at
+    /// the same notes.
     descriptor: OwnedFd,
     endpoint: Endpoint<DeviceInbound>,
 }
@@ -178,7 +178,7 @@ impl Proposal {
 pub(super) struct Acceptance {
     grant: Grant,
     pub(super) place: Place,
-    pub(super) loan: OwnedFd,
+    pub(super) lease: OwnedFd,
     endpoint: Endpoint<DeviceInbound>,
 }
 
@@ -268,9 +268,9 @@ impl SpanPool {
             Segment::clean_span(&inbound);
             Segment::clean_far_span(&outbound);
         }
-        let loan = span_lease::lend(memory, place).ok()?;
+        let lease = span_lease::lease(memory, place).ok()?;
         let endpoint = self.endpoint(device, grant.index);
-        Some(Acceptance { grant, place, loan, endpoint })
+        Some(Acceptance { grant, place, lease, endpoint })
     }
 
     /// Goes on with a connection of an earlier proxy. `None`: there is no such span, or another connection has it.
@@ -301,7 +301,7 @@ impl SpanPool {
     /// Resets what programs of this node still have of an earlier proxy and this one has not.
     pub(super) fn reset_orphans(&self, device: &Device) {
         let count = self.lock().entries.len();
-        let is_orphan = |index: &usize| !self.lock().entries[*index].is_taken && self.is_lent(device, *index);
+        let is_orphan = |index: &usize| !self.lock().entries[*index].is_taken && self.is_leased(device, *index);
         for index in (0..count).filter(is_orphan) {
             self.endpoint(device, index).note_reset();
         }
@@ -340,7 +340,7 @@ impl SpanPool {
     fn take_if(self: &Arc<Self>, device: &Device, index: usize, may: impl Fn(&Entry) -> bool) -> Option<Grant> {
         let mut state = self.lock();
         let entry = state.entries.get_mut(index).filter(|entry| !entry.is_taken && may(entry))?;
-        if self.is_lent(device, index) {
+        if self.is_leased(device, index) {
             return None;
         }
         entry.is_taken = true;
@@ -348,10 +348,10 @@ impl SpanPool {
         Some(Grant { pool: Arc::clone(self), index })
     }
 
-    /// A span of which the kernel does not tell counts as lent.
-    fn is_lent(&self, device: &Device, index: usize) -> bool {
+    /// A span of which the kernel does not tell counts as leased.
+    fn is_leased(&self, device: &Device, index: usize) -> bool {
         let (memory, place) = self.place(device, index);
-        span_lease::is_lent(memory, place).unwrap_or(true)
+        span_lease::is_leased(memory, place).unwrap_or(true)
     }
 
     fn place<'a>(&self, device: &'a Device, index: usize) -> (std::os::fd::BorrowedFd<'a>, Place) {
@@ -699,8 +699,8 @@ mod tests {
         let (lifeline, programs) = pair.expect("a pair");
         let proposal = pool.propose(device).expect("a free span");
         let end = proposal.into_end(Number::new(1, Side::Lower), Arc::new(lifeline));
-        let (end, place, loan) = end.expect("a lock");
-        (end, programs, place, loan)
+        let (end, place, lease) = end.expect("a lock");
+        (end, programs, place, lease)
     }
 
     #[test]
@@ -731,10 +731,10 @@ mod tests {
     #[test]
     fn a_connection_is_direct_once_its_program_has_come_and_missed_if_that_leaves_without_its_span() {
         let (device, pool, _monitor) = node();
-        let (mut end, lifeline, place, loan) = connection(&device, &pool);
+        let (mut end, lifeline, place, lease) = connection(&device, &pool);
         assert_eq!(pool.counts(), (1, 0, 0), "who has not come counts as nothing");
         let map = |offset| {
-            let mapping = Mapping::at(loan.as_fd(), offset, place.span_bytes()).expect("a mapping");
+            let mapping = Mapping::at(lease.as_fd(), offset, place.span_bytes()).expect("a mapping");
             Region::of_mapping(Arc::new(mapping))
         };
         let (inbound, outbound) = (map(place.inbound_offset), map(place.outbound_offset));

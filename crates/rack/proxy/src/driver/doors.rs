@@ -113,7 +113,7 @@ pub(super) fn connect(shared: &Shared, device: &Device, peer: u8, tuple: &Tuple)
         && let Some(acceptance) = pool.accept(device, offer.index)
     {
         let what = (acceptance.place, offer.secrets);
-        let lifeline = rendezvous::connect_in_windows(&shared.rack, &request, what, acceptance.loan.as_fd());
+        let lifeline = rendezvous::connect_in_windows(&shared.rack, &request, what, acceptance.lease.as_fd());
         return Ok(ProgramEnd::Direct(acceptance.into_end(lifeline.map_err(refused)?)));
     }
     let connected = rendezvous::connect_in(&shared.rack, &request).map_err(refused)?;

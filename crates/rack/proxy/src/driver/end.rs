@@ -88,9 +88,9 @@ impl SegmentEnd {
 
     /// Goes to the place that was proposed: the program is told, and this end is done with. `None`: there was none.
     pub(super) fn move_to_windows(&mut self, number: Number) -> Option<DirectEnd> {
-        let (direct, place, loan) = self.proposal.take()?.into_end(number, Arc::clone(&self.lifeline))?;
+        let (direct, place, lease) = self.proposal.take()?.into_end(number, Arc::clone(&self.lifeline))?;
         if std::mem::take(&mut self.owes_reply) {
-            let _ = rendezvous::answer(self.lifeline.as_fd(), Reply::Taken(Some(place)), Some(loan.as_fd()));
+            let _ = rendezvous::answer(self.lifeline.as_fd(), Reply::Taken(Some(place)), Some(lease.as_fd()));
         }
         Some(direct)
     }

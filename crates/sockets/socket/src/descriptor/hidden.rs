@@ -343,10 +343,10 @@ fn copy_elsewhere(fd: RawFd, from: u64) -> Result<OwnedFd, Errno> {
     // fail.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let flags = rustix::io::fcntl_getfd(borrowed)?;
-    // `move_from` takes an owned descriptor; this one is lent to it and not closed.
+    // `move_from` takes an owned descriptor; this one is leased to it and not closed.
     // SAFETY: wrapped so that it is never dropped.
-    let lent = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd) });
-    let copy = move_from(&lent, from)?;
+    let leased = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd) });
+    let copy = move_from(&leased, from)?;
     rustix::io::fcntl_setfd(&copy, flags)?;
     Ok(copy)
 }

@@ -1,12 +1,12 @@
 //! Connections that change hands: by `exec`, and by `SCM_RIGHTS`.
 //!
-//! All that a connection is lies in its memory and its lifeline. In windows a [`loan`] stands for the memfd, or, in
+//! All that a connection is lies in its memory and its lifeline. In windows a [`lease`] stands for the memfd, or, in
 //! those of a device, its [home](crate::rendezvous::local_page), and a descriptor of that memory beside it. They are
 //! hidden descriptors with the same close-on-exec flag as the program's, so they pass through `exec` beside it; and
 //! they are appended to the descriptors of a message that carries the lifeline. Whoever has all finds the end it holds
 //! by the lifeline's inode. Where both ends have switched to lanes at the same moment, an end has two memories, and its
 //! incoming lane in the one that says so. After `exec`, the descriptor that goes with a home is the one on which its
-//! spans are noted as lent.
+//! spans are noted as leased.
 
 use super::connect::enter_lane_connection;
 use crate::connection::{self, Connection, Origin, Start};
@@ -45,7 +45,7 @@ pub fn adopt_inherited() {
     let mut others: Vec<RawFd> = of_kind(InheritedKind::Other).chain(others).collect();
     let mut left = Vec::new();
     for memfd in memfds {
-        let beside = |home: Home| others.iter().position(|&fd| is_loan(home, fd)).map(|index| others.remove(index));
+        let beside = |home: Home| others.iter().position(|&fd| is_lease(home, fd)).map(|index| others.remove(index));
         let device = home_in(memfd).and_then(beside);
         // SAFETY: made by this library before `exec`, and nobody in this program knows them yet.
         left.extend(adopt(unsafe { memory_of(memfd, device) }, &sockets).err());
@@ -222,8 +222,8 @@ fn is_of(home: Home, fd: RawFd) -> bool {
     home.is_of(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// As [`is_of`], and lent for the connection: the program may have the device open itself.
-fn is_loan(home: Home, fd: RawFd) -> bool {
+/// As [`is_of`], and leased for the connection: the program may have the device open itself.
+fn is_lease(home: Home, fd: RawFd) -> bool {
     // SAFETY: as above.
     is_of(home, fd) && span_lease::is_noted_on(unsafe { BorrowedFd::borrow_raw(fd) }, home.place)
 }

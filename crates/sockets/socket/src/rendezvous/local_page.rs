@@ -2,7 +2,7 @@
 //! which the processes that hold the end share.
 //!
 //! It says where the connection lies, for processes that come to hold the end by `exec` or `SCM_RIGHTS`: a device's
-//! descriptor cannot say so itself, as that of a memfd does ([`loan`](crate::rendezvous::span_lease)). And where that
+//! descriptor cannot say so itself, as that of a memfd does ([`lease`](crate::rendezvous::span_lease)). And where that
 //! memory is no ordinary memory, the end's own state lies here (`segment::apart`).
 //!
 //! ```text
@@ -37,7 +37,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"XLHOME\0\0");
 /// The descriptors by which a connection is handed on.
 #[derive(Debug)]
 pub struct MemoryFds<F = OwnedFd> {
-    /// What it is known by: its memfd, a loan, or a home.
+    /// What it is known by: its memfd, a lease, or a home.
     pub memfd: F,
     /// The memory of a device, beside a home.
     pub device: Option<F>,

@@ -3,7 +3,7 @@
 //! A connecting program reaches the proxy as it would reach the listener, says handshake, and waits for the [`Reply`]:
 //! whether the listener on the other node has taken the connection, and, where programs may store into windows
 //! themselves, where in them it lies. On the accepting side the proxy connects like any program, and says in its
-//! handshake where that is. The descriptor that comes with either is [lent](crate::rendezvous::span_lease).
+//! handshake where that is. The descriptor that comes with either is [leased](crate::rendezvous::span_lease).
 //!
 //! ```text
 //!    0  magic            "XLREPLY" and a zero
@@ -473,21 +473,21 @@ fn device_memory(spans: [Region; 2], place: Place) -> Result<(DeviceMemory, Devi
     inbound.zip(outbound).ok_or(Errno::OPNOTSUPP)
 }
 
-/// The end of a connection in windows that another process set up, by its [loan].
+/// The end of a connection in windows that another process set up, by its [lease].
 ///
 /// # Errors
-/// `INVAL` for a descriptor that is no loan, or a model that no link can have, and `NOTCONN` where nobody has set the
+/// `INVAL` for a descriptor that is no lease, or a model that no link can have, and `NOTCONN` where nobody has set the
 /// end up.
-pub(crate) fn adopt(loan: BorrowedFd<'_>) -> Result<Segment, Errno> {
-    let place = span_lease::place_of(loan).ok_or(Errno::INVAL)?;
-    let [inbound, outbound] = spans(loan, place)?;
+pub(crate) fn adopt(lease: BorrowedFd<'_>) -> Result<Segment, Errno> {
+    let place = span_lease::place_of(lease).ok_or(Errno::INVAL)?;
+    let [inbound, outbound] = spans(lease, place)?;
     let segment = Segment::adopt_in_windows(&inbound, &outbound, None)?;
-    if !span_lease::is_modelled(loan) {
+    if !span_lease::is_modelled(lease) {
         return Ok(segment);
     }
     let model = segment.model().ok_or(Errno::INVAL)?;
-    let [inbound, outbound] = spans(loan, Place { model: Some(model), ..place })?;
-    Segment::adopt_in_windows(&inbound, &outbound, Some(ModelledLink::map(loan, model)?))
+    let [inbound, outbound] = spans(lease, Place { model: Some(model), ..place })?;
+    Segment::adopt_in_windows(&inbound, &outbound, Some(ModelledLink::map(lease, model)?))
 }
 
 /// As [`adopt`], of an end whose connection lies in a device's memory, by its home and a descriptor of that memory.
@@ -524,15 +524,15 @@ fn spans(memory: BorrowedFd<'_>, place: Place) -> Result<[Region; 2], Errno> {
 /// Whether a program could have a place in the memory: maps it, and lets go of it untouched.
 ///
 /// # Errors
-/// As a program would find: `PERM` where it [must not be lent](may_lend), `INVAL` for a place that is not in it, and
+/// As a program would find: `PERM` where it [must not be leased](may_lease), `INVAL` for a place that is not in it, and
 /// what mmap answers.
 pub fn try_place(memory: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
     spans(memory, place).map(drop)
 }
 
-/// A place in memory that [may be lent](may_lend), before its end.
+/// A place in memory that [may be leased](may_lease), before its end.
 fn check_place(memory: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
-    if !may_lend(memory)? {
+    if !may_lease(memory)? {
         return Err(Errno::PERM);
     }
     let stat = rustix::fs::fstat(memory)?;
@@ -556,7 +556,7 @@ fn check_place(memory: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
 ///
 /// # Errors
 /// What fstat and fstatfs answer.
-pub fn may_lend(memory: BorrowedFd<'_>) -> Result<bool, Errno> {
+pub fn may_lease(memory: BorrowedFd<'_>) -> Result<bool, Errno> {
     let is_device = FileType::from_raw_mode(rustix::fs::fstat(memory)?.st_mode) == FileType::CharacterDevice;
     if is_device {
         return Ok(true);
@@ -569,7 +569,7 @@ pub fn may_lend(memory: BorrowedFd<'_>) -> Result<bool, Errno> {
 }
 
 /// Connects to a listener of this node on behalf of another node's program, to a connection in windows: `place` is the
-/// accepting end's, and `loan` the descriptor that goes with it.
+/// accepting end's, and `lease` the descriptor that goes with it.
 ///
 /// # Errors
 /// As [`super::connect_in`].
@@ -577,12 +577,12 @@ pub fn connect_in_windows(
     rack: &Rack,
     request: &Request,
     (place, secrets): (Place, Secrets),
-    loan: BorrowedFd<'_>,
+    lease: BorrowedFd<'_>,
 ) -> Result<OwnedFd, NoLane> {
     let (lifeline, _) = approach(rack, request.route()?, new_lifeline()?, request.opener, || Ok(()))?;
     check_trusted(lifeline.as_fd())?;
     let handshake = Handshake { secrets, place: Some(place) }.encode();
-    match send_with_descriptor(lifeline.as_fd(), &handshake, Some(loan)) {
+    match send_with_descriptor(lifeline.as_fd(), &handshake, Some(lease)) {
         // The server has closed already, as it may.
         Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(lifeline),
         Err(errno) => Err(NoLane::ran_out_or(FallbackReason::HandshakeFailed)(errno)),
@@ -879,7 +879,7 @@ mod tests {
         let open = |place, side| segment_in(memory.as_fd(), place, side, secrets);
         let one = open(place(0), Side::Connector).unwrap();
         open(place(1), Side::Acceptor).unwrap();
-        let heir = adopt(span_lease::lend(memory.as_fd(), place(1)).unwrap().as_fd()).unwrap();
+        let heir = adopt(span_lease::lease(memory.as_fd(), place(1)).unwrap().as_fd()).unwrap();
         assert_eq!((heir.model(), heir.side(), heir.secrets()), (place(1).model, Side::Acceptor, secrets));
         assert_eq!(one.timed_sender().unwrap().write(b"to the heir"), Ok(11));
         heir.settle();
@@ -888,7 +888,7 @@ mod tests {
         assert_eq!(&bytes, b"to the heir");
         // One that is as fast as its memory is that, whatever a peer writes.
         let plain = Place { model: None, ..place(1) };
-        assert!(adopt(span_lease::lend(memory.as_fd(), plain).unwrap().as_fd()).unwrap().timed_sender().is_none());
+        assert!(adopt(span_lease::lease(memory.as_fd(), plain).unwrap().as_fd()).unwrap().timed_sender().is_none());
         let beyond = |offset| {
             let model = place(0).model.map(|model| Model { inbound_pace_offset: offset, ..model });
             open(Place { model, ..place(0) }, Side::Connector).map(|_| ()).unwrap_err()
@@ -904,8 +904,8 @@ mod tests {
         for caching in [Caching::Uncached, Caching::WriteCombined, Caching::NonCoherent] {
             let place = Place { caching, ..Place::new(0, span_bytes) };
             let back = Place { caching, ..Place::new(span_bytes, 0) };
-            let loan = span_lease::lend(memory.as_fd(), place).unwrap();
-            let (one, fds) = open_place(loan, place, Side::Connector, secrets).unwrap();
+            let lease = span_lease::lease(memory.as_fd(), place).unwrap();
+            let (one, fds) = open_place(lease, place, Side::Connector, secrets).unwrap();
             let device = fds.device.as_ref().unwrap().try_clone().unwrap();
             let other = segment_in(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
             assert_eq!(one.apart_sender().unwrap().write(b"first "), Ok(6));
@@ -921,7 +921,7 @@ mod tests {
             let (empty, _region) = local_page::create(place, memory.as_fd()).unwrap();
             assert_eq!(adopt_on_device(&empty, memory.as_fd()).unwrap_err(), Errno::NOTCONN);
             drop((one, other, heir, fds, device));
-            assert!(!span_lease::is_lent(memory.as_fd(), place).unwrap());
+            assert!(!span_lease::is_leased(memory.as_fd(), place).unwrap());
         }
     }
 
@@ -938,11 +938,11 @@ mod tests {
         let source = SocketAddr::from(([127, 77, 0, 1], crate::rendezvous::tests::own_port()));
         let request = Request { source: Some(source), node: None, opener: Opener::Proxy, ..request() };
         let connect = || {
-            let loan = span_lease::lend(memory.as_fd(), place).unwrap();
-            connect_in_windows(&rack, &request, (place, secrets), loan.as_fd())
+            let lease = span_lease::lease(memory.as_fd(), place).unwrap();
+            connect_in_windows(&rack, &request, (place, secrets), lease.as_fd())
         };
         assert_eq!(connect().unwrap_err().reason, FallbackReason::NoListener);
-        assert!(!span_lease::is_lent(memory.as_fd(), place).unwrap());
+        assert!(!span_lease::is_leased(memory.as_fd(), place).unwrap());
         let server = listen_in(&rack, address(SERVER), false, false, 1).unwrap();
         let _lifeline = connect().unwrap();
         let accepted = accept(server.fd(), &server.key(), libc::SOCK_CLOEXEC).unwrap();
@@ -950,9 +950,9 @@ mod tests {
         let (segment, memfd) = receive_handshake(accepted.lifeline.as_fd()).unwrap().unwrap();
         drop(memfd);
         assert_eq!((segment.is_in_windows(), segment.secrets()), (true, secrets));
-        assert!(span_lease::is_lent(memory.as_fd(), place).unwrap(), "as long as the server has it mapped");
+        assert!(span_lease::is_leased(memory.as_fd(), place).unwrap(), "as long as the server has it mapped");
         drop(segment);
-        assert!(!span_lease::is_lent(memory.as_fd(), place).unwrap());
+        assert!(!span_lease::is_leased(memory.as_fd(), place).unwrap());
     }
 
     #[test]

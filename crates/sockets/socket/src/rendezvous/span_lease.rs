@@ -38,7 +38,7 @@ pub fn descriptor(memory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Notes on a [`descriptor`] that both spans are lent to whoever has it.
+/// Notes on a [`descriptor`] that both spans are leased to whoever has it.
 ///
 /// # Errors
 /// What fcntl answers.
@@ -102,7 +102,7 @@ fn position_of(place: Place) -> Result<u64, Errno> {
 ///
 /// # Errors
 /// Those of both.
-pub fn lend(memory: BorrowedFd<'_>, place: Place) -> Result<OwnedFd, Errno> {
+pub fn lease(memory: BorrowedFd<'_>, place: Place) -> Result<OwnedFd, Errno> {
     let descriptor = descriptor(memory)?;
     note(descriptor.as_fd(), place).map(|()| descriptor)
 }
@@ -111,7 +111,7 @@ pub fn lend(memory: BorrowedFd<'_>, place: Place) -> Result<OwnedFd, Errno> {
 ///
 /// # Errors
 /// What fcntl answers.
-pub fn is_lent(memory: BorrowedFd<'_>, place: Place) -> Result<bool, Errno> {
+pub fn is_leased(memory: BorrowedFd<'_>, place: Place) -> Result<bool, Errno> {
     for offset in [place.inbound_offset, place.outbound_offset] {
         // Would somebody stand against a lock for writing?
         let mut asked = span_lock(libc::F_WRLCK, offset)?;
@@ -153,34 +153,34 @@ mod tests {
     fn a_span_is_lent_until_the_last_descriptor_and_the_last_mapping_are_gone() {
         let _no_child = crate::forks::none();
         let (memory, _mapping) = shm::create(4 * Segment::WINDOW_BYTES).unwrap();
-        let is_lent = |place| is_lent(memory.as_fd(), place).unwrap();
-        assert_eq!((is_lent(ONE), is_lent(OTHER)), (false, false), "the owner's own mapping does not count");
-        let own = lend(memory.as_fd(), ONE).unwrap();
+        let is_leased = |place| is_leased(memory.as_fd(), place).unwrap();
+        assert_eq!((is_leased(ONE), is_leased(OTHER)), (false, false), "the owner's own mapping does not count");
+        let own = lease(memory.as_fd(), ONE).unwrap();
         assert_eq!((place_of(own.as_fd()), place_of(memory.as_fd())), (Some(ONE), None));
-        assert_eq!((is_lent(ONE), is_lent(OTHER)), (true, false));
+        assert_eq!((is_leased(ONE), is_leased(OTHER)), (true, false));
         let back = Place::new(ONE.outbound_offset, ONE.inbound_offset);
-        assert!(is_lent(back), "either span says so");
+        assert!(is_leased(back), "either span says so");
         let copy = rustix::io::dup(&own).unwrap();
         drop(own);
-        assert!(is_lent(ONE));
+        assert!(is_leased(ONE));
         let mapping = Mapping::at(copy.as_fd(), ONE.outbound_offset, Segment::WINDOW_BYTES).unwrap();
         drop(copy);
-        assert!(is_lent(ONE), "mapped");
+        assert!(is_leased(ONE), "mapped");
         drop(mapping);
-        assert!(!is_lent(ONE));
+        assert!(!is_leased(ONE));
     }
 
     #[test]
-    fn a_loan_is_told_from_other_descriptors_of_the_same_memory() {
+    fn a_lease_is_told_from_other_descriptors_of_the_same_memory() {
         let (memory, _mapping) = shm::create(4 * Segment::WINDOW_BYTES).unwrap();
         let own = descriptor(memory.as_fd()).unwrap();
         for place in [ONE, OTHER, Place::new(SPAN_BYTES, 0)] {
-            let loan = lend(memory.as_fd(), place).unwrap();
-            let copy = rustix::io::dup(&loan).unwrap();
+            let lease = lease(memory.as_fd(), place).unwrap();
+            let copy = rustix::io::dup(&lease).unwrap();
             let is_noted_on = |descriptor: &OwnedFd, place| is_noted_on(descriptor.as_fd(), place);
-            assert_eq!([&loan, &copy, &own].map(|it| is_noted_on(it, place)), [true, true, false]);
+            assert_eq!([&lease, &copy, &own].map(|it| is_noted_on(it, place)), [true, true, false]);
             let partly = Place::new(place.inbound_offset, 3 * SPAN_BYTES + 4096);
-            assert!(!is_noted_on(&loan, partly), "of one span, not of the other");
+            assert!(!is_noted_on(&lease, partly), "of one span, not of the other");
         }
         assert!(!is_noted_on(own.as_fd(), ONE));
     }
@@ -189,13 +189,13 @@ mod tests {
     fn several_programs_have_their_spans_apart_from_each_other() {
         let _no_child = crate::forks::none();
         let (memory, _mapping) = shm::create(4 * Segment::WINDOW_BYTES).unwrap();
-        let is_lent = |place| is_lent(memory.as_fd(), place).unwrap();
-        let loans = [ONE, ONE, OTHER].map(|place| lend(memory.as_fd(), place).unwrap());
-        assert!(is_lent(ONE) && is_lent(OTHER));
-        let [first, second, third] = loans;
+        let is_leased = |place| is_leased(memory.as_fd(), place).unwrap();
+        let leases = [ONE, ONE, OTHER].map(|place| lease(memory.as_fd(), place).unwrap());
+        assert!(is_leased(ONE) && is_leased(OTHER));
+        let [first, second, third] = leases;
         drop((first, third));
-        assert_eq!((is_lent(ONE), is_lent(OTHER)), (true, false), "one of two that have it is left");
+        assert_eq!((is_leased(ONE), is_leased(OTHER)), (true, false), "one of two that have it is left");
         drop(second);
-        assert!(!is_lent(ONE));
+        assert!(!is_leased(ONE));
     }
 }
