@@ -46,7 +46,7 @@ impl Registry {
 
     fn has(&self, address: SocketAddr) -> bool {
         let names = self.rack.names_for(address).unwrap_or_default();
-        names.iter().any(|name| !name.is_far && self.rack.is_live(name).unwrap_or(false))
+        names.iter().any(|name| !name.is_remote && self.rack.is_live(name).unwrap_or(false))
     }
 
     /// What was there and is gone, with the peer that was told. A killed program leaves its name behind, so this is to
@@ -97,7 +97,7 @@ impl Registry {
     /// Where programs of this node listen, `count_max` of them at most.
     pub fn listeners(&self, count_max: usize) -> Vec<SocketAddr> {
         let names = self.rack.names().unwrap_or_default();
-        let is_live = |name: &&ListenerName| !name.is_far && self.rack.is_live(name).unwrap_or(false);
+        let is_live = |name: &&ListenerName| !name.is_remote && self.rack.is_live(name).unwrap_or(false);
         let live = names.iter().filter(is_live).map(|name| name.address);
         live.take(count_max).collect()
     }

@@ -40,7 +40,7 @@ use rustix::process::{Resource, Rlimit};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use socket::process::clock::now_ns;
 use socket::rendezvous::directory::Rack;
-use socket::rendezvous::{LaneListener, listen_for_far};
+use socket::rendezvous::{LaneListener, listen_for_remote};
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -442,7 +442,7 @@ impl Proxy {
         if self.listeners.contains_key(&address) {
             return self.shared.tell(&FromProxy::Mirrored { address });
         }
-        match listen_for_far(&self.shared.rack, address, BACKLOG) {
+        match listen_for_remote(&self.shared.rack, address, BACKLOG) {
             Ok(listener) => {
                 let listener = Arc::new(listener);
                 self.order(|| Command::Mirror { peer, address, listener: Arc::clone(&listener) });

@@ -181,8 +181,8 @@ impl World {
     }
 
     /// Opens a connection from `seat` of `core`, whose far end is `server`.
-    fn open(&mut self, core: usize, seat: usize, client: Program, far: (usize, usize), server: Program) {
-        let served = &mut self.cores[far.0].served[far.1];
+    fn open(&mut self, core: usize, seat: usize, client: Program, remote: (usize, usize), server: Program) {
+        let served = &mut self.cores[remote.0].served[remote.1];
         let tuple = Tuple::new(&(served.len() as u32).to_le_bytes()).expect("four bytes");
         served.push(server);
         let end = client.end(&self.clock.0);

@@ -25,6 +25,6 @@ pub use accept::{Accepted, Refused, accept, receive_handshake};
 pub use connect::connect;
 pub use local::*;
 pub use remote::{
-    Progress, Reply, Underway, answer, connect_in_windows, leads_far, listen_for_far, may_lease, try_place,
+    Progress, Reply, Underway, answer, connect_in_windows, leads_to_remote, listen_for_remote, may_lease, try_place,
 };
 pub(crate) use remote::{adopt as adopt_in_windows, adopt_on_device};

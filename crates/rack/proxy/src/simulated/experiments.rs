@@ -95,11 +95,11 @@ fn rate(nodes: usize, cores: usize, message_bytes: usize, span: Span, costs: Cos
         // A node's seats are its peers in order, without itself.
         for seat in 0..nodes - 1 {
             let peer = if seat < node { seat } else { seat + 1 };
-            let far = (peer * cores + rank, if node < peer { node } else { node - 1 });
+            let remote = (peer * cores + rank, if node < peer { node } else { node - 1 });
             for _ in 0..STREAMS.div_ceil(nodes - 1) {
                 let begin_ns = random.below(1000);
                 let source = Program::new(Role::Source(message_bytes), 0, begin_ns);
-                world.open(core, seat, source, far, Program::new(Role::Sink, 0, 0));
+                world.open(core, seat, source, remote, Program::new(Role::Sink, 0, 0));
             }
         }
     }

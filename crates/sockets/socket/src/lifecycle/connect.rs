@@ -160,13 +160,13 @@ pub(super) struct Met {
     lifeline: OwnedFd,
     tuple: Tuple,
     start: Start,
-    is_far: bool,
+    is_remote: bool,
 }
 
 impl From<Connected> for Met {
     fn from(connected: Connected) -> Self {
-        let Connected { lifeline, tuple, segment, memory, is_far } = connected;
-        Self { lifeline, tuple, start: Start::Lanes(segment, hide(memory)), is_far }
+        let Connected { lifeline, tuple, segment, memory, is_remote } = connected;
+        Self { lifeline, tuple, start: Start::Lanes(segment, hide(memory)), is_remote }
     }
 }
 
@@ -205,7 +205,7 @@ fn attempt_from(aim: Aim, underway: Option<Box<Underway>>) -> Attempt {
         Ok(Progress::Connected(connected)) => Attempt::Met(Box::new((*connected).into())),
         Ok(Progress::Reached { lifeline, tuple }) => {
             let start = Start::Lifeline(Side::Connector);
-            Attempt::Met(Box::new(Met { lifeline, tuple, start, is_far: false }))
+            Attempt::Met(Box::new(Met { lifeline, tuple, start, is_remote: false }))
         }
         Ok(Progress::TupleInUse) => Attempt::TupleInUse,
         Ok(Progress::Underway(underway)) => Attempt::Underway(Box::new(underway)),
@@ -391,7 +391,7 @@ pub(super) fn install(fd: RawFd, stream: &'static Stream, met: Met) -> Result<bo
 }
 
 fn put_in_place(fd: RawFd, stream: &'static Stream, met: Met) -> Result<bool, Errno> {
-    let Met { lifeline, tuple, start, is_far } = met;
+    let Met { lifeline, tuple, start, is_remote } = met;
     // SAFETY: the program's descriptor, which it is connecting.
     let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) })?;
     let is_nonblocking = flags.contains(OFlags::NONBLOCK);
@@ -411,7 +411,7 @@ fn put_in_place(fd: RawFd, stream: &'static Stream, met: Met) -> Result<bool, Er
             tuple,
             options,
             nonblocking: is_nonblocking,
-            slot: Some(enter_lane_connection(fd, tuple, Role::Connect, is_far)),
+            slot: Some(enter_lane_connection(fd, tuple, Role::Connect, is_remote)),
         },
         start,
     );
@@ -440,10 +440,15 @@ pub(super) fn hide(memory: Option<MemoryFds>) -> Option<MemoryFds<HiddenFd>> {
     memory.and_then(|memory| memory.hide().ok())
 }
 
-pub(super) fn enter_lane_connection(fd: RawFd, tuple: Tuple, role: Role, is_far: bool) -> stats_page::ConnectionSlot {
+pub(super) fn enter_lane_connection(
+    fd: RawFd,
+    tuple: Tuple,
+    role: Role,
+    is_remote: bool,
+) -> stats_page::ConnectionSlot {
     process_stats::page().open_connection(&stats_page::NewConnection {
         fd,
-        path: if is_far { DataPath::Window } else { DataPath::Lane },
+        path: if is_remote { DataPath::Window } else { DataPath::Lane },
         role,
         local: Some(tuple.local),
         peer: Some(tuple.peer),

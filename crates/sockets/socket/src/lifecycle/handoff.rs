@@ -62,7 +62,7 @@ fn adopt_lifeline(fd: RawFd, sockets: &[RawFd]) {
     if !matches!(entry::get(fd), Entry::None) || !entry::can_hold(fd) {
         return;
     }
-    let near = |(role, side)| Some((side, role, tuple_of(fd, role).filter(|(_, is_far)| !is_far)?.0));
+    let near = |(role, side)| Some((side, role, tuple_of(fd, role).filter(|(_, is_remote)| !is_remote)?.0));
     let roles = [(Role::Connect, Side::Connector), (Role::Accept, Side::Acceptor)];
     let Some((side, role, tuple)) = roles.into_iter().find_map(near) else { return };
     let inode = inode_of(fd);
@@ -295,11 +295,11 @@ fn add_lifeline(connection: &'static Connection, fd: RawFd) {
 
 fn open_adopted(fd: RawFd, others: &[RawFd], segment: Segment, memory: MemoryFds) {
     let role = if segment.side() == Side::Connector { Role::Connect } else { Role::Accept };
-    let Some((tuple, is_far)) = tuple_of(fd, role) else { return };
-    open_handed_on(fd, others, (tuple, role, is_far), Start::Lanes(segment, memory.adopt().ok()));
+    let Some((tuple, is_remote)) = tuple_of(fd, role) else { return };
+    open_handed_on(fd, others, (tuple, role, is_remote), Start::Lanes(segment, memory.adopt().ok()));
 }
 
-fn open_handed_on(fd: RawFd, others: &[RawFd], (tuple, role, is_far): (Tuple, Role, bool), start: Start) {
+fn open_handed_on(fd: RawFd, others: &[RawFd], (tuple, role, is_remote): (Tuple, Role, bool), start: Start) {
     // SAFETY: the program's descriptor.
     let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap_or(OFlags::empty());
     let origin = Origin {
@@ -307,7 +307,7 @@ fn open_handed_on(fd: RawFd, others: &[RawFd], (tuple, role, is_far): (Tuple, Ro
         tuple,
         options: OptionRecord::default(),
         nonblocking: flags.contains(OFlags::NONBLOCK),
-        slot: Some(enter_lane_connection(fd, tuple, role, is_far)),
+        slot: Some(enter_lane_connection(fd, tuple, role, is_remote)),
     };
     let is_alone = matches!(start, Start::Lifeline(_));
     let connection = Connection::open(origin, start);
@@ -341,7 +341,7 @@ fn tuple_of(fd: RawFd, role: Role) -> Option<(Tuple, bool)> {
     let name = rustix::net::SocketAddrUnix::try_from(name).ok()?;
     let (tuple, opener) = Tuple::from_unauthenticated_name(name.abstract_name()?).ok()?;
     Some(match role {
-        Role::Connect => (tuple, rendezvous::leads_far(lifeline)),
+        Role::Connect => (tuple, rendezvous::leads_to_remote(lifeline)),
         Role::Accept | Role::Listen => (tuple.reversed(), opener == Opener::Proxy),
     })
 }

@@ -42,14 +42,14 @@ pub fn note_stamp(received: u64) {
     let ahead = received.wrapping_sub(last) << (u64::BITS - STAMP_BITS) >> (u64::BITS - STAMP_BITS);
     if ahead > AHEAD_MAX {
         // Older, or this process has not looked at the clock for long; or a peer makes it up.
-        note_far(ahead);
+        note_distant(ahead);
     } else {
         LAST_STAMP.store(last + ahead, Ordering::Relaxed);
     }
 }
 
 #[cold]
-fn note_far(ahead: u64) {
+fn note_distant(ahead: u64) {
     if ahead < 1 << (STAMP_BITS - 1) {
         note_ticks(ticks());
     }

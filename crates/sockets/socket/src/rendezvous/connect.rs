@@ -34,8 +34,8 @@ pub fn connect(
 fn connect_now(request: &Request, netns: u64) -> Result<Progress, NoLane> {
     // Asked before the rack is opened, because a program that only talks to other machines needs none.
     let route = request.route();
-    let may_be_far = request.may_be_far(&route);
-    if let (Err(no_lane), false) = (route, may_be_far) {
+    let may_be_remote = request.may_be_remote(&route);
+    if let (Err(no_lane), false) = (route, may_be_remote) {
         return Err(no_lane);
     }
     let lifeline = new_lifeline()?;
@@ -44,7 +44,7 @@ fn connect_now(request: &Request, netns: u64) -> Result<Progress, NoLane> {
     }
     let unavailable = |errno| NoLane::failed(reasons::of_rack_error(errno), errno);
     let rack = Rack::current_for(lifeline.as_fd()).map_err(unavailable)?;
-    if may_be_far && monitor::is_there(&rack) {
+    if may_be_remote && monitor::is_there(&rack) {
         return remote::connect(rack, request, lifeline);
     }
     let route = route?;

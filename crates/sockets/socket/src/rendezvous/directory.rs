@@ -87,19 +87,19 @@ pub struct ListenerName {
     /// Which of several on this address.
     pub member: Option<u8>,
     /// The listener is another node's, and the proxy of this node stands in for it.
-    pub is_far: bool,
+    pub is_remote: bool,
 }
 
 impl ListenerName {
     /// The name for a listener bound to `address`.
     pub fn new(address: SocketAddr, v6_only: bool, member: Option<u8>) -> Self {
         let address = canonical(address);
-        Self { address, v6_only: v6_only && is_any_v6(address), member, is_far: false }
+        Self { address, v6_only: v6_only && is_any_v6(address), member, is_remote: false }
     }
 
     /// The name for a listener of another node, for which the proxy of this node stands in.
-    pub fn far(address: SocketAddr) -> Self {
-        Self { is_far: true, ..Self::new(address, false, None) }
+    pub fn remote(address: SocketAddr) -> Self {
+        Self { is_remote: true, ..Self::new(address, false, None) }
     }
 
     /// The name in a directory entry; `None` for anything [`ListenerName`] would not have written.
@@ -108,10 +108,10 @@ impl ListenerName {
             Some((rest, number)) => (rest, Some(number.parse().ok().filter(|number| *number < MEMBERS_MAX)?)),
             None => (text, None),
         };
-        let (rest, is_far) = rest.strip_suffix("!far").map_or((rest, false), |rest| (rest, true));
+        let (rest, is_remote) = rest.strip_suffix("!far").map_or((rest, false), |rest| (rest, true));
         let (rest, v6_only) = rest.strip_suffix("!6").map_or((rest, false), |rest| (rest, true));
-        let name = Self { address: rest.parse().ok()?, v6_only, member, is_far };
-        let again = if is_far { Self::far(name.address) } else { Self::new(name.address, v6_only, member) };
+        let name = Self { address: rest.parse().ok()?, v6_only, member, is_remote };
+        let again = if is_remote { Self::remote(name.address) } else { Self::new(name.address, v6_only, member) };
         (again == name && name.address.port() != 0 && again.to_string() == text).then_some(name)
     }
 
@@ -153,7 +153,7 @@ impl ListenerName {
 
     /// Whether both stand for the same address, as far as two listeners may not share it.
     fn same_place(&self, other: &Self) -> bool {
-        (self.address, self.v6_only, self.is_far) == (other.address, other.v6_only, other.is_far)
+        (self.address, self.v6_only, self.is_remote) == (other.address, other.v6_only, other.is_remote)
     }
 }
 
@@ -183,7 +183,7 @@ impl fmt::Display for Suffix<'_> {
         if self.0.v6_only {
             formatter.write_str("!6")?;
         }
-        if self.0.is_far {
+        if self.0.is_remote {
             formatter.write_str("!far")?;
         }
         match self.0.member {
@@ -1044,9 +1044,9 @@ pub(crate) mod tests {
                 Some(made)
             );
         }
-        let far = ListenerName::far(address("127.77.0.2:80"));
-        assert_eq!(far.to_string(), "127.77.0.2:80!far");
-        assert_eq!(ListenerName::parse("127.77.0.2:80!far"), Some(far));
+        let remote = ListenerName::remote(address("127.77.0.2:80"));
+        assert_eq!(remote.to_string(), "127.77.0.2:80!far");
+        assert_eq!(ListenerName::parse("127.77.0.2:80!far"), Some(remote));
         for text in [
             "",
             ".",

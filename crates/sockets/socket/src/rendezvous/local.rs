@@ -160,7 +160,7 @@ pub struct Connected {
     /// The descriptors of that memory.
     pub memory: Option<MemoryFds>,
     /// Whether the proxy of this node is at the other end, for a listener of another.
-    pub is_far: bool,
+    pub is_remote: bool,
 }
 
 /// Why a connection gets no lane.
@@ -345,7 +345,7 @@ pub(super) fn introduce(lifeline: OwnedFd, tuple: Tuple, memory: (Segment, Owned
     send_handshake(lifeline.as_fd(), &segment, memfd.as_fd()).map_err(broken)?;
     // Only now: while the first pages are found here, the other end maps them there.
     segment.set_up();
-    Ok(Connected { lifeline, tuple, segment, memory: Some(MemoryFds::of_memfd(memfd)), is_far: false })
+    Ok(Connected { lifeline, tuple, segment, memory: Some(MemoryFds::of_memfd(memfd)), is_remote: false })
 }
 
 /// The listeners that answer for a destination, the best first; those that share an address in turn, from a random one.

@@ -60,8 +60,8 @@ const SYSFS_MAGIC: u64 = 0x6265_6572;
 ///
 /// # Errors
 /// As [`listen_in`].
-pub fn listen_for_far(rack: &Arc<Rack>, address: SocketAddr, backlog: i32) -> Result<LaneListener, Errno> {
-    let name = ListenerName::far(address);
+pub fn listen_for_remote(rack: &Arc<Rack>, address: SocketAddr, backlog: i32) -> Result<LaneListener, Errno> {
+    let name = ListenerName::remote(address);
     let free = |lock: &RackLock<'_>| lock.remove_if_stale(&name)?.then_some(name).ok_or(Errno::ADDRINUSE);
     listen_as(rack, name.address, free, backlog)
 }
@@ -122,7 +122,7 @@ pub fn answer(lifeline: BorrowedFd<'_>, reply: Reply, memory: Option<BorrowedFd<
 
 impl Request {
     /// Whether the destination may be another node's, beyond a window: on a machine of its own, or, where several nodes
-    pub(super) fn may_be_far(&self, route: &Result<Route, NoLane>) -> bool {
+    pub(super) fn may_be_remote(&self, route: &Result<Route, NoLane>) -> bool {
         let Some(node) = self.node else { return false };
         match route {
             Ok(route) => super::local::is_node(route.destination.ip()) && route.destination.ip() != node,
@@ -131,7 +131,7 @@ impl Request {
     }
 
     /// The way to another node, from `node`, which is the address of this one.
-    fn far_route(&self, node: IpAddr) -> Result<Route, NoLane> {
+    fn remote_route(&self, node: IpAddr) -> Result<Route, NoLane> {
         let destination = destination(self.destination);
         let bound = self.source.map(canonical);
         let source = bound.map(|bound| bound.ip()).filter(|ip| !ip.is_unspecified()).unwrap_or(node);
@@ -229,7 +229,7 @@ impl Aim {
 
     fn try_port(self, lifeline: OwnedFd) -> Result<Tried, NoLane> {
         let destination = destination(self.request.destination);
-        let name = ListenerName::far(destination);
+        let name = ListenerName::remote(destination);
         // A node has one address; only for a destination of the other family it must be asked for.
         let known = self.request.node.filter(|node| node.is_ipv4() == destination.is_ipv4());
         let Some(node) = known.filter(|_| self.rack.is_live(&name) == Ok(true)) else {
@@ -244,7 +244,7 @@ impl Aim {
     }
 
     fn bind(&self, lifeline: &OwnedFd, node: IpAddr) -> Result<Tuple, NoLane> {
-        let route = self.request.far_route(node)?;
+        let route = self.request.remote_route(node)?;
         let key = self.rack.key();
         bind_tuple(lifeline.as_fd(), &route, spread_u32(), self.request.opener, &key).map_err(NoLane::unbound)
     }
@@ -261,7 +261,7 @@ impl Aim {
     }
 
     fn begin_handshake(self, lifeline: OwnedFd, tuple: Tuple) -> Result<Tried, NoLane> {
-        let connected = Connected { is_far: true, ..introduce(lifeline, tuple, new_memory()?)? };
+        let connected = Connected { is_remote: true, ..introduce(lifeline, tuple, new_memory()?)? };
         if let Some(heard) = look_awake(connected.lifeline.as_fd()) {
             return self.settle(connected, heard);
         }
@@ -337,7 +337,7 @@ impl Asked {
         let Self { aim, lifeline, tuple, .. } = self;
         let lifeline = lifeline.show().ok_or(NoLane::because(FallbackReason::HandshakeFailed))?;
         let tuple = tuple.map_or_else(|| aim.bind(&lifeline, node), Ok)?;
-        let name = ListenerName::far(destination(aim.request.destination));
+        let name = ListenerName::remote(destination(aim.request.destination));
         reach(&aim.rack, lifeline.as_fd(), &[name], || Ok(()))?;
         or_another_port(aim.begin_handshake(lifeline, tuple)?)
     }
@@ -359,7 +359,7 @@ impl Introduced {
         let Self { aim, lifeline, tuple, segment, memory } = self;
         let lifeline = lifeline.show().ok_or(NoLane::because(FallbackReason::HandshakeFailed))?;
         let memory = memory.and_then(|memory| memory.memfd.show()).map(MemoryFds::of_memfd);
-        Ok((aim, Connected { lifeline, tuple, segment, memory, is_far: true }))
+        Ok((aim, Connected { lifeline, tuple, segment, memory, is_remote: true }))
     }
 }
 
@@ -590,9 +590,9 @@ pub fn connect_in_windows(
 }
 
 /// Whether a connecting end's lifeline has reached a proxy, which stands in for a listener of another node.
-pub fn leads_far(lifeline: BorrowedFd<'_>) -> bool {
+pub fn leads_to_remote(lifeline: BorrowedFd<'_>) -> bool {
     let path = rustix::net::getpeername(lifeline).ok().flatten().and_then(path_in);
-    path.as_deref().and_then(ListenerName::from_path).is_some_and(|name| name.is_far)
+    path.as_deref().and_then(ListenerName::from_path).is_some_and(|name| name.is_remote)
 }
 
 #[cfg(test)]
@@ -706,17 +706,17 @@ mod tests {
         let proxy_rack = Arc::clone(&rack);
         let ready = Answer::Ready { node: "127.77.0.1".parse().unwrap() };
         let (made, listener) = std::sync::mpsc::channel();
-        let listen = move || made.send(listen_for_far(&proxy_rack, address(SERVER), 1).unwrap()).unwrap();
+        let listen = move || made.send(listen_for_remote(&proxy_rack, address(SERVER), 1).unwrap()).unwrap();
         let monitor = monitor(&rack, ready, listen);
         let taking = std::thread::spawn(move || proxy(listener.recv().unwrap(), Reply::Taken(None), None).join());
         let connected = connect_to(&rack).unwrap();
-        assert!(connected.is_far && connected.memory.is_some() && leads_far(connected.lifeline.as_fd()));
+        assert!(connected.is_remote && connected.memory.is_some() && leads_to_remote(connected.lifeline.as_fd()));
         monitor.join().unwrap();
         let (_lifeline, segment) = taking.join().unwrap().unwrap();
         assert_eq!(segment.secrets(), connected.segment.secrets());
 
-        let listener = listen_for_far(&rack, address(SERVER), 1).unwrap();
-        assert_eq!(listen_for_far(&rack, address(SERVER), 1).unwrap_err(), Errno::ADDRINUSE);
+        let listener = listen_for_remote(&rack, address(SERVER), 1).unwrap();
+        assert_eq!(listen_for_remote(&rack, address(SERVER), 1).unwrap_err(), Errno::ADDRINUSE);
         let taking = proxy(listener, Reply::Taken(None), None);
         connect_to(&rack).unwrap();
         taking.join().unwrap();
@@ -727,7 +727,7 @@ mod tests {
         let _no_child = crate::forks::none();
         let scratch = Scratch::new();
         let rack = node(&scratch);
-        let name = ListenerName::far(address(SERVER));
+        let name = ListenerName::remote(address(SERVER));
         let early = unix_stream().unwrap();
         rack.lock(name.address).unwrap().bind(early.as_fd(), &name).unwrap();
         assert_eq!(rack.is_live(&name), Ok(true));
@@ -735,11 +735,11 @@ mod tests {
         let (made, listener) = std::sync::mpsc::channel();
         let listen = move || {
             drop(early);
-            made.send(listen_for_far(&proxy_rack, address(SERVER), 1).unwrap()).unwrap();
+            made.send(listen_for_remote(&proxy_rack, address(SERVER), 1).unwrap()).unwrap();
         };
         let monitor = monitor(&rack, Answer::Ready { node: "127.77.0.1".parse().unwrap() }, listen);
         let taking = std::thread::spawn(move || proxy(listener.recv().unwrap(), Reply::Taken(None), None).join());
-        assert!(connect_to(&rack).unwrap().is_far);
+        assert!(connect_to(&rack).unwrap().is_remote);
         monitor.join().unwrap();
         taking.join().unwrap().unwrap();
     }
@@ -758,7 +758,7 @@ mod tests {
             (Errno::NETUNREACH, FallbackReason::LinkDown),
             (Errno::IO, FallbackReason::HandshakeFailed),
         ] {
-            let taking = proxy(listen_for_far(&rack, address(SERVER), 1).unwrap(), Reply::Refused(errno), None);
+            let taking = proxy(listen_for_remote(&rack, address(SERVER), 1).unwrap(), Reply::Refused(errno), None);
             assert_eq!(connect_to(&rack).unwrap_err(), reason);
             taking.join().unwrap();
         }
@@ -769,7 +769,7 @@ mod tests {
         let _no_child = crate::forks::none();
         let scratch = Scratch::new();
         let rack = node(&scratch);
-        let listener = listen_for_far(&rack, address(SERVER), 1).unwrap();
+        let listener = listen_for_remote(&rack, address(SERVER), 1).unwrap();
         let in_use = Reply::Refused(Errno::ADDRINUSE);
         let taking = std::thread::spawn(move || {
             let first = take(&listener, in_use, None).0.tuple;
@@ -804,7 +804,7 @@ mod tests {
             assert_eq!(underway.go_on().unwrap_err(), reason);
         };
         ends_with(FallbackReason::LinkDown);
-        let _deaf_proxy = listen_for_far(&rack, address(SERVER), 8).unwrap();
+        let _deaf_proxy = listen_for_remote(&rack, address(SERVER), 8).unwrap();
         ends_with(FallbackReason::HandshakeFailed);
     }
 
@@ -830,7 +830,7 @@ mod tests {
         let _no_child = crate::forks::none();
         let scratch = Scratch::new();
         let rack = node(&scratch);
-        let listener = listen_for_far(&rack, address(SERVER), 1).unwrap();
+        let listener = listen_for_remote(&rack, address(SERVER), 1).unwrap();
         let going = std::thread::spawn(move || {
             while let Err(Errno::AGAIN) = accept(listener.fd(), &listener.key(), libc::SOCK_CLOEXEC) {
                 std::thread::yield_now();
@@ -847,7 +847,7 @@ mod tests {
         let span_bytes = Segment::WINDOW_BYTES as u64;
         let (memory, mapping) = shm::create(3 * Segment::WINDOW_BYTES).unwrap();
         let place = Place::new(span_bytes, 2 * span_bytes);
-        let listener = listen_for_far(&rack, address(SERVER), 1).unwrap();
+        let listener = listen_for_remote(&rack, address(SERVER), 1).unwrap();
         let taking = proxy(listener, Reply::Taken(Some(place)), Some(memory.try_clone().unwrap()));
         let connected = connect_to(&rack).unwrap();
         assert!(connected.memory.is_some() && connected.segment.is_in_windows());
@@ -1004,7 +1004,7 @@ mod tests {
         let span_bytes = Segment::WINDOW_BYTES as u64;
         let (memory, _mapping) = shm::create(2 * Segment::WINDOW_BYTES).unwrap();
         let beyond = Reply::Taken(Some(Place::new(0, 2 * span_bytes)));
-        let taking = proxy(listen_for_far(&rack, address(SERVER), 1).unwrap(), beyond, Some(memory));
+        let taking = proxy(listen_for_remote(&rack, address(SERVER), 1).unwrap(), beyond, Some(memory));
         assert_eq!(connect_to(&rack).unwrap_err(), FallbackReason::WindowUnmapped);
         taking.join().unwrap();
     }
@@ -1012,14 +1012,14 @@ mod tests {
     #[test]
     fn a_proxy_connects_with_the_far_programs_addresses_though_that_program_is_on_this_machine() {
         let (here, there) = (Scratch::new(), Scratch::new());
-        let (rack, far_rack) = (node(&here), node(&there));
-        let taking = proxy(listen_for_far(&rack, address(SERVER), 1).unwrap(), Reply::Taken(None), None);
+        let (rack, remote_rack) = (node(&here), node(&there));
+        let taking = proxy(listen_for_remote(&rack, address(SERVER), 1).unwrap(), Reply::Taken(None), None);
         let program = connect_to(&rack).unwrap();
         taking.join().unwrap();
-        let server = listen_in(&far_rack, address(SERVER), false, false, 1).unwrap();
+        let server = listen_in(&remote_rack, address(SERVER), false, false, 1).unwrap();
         let source = Some(program.tuple.local);
         let onward =
-            connect_in(&far_rack, &Request { source, node: None, opener: Opener::Proxy, ..request() }).unwrap();
+            connect_in(&remote_rack, &Request { source, node: None, opener: Opener::Proxy, ..request() }).unwrap();
         let accepted = accept(server.fd(), &server.key(), libc::SOCK_CLOEXEC).unwrap();
         assert_eq!((accepted.tuple.peer, accepted.opener), (program.tuple.local, Opener::Proxy));
         assert_eq!(onward.tuple, program.tuple);
@@ -1029,7 +1029,7 @@ mod tests {
     fn only_addresses_of_other_nodes_and_machines_may_be_far() {
         let may_be = |destination: &str, node| {
             let request = Request { destination: address(destination), node, ..request() };
-            request.may_be_far(&request.route())
+            request.may_be_remote(&request.route())
         };
         let node = request().node;
         for (destination, expected) in
