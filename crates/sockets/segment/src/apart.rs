@@ -1,12 +1,12 @@
 //! An end in windows of memory that is no ordinary memory: on which compare-and-exchange means nothing, as on the BAR
 //! of a PCI device, or of which caches keep old lines, as of a CXL device that is not coherent.
 //!
-//! Only what nodes say to each other lies in the windows then. The end's own state and its cursors lie at home, in a
-//! memfd of its own that the processes which hold the end share: an endpoint like any other, of which the window has
-//! the lines that others write.
+//! Only what nodes say to each other lies in the windows then. The end's own state and its cursors lie in the local
+//! page, in a memfd of its own that the processes which hold the end share: an endpoint like any other, of which the
+//! window has the lines that others write.
 //!
 //! ```text
-//!   line of the endpoint    at home           in the window
+//!   line of the endpoint    local page        in the window
 //!   0 to 2                  own state         -
 //!   3                       own state         attached: what the program says to its node's proxy
 //!   4                       own state         reset, closed: what the proxy says to the program
@@ -38,43 +38,43 @@ const CLOSED_BY_PROXY: usize = RESET_BY_PROXY + WORD_BYTES;
 const LINES_OF_NODE: u64 = 1 << (ATTACHED / LINE) | 1 << (RESET_BY_PROXY / LINE);
 /// Those that the peer writes.
 const LINES_OF_PEER: u64 = 1 << 5 | 1 << 6 | 1 << 7 | 1 << 9 | 1 << 10;
-/// Those of cursors, which lie at home.
+/// Those of cursors, which lie in the local page.
 const LINES_AT_HOME: u64 = 1 << 8 | 1 << 11 | 1 << 12;
 
 const _: () = assert!(Status::Reset as usize / LINE == 5 && Status::GiveWay as usize / LINE == 5);
 const _: () = assert!(WINDOW_LAYOUT.forward_offset == 6 * LINE && WINDOW_LAYOUT.back_offset == 9 * LINE);
 const _: () = assert!(ENDPOINT_BYTES == 13 * LINE);
 
-/// The sending end of a lane whose cursor lies at home.
-pub type SenderOf<M> = Producer<MemoryOutbound<M>, HomeInbound<M>>;
+/// The sending end of a lane whose cursor lies in the local page.
+pub type SenderOf<M> = Producer<MemoryOutbound<M>, LocalPageInbound<M>>;
 /// The receiving end of such a lane.
-pub type ReceiverOf<M> = Consumer<HomeInbound<M>, MemoryOutbound<M>>;
+pub type ReceiverOf<M> = Consumer<LocalPageInbound<M>, MemoryOutbound<M>>;
 
-/// Both spans of an end, and its endpoint at home.
+/// Both spans of an end, and its endpoint in its local page.
 #[derive(Debug)]
 pub(super) struct Apart<M> {
     inbound: MemoryInbound<M>,
     outbound: MemoryOutbound<M>,
-    home: Region,
+    page: Region,
 }
 
 impl<M: Memory> Apart<M> {
-    /// `home` is the end's endpoint.
-    pub(super) fn new(inbound: M, outbound: M, home: Region) -> Self {
-        assert_eq!(home.len_bytes(), ENDPOINT_BYTES, "an endpoint");
-        Self { inbound: MemoryInbound::new(inbound), outbound: MemoryOutbound::new(outbound), home }
+    /// `page` is the end's endpoint.
+    pub(super) fn new(inbound: M, outbound: M, page: Region) -> Self {
+        assert_eq!(page.len_bytes(), ENDPOINT_BYTES, "an endpoint");
+        Self { inbound: MemoryInbound::new(inbound), outbound: MemoryOutbound::new(outbound), page }
     }
 
     pub(super) fn sender(&self, secret: u64) -> SenderOf<M> {
-        Producer::new(self.outbound.clone(), self.home_inbound(), WINDOW_LAYOUT, secret)
+        Producer::new(self.outbound.clone(), self.page_inbound(), WINDOW_LAYOUT, secret)
     }
 
     pub(super) fn receiver(&self, secret: u64) -> ReceiverOf<M> {
-        Consumer::new(self.home_inbound(), self.outbound.clone(), WINDOW_LAYOUT, secret)
+        Consumer::new(self.page_inbound(), self.outbound.clone(), WINDOW_LAYOUT, secret)
     }
 
-    fn home_inbound(&self) -> HomeInbound<M> {
-        HomeInbound { window: self.inbound.clone(), home: self.home.clone() }
+    fn page_inbound(&self) -> LocalPageInbound<M> {
+        LocalPageInbound { window: self.inbound.clone(), page: self.page.clone() }
     }
 
     /// Tells this node's proxy that the program has its span.
@@ -153,12 +153,12 @@ fn is_in(offset: usize, lines: u64) -> bool {
 
 /// A window whose owner keeps its cursors elsewhere.
 #[derive(Debug, Clone)]
-pub struct HomeInbound<M> {
+pub struct LocalPageInbound<M> {
     window: MemoryInbound<M>,
-    home: Region,
+    page: Region,
 }
 
-impl<M: Memory> Inbound for HomeInbound<M> {
+impl<M: Memory> Inbound for LocalPageInbound<M> {
     #[inline]
     fn len_bytes(&self) -> usize {
         self.window.len_bytes()
@@ -167,7 +167,7 @@ impl<M: Memory> Inbound for HomeInbound<M> {
     #[inline]
     fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
         if is_in(offset, LINES_AT_HOME) {
-            self.home.load_u64(offset, order)
+            self.page.load_u64(offset, order)
         } else {
             self.window.load_u64(offset, order)
         }
@@ -176,7 +176,7 @@ impl<M: Memory> Inbound for HomeInbound<M> {
     #[inline]
     fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
         if is_in(offset, LINES_AT_HOME) {
-            self.home.store_u64(offset, value, order);
+            self.page.store_u64(offset, value, order);
         } else {
             self.window.store_u64(offset, value, order);
         }

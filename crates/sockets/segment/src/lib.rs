@@ -247,7 +247,7 @@ pub struct Secrets {
 #[derive(Debug)]
 pub struct Segment {
     way: Way,
-    /// This end's endpoint: in the inbound memory, or at home.
+    /// This end's endpoint: in the inbound memory, or in the local page.
     own: Region,
     side: Side,
     secrets: Secrets,
@@ -293,7 +293,7 @@ impl Segment {
     /// The same where the link is slowed down to a model.
     pub const TIMED_WINDOW_BYTES: usize = TIMED_SHAPE.memory_bytes().next_multiple_of(PAGE_BYTES);
 
-    /// Bytes of what an end has at home whose state lies apart from its span.
+    /// Bytes of what an end has in its local page whose state lies apart from its span.
     pub const HOME_BYTES: usize = PAGE_BYTES;
 
     /// Bytes of an end's span, over a link of that kind.
@@ -388,8 +388,8 @@ impl Segment {
     ///
     /// # Panics
     /// As [`Segment::apart`].
-    pub fn adopt_apart(inbound: DeviceMemory, outbound: DeviceMemory, home: &Region) -> Result<Self, Errno> {
-        Self::apart(inbound, outbound, home, Side::Connector, Secrets::default()).adopt_by_side()
+    pub fn adopt_apart(inbound: DeviceMemory, outbound: DeviceMemory, page: &Region) -> Result<Self, Errno> {
+        Self::apart(inbound, outbound, page, Side::Connector, Secrets::default()).adopt_by_side()
     }
 
     /// The rest of an end that has an endpoint of its own.
@@ -716,17 +716,17 @@ impl Segment {
         Ok(Self { is_in_windows: true, ..Self::of(Way::Modelled(Box::new(modelled)), own, side, secrets) })
     }
 
-    /// As [`Segment::in_windows`], of memory that is no ordinary memory; `home` is ordinary memory of
+    /// As [`Segment::in_windows`], of memory that is no ordinary memory; `page` is ordinary memory of
     /// [`Segment::HOME_BYTES`] that the processes which hold this end share, and zero for a new one.
     ///
     /// # Panics
-    /// If a span, or the home, is of another size.
-    pub fn apart(inbound: DeviceMemory, outbound: DeviceMemory, home: &Region, side: Side, secrets: Secrets) -> Self {
+    /// If a span, or the local page, is of another size.
+    pub fn apart(inbound: DeviceMemory, outbound: DeviceMemory, page: &Region, side: Side, secrets: Secrets) -> Self {
         use fabric::Memory;
         for span in [&inbound, &outbound] {
             assert_eq!(span.len_bytes(), Self::WINDOW_BYTES, "a connection's span of a window");
         }
-        let own = home.sub(0, ENDPOINT_BYTES);
+        let own = page.sub(0, ENDPOINT_BYTES);
         let way = Way::Apart(Box::new(Apart::new(inbound, outbound, own.clone())));
         Self { is_in_windows: true, ..Self::of(way, own, side, secrets) }
     }

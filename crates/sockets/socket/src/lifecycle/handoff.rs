@@ -1,12 +1,12 @@
 //! Connections that change hands: by `exec`, and by `SCM_RIGHTS`.
 //!
 //! All that a connection is lies in its memory and its lifeline. In windows a [`lease`] stands for the memfd, or, in
-//! those of a device, its [home](crate::rendezvous::local_page), and a descriptor of that memory beside it. They are
-//! hidden descriptors with the same close-on-exec flag as the program's, so they pass through `exec` beside it; and
+//! those of a device, its [local page](crate::rendezvous::local_page), and a descriptor of that memory beside it. They
+//! are hidden descriptors with the same close-on-exec flag as the program's, so they pass through `exec` beside it; and
 //! they are appended to the descriptors of a message that carries the lifeline. Whoever has all finds the end it holds
 //! by the lifeline's inode. Where both ends have switched to lanes at the same moment, an end has two memories, and its
-//! incoming lane in the one that says so. After `exec`, the descriptor that goes with a home is the one on which its
-//! spans are noted as leased.
+//! incoming lane in the one that says so. After `exec`, the descriptor that goes with a local page is the one on which
+//! its spans are noted as leased.
 
 use super::connect::enter_lane_connection;
 use crate::connection::{self, Connection, Origin, Start};
@@ -21,7 +21,7 @@ use crate::process::settings::settings;
 use crate::process::system::inode_of;
 use crate::rendezvous;
 use crate::rendezvous::address::{Opener, Tuple};
-use crate::rendezvous::local_page::{Home, MemoryFds};
+use crate::rendezvous::local_page::{LocalPage, MemoryFds};
 use crate::rendezvous::span_lease;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -45,8 +45,9 @@ pub fn adopt_inherited() {
     let mut others: Vec<RawFd> = of_kind(InheritedKind::Other).chain(others).collect();
     let mut left = Vec::new();
     for memfd in memfds {
-        let beside = |home: Home| others.iter().position(|&fd| is_lease(home, fd)).map(|index| others.remove(index));
-        let device = home_in(memfd).and_then(beside);
+        let beside =
+            |page: LocalPage| others.iter().position(|&fd| is_lease(page, fd)).map(|index| others.remove(index));
+        let device = page_in(memfd).and_then(beside);
         // SAFETY: made by this library before `exec`, and nobody in this program knows them yet.
         left.extend(adopt(unsafe { memory_of(memfd, device) }, &sockets).err());
     }
@@ -121,7 +122,7 @@ pub fn receive_rights(carrier: RawFd, rights: &[RawFd]) -> Vec<RawFd> {
     let mut rights = rights.iter().copied().peekable();
     while let Some(fd) = rights.next() {
         if is_memory(fd) {
-            let device = home_in(fd).and_then(|home| rights.next_if(|&next| is_of(home, next)));
+            let device = page_in(fd).and_then(|page| rights.next_if(|&next| is_of(page, next)));
             received.push(Received::Memory(fd, device));
         } else {
             received.push(Received::Other(fd));
@@ -204,28 +205,28 @@ fn adopt_listener(
     true
 }
 
-/// Whether a descriptor is a connection's memory, or stands for it: a segment, a part of windows, or a home.
+/// Whether a descriptor is a connection's memory, or stands for it: a segment, a part of windows, or a local page.
 fn is_memory(fd: RawFd) -> bool {
     // SAFETY: only asks; a closed number is answered with an error.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-    Segment::is_segment(fd) || span_lease::place_of(borrowed).is_some() || home_in(fd).is_some()
+    Segment::is_segment(fd) || span_lease::place_of(borrowed).is_some() || page_in(fd).is_some()
 }
 
-fn home_in(fd: RawFd) -> Option<Home> {
+fn page_in(fd: RawFd) -> Option<LocalPage> {
     // SAFETY: as above.
-    Home::of(unsafe { BorrowedFd::borrow_raw(fd) })
+    LocalPage::of(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// Whether a descriptor is one of the memory that a home is about.
-fn is_of(home: Home, fd: RawFd) -> bool {
+/// Whether a descriptor is one of the memory that a local page is about.
+fn is_of(page: LocalPage, fd: RawFd) -> bool {
     // SAFETY: as above.
-    home.is_of(unsafe { BorrowedFd::borrow_raw(fd) })
+    page.is_of(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
 /// As [`is_of`], and leased for the connection: the program may have the device open itself.
-fn is_lease(home: Home, fd: RawFd) -> bool {
+fn is_lease(page: LocalPage, fd: RawFd) -> bool {
     // SAFETY: as above.
-    is_of(home, fd) && span_lease::is_noted_on(unsafe { BorrowedFd::borrow_raw(fd) }, home.place)
+    is_of(page, fd) && span_lease::is_noted_on(unsafe { BorrowedFd::borrow_raw(fd) }, page.place)
 }
 
 /// The ends that whoever has the memory may hold.

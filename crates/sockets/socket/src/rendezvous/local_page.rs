@@ -1,4 +1,4 @@
-//! What an end of a connection has at home, where its connection lies in the memory of a device: a page in a memfd,
+//! The local page of an endpoint whose connection lies in the memory of a device: a page in a memfd,
 //! which the processes that hold the end share.
 //!
 //! It says where the connection lies, for processes that come to hold the end by `exec` or `SCM_RIGHTS`: a device's
@@ -26,7 +26,7 @@ use crate::descriptor::hidden::{HiddenFd, Need};
 use crate::rendezvous::handshake::Place;
 use segment::{LAYOUT_VERSION, Segment};
 
-/// Bytes of a home.
+/// Bytes of a local page.
 pub const HOME_BYTES: usize = Segment::HOME_BYTES;
 
 const RECORD_OFFSET: usize = 1024;
@@ -37,9 +37,9 @@ const MAGIC: u64 = u64::from_le_bytes(*b"XLHOME\0\0");
 /// The descriptors by which a connection is handed on.
 #[derive(Debug)]
 pub struct MemoryFds<F = OwnedFd> {
-    /// What it is known by: its memfd, a lease, or a home.
+    /// What it is known by: its memfd, a lease, or a local page.
     pub memfd: F,
-    /// The memory of a device, beside a home.
+    /// The memory of a device, beside a local page.
     pub device: Option<F>,
     /// Where the incoming lane lies, if not in the first: both ends have switched to lanes at the same moment.
     pub inbound: Option<F>,
@@ -96,16 +96,16 @@ impl MemoryFds<HiddenFd> {
     }
 }
 
-/// A home as those who come to hold the end find it.
+/// A local page as those who come to hold the end find it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Home {
+pub struct LocalPage {
     /// Where the connection lies.
     pub place: Place,
     file: [u64; 2],
 }
 
-impl Home {
-    /// What is said in a home; `None`: the descriptor is none.
+impl LocalPage {
+    /// What is said in a local page; `None`: the descriptor is none.
     pub fn of(memfd: BorrowedFd<'_>) -> Option<Self> {
         let size = rustix::fs::fstat(memfd).ok()?.st_size;
         if size != HOME_BYTES as i64 || !shm::is_sealed(memfd) {
@@ -119,8 +119,8 @@ impl Home {
         let flags = u32::try_from(flags).ok()?;
         let (alignment, caching) = (Place::alignment_in(flags), Place::caching_in(flags));
         let place = Place { alignment, caching, ..Place::new(inbound_offset, outbound_offset) };
-        let home = Self { place, file };
-        (found == RECORD_BYTES && magic == version_magic() && home.words() == words).then_some(home)
+        let page = Self { place, file };
+        (found == RECORD_BYTES && magic == version_magic() && page.words() == words).then_some(page)
     }
 
     /// Whether a descriptor is one of the memory that this is about.
@@ -143,21 +143,21 @@ fn file_of(memory: BorrowedFd<'_>) -> Result<[u64; 2], Errno> {
     rustix::fs::fstat(memory).map(|stat| [stat.st_dev, stat.st_ino])
 }
 
-/// A home for the end of a connection that lies at a place in memory.
+/// A local page for the end of a connection that lies at a place in memory.
 ///
 /// # Errors
 /// What fstat, memfd_create and mmap answer.
 pub fn create(place: Place, memory: BorrowedFd<'_>) -> Result<(OwnedFd, Region), Errno> {
-    let home = Home { place, file: file_of(memory)? };
+    let page = LocalPage { place, file: file_of(memory)? };
     let (memfd, mapping) = shm::create(HOME_BYTES).map_err(|_| Errno::NOMEM)?;
     let region = Region::of_mapping(Arc::new(mapping));
-    for (index, word) in home.words().into_iter().enumerate() {
+    for (index, word) in page.words().into_iter().enumerate() {
         region.store_u64(RECORD_OFFSET + index * size_of::<u64>(), word.to_le(), Ordering::Relaxed);
     }
     Ok((memfd, region))
 }
 
-/// The page of a home that another process has made.
+/// The page of a local page that another process has made.
 ///
 /// # Errors
 /// What mmap answers.
@@ -198,24 +198,24 @@ mod tests {
     }
 
     #[test]
-    fn a_home_says_where_its_connection_lies_and_nothing_else_is_one() {
+    fn a_local_page_names_its_connection_and_nothing_else_is_one() {
         let (memory, _mapping) = shm::create(1 << 20).unwrap();
         let (other, _mapping) = shm::create(1 << 20).unwrap();
         let alignment = Alignment::new(2 << 20);
         for caching in [Caching::Cached, Caching::Uncached, Caching::WriteCombined, Caching::NonCoherent] {
             let place = Place { alignment, caching, ..Place::new(4096, 8192) };
             let (memfd, region) = create(place, memory.as_fd()).unwrap();
-            let home = Home::of(memfd.as_fd()).unwrap();
-            assert_eq!((home.place, home.is_of(memory.as_fd()), home.is_of(other.as_fd())), (place, true, false));
+            let page = LocalPage::of(memfd.as_fd()).unwrap();
+            assert_eq!((page.place, page.is_of(memory.as_fd()), page.is_of(other.as_fd())), (place, true, false));
             for offset in [RECORD_OFFSET, RECORD_OFFSET + 8] {
                 let word = region.load_u64(offset, Ordering::Relaxed);
                 region.store_u64(offset, word ^ 1 << 63, Ordering::Relaxed);
-                assert_eq!(Home::of(memfd.as_fd()), None, "a changed word at {offset}");
+                assert_eq!(LocalPage::of(memfd.as_fd()), None, "a changed word at {offset}");
                 region.store_u64(offset, word, Ordering::Relaxed);
             }
         }
         let (page, _mapping) = shm::create(HOME_BYTES).unwrap();
-        assert_eq!(Home::of(page.as_fd()), None);
-        assert_eq!(Home::of(memory.as_fd()), None);
+        assert_eq!(LocalPage::of(page.as_fd()), None);
+        assert_eq!(LocalPage::of(memory.as_fd()), None);
     }
 }

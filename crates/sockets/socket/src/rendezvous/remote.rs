@@ -36,7 +36,7 @@ use crate::process::clock::now_ns;
 use crate::rendezvous::address::{Tuple, canonical, destination};
 use crate::rendezvous::directory::{ListenerName, Rack, RackLock};
 use crate::rendezvous::handshake::{Handshake, Place};
-use crate::rendezvous::local_page::{self, Home, MemoryFds};
+use crate::rendezvous::local_page::{self, LocalPage, MemoryFds};
 use crate::rendezvous::monitor::{self, Answer};
 use crate::rendezvous::span_lease;
 use segment::model::{MODEL_BYTES, Model, ModelledLink};
@@ -434,7 +434,7 @@ pub(super) fn open_place(
 ) -> Result<(Segment, MemoryFds), Errno> {
     match open_spans(memory.as_fd(), place, side, secrets) {
         Ok((segment, None)) => Ok((segment, MemoryFds::of_memfd(memory))),
-        Ok((segment, Some(home))) => Ok((segment, MemoryFds { device: Some(memory), ..MemoryFds::of_memfd(home) })),
+        Ok((segment, Some(page))) => Ok((segment, MemoryFds { device: Some(memory), ..MemoryFds::of_memfd(page) })),
         Err(errno) => {
             close(memory);
             Err(errno)
@@ -442,8 +442,8 @@ pub(super) fn open_place(
     }
 }
 
-/// The end, set up, and its home if it has one: where its state is, or where the memory cannot say itself what lies
-/// where.
+/// The end, set up, and its local page if it has one: where its state is, or where the memory cannot say itself what
+/// lies where.
 fn open_spans(
     memory: BorrowedFd<'_>,
     place: Place,
@@ -451,12 +451,12 @@ fn open_spans(
     secrets: Secrets,
 ) -> Result<(Segment, Option<OwnedFd>), Errno> {
     let [inbound, outbound] = spans(memory, place)?;
-    let has_home = place.is_apart() || !shm::is_sealed(memory);
-    let home = has_home.then(|| local_page::create(place, memory)).transpose()?;
-    let segment = match (place.model, &home) {
-        (None, Some((_, home))) if place.is_apart() => {
+    let has_local_page = place.is_apart() || !shm::is_sealed(memory);
+    let page = has_local_page.then(|| local_page::create(place, memory)).transpose()?;
+    let segment = match (place.model, &page) {
+        (None, Some((_, page))) if place.is_apart() => {
             let (inbound, outbound) = device_memory([inbound, outbound], place)?;
-            Segment::apart(inbound, outbound, home, side, secrets)
+            Segment::apart(inbound, outbound, page, side, secrets)
         }
         (None, _) => Segment::in_windows(&inbound, &outbound, side, secrets),
         (Some(model), _) => {
@@ -465,7 +465,7 @@ fn open_spans(
         }
     };
     segment.set_up();
-    Ok((segment, home.map(|(memfd, _)| memfd)))
+    Ok((segment, page.map(|(memfd, _)| memfd)))
 }
 
 fn device_memory(spans: [Region; 2], place: Place) -> Result<(DeviceMemory, DeviceMemory), Errno> {
@@ -490,13 +490,14 @@ pub(crate) fn adopt(lease: BorrowedFd<'_>) -> Result<Segment, Errno> {
     Segment::adopt_in_windows(&inbound, &outbound, Some(ModelledLink::map(lease, model)?))
 }
 
-/// As [`adopt`], of an end whose connection lies in a device's memory, by its home and a descriptor of that memory.
+/// As [`adopt`], of an end whose connection lies in a device's memory, by its local page and a descriptor of that
+/// memory.
 ///
 /// # Errors
-/// `INVAL` for a descriptor that is no home, or memory that it is not about, and `NOTCONN` where nobody has set the end
+/// `INVAL` for a descriptor that is not a local page, or memory that it is not about, and `NOTCONN` where nobody has set the end
 /// up.
 pub(crate) fn adopt_on_device(memfd: &OwnedFd, memory: BorrowedFd<'_>) -> Result<Segment, Errno> {
-    let Home { place, .. } = Home::of(memfd.as_fd()).filter(|home| home.is_of(memory)).ok_or(Errno::INVAL)?;
+    let LocalPage { place, .. } = LocalPage::of(memfd.as_fd()).filter(|page| page.is_of(memory)).ok_or(Errno::INVAL)?;
     let spans = spans(memory, place)?;
     if place.is_apart() {
         let (inbound, outbound) = device_memory(spans, place)?;
@@ -615,7 +616,7 @@ mod tests {
     }
 
     fn segment_in(memory: BorrowedFd<'_>, place: Place, side: Side, secrets: Secrets) -> Result<Segment, Errno> {
-        open_spans(memory, place, side, secrets).map(|(segment, _home)| segment)
+        open_spans(memory, place, side, secrets).map(|(segment, _page)| segment)
     }
 
     fn request() -> Request {
@@ -897,7 +898,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_to_hold_an_end_whose_state_lies_at_home_goes_on_where_it_was() {
+    fn a_process_that_adopts_an_endpoint_with_a_local_page_continues_where_it_was() {
         let (memory, _mapping) = shm::create(3 * Segment::WINDOW_BYTES).unwrap();
         let span_bytes = Segment::WINDOW_BYTES as u64;
         let secrets = Secrets { to_acceptor: 9, to_connector: 10 };
@@ -915,7 +916,7 @@ mod tests {
             let mut bytes = [0; 12];
             assert_eq!(other.apart_receiver().unwrap().read(&mut bytes), Ok(12));
             assert_eq!(&bytes, b"first second");
-            // Memory that it is not about, and a home that nobody has set up.
+            // Memory that it is not about, and a local page that nobody has set up.
             let (stranger, _mapping) = shm::create(3 * Segment::WINDOW_BYTES).unwrap();
             assert_eq!(adopt_on_device(&fds.memfd, stranger.as_fd()).unwrap_err(), Errno::INVAL);
             let (empty, _region) = local_page::create(place, memory.as_fd()).unwrap();

@@ -46,7 +46,7 @@ pub fn note(descriptor: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
     for offset in [place.inbound_offset, place.outbound_offset] {
         lock(&descriptor, libc::F_OFD_SETLK, &mut span_lock(libc::F_RDLCK, offset)?)?;
     }
-    // Where there is a home, it says so; and a device has no position.
+    // Where there is a local page, it says so; and a device has no position.
     if !place.is_apart() {
         let _ = rustix::fs::seek(descriptor, SeekFrom::Start(position_of(place)?));
     }
@@ -80,7 +80,7 @@ pub fn is_modelled(descriptor: BorrowedFd<'_>) -> bool {
 }
 
 /// The spans that were noted on a descriptor, whoever made it.
-/// `None` for a device, beside whose descriptor a [`home`](crate::rendezvous::local_page) goes.
+/// `None` for a device, beside whose descriptor a [`local_page`](crate::rendezvous::local_page) goes.
 pub fn place_of(descriptor: BorrowedFd<'_>) -> Option<Place> {
     let position = rustix::fs::seek(descriptor, SeekFrom::Current(0)).ok()?;
     let offset = |number: u64| (number & ((1 << PAGE_NUMBER_BITS) - 1)) * PAGE_BYTES;
