@@ -490,12 +490,11 @@ pub(crate) fn adopt(lease: BorrowedFd<'_>) -> Result<Segment, Errno> {
     Segment::adopt_in_windows(&inbound, &outbound, Some(ModelledLink::map(lease, model)?))
 }
 
-/// As [`adopt`], of an end whose connection lies in a device's memory, by its local page and a descriptor of that
-/// memory.
+/// Adopts an endpoint whose connection lies in the memory of a device, by its local page and a descriptor of that memory.
 ///
 /// # Errors
-/// `INVAL` for a descriptor that is not a local page, or memory that it is not about, and `NOTCONN` where nobody has set the end
-/// up.
+/// `INVAL` for a descriptor that is not a local page or memory of another device, and `NOTCONN` where nobody has set up
+/// the endpoint.
 pub(crate) fn adopt_on_device(memfd: &OwnedFd, memory: BorrowedFd<'_>) -> Result<Segment, Errno> {
     let LocalPage { place, .. } = LocalPage::of(memfd.as_fd()).filter(|page| page.is_of(memory)).ok_or(Errno::INVAL)?;
     let spans = spans(memory, place)?;
