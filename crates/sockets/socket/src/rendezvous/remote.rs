@@ -490,7 +490,8 @@ pub(crate) fn adopt(lease: BorrowedFd<'_>) -> Result<Segment, Errno> {
     Segment::adopt_in_windows(&inbound, &outbound, Some(ModelledLink::map(lease, model)?))
 }
 
-/// Adopts an endpoint whose connection lies in the memory of a device, by its local page and a descriptor of that memory.
+/// Adopts an endpoint whose connection lies in the memory of a device, by its local page and a descriptor of that
+/// memory.
 ///
 /// # Errors
 /// `INVAL` for a descriptor that is not a local page or memory of another device, and `NOTCONN` where nobody has set up
