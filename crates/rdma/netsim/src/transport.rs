@@ -1,24 +1,8 @@
 //! Settings of the endpoints: loss recovery, packet size and congestion control.
 
+use rnic::nic::TransportPolicy;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
-
-/// A kind of NIC: how it recovers losses, and where it keeps its contexts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum NicKind {
-    /// SRNIC: selective repeat with bitmaps in host memory.
-    #[default]
-    Srnic,
-    /// SRNIC with contexts in host memory and a pool of them on chip.
-    SrnicPaged,
-    /// IRN: selective repeat with bitmaps on chip.
-    Irn,
-    /// Standard RoCEv2: go-back-N.
-    GoBackN,
-    /// Standard RoCEv2 by a NIC that caches few contexts on chip.
-    ConnectionCache,
-}
 
 /// How senders control congestion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,8 +25,8 @@ pub enum CongestionAlgorithm {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TransportConfig {
-    /// The kind of NIC.
-    pub policy: NicKind,
+    /// The transport policy of the NICs.
+    pub policy: TransportPolicy,
     /// Message bytes in a full packet.
     #[serde(deserialize_with = "mtu")]
     pub mtu_bytes: u32,
@@ -53,7 +37,7 @@ pub struct TransportConfig {
 impl Default for TransportConfig {
     /// Returns the settings of SRNIC's published simulations: packets of 1000 bytes, DCTCP.
     fn default() -> Self {
-        Self { policy: NicKind::Srnic, mtu_bytes: 1000, congestion: CongestionAlgorithm::Dctcp }
+        Self { policy: TransportPolicy::Srnic, mtu_bytes: 1000, congestion: CongestionAlgorithm::Dctcp }
     }
 }
 

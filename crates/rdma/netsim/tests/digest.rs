@@ -7,7 +7,8 @@ use netsim::network::{Network, NetworkConfig};
 use netsim::rdma::{PathProperties, RdmaConfig, RdmaEndpoint, profile};
 use netsim::switch::{LoadBalancing, Pfc, SwitchConfig};
 use netsim::topology::{HostId, Tiers, TopologyPreset, leaf_spine};
-use netsim::transport::{CongestionAlgorithm, NicKind, TransportConfig};
+use netsim::transport::{CongestionAlgorithm, TransportConfig};
+use rnic::nic::TransportPolicy;
 use sim::{Random, Span, Time};
 
 const HOSTS: u64 = 64;
@@ -41,7 +42,12 @@ fn digest(words: impl IntoIterator<Item = u64>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-fn run(policy: NicKind, congestion: CongestionAlgorithm, switches: SwitchConfig, impairments: &Impairments) -> u64 {
+fn run(
+    policy: TransportPolicy,
+    congestion: CongestionAlgorithm,
+    switches: SwitchConfig,
+    impairments: &Impairments,
+) -> u64 {
     let tiers = Tiers { leaves: 4, hosts_per_leaf: 16, spines: 4, ..TopologyPreset::LeafSpine256.tiers() };
     let topology = leaf_spine(&tiers).unwrap();
     let path = PathProperties { rate: topology.links()[0].rate, round_trip: Span::from_ps(9_000_000) };
@@ -73,12 +79,12 @@ fn runs_of_64_hosts_have_their_recorded_digests() {
     let trimming = SwitchConfig { trimming: true, load_balancing: LoadBalancing::PacketSpraying, ..small.clone() };
     let (none, lossy, plain) = (Impairments::default(), lossy(), SwitchConfig::default());
     let runs = [
-        ("srnic", run(NicKind::Srnic, CongestionAlgorithm::Dctcp, plain.clone(), &none)),
-        ("irn", run(NicKind::Irn, CongestionAlgorithm::BdpWindow, plain.clone(), &lossy)),
-        ("go-back-n", run(NicKind::GoBackN, CongestionAlgorithm::Dcqcn, pausing, &lossy)),
-        ("connection-cache", run(NicKind::ConnectionCache, CongestionAlgorithm::None, small, &none)),
-        ("srnic, lossy", run(NicKind::Srnic, CongestionAlgorithm::Swift, plain, &lossy)),
-        ("srnic, trimmed", run(NicKind::Srnic, CongestionAlgorithm::None, trimming, &none)),
+        ("srnic", run(TransportPolicy::Srnic, CongestionAlgorithm::Dctcp, plain.clone(), &none)),
+        ("irn", run(TransportPolicy::Irn, CongestionAlgorithm::BdpWindow, plain.clone(), &lossy)),
+        ("go-back-n", run(TransportPolicy::GoBackN, CongestionAlgorithm::Dcqcn, pausing, &lossy)),
+        ("connection-cache", run(TransportPolicy::ConnectionCache, CongestionAlgorithm::None, small, &none)),
+        ("srnic, lossy", run(TransportPolicy::Srnic, CongestionAlgorithm::Swift, plain, &lossy)),
+        ("srnic, trimmed", run(TransportPolicy::Srnic, CongestionAlgorithm::None, trimming, &none)),
     ];
     let expected: [(&str, u64); 6] = [
         ("srnic", 0x4415_e50e_5da3_307b),

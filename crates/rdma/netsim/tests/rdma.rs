@@ -8,7 +8,7 @@ use netsim::network::{Network, NetworkConfig};
 use netsim::rdma::{PathProperties, RdmaConfig, RdmaEndpoint, Verb, profile};
 use netsim::switch::{LoadBalancing, Pfc, SwitchConfig};
 use netsim::topology::{HostId, Tiers, Topology, TopologyPreset, leaf_spine};
-use netsim::transport::{CongestionAlgorithm, NicKind, TransportConfig};
+use netsim::transport::{CongestionAlgorithm, TransportConfig};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use rnic::nic::{NicProfile, TransportPolicy};
@@ -73,7 +73,7 @@ fn selective_repeat_retransmits_the_lost_packets_and_no_others() {
     }
 }
 
-fn goodput_gbps(policy: NicKind, loss: f64) -> f64 {
+fn goodput_gbps(policy: TransportPolicy, loss: f64) -> f64 {
     let topology = topology(2);
     let path = PathProperties { rate: topology.links()[0].rate, round_trip: Span::from_ns(4500.0) };
     let transport = TransportConfig { policy, mtu_bytes: 4096, congestion: CongestionAlgorithm::BdpWindow };
@@ -94,8 +94,8 @@ fn goodput_gbps(policy: NicKind, loss: f64) -> f64 {
 #[test]
 fn under_loss_srnic_keeps_up_with_irn_and_irn_with_go_back_n() {
     for loss in [0.0, 0.001, 0.01] {
-        let [srnic, irn, go_back_n] =
-            [NicKind::Srnic, NicKind::Irn, NicKind::GoBackN].map(|policy| goodput_gbps(policy, loss));
+        let [srnic, irn, go_back_n] = [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN]
+            .map(|policy| goodput_gbps(policy, loss));
         eprintln!("loss {loss}: srnic {srnic:.1}, irn {irn:.1}, go-back-n {go_back_n:.1} Gb/s");
         assert!(srnic >= 0.98 * irn && irn >= go_back_n * 0.99, "{loss}: {srnic} {irn} {go_back_n}");
     }
@@ -122,7 +122,7 @@ fn flows(seed: u64, count: usize) -> Vec<Flow> {
     starts.into_iter().map(flow).collect()
 }
 
-fn rdma(policy: NicKind, congestion: CongestionAlgorithm) -> RdmaConfig {
+fn rdma(policy: TransportPolicy, congestion: CongestionAlgorithm) -> RdmaConfig {
     let rate = topology(2).links()[0].rate;
     let transport = TransportConfig { policy, mtu_bytes: 1000, congestion };
     RdmaConfig::new(profile(&transport, &PathProperties { rate, round_trip: Span::from_ns(9000.0) }))
@@ -136,7 +136,13 @@ fn every_flow_finishes_once_and_every_byte_arrives_once_under_every_impairment()
     let strategy = (0..1000_u64, (0..5_usize, 0..5_usize), 0.0..0.02, shares, switches);
     let mut runner = TestRunner::new(ProptestConfig::with_cases(24));
     let outcome = runner.run(&strategy, |(seed, (policy, congestion), loss, shares, switches)| {
-        let policies = [NicKind::Srnic, NicKind::SrnicPaged, NicKind::Irn, NicKind::GoBackN, NicKind::ConnectionCache];
+        let policies = [
+            TransportPolicy::Srnic,
+            TransportPolicy::SrnicPaged,
+            TransportPolicy::Irn,
+            TransportPolicy::GoBackN,
+            TransportPolicy::ConnectionCache,
+        ];
         let policy = policies[policy];
         let congestion = [
             CongestionAlgorithm::None,
@@ -182,7 +188,7 @@ fn run_impaired(
 fn packet_spraying_causes_no_srnic_retransmissions_except_probes() {
     let switches = SwitchConfig { load_balancing: LoadBalancing::PacketSpraying, ..SwitchConfig::default() };
     let config = fabric(switches, &Impairments::default(), 1);
-    let network = run(&config, rdma(NicKind::Srnic, CongestionAlgorithm::Dctcp), flows(3, 200));
+    let network = run(&config, rdma(TransportPolicy::Srnic, CongestionAlgorithm::Dctcp), flows(3, 200));
     let counters = network.endpoint_counters();
     assert!(counters.slow_path_headers > 0, "packets came out of order: {counters:?}");
     // A probe requests a late acknowledgement; it does not replace a late packet.
@@ -209,10 +215,10 @@ fn with_trimming_an_incast_has_no_timeouts() {
             endpoints.retransmitted_packets.abs_diff(counters.trimmed_packets + counters.dropped_packets),
         )
     };
-    assert_eq!(timeouts(true, NicKind::Srnic), (0, 0));
-    assert!(timeouts(false, NicKind::Srnic).0 > 0);
+    assert_eq!(timeouts(true, TransportPolicy::Srnic), (0, 0));
+    assert!(timeouts(false, TransportPolicy::Srnic).0 > 0);
     // IRN may time out while packets are only late, so its time-outs are not counters here.
-    assert_eq!(timeouts(true, NicKind::Irn).1, 0);
+    assert_eq!(timeouts(true, TransportPolicy::Irn).1, 0);
 }
 
 /// One host reads from eleven others at once, through a small buffer.
@@ -230,7 +236,7 @@ fn trimmed_read_responses_are_requested_again_without_a_timeout() {
         assert_eq!(endpoints.delivered_bytes, 11 * 100_000);
         (endpoints.timeouts, network.now())
     };
-    for policy in [NicKind::Srnic, NicKind::SrnicPaged, NicKind::Irn] {
+    for policy in [TransportPolicy::Srnic, TransportPolicy::SrnicPaged, TransportPolicy::Irn] {
         let (timeouts, fct) = run(true, policy);
         let (without, longer) = run(false, policy);
         assert_eq!(timeouts, 0, "{policy:?}");

@@ -2,6 +2,7 @@
 
 mod figures;
 mod memory;
+mod policy_argument;
 mod sim;
 
 use anyhow::Result;

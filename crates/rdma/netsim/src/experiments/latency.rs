@@ -12,7 +12,8 @@ use crate::rate::LinkRate;
 use crate::rdma::{PathProperties, RdmaConfig, RdmaEndpoint, Verb, profile};
 use crate::switch::SwitchConfig;
 use crate::topology::{HostId, NetworkLink, NetworkNode, Topology};
-use crate::transport::{CongestionAlgorithm, NicKind, TransportConfig};
+use crate::transport::{CongestionAlgorithm, TransportConfig};
+use rnic::nic::TransportPolicy;
 
 /// Largest message: the size of the receive requests of [`Verb::Echo`].
 const BYTES_MAX: f64 = (1 << 20) as f64;
@@ -24,7 +25,7 @@ const CABLE_NS: f64 = 25.0;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatencyExperiment {
     /// Kind of both hosts' NICs.
-    pub policy: NicKind,
+    pub policy: TransportPolicy,
     /// Size of a message.
     pub size_bytes: u32,
     /// Rate of the link.
@@ -54,7 +55,7 @@ pub struct LatencyResult {
 
 impl LatencyExperiment {
     /// Returns the published experiment: one link of 100 Gb/s.
-    pub fn new(policy: NicKind, size_bytes: u32, seed: u64) -> Self {
+    pub fn new(policy: TransportPolicy, size_bytes: u32, seed: u64) -> Self {
         Self { policy, size_bytes, gbps: 100.0, messages: 1000, seed }
     }
 

@@ -13,7 +13,8 @@ use crate::rate::LinkRate;
 use crate::rdma::{PathProperties, REQUESTS_MAX, RdmaConfig, RdmaEndpoint, profile};
 use crate::switch::SwitchConfig;
 use crate::topology::{HostId, Tiers, leaf_spine};
-use crate::transport::{CongestionAlgorithm, NicKind, TransportConfig};
+use crate::transport::{CongestionAlgorithm, TransportConfig};
+use rnic::nic::TransportPolicy;
 
 /// Largest number of queue pairs: a run with this many takes a minute.
 const QPS_MAX: u32 = 1 << 20;
@@ -99,7 +100,7 @@ pub struct StreamResult {
 impl StreamExperiment {
     /// Returns an experiment on goodput by queue pairs: messages are of one packet, so that consecutive packets belong
     /// to different queue pairs.
-    pub fn by_qps(policy: NicKind, qps: u32, gbps: f64, seed: u64) -> Self {
+    pub fn by_qps(policy: TransportPolicy, qps: u32, gbps: f64, seed: u64) -> Self {
         Self {
             transport: TransportConfig { policy, mtu_bytes: 4096, congestion: CongestionAlgorithm::None },
             gbps,
@@ -116,7 +117,7 @@ impl StreamExperiment {
 
     /// Returns an experiment on goodput by loss: one queue pair sends messages of many packets, and only loss slows it
     /// down.
-    pub fn by_loss(policy: NicKind, loss: f64, gbps: f64, seed: u64) -> Self {
+    pub fn by_loss(policy: TransportPolicy, loss: f64, gbps: f64, seed: u64) -> Self {
         let transport = TransportConfig { policy, mtu_bytes: 1024, congestion: CongestionAlgorithm::None };
         let duration = Span::from_ns(4e7);
         Self { transport, loss, qps: 1, message_bytes: 1 << 20, duration, ..Self::by_qps(policy, 1, gbps, seed) }

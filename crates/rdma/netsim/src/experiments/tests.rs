@@ -1,7 +1,8 @@
 use super::*;
 use crate::topology::TopologyPreset;
-use crate::transport::{CongestionAlgorithm, NicKind, TransportConfig};
+use crate::transport::{CongestionAlgorithm, TransportConfig};
 use crate::workload::SizeDistribution;
+use rnic::nic::TransportPolicy;
 use sim::Span;
 
 fn short(experiment: StreamExperiment) -> StreamResult {
@@ -11,9 +12,9 @@ fn short(experiment: StreamExperiment) -> StreamResult {
 #[test]
 fn srnic_keeps_its_goodput_where_a_context_cache_thrashes() {
     let goodput = |nic, qps| short(StreamExperiment::by_qps(nic, qps, 100.0, 1)).goodput_gbps;
-    assert!(goodput(NicKind::Srnic, 64) > 97.0 && goodput(NicKind::Srnic, 4000) > 97.0);
-    assert!(goodput(NicKind::ConnectionCache, 64) > 97.0);
-    assert!(goodput(NicKind::ConnectionCache, 4000) < 70.0);
+    assert!(goodput(TransportPolicy::Srnic, 64) > 97.0 && goodput(TransportPolicy::Srnic, 4000) > 97.0);
+    assert!(goodput(TransportPolicy::ConnectionCache, 64) > 97.0);
+    assert!(goodput(TransportPolicy::ConnectionCache, 4000) < 70.0);
 }
 
 /// With ten times as many queue pairs as SRNIC keeps on chip, no context is on chip when it is needed, neither to send
@@ -23,7 +24,7 @@ fn a_context_pool_carries_100000_queue_pairs_in_both_orders() {
     for qp_order in [QpOrder::RoundRobin, QpOrder::Random] {
         // Long enough to fill each NIC's pool, so that each context fetched evicts another.
         let experiment =
-            StreamExperiment { qp_order, ..StreamExperiment::by_qps(NicKind::SrnicPaged, 100_000, 100.0, 1) };
+            StreamExperiment { qp_order, ..StreamExperiment::by_qps(TransportPolicy::SrnicPaged, 100_000, 100.0, 1) };
         let experiment = StreamExperiment { warmup: Span::from_ns(3e6), duration: Span::from_ns(1e6), ..experiment };
         let result = experiment.run().unwrap();
         assert!(result.goodput_gbps > 95.0, "{qp_order:?} {result:?}");
@@ -38,7 +39,7 @@ fn a_context_pool_carries_100000_queue_pairs_in_both_orders() {
 /// Here a queue pair is served only every 6 ms, which is longer than its sender keeps retrying.
 #[test]
 fn waiting_to_be_scheduled_does_not_use_up_retries() {
-    for nic in [NicKind::Srnic, NicKind::SrnicPaged] {
+    for nic in [TransportPolicy::Srnic, TransportPolicy::SrnicPaged] {
         let experiment = StreamExperiment { loss: 0.001, ..StreamExperiment::by_qps(nic, 20_000, 100.0, 1) };
         let result =
             StreamExperiment { warmup: Span::from_ns(1e6), duration: Span::from_ns(9e6), ..experiment }.run().unwrap();
@@ -54,16 +55,18 @@ fn losses_take_srnics_slow_path_and_cost_little_goodput() {
             .run()
             .unwrap()
     };
-    let (srnic, go_back_n) = (at(NicKind::Srnic, 0.01, 3.0), at(NicKind::GoBackN, 0.01, 30.0));
+    let (srnic, go_back_n) = (at(TransportPolicy::Srnic, 0.01, 3.0), at(TransportPolicy::GoBackN, 0.01, 30.0));
     assert!(srnic.goodput_gbps > 75.0 && srnic.goodput_gbps > 3.0 * go_back_n.goodput_gbps, "{srnic:?} {go_back_n:?}");
-    assert!(srnic.slow_path_share > 0.05 && at(NicKind::Srnic, 0.0, 1.0).slow_path_share == 0.0, "{srnic:?}");
+    assert!(srnic.slow_path_share > 0.05 && at(TransportPolicy::Srnic, 0.0, 1.0).slow_path_share == 0.0, "{srnic:?}");
 }
 
 #[test]
 fn latency_of_a_small_message_is_a_few_us_and_grows_with_size() {
-    let result = LatencyExperiment { messages: 20, ..LatencyExperiment::new(NicKind::Srnic, 64, 1) }.run().unwrap();
+    let result =
+        LatencyExperiment { messages: 20, ..LatencyExperiment::new(TransportPolicy::Srnic, 64, 1) }.run().unwrap();
     assert!((1.0..5.0).contains(&result.p50_us) && result.p50_us <= result.p99_us, "{result:?}");
-    let large = LatencyExperiment { messages: 20, ..LatencyExperiment::new(NicKind::Srnic, 65_536, 1) }.run().unwrap();
+    let large =
+        LatencyExperiment { messages: 20, ..LatencyExperiment::new(TransportPolicy::Srnic, 65_536, 1) }.run().unwrap();
     assert!(large.p50_us > result.p50_us + 5.0, "64 KiB take at least 5.2 us on the link: {large:?}");
 }
 
@@ -92,10 +95,10 @@ fn flows_with_the_same_seed_give_the_same_result() {
 #[test]
 fn parameters_out_of_range_are_refused() {
     let error = |experiment: StreamExperiment| experiment.run().unwrap_err().to_string();
-    assert_eq!(error(StreamExperiment::by_qps(NicKind::Srnic, 0, 100.0, 1)), "qps 0; take 1 to 1048576");
-    assert_eq!(error(StreamExperiment::by_loss(NicKind::Srnic, 0.9, 100.0, 1)), "loss 0.9; take 0 to 0.5");
-    assert_eq!(error(StreamExperiment::by_qps(NicKind::Irn, 1, f64::NAN, 1)), "gbps NaN; take 1 to 1600");
-    let experiment = StreamExperiment::by_qps(NicKind::Irn, 1, 100.0, 1);
+    assert_eq!(error(StreamExperiment::by_qps(TransportPolicy::Srnic, 0, 100.0, 1)), "qps 0; take 1 to 1048576");
+    assert_eq!(error(StreamExperiment::by_loss(TransportPolicy::Srnic, 0.9, 100.0, 1)), "loss 0.9; take 0 to 0.5");
+    assert_eq!(error(StreamExperiment::by_qps(TransportPolicy::Irn, 1, f64::NAN, 1)), "gbps NaN; take 1 to 1600");
+    let experiment = StreamExperiment::by_qps(TransportPolicy::Irn, 1, 100.0, 1);
     let transport = TransportConfig { mtu_bytes: 9000, congestion: CongestionAlgorithm::None, ..experiment.transport };
     assert!(error(StreamExperiment { transport, ..experiment }).contains("mtu_bytes is 9000; choose 256 to 4096"));
 }

@@ -6,13 +6,11 @@ use pcie::host::System;
 use pcie::link::{Lanes, Link};
 use pcie::model::{Access, CompletionSize, Mode, Model};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
-use rnic::nic::{
-    CongestionControl, Context, ContextCacheConfig, ContextPoolConfig, CostModel, Dcqcn, NicProfile, TransportPolicy,
-};
+use rnic::nic::{CongestionControl, Context, ContextCacheConfig, ContextPoolConfig, CostModel, Dcqcn, NicProfile};
 use sim::Span;
 
 use crate::rate::LinkRate;
-use crate::transport::{CongestionAlgorithm, NicKind, TransportConfig};
+use crate::transport::{CongestionAlgorithm, TransportConfig};
 use crate::workload::FLOWS_MAX;
 
 /// The properties of a path from which a NIC derives its window and rate.
@@ -33,13 +31,6 @@ impl PathProperties {
 
 /// Returns the profile of a NIC with these transport settings.
 pub fn profile(config: &TransportConfig, path: &PathProperties) -> NicProfile {
-    let policy = match config.policy {
-        NicKind::Srnic => TransportPolicy::Srnic,
-        NicKind::SrnicPaged => TransportPolicy::SrnicPaged,
-        NicKind::Irn => TransportPolicy::Irn,
-        NicKind::GoBackN => TransportPolicy::GoBackN,
-        NicKind::ConnectionCache => TransportPolicy::ConnectionCache,
-    };
     let bdp = path.bdp_bytes(config.mtu_bytes);
     let congestion = match config.congestion {
         CongestionAlgorithm::None => CongestionControl::None,
@@ -52,10 +43,10 @@ pub fn profile(config: &TransportConfig, path: &PathProperties) -> NicProfile {
         },
         CongestionAlgorithm::Dcqcn => CongestionControl::Dcqcn(Dcqcn::published((path.rate.gbps() * 1e9) as u64)),
     };
-    let modelled = NicProfile::modelled(policy);
+    let modelled = NicProfile::modelled(config.policy);
     // SRNIC's FPGA prototype has the published PCIe round trip of 1 us, and IRN is modelled with the same; a commercial
     // NIC has the PCIe latency of a server of its time.
-    let costs = if policy.is_selective() { modelled.costs } else { commercial_costs() };
+    let costs = if config.policy.is_selective() { modelled.costs } else { commercial_costs() };
     // Calibrated to the published goodput of a ConnectX-6 at 16,384 queue pairs (52 of 97 Gb/s) with full packets of
     // 4096 bytes. The knee at 256 queue pairs and all points between follow from the model.
     let miss = costs.dma_read * CACHE_READS;

@@ -1,6 +1,6 @@
 use super::*;
 use crate::topology::TopologyPreset;
-use crate::transport::NicKind;
+use rnic::nic::TransportPolicy;
 
 const GOOD: &str = r#"version = 1
 [topology]
@@ -65,7 +65,7 @@ congestion = "dcqcn"
 "#;
     let scenario = Scenario::parse("a.toml", text).unwrap();
     assert_eq!((scenario.flows.len(), scenario.network.impairments.len()), (2, 2));
-    assert_eq!(scenario.transport.policy, NicKind::GoBackN);
+    assert_eq!(scenario.transport.policy, TransportPolicy::GoBackN);
     assert!(scenario.network.switches.pfc.is_some());
     let preset =
         "version = 1\n[topology]\nkind = \"preset\"\npreset = \"leaf-spine-256\"\n[workload]\nkind = \"permutation\"\n";

@@ -4,11 +4,15 @@
 //! [`TransportPolicy::context_storage`], never for a policy by name. Constants that differ (timers, sizes of cache and
 //! pool) follow from the same properties in [`super::NicProfile::new`].
 
-/// The design of a NIC's transport.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+use serde::{Deserialize, Serialize};
+
+/// The design of a NIC's transport. Files and results call it by its [name](TransportPolicy::name).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum TransportPolicy {
     /// Selective repeat without state on chip: hardware accepts packets that arrive in order, software of the host
     /// handles the others; work requests are not cached ("SRNIC", NSDI 2023).
+    #[default]
     Srnic,
     /// SRNIC with the contexts in the host's memory and a pool of them on chip. Contexts are fetched before the
     /// scheduler needs them, and while received packets wait for them. A design of this project.
@@ -55,6 +59,17 @@ impl TransportPolicy {
             Self::Irn => "irn",
             Self::GoBackN => "go-back-n",
             Self::ConnectionCache => "connection-cache",
+        }
+    }
+
+    /// Returns a description of the policy for help texts.
+    pub const fn description(self) -> &'static str {
+        match self {
+            Self::Srnic => "Selective repeat whose state is in the host's memory",
+            Self::SrnicPaged => "The same, with contexts in the host's memory and a pool of them on chip",
+            Self::Irn => "Selective repeat with bitmaps on chip",
+            Self::GoBackN => "Standard RoCEv2 with all contexts on chip",
+            Self::ConnectionCache => "Standard RoCEv2, with contexts in the host's memory and a cache of them on chip",
         }
     }
 

@@ -1,7 +1,7 @@
 //! `crosslane rnic memory`: the memory ledger.
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use rnic::memory_budget::{
     BudgetEntry, MemoryBudget, MemoryLocation, PUBLISHED, PUBLISHED_QPS, PUBLISHED_TOTAL_BYTES, StructureKind,
 };
@@ -9,6 +9,7 @@ use rnic::nic::TransportPolicy;
 use serde::Serialize;
 use stats::{Align, Table};
 
+use super::policy_argument;
 use crate::output;
 
 /// Queue pairs that one NIC can have: their numbers have 24 bits.
@@ -20,8 +21,8 @@ const DEPTH_MAX: i64 = 1 << 16;
 #[derive(Args)]
 pub struct Options {
     /// Which kind of NIC
-    #[arg(long, value_enum, default_value = "srnic")]
-    nic: Kind,
+    #[arg(long, value_parser = policy_argument::parser(), default_value = "srnic")]
+    nic: TransportPolicy,
     /// How many queue pairs
     #[arg(long, value_name = "N", default_value = "10000", value_parser = clap::value_parser!(u32).range(1..=QPS_MAX))]
     qps: u32,
@@ -31,37 +32,6 @@ pub struct Options {
     /// Print JSON; total_bytes is all on chip
     #[arg(long)]
     json: bool,
-}
-
-/// Kinds of NICs by their names on the command line.
-#[derive(Clone, Copy, ValueEnum)]
-enum Kind {
-    /// No cache of work requests, no bitmaps: what is rare is the host's
-    Srnic,
-    /// The same with its contexts in the host's memory, and a pool of them on chip
-    SrnicPaged,
-    /// Selective repeat with its bitmaps on chip
-    Irn,
-    /// Standard RoCEv2 with all contexts on chip
-    GoBackN,
-    /// A commercial NIC: contexts in the host's memory, a cache of them on chip
-    ConnectionCache,
-}
-
-impl Kind {
-    fn policy(self) -> TransportPolicy {
-        match self {
-            Self::Srnic => TransportPolicy::Srnic,
-            Self::SrnicPaged => TransportPolicy::SrnicPaged,
-            Self::Irn => TransportPolicy::Irn,
-            Self::GoBackN => TransportPolicy::GoBackN,
-            Self::ConnectionCache => TransportPolicy::ConnectionCache,
-        }
-    }
-
-    fn name(self) -> String {
-        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-    }
 }
 
 #[derive(Serialize)]
@@ -136,10 +106,10 @@ fn published() -> Published {
 }
 
 impl Answer {
-    fn of(kind: Kind, budget: &MemoryBudget) -> Self {
+    fn of(policy: TransportPolicy, budget: &MemoryBudget) -> Self {
         let chip = |role| budget.bytes(MemoryLocation::OnChip, role);
         Self {
-            nic: kind.name(),
+            nic: policy.name().to_owned(),
             qps: budget.qps,
             depth: budget.depth,
             qpc_bytes: chip(StructureKind::QpContext),
@@ -154,14 +124,14 @@ impl Answer {
             total_bytes: budget.total(MemoryLocation::OnChip),
             host_bytes: budget.total(MemoryLocation::Host),
             structures: budget.entries.iter().map(Row::of).collect(),
-            published: matches!(kind, Kind::Srnic | Kind::SrnicPaged).then(published),
+            published: matches!(policy, TransportPolicy::Srnic | TransportPolicy::SrnicPaged).then(published),
         }
     }
 }
 
 /// Prints the ledger of one kind of NIC.
 pub fn main(options: &Options) -> Result<()> {
-    let budget = MemoryBudget::new(options.nic.policy(), options.qps, options.depth);
+    let budget = MemoryBudget::new(options.nic, options.qps, options.depth);
     let answer = Answer::of(options.nic, &budget);
     if options.json { output::print_json(&answer) } else { print_table(&answer) }
 }

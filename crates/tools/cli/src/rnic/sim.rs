@@ -15,13 +15,15 @@ use netsim::network::PacketTap;
 use netsim::pcap::PcapTap;
 use netsim::scenario::Scenario;
 use netsim::topology::{HostId, TopologyPreset};
-use netsim::transport::{CongestionAlgorithm, NicKind, TransportConfig};
+use netsim::transport::{CongestionAlgorithm, TransportConfig};
 use netsim::workload::SizeDistribution;
+use rnic::nic::TransportPolicy;
 use rnic::wire::Header;
 use serde::Serialize;
 use sim::Span;
 use stats::{Align, Table};
 
+use super::policy_argument;
 use crate::output;
 use crate::wrong_use::WrongUse;
 
@@ -40,34 +42,6 @@ pub enum Command {
     Run(Run),
 }
 
-/// Kinds of NICs by their names on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Kind {
-    /// Selective repeat whose state lies in the host's memory
-    Srnic,
-    /// The same, with contexts in the host's memory and a pool of them on chip
-    SrnicPaged,
-    /// Selective repeat with bitmaps on chip
-    Irn,
-    /// Standard RoCEv2
-    GoBackN,
-    /// Standard RoCEv2, with a cache of contexts on chip
-    ConnectionCache,
-}
-
-impl Kind {
-    /// The same, as the simulator calls it.
-    pub fn transport(self) -> NicKind {
-        match self {
-            Self::Srnic => NicKind::Srnic,
-            Self::SrnicPaged => NicKind::SrnicPaged,
-            Self::Irn => NicKind::Irn,
-            Self::GoBackN => NicKind::GoBackN,
-            Self::ConnectionCache => NicKind::ConnectionCache,
-        }
-    }
-}
-
 /// What all questions have.
 #[derive(Args)]
 pub struct Common {
@@ -83,8 +57,8 @@ pub struct Common {
 #[derive(Args)]
 pub struct Qps {
     /// Which kind of NIC
-    #[arg(long, value_enum, default_value = "srnic")]
-    nic: Kind,
+    #[arg(long, value_parser = policy_argument::parser(), default_value = "srnic")]
+    nic: TransportPolicy,
     /// How many queue pairs
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     qps: u32,
@@ -114,8 +88,8 @@ enum TurnsKind {
 #[derive(Args)]
 pub struct Loss {
     /// How losses are found and mended
-    #[arg(long, value_enum, default_value = "srnic")]
-    transport: Kind,
+    #[arg(long, value_parser = policy_argument::parser(), default_value = "srnic")]
+    transport: TransportPolicy,
     /// The share of packets lost, each way
     #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
     loss: f64,
@@ -133,8 +107,8 @@ pub struct Loss {
 #[derive(Args)]
 pub struct Latency {
     /// Which kind of NIC
-    #[arg(long, value_enum, default_value = "srnic")]
-    nic: Kind,
+    #[arg(long, value_parser = policy_argument::parser(), default_value = "srnic")]
+    nic: TransportPolicy,
     /// Bytes of a message
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     size: u32,
@@ -158,8 +132,8 @@ pub struct Fct {
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     load: f64,
     /// How losses are found and mended
-    #[arg(long, value_enum, default_value = "srnic")]
-    transport: Kind,
+    #[arg(long, value_parser = policy_argument::parser(), default_value = "srnic")]
+    transport: TransportPolicy,
     /// How long flows begin, in milliseconds of virtual time
     #[arg(long, value_name = "MS", default_value_t = 1.0)]
     duration_ms: f64,
@@ -236,7 +210,7 @@ struct Answer<Question: Serialize, Result: Serialize> {
 
 #[derive(Serialize)]
 struct StreamQuestion {
-    transport: NicKind,
+    transport: TransportPolicy,
     qps: u32,
     loss: f64,
     gbps: f64,
@@ -281,7 +255,7 @@ fn stream_table(result: &StreamResult) -> String {
 
 fn qps(options: &Qps) -> Result<()> {
     let Common { seed, json } = options.common;
-    let plan = StreamExperiment::by_qps(options.nic.transport(), options.qps, options.gbps, seed);
+    let plan = StreamExperiment::by_qps(options.nic, options.qps, options.gbps, seed);
     let qp_order = match options.turns {
         TurnsKind::Turn => QpOrder::RoundRobin,
         TurnsKind::Chance => QpOrder::Random,
@@ -291,13 +265,13 @@ fn qps(options: &Qps) -> Result<()> {
 
 fn loss(options: &Loss) -> Result<()> {
     let Common { seed, json } = options.common;
-    let plan = StreamExperiment::by_loss(options.transport.transport(), options.loss, options.gbps, seed);
+    let plan = StreamExperiment::by_loss(options.transport, options.loss, options.gbps, seed);
     stream(StreamExperiment { qps: options.qps, ..plan }, json)
 }
 
 #[derive(Serialize)]
 struct LatencyQuestion {
-    nic: NicKind,
+    nic: TransportPolicy,
     size_bytes: u32,
     gbps: f64,
     seed: u64,
@@ -305,8 +279,7 @@ struct LatencyQuestion {
 
 fn latency(options: &Latency) -> Result<()> {
     let Common { seed, json } = options.common;
-    let plan =
-        LatencyExperiment { gbps: options.gbps, ..LatencyExperiment::new(options.nic.transport(), options.size, seed) };
+    let plan = LatencyExperiment { gbps: options.gbps, ..LatencyExperiment::new(options.nic, options.size, seed) };
     let result = plan.run().map_err(judged)?;
     if json {
         let question = LatencyQuestion { nic: plan.policy, size_bytes: plan.size_bytes, gbps: plan.gbps, seed };
@@ -409,11 +382,8 @@ fn fct(options: &Fct) -> Result<()> {
         return Err(WrongUse::of(format!("a duration of {ms} ms; take more than 0 and at most 10000")).into());
     }
     let sizes = SizeDistribution::find(&options.workload).map_err(WrongUse::of)?;
-    let transport = TransportConfig {
-        policy: options.transport.transport(),
-        mtu_bytes: 1000,
-        congestion: CongestionAlgorithm::Dctcp,
-    };
+    let transport =
+        TransportConfig { policy: options.transport, mtu_bytes: 1000, congestion: CongestionAlgorithm::Dctcp };
     let busiest_load = options.topology.tiers().busiest_link_load(options.load);
     let question = FctQuestion {
         file: None,

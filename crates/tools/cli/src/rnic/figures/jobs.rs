@@ -2,7 +2,7 @@
 
 use netsim::experiments::{ExperimentError, FctExperiment, LatencyExperiment, QpOrder, StreamExperiment};
 use netsim::topology::TopologyPreset;
-use netsim::transport::{CongestionAlgorithm, NicKind, TransportConfig};
+use netsim::transport::{CongestionAlgorithm, TransportConfig};
 use netsim::workload::SizeDistribution;
 use pcie::result::Provenance;
 use rnic::memory_budget::{MemoryBudget, MemoryLocation};
@@ -22,21 +22,11 @@ pub enum Job {
     ByLoss(StreamExperiment),
     Latency(LatencyExperiment),
     Memory(TransportPolicy, u32),
-    Flows { preset: TopologyPreset, load: f64, transport: NicKind, during: Span, seed: u64 },
+    Flows { preset: TopologyPreset, load: f64, transport: TransportPolicy, during: Span, seed: u64 },
 }
 
 /// A value and the figure that it is of.
 pub type Answer = (&'static str, Row);
-
-fn name(transport: NicKind) -> &'static str {
-    match transport {
-        NicKind::Srnic => "srnic",
-        NicKind::SrnicPaged => "srnic-paged",
-        NicKind::Irn => "irn",
-        NicKind::GoBackN => "go-back-n",
-        NicKind::ConnectionCache => "connection-cache",
-    }
-}
 
 fn modelled(series: impl Into<String>, x: f64, y: f64) -> Row {
     Row { series: series.into(), x, y, provenance: Provenance::Modelled, published: None, published_of: None }
@@ -48,19 +38,19 @@ impl Job {
         match self {
             Self::ByQps(plan) => {
                 let by_chance = if plan.qp_order == QpOrder::Random { ", by chance" } else { "" };
-                let (series, x) = (name(plan.transport.policy).to_owned() + by_chance, f64::from(plan.qps));
+                let (series, x) = (plan.transport.policy.name().to_owned() + by_chance, f64::from(plan.qps));
                 let (result, qps) = (plan.run()?, "goodput-by-qps");
                 let mut answers = vec![(qps, modelled(series.clone(), x, result.goodput_gbps))];
-                if plan.transport.policy == NicKind::SrnicPaged {
+                if plan.transport.policy == TransportPolicy::SrnicPaged {
                     let gbps = result.context_read_gbps + result.context_write_gbps;
                     answers.push(("contexts-by-qps", modelled(series, x, gbps)));
                 }
                 Ok(answers)
             }
             Self::ByLoss(plan) => {
-                let (result, series, x) = (plan.run()?, name(plan.transport.policy), plan.loss * 100.0);
+                let (result, series, x) = (plan.run()?, plan.transport.policy.name(), plan.loss * 100.0);
                 let mut answers = vec![("goodput-by-loss", modelled(series, x, result.goodput_gbps))];
-                if plan.transport.policy == NicKind::Srnic {
+                if plan.transport.policy == TransportPolicy::Srnic {
                     let core = modelled("receiver", x, result.slow_path_core_share * 100.0);
                     let headers = modelled("headers in software", x, result.slow_path_share * 100.0);
                     answers.extend([("slow-path-by-loss", core), ("slow-path-by-loss", headers)]);
@@ -68,7 +58,7 @@ impl Job {
                 Ok(answers)
             }
             Self::Latency(plan) => {
-                let (series, x) = (name(plan.policy), f64::from(plan.size_bytes));
+                let (series, x) = (plan.policy.name(), f64::from(plan.size_bytes));
                 Ok(vec![("latency-by-size", modelled(series, x, plan.run()?.p50_us))])
             }
             Self::Memory(policy, qps) => {
@@ -84,7 +74,7 @@ impl Job {
 fn flows(
     preset: TopologyPreset,
     load: f64,
-    transport: NicKind,
+    transport: TransportPolicy,
     during: Span,
     seed: u64,
 ) -> Result<Vec<Answer>, ExperimentError> {
@@ -96,7 +86,7 @@ fn flows(
         TopologyPreset::ThreeTier1024 => ("slowdown-1024-mean", "slowdown-1024-p99"),
         TopologyPreset::ThreeTier4096 => ("slowdown-4096-mean", "slowdown-4096-p99"),
     };
-    let series = format!("{}, load {load}", name(transport));
+    let series = format!("{}, load {load}", transport.name());
     let rows = |figure, value: fn(&netsim::results::SummaryStats) -> f64| {
         let row = |bin: &netsim::results::SizeBin| {
             (figure, modelled(series.clone(), bin.bytes_max as f64, value(&bin.slowdown)))
@@ -111,7 +101,7 @@ pub fn all(depth: Depth, seed: u64) -> Vec<Job> {
     let mut jobs = networks(depth, seed);
     let is_quick = depth == Depth::Quick;
     let losses: &[f64] = if is_quick { &[0.0, 0.01] } else { &[0.0, 0.0001, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05] };
-    for transport in [NicKind::Srnic, NicKind::Irn, NicKind::GoBackN] {
+    for transport in [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN] {
         jobs.extend(losses.iter().map(|loss| Job::ByLoss(StreamExperiment::by_loss(transport, *loss, 100.0, seed))));
     }
     let qps: &[u32] = if is_quick {
@@ -119,19 +109,19 @@ pub fn all(depth: Depth, seed: u64) -> Vec<Job> {
     } else {
         &[1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 10_000, 16_384]
     };
-    for nic in [NicKind::Srnic, NicKind::ConnectionCache, NicKind::SrnicPaged] {
+    for nic in [TransportPolicy::Srnic, TransportPolicy::ConnectionCache, TransportPolicy::SrnicPaged] {
         jobs.extend(qps.iter().map(|qps| Job::ByQps(StreamExperiment::by_qps(nic, *qps, 100.0, seed))));
     }
     let many: &[u32] = if is_quick { &[100_000] } else { &[10_000, 30_000, 100_000] };
     for qps in many {
-        let plan = StreamExperiment::by_qps(NicKind::SrnicPaged, *qps, 100.0, seed);
+        let plan = StreamExperiment::by_qps(TransportPolicy::SrnicPaged, *qps, 100.0, seed);
         if *qps > 16_384 {
             jobs.push(Job::ByQps(plan));
         }
         jobs.push(Job::ByQps(StreamExperiment { qp_order: QpOrder::Random, ..plan }));
     }
     let sizes: &[u32] = if is_quick { &[64, 4096] } else { &[8, 64, 256, 1024, 4096, 16_384, 65_536] };
-    for nic in [NicKind::Srnic, NicKind::Irn, NicKind::ConnectionCache] {
+    for nic in [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::ConnectionCache] {
         jobs.extend(sizes.iter().map(|size| Job::Latency(LatencyExperiment::new(nic, *size, seed))));
     }
     for policy in [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::SrnicPaged] {
@@ -141,9 +131,9 @@ pub fn all(depth: Depth, seed: u64) -> Vec<Job> {
 }
 
 fn networks(depth: Depth, seed: u64) -> Vec<Job> {
-    let transports = [NicKind::Srnic, NicKind::Irn, NicKind::GoBackN];
-    let of = |preset, loads: &[f64], ms: f64, transports: &[NicKind]| {
-        let job = |(load, transport): (f64, NicKind)| Job::Flows {
+    let transports = [TransportPolicy::Srnic, TransportPolicy::Irn, TransportPolicy::GoBackN];
+    let of = |preset, loads: &[f64], ms: f64, transports: &[TransportPolicy]| {
+        let job = |(load, transport): (f64, TransportPolicy)| Job::Flows {
             preset,
             load,
             transport,
