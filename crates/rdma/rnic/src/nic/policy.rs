@@ -66,7 +66,7 @@ impl TransportPolicy {
     pub const fn description(self) -> &'static str {
         match self {
             Self::Srnic => "Selective repeat whose state is in the host's memory",
-            Self::SrnicPaged => "The same, with contexts in the host's memory and a pool of them on chip",
+            Self::SrnicPaged => "SRNIC with contexts in the host's memory and a pool of them on chip",
             Self::Irn => "Selective repeat with bitmaps on chip",
             Self::GoBackN => "Standard RoCEv2 with all contexts on chip",
             Self::ConnectionCache => "Standard RoCEv2, with contexts in the host's memory and a cache of them on chip",
