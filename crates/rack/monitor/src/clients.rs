@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn programs_and_commands_are_told_apart_and_answered() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let (_folder, path) = place();
         let mut clients = Clients::listen(&path).unwrap();
         let program = Channel::connect(&path).unwrap();
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_stale_socket_is_replaced() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let (_folder, path) = place();
         drop(Clients::listen(&path).unwrap());
         assert!(Channel::connect(&path).is_err());

@@ -17,9 +17,6 @@
 mod clients;
 mod description;
 mod device;
-#[cfg(test)]
-#[path = "../../../sockets/socket/src/forks.rs"]
-mod forks;
 mod metrics;
 mod node;
 mod peer;

@@ -343,7 +343,7 @@ mod tests {
     #[test]
     fn a_proxy_that_is_given_up_is_ended_and_waited_for() {
         let (channel, childs) = Channel::pair().unwrap();
-        let child = crate::forks::sleeper(childs.into_descriptor().into());
+        let child = test_support::spawn::sleeper(childs.into_descriptor().into());
         let process = std::path::Path::new("/proc").join(child.id().to_string());
         assert!(process.exists());
         drop(Running { process: Process::Own(child), channel, is_ready: false, started_at_ns: 0, asked_at_ns: None });

@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_listener_is_found_by_what_it_is_bound_to_and_mirrors_are_none() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let folder = tempfile::tempdir().unwrap();
         let mut registry = registry(folder.path());
         let _held = ["127.77.0.1:80", "0.0.0.0:90", "127.77.0.2:70!far"].map(|name| listen(&registry, name));
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn the_descriptor_says_that_a_listener_was_closed() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let folder = tempfile::tempdir().unwrap();
         let mut registry = registry(folder.path());
         let is_readable = |registry: &Registry| {
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_peer_is_told_once_that_a_listener_is_gone_whether_its_name_was_removed_or_not() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let folder = tempfile::tempdir().unwrap();
         let mut registry = registry(folder.path());
         let removed = listen(&registry, "127.77.0.1:80");

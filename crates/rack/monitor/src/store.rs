@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn an_heir_takes_what_is_handed_over_and_nothing_of_another_release() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let (program, far) = lifeline();
         let (one, other) = Channel::pair().unwrap();
         let hand_over = |kept| HandOver { version: VERSION, configuration: None, kept };

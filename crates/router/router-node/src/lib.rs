@@ -4,9 +4,6 @@
 pub mod ask;
 pub mod cluster;
 pub mod control;
-#[cfg(test)]
-#[path = "../../../sockets/socket/src/forks.rs"]
-mod forks;
 pub mod interconnect;
 mod node;
 

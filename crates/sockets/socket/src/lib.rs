@@ -23,8 +23,6 @@ pub mod connection;
 pub mod descriptor;
 pub mod entry;
 pub mod epoll;
-#[cfg(test)]
-mod forks;
 pub mod lifecycle;
 pub mod listener;
 pub mod options;

@@ -50,7 +50,7 @@ fn other(peers: &Peers) -> &Peer {
 
 #[test]
 fn who_keeps_away_is_left_at_once_with_the_reason_and_met_when_it_comes() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let folder = tempfile::tempdir().unwrap();
     for held in [0, 1] {
         let mut nodes = [0, 1].map(|node| peers(folder.path(), node));
@@ -76,7 +76,7 @@ fn who_keeps_away_is_left_at_once_with_the_reason_and_met_when_it_comes() {
 
 #[test]
 fn who_was_away_meets_the_one_that_is_there_and_none_of_those_that_came_and_went() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let folder = tempfile::tempdir().unwrap();
     let away = peers(folder.path(), 0);
     for _ in 0..5 {

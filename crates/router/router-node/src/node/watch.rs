@@ -386,7 +386,7 @@ mod tests {
 
     #[test]
     fn a_process_is_stopped_from_its_stop_until_it_goes_on_and_never_before() {
-        let sleeper = Sleeper(crate::forks::sleeper(Stdio::null()));
+        let sleeper = Sleeper(test_support::spawn::sleeper(Stdio::null()));
         let mut watch = StopWatch::of(sleeper.0.id()).unwrap();
         assert!(!(0..20).any(|_| watch.halt().is_some()));
         sleeper.signal(Signal::STOP);
@@ -433,7 +433,7 @@ mod tests {
             eprintln!("skipped: no control group can be made here; it takes root, and version 2 of them");
             return;
         };
-        let sleeper = Sleeper(crate::forks::sleeper(Stdio::null()));
+        let sleeper = Sleeper(test_support::spawn::sleeper(Stdio::null()));
         group.write("cgroup.procs", &sleeper.0.id().to_string());
         let mut watch = StopWatch::of(sleeper.0.id()).unwrap();
         assert!(!(0..20).any(|_| watch.halt().is_some()));

@@ -605,7 +605,7 @@ fn holders_that_are_gone_are_struck_out() {
     one.0.note_shared();
     let lanes = one.0.lanes().unwrap();
     let ended = {
-        let _child = crate::forks::one();
+        let _child = test_support::spawn::lock();
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
         child.id()
@@ -647,7 +647,7 @@ fn unanswered(nonblocking: bool, lifeline: OwnedFd) -> End {
 
 #[test]
 fn a_peer_that_closed_before_the_handshake_came_is_the_end() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     for nonblocking in [false, true] {
         let (own, peers) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
         drop(peers);
@@ -673,7 +673,7 @@ fn a_peer_that_closes_without_having_looked_for_the_handshake_is_the_end() {
 
 #[test]
 fn a_listener_that_closes_without_accepting_resets() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     for (nonblocking, sends_handshake) in [(false, false), (false, true), (true, true)] {
         let own_port = crate::rendezvous::tests::own_port();
         let name = format!("crosslane test {own_port} {nonblocking} {sends_handshake}");

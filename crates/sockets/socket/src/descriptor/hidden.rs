@@ -808,7 +808,7 @@ mod tests {
     }
 
     fn succeed(command: &mut std::process::Command) {
-        let _child = crate::forks::one();
+        let _child = test_support::spawn::lock();
         let output = command.output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && text.contains("1 passed"), "{text}");

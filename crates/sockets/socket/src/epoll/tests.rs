@@ -366,7 +366,7 @@ fn a_peer_that_goes_is_reported_to_a_sleeper() {
 
 #[test]
 fn a_connection_that_has_ended_keeps_no_sleeper_awake() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let epoll = Epoll::new();
     let (own, peer) = own_and_peer();
     epoll.add(own.fd(), 0, 1);
@@ -702,7 +702,7 @@ fn what_the_kernel_reports_after_a_sleep_keeps_its_place_among_lanes() {
 
 #[test]
 fn a_call_that_takes_the_switch_to_lanes_out_does_not_hide_what_came_behind_it() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let calls: [fn(&'static Connection); 4] = [
         |connection| assert_ne!(connection.readiness_for_all(libc::POLLIN), 0),
         |connection| assert_eq!(connection.take_error(), 0),
@@ -731,7 +731,7 @@ fn a_call_that_takes_the_switch_to_lanes_out_does_not_hide_what_came_behind_it()
 
 #[test]
 fn an_edge_is_not_mistaken_for_the_message_before_it() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let edges: [fn(&End); 2] =
         [|peer| peer.0.shutdown(crate::connection::SHUTDOWN_WRITE).unwrap(), |peer| send_one(peer.0)];
     for edge in edges {
@@ -775,7 +775,7 @@ fn what_waits_for_its_turn_can_be_changed_read_and_taken_out() {
 
 #[test]
 fn connections_whose_peers_are_gone_are_polled_a_few_at_a_time() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let epoll = Epoll::new();
     let (owns, peers): (Vec<_>, Vec<_>) = pairs_of(100).into_iter().unzip();
     owns.iter().enumerate().for_each(|(index, own)| epoll.add(own.fd(), IN | EDGE, index as u64));

@@ -301,7 +301,7 @@ mod tests {
             }
         }
 
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         identity::note_process();
         let ((one, _two), (other, _)) = (pair_with_memfd(), pair_with_memfd());
         let are_inheritable = || [&one, &other].map(|end| is_inheritable(end.0.memory()[0]));

@@ -1158,7 +1158,7 @@ pub(crate) mod tests {
 
     #[test]
     fn nothing_but_the_addresses_that_are_asked_about_is_read() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let scratch = Scratch::new();
         let rack = scratch.rack();
         let _listener = listen(&rack, "127.0.0.1:80");
@@ -1176,7 +1176,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_name_is_live_while_a_socket_stands_behind_it_and_a_probe_leaves_no_trace() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let scratch = Scratch::new();
         let rack = scratch.rack();
         let listener = listen(&rack, "127.0.0.1:80");
@@ -1195,7 +1195,7 @@ pub(crate) mod tests {
 
     #[test]
     fn stale_names_are_free_and_live_ones_only_for_those_who_share() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let scratch = Scratch::new();
         let rack = scratch.rack();
         leave_stale(&rack, "127.0.0.1:80");
@@ -1221,7 +1221,7 @@ pub(crate) mod tests {
 
     #[test]
     fn one_at_a_time_holds_an_addresss_lock_and_a_stopped_holder_is_not_waited_for_for_ever() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let scratch = Scratch::new();
         let rack = scratch.rack();
         let at = address("127.0.0.1:80");
@@ -1234,7 +1234,7 @@ pub(crate) mod tests {
 
     #[test]
     fn an_addresss_directory_goes_with_its_last_name() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let scratch = Scratch::new();
         let rack = scratch.rack();
         for text in ["127.0.0.1:80#0", "127.0.0.1:80#1"] {
@@ -1250,7 +1250,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_directory_that_was_removed_before_its_lock_was_taken_is_made_anew() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let scratch = Scratch::new();
         let rack = scratch.rack();
         let at = address("127.0.0.1:80");
@@ -1273,7 +1273,7 @@ pub(crate) mod tests {
 
     #[test]
     fn names_made_and_removed_by_several_at_once_are_never_lost() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let scratch = Scratch::new();
         let rack = scratch.rack();
         let at = address("127.0.0.1:80");
@@ -1300,7 +1300,7 @@ pub(crate) mod tests {
 
     #[test]
     fn sweeps_remove_what_the_dead_left_and_nothing_else() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let scratch = Scratch::new();
         let rack = scratch.rack();
         let _live: Vec<_> = (0..20).map(|index| listen(&rack, &format!("127.0.0.1:{}", 1000 + index))).collect();
@@ -1322,7 +1322,7 @@ pub(crate) mod tests {
 
     #[test]
     fn stale_names_stay_in_proportion_to_live_ones_however_many_are_left_behind() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let scratch = Scratch::new();
         let rack = scratch.rack();
         let live = 30;
@@ -1337,7 +1337,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_damaged_cursor_does_not_stop_sweeps() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let scratch = Scratch::new();
         let rack = scratch.rack();
         for content in [&[0xff; 8][..], &[0x7f; 8], &[1], &[1, 0, 0, 0, 0, 0, 0, 0, 9]] {

@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn what_a_connection_is_handed_on_by_outlives_exec_as_a_whole_or_not_at_all() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let hidden = || {
             let (memory, _mapping) = shm::create(4096).unwrap();
             let (memfd, _region) = create(Place::new(0, 4096), memory.as_fd()).unwrap();

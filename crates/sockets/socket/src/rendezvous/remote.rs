@@ -701,7 +701,7 @@ mod tests {
 
     #[test]
     fn a_listener_that_is_new_here_is_asked_for_and_a_known_one_is_not() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let scratch = Scratch::new();
         let rack = node(&scratch);
         let proxy_rack = Arc::clone(&rack);
@@ -725,7 +725,7 @@ mod tests {
 
     #[test]
     fn a_name_behind_which_nobody_listens_yet_is_asked_for() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let scratch = Scratch::new();
         let rack = node(&scratch);
         let name = ListenerName::remote(address(SERVER));
@@ -747,7 +747,7 @@ mod tests {
 
     #[test]
     fn what_stands_against_a_connection_is_said() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let scratch = Scratch::new();
         let rack = node(&scratch);
         let monitor = monitor(&rack, Answer::No(FallbackReason::PeerRefused), || ());
@@ -767,7 +767,7 @@ mod tests {
 
     #[test]
     fn another_port_is_tried_while_the_other_node_has_a_connection_of_the_one_before() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let scratch = Scratch::new();
         let rack = node(&scratch);
         let listener = listen_for_remote(&rack, address(SERVER), 1).unwrap();
@@ -792,7 +792,7 @@ mod tests {
 
     #[test]
     fn a_connection_under_way_waits_for_nobody_keeps_out_of_sight_and_ends_at_its_deadline() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let scratch = Scratch::new();
         let rack = node(&scratch);
         let _deaf_monitor = deaf_monitor(&rack, 8);
@@ -811,7 +811,7 @@ mod tests {
 
     #[test]
     fn a_monitor_whom_too_many_ask_is_asked_once_there_is_room() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let scratch = Scratch::new();
         let rack = node(&scratch);
         let monitor = deaf_monitor(&rack, 0);
@@ -828,7 +828,7 @@ mod tests {
 
     #[test]
     fn a_proxy_that_goes_without_a_word_is_no_connection() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let scratch = Scratch::new();
         let rack = node(&scratch);
         let listener = listen_for_remote(&rack, address(SERVER), 1).unwrap();
@@ -928,7 +928,7 @@ mod tests {
 
     #[test]
     fn a_server_gets_its_place_in_the_windows_with_the_handshake() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let scratch = Scratch::new();
         let rack = node(&scratch);
         let (memory, _mapping) = shm::create(2 * Segment::WINDOW_BYTES).unwrap();

@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_span_is_lent_until_the_last_descriptor_and_the_last_mapping_are_gone() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let (memory, _mapping) = shm::create(4 * Segment::WINDOW_BYTES).unwrap();
         let is_leased = |place| is_leased(memory.as_fd(), place).unwrap();
         assert_eq!((is_leased(ONE), is_leased(OTHER)), (false, false), "the owner's own mapping does not count");
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn several_programs_have_their_spans_apart_from_each_other() {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let (memory, _mapping) = shm::create(4 * Segment::WINDOW_BYTES).unwrap();
         let is_leased = |place| is_leased(memory.as_fd(), place).unwrap();
         let leases = [ONE, ONE, OTHER].map(|place| lease(memory.as_fd(), place).unwrap());

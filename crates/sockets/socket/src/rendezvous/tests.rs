@@ -122,7 +122,7 @@ fn both_ends_get_one_memory_and_each_others_address() {
 
 #[test]
 fn sources_and_destinations_are_those_of_tcp() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let meeting = Meeting::new();
     let _v4 = meeting.listen("0.0.0.0:80");
     let _v6 = meeting.listen("[::1]:80");
@@ -217,7 +217,7 @@ fn listeners_that_share_an_address_all_get_connections() {
 
 #[test]
 fn an_address_is_not_shared_with_those_who_do_not() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let meeting = Meeting::new();
     let listen = |shared| listen_in(&meeting.rack, address("127.0.0.1:80"), false, shared, 1);
     let first = listen(false).unwrap();
@@ -232,7 +232,7 @@ fn an_address_is_not_shared_with_those_who_do_not() {
 
 #[test]
 fn a_name_stays_while_another_process_listens_on_the_same_socket() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let meeting = Meeting::new();
     let listener = meeting.listen("127.0.0.1:80");
     // As a forked child has it.
@@ -249,7 +249,7 @@ fn a_name_stays_while_another_process_listens_on_the_same_socket() {
 
 #[test]
 fn an_inherited_listener_of_another_rack_or_version_is_closed_so_that_clients_take_tcp() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let meeting = Meeting::new();
     let folder = meeting.rack.path().parent().unwrap().join("other/v1/net-1");
     std::fs::create_dir_all(&folder).unwrap();
@@ -279,7 +279,7 @@ fn an_inherited_listener_of_another_rack_or_version_is_closed_so_that_clients_ta
 
 #[test]
 fn a_tuple_is_unique_until_its_connecting_end_is_gone() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let meeting = Meeting::new();
     let listener = meeting.listen("127.0.0.1:80");
     let source = format!("127.0.0.9:{}", own_port());
@@ -296,7 +296,7 @@ fn a_tuple_is_unique_until_its_connecting_end_is_gone() {
 /// Anybody can bind abstract names. A name that others can compute takes the port from the connecting end.
 #[test]
 fn names_that_are_bound_without_the_key_take_no_port() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let meeting = Meeting::new();
     let listener = meeting.listen("127.0.0.1:80");
     let tuple = Tuple { local: SocketAddr::from(([127, 0, 0, 8], own_port())), peer: address("127.0.0.1:80") };
@@ -372,7 +372,7 @@ fn strangers_are_sent_away_and_the_next_in_line_is_taken() {
 
 #[test]
 fn another_users_process_is_sent_away() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     if !rustix::process::geteuid().is_root() {
         return; // Only root can be somebody else.
     }
@@ -424,7 +424,7 @@ fn valid_handshake() -> ([u8; HANDSHAKE_BYTES], OwnedFd) {
 
 #[test]
 fn a_handshake_that_has_not_come_is_not_waited_for_and_one_that_never_will_is_an_end() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let (ours, theirs) = silent_pair();
     assert!(receive_handshake(ours.as_fd()).unwrap().is_none());
     drop(theirs);
@@ -487,7 +487,7 @@ fn memory_that_could_be_cut_under_us_is_refused() {
 
 #[test]
 fn descriptors_that_come_with_nonsense_are_closed() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let (handshake, _memfd) = valid_handshake();
     for (bytes, count) in [(&b"nonsense"[..], 1), (&handshake, 1), (&handshake, 3), (&handshake, 16)] {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
@@ -541,7 +541,7 @@ struct Server(Child);
 impl Server {
     fn start(meeting: &Meeting) -> Self {
         let rack = meeting.rack.path().parent().and_then(|version| version.parent()).unwrap();
-        let _child = crate::forks::one();
+        let _child = test_support::spawn::lock();
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "rendezvous::tests::child_of_other_tests", "--nocapture"])
             .env("CROSSLANE_TEST_RACK", rack)

@@ -111,7 +111,7 @@ fn a_message_behind_bytes_that_were_seen_already_is_found() {
 
 #[test]
 fn a_connection_for_one_question_takes_no_memory() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let [client, server] = young_pair();
     assert_eq!(receive(&server, 10), Err(Errno::AGAIN));
     assert_eq!(send(&client, b"question"), Ok(8));
@@ -130,7 +130,7 @@ fn a_connection_for_one_question_takes_no_memory() {
 
 #[test]
 fn a_busy_connection_gets_lanes() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let [client, server] = young_pair();
     for round in 0..6_u8 {
         assert_eq!(send(&client, &[round; 10]), Ok(10));
@@ -143,7 +143,7 @@ fn a_busy_connection_gets_lanes() {
 
 #[test]
 fn a_process_with_lanes_to_an_address_begins_with_lanes_there() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let [client, server] = young_pair();
     assert!(client.0.switch_at_once());
     let (connector, acceptor) = lifeline();
@@ -163,7 +163,7 @@ fn a_process_with_lanes_to_an_address_begins_with_lanes_there() {
 
 #[test]
 fn an_end_whose_peer_reads_nothing_holds_what_lanes_hold() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let [client, server] = young_pair();
     let sent: Vec<u8> = (0..3 << 20).map(|index| (index / 7) as u8).collect();
     for ends in [[&client, &server], [&server, &client]] {
@@ -178,7 +178,7 @@ fn an_end_whose_peer_reads_nothing_holds_what_lanes_hold() {
 
 #[test]
 fn what_lies_behind_a_message_is_not_the_programs_while_nobody_has_followed_it() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let [client, server] = young_pair();
     assert!(client.0.switch_at_once());
     client.0.ring();
@@ -198,7 +198,7 @@ fn what_lies_behind_a_message_is_not_the_programs_while_nobody_has_followed_it()
 
 #[test]
 fn both_ends_may_switch_at_the_same_time() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let [client, server] = young_pair();
     // Bytes in front of both messages, so that neither end finds the other's before it has switched itself.
     assert_eq!((send(&client, b"c1"), send(&server, b"s1")), (Ok(2), Ok(2)));
@@ -213,7 +213,7 @@ fn both_ends_may_switch_at_the_same_time() {
 
 #[test]
 fn offers_that_cross_end_in_the_memory_of_the_connecting_end() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let [client, server] = young_pair();
     for end in [&client, &server] {
         end.0.offer_bounds(4096);
@@ -229,7 +229,7 @@ fn offers_that_cross_end_in_the_memory_of_the_connecting_end() {
 
 #[test]
 fn unread_bytes_reset_the_peer_and_messages_do_not() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     for (unread, expected) in [(&b""[..], Ok(Vec::new())), (b"unread", Err(Errno::CONNRESET))] {
         let [client, server] = young_pair();
         assert!(server.0.switch_at_once());
@@ -246,7 +246,7 @@ fn unread_bytes_reset_the_peer_and_messages_do_not() {
 
 #[test]
 fn a_stranger_who_says_what_no_end_says_resets_its_own_connection() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     let (rubbish, _) = lifeline();
     let (segment, memory) = Segment::create(Side::Connector).unwrap();
     let descriptors = [rubbish.as_fd(), memory.as_fd()];
@@ -270,7 +270,7 @@ fn a_stranger_who_says_what_no_end_says_resets_its_own_connection() {
 
 #[test]
 fn a_look_ends_before_a_message_wherever_the_buffer_ends() {
-    let _no_child = crate::forks::none();
+    let _no_child = test_support::spawn::forbid();
     for len in 1..14 {
         let (end, stranger) = with_stranger(Side::Acceptor);
         let (segment, memory) = Segment::create(Side::Connector).unwrap();
@@ -315,7 +315,7 @@ proptest! {
 
     #[test]
     fn every_byte_arrives_once_and_in_order_whenever_ends_switch(acts in acts()) {
-        let _no_child = crate::forks::none();
+        let _no_child = test_support::spawn::forbid();
         let ends = young_pair();
         let mut on_the_way: [VecDeque<u8>; 2] = Default::default();
         let mut sent = [0_usize; 2];

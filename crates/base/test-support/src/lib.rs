@@ -1,0 +1,5 @@
+//! Helpers for tests of several crates. The crate is only ever a dev-dependency: no product code uses it.
+
+#![forbid(unsafe_code)]
+
+pub mod spawn;
