@@ -1,7 +1,7 @@
 //! Any interleaving of calls at both ends of a lane gives the bytes of the oracle.
 #![no_main]
 
-use fabric::stale::Habits;
+use fabric::test_support::non_coherent::Habits;
 use libfuzzer_sys::fuzz_target;
 
 #[path = "../../crates/sockets/lane/tests/properties/oracle.rs"]

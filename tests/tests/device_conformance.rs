@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use fabric::Coherence;
-use fabric::conformance::{self as suite, Apart, End, Meeting, OneProcess, WINDOW_BYTES};
 use fabric::device::{Device, DeviceLink, Layout, Mode, Seat, Slot};
-use fabric::faulty::{FaultPlan, Faulty};
+use fabric::test_support::conformance::{self as suite, Apart, End, Meeting, OneProcess, WINDOW_BYTES};
+use fabric::test_support::faulty::{FaultPlan, Faulty};
 use lab::Lab;
 use volmem::{Mapping, Region};
 

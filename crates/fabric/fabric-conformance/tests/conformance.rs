@@ -4,12 +4,12 @@
 #[path = "../../fabric/tests/support/mod.rs"]
 mod support;
 
-use fabric::conformance::{Apart, End as Party, Meeting};
 use fabric::dax::{DaxLink, DaxMemory, End};
 use fabric::device::{Change, Device, DeviceLink, DeviceMemory, Layout, Seat, Slot};
-use fabric::faulty::{FaultPlan, Faulty};
 use fabric::heap::HeapLink;
-use fabric::stale::{self, Habits};
+use fabric::test_support::conformance::{Apart, End as Party, Meeting};
+use fabric::test_support::faulty::{FaultPlan, Faulty};
+use fabric::test_support::non_coherent::{self, Habits};
 use fabric::timed::{InPlace, InPlaceInbound, InPlaceOutbound, InPlaceSetup, LinkTiming, Pace, Setup, Shape, Timed};
 use fabric::{Coherence, Epoch, Link, LinkState, Memory, heap, shm};
 use std::fs::{File, remove_file};
@@ -171,7 +171,7 @@ macro_rules! apart_tests {
             $(
                 #[test]
                 fn $fact() {
-                    let (place_a, place_b) = heap::pair(fabric::conformance::WINDOW_BYTES);
+                    let (place_a, place_b) = heap::pair(fabric::test_support::conformance::WINDOW_BYTES);
                     let (to_b, from_a) = channel();
                     let open_a = move |window_bytes| {
                         let (a, b) = $make(window_bytes);
@@ -182,10 +182,10 @@ macro_rules! apart_tests {
                     thread::scope(|scope| {
                         scope.spawn(move || {
                             let parties = Apart::new(Party::B, Rc::new(Meeting::new(&place_b)), open_b);
-                            fabric::conformance::$fact(&parties);
+                            fabric::test_support::conformance::$fact(&parties);
                         });
                         let parties = Apart::new(Party::A, Rc::new(Meeting::new(&place_a)), open_a);
-                        fabric::conformance::$fact(&parties);
+                        fabric::test_support::conformance::$fact(&parties);
                     });
                 }
             )*
@@ -231,14 +231,14 @@ fabric::conformance_suite!(miri_combining_heap, |window_bytes| faulty(
     FaultPlan::write_combined
 ));
 
-fabric::conformance_suite!(quiet_stale, |window_bytes| stale::pair(window_bytes, Habits::quiet()));
-fabric::conformance_suite!(restless_stale, |window_bytes| stale::pair(window_bytes, Habits::restless(1)));
+fabric::conformance_suite!(quiet_stale, |window_bytes| non_coherent::pair(window_bytes, Habits::quiet()));
+fabric::conformance_suite!(restless_stale, |window_bytes| non_coherent::pair(window_bytes, Habits::restless(1)));
 fabric::conformance_suite!(faulty_stale, |window_bytes| faulty(
-    stale::pair(window_bytes, Habits::restless(2)),
+    non_coherent::pair(window_bytes, Habits::restless(2)),
     FaultPlan::none
 ));
 fabric::conformance_suite!(combining_stale, |window_bytes| faulty(
-    stale::pair(window_bytes, Habits::restless(3)),
+    non_coherent::pair(window_bytes, Habits::restless(3)),
     FaultPlan::write_combined
 ));
 
@@ -256,7 +256,7 @@ fabric::conformance_suite!(combining_dax, |window_bytes| faulty(
 fabric::conformance_suite!(timed_heap, |window_bytes| timed(heap::pair, window_bytes));
 fabric::conformance_suite!(timed_shm, |window_bytes| timed(shm_pair, window_bytes));
 fabric::conformance_suite!(timed_stale, |window_bytes| timed(
-    |memory_bytes| stale::pair(memory_bytes, Habits::restless(4)),
+    |memory_bytes| non_coherent::pair(memory_bytes, Habits::restless(4)),
     window_bytes
 ));
 fabric::conformance_suite!(combining_timed_device, |window_bytes| faulty(

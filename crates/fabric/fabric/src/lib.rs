@@ -25,18 +25,12 @@
 
 #![allow(unsafe_code)] // Raw spans of caller memory cross the windows.
 
-#[cfg(all(feature = "conformance", not(loom)))]
-pub mod conformance;
-#[cfg(not(loom))]
-pub mod counted;
 #[cfg(not(loom))]
 pub mod dax;
 #[cfg(not(loom))]
 pub mod device;
 #[cfg(not(loom))]
 mod eventfd;
-#[cfg(not(loom))]
-pub mod faulty;
 #[cfg(not(loom))]
 pub mod heap;
 mod link;
@@ -48,13 +42,9 @@ mod pair;
 #[cfg(not(loom))]
 mod polled;
 #[cfg(not(loom))]
-mod random;
-#[cfg(not(loom))]
-pub mod recommended;
-#[cfg(not(loom))]
 pub mod shm;
-#[cfg(not(loom))]
-pub mod stale;
+#[cfg(all(feature = "test-support", not(loom)))]
+pub mod test_support;
 #[cfg(not(loom))]
 pub mod timed;
 mod training;

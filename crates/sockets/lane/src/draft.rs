@@ -250,7 +250,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 mod tests {
     use crate::tests::pair;
     use crate::{Layout, Producer};
-    use fabric::counted::Counted;
+    use fabric::test_support::counting::Counted;
     use fabric::{MemoryInbound, MemoryOutbound};
     use volmem::Region;
 

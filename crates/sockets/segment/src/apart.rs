@@ -203,7 +203,7 @@ impl<M: Memory> Inbound for LocalPageInbound<M> {
 mod tests {
     use super::*;
     use crate::Segment;
-    use fabric::stale::{Habits, Omission, StaleMemory};
+    use fabric::test_support::non_coherent::{Habits, Omission, StaleMemory};
 
     /// One of the two nodes of a link whose caches know nothing of each other: its spans, and the program there.
     struct Node {

@@ -3,8 +3,8 @@
 
 use crate::program::End;
 use crate::world::SECRET;
-use fabric::counted::Counted;
-use fabric::stale::{Habits, StaleMemory};
+use fabric::test_support::counting::Counted;
+use fabric::test_support::non_coherent::{Habits, StaleMemory};
 use fabric::{Coherence, Memory, MemoryInbound, MemoryOutbound, Outbound, Slice};
 use lane::{Consumer, Layout, Producer};
 use proxy::frame::Side;

@@ -9,8 +9,8 @@ mod manners;
 mod program;
 mod world;
 
-use fabric::faulty::{FaultPlan, Faulty};
 use fabric::heap::HeapLink;
+use fabric::test_support::faulty::{FaultPlan, Faulty};
 use fabric::{Link, Outbound, heap, train_both};
 use proptest::prelude::*;
 use world::{Act, Shape, World, heap_world};

@@ -464,7 +464,7 @@ fn send<'a, W: Windows>(
 
 #[cfg(test)]
 mod tests {
-    use fabric::counted::Counted;
+    use fabric::test_support::counting::Counted;
     use router::batch::Parcel;
     use router::batch::message::MessageError;
     use router::{Hop, Pool};

@@ -14,7 +14,7 @@ mod timed;
 mod windows;
 
 use fabric::Coherence;
-use fabric::stale::Habits;
+use fabric::test_support::non_coherent::Habits;
 use hostile::Act;
 use oracle::{Op, Shape};
 use proptest::prelude::*;

@@ -4,8 +4,8 @@
 //! it must not: else the drop would be for nothing, or the fact show nothing.
 
 use crate::windows::SECRET;
-use fabric::counted::{Counted, Counts};
-use fabric::stale::{Habits, Omission, StaleMemory};
+use fabric::test_support::counting::{Counted, Counts};
+use fabric::test_support::non_coherent::{Habits, Omission, StaleMemory};
 use fabric::{Coherence, Inbound, Memory, MemoryInbound, MemoryOutbound};
 use lane::{Consumer, Layout, Producer, SLOT_BYTES};
 use std::ptr::NonNull;

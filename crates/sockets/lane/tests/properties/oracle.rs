@@ -1,7 +1,7 @@
 //! The oracle: what a lane must do, as a queue of bytes.
 
 use crate::windows::{self, Random, SECRET, WriteCombined};
-use fabric::stale::{Habits, StaleMemory};
+use fabric::test_support::non_coherent::{Habits, StaleMemory};
 use fabric::{Inbound, Memory, MemoryInbound, MemoryOutbound, Outbound};
 use lane::{Consumer, GivenBack, Layout, Next, Producer, SHORT_BYTES_MAX};
 use std::collections::VecDeque;

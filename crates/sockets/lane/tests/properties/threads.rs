@@ -1,7 +1,7 @@
 //! Two real threads, with real sleeping.
 
 use crate::windows::{Random, SECRET};
-use fabric::stale::{Habits, StaleMemory};
+use fabric::test_support::non_coherent::{Habits, StaleMemory};
 use fabric::{Inbound, Memory, MemoryInbound, MemoryOutbound, Outbound};
 use lane::{Consumer, Layout, Producer};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

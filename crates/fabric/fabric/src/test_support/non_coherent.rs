@@ -8,10 +8,10 @@
 //! The rules that windows obey on such memory stand in [`MemoryInbound`](crate::MemoryInbound) and
 //! [`MemoryLink`]; a real device ([`dax`](crate::dax)) runs the same code. An [`Omission`] shows that each is needed.
 
+use super::random::Random;
 use crate::heap::CondvarDoorbell;
 use crate::memory_link::{Before, MemoryLink};
 use crate::pair::PairLayout;
-use crate::random::Random;
 use crate::{Coherence, Memory};
 use std::fmt;
 use std::ptr::NonNull;
@@ -313,5 +313,4 @@ fn copy_line(from: &Region, to: &Region, line: usize) {
 }
 
 #[cfg(test)]
-#[path = "stale_tests.rs"]
 mod tests;

@@ -1,6 +1,6 @@
 //! What is under way from one node to the other, in virtual time.
 
-use crate::random::Random;
+use super::super::random::Random;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::RangeInclusive;
 

@@ -1,7 +1,7 @@
 //! The emulated caches keep what they should keep, and windows notice what is left out.
 
 use super::*;
-use crate::conformance::{self, OneProcess};
+use crate::test_support::conformance::{self, OneProcess};
 use crate::{Inbound, MemoryInbound, MemoryOutbound, Outbound};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

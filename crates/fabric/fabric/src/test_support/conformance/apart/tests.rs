@@ -1,8 +1,8 @@
 //! Two parties as two threads, so that one of them can fail, or be missing.
 
 use super::*;
-use crate::conformance::{check, up};
 use crate::heap::{self, HeapLink};
+use crate::test_support::conformance::{check, up};
 use proptest::prelude::any;
 use std::sync::mpsc::channel;
 

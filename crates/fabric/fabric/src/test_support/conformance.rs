@@ -74,7 +74,7 @@ macro_rules! conformance_tests {
             $(
                 #[test]
                 fn $fact() {
-                    $crate::conformance::$fact(&$crate::conformance::OneProcess::new($make));
+                    $crate::test_support::conformance::$fact(&$crate::test_support::conformance::OneProcess::new($make));
                 }
             )*
         }

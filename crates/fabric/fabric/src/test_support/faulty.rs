@@ -15,7 +15,7 @@
 
 mod wire;
 
-use crate::random::Random;
+use super::random::Random;
 use crate::window::assert_whole_lines;
 use crate::{Coherence, Doorbell, Epoch, Link, LinkState, Outbound, Scratchpad, Slice, Wake};
 use std::fmt;
@@ -439,7 +439,10 @@ impl<L: Link> State<L> {
 impl<L: Link> Drop for State<L> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("fabric::faulty: seed {:#x}; plan {:?}; {:?}", self.plan.seed, self.plan, self.counts);
+            eprintln!(
+                "fabric::test_support::faulty: seed {:#x}; plan {:?}; {:?}",
+                self.plan.seed, self.plan, self.counts
+            );
         }
     }
 }
@@ -456,5 +459,4 @@ fn apply(outbound: &impl Outbound, piece: &Piece) {
 }
 
 #[cfg(test)]
-#[path = "faulty/tests.rs"]
 mod tests;

@@ -186,5 +186,4 @@ fn train_until_up(link: &mut impl Link) {
 }
 
 #[cfg(test)]
-#[path = "apart_tests.rs"]
 mod tests;

@@ -261,11 +261,11 @@ fn a_failure_with_a_faulty_link() {
 fn a_failure_prints_its_seed() {
     let test = std::env::current_exe().expect("this test");
     let output = std::process::Command::new(test)
-        .args(["--exact", "faulty::tests::a_failure_with_a_faulty_link", "--nocapture"])
+        .args(["--exact", "test_support::faulty::tests::a_failure_with_a_faulty_link", "--nocapture"])
         .env(SEED_VARIABLE, "1")
         .output()
         .expect("it runs again");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
-    assert!(errors.contains("fabric::faulty: seed 0x5eed"), "{errors}");
+    assert!(errors.contains("fabric::test_support::faulty: seed 0x5eed"), "{errors}");
 }
