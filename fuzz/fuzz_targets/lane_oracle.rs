@@ -1,7 +1,7 @@
 //! Any interleaving of calls at both ends of a lane gives the bytes of the oracle.
 #![no_main]
 
-use fabric::test_support::non_coherent::Habits;
+use fabric::test_support::non_coherent::CacheBehavior;
 use libfuzzer_sys::fuzz_target;
 
 #[path = "../../crates/sockets/lane/tests/properties/oracle.rs"]
@@ -23,7 +23,7 @@ struct Input {
 fuzz_target!(|input: Input| {
     match (input.gather_seed, input.stale_seed) {
         (Some(seed), _) => oracle::check_write_combined(input.shape, &input.ops, seed),
-        (None, Some(seed)) => oracle::check_non_coherent(input.shape, &input.ops, Habits::restless(seed)),
+        (None, Some(seed)) => oracle::check_non_coherent(input.shape, &input.ops, CacheBehavior::spontaneous(seed)),
         (None, None) => oracle::check_coherent(input.shape, &input.ops),
     }
 });

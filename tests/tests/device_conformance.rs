@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use fabric::Coherence;
 use fabric::device::{Device, DeviceLink, Layout, Mode, Seat, Slot};
 use fabric::test_support::conformance::{self as suite, Apart, End, Meeting, OneProcess, WINDOW_BYTES};
-use fabric::test_support::faulty::{FaultPlan, Faulty};
+use fabric::test_support::faulty::{FaultPlan, FaultyLink};
 use lab::Lab;
 use volmem::{Mapping, Region};
 
@@ -93,8 +93,8 @@ macro_rules! facts {
     };
 }
 
-fn faulty(link: DeviceLink, end: End) -> Faulty<DeviceLink> {
-    Faulty::new(link, FaultPlan::write_combined(1 + end as u64))
+fn faulty(link: DeviceLink, end: End) -> FaultyLink<DeviceLink> {
+    FaultyLink::new(link, FaultPlan::write_combined(1 + end as u64))
 }
 
 fn run_suite(way: &str) {

@@ -59,7 +59,7 @@ impl LineControl {
     /// # Panics
     /// If the span is not inside the region.
     #[inline]
-    pub fn drop_lines(&self, region: &Region, offset: usize, len_bytes: usize) {
+    pub fn invalidate_lines(&self, region: &Region, offset: usize, len_bytes: usize) {
         for_each_line(self.drop, region, offset, len_bytes);
         self.barrier();
     }
@@ -170,8 +170,8 @@ mod tests {
             (0..60).for_each(|index| part.store_u64(index * 8, index as u64 + 1, Ordering::Relaxed));
             lines.write_back(&part, 3, 400);
             lines.barrier();
-            lines.drop_lines(&part, 0, 500);
-            lines.drop_lines(&part, 500, 0);
+            lines.invalidate_lines(&part, 0, 500);
+            lines.invalidate_lines(&part, 500, 0);
             assert!((0..60).all(|index| part.load_u64(index * 8, Ordering::Relaxed) == index as u64 + 1));
             assert_eq!((region.load_u64(0, Ordering::Relaxed), region.load_u64(488, Ordering::Relaxed)), (0, 0));
         }
@@ -186,6 +186,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "outside a region")]
     fn lines_outside_the_region_are_refused() {
-        LineControl::of_features(false, false).drop_lines(&Region::heap(64), 64, 1);
+        LineControl::of_features(false, false).invalidate_lines(&Region::heap(64), 64, 1);
     }
 }

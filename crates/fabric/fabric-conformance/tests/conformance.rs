@@ -8,8 +8,8 @@ use fabric::dax::{DaxLink, DaxMemory, End};
 use fabric::device::{Change, Device, DeviceLink, DeviceMemory, Layout, Seat, Slot};
 use fabric::heap::HeapLink;
 use fabric::test_support::conformance::{Apart, End as Party, Meeting};
-use fabric::test_support::faulty::{FaultPlan, Faulty};
-use fabric::test_support::non_coherent::{self, Habits};
+use fabric::test_support::faulty::{FaultPlan, FaultyLink};
+use fabric::test_support::non_coherent::{self, CacheBehavior};
 use fabric::timed::{InPlace, InPlaceInbound, InPlaceOutbound, InPlaceSetup, LinkTiming, Pace, Setup, Shape, Timed};
 use fabric::{Coherence, Epoch, Link, LinkState, Memory, heap, shm};
 use std::fs::{File, remove_file};
@@ -159,12 +159,12 @@ fn shared(window_bytes: usize, words_bytes: usize) -> (Shared, Shared) {
     (end(a, 0), end(b, 1))
 }
 
-fn faulty<L: Link>((a, b): (L, L), plan: fn(u64) -> FaultPlan) -> (Faulty<L>, Faulty<L>) {
-    (Faulty::new(a, plan(1)), Faulty::new(b, plan(2)))
+fn faulty<L: Link>((a, b): (L, L), plan: fn(u64) -> FaultPlan) -> (FaultyLink<L>, FaultyLink<L>) {
+    (FaultyLink::new(a, plan(1)), FaultyLink::new(b, plan(2)))
 }
 
 /// Runs a fact as two parties, a thread each, of which the first makes both ends of each link.
-macro_rules! apart_tests {
+macro_rules! two_party_tests {
     (($name:ident, $make:expr) $($fact:ident)*) => {
         mod $name {
             use super::*;
@@ -193,9 +193,9 @@ macro_rules! apart_tests {
     };
 }
 
-fabric::conformance_facts!(apart_tests!(apart_heap, heap::pair));
-fabric::conformance_facts!(apart_tests!(apart_device_server, device_by_server));
-fabric::conformance_facts!(apart_tests!(apart_combining_device_non_coherent, |window_bytes| faulty(
+fabric::conformance_facts!(two_party_tests!(two_party_heap, heap::pair));
+fabric::conformance_facts!(two_party_tests!(two_party_device_server, device_by_server));
+fabric::conformance_facts!(two_party_tests!(two_party_write_combined_device_non_coherent, |window_bytes| faulty(
     device_in_file(Coherence::NonCoherent, window_bytes),
     FaultPlan::write_combined
 )));
@@ -203,17 +203,23 @@ fabric::conformance_facts!(apart_tests!(apart_combining_device_non_coherent, |wi
 fabric::conformance_suite!(miri_heap, heap::pair);
 fabric::conformance_suite!(real_shm, shm_pair);
 fabric::conformance_suite!(miri_faulty_heap, |window_bytes| faulty(heap::pair(window_bytes), FaultPlan::none));
-fabric::conformance_suite!(combining_shm, |window_bytes| faulty(shm_pair(window_bytes), FaultPlan::write_combined));
+fabric::conformance_suite!(write_combined_shm, |window_bytes| faulty(
+    shm_pair(window_bytes),
+    FaultPlan::write_combined
+));
 fabric::conformance_suite!(device_memory, device_in_memory);
 fabric::conformance_suite!(device_file, |window_bytes| device_in_file(Coherence::Coherent, window_bytes));
-fabric::conformance_suite!(device_combined, |window_bytes| device_in_file(Coherence::WriteCombined, window_bytes));
+fabric::conformance_suite!(device_write_combined, |window_bytes| device_in_file(
+    Coherence::WriteCombined,
+    window_bytes
+));
 fabric::conformance_suite!(device_non_coherent, |window_bytes| device_in_file(Coherence::NonCoherent, window_bytes));
 fabric::conformance_suite!(device_server, device_by_server);
-fabric::conformance_suite!(combining_device_combined, |window_bytes| faulty(
+fabric::conformance_suite!(write_combined_device_write_combined, |window_bytes| faulty(
     device_in_file(Coherence::WriteCombined, window_bytes),
     FaultPlan::write_combined
 ));
-fabric::conformance_suite!(combining_device_non_coherent, |window_bytes| faulty(
+fabric::conformance_suite!(write_combined_device_non_coherent, |window_bytes| faulty(
     device_in_file(Coherence::NonCoherent, window_bytes),
     FaultPlan::write_combined
 ));
@@ -221,49 +227,55 @@ fabric::conformance_suite!(faulty_device_server, |window_bytes| faulty(
     device_by_server(window_bytes),
     FaultPlan::none
 ));
-fabric::conformance_suite!(combining_device_server, |window_bytes| faulty(
+fabric::conformance_suite!(write_combined_device_server, |window_bytes| faulty(
     device_by_server(window_bytes),
     FaultPlan::write_combined
 ));
 // Out of order between fences, as write-combined memory may be: still within what a link promises.
-fabric::conformance_suite!(miri_combining_heap, |window_bytes| faulty(
+fabric::conformance_suite!(miri_write_combined_heap, |window_bytes| faulty(
     heap::pair(window_bytes),
     FaultPlan::write_combined
 ));
 
-fabric::conformance_suite!(quiet_stale, |window_bytes| non_coherent::pair(window_bytes, Habits::quiet()));
-fabric::conformance_suite!(restless_stale, |window_bytes| non_coherent::pair(window_bytes, Habits::restless(1)));
-fabric::conformance_suite!(faulty_stale, |window_bytes| faulty(
-    non_coherent::pair(window_bytes, Habits::restless(2)),
+fabric::conformance_suite!(explicit_non_coherent, |window_bytes| non_coherent::pair(
+    window_bytes,
+    CacheBehavior::explicit()
+));
+fabric::conformance_suite!(spontaneous_non_coherent, |window_bytes| non_coherent::pair(
+    window_bytes,
+    CacheBehavior::spontaneous(1)
+));
+fabric::conformance_suite!(faulty_non_coherent, |window_bytes| faulty(
+    non_coherent::pair(window_bytes, CacheBehavior::spontaneous(2)),
     FaultPlan::none
 ));
-fabric::conformance_suite!(combining_stale, |window_bytes| faulty(
-    non_coherent::pair(window_bytes, Habits::restless(3)),
+fabric::conformance_suite!(write_combined_non_coherent, |window_bytes| faulty(
+    non_coherent::pair(window_bytes, CacheBehavior::spontaneous(3)),
     FaultPlan::write_combined
 ));
 
 fabric::conformance_suite!(coherent_dax, |window_bytes| dax_pair(window_bytes, coherent));
 fabric::conformance_suite!(non_coherent_dax, |window_bytes| dax_pair(window_bytes, non_coherent));
-fabric::conformance_suite!(combining_non_coherent_dax, |window_bytes| faulty(
+fabric::conformance_suite!(write_combined_non_coherent_dax, |window_bytes| faulty(
     dax_pair(window_bytes, non_coherent),
     FaultPlan::write_combined
 ));
-fabric::conformance_suite!(combining_dax, |window_bytes| faulty(
+fabric::conformance_suite!(write_combined_dax, |window_bytes| faulty(
     dax_pair(window_bytes, coherent),
     FaultPlan::write_combined
 ));
 
 fabric::conformance_suite!(timed_heap, |window_bytes| timed(heap::pair, window_bytes));
 fabric::conformance_suite!(timed_shm, |window_bytes| timed(shm_pair, window_bytes));
-fabric::conformance_suite!(timed_stale, |window_bytes| timed(
-    |memory_bytes| non_coherent::pair(memory_bytes, Habits::restless(4)),
+fabric::conformance_suite!(timed_non_coherent, |window_bytes| timed(
+    |memory_bytes| non_coherent::pair(memory_bytes, CacheBehavior::spontaneous(4)),
     window_bytes
 ));
-fabric::conformance_suite!(combining_timed_device, |window_bytes| faulty(
+fabric::conformance_suite!(write_combined_timed_device, |window_bytes| faulty(
     timed(device_in_memory, window_bytes),
     FaultPlan::write_combined
 ));
-fabric::conformance_suite!(combining_timed_heap, |window_bytes| faulty(
+fabric::conformance_suite!(write_combined_timed_heap, |window_bytes| faulty(
     timed(heap::pair, window_bytes),
     FaultPlan::write_combined
 ));

@@ -12,7 +12,7 @@
 //! whether it still has its length.
 
 use crate::device::DeviceMemory;
-use crate::memory_link::{Before, MemoryLink};
+use crate::memory_link::{InitialContents, MemoryLink};
 use crate::pair::{PAGE_BYTES, PairLayout};
 use crate::shm::TMPFS_MAGIC;
 use crate::{Memory, PolledDoorbell};
@@ -260,7 +260,7 @@ impl DaxMemory {
             End::First => (a, b, PolledDoorbell::attach(bell_a, bell_b)),
             End::Second => (b, a, PolledDoorbell::attach(bell_b, bell_a)),
         };
-        Ok(MemoryLink::attach(own, peer, bell, Before::Anything))
+        Ok(MemoryLink::attach(own, peer, bell, InitialContents::Unknown))
     }
 
     fn layout(&self, memory: &impl Memory, window_bytes: usize) -> Result<PairLayout, DaxError> {
@@ -273,7 +273,7 @@ impl DaxMemory {
     }
 
     fn check_header(&self, memory: &impl Memory, window_bytes: usize) -> Result<(), DaxError> {
-        memory.drop_lines(HEADER, CACHE_LINE_BYTES);
+        memory.invalidate_lines(HEADER, CACHE_LINE_BYTES);
         let found = memory.load_u64(HEADER, Ordering::Acquire);
         if found != VERSION {
             return Err(DaxError::Layout { path: self.path.clone(), found, expected: VERSION });

@@ -1,7 +1,7 @@
 //! Links between threads of one process.
 
-use crate::memory_link::{Before, CONTROL_BYTES, MemoryLink, Side, is_window_size};
-use crate::{Doorbell, Wake};
+use crate::memory_link::{CONTROL_BYTES, InitialContents, MemoryLink, Side, is_window_size};
+use crate::{Doorbell, WaitOutcome};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -19,7 +19,8 @@ pub fn pair(window_bytes: usize) -> (HeapLink, HeapLink) {
     let side = || Side { window: Region::heap(window_bytes), control: Region::heap(CONTROL_BYTES) };
     let (a, b) = (side(), side());
     let (bell_a, bell_b) = CondvarDoorbell::pair();
-    let end = |own: &Side, peer: &Side, bell| MemoryLink::attach(own.clone(), peer.clone(), bell, Before::Zeros);
+    let end =
+        |own: &Side, peer: &Side, bell| MemoryLink::attach(own.clone(), peer.clone(), bell, InitialContents::Zeroed);
     (end(&a, &b, bell_a), end(&b, &a, bell_b))
 }
 
@@ -50,7 +51,7 @@ impl Doorbell for CondvarDoorbell {
         self.peer.changed.notify_one();
     }
 
-    fn wait(&self, timeout: Option<Duration>) -> Wake {
+    fn wait(&self, timeout: Option<Duration>) -> WaitOutcome {
         let guard = self.own.is_rung.lock().unwrap_or_else(PoisonError::into_inner);
         let silent = |is_rung: &mut bool| !*is_rung;
         let mut guard = match timeout {
@@ -59,7 +60,7 @@ impl Doorbell for CondvarDoorbell {
                 self.own.changed.wait_timeout_while(guard, limit, silent).unwrap_or_else(PoisonError::into_inner).0
             }
         };
-        if std::mem::take(&mut *guard) { Wake::Rung } else { Wake::TimedOut }
+        if std::mem::take(&mut *guard) { WaitOutcome::Rung } else { WaitOutcome::TimedOut }
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -50,7 +50,7 @@ pub mod timed;
 mod training;
 mod window;
 
-pub use link::{Doorbell, Epoch, Link, LinkState, Scratchpad, Wake, train_both};
+pub use link::{Doorbell, Epoch, Link, LinkState, Scratchpad, WaitOutcome, train_both};
 pub use memory::{Memory, MemoryInbound, MemoryOutbound};
 #[cfg(not(loom))]
 pub use memory_link::{MemoryLink, MemoryScratchpad, SCRATCHPAD_WORDS};

@@ -34,7 +34,7 @@ impl std::fmt::Display for Epoch {
 
 /// Why [`Doorbell::wait`] came back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Wake {
+pub enum WaitOutcome {
     /// The peer rang. It says "look", nothing more.
     Rung,
     /// Nobody rang in time.
@@ -48,7 +48,7 @@ pub trait Doorbell: Send {
     /// Wakes the peer, or whoever waits there next. What was stored and fenced before is visible to whom it wakes.
     fn ring(&self);
     /// Sleeps until the peer rings, or for `timeout`, and takes the ring. Zero only takes it.
-    fn wait(&self, timeout: Option<Duration>) -> Wake;
+    fn wait(&self, timeout: Option<Duration>) -> WaitOutcome;
     /// A descriptor that polls readable while a ring waits to be taken, where the mechanism has one.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }

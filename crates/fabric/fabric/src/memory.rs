@@ -67,13 +67,13 @@ pub trait Memory: Clone + Send {
     fn write_back(&self, _offset: usize, _len_bytes: usize) {}
     /// Writes changed lines of the span back and forgets all of them: the next load finds what is there then.
     #[inline]
-    fn drop_lines(&self, _offset: usize, _len_bytes: usize) {}
+    fn invalidate_lines(&self, _offset: usize, _len_bytes: usize) {}
     /// What was stored and written back before gets there before anything after.
     #[inline]
     fn barrier(&self) {}
     /// What was stored and written back before has got there.
     #[inline]
-    fn settle(&self) {
+    fn flush_posted(&self) {
         self.barrier();
     }
 }
@@ -209,7 +209,7 @@ impl<M: Memory> Inbound for MemoryInbound<M> {
 
     #[inline]
     fn invalidate(&self, offset: usize, len_bytes: usize) {
-        self.0.drop_lines(offset, len_bytes);
+        self.0.invalidate_lines(offset, len_bytes);
     }
 }
 
@@ -241,7 +241,7 @@ impl<M: Memory> Outbound for MemoryOutbound<M> {
 
     /// Stores that gather are ordered by the barrier within the line; lines on their way back wait for one before it.
     #[inline(always)]
-    fn store_line_behind(&self, offset: usize, words: &[u64]) {
+    fn store_line_fenced(&self, offset: usize, words: &[u64]) {
         if self.0.coherence() == Coherence::NonCoherent {
             self.0.barrier();
         }
@@ -268,7 +268,7 @@ impl<M: Memory> Outbound for MemoryOutbound<M> {
     }
 
     #[inline]
-    fn hand_over(&self, offset: usize, len_bytes: usize) {
+    fn demote(&self, offset: usize, len_bytes: usize) {
         self.0.demote(offset, len_bytes);
     }
 
@@ -286,7 +286,7 @@ impl<M: Memory> Outbound for MemoryOutbound<M> {
     /// anyway.
     #[inline]
     fn flush(&self) {
-        self.0.settle();
+        self.0.flush_posted();
     }
 }
 

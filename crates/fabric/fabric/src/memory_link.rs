@@ -27,11 +27,11 @@ pub(crate) struct Side<M = Region> {
 
 /// What is in the memory of a link before its first training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Before {
+pub(crate) enum InitialContents {
     /// Zeros: it stays untouched until it is used.
-    Zeros,
+    Zeroed,
     /// Whatever somebody left there.
-    Anything,
+    Unknown,
 }
 
 /// One end of a link in memory `M`, rung by `D`.
@@ -41,14 +41,14 @@ pub struct MemoryLink<D, M = Region> {
     peer: Side<M>,
     doorbell: D,
     training: Training,
-    before: Before,
+    before: InitialContents,
     /// The epoch for which no line of the peer's window is left in this node's cache.
     scrubbed: Epoch,
 }
 
 impl<D, M: Memory> MemoryLink<D, M> {
     /// The end whose node owns `own`. Whatever an earlier holder of this end had published is withdrawn.
-    pub(crate) fn attach(own: Side<M>, peer: Side<M>, doorbell: D, before: Before) -> Self {
+    pub(crate) fn attach(own: Side<M>, peer: Side<M>, doorbell: D, before: InitialContents) -> Self {
         let training = Training::attach(load(&own.control, TRAINING_WORD));
         let link = Self { own, peer, doorbell, training, before, scrubbed: Epoch::NONE };
         link.publish();
@@ -69,12 +69,12 @@ impl<D, M: Memory> MemoryLink<D, M> {
     /// written back into the next epoch; and once the peer's window is clean, because a store to an old line would
     /// bring the rest of it back.
     fn scrub(&self) {
-        self.peer.window.drop_lines(0, self.peer.window.len_bytes());
+        self.peer.window.invalidate_lines(0, self.peer.window.len_bytes());
     }
 
     /// Zeroes the own window, except for the first epoch of memory that was zero: it stays untouched until it is used.
-    fn clean(own: &M, epoch: Epoch, before: Before) {
-        if epoch == Epoch(1) && before == Before::Zeros {
+    fn clean(own: &M, epoch: Epoch, before: InitialContents) {
+        if epoch == Epoch(1) && before == InitialContents::Zeroed {
             return;
         }
         for offset in (0..own.len_bytes()).step_by(WORD_BYTES) {
@@ -120,7 +120,7 @@ impl<D: Doorbell + Clone, M: Memory> Link for MemoryLink<D, M> {
         let (own, before) = (&self.own.window, &mut self.before);
         self.training.step(load(&self.own.control, TRAINING_WORD), |epoch| {
             Self::clean(own, epoch, *before);
-            *before = Before::Anything; // Epochs begin again one day.
+            *before = InitialContents::Unknown; // Epochs begin again one day.
         });
         if self.training.word() != word_before {
             self.scrub();
@@ -175,7 +175,7 @@ fn word_offset(index: usize) -> usize {
 
 /// The upper half of a word is the peer's to spoil, and ignored.
 fn load(control: &impl Memory, offset: usize) -> u32 {
-    control.drop_lines(offset, WORD_BYTES);
+    control.invalidate_lines(offset, WORD_BYTES);
     control.load_u64(offset, Ordering::Acquire) as u32
 }
 

@@ -1,6 +1,6 @@
 //! A doorbell where nothing can interrupt the peer: a count in memory that the sleeper looks at.
 
-use crate::{Doorbell, Memory, Wake};
+use crate::{Doorbell, Memory, WaitOutcome};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -40,7 +40,7 @@ impl<M: Memory> PolledDoorbell<M> {
 }
 
 fn fresh(count: &impl Memory) -> u64 {
-    count.drop_lines(0, size_of::<u64>());
+    count.invalidate_lines(0, size_of::<u64>());
     count.load_u64(0, Ordering::Acquire)
 }
 
@@ -52,18 +52,18 @@ impl<M: Memory> Doorbell for PolledDoorbell<M> {
         self.peer.barrier();
     }
 
-    fn wait(&self, timeout: Option<Duration>) -> Wake {
+    fn wait(&self, timeout: Option<Duration>) -> WaitOutcome {
         // A timeout beyond what the clock can count is none.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut yields = 0;
         let mut sleep = SLEEP_MIN;
         loop {
             if self.take() {
-                return Wake::Rung;
+                return WaitOutcome::Rung;
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
-                return Wake::TimedOut;
+                return WaitOutcome::TimedOut;
             }
             if yields < YIELDS_MAX {
                 yields += 1;

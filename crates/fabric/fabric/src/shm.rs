@@ -6,9 +6,9 @@
 //!
 //! System calls are made without libc symbols, so that this works inside a library that stands in for them.
 
-use crate::memory_link::{Before, MemoryLink, Side};
+use crate::memory_link::{InitialContents, MemoryLink, Side};
 use crate::pair::{PAGE_BYTES, PairLayout};
-use crate::{Doorbell, Wake, eventfd};
+use crate::{Doorbell, WaitOutcome, eventfd};
 use rustix::event::PollFlags;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create};
@@ -269,7 +269,7 @@ pub fn create_link(window_bytes: usize) -> Result<(ShmLink, ShmParts), ShmError>
     let layout = layout_of(window_bytes)?;
     let (mapping, doorbell, parts) = create_memory(layout.span_bytes())?;
     let [own, peer] = sides(&layout, mapping);
-    Ok((MemoryLink::attach(own, peer, doorbell, Before::Zeros), parts))
+    Ok((MemoryLink::attach(own, peer, doorbell, InitialContents::Zeroed), parts))
 }
 
 /// The peer's end of a link that its creator made with windows of `window_bytes`.
@@ -280,7 +280,7 @@ pub fn open_link(parts: ShmParts, window_bytes: usize) -> Result<ShmLink, ShmErr
     let layout = layout_of(window_bytes)?;
     let (mapping, doorbell) = open_memory(parts, layout.span_bytes())?;
     let [peer, own] = sides(&layout, mapping);
-    Ok(MemoryLink::attach(own, peer, doorbell, Before::Zeros))
+    Ok(MemoryLink::attach(own, peer, doorbell, InitialContents::Zeroed))
 }
 
 fn doorbell_failed(call: &'static str) -> impl Fn(Errno) -> ShmError {
@@ -326,16 +326,16 @@ impl Doorbell for EventfdDoorbell {
         eventfd::ring(&self.peer);
     }
 
-    fn wait(&self, timeout: Option<Duration>) -> Wake {
+    fn wait(&self, timeout: Option<Duration>) -> WaitOutcome {
         // A timeout beyond what the clock can count is none.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             if eventfd::take(&self.own) {
-                return Wake::Rung;
+                return WaitOutcome::Rung;
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
-                return Wake::TimedOut;
+                return WaitOutcome::TimedOut;
             }
             // Ready, late or interrupted by a signal: the next turn sees which.
             let _ = eventfd::poll_for(&self.own, PollFlags::IN, left);

@@ -237,7 +237,7 @@ fn a_peer_that_fills_the_counter_and_makes_the_bell_blocking_blocks_nobody() {
     for shared in [&parts.bell_peer, &parts.bell_creator] {
         rustix::fs::fcntl_setfl(shared, rustix::fs::OFlags::empty()).expect("blocking");
     }
-    assert_eq!(bell.wait(Some(Duration::ZERO)), Wake::TimedOut);
+    assert_eq!(bell.wait(Some(Duration::ZERO)), WaitOutcome::TimedOut);
     write(&parts.bell_peer, &(u64::MAX - 1).to_ne_bytes()).expect("the counter is full");
     (0..3).for_each(|_| bell.ring());
     let mut counter = [0; 8];

@@ -27,7 +27,7 @@ mod journal;
 mod timing;
 mod windows;
 
-use crate::{Doorbell, Epoch, Inbound, Link, LinkState, Outbound, Slice, Wake};
+use crate::{Doorbell, Epoch, Inbound, Link, LinkState, Outbound, Slice, WaitOutcome};
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -230,9 +230,9 @@ impl<L: Parts, C: Clock> Doorbell for TimedDoorbell<L, C> {
     }
 
     /// Taking a ring lasts until the stores before it have arrived.
-    fn wait(&self, timeout: Option<Duration>) -> Wake {
+    fn wait(&self, timeout: Option<Duration>) -> WaitOutcome {
         let wake = self.inner.wait(timeout);
-        if wake == Wake::Rung {
+        if wake == WaitOutcome::Rung {
             self.shared.settle();
         }
         wake

@@ -60,12 +60,12 @@ pub trait Outbound: Send {
     /// as if there were a fence between: a short record in one packet, where the mapping can. Orders nothing else.
     #[inline]
     fn store_line(&self, offset: usize, words: &[u64]) {
-        self.store_line_behind(offset, words);
+        self.store_line_fenced(offset, words);
     }
     /// As [`Outbound::store_line`], and the peer sees the first word only with all that was stored before, too: one
     /// fence for whatever that word publishes.
     #[inline]
-    fn store_line_behind(&self, offset: usize, words: &[u64]) {
+    fn store_line_fenced(&self, offset: usize, words: &[u64]) {
         assert_one_line(offset, words);
         for (index, word) in words.iter().enumerate().skip(1) {
             self.store_u64(offset + index * size_of::<u64>(), *word, Ordering::Relaxed);
@@ -96,7 +96,7 @@ pub trait Outbound: Send {
     fn prefetch_for_writes(&self, _offset: usize, _len_bytes: usize) {}
     /// Hints that the peer reads the span next, where that can hurry it.
     #[inline]
-    fn hand_over(&self, _offset: usize, _len_bytes: usize) {}
+    fn demote(&self, _offset: usize, _len_bytes: usize) {}
     /// Gives the memory of whole pages of the span back to the system, where that is possible: they are zero from then
     /// on. Nobody may store there meanwhile.
     fn discard(&self, _offset: usize, _len_bytes: usize) {}

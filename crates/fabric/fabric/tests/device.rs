@@ -3,7 +3,7 @@
 mod support;
 
 use fabric::device::{Caching, Change, Device, DeviceError, DeviceLink, Layout, Problem, Seat, Slot, Vector};
-use fabric::{Doorbell, Epoch, Inbound, Link, LinkState, Outbound, Scratchpad, Wake, train_both};
+use fabric::{Doorbell, Epoch, Inbound, Link, LinkState, Outbound, Scratchpad, WaitOutcome, train_both};
 use proptest::prelude::*;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -196,7 +196,7 @@ proptest! {
                 prop_assert!(rung.iter().all(|peer| *peer == C));
             }
             prop_assert_eq!((a_to_b.state(), b_to_a.state()), (LinkState::Up, LinkState::Up));
-            prop_assert_eq!(a_to_b.doorbell().wait(Some(Duration::ZERO)), Wake::TimedOut);
+            prop_assert_eq!(a_to_b.doorbell().wait(Some(Duration::ZERO)), WaitOutcome::TimedOut);
             assert_carries(&a_to_b, &b_to_a);
         }
         b.look().unwrap();
@@ -357,16 +357,16 @@ fn a_ring_for_another_link_is_left_for_its_waiter() {
     let [a, b, c] = [A, B, C].map(|own| connect(&server, own));
     a.doorbell(C, Vector::MONITOR).ring();
     let (from_a, from_b) = (c.doorbell(A, Vector::MONITOR), c.doorbell(B, Vector::MONITOR));
-    assert_eq!(from_b.wait(Some(Duration::from_millis(5))), Wake::TimedOut);
+    assert_eq!(from_b.wait(Some(Duration::from_millis(5))), WaitOutcome::TimedOut);
     assert!(is_readable(from_a.descriptor().expect("an eventfd")), "the ring is still there for who polls");
-    assert_eq!(from_a.wait(Some(Duration::ZERO)), Wake::Rung);
+    assert_eq!(from_a.wait(Some(Duration::ZERO)), WaitOutcome::Rung);
     std::thread::scope(|scope| {
         let waiters = [from_a, from_b].map(|bell| scope.spawn(move || bell.wait(Some(STUCK_AFTER))));
         for node in [b, a] {
             wait_until("the bells", || node.look().expect("fine").is_empty());
             node.doorbell(C, Vector::MONITOR).ring();
         }
-        waiters.into_iter().for_each(|waiter| assert_eq!(waiter.join().expect("a waiter"), Wake::Rung));
+        waiters.into_iter().for_each(|waiter| assert_eq!(waiter.join().expect("a waiter"), WaitOutcome::Rung));
     });
 }
 
@@ -521,7 +521,7 @@ fn other_node(path: &Path) {
     let (bell, inbound, outbound) = (link.doorbell_of(Vector(1)), link.inbound(), link.outbound());
     for round in 1..=ROUNDS {
         while inbound.load_u64(0, std::sync::atomic::Ordering::Acquire) < round {
-            assert_eq!(bell.wait(Some(STUCK_AFTER)), Wake::Rung);
+            assert_eq!(bell.wait(Some(STUCK_AFTER)), WaitOutcome::Rung);
         }
         outbound.store_u64(0, round, std::sync::atomic::Ordering::Release);
         outbound.flush();
@@ -548,7 +548,7 @@ fn nodes_in_two_processes_train_and_talk_and_one_that_is_killed_comes_again() {
             outbound.flush();
             bell.ring();
             while inbound.load_u64(0, std::sync::atomic::Ordering::Acquire) < round {
-                assert_eq!(bell.wait(Some(STUCK_AFTER)), Wake::Rung);
+                assert_eq!(bell.wait(Some(STUCK_AFTER)), WaitOutcome::Rung);
             }
         }
         if round_last == ROUNDS {

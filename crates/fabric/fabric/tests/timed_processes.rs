@@ -2,7 +2,7 @@
 
 use fabric::dax::{DaxLink, DaxMemory, End};
 use fabric::timed::{LinkTiming, Pace, Setup, Timed, memory_bytes};
-use fabric::{Doorbell, Inbound, Link, LinkState, Outbound, Wake};
+use fabric::{Doorbell, Inbound, Link, LinkState, Outbound, WaitOutcome};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -47,7 +47,7 @@ fn wait_for(link: &TestLink, round: u64) {
     let arrived = || inbound.load_u64(0, Ordering::Acquire) == round;
     if round.is_multiple_of(7) {
         while !arrived() {
-            assert_eq!(bell.wait(Some(STUCK_AFTER)), Wake::Rung, "round {round}");
+            assert_eq!(bell.wait(Some(STUCK_AFTER)), WaitOutcome::Rung, "round {round}");
         }
     }
     let begun = Instant::now();

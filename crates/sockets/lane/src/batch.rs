@@ -53,7 +53,7 @@ impl Batch {
         if first.is_all && !is_behind {
             outbound.store_line(first.offset, words);
         } else {
-            outbound.store_line_behind(first.offset, words);
+            outbound.store_line_fenced(first.offset, words);
         }
         first.words = 0;
         true

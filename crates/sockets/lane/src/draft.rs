@@ -250,7 +250,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 mod tests {
     use crate::tests::pair;
     use crate::{Layout, Producer};
-    use fabric::test_support::counting::Counted;
+    use fabric::test_support::counting::CountingMemory;
     use fabric::{MemoryInbound, MemoryOutbound};
     use volmem::Region;
 
@@ -258,7 +258,7 @@ mod tests {
     fn all_lines_of_a_draft_but_the_first_are_fetched_for_writing() {
         let layout = Layout::packed(8, 0);
         let memory = || Region::heap(layout.window_bytes());
-        let receivers = Counted::new(memory());
+        let receivers = CountingMemory::new(memory());
         let (outbound, inbound) = (MemoryOutbound::new(receivers.clone()), MemoryInbound::new(memory()));
         let mut to = Producer::new(outbound, inbound, layout, 7);
         for (len_bytes, fetched) in [(1, 0), (48, 0), (49, 1), (200, 152)] {

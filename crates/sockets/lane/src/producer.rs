@@ -335,7 +335,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         }
         self.set_inbound_word(TAIL, ring.place(tail.wrapping_add(1)));
         if is_awaited {
-            self.outbound.hand_over(slot, SLOT_BYTES);
+            self.outbound.demote(slot, SLOT_BYTES);
         }
         true
     }
@@ -363,7 +363,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.show(slot, tail, Record::Data(len_bytes));
         self.set_inbound_word(TAIL, ring.place(tail.wrapping_add(slots)));
         if is_awaited && slots <= HAND_OVER_SLOTS_MAX {
-            self.outbound.hand_over(slot, slots as usize * SLOT_BYTES);
+            self.outbound.demote(slot, slots as usize * SLOT_BYTES);
         }
         true
     }
@@ -602,7 +602,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let ring = self.ring(&cursor);
         let is_here = position.wrapping_sub(self.inbound_word(ENTRY)) as i64 >= 0;
         if slots <= HAND_OVER_SLOTS_MAX && slots <= ring.slots_to_end(position) && is_here {
-            self.outbound.hand_over(ring.slot_offset(position), slots as usize * SLOT_BYTES);
+            self.outbound.demote(ring.slot_offset(position), slots as usize * SLOT_BYTES);
         }
     }
 

@@ -203,20 +203,21 @@ impl<M: Memory> Inbound for LocalPageInbound<M> {
 mod tests {
     use super::*;
     use crate::Segment;
-    use fabric::test_support::non_coherent::{Habits, Omission, StaleMemory};
+    use fabric::test_support::non_coherent::{CacheBehavior, NonCoherentMemory, OmittedStep};
 
     /// One of the two nodes of a link whose caches know nothing of each other: its spans, and the program there.
     struct Node {
-        inbound: StaleMemory,
-        outbound: StaleMemory,
+        inbound: NonCoherentMemory,
+        outbound: NonCoherentMemory,
     }
 
     impl Node {
-        fn pair(habits: Habits) -> [Self; 2] {
-            StaleMemory::windows(Segment::WINDOW_BYTES, habits).map(|(inbound, outbound)| Self { inbound, outbound })
+        fn pair(habits: CacheBehavior) -> [Self; 2] {
+            NonCoherentMemory::windows(Segment::WINDOW_BYTES, habits)
+                .map(|(inbound, outbound)| Self { inbound, outbound })
         }
 
-        fn proxys(&self) -> MemoryInbound<StaleMemory> {
+        fn proxys(&self) -> MemoryInbound<NonCoherentMemory> {
             MemoryInbound::new(self.inbound.clone())
         }
 
@@ -224,7 +225,7 @@ mod tests {
             clean(&self.proxys(), &MemoryOutbound::new(self.outbound.clone()));
         }
 
-        fn program(&self) -> Apart<StaleMemory> {
+        fn program(&self) -> Apart<NonCoherentMemory> {
             Apart::new(self.inbound.clone(), self.outbound.clone(), Region::heap(ENDPOINT_BYTES))
         }
     }
@@ -237,7 +238,7 @@ mod tests {
         let order = if number.is_multiple_of(2) { [0, 1] } else { [1, 0] };
         order.into_iter().for_each(|node| nodes[node].clean());
         let programs = nodes.each_ref().map(Node::program);
-        let says_nothing = |end: &Apart<StaleMemory>| WORDS.iter().all(|word| end.status(*word) == 0);
+        let says_nothing = |end: &Apart<NonCoherentMemory>| WORDS.iter().all(|word| end.status(*word) == 0);
         let is_new = programs.iter().all(says_nothing) && nodes.iter().all(|node| !is_attached(&node.proxys()));
         let carries = [(0, 1), (1, 0)].into_iter().all(|(from, to)| {
             let secret = number * 2 + from as u64 + 1;
@@ -252,7 +253,7 @@ mod tests {
 
     /// Messages by one line and by several, until both rings were in use, and the end. What is stored is given the time
     /// to arrive.
-    fn carries(from: &Apart<StaleMemory>, to: &Apart<StaleMemory>, secret: u64) -> bool {
+    fn carries(from: &Apart<NonCoherentMemory>, to: &Apart<NonCoherentMemory>, secret: u64) -> bool {
         let (mut sender, mut receiver) = (from.sender(secret), to.receiver(secret));
         let mut is_whole = !receiver.may_have_data() && !receiver.is_finished();
         for len_bytes in [1, 48, 49, 5_000, 20_000, 3] {
@@ -270,7 +271,7 @@ mod tests {
     }
 
     /// One goes in good order or not, and its node's proxy says so of it to the other.
-    fn ends(nodes: &[Node; 2], programs: &[Apart<StaleMemory>; 2], number: u64) -> bool {
+    fn ends(nodes: &[Node; 2], programs: &[Apart<NonCoherentMemory>; 2], number: u64) -> bool {
         let [one, other] = programs;
         match number % 3 {
             0 => {
@@ -292,17 +293,17 @@ mod tests {
     #[test]
     fn spans_serve_one_connection_after_the_other_whatever_caches_keep() {
         for seed in 0..20 {
-            let nodes = Node::pair(Habits::restless(seed));
+            let nodes = Node::pair(CacheBehavior::spontaneous(seed));
             assert!((0..6).all(|number| connection(&nodes, number)), "seed {seed}");
         }
-        let quiet = Node::pair(Habits::quiet());
+        let quiet = Node::pair(CacheBehavior::explicit());
         assert!((0..6).all(|number| connection(&quiet, number)));
     }
 
     #[test]
     fn lines_that_are_not_written_back_or_not_dropped_are_missed() {
-        for omission in [Omission::WriteBack, Omission::Drop] {
-            let nodes = Node::pair(Habits::quiet().without(omission));
+        for omission in [OmittedStep::WriteBack, OmittedStep::Invalidate] {
+            let nodes = Node::pair(CacheBehavior::explicit().without(omission));
             assert!(!(0..6).all(|number| connection(&nodes, number)), "{omission:?}");
         }
     }

@@ -7,7 +7,7 @@
 
 use super::layout::{Slot, VECTORS_MAX};
 use super::{Device, Inner};
-use crate::{Doorbell, Wake, eventfd};
+use crate::{Doorbell, WaitOutcome, eventfd};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
@@ -228,15 +228,15 @@ impl Doorbell for DeviceDoorbell {
         self.device.inner().ring(self.peer, self.vector.index());
     }
 
-    fn wait(&self, timeout: Option<Duration>) -> Wake {
+    fn wait(&self, timeout: Option<Duration>) -> WaitOutcome {
         let (deadline, mut nap) = (Deadline::after(timeout), Nap::new());
         loop {
             if self.take() {
-                return Wake::Rung;
+                return WaitOutcome::Rung;
             }
             let left = deadline.left();
             if left == Some(Duration::ZERO) {
-                return Wake::TimedOut;
+                return WaitOutcome::TimedOut;
             }
             self.pause(left, &mut nap);
         }

@@ -4,7 +4,7 @@ use super::Device;
 use super::bell::{DeviceDoorbell, Vector};
 use super::layout::Slot;
 use super::memory::{DeviceInbound, DeviceMemory, DeviceOutbound, DeviceScratchpad};
-use crate::memory_link::Before;
+use crate::memory_link::InitialContents;
 use crate::{Epoch, Link, LinkState, MemoryLink};
 
 /// This node's end of its link with one peer: trained by the monitor, and by nobody else.
@@ -20,7 +20,7 @@ impl DeviceLink {
     pub(super) fn attach(device: Device, peer: Slot) -> Self {
         let [own, theirs] = device.inner().sides_of(peer);
         let bell = device.doorbell(peer, Vector::MONITOR);
-        let memory = MemoryLink::attach(own, theirs, bell, Before::Anything);
+        let memory = MemoryLink::attach(own, theirs, bell, InitialContents::Unknown);
         Self { device, peer, memory }
     }
 

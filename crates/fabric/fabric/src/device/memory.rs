@@ -74,7 +74,7 @@ impl DeviceMemory {
 
     /// A word as the other nodes have stored it last, little endian.
     pub(super) fn fetch(&self, offset: usize) -> u64 {
-        self.drop_lines(offset, WORD_BYTES);
+        self.invalidate_lines(offset, WORD_BYTES);
         u64::from_le(self.load_u64(offset, Ordering::Acquire))
     }
 
@@ -88,7 +88,7 @@ impl DeviceMemory {
 
     /// Replaces a word that is zero; answers what it was. Atomic where the memory is coherent.
     pub(super) fn claim(&self, offset: usize, word: u64) -> u64 {
-        self.drop_lines(offset, WORD_BYTES);
+        self.invalidate_lines(offset, WORD_BYTES);
         let answer = self.region.compare_exchange_u64(offset, 0, word.to_le());
         self.write_back(offset, WORD_BYTES);
         self.barrier();
@@ -170,9 +170,9 @@ impl Memory for DeviceMemory {
     }
 
     #[inline]
-    fn drop_lines(&self, offset: usize, len_bytes: usize) {
+    fn invalidate_lines(&self, offset: usize, len_bytes: usize) {
         if let Reach::NonCoherent(lines) = self.reach {
-            lines.drop_lines(&self.region, offset, len_bytes);
+            lines.invalidate_lines(&self.region, offset, len_bytes);
         }
     }
 
@@ -186,7 +186,7 @@ impl Memory for DeviceMemory {
     }
 
     /// Stores to a device are posted: they have arrived once a load behind them is answered.
-    fn settle(&self) {
+    fn flush_posted(&self) {
         self.barrier();
         if matches!(self.reach, Reach::Uncached | Reach::WriteCombined) {
             fence(Ordering::SeqCst);

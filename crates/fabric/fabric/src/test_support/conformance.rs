@@ -19,7 +19,7 @@ mod parties;
 pub use apart::{Apart, EndsApart, Meeting};
 pub use parties::{End, Ends, EndsHere, OneProcess, Parties};
 
-use crate::{Doorbell, Epoch, Inbound, Link, LinkState, Outbound, Scratchpad, Slice, Wake};
+use crate::{Doorbell, Epoch, Inbound, Link, LinkState, Outbound, Scratchpad, Slice, WaitOutcome};
 use End::{A, B};
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestError, TestRunner};
@@ -134,7 +134,7 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
 /// Sleeps until the peer rings. Who finds a ring only when the time is over was not woken by it.
 fn sleep_until_rung(bell: &impl Doorbell, what: &str) {
     let begun = Instant::now();
-    assert_eq!(bell.wait(Some(STUCK_AFTER)), Wake::Rung, "stuck: {what}");
+    assert_eq!(bell.wait(Some(STUCK_AFTER)), WaitOutcome::Rung, "stuck: {what}");
     assert!(begun.elapsed() < STUCK_AFTER, "stuck: {what}, whose ring is there and woke nobody");
 }
 
@@ -365,16 +365,16 @@ pub fn slices_share_the_memory_and_keep_to_their_span(parties: &impl Parties) {
 /// Rings from before a wait end that wait, all of them the one; then there is silence.
 pub fn a_ring_before_the_wait_is_not_lost(parties: &impl Parties) {
     let mut ends = up(parties);
-    ends.at(B, |b| assert_eq!(b.doorbell().wait(Some(Duration::ZERO)), Wake::TimedOut));
+    ends.at(B, |b| assert_eq!(b.doorbell().wait(Some(Duration::ZERO)), WaitOutcome::TimedOut));
     ends.at(A, |a| (0..3).for_each(|_| a.doorbell().ring()));
     ends.at(B, |b| {
         sleep_until_rung(&b.doorbell(), "rings before a wait");
-        assert_eq!(b.doorbell().wait(Some(Duration::from_millis(1))), Wake::TimedOut);
+        assert_eq!(b.doorbell().wait(Some(Duration::from_millis(1))), WaitOutcome::TimedOut);
     });
     ends.at(A, |a| a.doorbell().ring());
-    ends.at(B, |b| assert_eq!(b.doorbell().wait(Some(Duration::ZERO)), Wake::Rung));
+    ends.at(B, |b| assert_eq!(b.doorbell().wait(Some(Duration::ZERO)), WaitOutcome::Rung));
     ends.at(A, |a| {
-        assert_eq!(a.doorbell().wait(Some(Duration::ZERO)), Wake::TimedOut, "a ring came back to who rang");
+        assert_eq!(a.doorbell().wait(Some(Duration::ZERO)), WaitOutcome::TimedOut, "a ring came back to who rang");
     });
 }
 
@@ -432,7 +432,7 @@ pub fn a_descriptor_is_readable_while_a_ring_waits(parties: &impl Parties) {
     ends.at(B, |b| {
         let bell = b.doorbell();
         assert!(is_readable(&bell, STUCK_AFTER));
-        assert_eq!(bell.wait(None), Wake::Rung);
+        assert_eq!(bell.wait(None), WaitOutcome::Rung);
         assert!(!is_readable(&bell, Duration::ZERO));
     });
 }
@@ -540,7 +540,7 @@ pub fn two_links_share_nothing(parties: &impl Parties) {
         others.at(end, |other| {
             assert_eq!(other.state(), LinkState::Up);
             assert_eq!(contents(&other.inbound()), [0; WINDOW_BYTES]);
-            assert_eq!(other.doorbell().wait(Some(Duration::ZERO)), Wake::TimedOut);
+            assert_eq!(other.doorbell().wait(Some(Duration::ZERO)), WaitOutcome::TimedOut);
             assert_eq!(other.scratchpad().read(0), 0);
         });
     }

@@ -1,5 +1,5 @@
 //! Memory that counts what orders the stores to it: what a protocol costs where barriers are dear. And that lets its
-//! owner look after every single store: what a protocol shows when.
+//! owner hook after every single store: what a protocol shows when.
 
 use crate::{Coherence, Memory};
 use std::fmt;
@@ -10,11 +10,11 @@ use volmem::sync::Ordering;
 
 /// What was asked of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
+pub struct OperationCounts {
     /// Barriers: a fence of an outbound window, and one within a line that publishes.
     pub barriers: u64,
     /// Waits until everything has arrived: a flush of an outbound window.
-    pub settles: u64,
+    pub flushes: u64,
     /// Spans that were written back.
     pub write_backs: u64,
     /// Bytes of spans that were to be fetched for writing.
@@ -22,67 +22,67 @@ pub struct Counts {
 }
 
 /// What an owner does after a store.
-pub type Look = Box<dyn FnMut() + Send>;
+pub type StoreHook = Box<dyn FnMut() + Send>;
 
 /// Other memory, and how often it was asked for order. Clones and parts count together.
 #[derive(Clone)]
-pub struct Counted<M> {
+pub struct CountingMemory<M> {
     memory: M,
     coherence: Coherence,
     tally: Arc<Tally>,
-    look: Option<Arc<Mutex<Look>>>,
+    hook: Option<Arc<Mutex<StoreHook>>>,
 }
 
 #[derive(Debug, Default)]
 struct Tally {
     barriers: AtomicU64,
-    settles: AtomicU64,
+    flushes: AtomicU64,
     write_backs: AtomicU64,
     prefetched_bytes: AtomicU64,
 }
 
-impl<M: Memory> Counted<M> {
+impl<M: Memory> CountingMemory<M> {
     /// Counts from here on.
     pub fn new(memory: M) -> Self {
         let coherence = memory.coherence();
-        Self::as_if(memory, coherence)
+        Self::with_coherence(memory, coherence)
     }
 
-    /// As [`Counted::new`], of memory that asks of its users what another mapping would.
-    pub fn as_if(memory: M, coherence: Coherence) -> Self {
-        Self { memory, coherence, tally: Arc::default(), look: None }
+    /// As [`CountingMemory::new`], of memory that asks of its users what another mapping would.
+    pub fn with_coherence(memory: M, coherence: Coherence) -> Self {
+        Self { memory, coherence, tally: Arc::default(), hook: None }
     }
 
     /// The same, where somebody looks after every store, who stores elsewhere.
     #[must_use]
-    pub fn watched(self, look: Look) -> Self {
-        Self { look: Some(Arc::new(Mutex::new(look))), ..self }
+    pub fn with_store_hook(self, hook: StoreHook) -> Self {
+        Self { hook: Some(Arc::new(Mutex::new(hook))), ..self }
     }
 
     /// Looks as after a store.
-    pub fn look(&self) {
-        if let Some(look) = &self.look {
-            // A panic in an earlier look is that test's failure.
-            (look.lock().unwrap_or_else(PoisonError::into_inner))();
+    pub fn run_hook(&self) {
+        if let Some(hook) = &self.hook {
+            // A panic in an earlier hook is that test's failure.
+            (hook.lock().unwrap_or_else(PoisonError::into_inner))();
         }
     }
 
     /// How often, so far.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> OperationCounts {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let Tally { barriers, settles, write_backs, prefetched_bytes } = &*self.tally;
-        Counts {
+        let Tally { barriers, flushes, write_backs, prefetched_bytes } = &*self.tally;
+        OperationCounts {
             barriers: load(barriers),
-            settles: load(settles),
+            flushes: load(flushes),
             write_backs: load(write_backs),
             prefetched_bytes: load(prefetched_bytes),
         }
     }
 }
 
-impl<M: fmt::Debug> fmt::Debug for Counted<M> {
+impl<M: fmt::Debug> fmt::Debug for CountingMemory<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Counted({:?}, {:?}, {:?})", self.memory, self.coherence, self.tally)
+        write!(f, "CountingMemory({:?}, {:?}, {:?})", self.memory, self.coherence, self.tally)
     }
 }
 
@@ -90,7 +90,7 @@ fn count(count: &AtomicU64) {
     count.fetch_add(1, Ordering::Relaxed);
 }
 
-impl<M: Memory> Memory for Counted<M> {
+impl<M: Memory> Memory for CountingMemory<M> {
     fn coherence(&self) -> Coherence {
         self.coherence
     }
@@ -109,7 +109,7 @@ impl<M: Memory> Memory for Counted<M> {
 
     fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
         self.memory.store_u64(offset, value, order);
-        self.look();
+        self.run_hook();
     }
 
     unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
@@ -120,7 +120,7 @@ impl<M: Memory> Memory for Counted<M> {
     unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
         // SAFETY: the caller's.
         unsafe { self.memory.write_from(offset, source, len_bytes) };
-        self.look();
+        self.run_hook();
     }
 
     fn pointer(&self, offset: usize, len_bytes: usize) -> NonNull<u8> {
@@ -137,8 +137,8 @@ impl<M: Memory> Memory for Counted<M> {
         self.memory.write_back(offset, len_bytes);
     }
 
-    fn drop_lines(&self, offset: usize, len_bytes: usize) {
-        self.memory.drop_lines(offset, len_bytes);
+    fn invalidate_lines(&self, offset: usize, len_bytes: usize) {
+        self.memory.invalidate_lines(offset, len_bytes);
     }
 
     fn barrier(&self) {
@@ -146,9 +146,9 @@ impl<M: Memory> Memory for Counted<M> {
         self.memory.barrier();
     }
 
-    fn settle(&self) {
-        count(&self.tally.settles);
-        self.memory.settle();
+    fn flush_posted(&self) {
+        count(&self.tally.flushes);
+        self.memory.flush_posted();
     }
 }
 
@@ -160,17 +160,17 @@ mod tests {
 
     #[test]
     fn what_a_window_asks_of_its_memory_is_counted_for_all_its_parts() {
-        let memory = Counted::as_if(Region::heap(256), Coherence::WriteCombined);
+        let memory = CountingMemory::with_coherence(Region::heap(256), Coherence::WriteCombined);
         let window = MemoryOutbound::new(memory.clone());
         let part = window.slice(64, 128);
         assert_eq!(part.coherence(), Coherence::WriteCombined);
         window.write(0, &[1; 8]);
         assert_eq!(memory.counts().barriers, 0);
         part.store_line(0, &[1, 2]);
-        part.store_line_behind(64, &[3, 4]);
+        part.store_line_fenced(64, &[3, 4]);
         window.fence();
         part.flush();
-        assert_eq!(memory.counts(), Counts { barriers: 3, settles: 1, write_backs: 3, prefetched_bytes: 0 });
+        assert_eq!(memory.counts(), OperationCounts { barriers: 3, flushes: 1, write_backs: 3, prefetched_bytes: 0 });
         assert_eq!((memory.load_u64(64, Ordering::Relaxed), memory.load_u64(136, Ordering::Relaxed)), (1, 4));
     }
 
@@ -179,9 +179,9 @@ mod tests {
         let region = Region::heap(128);
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (own, told) = (region.clone(), seen.clone());
-        let look = move || told.lock().unwrap().push(own.load_u64(0, Ordering::Relaxed));
-        let memory = Counted::new(region).watched(Box::new(look));
-        MemoryOutbound::new(memory).store_line_behind(0, &[5, 6]);
+        let hook = move || told.lock().unwrap().push(own.load_u64(0, Ordering::Relaxed));
+        let memory = CountingMemory::new(region).with_store_hook(Box::new(hook));
+        MemoryOutbound::new(memory).store_line_fenced(0, &[5, 6]);
         assert_eq!(*seen.lock().unwrap(), [0, 5]);
     }
 }

@@ -1,7 +1,7 @@
 //! A link with faults: what the wrapped link carries, late, out of order, spoiled or not at all, as a seeded plan has
 //! it.
 //!
-//! Nothing here reads a clock: virtual time is handed in by [`Faulty::tick`], and the same seed and the same calls give
+//! Nothing here reads a clock: virtual time is handed in by [`FaultyLink::tick`], and the same seed and the same calls give
 //! the same faults. When a thread panics while it drops a faulty link, the seed is printed.
 //!
 //! * **Delay**: a store becomes visible when its time has come. Stores keep their order, and so do rings between them.
@@ -17,7 +17,7 @@ mod wire;
 
 use super::random::Random;
 use crate::window::assert_whole_lines;
-use crate::{Coherence, Doorbell, Epoch, Link, LinkState, Outbound, Scratchpad, Slice, Wake};
+use crate::{Coherence, Doorbell, Epoch, Link, LinkState, Outbound, Scratchpad, Slice, WaitOutcome};
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
@@ -77,9 +77,9 @@ pub struct FaultCounts {
 }
 
 /// One end of a link, with faults on what it sends.
-pub struct Faulty<L: Link>(Shared<L>);
+pub struct FaultyLink<L: Link>(Shared<L>);
 
-impl<L: Link> Faulty<L> {
+impl<L: Link> FaultyLink<L> {
     /// Wraps an end of a link.
     pub fn new(link: L, plan: FaultPlan) -> Self {
         Self(Shared(Arc::new(Mutex::new(State::new(link, plan)))))
@@ -111,14 +111,14 @@ impl<L: Link> Faulty<L> {
     }
 }
 
-impl<L: Link> fmt::Debug for Faulty<L> {
+impl<L: Link> fmt::Debug for FaultyLink<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.0.lock();
-        write!(f, "Faulty({:?}, {:?})", state.plan, state.counts)
+        write!(f, "FaultyLink({:?}, {:?})", state.plan, state.counts)
     }
 }
 
-impl<L: Link> Link for Faulty<L> {
+impl<L: Link> Link for FaultyLink<L> {
     type Inbound = L::Inbound;
     type Outbound = FaultyOutbound<L>;
     type Doorbell = FaultyDoorbell<L>;
@@ -249,7 +249,7 @@ impl<L: Link> Doorbell for FaultyDoorbell<L> {
     }
 
     /// Waits in real time, for a ring that its sender's ticks let through.
-    fn wait(&self, timeout: Option<Duration>) -> Wake {
+    fn wait(&self, timeout: Option<Duration>) -> WaitOutcome {
         self.inner.wait(timeout)
     }
 

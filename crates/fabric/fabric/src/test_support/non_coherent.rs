@@ -6,11 +6,11 @@
 //! A restless cache also evicts and fetches lines unasked, as real ones do, so nothing may count on what it keeps.
 //!
 //! The rules that windows obey on such memory stand in [`MemoryInbound`](crate::MemoryInbound) and
-//! [`MemoryLink`]; a real device ([`dax`](crate::dax)) runs the same code. An [`Omission`] shows that each is needed.
+//! [`MemoryLink`]; a real device ([`dax`](crate::dax)) runs the same code. An [`OmittedStep`] shows that each is needed.
 
 use super::random::Random;
 use crate::heap::CondvarDoorbell;
-use crate::memory_link::{Before, MemoryLink};
+use crate::memory_link::{InitialContents, MemoryLink};
 use crate::pair::PairLayout;
 use crate::{Coherence, Memory};
 use std::fmt;
@@ -20,44 +20,44 @@ use volmem::sync::Ordering;
 use volmem::{CACHE_LINE_BYTES, Region};
 
 /// One end of a link in emulated memory without coherence.
-pub type StaleLink = MemoryLink<CondvarDoorbell, StaleMemory>;
+pub type NonCoherentLink = MemoryLink<CondvarDoorbell, NonCoherentMemory>;
 
 /// What the caches do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Habits {
+pub struct CacheBehavior {
     /// Decides every choice.
     pub seed: u64,
     /// Whether lines move unasked and are late to be written back. Otherwise they move when they are told, at once.
-    pub is_restless: bool,
+    pub is_spontaneous: bool,
     /// What the caches do not do though they are told: to see what depends on it.
-    pub omits: Option<Omission>,
+    pub omitted: Option<OmittedStep>,
 }
 
 /// What to leave out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Omission {
+pub enum OmittedStep {
     /// Lines are not written back.
     WriteBack,
     /// Lines are not dropped.
-    Drop,
+    Invalidate,
     /// Lines that are being written back are not waited for.
     Barrier,
 }
 
-impl Habits {
+impl CacheBehavior {
     /// Caches that move lines when they are told, and only then.
-    pub fn quiet() -> Self {
-        Self { seed: 0, is_restless: false, omits: None }
+    pub fn explicit() -> Self {
+        Self { seed: 0, is_spontaneous: false, omitted: None }
     }
 
     /// Caches that move lines whenever it pleases them.
-    pub fn restless(seed: u64) -> Self {
-        Self { seed, is_restless: true, omits: None }
+    pub fn spontaneous(seed: u64) -> Self {
+        Self { seed, is_spontaneous: true, omitted: None }
     }
 
     /// The same without doing one thing.
-    pub fn without(self, omission: Omission) -> Self {
-        Self { omits: Some(omission), ..self }
+    pub fn without(self, omission: OmittedStep) -> Self {
+        Self { omitted: Some(omission), ..self }
     }
 }
 
@@ -65,18 +65,18 @@ impl Habits {
 ///
 /// # Panics
 /// If a window would not be whole cache lines, at least one.
-pub fn pair(window_bytes: usize, habits: Habits) -> (StaleLink, StaleLink) {
+pub fn pair(window_bytes: usize, habits: CacheBehavior) -> (NonCoherentLink, NonCoherentLink) {
     let layout = PairLayout::new(window_bytes).expect("a window is whole cache lines, at least one");
-    let (to_a, to_b) = StaleMemory::pair(layout.span_bytes(), habits);
+    let (to_a, to_b) = NonCoherentMemory::pair(layout.span_bytes(), habits);
     let (bell_a, bell_b) = CondvarDoorbell::pair();
     let ([own_a, peer_a], [peer_b, own_b]) = (layout.sides(&to_a), layout.sides(&to_b));
-    let a = MemoryLink::attach(own_a, peer_a, bell_a, Before::Zeros);
-    (a, MemoryLink::attach(own_b, peer_b, bell_b, Before::Zeros))
+    let a = MemoryLink::attach(own_a, peer_a, bell_a, InitialContents::Zeroed);
+    (a, MemoryLink::attach(own_b, peer_b, bell_b, InitialContents::Zeroed))
 }
 
 /// Shared memory as one of its two nodes sees it through its cache.
 #[derive(Clone)]
-pub struct StaleMemory {
+pub struct NonCoherentMemory {
     shared: Arc<Mutex<Shared>>,
     /// Which of the two caches is this node's.
     node: usize,
@@ -84,9 +84,9 @@ pub struct StaleMemory {
     len_bytes: usize,
 }
 
-impl StaleMemory {
+impl NonCoherentMemory {
     /// Zeroed memory of `len_bytes`, whole lines, as both nodes see it.
-    pub fn pair(len_bytes: usize, habits: Habits) -> (Self, Self) {
+    pub fn pair(len_bytes: usize, habits: CacheBehavior) -> (Self, Self) {
         assert!(len_bytes.is_multiple_of(CACHE_LINE_BYTES), "{len_bytes} bytes are not whole lines");
         let shared = Arc::new(Mutex::new(Shared::new(len_bytes / CACHE_LINE_BYTES, habits)));
         let end = |node| Self { shared: shared.clone(), node, offset: 0, len_bytes };
@@ -95,7 +95,7 @@ impl StaleMemory {
 
     /// The two windows of a link as either node sees them, its own first: in one memory, for a barrier is for all that
     /// a node has written back.
-    pub fn windows(window_bytes: usize, habits: Habits) -> [(Self, Self); 2] {
+    pub fn windows(window_bytes: usize, habits: CacheBehavior) -> [(Self, Self); 2] {
         let (a, b) = Self::pair(2 * window_bytes, habits);
         let part = |memory: &Self, index: usize| memory.part(index * window_bytes, window_bytes);
         [(part(&a, 0), part(&a, 1)), (part(&b, 1), part(&b, 0))]
@@ -121,13 +121,13 @@ impl StaleMemory {
     }
 }
 
-impl fmt::Debug for StaleMemory {
+impl fmt::Debug for NonCoherentMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "StaleMemory(node {}, {}+{})", self.node, self.offset, self.len_bytes)
+        write!(f, "NonCoherentMemory(node {}, {}+{})", self.node, self.offset, self.len_bytes)
     }
 }
 
-impl Memory for StaleMemory {
+impl Memory for NonCoherentMemory {
     #[inline]
     fn coherence(&self) -> Coherence {
         Coherence::NonCoherent
@@ -174,9 +174,9 @@ impl Memory for StaleMemory {
         self.lock().write_back(self.node, at, len_bytes);
     }
 
-    fn drop_lines(&self, offset: usize, len_bytes: usize) {
+    fn invalidate_lines(&self, offset: usize, len_bytes: usize) {
         let at = self.checked(offset, len_bytes);
-        self.lock().drop_lines(self.node, at, len_bytes);
+        self.lock().invalidate_lines(self.node, at, len_bytes);
     }
 
     fn barrier(&self) {
@@ -204,14 +204,14 @@ struct Shared {
     memory: Region,
     caches: [Cache; 2],
     random: Random,
-    habits: Habits,
+    habits: CacheBehavior,
 }
 
 /// How often a restless cache does something unasked.
 const STIRS_ONE_IN: usize = 4;
 
 impl Shared {
-    fn new(lines: usize, habits: Habits) -> Self {
+    fn new(lines: usize, habits: CacheBehavior) -> Self {
         let region = || Region::heap(lines * CACHE_LINE_BYTES);
         let cache = || Cache { copy: region(), held: vec![Held::No; lines], leaving: Vec::new() };
         Self { memory: region(), caches: [cache(), cache()], random: Random::new(habits.seed), habits }
@@ -219,7 +219,7 @@ impl Shared {
 
     /// Something that happens unasked: a line gets to memory, leaves a cache, or comes into one.
     fn stir(&mut self) {
-        if !self.habits.is_restless || self.random.below(STIRS_ONE_IN) != 0 {
+        if !self.habits.is_spontaneous || self.random.below(STIRS_ONE_IN) != 0 {
             return;
         }
         let node = self.random.below(2);
@@ -272,11 +272,11 @@ impl Shared {
     }
 
     fn write_back(&mut self, node: usize, at: usize, len_bytes: usize) {
-        if self.habits.omits == Some(Omission::WriteBack) {
+        if self.habits.omitted == Some(OmittedStep::WriteBack) {
             return;
         }
         for line in lines_of(at, len_bytes) {
-            if self.habits.is_restless {
+            if self.habits.is_spontaneous {
                 self.caches[node].leaving.push(line);
             } else {
                 self.clean(node, line);
@@ -284,16 +284,16 @@ impl Shared {
         }
     }
 
-    fn drop_lines(&mut self, node: usize, at: usize, len_bytes: usize) {
+    fn invalidate_lines(&mut self, node: usize, at: usize, len_bytes: usize) {
         self.barrier(node);
-        if self.habits.omits == Some(Omission::Drop) {
+        if self.habits.omitted == Some(OmittedStep::Invalidate) {
             return;
         }
         lines_of(at, len_bytes).for_each(|line| self.evict(node, line));
     }
 
     fn barrier(&mut self, node: usize) {
-        if self.habits.omits == Some(Omission::Barrier) {
+        if self.habits.omitted == Some(OmittedStep::Barrier) {
             return;
         }
         for line in std::mem::take(&mut self.caches[node].leaving) {

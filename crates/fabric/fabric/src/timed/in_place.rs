@@ -615,7 +615,7 @@ impl<C: Clock> Outbound for InPlaceOutbound<C> {
         self.0.memory.prefetch_for_writes(self.0.checked(offset, len_bytes), len_bytes);
     }
 
-    fn hand_over(&self, offset: usize, len_bytes: usize) {
+    fn demote(&self, offset: usize, len_bytes: usize) {
         self.0.memory.demote(self.0.checked(offset, len_bytes), len_bytes);
     }
 

@@ -180,7 +180,7 @@ fn miri_windows_need_no_link() {
     let (a, b) = (windows(&to_a, &to_b, &bell_a), windows(&to_b, &to_a, &bell_b));
     a.outbound().store_u64(0, 7, Ordering::Release);
     a.doorbell(bell_a).ring();
-    assert_eq!(b.doorbell(bell_b).wait(Some(Duration::ZERO)), Wake::Rung);
+    assert_eq!(b.doorbell(bell_b).wait(Some(Duration::ZERO)), WaitOutcome::Rung);
     assert_eq!(word(&b.inbound(), 0), 7);
 }
 
@@ -189,10 +189,10 @@ fn miri_a_ring_is_taken_when_the_stores_before_it_have_arrived() {
     let (a, b, clock) = pair();
     a.outbound().write(0, &[1; 256]);
     a.doorbell().ring();
-    assert_eq!(b.doorbell().wait(Some(Duration::ZERO)), Wake::Rung);
+    assert_eq!(b.doorbell().wait(Some(Duration::ZERO)), WaitOutcome::Rung);
     assert_eq!(clock.now_ns(), 280 + 32 + ONE_WAY_NS);
     assert_ne!(word(&b.inbound(), 0), 0);
-    assert_eq!(b.doorbell().wait(Some(Duration::ZERO)), Wake::TimedOut);
+    assert_eq!(b.doorbell().wait(Some(Duration::ZERO)), WaitOutcome::TimedOut);
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn a_store_stalls_while_the_journal_is_full_and_wakes_who_should_look() {
     thread::scope(|scope| {
         let sleeper = scope.spawn(move || {
             while word(&inbound, 0) != 1_000 {
-                assert_eq!(bell.wait(Some(Duration::from_secs(60))), Wake::Rung, "nobody woke the sleeper");
+                assert_eq!(bell.wait(Some(Duration::from_secs(60))), WaitOutcome::Rung, "nobody woke the sleeper");
             }
         });
         for round in 1..=1_000 {

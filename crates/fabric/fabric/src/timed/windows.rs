@@ -426,7 +426,7 @@ impl<L: Parts, C: Clock> Outbound for TimedOutbound<L, C> {
     }
 
     /// The same: stores keep their order.
-    fn store_line_behind(&self, offset: usize, words: &[u64]) {
+    fn store_line_fenced(&self, offset: usize, words: &[u64]) {
         self.store_line(offset, words);
     }
 

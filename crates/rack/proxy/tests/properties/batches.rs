@@ -3,8 +3,8 @@
 
 use crate::program::End;
 use crate::world::SECRET;
-use fabric::test_support::counting::Counted;
-use fabric::test_support::non_coherent::{Habits, StaleMemory};
+use fabric::test_support::counting::CountingMemory;
+use fabric::test_support::non_coherent::{CacheBehavior, NonCoherentMemory};
 use fabric::{Coherence, Memory, MemoryInbound, MemoryOutbound, Outbound, Slice};
 use lane::{Consumer, Layout, Producer};
 use proxy::frame::Side;
@@ -17,13 +17,13 @@ const PARTITION_BYTES: usize = LAYOUT.window_bytes().next_multiple_of(64);
 /// More than any message here: what the programs hold unread.
 const INPUT_BYTES_MAX: usize = 64 << 10;
 
-type Proxy<M> = Engine<MemoryInbound<M>, MemoryOutbound<Counted<M>>, End>;
+type Proxy<M> = Engine<MemoryInbound<M>, MemoryOutbound<CountingMemory<M>>, End>;
 
 /// Two engines with a partition of each class, connections between them, and what the first one's stores cost.
 struct Pair<M> {
     from: Proxy<M>,
     to: Proxy<M>,
-    memory: Counted<M>,
+    memory: CountingMemory<M>,
     senders: Vec<End>,
     receivers: Vec<End>,
 }
@@ -38,8 +38,9 @@ struct Cost {
 
 impl<M: Memory + 'static> Pair<M> {
     fn new([(own_a, peer_a), (own_b, peer_b)]: [(M, M); 2], coherence: Coherence, settings: Settings) -> Self {
-        let (memory, back) = (Counted::as_if(peer_a, coherence), Counted::as_if(peer_b, coherence));
-        let engine = |side, own: &M, peer: &Counted<M>| {
+        let (memory, back) =
+            (CountingMemory::with_coherence(peer_a, coherence), CountingMemory::with_coherence(peer_b, coherence));
+        let engine = |side, own: &M, peer: &CountingMemory<M>| {
             let port = |index: usize| {
                 let inbound = MemoryInbound::new(own.part(index * PARTITION_BYTES, PARTITION_BYTES));
                 let outbound = MemoryOutbound::new(peer.part(index * PARTITION_BYTES, PARTITION_BYTES));
@@ -96,8 +97,8 @@ fn settings() -> Settings {
     Settings { secret: 7, placement: None, ..Settings::new(Side::Lower) }
 }
 
-fn stale(habits: Habits) -> Pair<StaleMemory> {
-    let windows = StaleMemory::windows(Class::ALL.len() * PARTITION_BYTES, habits);
+fn stale(habits: CacheBehavior) -> Pair<NonCoherentMemory> {
+    let windows = NonCoherentMemory::windows(Class::ALL.len() * PARTITION_BYTES, habits);
     Pair::new(windows, Coherence::NonCoherent, settings())
 }
 
@@ -124,7 +125,11 @@ fn ready_together<M: Memory + 'static>(mut pair: Pair<M>, connections: usize, le
 fn frames_that_are_ready_together_are_shown_by_one_store_behind_one_barrier() {
     for (connections, len_bytes) in [(2, 8), (16, 8), (16, 32), (9, 100), (3, 900)] {
         let one = Cost { frames: connections as u64, publishes: 1, barriers: 1 };
-        assert_eq!(ready_together(stale(Habits::quiet()), connections, len_bytes), one, "stale, {len_bytes} bytes");
+        assert_eq!(
+            ready_together(stale(CacheBehavior::explicit()), connections, len_bytes),
+            one,
+            "stale, {len_bytes} bytes"
+        );
         assert_eq!(ready_together(write_combined(), connections, len_bytes), one, "combined, {len_bytes} bytes");
     }
 }
@@ -135,7 +140,7 @@ fn frames_that_are_ready_together_are_shown_by_one_store_behind_one_barrier() {
 fn a_frame_alone_waits_for_no_other() {
     for len_bytes in [1, 8, 32] {
         let one = |barriers| Cost { frames: 1, publishes: 1, barriers };
-        assert_eq!(ready_together(stale(Habits::quiet()), 1, len_bytes), one(0));
+        assert_eq!(ready_together(stale(CacheBehavior::explicit()), 1, len_bytes), one(0));
         assert_eq!(ready_together(write_combined(), 1, len_bytes), one(1));
     }
 }
@@ -210,7 +215,7 @@ fn what_fits_a_full_partition_is_shown() {
 #[test]
 fn bytes_arrive_in_order_however_lines_move() {
     for seed in 0..20 {
-        let mut pair = stale(Habits::restless(seed));
+        let mut pair = stale(CacheBehavior::spontaneous(seed));
         pair.connect(12);
         let mut sent = vec![Vec::new(); 12];
         let mut read = vec![Vec::new(); 12];
@@ -281,7 +286,7 @@ fn a_peer_that_looks_after_every_store_finds_frames_in_the_order_of_their_connec
                 to.answer(key, Ok(receivers[receivers.len() - 1].clone()));
             }
         });
-        let memory = Counted::as_if(own_b.clone(), Coherence::WriteCombined).watched(look);
+        let memory = CountingMemory::with_coherence(own_b.clone(), Coherence::WriteCombined).with_store_hook(look);
         let window = MemoryOutbound::new(memory.clone());
         let mut from = Engine::new(tight(Side::Lower), tight_ports(&own_a, |at, bytes| window.slice(at, bytes)));
         let mut random = seed;
@@ -311,12 +316,12 @@ fn a_peer_that_looks_after_every_store_finds_frames_in_the_order_of_their_connec
                 *now_ns
             };
             from.turn(now_ns).expect("an honest peer");
-            memory.look();
+            memory.run_hook();
         }
         received.lock().expect("no look panics").1 = true;
         let mut read = vec![Vec::new(); sent.len()];
         for _ in 0..3000 {
-            memory.look();
+            memory.run_hook();
             from.turn(1 << 30).expect("an honest peer");
             for (index, end) in received.lock().expect("no look panics").0.iter().enumerate() {
                 read[index].extend(end.read(INPUT_BYTES_MAX));

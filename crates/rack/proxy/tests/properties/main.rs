@@ -10,7 +10,7 @@ mod program;
 mod world;
 
 use fabric::heap::HeapLink;
-use fabric::test_support::faulty::{FaultPlan, Faulty};
+use fabric::test_support::faulty::{FaultPlan, FaultyLink};
 use fabric::{Link, Outbound, heap, train_both};
 use proptest::prelude::*;
 use world::{Act, Shape, World, heap_world};
@@ -54,11 +54,11 @@ fn any_act() -> impl Strategy<Value = Act> {
 }
 
 /// A world whose stores are late and out of order, as a plan of this seed has them.
-fn late_world(shape: Shape, seed: u64) -> World<Faulty<HeapLink>> {
+fn late_world(shape: Shape, seed: u64) -> World<FaultyLink<HeapLink>> {
     let (mut a, mut b) = heap::pair(shape.window_bytes());
     assert!(train_both(&mut a, &mut b));
     let plan = |seed| FaultPlan { delay_ns: 0..=700, ..FaultPlan::write_combined(seed) };
-    let links = std::sync::Arc::new([Faulty::new(a, plan(seed)), Faulty::new(b, plan(!seed))]);
+    let links = std::sync::Arc::new([FaultyLink::new(a, plan(seed)), FaultyLink::new(b, plan(!seed))]);
     // Which of the stores that are on their way a lost link still brings is another test's business.
     let mut world = World::new(Shape { is_failover: false, ..shape }, &links[0], &links[1], |_| unreachable!());
     let ticked = links.clone();

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use fabric::shm::{EventfdDoorbell, ShmParts, create_memory, open_memory};
 use fabric::timed::{InPlace, InPlaceInbound, InPlaceOutbound, InPlaceSetup, LinkTiming, Pace, Shape};
-use fabric::{Doorbell, Inbound, MemoryInbound, MemoryOutbound, Outbound, Wake};
+use fabric::{Doorbell, Inbound, MemoryInbound, MemoryOutbound, Outbound, WaitOutcome};
 use lane::{Consumer, Draft, Layout, Producer, RECORD_BYTES_MAX, SLOT_BYTES, Span};
 use router::batch::Carried;
 use router::batch::message::{self, Header, Message, Source};
@@ -263,7 +263,7 @@ impl<W: Windows> Peer<W> {
         if self.is_blocked {
             self.to.cancel_sleep();
         }
-        if self.bell.wait(Some(Duration::ZERO)) == Wake::Rung {
+        if self.bell.wait(Some(Duration::ZERO)) == WaitOutcome::Rung {
             self.windows.settle();
         }
     }
@@ -464,7 +464,7 @@ fn send<'a, W: Windows>(
 
 #[cfg(test)]
 mod tests {
-    use fabric::test_support::counting::Counted;
+    use fabric::test_support::counting::CountingMemory;
     use router::batch::Parcel;
     use router::batch::message::MessageError;
     use router::{Hop, Pool};
@@ -490,14 +490,14 @@ mod tests {
     }
 
     /// The sender's stores are counted.
-    struct CountedWindows(Counted<Region>);
+    struct CountedWindows(CountingMemory<Region>);
 
     impl Windows for CountedWindows {
-        type Inbound = MemoryInbound<Counted<Region>>;
-        type Outbound = MemoryOutbound<Counted<Region>>;
+        type Inbound = MemoryInbound<CountingMemory<Region>>;
+        type Outbound = MemoryOutbound<CountingMemory<Region>>;
 
         fn inbound(&self) -> Self::Inbound {
-            MemoryInbound::new(Counted::new(Region::heap(LAYOUT.window_bytes())))
+            MemoryInbound::new(CountingMemory::new(Region::heap(LAYOUT.window_bytes())))
         }
 
         fn outbound(&self) -> Self::Outbound {
@@ -510,7 +510,7 @@ mod tests {
     #[test]
     fn the_lines_of_a_message_are_fetched_for_writing_whether_its_packets_are_gathered_or_not() {
         let (_, bell, _) = create_memory(4096).unwrap();
-        let memory = Counted::new(Region::heap(LAYOUT.window_bytes()));
+        let memory = CountingMemory::new(Region::heap(LAYOUT.window_bytes()));
         let mut peer = Peer::new(CountedWindows(memory.clone()), bell, 7, false);
         let hop = Hop { node: NodeId(0), port: router::PortId(1), adjacency: router::AdjacencyId(2) };
         let mut buffer = vec![0; RECORD_BYTES_MAX];

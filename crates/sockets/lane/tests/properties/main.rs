@@ -14,7 +14,7 @@ mod timed;
 mod windows;
 
 use fabric::Coherence;
-use fabric::test_support::non_coherent::Habits;
+use fabric::test_support::non_coherent::CacheBehavior;
 use hostile::Act;
 use oracle::{Op, Shape};
 use proptest::prelude::*;
@@ -120,7 +120,7 @@ proptest! {
         shape in shape(),
         ops in prop::collection::vec(op(), 0..200),
     ) {
-        oracle::check_non_coherent(shape, &ops, Habits::quiet());
+        oracle::check_non_coherent(shape, &ops, CacheBehavior::explicit());
     }
 
     #[test]
@@ -129,7 +129,7 @@ proptest! {
         ops in prop::collection::vec(op(), 0..200),
         seed in any::<u64>(),
     ) {
-        oracle::check_non_coherent(shape, &ops, Habits::restless(seed));
+        oracle::check_non_coherent(shape, &ops, CacheBehavior::spontaneous(seed));
     }
 
     #[test]

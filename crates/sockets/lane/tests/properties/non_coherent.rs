@@ -4,8 +4,8 @@
 //! it must not: else the drop would be for nothing, or the fact show nothing.
 
 use crate::windows::SECRET;
-use fabric::test_support::counting::{Counted, Counts};
-use fabric::test_support::non_coherent::{Habits, Omission, StaleMemory};
+use fabric::test_support::counting::{CountingMemory, OperationCounts};
+use fabric::test_support::non_coherent::{CacheBehavior, NonCoherentMemory, OmittedStep};
 use fabric::{Coherence, Inbound, Memory, MemoryInbound, MemoryOutbound};
 use lane::{Consumer, Layout, Producer, SLOT_BYTES};
 use std::ptr::NonNull;
@@ -24,7 +24,7 @@ fn nothing(_offset: usize, _len_bytes: usize) -> bool {
 
 /// The owner's window, some of whose drops are left out.
 struct Forgetful {
-    inner: MemoryInbound<StaleMemory>,
+    inner: MemoryInbound<NonCoherentMemory>,
     forgets: Forgets,
 }
 
@@ -57,12 +57,12 @@ impl Inbound for Forgetful {
     }
 }
 
-type Sender = Producer<MemoryOutbound<StaleMemory>, Forgetful>;
-type Receiver = Consumer<Forgetful, MemoryOutbound<StaleMemory>>;
+type Sender = Producer<MemoryOutbound<NonCoherentMemory>, Forgetful>;
+type Receiver = Consumer<Forgetful, MemoryOutbound<NonCoherentMemory>>;
 
-fn lane(layout: Layout, habits: Habits, forgets: Forgets) -> (Sender, Receiver) {
+fn lane(layout: Layout, habits: CacheBehavior, forgets: Forgets) -> (Sender, Receiver) {
     let [(senders_own, receivers_peer), (receivers_own, senders_peer)] =
-        StaleMemory::windows(layout.window_bytes(), habits);
+        NonCoherentMemory::windows(layout.window_bytes(), habits);
     let inbound = |memory| Forgetful { inner: MemoryInbound::new(memory), forgets };
     let producer = Producer::new(MemoryOutbound::new(receivers_peer), inbound(senders_own), layout, SECRET);
     let consumer = Consumer::new(inbound(receivers_own), MemoryOutbound::new(senders_peer), layout, SECRET);
@@ -76,8 +76,8 @@ fn needs_drops(layout: Layout, forgets: Forgets, fact: fn(Sender, Receiver) -> b
         let (producer, consumer) = lane(layout, habits, forgets);
         fact(producer, consumer)
     };
-    assert!(holds(Habits::quiet(), nothing), "it does not hold");
-    assert!(!holds(Habits::quiet(), forgets), "it holds all the same");
+    assert!(holds(CacheBehavior::explicit(), nothing), "it does not hold");
+    assert!(!holds(CacheBehavior::explicit(), forgets), "it holds all the same");
 }
 
 /// Part of the window, as spans that lie in it.
@@ -182,14 +182,14 @@ fn the_receivers_capacity_is_seen_because_its_line_is_dropped() {
 
 #[test]
 fn nothing_arrives_when_lines_are_not_written_back() {
-    let (mut producer, mut consumer) = lane(RING, Habits::quiet().without(Omission::WriteBack), nothing);
+    let (mut producer, mut consumer) = lane(RING, CacheBehavior::explicit().without(OmittedStep::WriteBack), nothing);
     assert_eq!(producer.write(b"bytes"), Ok(5));
     assert_eq!(consumer.read(&mut [0; 5]), Ok(0));
 }
 
 #[test]
 fn a_record_is_torn_when_its_lines_are_not_waited_for() {
-    let torn = |habits: Habits| {
+    let torn = |habits: CacheBehavior| {
         // Records of two slots, so that none is cut at the end of the ring.
         let (mut producer, mut consumer) = lane(RING, habits, nothing);
         (1..20).any(|round| {
@@ -199,15 +199,16 @@ fn a_record_is_torn_when_its_lines_are_not_waited_for() {
             bytes != [round; 100]
         })
     };
-    let count = |omits| (0..20).filter(|&seed| torn(Habits { omits, ..Habits::restless(seed) })).count();
-    assert!(count(Some(Omission::Barrier)) > 5);
+    let count =
+        |omitted| (0..20).filter(|&seed| torn(CacheBehavior { omitted, ..CacheBehavior::spontaneous(seed) })).count();
+    assert!(count(Some(OmittedStep::Barrier)) > 5);
     assert_eq!(count(None), 0);
 }
 
 /// Both ends clear what they may, number what they may not, and store nothing in each other's lines.
 #[test]
 fn nothing_is_written_in_place_and_short_messages_take_one_line() {
-    let (mut producer, mut consumer) = lane(RING, Habits::quiet(), nothing);
+    let (mut producer, mut consumer) = lane(RING, CacheBehavior::explicit(), nothing);
     assert!(producer.reserve(8).expect("an honest receiver").is_none());
     for len_bytes in 1..=48 {
         let bytes: Vec<u8> = (0..len_bytes).collect();
@@ -220,9 +221,13 @@ fn nothing_is_written_in_place_and_short_messages_take_one_line() {
 }
 
 /// Stages records of these lengths, shows them, and reads them; what that took of the sender's stores.
-fn show_together(windows: [(impl Memory, impl Memory); 2], coherence: Coherence, lens_bytes: &[usize]) -> Counts {
+fn show_together(
+    windows: [(impl Memory, impl Memory); 2],
+    coherence: Coherence,
+    lens_bytes: &[usize],
+) -> OperationCounts {
     let [(senders_own, receivers_peer), (receivers_own, senders_peer)] = windows;
-    let memory = Counted::as_if(receivers_peer, coherence);
+    let memory = CountingMemory::with_coherence(receivers_peer, coherence);
     let (senders_own, back) = (MemoryInbound::new(senders_own), MemoryOutbound::new(senders_peer));
     let mut producer = Producer::new(MemoryOutbound::new(memory.clone()), senders_own, BOTH_RINGS, SECRET);
     let mut consumer = Consumer::new(MemoryInbound::new(receivers_own), back, BOTH_RINGS, SECRET);
@@ -242,8 +247,8 @@ fn show_together(windows: [(impl Memory, impl Memory); 2], coherence: Coherence,
     memory.counts()
 }
 
-fn stale_windows() -> [(StaleMemory, StaleMemory); 2] {
-    StaleMemory::windows(BOTH_RINGS.window_bytes(), Habits::quiet())
+fn stale_windows() -> [(NonCoherentMemory, NonCoherentMemory); 2] {
+    NonCoherentMemory::windows(BOTH_RINGS.window_bytes(), CacheBehavior::explicit())
 }
 
 fn plain_windows() -> [(Region, Region); 2] {
@@ -274,7 +279,7 @@ fn a_short_record_alone_is_one_line_that_waits_for_nothing_else() {
 
 #[test]
 fn records_that_are_shown_together_are_torn_when_their_lines_are_not_waited_for() {
-    let torn = |habits: Habits| {
+    let torn = |habits: CacheBehavior| {
         let (mut producer, mut consumer) = lane(RING, habits, nothing);
         (1..20_u8).any(|round| {
             for _ in 0..2 {
@@ -288,7 +293,8 @@ fn records_that_are_shown_together_are_torn_when_their_lines_are_not_waited_for(
             bytes != [round; 200] || read.expect("a tag gets there by itself") != Ok(200)
         })
     };
-    let count = |omits| (0..20).filter(|&seed| torn(Habits { omits, ..Habits::restless(seed) })).count();
-    assert!(count(Some(Omission::Barrier)) > 5);
+    let count =
+        |omitted| (0..20).filter(|&seed| torn(CacheBehavior { omitted, ..CacheBehavior::spontaneous(seed) })).count();
+    assert!(count(Some(OmittedStep::Barrier)) > 5);
     assert_eq!(count(None), 0);
 }

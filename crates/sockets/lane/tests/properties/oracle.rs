@@ -1,7 +1,7 @@
 //! The oracle: what a lane must do, as a queue of bytes.
 
 use crate::windows::{self, Random, SECRET, WriteCombined};
-use fabric::test_support::non_coherent::{Habits, StaleMemory};
+use fabric::test_support::non_coherent::{CacheBehavior, NonCoherentMemory};
 use fabric::{Inbound, Memory, MemoryInbound, MemoryOutbound, Outbound};
 use lane::{Consumer, GivenBack, Layout, Next, Producer, SHORT_BYTES_MAX};
 use std::collections::VecDeque;
@@ -130,15 +130,15 @@ pub fn check_write_combined(shape: Shape, ops: &[Op], seed: u64) {
 
 /// The same on memory without coherence. Caches that move lines only when they are told show each store at once; others
 /// show it in time, with lines that come and go unasked.
-pub fn check_non_coherent(shape: Shape, ops: &[Op], habits: Habits) {
+pub fn check_non_coherent(shape: Shape, ops: &[Op], habits: CacheBehavior) {
     let layout = shape.fixed_layout();
     let [(senders_own, receivers_peer), (receivers_own, senders_peer)] =
-        StaleMemory::windows(layout.window_bytes(), habits);
+        NonCoherentMemory::windows(layout.window_bytes(), habits);
     let (forward, back) = (receivers_peer.clone(), senders_peer.clone());
     let producer = Producer::new(MemoryOutbound::new(receivers_peer), MemoryInbound::new(senders_own), layout, SECRET);
     let consumer = Consumer::new(MemoryInbound::new(receivers_own), MemoryOutbound::new(senders_peer), layout, SECRET);
     let at_once = Visibility::AtOnce { credit_is_lazy: true };
-    let visibility = if habits.is_restless { Visibility::InTime } else { at_once };
+    let visibility = if habits.is_spontaneous { Visibility::InTime } else { at_once };
     let mut harness = Harness::new(producer, consumer, visibility);
     for op in ops {
         if let Op::Drain(_) = op {

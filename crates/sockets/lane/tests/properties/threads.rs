@@ -1,7 +1,7 @@
 //! Two real threads, with real sleeping.
 
 use crate::windows::{Random, SECRET};
-use fabric::test_support::non_coherent::{Habits, StaleMemory};
+use fabric::test_support::non_coherent::{CacheBehavior, NonCoherentMemory};
 use fabric::{Inbound, Memory, MemoryInbound, MemoryOutbound, Outbound};
 use lane::{Consumer, Layout, Producer};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -165,7 +165,7 @@ fn a_slow_writer_and_a_fast_reader_arrive_at_the_same_stream() {
 #[test]
 fn a_stream_through_caches_that_hold_stale_lines_arrives_whole() {
     let (layout, seed) = (Layout::packed(8, 64), seed());
-    for habits in [Habits::quiet(), Habits::restless(seed)] {
-        stream_in(StaleMemory::windows(layout.window_bytes(), habits), layout, 256 << 10, 5_000, 5_000, seed);
+    for habits in [CacheBehavior::explicit(), CacheBehavior::spontaneous(seed)] {
+        stream_in(NonCoherentMemory::windows(layout.window_bytes(), habits), layout, 256 << 10, 5_000, 5_000, seed);
     }
 }

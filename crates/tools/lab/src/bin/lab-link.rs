@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use fabric::device::{Device, DeviceDoorbell, DeviceInbound, DeviceLink, DeviceOutbound, Mode, Seat, Slot};
-use fabric::{Doorbell, Inbound, Link, LinkState, Outbound, Wake};
+use fabric::{Doorbell, Inbound, Link, LinkState, Outbound, WaitOutcome};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 const USAGE: &str = "usage: lab-link pci:ADDRESS|vfio:ADDRESS|file:PATH|server:PATH OWN NODES PEER [ROUNDS]";
@@ -128,7 +128,7 @@ impl End {
             let ready = rustix::event::poll(&mut polled, Some(&left))?;
             ensure!(ready == 1, "no interrupt after {} s", PATIENCE.as_secs());
         }
-        ensure!(self.bell.wait(Some(left)) == Wake::Rung, "nobody rang for {} s", PATIENCE.as_secs());
+        ensure!(self.bell.wait(Some(left)) == WaitOutcome::Rung, "nobody rang for {} s", PATIENCE.as_secs());
         Ok(())
     }
 }

@@ -9,9 +9,9 @@ const WINDOW_BYTES: usize = 1024;
 const SEED_VARIABLE: &str = "FABRIC_TEST_PANICS_WITH_A_FAULTY_LINK";
 
 /// A trained link whose end `a` has faults.
-fn link(plan: FaultPlan) -> (Faulty<HeapLink>, HeapLink) {
+fn link(plan: FaultPlan) -> (FaultyLink<HeapLink>, HeapLink) {
     let (a, mut b) = heap::pair(WINDOW_BYTES);
-    let mut a = Faulty::new(a, plan);
+    let mut a = FaultyLink::new(a, plan);
     assert!(train_both(&mut a, &mut b));
     (a, b)
 }
@@ -63,9 +63,9 @@ fn miri_a_ring_arrives_after_the_stores_before_it() {
     let (a, b) = link(FaultPlan { delay_ns: 100..=100, ..FaultPlan::none(1) });
     a.outbound().store_u64(0, 7, Ordering::Release);
     a.doorbell().ring();
-    assert_eq!(b.doorbell().wait(Some(Duration::ZERO)), Wake::TimedOut);
+    assert_eq!(b.doorbell().wait(Some(Duration::ZERO)), WaitOutcome::TimedOut);
     a.tick(100);
-    assert_eq!(b.doorbell().wait(Some(Duration::ZERO)), Wake::Rung);
+    assert_eq!(b.doorbell().wait(Some(Duration::ZERO)), WaitOutcome::Rung);
     assert_eq!(b.inbound().load_u64(0, Ordering::Acquire), 7);
 }
 
@@ -80,7 +80,7 @@ fn miri_a_lost_link_is_down_at_both_ends_and_drops_what_is_under_way_and_what_fo
     a.doorbell().ring();
     a.tick(1_000);
     assert_eq!(contents(&b), [0; WINDOW_BYTES]);
-    assert_eq!(b.doorbell().wait(Some(Duration::ZERO)), Wake::TimedOut);
+    assert_eq!(b.doorbell().wait(Some(Duration::ZERO)), WaitOutcome::TimedOut);
     assert_eq!(a.counts(), FaultCounts { words_stored: 4, words_dropped: 4, words_corrupted: 0, losses: 1 });
     assert!(train_both(&mut a, &mut b));
     assert!(a.epoch() > epoch && a.epoch() == b.epoch());

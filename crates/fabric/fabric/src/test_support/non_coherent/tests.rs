@@ -7,49 +7,49 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const LINE: usize = CACHE_LINE_BYTES;
 
-fn nodes(habits: Habits) -> (StaleMemory, StaleMemory) {
-    StaleMemory::pair(16 * LINE, habits)
+fn nodes(habits: CacheBehavior) -> (NonCoherentMemory, NonCoherentMemory) {
+    NonCoherentMemory::pair(16 * LINE, habits)
 }
 
-fn load(memory: &StaleMemory, offset: usize) -> u64 {
+fn load(memory: &NonCoherentMemory, offset: usize) -> u64 {
     memory.load_u64(offset, Ordering::Acquire)
 }
 
 #[test]
 fn miri_a_store_stays_in_the_cache_until_its_line_is_written_back() {
-    let (a, b) = nodes(Habits::quiet());
+    let (a, b) = nodes(CacheBehavior::explicit());
     a.store_u64(8, 7, Ordering::Release);
     assert_eq!((load(&a, 8), load(&b, 8)), (7, 0));
     a.write_back(0, LINE);
-    b.drop_lines(0, LINE);
+    b.invalidate_lines(0, LINE);
     assert_eq!(load(&b, 8), 7);
 }
 
 #[test]
 fn miri_a_load_finds_what_the_cache_kept_until_its_line_is_dropped() {
-    let (a, b) = nodes(Habits::quiet());
+    let (a, b) = nodes(CacheBehavior::explicit());
     assert_eq!(load(&b, 0), 0);
     a.store_u64(0, 7, Ordering::Release);
     a.write_back(0, 8);
     assert_eq!(load(&b, 0), 0, "a stale line was not held");
-    b.drop_lines(63, 1);
+    b.invalidate_lines(63, 1);
     assert_eq!(load(&b, 0), 7);
 }
 
 #[test]
 fn miri_a_line_is_written_back_whole_over_what_another_wrote_in_it() {
-    let (a, b) = nodes(Habits::quiet());
+    let (a, b) = nodes(CacheBehavior::explicit());
     a.store_u64(0, 1, Ordering::Relaxed);
     b.store_u64(8, 2, Ordering::Relaxed);
     a.write_back(0, 8);
-    b.drop_lines(8, 8);
+    b.invalidate_lines(8, 8);
     assert_eq!((load(&b, 0), load(&b, 8)), (0, 2), "two writers in a line went well");
 }
 
 #[test]
 fn a_restless_cache_writes_back_late_and_in_any_order_but_for_barriers() {
     let order = |seed, with_barrier: bool| {
-        let (a, b) = nodes(Habits::restless(seed));
+        let (a, b) = nodes(CacheBehavior::spontaneous(seed));
         a.store_u64(0, 1, Ordering::Relaxed);
         a.write_back(0, 8);
         if with_barrier {
@@ -58,7 +58,7 @@ fn a_restless_cache_writes_back_late_and_in_any_order_but_for_barriers() {
         a.store_u64(5 * LINE, 1, Ordering::Relaxed);
         a.write_back(5 * LINE, 8);
         let fresh = |offset| {
-            b.drop_lines(offset, 8);
+            b.invalidate_lines(offset, 8);
             load(&b, offset)
         };
         (0..200).find(|_| fresh(5 * LINE) == 1).expect("what is written back gets there by itself");
@@ -72,7 +72,7 @@ fn a_restless_cache_writes_back_late_and_in_any_order_but_for_barriers() {
 #[test]
 fn a_restless_cache_changes_nothing_for_who_drops_and_writes_back() {
     for seed in 0..50 {
-        let (a, b) = nodes(Habits::restless(seed));
+        let (a, b) = nodes(CacheBehavior::spontaneous(seed));
         let (outbound, inbound) = (MemoryOutbound::new(a), MemoryInbound::new(b));
         for round in 1..100 {
             outbound.write(LINE + 3, &[round; 200]);
@@ -95,16 +95,17 @@ fn a_restless_cache_changes_nothing_for_who_drops_and_writes_back() {
 #[test]
 fn a_window_whose_lines_are_not_written_back_or_not_dropped_fails_the_suite() {
     let fails = |omission| {
-        let parties = OneProcess::new(move |window_bytes| pair(window_bytes, Habits::quiet().without(omission)));
+        let parties =
+            OneProcess::new(move |window_bytes| pair(window_bytes, CacheBehavior::explicit().without(omission)));
         let answer = catch_unwind(AssertUnwindSafe(|| conformance::bytes_written_outbound_appear_inbound(&parties)));
         answer.is_err()
     };
-    assert!(fails(Omission::WriteBack));
-    assert!(fails(Omission::Drop));
+    assert!(fails(OmittedStep::WriteBack));
+    assert!(fails(OmittedStep::Invalidate));
 }
 
 /// Whether a tag was seen without its payload.
-fn tag_overtakes(habits: Habits) -> bool {
+fn tag_overtakes(habits: CacheBehavior) -> bool {
     let (a, b) = nodes(habits);
     let (outbound, inbound) = (MemoryOutbound::new(a), MemoryInbound::new(b));
     outbound.write(LINE, &[1; LINE]);
@@ -120,12 +121,14 @@ fn tag_overtakes(habits: Habits) -> bool {
 
 #[test]
 fn a_fence_that_does_not_wait_lets_a_tag_overtake_its_payload() {
-    let overtaken = |omits| (0..50).filter(|&seed| tag_overtakes(Habits { omits, ..Habits::restless(seed) })).count();
-    assert!(overtaken(Some(Omission::Barrier)) > 5);
+    let overtaken = |omitted| {
+        (0..50).filter(|&seed| tag_overtakes(CacheBehavior { omitted, ..CacheBehavior::spontaneous(seed) })).count()
+    };
+    assert!(overtaken(Some(OmittedStep::Barrier)) > 5);
     assert_eq!(overtaken(None), 0);
 }
 
 #[test]
 fn a_store_in_place_is_not_offered_where_it_would_stay_in_the_cache() {
-    assert!(MemoryOutbound::new(nodes(Habits::quiet()).0).pointer(0, LINE).is_none());
+    assert!(MemoryOutbound::new(nodes(CacheBehavior::explicit()).0).pointer(0, LINE).is_none());
 }
