@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use fabric::Coherence;
-use fabric::device::{Device, DeviceLink, Layout, Mode, Seat, Slot};
+use fabric::device::{Device, DeviceConfig, DeviceLayout, DeviceLink, NodeSlot, PciAccess};
 use fabric::test_support::conformance::{self as suite, Apart, End, Meeting, OneProcess, WINDOW_BYTES};
 use fabric::test_support::faulty::{FaultPlan, FaultyLink};
 use lab::Lab;
@@ -110,28 +110,28 @@ fn run_suite(way: &str) {
 /// same place before: a new link has no epoch.
 fn pair(way: &str, window_bytes: usize) -> (DeviceLink, DeviceLink) {
     static NEXT: AtomicU8 = AtomicU8::new(0);
-    let first = Slot(2 * (NEXT.fetch_add(1, Ordering::Relaxed) % (NODES / 2)));
-    let second = Slot(first.0 + 1);
+    let first = NodeSlot(2 * (NEXT.fetch_add(1, Ordering::Relaxed) % (NODES / 2)));
+    let second = NodeSlot(first.0 + 1);
     forget_link(&memory(), first, second, window_bytes);
     let open = |own| open(way, &variable("DEVICE"), own, window_bytes);
     (open(first).link(second), open(second).link(first))
 }
 
 /// A guest's device, and its place there.
-fn open(way: &str, device: &str, own: Slot, window_bytes: usize) -> Device {
-    let seat = Seat { window_bytes: Some(window_bytes), ..Seat::new(own, NODES) };
+fn open(way: &str, device: &str, own: NodeSlot, window_bytes: usize) -> Device {
+    let config = DeviceConfig { window_bytes: Some(window_bytes), ..DeviceConfig::new(own, NODES) };
     let opened = match way {
-        "pci" => Device::open_pci(device, Mode::Sysfs, &seat),
-        "vfio" => Device::open_pci(device, Mode::Vfio, &seat),
-        "coherent" => Device::open_dax(Path::new(device), Coherence::Coherent, &seat),
-        "non-coherent" => Device::open_dax(Path::new(device), Coherence::NonCoherent, &seat),
+        "pci" => Device::open_pci(device, PciAccess::Sysfs, &config),
+        "vfio" => Device::open_pci(device, PciAccess::Vfio, &config),
+        "coherent" => Device::open_dax(Path::new(device), Coherence::Coherent, &config),
+        "non-coherent" => Device::open_dax(Path::new(device), Coherence::NonCoherent, &config),
         _ => panic!("no way '{way}'"),
     };
     opened.unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn forget_link(memory: &Region, first: Slot, second: Slot, window_bytes: usize) {
-    let layout = Layout::new(NODES, window_bytes).unwrap();
+fn forget_link(memory: &Region, first: NodeSlot, second: NodeSlot, window_bytes: usize) {
+    let layout = DeviceLayout::new(NODES, window_bytes).unwrap();
     for block in [layout.control(first, second), layout.control(second, first)] {
         memory.write(block.start, &vec![0; block.len()]);
     }
@@ -215,14 +215,14 @@ impl Party {
 }
 
 /// A guest's own place in a pair of nodes, and the other's.
-fn nodes_of(pair: u8, own: End) -> [Slot; 2] {
-    [own, own.other()].map(|end| Slot(2 * pair + end as u8))
+fn nodes_of(pair: u8, own: End) -> [NodeSlot; 2] {
+    [own, own.other()].map(|end| NodeSlot(2 * pair + end as u8))
 }
 
 /// All of a device's memory, of which nothing else has to be open.
-fn memory_of(device: &Device, peer: Slot) -> Region {
+fn memory_of(device: &Device, peer: NodeSlot) -> Region {
     let (descriptor, [window, _]) = device.windows_in_memory(peer);
-    let begin = window - device.layout().window(peer, device.own()).start as u64;
+    let begin = window - device.layout().window(peer, device.own_slot()).start as u64;
     let len_bytes = usize::try_from(device.end_in_memory() - begin).unwrap();
     Region::of_mapping(Arc::new(Mapping::at(descriptor, begin, len_bytes).unwrap()))
 }

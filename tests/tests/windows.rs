@@ -15,7 +15,7 @@ use control::proxy::{
     ToProxy, VERSION, send_device,
 };
 use control::{Channel, Received};
-use fabric::device::{Device, DeviceLink, Seat, Slot};
+use fabric::device::{Device, DeviceConfig, DeviceLink, NodeSlot};
 use fabric::{Coherence, Link, train_both};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
@@ -245,13 +245,13 @@ impl Nodes {
         let device = |own| {
             let data_bytes = if settings.trains_partitions { DATA_BYTES } else { 0 };
             let link_bytes = Some((CONTROL_BYTES + data_bytes) as usize);
-            let seat = Seat { vectors: VECTORS as usize, link_bytes, ..Seat::new(Slot(own), 2) };
+            let config = DeviceConfig { vectors: VECTORS as usize, link_bytes, ..DeviceConfig::new(NodeSlot(own), 2) };
             if settings.coherence != [Coherence::Coherent; 2] {
-                return Device::open_dax(&path, settings.coherence[usize::from(own)], &seat).expect("a device");
+                return Device::open_dax(&path, settings.coherence[usize::from(own)], &config).expect("a device");
             }
             // The server's name is there a moment before it listens.
-            server.wait_until("the device", PATIENCE, |_| Device::connect_server(&socket, &seat).is_ok());
-            Device::connect_server(&socket, &seat).expect("a device")
+            server.wait_until("the device", PATIENCE, |_| Device::connect_server(&socket, &config).is_ok());
+            Device::connect_server(&socket, &config).expect("a device")
         };
         let devices = [device(0), device(1)];
         let mut nodes: Vec<Node> =
@@ -261,7 +261,7 @@ impl Nodes {
         let nodes = Self { nodes, _server: server, memory, _folder: folder };
         // Each has learned of the other's bells by now.
         for node in &nodes.nodes {
-            node.device.look().expect("a device");
+            node.device.poll().expect("a device");
             node.hand_over();
         }
         nodes.link_up();
@@ -404,7 +404,7 @@ impl Node {
             timing: settings.timing.map(|name| Timing { name: name.to_owned(), one_way_ns: None }),
             access: Access { rules: Vec::new(), allows_others: !settings.denies },
         }));
-        let link = device.link(Slot(1 - own as u8));
+        let link = device.link(NodeSlot(1 - own as u8));
         let node = Self { rack, device, link, monitor, proxy };
         node.hand_over();
         node.monitor.wait_for("ready", |message| *message == FromProxy::Ready { version: VERSION });

@@ -5,7 +5,7 @@
 mod support;
 
 use fabric::dax::{DaxLink, DaxMemory, End};
-use fabric::device::{Change, Device, DeviceLink, DeviceMemory, Layout, Seat, Slot};
+use fabric::device::{Device, DeviceConfig, DeviceEvent, DeviceLayout, DeviceLink, DeviceMemory, NodeSlot};
 use fabric::heap::HeapLink;
 use fabric::test_support::conformance::{Apart, End as Party, Meeting};
 use fabric::test_support::faulty::{FaultPlan, FaultyLink};
@@ -48,18 +48,18 @@ fn non_coherent(dax: &DaxMemory) -> DeviceMemory {
     dax.non_coherent().expect("a processor that writes lines back")
 }
 
-fn seat(own: u8, window_bytes: usize) -> Seat {
-    Seat { window_bytes: Some(window_bytes), ..Seat::new(Slot(own), 3) }
+fn config(own: u8, window_bytes: usize) -> DeviceConfig {
+    DeviceConfig { window_bytes: Some(window_bytes), ..DeviceConfig::new(NodeSlot(own), 3) }
 }
 
 fn device_bytes(window_bytes: usize) -> usize {
-    Layout::new(3, window_bytes).expect("a layout").bytes()
+    DeviceLayout::new(3, window_bytes).expect("a layout").bytes()
 }
 
 /// Nodes 0 and 2 of three, by a file.
 fn file_pair(path: &Path, coherence: Coherence, window_bytes: usize) -> (DeviceLink, DeviceLink) {
-    let open = |own| Device::open_dax(path, coherence, &seat(own, window_bytes)).expect("a device");
-    (open(0).link(Slot(2)), open(2).link(Slot(0)))
+    let open = |own| Device::open_dax(path, coherence, &config(own, window_bytes)).expect("a device");
+    (open(0).link(NodeSlot(2)), open(2).link(NodeSlot(0)))
 }
 
 fn device_in_memory(window_bytes: usize) -> (DeviceLink, DeviceLink) {
@@ -75,10 +75,10 @@ fn device_in_file(coherence: Coherence, window_bytes: usize) -> (DeviceLink, Dev
 
 fn device_by_server(window_bytes: usize) -> (DeviceLink, DeviceLink) {
     let server = Server::start(device_bytes(window_bytes), 2);
-    let connect = |own| Device::connect_server(&server.path(), &seat(own, window_bytes)).expect("a device");
+    let connect = |own| Device::connect_server(&server.path(), &config(own, window_bytes)).expect("a device");
     let (a, b) = (connect(0), connect(2));
-    while !a.look().expect("a device").contains(&Change::Bells) {}
-    (a.link(Slot(2)), b.link(Slot(0)))
+    while !a.poll().expect("a device").contains(&DeviceEvent::PeerDoorbells) {}
+    (a.link(NodeSlot(2)), b.link(NodeSlot(0)))
 }
 
 /// Half a microsecond one way and 7.8 GB/s, as a bridge.

@@ -48,6 +48,8 @@ pub mod test_support;
 #[cfg(not(loom))]
 pub mod timed;
 mod training;
+#[cfg(not(loom))]
+mod wait;
 mod window;
 
 pub use link::{Doorbell, Epoch, Link, LinkState, Scratchpad, WaitOutcome, train_both};

@@ -1,47 +1,47 @@
-//! A doorbell where nothing can interrupt the peer: a count in memory that the sleeper looks at.
+//! A doorbell without interrupts: a counter in memory that the waiter polls.
 
+use crate::wait::{Backoff, Deadline};
 use crate::{Doorbell, Memory, WaitOutcome};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use volmem::sync::Ordering;
 
-/// Looks that only give the processor away, before the first sleep.
-const YIELDS_MAX: u32 = 50;
-const SLEEP_MIN: Duration = Duration::from_micros(20);
-/// How late a ring is noticed at most, by a sleeper of long standing.
+/// Yields of a waiter before its first sleep.
+const YIELDS: u32 = 50;
+/// Longest sleep of a waiter: the latest that it notices a ring.
 const SLEEP_MAX: Duration = Duration::from_millis(1);
 
-/// A doorbell of two counts in memory `M`, each in a line of its own. A sleeper wakes up to look, less and less often,
-/// and a thousand times a second at least.
+/// A doorbell of two counters in memory `M`, each in a line of its own. A waiter polls its counter with increasing
+/// pauses, at least a thousand times a second.
 #[derive(Debug, Clone)]
 pub struct PolledDoorbell<M> {
     own: M,
     peer: M,
-    /// What the own count was when a ring was taken last.
+    /// Value of the own counter when a ring was last taken.
     taken: Arc<AtomicU64>,
     rung: Arc<AtomicU64>,
 }
 
 impl<M: Memory> PolledDoorbell<M> {
-    /// The end whose count is `own`, with the rings of earlier holders forgotten.
+    /// The endpoint whose counter is `own`. Takes all rings so far: they were meant for earlier holders.
     pub(crate) fn attach(own: M, peer: M) -> Self {
-        let count = |memory: &M| Arc::new(AtomicU64::new(fresh(memory)));
+        let count = |memory: &M| Arc::new(AtomicU64::new(load_fresh(memory)));
         let (taken, rung) = (count(&own), count(&peer));
         Self { own, peer, taken, rung }
     }
 
     fn take(&self) -> bool {
-        let count = fresh(&self.own);
+        let count = load_fresh(&self.own);
         self.taken.swap(count, Ordering::AcqRel) != count
     }
 }
 
-fn fresh(count: &impl Memory) -> u64 {
-    count.invalidate_lines(0, size_of::<u64>());
-    count.load_u64(0, Ordering::Acquire)
+/// Loads a counter past this node's cache.
+fn load_fresh(counter: &impl Memory) -> u64 {
+    counter.invalidate_lines(0, size_of::<u64>());
+    counter.load_u64(0, Ordering::Acquire)
 }
 
 impl<M: Memory> Doorbell for PolledDoorbell<M> {
@@ -53,25 +53,16 @@ impl<M: Memory> Doorbell for PolledDoorbell<M> {
     }
 
     fn wait(&self, timeout: Option<Duration>) -> WaitOutcome {
-        // A timeout beyond what the clock can count is none.
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut yields = 0;
-        let mut sleep = SLEEP_MIN;
+        let (deadline, mut backoff) = (Deadline::after(timeout), Backoff::new(YIELDS, SLEEP_MAX));
         loop {
             if self.take() {
                 return WaitOutcome::Rung;
             }
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
+            let remaining = deadline.remaining();
+            if remaining == Some(Duration::ZERO) {
                 return WaitOutcome::TimedOut;
             }
-            if yields < YIELDS_MAX {
-                yields += 1;
-                thread::yield_now();
-            } else {
-                thread::sleep(left.map_or(sleep, |left| left.min(sleep)));
-                sleep = (sleep * 2).min(SLEEP_MAX);
-            }
+            backoff.pause(remaining);
         }
     }
 

@@ -8,6 +8,7 @@
 
 use crate::memory_link::{InitialContents, MemoryLink, Side};
 use crate::pair::{PAGE_BYTES, PairLayout};
+use crate::wait::Deadline;
 use crate::{Doorbell, WaitOutcome, eventfd};
 use rustix::event::PollFlags;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -17,7 +18,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use volmem::{CACHE_LINE_BYTES, Mapping, Region};
 
 const SEALS_REQUIRED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
@@ -327,18 +328,18 @@ impl Doorbell for EventfdDoorbell {
     }
 
     fn wait(&self, timeout: Option<Duration>) -> WaitOutcome {
-        // A timeout beyond what the clock can count is none.
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let deadline = Deadline::after(timeout);
         loop {
             if eventfd::take(&self.own) {
                 return WaitOutcome::Rung;
             }
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
+
+            let remaining = deadline.remaining();
+            if remaining == Some(Duration::ZERO) {
                 return WaitOutcome::TimedOut;
             }
             // Ready, late or interrupted by a signal: the next turn sees which.
-            let _ = eventfd::poll_for(&self.own, PollFlags::IN, left);
+            let _ = eventfd::poll_for(&self.own, PollFlags::IN, remaining);
         }
     }
 

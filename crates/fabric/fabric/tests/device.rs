@@ -2,7 +2,9 @@
 
 mod support;
 
-use fabric::device::{Caching, Change, Device, DeviceError, DeviceLink, Layout, Problem, Seat, Slot, Vector};
+use fabric::device::{
+    Caching, Device, DeviceConfig, DeviceError, DeviceEvent, DeviceLayout, DeviceLink, DeviceProblem, NodeSlot, Vector,
+};
 use fabric::{Doorbell, Epoch, Inbound, Link, LinkState, Outbound, Scratchpad, WaitOutcome, train_both};
 use proptest::prelude::*;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,19 +18,19 @@ use tempfile::TempDir;
 use volmem::{Mapping, Region};
 
 const WINDOW_BYTES: usize = 8192;
-const A: Slot = Slot(0);
-const B: Slot = Slot(1);
-const C: Slot = Slot(2);
+const A: NodeSlot = NodeSlot(0);
+const B: NodeSlot = NodeSlot(1);
+const C: NodeSlot = NodeSlot(2);
 
 /// How long a test waits before it calls nodes stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(30);
 
-fn layout() -> Layout {
-    Layout::new(3, WINDOW_BYTES).expect("a layout")
+fn layout() -> DeviceLayout {
+    DeviceLayout::new(3, WINDOW_BYTES).expect("a layout")
 }
 
-fn seat(own: Slot) -> Seat {
-    Seat { window_bytes: Some(WINDOW_BYTES), vectors: 2, ..Seat::new(own, 3) }
+fn config(own: NodeSlot) -> DeviceConfig {
+    DeviceConfig { window_bytes: Some(WINDOW_BYTES), vectors: 2, ..DeviceConfig::new(own, 3) }
 }
 
 fn file() -> (TempDir, PathBuf) {
@@ -37,8 +39,8 @@ fn file() -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-fn open(path: &Path, own: Slot) -> Device {
-    Device::open_file(path, &seat(own)).unwrap_or_else(|error| panic!("{error}"))
+fn open(path: &Path, own: NodeSlot) -> Device {
+    Device::open_file(path, &config(own)).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// The memory as somebody sees it who keeps to nothing.
@@ -125,13 +127,13 @@ fn a_node_that_comes_again_finds_nothing_of_what_it_had_said() {
     let (_folder, path) = file();
     let (a, b) = (open(&path, A), open(&path, B));
     a.link(B).scratchpad().write(3, 7);
-    a.beat();
-    assert_eq!((b.link(A).scratchpad().read(3), b.beat_of(A)), (7, (1, false)));
-    a.beat_alone();
-    assert_eq!(b.beat_of(A), (2, true));
+    a.heartbeat();
+    assert_eq!((b.link(A).scratchpad().read(3), b.heartbeat_of(A)), (7, (1, false)));
+    a.heartbeat_without_monitor();
+    assert_eq!(b.heartbeat_of(A), (2, true));
     drop(a);
     let _heir = open(&path, A);
-    assert_eq!((b.link(A).scratchpad().read(3), b.beat_of(A)), (0, (0, false)));
+    assert_eq!((b.link(A).scratchpad().read(3), b.heartbeat_of(A)), (0, (0, false)));
 }
 
 #[test]
@@ -139,8 +141,11 @@ fn a_beat_is_seen_by_all_peers_and_grows() {
     let (_folder, path) = file();
     let [a, b, c] = [A, B, C].map(|own| open(&path, own));
     for beat in 1..4 {
-        a.beat();
-        assert_eq!([b.beat_of(A), c.beat_of(A), a.beat_of(B)], [(beat, false), (beat, false), (0, false)]);
+        a.heartbeat();
+        assert_eq!(
+            [b.heartbeat_of(A), c.heartbeat_of(A), a.heartbeat_of(B)],
+            [(beat, false), (beat, false), (0, false)]
+        );
     }
 }
 
@@ -151,13 +156,13 @@ fn who_does_not_train_sees_when_the_peer_leaves_the_epoch() {
     let (mut to_b, mut to_a) = (a.link(B), b.link(A));
     assert!(train_both(&mut to_b, &mut to_a));
     let epoch = to_b.epoch();
-    assert!(a.is_peer_in(B, epoch) && !a.is_peer_in(B, Epoch(epoch.0 + 1)) && !a.is_peer_in(C, epoch));
+    assert!(a.is_peer_ready(B, epoch) && !a.is_peer_ready(B, Epoch(epoch.0 + 1)) && !a.is_peer_ready(C, epoch));
     to_a.take_down();
-    assert!(!a.is_peer_in(B, epoch));
+    assert!(!a.is_peer_ready(B, epoch));
 }
 
 /// Fills what node C writes, and the header, with `garbage`.
-fn spoil(memory: &Region, layout: &Layout, garbage: &[u64]) {
+fn spoil(memory: &Region, layout: &DeviceLayout, garbage: &[u64]) {
     let spans = [A, B].map(|peer| [layout.control(C, peer), layout.window(C, peer)]);
     let spans = spans.into_iter().flatten().chain(std::iter::once(0..4096));
     for (index, offset) in spans.flat_map(|span| span.step_by(8)).enumerate() {
@@ -192,14 +197,14 @@ proptest! {
                 a_to_c.scratchpad().read(0);
                 a_to_c.doorbell().ring();
                 a_to_c.doorbell().wait(Some(Duration::ZERO));
-                let rung = a.bell(Vector(1)).take();
+                let rung = a.vector_doorbell(Vector(1)).take();
                 prop_assert!(rung.iter().all(|peer| *peer == C));
             }
             prop_assert_eq!((a_to_b.state(), b_to_a.state()), (LinkState::Up, LinkState::Up));
             prop_assert_eq!(a_to_b.doorbell().wait(Some(Duration::ZERO)), WaitOutcome::TimedOut);
             assert_carries(&a_to_b, &b_to_a);
         }
-        b.look().unwrap();
+        b.poll().unwrap();
         let c = open(&path, C);
         let mut c_to_a = c.link(A);
         prop_assert!(train_both(&mut c_to_a, &mut a_to_c), "an honest heir of its place gets its link");
@@ -212,10 +217,10 @@ proptest! {
 fn a_spoiled_header_is_mended_and_a_node_can_come_again() {
     let (_folder, path) = file();
     let (a, b) = (open(&path, A), open(&path, B));
-    assert_eq!(a.look().expect("fine"), []);
+    assert_eq!(a.poll().expect("fine"), []);
     raw(&path).write(0, &[0xee; 4096]);
-    assert_eq!(a.look().expect("fine"), [Change::HeaderMended]);
-    assert_eq!(b.look().expect("fine"), []);
+    assert_eq!(a.poll().expect("fine"), [DeviceEvent::HeaderRepaired]);
+    assert_eq!(b.poll().expect("fine"), []);
     drop(b);
     open(&path, B);
 }
@@ -229,17 +234,23 @@ fn refused(answer: Result<Device, DeviceError>) -> DeviceError {
 #[test]
 fn what_does_not_fit_is_refused_in_one_line_that_names_it() {
     let (_folder, path) = file();
-    let open = |seat: &Seat| refused(Device::open_file(&path, seat));
+    let open = |config: &DeviceConfig| refused(Device::open_file(&path, config));
     let name = path.display().to_string();
-    for (seat, words) in [
-        (Seat { window_bytes: Some(1 << 20), ..seat(A) }, "3 nodes with windows of 1048576 bytes need 6299648"),
-        (Seat { window_bytes: None, nodes: 32, ..seat(A) }, "32 nodes with windows of 4096 bytes need 4321280"),
-        (Seat { nodes: 33, ..seat(A) }, "33 nodes: use 2 to 32"),
-        (Seat { nodes: 1, ..seat(A) }, "1 nodes: use 2 to 32"),
-        (Seat { window_bytes: Some(100), ..seat(A) }, "windows of 100 bytes"),
-        (seat(Slot(3)), "node 3 of 3"),
+    for (config, words) in [
+        (
+            DeviceConfig { window_bytes: Some(1 << 20), ..config(A) },
+            "3 nodes with windows of 1048576 bytes need 6299648",
+        ),
+        (
+            DeviceConfig { window_bytes: None, nodes: 32, ..config(A) },
+            "32 nodes with windows of 4096 bytes need 4321280",
+        ),
+        (DeviceConfig { nodes: 33, ..config(A) }, "33 nodes: use 2 to 32"),
+        (DeviceConfig { nodes: 1, ..config(A) }, "1 nodes: use 2 to 32"),
+        (DeviceConfig { window_bytes: Some(100), ..config(A) }, "windows of 100 bytes"),
+        (config(NodeSlot(3)), "node 3 of 3"),
     ] {
-        let error = open(&seat).to_string();
+        let error = open(&config).to_string();
         assert!(error.contains(&name) && error.contains(words), "{words}: {error}");
     }
     assert_eq!(std::fs::read(&path).expect("the file"), vec![0; layout().bytes()], "nothing is written");
@@ -248,19 +259,19 @@ fn what_does_not_fit_is_refused_in_one_line_that_names_it() {
 #[test]
 fn a_device_of_another_rack_another_version_or_a_stranger_is_refused_and_left_alone() {
     for (offset, word, words) in [
-        (0, 0x7f45_4c46_u64, "0x7f454c46, which is no layout of Crosslane's"),
+        (0, 0x7f45_4c46_u64, "0x7f454c46, which is not a Crosslane layout"),
         (8, 2, "layout version 2, this program has 1"),
-        (16, 2, "laid out for nodes 2, the rack has 3"),
-        (24, 4096, "laid out for windows of bytes 4096, the rack has 8192"),
+        (16, 2, "laid out for 2 nodes, the rack has 3"),
+        (24, 4096, "laid out for 4096 bytes per window, the rack has 8192"),
     ] {
         let (_folder, path) = file();
         drop(open(&path, A));
         raw(&path).write(offset, &word.to_le_bytes());
         let before = std::fs::read(&path).expect("the file");
-        let error = refused(Device::open_file(&path, &seat(B))).to_string();
+        let error = refused(Device::open_file(&path, &config(B))).to_string();
         assert!(error.contains(words) && error.contains("clear its first 4096 bytes"), "{error}");
         assert!(std::fs::read(&path).expect("the file") == before, "{words}: the device was written");
-        Device::open_file(&path, &Seat { overwrites: true, ..seat(B) }).expect("told to overwrite");
+        Device::open_file(&path, &DeviceConfig { overwrite: true, ..config(B) }).expect("told to overwrite");
     }
 }
 
@@ -268,7 +279,7 @@ fn a_device_of_another_rack_another_version_or_a_stranger_is_refused_and_left_al
 fn a_file_that_others_can_write_or_that_is_none_is_refused() {
     let (folder, path) = file();
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o666)).expect("a mode");
-    let error = refused(Device::open_file(&path, &seat(A)));
+    let error = refused(Device::open_file(&path, &config(A)));
     let owner = std::fs::metadata(&path).expect("the file").uid();
     assert!(error.to_string().contains(&format!("owned by user {owner}, mode 666")), "{error}");
     for (path, words) in [
@@ -276,7 +287,7 @@ fn a_file_that_others_can_write_or_that_is_none_is_refused() {
         (folder.path(), "open"),
         (Path::new("/nonexistent"), "No such file"),
     ] {
-        let error = refused(Device::open_file(path, &seat(A)));
+        let error = refused(Device::open_file(path, &config(A)));
         assert!(error.to_string().contains(words), "{error}");
     }
 }
@@ -287,8 +298,8 @@ fn a_file_that_shrinks_is_an_error_before_it_is_touched() {
     let a = open(&path, A);
     let file = std::fs::File::options().write(true).open(&path).expect("the file");
     file.set_len(4096).expect("a length");
-    let error = a.look().expect_err("it shrank");
-    assert!(matches!(error.problem, Problem::Shrunk { found_bytes: 4096, .. }), "{error}");
+    let error = a.poll().expect_err("it shrank");
+    assert!(matches!(error.problem, DeviceProblem::Shrunk { found_bytes: 4096, .. }), "{error}");
 }
 
 fn is_readable(descriptor: BorrowedFd<'_>) -> bool {
@@ -297,8 +308,8 @@ fn is_readable(descriptor: BorrowedFd<'_>) -> bool {
     rustix::event::poll(&mut polled, Some(&at_once)).expect("poll") == 1
 }
 
-fn connect(server: &Server, own: Slot) -> Device {
-    Device::connect_server(&server.path(), &seat(own)).unwrap_or_else(|error| panic!("{error}"))
+fn connect(server: &Server, own: NodeSlot) -> Device {
+    Device::connect_server(&server.path(), &config(own)).unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]
@@ -306,15 +317,15 @@ fn clients_of_a_server_hear_of_each_other_and_of_the_end_of_each() {
     let server = Server::start(layout().bytes(), 2);
     let a = connect(&server, A);
     let socket = a.descriptor().expect("a socket");
-    assert_eq!(a.look().expect("fine"), []);
+    assert_eq!(a.poll().expect("fine"), []);
     let b = connect(&server, B);
     wait_until("the server's word", || is_readable(socket));
-    wait_until("b's bells", || a.look().expect("fine") == [Change::Bells]);
+    wait_until("b's bells", || a.poll().expect("fine") == [DeviceEvent::PeerDoorbells]);
     drop(b);
     let mut changes = Vec::new();
     wait_until("b's end", || {
-        changes.extend(a.look().expect("fine"));
-        changes.contains(&Change::Gone(vec![B]))
+        changes.extend(a.poll().expect("fine"));
+        changes.contains(&DeviceEvent::NodesGone(vec![B]))
     });
 }
 
@@ -323,12 +334,12 @@ fn a_ring_finds_a_client_whose_bells_were_not_known_when_it_rang() {
     let server = Server::start(layout().bytes(), 2);
     let a = connect(&server, A);
     let b = connect(&server, B);
-    let bell = b.bell(Vector(1));
+    let bell = b.vector_doorbell(Vector(1));
     a.doorbell(B, Vector(1)).ring(); // Nobody has looked at the socket.
     let eventfd = bell.descriptor().expect("an eventfd");
     assert!(!is_readable(eventfd));
     wait_until("b's bells", || {
-        a.look().expect("fine");
+        a.poll().expect("fine");
         is_readable(eventfd)
     });
     assert_eq!(bell.take().into_iter().collect::<Vec<_>>(), [A]);
@@ -339,16 +350,16 @@ fn a_bell_of_all_peers_says_who_rang_and_takes_all() {
     let server = Server::start(layout().bytes(), 2);
     let [a, b, c] = [A, B, C].map(|own| connect(&server, own));
     for node in [&a, &b] {
-        wait_until("the bells", || node.look().expect("fine").is_empty());
+        wait_until("the bells", || node.poll().expect("fine").is_empty());
     }
-    let bell = c.bell(Vector(1));
+    let bell = c.vector_doorbell(Vector(1));
     assert!(bell.take().is_empty());
     a.doorbell(C, Vector(1)).ring();
     b.doorbell(C, Vector(1)).ring();
     b.doorbell(C, Vector(0)).ring();
     assert_eq!(bell.take().into_iter().collect::<Vec<_>>(), [A, B]);
     assert!(bell.take().is_empty());
-    assert_eq!(c.bell(Vector(0)).wait(None).into_iter().collect::<Vec<_>>(), [B]);
+    assert_eq!(c.vector_doorbell(Vector(0)).wait(None).into_iter().collect::<Vec<_>>(), [B]);
 }
 
 #[test]
@@ -363,7 +374,7 @@ fn a_ring_for_another_link_is_left_for_its_waiter() {
     std::thread::scope(|scope| {
         let waiters = [from_a, from_b].map(|bell| scope.spawn(move || bell.wait(Some(STUCK_AFTER))));
         for node in [b, a] {
-            wait_until("the bells", || node.look().expect("fine").is_empty());
+            wait_until("the bells", || node.poll().expect("fine").is_empty());
             node.doorbell(C, Vector::MONITOR).ring();
         }
         waiters.into_iter().for_each(|waiter| assert_eq!(waiter.join().expect("a waiter"), WaitOutcome::Rung));
@@ -378,13 +389,13 @@ fn a_device_survives_its_server() {
         vec![(0, None), (own, None), (-1, Some(memory)), (own, bell()), (own, bell())]
     };
     let (_folder, path) = start_saying(messages(5));
-    let a = Device::connect_server(&path, &seat(A)).expect("a device");
+    let a = Device::connect_server(&path, &config(A)).expect("a device");
     let mut changes = Vec::new();
     wait_until("the server's end", || {
-        changes.extend(a.look().expect("fine"));
-        changes == [Change::ServerGone]
+        changes.extend(a.poll().expect("fine"));
+        changes == [DeviceEvent::ServerGone]
     });
-    assert_eq!(a.look().expect("fine"), []);
+    assert_eq!(a.poll().expect("fine"), []);
     a.link(B).train();
 }
 
@@ -394,21 +405,21 @@ fn a_server_that_makes_no_sense_is_refused_and_named() {
     let bell = || Some(rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).expect("an eventfd"));
     let growing = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("a memfd");
     let cases: [(Vec<Message>, &str); 8] = [
-        (vec![], "good-bye"),
+        (vec![], "the server closed the connection"),
         (vec![(1, None)], "protocol version 1"),
-        (vec![(0, None), (3, None), (4, None)], "4 where the memory was due"),
-        (vec![(0, None), (70_000, None), (-1, memory())], "client number 70000"),
+        (vec![(0, None), (3, None), (4, None)], "sent 4 instead of the memory"),
+        (vec![(0, None), (70_000, None), (-1, memory())], "client ID 70000"),
         (vec![(0, None), (3, None), (-1, Some(growing))], "may be truncated"),
-        (vec![(0, None), (3, None), (-1, memory()), (3, memory())], "a bell that is"),
-        (vec![(0, None), (3, None), (-1, memory()), (-2, bell())], "client number -2"),
-        (vec![(0, None), (3, None), (-1, memory()), (3, bell())], "good-bye"),
+        (vec![(0, None), (3, None), (-1, memory()), (3, memory())], "instead of an eventfd"),
+        (vec![(0, None), (3, None), (-1, memory()), (-2, bell())], "client ID -2"),
+        (vec![(0, None), (3, None), (-1, memory()), (3, bell())], "the server closed the connection"),
     ];
     for (messages, words) in cases {
         let (_folder, path) = start_saying(messages);
-        let error = refused(Device::connect_server(&path, &seat(A))).to_string();
+        let error = refused(Device::connect_server(&path, &config(A))).to_string();
         assert!(error.contains(&path.display().to_string()) && error.contains(words), "{words}: {error}");
     }
-    let error = refused(Device::connect_server(Path::new("/nonexistent"), &seat(A))).to_string();
+    let error = refused(Device::connect_server(Path::new("/nonexistent"), &config(A))).to_string();
     assert!(error.contains("crosslane device-server"), "{error}");
 }
 
@@ -416,22 +427,22 @@ fn a_server_that_makes_no_sense_is_refused_and_named() {
 fn a_device_handed_over_has_the_windows_and_bells_and_disturbs_no_training() {
     let server = Server::start(layout().bytes(), 2);
     let (a, b) = (connect(&server, A), connect(&server, B));
-    wait_until("the bells", || a.look().expect("fine").contains(&Change::Bells));
+    wait_until("the bells", || a.poll().expect("fine").contains(&DeviceEvent::PeerDoorbells));
     let (mut to_b, mut to_a) = (a.link(B), b.link(A));
     assert!(train_both(&mut to_b, &mut to_a));
     let (bytes, descriptors) = a.hand_over().expect("a copy");
     let proxy = Device::take_over(&bytes, descriptors).expect("a device");
-    assert_eq!((proxy.own(), proxy.layout(), proxy.vectors()), (A, layout(), 2));
+    assert_eq!((proxy.own_slot(), proxy.layout(), proxy.vectors()), (A, layout(), 2));
     assert_eq!((to_b.state(), to_a.state()), (LinkState::Up, LinkState::Up));
-    assert!(proxy.is_peer_in(B, to_b.epoch()));
+    assert!(proxy.is_peer_ready(B, to_b.epoch()));
     proxy.outbound(B).write(64, b"from the proxy");
     proxy.doorbell(B, Vector(1)).ring();
-    assert_eq!(b.bell(Vector(1)).wait(None).into_iter().next(), Some(A));
+    assert_eq!(b.vector_doorbell(Vector(1)).wait(None).into_iter().next(), Some(A));
     let mut read = [0; 14];
     b.inbound(A).read(64, &mut read);
     assert_eq!(&read, b"from the proxy");
     b.doorbell(A, Vector(1)).ring();
-    assert_eq!(proxy.bell(Vector(1)).wait(None).into_iter().next(), Some(B));
+    assert_eq!(proxy.vector_doorbell(Vector(1)).wait(None).into_iter().next(), Some(B));
     assert_eq!((to_b.state(), to_a.state()), (LinkState::Up, LinkState::Up));
 }
 
@@ -443,12 +454,12 @@ fn who_took_a_device_over_learns_of_new_bells_and_rings_what_it_owes_them() {
     let proxy = Device::take_over(&bytes, descriptors).expect("a device");
     let b = connect(&server, B);
     proxy.doorbell(B, Vector(1)).ring();
-    wait_until("the bells", || a.look().expect("fine").contains(&Change::Bells));
-    while b.bell(Vector(1)).take().is_empty() {}
+    wait_until("the bells", || a.poll().expect("fine").contains(&DeviceEvent::PeerDoorbells));
+    while b.vector_doorbell(Vector(1)).take().is_empty() {}
     proxy.doorbell(B, Vector(1)).ring();
     let (bytes, descriptors) = a.hand_over().expect("a copy");
-    proxy.renew(&bytes, descriptors).expect("news");
-    let bell = b.bell(Vector(1));
+    proxy.update_peers(&bytes, descriptors).expect("news");
+    let bell = b.vector_doorbell(Vector(1));
     assert!(is_readable(bell.descriptor().expect("an eventfd")), "what was owed is paid at once");
     assert_eq!(bell.take().into_iter().next(), Some(A));
 }
@@ -456,18 +467,19 @@ fn who_took_a_device_over_learns_of_new_bells_and_rings_what_it_owes_them() {
 #[test]
 fn a_node_that_shares_its_place_is_gone_once_both_processes_are() {
     let server = Server::start(layout().bytes(), 2);
-    let a = Device::connect_server(&server.path(), &Seat { shares_place: true, ..seat(A) }).expect("a device");
+    let a = Device::connect_server(&server.path(), &DeviceConfig { shares_connection: true, ..config(A) })
+        .expect("a device");
     let b = connect(&server, B);
     let (bytes, descriptors) = a.hand_over().expect("a copy");
     let proxy = Device::take_over(&bytes, descriptors).expect("a device");
     drop(a);
     // One that comes and goes: whatever the server had to say of others was said before.
     drop(connect(&server, C));
-    wait_until("the end of c", || b.look().expect("fine").contains(&Change::Gone(vec![C])));
-    proxy.beat_alone();
-    assert_eq!(b.beat_of(A), (1, true));
+    wait_until("the end of c", || b.poll().expect("fine").contains(&DeviceEvent::NodesGone(vec![C])));
+    proxy.heartbeat_without_monitor();
+    assert_eq!(b.heartbeat_of(A), (1, true));
     drop(proxy);
-    wait_until("the end of a", || b.look().expect("fine").contains(&Change::Gone(vec![A])));
+    wait_until("the end of a", || b.poll().expect("fine").contains(&DeviceEvent::NodesGone(vec![A])));
 }
 
 #[test]
@@ -507,7 +519,7 @@ const ROUNDS: u64 = 200;
 /// Trains, whoever the peer is and whenever it comes.
 fn bring_up(device: &Device, link: &mut DeviceLink) {
     wait_until("training", || {
-        device.look().expect("fine");
+        device.poll().expect("fine");
         link.doorbell().ring();
         link.train() == LinkState::Up
     });
@@ -515,7 +527,7 @@ fn bring_up(device: &Device, link: &mut DeviceLink) {
 
 /// Answers each word with itself and one, sleeping in between.
 fn other_node(path: &Path) {
-    let device = Device::connect_server(path, &seat(B)).expect("a device");
+    let device = Device::connect_server(path, &config(B)).expect("a device");
     let mut link = device.link(A);
     bring_up(&device, &mut link);
     let (bell, inbound, outbound) = (link.doorbell_of(Vector(1)), link.inbound(), link.outbound());
@@ -559,8 +571,8 @@ fn nodes_in_two_processes_train_and_talk_and_one_that_is_killed_comes_again() {
         }
         let mut changes = Vec::new();
         wait_until("its end", || {
-            changes.extend(device.look().expect("fine"));
-            changes.contains(&Change::Gone(vec![B]))
+            changes.extend(device.poll().expect("fine"));
+            changes.contains(&DeviceEvent::NodesGone(vec![B]))
         });
         link.take_down();
     }
@@ -570,8 +582,8 @@ fn nodes_in_two_processes_train_and_talk_and_one_that_is_killed_comes_again() {
 fn training_leaves_alone_what_lies_behind_the_links_part_of_a_window() {
     let (_folder, path) = file();
     let nodes = [A, B].map(|own| {
-        let seat = Seat { link_bytes: Some(4096), ..seat(own) };
-        Device::open_file(&path, &seat).unwrap_or_else(|error| panic!("{error}"))
+        let config = DeviceConfig { link_bytes: Some(4096), ..config(own) };
+        Device::open_file(&path, &config).unwrap_or_else(|error| panic!("{error}"))
     });
     let [a, b] = &nodes;
     for offset in [0, 4096, WINDOW_BYTES - 8] {
@@ -587,7 +599,7 @@ fn training_leaves_alone_what_lies_behind_the_links_part_of_a_window() {
     assert_eq!(memory.try_clone_to_owned().map(|_| ()).ok(), Some(()));
     assert_eq!(begins, [layout().window(B, A), layout().window(A, B)].map(|span| span.start as u64));
     for link_bytes in [0, 100, WINDOW_BYTES + 4096] {
-        let seat = Seat { link_bytes: Some(link_bytes), ..seat(A) };
-        assert!(Device::open_file(&path, &seat).is_err(), "{link_bytes}");
+        let config = DeviceConfig { link_bytes: Some(link_bytes), ..config(A) };
+        assert!(Device::open_file(&path, &config).is_err(), "{link_bytes}");
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use fabric::Coherence;
-use fabric::device::{Device, DeviceError, Layout, Mode, Seat, Slot, VECTORS_MAX};
+use fabric::device::{Device, DeviceConfig, DeviceError, DeviceLayout, NodeSlot, PciAccess, VECTORS_MAX};
 use rack::{Backend, PciMode, Places, Rack, Trust};
 use segment::Segment;
 use socket::rendezvous;
@@ -17,7 +17,7 @@ const _: () = assert!(rack::TIMED_SPAN_BYTES == Segment::TIMED_WINDOW_BYTES as u
 /// # Errors
 /// When no device can be that large; the rack file's values are too.
 fn device_bytes(rack: &Rack) -> Result<u64, String> {
-    let layout = Layout::new(rack.slots() as u8, rack.device.window_bytes as usize);
+    let layout = DeviceLayout::new(rack.slots() as u8, rack.device.window_bytes as usize);
     layout.map(|layout| layout.bytes() as u64).map_err(|problem| problem.to_string())
 }
 
@@ -33,7 +33,7 @@ pub fn server_bytes(rack: &Rack, free_bytes: u64) -> Result<u64, String> {
     }
     // The largest power of two that is free.
     let largest_bytes = free_bytes.checked_ilog2().map_or(0, |exponent| 1 << exponent);
-    let remedy = match Layout::largest(rack.slots() as u8, largest_bytes) {
+    let remedy = match DeviceLayout::largest(rack.slots() as u8, largest_bytes) {
         Ok(layout) => format!("make it {} at most", layout.window_bytes()),
         Err(_) => "use a machine with more memory".to_owned(),
     };
@@ -62,7 +62,7 @@ pub fn check_device(rack: &Rack, slot: usize) -> Result<(), String> {
     if found_bytes >= needed_bytes {
         return Ok(());
     }
-    let largest = Layout::largest(rack.slots() as u8, found_bytes).map(|layout| layout.window_bytes());
+    let largest = DeviceLayout::largest(rack.slots() as u8, found_bytes).map(|layout| layout.window_bytes());
     let remedy = match largest {
         Ok(bytes) => format!("set device.window_bytes to {bytes} at most, or use a larger device"),
         Err(_) => "use a larger device".to_owned(),
@@ -100,27 +100,27 @@ fn dax_bytes(path: &Path) -> Result<u64, String> {
 pub fn open(rack: &Rack, slot: usize, places: &Places) -> Result<Device, DeviceError> {
     let node = &rack.nodes[slot];
     let device = node.device.as_deref().unwrap_or_default();
-    let mut seat = Seat::new(Slot(slot as u8), rack.slots() as u8);
-    seat.window_bytes = Some(rack.device.window_bytes as usize);
+    let mut config = DeviceConfig::new(NodeSlot(slot as u8), rack.slots() as u8);
+    config.window_bytes = Some(rack.device.window_bytes as usize);
     // What training cleans.
     let link_bytes = if rack.is_coherent() { rack::CONTROL_PARTITION_BYTES } else { rack.cut().link_bytes() };
-    seat.link_bytes = Some(link_bytes as usize);
-    seat.shares_place = rack.is_coherent();
-    seat.vectors = vectors(rack);
+    config.link_bytes = Some(link_bytes as usize);
+    config.shares_connection = rack.is_coherent();
+    config.vectors = vectors(rack);
     match rack.backend_of(node) {
-        Backend::Shm => Device::connect_server(&places.device_socket(), &seat),
+        Backend::Shm => Device::connect_server(&places.device_socket(), &config),
         Backend::Dax => {
             let coherence = match rack.device.coherence.unwrap_or(rack::Coherence::Coherent) {
                 rack::Coherence::Coherent => Coherence::Coherent,
                 rack::Coherence::NonCoherent => Coherence::NonCoherent,
             };
-            Device::open_dax(device.as_ref(), coherence, &seat)
+            Device::open_dax(device.as_ref(), coherence, &config)
         }
         Backend::Pci => match rack.device.mode.unwrap_or(PciMode::Sysfs) {
-            PciMode::Vfio => Device::open_pci(device, Mode::Vfio, &seat),
+            PciMode::Vfio => Device::open_pci(device, PciAccess::Vfio, &config),
             PciMode::Sysfs => {
-                seat.vectors = 0;
-                Device::open_pci(device, Mode::Sysfs, &seat)
+                config.vectors = 0;
+                Device::open_pci(device, PciAccess::Sysfs, &config)
             }
         },
     }
@@ -132,8 +132,8 @@ pub(crate) fn direct_obstacle(rack: &Rack, device: &Device) -> Option<String> {
         return None;
     }
     // Any other node is as good as another: all windows are of one memory.
-    let peer = device.layout().slots().find(|slot| *slot != device.own())?;
-    if let Some(obstacle) = device.lending_obstacle() {
+    let peer = device.layout().slots().find(|slot| *slot != device.own_slot())?;
+    if let Some(obstacle) = device.lease_obstacle() {
         return Some(obstacle.to_owned());
     }
     let (memory, _) = device.windows_in_memory(peer);
@@ -145,7 +145,7 @@ pub(crate) fn direct_obstacle(rack: &Rack, device: &Device) -> Option<String> {
 }
 
 /// Why programs could not map their spans: found out here, for each of them would lose its connections by it.
-fn span_obstacle(rack: &Rack, device: &Device, peer: Slot) -> Option<String> {
+fn span_obstacle(rack: &Rack, device: &Device, peer: NodeSlot) -> Option<String> {
     let (memory, [inbound, outbound]) = device.windows_in_memory(peer);
     let (alignment, end_bytes) = (device.alignment(), device.end_in_memory());
     // What is mapped around the last span would lie beyond the end, and nothing but a signal would say so.

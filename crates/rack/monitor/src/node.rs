@@ -11,7 +11,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use control::monitor::{Answer, Ask, Direct, Link as LinkStatus, Partition, Proxy, Status};
 use control::proxy::{self as words, Configuration, FromProxy, ToProxy};
 use fabric::Epoch;
-use fabric::device::{Change, Device, DeviceError, DeviceLink, Slot, Vector, VectorBell};
+use fabric::device::{Device, DeviceError, DeviceEvent, DeviceLink, NodeSlot, Vector, VectorDoorbell};
 use rack::{Access, AccessRule, Class, NodePlaces, Places, Rack};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
@@ -182,7 +182,7 @@ pub struct Monitor {
     started: Instant,
     started_at_ns: u64,
     device: Device,
-    bell: VectorBell,
+    bell: VectorDoorbell,
     neighbours: Vec<Neighbour>,
     clients: Clients,
     registry: Registry,
@@ -240,7 +240,7 @@ impl Monitor {
             settings,
             started: Instant::now(),
             started_at_ns,
-            bell: device.bell(Vector::MONITOR),
+            bell: device.vector_doorbell(Vector::MONITOR),
             device,
             neighbours,
             clients,
@@ -309,7 +309,7 @@ impl Monitor {
             return;
         }
         let neighbour = &mut self.neighbours[index];
-        let (beat, is_alone) = self.device.beat_of(Slot(neighbour.slot as u8));
+        let (beat, is_alone) = self.device.heartbeat_of(NodeSlot(neighbour.slot as u8));
         if beat != neighbour.beat.0 {
             neighbour.beat = (beat, now_ns);
         }
@@ -354,20 +354,20 @@ impl Monitor {
 
     /// First of all in a turn: memory that has become smaller must not be touched.
     fn look_at_device(&mut self, now_ns: u64) -> Result<(), MonitorError> {
-        for change in self.device.look()? {
+        for change in self.device.poll()? {
             match change {
-                Change::Bells => {
+                DeviceEvent::PeerDoorbells => {
                     // Without the bells it would wake nobody who sleeps there.
                     if !self.proxy.renew(&self.device) {
                         self.end_proxy("killed, for it did not take new bells", now_ns);
                     }
                 }
-                Change::HeaderMended => warn!("a node spoiled the header of the device; it is mended"),
-                Change::ServerGone => {
+                DeviceEvent::HeaderRepaired => warn!("a node spoiled the header of the device; it is mended"),
+                DeviceEvent::ServerGone => {
                     self.is_server_gone = true;
                     error!("the device server is gone: links stay, but no node can come; 'crosslane down', then 'up'");
                 }
-                Change::Gone(slots) => {
+                DeviceEvent::NodesGone(slots) => {
                     for slot in slots {
                         self.proxy.tell(&ToProxy::Gone { peer: slot.0 });
                         self.lose(slot.0.into(), "its monitor and its proxy have ended", now_ns);
@@ -706,7 +706,7 @@ impl Monitor {
         let beat_ns = self.settings.rack.timeouts.silence_ns as u64 / 4;
         if now_ns >= self.beaten_at_ns + beat_ns.min(LOOK_NS) {
             self.beaten_at_ns = now_ns;
-            self.device.beat();
+            self.device.heartbeat();
         }
         if !self.has_news && now_ns < self.looked_at_ns + LOOK_NS {
             return;
@@ -796,7 +796,7 @@ fn raise_descriptor_limit() {
 }
 
 fn neighbour(settings: &Settings, device: &Device, slot: usize) -> Neighbour {
-    let peer = Peer::new(device.link(Slot(slot as u8)), session_settings(settings, slot));
+    let peer = Peer::new(device.link(NodeSlot(slot as u8)), session_settings(settings, slot));
     Neighbour { slot, peer, told: None, stop_deadline_ns: None, beat: (0, 0) }
 }
 

@@ -29,7 +29,7 @@ use crate::{Class, Held};
 use control::proxy::{Access, Configuration, DeviceParts, FromProxy, Kept, Node, PeerReport, Report, ToProxy, VERSION};
 use control::{Channel, ChannelError, Received};
 use direct::{ProgramEnd, SpanPool};
-use fabric::device::{Device, Slot};
+use fabric::device::{Device, NodeSlot};
 use fabric::timed::{LinkTiming, Pace};
 use held::{Heirs, HeldEnd, Wish};
 use owner::{Command, Owner};
@@ -314,7 +314,7 @@ fn span_pools(setup: &Configuration, monitor: &Arc<ToMonitor>, timing: Option<Li
     // What lies in windows cannot go on without them.
     let Some(spans) = setup.spans.filter(|_| !setup.is_failover) else { return Vec::new() };
     let pool = |peer| {
-        let ends = (Slot(peer as u8), Slot(setup.own));
+        let ends = (NodeSlot(peer as u8), NodeSlot(setup.own));
         Arc::new(SpanPool::new(ends, spans, timing, Arc::clone(monitor)))
     };
     (0..setup.nodes.len().max(usize::from(setup.slots))).map(pool).collect()
@@ -371,7 +371,7 @@ impl Proxy {
 
     fn take_device(&mut self, text: &[u8], descriptors: Vec<OwnedFd>) -> Result<(), DriverError> {
         if let Some(device) = self.device.as_ref().filter(|_| !self.is_adopted) {
-            return Ok(device.renew(text, descriptors)?);
+            return Ok(device.update_peers(text, descriptors)?);
         }
         let device = Device::take_over(text, descriptors)?;
         self.shared.check_room(&device)?;
@@ -518,7 +518,7 @@ impl Proxy {
                 self.part();
             }
             if let Some(device) = self.device.as_ref().filter(|_| is_in_windows) {
-                device.beat_alone();
+                device.heartbeat_without_monitor();
             }
             match heirs.next(HEIR_PAUSE, &self.shared.setup) {
                 None => {}

@@ -1,6 +1,6 @@
-//! What can be wrong with a device, in one line each.
+//! Errors of a device.
 
-use super::layout::{NODES_MAX, VERSION};
+use super::format::{NODES_MAX, VERSION};
 use std::{fmt, io};
 use volmem::CACHE_LINE_BYTES;
 
@@ -10,103 +10,103 @@ pub struct DeviceError {
     /// The device, as the user named it.
     pub device: String,
     /// What is wrong with it.
-    pub problem: Problem,
+    pub problem: DeviceProblem,
 }
 
-/// What is wrong with a device, or with what is asked of it.
+/// What is wrong with a device, or with the configuration it was opened with.
 #[derive(Debug)]
-pub enum Problem {
-    /// A rack has two nodes at least, and this version knows so many at most.
+pub enum DeviceProblem {
+    /// The number of nodes is not from 2 to [`NODES_MAX`].
     Nodes {
         /// Nodes asked for.
         nodes: u8,
     },
-    /// There is no such place in the rack.
+    /// The slot is not below the number of nodes.
     Slot {
-        /// Slot asked for.
+        /// NodeSlot asked for.
         own: usize,
         /// Nodes of the rack.
         nodes: u8,
     },
-    /// A window is whole cache lines, at least one, and all of them together fit an address space.
+    /// The size of a window is not a positive multiple of the cache line, or the windows exceed the address space.
     WindowSize {
         /// Bytes asked for.
         window_bytes: usize,
     },
-    /// The memory cannot hold what is asked for.
+    /// The memory is too small for the nodes and windows.
     TooSmall {
         /// Bytes of the device.
         found_bytes: u64,
         /// Nodes asked for.
         nodes: u8,
-        /// Bytes of each window, of which there are two for each pair of nodes.
+        /// Bytes of each window. There are two windows for each pair of nodes.
         window_bytes: usize,
-        /// Bytes that this takes.
+        /// Bytes needed.
         needed_bytes: usize,
     },
-    /// The first page holds something else.
-    Stranger {
-        /// The first word of it that is not ours.
+    /// The first page holds something other than a header of this layout.
+    UnknownContents {
+        /// The first unexpected word.
         found: u64,
     },
-    /// Laid out by another version of this program.
+    /// The layout has another version.
     Version {
-        /// The layout's version found.
+        /// Version found.
         found: u64,
     },
-    /// Laid out for another rack.
-    Shape {
-        /// What differs.
+    /// The layout is for another rack.
+    LayoutMismatch {
+        /// The property that differs, as the unit of the two values.
         what: &'static str,
-        /// The value found.
+        /// Value found.
         found: u64,
-        /// The value of this rack.
+        /// Value of this rack.
         expected: u64,
     },
-    /// Somebody else begins to lay it out for another rack, or gave up half-way.
-    Claimed,
-    /// Only root and the user of this process may own it, and nobody else write it.
+    /// Another node has claimed the header for another rack, or gave up half-way.
+    ClaimLost,
+    /// The file has an owner other than root and this process's user, or others can write it.
     Owner {
-        /// The user that owns it.
+        /// User ID of the owner.
         owner: u32,
-        /// Permission bits, 0 where they do not matter.
+        /// Permission bits; 0 where they do not matter.
         mode: u32,
     },
-    /// The memory could be truncated under a mapping.
+    /// The memory is not sealed against truncation.
     Shrinkable,
-    /// The memory has become smaller under the mapping.
+    /// The memory has become smaller than its mapping.
     Shrunk {
-        /// Bytes that there are now.
+        /// Bytes found.
         found_bytes: u64,
-        /// Bytes that are mapped.
+        /// Bytes mapped.
         mapped_bytes: u64,
     },
-    /// The kernel refused.
+    /// A system call failed.
     System {
-        /// What was attempted.
+        /// The attempted operation.
         what: String,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// Something else is not as it must be.
-    Unfit {
-        /// What was found.
+    /// Another requirement is not met.
+    Unsuitable {
+        /// The violated requirement.
         found: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
 }
 
-impl Problem {
-    pub(super) fn of(self, device: &str) -> DeviceError {
+impl DeviceProblem {
+    pub(super) fn on_device(self, device: &str) -> DeviceError {
         DeviceError { device: device.to_owned(), problem: self }
     }
 
-    pub(super) fn unfit(found: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self::Unfit { found: found.into(), remedy: remedy.into() }
+    pub(super) fn unsuitable(found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::Unsuitable { found: found.into(), remedy: remedy.into() }
     }
 
-    /// For `map_err`: the kernel refused `what`.
+    /// Returns a function for `map_err` that says which operation failed.
     pub(super) fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
         |error| Self::System { what: what.into(), error: error.into() }
     }
@@ -114,7 +114,7 @@ impl Problem {
 
 const CLEAR: &str = "if nothing on it is needed, clear its first 4096 bytes";
 
-impl fmt::Display for Problem {
+impl fmt::Display for DeviceProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nodes { nodes } => write!(f, "{nodes} nodes: use 2 to {NODES_MAX}"),
@@ -127,19 +127,19 @@ impl fmt::Display for Problem {
                 "{found_bytes} bytes: {nodes} nodes with windows of {window_bytes} bytes need {needed_bytes}; \
                  use fewer nodes, smaller windows or a larger device"
             ),
-            Self::Stranger { found } => write!(
+            Self::UnknownContents { found } => write!(
                 f,
-                "its first page holds {found:#x}, which is no layout of Crosslane's; use another device, or {CLEAR}"
+                "its first page holds {found:#x}, which is not a Crosslane layout; use another device, or {CLEAR}"
             ),
             Self::Version { found } => {
                 write!(f, "layout version {found}, this program has {VERSION}; update the older program, or {CLEAR}")
             }
-            Self::Shape { what, found, expected } => write!(
+            Self::LayoutMismatch { what, found, expected } => write!(
                 f,
-                "laid out for {what} {found}, the rack has {expected}; give all nodes the same rack file, or {CLEAR}"
+                "laid out for {found} {what}, the rack has {expected}; give all nodes the same rack file, or {CLEAR}"
             ),
-            Self::Claimed => {
-                write!(f, "another node lays it out for another rack; give all nodes the same rack file, or {CLEAR}")
+            Self::ClaimLost => {
+                write!(f, "another node has claimed it for another rack; give all nodes the same rack file, or {CLEAR}")
             }
             Self::Owner { owner, mode: 0 } => {
                 write!(f, "owned by user {owner}; only root or the user of this process may own it")
@@ -155,10 +155,10 @@ impl fmt::Display for Problem {
                  'crosslane device-server' does"
             ),
             Self::Shrunk { found_bytes, mapped_bytes } => {
-                write!(f, "{found_bytes} bytes, {mapped_bytes} are mapped; somebody truncated it: stop the rack")
+                write!(f, "{found_bytes} bytes, but {mapped_bytes} are mapped: the file was truncated; stop the rack")
             }
             Self::System { what, error } => write!(f, "{what}: {error}"),
-            Self::Unfit { found, remedy } => write!(f, "{found}; {remedy}"),
+            Self::Unsuitable { found, remedy } => write!(f, "{found}; {remedy}"),
         }
     }
 }
@@ -172,7 +172,7 @@ impl fmt::Display for DeviceError {
 impl std::error::Error for DeviceError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &self.problem {
-            Problem::System { error, .. } => Some(error),
+            DeviceProblem::System { error, .. } => Some(error),
             _ => None,
         }
     }

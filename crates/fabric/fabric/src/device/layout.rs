@@ -1,4 +1,4 @@
-//! Where things lie in the memory that all nodes of a rack share: arithmetic, and nothing else.
+//! Offsets in the memory that all nodes of a rack share.
 //!
 //! ```text
 //!  0      header, one page
@@ -6,63 +6,29 @@
 //!  ...    windows, one for each ordered pair, each on pages of its own
 //! ```
 //!
-//! A pair is (writer, reader). Its window is the writer's outbound and the reader's inbound one, and its control block
-//! is written by the writer alone. All words are little endian.
+//! A pair is (writer, reader). Its window is the writer's outbound window and the reader's inbound window. Only the
+//! writer stores in its control block. All words are little endian.
 
-use super::Problem;
+use super::error::DeviceProblem;
+use super::format::{BLOCK_BYTES, MAGIC, NODES_MAX, NodeSlot, PAGE_BYTES, VECTORS_MAX, VERSION};
 use crate::memory_link::is_window_size;
 use std::ops::Range;
 
-/// The version of all this. Any change of offsets or meanings is another version.
-pub const VERSION: u64 = 1;
-
-/// Nodes of a rack, at most.
-pub const NODES_MAX: u8 = 32;
-
-/// Bells of each direction of a link, at most.
-pub const VECTORS_MAX: usize = 16;
-
-pub(super) const PAGE_BYTES: usize = 4096;
-pub(super) const WORD_BYTES: usize = size_of::<u64>();
-
-/// A control block: a line of words, a line of scratchpad, two lines of bells.
-pub(super) const BLOCK_BYTES: usize = 256;
-
-/// "XLANEWIN" in memory.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"XLANEWIN");
-
-/// A node's place in the rack, from 0: the same number at every node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot(pub u8);
-
-impl Slot {
-    /// As an index into what there is one of for each node.
-    pub fn index(self) -> usize {
-        usize::from(self.0)
-    }
-}
-
-impl std::fmt::Display for Slot {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)
-    }
-}
-
 /// The layout for a number of nodes and a size of windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layout {
+pub struct DeviceLayout {
     nodes: u8,
     window_bytes: usize,
 }
 
-impl Layout {
-    /// The layout for `nodes` with windows of `window_bytes`.
+impl DeviceLayout {
+    /// Returns the layout for `nodes` with windows of `window_bytes`.
     ///
     /// # Errors
-    /// [`Problem::Nodes`] or [`Problem::WindowSize`].
-    pub fn new(nodes: u8, window_bytes: usize) -> Result<Self, Problem> {
+    /// [`DeviceProblem::Nodes`] or [`DeviceProblem::WindowSize`].
+    pub fn new(nodes: u8, window_bytes: usize) -> Result<Self, DeviceProblem> {
         if !(2..=NODES_MAX).contains(&nodes) {
-            return Err(Problem::Nodes { nodes });
+            return Err(DeviceProblem::Nodes { nodes });
         }
         let total = window_bytes
             .checked_next_multiple_of(PAGE_BYTES)
@@ -72,42 +38,42 @@ impl Layout {
             Some(total) if is_window_size(window_bytes) && isize::try_from(total).is_ok() => {
                 Ok(Self { nodes, window_bytes })
             }
-            _ => Err(Problem::WindowSize { window_bytes }),
+            _ => Err(DeviceProblem::WindowSize { window_bytes }),
         }
     }
 
-    /// The layout for `nodes` with windows as large as a device of `device_bytes` has room for.
+    /// Returns the layout for `nodes` with the largest windows that a device of `device_bytes` has room for.
     ///
     /// # Errors
-    /// [`Problem::Nodes`] or [`Problem::TooSmall`].
-    pub fn largest(nodes: u8, device_bytes: u64) -> Result<Self, Problem> {
+    /// [`DeviceProblem::Nodes`] or [`DeviceProblem::TooSmall`].
+    pub fn largest(nodes: u8, device_bytes: u64) -> Result<Self, DeviceProblem> {
         let smallest = Self::new(nodes, PAGE_BYTES)?;
         smallest.check_room(device_bytes)?;
         let room_bytes = device_bytes.min(isize::MAX as u64) as usize - windows_offset(nodes);
         Self::new(nodes, room_bytes / pairs(nodes) / PAGE_BYTES * PAGE_BYTES)
     }
 
-    /// Whether a device of `device_bytes` has room for this.
+    /// Checks that a device of `device_bytes` has room for the layout.
     ///
     /// # Errors
-    /// [`Problem::TooSmall`].
-    pub fn check_room(&self, device_bytes: u64) -> Result<(), Problem> {
+    /// [`DeviceProblem::TooSmall`].
+    pub fn check_room(&self, device_bytes: u64) -> Result<(), DeviceProblem> {
         let needed_bytes = self.bytes();
         if device_bytes >= needed_bytes as u64 {
             return Ok(());
         }
         let (nodes, window_bytes) = (self.nodes, self.window_bytes);
-        Err(Problem::TooSmall { found_bytes: device_bytes, nodes, window_bytes, needed_bytes })
+        Err(DeviceProblem::TooSmall { found_bytes: device_bytes, nodes, window_bytes, needed_bytes })
     }
 
-    /// Nodes that have a place.
+    /// Number of nodes.
     pub fn nodes(&self) -> u8 {
         self.nodes
     }
 
-    /// All places.
-    pub fn slots(&self) -> impl Iterator<Item = Slot> + use<> {
-        (0..self.nodes).map(Slot)
+    /// The slots of all nodes.
+    pub fn slots(&self) -> impl Iterator<Item = NodeSlot> + use<> {
+        (0..self.nodes).map(NodeSlot)
     }
 
     /// Bytes of each window.
@@ -115,30 +81,30 @@ impl Layout {
         self.window_bytes
     }
 
-    /// Bytes of memory that all of it takes.
+    /// Bytes of memory that the layout takes.
     pub fn bytes(&self) -> usize {
         windows_offset(self.nodes) + pairs(self.nodes) * self.window_stride_bytes()
     }
 
-    /// Where the control block of a pair lies.
+    /// The span of the control block of a pair.
     ///
     /// # Panics
     /// If the rack has no such pair.
-    pub fn control(&self, writer: Slot, reader: Slot) -> Range<usize> {
+    pub fn control(&self, writer: NodeSlot, reader: NodeSlot) -> Range<usize> {
         let begin = PAGE_BYTES + self.pair(writer, reader) * BLOCK_BYTES;
         begin..begin + BLOCK_BYTES
     }
 
-    /// Where the window of a pair lies.
+    /// The span of the window of a pair.
     ///
     /// # Panics
     /// If the rack has no such pair.
-    pub fn window(&self, writer: Slot, reader: Slot) -> Range<usize> {
+    pub fn window(&self, writer: NodeSlot, reader: NodeSlot) -> Range<usize> {
         let begin = windows_offset(self.nodes) + self.pair(writer, reader) * self.window_stride_bytes();
         begin..begin + self.window_bytes
     }
 
-    /// What the header says, but for its last word.
+    /// The words of the header, without the claim.
     pub(super) fn words(&self) -> [u64; 7] {
         let (block, vectors) = (BLOCK_BYTES as u64, VECTORS_MAX as u64);
         [MAGIC, VERSION, u64::from(self.nodes), self.window_bytes as u64, block, vectors, self.bytes() as u64]
@@ -148,16 +114,16 @@ impl Layout {
         self.window_bytes.next_multiple_of(PAGE_BYTES)
     }
 
-    /// Pairs are counted writer by writer.
-    fn pair(&self, writer: Slot, reader: Slot) -> usize {
+    /// Index of a pair. Pairs are counted writer by writer.
+    fn pair(&self, writer: NodeSlot, reader: NodeSlot) -> usize {
         let is_pair = writer != reader && writer.0 < self.nodes && reader.0 < self.nodes;
         assert!(is_pair, "pair {writer} to {reader} of {} nodes", self.nodes);
-        let place = reader.index() - usize::from(reader > writer);
-        writer.index() * (usize::from(self.nodes) - 1) + place
+        let index_of_reader = reader.index() - usize::from(reader > writer);
+        writer.index() * (usize::from(self.nodes) - 1) + index_of_reader
     }
 }
 
-/// Ordered pairs of different nodes.
+/// Number of ordered pairs of different nodes.
 fn pairs(nodes: u8) -> usize {
     usize::from(nodes) * (usize::from(nodes) - 1)
 }
@@ -172,12 +138,12 @@ mod tests {
     use proptest::prelude::*;
     use volmem::CACHE_LINE_BYTES;
 
-    fn layouts() -> impl Strategy<Value = Layout> {
+    fn layouts() -> impl Strategy<Value = DeviceLayout> {
         (2..=NODES_MAX, 1..5_000_usize)
-            .prop_map(|(nodes, lines)| Layout::new(nodes, lines * CACHE_LINE_BYTES).expect("a layout"))
+            .prop_map(|(nodes, lines)| DeviceLayout::new(nodes, lines * CACHE_LINE_BYTES).expect("a layout"))
     }
 
-    fn spans(layout: &Layout) -> Vec<Range<usize>> {
+    fn spans(layout: &DeviceLayout) -> Vec<Range<usize>> {
         let pairs = layout.slots().flat_map(|writer| layout.slots().map(move |reader| (writer, reader)));
         let pairs = pairs.filter(|(writer, reader)| writer != reader);
         pairs.flat_map(|(writer, reader)| [layout.control(writer, reader), layout.window(writer, reader)]).collect()
@@ -187,7 +153,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn nothing_overlaps_and_all_of_it_lies_behind_the_header_and_inside_the_device(layout in layouts()) {
+        fn no_spans_overlap_and_all_lie_behind_the_header_and_inside_the_device(layout in layouts()) {
             let mut spans = spans(&layout);
             spans.sort_by_key(|span| span.start);
             let nodes = usize::from(layout.nodes());
@@ -198,8 +164,8 @@ mod tests {
         }
 
         #[test]
-        fn windows_begin_on_pages_and_blocks_on_lines_and_each_has_its_size(layout in layouts()) {
-            for (writer, reader) in [(Slot(0), Slot(1)), (Slot(layout.nodes() - 1), Slot(0))] {
+        fn windows_are_page_aligned_and_control_blocks_are_line_aligned(layout in layouts()) {
+            for (writer, reader) in [(NodeSlot(0), NodeSlot(1)), (NodeSlot(layout.nodes() - 1), NodeSlot(0))] {
                 let (control, window) = (layout.control(writer, reader), layout.window(writer, reader));
                 prop_assert_eq!((control.start % CACHE_LINE_BYTES, control.len()), (0, BLOCK_BYTES));
                 prop_assert_eq!((window.start % PAGE_BYTES, window.len()), (0, layout.window_bytes()));
@@ -208,15 +174,15 @@ mod tests {
 
         #[test]
         fn the_largest_layout_fits_and_the_next_one_does_not(nodes in 2..=NODES_MAX, device_bytes in 0..1_u64 << 40) {
-            match Layout::largest(nodes, device_bytes) {
+            match DeviceLayout::largest(nodes, device_bytes) {
                 Ok(layout) => {
                     prop_assert!(layout.bytes() as u64 <= device_bytes);
-                    let next = Layout::new(nodes, layout.window_bytes() + PAGE_BYTES).expect("a layout");
+                    let next = DeviceLayout::new(nodes, layout.window_bytes() + PAGE_BYTES).expect("a layout");
                     prop_assert!(next.check_room(device_bytes).is_err());
                 }
                 Err(problem) => {
-                    let needed = Layout::new(nodes, PAGE_BYTES).expect("the smallest").bytes() as u64;
-                    let is_too_small = matches!(problem, Problem::TooSmall { .. });
+                    let needed = DeviceLayout::new(nodes, PAGE_BYTES).expect("the smallest").bytes() as u64;
+                    let is_too_small = matches!(problem, DeviceProblem::TooSmall { .. });
                     prop_assert!(is_too_small && device_bytes < needed);
                 }
             }
@@ -226,32 +192,34 @@ mod tests {
     #[test]
     fn a_rack_has_2_to_32_nodes_and_windows_of_whole_lines() {
         for nodes in [0, 1, 33, 255] {
-            assert!(matches!(Layout::new(nodes, 4096), Err(Problem::Nodes { nodes: found }) if found == nodes));
+            assert!(
+                matches!(DeviceLayout::new(nodes, 4096), Err(DeviceProblem::Nodes { nodes: found }) if found == nodes)
+            );
         }
         for window_bytes in [0, 1, 63, 65, usize::MAX, usize::MAX & !63, isize::MAX as usize & !63] {
-            let problem = Layout::new(2, window_bytes).expect_err("no window");
-            assert!(matches!(problem, Problem::WindowSize { window_bytes: found } if found == window_bytes));
+            let problem = DeviceLayout::new(2, window_bytes).expect_err("no window");
+            assert!(matches!(problem, DeviceProblem::WindowSize { window_bytes: found } if found == window_bytes));
         }
-        assert!(Layout::largest(2, u64::MAX).is_ok());
+        assert!(DeviceLayout::largest(2, u64::MAX).is_ok());
     }
 
     #[test]
     fn a_node_has_no_window_to_itself_nor_to_one_outside_the_rack() {
-        let layout = Layout::new(3, 64).expect("a layout");
+        let layout = DeviceLayout::new(3, 64).expect("a layout");
         for (writer, reader) in [(0, 0), (0, 3), (3, 0), (255, 1)] {
-            let window = std::panic::catch_unwind(|| layout.window(Slot(writer), Slot(reader)));
+            let window = std::panic::catch_unwind(|| layout.window(NodeSlot(writer), NodeSlot(reader)));
             assert!(window.is_err(), "{writer} to {reader}");
         }
     }
 
     #[test]
-    fn version_1_lies_where_it_always_lay() {
-        let layout = Layout::new(3, 8192).expect("a layout");
-        assert_eq!(layout.control(Slot(0), Slot(1)), 4096..4352);
-        assert_eq!(layout.control(Slot(1), Slot(0)), 4608..4864);
-        assert_eq!(layout.control(Slot(2), Slot(1)), 5376..5632);
-        assert_eq!(layout.window(Slot(0), Slot(1)), 8192..16384);
-        assert_eq!(layout.window(Slot(2), Slot(1)), 49152..57344);
+    fn offsets_of_version_1_do_not_change() {
+        let layout = DeviceLayout::new(3, 8192).expect("a layout");
+        assert_eq!(layout.control(NodeSlot(0), NodeSlot(1)), 4096..4352);
+        assert_eq!(layout.control(NodeSlot(1), NodeSlot(0)), 4608..4864);
+        assert_eq!(layout.control(NodeSlot(2), NodeSlot(1)), 5376..5632);
+        assert_eq!(layout.window(NodeSlot(0), NodeSlot(1)), 8192..16384);
+        assert_eq!(layout.window(NodeSlot(2), NodeSlot(1)), 49152..57344);
         assert_eq!(layout.bytes(), 57344);
         assert_eq!(layout.words(), [0x4e49_5745_4e41_4c58, 1, 3, 8192, 256, 16, 57344]);
     }

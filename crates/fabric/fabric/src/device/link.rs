@@ -1,35 +1,41 @@
-//! One end of a link over a device.
+//! A node's endpoint of a link over a device.
 
-use super::Device;
-use super::bell::{DeviceDoorbell, Vector};
-use super::layout::Slot;
+use super::doorbell::{DeviceDoorbell, Vector};
+use super::format::NodeSlot;
 use super::memory::{DeviceInbound, DeviceMemory, DeviceOutbound, DeviceScratchpad};
+use super::state::Device;
 use crate::memory_link::InitialContents;
 use crate::{Epoch, Link, LinkState, MemoryLink};
 
-/// This node's end of its link with one peer: trained by the monitor, and by nobody else.
+/// This node's endpoint of its link with one peer. Only the node's monitor trains it.
 #[derive(Debug)]
 pub struct DeviceLink {
     device: Device,
-    peer: Slot,
+    peer: NodeSlot,
     memory: MemoryLink<DeviceDoorbell, DeviceMemory>,
 }
 
-impl DeviceLink {
-    /// Whatever an earlier holder of this end had published is withdrawn.
-    pub(super) fn attach(device: Device, peer: Slot) -> Self {
-        let [own, theirs] = device.inner().sides_of(peer);
-        let bell = device.doorbell(peer, Vector::MONITOR);
-        let memory = MemoryLink::attach(own, theirs, bell, InitialContents::Unknown);
-        Self { device, peer, memory }
+impl Device {
+    /// This node's endpoint of its link with `peer`; it is down. There is one at a time: a further call takes the link
+    /// from the holder of the first.
+    ///
+    /// # Panics
+    /// If `peer` is this node, or not a node of the rack.
+    pub fn link(&self, peer: NodeSlot) -> DeviceLink {
+        let [own, theirs] = self.state().sides_of(peer);
+        let doorbell = self.doorbell(peer, Vector::MONITOR);
+        let memory = MemoryLink::attach(own, theirs, doorbell, InitialContents::Unknown);
+        DeviceLink { device: self.clone(), peer, memory }
     }
+}
 
-    /// The peer.
-    pub fn peer(&self) -> Slot {
+impl DeviceLink {
+    /// Slot of the peer.
+    pub fn peer(&self) -> NodeSlot {
         self.peer
     }
 
-    /// The bells of a vector.
+    /// The doorbells of a vector.
     ///
     /// # Panics
     /// If there is no such vector.
@@ -52,7 +58,7 @@ impl Link for DeviceLink {
         self.memory.outbound()
     }
 
-    /// The monitor's.
+    /// The doorbell of [`Vector::MONITOR`].
     fn doorbell(&self) -> DeviceDoorbell {
         self.memory.doorbell()
     }

@@ -1,22 +1,22 @@
-//! Memory of a device, however the processor reaches it, and the words of a control block.
+//! Memory of a device under each caching mode, and the words of a control block.
 
-use super::layout::{BLOCK_BYTES, VECTORS_MAX, WORD_BYTES};
+use super::format::{BLOCK_BYTES, VECTORS_MAX, WORD_BYTES};
 use crate::memory_link::{CONTROL_BYTES, TRAINING_WORD};
 use crate::{Coherence, Memory, MemoryInbound, MemoryOutbound, MemoryScratchpad, SCRATCHPAD_WORDS, Scratchpad};
 use std::ptr::NonNull;
 use volmem::sync::{Ordering, fence};
 use volmem::{LineControl, Region, load_fence, store_fence};
 
-/// How the processor reaches the memory, which decides what orders it.
+/// How the processor caches the memory, which decides which fences order its accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Caching {
-    /// As its own memory: coherent with the other nodes.
+    /// Write-back, coherent with the other nodes.
     Cached,
-    /// Every access goes to the device, in order.
+    /// Uncached: every access goes to the device, in program order.
     Uncached,
-    /// Stores gather, and loads may overtake each other.
+    /// Write-combined: stores gather in buffers, and loads may be reordered.
     WriteCombined,
-    /// By caches that do not follow those of other nodes: lines are written back and dropped by hand.
+    /// Write-back, not coherent with the other nodes: lines are written back and invalidated explicitly.
     NonCoherent,
 }
 
@@ -35,12 +35,12 @@ impl std::fmt::Display for Caching {
 #[derive(Debug, Clone)]
 pub struct DeviceMemory {
     region: Region,
-    reach: Reach,
+    access: Access,
 }
 
-/// [`Caching`], and what it takes.
+/// [`Caching`], with the instructions that it needs.
 #[derive(Debug, Clone, Copy)]
-enum Reach {
+enum Access {
     Cached,
     Uncached,
     WriteCombined,
@@ -55,30 +55,30 @@ pub type DeviceOutbound = MemoryOutbound<DeviceMemory>;
 pub type DeviceScratchpad = MemoryScratchpad<DeviceMemory>;
 
 impl DeviceMemory {
-    /// A region that is reached so. `None`: not coherent, on a processor that lets no program say what its caches keep.
+    /// Wraps a region with the given caching. `None` for non-coherent memory on a processor that has no instructions to
+    /// write back and invalidate lines.
     pub fn new(region: Region, caching: Caching) -> Option<Self> {
-        let reach = match caching {
-            Caching::Cached => Reach::Cached,
-            Caching::Uncached => Reach::Uncached,
-            Caching::WriteCombined => Reach::WriteCombined,
+        let access = match caching {
+            Caching::Cached => Access::Cached,
+            Caching::Uncached => Access::Uncached,
+            Caching::WriteCombined => Access::WriteCombined,
             Caching::NonCoherent => return Self::non_coherent(region),
         };
-        Some(Self { region, reach })
+        Some(Self { region, access })
     }
 
-    /// A region that other machines reach too, without coherence; `None` on a processor that lets no program say what
-    /// its caches keep.
+    /// Wraps a region that other machines access without coherence. `None` as for [`DeviceMemory::new`].
     pub(crate) fn non_coherent(region: Region) -> Option<Self> {
-        LineControl::detect().map(|lines| Self { region, reach: Reach::NonCoherent(lines) })
+        LineControl::detect().map(|lines| Self { region, access: Access::NonCoherent(lines) })
     }
 
-    /// A word as the other nodes have stored it last, little endian.
+    /// Loads the little-endian word that the other nodes stored last.
     pub(super) fn fetch(&self, offset: usize) -> u64 {
         self.invalidate_lines(offset, WORD_BYTES);
         u64::from_le(self.load_u64(offset, Ordering::Acquire))
     }
 
-    /// Stores a word, little endian, behind all stores made before and on its way to the other nodes.
+    /// Stores a little-endian word after all earlier stores, and writes it back.
     pub(super) fn publish(&self, offset: usize, word: u64) {
         self.barrier();
         self.store_u64(offset, word.to_le(), Ordering::Release);
@@ -86,7 +86,7 @@ impl DeviceMemory {
         self.barrier();
     }
 
-    /// Replaces a word that is zero; answers what it was. Atomic where the memory is coherent.
+    /// Replaces a word that is zero, and returns the earlier value. Atomic where the memory is coherent.
     pub(super) fn claim(&self, offset: usize, word: u64) -> u64 {
         self.invalidate_lines(offset, WORD_BYTES);
         let answer = self.region.compare_exchange_u64(offset, 0, word.to_le());
@@ -99,10 +99,10 @@ impl DeviceMemory {
 impl Memory for DeviceMemory {
     #[inline]
     fn coherence(&self) -> Coherence {
-        match self.reach {
-            Reach::Cached | Reach::Uncached => Coherence::Coherent,
-            Reach::WriteCombined => Coherence::WriteCombined,
-            Reach::NonCoherent(_) => Coherence::NonCoherent,
+        match self.access {
+            Access::Cached | Access::Uncached => Coherence::Coherent,
+            Access::WriteCombined => Coherence::WriteCombined,
+            Access::NonCoherent(_) => Coherence::NonCoherent,
         }
     }
 
@@ -113,14 +113,14 @@ impl Memory for DeviceMemory {
 
     #[inline]
     fn part(&self, offset: usize, len_bytes: usize) -> Self {
-        Self { region: self.region.sub(offset, len_bytes), reach: self.reach }
+        Self { region: self.region.sub(offset, len_bytes), access: self.access }
     }
 
-    /// Acquire order holds for all memory but write-combined.
+    /// Loads of write-combined memory need a fence for acquire order.
     #[inline]
     fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
         let value = self.region.load_u64(offset, order);
-        if order != Ordering::Relaxed && matches!(self.reach, Reach::WriteCombined) {
+        if order != Ordering::Relaxed && matches!(self.access, Access::WriteCombined) {
             load_fence();
         }
         value
@@ -133,13 +133,13 @@ impl Memory for DeviceMemory {
 
     #[inline]
     unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `destination` is writable for `len_bytes` and outside the memory.
         unsafe { self.region.read_to(offset, destination, len_bytes) }
     }
 
     #[inline]
     unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `source` is readable for `len_bytes` and outside the memory.
         unsafe { self.region.write_from(offset, source, len_bytes) }
     }
 
@@ -150,59 +150,61 @@ impl Memory for DeviceMemory {
 
     #[inline]
     fn demote(&self, offset: usize, len_bytes: usize) {
-        if matches!(self.reach, Reach::Cached) {
+        if matches!(self.access, Access::Cached) {
             self.region.demote(offset, len_bytes);
         }
     }
 
     #[inline]
     fn prefetch_for_writes(&self, offset: usize, len_bytes: usize) {
-        if matches!(self.reach, Reach::Cached) {
+        if matches!(self.access, Access::Cached) {
             self.region.prefetch_for_writes(offset, len_bytes);
         }
     }
 
     #[inline]
     fn write_back(&self, offset: usize, len_bytes: usize) {
-        if let Reach::NonCoherent(lines) = self.reach {
+        if let Access::NonCoherent(lines) = self.access {
             lines.write_back(&self.region, offset, len_bytes);
         }
     }
 
     #[inline]
     fn invalidate_lines(&self, offset: usize, len_bytes: usize) {
-        if let Reach::NonCoherent(lines) = self.reach {
+        if let Access::NonCoherent(lines) = self.access {
             lines.invalidate_lines(&self.region, offset, len_bytes);
         }
     }
 
     #[inline]
     fn barrier(&self) {
-        match self.reach {
-            Reach::Cached | Reach::Uncached => {}
-            Reach::WriteCombined => store_fence(),
-            Reach::NonCoherent(lines) => lines.barrier(),
+        match self.access {
+            Access::Cached | Access::Uncached => {}
+            Access::WriteCombined => store_fence(),
+            Access::NonCoherent(lines) => lines.barrier(),
         }
     }
 
-    /// Stores to a device are posted: they have arrived once a load behind them is answered.
+    /// Stores to a device are posted writes. They have arrived once a later load is answered: PCI Express does not let
+    /// a read pass posted writes.
     fn flush_posted(&self) {
         self.barrier();
-        if matches!(self.reach, Reach::Uncached | Reach::WriteCombined) {
+        if matches!(self.access, Access::Uncached | Access::WriteCombined) {
             fence(Ordering::SeqCst);
             std::hint::black_box(self.load_u64(self.len_bytes() - WORD_BYTES, Ordering::Acquire));
         }
     }
 }
 
-// Behind the training word, in its line; the scratchpad is the next line; the bells are the rest.
-const IDENTITY: usize = TRAINING_WORD + WORD_BYTES;
-const BEAT: usize = IDENTITY + WORD_BYTES;
-const BELLS: usize = CONTROL_BYTES;
+// The peer ID and the heartbeat follow the training word in its line. The scratchpad is the next line. The doorbells
+// take the rest.
+const PEER_ID: usize = TRAINING_WORD + WORD_BYTES;
+const HEARTBEAT: usize = PEER_ID + WORD_BYTES;
+const DOORBELLS: usize = CONTROL_BYTES;
 
-const _: () = assert!(BELLS + VECTORS_MAX * WORD_BYTES <= BLOCK_BYTES);
+const _: () = assert!(DOORBELLS + VECTORS_MAX * WORD_BYTES <= BLOCK_BYTES);
 
-/// The control block of a pair of nodes. Only the writer stores in it: no line has two writers.
+/// The control block of a pair of nodes. Only the writer stores in it, because no line may have two writers.
 #[derive(Debug, Clone)]
 pub(super) struct Block(DeviceMemory);
 
@@ -212,12 +214,12 @@ impl Block {
         Self(memory)
     }
 
-    /// The part that a link uses.
+    /// The part that a [`MemoryLink`](crate::MemoryLink) uses.
     pub(super) fn control(&self) -> DeviceMemory {
         self.0.part(0, CONTROL_BYTES)
     }
 
-    /// The training word; its upper half is the writer's to spoil.
+    /// The training word. The upper half is ignored: the writer can store anything there.
     pub(super) fn training(&self) -> u32 {
         self.0.fetch(TRAINING_WORD) as u32
     }
@@ -226,32 +228,32 @@ impl Block {
         self.0.publish(TRAINING_WORD, u64::from(word));
     }
 
-    /// Under which number the writer's bells are known, if it has any.
-    pub(super) fn identity(&self) -> Option<u16> {
-        let word = self.0.fetch(IDENTITY);
-        u16::try_from(word as u32).ok().filter(|identity| signed(*identity) == word)
+    /// ID under which the server knows the writer; `None` if the writer has no interrupts.
+    pub(super) fn peer_id(&self) -> Option<u16> {
+        let word = self.0.fetch(PEER_ID);
+        u16::try_from(word as u32).ok().filter(|peer_id| with_complement(*peer_id) == word)
     }
 
-    pub(super) fn publish_identity(&self, identity: Option<u16>) {
-        self.0.publish(IDENTITY, identity.map_or(0, signed));
+    pub(super) fn publish_peer_id(&self, peer_id: Option<u16>) {
+        self.0.publish(PEER_ID, peer_id.map_or(0, with_complement));
     }
 
-    pub(super) fn beat(&self) -> u64 {
-        self.0.fetch(BEAT)
+    pub(super) fn heartbeat(&self) -> u64 {
+        self.0.fetch(HEARTBEAT)
     }
 
-    pub(super) fn publish_beat(&self, beat: u64) {
-        self.0.publish(BEAT, beat);
+    pub(super) fn publish_heartbeat(&self, beat: u64) {
+        self.0.publish(HEARTBEAT, beat);
     }
 
-    /// The number of the last ring.
-    pub(super) fn ring_last(&self, vector: usize) -> u64 {
-        self.0.fetch(bell_offset(vector))
+    /// Number of the last ring.
+    pub(super) fn last_ring(&self, vector: usize) -> u64 {
+        self.0.fetch(doorbell_offset(vector))
     }
 
-    /// Rings a bell, by a number that it did not have before.
+    /// Publishes a ring with a number that this doorbell has not had before.
     pub(super) fn ring(&self, vector: usize, number: u64) {
-        self.0.publish(bell_offset(vector), number);
+        self.0.publish(doorbell_offset(vector), number);
     }
 
     pub(super) fn clear_scratchpad(&self) {
@@ -260,13 +262,13 @@ impl Block {
     }
 }
 
-/// A number with its complement above it, so that neither zeros nor chance pass for one.
-fn signed(identity: u16) -> u64 {
-    let word = u32::from(identity);
+/// A number with its complement in the upper half, so that neither zeros nor random words pass for one.
+fn with_complement(peer_id: u16) -> u64 {
+    let word = u32::from(peer_id);
     u64::from(!word) << u32::BITS | u64::from(word)
 }
 
-fn bell_offset(vector: usize) -> usize {
-    assert!(vector < VECTORS_MAX, "bell {vector} of {VECTORS_MAX}");
-    BELLS + vector * WORD_BYTES
+fn doorbell_offset(vector: usize) -> usize {
+    assert!(vector < VECTORS_MAX, "doorbell {vector} of {VECTORS_MAX}");
+    DOORBELLS + vector * WORD_BYTES
 }

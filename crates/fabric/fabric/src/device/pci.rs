@@ -1,7 +1,10 @@
-//! ivshmem devices through sysfs: the memory of BAR 2, write-combined where the kernel offers that.
+//! ivshmem devices through sysfs: the memory is BAR 2, write-combined where the kernel offers that.
 
-use super::bell::Kicks;
-use super::{Caching, Found, Problem, file};
+use super::error::DeviceProblem;
+use super::file;
+use super::interrupts::Interrupts;
+use super::memory::Caching;
+use super::opened::OpenedMemory;
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -9,68 +12,68 @@ use volmem::{Mapping, Registers};
 
 /// How a PCI device is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// By the files of its BARs: needs root, and nothing wakes this node.
+pub enum PciAccess {
+    /// Through the resource files of its BARs in sysfs: needs root, and interrupts do not reach this node.
     Sysfs,
-    /// By VFIO: needs an IOMMU and the driver `vfio-pci`, and interrupts wake this node.
+    /// Through VFIO: needs an IOMMU and the driver `vfio-pci`, and interrupts reach this node as eventfds.
     Vfio,
 }
 
 const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// Vendor and device of ivshmem.
+/// PCI vendor ID and device ID of ivshmem.
 const IVSHMEM: (&str, &str) = ("0x1af4", "0x1110");
 
-/// Registers lie in BAR 0, the table of interrupts in BAR 1 where there are any, the memory in BAR 2.
+/// BAR 0 has the registers, BAR 1 the MSI-X table where the device has interrupts, BAR 2 the memory.
 pub(super) const REGISTERS_BAR: usize = 0;
 pub(super) const INTERRUPTS_BAR: usize = 1;
 pub(super) const MEMORY_BAR: usize = 2;
 pub(super) const REGISTERS_BYTES: usize = 256;
 
-/// Of the kernel's resource flags: memory, not ports.
+/// `IORESOURCE_MEM` of the kernel's resource flags: memory, not I/O ports.
 const FLAG_MEMORY: u64 = 0x200;
 
-/// What sysfs says of one device.
+/// A PCI device in sysfs.
 pub(super) struct Sysfs {
     pub folder: PathBuf,
     bars: Vec<u64>,
 }
 
 impl Sysfs {
-    /// The ivshmem device at `address`.
-    pub(super) fn find(address: &str) -> Result<Self, Problem> {
+    /// Finds the ivshmem device at `address`.
+    pub(super) fn find(address: &str) -> Result<Self, DeviceProblem> {
         Self::find_in(Path::new(DEVICES), address)
     }
 
-    fn find_in(devices: &Path, address: &str) -> Result<Self, Problem> {
+    fn find_in(devices: &Path, address: &str) -> Result<Self, DeviceProblem> {
         let is_address =
             !address.is_empty() && address.bytes().all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte));
         let folder = devices.join(address);
         if !is_address || !folder.join("resource").exists() {
             let remedy = "lspci -D -d 1af4:1110 lists the ivshmem devices of this machine (0000:00:04.0)";
-            return Err(Problem::unfit("there is no such PCI device", remedy));
+            return Err(DeviceProblem::unsuitable("there is no such PCI device", remedy));
         }
         let fact = |name: &str| read(&folder.join(name)).map(|text| text.trim().to_owned());
         let (vendor, device) = (fact("vendor")?, fact("device")?);
         if (vendor.as_str(), device.as_str()) != IVSHMEM {
             let found = format!("a PCI device {vendor}:{device}, not an ivshmem device 0x1af4:0x1110");
-            return Err(Problem::unfit(found, "lspci -D -d 1af4:1110 lists those of this machine"));
+            return Err(DeviceProblem::unsuitable(found, "lspci -D -d 1af4:1110 lists those of this machine"));
         }
         let bars = read(&folder.join("resource"))?.lines().map(bar_bytes).collect();
         Ok(Self { folder, bars })
     }
 
-    /// Bytes of a BAR with memory, 0 if there is none.
+    /// Bytes of a memory BAR; 0 if there is none.
     pub(super) fn bar_bytes(&self, bar: usize) -> u64 {
         self.bars.get(bar).copied().unwrap_or(0)
     }
 
-    /// The file of a BAR.
+    /// Path of a BAR's resource file.
     fn bar_file(&self, bar: usize, suffix: &str) -> PathBuf {
         self.folder.join(format!("resource{bar}{suffix}"))
     }
 
-    /// The file of the memory, and how the processor reaches what is mapped by it.
+    /// Caching of the memory, and the path of the file to map.
     pub(super) fn memory_file(&self) -> (Caching, PathBuf) {
         let combined = self.bar_file(MEMORY_BAR, "_wc");
         if combined.exists() {
@@ -80,21 +83,21 @@ impl Sysfs {
         }
     }
 
-    /// The device answers no access before somebody has said that it may.
-    fn enable(&self) -> Result<(), Problem> {
+    /// Enables the device: before that it does not respond to accesses.
+    fn enable(&self) -> Result<(), DeviceProblem> {
         let switch = self.folder.join("enable");
         if read(&switch)?.trim() != "0" {
             return Ok(());
         }
-        fs::write(&switch, "1").map_err(Problem::system(format!("writing 1 to {}", switch.display())))
+        fs::write(&switch, "1").map_err(DeviceProblem::system(format!("writing 1 to {}", switch.display())))
     }
 }
 
-fn read(path: &Path) -> Result<String, Problem> {
-    fs::read_to_string(path).map_err(Problem::system(format!("reading {}", path.display())))
+fn read(path: &Path) -> Result<String, DeviceProblem> {
+    fs::read_to_string(path).map_err(DeviceProblem::system(format!("reading {}", path.display())))
 }
 
-/// Of a line of `resource`: begin, end and flags.
+/// Size of a BAR from its line of `resource`: begin, end and flags.
 fn bar_bytes(line: &str) -> u64 {
     let number = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
     let numbers: Vec<u64> = line.split_whitespace().filter_map(number).collect();
@@ -104,37 +107,39 @@ fn bar_bytes(line: &str) -> u64 {
     }
 }
 
-pub(super) fn open(address: &str) -> Result<Found, Problem> {
+pub(super) fn open(address: &str) -> Result<OpenedMemory, DeviceProblem> {
     open_sysfs(&Sysfs::find(address)?, address)
 }
 
-fn open_sysfs(sysfs: &Sysfs, address: &str) -> Result<Found, Problem> {
+fn open_sysfs(sysfs: &Sysfs, address: &str) -> Result<OpenedMemory, DeviceProblem> {
     sysfs.enable()?;
     let len_bytes = sysfs.bar_bytes(MEMORY_BAR);
     let (caching, path_memory) = sysfs.memory_file();
     let descriptor = file::open_file(&path_memory)?;
-    // Peers that have interrupts sleep until one comes; a device without any ignores the register.
-    let kicks_peers = sysfs.bar_bytes(INTERRUPTS_BAR) > 0 && sysfs.bar_bytes(REGISTERS_BAR) > 0;
-    let registers = if kicks_peers { Some((file::open_file(&sysfs.bar_file(REGISTERS_BAR, ""))?, 0)) } else { None };
-    let kicks = Kicks { registers: registers.as_ref().map(map_registers).transpose()?, ..Kicks::default() };
-    Ok(Found {
+    // Peers with interrupts block until one arrives. A device without interrupts ignores the doorbell register.
+    let interrupts_peers = sysfs.bar_bytes(INTERRUPTS_BAR) > 0 && sysfs.bar_bytes(REGISTERS_BAR) > 0;
+    let registers =
+        if interrupts_peers { Some((file::open_file(&sysfs.bar_file(REGISTERS_BAR, ""))?, 0)) } else { None };
+    let interrupts =
+        Interrupts { registers: registers.as_ref().map(map_registers).transpose()?, ..Interrupts::default() };
+    Ok(OpenedMemory {
         name: address.to_owned(),
         caching,
         descriptor,
         offset_bytes: 0,
         len_bytes,
-        lending_obstacle: None,
-        kicks,
+        lease_obstacle: None,
+        interrupts,
         registers,
         server: None,
-        keepers: Vec::new(),
+        kept_open: Vec::new(),
     })
 }
 
-/// Maps registers from a file and an offset.
-pub(super) fn map_registers((file, offset_bytes): &(OwnedFd, u64)) -> Result<Registers, Problem> {
+/// Maps the registers at an offset of a file.
+pub(super) fn map_registers((file, offset_bytes): &(OwnedFd, u64)) -> Result<Registers, DeviceProblem> {
     let mapping = Mapping::at(file.as_fd(), *offset_bytes, REGISTERS_BYTES);
-    mapping.map(Registers::new).map_err(Problem::system("mmap of the registers"))
+    mapping.map(Registers::new).map_err(DeviceProblem::system("mmap of the registers"))
 }
 
 #[cfg(test)]
@@ -143,7 +148,7 @@ pub(super) mod tests {
 
     const ADDRESS: &str = "0000:00:04.0";
 
-    /// A folder like sysfs's.
+    /// A folder with the files that sysfs has for a device.
     pub(in super::super) fn devices(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a folder");
         let folder = root.path().join(ADDRESS);
@@ -159,11 +164,11 @@ pub(super) mod tests {
         root
     }
 
-    pub(in super::super) fn sysfs(root: &tempfile::TempDir) -> Result<Sysfs, Problem> {
+    pub(in super::super) fn sysfs(root: &tempfile::TempDir) -> Result<Sysfs, DeviceProblem> {
         Sysfs::find_in(root.path(), ADDRESS)
     }
 
-    fn found(root: &tempfile::TempDir) -> Result<Found, Problem> {
+    fn found(root: &tempfile::TempDir) -> Result<OpenedMemory, DeviceProblem> {
         open_sysfs(&sysfs(root)?, ADDRESS)
     }
 
@@ -173,7 +178,7 @@ pub(super) mod tests {
         let device = found(&root).expect("a device");
         assert_eq!((device.len_bytes, device.caching), (1 << 20, Caching::Uncached));
         assert_eq!(fs::read_to_string(root.path().join(ADDRESS).join("enable")).expect("a switch"), "1");
-        assert!(device.registers.is_none(), "a plain device kicks nobody");
+        assert!(device.registers.is_none(), "a plain device has no interrupts");
     }
 
     #[test]
@@ -182,7 +187,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_not_there_or_not_ivshmem_is_named_with_the_remedy() {
+    fn an_absent_device_or_one_that_is_not_ivshmem_is_refused_with_the_remedy() {
         let root = devices(&[("device", "0x1041\n")]);
         let problem = found(&root).err().expect("another device").to_string();
         assert!(problem.contains("0x1af4:0x1041") && problem.contains("lspci"), "{problem}");

@@ -9,7 +9,7 @@ use crate::frame::{Number, Side};
 use crate::{Broken, Input, Local};
 use control::ChannelError;
 use control::proxy::{FromProxy, Kept, Spans, send_kept};
-use fabric::device::{Caching, Device, DeviceInbound, DeviceOutbound, Slot};
+use fabric::device::{Caching, Device, DeviceInbound, DeviceOutbound, NodeSlot};
 use fabric::timed::{LinkTiming, Pace};
 use fabric::{Inbound, Outbound, Slice};
 use lane::{Draft, Span};
@@ -36,8 +36,8 @@ const REST_NS: u64 = 100_000_000;
 /// The spans of one link, as this node's threads share them.
 #[derive(Debug)]
 pub(super) struct SpanPool {
-    peer: Slot,
-    own: Slot,
+    peer: NodeSlot,
+    own: NodeSlot,
     spans: Spans,
     /// The model that the link is slowed down to.
     timing: Option<LinkTiming>,
@@ -192,7 +192,7 @@ impl Acceptance {
 impl SpanPool {
     /// Of a link between a peer and this node.
     pub(super) fn new(
-        (peer, own): (Slot, Slot),
+        (peer, own): (NodeSlot, NodeSlot),
         spans: Spans,
         timing: Option<LinkTiming>,
         monitor: Arc<ToMonitor>,
@@ -669,22 +669,22 @@ impl Local for ProgramEnd {
 mod tests {
     use super::*;
     use control::Channel;
-    use fabric::device::Seat;
+    use fabric::device::DeviceConfig;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     use segment::{Secrets, Side as End};
     use volmem::{Mapping, Region};
 
     const WINDOW_BYTES: u64 = 1 << 20;
-    const OWN: Slot = Slot(0);
-    const PEER: Slot = Slot(1);
+    const OWN: NodeSlot = NodeSlot(0);
+    const PEER: NodeSlot = NodeSlot(1);
 
     /// A node's device, the spans of its link, and a monitor that hears nothing.
     fn node() -> (Device, Arc<SpanPool>, Channel) {
-        let device_bytes = fabric::device::Layout::new(2, WINDOW_BYTES as usize).expect("a layout").bytes();
+        let device_bytes = fabric::device::DeviceLayout::new(2, WINDOW_BYTES as usize).expect("a layout").bytes();
         let name = format!("/dev/shm/proxy-direct-{}-{:?}", std::process::id(), std::thread::current().id());
         let file = std::fs::File::create_new(&name).expect("a file");
         file.set_len(device_bytes as u64).expect("room");
-        let device = Device::open_file(name.as_ref(), &Seat::new(OWN, 2));
+        let device = Device::open_file(name.as_ref(), &DeviceConfig::new(OWN, 2));
         std::fs::remove_file(name).expect("the file");
         let (to_monitor, monitor) = Channel::pair().expect("a channel");
         let spans = Spans { offset_bytes: 1 << 16, span_bytes: Segment::WINDOW_BYTES as u64, count: 3 };

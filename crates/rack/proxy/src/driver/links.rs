@@ -20,7 +20,7 @@ use super::{Place, Shared};
 use crate::frame::{Number, Side};
 use crate::{Class, Counters, Detached, Engine, Event, Fault, Held, Key, Local, Port, Settings, Tuple, Turn};
 use control::proxy::Configuration;
-use fabric::device::{Device, DeviceDoorbell, DeviceInbound, DeviceLink, DeviceOutbound, Slot, Vector};
+use fabric::device::{Device, DeviceDoorbell, DeviceInbound, DeviceLink, DeviceOutbound, NodeSlot, Vector};
 use fabric::timed::{self, LinkTiming, Pace, Setup, TimedInbound, TimedOutbound};
 use fabric::{Doorbell, Epoch, Inbound, Outbound, Slice};
 use lane::{Consumer, Layout, Producer};
@@ -198,13 +198,13 @@ impl LinkEngine {
             is_failover: setup.is_failover,
             ..sliced(Settings::new(side), setup.slice_bytes)
         };
-        let windows = Windows::new(setup, device, shared.places[index], Slot(peer));
+        let windows = Windows::new(setup, device, shared.places[index], NodeSlot(peer));
         if let Some(rescue) = &rescue {
             rescue.store(&windows.latency.1);
         }
         windows.latency.1.store_u64(SECRET, secret, Ordering::Release);
         windows.latency.1.flush();
-        let bell = device.doorbell(Slot(peer), vector);
+        let bell = device.doorbell(NodeSlot(peer), vector);
         let timing = shared.timing.map(|timing| (timing, shared.pace(peer)));
         bell.ring();
         Self {
@@ -288,7 +288,7 @@ impl LinkEngine {
             let is_late = now_ns.saturating_sub(since_ns) > return_ns;
             return if is_late { Standing::Lost("did not come back in time") } else { Standing::Good };
         }
-        match self.device.is_peer_in(Slot(self.peer), Epoch(self.epoch)) {
+        match self.device.is_peer_ready(NodeSlot(self.peer), Epoch(self.epoch)) {
             true => Standing::Good,
             false if has_begun => Standing::Left,
             false => Standing::Lost("left the epoch of the link"),
@@ -312,7 +312,7 @@ impl LinkEngine {
 
     /// This node's device is another one, with the same memory and other bells.
     pub(super) fn renew(&mut self, device: &Device, vector: Vector) {
-        self.bell = device.doorbell(Slot(self.peer), vector);
+        self.bell = device.doorbell(NodeSlot(self.peer), vector);
         self.device = device.clone();
         self.bell.ring();
     }
@@ -443,7 +443,7 @@ impl LinkEngine {
 }
 
 impl Windows {
-    fn new(setup: &Configuration, device: &Device, place: Place, peer: Slot) -> Self {
+    fn new(setup: &Configuration, device: &Device, place: Place, peer: NodeSlot) -> Self {
         let window_bytes = device.layout().window_bytes();
         let slots = ring_slots(window_bytes, setup).expect("checked when the device came");
         let bytes = partition_bytes(window_bytes, setup);

@@ -14,7 +14,7 @@ use super::relay::{Relays, Which};
 use super::turn_clock::TurnClock;
 use crate::{Counters, Event, Fault, Key, Tuple, Turn};
 use control::proxy::{Fate, FromProxy, Kept, PeerReport};
-use fabric::device::{Device, Vector, VectorBell};
+use fabric::device::{Device, Vector, VectorDoorbell};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -197,7 +197,7 @@ pub(super) struct Owner {
     orders: mpsc::Receiver<Command>,
     orders_bell: Arc<OwnedFd>,
     epoll: OwnedFd,
-    device: Option<(Device, VectorBell)>,
+    device: Option<(Device, VectorDoorbell)>,
     engines: Vec<Option<LinkEngine>>,
     /// Those that have lost their link, by the same numbers.
     relays: Relays,
@@ -502,7 +502,7 @@ impl Owner {
             let _ = epoll::delete(&self.epoll, descriptor);
         }
         self.engines.iter_mut().flatten().for_each(|link| link.renew(&device, self.vector));
-        let bell = device.bell(self.vector);
+        let bell = device.vector_doorbell(self.vector);
         if let Some(descriptor) = bell.descriptor() {
             let _ = self.watch(descriptor, Token::Bell, EventFlags::IN);
         }

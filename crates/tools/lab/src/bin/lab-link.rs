@@ -10,7 +10,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use fabric::device::{Device, DeviceDoorbell, DeviceInbound, DeviceLink, DeviceOutbound, Mode, Seat, Slot};
+use fabric::device::{
+    Device, DeviceConfig, DeviceDoorbell, DeviceInbound, DeviceLink, DeviceOutbound, NodeSlot, PciAccess,
+};
 use fabric::{Doorbell, Inbound, Link, LinkState, Outbound, WaitOutcome};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -38,11 +40,11 @@ fn main() -> ExitCode {
 
 fn run(arguments: &[String]) -> Result<String> {
     let [device, own, nodes, peer, rounds @ ..] = arguments else { bail!(USAGE) };
-    let slot = |text: &str| text.parse::<u8>().map(Slot).context(USAGE);
+    let slot = |text: &str| text.parse::<u8>().map(NodeSlot).context(USAGE);
     let (own, peer, nodes) = (slot(own)?, slot(peer)?, slot(nodes)?.0);
     ensure!(own != peer && own.0 < nodes && peer.0 < nodes, "nodes {own} and {peer} of {nodes}: {USAGE}");
     let rounds = rounds.first().map_or(Ok(ROUNDS), |text| text.parse()).context(USAGE)?;
-    let device = open(device, &Seat::new(own, nodes))?;
+    let device = open(device, &DeviceConfig::new(own, nodes))?;
     let mut link = device.link(peer);
     train(&device, &mut link)?;
     let end = End { begins: own.0 < peer.0, inbound: link.inbound(), outbound: link.outbound(), bell: link.doorbell() };
@@ -53,12 +55,12 @@ fn run(arguments: &[String]) -> Result<String> {
     Ok(format!("{}; {rounds} rounds with node {peer}, {bells}", device.describe()))
 }
 
-fn open(device: &str, seat: &Seat) -> Result<Device> {
+fn open(device: &str, config: &DeviceConfig) -> Result<Device> {
     let opened = match device.split_once(':').context(USAGE)? {
-        ("pci", address) => Device::open_pci(address, Mode::Sysfs, seat),
-        ("vfio", address) => Device::open_pci(address, Mode::Vfio, seat),
-        ("file", path) => Device::open_file(Path::new(path), seat),
-        ("server", path) => Device::connect_server(Path::new(path), seat),
+        ("pci", address) => Device::open_pci(address, PciAccess::Sysfs, config),
+        ("vfio", address) => Device::open_pci(address, PciAccess::Vfio, config),
+        ("file", path) => Device::open_file(Path::new(path), config),
+        ("server", path) => Device::connect_server(Path::new(path), config),
         _ => bail!(USAGE),
     };
     Ok(opened?)
@@ -68,7 +70,7 @@ fn train(device: &Device, link: &mut DeviceLink) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while link.train() != LinkState::Up {
         ensure!(Instant::now() < deadline, "the link is not up after {} s", PATIENCE.as_secs());
-        device.look()?;
+        device.poll()?;
         std::thread::sleep(LOOK_EVERY);
     }
     Ok(())
