@@ -10,7 +10,9 @@ use fabric::heap::HeapLink;
 use fabric::test_support::conformance::{Apart, End as Party, Meeting};
 use fabric::test_support::faulty::{FaultPlan, FaultyLink};
 use fabric::test_support::non_coherent::{self, CacheBehavior};
-use fabric::timed::{InPlace, InPlaceInbound, InPlaceOutbound, InPlaceSetup, LinkTiming, Pace, Setup, Shape, Timed};
+use fabric::timed::{
+    LinkTiming, Pacer, SharedConfig, SharedInbound, SharedLayout, SharedOutbound, SharedWindows, TimedConfig, TimedLink,
+};
 use fabric::{Coherence, Epoch, Link, LinkState, Memory, heap, shm};
 use std::fs::{File, remove_file};
 use std::os::fd::AsRawFd;
@@ -86,10 +88,11 @@ const TIMING: LinkTiming =
     LinkTiming { one_way_ns: 500, bytes_per_us: 7_800, header_bytes: 24, payload_bytes_max: 256 };
 
 /// The journal holds what a test stores before anybody looks.
-fn timed<L: Link>(make: impl Fn(usize) -> (L, L), window_bytes: usize) -> (Timed<L>, Timed<L>) {
+fn timed<L: Link>(make: impl Fn(usize) -> (L, L), window_bytes: usize) -> (TimedLink<L>, TimedLink<L>) {
     const MEMORY_BYTES: usize = 256 << 10;
-    let timed =
-        |link| Timed::new(link, Setup { window_bytes, timing: TIMING, pace: Pace::new() }).expect("a timed link");
+    let timed = |link| {
+        TimedLink::new(link, TimedConfig { window_bytes, timing: TIMING, pacer: Pacer::new() }).expect("a timed link")
+    };
     let (a, b) = make(MEMORY_BYTES);
     (timed(a), timed(b))
 }
@@ -98,21 +101,21 @@ fn timed<L: Link>(make: impl Fn(usize) -> (L, L), window_bytes: usize) -> (Timed
 /// touch before.
 struct Shared {
     link: HeapLink,
-    windows: InPlace,
+    windows: SharedWindows,
     memory: Region,
 }
 
 impl Link for Shared {
-    type Inbound = InPlaceInbound;
-    type Outbound = InPlaceOutbound;
+    type Inbound = SharedInbound;
+    type Outbound = SharedOutbound;
     type Doorbell = <HeapLink as Link>::Doorbell;
     type Scratchpad = <HeapLink as Link>::Scratchpad;
 
-    fn inbound(&self) -> InPlaceInbound {
+    fn inbound(&self) -> SharedInbound {
         self.windows.inbound()
     }
 
-    fn outbound(&self) -> InPlaceOutbound {
+    fn outbound(&self) -> SharedOutbound {
         self.windows.outbound()
     }
 
@@ -146,14 +149,14 @@ impl Link for Shared {
 
 /// Of `words_bytes` at most as words, the rest as lines.
 fn shared(window_bytes: usize, words_bytes: usize) -> (Shared, Shared) {
-    let shape = Shape { window_bytes, words_bytes: words_bytes.min(window_bytes) };
+    let shape = SharedLayout { window_bytes, words_bytes: words_bytes.min(window_bytes) };
     let memory = [(); 2].map(|()| Region::heap(shape.memory_bytes()));
-    let paces = [Pace::new(), Pace::new()];
+    let pacers = [Pacer::new(), Pacer::new()];
     let (a, b) = heap::pair(64);
     let end = |link, own: usize| {
-        let (pace, peers_pace) = (paces[own].clone(), paces[1 - own].clone());
-        let setup = InPlaceSetup { shape, timing: TIMING, pace, peers_pace };
-        let windows = InPlace::new(&memory[own], &memory[1 - own], setup).expect("windows");
+        let (pacer, peer_pacer) = (pacers[own].clone(), pacers[1 - own].clone());
+        let setup = SharedConfig { layout: shape, timing: TIMING, pacer, peer_pacer };
+        let windows = SharedWindows::new(&memory[own], &memory[1 - own], setup).expect("windows");
         Shared { link, windows, memory: memory[own].clone() }
     };
     (end(a, 0), end(b, 1))

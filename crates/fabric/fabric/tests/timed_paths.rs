@@ -1,6 +1,6 @@
 //! Timings filled from the paths of crate `pcie`, as whoever builds a timed link fills them.
 
-use fabric::timed::{LinkTiming, Pace, Setup, Timed, memory_bytes};
+use fabric::timed::{LinkTiming, Pacer, TimedConfig, TimedLink, memory_bytes};
 use fabric::{Inbound, Link, Outbound, heap, train_both};
 use pcie::host::path::Path;
 use std::time::Instant;
@@ -28,8 +28,8 @@ fn a_write_takes_at_least_what_the_path_says() {
         assert!((16..=32).contains(&timing.header_bytes), "{name}: {timing:?}");
         let link_bytes = memory_bytes(8192, timing).expect("a timing");
         let (a, b) = heap::pair(link_bytes);
-        let setup = || Setup { window_bytes: 8192, timing, pace: Pace::new() };
-        let (mut a, mut b) = (Timed::new(a, setup()).expect("an end"), Timed::new(b, setup()).expect("an end"));
+        let setup = || TimedConfig { window_bytes: 8192, timing, pacer: Pacer::new() };
+        let (mut a, mut b) = (TimedLink::new(a, setup()).expect("an end"), TimedLink::new(b, setup()).expect("an end"));
         assert!(train_both(&mut a, &mut b));
         let (outbound, inbound) = (a.outbound(), b.inbound());
         for (round, len_bytes) in [8, 64, 256, 1000, 4096].into_iter().enumerate() {

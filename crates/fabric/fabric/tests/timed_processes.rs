@@ -1,7 +1,7 @@
 //! A timed link between two processes, each with a mapping of its own: both read one clock.
 
 use fabric::dax::{DaxLink, DaxMemory, End};
-use fabric::timed::{LinkTiming, Pace, Setup, Timed, memory_bytes};
+use fabric::timed::{LinkTiming, Pacer, TimedConfig, TimedLink, memory_bytes};
 use fabric::{Doorbell, Inbound, Link, LinkState, Outbound, WaitOutcome};
 use std::path::Path;
 use std::process::Command;
@@ -18,7 +18,7 @@ const PATH_VARIABLE: &str = "FABRIC_TEST_TIMED_PEER";
 /// How long a test waits before it calls a link stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 
-type TestLink = Timed<DaxLink<Region>>;
+type TestLink = TimedLink<DaxLink<Region>>;
 
 fn timing() -> LinkTiming {
     LinkTiming { one_way_ns: ONE_WAY.as_nanos() as u64, bytes_per_us: 7_775, header_bytes: 24, payload_bytes_max: 256 }
@@ -31,8 +31,8 @@ fn wrapped_bytes() -> usize {
 fn link(path: &Path, end: End) -> TestLink {
     let dax = DaxMemory::open(path).expect("memory");
     let link = dax.link(&dax.coherent(), end, wrapped_bytes()).expect("an end");
-    let setup = Setup { window_bytes: WINDOW_BYTES, timing: timing(), pace: Pace::new() };
-    let mut link = Timed::new(link, setup).expect("a timed link");
+    let setup = TimedConfig { window_bytes: WINDOW_BYTES, timing: timing(), pacer: Pacer::new() };
+    let mut link = TimedLink::new(link, setup).expect("a timed link");
     let begun = Instant::now();
     while link.train() != LinkState::Up {
         assert!(begun.elapsed() < STUCK_AFTER, "the peer does not train");

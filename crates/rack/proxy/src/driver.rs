@@ -30,7 +30,7 @@ use control::proxy::{Access, Configuration, DeviceParts, FromProxy, Kept, Node, 
 use control::{Channel, ChannelError, Received};
 use direct::{ProgramEnd, SpanPool};
 use fabric::device::{Device, NodeSlot};
-use fabric::timed::{LinkTiming, Pace};
+use fabric::timed::{LinkTiming, Pacer};
 use held::{Heirs, HeldEnd, Wish};
 use owner::{Command, Owner};
 use pcie::host::path::Path;
@@ -84,7 +84,7 @@ pub enum DriverError {
     },
     /// What programs and proxies share of a modelled link.
     #[error("cannot map what programs share of a modelled link: {0}; set trust = \"proxy\"")]
-    Pace(Errno),
+    Pacer(Errno),
     /// Something that a thread needs.
     #[error("cannot start a thread: {0}")]
     Thread(Errno),
@@ -195,7 +195,7 @@ struct Shared {
     /// The model that links are slowed down to.
     timing: Option<LinkTiming>,
     /// What this node's threads share of each link's rate, by peer.
-    paces: Vec<Pace>,
+    paces: Vec<Pacer>,
     rack: Arc<Rack>,
     monitor: Arc<ToMonitor>,
     /// Spans for programs, by peer; none where programs are not trusted with windows.
@@ -210,7 +210,7 @@ impl Shared {
     fn new(setup: Configuration, monitor: Arc<ToMonitor>) -> Result<Self, DriverError> {
         let timing = setup.timing.as_ref().map(timing_of).transpose()?;
         let slots = setup.nodes.len().max(usize::from(setup.slots));
-        let paces = (0..slots).map(|_| Pace::new()).collect();
+        let paces = (0..slots).map(|_| Pacer::new()).collect();
         let known = |slot: usize| setup.nodes.get(slot).map_or_else(OnceLock::new, |node| OnceLock::from(node.address));
         let addresses = (0..slots).map(known).collect();
         let failed = |errno| DriverError::Rack { path: setup.rack_directory.display().to_string(), errno };
@@ -253,7 +253,7 @@ impl Shared {
     }
 
     /// What all who write over the link to a peer share of its rate.
-    fn pace(&self, peer: u8) -> Pace {
+    fn pace(&self, peer: u8) -> Pacer {
         let of_programs = self.span_pool(peer).and_then(|pool| pool.pace());
         of_programs.unwrap_or_else(|| self.paces[usize::from(peer)].clone())
     }
@@ -376,7 +376,7 @@ impl Proxy {
         let device = Device::take_over(text, descriptors)?;
         self.shared.check_room(&device)?;
         for (_, pool) in self.shared.span_pools_of_peers() {
-            pool.find_pace(&device).map_err(DriverError::Pace)?;
+            pool.find_pace(&device).map_err(DriverError::Pacer)?;
         }
         self.order(|| Command::Device(device.clone()));
         self.adopt_kept(&device);

@@ -15,7 +15,7 @@ pub use experiments::{Isolation, Scaling, isolation, scaling};
 use crate::frame::Side;
 use crate::{Class, Counters, Engine, Event, Key, Port, Settings, Tuple};
 use fabric::heap::{self, HeapLink};
-use fabric::timed::{self, Clock, LinkTiming, Pace, Timed, TimedInbound, TimedOutbound};
+use fabric::timed::{self, Clock, LinkTiming, Pacer, TimedInbound, TimedLink, TimedOutbound};
 use fabric::{Link, Slice, train_both};
 use lane::{Consumer, Layout, Producer};
 use program::{Program, ProgramEnd};
@@ -73,7 +73,7 @@ impl Clock for VirtualClock {
     }
 }
 
-type SimLink = Timed<HeapLink, VirtualClock>;
+type SimLink = TimedLink<HeapLink, VirtualClock>;
 type SimEngine = Engine<TimedInbound<HeapLink, VirtualClock>, TimedOutbound<HeapLink, VirtualClock>, ProgramEnd>;
 
 /// One engine of a core, with the link that it keeps.
@@ -144,7 +144,7 @@ impl World {
     /// of a node follow each other.
     fn new(nodes: usize, cores: usize, plan: Plan, costs: Costs) -> Self {
         let clock = VirtualClock::default();
-        let paces: Vec<Pace> = (0..nodes).map(|_| Pace::new()).collect();
+        let paces: Vec<Pacer> = (0..nodes).map(|_| Pacer::new()).collect();
         let mut world = Self {
             clock,
             costs,
@@ -162,13 +162,13 @@ impl World {
         world
     }
 
-    fn join(&mut self, ends: [usize; 2], paces: [&Pace; 2], plan: Plan) {
+    fn join(&mut self, ends: [usize; 2], paces: [&Pacer; 2], plan: Plan) {
         let window_bytes = plan.partitions() * plan.layout().window_bytes();
         let memory_bytes = timed::memory_bytes(STORES_PER_LINE * window_bytes, LINK).expect("a link's timing");
         let (low, high) = heap::pair(memory_bytes.next_multiple_of(64));
-        let timed = |link, pace: &Pace| {
-            let setup = timed::Setup { window_bytes, timing: LINK, pace: pace.clone() };
-            Timed::with_clock(link, setup, self.clock.clone()).expect("a link's timing")
+        let timed = |link, pace: &Pacer| {
+            let setup = timed::TimedConfig { window_bytes, timing: LINK, pacer: pace.clone() };
+            TimedLink::with_clock(link, setup, self.clock.clone()).expect("a link's timing")
         };
         let mut links = [timed(low, paces[0]), timed(high, paces[1])];
         let [first, second] = &mut links;

@@ -20,7 +20,7 @@
 //!
 //! In windows each end has a span of its own node's: its endpoint, the small ring and the big ring that come in.
 //! Whatever an end loads lies in its own span, so that nothing is loaded across the link. Where the link is slowed down
-//! to a model, what belongs to that ([`fabric::timed::InPlace`]) lies behind it in the span. In windows of memory that
+//! to a model, what belongs to that ([`fabric::timed::SharedWindows`]) lies behind it in the span. In windows of memory that
 //! is no ordinary memory, the end's own state lies [apart] from them.
 //!
 //! An end's own state lies here so that processes sharing the connection after `fork`, `exec` or `SCM_RIGHTS` need
@@ -35,7 +35,7 @@ pub mod model;
 
 use apart::{Apart, ReceiverOf, SenderOf};
 use fabric::device::DeviceMemory;
-use fabric::timed::{InPlace, InPlaceInbound, InPlaceOutbound, InPlaceSetup, Shape};
+use fabric::timed::{SharedConfig, SharedInbound, SharedLayout, SharedOutbound, SharedWindows};
 use fabric::{Inbound, MemoryInbound, MemoryOutbound, Outbound, shm};
 use lane::{Consumer, LargerRings, Layout, Producer};
 use rustix::io::Errno;
@@ -51,9 +51,9 @@ pub type Sender = Producer<MemoryOutbound, MemoryInbound>;
 /// The receiving end of an incoming lane.
 pub type Receiver = Consumer<MemoryInbound, MemoryOutbound>;
 /// The sending end of a lane over a modelled link.
-pub type TimedSender = Producer<InPlaceOutbound, InPlaceInbound>;
+pub type TimedSender = Producer<SharedOutbound, SharedInbound>;
 /// The receiving end of such a lane.
-pub type TimedReceiver = Consumer<InPlaceInbound, InPlaceOutbound>;
+pub type TimedReceiver = Consumer<SharedInbound, SharedOutbound>;
 /// The sending end of a lane in windows of memory that is no ordinary memory.
 pub type ApartSender = SenderOf<DeviceMemory>;
 /// The receiving end of such a lane.
@@ -98,7 +98,7 @@ const WINDOW_LAYOUT: Layout = Layout {
 };
 const BIG_IN_WINDOW_OFFSET: usize = (ENDPOINT_BYTES + SMALL_BYTES).next_multiple_of(PAGE_BYTES);
 /// The same over a modelled link: the endpoint is memory, and behind it lie rings.
-const TIMED_SHAPE: Shape = Shape { window_bytes: Segment::WINDOW_BYTES, words_bytes: ENDPOINT_BYTES };
+const TIMED_SHAPE: SharedLayout = SharedLayout { window_bytes: Segment::WINDOW_BYTES, words_bytes: ENDPOINT_BYTES };
 
 /// The lane to an end in a memfd. Both windows are the whole memory.
 pub const fn layout_to(receiver: Side) -> Layout {
@@ -279,7 +279,7 @@ struct Plain {
 /// The windows of an end as a modelled link makes them.
 #[derive(Debug)]
 struct Modelled {
-    windows: InPlace,
+    windows: SharedWindows,
     model: Model,
     /// As of [`Plain`].
     peers: Region,
@@ -709,8 +709,8 @@ impl Segment {
     ) -> Result<Self, Errno> {
         check_spans([inbound, outbound], Self::TIMED_WINDOW_BYTES);
         let ModelledLink { model, pace, peers_pace } = link;
-        let setup = InPlaceSetup { shape: TIMED_SHAPE, timing: model.timing, pace, peers_pace };
-        let windows = InPlace::new(inbound, outbound, setup).map_err(|_| Errno::INVAL)?;
+        let setup = SharedConfig { layout: TIMED_SHAPE, timing: model.timing, pacer: pace, peer_pacer: peers_pace };
+        let windows = SharedWindows::new(inbound, outbound, setup).map_err(|_| Errno::INVAL)?;
         let modelled = Modelled { windows, model, peers: outbound.sub(0, ENDPOINT_BYTES) };
         let own = inbound.sub(0, ENDPOINT_BYTES);
         Ok(Self { is_in_windows: true, ..Self::of(Way::Modelled(Box::new(modelled)), own, side, secrets) })
@@ -735,7 +735,7 @@ impl Segment {
     /// and has another way.
     pub fn settle(&self) {
         if let Way::Modelled(modelled) = &self.way {
-            modelled.windows.settle();
+            modelled.windows.wait_for_arrivals();
         }
     }
 

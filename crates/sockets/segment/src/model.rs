@@ -15,7 +15,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use fabric::timed::{LinkTiming, Pace};
+use fabric::timed::{LinkTiming, Pacer};
 use rustix::io::Errno;
 use volmem::{Mapping, Region};
 
@@ -78,9 +78,9 @@ pub struct ModelledLink {
     /// What it is like.
     pub model: Model,
     /// The link from this end's node.
-    pub pace: Pace,
+    pub pace: Pacer,
     /// The link to it.
-    pub peers_pace: Pace,
+    pub peers_pace: Pacer,
 }
 
 impl ModelledLink {
@@ -98,7 +98,7 @@ impl ModelledLink {
 ///
 /// # Errors
 /// As [`ModelledLink::map`].
-pub fn map_pace(memory: BorrowedFd<'_>, offset: u64) -> Result<Pace, Errno> {
+pub fn map_pace(memory: BorrowedFd<'_>, offset: u64) -> Result<Pacer, Errno> {
     let ends_within = offset
         .checked_add(PAGE_BYTES as u64)
         .is_some_and(|end| rustix::fs::fstat(memory).is_ok_and(|stat| end <= stat.st_size as u64));
@@ -106,5 +106,5 @@ pub fn map_pace(memory: BorrowedFd<'_>, offset: u64) -> Result<Pace, Errno> {
         return Err(Errno::INVAL);
     }
     let mapping = Mapping::at(memory, offset, PAGE_BYTES).map_err(|_| Errno::INVAL)?;
-    Ok(Pace::in_region(Region::of_mapping(Arc::new(mapping))))
+    Ok(Pacer::in_region(Region::of_mapping(Arc::new(mapping))))
 }

@@ -1,30 +1,30 @@
-//! The clock that both ends of a modelled link read.
+//! The clock that both endpoints of a modelled link read.
 
 use std::sync::atomic::AtomicU64;
 use volmem::sync::Ordering;
 use volmem::{TICKS_PER_MICROSECOND, ticks};
 
-/// A clock that both ends of a link read alike.
+/// A clock with the same time at both endpoints of a link.
 pub trait Clock: Clone + Send + Sync {
-    /// Nanoseconds since some moment that is the same for both ends.
+    /// Nanoseconds since a moment that is the same for both endpoints.
     fn now_ns(&self) -> u64;
-    /// Returns when it is `time_ns`.
+    /// Waits until `time_ns`.
     fn wait_until(&self, time_ns: u64);
 }
 
-/// The kernel's monotonic clock, which all processes of a machine share; carried on by the processor's counter for a
-/// moment after each look at it.
+/// The kernel's monotonic clock, which all processes of a machine share. Between reads it is extrapolated for a
+/// microsecond by the processor's time-stamp counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Monotonic;
 
-/// A longer wait sleeps, as a sleep this long is not much late.
+/// Longest wait that only spins. A longer wait sleeps first.
 const SPIN_NS_MAX: u64 = 50_000;
 
 impl Clock for Monotonic {
     #[inline]
     fn now_ns(&self) -> u64 {
-        static CARRIED_ON: CarriedOn = CarriedOn::new();
-        CARRIED_ON.now_ns(ticks, kernel_ns)
+        static CLOCK: ExtrapolatedClock = ExtrapolatedClock::new();
+        CLOCK.now_ns(ticks, kernel_ns)
     }
 
     fn wait_until(&self, time_ns: u64) {
@@ -44,48 +44,49 @@ fn kernel_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Without a symbol of libc's, which may be a library's that stands in for it. A signal ends it early.
+/// Sleeps without a libc symbol, which a preloaded library may replace. A signal ends the sleep early.
 fn sleep(span_ns: u64) {
     let (seconds, rest_ns) = (span_ns / 1_000_000_000, span_ns % 1_000_000_000);
     let request = rustix::time::Timespec { tv_sec: seconds as i64, tv_nsec: rest_ns as i64 };
     let _ = rustix::thread::nanosleep(&request);
 }
 
-/// So long a look at the kernel's clock is carried on.
-const CARRIED_TICKS: u64 = TICKS_PER_MICROSECOND;
-/// A look that took longer was interrupted, and nobody knows to which count its time belongs.
-const LOOK_TICKS_MAX: u64 = CARRIED_TICKS / 6;
-/// The counter's rate is known by two looks that are so far apart.
+/// How long a read of the kernel's clock is extrapolated.
+const EXTRAPOLATED_TICKS: u64 = TICKS_PER_MICROSECOND;
+/// A read that took longer was interrupted, so it is unknown which count its time belongs to.
+const READ_TICKS_MAX: u64 = EXTRAPOLATED_TICKS / 6;
+/// Time between the two reads that determine the counter's rate.
 const RATE_NS_MIN: u64 = 10_000_000;
-/// Bits behind the point of a rate.
+/// Fractional bits of a rate.
 const RATE_BITS: u32 = 32;
 
-/// A clock whose looks are dear, carried on by a counter whose looks are cheap: a message over a modelled link looks
-/// three times each way within a tenth of a microsecond, and what a look takes is time that the link does not.
+/// A clock whose reads are expensive, extrapolated by a counter whose reads are cheap. A message over a modelled link
+/// reads the clock three times each way within a tenth of a microsecond, and the time of a read is not part of the
+/// link's.
 ///
-/// Where counters of processors differ, the time of the last look may be told once more, for a microsecond at most: no
-/// look is carried on for longer. On a machine that moved to another counter each microsecond is as wrong as the rate
-/// is, and the next begins right. Threads share it without a lock: two looks that are mixed differ by what the rate's
-/// error made of the time between them, some hundred thousandths of it.
+/// Where the counters of processors differ, the time of the last read may be returned again, for a microsecond at most:
+/// no read is extrapolated longer. On a virtual machine that moved to another counter, each microsecond is wrong by the
+/// error of the rate, and the next one starts right. Threads share the clock without a lock. Two reads that are mixed
+/// differ by the rate's error over the time between them, a few hundred-thousandths of it.
 #[derive(Debug)]
-struct CarriedOn {
-    /// The first look, by which the rate is found.
+struct ExtrapolatedClock {
+    /// The first read, which determines the rate.
     first_ticks: AtomicU64,
     first_ns: AtomicU64,
-    /// Nanoseconds of a tick; 0 as long as it is not known.
+    /// Nanoseconds per tick, scaled; 0 while unknown.
     rate_scaled: AtomicU64,
-    /// The last look: its count, and its time beyond what that count is in nanoseconds.
-    looked_ticks: AtomicU64,
+    /// The last read: its count, and the difference between its time and its count in nanoseconds.
+    read_ticks: AtomicU64,
     beyond_ns: AtomicU64,
 }
 
-impl CarriedOn {
+impl ExtrapolatedClock {
     const fn new() -> Self {
         Self {
             first_ticks: AtomicU64::new(0),
             first_ns: AtomicU64::new(0),
             rate_scaled: AtomicU64::new(0),
-            looked_ticks: AtomicU64::new(0),
+            read_ticks: AtomicU64::new(0),
             beyond_ns: AtomicU64::new(0),
         }
     }
@@ -94,13 +95,13 @@ impl CarriedOn {
     fn now_ns(&self, ticks: impl Fn() -> u64, clock_ns: impl Fn() -> u64) -> u64 {
         let now_ticks = ticks();
         let rate_scaled = self.rate_scaled.load(Ordering::Relaxed);
-        if rate_scaled != 0 && now_ticks.wrapping_sub(self.looked_ticks.load(Ordering::Acquire)) < CARRIED_TICKS {
+        if rate_scaled != 0 && now_ticks.wrapping_sub(self.read_ticks.load(Ordering::Acquire)) < EXTRAPOLATED_TICKS {
             return to_ns(now_ticks, rate_scaled).wrapping_add(self.beyond_ns.load(Ordering::Relaxed));
         }
         let now_ns = clock_ns();
-        let look_ticks = ticks().wrapping_sub(now_ticks);
-        if look_ticks <= LOOK_TICKS_MAX {
-            self.note(now_ticks.wrapping_add(look_ticks / 2), now_ns, rate_scaled);
+        let duration_ticks = ticks().wrapping_sub(now_ticks);
+        if duration_ticks <= READ_TICKS_MAX {
+            self.note(now_ticks.wrapping_add(duration_ticks / 2), now_ns, rate_scaled);
         }
         now_ns
     }
@@ -110,8 +111,8 @@ impl CarriedOn {
             return self.note_for_rate(at_ticks, at_ns);
         }
         self.beyond_ns.store(at_ns.wrapping_sub(to_ns(at_ticks, rate_scaled)), Ordering::Relaxed);
-        // Behind it: who sees this look has no time of a much older one.
-        self.looked_ticks.store(at_ticks, Ordering::Release);
+        // Stored last: a thread that sees this count does not combine it with the time of a much older read.
+        self.read_ticks.store(at_ticks, Ordering::Release);
     }
 
     #[cold]
@@ -131,7 +132,7 @@ impl CarriedOn {
     }
 }
 
-/// What a count is in nanoseconds, from the counter's zero on.
+/// Converts a count to nanoseconds since the counter's zero.
 #[inline]
 fn to_ns(count_ticks: u64, rate_scaled: u64) -> u64 {
     ((u128::from(count_ticks) * u128::from(rate_scaled)) >> RATE_BITS) as u64
@@ -142,13 +143,13 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// A counter at 2.5 GHz and a clock, whose looks are counted.
+    /// A simulated counter at 2.5 GHz and a clock, whose reads are counted.
     struct Machine {
         ns: Cell<u64>,
         ticks_off: Cell<u64>,
-        look_ns: Cell<u64>,
-        looks: Cell<u32>,
-        carried_on: CarriedOn,
+        read_ns: Cell<u64>,
+        reads: Cell<u32>,
+        clock: ExtrapolatedClock,
     }
 
     impl Machine {
@@ -156,13 +157,13 @@ mod tests {
             Self {
                 ns: Cell::new(1_000_000_000),
                 ticks_off: Cell::new(u64::MAX - 77),
-                look_ns: Cell::new(25),
-                looks: Cell::new(0),
-                carried_on: CarriedOn::new(),
+                read_ns: Cell::new(25),
+                reads: Cell::new(0),
+                clock: ExtrapolatedClock::new(),
             }
         }
 
-        /// That knows the counter's rate, and has just looked.
+        /// A machine whose clock knows the counter's rate and was just read.
         fn with_rate() -> Self {
             let machine = Self::new();
             for _ in 0..3 {
@@ -181,62 +182,62 @@ mod tests {
             (self.ns.get() * 5 / 2).wrapping_add(self.ticks_off.get())
         }
 
-        fn look(&self) -> u64 {
-            self.looks.set(self.looks.get() + 1);
-            self.pass(self.look_ns.get() / 2);
+        fn read(&self) -> u64 {
+            self.reads.set(self.reads.get() + 1);
+            self.pass(self.read_ns.get() / 2);
             let now_ns = self.ns.get();
-            self.pass(self.look_ns.get() / 2);
+            self.pass(self.read_ns.get() / 2);
             now_ns
         }
 
         fn now_ns(&self) -> u64 {
-            self.carried_on.now_ns(|| self.ticks(), || self.look())
+            self.clock.now_ns(|| self.ticks(), || self.read())
         }
 
-        /// How far the time that it tells is from the time that it is, and whether that took a look at the clock.
-        fn error_and_look(&self) -> (u64, bool) {
-            let looks = self.looks.get();
+        /// The error of the returned time, and whether the clock was read.
+        fn error_and_read(&self) -> (u64, bool) {
+            let reads = self.reads.get();
             let (before_ns, now_ns) = (self.ns.get(), self.now_ns());
-            (now_ns.abs_diff(before_ns).min(now_ns.abs_diff(self.ns.get())), self.looks.get() != looks)
+            (now_ns.abs_diff(before_ns).min(now_ns.abs_diff(self.ns.get())), self.reads.get() != reads)
         }
     }
 
     #[test]
-    fn a_look_is_carried_on_for_a_microsecond() {
+    fn a_read_is_extrapolated_for_a_microsecond() {
         let machine = Machine::with_rate();
         for _ in 0..5 {
             machine.pass(200);
-            let (error_ns, looked) = machine.error_and_look();
-            assert!(error_ns <= 2 && !looked, "{error_ns} ns, {looked}");
+            let (error_ns, was_read) = machine.error_and_read();
+            assert!(error_ns <= 2 && !was_read, "{error_ns} ns, {was_read}");
         }
         machine.pass(300);
-        let (error_ns, looked) = machine.error_and_look();
-        assert!(error_ns <= 13 && looked, "{error_ns} ns, {looked}");
+        let (error_ns, was_read) = machine.error_and_read();
+        assert!(error_ns <= 13 && was_read, "{error_ns} ns, {was_read}");
         machine.pass(900);
-        assert!(!machine.error_and_look().1);
+        assert!(!machine.error_and_read().1);
     }
 
     #[test]
-    fn without_a_rate_the_clock_is_looked_at() {
+    fn without_a_rate_the_clock_is_read_each_time() {
         let machine = Machine::new();
         for _ in 0..1000 {
-            assert!(machine.error_and_look().1);
+            assert!(machine.error_and_read().1);
         }
-        // A counter that stands still has none.
-        let stuck = CarriedOn::new();
-        for time_ns in (1..10).map(|look| look * RATE_NS_MIN) {
+        // A counter that stands still has no rate.
+        let stuck = ExtrapolatedClock::new();
+        for time_ns in (1..10).map(|read| read * RATE_NS_MIN) {
             assert_eq!(stuck.now_ns(|| 7, || time_ns), time_ns);
         }
     }
 
     #[test]
-    fn a_look_that_was_interrupted_is_not_carried_on() {
+    fn an_interrupted_read_is_not_extrapolated() {
         let machine = Machine::with_rate();
         machine.pass(2000);
-        machine.look_ns.set(5000);
+        machine.read_ns.set(5000);
         machine.now_ns();
         machine.pass(10);
-        assert!(machine.error_and_look().1);
+        assert!(machine.error_and_read().1);
     }
 
     #[test]
@@ -244,17 +245,17 @@ mod tests {
         for jump_ticks in (-5000_i64..5000).step_by(50) {
             let machine = Machine::with_rate();
             machine.pass(3_600_000_000_000);
-            // As if a processor's counter were behind by the time since then.
+            // As if another processor's counter were behind by the time since then.
             let behind_ticks = 3_600_000_000_000 / 2 * 5;
             let off_ticks = machine.ticks_off.get().wrapping_sub(behind_ticks);
             machine.ticks_off.set(off_ticks.wrapping_add_signed(jump_ticks));
-            let mut looks = 0;
-            // Whatever it is at first, it is right a microsecond of that counter later.
-            while !machine.error_and_look().1 && looks < 1000 {
+            let mut steps = 0;
+            // However wrong it is at first, it is right after a microsecond of that counter.
+            while !machine.error_and_read().1 && steps < 1000 {
                 machine.pass(10);
-                looks += 1;
+                steps += 1;
             }
-            assert!(looks * 10 <= 1200, "{jump_ticks} ticks: {looks} looks");
+            assert!(steps * 10 <= 1200, "{jump_ticks} ticks: {steps} steps");
         }
     }
 
@@ -263,7 +264,7 @@ mod tests {
         for _ in 0..100_000 {
             let before_ns = kernel_ns();
             let now_ns = Monotonic.now_ns();
-            // Carried on from a look up to a microsecond ago, by a rate that may differ in the fifth digit.
+            // Extrapolated from a read up to a microsecond ago, by a rate that may differ in the fifth digit.
             assert!((before_ns.saturating_sub(1000)..=kernel_ns() + 1000).contains(&now_ns));
         }
     }

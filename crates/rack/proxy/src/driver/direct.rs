@@ -10,7 +10,7 @@ use crate::{Broken, Input, Local};
 use control::ChannelError;
 use control::proxy::{FromProxy, Kept, Spans, send_kept};
 use fabric::device::{Caching, Device, DeviceInbound, DeviceOutbound, NodeSlot};
-use fabric::timed::{LinkTiming, Pace};
+use fabric::timed::{LinkTiming, Pacer};
 use fabric::{Inbound, Outbound, Slice};
 use lane::{Draft, Span};
 use rustix::io::Errno;
@@ -42,7 +42,7 @@ pub(super) struct SpanPool {
     /// The model that the link is slowed down to.
     timing: Option<LinkTiming>,
     /// What programs and proxies of this node share of its rate, from when the device is there.
-    pace: OnceLock<Pace>,
+    pace: OnceLock<Pacer>,
     /// To the monitor, which keeps lifelines beyond this proxy.
     monitor: Arc<ToMonitor>,
     /// One end proposes from the first on, the other from the last: so they seldom propose the same.
@@ -228,7 +228,7 @@ impl SpanPool {
     }
 
     /// What [`SpanPool::find_pace`] has found.
-    pub(super) fn pace(&self) -> Option<Pace> {
+    pub(super) fn pace(&self) -> Option<Pacer> {
         self.pace.get().cloned()
     }
 

@@ -21,7 +21,7 @@ use crate::frame::{Number, Side};
 use crate::{Class, Counters, Detached, Engine, Event, Fault, Held, Key, Local, Port, Settings, Tuple, Turn};
 use control::proxy::Configuration;
 use fabric::device::{Device, DeviceDoorbell, DeviceInbound, DeviceLink, DeviceOutbound, NodeSlot, Vector};
-use fabric::timed::{self, LinkTiming, Pace, Setup, TimedInbound, TimedOutbound};
+use fabric::timed::{self, LinkTiming, Pacer, TimedConfig, TimedInbound, TimedOutbound};
 use fabric::{Doorbell, Epoch, Inbound, Outbound, Slice};
 use lane::{Consumer, Layout, Producer};
 use volmem::CACHE_LINE_BYTES;
@@ -58,7 +58,7 @@ pub(super) struct LinkEngine {
     theirs: u64,
     engine: Option<Box<dyn Carrier>>,
     timed: Vec<TimedWindows>,
-    timing: Option<(LinkTiming, Pace)>,
+    timing: Option<(LinkTiming, Pacer)>,
     windows: Windows,
     settings: Settings,
     secret: u64,
@@ -334,7 +334,7 @@ impl LinkEngine {
     }
 
     pub(super) fn wake_up(&mut self) {
-        self.timed.iter().for_each(TimedWindows::settle);
+        self.timed.iter().for_each(TimedWindows::wait_for_arrivals);
         if let Some(engine) = &mut self.engine {
             engine.wake_up();
         }
@@ -483,13 +483,14 @@ impl Windows {
 
 impl Windows {
     /// The partitions behind the model of a link: latency, then bulk.
-    fn timed(&self, timing: LinkTiming, pace: &Pace, bell: &DeviceDoorbell) -> Vec<TimedWindows> {
+    fn timed(&self, timing: LinkTiming, pace: &Pacer, bell: &DeviceDoorbell) -> Vec<TimedWindows> {
         let windows = std::iter::once(&self.latency).chain(&self.bulk);
         windows
             .map(|(inbound, outbound)| {
                 let bytes = inbound.len_bytes() - GREETING_BYTES;
                 let slots = timed_slots(inbound.len_bytes(), timing).expect("checked when the device came");
-                let setup = Setup { window_bytes: Layout::packed(slots, 0).window_bytes(), timing, pace: pace.clone() };
+                let setup =
+                    TimedConfig { window_bytes: Layout::packed(slots, 0).window_bytes(), timing, pacer: pace.clone() };
                 let (inbound, outbound) = (inbound.slice(GREETING_BYTES, bytes), outbound.slice(GREETING_BYTES, bytes));
                 TimedWindows::new(inbound, outbound, bell.clone(), setup).expect("checked when the device came")
             })
@@ -508,7 +509,7 @@ impl Windows {
     }
 }
 
-type TimedWindows = timed::Windows<DeviceLink>;
+type TimedWindows = timed::TimedWindows<DeviceLink>;
 type TimedPort = Port<TimedInbound<DeviceLink>, TimedOutbound<DeviceLink>>;
 
 /// Slots of a ring behind the model of a link, in a partition of so many bytes; `None` if it is too small. A short

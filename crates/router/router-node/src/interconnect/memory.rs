@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::shm::{EventfdDoorbell, ShmParts, create_memory, open_memory};
-use fabric::timed::{InPlace, InPlaceInbound, InPlaceOutbound, InPlaceSetup, LinkTiming, Pace, Shape};
+use fabric::timed::{LinkTiming, Pacer, SharedConfig, SharedInbound, SharedLayout, SharedOutbound, SharedWindows};
 use fabric::{Doorbell, Inbound, MemoryInbound, MemoryOutbound, Outbound, WaitOutcome};
 use lane::{Consumer, Draft, Layout, Producer, RECORD_BYTES_MAX, SLOT_BYTES, Span};
 use router::batch::Carried;
@@ -116,21 +116,21 @@ impl Windows for DirectWindows {
 /// Memory as late as over a link.
 pub(super) struct Modelled(pub LinkTiming);
 
-const SHAPE: Shape = Shape { window_bytes: LAYOUT.window_bytes(), words_bytes: WORDS_BYTES };
+const SHAPE: SharedLayout = SharedLayout { window_bytes: LAYOUT.window_bytes(), words_bytes: WORDS_BYTES };
 /// Behind each window: when the link is free that its *owner* writes over.
 const PACE_OFFSET: usize = SHAPE.memory_bytes().next_multiple_of(CACHE_LINE_BYTES);
 
 impl Medium for Modelled {
-    type Windows = InPlace;
+    type Windows = SharedWindows;
 
     fn side_bytes(&self) -> usize {
         PACE_OFFSET + CACHE_LINE_BYTES
     }
 
-    fn windows(&self, own: &Region, peer: &Region) -> Result<InPlace, InterconnectError> {
-        let pace = |side: &Region| Pace::in_region(side.sub(PACE_OFFSET, CACHE_LINE_BYTES));
-        let setup = InPlaceSetup { shape: SHAPE, timing: self.0, pace: pace(own), peers_pace: pace(peer) };
-        Ok(InPlace::new(&own.sub(0, PACE_OFFSET), &peer.sub(0, PACE_OFFSET), setup)?)
+    fn windows(&self, own: &Region, peer: &Region) -> Result<SharedWindows, InterconnectError> {
+        let pace = |side: &Region| Pacer::in_region(side.sub(PACE_OFFSET, CACHE_LINE_BYTES));
+        let setup = SharedConfig { layout: SHAPE, timing: self.0, pacer: pace(own), peer_pacer: pace(peer) };
+        Ok(SharedWindows::new(&own.sub(0, PACE_OFFSET), &peer.sub(0, PACE_OFFSET), setup)?)
     }
 
     /// What goes over the link in the time of a round trip, a small packet each 100 ns.
@@ -143,20 +143,20 @@ impl Medium for Modelled {
     }
 }
 
-impl Windows for InPlace {
-    type Inbound = InPlaceInbound;
-    type Outbound = InPlaceOutbound;
+impl Windows for SharedWindows {
+    type Inbound = SharedInbound;
+    type Outbound = SharedOutbound;
 
-    fn inbound(&self) -> InPlaceInbound {
-        InPlace::inbound(self)
+    fn inbound(&self) -> SharedInbound {
+        SharedWindows::inbound(self)
     }
 
-    fn outbound(&self) -> InPlaceOutbound {
-        InPlace::outbound(self)
+    fn outbound(&self) -> SharedOutbound {
+        SharedWindows::outbound(self)
     }
 
     fn settle(&self) {
-        InPlace::settle(self);
+        SharedWindows::wait_for_arrivals(self);
     }
 }
 

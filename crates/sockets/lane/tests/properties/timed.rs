@@ -3,7 +3,8 @@
 use crate::windows::SECRET;
 use fabric::heap::{self, HeapLink};
 use fabric::timed::{
-    Clock, InPlace, InPlaceInbound, InPlaceOutbound, InPlaceSetup, LinkTiming, Pace, Setup, Shape, Timed, memory_bytes,
+    Clock, LinkTiming, Pacer, SharedConfig, SharedInbound, SharedLayout, SharedOutbound, SharedWindows, TimedConfig,
+    TimedLink, memory_bytes,
 };
 use fabric::{Inbound, Link, Outbound, train_both};
 use lane::{Consumer, Layout, Producer};
@@ -34,9 +35,9 @@ impl Clock for Handed {
 fn lane(
     clock: &Handed,
 ) -> (Producer<impl Outbound + use<>, impl Inbound + use<>>, Consumer<impl Inbound + use<>, impl Outbound + use<>>) {
-    let setup = || Setup { window_bytes: LAYOUT.window_bytes(), timing: TIMING, pace: Pace::new() };
+    let setup = || TimedConfig { window_bytes: LAYOUT.window_bytes(), timing: TIMING, pacer: Pacer::new() };
     let (a, b) = heap::pair(memory_bytes(LAYOUT.window_bytes(), TIMING).expect("a timing"));
-    let timed = |link: HeapLink| Timed::with_clock(link, setup(), clock.clone()).expect("a timed link");
+    let timed = |link: HeapLink| TimedLink::with_clock(link, setup(), clock.clone()).expect("a timed link");
     let (mut a, mut b) = (timed(a), timed(b));
     assert!(train_both(&mut a, &mut b));
     let producer = Producer::new(a.outbound(), a.inbound(), LAYOUT, SECRET);
@@ -44,19 +45,17 @@ fn lane(
 }
 
 /// A lane that two programs share, and the memory that its receiver looks at.
-type SharedLane = (
-    Producer<InPlaceOutbound<Handed>, InPlaceInbound<Handed>>,
-    Consumer<InPlaceInbound<Handed>, InPlaceOutbound<Handed>>,
-);
+type SharedLane =
+    (Producer<SharedOutbound<Handed>, SharedInbound<Handed>>, Consumer<SharedInbound<Handed>, SharedOutbound<Handed>>);
 
 fn shared_lane(clock: &Handed) -> SharedLane {
-    let shape = Shape { window_bytes: LAYOUT.window_bytes(), words_bytes: 512 };
+    let shape = SharedLayout { window_bytes: LAYOUT.window_bytes(), words_bytes: 512 };
     let memory = [(); 2].map(|()| Region::heap(shape.memory_bytes()));
-    let paces = [Pace::new(), Pace::new()];
+    let pacers = [Pacer::new(), Pacer::new()];
     let end = |own: usize| {
-        let (pace, peers_pace) = (paces[own].clone(), paces[1 - own].clone());
-        let setup = InPlaceSetup { shape, timing: TIMING, pace, peers_pace };
-        InPlace::with_clock(&memory[own], &memory[1 - own], setup, clock.clone()).expect("windows")
+        let (pacer, peer_pacer) = (pacers[own].clone(), pacers[1 - own].clone());
+        let setup = SharedConfig { layout: shape, timing: TIMING, pacer, peer_pacer };
+        SharedWindows::with_clock(&memory[own], &memory[1 - own], setup, clock.clone()).expect("windows")
     };
     let (a, b) = (end(0), end(1));
     let producer = Producer::new(a.outbound(), a.inbound(), LAYOUT, SECRET);

@@ -5,7 +5,7 @@ use crate::process::lock::Lock;
 use crate::rendezvous::address::Tuple;
 use ::wait::Spin;
 use fabric::device::{Caching, DeviceMemory};
-use fabric::timed::{LinkTiming, Pace};
+use fabric::timed::{LinkTiming, Pacer};
 use fabric::{MemoryInbound, MemoryOutbound, shm};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use segment::model::{Model, ModelledLink};
@@ -111,7 +111,7 @@ fn segments_over_a_model(one_way_ns: u64) -> ([Segment; 2], Endpoint<MemoryInbou
     let timing = LinkTiming { one_way_ns, bytes_per_us: 15_754, header_bytes: 24, payload_bytes_max: 256 };
     let model = Model { timing, inbound_pace_offset: 0, outbound_pace_offset: 0 };
     let spans = [(); 2].map(|()| Region::heap(Segment::TIMED_WINDOW_BYTES));
-    let paces = [Pace::new(), Pace::new()];
+    let paces = [Pacer::new(), Pacer::new()];
     for span in &spans {
         // Times in rings are old ones, whatever was there before.
         let size = Segment::WINDOW_BYTES + (Segment::TIMED_WINDOW_BYTES - Segment::WINDOW_BYTES) / 4;

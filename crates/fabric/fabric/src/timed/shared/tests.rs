@@ -1,23 +1,25 @@
-//! Time is handed in, so each fact is exact; real clocks are for the conformance suite and the programs' own tests.
+//! The tests set the time, so each result is exact. The conformance suite and the programs' own tests use the real
+//! clock.
 
+use super::span::AHEAD_NS_MAX;
 use super::*;
 use proptest::prelude::*;
 use std::thread;
 
-const SHAPE: Shape = Shape { window_bytes: 4096, words_bytes: 512 };
+const SHAPE: SharedLayout = SharedLayout { window_bytes: 4096, words_bytes: 512 };
 const ONE_WAY_NS: u64 = 500;
 
-/// A byte a nanosecond, packets of 256 bytes and 24 more: round figures.
+/// One byte per nanosecond, packets of 256 bytes with 24 bytes of overhead: round figures.
 const TIMING: LinkTiming =
     LinkTiming { one_way_ns: ONE_WAY_NS, bytes_per_us: 1000, header_bytes: 24, payload_bytes_max: 256 };
-/// A packet of one word.
+/// Transmission time of a packet with one word.
 const WORD_NS: u64 = 32;
 
-/// Time goes on when the test or a waiter says so.
+/// A clock that only the test and waiters advance.
 #[derive(Debug, Clone, Default)]
-struct Handed(Arc<AtomicU64>);
+struct ManualClock(Arc<AtomicU64>);
 
-impl Clock for Handed {
+impl Clock for ManualClock {
     fn now_ns(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
     }
@@ -28,25 +30,25 @@ impl Clock for Handed {
 }
 
 struct Pair {
-    a: InPlace<Handed>,
-    b: InPlace<Handed>,
+    a: SharedWindows<ManualClock>,
+    b: SharedWindows<ManualClock>,
     memory: [Region; 2],
-    paces: [Pace; 2],
-    clock: Handed,
+    pacers: [Pacer; 2],
+    clock: ManualClock,
 }
 
 impl Pair {
     fn new() -> Self {
         let memory = [(); 2].map(|()| Region::heap(SHAPE.memory_bytes()));
-        let paces = [(); 2].map(|()| Pace::in_region(Region::heap(64)));
-        let clock = Handed::default();
-        let [a, b] = [0, 1].map(|own| end(&memory, &paces, own, &clock));
-        Self { a, b, memory, paces, clock }
+        let pacers = [(); 2].map(|()| Pacer::in_region(Region::heap(64)));
+        let clock = ManualClock::default();
+        let [a, b] = [0, 1].map(|own| endpoint(&memory, &pacers, own, &clock));
+        Self { a, b, memory, pacers, clock }
     }
 
-    /// As another process would have an end that was handed to it.
-    fn again(&self, own: usize) -> InPlace<Handed> {
-        end(&self.memory, &self.paces, own, &self.clock)
+    /// The endpoint as another process would map it.
+    fn reopened(&self, own: usize) -> SharedWindows<ManualClock> {
+        endpoint(&self.memory, &self.pacers, own, &self.clock)
     }
 
     fn at(&self, time_ns: u64) -> &Self {
@@ -54,20 +56,20 @@ impl Pair {
         self
     }
 
-    /// What b finds.
+    /// The word that b loads.
     fn word(&self, offset: usize) -> u64 {
         self.b.inbound().load_u64(offset, Ordering::Acquire)
     }
 }
 
-fn end(memory: &[Region; 2], paces: &[Pace; 2], own: usize, clock: &Handed) -> InPlace<Handed> {
-    let (pace, peers_pace) = (paces[own].clone(), paces[1 - own].clone());
-    let setup = InPlaceSetup { shape: SHAPE, timing: TIMING, pace, peers_pace };
-    InPlace::with_clock(&memory[own], &memory[1 - own], setup, clock.clone()).expect("windows")
+fn endpoint(memory: &[Region; 2], pacers: &[Pacer; 2], own: usize, clock: &ManualClock) -> SharedWindows<ManualClock> {
+    let (pacer, peer_pacer) = (pacers[own].clone(), pacers[1 - own].clone());
+    let setup = SharedConfig { layout: SHAPE, timing: TIMING, pacer, peer_pacer };
+    SharedWindows::with_clock(&memory[own], &memory[1 - own], setup, clock.clone()).expect("windows")
 }
 
 #[test]
-fn miri_a_word_and_a_line_arrive_after_their_packet_and_the_way() {
+fn miri_a_word_and_a_line_arrive_after_transmission_time_and_delay() {
     for offset in [8, 1032] {
         let pair = Pair::new();
         pair.at(1_000).a.outbound().store_u64(offset, 7, Ordering::Release);
@@ -80,9 +82,9 @@ fn miri_a_word_and_a_line_arrive_after_their_packet_and_the_way() {
     }
 }
 
-/// Seven at a time each for itself, more of them together.
+/// Up to seven stores arrive one by one, more of them together.
 #[test]
-fn miri_a_word_shows_each_value_in_its_time() {
+fn miri_each_value_of_a_word_arrives_at_its_time() {
     let pair = Pair::new();
     let outbound = pair.a.outbound();
     (1..=6).for_each(|value| outbound.store_u64(64, value, Ordering::Release));
@@ -102,7 +104,7 @@ fn miri_a_word_shows_each_value_in_its_time() {
 }
 
 #[test]
-fn miri_what_the_owner_stores_is_there_at_once_and_what_is_under_way_comes_after_it() {
+fn miri_a_store_of_the_owner_is_visible_at_once_and_stores_under_way_follow_it() {
     let pair = Pair::new();
     let inbound = pair.b.inbound();
     inbound.store_u64(0, 3, Ordering::Relaxed);
@@ -118,18 +120,18 @@ fn miri_what_the_owner_stores_is_there_at_once_and_what_is_under_way_comes_after
 }
 
 #[test]
-fn miri_an_end_is_whoever_maps_it() {
+fn miri_two_mappings_of_an_endpoint_are_one_endpoint() {
     let pair = Pair::new();
     pair.a.outbound().store_u64(0, 1, Ordering::Release);
-    pair.again(0).outbound().store_u64(0, 2, Ordering::Release);
-    let other = pair.again(1).inbound();
+    pair.reopened(0).outbound().store_u64(0, 2, Ordering::Release);
+    let other = pair.reopened(1).inbound();
     assert_eq!((pair.at(ONE_WAY_NS + WORD_NS).word(0), other.load_u64(0, Ordering::Acquire)), (1, 1));
     pair.at(ONE_WAY_NS + 2 * WORD_NS);
     assert_eq!((pair.word(0), other.load_u64(0, Ordering::Acquire)), (2, 2), "and both share the rate");
 }
 
 #[test]
-fn nobody_has_to_look_for_others_to_store() {
+fn stores_do_not_wait_for_loads_of_the_peer() {
     let pair = Pair::new();
     let outbound = pair.a.outbound();
     (0..10_000).for_each(|value| outbound.store_u64(0, value, Ordering::Release));
@@ -144,7 +146,7 @@ fn bulk_is_no_faster_than_the_link() {
     let bytes: Vec<u8> = (0..3000).map(|index| index as u8).collect();
     pair.a.outbound().write(512, &bytes);
     pair.a.outbound().store_u64(0, 1, Ordering::Release);
-    // Eleven whole packets and one of 184 bytes, the words that could show a record, and the one behind them.
+    // Eleven full packets and one of 184 bytes, the words that could publish a record, and the word after them.
     let done_ns = 3000 + 12 * 24 + 3 * WORD_NS + ONE_WAY_NS;
     assert_eq!(pair.at(done_ns - 1).word(0), 0);
     assert_eq!(pair.at(done_ns).word(0), 1);
@@ -153,9 +155,9 @@ fn bulk_is_no_faster_than_the_link() {
     assert!(found == bytes);
 }
 
-/// However long it takes to write it here.
+/// However long the emulation takes to write the payload.
 #[test]
-fn miri_the_words_that_show_a_record_arrive_with_its_payload() {
+fn miri_the_words_that_publish_a_record_arrive_with_its_payload() {
     let pair = Pair::new();
     let outbound = pair.a.outbound();
     outbound.write(1040, &[1; 100]);
@@ -164,12 +166,12 @@ fn miri_the_words_that_show_a_record_arrive_with_its_payload() {
     outbound.store_u64(1024, 3, Ordering::Release);
     assert_eq!((pair.word(1024), pair.word(1032)), (3, 2));
     outbound.store_u64(1152, 4, Ordering::Release);
-    assert_eq!(pair.word(1152), 0, "the third is a store like any other");
+    assert_eq!(pair.word(1152), 0, "the third word is an ordinary store");
     assert_eq!(pair.at(10_000 + WORD_NS + ONE_WAY_NS).word(1152), 4);
 }
 
 #[test]
-fn miri_of_a_span_that_arrives_the_rest_reads_as_zeros() {
+fn miri_the_part_of_a_span_that_has_not_arrived_reads_as_zeros() {
     let pair = Pair::new();
     let outbound = pair.a.outbound();
     // Pieces of 1024 bytes: four packets.
@@ -187,15 +189,15 @@ fn miri_of_a_span_that_arrives_the_rest_reads_as_zeros() {
     assert_eq!(found(words_ns + piece_ns + 224 + 2 * WORD_NS), [true; 3]);
 }
 
-/// Else a sleeper that looks once more would miss what was stored before its flag could be seen.
+/// Otherwise a waiter that polls once more before it blocks would miss what was stored before its flag could be seen.
 #[test]
-fn miri_a_flush_comes_back_behind_what_the_peer_has_stored_before_it_was_seen() {
+fn miri_a_flush_waits_for_what_the_peer_stored_before_it() {
     let pair = Pair::new();
     pair.a.outbound().store_u64(0, 1, Ordering::Release);
     pair.a.outbound().flush();
     assert_eq!(pair.clock.now_ns(), WORD_NS + 2 * ONE_WAY_NS);
     let begun_ns = pair.clock.now_ns();
-    // Its stores take five times as long as the way.
+    // These stores take five times as long as the delay.
     pair.b.outbound().write(512, &[1; 2560]);
     pair.b.outbound().store_u64(0, 5, Ordering::Release);
     pair.a.outbound().flush();
@@ -204,22 +206,22 @@ fn miri_a_flush_comes_back_behind_what_the_peer_has_stored_before_it_was_seen() 
 }
 
 #[test]
-fn miri_whoever_was_woken_early_waits_for_what_was_stored_before() {
+fn miri_wait_for_arrivals_waits_for_what_the_peer_has_stored() {
     let pair = Pair::new();
     pair.a.outbound().write(512, &[1; 1024]);
     pair.a.outbound().store_u64(0, 1, Ordering::Release);
-    pair.b.settle();
+    pair.b.wait_for_arrivals();
     assert_eq!((pair.word(0), pair.clock.now_ns()), (1, 1024 + 4 * 24 + 3 * WORD_NS + ONE_WAY_NS));
 }
 
 #[test]
-fn a_spoiled_pace_holds_nobody_up_for_long() {
-    let spoiled = Region::heap(64);
-    spoiled.store_u64(0, u64::MAX, Ordering::Relaxed);
-    let pair = Pair { paces: [(); 2].map(|()| Pace::in_region(spoiled.clone())), ..Pair::new() };
-    let (a, b) = (pair.again(0), pair.again(1));
+fn a_corrupted_pacer_delays_nobody_for_long() {
+    let corrupted = Region::heap(64);
+    corrupted.store_u64(0, u64::MAX, Ordering::Relaxed);
+    let pair = Pair { pacers: [(); 2].map(|()| Pacer::in_region(corrupted.clone())), ..Pair::new() };
+    let (a, b) = (pair.reopened(0), pair.reopened(1));
     a.outbound().flush();
-    a.settle();
+    a.wait_for_arrivals();
     assert!(pair.clock.now_ns() <= 3 * (AHEAD_NS_MAX + ONE_WAY_NS));
     let begun_ns = pair.clock.now_ns();
     a.outbound().store_u64(0, 1, Ordering::Release);
@@ -228,7 +230,7 @@ fn a_spoiled_pace_holds_nobody_up_for_long() {
 }
 
 #[test]
-fn what_is_forgotten_is_what_lies_in_its_place() {
+fn emptied_histories_leave_what_lies_in_place() {
     let pair = Pair::new();
     pair.a.outbound().store_u64(0, 1, Ordering::Release);
     pair.a.outbound().store_u64(504, 2, Ordering::Release);
@@ -237,16 +239,16 @@ fn what_is_forgotten_is_what_lies_in_its_place() {
     assert_eq!((pair.word(0), pair.word(504)), (0, 0));
 }
 
-/// Threads of one process, or processes: loads that find a history in the middle of a store never show what was not
-/// stored, and values do not go back.
+/// Loads that find a history in the middle of a store never return a value that was not stored, and values do not go
+/// back.
 #[test]
-fn a_word_only_grows_that_is_stored_in_growing_values_while_others_look() {
+fn a_reader_of_a_word_that_only_grows_never_sees_it_shrink() {
     const ROUNDS: u64 = 20_000;
     let timing = LinkTiming { one_way_ns: 0, bytes_per_us: 100_000_000, ..TIMING };
     let memory = [(); 2].map(|()| Region::heap(SHAPE.memory_bytes()));
-    let setup = || InPlaceSetup { shape: SHAPE, timing, pace: Pace::new(), peers_pace: Pace::new() };
-    let a = InPlace::new(&memory[0], &memory[1], setup()).expect("windows");
-    let b = InPlace::new(&memory[1], &memory[0], setup()).expect("windows");
+    let setup = || SharedConfig { layout: SHAPE, timing, pacer: Pacer::new(), peer_pacer: Pacer::new() };
+    let a = SharedWindows::new(&memory[0], &memory[1], setup()).expect("windows");
+    let b = SharedWindows::new(&memory[1], &memory[0], setup()).expect("windows");
     let offset = 64;
     thread::scope(|scope| {
         let (outbound, inbound) = (a.outbound(), b.inbound());
@@ -261,31 +263,31 @@ fn a_word_only_grows_that_is_stored_in_growing_values_while_others_look() {
 }
 
 #[test]
-fn shapes_that_no_window_has_are_refused() {
-    let refused = |shape: Shape, memory_bytes: usize| {
+fn invalid_layouts_and_timings_are_refused() {
+    let refused = |layout: SharedLayout, memory_bytes: usize| {
         let memory = [(); 2].map(|()| Region::heap(memory_bytes));
-        let setup = InPlaceSetup { shape, timing: TIMING, pace: Pace::new(), peers_pace: Pace::new() };
-        InPlace::new(&memory[0], &memory[1], setup).err()
+        let setup = SharedConfig { layout, timing: TIMING, pacer: Pacer::new(), peer_pacer: Pacer::new() };
+        SharedWindows::new(&memory[0], &memory[1], setup).err()
     };
     let bytes = SHAPE.memory_bytes();
     assert_eq!(refused(SHAPE, bytes), None);
     let (found_bytes, advised_bytes) = (bytes - 8, bytes);
     assert_eq!(refused(SHAPE, bytes - 8), Some(TimedError::Memory { found_bytes, advised_bytes }));
-    for shape in [Shape { window_bytes: 100, ..SHAPE }, Shape { words_bytes: 8192, ..SHAPE }] {
-        assert_eq!(refused(shape, 1 << 16), Some(TimedError::WindowSize { window_bytes: shape.window_bytes }));
+    for layout in [SharedLayout { window_bytes: 100, ..SHAPE }, SharedLayout { words_bytes: 8192, ..SHAPE }] {
+        assert_eq!(refused(layout, 1 << 16), Some(TimedError::WindowSize { window_bytes: layout.window_bytes }));
     }
     let timing = LinkTiming { bytes_per_us: 0, ..TIMING };
-    let setup = InPlaceSetup { shape: SHAPE, timing, pace: Pace::new(), peers_pace: Pace::new() };
+    let setup = SharedConfig { layout: SHAPE, timing, pacer: Pacer::new(), peer_pacer: Pacer::new() };
     let memory = Region::heap(bytes);
-    assert!(matches!(InPlace::new(&memory, &memory, setup), Err(TimedError::Timing { .. })));
+    assert!(matches!(SharedWindows::new(&memory, &memory, setup), Err(TimedError::Timing { .. })));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever a peer writes into histories and times, each call ends and stays inside the window.
+    /// Whatever a peer writes into histories and times, each call ends and accesses only the window.
     #[test]
-    fn nonsense_of_a_peer_ends_in_some_values(
+    fn garbage_of_a_peer_yields_some_values(
         pokes in prop::collection::vec((any::<prop::sample::Index>(), any::<u64>()), 1..60),
     ) {
         let pair = Pair::new();
@@ -306,9 +308,9 @@ proptest! {
         pair.a.outbound().flush();
     }
 
-    /// Stores of bytes anywhere are what a plain memory would have, once they have arrived.
+    /// Once they have arrived, stores of bytes at any offset have the effect that they have on plain memory.
     #[test]
-    fn what_has_arrived_is_what_was_stored(
+    fn bytes_that_have_arrived_are_those_that_were_stored(
         writes in prop::collection::vec((0..4096_usize, prop::collection::vec(any::<u8>(), 1..300)), 1..20),
     ) {
         let pair = Pair::new();
