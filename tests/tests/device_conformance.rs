@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-use fabric::Coherence;
 use fabric::device::{Device, DeviceConfig, DeviceLayout, DeviceLink, NodeSlot, PciAccess};
-use fabric::test_support::conformance::{self as suite, Apart, End, Meeting, OneProcess, WINDOW_BYTES};
+use fabric::test_support::conformance::{self as suite, PartyBarrier, SingleProcess, TwoParty, WINDOW_BYTES};
 use fabric::test_support::faulty::{FaultPlan, FaultyLink};
+use fabric::{Coherence, Endpoint};
 use lab::Lab;
 use volmem::{Mapping, Region};
 
@@ -93,17 +93,17 @@ macro_rules! facts {
     };
 }
 
-fn faulty(link: DeviceLink, end: End) -> FaultyLink<DeviceLink> {
+fn faulty(link: DeviceLink, end: Endpoint) -> FaultyLink<DeviceLink> {
     FaultyLink::new(link, FaultPlan::write_combined(1 + end as u64))
 }
 
 fn run_suite(way: &str) {
-    let bare = OneProcess::new(|window_bytes| pair(way, window_bytes));
-    let faulty = OneProcess::new(|window_bytes| {
+    let bare = SingleProcess::new(|window_bytes| pair(way, window_bytes));
+    let faulty = SingleProcess::new(|window_bytes| {
         let (a, b) = pair(way, window_bytes);
-        (faulty(a, End::A), faulty(b, End::B))
+        (faulty(a, Endpoint::A), faulty(b, Endpoint::B))
     });
-    fabric::conformance_facts!(facts!(&bare, &faulty, |_: &str| ""));
+    fabric::for_each_conformance_test!(facts!(&bare, &faulty, |_: &str| ""));
 }
 
 /// Both ends of a link over the one device, each with a mapping of its own. Nothing is there of one that was in the
@@ -150,11 +150,11 @@ fn memory() -> Region {
 
 /// One of two guests.
 struct Party {
-    own: End,
+    own: Endpoint,
     way: String,
     /// Where links are opened, place by place: one device where it can be opened again and again.
     devices: Vec<String>,
-    meeting: Rc<Meeting<DeviceLink>>,
+    meeting: Rc<PartyBarrier<DeviceLink>>,
     memory: Region,
     /// Held, for the meeting and the memory are by it.
     _met_by: Device,
@@ -166,21 +166,21 @@ struct Party {
 
 impl Party {
     fn new(way: &str) -> Self {
-        let own = if variable("NODE") == "a" { End::A } else { End::B };
+        let own = if variable("NODE") == "a" { Endpoint::A } else { Endpoint::B };
         let devices: Vec<String> = variable("DEVICES").split(',').map(str::to_owned).collect();
         let [first, second] = nodes_of(PLACES, own);
         let device = open(way, &devices[usize::from(PLACES) % devices.len()], first, WINDOW_BYTES);
-        let meeting = Rc::new(Meeting::new(&device.link(second)));
+        let meeting = Rc::new(PartyBarrier::new(&device.link(second)));
         let (memory, way) = (memory_of(&device, second), way.to_owned());
         let (links, opened) = (Cell::new(0), RefCell::default());
         Self { own, way, devices, meeting, memory, _met_by: device, links, opened }
     }
 
     fn run_suite(&self) {
-        let bare = Apart::new(self.own, self.meeting.clone(), |window_bytes| self.open(window_bytes));
+        let bare = TwoParty::new(self.own, self.meeting.clone(), |window_bytes| self.open(window_bytes));
         let faulty =
-            Apart::new(self.own, self.meeting.clone(), |window_bytes| faulty(self.open(window_bytes), self.own));
-        fabric::conformance_facts!(facts!(&bare, &faulty, |fact: &str| self.interrupts_of(fact)));
+            TwoParty::new(self.own, self.meeting.clone(), |window_bytes| faulty(self.open(window_bytes), self.own));
+        fabric::for_each_conformance_test!(facts!(&bare, &faulty, |fact: &str| self.interrupts_of(fact)));
     }
 
     /// This guest's end of a new link, with nothing of one that was in the same place before.
@@ -190,10 +190,10 @@ impl Party {
         let [own, peer] = nodes_of(place, self.own);
         let opened = &mut self.opened.borrow_mut()[usize::from(place)];
         *opened = None; // A device under VFIO is opened once at a time.
-        if self.own == End::A {
+        if self.own == Endpoint::A {
             forget_link(&self.memory, own, peer, window_bytes);
         }
-        self.meeting.meet();
+        self.meeting.wait();
         let device = open(&self.way, self.device_at(place), own, window_bytes);
         opened.insert(device).link(peer)
     }
@@ -215,7 +215,7 @@ impl Party {
 }
 
 /// A guest's own place in a pair of nodes, and the other's.
-fn nodes_of(pair: u8, own: End) -> [NodeSlot; 2] {
+fn nodes_of(pair: u8, own: Endpoint) -> [NodeSlot; 2] {
     [own, own.other()].map(|end| NodeSlot(2 * pair + end as u8))
 }
 

@@ -4,16 +4,16 @@
 #[path = "../../fabric/tests/support/mod.rs"]
 mod support;
 
-use fabric::dax::{DaxLink, DaxMemory, End};
+use fabric::dax::{DaxLink, DaxMemory};
 use fabric::device::{Device, DeviceConfig, DeviceEvent, DeviceLayout, DeviceLink, DeviceMemory, NodeSlot};
 use fabric::heap::HeapLink;
-use fabric::test_support::conformance::{Apart, End as Party, Meeting};
+use fabric::test_support::conformance::{PartyBarrier, TwoParty};
 use fabric::test_support::faulty::{FaultPlan, FaultyLink};
 use fabric::test_support::non_coherent::{self, CacheBehavior};
 use fabric::timed::{
     LinkTiming, Pacer, SharedConfig, SharedInbound, SharedLayout, SharedOutbound, SharedWindows, TimedConfig, TimedLink,
 };
-use fabric::{Coherence, Epoch, Link, LinkState, Memory, heap, shm};
+use fabric::{Coherence, Endpoint, Epoch, Link, LinkState, Memory, heap, shm};
 use std::fs::{File, remove_file};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ fn dax_pair<M: Memory>(window_bytes: usize, memory: fn(&DaxMemory) -> M) -> (Dax
     remove_file(&path).expect("the file");
     dax[0].format(&memory(&dax[0]), window_bytes).expect("a layout");
     let end = |index: usize, end| dax[index].link(&memory(&dax[index]), end, window_bytes).expect("an end");
-    (end(0, End::First), end(1, End::Second))
+    (end(0, Endpoint::A), end(1, Endpoint::B))
 }
 
 fn coherent(dax: &DaxMemory) -> Region {
@@ -184,10 +184,10 @@ macro_rules! two_party_tests {
                     let open_b = move |_| from_a.recv().expect("the other party");
                     thread::scope(|scope| {
                         scope.spawn(move || {
-                            let parties = Apart::new(Party::B, Rc::new(Meeting::new(&place_b)), open_b);
+                            let parties = TwoParty::new(Endpoint::B, Rc::new(PartyBarrier::new(&place_b)), open_b);
                             fabric::test_support::conformance::$fact(&parties);
                         });
-                        let parties = Apart::new(Party::A, Rc::new(Meeting::new(&place_a)), open_a);
+                        let parties = TwoParty::new(Endpoint::A, Rc::new(PartyBarrier::new(&place_a)), open_a);
                         fabric::test_support::conformance::$fact(&parties);
                     });
                 }
@@ -196,12 +196,11 @@ macro_rules! two_party_tests {
     };
 }
 
-fabric::conformance_facts!(two_party_tests!(two_party_heap, heap::pair));
-fabric::conformance_facts!(two_party_tests!(two_party_device_server, device_by_server));
-fabric::conformance_facts!(two_party_tests!(two_party_write_combined_device_non_coherent, |window_bytes| faulty(
-    device_in_file(Coherence::NonCoherent, window_bytes),
-    FaultPlan::write_combined
-)));
+fabric::for_each_conformance_test!(two_party_tests!(two_party_heap, heap::pair));
+fabric::for_each_conformance_test!(two_party_tests!(two_party_device_server, device_by_server));
+fabric::for_each_conformance_test!(two_party_tests!(two_party_write_combined_device_non_coherent, |window_bytes| {
+    faulty(device_in_file(Coherence::NonCoherent, window_bytes), FaultPlan::write_combined)
+}));
 
 fabric::conformance_suite!(miri_heap, heap::pair);
 fabric::conformance_suite!(real_shm, shm_pair);

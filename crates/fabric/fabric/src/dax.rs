@@ -15,7 +15,7 @@ use crate::device::DeviceMemory;
 use crate::memory_link::{InitialContents, MemoryLink};
 use crate::pair::{PAGE_BYTES, PairLayout};
 use crate::shm::TMPFS_MAGIC;
-use crate::{Memory, PolledDoorbell};
+use crate::{Endpoint, Memory, PolledDoorbell};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFlags};
 use rustix::fs::{fstat, fstatfs, major, minor, open, statx};
 use rustix::io::Errno;
@@ -251,14 +251,14 @@ impl DaxMemory {
     ///
     /// # Errors
     /// What is wrong with the layout, with the values found.
-    pub fn link<M: Memory>(&self, memory: &M, end: End, window_bytes: usize) -> Result<DaxLink<M>, DaxError> {
+    pub fn link<M: Memory>(&self, memory: &M, end: Endpoint, window_bytes: usize) -> Result<DaxLink<M>, DaxError> {
         let layout = self.layout(memory, window_bytes)?;
         self.check_header(memory, window_bytes)?;
         let [a, b] = layout.sides(memory);
         let [bell_a, bell_b] = [0, 1].map(|index| memory.part(BELLS + index * CACHE_LINE_BYTES, CACHE_LINE_BYTES));
         let (own, peer, bell) = match end {
-            End::First => (a, b, PolledDoorbell::attach(bell_a, bell_b)),
-            End::Second => (b, a, PolledDoorbell::attach(bell_b, bell_a)),
+            Endpoint::A => (a, b, PolledDoorbell::attach(bell_a, bell_b)),
+            Endpoint::B => (b, a, PolledDoorbell::attach(bell_b, bell_a)),
         };
         Ok(MemoryLink::attach(own, peer, bell, InitialContents::Unknown))
     }
@@ -284,15 +284,6 @@ impl DaxMemory {
         }
         Ok(())
     }
-}
-
-/// Which end of a link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    /// The one whose window comes first.
-    First,
-    /// The other.
-    Second,
 }
 
 /// What laid-out memory begins with: "lane dax", of version 1.

@@ -90,18 +90,18 @@ fn memory_too_small_for_the_windows_is_refused_and_so_are_sizes_that_no_window_h
     let text = refusal(dax.format(&dax.coherent(), 1024));
     assert_says(&text, &["8192 bytes, but two windows of 1024 bytes need 12288; make it larger"]);
     assert_says(&refusal(dax.format(&dax.coherent(), 100)), &["window of 100 bytes", "multiple of 64"]);
-    assert_says(&refusal(dax.link(&dax.coherent(), End::First, 0)), &["window of 0 bytes"]);
+    assert_says(&refusal(dax.link(&dax.coherent(), Endpoint::A, 0)), &["window of 0 bytes"]);
 }
 
 #[test]
 fn memory_that_is_not_laid_out_or_for_other_windows_is_refused() {
     let scratch = Scratch::file(1 << 20);
     let dax = DaxMemory::open(&scratch.0).unwrap();
-    let text = refusal(dax.link(&dax.coherent(), End::First, 1024));
+    let text = refusal(dax.link(&dax.coherent(), Endpoint::A, 1024));
     assert_says(&text, &["begins with 0x0, not 0x1", "; format it, if nobody else uses it"]);
     dax.format(&dax.coherent(), 1024).unwrap();
-    assert!(dax.link(&dax.coherent(), End::First, 1024).is_ok());
-    let text = refusal(dax.link(&dax.coherent(), End::Second, 2048));
+    assert!(dax.link(&dax.coherent(), Endpoint::A, 1024).is_ok());
+    let text = refusal(dax.link(&dax.coherent(), Endpoint::B, 2048));
     assert_says(&text, &["laid out for windows of 1024 bytes, not 2048; ask for these or format it again"]);
 }
 
@@ -144,7 +144,7 @@ fn memory_with_anything_in_it_makes_a_clean_link_and_outlives_its_holders() {
     let memory = dax.each_ref().map(|dax| dax.non_coherent().unwrap());
     dax[0].format(&memory[0], WINDOW_BYTES).unwrap();
     let link = |index: usize, end| dax[index].link(&memory[index], end, WINDOW_BYTES).unwrap();
-    let (mut a, mut b) = (link(0, End::First), link(1, End::Second));
+    let (mut a, mut b) = (link(0, Endpoint::A), link(1, Endpoint::B));
     assert!(train_both(&mut a, &mut b));
     let mut bytes = [1; WINDOW_BYTES];
     b.inbound().invalidate(0, WINDOW_BYTES);
@@ -153,7 +153,7 @@ fn memory_with_anything_in_it_makes_a_clean_link_and_outlives_its_holders() {
     a.outbound().write(0, b"before");
     a.outbound().flush();
     let epoch = a.epoch();
-    let mut a = link(0, End::First);
+    let mut a = link(0, Endpoint::A);
     assert_eq!((a.state(), b.state()), (LinkState::Down, LinkState::Down));
     assert!(train_both(&mut a, &mut b));
     assert!(a.epoch() > epoch);

@@ -52,7 +52,7 @@ mod training;
 mod wait;
 mod window;
 
-pub use link::{Doorbell, Epoch, Link, LinkState, Scratchpad, WaitOutcome, train_both};
+pub use link::{Doorbell, Endpoint, Epoch, Link, LinkState, Scratchpad, WaitOutcome, train_both};
 pub use memory::{Memory, MemoryInbound, MemoryOutbound};
 #[cfg(not(loom))]
 pub use memory_link::{MemoryLink, MemoryScratchpad, SCRATCHPAD_WORDS};

@@ -4,6 +4,28 @@ use crate::{Inbound, Outbound, Slice};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+/// One of the two endpoints of a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Endpoint {
+    /// The first endpoint. Where windows lie side by side, its window comes first.
+    A,
+    /// The second endpoint.
+    B,
+}
+
+impl Endpoint {
+    /// Both endpoints.
+    pub const ALL: [Self; 2] = [Self::A, Self::B];
+
+    /// The other endpoint.
+    pub fn other(self) -> Self {
+        match self {
+            Self::A => Self::B,
+            Self::B => Self::A,
+        }
+    }
+}
+
 /// Whether a link carries anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LinkState {

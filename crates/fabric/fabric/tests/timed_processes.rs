@@ -1,8 +1,8 @@
 //! A timed link between two processes, each with a mapping of its own: both read one clock.
 
-use fabric::dax::{DaxLink, DaxMemory, End};
+use fabric::dax::{DaxLink, DaxMemory};
 use fabric::timed::{LinkTiming, Pacer, TimedConfig, TimedLink, memory_bytes};
-use fabric::{Doorbell, Inbound, Link, LinkState, Outbound, WaitOutcome};
+use fabric::{Doorbell, Endpoint, Inbound, Link, LinkState, Outbound, WaitOutcome};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ fn wrapped_bytes() -> usize {
     memory_bytes(WINDOW_BYTES, timing()).expect("a timing")
 }
 
-fn link(path: &Path, end: End) -> TestLink {
+fn link(path: &Path, end: Endpoint) -> TestLink {
     let dax = DaxMemory::open(path).expect("memory");
     let link = dax.link(&dax.coherent(), end, wrapped_bytes()).expect("an end");
     let setup = TimedConfig { window_bytes: WINDOW_BYTES, timing: timing(), pacer: Pacer::new() };
@@ -78,7 +78,7 @@ fn send(link: &TestLink, round: u64) {
 #[test]
 fn peer_of_the_test_below() {
     let Some(path) = std::env::var_os(PATH_VARIABLE) else { return };
-    let link = link(Path::new(&path), End::Second);
+    let link = link(Path::new(&path), Endpoint::B);
     for round in 1..=ROUNDS {
         wait_for(&link, round);
         send(&link, round);
@@ -97,7 +97,7 @@ fn what_two_processes_say_arrives_whole_in_order_and_not_before_its_time() {
         .env(PATH_VARIABLE, path)
         .spawn()
         .expect("another process");
-    let link = link(path, End::First);
+    let link = link(path, Endpoint::A);
     file.close().expect("both have it mapped");
     for round in 1..=ROUNDS {
         let begun = Instant::now();

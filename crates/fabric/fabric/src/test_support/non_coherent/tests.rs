@@ -1,7 +1,7 @@
 //! The emulated caches keep what they should keep, and windows notice what is left out.
 
 use super::*;
-use crate::test_support::conformance::{self, OneProcess};
+use crate::test_support::conformance::{self, SingleProcess};
 use crate::{Inbound, MemoryInbound, MemoryOutbound, Outbound};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -96,7 +96,7 @@ fn a_restless_cache_changes_nothing_for_who_drops_and_writes_back() {
 fn a_window_whose_lines_are_not_written_back_or_not_dropped_fails_the_suite() {
     let fails = |omission| {
         let parties =
-            OneProcess::new(move |window_bytes| pair(window_bytes, CacheBehavior::explicit().without(omission)));
+            SingleProcess::new(move |window_bytes| pair(window_bytes, CacheBehavior::explicit().without(omission)));
         let answer = catch_unwind(AssertUnwindSafe(|| conformance::bytes_written_outbound_appear_inbound(&parties)));
         answer.is_err()
     };

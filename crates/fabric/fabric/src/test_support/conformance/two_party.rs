@@ -1,8 +1,8 @@
-//! Two parties that have an end of each link, and run the same facts at the same time.
+//! Two testbed that have an end of each link, and run the same facts at the same time.
 
-use super::parties::{End, Ends, Parties};
-use super::{STUCK_AFTER, WINDOW_BYTES, loaded};
-use crate::{Link, LinkState, Outbound};
+use super::common::{STUCK_AFTER, WINDOW_BYTES, load_fresh};
+use super::testbed::{EndpointPair, Testbed};
+use crate::{Endpoint, Link, LinkState, Outbound};
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -13,7 +13,7 @@ use volmem::CACHE_LINE_BYTES;
 use volmem::sync::Ordering;
 
 /// How long a party waits for the other one, which may just be finding out that it is stuck itself.
-const PATIENCE: Duration = Duration::from_secs(3 * STUCK_AFTER.as_secs());
+const PARTY_TIMEOUT: Duration = Duration::from_secs(3 * STUCK_AFTER.as_secs());
 
 /// In the windows of a meeting: how often its writer has come, then what it said last and what before that. Who has
 /// come once more than the other leaves alone what that still reads.
@@ -22,42 +22,42 @@ const WORDS: [usize; 2] = [CACHE_LINE_BYTES, 2 * CACHE_LINE_BYTES];
 const FAILED: usize = size_of::<u64>();
 
 /// Looks that only give way to others, before those with a pause between them.
-const LOOKS_MAX: u32 = 64;
+const YIELDS_MAX: u32 = 64;
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// Where two parties wait for each other, and say a word: in the windows of a link of their own, which is not trained,
+/// Where two testbed wait for each other, and say a word: in the windows of a link of their own, which is not trained,
 /// and whose memory was zero before the first of them came.
-pub struct Meeting<K: Link> {
+pub struct PartyBarrier<K: Link> {
     inbound: K::Inbound,
     outbound: K::Outbound,
-    patience: Duration,
+    timeout: Duration,
     count: Cell<u64>,
     is_over: Cell<bool>,
 }
 
-impl<K: Link> Meeting<K> {
+impl<K: Link> PartyBarrier<K> {
     /// The place of one party, by its end of the link.
     pub fn new(end: &K) -> Self {
         let (count, is_over) = (Cell::new(0), Cell::new(false));
-        Self { inbound: end.inbound(), outbound: end.outbound(), patience: PATIENCE, count, is_over }
+        Self { inbound: end.inbound(), outbound: end.outbound(), timeout: PARTY_TIMEOUT, count, is_over }
     }
 
     /// For who cannot wait for long.
     #[cfg(test)]
-    fn with_patience(self, patience: Duration) -> Self {
-        Self { patience, ..self }
+    fn with_timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
     }
 
     /// Goes on once the other party has come here too.
     ///
     /// # Panics
     /// If it does not come, or has failed on its way.
-    pub fn meet(&self) {
-        self.settle(Ok(0));
+    pub fn wait(&self) {
+        self.exchange(Ok(0));
     }
 
     /// Tells the other party what came of this one's part; answers what came of the other's.
-    fn settle(&self, outcome: thread::Result<u64>) -> u64 {
+    fn exchange(&self, outcome: thread::Result<u64>) -> u64 {
         let count = self.count.get() + 1;
         self.count.set(count);
         let words = WORDS[(count % 2) as usize];
@@ -69,23 +69,23 @@ impl<K: Link> Meeting<K> {
         if let Err(failure) = outcome {
             resume_unwind(failure);
         }
-        assert!(self.wait(count), "the other party has not come for {:?}: it is gone, or stuck", self.patience);
-        assert!(loaded(&self.inbound, words + FAILED) == 0, "the other party has failed: see what it says");
-        loaded(&self.inbound, words)
+        assert!(self.wait_for_peer(count), "the other party has not come for {:?}: it is gone, or stuck", self.timeout);
+        assert!(load_fresh(&self.inbound, words + FAILED) == 0, "the other party has failed: see what it says");
+        load_fresh(&self.inbound, words)
     }
 
     /// Waits for the other party to have come `count` times. Who did not come once is not waited for again: a property
     /// that fails is tried many times more.
-    fn wait(&self, count: u64) -> bool {
+    fn wait_for_peer(&self, count: u64) -> bool {
         let begun = Instant::now();
-        let mut looks = 0;
-        while loaded(&self.inbound, COUNT) < count {
-            if self.is_over.get() || begun.elapsed() > self.patience {
+        let mut yields = 0;
+        while load_fresh(&self.inbound, COUNT) < count {
+            if self.is_over.get() || begun.elapsed() > self.timeout {
                 self.is_over.set(true);
                 return false;
             }
-            if looks < LOOKS_MAX {
-                looks += 1;
+            if yields < YIELDS_MAX {
+                yields += 1;
                 thread::yield_now();
             } else {
                 thread::sleep(PAUSE);
@@ -95,79 +95,79 @@ impl<K: Link> Meeting<K> {
     }
 }
 
-/// One of two parties that have an end of each link.
-pub struct Apart<K: Link, F> {
-    own: End,
-    meeting: Rc<Meeting<K>>,
+/// One of two testbed that have an end of each link.
+pub struct TwoParty<K: Link, F> {
+    own: Endpoint,
+    meeting: Rc<PartyBarrier<K>>,
     open: F,
 }
 
-impl<K: Link, L: Link, F: Fn(usize) -> L> Apart<K, F> {
+impl<K: Link, L: Link, F: Fn(usize) -> L> TwoParty<K, F> {
     /// The party that has the end `own` of each link. `open` gives that end of a new one, from the bytes of a window;
-    /// both parties are in there at once, and may meet.
-    pub fn new(own: End, meeting: Rc<Meeting<K>>, open: F) -> Self {
+    /// both testbed are in there at once, and may meet.
+    pub fn new(own: Endpoint, meeting: Rc<PartyBarrier<K>>, open: F) -> Self {
         Self { own, meeting, open }
     }
 }
 
-impl<K: Link, L: Link, F: Fn(usize) -> L> Parties for Apart<K, F> {
-    type Ends = EndsApart<K, L>;
+impl<K: Link, L: Link, F: Fn(usize) -> L> Testbed for TwoParty<K, F> {
+    type EndpointPair = TwoPartyEndpoints<K, L>;
 
-    fn link(&self) -> EndsApart<K, L> {
-        self.meeting.meet(); // Neither uses an earlier link any more.
+    fn link(&self) -> TwoPartyEndpoints<K, L> {
+        self.meeting.wait(); // Neither uses an earlier link any more.
         let opened = catch_unwind(AssertUnwindSafe(|| (self.open)(WINDOW_BYTES)));
         let link = settled(&self.meeting, opened);
-        EndsApart { own: self.own, link, meeting: self.meeting.clone() }
+        TwoPartyEndpoints { own: self.own, link, meeting: self.meeting.clone() }
     }
 
-    fn draw(&self) -> u64 {
+    fn random_seed(&self) -> u64 {
         let number = RandomState::new().hash_one(0);
-        let others = self.meeting.settle(Ok(number));
-        if self.own == End::A { number } else { others }
+        let others = self.meeting.exchange(Ok(number));
+        if self.own == Endpoint::A { number } else { others }
     }
 }
 
 /// What this party has got, once the other has got its own.
-fn settled<K: Link, T>(meeting: &Meeting<K>, outcome: thread::Result<T>) -> T {
+fn settled<K: Link, T>(meeting: &PartyBarrier<K>, outcome: thread::Result<T>) -> T {
     match outcome {
         Ok(value) => {
-            meeting.meet();
+            meeting.wait();
             value
         }
         Err(failure) => {
-            meeting.settle(Err(failure));
+            meeting.exchange(Err(failure));
             unreachable!("a failure is carried on")
         }
     }
 }
 
 /// A link, one end of which is this party's.
-pub struct EndsApart<K: Link, L> {
-    own: End,
+pub struct TwoPartyEndpoints<K: Link, L> {
+    own: Endpoint,
     link: L,
-    meeting: Rc<Meeting<K>>,
+    meeting: Rc<PartyBarrier<K>>,
 }
 
-impl<K: Link, L: Link> Ends for EndsApart<K, L> {
+impl<K: Link, L: Link> EndpointPair for TwoPartyEndpoints<K, L> {
     type Link = L;
 
-    fn ask(&mut self, end: End, question: impl FnOnce(&mut L) -> u64) -> u64 {
+    fn query(&mut self, end: Endpoint, question: impl FnOnce(&mut L) -> u64) -> u64 {
         if end != self.own {
-            return self.meeting.settle(Ok(0));
+            return self.meeting.exchange(Ok(0));
         }
         let answer = catch_unwind(AssertUnwindSafe(|| question(&mut self.link)));
         let own = *answer.as_ref().unwrap_or(&0);
-        self.meeting.settle(answer);
+        self.meeting.exchange(answer);
         own
     }
 
     fn both(&mut self, at_a: impl FnOnce(&mut L) + Send, at_b: impl FnOnce(&mut L) + Send) {
         let link = &mut self.link;
         let done = catch_unwind(AssertUnwindSafe(|| match self.own {
-            End::A => at_a(link),
-            End::B => at_b(link),
+            Endpoint::A => at_a(link),
+            Endpoint::B => at_b(link),
         }));
-        self.meeting.settle(done.map(|()| 0));
+        self.meeting.exchange(done.map(|()| 0));
     }
 
     /// Each end trains at its own pace, as nodes do.

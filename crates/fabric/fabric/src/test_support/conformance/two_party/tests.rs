@@ -1,13 +1,13 @@
-//! Two parties as two threads, so that one of them can fail, or be missing.
+//! Two testbed as two threads, so that one of them can fail, or be missing.
 
 use super::*;
 use crate::heap::{self, HeapLink};
-use crate::test_support::conformance::{check, up};
+use crate::test_support::conformance::cases::{check, up};
 use proptest::prelude::any;
 use std::sync::mpsc::channel;
 
-/// Runs a fact as both parties; what came of it at each end, a panic as its text.
-fn run<T: Send>(fact: impl Fn(&dyn Fn() -> HeapLink, End, HeapLink) -> T + Sync) -> [Result<T, String>; 2] {
+/// Runs a fact as both testbed; what came of it at each end, a panic as its text.
+fn run<T: Send>(fact: impl Fn(&dyn Fn() -> HeapLink, Endpoint, HeapLink) -> T + Sync) -> [Result<T, String>; 2] {
     let (place_a, place_b) = heap::pair(WINDOW_BYTES);
     let (to_b, from_a) = channel();
     let open_a = move || {
@@ -18,8 +18,8 @@ fn run<T: Send>(fact: impl Fn(&dyn Fn() -> HeapLink, End, HeapLink) -> T + Sync)
     let open_b = move || from_a.recv().expect("the other party");
     thread::scope(|scope| {
         let fact = &fact;
-        let a = scope.spawn(move || fact(&open_a, End::A, place_a));
-        let b = scope.spawn(move || fact(&open_b, End::B, place_b));
+        let a = scope.spawn(move || fact(&open_a, Endpoint::A, place_a));
+        let b = scope.spawn(move || fact(&open_b, Endpoint::B, place_b));
         [a.join().map_err(text), b.join().map_err(text)]
     })
 }
@@ -32,10 +32,10 @@ fn text(failure: Box<dyn std::any::Any + Send>) -> String {
 #[test]
 fn what_fails_at_one_end_fails_for_both_parties() {
     let outcomes = run(|open, own, place| {
-        let parties = Apart::new(own, Rc::new(Meeting::new(&place)), |_| open());
-        let mut ends = up(&parties);
-        ends.at(End::A, |_| ());
-        ends.at(End::B, |_| panic!("broken"));
+        let testbed = TwoParty::new(own, Rc::new(PartyBarrier::new(&place)), |_| open());
+        let mut ends = up(&testbed);
+        ends.at(Endpoint::A, |_| ());
+        ends.at(Endpoint::B, |_| panic!("broken"));
     });
     assert!(outcomes[0].as_ref().is_err_and(|text| text.contains("the other party has failed")), "{outcomes:?}");
     assert_eq!(outcomes[1], Err("broken".to_owned()));
@@ -44,10 +44,10 @@ fn what_fails_at_one_end_fails_for_both_parties() {
 #[test]
 fn a_property_that_fails_at_one_end_ends_with_the_same_smallest_case_at_both() {
     let outcomes = run(|open, own, place| {
-        let parties = Apart::new(own, Rc::new(Meeting::new(&place)), |_| open());
-        check(&parties, any::<u32>(), |value| {
-            let mut ends = parties.link();
-            ends.at(End::A, |_| assert!(value < 1_000, "too large"));
+        let testbed = TwoParty::new(own, Rc::new(PartyBarrier::new(&place)), |_| open());
+        check(&testbed, any::<u32>(), |value| {
+            let mut ends = testbed.link();
+            ends.at(Endpoint::A, |_| assert!(value < 1_000, "too large"));
         });
     });
     for outcome in outcomes {
@@ -58,9 +58,9 @@ fn a_property_that_fails_at_one_end_ends_with_the_same_smallest_case_at_both() {
 #[test]
 fn all_parties_get_an_answer_and_one_number_by_chance() {
     let outcomes = run(|open, own, place| {
-        let parties = Apart::new(own, Rc::new(Meeting::new(&place)), |_| open());
-        let mut ends = parties.link();
-        (End::ALL.map(|end| ends.ask(end, |_| own as u64 + 7)), parties.draw(), parties.draw())
+        let testbed = TwoParty::new(own, Rc::new(PartyBarrier::new(&place)), |_| open());
+        let mut ends = testbed.link();
+        (Endpoint::ALL.map(|end| ends.query(end, |_| own as u64 + 7)), testbed.random_seed(), testbed.random_seed())
     });
     assert_eq!(outcomes[0], outcomes[1]);
     assert!(outcomes[0].as_ref().is_ok_and(|(answers, first, second)| *answers == [7, 8] && first != second));
@@ -70,11 +70,11 @@ fn all_parties_get_an_answer_and_one_number_by_chance() {
 fn a_party_whose_other_does_not_come_says_so_and_waits_once() {
     const HOUR: Duration = Duration::from_secs(3600);
     let (place, _other) = heap::pair(WINDOW_BYTES);
-    let meeting = Meeting::new(&place).with_patience(Duration::from_millis(50));
-    let missed = |meeting: &Meeting<HeapLink>| {
-        let failure = catch_unwind(AssertUnwindSafe(|| meeting.meet())).expect_err("nobody came");
+    let meeting = PartyBarrier::new(&place).with_timeout(Duration::from_millis(50));
+    let missed = |meeting: &PartyBarrier<HeapLink>| {
+        let failure = catch_unwind(AssertUnwindSafe(|| meeting.wait())).expect_err("nobody came");
         assert!(text(failure).contains("the other party has not come for"));
     };
     missed(&meeting);
-    missed(&meeting.with_patience(HOUR));
+    missed(&meeting.with_timeout(HOUR));
 }
