@@ -1,17 +1,17 @@
-//! What every backend must do, as tests over any [`Link`].
+//! The tests that every backend must pass, over any [`Link`](crate::Link).
 //!
-//! A backend instantiates them with [`conformance_suite!`](crate::conformance_suite): a module name (begin it with
-//! `miri_` if the backend runs under Miri) and a function from the bytes of a window to both ends of a new link, not
-//! yet trained.
+//! A backend instantiates them with [`conformance_suite!`](crate::conformance_suite). The arguments are a module name,
+//! which begins with `miri_` if the backend runs under Miri, and a function from the bytes of a window to both
+//! endpoints of a new link that has not been trained.
 //!
 //! ```
 //! fabric::conformance_suite!(miri_heap, fabric::heap::pair);
 //! # fn main() {}
 //! ```
 //!
-//! Where no process can have both ends, as of a device that has one owner, two testbed run the same facts: each makes
-//! an [`TwoParty`] that opens its own end, and calls fact after fact ([`for_each_conformance_test!`](crate::for_each_conformance_test) has
-//! their names).
+//! Where no process can hold both endpoints, as with a device that has one owner, two parties run the same tests. Each
+//! makes a [`TwoParty`] that opens its own endpoint, and calls test after test
+//! ([`for_each_conformance_test!`](crate::for_each_conformance_test) has their names).
 
 mod cases;
 mod common;
@@ -23,7 +23,7 @@ pub use common::WINDOW_BYTES;
 pub use testbed::{EndpointPair, SingleProcess, SingleProcessEndpoints, Testbed};
 pub use two_party::{PartyBarrier, TwoParty, TwoPartyEndpoints};
 
-/// Calls a macro with the names of all facts, behind what it is given in parentheses: the one list of them.
+/// Calls a macro with the names of all tests, after the given arguments in parentheses: the only list of them.
 #[macro_export]
 macro_rules! for_each_conformance_test {
     ($($then:ident)::+ ! ($($more:tt)*)) => {
@@ -40,9 +40,9 @@ macro_rules! for_each_conformance_test {
             rings_both_ways_never_get_lost
             a_descriptor_is_readable_while_a_ring_waits
             scratchpad_words_cross_both_ways
-            training_brings_both_ends_up_in_one_epoch
+            training_brings_both_endpoints_up_in_one_epoch
             the_epoch_grows_at_each_training
-            a_link_taken_down_is_down_at_both_ends
+            a_link_taken_down_is_down_at_both_endpoints
             a_window_is_clean_after_training
             two_links_share_nothing
         }
@@ -57,18 +57,18 @@ macro_rules! conformance_suite {
     };
 }
 
-/// A test for each fact, see [`conformance_suite`].
+/// Makes a test function for each test, see [`conformance_suite`].
 #[doc(hidden)]
 #[macro_export]
 macro_rules! conformance_tests {
-    (($name:ident, $make:expr) $($fact:ident)*) => {
+    (($name:ident, $make:expr) $($test:ident)*) => {
         mod $name {
-            #[allow(unused_imports)] // The constructor may be a closure that names nothing of its surroundings.
+            #[allow(unused_imports)] // The constructor may be a closure that uses no name of the enclosing module.
             use super::*;
             $(
                 #[test]
-                fn $fact() {
-                    $crate::test_support::conformance::$fact(&$crate::test_support::conformance::SingleProcess::new($make));
+                fn $test() {
+                    $crate::test_support::conformance::$test(&$crate::test_support::conformance::SingleProcess::new($make));
                 }
             )*
         }

@@ -1,5 +1,5 @@
-//! Memory that counts what orders the stores to it: what a protocol costs where barriers are dear. And that lets its
-//! owner hook after every single store: what a protocol shows when.
+//! Memory that counts barriers and flushes, which measures what a protocol costs where they are expensive. A hook that
+//! runs after every store shows in which order a protocol publishes.
 
 use crate::{Coherence, Memory};
 use std::fmt;
@@ -8,23 +8,23 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use volmem::sync::Ordering;
 
-/// What was asked of memory.
+/// Numbers of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OperationCounts {
-    /// Barriers: a fence of an outbound window, and one within a line that publishes.
+    /// Barriers: a fence of an outbound window, and a fence within a line that publishes.
     pub barriers: u64,
-    /// Waits until everything has arrived: a flush of an outbound window.
+    /// Flushes of an outbound window.
     pub flushes: u64,
     /// Spans that were written back.
     pub write_backs: u64,
-    /// Bytes of spans that were to be fetched for writing.
+    /// Bytes of spans that were prefetched for writing.
     pub prefetched_bytes: u64,
 }
 
-/// What an owner does after a store.
+/// A function that runs after each store.
 pub type StoreHook = Box<dyn FnMut() + Send>;
 
-/// Other memory, and how often it was asked for order. Clones and parts count together.
+/// Memory that counts its operations. Clones and parts share the counts.
 #[derive(Clone)]
 pub struct CountingMemory<M> {
     memory: M,
@@ -42,32 +42,32 @@ struct Tally {
 }
 
 impl<M: Memory> CountingMemory<M> {
-    /// Counts from here on.
+    /// Wraps memory, with counts of zero.
     pub fn new(memory: M) -> Self {
         let coherence = memory.coherence();
         Self::with_coherence(memory, coherence)
     }
 
-    /// As [`CountingMemory::new`], of memory that asks of its users what another mapping would.
+    /// Wraps memory like [`CountingMemory::new`], and reports another coherence.
     pub fn with_coherence(memory: M, coherence: Coherence) -> Self {
         Self { memory, coherence, tally: Arc::default(), hook: None }
     }
 
-    /// The same, where somebody looks after every store, who stores elsewhere.
+    /// The same memory with a hook that runs after every store.
     #[must_use]
     pub fn with_store_hook(self, hook: StoreHook) -> Self {
         Self { hook: Some(Arc::new(Mutex::new(hook))), ..self }
     }
 
-    /// Looks as after a store.
+    /// Runs the hook, as after a store.
     pub fn run_hook(&self) {
         if let Some(hook) = &self.hook {
-            // A panic in an earlier hook is that test's failure.
+            // A poisoned lock is ignored: the test that panicked has failed already.
             (hook.lock().unwrap_or_else(PoisonError::into_inner))();
         }
     }
 
-    /// How often, so far.
+    /// The counts so far.
     pub fn counts(&self) -> OperationCounts {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let Tally { barriers, flushes, write_backs, prefetched_bytes } = &*self.tally;
@@ -113,12 +113,12 @@ impl<M: Memory> Memory for CountingMemory<M> {
     }
 
     unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `destination` is writable for `len_bytes` and outside the memory.
         unsafe { self.memory.read_to(offset, destination, len_bytes) }
     }
 
     unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `source` is readable for `len_bytes` and outside the memory.
         unsafe { self.memory.write_from(offset, source, len_bytes) };
         self.run_hook();
     }
@@ -159,7 +159,7 @@ mod tests {
     use volmem::Region;
 
     #[test]
-    fn what_a_window_asks_of_its_memory_is_counted_for_all_its_parts() {
+    fn operations_of_a_window_are_counted_for_all_its_parts() {
         let memory = CountingMemory::with_coherence(Region::heap(256), Coherence::WriteCombined);
         let window = MemoryOutbound::new(memory.clone());
         let part = window.slice(64, 128);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn its_owner_looks_after_each_store_and_sees_it() {
+    fn the_hook_runs_after_each_store_and_sees_it() {
         let region = Region::heap(128);
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (own, told) = (region.clone(), seen.clone());

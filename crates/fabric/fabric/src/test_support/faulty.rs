@@ -1,17 +1,16 @@
-//! A link with faults: what the wrapped link carries, late, out of order, spoiled or not at all, as a seeded plan has
-//! it.
+//! A link with faults: stores of the wrapped link are delayed, reordered, corrupted or lost by a seeded plan.
 //!
-//! Nothing here reads a clock: virtual time is handed in by [`FaultyLink::tick`], and the same seed and the same calls give
-//! the same faults. When a thread panics while it drops a faulty link, the seed is printed.
+//! Time is virtual and set by [`FaultyLink::tick`], and the same seed and the same calls give the same faults. When a
+//! thread panics while it drops a faulty link, the seed is printed.
 //!
-//! * **Delay**: a store becomes visible when its time has come. Stores keep their order, and so do rings between them.
-//! * **Write-combining**: stores become visible word by word in any order, at any time, whole only after a fence. A
-//!   lane that forgets the fence between payload and tag fails here, and only here: x86 memory would forgive it.
+//! * **Delay**: a store becomes visible when it is due. Stores keep their order, and so do rings between them.
+//! * **Write combining**: words become visible in any order and at any time up to a fence. A lane that omits the fence
+//!   between payload and tag fails here and nowhere else, because ordinary x86 memory keeps stores in order.
 //! * **Corruption**: a bit of a stored word flips.
-//! * **Loss**: the link goes down, seen at both ends. What is under way and what is stored before the next training is
+//! * **Loss**: the link goes down at both endpoints. Stores under way, and stores before the next training, are
 //!   dropped.
 //!
-//! The faults are in the direction away from the wrapped end: wrap both for both.
+//! The faults affect the direction away from the wrapped endpoint. Wrap both endpoints for faults in both directions.
 
 mod wire;
 
@@ -27,25 +26,25 @@ use std::time::Duration;
 use volmem::sync::Ordering;
 use wire::{Item, Piece, WORD_BYTES, Wire, pieces};
 
-/// What goes wrong, and how often.
+/// The kinds of faults and their frequencies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FaultPlan {
-    /// Decides every choice.
+    /// Seed of every choice.
     pub seed: u64,
-    /// Whether stores combine: the outbound window then says [`Coherence::WriteCombined`].
+    /// Whether stores are write-combined. The outbound window then reports [`Coherence::WriteCombined`].
     pub is_write_combined: bool,
-    /// How long a store travels, in virtual time.
+    /// Delay of a store, in virtual time.
     pub delay_ns: RangeInclusive<u64>,
-    /// Words of which a bit flips, in a million.
+    /// Number of words with a flipped bit, per million.
     pub corruptions_per_million_words: u32,
-    /// Words before which the link is lost, in a million.
+    /// Number of words before which the link is lost, per million.
     pub losses_per_million_words: u32,
-    /// How long a lost link refuses training, in virtual time.
+    /// Time for which a lost link cannot be trained, in virtual time.
     pub outage_ns: RangeInclusive<u64>,
 }
 
 impl FaultPlan {
-    /// No faults: the wrapped link as it is. The start of every other plan.
+    /// A plan without faults, on which other plans are based.
     pub fn none(seed: u64) -> Self {
         Self {
             seed,
@@ -57,40 +56,40 @@ impl FaultPlan {
         }
     }
 
-    /// Stores that combine, and nothing else.
+    /// A plan with write-combined stores and no other faults.
     pub fn write_combined(seed: u64) -> Self {
         Self { is_write_combined: true, ..Self::none(seed) }
     }
 }
 
-/// What went wrong so far.
+/// Numbers of faults so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FaultCounts {
-    /// Words stored, or parts of one.
+    /// Words stored, whole or in part.
     pub words_stored: u64,
-    /// Of these, words that never arrive.
+    /// Words that never arrive.
     pub words_dropped: u64,
-    /// Words that arrive with a bit flipped.
+    /// Words that arrive with a flipped bit.
     pub words_corrupted: u64,
-    /// Times that the link was lost.
+    /// Losses of the link.
     pub losses: u64,
 }
 
-/// One end of a link, with faults on what it sends.
+/// One endpoint of a link, with faults on what it sends.
 pub struct FaultyLink<L: Link>(Shared<L>);
 
 impl<L: Link> FaultyLink<L> {
-    /// Wraps an end of a link.
+    /// Wraps an endpoint of a link.
     pub fn new(link: L, plan: FaultPlan) -> Self {
         Self(Shared(Arc::new(Mutex::new(State::new(link, plan)))))
     }
 
-    /// Virtual time is `now_ns`, unless it is later already: what is due becomes visible.
+    /// Advances virtual time to `now_ns`, unless it is later already. What is due becomes visible.
     pub fn tick(&self, now_ns: u64) {
         self.0.lock().tick(now_ns);
     }
 
-    /// Loses the link now, for as long as the plan says.
+    /// Loses the link now, for a time that the plan determines.
     pub fn lose(&self) {
         self.0.lock().lose();
     }
@@ -100,12 +99,12 @@ impl<L: Link> FaultyLink<L> {
         self.0.lock().plan.seed
     }
 
-    /// What went wrong so far.
+    /// The numbers of faults so far.
     pub fn counts(&self) -> FaultCounts {
         self.0.lock().counts
     }
 
-    /// Stores that are not visible to the peer yet.
+    /// Number of stores that are not visible to the peer yet.
     pub fn stores_in_flight(&self) -> usize {
         self.0.lock().wire.stores_in_flight()
     }
@@ -160,7 +159,7 @@ impl<L: Link> Link for FaultyLink<L> {
     }
 }
 
-/// The peer's window behind faults.
+/// The peer's window, with faults.
 pub struct FaultyOutbound<L: Link> {
     shared: Shared<L>,
     offset: usize,
@@ -168,7 +167,7 @@ pub struct FaultyOutbound<L: Link> {
 }
 
 impl<L: Link> FaultyOutbound<L> {
-    /// Where the span begins in the whole window. It is checked here, for its bytes may arrive when nobody looks.
+    /// Offset of a span in the whole window. It is checked now, because the bytes may arrive later.
     fn checked(&self, offset: usize, len_bytes: usize) -> usize {
         let inside = offset <= self.len_bytes && len_bytes <= self.len_bytes - offset;
         assert!(inside, "span {offset}+{len_bytes} outside a window of {} bytes", self.len_bytes);
@@ -199,7 +198,7 @@ impl<L: Link> Outbound for FaultyOutbound<L> {
         if state.plan.is_write_combined { Coherence::WriteCombined } else { state.outbound.coherence() }
     }
 
-    /// On a mapping whose stores combine, release order orders nothing, and here neither.
+    /// Release order has no effect on a write-combined mapping, and none here.
     fn store_u64(&self, offset: usize, value: u64, _order: Ordering) {
         let at = self.checked(offset, WORD_BYTES);
         assert!(offset.is_multiple_of(WORD_BYTES), "word at unaligned offset {offset}");
@@ -209,13 +208,13 @@ impl<L: Link> Outbound for FaultyOutbound<L> {
     unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
         let at = self.checked(offset, len_bytes);
         let mut bytes = vec![0; len_bytes];
-        // SAFETY: the caller vouches for the source, the vector has the length. No reference to the source is made: it
-        // may be memory that another party writes.
+        // SAFETY: the caller guarantees that `source` is readable for `len_bytes`, and the vector has that length. No
+        // reference to the source is made, because another party may write it.
         unsafe { source.copy_to_nonoverlapping(bytes.as_mut_ptr(), len_bytes) };
         self.shared.lock().store(at, &bytes);
     }
 
-    /// None: every store has to come by here.
+    /// `None`: stores through an address would not be subject to faults.
     fn pointer(&self, offset: usize, len_bytes: usize) -> Option<NonNull<u8>> {
         self.checked(offset, len_bytes);
         None
@@ -225,13 +224,13 @@ impl<L: Link> Outbound for FaultyOutbound<L> {
         self.shared.lock().fence();
     }
 
-    /// Waits in virtual time: moves it on until everything has arrived.
+    /// Advances virtual time until everything has arrived.
     fn flush(&self) {
         self.shared.lock().flush();
     }
 }
 
-/// A doorbell whose rings travel with the stores.
+/// A doorbell whose rings are delayed like stores.
 pub struct FaultyDoorbell<L: Link> {
     shared: Shared<L>,
     inner: L::Doorbell,
@@ -248,7 +247,7 @@ impl<L: Link> Doorbell for FaultyDoorbell<L> {
         self.shared.lock().ring();
     }
 
-    /// Waits in real time, for a ring that its sender's ticks let through.
+    /// Waits in real time for a ring, which the sender's ticks deliver.
     fn wait(&self, timeout: Option<Duration>) -> WaitOutcome {
         self.inner.wait(timeout)
     }
@@ -287,11 +286,11 @@ impl<L: Link> Scratchpad for FaultyScratchpad<L> {
     }
 }
 
-/// Held by the link and all its handles.
+/// State that the link and all its handles share.
 struct Shared<L: Link>(Arc<Mutex<State<L>>>);
 
 impl<L: Link> Shared<L> {
-    /// A panic elsewhere is that test's failure; the state is whole after each step.
+    /// A poisoned lock is ignored: the state is consistent after each step.
     fn lock(&self) -> MutexGuard<'_, State<L>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -332,7 +331,7 @@ impl<L: Link> State<L> {
         self.wire.now_ns() < self.outage_ns_end
     }
 
-    /// Whether the link carries anything; what was under way is gone if not.
+    /// Returns whether the link is up. If not, drops the stores under way.
     fn is_up(&mut self) -> bool {
         let is_up = self.link.state() == LinkState::Up;
         if !is_up {
@@ -422,7 +421,7 @@ impl<L: Link> State<L> {
         }
     }
 
-    /// Hands what has arrived to the wrapped link.
+    /// Applies what is due to the wrapped link.
     fn deliver(&mut self) {
         while self.is_up() {
             match self.wire.arrival() {
@@ -435,7 +434,7 @@ impl<L: Link> State<L> {
     }
 }
 
-/// Says how to see a failure again.
+/// Prints what is needed to repeat a failure.
 impl<L: Link> Drop for State<L> {
     fn drop(&mut self) {
         if std::thread::panicking() {
@@ -447,7 +446,7 @@ impl<L: Link> Drop for State<L> {
     }
 }
 
-/// A whole word is stored as one; parts of one byte by byte.
+/// Stores a whole word as a word, and parts of a word byte by byte.
 fn apply(outbound: &impl Outbound, piece: &Piece) {
     if piece.is_whole() {
         outbound.store_u64(piece.offset, u64::from_ne_bytes(piece.bytes), Ordering::Release);

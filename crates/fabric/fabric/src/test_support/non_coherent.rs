@@ -1,12 +1,14 @@
-//! Two nodes that share memory and not their caches, emulated: what non-coherent memory does to whoever forgets a line.
+//! Two nodes that share memory without cache coherence, simulated: a missing write-back or invalidation becomes
+//! visible.
 //!
-//! Each end has a private copy of the shared memory, line by line, as its cache. Loads hit the copy until the line is
-//! dropped, however long ago the peer wrote; stores stay in the copy until the line is written back, which takes the
-//! whole line, whoever wrote the rest of it. What is written back gets there at any time up to a barrier, in any order.
-//! A restless cache also evicts and fetches lines unasked, as real ones do, so nothing may count on what it keeps.
+//! Each node has a private copy of the shared memory as its cache. Loads hit the copy until the line is invalidated,
+//! however long ago the peer wrote. Stores stay in the copy until the line is written back, and a write-back stores the
+//! whole line, including bytes that the peer has written. A write-back takes effect at any time up to a barrier, and in
+//! any order. A cache with spontaneous behavior also evicts and fetches lines on its own, as real caches do, so no
+//! protocol may rely on what a cache holds.
 //!
-//! The rules that windows obey on such memory stand in [`MemoryInbound`](crate::MemoryInbound) and
-//! [`MemoryLink`]; a real device ([`dax`](crate::dax)) runs the same code. An [`OmittedStep`] shows that each is needed.
+//! [`MemoryInbound`](crate::MemoryInbound) and [`MemoryLink`] follow the rules of such memory, and a real device
+//! ([`dax`](crate::dax)) runs the same code. An [`OmittedStep`] shows that each rule is needed.
 
 use super::random::Random;
 use crate::heap::CondvarDoorbell;
@@ -19,54 +21,55 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use volmem::sync::Ordering;
 use volmem::{CACHE_LINE_BYTES, Region};
 
-/// One end of a link in emulated memory without coherence.
+/// One endpoint of a link in simulated non-coherent memory.
 pub type NonCoherentLink = MemoryLink<CondvarDoorbell, NonCoherentMemory>;
 
-/// What the caches do.
+/// Behavior of the caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheBehavior {
-    /// Decides every choice.
+    /// Seed of every choice.
     pub seed: u64,
-    /// Whether lines move unasked and are late to be written back. Otherwise they move when they are told, at once.
+    /// Whether lines are evicted and fetched spontaneously and written back late. Otherwise lines move only on request,
+    /// and immediately.
     pub is_spontaneous: bool,
-    /// What the caches do not do though they are told: to see what depends on it.
+    /// An operation that the caches ignore, to see what depends on it.
     pub omitted: Option<OmittedStep>,
 }
 
-/// What to leave out.
+/// An operation to ignore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OmittedStep {
     /// Lines are not written back.
     WriteBack,
-    /// Lines are not dropped.
+    /// Lines are not invalidated.
     Invalidate,
-    /// Lines that are being written back are not waited for.
+    /// Barriers do not wait for write-backs.
     Barrier,
 }
 
 impl CacheBehavior {
-    /// Caches that move lines when they are told, and only then.
+    /// Caches that move lines only on request.
     pub fn explicit() -> Self {
         Self { seed: 0, is_spontaneous: false, omitted: None }
     }
 
-    /// Caches that move lines whenever it pleases them.
+    /// Caches that also move lines spontaneously.
     pub fn spontaneous(seed: u64) -> Self {
         Self { seed, is_spontaneous: true, omitted: None }
     }
 
-    /// The same without doing one thing.
+    /// The same behavior without one operation.
     pub fn without(self, omission: OmittedStep) -> Self {
         Self { omitted: Some(omission), ..self }
     }
 }
 
-/// Both ends of a new link with a window of `window_bytes` each way; it is down.
+/// Makes both endpoints of a new link with a window of `window_bytes` each way. The link is down.
 ///
 /// # Panics
-/// If a window would not be whole cache lines, at least one.
+/// If the size of a window is not a positive multiple of the cache line.
 pub fn pair(window_bytes: usize, habits: CacheBehavior) -> (NonCoherentLink, NonCoherentLink) {
-    let layout = PairLayout::new(window_bytes).expect("a window is whole cache lines, at least one");
+    let layout = PairLayout::new(window_bytes).expect("a positive multiple of the cache line");
     let (to_a, to_b) = NonCoherentMemory::pair(layout.span_bytes(), habits);
     let (bell_a, bell_b) = CondvarDoorbell::pair();
     let ([own_a, peer_a], [peer_b, own_b]) = (layout.sides(&to_a), layout.sides(&to_b));
@@ -74,18 +77,18 @@ pub fn pair(window_bytes: usize, habits: CacheBehavior) -> (NonCoherentLink, Non
     (a, MemoryLink::attach(own_b, peer_b, bell_b, InitialContents::Zeroed))
 }
 
-/// Shared memory as one of its two nodes sees it through its cache.
+/// Shared memory as one of two nodes sees it through its cache.
 #[derive(Clone)]
 pub struct NonCoherentMemory {
     shared: Arc<Mutex<Shared>>,
-    /// Which of the two caches is this node's.
+    /// Index of this node's cache.
     node: usize,
     offset: usize,
     len_bytes: usize,
 }
 
 impl NonCoherentMemory {
-    /// Zeroed memory of `len_bytes`, whole lines, as both nodes see it.
+    /// Makes zeroed memory of `len_bytes`, a multiple of the line, as both nodes see it.
     pub fn pair(len_bytes: usize, habits: CacheBehavior) -> (Self, Self) {
         assert!(len_bytes.is_multiple_of(CACHE_LINE_BYTES), "{len_bytes} bytes are not whole lines");
         let shared = Arc::new(Mutex::new(Shared::new(len_bytes / CACHE_LINE_BYTES, habits)));
@@ -93,15 +96,15 @@ impl NonCoherentMemory {
         (end(0), end(1))
     }
 
-    /// The two windows of a link as either node sees them, its own first: in one memory, for a barrier is for all that
-    /// a node has written back.
+    /// Makes the two windows of a link as each node sees them, its own first. Both lie in one memory, because a barrier
+    /// covers all write-backs of a node.
     pub fn windows(window_bytes: usize, habits: CacheBehavior) -> [(Self, Self); 2] {
         let (a, b) = Self::pair(2 * window_bytes, habits);
         let part = |memory: &Self, index: usize| memory.part(index * window_bytes, window_bytes);
         [(part(&a, 0), part(&a, 1)), (part(&b, 1), part(&b, 0))]
     }
 
-    /// Where the span begins in all of the memory. Checked before anything is locked.
+    /// Offset of a span in the whole memory. Checked before the lock is taken.
     fn checked(&self, offset: usize, len_bytes: usize) -> usize {
         let inside = offset <= self.len_bytes && len_bytes <= self.len_bytes - offset;
         assert!(inside, "span {offset}+{len_bytes} outside memory of {} bytes", self.len_bytes);
@@ -113,10 +116,10 @@ impl NonCoherentMemory {
         self.checked(offset, size_of::<u64>())
     }
 
-    /// A panic elsewhere is that test's failure; the caches are whole after each step.
+    /// A poisoned lock is ignored: the caches are consistent after each step.
     fn lock(&self) -> MutexGuard<'_, Shared> {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        shared.stir();
+        shared.act_spontaneously();
         shared
     }
 }
@@ -148,22 +151,22 @@ impl Memory for NonCoherentMemory {
 
     fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
         let at = self.checked_word(offset);
-        self.lock().changed(self.node, at, size_of::<u64>()).store_u64(at, value, order);
+        self.lock().modified(self.node, at, size_of::<u64>()).store_u64(at, value, order);
     }
 
     unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
         let at = self.checked(offset, len_bytes);
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `destination` is writable for `len_bytes` and outside the memory.
         unsafe { self.lock().fetched(self.node, at, len_bytes).read_to(at, destination, len_bytes) }
     }
 
     unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
         let at = self.checked(offset, len_bytes);
-        // SAFETY: the caller's.
-        unsafe { self.lock().changed(self.node, at, len_bytes).write_from(at, source, len_bytes) }
+        // SAFETY: the caller guarantees that `source` is readable for `len_bytes` and outside the memory.
+        unsafe { self.lock().modified(self.node, at, len_bytes).write_from(at, source, len_bytes) }
     }
 
-    /// In the cache: what is read there later is what it kept.
+    /// Address in the cache. Later reads there return what the cache holds.
     fn pointer(&self, offset: usize, len_bytes: usize) -> NonNull<u8> {
         let at = self.checked(offset, len_bytes);
         self.lock().fetched(self.node, at, len_bytes).pointer(at, len_bytes)
@@ -184,20 +187,20 @@ impl Memory for NonCoherentMemory {
     }
 }
 
-/// What a cache has of a line.
+/// State of a line in a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Held {
-    No,
+enum LineState {
+    Invalid,
     Clean,
-    Changed,
+    Modified,
 }
 
 struct Cache {
-    /// Of all the memory, though only held lines mean something.
+    /// Copy of the whole memory. Only valid lines mean something.
     copy: Region,
-    held: Vec<Held>,
-    /// Lines on their way to memory.
-    leaving: Vec<usize>,
+    lines: Vec<LineState>,
+    /// Lines whose write-back has begun.
+    writing_back: Vec<usize>,
 }
 
 struct Shared {
@@ -207,66 +210,66 @@ struct Shared {
     habits: CacheBehavior,
 }
 
-/// How often a restless cache does something unasked.
-const STIRS_ONE_IN: usize = 4;
+/// A cache does something spontaneous at one in this many operations.
+const SPONTANEOUS_ONE_IN: usize = 4;
 
 impl Shared {
     fn new(lines: usize, habits: CacheBehavior) -> Self {
         let region = || Region::heap(lines * CACHE_LINE_BYTES);
-        let cache = || Cache { copy: region(), held: vec![Held::No; lines], leaving: Vec::new() };
+        let cache = || Cache { copy: region(), lines: vec![LineState::Invalid; lines], writing_back: Vec::new() };
         Self { memory: region(), caches: [cache(), cache()], random: Random::new(habits.seed), habits }
     }
 
-    /// Something that happens unasked: a line gets to memory, leaves a cache, or comes into one.
-    fn stir(&mut self) {
-        if !self.habits.is_spontaneous || self.random.below(STIRS_ONE_IN) != 0 {
+    /// Spontaneously finishes a write-back, evicts a line or fetches one.
+    fn act_spontaneously(&mut self) {
+        if !self.habits.is_spontaneous || self.random.below(SPONTANEOUS_ONE_IN) != 0 {
             return;
         }
         let node = self.random.below(2);
-        let leaving = self.caches[node].leaving.len();
-        if leaving > 0 && self.random.below(2) == 0 {
-            let line = self.caches[node].leaving.swap_remove(self.random.below(leaving));
+        let writing_back = self.caches[node].writing_back.len();
+        if writing_back > 0 && self.random.below(2) == 0 {
+            let line = self.caches[node].writing_back.swap_remove(self.random.below(writing_back));
             self.clean(node, line);
             return;
         }
-        let line = self.random.below(self.caches[node].held.len());
-        match self.caches[node].held[line] {
-            Held::No => self.fetch(node, line),
-            Held::Clean | Held::Changed => self.evict(node, line),
+        let line = self.random.below(self.caches[node].lines.len());
+        match self.caches[node].lines[line] {
+            LineState::Invalid => self.fetch(node, line),
+            LineState::Clean | LineState::Modified => self.evict(node, line),
         }
     }
 
     fn fetch(&mut self, node: usize, line: usize) {
-        if self.caches[node].held[line] == Held::No {
+        if self.caches[node].lines[line] == LineState::Invalid {
             copy_line(&self.memory, &self.caches[node].copy, line);
-            self.caches[node].held[line] = Held::Clean;
+            self.caches[node].lines[line] = LineState::Clean;
         }
     }
 
-    /// The line as it is now goes to memory, all of it.
+    /// Writes the whole line to memory if it is modified.
     fn clean(&mut self, node: usize, line: usize) {
-        if self.caches[node].held[line] == Held::Changed {
+        if self.caches[node].lines[line] == LineState::Modified {
             copy_line(&self.caches[node].copy, &self.memory, line);
-            self.caches[node].held[line] = Held::Clean;
+            self.caches[node].lines[line] = LineState::Clean;
         }
     }
 
     fn evict(&mut self, node: usize, line: usize) {
         self.clean(node, line);
-        self.caches[node].held[line] = Held::No;
+        self.caches[node].lines[line] = LineState::Invalid;
     }
 
-    /// The node's copy, with the span in it.
+    /// Returns the node's copy, with the span fetched.
     fn fetched(&mut self, node: usize, at: usize, len_bytes: usize) -> &Region {
         lines_of(at, len_bytes).for_each(|line| self.fetch(node, line));
         &self.caches[node].copy
     }
 
-    /// The node's copy, for a store: a line is fetched before a part of it is changed.
-    fn changed(&mut self, node: usize, at: usize, len_bytes: usize) -> &Region {
+    /// Returns the node's copy for a store. A line is fetched before a part of it is modified.
+    fn modified(&mut self, node: usize, at: usize, len_bytes: usize) -> &Region {
         for line in lines_of(at, len_bytes) {
             self.fetch(node, line);
-            self.caches[node].held[line] = Held::Changed;
+            self.caches[node].lines[line] = LineState::Modified;
         }
         &self.caches[node].copy
     }
@@ -277,7 +280,7 @@ impl Shared {
         }
         for line in lines_of(at, len_bytes) {
             if self.habits.is_spontaneous {
-                self.caches[node].leaving.push(line);
+                self.caches[node].writing_back.push(line);
             } else {
                 self.clean(node, line);
             }
@@ -296,7 +299,7 @@ impl Shared {
         if self.habits.omitted == Some(OmittedStep::Barrier) {
             return;
         }
-        for line in std::mem::take(&mut self.caches[node].leaving) {
+        for line in std::mem::take(&mut self.caches[node].writing_back) {
             self.clean(node, line);
         }
     }

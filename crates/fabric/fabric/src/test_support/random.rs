@@ -1,8 +1,9 @@
-//! Seeded randomness: the same seed and the same calls give the same choices.
+//! Seeded random numbers: the same seed and the same calls give the same numbers.
 
 use std::ops::RangeInclusive;
 
-/// SplitMix64 (Steele, Lea, Flood 2014): small, and every seed is a good one.
+/// SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014): small, and every seed is
+/// good.
 #[derive(Debug)]
 pub(crate) struct Random {
     state: u64,
@@ -21,9 +22,9 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// One of `0..limit`, which is not empty.
+    /// Returns a number below `limit`, which is not zero.
     pub(crate) fn below(&mut self, limit: usize) -> usize {
-        assert!(limit != 0, "a choice among nothing");
+        assert!(limit != 0, "a choice from an empty range");
         (self.next() % limit as u64) as usize
     }
 
@@ -35,7 +36,7 @@ impl Random {
         }
     }
 
-    /// True `chances` times in a million.
+    /// Returns true with a probability of `chances` in a million.
     pub(crate) fn is_one_of_million(&mut self, chances: u32) -> bool {
         chances != 0 && self.next() % 1_000_000 < u64::from(chances)
     }
@@ -46,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_seed_gives_the_same_numbers_and_another_gives_others() {
+    fn the_same_seed_gives_the_same_numbers_and_another_seed_others() {
         let numbers = |seed| {
             let mut random = Random::new(seed);
             [(); 8].map(|()| random.next())
@@ -65,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn chances_of_none_and_all_are_certain() {
+    fn probabilities_of_zero_and_one_are_exact() {
         let mut random = Random::new(1);
         assert!((0..100).all(|_| !random.is_one_of_million(0)));
         assert!((0..100).all(|_| random.is_one_of_million(1_000_000)));

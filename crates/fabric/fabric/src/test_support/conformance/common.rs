@@ -8,12 +8,12 @@ use volmem::sync::Ordering;
 pub const WINDOW_BYTES: usize = if cfg!(miri) { 512 } else { 1024 };
 pub(super) const WORD_BYTES: usize = size_of::<u64>();
 
-/// Cases of a property, rounds of an exchange: an interpreter gets fewer.
+/// Cases of a property and rounds of an exchange. Miri gets fewer.
 pub(super) const CASES: u32 = if cfg!(miri) { 2 } else { 64 };
 pub(super) const ROUNDS: u64 = if cfg!(miri) { 12 } else { 2_000 };
 
-/// How long a test waits before it calls a link stuck. No test passes or fails by how long something takes within it.
-/// The clock of an emulated guest can run ten times too fast.
+/// How long a test waits before it reports a link as stuck. No test passes or fails by how long something takes within
+/// that time. The clock of an emulated guest can run ten times too fast.
 pub(super) const STUCK_AFTER: Duration = Duration::from_secs(180);
 
 /// Loads a word past this node's cache.

@@ -1,72 +1,72 @@
-//! Who has the ends of the links that facts are shown on.
+//! Where the endpoints of the tested links are.
 //!
-//! A fact is written once, as steps at the two ends. Where both ends are in one process ([`SingleProcess`]), that process
-//! takes all of them. Where each has an owner ([`TwoParty`](super::TwoParty)), both owners run the fact from its start to
-//! its end: each takes the steps of its own end, and waits while the other takes its.
+//! A test is written once, as steps at the two endpoints. Where both endpoints are in one process ([`SingleProcess`]),
+//! that process runs all steps. Where each endpoint has an owner ([`TwoParty`](super::TwoParty)), both owners run the
+//! test from its start to its end: each runs the steps of its own endpoint, and waits while the other runs its steps.
 
 use super::common::WINDOW_BYTES;
 use crate::{Endpoint, Link, LinkState, train_both};
 use std::hash::{BuildHasher, RandomState};
 use std::thread;
 
-/// What makes the links that facts are shown on.
+/// Makes the links that are tested.
 pub trait Testbed {
-    /// A link of theirs.
+    /// The endpoints of a link.
     type EndpointPair: EndpointPair;
 
-    /// A new link, which was never trained. Two may be there at once.
+    /// Makes a new link that was never trained. Two may exist at the same time.
     fn link(&self) -> Self::EndpointPair;
 
-    /// A number by chance, the same for all testbed.
+    /// Returns a random number, the same for all parties.
     fn random_seed(&self) -> u64;
 }
 
-/// The two ends of a link, wherever they are. What fails at one end fails for all testbed.
+/// The two endpoints of a link, wherever they are. A failure at one endpoint is a failure for all parties.
 pub trait EndpointPair {
-    /// An end.
+    /// An endpoint.
     type Link: Link;
 
-    /// Asks one end something, whose answer all testbed get.
-    fn query(&mut self, end: Endpoint, question: impl FnOnce(&mut Self::Link) -> u64) -> u64;
+    /// Runs a step at one endpoint. All parties get its result.
+    fn query(&mut self, endpoint: Endpoint, step: impl FnOnce(&mut Self::Link) -> u64) -> u64;
 
-    /// Each end does something at the same time as the other.
+    /// Runs a step at each endpoint, both at the same time.
     fn both(&mut self, at_a: impl FnOnce(&mut Self::Link) + Send, at_b: impl FnOnce(&mut Self::Link) + Send);
 
-    /// Brings the link up, each end as is usual for who has it; says whether it is.
+    /// Trains both endpoints, each in the way of its holder. Returns whether the link is up.
     fn bring_up(&mut self) -> bool;
 
-    /// One end does something, and what comes next comes behind it.
-    fn at(&mut self, end: Endpoint, step: impl FnOnce(&mut Self::Link)) {
-        self.query(end, |link| {
+    /// Runs a step at one endpoint, before anything that follows.
+    fn at(&mut self, endpoint: Endpoint, step: impl FnOnce(&mut Self::Link)) {
+        self.query(endpoint, |link| {
             step(link);
             0
         });
     }
 
-    /// Trains both ends in turn; says whether the link is up.
+    /// Trains both endpoints alternately. Returns whether the link is up.
     fn train_in_turn(&mut self, first: Endpoint) -> bool {
         (0..TRAINING_STEPS_MAX).any(|_| {
-            let turns = [first, first.other()].map(|end| self.query(end, |link| is_up(link.train())));
-            turns == [1; 2] && self.query(first, |link| is_up(link.state())) == 1
+            let up = [first, first.other()].map(|endpoint| self.query(endpoint, |link| is_up(link.train())));
+            up == [1; 2] && self.query(first, |link| is_up(link.state())) == 1
         })
     }
 }
 
-/// Turns that bring up any link.
+/// Number of alternations that bring up any link.
 const TRAINING_STEPS_MAX: usize = 8;
 
 fn is_up(state: LinkState) -> u64 {
     u64::from(state == LinkState::Up)
 }
 
-/// Both ends in one process: a function from the bytes of a window to both ends of a new link.
+/// Both endpoints in one process, made by a function from the bytes of a window to both endpoints of a new link.
 #[derive(Debug)]
 pub struct SingleProcess<F> {
     make: F,
 }
 
 impl<L: Link, F: Fn(usize) -> (L, L)> SingleProcess<F> {
-    /// Whoever makes links this way.
+    /// A testbed whose links `make` makes.
     pub fn new(make: F) -> Self {
         Self { make }
     }
@@ -85,7 +85,7 @@ impl<L: Link, F: Fn(usize) -> (L, L)> Testbed for SingleProcess<F> {
     }
 }
 
-/// Both ends, as this process has them.
+/// Both endpoints, in this process.
 #[derive(Debug)]
 pub struct SingleProcessEndpoints<L> {
     a: L,
@@ -95,10 +95,10 @@ pub struct SingleProcessEndpoints<L> {
 impl<L: Link> EndpointPair for SingleProcessEndpoints<L> {
     type Link = L;
 
-    fn query(&mut self, end: Endpoint, question: impl FnOnce(&mut L) -> u64) -> u64 {
-        match end {
-            Endpoint::A => question(&mut self.a),
-            Endpoint::B => question(&mut self.b),
+    fn query(&mut self, endpoint: Endpoint, step: impl FnOnce(&mut L) -> u64) -> u64 {
+        match endpoint {
+            Endpoint::A => step(&mut self.a),
+            Endpoint::B => step(&mut self.b),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Two testbed that have an end of each link, and run the same facts at the same time.
+//! Two parties that each hold one endpoint of each link, and run the same tests at the same time.
 
 use super::common::{STUCK_AFTER, WINDOW_BYTES, load_fresh};
 use super::testbed::{EndpointPair, Testbed};
@@ -12,21 +12,21 @@ use std::time::{Duration, Instant};
 use volmem::CACHE_LINE_BYTES;
 use volmem::sync::Ordering;
 
-/// How long a party waits for the other one, which may just be finding out that it is stuck itself.
+/// How long a party waits for the other one, which may itself take [`STUCK_AFTER`] to report a stuck link.
 const PARTY_TIMEOUT: Duration = Duration::from_secs(3 * STUCK_AFTER.as_secs());
 
-/// In the windows of a meeting: how often its writer has come, then what it said last and what before that. Who has
-/// come once more than the other leaves alone what that still reads.
+/// Offsets in the windows of a barrier: the number of the writer's arrivals, then two pairs of words that are used
+/// alternately. A party that is one arrival ahead does not overwrite the pair that the other still reads.
 const COUNT: usize = 0;
 const WORDS: [usize; 2] = [CACHE_LINE_BYTES, 2 * CACHE_LINE_BYTES];
 const FAILED: usize = size_of::<u64>();
 
-/// Looks that only give way to others, before those with a pause between them.
+/// Yields before the first pause of a waiting party.
 const YIELDS_MAX: u32 = 64;
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// Where two testbed wait for each other, and say a word: in the windows of a link of their own, which is not trained,
-/// and whose memory was zero before the first of them came.
+/// A barrier of two parties that also exchanges a word. It lies in the windows of a link of its own, which is not
+/// trained and whose memory was zero before the first party arrived.
 pub struct PartyBarrier<K: Link> {
     inbound: K::Inbound,
     outbound: K::Outbound,
@@ -36,27 +36,27 @@ pub struct PartyBarrier<K: Link> {
 }
 
 impl<K: Link> PartyBarrier<K> {
-    /// The place of one party, by its end of the link.
-    pub fn new(end: &K) -> Self {
+    /// The barrier of one party, by its endpoint of the link.
+    pub fn new(endpoint: &K) -> Self {
         let (count, is_over) = (Cell::new(0), Cell::new(false));
-        Self { inbound: end.inbound(), outbound: end.outbound(), timeout: PARTY_TIMEOUT, count, is_over }
+        Self { inbound: endpoint.inbound(), outbound: endpoint.outbound(), timeout: PARTY_TIMEOUT, count, is_over }
     }
 
-    /// For who cannot wait for long.
+    /// The same barrier with another timeout.
     #[cfg(test)]
     fn with_timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
 
-    /// Goes on once the other party has come here too.
+    /// Waits until the other party has arrived here too.
     ///
     /// # Panics
-    /// If it does not come, or has failed on its way.
+    /// If it does not arrive in time, or has failed before.
     pub fn wait(&self) {
         self.exchange(Ok(0));
     }
 
-    /// Tells the other party what came of this one's part; answers what came of the other's.
+    /// Sends the result of this party's step to the other one, and returns the other's result.
     fn exchange(&self, outcome: thread::Result<u64>) -> u64 {
         let count = self.count.get() + 1;
         self.count.set(count);
@@ -69,13 +69,17 @@ impl<K: Link> PartyBarrier<K> {
         if let Err(failure) = outcome {
             resume_unwind(failure);
         }
-        assert!(self.wait_for_peer(count), "the other party has not come for {:?}: it is gone, or stuck", self.timeout);
-        assert!(load_fresh(&self.inbound, words + FAILED) == 0, "the other party has failed: see what it says");
+        assert!(
+            self.wait_for_peer(count),
+            "the other party has not arrived for {:?}: it is gone, or stuck",
+            self.timeout
+        );
+        assert!(load_fresh(&self.inbound, words + FAILED) == 0, "the other party has failed: see its output");
         load_fresh(&self.inbound, words)
     }
 
-    /// Waits for the other party to have come `count` times. Who did not come once is not waited for again: a property
-    /// that fails is tried many times more.
+    /// Waits until the other party has arrived `count` times. After one timeout it does not wait again, because a
+    /// property that fails is tried many more times.
     fn wait_for_peer(&self, count: u64) -> bool {
         let begun = Instant::now();
         let mut yields = 0;
@@ -95,18 +99,18 @@ impl<K: Link> PartyBarrier<K> {
     }
 }
 
-/// One of two testbed that have an end of each link.
+/// One of two parties that each hold one endpoint of each link.
 pub struct TwoParty<K: Link, F> {
     own: Endpoint,
-    meeting: Rc<PartyBarrier<K>>,
+    barrier: Rc<PartyBarrier<K>>,
     open: F,
 }
 
 impl<K: Link, L: Link, F: Fn(usize) -> L> TwoParty<K, F> {
-    /// The party that has the end `own` of each link. `open` gives that end of a new one, from the bytes of a window;
-    /// both testbed are in there at once, and may meet.
-    pub fn new(own: Endpoint, meeting: Rc<PartyBarrier<K>>, open: F) -> Self {
-        Self { own, meeting, open }
+    /// The party that holds the endpoint `own` of each link. `open` returns that endpoint of a new link, from the bytes
+    /// of a window. Both parties call it at the same time, and may use the barrier in it.
+    pub fn new(own: Endpoint, barrier: Rc<PartyBarrier<K>>, open: F) -> Self {
+        Self { own, barrier, open }
     }
 }
 
@@ -114,50 +118,50 @@ impl<K: Link, L: Link, F: Fn(usize) -> L> Testbed for TwoParty<K, F> {
     type EndpointPair = TwoPartyEndpoints<K, L>;
 
     fn link(&self) -> TwoPartyEndpoints<K, L> {
-        self.meeting.wait(); // Neither uses an earlier link any more.
+        self.barrier.wait(); // From here on neither party uses an earlier link.
         let opened = catch_unwind(AssertUnwindSafe(|| (self.open)(WINDOW_BYTES)));
-        let link = settled(&self.meeting, opened);
-        TwoPartyEndpoints { own: self.own, link, meeting: self.meeting.clone() }
+        let link = settled(&self.barrier, opened);
+        TwoPartyEndpoints { own: self.own, link, barrier: self.barrier.clone() }
     }
 
     fn random_seed(&self) -> u64 {
         let number = RandomState::new().hash_one(0);
-        let others = self.meeting.exchange(Ok(number));
+        let others = self.barrier.exchange(Ok(number));
         if self.own == Endpoint::A { number } else { others }
     }
 }
 
-/// What this party has got, once the other has got its own.
-fn settled<K: Link, T>(meeting: &PartyBarrier<K>, outcome: thread::Result<T>) -> T {
+/// Returns this party's result after the other party has its own.
+fn settled<K: Link, T>(barrier: &PartyBarrier<K>, outcome: thread::Result<T>) -> T {
     match outcome {
         Ok(value) => {
-            meeting.wait();
+            barrier.wait();
             value
         }
         Err(failure) => {
-            meeting.exchange(Err(failure));
-            unreachable!("a failure is carried on")
+            barrier.exchange(Err(failure));
+            unreachable!("exchange resumes the panic")
         }
     }
 }
 
-/// A link, one end of which is this party's.
+/// A link of which this party holds one endpoint.
 pub struct TwoPartyEndpoints<K: Link, L> {
     own: Endpoint,
     link: L,
-    meeting: Rc<PartyBarrier<K>>,
+    barrier: Rc<PartyBarrier<K>>,
 }
 
 impl<K: Link, L: Link> EndpointPair for TwoPartyEndpoints<K, L> {
     type Link = L;
 
-    fn query(&mut self, end: Endpoint, question: impl FnOnce(&mut L) -> u64) -> u64 {
-        if end != self.own {
-            return self.meeting.exchange(Ok(0));
+    fn query(&mut self, endpoint: Endpoint, step: impl FnOnce(&mut L) -> u64) -> u64 {
+        if endpoint != self.own {
+            return self.barrier.exchange(Ok(0));
         }
-        let answer = catch_unwind(AssertUnwindSafe(|| question(&mut self.link)));
+        let answer = catch_unwind(AssertUnwindSafe(|| step(&mut self.link)));
         let own = *answer.as_ref().unwrap_or(&0);
-        self.meeting.exchange(answer);
+        self.barrier.exchange(answer);
         own
     }
 
@@ -167,10 +171,10 @@ impl<K: Link, L: Link> EndpointPair for TwoPartyEndpoints<K, L> {
             Endpoint::A => at_a(link),
             Endpoint::B => at_b(link),
         }));
-        self.meeting.exchange(done.map(|()| 0));
+        self.barrier.exchange(done.map(|()| 0));
     }
 
-    /// Each end trains at its own pace, as nodes do.
+    /// Each endpoint trains independently, as nodes do.
     fn bring_up(&mut self) -> bool {
         self.both(train_until_up, train_until_up);
         true

@@ -1,4 +1,4 @@
-//! Each fault happens, only when planned, and again with the same seed.
+//! Each fault happens, only if the plan has it, and again with the same seed.
 
 use super::*;
 use crate::heap::{self, HeapLink};
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 const WINDOW_BYTES: usize = 1024;
 const SEED_VARIABLE: &str = "FABRIC_TEST_PANICS_WITH_A_FAULTY_LINK";
 
-/// A trained link whose end `a` has faults.
+/// A trained link whose endpoint `a` has faults.
 fn link(plan: FaultPlan) -> (FaultyLink<HeapLink>, HeapLink) {
     let (a, mut b) = heap::pair(WINDOW_BYTES);
     let mut a = FaultyLink::new(a, plan);
@@ -28,7 +28,7 @@ fn few_cases() -> ProptestConfig {
 }
 
 #[test]
-fn miri_a_store_is_invisible_until_its_time_has_come() {
+fn miri_a_store_is_invisible_until_it_is_due() {
     let (a, b) = link(FaultPlan { delay_ns: 100..=100, ..FaultPlan::none(1) });
     a.outbound().store_u64(0, 7, Ordering::Release);
     a.tick(99);
@@ -70,7 +70,7 @@ fn miri_a_ring_arrives_after_the_stores_before_it() {
 }
 
 #[test]
-fn miri_a_lost_link_is_down_at_both_ends_and_drops_what_is_under_way_and_what_follows() {
+fn miri_a_lost_link_is_down_at_both_endpoints_and_drops_stores_under_way_and_later_ones() {
     let (mut a, mut b) = link(FaultPlan { delay_ns: 100..=100, ..FaultPlan::none(1) });
     let epoch = a.epoch();
     a.outbound().write(0, &[1; 16]);
@@ -92,7 +92,7 @@ fn miri_a_lost_link_is_down_at_both_ends_and_drops_what_is_under_way_and_what_fo
 }
 
 #[test]
-fn miri_a_loss_at_the_other_end_drops_what_this_end_has_under_way() {
+fn miri_a_loss_at_the_other_endpoint_drops_stores_under_way() {
     let (mut a, mut b) = link(FaultPlan { delay_ns: 100..=100, ..FaultPlan::none(1) });
     a.outbound().write(0, &[1; 16]);
     b.take_down();
@@ -118,7 +118,7 @@ fn miri_an_outage_refuses_training_and_scratchpads_until_it_ends() {
 }
 
 #[test]
-fn links_are_lost_in_the_middle_of_a_write_when_the_plan_says_so() {
+fn links_are_lost_in_the_middle_of_a_write_if_the_plan_has_losses() {
     let mut torn_writes = 0;
     for seed in 0..200 {
         let (a, b) = link(FaultPlan { losses_per_million_words: 50_000, ..FaultPlan::none(seed) });
@@ -145,8 +145,8 @@ fn a_corrupted_word_has_one_bit_flipped_in_the_bytes_that_were_stored() {
     }
 }
 
-/// Writes a payload and a tag, with or without a fence between; says whether the tag was ever seen without all of the
-/// payload.
+/// Writes a payload and a tag, with or without a fence between them. Returns whether the tag was ever seen without all
+/// of the payload.
 fn tag_overtakes(seed: u64, is_fenced: bool, delay_ns_max: u64) -> bool {
     let delay_ns = 0..=delay_ns_max;
     let (a, b) = link(FaultPlan { delay_ns, ..FaultPlan::write_combined(seed) });
@@ -168,20 +168,20 @@ fn tag_overtakes(seed: u64, is_fenced: bool, delay_ns_max: u64) -> bool {
 }
 
 #[test]
-fn a_lane_that_forgets_the_fence_is_caught() {
+fn a_missing_fence_is_detected() {
     let caught = (0..20).filter(|&seed| tag_overtakes(seed, false, 0)).count();
     assert!(caught > 15, "{caught} of 20 seeds");
 }
 
 #[test]
-fn what_combines_says_so_and_cannot_be_written_in_place() {
+fn a_write_combined_window_reports_it_and_has_no_address() {
     let coherence = |plan| link(plan).0.outbound().coherence();
     assert_eq!(coherence(FaultPlan::write_combined(1)), Coherence::WriteCombined);
     assert_eq!(coherence(FaultPlan::none(1)), Coherence::Coherent);
     assert!(link(FaultPlan::none(1)).0.outbound().pointer(0, 8).is_none());
 }
 
-/// What an observer saw of a run: the window after each step, and the counts.
+/// What an observer sees of a run: the window after each step, and the counts.
 fn history(plan: &FaultPlan, stores: &[(usize, u8)]) -> (Vec<Vec<u8>>, FaultCounts) {
     let (a, b) = link(plan.clone());
     let step = |(index, (offset, value)): (usize, &(usize, u8))| {
@@ -247,7 +247,7 @@ proptest! {
     }
 }
 
-/// Panics on purpose, when [`a_failure_prints_its_seed`] runs it in a process of its own.
+/// Panics on purpose when [`a_failure_prints_its_seed`] runs it in a process of its own.
 #[test]
 fn a_failure_with_a_faulty_link() {
     if std::env::var_os(SEED_VARIABLE).is_some() {

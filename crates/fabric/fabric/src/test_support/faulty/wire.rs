@@ -1,4 +1,4 @@
-//! What is under way from one node to the other, in virtual time.
+//! Stores under way from one node to the other, in virtual time.
 
 use super::super::random::Random;
 use std::collections::{BTreeMap, VecDeque};
@@ -6,20 +6,21 @@ use std::ops::RangeInclusive;
 
 pub(super) const WORD_BYTES: usize = size_of::<u64>();
 
-/// Words that stay in the write-combining buffers of a core: a dozen lines.
+/// Words that a core's write-combining buffers hold: twelve lines.
 const COMBINING_WORDS_MAX: usize = 12 * 8;
 
-/// How likely a word leaves the buffers in a tick. The slower, the more often a tag is seen before its payload.
+/// A word leaves the buffers with a probability of one in this number per tick. The lower the probability, the more
+/// often a tag is seen before its payload.
 const LEAK_ONE_IN: usize = 8;
 
 /// Bytes stored into one aligned word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Of the word, in the window.
+    /// Offset of the word in the window.
     pub offset: usize,
-    /// The word, of which only the stored bytes mean something.
+    /// The word. Only the stored bytes are valid.
     pub bytes: [u8; WORD_BYTES],
-    /// Bit `i` for a stored byte `i`.
+    /// Bit `i` is set if byte `i` is stored.
     pub stored: u8,
 }
 
@@ -32,7 +33,7 @@ impl Piece {
         self.stored >> index & 1 == 1
     }
 
-    /// A later store into the same word.
+    /// Merges a later store to the same word.
     fn merge(&mut self, later: &Self) {
         for index in (0..WORD_BYTES).filter(|&index| later.has(index)) {
             self.bytes[index] = later.bytes[index];
@@ -41,7 +42,7 @@ impl Piece {
     }
 }
 
-/// The stores that `bytes` at `offset` are made of, in address order.
+/// Divides `bytes` at `offset` into stores to words, in address order.
 pub(super) fn pieces(offset: usize, bytes: &[u8]) -> Vec<Piece> {
     let mut pieces: Vec<Piece> = Vec::new();
     for (index, byte) in bytes.iter().enumerate() {
@@ -57,7 +58,7 @@ pub(super) fn pieces(offset: usize, bytes: &[u8]) -> Vec<Piece> {
     pieces
 }
 
-/// Something that arrives at the peer.
+/// An item that arrives at the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Item {
     Store(Piece),
@@ -65,7 +66,7 @@ pub(super) enum Item {
     Ring,
 }
 
-/// One direction of a link: write-combining buffers, then a queue that keeps its order.
+/// One direction of a link: write-combining buffers, then a queue in order.
 #[derive(Debug)]
 pub(super) struct Wire {
     is_write_combined: bool,
@@ -86,13 +87,13 @@ impl Wire {
         self.now_ns
     }
 
-    /// Stores not yet visible to the peer.
+    /// Number of stores not yet visible to the peer.
     pub(super) fn stores_in_flight(&self) -> usize {
         let queued = self.queue.iter().filter(|(_, item)| matches!(item, Item::Store(_))).count();
         self.combining.len() + queued
     }
 
-    /// Forgets what is under way; returns how many stores that were.
+    /// Drops everything under way. Returns the number of dropped stores.
     pub(super) fn clear(&mut self) -> usize {
         let lost = self.stores_in_flight();
         self.combining.clear();
@@ -100,7 +101,7 @@ impl Wire {
         lost
     }
 
-    /// A store. Where stores combine, it and older ones leave the buffers whenever it pleases them.
+    /// Sends a store. Write-combined stores leave the buffers at random times.
     pub(super) fn store(&mut self, piece: Piece, random: &mut Random) {
         if !self.is_write_combined {
             self.send(Item::Store(piece), random);
@@ -112,7 +113,8 @@ impl Wire {
         }
     }
 
-    /// Puts everything stored before ahead of everything stored after. Among themselves, combined stores have no order.
+    /// Orders everything stored before ahead of everything stored after. Combined stores between two fences have no
+    /// order.
     pub(super) fn fence(&mut self, random: &mut Random) {
         while !self.combining.is_empty() {
             self.evict_one(random);
@@ -120,24 +122,24 @@ impl Wire {
         self.send(Item::Fence, random);
     }
 
-    /// A ring goes past the buffers, but not past what has left them.
+    /// Sends a ring. It overtakes stores in the buffers, but no stores that have left them.
     pub(super) fn ring(&mut self, random: &mut Random) {
         self.send(Item::Ring, random);
     }
 
-    /// Time goes on, never back; buffers that nobody fences leak in its course.
+    /// Advances time, never backward. Buffers that are not fenced leak over time.
     pub(super) fn tick(&mut self, now_ns: u64, random: &mut Random) {
         self.now_ns = self.now_ns.max(now_ns);
         let leaks = (0..self.combining.len()).filter(|_| random.below(LEAK_ONE_IN) == 0).count();
         (0..leaks).for_each(|_| self.evict_one(random));
     }
 
-    /// Moves time on to when everything under way has arrived.
+    /// Advances time until everything under way has arrived.
     pub(super) fn wait_for_all(&mut self) {
         self.now_ns = self.now_ns.max(self.visible_ns_last);
     }
 
-    /// The next item that has arrived by now.
+    /// Returns the next item that is due.
     pub(super) fn arrival(&mut self) -> Option<Item> {
         let (visible_ns, item) = *self.queue.front()?;
         if visible_ns > self.now_ns {
@@ -154,7 +156,7 @@ impl Wire {
         self.send(Item::Store(piece), random);
     }
 
-    /// Nothing overtakes on the wire: what is delayed delays what follows.
+    /// Items keep their order: a delayed item delays those behind it.
     fn send(&mut self, item: Item, random: &mut Random) {
         let visible_ns = self.now_ns.saturating_add(random.within(&self.delay_ns)).max(self.visible_ns_last);
         self.visible_ns_last = visible_ns;
@@ -175,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_cut_at_words() {
+    fn bytes_are_divided_at_words() {
         let cut = pieces(6, &[1, 2, 3]);
         assert_eq!(cut.iter().map(|piece| (piece.offset, piece.stored)).collect::<Vec<_>>(), [(0, 0xc0), (8, 1)]);
         assert_eq!((cut[0].bytes[6], cut[0].bytes[7], cut[1].bytes[0]), (1, 2, 3));
@@ -184,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn without_delay_a_store_has_arrived_at_once() {
+    fn without_delay_a_store_arrives_immediately() {
         let (mut wire, mut random) = (Wire::new(false, 0..=0), Random::new(1));
         wire.store(word(0, 1), &mut random);
         assert_eq!(arrived(&mut wire), [Item::Store(word(0, 1))]);
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_holds_back_what_follows_and_nothing_else_does() {
+    fn only_a_fence_keeps_later_stores_from_overtaking() {
         let mut overtaken = 0;
         for seed in 0..200 {
             for is_fenced in [true, false] {
@@ -240,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_fences_leaks_in_time() {
+    fn stores_that_are_not_fenced_leak_over_time() {
         let (mut wire, mut random) = (Wire::new(true, 0..=0), Random::new(5));
         (0..50).for_each(|index| wire.store(word(index * 8, 1), &mut random));
         (0..500).for_each(|now_ns| wire.tick(now_ns, &mut random));

@@ -1,4 +1,4 @@
-//! The emulated caches keep what they should keep, and windows notice what is left out.
+//! The simulated caches behave as specified, and omitted operations are noticed.
 
 use super::*;
 use crate::test_support::conformance::{self, SingleProcess};
@@ -26,28 +26,28 @@ fn miri_a_store_stays_in_the_cache_until_its_line_is_written_back() {
 }
 
 #[test]
-fn miri_a_load_finds_what_the_cache_kept_until_its_line_is_dropped() {
+fn miri_a_load_hits_the_cache_until_its_line_is_invalidated() {
     let (a, b) = nodes(CacheBehavior::explicit());
     assert_eq!(load(&b, 0), 0);
     a.store_u64(0, 7, Ordering::Release);
     a.write_back(0, 8);
-    assert_eq!(load(&b, 0), 0, "a stale line was not held");
+    assert_eq!(load(&b, 0), 0, "the cache did not hold the stale line");
     b.invalidate_lines(63, 1);
     assert_eq!(load(&b, 0), 7);
 }
 
 #[test]
-fn miri_a_line_is_written_back_whole_over_what_another_wrote_in_it() {
+fn miri_a_write_back_stores_the_whole_line_over_the_peers_words() {
     let (a, b) = nodes(CacheBehavior::explicit());
     a.store_u64(0, 1, Ordering::Relaxed);
     b.store_u64(8, 2, Ordering::Relaxed);
     a.write_back(0, 8);
     b.invalidate_lines(8, 8);
-    assert_eq!((load(&b, 0), load(&b, 8)), (0, 2), "two writers in a line went well");
+    assert_eq!((load(&b, 0), load(&b, 8)), (0, 2), "two writers of a line did not conflict");
 }
 
 #[test]
-fn a_restless_cache_writes_back_late_and_in_any_order_but_for_barriers() {
+fn a_spontaneous_cache_writes_back_late_and_in_any_order_up_to_a_barrier() {
     let order = |seed, with_barrier: bool| {
         let (a, b) = nodes(CacheBehavior::spontaneous(seed));
         a.store_u64(0, 1, Ordering::Relaxed);
@@ -61,7 +61,7 @@ fn a_restless_cache_writes_back_late_and_in_any_order_but_for_barriers() {
             b.invalidate_lines(offset, 8);
             load(&b, offset)
         };
-        (0..200).find(|_| fresh(5 * LINE) == 1).expect("what is written back gets there by itself");
+        (0..200).find(|_| fresh(5 * LINE) == 1).expect("a write-back ends eventually");
         fresh(0)
     };
     let overtaken = (0..50).filter(|&seed| order(seed, false) == 0).count();
@@ -70,7 +70,7 @@ fn a_restless_cache_writes_back_late_and_in_any_order_but_for_barriers() {
 }
 
 #[test]
-fn a_restless_cache_changes_nothing_for_who_drops_and_writes_back() {
+fn a_spontaneous_cache_does_not_affect_code_that_writes_back_and_invalidates() {
     for seed in 0..50 {
         let (a, b) = nodes(CacheBehavior::spontaneous(seed));
         let (outbound, inbound) = (MemoryOutbound::new(a), MemoryInbound::new(b));
@@ -93,7 +93,7 @@ fn a_restless_cache_changes_nothing_for_who_drops_and_writes_back() {
 }
 
 #[test]
-fn a_window_whose_lines_are_not_written_back_or_not_dropped_fails_the_suite() {
+fn a_window_without_write_backs_or_invalidations_fails_the_suite() {
     let fails = |omission| {
         let parties =
             SingleProcess::new(move |window_bytes| pair(window_bytes, CacheBehavior::explicit().without(omission)));
@@ -115,7 +115,7 @@ fn tag_overtakes(habits: CacheBehavior) -> bool {
         inbound.invalidate(offset, 8);
         inbound.load_u64(offset, Ordering::Acquire)
     };
-    (0..200).find(|_| fresh(0) == 1).expect("a tag gets there by itself");
+    (0..200).find(|_| fresh(0) == 1).expect("a tag arrives eventually");
     fresh(LINE) == 0
 }
 
@@ -129,6 +129,6 @@ fn a_fence_that_does_not_wait_lets_a_tag_overtake_its_payload() {
 }
 
 #[test]
-fn a_store_in_place_is_not_offered_where_it_would_stay_in_the_cache() {
+fn an_outbound_window_has_no_address_where_stores_would_stay_in_the_cache() {
     assert!(MemoryOutbound::new(nodes(CacheBehavior::explicit()).0).pointer(0, LINE).is_none());
 }
