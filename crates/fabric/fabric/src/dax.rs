@@ -1,19 +1,19 @@
-//! Links in memory that two machines map: a CXL or persistent-memory device, or a file that stands for one.
+//! Links in memory that two machines map: a CXL or persistent-memory device, or a file in place of one.
 //!
-//! The memory is `/dev/daxX.Y`, or a file on a DAX mount, on huge pages or in tmpfs. Whether the machines' caches
-//! follow one another, the program cannot find out: who configures the link says so. Where they do ([`Region`]) it is
-//! shared memory as any other; where they do not ([`DeviceMemory`]) every line is written back by its writer and
-//! dropped by its reader.
+//! The memory is `/dev/daxX.Y`, or a file on a DAX mount, on huge pages or in tmpfs. A program cannot find out whether
+//! the machines' caches are coherent, so the configuration of the link states it. Coherent memory ([`Region`]) is used
+//! like any shared memory. In non-coherent memory ([`DeviceMemory`]) each line is written back by its writer and
+//! invalidated by its reader.
 //!
-//! No interrupt comes with the memory: the doorbell is a count that sleepers look at ([`PolledDoorbell`]).
+//! The memory has no interrupts: the doorbell is a counter that waiters poll ([`PolledDoorbell`]).
 //!
-//! A file must not shrink while it is mapped: the kernel answers an access behind its end by killing the program. No
-//! seal forbids it here, so the file has to be its operator's and nobody else's; [`DaxMemory::check_length`] says
-//! whether it still has its length.
+//! A file must not shrink while it is mapped: the kernel kills a process that accesses a mapping behind the end of its
+//! file. No seal prevents that here, so only the file's operator may have access to it. [`DaxMemory::check_length`]
+//! checks that it still has its length.
 
 use crate::device::DeviceMemory;
 use crate::memory_link::{InitialContents, MemoryLink};
-use crate::pair::{PAGE_BYTES, PairLayout};
+use crate::pair_layout::{PAGE_BYTES, PairLayout};
 use crate::shm::TMPFS_MAGIC;
 use crate::{Endpoint, Memory, PolledDoorbell};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFlags};
@@ -29,40 +29,40 @@ use std::sync::Arc;
 use volmem::sync::Ordering;
 use volmem::{CACHE_LINE_BYTES, Mapping, Region};
 
-/// One end of a link in such memory.
+/// One endpoint of a link in such memory.
 pub type DaxLink<M> = MemoryLink<PolledDoorbell<M>, M>;
 
-/// Why memory could not be used.
+/// Why the memory could not be used.
 #[derive(Debug)]
 pub enum DaxError {
-    /// The kernel refused.
+    /// A system call failed.
     System {
-        /// What was attempted.
+        /// The system call.
         call: &'static str,
-        /// On what.
+        /// The device or file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// It is something else.
+    /// The path is not DAX memory.
     NotDax {
-        /// What was named.
+        /// The device or file.
         path: PathBuf,
-        /// What it is.
+        /// What the path is.
         found: String,
     },
-    /// Its length is not whole units of its mapping.
+    /// The length is not a positive multiple of the mapping's alignment.
     Unaligned {
-        /// What was named.
+        /// The device or file.
         path: PathBuf,
         /// Bytes found.
         len_bytes: u64,
-        /// Bytes of a unit.
+        /// Bytes of the alignment.
         align_bytes: u64,
     },
-    /// It does not hold two windows of the size asked for.
+    /// The memory is too small for two windows.
     TooSmall {
-        /// What was named.
+        /// The device or file.
         path: PathBuf,
         /// Bytes found.
         len_bytes: u64,
@@ -71,13 +71,13 @@ pub enum DaxError {
         /// Bytes of a window.
         window_bytes: usize,
     },
-    /// It has become shorter.
+    /// The file has become shorter.
     Shrunk {
-        /// What was named.
+        /// The device or file.
         path: PathBuf,
         /// Bytes found.
         len_bytes: u64,
-        /// Bytes that are mapped.
+        /// Bytes mapped.
         mapped_bytes: usize,
     },
     /// The size of a window is not a positive multiple of the cache line.
@@ -85,27 +85,27 @@ pub enum DaxError {
         /// Bytes asked for.
         window_bytes: usize,
     },
-    /// The memory is not laid out, or not by this version.
-    Layout {
-        /// What was named.
+    /// The memory is not formatted, or by another version.
+    UnknownLayout {
+        /// The device or file.
         path: PathBuf,
         /// First word found.
         found: u64,
         /// First word of this version.
         expected: u64,
     },
-    /// The memory is laid out for windows of another size.
-    LaidOutOtherwise {
-        /// What was named.
+    /// The memory is formatted for windows of another size.
+    OtherWindowSize {
+        /// The device or file.
         path: PathBuf,
         /// Bytes of a window there.
         found_bytes: u64,
         /// Bytes asked for.
         window_bytes: usize,
     },
-    /// This processor lets no program write lines back.
-    NoInstruction {
-        /// What was named.
+    /// This processor has no instructions that write back cache lines.
+    NoWriteBack {
+        /// The device or file.
         path: PathBuf,
     },
 }
@@ -114,7 +114,7 @@ impl fmt::Display for DaxError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::System { call, path, error } => {
-                write!(f, "dax '{}': {call}: {error}; name a device that is there and yours to use", path.display())
+                write!(f, "dax '{}': {call}: {error}; give a device that exists and that you may use", path.display())
             }
             Self::NotDax { path, found } => write!(
                 f,
@@ -134,28 +134,26 @@ impl fmt::Display for DaxError {
             ),
             Self::Shrunk { path, len_bytes, mapped_bytes } => write!(
                 f,
-                "dax '{}': shrunk to {len_bytes} bytes of {mapped_bytes}; stop, and let nobody else write the file",
+                "dax '{}': shrunk to {len_bytes} bytes of {mapped_bytes}; stop, and let no other user write the file",
                 path.display()
             ),
             Self::WindowSize { window_bytes } => {
                 write!(f, "window of {window_bytes} bytes: use a positive multiple of {CACHE_LINE_BYTES}")
             }
-            Self::Layout { path, found, expected } => write!(
+            Self::UnknownLayout { path, found, expected } => write!(
                 f,
                 "dax '{}': begins with {found:#x}, not {expected:#x}; format it, if nobody else uses it",
                 path.display()
             ),
-            Self::LaidOutOtherwise { path, found_bytes, window_bytes } => write!(
+            Self::OtherWindowSize { path, found_bytes, window_bytes } => write!(
                 f,
-                "dax '{}': laid out for windows of {found_bytes} bytes, not {window_bytes}; \
-                 ask for these or format it again",
+                "dax '{}': formatted for windows of {found_bytes} bytes, not {window_bytes}; \
+                 ask for that size or format it again",
                 path.display()
             ),
-            Self::NoInstruction { path } => write!(
-                f,
-                "dax '{}': this processor cannot write cache lines back; use memory that is coherent",
-                path.display()
-            ),
+            Self::NoWriteBack { path } => {
+                write!(f, "dax '{}': this processor cannot write cache lines back; use coherent memory", path.display())
+            }
         }
     }
 }
@@ -169,7 +167,7 @@ impl std::error::Error for DaxError {
     }
 }
 
-/// Memory of a device or a file, mapped whole.
+/// A device or file that is mapped as a whole.
 #[derive(Debug)]
 pub struct DaxMemory {
     path: PathBuf,
@@ -178,15 +176,15 @@ pub struct DaxMemory {
 }
 
 impl DaxMemory {
-    /// Maps all of the device or file.
+    /// Maps the whole device or file.
     ///
     /// # Errors
-    /// What is wrong with it, with the values found.
+    /// The path is not usable. The error has the values found.
     pub fn open(path: &Path) -> Result<Self, DaxError> {
         Self::open_by(path, Path::new("/sys"))
     }
 
-    /// With the kernel's description of devices at `sys`.
+    /// Opens the memory with sysfs at `sys`.
     fn open_by(path: &Path, sys: &Path) -> Result<Self, DaxError> {
         let file = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(failed("open", path))?;
         let extent = Extent::of(&file, path, sys)?;
@@ -204,21 +202,20 @@ impl DaxMemory {
         Ok(Self { path: path.into(), file, region: Region::of_mapping(Arc::new(mapping)) })
     }
 
-    /// The memory, where the machines' caches follow one another.
+    /// Returns the memory, for machines whose caches are coherent.
     pub fn coherent(&self) -> Region {
         self.region.clone()
     }
 
-    /// The memory, where they do not.
+    /// Returns the memory, for machines whose caches are not coherent.
     ///
     /// # Errors
-    /// [`DaxError::NoInstruction`].
+    /// [`DaxError::NoWriteBack`].
     pub fn non_coherent(&self) -> Result<DeviceMemory, DaxError> {
-        DeviceMemory::non_coherent(self.region.clone())
-            .ok_or_else(|| DaxError::NoInstruction { path: self.path.clone() })
+        DeviceMemory::non_coherent(self.region.clone()).ok_or_else(|| DaxError::NoWriteBack { path: self.path.clone() })
     }
 
-    /// Whether a file is as long as when it was mapped. A device does not shrink.
+    /// Checks that a file has not become shorter than its mapping. A device does not shrink.
     ///
     /// # Errors
     /// [`DaxError::Shrunk`].
@@ -231,7 +228,7 @@ impl DaxMemory {
         Err(DaxError::Shrunk { path: self.path.clone(), len_bytes, mapped_bytes })
     }
 
-    /// Lays `memory`, which is this, out for a link with windows of `window_bytes`. Nobody may be using it.
+    /// Formats `memory`, which is this memory, for a link with windows of `window_bytes`. It must not be in use.
     ///
     /// # Errors
     /// [`DaxError::WindowSize`] and [`DaxError::TooSmall`].
@@ -247,20 +244,21 @@ impl DaxMemory {
         Ok(())
     }
 
-    /// An end of the link that `memory`, which is this, is laid out for.
+    /// Opens an endpoint of the link that `memory`, which is this memory, is formatted for.
     ///
     /// # Errors
-    /// What is wrong with the layout, with the values found.
-    pub fn link<M: Memory>(&self, memory: &M, end: Endpoint, window_bytes: usize) -> Result<DaxLink<M>, DaxError> {
+    /// The layout does not fit. The error has the values found.
+    pub fn link<M: Memory>(&self, memory: &M, endpoint: Endpoint, window_bytes: usize) -> Result<DaxLink<M>, DaxError> {
         let layout = self.layout(memory, window_bytes)?;
         self.check_header(memory, window_bytes)?;
         let [a, b] = layout.sides(memory);
-        let [bell_a, bell_b] = [0, 1].map(|index| memory.part(BELLS + index * CACHE_LINE_BYTES, CACHE_LINE_BYTES));
-        let (own, peer, bell) = match end {
-            Endpoint::A => (a, b, PolledDoorbell::attach(bell_a, bell_b)),
-            Endpoint::B => (b, a, PolledDoorbell::attach(bell_b, bell_a)),
+        let [doorbell_a, doorbell_b] =
+            [0, 1].map(|index| memory.part(DOORBELLS + index * CACHE_LINE_BYTES, CACHE_LINE_BYTES));
+        let (own, peer, doorbell) = match endpoint {
+            Endpoint::A => (a, b, PolledDoorbell::attach(doorbell_a, doorbell_b)),
+            Endpoint::B => (b, a, PolledDoorbell::attach(doorbell_b, doorbell_a)),
         };
-        Ok(MemoryLink::attach(own, peer, bell, InitialContents::Unknown))
+        Ok(MemoryLink::attach(own, peer, doorbell, InitialContents::Unknown))
     }
 
     fn layout(&self, memory: &impl Memory, window_bytes: usize) -> Result<PairLayout, DaxError> {
@@ -276,29 +274,29 @@ impl DaxMemory {
         memory.invalidate_lines(HEADER, CACHE_LINE_BYTES);
         let found = memory.load_u64(HEADER, Ordering::Acquire);
         if found != VERSION {
-            return Err(DaxError::Layout { path: self.path.clone(), found, expected: VERSION });
+            return Err(DaxError::UnknownLayout { path: self.path.clone(), found, expected: VERSION });
         }
         let found_bytes = memory.load_u64(HEADER + WINDOW_WORD, Ordering::Relaxed);
         if found_bytes != window_bytes as u64 {
-            return Err(DaxError::LaidOutOtherwise { path: self.path.clone(), found_bytes, window_bytes });
+            return Err(DaxError::OtherWindowSize { path: self.path.clone(), found_bytes, window_bytes });
         }
         Ok(())
     }
 }
 
-/// What laid-out memory begins with: "lane dax", of version 1.
+/// First word of formatted memory: "lanedax", version 1.
 const VERSION: u64 = u64::from_le_bytes(*b"lanedax\x01");
 
-// In the page of the control blocks, behind them: what is in the memory, and a bell's count for either end.
+// Offsets in the page of the control blocks, behind them: the header, and the counter of each endpoint's doorbell.
 const HEADER: usize = 1024;
 const WINDOW_WORD: usize = 8;
-const BELLS: usize = 2048;
+const DOORBELLS: usize = 2048;
 
 fn failed(call: &'static str, path: &Path) -> impl Fn(Errno) -> DaxError {
     move |errno| DaxError::System { call, path: path.into(), error: errno.into() }
 }
 
-/// How much there is to map, and in which units.
+/// Size of the memory, and alignment of its mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Extent {
     len_bytes: u64,
@@ -348,9 +346,8 @@ impl Extent {
     }
 }
 
-/// Types of file systems, see statfs(2).
+/// File system type, see statfs(2).
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
 #[cfg(test)]
-#[path = "dax_tests.rs"]
 mod tests;

@@ -2,8 +2,8 @@
 //!
 //! The memory is BAR 2 of an ivshmem device ([`Device::open_pci`]), the memory that an ivshmem server hands out
 //! ([`Device::connect_server`]), or a file ([`Device::open_file`]). Each node opens it with its own [`DeviceConfig`],
-//! which comes from the rack file. Sizes and offsets are computed from the configuration and never read from the memory,
-//! whose header is only compared. Links come up in any order, and again after a node has been away
+//! which comes from the rack file. Sizes and offsets are computed from the configuration and never read from the
+//! memory, whose header is only compared. Links come up in any order, and again after a node has been away
 //! ([`Training`](crate::Training)).
 //!
 //! ```
@@ -24,13 +24,13 @@
 //! ```
 //!
 //! **What a hostile node can do.** Every node maps all of the memory, so each node can overwrite all of it; hardware
-//! isolation is not assumed. A node that writes garbage into its own windows, its own control blocks and the header takes
-//! down its own links and no others: no node uses a value from there as an offset, a length or a pointer.
+//! isolation is not assumed. A node that writes garbage into its own windows, its own control blocks and the header
+//! takes down its own links and no others: no node uses a value from there as an offset, a length or a pointer.
 //!
 //! **Which process does what.** A node's monitor opens the device, trains its links, sends heartbeats
 //! ([`Device::heartbeat`]) and polls ([`Device::poll`]). Its proxy takes over the device ([`Device::hand_over`]), and
-//! sends the heartbeats while there is no monitor. The proxy uses the windows and doorbells of the epoch that the monitor
-//! names, as long as [`Device::is_peer_ready`] says that the peer is in that epoch too.
+//! sends the heartbeats while there is no monitor. The proxy uses the windows and doorbells of the epoch that the
+//! monitor names, as long as [`Device::is_peer_ready`] says that the peer is in that epoch too.
 
 mod config;
 mod doorbell;

@@ -7,40 +7,41 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 use volmem::{CACHE_LINE_BYTES, Region};
 
-/// One end of a link within a process.
+/// One endpoint of a link within a process.
 pub type HeapLink = MemoryLink<CondvarDoorbell>;
 
-/// Both ends of a new link with a window of `window_bytes` each way; it is down.
+/// Makes both endpoints of a new link with a window of `window_bytes` each way. The link is down.
 ///
 /// # Panics
-/// If a window would not be whole cache lines, at least one.
+/// If `window_bytes` is not a positive multiple of the cache line.
 pub fn pair(window_bytes: usize) -> (HeapLink, HeapLink) {
     assert!(is_window_size(window_bytes), "window of {window_bytes} bytes: use a multiple of {CACHE_LINE_BYTES}");
     let side = || Side { window: Region::heap(window_bytes), control: Region::heap(CONTROL_BYTES) };
     let (a, b) = (side(), side());
-    let (bell_a, bell_b) = CondvarDoorbell::pair();
-    let end =
-        |own: &Side, peer: &Side, bell| MemoryLink::attach(own.clone(), peer.clone(), bell, InitialContents::Zeroed);
-    (end(&a, &b, bell_a), end(&b, &a, bell_b))
+    let (doorbell_a, doorbell_b) = CondvarDoorbell::pair();
+    let endpoint = |own: &Side, peer: &Side, doorbell| {
+        MemoryLink::attach(own.clone(), peer.clone(), doorbell, InitialContents::Zeroed)
+    };
+    (endpoint(&a, &b, doorbell_a), endpoint(&b, &a, doorbell_b))
 }
 
-/// A doorbell of two condition variables, one a direction.
+/// A doorbell of two condition variables, one for each direction.
 #[derive(Debug, Clone)]
 pub struct CondvarDoorbell {
-    own: Arc<Bell>,
-    peer: Arc<Bell>,
+    own: Arc<Ring>,
+    peer: Arc<Ring>,
 }
 
 #[derive(Debug, Default)]
-struct Bell {
+struct Ring {
     is_rung: Mutex<bool>,
     changed: Condvar,
 }
 
 impl CondvarDoorbell {
-    /// Both ends of a doorbell.
+    /// Makes both endpoints of a doorbell.
     pub fn pair() -> (Self, Self) {
-        let (a, b) = (Arc::<Bell>::default(), Arc::<Bell>::default());
+        let (a, b) = (Arc::<Ring>::default(), Arc::<Ring>::default());
         (Self { own: a.clone(), peer: b.clone() }, Self { own: b, peer: a })
     }
 }

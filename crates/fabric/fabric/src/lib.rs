@@ -1,29 +1,27 @@
-//! Memory windows between two nodes, and what holds two of them together.
+//! Memory windows between two nodes, and the links that are made of them.
 //!
-//! A **window** is memory of one node that one peer can write. Seen from its owner it is [`Inbound`]: read it, and
-//! write what is yours in it. Seen from the peer it is [`Outbound`]: write it; there is no way to read it, because a
-//! load across a link costs a round trip.
+//! A **window** is memory of one node that one peer can write. Its owner sees it as [`Inbound`]: it reads the window,
+//! and writes the parts of it that belong to itself. The peer sees it as [`Outbound`]: it can only write, because a
+//! load across a link would cost a round trip. This is a memory window of an NTB (Non-Transparent Bridge), for example.
 //!
-//! A [`Link`] is a pair of windows, a [`Doorbell`], a [`Scratchpad`], a [`LinkState`] and an [`Epoch`]. Backends are
-//! files named after their mechanism:
+//! A [`Link`] consists of a pair of windows, a [`Doorbell`], a [`Scratchpad`], a [`LinkState`] and an [`Epoch`]. The
+//! backends are:
 //!
-//! | module | both ends in | windows | doorbell |
+//! | module | endpoints in | windows | doorbell |
 //! |---|---|---|---|
-//! | [`heap`] | one process | its own memory | condition variable |
+//! | [`heap`] | one process | memory of the process | condition variable |
 //! | [`shm`] | two processes under one kernel | a sealed memfd | eventfd |
-//! | [`dax`] | two kernels, or processes | a CXL or persistent-memory device, a file | a count that sleepers look at |
-//! | [`stale`] | one process | an emulation of memory that two caches do not keep coherent | condition variable |
-//! | [`device`] | two kernels that share a device | spans of its memory | eventfd, interrupt or flag |
-//! | [`timed`] | wherever the link that it wraps has them | that link's, as late as a modelled link | that link's |
-//! | [`faulty`] | wherever the link that it wraps has them | that link's, spoiled by a seeded plan | that link's |
+//! | [`dax`] | two kernels or processes | a CXL or persistent-memory device, or a file | a polled counter |
+//! | [`device`] | nodes that share a device | spans of its memory | eventfd, interrupt or polled counter |
+//! | [`timed`] | as the wrapped link | of the wrapped link, with the timing of a modelled link | of the wrapped link |
 //!
-//! Other crates take them by the aliases in [`recommended`]. What a backend must do, whatever it is made of, stands in
-//! `conformance` (feature `conformance`), and every backend passes it: in one process where that can have both ends,
-//! and between two machines.
+//! Test doubles and the conformance suite, which every backend passes, are in the module `test_support`. The module
+//! exists only with the feature `test-support` (the suite needs the feature `conformance` too), which only
+//! dev-dependencies, test crates and fuzz targets enable.
 //!
-//! Under `--cfg loom` only the traits and the windows exist: the backends need a kernel, or addresses.
+//! Under `--cfg loom` only the traits and the windows exist, because the backends need a kernel or addresses.
 
-#![allow(unsafe_code)] // Raw spans of caller memory cross the windows.
+#![allow(unsafe_code)] // Raw spans of the caller's memory are copied to and from windows.
 
 #[cfg(not(loom))]
 pub mod dax;
@@ -38,7 +36,7 @@ mod memory;
 #[cfg(not(loom))]
 mod memory_link;
 #[cfg(not(loom))]
-mod pair;
+mod pair_layout;
 #[cfg(not(loom))]
 mod polled;
 #[cfg(not(loom))]

@@ -1,4 +1,4 @@
-//! What holds two windows together.
+//! Links: two windows with their doorbells, scratchpads and state.
 
 use crate::{Inbound, Outbound, Slice};
 use std::os::fd::BorrowedFd;
@@ -29,22 +29,23 @@ impl Endpoint {
 /// Whether a link carries anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LinkState {
-    /// One end has not asked for training since the link was made, lost or taken down.
+    /// At least one endpoint has not begun training since the link was made, lost or taken down.
     Down,
-    /// This end is training; the peer has not finished.
+    /// This endpoint is training, and the peer has not finished.
     Training,
-    /// Both ends have finished the same training.
+    /// Both endpoints have finished the same training.
     Up,
 }
 
-/// The number of a training. It grows with each, so whatever is tagged with an epoch cannot pass for something newer.
+/// Number of a training. It grows with each training, so data that is tagged with an epoch is never taken for newer
+/// data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Epoch(pub u32);
 
 impl Epoch {
-    /// Before the first training.
+    /// No training yet.
     pub const NONE: Self = Self(0);
-    /// The last one: what follows is the first. Peers that train honestly need years to get here.
+    /// The last epoch, after which the first one follows. Honest peers take years to reach it.
     pub const MAX: Self = Self(u32::MAX >> 2);
 }
 
@@ -54,87 +55,87 @@ impl std::fmt::Display for Epoch {
     }
 }
 
-/// Why [`Doorbell::wait`] came back.
+/// Why [`Doorbell::wait`] returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WaitOutcome {
-    /// The peer rang. It says "look", nothing more.
+    /// The peer rang. The waiter polls the window to find out why.
     Rung,
-    /// Nobody rang in time.
+    /// No ring arrived before the timeout.
     TimedOut,
 }
 
-/// Wakes a sleeper at the other end of a link.
+/// Wakes a waiter at the other endpoint of a link.
 ///
-/// Rings are not counted: several before a wait end that one wait. A ring before a wait is not lost.
+/// Rings are not counted: several rings before a wait end that one wait. A ring before a wait is not lost.
 pub trait Doorbell: Send {
-    /// Wakes the peer, or whoever waits there next. What was stored and fenced before is visible to whom it wakes.
+    /// Wakes the peer's waiter, now or when it next waits. Stores that were fenced before are visible to the waiter
+    /// that it wakes.
     fn ring(&self);
-    /// Sleeps until the peer rings, or for `timeout`, and takes the ring. Zero only takes it.
+    /// Blocks until the peer rings, for at most `timeout`, and takes the ring. A timeout of zero only takes it.
     fn wait(&self, timeout: Option<Duration>) -> WaitOutcome;
-    /// A descriptor that polls readable while a ring waits to be taken, where the mechanism has one.
+    /// A descriptor that polls readable while there is a ring to take, if the mechanism has one.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }
 
-/// A few words of each node that the peer can write: for agreeing on something before windows can be used.
+/// A few words of each node that the peer can write, for an agreement before windows can be used.
 ///
-/// Words survive training. What the peer wrote is hostile.
+/// Words survive training. A word that the peer wrote is hostile.
 pub trait Scratchpad: Send {
-    /// Words each way.
+    /// Number of words in each direction.
     fn words(&self) -> usize;
     /// Stores a word for the peer.
     ///
     /// # Panics
     /// If there is no word `index`.
     fn write(&self, index: usize, value: u32);
-    /// The word that the peer stored last, or 0. On memory backends a load of this node's own memory.
+    /// Returns the word that the peer stored last, or 0. On memory backends this is a load of this node's own memory.
     ///
     /// # Panics
     /// If there is no word `index`.
     fn read(&self, index: usize) -> u32;
 }
 
-/// One end of a link: a window each way and what goes with them.
+/// One endpoint of a link: a window in each direction, and the parts that belong to it.
 ///
-/// The parts are handles: cloning one, or asking for it again, gives the same window. They are associated types, so a
-/// lane on a backend is compiled for that backend.
+/// The parts are handles: a clone refers to the same part. They are associated types, so that a lane is compiled for
+/// its backend.
 ///
-/// **Training.** A link starts down. Both ends call [`Link::train`] until it answers [`LinkState::Up`]. Before an end
-/// calls it on a link that was up before, it must have stopped storing in the outbound window on behalf of the old
-/// epoch: calling it says so to the peer. In exchange the inbound window is zero where the peer has stored nothing
-/// since the link is up, so that lanes can be laid out afresh.
+/// **Training.** A link starts down. Both endpoints call [`Link::train`] until it returns [`LinkState::Up`]. Before an
+/// endpoint trains a link that was up, it must have stopped storing in the outbound window for the old epoch: the call
+/// tells the peer so. In return, the inbound window is zero except for what the peer has stored since the link came up,
+/// so that lanes can be laid out again.
 pub trait Link: Send {
     /// This node's window.
     type Inbound: Inbound + Slice + Clone;
     /// The peer's window.
     type Outbound: Outbound + Slice + Clone;
-    /// Wakes the peer, and waits for it.
+    /// Wakes the peer, and waits for its rings.
     type Doorbell: Doorbell + Clone;
-    /// Words to agree by.
+    /// The scratchpad of both nodes.
     type Scratchpad: Scratchpad + Clone;
 
-    /// This node's window.
+    /// Returns this node's window.
     fn inbound(&self) -> Self::Inbound;
-    /// The peer's window.
+    /// Returns the peer's window.
     fn outbound(&self) -> Self::Outbound;
-    /// Wakes the peer, and waits for it.
+    /// Returns the doorbell.
     fn doorbell(&self) -> Self::Doorbell;
-    /// Words to agree by.
+    /// Returns the scratchpad.
     fn scratchpad(&self) -> Self::Scratchpad;
-    /// What the link is now, as far as this end can see without asking across it.
+    /// Returns the state, as far as this endpoint knows without a load across the link.
     fn state(&self) -> LinkState;
-    /// The epoch that this end is training for, or was trained for last.
+    /// Returns the epoch that this endpoint is training for, or has trained for last.
     fn epoch(&self) -> Epoch;
-    /// One step towards [`LinkState::Up`]; never blocks. Call it again while it answers otherwise, and not in a hot
-    /// loop.
+    /// Makes one step towards [`LinkState::Up`]. Never blocks. Call it again until it returns `Up`, with pauses.
     fn train(&mut self) -> LinkState;
-    /// Takes the link down at both ends, until both train again.
+    /// Takes the link down at both endpoints, until both train again.
     fn take_down(&mut self);
 }
 
-/// Steps that bring up any link whose two ends are trained in turn.
+/// Number of steps that bring up any link whose two endpoints are trained alternately.
 const TRAINING_STEPS_MAX: usize = 8;
 
-/// Trains both ends of a link that live in one process; says whether it is up.
+/// Trains both endpoints of a link in one process. Returns whether the link is up.
 pub fn train_both(a: &mut impl Link, b: &mut impl Link) -> bool {
     (0..TRAINING_STEPS_MAX).any(|_| {
         let states = [a.train(), b.train()];

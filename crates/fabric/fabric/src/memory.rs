@@ -1,5 +1,5 @@
-//! Windows in memory that this node's loads and stores reach: of this process, or shared with another, or with another
-//! machine.
+//! Windows in memory that this node accesses by loads and stores: memory of the process, shared with another process,
+//! or shared with another machine.
 
 use crate::window::{assert_one_line, assert_whole_lines};
 use crate::{Coherence, Inbound, Outbound, Slice};
@@ -7,52 +7,52 @@ use std::ptr::NonNull;
 use volmem::Region;
 use volmem::sync::Ordering;
 
-/// Memory as one node reaches it: directly, or through a cache that does not follow the other node's.
+/// Memory as one node accesses it: directly, or through a cache that is not coherent with the other node's.
 ///
-/// Where it does, as in a [`Region`], there is nothing to write back and nothing to drop.
+/// The default implementations of the cache operations are for coherent memory, such as a [`Region`], and do nothing.
 pub trait Memory: Clone + Send {
-    /// What windows in it ask of their users.
+    /// The coherence of windows in this memory.
     fn coherence(&self) -> Coherence;
     /// Length in bytes.
     fn len_bytes(&self) -> usize;
-    /// The `len_bytes` from `offset` on.
+    /// Returns `len_bytes` from `offset` on, sharing the same memory.
     ///
     /// # Panics
-    /// If they are not inside.
+    /// If the span is not inside the memory.
     fn part(&self, offset: usize, len_bytes: usize) -> Self;
     /// Loads the 8-byte aligned word at `offset`.
     fn load_u64(&self, offset: usize, order: Ordering) -> u64;
-    /// Loads the `N` words from `offset` on (8-byte aligned), each for itself and in any order.
+    /// Loads `N` words from `offset` on (8-byte aligned). The loads are relaxed and have no order.
     #[inline(always)]
     fn load_words<const N: usize>(&self, offset: usize) -> [u64; N] {
         std::array::from_fn(|index| self.load_u64(offset + index * size_of::<u64>(), Ordering::Relaxed))
     }
     /// Stores the 8-byte aligned word at `offset`.
     fn store_u64(&self, offset: usize, value: u64, order: Ordering);
-    /// Stores `words`, all in one line, from `offset` on: the first of them last.
+    /// Stores `words` from `offset` on, all in one line, the first of them last.
     #[inline]
     fn store_line(&self, offset: usize, words: &[u64]) {
         for (index, word) in words.iter().enumerate().skip(1) {
             self.store_u64(offset + index * size_of::<u64>(), *word, Ordering::Relaxed);
         }
         if self.coherence() == Coherence::WriteCombined {
-            self.barrier(); // A buffer that is not full leaves in pieces, in any order.
+            self.barrier(); // A buffer that is not full is evicted in pieces, in any order.
         }
         if let Some(first) = words.first() {
             self.store_u64(offset, *first, Ordering::Release);
         }
     }
-    /// Copies bytes out.
+    /// Copies bytes out of the memory.
     ///
     /// # Safety
     /// `destination` is writable for `len_bytes` and outside the memory.
     unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize);
-    /// Copies bytes in.
+    /// Copies bytes into the memory.
     ///
     /// # Safety
     /// `source` is readable for `len_bytes` and outside the memory.
     unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize);
-    /// Address of bytes, checked.
+    /// Address of a span, after a bounds check.
     fn pointer(&self, offset: usize, len_bytes: usize) -> NonNull<u8>;
     /// Hints that another core reads the span next.
     #[inline]
@@ -60,18 +60,19 @@ pub trait Memory: Clone + Send {
     /// Hints that this core writes the span soon.
     #[inline]
     fn prefetch_for_writes(&self, _offset: usize, _len_bytes: usize) {}
-    /// Gives the memory of whole pages of the span back to the system, where that is possible.
+    /// Returns the memory of whole pages of the span to the operating system, where possible.
     fn discard(&self, _offset: usize, _len_bytes: usize) {}
-    /// Starts to write the span's lines back to where the other node finds them.
+    /// Starts to write the span's lines back to memory, where the other node finds them.
     #[inline]
     fn write_back(&self, _offset: usize, _len_bytes: usize) {}
-    /// Writes changed lines of the span back and forgets all of them: the next load finds what is there then.
+    /// Writes the span's modified lines back and invalidates all of its lines, so that the next loads return what
+    /// memory holds.
     #[inline]
     fn invalidate_lines(&self, _offset: usize, _len_bytes: usize) {}
-    /// What was stored and written back before gets there before anything after.
+    /// Orders earlier stores and write-backs ahead of all later ones.
     #[inline]
     fn barrier(&self) {}
-    /// What was stored and written back before has got there.
+    /// Waits until earlier stores and write-backs have reached memory.
     #[inline]
     fn flush_posted(&self) {
         self.barrier();
@@ -116,13 +117,13 @@ impl Memory for Region {
 
     #[inline]
     unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `destination` is writable for `len_bytes` and outside the memory.
         unsafe { self.read_to(offset, destination, len_bytes) }
     }
 
     #[inline]
     unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `source` is readable for `len_bytes` and outside the memory.
         unsafe { self.write_from(offset, source, len_bytes) }
     }
 
@@ -162,7 +163,7 @@ impl<M: Memory> MemoryInbound<M> {
 }
 
 impl MemoryInbound {
-    /// The memory itself, for words that are not part of any protocol with the peer.
+    /// The memory itself, for words that are not part of a protocol with the peer.
     pub fn region(&self) -> &Region {
         &self.0
     }
@@ -198,7 +199,7 @@ impl<M: Memory> Inbound for MemoryInbound<M> {
 
     #[inline]
     unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `destination` is writable for `len_bytes` and outside the window.
         unsafe { self.0.read_to(offset, destination, len_bytes) }
     }
 
@@ -213,7 +214,7 @@ impl<M: Memory> Inbound for MemoryInbound<M> {
     }
 }
 
-/// What is stored is written back at once: a line with a release store in it needs nothing more.
+/// Every store is written back immediately, so a line with a release store needs nothing more.
 impl<M: Memory> Outbound for MemoryOutbound<M> {
     #[inline]
     fn len_bytes(&self) -> usize {
@@ -231,7 +232,7 @@ impl<M: Memory> Outbound for MemoryOutbound<M> {
         self.0.write_back(offset, size_of::<u64>());
     }
 
-    /// A line leaves a cache whole, so the order of the stores is all that is needed.
+    /// A cache writes back whole lines, so only the order of the stores within the line matters.
     #[inline(always)]
     fn store_line(&self, offset: usize, words: &[u64]) {
         assert_one_line(offset, words);
@@ -239,7 +240,8 @@ impl<M: Memory> Outbound for MemoryOutbound<M> {
         self.0.write_back(offset, size_of_val(words));
     }
 
-    /// Stores that gather are ordered by the barrier within the line; lines on their way back wait for one before it.
+    /// Write-combined stores are ordered by the barrier within the line. Write-backs of other lines need a barrier
+    /// before it.
     #[inline(always)]
     fn store_line_fenced(&self, offset: usize, words: &[u64]) {
         if self.0.coherence() == Coherence::NonCoherent {
@@ -250,12 +252,12 @@ impl<M: Memory> Outbound for MemoryOutbound<M> {
 
     #[inline]
     unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `source` is readable for `len_bytes` and outside the window.
         unsafe { self.0.write_from(offset, source, len_bytes) };
         self.0.write_back(offset, len_bytes);
     }
 
-    /// Where lines must be written back, stores in place would stay in the cache.
+    /// `None` where lines must be written back: stores through an address would stay in the cache.
     #[inline]
     fn pointer(&self, offset: usize, len_bytes: usize) -> Option<NonNull<u8>> {
         let pointer = self.0.pointer(offset, len_bytes);
@@ -276,14 +278,14 @@ impl<M: Memory> Outbound for MemoryOutbound<M> {
         self.0.discard(offset, len_bytes);
     }
 
-    /// Nothing to do on coherent memory: the release store that publishes orders it by itself.
+    /// Does nothing on coherent memory: the release store that publishes orders earlier stores by itself.
     #[inline]
     fn fence(&self) {
         self.0.barrier();
     }
 
-    /// Nothing to do on coherent memory: a store is visible as soon as it leaves the core, and whoever sleeps fences
-    /// anyway.
+    /// Does nothing on coherent memory: a store is visible when it leaves the core, and a waiter fences before it
+    /// blocks.
     #[inline]
     fn flush(&self) {
         self.0.flush_posted();

@@ -1,80 +1,81 @@
-//! A link whose windows and scratchpads lie in memory, whatever keeps that memory and whatever rings.
+//! A link whose windows and scratchpads lie in memory, with any kind of memory and doorbell.
 
 use crate::{Doorbell, Epoch, Link, LinkState, Memory, MemoryInbound, MemoryOutbound, Scratchpad, Training};
 use volmem::sync::Ordering;
 use volmem::{CACHE_LINE_BYTES, Region};
 
-/// Words of a scratchpad in memory.
+/// Number of words of a scratchpad in memory.
 pub const SCRATCHPAD_WORDS: usize = 8;
 
-/// Bytes of the control block that lies beside each window, written by the peer: the training word, then the
-/// scratchpad, each in a line of its own.
+/// Bytes of the control block of each window, written by the peer: the training word, then the scratchpad, each in a
+/// line of its own.
 pub(crate) const CONTROL_BYTES: usize = 2 * CACHE_LINE_BYTES;
 
 const WORD_BYTES: usize = size_of::<u64>();
-/// Where a control block has the training word, in a line of its own.
+/// Offset of the training word in a control block. It has a line of its own.
 pub(crate) const TRAINING_WORD: usize = 0;
 const SCRATCHPAD_OFFSET: usize = CACHE_LINE_BYTES;
 
 const _: () = assert!(SCRATCHPAD_OFFSET + SCRATCHPAD_WORDS * WORD_BYTES <= CONTROL_BYTES);
 
-/// Memory of one node that the other writes.
+/// The memory of one node that the other one writes.
 #[derive(Debug, Clone)]
 pub(crate) struct Side<M = Region> {
     pub window: M,
     pub control: M,
 }
 
-/// What is in the memory of a link before its first training.
+/// Contents of a link's memory before its first training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InitialContents {
-    /// Zeros: it stays untouched until it is used.
+    /// Zeros. The memory is not touched before it is used.
     Zeroed,
-    /// Whatever somebody left there.
+    /// Anything.
     Unknown,
 }
 
-/// One end of a link in memory `M`, rung by `D`.
+/// One endpoint of a link in memory `M`, with a doorbell `D`.
 #[derive(Debug)]
 pub struct MemoryLink<D, M = Region> {
     own: Side<M>,
     peer: Side<M>,
     doorbell: D,
     training: Training,
-    before: InitialContents,
-    /// The epoch for which no line of the peer's window is left in this node's cache.
-    scrubbed: Epoch,
+    contents: InitialContents,
+    /// The last epoch for which this node's cache has been cleared of lines of the peer's window.
+    invalidated: Epoch,
 }
 
 impl<D, M: Memory> MemoryLink<D, M> {
-    /// The end whose node owns `own`. Whatever an earlier holder of this end had published is withdrawn.
-    pub(crate) fn attach(own: Side<M>, peer: Side<M>, doorbell: D, before: InitialContents) -> Self {
+    /// Attaches the endpoint whose node owns `own`. Withdraws the training word of an earlier holder of this endpoint.
+    pub(crate) fn attach(own: Side<M>, peer: Side<M>, doorbell: D, contents: InitialContents) -> Self {
         let training = Training::attach(load(&own.control, TRAINING_WORD));
-        let link = Self { own, peer, doorbell, training, before, scrubbed: Epoch::NONE };
+        let link = Self { own, peer, doorbell, training, contents, invalidated: Epoch::NONE };
         link.publish();
         link
     }
 
-    fn theirs(&self) -> u32 {
+    fn peer_word(&self) -> u32 {
         load(&self.own.control, TRAINING_WORD)
     }
 
-    /// Behind all stores that this end has made in the peer's window.
+    /// Publishes the training word, after all stores of this endpoint in the peer's window.
     fn publish(&self) {
         self.peer.window.barrier();
         store(&self.peer.control, TRAINING_WORD, self.training.word());
     }
 
-    /// Takes the peer's window out of this node's cache. Before saying "stopped", because a changed line could be
-    /// written back into the next epoch; and once the peer's window is clean, because a store to an old line would
-    /// bring the rest of it back.
-    fn scrub(&self) {
+    /// Invalidates the peer's window in this node's cache. This is needed before the training word says "stopped",
+    /// because a modified line could be written back in the next epoch. It is needed again once the peer has zeroed its
+    /// window, because a store to a stale line would write back the rest of it.
+    fn invalidate_peer_window(&self) {
         self.peer.window.invalidate_lines(0, self.peer.window.len_bytes());
     }
 
-    /// Zeroes the own window, except for the first epoch of memory that was zero: it stays untouched until it is used.
-    fn clean(own: &M, epoch: Epoch, before: InitialContents) {
-        if epoch == Epoch(1) && before == InitialContents::Zeroed {
+    /// Zeroes the own window, except in the first epoch of memory that was zero, which is not touched before it is
+    /// used.
+    fn zero_window(own: &M, epoch: Epoch, contents: InitialContents) {
+        if epoch == Epoch(1) && contents == InitialContents::Zeroed {
             return;
         }
         for offset in (0..own.len_bytes()).step_by(WORD_BYTES) {
@@ -108,7 +109,7 @@ impl<D: Doorbell + Clone, M: Memory> Link for MemoryLink<D, M> {
     }
 
     fn state(&self) -> LinkState {
-        self.training.state(self.theirs())
+        self.training.state(self.peer_word())
     }
 
     fn epoch(&self) -> Epoch {
@@ -117,19 +118,19 @@ impl<D: Doorbell + Clone, M: Memory> Link for MemoryLink<D, M> {
 
     fn train(&mut self) -> LinkState {
         let word_before = self.training.word();
-        let (own, before) = (&self.own.window, &mut self.before);
+        let (own, contents) = (&self.own.window, &mut self.contents);
         self.training.step(load(&self.own.control, TRAINING_WORD), |epoch| {
-            Self::clean(own, epoch, *before);
-            *before = InitialContents::Unknown; // Epochs begin again one day.
+            Self::zero_window(own, epoch, *contents);
+            *contents = InitialContents::Unknown; // Epochs start again after the last one.
         });
         if self.training.word() != word_before {
-            self.scrub();
+            self.invalidate_peer_window();
         }
         self.publish();
         let state = self.state();
-        if state == LinkState::Up && self.scrubbed != self.training.epoch() {
-            self.scrub();
-            self.scrubbed = self.training.epoch();
+        if state == LinkState::Up && self.invalidated != self.training.epoch() {
+            self.invalidate_peer_window();
+            self.invalidated = self.training.epoch();
         }
         state
     }
@@ -148,7 +149,7 @@ pub struct MemoryScratchpad<M = Region> {
 }
 
 impl<M: Memory> MemoryScratchpad<M> {
-    /// The scratchpad of two control blocks.
+    /// Makes the scratchpad of two control blocks.
     pub(crate) fn new(own: M, peer: M) -> Self {
         Self { own, peer }
     }
@@ -173,7 +174,7 @@ fn word_offset(index: usize) -> usize {
     SCRATCHPAD_OFFSET + index * WORD_BYTES
 }
 
-/// The upper half of a word is the peer's to spoil, and ignored.
+/// Loads a word. Its upper half is ignored: the peer can store anything there.
 fn load(control: &impl Memory, offset: usize) -> u32 {
     control.invalidate_lines(offset, WORD_BYTES);
     control.load_u64(offset, Ordering::Acquire) as u32
@@ -185,7 +186,7 @@ fn store(control: &impl Memory, offset: usize, value: u32) {
     control.barrier();
 }
 
-/// Windows are whole lines, so that lanes can be.
+/// Whether the size is a positive multiple of the cache line, which lanes need.
 pub(crate) fn is_window_size(window_bytes: usize) -> bool {
     window_bytes != 0 && window_bytes.is_multiple_of(CACHE_LINE_BYTES)
 }

@@ -1,13 +1,13 @@
 //! Links between processes under one kernel: windows in a sealed memfd, doorbells of eventfds.
 //!
-//! A memfd has no name to guess, and its seals keep it from being truncated under a mapping. Whoever receives it
-//! trusts only what it can check itself: the kind of file, the seals, the size. A peer can still fill the memory with
-//! anything, or punch holes into it, which read as zeros.
+//! A memfd has no name that a stranger could guess, and its seals prevent truncation under a mapping. The receiver of a
+//! memfd trusts only what it can check itself: the kind of file, the seals and the size. A peer can still store
+//! anything in the memory, or punch holes into it, which read as zeros.
 //!
-//! System calls are made without libc symbols, so that this works inside a library that stands in for them.
+//! System calls are made without libc symbols, so that the module works inside a library that replaces them.
 
 use crate::memory_link::{InitialContents, MemoryLink, Side};
-use crate::pair::{PAGE_BYTES, PairLayout};
+use crate::pair_layout::{PAGE_BYTES, PairLayout};
 use crate::wait::Deadline;
 use crate::{Doorbell, WaitOutcome, eventfd};
 use rustix::event::PollFlags;
@@ -23,20 +23,20 @@ use volmem::{CACHE_LINE_BYTES, Mapping, Region};
 
 const SEALS_REQUIRED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// With one of these the memory could not be written.
+/// With one of these seals the memory could not be written.
 const SEALS_REFUSED: SealFlags = SealFlags::WRITE.union(SealFlags::FUTURE_WRITE);
 
-/// Type of the file system that memfds of ordinary pages live on. Huge pages may run out at the first touch, which
-/// kills.
+/// File system type of memfds with ordinary pages. Memfds of huge pages are refused, because huge pages may run out at
+/// the first access, which kills the process.
 pub const TMPFS_MAGIC: u64 = 0x0102_1994;
 
-/// What files are called in the kernel's lists; no path leads to them.
+/// Name of the memfds in the kernel's lists. No path leads to it.
 const MEMFD_NAME: &str = "crosslane";
 
-/// Why shared memory could not be made, or was not accepted.
+/// Why shared memory could not be made or was not accepted.
 #[derive(Debug)]
 pub enum ShmError {
-    /// The length asked for is not one that a segment can have.
+    /// The length is not possible for a segment.
     Length {
         /// Bytes asked for.
         len_bytes: usize,
@@ -46,23 +46,23 @@ pub enum ShmError {
         /// Bytes asked for.
         window_bytes: usize,
     },
-    /// The kernel refused.
+    /// A system call failed.
     System {
-        /// What was attempted.
+        /// The system call.
         call: &'static str,
-        /// Bytes of the segment concerned, 0 for a doorbell.
+        /// Bytes of the segment; 0 for a doorbell.
         len_bytes: usize,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
     /// The descriptor is not a memfd.
     NotMemfd {
-        /// The descriptor's number here.
+        /// Number of the descriptor in this process.
         descriptor: i32,
-        /// What the kernel said when asked for its seals.
+        /// The error of `F_GET_SEALS`.
         error: io::Error,
     },
-    /// The descriptor is a memory file of another kind, such as one of huge pages.
+    /// The descriptor is a memory file of another kind, for example of huge pages.
     FileSystem {
         /// `f_type` found, see statfs(2).
         found: u64,
@@ -71,9 +71,9 @@ pub enum ShmError {
     Seals {
         /// `F_SEAL_*` bits found.
         found: u32,
-        /// Bits that must be there.
+        /// Bits that are required.
         required: u32,
-        /// Bits that must not be there.
+        /// Bits that are refused.
         refused: u32,
     },
     /// The segment has another size than agreed.
@@ -85,7 +85,7 @@ pub enum ShmError {
     },
     /// The descriptor is not an eventfd.
     NotEventfd {
-        /// What the kernel calls it.
+        /// The kernel's name of the descriptor.
         found: String,
     },
 }
@@ -133,13 +133,13 @@ impl std::error::Error for ShmError {
 }
 
 /// Makes a zeroed segment of `len_bytes` that can neither shrink nor grow, and maps it. The descriptor is for the peer,
-/// who [`open`]s it; the mapping does not need it. Memory is taken as it is touched.
+/// which [`open`]s it; the mapping does not need it. Memory is allocated on the first access.
 ///
 /// # Errors
-/// [`ShmError::Length`], or [`ShmError::System`] with what the kernel said.
+/// [`ShmError::Length`], or [`ShmError::System`] with the kernel's error.
 pub fn create(len_bytes: usize) -> Result<(OwnedFd, Mapping), ShmError> {
     check_length(len_bytes)?;
-    // The kernel ends a process by SIGXFSZ that makes a file larger than it may.
+    // The kernel kills a process with SIGXFSZ if it makes a file larger than its limit.
     let limit_bytes = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
     if limit_bytes.is_some_and(|limit_bytes| limit_bytes < len_bytes as u64) {
         return Err(ShmError::System { call: "ftruncate", len_bytes, error: Errno::FBIG.into() });
@@ -152,15 +152,15 @@ pub fn create(len_bytes: usize) -> Result<(OwnedFd, Mapping), ShmError> {
     Ok((memfd, mapping))
 }
 
-/// Maps a segment that a peer has made: exactly `len_bytes`, in a memfd whose seals keep it so.
+/// Maps a segment that a peer has made: exactly `len_bytes`, in a memfd that is sealed against a change of size.
 ///
 /// # Errors
-/// What is wrong with the descriptor, with the values found.
+/// The descriptor is not acceptable. The error has the values found.
 pub fn open(memfd: impl AsFd, len_bytes: usize) -> Result<Mapping, ShmError> {
     check_length(len_bytes)?;
     let memfd = memfd.as_fd();
     check_seals(memfd)?;
-    // Only now: without the seals the size says nothing about the next moment.
+    // Checked after the seals: without them the size could change at any time.
     let stat = fstat(memfd).map_err(|errno| ShmError::System { call: "fstat", len_bytes, error: errno.into() })?;
     check_file_system(memfd, stat.st_blksize as u64, len_bytes)?;
     check_size(stat.st_size as u64, len_bytes)?;
@@ -172,7 +172,7 @@ fn check_length(len_bytes: usize) -> Result<(), ShmError> {
     if is_possible { Ok(()) } else { Err(ShmError::Length { len_bytes }) }
 }
 
-/// Kernels before 6.3 do not know that memory need not be executable.
+/// Makes a memfd. Kernels before 6.3 do not support `MFD_NOEXEC_SEAL`.
 fn new_memfd() -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     match memfd_create(MEMFD_NAME, flags | MemfdFlags::NOEXEC_SEAL) {
@@ -181,7 +181,7 @@ fn new_memfd() -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Whether a descriptor is a memfd that can be written, and neither shrinks nor grows.
+/// Whether a descriptor is a memfd that can be written, and can neither shrink nor grow.
 pub fn is_sealed(memfd: impl AsFd) -> bool {
     check_seals(memfd.as_fd()).is_ok()
 }
@@ -196,8 +196,8 @@ fn check_seals(memfd: BorrowedFd<'_>) -> Result<(), ShmError> {
     Err(ShmError::Seals { found: found.bits(), required, refused })
 }
 
-/// Only files on tmpfs and hugetlbfs have seals, and a huge page is the block size of the latter: with small blocks
-/// there is nothing to ask.
+/// Only files on tmpfs and hugetlbfs have seals, and the block size of hugetlbfs is the huge page. With small blocks no
+/// further check is needed.
 fn check_file_system(memfd: BorrowedFd<'_>, block_bytes: u64, len_bytes: usize) -> Result<(), ShmError> {
     if block_bytes == PAGE_BYTES as u64 {
         return Ok(());
@@ -215,18 +215,18 @@ fn map(memfd: BorrowedFd<'_>, len_bytes: usize) -> Result<Mapping, ShmError> {
     Mapping::sparse(memfd, len_bytes).map_err(|error| ShmError::System { call: "mmap", len_bytes, error })
 }
 
-/// One end of a link between processes.
+/// One endpoint of a link between processes.
 pub type ShmLink = MemoryLink<EventfdDoorbell>;
 
-/// What the creator of a link hands to the peer, over a socket or across `fork`.
+/// The descriptors that the creator of a link passes to the peer, over a socket or across `fork`.
 #[derive(Debug)]
-pub struct ShmParts {
+pub struct ShmDescriptors {
     /// The segment.
     pub memfd: OwnedFd,
-    /// Wakes the creator.
-    pub bell_creator: OwnedFd,
-    /// Wakes the peer.
-    pub bell_peer: OwnedFd,
+    /// The eventfd that wakes the creator.
+    pub doorbell_creator: OwnedFd,
+    /// The eventfd that wakes the peer.
+    pub doorbell_peer: OwnedFd,
 }
 
 fn layout_of(window_bytes: usize) -> Result<PairLayout, ShmError> {
@@ -238,48 +238,48 @@ fn sides(layout: &PairLayout, mapping: Mapping) -> [Side; 2] {
     layout.sides(&Region::of_mapping(Arc::new(mapping)))
 }
 
-/// Makes memory of `len_bytes` for two ends that lay out their windows in it themselves: its mapping, what wakes the
-/// peer, and what the peer needs for [`open_memory`].
+/// Makes memory of `len_bytes` for two endpoints that lay out their windows in it themselves. Returns its mapping, the
+/// creator's doorbell, and what the peer needs for [`open_memory`].
 ///
 /// # Errors
-/// [`ShmError::Length`], or [`ShmError::System`] with what the kernel said.
-pub fn create_memory(len_bytes: usize) -> Result<(Mapping, EventfdDoorbell, ShmParts), ShmError> {
+/// [`ShmError::Length`], or [`ShmError::System`] with the kernel's error.
+pub fn create_memory(len_bytes: usize) -> Result<(Mapping, EventfdDoorbell, ShmDescriptors), ShmError> {
     let (memfd, mapping) = create(len_bytes)?;
-    let (bell_creator, bell_peer) = (new_eventfd()?, new_eventfd()?);
-    let doorbell = EventfdDoorbell::new(duplicate(&bell_creator)?, duplicate(&bell_peer)?);
-    Ok((mapping, doorbell, ShmParts { memfd, bell_creator, bell_peer }))
+    let (doorbell_creator, doorbell_peer) = (new_eventfd()?, new_eventfd()?);
+    let doorbell = EventfdDoorbell::new(duplicate(&doorbell_creator)?, duplicate(&doorbell_peer)?);
+    Ok((mapping, doorbell, ShmDescriptors { memfd, doorbell_creator, doorbell_peer }))
 }
 
-/// The peer's end of memory that its creator made with `len_bytes`.
+/// Opens the peer's endpoint of memory that its creator made with `len_bytes`.
 ///
 /// # Errors
 /// What is wrong with the parts, with the values found.
-pub fn open_memory(parts: ShmParts, len_bytes: usize) -> Result<(Mapping, EventfdDoorbell), ShmError> {
-    let mapping = open(&parts.memfd, len_bytes)?;
-    check_eventfd(&parts.bell_creator)?;
-    check_eventfd(&parts.bell_peer)?;
-    Ok((mapping, EventfdDoorbell::new(parts.bell_peer, parts.bell_creator)))
+pub fn open_memory(descriptors: ShmDescriptors, len_bytes: usize) -> Result<(Mapping, EventfdDoorbell), ShmError> {
+    let mapping = open(&descriptors.memfd, len_bytes)?;
+    check_eventfd(&descriptors.doorbell_creator)?;
+    check_eventfd(&descriptors.doorbell_peer)?;
+    Ok((mapping, EventfdDoorbell::new(descriptors.doorbell_peer, descriptors.doorbell_creator)))
 }
 
-/// Makes a link with a window of `window_bytes` each way: this end of it, and what the peer needs to [`open_link`] the
-/// other.
+/// Makes a link with a window of `window_bytes` each way. Returns the creator's endpoint, and what the peer needs to
+/// [`open_link`] the other.
 ///
 /// # Errors
-/// [`ShmError::WindowSize`], or [`ShmError::System`] with what the kernel said.
-pub fn create_link(window_bytes: usize) -> Result<(ShmLink, ShmParts), ShmError> {
+/// [`ShmError::WindowSize`], or [`ShmError::System`] with the kernel's error.
+pub fn create_link(window_bytes: usize) -> Result<(ShmLink, ShmDescriptors), ShmError> {
     let layout = layout_of(window_bytes)?;
-    let (mapping, doorbell, parts) = create_memory(layout.span_bytes())?;
+    let (mapping, doorbell, descriptors) = create_memory(layout.span_bytes())?;
     let [own, peer] = sides(&layout, mapping);
-    Ok((MemoryLink::attach(own, peer, doorbell, InitialContents::Zeroed), parts))
+    Ok((MemoryLink::attach(own, peer, doorbell, InitialContents::Zeroed), descriptors))
 }
 
-/// The peer's end of a link that its creator made with windows of `window_bytes`.
+/// Opens the peer's endpoint of a link that its creator made with windows of `window_bytes`.
 ///
 /// # Errors
 /// What is wrong with the parts, with the values found.
-pub fn open_link(parts: ShmParts, window_bytes: usize) -> Result<ShmLink, ShmError> {
+pub fn open_link(descriptors: ShmDescriptors, window_bytes: usize) -> Result<ShmLink, ShmError> {
     let layout = layout_of(window_bytes)?;
-    let (mapping, doorbell) = open_memory(parts, layout.span_bytes())?;
+    let (mapping, doorbell) = open_memory(descriptors, layout.span_bytes())?;
     let [peer, own] = sides(&layout, mapping);
     Ok(MemoryLink::attach(own, peer, doorbell, InitialContents::Zeroed))
 }
@@ -304,12 +304,12 @@ fn check_eventfd(descriptor: &OwnedFd) -> Result<(), ShmError> {
     Err(ShmError::NotEventfd { found: name.to_string_lossy().into_owned() })
 }
 
-/// A doorbell of two eventfds, one a direction.
+/// A doorbell of two eventfds, one for each direction.
 ///
-/// The peer holds the same eventfds: it can ring this end awake, eat its own rings, fill the counter and make the
-/// eventfds blocking. Waiting never lasts longer for it, and a full counter is a bell that rings already. What is left
-/// concerns ringing alone: a peer that makes its bell blocking, and fills it in the instant between look and ring,
-/// holds up the thread that rings.
+/// The peer holds the same eventfds: it can ring this endpoint's, take its own rings, fill the counter and make the
+/// eventfds blocking. None of this makes a wait longer, and a full counter is a pending ring. Only ringing can be
+/// delayed: a peer that makes its eventfd blocking, and fills it between the check and the ring, blocks the thread that
+/// rings.
 #[derive(Debug, Clone)]
 pub struct EventfdDoorbell {
     own: Arc<OwnedFd>,
@@ -338,7 +338,7 @@ impl Doorbell for EventfdDoorbell {
             if remaining == Some(Duration::ZERO) {
                 return WaitOutcome::TimedOut;
             }
-            // Ready, late or interrupted by a signal: the next turn sees which.
+            // Readable, timed out or interrupted by a signal: the next iteration finds out.
             let _ = eventfd::poll_for(&self.own, PollFlags::IN, remaining);
         }
     }
@@ -349,5 +349,4 @@ impl Doorbell for EventfdDoorbell {
 }
 
 #[cfg(test)]
-#[path = "shm_tests.rs"]
 mod tests;

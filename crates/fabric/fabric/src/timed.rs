@@ -1,8 +1,8 @@
 //! Links with the delay, the rate and the write granularity of a modelled link, emulated in real time.
 //!
 //! There are two emulations. Both endpoints read the kernel's monotonic clock. The delay of a link is longer than the
-//! time that a cache line takes between two cores, so it hides what the emulation itself costs, except for a read of the
-//! clock.
+//! time that a cache line takes between two cores, so it hides what the emulation itself costs, except for a read of
+//! the clock.
 //!
 //! # Windows with a journal: [`TimedLink`] and [`TimedWindows`]
 //!
@@ -12,9 +12,10 @@
 //! stores before them.
 //!
 //! * **Rate.** All writers of one link share a [`Pacer`], also those in several processes.
-//! * **Credits.** A journal is bounded. A store to a full journal stalls, as it does without posted credits. The stalled
-//!   sender applies its own journal meanwhile, and wakes the peer. A peer that does not load for [`STALL_NS_MAX`] has
-//!   lost the link. With [`memory_bytes`] of memory, a journal holds all that a well-behaved sender leaves unread.
+//! * **Credits.** A journal is bounded. A store to a full journal stalls, as it does without posted credits. The
+//!   stalled sender applies its own journal meanwhile, and wakes the peer. A peer that does not load for
+//!   [`STALL_NS_MAX`] has lost the link. With [`memory_bytes`] of memory, a journal holds all that a well-behaved
+//!   sender leaves unread.
 //! * **Slices.** A slice of a window shares its journal. Parts of a link that belong to different processes are made of
 //!   slices of the *wrapped* windows, each with [`TimedWindows`] of its own.
 //! * **One process.** Window, positions and locks are memory of the process that created them. After a fork only one of

@@ -1,28 +1,28 @@
-//! How two ends agree that a link is up, and on its epoch: a state machine without I/O.
+//! Training: how two endpoints agree that a link is up, and on its epoch. A state machine without I/O.
 
 use crate::{Epoch, LinkState};
 
-/// What an end has told the peer. It travels in the two low bits of the word, under the epoch.
+/// The phase that an endpoint has published to the peer, in the two low bits of the word below the epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// "I do not use the link."
+    /// The endpoint does not use the link.
     Down = 0,
-    /// "I store nothing of an older epoch any more": whoever sees this has seen all of those stores, for stores keep
-    /// their order.
+    /// The endpoint has stopped storing for older epochs. Stores keep their order, so a peer that sees this phase has
+    /// seen all of those stores.
     Stopped = 1,
-    /// "My inbound window is clean: store into it."
+    /// The endpoint's inbound window is zeroed, so the peer may store in it.
     Ready = 2,
 }
 
-/// One end of the training of a link.
+/// One endpoint of the training of a link.
 ///
-/// Each end publishes one word, [`Training::word`], to the peer, and steps with the word that the peer published last.
-/// The end with the lower epoch follows the other, so both get to the same one. A peer that publishes nonsense keeps
-/// its own link down.
+/// Each endpoint publishes one word, [`Training::word`], to the peer, and steps with the word that the peer published
+/// last. The endpoint with the lower epoch follows the other, so both reach the same epoch. A peer that publishes
+/// invalid words keeps only its own link down.
 ///
 /// ```text
 ///            train                  the peer has stopped too:
-///   Down ───────────► Stopped(e) ─── clean the inbound window ───► Ready(e)     up = both ends Ready(e)
+///   Down ───────────► Stopped(e) ─── zero the inbound window ────► Ready(e)     up = both endpoints Ready(e)
 ///    ▲                                                               │
 ///    └─────────────── taken down, or the peer left e ────────────────┘
 /// ```
@@ -33,23 +33,23 @@ pub struct Training {
 }
 
 impl Training {
-    /// An end that attaches to a link whose peer has published `theirs` (0 when nothing).
+    /// Attaches an endpoint to a link whose peer has published `theirs` (0: nothing).
     pub fn attach(theirs: u32) -> Self {
         let (epoch, _) = decode(theirs);
         Self { epoch, phase: Phase::Down }
     }
 
-    /// Whether a word says that its end has finished training for `epoch`, and has not left it.
+    /// Whether a word says that its endpoint has finished training for `epoch` and has not left it.
     pub fn is_ready(word: u32, epoch: Epoch) -> bool {
         decode(word) == (epoch, Some(Phase::Ready))
     }
 
-    /// What to publish to the peer.
+    /// The word to publish to the peer.
     pub fn word(&self) -> u32 {
         self.epoch.0 << PHASE_BITS | self.phase as u32
     }
 
-    /// The epoch being trained for, or trained for last.
+    /// The epoch that the endpoint is training for, or has trained for last.
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
@@ -66,14 +66,14 @@ impl Training {
         }
     }
 
-    /// One step of training. `clean` zeroes the inbound window; it is called when nothing of an older epoch can arrive
-    /// any more and nothing of this one can have arrived. Publish [`Training::word`] afterwards.
-    pub fn step(&mut self, theirs: u32, clean: impl FnOnce(Epoch)) {
+    /// Makes one step of training. `zero_window` zeroes the inbound window. It is called when no store of an older
+    /// epoch can arrive any more and no store of this epoch can have arrived. Publish [`Training::word`] afterwards.
+    pub fn step(&mut self, theirs: u32, zero_window: impl FnOnce(Epoch)) {
         let (their_epoch, their_phase) = decode(theirs);
         let in_use = matches!(their_phase, Some(Phase::Stopped | Phase::Ready));
         match self.phase {
             Phase::Stopped if their_epoch == self.epoch && in_use => {
-                clean(self.epoch);
+                zero_window(self.epoch);
                 self.phase = Phase::Ready;
             }
             Phase::Stopped if their_epoch <= self.epoch => {} // The peer will follow.
@@ -87,9 +87,9 @@ impl Training {
         self.phase = Phase::Down;
     }
 
-    /// Follows a peer that is ahead and waits for us; goes ahead of any other. Only a peer that published nonsense gets
-    /// as far as the last epoch, and its link begins again at the first: one that ended there would stay down for ever,
-    /// also for an honest heir of that peer.
+    /// Follows a peer that is ahead and stopped; otherwise begins a new epoch. Only a peer that published invalid words
+    /// reaches the last epoch. The link then starts again at the first epoch: otherwise it would stay down for ever,
+    /// also for an honest successor of that peer.
     fn begin(&mut self, their_epoch: Epoch, their_phase: Option<Phase>) {
         if their_epoch > self.epoch && their_phase == Some(Phase::Stopped) {
             (self.epoch, self.phase) = (their_epoch, Phase::Stopped);
@@ -103,7 +103,7 @@ impl Training {
 
 const PHASE_BITS: u32 = 2;
 
-/// What a peer's word says; no phase for a word that no honest peer publishes.
+/// Decodes a peer's word. The phase is `None` for a word that no honest peer publishes.
 fn decode(word: u32) -> (Epoch, Option<Phase>) {
     let phase = match word & 0b11 {
         0 => Some(Phase::Down),
@@ -119,45 +119,45 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Two ends that see each other's word at once.
+    /// Two endpoints that see each other's word immediately.
     struct Pair {
-        ends: [Training; 2],
-        cleaned: [Epoch; 2],
+        endpoints: [Training; 2],
+        zeroed: [Epoch; 2],
     }
 
     impl Pair {
         fn new() -> Self {
-            Self { ends: [Training::attach(0), Training::attach(0)], cleaned: [Epoch::NONE; 2] }
+            Self { endpoints: [Training::attach(0), Training::attach(0)], zeroed: [Epoch::NONE; 2] }
         }
 
         fn step(&mut self, end: usize) {
-            let theirs = self.ends[1 - end].word();
-            let cleaned = &mut self.cleaned[end];
-            self.ends[end].step(theirs, |epoch| {
-                assert!(epoch > *cleaned, "cleaned twice for epoch {epoch}");
-                *cleaned = epoch;
+            let theirs = self.endpoints[1 - end].word();
+            let zeroed = &mut self.zeroed[end];
+            self.endpoints[end].step(theirs, |epoch| {
+                assert!(epoch > *zeroed, "zeroed twice for epoch {epoch}");
+                *zeroed = epoch;
             });
         }
 
         fn state(&self, end: usize) -> LinkState {
-            self.ends[end].state(self.ends[1 - end].word())
+            self.endpoints[end].state(self.endpoints[1 - end].word())
         }
 
         fn act(&mut self, end: usize, action: u8) {
             match action {
                 0..=5 => self.step(end),
-                6 => self.ends[end].take_down(),
-                _ => self.ends[end] = Training::attach(self.ends[1 - end].word()),
+                6 => self.endpoints[end].take_down(),
+                _ => self.endpoints[end] = Training::attach(self.endpoints[1 - end].word()),
             }
         }
     }
 
-    /// The epoch in which both ends come up when they train in turn, each with a clean window.
+    /// The epoch in which both endpoints come up when they train alternately, each with a zeroed window.
     fn settled(pair: &mut Pair) -> Option<Epoch> {
         (0..8).for_each(|turn| pair.step(turn % 2));
-        let epochs = pair.ends.each_ref().map(Training::epoch);
+        let epochs = pair.endpoints.each_ref().map(Training::epoch);
         let is_up = [pair.state(0), pair.state(1)] == [LinkState::Up; 2];
-        (is_up && epochs[0] == epochs[1] && pair.cleaned == epochs).then_some(epochs[0])
+        (is_up && epochs[0] == epochs[1] && pair.zeroed == epochs).then_some(epochs[0])
     }
 
     #[test]
@@ -168,19 +168,19 @@ mod tests {
         assert_eq!(pair.state(0), LinkState::Training);
         (0..2).for_each(|_| [1, 0].into_iter().for_each(|end| pair.step(end)));
         assert_eq!([pair.state(0), pair.state(1)], [LinkState::Up; 2]);
-        assert_eq!([pair.ends[0].epoch(), pair.ends[1].epoch()], [Epoch(1); 2]);
+        assert_eq!([pair.endpoints[0].epoch(), pair.endpoints[1].epoch()], [Epoch(1); 2]);
     }
 
     #[test]
-    fn a_peer_that_claims_the_last_epoch_keeps_the_link_down_and_its_honest_heir_brings_it_up() {
+    fn a_peer_that_claims_the_last_epoch_keeps_the_link_down_until_an_honest_peer_attaches() {
         for phase in 0..4 {
             let mut pair = Pair::new();
             let claim = Epoch::MAX.0 << PHASE_BITS | phase;
             for _ in 0..5 {
-                pair.ends[0].step(claim, |_| {});
-                assert_ne!(pair.ends[0].state(claim), LinkState::Up);
+                pair.endpoints[0].step(claim, |_| {});
+                assert_ne!(pair.endpoints[0].state(claim), LinkState::Up);
             }
-            pair.ends[1] = Training::attach(pair.ends[0].word());
+            pair.endpoints[1] = Training::attach(pair.endpoints[0].word());
             assert!(settled(&mut pair).is_some(), "phase {phase}");
         }
     }
@@ -197,46 +197,46 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn whatever_happened_before_both_ends_come_up_in_one_newer_epoch(
+        fn after_any_history_both_endpoints_come_up_in_a_newer_epoch(
             actions in prop::collection::vec((0..2_usize, 0..8_u8), 0..40)
         ) {
             let mut pair = Pair::new();
             for (end, action) in actions {
-                let epoch_before = pair.ends[end].epoch();
+                let epoch_before = pair.endpoints[end].epoch();
                 pair.act(end, action);
-                prop_assert!(pair.ends[end].epoch() >= epoch_before || action == 7);
+                prop_assert!(pair.endpoints[end].epoch() >= epoch_before || action == 7);
                 let up = [pair.state(0), pair.state(1)].map(|state| state == LinkState::Up);
                 prop_assert_eq!(up[0], up[1]);
             }
             let epoch_first = settled(&mut pair);
             prop_assert!(epoch_first.is_some());
-            pair.ends[0].take_down();
+            pair.endpoints[0].take_down();
             prop_assert_eq!(pair.state(1), LinkState::Down);
             prop_assert!(settled(&mut pair) > epoch_first);
         }
 
         #[test]
-        fn nonsense_from_a_peer_does_not_panic_and_lowers_the_epoch_only_past_the_last(
+        fn invalid_words_do_not_panic_and_lower_the_epoch_only_after_the_last(
             words in prop::collection::vec(prop_oneof![any::<u32>(), u32::MAX - 9..=u32::MAX], 0..40)
         ) {
             let mut end = Training::attach(words.first().copied().unwrap_or(0));
             for word in words {
                 let epoch_before = end.epoch();
                 end.step(word, |_| {});
-                let begins_again = epoch_before.max(decode(word).0) == Epoch::MAX && end.epoch() == Epoch(1);
-                prop_assert!(end.epoch() >= epoch_before || begins_again);
+                let starts_again = epoch_before.max(decode(word).0) == Epoch::MAX && end.epoch() == Epoch(1);
+                prop_assert!(end.epoch() >= epoch_before || starts_again);
                 prop_assert!((Epoch(1)..=Epoch::MAX).contains(&end.epoch()));
             }
         }
 
         #[test]
-        fn whatever_memory_held_both_ends_come_up_in_one_epoch(words in any::<[u32; 2]>(), steps in 0..6_usize) {
-            let mut pair = Pair { ends: words.map(Training::attach), cleaned: [Epoch::NONE; 2] };
+        fn with_any_initial_words_both_endpoints_come_up_in_one_epoch(words in any::<[u32; 2]>(), steps in 0..6_usize) {
+            let mut pair = Pair { endpoints: words.map(Training::attach), zeroed: [Epoch::NONE; 2] };
             let mut alone = Training::attach(words[1]);
             (0..steps).for_each(|_| alone.step(words[1], |_| {}));
             prop_assert_ne!(alone.state(words[1]), LinkState::Up);
-            pair.ends[0] = alone;
-            pair.ends[1] = Training::attach(pair.ends[0].word());
+            pair.endpoints[0] = alone;
+            pair.endpoints[1] = Training::attach(pair.endpoints[0].word());
             prop_assert!(settled(&mut pair).is_some());
         }
     }

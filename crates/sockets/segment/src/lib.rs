@@ -20,8 +20,8 @@
 //!
 //! In windows each end has a span of its own node's: its endpoint, the small ring and the big ring that come in.
 //! Whatever an end loads lies in its own span, so that nothing is loaded across the link. Where the link is slowed down
-//! to a model, what belongs to that ([`fabric::timed::SharedWindows`]) lies behind it in the span. In windows of memory that
-//! is no ordinary memory, the end's own state lies [apart] from them.
+//! to a model, what belongs to that ([`fabric::timed::SharedWindows`]) lies behind it in the span. In windows of memory
+//! that is no ordinary memory, the end's own state lies [apart] from them.
 //!
 //! An end's own state lies here so that processes sharing the connection after `fork`, `exec` or `SCM_RIGHTS` need
 //! nothing but the memfd. The peer can write there too; whatever is loaded from it is checked like any other word, and

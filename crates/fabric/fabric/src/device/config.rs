@@ -18,8 +18,8 @@ pub struct DeviceConfig {
     pub link_bytes: Option<usize>,
     /// Number of doorbells that this node needs, where the device has doorbells.
     pub vectors: usize,
-    /// Whether a process that takes over the device also keeps this node's connection to the ivshmem server, where there
-    /// is one. The node then counts as gone only after both processes have exited.
+    /// Whether a process that takes over the device also keeps this node's connection to the ivshmem server, where
+    /// there is one. The node then counts as gone only after both processes have exited.
     pub shares_connection: bool,
     /// Whether to write a new header, whatever the device holds. Only when no node of the rack is up.
     pub overwrite: bool,

@@ -1,8 +1,8 @@
 //! Doorbells of a device: a ring number in the control block, and an interrupt (an eventfd) that wakes the waiter.
 //!
-//! All peers of a node signal the same eventfd of a vector, so only the numbers tell who has rung: a ring first publishes
-//! a new number and then interrupts the peer, and a waiter remembers the last number that it has taken. Without an
-//! eventfd at either node there is only the number, and the waiter polls it with increasing pauses.
+//! All peers of a node signal the same eventfd of a vector, so only the numbers tell who has rung: a ring first
+//! publishes a new number and then interrupts the peer, and a waiter remembers the last number that it has taken.
+//! Without an eventfd at either node there is only the number, and the waiter polls it with increasing pauses.
 
 use super::format::{NodeSlot, VECTORS_MAX};
 use super::state::{Device, DeviceState};

@@ -58,8 +58,8 @@ impl Device {
         Ok((text.into_bytes(), duplicates.map_err(failed)?))
     }
 
-    /// Opens the device that another process has handed over, to use windows and doorbells but not to train links. Rings
-    /// from before do not wake this process: it polls the windows first.
+    /// Opens the device that another process has handed over, to use windows and doorbells but not to train links.
+    /// Rings from before do not wake this process: it polls the windows first.
     ///
     /// # Errors
     /// What was handed over is malformed, or cannot be mapped.

@@ -1,11 +1,12 @@
 //! The client's side of the ivshmem server protocol (QEMU, docs/specs/ivshmem-spec), over a unix socket.
 //!
 //! Only the server sends: 8-byte little-endian numbers, some with a descriptor. It sends the protocol's version, this
-//! client's ID, and -1 with the memory. Then it sends each other client's ID, and at last this client's ID, once for each
-//! vector with an eventfd. Later it announces new clients the same way, and sends the ID alone when a client disconnects.
+//! client's ID, and -1 with the memory. Then it sends each other client's ID, and at last this client's ID, once for
+//! each vector with an eventfd. Later it announces new clients the same way, and sends the ID alone when a client
+//! disconnects.
 //!
-//! The server's owner is root or the user of this process, so the memory that it sends is trusted. What else it sends is
-//! checked: numbers and counts are bounded, and excess descriptors are closed.
+//! The server's owner is root or the user of this process, so the memory that it sends is trusted. What else it sends
+//! is checked: numbers and counts are bounded, and excess descriptors are closed.
 
 use super::error::DeviceProblem;
 use super::file;
@@ -177,7 +178,8 @@ impl ServerConnection {
         }
     }
 
-    /// Handles all messages that have arrived. A server that violates the protocol is not read again, and counts as gone.
+    /// Handles all messages that have arrived. A server that violates the protocol is not read again, and counts as
+    /// gone.
     pub(super) fn poll(&mut self, interrupts: &Interrupts) -> Vec<ServerEvent> {
         let mut events = Vec::new();
         for _ in 0..MESSAGES_MAX {

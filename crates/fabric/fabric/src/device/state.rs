@@ -100,8 +100,8 @@ impl Device {
         Self::open_dax(path, Coherence::Coherent, config)
     }
 
-    /// Opens a file like [`Device::open_file`], with the coherence that the configuration of the rack states: no program
-    /// can find out the coherence of memory that other machines map.
+    /// Opens a file like [`Device::open_file`], with the coherence that the configuration of the rack states: no
+    /// program can find out the coherence of memory that other machines map.
     ///
     /// # Errors
     /// Names the file, what is wrong with it, and the remedy.
@@ -128,8 +128,8 @@ impl Device {
             outbound.clear_scratchpad();
             outbound.publish_peer_id(state.interrupts.own_id);
         }
-        // Pairs with the fence in `DeviceState::ring`: a peer that did not see the ID has published its ring before this
-        // node polls its doorbells.
+        // Pairs with the fence in `DeviceState::ring`: a peer that did not see the ID has published its ring before
+        // this node polls its doorbells.
         fence(Ordering::SeqCst);
         Ok(device)
     }
@@ -201,9 +201,8 @@ impl Device {
             vectors => format!("{vectors} doorbells"),
         };
         let (nodes, window_bytes) = (layout.nodes(), layout.window_bytes());
-        format!(
-            "{name}: {len_bytes} bytes, {caching}, {doorbells}; node {own_slot} of {nodes}, windows of {window_bytes} bytes"
-        )
+        let rack = format!("node {own_slot} of {nodes}, windows of {window_bytes} bytes");
+        format!("{name}: {len_bytes} bytes, {caching}, {doorbells}; {rack}")
     }
 
     /// Slot of this node.
@@ -254,8 +253,8 @@ impl Device {
         (state.descriptor.as_fd(), [begin(peer, state.own_slot), begin(state.own_slot, peer)])
     }
 
-    /// Why programs cannot map parts of that memory, for the process that opened the device (a process that took it over
-    /// gets `None`). `None`: only an attempt to map a part can tell.
+    /// Why programs cannot map parts of that memory, for the process that opened the device (a process that took it
+    /// over gets `None`). `None`: only an attempt to map a part can tell.
     pub fn lease_obstacle(&self) -> Option<&str> {
         self.state().lease_obstacle.as_deref()
     }
@@ -270,8 +269,8 @@ impl Device {
         self.state().offset_bytes + self.state().len_bytes
     }
 
-    /// Whether `peer` says that it has finished training for `epoch` and has not left it. If not, the link of that epoch
-    /// is down. Costs a load of this node's own memory.
+    /// Whether `peer` says that it has finished training for `epoch` and has not left it. If not, the link of that
+    /// epoch is down. Costs a load of this node's own memory.
     ///
     /// # Panics
     /// If `peer` is this node, or not a node of the rack.

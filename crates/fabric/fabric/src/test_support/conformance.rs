@@ -68,7 +68,8 @@ macro_rules! conformance_tests {
             $(
                 #[test]
                 fn $test() {
-                    $crate::test_support::conformance::$test(&$crate::test_support::conformance::SingleProcess::new($make));
+                    let testbed = $crate::test_support::conformance::SingleProcess::new($make);
+                    $crate::test_support::conformance::$test(&testbed);
                 }
             )*
         }

@@ -13,7 +13,7 @@
 use super::random::Random;
 use crate::heap::CondvarDoorbell;
 use crate::memory_link::{InitialContents, MemoryLink};
-use crate::pair::PairLayout;
+use crate::pair_layout::PairLayout;
 use crate::{Coherence, Memory};
 use std::fmt;
 use std::ptr::NonNull;
@@ -71,10 +71,10 @@ impl CacheBehavior {
 pub fn pair(window_bytes: usize, habits: CacheBehavior) -> (NonCoherentLink, NonCoherentLink) {
     let layout = PairLayout::new(window_bytes).expect("a positive multiple of the cache line");
     let (to_a, to_b) = NonCoherentMemory::pair(layout.span_bytes(), habits);
-    let (bell_a, bell_b) = CondvarDoorbell::pair();
+    let (doorbell_a, doorbell_b) = CondvarDoorbell::pair();
     let ([own_a, peer_a], [peer_b, own_b]) = (layout.sides(&to_a), layout.sides(&to_b));
-    let a = MemoryLink::attach(own_a, peer_a, bell_a, InitialContents::Zeroed);
-    (a, MemoryLink::attach(own_b, peer_b, bell_b, InitialContents::Zeroed))
+    let a = MemoryLink::attach(own_a, peer_a, doorbell_a, InitialContents::Zeroed);
+    (a, MemoryLink::attach(own_b, peer_b, doorbell_b, InitialContents::Zeroed))
 }
 
 /// Shared memory as one of two nodes sees it through its cache.

@@ -3,7 +3,7 @@
 //! ```text
 //!   line 0      credit: position up to which the peer has applied the journal in its memory     [written by the peer]
 //!   line 1      when the peer's last ring is due                                              [written by the peer]
-//!   records     tag | due | destination | up to 40 bytes: a short store is one line                 [written by the peer]
+//!   records     tag | due | destination | up to 40 bytes: a short store is one line           [written by the peer]
 //!   data        bytes of longer stores, in whole lines                                        [written by the peer]
 //! ```
 //!

@@ -263,8 +263,8 @@ impl<C: Clock> Outbound for SharedOutbound<C> {
     unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
         let at = self.0.checked(offset, len_bytes);
         let words_bytes = self.0.bytes_in_words(at, len_bytes);
-        // SAFETY: the caller guarantees that `source` is readable for `len_bytes`. The two parts are disjoint and together
-        // have that length.
+        // SAFETY: the caller guarantees that `source` is readable for `len_bytes`. The two parts are disjoint and
+        // together have that length.
         unsafe {
             self.0.write_words(at, source, words_bytes);
             if words_bytes < len_bytes {

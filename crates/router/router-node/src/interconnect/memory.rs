@@ -8,7 +8,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fabric::shm::{EventfdDoorbell, ShmParts, create_memory, open_memory};
+use fabric::shm::{EventfdDoorbell, ShmDescriptors, create_memory, open_memory};
 use fabric::timed::{LinkTiming, Pacer, SharedConfig, SharedInbound, SharedLayout, SharedOutbound, SharedWindows};
 use fabric::{Doorbell, Inbound, MemoryInbound, MemoryOutbound, Outbound, WaitOutcome};
 use lane::{Consumer, Draft, Layout, Producer, RECORD_BYTES_MAX, SLOT_BYTES, Span};
@@ -336,19 +336,19 @@ impl<M: Medium> Carrier for MemoryCarrier<M> {
         let secret = random_u64()?;
         self.peers[usize::from(node.0)] = Some(self.join(mapping, bell, secret, 0)?);
         let terms = Terms { secret, queue_pair: 0, packet_sequence: 0, address: None };
-        Ok(Offer { terms, descriptors: vec![parts.memfd, parts.bell_creator, parts.bell_peer] })
+        Ok(Offer { terms, descriptors: vec![parts.memfd, parts.doorbell_creator, parts.doorbell_peer] })
     }
 
     fn accept(&mut self, node: NodeId, offer: Offer) -> Result<Terms, InterconnectError> {
         let found = offer.descriptors.len();
-        let Ok([memfd, bell_creator, bell_peer]) = <[OwnedFd; 3]>::try_from(offer.descriptors) else {
+        let Ok([memfd, doorbell_creator, doorbell_peer]) = <[OwnedFd; 3]>::try_from(offer.descriptors) else {
             return Err(wrong_terms(node, "a number of descriptors", found, "3: memory and two doorbells"));
         };
         let secret = offer.terms.secret;
         if secret == 0 {
             return Err(wrong_terms(node, "a secret", secret, "random, and not 0"));
         }
-        let parts = ShmParts { memfd, bell_creator, bell_peer };
+        let parts = ShmDescriptors { memfd, doorbell_creator, doorbell_peer };
         let (mapping, bell) = open_memory(parts, 2 * self.medium.side_bytes())?;
         self.peers[usize::from(node.0)] = Some(self.join(mapping, bell, secret, 1)?);
         Ok(Terms { secret: 0, ..offer.terms })
@@ -481,8 +481,10 @@ mod tests {
 
     impl Hostile {
         fn of(offer: Offer) -> Hostile {
-            let Ok([memfd, bell_creator, bell_peer]) = <[OwnedFd; 3]>::try_from(offer.descriptors) else { panic!() };
-            let parts = ShmParts { memfd, bell_creator, bell_peer };
+            let Ok([memfd, doorbell_creator, doorbell_peer]) = <[OwnedFd; 3]>::try_from(offer.descriptors) else {
+                panic!()
+            };
+            let parts = ShmDescriptors { memfd, doorbell_creator, doorbell_peer };
             let (mapping, bell) = open_memory(parts, 2 * Direct.side_bytes()).unwrap();
             let carrier = MemoryCarrier::new(Direct);
             Hostile { peer: carrier.join(mapping, bell, offer.terms.secret, 1).unwrap() }

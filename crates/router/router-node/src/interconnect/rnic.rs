@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use fabric::shm::{ShmParts, create_link, open_link};
+use fabric::shm::{ShmDescriptors, create_link, open_link};
 use rnic::nic::{
     ByteMemory, CqNumber, Nic, NicError, NicEvent, NicProfile, QpInit, SrqNumber, TransportPolicy, WINDOW_PACKETS_MAX,
 };
@@ -102,19 +102,19 @@ impl PeerWire for LaneIo {
     fn offer(&mut self, secret: u64) -> Result<Offered, InterconnectError> {
         let (link, parts) = create_link(WINDOW_BYTES)?;
         let address = self.add_peer(&link, secret).map_err(LiveError::from)?;
-        let descriptors = vec![parts.memfd, parts.bell_creator, parts.bell_peer];
+        let descriptors = vec![parts.memfd, parts.doorbell_creator, parts.doorbell_peer];
         Ok(Offered { address: Some(address), descriptors })
     }
 
     fn accept(&mut self, node: NodeId, offer: Offer) -> Result<NicAddress, InterconnectError> {
         let found = offer.descriptors.len();
-        let Ok([memfd, bell_creator, bell_peer]) = <[OwnedFd; 3]>::try_from(offer.descriptors) else {
+        let Ok([memfd, doorbell_creator, doorbell_peer]) = <[OwnedFd; 3]>::try_from(offer.descriptors) else {
             return Err(wrong_terms(node, "a number of descriptors", found, "3: memory and two doorbells"));
         };
         if offer.terms.secret == 0 {
             return Err(wrong_terms(node, "a secret", 0, "random, and not 0"));
         }
-        let link = open_link(ShmParts { memfd, bell_creator, bell_peer }, WINDOW_BYTES)?;
+        let link = open_link(ShmDescriptors { memfd, doorbell_creator, doorbell_peer }, WINDOW_BYTES)?;
         Ok(self.add_peer(&link, offer.terms.secret).map_err(LiveError::from)?)
     }
 

@@ -301,7 +301,8 @@ pub fn a_ring_before_the_wait_is_not_lost(testbed: &impl Testbed) {
 pub fn a_ring_wakes_a_sleeper(testbed: &impl Testbed) {
     up(testbed).both(
         |a| {
-            thread::sleep(Duration::from_millis(20)); // The other probably blocks by now; the result does not depend on it.
+            // The other probably blocks after this; the result does not depend on it.
+            thread::sleep(Duration::from_millis(20));
             a.outbound().store_u64(0, 42, Ordering::Release);
             a.outbound().flush();
             a.doorbell().ring();

@@ -1,4 +1,4 @@
-//! What is refused, and with which words.
+//! Which memory is refused, and with which errors.
 
 use super::*;
 use crate::{Inbound, Link, LinkState, Outbound, train_both};
@@ -6,7 +6,7 @@ use std::fs::File;
 use std::os::unix::fs::symlink;
 use std::sync::atomic::AtomicU32;
 
-/// A file or folder in tmpfs, removed with its owner.
+/// A file or folder in tmpfs that is removed when dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -45,20 +45,20 @@ fn assert_says(text: &str, parts: &[&str]) {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn a_missing_path_is_refused_with_the_remedy() {
     let text = refusal(DaxMemory::open(Path::new("/dev/shm/fabric-nothing-here")));
-    assert_says(&text, &["dax '/dev/shm/fabric-nothing-here': open: No such file", "; name a device"]);
+    assert_says(&text, &["dax '/dev/shm/fabric-nothing-here': open: No such file", "; give a device"]);
 }
 
 #[test]
-fn what_is_no_dax_memory_is_said_to_be_what_it_is() {
+fn a_path_that_is_not_dax_memory_is_refused_with_what_it_is() {
     let null = refusal(DaxMemory::open(Path::new("/dev/null")));
     assert_says(&null, &["dax '/dev/null': a device of '", "mem', not of 'dax'; use /dev/daxX.Y"]);
     let text = refusal(DaxMemory::open(Path::new("/dev/shm")));
     assert_says(&text, &["dax '/dev/shm': open: Is a directory"]);
 }
 
-/// A file of an ordinary file system, if the folder for temporary files is on one.
+/// A file on an ordinary file system, if the folder for temporary files is on one.
 #[test]
 fn a_file_in_the_page_cache_is_refused() {
     let path = std::env::temp_dir().join(format!("fabric-dax-{}", std::process::id()));
@@ -84,7 +84,7 @@ fn a_length_that_is_not_whole_pages_is_refused() {
 }
 
 #[test]
-fn memory_too_small_for_the_windows_is_refused_and_so_are_sizes_that_no_window_has() {
+fn memory_that_is_too_small_and_invalid_window_sizes_are_refused() {
     let scratch = Scratch::file(8192);
     let dax = DaxMemory::open(&scratch.0).unwrap();
     let text = refusal(dax.format(&dax.coherent(), 1024));
@@ -94,7 +94,7 @@ fn memory_too_small_for_the_windows_is_refused_and_so_are_sizes_that_no_window_h
 }
 
 #[test]
-fn memory_that_is_not_laid_out_or_for_other_windows_is_refused() {
+fn memory_that_is_not_formatted_or_for_other_windows_is_refused() {
     let scratch = Scratch::file(1 << 20);
     let dax = DaxMemory::open(&scratch.0).unwrap();
     let text = refusal(dax.link(&dax.coherent(), Endpoint::A, 1024));
@@ -102,7 +102,7 @@ fn memory_that_is_not_laid_out_or_for_other_windows_is_refused() {
     dax.format(&dax.coherent(), 1024).unwrap();
     assert!(dax.link(&dax.coherent(), Endpoint::A, 1024).is_ok());
     let text = refusal(dax.link(&dax.coherent(), Endpoint::B, 2048));
-    assert_says(&text, &["laid out for windows of 1024 bytes, not 2048; ask for these or format it again"]);
+    assert_says(&text, &["formatted for windows of 1024 bytes, not 2048; ask for that size or format it again"]);
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn a_file_that_has_shrunk_is_noticed() {
     assert_says(&refusal(dax.check_length()), &["shrunk to 4096 bytes of 1048576; stop"]);
 }
 
-/// The extent of /dev/null, were it the device that a made-up sysfs describes.
+/// The extent of /dev/null according to a made-up sysfs.
 fn described(subsystem: &str, size: &str, align: &str) -> Result<Extent, DaxError> {
     let sys = Scratch::new();
     let null = open("/dev/null", OFlags::RDWR, Mode::empty()).unwrap();
@@ -127,16 +127,16 @@ fn described(subsystem: &str, size: &str, align: &str) -> Result<Extent, DaxErro
 }
 
 #[test]
-fn a_dax_device_has_the_size_and_the_units_that_sysfs_says() {
+fn a_dax_device_has_the_size_and_alignment_of_sysfs() {
     let extent = described("dax", "17179869184\n", "2097152\n").unwrap();
     assert_eq!(extent, Extent { len_bytes: 16 << 30, align_bytes: 2 << 20 });
     assert_says(&refusal(described("nd", "4096\n", "4096\n")), &["dax '/dev/dax0.0'", "not of 'dax'"]);
     assert_says(&refusal(described("dax", "many\n", "4096\n")), &["dax '/dev/dax0.0': sysfs size or align"]);
 }
 
-/// A link of two mappings, in a file that held something else before.
+/// A link of two mappings, in a file with other contents.
 #[test]
-fn memory_with_anything_in_it_makes_a_clean_link_and_outlives_its_holders() {
+fn a_link_in_memory_with_any_contents_starts_zeroed_and_outlives_its_holders() {
     const WINDOW_BYTES: usize = 4096;
     let scratch = Scratch::new();
     fs::write(&scratch.0, vec![0xff; 5 * 4096]).unwrap();

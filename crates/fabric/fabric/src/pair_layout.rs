@@ -1,5 +1,5 @@
-//! A span of memory as the two windows of a link: the control blocks on one page, then the windows on pages of their
-//! own.
+//! The two windows of a link in one span of memory: the control blocks on the first page, then the windows on pages of
+//! their own.
 
 use crate::Memory;
 use crate::memory_link::{CONTROL_BYTES, Side, is_window_size};
@@ -7,7 +7,7 @@ use crate::memory_link::{CONTROL_BYTES, Side, is_window_size};
 /// Bytes of a page of memory.
 pub(crate) const PAGE_BYTES: usize = 4096;
 
-/// Where things lie in the span.
+/// Offsets in the span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PairLayout {
     window_bytes: usize,
@@ -15,7 +15,8 @@ pub(crate) struct PairLayout {
 }
 
 impl PairLayout {
-    /// For windows of `window_bytes`; `None` if they would not be whole cache lines, or not fit an address space.
+    /// The layout for windows of `window_bytes`. `None` if that is not a positive multiple of the cache line, or the
+    /// span exceeds the address space.
     pub(crate) fn new(window_bytes: usize) -> Option<Self> {
         let window_stride_bytes = window_bytes.checked_next_multiple_of(PAGE_BYTES)?;
         let fits = window_stride_bytes <= (isize::MAX as usize - PAGE_BYTES) / 2;
@@ -27,7 +28,7 @@ impl PairLayout {
         PAGE_BYTES + 2 * self.window_stride_bytes
     }
 
-    /// The first end's side, then the second's.
+    /// The side of endpoint A, then that of endpoint B.
     pub(crate) fn sides<M: Memory>(&self, span: &M) -> [Side<M>; 2] {
         [0, 1].map(|index| Side {
             control: span.part(index * CONTROL_BYTES, CONTROL_BYTES),

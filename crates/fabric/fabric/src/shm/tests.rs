@@ -1,4 +1,4 @@
-//! What is accepted from a peer, and what is not.
+//! Which descriptors of a peer are accepted.
 
 use super::*;
 use crate::{Inbound, Link, LinkState, MemoryOutbound, Outbound, Slice, train_both};
@@ -9,7 +9,7 @@ use volmem::sync::Ordering;
 
 const LEN_BYTES: usize = 8192;
 
-/// A memfd that this test seals itself.
+/// A memfd with the given seals.
 fn memfd(len_bytes: u64, seals: SealFlags) -> OwnedFd {
     let memfd = memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("a memfd");
     ftruncate(&memfd, len_bytes).expect("a length");
@@ -22,7 +22,7 @@ fn region(mapping: Mapping) -> Region {
 }
 
 #[test]
-fn a_second_mapping_sees_the_same() {
+fn two_mappings_of_a_segment_share_its_memory() {
     let (memfd, mapping) = create(LEN_BYTES).expect("a segment");
     let (ours, theirs) = (region(mapping), region(open(&memfd, LEN_BYTES).expect("the same segment")));
     drop(memfd);
@@ -35,28 +35,28 @@ fn a_second_mapping_sees_the_same() {
 }
 
 #[test]
-fn what_an_outbound_window_discards_goes_back_to_the_system() {
+fn pages_that_an_outbound_window_discards_are_freed() {
     let (memfd, mapping) = create(4 * PAGE_BYTES).expect("a segment");
     let outbound = MemoryOutbound::new(region(mapping));
     let theirs = region(open(&memfd, 4 * PAGE_BYTES).expect("the same segment"));
     let taken_bytes = || fstat(&memfd).expect("its blocks").st_blocks as usize * 512;
     outbound.write(0, &[7; 4 * PAGE_BYTES]);
     assert_eq!(taken_bytes(), 4 * PAGE_BYTES);
-    // A whole page, and parts of two.
+    // One whole page and parts of two others.
     outbound.discard(PAGE_BYTES / 2, 2 * PAGE_BYTES);
     assert_eq!(taken_bytes(), 3 * PAGE_BYTES);
     let mut bytes = [0; 4 * PAGE_BYTES];
     theirs.read(0, &mut bytes);
     let is_discarded = |offset: usize| (PAGE_BYTES..2 * PAGE_BYTES).contains(&offset);
     assert!(bytes.iter().enumerate().all(|(offset, byte)| *byte == if is_discarded(offset) { 0 } else { 7 }));
-    assert_eq!(taken_bytes(), 4 * PAGE_BYTES, "what is read has memory again");
+    assert_eq!(taken_bytes(), 4 * PAGE_BYTES, "a page that is read is allocated again");
     outbound.slice(2 * PAGE_BYTES, 2 * PAGE_BYTES).discard(PAGE_BYTES, PAGE_BYTES);
     assert_eq!(taken_bytes(), 3 * PAGE_BYTES);
     assert_eq!(theirs.load_u64(3 * PAGE_BYTES, Ordering::Acquire), 0);
 }
 
 #[test]
-fn an_outbound_window_in_memory_of_the_process_keeps_it() {
+fn an_outbound_window_in_heap_memory_discards_nothing() {
     let memory = Region::heap(4 * PAGE_BYTES);
     let outbound = MemoryOutbound::new(memory.clone());
     outbound.write(0, &[7; 4 * PAGE_BYTES]);
@@ -97,7 +97,7 @@ fn more_than_the_machine_can_map_is_an_error_that_names_the_size() {
 }
 
 #[test]
-fn another_size_than_agreed_is_refused_and_named() {
+fn a_segment_of_another_size_is_refused_with_both_sizes() {
     let (memfd, _mapping) = create(LEN_BYTES).expect("a segment");
     for expected_bytes in [LEN_BYTES - 1, LEN_BYTES + 1, 2 * LEN_BYTES, 1] {
         let error = open(&memfd, expected_bytes).expect_err("another size");
@@ -127,7 +127,7 @@ fn a_memfd_whose_seals_are_missing_or_forbid_writing_is_refused() {
 }
 
 #[test]
-fn what_is_no_memfd_is_refused() {
+fn descriptors_other_than_memfds_are_refused() {
     let (pipe, _writer) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
     let directory = rustix::fs::open("/proc", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).expect("/proc");
     for other in [pipe, new_eventfd().expect("an eventfd"), directory] {
@@ -164,7 +164,7 @@ fn a_memfd_opened_for_reading_only_is_refused() {
 }
 
 #[test]
-fn an_unused_segment_takes_no_memory_and_a_used_one_only_what_was_touched() {
+fn a_segment_takes_memory_only_for_pages_that_were_touched() {
     const BIG_BYTES: usize = 64 << 20;
     let (memfd, mapping) = create(BIG_BYTES).expect("a segment");
     let touched_bytes = || fstat(&memfd).expect("its size").st_blocks as usize * 512;
@@ -180,7 +180,7 @@ fn a_link_of_another_window_size_is_refused() {
 }
 
 #[test]
-fn a_window_that_is_not_whole_lines_is_refused() {
+fn a_window_size_that_is_not_a_multiple_of_the_line_is_refused() {
     for window_bytes in [0, 1, 63, 65, usize::MAX, isize::MAX as usize & !63] {
         let error = create_link(window_bytes).expect_err("no window");
         assert!(matches!(error, ShmError::WindowSize { window_bytes: found } if found == window_bytes), "{error}");
@@ -188,12 +188,12 @@ fn a_window_that_is_not_whole_lines_is_refused() {
 }
 
 #[test]
-fn a_doorbell_that_is_no_eventfd_is_refused_and_named() {
+fn a_doorbell_that_is_not_an_eventfd_is_refused_with_its_name() {
     for spoil in [0, 1] {
         let (_creator, mut parts) = create_link(64).expect("a link");
         let (_reader, writer) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
-        *if spoil == 0 { &mut parts.bell_creator } else { &mut parts.bell_peer } = writer;
-        let error = open_link(parts, 64).expect_err("a pipe is no bell");
+        *if spoil == 0 { &mut parts.doorbell_creator } else { &mut parts.doorbell_peer } = writer;
+        let error = open_link(parts, 64).expect_err("a pipe is not an eventfd");
         assert!(matches!(&error, ShmError::NotEventfd { found } if found.starts_with("pipe:")), "{error}");
     }
 }
@@ -211,37 +211,37 @@ fn windows_and_control_blocks_do_not_overlap() {
 }
 
 #[test]
-fn an_end_that_is_attached_again_is_down_until_both_train_and_finds_a_newer_epoch() {
+fn an_endpoint_that_is_attached_again_is_down_until_both_train_for_a_newer_epoch() {
     let (mut creator, parts) = create_link(64).expect("a link");
-    let again = || ShmParts {
+    let again = || ShmDescriptors {
         memfd: duplicate(&parts.memfd).expect("a copy"),
-        bell_creator: duplicate(&parts.bell_creator).expect("a copy"),
-        bell_peer: duplicate(&parts.bell_peer).expect("a copy"),
+        doorbell_creator: duplicate(&parts.doorbell_creator).expect("a copy"),
+        doorbell_peer: duplicate(&parts.doorbell_peer).expect("a copy"),
     };
     let mut peer = open_link(again(), 64).expect("the other end");
     assert!(train_both(&mut creator, &mut peer));
     let epoch = creator.epoch();
     creator.outbound().write(0, b"old");
     drop(peer);
-    let mut heir = open_link(again(), 64).expect("the other end again");
-    assert_eq!((creator.state(), heir.state()), (LinkState::Down, LinkState::Down));
-    assert!(train_both(&mut creator, &mut heir));
-    assert!(heir.epoch() > epoch && creator.epoch() == heir.epoch());
-    assert_eq!(heir.inbound().load_u64(0, Ordering::Relaxed), 0);
+    let mut successor = open_link(again(), 64).expect("the other end again");
+    assert_eq!((creator.state(), successor.state()), (LinkState::Down, LinkState::Down));
+    assert!(train_both(&mut creator, &mut successor));
+    assert!(successor.epoch() > epoch && creator.epoch() == successor.epoch());
+    assert_eq!(successor.inbound().load_u64(0, Ordering::Relaxed), 0);
 }
 
 #[test]
-fn a_peer_that_fills_the_counter_and_makes_the_bell_blocking_blocks_nobody() {
+fn a_peer_that_fills_the_counter_and_makes_the_eventfd_blocking_blocks_nothing() {
     let (creator, parts) = create_link(64).expect("a link");
-    let bell = creator.doorbell();
-    for shared in [&parts.bell_peer, &parts.bell_creator] {
+    let doorbell = creator.doorbell();
+    for shared in [&parts.doorbell_peer, &parts.doorbell_creator] {
         rustix::fs::fcntl_setfl(shared, rustix::fs::OFlags::empty()).expect("blocking");
     }
-    assert_eq!(bell.wait(Some(Duration::ZERO)), WaitOutcome::TimedOut);
-    write(&parts.bell_peer, &(u64::MAX - 1).to_ne_bytes()).expect("the counter is full");
-    (0..3).for_each(|_| bell.ring());
+    assert_eq!(doorbell.wait(Some(Duration::ZERO)), WaitOutcome::TimedOut);
+    write(&parts.doorbell_peer, &(u64::MAX - 1).to_ne_bytes()).expect("the counter is full");
+    (0..3).for_each(|_| doorbell.ring());
     let mut counter = [0; 8];
-    assert_eq!(read(&parts.bell_peer, &mut counter), Ok(8));
+    assert_eq!(read(&parts.doorbell_peer, &mut counter), Ok(8));
     assert_eq!(u64::from_ne_bytes(counter), u64::MAX - 1);
 }
 
