@@ -1,2 +1,3 @@
-//! Nothing but tests: fabric's conformance suite, held against every backend and wrapper. They are a package of their
-//! own because they are built without optimisation: 578 tests of some lines each are compiled far longer than they run.
+//! Fabric's conformance suite, run against every backend and wrapper: see `tests/conformance.rs`. The tests are a
+//! package of their own because they are built without optimization: 578 tests of a few lines each take far longer to
+//! compile than to run.

@@ -1,4 +1,4 @@
-//! Every backend passes the one suite. Names begin with `miri_` where Miri can run them: `cargo +nightly miri test
+//! Every backend passes the same suite. Names begin with `miri_` where Miri can run them: `cargo +nightly miri test
 //! miri_`.
 
 #[path = "../../fabric/tests/support/mod.rs"]
@@ -26,10 +26,10 @@ use volmem::Region;
 
 fn shm_pair(window_bytes: usize) -> (shm::ShmLink, shm::ShmLink) {
     let (creator, parts) = shm::create_link(window_bytes).expect("a link");
-    (creator, shm::open_link(parts, window_bytes).expect("its other end"))
+    (creator, shm::open_link(parts, window_bytes).expect("the peer"))
 }
 
-/// Both ends of a link in a file of tmpfs, each with a mapping of its own.
+/// Both endpoints of a link in a tmpfs file, each with a mapping of its own.
 fn dax_pair<M: Memory>(window_bytes: usize, memory: fn(&DaxMemory) -> M) -> (DaxLink<M>, DaxLink<M>) {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -38,8 +38,9 @@ fn dax_pair<M: Memory>(window_bytes: usize, memory: fn(&DaxMemory) -> M) -> (Dax
     let dax = [(); 2].map(|()| DaxMemory::open(&path).expect("memory"));
     remove_file(&path).expect("the file");
     dax[0].format(&memory(&dax[0]), window_bytes).expect("a layout");
-    let end = |index: usize, end| dax[index].link(&memory(&dax[index]), end, window_bytes).expect("an end");
-    (end(0, Endpoint::A), end(1, Endpoint::B))
+    let endpoint =
+        |index: usize, endpoint| dax[index].link(&memory(&dax[index]), endpoint, window_bytes).expect("an endpoint");
+    (endpoint(0, Endpoint::A), endpoint(1, Endpoint::B))
 }
 
 fn coherent(dax: &DaxMemory) -> Region {
@@ -58,7 +59,7 @@ fn device_bytes(window_bytes: usize) -> usize {
     DeviceLayout::new(3, window_bytes).expect("a layout").bytes()
 }
 
-/// Nodes 0 and 2 of three, by a file.
+/// Nodes 0 and 2 of three, with a file as device.
 fn file_pair(path: &Path, coherence: Coherence, window_bytes: usize) -> (DeviceLink, DeviceLink) {
     let open = |own| Device::open_dax(path, coherence, &config(own, window_bytes)).expect("a device");
     (open(0).link(NodeSlot(2)), open(2).link(NodeSlot(0)))
@@ -83,11 +84,11 @@ fn device_by_server(window_bytes: usize) -> (DeviceLink, DeviceLink) {
     (a.link(NodeSlot(2)), b.link(NodeSlot(0)))
 }
 
-/// Half a microsecond one way and 7.8 GB/s, as a bridge.
+/// The delay and rate of a PCIe bridge: half a microsecond one way and 7.8 GB/s.
 const TIMING: LinkTiming =
     LinkTiming { one_way_ns: 500, bytes_per_us: 7_800, header_bytes: 24, payload_bytes_max: 256 };
 
-/// The journal holds what a test stores before anybody looks.
+/// Wraps a link in a timed one, whose journal holds all that a test stores before the peer loads.
 fn timed<L: Link>(make: impl Fn(usize) -> (L, L), window_bytes: usize) -> (TimedLink<L>, TimedLink<L>) {
     const MEMORY_BYTES: usize = 256 << 10;
     let timed = |link| {
@@ -97,15 +98,15 @@ fn timed<L: Link>(make: impl Fn(usize) -> (L, L), window_bytes: usize) -> (Timed
     (timed(a), timed(b))
 }
 
-/// Windows that programs share, beside a link that is trained: who trains cleans its window, which the peer does not
-/// touch before.
-struct Shared {
+/// Timed windows in shared memory, beside a link that is trained. An endpoint that trains zeroes its window, which the
+/// peer does not access before.
+struct SharedLink {
     link: HeapLink,
     windows: SharedWindows,
     memory: Region,
 }
 
-impl Link for Shared {
+impl Link for SharedLink {
     type Inbound = SharedInbound;
     type Outbound = SharedOutbound;
     type Doorbell = <HeapLink as Link>::Doorbell;
@@ -147,34 +148,34 @@ impl Link for Shared {
     }
 }
 
-/// Of `words_bytes` at most as words, the rest as lines.
-fn shared(window_bytes: usize, words_bytes: usize) -> (Shared, Shared) {
-    let shape = SharedLayout { window_bytes, words_bytes: words_bytes.min(window_bytes) };
-    let memory = [(); 2].map(|()| Region::heap(shape.memory_bytes()));
+/// The first `words_bytes` of a window are words with histories, the rest are lines.
+fn shared(window_bytes: usize, words_bytes: usize) -> (SharedLink, SharedLink) {
+    let layout = SharedLayout { window_bytes, words_bytes: words_bytes.min(window_bytes) };
+    let memory = [(); 2].map(|()| Region::heap(layout.memory_bytes()));
     let pacers = [Pacer::new(), Pacer::new()];
     let (a, b) = heap::pair(64);
-    let end = |link, own: usize| {
+    let endpoint = |link, own: usize| {
         let (pacer, peer_pacer) = (pacers[own].clone(), pacers[1 - own].clone());
-        let setup = SharedConfig { layout: shape, timing: TIMING, pacer, peer_pacer };
+        let setup = SharedConfig { layout, timing: TIMING, pacer, peer_pacer };
         let windows = SharedWindows::new(&memory[own], &memory[1 - own], setup).expect("windows");
-        Shared { link, windows, memory: memory[own].clone() }
+        SharedLink { link, windows, memory: memory[own].clone() }
     };
-    (end(a, 0), end(b, 1))
+    (endpoint(a, 0), endpoint(b, 1))
 }
 
 fn faulty<L: Link>((a, b): (L, L), plan: fn(u64) -> FaultPlan) -> (FaultyLink<L>, FaultyLink<L>) {
     (FaultyLink::new(a, plan(1)), FaultyLink::new(b, plan(2)))
 }
 
-/// Runs a fact as two parties, a thread each, of which the first makes both ends of each link.
+/// Runs each test as two parties, one thread each. The first party makes both endpoints of each link.
 macro_rules! two_party_tests {
-    (($name:ident, $make:expr) $($fact:ident)*) => {
+    (($name:ident, $make:expr) $($test:ident)*) => {
         mod $name {
             use super::*;
             $(
                 #[test]
-                fn $fact() {
-                    let (place_a, place_b) = heap::pair(fabric::test_support::conformance::WINDOW_BYTES);
+                fn $test() {
+                    let (barrier_a, barrier_b) = heap::pair(fabric::test_support::conformance::WINDOW_BYTES);
                     let (to_b, from_a) = channel();
                     let open_a = move |window_bytes| {
                         let (a, b) = $make(window_bytes);
@@ -184,11 +185,11 @@ macro_rules! two_party_tests {
                     let open_b = move |_| from_a.recv().expect("the other party");
                     thread::scope(|scope| {
                         scope.spawn(move || {
-                            let parties = TwoParty::new(Endpoint::B, Rc::new(PartyBarrier::new(&place_b)), open_b);
-                            fabric::test_support::conformance::$fact(&parties);
+                            let parties = TwoParty::new(Endpoint::B, Rc::new(PartyBarrier::new(&barrier_b)), open_b);
+                            fabric::test_support::conformance::$test(&parties);
                         });
-                        let parties = TwoParty::new(Endpoint::A, Rc::new(PartyBarrier::new(&place_a)), open_a);
-                        fabric::test_support::conformance::$fact(&parties);
+                        let parties = TwoParty::new(Endpoint::A, Rc::new(PartyBarrier::new(&barrier_a)), open_a);
+                        fabric::test_support::conformance::$test(&parties);
                     });
                 }
             )*
@@ -233,7 +234,7 @@ fabric::conformance_suite!(write_combined_device_server, |window_bytes| faulty(
     device_by_server(window_bytes),
     FaultPlan::write_combined
 ));
-// Out of order between fences, as write-combined memory may be: still within what a link promises.
+// Stores are reordered between fences, as write-combined memory permits, which is within what a link promises.
 fabric::conformance_suite!(miri_write_combined_heap, |window_bytes| faulty(
     heap::pair(window_bytes),
     FaultPlan::write_combined

@@ -142,7 +142,7 @@ impl fmt::Display for DaxError {
             }
             Self::UnknownLayout { path, found, expected } => write!(
                 f,
-                "dax '{}': begins with {found:#x}, not {expected:#x}; format it, if nobody else uses it",
+                "dax '{}': begins with {found:#x}, not {expected:#x}; format it, if it is not in use",
                 path.display()
             ),
             Self::OtherWindowSize { path, found_bytes, window_bytes } => write!(

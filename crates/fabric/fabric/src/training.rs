@@ -130,24 +130,24 @@ mod tests {
             Self { endpoints: [Training::attach(0), Training::attach(0)], zeroed: [Epoch::NONE; 2] }
         }
 
-        fn step(&mut self, end: usize) {
-            let theirs = self.endpoints[1 - end].word();
-            let zeroed = &mut self.zeroed[end];
-            self.endpoints[end].step(theirs, |epoch| {
+        fn step(&mut self, index: usize) {
+            let theirs = self.endpoints[1 - index].word();
+            let zeroed = &mut self.zeroed[index];
+            self.endpoints[index].step(theirs, |epoch| {
                 assert!(epoch > *zeroed, "zeroed twice for epoch {epoch}");
                 *zeroed = epoch;
             });
         }
 
-        fn state(&self, end: usize) -> LinkState {
-            self.endpoints[end].state(self.endpoints[1 - end].word())
+        fn state(&self, index: usize) -> LinkState {
+            self.endpoints[index].state(self.endpoints[1 - index].word())
         }
 
-        fn act(&mut self, end: usize, action: u8) {
+        fn act(&mut self, index: usize, action: u8) {
             match action {
-                0..=5 => self.step(end),
-                6 => self.endpoints[end].take_down(),
-                _ => self.endpoints[end] = Training::attach(self.endpoints[1 - end].word()),
+                0..=5 => self.step(index),
+                6 => self.endpoints[index].take_down(),
+                _ => self.endpoints[index] = Training::attach(self.endpoints[1 - index].word()),
             }
         }
     }
@@ -201,10 +201,10 @@ mod tests {
             actions in prop::collection::vec((0..2_usize, 0..8_u8), 0..40)
         ) {
             let mut pair = Pair::new();
-            for (end, action) in actions {
-                let epoch_before = pair.endpoints[end].epoch();
-                pair.act(end, action);
-                prop_assert!(pair.endpoints[end].epoch() >= epoch_before || action == 7);
+            for (index, action) in actions {
+                let epoch_before = pair.endpoints[index].epoch();
+                pair.act(index, action);
+                prop_assert!(pair.endpoints[index].epoch() >= epoch_before || action == 7);
                 let up = [pair.state(0), pair.state(1)].map(|state| state == LinkState::Up);
                 prop_assert_eq!(up[0], up[1]);
             }
@@ -219,13 +219,13 @@ mod tests {
         fn invalid_words_do_not_panic_and_lower_the_epoch_only_after_the_last(
             words in prop::collection::vec(prop_oneof![any::<u32>(), u32::MAX - 9..=u32::MAX], 0..40)
         ) {
-            let mut end = Training::attach(words.first().copied().unwrap_or(0));
+            let mut endpoint = Training::attach(words.first().copied().unwrap_or(0));
             for word in words {
-                let epoch_before = end.epoch();
-                end.step(word, |_| {});
-                let starts_again = epoch_before.max(decode(word).0) == Epoch::MAX && end.epoch() == Epoch(1);
-                prop_assert!(end.epoch() >= epoch_before || starts_again);
-                prop_assert!((Epoch(1)..=Epoch::MAX).contains(&end.epoch()));
+                let epoch_before = endpoint.epoch();
+                endpoint.step(word, |_| {});
+                let starts_again = epoch_before.max(decode(word).0) == Epoch::MAX && endpoint.epoch() == Epoch(1);
+                prop_assert!(endpoint.epoch() >= epoch_before || starts_again);
+                prop_assert!((Epoch(1)..=Epoch::MAX).contains(&endpoint.epoch()));
             }
         }
 

@@ -1,4 +1,4 @@
-//! Nodes that share a device: they come and go in any order, in one process or several, and not all are honest.
+//! Nodes that share a device: they open and close it in any order, in one process or several, and some are hostile.
 
 mod support;
 
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::{Message, Server, start_saying};
+use support::{Message, Server, start_sending};
 use tempfile::TempDir;
 use volmem::{Mapping, Region};
 
@@ -22,7 +22,7 @@ const A: NodeSlot = NodeSlot(0);
 const B: NodeSlot = NodeSlot(1);
 const C: NodeSlot = NodeSlot(2);
 
-/// How long a test waits before it calls nodes stuck.
+/// How long a test waits before it reports nodes as stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(30);
 
 fn layout() -> DeviceLayout {
@@ -43,7 +43,7 @@ fn open(path: &Path, own: NodeSlot) -> Device {
     Device::open_file(path, &config(own)).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The memory as somebody sees it who keeps to nothing.
+/// The memory as a hostile node maps it.
 fn raw(path: &Path) -> Region {
     let file = std::fs::File::options().read(true).write(true).open(path).expect("the file");
     Region::of_mapping(Arc::new(Mapping::new(file.as_fd(), layout().bytes()).expect("a mapping")))
@@ -57,7 +57,7 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Both directions carry bytes.
+/// Checks that both directions carry bytes.
 fn assert_carries(a: &DeviceLink, b: &DeviceLink) {
     for (from, to) in [(a, b), (b, a)] {
         let bytes = [from.peer().0 + 1; 100];
@@ -97,33 +97,33 @@ fn every_pair_of_three_nodes_has_a_link_of_its_own() {
 }
 
 #[test]
-fn either_node_may_come_first_and_either_or_both_may_come_again() {
+fn nodes_may_open_the_device_in_any_order_and_again() {
     let (_folder, path) = file();
     let mut epoch_last = Epoch::NONE;
     for (first, second) in [(A, B), (B, A)] {
         let early = open(&path, first);
         let mut early = early.link(second);
-        assert_ne!(early.train(), LinkState::Up, "the peer is not there");
-        assert_ne!(early.train(), LinkState::Up, "the peer is not there");
+        assert_ne!(early.train(), LinkState::Up, "the peer has not opened the device");
+        assert_ne!(early.train(), LinkState::Up, "the peer has not opened the device");
         let mut late = open(&path, second).link(first);
         assert!(train_both(&mut early, &mut late));
         assert_carries(&early, &late);
-        drop(late); // Without a word, as one that is killed.
+        drop(late); // Without leaving the epoch, as when it is killed.
         let mut late = open(&path, second).link(first);
         assert_eq!((early.state(), late.state()), (LinkState::Down, LinkState::Down));
         assert!(train_both(&mut late, &mut early));
         let mut bytes = [9; 100];
         late.inbound().read(WINDOW_BYTES - 100, &mut bytes);
-        assert_eq!(bytes, [0; 100], "bytes of the epoch before");
+        assert_eq!(bytes, [0; 100], "bytes of an earlier epoch");
         assert_carries(&early, &late);
         assert!(late.epoch() > epoch_last, "{} after {epoch_last}", late.epoch());
         epoch_last = late.epoch();
-        // Both are gone, and the device stays as they left it.
+        // Both nodes close the device here, and its memory keeps its contents.
     }
 }
 
 #[test]
-fn a_node_that_comes_again_finds_nothing_of_what_it_had_said() {
+fn a_node_that_opens_the_device_again_resets_what_it_had_published() {
     let (_folder, path) = file();
     let (a, b) = (open(&path, A), open(&path, B));
     a.link(B).scratchpad().write(3, 7);
@@ -132,25 +132,25 @@ fn a_node_that_comes_again_finds_nothing_of_what_it_had_said() {
     a.heartbeat_without_monitor();
     assert_eq!(b.heartbeat_of(A), (2, true));
     drop(a);
-    let _heir = open(&path, A);
+    let _successor = open(&path, A);
     assert_eq!((b.link(A).scratchpad().read(3), b.heartbeat_of(A)), (0, (0, false)));
 }
 
 #[test]
-fn a_beat_is_seen_by_all_peers_and_grows() {
+fn a_heartbeat_is_seen_by_all_peers_and_its_number_grows() {
     let (_folder, path) = file();
     let [a, b, c] = [A, B, C].map(|own| open(&path, own));
-    for beat in 1..4 {
+    for number in 1..4 {
         a.heartbeat();
         assert_eq!(
             [b.heartbeat_of(A), c.heartbeat_of(A), a.heartbeat_of(B)],
-            [(beat, false), (beat, false), (0, false)]
+            [(number, false), (number, false), (0, false)]
         );
     }
 }
 
 #[test]
-fn who_does_not_train_sees_when_the_peer_leaves_the_epoch() {
+fn a_process_that_does_not_train_sees_that_the_peer_left_the_epoch() {
     let (_folder, path) = file();
     let (a, b) = (open(&path, A), open(&path, B));
     let (mut to_b, mut to_a) = (a.link(B), b.link(A));
@@ -161,8 +161,8 @@ fn who_does_not_train_sees_when_the_peer_leaves_the_epoch() {
     assert!(!a.is_peer_ready(B, epoch));
 }
 
-/// Fills what node C writes, and the header, with `garbage`.
-fn spoil(memory: &Region, layout: &DeviceLayout, garbage: &[u64]) {
+/// Fills everything that node C writes, and the header, with `garbage`.
+fn fill(memory: &Region, layout: &DeviceLayout, garbage: &[u64]) {
     let spans = [A, B].map(|peer| [layout.control(C, peer), layout.window(C, peer)]);
     let spans = spans.into_iter().flatten().chain(std::iter::once(0..4096));
     for (index, offset) in spans.flat_map(|span| span.step_by(8)).enumerate() {
@@ -180,7 +180,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_node_that_spoils_all_it_writes_and_the_header_takes_down_its_own_links_only(
+    fn a_node_that_writes_garbage_takes_down_only_its_own_links(
         floods in prop::collection::vec((garbage(), 0..4_usize), 1..6)
     ) {
         let (_folder, path) = file();
@@ -190,7 +190,7 @@ proptest! {
         let (mut a_to_c, mut b_to_c) = (a.link(C), b.link(C));
         prop_assert!(train_both(&mut a_to_b, &mut b_to_a));
         for (garbage, steps) in floods {
-            spoil(&memory, &layout(), &garbage);
+            fill(&memory, &layout(), &garbage);
             for _ in 0..steps {
                 a_to_c.train();
                 b_to_c.train();
@@ -207,20 +207,20 @@ proptest! {
         b.poll().unwrap();
         let c = open(&path, C);
         let mut c_to_a = c.link(A);
-        prop_assert!(train_both(&mut c_to_a, &mut a_to_c), "an honest heir of its place gets its link");
+        prop_assert!(train_both(&mut c_to_a, &mut a_to_c), "an honest node in the same slot gets its link");
         prop_assert!(train_both(&mut b_to_c, &mut c.link(B)));
         assert_carries(&c_to_a, &a_to_c);
     }
 }
 
 #[test]
-fn a_spoiled_header_is_mended_and_a_node_can_come_again() {
+fn a_damaged_header_is_repaired_and_a_node_can_open_the_device_again() {
     let (_folder, path) = file();
     let (a, b) = (open(&path, A), open(&path, B));
-    assert_eq!(a.poll().expect("fine"), []);
+    assert_eq!(a.poll().expect("a poll"), []);
     raw(&path).write(0, &[0xee; 4096]);
-    assert_eq!(a.poll().expect("fine"), [DeviceEvent::HeaderRepaired]);
-    assert_eq!(b.poll().expect("fine"), []);
+    assert_eq!(a.poll().expect("a poll"), [DeviceEvent::HeaderRepaired]);
+    assert_eq!(b.poll().expect("a poll"), []);
     drop(b);
     open(&path, B);
 }
@@ -232,7 +232,7 @@ fn refused(answer: Result<Device, DeviceError>) -> DeviceError {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_in_one_line_that_names_it() {
+fn a_configuration_that_does_not_fit_is_refused_in_one_line() {
     let (_folder, path) = file();
     let open = |config: &DeviceConfig| refused(Device::open_file(&path, config));
     let name = path.display().to_string();
@@ -253,11 +253,11 @@ fn what_does_not_fit_is_refused_in_one_line_that_names_it() {
         let error = open(&config).to_string();
         assert!(error.contains(&name) && error.contains(words), "{words}: {error}");
     }
-    assert_eq!(std::fs::read(&path).expect("the file"), vec![0; layout().bytes()], "nothing is written");
+    assert_eq!(std::fs::read(&path).expect("the file"), vec![0; layout().bytes()], "the file was written");
 }
 
 #[test]
-fn a_device_of_another_rack_another_version_or_a_stranger_is_refused_and_left_alone() {
+fn a_device_of_another_rack_or_version_or_unknown_is_refused_and_not_written() {
     for (offset, word, words) in [
         (0, 0x7f45_4c46_u64, "0x7f454c46, which is not a Crosslane layout"),
         (8, 2, "layout version 2, this program has 1"),
@@ -276,7 +276,7 @@ fn a_device_of_another_rack_another_version_or_a_stranger_is_refused_and_left_al
 }
 
 #[test]
-fn a_file_that_others_can_write_or_that_is_none_is_refused() {
+fn a_file_that_others_can_write_and_other_kinds_of_files_are_refused() {
     let (folder, path) = file();
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o666)).expect("a mode");
     let error = refused(Device::open_file(&path, &config(A)));
@@ -293,7 +293,7 @@ fn a_file_that_others_can_write_or_that_is_none_is_refused() {
 }
 
 #[test]
-fn a_file_that_shrinks_is_an_error_before_it_is_touched() {
+fn a_file_that_has_shrunk_is_an_error_before_it_is_accessed() {
     let (_folder, path) = file();
     let a = open(&path, A);
     let file = std::fs::File::options().write(true).open(&path).expect("the file");
@@ -313,68 +313,68 @@ fn connect(server: &Server, own: NodeSlot) -> Device {
 }
 
 #[test]
-fn clients_of_a_server_hear_of_each_other_and_of_the_end_of_each() {
+fn clients_of_a_server_learn_when_others_connect_and_disconnect() {
     let server = Server::start(layout().bytes(), 2);
     let a = connect(&server, A);
     let socket = a.descriptor().expect("a socket");
-    assert_eq!(a.poll().expect("fine"), []);
+    assert_eq!(a.poll().expect("a poll"), []);
     let b = connect(&server, B);
-    wait_until("the server's word", || is_readable(socket));
-    wait_until("b's bells", || a.poll().expect("fine") == [DeviceEvent::PeerDoorbells]);
+    wait_until("a message of the server", || is_readable(socket));
+    wait_until("b's doorbells", || a.poll().expect("a poll") == [DeviceEvent::PeerDoorbells]);
     drop(b);
     let mut changes = Vec::new();
-    wait_until("b's end", || {
-        changes.extend(a.poll().expect("fine"));
+    wait_until("b to disconnect", || {
+        changes.extend(a.poll().expect("a poll"));
         changes.contains(&DeviceEvent::NodesGone(vec![B]))
     });
 }
 
 #[test]
-fn a_ring_finds_a_client_whose_bells_were_not_known_when_it_rang() {
+fn a_ring_reaches_a_client_whose_doorbells_became_known_later() {
     let server = Server::start(layout().bytes(), 2);
     let a = connect(&server, A);
     let b = connect(&server, B);
-    let bell = b.vector_doorbell(Vector(1));
-    a.doorbell(B, Vector(1)).ring(); // Nobody has looked at the socket.
-    let eventfd = bell.descriptor().expect("an eventfd");
+    let doorbell = b.vector_doorbell(Vector(1));
+    a.doorbell(B, Vector(1)).ring(); // The server's messages have not been read.
+    let eventfd = doorbell.descriptor().expect("an eventfd");
     assert!(!is_readable(eventfd));
-    wait_until("b's bells", || {
-        a.poll().expect("fine");
+    wait_until("b's doorbells", || {
+        a.poll().expect("a poll");
         is_readable(eventfd)
     });
-    assert_eq!(bell.take().into_iter().collect::<Vec<_>>(), [A]);
+    assert_eq!(doorbell.take().into_iter().collect::<Vec<_>>(), [A]);
 }
 
 #[test]
-fn a_bell_of_all_peers_says_who_rang_and_takes_all() {
+fn a_vector_doorbell_returns_which_peers_rang_and_takes_their_rings() {
     let server = Server::start(layout().bytes(), 2);
     let [a, b, c] = [A, B, C].map(|own| connect(&server, own));
     for node in [&a, &b] {
-        wait_until("the bells", || node.poll().expect("fine").is_empty());
+        wait_until("the doorbells", || node.poll().expect("a poll").is_empty());
     }
-    let bell = c.vector_doorbell(Vector(1));
-    assert!(bell.take().is_empty());
+    let doorbell = c.vector_doorbell(Vector(1));
+    assert!(doorbell.take().is_empty());
     a.doorbell(C, Vector(1)).ring();
     b.doorbell(C, Vector(1)).ring();
     b.doorbell(C, Vector(0)).ring();
-    assert_eq!(bell.take().into_iter().collect::<Vec<_>>(), [A, B]);
-    assert!(bell.take().is_empty());
+    assert_eq!(doorbell.take().into_iter().collect::<Vec<_>>(), [A, B]);
+    assert!(doorbell.take().is_empty());
     assert_eq!(c.vector_doorbell(Vector(0)).wait(None).into_iter().collect::<Vec<_>>(), [B]);
 }
 
 #[test]
-fn a_ring_for_another_link_is_left_for_its_waiter() {
+fn a_ring_of_another_peer_is_left_for_its_waiter() {
     let server = Server::start(layout().bytes(), 2);
     let [a, b, c] = [A, B, C].map(|own| connect(&server, own));
     a.doorbell(C, Vector::MONITOR).ring();
     let (from_a, from_b) = (c.doorbell(A, Vector::MONITOR), c.doorbell(B, Vector::MONITOR));
     assert_eq!(from_b.wait(Some(Duration::from_millis(5))), WaitOutcome::TimedOut);
-    assert!(is_readable(from_a.descriptor().expect("an eventfd")), "the ring is still there for who polls");
+    assert!(is_readable(from_a.descriptor().expect("an eventfd")), "the ring can still be polled");
     assert_eq!(from_a.wait(Some(Duration::ZERO)), WaitOutcome::Rung);
     std::thread::scope(|scope| {
-        let waiters = [from_a, from_b].map(|bell| scope.spawn(move || bell.wait(Some(STUCK_AFTER))));
+        let waiters = [from_a, from_b].map(|doorbell| scope.spawn(move || doorbell.wait(Some(STUCK_AFTER))));
         for node in [b, a] {
-            wait_until("the bells", || node.poll().expect("fine").is_empty());
+            wait_until("the doorbells", || node.poll().expect("a poll").is_empty());
             node.doorbell(C, Vector::MONITOR).ring();
         }
         waiters.into_iter().for_each(|waiter| assert_eq!(waiter.join().expect("a waiter"), WaitOutcome::Rung));
@@ -384,25 +384,25 @@ fn a_ring_for_another_link_is_left_for_its_waiter() {
 #[test]
 fn a_device_survives_its_server() {
     let messages = |own| {
-        let bell = || Some(rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).expect("an eventfd"));
+        let eventfd = || Some(rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).expect("an eventfd"));
         let memory = support::memory(layout().bytes());
-        vec![(0, None), (own, None), (-1, Some(memory)), (own, bell()), (own, bell())]
+        vec![(0, None), (own, None), (-1, Some(memory)), (own, eventfd()), (own, eventfd())]
     };
-    let (_folder, path) = start_saying(messages(5));
+    let (_folder, path) = start_sending(messages(5));
     let a = Device::connect_server(&path, &config(A)).expect("a device");
     let mut changes = Vec::new();
-    wait_until("the server's end", || {
-        changes.extend(a.poll().expect("fine"));
+    wait_until("the server to exit", || {
+        changes.extend(a.poll().expect("a poll"));
         changes == [DeviceEvent::ServerGone]
     });
-    assert_eq!(a.poll().expect("fine"), []);
+    assert_eq!(a.poll().expect("a poll"), []);
     a.link(B).train();
 }
 
 #[test]
-fn a_server_that_makes_no_sense_is_refused_and_named() {
+fn a_server_that_violates_the_protocol_is_refused_with_its_path() {
     let memory = || Some(support::memory(layout().bytes()));
-    let bell = || Some(rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).expect("an eventfd"));
+    let eventfd = || Some(rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).expect("an eventfd"));
     let growing = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("a memfd");
     let cases: [(Vec<Message>, &str); 8] = [
         (vec![], "the server closed the connection"),
@@ -411,11 +411,11 @@ fn a_server_that_makes_no_sense_is_refused_and_named() {
         (vec![(0, None), (70_000, None), (-1, memory())], "client ID 70000"),
         (vec![(0, None), (3, None), (-1, Some(growing))], "may be truncated"),
         (vec![(0, None), (3, None), (-1, memory()), (3, memory())], "instead of an eventfd"),
-        (vec![(0, None), (3, None), (-1, memory()), (-2, bell())], "client ID -2"),
-        (vec![(0, None), (3, None), (-1, memory()), (3, bell())], "the server closed the connection"),
+        (vec![(0, None), (3, None), (-1, memory()), (-2, eventfd())], "client ID -2"),
+        (vec![(0, None), (3, None), (-1, memory()), (3, eventfd())], "the server closed the connection"),
     ];
     for (messages, words) in cases {
-        let (_folder, path) = start_saying(messages);
+        let (_folder, path) = start_sending(messages);
         let error = refused(Device::connect_server(&path, &config(A))).to_string();
         assert!(error.contains(&path.display().to_string()) && error.contains(words), "{words}: {error}");
     }
@@ -424,13 +424,13 @@ fn a_server_that_makes_no_sense_is_refused_and_named() {
 }
 
 #[test]
-fn a_device_handed_over_has_the_windows_and_bells_and_disturbs_no_training() {
+fn a_device_that_is_handed_over_has_windows_and_doorbells_and_leaves_training_alone() {
     let server = Server::start(layout().bytes(), 2);
     let (a, b) = (connect(&server, A), connect(&server, B));
-    wait_until("the bells", || a.poll().expect("fine").contains(&DeviceEvent::PeerDoorbells));
+    wait_until("the doorbells", || a.poll().expect("a poll").contains(&DeviceEvent::PeerDoorbells));
     let (mut to_b, mut to_a) = (a.link(B), b.link(A));
     assert!(train_both(&mut to_b, &mut to_a));
-    let (bytes, descriptors) = a.hand_over().expect("a copy");
+    let (bytes, descriptors) = a.hand_over().expect("a handover");
     let proxy = Device::take_over(&bytes, descriptors).expect("a device");
     assert_eq!((proxy.own_slot(), proxy.layout(), proxy.vectors()), (A, layout(), 2));
     assert_eq!((to_b.state(), to_a.state()), (LinkState::Up, LinkState::Up));
@@ -447,106 +447,109 @@ fn a_device_handed_over_has_the_windows_and_bells_and_disturbs_no_training() {
 }
 
 #[test]
-fn who_took_a_device_over_learns_of_new_bells_and_rings_what_it_owes_them() {
+fn a_process_that_took_over_a_device_interrupts_new_peers_for_earlier_rings() {
     let server = Server::start(layout().bytes(), 2);
     let a = connect(&server, A);
-    let (bytes, descriptors) = a.hand_over().expect("a copy");
+    let (bytes, descriptors) = a.hand_over().expect("a handover");
     let proxy = Device::take_over(&bytes, descriptors).expect("a device");
     let b = connect(&server, B);
     proxy.doorbell(B, Vector(1)).ring();
-    wait_until("the bells", || a.poll().expect("fine").contains(&DeviceEvent::PeerDoorbells));
+    wait_until("the doorbells", || a.poll().expect("a poll").contains(&DeviceEvent::PeerDoorbells));
     while b.vector_doorbell(Vector(1)).take().is_empty() {}
     proxy.doorbell(B, Vector(1)).ring();
-    let (bytes, descriptors) = a.hand_over().expect("a copy");
-    proxy.update_peers(&bytes, descriptors).expect("news");
-    let bell = b.vector_doorbell(Vector(1));
-    assert!(is_readable(bell.descriptor().expect("an eventfd")), "what was owed is paid at once");
-    assert_eq!(bell.take().into_iter().next(), Some(A));
+    let (bytes, descriptors) = a.hand_over().expect("a handover");
+    proxy.update_peers(&bytes, descriptors).expect("an update");
+    let doorbell = b.vector_doorbell(Vector(1));
+    assert!(is_readable(doorbell.descriptor().expect("an eventfd")), "the pending ring interrupts immediately");
+    assert_eq!(doorbell.take().into_iter().next(), Some(A));
 }
 
 #[test]
-fn a_node_that_shares_its_place_is_gone_once_both_processes_are() {
+fn a_node_that_shares_its_connection_is_gone_after_both_processes_exit() {
     let server = Server::start(layout().bytes(), 2);
     let a = Device::connect_server(&server.path(), &DeviceConfig { shares_connection: true, ..config(A) })
         .expect("a device");
     let b = connect(&server, B);
-    let (bytes, descriptors) = a.hand_over().expect("a copy");
+    let (bytes, descriptors) = a.hand_over().expect("a handover");
     let proxy = Device::take_over(&bytes, descriptors).expect("a device");
     drop(a);
-    // One that comes and goes: whatever the server had to say of others was said before.
+    // The server has sent everything about other clients before it announces that c has disconnected.
     drop(connect(&server, C));
-    wait_until("the end of c", || b.poll().expect("fine").contains(&DeviceEvent::NodesGone(vec![C])));
+    wait_until("c to disconnect", || b.poll().expect("a poll").contains(&DeviceEvent::NodesGone(vec![C])));
     proxy.heartbeat_without_monitor();
     assert_eq!(b.heartbeat_of(A), (1, true));
     drop(proxy);
-    wait_until("the end of a", || b.poll().expect("fine").contains(&DeviceEvent::NodesGone(vec![A])));
+    wait_until("a to disconnect", || b.poll().expect("a poll").contains(&DeviceEvent::NodesGone(vec![A])));
 }
 
 #[test]
-fn a_hand_over_that_makes_no_sense_is_refused() {
+fn a_malformed_handover_is_refused() {
     let (_folder, path) = file();
     let a = open(&path, A);
-    let (bytes, _) = a.hand_over().expect("a copy");
+    let (bytes, _) = a.hand_over().expect("a handover");
     let text = String::from_utf8(bytes).expect("text");
-    let spoil = |from: &str, to: &str| text.replacen(from, to, 1).into_bytes();
+    let replaced = |from: &str, to: &str| text.replacen(from, to, 1).into_bytes();
     let changed = [
-        spoil("device-2", "device-3"),
-        spoil("\n0 3", "\n3 3"),
-        spoil("0 3 8192", "0 3 99999936"),
-        spoil("cached", "warm"),
-        spoil("- 0 0 0", "- 0 1 0"),
-        spoil("- 0 0 0", "0 0 0 0"),
-        spoil("- 0 0 0", "- 0 0 1"),
-        spoil("- 0 0 0", "- 1 0 0"),
-        spoil("- 0 0 0", "- 0 -1 0"),
+        replaced("device-2", "device-3"),
+        replaced("\n0 3", "\n3 3"),
+        replaced("0 3 8192", "0 3 99999936"),
+        replaced("cached", "warm"),
+        replaced("- 0 0 0", "- 0 1 0"),
+        replaced("- 0 0 0", "0 0 0 0"),
+        replaced("- 0 0 0", "- 0 0 1"),
+        replaced("- 0 0 0", "- 1 0 0"),
+        replaced("- 0 0 0", "- 0 -1 0"),
         b"\xff".to_vec(),
         Vec::new(),
     ];
     for bytes in &changed {
-        let (_, descriptors) = a.hand_over().expect("a copy");
+        let (_, descriptors) = a.hand_over().expect("a handover");
         refused(Device::take_over(bytes, descriptors));
     }
-    let (bytes, mut descriptors) = a.hand_over().expect("a copy");
+    let (bytes, mut descriptors) = a.hand_over().expect("a handover");
     refused(Device::take_over(&bytes, Vec::new()));
-    descriptors.extend(a.hand_over().expect("a copy").1);
+    descriptors.extend(a.hand_over().expect("a handover").1);
     refused(Device::take_over(&bytes, descriptors));
-    assert_eq!(Device::take_over(&bytes, a.hand_over().expect("a copy").1).expect("itself").caching(), Caching::Cached);
+    assert_eq!(
+        Device::take_over(&bytes, a.hand_over().expect("a handover").1).expect("a device").caching(),
+        Caching::Cached
+    );
 }
 
 const OTHER_NODE: &str = "FABRIC_TEST_OTHER_NODE";
 const ROUNDS: u64 = 200;
 
-/// Trains, whoever the peer is and whenever it comes.
+/// Trains until the peer has trained too.
 fn bring_up(device: &Device, link: &mut DeviceLink) {
     wait_until("training", || {
-        device.poll().expect("fine");
+        device.poll().expect("a poll");
         link.doorbell().ring();
         link.train() == LinkState::Up
     });
 }
 
-/// Answers each word with itself and one, sleeping in between.
+/// Returns each word, and blocks in between.
 fn other_node(path: &Path) {
     let device = Device::connect_server(path, &config(B)).expect("a device");
     let mut link = device.link(A);
     bring_up(&device, &mut link);
-    let (bell, inbound, outbound) = (link.doorbell_of(Vector(1)), link.inbound(), link.outbound());
+    let (doorbell, inbound, outbound) = (link.doorbell_of(Vector(1)), link.inbound(), link.outbound());
     for round in 1..=ROUNDS {
         while inbound.load_u64(0, std::sync::atomic::Ordering::Acquire) < round {
-            assert_eq!(bell.wait(Some(STUCK_AFTER)), WaitOutcome::Rung);
+            assert_eq!(doorbell.wait(Some(STUCK_AFTER)), WaitOutcome::Rung);
         }
         outbound.store_u64(0, round, std::sync::atomic::Ordering::Release);
         outbound.flush();
-        bell.ring();
+        doorbell.ring();
     }
 }
 
 #[test]
-fn nodes_in_two_processes_train_and_talk_and_one_that_is_killed_comes_again() {
+fn nodes_in_two_processes_exchange_words_and_one_that_was_killed_returns() {
     if let Some(path) = std::env::var_os(OTHER_NODE) {
         return other_node(Path::new(&path));
     }
-    let name = "nodes_in_two_processes_train_and_talk_and_one_that_is_killed_comes_again";
+    let name = "nodes_in_two_processes_exchange_words_and_one_that_was_killed_returns";
     let server = Server::start(layout().bytes(), 2);
     let device = connect(&server, A);
     let mut link = device.link(B);
@@ -554,13 +557,13 @@ fn nodes_in_two_processes_train_and_talk_and_one_that_is_killed_comes_again() {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         let mut peer = command.args(["--exact", name]).env(OTHER_NODE, server.path()).spawn().expect("a peer");
         bring_up(&device, &mut link);
-        let (bell, inbound, outbound) = (link.doorbell_of(Vector(1)), link.inbound(), link.outbound());
+        let (doorbell, inbound, outbound) = (link.doorbell_of(Vector(1)), link.inbound(), link.outbound());
         for round in 1..=round_last {
             outbound.store_u64(0, round, std::sync::atomic::Ordering::Release);
             outbound.flush();
-            bell.ring();
+            doorbell.ring();
             while inbound.load_u64(0, std::sync::atomic::Ordering::Acquire) < round {
-                assert_eq!(bell.wait(Some(STUCK_AFTER)), WaitOutcome::Rung);
+                assert_eq!(doorbell.wait(Some(STUCK_AFTER)), WaitOutcome::Rung);
             }
         }
         if round_last == ROUNDS {
@@ -570,8 +573,8 @@ fn nodes_in_two_processes_train_and_talk_and_one_that_is_killed_comes_again() {
             peer.wait().expect("the peer");
         }
         let mut changes = Vec::new();
-        wait_until("its end", || {
-            changes.extend(device.poll().expect("fine"));
+        wait_until("the peer to disconnect", || {
+            changes.extend(device.poll().expect("a poll"));
             changes.contains(&DeviceEvent::NodesGone(vec![B]))
         });
         link.take_down();
@@ -579,7 +582,7 @@ fn nodes_in_two_processes_train_and_talk_and_one_that_is_killed_comes_again() {
 }
 
 #[test]
-fn training_leaves_alone_what_lies_behind_the_links_part_of_a_window() {
+fn training_does_not_zero_a_window_behind_the_links_part() {
     let (_folder, path) = file();
     let nodes = [A, B].map(|own| {
         let config = DeviceConfig { link_bytes: Some(4096), ..config(own) };

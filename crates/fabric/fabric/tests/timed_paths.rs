@@ -1,4 +1,4 @@
-//! Timings filled from the paths of crate `pcie`, as whoever builds a timed link fills them.
+//! Timings from the paths of crate `pcie`, as a user of timed links computes them.
 
 use fabric::timed::{LinkTiming, Pacer, TimedConfig, TimedLink, memory_bytes};
 use fabric::{Inbound, Link, Outbound, heap, train_both};
@@ -18,8 +18,8 @@ fn timing(path: &Path) -> LinkTiming {
     }
 }
 
-/// The bridge of the published systems, and each generation: real time, so this says how late at least, never how late
-/// at most.
+/// The bridge of the published systems, and each PCIe generation. The test runs in real time, so it checks a lower
+/// bound only.
 #[test]
 fn a_write_takes_at_least_what_the_path_says() {
     for name in Path::NAMES {

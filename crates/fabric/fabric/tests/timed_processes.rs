@@ -1,4 +1,4 @@
-//! A timed link between two processes, each with a mapping of its own: both read one clock.
+//! A timed link between two processes, each with a mapping of its own. Both read the same clock.
 
 use fabric::dax::{DaxLink, DaxMemory};
 use fabric::timed::{LinkTiming, Pacer, TimedConfig, TimedLink, memory_bytes};
@@ -15,7 +15,7 @@ const ROUNDS: u64 = 500;
 const ONE_WAY: Duration = Duration::from_nanos(500);
 const PATH_VARIABLE: &str = "FABRIC_TEST_TIMED_PEER";
 
-/// How long a test waits before it calls a link stuck.
+/// How long a test waits before it reports a link as stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 type TestLink = TimedLink<DaxLink<Region>>;
@@ -28,9 +28,9 @@ fn wrapped_bytes() -> usize {
     memory_bytes(WINDOW_BYTES, timing()).expect("a timing")
 }
 
-fn link(path: &Path, end: Endpoint) -> TestLink {
+fn link(path: &Path, endpoint: Endpoint) -> TestLink {
     let dax = DaxMemory::open(path).expect("memory");
-    let link = dax.link(&dax.coherent(), end, wrapped_bytes()).expect("an end");
+    let link = dax.link(&dax.coherent(), endpoint, wrapped_bytes()).expect("an endpoint");
     let setup = TimedConfig { window_bytes: WINDOW_BYTES, timing: timing(), pacer: Pacer::new() };
     let mut link = TimedLink::new(link, setup).expect("a timed link");
     let begun = Instant::now();
@@ -41,13 +41,13 @@ fn link(path: &Path, end: Endpoint) -> TestLink {
     link
 }
 
-/// Sleeps until the peer rings, now and then; else looks and looks.
+/// Waits for a round: every seventh by blocking, the others by polling.
 fn wait_for(link: &TestLink, round: u64) {
-    let (inbound, bell) = (link.inbound(), link.doorbell());
+    let (inbound, doorbell) = (link.inbound(), link.doorbell());
     let arrived = || inbound.load_u64(0, Ordering::Acquire) == round;
     if round.is_multiple_of(7) {
         while !arrived() {
-            assert_eq!(bell.wait(Some(STUCK_AFTER)), WaitOutcome::Rung, "round {round}");
+            assert_eq!(doorbell.wait(Some(STUCK_AFTER)), WaitOutcome::Rung, "round {round}");
         }
     }
     let begun = Instant::now();
@@ -74,7 +74,7 @@ fn send(link: &TestLink, round: u64) {
     }
 }
 
-/// The other process: answers each round.
+/// The other process: returns each round.
 #[test]
 fn peer_of_the_test_below() {
     let Some(path) = std::env::var_os(PATH_VARIABLE) else { return };
@@ -86,7 +86,7 @@ fn peer_of_the_test_below() {
 }
 
 #[test]
-fn what_two_processes_say_arrives_whole_in_order_and_not_before_its_time() {
+fn messages_between_two_processes_arrive_whole_in_order_and_not_early() {
     let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("a file in tmpfs");
     file.as_file().set_len(2 << 20).expect("its length");
     let path = file.path();

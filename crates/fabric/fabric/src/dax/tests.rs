@@ -98,7 +98,7 @@ fn memory_that_is_not_formatted_or_for_other_windows_is_refused() {
     let scratch = Scratch::file(1 << 20);
     let dax = DaxMemory::open(&scratch.0).unwrap();
     let text = refusal(dax.link(&dax.coherent(), Endpoint::A, 1024));
-    assert_says(&text, &["begins with 0x0, not 0x1", "; format it, if nobody else uses it"]);
+    assert_says(&text, &["begins with 0x0, not 0x1", "; format it, if it is not in use"]);
     dax.format(&dax.coherent(), 1024).unwrap();
     assert!(dax.link(&dax.coherent(), Endpoint::A, 1024).is_ok());
     let text = refusal(dax.link(&dax.coherent(), Endpoint::B, 2048));
@@ -143,7 +143,7 @@ fn a_link_in_memory_with_any_contents_starts_zeroed_and_outlives_its_holders() {
     let dax = [(); 2].map(|()| DaxMemory::open(&scratch.0).unwrap());
     let memory = dax.each_ref().map(|dax| dax.non_coherent().unwrap());
     dax[0].format(&memory[0], WINDOW_BYTES).unwrap();
-    let link = |index: usize, end| dax[index].link(&memory[index], end, WINDOW_BYTES).unwrap();
+    let link = |index: usize, endpoint| dax[index].link(&memory[index], endpoint, WINDOW_BYTES).unwrap();
     let (mut a, mut b) = (link(0, Endpoint::A), link(1, Endpoint::B));
     assert!(train_both(&mut a, &mut b));
     let mut bytes = [1; WINDOW_BYTES];

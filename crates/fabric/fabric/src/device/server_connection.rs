@@ -28,7 +28,7 @@ const MESSAGE_BYTES: usize = size_of::<i64>();
 /// Time that a server has to send all that a client needs.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Maximum number of messages that one poll reads, so that a server that sends without end holds nobody up.
+/// Maximum number of messages that one poll reads, so that a server that sends without end delays nothing else.
 const MESSAGES_MAX: usize = 4096;
 
 /// Maximum number of descriptors that are accepted with a message. The kernel closes the rest.

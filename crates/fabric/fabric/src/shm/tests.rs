@@ -201,7 +201,7 @@ fn a_doorbell_that_is_not_an_eventfd_is_refused_with_its_name() {
 #[test]
 fn windows_and_control_blocks_do_not_overlap() {
     let (mut creator, parts) = create_link(64).expect("a link");
-    let mut peer = open_link(parts, 64).expect("its other end");
+    let mut peer = open_link(parts, 64).expect("the peer");
     assert!(train_both(&mut creator, &mut peer));
     creator.outbound().write(0, &[0xff; 64]);
     peer.outbound().write(0, &[0xee; 64]);
@@ -218,12 +218,12 @@ fn an_endpoint_that_is_attached_again_is_down_until_both_train_for_a_newer_epoch
         doorbell_creator: duplicate(&parts.doorbell_creator).expect("a copy"),
         doorbell_peer: duplicate(&parts.doorbell_peer).expect("a copy"),
     };
-    let mut peer = open_link(again(), 64).expect("the other end");
+    let mut peer = open_link(again(), 64).expect("the peer");
     assert!(train_both(&mut creator, &mut peer));
     let epoch = creator.epoch();
     creator.outbound().write(0, b"old");
     drop(peer);
-    let mut successor = open_link(again(), 64).expect("the other end again");
+    let mut successor = open_link(again(), 64).expect("the peer again");
     assert_eq!((creator.state(), successor.state()), (LinkState::Down, LinkState::Down));
     assert!(train_both(&mut creator, &mut successor));
     assert!(successor.epoch() > epoch && creator.epoch() == successor.epoch());

@@ -1,4 +1,4 @@
-//! What tests of devices have memory and bells from.
+//! Servers and files for tests of devices.
 
 use device_server::{Options, Running};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use tempfile::TempDir;
 
-/// A server that runs.
+/// A running server.
 pub struct Server {
     folder: TempDir,
     _running: Running,
 }
 
 impl Server {
-    /// Serves `len_bytes` of memory at least, and `vectors` bells to each client.
+    /// Serves at least `len_bytes` of memory, and `vectors` doorbells to each client.
     pub fn start(len_bytes: usize, vectors: u32) -> Self {
         let owner_only = Permissions::from_mode(0o700);
         let folder = tempfile::Builder::new().permissions(owner_only).tempdir().expect("a folder");
@@ -37,23 +37,23 @@ impl Server {
 /// A number, and the descriptor that goes with it.
 pub type Message = (i64, Option<OwnedFd>);
 
-/// A server that says just this, message by message, and hangs up.
-#[allow(dead_code)] // Not every test that takes this module needs it.
-pub fn start_saying(messages: Vec<Message>) -> (TempDir, PathBuf) {
+/// A server that sends these messages and closes the connection.
+#[allow(dead_code)] // Not every test that includes this module needs it.
+pub fn start_sending(messages: Vec<Message>) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("socket");
     let listener = UnixListener::bind(&path).expect("a socket");
     thread::spawn(move || {
         let (stream, _) = listener.accept().expect("a client");
         for (number, descriptor) in &messages {
-            say(&stream, *number, descriptor.as_ref().map(AsFd::as_fd));
+            send(&stream, *number, descriptor.as_ref().map(AsFd::as_fd));
         }
     });
     (folder, path)
 }
 
-/// A client that is gone by now hears nothing.
-fn say(stream: &UnixStream, number: i64, descriptor: Option<BorrowedFd<'_>>) {
+/// Sends a message. The client may have disconnected.
+fn send(stream: &UnixStream, number: i64, descriptor: Option<BorrowedFd<'_>>) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let descriptors = descriptor.map(|descriptor| [descriptor]);
@@ -63,7 +63,7 @@ fn say(stream: &UnixStream, number: i64, descriptor: Option<BorrowedFd<'_>>) {
     let _ = sendmsg(stream, &[IoSlice::new(&number.to_le_bytes())], &mut control, SendFlags::NOSIGNAL);
 }
 
-/// A memory file that cannot shrink.
+/// A memory file that is sealed against shrinking.
 pub fn memory(len_bytes: usize) -> OwnedFd {
     let memfd = memfd_create("test", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("a memfd");
     ftruncate(&memfd, len_bytes as u64).expect("a length");
@@ -71,7 +71,7 @@ pub fn memory(len_bytes: usize) -> OwnedFd {
     memfd
 }
 
-/// A file of zeros.
+/// Makes a file of zeros.
 pub fn file(folder: &Path, len_bytes: u64) -> PathBuf {
     let path = folder.join("device");
     let file = std::fs::File::create(&path).expect("a file");

@@ -161,9 +161,9 @@ impl<C: Clock> Span<C> {
         for _ in 0..LOAD_ATTEMPTS_MAX {
             let count = self.load(history);
             let found = self.newest_due(history, count);
-            value = self.load(found.map_or(at, |(place, _)| place + WORD_BYTES));
+            value = self.load(found.map_or(at, |(entry_offset, _)| entry_offset + WORD_BYTES));
             let is_same = match found {
-                Some((place, due_ns)) => self.load(place) == due_ns,
+                Some((entry_offset, due_ns)) => self.load(entry_offset) == due_ns,
                 // Once entries are reused, one of them has always arrived.
                 None => count < ENTRIES,
             };
@@ -178,15 +178,17 @@ impl<C: Clock> Span<C> {
     #[inline]
     pub(super) fn newest_due(&self, history: usize, count: u64) -> Option<(usize, u64)> {
         let newest_first = (1..=count.min(ENTRIES)).map(|age| entry(history, count.wrapping_sub(age)));
-        newest_first.map(|place| (place, self.load(place))).find(|(_, due_ns)| self.context.is_due(*due_ns))
+        newest_first
+            .map(|entry_offset| (entry_offset, self.load(entry_offset)))
+            .find(|(_, due_ns)| self.context.is_due(*due_ns))
     }
 
     /// Stores a value of the window's owner, which is visible at once. Stores of the peer that are under way follow it.
     pub(super) fn store_own_word(&self, at: usize, value: u64, order: Ordering) {
         let history = self.context.layout.history(at);
         let count = self.load(history);
-        let place = self.newest_due(history, count).map_or(at, |(place, _)| place + WORD_BYTES);
-        self.memory.store_u64(place, value, order);
+        let entry_offset = self.newest_due(history, count).map_or(at, |(entry_offset, _)| entry_offset + WORD_BYTES);
+        self.memory.store_u64(entry_offset, value, order);
     }
 
     /// Loads the value that was stored last, whether it has arrived or not.
@@ -203,10 +205,10 @@ impl<C: Clock> Span<C> {
         let next_oldest = count.wrapping_add(1).wrapping_sub(ENTRIES);
         let has_room = count < ENTRIES || self.context.is_due(self.load(entry(history, next_oldest)));
         let number = if has_room { count } else { count.wrapping_sub(1) };
-        let place = entry(history, number);
-        self.memory.store_u64(place, due_ns, Ordering::Relaxed);
+        let entry_offset = entry(history, number);
+        self.memory.store_u64(entry_offset, due_ns, Ordering::Relaxed);
         fence(Ordering::Release);
-        self.memory.store_u64(place + WORD_BYTES, value, Ordering::Relaxed);
+        self.memory.store_u64(entry_offset + WORD_BYTES, value, Ordering::Relaxed);
         self.memory.store_u64(history, number.wrapping_add(1), Ordering::Release);
     }
 

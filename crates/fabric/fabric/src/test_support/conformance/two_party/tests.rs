@@ -61,7 +61,7 @@ fn all_parties_get_each_result_and_the_same_random_number() {
         let testbed = TwoParty::new(own, Rc::new(PartyBarrier::new(&barrier_link)), |_| open());
         let mut endpoints = testbed.link();
         (
-            Endpoint::ALL.map(|end| endpoints.query(end, |_| own as u64 + 7)),
+            Endpoint::ALL.map(|endpoint| endpoints.query(endpoint, |_| own as u64 + 7)),
             testbed.random_seed(),
             testbed.random_seed(),
         )
