@@ -1,4 +1,4 @@
-//! Who is connected, and what each is still to be told.
+//! The connected clients, and the messages that are queued for each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,137 +7,141 @@ use std::rc::{Rc, Weak};
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
-use crate::message::{Departure, Notice, Peer};
-use crate::outbox::{Outbox, SEND_BUFFER_BYTES, Stop};
+use crate::limits::CLIENTS_MAX;
+use crate::message::{Disconnection, Notification, Peer};
+use crate::send_queue::{SEND_BUFFER_BYTES, SendError, SendQueue};
 
-/// Clients at once at most.
-pub const CLIENTS_MAX: usize = 64;
-
-/// Everybody, by id.
+/// The connected clients, by ID.
 pub struct Clients {
     memory: Rc<OwnedFd>,
     vectors: u32,
     members: BTreeMap<u16, Client>,
-    departures: Vec<Weak<Departure>>,
-    /// Ids that somebody who is connected may remember.
-    given: BTreeSet<u16>,
+    disconnections: Vec<Weak<Disconnection>>,
+    /// IDs that a connected client may remember.
+    assigned: BTreeSet<u16>,
 }
 
 struct Client {
     socket: OwnedFd,
     peer: Rc<Peer>,
-    outbox: Outbox,
+    send_queue: SendQueue,
 }
 
-/// A client that was dropped, and why.
-pub type Dropped = (u16, Stop);
+/// A client that was dropped, and the reason.
+pub type Dropped = (u16, SendError);
 
 impl Clients {
-    /// Nobody yet.
+    /// Makes an empty set of clients.
     pub fn new(memory: OwnedFd, vectors: u32) -> Self {
-        let (members, departures, given) = (BTreeMap::new(), Vec::new(), BTreeSet::new());
-        Self { memory: Rc::new(memory), vectors, members, departures, given }
+        let (members, disconnections, assigned) = (BTreeMap::new(), Vec::new(), BTreeSet::new());
+        Self { memory: Rc::new(memory), vectors, members, disconnections, assigned }
     }
 
-    /// Whether there is no room for one more.
+    /// Whether the maximum number of clients is connected.
     pub fn is_full(&self) -> bool {
         self.members.len() >= CLIENTS_MAX
     }
 
-    /// Ids and sockets of all, and whether each is still to be told something.
+    /// IDs and sockets of all clients, and whether each has queued messages.
     pub fn sockets(&self) -> impl Iterator<Item = (u16, BorrowedFd<'_>, bool)> {
-        self.members.iter().map(|(id, client)| (*id, client.socket.as_fd(), !client.outbox.is_empty()))
+        self.members.iter().map(|(id, client)| (*id, client.socket.as_fd(), !client.send_queue.is_empty()))
     }
 
-    /// The socket of one.
+    /// The socket of a client.
     pub fn socket(&self, id: u16) -> Option<BorrowedFd<'_>> {
         self.members.get(&id).map(|client| client.socket.as_fd())
     }
 
-    /// Takes in a client: tells it all there is, and the others of it. The others that could not be told are dropped.
+    /// Adds a client: queues for it the memory and all doorbells, and announces it to the others. Returns its ID, and
+    /// the clients that were dropped because their queues are full or their sockets failed.
     pub fn admit(&mut self, socket: OwnedFd) -> Result<(u16, Vec<Dropped>), Errno> {
-        assert!(!self.is_full(), "the caller has looked whether there is room");
+        assert!(!self.is_full(), "the caller has checked that there is room");
         rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER_BYTES)?;
         let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
         let doorbells: Result<Vec<OwnedFd>, Errno> =
             (0..self.vectors).map(|_| rustix::event::eventfd(0, flags)).collect();
         let peer = Rc::new(Peer { id: self.free_id(), doorbells: doorbells? });
-        let others = self.members.values().map(|client| Notice::Doorbells(client.peer.clone()));
-        let introduction = [Notice::Version, Notice::Id(peer.id), Notice::Memory(self.memory.clone())];
-        let all = introduction.into_iter().chain(others).chain([Notice::Doorbells(peer.clone())]);
-        let mut outbox = Outbox::default();
-        for notice in all {
-            outbox.push(notice).expect("an empty queue holds a notice of every client");
+        let others = self.members.values().map(|client| Notification::Doorbells(client.peer.clone()));
+        let setup = [Notification::Version, Notification::Id(peer.id), Notification::Memory(self.memory.clone())];
+        let all = setup.into_iter().chain(others).chain([Notification::Doorbells(peer.clone())]);
+        let mut send_queue = SendQueue::default();
+        for notification in all {
+            send_queue.push(notification).expect("an empty queue has room for all clients");
         }
-        let mut stopped = self.tell_all(&Notice::Doorbells(peer.clone()));
+        let mut failed = self.announce(&Notification::Doorbells(peer.clone()));
         let id = peer.id;
-        self.members.insert(id, Client { socket, peer, outbox });
-        stopped.extend(self.flush(id).err().map(|stop| (id, stop)));
-        Ok((id, self.drop_all(stopped)))
+        self.members.insert(id, Client { socket, peer, send_queue });
+        failed.extend(self.flush(id).err().map(|error| (id, error)));
+        Ok((id, self.drop_all(failed)))
     }
 
-    /// Removes a client and tells the others, of whom those that could not be told are dropped.
+    /// Removes a client and announces that to the others. Returns the clients that were dropped in turn.
     pub fn remove(&mut self, id: u16) -> Vec<Dropped> {
-        let stopped = self.forget(id);
-        self.drop_all(stopped)
+        let failed = self.remove_one(id);
+        self.drop_all(failed)
     }
 
-    /// Tells a client what it takes without waiting.
-    pub fn flush(&mut self, id: u16) -> Result<(), Stop> {
+    /// Sends a client its queued messages as far as possible without blocking.
+    pub fn flush(&mut self, id: u16) -> Result<(), SendError> {
         let Some(client) = self.members.get_mut(&id) else { return Ok(()) };
-        client.outbox.flush(client.socket.as_fd())
+        client.send_queue.flush(client.socket.as_fd())
     }
 
-    /// Every drop is one more thing to tell the others; each can be dropped once, so this ends.
-    fn drop_all(&mut self, mut stopped: Vec<Dropped>) -> Vec<Dropped> {
+    /// Drops clients. Each drop is announced to the others, which may fail in turn; each client is dropped at most
+    /// once, so this ends.
+    fn drop_all(&mut self, mut failed: Vec<Dropped>) -> Vec<Dropped> {
         let mut dropped = Vec::new();
-        while let Some((id, stop)) = stopped.pop() {
+        while let Some((id, error)) = failed.pop() {
             if self.members.contains_key(&id) {
-                stopped.extend(self.forget(id));
-                dropped.push((id, stop));
+                failed.extend(self.remove_one(id));
+                dropped.push((id, error));
             }
         }
         dropped
     }
 
-    fn forget(&mut self, id: u16) -> Vec<Dropped> {
+    fn remove_one(&mut self, id: u16) -> Vec<Dropped> {
         if self.members.remove(&id).is_none() {
             return Vec::new();
         }
-        let departure = Rc::new(Departure { id });
-        self.departures.push(Rc::downgrade(&departure));
-        self.tell_all(&Notice::Gone(departure))
+        let disconnection = Rc::new(Disconnection { id });
+        self.disconnections.push(Rc::downgrade(&disconnection));
+        self.announce(&Notification::Disconnected(disconnection))
     }
 
-    fn tell_all(&mut self, notice: &Notice) -> Vec<Dropped> {
-        let mut stopped = Vec::new();
+    fn announce(&mut self, notification: &Notification) -> Vec<Dropped> {
+        let mut failed = Vec::new();
         for (id, client) in &mut self.members {
-            let told = client.outbox.push(notice.clone()).and_then(|()| client.outbox.flush(client.socket.as_fd()));
-            stopped.extend(told.err().map(|stop| (*id, stop)));
+            let sent = client
+                .send_queue
+                .push(notification.clone())
+                .and_then(|()| client.send_queue.flush(client.socket.as_fd()));
+            failed.extend(sent.err().map(|error| (*id, error)));
         }
-        stopped
+        failed
     }
 
-    /// The smallest id that nobody remembers: QEMU's device spoils its own heap when an id that has gone comes again
-    /// (`close_peer_eventfds` frees what the next connection writes to). After 65536 comings without a moment when
-    /// nobody was there, the smallest that nobody has, and that nobody is still to be told the end of.
+    /// Returns the smallest ID that no connected client remembers: QEMU's device corrupts its heap when an ID is reused
+    /// (`close_peer_eventfds` frees memory that the next connection writes to). After 65,536 connections without a
+    /// moment with no clients, returns the smallest ID that is not in use and whose disconnection has been sent to all
+    /// clients.
     fn free_id(&mut self) -> u16 {
         if self.members.is_empty() {
-            self.given.clear();
+            self.assigned.clear();
         }
-        if let Some(id) = (0..=u16::MAX).find(|id| !self.given.contains(id)) {
-            self.given.insert(id);
+        if let Some(id) = (0..=u16::MAX).find(|id| !self.assigned.contains(id)) {
+            self.assigned.insert(id);
             return id;
         }
-        self.departures.retain(|departure| departure.strong_count() > 0);
-        let untold: Vec<u16> = self.departures.iter().filter_map(Weak::upgrade).map(|departure| departure.id).collect();
-        let free = (0..=u16::MAX).find(|id| !self.members.contains_key(id) && !untold.contains(id));
-        free.expect("queues are bounded: they hold far fewer departures than there are ids")
+        self.disconnections.retain(|disconnection| disconnection.strong_count() > 0);
+        let unsent: Vec<u16> =
+            self.disconnections.iter().filter_map(Weak::upgrade).map(|disconnection| disconnection.id).collect();
+        let free = (0..=u16::MAX).find(|id| !self.members.contains_key(id) && !unsent.contains(id));
+        free.expect("queues are bounded: they hold far fewer disconnections than there are IDs")
     }
 }
 
 #[cfg(test)]
-#[path = "clients_tests.rs"]
 mod histories;
 
 #[cfg(test)]
@@ -145,7 +149,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::outbox::NOTICES_MAX;
+    use crate::send_queue::QUEUE_LEN_MAX;
 
     const VECTORS: u32 = 2;
 
@@ -154,7 +158,7 @@ mod tests {
         Clients::new(memory, VECTORS)
     }
 
-    /// The client's end, and its id. Nobody reads it.
+    /// Adds a client that does not read. Returns its socket and its ID.
     fn admit(clients: &mut Clients) -> (UnixStream, u16) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (id, dropped) = clients.admit(ours.into()).unwrap();
@@ -163,43 +167,43 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_the_smallest_that_nobody_remembers() {
+    fn an_id_is_the_smallest_that_no_connected_client_remembers() {
         let mut clients = clients();
-        let ends: Vec<(UnixStream, u16)> = (0..3).map(|_| admit(&mut clients)).collect();
-        assert_eq!(ends.iter().map(|end| end.1).collect::<Vec<_>>(), [0, 1, 2]);
+        let sockets: Vec<(UnixStream, u16)> = (0..3).map(|_| admit(&mut clients)).collect();
+        assert_eq!(sockets.iter().map(|socket| socket.1).collect::<Vec<_>>(), [0, 1, 2]);
         assert_eq!(clients.remove(1), []);
-        let (_end, id) = admit(&mut clients);
+        let (_socket, id) = admit(&mut clients);
         assert_eq!(id, 3);
         (0..4).filter(|id| *id != 1).for_each(|id| assert_eq!(clients.remove(id), []));
-        assert_eq!(admit(&mut clients).1, 0, "nobody is left who remembers");
+        assert_eq!(admit(&mut clients).1, 0, "no client is left that remembers an ID");
     }
 
     #[test]
-    fn when_all_ids_were_given_the_smallest_that_is_free_is_given_again() {
+    fn after_all_ids_were_assigned_the_smallest_free_one_is_reused() {
         let mut clients = clients();
-        let _ends: Vec<_> = (0..3).map(|_| admit(&mut clients)).collect();
-        clients.given = (0..=u16::MAX).collect();
+        let _sockets: Vec<_> = (0..3).map(|_| admit(&mut clients)).collect();
+        clients.assigned = (0..=u16::MAX).collect();
         assert_eq!(clients.remove(1), []);
         assert_eq!(admit(&mut clients).1, 1);
     }
 
     #[test]
-    fn an_id_whose_end_somebody_is_still_to_be_told_is_not_given_again() {
+    fn an_id_is_not_reused_before_its_disconnection_was_sent_to_all() {
         let mut clients = clients();
         let (stalled, _) = admit(&mut clients);
-        clients.given = (0..=u16::MAX).collect();
-        // Its socket is full: what comes now waits in its queue.
-        while clients.members[&0].outbox.is_empty() {
-            let (_end, id) = admit(&mut clients);
+        clients.assigned = (0..=u16::MAX).collect();
+        // Its socket is full: further messages stay in its queue.
+        while clients.members[&0].send_queue.is_empty() {
+            let (_socket, id) = admit(&mut clients);
             assert_eq!(clients.remove(id), []);
         }
-        let (_end, id) = admit(&mut clients);
+        let (_socket, id) = admit(&mut clients);
         assert_eq!(clients.remove(id), []);
         let (_next, next) = admit(&mut clients);
-        assert_ne!(next, id, "client 0 has not been told that {id} went");
+        assert_ne!(next, id, "client 0 was not sent the disconnection of {id}");
         drop(stalled);
         assert_eq!(clients.remove(0), []);
-        assert_eq!(admit(&mut clients).1, 0, "with who was to be told, all is free again");
+        assert_eq!(admit(&mut clients).1, 0, "all IDs are free again");
     }
 
     #[test]
@@ -207,16 +211,16 @@ mod tests {
         let mut clients = clients();
         let (_stalled, stalled_id) = admit(&mut clients);
         let mut dropped = Vec::new();
-        for _ in 0..2 * NOTICES_MAX {
+        for _ in 0..2 * QUEUE_LEN_MAX {
             let (ours, _theirs) = UnixStream::pair().unwrap();
-            let (id, on_coming) = clients.admit(ours.into()).unwrap();
-            dropped.extend(on_coming);
+            let (id, when_added) = clients.admit(ours.into()).unwrap();
+            dropped.extend(when_added);
             dropped.extend(clients.remove(id));
             if !dropped.is_empty() {
                 break;
             }
         }
-        assert_eq!(dropped, [(stalled_id, Stop::Full)]);
+        assert_eq!(dropped, [(stalled_id, SendError::Full)]);
         assert!(!clients.members.contains_key(&stalled_id));
     }
 }

@@ -1,47 +1,47 @@
-//! What can go wrong, each as one line with its remedy.
+//! Errors, each as one line with its remedy.
 
 use std::path::PathBuf;
 
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::{SIZE_BYTES_MIN, VECTORS_MAX};
+use crate::limits::{SIZE_BYTES_MIN, VECTORS_MAX};
 
-/// Why there is no server.
+/// Why a server could not be started.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Error {
-    /// A device's memory is a PCI BAR, whose size is a power of two.
+    /// The size is not a power of two. A device's memory is a PCI BAR.
     #[error("size {bytes}: not a power of two from {SIZE_BYTES_MIN} on; try --size {nearest}")]
     Size {
-        /// The size asked for.
+        /// Size asked for.
         bytes: u64,
-        /// The next one that is possible.
+        /// The nearest valid size.
         nearest: u64,
     },
-    /// More or fewer vectors than a client can have.
+    /// The number of vectors is out of range.
     #[error("vectors {vectors}: 1 to {VECTORS_MAX} are possible; try --vectors 4")]
     Vectors {
-        /// The number asked for.
+        /// Number asked for.
         vectors: u32,
     },
-    /// The kernel's limit of a socket's name.
+    /// The path exceeds the kernel's limit of a unix socket address.
     #[error(
-        "socket '{}': {length} bytes are too long for a socket's name, at most {length_max}; \
+        "socket '{}': {length} bytes are too long for a socket address, at most {length_max}; \
          give a shorter path",
         path.display()
     )]
     PathTooLong {
-        /// The path asked for.
+        /// Path asked for.
         path: PathBuf,
-        /// Its length in bytes.
+        /// Length in bytes.
         length: usize,
-        /// What is possible.
+        /// Maximum length.
         length_max: usize,
     },
-    /// A path that ends in nothing, such as `/`.
-    #[error("socket '{}': no file name; give the path of a socket in a directory of yours", path.display())]
+    /// The path has no file name, such as `/`.
+    #[error("socket '{}': no file name; give the path of a socket in a directory of your own", path.display())]
     PathWithoutName {
-        /// The path asked for.
+        /// Path asked for.
         path: PathBuf,
     },
     /// The directory cannot be opened.
@@ -49,34 +49,34 @@ pub enum Error {
     Directory {
         /// The directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         errno: Errno,
     },
-    /// In a directory where others write, others could put their socket in the place of ours.
+    /// Other users can write to the directory, and could replace the socket by theirs.
     #[error(
-        "directory '{}' of the socket: mode {mode:03o}, others can write there; \
+        "directory '{}' of the socket: mode {mode:03o}, other users can write to it; \
          chmod 700 it, or give a path in a directory of your own",
         path.display()
     )]
     DirectoryOpen {
         /// The directory.
         path: PathBuf,
-        /// Its mode.
+        /// Mode of the directory.
         mode: u32,
     },
-    /// The same, by its owner.
+    /// Another user owns the directory.
     #[error(
-        "directory '{}' of the socket: belongs to user {owner}; \
+        "directory '{}' of the socket: owned by user {owner}; \
          give a path in a directory of your own",
         path.display()
     )]
     DirectoryForeign {
         /// The directory.
         path: PathBuf,
-        /// Who owns it.
+        /// User ID of the owner.
         owner: u32,
     },
-    /// Somebody else is claiming a socket in the same directory and does not come to an end.
+    /// Another process holds the lock of the directory.
     #[error(
         "directory '{}' of the socket: locked by another process for {waited_ms} ms; \
          end that process, or give another directory",
@@ -85,76 +85,76 @@ pub enum Error {
     DirectoryLocked {
         /// The directory.
         path: PathBuf,
-        /// How long it was waited for.
+        /// Milliseconds waited.
         waited_ms: u64,
     },
-    /// Another server answers there.
-    #[error("socket '{}': in use, a server answers there; end that one, or give another path", path.display())]
+    /// Another server uses the socket.
+    #[error("socket '{}': in use by another server; end that server, or give another path", path.display())]
     InUse {
-        /// The path asked for.
+        /// Path asked for.
         path: PathBuf,
     },
-    /// Something else has that name, and is left alone.
+    /// The path is a file that is not a socket. It is left alone.
     #[error(
-        "socket '{}': there is a file of that name which is no socket; \
+        "socket '{}': the file exists and is not a socket; \
          remove it, or give another path",
         path.display()
     )]
     NotASocket {
-        /// The path asked for.
+        /// Path asked for.
         path: PathBuf,
     },
-    /// The kernel refused the socket.
+    /// The socket could not be made.
     #[error("socket '{}': {step}: {errno}; give another path", path.display())]
     Socket {
-        /// The path asked for.
+        /// Path asked for.
         path: PathBuf,
-        /// What was tried.
+        /// The failed operation.
         step: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         errno: Errno,
     },
-    /// More memory than the machine has to give: filling it would end some program.
-    #[error("size {bytes}: {available} bytes of memory are free; give a smaller --size")]
+    /// The memory exceeds the available memory: filling it would invoke the OOM killer.
+    #[error("size {bytes}: {available} bytes of memory are available; give a smaller --size")]
     MemoryTooLarge {
-        /// The size asked for.
+        /// Size asked for.
         bytes: u64,
-        /// What is there.
+        /// Bytes available.
         available: u64,
     },
-    /// The kernel refused the memory.
-    #[error("size {bytes}: the memory cannot be had: {step}: {errno}; give a smaller --size")]
+    /// The memory could not be allocated.
+    #[error("size {bytes}: the memory cannot be allocated: {step}: {errno}; give a smaller --size")]
     Memory {
-        /// The size asked for.
+        /// Size asked for.
         bytes: u64,
-        /// What was tried.
+        /// The failed operation.
         step: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         errno: Errno,
     },
-    /// Every client costs descriptors.
+    /// The limit of open descriptors is too low for the clients.
     #[error(
         "{wanted} descriptors are needed for {vectors} vectors, {limit} are allowed; \
          raise ulimit -Hn, or give fewer --vectors"
     )]
     Descriptors {
-        /// How many are needed.
+        /// Descriptors needed.
         wanted: u64,
-        /// For how many vectors.
+        /// Vectors of a client.
         vectors: u32,
         /// The hard limit.
         limit: u64,
     },
-    /// The kernel refused to wait.
+    /// Waiting for clients failed.
     #[error("waiting for clients: {errno}; start the server again")]
     Wait {
-        /// What the kernel said.
+        /// The kernel's error.
         errno: Errno,
     },
 }
 
 impl Error {
-    /// Whether what was asked for can never be had: the command line's fault.
+    /// Whether the arguments can never be valid, so that the exit code is that of wrong usage.
     pub fn is_wrong_use(&self) -> bool {
         matches!(
             self,

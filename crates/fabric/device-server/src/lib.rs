@@ -1,42 +1,45 @@
-//! The server behind an ivshmem device: one memory, and doorbells between everybody who is connected.
+//! An ivshmem server: one shared memory, and doorbells between all connected clients.
 //!
-//! It speaks the protocol of QEMU's `ivshmem-doorbell` device ("Inter-VM Shared Memory device", QEMU's
-//! `docs/specs/ivshmem-spec`), over a unix socket, and says all there is to say; clients only listen:
+//! It implements the protocol of QEMU's `ivshmem-doorbell` device ("Inter-VM Shared Memory device", QEMU's
+//! `docs/specs/ivshmem-spec`) over a unix socket. Only the server sends:
 //!
 //! | message (8 bytes, little endian) | descriptor | when |
 //! |---|---|---|
-//! | 0, the protocol's version | - | first |
-//! | the client's own id, 0 to 65535 | - | second |
+//! | 0, the protocol version | - | first |
+//! | the client's own ID, 0 to 65535 | - | second |
 //! | -1 | the memory | third |
-//! | another client's id, once a vector | an eventfd that rings it | for each that is there, then for each that comes |
-//! | the client's own id, once a vector | an eventfd that rings it | after those that were there |
-//! | another client's id | - | that one has gone |
+//! | another client's ID, once per vector | an eventfd that interrupts it | for each client, later for each new one |
+//! | the client's own ID, once per vector | an eventfd that interrupts it | after the connected clients |
+//! | another client's ID | - | that client has disconnected |
 //!
-//! Virtual machines and processes of the host are clients alike, so the host can be one more node beside its guests.
+//! Virtual machines and processes of the host are clients alike, so the host can be another node beside its guests.
 //!
-//! - **The memory** is a memfd of fixed size: sealed, and there to its last page, so that no client can pull it from
-//!   under another one's mapping.
-//! - **An id** is the smallest that was not given since somebody is there: nobody ever takes a new client for an old
-//!   one, and QEMU's device, which cannot bear an id that comes again, never sees one.
-//! - **A client that does not read** fills its own queue, and is dropped when that is full. Others never wait for it.
-//! - **A client that dies** is seen at once: the kernel closes its socket.
-//! - **The socket** belongs to the user alone (mode 0600), in a directory that nobody else can write. A socket that a
-//!   killed server left is replaced, a server that lives is not. Whoever connects all the same is asked for its user.
+//! - **The memory** is a sealed memfd of fixed size whose pages are all allocated, so that no client can truncate it
+//!   under another client's mapping.
+//! - **An ID** is the smallest one that was not assigned since the server last had no clients. So no client takes a new
+//!   client for an old one, and QEMU's device, which cannot handle a reused ID, never sees one.
+//! - **A client that does not read** fills its own queue, and is dropped when the queue is full. Other clients never
+//!   wait for it.
+//! - **A client that is killed** is noticed immediately, because the kernel closes its socket.
+//! - **The socket** is accessible to the user alone (mode 0600), in a directory that no one else can write to. A socket
+//!   that a killed server left behind is replaced; the socket of a running server is not. The user of every client is
+//!   checked as well.
 //!
-//! Everything runs in one thread, which sleeps unless somebody comes or goes.
+//! The server is one thread, which blocks until a client connects, disconnects or can take more messages.
 
 mod clients;
+mod descriptor_limit;
 mod error;
 mod limits;
+mod listener;
 mod memory;
 mod message;
 mod options;
-mod outbox;
-mod place;
+mod send_queue;
 mod server;
 
-pub use clients::CLIENTS_MAX;
 pub use error::Error;
+pub use limits::{CLIENTS_MAX, SIZE_BYTES_MIN, VECTORS_MAX};
 pub use memory::{available_bytes, create as create_memory};
-pub use options::{Options, SIZE_BYTES_MIN, VECTORS_MAX};
-pub use server::{Event, Running, Server};
+pub use options::Options;
+pub use server::{Event, Server, ServerThread};

@@ -5,10 +5,10 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 
-use crate::Error;
+use crate::error::Error;
 
-/// Memory of a size that nobody can change, all of it there: neither a client's `ftruncate` nor a machine that runs out
-/// of memory later can make another client's access fatal.
+/// Makes memory of a fixed size with all pages allocated. Neither a client's `ftruncate` nor a machine that runs out of
+/// memory later makes an access fatal.
 pub fn create(bytes: u64) -> Result<OwnedFd, Error> {
     let available = available_bytes();
     if bytes > available {
@@ -24,7 +24,7 @@ pub fn create(bytes: u64) -> Result<OwnedFd, Error> {
     Ok(memory)
 }
 
-/// What Linux would give without pushing anything out; everything where it does not say.
+/// Returns the available memory (`MemAvailable`); `u64::MAX` where the kernel does not report it.
 pub fn available_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_there_and_keeps_its_size() {
+    fn memory_is_allocated_and_keeps_its_size() {
         let memory = create(1 << 20).unwrap();
         let stat = rustix::fs::fstat(&memory).unwrap();
         assert_eq!((stat.st_size, stat.st_blocks), (1 << 20, 2048));
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_machine_has_is_refused() {
+    fn more_memory_than_the_machine_has_is_refused() {
         assert!(matches!(create(1 << 46), Err(Error::MemoryTooLarge { available, .. }) if available < 1 << 46));
     }
 }

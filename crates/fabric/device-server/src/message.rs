@@ -1,46 +1,46 @@
-//! The words of the protocol.
+//! The messages of the protocol.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
-/// The one version there is.
+/// The only version of the protocol.
 const PROTOCOL_VERSION: i64 = 0;
-/// Announces the memory.
+/// The number that announces the memory.
 const MEMORY: i64 = -1;
 
-/// A client, as others know it.
+/// A client as others know it.
 #[derive(Debug)]
 pub struct Peer {
-    /// Its number.
+    /// ID of the client.
     pub id: u16,
-    /// What rings it, one a vector.
+    /// The eventfds that interrupt it, by vector.
     pub doorbells: Vec<OwnedFd>,
 }
 
-/// That a client has gone. Who holds one has not told it yet: the id is free when nobody does.
+/// The disconnection of a client. A queue that holds one has not sent it yet; the ID is free when no queue does.
 #[derive(Debug)]
-pub struct Departure {
-    /// Its number.
+pub struct Disconnection {
+    /// ID of the client.
     pub id: u16,
 }
 
-/// Something a client is told, in one message or, of a peer, in one a vector.
+/// A notification for a client: one message, or for a peer's doorbells one message per vector.
 #[derive(Clone, Debug)]
-pub enum Notice {
-    /// Which protocol this is.
+pub enum Notification {
+    /// The protocol version.
     Version,
-    /// The client's own id.
+    /// The client's own ID.
     Id(u16),
     /// The memory.
     Memory(Rc<OwnedFd>),
-    /// A client, perhaps this one, and what rings it.
+    /// The doorbells of a client, possibly of this one.
     Doorbells(Rc<Peer>),
-    /// Another client has gone.
-    Gone(Rc<Departure>),
+    /// The disconnection of another client.
+    Disconnected(Rc<Disconnection>),
 }
 
-impl Notice {
-    /// How many messages it takes.
+impl Notification {
+    /// Number of messages of the notification.
     pub fn messages(&self) -> usize {
         match self {
             Self::Doorbells(peer) => peer.doorbells.len(),
@@ -48,14 +48,14 @@ impl Notice {
         }
     }
 
-    /// One of them.
+    /// One message: its number and its descriptor.
     pub fn message(&self, index: usize) -> (i64, Option<BorrowedFd<'_>>) {
         match self {
             Self::Version => (PROTOCOL_VERSION, None),
             Self::Id(id) => (i64::from(*id), None),
             Self::Memory(memory) => (MEMORY, Some(memory.as_fd())),
             Self::Doorbells(peer) => (i64::from(peer.id), peer.doorbells.get(index).map(AsFd::as_fd)),
-            Self::Gone(departure) => (i64::from(departure.id), None),
+            Self::Disconnected(disconnection) => (i64::from(disconnection.id), None),
         }
     }
 }

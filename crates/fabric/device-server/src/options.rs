@@ -1,17 +1,11 @@
-//! What a server is asked for.
+//! The options of a server.
 
 use std::path::{Path, PathBuf};
 
-use crate::Error;
+use crate::error::Error;
+use crate::limits::{SIZE_BYTES_MAX, SIZE_BYTES_MIN, VECTORS_MAX};
 
-/// The smallest memory: a page.
-pub const SIZE_BYTES_MIN: u64 = 4096;
-/// The largest: what a PCI BAR of 64 bits is good for in machines of today.
-const SIZE_BYTES_MAX: u64 = 1 << 46;
-/// Vectors of a client at most: each is a descriptor here and in every client.
-pub const VECTORS_MAX: u32 = 64;
-
-/// A socket's path, a memory's size and a number of vectors that can be had.
+/// Path of the socket, size of the memory and number of vectors, all valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     pub(crate) socket: PathBuf,
@@ -20,7 +14,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Checks what needs no look at the machine.
+    /// Checks what does not depend on the machine.
     pub fn new(socket: &Path, size_bytes: u64, vectors: u32) -> Result<Self, Error> {
         if !size_bytes.is_power_of_two() || !(SIZE_BYTES_MIN..=SIZE_BYTES_MAX).contains(&size_bytes) {
             let nearest = size_bytes.clamp(SIZE_BYTES_MIN, SIZE_BYTES_MAX).next_power_of_two();
@@ -32,17 +26,17 @@ impl Options {
         Ok(Self { socket: socket.to_owned(), size_bytes, vectors })
     }
 
-    /// Where clients connect.
+    /// Path of the socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// The memory's size.
+    /// Size of the memory.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// Doorbells a client has.
+    /// Number of doorbells of a client.
     pub fn vectors(&self) -> u32 {
         self.vectors
     }
@@ -57,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_is_a_power_of_two_of_a_page_at_least() {
+    fn a_size_is_a_power_of_two_and_at_least_a_page() {
         for (bytes, nearest) in [(0, 4096), (2048, 4096), (4097, 8192), (3 << 20, 4 << 20), (u64::MAX, 1 << 46)] {
             assert_eq!(new(bytes, 1), Err(Error::Size { bytes, nearest }));
         }

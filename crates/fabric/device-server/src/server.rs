@@ -1,4 +1,4 @@
-//! The loop: who comes, who goes, who can be told more.
+//! The event loop: accepts clients, notices disconnections, sends queued messages.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,46 +11,49 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketFlags};
 
 use crate::clients::{Clients, Dropped};
-use crate::outbox::Stop;
-use crate::place::{self, Place};
-use crate::{CLIENTS_MAX, Error, Options, limits, memory};
+use crate::error::Error;
+use crate::limits::CLIENTS_MAX;
+use crate::listener::{self, BoundSocket};
+use crate::options::Options;
+use crate::send_queue::SendError;
+use crate::{descriptor_limit, memory};
 
-/// Clients taken in before the others are looked at again.
+/// Maximum number of clients accepted per iteration, before the others are polled again.
 const ACCEPTS_MAX: usize = 16;
-/// How long nobody is taken in after the kernel had nothing left for a new one.
+/// Pause before the next `accept` after the kernel ran out of resources for a new client.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// A server that has its socket and its memory: clients can connect, and are answered once it runs.
+/// A server with its socket and its memory. Clients can connect, and get responses once it runs.
 #[derive(Debug)]
 pub struct Server {
-    place: Place,
+    socket: BoundSocket,
     memory: OwnedFd,
     vectors: u32,
 }
 
-/// Something that happened, for a log.
+/// An event, for a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A client is connected.
-    Came {
-        /// Its id.
+    /// A client has connected.
+    Connected {
+        /// ID of the client.
         id: u16,
     },
-    /// A client closed its socket, or died.
-    Went {
-        /// Its id.
+    /// A client has closed its socket, or was killed.
+    Disconnected {
+        /// ID of the client.
         id: u16,
     },
     /// A client was dropped.
     Dropped {
-        /// Its id.
+        /// ID of the client.
         id: u16,
-        /// Why, in words.
+        /// The reason.
         why: String,
     },
-    /// Somebody was not taken in.
+    /// A client was refused.
     Refused {
-        /// Why, in words.
+        /// The reason.
         why: String,
     },
 }
@@ -58,57 +61,58 @@ pub enum Event {
 impl fmt::Display for Event {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Came { id } => write!(formatter, "client {id} came"),
-            Self::Went { id } => write!(formatter, "client {id} went"),
+            Self::Connected { id } => write!(formatter, "client {id} connected"),
+            Self::Disconnected { id } => write!(formatter, "client {id} disconnected"),
             Self::Dropped { id, why } => write!(formatter, "client {id} dropped: {why}"),
             Self::Refused { why } => write!(formatter, "a client was refused: {why}"),
         }
     }
 }
 
-/// A server in a thread of its own. Dropping it ends the server; clients keep the memory they have mapped.
+/// A server in a thread of its own. Dropping it ends the server; clients keep the memory that they have mapped.
 #[derive(Debug)]
-pub struct Running {
+pub struct ServerThread {
     stop: OwnedFd,
     thread: Option<JoinHandle<Result<(), Error>>>,
 }
 
 impl Server {
-    /// Takes the place and makes the memory, or leaves nothing behind.
+    /// Binds the socket and makes the memory. Leaves nothing behind on an error.
     pub fn bind(options: &Options) -> Result<Self, Error> {
-        limits::ensure(options.vectors)?;
-        let place = place::claim(&options.socket)?;
+        descriptor_limit::raise(options.vectors)?;
+        let socket = listener::bind(&options.socket)?;
         let memory = memory::create(options.size_bytes)?;
-        Ok(Self { place, memory, vectors: options.vectors })
+        Ok(Self { socket, memory, vectors: options.vectors })
     }
 
-    /// The memory that all clients get.
+    /// The memory that all clients receive.
     pub fn memory(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
 
-    /// The socket's path.
+    /// Path of the socket.
     pub fn socket(&self) -> &Path {
-        self.place.path()
+        self.socket.path()
     }
 
-    /// Serves until `stop` is readable, then gives its place back.
+    /// Serves until `stop` is readable, then removes the socket.
     pub fn run(self, stop: BorrowedFd<'_>, on_event: &mut dyn FnMut(&Event)) -> Result<(), Error> {
         let clients = Clients::new(self.memory, self.vectors);
-        Loop { place: self.place, clients, accept_from: None, on_event }.run(stop)
+        Loop { socket: self.socket, clients, accept_from: None, on_event }.run(stop)
     }
 
-    /// The same in a thread of its own.
-    pub fn start(self, mut on_event: impl FnMut(&Event) + Send + 'static) -> Result<Running, Error> {
+    /// Serves in a thread of its own.
+    pub fn start(self, mut on_event: impl FnMut(&Event) + Send + 'static) -> Result<ServerThread, Error> {
         let failed = |errno| Error::Wait { errno };
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(failed)?;
-        let heard = stop.try_clone().map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::MFILE)))?;
-        let thread = std::thread::spawn(move || self.run(heard.as_fd(), &mut on_event));
-        Ok(Running { stop, thread: Some(thread) })
+        let stop_of_thread =
+            stop.try_clone().map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::MFILE)))?;
+        let thread = std::thread::spawn(move || self.run(stop_of_thread.as_fd(), &mut on_event));
+        Ok(ServerThread { stop, thread: Some(thread) })
     }
 }
 
-impl Drop for Running {
+impl Drop for ServerThread {
     fn drop(&mut self) {
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
@@ -118,18 +122,18 @@ impl Drop for Running {
 }
 
 struct Loop<'a> {
-    place: Place,
+    socket: BoundSocket,
     clients: Clients,
-    /// When newcomers are looked at again; now, without one.
+    /// When `accept` is called again; `None`: now.
     accept_from: Option<Instant>,
     on_event: &'a mut dyn FnMut(&Event),
 }
 
-/// What one wait brought.
+/// What one poll returned.
 #[derive(Default)]
 struct Ready {
     stop: bool,
-    newcomers: bool,
+    acceptable: bool,
     readable: Vec<u16>,
     writable: Vec<u16>,
 }
@@ -142,14 +146,14 @@ impl Loop<'_> {
                 return Ok(());
             }
             for id in ready.readable {
-                self.hear(id);
+                self.handle_readable(id);
             }
             for id in ready.writable {
-                if let Err(stop) = self.clients.flush(id) {
-                    self.drop_client(id, stop);
+                if let Err(error) = self.clients.flush(id) {
+                    self.drop_client(id, error);
                 }
             }
-            if ready.newcomers {
+            if ready.acceptable {
                 self.accept();
             }
         }
@@ -159,10 +163,10 @@ impl Loop<'_> {
         let pause = self.accept_from.map(|from| from.saturating_duration_since(Instant::now()));
         let pause = pause.filter(|pause| !pause.is_zero());
         let timeout = pause.map(|pause| Timespec::try_from(pause).expect("a second at most"));
-        let newcomers = if pause.is_some() { PollFlags::empty() } else { PollFlags::IN };
+        let acceptable = if pause.is_some() { PollFlags::empty() } else { PollFlags::IN };
         let mut ids = Vec::new();
         let mut polled =
-            vec![PollFd::from_borrowed_fd(stop, PollFlags::IN), PollFd::new(self.place.listener(), newcomers)];
+            vec![PollFd::from_borrowed_fd(stop, PollFlags::IN), PollFd::new(self.socket.listener(), acceptable)];
         for (id, socket, has_more) in self.clients.sockets() {
             let writable = if has_more { PollFlags::OUT } else { PollFlags::empty() };
             polled.push(PollFd::from_borrowed_fd(socket, PollFlags::IN | writable));
@@ -174,7 +178,7 @@ impl Loop<'_> {
             Err(errno) => return Err(Error::Wait { errno }),
         }
         let mut ready = Ready { stop: !polled[0].revents().is_empty(), ..Ready::default() };
-        ready.newcomers = !polled[1].revents().is_empty();
+        ready.acceptable = !polled[1].revents().is_empty();
         for (id, polled) in ids.into_iter().zip(&polled[2..]) {
             if polled.revents().intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
                 ready.readable.push(id);
@@ -185,13 +189,13 @@ impl Loop<'_> {
         Ok(ready)
     }
 
-    /// A client has nothing to say: it has gone, or it is no client.
-    fn hear(&mut self, id: u16) {
+    /// Handles a readable client. Clients never send, so it has disconnected or violates the protocol.
+    fn handle_readable(&mut self, id: u16) {
         let Some(socket) = self.clients.socket(id) else { return };
-        let event = match look(socket) {
+        let event = match peek(socket) {
             Err(Errno::AGAIN | Errno::INTR) => return,
-            Ok(0) | Err(Errno::CONNRESET) => Event::Went { id },
-            Ok(_) => Event::Dropped { id, why: "it wrote, and clients only listen".to_owned() },
+            Ok(0) | Err(Errno::CONNRESET) => Event::Disconnected { id },
+            Ok(_) => Event::Dropped { id, why: "it sent data, which clients never do".to_owned() },
             Err(errno) => Event::Dropped { id, why: errno.to_string() },
         };
         (self.on_event)(&event);
@@ -199,18 +203,18 @@ impl Loop<'_> {
         self.report(dropped);
     }
 
-    fn drop_client(&mut self, id: u16, stop: Stop) {
-        let mut dropped = vec![(id, stop)];
+    fn drop_client(&mut self, id: u16, error: SendError) {
+        let mut dropped = vec![(id, error)];
         dropped.extend(self.clients.remove(id));
         self.report(dropped);
     }
 
     fn report(&mut self, dropped: Vec<Dropped>) {
-        for (id, stop) in dropped {
-            let event = match stop {
-                Stop::Full => Event::Dropped { id, why: "it does not read, and its queue is full".to_owned() },
-                Stop::Broken(Errno::PIPE | Errno::CONNRESET) => Event::Went { id },
-                Stop::Broken(errno) => Event::Dropped { id, why: errno.to_string() },
+        for (id, error) in dropped {
+            let event = match error {
+                SendError::Full => Event::Dropped { id, why: "it does not read, and its queue is full".to_owned() },
+                SendError::Broken(Errno::PIPE | Errno::CONNRESET) => Event::Disconnected { id },
+                SendError::Broken(errno) => Event::Dropped { id, why: errno.to_string() },
             };
             (self.on_event)(&event);
         }
@@ -219,7 +223,7 @@ impl Loop<'_> {
     fn accept(&mut self) {
         for _ in 0..ACCEPTS_MAX {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            match rustix::net::accept_with(self.place.listener(), flags) {
+            match rustix::net::accept_with(self.socket.listener(), flags) {
                 Ok(socket) => self.admit(socket),
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
@@ -228,26 +232,30 @@ impl Loop<'_> {
         }
     }
 
-    /// The newcomer stays in the queue, where it would wake us again at once.
+    /// Pauses accepting: the client stays in the backlog, where it would wake the loop again immediately.
     fn pause(&mut self, errno: Errno) {
         self.accept_from = Some(Instant::now() + ACCEPT_PAUSE);
         (self.on_event)(&Event::Refused { why: format!("{errno}; trying again in {} s", ACCEPT_PAUSE.as_secs()) });
     }
 
     fn admit(&mut self, socket: OwnedFd) {
-        // It did not even wait for an answer: nobody needs to hear of it.
-        if look(socket.as_fd()) == Ok(0) {
+        // It has disconnected already, so it is not announced.
+        if peek(socket.as_fd()) == Ok(0) {
             return;
         }
-        if let Some(stranger) = stranger(&socket) {
-            return (self.on_event)(&Event::Refused { why: format!("user {stranger} is not this server's") });
+        if let Some(foreign_user) = foreign_user(&socket) {
+            return (self.on_event)(&Event::Refused {
+                why: format!("user {foreign_user} is neither root nor the server's user"),
+            });
         }
         if self.clients.is_full() {
-            return (self.on_event)(&Event::Refused { why: format!("{CLIENTS_MAX} are here, no more can be") });
+            return (self.on_event)(&Event::Refused {
+                why: format!("{CLIENTS_MAX} clients are connected, which is the maximum"),
+            });
         }
         match self.clients.admit(socket) {
             Ok((id, dropped)) => {
-                (self.on_event)(&Event::Came { id });
+                (self.on_event)(&Event::Connected { id });
                 self.report(dropped);
             }
             Err(errno) => (self.on_event)(&Event::Refused { why: errno.to_string() }),
@@ -255,15 +263,16 @@ impl Loop<'_> {
     }
 }
 
-/// The user at a socket's other end, who is neither root nor this process's: the name's mode may have been changed.
-fn stranger(socket: &OwnedFd) -> Option<u32> {
-    // A socket that does not say who is there is nobody's.
+/// Returns the user of a client that is neither root nor this process's user. The mode of the socket may have been
+/// changed.
+fn foreign_user(socket: &OwnedFd) -> Option<u32> {
+    // A socket without peer credentials counts as a foreign user's.
     let user = rustix::net::sockopt::socket_peercred(socket).map_or(u32::MAX, |peer| peer.uid.as_raw());
     (user != 0 && user != rustix::process::geteuid().as_raw()).then_some(user)
 }
 
-/// What a socket's other end has written, without taking it: 0 bytes when it is closed.
-fn look(socket: BorrowedFd<'_>) -> Result<usize, Errno> {
+/// Peeks at what a client has sent: 0 bytes if it has closed its socket.
+fn peek(socket: BorrowedFd<'_>) -> Result<usize, Errno> {
     let mut byte = [0_u8];
     rustix::net::recv(socket, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT).map(|(length, _)| length)
 }

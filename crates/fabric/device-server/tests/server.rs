@@ -1,4 +1,4 @@
-//! The server, as its clients see it.
+//! The server as its clients see it.
 
 use std::fs::Permissions;
 use std::io::IoSliceMut;
@@ -12,21 +12,21 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use device_server::{CLIENTS_MAX, Error, Event, Options, Running, Server};
+use device_server::{CLIENTS_MAX, Error, Event, Options, Server, ServerThread};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use tempfile::TempDir;
 
-/// Only a hang ever waits so long.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Only a hang waits this long.
+const HANG_TIMEOUT: Duration = Duration::from_secs(30);
 const SIZE_BYTES: u64 = 1 << 20;
 const VECTORS: u32 = 2;
 
-struct Place {
+struct SocketFolder {
     folder: TempDir,
 }
 
-impl Place {
+impl SocketFolder {
     fn new() -> Self {
         let owner_only = Permissions::from_mode(0o700);
         Self { folder: tempfile::Builder::new().permissions(owner_only).tempdir().unwrap() }
@@ -40,7 +40,7 @@ impl Place {
         Server::bind(&Options::new(&self.socket(), SIZE_BYTES, VECTORS).unwrap())
     }
 
-    fn start(&self) -> (Running, Receiver<Event>) {
+    fn start(&self) -> (ServerThread, Receiver<Event>) {
         let (events, log) = channel();
         let running = self.bind().unwrap().start(move |event| events.send(event.clone()).unwrap_or_default());
         (running.unwrap(), log)
@@ -48,12 +48,12 @@ impl Place {
 
     fn connect(&self) -> UnixStream {
         let socket = UnixStream::connect(self.socket()).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(HANG_TIMEOUT)).unwrap();
         socket
     }
 }
 
-/// One message and its descriptor; None when the server has closed the socket.
+/// Receives a message and its descriptor; `None` if the server has closed the socket.
 fn receive(socket: &UnixStream) -> Option<(i64, Option<OwnedFd>)> {
     let mut word = [0; 8];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
@@ -94,9 +94,9 @@ fn expect_doorbells(socket: &UnixStream, id: i64) -> Vec<OwnedFd> {
     (0..VECTORS).map(|_| expect_descriptor(socket, id)).collect()
 }
 
-/// Reads the introduction of a client, up to its own doorbells, which come last.
+/// Reads the setup of a client, up to its own doorbells, which are last.
 #[track_caller]
-fn introduction(socket: &UnixStream, id: i64, others: &[i64]) -> (OwnedFd, Vec<Vec<OwnedFd>>, Vec<OwnedFd>) {
+fn setup(socket: &UnixStream, id: i64, others: &[i64]) -> (OwnedFd, Vec<Vec<OwnedFd>>, Vec<OwnedFd>) {
     expect(socket, 0);
     expect(socket, id);
     let memory = expect_descriptor(socket, -1);
@@ -108,7 +108,7 @@ fn ring(doorbell: &OwnedFd) {
     rustix::io::write(doorbell, &1_u64.to_ne_bytes()).unwrap();
 }
 
-/// How often it rang since it was last asked.
+/// Number of rings since the last call.
 fn rings(doorbell: &OwnedFd) -> u64 {
     let mut count = [0; 8];
     match rustix::io::read(doorbell, &mut count) {
@@ -120,12 +120,12 @@ fn rings(doorbell: &OwnedFd) -> u64 {
 
 #[test]
 fn two_clients_share_memory_and_ring_each_other() {
-    let place = Place::new();
-    let (_running, _log) = place.start();
-    let a = place.connect();
-    let (memory_a, _, own_a) = introduction(&a, 0, &[]);
-    let b = place.connect();
-    let (memory_b, others_b, own_b) = introduction(&b, 1, &[0]);
+    let folder = SocketFolder::new();
+    let (_running, _log) = folder.start();
+    let a = folder.connect();
+    let (memory_a, _, own_a) = setup(&a, 0, &[]);
+    let b = folder.connect();
+    let (memory_b, others_b, own_b) = setup(&b, 1, &[0]);
     let from_a = expect_doorbells(&a, 1);
 
     assert_eq!(rustix::fs::fstat(&memory_a).unwrap().st_size as u64, SIZE_BYTES);
@@ -143,31 +143,31 @@ fn two_clients_share_memory_and_ring_each_other() {
 }
 
 #[test]
-fn who_goes_is_told_to_the_others_and_the_id_does_not_come_again() {
-    let place = Place::new();
-    let (_running, log) = place.start();
-    let a = place.connect();
-    introduction(&a, 0, &[]);
-    let b = place.connect();
-    introduction(&b, 1, &[0]);
+fn a_disconnection_is_announced_to_the_others_and_the_id_is_not_reused() {
+    let folder = SocketFolder::new();
+    let (_running, log) = folder.start();
+    let a = folder.connect();
+    setup(&a, 0, &[]);
+    let b = folder.connect();
+    setup(&b, 1, &[0]);
     expect_doorbells(&a, 1);
     drop(b);
     expect(&a, 1);
-    let c = place.connect();
-    introduction(&c, 2, &[0]);
+    let c = folder.connect();
+    setup(&c, 2, &[0]);
     expect_doorbells(&a, 2);
-    let events: Vec<Event> = (0..4).map(|_| log.recv_timeout(PATIENCE).unwrap()).collect();
-    let came = |id| Event::Came { id };
-    assert_eq!(events, [came(0), came(1), Event::Went { id: 1 }, came(2)]);
+    let events: Vec<Event> = (0..4).map(|_| log.recv_timeout(HANG_TIMEOUT).unwrap()).collect();
+    let connected = |id| Event::Connected { id };
+    assert_eq!(events, [connected(0), connected(1), Event::Disconnected { id: 1 }, connected(2)]);
 }
 
 #[test]
-fn a_client_killed_by_signal_9_is_seen() {
-    let place = Place::new();
-    let (_running, _log) = place.start();
-    let a = place.connect();
-    introduction(&a, 0, &[]);
-    let b = OwnedFd::from(place.connect());
+fn a_client_killed_by_sigkill_is_noticed() {
+    let folder = SocketFolder::new();
+    let (_running, _log) = folder.start();
+    let a = folder.connect();
+    setup(&a, 0, &[]);
+    let b = OwnedFd::from(folder.connect());
     let mut process = Command::new("sleep").arg("1000").stdin(Stdio::from(b)).spawn().unwrap();
     expect_doorbells(&a, 1);
     process.kill().unwrap();
@@ -176,28 +176,28 @@ fn a_client_killed_by_signal_9_is_seen() {
 }
 
 #[test]
-fn a_client_that_does_not_read_stalls_nobody_and_is_dropped() {
-    let place = Place::new();
-    let (_running, log) = place.start();
-    let stalled = place.connect();
-    let a = place.connect();
-    introduction(&a, 1, &[0]);
-    let mut told = None;
+fn a_client_that_does_not_read_delays_no_other_and_is_dropped() {
+    let folder = SocketFolder::new();
+    let (_running, log) = folder.start();
+    let stalled = folder.connect();
+    let a = folder.connect();
+    setup(&a, 1, &[0]);
+    let mut gone = None;
     for _ in 0..10_000 {
-        let passing = place.connect();
+        let passing = folder.connect();
         expect(&passing, 0);
         drop(passing);
-        // What `a` is told comes at once, however far the other is behind.
+        // Client `a` gets its messages immediately, however far the other is behind.
         let mut next = receive(&a).unwrap();
         while next.1.is_some() {
             next = receive(&a).unwrap();
         }
         if next.0 == 0 {
-            told = Some(next.0);
+            gone = Some(next.0);
             break;
         }
     }
-    assert_eq!(told, Some(0), "the stalled client is gone");
+    assert_eq!(gone, Some(0), "the stalled client was not dropped");
     let why = log.iter().find_map(|event| match event {
         Event::Dropped { id: 0, why } => Some(why),
         _ => None,
@@ -207,29 +207,29 @@ fn a_client_that_does_not_read_stalls_nobody_and_is_dropped() {
 }
 
 #[test]
-fn a_client_that_writes_is_dropped() {
-    let place = Place::new();
-    let (_running, log) = place.start();
-    let a = place.connect();
-    introduction(&a, 0, &[]);
+fn a_client_that_sends_is_dropped() {
+    let folder = SocketFolder::new();
+    let (_running, log) = folder.start();
+    let a = folder.connect();
+    setup(&a, 0, &[]);
     rustix::io::write(&a, b"hello").unwrap();
     assert!(receive(&a).is_none());
-    assert_eq!(log.recv_timeout(PATIENCE).unwrap(), Event::Came { id: 0 });
-    assert!(matches!(log.recv_timeout(PATIENCE).unwrap(), Event::Dropped { id: 0, .. }));
+    assert_eq!(log.recv_timeout(HANG_TIMEOUT).unwrap(), Event::Connected { id: 0 });
+    assert!(matches!(log.recv_timeout(HANG_TIMEOUT).unwrap(), Event::Dropped { id: 0, .. }));
 }
 
 #[test]
-fn one_more_than_there_is_room_for_is_refused_until_somebody_goes() {
-    let place = Place::new();
-    let (_running, log) = place.start();
-    let clients: Vec<UnixStream> = (0..CLIENTS_MAX).map(|_| place.connect()).collect();
-    let refused = place.connect();
+fn a_client_beyond_the_maximum_is_refused_until_another_disconnects() {
+    let folder = SocketFolder::new();
+    let (_running, log) = folder.start();
+    let clients: Vec<UnixStream> = (0..CLIENTS_MAX).map(|_| folder.connect()).collect();
+    let refused = folder.connect();
     assert!(receive(&refused).is_none());
     let refusal = log.iter().find(|event| matches!(event, Event::Refused { .. })).unwrap();
-    assert!(refusal.to_string().contains("64 are here"), "{refusal}");
+    assert!(refusal.to_string().contains("64 clients are connected"), "{refusal}");
     drop(clients);
     let next = loop {
-        let next = place.connect();
+        let next = folder.connect();
         if let Some((version, _)) = receive(&next) {
             assert_eq!(version, 0);
             break next;
@@ -239,26 +239,26 @@ fn one_more_than_there_is_room_for_is_refused_until_somebody_goes() {
 }
 
 #[test]
-fn a_running_server_keeps_its_place_and_an_ended_one_gives_it_back() {
-    let place = Place::new();
-    let (running, log) = place.start();
-    let a = place.connect();
-    introduction(&a, 0, &[]);
-    assert_eq!(place.bind().unwrap_err(), Error::InUse { path: place.socket() });
+fn a_running_server_keeps_its_socket_and_an_ended_one_removes_it() {
+    let folder = SocketFolder::new();
+    let (running, log) = folder.start();
+    let a = folder.connect();
+    setup(&a, 0, &[]);
+    assert_eq!(folder.bind().unwrap_err(), Error::InUse { path: folder.socket() });
     drop(running);
-    assert!(!place.socket().exists());
+    assert!(!folder.socket().exists());
     assert!(receive(&a).is_none());
-    // The other server that asked for the place was no client.
-    assert_eq!(log.iter().collect::<Vec<_>>(), [Event::Came { id: 0 }]);
-    assert!(place.bind().is_ok());
+    // The other server's check of the path did not count as a client.
+    assert_eq!(log.iter().collect::<Vec<_>>(), [Event::Connected { id: 0 }]);
+    assert!(folder.bind().is_ok());
 }
 
 #[test]
-fn memory_that_cannot_be_had_leaves_no_socket_behind() {
-    let place = Place::new();
-    let options = Options::new(&place.socket(), 1 << 46, VECTORS).unwrap();
+fn a_server_without_memory_leaves_no_socket_behind() {
+    let folder = SocketFolder::new();
+    let options = Options::new(&folder.socket(), 1 << 46, VECTORS).unwrap();
     assert!(matches!(Server::bind(&options), Err(Error::MemoryTooLarge { .. })));
-    assert!(!place.socket().exists());
+    assert!(!folder.socket().exists());
 }
 
 #[test]
@@ -266,14 +266,14 @@ fn another_user_who_reaches_the_socket_is_refused() {
     if !rustix::process::geteuid().is_root() {
         return println!("skipped: only root can be another user");
     }
-    let place = Place::new();
-    let (_running, log) = place.start();
-    std::fs::set_permissions(place.folder.path(), Permissions::from_mode(0o711)).unwrap();
-    std::fs::set_permissions(place.socket(), Permissions::from_mode(0o666)).unwrap();
+    let folder = SocketFolder::new();
+    let (_running, log) = folder.start();
+    std::fs::set_permissions(folder.folder.path(), Permissions::from_mode(0o711)).unwrap();
+    std::fs::set_permissions(folder.socket(), Permissions::from_mode(0o666)).unwrap();
     let script = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); print(len(s.recv(8)))";
-    let mut stranger = Command::new("python3");
-    let output = stranger.args(["-c", script]).arg(place.socket()).uid(65534).current_dir("/").output().unwrap();
+    let mut foreign_user = Command::new("python3");
+    let output = foreign_user.args(["-c", script]).arg(folder.socket()).uid(65534).current_dir("/").output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "0\n", "{output:?}");
-    let why = "user 65534 is not this server's".to_owned();
-    assert_eq!(log.recv_timeout(PATIENCE), Ok(Event::Refused { why }));
+    let why = "user 65534 is neither root nor the server's user".to_owned();
+    assert_eq!(log.recv_timeout(HANG_TIMEOUT), Ok(Event::Refused { why }));
 }

@@ -53,7 +53,7 @@ pub struct Running {
 /// Our device server, for devices that need one. It ends before its folder goes.
 #[derive(Debug)]
 struct Served {
-    _server: device_server::Running,
+    _server: device_server::ServerThread,
     memory: OwnedFd,
     socket: PathBuf,
     _folder: TempDir,
@@ -305,7 +305,7 @@ impl Served {
         let memory = server.memory().try_clone_to_owned()?;
         let heard = events.clone();
         let on_event = move |event: &device_server::Event| {
-            if matches!(event, device_server::Event::Came { .. }) {
+            if matches!(event, device_server::Event::Connected { .. }) {
                 let _ = heard.send(Event::DeviceTaken);
             }
         };

@@ -1,6 +1,6 @@
 //! Servers and files for tests of devices.
 
-use device_server::{Options, Running};
+use device_server::{Options, ServerThread};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use std::fs::Permissions;
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 /// A running server.
 pub struct Server {
     folder: TempDir,
-    _running: Running,
+    _running: ServerThread,
 }
 
 impl Server {

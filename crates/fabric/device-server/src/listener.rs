@@ -1,4 +1,4 @@
-//! The socket's place in the file system: claimed once, and given back.
+//! The listening socket and its path in the file system.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -8,58 +8,59 @@ use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::Error;
+use crate::error::Error;
 
-/// Connections that may wait to be accepted.
+/// Backlog of the socket.
 const BACKLOG: i32 = 64;
-/// The kernel's limit of a socket's name, without the zero behind it.
+/// The kernel's limit of a unix socket address, without the terminating zero.
 const NAME_BYTES_MAX: usize = 107;
-/// How often a directory is asked for that another server is claiming a place in, and how long between.
+/// Attempts to lock a directory, and the pause between them.
 const LOCK_TRIES_MAX: u32 = 100;
 const LOCK_TRY_EVERY: Duration = Duration::from_millis(20);
 
-/// A listening socket and the name it is found by, which goes with it.
+/// A listening socket and its path, which is removed with it.
 #[derive(Debug)]
-pub struct Place {
+pub struct BoundSocket {
     listener: OwnedFd,
     path: PathBuf,
-    /// Which file is ours: one that replaced it is not.
+    /// Device and inode of the path, to recognize a file that has replaced it.
     identity: (u64, u64),
 }
 
-/// Binds a socket for this user alone. A name that nobody answers at is taken over.
-pub fn claim(path: &Path) -> Result<Place, Error> {
+/// Binds a socket that only this user can connect to. Replaces a socket that no process has open.
+pub fn bind(path: &Path) -> Result<BoundSocket, Error> {
     let address = address_of(path)?;
-    // While the directory is locked nobody else looks and takes over: two servers that start at once get one place.
+    // While the directory is locked, no other server checks or replaces the path: of two servers that start at the same
+    // time, one gets it.
     let _locked = lock_folder(path)?;
     match rustix::fs::lstat(path) {
         Ok(found) => take_over(path, &address, &found)?,
         Err(Errno::NOENT) => {}
-        Err(errno) => return Err(socket_error(path, "looking", errno)),
+        Err(errno) => return Err(socket_error(path, "lstat", errno)),
     }
     let listener = socket(path, SocketType::STREAM)?;
     rustix::net::bind(&listener, &address).map_err(|errno| socket_error(path, "bind", errno))?;
-    let made = rustix::fs::lstat(path).map_err(|errno| socket_error(path, "looking", errno))?;
-    // From here on the name goes whatever happens.
-    let place = Place { listener, path: path.to_owned(), identity: identity(&made) };
+    let made = rustix::fs::lstat(path).map_err(|errno| socket_error(path, "lstat", errno))?;
+    // From here on the path is removed on every error.
+    let socket = BoundSocket { listener, path: path.to_owned(), identity: identity(&made) };
     rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(|errno| socket_error(path, "chmod", errno))?;
-    rustix::net::listen(&place.listener, BACKLOG).map_err(|errno| socket_error(path, "listen", errno))?;
-    Ok(place)
+    rustix::net::listen(&socket.listener, BACKLOG).map_err(|errno| socket_error(path, "listen", errno))?;
+    Ok(socket)
 }
 
-impl Place {
-    /// The listening socket: it never waits.
+impl BoundSocket {
+    /// The listening socket, which is non-blocking.
     pub fn listener(&self) -> &OwnedFd {
         &self.listener
     }
 
-    /// Its name.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-impl Drop for Place {
+impl Drop for BoundSocket {
     fn drop(&mut self) {
         let _locked = lock_folder(&self.path);
         if rustix::fs::lstat(&self.path).is_ok_and(|found| identity(&found) == self.identity) {
@@ -76,7 +77,7 @@ fn address_of(path: &Path) -> Result<SocketAddrUnix, Error> {
     if path.file_name().is_none() {
         return Err(Error::PathWithoutName { path: path.to_owned() });
     }
-    SocketAddrUnix::new(path).map_err(|errno| socket_error(path, "its name", errno))
+    SocketAddrUnix::new(path).map_err(|errno| socket_error(path, "its address", errno))
 }
 
 fn socket_error(path: &Path, step: &'static str, errno: Errno) -> Error {
@@ -87,7 +88,8 @@ fn identity(stat: &Stat) -> (u64, u64) {
     (stat.st_dev, stat.st_ino)
 }
 
-/// The directory of a path, open and locked: nobody but its owner may write there, or the name could be another's.
+/// Opens and locks the directory of a path. Only its owner may be able to write to it, because another user could
+/// replace the socket.
 fn lock_folder(path: &Path) -> Result<OwnedFd, Error> {
     let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let failed = |errno| Error::Directory { path: folder.to_owned(), errno };
@@ -111,19 +113,17 @@ fn lock_folder(path: &Path) -> Result<OwnedFd, Error> {
     Err(Error::DirectoryLocked { path: folder.to_owned(), waited_ms })
 }
 
-/// Removes a socket that nobody has open. Asked with a socket of another type, the kernel says whether anybody has,
-/// and whoever has does not notice.
+/// Removes a socket that no process has open. A `connect` with a socket of another type tells whether a process has it
+/// open, without that process noticing.
 fn take_over(path: &Path, address: &SocketAddrUnix, found: &Stat) -> Result<(), Error> {
     if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
         return Err(Error::NotASocket { path: path.to_owned() });
     }
     let probe = socket(path, SocketType::DGRAM)?;
     match rustix::net::connect(&probe, address) {
-        Err(Errno::CONNREFUSED) => {
-            rustix::fs::unlink(path).map_err(|errno| socket_error(path, "removing the old one", errno))
-        }
+        Err(Errno::CONNREFUSED) => rustix::fs::unlink(path).map_err(|errno| socket_error(path, "unlink", errno)),
         Ok(()) | Err(Errno::PROTOTYPE) => Err(Error::InUse { path: path.to_owned() }),
-        Err(errno) => Err(socket_error(path, "asking who is there", errno)),
+        Err(errno) => Err(socket_error(path, "connect", errno)),
     }
 }
 
@@ -147,55 +147,55 @@ mod tests {
         tempfile::Builder::new().permissions(Permissions::from_mode(0o700)).tempdir().unwrap()
     }
 
-    fn words(path: &Path) -> String {
-        claim(path).unwrap_err().to_string()
+    fn error_text(path: &Path) -> String {
+        bind(path).unwrap_err().to_string()
     }
 
     #[test]
-    fn a_claimed_socket_is_its_users_alone_and_goes_with_its_owner() {
+    fn a_socket_is_private_to_its_user_and_removed_when_dropped() {
         let folder = folder();
         let path = folder.path().join("device.sock");
-        let place = claim(&path).unwrap();
+        let socket = bind(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         UnixStream::connect(&path).unwrap();
-        drop(place);
+        drop(socket);
         assert!(!path.exists());
     }
 
     #[test]
-    fn a_socket_that_nobody_answers_at_is_taken_over_and_one_in_use_is_not() {
+    fn a_socket_that_is_not_in_use_is_replaced_and_one_in_use_is_not() {
         let folder = folder();
         let path = folder.path().join("device.sock");
-        drop(UnixListener::bind(&path).unwrap()); // as after kill -9: the name stays
-        let place = claim(&path).unwrap();
-        assert_eq!(claim(&path).unwrap_err(), Error::InUse { path: path.clone() });
-        assert!(UnixStream::connect(&path).is_ok(), "the first one lives on");
-        drop(place);
+        drop(UnixListener::bind(&path).unwrap()); // As after kill -9, the file stays.
+        let socket = bind(&path).unwrap();
+        assert_eq!(bind(&path).unwrap_err(), Error::InUse { path: path.clone() });
+        assert!(UnixStream::connect(&path).is_ok(), "the first server still listens");
+        drop(socket);
     }
 
     #[test]
-    fn another_ones_socket_of_the_same_name_is_not_removed() {
+    fn a_socket_that_has_replaced_the_own_one_is_not_removed() {
         let folder = folder();
         let path = folder.path().join("device.sock");
-        let place = claim(&path).unwrap();
+        let socket = bind(&path).unwrap();
         fs::remove_file(&path).unwrap();
         let _other = UnixListener::bind(&path).unwrap();
-        drop(place);
+        drop(socket);
         assert!(path.exists());
     }
 
     #[test]
-    fn a_name_that_cannot_be_had_is_refused_in_words() {
+    fn an_unusable_path_is_refused_with_the_reason() {
         let folder = folder();
         let within = |name: &str| folder.path().join(name);
         let file = within("file");
         fs::write(&file, "text").unwrap();
-        assert!(words(&file).contains("no socket"));
+        assert!(error_text(&file).contains("not a socket"));
         assert_eq!(fs::read_to_string(&file).unwrap(), "text");
-        assert!(words(&within("missing/device.sock")).contains("No such file"));
-        assert!(words(&within("file/device.sock")).contains("Not a directory"));
-        assert!(words(&within(&"x".repeat(108))).contains("at most 107"));
-        assert!(words(Path::new("/")).contains("no file name"));
+        assert!(error_text(&within("missing/device.sock")).contains("No such file"));
+        assert!(error_text(&within("file/device.sock")).contains("Not a directory"));
+        assert!(error_text(&within(&"x".repeat(108))).contains("at most 107"));
+        assert!(error_text(Path::new("/")).contains("no file name"));
     }
 
     #[test]
@@ -203,21 +203,21 @@ mod tests {
         let folder = folder();
         for mode in [0o777, 0o1777, 0o770, 0o702] {
             fs::set_permissions(folder.path(), Permissions::from_mode(mode)).unwrap();
-            let error = claim(&folder.path().join("device.sock")).unwrap_err();
+            let error = bind(&folder.path().join("device.sock")).unwrap_err();
             assert_eq!(error, Error::DirectoryOpen { path: folder.path().to_owned(), mode });
         }
         fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
-        assert!(claim(&folder.path().join("device.sock")).is_ok());
+        assert!(bind(&folder.path().join("device.sock")).is_ok());
     }
 
     #[test]
-    fn of_many_that_start_at_once_one_gets_the_place() {
+    fn of_servers_that_start_at_once_one_gets_the_path() {
         let folder = folder();
         let path = folder.path().join("device.sock");
         for _ in 0..20 {
             drop(UnixListener::bind(&path).unwrap());
             let claims: Vec<_> = std::thread::scope(|scope| {
-                let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| claim(&path))).collect();
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| bind(&path))).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
             assert_eq!(claims.iter().filter(|claim| claim.is_ok()).count(), 1, "{claims:?}");
