@@ -1,13 +1,13 @@
-//! Fences for memory that a device's mapping takes out of the order that atomics keep.
+//! Fences for mappings whose accesses are not ordered like those of ordinary memory.
 //!
-//! Acquire and release order ordinary memory. Where stores gather in write-combining buffers they stay there past a
-//! release, and loads of such memory may be answered out of order.
+//! Acquire and release order accesses of ordinary memory. Stores to write-combined memory stay in buffers past a
+//! release, and loads of it may be reordered.
 
-/// Sends every store made before it on its way, ahead of every store after it, gathered or not.
+/// Orders every earlier store ahead of every later one, and drains the write-combining buffers.
 #[inline]
 pub fn store_fence() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: every x86-64 processor has the instruction; it touches no memory of this program.
+    // SAFETY: every x86-64 processor has the instruction, which accesses no memory.
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
@@ -15,11 +15,11 @@ pub fn store_fence() {
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
 }
 
-/// Finishes every load made before it ahead of every load after it, cached or not.
+/// Orders every earlier load ahead of every later one, cached or not.
 #[inline]
 pub fn load_fence() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: as above.
+    // SAFETY: every x86-64 processor has the instruction, which accesses no memory.
     unsafe {
         std::arch::x86_64::_mm_lfence();
     }

@@ -1,22 +1,26 @@
 //! Access to memory that another party can write at any time.
 //!
-//! Six things live here and nowhere else:
+//! The workspace accesses such memory only through these items:
 //!
-//! * [`Region`]: a bounds-checked span of such memory. Words are reached by atomic operations, bytes by opaque copies;
-//!   no reference to the memory is ever handed out, so the compiler may assume nothing about its contents.
-//! * [`Mapping`]: a `mmap`ed file that stays mapped for as long as a region of it lives.
-//! * `LineControl`: writes cache lines back and drops them, where two machines share memory without coherence.
-//! * [`Registers`]: the registers of a device, each access one of 32 bits, and the fences that its memory needs.
-//! * [`ticks`]: the processor's counter of time.
-//! * [`sync`]: the one place atomics come from, so that a model checker can replace them (`--cfg loom`).
+//! * [`Region`]: a bounds-checked span of such memory. Words are accessed by atomic operations, bytes by opaque copies.
+//!   No reference to the memory is ever handed out, so the compiler may not assume anything about its contents.
+//! * [`Mapping`]: a `mmap`ed file that stays mapped as long as a region of it lives.
+//! * `LineControl`: writes back and invalidates cache lines, where two machines share memory without coherence.
+//! * [`Registers`]: the registers of a device. Each access is one access of 32 bits.
+//! * [`ticks`]: the processor's time-stamp counter.
+//! * [`sync`]: the atomics, which a model checker can replace (`--cfg loom`).
 //!
-//! What is read must be copied once, then checked, then used. A region makes the copy; checking is the reader's duty.
+//! A value that is read must be copied once, then checked, then used. A region makes the copy; the reader must check
+//! it.
 
 #![allow(unsafe_code)] // This crate exists to contain it.
 
+mod cache_line;
 mod fences;
 #[cfg(not(loom))]
-mod lines;
+mod line_control;
+#[cfg(not(loom))]
+mod line_instruction;
 mod mapping;
 #[cfg(loom)]
 mod model;
@@ -26,9 +30,12 @@ mod registers;
 pub mod sync;
 mod ticks;
 
+pub use cache_line::CACHE_LINE_BYTES;
 pub use fences::{load_fence, store_fence};
 #[cfg(not(loom))]
-pub use lines::{LineControl, LineInstruction};
+pub use line_control::LineControl;
+#[cfg(not(loom))]
+pub use line_instruction::LineInstruction;
 pub use mapping::{Alignment, Mapping};
 #[cfg(loom)]
 pub use model::Region;
@@ -36,6 +43,3 @@ pub use model::Region;
 pub use region::Region;
 pub use registers::Registers;
 pub use ticks::{TICKS_PER_MICROSECOND, TICKS_PER_MILLISECOND, ticks};
-
-/// Bytes of a cache line, the unit in which cores and links exchange memory.
-pub const CACHE_LINE_BYTES: usize = 64;

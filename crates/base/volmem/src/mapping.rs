@@ -1,4 +1,4 @@
-//! Shared file mappings with an owner.
+//! Shared file mappings.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -9,27 +9,29 @@ const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 /// A shared, readable and writable mapping of a file, unmapped when dropped.
 ///
 /// The file must not shrink while it is mapped: seal a memfd with `F_SEAL_SHRINK` before mapping it, and check the
-/// seals of one that somebody else made. Otherwise a peer could truncate it and turn every access into SIGBUS.
+/// seals of a memfd that another process made. Otherwise a peer could truncate it, and every access would raise SIGBUS.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
     len_bytes: usize,
 }
 
-// SAFETY: a mapping is an address range; the memory in it is reached only through `Region`, which is made of atomic
-// accesses.
+// SAFETY: a mapping is an address range. Its memory is accessed only through `Region`, whose accesses are atomic or
+// opaque copies.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; `Mapping` itself has no interior state.
+// SAFETY: `Mapping` has no interior state, and its memory is accessed only through `Region`, whose accesses are atomic
+// or opaque copies.
 unsafe impl Sync for Mapping {}
 
-/// Makes calls of libc's on our own account: `errno` is the program's, for whose call we may do without a mapping.
+/// Makes libc calls without changing `errno`: inside a preloaded library it belongs to the program, whose call may
+/// succeed without the mapping.
 fn keeping_errno<R>(calls: impl FnOnce() -> R) -> R {
-    // SAFETY: libc's own variable of this thread.
+    // SAFETY: the function has no preconditions and returns the address of this thread's variable.
     let location = unsafe { libc::__errno_location() };
-    // SAFETY: the same variable, which nothing else of this thread uses meanwhile.
+    // SAFETY: the variable lives as long as this thread, and nothing else accesses it meanwhile.
     let before = unsafe { *location };
     let result = calls();
-    // SAFETY: the same variable of this thread, which is there for as long as the thread runs.
+    // SAFETY: the variable lives as long as this thread, and nothing else accesses it meanwhile.
     unsafe { *location = before };
     result
 }
@@ -38,31 +40,33 @@ impl Mapping {
     /// Maps the first `len_bytes` of `file`.
     ///
     /// # Errors
-    /// What `mmap(2)` answers; `InvalidInput` for a length of zero.
+    /// The error of `mmap(2)`; `InvalidInput` for a length of zero.
     pub fn new(file: BorrowedFd<'_>, len_bytes: usize) -> io::Result<Self> {
         Self::at(file, 0, len_bytes)
     }
 
-    /// Maps `len_bytes` of `file` from `offset_bytes` on: a part of a device whose file is a row of its regions.
+    /// Maps `len_bytes` of `file` from `offset_bytes` on: for example one region of a device whose file is a sequence
+    /// of regions.
     ///
     /// # Errors
-    /// What `mmap(2)` answers; `InvalidInput` for a length of zero, and an offset between pages or beyond files.
+    /// The error of `mmap(2)`; `InvalidInput` for a length of zero, and for an offset that is not page-aligned or
+    /// exceeds `off_t`.
     pub fn at(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: usize) -> io::Result<Self> {
         Self::protected(file, offset_bytes, len_bytes, READ_WRITE)
     }
 
-    /// As [`Mapping::new`], of a file that is mostly never touched: none of its memory is locked or taken beforehand,
-    /// even in a process that has called `mlockall(MCL_FUTURE)`.
+    /// Maps like [`Mapping::new`] a file that is mostly never accessed: none of its memory is locked or allocated in
+    /// advance, even in a process that has called `mlockall(MCL_FUTURE)`.
     ///
     /// # Errors
-    /// As [`Mapping::new`], and what `mprotect(2)` answers.
+    /// The errors of [`Mapping::new`], and that of `mprotect(2)`.
     pub fn sparse(file: BorrowedFd<'_>, len_bytes: usize) -> io::Result<Self> {
-        // `mmap` takes all memory of a locked mapping that can be read or written, so this one can be neither until it
-        // is unlocked.
+        // `mmap` allocates all memory of a locked mapping that is readable or writable, so this mapping is neither
+        // until it is unlocked.
         let mapping = Self::protected(file, 0, len_bytes, libc::PROT_NONE)?;
         let address = mapping.base.as_ptr().cast();
-        // SAFETY: the range is the new mapping, which nobody has seen. Whether it stays locked decides only when its
-        // memory is taken.
+        // SAFETY: the range is the new mapping, which nothing else uses yet. A failed `munlock` only means that its
+        // memory is allocated in advance.
         let make_accessible = || unsafe {
             libc::munlock(address, len_bytes);
             let is_accessible = libc::mprotect(address, len_bytes, READ_WRITE) == 0;
@@ -75,7 +79,7 @@ impl Mapping {
         let offset = libc::off_t::try_from(offset_bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
         let (anywhere, file) = (std::ptr::null_mut(), file.as_raw_fd());
         let address = keeping_errno(|| {
-            // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+            // SAFETY: the kernel chooses the address, so the new mapping replaces no existing memory.
             match unsafe { libc::mmap(anywhere, len_bytes, protection, libc::MAP_SHARED, file, offset) } {
                 libc::MAP_FAILED => Err(io::Error::last_os_error()),
                 address => Ok(address),
@@ -85,11 +89,11 @@ impl Mapping {
         Ok(Self { base, len_bytes })
     }
 
-    /// Maps the whole multiples of `alignment` around `len_bytes` of `file` from `offset_bytes` on: a part of a device
-    /// that maps nothing less. Says where in the mapping that part begins.
+    /// Maps the smallest range of multiples of `alignment` that contains `len_bytes` of `file` from `offset_bytes` on,
+    /// for a device with a coarser alignment than the page. Returns the mapping and the offset in it of the part.
     ///
     /// # Errors
-    /// As [`Mapping::at`], and `InvalidInput` for what lies beyond files.
+    /// The errors of [`Mapping::at`]; `InvalidInput` for a range that exceeds `u64`.
     pub fn around(
         file: BorrowedFd<'_>,
         offset_bytes: u64,
@@ -100,17 +104,17 @@ impl Mapping {
         Self::at(file, around.offset_bytes, around.len_bytes).map(|mapping| (mapping, around.part_offset))
     }
 
-    /// Gives the memory of the whole pages among `len_bytes` from `begin` on, which lie in the mapping, back to the
-    /// system.
-    #[cfg(not(loom))] // Modelled memory is no mapping.
+    /// Returns the memory of the whole pages among `len_bytes` from `begin` on to the operating system. The range must
+    /// lie in the mapping.
+    #[cfg(not(loom))] // Modelled memory is not a mapping.
     pub(crate) fn discard(&self, begin: NonNull<u8>, len_bytes: usize) {
         const PAGE_BYTES: usize = Alignment::MIN_BYTES as usize;
         let first = begin.addr().get().next_multiple_of(PAGE_BYTES);
         let end = (begin.addr().get() + len_bytes) / PAGE_BYTES * PAGE_BYTES;
         if first < end {
             let pages = begin.as_ptr().with_addr(first);
-            // SAFETY: inside the mapping, as the caller says. What changes is the contents, which others may write at
-            // any time too.
+            // SAFETY: the caller guarantees that the range lies in the mapping. Only its contents change, which other
+            // parties may write at any time anyway.
             keeping_errno(|| unsafe { libc::madvise(pages.cast(), end - first, libc::MADV_REMOVE) });
         }
     }
@@ -128,48 +132,48 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new` and every `Region` of it holds an `Arc` of this mapping, so none is
+        // SAFETY: `protected` mapped the range, and every `Region` of it holds an `Arc` of this mapping, so none is
         // left.
         keeping_errno(|| unsafe { libc::munmap(self.base.as_ptr().cast(), self.len_bytes) });
     }
 }
 
-/// What mappings of a device begin and end at whole multiples of: a power of two, at least [`Alignment::MIN_BYTES`].
+/// Alignment of the mappings of a device: a power of two, at least [`Alignment::MIN_BYTES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Alignment {
     log2: u8,
 }
 
-/// Whole multiples of an [`Alignment`] around a part of a file.
+/// The multiples of an [`Alignment`] that contain a part of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Around {
     offset_bytes: u64,
     len_bytes: usize,
-    /// Where in them the part begins.
+    /// Offset of the part in the range.
     part_offset: usize,
 }
 
 impl Alignment {
-    /// The smallest page of any machine: the kernel maps nothing less.
+    /// The smallest page of any machine, the least that the kernel maps.
     pub const MIN_BYTES: u64 = 4096;
 
-    /// `None`: no power of two, or less than a page.
+    /// `None` if `bytes` is not a power of two or less than a page.
     pub fn new(bytes: u64) -> Option<Self> {
         let is_valid = bytes.is_power_of_two() && bytes >= Self::MIN_BYTES;
         is_valid.then_some(Self { log2: bytes.trailing_zeros() as u8 })
     }
 
-    /// As [`Alignment::new`], of 2 to the power of `log2` bytes.
+    /// An alignment of 2 to the power of `log2` bytes, with the conditions of [`Alignment::new`].
     pub fn from_log2(log2: u8) -> Option<Self> {
         1_u64.checked_shl(log2.into()).and_then(Self::new)
     }
 
-    /// Which power of two.
+    /// The exponent of the power of two.
     pub fn log2(self) -> u8 {
         self.log2
     }
 
-    /// In bytes.
+    /// The alignment in bytes.
     pub fn bytes(self) -> u64 {
         1 << self.log2
     }
@@ -205,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_begins_at_its_offset_and_one_between_pages_is_refused() {
+    fn a_mapping_begins_at_its_offset_and_an_unaligned_one_is_refused() {
         let file = file();
         let mapping = Mapping::at(file.as_fd(), PAGE_BYTES, PAGE_BYTES as usize).unwrap();
         Region::of_mapping(Arc::new(mapping)).write(1, b"here");
@@ -219,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn miri_whole_multiples_around_a_part_are_the_fewest_that_hold_it() {
+    fn miri_the_range_around_a_part_is_the_smallest_that_contains_it() {
         const UNIT_BYTES: u64 = 2 << 20;
         let alignment = Alignment::new(UNIT_BYTES).unwrap();
         let around = |offset_bytes, len_bytes| {
@@ -230,7 +234,7 @@ mod tests {
         assert_eq!(around(0, PART_BYTES), Some((0, 1, 0)));
         assert_eq!(around(4096, PART_BYTES), Some((0, 1, 4096)));
         let last_within = UNIT_BYTES - PART_BYTES as u64;
-        assert_eq!(around(last_within, PART_BYTES), Some((0, 1, last_within as usize)), "ends where a multiple does");
+        assert_eq!(around(last_within, PART_BYTES), Some((0, 1, last_within as usize)), "ends at a multiple");
         assert_eq!(around(last_within + 4096, PART_BYTES), Some((0, 2, last_within as usize + 4096)));
         assert_eq!(around(7 * UNIT_BYTES, UNIT_BYTES as usize), Some((7, 1, 0)));
         for offset_bytes in [u64::MAX, u64::MAX - UNIT_BYTES / 2 - PART_BYTES as u64] {
@@ -249,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_found_in_the_multiples_that_are_mapped_around_it() {
+    fn a_part_is_found_at_its_offset_in_the_range_around_it() {
         let file = file();
         let alignment = Alignment::new(2 * PAGE_BYTES).unwrap();
         let (mapping, part) = Mapping::around(file.as_fd(), PAGE_BYTES + 8, 8, alignment).unwrap();
@@ -262,41 +266,41 @@ mod tests {
         assert_eq!(beyond.kind(), io::ErrorKind::InvalidInput);
     }
 
-    /// A region of a sealed memfd of so many pages, all of them written, and its file.
+    /// A region of a sealed memfd with `pages` pages, all of them written, and its file.
     fn written(pages: usize) -> (Region, File) {
-        // SAFETY: the name ends in a zero byte.
+        // SAFETY: the name is a C string.
         let descriptor = unsafe { libc::memfd_create(c"volmem-test".as_ptr(), libc::MFD_ALLOW_SEALING) };
         assert!(descriptor >= 0, "{}", io::Error::last_os_error());
-        // SAFETY: new, and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         let file = unsafe { File::from_raw_fd(descriptor) };
         file.set_len((pages * PAGE_BYTES as usize) as u64).unwrap();
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-        // SAFETY: a system call without pointers.
+        // SAFETY: the system call takes no pointers.
         assert_eq!(unsafe { libc::fcntl(descriptor, libc::F_ADD_SEALS, seals) }, 0);
         let mapping = Mapping::new(file.as_fd(), pages * PAGE_BYTES as usize).unwrap();
         let region = Region::of_mapping(Arc::new(mapping));
         region.write(0, &vec![0xA5; region.len_bytes()]);
-        assert_eq!(taken_bytes(&file), region.len_bytes());
+        assert_eq!(allocated_bytes(&file), region.len_bytes());
         (region, file)
     }
 
-    /// Bytes of memory that a file has.
-    fn taken_bytes(file: &File) -> usize {
+    /// Bytes of memory that are allocated to a file.
+    fn allocated_bytes(file: &File) -> usize {
         file.metadata().unwrap().blocks() as usize * 512
     }
 
-    /// Offsets of the first and behind the last byte that is zero.
+    /// Offsets of the first zero byte, and behind the last one.
     fn zeros(region: &Region) -> Option<(usize, usize)> {
         let mut bytes = vec![0; region.len_bytes()];
         region.read(0, &mut bytes);
         let first = bytes.iter().position(|byte| *byte == 0)?;
         let last = bytes.iter().rposition(|byte| *byte == 0)?;
-        assert!(bytes[first..=last].iter().all(|byte| *byte == 0), "zeros in several places");
+        assert!(bytes[first..=last].iter().all(|byte| *byte == 0), "zeros in several ranges");
         Some((first, last + 1))
     }
 
     #[test]
-    fn the_memory_of_whole_pages_goes_back_to_the_system_and_no_other() {
+    fn only_the_memory_of_whole_pages_is_returned() {
         const PAGE: usize = PAGE_BYTES as usize;
         for (offset, len_bytes, discarded) in [
             (0, 8 * PAGE, Some((0, 8 * PAGE))),
@@ -312,14 +316,14 @@ mod tests {
             let (region, file) = written(8);
             region.discard(offset, len_bytes);
             let discarded_bytes = discarded.map_or(0, |(begin, end)| end - begin);
-            assert_eq!(taken_bytes(&file), 8 * PAGE - discarded_bytes, "{offset}+{len_bytes}");
+            assert_eq!(allocated_bytes(&file), 8 * PAGE - discarded_bytes, "{offset}+{len_bytes}");
             assert_eq!(zeros(&region), discarded, "{offset}+{len_bytes}");
             region.write(offset, &vec![1; len_bytes]);
         }
     }
 
     #[test]
-    fn what_a_part_of_a_region_discards_is_gone_from_every_mapping() {
+    fn pages_that_a_part_of_a_region_discards_are_zero_in_every_mapping() {
         const PAGE: usize = PAGE_BYTES as usize;
         let (region, file) = written(4);
         let others = Region::of_mapping(Arc::new(Mapping::new(file.as_fd(), 4 * PAGE).unwrap()));
@@ -328,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_the_heap_is_left_alone() {
+    fn heap_memory_is_not_discarded() {
         let region = Region::heap(64 << 10);
         region.write(0, &vec![0xA5; region.len_bytes()]);
         region.discard(0, region.len_bytes());
@@ -345,6 +349,6 @@ mod tests {
             let discard = std::panic::AssertUnwindSafe(|| region.discard(offset, len_bytes));
             assert!(std::panic::catch_unwind(discard).is_err(), "{offset}+{len_bytes}");
         }
-        assert_eq!((taken_bytes(&file), zeros(&whole)), (4 * PAGE, None));
+        assert_eq!((allocated_bytes(&file), zeros(&whole)), (4 * PAGE, None));
     }
 }

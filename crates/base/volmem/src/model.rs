@@ -1,11 +1,11 @@
 //! The region under a model checker: an array of modelled words.
 
-use crate::CACHE_LINE_BYTES;
+use crate::cache_line::CACHE_LINE_BYTES;
 use crate::sync::{Arc, AtomicU64, Ordering};
 
 const WORD_BYTES: usize = size_of::<u64>();
 
-/// A span of modelled memory. Byte copies are made of relaxed word operations.
+/// A span of modelled memory. Bytes are copied by relaxed word operations.
 #[derive(Debug, Clone)]
 pub struct Region {
     words: Arc<Vec<AtomicU64>>,
@@ -13,7 +13,7 @@ pub struct Region {
     len_bytes: usize,
 }
 
-#[allow(missing_docs)] // Documented on the real region, whose twin this is.
+#[allow(missing_docs)] // Documented on the real region, which has the same methods.
 impl Region {
     pub fn heap(len_bytes: usize) -> Self {
         let words = (0..len_bytes.div_ceil(WORD_BYTES)).map(|_| AtomicU64::new(0)).collect();
@@ -37,7 +37,7 @@ impl Region {
 
     pub fn prefetch_for_writes(&self, _offset: usize, _len_bytes: usize) {}
 
-    /// Here a page is a cache line.
+    /// In the model a page is a cache line.
     pub fn discard(&self, offset: usize, len_bytes: usize) {
         let end = offset + len_bytes;
         assert!(end <= self.len_bytes);
@@ -91,7 +91,7 @@ impl Region {
         while at < offset + source.len() {
             let (word_at, skip_bytes) = (at / WORD_BYTES * WORD_BYTES, at % WORD_BYTES);
             let piece_bytes = (WORD_BYTES - skip_bytes).min(offset + source.len() - at);
-            // What is not overwritten stays.
+            // Bytes that are not overwritten keep their values.
             let is_whole = piece_bytes == WORD_BYTES;
             let before = if is_whole { 0 } else { self.load_u64(word_at, Ordering::Relaxed) };
             let mut bytes = before.to_ne_bytes();
@@ -102,16 +102,16 @@ impl Region {
     }
 
     /// # Safety
-    /// As the real region.
+    /// `destination` is writable for `len_bytes`.
     pub unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `destination` is writable for `len_bytes`.
         self.read(offset, unsafe { std::slice::from_raw_parts_mut(destination, len_bytes) });
     }
 
     /// # Safety
-    /// As the real region.
+    /// `source` is readable for `len_bytes`.
     pub unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `source` is readable for `len_bytes`.
         self.write(offset, unsafe { std::slice::from_raw_parts(source, len_bytes) });
     }
 

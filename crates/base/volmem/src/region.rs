@@ -1,52 +1,54 @@
-//! The real region: words by atomics, bytes by opaque copies.
+//! The real region: words are accessed by atomics, bytes by opaque copies.
 
-use crate::lines::for_each_line;
+use crate::cache_line::CACHE_LINE_BYTES;
+use crate::line_instruction::{LineInstruction, for_each_line};
+use crate::mapping::Mapping;
 use crate::sync::{AtomicU64, Ordering};
-use crate::{CACHE_LINE_BYTES, LineInstruction, Mapping};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Who keeps the memory of a region alive.
+/// The owner of a region's memory.
 #[derive(Debug, Clone)]
 #[allow(dead_code)] // Held for their `Drop`.
-enum Keeper {
+enum Owner {
     Heap(Arc<HeapBlock>),
     Mapping(Arc<Mapping>),
 }
 
-/// A span of memory that another party may write at any time. Cloning shares the span.
+/// A span of memory that another party may write at any time. Clones share the span.
 #[derive(Debug, Clone)]
 pub struct Region {
     base: NonNull<u8>,
     len_bytes: usize,
-    _keeper: Keeper,
+    _owner: Owner,
 }
 
-// SAFETY: every access through a region is atomic or an opaque copy of bytes without validity requirements.
+// SAFETY: every access through a region is atomic, or an opaque copy of bytes, which have no validity requirements. So
+// threads may share it.
 unsafe impl Send for Region {}
-// SAFETY: as above.
+// SAFETY: every access through `&Region` is atomic, or an opaque copy of bytes, which have no validity requirements.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Zeroed memory of this process, cache-line aligned, for tests and for lanes between threads.
+    /// Makes zeroed memory of this process, aligned to the cache line, for tests and for lanes between threads.
     pub fn heap(len_bytes: usize) -> Self {
         let block = Arc::new(HeapBlock::new(len_bytes));
-        Self { base: block.base, len_bytes, _keeper: Keeper::Heap(block) }
+        Self { base: block.base, len_bytes, _owner: Owner::Heap(block) }
     }
 
-    /// All of a mapping.
+    /// The whole of a mapping.
     pub fn of_mapping(mapping: Arc<Mapping>) -> Self {
-        Self { base: mapping.base(), len_bytes: mapping.len_bytes(), _keeper: Keeper::Mapping(mapping) }
+        Self { base: mapping.base(), len_bytes: mapping.len_bytes(), _owner: Owner::Mapping(mapping) }
     }
 
-    /// The `len_bytes` from `offset` on, sharing the same memory.
+    /// Returns `len_bytes` from `offset` on, sharing the same memory.
     ///
     /// # Panics
     /// If the span is not inside this region.
     pub fn sub(&self, offset: usize, len_bytes: usize) -> Self {
         let base = self.checked(offset, len_bytes);
-        Self { base, len_bytes, _keeper: self._keeper.clone() }
+        Self { base, len_bytes, _owner: self._owner.clone() }
     }
 
     /// Length in bytes.
@@ -55,7 +57,7 @@ impl Region {
         self.len_bytes
     }
 
-    /// Address of a span, for system calls that read or write it in place.
+    /// Address of a span, for system calls that access it in place.
     ///
     /// # Panics
     /// If the span is not inside this region.
@@ -64,29 +66,35 @@ impl Region {
         self.checked(offset, len_bytes)
     }
 
-    /// Hints that another core will read the span next: its lines move to the cache that the cores share. Changes no
-    /// contents.
+    /// Hints that another core reads the span next: its lines move to the cache that the cores share. Contents do not
+    /// change.
     #[inline]
     pub fn demote(&self, offset: usize, len_bytes: usize) {
-        for_each_line(LineInstruction::Cldemote, self, offset, len_bytes);
+        let first = self.checked(offset, len_bytes);
+        // SAFETY: `checked` has bounded the span, and the memory is mapped while `self` lives. The instruction is a
+        // no-operation on x86 processors that do not have it, and is not executed on others.
+        unsafe { for_each_line(LineInstruction::Cldemote, first, len_bytes) };
     }
 
-    /// Hints that this core writes the span soon: its lines are brought here all at once, from the caches of other
-    /// cores too, where stores would wait for one after the other. Changes no contents.
+    /// Hints that this core writes the span soon: its lines are fetched for ownership all at once, also from the caches
+    /// of other cores, while stores would wait for one after the other. Contents do not change.
     #[inline]
     pub fn prefetch_for_writes(&self, offset: usize, len_bytes: usize) {
-        for_each_line(LineInstruction::Prefetchw, self, offset, len_bytes);
+        let first = self.checked(offset, len_bytes);
+        // SAFETY: `checked` has bounded the span, and the memory is mapped while `self` lives. The instruction is a
+        // no-operation on x86 processors that do not have it, and is not executed on others.
+        unsafe { for_each_line(LineInstruction::Prefetchw, first, len_bytes) };
     }
 
-    /// Gives the memory of the whole pages of a span back to the system: they are zero from then on, and have memory
-    /// again once anybody reads or writes them. Only in a mapping of shared memory (`MADV_REMOVE`); elsewhere, and
-    /// where the system refuses, nothing happens.
+    /// Returns the memory of the whole pages of a span to the operating system (`MADV_REMOVE`). They read as zeros, and
+    /// are allocated again when they are accessed. Only in a mapping of shared memory; elsewhere, and where the kernel
+    /// refuses, nothing happens.
     ///
     /// # Panics
     /// If the span is not inside this region.
     pub fn discard(&self, offset: usize, len_bytes: usize) {
         let begin = self.checked(offset, len_bytes);
-        if let Keeper::Mapping(mapping) = &self._keeper {
+        if let Owner::Mapping(mapping) = &self._owner {
             mapping.discard(begin, len_bytes);
         }
     }
@@ -103,23 +111,24 @@ impl Region {
         self.word(offset).store(value, order);
     }
 
-    /// Loads the `N` words from `offset` on (8-byte aligned), each for itself and in any order: one check for all.
-    #[inline(always)] // So that the check is part of the caller's arithmetic.
+    /// Loads `N` words from `offset` on (8-byte aligned) after one bounds check. The loads are relaxed and have no
+    /// order.
+    #[inline(always)] // So that the check becomes part of the caller's arithmetic.
     pub fn load_words<const N: usize>(&self, offset: usize) -> [u64; N] {
         let words = self.words(offset, N);
         std::array::from_fn(|index| words[index].load(Ordering::Relaxed))
     }
 
-    /// Stores `words` from `offset` on (8-byte aligned), each for itself, and the first of them last, with release
-    /// order: who finds it finds the others.
-    #[inline(always)] // As above.
+    /// Stores `words` from `offset` on (8-byte aligned). The first of them is stored last, with release order, so that
+    /// a reader that acquires it sees the others.
+    #[inline(always)] // So that the check becomes part of the caller's arithmetic.
     pub fn publish_words(&self, offset: usize, words: &[u64]) {
-        let places = self.words(offset, words.len());
-        for (place, word) in places.iter().zip(words).skip(1) {
-            place.store(*word, Ordering::Relaxed);
+        let targets = self.words(offset, words.len());
+        for (target, word) in targets.iter().zip(words).skip(1) {
+            target.store(*word, Ordering::Relaxed);
         }
-        if let (Some(place), Some(word)) = (places.first(), words.first()) {
-            place.store(*word, Ordering::Release);
+        if let (Some(target), Some(word)) = (targets.first(), words.first()) {
+            target.store(*word, Ordering::Release);
         }
     }
 
@@ -129,16 +138,16 @@ impl Region {
         self.word(offset).swap(value, order)
     }
 
-    /// Adds to the word at `offset` (8-byte aligned), wrapping; returns the value before.
+    /// Adds to the word at `offset` (8-byte aligned), wrapping. Returns the previous value.
     #[inline]
     pub fn add_u64(&self, offset: usize, value: u64, order: Ordering) -> u64 {
         self.word(offset).fetch_add(value, order)
     }
 
-    /// Replaces `current` by `new` at `offset`, or returns what was there instead.
+    /// Replaces `current` by `new` at `offset` (8-byte aligned). Returns `current`.
     ///
     /// # Errors
-    /// The value found, when it was not `current`.
+    /// The value found, if it is not `current`.
     #[inline]
     pub fn compare_exchange_u64(&self, offset: usize, current: u64, new: u64) -> Result<u64, u64> {
         self.word(offset).compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
@@ -147,14 +156,15 @@ impl Region {
     /// Copies bytes out of the region.
     #[inline]
     pub fn read(&self, offset: usize, destination: &mut [u8]) {
-        // SAFETY: the slice is writable for its length.
+        // SAFETY: a mutable slice is writable for its length and does not overlap the region, to which no reference
+        // exists.
         unsafe { self.read_to(offset, destination.as_mut_ptr(), destination.len()) }
     }
 
     /// Copies bytes into the region.
     #[inline]
     pub fn write(&self, offset: usize, source: &[u8]) {
-        // SAFETY: the slice is readable for its length.
+        // SAFETY: a slice is readable for its length and does not overlap the region, to which no reference exists.
         unsafe { self.write_from(offset, source.as_ptr(), source.len()) }
     }
 
@@ -165,7 +175,8 @@ impl Region {
     #[inline]
     pub unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
         let source = self.checked(offset, len_bytes);
-        // SAFETY: `checked` bounds the source, the caller vouches for the destination.
+        // SAFETY: `checked` has bounded the source, and the caller guarantees that `destination` is writable for
+        // `len_bytes` and does not overlap it.
         unsafe { copy_out(source.as_ptr(), destination, len_bytes) }
     }
 
@@ -176,7 +187,8 @@ impl Region {
     #[inline]
     pub unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
         let destination = self.checked(offset, len_bytes);
-        // SAFETY: `checked` bounds the destination, the caller vouches for the source.
+        // SAFETY: `checked` has bounded the destination, and the caller guarantees that `source` is readable for
+        // `len_bytes` and does not overlap it.
         unsafe { copy_in(source, destination.as_ptr(), len_bytes) }
     }
 
@@ -185,51 +197,52 @@ impl Region {
         if offset > self.len_bytes || len_bytes > self.len_bytes - offset {
             outside(offset, len_bytes, self.len_bytes);
         }
-        // SAFETY: the offset is inside the allocation, which is smaller than `isize::MAX`.
+        // SAFETY: the offset was checked to be inside the allocation, which is smaller than `isize::MAX`.
         unsafe { self.base.add(offset) }
     }
 
     #[inline(always)]
     fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
-        // As in `word`.
+        // A misaligned offset becomes a huge index, so that one comparison checks bounds and alignment.
         let index = offset.rotate_right(size_of::<u64>().ilog2());
         let words = self.len_bytes / size_of::<u64>();
         if index > words || words - index < count {
             no_words(offset, count, self.len_bytes);
         }
-        // SAFETY: in bounds, aligned and borrowed as in `word`.
+        // SAFETY: the index was checked, so all `count` words are in bounds and aligned (bases are aligned to pages or
+        // lines). A reference to atomics makes no assumption about their values, and does not leave this module.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset).cast(), count) }
     }
 
     #[inline]
     fn word(&self, offset: usize) -> &AtomicU64 {
-        // An offset between words becomes a huge index: one comparison asks for bounds and alignment.
+        // A misaligned offset becomes a huge index, so that one comparison checks bounds and alignment.
         let index = offset.rotate_right(size_of::<u64>().ilog2());
         if index >= self.len_bytes / size_of::<u64>() {
             no_word(offset, self.len_bytes);
         }
-        // SAFETY: in bounds and aligned (bases are page- or line-aligned). An atomic is the one type that may be
-        // borrowed here: it claims nothing about its value and every access to it is a whole word. The borrow never
-        // leaves this module.
+        // SAFETY: the index was checked, so the word is in bounds and aligned (bases are aligned to pages or lines). A
+        // reference to an atomic makes no assumption about its value, and does not leave this module.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 }
 
-/// A function of its own: else every access would put what the message names into memory first.
+/// Panics for a span outside the region. A separate function, so that accesses do not prepare the arguments of the
+/// message.
 #[cold]
 #[inline(never)]
 fn outside(offset: usize, len_bytes: usize, region_bytes: usize) -> ! {
     panic!("span {offset}+{len_bytes} outside a region of {region_bytes} bytes");
 }
 
-/// As [`outside`].
+/// Panics for a word outside the region, or a misaligned one.
 #[cold]
 #[inline(never)]
 fn no_word(offset: usize, region_bytes: usize) -> ! {
     no_words(offset, 1, region_bytes);
 }
 
-/// As [`outside`].
+/// Panics for words outside the region, or misaligned ones.
 #[cold]
 #[inline(never)]
 fn no_words(offset: usize, count: usize, region_bytes: usize) -> ! {
@@ -237,38 +250,41 @@ fn no_words(offset: usize, count: usize, region_bytes: usize) -> ! {
     outside(offset, count.saturating_mul(size_of::<u64>()), region_bytes);
 }
 
-/// Copies bytes from memory under another party's hands to private memory.
+/// Copies bytes from memory that another party may write to private memory.
 ///
-/// `memcpy` is called as the foreign function it is: whatever the peer writes meanwhile, the result is some bytes, and
-/// callers treat them as nothing more.
+/// `memcpy` is called as a foreign function: whatever the peer writes meanwhile, the result is some bytes, and callers
+/// assume nothing more about them.
 ///
 /// # Safety
 /// As `memcpy(3)`.
 #[inline]
 #[cfg(not(miri))]
 unsafe fn copy_out(source: *const u8, destination: *mut u8, len_bytes: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees the conditions of `memcpy`: both sides are valid for `len_bytes` and do not
+    // overlap.
     unsafe { libc::memcpy(destination.cast(), source.cast(), len_bytes) };
 }
 
-/// Copies bytes from private memory to memory under another party's hands, as [`copy_out`] does.
+/// Copies bytes from private memory to memory that another party may write, like [`copy_out`].
 ///
 /// # Safety
 /// As `memcpy(3)`.
 #[inline]
 #[cfg(not(miri))]
 unsafe fn copy_in(source: *const u8, destination: *mut u8, len_bytes: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees the conditions of `memcpy`: both sides are valid for `len_bytes` and do not
+    // overlap.
     unsafe { libc::memcpy(destination.cast(), source.cast(), len_bytes) };
 }
 
-/// Miri sees both parties in one process, where a plain copy would be a data race: the shared side goes byte by byte,
-/// atomically. The private side is plain: it may be read-only.
+/// Copies like the function above under Miri, which sees both parties in one process, where a plain copy would be a
+/// data race. The shared side is read byte by byte, atomically. The private side is accessed plainly, because it may be
+/// read-only.
 #[cfg(miri)]
 unsafe fn copy_out(source: *const u8, destination: *mut u8, len_bytes: usize) {
     use std::sync::atomic::AtomicU8;
     for index in 0..len_bytes {
-        // SAFETY: the caller's; both sides are good for the length.
+        // SAFETY: the caller guarantees that both sides are valid for `len_bytes`, and `index` is less than that.
         unsafe {
             let from = AtomicU8::from_ptr(source.add(index).cast_mut());
             destination.add(index).write(from.load(Ordering::Relaxed));
@@ -276,12 +292,12 @@ unsafe fn copy_out(source: *const u8, destination: *mut u8, len_bytes: usize) {
     }
 }
 
-/// As [`copy_out`], the other way.
+/// Copies in the other direction under Miri, with atomic stores to the shared side.
 #[cfg(miri)]
 unsafe fn copy_in(source: *const u8, destination: *mut u8, len_bytes: usize) {
     use std::sync::atomic::AtomicU8;
     for index in 0..len_bytes {
-        // SAFETY: the caller's; both sides are good for the length.
+        // SAFETY: the caller guarantees that both sides are valid for `len_bytes`, and `index` is less than that.
         unsafe {
             let to = AtomicU8::from_ptr(destination.add(index));
             to.store(source.add(index).read(), Ordering::Relaxed);
@@ -295,16 +311,18 @@ struct HeapBlock {
     layout: Layout,
 }
 
-// SAFETY: owns plain memory, reached only through `Region`.
+// SAFETY: the block owns its memory, which is accessed only through `Region`, whose accesses are atomic or opaque
+// copies.
 unsafe impl Send for HeapBlock {}
-// SAFETY: as above.
+// SAFETY: `&HeapBlock` gives no access to the memory except through `Region`, whose accesses are atomic or opaque
+// copies.
 unsafe impl Sync for HeapBlock {}
 
 impl HeapBlock {
     fn new(len_bytes: usize) -> Self {
         let layout =
             Layout::from_size_align(len_bytes.max(1), CACHE_LINE_BYTES).expect("region fits the address space");
-        // SAFETY: the layout is not empty.
+        // SAFETY: the layout has at least one byte.
         let base = unsafe { alloc_zeroed(layout) };
         let Some(base) = NonNull::new(base) else { handle_alloc_error(layout) };
         Self { base, layout }
@@ -313,7 +331,7 @@ impl HeapBlock {
 
 impl Drop for HeapBlock {
     fn drop(&mut self) {
-        // SAFETY: allocated by `new` with this layout; every region of it holds an `Arc`, so none is left.
+        // SAFETY: `new` allocated the block with this layout. Every region of it holds an `Arc`, so none is left.
         unsafe { dealloc(self.base.as_ptr(), self.layout) }
     }
 }
@@ -339,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_outlives_the_region_it_was_made_with() {
+    fn memory_outlives_the_region_that_allocated_it() {
         let sub = Region::heap(128).sub(64, 64);
         sub.store_u64(0, 1, Ordering::Release);
         assert_eq!(sub.load_u64(0, Ordering::Acquire), 1);
@@ -364,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_whole_word_is_there_and_none_after_it() {
+    fn the_last_whole_word_is_accessible_and_none_after_it() {
         for len_bytes in [0_usize, 4, 8, 15, 64, 71] {
             let region = Region::heap(64).sub(0, len_bytes.min(64));
             let words = region.len_bytes() / 8;
@@ -390,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_inside_the_region_all_of_them() {
+    fn a_run_of_words_must_be_inside_the_region() {
         let region = Region::heap(64).sub(0, 60);
         for offset in [24, 32, 56, 60, 64, usize::MAX - 7, 1 << 63] {
             let load = std::panic::AssertUnwindSafe(|| region.load_words::<5>(offset));

@@ -1,6 +1,6 @@
-//! Registers of a device: every access happens, once, as wide as it is written here.
+//! Registers of a device: every access is executed exactly once, with its width.
 
-use crate::Mapping;
+use crate::mapping::Mapping;
 
 const REGISTER_BYTES: usize = size_of::<u32>();
 
@@ -9,17 +9,17 @@ const REGISTER_BYTES: usize = size_of::<u32>();
 pub struct Registers(Mapping);
 
 impl Registers {
-    /// The registers that `mapping` shows.
+    /// The registers in `mapping`.
     pub fn new(mapping: Mapping) -> Self {
         Self(mapping)
     }
 
-    /// Reads the register at `offset` (4-byte aligned), in the device's byte order made this machine's.
+    /// Reads the register at `offset` (4-byte aligned), and converts it from little endian.
     ///
     /// # Panics
     /// If there is no register at `offset`.
     pub fn load(&self, offset: usize) -> u32 {
-        // SAFETY: `register` bounds and aligns the address, and the mapping lives as long as `self`.
+        // SAFETY: `register` has checked bounds and alignment, and the mapping lives as long as `self`.
         u32::from_le(unsafe { self.register(offset).read_volatile() })
     }
 
@@ -28,7 +28,7 @@ impl Registers {
     /// # Panics
     /// If there is no register at `offset`.
     pub fn store(&self, offset: usize, value: u32) {
-        // SAFETY: as in `load`.
+        // SAFETY: `register` has checked bounds and alignment, and the mapping lives as long as `self`.
         unsafe { self.register(offset).write_volatile(value.to_le()) }
     }
 
@@ -36,7 +36,7 @@ impl Registers {
         let is_there = offset.is_multiple_of(REGISTER_BYTES)
             && offset.checked_add(REGISTER_BYTES).is_some_and(|end| end <= self.0.len_bytes());
         assert!(is_there, "no register at {offset} of {} bytes", self.0.len_bytes());
-        // SAFETY: the offset is inside the mapping.
+        // SAFETY: the assertion has checked that the offset is inside the mapping.
         unsafe { self.0.base().as_ptr().add(offset).cast() }
     }
 }

@@ -1,4 +1,4 @@
-//! Atomics, under one name whether they are real or modelled.
+//! Atomics under one name, real or modelled.
 
 #[cfg(loom)]
 pub use loom::sync::Arc;
@@ -9,7 +9,7 @@ pub use std::sync::Arc;
 #[cfg(not(loom))]
 pub use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// One turn of a wait that expects to be short.
+/// Hint for one iteration of a spin loop.
 #[inline]
 pub fn spin_hint() {
     #[cfg(loom)]
