@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use lab::{Device, Lab, Node, Report, Trouble};
+use lab::{Device, Lab, LabFailure, Node, Report};
 use system_tests::{Process, c, place};
 
 /// Guests share two cores with whatever else is tested and built: this only ends what hangs.
@@ -31,7 +31,7 @@ fn of(script: &str) -> Lab {
 }
 
 /// This machine as one more node of a lab: node 1, whose peer is guest a, node 0.
-fn host_link(running: &lab::Running) -> Process {
+fn host_link(running: &lab::RunningLab) -> Process {
     let socket = running.device_socket().expect("a served device").display().to_string();
     let mut command = Command::new(builds().join("lab-link"));
     Process::start(command.args([&format!("server:{socket}"), "1", "2", "0"]))
@@ -332,7 +332,7 @@ fn a_killed_guest_resets_its_connections_and_serves_again_when_it_is_back() {
 }
 
 /// What `guest-kill.sh` is for.
-fn kill_and_boot_again(lab: &mut lab::Running) {
+fn kill_and_boot_again(lab: &mut lab::RunningLab) {
     lab.wait_for_guest(Node::A, "serving").unwrap();
     lab.wait_for_guest(Node::B, "connected").unwrap();
     lab.kill(Node::A);
@@ -380,9 +380,9 @@ fn every_device_carries_words_and_links() {
         committed("words.sh").device(device).run().unwrap().must_succeed();
     }
     for (device, words) in [
-        (Device::Doorbell, "woken by looking"),
+        (Device::Doorbell, "woken by polling"),
         (Device::Vfio, "woken by interrupts"),
-        (Device::Dax, "woken by looking"),
+        (Device::Dax, "woken by polling"),
     ] {
         let report = committed("link.sh").device(device).run().unwrap().must_succeed();
         for node in [Node::A, Node::B] {
@@ -395,7 +395,7 @@ fn every_device_carries_words_and_links() {
 fn three_guests_are_a_mesh_and_one_of_them_may_die_and_come_back() {
     const ALL: [Node; 3] = [Node::A, Node::B, Node::C];
     let mut lab = committed("mesh.sh").start().unwrap();
-    let wait_for = |lab: &mut lab::Running, nodes: &[Node], what| {
+    let wait_for = |lab: &mut lab::RunningLab, nodes: &[Node], what| {
         for &node in nodes {
             lab.wait_for_guest(node, what).unwrap();
         }
@@ -439,14 +439,14 @@ fn a_killed_guest_comes_back_and_its_links_with_it() {
 #[ignore = "boots five guests: a minute"]
 fn however_a_lab_ends_its_code_says_so_and_its_machines_are_gone() {
     let failed = of("[ $NODE = a ] || exit 7; sleep 1000").run().unwrap();
-    assert_eq!((failed.code(), &failed.trouble), (7, &None), "{failed}");
+    assert_eq!((failed.code(), &failed.failure), (7, &None), "{failed}");
 
     let late = of("echo up; sleep 1000").guests(1).limit(Duration::from_secs(30)).run().unwrap();
     assert_eq!(late.code(), 124, "{late}");
-    assert!(matches!(&late.trouble, Some(Trouble::TimeOver { limit_s: 30, running }) if running == &[Node::A]));
+    assert!(matches!(&late.failure, Some(LabFailure::TimeOver { limit_s: 30, running }) if running == &[Node::A]));
 
     let died = of("poweroff -f; sleep 1000").guests(1).run().unwrap();
-    assert_eq!((died.code(), &died.trouble), (1, &Some(Trouble::Died { node: Node::A })), "{died}");
+    assert_eq!((died.code(), &died.failure), (1, &Some(LabFailure::Died { node: Node::A })), "{died}");
 
     let interrupt = Arc::new(AtomicBool::new(false));
     let lab = of("host here").guests(1).device(Device::Doorbell).interrupted_by(interrupt.clone());

@@ -1,32 +1,32 @@
-# What a lab script can call, besides busybox and the programs of the image.
+# Functions for lab scripts, in addition to busybox and the programs of the image.
 
-# Waits until every guest that runs has come here.
+# Waits until every running guest has reached this barrier.
 barrier() {
     echo "barrier $1" >&3
     read -r _ <&3
 }
 
-# Waits until the test on the host says so.
+# Waits until the test on the host continues.
 host() {
     echo "host $1" >&3
     read -r _ <&3
 }
 
-# Tries a command again and again until it succeeds. The lab's own limit is later than this one, which says for what.
+# Repeats a command until it succeeds. Its time limit is shorter than that of the lab, and its error names the command.
 wait_for() {
     _end=$(($(date +%s) + 300))
     until "$@"; do
         if [ "$(date +%s)" -ge $_end ]; then
-            echo "waited in vain for: $*"
+            echo "timed out waiting for: $*"
             return 1
         fi
         usleep 50000
     done
 }
 
-# Writes the rack file of the guests, the same in each, and brings up this guest's node:
-# rack_up [proxy|direct [SILENCE [failover]]]. A guest that waits for a processor is silent for long without having
-# failed. With failover, nodes have the addresses of the network, else such as no network has.
+# Writes the rack file of the guests, the same in each, and brings up this guest's node: rack_up [proxy|direct [SILENCE
+# [failover]]]. A guest that waits for a CPU may be silent for long without having failed. With failover, nodes have the
+# addresses of the network, otherwise addresses that no network has.
 rack_up() {
     case $DEVICE_KIND in
     dax) _device="backend = \"dax\"\ncoherence = \"${COHERENCE:-coherent}\"" ;;
@@ -48,12 +48,13 @@ rack_up() {
     crosslane up --rack "$RACK" --node "$NODE"
 }
 
-# Runs a program with its sockets over windows and lanes, and nothing else.
+# Runs a program whose sockets must all use lanes.
 lanes() {
     crosslane run --rack "$RACK" --node "$NODE" --require-lane -- "$@"
 }
 
-# The process of this guest's proxy or monitor: rack_process proxy|monitor. Others may end while they are looked at.
+# Prints the process ID of this guest's proxy or monitor: rack_process proxy|monitor. Other processes may exit during
+# the search.
 rack_process() {
     for _process in /proc/[0-9]*; do
         _words=$({ tr '\0' ' ' <"$_process/cmdline"; } 2>/dev/null) || continue
@@ -64,25 +65,25 @@ rack_process() {
     return 1
 }
 
-# Kills this guest's proxy or monitor, and waits until it is gone: kill_now proxy|monitor.
+# Kills this guest's proxy or monitor, and waits until it has exited: kill_now proxy|monitor.
 kill_now() {
     _victim=$(rack_process "$1")
     kill -9 "$_victim"
     wait_for is_gone "$_victim"
 }
 
-# Whether a process has ended, whoever waits for it or not.
+# Whether a process has exited, reaped or not.
 is_gone() { [ -z "$(cat "/proc/$1/cmdline" 2>/dev/null)" ]; }
 
-# A number of the links to the other guests, as status has it: carried NAME.
+# Prints a counter of the links to the other guests from the status: carried NAME.
 carried() { crosslane status --rack "$RACK" --json | tr -d ' ,' | sed -n "s/^\"$1\"://p"; }
 
-# Interrupts of a device under VFIO, since it was opened.
+# Prints the number of interrupts of a device under VFIO since it was opened.
 doorbells() {
     awk '/vfio/ { for (field = 2; $field ~ /^[0-9]+$/; field++) sum += $field } END { print sum + 0 }' /proc/interrupts
 }
 
-# Waits until a program in the background ends, which must be with a failure: must_fail PROCESS.
+# Waits until a background process ends, which must be with a failure: must_fail PROCESS.
 must_fail() {
     _status=0
     wait "$1" || _status=$?

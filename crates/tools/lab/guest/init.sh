@@ -1,7 +1,7 @@
 #!/bin/busybox sh
-# The first program of a guest: makes a system out of the image, sets up the device, runs the script, says how it ended.
-# NODE, NODES, DEVICE_KIND, NETWORK and MODULES come with the kernel's command line, whose unknown words are our
-# environment.
+# The init program of a guest: sets up the system and the device, runs the script, and reports its exit code. NODE,
+# NODES, DEVICE_KIND, NETWORK and MODULES are kernel parameters: the kernel passes unknown ones to init as environment
+# variables.
 
 /bin/busybox mkdir -p /proc /sys /dev /tmp /run /root /var/run /var/log /var/lib
 /bin/busybox --install -s /bin
@@ -17,12 +17,13 @@ mount -t devpts devpts /dev/pts
 hostname "$NODE"
 ip link set lo up
 
-# Talking to the lab: one line there, one line back.
+# The channel to the lab: one line in each direction per message.
 exec 3<>/dev/ttyS1
 stty -F /dev/ttyS1 raw -echo
 
 end() {
-    # Setting a terminal's mode waits for its output: the last line is out before the lab hears of the end.
+    # Setting a terminal's mode waits until its output is drained, so the last line is printed before the lab learns of
+    # the end.
     stty -F /dev/ttyS0 raw
     echo "exit $1" >&3
     sleep 60
@@ -34,7 +35,7 @@ fail() {
     end 1
 }
 
-# The addresses of the ivshmem devices on the PCI bus, in their order there.
+# Finds the addresses of the ivshmem devices, in PCI order.
 find_ivshmem() {
     DEVICES=
     for device in /sys/bus/pci/devices/*; do
@@ -52,19 +53,19 @@ bind_vfio() {
         group=$(readlink "/sys/bus/pci/devices/$device/iommu_group") || fail "$device has no IOMMU group"
         group=/dev/vfio/${group##*/}
         [ -c "$group" ] || fail "vfio-pci does not take $device: no $group"
-        VFIO_GROUP=${VFIO_GROUP:-$group} # of the first one
+        VFIO_GROUP=${VFIO_GROUP:-$group} # of the first device
     done
     export VFIO_GROUP
 }
 
-# A character device that maps the memory itself. The first guest writes the few words that say so into its first pages,
-# as ndctl would; later ones find them there.
+# Makes a character device that maps the memory directly. The first guest writes the few words that configure it into
+# its first pages, like ndctl; later ones find them there.
 make_dax() {
     nd=/sys/bus/nd/devices
     [ -c /dev/dax0.0 ] && return
     [ -e $nd/namespace0.0 ] || fail "no persistent memory"
     echo namespace0.0 >/sys/bus/nd/drivers/nd_pmem/unbind
-    echo ram >$nd/dax0.0/mode # the kernel's records of the pages are in RAM, not in the device
+    echo ram >$nd/dax0.0/mode # the kernel keeps its page structs in RAM, not in the device
     cat /proc/sys/kernel/random/uuid >$nd/dax0.0/uuid
     echo namespace0.0 >$nd/dax0.0/namespace
     echo dax0.0 >/sys/bus/nd/drivers/dax_pmem/bind

@@ -1,4 +1,4 @@
-//! What guests share, and how QEMU is told.
+//! Shared devices, and QEMU's arguments for them.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::path::Path;
 pub enum Device {
     /// ivshmem-plain: a PCI BAR of shared memory, and nothing else
     Plain,
-    /// ivshmem-doorbell: the same with interrupts, from our device server
+    /// ivshmem-doorbell: the same with interrupts, from the device server
     Doorbell,
     /// ivshmem-doorbell behind an IOMMU, bound to vfio-pci
     Vfio,
@@ -19,7 +19,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// Its name, as on the command line and in a guest's DEVICE_KIND.
+    /// Its name, on the command line and in a guest's DEVICE_KIND.
     pub fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain",
@@ -30,12 +30,12 @@ impl Device {
         }
     }
 
-    /// Whether our device server hands it out.
+    /// Whether the device server provides it.
     pub fn is_served(self) -> bool {
         matches!(self, Self::Doorbell | Self::Vfio)
     }
 
-    /// Kernel modules that a guest needs for it, those they depend on not named.
+    /// Kernel modules that a guest needs for it, without their dependencies.
     pub fn modules(self) -> &'static [&'static str] {
         match self {
             Self::Plain | Self::Doorbell | Self::None => &[],
@@ -44,12 +44,12 @@ impl Device {
         }
     }
 
-    /// Further words for the kernel.
-    pub fn kernel_words(self) -> &'static str {
+    /// Additional kernel parameters.
+    pub fn kernel_parameters(self) -> &'static str {
         if self == Self::Vfio { "intel_iommu=on" } else { "" }
     }
 
-    /// The machine that can hold it.
+    /// The QEMU machine type that supports it.
     pub fn machine(self) -> &'static str {
         match self {
             Self::Vfio => "q35,accel=tcg,kernel-irqchip=split",
@@ -58,8 +58,8 @@ impl Device {
         }
     }
 
-    /// What follows the size of a guest's own memory.
-    pub fn memory_words(self, ram_bytes: u64, size_bytes: u64) -> String {
+    /// Suffix of QEMU's `-m` option after the size of a guest's own memory.
+    pub fn memory_arguments(self, ram_bytes: u64, size_bytes: u64) -> String {
         if self != Self::Dax {
             return String::new();
         }
@@ -67,22 +67,22 @@ impl Device {
         format!(",slots=1,maxmem={mib_max}M")
     }
 
-    /// QEMU's words for `count` of the device, of which a server hands out any number and nothing else more than one.
+    /// QEMU's arguments for `count` devices. Only a device server provides more than one.
     pub fn arguments(self, memory: &OwnedFd, size_bytes: u64, socket: &Path, vectors: u32, count: u8) -> Vec<String> {
-        // QEMU opens by name only: through this process, the memfd has one.
+        // QEMU opens files by path only. Through this process, the memfd has a path.
         let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
         let backend = format!("memory-backend-file,id=memory,share=on,size={size_bytes},mem-path={path}");
-        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         let served = (0..count).flat_map(|index| {
             let server = format!("socket,id=server{index},path={}", socket.display());
             let doorbell = format!("ivshmem-doorbell,chardev=server{index},vectors={vectors}");
-            words(&["-chardev", &server, "-device", &doorbell])
+            owned(&["-chardev", &server, "-device", &doorbell])
         });
         match self {
-            Self::Plain => words(&["-object", &backend, "-device", "ivshmem-plain,memdev=memory"]),
+            Self::Plain => owned(&["-object", &backend, "-device", "ivshmem-plain,memdev=memory"]),
             Self::Doorbell => served.collect(),
-            Self::Vfio => words(&["-device", "intel-iommu,intremap=on"]).into_iter().chain(served).collect(),
-            Self::Dax => words(&["-object", &backend, "-device", "nvdimm,memdev=memory"]),
+            Self::Vfio => owned(&["-device", "intel-iommu,intremap=on"]).into_iter().chain(served).collect(),
+            Self::Dax => owned(&["-object", &backend, "-device", "nvdimm,memdev=memory"]),
             Self::None => vec![],
         }
     }

@@ -1,50 +1,50 @@
-//! What the lab hears.
+//! Events of a running lab.
 
-use crate::Node;
+use crate::node::Node;
 
-/// One boot of one guest: what a killed guest still says is not its successor's word.
+/// One boot of one guest: messages of a killed guest are not taken for those of its next boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Boot {
     /// The guest.
     pub node: Node,
-    /// Which of its boots, from 0.
+    /// Number of the boot, from 0.
     pub number: u32,
 }
 
-/// Something that a guest or the device server did.
+/// An event of a guest or of the device server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A line on the console.
     Line(Boot, String),
-    /// A line to the lab.
-    Word(Boot, Word),
-    /// The console is closed: the machine is gone.
+    /// A message to the lab.
+    Message(Boot, Message),
+    /// The console is closed: the machine has ended.
     Ended(Boot),
-    /// A machine has the device.
+    /// A machine has connected to the device server.
     DeviceTaken,
 }
 
-/// What a guest says to the lab.
+/// A message from a guest to the lab.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Word {
-    /// It waits until all the others have come here.
+pub enum Message {
+    /// The guest waits at a barrier.
     Barrier(String),
-    /// It waits for the host.
+    /// The guest waits for the host.
     Host(String),
-    /// Its script has ended.
+    /// The guest's script has ended.
     Exit(i32),
-    /// Something that no guest of ours says.
-    Nonsense(String),
+    /// An invalid message.
+    Invalid(String),
 }
 
-impl Word {
-    /// One line.
+impl Message {
+    /// Parses a line.
     pub fn parse(line: &str) -> Self {
         match line.trim().split_once(' ') {
             Some(("barrier", name)) => Self::Barrier(name.to_owned()),
             Some(("host", name)) => Self::Host(name.to_owned()),
-            Some(("exit", code)) => code.parse().map_or_else(|_| Self::Nonsense(line.to_owned()), Self::Exit),
-            _ => Self::Nonsense(line.to_owned()),
+            Some(("exit", code)) => code.parse().map_or_else(|_| Self::Invalid(line.to_owned()), Self::Exit),
+            _ => Self::Invalid(line.to_owned()),
         }
     }
 }
@@ -54,12 +54,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_a_guest_are_told_apart() {
-        assert_eq!(Word::parse("barrier ready\n"), Word::Barrier("ready".to_owned()));
-        assert_eq!(Word::parse("host go"), Word::Host("go".to_owned()));
-        assert_eq!(Word::parse("exit 3"), Word::Exit(3));
-        for nonsense in ["exit x", "barrier", "", "hello there"] {
-            assert_eq!(Word::parse(nonsense), Word::Nonsense(nonsense.to_owned()));
+    fn messages_of_a_guest_are_parsed() {
+        assert_eq!(Message::parse("barrier ready\n"), Message::Barrier("ready".to_owned()));
+        assert_eq!(Message::parse("host go"), Message::Host("go".to_owned()));
+        assert_eq!(Message::parse("exit 3"), Message::Exit(3));
+        for invalid in ["exit x", "barrier", "", "hello there"] {
+            assert_eq!(Message::parse(invalid), Message::Invalid(invalid.to_owned()));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A guest's file system: an archive that the kernel unpacks into memory.
+//! A guest's file system: a cpio archive that the kernel unpacks into memory.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::program;
 const MODE_PROGRAM: u32 = 0o755;
 const MODE_FILE: u32 = 0o644;
 
-/// An archive in the making. What was added first stays.
+/// An archive under construction. A path that was added is not replaced later.
 #[derive(Debug, Default)]
 pub struct Image {
     archive: Vec<u8>,
@@ -24,17 +24,17 @@ pub struct Image {
 }
 
 impl Image {
-    /// Adds a text that is a program.
+    /// Adds an executable script.
     pub fn script(&mut self, path: &str, text: &str) -> Result<()> {
         self.add(Path::new(path), MODE_PROGRAM, text.as_bytes())
     }
 
-    /// Adds a file that is none.
+    /// Adds a file that is not executable.
     pub fn file(&mut self, path: &str, contents: &[u8]) -> Result<()> {
         self.add(Path::new(path), MODE_FILE, contents)
     }
 
-    /// Adds a file of the host, as a program when it is one.
+    /// Adds a file of the host, executable if it is on the host.
     pub fn copy(&mut self, from: &Path, to: &str) -> Result<()> {
         use std::os::unix::fs::PermissionsExt;
         let permissions = fs::metadata(from).with_context(|| from.display().to_string())?.permissions();
@@ -42,7 +42,7 @@ impl Image {
         self.add(Path::new(to), mode, &read(from)?)
     }
 
-    /// Adds a program or a library in machine code, what it needs, and nothing for debuggers when it is of our making.
+    /// Adds a program or a library with the libraries that it needs. Strips debug information if `is_ours`.
     pub fn program(&mut self, from: &Path, to: &str, is_ours: bool) -> Result<()> {
         let contents = read(from)?;
         if !program::is_elf(&contents) {
@@ -56,7 +56,7 @@ impl Image {
         Ok(())
     }
 
-    /// The archive as a file without a name.
+    /// Returns the archive as a memfd.
     pub fn finish(mut self) -> Result<OwnedFd> {
         trailer(&mut self.archive)?;
         let memory = rustix::fs::memfd_create("crosslane-lab-image", MemfdFlags::CLOEXEC)?;
@@ -81,7 +81,7 @@ impl Image {
     fn write(&mut self, path: &Path, mode: u32, kind: ModeFileType, contents: &[u8]) -> Result<()> {
         let name = path.strip_prefix("/").unwrap_or(path).to_str().context("a path that is not UTF-8")?;
         let bytes = u32::try_from(contents.len()).with_context(|| format!("{name}: too large for an image"))?;
-        self.entries += 1; // files of one number would be one file
+        self.entries += 1; // Entries with the same inode number would be hard links.
         let entry = Builder::new(name).ino(self.entries).mode(mode).nlink(1).set_mode_file_type(kind);
         let mut writer = entry.write(&mut self.archive, bytes);
         writer.write_all(contents)?;
@@ -100,7 +100,7 @@ mod tests {
 
     use super::*;
 
-    /// Names, modes and contents.
+    /// Names, modes and contents of an archive's entries.
     fn entries(archive: OwnedFd) -> Vec<(String, u32, Vec<u8>)> {
         let mut file = fs::File::from(archive);
         file.rewind().unwrap();
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_come_before_their_files_and_what_was_first_stays() {
+    fn folders_come_before_their_files_and_paths_are_not_replaced() {
         let mut image = Image::default();
         image.script("/lab/bin/run", "first").unwrap();
         image.file("/lab/bin/run", b"second").unwrap();
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_brings_its_libraries() {
+    fn a_program_is_added_with_its_libraries() {
         let mut image = Image::default();
         image.program(&program::find("sh").unwrap(), "/usr/bin/sh", false).unwrap();
         let names: Vec<String> = entries(image.finish().unwrap()).into_iter().map(|entry| entry.0).collect();

@@ -1,4 +1,5 @@
-//! The guests' kernel: Debian's package for clouds or Ubuntu's for virtual machines, unpacked or installed.
+//! The guests' kernel: Debian's cloud kernel package or Ubuntu's kernel package for virtual machines, unpacked or
+//! installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,14 +7,14 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Names a folder that holds the unpacked package.
+/// Environment variable with the folder of the unpacked package.
 const VARIABLE: &str = "LAB_KERNEL";
-/// Where `./x` unpacks it, from the repository's root.
+/// Where `./x` unpacks it, relative to the repository's root.
 const UNPACKED: &str = "target/x/guest";
-/// Modules that one module can depend on, all the way down.
+/// Maximum depth of module dependencies.
 const DEPTH_MAX: u32 = 16;
 
-/// How modules are compressed by Debian and by Ubuntu, and what unpacks them.
+/// Compression suffixes of modules in Debian and Ubuntu, and the programs that unpack them.
 const UNPACKERS: [(&str, &str); 2] = [(".xz", "xz"), (".zst", "zstd")];
 
 /// A kernel and its modules.
@@ -23,11 +24,11 @@ pub struct Kernel {
     modules: PathBuf,
 }
 
-/// A module's file name in the guest and its code.
+/// File name of a module in the guest, and its code.
 pub type Module = (String, Vec<u8>);
 
 impl Kernel {
-    /// The one that the environment names, or the one that `./x` unpacked, or an installed one.
+    /// Finds the kernel that the environment names, or that `./x` has unpacked, or that is installed.
     pub fn find() -> Result<Self> {
         let named = std::env::var_os(VARIABLE).map(PathBuf::from);
         let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").join(UNPACKED);
@@ -45,7 +46,7 @@ impl Kernel {
         let entries = fs::read_dir(folder.join("boot")).ok()?.flatten();
         let versions =
             entries.filter_map(|entry| Some(entry.file_name().to_str()?.strip_prefix("vmlinuz-")?.to_owned()));
-        // Kernels for clouds have drivers built in that others load.
+        // Cloud kernels have drivers built in that are modules in others.
         let version = versions.max_by_key(|version| (version.contains("cloud"), version.clone()))?;
         let kernel = Self {
             image: folder.join("boot").join(format!("vmlinuz-{version}")),
@@ -54,12 +55,12 @@ impl Kernel {
         kernel.modules.is_dir().then_some(kernel)
     }
 
-    /// What QEMU boots.
+    /// Path of the kernel image.
     pub fn image(&self) -> &Path {
         &self.image
     }
 
-    /// The modules named and those they depend on, each after what it needs.
+    /// Returns the named modules and their dependencies, each after its dependencies.
     pub fn modules(&self, names: &[&str]) -> Result<Vec<Module>> {
         let mut found = Vec::new();
         for name in names {
@@ -68,7 +69,7 @@ impl Kernel {
         Ok(found)
     }
 
-    /// Whether the kernel itself holds what others load.
+    /// Whether the module is built into the kernel.
     fn is_built_in(&self, file: &str) -> bool {
         let list = fs::read_to_string(self.modules.join("modules.builtin")).unwrap_or_default();
         list.lines().any(|path| path.rsplit('/').next().is_some_and(|name| name.replace('-', "_") == file))
@@ -93,7 +94,7 @@ impl Kernel {
     }
 }
 
-/// A module's file may have `-` where its name has `_`, and may be compressed.
+/// Finds a module's file, which may have `-` where the name has `_`, and may be compressed.
 fn find_module(folder: &Path, file: &str) -> Option<PathBuf> {
     let entries = fs::read_dir(folder).ok()?.flatten();
     entries.into_iter().find_map(|entry| {
@@ -120,7 +121,7 @@ fn read_module(path: &Path) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// What a module says of itself: `depends=a,b` among the strings of its section `.modinfo`.
+/// Reads a module's dependencies: `depends=a,b` among the strings of its section `.modinfo`.
 fn dependencies(code: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(start) = code.windows(KEY.len()).position(|bytes| bytes == KEY) else { return Vec::new() };
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_comes_after_what_it_needs_and_once_and_not_where_it_is_built_in() {
+    fn a_module_comes_once_after_its_dependencies_unless_it_is_built_in() {
         let folder = tempfile::tempdir().unwrap();
         let modules = folder.path().join("lib/modules/6-cloud");
         fs::create_dir_all(folder.path().join("boot")).unwrap();
@@ -151,7 +152,7 @@ mod tests {
             module(&modules, file, "");
             assert!(Command::new(unpacker).arg("-q").arg(modules.join(file)).status().unwrap().success());
         }
-        let _ = fs::remove_file(modules.join("vfio.ko")); // zstd leaves it
+        let _ = fs::remove_file(modules.join("vfio.ko")); // zstd keeps its input.
         fs::write(modules.join("modules.builtin"), "kernel/virt/irq-bypass.ko\n").unwrap();
         module(&modules, "loop.ko", "loop2");
         module(&modules, "loop2.ko", "loop");

@@ -1,4 +1,5 @@
-//! The machine lab: guests that have no network device and share one device's memory, and scripts that run in them.
+//! The machine lab: guests that have no network device and share the memory of one device, and scripts that run in
+//! them.
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
@@ -8,19 +9,20 @@
 //! # }
 //! ```
 //!
-//! A guest is QEMU (emulated, so that it runs everywhere and the same), Debian's kernel and an image in memory:
-//! busybox, the programs asked for with the libraries they name, and `guest/init.sh`, which runs the script.
-//! `docs/lab.md` is the manual of scripts.
+//! A guest is a QEMU machine (emulated, so that it runs everywhere in the same way) with Debian's kernel and an image
+//! in memory: busybox, the requested programs with their libraries, and `guest/init.sh`, which runs the script.
+//! `docs/lab.md` is the manual for scripts.
 //!
-//! **Nothing is left behind.** The device's memory and the image are memfds; guests are reached through sockets that
-//! have no names; the one folder there is (for the device server's socket) goes with the lab; a guest dies with the
-//! thread that started it, so keep that thread until the lab has ended.
+//! **Nothing is left behind.** The device's memory and the image are memfds. Guests are reached through unnamed
+//! sockets. The only folder (for the device server's socket) is removed with the lab. A guest is killed with the thread
+//! that started it, so keep that thread until the lab has ended.
 
 mod device;
 mod event;
-mod guest;
 mod image;
 mod kernel;
+mod machine;
+mod node;
 mod options;
 mod program;
 mod report;
@@ -28,7 +30,8 @@ mod running;
 mod spec;
 
 pub use device::Device;
+pub use node::Node;
 pub use options::Options;
-pub use report::{GuestReport, Report, Trouble};
-pub use running::Running;
-pub use spec::{GUESTS_MAX, Lab, Node};
+pub use report::{GuestReport, LabFailure, Report};
+pub use running::RunningLab;
+pub use spec::{GUESTS_MAX, Lab};

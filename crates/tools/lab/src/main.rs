@@ -1,7 +1,7 @@
 //! `lab [OPTIONS] SCRIPT`: see `docs/lab.md`.
 //!
-//! The exit code is the script's; 124 when time was over, 130 when interrupted, 1 when there could be no lab, 2 for
-//! wrong use.
+//! The exit code is the script's; 124 after the time limit, 130 when interrupted, 1 when the lab could not be started,
+//! 2 for wrong usage.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ fn main() -> ExitCode {
     };
     match run(&options, &script) {
         Ok(report) => {
-            if let Some(trouble) = &report.trouble {
-                eprintln!("lab: {trouble}");
+            if let Some(failure) = &report.failure {
+                eprintln!("lab: {failure}");
             }
             ExitCode::from(u8::try_from(report.code()).unwrap_or(1))
         }

@@ -1,4 +1,4 @@
-//! The command line of a lab, part of which may stand in the script.
+//! The command line of a lab. Options may also be in the script.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Parser;
 
-use crate::spec::CROSSLANE_FILES;
-use crate::{Device, GUESTS_MAX, Lab};
+use crate::device::Device;
+use crate::spec::{CROSSLANE_FILES, GUESTS_MAX, Lab};
 
-/// A script's own options stand in lines that begin so.
+/// Prefix of a script's lines with options.
 const HEADER: &str = "# lab:";
 
 /// Boots guests without a network that share one device, and runs a script in them
@@ -52,7 +52,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Reads a command line and the header of its script, over which the command line wins.
+    /// Parses a command line and the header of its script. The command line has priority.
     pub fn parse(arguments: &[String]) -> Result<(Self, String)> {
         let given = Self::try_parse_from(["lab".to_owned()].iter().chain(arguments))?;
         let script = read(&given.script)?;
@@ -61,7 +61,7 @@ impl Options {
         Ok((Self::try_parse_from(words)?, script))
     }
 
-    /// The lab that this describes.
+    /// Makes the lab that the options describe.
     pub fn lab(&self, script: &str) -> Lab {
         let mut lab = Lab::new().guests(self.guests).device(self.device).script(script);
         lab = lab.memory_bytes(self.memory).vectors(self.vectors).ram_bytes(self.ram);
@@ -75,21 +75,21 @@ impl Options {
         for (from, to) in &self.files {
             lab = lab.file(from, to);
         }
-        match self.crosslane.clone().or_else(beside_us) {
+        match self.crosslane.clone().or_else(own_folder) {
             Some(folder) => lab.crosslane(&folder),
             None => lab,
         }
     }
 }
 
-/// The folder of this command, where the build has put the others beside it.
-fn beside_us() -> Option<PathBuf> {
+/// The folder of this command, if it contains the other files of the build.
+fn own_folder() -> Option<PathBuf> {
     let folder = std::env::current_exe().ok()?.parent()?.to_owned();
     CROSSLANE_FILES.iter().all(|name| folder.join(name).is_file()).then_some(folder)
 }
 
 impl Lab {
-    /// The lab of a script file, with the options in its header.
+    /// Makes the lab of a script file, with the options in its header.
     pub fn of_script(path: &Path) -> Result<Self> {
         let (options, script) = Options::parse(&[path.display().to_string()])?;
         Ok(options.lab(&script))
@@ -106,7 +106,7 @@ fn parse_guests(text: &str) -> Result<u8, String> {
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {
-    let wrong = || format!("'{text}' is no size; write bytes as in 64M or 1G");
+    let wrong = || format!("'{text}' is not a size; write bytes as in 64M or 1G");
     let digits = text.trim_end_matches(['K', 'M', 'G']);
     let shift = match &text[digits.len()..] {
         "" => 0,
@@ -121,7 +121,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
 fn parse_file(text: &str) -> Result<(PathBuf, String), String> {
     match text.split_once(':') {
         Some((from, to)) if to.starts_with('/') => Ok((PathBuf::from(from), to.to_owned())),
-        _ => Err(format!("'{text}' is no pair of paths; write HERE:/THERE")),
+        _ => Err(format!("'{text}' is not a pair of paths; write HERE:/THERE")),
     }
 }
 
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scripts_header_holds_options_and_the_command_line_wins() {
+    fn a_script_header_has_options_and_the_command_line_has_priority() {
         let script = "# lab: --guests 3 --device vfio\n# lab: --program redis-server\necho\n";
         let options = parse(script, &[]);
         assert_eq!((options.guests, options.device), (3, Device::Vfio));

@@ -6,10 +6,10 @@ use std::process::{Command, Output};
 
 use anyhow::{Context, Result, bail};
 
-/// Where Debian keeps programs, beside what PATH says.
+/// Debian's folders of programs, in addition to PATH.
 const FOLDERS: [&str; 4] = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"];
 
-/// A program by its name or path.
+/// Finds a program by its name or path.
 pub fn find(name: &str) -> Result<PathBuf> {
     if name.contains('/') {
         let path = PathBuf::from(name);
@@ -21,23 +21,23 @@ pub fn find(name: &str) -> Result<PathBuf> {
     found.with_context(|| format!("no program '{name}' in PATH; install it"))
 }
 
-/// The libraries that the loader says a program needs, and the loader itself.
+/// Returns the libraries that a program needs according to the dynamic loader, and the loader itself.
 pub fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let output = run(Command::new("ldd").arg(program))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if let Some(line) = text.lines().find(|line| line.contains("not found")) {
-        bail!("'{}' misses a library: {}", program.display(), line.trim());
+        bail!("'{}' lacks a library: {}", program.display(), line.trim());
     }
-    // Static programs have none, and ldd says so with exit code 1.
+    // Static programs have none, for which ldd returns exit code 1.
     Ok(text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
 }
 
-/// Whether a file is a program in machine code.
+/// Whether a file is in ELF format.
 pub fn is_elf(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x7fELF")
 }
 
-/// A program without what only a debugger reads.
+/// Returns a program without debug information.
 pub fn stripped(path: &Path) -> Result<Vec<u8>> {
     let file = tempfile::NamedTempFile::new().context("a temporary file")?;
     let output = run(Command::new("strip").arg("-o").arg(file.path()).arg(path))?;
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_named() {
+    fn a_missing_program_is_named() {
         assert!(find("no-such-program").unwrap_err().to_string().contains("'no-such-program'"));
         assert!(find("/no/such").unwrap_err().to_string().contains("check the path"));
     }

@@ -1,4 +1,4 @@
-//! A lab while it runs.
+//! A running lab.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -14,88 +14,116 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
-use crate::event::{Boot, Event, Word};
-use crate::guest::{Guest, QEMU};
+use crate::event::{Boot, Event, Message};
 use crate::kernel::{Kernel, Module};
-use crate::spec::{Lab, Node};
-use crate::{GuestReport, Report, Trouble, program};
+use crate::machine::{Machine, QEMU};
+use crate::node::Node;
+use crate::program;
+use crate::report::{GuestReport, LabFailure, Report};
+use crate::spec::{GUESTS_MAX, Lab};
 
-/// How long an interruption may go unseen.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Maximum number of devices of a guest, of a kind of which it can have several.
+const DEVICES_MAX: u8 = 4;
 
-/// How long the console of a machine that is gone may take to be read.
-const LAST_WORDS: Duration = Duration::from_secs(10);
+/// How often interruption and time limit are checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Where the folders of device servers lie, whatever TMPDIR says: names of sockets must be short.
+/// How long the console of an ended machine may take to be read.
+const CONSOLE_DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Parent of the device servers' folders, whatever TMPDIR is: socket addresses must be short.
 const FOLDERS: &str = "/tmp";
 const FOLDER_PREFIX: &str = "lab-";
 const SOCKET: &str = "device.sock";
 
-/// Booted guests and what they share. Dropping it ends them all.
+/// Booted guests and what they share. Dropping it ends all of them.
 #[derive(Debug)]
-pub struct Running {
-    seats: BTreeMap<Node, Seat>,
-    trouble: Option<Trouble>,
+pub struct RunningLab {
+    guests: BTreeMap<Node, GuestState>,
+    failure: Option<LabFailure>,
     deadline: Instant,
     events: Receiver<Event>,
     events_to: Sender<Event>,
     devices_taken: u32,
     memory: OwnedFd,
     image: OwnedFd,
-    served: Option<Served>,
-    /// With the sockets of the line between two guests.
+    server: Option<DeviceServer>,
+    /// The folder with the sockets of the network between two guests.
     line: Option<TempDir>,
     modules: Vec<Module>,
     kernel: Kernel,
     lab: Lab,
 }
 
-/// Our device server, for devices that need one. It ends before its folder goes.
+/// The lab's own device server, for devices that need one. It ends before its folder is removed.
 #[derive(Debug)]
-struct Served {
+struct DeviceServer {
     _server: device_server::ServerThread,
     memory: OwnedFd,
     socket: PathBuf,
     _folder: TempDir,
 }
 
-/// A guest's place, whose machine may have been killed and booted again.
+/// A guest, whose machine may be killed and booted again.
 #[derive(Debug, Default)]
-struct Seat {
-    guest: Option<Guest>,
+struct GuestState {
+    machine: Option<Machine>,
     boots: u32,
-    /// Of those, how many have nothing more to say.
+    /// Number of boots whose console is closed.
     ended: u32,
-    waits: Option<Word>,
+    waiting_for: Option<Message>,
     code: Option<i32>,
     output: String,
 }
 
-impl Running {
-    pub(crate) fn start(lab: Lab) -> Result<Self> {
+impl Lab {
+    /// Runs the script to its end in all guests.
+    pub fn run(self) -> Result<Report> {
+        self.start()?.finish()
+    }
+
+    /// Boots the guests, which start their scripts.
+    pub fn start(self) -> Result<RunningLab> {
+        if !(1..=GUESTS_MAX).contains(&self.guests) {
+            bail!("{} guests: 1 to {GUESTS_MAX} are possible; try --guests 2", self.guests);
+        }
+        if self.has_network && self.guests != 2 {
+            bail!("{} guests: a network connects two; omit --network, or try --guests 2", self.guests);
+        }
+        let devices_max = if self.device.is_served() { DEVICES_MAX } else { 1 };
+        if !(1..=devices_max).contains(&self.devices) {
+            let (devices, name) = (self.devices, self.device.name());
+            bail!("{devices} devices of kind '{name}' in each guest: 1 to {devices_max} are possible");
+        }
+        RunningLab::boot_all(self)
+    }
+}
+
+impl RunningLab {
+    fn boot_all(lab: Lab) -> Result<Self> {
         program::find(QEMU).context("guests need qemu-system-x86 of Debian")?;
         let kernel = Kernel::find()?;
         let modules = kernel.modules(&lab.modules())?;
         let image = lab.image(&modules)?;
         let (events_to, events) = channel();
         let needs_server = lab.device.is_served() && lab.device_server.is_none();
-        let served = if needs_server { Some(Served::start(&lab, &events_to)?) } else { None };
-        let memory = match &served {
-            Some(served) => served.memory.try_clone()?,
+        let server = if needs_server { Some(DeviceServer::start(&lab, &events_to)?) } else { None };
+        let memory = match &server {
+            Some(server) => server.memory.try_clone()?,
             None => device_server::create_memory(lab.size_bytes)?,
         };
         let deadline = Instant::now() + lab.limit;
         let line = if lab.has_network { Some(folder()?) } else { None };
         let mut running = Self {
-            seats: BTreeMap::new(),
-            trouble: None,
+            guests: BTreeMap::new(),
+            failure: None,
             deadline,
             events,
             events_to,
             devices_taken: 0,
             memory,
             image,
-            served,
+            server,
             line,
             modules,
             kernel,
@@ -107,213 +135,216 @@ impl Running {
         Ok(running)
     }
 
-    /// The memory that the guests share, unless a device server has it that was there already.
+    /// The memory that the guests share, unless an external device server provides it.
     pub fn memory(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
 
-    /// The device server's socket, where a process of the host can be one more client; none where there is no server.
+    /// The device server's socket, where a process of the host can connect as a further client; `None` without a
+    /// server.
     pub fn device_socket(&self) -> Option<&Path> {
-        self.lab.device_server.as_deref().or(self.served.as_ref().map(|served| served.socket.as_path()))
+        self.lab.device_server.as_deref().or(self.server.as_ref().map(|server| server.socket.as_path()))
     }
 
-    /// Boots a guest that does not run.
+    /// Boots a guest that is not running.
     pub fn boot(&mut self, node: Node) -> Result<()> {
         let socket = self.device_socket().unwrap_or(Path::new("")).to_owned();
-        let seat = self.seats.entry(node).or_default();
-        assert!(seat.guest.is_none(), "guest {node} runs");
-        let boot = Boot { node, number: seat.boots };
+        let guest = self.guests.entry(node).or_default();
+        assert!(guest.machine.is_none(), "guest {node} is running");
+        let boot = Boot { node, number: guest.boots };
         let image = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.image.as_raw_fd()));
         let mut arguments = self.lab.arguments(node, &self.kernel, &image, &self.modules);
         let Lab { device, size_bytes, vectors, devices, .. } = &self.lab;
         arguments.extend(device.arguments(&self.memory, *size_bytes, &socket, *vectors, *devices));
-        arguments.extend(self.line.iter().flat_map(|line| Lab::network_words(node, line.path())));
-        seat.guest = Some(Guest::boot(boot, &arguments, &self.events_to)?);
-        (seat.waits, seat.code) = (None, None);
-        seat.boots += 1;
-        if self.served.is_some() {
-            // One after the other: a guest's number at the device is its place among the guests.
+        arguments.extend(self.line.iter().flat_map(|line| Lab::network_arguments(node, line.path())));
+        guest.machine = Some(Machine::boot(boot, &arguments, &self.events_to)?);
+        (guest.waiting_for, guest.code) = (None, None);
+        guest.boots += 1;
+        if self.server.is_some() {
+            // Guests boot one after the other, so that a guest's ID at the server is its position among the guests.
             let taken = self.devices_taken + u32::from(self.lab.devices);
             self.pump(|lab| lab.devices_taken >= taken)?;
         }
         Ok(())
     }
 
-    /// Ends a guest's machine as kill -9 does. Its script has no exit code.
+    /// Kills a guest's machine (SIGKILL). Its script has no exit code.
     pub fn kill(&mut self, node: Node) {
-        let seat = self.seats.entry(node).or_default();
-        (seat.guest, seat.waits) = (None, None);
+        let guest = self.guests.entry(node).or_default();
+        (guest.machine, guest.waiting_for) = (None, None);
         self.release_barriers();
     }
 
-    /// Process number of a guest's machine, while it has one.
+    /// Process ID of a guest's machine, while it is running.
     pub fn pid(&self, node: Node) -> Option<u32> {
-        self.seats.get(&node)?.guest.as_ref().map(Guest::pid)
+        self.guests.get(&node)?.machine.as_ref().map(Machine::pid)
     }
 
-    /// What a guest has printed until now.
+    /// The console output of a guest so far.
     pub fn output(&self, node: Node) -> &str {
-        self.seats.get(&node).map_or("", |seat| &seat.output)
+        self.guests.get(&node).map_or("", |guest| &guest.output)
     }
 
     /// Waits until a guest's script waits for the host at `name`.
     pub fn wait_for_guest(&mut self, node: Node, name: &str) -> Result<()> {
-        let wanted = Word::Host(name.to_owned());
-        self.pump(|lab| lab.seats.get(&node).is_some_and(|seat| seat.waits.as_ref() == Some(&wanted)))
-            .with_context(|| format!("waiting for guest {node} to come to '{name}'"))
+        let wanted = Message::Host(name.to_owned());
+        self.pump(|lab| lab.guests.get(&node).is_some_and(|guest| guest.waiting_for.as_ref() == Some(&wanted)))
+            .with_context(|| format!("waiting for guest {node} to reach '{name}'"))
     }
 
-    /// Lets a guest's script go on that waits for the host.
+    /// Lets a guest's script that waits for the host continue.
     pub fn release(&mut self, node: Node) {
-        let seat = self.seats.entry(node).or_default();
-        assert!(matches!(seat.waits, Some(Word::Host(_))), "guest {node} does not wait for the host");
-        seat.release();
+        let guest = self.guests.entry(node).or_default();
+        assert!(matches!(guest.waiting_for, Some(Message::Host(_))), "guest {node} does not wait for the host");
+        guest.release();
     }
 
-    /// Waits until a guest has printed these words.
-    pub fn wait_for_output(&mut self, node: Node, words: &str) -> Result<()> {
-        self.pump(|lab| lab.output(node).contains(words)).with_context(|| format!("waiting for {words:?} of {node}"))
+    /// Waits until a guest's output contains a text.
+    pub fn wait_for_output(&mut self, node: Node, text: &str) -> Result<()> {
+        self.pump(|lab| lab.output(node).contains(text)).with_context(|| format!("waiting for {text:?} of {node}"))
     }
 
     /// Waits until all scripts have ended, or one has failed, and ends the machines.
     pub fn finish(mut self) -> Result<Report> {
-        // What went wrong stands in the report.
+        // The report contains the error.
         let _ = self.pump(|lab| lab.running().is_empty());
         Ok(self.end())
     }
 
     /// Ends the machines now.
     pub fn end(mut self) -> Report {
-        for seat in self.seats.values_mut() {
-            seat.guest = None;
+        for guest in self.guests.values_mut() {
+            guest.machine = None;
         }
-        // What the machines had said is still to be heard, to the end of their consoles.
-        let deadline = Instant::now() + LAST_WORDS;
-        while self.seats.values().any(|seat| seat.ended < seat.boots) {
+        // The rest of the consoles' output is still to be read.
+        let deadline = Instant::now() + CONSOLE_DRAIN_TIMEOUT;
+        while self.guests.values().any(|guest| guest.ended < guest.boots) {
             match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(event) => self.note(event),
+                Ok(event) => self.handle(event),
                 Err(_) => break,
             }
         }
-        let guests = std::mem::take(&mut self.seats).into_iter();
-        let guests = guests.map(|(node, seat)| GuestReport { node, code: seat.code, output: seat.output });
-        Report { guests: guests.collect(), trouble: self.trouble.take() }
+        let reports = std::mem::take(&mut self.guests).into_iter();
+        let reports = reports.map(|(node, guest)| GuestReport { node, code: guest.code, output: guest.output });
+        Report { guests: reports.collect(), failure: self.failure.take() }
     }
 
     fn running(&self) -> Vec<Node> {
-        let running = self.seats.iter().filter(|(_, seat)| seat.guest.is_some());
+        let running = self.guests.iter().filter(|(_, guest)| guest.machine.is_some());
         running.map(|(node, _)| *node).collect()
     }
 
-    /// Hears events until a fact holds; fails when something ends the lab before.
+    /// Handles events until a condition holds. Fails when something ends the lab before.
     fn pump(&mut self, holds: impl Fn(&Self) -> bool) -> Result<()> {
         while !holds(self) {
-            self.look();
-            let failed = self.seats.iter().find(|(_, seat)| seat.code.is_some_and(|code| code != 0));
-            match (&self.trouble, failed) {
-                (Some(trouble), _) => bail!("{trouble}\n{}", self.consoles()),
-                (None, Some((node, seat))) => {
-                    bail!("guest {node}: exit code {}\n{}", seat.code.unwrap_or_default(), self.consoles())
+            self.check_limits();
+            let failed = self.guests.iter().find(|(_, guest)| guest.code.is_some_and(|code| code != 0));
+            match (&self.failure, failed) {
+                (Some(failure), _) => bail!("{failure}\n{}", self.consoles()),
+                (None, Some((node, guest))) => {
+                    bail!("guest {node}: exit code {}\n{}", guest.code.unwrap_or_default(), self.consoles())
                 }
                 (None, None) => {}
             }
-            if let Ok(event) = self.events.recv_timeout(LOOK_EVERY) {
-                self.note(event);
+            if let Ok(event) = self.events.recv_timeout(POLL_INTERVAL) {
+                self.handle(event);
             }
         }
         Ok(())
     }
 
-    fn look(&mut self) {
+    fn check_limits(&mut self) {
         if self.lab.interrupt.load(Ordering::Relaxed) {
-            self.trouble.get_or_insert(Trouble::Interrupted);
+            self.failure.get_or_insert(LabFailure::Interrupted);
         }
         if Instant::now() > self.deadline {
             let running = self.running();
-            self.trouble.get_or_insert(Trouble::TimeOver { limit_s: self.lab.limit.as_secs(), running });
+            self.failure.get_or_insert(LabFailure::TimeOver { limit_s: self.lab.limit.as_secs(), running });
         }
     }
 
-    /// The last of what the guests printed, for an error.
+    /// The last lines of the guests' consoles, for an error.
     fn consoles(&self) -> String {
-        let guests = self.seats.iter();
-        let guests =
-            guests.map(|(node, seat)| GuestReport { node: *node, code: seat.code, output: seat.output.clone() });
-        Report { guests: guests.collect(), trouble: None }.to_string()
+        let reports = self.guests.iter().map(|(node, guest)| GuestReport {
+            node: *node,
+            code: guest.code,
+            output: guest.output.clone(),
+        });
+        Report { guests: reports.collect(), failure: None }.to_string()
     }
 
-    fn note(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         match event {
             Event::DeviceTaken => self.devices_taken += 1,
             Event::Line(boot, line) => {
                 if self.lab.echo {
-                    // Whoever read it may be gone; the lab goes on.
+                    // The reader of the output may have exited; the lab goes on.
                     let _ = writeln!(std::io::stdout(), "{}| {line}", boot.node);
                 }
-                let output = &mut self.seats.entry(boot.node).or_default().output;
+                let output = &mut self.guests.entry(boot.node).or_default().output;
                 output.push_str(&line);
                 output.push('\n');
             }
-            Event::Word(boot, word) if self.is_current(boot) => self.note_word(boot.node, word),
-            Event::Ended(boot) => self.note_end(boot),
-            Event::Word(..) => {}
+            Event::Message(boot, word) if self.is_current(boot) => self.handle_message(boot.node, word),
+            Event::Ended(boot) => self.handle_exit(boot),
+            Event::Message(..) => {}
         }
     }
 
-    fn note_end(&mut self, boot: Boot) {
+    fn handle_exit(&mut self, boot: Boot) {
         let is_current = self.is_current(boot);
-        let seat = self.seats.entry(boot.node).or_default();
-        seat.ended += 1;
+        let guest = self.guests.entry(boot.node).or_default();
+        guest.ended += 1;
         if is_current {
-            seat.guest = None;
-            self.trouble.get_or_insert(Trouble::Died { node: boot.node });
+            guest.machine = None;
+            self.failure.get_or_insert(LabFailure::Died { node: boot.node });
         }
     }
 
-    /// Whether a boot's machine is the one that runs.
+    /// Whether a boot's machine is the current one.
     fn is_current(&self, boot: Boot) -> bool {
-        self.seats.get(&boot.node).is_some_and(|seat| seat.guest.is_some() && seat.boots == boot.number + 1)
+        self.guests.get(&boot.node).is_some_and(|guest| guest.machine.is_some() && guest.boots == boot.number + 1)
     }
 
-    fn note_word(&mut self, node: Node, word: Word) {
-        let seat = self.seats.entry(node).or_default();
+    fn handle_message(&mut self, node: Node, word: Message) {
+        let guest = self.guests.entry(node).or_default();
         match word {
-            Word::Exit(code) => (seat.code, seat.guest) = (Some(code), None),
-            Word::Nonsense(line) => seat.output.push_str(&format!("lab: not understood: {line}\n")),
-            word => seat.waits = Some(word),
+            Message::Exit(code) => (guest.code, guest.machine) = (Some(code), None),
+            Message::Invalid(line) => guest.output.push_str(&format!("lab: invalid message: {line}\n")),
+            word => guest.waiting_for = Some(word),
         }
         self.release_barriers();
     }
 
-    /// A barrier opens when every guest that runs stands before it.
+    /// Opens a barrier when every running guest waits at it.
     fn release_barriers(&mut self) {
-        let mut running = self.seats.values_mut().filter(|seat| seat.guest.is_some());
-        let Some(Seat { waits: Some(Word::Barrier(first)), .. }) = running.next() else { return };
-        let first = Word::Barrier(first.clone());
-        if running.all(|seat| seat.waits.as_ref() == Some(&first)) {
-            self.seats.values_mut().for_each(Seat::release);
+        let mut running = self.guests.values_mut().filter(|guest| guest.machine.is_some());
+        let Some(GuestState { waiting_for: Some(Message::Barrier(first)), .. }) = running.next() else { return };
+        let first = Message::Barrier(first.clone());
+        if running.all(|guest| guest.waiting_for.as_ref() == Some(&first)) {
+            self.guests.values_mut().for_each(GuestState::release);
         }
     }
 }
 
-impl Served {
+impl DeviceServer {
     fn start(lab: &Lab, events: &Sender<Event>) -> Result<Self> {
         let folder = folder()?;
         let socket = folder.path().join(SOCKET);
         let options = device_server::Options::new(&socket, lab.size_bytes, lab.vectors)?;
         let server = device_server::Server::bind(&options)?;
         let memory = server.memory().try_clone_to_owned()?;
-        let heard = events.clone();
+        let events = events.clone();
         let on_event = move |event: &device_server::Event| {
             if matches!(event, device_server::Event::Connected { .. }) {
-                let _ = heard.send(Event::DeviceTaken);
+                let _ = events.send(Event::DeviceTaken);
             }
         };
         Ok(Self { _server: server.start(on_event)?, memory, socket, _folder: folder })
     }
 }
 
-/// A folder for sockets, after those of labs that were killed are gone.
+/// Makes a folder for sockets, after removing those of labs that were killed.
 fn folder() -> Result<TempDir> {
     sweep(Path::new(FOLDERS));
     let owner_only = Permissions::from_mode(0o700);
@@ -321,7 +352,7 @@ fn folder() -> Result<TempDir> {
     Ok(tempfile::Builder::new().prefix(&prefix).permissions(owner_only).tempdir_in(FOLDERS)?)
 }
 
-/// Removes the folders of labs that were killed: their process is gone, and nobody listens at their sockets.
+/// Removes the folders of labs that were killed: their process does not exist, and their sockets refuse connections.
 fn sweep(folders: &Path) {
     let Ok(entries) = std::fs::read_dir(folders) else { return };
     for entry in entries.flatten() {
@@ -334,16 +365,16 @@ fn sweep(folders: &Path) {
             connected.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
         };
         if !Path::new(&format!("/proc/{process}")).exists() && is_refused() {
-            // Somebody else may be at it.
+            // Another lab may remove it at the same time.
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
 }
 
-impl Seat {
+impl GuestState {
     fn release(&mut self) {
-        self.waits = None;
-        self.guest.as_mut().map(Guest::release).unwrap_or_default();
+        self.waiting_for = None;
+        self.machine.as_mut().map(Machine::release).unwrap_or_default();
     }
 }
 
@@ -365,16 +396,16 @@ mod tests {
             path
         };
         let names = [format!("lab-{gone}-a"), format!("lab-{here}-b"), format!("lab-{gone}-c"), "lab-x-d".to_owned()];
-        let [killed, beginning, served, stranger] = names.map(folder);
-        for refused in [&killed, &beginning, &stranger] {
+        let [killed, starting, running, other] = names.map(folder);
+        for refused in [&killed, &starting, &other] {
             drop(UnixListener::bind(refused.join(SOCKET)).unwrap());
         }
-        let _listener = UnixListener::bind(served.join(SOCKET)).unwrap();
-        // A program that a test beside this one starts holds the listener too, until it has become that program.
+        let _listener = UnixListener::bind(running.join(SOCKET)).unwrap();
+        // A program that a concurrent test starts holds the listener too, until its `exec`.
         let deadline = Instant::now() + Duration::from_secs(60);
         while killed.exists() && Instant::now() < deadline {
             sweep(folders.path());
         }
-        assert_eq!([killed, beginning, served, stranger].map(|path| path.exists()), [false, true, true, true]);
+        assert_eq!([killed, starting, running, other].map(|path| path.exists()), [false, true, true, true]);
     }
 }

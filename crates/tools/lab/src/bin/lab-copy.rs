@@ -1,4 +1,5 @@
-//! `lab-copy FILE BYTES`: how fast one processor copies into a memory and out of it, to stand beside a lab's streams.
+//! `lab-copy FILE BYTES`: measures how fast one processor copies into a memory and out of it, for comparison with a
+//! lab's streams.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -11,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use volmem::{Mapping, Region};
 
 const USAGE: &str = "usage: lab-copy FILE BYTES";
-/// As iperf3 hands over at once.
+/// Block size of iperf3.
 const BLOCK_BYTES: usize = 128 << 10;
 const LIMIT: Duration = Duration::from_secs(3);
 
@@ -43,7 +44,7 @@ fn run(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Copies blocks one behind the other, from the beginning again at the end.
+/// Copies consecutive blocks, starting again at the beginning after the last. Returns bytes per second.
 fn bytes_per_s(bytes: usize, mut copy: impl FnMut(usize)) -> u64 {
     let (blocks, begun) = (bytes / BLOCK_BYTES, Instant::now());
     let mut copied = 0;

@@ -1,8 +1,9 @@
-//! `lab-link DEVICE OWN NODES PEER [ROUNDS]`: trains this node's link with a peer over a device, and sends a word there
-//! and back, again and again, each time waking the peer.
+//! `lab-link DEVICE OWN NODES PEER [ROUNDS]`: trains this node's link with a peer over a device, then exchanges words
+//! with the peer, ringing its doorbell each time.
 //!
-//! DEVICE is `pci:ADDRESS`, `vfio:ADDRESS`, `file:PATH` or `server:PATH`. The node with the lower number begins. Where
-//! the device has interrupts, a ring that does not arrive as one is a failure: nobody looks at the memory instead.
+//! DEVICE is `pci:ADDRESS`, `vfio:ADDRESS`, `file:PATH` or `server:PATH`. The node with the lower slot begins. Where
+//! the device has interrupts, a ring that does not arrive as an interrupt is a failure, because the memory is not
+//! polled.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,10 +19,10 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 const USAGE: &str = "usage: lab-link pci:ADDRESS|vfio:ADDRESS|file:PATH|server:PATH OWN NODES PEER [ROUNDS]";
 const ROUNDS: u64 = 100;
-/// Only a hang ever waits so long.
-const PATIENCE: Duration = Duration::from_secs(600);
-const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// Where the word lies: at the window's start, and at its end the other way round.
+/// Only a hang waits this long.
+const HANG_TIMEOUT: Duration = Duration::from_secs(600);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// Offset of the word. Its complement is at the end of the window.
 const WORD: usize = 0;
 
 fn main() -> ExitCode {
@@ -47,12 +48,17 @@ fn run(arguments: &[String]) -> Result<String> {
     let device = open(device, &DeviceConfig::new(own, nodes))?;
     let mut link = device.link(peer);
     train(&device, &mut link)?;
-    let end = End { begins: own.0 < peer.0, inbound: link.inbound(), outbound: link.outbound(), bell: link.doorbell() };
+    let endpoint = Endpoint {
+        begins: own.0 < peer.0,
+        inbound: link.inbound(),
+        outbound: link.outbound(),
+        doorbell: link.doorbell(),
+    };
     for round in 1..=rounds {
-        end.round(round).with_context(|| format!("round {round} of {rounds} with node {peer}"))?;
+        endpoint.round(round).with_context(|| format!("round {round} of {rounds} with node {peer}"))?;
     }
-    let bells = if end.bell.descriptor().is_some() { "woken by interrupts" } else { "woken by looking" };
-    Ok(format!("{}; {rounds} rounds with node {peer}, {bells}", device.describe()))
+    let wakeups = if endpoint.doorbell.descriptor().is_some() { "woken by interrupts" } else { "woken by polling" };
+    Ok(format!("{}; {rounds} rounds with node {peer}, {wakeups}", device.describe()))
 }
 
 fn open(device: &str, config: &DeviceConfig) -> Result<Device> {
@@ -67,24 +73,24 @@ fn open(device: &str, config: &DeviceConfig) -> Result<Device> {
 }
 
 fn train(device: &Device, link: &mut DeviceLink) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + HANG_TIMEOUT;
     while link.train() != LinkState::Up {
-        ensure!(Instant::now() < deadline, "the link is not up after {} s", PATIENCE.as_secs());
+        ensure!(Instant::now() < deadline, "the link is not up after {} s", HANG_TIMEOUT.as_secs());
         device.poll()?;
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
 
-struct End {
+struct Endpoint {
     begins: bool,
     inbound: DeviceInbound,
     outbound: DeviceOutbound,
-    bell: DeviceDoorbell,
+    doorbell: DeviceDoorbell,
 }
 
-impl End {
-    /// A word there and the same word back, at both ends of the windows.
+impl Endpoint {
+    /// Sends a word and receives the same word, at both ends of the windows.
     fn round(&self, round: u64) -> Result<()> {
         if self.begins {
             self.send(round);
@@ -101,13 +107,13 @@ impl End {
         self.outbound.fence();
         self.outbound.store_u64(WORD, round, Ordering::Release);
         self.outbound.fence();
-        self.bell.ring();
+        self.doorbell.ring();
     }
 
     fn receive(&self, round: u64) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + HANG_TIMEOUT;
         loop {
-            self.sleep(deadline)?;
+            self.wait_for_ring(deadline)?;
             if self.inbound.load_u64(WORD, Ordering::Acquire) == round {
                 break;
             }
@@ -115,22 +121,22 @@ impl End {
         let last = self.inbound.load_u64(self.inbound.len_bytes() - size_of::<u64>(), Ordering::Relaxed);
         ensure!(
             last == !round,
-            "the window's last word is {last:#x}, not {:#x}: it was to come before the first",
+            "the window's last word is {last:#x}, not {:#x}, though it was stored before the first",
             !round
         );
         Ok(())
     }
 
-    /// Sleeps until the peer rings.
-    fn sleep(&self, deadline: Instant) -> Result<()> {
+    /// Blocks until the peer rings.
+    fn wait_for_ring(&self, deadline: Instant) -> Result<()> {
         let left = deadline.saturating_duration_since(Instant::now());
-        if let Some(descriptor) = self.bell.descriptor() {
+        if let Some(descriptor) = self.doorbell.descriptor() {
             let mut polled = [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)];
             let left = Timespec::try_from(left).context("a minute at most")?;
             let ready = rustix::event::poll(&mut polled, Some(&left))?;
-            ensure!(ready == 1, "no interrupt after {} s", PATIENCE.as_secs());
+            ensure!(ready == 1, "no interrupt after {} s", HANG_TIMEOUT.as_secs());
         }
-        ensure!(self.bell.wait(Some(left)) == WaitOutcome::Rung, "nobody rang for {} s", PATIENCE.as_secs());
+        ensure!(self.doorbell.wait(Some(left)) == WaitOutcome::Rung, "no ring for {} s", HANG_TIMEOUT.as_secs());
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
-//! `lab-stream serve|connect ADDRESS SECONDS`: one connection, both ways at once for some time; every byte is compared.
+//! `lab-stream serve|connect ADDRESS SECONDS`: transfers data in both directions of one connection at the same time,
+//! and compares every byte.
 //!
-//! Each end sends blocks of a random sequence of its own that the other one knows, then a last block that says so.
+//! Each end sends blocks of a pseudorandom sequence whose seed the other end knows, then a block that marks the end.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -38,8 +39,8 @@ fn run(arguments: &[String]) -> Result<(u64, u64)> {
         "connect" => (TcpStream::connect(address)?, SEED_CLIENT, SEED_SERVER),
         _ => bail!(USAGE),
     };
-    // The client's machine may be switched off once the server has ended its stream, and takes along what is under way:
-    // so the server ends its stream only when it has received everything.
+    // The client's machine may be powered off once the server has ended its stream, which would lose data under way. So
+    // the server ends its stream only after it has received everything.
     let is_server = role == "serve";
     let (sending, ending) = (stream.try_clone()?, stream.try_clone()?);
     let sender = thread::spawn(move || send(sending, own, limit, !is_server));
@@ -83,7 +84,7 @@ fn receive(mut stream: TcpStream, seed: u64) -> Result<u64> {
     Ok(bytes)
 }
 
-/// A random sequence, the same for the same seed (xorshift64). None of its blocks is [`LAST`].
+/// A pseudorandom sequence (xorshift64). None of its blocks is [`LAST`].
 struct Blocks {
     state: u64,
 }

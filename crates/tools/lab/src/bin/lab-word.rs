@@ -1,6 +1,6 @@
-//! `lab-word FILE BYTES OFFSET [VALUE]`: prints a word of a device's memory, or stores one there.
+//! `lab-word FILE BYTES OFFSET [VALUE]`: prints or stores a word of a device's memory.
 //!
-//! For scripts in a guest, whose busybox can neither read nor write a file that can only be mapped.
+//! For scripts in a guest: busybox cannot access files that can only be mapped.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -29,7 +29,7 @@ fn run(arguments: &[String]) -> Result<()> {
     let [path, bytes, offset, value @ ..] = arguments else { bail!(USAGE) };
     let (bytes, offset) = (number(bytes)? as usize, number(offset)? as usize);
     let fits = offset.is_multiple_of(WORD_BYTES) && bytes >= WORD_BYTES && offset <= bytes - WORD_BYTES;
-    ensure!(fits, "offset {offset}: no word of {bytes} bytes; a multiple of {WORD_BYTES} is");
+    ensure!(fits, "offset {offset}: not a word of {bytes} bytes; use a multiple of {WORD_BYTES} below that");
     let file = File::options().read(true).write(true).open(path).with_context(|| path.clone())?;
     let mapping = Mapping::new(file.as_fd(), bytes).with_context(|| format!("mapping {bytes} bytes of {path}"))?;
     let memory = Region::of_mapping(Arc::new(mapping));
@@ -43,5 +43,5 @@ fn run(arguments: &[String]) -> Result<()> {
 
 fn number(text: &str) -> Result<u64> {
     let parsed = text.strip_prefix("0x").map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16));
-    parsed.with_context(|| format!("'{text}' is no number; {USAGE}"))
+    parsed.with_context(|| format!("'{text}' is not a number; {USAGE}"))
 }

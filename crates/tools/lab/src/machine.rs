@@ -1,4 +1,4 @@
-//! One machine: a QEMU process, its console and the line to its script.
+//! A machine: a QEMU process, its console and its message channel.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
@@ -8,62 +8,63 @@ use std::sync::mpsc::Sender;
 
 use anyhow::{Context, Result};
 
-use crate::event::{Boot, Event, Word};
+use crate::event::{Boot, Event, Message};
 
-/// The machine's program.
+/// The emulator's program.
 pub const QEMU: &str = "qemu-system-x86_64";
-/// A line is cut here: a guest that writes without end fills no memory.
+/// Longer lines are divided here, so that a guest that writes without end does not fill memory.
 const LINE_BYTES_MAX: u64 = 64 << 10;
-/// QEMU's words for a console on its output and a second serial line on its input, both sockets.
-const LINES: [&str; 8] = [
+/// QEMU's arguments for a console on its standard output and a second serial line on its standard input, both of them
+/// sockets.
+const SERIAL_ARGUMENTS: [&str; 8] = [
     "-chardev",
     "socket,id=console,fd=1",
     "-serial",
     "chardev:console",
     "-chardev",
-    "socket,id=words,fd=0",
+    "socket,id=messages,fd=0",
     "-serial",
-    "chardev:words",
+    "chardev:messages",
 ];
 
-/// A running machine. Dropping it ends it.
+/// A running machine. Dropping it kills it.
 #[derive(Debug)]
-pub struct Guest {
+pub struct Machine {
     process: Child,
-    words: UnixStream,
+    messages: UnixStream,
 }
 
-impl Guest {
-    /// Starts QEMU with `arguments`; what the guest says comes as events.
+impl Machine {
+    /// Starts QEMU with `arguments`. Sends the guest's output and messages as events.
     pub fn boot(boot: Boot, arguments: &[String], events: &Sender<Event>) -> Result<Self> {
         let (console, console_guest) = UnixStream::pair()?;
-        let (words, words_guest) = UnixStream::pair()?;
-        // Whatever ends us ends the machine too.
+        let (messages, messages_guest) = UnixStream::pair()?;
+        // The machine is killed when this process exits for any reason.
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--", QEMU]).args(LINES).args(arguments);
-        command.stdin(OwnedFd::from(words_guest)).stdout(OwnedFd::from(console_guest)).stderr(Stdio::piped());
+        command.args(["--pdeathsig", "KILL", "--", QEMU]).args(SERIAL_ARGUMENTS).args(arguments);
+        command.stdin(OwnedFd::from(messages_guest)).stdout(OwnedFd::from(console_guest)).stderr(Stdio::piped());
         let mut process = command.spawn().context("setpriv: cannot be started; install util-linux")?;
-        let complaints = process.stderr.take().context("the errors of QEMU")?;
-        let guest = Self { process, words };
-        let heard = guest.words.try_clone()?;
-        read_lines(complaints, events, move |line| Event::Line(boot, format!("qemu: {line}")), None);
-        read_lines(heard, events, move |line| Event::Word(boot, Word::parse(&line)), None);
+        let stderr = process.stderr.take().context("QEMU's standard error")?;
+        let machine = Self { process, messages };
+        let received = machine.messages.try_clone()?;
+        read_lines(stderr, events, move |line| Event::Line(boot, format!("qemu: {line}")), None);
+        read_lines(received, events, move |line| Event::Message(boot, Message::parse(&line)), None);
         read_lines(console, events, move |line| Event::Line(boot, line), Some(Event::Ended(boot)));
-        Ok(guest)
+        Ok(machine)
     }
 
-    /// Process number of the machine.
+    /// Process ID of the machine.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// Lets a script go on that waits. Its machine may be gone, which is seen elsewhere.
+    /// Lets a waiting script continue. If the machine has ended, its console's end reports it.
     pub fn release(&mut self) {
-        let _ = self.words.write_all(b"go\n");
+        let _ = self.messages.write_all(b"go\n");
     }
 }
 
-impl Drop for Guest {
+impl Drop for Machine {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -81,7 +82,7 @@ fn read_lines(
     std::thread::spawn(move || {
         let mut reader = BufReader::new(source);
         let mut line = Vec::new();
-        // Nobody listens any more when sending fails.
+        // Sending fails when the lab has ended.
         while matches!((&mut reader).take(LINE_BYTES_MAX).read_until(b'\n', &mut line), Ok(1..)) {
             let text = String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']).to_owned();
             line.clear();
