@@ -32,6 +32,7 @@
 //! sends the heartbeats while there is no monitor. The proxy uses the windows and doorbells of the epoch that the
 //! monitor names, as long as [`Device::is_peer_ready`] says that the peer is in that epoch too.
 
+mod backing_file;
 mod config;
 mod doorbell;
 mod error;

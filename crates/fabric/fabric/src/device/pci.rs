@@ -1,7 +1,7 @@
 //! ivshmem devices through sysfs: the memory is BAR 2, write-combined where the kernel offers that.
 
+use super::backing_file;
 use super::error::DeviceProblem;
-use super::file;
 use super::interrupts::Interrupts;
 use super::memory::Caching;
 use super::opened::OpenedMemory;
@@ -115,11 +115,11 @@ fn open_sysfs(sysfs: &Sysfs, address: &str) -> Result<OpenedMemory, DeviceProble
     sysfs.enable()?;
     let len_bytes = sysfs.bar_bytes(MEMORY_BAR);
     let (caching, path_memory) = sysfs.memory_file();
-    let descriptor = file::open_file(&path_memory)?;
+    let descriptor = backing_file::open(&path_memory)?;
     // Peers with interrupts block until one arrives. A device without interrupts ignores the doorbell register.
     let interrupts_peers = sysfs.bar_bytes(INTERRUPTS_BAR) > 0 && sysfs.bar_bytes(REGISTERS_BAR) > 0;
     let registers =
-        if interrupts_peers { Some((file::open_file(&sysfs.bar_file(REGISTERS_BAR, ""))?, 0)) } else { None };
+        if interrupts_peers { Some((backing_file::open(&sysfs.bar_file(REGISTERS_BAR, ""))?, 0)) } else { None };
     let interrupts =
         Interrupts { registers: registers.as_ref().map(map_registers).transpose()?, ..Interrupts::default() };
     Ok(OpenedMemory {

@@ -1,7 +1,7 @@
 //! Devices behind an ivshmem server on this machine.
 
+use super::backing_file;
 use super::error::DeviceProblem;
-use super::file;
 use super::format::VECTORS_MAX;
 use super::memory::Caching;
 use super::opened::OpenedMemory;
@@ -21,7 +21,7 @@ pub(super) fn connect(path: &Path, vectors: usize) -> Result<OpenedMemory, Devic
         UnixStream::connect(path).map_err(DeviceProblem::system("connect (is 'crosslane device-server' up?)"))?;
     stream.set_nonblocking(true).map_err(DeviceProblem::system("fcntl O_NONBLOCK"))?;
     let owner = socket_peercred(&stream).map_err(DeviceProblem::system("getsockopt SO_PEERCRED"))?;
-    file::check_owner(owner.uid.as_raw(), 0, 0)?;
+    backing_file::check_owner(owner.uid.as_raw(), 0, 0)?;
     let (connection, Setup { memory, interrupts }) = ServerConnection::set_up(stream.into(), vectors)?;
     let stat = fstat(&memory).map_err(DeviceProblem::system("fstat of the server's memory"))?;
     Ok(OpenedMemory {

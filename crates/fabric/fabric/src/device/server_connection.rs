@@ -8,8 +8,8 @@
 //! The server's owner is root or the user of this process, so the memory that it sends is trusted. What else it sends
 //! is checked: numbers and counts are bounded, and excess descriptors are closed.
 
+use super::backing_file;
 use super::error::DeviceProblem;
-use super::file;
 use super::interrupts::{Interrupts, PeerId};
 use crate::eventfd;
 use rustix::event::PollFlags;
@@ -109,7 +109,7 @@ impl ServerConnection {
             (number, _) => return Err(protocol_error(format!("sent {number} instead of the memory"))),
         };
         self.own_id = checked_id(number)?;
-        file::check_seals(&memory)?;
+        backing_file::check_seals(&memory)?;
         Ok(memory)
     }
 

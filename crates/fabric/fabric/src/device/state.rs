@@ -10,7 +10,7 @@ use super::memory::{Block, Caching, DeviceInbound, DeviceMemory, DeviceOutbound}
 use super::opened::OpenedMemory;
 use super::pci::PciAccess;
 use super::server_connection::{ServerConnection, ServerEvent};
-use super::{file, pci, server, vfio};
+use super::{backing_file, file, pci, server, vfio};
 use crate::memory_link::{Side, is_window_size};
 use crate::{Coherence, Epoch, Memory, Training};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -174,7 +174,7 @@ impl Device {
             layout,
             link_bytes,
             caching: opened.caching,
-            alignment: file::alignment(&opened.descriptor),
+            alignment: backing_file::alignment(&opened.descriptor),
             descriptor: opened.descriptor,
             offset_bytes: opened.offset_bytes,
             len_bytes: opened.len_bytes,
@@ -316,7 +316,7 @@ impl Device {
     /// The memory has become smaller: an access may kill the process.
     pub fn poll(&self) -> Result<Vec<DeviceEvent>, DeviceError> {
         let state = self.state();
-        file::check_size(&state.descriptor, state.offset_bytes + state.len_bytes)
+        backing_file::check_size(&state.descriptor, state.offset_bytes + state.len_bytes)
             .map_err(|problem| problem.on_device(&state.name))?;
         let mut events = Vec::new();
         if let Some((_, server)) = &state.server {

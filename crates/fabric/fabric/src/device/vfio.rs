@@ -7,8 +7,8 @@
 //! BAR when it first maps it. Kernels with `CONFIG_IO_STRICT_DEVMEM` then refuse the sysfs file and revoke its
 //! mappings, so all processes of a node use the same way.
 
+use super::backing_file;
 use super::error::DeviceProblem;
-use super::file;
 use super::format::VECTORS_MAX;
 use super::interrupts::Interrupts;
 use super::memory::Caching;
@@ -182,7 +182,7 @@ struct MemoryBar {
 fn memory_by_sysfs(sysfs: &Sysfs) -> Result<MemoryBar, DeviceProblem> {
     let (caching, path) = sysfs.memory_file();
     let len_bytes = sysfs.bar_bytes(MEMORY_BAR);
-    let descriptor = file::open_file(&path)?;
+    let descriptor = backing_file::open(&path)?;
     // Only an attempt to map shows that VFIO has claimed the BAR, or that the kernel is locked down.
     Mapping::at(descriptor.as_fd(), 0, len_bytes as usize).map_err(|error| {
         let remedy = "boot with iomem=relaxed, or use mode = \"sysfs\"";
@@ -233,14 +233,14 @@ fn group_path(sysfs: &Sysfs) -> Result<std::path::PathBuf, DeviceProblem> {
 
 /// Opens a VFIO container with the device's group in it.
 fn open_group(path: &Path) -> Result<(OwnedFd, OwnedFd), DeviceProblem> {
-    let container = file::open_file(Path::new(CONTAINER_PATH))?;
+    let container = backing_file::open(Path::new(CONTAINER_PATH))?;
     let version = request(&container, GET_API_VERSION, 0).map_err(DeviceProblem::system("VFIO_GET_API_VERSION"))?;
     let has_type1 = request(&container, CHECK_EXTENSION, TYPE1_IOMMU) == Ok(1);
     if version != API_VERSION || !has_type1 {
         let found = format!("VFIO version {version}, {} type 1 IOMMU", if has_type1 { "with" } else { "without" });
         return Err(DeviceProblem::unsuitable(found, "modprobe vfio_iommu_type1, or open it through sysfs"));
     }
-    let group = file::open_file(path)?;
+    let group = backing_file::open(path)?;
     let mut status = GroupStatus { argsz: size_word::<GroupStatus>(), flags: 0 };
     request_with(&group, GROUP_GET_STATUS, &mut status).map_err(DeviceProblem::system("VFIO_GROUP_GET_STATUS"))?;
     if status.flags & GROUP_IS_VIABLE == 0 {
