@@ -71,8 +71,8 @@ impl SharedWindows {
     ///
     /// # Errors
     /// [`TimedError`].
-    pub fn new(inbound: &Region, outbound: &Region, setup: SharedConfig) -> Result<Self, TimedError> {
-        Self::with_clock(inbound, outbound, setup, Monotonic)
+    pub fn new(inbound: &Region, outbound: &Region, config: SharedConfig) -> Result<Self, TimedError> {
+        Self::with_clock(inbound, outbound, config, Monotonic)
     }
 }
 
@@ -81,8 +81,8 @@ impl<C: Clock> SharedWindows<C> {
     ///
     /// # Errors
     /// [`TimedError`].
-    pub fn with_clock(inbound: &Region, outbound: &Region, setup: SharedConfig, clock: C) -> Result<Self, TimedError> {
-        let SharedConfig { layout, timing, pacer, peer_pacer } = setup;
+    pub fn with_clock(inbound: &Region, outbound: &Region, config: SharedConfig, clock: C) -> Result<Self, TimedError> {
+        let SharedConfig { layout, timing, pacer, peer_pacer } = config;
         layout.check()?;
         for memory in [inbound, outbound] {
             let (found_bytes, advised_bytes) = (memory.len_bytes(), layout.memory_bytes());
@@ -92,15 +92,15 @@ impl<C: Clock> SharedWindows<C> {
         }
         let costs = PacketCosts::new(timing)?;
         let context = Arc::new(Context { layout, costs, pacer, peer_pacer, seen_ns: AtomicU64::new(0), clock });
-        let part = |memory: &Region| Span {
+        let span = |memory: &Region| Span {
             memory: memory.clone(),
             offset: 0,
             len_bytes: layout.window_bytes,
             context: context.clone(),
         };
         Ok(Self {
-            inbound: SharedInbound(part(inbound)),
-            outbound: SharedOutbound(part(outbound), ReservedWords::default()),
+            inbound: SharedInbound(span(inbound)),
+            outbound: SharedOutbound(span(outbound), ReservedWords::default()),
         })
     }
 

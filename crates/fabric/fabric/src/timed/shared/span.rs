@@ -17,13 +17,14 @@ const ENTRY_BYTES: usize = 2 * WORD_BYTES;
 pub(super) const RECORD_WORDS: u64 = 2;
 /// Maximum number of attempts of a load whose history is written meanwhile. An honest peer does not write so fast.
 const LOAD_ATTEMPTS_MAX: u32 = 8;
-/// A load waits for a value that is due within this time,
+/// A load waits for a value that is due within this time, for at most [`CLOCK_READS_MAX`] reads of the clock.
 const IMMINENT_NS: u64 = 150;
-/// for at most this number of reads of the clock.
+/// Maximum number of reads of the clock while a load waits.
 const CLOCK_READS_MAX: u32 = 32;
 /// Longest wait, beyond the delay, for stores that a peer claims to have under way.
 pub(super) const AHEAD_NS_MAX: u64 = 10_000_000;
 
+/// What the windows of an endpoint share.
 #[derive(Debug)]
 pub(super) struct Context<C> {
     pub layout: SharedLayout,
@@ -41,8 +42,8 @@ impl<C: Clock> Context<C> {
         due_ns <= self.seen_ns.load(Ordering::Relaxed) || self.is_due_now(due_ns)
     }
 
-    /// Waits for what is due within [`IMMINENT_NS`]: a caller that polled again would see it later.
-    pub(super) fn is_due_now(&self, due_ns: u64) -> bool {
+    /// Reads the clock. Waits for what is due within [`IMMINENT_NS`]: a caller that polled again would see it later.
+    fn is_due_now(&self, due_ns: u64) -> bool {
         for _ in 0..CLOCK_READS_MAX {
             let now_ns = self.clock.now_ns();
             self.seen_ns.store(now_ns, Ordering::Relaxed);
@@ -62,33 +63,34 @@ impl<C: Clock> Context<C> {
         self.reserve_ticks(self.costs.busy_ticks(len_bytes))
     }
 
-    /// As [`Shared::book`], with the words that show what was written.
+    /// Reserves the link like [`Context::reserve`], including the words that publish the record.
     pub(super) fn reserve_record(&self, len_bytes: usize) -> u64 {
         self.reserve_ticks(self.costs.busy_ticks(len_bytes) + RECORD_WORDS * self.costs.busy_ticks(WORD_BYTES))
     }
 
     #[inline]
-    pub(super) fn reserve_ticks(&self, ticks: u64) -> u64 {
+    fn reserve_ticks(&self, ticks: u64) -> u64 {
         self.pacer.reserve(self.clock.now_ns(), ticks).saturating_add(self.costs.one_way_ns)
     }
 
+    /// Waits until what the peer has stored so far has arrived.
     pub(super) fn wait_for_arrivals(&self) {
-        let way_ns = self.costs.one_way_ns;
-        let due_ns = self.peer_pacer.free_ns().saturating_add(way_ns);
-        self.clock.wait_until(due_ns.min(self.clock.now_ns() + way_ns + AHEAD_NS_MAX));
+        let delay_ns = self.costs.one_way_ns;
+        let due_ns = self.peer_pacer.free_ns().saturating_add(delay_ns);
+        self.clock.wait_until(due_ns.min(self.clock.now_ns() + delay_ns + AHEAD_NS_MAX));
     }
 
     /// Waits as long as a read across the link: the request follows the stores to the peer, and the completion follows
     /// the peer's stores to this node.
     pub(super) fn flush(&self) {
-        let way_ns = self.costs.one_way_ns;
-        let last_ns = self.clock.now_ns() + way_ns + AHEAD_NS_MAX;
-        let there_ns = self.pacer.free_ns().max(self.clock.now_ns()) + way_ns;
+        let delay_ns = self.costs.one_way_ns;
+        let last_ns = self.clock.now_ns() + delay_ns + AHEAD_NS_MAX;
+        let there_ns = self.pacer.free_ns().max(self.clock.now_ns()) + delay_ns;
         self.clock.wait_until(there_ns.min(last_ns));
         // Orders this node's earlier stores before the load of the peer's pacer.
         fence(Ordering::SeqCst);
-        let back_ns = self.peer_pacer.free_ns().max(self.clock.now_ns()).saturating_add(way_ns);
-        self.clock.wait_until(back_ns.min(last_ns + way_ns));
+        let back_ns = self.peer_pacer.free_ns().max(self.clock.now_ns()).saturating_add(delay_ns);
+        self.clock.wait_until(back_ns.min(last_ns + delay_ns));
     }
 }
 
@@ -145,7 +147,7 @@ impl<C: Clock> Span<C> {
     }
 
     #[inline]
-    pub(super) fn load(&self, at: usize) -> u64 {
+    fn load(&self, at: usize) -> u64 {
         self.memory.load_u64(at, Ordering::Acquire)
     }
 
@@ -156,7 +158,7 @@ impl<C: Clock> Span<C> {
         if self.load(history) == 0 { self.load(at) } else { self.load_from_history(at, history) }
     }
 
-    pub(super) fn load_from_history(&self, at: usize, history: usize) -> u64 {
+    fn load_from_history(&self, at: usize, history: usize) -> u64 {
         let mut value = 0;
         for _ in 0..LOAD_ATTEMPTS_MAX {
             let count = self.load(history);
@@ -176,7 +178,7 @@ impl<C: Clock> Span<C> {
 
     /// The last entry that has arrived, and its arrival time.
     #[inline]
-    pub(super) fn newest_due(&self, history: usize, count: u64) -> Option<(usize, u64)> {
+    fn newest_due(&self, history: usize, count: u64) -> Option<(usize, u64)> {
         let newest_first = (1..=count.min(ENTRIES)).map(|age| entry(history, count.wrapping_sub(age)));
         newest_first
             .map(|entry_offset| (entry_offset, self.load(entry_offset)))
@@ -187,17 +189,18 @@ impl<C: Clock> Span<C> {
     pub(super) fn store_own_word(&self, at: usize, value: u64, order: Ordering) {
         let history = self.context.layout.history(at);
         let count = self.load(history);
-        let entry_offset = self.newest_due(history, count).map_or(at, |(entry_offset, _)| entry_offset + WORD_BYTES);
-        self.memory.store_u64(entry_offset, value, order);
+        let value_offset = self.newest_due(history, count).map_or(at, |(entry_offset, _)| entry_offset + WORD_BYTES);
+        self.memory.store_u64(value_offset, value, order);
     }
 
     /// Loads the value that was stored last, whether it has arrived or not.
-    pub(super) fn last_word(&self, at: usize) -> u64 {
+    fn last_word(&self, at: usize) -> u64 {
         let history = self.context.layout.history(at);
         let count = self.load(history);
         self.load(if count == 0 { at } else { entry(history, count.wrapping_sub(1)) + WORD_BYTES })
     }
 
+    /// Appends a value to the history of a word.
     pub(super) fn put_word(&self, at: usize, value: u64, due_ns: u64) {
         let history = self.context.layout.history(at);
         let count = self.load(history);
@@ -233,6 +236,8 @@ impl<C: Clock> Span<C> {
         if has_arrived { value } else { 0 }
     }
 
+    /// Copies bytes out of words with histories.
+    ///
     /// # Safety
     /// `destination` is writable for `len_bytes` and outside the window.
     pub(super) unsafe fn read_words(&self, at: usize, destination: *mut u8, len_bytes: usize) {
@@ -249,6 +254,8 @@ impl<C: Clock> Span<C> {
         }
     }
 
+    /// Copies bytes out of lines with arrival times.
+    ///
     /// # Safety
     /// `destination` is writable for `len_bytes` and outside the window.
     pub(super) unsafe fn read_lines(&self, at: usize, destination: *mut u8, len_bytes: usize) {
@@ -273,13 +280,15 @@ impl<C: Clock> Span<C> {
     }
 
     /// Number of bytes from `at` on that have arrived without a gap.
-    pub(super) fn arrived_bytes(&self, at: usize, len_bytes: usize) -> usize {
+    fn arrived_bytes(&self, at: usize, len_bytes: usize) -> usize {
         let lines = at / LINE..(at + len_bytes).div_ceil(LINE);
         let mut under_way =
             lines.skip_while(|line| self.context.is_due(self.load(self.context.layout.time(line * LINE))));
         under_way.next().map_or(len_bytes, |line| (line * LINE).saturating_sub(at))
     }
 
+    /// Stores bytes in words with histories.
+    ///
     /// # Safety
     /// `source` is readable for `len_bytes`.
     pub(super) unsafe fn write_words(&self, at: usize, source: *const u8, len_bytes: usize) {
@@ -300,7 +309,8 @@ impl<C: Clock> Span<C> {
         }
     }
 
-    /// Returns the arrival time of the last piece and of the words that publish the record.
+    /// Stores bytes in lines, in pieces. Returns the arrival time of the last piece and of the words that publish the
+    /// record.
     ///
     /// # Safety
     /// `source` is readable for `len_bytes`.
