@@ -64,7 +64,7 @@ fn a_client_is_served_and_a_signal_ends_it_all() {
         let mut version = [1; 8];
         client.read_exact(&mut version).unwrap();
         assert_eq!(version, [0; 8]);
-        assert_eq!(server.line(), "crosslane: device server: client 0 came");
+        assert_eq!(server.line(), "crosslane: device server: client 0 connected");
         server.signal(signal);
         assert!(server.process.wait().unwrap().success(), "{signal}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "{signal}");

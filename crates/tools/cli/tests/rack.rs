@@ -624,7 +624,9 @@ const UP_A: [&str; 5] = ["up", "--rack", "r.toml", "--node", "a"];
 fn a_device_of_another_layout_is_wrong_use_with_its_line() {
     let (place, memory) = over_file();
     let device = fs::File::options().write(true).open(&memory).unwrap();
-    for (offset, word, said) in [(0, 0xbad_u64, "0xbad"), (8, 7, "layout version 7"), (24, 4096, "windows of bytes")] {
+    for (offset, word, said) in
+        [(0, 0xbad_u64, "0xbad"), (8, 7, "layout version 7"), (24, 4096, "4096 bytes per window")]
+    {
         let words = [u64::from_le_bytes(*b"XLANEWIN"), 1, 2, 4 << 20];
         for (index, word) in words.into_iter().enumerate() {
             device.write_all_at(&word.to_le_bytes(), 8 * index as u64).unwrap();
