@@ -1,0 +1,61 @@
+//! Words that the project has retired stay retired.
+//!
+//! Each was a word of the project's own where the field has one, or a turn of phrase that hid what a sentence says. The
+//! list grows with the sweeps over the tree; a word enters it when the last use is gone.
+
+use tidy::{Source, tree};
+
+/// A retired word or phrase in lower case, and what to write instead.
+const RETIRED: &[(&str, &str)] = &[
+    ("hogs", "CPU-bound threads, CPU contention"),
+    ("berth", "CPU affinity, owner CPU"),
+    ("roster", "ready list"),
+    ("loans", "leases"),
+    ("befall", "happen to"),
+    ("befalls", "happens to"),
+    ("as it were", "nothing: say it directly"),
+    ("of its own accord", "by itself"),
+    ("lost patience", "timed out"),
+    ("all there is to it", "nothing: say what there is"),
+    ("goes by the proxies", "is forwarded by the proxies"),
+    ("who finds nothing sleeps", "a waiter that finds nothing blocks"),
+];
+
+/// The lines of a source that use a retired word.
+fn uses(source: &Source) -> Vec<String> {
+    let mut found = Vec::new();
+    for (index, line) in source.text.lines().enumerate() {
+        let line = line.to_lowercase();
+        for (word, instead) in RETIRED {
+            if contains_word(&line, word) {
+                found.push(format!("{}:{}: '{word}' is retired; write: {instead}", source.path, index + 1));
+            }
+        }
+    }
+    found
+}
+
+/// Whether `word` stands in `line` with no letter, digit or underscore beside it.
+fn contains_word(line: &str, word: &str) -> bool {
+    let is_part = |letter: Option<char>| letter.is_some_and(|letter| letter.is_alphanumeric() || letter == '_');
+    line.match_indices(word)
+        .any(|(at, _)| !is_part(line[..at].chars().next_back()) && !is_part(line[at + word.len()..].chars().next()))
+}
+
+#[test]
+fn no_source_or_document_uses_a_retired_word() {
+    let root = tree::root();
+    let mut all = tree::sources(&root).expect("the repository is readable");
+    all.extend(tree::documents(&root).expect("the repository is readable"));
+    let is_checked =
+        |source: &&Source| !source.path.ends_with("tidy/tests/words.rs") && !source.path.contains("results/");
+    let found: Vec<String> = all.iter().filter(is_checked).flat_map(uses).collect();
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn a_word_is_found_whole_and_in_any_case() {
+    assert!(contains_word("a berth, of sorts", "berth"));
+    assert!(!contains_word("berthing", "berth") && !contains_word("my_berth", "berth"));
+    assert_eq!(uses(&Source::new("a.rs", "// Hogs\n")).len(), 1);
+}
