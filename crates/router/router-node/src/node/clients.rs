@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with};
 use tracing::warn;
 
-use crate::ask::{Answer, Ask, Request, VERSION};
+use crate::management::{Request, Response, VERSION, VersionedRequest};
 
 /// Connections at a time, at most.
 const CLIENTS_MAX: usize = 64;
@@ -23,9 +23,9 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 struct Client {
     channel: Channel,
     /// Prefixes whose routes it is still to be told; the last one first.
-    routes_left: Option<Vec<IpNet>>,
+    prefixes_pending: Option<Vec<IpNet>>,
     is_tracing: bool,
-    wants_status: bool,
+    awaits_status: bool,
 }
 
 /// The node's socket, and who is connected to it.
@@ -59,7 +59,7 @@ impl Clients {
     /// What to poll.
     pub fn descriptors(&self) -> Vec<(BorrowedFd<'_>, PollFlags)> {
         let clients = self.clients.values().map(|client| {
-            let is_writing = client.routes_left.is_some();
+            let is_writing = client.prefixes_pending.is_some();
             let flags = if is_writing { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
             (client.channel.as_fd(), flags)
         });
@@ -72,16 +72,18 @@ impl Clients {
     }
 
     /// What commands ask, by their numbers; those that are gone are forgotten.
-    pub fn asked(&mut self) -> Vec<(u64, Ask)> {
+    pub fn requests(&mut self) -> Vec<(u64, Request)> {
         if !std::mem::take(&mut self.is_readable) {
             return Vec::new();
         }
         self.accept();
-        let mut asked = Vec::new();
+        let mut requests = Vec::new();
         let mut gone = Vec::new();
         for (number, client) in &self.clients {
-            match client.channel.receive::<Request>() {
-                Ok(Received::Message(Request { version: VERSION, ask }, _)) => asked.push((*number, ask)),
+            match client.channel.receive::<VersionedRequest>() {
+                Ok(Received::Message(VersionedRequest { version: VERSION, request }, _)) => {
+                    requests.push((*number, request))
+                }
                 Ok(Received::Nothing) => {}
                 Ok(Received::Ended) => gone.push(*number),
                 Ok(Received::Message(other, _)) => {
@@ -94,7 +96,7 @@ impl Clients {
             }
         }
         gone.iter().for_each(|number| drop(self.clients.remove(number)));
-        asked
+        requests
     }
 
     fn accept(&mut self) {
@@ -108,37 +110,37 @@ impl Clients {
                 refuse(&channel, "too many commands ask this node; ask again");
             } else {
                 self.number_next += 1;
-                let client = Client { channel, routes_left: None, is_tracing: false, wants_status: false };
+                let client = Client { channel, prefixes_pending: None, is_tracing: false, awaits_status: false };
                 self.clients.insert(self.number_next, client);
             }
         }
     }
 
     /// Answers a command.
-    pub fn answer(&mut self, number: u64, answer: &Answer) {
+    pub fn respond(&mut self, number: u64, response: &Response) {
         if let Some(client) = self.clients.get(&number) {
             // One that does not take its answer has ended, or soon does.
-            let _ = client.channel.send(answer, &[]);
+            let _ = client.channel.send(response, &[]);
         }
     }
 
     /// The command waits for the state.
-    pub fn wants_status(&mut self, number: u64) {
+    pub fn request_status(&mut self, number: u64) {
         if let Some(client) = self.clients.get_mut(&number) {
-            client.wants_status = true;
+            client.awaits_status = true;
         }
     }
 
     /// Whether any command waits for the state.
-    pub fn is_status_wanted(&self) -> bool {
-        self.clients.values().any(|client| client.wants_status)
+    pub fn is_status_requested(&self) -> bool {
+        self.clients.values().any(|client| client.awaits_status)
     }
 
     /// Tells the state to all who wait for it.
-    pub fn tell_status(&mut self, answer: &Answer) {
-        for client in self.clients.values_mut().filter(|client| client.wants_status) {
-            client.wants_status = false;
-            let _ = client.channel.send(answer, &[]);
+    pub fn respond_status(&mut self, response: &Response) {
+        for client in self.clients.values_mut().filter(|client| client.awaits_status) {
+            client.awaits_status = false;
+            let _ = client.channel.send(response, &[]);
         }
     }
 
@@ -146,23 +148,23 @@ impl Clients {
     pub fn stream_routes(&mut self, number: u64, mut prefixes: Vec<IpNet>) {
         prefixes.reverse();
         if let Some(client) = self.clients.get_mut(&number) {
-            client.routes_left = Some(prefixes);
+            client.prefixes_pending = Some(prefixes);
         }
     }
 
     /// Tells routes to those who are to be told some, as fast as they take them.
-    pub fn continue_streams(&mut self, routes_max: usize, answer: impl Fn(&[IpNet], bool) -> Answer) {
+    pub fn continue_route_streams(&mut self, routes_max: usize, response: impl Fn(&[IpNet], bool) -> Response) {
         for client in self.clients.values_mut() {
-            while let Some(left) = client.routes_left.as_mut() {
+            while let Some(left) = client.prefixes_pending.as_mut() {
                 let rest = left.len().saturating_sub(routes_max);
                 let some: Vec<IpNet> = left[rest..].iter().rev().copied().collect();
-                match client.channel.send(&answer(&some, rest == 0), &[]) {
+                match client.channel.send(&response(&some, rest == 0), &[]) {
                     Ok(()) => left.truncate(rest),
                     Err(ChannelError::System { error, .. }) if error.kind() == std::io::ErrorKind::WouldBlock => break,
-                    Err(_) => client.routes_left = None,
+                    Err(_) => client.prefixes_pending = None,
                 }
                 if rest == 0 {
-                    client.routes_left = None;
+                    client.prefixes_pending = None;
                 }
             }
         }
@@ -183,13 +185,13 @@ impl Clients {
     }
 
     /// Tells steps to who follows packets. What that does not take in time is lost to it.
-    pub fn tell_steps(&mut self, answer: &Answer) {
+    pub fn send_trace_steps(&mut self, response: &Response) {
         for client in self.clients.values().filter(|client| client.is_tracing) {
-            let _ = client.channel.send(answer, &[]);
+            let _ = client.channel.send(response, &[]);
         }
     }
 }
 
 fn refuse(channel: &Channel, reason: &str) {
-    let _ = channel.send(&Answer::Refused { reason: reason.to_owned() }, &[]);
+    let _ = channel.send(&Response::Refused { reason: reason.to_owned() }, &[]);
 }

@@ -5,9 +5,9 @@ use router::routes::FibEntry;
 use router::{Hop, PortId};
 
 use super::table::Table;
-use crate::ask::{FibQuery, Route, RouteHop};
 use crate::cluster::Cluster;
 use crate::control::words::RouteKind;
+use crate::management::{FibQuery, Route, RouteHop};
 
 /// The prefixes whose routes are asked for.
 pub fn prefixes(table: &Table, query: FibQuery) -> Vec<IpNet> {

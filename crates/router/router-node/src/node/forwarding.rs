@@ -510,7 +510,7 @@ impl Forwarding {
             counters: forwarder.counters().clone(),
             peers: (0..*nodes as u8).map(|node| interconnect.counters(NodeId(node))).collect(),
             losses: self.ports.iter().map(losses).collect(),
-            neighbours: forwarder.neighbours().take(crate::ask::NEIGHBOURS_SHOWN_MAX).collect(),
+            neighbours: forwarder.neighbours().take(crate::management::NEIGHBOURS_SHOWN_MAX).collect(),
             unused: forwarder.unassigned_addresses().collect(),
             buffers_free: pool.available(),
         };

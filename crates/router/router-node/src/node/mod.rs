@@ -34,12 +34,14 @@ use rustix::fs::FlockOperation;
 use thiserror::Error;
 use tracing::{error, info, warn};
 
-use crate::ask::{Answer, Ask, CHANGES_SHOWN_MAX, ROUTES_MAX, RoutesStatus, STEPS_MAX, Status, TraceQuery};
 use crate::cluster::{Cluster, Node as NodeOfFile, NodePlaces, Places, PortKind, PortOfNode};
 use crate::control::transport::{FarPlace, Listener, Place};
 use crate::control::words::{Greeting, VERSION};
 use crate::control::{Key, KeyError, Limits};
 use crate::interconnect::InterconnectError;
+use crate::management::{
+    CHANGES_SHOWN_MAX, ROUTES_MAX, Request, Response, RoutesStatus, STEPS_MAX, Status, TraceQuery,
+};
 
 use clients::Clients;
 use forwarding::{Bell, COMMANDS_MAX, Command, Forwarding, Parts, REPORTS_MAX, Report, Snapshot, WireClock};
@@ -504,7 +506,7 @@ impl Node {
         if let Some(told) = self.peers.told_to_all() {
             self.local.announcements_mut().forget_withdrawn(told);
         }
-        self.serve_clients();
+        self.serve_requests();
         has_more
     }
 
@@ -542,10 +544,10 @@ impl Node {
                     let known = all.iter().filter(|neighbour| neighbour.mac.is_some());
                     self.local.neighbours(known.map(|known| (known.port, known.address, known.adjacency)));
                 }
-                Report::Traced(steps) => self.tell_steps(&steps),
+                Report::Traced(steps) => self.send_trace_steps(&steps),
                 Report::Snapshot(snapshot) => {
                     let status = self.status(&snapshot);
-                    self.clients.tell_status(&Answer::Status(Box::new(status)));
+                    self.clients.respond_status(&Response::Status(Box::new(status)));
                 }
                 Report::Left(node) => self.peers.left(node, now_ns),
                 Report::Broken(node) => self.peers.lose(node, "it broke the interconnect's protocol", now_ns),
@@ -577,12 +579,12 @@ impl Node {
         }
     }
 
-    fn tell_steps(&mut self, steps: &[TracedStep]) {
+    fn send_trace_steps(&mut self, steps: &[TracedStep]) {
         let names: Vec<&str> = self.settings.cluster.nodes.iter().map(|node| node.name.as_str()).collect();
         for some in steps.chunks(STEPS_MAX) {
             let step = |step| status::step(step, &names, |port| self.device(port).to_owned());
-            let answer = Answer::Traced(some.iter().map(step).collect());
-            self.clients.tell_steps(&answer);
+            let response = Response::Traced(some.iter().map(step).collect());
+            self.clients.send_trace_steps(&response);
         }
     }
 
@@ -783,34 +785,34 @@ impl Node {
         }
     }
 
-    fn serve_clients(&mut self) {
-        for (number, ask) in self.clients.asked() {
-            match ask {
-                Ask::Status => {
-                    if !self.clients.is_status_wanted() {
+    fn serve_requests(&mut self) {
+        for (number, request) in self.clients.requests() {
+            match request {
+                Request::Status => {
+                    if !self.clients.is_status_requested() {
                         self.tell(Command::Snapshot);
                     }
-                    self.clients.wants_status(number);
+                    self.clients.request_status(number);
                 }
-                Ask::Fib(query) => self.clients.stream_routes(number, fib::prefixes(&self.table, query)),
-                Ask::Trace(query) => self.trace(number, query),
-                Ask::Reload { is_trial } => {
-                    let answer = match self.reload(is_trial) {
-                        Ok(changes) => Answer::Reloaded { changes: shortened(changes) },
-                        Err(fault) => Answer::Unfit { fault },
+                Request::Fib(query) => self.clients.stream_routes(number, fib::prefixes(&self.table, query)),
+                Request::Trace(query) => self.trace(number, query),
+                Request::Reload { is_trial } => {
+                    let response = match self.reload(is_trial) {
+                        Ok(changes) => Response::Reloaded { changes: shortened(changes) },
+                        Err(fault) => Response::InvalidConfig { fault },
                     };
-                    self.clients.answer(number, &answer);
+                    self.clients.respond(number, &response);
                 }
-                Ask::Stop => {
-                    self.clients.answer(number, &Answer::Stopping);
+                Request::Stop => {
+                    self.clients.respond(number, &Response::Stopping);
                     self.is_stopping = true;
                 }
             }
         }
         let (table, cluster) = (&self.table, &self.settings.cluster);
-        self.clients.continue_streams(ROUTES_MAX, |prefixes, is_last| {
+        self.clients.continue_route_streams(ROUTES_MAX, |prefixes, is_last| {
             let routes = prefixes.iter().filter_map(|prefix| fib::route(table, cluster, *prefix)).collect();
-            Answer::Fib { routes, is_last }
+            Response::Fib { routes, is_last }
         });
         if self.is_tracing && !self.clients.is_tracing() {
             self.is_tracing = false;
@@ -821,14 +823,14 @@ impl Node {
     fn trace(&mut self, number: u64, query: TraceQuery) {
         if !self.clients.trace(number) {
             let reason = "another command follows packets here; end it, or wait for its end".to_owned();
-            return self.clients.answer(number, &Answer::Refused { reason });
+            return self.clients.respond(number, &Response::Refused { reason });
         }
         let TraceQuery { source, destination, protocol, port, packets_max } = query;
         let protocol = protocol.map(packet::Protocol);
         let filter = Filter { source, destination, protocol, transport_port: port, packets_max };
         self.tell(Command::Trace(Some(filter)));
         self.is_tracing = true;
-        self.clients.answer(number, &Answer::Traced(Vec::new()));
+        self.clients.respond(number, &Response::Traced(Vec::new()));
     }
 
     fn status(&self, snapshot: &Snapshot) -> Status {

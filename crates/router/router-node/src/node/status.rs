@@ -6,9 +6,9 @@ use router::{ClaimState, Drops, Neighbour, NodeId, PortConfig, PortId, Step, Tra
 
 use super::forwarding::Snapshot;
 use super::peers::Peer;
-use crate::ask::{NeighbourStatus, PeerStatus, PeerTraffic, PortStatus, TracedStep, Traffic};
 use crate::cluster::PortOfNode;
 use crate::interconnect::Counters;
+use crate::management::{NeighbourStatus, PeerStatus, PeerTraffic, PortStatus, TracedStep, Traffic};
 
 /// Why a port carries less than the cluster file says, and what to do; `None` where it does not.
 pub fn mtu_cut(of_file: &PortOfNode, mtu_bytes: u16) -> Option<String> {

@@ -2,13 +2,13 @@
 
 use anyhow::{Result, anyhow, bail};
 use control::{Channel, ChannelError};
-use router_node::ask::{Answer, Ask, Request, Status};
 use router_node::cluster::NodePlaces;
+use router_node::management::{Request, Response, Status, VersionedRequest};
 
 use crate::rack_control::{ANSWER_LIMIT, is_nobody, receive};
 
 /// Asks a node; `None` when it is not up.
-pub fn ask(node: &NodePlaces, what: Ask) -> Result<Option<(Answer, Channel)>> {
+pub fn ask(node: &NodePlaces, what: Request) -> Result<Option<(Response, Channel)>> {
     let (socket, log) = (node.socket(), node.log());
     let channel = match Channel::connect(&socket) {
         Ok(channel) => channel,
@@ -16,9 +16,9 @@ pub fn ask(node: &NodePlaces, what: Ask) -> Result<Option<(Answer, Channel)>> {
         Err(error) => bail!("node at {}: {error}; see {}", socket.display(), log.display()),
     };
     let silent = || anyhow!("node at {} does not answer; see {}", socket.display(), log.display());
-    channel.send(&Request::new(what), &[]).map_err(|_| silent())?;
+    channel.send(&VersionedRequest::new(what), &[]).map_err(|_| silent())?;
     match receive(&channel, ANSWER_LIMIT)? {
-        Some(Answer::Refused { reason }) => bail!("node at {}: {reason}", socket.display()),
+        Some(Response::Refused { reason }) => bail!("node at {}: {reason}", socket.display()),
         Some(answer) => Ok(Some((answer, channel))),
         None => Err(silent()),
     }
@@ -26,8 +26,8 @@ pub fn ask(node: &NodePlaces, what: Ask) -> Result<Option<(Answer, Channel)>> {
 
 /// The state of a node; `None` when it is not up.
 pub fn status(node: &NodePlaces) -> Result<Option<Status>> {
-    match ask(node, Ask::Status)? {
-        Some((Answer::Status(status), _)) => Ok(Some(*status)),
+    match ask(node, Request::Status)? {
+        Some((Response::Status(status), _)) => Ok(Some(*status)),
         Some((other, _)) => bail!("a node answers {other:?} when asked for its state; use one release for all"),
         None => Ok(None),
     }

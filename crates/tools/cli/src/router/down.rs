@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use router_node::ask::Ask;
 use router_node::cluster::{ClusterFile, NodePlaces, Places};
+use router_node::management::Request;
 use rustix::process::Signal;
 
 use super::ask::ask;
@@ -65,7 +65,7 @@ pub fn bring_down(cluster: &LoadedCluster, nodes: &[usize]) -> Result<()> {
 pub fn stop_node(node: &NodePlaces) -> Result<()> {
     if let Some(process) = Process::holding(&node.pid()) {
         // One that does not answer is not asked twice.
-        let limit = if ask(node, Ask::Stop).is_ok() { END_LIMIT } else { Duration::ZERO };
+        let limit = if ask(node, Request::Stop).is_ok() { END_LIMIT } else { Duration::ZERO };
         if !process.has_ended(limit) {
             process.signal(Signal::KILL);
         }

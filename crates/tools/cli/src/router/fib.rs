@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
-use router_node::ask::{Answer, Ask, FibQuery, Route, RouteHop};
 use router_node::control::{METRIC_NEIGHBOUR, RouteKind};
+use router_node::management::{FibQuery, Request, Response, Route, RouteHop};
 use serde::Serialize;
 use stats::{Align, Table};
 
@@ -82,10 +82,10 @@ fn query(destination: Option<&str>) -> Result<FibQuery> {
 /// All that a node has; `None` when it is not up.
 fn routes(cluster: &LoadedCluster, index: usize, query: FibQuery) -> Result<Option<Vec<Route>>> {
     let name = cluster.name(index);
-    let Some((mut answer, channel)) = ask(&cluster.places.node(name), Ask::Fib(query))? else { return Ok(None) };
+    let Some((mut answer, channel)) = ask(&cluster.places.node(name), Request::Fib(query))? else { return Ok(None) };
     let mut all = Vec::new();
     loop {
-        let Answer::Fib { routes, is_last } = answer else {
+        let Response::Fib { routes, is_last } = answer else {
             bail!("node '{name}' answers {answer:?} when asked for its routes; use one release for all")
         };
         all.extend(routes);

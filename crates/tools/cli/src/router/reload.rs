@@ -1,7 +1,7 @@
 //! `crosslane router reload`: nodes that are up read the cluster file again.
 
 use anyhow::{Result, bail};
-use router_node::ask::{Answer, Ask};
+use router_node::management::{Request, Response};
 
 use super::ask::ask;
 use super::loaded::{LoadedCluster, NodeOptions};
@@ -42,9 +42,9 @@ pub fn main(options: &NodeOptions) -> Result<()> {
 /// What is different for a node; `None` when it is not up.
 fn reload(cluster: &LoadedCluster, index: usize, is_trial: bool) -> Result<Option<Vec<String>>> {
     let name = cluster.name(index);
-    match ask(&cluster.places.node(name), Ask::Reload { is_trial })? {
-        Some((Answer::Reloaded { changes }, _)) => Ok(Some(changes)),
-        Some((Answer::Unfit { fault }, _)) => bail!(WrongUse::of(fault)),
+    match ask(&cluster.places.node(name), Request::Reload { is_trial })? {
+        Some((Response::Reloaded { changes }, _)) => Ok(Some(changes)),
+        Some((Response::InvalidConfig { fault }, _)) => bail!(WrongUse::of(fault)),
         Some((other, _)) => bail!("node '{name}' answers {other:?} when told to read the file again; use one release"),
         None => Ok(None),
     }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use router_node::ask::{PeerStatus, PortStatus, RoutesStatus, Status};
+use router_node::management::{PeerStatus, PortStatus, RoutesStatus, Status};
 use serde::Serialize;
 use stats::{Align, Table};
 

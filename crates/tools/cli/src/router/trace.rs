@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use control::{Channel, Received};
 use ipnet::IpNet;
-use router_node::ask::{Answer, Ask, TraceQuery, TracedStep};
+use router_node::management::{Request, Response, TraceQuery, TracedStep};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
@@ -87,7 +87,7 @@ pub fn main(options: &Options) -> Result<()> {
     let mut channels: Vec<(String, Channel)> = Vec::new();
     for index in cluster.chosen(options.node.as_deref())? {
         let name = cluster.name(index).to_owned();
-        if let Some((_, channel)) = ask(&cluster.places.node(&name), Ask::Trace(query))? {
+        if let Some((_, channel)) = ask(&cluster.places.node(&name), Request::Trace(query))? {
             channels.push((name, channel));
         }
     }
@@ -122,8 +122,8 @@ pub fn main(options: &Options) -> Result<()> {
 /// Prints what has come from a node; whether more may come.
 fn drain(node: &str, channel: &Channel, is_json: bool) -> Result<bool> {
     loop {
-        match channel.receive::<Answer>()? {
-            Received::Message(Answer::Traced(steps), _) => {
+        match channel.receive::<Response>()? {
+            Received::Message(Response::Traced(steps), _) => {
                 steps.iter().try_for_each(|step| print(node, step, is_json))?;
             }
             Received::Message(other, _) => bail!("a node answers {other:?} when asked to trace; use one release"),

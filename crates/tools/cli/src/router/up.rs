@@ -6,8 +6,8 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use router_node::ask::Status;
 use router_node::cluster::NodePlaces;
+use router_node::management::Status;
 
 use super::ask::status;
 use super::down;

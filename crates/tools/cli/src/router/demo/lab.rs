@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, bail};
-use router_node::ask::Status;
 use router_node::cluster::{ClusterFile, NodePlaces, Places};
+use router_node::management::Status;
 use rustix::process::{Pid, Signal};
 
 use super::host::Web;

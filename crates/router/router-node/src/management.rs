@@ -21,17 +21,18 @@ pub const STEPS_MAX: usize = 64;
 
 /// From the command line to a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
+pub struct VersionedRequest {
     /// [`VERSION`].
     pub version: u32,
     /// What is asked.
-    pub ask: Ask,
+    #[serde(rename = "ask")]
+    pub request: Request,
 }
 
 /// What is asked of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ask {
+pub enum Request {
     /// Its state.
     Status,
     /// Its routes.
@@ -71,17 +72,17 @@ pub struct TraceQuery {
     pub packets_max: u32,
 }
 
-impl Request {
+impl VersionedRequest {
     /// A request of this version.
-    pub fn new(ask: Ask) -> Self {
-        Self { version: VERSION, ask }
+    pub fn new(request: Request) -> Self {
+        Self { version: VERSION, request }
     }
 }
 
 /// From a node to the command line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
+pub enum Response {
     /// Its state.
     Status(Box<Status>),
     /// Some of its routes; more answers follow until the last.
@@ -99,7 +100,8 @@ pub enum Answer {
         changes: Vec<String>,
     },
     /// Nothing has changed, for this is wrong with the cluster file.
-    Unfit {
+    #[serde(rename = "unfit")]
+    InvalidConfig {
         /// File, line, key, value and remedy.
         fault: String,
     },
