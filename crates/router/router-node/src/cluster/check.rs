@@ -8,9 +8,8 @@ use config::{CheckResult, InvalidKey, check_name};
 use ipnet::IpNet;
 use router::{NODES_MAX, PORTS_MAX};
 
-use super::{
-    ADDRESSES_MAX, Cluster, DEVICE_BYTES_MAX, InterconnectKind, Node, PortKind, PortOfNode, ROUTES_MAX, StaticRoute,
-};
+use super::model::{ADDRESSES_MAX, Cluster, DEVICE_BYTES_MAX, Node, PortOfNode, ROUTES_MAX, StaticRoute};
+use super::schema::{InterconnectKind, PortKind};
 
 const EXAMPLE_NAME: &str = "edge-1";
 /// Beats closer than this would be work, not news.
@@ -50,7 +49,7 @@ fn check_interconnect(cluster: &Cluster) -> CheckResult {
         return Err(InvalidKey::new("interconnect.latency_target_ns", what));
     }
     if let (Some(timing), true) = (&interconnect.timing, interconnect.kind != InterconnectKind::Window) {
-        let kind = interconnect.kind.word();
+        let kind = interconnect.kind.as_str();
         let what =
             format!("\"{timing}\" is a model of windows, and kind is \"{kind}\"; remove it, or set kind = \"window\"");
         return Err(InvalidKey::new("interconnect.timing", what));
@@ -60,7 +59,7 @@ fn check_interconnect(cluster: &Cluster) -> CheckResult {
 
 fn check_timeouts(cluster: &Cluster) -> CheckResult {
     let all = &cluster.timeouts;
-    let (beat_ns, silence_ns) = (cluster.beat_ns(), cluster.silence_ns());
+    let (beat_ns, silence_ns) = (cluster.keepalive_ns(), cluster.hold_ns());
     for (name, value) in [("beat_ns", beat_ns), ("silence_ns", silence_ns), ("up_ns", all.up_ns)] {
         if !(BEAT_NS_MIN..=TIMEOUT_NS_MAX).contains(&value) {
             return Err(InvalidKey::new(
@@ -151,7 +150,7 @@ fn check_vlan(key: &str, before: &[PortOfNode], port: &PortOfNode) -> CheckResul
         let what = match (is_vlan, value) {
             (true, None) => format!("missing; a port of kind \"vlan\" needs it: {example}"),
             (false, Some(value)) => {
-                let kind = port.kind.word();
+                let kind = port.kind.as_str();
                 format!("{value} is of no use with kind = \"{kind}\"; remove it, or set kind = \"vlan\"")
             }
             _ => continue,
@@ -192,7 +191,7 @@ fn check_port(key: &str, port: &PortOfNode) -> CheckResult {
         let what = format!("{mtu_bytes} bytes; use {mtu_bytes_min} to {MTU_BYTES_MAX}, as in 1500");
         return Err(InvalidKey::new(format!("{key}.mtu_bytes"), what));
     }
-    let kind = port.kind.word();
+    let kind = port.kind.as_str();
     if port.kind.has_kernel() && !port.addresses.is_empty() {
         let what = format!(
             "the addresses of a port of kind \"{kind}\" are the kernel's; remove them, and run 'ip address add {} \
@@ -323,7 +322,7 @@ fn check_sockets(cluster: &Cluster) -> CheckResult {
                 let what = format!(
                     "'{control}' is for nodes of several machines, which kind = \"{}\" cannot join; remove it, or set \
                      kind = \"rnic-udp\"",
-                    kind.word()
+                    kind.as_str()
                 );
                 return Err(InvalidKey::new(format!("nodes[{index}].control"), what));
             }
@@ -335,7 +334,7 @@ fn check_sockets(cluster: &Cluster) -> CheckResult {
                 return Err(InvalidKey::new(format!("nodes[{index}].fabric"), what));
             }
             (false, Some(fabric)) => {
-                let what = format!("'{fabric}' is of no use with kind = \"{}\"; remove it", kind.word());
+                let what = format!("'{fabric}' is of no use with kind = \"{}\"; remove it", kind.as_str());
                 return Err(InvalidKey::new(format!("nodes[{index}].fabric"), what));
             }
             _ => {}

@@ -6,7 +6,7 @@ use std::path::Path;
 use thiserror::Error;
 
 use super::check::check;
-use super::{Cluster, VERSION};
+use super::model::{Cluster, VERSION};
 use config::InvalidKey;
 
 /// The command that prints a valid cluster file.

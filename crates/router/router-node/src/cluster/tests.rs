@@ -2,7 +2,7 @@ use std::path::Path;
 
 use router::{NodeId, PortId, Vlan};
 
-use crate::cluster::{Balance, Batch, Cluster, ClusterFile, InterconnectKind, Places, PortKind, example};
+use crate::cluster::{Balance, Batch, Cluster, ClusterFile, ClusterPaths, InterconnectKind, PortKind, example};
 
 const TWO: &str = r#"version = 1
 
@@ -72,9 +72,9 @@ fn two_files_have_digests_and_directories_of_their_own() {
     let (one, other) = (parse(TWO).unwrap(), parse(&TWO.replace("9000", "1500")).unwrap());
     assert_eq!(one.digest(), parse(TWO).unwrap().digest());
     assert_ne!(one.digest(), other.digest());
-    let place = |file: &str| Places::new(Path::new("/base"), &one, Path::new(file)).directory;
-    assert_eq!(place("/a/c.toml"), place("/a/c.toml"));
-    assert_ne!(place("/a/c.toml"), place("/b/c.toml"));
+    let directory = |file: &str| ClusterPaths::new(Path::new("/base"), &one, Path::new(file)).directory;
+    assert_eq!(directory("/a/c.toml"), directory("/a/c.toml"));
+    assert_ne!(directory("/a/c.toml"), directory("/b/c.toml"));
 }
 
 /// What is wrong stands in one line with the file, the place in it, the value, and what to do.

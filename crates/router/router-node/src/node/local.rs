@@ -458,9 +458,9 @@ impl Local {
         }
         let known: Vec<_> = known.into_iter().collect();
         // Found at once: there may be thousands of both, and this thread has more to do.
-        let places: BTreeSet<(IpNet, Rank)> =
+        let paths: BTreeSet<(IpNet, Rank)> =
             known.iter().map(|(port, address, _)| (IpNet::from(*address), neighbour(*port))).collect();
-        for (prefix, rank) in former.into_iter().filter(|of_neighbour| !places.contains(of_neighbour)) {
+        for (prefix, rank) in former.into_iter().filter(|of_neighbour| !paths.contains(of_neighbour)) {
             self.set(prefix, rank, None);
         }
         for (port, address, adjacency) in known {

@@ -34,7 +34,7 @@ use rustix::fs::FlockOperation;
 use thiserror::Error;
 use tracing::{error, info, warn};
 
-use crate::cluster::{Cluster, Node as NodeOfFile, NodePlaces, Places, PortKind, PortOfNode};
+use crate::cluster::{Cluster, ClusterPaths, Node as NodeOfFile, NodePaths, PortKind, PortOfNode};
 use crate::control::transport::{FarPlace, Listener, Place};
 use crate::control::words::{Greeting, VERSION};
 use crate::control::{Key, KeyError, Limits};
@@ -178,7 +178,7 @@ pub struct Settings {
     /// The node's place in it.
     pub node: usize,
     /// Where the cluster's files lie.
-    pub places: Places,
+    pub paths: ClusterPaths,
     /// The cluster file, by an absolute path: it is read again when the node is told to.
     pub file: PathBuf,
 }
@@ -198,17 +198,17 @@ impl Settings {
 
     /// Makes the hardware address of a port that has none: the same whenever the node is started.
     fn seed(&self, device: &str) -> u64 {
-        crate::cluster::hash(format!("{}/{}/{device}", self.cluster.name, self.node().name).as_bytes())
+        crate::cluster::fnv1a(format!("{}/{}/{device}", self.cluster.name, self.node().name).as_bytes())
     }
 
-    fn node_places(&self) -> NodePlaces {
-        self.places.node(&self.node().name)
+    fn node_paths(&self) -> NodePaths {
+        self.paths.node(&self.node().name)
     }
 
     /// Where a node is reached by this one.
     fn place(&self, node: &NodeOfFile, key: Option<&Key>) -> Result<Place, NodeError> {
         let Some(address) = node.control else {
-            return Ok(Place::Path(self.places.node(&node.name).peers_socket()));
+            return Ok(Place::Path(self.paths.node(&node.name).peers_socket()));
         };
         let from = self.node().control.ok_or(NodeError::Missing("control"))?.ip();
         let key = key.cloned().ok_or(NodeError::Missing("key"))?;
@@ -282,12 +282,12 @@ impl Node {
     pub fn new(settings: Settings) -> Result<Self, NodeError> {
         let begun = Instant::now();
         let started_at_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
-        let (id, node, places) = (settings.id(), settings.node().clone(), settings.node_places());
-        let pid = take_pid(&places, &node.name)?;
+        let (id, node, paths) = (settings.id(), settings.node().clone(), settings.node_paths());
+        let pid = take_pid(&paths, &node.name)?;
         // Sockets to other nodes are of the namespace that all nodes of a machine are started in.
         let peers = meet(&settings, started_at_ns)?;
         let interconnect = plugs::open_interconnect(&settings.cluster, id)?;
-        let socket = places.socket();
+        let socket = paths.socket();
         let clients = Clients::listen(&socket).map_err(|error| system(socket.display().to_string())(error.into()))?;
         plugs::enter_namespace(&node)?;
         let mut sysctls = Sysctls::new();
@@ -365,7 +365,7 @@ impl Node {
             plugged.extend(port.map(|port| (place, port)));
         }
         self.local.set_static(&node);
-        self.table.set_kernelless(node.kernelless());
+        self.table.set_ports_without_kernel(node.ports_without_kernel());
         // What comes in finds its port and the node's routes there.
         self.settle();
         self.plug(plugged);
@@ -847,7 +847,7 @@ impl Node {
             node: node.name.clone(),
             pid: process::id(),
             started_at_ns: self.started_at_ns,
-            interconnect: cluster.interconnect.kind.word().to_owned(),
+            interconnect: cluster.interconnect.kind.as_str().to_owned(),
             batch: cluster.interconnect.batch.to_string(),
             ports: node.ports.iter().enumerate().map(port).collect(),
             peers: self.peers.iter().map(|(id, peer)| status::peer(peer, &snapshot.peers[usize::from(id.0)])).collect(),
@@ -928,8 +928,8 @@ impl Node {
             let _ = thread.join();
         }
         self.table.clean_up();
-        let places = self.settings.node_places();
-        for path in [places.socket(), places.peers_socket()] {
+        let paths = self.settings.node_paths();
+        for path in [paths.socket(), paths.peers_socket()] {
             let _ = std::fs::remove_file(path);
         }
         info!("node ended");
@@ -951,7 +951,7 @@ fn meet(settings: &Settings, started_at_ns: u64) -> Result<Peers, NodeError> {
     let cluster = &settings.cluster;
     let own =
         Greeting { version: VERSION, digest: cluster.digest(), node: settings.id().0, incarnation: started_at_ns };
-    let limits = Limits { beat_ns: cluster.beat_ns() as u64, silence_ns: cluster.silence_ns() as u64 };
+    let limits = Limits { beat_ns: cluster.keepalive_ns() as u64, silence_ns: cluster.hold_ns() as u64 };
     let key = cluster.key.as_deref().map(Key::read).transpose()?;
     let place = settings.place(settings.node(), key.as_ref())?;
     let known = cluster.nodes.iter().filter_map(|node| Some(node.control?.ip())).collect();
@@ -964,8 +964,8 @@ fn meet(settings: &Settings, started_at_ns: u64) -> Result<Peers, NodeError> {
     let place = |node: &NodeOfFile| {
         settings.place(node, key.as_ref()).map(|place| (node.name.clone(), place, usize::from(PORTS_MAX)))
     };
-    let places = cluster.nodes.iter().map(place).collect::<Result<_, _>>()?;
-    Ok(Peers::new(own, limits, listener, places))
+    let paths = cluster.nodes.iter().map(place).collect::<Result<_, _>>()?;
+    Ok(Peers::new(own, limits, listener, paths))
 }
 
 fn bell() -> Result<Arc<Bell>, NodeError> {
@@ -991,8 +991,8 @@ impl Drop for RingAtEnd {
 }
 
 /// Takes the node's lock, and says in it who has it.
-fn take_pid(places: &NodePlaces, node: &str) -> Result<File, NodeError> {
-    let path = places.pid();
+fn take_pid(paths: &NodePaths, node: &str) -> Result<File, NodeError> {
+    let path = paths.pid();
     let refused = |error: io::Error| system(path.display().to_string())(error);
     let mut file = File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(refused)?;
     // A command that looks who holds the lock takes it for a moment; a node that was killed has it until it is gone.

@@ -184,9 +184,9 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Nobody is there yet. `places` has each node's name, where it is reached, and how many ports it has at most.
-    pub fn new(own: Greeting, limits: Limits, listener: Listener, places: Vec<(String, Place, usize)>) -> Self {
-        let ports = places.iter().map(|(_, _, ports)| *ports).collect();
+    /// Nobody is there yet. `paths` has each node's name, where it is reached, and how many ports it has at most.
+    pub fn new(own: Greeting, limits: Limits, listener: Listener, paths: Vec<(String, Place, usize)>) -> Self {
+        let ports = paths.iter().map(|(_, _, ports)| *ports).collect();
         let peer = |(node, (name, place, _)): (usize, (String, Place, usize))| {
             let peer = Peer {
                 name,
@@ -205,7 +205,7 @@ impl Peers {
             };
             (node != usize::from(own.node)).then_some(peer)
         };
-        let peers = places.into_iter().enumerate().map(peer).collect();
+        let peers = paths.into_iter().enumerate().map(peer).collect();
         Self {
             own,
             limits,

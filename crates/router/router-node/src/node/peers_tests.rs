@@ -15,8 +15,8 @@ const TURNS_MAX: u64 = 20_000;
 fn peers(folder: &Path, node: u8) -> Peers {
     let place = |node: u8| Place::Path(folder.join(node.to_string()));
     let own = Greeting { version: VERSION, digest: 7, node, incarnation: 100 + u64::from(node) };
-    let places = (0..2).map(|node| (node.to_string(), place(node), 1)).collect();
-    Peers::new(own, LIMITS, Listener::bind(&place(node), Vec::new()).unwrap(), places)
+    let paths = (0..2).map(|node| (node.to_string(), place(node), 1)).collect();
+    Peers::new(own, LIMITS, Listener::bind(&place(node), Vec::new()).unwrap(), paths)
 }
 
 fn turn(peers: &mut Peers, now_ns: u64) {

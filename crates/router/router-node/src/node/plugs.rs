@@ -13,7 +13,7 @@ use router_ports::netlink::{Link, Requests};
 use router_ports::{Interface, InterfaceIndex, LocalAddresses, Namespace, PcapError, PcapPort, Sysctls, Tap, Tun};
 
 use super::NodeError;
-use crate::cluster::{Balance, Cluster, InterconnectKind, MTU_BYTES_MAX, Node, PortKind, PortOfNode, batching_of};
+use crate::cluster::{Balance, Cluster, InterconnectKind, MTU_BYTES_MAX, Node, PortKind, PortOfNode, batching_policy};
 use crate::interconnect::{self, Interconnect, Kind};
 
 /// The interface between a node and its own kernel.
@@ -118,7 +118,7 @@ fn vlan(opening: &Opening<'_>) -> Plug {
     // Nobody answers out of a file.
     let parent = opening.node.ports.iter().find(|port| Some(&port.device) == of_file.parent.as_ref());
     config.probes = parent.is_some_and(|parent| parent.kind != PortKind::Pcap);
-    Plug { port: None, config, interface: None, kind: PortKind::Vlan.word(), fallback: None, fit: None }
+    Plug { port: None, config, interface: None, kind: PortKind::Vlan.as_str(), fallback: None, fit: None }
 }
 
 fn open_ethernet(opening: &Opening<'_>, backend: Option<Backend>, sysctls: &mut Sysctls) -> Result<Plug, String> {
@@ -138,7 +138,7 @@ fn open_ethernet(opening: &Opening<'_>, backend: Option<Backend>, sysctls: &mut 
         port: Some(opened.port),
         config,
         interface: Some(interface.index),
-        kind: kind.word(),
+        kind: kind.as_str(),
         fallback: opened.fallback_reason,
         // The program at the interface looks for its address.
         fit: Some(Fit {
@@ -160,7 +160,7 @@ fn open_tap(opening: &Opening<'_>) -> Result<Plug, String> {
     requests.set_up(tap.interface()).map_err(|error| error.to_string())?;
     let mut config = PortConfig::new(own_mac(opening.seed), mtu_bytes);
     config.probes = true;
-    let kind = PortKind::Tap.word();
+    let kind = PortKind::Tap.as_str();
     Ok(Plug { port: Some(Box::new(tap)), config, interface: None, kind, fallback: None, fit: None })
 }
 
@@ -182,7 +182,7 @@ fn open_pcap(opening: &Opening<'_>) -> Result<Plug, NodeError> {
     let input = PcapPort::open(path(&of_file.input).as_deref(), None).map_err(failed("input"))?;
     let port = input.with_output(path(&of_file.output).as_deref()).map_err(failed("output"))?;
     let config = PortConfig::new(own_mac(opening.seed), of_file.mtu_bytes.unwrap_or(MTU_BYTES_UNSAID));
-    let kind = PortKind::Pcap.word();
+    let kind = PortKind::Pcap.as_str();
     Ok(Plug { port: Some(Box::new(port)), config, interface: None, kind, fallback: None, fit: None })
 }
 
@@ -220,7 +220,7 @@ pub fn open_interconnect(cluster: &Cluster, own: NodeId) -> Result<Box<dyn Inter
             None => return Err(NodeError::Missing("fabric")),
         },
     };
-    let policy = batching_of(asked);
+    let policy = batching_policy(asked);
     let balances = asked.balance == Balance::Valiant;
     let settings = interconnect::Settings { policy, balances, ..interconnect::Settings::default() };
     Ok(interconnect::open(own, kind, &settings)?)

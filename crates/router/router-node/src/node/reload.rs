@@ -14,12 +14,12 @@ use super::forwarding::Command;
 use super::local::Opened;
 use super::plugs::{self, Opening, Plug};
 use super::{Node, NodeError, PortMemory};
-use crate::cluster::{Changes, Cluster, ClusterFile, Node as NodeOfFile, PortKind, batching_of, changes};
+use crate::cluster::{Cluster, ClusterFile, ConfigDiff, Node as NodeOfFile, PortKind, batching_policy, diff};
 
 /// Everything that a reload takes, opened and checked.
 struct Prepared {
     cluster: Cluster,
-    changes: Changes,
+    changes: ConfigDiff,
     /// By place in the new file; `None` for what stays.
     plugs: Vec<Option<Plug>>,
     sysctls: Sysctls,
@@ -36,7 +36,7 @@ impl Node {
         let file = ClusterFile::read(&self.settings.file).map_err(|error| error.to_string())?;
         let fault = |InvalidKey { key, what }| file.error_at(&key, what).to_string();
         let prepared = self.prepare(file.cluster.clone()).map_err(fault)?;
-        let mut said = prepared.changes.said.clone();
+        let mut said = prepared.changes.lines.clone();
         if is_trial {
             return Ok(said);
         }
@@ -63,15 +63,15 @@ impl Node {
 
     fn prepare(&mut self, cluster: Cluster) -> Result<Prepared, InvalidKey> {
         let (node, mut sysctls) = (self.settings.node, Sysctls::new());
-        let changes = changes(&self.settings.cluster, &cluster, node)?;
+        let changes = diff(&self.settings.cluster, &cluster, node)?;
         let new = &cluster.nodes[node];
-        let policy = batching_of(&cluster.interconnect);
+        let policy = batching_policy(&cluster.interconnect);
         if let Err(error) = policy.check() {
             return Err(InvalidKey::new("interconnect.latency_target_ns", error.to_string()));
         }
         self.check_vlans(new, &changes)?;
         let mut plugs = Vec::new();
-        for (place, kept) in changes.kept.iter().enumerate() {
+        for (place, kept) in changes.kept_ports.iter().enumerate() {
             let plug = match kept {
                 Some(_) => None,
                 None => Some(self.open_for_reload(new, place, &mut sysctls)?),
@@ -96,10 +96,11 @@ impl Node {
     }
 
     /// A port by AF_XDP takes the tags of the VLANs that it was opened with.
-    fn check_vlans(&self, new: &NodeOfFile, changes: &Changes) -> Result<(), InvalidKey> {
+    fn check_vlans(&self, new: &NodeOfFile, changes: &ConfigDiff) -> Result<(), InvalidKey> {
         let old = self.settings.node();
-        let by_xdp = |place: usize| self.ports[place].kind == PortKind::AfXdp.word();
-        for (place, former) in changes.kept.iter().enumerate().filter_map(|(place, kept)| Some((place, (*kept)?))) {
+        let by_xdp = |place: usize| self.ports[place].kind == PortKind::AfXdp.as_str();
+        for (place, former) in changes.kept_ports.iter().enumerate().filter_map(|(place, kept)| Some((place, (*kept)?)))
+        {
             let device = &new.ports[place].device;
             if by_xdp(former) && old.vlans_of(device) != new.vlans_of(device) {
                 let what = format!(
@@ -142,7 +143,7 @@ impl Node {
         self.follow_mtus(&node, &changes);
         let mut former: Vec<Option<PortMemory>> = std::mem::take(&mut self.ports).into_iter().map(Some).collect();
         let (mut opened, mut plugged) = (Vec::new(), Vec::new());
-        for (kept, plug) in changes.kept.iter().zip(plugs) {
+        for (kept, plug) in changes.kept_ports.iter().zip(plugs) {
             let (memory, one) = match (kept, plug) {
                 (Some(place), _) => {
                     let memory = former[*place].take().expect("each port stays once");
@@ -167,7 +168,7 @@ impl Node {
         self.tell(Command::Redirects(node.redirects));
         self.settings.cluster = cluster;
         self.peers.set_digest(self.settings.cluster.digest());
-        self.table.set_kernelless(self.settings.node().kernelless());
+        self.table.set_ports_without_kernel(self.settings.node().ports_without_kernel());
         self.kernel.all().into_iter().for_each(|change| self.local.kernel(change));
         // What comes in finds its port and the node's routes there.
         self.settle();
@@ -182,9 +183,11 @@ impl Node {
     }
 
     /// A TAP that stays is the kernel's interface too.
-    fn follow_mtus(&self, new: &NodeOfFile, changes: &Changes) {
+    fn follow_mtus(&self, new: &NodeOfFile, changes: &ConfigDiff) {
         let old = self.settings.node();
-        for (port, former) in new.ports.iter().zip(&changes.kept).filter_map(|(port, kept)| Some((port, (*kept)?))) {
+        for (port, former) in
+            new.ports.iter().zip(&changes.kept_ports).filter_map(|(port, kept)| Some((port, (*kept)?)))
+        {
             let is_other = port.kind == PortKind::Tap && port.mtu_bytes != old.ports[former].mtu_bytes;
             if is_other && let Err(error) = plugs::set_tap_mtu(port) {
                 warn!(port = port.device, "its MTU: {error}");

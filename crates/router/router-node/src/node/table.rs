@@ -32,7 +32,7 @@ pub struct Table {
     /// By node: neighbours, whose network is in the kernel as a whole.
     hosts: Vec<HashSet<IpNet>>,
     /// Ports of this node's whose networks its kernel does not know.
-    kernelless: Vec<PortId>,
+    ports_without_kernel: Vec<PortId>,
     /// What this node reaches by those ports, or by the cluster file: its kernel knows nothing of it.
     beyond_kernel: HashSet<IpNet>,
     installed: BTreeSet<IpNet>,
@@ -51,7 +51,7 @@ impl Table {
             slow_path,
             requests,
             hosts: vec![HashSet::new(); nodes],
-            kernelless: Vec::new(),
+            ports_without_kernel: Vec::new(),
             beyond_kernel: HashSet::new(),
             installed: BTreeSet::new(),
             dirty: BTreeSet::new(),
@@ -62,12 +62,12 @@ impl Table {
     }
 
     /// These ports of this node's have no kernel. It counts for routes that change after that.
-    pub fn set_kernelless(&mut self, ports: Vec<PortId>) {
-        self.kernelless = ports;
+    pub fn set_ports_without_kernel(&mut self, ports: Vec<PortId>) {
+        self.ports_without_kernel = ports;
     }
 
     fn is_beyond_kernel(&self, announced: &Announced) -> bool {
-        let is_without = |hop: &HopOfNode| self.kernelless.contains(&PortId(hop.port));
+        let is_without = |hop: &HopOfNode| self.ports_without_kernel.contains(&PortId(hop.port));
         match announced.origin {
             Origin::Static => true,
             Origin::Connected => announced.hops.iter().all(is_without),

@@ -2,13 +2,13 @@
 
 use anyhow::{Result, anyhow, bail};
 use control::{Channel, ChannelError};
-use router_node::cluster::NodePlaces;
+use router_node::cluster::NodePaths;
 use router_node::management::{Request, Response, Status, VersionedRequest};
 
 use crate::rack_control::{ANSWER_LIMIT, is_nobody, receive};
 
 /// Asks a node; `None` when it is not up.
-pub fn ask(node: &NodePlaces, what: Request) -> Result<Option<(Response, Channel)>> {
+pub fn ask(node: &NodePaths, what: Request) -> Result<Option<(Response, Channel)>> {
     let (socket, log) = (node.socket(), node.log());
     let channel = match Channel::connect(&socket) {
         Ok(channel) => channel,
@@ -25,7 +25,7 @@ pub fn ask(node: &NodePlaces, what: Request) -> Result<Option<(Response, Channel
 }
 
 /// The state of a node; `None` when it is not up.
-pub fn status(node: &NodePlaces) -> Result<Option<Status>> {
+pub fn status(node: &NodePaths) -> Result<Option<Status>> {
     match ask(node, Request::Status)? {
         Some((Response::Status(status), _)) => Ok(Some(*status)),
         Some((other, _)) => bail!("a node answers {other:?} when asked for its state; use one release for all"),

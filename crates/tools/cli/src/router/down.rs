@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use router_node::cluster::{ClusterFile, NodePlaces, Places};
+use router_node::cluster::{ClusterFile, ClusterPaths, NodePaths};
 use router_node::management::Request;
 use rustix::process::Signal;
 
@@ -22,7 +22,7 @@ const KILL_LIMIT: Duration = Duration::from_secs(20);
 /// Ends them; nothing to do is fine too.
 pub fn main(options: &NodeOptions) -> Result<()> {
     let shown = options.cluster.display().to_string();
-    let all = Places::all_of(&base(), &absolute(&options.cluster)?);
+    let all = ClusterPaths::all_of(&base(), &absolute(&options.cluster)?);
     let running = || all.iter().flat_map(|places| running(places).into_iter().map(move |name| (places, name)));
     let is_wanted = |name: &String| options.node.as_ref().is_none_or(|node| node == name);
     if !running().any(|(_, name)| is_wanted(&name)) {
@@ -38,7 +38,7 @@ pub fn main(options: &NodeOptions) -> Result<()> {
 }
 
 /// The nodes of a cluster that live.
-fn running(places: &Places) -> Vec<String> {
+fn running(places: &ClusterPaths) -> Vec<String> {
     let mut names = places.started();
     names.retain(|name| Process::holding(&places.node(name).pid()).is_some());
     names
@@ -62,7 +62,7 @@ pub fn bring_down(cluster: &LoadedCluster, nodes: &[usize]) -> Result<()> {
 }
 
 /// Ends a node, and waits until it has.
-pub fn stop_node(node: &NodePlaces) -> Result<()> {
+pub fn stop_node(node: &NodePaths) -> Result<()> {
     if let Some(process) = Process::holding(&node.pid()) {
         // One that does not answer is not asked twice.
         let limit = if ask(node, Request::Stop).is_ok() { END_LIMIT } else { Duration::ZERO };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use rack::Places as RackPlaces;
-use router_node::cluster::{ClusterFile, Places};
+use router_node::cluster::{ClusterFile, ClusterPaths};
 
 use crate::rack_dir;
 use crate::wrong_use::WrongUse;
@@ -26,7 +26,7 @@ pub struct LoadedCluster {
     /// What the file says.
     pub file: ClusterFile,
     /// Where everything lies.
-    pub places: Places,
+    pub places: ClusterPaths,
     /// The file, by an absolute path without links.
     pub path: PathBuf,
 }
@@ -37,7 +37,7 @@ impl LoadedCluster {
         let file = ClusterFile::read(path).map_err(WrongUse::of)?;
         let canonical = std::fs::canonicalize(path)
             .map_err(|error| WrongUse::of(format!("{}: {error}; check --cluster", path.display())))?;
-        let places = Places::new(&base(), &file.cluster, &canonical);
+        let places = ClusterPaths::new(&base(), &file.cluster, &canonical);
         Ok(Self { file, places, path: canonical })
     }
 

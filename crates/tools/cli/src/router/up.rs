@@ -6,7 +6,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use router_node::cluster::NodePlaces;
+use router_node::cluster::NodePaths;
 use router_node::management::Status;
 
 use super::ask::status;
@@ -111,7 +111,7 @@ fn bring_up(cluster: &LoadedCluster, nodes: &[usize], started: &mut Vec<(usize, 
 }
 
 /// Whether a node answers. One that was killed a moment ago neither does nor is gone yet.
-fn is_up(places: &NodePlaces) -> Result<bool> {
+fn is_up(places: &NodePaths) -> Result<bool> {
     let deadline = Instant::now() + END_LIMIT;
     loop {
         match status(places) {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, bail};
-use router_node::cluster::{ClusterFile, NodePlaces, Places};
+use router_node::cluster::{ClusterFile, ClusterPaths, NodePaths};
 use router_node::management::Status;
 use rustix::process::{Pid, Signal};
 
@@ -203,10 +203,10 @@ impl<'a> Lab<'a> {
         status(&self.node_places(node)?)
     }
 
-    fn node_places(&self, node: &str) -> Result<NodePlaces> {
+    fn node_places(&self, node: &str) -> Result<NodePaths> {
         let file = ClusterFile::read(&self.cluster())?;
         let path = std::fs::canonicalize(self.cluster()).context("the cluster file")?;
-        Ok(Places::new(&self.folder, &file.cluster, &path).node(node))
+        Ok(ClusterPaths::new(&self.folder, &file.cluster, &path).node(node))
     }
 
     /// Kills a node, as a crash would.

@@ -6,22 +6,23 @@ use config::{CheckResult, InvalidKey};
 use router::batch::Policy;
 use sim::Span;
 
-use super::{Batch, Cluster, Interconnect, Node, PortOfNode};
+use super::model::{Cluster, Interconnect, Node, PortOfNode};
+use super::schema::Batch;
 
 /// How long a fixed batch waits to be filled.
 const BATCH_WAIT: Span = Span::from_ps(10_000_000);
 
 /// How a node that is up becomes what the file says now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Changes {
+pub struct ConfigDiff {
     /// What is different, a line each; nothing where nothing is.
-    pub said: Vec<String>,
+    pub lines: Vec<String>,
     /// By place in the new file: the place of the port that stays plugged in as it is, or `None` for one to be opened.
-    pub kept: Vec<Option<usize>>,
+    pub kept_ports: Vec<Option<usize>>,
 }
 
 /// How packets go together, as the file says.
-pub fn batching_of(interconnect: &Interconnect) -> Policy {
+pub fn batching_policy(interconnect: &Interconnect) -> Policy {
     match interconnect.batch {
         Batch::Adaptive => Policy::Adaptive { target: Span::from_ns(interconnect.latency_target_ns) },
         Batch::Fixed(packets) => Policy::Fixed { packets, wait: BATCH_WAIT },
@@ -32,35 +33,35 @@ pub fn batching_of(interconnect: &Interconnect) -> Policy {
 ///
 /// # Errors
 /// The first key whose change takes a restart.
-pub fn changes(old: &Cluster, new: &Cluster, node: usize) -> Result<Changes, InvalidKey> {
+pub fn diff(old: &Cluster, new: &Cluster, node: usize) -> Result<ConfigDiff, InvalidKey> {
     check_cluster(old, new)?;
     for (place, (old, new)) in old.nodes.iter().zip(&new.nodes).enumerate() {
         check_node(&format!("nodes[{place}]"), old, new)?;
     }
-    let mut changes = Changes::default();
+    let mut changes = ConfigDiff::default();
     let (of_old, of_new) = (&old.interconnect, &new.interconnect);
-    changes.differ("interconnect.batch", &of_old.batch, &of_new.batch);
+    changes.compare("interconnect.batch", &of_old.batch, &of_new.batch);
     let ns = |interconnect: &Interconnect| format!("{} ns", interconnect.latency_target_ns);
-    changes.differ("interconnect.latency_target_ns", &ns(of_old), &ns(of_new));
+    changes.compare("interconnect.latency_target_ns", &ns(of_old), &ns(of_new));
     changes.node(&old.nodes[node], &new.nodes[node]);
     Ok(changes)
 }
 
 /// That a value which counts from the start on is the same.
-fn check_same<T: PartialEq + Debug>(key: &str, old: &T, new: &T) -> CheckResult {
+fn check_unchanged<T: PartialEq + Debug>(key: &str, old: &T, new: &T) -> CheckResult {
     if old == new {
         return Ok(());
     }
     let what = format!(
         "{} instead of {} takes a restart; put it back, or run 'crosslane router down' and 'up'",
-        shown(new),
-        shown(old)
+        display_value(new),
+        display_value(old)
     );
     Err(InvalidKey::new(key, what))
 }
 
 /// As people write it.
-fn shown(value: &impl Debug) -> String {
+fn display_value(value: &impl Debug) -> String {
     let text = format!("{value:?}");
     match text.strip_prefix("Some(").and_then(|text| text.strip_suffix(')')) {
         Some(inner) => inner.to_owned(),
@@ -70,53 +71,53 @@ fn shown(value: &impl Debug) -> String {
 }
 
 fn check_cluster(old: &Cluster, new: &Cluster) -> CheckResult {
-    check_same("name", &old.name, &new.name)?;
-    check_same("key", &old.key, &new.key)?;
+    check_unchanged("name", &old.name, &new.name)?;
+    check_unchanged("key", &old.key, &new.key)?;
     let (of_old, of_new) = (&old.interconnect, &new.interconnect);
-    check_same("interconnect.kind", &of_old.kind.word(), &of_new.kind.word())?;
-    check_same("interconnect.balance", &of_old.balance.word(), &of_new.balance.word())?;
+    check_unchanged("interconnect.kind", &of_old.kind.as_str(), &of_new.kind.as_str())?;
+    check_unchanged("interconnect.balance", &of_old.balance.as_str(), &of_new.balance.as_str())?;
     let timing = |interconnect: &Interconnect| interconnect.timing.map(rack::Timing::word);
-    check_same("interconnect.timing", &timing(of_old), &timing(of_new))?;
+    check_unchanged("interconnect.timing", &timing(of_old), &timing(of_new))?;
     let names = |cluster: &Cluster| cluster.nodes.iter().map(|node| node.name.clone()).collect::<Vec<_>>();
-    check_same("nodes", &names(old), &names(new))?;
-    check_same("timeouts.beat_ns", &old.beat_ns(), &new.beat_ns())?;
-    check_same("timeouts.silence_ns", &old.silence_ns(), &new.silence_ns())
+    check_unchanged("nodes", &names(old), &names(new))?;
+    check_unchanged("timeouts.beat_ns", &old.keepalive_ns(), &new.keepalive_ns())?;
+    check_unchanged("timeouts.silence_ns", &old.hold_ns(), &new.hold_ns())
 }
 
 fn check_node(key: &str, old: &Node, new: &Node) -> CheckResult {
-    check_same(&format!("{key}.namespace"), &old.namespace, &new.namespace)?;
-    check_same(&format!("{key}.control"), &old.control, &new.control)?;
-    check_same(&format!("{key}.fabric"), &old.fabric, &new.fabric)
+    check_unchanged(&format!("{key}.namespace"), &old.namespace, &new.namespace)?;
+    check_unchanged(&format!("{key}.control"), &old.control, &new.control)?;
+    check_unchanged(&format!("{key}.fabric"), &old.fabric, &new.fabric)
 }
 
-impl Changes {
-    fn differ<T: PartialEq + Display>(&mut self, what: &str, old: &T, new: &T) {
+impl ConfigDiff {
+    fn compare<T: PartialEq + Display>(&mut self, what: &str, old: &T, new: &T) {
         if old != new {
-            self.said.push(format!("{what}: {new} instead of {old}"));
+            self.lines.push(format!("{what}: {new} instead of {old}"));
         }
     }
 
-    fn come_and_go<T: PartialEq>(&mut self, old: &[T], new: &[T], name: impl Fn(&T) -> String) {
+    fn list_added_and_removed<T: PartialEq>(&mut self, old: &[T], new: &[T], name: impl Fn(&T) -> String) {
         let gone = old.iter().filter(|one| !new.contains(one)).map(|one| format!("{} is gone", name(one)));
         let come = new.iter().filter(|one| !old.contains(one)).map(|one| format!("{} is new", name(one)));
-        self.said.extend(gone.chain(come));
+        self.lines.extend(gone.chain(come));
     }
 
     fn node(&mut self, old: &Node, new: &Node) {
-        self.come_and_go(&old.addresses, &new.addresses, |address| format!("address {address}"));
-        self.differ("redirects", &old.redirects, &new.redirects);
+        self.list_added_and_removed(&old.addresses, &new.addresses, |address| format!("address {address}"));
+        self.compare("redirects", &old.redirects, &new.redirects);
         for former in old.ports.iter().filter(|former| new.port(&former.device).is_none()) {
-            self.said.push(format!("port '{}' is gone", former.device));
+            self.lines.push(format!("port '{}' is gone", former.device));
         }
         for port in &new.ports {
             let former = old.ports.iter().position(|former| former.device == port.device);
-            self.kept.push(former.filter(|place| is_same_plug(&old.ports[*place], port)));
+            self.kept_ports.push(former.filter(|place| opens_same_device(&old.ports[*place], port)));
             match former {
                 Some(place) => self.port(&old.ports[place], port),
-                None => self.said.push(format!("port '{}' is new, by {}", port.device, port.kind.word())),
+                None => self.lines.push(format!("port '{}' is new, by {}", port.device, port.kind.as_str())),
             }
         }
-        self.come_and_go(&old.routes, &new.routes, |route| {
+        self.list_added_and_removed(&old.routes, &new.routes, |route| {
             let via = route.via.map_or_else(String::new, |via| format!(" via {via}"));
             format!("route to {}{via} by '{}' with metric {}", route.to, route.port, route.metric)
         });
@@ -125,23 +126,23 @@ impl Changes {
     fn port(&mut self, old: &PortOfNode, new: &PortOfNode) {
         let name = format!("port '{}'", new.device);
         let mtu = |port: &PortOfNode| port.mtu_bytes.map_or_else(|| "its own".to_owned(), |bytes| bytes.to_string());
-        self.differ(&format!("{name}: kind"), &old.kind.word(), &new.kind.word());
-        self.differ(&format!("{name}: mtu_bytes"), &mtu(old), &mtu(new));
-        let file = |file: &Option<std::path::PathBuf>| shown(file);
-        self.differ(&format!("{name}: input"), &file(&old.input), &file(&new.input));
-        self.differ(&format!("{name}: output"), &file(&old.output), &file(&new.output));
-        self.differ(&format!("{name}: parent"), &shown(&old.parent), &shown(&new.parent));
-        self.differ(&format!("{name}: vlan"), &shown(&old.vlan), &shown(&new.vlan));
-        self.come_and_go(&old.addresses, &new.addresses, |address| format!("{name}: address {address}"));
+        self.compare(&format!("{name}: kind"), &old.kind.as_str(), &new.kind.as_str());
+        self.compare(&format!("{name}: mtu_bytes"), &mtu(old), &mtu(new));
+        let file = |file: &Option<std::path::PathBuf>| display_value(file);
+        self.compare(&format!("{name}: input"), &file(&old.input), &file(&new.input));
+        self.compare(&format!("{name}: output"), &file(&old.output), &file(&new.output));
+        self.compare(&format!("{name}: parent"), &display_value(&old.parent), &display_value(&new.parent));
+        self.compare(&format!("{name}: vlan"), &display_value(&old.vlan), &display_value(&new.vlan));
+        self.list_added_and_removed(&old.addresses, &new.addresses, |address| format!("{name}: address {address}"));
     }
 }
 
 /// Whether what is plugged in for one is what the other wants.
-fn is_same_plug(old: &PortOfNode, new: &PortOfNode) -> bool {
-    let plug = |port: &PortOfNode| {
+fn opens_same_device(old: &PortOfNode, new: &PortOfNode) -> bool {
+    let device = |port: &PortOfNode| {
         (port.device.clone(), port.kind, port.input.clone(), port.output.clone(), port.parent.clone(), port.vlan)
     };
-    plug(old) == plug(new)
+    device(old) == device(new)
 }
 
 #[cfg(test)]
@@ -180,22 +181,22 @@ namespace = "b"
 device = "eth0"
 "#;
 
-    /// What is replaced by what, what is said of it, and which ports stay.
+    /// What is replaced by what, what is lines of it, and which ports stay.
     type Case<'a> = (&'a str, &'a str, &'a [&'a str], &'a [Option<usize>]);
 
     fn cluster(text: &str) -> Cluster {
         ClusterFile::parse("c.toml", text.as_bytes()).unwrap().cluster
     }
 
-    fn after(found: &str, replaced: &str, node: usize) -> Result<Changes, InvalidKey> {
+    fn after(found: &str, replaced: &str, node: usize) -> Result<ConfigDiff, InvalidKey> {
         assert!(FILE.contains(found), "{found}");
-        changes(&cluster(FILE), &cluster(&FILE.replacen(found, replaced, 1)), node)
+        diff(&cluster(FILE), &cluster(&FILE.replacen(found, replaced, 1)), node)
     }
 
     #[test]
     fn what_is_different_is_said_and_what_stays_stays() {
         let none = after("", "", 0).unwrap();
-        assert_eq!(none, Changes { said: vec![], kept: vec![Some(0), Some(1)] });
+        assert_eq!(none, ConfigDiff { lines: vec![], kept_ports: vec![Some(0), Some(1)] });
         let cases: &[Case<'_>] = &[
             ("batch = 8", "batch = 16", &["interconnect.batch: 16 instead of 8"], &[Some(0), Some(1)]),
             (
@@ -248,15 +249,18 @@ device = "eth0"
                 &[Some(0), Some(1)],
             ),
         ];
-        for (found, replaced, said, kept) in cases {
+        for (found, replaced, lines, kept_ports) in cases {
             let changes = after(found, replaced, 0).unwrap();
             assert_eq!(
-                (changes.said.iter().map(String::as_str).collect::<Vec<_>>(), &changes.kept[..]),
-                (said.to_vec(), *kept)
+                (changes.lines.iter().map(String::as_str).collect::<Vec<_>>(), &changes.kept_ports[..]),
+                (lines.to_vec(), *kept_ports)
             );
         }
         // Another node's ports are its own business.
-        assert_eq!(after("10.9.0.1/24\"", "10.9.0.3/24\"", 1).unwrap(), Changes { said: vec![], kept: vec![Some(0)] });
+        assert_eq!(
+            after("10.9.0.1/24\"", "10.9.0.3/24\"", 1).unwrap(),
+            ConfigDiff { lines: vec![], kept_ports: vec![Some(0)] }
+        );
     }
 
     #[test]

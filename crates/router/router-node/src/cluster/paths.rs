@@ -5,26 +5,27 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::Cluster;
+use super::hash::fnv1a;
+use super::model::Cluster;
 
 /// The folder of all running clusters of a user.
 const CLUSTERS: &str = "clusters";
 
 /// Where the files of a running cluster lie on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Places {
+pub struct ClusterPaths {
     /// The cluster's directory.
     pub directory: PathBuf,
 }
 
 /// Where the files of one node lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodePlaces {
+pub struct NodePaths {
     directory: PathBuf,
     name: String,
 }
 
-impl Places {
+impl ClusterPaths {
     /// The places of a cluster whose file is `file`, an absolute path without links, below the base of everything that
     /// runs.
     pub fn new(base: &Path, cluster: &Cluster, file: &Path) -> Self {
@@ -54,8 +55,8 @@ impl Places {
     }
 
     /// The places of a node.
-    pub fn node(&self, name: &str) -> NodePlaces {
-        NodePlaces { directory: self.directory.clone(), name: name.to_owned() }
+    pub fn node(&self, name: &str) -> NodePaths {
+        NodePaths { directory: self.directory.clone(), name: name.to_owned() }
     }
 
     /// Held while the cluster is brought up or down.
@@ -64,7 +65,7 @@ impl Places {
     }
 }
 
-impl NodePlaces {
+impl NodePaths {
     fn file(&self, ending: &str) -> PathBuf {
         self.directory.join(format!("{}.{ending}", self.name))
     }
@@ -92,12 +93,5 @@ impl NodePlaces {
 
 /// What the directories of a file's clusters end with.
 fn ending(file: &Path) -> String {
-    format!("-{:08x}", hash(file.as_os_str().as_bytes()) as u32)
-}
-
-/// FNV-1a: the same in every release, which the standard library's hash is not.
-pub(crate) fn hash(bytes: &[u8]) -> u64 {
-    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
-    const PRIME: u64 = 0x0100_0000_01b3;
-    bytes.iter().fold(OFFSET, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME))
+    format!("-{:08x}", fnv1a(file.as_os_str().as_bytes()) as u32)
 }

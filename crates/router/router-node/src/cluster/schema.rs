@@ -25,7 +25,7 @@ pub enum InterconnectKind {
 
 impl InterconnectKind {
     /// As files say it.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Lane => "lane",
             Self::Window => "window",
@@ -48,7 +48,7 @@ pub enum Balance {
 
 impl Balance {
     /// As files say it.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Direct => "direct",
             Self::Valiant => "valiant",
@@ -77,7 +77,7 @@ pub enum PortKind {
 
 impl PortKind {
     /// As files say it.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",
             Self::AfXdp => "af-xdp",
@@ -179,6 +179,6 @@ pub(super) fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Ve
 }
 
 /// For serde's `deserialize_with`.
-pub(super) fn some_nanoseconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+pub(super) fn optional_nanoseconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
     config::nanoseconds(deserializer).map(Some)
 }
