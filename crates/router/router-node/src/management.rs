@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::control::words::RouteKind;
+use crate::control::message::RouteKind;
 
 /// The version of these messages. Both may be of different releases: another version is answered with a refusal.
 pub const VERSION: u32 = 1;

@@ -9,7 +9,7 @@ use std::ops::Bound;
 
 use ipnet::IpNet;
 
-use super::words::{Announced, RouteChange};
+use super::message::{AnnouncedRoute, RouteChange};
 
 /// The announcements of one node.
 #[derive(Debug, Default)]
@@ -29,9 +29,9 @@ pub struct Announcements {
 
 #[derive(Debug)]
 struct Entry {
-    change: u64,
+    change_number: u64,
     /// `None` is a withdrawal that somebody may not have been told.
-    announced: Option<Announced>,
+    announced: Option<AnnouncedRoute>,
 }
 
 impl Announcements {
@@ -49,7 +49,7 @@ impl Announcements {
     }
 
     /// Announces, or announces otherwise. Whether that is a change.
-    pub fn announce(&mut self, prefix: IpNet, announced: Announced) -> bool {
+    pub fn announce(&mut self, prefix: IpNet, announced: AnnouncedRoute) -> bool {
         self.set(prefix, Some(announced))
     }
 
@@ -59,19 +59,19 @@ impl Announcements {
         is_announced && self.set(*prefix, None)
     }
 
-    fn set(&mut self, prefix: IpNet, announced: Option<Announced>) -> bool {
+    fn set(&mut self, prefix: IpNet, announced: Option<AnnouncedRoute>) -> bool {
         let former = self.table.get(&prefix);
         if former.is_some_and(|entry| entry.announced == announced) {
             return false;
         }
         if let Some(entry) = former {
             self.announced -= usize::from(entry.announced.is_some());
-            self.log.remove(&entry.change);
+            self.log.remove(&entry.change_number);
         }
         self.announced += usize::from(announced.is_some());
         self.latest += 1;
         self.log.insert(self.latest, prefix);
-        self.table.insert(prefix, Entry { change: self.latest, announced });
+        self.table.insert(prefix, Entry { change_number: self.latest, announced });
         true
     }
 
@@ -91,8 +91,8 @@ impl Announcements {
     }
 
     /// The changes after the one of that number, the oldest first, at most so many; and the number of the last of them.
-    pub fn after(&self, change: u64, changes_max: usize) -> (Vec<RouteChange>, u64) {
-        let newer = self.log.range((Bound::Excluded(change), Bound::Unbounded)).take(changes_max);
+    pub fn changes_after(&self, change: u64, routes_max: usize) -> (Vec<RouteChange>, u64) {
+        let newer = self.log.range((Bound::Excluded(change), Bound::Unbounded)).take(routes_max);
         let mut last = change;
         let changes = newer.map(|(number, prefix)| {
             last = *number;
@@ -102,7 +102,7 @@ impl Announcements {
     }
 
     /// Forgets withdrawals that everybody was told: `told` is the last change that the slowest was told.
-    pub fn forget_withdrawn(&mut self, told: u64) {
+    pub fn prune_withdrawn(&mut self, told: u64) {
         let is_old = |number: &u64| *number <= told;
         let withdrawn = self.log.iter().take_while(|(number, _)| is_old(number));
         let withdrawn = withdrawn.filter(|(_, prefix)| self.table[*prefix].announced.is_none());
@@ -116,12 +116,12 @@ impl Announcements {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::words::{HopOfNode, Origin, RouteKind};
+    use crate::control::message::{AnnouncedHop, Origin, RouteKind};
     use proptest::prelude::*;
 
-    fn by(port: u8) -> Announced {
-        let hops = vec![HopOfNode { port, adjacency: 0 }];
-        Announced { metric: 0, origin: Origin::Own, kind: RouteKind::Unicast, hops }
+    fn by(port: u8) -> AnnouncedRoute {
+        let hops = vec![AnnouncedHop { port, adjacency: 0 }];
+        AnnouncedRoute { metric: 0, origin: Origin::Local, kind: RouteKind::Unicast, hops }
     }
 
     fn prefix(number: u8) -> IpNet {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     /// What somebody believes who was told some changes.
-    fn apply(known: &mut BTreeMap<IpNet, Announced>, changes: Vec<RouteChange>) {
+    fn apply(known: &mut BTreeMap<IpNet, AnnouncedRoute>, changes: Vec<RouteChange>) {
         for change in changes {
             match change.announced {
                 Some(announced) => known.insert(change.prefix, announced),
@@ -146,7 +146,7 @@ mod tests {
         assert!(!announcements.announce(prefix(1), by(0)));
         assert!(announcements.announce(prefix(1), by(1)));
         assert_eq!((announcements.latest(), announcements.len()), (2, 1));
-        let (changes, last) = announcements.after(0, 10);
+        let (changes, last) = announcements.changes_after(0, 10);
         assert_eq!((changes.len(), last), (1, 2));
     }
 
@@ -156,10 +156,10 @@ mod tests {
         announcements.announce(prefix(1), by(0));
         announcements.announce(prefix(2), by(0));
         announcements.withdraw(&prefix(1));
-        announcements.forget_withdrawn(2);
-        assert_eq!(announcements.after(2, 10).0, [RouteChange { prefix: prefix(1), announced: None }]);
-        announcements.forget_withdrawn(3);
-        assert_eq!(announcements.after(0, 10).0, [RouteChange { prefix: prefix(2), announced: Some(by(0)) }]);
+        announcements.prune_withdrawn(2);
+        assert_eq!(announcements.changes_after(2, 10).0, [RouteChange { prefix: prefix(1), announced: None }]);
+        announcements.prune_withdrawn(3);
+        assert_eq!(announcements.changes_after(0, 10).0, [RouteChange { prefix: prefix(2), announced: Some(by(0)) }]);
         assert_eq!(announcements.table.len(), 1);
     }
 
@@ -195,16 +195,16 @@ mod tests {
                     }
                     Step::Tell(who, most) => {
                         let (up_to, known) = &mut told[usize::from(who)];
-                        let (changes, last) = announcements.after(*up_to, most);
+                        let (changes, last) = announcements.changes_after(*up_to, most);
                         prop_assert!(changes.len() <= most);
                         *up_to = last;
                         apply(known, changes);
-                        announcements.forget_withdrawn(told[0].0.min(told[1].0));
+                        announcements.prune_withdrawn(told[0].0.min(told[1].0));
                     }
                 }
             }
             for (up_to, known) in &mut told {
-                let (changes, last) = announcements.after(*up_to, usize::MAX);
+                let (changes, last) = announcements.changes_after(*up_to, usize::MAX);
                 prop_assert_eq!(last, announcements.latest());
                 apply(known, changes);
                 prop_assert_eq!(&*known, &truth);

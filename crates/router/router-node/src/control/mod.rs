@@ -11,12 +11,14 @@
 //! * [`transport`]: packets over a unix socket or TCP.
 
 pub mod announcements;
+pub mod message;
 pub mod seal;
 pub mod session;
 pub mod transport;
-pub mod words;
 
 pub use announcements::Announcements;
+pub use message::{
+    AnnouncedHop, AnnouncedRoute, ControlError, Hello, METRIC_NEIGHBOUR, Origin, RouteChange, RouteKind,
+};
 pub use seal::{Key, KeyError};
-pub use session::{Heard, Limits, Said, Session};
-pub use words::{Announced, ControlError, Greeting, HopOfNode, METRIC_NEIGHBOUR, Origin, RouteChange, RouteKind};
+pub use session::{OutgoingPacket, Session, SessionEvent, SessionTimers};

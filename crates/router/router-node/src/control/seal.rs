@@ -21,7 +21,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use thiserror::Error;
 
-use super::words::ControlError;
+use super::message::ControlError;
 
 /// Bytes of a key.
 const KEY_BYTES: usize = 32;
@@ -34,7 +34,7 @@ const LABEL: &[u8] = b"crosslane router control 1";
 /// Bytes that a message is longer when it is sealed: half of an HMAC, as in RFC 4868.
 pub const TAG_BYTES: usize = 16;
 /// Who can read or write the file, besides its owner.
-const MODE_OTHERS: u32 = 0o077;
+const MODE_GROUP_OTHERS: u32 = 0o077;
 /// What a key file may be at most, in bytes.
 const FILE_BYTES_MAX: u64 = 4096;
 
@@ -79,7 +79,7 @@ pub enum KeyError {
     #[error(
         "key file '{path}' holds no key, which is 64 hexadecimal digits; make one with 'crosslane router key FILE'"
     )]
-    Senseless {
+    Malformed {
         /// The file.
         path: String,
     },
@@ -117,13 +117,13 @@ impl Key {
             return Err(KeyError::Owner { path: shown(), uid: found.uid(), own });
         }
         let mode = found.mode() & 0o777;
-        if mode & MODE_OTHERS != 0 {
+        if mode & MODE_GROUP_OTHERS != 0 {
             return Err(KeyError::Mode { path: shown(), mode });
         }
         let mut text = String::new();
-        let senseless = |_| KeyError::Senseless { path: shown() };
-        (&mut file).take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(senseless)?;
-        Self::parse(text.trim()).ok_or_else(|| KeyError::Senseless { path: shown() })
+        let malformed = |_| KeyError::Malformed { path: shown() };
+        (&mut file).take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(malformed)?;
+        Self::parse(text.trim()).ok_or_else(|| KeyError::Malformed { path: shown() })
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -143,7 +143,7 @@ impl Key {
     /// When there is such a file, or none can be made.
     pub fn create(path: &Path) -> Result<(), KeyError> {
         let unwritable = |error| KeyError::Unwritable { path: path.display().to_string(), error };
-        let key: [u8; KEY_BYTES] = random().map_err(unwritable)?;
+        let key: [u8; KEY_BYTES] = random_bytes().map_err(unwritable)?;
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(unwritable)?;
         let digits: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
         file.write_all((digits + "\n").as_bytes()).map_err(unwritable)
@@ -165,7 +165,7 @@ fn mac(key: &[u8]) -> Hmac<Sha256> {
 ///
 /// # Errors
 /// What the kernel says.
-pub fn random<const N: usize>() -> io::Result<[u8; N]> {
+pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     // So few come whole, once the kernel has any.
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
@@ -174,25 +174,25 @@ pub fn random<const N: usize>() -> io::Result<[u8; N]> {
 
 /// Which end of a connection this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum Role {
     /// It has connected.
-    Connecting,
+    Initiator,
     /// It was connected to.
-    Accepting,
+    Responder,
 }
 
-impl End {
+impl Role {
     const fn direction(self) -> &'static [u8] {
         match self {
-            Self::Connecting => b" from the connecting end ",
-            Self::Accepting => b" from the accepting end ",
+            Self::Initiator => b" from the connecting end ",
+            Self::Responder => b" from the accepting end ",
         }
     }
 
     const fn other(self) -> Self {
         match self {
-            Self::Connecting => Self::Accepting,
-            Self::Accepting => Self::Connecting,
+            Self::Initiator => Self::Responder,
+            Self::Responder => Self::Initiator,
         }
     }
 }
@@ -218,7 +218,7 @@ impl Direction {
 /// One end of a sealed connection, without I/O.
 pub struct Seal {
     key: Key,
-    end: End,
+    role: Role,
     nonce: [u8; NONCE_BYTES],
     /// From here, and to here.
     directions: Option<[Direction; 2]>,
@@ -227,28 +227,28 @@ pub struct Seal {
 impl fmt::Debug for Seal {
     /// Keys are in no log.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Seal").field("end", &self.end).finish_non_exhaustive()
+        formatter.debug_struct("Seal").field("role", &self.role).finish_non_exhaustive()
     }
 }
 
 impl Seal {
     /// For a new connection, with a nonce that was never used before.
-    pub fn new(key: Key, end: End, nonce: [u8; NONCE_BYTES]) -> Self {
-        Self { key, end, nonce, directions: None }
+    pub fn new(key: Key, role: Role, nonce: [u8; NONCE_BYTES]) -> Self {
+        Self { key, role, nonce, directions: None }
     }
 
     /// What this end says first.
-    pub fn hello(&self) -> Vec<u8> {
+    pub fn nonce_message(&self) -> Vec<u8> {
         [&MAGIC[..], &self.nonce].concat()
     }
 
     /// Whether the other end has said its hello.
-    pub fn is_begun(&self) -> bool {
+    pub fn is_keyed(&self) -> bool {
         self.directions.is_some()
     }
 
     /// Whether the other end has shown that it has the key.
-    pub fn is_known(&self) -> bool {
+    pub fn is_peer_authenticated(&self) -> bool {
         self.directions.as_ref().is_some_and(|[_, from]| from.count > 0)
     }
 
@@ -256,15 +256,17 @@ impl Seal {
     ///
     /// # Errors
     /// When it is none.
-    pub fn begin(&mut self, hello: &[u8]) -> Result<(), ControlError> {
-        let theirs = hello.strip_prefix(MAGIC).and_then(|nonce| <&[u8; NONCE_BYTES]>::try_from(nonce).ok());
-        let Some(theirs) = theirs.filter(|theirs| **theirs != self.nonce) else { return Err(ControlError::Unsealed) };
-        let nonces = match self.end {
-            End::Connecting => [&self.nonce, theirs],
-            End::Accepting => [theirs, &self.nonce],
+    pub fn receive_nonce(&mut self, message: &[u8]) -> Result<(), ControlError> {
+        let theirs = message.strip_prefix(MAGIC).and_then(|nonce| <&[u8; NONCE_BYTES]>::try_from(nonce).ok());
+        let Some(theirs) = theirs.filter(|theirs| **theirs != self.nonce) else {
+            return Err(ControlError::Unauthenticated);
         };
-        let direction = |end: End| Direction { mac: self.key.derive(end.direction(), nonces), count: 0 };
-        self.directions = Some([direction(self.end), direction(self.end.other())]);
+        let nonces = match self.role {
+            Role::Initiator => [&self.nonce, theirs],
+            Role::Responder => [theirs, &self.nonce],
+        };
+        let direction = |role: Role| Direction { mac: self.key.derive(role.direction(), nonces), count: 0 };
+        self.directions = Some([direction(self.role), direction(self.role.other())]);
         Ok(())
     }
 
@@ -280,16 +282,18 @@ impl Seal {
     /// # Errors
     /// When it is not the other end's next one.
     pub fn open<'a>(&mut self, sealed: &'a [u8]) -> Result<&'a [u8], ControlError> {
-        let Some([_, from]) = self.directions.as_mut() else { return Err(ControlError::Unsealed) };
-        let Some((message, tag)) = sealed.split_last_chunk::<TAG_BYTES>() else { return Err(ControlError::Unsealed) };
+        let Some([_, from]) = self.directions.as_mut() else { return Err(ControlError::Unauthenticated) };
+        let Some((message, tag)) = sealed.split_last_chunk::<TAG_BYTES>() else {
+            return Err(ControlError::Unauthenticated);
+        };
         let is_first = from.count == 0;
         match from.next(message).verify_truncated_left(tag) {
             Ok(()) => Ok(message),
             Err(_) if is_first => {
                 from.count = 0;
-                Err(ControlError::OtherKey)
+                Err(ControlError::KeyMismatch)
             }
-            Err(_) => Err(ControlError::Changed),
+            Err(_) => Err(ControlError::InvalidTag),
         }
     }
 }
@@ -308,27 +312,27 @@ mod tests {
     /// Both ends, with the other one's hello.
     fn pair(keys: [Key; 2], nonces: [u8; 2]) -> [Seal; 2] {
         let [one, other] = keys;
-        let mut connecting = Seal::new(one, End::Connecting, [nonces[0]; NONCE_BYTES]);
-        let mut accepting = Seal::new(other, End::Accepting, [nonces[1]; NONCE_BYTES]);
-        connecting.begin(&accepting.hello()).unwrap();
-        accepting.begin(&connecting.hello()).unwrap();
+        let mut connecting = Seal::new(one, Role::Initiator, [nonces[0]; NONCE_BYTES]);
+        let mut accepting = Seal::new(other, Role::Responder, [nonces[1]; NONCE_BYTES]);
+        connecting.receive_nonce(&accepting.nonce_message()).unwrap();
+        accepting.receive_nonce(&connecting.nonce_message()).unwrap();
         [connecting, accepting]
     }
 
-    fn sound() -> [Seal; 2] {
+    fn matching_pair() -> [Seal; 2] {
         pair([key(1), key(1)], [2, 3])
     }
 
     #[test]
     fn what_one_end_seals_the_other_opens_in_order() {
-        let mut ends = sound();
+        let mut ends = matching_pair();
         for message in [&b"a"[..], b"", &[7; 60_000]] {
             for _ in 0..2 {
                 ends.reverse();
                 let [from, to] = &mut ends;
                 let sealed = from.seal(message).unwrap();
                 assert_eq!((to.open(&sealed), sealed.len()), (Ok(message), message.len() + TAG_BYTES));
-                assert!(to.is_known());
+                assert!(to.is_peer_authenticated());
             }
         }
     }
@@ -336,58 +340,58 @@ mod tests {
     #[test]
     fn who_has_another_key_is_told_from_who_changes_what_was_said() {
         let [mut one, mut other] = pair([key(1), key(2)], [2, 3]);
-        assert_eq!(other.open(&one.seal(b"hello").unwrap()), Err(ControlError::OtherKey));
-        assert_eq!(one.open(&other.seal(b"hello").unwrap()), Err(ControlError::OtherKey));
-        assert!(!one.is_known() && !other.is_known());
-        let text = ControlError::OtherKey.to_string();
+        assert_eq!(other.open(&one.seal(b"hello").unwrap()), Err(ControlError::KeyMismatch));
+        assert_eq!(one.open(&other.seal(b"hello").unwrap()), Err(ControlError::KeyMismatch));
+        assert!(!one.is_peer_authenticated() && !other.is_peer_authenticated());
+        let text = ControlError::KeyMismatch.to_string();
         assert!(text.contains("another key") && text.contains("same key file"), "{text}");
-        let [mut one, mut other] = sound();
+        let [mut one, mut other] = matching_pair();
         other.open(&one.seal(b"first").unwrap()).unwrap();
         let mut sealed = one.seal(b"second").unwrap();
         sealed[0] ^= 1;
-        assert_eq!(other.open(&sealed), Err(ControlError::Changed));
+        assert_eq!(other.open(&sealed), Err(ControlError::InvalidTag));
     }
 
     #[test]
     fn every_bit_of_a_sealed_message_counts() {
-        let sealed = sound()[0].seal(b"message").unwrap();
+        let sealed = matching_pair()[0].seal(b"message").unwrap();
         for bit in 0..8 * sealed.len() {
-            let mut spoilt = sealed.clone();
-            spoilt[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(sound()[1].open(&spoilt), Err(ControlError::OtherKey), "bit {bit}");
+            let mut corrupted = sealed.clone();
+            corrupted[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(matching_pair()[1].open(&corrupted), Err(ControlError::KeyMismatch), "bit {bit}");
         }
-        assert_eq!(sound()[1].open(&sealed), Ok(&b"message"[..]));
+        assert_eq!(matching_pair()[1].open(&sealed), Ok(&b"message"[..]));
     }
 
     #[test]
     fn nothing_that_was_said_before_is_heard_again() {
-        let [mut one, mut other] = sound();
+        let [mut one, mut other] = matching_pair();
         let [first, second] = [b"first", b"other"].map(|message| one.seal(message).unwrap());
         // Out of its place on this connection, or twice.
-        assert_eq!(other.open(&second), Err(ControlError::OtherKey));
-        let [_, mut other] = sound();
+        assert_eq!(other.open(&second), Err(ControlError::KeyMismatch));
+        let [_, mut other] = matching_pair();
         other.open(&first).unwrap();
-        assert_eq!(other.open(&first), Err(ControlError::Changed));
+        assert_eq!(other.open(&first), Err(ControlError::InvalidTag));
         // To who said it.
-        assert_eq!(one.open(&first), Err(ControlError::OtherKey));
+        assert_eq!(one.open(&first), Err(ControlError::KeyMismatch));
         // On another connection between the same two, of which either has another nonce.
         for nonces in [[2, 4], [4, 3], [3, 2]] {
             let [_, mut later] = pair([key(1), key(1)], nonces);
-            assert_eq!(later.open(&first), Err(ControlError::OtherKey), "{nonces:?}");
+            assert_eq!(later.open(&first), Err(ControlError::KeyMismatch), "{nonces:?}");
         }
     }
 
     #[test]
     fn a_hello_is_a_nonce_of_the_other_ends_and_nothing_is_said_before() {
-        let mut one = Seal::new(key(1), End::Connecting, [2; NONCE_BYTES]);
+        let mut one = Seal::new(key(1), Role::Initiator, [2; NONCE_BYTES]);
         assert!(one.seal(b"early").is_none());
-        assert_eq!(one.open(&[0; 40]), Err(ControlError::Unsealed));
-        let own = one.hello();
-        for hello in [&own[..], &own[..39], b"", &[9; 40], &[&own[..], &[1]].concat()] {
-            assert_eq!(one.begin(hello), Err(ControlError::Unsealed), "{hello:?}");
+        assert_eq!(one.open(&[0; 40]), Err(ControlError::Unauthenticated));
+        let own = one.nonce_message();
+        for message in [&own[..], &own[..39], b"", &[9; 40], &[&own[..], &[1]].concat()] {
+            assert_eq!(one.receive_nonce(message), Err(ControlError::Unauthenticated), "{message:?}");
         }
         // The version before there were keys began with a greeting.
-        let text = ControlError::Unsealed.to_string();
+        let text = ControlError::Unauthenticated.to_string();
         assert!(text.contains("one release") && text.contains("key"), "{text}");
     }
 

@@ -1,125 +1,125 @@
 use super::*;
-use crate::control::words::{Announced, HOPS_MAX, HopOfNode, MESSAGE_BYTES_MAX, Origin, RouteKind};
+use crate::control::message::{AnnouncedHop, AnnouncedRoute, HOPS_MAX, MESSAGE_BYTES_MAX, Origin, RouteKind};
 use proptest::prelude::*;
 
-const LIMITS: Limits = Limits { beat_ns: 20, silence_ns: 80 };
+const TIMERS: SessionTimers = SessionTimers { keepalive_ns: 20, hold_ns: 80 };
 const PORTS: [usize; 3] = [1, 2, 3];
 
-fn greeting(node: u8) -> Greeting {
-    Greeting { version: VERSION, digest: 7, node, incarnation: 100 + u64::from(node) }
+fn hello(node: u8) -> Hello {
+    Hello { version: VERSION, digest: 7, node, incarnation: 100 + u64::from(node) }
 }
 
 /// Node 2 has connected to node 1.
 fn pair() -> (Session, Session) {
-    let connected = Session::new(greeting(2), Some(NodeId(1)), PORTS.to_vec(), LIMITS, 0);
-    (connected, Session::new(greeting(1), None, PORTS.to_vec(), LIMITS, 0))
+    let connected = Session::new(hello(2), Some(NodeId(1)), PORTS.to_vec(), TIMERS, 0);
+    (connected, Session::new(hello(1), None, PORTS.to_vec(), TIMERS, 0))
 }
 
-fn greeted() -> (Session, Session) {
+fn established() -> (Session, Session) {
     let (mut two, mut one) = pair();
     let none = Announcements::default();
-    let (first, second) = (two.say(0, &none).unwrap().packet, one.say(0, &none).unwrap().packet);
-    assert_eq!(one.receive(0, &first), Ok(Heard::Met { node: NodeId(2), incarnation: 102 }));
-    assert_eq!(two.receive(0, &second), Ok(Heard::Met { node: NodeId(1), incarnation: 101 }));
+    let (first, second) = (two.next_packet(0, &none).unwrap().packet, one.next_packet(0, &none).unwrap().packet);
+    assert_eq!(one.receive(0, &first), Ok(SessionEvent::Hello { node: NodeId(2), incarnation: 102 }));
+    assert_eq!(two.receive(0, &second), Ok(SessionEvent::Hello { node: NodeId(1), incarnation: 101 }));
     (two, one)
 }
 
-fn route(third: u16, hops: usize) -> (IpNet, Announced) {
+fn route(third: u16, hops: usize) -> (IpNet, AnnouncedRoute) {
     let prefix = format!("2001:db8:{third:x}::/48").parse().unwrap();
-    let hops = vec![HopOfNode { port: u8::MAX, adjacency: u16::MAX }; hops];
-    (prefix, Announced { metric: u32::MAX, origin: Origin::Kernel, kind: RouteKind::Unicast, hops })
+    let hops = vec![AnnouncedHop { port: u8::MAX, adjacency: u16::MAX }; hops];
+    (prefix, AnnouncedRoute { metric: u32::MAX, origin: Origin::Kernel, kind: RouteKind::Unicast, hops })
 }
 
 #[test]
 fn both_greet_and_know_each_other() {
-    let (two, one) = greeted();
+    let (two, one) = established();
     assert_eq!((two.peer(), one.peer()), (Some(NodeId(1)), Some(NodeId(2))));
 }
 
 #[test]
 fn strangers_are_refused_with_the_reason() {
-    let refused = |greeting: Greeting| pair().1.receive(0, &Message::Greeting(greeting).encode()).unwrap_err();
-    assert_eq!(refused(Greeting { version: 9, ..greeting(2) }), ControlError::Version(9));
-    assert_eq!(refused(Greeting { digest: 8, ..greeting(2) }), ControlError::OtherFile);
+    let refused = |hello: Hello| pair().1.receive(0, &Message::Hello(hello).encode()).unwrap_err();
+    assert_eq!(refused(Hello { version: 9, ..hello(2) }), ControlError::Version(9));
+    assert_eq!(refused(Hello { digest: 8, ..hello(2) }), ControlError::ConfigMismatch);
     for node in [0, 1, 3, 200] {
-        assert!(matches!(refused(greeting(node)), ControlError::OtherNode { found, .. } if found == node));
+        assert!(matches!(refused(hello(node)), ControlError::UnexpectedNode { found, .. } if found == node));
     }
     let (mut two, _) = pair();
     assert!(matches!(
-        two.receive(0, &Message::Greeting(greeting(0)).encode()),
-        Err(ControlError::OtherNode { found: 0, .. })
+        two.receive(0, &Message::Hello(hello(0)).encode()),
+        Err(ControlError::UnexpectedNode { found: 0, .. })
     ));
 }
 
 #[test]
 fn nothing_is_taken_before_the_greeting_nor_a_second_one() {
     let (_, mut one) = pair();
-    assert!(matches!(one.receive(0, &Message::Beat.encode()), Err(ControlError::OutOfTurn(_))));
-    let (mut two, _) = greeted();
-    let again = Message::Greeting(greeting(1)).encode();
-    assert!(matches!(two.receive(0, &again), Err(ControlError::OutOfTurn(_))));
+    assert!(matches!(one.receive(0, &Message::Keepalive.encode()), Err(ControlError::UnexpectedMessage(_))));
+    let (mut two, _) = established();
+    let again = Message::Hello(hello(1)).encode();
+    assert!(matches!(two.receive(0, &again), Err(ControlError::UnexpectedMessage(_))));
 }
 
 #[test]
 fn beats_go_out_when_nothing_else_does_and_silence_ends_the_connection() {
-    let (mut two, mut one) = greeted();
+    let (mut two, mut one) = established();
     let none = Announcements::default();
-    assert!(two.say(19, &none).is_none());
-    let beat = two.say(20, &none).unwrap().packet;
-    assert!(two.say(21, &none).is_none());
-    assert_eq!(one.due_ns(), 20);
-    assert_eq!(one.receive(60, &beat), Ok(Heard::Beat));
-    assert_eq!(one.check(139), Ok(()));
-    assert_eq!(one.check(140), Err(ControlError::Silent(0)));
+    assert!(two.next_packet(19, &none).is_none());
+    let keepalive = two.next_packet(20, &none).unwrap().packet;
+    assert!(two.next_packet(21, &none).is_none());
+    assert_eq!(one.next_timer_ns(), 20);
+    assert_eq!(one.receive(60, &keepalive), Ok(SessionEvent::Keepalive));
+    assert_eq!(one.check_hold_timer(139), Ok(()));
+    assert_eq!(one.check_hold_timer(140), Err(ControlError::HoldTimerExpired(0)));
 }
 
 #[test]
 fn who_does_not_greet_is_not_waited_for_for_ever() {
     let (_, one) = pair();
-    assert_eq!(one.check(one.due_ns() - 1), Ok(()));
-    assert!(one.check(one.due_ns()).is_err());
+    assert_eq!(one.check_hold_timer(one.next_timer_ns() - 1), Ok(()));
+    assert!(one.check_hold_timer(one.next_timer_ns()).is_err());
 }
 
 #[test]
 fn routes_are_told_in_messages_that_fit_however_many_there_are() {
-    let (mut two, mut one) = greeted();
+    let (mut two, mut one) = established();
     let mut own = Announcements::default();
     for third in 0..2000 {
         let (prefix, announced) = route(third, HOPS_MAX);
         own.announce(prefix, announced);
     }
     let mut heard = Vec::new();
-    while let Some(Said { packet, .. }) = two.say(1, &own) {
+    while let Some(OutgoingPacket { packet, .. }) = two.next_packet(1, &own) {
         assert!(packet.len() <= MESSAGE_BYTES_MAX);
         match one.receive(1, &packet) {
-            Ok(Heard::Routes(changes)) => heard.extend(changes),
+            Ok(SessionEvent::RouteUpdate(changes)) => heard.extend(changes),
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!((heard.len(), one.routes(), two.told()), (2000, 2000, own.latest()));
-    assert_eq!(heard, own.after(0, usize::MAX).0);
+    assert_eq!((heard.len(), one.routes(), two.advertised()), (2000, 2000, own.latest()));
+    assert_eq!(heard, own.changes_after(0, usize::MAX).0);
     own.withdraw(&route(5, 0).0);
-    let withdrawal = two.say(1, &own).unwrap().packet;
+    let withdrawal = two.next_packet(1, &own).unwrap().packet;
     assert_eq!(
         one.receive(1, &withdrawal),
-        Ok(Heard::Routes(vec![RouteChange { prefix: route(5, 0).0, announced: None }]))
+        Ok(SessionEvent::RouteUpdate(vec![RouteChange { prefix: route(5, 0).0, announced: None }]))
     );
     assert_eq!(one.routes(), 1999);
 }
 
 #[test]
 fn routes_that_make_no_sense_are_refused() {
-    let good = HopOfNode { port: 2, adjacency: 3 };
-    let change = |prefix: &str, hops: Vec<HopOfNode>| RouteChange {
+    let good = AnnouncedHop { port: 2, adjacency: 3 };
+    let change = |prefix: &str, hops: Vec<AnnouncedHop>| RouteChange {
         prefix: prefix.parse().unwrap(),
-        announced: Some(Announced { metric: 1, origin: Origin::Kernel, kind: RouteKind::Unicast, hops }),
+        announced: Some(AnnouncedRoute { metric: 1, origin: Origin::Kernel, kind: RouteKind::Unicast, hops }),
     };
-    let told = |change: RouteChange| greeted().1.receive(0, &Message::Routes(vec![change]).encode());
+    let told = |change: RouteChange| established().1.receive(0, &Message::RouteUpdate(vec![change]).encode());
     assert!(told(change("10.0.0.0/8", vec![good])).is_ok());
-    assert!(told(change("10.0.0.0/8", vec![HopOfNode { port: u8::MAX, ..good }])).is_ok());
+    assert!(told(change("10.0.0.0/8", vec![AnnouncedHop { port: u8::MAX, ..good }])).is_ok());
     for wrong in [
         change("10.0.0.1/8", vec![good]),
-        change("10.0.0.0/8", vec![HopOfNode { port: 3, ..good }]),
+        change("10.0.0.0/8", vec![AnnouncedHop { port: 3, ..good }]),
         change("10.0.0.0/8", vec![good; HOPS_MAX + 1]),
         change("10.0.0.0/8", Vec::new()),
     ] {
@@ -129,48 +129,48 @@ fn routes_that_make_no_sense_are_refused() {
 
 #[test]
 fn ports_are_told_once_for_each_change_and_no_more_than_a_node_has() {
-    let (mut two, mut one) = greeted();
+    let (mut two, mut one) = established();
     let mut own = Announcements::default();
     own.set_mtus_bytes(vec![1500, 0, 9000]);
-    let packet = two.say(0, &own).unwrap().packet;
-    assert_eq!(one.receive(0, &packet), Ok(Heard::Ports(vec![1500, 0, 9000])));
+    let packet = two.next_packet(0, &own).unwrap().packet;
+    assert_eq!(one.receive(0, &packet), Ok(SessionEvent::PortMtus(vec![1500, 0, 9000])));
     own.set_mtus_bytes(vec![1500, 0, 9000]);
-    assert!(two.say(0, &own).is_none());
+    assert!(two.next_packet(0, &own).is_none());
     own.set_mtus_bytes(vec![1500]);
     assert_eq!(
-        one.receive(0, &two.say(0, &own).unwrap().packet),
-        Ok(Heard::Ports(vec![1500])),
+        one.receive(0, &two.next_packet(0, &own).unwrap().packet),
+        Ok(SessionEvent::PortMtus(vec![1500])),
         "one that has fewer now"
     );
-    let too_many = Message::Ports(vec![1500; 4]).encode();
-    assert!(matches!(one.receive(0, &too_many), Err(ControlError::Senseless(_))));
+    let too_many = Message::PortMtus(vec![1500; 4]).encode();
+    assert!(matches!(one.receive(0, &too_many), Err(ControlError::Malformed(_))));
 }
 
 #[test]
 fn wiring_goes_first_and_is_bounded() {
-    let (mut two, mut one) = greeted();
+    let (mut two, mut one) = established();
     let mut own = Announcements::default();
     own.announce(route(1, 1).0, route(1, 1).1);
-    assert!((0..WIRINGS_MAX).all(|_| two.wire(vec![5; WIRING_BYTES_MAX], Vec::new())));
-    assert!(!two.wire(vec![1], Vec::new()));
-    let packet = two.say(0, &own).unwrap().packet;
-    assert_eq!(one.receive(0, &packet), Ok(Heard::Wiring(vec![5; WIRING_BYTES_MAX])));
+    assert!((0..SETUPS_QUEUED_MAX).all(|_| two.queue_setup(vec![5; SETUP_BYTES_MAX], Vec::new())));
+    assert!(!two.queue_setup(vec![1], Vec::new()));
+    let packet = two.next_packet(0, &own).unwrap().packet;
+    assert_eq!(one.receive(0, &packet), Ok(SessionEvent::InterconnectSetup(vec![5; SETUP_BYTES_MAX])));
 }
 
 #[test]
 fn a_good_bye_says_why_in_a_few_words() {
-    let (_, mut one) = greeted();
-    assert_eq!(one.receive(0, &Session::bye("told to")), Err(ControlError::Left("told to".to_owned())));
+    let (_, mut one) = established();
+    assert_eq!(one.receive(0, &Session::cease("told to")), Err(ControlError::Ceased("told to".to_owned())));
     let long = "ü".repeat(500);
-    assert!(matches!(Message::decode(&Session::bye(&long)), Ok(Message::Bye(reason)) if reason.len() == 256));
+    assert!(matches!(Message::decode(&Session::cease(&long)), Ok(Message::Cease(reason)) if reason.len() == 256));
 }
 
 proptest! {
     /// Whatever comes, nothing panics, and what is accepted is as a node would have said it.
     #[test]
     fn bytes_of_any_kind_are_refused_or_make_sense(packet in prop::collection::vec(any::<u8>(), 0..200)) {
-        let (_, mut one) = greeted();
-        if let Ok(Heard::Routes(changes)) = one.receive(0, &packet) {
+        let (_, mut one) = established();
+        if let Ok(SessionEvent::RouteUpdate(changes)) = one.receive(0, &packet) {
             prop_assert!(changes.iter().all(|change| change.check(PORTS[2]).is_ok()));
         }
     }
@@ -178,11 +178,11 @@ proptest! {
     #[test]
     fn a_message_cut_short_or_changed_never_panics(cut in 0..64usize, at in 0..64usize, byte in any::<u8>()) {
         let (prefix, announced) = route(1, 2);
-        let mut packet = Message::Routes(vec![RouteChange { prefix, announced: Some(announced) }]).encode();
+        let mut packet = Message::RouteUpdate(vec![RouteChange { prefix, announced: Some(announced) }]).encode();
         packet.truncate(cut);
         if let Some(found) = packet.get_mut(at) {
             *found = byte;
         }
-        let _ = greeted().1.receive(0, &packet);
+        let _ = established().1.receive(0, &packet);
     }
 }

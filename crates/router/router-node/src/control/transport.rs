@@ -12,17 +12,17 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with, sockopt,
 };
 
-use super::seal::{End, Key, Seal, TAG_BYTES, random};
-use super::words::{ControlError, MESSAGE_BYTES_MAX};
+use super::message::{ControlError, MESSAGE_BYTES_MAX};
+use super::seal::{Key, Role, Seal, TAG_BYTES, random_bytes};
 
 /// Connections that the kernel keeps until they are accepted: all other nodes may come at once, and again.
 const BACKLOG: i32 = 64;
 /// Bytes before a message on TCP: its length, little-endian.
 const LENGTH_BYTES: usize = 4;
 /// Bytes of a message at most of who has not shown yet that it has the key: a hello, or a greeting.
-const STRANGER_BYTES_MAX: usize = 256;
+const UNAUTHENTICATED_BYTES_MAX: usize = 256;
 /// Messages that wait for the other end's hello: a greeting, and a good-bye.
-const EARLY_MAX: usize = 2;
+const UNSEALED_MAX: usize = 2;
 /// Bytes read from TCP at a time.
 const READ_BYTES: usize = 64 << 10;
 
@@ -30,20 +30,20 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 /// Where a node is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ControlAddress {
     /// A unix socket.
-    Path(PathBuf),
+    Unix(PathBuf),
     /// A TCP socket.
-    Far(FarPlace),
+    Tcp(TcpAddress),
 }
 
 /// Where a node of another machine is reached, and from where.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FarPlace {
+pub struct TcpAddress {
     /// Its address.
     pub address: SocketAddr,
     /// This node's own: who connects from elsewhere is none of the cluster's.
-    pub from: IpAddr,
+    pub local_ip: IpAddr,
     /// The cluster's key.
     pub key: Key,
 }
@@ -52,20 +52,20 @@ pub struct FarPlace {
 #[derive(Debug)]
 pub enum Listener {
     /// Nodes of this machine, and of the same user.
-    Local(OwnedFd),
+    Unix(OwnedFd),
     /// Nodes of other machines, which have one of these addresses.
-    Far(TcpListener, Key, Vec<IpAddr>),
+    Tcp(TcpListener, Key, Vec<IpAddr>),
 }
 
 /// Who has come.
 #[derive(Debug)]
-pub enum Visitor {
+pub enum Accepted {
     /// Perhaps a node.
-    Node(Transport),
+    Peer(Transport),
     /// None, for it comes from there.
-    Stranger(IpAddr),
-    /// A process of another user, or one that was gone before it was looked at.
-    Nobody,
+    UnknownAddress(IpAddr),
+    /// A process of another user, or one that was disconnected before it was looked at.
+    Refused,
 }
 
 impl Listener {
@@ -74,18 +74,18 @@ impl Listener {
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn bind(place: &Place, known: Vec<IpAddr>) -> io::Result<Self> {
-        match place {
-            Place::Path(path) => Self::bind_path(path),
-            Place::Far(FarPlace { address, key, .. }) => {
+    pub fn bind(address: &ControlAddress, known: Vec<IpAddr>) -> io::Result<Self> {
+        match address {
+            ControlAddress::Unix(path) => Self::bind_unix(path),
+            ControlAddress::Tcp(TcpAddress { address, key, .. }) => {
                 let listener = TcpListener::bind(address)?;
                 listener.set_nonblocking(true)?;
-                Ok(Self::Far(listener, key.clone(), known))
+                Ok(Self::Tcp(listener, key.clone(), known))
             }
         }
     }
 
-    fn bind_path(path: &Path) -> io::Result<Self> {
+    fn bind_unix(path: &Path) -> io::Result<Self> {
         match rustix::fs::unlink(path) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(error) => return Err(error.into()),
@@ -93,28 +93,28 @@ impl Listener {
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
         bind(&listener, &SocketAddrUnix::new(path)?)?;
         listen(&listener, BACKLOG)?;
-        Ok(Self::Local(listener))
+        Ok(Self::Unix(listener))
     }
 
     /// Who has come, if anybody has.
-    pub fn accept(&self) -> Option<Visitor> {
+    pub fn accept(&self) -> Option<Accepted> {
         match self {
-            Self::Local(listener) => {
+            Self::Unix(listener) => {
                 let socket = accept_with(listener, FLAGS).ok()?;
                 let own = rustix::process::geteuid().as_raw();
                 let is_own = peer_uid(&socket).is_ok_and(|uid| uid == own || uid == 0);
-                let channel = || Visitor::Node(Transport::Local(Channel::new(socket)));
-                Some(if is_own { channel() } else { Visitor::Nobody })
+                let channel = || Accepted::Peer(Transport::Unix(Channel::new(socket)));
+                Some(if is_own { channel() } else { Accepted::Refused })
             }
-            Self::Far(listener, key, known) => {
+            Self::Tcp(listener, key, known) => {
                 let (socket, from) = listener.accept().ok()?;
                 // A socket of both families says who comes by IPv4 in words of IPv6.
                 let from = from.ip().to_canonical();
                 if !known.contains(&from) {
-                    return Some(Visitor::Stranger(from));
+                    return Some(Accepted::UnknownAddress(from));
                 }
-                let stream = Stream::new(socket, key.clone(), End::Accepting);
-                Some(stream.map_or(Visitor::Nobody, |stream| Visitor::Node(Transport::Far(Box::new(stream)))))
+                let stream = SealedStream::new(socket, key.clone(), Role::Responder);
+                Some(stream.map_or(Accepted::Refused, |stream| Accepted::Peer(Transport::Tcp(Box::new(stream)))))
             }
         }
     }
@@ -123,30 +123,30 @@ impl Listener {
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Local(listener) => listener.as_fd(),
-            Self::Far(listener, ..) => listener.as_fd(),
+            Self::Unix(listener) => listener.as_fd(),
+            Self::Tcp(listener, ..) => listener.as_fd(),
         }
     }
 }
 
 /// A packet that has come, and the descriptors that came with it.
-pub type Came = (Vec<u8>, Vec<OwnedFd>);
+pub type ReceivedPacket = (Vec<u8>, Vec<OwnedFd>);
 
 /// A connection to another node.
 #[derive(Debug)]
 pub enum Transport {
     /// On one machine.
-    Local(Channel),
+    Unix(Channel),
     /// To another machine.
-    Far(Box<Stream>),
+    Tcp(Box<SealedStream>),
 }
 
 impl Transport {
     /// Connects, or begins to; `None` where nobody listens.
-    pub fn connect(place: &Place) -> Option<Self> {
-        match place {
-            Place::Path(path) => Channel::connect(path).ok().map(Self::Local),
-            Place::Far(place) => Stream::connect(place).ok().map(Box::new).map(Self::Far),
+    pub fn connect(address: &ControlAddress) -> Option<Self> {
+        match address {
+            ControlAddress::Unix(path) => Channel::connect(path).ok().map(Self::Unix),
+            ControlAddress::Tcp(address) => SealedStream::connect(address).ok().map(Box::new).map(Self::Tcp),
         }
     }
 
@@ -154,20 +154,20 @@ impl Transport {
     /// socket can be written.
     ///
     /// # Errors
-    /// When the connection is gone.
+    /// When the connection is disconnected.
     pub fn send(&mut self, packet: &[u8], descriptors: &[OwnedFd]) -> Result<bool, ControlError> {
         match self {
-            Self::Local(channel) => {
+            Self::Unix(channel) => {
                 let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
                 match channel.send_packet(packet, &descriptors) {
                     Ok(()) => Ok(true),
                     Err(ChannelError::System { error, .. }) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-                    Err(error) => Err(gone(error)),
+                    Err(error) => Err(disconnected(error)),
                 }
             }
-            Self::Far(stream) => {
+            Self::Tcp(stream) => {
                 assert!(descriptors.is_empty(), "no descriptor leaves the machine");
-                stream.send(packet).map_err(gone)
+                stream.send(packet).map_err(disconnected)
             }
         }
     }
@@ -175,105 +175,106 @@ impl Transport {
     /// The next packet with its descriptors, if it has come.
     ///
     /// # Errors
-    /// When the connection is gone, or brings what is no packet.
-    pub fn receive(&mut self) -> Result<Option<Came>, ControlError> {
+    /// When the connection is disconnected, or brings what is no packet.
+    pub fn receive(&mut self) -> Result<Option<ReceivedPacket>, ControlError> {
         match self {
-            Self::Local(channel) => match channel.receive_packet() {
+            Self::Unix(channel) => match channel.receive_packet() {
                 Ok(Received::Message(packet, descriptors)) => Ok(Some((packet, descriptors))),
                 Ok(Received::Nothing) => Ok(None),
-                Ok(Received::Ended) => Err(ControlError::Gone(String::new())),
-                Err(error) => Err(gone(error)),
+                Ok(Received::Ended) => Err(ControlError::Disconnected(String::new())),
+                Err(error) => Err(disconnected(error)),
             },
-            Self::Far(stream) => Ok(stream.receive()?.map(|packet| (packet, Vec::new()))),
+            Self::Tcp(stream) => Ok(stream.receive()?.map(|packet| (packet, Vec::new()))),
         }
     }
 
     /// Sends what is left of packets that were taken.
     ///
     /// # Errors
-    /// When the connection is gone.
+    /// When the connection is disconnected.
     pub fn flush(&mut self) -> Result<(), ControlError> {
         match self {
-            Self::Local(_) => Ok(()),
-            Self::Far(stream) => stream.flush().map(|_| ()).map_err(gone),
+            Self::Unix(_) => Ok(()),
+            Self::Tcp(stream) => stream.flush().map(|_| ()).map_err(disconnected),
         }
     }
 
     /// The process at the other end, where it is of this machine and the kernel tells.
-    pub fn process(&self) -> Option<u32> {
+    pub fn peer_pid(&self) -> Option<u32> {
         match self {
-            Self::Local(channel) => {
+            Self::Unix(channel) => {
                 let process = sockopt::socket_peercred(channel).ok()?.pid;
                 Some(process.as_raw_nonzero().get().unsigned_abs())
             }
-            Self::Far(_) => None,
+            Self::Tcp(_) => None,
         }
     }
 
     /// The address at the other end, where it is of another machine.
-    pub fn from(&self) -> Option<IpAddr> {
+    pub fn peer_ip(&self) -> Option<IpAddr> {
         match self {
-            Self::Local(_) => None,
-            Self::Far(stream) => stream.socket.peer_addr().ok().map(|address| address.ip().to_canonical()),
+            Self::Unix(_) => None,
+            Self::Tcp(stream) => stream.socket.peer_addr().ok().map(|address| address.ip().to_canonical()),
         }
     }
 
     /// Whether bytes of packets that were taken wait to be sent.
-    pub fn has_left(&self) -> bool {
-        matches!(self, Self::Far(stream) if !stream.out.is_empty())
+    pub fn has_unsent(&self) -> bool {
+        matches!(self, Self::Tcp(stream) if !stream.send_buffer.is_empty())
     }
 }
 
 impl AsFd for Transport {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Local(channel) => channel.as_fd(),
-            Self::Far(stream) => stream.socket.as_fd(),
+            Self::Unix(channel) => channel.as_fd(),
+            Self::Tcp(stream) => stream.socket.as_fd(),
         }
     }
 }
 
-fn gone(error: impl std::fmt::Display) -> ControlError {
-    ControlError::Gone(format!(" ({error})"))
+fn disconnected(error: impl std::fmt::Display) -> ControlError {
+    ControlError::Disconnected(format!(" ({error})"))
 }
 
 /// Packets on TCP: their lengths before them, and sealed. The first one each way is a hello.
 #[derive(Debug)]
-pub struct Stream {
+pub struct SealedStream {
     socket: TcpStream,
     seal: Seal,
     /// Packets that cannot be sealed before the other end's hello.
-    early: Vec<Vec<u8>>,
-    out: Vec<u8>,
-    came: Vec<u8>,
+    unsealed: Vec<Vec<u8>>,
+    send_buffer: Vec<u8>,
+    receive_buffer: Vec<u8>,
 }
 
-impl Stream {
-    fn new(socket: TcpStream, key: Key, end: End) -> io::Result<Self> {
+impl SealedStream {
+    fn new(socket: TcpStream, key: Key, role: Role) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
-        let seal = Seal::new(key, end, random()?);
-        let mut stream = Self { socket, seal, early: Vec::new(), out: Vec::new(), came: Vec::new() };
-        stream.push(&stream.seal.hello());
+        let seal = Seal::new(key, role, random_bytes()?);
+        let mut stream =
+            Self { socket, seal, unsealed: Vec::new(), send_buffer: Vec::new(), receive_buffer: Vec::new() };
+        stream.push(&stream.seal.nonce_message());
         Ok(stream)
     }
 
-    fn connect(place: &FarPlace) -> io::Result<Self> {
-        let family = if place.address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    fn connect(address: &TcpAddress) -> io::Result<Self> {
+        let family = if address.address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let socket = socket_with(family, SocketType::STREAM, FLAGS, None)?;
         sockopt::set_tcp_nodelay(&socket, true)?;
-        bind(&socket, &SocketAddr::new(place.from, 0))?;
-        match connect(&socket, &place.address) {
+        bind(&socket, &SocketAddr::new(address.local_ip, 0))?;
+        match connect(&socket, &address.address) {
             // Writable once it is connected.
             Ok(()) | Err(Errno::INPROGRESS) => {}
             Err(error) => return Err(error.into()),
         }
-        Self::new(TcpStream::from(socket), place.key.clone(), End::Connecting)
+        Self::new(TcpStream::from(socket), address.key.clone(), Role::Initiator)
     }
 
     fn push(&mut self, frame: &[u8]) {
-        self.out.extend((frame.len() as u32).to_le_bytes());
-        self.out.extend(frame);
+        self.send_buffer.extend((frame.len() as u32).to_le_bytes());
+        self.send_buffer.extend(frame);
     }
 
     fn send(&mut self, packet: &[u8]) -> io::Result<bool> {
@@ -282,7 +283,7 @@ impl Stream {
         }
         match self.seal.seal(packet) {
             Some(sealed) => self.push(&sealed),
-            None if self.early.len() < EARLY_MAX => self.early.push(packet.to_vec()),
+            None if self.unsealed.len() < UNSEALED_MAX => self.unsealed.push(packet.to_vec()),
             None => return Ok(false),
         }
         self.flush()?;
@@ -290,21 +291,21 @@ impl Stream {
     }
 
     /// Takes the other end's hello, and seals what has waited for it.
-    fn begin(&mut self, hello: &[u8]) -> Result<(), ControlError> {
-        self.seal.begin(hello)?;
-        for packet in std::mem::take(&mut self.early) {
+    fn receive_nonce(&mut self, message: &[u8]) -> Result<(), ControlError> {
+        self.seal.receive_nonce(message)?;
+        for packet in std::mem::take(&mut self.unsealed) {
             if let Some(sealed) = self.seal.seal(&packet) {
                 self.push(&sealed);
             }
         }
-        self.flush().map(drop).map_err(gone)
+        self.flush().map(drop).map_err(disconnected)
     }
 
     /// Whether nothing is left.
     fn flush(&mut self) -> io::Result<bool> {
-        while !self.out.is_empty() {
-            match self.socket.write(&self.out) {
-                Ok(bytes) => _ = self.out.drain(..bytes),
+        while !self.send_buffer.is_empty() {
+            match self.socket.write(&self.send_buffer) {
+                Ok(bytes) => _ = self.send_buffer.drain(..bytes),
                 // A connection that is still being made.
                 Err(error) if [io::ErrorKind::WouldBlock, io::ErrorKind::NotConnected].contains(&error.kind()) => {
                     return Ok(false);
@@ -318,44 +319,44 @@ impl Stream {
 
     fn receive(&mut self) -> Result<Option<Vec<u8>>, ControlError> {
         loop {
-            if let Some(frame) = self.whole()? {
-                if self.seal.is_begun() {
+            if let Some(frame) = self.next_frame()? {
+                if self.seal.is_keyed() {
                     return self.seal.open(&frame).map(|packet| Some(packet.to_vec()));
                 }
-                self.begin(&frame)?;
+                self.receive_nonce(&frame)?;
                 continue;
             }
-            let had = self.came.len();
-            self.came.resize(had + READ_BYTES, 0);
-            let read = self.socket.read(&mut self.came[had..]);
-            self.came.truncate(had + read.as_ref().copied().unwrap_or(0));
+            let had = self.receive_buffer.len();
+            self.receive_buffer.resize(had + READ_BYTES, 0);
+            let read = self.socket.read(&mut self.receive_buffer[had..]);
+            self.receive_buffer.truncate(had + read.as_ref().copied().unwrap_or(0));
             match read {
-                Ok(0) => return Err(ControlError::Gone(String::new())),
+                Ok(0) => return Err(ControlError::Disconnected(String::new())),
                 Ok(_) => {}
                 Err(error) if [io::ErrorKind::WouldBlock, io::ErrorKind::NotConnected].contains(&error.kind()) => {
                     return Ok(None);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(gone(error)),
+                Err(error) => return Err(disconnected(error)),
             }
         }
     }
 
     /// The first packet of what has come, if all of it is there.
-    fn whole(&mut self) -> Result<Option<Vec<u8>>, ControlError> {
-        let Some((length, rest)) = self.came.split_first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
+    fn next_frame(&mut self) -> Result<Option<Vec<u8>>, ControlError> {
+        let Some((length, rest)) = self.receive_buffer.split_first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
         let bytes = u32::from_le_bytes(*length) as usize;
-        if !self.seal.is_known() && bytes > STRANGER_BYTES_MAX {
-            return Err(ControlError::Unsealed);
+        if !self.seal.is_peer_authenticated() && bytes > UNAUTHENTICATED_BYTES_MAX {
+            return Err(ControlError::Unauthenticated);
         }
         if bytes > MESSAGE_BYTES_MAX + TAG_BYTES {
-            return Err(ControlError::Senseless(format!("a message of {bytes} bytes")));
+            return Err(ControlError::Malformed(format!("a message of {bytes} bytes")));
         }
         if rest.len() < bytes {
             return Ok(None);
         }
         let packet = rest[..bytes].to_vec();
-        self.came.drain(..LENGTH_BYTES + bytes);
+        self.receive_buffer.drain(..LENGTH_BYTES + bytes);
         Ok(Some(packet))
     }
 }
@@ -370,7 +371,7 @@ mod tests {
         assert_eq!(poll(&mut [PollFd::new(transport, flags)], Some(&limit)), Ok(1));
     }
 
-    fn received(transport: &mut Transport) -> Result<Came, ControlError> {
+    fn received(transport: &mut Transport) -> Result<ReceivedPacket, ControlError> {
         loop {
             if let Some(found) = transport.receive()? {
                 return Ok(found);
@@ -390,31 +391,34 @@ mod tests {
     }
 
     /// Where two nodes of one machine meet, and two of several.
-    fn places(folder: &tempfile::TempDir) -> [Place; 2] {
+    fn addresses(folder: &tempfile::TempDir) -> [ControlAddress; 2] {
         let address = SocketAddr::new(HOST, 0);
-        [Place::Path(folder.path().join("s")), Place::Far(FarPlace { address, from: HOST, key: key(folder, "key") })]
+        [
+            ControlAddress::Unix(folder.path().join("s")),
+            ControlAddress::Tcp(TcpAddress { address, local_ip: HOST, key: key(folder, "key") }),
+        ]
     }
 
-    fn accepted(listener: &Listener) -> Visitor {
+    fn accepted(listener: &Listener) -> Accepted {
         let limit = Timespec { tv_sec: 10, tv_nsec: 0 };
         assert_eq!(poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&limit)), Ok(1));
         listener.accept().unwrap()
     }
 
-    fn pair(place: &Place) -> (Transport, Transport) {
-        pair_with(place, None)
+    fn pair(address: &ControlAddress) -> (Transport, Transport) {
+        pair_with(address, None)
     }
 
     /// Two ends, of which the connecting one may have another key.
-    fn pair_with(place: &Place, key: Option<Key>) -> (Transport, Transport) {
-        let listener = Listener::bind(place, vec![HOST]).unwrap();
-        let mut place = place.clone();
-        if let (Listener::Far(listener, ..), Place::Far(far)) = (&listener, &mut place) {
+    fn pair_with(address: &ControlAddress, key: Option<Key>) -> (Transport, Transport) {
+        let listener = Listener::bind(address, vec![HOST]).unwrap();
+        let mut address = address.clone();
+        if let (Listener::Tcp(listener, ..), ControlAddress::Tcp(far)) = (&listener, &mut address) {
             far.address = listener.local_addr().unwrap();
             far.key = key.unwrap_or_else(|| far.key.clone());
         }
-        let one = Transport::connect(&place).unwrap();
-        let Visitor::Node(other) = accepted(&listener) else { panic!("a node has come") };
+        let one = Transport::connect(&address).unwrap();
+        let Accepted::Peer(other) = accepted(&listener) else { panic!("a node has come") };
         (one, other)
     }
 
@@ -427,7 +431,10 @@ mod tests {
     }
 
     /// Both say something, and look until something has come to them, or what keeps it from that.
-    fn greet(one: &mut Transport, other: &mut Transport) -> (Result<Came, ControlError>, Result<Came, ControlError>) {
+    fn greet(
+        one: &mut Transport,
+        other: &mut Transport,
+    ) -> (Result<ReceivedPacket, ControlError>, Result<ReceivedPacket, ControlError>) {
         assert!(one.send(b"one", &[]).unwrap() && other.send(b"other", &[]).unwrap());
         let (mut to_one, mut to_other) = (None, None);
         loop {
@@ -447,8 +454,8 @@ mod tests {
     #[test]
     fn packets_keep_their_bounds_whatever_carries_them_and_the_end_is_told() {
         let folder = tempfile::tempdir().unwrap();
-        for place in places(&folder) {
-            let (mut one, mut other) = begun(pair(&place));
+        for address in addresses(&folder) {
+            let (mut one, mut other) = begun(pair(&address));
             for bytes in [1, 70, 60_000] {
                 while !one.send(&vec![bytes as u8; bytes], &[]).unwrap() {
                     wait(&one, PollFlags::OUT);
@@ -461,15 +468,15 @@ mod tests {
                 one.flush().unwrap();
             }
             drop(one);
-            assert!(matches!(received(&mut other), Err(ControlError::Gone(_))));
+            assert!(matches!(received(&mut other), Err(ControlError::Disconnected(_))));
         }
     }
 
     #[test]
     fn who_does_not_read_fills_the_socket_and_no_memory() {
         let folder = tempfile::tempdir().unwrap();
-        for place in places(&folder) {
-            let (mut one, mut other) = begun(pair(&place));
+        for address in addresses(&folder) {
+            let (mut one, mut other) = begun(pair(&address));
             let mut sent = 0;
             while one.send(&[7; 50_000], &[]).unwrap() {
                 sent += 1;
@@ -486,32 +493,32 @@ mod tests {
     #[test]
     fn a_length_that_no_message_has_ends_the_connection() {
         let folder = tempfile::tempdir().unwrap();
-        let [_, far] = places(&folder);
+        let [_, far] = addresses(&folder);
         let length = |bytes: u32, pair: (Transport, Transport)| {
             let (mut one, mut other) = pair;
-            let Transport::Far(stream) = &mut one else { panic!("no TCP") };
+            let Transport::Tcp(stream) = &mut one else { panic!("no TCP") };
             stream.socket.write_all(&bytes.to_le_bytes()).unwrap();
             received(&mut other).unwrap_err()
         };
-        assert!(matches!(length(u32::MAX, begun(pair(&far))), ControlError::Senseless(_)));
+        assert!(matches!(length(u32::MAX, begun(pair(&far))), ControlError::Malformed(_)));
         // Of a stranger much less is taken.
         let mut strange = pair(&far);
         strange.0.flush().unwrap();
-        assert_eq!(length(STRANGER_BYTES_MAX as u32 + 1, strange), ControlError::Unsealed);
+        assert_eq!(length(UNAUTHENTICATED_BYTES_MAX as u32 + 1, strange), ControlError::Unauthenticated);
     }
 
     #[test]
     fn who_has_another_key_hears_nothing_and_both_say_why() {
         let folder = tempfile::tempdir().unwrap();
-        let [_, far] = places(&folder);
+        let [_, far] = addresses(&folder);
         let (mut one, mut other) = pair_with(&far, Some(key(&folder, "another")));
         let (to_one, to_other) = greet(&mut one, &mut other);
-        assert_eq!([to_one, to_other].map(Result::unwrap_err), [ControlError::OtherKey, ControlError::OtherKey]);
+        assert_eq!([to_one, to_other].map(Result::unwrap_err), [ControlError::KeyMismatch, ControlError::KeyMismatch]);
     }
 
     /// A socket of somebody who says what he likes to an end that listens.
-    fn stranger(place: &Place) -> (TcpStream, Transport) {
-        let (Transport::Far(one), mut other) = pair(place) else { panic!("no TCP") };
+    fn stranger(address: &ControlAddress) -> (TcpStream, Transport) {
+        let (Transport::Tcp(one), mut other) = pair(address) else { panic!("no TCP") };
         one.socket.set_nonblocking(false).unwrap();
         other.flush().unwrap();
         (one.socket, other)
@@ -533,38 +540,39 @@ mod tests {
     #[test]
     fn who_seals_nothing_is_refused_and_so_is_a_conversation_that_was_overheard() {
         let folder = tempfile::tempdir().unwrap();
-        let [_, far] = places(&folder);
+        let [_, far] = addresses(&folder);
         // A greeting as it was before there were keys.
         let (socket, mut other) = stranger(&far);
         say(&socket, &[0, 1, 7, 2, 9]);
-        assert_eq!(received(&mut other).unwrap_err(), ControlError::Unsealed);
+        assert_eq!(received(&mut other).unwrap_err(), ControlError::Unauthenticated);
         // What a node has said, and what somebody says once more who has heard it.
-        let mut node = Seal::new(key(&folder, "key"), End::Connecting, random().unwrap());
+        let mut node = Seal::new(key(&folder, "key"), Role::Initiator, random_bytes().unwrap());
         let (socket, mut other) = stranger(&far);
-        say(&socket, &node.hello());
-        node.begin(&hear(&socket)).unwrap();
+        say(&socket, &node.nonce_message());
+        node.receive_nonce(&hear(&socket)).unwrap();
         let sealed = node.seal(b"greeting").unwrap();
         say(&socket, &sealed);
         assert_eq!(received(&mut other).unwrap().0, b"greeting");
         let (socket, mut other) = stranger(&far);
-        say(&socket, &node.hello());
+        say(&socket, &node.nonce_message());
         say(&socket, &sealed);
-        assert_eq!(received(&mut other).unwrap_err(), ControlError::OtherKey);
+        assert_eq!(received(&mut other).unwrap_err(), ControlError::KeyMismatch);
     }
 
     #[test]
     fn who_comes_from_elsewhere_is_turned_away() {
         let folder = tempfile::tempdir().unwrap();
-        let [_, Place::Far(far)] = places(&folder) else { panic!("no TCP") };
+        let [_, ControlAddress::Tcp(far)] = addresses(&folder) else { panic!("no TCP") };
         let elsewhere: IpAddr = "127.0.0.9".parse().unwrap();
-        let listener = Listener::bind(&Place::Far(far.clone()), vec![HOST]).unwrap();
-        let Listener::Far(socket, ..) = &listener else { panic!("no TCP") };
+        let listener = Listener::bind(&ControlAddress::Tcp(far.clone()), vec![HOST]).unwrap();
+        let Listener::Tcp(socket, ..) = &listener else { panic!("no TCP") };
         let address = socket.local_addr().unwrap();
         let come = |from: IpAddr| {
-            let one = Transport::connect(&Place::Far(FarPlace { address, from, ..far.clone() })).unwrap();
+            let one = Transport::connect(&ControlAddress::Tcp(TcpAddress { address, local_ip: from, ..far.clone() }))
+                .unwrap();
             (accepted(&listener), one).0
         };
-        assert!(matches!(come(elsewhere), Visitor::Stranger(from) if from == elsewhere));
-        assert!(matches!(come(HOST), Visitor::Node(_)));
+        assert!(matches!(come(elsewhere), Accepted::UnknownAddress(from) if from == elsewhere));
+        assert!(matches!(come(HOST), Accepted::Peer(_)));
     }
 }

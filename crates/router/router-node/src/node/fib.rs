@@ -6,7 +6,7 @@ use router::{Hop, PortId};
 
 use super::table::Table;
 use crate::cluster::Cluster;
-use crate::control::words::RouteKind;
+use crate::control::message::RouteKind;
 use crate::management::{FibQuery, Route, RouteHop};
 
 /// The prefixes whose routes are asked for.
@@ -59,7 +59,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::ClusterFile;
-    use crate::control::words::{Announced, HopOfNode, Origin, RouteChange};
+    use crate::control::message::{AnnouncedHop, AnnouncedRoute, Origin, RouteChange};
 
     const NODES: u8 = 3;
     const PORTS: u8 = 3;
@@ -89,10 +89,10 @@ mod tests {
         [v4, v6].concat()[usize::from(number)].parse().unwrap()
     }
 
-    fn announced(metric: u32, kind: RouteKind, ports: &[u8]) -> Announced {
+    fn announced(metric: u32, kind: RouteKind, ports: &[u8]) -> AnnouncedRoute {
         let is_unicast = kind == RouteKind::Unicast;
-        let hops = ports.iter().filter(|_| is_unicast).map(|port| HopOfNode { port: *port, adjacency: 7 }).collect();
-        Announced { metric, origin: Origin::Kernel, kind, hops }
+        let hops = ports.iter().filter(|_| is_unicast).map(|port| AnnouncedHop { port: *port, adjacency: 7 }).collect();
+        AnnouncedRoute { metric, origin: Origin::Kernel, kind, hops }
     }
 
     /// What the forwarder does with packets, in the words of what commands are told.
@@ -119,7 +119,7 @@ mod tests {
     }
 
     /// A node's word of a prefix: what it announces, or that it has nothing any more.
-    fn word() -> impl Strategy<Value = (u8, u8, Option<Announced>)> {
+    fn word() -> impl Strategy<Value = (u8, u8, Option<AnnouncedRoute>)> {
         let kind = prop_oneof![2 => Just(RouteKind::Unicast), 1 => prop::sample::select(&KINDS[1..])];
         let route = (1..3u32, kind, prop::collection::vec(0..PORTS, 1..4))
             .prop_map(|(metric, kind, ports)| announced(metric, kind, &ports));
@@ -159,8 +159,8 @@ mod tests {
         let (cluster, (mut table, mut tables)) = (cluster(), empty());
         let host = |number: u32| IpNet::from(IpAddr::V4(std::net::Ipv4Addr::from_bits(0x0a00_0000 + number)));
         let by = |adjacency: u32| {
-            let hops = vec![HopOfNode { port: (adjacency >> 16) as u8, adjacency: adjacency as u16 }];
-            Some(Announced { hops, ..announced(5, RouteKind::Unicast, &[]) })
+            let hops = vec![AnnouncedHop { port: (adjacency >> 16) as u8, adjacency: adjacency as u16 }];
+            Some(AnnouncedRoute { hops, ..announced(5, RouteKind::Unicast, &[]) })
         };
         let wider = RouteChange { prefix: prefix(0), announced: by(1) };
         let hosts = (1..=70_000).map(|number| RouteChange { prefix: host(number), announced: by(number + 1) });

@@ -18,7 +18,7 @@ use super::plugs::MTU_BYTES_UNSAID;
 use super::untaken::{AllUntaken, Counts, Untaken, Why};
 use crate::cluster::{MTU_BYTES_MAX, Node, PortOfNode};
 use crate::control::Announcements;
-use crate::control::words::{Announced, HopOfNode, METRIC_NEIGHBOUR, Origin, RouteChange, RouteKind};
+use crate::control::message::{AnnouncedHop, AnnouncedRoute, METRIC_NEIGHBOUR, Origin, RouteChange, RouteKind};
 
 /// The routing protocol number of what the kernel does by itself (`RTPROT_KERNEL`).
 const PROTOCOL_KERNEL: u8 = 2;
@@ -618,7 +618,7 @@ impl Local {
         for prefix in dirty {
             let best = self.best(&prefix);
             let is_private =
-                best.as_ref().is_some_and(|best| best.origin == Origin::Own) && self.private.contains(&prefix);
+                best.as_ref().is_some_and(|best| best.origin == Origin::Local) && self.private.contains(&prefix);
             match &best {
                 Some(announced) if !is_private => _ = self.announcements.announce(prefix, announced.clone()),
                 _ => _ = self.announcements.withdraw(&prefix),
@@ -628,18 +628,23 @@ impl Local {
         changes
     }
 
-    fn best(&self, prefix: &IpNet) -> Option<Announced> {
+    fn best(&self, prefix: &IpNet) -> Option<AnnouncedRoute> {
         self.candidates.get(prefix)?.iter().find_map(|(rank, candidate)| {
             let hops = self.hops(candidate);
             let is_usable = candidate.kind != RouteKind::Unicast || !hops.is_empty();
-            is_usable.then(|| Announced { metric: rank.announced(), origin: rank.origin, kind: candidate.kind, hops })
+            is_usable.then(|| AnnouncedRoute {
+                metric: rank.announced(),
+                origin: rank.origin,
+                kind: candidate.kind,
+                hops,
+            })
         })
     }
 
-    fn hops(&self, candidate: &Candidate) -> Vec<HopOfNode> {
-        let hop = |port: PortId, adjacency: AdjacencyId| HopOfNode { port: port.0, adjacency: adjacency.0 };
+    fn hops(&self, candidate: &Candidate) -> Vec<AnnouncedHop> {
+        let hop = |port: PortId, adjacency: AdjacencyId| AnnouncedHop { port: port.0, adjacency: adjacency.0 };
         let is_up = |way: &Way| way.port().is_none_or(|port| self.ports[usize::from(port.0)].config.is_up);
-        let mut weights: BTreeMap<HopOfNode, u32> = BTreeMap::new();
+        let mut weights: BTreeMap<AnnouncedHop, u32> = BTreeMap::new();
         for (way, weight) in candidate.ways.iter().filter(|(way, _)| is_up(way)) {
             let found = match *way {
                 Way::Kernel => Some(hop(PortId::KERNEL, AdjacencyId::ON_LINK)),
@@ -655,12 +660,12 @@ impl Local {
                 *weights.entry(found).or_default() += u32::from(*weight);
             }
         }
-        let weights: Vec<(HopOfNode, u32)> = weights.into_iter().collect();
+        let weights: Vec<(AnnouncedHop, u32)> = weights.into_iter().collect();
         expand_weights(&weights).collect()
     }
 }
 
-const OWN: Rank = Rank { metric: 0, origin: Origin::Own, which: 0 };
+const OWN: Rank = Rank { metric: 0, origin: Origin::Local, which: 0 };
 
 fn neighbour(port: PortId) -> Rank {
     Rank { metric: METRIC_NEIGHBOUR, origin: Origin::Neighbour, which: u32::from(port.0) }

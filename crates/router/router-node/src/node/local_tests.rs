@@ -7,7 +7,7 @@ const ETH1: InterfaceIndex = InterfaceIndex(11);
 const MANAGEMENT: InterfaceIndex = InterfaceIndex(12);
 const LO: InterfaceIndex = InterfaceIndex(1);
 const SLOW: InterfaceIndex = InterfaceIndex(20);
-const KERNEL_HOP: HopOfNode = HopOfNode { port: u8::MAX, adjacency: 0 };
+const KERNEL_HOP: AnnouncedHop = AnnouncedHop { port: u8::MAX, adjacency: 0 };
 
 fn link(index: InterfaceIndex, name: &str, is_up: bool) -> Change {
     let mac = Some(MacAddress([2, 0, 0, 0, 0, index.0 as u8]));
@@ -58,14 +58,14 @@ fn route(prefix: &str, metric: u32, protocol: u8, hops: &[(InterfaceIndex, Optio
 }
 
 /// What is announced of a prefix to the own table and to others.
-fn told(local: &mut Local, prefix: &str) -> (Option<Announced>, Option<Announced>) {
+fn told(local: &mut Local, prefix: &str) -> (Option<AnnouncedRoute>, Option<AnnouncedRoute>) {
     let own =
         local.settle().into_iter().rfind(|change| change.prefix == net(prefix)).and_then(|change| change.announced);
-    let (all, _) = local.announcements().after(0, usize::MAX);
+    let (all, _) = local.announcements().changes_after(0, usize::MAX);
     (own, all.into_iter().find(|change| change.prefix == net(prefix)).and_then(|change| change.announced))
 }
 
-fn hops(announced: Option<Announced>) -> Vec<(u8, u16)> {
+fn hops(announced: Option<AnnouncedRoute>) -> Vec<(u8, u16)> {
     announced.map_or_else(Vec::new, |found| found.hops.iter().map(|hop| (hop.port, hop.adjacency)).collect())
 }
 
@@ -273,7 +273,7 @@ fn what_is_no_port_is_nobody_elses_business() {
     local.kernel(address(SLOW, "10.255.0.2/32"));
     let own: Vec<IpNet> = local.settle().iter().map(|change| change.prefix).collect();
     assert_eq!(own, [net("10.255.0.1/32"), net("10.255.0.2/32"), net("192.168.0.7/32")]);
-    let (announced, _) = local.announcements().after(0, usize::MAX);
+    let (announced, _) = local.announcements().changes_after(0, usize::MAX);
     assert_eq!(announced.iter().map(|change| change.prefix).collect::<Vec<_>>(), own[..2]);
 }
 
@@ -346,7 +346,7 @@ fn what_the_kernel_takes_without_an_address_goes_to_it_from_every_node() {
         local.kernel(Change::Route(route));
         let (own, announced) = told(&mut local, prefix);
         assert_eq!(own, announced);
-        let hops: Vec<HopOfNode> = announced.map_or_else(Vec::new, |announced| announced.hops);
+        let hops: Vec<AnnouncedHop> = announced.map_or_else(Vec::new, |announced| announced.hops);
         assert_eq!(hops, if is_taken { vec![KERNEL_HOP] } else { Vec::new() });
     }
     assert_eq!(untaken(&mut local).len(), 1);
@@ -362,7 +362,7 @@ fn rejecting_routes_are_announced_unless_they_are_the_kernels_own() {
     local.kernel(reject("198.51.100.0/24", 4));
     local.kernel(reject("::/0", PROTOCOL_KERNEL));
     assert_eq!(local.settle().len(), 1);
-    let (announced, _) = local.announcements().after(0, usize::MAX);
+    let (announced, _) = local.announcements().changes_after(0, usize::MAX);
     assert_eq!(announced[0].announced.as_ref().unwrap().kind, RouteKind::Blackhole);
 }
 
@@ -403,7 +403,7 @@ const TAP: &str =
 const VLAN: &str = "[[nodes.ports]]\ndevice = \"tap0.7\"\nkind = \"vlan\"\nparent = \"tap0\"\nvlan = 7\naddresses = \
                     [\"10.7.0.1/24\"]\n";
 const STATIC: &str = "[[nodes.routes]]\nto = \"10.8.0.0/16\"\nvia = \"10.9.0.2\"\nport = \"tap0\"\n";
-const ROUTER_HOP: HopOfNode = HopOfNode { port: u8::MAX, adjacency: AdjacencyId::ROUTER.0 };
+const ROUTER_HOP: AnnouncedHop = AnnouncedHop { port: u8::MAX, adjacency: AdjacencyId::ROUTER.0 };
 
 fn opened(mac: u8) -> Opened {
     Opened { interface: None, config: PortConfig::new(MacAddress([mac; 6]), 1400) }
@@ -424,7 +424,7 @@ fn local_of(node: &Node) -> Local {
 /// What is announced now, with the hops.
 fn all(local: &mut Local) -> Vec<(String, Vec<(u8, u16)>)> {
     local.settle();
-    let (all, _) = local.announcements().after(0, usize::MAX);
+    let (all, _) = local.announcements().changes_after(0, usize::MAX);
     let announced = all.into_iter().filter(|change| change.announced.is_some());
     let mut announced: Vec<_> = announced.map(|change| (change.prefix.to_string(), hops(change.announced))).collect();
     announced.sort();

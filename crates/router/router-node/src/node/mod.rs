@@ -35,9 +35,9 @@ use thiserror::Error;
 use tracing::{error, info, warn};
 
 use crate::cluster::{Cluster, ClusterPaths, Node as NodeOfFile, NodePaths, PortKind, PortOfNode};
-use crate::control::transport::{FarPlace, Listener, Place};
-use crate::control::words::{Greeting, VERSION};
-use crate::control::{Key, KeyError, Limits};
+use crate::control::message::{Hello, VERSION};
+use crate::control::transport::{ControlAddress, Listener, TcpAddress};
+use crate::control::{Key, KeyError, SessionTimers};
 use crate::interconnect::InterconnectError;
 use crate::management::{
     CHANGES_SHOWN_MAX, ROUTES_MAX, Request, Response, RoutesStatus, STEPS_MAX, Status, TraceQuery,
@@ -206,13 +206,13 @@ impl Settings {
     }
 
     /// Where a node is reached by this one.
-    fn place(&self, node: &NodeOfFile, key: Option<&Key>) -> Result<Place, NodeError> {
+    fn place(&self, node: &NodeOfFile, key: Option<&Key>) -> Result<ControlAddress, NodeError> {
         let Some(address) = node.control else {
-            return Ok(Place::Path(self.paths.node(&node.name).peers_socket()));
+            return Ok(ControlAddress::Unix(self.paths.node(&node.name).peers_socket()));
         };
-        let from = self.node().control.ok_or(NodeError::Missing("control"))?.ip();
+        let local_ip = self.node().control.ok_or(NodeError::Missing("control"))?.ip();
         let key = key.cloned().ok_or(NodeError::Missing("key"))?;
-        Ok(Place::Far(FarPlace { address, from, key }))
+        Ok(ControlAddress::Tcp(TcpAddress { address, local_ip, key }))
     }
 }
 
@@ -504,7 +504,7 @@ impl Node {
         self.peers.speak(now_ns, self.local.announcements());
         self.handle_news();
         if let Some(told) = self.peers.told_to_all() {
-            self.local.announcements_mut().forget_withdrawn(told);
+            self.local.announcements_mut().prune_withdrawn(told);
         }
         self.serve_requests();
         has_more
@@ -949,15 +949,14 @@ fn shortened(mut changes: Vec<String>) -> Vec<String> {
 /// The connections to other nodes, none of which is there yet.
 fn meet(settings: &Settings, started_at_ns: u64) -> Result<Peers, NodeError> {
     let cluster = &settings.cluster;
-    let own =
-        Greeting { version: VERSION, digest: cluster.digest(), node: settings.id().0, incarnation: started_at_ns };
-    let limits = Limits { beat_ns: cluster.keepalive_ns() as u64, silence_ns: cluster.hold_ns() as u64 };
+    let own = Hello { version: VERSION, digest: cluster.digest(), node: settings.id().0, incarnation: started_at_ns };
+    let limits = SessionTimers { keepalive_ns: cluster.keepalive_ns() as u64, hold_ns: cluster.hold_ns() as u64 };
     let key = cluster.key.as_deref().map(Key::read).transpose()?;
     let place = settings.place(settings.node(), key.as_ref())?;
     let known = cluster.nodes.iter().filter_map(|node| Some(node.control?.ip())).collect();
     let listener = Listener::bind(&place, known).map_err(|error| match &place {
-        Place::Path(path) => system(path.display().to_string())(error),
-        Place::Far(FarPlace { address, .. }) => system(format!("control address {address}"))(error),
+        ControlAddress::Unix(path) => system(path.display().to_string())(error),
+        ControlAddress::Tcp(TcpAddress { address, .. }) => system(format!("control address {address}"))(error),
     })?;
     assert!(cluster.nodes.len() <= usize::from(NODES_MAX));
     // How many ports each has may change while it is up.

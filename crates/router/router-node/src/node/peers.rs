@@ -9,8 +9,10 @@ use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use super::watch::{LOOK_NS, StopWatch};
-use crate::control::transport::{Listener, Place, Transport, Visitor};
-use crate::control::{Announcements, ControlError, Greeting, Heard, Limits, RouteChange, Said, Session};
+use crate::control::transport::{Accepted, ControlAddress, Listener, Transport};
+use crate::control::{
+    Announcements, ControlError, Hello, OutgoingPacket, RouteChange, Session, SessionEvent, SessionTimers,
+};
 use crate::interconnect::{Offer, Terms};
 
 /// How long after a failure a connection is tried again, at first and at most.
@@ -79,7 +81,7 @@ struct Connection {
     session: Session,
     transport: Transport,
     /// What the socket had no room for.
-    pending: Option<Said>,
+    pending: Option<OutgoingPacket>,
     /// Whether the socket may have something to read.
     is_readable: bool,
 }
@@ -89,7 +91,9 @@ impl Connection {
     fn speak(&mut self, now_ns: u64, own: &Announcements) -> Result<(), ControlError> {
         self.transport.flush()?;
         for _ in 0..PACKETS_PER_TURN {
-            let Some(said) = self.pending.take().or_else(|| self.session.say(now_ns, own)) else { return Ok(()) };
+            let Some(said) = self.pending.take().or_else(|| self.session.next_packet(now_ns, own)) else {
+                return Ok(());
+            };
             if !self.transport.send(&said.packet, &said.descriptors)? {
                 self.pending = Some(said);
                 return Ok(());
@@ -99,18 +103,18 @@ impl Connection {
     }
 
     /// What has come, if anything has.
-    fn hear(&mut self, now_ns: u64) -> Result<Option<(Heard, Vec<OwnedFd>)>, ControlError> {
+    fn hear(&mut self, now_ns: u64) -> Result<Option<(SessionEvent, Vec<OwnedFd>)>, ControlError> {
         if self.is_readable
             && let Some((packet, descriptors)) = self.transport.receive()?
         {
             return self.session.receive(now_ns, &packet).map(|heard| Some((heard, descriptors)));
         }
         self.is_readable = false;
-        self.session.check(now_ns).map(|()| None)
+        self.session.check_hold_timer(now_ns).map(|()| None)
     }
 
     fn flags(&self) -> PollFlags {
-        let has_left = self.pending.is_some() || self.transport.has_left();
+        let has_left = self.pending.is_some() || self.transport.has_unsent();
         if has_left { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
     }
 }
@@ -120,7 +124,7 @@ impl Connection {
 pub struct Peer {
     /// Its name.
     pub name: String,
-    place: Place,
+    address: ControlAddress,
     connection: Option<Connection>,
     /// Its process, where that is of this machine.
     watch: Option<StopWatch>,
@@ -165,8 +169,8 @@ impl Peer {
 /// All other nodes.
 #[derive(Debug)]
 pub struct Peers {
-    own: Greeting,
-    limits: Limits,
+    own: Hello,
+    limits: SessionTimers,
     /// How many ports each node has at most.
     ports: Vec<usize>,
     listener: Listener,
@@ -185,12 +189,17 @@ pub struct Peers {
 
 impl Peers {
     /// Nobody is there yet. `paths` has each node's name, where it is reached, and how many ports it has at most.
-    pub fn new(own: Greeting, limits: Limits, listener: Listener, paths: Vec<(String, Place, usize)>) -> Self {
+    pub fn new(
+        own: Hello,
+        limits: SessionTimers,
+        listener: Listener,
+        paths: Vec<(String, ControlAddress, usize)>,
+    ) -> Self {
         let ports = paths.iter().map(|(_, _, ports)| *ports).collect();
-        let peer = |(node, (name, place, _)): (usize, (String, Place, usize))| {
+        let peer = |(node, (name, address, _)): (usize, (String, ControlAddress, usize))| {
             let peer = Peer {
                 name,
-                place,
+                address,
                 connection: None,
                 watch: None,
                 is_met: false,
@@ -244,7 +253,7 @@ impl Peers {
     /// The last change of this node's routes that all who are there were told.
     pub fn told_to_all(&self) -> Option<u64> {
         let connections = self.peers.iter().flatten().filter_map(|peer| peer.connection.as_ref());
-        connections.chain(&self.newcomers).map(|connection| connection.session.told()).min()
+        connections.chain(&self.newcomers).map(|connection| connection.session.advertised()).min()
     }
 
     /// What to poll.
@@ -279,13 +288,13 @@ impl Peers {
             let peer = peer.as_ref()?;
             match &peer.connection {
                 Some(connection) if peer.watch.is_some() => {
-                    Some(connection.session.due_ns().min(self.watched_at_ns + LOOK_NS))
+                    Some(connection.session.next_timer_ns().min(self.watched_at_ns + LOOK_NS))
                 }
-                Some(connection) => Some(connection.session.due_ns()),
+                Some(connection) => Some(connection.session.next_timer_ns()),
                 None => self.connects_to(node).then_some(peer.retry_at_ns),
             }
         });
-        let newcomers = self.newcomers.iter().map(|connection| connection.session.due_ns());
+        let newcomers = self.newcomers.iter().map(|connection| connection.session.next_timer_ns());
         peers.chain(newcomers).min().unwrap_or(u64::MAX)
     }
 
@@ -316,15 +325,15 @@ impl Peers {
                 return;
             }
             match self.listener.accept() {
-                Some(Visitor::Node(transport)) => {
+                Some(Accepted::Peer(transport)) => {
                     self.make_room_for(&transport);
                     let session = Session::new(self.own, None, self.ports.clone(), self.limits, now_ns);
                     self.newcomers.push(Connection { session, transport, pending: None, is_readable: true });
                 }
-                Some(Visitor::Stranger(from)) => {
+                Some(Accepted::UnknownAddress(from)) => {
                     self.refused(format!("from {from}, which no node of the cluster file has as 'control'"), now_ns);
                 }
-                Some(Visitor::Nobody) => {}
+                Some(Accepted::Refused) => {}
                 None => return,
             }
         }
@@ -332,8 +341,8 @@ impl Peers {
 
     /// Of those from one address the first goes who has been there for longest.
     fn make_room_for(&mut self, transport: &Transport) {
-        let Some(from) = transport.from() else { return };
-        let is_same = |newcomer: &Connection| newcomer.transport.from() == Some(from);
+        let Some(from) = transport.peer_ip() else { return };
+        let is_same = |newcomer: &Connection| newcomer.transport.peer_ip() == Some(from);
         if self.newcomers.iter().filter(|newcomer| is_same(newcomer)).count() >= NEWCOMERS_OF_ADDRESS_MAX
             && let Some(oldest) = self.newcomers.iter().position(is_same)
         {
@@ -358,7 +367,7 @@ impl Peers {
         for mut newcomer in std::mem::take(&mut self.newcomers) {
             let heard = newcomer.speak(now_ns, own).and_then(|()| newcomer.hear(now_ns));
             match heard {
-                Ok(Some((Heard::Met { node, .. }, _))) => self.meet_newcomer(node, newcomer, now_ns),
+                Ok(Some((SessionEvent::Hello { node, .. }, _))) => self.meet_newcomer(node, newcomer, now_ns),
                 Ok(_) => self.newcomers.push(newcomer),
                 Err(error) => self.refused(error.to_string(), now_ns),
             }
@@ -400,7 +409,7 @@ impl Peers {
         }
         let Some(peer) = self.peer(node) else { return };
         info!(node = peer.name, "met");
-        peer.watch = connection.transport.process().and_then(StopWatch::of);
+        peer.watch = connection.transport.peer_pid().and_then(StopWatch::of);
         (peer.connection, peer.is_met, peer.reason) = (Some(connection), true, None);
         peer.retry_ns = RETRY_NS_MIN;
         self.news.push(News::Met(node));
@@ -420,7 +429,7 @@ impl Peers {
             peer.retry_at_ns = now_ns + LOOK_NS;
             return;
         }
-        peer.connection = Transport::connect(&peer.place).map(|transport| Connection {
+        peer.connection = Transport::connect(&peer.address).map(|transport| Connection {
             session,
             transport,
             pending: None,
@@ -442,18 +451,18 @@ impl Peers {
         }
     }
 
-    fn heard(&mut self, node: NodeId, heard: Heard, descriptors: Vec<OwnedFd>, now_ns: u64) {
+    fn heard(&mut self, node: NodeId, heard: SessionEvent, descriptors: Vec<OwnedFd>, now_ns: u64) {
         match heard {
-            Heard::Met { .. } => {
+            SessionEvent::Hello { .. } => {
                 let connection = self.peer(node).and_then(|peer| peer.connection.take());
                 if let Some(connection) = connection {
                     self.meet(node, connection, now_ns);
                 }
             }
-            Heard::Beat => {}
-            Heard::Ports(mtus_bytes) => self.news.push(News::Ports(node, mtus_bytes)),
-            Heard::Routes(changes) => self.news.push(News::Routes(node, changes)),
-            Heard::Wiring(bytes) => match postcard::from_bytes::<Wiring>(&bytes) {
+            SessionEvent::Keepalive => {}
+            SessionEvent::PortMtus(mtus_bytes) => self.news.push(News::Ports(node, mtus_bytes)),
+            SessionEvent::RouteUpdate(changes) => self.news.push(News::Routes(node, changes)),
+            SessionEvent::InterconnectSetup(bytes) => match postcard::from_bytes::<Wiring>(&bytes) {
                 Ok(Wiring::Offer(terms)) => {
                     self.news.push(News::Offer(node, Offer { terms: terms.into(), descriptors }));
                 }
@@ -520,7 +529,7 @@ impl Peers {
     fn wire(&mut self, node: NodeId, wiring: &Wiring, descriptors: Vec<OwnedFd>, now_ns: u64) {
         let bytes = postcard::to_stdvec(wiring).unwrap_or_else(|error| panic!("numbers and addresses: {error}"));
         let Some(connection) = self.peer(node).and_then(|peer| peer.connection.as_mut()) else { return };
-        if !connection.session.wire(bytes, descriptors) {
+        if !connection.session.queue_setup(bytes, descriptors) {
             self.lose(node, "it does not listen", now_ns);
         }
     }
@@ -529,7 +538,7 @@ impl Peers {
     pub fn bye(&mut self, reason: &str) {
         for connection in self.peers.iter_mut().flatten().filter_map(|peer| peer.connection.as_mut()) {
             // Who does not hear it sees that the connection ends.
-            let _ = connection.transport.send(&Session::bye(reason), &[]);
+            let _ = connection.transport.send(&Session::cease(reason), &[]);
         }
     }
 }

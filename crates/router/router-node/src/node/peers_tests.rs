@@ -3,20 +3,20 @@ use std::path::Path;
 
 use super::*;
 use crate::control::Key;
-use crate::control::transport::FarPlace;
-use crate::control::words::VERSION;
+use crate::control::message::VERSION;
+use crate::control::transport::TcpAddress;
 
-const LIMITS: Limits = Limits { beat_ns: 20_000_000, silence_ns: 10_000_000_000 };
+const LIMITS: SessionTimers = SessionTimers { keepalive_ns: 20_000_000, hold_ns: 10_000_000_000 };
 const TURN_NS: u64 = 1_000_000;
 /// After so many turns of both a test has failed.
 const TURNS_MAX: u64 = 20_000;
 
 /// Node 0 or 1 of a cluster of two, in one folder.
 fn peers(folder: &Path, node: u8) -> Peers {
-    let place = |node: u8| Place::Path(folder.join(node.to_string()));
-    let own = Greeting { version: VERSION, digest: 7, node, incarnation: 100 + u64::from(node) };
-    let paths = (0..2).map(|node| (node.to_string(), place(node), 1)).collect();
-    Peers::new(own, LIMITS, Listener::bind(&place(node), Vec::new()).unwrap(), paths)
+    let address = |node: u8| ControlAddress::Unix(folder.join(node.to_string()));
+    let own = Hello { version: VERSION, digest: 7, node, incarnation: 100 + u64::from(node) };
+    let paths = (0..2).map(|node| (node.to_string(), address(node), 1)).collect();
+    Peers::new(own, LIMITS, Listener::bind(&address(node), Vec::new()).unwrap(), paths)
 }
 
 fn turn(peers: &mut Peers, now_ns: u64) {
@@ -109,12 +109,16 @@ fn a_refusal_is_said_once() {
 
 /// Node 0 or 1 of two machines, of which node 0 listens at 127.0.0.1 and node 1 is 127.0.0.2.
 fn far_peers(key: &Key, listener: Listener, address: SocketAddr, node: u8) -> Peers {
-    let place = |of: u8| {
+    let address = |of: u8| {
         let address = if of == 0 { address } else { "127.0.0.2:9".parse().unwrap() };
-        Place::Far(FarPlace { address, from: format!("127.0.0.{}", node + 1).parse().unwrap(), key: key.clone() })
+        ControlAddress::Tcp(TcpAddress {
+            address,
+            local_ip: format!("127.0.0.{}", node + 1).parse().unwrap(),
+            key: key.clone(),
+        })
     };
-    let own = Greeting { version: VERSION, digest: 7, node, incarnation: 100 + u64::from(node) };
-    Peers::new(own, LIMITS, listener, (0..2).map(|node| (node.to_string(), place(node), 1)).collect())
+    let own = Hello { version: VERSION, digest: 7, node, incarnation: 100 + u64::from(node) };
+    Peers::new(own, LIMITS, listener, (0..2).map(|node| (node.to_string(), address(node), 1)).collect())
 }
 
 #[test]
@@ -125,9 +129,9 @@ fn whoever_has_the_address_of_one_node_keeps_no_other_out() {
     let key = Key::read(&path).unwrap();
     let known: Vec<IpAddr> = ["127.0.0.1", "127.0.0.2"].map(|address| address.parse().unwrap()).to_vec();
     let listener = |address: &str| {
-        let place = FarPlace { address: address.parse().unwrap(), from: known[0], key: key.clone() };
-        let listener = Listener::bind(&Place::Far(place), known.clone()).unwrap();
-        let Listener::Far(socket, ..) = &listener else { panic!("no TCP") };
+        let address = TcpAddress { address: address.parse().unwrap(), local_ip: known[0], key: key.clone() };
+        let listener = Listener::bind(&ControlAddress::Tcp(address), known.clone()).unwrap();
+        let Listener::Tcp(socket, ..) = &listener else { panic!("no TCP") };
         (socket.local_addr().unwrap(), listener)
     };
     let (address, first) = listener("127.0.0.1:0");
@@ -156,8 +160,8 @@ fn whoever_has_the_address_of_one_node_keeps_no_other_out() {
 fn who_cannot_be_let_in_yet_wakes_nobody() {
     let folder = tempfile::tempdir().unwrap();
     let mut node = peers(folder.path(), 0);
-    let place = Place::Path(folder.path().join("0"));
-    let waiting: Vec<Transport> = (0..=NEWCOMERS_MAX).map(|_| Transport::connect(&place).unwrap()).collect();
+    let address = ControlAddress::Unix(folder.path().join("0"));
+    let waiting: Vec<Transport> = (0..=NEWCOMERS_MAX).map(|_| Transport::connect(&address).unwrap()).collect();
     for _ in 0..3 {
         turn(&mut node, TURN_NS);
     }

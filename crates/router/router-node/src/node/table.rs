@@ -11,7 +11,7 @@ use router_ports::InterfaceIndex;
 use router_ports::netlink::{Requests, RouteRequest};
 use tracing::warn;
 
-use crate::control::words::{Announced, HopOfNode, Origin, RouteChange, RouteKind};
+use crate::control::message::{AnnouncedHop, AnnouncedRoute, Origin, RouteChange, RouteKind};
 
 /// The metric of routes in the kernel that lead to other nodes: whoever has a route of their own there prefers that.
 const METRIC: u32 = 30_000;
@@ -66,12 +66,12 @@ impl Table {
         self.ports_without_kernel = ports;
     }
 
-    fn is_beyond_kernel(&self, announced: &Announced) -> bool {
-        let is_without = |hop: &HopOfNode| self.ports_without_kernel.contains(&PortId(hop.port));
+    fn is_beyond_kernel(&self, announced: &AnnouncedRoute) -> bool {
+        let is_without = |hop: &AnnouncedHop| self.ports_without_kernel.contains(&PortId(hop.port));
         match announced.origin {
             Origin::Static => true,
             Origin::Connected => announced.hops.iter().all(is_without),
-            Origin::Own | Origin::Neighbour | Origin::Kernel => false,
+            Origin::Local | Origin::Neighbour | Origin::Kernel => false,
         }
     }
 
@@ -239,7 +239,7 @@ impl Table {
     }
 }
 
-fn hops_of(node: NodeId, announced: &Announced) -> Vec<Hop> {
+fn hops_of(node: NodeId, announced: &AnnouncedRoute) -> Vec<Hop> {
     match announced.kind {
         RouteKind::Unicast => announced.hops.iter().map(|hop| hop.at(node)).collect(),
         RouteKind::Blackhole => vec![Hop::BLACKHOLE],

@@ -10,14 +10,14 @@ pub const VERSION: u16 = 5;
 /// Bytes of a message at most.
 pub const MESSAGE_BYTES_MAX: usize = ::control::MESSAGE_BYTES_MAX;
 /// Routes that one message changes at most: so it stays below [`MESSAGE_BYTES_MAX`] whatever they are.
-pub const CHANGES_MAX: usize = 512;
+pub const UPDATE_ROUTES_MAX: usize = 512;
 /// Equal ways of a route at most.
 pub const HOPS_MAX: usize = 16;
 /// The metric of neighbours, which is no other route's: a host route that somebody has written stands before what is
 /// only known to be there, at every node, as in Linux, which looks for a neighbour after it has chosen a route.
 pub const METRIC_NEIGHBOUR: u32 = u32::MAX;
 /// Bytes of what an interconnect says in one message at most.
-pub const WIRING_BYTES_MAX: usize = 4096;
+pub const SETUP_BYTES_MAX: usize = 4096;
 /// Bytes of a reason at most.
 const REASON_BYTES_MAX: usize = 256;
 
@@ -26,16 +26,16 @@ const REASON_BYTES_MAX: usize = 256;
 pub enum ControlError {
     /// What came is no message.
     #[error("what came is no message of this release: {0}; use one release for all nodes")]
-    Senseless(String),
+    Malformed(String),
     /// Another release.
     #[error("the other node speaks version {0}, this one {VERSION}; use one release for all nodes")]
     Version(u16),
     /// Another cluster file.
     #[error("the other node goes by another cluster file; give all nodes the same")]
-    OtherFile,
+    ConfigMismatch,
     /// A node that must not be there.
     #[error("node {found} greets where node {expected} was expected; give all nodes the same cluster file")]
-    OtherNode {
+    UnexpectedNode {
         /// The number that it says.
         found: u8,
         /// What it should be.
@@ -43,16 +43,16 @@ pub enum ControlError {
     },
     /// What came first on a connection between machines is not what such a node says.
     #[error("the other end does not seal what it says; use one release, and the same key file, for all nodes")]
-    Unsealed,
+    Unauthenticated,
     /// Another key.
     #[error("the other end has another key; give all nodes the same key file")]
-    OtherKey,
+    KeyMismatch,
     /// A message is not the one that the other end sealed next.
     #[error("a message was changed, lost or repeated on the way; look who else is on the network between the nodes")]
-    Changed,
+    InvalidTag,
     /// Something came out of turn.
     #[error("{0} came out of turn")]
-    OutOfTurn(&'static str),
+    UnexpectedMessage(&'static str),
     /// A route that makes no sense.
     #[error("route to {prefix}: {what}")]
     Route {
@@ -63,21 +63,21 @@ pub enum ControlError {
     },
     /// More routes than a node may announce.
     #[error("more than {0} routes of one node")]
-    TooMany(usize),
+    TooManyRoutes(usize),
     /// Nothing came for too long.
     #[error("silent for {0} ms")]
-    Silent(u64),
+    HoldTimerExpired(u64),
     /// The other node ends.
     #[error("it has ended: {0}")]
-    Left(String),
+    Ceased(String),
     /// The connection is gone.
     #[error("its connection ended{0}")]
-    Gone(String),
+    Disconnected(String),
 }
 
 /// Who a node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Greeting {
+pub struct Hello {
     /// [`VERSION`].
     pub version: u16,
     /// What the cluster file says, as a number.
@@ -90,14 +90,14 @@ pub struct Greeting {
 
 /// One way out, at the node that announces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct HopOfNode {
+pub struct AnnouncedHop {
     /// Its port; [`PortId::KERNEL`] for itself.
     pub port: u8,
     /// Whom its port sends to.
     pub adjacency: u16,
 }
 
-impl HopOfNode {
+impl AnnouncedHop {
     /// The same, as a hop of the cluster.
     pub fn at(self, node: NodeId) -> Hop {
         Hop { node, port: PortId(self.port), adjacency: AdjacencyId(self.adjacency) }
@@ -109,7 +109,7 @@ impl HopOfNode {
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
     /// An address of the node's own.
-    Own,
+    Local,
     /// The network of a port.
     Connected,
     /// The cluster file.
@@ -138,7 +138,7 @@ pub enum RouteKind {
 
 /// How a node reaches some destinations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Announced {
+pub struct AnnouncedRoute {
     /// Of several nodes' routes the lowest is taken.
     pub metric: u32,
     /// Where it is from.
@@ -146,7 +146,7 @@ pub struct Announced {
     /// What becomes of packets.
     pub kind: RouteKind,
     /// Equal ways, for those that go one.
-    pub hops: Vec<HopOfNode>,
+    pub hops: Vec<AnnouncedHop>,
 }
 
 /// What has changed of a node's routes.
@@ -155,7 +155,7 @@ pub struct RouteChange {
     /// Which destinations.
     pub prefix: IpNet,
     /// How they are reached from now on; not at all without it.
-    pub announced: Option<Announced>,
+    pub announced: Option<AnnouncedRoute>,
 }
 
 impl RouteChange {
@@ -174,8 +174,8 @@ impl RouteChange {
             return wrong(format!("{count} equal ways, at most {HOPS_MAX}, and none where packets are dropped"));
         }
         assert!(ports <= usize::from(PORTS_MAX));
-        let is_known = |hop: &HopOfNode| hop.port == PortId::KERNEL.0 || usize::from(hop.port) < ports;
-        match announced.hops.iter().find(|hop| !is_known(hop)) {
+        let is_peer_authenticated = |hop: &AnnouncedHop| hop.port == PortId::KERNEL.0 || usize::from(hop.port) < ports;
+        match announced.hops.iter().find(|hop| !is_peer_authenticated(hop)) {
             Some(hop) => wrong(format!("by port {}, of {ports}", hop.port)),
             None => Ok(()),
         }
@@ -186,17 +186,17 @@ impl RouteChange {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
     /// The first of both.
-    Greeting(Greeting),
+    Hello(Hello),
     /// The sender is there.
-    Beat,
+    Keepalive,
     /// The longest packet of each of its ports; 0 of those that are down.
-    Ports(Vec<u16>),
+    PortMtus(Vec<u16>),
     /// Its routes have changed.
-    Routes(Vec<RouteChange>),
+    RouteUpdate(Vec<RouteChange>),
     /// What its interconnect says to the other's.
-    Wiring(Vec<u8>),
+    InterconnectSetup(Vec<u8>),
     /// It ends.
-    Bye(String),
+    Cease(String),
 }
 
 impl Message {
@@ -209,31 +209,31 @@ impl Message {
 
     /// From bytes that another node sent.
     pub fn decode(bytes: &[u8]) -> Result<Message, ControlError> {
-        let senseless = |what: &str| ControlError::Senseless(what.to_owned());
+        let malformed = |what: &str| ControlError::Malformed(what.to_owned());
         if bytes.len() > MESSAGE_BYTES_MAX {
-            return Err(senseless("it is too long"));
+            return Err(malformed("it is too long"));
         }
         let (message, rest) =
-            postcard::take_from_bytes::<Message>(bytes).map_err(|error| senseless(&error.to_string()))?;
+            postcard::take_from_bytes::<Message>(bytes).map_err(|error| malformed(&error.to_string()))?;
         if !rest.is_empty() {
-            return Err(senseless("more bytes than it has"));
+            return Err(malformed("more bytes than it has"));
         }
         match &message {
-            Message::Routes(changes) if changes.len() > CHANGES_MAX => Err(senseless("too many routes")),
-            Message::Ports(mtus) if mtus.len() > usize::from(PORTS_MAX) => Err(senseless("too many ports")),
-            Message::Wiring(bytes) if bytes.len() > WIRING_BYTES_MAX => Err(senseless("too much wiring")),
-            Message::Bye(reason) if reason.len() > REASON_BYTES_MAX => Err(senseless("too long a reason")),
-            Message::Greeting(Greeting { version, .. }) if *version != VERSION => Err(ControlError::Version(*version)),
-            Message::Greeting(Greeting { node, .. }) if *node >= NODES_MAX => {
-                Err(ControlError::OtherNode { found: *node, expected: format!("0 to {}", NODES_MAX - 1) })
+            Message::RouteUpdate(changes) if changes.len() > UPDATE_ROUTES_MAX => Err(malformed("too many routes")),
+            Message::PortMtus(mtus) if mtus.len() > usize::from(PORTS_MAX) => Err(malformed("too many ports")),
+            Message::InterconnectSetup(bytes) if bytes.len() > SETUP_BYTES_MAX => Err(malformed("too much wiring")),
+            Message::Cease(reason) if reason.len() > REASON_BYTES_MAX => Err(malformed("too long a reason")),
+            Message::Hello(Hello { version, .. }) if *version != VERSION => Err(ControlError::Version(*version)),
+            Message::Hello(Hello { node, .. }) if *node >= NODES_MAX => {
+                Err(ControlError::UnexpectedNode { found: *node, expected: format!("0 to {}", NODES_MAX - 1) })
             }
             _ => Ok(message),
         }
     }
 
     /// A good-bye, shortened to what it may be.
-    pub fn bye(reason: &str) -> Message {
+    pub fn cease(reason: &str) -> Message {
         let end = (0..=REASON_BYTES_MAX.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
-        Message::Bye(reason[..end.unwrap_or(0)].to_owned())
+        Message::Cease(reason[..end.unwrap_or(0)].to_owned())
     }
 }
