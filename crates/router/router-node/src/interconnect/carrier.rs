@@ -7,7 +7,7 @@ use router::batch::message::{Header, Message, MessageError, Source, WANTS_MAX};
 use router::{Hop, NodeId};
 use thiserror::Error;
 
-use super::{InterconnectError, Offer, Terms};
+use super::interface::{InterconnectError, Offer, Terms};
 
 /// Why nothing of a peer can be heard any more.
 #[derive(Debug, Error)]

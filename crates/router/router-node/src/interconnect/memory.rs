@@ -19,7 +19,7 @@ use volmem::sync::Ordering;
 use volmem::{CACHE_LINE_BYTES, Mapping, Region};
 
 use super::carrier::{Carrier, Fault, Intake, Limits, Packets, Told};
-use super::{InterconnectError, Offer, Terms, random_u64, wrong_terms};
+use super::interface::{InterconnectError, Offer, Terms, random_u64, wrong_terms};
 
 /// 128 KiB: some hundred full messages of small packets, or three of long ones; both directions stay in a second-level
 /// cache.
@@ -470,8 +470,8 @@ mod tests {
     use router::{Hop, Pool};
     use sim::Time;
 
+    use super::super::interface::{Counters, Interconnect, PeerState, Settings};
     use super::super::mesh::Mesh;
-    use super::super::{Counters, Interconnect, PeerState, Settings};
     use super::*;
 
     /// The other half of an offer, in the hands of somebody hostile.

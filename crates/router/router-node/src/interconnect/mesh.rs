@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
+use packet::{flow, ipv4, ipv6};
 use router::balance::{Balancer, LinkLoad, Thresholds};
 use router::batch::message::{self, Header, Message, MessageError, Source};
 use router::batch::{BatchTarget, Batcher, Latency, Occupancy, PACKETS_MAX, Parcel, Policy, Sample};
@@ -10,7 +11,7 @@ use router::{NODES_MAX, NodeId, Pool};
 use sim::{Span, Time};
 
 use super::carrier::{Carrier, Fault, Intake, Limits, Told};
-use super::{Counters, Interconnect, InterconnectError, Offer, PeerState, Settings, Terms, flow_hash, random_u64};
+use super::interface::{Counters, Interconnect, InterconnectError, Offer, PeerState, Settings, Terms, random_u64};
 
 const NODES: usize = NODES_MAX as usize;
 /// Taken in and not yet said, where that takes a message: then it is said.
@@ -280,6 +281,15 @@ impl Intake for TakeIn<'_> {
             self.waits = Some(from);
         }
         Ok(())
+    }
+}
+
+/// The hash of a packet's flow; 0 of what is no packet.
+fn flow_hash(packet: &[u8], seed: u64) -> u32 {
+    match packet.first().map(|first| first >> 4) {
+        Some(4) => ipv4::Packet::new_checked(packet).map_or(0, |packet| flow::hash_v4(&packet, seed)),
+        Some(6) => ipv6::Packet::new_checked(packet).map_or(0, |packet| flow::hash_v6(&packet, seed)),
+        _ => 0,
     }
 }
 

@@ -27,7 +27,7 @@ use router::batch::{Carried, FIXED_PACKETS_MAX, Latency};
 use router::{NODES_MAX, NodeId};
 
 use super::carrier::{Carrier, Fault, Intake, Limits, Packets, Told};
-use super::{InterconnectError, Offer, Terms, random_u64, wrong_terms};
+use super::interface::{InterconnectError, Offer, Terms, random_u64, wrong_terms};
 
 /// A full batch of the longest packets of Ethernet is one message: 48 KiB.
 const SLOT_BYTES: usize = 48 << 10;

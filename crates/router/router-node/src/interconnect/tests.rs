@@ -2,9 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use fabric::timed::LinkTiming;
 use packet::{Protocol, ipv4};
-use router::{AdjacencyId, Hop, PortId};
+use router::batch::{Parcel, Policy};
+use router::{AdjacencyId, Hop, Pool, PortId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sim::{Span, Time};
 
 use super::*;
 

@@ -13,8 +13,9 @@ use router::batch::message::{self, Header, Message};
 use sim::{Span, Time};
 
 use super::carrier::{Carrier, Fault, Intake, Limits, Packets, Told};
+use super::interface::{Interconnect, InterconnectError, Offer, Settings, Terms};
 use super::mesh::Mesh;
-use super::{Interconnect, InterconnectError, Offer, Settings, Terms, memory, rnic};
+use super::{memory, rnic};
 
 /// What a node spends on messages, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,41 +1,14 @@
-//! What carries packets between the nodes of a cluster.
-//!
-//! A node has one [`Interconnect`], of one kind for all its peers. Its forwarding thread hands over parcels with
-//! [`Interconnect::send`], and gives it turns. The control threads of two nodes join them in three steps, over whatever
-//! connects them, with descriptors where the kind asks for some (`SCM_RIGHTS`):
-//!
-//! ```text
-//!   node a                                     node b
-//!   offer(b) ──── Offer: terms, descriptors ──► accept(a, offer)
-//!   finish(b, terms) ◄────── Terms ─────────────
-//! ```
-//!
-//! A node that died is taken out with [`Interconnect::leave`]; another one by the same number begins anew. None of the
-//! others ever waits for it.
-
-mod carrier;
-mod memory;
-mod mesh;
-mod rnic;
-#[cfg(test)]
-mod tests;
-pub mod virtual_time;
+//! The [`Interconnect`] trait, and the types that its users and its implementations share.
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use fabric::timed::LinkTiming;
-use packet::{flow, ipv4, ipv6};
-use rnic_live::{LaneIo, LiveError, UdpIo};
 use router::batch::{Parcel, Policy, PolicyError};
 use router::{NodeId, Pool};
 use sim::{Span, Time};
 use thiserror::Error;
-
-use memory::{Direct, MemoryCarrier, Modelled};
-use mesh::Mesh;
-use rnic::RnicCarrier;
 
 /// What carries packets.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -260,24 +233,7 @@ pub trait Interconnect: Send {
     fn counters(&self, node: NodeId) -> Counters;
 }
 
-/// An interconnect of this kind, for this node, with no peers yet.
-///
-/// # Errors
-/// When there can be no such interconnect.
-pub fn open(own: NodeId, kind: Kind, settings: &Settings) -> Result<Box<dyn Interconnect>, InterconnectError> {
-    settings.policy.check()?;
-    Ok(match kind {
-        Kind::Lanes => Box::new(Mesh::new(own, *settings, MemoryCarrier::new(Direct))?),
-        Kind::Windows(timing) => Box::new(Mesh::new(own, *settings, MemoryCarrier::new(Modelled(timing)))?),
-        Kind::RnicLanes => Box::new(Mesh::new(own, *settings, RnicCarrier::new(LaneIo::new())?)?),
-        Kind::RnicUdp(address) => {
-            let wire = UdpIo::bind(address).map_err(LiveError::from)?;
-            Box::new(Mesh::new(own, *settings, RnicCarrier::new(wire)?)?)
-        }
-    })
-}
-
-fn random_u64() -> Result<u64, InterconnectError> {
+pub(super) fn random_u64() -> Result<u64, InterconnectError> {
     let mut bytes = [0; 8];
     // So few bytes come whole, once the kernel has any.
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
@@ -285,15 +241,11 @@ fn random_u64() -> Result<u64, InterconnectError> {
     Ok(u64::from_le_bytes(bytes).max(1))
 }
 
-fn wrong_terms(node: NodeId, what: &'static str, found: impl ToString, expected: &'static str) -> InterconnectError {
+pub(super) fn wrong_terms(
+    node: NodeId,
+    what: &'static str,
+    found: impl ToString,
+    expected: &'static str,
+) -> InterconnectError {
     InterconnectError::Terms { node: node.0, what, found: found.to_string(), expected }
-}
-
-/// The hash of a packet's flow; 0 of what is no packet.
-fn flow_hash(packet: &[u8], seed: u64) -> u32 {
-    match packet.first().map(|first| first >> 4) {
-        Some(4) => ipv4::Packet::new_checked(packet).map_or(0, |packet| flow::hash_v4(&packet, seed)),
-        Some(6) => ipv6::Packet::new_checked(packet).map_or(0, |packet| flow::hash_v6(&packet, seed)),
-        _ => 0,
-    }
 }

@@ -1,0 +1,50 @@
+//! What carries packets between the nodes of a cluster.
+//!
+//! A node has one [`Interconnect`], of one kind for all its peers. Its forwarding thread hands over parcels with
+//! [`Interconnect::send`], and gives it turns. The control threads of two nodes join them in three steps, over whatever
+//! connects them, with descriptors where the kind asks for some (`SCM_RIGHTS`):
+//!
+//! ```text
+//!   node a                                     node b
+//!   offer(b) ──── Offer: terms, descriptors ──► accept(a, offer)
+//!   finish(b, terms) ◄────── Terms ─────────────
+//! ```
+//!
+//! A node that died is taken out with [`Interconnect::leave`]; another one by the same number begins anew. None of the
+//! others ever waits for it.
+
+mod carrier;
+mod interface;
+mod memory;
+mod mesh;
+mod rnic;
+#[cfg(test)]
+mod tests;
+pub mod virtual_time;
+
+use rnic_live::{LaneIo, LiveError, UdpIo};
+use router::NodeId;
+
+pub use interface::{
+    Counters, DESCRIPTORS_MAX, Interconnect, InterconnectError, Kind, Offer, PeerState, Settings, Terms,
+};
+use memory::{Direct, MemoryCarrier, Modelled};
+use mesh::Mesh;
+use rnic::RnicCarrier;
+
+/// An interconnect of this kind, for this node, with no peers yet.
+///
+/// # Errors
+/// When there can be no such interconnect.
+pub fn open(own: NodeId, kind: Kind, settings: &Settings) -> Result<Box<dyn Interconnect>, InterconnectError> {
+    settings.policy.check()?;
+    Ok(match kind {
+        Kind::Lanes => Box::new(Mesh::new(own, *settings, MemoryCarrier::new(Direct))?),
+        Kind::Windows(timing) => Box::new(Mesh::new(own, *settings, MemoryCarrier::new(Modelled(timing)))?),
+        Kind::RnicLanes => Box::new(Mesh::new(own, *settings, RnicCarrier::new(LaneIo::new())?)?),
+        Kind::RnicUdp(address) => {
+            let wire = UdpIo::bind(address).map_err(LiveError::from)?;
+            Box::new(Mesh::new(own, *settings, RnicCarrier::new(wire)?)?)
+        }
+    })
+}
