@@ -20,7 +20,7 @@ mod stalls;
 mod virtual_time;
 
 use router::batch::Policy;
-use router_node::interconnect::{InterconnectError, Kind};
+use router_node::interconnect::{InterconnectError, TransportKind};
 use serde::Serialize;
 use sim::Span;
 use thiserror::Error;
@@ -162,12 +162,12 @@ impl Effort {
 }
 
 /// What a report calls an interconnect.
-pub fn name(kind: Kind) -> &'static str {
+pub fn name(kind: TransportKind) -> &'static str {
     match kind {
-        Kind::Lanes => "lanes",
-        Kind::Windows(_) => "windows",
-        Kind::RnicLanes => "rnic_lanes",
-        Kind::RnicUdp(_) => "rnic_udp",
+        TransportKind::Lanes => "lanes",
+        TransportKind::Windows(_) => "windows",
+        TransportKind::RnicLanes => "rnic_lanes",
+        TransportKind::RnicUdp(_) => "rnic_udp",
     }
 }
 
@@ -177,9 +177,14 @@ pub const WINDOW_TIMING: fabric::timed::LinkTiming =
     fabric::timed::LinkTiming { one_way_ns: 500, bytes_per_us: 7_800, header_bytes: 24, payload_bytes_max: 256 };
 
 /// All four kinds, in this machine.
-pub fn kinds() -> [Kind; 4] {
+pub fn kinds() -> [TransportKind; 4] {
     let loopback = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
-    [Kind::Lanes, Kind::Windows(WINDOW_TIMING), Kind::RnicLanes, Kind::RnicUdp(loopback)]
+    [
+        TransportKind::Lanes,
+        TransportKind::Windows(WINDOW_TIMING),
+        TransportKind::RnicLanes,
+        TransportKind::RnicUdp(loopback),
+    ]
 }
 
 #[cfg(test)]
@@ -232,7 +237,7 @@ mod tests {
     fn a_flood_fills_batches_and_loses_nothing() {
         let Some(cores) = cores() else { return };
         let setup = TrialSetup {
-            kind: Kind::Lanes,
+            kind: TransportKind::Lanes,
             batching: Batching::Fixed(32),
             frame_bytes: 64,
             offered: Offered::Flood,
@@ -249,7 +254,7 @@ mod tests {
     fn a_flood_that_begins_when_it_was_to_be_over_ends() {
         let Some(cores) = cores() else { return };
         let setup = TrialSetup {
-            kind: Kind::Lanes,
+            kind: TransportKind::Lanes,
             batching: Batching::Adaptive,
             frame_bytes: 64,
             offered: Offered::Flood,

@@ -6,7 +6,7 @@ mod parts;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use router_node::interconnect::Kind;
+use router_node::interconnect::TransportKind;
 use serde::Serialize;
 use thiserror::Error;
 
@@ -33,7 +33,7 @@ pub struct Options {
     /// What is left out otherwise.
     pub parts: Parts,
     /// The only interconnect; all without one.
-    pub kind: Option<Kind>,
+    pub kind: Option<TransportKind>,
     /// The only sizes of frames whose rates and latencies are taken, 64 to 1500; the usual ones without any.
     pub frame_bytes: Vec<usize>,
     /// The only loads by which latency is taken, as shares of a fixed batch's best rate; the usual ones without any.

@@ -15,7 +15,7 @@ use router_bench::published::{Cell, Transport};
 use router_bench::report::{self, Brought, Follower, NoKind, Part, Parts, Report};
 use router_bench::search::Verdict;
 use router_bench::table::{self, Format};
-use router_node::interconnect::Kind;
+use router_node::interconnect::TransportKind;
 use serde::Serialize;
 
 use crate::output;
@@ -37,7 +37,7 @@ pub struct Options {
     pub only: Vec<Part>,
     /// Between nodes, this interconnect alone: lanes, windows, rnic_lanes or rnic_udp
     #[arg(long, value_name = "NAME", value_parser = kind)]
-    pub interconnect: Option<Kind>,
+    pub interconnect: Option<TransportKind>,
     /// Between nodes, rates and latencies of frames of these sizes alone, 64 to 1500
     #[arg(long, value_name = "BYTES,...", value_delimiter = ',')]
     #[arg(value_parser = clap::value_parser!(u16).range(64..=1500))]
@@ -60,7 +60,7 @@ pub struct Options {
     pub prefixes: Option<PathBuf>,
 }
 
-fn kind(text: &str) -> Result<Kind, NoKind> {
+fn kind(text: &str) -> Result<TransportKind, NoKind> {
     report::kind(text)
 }
 

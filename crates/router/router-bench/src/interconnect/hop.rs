@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use router_node::interconnect::Kind;
+use router_node::interconnect::TransportKind;
 use serde::Serialize;
 
 use super::nodes::{Cores, Node, packet_bytes, pair, pin};
@@ -34,7 +34,7 @@ pub struct Hop {
 /// # Errors
 /// When the nodes could not be made, or nothing arrives.
 pub fn hops(
-    kind: Kind,
+    kind: TransportKind,
     frame_bytes: &[usize],
     batches: &[u8],
     effort: &Effort,
@@ -56,7 +56,13 @@ struct Times {
     back: Vec<u64>,
 }
 
-fn hop(kind: Kind, frame_bytes: usize, batch: u8, round_trips: usize, cores: Cores) -> Result<Hop, BenchError> {
+fn hop(
+    kind: TransportKind,
+    frame_bytes: usize,
+    batch: u8,
+    round_trips: usize,
+    cores: Cores,
+) -> Result<Hop, BenchError> {
     let [mut near, mut far] = pair(kind, Batching::Fixed(batch), BUFFERS)?;
     let rounds = WARM_UP + round_trips;
     let (began, has_failed) = (Instant::now(), AtomicBool::new(false));
@@ -86,7 +92,7 @@ fn spans(times: &[(u64, u64)]) -> Vec<u64> {
 struct Clock<'a> {
     began: Instant,
     has_failed: &'a AtomicBool,
-    kind: Kind,
+    kind: TransportKind,
 }
 
 impl Clock<'_> {

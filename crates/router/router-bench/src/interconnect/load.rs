@@ -1,6 +1,6 @@
 //! What latency at what load.
 
-use router_node::interconnect::Kind;
+use router_node::interconnect::TransportKind;
 use serde::Serialize;
 use stats::Ratio;
 
@@ -59,7 +59,7 @@ impl LoadRow {
 /// # Errors
 /// When the nodes could not be made.
 pub fn load(
-    kind: Kind,
+    kind: TransportKind,
     frame_bytes: usize,
     load_mpps: f64,
     rounds: Rounds,
@@ -135,7 +135,7 @@ impl Found {
     }
 }
 
-fn rows_of(kind: Kind, frame_bytes: usize, load_mpps: f64, found: &[Found]) -> Vec<LoadRow> {
+fn rows_of(kind: TransportKind, frame_bytes: usize, load_mpps: f64, found: &[Found]) -> Vec<LoadRow> {
     let row = |Found { batching, trials, control_p99_us }: &Found| {
         let of = |value: fn(&Trial) -> f64| median(trials.iter().map(value)).unwrap_or(0.0);
         let of_quiet = |value: fn(Quantiles) -> f64| median(trials.iter().filter_map(quiet).map(value));

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use router::batch::Parcel;
 use router::{AdjacencyId, Hop, NodeId, Pool, PortId};
-use router_node::interconnect::{Counters, Interconnect, Kind, Settings, open};
+use router_node::interconnect::{Interconnect, InterconnectSettings, PeerCounters, TransportKind, open};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use sim::{Random, Span, Time};
 
@@ -81,7 +81,7 @@ pub enum Offered {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrialSetup {
     /// Over which interconnect.
-    pub kind: Kind,
+    pub kind: TransportKind,
     /// How packets are put together.
     pub batching: Batching,
     /// Bytes of a frame, 64 to 1518.
@@ -163,7 +163,7 @@ impl Node {
     }
 
     pub fn turn(&mut self, now_ns: u64) -> bool {
-        let is_busy = self.interconnect.turn(time(now_ns), &mut self.pool, &mut self.arrived, VECTOR_PACKETS);
+        let is_busy = self.interconnect.poll(time(now_ns), &mut self.pool, &mut self.arrived, VECTOR_PACKETS);
         self.is_busy |= is_busy;
         is_busy
     }
@@ -186,7 +186,7 @@ impl Node {
         }
     }
 
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> PeerCounters {
         self.interconnect.counters(self.peer)
     }
 }
@@ -200,12 +200,17 @@ pub(super) fn packet_bytes(frame_bytes: usize) -> usize {
     frame_bytes - ETHERNET_BYTES
 }
 
-pub(super) fn settings(batching: Batching) -> Settings {
-    Settings { policy: batching.policy(), queue_packets: QUEUE_PACKETS, balances: false, ..Settings::default() }
+pub(super) fn settings(batching: Batching) -> InterconnectSettings {
+    InterconnectSettings {
+        policy: batching.policy(),
+        queue_packets: QUEUE_PACKETS,
+        balances: false,
+        ..InterconnectSettings::default()
+    }
 }
 
 /// Two nodes that are joined.
-pub(super) fn pair(kind: Kind, batching: Batching, buffers: u32) -> Result<[Node; 2], BenchError> {
+pub(super) fn pair(kind: TransportKind, batching: Batching, buffers: u32) -> Result<[Node; 2], BenchError> {
     let settings = settings(batching);
     let node = |own: u8| Ok::<_, BenchError>(Node::new(own, open(NodeId(own), kind, &settings)?, buffers));
     let [mut first, mut second] = [node(0)?, node(1)?];
@@ -310,7 +315,7 @@ pub fn run(setup: &TrialSetup, cores: Cores) -> Result<Trial, BenchError> {
     let stalls = Stalls::merged(sent?, &came.stalls);
     let (counters, offered_packets) = (sender.counters(), shared.offered.load(Ordering::Acquire));
     // What still waits is given back.
-    sender.interconnect.leave(&mut sender.pool, sender.peer);
+    sender.interconnect.remove_peer(&mut sender.pool, sender.peer);
     KEPT.keep(count, sender.pool);
     let measured_us = (setup.trial.ns() - setup.warm_up.ns()) / 1000.0;
     Ok(Trial {
@@ -370,7 +375,7 @@ fn drain(node: &mut Node, shared: &Shared) {
         node.begin_round(now_ns);
         node.turn(now_ns);
         node.arrived.clear();
-        let Counters { sent_packets, drop_full, .. } = node.counters();
+        let PeerCounters { sent_packets, drop_full, .. } = node.counters();
         let has_sent = sent_packets + drop_full + node.without_buffer >= offered || now_ns > until_ns;
         shared.sent.store(sent_packets, Ordering::Release);
         shared.has_sent.store(has_sent, Ordering::Release);

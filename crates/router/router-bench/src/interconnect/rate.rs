@@ -1,6 +1,6 @@
 //! What rate an interconnect carries.
 
-use router_node::interconnect::Kind;
+use router_node::interconnect::TransportKind;
 use serde::Serialize;
 use stats::Ratio;
 
@@ -88,7 +88,7 @@ fn beside_fixed(rows: &[RateRow], adaptive: &RateRow) -> Option<AdaptiveRate> {
 /// # Errors
 /// When the nodes could not be made.
 pub fn rates(
-    kind: Kind,
+    kind: TransportKind,
     frame_bytes: usize,
     rounds: Rounds,
     effort: &Effort,
@@ -121,7 +121,7 @@ pub fn rates(
     Ok(rows_of(kind, frame_bytes, &found))
 }
 
-fn rows_of(kind: Kind, frame_bytes: usize, found: &[(Batching, Found)]) -> Vec<RateRow> {
+fn rows_of(kind: TransportKind, frame_bytes: usize, found: &[(Batching, Found)]) -> Vec<RateRow> {
     let of = |rounds: &[f64]| median(rounds.iter().copied()).unwrap_or(0.0);
     let row = |(batching, found): &(Batching, Found)| RateRow {
         interconnect: name(kind),
@@ -164,7 +164,7 @@ impl Found {
 }
 
 struct Search<'a> {
-    kind: Kind,
+    kind: TransportKind,
     batching: Batching,
     frame_bytes: usize,
     effort: &'a Effort,
@@ -233,7 +233,12 @@ pub struct BatchGain {
 ///
 /// # Errors
 /// When the nodes could not be made.
-pub fn batch_gain(kind: Kind, frame_bytes: usize, effort: &Effort, cores: Cores) -> Result<BatchGain, BenchError> {
+pub fn batch_gain(
+    kind: TransportKind,
+    frame_bytes: usize,
+    effort: &Effort,
+    cores: Cores,
+) -> Result<BatchGain, BenchError> {
     let policies: Vec<Batching> = Batching::all().collect();
     let mut rounds: Vec<Vec<f64>> = Vec::new();
     for round in 0..effort.rounds {

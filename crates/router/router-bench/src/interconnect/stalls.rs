@@ -6,7 +6,7 @@
 //! the time that it takes to catch up, are told apart. What counts as a stall grows with the work that was done
 //! meanwhile, by a generous amount a packet: no way of sending packets can pass off its own slowness as the machine's.
 
-use router_node::interconnect::Kind;
+use router_node::interconnect::TransportKind;
 
 /// Before a stall: packets that are under way when it begins.
 const BEFORE_NS: u64 = 20_000;
@@ -32,12 +32,12 @@ struct Costs {
 }
 
 impl Costs {
-    const fn of(kind: Kind) -> Costs {
+    const fn of(kind: TransportKind) -> Costs {
         match kind {
-            Kind::Lanes => Costs { idle_ns: 1500, message_ns: 300, packet_ns: 100, kilobyte_ns: 400 },
-            Kind::Windows(_) => Costs { idle_ns: 2000, message_ns: 650, packet_ns: 120, kilobyte_ns: 600 },
-            Kind::RnicLanes => Costs { idle_ns: 4000, message_ns: 1200, packet_ns: 100, kilobyte_ns: 1500 },
-            Kind::RnicUdp(_) => Costs { idle_ns: 20_000, message_ns: 6000, packet_ns: 300, kilobyte_ns: 3000 },
+            TransportKind::Lanes => Costs { idle_ns: 1500, message_ns: 300, packet_ns: 100, kilobyte_ns: 400 },
+            TransportKind::Windows(_) => Costs { idle_ns: 2000, message_ns: 650, packet_ns: 120, kilobyte_ns: 600 },
+            TransportKind::RnicLanes => Costs { idle_ns: 4000, message_ns: 1200, packet_ns: 100, kilobyte_ns: 1500 },
+            TransportKind::RnicUdp(_) => Costs { idle_ns: 20_000, message_ns: 6000, packet_ns: 300, kilobyte_ns: 3000 },
         }
     }
 }
@@ -53,7 +53,7 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Begins at a look. Packets have so many bytes.
-    pub fn new(kind: Kind, packet_bytes: usize, now_ns: u64) -> Watch {
+    pub fn new(kind: TransportKind, packet_bytes: usize, now_ns: u64) -> Watch {
         let costs = Costs::of(kind);
         let packet_ns = costs.packet_ns + costs.kilobyte_ns * packet_bytes as u64 / 1000;
         Watch { looked_ns: now_ns, costs, packet_ns, messages: 0, packets: 0 }
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn a_stall_is_a_look_that_took_too_long_for_what_was_done() {
-        let mut watch = Watch::new(Kind::Lanes, 500, 0);
+        let mut watch = Watch::new(TransportKind::Lanes, 500, 0);
         assert_eq!(watch.look(1500, 0, 0), None);
         assert_eq!(watch.look(13_000, 2, 32), None, "32 packets in 2 messages may take this long");
         assert_eq!(watch.look(14_501, 2, 32), Some(Stall { from_ns: 13_000, to_ns: 14_501 }));

@@ -4,7 +4,9 @@
 //! assumed to cost, and by nothing else: no machine that is taken away, or is faster now than a moment ago. So a
 //! difference between two policies is theirs, the same for the same seed.
 
-use router_node::interconnect::virtual_time::{Clocks, Costs, Manner, Work, fixed_packets_max, pair};
+use router_node::interconnect::virtual_time::{
+    MessageCost, ModelledTransport, NodeCosts, VirtualClocks, fixed_packets_max, pair,
+};
 use serde::Serialize;
 use sim::{Random, Span, Time};
 
@@ -18,9 +20,9 @@ use crate::statistics::{Quantiles, median};
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct VirtualSetup {
     /// As which interconnect.
-    manner: Manner,
+    transport: ModelledTransport,
     /// What work costs.
-    costs: Costs,
+    costs: NodeCosts,
     /// What else the nodes do.
     pauses: Option<Pauses>,
     /// How packets are put together.
@@ -77,7 +79,7 @@ impl Pausing {
     }
 
     /// A turn of the node is over.
-    fn pause(&mut self, clocks: &Clocks, node: usize) {
+    fn pause(&mut self, clocks: &VirtualClocks, node: usize) {
         while self.next_ns <= now_ns(clocks, node) as f64 {
             clocks.spend(node, self.pauses.each);
             self.step();
@@ -85,7 +87,7 @@ impl Pausing {
     }
 }
 
-fn now_ns(clocks: &Clocks, node: usize) -> u64 {
+fn now_ns(clocks: &VirtualClocks, node: usize) -> u64 {
     clocks.now(node).since(Time::ZERO).ns() as u64
 }
 
@@ -104,7 +106,7 @@ impl Sender {
         self.arrivals.step();
     }
 
-    fn turn(&mut self, clocks: &Clocks) {
+    fn turn(&mut self, clocks: &VirtualClocks) {
         let now_ns = now_ns(clocks, 0);
         self.node.begin_round(now_ns);
         for _ in 0..VECTOR_PACKETS {
@@ -125,7 +127,7 @@ impl Sender {
 
 /// Runs one trial.
 fn run_virtual(setup: &VirtualSetup) -> Result<VirtualTrial, BenchError> {
-    let ([first, second], clocks) = pair(setup.manner, setup.costs, &settings(setup.batching))?;
+    let ([first, second], clocks) = pair(setup.transport, setup.costs, &settings(setup.batching))?;
     let (from_ns, until_ns) = (setup.warm_up.ns() as u64, setup.trial.ns() as u64);
     let mut sender = Sender {
         node: Node::new(0, first, BUFFERS),
@@ -186,24 +188,24 @@ const WARM_UP: Span = Span::from_ps(4_000_000_000);
 struct Assumption {
     /// What they are like.
     name: &'static str,
-    costs: Costs,
+    costs: NodeCosts,
     pauses: Option<Pauses>,
     /// As which interconnects they are modelled.
-    manners: &'static [Manner],
+    transports: &'static [ModelledTransport],
 }
 
 /// Two cores of one server: a message costs as much as 13 packets of 64 bytes, or as 1.3 of 1500.
-const EVEN: Work = Work { message_ns: 280.0, packet_ns: 15.0, byte_ns: 0.13, far_byte_ns: 0.0 };
+const EVEN: MessageCost = MessageCost { message_ns: 280.0, packet_ns: 15.0, byte_ns: 0.13, uncached_byte_ns: 0.0 };
 /// Half as much again.
-const SLOW: Work = Work { message_ns: 420.0, packet_ns: 22.5, byte_ns: 0.195, far_byte_ns: 0.0 };
+const SLOW: MessageCost = MessageCost { message_ns: 420.0, packet_ns: 22.5, byte_ns: 0.195, uncached_byte_ns: 0.0 };
 /// As of a network card: more a message, less a byte.
-const CARD: Work = Work { message_ns: 800.0, packet_ns: 25.0, byte_ns: 0.11, far_byte_ns: 0.0 };
+const CARD: MessageCost = MessageCost { message_ns: 800.0, packet_ns: 25.0, byte_ns: 0.11, uncached_byte_ns: 0.0 };
 
 /// As where no longer message than of eight packets of 1500 bytes costs less: an Intel Xeon, the RNIC in lanes.
-const NEAR: Work = Work { far_byte_ns: 0.025, ..EVEN };
+const NEAR: MessageCost = MessageCost { uncached_byte_ns: 0.025, ..EVEN };
 
 /// As where the kernel is called for each message: UDP on one machine.
-const KERNEL: Work = Work { message_ns: 2000.0, packet_ns: 15.0, byte_ns: 0.6, far_byte_ns: 0.0 };
+const KERNEL: MessageCost = MessageCost { message_ns: 2000.0, packet_ns: 15.0, byte_ns: 0.6, uncached_byte_ns: 0.0 };
 
 /// All that are modelled.
 const ASSUMPTIONS: [Assumption; 8] = [
@@ -214,21 +216,21 @@ const ASSUMPTIONS: [Assumption; 8] = [
     assumed("dear rounds, 500 ns away", DEAR_ROUNDS),
     Assumption { pauses: Some(PAUSES), ..assumed("dear rounds and pauses, 500 ns away", DEAR_ROUNDS) },
     assumed("long messages are no cheaper", costs(NEAR, NEAR, 100.0)),
-    Assumption { manners: &[Manner::RnicUdp], ..assumed("messages are system calls", KERNEL_ROUNDS) },
+    Assumption { transports: &[ModelledTransport::RnicUdp], ..assumed("messages are system calls", KERNEL_ROUNDS) },
 ];
 
-const DEAR_ROUNDS: Costs = Costs { turn_ns: 200.0, ..costs(EVEN, EVEN, 500.0) };
+const DEAR_ROUNDS: NodeCosts = NodeCosts { poll_ns: 200.0, ..costs(EVEN, EVEN, 500.0) };
 /// Who finds nothing has called the kernel, too.
-const KERNEL_ROUNDS: Costs = Costs { turn_ns: 500.0, ..costs(KERNEL, KERNEL, 1000.0) };
+const KERNEL_ROUNDS: NodeCosts = NodeCosts { poll_ns: 500.0, ..costs(KERNEL, KERNEL, 1000.0) };
 /// As virtual machines have them.
 const PAUSES: Pauses = Pauses { each: Span::from_ps(1_500_000), apart: Span::from_ps(50_000_000) };
 
-const fn assumed(name: &'static str, costs: Costs) -> Assumption {
-    Assumption { name, costs, pauses: None, manners: &[Manner::Lanes, Manner::RnicLanes] }
+const fn assumed(name: &'static str, costs: NodeCosts) -> Assumption {
+    Assumption { name, costs, pauses: None, transports: &[ModelledTransport::Lanes, ModelledTransport::RnicLanes] }
 }
 
-const fn costs(sends: Work, takes: Work, one_way_ns: f64) -> Costs {
-    Costs { turn_ns: 30.0, sends, takes, look_ns: 80.0, one_way_ns }
+const fn costs(send: MessageCost, receive: MessageCost, one_way_ns: f64) -> NodeCosts {
+    NodeCosts { poll_ns: 30.0, send, receive, ack_poll_ns: 80.0, one_way_ns }
 }
 
 /// The adaptive policy beside the best fixed batch, in virtual time.
@@ -255,7 +257,7 @@ struct Comparison {
     /// Of which nodes.
     assumption: Assumption,
     /// As which interconnect.
-    manner: Manner,
+    transport: ModelledTransport,
     /// Bytes of a frame.
     frame_bytes: usize,
     /// The load, as a share of what the slower node carries in the longest fixed batches.
@@ -268,17 +270,17 @@ struct Comparison {
 
 impl Comparison {
     fn load_mpps(&self) -> f64 {
-        let Costs { sends, takes, .. } = self.assumption.costs;
+        let NodeCosts { send, receive, .. } = self.assumption.costs;
         let bytes = packet_bytes(self.frame_bytes);
-        let packets = fixed_packets_max(self.manner, bytes);
-        let full_ns = [sends, takes].map(|work| work.ns(packets, packets * bytes)).into_iter().fold(0.0, f64::max);
+        let packets = fixed_packets_max(self.transport, bytes);
+        let full_ns = [send, receive].map(|work| work.ns(packets, packets * bytes)).into_iter().fold(0.0, f64::max);
         self.load_share * 1000.0 * packets as f64 / full_ns
     }
 
     fn trials(&self, batching: Batching) -> Result<Vec<VirtualTrial>, BenchError> {
         let trial = |seed| {
             run_virtual(&VirtualSetup {
-                manner: self.manner,
+                transport: self.transport,
                 costs: self.assumption.costs,
                 pauses: self.assumption.pauses,
                 batching,
@@ -315,10 +317,10 @@ impl Comparison {
             control: None,
         };
         let [lanes, _, rnic_lanes, rnic_udp] = kinds();
-        let interconnect = name(match self.manner {
-            Manner::Lanes => lanes,
-            Manner::RnicLanes => rnic_lanes,
-            Manner::RnicUdp => rnic_udp,
+        let interconnect = name(match self.transport {
+            ModelledTransport::Lanes => lanes,
+            ModelledTransport::RnicLanes => rnic_lanes,
+            ModelledTransport::RnicUdp => rnic_udp,
         });
         Ok(Some(ModelledRow {
             kind: "modelled",
@@ -356,10 +358,10 @@ pub fn modelled(
 ) -> Result<Vec<ModelledRow>, BenchError> {
     let mut rows = Vec::new();
     for assumption in ASSUMPTIONS {
-        for manner in assumption.manners.iter().copied() {
+        for transport in assumption.transports.iter().copied() {
             for frame_bytes in sizes.iter().copied() {
                 for load_share in load_shares.iter().copied() {
-                    rows.extend(Comparison { assumption, manner, frame_bytes, load_share, trial, trials }.run()?);
+                    rows.extend(Comparison { assumption, transport, frame_bytes, load_share, trial, trials }.run()?);
                 }
             }
         }
@@ -378,11 +380,12 @@ mod tests {
     /// Of a policy that is at the best fixed batch or below wherever it counts.
     fn assert_at_the_best_or_below(assumption: Assumption) {
         let mut ratios = Vec::new();
-        for manner in assumption.manners.iter().copied() {
+        for transport in assumption.transports.iter().copied() {
             for frame_bytes in LOAD_FRAME_BYTES {
                 for load_share in [0.2, 0.4, 0.5, 0.8] {
                     let trial = Span::from_ns(12e6);
-                    let comparison = |trials| Comparison { assumption, manner, frame_bytes, load_share, trial, trials };
+                    let comparison =
+                        |trials| Comparison { assumption, transport, frame_bytes, load_share, trial, trials };
                     let by = |trials| comparison(trials).run().expect("nodes").expect("a batch that carries it");
                     let is_fine = |row: &ModelledRow| {
                         row.delivered_share >= CARRIED_SHARE && row.row.p99_ratio.median < RATIO_BELOW
@@ -433,10 +436,11 @@ mod tests {
     fn and_where_a_node_has_time_for_full_messages_of_long_packets_alone() {
         // Where a message holds 8 packets, of 17 that wait one must not go by itself; and where it holds all 32, those
         // that are worth it may take longer than the target.
-        let cases = [(ASSUMPTIONS[2], Manner::Lanes, 0.9), (ASSUMPTIONS[3], Manner::RnicLanes, 0.8)];
-        for (assumption, manner, load_share) in cases {
+        let cases =
+            [(ASSUMPTIONS[2], ModelledTransport::Lanes, 0.9), (ASSUMPTIONS[3], ModelledTransport::RnicLanes, 0.8)];
+        for (assumption, transport, load_share) in cases {
             let trial = Span::from_ns(12e6);
-            let comparison = Comparison { assumption, manner, frame_bytes: 1500, load_share, trial, trials: 3 };
+            let comparison = Comparison { assumption, transport, frame_bytes: 1500, load_share, trial, trials: 3 };
             let row = comparison.run().expect("nodes").expect("a batch that carries it");
             assert!(row.row.p99_ratio.median < 1.03, "{row:?}");
         }
@@ -444,12 +448,12 @@ mod tests {
 
     #[test]
     fn messages_that_are_system_calls_are_long_from_the_first() {
-        let packets_per_message = |manner| {
+        let packets_per_message = |transport| {
             let assumption = ASSUMPTIONS[7];
             let trial = Span::from_ns(2e6);
-            let comparison = Comparison { assumption, manner, frame_bytes: 1500, load_share: 0.9, trial, trials: 1 };
+            let comparison = Comparison { assumption, transport, frame_bytes: 1500, load_share: 0.9, trial, trials: 1 };
             let setup = VirtualSetup {
-                manner,
+                transport,
                 costs: assumption.costs,
                 pauses: None,
                 batching: Batching::Adaptive,
@@ -461,7 +465,7 @@ mod tests {
             };
             run_virtual(&setup).expect("nodes").packets_per_message
         };
-        let [known, tried] = [Manner::RnicUdp, Manner::RnicLanes].map(packets_per_message);
+        let [known, tried] = [ModelledTransport::RnicUdp, ModelledTransport::RnicLanes].map(packets_per_message);
         assert!(known > 1.25 * tried, "{known} and {tried} packets a message");
     }
 
@@ -469,7 +473,7 @@ mod tests {
     fn a_message_that_nothing_delays_takes_what_its_parts_cost() {
         let costs = costs(EVEN, SLOW, 250.0);
         let setup = VirtualSetup {
-            manner: Manner::Lanes,
+            transport: ModelledTransport::Lanes,
             costs,
             pauses: None,
             batching: Batching::Fixed(1),
@@ -481,7 +485,7 @@ mod tests {
         };
         let parts_us = (EVEN.ns(1, 1000) + SLOW.ns(1, 1000) + 250.0) / 1000.0;
         let trial = run_virtual(&setup).expect("nodes");
-        let turns_us = 3.0 * costs.turn_ns / 1000.0;
+        let turns_us = 3.0 * costs.poll_ns / 1000.0;
         assert_eq!(trial.packets_per_message, 1.0);
         // The first of a burst waits for no other.
         assert!((parts_us..parts_us + turns_us).contains(&trial.least_us), "{parts_us} and turns: {trial:?}");

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use router_node::interconnect::Kind;
+use router_node::interconnect::TransportKind;
 use sim::Span;
 
 use super::{Follower, Options, PUBLISHED_KIND, Part, Report};
@@ -93,7 +93,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn of(kind: Kind, options: &Options, scale: &Scale) -> Plan {
+    fn of(kind: TransportKind, options: &Options, scale: &Scale) -> Plan {
         let has = |part| options.parts.has(part);
         let is_adaptive = name(kind) == options.adaptive_kind();
         let has_all = !scale.is_short || is_adaptive;
@@ -122,7 +122,7 @@ impl Plan {
 }
 
 /// The interconnects that are measured.
-fn chosen(options: &Options) -> Vec<Kind> {
+fn chosen(options: &Options) -> Vec<TransportKind> {
     options.kind.map_or_else(|| kinds().to_vec(), |kind| vec![kind])
 }
 
@@ -146,7 +146,7 @@ pub(super) fn measure(
 }
 
 struct Between<'a> {
-    kind: Kind,
+    kind: TransportKind,
     plan: Plan,
     scale: &'a Scale,
     cores: Cores,

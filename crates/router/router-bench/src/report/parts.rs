@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use router_node::interconnect::Kind;
+use router_node::interconnect::TransportKind;
 
 use crate::interconnect::{kinds, name};
 
@@ -78,7 +78,7 @@ pub struct NoKind;
 ///
 /// # Errors
 /// When it calls none so.
-pub fn kind(text: &str) -> Result<Kind, NoKind> {
+pub fn kind(text: &str) -> Result<TransportKind, NoKind> {
     kinds().into_iter().find(|kind| name(*kind) == text).ok_or(NoKind)
 }
 

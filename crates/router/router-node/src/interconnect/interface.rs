@@ -12,7 +12,7 @@ use thiserror::Error;
 
 /// What carries packets.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
+pub enum TransportKind {
     /// Rings in memory that both nodes share: nodes of one machine.
     Lanes,
     /// The same, as late as over a modelled link.
@@ -25,7 +25,7 @@ pub enum Kind {
 
 /// How an interconnect is to work.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Settings {
+pub struct InterconnectSettings {
     /// How packets are put together.
     pub policy: Policy,
     /// Packets that wait for one node, at most; what comes beyond is dropped and counted.
@@ -36,11 +36,11 @@ pub struct Settings {
     pub flowlet_gap: Span,
 }
 
-impl Default for Settings {
+impl Default for InterconnectSettings {
     /// Adaptive batches, a thousand packets in each queue, detours; a flow goes back after 20 ms of silence: a node
     /// that passes packets on may have to wait for its processor.
-    fn default() -> Settings {
-        Settings {
+    fn default() -> InterconnectSettings {
+        InterconnectSettings {
             policy: Policy::adaptive(),
             queue_packets: 1024,
             balances: true,
@@ -52,7 +52,7 @@ impl Default for Settings {
 /// What two ends of a connection tell each other: plain values, to be encoded as the control plane likes. Those of a
 /// peer are checked when they are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct ConnectionParams {
     /// Known to both ends alone. Over UDP it is what the other end has to put after each message.
     pub secret: u64,
     /// The queue pair of who says it, where there is one.
@@ -67,7 +67,7 @@ pub struct Terms {
 #[derive(Debug)]
 pub struct Offer {
     /// Plain values.
-    pub terms: Terms,
+    pub params: ConnectionParams,
     /// What both share, in this order: at most [`DESCRIPTORS_MAX`].
     pub descriptors: Vec<OwnedFd>,
 }
@@ -92,7 +92,7 @@ pub enum InterconnectError {
     Policy(#[from] PolicyError),
     /// What a peer offered makes no sense.
     #[error("node {node}: {what} of {found} in its offer; it must be {expected}")]
-    Terms {
+    InvalidOffer {
         /// Which node.
         node: u8,
         /// What of the offer.
@@ -124,7 +124,7 @@ pub enum InterconnectError {
 
 /// Packets between this node and one other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct PeerCounters {
     /// Packets that left for it.
     pub sent_packets: u64,
     /// Messages that they went in.
@@ -176,23 +176,23 @@ pub trait Interconnect: Send {
     ///
     /// # Errors
     /// When it is joined already, or what it offers makes no sense.
-    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<Terms, InterconnectError>;
+    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<ConnectionParams, InterconnectError>;
 
     /// Joins a node that accepted an offer.
     ///
     /// # Errors
     /// When there was no offer, or what it says makes no sense.
-    fn finish(&mut self, node: NodeId, terms: &Terms) -> Result<(), InterconnectError>;
+    fn finish(&mut self, node: NodeId, params: &ConnectionParams) -> Result<(), InterconnectError>;
 
     /// Forgets a node, and drops what waits for it.
-    fn leave(&mut self, pool: &mut Pool, node: NodeId);
+    fn remove_peer(&mut self, pool: &mut Pool, node: NodeId);
 
     /// Leaves all nodes and begins anew, as does the time that it is given from now on: 64 bits of picoseconds last for
     /// 213 days.
     ///
     /// # Errors
     /// When it cannot be made once more.
-    fn renew(&mut self, pool: &mut Pool) -> Result<(), InterconnectError>;
+    fn restart(&mut self, pool: &mut Pool) -> Result<(), InterconnectError>;
 
     /// Whether a node can be reached.
     fn state(&self, node: NodeId) -> PeerState;
@@ -214,23 +214,23 @@ pub trait Interconnect: Send {
     /// Sends what is to go now, appends packets for this node that have come, at most `packets_max`, to `arrived`, and
     /// passes on those for others. Says whether anything happened. What [`Hop`](router::Hop)s name here may not exist:
     /// peers say it.
-    fn turn(&mut self, now: Time, pool: &mut Pool, arrived: &mut Vec<Parcel>, packets_max: usize) -> bool;
+    fn poll(&mut self, now: Time, pool: &mut Pool, arrived: &mut Vec<Parcel>, packets_max: usize) -> bool;
 
     /// When the next turn is to be at the latest, though nothing comes; nothing when nothing waits for time to pass.
     fn deadline(&self) -> Option<Time>;
 
     /// What becomes readable when there is something to do. It changes when nodes join and leave.
-    fn wakes(&self) -> Vec<BorrowedFd<'_>>;
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>>;
 
-    /// Before sleeping on [`Interconnect::wakes`]: asks all peers to wake this node; false when there is something to
-    /// do already. [`Interconnect::woke`] follows in either case.
-    fn may_sleep(&mut self) -> bool;
+    /// Before sleeping on [`Interconnect::wait_fds`]: asks all peers to wake this node; false when there is something to
+    /// do already. [`Interconnect::finish_wait`] follows in either case.
+    fn prepare_wait(&mut self) -> bool;
 
     /// After sleeping: peers need wake this node no more.
-    fn woke(&mut self);
+    fn finish_wait(&mut self);
 
     /// What was counted of a node since it was joined first.
-    fn counters(&self, node: NodeId) -> Counters;
+    fn counters(&self, node: NodeId) -> PeerCounters;
 }
 
 pub(super) fn random_u64() -> Result<u64, InterconnectError> {
@@ -241,11 +241,11 @@ pub(super) fn random_u64() -> Result<u64, InterconnectError> {
     Ok(u64::from_le_bytes(bytes).max(1))
 }
 
-pub(super) fn wrong_terms(
+pub(super) fn invalid_offer(
     node: NodeId,
     what: &'static str,
     found: impl ToString,
     expected: &'static str,
 ) -> InterconnectError {
-    InterconnectError::Terms { node: node.0, what, found: found.to_string(), expected }
+    InterconnectError::InvalidOffer { node: node.0, what, found: found.to_string(), expected }
 }

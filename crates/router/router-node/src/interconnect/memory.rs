@@ -18,8 +18,8 @@ use router::{NODES_MAX, NodeId};
 use volmem::sync::Ordering;
 use volmem::{CACHE_LINE_BYTES, Mapping, Region};
 
-use super::carrier::{Carrier, Fault, Intake, Limits, Packets, Told};
-use super::interface::{InterconnectError, Offer, Terms, random_u64, wrong_terms};
+use super::carrier::{Ack, Carrier, CarrierError, FlowLimits, MessageSink, Packets};
+use super::interface::{ConnectionParams, InterconnectError, Offer, invalid_offer, random_u64};
 
 /// 128 KiB: some hundred full messages of small packets, or three of long ones; both directions stay in a second-level
 /// cache.
@@ -33,12 +33,12 @@ const GATHERED_BYTES_MAX: usize = 256;
 const LATENCY_NS: [f64; 3] = [300.0, 20.0, 0.15];
 /// Bytes of a record besides its message.
 const RECORD_HEADER_BYTES: usize = 16;
-/// Where a peer says what it has taken in ([`Told`]): in a line of its own, between the lane's words and its ring.
-const TOLD: usize = Layout::FORWARD_BYTES + Layout::BACK_BYTES;
+/// Where a peer says what it has taken in ([`Ack`]): in a line of its own, between the lane's words and its ring.
+const ACK_OFFSET: usize = Layout::FORWARD_BYTES + Layout::BACK_BYTES;
 /// What is no ring.
 const WORDS_BYTES: usize = LAYOUT.small_offset;
 
-const _: () = assert!(TOLD + CACHE_LINE_BYTES <= WORDS_BYTES);
+const _: () = assert!(ACK_OFFSET + CACHE_LINE_BYTES <= WORDS_BYTES);
 
 /// The two windows of a pair of nodes.
 pub(super) trait Windows: Send {
@@ -209,7 +209,7 @@ impl<W: Windows> Peer<W> {
     }
 
     /// Whether the message that `buffer` holds went.
-    fn publish(&mut self, buffer: &[u8]) -> Result<bool, Fault> {
+    fn publish(&mut self, buffer: &[u8]) -> Result<bool, CarrierError> {
         self.publish_with(buffer.len(), |draft| draft.append(buffer))
     }
 
@@ -218,7 +218,7 @@ impl<W: Windows> Peer<W> {
         &mut self,
         bytes: usize,
         append: impl FnOnce(&mut Draft<'_, W::Outbound, W::Inbound>),
-    ) -> Result<bool, Fault> {
+    ) -> Result<bool, CarrierError> {
         let draft = self.to.draft(bytes)?;
         self.is_blocked = true;
         let Some(mut draft) = draft.filter(|draft| draft.room_bytes() >= bytes) else { return Ok(false) };
@@ -230,17 +230,17 @@ impl<W: Windows> Peer<W> {
     }
 
     /// Fills the ring up to its end.
-    fn fill(&mut self, buffer: &mut [u8]) -> Result<bool, Fault> {
+    fn fill(&mut self, buffer: &mut [u8]) -> Result<bool, CarrierError> {
         let filler = &mut buffer[..self.bytes_to_end()];
         message::put_filler(filler);
         self.publish(filler)
     }
 
-    fn receive(&mut self, node: NodeId, intake: &mut impl Intake) -> Result<bool, Fault> {
+    fn receive(&mut self, node: NodeId, sink: &mut impl MessageSink) -> Result<bool, CarrierError> {
         let Some(chunk) = self.from.peek()? else { return Ok(false) };
         let record = Record(self.from.span(chunk));
         let message = Message::check(&record)?;
-        intake.take(node, &message, &record)?;
+        sink.receive(node, &message, &record)?;
         self.from.consume(chunk.len_bytes)?;
         if self.from.take_wake_request() {
             self.bell.ring();
@@ -249,7 +249,7 @@ impl<W: Windows> Peer<W> {
     }
 
     /// Asks to be rung; false when there is something to do already.
-    fn announce(&mut self) -> bool {
+    fn prepare_wait(&mut self) -> bool {
         self.from.announce_sleep();
         if self.is_blocked {
             self.to.announce_sleep();
@@ -258,7 +258,7 @@ impl<W: Windows> Peer<W> {
         !self.from.may_have_data() && !has_room
     }
 
-    fn cancel(&mut self) {
+    fn finish_wait(&mut self) {
         self.from.cancel_sleep();
         if self.is_blocked {
             self.to.cancel_sleep();
@@ -298,23 +298,23 @@ impl<M: Medium> MemoryCarrier<M> {
         Ok(Peer::new(windows, bell, secret, order == 0))
     }
 
-    fn joined(&mut self) -> impl Iterator<Item = &mut Peer<M::Windows>> {
+    fn connected(&mut self) -> impl Iterator<Item = &mut Peer<M::Windows>> {
         self.peers.iter_mut().flatten().filter(|peer| !peer.is_offered)
     }
 
     fn peer(&mut self, node: NodeId) -> Option<&mut Peer<M::Windows>> {
-        joined(&mut self.peers, node)
+        connected(&mut self.peers, node)
     }
 }
 
 /// A peer that packets go to.
-fn joined<W: Windows>(peers: &mut [Option<Peer<W>>], node: NodeId) -> Option<&mut Peer<W>> {
+fn connected<W: Windows>(peers: &mut [Option<Peer<W>>], node: NodeId) -> Option<&mut Peer<W>> {
     peers[usize::from(node.0)].as_mut().filter(|peer| !peer.is_offered)
 }
 
 /// How much may be under way through memory.
-pub(super) fn limits(medium: &impl Medium) -> Limits {
-    Limits {
+pub(super) fn limits(medium: &impl Medium) -> FlowLimits {
+    FlowLimits {
         message_bytes_max: RECORD_BYTES_MAX,
         ahead_packets: medium.ahead_packets(),
         // What the ring has room for is what may be under way.
@@ -322,12 +322,12 @@ pub(super) fn limits(medium: &impl Medium) -> Limits {
         carried: Carried::ByCopies,
         latency_ns: [LATENCY_NS[0] + 2.0 * medium.one_way_ns(), LATENCY_NS[1], LATENCY_NS[2]],
         bytes_max: u64::MAX,
-        tells_by_messages: false,
+        acks_in_messages: false,
     }
 }
 
 impl<M: Medium> Carrier for MemoryCarrier<M> {
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> FlowLimits {
         limits(&self.medium)
     }
 
@@ -335,52 +335,52 @@ impl<M: Medium> Carrier for MemoryCarrier<M> {
         let (mapping, bell, parts) = create_memory(2 * self.medium.side_bytes())?;
         let secret = random_u64()?;
         self.peers[usize::from(node.0)] = Some(self.join(mapping, bell, secret, 0)?);
-        let terms = Terms { secret, queue_pair: 0, packet_sequence: 0, address: None };
-        Ok(Offer { terms, descriptors: vec![parts.memfd, parts.doorbell_creator, parts.doorbell_peer] })
+        let params = ConnectionParams { secret, queue_pair: 0, packet_sequence: 0, address: None };
+        Ok(Offer { params, descriptors: vec![parts.memfd, parts.doorbell_creator, parts.doorbell_peer] })
     }
 
-    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<Terms, InterconnectError> {
+    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<ConnectionParams, InterconnectError> {
         let found = offer.descriptors.len();
         let Ok([memfd, doorbell_creator, doorbell_peer]) = <[OwnedFd; 3]>::try_from(offer.descriptors) else {
-            return Err(wrong_terms(node, "a number of descriptors", found, "3: memory and two doorbells"));
+            return Err(invalid_offer(node, "a number of descriptors", found, "3: memory and two doorbells"));
         };
-        let secret = offer.terms.secret;
+        let secret = offer.params.secret;
         if secret == 0 {
-            return Err(wrong_terms(node, "a secret", secret, "random, and not 0"));
+            return Err(invalid_offer(node, "a secret", secret, "random, and not 0"));
         }
         let parts = ShmDescriptors { memfd, doorbell_creator, doorbell_peer };
         let (mapping, bell) = open_memory(parts, 2 * self.medium.side_bytes())?;
         self.peers[usize::from(node.0)] = Some(self.join(mapping, bell, secret, 1)?);
-        Ok(Terms { secret: 0, ..offer.terms })
+        Ok(ConnectionParams { secret: 0, ..offer.params })
     }
 
-    fn finish(&mut self, node: NodeId, _: &Terms) -> Result<(), InterconnectError> {
+    fn finish(&mut self, node: NodeId, _: &ConnectionParams) -> Result<(), InterconnectError> {
         if let Some(peer) = &mut self.peers[usize::from(node.0)] {
             peer.is_offered = false;
         }
         Ok(())
     }
 
-    fn leave(&mut self, node: NodeId) {
+    fn remove_peer(&mut self, node: NodeId) {
         self.peers[usize::from(node.0)] = None;
     }
 
-    fn renew(&mut self) -> Result<(), InterconnectError> {
+    fn restart(&mut self) -> Result<(), InterconnectError> {
         self.peers.fill_with(|| None);
         Ok(())
     }
 
-    fn turn(&mut self) -> bool {
+    fn poll(&mut self) -> bool {
         false
     }
 
-    fn send<'a>(&mut self, to: NodeId, header: &Header, packets: impl Packets<'a>) -> Result<usize, Fault> {
-        let Some(peer) = joined(&mut self.peers, to) else { return Ok(0) };
+    fn send<'a>(&mut self, to: NodeId, header: &Header, packets: impl Packets<'a>) -> Result<usize, CarrierError> {
+        let Some(peer) = connected(&mut self.peers, to) else { return Ok(0) };
         send(peer, &mut self.buffer, header, packets)
     }
 
-    fn tell(&mut self, to: NodeId, header: &Header) -> Result<bool, Fault> {
-        let Some(peer) = joined(&mut self.peers, to) else { return Ok(false) };
+    fn send_ack(&mut self, to: NodeId, header: &Header) -> Result<bool, CarrierError> {
+        let Some(peer) = connected(&mut self.peers, to) else { return Ok(false) };
         let bytes = message::put(&mut self.buffer, header, [].into_iter());
         peer.publish(&self.buffer[..bytes])
     }
@@ -393,11 +393,11 @@ impl<M: Medium> Carrier for MemoryCarrier<M> {
         }
     }
 
-    fn receive(&mut self, intake: &mut impl Intake) -> Result<bool, (NodeId, Fault)> {
+    fn receive(&mut self, sink: &mut impl MessageSink) -> Result<bool, (NodeId, CarrierError)> {
         for _ in 0..NODES_MAX {
             let node = NodeId((self.turn % usize::from(NODES_MAX)) as u8);
             if let Some(peer) = self.peer(node)
-                && peer.receive(node, intake).map_err(|fault| (node, fault))?
+                && peer.receive(node, sink).map_err(|fault| (node, fault))?
             {
                 return Ok(true);
             }
@@ -406,31 +406,31 @@ impl<M: Medium> Carrier for MemoryCarrier<M> {
         Ok(false)
     }
 
-    fn told(&mut self, node: NodeId) -> Option<Told> {
+    fn poll_ack(&mut self, node: NodeId) -> Option<Ack> {
         let peer = self.peer(node)?;
-        peer.inbound.invalidate(TOLD, CACHE_LINE_BYTES);
-        Some(Told::from_word(peer.inbound.load_u64(TOLD, Ordering::Acquire)))
+        peer.inbound.invalidate(ACK_OFFSET, CACHE_LINE_BYTES);
+        Some(Ack::from_word(peer.inbound.load_u64(ACK_OFFSET, Ordering::Acquire)))
     }
 
-    fn tell_in_place(&mut self, node: NodeId, told: Told) {
+    fn write_ack(&mut self, node: NodeId, ack: Ack) {
         if let Some(peer) = self.peer(node) {
-            peer.outbound.store_u64(TOLD, told.word(), Ordering::Release);
+            peer.outbound.store_u64(ACK_OFFSET, ack.to_word(), Ordering::Release);
         }
     }
 
-    fn wakes(&self) -> Vec<BorrowedFd<'_>> {
-        let joined = self.peers.iter().flatten().filter(|peer| !peer.is_offered);
-        joined.filter_map(|peer| peer.bell.descriptor()).collect()
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        let connected = self.peers.iter().flatten().filter(|peer| !peer.is_offered);
+        connected.filter_map(|peer| peer.bell.descriptor()).collect()
     }
 
-    fn may_sleep(&mut self) -> bool {
+    fn prepare_wait(&mut self) -> bool {
         // Each must be asked, whatever the others say.
-        let busy = self.joined().map(|peer| usize::from(!peer.announce())).sum::<usize>();
+        let busy = self.connected().map(|peer| usize::from(!peer.prepare_wait())).sum::<usize>();
         busy == 0
     }
 
-    fn woke(&mut self) {
-        self.joined().for_each(Peer::cancel);
+    fn finish_wait(&mut self) {
+        self.connected().for_each(Peer::finish_wait);
     }
 }
 
@@ -439,7 +439,7 @@ fn send<'a, W: Windows>(
     buffer: &mut [u8],
     header: &Header,
     packets: impl Packets<'a>,
-) -> Result<usize, Fault> {
+) -> Result<usize, CarrierError> {
     let lengths = || packets.clone().map(|(_, bytes)| bytes.len());
     let (mut count, mut bytes) = message::fit(peer.bytes_to_end(), lengths());
     if count == 0 {
@@ -470,7 +470,7 @@ mod tests {
     use router::{Hop, Pool};
     use sim::Time;
 
-    use super::super::interface::{Counters, Interconnect, PeerState, Settings};
+    use super::super::interface::{Interconnect, InterconnectSettings, PeerCounters, PeerState};
     use super::super::mesh::Mesh;
     use super::*;
 
@@ -487,7 +487,7 @@ mod tests {
             let parts = ShmDescriptors { memfd, doorbell_creator, doorbell_peer };
             let (mapping, bell) = open_memory(parts, 2 * Direct.side_bytes()).unwrap();
             let carrier = MemoryCarrier::new(Direct);
-            Hostile { peer: carrier.join(mapping, bell, offer.terms.secret, 1).unwrap() }
+            Hostile { peer: carrier.join(mapping, bell, offer.params.secret, 1).unwrap() }
         }
     }
 
@@ -532,20 +532,20 @@ mod tests {
 
     impl Victim {
         fn new() -> Victim {
-            let mesh = Mesh::new(NodeId(0), Settings::default(), MemoryCarrier::new(Direct)).unwrap();
+            let mesh = Mesh::new(NodeId(0), InterconnectSettings::default(), MemoryCarrier::new(Direct)).unwrap();
             Victim { mesh, pool: Pool::new(256, 2048, 64) }
         }
 
         fn join(&mut self, node: u8) -> Hostile {
             let offer = self.mesh.offer(NodeId(node)).unwrap();
-            let terms = offer.terms;
-            self.mesh.finish(NodeId(node), &terms).unwrap();
+            let params = offer.params;
+            self.mesh.finish(NodeId(node), &params).unwrap();
             Hostile::of(offer)
         }
 
         fn turn(&mut self) -> usize {
             let mut arrived: Vec<Parcel> = Vec::new();
-            self.mesh.turn(Time::ZERO, &mut self.pool, &mut arrived, 64);
+            self.mesh.poll(Time::ZERO, &mut self.pool, &mut arrived, 64);
             let count = arrived.len();
             arrived.into_iter().for_each(|(_, packet)| self.pool.free(packet));
             count
@@ -592,7 +592,7 @@ mod tests {
         for taken in [1, u32::MAX] {
             let mut victim = Victim::new();
             let (hostile, _honest) = (victim.join(1), victim.join(2));
-            hostile.peer.outbound.store_u64(TOLD, u64::from(taken), Ordering::Release);
+            hostile.peer.outbound.store_u64(ACK_OFFSET, u64::from(taken), Ordering::Release);
             let packets = |victim: &mut Victim| {
                 let mut packet = victim.pool.alloc().unwrap();
                 victim.pool.resize(&mut packet, 60);
@@ -624,14 +624,14 @@ mod tests {
             }
             assert!(honest.peer.publish(&message(0)).unwrap());
             assert_eq!(victim.turn(), 1);
-            let Counters { received_packets, .. } = victim.mesh.counters(NodeId(2));
+            let PeerCounters { received_packets, .. } = victim.mesh.counters(NodeId(2));
             assert_eq!((received_packets, victim.states()[1]), (1, PeerState::Up));
         }
     }
 
     #[test]
     fn a_fault_says_what_was_wrong() {
-        let error = Fault::from(MessageError { what: "a version", value: 9 });
+        let error = CarrierError::from(MessageError { what: "a version", value: 9 });
         let text = "a message with a version of 9; all nodes of a cluster must run the same version, \
                     and messages of this one are ignored from now on";
         assert_eq!(error.to_string(), text);

@@ -10,35 +10,37 @@ use router::batch::{BatchTarget, Batcher, Latency, Occupancy, PACKETS_MAX, Parce
 use router::{NODES_MAX, NodeId, Pool};
 use sim::{Span, Time};
 
-use super::carrier::{Carrier, Fault, Intake, Limits, Told};
-use super::interface::{Counters, Interconnect, InterconnectError, Offer, PeerState, Settings, Terms, random_u64};
+use super::carrier::{Ack, Carrier, CarrierError, FlowLimits, MessageSink};
+use super::interface::{
+    ConnectionParams, Interconnect, InterconnectError, InterconnectSettings, Offer, PeerCounters, PeerState, random_u64,
+};
 
 const NODES: usize = NODES_MAX as usize;
 /// Taken in and not yet said, where that takes a message: then it is said.
-const UNTOLD_PACKETS_MAX: u32 = 16;
+const ACK_AFTER_PACKETS: u32 = 16;
 /// The same, when it is less: a sender that has this much time is not kept from sending.
-const UNTOLD_SPAN: Span = Span::from_ps(20_000_000);
-/// Without news of what is under way for so long, a peer is asked.
-const ASK_SPAN: Span = Span::from_ps(1_000_000_000);
-/// What a peer says in memory is looked at so often at least, while something is under way: it may have become busy.
-const NEWS_SPAN: Span = Span::from_ps(100_000_000);
+const ACK_DELAY: Span = Span::from_ps(20_000_000);
+/// Without news of what is under via for so long, a peer is asked.
+const ACK_REQUEST_INTERVAL: Span = Span::from_ps(1_000_000_000);
+/// What a peer says in memory is polled at so often at least, while something is under via: it may have become busy.
+const ACK_POLL_INTERVAL: Span = Span::from_ps(100_000_000);
 /// What a peer said of how busy it is counts for so long: one that takes nothing in says nothing any more.
-const OLD_NEWS_SPAN: Span = Span::from_ps(1_000_000_000);
-/// Adaptive batches are so large that about so many messages are under way.
-const MESSAGES_UNDER_WAY: u32 = 8;
-/// No more packets are worth a message by what is under way: one more says that a node has no time for any but full
+const OCCUPANCY_AGE_MAX: Span = Span::from_ps(1_000_000_000);
+/// Adaptive batches are so large that about so many messages are under via.
+const MESSAGES_IN_FLIGHT: u32 = 8;
+/// No more packets are batch_target a message by what is under via: one more says that a node has no time for any but full
 /// ones, which a full link does not say.
-const BY_UNDER_WAY_MAX: usize = PACKETS_MAX - 1;
-/// One of so many messages that find nothing under way is timed.
+const BY_IN_FLIGHT_MAX: usize = PACKETS_MAX - 1;
+/// One of so many messages that find nothing under via is timed.
 const SAMPLE_EVERY: u32 = 4;
 /// At first all are timed, so many.
-const SAMPLES_FIRST: u32 = 64;
-/// A look at what was taken in says when that was if the look before was no longer ago than this.
-const LOOKS_APART_MAX: Span = Span::from_ps(500_000);
+const SAMPLES_INITIAL: u32 = 64;
+/// A poll_ack at what was taken in says when that was if the poll_ack before was no longer ago than this.
+const ACK_POLL_GAP_MAX: Span = Span::from_ps(500_000);
 
-/// A message under way.
+/// A message under via.
 #[derive(Clone, Copy, Debug)]
-struct UnderWay {
+struct InFlight {
     /// Packets sent up to its end, mod 2^32.
     end: u32,
     /// Bytes sent up to its end.
@@ -47,199 +49,199 @@ struct UnderWay {
 
 /// A message that is timed.
 #[derive(Clone, Copy, Debug)]
-struct Timed {
+struct TimedMessage {
     end: u32,
     packets: usize,
     bytes: usize,
     sent: Time,
-    looked: Time,
+    polled: Time,
 }
 
-/// What waits for a peer, is under way to it, and came from it.
+/// What ack_now for a peer, is under via to it, and came from it.
 struct Peer {
     state: PeerState,
     batcher: Batcher<Parcel>,
-    counters: Counters,
+    counters: PeerCounters,
     /// Packets sent, mod 2^32.
     sent: u32,
     sent_bytes: u64,
-    under_way: VecDeque<UnderWay>,
+    in_flight: VecDeque<InFlight>,
     /// Of what was sent, what the peer has taken in as far as it is known: packets mod 2^32, bytes.
-    settled: u32,
-    settled_bytes: u64,
-    settled_at: Time,
-    asked_at: Time,
+    acked: u32,
+    acked_bytes: u64,
+    acked_at: Time,
+    ack_requested_at: Time,
     /// How busy the peer is, see [`Header::wants`], and when it was heard.
     wants: u8,
     wants_at: Time,
-    timed: Option<Timed>,
+    timed: Option<TimedMessage>,
     until_sample: u32,
     /// Messages that were timed, counted until there are enough.
     samples: u32,
-    /// Packets taken in, mod 2^32, and those that the peer was told of.
+    /// Packets taken in, mod 2^32, and those that the peer was poll_ack of.
     taken: u32,
-    told: u32,
-    untold_since: Option<Time>,
-    /// Bytes taken in that it was not told of.
-    untold_bytes: u64,
-    is_asked: bool,
-    /// For the balancer: packets handed over, and those that are known to be past the link.
-    handed: u64,
-    past: u64,
+    acked_to_peer: u32,
+    unacked_since: Option<Time>,
+    /// Bytes taken in that it was not poll_ack of.
+    unacked_bytes: u64,
+    is_ack_requested: bool,
+    /// For the balancer: packets submitted over, and those that are known to be completed the link.
+    submitted: u64,
+    completed: u64,
 }
 
 impl Peer {
-    fn new(settings: &Settings, limits: &Limits) -> Peer {
+    fn new(settings: &InterconnectSettings, limits: &FlowLimits) -> Peer {
         let latency = Latency::new(limits.latency_ns);
         Peer {
             state: PeerState::Absent,
             batcher: Batcher::new(settings.policy, settings.queue_packets, limits.message_bytes_max, latency),
-            counters: Counters::default(),
+            counters: PeerCounters::default(),
             sent: 0,
             sent_bytes: 0,
-            under_way: VecDeque::new(),
-            settled: 0,
-            settled_bytes: 0,
-            settled_at: Time::ZERO,
-            asked_at: Time::ZERO,
+            in_flight: VecDeque::new(),
+            acked: 0,
+            acked_bytes: 0,
+            acked_at: Time::ZERO,
+            ack_requested_at: Time::ZERO,
             wants: 0,
             wants_at: Time::ZERO,
             timed: None,
             until_sample: 0,
             samples: 0,
             taken: 0,
-            told: 0,
-            untold_since: None,
-            untold_bytes: 0,
-            is_asked: false,
-            handed: 0,
-            past: 0,
+            acked_to_peer: 0,
+            unacked_since: None,
+            unacked_bytes: 0,
+            is_ack_requested: false,
+            submitted: 0,
+            completed: 0,
         }
     }
 
-    /// Packets under way.
-    fn packets_under_way(&self) -> u32 {
-        self.sent.wrapping_sub(self.settled)
+    /// Packets under via.
+    fn packets_in_flight(&self) -> u32 {
+        self.sent.wrapping_sub(self.acked)
     }
 
-    fn has_window(&self, limits: &Limits) -> bool {
-        self.under_way.len() < limits.messages_max && self.sent_bytes - self.settled_bytes < limits.bytes_max
+    fn has_window(&self, limits: &FlowLimits) -> bool {
+        self.in_flight.len() < limits.messages_max && self.sent_bytes - self.acked_bytes < limits.bytes_max
     }
 
-    /// How many packets are worth a message, by what is under way: nearly a full one, once that is half of what may be.
-    fn by_under_way(&self, limits: &Limits) -> usize {
-        let bytes = self.sent_bytes - self.settled_bytes;
-        if bytes > limits.bytes_max / 2 || self.under_way.len() > limits.messages_max / 2 {
-            return BY_UNDER_WAY_MAX;
+    /// How many packets are batch_target a message, by what is under via: nearly a full one, once that is half of what may be.
+    fn by_in_flight(&self, limits: &FlowLimits) -> usize {
+        let bytes = self.sent_bytes - self.acked_bytes;
+        if bytes > limits.bytes_max / 2 || self.in_flight.len() > limits.messages_max / 2 {
+            return BY_IN_FLIGHT_MAX;
         }
-        let packets = self.packets_under_way().saturating_sub(limits.ahead_packets) / MESSAGES_UNDER_WAY;
-        (packets as usize).min(BY_UNDER_WAY_MAX)
+        let packets = self.packets_in_flight().saturating_sub(limits.ahead_packets) / MESSAGES_IN_FLIGHT;
+        (packets as usize).min(BY_IN_FLIGHT_MAX)
     }
 
     /// The peer says what it has taken in. Nonsense is an error.
-    fn settle(&mut self, now: Time, told: Told) -> Result<(), MessageError> {
-        let Told { taken, wants } = told;
+    fn process_ack(&mut self, now: Time, ack: Ack) -> Result<(), MessageError> {
+        let Ack { taken, wants } = ack;
         (self.wants, self.wants_at) = (wants, now);
-        let newly = taken.wrapping_sub(self.settled);
+        let newly = taken.wrapping_sub(self.acked);
         if newly == 0 {
             return Ok(());
         }
-        if newly > self.packets_under_way() {
+        if newly > self.packets_in_flight() {
             return Err(MessageError { what: "a number of packets taken in", value: u64::from(taken) });
         }
-        (self.settled, self.settled_at) = (taken, now);
-        self.past += u64::from(newly);
-        while let Some(oldest) = self.under_way.front().filter(|oldest| is_past(oldest.end, taken)) {
-            self.settled_bytes = oldest.bytes_end;
-            self.under_way.pop_front();
+        (self.acked, self.acked_at) = (taken, now);
+        self.completed += u64::from(newly);
+        while let Some(oldest) = self.in_flight.front().filter(|oldest| is_at_or_before(oldest.end, taken)) {
+            self.acked_bytes = oldest.bytes_end;
+            self.in_flight.pop_front();
         }
-        if let Some(timed) = self.timed.take_if(|timed| is_past(timed.end, taken))
-            && now.since(timed.looked) <= LOOKS_APART_MAX
+        if let Some(timed) = self.timed.take_if(|timed| is_at_or_before(timed.end, taken))
+            && now.since(timed.polled) <= ACK_POLL_GAP_MAX
         {
             let took = now.since(timed.sent);
-            self.samples = (self.samples + 1).min(SAMPLES_FIRST);
+            self.samples = (self.samples + 1).min(SAMPLES_INITIAL);
             self.batcher.learn(&Sample { packets: timed.packets, bytes: timed.bytes, took });
         }
         Ok(())
     }
 
     /// Notes a message that went.
-    fn note_sent(&mut self, now: Time, packets: usize, bytes: usize, is_timed: bool) {
-        let was_silent = self.under_way.is_empty();
+    fn note_sent(&mut self, now: Time, packets: usize, bytes: usize, may_time: bool) {
+        let was_silent = self.in_flight.is_empty();
         if was_silent {
-            self.settled_at = now;
+            self.acked_at = now;
         }
         self.sent = self.sent.wrapping_add(packets as u32);
         self.sent_bytes += bytes as u64;
-        self.under_way.push_back(UnderWay { end: self.sent, bytes_end: self.sent_bytes });
+        self.in_flight.push_back(InFlight { end: self.sent, bytes_end: self.sent_bytes });
         self.counters.sent_messages += 1;
         self.counters.sent_packets += packets as u64;
-        if is_timed && was_silent && self.timed.is_none() {
+        if may_time && was_silent && self.timed.is_none() {
             self.until_sample = self.until_sample.checked_sub(1).unwrap_or(SAMPLE_EVERY - 1);
-            if self.until_sample == 0 || self.samples < SAMPLES_FIRST {
-                self.timed = Some(Timed { end: self.sent, packets, bytes, sent: now, looked: now });
+            if self.until_sample == 0 || self.samples < SAMPLES_INITIAL {
+                self.timed = Some(TimedMessage { end: self.sent, packets, bytes, sent: now, polled: now });
             }
         }
     }
 
     /// A message came.
-    fn take_in(&mut self, now: Time, header: &Header, packets: usize) -> Result<(), MessageError> {
+    fn receive_message(&mut self, now: Time, header: &Header, packets: usize) -> Result<(), MessageError> {
         let lost = header.sequence.wrapping_sub(self.taken);
         if lost > i32::MAX as u32 {
             return Err(MessageError { what: "a sequence", value: u64::from(header.sequence) });
         }
-        self.is_asked |= header.requests_ack;
+        self.is_ack_requested |= header.requests_ack;
         self.taken = header.sequence.wrapping_add(packets as u32);
         self.counters.lost_packets += u64::from(lost);
         self.counters.received_packets += packets as u64;
         if packets > 0 {
             self.counters.received_messages += 1;
-            self.untold_since.get_or_insert(now);
+            self.unacked_since.get_or_insert(now);
         }
         Ok(())
     }
 
-    /// The peer was told what was taken in.
-    fn note_told(&mut self) {
-        (self.told, self.untold_since, self.untold_bytes) = (self.taken, None, 0);
+    /// The peer was poll_ack what was taken in.
+    fn note_acked(&mut self) {
+        (self.acked_to_peer, self.unacked_since, self.unacked_bytes) = (self.taken, None, 0);
     }
 
     /// When it is to be asked what it has taken in.
-    fn asks_at(&self) -> Option<Time> {
-        if self.under_way.is_empty() {
+    fn ack_request_due(&self) -> Option<Time> {
+        if self.in_flight.is_empty() {
             return None;
         }
-        Some(self.settled_at.max(self.asked_at) + ASK_SPAN)
+        Some(self.acked_at.max(self.ack_requested_at) + ACK_REQUEST_INTERVAL)
     }
 }
 
-/// Bytes that are told of at once, in the midst of taking in: a sender whose window is full would wait until the end of
+/// Bytes that are poll_ack of at once, in the midst of taking in: a sender whose window is full would wait until the end of
 /// a turn, which takes in as much as the window holds.
-fn untold_bytes_max(limits: &Limits) -> u64 {
+fn unacked_bytes_max(limits: &FlowLimits) -> u64 {
     limits.bytes_max / 4
 }
 
-/// Whether it may depend on what a peer has taken in meanwhile if the packets that wait go now: `by_peer` are worth a
-/// message by what was known before, or fewer. It does not where a full message waits, nor where what waits is too
+/// Whether it may depend on what a peer has taken in meanwhile if the packets that wait go now: `by_peer` are batch_target a
+/// message by what was known before, or fewer. It does not where a full message ack_now, nor where what ack_now is too
 /// little for a busy node anyhow, this one or the peer as far as that is known: whether it still is is asked every
-/// [`NEWS_SPAN`]. The line in which the peer says so is one that two cores pass to and fro: to look at
+/// [`ACK_POLL_INTERVAL`]. The line in which the peer says so is one that two cores pass to and fro: to poll_ack at
 /// it takes as long as several packets do.
-fn is_decided_by_news(waiting: usize, by_peer: usize, by_occupancy: usize) -> bool {
+fn depends_on_ack(waiting: usize, by_peer: usize, by_occupancy: usize) -> bool {
     by_peer > by_occupancy && (by_occupancy..PACKETS_MAX).contains(&waiting)
 }
 
-/// Whether `end` lies at or before `taken`, mod 2^32: neither is ever further from the other than what is under way.
-fn is_past(end: u32, taken: u32) -> bool {
+/// Whether `end` lies at or before `taken`, mod 2^32: neither is ever further from the other than what is under via.
+fn is_at_or_before(end: u32, taken: u32) -> bool {
     taken.wrapping_sub(end) as i32 >= 0
 }
 
 /// Takes in messages: parcels for this node, and those to be passed on.
-struct TakeIn<'a> {
+struct ReceiveContext<'a> {
     own: NodeId,
     now: Time,
-    limits: &'a Limits,
-    /// Who has so much under way that it is to be told now what is taken in.
-    waits: Option<NodeId>,
+    limits: &'a FlowLimits,
+    /// Who has so much under via that it is to be poll_ack now what is taken in.
+    ack_now: Option<NodeId>,
     occupancy: &'a mut Occupancy,
     pool: &'a mut Pool,
     peers: &'a mut [Peer; NODES],
@@ -247,17 +249,22 @@ struct TakeIn<'a> {
     relayed: &'a mut Vec<Parcel>,
 }
 
-impl Intake for TakeIn<'_> {
-    fn take(&mut self, from: NodeId, message: &Message, source: &(impl Source + ?Sized)) -> Result<(), MessageError> {
+impl MessageSink for ReceiveContext<'_> {
+    fn receive(
+        &mut self,
+        from: NodeId,
+        message: &Message,
+        source: &(impl Source + ?Sized),
+    ) -> Result<(), MessageError> {
         if message.is_filler() {
             return Ok(());
         }
         let peer = &mut self.peers[usize::from(from.0)];
-        if self.limits.tells_by_messages {
+        if self.limits.acks_in_messages {
             let Header { taken, wants, .. } = message.header;
-            peer.settle(self.now, Told { taken, wants })?;
+            peer.process_ack(self.now, Ack { taken, wants })?;
         }
-        peer.take_in(self.now, &message.header, message.packets())?;
+        peer.receive_message(self.now, &message.header, message.packets())?;
         let mut bytes = 0;
         for place in message.entries() {
             bytes += place.bytes;
@@ -273,12 +280,12 @@ impl Intake for TakeIn<'_> {
             peer.counters.relayed_packets += u64::from(!is_own);
             parcels.push((place.hop, packet));
         }
-        peer.untold_bytes += bytes as u64;
+        peer.unacked_bytes += bytes as u64;
         if message.packets() > 0 {
             self.occupancy.note_received(message.packets(), bytes);
         }
-        if self.limits.tells_by_messages && peer.untold_bytes >= untold_bytes_max(self.limits) {
-            self.waits = Some(from);
+        if self.limits.acks_in_messages && peer.unacked_bytes >= unacked_bytes_max(self.limits) {
+            self.ack_now = Some(from);
         }
         Ok(())
     }
@@ -293,7 +300,7 @@ fn flow_hash(packet: &[u8], seed: u64) -> u32 {
     }
 }
 
-fn balancer(own: NodeId, settings: &Settings, flow_seed: u64) -> Balancer {
+fn balancer(own: NodeId, settings: &InterconnectSettings, flow_seed: u64) -> Balancer {
     let thresholds = Thresholds { hot_packets: settings.queue_packets / 4, flowlet_gap: settings.flowlet_gap };
     Balancer::new(own, thresholds, flow_seed)
 }
@@ -301,11 +308,11 @@ fn balancer(own: NodeId, settings: &Settings, flow_seed: u64) -> Balancer {
 /// An interconnect over a carrier.
 pub(super) struct Mesh<C> {
     own: NodeId,
-    settings: Settings,
+    settings: InterconnectSettings,
     is_adaptive: bool,
     occupancy: Occupancy,
     carrier: C,
-    limits: Limits,
+    limits: FlowLimits,
     peers: [Peer; NODES],
     balancer: Balancer,
     flow_seed: u64,
@@ -313,7 +320,7 @@ pub(super) struct Mesh<C> {
 }
 
 impl<C: Carrier> Mesh<C> {
-    pub(super) fn new(own: NodeId, settings: Settings, carrier: C) -> Result<Self, InterconnectError> {
+    pub(super) fn new(own: NodeId, settings: InterconnectSettings, carrier: C) -> Result<Self, InterconnectError> {
         let flow_seed = random_u64()?;
         let limits = carrier.limits();
         Ok(Self {
@@ -346,14 +353,18 @@ impl<C: Carrier> Mesh<C> {
             let (what, remedy) = ("is joined already", "let it leave before");
             return Err(InterconnectError::Node { node: node.0, what, remedy });
         }
-        *peer =
-            Peer { counters: peer.counters, handed: peer.handed, past: peer.handed, ..Peer::new(&settings, &limits) };
+        *peer = Peer {
+            counters: peer.counters,
+            submitted: peer.submitted,
+            completed: peer.submitted,
+            ..Peer::new(&settings, &limits)
+        };
         Ok(())
     }
 
     /// What a peer's fault means: nothing of it is heard any more, and others are not harmed.
-    fn broke(&mut self, pool: &mut Pool, node: NodeId) {
-        self.carrier.leave(node);
+    fn fail_peer(&mut self, pool: &mut Pool, node: NodeId) {
+        self.carrier.remove_peer(node);
         self.drop_waiting(pool, node);
         self.peers[usize::from(node.0)].state = PeerState::Broken;
     }
@@ -364,7 +375,7 @@ impl<C: Carrier> Mesh<C> {
             pool.free(queued.item.1);
             peer.counters.drop_absent += 1;
         }
-        peer.past = peer.handed;
+        peer.completed = peer.submitted;
     }
 
     fn enqueue(&mut self, now: Time, pool: &mut Pool, to: NodeId, parcel: Parcel) {
@@ -380,7 +391,7 @@ impl<C: Carrier> Mesh<C> {
             return pool.free(parcel.1);
         }
         match peer.batcher.push(now, bytes as u16, parcel) {
-            Ok(()) => peer.handed += 1,
+            Ok(()) => peer.submitted += 1,
             Err((_, packet)) => {
                 peer.counters.drop_full += 1;
                 pool.free(packet);
@@ -392,7 +403,7 @@ impl<C: Carrier> Mesh<C> {
         std::array::from_fn(|node| {
             let peer = &self.peers[node];
             let (queued, is_up) = (peer.batcher.len(), peer.state == PeerState::Up);
-            LinkLoad { is_up, queued, submitted: peer.handed, completed: peer.past }
+            LinkLoad { is_up, queued, submitted: peer.submitted, completed: peer.completed }
         })
     }
 
@@ -401,9 +412,9 @@ impl<C: Carrier> Mesh<C> {
         for parcel in parcels.drain(..) {
             let hash = flow_hash(pool.bytes(&parcel.1), self.flow_seed);
             let loads = self.loads();
-            let way = self.balancer.next_node(now, to, hash, &loads);
-            self.peers[usize::from(to.0)].counters.detoured_packets += u64::from(way != to);
-            self.enqueue(now, pool, way, parcel);
+            let via = self.balancer.next_node(now, to, hash, &loads);
+            self.peers[usize::from(to.0)].counters.detoured_packets += u64::from(via != to);
+            self.enqueue(now, pool, via, parcel);
         }
     }
 
@@ -416,18 +427,18 @@ impl<C: Carrier> Mesh<C> {
             }
             Ok(false) => false,
             Err(_) => {
-                self.broke(pool, node);
+                self.fail_peer(pool, node);
                 true
             }
         }
     }
 
-    fn send_due(&mut self, now: Time, pool: &mut Pool, node: NodeId) -> Result<bool, Fault> {
+    fn send_due(&mut self, now: Time, pool: &mut Pool, node: NodeId) -> Result<bool, CarrierError> {
         let mut has_sent = false;
         // Each round sends a packet at least.
         for _ in 0..self.settings.queue_packets {
-            let worth = self.worth(now, node)?;
-            let due = self.peers[usize::from(node.0)].batcher.due(now, worth);
+            let batch_target = self.batch_target(now, node)?;
+            let due = self.peers[usize::from(node.0)].batcher.due(now, batch_target);
             if due == 0 {
                 break;
             }
@@ -445,51 +456,51 @@ impl<C: Carrier> Mesh<C> {
         (self.occupancy.least_packets() - 1) as u8
     }
 
-    /// How many packets are worth a message, by what is under way and by how busy the two nodes are, and how long it
+    /// How many packets are batch_target a message, by what is under via and by how busy the two nodes are, and how long it
     /// may be.
-    fn worth(&mut self, now: Time, node: NodeId) -> Result<BatchTarget, Fault> {
-        if self.wants_news(now, node) {
-            self.look(now, node)?;
+    fn batch_target(&mut self, now: Time, node: NodeId) -> Result<BatchTarget, CarrierError> {
+        if self.should_poll_ack(now, node) {
+            self.poll_ack(now, node)?;
         }
         let peer = &self.peers[usize::from(node.0)];
         let by_occupancy = self.by_occupancy(now, peer);
         let limit = self.occupancy.limit(by_occupancy);
-        Ok(BatchTarget { by_occupancy, by_under_way: peer.by_under_way(&self.limits), limit })
+        Ok(BatchTarget { by_occupancy, by_under_way: peer.by_in_flight(&self.limits), limit })
     }
 
-    /// How many packets are worth a message, by how busy this node is, and a peer as it says itself.
+    /// How many packets are batch_target a message, by how busy this node is, and a peer as it says itself.
     fn by_occupancy(&self, now: Time, peer: &Peer) -> usize {
-        let is_news = now.since(peer.wants_at) < OLD_NEWS_SPAN;
+        let is_news = now.since(peer.wants_at) < OCCUPANCY_AGE_MAX;
         let by_peer = if is_news { 1 + usize::from(peer.wants) } else { 1 };
         self.occupancy.least_packets().max(by_peer)
     }
 
-    /// Whether it is time to look what a peer says, where it says so in memory.
-    fn wants_news(&self, now: Time, node: NodeId) -> bool {
+    /// Whether it is time to poll_ack what a peer says, where it says so in memory.
+    fn should_poll_ack(&self, now: Time, node: NodeId) -> bool {
         let peer = &self.peers[usize::from(node.0)];
-        if self.limits.tells_by_messages || peer.under_way.is_empty() {
+        if self.limits.acks_in_messages || peer.in_flight.is_empty() {
             return false;
         }
-        let is_half_full = peer.under_way.len() >= self.limits.messages_max / 2;
+        let is_half_full = peer.in_flight.len() >= self.limits.messages_max / 2;
         if !self.is_adaptive || is_half_full {
             return is_half_full;
         }
         let own_least = self.occupancy.least_packets();
         if own_least == PACKETS_MAX {
-            // Whatever the peer says, none but full messages are worth it.
+            // Whatever the peer says, none but full messages are batch_target it.
             return false;
         }
         // A node that is busy has better things to do than to learn.
-        let learns = peer.timed.is_some() || peer.samples < SAMPLES_FIRST;
+        let learns = peer.timed.is_some() || peer.samples < SAMPLES_INITIAL;
         learns && own_least == 1
-            || now.since(peer.asked_at) >= NEWS_SPAN
-            || is_decided_by_news(peer.batcher.len(), peer.by_under_way(&self.limits), self.by_occupancy(now, peer))
+            || now.since(peer.ack_requested_at) >= ACK_POLL_INTERVAL
+            || depends_on_ack(peer.batcher.len(), peer.by_in_flight(&self.limits), self.by_occupancy(now, peer))
     }
 
     /// Sends the `due` oldest packets, in as many messages as they need. Says how many went.
-    fn send_batch(&mut self, now: Time, pool: &mut Pool, node: NodeId, due: usize) -> Result<usize, Fault> {
+    fn send_batch(&mut self, now: Time, pool: &mut Pool, node: NodeId, due: usize) -> Result<usize, CarrierError> {
         let wants = self.wants();
-        let is_timed = self.is_adaptive && self.occupancy.least_packets() == 1;
+        let may_time = self.is_adaptive && self.occupancy.least_packets() == 1;
         let peer = &mut self.peers[usize::from(node.0)];
         let mut done = 0;
         while done < due && peer.has_window(&self.limits) {
@@ -500,13 +511,13 @@ impl<C: Carrier> Mesh<C> {
             if sent == 0 {
                 break;
             }
-            peer.note_told();
+            peer.note_acked();
             let mut bytes = 0;
             for queued in std::iter::from_fn(|| peer.batcher.pop()).take(sent) {
                 bytes += usize::from(queued.bytes);
                 pool.free(queued.item.1);
             }
-            peer.note_sent(now, sent, bytes, is_timed);
+            peer.note_sent(now, sent, bytes, may_time);
             self.occupancy.note_sent(sent, bytes);
             done += sent;
         }
@@ -514,55 +525,55 @@ impl<C: Carrier> Mesh<C> {
     }
 
     /// Says to a peer what was taken in, and asks it for the same, where that is due. Says whether a message went.
-    fn tell(&mut self, now: Time, node: NodeId) -> Result<bool, Fault> {
+    fn send_ack(&mut self, now: Time, node: NodeId) -> Result<bool, CarrierError> {
         let wants = self.wants();
         let peer = &mut self.peers[usize::from(node.0)];
-        let untold = peer.taken.wrapping_sub(peer.told);
-        let has_to_ask = peer.asks_at().is_some_and(|at| at <= now);
-        if !self.limits.tells_by_messages {
-            if untold > 0 {
-                self.carrier.tell_in_place(node, Told { taken: peer.taken, wants });
-                peer.note_told();
+        let unacked = peer.taken.wrapping_sub(peer.acked_to_peer);
+        let requests_ack = peer.ack_request_due().is_some_and(|at| at <= now);
+        if !self.limits.acks_in_messages {
+            if unacked > 0 {
+                self.carrier.write_ack(node, Ack { taken: peer.taken, wants });
+                peer.note_acked();
             }
-            if has_to_ask {
-                self.look(now, node)?;
+            if requests_ack {
+                self.poll_ack(now, node)?;
             }
             return Ok(false);
         }
-        let is_late = peer.untold_since.is_some_and(|since| now.since(since) >= UNTOLD_SPAN);
-        let is_much = untold >= UNTOLD_PACKETS_MAX || peer.untold_bytes >= untold_bytes_max(&self.limits);
-        if !is_much && !is_late && !peer.is_asked && !has_to_ask {
+        let is_late = peer.unacked_since.is_some_and(|since| now.since(since) >= ACK_DELAY);
+        let is_much = unacked >= ACK_AFTER_PACKETS || peer.unacked_bytes >= unacked_bytes_max(&self.limits);
+        if !is_much && !is_late && !peer.is_ack_requested && !requests_ack {
             return Ok(false);
         }
-        let header = Header { sequence: peer.sent, taken: peer.taken, requests_ack: has_to_ask, wants };
-        if !self.carrier.tell(node, &header)? {
+        let header = Header { sequence: peer.sent, taken: peer.taken, requests_ack, wants };
+        if !self.carrier.send_ack(node, &header)? {
             return Ok(false);
         }
-        peer.note_told();
-        peer.is_asked = false;
-        if has_to_ask {
-            peer.asked_at = now;
+        peer.note_acked();
+        peer.is_ack_requested = false;
+        if requests_ack {
+            peer.ack_requested_at = now;
         }
         Ok(true)
     }
 
     /// The same, and lets it go.
-    fn tell_and_flush(&mut self, now: Time, pool: &mut Pool, node: NodeId) {
-        match self.tell(now, node) {
+    fn send_ack_and_flush(&mut self, now: Time, pool: &mut Pool, node: NodeId) {
+        match self.send_ack(now, node) {
             Ok(false) => {}
             Ok(true) => self.carrier.flush(node),
-            Err(_) => self.broke(pool, node),
+            Err(_) => self.fail_peer(pool, node),
         }
     }
 
     /// Looks what a peer has taken in, where it does not say so in messages.
-    fn look(&mut self, now: Time, node: NodeId) -> Result<(), Fault> {
-        let Some(told) = self.carrier.told(node) else { return Ok(()) };
+    fn poll_ack(&mut self, now: Time, node: NodeId) -> Result<(), CarrierError> {
+        let Some(ack) = self.carrier.poll_ack(node) else { return Ok(()) };
         let peer = &mut self.peers[usize::from(node.0)];
-        peer.asked_at = now;
-        peer.settle(now, told)?;
+        peer.ack_requested_at = now;
+        peer.process_ack(now, ack)?;
         if let Some(timed) = &mut peer.timed {
-            timed.looked = now;
+            timed.polled = now;
         }
         Ok(())
     }
@@ -581,35 +592,35 @@ impl<C: Carrier> Interconnect for Mesh<C> {
         Ok(offer)
     }
 
-    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<Terms, InterconnectError> {
+    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<ConnectionParams, InterconnectError> {
         self.new_peer(node)?;
-        let terms = self.carrier.accept(node, offer)?;
+        let params = self.carrier.accept(node, offer)?;
         self.peer_mut(node)?.state = PeerState::Up;
-        Ok(terms)
+        Ok(params)
     }
 
-    fn finish(&mut self, node: NodeId, terms: &Terms) -> Result<(), InterconnectError> {
+    fn finish(&mut self, node: NodeId, params: &ConnectionParams) -> Result<(), InterconnectError> {
         if self.peer_mut(node)?.state != PeerState::Offered {
             let (what, remedy) = ("accepts what was not offered", "offer before");
             return Err(InterconnectError::Node { node: node.0, what, remedy });
         }
-        self.carrier.finish(node, terms)?;
+        self.carrier.finish(node, params)?;
         self.peer_mut(node)?.state = PeerState::Up;
         Ok(())
     }
 
-    fn leave(&mut self, pool: &mut Pool, node: NodeId) {
+    fn remove_peer(&mut self, pool: &mut Pool, node: NodeId) {
         if self.peer_mut(node).is_ok() {
-            self.broke(pool, node);
+            self.fail_peer(pool, node);
             self.peers[usize::from(node.0)].state = PeerState::Absent;
         }
     }
 
-    fn renew(&mut self, pool: &mut Pool) -> Result<(), InterconnectError> {
-        (0..NODES_MAX).for_each(|node| self.leave(pool, NodeId(node)));
+    fn restart(&mut self, pool: &mut Pool) -> Result<(), InterconnectError> {
+        (0..NODES_MAX).for_each(|node| self.remove_peer(pool, NodeId(node)));
         self.balancer = balancer(self.own, &self.settings, self.flow_seed);
         self.occupancy = Occupancy::new(self.limits.carried);
-        self.carrier.renew()
+        self.carrier.restart()
     }
 
     fn set_policy(&mut self, policy: Policy) {
@@ -643,24 +654,33 @@ impl<C: Carrier> Interconnect for Mesh<C> {
         }
     }
 
-    fn turn(&mut self, now: Time, pool: &mut Pool, arrived: &mut Vec<Parcel>, packets_max: usize) -> bool {
-        let mut is_busy = self.carrier.turn();
+    fn poll(&mut self, now: Time, pool: &mut Pool, arrived: &mut Vec<Parcel>, packets_max: usize) -> bool {
+        let mut is_busy = self.carrier.poll();
         let mut relayed = std::mem::take(&mut self.relayed);
         let before = arrived.len();
         while arrived.len() - before + relayed.len() < packets_max {
             let Self { own, peers, carrier, limits, occupancy, .. } = self;
             let (own, arrived, relayed) = (*own, &mut *arrived, &mut relayed);
-            let mut take_in =
-                TakeIn { own, now, limits, waits: None, occupancy, pool: &mut *pool, peers, arrived, relayed };
-            let received = carrier.receive(&mut take_in);
-            match (take_in.waits, received) {
-                (waits, Ok(true)) => {
+            let mut context = ReceiveContext {
+                own,
+                now,
+                limits,
+                ack_now: None,
+                occupancy,
+                pool: &mut *pool,
+                peers,
+                arrived,
+                relayed,
+            };
+            let received = carrier.receive(&mut context);
+            match (context.ack_now, received) {
+                (ack_now, Ok(true)) => {
                     is_busy = true;
-                    waits.into_iter().for_each(|node| self.tell_and_flush(now, pool, node));
+                    ack_now.into_iter().for_each(|node| self.send_ack_and_flush(now, pool, node));
                 }
                 (_, Ok(false)) => break,
                 (_, Err((node, _))) => {
-                    self.broke(pool, node);
+                    self.fail_peer(pool, node);
                     is_busy = true;
                 }
             }
@@ -671,7 +691,7 @@ impl<C: Carrier> Interconnect for Mesh<C> {
         }
         self.relayed = relayed;
         for node in self.each_up() {
-            self.tell_and_flush(now, pool, node);
+            self.send_ack_and_flush(now, pool, node);
             is_busy |= self.dispatch(now, pool, node);
         }
         is_busy
@@ -680,9 +700,9 @@ impl<C: Carrier> Interconnect for Mesh<C> {
     fn deadline(&self) -> Option<Time> {
         let up = self.peers.iter().filter(|peer| peer.state == PeerState::Up);
         let of = |peer: &Peer| {
-            let by_messages = self.limits.tells_by_messages;
-            let tells = peer.untold_since.map(|since| since + UNTOLD_SPAN);
-            let asks = peer.asks_at();
+            let by_messages = self.limits.acks_in_messages;
+            let tells = peer.unacked_since.map(|since| since + ACK_DELAY);
+            let asks = peer.ack_request_due();
             [peer.batcher.deadline(), tells.filter(|_| by_messages), asks.filter(|_| by_messages)]
                 .into_iter()
                 .flatten()
@@ -691,22 +711,22 @@ impl<C: Carrier> Interconnect for Mesh<C> {
         up.filter_map(of).min()
     }
 
-    fn wakes(&self) -> Vec<BorrowedFd<'_>> {
-        self.carrier.wakes()
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.carrier.wait_fds()
     }
 
-    fn may_sleep(&mut self) -> bool {
-        self.carrier.may_sleep()
+    fn prepare_wait(&mut self) -> bool {
+        self.carrier.prepare_wait()
     }
 
-    fn woke(&mut self) {
+    fn finish_wait(&mut self) {
         self.occupancy.note_sleep();
-        self.carrier.woke();
+        self.carrier.finish_wait();
     }
 
-    fn counters(&self, node: NodeId) -> Counters {
-        let Some(peer) = self.peers.get(usize::from(node.0)) else { return Counters::default() };
-        Counters { forged_messages: self.carrier.forged(node), ..peer.counters }
+    fn counters(&self, node: NodeId) -> PeerCounters {
+        let Some(peer) = self.peers.get(usize::from(node.0)) else { return PeerCounters::default() };
+        PeerCounters { forged_messages: self.carrier.forged(node), ..peer.counters }
     }
 }
 
@@ -726,7 +746,7 @@ mod tests {
         {
             let may_go = |by_peer: usize| goes(waiting, by_peer.max(by_occupancy));
             let news_matter = (0..=by_peer).any(|by_peer_now| may_go(by_peer_now) != may_go(by_peer));
-            let looks = is_decided_by_news(waiting, by_peer, by_occupancy);
+            let looks = depends_on_ack(waiting, by_peer, by_occupancy);
             assert!(looks || !news_matter, "{waiting} wait, {by_peer} by the peer, {by_occupancy} by this node");
             assert!(!looks || waiting < PACKETS_MAX, "{waiting} wait, which is a full message");
         }

@@ -6,11 +6,11 @@
 //!
 //! ```text
 //!   node a                                     node b
-//!   offer(b) ──── Offer: terms, descriptors ──► accept(a, offer)
-//!   finish(b, terms) ◄────── Terms ─────────────
+//!   offer(b) ──── Offer: params, descriptors ──► accept(a, offer)
+//!   finish(b, params) ◄────── ConnectionParams ─────────────
 //! ```
 //!
-//! A node that died is taken out with [`Interconnect::leave`]; another one by the same number begins anew. None of the
+//! A node that died is taken out with [`Interconnect::remove_peer`]; another one by the same number begins anew. None of the
 //! others ever waits for it.
 
 mod carrier;
@@ -26,7 +26,8 @@ use rnic_live::{LaneIo, LiveError, UdpIo};
 use router::NodeId;
 
 pub use interface::{
-    Counters, DESCRIPTORS_MAX, Interconnect, InterconnectError, Kind, Offer, PeerState, Settings, Terms,
+    ConnectionParams, DESCRIPTORS_MAX, Interconnect, InterconnectError, InterconnectSettings, Offer, PeerCounters,
+    PeerState, TransportKind,
 };
 use memory::{Direct, MemoryCarrier, Modelled};
 use mesh::Mesh;
@@ -36,13 +37,17 @@ use rnic::RnicCarrier;
 ///
 /// # Errors
 /// When there can be no such interconnect.
-pub fn open(own: NodeId, kind: Kind, settings: &Settings) -> Result<Box<dyn Interconnect>, InterconnectError> {
+pub fn open(
+    own: NodeId,
+    kind: TransportKind,
+    settings: &InterconnectSettings,
+) -> Result<Box<dyn Interconnect>, InterconnectError> {
     settings.policy.check()?;
     Ok(match kind {
-        Kind::Lanes => Box::new(Mesh::new(own, *settings, MemoryCarrier::new(Direct))?),
-        Kind::Windows(timing) => Box::new(Mesh::new(own, *settings, MemoryCarrier::new(Modelled(timing)))?),
-        Kind::RnicLanes => Box::new(Mesh::new(own, *settings, RnicCarrier::new(LaneIo::new())?)?),
-        Kind::RnicUdp(address) => {
+        TransportKind::Lanes => Box::new(Mesh::new(own, *settings, MemoryCarrier::new(Direct))?),
+        TransportKind::Windows(timing) => Box::new(Mesh::new(own, *settings, MemoryCarrier::new(Modelled(timing)))?),
+        TransportKind::RnicLanes => Box::new(Mesh::new(own, *settings, RnicCarrier::new(LaneIo::new())?)?),
+        TransportKind::RnicUdp(address) => {
             let wire = UdpIo::bind(address).map_err(LiveError::from)?;
             Box::new(Mesh::new(own, *settings, RnicCarrier::new(wire)?)?)
         }

@@ -5,7 +5,7 @@
 //! keep to a window, and say what they have taken in. What the wire loses is lost: routers do not send again.
 //!
 //! Over UDP anybody can write the address of a peer into a datagram. So each message ends with a token there: a random
-//! number that the receiver has told this peer alone, over the connection of the control plane. What ends otherwise is
+//! number that the receiver has poll_ack this peer alone, over the connection of the control plane. What ends otherwise is
 //! dropped and counted. That keeps out who cannot see what nodes send to each other, and nobody else.
 
 use std::collections::VecDeque;
@@ -26,16 +26,16 @@ use router::batch::message::{self, DESCRIPTOR_BYTES, HEADER_BYTES, Header, Messa
 use router::batch::{Carried, FIXED_PACKETS_MAX, Latency};
 use router::{NODES_MAX, NodeId};
 
-use super::carrier::{Carrier, Fault, Intake, Limits, Packets, Told};
-use super::interface::{InterconnectError, Offer, Terms, random_u64, wrong_terms};
+use super::carrier::{Ack, Carrier, CarrierError, FlowLimits, MessageSink, Packets};
+use super::interface::{ConnectionParams, InterconnectError, Offer, invalid_offer, random_u64};
 
 /// A full batch of the longest packets of Ethernet is one message: 48 KiB.
 const SLOT_BYTES: usize = 48 << 10;
 const PACKET_BYTES_USUAL: usize = 1518;
 const SENDS: usize = 64;
 /// Twice what one turn of the NIC takes in.
-const RECEIVES: usize = 2 * TURN_PACKETS;
-const TURN_PACKETS: usize = 64;
+const RECEIVES: usize = 2 * POLL_PACKETS_MAX;
+const POLL_PACKETS_MAX: usize = 64;
 /// Bytes under way to one peer: half of what a lane of the wire holds, and of what a socket is given.
 const WINDOW_BYTES_MAX: u64 = 96 << 10;
 const WINDOW_MESSAGES_MAX: usize = 48;
@@ -48,7 +48,7 @@ const _: () = assert!(
     HEADER_BYTES + FIXED_PACKETS_MAX * (DESCRIPTOR_BYTES + PACKET_BYTES_USUAL) + size_of::<u64>() <= SLOT_BYTES,
     "with its token"
 );
-const _: () = assert!(WINDOW_MESSAGES_MAX < TURN_PACKETS && SENDS <= WINDOW_PACKETS_MAX as usize);
+const _: () = assert!(WINDOW_MESSAGES_MAX < POLL_PACKETS_MAX && SENDS <= WINDOW_PACKETS_MAX as usize);
 
 /// A wire, and how peers meet on it.
 pub(super) trait PeerWire: PacketIo + std::marker::Send {
@@ -67,7 +67,7 @@ pub(super) trait PeerWire: PacketIo + std::marker::Send {
     fn accept(&mut self, node: NodeId, offer: Offer) -> Result<NicAddress, InterconnectError>;
 
     /// Makes a peer known that accepted an offer, by what it says.
-    fn finish(&mut self, node: NodeId, terms: &Terms) -> Result<NicAddress, InterconnectError>;
+    fn finish(&mut self, node: NodeId, params: &ConnectionParams) -> Result<NicAddress, InterconnectError>;
 
     /// Where this end is.
     fn local(&self) -> Option<SocketAddr>;
@@ -75,14 +75,14 @@ pub(super) trait PeerWire: PacketIo + std::marker::Send {
     /// Forgets a peer.
     fn remove(&mut self, address: NicAddress);
 
-    /// See [`super::Interconnect::wakes`].
-    fn wakes(&self) -> Vec<BorrowedFd<'_>>;
+    /// See [`super::Interconnect::wait_fds`].
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>>;
 
-    /// See [`super::Interconnect::may_sleep`].
-    fn may_sleep(&mut self) -> bool;
+    /// See [`super::Interconnect::prepare_wait`].
+    fn prepare_wait(&mut self) -> bool;
 
-    /// See [`super::Interconnect::woke`].
-    fn woke(&mut self);
+    /// See [`super::Interconnect::finish_wait`].
+    fn finish_wait(&mut self);
 }
 
 /// What a wire offers a peer.
@@ -109,17 +109,17 @@ impl PeerWire for LaneIo {
     fn accept(&mut self, node: NodeId, offer: Offer) -> Result<NicAddress, InterconnectError> {
         let found = offer.descriptors.len();
         let Ok([memfd, doorbell_creator, doorbell_peer]) = <[OwnedFd; 3]>::try_from(offer.descriptors) else {
-            return Err(wrong_terms(node, "a number of descriptors", found, "3: memory and two doorbells"));
+            return Err(invalid_offer(node, "a number of descriptors", found, "3: memory and two doorbells"));
         };
-        if offer.terms.secret == 0 {
-            return Err(wrong_terms(node, "a secret", 0, "random, and not 0"));
+        if offer.params.secret == 0 {
+            return Err(invalid_offer(node, "a secret", 0, "random, and not 0"));
         }
         let link = open_link(ShmDescriptors { memfd, doorbell_creator, doorbell_peer }, WINDOW_BYTES)?;
-        Ok(self.add_peer(&link, offer.terms.secret).map_err(LiveError::from)?)
+        Ok(self.add_peer(&link, offer.params.secret).map_err(LiveError::from)?)
     }
 
-    fn finish(&mut self, node: NodeId, _: &Terms) -> Result<NicAddress, InterconnectError> {
-        Err(wrong_terms(node, "an acceptance", "another kind", "of what was offered"))
+    fn finish(&mut self, node: NodeId, _: &ConnectionParams) -> Result<NicAddress, InterconnectError> {
+        Err(invalid_offer(node, "an acceptance", "another kind", "of what was offered"))
     }
 
     fn local(&self) -> Option<SocketAddr> {
@@ -130,15 +130,15 @@ impl PeerWire for LaneIo {
         self.remove_peer(address);
     }
 
-    fn wakes(&self) -> Vec<BorrowedFd<'_>> {
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
         self.wait_fds().collect()
     }
 
-    fn may_sleep(&mut self) -> bool {
+    fn prepare_wait(&mut self) -> bool {
         self.prepare_wait()
     }
 
-    fn woke(&mut self) {
+    fn finish_wait(&mut self) {
         self.finish_wait();
     }
 }
@@ -157,12 +157,12 @@ impl PeerWire for UdpIo {
     }
 
     fn accept(&mut self, node: NodeId, offer: Offer) -> Result<NicAddress, InterconnectError> {
-        self.finish(node, &offer.terms)
+        self.finish(node, &offer.params)
     }
 
-    fn finish(&mut self, node: NodeId, terms: &Terms) -> Result<NicAddress, InterconnectError> {
-        let Some(address) = terms.address else {
-            return Err(wrong_terms(node, "an address", "none", "where it receives UDP"));
+    fn finish(&mut self, node: NodeId, params: &ConnectionParams) -> Result<NicAddress, InterconnectError> {
+        let Some(address) = params.address else {
+            return Err(invalid_offer(node, "an address", "none", "where it receives UDP"));
         };
         Ok(self.add_peer(address).map_err(LiveError::from)?)
     }
@@ -173,21 +173,21 @@ impl PeerWire for UdpIo {
 
     fn remove(&mut self, _: NicAddress) {}
 
-    fn wakes(&self) -> Vec<BorrowedFd<'_>> {
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
         vec![self.wait_fd()]
     }
 
-    fn may_sleep(&mut self) -> bool {
+    fn prepare_wait(&mut self) -> bool {
         self.is_idle()
     }
 
-    fn woke(&mut self) {}
+    fn finish_wait(&mut self) {}
 }
 
 struct Peer {
     qp: QpNumber,
     psn: Psn,
-    /// What this end has told the peer: the token of messages from it.
+    /// What this end has poll_ack the peer: the token of messages from it.
     secret: u64,
     /// The token of messages to it.
     token: u64,
@@ -319,9 +319,9 @@ impl<W: PeerWire> RnicCarrier<W> {
         }))
     }
 
-    fn terms(&self, node: NodeId) -> Option<Terms> {
+    fn params(&self, node: NodeId) -> Option<ConnectionParams> {
         let peer = self.peers[usize::from(node.0)].as_ref()?;
-        Some(Terms {
+        Some(ConnectionParams {
             secret: peer.secret,
             queue_pair: peer.qp.0,
             packet_sequence: peer.psn.get(),
@@ -330,19 +330,19 @@ impl<W: PeerWire> RnicCarrier<W> {
     }
 
     /// Takes a queue pair from reset to ready-to-send.
-    fn connect(&mut self, node: NodeId, address: NicAddress, terms: &Terms) -> Result<(), InterconnectError> {
-        if terms.queue_pair > QP_NUMBER_MAX {
-            return Err(wrong_terms(node, "a queue pair", terms.queue_pair, "a number of 24 bits"));
+    fn connect(&mut self, node: NodeId, address: NicAddress, params: &ConnectionParams) -> Result<(), InterconnectError> {
+        if params.queue_pair > QP_NUMBER_MAX {
+            return Err(invalid_offer(node, "a queue pair", params.queue_pair, "a number of 24 bits"));
         }
-        if u64::from(terms.packet_sequence) > PSN_MASK {
-            return Err(wrong_terms(node, "a packet sequence", terms.packet_sequence, "a number of 24 bits"));
+        if u64::from(params.packet_sequence) > PSN_MASK {
+            return Err(invalid_offer(node, "a packet sequence", params.packet_sequence, "a number of 24 bits"));
         }
-        if W::TOKEN_BYTES > 0 && terms.secret == 0 {
-            return Err(wrong_terms(node, "a secret", 0, "random, and not 0"));
+        if W::TOKEN_BYTES > 0 && params.secret == 0 {
+            return Err(invalid_offer(node, "a secret", 0, "random, and not 0"));
         }
         let (now, mtu) = (self.live.now(), self.live.io().mtu());
         let Some(peer) = &mut self.peers[usize::from(node.0)] else {
-            return Err(wrong_terms(node, "a queue pair", "none", "offered before"));
+            return Err(invalid_offer(node, "a queue pair", "none", "offered before"));
         };
         let init = QpAttributes {
             partition_index: Some(0),
@@ -353,8 +353,8 @@ impl<W: PeerWire> RnicCarrier<W> {
         let receive = QpAttributes {
             path: Some(address),
             mtu: Some(mtu),
-            destination: Some(QpNumber(terms.queue_pair)),
-            receive_psn: Some(Psn::new(terms.packet_sequence)),
+            destination: Some(QpNumber(params.queue_pair)),
+            receive_psn: Some(Psn::new(params.packet_sequence)),
             ..QpAttributes::default()
         };
         let send = QpAttributes { send_psn: Some(peer.psn), ..QpAttributes::default() };
@@ -362,7 +362,7 @@ impl<W: PeerWire> RnicCarrier<W> {
         for (state, attributes) in steps {
             self.live.nic_mut().modify_qp(now, peer.qp, state, &attributes).map_err(nic)?;
         }
-        (peer.address, peer.token, peer.is_up) = (Some(address), terms.secret, true);
+        (peer.address, peer.token, peer.is_up) = (Some(address), params.secret, true);
         Ok(())
     }
 
@@ -384,13 +384,13 @@ impl<W: PeerWire> RnicCarrier<W> {
 
     /// Notes what came.
     fn reap_receives(&mut self) {
-        let mut done = [Completion::default(); TURN_PACKETS];
+        let mut done = [Completion::default(); POLL_PACKETS_MAX];
         loop {
             let count = self.live.nic_mut().poll_cq(self.queues.receive_cq, &mut done).unwrap_or(0);
             for Completion { id: slot, qp, status, bytes, .. } in &done[..count] {
                 match self.node_of(*qp).filter(|_| *status == CompletionStatus::Success) {
                     Some(from) => self.received.push_back(Received { from, slot: *slot, bytes: *bytes as usize }),
-                    None => self.give_back(*slot),
+                    None => self.repost_receive(*slot),
                 }
             }
             if count < done.len() {
@@ -400,7 +400,7 @@ impl<W: PeerWire> RnicCarrier<W> {
     }
 
     /// Lets the next message come into a slot.
-    fn give_back(&mut self, slot: u64) {
+    fn repost_receive(&mut self, slot: u64) {
         let (srq, request) = (self.queues.srq, self.queues.receive(slot));
         let posted = self.live.nic_mut().post_srq_recv(srq, &request);
         posted.expect("the queue has room for each slot that there is");
@@ -425,7 +425,7 @@ impl<W: PeerWire> RnicCarrier<W> {
         bytes + W::TOKEN_BYTES
     }
 
-    /// The message before the token; nothing where that is not the one that the peer was told.
+    /// The message before the token; nothing where that is not the one that the peer was poll_ack.
     fn message(&self, from: NodeId, slot: u64, bytes: usize) -> Option<&[u8]> {
         let memory = &self.live.nic().memory().0[slot as usize * SLOT_BYTES..][..bytes];
         let (message, token) = memory.split_at_checked(bytes.checked_sub(W::TOKEN_BYTES)?)?;
@@ -434,7 +434,7 @@ impl<W: PeerWire> RnicCarrier<W> {
     }
 
     /// Posts the message that lies in a slot.
-    fn post(&mut self, to: NodeId, slot: u64, bytes: usize) -> Result<(), Fault> {
+    fn post(&mut self, to: NodeId, slot: u64, bytes: usize) -> Result<(), CarrierError> {
         let Some(peer) = &self.peers[usize::from(to.0)] else { return Ok(()) };
         let qp = peer.qp;
         let request = SendRequest {
@@ -448,11 +448,11 @@ impl<W: PeerWire> RnicCarrier<W> {
         };
         let now = self.live.now();
         self.senders[slot as usize] = Some(to);
-        self.nic_mut().post_send(now, qp, &request).map_err(|error| Fault::Transport(error.to_string()))
+        self.nic_mut().post_send(now, qp, &request).map_err(|error| CarrierError::Transport(error.to_string()))
     }
 
     /// A slot for a message to a peer that can be reached.
-    fn take_slot(&mut self, to: NodeId) -> Option<u64> {
+    fn allocate_slot(&mut self, to: NodeId) -> Option<u64> {
         self.peers[usize::from(to.0)].as_ref().filter(|peer| peer.is_up)?;
         if self.free.is_empty() {
             self.reap_sends();
@@ -466,20 +466,20 @@ impl<W: PeerWire> RnicCarrier<W> {
 }
 
 /// How much may be under way over the RDMA transport, by a wire that carries it so.
-pub(super) fn limits<W: PeerWire>() -> Limits {
-    Limits {
+pub(super) fn limits<W: PeerWire>() -> FlowLimits {
+    FlowLimits {
         message_bytes_max: SLOT_BYTES - W::TOKEN_BYTES,
         ahead_packets: AHEAD_PACKETS,
         messages_max: WINDOW_MESSAGES_MAX,
         carried: W::CARRIED,
         latency_ns: Latency::PUBLISHED,
         bytes_max: WINDOW_BYTES_MAX,
-        tells_by_messages: true,
+        acks_in_messages: true,
     }
 }
 
 impl<W: PeerWire> Carrier for RnicCarrier<W> {
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> FlowLimits {
         limits::<W>()
     }
 
@@ -487,26 +487,26 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
         let secret = random_u64()?;
         let Offered { address, descriptors } = self.live.io_mut().offer(secret)?;
         self.create(node, secret)?.address = address;
-        let terms = self.terms(node).expect("it was created just now");
-        Ok(Offer { terms, descriptors })
+        let params = self.params(node).expect("it was created just now");
+        Ok(Offer { params, descriptors })
     }
 
-    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<Terms, InterconnectError> {
-        let terms = offer.terms;
+    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<ConnectionParams, InterconnectError> {
+        let params = offer.params;
         let address = self.live.io_mut().accept(node, offer)?;
         let secret = if W::TOKEN_BYTES > 0 { random_u64()? } else { 0 };
         self.create(node, secret)?.address = Some(address);
-        self.connect(node, address, &terms).inspect_err(|_| self.leave(node))?;
-        Ok(self.terms(node).expect("it was created just now"))
+        self.connect(node, address, &params).inspect_err(|_| self.remove_peer(node))?;
+        Ok(self.params(node).expect("it was created just now"))
     }
 
-    fn finish(&mut self, node: NodeId, terms: &Terms) -> Result<(), InterconnectError> {
+    fn finish(&mut self, node: NodeId, params: &ConnectionParams) -> Result<(), InterconnectError> {
         let known = self.peers[usize::from(node.0)].as_ref().and_then(|peer| peer.address);
-        let address = known.map_or_else(|| self.live.io_mut().finish(node, terms), Ok)?;
-        self.connect(node, address, terms)
+        let address = known.map_or_else(|| self.live.io_mut().finish(node, params), Ok)?;
+        self.connect(node, address, params)
     }
 
-    fn leave(&mut self, node: NodeId) {
+    fn remove_peer(&mut self, node: NodeId) {
         let Some(peer) = self.peers[usize::from(node.0)].take() else { return };
         let now = self.live.now();
         // There is one: it is destroyed here alone. In its error state it gives back the slot of a message that has
@@ -523,12 +523,16 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
             }
         }
         for Received { from, slot, bytes } in std::mem::take(&mut self.received) {
-            if from == node { self.give_back(slot) } else { self.received.push_back(Received { from, slot, bytes }) }
+            if from == node {
+                self.repost_receive(slot)
+            } else {
+                self.received.push_back(Received { from, slot, bytes })
+            }
         }
         self.failed.take_if(|failed| *failed == node);
     }
 
-    fn renew(&mut self) -> Result<(), InterconnectError> {
+    fn restart(&mut self) -> Result<(), InterconnectError> {
         let profile = Self::profile(self.live.io());
         self.live.replace_nic(profile, slots(), random_u64()?)?;
         self.queues = Queues::new(self.live.nic_mut()).map_err(nic)?;
@@ -538,28 +542,28 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
         Ok(())
     }
 
-    fn turn(&mut self) -> bool {
+    fn poll(&mut self) -> bool {
         // Each message that a turn may bring finds a slot.
-        let turned =
-            if self.received.len() + TURN_PACKETS <= RECEIVES { self.live.poll() } else { self.live.transmit() };
+        let polled =
+            if self.received.len() + POLL_PACKETS_MAX <= RECEIVES { self.live.poll() } else { self.live.transmit() };
         self.reap_sends();
         self.reap_receives();
         self.reap_events();
         // A wire that failed once is looked at again: a socket's errors pass.
-        turned.unwrap_or(false)
+        polled.unwrap_or(false)
     }
 
-    fn send<'a>(&mut self, to: NodeId, header: &Header, packets: impl Packets<'a>) -> Result<usize, Fault> {
+    fn send<'a>(&mut self, to: NodeId, header: &Header, packets: impl Packets<'a>) -> Result<usize, CarrierError> {
         let (count, _) = message::fit(SLOT_BYTES - W::TOKEN_BYTES, packets.clone().map(|(_, bytes)| bytes.len()));
-        let Some(slot) = self.take_slot(to) else { return Ok(0) };
+        let Some(slot) = self.allocate_slot(to) else { return Ok(0) };
         let bytes = message::put(self.slot_mut(slot), header, packets.take(count));
         let bytes = self.put_token(to, slot, bytes);
         self.post(to, slot, bytes)?;
         Ok(count)
     }
 
-    fn tell(&mut self, to: NodeId, header: &Header) -> Result<bool, Fault> {
-        let Some(slot) = self.take_slot(to) else { return Ok(false) };
+    fn send_ack(&mut self, to: NodeId, header: &Header) -> Result<bool, CarrierError> {
+        let Some(slot) = self.allocate_slot(to) else { return Ok(false) };
         let bytes = message::put(self.slot_mut(slot), header, [].into_iter());
         let bytes = self.put_token(to, slot, bytes);
         self.post(to, slot, bytes)?;
@@ -571,20 +575,20 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
         let _ = self.live.transmit();
     }
 
-    fn receive(&mut self, intake: &mut impl Intake) -> Result<bool, (NodeId, Fault)> {
+    fn receive(&mut self, sink: &mut impl MessageSink) -> Result<bool, (NodeId, CarrierError)> {
         if let Some(node) = self.failed.take() {
-            return Err((node, Fault::Transport(format!("the queue pair of node {} failed", node.0))));
+            return Err((node, CarrierError::Transport(format!("the queue pair of node {} failed", node.0))));
         }
         let Some(Received { from, slot, bytes }) = self.received.pop_front() else { return Ok(false) };
         let Some(memory) = self.message(from, slot, bytes) else {
             if let Some(peer) = &mut self.peers[usize::from(from.0)] {
                 peer.forged += 1;
             }
-            self.give_back(slot);
+            self.repost_receive(slot);
             return Ok(true);
         };
-        let taken = Message::check(memory).and_then(|message| intake.take(from, &message, memory));
-        self.give_back(slot);
+        let taken = Message::check(memory).and_then(|message| sink.receive(from, &message, memory));
+        self.repost_receive(slot);
         taken.map_err(|error| (from, error.into()))?;
         Ok(true)
     }
@@ -595,22 +599,22 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
         peer.forged + self.live.nic().query_qp(peer.qp).map_or(0, |status| status.dropped_long)
     }
 
-    fn told(&mut self, _: NodeId) -> Option<Told> {
+    fn poll_ack(&mut self, _: NodeId) -> Option<Ack> {
         None
     }
 
-    fn tell_in_place(&mut self, _: NodeId, _: Told) {}
+    fn write_ack(&mut self, _: NodeId, _: Ack) {}
 
-    fn wakes(&self) -> Vec<BorrowedFd<'_>> {
-        self.live.io().wakes()
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.live.io().wait_fds()
     }
 
-    fn may_sleep(&mut self) -> bool {
-        self.live.io_mut().may_sleep() && self.received.is_empty()
+    fn prepare_wait(&mut self) -> bool {
+        self.live.io_mut().prepare_wait() && self.received.is_empty()
     }
 
-    fn woke(&mut self) {
-        self.live.io_mut().woke();
+    fn finish_wait(&mut self) {
+        self.live.io_mut().finish_wait();
     }
 }
 
@@ -626,8 +630,8 @@ mod tests {
     /// Counts packets.
     struct Count(usize);
 
-    impl Intake for Count {
-        fn take(&mut self, _: NodeId, message: &Message, _: &(impl Source + ?Sized)) -> Result<(), MessageError> {
+    impl MessageSink for Count {
+        fn receive(&mut self, _: NodeId, message: &Message, _: &(impl Source + ?Sized)) -> Result<(), MessageError> {
             self.0 += message.packets();
             Ok(())
         }
@@ -648,7 +652,7 @@ mod tests {
     fn next(carrier: &mut RnicCarrier<UdpIo>) -> usize {
         let (mut count, began) = (Count(0), Instant::now());
         while began.elapsed() < Duration::from_secs(30) {
-            carrier.turn();
+            carrier.poll();
             if carrier.receive(&mut count).unwrap() {
                 return count.0;
             }
@@ -660,17 +664,17 @@ mod tests {
     fn a_message_without_the_token_is_dropped_and_harms_nobody() {
         let (mut one, mut other) = (carrier(), carrier());
         let offer = one.offer(NodeId(1)).unwrap();
-        let secret = offer.terms.secret;
-        let terms = other.accept(NodeId(0), offer).unwrap();
-        one.finish(NodeId(1), &terms).unwrap();
-        assert!(terms.secret != 0 && terms.secret != secret, "each direction has a token of its own");
+        let secret = offer.params.secret;
+        let params = other.accept(NodeId(0), offer).unwrap();
+        one.finish(NodeId(1), &params).unwrap();
+        assert!(params.secret != 0 && params.secret != secret, "each direction has a token of its own");
         send(&mut one);
         assert_eq!((next(&mut other), other.forged(NodeId(0))), (1, 0));
         let token = |carrier: &mut RnicCarrier<UdpIo>, token| carrier.peers[1].as_mut().unwrap().token = token;
-        token(&mut one, terms.secret ^ 1 << 63);
+        token(&mut one, params.secret ^ 1 << 63);
         send(&mut one);
         assert_eq!((next(&mut other), other.forged(NodeId(0))), (0, 1));
-        token(&mut one, terms.secret);
+        token(&mut one, params.secret);
         send(&mut one);
         assert_eq!((next(&mut other), other.forged(NodeId(0))), (1, 1));
     }
@@ -679,8 +683,8 @@ mod tests {
     fn joined() -> [RnicCarrier<UdpIo>; 2] {
         let (mut one, mut other) = (carrier(), carrier());
         let offer = one.offer(NodeId(1)).unwrap();
-        let terms = other.accept(NodeId(0), offer).unwrap();
-        one.finish(NodeId(1), &terms).unwrap();
+        let params = other.accept(NodeId(0), offer).unwrap();
+        one.finish(NodeId(1), &params).unwrap();
         [one, other]
     }
 
@@ -712,11 +716,11 @@ mod tests {
         let [mut one, mut other] = joined();
         for _ in 0..=RECEIVES {
             begin_message(&mut one, &mut other);
-            one.leave(NodeId(1));
-            other.leave(NodeId(0));
+            one.remove_peer(NodeId(1));
+            other.remove_peer(NodeId(0));
             let offer = one.offer(NodeId(1)).unwrap();
-            let terms = other.accept(NodeId(0), offer).unwrap();
-            one.finish(NodeId(1), &terms).unwrap();
+            let params = other.accept(NodeId(0), offer).unwrap();
+            one.finish(NodeId(1), &params).unwrap();
         }
         send(&mut one);
         assert_eq!(next(&mut other), 1);
@@ -726,7 +730,7 @@ mod tests {
     fn who_offers_no_token_is_not_joined() {
         let (mut one, mut other) = (carrier(), carrier());
         let mut offer = one.offer(NodeId(1)).unwrap();
-        offer.terms.secret = 0;
+        offer.params.secret = 0;
         let error = other.accept(NodeId(0), offer).unwrap_err().to_string();
         assert!(error.contains("a secret of 0"), "{error}");
     }

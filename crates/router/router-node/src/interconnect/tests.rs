@@ -18,8 +18,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const TIMING: LinkTiming =
     LinkTiming { one_way_ns: 500, bytes_per_us: 7_800, header_bytes: 24, payload_bytes_max: 256 };
 
-fn kinds() -> [Kind; 4] {
-    [Kind::Lanes, Kind::Windows(TIMING), Kind::RnicLanes, Kind::RnicUdp("127.0.0.1:0".parse().unwrap())]
+fn kinds() -> [TransportKind; 4] {
+    [
+        TransportKind::Lanes,
+        TransportKind::Windows(TIMING),
+        TransportKind::RnicLanes,
+        TransportKind::RnicUdp("127.0.0.1:0".parse().unwrap()),
+    ]
 }
 
 struct Node {
@@ -32,7 +37,7 @@ struct Node {
 }
 
 impl Node {
-    fn new(number: u8, kind: Kind, settings: &Settings) -> Node {
+    fn new(number: u8, kind: TransportKind, settings: &InterconnectSettings) -> Node {
         let interconnect = open(NodeId(number), kind, settings).unwrap();
         Node {
             interconnect,
@@ -61,9 +66,9 @@ impl Node {
         assert!(parcels.is_empty(), "all are taken");
     }
 
-    fn turn(&mut self) -> bool {
+    fn poll(&mut self) -> bool {
         let now = self.now();
-        self.interconnect.turn(now, &mut self.pool, &mut self.arrived, 256)
+        self.interconnect.poll(now, &mut self.pool, &mut self.arrived, 256)
     }
 
     /// What arrived, its buffers given back.
@@ -78,24 +83,24 @@ impl Node {
         self.arrived.drain(..).map(take).collect()
     }
 
-    fn leave(&mut self, node: u8) {
-        self.interconnect.leave(&mut self.pool, NodeId(node));
+    fn remove_peer(&mut self, node: u8) {
+        self.interconnect.remove_peer(&mut self.pool, NodeId(node));
     }
 
-    fn counters(&self, node: u8) -> Counters {
+    fn counters(&self, node: u8) -> PeerCounters {
         self.interconnect.counters(NodeId(node))
     }
 
     /// Sleeps until something is to be done.
     fn sleep(&mut self) {
-        if self.interconnect.may_sleep() {
-            let wakes = self.interconnect.wakes();
+        if self.interconnect.prepare_wait() {
+            let wait_fds = self.interconnect.wait_fds();
             let mut polled: Vec<PollFd<'_>> =
-                wakes.into_iter().map(|wake| PollFd::from_borrowed_fd(wake, PollFlags::IN)).collect();
+                wait_fds.into_iter().map(|wake| PollFd::from_borrowed_fd(wake, PollFlags::IN)).collect();
             let limit = Timespec::try_from(PATIENCE).unwrap();
-            assert_ne!(poll(&mut polled, Some(&limit)), Ok(0), "nobody woke the sleeper");
+            assert_ne!(poll(&mut polled, Some(&limit)), Ok(0), "nobody finish_wait the sleeper");
         }
-        self.interconnect.woke();
+        self.interconnect.finish_wait();
     }
 }
 
@@ -103,20 +108,20 @@ fn join(a: &mut Node, b: &mut Node, numbers: (u8, u8)) {
     let offer = a.interconnect.offer(NodeId(numbers.1)).unwrap();
     assert!(offer.descriptors.len() <= DESCRIPTORS_MAX);
     assert_eq!(a.interconnect.state(NodeId(numbers.1)), PeerState::Offered);
-    let terms = b.interconnect.accept(NodeId(numbers.0), offer).unwrap();
-    a.interconnect.finish(NodeId(numbers.1), &terms).unwrap();
+    let params = b.interconnect.accept(NodeId(numbers.0), offer).unwrap();
+    a.interconnect.finish(NodeId(numbers.1), &params).unwrap();
     assert_eq!(a.interconnect.state(NodeId(numbers.1)), PeerState::Up);
     assert_eq!(b.interconnect.state(NodeId(numbers.0)), PeerState::Up);
 }
 
-fn pair(kind: Kind, settings: &Settings) -> [Node; 2] {
+fn pair(kind: TransportKind, settings: &InterconnectSettings) -> [Node; 2] {
     let mut nodes = [0, 1].map(|number| Node::new(number, kind, settings));
     let [a, b] = &mut nodes;
     join(a, b, (0, 1));
     nodes
 }
 
-fn three(kind: Kind, settings: &Settings) -> [Node; 3] {
+fn three(kind: TransportKind, settings: &InterconnectSettings) -> [Node; 3] {
     let mut nodes = [0, 1, 2].map(|number| Node::new(number, kind, settings));
     let [a, b, c] = &mut nodes;
     join(a, b, (0, 1));
@@ -130,7 +135,7 @@ fn collect(nodes: &mut [Node], receiver: usize, wanted: usize) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     for _ in 0..TURNS_MAX {
         for node in nodes.iter_mut() {
-            node.turn();
+            node.poll();
         }
         found.extend(nodes[receiver].take());
         if found.len() >= wanted {
@@ -145,8 +150,8 @@ fn packet(number: usize) -> Vec<u8> {
     (0..length).map(|at| (at ^ number) as u8).collect()
 }
 
-fn fixed(packets: u8) -> Settings {
-    Settings { policy: Policy::fixed(packets), ..Settings::default() }
+fn fixed(packets: u8) -> InterconnectSettings {
+    InterconnectSettings { policy: Policy::fixed(packets), ..InterconnectSettings::default() }
 }
 
 /// Three of a batch of 32 go when time has passed, which it does not do at its end.
@@ -161,10 +166,10 @@ fn time_ends_and_begins_anew() {
         nodes.iter_mut().for_each(|node| node.passed_ps = u64::MAX - 20_000_000);
         std::thread::sleep(Duration::from_millis(1));
         nodes[0].send(1, &sent);
-        (0..1000).for_each(|_| nodes.iter_mut().for_each(|node| _ = node.turn()));
+        (0..1000).for_each(|_| nodes.iter_mut().for_each(|node| _ = node.poll()));
         assert!(nodes[1].take().is_empty(), "{kind:?}: it stands still");
         for node in &mut nodes {
-            node.interconnect.renew(&mut node.pool).unwrap();
+            node.interconnect.restart(&mut node.pool).unwrap();
             (node.began, node.passed_ps) = (Instant::now(), 0);
             assert_eq!(node.pool.available(), BUFFERS as usize, "what waited is dropped");
         }
@@ -180,7 +185,7 @@ fn time_ends_and_begins_anew() {
 #[test]
 fn packets_cross_whole_and_in_order_by_every_kind_and_policy() {
     for kind in kinds() {
-        for settings in [Settings::default(), fixed(1), fixed(7), fixed(32)] {
+        for settings in [InterconnectSettings::default(), fixed(1), fixed(7), fixed(32)] {
             let mut nodes = pair(kind, &settings);
             for round in 0..40 {
                 let packets: Vec<Vec<u8>> = (round * 50..round * 50 + 50).map(packet).collect();
@@ -203,14 +208,14 @@ fn packets_cross_whole_and_in_order_by_every_kind_and_policy() {
 #[test]
 fn both_directions_at_once_and_no_buffer_leaks() {
     for kind in kinds() {
-        let mut nodes = pair(kind, &Settings::default());
+        let mut nodes = pair(kind, &InterconnectSettings::default());
         let mut came = [0, 0];
         for round in 0..200 {
             let packets: Vec<Vec<u8>> = (0..round % 40).map(|number| packet(number + round)).collect();
             nodes[0].send(1, &packets);
             nodes[1].send(0, &packets);
             for at in [0, 1] {
-                nodes[at].turn();
+                nodes[at].poll();
                 came[at] += nodes[at].take().len();
             }
         }
@@ -282,8 +287,12 @@ impl HotLink {
     /// Longer than the test takes, however slow the machine is: time decides nothing here until it is made to pass.
     const GAP: Span = Span::from_ps(600_000_000_000_000);
 
-    fn new(kind: Kind) -> HotLink {
-        let settings = Settings { queue_packets: Self::QUEUE_PACKETS, flowlet_gap: Self::GAP, ..Settings::default() };
+    fn new(kind: TransportKind) -> HotLink {
+        let settings = InterconnectSettings {
+            queue_packets: Self::QUEUE_PACKETS,
+            flowlet_gap: Self::GAP,
+            ..InterconnectSettings::default()
+        };
         HotLink { nodes: three(kind, &settings), sent: [0; _], came: [0; _] }
     }
 
@@ -319,11 +328,11 @@ impl HotLink {
     }
 
     /// Nodes 0 and 1, of which the latter takes in a message: it is the one that is too slow.
-    fn turn_of_two(&mut self) {
-        self.nodes[0].turn();
+    fn poll_two(&mut self) {
+        self.nodes[0].poll();
         let slow = &mut self.nodes[1];
         let now = slow.now();
-        slow.interconnect.turn(now, &mut slow.pool, &mut slow.arrived, 1);
+        slow.interconnect.poll(now, &mut slow.pool, &mut slow.arrived, 1);
         for bytes in slow.take() {
             let (flow, number) = of_datagram(&bytes);
             assert_eq!(number, self.came[flow], "flow {flow} is out of order");
@@ -331,13 +340,13 @@ impl HotLink {
         }
     }
 
-    fn turn(&mut self) {
-        self.nodes[2].turn();
-        self.turn_of_two();
+    fn poll(&mut self) {
+        self.nodes[2].poll();
+        self.poll_two();
     }
 
     #[track_caller]
-    fn turn_until(&mut self, turn: fn(&mut Self), is_so: fn(&Self) -> bool) {
+    fn poll_until(&mut self, turn: fn(&mut Self), is_so: fn(&Self) -> bool) {
         let came = (0..TURNS_MAX).any(|_| {
             turn(self);
             is_so(self)
@@ -346,7 +355,7 @@ impl HotLink {
     }
 
     fn wait_for_all(&mut self) {
-        self.turn_until(Self::turn, |link| link.came == link.sent);
+        self.poll_until(Self::turn, |link| link.came == link.sent);
     }
 
     fn detours(&self) -> u64 {
@@ -364,12 +373,12 @@ fn flows_go_round_a_hot_link_in_order_and_straight_again_after() {
                 break;
             }
             link.fill();
-            link.turn();
+            link.poll();
         }
         // Now node 2 does nothing for a while: what waits there is not overtaken although the straight link is free.
         link.fill();
         link.send_of_each_quiet_flow();
-        link.turn_until(HotLink::turn_of_two, |link| link.waiting() == 0);
+        link.poll_until(HotLink::poll_two, |link| link.waiting() == 0);
         let before = link.detours();
         link.send_of_each_quiet_flow();
         link.wait_for_all();
@@ -390,12 +399,12 @@ fn flows_go_round_a_hot_link_in_order_and_straight_again_after() {
 #[test]
 fn a_sleeper_is_woken_by_a_packet_and_by_nothing_else() {
     for kind in kinds() {
-        let [mut a, mut b] = pair(kind, &Settings::default());
+        let [mut a, mut b] = pair(kind, &InterconnectSettings::default());
         std::thread::scope(|scope| {
             let sleeper = scope.spawn(move || {
                 let mut found = Vec::new();
                 for _ in 0..TURNS_MAX {
-                    while b.turn() {}
+                    while b.poll() {}
                     found.extend(b.take());
                     if found.len() == 20 {
                         break;
@@ -408,10 +417,10 @@ fn a_sleeper_is_woken_by_a_packet_and_by_nothing_else() {
                 // Between two, the sleeper sleeps or is about to: both must work.
                 std::thread::sleep(Duration::from_micros(number as u64 * 37 % 400));
                 a.send(1, &[packet(number)]);
-                a.turn();
+                a.poll();
             }
             while !sleeper.is_finished() {
-                a.turn();
+                a.poll();
                 std::thread::yield_now();
             }
             assert_eq!(sleeper.join().unwrap(), (0..20).map(packet).collect::<Vec<_>>(), "{kind:?}");
@@ -422,7 +431,7 @@ fn a_sleeper_is_woken_by_a_packet_and_by_nothing_else() {
 #[test]
 fn a_node_that_died_wedges_nobody_and_its_packets_are_counted() {
     for kind in kinds() {
-        let settings = Settings { queue_packets: 200, balances: false, ..Settings::default() };
+        let settings = InterconnectSettings { queue_packets: 200, balances: false, ..InterconnectSettings::default() };
         let [a, b, c] = three(kind, &settings);
         drop(b);
         let mut nodes = [a, c];
@@ -435,7 +444,7 @@ fn a_node_that_died_wedges_nobody_and_its_packets_are_counted() {
         let dead = nodes[0].counters(1);
         assert!(dead.drop_full > 0 && dead.drop_full + dead.sent_packets <= 3000, "{kind:?}: {dead:?}");
         let [a, _] = &mut nodes;
-        a.leave(1);
+        a.remove_peer(1);
         let dead = a.counters(1);
         assert_eq!(dead.sent_packets + dead.drop_full + dead.drop_absent, 3000, "each is accounted for");
         assert_eq!(a.pool.available(), BUFFERS as usize, "{kind:?}: a buffer leaked");
@@ -445,13 +454,13 @@ fn a_node_that_died_wedges_nobody_and_its_packets_are_counted() {
 #[test]
 fn a_node_that_comes_again_is_joined_again() {
     for kind in kinds() {
-        let mut nodes = pair(kind, &Settings::default());
+        let mut nodes = pair(kind, &InterconnectSettings::default());
         for round in 0..5 {
             nodes[0].send(1, &[packet(round)]);
             assert_eq!(collect(&mut nodes, 1, 1), [packet(round)]);
             nodes[0].send(1, &[packet(99)]);
-            nodes[0].leave(1);
-            nodes[1] = Node::new(1, kind, &Settings::default());
+            nodes[0].remove_peer(1);
+            nodes[1] = Node::new(1, kind, &InterconnectSettings::default());
             let [a, b] = &mut nodes;
             assert_eq!(a.interconnect.state(NodeId(1)), PeerState::Absent);
             join(b, a, (1, 0));
@@ -464,7 +473,7 @@ fn a_node_that_comes_again_is_joined_again() {
 #[test]
 fn a_full_queue_drops_and_says_so() {
     for kind in kinds() {
-        let settings = Settings { queue_packets: 64, ..Settings::default() };
+        let settings = InterconnectSettings { queue_packets: 64, ..InterconnectSettings::default() };
         let mut nodes = pair(kind, &settings);
         let packets: Vec<Vec<u8>> = (0..3000).map(|_| vec![5; 1400]).collect();
         nodes[0].send(1, &packets);
@@ -479,7 +488,7 @@ fn a_full_queue_drops_and_says_so() {
 
 #[test]
 fn nodes_are_joined_once_and_only_others() {
-    let mut nodes = pair(Kind::Lanes, &Settings::default());
+    let mut nodes = pair(TransportKind::Lanes, &InterconnectSettings::default());
     let text = |result: Result<Offer, InterconnectError>| result.unwrap_err().to_string();
     assert_eq!(text(nodes[0].interconnect.offer(NodeId(1))), "node 1 is joined already; let it leave before");
     assert_eq!(text(nodes[0].interconnect.offer(NodeId(0))), "node 0 is this node itself; join others");
@@ -487,8 +496,8 @@ fn nodes_are_joined_once_and_only_others() {
         text(nodes[0].interconnect.offer(NodeId(8))),
         "node 8 is beyond the most nodes of a cluster; use 0 to 7"
     );
-    let terms = Terms { secret: 1, queue_pair: 0, packet_sequence: 0, address: None };
-    let error = nodes[0].interconnect.finish(NodeId(2), &terms).unwrap_err().to_string();
+    let params = ConnectionParams { secret: 1, queue_pair: 0, packet_sequence: 0, address: None };
+    let error = nodes[0].interconnect.finish(NodeId(2), &params).unwrap_err().to_string();
     assert_eq!(error, "node 2 accepts what was not offered; offer before");
     let mut nobody = vec![nodes[0].parcel(5, &[1; 50]), nodes[0].parcel(200, &[1; 50])];
     let node = &mut nodes[0];
@@ -499,19 +508,19 @@ fn nodes_are_joined_once_and_only_others() {
 #[test]
 fn offers_that_make_no_sense_are_refused() {
     for kind in kinds() {
-        let mut nodes = pair(kind, &Settings::default());
+        let mut nodes = pair(kind, &InterconnectSettings::default());
         let good = |node: &mut Node| {
-            node.leave(3);
+            node.remove_peer(3);
             node.interconnect.offer(NodeId(3)).unwrap()
         };
         let mut offer = good(&mut nodes[0]);
-        offer.terms.queue_pair = 1 << 24;
-        let is_rnic = matches!(kind, Kind::RnicLanes | Kind::RnicUdp(_));
+        offer.params.queue_pair = 1 << 24;
+        let is_rnic = matches!(kind, TransportKind::RnicLanes | TransportKind::RnicUdp(_));
         assert_eq!(nodes[1].interconnect.accept(NodeId(4), offer).is_err(), is_rnic);
-        nodes[1].leave(4);
+        nodes[1].remove_peer(4);
         let mut offer = good(&mut nodes[0]);
         if offer.descriptors.is_empty() {
-            offer.terms.address = None;
+            offer.params.address = None;
         } else {
             offer.descriptors.pop();
         }

@@ -18,7 +18,7 @@ use router::{
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::watch::Pulse;
-use crate::interconnect::{self, Interconnect, InterconnectError, Offer, PeerState, Terms};
+use crate::interconnect::{self, ConnectionParams, Interconnect, InterconnectError, Offer, PeerState};
 
 /// Turns without anything to do after which the thread sleeps: about as long as going to sleep and being woken takes.
 const IDLE_TURNS_MAX: u32 = 64;
@@ -71,7 +71,7 @@ pub enum Command {
     /// To join a node that has made an offer: [`Report::Accepted`].
     Accept(NodeId, Offer),
     /// To join a node that has accepted an offer.
-    Finish(NodeId, Terms),
+    Finish(NodeId, ConnectionParams),
     /// A node is gone: [`Report::Left`].
     Leave(NodeId),
     /// The interconnect begins anew: [`Report::Renewed`].
@@ -95,7 +95,7 @@ pub enum Report {
     /// What is to be told to another node.
     Offered(NodeId, Result<Offer, InterconnectError>),
     /// What is to be told to another node.
-    Accepted(NodeId, Result<Terms, InterconnectError>),
+    Accepted(NodeId, Result<ConnectionParams, InterconnectError>),
     /// Whether another node is joined.
     Finished(NodeId, Result<(), InterconnectError>),
     /// Another node breaks the interconnect's protocol.
@@ -119,7 +119,7 @@ pub struct Snapshot {
     /// The forwarder's counters.
     pub counters: Counters,
     /// The interconnect's, by node.
-    pub peers: Vec<interconnect::Counters>,
+    pub peers: Vec<interconnect::PeerCounters>,
     /// Losses of each port.
     pub losses: Vec<PortLosses>,
     /// Neighbours, at most so many as were asked for.
@@ -271,7 +271,7 @@ impl Forwarding {
             }
         }
         for _ in 0..AWAY_LOOKS_MAX {
-            let is_busy = interconnect.turn(now, pool, &mut self.came, VECTOR_PACKETS_MAX);
+            let is_busy = interconnect.poll(now, pool, &mut self.came, VECTOR_PACKETS_MAX);
             dropped += self.came.len();
             self.came.drain(..).for_each(|(_, packet)| pool.free(packet));
             if !is_busy {
@@ -359,7 +359,7 @@ impl Forwarding {
         let now = self.now();
         let on_wire = self.wire_clock.time(now);
         let Parts { forwarder, pool, output, interconnect, .. } = &mut self.parts;
-        let is_busy = interconnect.turn(on_wire, pool, &mut self.came, VECTOR_PACKETS_MAX);
+        let is_busy = interconnect.poll(on_wire, pool, &mut self.came, VECTOR_PACKETS_MAX);
         // The egress node does not tell flows apart.
         self.arrived.extend(self.came.drain(..).map(|(hop, packet)| RoutedPacket { hop, flow: 0, packet }));
         if !self.arrived.is_empty() {
@@ -470,19 +470,19 @@ impl Forwarding {
                 let accepted = interconnect.accept(node, offer);
                 self.report(Report::Accepted(node, accepted));
             }
-            Command::Finish(node, terms) => {
-                let finished = interconnect.finish(node, &terms);
+            Command::Finish(node, params) => {
+                let finished = interconnect.finish(node, &params);
                 self.report(Report::Finished(node, finished));
             }
             Command::Leave(node) => {
                 forwarder.set_node_up(node, false);
                 output.to_node(node).drain(..).for_each(|parcel| pool.free(parcel.packet));
-                interconnect.leave(pool, node);
+                interconnect.remove_peer(pool, node);
                 self.broken[usize::from(node.0)] = false;
                 self.report(Report::Left(node));
             }
             Command::Renew => {
-                let renewed = interconnect.renew(pool);
+                let renewed = interconnect.restart(pool);
                 self.wire_clock.renew(now);
                 self.report(Report::Renewed(renewed));
             }
@@ -571,7 +571,7 @@ impl Forwarding {
             let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
             polled.extend(self.parts.kernel.wakes().map(readable));
             polled.extend(self.ports.iter().flatten().filter_map(|port| port.wakes()).map(readable));
-            polled.extend(self.parts.interconnect.wakes().into_iter().map(readable));
+            polled.extend(self.parts.interconnect.wait_fds().into_iter().map(readable));
             self.parts.pulse.sleep();
             // Interrupted or late: the next turn looks at everything anyway.
             let _ = poll(&mut polled, Some(&limit));
@@ -580,12 +580,12 @@ impl Forwarding {
                 self.parts.commands_bell.clear();
             }
         }
-        self.parts.interconnect.woke();
+        self.parts.interconnect.finish_wait();
     }
 
     fn may_sleep(&mut self) -> bool {
         // Each has to be asked, for that arms its bell.
-        let mut may_sleep = self.parts.interconnect.may_sleep();
+        let mut may_sleep = self.parts.interconnect.prepare_wait();
         may_sleep &= self.parts.kernel.may_sleep();
         for port in self.ports.iter_mut().flatten() {
             may_sleep &= port.may_sleep();

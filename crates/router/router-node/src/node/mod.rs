@@ -523,7 +523,7 @@ impl Node {
                 News::Ports(node, mtus_bytes) => self.tell(Command::RemotePorts(node, mtus_bytes)),
                 News::Routes(node, changes) => self.table.change(node, changes),
                 News::Offer(node, offer) => self.tell(Command::Accept(node, offer)),
-                News::Terms(node, terms) => self.tell(Command::Finish(node, terms)),
+                News::ConnectionParams(node, params) => self.tell(Command::Finish(node, params)),
             }
         }
     }
@@ -603,8 +603,8 @@ impl Node {
                 self.peers.offer(node, offer, now_ns);
                 return;
             }
-            Report::Accepted(_, Ok(terms)) => {
-                self.peers.accept_offer(node, terms, now_ns);
+            Report::Accepted(_, Ok(params)) => {
+                self.peers.accept_offer(node, params, now_ns);
                 Ok(())
             }
             Report::Finished(_, done) => done,

@@ -13,7 +13,7 @@ use crate::control::transport::{Accepted, ControlAddress, Listener, Transport};
 use crate::control::{
     Announcements, ControlError, Hello, OutgoingPacket, RouteChange, Session, SessionEvent, SessionTimers,
 };
-use crate::interconnect::{Offer, Terms};
+use crate::interconnect::{ConnectionParams, Offer};
 
 /// How long after a failure a connection is tried again, at first and at most.
 const RETRY_NS_MIN: u64 = 10_000_000;
@@ -43,35 +43,35 @@ pub enum News {
     /// Its interconnect makes an offer.
     Offer(NodeId, Offer),
     /// Its interconnect takes an offer.
-    Terms(NodeId, Terms),
+    ConnectionParams(NodeId, ConnectionParams),
 }
 
 /// What interconnects say to each other.
 #[derive(Debug, Serialize, Deserialize)]
 enum Wiring {
-    Offer(TermsOnWire),
-    Terms(TermsOnWire),
+    Offer(EncodedParams),
+    ConnectionParams(EncodedParams),
 }
 
-/// [`Terms`], as they are encoded.
+/// [`ConnectionParams`], as they are encoded.
 #[derive(Debug, Serialize, Deserialize)]
-struct TermsOnWire {
+struct EncodedParams {
     secret: u64,
     queue_pair: u32,
     packet_sequence: u32,
     address: Option<std::net::SocketAddr>,
 }
 
-impl From<Terms> for TermsOnWire {
-    fn from(terms: Terms) -> Self {
-        let Terms { secret, queue_pair, packet_sequence, address } = terms;
+impl From<ConnectionParams> for EncodedParams {
+    fn from(params: ConnectionParams) -> Self {
+        let ConnectionParams { secret, queue_pair, packet_sequence, address } = params;
         Self { secret, queue_pair, packet_sequence, address }
     }
 }
 
-impl From<TermsOnWire> for Terms {
-    fn from(terms: TermsOnWire) -> Self {
-        let TermsOnWire { secret, queue_pair, packet_sequence, address } = terms;
+impl From<EncodedParams> for ConnectionParams {
+    fn from(params: EncodedParams) -> Self {
+        let EncodedParams { secret, queue_pair, packet_sequence, address } = params;
         Self { secret, queue_pair, packet_sequence, address }
     }
 }
@@ -463,10 +463,10 @@ impl Peers {
             SessionEvent::PortMtus(mtus_bytes) => self.news.push(News::Ports(node, mtus_bytes)),
             SessionEvent::RouteUpdate(changes) => self.news.push(News::Routes(node, changes)),
             SessionEvent::InterconnectSetup(bytes) => match postcard::from_bytes::<Wiring>(&bytes) {
-                Ok(Wiring::Offer(terms)) => {
-                    self.news.push(News::Offer(node, Offer { terms: terms.into(), descriptors }));
+                Ok(Wiring::Offer(params)) => {
+                    self.news.push(News::Offer(node, Offer { params: params.into(), descriptors }));
                 }
-                Ok(Wiring::Terms(terms)) => self.news.push(News::Terms(node, terms.into())),
+                Ok(Wiring::ConnectionParams(params)) => self.news.push(News::ConnectionParams(node, params.into())),
                 Err(error) => self.lose(node, &format!("its interconnect says nonsense: {error}"), now_ns),
             },
         }
@@ -518,12 +518,12 @@ impl Peers {
 
     /// Has another node's interconnect made an offer.
     pub fn offer(&mut self, node: NodeId, offer: Offer, now_ns: u64) {
-        self.wire(node, &Wiring::Offer(offer.terms.into()), offer.descriptors, now_ns);
+        self.wire(node, &Wiring::Offer(offer.params.into()), offer.descriptors, now_ns);
     }
 
     /// Has another node's interconnect told that its offer is taken.
-    pub fn accept_offer(&mut self, node: NodeId, terms: Terms, now_ns: u64) {
-        self.wire(node, &Wiring::Terms(terms.into()), Vec::new(), now_ns);
+    pub fn accept_offer(&mut self, node: NodeId, params: ConnectionParams, now_ns: u64) {
+        self.wire(node, &Wiring::ConnectionParams(params.into()), Vec::new(), now_ns);
     }
 
     fn wire(&mut self, node: NodeId, wiring: &Wiring, descriptors: Vec<OwnedFd>, now_ns: u64) {

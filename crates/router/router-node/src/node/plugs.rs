@@ -14,7 +14,7 @@ use router_ports::{Interface, InterfaceIndex, LocalAddresses, Namespace, PcapErr
 
 use super::NodeError;
 use crate::cluster::{Balance, Cluster, InterconnectKind, MTU_BYTES_MAX, Node, PortKind, PortOfNode, batching_policy};
-use crate::interconnect::{self, Interconnect, Kind};
+use crate::interconnect::{self, Interconnect, InterconnectSettings, TransportKind};
 
 /// The interface between a node and its own kernel.
 pub const SLOW_PATH: &str = "crosslane0";
@@ -212,16 +212,16 @@ pub fn open_slow_path(node: &Node, sysctls: &mut Sysctls, requests: &mut Request
 pub fn open_interconnect(cluster: &Cluster, own: NodeId) -> Result<Box<dyn Interconnect>, NodeError> {
     let asked = &cluster.interconnect;
     let kind = match asked.kind {
-        InterconnectKind::Lane => Kind::Lanes,
-        InterconnectKind::Window => Kind::Windows(timing(asked.timing)?),
-        InterconnectKind::RnicLane => Kind::RnicLanes,
+        InterconnectKind::Lane => TransportKind::Lanes,
+        InterconnectKind::Window => TransportKind::Windows(timing(asked.timing)?),
+        InterconnectKind::RnicLane => TransportKind::RnicLanes,
         InterconnectKind::RnicUdp => match cluster.node_of(own).and_then(|node| node.fabric) {
-            Some(address) => Kind::RnicUdp(address),
+            Some(address) => TransportKind::RnicUdp(address),
             None => return Err(NodeError::Missing("fabric")),
         },
     };
     let policy = batching_policy(asked);
     let balances = asked.balance == Balance::Valiant;
-    let settings = interconnect::Settings { policy, balances, ..interconnect::Settings::default() };
+    let settings = InterconnectSettings { policy, balances, ..InterconnectSettings::default() };
     Ok(interconnect::open(own, kind, &settings)?)
 }

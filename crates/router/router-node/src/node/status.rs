@@ -7,7 +7,7 @@ use router::{ClaimState, Drops, Neighbour, NodeId, PortConfig, PortId, Step, Tra
 use super::forwarding::Snapshot;
 use super::peers::Peer;
 use crate::cluster::PortOfNode;
-use crate::interconnect::Counters;
+use crate::interconnect::PeerCounters;
 use crate::management::{NeighbourStatus, PeerStatus, PeerTraffic, PortStatus, TracedStep, Traffic};
 
 /// Why a port carries less than the cluster file says, and what to do; `None` where it does not.
@@ -85,8 +85,8 @@ pub fn drops_of_node(counted: &Drops, stale_packets: u64) -> BTreeMap<String, u6
 }
 
 /// Another node, for people.
-pub fn peer(peer: &Peer, counters: &Counters) -> PeerStatus {
-    let Counters { drop_full, drop_absent, drop_long, drop_no_buffer, lost_packets, .. } = *counters;
+pub fn peer(peer: &Peer, counters: &PeerCounters) -> PeerStatus {
+    let PeerCounters { drop_full, drop_absent, drop_long, drop_no_buffer, lost_packets, .. } = *counters;
     PeerStatus {
         node: peer.name.clone(),
         state: peer.state().to_owned(),
