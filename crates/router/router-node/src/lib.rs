@@ -7,4 +7,4 @@ pub mod interconnect;
 pub mod management;
 mod node;
 
-pub use node::{Node, NodeError, Settings};
+pub use node::{Node, NodeError, NodeSettings};

@@ -49,7 +49,7 @@ pub enum SessionEvent {
 #[derive(Debug)]
 pub struct OutgoingPacket {
     /// The packet.
-    pub packet: Vec<u8>,
+    pub bytes: Vec<u8>,
     /// Of the interconnect.
     pub descriptors: Vec<OwnedFd>,
 }
@@ -187,7 +187,7 @@ impl Session {
         let is_queued = self.setup_queue.len() < SETUPS_QUEUED_MAX;
         if is_queued {
             self.setup_queue
-                .push_back(OutgoingPacket { packet: Message::InterconnectSetup(bytes).encode(), descriptors });
+                .push_back(OutgoingPacket { bytes: Message::InterconnectSetup(bytes).encode(), descriptors });
         }
         is_queued
     }
@@ -197,7 +197,7 @@ impl Session {
         let setup = if self.hello_received { self.setup_queue.pop_front() } else { None };
         let packet = match setup {
             Some(packet) => packet,
-            None => OutgoingPacket { packet: self.next_message(now_ns, own)?.encode(), descriptors: Vec::new() },
+            None => OutgoingPacket { bytes: self.next_message(now_ns, own)?.encode(), descriptors: Vec::new() },
         };
         self.sent_at_ns = now_ns;
         Some(packet)

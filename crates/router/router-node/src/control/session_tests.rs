@@ -18,7 +18,7 @@ fn pair() -> (Session, Session) {
 fn established() -> (Session, Session) {
     let (mut two, mut one) = pair();
     let none = Announcements::default();
-    let (first, second) = (two.next_packet(0, &none).unwrap().packet, one.next_packet(0, &none).unwrap().packet);
+    let (first, second) = (two.next_packet(0, &none).unwrap().bytes, one.next_packet(0, &none).unwrap().bytes);
     assert_eq!(one.receive(0, &first), Ok(SessionEvent::Hello { node: NodeId(2), incarnation: 102 }));
     assert_eq!(two.receive(0, &second), Ok(SessionEvent::Hello { node: NodeId(1), incarnation: 101 }));
     (two, one)
@@ -65,7 +65,7 @@ fn beats_go_out_when_nothing_else_does_and_silence_ends_the_connection() {
     let (mut two, mut one) = established();
     let none = Announcements::default();
     assert!(two.next_packet(19, &none).is_none());
-    let keepalive = two.next_packet(20, &none).unwrap().packet;
+    let keepalive = two.next_packet(20, &none).unwrap().bytes;
     assert!(two.next_packet(21, &none).is_none());
     assert_eq!(one.next_timer_ns(), 20);
     assert_eq!(one.receive(60, &keepalive), Ok(SessionEvent::Keepalive));
@@ -89,7 +89,7 @@ fn routes_are_told_in_messages_that_fit_however_many_there_are() {
         own.announce(prefix, announced);
     }
     let mut heard = Vec::new();
-    while let Some(OutgoingPacket { packet, .. }) = two.next_packet(1, &own) {
+    while let Some(OutgoingPacket { bytes: packet, .. }) = two.next_packet(1, &own) {
         assert!(packet.len() <= MESSAGE_BYTES_MAX);
         match one.receive(1, &packet) {
             Ok(SessionEvent::RouteUpdate(changes)) => heard.extend(changes),
@@ -99,7 +99,7 @@ fn routes_are_told_in_messages_that_fit_however_many_there_are() {
     assert_eq!((heard.len(), one.routes(), two.advertised()), (2000, 2000, own.latest()));
     assert_eq!(heard, own.changes_after(0, usize::MAX).0);
     own.withdraw(&route(5, 0).0);
-    let withdrawal = two.next_packet(1, &own).unwrap().packet;
+    let withdrawal = two.next_packet(1, &own).unwrap().bytes;
     assert_eq!(
         one.receive(1, &withdrawal),
         Ok(SessionEvent::RouteUpdate(vec![RouteChange { prefix: route(5, 0).0, announced: None }]))
@@ -132,13 +132,13 @@ fn ports_are_told_once_for_each_change_and_no_more_than_a_node_has() {
     let (mut two, mut one) = established();
     let mut own = Announcements::default();
     own.set_mtus_bytes(vec![1500, 0, 9000]);
-    let packet = two.next_packet(0, &own).unwrap().packet;
+    let packet = two.next_packet(0, &own).unwrap().bytes;
     assert_eq!(one.receive(0, &packet), Ok(SessionEvent::PortMtus(vec![1500, 0, 9000])));
     own.set_mtus_bytes(vec![1500, 0, 9000]);
     assert!(two.next_packet(0, &own).is_none());
     own.set_mtus_bytes(vec![1500]);
     assert_eq!(
-        one.receive(0, &two.next_packet(0, &own).unwrap().packet),
+        one.receive(0, &two.next_packet(0, &own).unwrap().bytes),
         Ok(SessionEvent::PortMtus(vec![1500])),
         "one that has fewer now"
     );
@@ -153,7 +153,7 @@ fn wiring_goes_first_and_is_bounded() {
     own.announce(route(1, 1).0, route(1, 1).1);
     assert!((0..SETUPS_QUEUED_MAX).all(|_| two.queue_setup(vec![5; SETUP_BYTES_MAX], Vec::new())));
     assert!(!two.queue_setup(vec![1], Vec::new()));
-    let packet = two.next_packet(0, &own).unwrap().packet;
+    let packet = two.next_packet(0, &own).unwrap().bytes;
     assert_eq!(one.receive(0, &packet), Ok(SessionEvent::InterconnectSetup(vec![5; SETUP_BYTES_MAX])));
 }
 

@@ -543,7 +543,7 @@ mod tests {
             Hostile::of(offer)
         }
 
-        fn turn(&mut self) -> usize {
+        fn poll(&mut self) -> usize {
             let mut arrived: Vec<Parcel> = Vec::new();
             self.mesh.poll(Time::ZERO, &mut self.pool, &mut arrived, 64);
             let count = arrived.len();
@@ -579,10 +579,10 @@ mod tests {
                 assert!(hostile.peer.publish(bytes).unwrap());
             }
             assert!(honest.peer.publish(&message(0)).unwrap());
-            assert_eq!(victim.turn(), 2, "what came before nonsense was good");
+            assert_eq!(victim.poll(), 2, "what came before nonsense was good");
             assert_eq!(victim.states(), [PeerState::Broken, PeerState::Up]);
             assert!(honest.peer.publish(&message(1)).unwrap());
-            assert_eq!(victim.turn(), 1);
+            assert_eq!(victim.poll(), 1);
             assert_eq!(victim.pool.available(), 256);
         }
     }
@@ -620,10 +620,10 @@ mod tests {
                 let value = if random.chance(0.5) { random.bits() } else { random.below(5000) };
                 hostile.peer.outbound.store_u64(at, value, Ordering::Release);
                 hostile.peer.inbound.store_u64(at, value, Ordering::Release);
-                victim.turn();
+                victim.poll();
             }
             assert!(honest.peer.publish(&message(0)).unwrap());
-            assert_eq!(victim.turn(), 1);
+            assert_eq!(victim.poll(), 1);
             let PeerCounters { received_packets, .. } = victim.mesh.counters(NodeId(2));
             assert_eq!((received_packets, victim.states()[1]), (1, PeerState::Up));
         }

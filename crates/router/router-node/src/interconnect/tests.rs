@@ -98,7 +98,7 @@ impl Node {
             let mut polled: Vec<PollFd<'_>> =
                 wait_fds.into_iter().map(|wake| PollFd::from_borrowed_fd(wake, PollFlags::IN)).collect();
             let limit = Timespec::try_from(PATIENCE).unwrap();
-            assert_ne!(poll(&mut polled, Some(&limit)), Ok(0), "nobody finish_wait the sleeper");
+            assert_ne!(poll(&mut polled, Some(&limit)), Ok(0), "nothing wakes the sleeper");
         }
         self.interconnect.finish_wait();
     }
@@ -355,7 +355,7 @@ impl HotLink {
     }
 
     fn wait_for_all(&mut self) {
-        self.poll_until(Self::turn, |link| link.came == link.sent);
+        self.poll_until(Self::poll, |link| link.came == link.sent);
     }
 
     fn detours(&self) -> u64 {

@@ -321,11 +321,11 @@ mod tests {
             loop {
                 let behind = [0, 1].into_iter().min_by_key(|node| self.clocks.now(*node));
                 let Some(node) = behind.filter(|node| self.clocks.now(*node) < until) else { return };
-                self.turn(node);
+                self.poll(node);
             }
         }
 
-        fn turn(&mut self, node: usize) {
+        fn poll(&mut self, node: usize) {
             let mut arrived = Vec::new();
             self.nodes[node].poll(self.clocks.now(node), &mut self.pools[node], &mut arrived, 32);
             arrived.into_iter().for_each(|(_, packet): Parcel| self.pools[node].free(packet));
@@ -338,7 +338,7 @@ mod tests {
                     self.send(32);
                 }
                 (0..2).for_each(|node| self.clocks.spend(node, ROUND));
-                (0..2).for_each(|node| self.turn(node));
+                (0..2).for_each(|node| self.poll(node));
                 self.nodes[1].begin_round(self.clocks.now(1), is_busy);
             }
         }
@@ -361,7 +361,7 @@ mod tests {
         for transport in [ModelledTransport::Lanes, ModelledTransport::RnicLanes, ModelledTransport::RnicUdp] {
             let mut nodes = Nodes::new(transport);
             nodes.send(1);
-            assert_eq!(nodes.sent(), (1, 1), "{transport:?}: nothing is known yet");
+            assert_eq!(nodes.sent(), (1, 1), "{transport:?}: occupancy is not known yet");
             nodes.occupy(2000, true);
             nodes.pass(100.0);
             let before = nodes.sent();
@@ -371,19 +371,19 @@ mod tests {
             assert!(nodes.nodes[0].deadline().is_some_and(|at| at <= now + Span::from_ns(5000.0)), "{transport:?}");
             nodes.pass(4.0);
             nodes.send(2);
-            assert_eq!(sent_since(&nodes), (0, 0), "{transport:?}: they wait for each other");
+            assert_eq!(sent_since(&nodes), (0, 0), "{transport:?}: packets wait to be batched");
             nodes.pass(100.0);
             assert_eq!(sent_since(&nodes), (1, 5), "{transport:?}");
             nodes.pass(2000.0);
             nodes.send(3);
-            assert_eq!(sent_since(&nodes), (2, 8), "{transport:?}: that is no news any more");
+            assert_eq!(sent_since(&nodes), (2, 8), "{transport:?}: the reported occupancy has expired");
             nodes.pass(100.0);
             nodes.send(3);
-            assert_eq!(sent_since(&nodes), (2, 8), "{transport:?}: it still is busy");
+            assert_eq!(sent_since(&nodes), (2, 8), "{transport:?}: the peer is still busy");
             nodes.occupy(2000, false);
             nodes.pass(100.0);
             nodes.send(3);
-            assert_eq!(sent_since(&nodes), (4, 14), "{transport:?}: no more");
+            assert_eq!(sent_since(&nodes), (4, 14), "{transport:?}: the peer is idle again");
         }
     }
 }

@@ -104,7 +104,7 @@ impl Clients {
             let uid = peer_uid(&socket).ok();
             let channel = Channel::new(socket);
             if uid != Some(self.own_uid) && uid != Some(0) {
-                warn!(?uid, "a stranger at the node's socket is refused");
+                warn!(?uid, "connection from another user to the management socket refused");
                 refuse(&channel, "this node is another user's; ask as its user or as root");
             } else if self.clients.len() >= CLIENTS_MAX {
                 refuse(&channel, "too many commands ask this node; ask again");

@@ -17,65 +17,65 @@ use router::{
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::watch::Pulse;
+use super::liveness::Heartbeat;
 use crate::interconnect::{self, ConnectionParams, Interconnect, InterconnectError, Offer, PeerState};
 
 /// Turns without anything to do after which the thread sleeps: about as long as going to sleep and being woken takes.
-const IDLE_TURNS_MAX: u32 = 64;
+const IDLE_POLLS_MAX: u32 = 64;
 /// How long packets wait that a port had no room for, when nothing else happens.
 const RETRY_NS: u64 = 100_000;
 /// How long the thread sleeps at most, so that it knows when it was away for longer.
-const NAP_NS_MAX: u64 = 250_000_000;
+const SLEEP_NS_MAX: u64 = 250_000_000;
 /// Packets that waited here for so long, because the process was stopped, are nobody's any more: senders have given
 /// them up, and a packet's time to live is in seconds (RFC 791).
-const AWAY_NS_MIN: u64 = 1_000_000_000;
+const SUSPENDED_NS_MIN: u64 = 1_000_000_000;
 /// Looks for packets to be dropped after that, for each place where some may wait.
-const AWAY_LOOKS_MAX: usize = 4096;
+const DRAIN_POLLS_MAX: usize = 4096;
 /// Commands taken in one turn: packets do not wait for more.
-const COMMANDS_PER_TURN: usize = 32;
-/// Reports that wait for the control thread at most; news of neighbours that do not fit are asked for later.
+const COMMANDS_PER_POLL: usize = 32;
+/// Reports that wait for the control thread at most; news of neighbours that do not opened_interface are asked for later.
 pub const REPORTS_MAX: usize = 4096;
 /// Commands that wait at most: the control thread waits for room, as this one never waits for it.
 pub const COMMANDS_MAX: usize = 4096;
 
 /// What the control thread wants.
 pub enum Command {
-    /// A port is plugged in, in the place of what was there.
-    Plug(PortId, Box<dyn Port + Send>),
-    /// A port is to be closed, and another one plugged in soon: [`Report::ClosedOne`].
-    Close(PortId),
+    /// A port is attached in, in the place of what was there.
+    AttachPort(PortId, Box<dyn Port + Send>),
+    /// A port is to be closed, and another one attached in soon: [`Report::PortDetached`].
+    DetachPort(PortId),
     /// A port has become this.
-    Port(PortId, PortConfig),
-    /// These ports are there no longer. What stays plugged in gets these numbers: by number, which it had before.
-    Rearrange(Vec<PortId>, Vec<Option<PortId>>),
+    ConfigurePort(PortId, PortConfig),
+    /// These ports are there no longer. What stays attached in gets these numbers: by number, which it had before.
+    RenumberPorts(Vec<PortId>, Vec<Option<PortId>>),
     /// Packets go together so from now on.
-    Batching(Policy),
+    SetBatching(Policy),
     /// Whether hosts are told of a nearer way.
-    Redirects(bool),
+    SetRedirects(bool),
     /// The longest packets of another node's ports.
-    RemotePorts(NodeId, Vec<u16>),
+    SetRemoteMtus(NodeId, Vec<u16>),
     /// Whether another node can be reached.
-    NodeUp(NodeId, bool),
-    /// The number of a neighbour is wanted: [`Report::Pinned`].
-    Pin(PortId, IpAddr),
+    SetNodeUp(NodeId, bool),
+    /// The number of a neighbour is wanted: [`Report::AdjacencyPinned`].
+    PinAdjacency(PortId, IpAddr),
     /// No route names a neighbour any more.
-    Unpin(AdjacencyId),
+    UnpinAdjacency(AdjacencyId),
     /// Where a neighbour is.
-    Hear(PortId, IpAddr, MacAddress),
+    LearnNeighbour(PortId, IpAddr, MacAddress),
     /// Packets are to be followed, or no more.
     Trace(Option<Filter>),
     /// How everything is: [`Report::Snapshot`].
     Snapshot,
     /// To join a node: [`Report::Offered`].
-    Offer(NodeId),
+    OfferInterconnect(NodeId),
     /// To join a node that has made an offer: [`Report::Accepted`].
-    Accept(NodeId, Offer),
+    AcceptOffer(NodeId, Offer),
     /// To join a node that has accepted an offer.
-    Finish(NodeId, ConnectionParams),
-    /// A node is gone: [`Report::Left`].
-    Leave(NodeId),
-    /// The interconnect begins anew: [`Report::Renewed`].
-    Renew,
+    FinishOffer(NodeId, ConnectionParams),
+    /// A node is gone: [`Report::PeerRemoved`].
+    RemovePeer(NodeId),
+    /// The interconnect begins anew: [`Report::InterconnectRestarted`].
+    RestartInterconnect,
     /// To end.
     Stop,
 }
@@ -83,9 +83,9 @@ pub enum Command {
 /// What the control thread is told.
 pub enum Report {
     /// A neighbour's number; `None` when there is no room for it.
-    Pinned(PortId, IpAddr, Option<AdjacencyId>),
-    /// News of neighbours.
-    Neighbours(Vec<Event>),
+    AdjacencyPinned(PortId, IpAddr, Option<AdjacencyId>),
+    /// PeerUpdate of neighbours.
+    NeighbourEvents(Vec<Event>),
     /// All neighbours that are known, after news of them were lost.
     AllNeighbours(Vec<Neighbour>),
     /// Steps of packets that are followed.
@@ -99,19 +99,19 @@ pub enum Report {
     /// Whether another node is joined.
     Finished(NodeId, Result<(), InterconnectError>),
     /// Another node breaks the interconnect's protocol.
-    Broken(NodeId),
+    PeerFailed(NodeId),
     /// No packet goes to that node any more.
-    Left(NodeId),
+    PeerRemoved(NodeId),
     /// A port's device is gone. To close what is left of it may take the kernel long.
-    Unplugged(PortId, io::Error, Box<dyn Port + Send>),
+    PortFailed(PortId, io::Error, Box<dyn Port + Send>),
     /// A port was taken out as it was told.
-    ClosedOne(PortId, Box<dyn Port + Send>),
+    PortDetached(PortId, Box<dyn Port + Send>),
     /// Ports are rearranged, and these are none any more: to close them may take the kernel long, too.
-    Closed(Vec<Box<dyn Port + Send>>),
+    PortsRenumbered(Vec<Box<dyn Port + Send>>),
     /// Whether the interconnect has begun anew.
-    Renewed(Result<(), InterconnectError>),
-    /// The thread was away for so many nanoseconds, and has dropped so many packets that came meanwhile.
-    Away(u64, usize),
+    InterconnectRestarted(Result<(), InterconnectError>),
+    /// The thread was away for so many nanoseconds, and has dropped so many packets that received_parcels meanwhile.
+    Suspended(u64, usize),
 }
 
 /// How everything is.
@@ -132,9 +132,9 @@ pub struct Snapshot {
 
 /// Wakes a thread that sleeps on it, or is about to.
 #[derive(Debug)]
-pub struct Bell(OwnedFd);
+pub struct Notifier(OwnedFd);
 
-impl Bell {
+impl Notifier {
     /// A new one.
     ///
     /// # Errors
@@ -144,25 +144,25 @@ impl Bell {
     }
 
     /// Rings.
-    pub fn ring(&self) {
+    pub fn notify(&self) {
         // Full after 2^64 rings that nobody heard: it is ringing then.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
     /// Forgets rings that were heard.
-    pub fn clear(&self) {
+    pub fn drain(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for Notifier {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
 /// What the thread starts with.
-pub struct Parts {
+pub struct ForwardingParts {
     /// The forwarder.
     pub forwarder: Forwarder,
     /// Buffers for all packets.
@@ -178,89 +178,89 @@ pub struct Parts {
     /// From the control thread.
     pub commands: Receiver<Command>,
     /// Rung for commands.
-    pub commands_bell: Arc<Bell>,
+    pub commands_notifier: Arc<Notifier>,
     /// To the control thread.
     pub reports: SyncSender<Report>,
     /// Rung for reports.
-    pub reports_bell: Arc<Bell>,
+    pub reports_notifier: Arc<Notifier>,
     /// How far the thread has come.
-    pub pulse: Arc<Pulse>,
+    pub heartbeat: Arc<Heartbeat>,
     /// The moment from which time counts.
     pub begun: Instant,
 }
 
 /// The thread's state.
-pub struct Forwarding {
-    parts: Parts,
+pub struct ForwardingThread {
+    parts: ForwardingParts,
     ports: Vec<Option<Box<dyn Port + Send>>>,
     frames: Vec<Packet>,
     parcels: Vec<batch::Parcel>,
-    came: Vec<batch::Parcel>,
+    received_parcels: Vec<batch::Parcel>,
     arrived: Vec<RoutedPacket>,
     /// Reports that the control thread had no room for.
-    unreported: VecDeque<Report>,
+    report_backlog: VecDeque<Report>,
     broken: Vec<bool>,
-    wire_clock: WireClock,
+    interconnect_clock: InterconnectClock,
     /// When the last turn began.
-    turned_at: Time,
-    is_over: bool,
+    polled_at: Time,
+    is_stopping: bool,
 }
 
-impl Forwarding {
-    /// With no port plugged in yet.
-    pub fn new(parts: Parts) -> Self {
+impl ForwardingThread {
+    /// With no port attached in yet.
+    pub fn new(parts: ForwardingParts) -> Self {
         let broken = vec![false; parts.nodes];
         Self {
             parts,
             ports: Vec::new(),
             frames: Vec::with_capacity(VECTOR_PACKETS_MAX),
             parcels: Vec::with_capacity(VECTOR_PACKETS_MAX),
-            came: Vec::with_capacity(VECTOR_PACKETS_MAX),
+            received_parcels: Vec::with_capacity(VECTOR_PACKETS_MAX),
             arrived: Vec::with_capacity(VECTOR_PACKETS_MAX),
-            unreported: VecDeque::new(),
+            report_backlog: VecDeque::new(),
             broken,
-            wire_clock: WireClock::default(),
-            turned_at: Time::ZERO,
-            is_over: false,
+            interconnect_clock: InterconnectClock::default(),
+            polled_at: Time::ZERO,
+            is_stopping: false,
         }
     }
 
     /// Works until it is told to stop, or the control thread is gone.
     pub fn run(mut self) {
-        let (mut idle_turns, mut was_busy) = (0, false);
-        self.parts.pulse.begin();
-        self.turned_at = self.now();
-        while !self.is_over {
-            self.parts.pulse.turn();
-            self.notice_absence();
-            self.parts.interconnect.begin_round(self.wire_clock.time(self.turned_at), was_busy);
-            was_busy = self.turn();
-            idle_turns = if was_busy { 0 } else { idle_turns + 1 };
-            if idle_turns > IDLE_TURNS_MAX {
+        let (mut idle_polls, mut was_busy) = (0, false);
+        self.parts.heartbeat.begin();
+        self.polled_at = self.now();
+        while !self.is_stopping {
+            self.parts.heartbeat.begin_iteration();
+            self.detect_suspension();
+            self.parts.interconnect.begin_round(self.interconnect_clock.time(self.polled_at), was_busy);
+            was_busy = self.poll_once();
+            idle_polls = if was_busy { 0 } else { idle_polls + 1 };
+            if idle_polls > IDLE_POLLS_MAX {
                 self.sleep();
-                idle_turns = 0;
+                idle_polls = 0;
             }
         }
     }
 
     /// A process that was stopped goes on with what lay there when it was, as if nothing had been.
-    fn notice_absence(&mut self) {
+    fn detect_suspension(&mut self) {
         let now = self.now();
-        let away_ns = now.ns().saturating_sub(std::mem::replace(&mut self.turned_at, now).ns());
-        if away_ns >= AWAY_NS_MIN + NAP_NS_MAX {
+        let suspended_ns = now.ns().saturating_sub(std::mem::replace(&mut self.polled_at, now).ns());
+        if suspended_ns >= SUSPENDED_NS_MIN + SLEEP_NS_MAX {
             let dropped = self.drop_stale();
-            self.report(Report::Away(away_ns, dropped));
+            self.report(Report::Suspended(suspended_ns, dropped));
         }
     }
 
     /// Drops all packets that wait: in ports, in the kernel's interface, in the interconnect and in queues. Says how
     /// many.
     fn drop_stale(&mut self) -> usize {
-        let now = self.wire_clock.time(self.now());
-        let Parts { pool, output, kernel, interconnect, .. } = &mut self.parts;
+        let now = self.interconnect_clock.time(self.now());
+        let ForwardingParts { pool, output, kernel, interconnect, .. } = &mut self.parts;
         let mut dropped = 0;
         for port in self.ports.iter_mut().flatten().chain([&mut *kernel]) {
-            for _ in 0..AWAY_LOOKS_MAX {
+            for _ in 0..DRAIN_POLLS_MAX {
                 // An error shows in the next turn too.
                 let received = port.receive(pool, &mut self.frames, VECTOR_PACKETS_MAX).unwrap_or(0);
                 self.frames.drain(..).for_each(|frame| pool.free(frame));
@@ -270,10 +270,10 @@ impl Forwarding {
                 }
             }
         }
-        for _ in 0..AWAY_LOOKS_MAX {
-            let is_busy = interconnect.poll(now, pool, &mut self.came, VECTOR_PACKETS_MAX);
-            dropped += self.came.len();
-            self.came.drain(..).for_each(|(_, packet)| pool.free(packet));
+        for _ in 0..DRAIN_POLLS_MAX {
+            let is_busy = interconnect.poll(now, pool, &mut self.received_parcels, VECTOR_PACKETS_MAX);
+            dropped += self.received_parcels.len();
+            self.received_parcels.drain(..).for_each(|(_, packet)| pool.free(packet));
             if !is_busy {
                 break;
             }
@@ -291,8 +291,8 @@ impl Forwarding {
     }
 
     /// Whether anything happened.
-    fn turn(&mut self) -> bool {
-        let mut is_busy = self.obey();
+    fn poll_once(&mut self) -> bool {
+        let mut is_busy = self.process_commands();
         for index in 0..self.ports.len() {
             is_busy |= self.receive(index);
         }
@@ -300,12 +300,12 @@ impl Forwarding {
         is_busy |= self.receive_from_nodes();
         let now = self.now();
         if self.parts.forwarder.next_timer().is_some_and(|due| due <= now) {
-            let Parts { forwarder, pool, output, .. } = &mut self.parts;
+            let ForwardingParts { forwarder, pool, output, .. } = &mut self.parts;
             forwarder.poll(now, pool, output);
             is_busy = true;
         }
         is_busy |= self.transmit();
-        self.report_news();
+        self.report_events();
         is_busy
     }
 
@@ -316,7 +316,7 @@ impl Forwarding {
             Ok(0) => false,
             Ok(_) => {
                 let now = self.now();
-                let Parts { forwarder, pool, output, .. } = &mut self.parts;
+                let ForwardingParts { forwarder, pool, output, .. } = &mut self.parts;
                 forwarder.ingress(now, id, &mut self.frames, pool, output);
                 true
             }
@@ -329,15 +329,15 @@ impl Forwarding {
 
     /// A port whose device is gone: what waits for it goes nowhere.
     fn unplug(&mut self, port: PortId, error: io::Error) {
-        if let Some(closed) = self.take_out(port) {
-            self.report(Report::Unplugged(port, error, closed));
+        if let Some(closed) = self.detach(port) {
+            self.report(Report::PortFailed(port, error, closed));
         }
     }
 
-    fn take_out(&mut self, port: PortId) -> Option<Box<dyn Port + Send>> {
+    fn detach(&mut self, port: PortId) -> Option<Box<dyn Port + Send>> {
         let taken = self.ports.get_mut(usize::from(port.0))?.take();
         self.frames.drain(..).for_each(|frame| self.parts.pool.free(frame));
-        let Parts { output, pool, .. } = &mut self.parts;
+        let ForwardingParts { output, pool, .. } = &mut self.parts;
         output.to_port(port).drain(..).for_each(|frame| pool.free(frame));
         taken
     }
@@ -350,18 +350,18 @@ impl Forwarding {
             return false;
         }
         let now = self.now();
-        let Parts { forwarder, pool, output, .. } = &mut self.parts;
+        let ForwardingParts { forwarder, pool, output, .. } = &mut self.parts;
         forwarder.from_kernel(now, &mut self.frames, pool, output);
         true
     }
 
     fn receive_from_nodes(&mut self) -> bool {
         let now = self.now();
-        let on_wire = self.wire_clock.time(now);
-        let Parts { forwarder, pool, output, interconnect, .. } = &mut self.parts;
-        let is_busy = interconnect.poll(on_wire, pool, &mut self.came, VECTOR_PACKETS_MAX);
+        let interconnect_now = self.interconnect_clock.time(now);
+        let ForwardingParts { forwarder, pool, output, interconnect, .. } = &mut self.parts;
+        let is_busy = interconnect.poll(interconnect_now, pool, &mut self.received_parcels, VECTOR_PACKETS_MAX);
         // The egress node does not tell flows apart.
-        self.arrived.extend(self.came.drain(..).map(|(hop, packet)| RoutedPacket { hop, flow: 0, packet }));
+        self.arrived.extend(self.received_parcels.drain(..).map(|(hop, packet)| RoutedPacket { hop, flow: 0, packet }));
         if !self.arrived.is_empty() {
             forwarder.egress(now, &mut self.arrived, pool, output);
         }
@@ -371,13 +371,13 @@ impl Forwarding {
     /// Whether anything left.
     fn transmit(&mut self) -> bool {
         let mut is_busy = false;
-        let on_wire = self.wire_clock.time(self.now());
-        let Parts { pool, output, kernel, interconnect, nodes, .. } = &mut self.parts;
+        let interconnect_now = self.interconnect_clock.time(self.now());
+        let ForwardingParts { pool, output, kernel, interconnect, nodes, .. } = &mut self.parts;
         for node in (0..*nodes as u8).map(NodeId) {
             let queue = output.to_node(node);
             if !queue.is_empty() {
                 self.parcels.extend(queue.drain(..).map(|parcel| (parcel.hop, parcel.packet)));
-                interconnect.send(on_wire, pool, node, &mut self.parcels);
+                interconnect.send(interconnect_now, pool, node, &mut self.parcels);
                 is_busy = true;
             }
         }
@@ -385,7 +385,7 @@ impl Forwarding {
             is_busy |= kernel.transmit(pool, &mut output.to_kernel).is_ok_and(|sent| sent > 0);
         }
         for index in 0..self.ports.len() {
-            let (id, Parts { pool, output, .. }) = (PortId(index as u8), &mut self.parts);
+            let (id, ForwardingParts { pool, output, .. }) = (PortId(index as u8), &mut self.parts);
             let queue = output.to_port(id);
             if queue.is_empty() {
                 continue;
@@ -406,18 +406,18 @@ impl Forwarding {
     }
 
     /// Whether packets wait that a port had no room for.
-    fn has_left(&mut self) -> bool {
+    fn has_unsent(&mut self) -> bool {
         let output = &self.parts.output;
         !output.to_kernel.is_empty() || output.to_ports[..self.ports.len()].iter().any(|queue| !queue.is_empty())
     }
 
-    fn obey(&mut self) -> bool {
-        for taken in 0..COMMANDS_PER_TURN {
+    fn process_commands(&mut self) -> bool {
+        for taken in 0..COMMANDS_PER_POLL {
             match self.parts.commands.try_recv() {
-                Ok(command) => self.obey_one(command),
+                Ok(command) => self.process_command(command),
                 Err(TryRecvError::Empty) => return taken > 0,
                 Err(TryRecvError::Disconnected) => {
-                    self.is_over = true;
+                    self.is_stopping = true;
                     return true;
                 }
             }
@@ -425,74 +425,76 @@ impl Forwarding {
         true
     }
 
-    fn obey_one(&mut self, command: Command) {
+    fn process_command(&mut self, command: Command) {
         let now = self.now();
-        let Parts { forwarder, pool, output, interconnect, .. } = &mut self.parts;
+        let ForwardingParts { forwarder, pool, output, interconnect, .. } = &mut self.parts;
         match command {
-            Command::Plug(port, plugged) => {
+            Command::AttachPort(port, attached) => {
                 let index = usize::from(port.0);
                 self.ports.resize_with(self.ports.len().max(index + 1), || None);
-                self.ports[index] = Some(plugged);
+                self.ports[index] = Some(attached);
             }
-            Command::Close(port) => {
-                if let Some(closed) = self.take_out(port) {
-                    self.report(Report::ClosedOne(port, closed));
+            Command::DetachPort(port) => {
+                if let Some(closed) = self.detach(port) {
+                    self.report(Report::PortDetached(port, closed));
                 }
             }
-            Command::Port(port, config) => {
+            Command::ConfigurePort(port, config) => {
                 let set = forwarder.set_port(now, port, config, pool, output);
                 // Whatever the kernel and the cluster file say was made into what a port can be.
                 set.unwrap_or_else(|error| panic!("{error}"));
             }
-            Command::Rearrange(gone, stays) => self.rearrange(&gone, &stays),
-            Command::Batching(policy) => interconnect.set_policy(policy),
-            Command::Redirects(are_sent) => forwarder.set_redirects(are_sent),
-            Command::RemotePorts(node, mtus_bytes) => {
+            Command::RenumberPorts(gone, stays) => self.renumber_ports(&gone, &stays),
+            Command::SetBatching(policy) => interconnect.set_policy(policy),
+            Command::SetRedirects(are_sent) => forwarder.set_redirects(are_sent),
+            Command::SetRemoteMtus(node, mtus_bytes) => {
                 for port in 0..PORTS_MAX {
                     let mtu_bytes = mtus_bytes.get(usize::from(port)).copied().unwrap_or(0);
                     forwarder.set_remote_mtu(node, PortId(port), mtu_bytes);
                 }
             }
-            Command::NodeUp(node, is_up) => forwarder.set_node_up(node, is_up),
-            Command::Pin(port, address) => {
+            Command::SetNodeUp(node, is_up) => forwarder.set_node_up(node, is_up),
+            Command::PinAdjacency(port, address) => {
                 let pinned = forwarder.pin_adjacency(now, port, address, pool, output).ok();
-                self.report(Report::Pinned(port, address, pinned));
+                self.report(Report::AdjacencyPinned(port, address, pinned));
             }
-            Command::Unpin(adjacency) => forwarder.unpin_adjacency(now, adjacency, pool, output),
-            Command::Hear(port, address, mac) => forwarder.learn_neighbour(now, port, address, mac, pool, output),
+            Command::UnpinAdjacency(adjacency) => forwarder.unpin_adjacency(now, adjacency, pool, output),
+            Command::LearnNeighbour(port, address, mac) => {
+                forwarder.learn_neighbour(now, port, address, mac, pool, output)
+            }
             Command::Trace(filter) => forwarder.trace(filter),
             Command::Snapshot => self.snapshot(),
-            Command::Offer(node) => {
+            Command::OfferInterconnect(node) => {
                 let offered = interconnect.offer(node);
                 self.report(Report::Offered(node, offered));
             }
-            Command::Accept(node, offer) => {
+            Command::AcceptOffer(node, offer) => {
                 let accepted = interconnect.accept(node, offer);
                 self.report(Report::Accepted(node, accepted));
             }
-            Command::Finish(node, params) => {
+            Command::FinishOffer(node, params) => {
                 let finished = interconnect.finish(node, &params);
                 self.report(Report::Finished(node, finished));
             }
-            Command::Leave(node) => {
+            Command::RemovePeer(node) => {
                 forwarder.set_node_up(node, false);
                 output.to_node(node).drain(..).for_each(|parcel| pool.free(parcel.packet));
                 interconnect.remove_peer(pool, node);
                 self.broken[usize::from(node.0)] = false;
-                self.report(Report::Left(node));
+                self.report(Report::PeerRemoved(node));
             }
-            Command::Renew => {
-                let renewed = interconnect.restart(pool);
-                self.wire_clock.renew(now);
-                self.report(Report::Renewed(renewed));
+            Command::RestartInterconnect => {
+                let restarted = interconnect.restart(pool);
+                self.interconnect_clock.restart(now);
+                self.report(Report::InterconnectRestarted(restarted));
             }
-            Command::Stop => self.is_over = true,
+            Command::Stop => self.is_stopping = true,
         }
     }
 
-    fn rearrange(&mut self, gone: &[PortId], stays: &[Option<PortId>]) {
+    fn renumber_ports(&mut self, gone: &[PortId], stays: &[Option<PortId>]) {
         let now = self.now();
-        let Parts { forwarder, pool, output, .. } = &mut self.parts;
+        let ForwardingParts { forwarder, pool, output, .. } = &mut self.parts;
         for port in gone {
             forwarder.remove_port(now, *port, pool, output);
             output.to_port(*port).drain(..).for_each(|frame| pool.free(frame));
@@ -500,11 +502,11 @@ impl Forwarding {
         let mut former = std::mem::take(&mut self.ports);
         let mut taken = |from: &Option<PortId>| former.get_mut(usize::from(from.as_ref()?.0))?.take();
         self.ports = stays.iter().map(&mut taken).collect();
-        self.report(Report::Closed(former.into_iter().flatten().collect()));
+        self.report(Report::PortsRenumbered(former.into_iter().flatten().collect()));
     }
 
     fn snapshot(&mut self) {
-        let Parts { forwarder, pool, interconnect, nodes, .. } = &self.parts;
+        let ForwardingParts { forwarder, pool, interconnect, nodes, .. } = &self.parts;
         let losses = |port: &Option<Box<dyn Port + Send>>| port.as_ref().map(|port| port.losses()).unwrap_or_default();
         let snapshot = Snapshot {
             counters: forwarder.counters().clone(),
@@ -519,25 +521,25 @@ impl Forwarding {
 
     /// Tells the control thread, or keeps for later what it has no room for.
     fn report(&mut self, report: Report) {
-        if self.unreported.is_empty() {
+        if self.report_backlog.is_empty() {
             match self.parts.reports.try_send(report) {
-                Ok(()) => self.parts.reports_bell.ring(),
-                Err(TrySendError::Full(report)) => self.unreported.push_back(report),
-                Err(TrySendError::Disconnected(_)) => self.is_over = true,
+                Ok(()) => self.parts.reports_notifier.notify(),
+                Err(TrySendError::Full(report)) => self.report_backlog.push_back(report),
+                Err(TrySendError::Disconnected(_)) => self.is_stopping = true,
             }
         } else {
             // Answers only: as many as commands, of which the control thread gives no more before it has looked.
-            self.unreported.push_back(report);
+            self.report_backlog.push_back(report);
         }
     }
 
-    fn report_news(&mut self) {
-        while let Some(report) = self.unreported.pop_front() {
+    fn report_events(&mut self) {
+        while let Some(report) = self.report_backlog.pop_front() {
             if let Err(TrySendError::Full(report)) = self.parts.reports.try_send(report) {
-                self.unreported.push_front(report);
+                self.report_backlog.push_front(report);
                 return;
             }
-            self.parts.reports_bell.ring();
+            self.parts.reports_notifier.notify();
         }
         let output = &mut self.parts.output;
         if output.events_lost {
@@ -547,7 +549,7 @@ impl Forwarding {
             self.report(Report::AllNeighbours(all));
         } else if !output.events.is_empty() {
             let events = output.events.drain(..).collect();
-            self.report(Report::Neighbours(events));
+            self.report(Report::NeighbourEvents(events));
         }
         if !self.parts.output.traced.is_empty() {
             let steps = self.parts.output.traced.drain(..).collect();
@@ -556,7 +558,7 @@ impl Forwarding {
         for node in 0..self.parts.nodes {
             let is_broken = self.parts.interconnect.state(NodeId(node as u8)) == PeerState::Broken;
             if is_broken && !self.broken[node] {
-                self.report(Report::Broken(NodeId(node as u8)));
+                self.report(Report::PeerFailed(NodeId(node as u8)));
             }
             self.broken[node] = is_broken;
         }
@@ -564,27 +566,27 @@ impl Forwarding {
 
     /// Until something can be done. Everybody who could wake is told first, and looked at once more after that.
     fn sleep(&mut self) {
-        let may_sleep = self.may_sleep();
+        let may_sleep = self.prepare_wait();
         if may_sleep {
-            let limit = self.limit();
-            let mut polled = vec![PollFd::new(&*self.parts.commands_bell, PollFlags::IN)];
+            let timeout = self.poll_timeout();
+            let mut polled = vec![PollFd::new(&*self.parts.commands_notifier, PollFlags::IN)];
             let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
             polled.extend(self.parts.kernel.wakes().map(readable));
             polled.extend(self.ports.iter().flatten().filter_map(|port| port.wakes()).map(readable));
             polled.extend(self.parts.interconnect.wait_fds().into_iter().map(readable));
-            self.parts.pulse.sleep();
+            self.parts.heartbeat.sleep();
             // Interrupted or late: the next turn looks at everything anyway.
-            let _ = poll(&mut polled, Some(&limit));
+            let _ = poll(&mut polled, Some(&timeout));
             if !polled[0].revents().is_empty() {
                 drop(polled);
-                self.parts.commands_bell.clear();
+                self.parts.commands_notifier.drain();
             }
         }
         self.parts.interconnect.finish_wait();
     }
 
-    fn may_sleep(&mut self) -> bool {
-        // Each has to be asked, for that arms its bell.
+    fn prepare_wait(&mut self) -> bool {
+        // Each has to be asked, for that arms its notifier.
         let mut may_sleep = self.parts.interconnect.prepare_wait();
         may_sleep &= self.parts.kernel.may_sleep();
         for port in self.ports.iter_mut().flatten() {
@@ -594,31 +596,31 @@ impl Forwarding {
     }
 
     /// How long to sleep at most.
-    fn limit(&mut self) -> Timespec {
+    fn poll_timeout(&mut self) -> Timespec {
         let now_ns = self.now().ns();
-        let retry_ns = self.has_left().then_some(now_ns + RETRY_NS);
+        let retry_ns = self.has_unsent().then_some(now_ns + RETRY_NS);
         let dues = [
             self.parts.forwarder.next_timer().map(Time::ns),
-            self.parts.interconnect.deadline().map(|due| self.wire_clock.ns(due)),
+            self.parts.interconnect.deadline().map(|due| self.interconnect_clock.ns(due)),
             retry_ns,
         ];
         let due_ns = dues.into_iter().flatten().min().unwrap_or(u64::MAX);
-        let left_ns = due_ns.saturating_sub(now_ns).min(NAP_NS_MAX);
+        let left_ns = due_ns.saturating_sub(now_ns).min(SLEEP_NS_MAX);
         Timespec { tv_sec: (left_ns / 1_000_000_000) as i64, tv_nsec: (left_ns % 1_000_000_000) as i64 }
     }
 }
 
 /// The same moments as interconnects count them: in picoseconds since they began, which last for 213 days.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct WireClock {
+pub struct InterconnectClock {
     began: Time,
 }
 
-impl WireClock {
+impl InterconnectClock {
     /// How long, in nanoseconds, it may be used before an interconnect is to begin anew: half of what it can say.
     pub const NS_MAX: u64 = u64::MAX / 2000;
 
-    fn renew(&mut self, now: Time) {
+    fn restart(&mut self, now: Time) {
         self.began = now;
     }
 
@@ -639,13 +641,13 @@ mod tests {
     #[test]
     fn the_clock_of_an_interconnect_goes_on_after_its_end() {
         const HOUR_NS: u64 = 3_600_000_000_000;
-        let mut clock = WireClock::default();
+        let mut clock = InterconnectClock::default();
         let end = Time::from_ns(u64::MAX / 1000);
         let later = Time::from_ns(end.ns() + HOUR_NS);
         assert!(clock.time(end) < sim::Time::MAX && clock.time(later) == sim::Time::MAX, "it stands still");
-        let renewed = Time::from_ns(WireClock::NS_MAX);
+        let renewed = Time::from_ns(InterconnectClock::NS_MAX);
         assert!(clock.time(renewed).ps() <= u64::MAX / 2, "long before its end it begins anew");
-        clock.renew(renewed);
+        clock.restart(renewed);
         assert_eq!(clock.time(renewed), sim::Time::ZERO);
         for now_ns in [renewed.ns(), renewed.ns() + 1, end.ns(), later.ns()] {
             let time = clock.time(Time::from_ns(now_ns));

@@ -1,18 +1,18 @@
 //! A node's process: a thread that forwards, and this one, which talks: to other nodes, to the kernel, to commands.
 
+mod cgroup_freezer;
 mod clients;
-mod fib;
+mod fib_query;
 mod forwarding;
-mod freezer;
-mod local;
+mod liveness;
+mod local_routes;
+mod open_ports;
 mod peers;
-mod plugs;
-mod rearranged;
+mod rejected_routes;
 mod reload;
+mod renumbering;
+mod route_table;
 mod status;
-mod table;
-mod untaken;
-mod watch;
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -34,7 +34,7 @@ use rustix::fs::FlockOperation;
 use thiserror::Error;
 use tracing::{error, info, warn};
 
-use crate::cluster::{Cluster, ClusterPaths, Node as NodeOfFile, NodePaths, PortKind, PortOfNode};
+use crate::cluster::{Cluster, ClusterPaths, Node as NodeConfig, NodePaths, PortKind, PortOfNode};
 use crate::control::message::{Hello, VERSION};
 use crate::control::transport::{ControlAddress, Listener, TcpAddress};
 use crate::control::{Key, KeyError, SessionTimers};
@@ -44,13 +44,16 @@ use crate::management::{
 };
 
 use clients::Clients;
-use forwarding::{Bell, COMMANDS_MAX, Command, Forwarding, Parts, REPORTS_MAX, Report, Snapshot, WireClock};
-use local::{Effect, Local, Opened};
-use peers::{News, Peers};
-use rearranged::Rearranged;
-use table::Table;
-use untaken::{Untaken, Why};
-use watch::{HangNews, HangWatch, Pulse};
+use forwarding::{
+    COMMANDS_MAX, Command, ForwardingParts, ForwardingThread, InterconnectClock, Notifier, REPORTS_MAX, Report,
+    Snapshot,
+};
+use liveness::{HangEvent, HangWatch, Heartbeat};
+use local_routes::{Effect, LocalRoutes, OpenedPort};
+use peers::{PeerUpdate, Peers};
+use rejected_routes::{RejectReason, RejectedRoute};
+use renumbering::PortRenumbering;
+use route_table::RouteTable;
 
 /// Buffers of a node, for all packets that are in it at a time.
 const BUFFERS: u32 = 16_384;
@@ -63,27 +66,27 @@ const QUEUE_PACKETS_MAX: usize = 4096;
 /// This thread goes before others that want to run: it has little to do, and other nodes count on its beats.
 const NICENESS: i32 = -10;
 /// How often everything is looked at that tells nobody when it changes.
-const LOOK_NS: u64 = 1_000_000_000;
+const KERNEL_POLL_NS: u64 = 1_000_000_000;
 /// The first descriptor that is of other nodes, of those that are polled.
 const PEERS_AT: usize = 4;
 /// The one that asks for the cluster file to be read again.
 const RELOAD_AT: usize = 3;
 /// How long a port whose device is gone waits for one of the same name.
-const REPLUG_NS: u64 = 500_000_000;
+const REOPEN_NS: u64 = 500_000_000;
 
 /// How long the forwarding thread may hang before the node ends: it will not come back.
 const HANG_NS_MAX: u64 = 10_000_000_000;
 
 /// How often, and how far apart, the node's lock is asked for.
-const TAKES_MAX: u32 = 200;
-const TAKE_PAUSE: Duration = Duration::from_millis(10);
+const LOCK_ATTEMPTS_MAX: u32 = 200;
+const LOCK_RETRY: Duration = Duration::from_millis(10);
 
-/// Why a node cannot start, or has to end.
+/// RejectReason a node cannot start, or has to end.
 #[derive(Debug, Error)]
 pub enum NodeError {
     /// The node runs already.
     #[error("node '{node}' is up already (process {pid}); end it with 'crosslane router down'")]
-    Taken {
+    AlreadyRunning {
         /// The node.
         node: String,
         /// Its process, as far as known.
@@ -110,7 +113,7 @@ pub enum NodeError {
     Port {
         /// Its place among the node's.
         place: usize,
-        /// Why.
+        /// RejectReason.
         error: String,
     },
     /// A file of a port cannot be opened.
@@ -120,7 +123,7 @@ pub enum NodeError {
         place: usize,
         /// Which of its files.
         key: &'static str,
-        /// Why.
+        /// RejectReason.
         error: String,
     },
     /// The interface to the node's own kernel.
@@ -162,7 +165,7 @@ impl NodeError {
     }
 }
 
-fn whose(mac: Option<MacAddress>) -> String {
+fn holder(mac: Option<MacAddress>) -> String {
     mac.map_or("somebody else".to_owned(), |mac| mac.to_string())
 }
 
@@ -172,7 +175,7 @@ fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> NodeError {
 
 /// What a node is of.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct NodeSettings {
     /// The cluster.
     pub cluster: Cluster,
     /// The node's place in it.
@@ -183,12 +186,12 @@ pub struct Settings {
     pub file: PathBuf,
 }
 
-impl Settings {
+impl NodeSettings {
     fn id(&self) -> NodeId {
         NodeId(self.node as u8)
     }
 
-    fn node(&self) -> &NodeOfFile {
+    fn node(&self) -> &NodeConfig {
         &self.cluster.nodes[self.node]
     }
 
@@ -206,7 +209,7 @@ impl Settings {
     }
 
     /// Where a node is reached by this one.
-    fn place(&self, node: &NodeOfFile, key: Option<&Key>) -> Result<ControlAddress, NodeError> {
+    fn place(&self, node: &NodeConfig, key: Option<&Key>) -> Result<ControlAddress, NodeError> {
         let Some(address) = node.control else {
             return Ok(ControlAddress::Unix(self.paths.node(&node.name).peers_socket()));
         };
@@ -218,15 +221,15 @@ impl Settings {
 
 /// What is remembered of a port.
 #[derive(Default)]
-struct PortMemory {
+struct PortState {
     kind: &'static str,
     fallback: Option<String>,
     /// What its interface was when it was opened; nothing while it is being opened again.
-    fit: Option<plugs::Fit>,
-    /// Why it could not be opened again, as the log was told.
-    replug_fault: Option<String>,
+    opened_interface: Option<open_ports::OpenedInterface>,
+    /// RejectReason it could not be opened again, as the log was told.
+    reopen_error: Option<String>,
     /// When to look for its device again, once that is gone.
-    replug_at_ns: Option<u64>,
+    reopen_at_ns: Option<u64>,
     /// Files of packets begin when all nodes have met, or at this moment.
     waiting: Option<(BoxedPort, u64)>,
     /// What the log was told of an MTU that the port does not carry.
@@ -237,35 +240,35 @@ type BoxedPort = Box<dyn Port + Send>;
 
 /// A node of a cluster.
 pub struct Node {
-    settings: Settings,
+    settings: NodeSettings,
     begun: Instant,
     started_at_ns: u64,
     peers: Peers,
     clients: Clients,
     kernel: Monitor,
-    local: Local,
-    table: Table,
-    ports: Vec<PortMemory>,
-    rearranged: Rearranged,
+    local: LocalRoutes,
+    table: RouteTable,
+    ports: Vec<PortState>,
+    renumbering: PortRenumbering,
     slow_path: InterfaceIndex,
     local_addresses: LocalAddresses,
     commands: SyncSender<Command>,
-    commands_bell: Arc<Bell>,
+    commands_notifier: Arc<Notifier>,
     reports: Receiver<Report>,
-    reports_bell: Arc<Bell>,
+    reports_notifier: Arc<Notifier>,
     thread: Option<JoinHandle<()>>,
     hang: HangWatch,
     /// When the interconnect is to begin anew.
-    renew_at_ns: u64,
-    /// Why this node has to end.
+    interconnect_restart_at_ns: u64,
+    /// RejectReason this node has to end.
     fault: Option<NodeError>,
     /// Packets that were dropped because the process had been stopped.
     stale_packets: u64,
     netlink_resyncs: u64,
     /// Messages of the kernel's that could not be read.
     unreadable: u64,
-    has_kernel_news: bool,
-    looked_at_ns: u64,
+    is_kernel_readable: bool,
+    kernel_polled_at_ns: u64,
     is_tracing: bool,
     is_stopping: bool,
     /// Put back when the node ends.
@@ -279,121 +282,122 @@ impl Node {
     ///
     /// # Errors
     /// What keeps it from that.
-    pub fn new(settings: Settings) -> Result<Self, NodeError> {
+    pub fn new(settings: NodeSettings) -> Result<Self, NodeError> {
         let begun = Instant::now();
         let started_at_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let (id, node, paths) = (settings.id(), settings.node().clone(), settings.node_paths());
-        let pid = take_pid(&paths, &node.name)?;
+        let pid = lock_pid_file(&paths, &node.name)?;
         // Sockets to other nodes are of the namespace that all nodes of a machine are started in.
-        let peers = meet(&settings, started_at_ns)?;
-        let interconnect = plugs::open_interconnect(&settings.cluster, id)?;
+        let peers = bind_peers(&settings, started_at_ns)?;
+        let interconnect = open_ports::open_interconnect(&settings.cluster, id)?;
         let socket = paths.socket();
         let clients = Clients::listen(&socket).map_err(|error| system(socket.display().to_string())(error.into()))?;
-        plugs::enter_namespace(&node)?;
+        open_ports::enter_namespace(&node)?;
         let mut sysctls = Sysctls::new();
         let mut requests = Requests::open()?;
-        let tun = plugs::open_slow_path(&node, &mut sysctls, &mut requests)?;
+        let tun = open_ports::open_slow_path(&node, &mut sysctls, &mut requests)?;
         let slow_path = tun.interface();
-        let (rib, tables) = Rib::new().map_err(system("memory for the tables"))?;
-        let (commands, to_obey) = sync_channel(COMMANDS_MAX);
-        let (to_report, reports) = sync_channel(REPORTS_MAX);
-        let (commands_bell, reports_bell) = (bell()?, bell()?);
-        let pulse = Arc::new(Pulse::default());
-        let parts = Parts {
+        let (rib, tables) = Rib::new().map_err(system("memory for the forwarding tables"))?;
+        let (commands, command_receiver) = sync_channel(COMMANDS_MAX);
+        let (report_sender, reports) = sync_channel(REPORTS_MAX);
+        let (commands_notifier, reports_notifier) = (notifier()?, notifier()?);
+        let heartbeat = Arc::new(Heartbeat::default());
+        let parts = ForwardingParts {
             forwarder: Forwarder::new(settings.forwarding(started_at_ns), tables),
             pool: Pool::new(BUFFERS, BUFFER_BYTES, HEADROOM_BYTES),
             output: Output::new(QUEUE_PACKETS_MAX),
             kernel: Box::new(tun),
             interconnect,
             nodes: settings.cluster.nodes.len(),
-            commands: to_obey,
-            commands_bell: Arc::clone(&commands_bell),
-            reports: to_report,
-            reports_bell: Arc::clone(&reports_bell),
-            pulse: Arc::clone(&pulse),
+            commands: command_receiver,
+            commands_notifier: Arc::clone(&commands_notifier),
+            reports: report_sender,
+            reports_notifier: Arc::clone(&reports_notifier),
+            heartbeat: Arc::clone(&heartbeat),
             begun,
         };
         let nodes = settings.cluster.nodes.len();
-        let mut taken = Self {
+        let mut this = Self {
             settings,
             begun,
             started_at_ns,
             peers,
             clients,
             kernel: Monitor::open()?,
-            local: Local::new(Some(slow_path)),
-            table: Table::new(rib, id, nodes, slow_path, requests),
+            local: LocalRoutes::new(Some(slow_path)),
+            table: RouteTable::new(rib, id, nodes, slow_path, requests),
             ports: Vec::new(),
-            rearranged: Rearranged::default(),
+            renumbering: PortRenumbering::default(),
             slow_path,
             local_addresses: LocalAddresses::new(),
             commands,
-            commands_bell,
+            commands_notifier,
             reports,
-            reports_bell,
+            reports_notifier,
             thread: None,
-            hang: HangWatch::new(pulse),
-            renew_at_ns: WireClock::NS_MAX,
+            hang: HangWatch::new(heartbeat),
+            interconnect_restart_at_ns: InterconnectClock::NS_MAX,
             fault: None,
             stale_packets: 0,
             netlink_resyncs: 0,
             unreadable: 0,
-            has_kernel_news: true,
-            looked_at_ns: 0,
+            is_kernel_readable: true,
+            kernel_polled_at_ns: 0,
             is_tracing: false,
             is_stopping: false,
             sysctls,
             _pid: pid,
         };
-        taken.thread = Some(start(parts)?);
-        taken.plug_all()?;
-        Ok(taken)
+        this.thread = Some(start(parts)?);
+        this.open_all_ports()?;
+        Ok(this)
     }
 
-    fn plug_all(&mut self) -> Result<(), NodeError> {
+    fn open_all_ports(&mut self) -> Result<(), NodeError> {
         let node = self.settings.node().clone();
-        let mut plugged = Vec::new();
+        let mut attached = Vec::new();
         for (place, of_file) in node.ports.iter().enumerate() {
-            let plugs::Plug { port, config, interface, kind, fallback, fit } = self.open(place)?;
-            self.local.add_port(Opened { interface, config }, of_file);
+            let open_ports::OpenPort { port, config, interface, kind, fallback, opened_interface } =
+                self.open(place)?;
+            self.local.add_port(OpenedPort { interface, config }, of_file);
             if let Some(reason) = &fallback {
                 warn!(port = of_file.device, "by {kind}: {reason}");
             }
-            info!(port = of_file.device, "plugged in by {kind}");
-            let (port, waiting) = self.port_and_waiting(of_file, port);
-            self.ports.push(PortMemory { kind, fallback, fit, waiting, ..PortMemory::default() });
-            plugged.extend(port.map(|port| (place, port)));
+            info!(port = of_file.device, "opened by {kind}");
+            let (port, waiting) = self.defer_capture_file(of_file, port);
+            self.ports.push(PortState { kind, fallback, opened_interface, waiting, ..PortState::default() });
+            attached.extend(port.map(|port| (place, port)));
         }
         self.local.set_static(&node);
         self.table.set_ports_without_kernel(node.ports_without_kernel());
         // What comes in finds its port and the node's routes there.
-        self.settle();
-        self.plug(plugged);
+        self.apply_effects();
+        self.attach_ports(attached);
         Ok(())
     }
 
     /// Packets come and go by these ports from now on.
-    fn plug(&self, ports: Vec<(usize, BoxedPort)>) {
+    fn attach_ports(&self, ports: Vec<(usize, BoxedPort)>) {
         for (place, port) in ports {
-            self.tell(Command::Plug(PortId(place as u8), port));
+            self.command(Command::AttachPort(PortId(place as u8), port));
         }
     }
 
-    fn open(&mut self, place: usize) -> Result<plugs::Plug, NodeError> {
+    fn open(&mut self, place: usize) -> Result<open_ports::OpenPort, NodeError> {
         let settings = &self.settings;
         let node = settings.node();
-        let opening = plugs::Opening {
+        let params = open_ports::OpenPortParams {
             node,
             place,
             seed: settings.seed(&node.ports[place].device),
             folder: settings.folder(),
             local: &self.local_addresses,
         };
-        plugs::open_port(&opening, &mut self.sysctls)
+        open_ports::open_port(&params, &mut self.sysctls)
     }
 
     /// A file of packets waits until packets from it can go anywhere; other ports do not.
-    fn port_and_waiting(
+    fn defer_capture_file(
         &self,
         of_file: &PortOfNode,
         port: Option<BoxedPort>,
@@ -406,12 +410,12 @@ impl Node {
     }
 
     /// Begins to receive from files of packets, once all nodes have met or it is time.
-    fn begin_files(&mut self, now_ns: u64) {
+    fn attach_deferred(&mut self, now_ns: u64) {
         let have_met = self.peers.iter().all(|(_, peer)| peer.is_joined);
         for place in 0..self.ports.len() {
             let is_due = |waiting: &mut (BoxedPort, u64)| have_met || waiting.1 <= now_ns;
             if let Some((port, _)) = self.ports[place].waiting.take_if(is_due) {
-                self.tell(Command::Plug(PortId(place as u8), port));
+                self.command(Command::AttachPort(PortId(place as u8), port));
             }
         }
     }
@@ -427,7 +431,7 @@ impl Node {
         info!(node = name, cluster = self.settings.cluster.name, "node started");
         let mut done = Ok(());
         while !self.is_stopping && done.is_ok() {
-            let has_more = self.turn();
+            let has_more = self.poll_once();
             done = self.check_thread();
             if !self.is_stopping && done.is_ok() {
                 self.sleep([stop, reload], has_more);
@@ -442,10 +446,10 @@ impl Node {
     }
 
     /// Tells the forwarding thread. There is room: it never waits for this one.
-    fn tell(&self, command: Command) {
+    fn command(&self, command: Command) {
         // Whether it has ended is looked at in each turn.
         let _ = self.commands.send(command);
-        self.commands_bell.ring();
+        self.commands_notifier.notify();
     }
 
     fn check_thread(&mut self) -> Result<(), NodeError> {
@@ -460,13 +464,13 @@ impl Node {
     }
 
     /// A node that does not forward keeps away from the others, which would send to it, until it does.
-    fn watch(&mut self, now_ns: u64) {
-        match self.hang.look(now_ns) {
-            Some(HangNews::Hangs) => {
+    fn check_forwarding_hang(&mut self, now_ns: u64) {
+        match self.hang.poll(now_ns) {
+            Some(HangEvent::Hung) => {
                 error!("the thread that forwards hangs: this node takes leave of the others until it goes on");
                 self.peers.hold("its forwarding thread hangs", now_ns);
             }
-            Some(HangNews::GoesOn(hung_ns)) => {
+            Some(HangEvent::Resumed(hung_ns)) => {
                 let hung_ms = hung_ns / 1_000_000;
                 warn!("the thread that forwards goes on, after {hung_ms} ms: this node meets the others again");
                 self.peers.release();
@@ -477,69 +481,69 @@ impl Node {
 
     /// The interconnect's time is up: it begins anew, and the others are met again. That takes some milliseconds, each
     /// 106 days.
-    fn renew(&mut self, now_ns: u64) {
-        if now_ns < self.renew_at_ns || self.hang.hung_ns(now_ns).is_some() {
+    fn restart_interconnect(&mut self, now_ns: u64) {
+        if now_ns < self.interconnect_restart_at_ns || self.hang.hung_ns(now_ns).is_some() {
             return;
         }
-        self.renew_at_ns = now_ns + WireClock::NS_MAX;
+        self.interconnect_restart_at_ns = now_ns + InterconnectClock::NS_MAX;
         self.peers.hold("its interconnect begins anew", now_ns);
-        self.handle_news();
-        self.tell(Command::Renew);
+        self.handle_peer_updates();
+        self.command(Command::RestartInterconnect);
         self.peers.release();
     }
 
     /// Whether there is more to do at once.
-    fn turn(&mut self) -> bool {
+    fn poll_once(&mut self) -> bool {
         let now_ns = self.now_ns();
-        self.watch(now_ns);
-        self.renew(now_ns);
-        self.peers.turn(now_ns, self.local.announcements());
-        self.handle_news();
-        self.hear_reports(now_ns);
-        self.hear_kernel();
-        self.replug(now_ns);
-        self.begin_files(now_ns);
-        self.settle();
-        let has_more = self.table.turn() | self.peers.has_more();
-        self.peers.speak(now_ns, self.local.announcements());
-        self.handle_news();
-        if let Some(told) = self.peers.told_to_all() {
+        self.check_forwarding_hang(now_ns);
+        self.restart_interconnect(now_ns);
+        self.peers.poll(now_ns, self.local.announcements());
+        self.handle_peer_updates();
+        self.handle_reports(now_ns);
+        self.handle_kernel_changes();
+        self.reopen_ports(now_ns);
+        self.attach_deferred(now_ns);
+        self.apply_effects();
+        let has_more = self.table.process() | self.peers.has_more();
+        self.peers.send(now_ns, self.local.announcements());
+        self.handle_peer_updates();
+        if let Some(told) = self.peers.advertised_to_all() {
             self.local.announcements_mut().prune_withdrawn(told);
         }
         self.serve_requests();
         has_more
     }
 
-    fn handle_news(&mut self) {
-        for news in self.peers.take_news() {
-            match news {
+    fn handle_peer_updates(&mut self) {
+        for update in self.peers.take_updates() {
+            match update {
                 // Of two nodes the one with the lower number makes the offer.
-                News::Met(node) if node > self.settings.id() => self.tell(Command::Offer(node)),
-                News::Met(_) => {}
-                News::Lost(node) => {
-                    self.tell(Command::Leave(node));
+                PeerUpdate::Up(node) if node > self.settings.id() => self.command(Command::OfferInterconnect(node)),
+                PeerUpdate::Up(_) => {}
+                PeerUpdate::Down(node) => {
+                    self.command(Command::RemovePeer(node));
                     self.table.withdraw_node(node);
                 }
-                News::Ports(node, mtus_bytes) => self.tell(Command::RemotePorts(node, mtus_bytes)),
-                News::Routes(node, changes) => self.table.change(node, changes),
-                News::Offer(node, offer) => self.tell(Command::Accept(node, offer)),
-                News::ConnectionParams(node, params) => self.tell(Command::Finish(node, params)),
+                PeerUpdate::PortMtus(node, mtus_bytes) => self.command(Command::SetRemoteMtus(node, mtus_bytes)),
+                PeerUpdate::Routes(node, changes) => self.table.change(node, changes),
+                PeerUpdate::Offer(node, offer) => self.command(Command::AcceptOffer(node, offer)),
+                PeerUpdate::Params(node, params) => self.command(Command::FinishOffer(node, params)),
             }
         }
     }
 
-    fn hear_reports(&mut self, now_ns: u64) {
-        self.reports_bell.clear();
+    fn handle_reports(&mut self, now_ns: u64) {
+        self.reports_notifier.drain();
         for _ in 0..REPORTS_MAX {
             let Ok(report) = self.reports.try_recv() else { return };
             match report {
-                Report::Pinned(port, address, adjacency) => {
+                Report::AdjacencyPinned(port, address, adjacency) => {
                     if adjacency.is_none() {
                         warn!(port = self.device(port), %address, "no room for this router among the neighbours");
                     }
-                    self.local.pinned(port, address, adjacency);
+                    self.local.adjacency_pinned(port, address, adjacency);
                 }
-                Report::Neighbours(events) => events.into_iter().for_each(|event| self.neighbour(event)),
+                Report::NeighbourEvents(events) => events.into_iter().for_each(|event| self.neighbour(event)),
                 Report::AllNeighbours(all) => {
                     let known = all.iter().filter(|neighbour| neighbour.mac.is_some());
                     self.local.neighbours(known.map(|known| (known.port, known.address, known.adjacency)));
@@ -549,32 +553,36 @@ impl Node {
                     let status = self.status(&snapshot);
                     self.clients.respond_status(&Response::Status(Box::new(status)));
                 }
-                Report::Left(node) => self.peers.left(node, now_ns),
-                Report::Broken(node) => self.peers.lose(node, "it broke the interconnect's protocol", now_ns),
-                Report::Unplugged(port, error, closed) => {
+                Report::PeerRemoved(node) => self.peers.removed(node, now_ns),
+                Report::PeerFailed(node) => self.peers.peer_down(node, "it broke the interconnect's protocol", now_ns),
+                Report::PortFailed(port, error, closed) => {
                     drop(closed);
-                    if let Some(port) = self.rearranged.now(port) {
-                        self.unplugged(port, &error, now_ns);
+                    if let Some(port) = self.renumbering.current(port) {
+                        self.port_failed(port, &error, now_ns);
                     }
                 }
-                Report::Closed(ports) => {
+                Report::PortsRenumbered(ports) => {
                     drop(ports);
-                    self.rearranged.heard();
+                    self.renumbering.acknowledge();
                 }
-                Report::ClosedOne(port, closed) => {
+                Report::PortDetached(port, closed) => {
                     drop(closed);
-                    if let Some(port) = self.rearranged.now(port) {
-                        self.ports[usize::from(port.0)].replug_at_ns = Some(now_ns);
+                    if let Some(port) = self.renumbering.current(port) {
+                        self.ports[usize::from(port.0)].reopen_at_ns = Some(now_ns);
                     }
                 }
-                Report::Renewed(Ok(())) => info!("the interconnect has begun anew"),
-                Report::Renewed(Err(error)) => self.fault = Some(error.into()),
-                Report::Away(away_ns, packets) => {
-                    let away_ms = away_ns / 1_000_000;
-                    warn!("was stopped for {away_ms} ms: {packets} packets that came meanwhile are dropped");
+                Report::InterconnectRestarted(Ok(())) => info!("the interconnect has begun anew"),
+                Report::InterconnectRestarted(Err(error)) => self.fault = Some(error.into()),
+                Report::Suspended(suspended_ns, packets) => {
+                    let suspended_ms = suspended_ns / 1_000_000;
+                    warn!(
+                        "the process was stopped for {suspended_ms} ms: {packets} packets received meanwhile are dropped"
+                    );
                     self.stale_packets += packets as u64;
                 }
-                Report::Offered(..) | Report::Accepted(..) | Report::Finished(..) => self.joined(report, now_ns),
+                Report::Offered(..) | Report::Accepted(..) | Report::Finished(..) => {
+                    self.handle_join_report(report, now_ns)
+                }
             }
         }
     }
@@ -589,7 +597,7 @@ impl Node {
     }
 
     /// How far the interconnect has come with another node.
-    fn joined(&mut self, report: Report, now_ns: u64) {
+    fn handle_join_report(&mut self, report: Report, now_ns: u64) {
         let (Report::Offered(node, _) | Report::Accepted(node, _) | Report::Finished(node, _)) = &report else {
             return;
         };
@@ -617,9 +625,9 @@ impl Node {
                     info!(node = peer.name, "joined");
                     peer.is_joined = true;
                 }
-                self.tell(Command::NodeUp(node, true));
+                self.command(Command::SetNodeUp(node, true));
             }
-            Err(error) => self.peers.lose(node, &format!("not joined: {error}"), now_ns),
+            Err(error) => self.peers.peer_down(node, &format!("not joined: {error}"), now_ns),
         }
     }
 
@@ -628,11 +636,11 @@ impl Node {
             Event::NeighbourUp { port, address, adjacency } => self.local.neighbour_up(port, address, adjacency),
             Event::NeighbourDown { port, address, .. } => self.local.neighbour_down(port, address),
             Event::Duplicate { port, address, mac } => {
-                let (port, who) = (self.device(port), whose(mac));
+                let (port, who) = (self.device(port), holder(mac));
                 warn!(port, "address {address} is not used: {who} has it too; give one of them another address");
             }
             Event::Conflict { port, address, mac } => {
-                let (port, who) = (self.device(port), whose(mac));
+                let (port, who) = (self.device(port), holder(mac));
                 warn!(port, "address {address} is used by {who} too; give one of them another address");
             }
         }
@@ -642,83 +650,87 @@ impl Node {
         self.settings.node().ports.get(usize::from(port.0)).map_or("kernel", |port| &port.device)
     }
 
-    fn unplugged(&mut self, port: PortId, error: &io::Error, now_ns: u64) {
+    fn port_failed(&mut self, port: PortId, error: &io::Error, now_ns: u64) {
         if self.settings.node().ports[usize::from(port.0)].kind == PortKind::Pcap {
-            // Opened again, it would be read from its beginning.
+            // OpenedPort again, it would be read from its beginning.
             warn!(port = self.device(port), "no more of its files: {error}");
             return;
         }
         warn!(port = self.device(port), "its device is gone: {error}");
         self.local.set_interface(port, None);
-        self.ports[usize::from(port.0)].replug_at_ns = Some(now_ns + REPLUG_NS);
+        self.ports[usize::from(port.0)].reopen_at_ns = Some(now_ns + REOPEN_NS);
     }
 
-    /// A device may be there again, by another number. What the kernel said of that number before the port was plugged
+    /// A device may be there again, by another number. What the kernel said of that number before the port was attached
     /// in is looked at once more: addresses and routes come with a device, and often at once.
-    fn replug(&mut self, now_ns: u64) {
+    fn reopen_ports(&mut self, now_ns: u64) {
         let mut is_back = false;
         for place in 0..self.ports.len() {
-            if self.ports[place].replug_at_ns.is_none_or(|at_ns| now_ns < at_ns) {
+            if self.ports[place].reopen_at_ns.is_none_or(|at_ns| now_ns < at_ns) {
                 continue;
             }
             match self.open(place) {
-                Ok(plugs::Plug { port, interface, kind, fallback, fit, .. }) => {
-                    info!(port = self.device(PortId(place as u8)), "plugged in again by {kind}");
+                Ok(open_ports::OpenPort { port, interface, kind, fallback, opened_interface, .. }) => {
+                    info!(port = self.device(PortId(place as u8)), "reopened by {kind}");
                     let mtu_cut = self.ports[place].mtu_cut.take();
-                    self.ports[place] = PortMemory { kind, fallback, fit, mtu_cut, ..PortMemory::default() };
+                    self.ports[place] = PortState { kind, fallback, opened_interface, mtu_cut, ..PortState::default() };
                     if let Some(port) = port {
-                        self.tell(Command::Plug(PortId(place as u8), port));
+                        self.command(Command::AttachPort(PortId(place as u8), port));
                     }
                     self.local.set_interface(PortId(place as u8), interface);
                     is_back = true;
                 }
-                Err(error) => self.try_again_later(place, &error, now_ns),
+                Err(error) => self.reopen_later(place, &error, now_ns),
             }
         }
         if is_back {
-            self.kernel.all().into_iter().for_each(|change| self.local.kernel(change));
+            self.kernel.all().into_iter().for_each(|change| self.local.apply_kernel_change(change));
         }
     }
 
-    /// The log is told once why. A device that is gone was told of already.
-    fn try_again_later(&mut self, place: usize, error: &NodeError, now_ns: u64) {
+    /// The log is told once reason. A device that is gone was told of already.
+    fn reopen_later(&mut self, place: usize, error: &NodeError, now_ns: u64) {
         let has_device = self.local.link(PortId(place as u8)).is_some();
-        let memory = &mut self.ports[place];
-        memory.replug_at_ns = Some(now_ns + REPLUG_NS);
+        let state = &mut self.ports[place];
+        state.reopen_at_ns = Some(now_ns + REOPEN_NS);
         let fault = Some(error.to_string()).filter(|_| has_device);
-        if memory.replug_fault != fault {
+        if state.reopen_error != fault {
             if let Some(fault) = &fault {
-                warn!("a port stays unplugged, and is tried again: {fault}");
+                warn!("a port stays closed and is retried: {fault}");
             }
-            memory.replug_fault = fault;
+            state.reopen_error = fault;
         }
     }
 
     /// Ports whose interface has become what they cannot follow are closed, and opened again then: both at a time
     /// there cannot be.
-    fn close_unfit(&mut self) {
+    fn close_changed_ports(&mut self) {
         for place in 0..self.ports.len() {
             let port = PortId(place as u8);
             let Some(link) = self.local.link(port) else { continue };
-            if self.ports[place].fit.take_if(|fit| !fit.is_of(link)).is_some() {
+            if self.ports[place]
+                .opened_interface
+                .take_if(|opened_interface| !opened_interface.still_matches(link))
+                .is_some()
+            {
                 let mac = link.mac.map_or_else(String::new, |mac| format!(" and address {mac}"));
                 info!(port = self.device(port), "is opened again, for MTU {}{mac}", link.mtu_bytes);
                 // At once when it is closed; by then in any case, whatever number it has.
-                self.ports[place].replug_at_ns = Some(self.now_ns() + REPLUG_NS);
-                self.tell(Command::Close(port));
+                self.ports[place].reopen_at_ns = Some(self.now_ns() + REOPEN_NS);
+                self.command(Command::DetachPort(port));
             }
         }
     }
 
-    fn hear_kernel(&mut self) {
-        if !std::mem::take(&mut self.has_kernel_news) {
+    fn handle_kernel_changes(&mut self) {
+        if !std::mem::take(&mut self.is_kernel_readable) {
             return;
         }
         match self.kernel.changes() {
-            Ok(changes) => changes.into_iter().for_each(|change: Change| self.local.kernel(change)),
+            Ok(changes) => changes.into_iter().for_each(|change: Change| self.local.apply_kernel_change(change)),
             Err(error) => error!("the kernel's news: {error}"),
         }
-        self.close_unfit();
+        self.close_changed_ports();
         self.netlink_resyncs = self.kernel.resyncs();
         let unreadable = self.kernel.unreadable();
         if unreadable > std::mem::replace(&mut self.unreadable, unreadable) && unreadable.is_power_of_two() {
@@ -727,40 +739,40 @@ impl Node {
     }
 
     /// Does what follows from the news.
-    fn settle(&mut self) {
+    fn apply_effects(&mut self) {
         for effect in self.local.take_effects() {
             match effect {
-                Effect::Port(port, config) => self.tell(Command::Port(port, config)),
-                Effect::Pin(port, address) => self.tell(Command::Pin(port, address)),
-                Effect::Unpin(adjacency) => self.tell(Command::Unpin(adjacency)),
-                Effect::Hear(port, address, mac) => self.tell(Command::Hear(port, address, mac)),
-                Effect::Own(address) => {
+                Effect::ConfigurePort(port, config) => self.command(Command::ConfigurePort(port, config)),
+                Effect::PinAdjacency(port, address) => self.command(Command::PinAdjacency(port, address)),
+                Effect::UnpinAdjacency(adjacency) => self.command(Command::UnpinAdjacency(adjacency)),
+                Effect::LearnNeighbour(port, address, mac) => self.command(Command::LearnNeighbour(port, address, mac)),
+                Effect::AddLocalAddress(address) => {
                     if let Err(error) = self.local_addresses.insert(address) {
                         warn!(%address, "the ports are not told of this address: {error}");
                     }
                 }
-                Effect::Disowned(address) => {
+                Effect::RemoveLocalAddress(address) => {
                     if let Err(error) = self.local_addresses.remove(address) {
                         warn!(%address, "the ports are not told that this address is gone: {error}");
                     }
                 }
-                Effect::Untaken(prefix, untaken) => self.say_untaken(prefix, untaken),
+                Effect::RouteRejected(prefix, rejected) => self.log_rejected_route(prefix, rejected),
             }
         }
-        let changes = self.local.settle();
+        let changes = self.local.update_routes();
         self.table.change(self.settings.id(), changes);
-        self.say_mtu_cuts();
+        self.log_mtu_cuts();
     }
 
     /// The log is told of a route that is not taken as the kernel has it. One by a port that is only being opened again
     /// is taken soon.
-    fn say_untaken(&self, prefix: ipnet::IpNet, untaken: Untaken) {
-        let Why::NoPort(interface) = untaken.why else { return warn!("{}", untaken.line(prefix, "")) };
+    fn log_rejected_route(&self, prefix: ipnet::IpNet, rejected: RejectedRoute) {
+        let RejectReason::NoPort(interface) = rejected.reason else { return warn!("{}", rejected.line(prefix, "")) };
         let name = self.local.name_of(interface).unwrap_or("?");
         let mut ports = self.settings.node().ports.iter().zip(&self.ports);
-        if !ports.any(|(of_file, memory)| of_file.device == name && memory.replug_at_ns.is_some()) {
+        if !ports.any(|(of_file, state)| of_file.device == name && state.reopen_at_ns.is_some()) {
             // So it is at each start where a node shares the machine's network.
-            info!("{}", untaken.line(prefix, name));
+            info!("{}", rejected.line(prefix, name));
         }
     }
 
@@ -768,19 +780,19 @@ impl Node {
     fn mtu_cuts(&self) -> Vec<String> {
         let ports = self.settings.node().ports.iter().zip(&self.ports);
         ports
-            .filter_map(|(of_file, memory)| Some(format!("port '{}': {}", of_file.device, memory.mtu_cut.as_ref()?)))
+            .filter_map(|(of_file, state)| Some(format!("port '{}': {}", of_file.device, state.mtu_cut.as_ref()?)))
             .collect()
     }
 
     /// The log is told of each MTU of the file that a port does not carry, once.
-    fn say_mtu_cuts(&mut self) {
-        for (place, (of_file, memory)) in self.settings.node().ports.iter().zip(&mut self.ports).enumerate() {
+    fn log_mtu_cuts(&mut self) {
+        for (place, (of_file, state)) in self.settings.node().ports.iter().zip(&mut self.ports).enumerate() {
             let cut = status::mtu_cut(of_file, self.local.port(PortId(place as u8)).mtu_bytes);
-            if memory.mtu_cut != cut {
+            if state.mtu_cut != cut {
                 if let Some(cut) = &cut {
                     warn!(port = of_file.device, "{cut}");
                 }
-                memory.mtu_cut = cut;
+                state.mtu_cut = cut;
             }
         }
     }
@@ -790,11 +802,11 @@ impl Node {
             match request {
                 Request::Status => {
                     if !self.clients.is_status_requested() {
-                        self.tell(Command::Snapshot);
+                        self.command(Command::Snapshot);
                     }
                     self.clients.request_status(number);
                 }
-                Request::Fib(query) => self.clients.stream_routes(number, fib::prefixes(&self.table, query)),
+                Request::Fib(query) => self.clients.stream_routes(number, fib_query::prefixes(&self.table, query)),
                 Request::Trace(query) => self.trace(number, query),
                 Request::Reload { is_trial } => {
                     let response = match self.reload(is_trial) {
@@ -811,12 +823,12 @@ impl Node {
         }
         let (table, cluster) = (&self.table, &self.settings.cluster);
         self.clients.continue_route_streams(ROUTES_MAX, |prefixes, is_last| {
-            let routes = prefixes.iter().filter_map(|prefix| fib::route(table, cluster, *prefix)).collect();
+            let routes = prefixes.iter().filter_map(|prefix| fib_query::route(table, cluster, *prefix)).collect();
             Response::Fib { routes, is_last }
         });
         if self.is_tracing && !self.clients.is_tracing() {
             self.is_tracing = false;
-            self.tell(Command::Trace(None));
+            self.command(Command::Trace(None));
         }
     }
 
@@ -828,7 +840,7 @@ impl Node {
         let TraceQuery { source, destination, protocol, port, packets_max } = query;
         let protocol = protocol.map(packet::Protocol);
         let filter = Filter { source, destination, protocol, transport_port: port, packets_max };
-        self.tell(Command::Trace(Some(filter)));
+        self.command(Command::Trace(Some(filter)));
         self.is_tracing = true;
         self.clients.respond(number, &Response::Traced(Vec::new()));
     }
@@ -836,12 +848,12 @@ impl Node {
     fn status(&self, snapshot: &Snapshot) -> Status {
         let (node, cluster) = (self.settings.node(), &self.settings.cluster);
         let port = |(place, of_file): (usize, &crate::cluster::PortOfNode)| {
-            let memory = &self.ports[place];
+            let state = &self.ports[place];
             let config = self.local.port(PortId(place as u8));
-            status::port(of_file, memory.kind, memory.fallback.as_deref(), config, place, snapshot)
+            status::port(of_file, state.kind, state.fallback.as_deref(), config, place, snapshot)
         };
         let (v4, v6) = self.table.routes();
-        let untaken = self.local.untaken();
+        let rejected = self.local.rejected();
         let counters = &snapshot.counters;
         Status {
             node: node.name.clone(),
@@ -857,9 +869,9 @@ impl Node {
                 announced: self.local.announcements().len() as u64,
                 installed: self.table.installed() as u64,
                 left_out: self.table.left_out() as u64,
-                by_no_port: untaken.no_port,
-                encapsulated: untaken.encapsulated,
-                mtu_unheeded: untaken.mtu,
+                by_no_port: rejected.no_port,
+                encapsulated: rejected.encapsulated,
+                mtu_unheeded: rejected.mtu,
             },
             neighbours: snapshot
                 .neighbours
@@ -881,12 +893,12 @@ impl Node {
     /// Until something happens or is due.
     fn sleep(&mut self, [stop, reload]: [BorrowedFd<'_>; 2], has_more: bool) {
         let now_ns = self.now_ns();
-        let replug = self.ports.iter().filter_map(|port| port.replug_at_ns).min().unwrap_or(u64::MAX);
+        let reopen_ports = self.ports.iter().filter_map(|port| port.reopen_at_ns).min().unwrap_or(u64::MAX);
         let files = self.ports.iter().filter_map(|port| port.waiting.as_ref()).map(|(_, at_ns)| *at_ns).min();
-        let due_ns = self.peers.due_ns().min(replug).min(files.unwrap_or(u64::MAX)).min(now_ns + LOOK_NS);
-        let due_ns = due_ns.min(self.hang.due_ns()).min(self.renew_at_ns);
+        let due_ns = self.peers.due_ns().min(reopen_ports).min(files.unwrap_or(u64::MAX)).min(now_ns + KERNEL_POLL_NS);
+        let due_ns = due_ns.min(self.hang.due_ns()).min(self.interconnect_restart_at_ns);
         let left_ns = if has_more { 0 } else { due_ns.saturating_sub(now_ns) };
-        let mut descriptors = vec![(stop, PollFlags::IN), (self.reports_bell.as_fd(), PollFlags::IN)];
+        let mut descriptors = vec![(stop, PollFlags::IN), (self.reports_notifier.as_fd(), PollFlags::IN)];
         descriptors.push((self.kernel.wakes(), PollFlags::IN));
         descriptors.push((reload, PollFlags::IN));
         descriptors.extend(self.peers.descriptors());
@@ -894,22 +906,22 @@ impl Node {
         descriptors.extend(self.clients.descriptors());
         let mut polled: Vec<PollFd<'_>> =
             descriptors.into_iter().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)).collect();
-        let limit = Timespec { tv_sec: (left_ns / 1_000_000_000) as i64, tv_nsec: (left_ns % 1_000_000_000) as i64 };
+        let timeout = Timespec { tv_sec: (left_ns / 1_000_000_000) as i64, tv_nsec: (left_ns % 1_000_000_000) as i64 };
         // Interrupted: as if time were over.
-        let _ = poll(&mut polled, Some(&limit));
+        let _ = poll(&mut polled, Some(&timeout));
         let readable: Vec<bool> = polled.iter().map(|fd| !fd.revents().difference(PollFlags::OUT).is_empty()).collect();
         self.is_stopping |= readable[0];
         // An event that was lost is missed at the next one at the latest; where there is none, now and then.
-        self.has_kernel_news = readable[2] || self.looked_at_ns + LOOK_NS <= now_ns;
-        if self.has_kernel_news {
-            self.looked_at_ns = now_ns;
+        self.is_kernel_readable = readable[2] || self.kernel_polled_at_ns + KERNEL_POLL_NS <= now_ns;
+        if self.is_kernel_readable {
+            self.kernel_polled_at_ns = now_ns;
         }
         self.peers.note_readable(&readable[PEERS_AT..clients_at]);
         if readable[clients_at..].contains(&true) {
             self.clients.note_readable();
         }
         if readable[RELOAD_AT] && !self.is_stopping {
-            // Signals that came together ask for one look.
+            // Signals that received_parcels together ask for one look.
             let _ = rustix::io::read(reload, &mut [0; 64]);
             self.reload_by_signal();
         }
@@ -917,10 +929,10 @@ impl Node {
 
     /// Leaves nothing behind.
     fn end(&mut self) {
-        self.peers.bye("told to end");
+        self.peers.send_cease("told to end");
         let is_hung = self.hang.hung_ns(self.now_ns()).is_some();
         if !is_hung {
-            self.tell(Command::Stop);
+            self.command(Command::Stop);
         }
         // One that hangs ends with the process.
         if let Some(thread) = self.thread.take_if(|_| !is_hung) {
@@ -947,7 +959,7 @@ fn shortened(mut changes: Vec<String>) -> Vec<String> {
 }
 
 /// The connections to other nodes, none of which is there yet.
-fn meet(settings: &Settings, started_at_ns: u64) -> Result<Peers, NodeError> {
+fn bind_peers(settings: &NodeSettings, started_at_ns: u64) -> Result<Peers, NodeError> {
     let cluster = &settings.cluster;
     let own = Hello { version: VERSION, digest: cluster.digest(), node: settings.id().0, incarnation: started_at_ns };
     let limits = SessionTimers { keepalive_ns: cluster.keepalive_ns() as u64, hold_ns: cluster.hold_ns() as u64 };
@@ -960,49 +972,50 @@ fn meet(settings: &Settings, started_at_ns: u64) -> Result<Peers, NodeError> {
     })?;
     assert!(cluster.nodes.len() <= usize::from(NODES_MAX));
     // How many ports each has may change while it is up.
-    let place = |node: &NodeOfFile| {
+    let place = |node: &NodeConfig| {
         settings.place(node, key.as_ref()).map(|place| (node.name.clone(), place, usize::from(PORTS_MAX)))
     };
     let paths = cluster.nodes.iter().map(place).collect::<Result<_, _>>()?;
     Ok(Peers::new(own, limits, listener, paths))
 }
 
-fn bell() -> Result<Arc<Bell>, NodeError> {
-    Bell::new().map(Arc::new).map_err(system("eventfd"))
+fn notifier() -> Result<Arc<Notifier>, NodeError> {
+    Notifier::new().map(Arc::new).map_err(system("eventfd"))
 }
 
-fn start(parts: Parts) -> Result<JoinHandle<()>, NodeError> {
-    let bell = Arc::clone(&parts.reports_bell);
+fn start(parts: ForwardingParts) -> Result<JoinHandle<()>, NodeError> {
+    let notifier = Arc::clone(&parts.reports_notifier);
     let run = move || {
         // However it ends, the other thread is woken to see that.
-        let _ring = RingAtEnd(bell);
-        Forwarding::new(parts).run();
+        let _ring = NotifyOnDrop(notifier);
+        ForwardingThread::new(parts).run();
     };
     std::thread::Builder::new().name("forward".to_owned()).spawn(run).map_err(system("a thread"))
 }
 
-struct RingAtEnd(Arc<Bell>);
+struct NotifyOnDrop(Arc<Notifier>);
 
-impl Drop for RingAtEnd {
+impl Drop for NotifyOnDrop {
     fn drop(&mut self) {
-        self.0.ring();
+        self.0.notify();
     }
 }
 
 /// Takes the node's lock, and says in it who has it.
-fn take_pid(paths: &NodePaths, node: &str) -> Result<File, NodeError> {
+fn lock_pid_file(paths: &NodePaths, node: &str) -> Result<File, NodeError> {
     let path = paths.pid();
     let refused = |error: io::Error| system(path.display().to_string())(error);
-    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(refused)?;
+    let mut file =
+        File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(refused)?;
     // A command that looks who holds the lock takes it for a moment; a node that was killed has it until it is gone.
-    for _ in 0..TAKES_MAX {
+    for _ in 0..LOCK_ATTEMPTS_MAX {
         if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
             file.set_len(0).map_err(refused)?;
             file.write_all(process::id().to_string().as_bytes()).map_err(refused)?;
             return Ok(file);
         }
-        std::thread::sleep(TAKE_PAUSE);
+        std::thread::sleep(LOCK_RETRY);
     }
     let pid = io::read_to_string(&file).map(|text| text.trim().to_owned()).unwrap_or_default();
-    Err(NodeError::Taken { node: node.to_owned(), pid })
+    Err(NodeError::AlreadyRunning { node: node.to_owned(), pid })
 }

@@ -19,19 +19,19 @@ fn peers(folder: &Path, node: u8) -> Peers {
     Peers::new(own, LIMITS, Listener::bind(&address(node), Vec::new()).unwrap(), paths)
 }
 
-fn turn(peers: &mut Peers, now_ns: u64) {
+fn poll(peers: &mut Peers, now_ns: u64) {
     let own = Announcements::default();
     peers.note_readable(&vec![true; peers.descriptors().len()]);
-    peers.turn(now_ns, &own);
-    peers.speak(now_ns, &own);
+    peers.poll(now_ns, &own);
+    peers.send(now_ns, &own);
 }
 
 /// Turns of both until that is so.
 #[track_caller]
-fn turn_until(nodes: &mut [Peers; 2], now_ns: &mut u64, is_so: impl Fn(&[Peers; 2]) -> bool) {
+fn poll_until(nodes: &mut [Peers; 2], now_ns: &mut u64, is_so: impl Fn(&[Peers; 2]) -> bool) {
     for _ in 0..TURNS_MAX {
         *now_ns += TURN_NS;
-        nodes.iter_mut().for_each(|node| turn(node, *now_ns));
+        nodes.iter_mut().for_each(|node| poll(node, *now_ns));
         if is_so(nodes) {
             return;
         }
@@ -56,19 +56,19 @@ fn who_keeps_away_is_left_at_once_with_the_reason_and_met_when_it_comes() {
         let mut nodes = [0, 1].map(|node| peers(folder.path(), node));
         let mut now_ns = 0;
         let are_met = |nodes: &[Peers; 2]| states(nodes) == ["joining"; 2];
-        turn_until(&mut nodes, &mut now_ns, are_met);
+        poll_until(&mut nodes, &mut now_ns, are_met);
         nodes[held].hold("its thread hangs", now_ns);
-        turn(&mut nodes[1 - held], now_ns);
+        poll(&mut nodes[1 - held], now_ns);
         assert_eq!(states(&nodes), ["down"; 2]);
         let reason = other(&nodes[1 - held]).reason.clone().unwrap();
         assert!(reason.contains("its thread hangs"), "{reason}");
         for _ in 0..3000 {
             now_ns += TURN_NS;
-            nodes.iter_mut().for_each(|node| turn(node, now_ns));
+            nodes.iter_mut().for_each(|node| poll(node, now_ns));
             assert_eq!(states(&nodes), ["down"; 2]);
         }
         nodes[held].release();
-        turn_until(&mut nodes, &mut now_ns, are_met);
+        poll_until(&mut nodes, &mut now_ns, are_met);
         // What was tried meanwhile is not met before.
         assert_eq!(nodes.each_ref().map(|node| other(node).losses), [1, 1]);
     }
@@ -80,13 +80,13 @@ fn who_was_away_meets_the_one_that_is_there_and_none_of_those_that_came_and_went
     let folder = tempfile::tempdir().unwrap();
     let away = peers(folder.path(), 0);
     for _ in 0..5 {
-        turn(&mut peers(folder.path(), 1), TURN_NS);
+        poll(&mut peers(folder.path(), 1), TURN_NS);
     }
     let mut nodes = [away, peers(folder.path(), 1)];
     let mut now_ns = 0;
-    turn_until(&mut nodes, &mut now_ns, |nodes| states(nodes) == ["joining"; 2]);
-    let met = |news: &News| matches!(news, News::Met(_));
-    assert_eq!(nodes.each_mut().map(|node| node.take_news().iter().filter(|news| met(news)).count()), [1, 1]);
+    poll_until(&mut nodes, &mut now_ns, |nodes| states(nodes) == ["joining"; 2]);
+    let met = |news: &PeerUpdate| matches!(news, PeerUpdate::Up(_));
+    assert_eq!(nodes.each_mut().map(|node| node.take_updates().iter().filter(|news| met(news)).count()), [1, 1]);
     assert_eq!(nodes.each_ref().map(|node| other(node).losses), [0, 0]);
 }
 
@@ -94,17 +94,17 @@ fn who_was_away_meets_the_one_that_is_there_and_none_of_those_that_came_and_went
 fn a_refusal_is_said_once() {
     let folder = tempfile::tempdir().unwrap();
     let mut node = peers(folder.path(), 0);
-    node.refused("a reason".to_owned(), 1);
-    node.refused("a reason".to_owned(), REFUSED_AGAIN_NS);
-    assert_eq!(node.refused["a reason"], 1);
-    node.refused("another".to_owned(), REFUSED_AGAIN_NS);
-    node.refused("a reason".to_owned(), REFUSED_AGAIN_NS + 1);
-    assert_eq!(node.refused["a reason"], REFUSED_AGAIN_NS + 1, "two that take turns are not said each time");
-    assert_eq!(node.refused["another"], REFUSED_AGAIN_NS);
+    node.log_refusal("a reason".to_owned(), 1);
+    node.log_refusal("a reason".to_owned(), REFUSAL_REPEAT_NS);
+    assert_eq!(node.refusals["a reason"], 1);
+    node.log_refusal("another".to_owned(), REFUSAL_REPEAT_NS);
+    node.log_refusal("a reason".to_owned(), REFUSAL_REPEAT_NS + 1);
+    assert_eq!(node.refusals["a reason"], REFUSAL_REPEAT_NS + 1, "two that take turns are not logged each time");
+    assert_eq!(node.refusals["another"], REFUSAL_REPEAT_NS);
     for reason in 0..1000 {
-        node.refused(reason.to_string(), REFUSED_AGAIN_NS + 2);
+        node.log_refusal(reason.to_string(), REFUSAL_REPEAT_NS + 2);
     }
-    assert_eq!(node.refused.len(), REFUSALS_MAX, "who comes from ever other addresses does not fill the log");
+    assert_eq!(node.refusals.len(), REFUSALS_MAX, "who comes from ever other addresses does not fill the log");
 }
 
 /// Node 0 or 1 of two machines, of which node 0 listens at 127.0.0.1 and node 1 is 127.0.0.2.
@@ -137,16 +137,16 @@ fn whoever_has_the_address_of_one_node_keeps_no_other_out() {
     let (address, first) = listener("127.0.0.1:0");
     let mut node = far_peers(&key, first, address, 0);
     // They say nothing, and stay.
-    let strangers: Vec<TcpStream> = (0..2 * NEWCOMERS_MAX).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let strangers: Vec<TcpStream> = (0..2 * PENDING_MAX).map(|_| TcpStream::connect(address).unwrap()).collect();
     let now_ns = TURN_NS;
     for _ in 0..10 {
-        turn(&mut node, now_ns);
+        poll(&mut node, now_ns);
     }
-    assert_eq!(node.newcomers.len(), NEWCOMERS_OF_ADDRESS_MAX);
+    assert_eq!(node.pending.len(), PENDING_PER_ADDRESS_MAX);
     let mut nodes = [node, far_peers(&key, listener("127.0.0.2:0").1, address, 1)];
     // No time passes in which strangers would be given up.
     for _ in 0..TURNS_MAX {
-        nodes.iter_mut().for_each(|node| turn(node, now_ns));
+        nodes.iter_mut().for_each(|node| poll(node, now_ns));
         if states(&nodes) == ["joining"; 2] {
             break;
         }
@@ -161,12 +161,12 @@ fn who_cannot_be_let_in_yet_wakes_nobody() {
     let folder = tempfile::tempdir().unwrap();
     let mut node = peers(folder.path(), 0);
     let address = ControlAddress::Unix(folder.path().join("0"));
-    let waiting: Vec<Transport> = (0..=NEWCOMERS_MAX).map(|_| Transport::connect(&address).unwrap()).collect();
+    let waiting: Vec<Transport> = (0..=PENDING_MAX).map(|_| Transport::connect(&address).unwrap()).collect();
     for _ in 0..3 {
-        turn(&mut node, TURN_NS);
+        poll(&mut node, TURN_NS);
     }
-    assert_eq!((node.newcomers.len(), node.descriptors()[0].1), (NEWCOMERS_MAX, PollFlags::empty()));
+    assert_eq!((node.pending.len(), node.descriptors()[0].1), (PENDING_MAX, PollFlags::empty()));
     drop(waiting);
-    turn(&mut node, 2 * TURN_NS);
+    poll(&mut node, 2 * TURN_NS);
     assert_eq!(node.descriptors()[0].1, PollFlags::IN);
 }

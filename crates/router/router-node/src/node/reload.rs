@@ -1,5 +1,5 @@
 //! The cluster file, read again by a node that is up: all that can change without a restart changes at once, or nothing
-//! does, and one line says why.
+//! does, and one line says reason.
 
 use std::path::Path;
 
@@ -11,17 +11,17 @@ use router_ports::netlink::{NetlinkError, Requests};
 use tracing::{info, warn};
 
 use super::forwarding::Command;
-use super::local::Opened;
-use super::plugs::{self, Opening, Plug};
-use super::{Node, NodeError, PortMemory};
-use crate::cluster::{Cluster, ClusterFile, ConfigDiff, Node as NodeOfFile, PortKind, batching_policy, diff};
+use super::local_routes::OpenedPort;
+use super::open_ports::{self, OpenPort, OpenPortParams};
+use super::{Node, NodeError, PortState};
+use crate::cluster::{Cluster, ClusterFile, ConfigDiff, Node as NodeConfig, PortKind, batching_policy, diff};
 
 /// Everything that a reload takes, opened and checked.
 struct Prepared {
     cluster: Cluster,
     changes: ConfigDiff,
     /// By place in the new file; `None` for what stays.
-    plugs: Vec<Option<Plug>>,
+    plugs: Vec<Option<OpenPort>>,
     sysctls: Sysctls,
     policy: router::batch::Policy,
 }
@@ -31,7 +31,7 @@ impl Node {
     /// nothing changes.
     ///
     /// # Errors
-    /// Why nothing has changed: one line with file, line, key, value and remedy.
+    /// RejectReason nothing has changed: one line with file, line, key, value and remedy.
     pub(super) fn reload(&mut self, is_trial: bool) -> Result<Vec<String>, String> {
         let file = ClusterFile::read(&self.settings.file).map_err(|error| error.to_string())?;
         let fault = |InvalidKey { key, what }| file.error_at(&key, what).to_string();
@@ -72,31 +72,31 @@ impl Node {
         self.check_vlans(new, &changes)?;
         let mut plugs = Vec::new();
         for (place, kept) in changes.kept_ports.iter().enumerate() {
-            let plug = match kept {
+            let attach_ports = match kept {
                 Some(_) => None,
                 None => Some(self.open_for_reload(new, place, &mut sysctls)?),
             };
-            plugs.push(plug);
+            plugs.push(attach_ports);
         }
         Ok(Prepared { policy, cluster, changes, plugs, sysctls })
     }
 
-    fn open_for_reload(&self, node: &NodeOfFile, place: usize, sysctls: &mut Sysctls) -> Result<Plug, InvalidKey> {
-        let opening = Opening {
+    fn open_for_reload(&self, node: &NodeConfig, place: usize, sysctls: &mut Sysctls) -> Result<OpenPort, InvalidKey> {
+        let params = OpenPortParams {
             node,
             place,
             seed: self.settings.seed(&node.ports[place].device),
             folder: self.settings.folder(),
             local: &self.local_addresses,
         };
-        plugs::open_port(&opening, sysctls).map_err(|error: NodeError| {
+        open_ports::open_port(&params, sysctls).map_err(|error: NodeError| {
             let key = error.key(self.settings.node).unwrap_or_else(|| "nodes".to_owned());
             InvalidKey::new(key, format!("{error}; nothing was changed"))
         })
     }
 
     /// A port by AF_XDP takes the tags of the VLANs that it was opened with.
-    fn check_vlans(&self, new: &NodeOfFile, changes: &ConfigDiff) -> Result<(), InvalidKey> {
+    fn check_vlans(&self, new: &NodeConfig, changes: &ConfigDiff) -> Result<(), InvalidKey> {
         let old = self.settings.node();
         let by_xdp = |place: usize| self.ports[place].kind == PortKind::AfXdp.as_str();
         for (place, former) in changes.kept_ports.iter().enumerate().filter_map(|(place, kept)| Some((place, (*kept)?)))
@@ -104,7 +104,7 @@ impl Node {
             let device = &new.ports[place].device;
             if by_xdp(former) && old.vlans_of(device) != new.vlans_of(device) {
                 let what = format!(
-                    "'{device}' is plugged in by af-xdp, whose VLANs take a restart; put them back, run 'crosslane \
+                    "'{device}' is open by af-xdp, whose VLANs change only by a restart; put them back, run 'crosslane \
                      router down' and 'up', or set kind = \"af-packet\""
                 );
                 return Err(InvalidKey::new(format!("nodes[{}].ports[{place}].device", self.settings.node), what));
@@ -114,7 +114,7 @@ impl Node {
     }
 
     /// The node's own addresses: new ones first, all of them or none.
-    fn set_addresses(&self, new: &NodeOfFile) -> Result<(), NetlinkError> {
+    fn set_addresses(&self, new: &NodeConfig) -> Result<(), NetlinkError> {
         let old = &self.settings.node().addresses;
         let mut requests = Requests::open()?;
         let mut added: Vec<IpNet> = Vec::new();
@@ -141,62 +141,62 @@ impl Node {
         let node = cluster.nodes[self.settings.node].clone();
         self.release_interfaces(&node);
         self.follow_mtus(&node, &changes);
-        let mut former: Vec<Option<PortMemory>> = std::mem::take(&mut self.ports).into_iter().map(Some).collect();
-        let (mut opened, mut plugged) = (Vec::new(), Vec::new());
-        for (kept, plug) in changes.kept_ports.iter().zip(plugs) {
-            let (memory, one) = match (kept, plug) {
+        let mut former: Vec<Option<PortState>> = std::mem::take(&mut self.ports).into_iter().map(Some).collect();
+        let (mut opened, mut attached) = (Vec::new(), Vec::new());
+        for (kept, attach_ports) in changes.kept_ports.iter().zip(plugs) {
+            let (state, one) = match (kept, attach_ports) {
                 (Some(place), _) => {
-                    let memory = former[*place].take().expect("each port stays once");
-                    (memory, Ok(PortId(*place as u8)))
+                    let state = former[*place].take().expect("each port stays once");
+                    (state, Ok(PortId(*place as u8)))
                 }
-                (None, Some(Plug { port, config, interface, kind, fallback, fit })) => {
-                    let memory = PortMemory { kind, fallback, fit, ..PortMemory::default() };
-                    plugged.extend(port.map(|port| (opened.len(), port)));
-                    (memory, Err(Opened { interface, config }))
+                (None, Some(OpenPort { port, config, interface, kind, fallback, opened_interface })) => {
+                    let state = PortState { kind, fallback, opened_interface, ..PortState::default() };
+                    attached.extend(port.map(|port| (opened.len(), port)));
+                    (state, Err(OpenedPort { interface, config }))
                 }
                 (None, None) => unreachable!("what does not stay was opened"),
             };
-            self.ports.push(memory);
+            self.ports.push(state);
             opened.push(one);
         }
         let stays: Vec<Option<PortId>> = opened.iter().map(|one| one.as_ref().ok().copied()).collect();
-        let gone = self.local.rearrange(&node, opened);
+        let gone = self.local.renumber_ports(&node, opened);
         self.local.set_static(&node);
-        self.rearranged.tell(stays.clone());
-        self.tell(Command::Rearrange(gone, stays));
-        self.tell(Command::Batching(policy));
-        self.tell(Command::Redirects(node.redirects));
+        self.renumbering.push(stays.clone());
+        self.command(Command::RenumberPorts(gone, stays));
+        self.command(Command::SetBatching(policy));
+        self.command(Command::SetRedirects(node.redirects));
         self.settings.cluster = cluster;
         self.peers.set_digest(self.settings.cluster.digest());
         self.table.set_ports_without_kernel(self.settings.node().ports_without_kernel());
-        self.kernel.all().into_iter().for_each(|change| self.local.kernel(change));
+        self.kernel.all().into_iter().for_each(|change| self.local.apply_kernel_change(change));
         // What comes in finds its port and the node's routes there.
-        self.settle();
-        self.plug(plugged);
+        self.apply_effects();
+        self.attach_ports(attached);
     }
 
     /// Interfaces that are no ports any more are again what they were.
-    fn release_interfaces(&mut self, new: &NodeOfFile) {
+    fn release_interfaces(&mut self, new: &NodeConfig) {
         let is_port = |device: &String| new.ports.iter().any(|port| port.device == *device);
         let former: Vec<String> = self.settings.node().ports.iter().map(|port| port.device.clone()).collect();
         former.iter().filter(|device| !is_port(device)).for_each(|device| self.sysctls.put_back(device));
     }
 
     /// A TAP that stays is the kernel's interface too.
-    fn follow_mtus(&self, new: &NodeOfFile, changes: &ConfigDiff) {
+    fn follow_mtus(&self, new: &NodeConfig, changes: &ConfigDiff) {
         let old = self.settings.node();
         for (port, former) in
             new.ports.iter().zip(&changes.kept_ports).filter_map(|(port, kept)| Some((port, (*kept)?)))
         {
             let is_other = port.kind == PortKind::Tap && port.mtu_bytes != old.ports[former].mtu_bytes;
-            if is_other && let Err(error) = plugs::set_tap_mtu(port) {
+            if is_other && let Err(error) = open_ports::set_tap_mtu(port) {
                 warn!(port = port.device, "its MTU: {error}");
             }
         }
     }
 }
 
-impl super::Settings {
+impl super::NodeSettings {
     /// Where the cluster file lies, and files of packets whose paths are relative.
     pub(super) fn folder(&self) -> &Path {
         self.file.parent().unwrap_or(Path::new("/"))

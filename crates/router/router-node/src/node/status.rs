@@ -10,7 +10,7 @@ use crate::cluster::PortOfNode;
 use crate::interconnect::PeerCounters;
 use crate::management::{NeighbourStatus, PeerStatus, PeerTraffic, PortStatus, TracedStep, Traffic};
 
-/// Why a port carries less than the cluster file says, and what to do; `None` where it does not.
+/// RejectReason a port carries less than the cluster file says, and what to do; `None` where it does not.
 pub fn mtu_cut(of_file: &PortOfNode, mtu_bytes: u16) -> Option<String> {
     let asked = of_file.mtu_bytes.filter(|asked| *asked > mtu_bytes)?;
     let device = &of_file.device;

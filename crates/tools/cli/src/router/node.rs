@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use router_node::{Node, NodeError, Settings};
+use router_node::{Node, NodeError, NodeSettings};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::loaded::LoadedCluster;
@@ -32,7 +32,7 @@ pub fn main(options: &Options) -> Result<()> {
     let index = cluster.chosen(Some(&options.node))?[0];
     cluster.prepare()?;
     let LoadedCluster { file, places, path } = cluster;
-    let settings = Settings { cluster: file.cluster.clone(), node: index, paths: places, file: path };
+    let settings = NodeSettings { cluster: file.cluster.clone(), node: index, paths: places, file: path };
     let sorted = |error: NodeError| match error.key(index) {
         Some(key) => WrongUse::of(file.error_at(&key, &error)).into(),
         None => anyhow::Error::from(error),

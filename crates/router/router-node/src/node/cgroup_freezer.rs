@@ -5,20 +5,21 @@ use std::path::{Path, PathBuf};
 
 /// Where control groups are to be seen on this machine; nowhere where they are not mounted.
 #[derive(Debug, Default)]
-pub struct Freezer {
+pub struct CgroupFreezer {
     /// The root of version 2.
     unified: Option<PathBuf>,
     /// The root of version 1's freezer.
     legacy: Option<PathBuf>,
 }
 
-impl Freezer {
+impl CgroupFreezer {
     /// As this process sees it.
     pub fn find() -> Self {
-        std::fs::read_to_string("/proc/self/mountinfo").map_or_else(|_| Self::default(), |mounts| Self::of(&mounts))
+        std::fs::read_to_string("/proc/self/mountinfo")
+            .map_or_else(|_| Self::default(), |mounts| Self::from_mountinfo(&mounts))
     }
 
-    fn of(mounts: &str) -> Self {
+    fn from_mountinfo(mounts: &str) -> Self {
         let mut found = Self::default();
         for line in mounts.lines() {
             let Some((mount, system)) = line.split_once(" - ") else { continue };
@@ -39,15 +40,15 @@ impl Freezer {
     }
 
     /// Whether a process is frozen now. False also where that cannot be seen.
-    pub fn has(&self, process: u32) -> bool {
+    pub fn is_frozen(&self, process: u32) -> bool {
         let groups = std::fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
-        self.files_of(&groups)
+        self.state_files(&groups)
             .iter()
             .any(|(file, word)| std::fs::read_to_string(file).is_ok_and(|text| text.lines().any(|line| line == *word)))
     }
 
     /// The files that tell of a process in these groups, and the line that each has when it is frozen.
-    fn files_of(&self, groups: &str) -> Vec<(PathBuf, &'static str)> {
+    fn state_files(&self, groups: &str) -> Vec<(PathBuf, &'static str)> {
         let file = |line: &str| {
             let (_, group) = line.split_once(':')?;
             let (controllers, group) = group.split_once(':')?;
@@ -74,9 +75,9 @@ mod tests {
                           37 30 0:32 / /sys/fs/cgroup/freezer rw,relatime - cgroup cgroup rw,freezer\n";
 
     #[test]
-    fn the_files_of_a_process_are_found_for_both_versions() {
+    fn the_state_files_a_process_are_found_for_both_versions() {
         let groups = "6:freezer:/docker/7\n1:cpu:/docker/7\n0::/system.slice/a:b.scope\n";
-        let files = Freezer::of(MOUNTS).files_of(groups);
+        let files = CgroupFreezer::from_mountinfo(MOUNTS).state_files(groups);
         let expected = [
             ("/sys/fs/cgroup/freezer/docker/7/freezer.state", "FROZEN"),
             ("/sys/fs/cgroup/unified/system.slice/a:b.scope/cgroup.events", "frozen 1"),
@@ -87,9 +88,9 @@ mod tests {
     #[test]
     fn groups_that_cannot_be_seen_tell_nothing() {
         let part = "35 30 0:30 /docker/7 /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
-        assert!(Freezer::of(part).files_of("0::/docker/7\n").is_empty(), "a part of the tree");
-        assert!(Freezer::of(MOUNTS).files_of("0::/../8\n").is_empty(), "of another container");
-        assert!(Freezer::of("nonsense\n1 2 - cgroup2\n").files_of("0::/\nnonsense\n").is_empty());
-        assert!(!Freezer::default().has(std::process::id()));
+        assert!(CgroupFreezer::from_mountinfo(part).state_files("0::/docker/7\n").is_empty(), "a part of the tree");
+        assert!(CgroupFreezer::from_mountinfo(MOUNTS).state_files("0::/../8\n").is_empty(), "of another container");
+        assert!(CgroupFreezer::from_mountinfo("nonsense\n1 2 - cgroup2\n").state_files("0::/\nnonsense\n").is_empty());
+        assert!(!CgroupFreezer::default().is_frozen(std::process::id()));
     }
 }

@@ -14,39 +14,39 @@ use router_ports::netlink::{
     Address, Change, Link, NeighbourState, Route, RouteHop, RouteKey, RouteKind as KernelKind,
 };
 
-use super::plugs::MTU_BYTES_UNSAID;
-use super::untaken::{AllUntaken, Counts, Untaken, Why};
+use super::open_ports::MTU_BYTES_DEFAULT;
+use super::rejected_routes::{RejectReason, RejectedCounts, RejectedRoute, RejectedRoutes};
 use crate::cluster::{MTU_BYTES_MAX, Node, PortOfNode};
 use crate::control::Announcements;
 use crate::control::message::{AnnouncedHop, AnnouncedRoute, METRIC_NEIGHBOUR, Origin, RouteChange, RouteKind};
 
 /// The routing protocol number of what the kernel does by itself (`RTPROT_KERNEL`).
 const PROTOCOL_KERNEL: u8 = 2;
-/// The kernel's own interface.
+/// The kernel's add_local_address interface.
 const LOOPBACK: &str = "lo";
 
 /// What has to be done because of news.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// A port has changed.
-    Port(PortId, PortConfig),
+    ConfigurePort(PortId, PortConfig),
     /// A route names this neighbour: its number is wanted.
-    Pin(PortId, IpAddr),
+    PinAdjacency(PortId, IpAddr),
     /// No route names it any more.
-    Unpin(AdjacencyId),
+    UnpinAdjacency(AdjacencyId),
     /// An administrator says where this neighbour is.
-    Hear(PortId, IpAddr, MacAddress),
+    LearnNeighbour(PortId, IpAddr, MacAddress),
     /// The address is this node's from now on.
-    Own(IpAddr),
+    AddLocalAddress(IpAddr),
     /// The address is no longer this node's.
-    Disowned(IpAddr),
+    RemoveLocalAddress(IpAddr),
     /// A route of the kernel's is not taken as it is.
-    Untaken(IpNet, Untaken),
+    RouteRejected(IpNet, RejectedRoute),
 }
 
-/// One way of a route.
+/// One next_hop of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Way {
+enum NextHop {
     /// The node's kernel.
     Kernel,
     /// The router itself, at ports without a kernel.
@@ -59,25 +59,25 @@ enum Way {
     Via(PortId, IpAddr),
 }
 
-impl Way {
+impl NextHop {
     fn port(self) -> Option<PortId> {
         match self {
-            Way::Kernel | Way::Router => None,
-            Way::OnLink(port) | Way::Adjacent(port, _) | Way::Via(port, _) => Some(port),
+            NextHop::Kernel | NextHop::Router => None,
+            NextHop::OnLink(port) | NextHop::Adjacent(port, _) | NextHop::Via(port, _) => Some(port),
         }
     }
 }
 
 /// Which of several routes to the same destinations is taken: the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Rank {
+struct Preference {
     metric: u32,
     origin: Origin,
     /// Tells apart what may be there several times: neighbours of different ports, entries of the cluster file.
-    which: u32,
+    instance: u32,
 }
 
-impl Rank {
+impl Preference {
     /// What other nodes compare: they know of neighbours by the metric alone.
     fn announced(self) -> u32 {
         match self.origin {
@@ -88,10 +88,10 @@ impl Rank {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Candidate {
+struct CandidateRoute {
     kind: RouteKind,
     /// With what each has of the flows beside the others.
-    ways: Vec<(Way, u16)>,
+    next_hops: Vec<(NextHop, u16)>,
 }
 
 /// A router that routes name.
@@ -99,7 +99,7 @@ struct Candidate {
 struct Gateway {
     /// `None` as long as the forwarder has not said, or when it has no room.
     adjacency: Option<AdjacencyId>,
-    is_asked: bool,
+    is_requested: bool,
     prefixes: BTreeSet<IpNet>,
 }
 
@@ -117,7 +117,7 @@ struct LocalPort {
 
 /// A port, as it was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Opened {
+pub struct OpenedPort {
     /// The interface of one whose kernel has addresses.
     pub interface: Option<InterfaceIndex>,
     /// What it is, as far as its device says.
@@ -126,95 +126,95 @@ pub struct Opened {
 
 /// What this node can reach by itself.
 #[derive(Debug, Default)]
-pub struct Local {
+pub struct LocalRoutes {
     ports: Vec<LocalPort>,
     links: BTreeMap<InterfaceIndex, Link>,
     /// Addresses of the kernel.
     addresses: BTreeSet<(InterfaceIndex, IpNet)>,
-    /// Where packets for the node's kernel arrive that came in at other nodes.
+    /// Where packets for the node's kernel arrive that received_parcels in at other nodes.
     slow_path: Option<InterfaceIndex>,
-    candidates: BTreeMap<IpNet, BTreeMap<Rank, Candidate>>,
+    candidates: BTreeMap<IpNet, BTreeMap<Preference, CandidateRoute>>,
     gateways: BTreeMap<(PortId, IpAddr), Gateway>,
-    /// Those of them for which the forwarder has no room.
-    refused: BTreeSet<(PortId, IpAddr)>,
+    /// Those of them for instance the forwarder has no room.
+    unpinned: BTreeSet<(PortId, IpAddr)>,
     /// What other nodes are told.
     announcements: Announcements,
     /// Own addresses that are not announced: those of interfaces that are no ports.
     private: BTreeSet<IpNet>,
     /// Routes of the cluster file, and how often they were set.
-    statics: Vec<(IpNet, Rank)>,
-    statics_set: u16,
+    statics: Vec<(IpNet, Preference)>,
+    statics_generation: u16,
     /// Routes of the kernel's that are not taken as they are.
-    untaken: AllUntaken,
+    rejected: RejectedRoutes,
     dirty: BTreeSet<IpNet>,
     effects: Vec<Effect>,
 }
 
-impl Local {
+impl LocalRoutes {
     /// A node whose slow path is this interface.
     pub fn new(slow_path: Option<InterfaceIndex>) -> Self {
         Self { slow_path, ..Self::default() }
     }
 
     /// Adds the next port: as it was opened, with the interface of those whose kernel has addresses.
-    pub fn add_port(&mut self, opened: Opened, of_file: &PortOfNode) -> PortId {
+    pub fn add_port(&mut self, opened: OpenedPort, of_file: &PortOfNode) -> PortId {
         let port = PortId(self.ports.len() as u8);
-        let Opened { interface, config } = opened;
+        let OpenedPort { interface, config } = opened;
         let mtu_bytes_opened = config.mtu_bytes;
         self.ports.push(LocalPort { interface, config, mtu_bytes_opened, mtu_bytes_max: 0, prefixes: BTreeSet::new() });
-        self.set_of_file(port, of_file);
+        self.apply_config(port, of_file);
         if !self.port(port).has_kernel {
             self.refresh(port);
         }
-        self.effects.push(Effect::Port(port, self.port(port).clone()));
+        self.effects.push(Effect::ConfigurePort(port, self.port(port).clone()));
         port
     }
 
     /// What the cluster file says of a port, now.
-    fn set_of_file(&mut self, port: PortId, of_file: &PortOfNode) {
+    fn apply_config(&mut self, port: PortId, of_file: &PortOfNode) {
         let state = &mut self.ports[usize::from(port.0)];
         state.mtu_bytes_max = of_file.mtu_bytes.unwrap_or(MTU_BYTES_MAX);
         if state.config.has_kernel {
             return;
         }
-        state.mtu_bytes_opened = of_file.mtu_bytes.unwrap_or(MTU_BYTES_UNSAID);
+        state.mtu_bytes_opened = of_file.mtu_bytes.unwrap_or(MTU_BYTES_DEFAULT);
         let mut config = state.config.clone();
         config.addresses.clone_from(&of_file.addresses);
         let former = std::mem::replace(&mut state.config, config.clone());
         let is_other = |network: &&IpNet, others: &[IpNet]| !others.contains(network);
         for network in former.addresses.iter().filter(|network| is_other(network, &config.addresses)) {
-            self.set(network.addr().into(), OWN, None);
-            self.set(network.trunc(), on_port(port), None);
+            self.set_candidate(network.addr().into(), LOCAL, None);
+            self.set_candidate(network.trunc(), on_port(port), None);
         }
         // All of them again: two addresses may be of one network. What is for the router is left to no kernel.
         for network in config.addresses.iter().filter(|network| is_routed(network)) {
-            self.set(network.addr().into(), OWN, Some(unicast(Way::Router)));
-            self.set(network.trunc(), on_port(port), Some(unicast(Way::OnLink(port))));
+            self.set_candidate(network.addr().into(), LOCAL, Some(unicast(NextHop::Router)));
+            self.set_candidate(network.trunc(), on_port(port), Some(unicast(NextHop::OnLink(port))));
         }
     }
 
     /// The routes of the cluster file, in the place of those that were there.
     pub fn set_static(&mut self, node: &Node) {
         // New ones come before old ones go, so that nothing is given up that stays.
-        self.statics_set = self.statics_set.wrapping_add(1);
+        self.statics_generation = self.statics_generation.wrapping_add(1);
         let mut set = Vec::new();
-        for (which, route) in node.routes.iter().enumerate() {
+        for (instance, route) in node.routes.iter().enumerate() {
             let Some((port, _)) = node.port(&route.port) else { continue };
-            let way = route.via.map_or(Way::OnLink(port), |via| Way::Via(port, via));
-            let which = u32::from(self.statics_set) << 16 | which as u32;
-            let rank = Rank { metric: route.metric, origin: Origin::Static, which };
-            self.set(route.to, rank, Some(unicast(way)));
-            set.push((route.to, rank));
+            let next_hop = route.via.map_or(NextHop::OnLink(port), |via| NextHop::Via(port, via));
+            let instance = u32::from(self.statics_generation) << 16 | instance as u32;
+            let preference = Preference { metric: route.metric, origin: Origin::Static, instance };
+            self.set_candidate(route.to, preference, Some(unicast(next_hop)));
+            set.push((route.to, preference));
         }
-        for (prefix, rank) in std::mem::replace(&mut self.statics, set) {
-            self.set(prefix, rank, None);
+        for (prefix, preference) in std::mem::replace(&mut self.statics, set) {
+            self.set_candidate(prefix, preference, None);
         }
     }
 
     /// The ports that the node has from now on, in the place of those that it had: one that stays, by its former
     /// number, or one that was opened. Which numbers mean no port any more, or another one. The kernel's links,
     /// addresses, routes and neighbours are to be told again, all of them.
-    pub fn rearrange(&mut self, node: &Node, opened: Vec<Result<PortId, Opened>>) -> Vec<PortId> {
+    pub fn renumber_ports(&mut self, node: &Node, opened: Vec<Result<PortId, OpenedPort>>) -> Vec<PortId> {
         assert_eq!(node.ports.len(), opened.len());
         let stays = |place: usize| {
             let is_kept = |at: usize| matches!(opened.get(at), Some(Ok(from)) if usize::from(from.0) == at);
@@ -222,13 +222,13 @@ impl Local {
             is_kept(place) && parent.is_none_or(is_kept)
         };
         let others: Vec<usize> = (0..self.ports.len()).filter(|place| !stays(*place)).collect();
-        others.iter().for_each(|place| self.take_out(PortId(*place as u8)));
+        others.iter().for_each(|place| self.detach(PortId(*place as u8)));
         let mut former: Vec<Option<LocalPort>> = std::mem::take(&mut self.ports).into_iter().map(Some).collect();
         for (place, (from, of_file)) in opened.into_iter().zip(&node.ports).enumerate() {
             let port = PortId(place as u8);
             let mut taken = match from {
                 Ok(from) => former[usize::from(from.0)].take().expect("each port stays once"),
-                Err(Opened { interface, config }) => {
+                Err(OpenedPort { interface, config }) => {
                     let mtu_bytes_opened = config.mtu_bytes;
                     LocalPort { interface, config, mtu_bytes_opened, mtu_bytes_max: 0, prefixes: BTreeSet::new() }
                 }
@@ -236,30 +236,30 @@ impl Local {
             taken.config.vlan = node.vlan(of_file);
             let told = taken.config.clone();
             self.ports.push(taken);
-            self.set_of_file(port, of_file);
+            self.apply_config(port, of_file);
             self.refresh(port);
             if others.contains(&place) || place >= former.len() || *self.port(port) != told {
-                self.effects.push(Effect::Port(port, self.port(port).clone()));
+                self.effects.push(Effect::ConfigurePort(port, self.port(port).clone()));
             }
         }
         others.into_iter().map(|place| PortId(place as u8)).collect()
     }
 
     /// Nothing leads to a port any more, and its addresses are nobody's.
-    fn take_out(&mut self, port: PortId) {
+    fn detach(&mut self, port: PortId) {
         let addresses = match &mut self.ports[usize::from(port.0)].config {
             config if config.has_kernel => Vec::new(),
             config => std::mem::take(&mut config.addresses),
         };
         for network in addresses {
-            self.set(network.addr().into(), OWN, None);
+            self.set_candidate(network.addr().into(), LOCAL, None);
         }
         for prefix in self.ports[usize::from(port.0)].prefixes.clone() {
             let of_prefix = self.candidates.get(&prefix).cloned().unwrap_or_default();
-            for (rank, mut candidate) in of_prefix {
-                candidate.ways.retain(|(way, _)| way.port() != Some(port));
-                let is_left = candidate.kind != RouteKind::Unicast || !candidate.ways.is_empty();
-                self.set(prefix, rank, is_left.then_some(candidate));
+            for (preference, mut candidate) in of_prefix {
+                candidate.next_hops.retain(|(next_hop, _)| next_hop.port() != Some(port));
+                let is_left = candidate.kind != RouteKind::Unicast || !candidate.next_hops.is_empty();
+                self.set_candidate(prefix, preference, is_left.then_some(candidate));
             }
         }
     }
@@ -296,8 +296,8 @@ impl Local {
         &mut self.announcements
     }
 
-    /// News of the kernel.
-    pub fn kernel(&mut self, change: Change) {
+    /// PeerUpdate of the kernel.
+    pub fn apply_kernel_change(&mut self, change: Change) {
         match change {
             Change::Link(link) => {
                 let index = link.index;
@@ -313,15 +313,15 @@ impl Local {
             Change::Route(route) => self.route(route),
             Change::RouteGone(key) => {
                 for origin in [Origin::Connected, Origin::Kernel] {
-                    self.set(key.prefix, Rank { metric: key.metric, origin, which: 0 }, None);
+                    self.set_candidate(key.prefix, Preference { metric: key.metric, origin, instance: 0 }, None);
                 }
-                self.untaken.set(key, None);
+                self.rejected.set(key, None);
             }
             Change::Neighbour(neighbour) => {
                 if let (Some(port), Some(mac), NeighbourState::Permanent) =
                     (self.port_of(neighbour.interface), neighbour.mac, neighbour.state)
                 {
-                    self.effects.push(Effect::Hear(port, neighbour.address, mac));
+                    self.effects.push(Effect::LearnNeighbour(port, neighbour.address, mac));
                 }
             }
             // Who is a neighbour the router finds out by itself.
@@ -335,7 +335,7 @@ impl Local {
             return self.address_gone(interface, network);
         }
         if self.addresses.insert((interface, network)) {
-            self.own(network.addr(), self.is_private(interface));
+            self.add_local_address(network.addr(), self.is_private(interface));
             self.refresh_interface(interface);
         }
     }
@@ -346,8 +346,8 @@ impl Local {
         }
         let address = network.addr();
         match self.addresses.iter().find(|(_, other)| other.addr() == address).map(|(other, _)| *other) {
-            Some(other) => self.own(address, self.is_private(other)),
-            None => self.disown(address),
+            Some(other) => self.add_local_address(address, self.is_private(other)),
+            None => self.remove_local_address(address),
         }
         self.refresh_interface(interface);
     }
@@ -358,8 +358,8 @@ impl Local {
         self.port_of(interface).is_none() && self.slow_path != Some(interface) && !is_loopback
     }
 
-    fn own(&mut self, address: IpAddr, is_private: bool) {
-        self.effects.push(Effect::Own(address));
+    fn add_local_address(&mut self, address: IpAddr, is_private: bool) {
+        self.effects.push(Effect::AddLocalAddress(address));
         let prefix = IpNet::from(address);
         if !is_routed(&prefix) {
             return;
@@ -369,25 +369,26 @@ impl Local {
         } else {
             self.private.remove(&prefix);
         }
-        self.set(prefix, OWN, Some(unicast(Way::Kernel)));
+        self.set_candidate(prefix, LOCAL, Some(unicast(NextHop::Kernel)));
         // Whether it is private may have changed, and nothing else.
         self.dirty.insert(prefix);
     }
 
-    fn disown(&mut self, address: IpAddr) {
-        self.effects.push(Effect::Disowned(address));
-        self.set(address.into(), OWN, None);
+    fn remove_local_address(&mut self, address: IpAddr) {
+        self.effects.push(Effect::RemoveLocalAddress(address));
+        self.set_candidate(address.into(), LOCAL, None);
     }
 
     fn route(&mut self, route: Route) {
-        let ways: Vec<(Way, u16)> =
-            route.hops.iter().filter_map(|hop| Some((self.way(route.kind, hop)?, hop.weight))).collect();
-        let untaken = self.untaken_of(&route, ways.is_empty());
-        if self.untaken.set(route.key, untaken) {
-            self.effects.extend(untaken.map(|untaken| Effect::Untaken(route.key.prefix, untaken)));
+        let next_hops: Vec<(NextHop, u16)> =
+            route.hops.iter().filter_map(|hop| Some((self.next_hop(route.kind, hop)?, hop.weight))).collect();
+        let rejected = self.rejection_of(&route, next_hops.is_empty());
+        if self.rejected.set(route.key, rejected) {
+            self.effects.extend(rejected.map(|rejected| Effect::RouteRejected(route.key.prefix, rejected)));
         }
         let Route { key: RouteKey { prefix, metric }, protocol, kind, .. } = route;
-        let is_connected = protocol == PROTOCOL_KERNEL && !ways.iter().any(|(way, _)| matches!(way, Way::Via(..)));
+        let is_connected =
+            protocol == PROTOCOL_KERNEL && !next_hops.iter().any(|(next_hop, _)| matches!(next_hop, NextHop::Via(..)));
         let origin = if is_connected { Origin::Connected } else { Origin::Kernel };
         let kind = match kind {
             KernelKind::Unicast | KernelKind::Local => RouteKind::Unicast,
@@ -397,38 +398,39 @@ impl Local {
             KernelKind::Throw => RouteKind::Throw,
         };
         // By other interfaces only, or what the kernel rejects by itself: nobody else's business.
-        let is_ours = if kind == RouteKind::Unicast { !ways.is_empty() } else { protocol != PROTOCOL_KERNEL };
+        let is_ours = if kind == RouteKind::Unicast { !next_hops.is_empty() } else { protocol != PROTOCOL_KERNEL };
         let other = if is_connected { Origin::Kernel } else { Origin::Connected };
-        self.set(prefix, Rank { metric, origin: other, which: 0 }, None);
-        let candidate = (is_ours && is_routed(&prefix)).then_some(Candidate { kind, ways });
-        self.set(prefix, Rank { metric, origin, which: 0 }, candidate);
+        self.set_candidate(prefix, Preference { metric, origin: other, instance: 0 }, None);
+        let candidate = (is_ours && is_routed(&prefix)).then_some(CandidateRoute { kind, next_hops });
+        self.set_candidate(prefix, Preference { metric, origin, instance: 0 }, candidate);
     }
 
     /// What a hop of the kernel's is to the router; `None` where the router cannot do the same.
-    fn way(&self, kind: KernelKind, hop: &RouteHop) -> Option<Way> {
+    fn next_hop(&self, kind: KernelKind, hop: &RouteHop) -> Option<NextHop> {
         if kind == KernelKind::Local {
-            return (!self.is_private(hop.interface)).then_some(Way::Kernel);
+            return (!self.is_private(hop.interface)).then_some(NextHop::Kernel);
         }
         let port = self.port_of(hop.interface).filter(|_| !hop.is_encapsulated)?;
-        Some(hop.gateway.map_or(Way::OnLink(port), |gateway| Way::Via(port, gateway)))
+        Some(hop.gateway.map_or(NextHop::OnLink(port), |gateway| NextHop::Via(port, gateway)))
     }
 
     /// What has to be said of a route. That what goes by the slow path is the cluster's needs no word.
-    fn untaken_of(&self, route: &Route, is_whole: bool) -> Option<Untaken> {
-        let is_lost = |hop: &&RouteHop| self.way(route.kind, hop).is_none() && self.slow_path != Some(hop.interface);
-        let why = match route.hops.iter().find(is_lost) {
+    fn rejection_of(&self, route: &Route, is_entire_route: bool) -> Option<RejectedRoute> {
+        let is_lost =
+            |hop: &&RouteHop| self.next_hop(route.kind, hop).is_none() && self.slow_path != Some(hop.interface);
+        let reason = match route.hops.iter().find(is_lost) {
             _ if !is_routed(&route.key.prefix) => None,
-            Some(hop) if hop.is_encapsulated => Some(Why::Encapsulated),
-            Some(hop) => Some(Why::NoPort(hop.interface)),
-            None if is_whole => None,
-            None => route.mtu_bytes.map(Why::Mtu),
+            Some(hop) if hop.is_encapsulated => Some(RejectReason::Encapsulated),
+            Some(hop) => Some(RejectReason::NoPort(hop.interface)),
+            None if is_entire_route => None,
+            None => route.mtu_bytes.map(RejectReason::Mtu),
         };
-        why.map(|why| Untaken { why, is_whole })
+        reason.map(|reason| RejectedRoute { reason, is_entire_route })
     }
 
     /// How many routes of the kernel's are not taken as they are.
-    pub fn untaken(&self) -> Counts {
-        self.untaken.counts()
+    pub fn rejected(&self) -> RejectedCounts {
+        self.rejected.counts()
     }
 
     /// An interface's name, as the kernel has it.
@@ -440,28 +442,28 @@ impl Local {
     pub fn neighbour_up(&mut self, port: PortId, address: IpAddr, adjacency: AdjacencyId) {
         let prefix = IpNet::from(address);
         if is_routed(&prefix) {
-            self.set(prefix, neighbour(port), Some(unicast(Way::Adjacent(port, adjacency))));
+            self.set_candidate(prefix, neighbour(port), Some(unicast(NextHop::Adjacent(port, adjacency))));
         }
     }
 
     /// The forwarder does not know a neighbour any more.
     pub fn neighbour_down(&mut self, port: PortId, address: IpAddr) {
-        self.set(address.into(), neighbour(port), None);
+        self.set_candidate(address.into(), neighbour(port), None);
     }
 
     /// The neighbours that the forwarder knows, and no others: after news of them were lost.
     pub fn neighbours(&mut self, known: impl IntoIterator<Item = (PortId, IpAddr, AdjacencyId)>) {
-        let mut former: Vec<(IpNet, Rank)> = Vec::new();
+        let mut former: Vec<(IpNet, Preference)> = Vec::new();
         for (prefix, candidates) in &self.candidates {
-            let neighbours = candidates.keys().filter(|rank| rank.origin == Origin::Neighbour);
-            former.extend(neighbours.map(|rank| (*prefix, *rank)));
+            let neighbours = candidates.keys().filter(|preference| preference.origin == Origin::Neighbour);
+            former.extend(neighbours.map(|preference| (*prefix, *preference)));
         }
         let known: Vec<_> = known.into_iter().collect();
         // Found at once: there may be thousands of both, and this thread has more to do.
-        let paths: BTreeSet<(IpNet, Rank)> =
+        let paths: BTreeSet<(IpNet, Preference)> =
             known.iter().map(|(port, address, _)| (IpNet::from(*address), neighbour(*port))).collect();
-        for (prefix, rank) in former.into_iter().filter(|of_neighbour| !paths.contains(of_neighbour)) {
-            self.set(prefix, rank, None);
+        for (prefix, preference) in former.into_iter().filter(|of_neighbour| !paths.contains(of_neighbour)) {
+            self.set_candidate(prefix, preference, None);
         }
         for (port, address, adjacency) in known {
             self.neighbour_up(port, address, adjacency);
@@ -469,7 +471,7 @@ impl Local {
     }
 
     /// The number of a router that was asked for; `None` when the forwarder has no room for it.
-    pub fn pinned(&mut self, port: PortId, address: IpAddr, adjacency: Option<AdjacencyId>) {
+    pub fn adjacency_pinned(&mut self, port: PortId, address: IpAddr, adjacency: Option<AdjacencyId>) {
         let Some(gateway) = self.gateways.get_mut(&(port, address)) else { return };
         gateway.adjacency = adjacency;
         self.dirty.extend(gateway.prefixes.iter());
@@ -477,25 +479,25 @@ impl Local {
             self.gateways.remove(&(port, address));
             adjacency.into_iter().for_each(|adjacency| self.unpin(adjacency));
         } else if adjacency.is_none() {
-            self.refused.insert((port, address));
+            self.unpinned.insert((port, address));
         }
     }
 
     /// A number is given back: there is room for a router that found none.
     fn unpin(&mut self, adjacency: AdjacencyId) {
-        self.effects.push(Effect::Unpin(adjacency));
-        self.effects.extend(self.refused.pop_first().map(|(port, address)| Effect::Pin(port, address)));
+        self.effects.push(Effect::UnpinAdjacency(adjacency));
+        self.effects.extend(self.unpinned.pop_first().map(|(port, address)| Effect::PinAdjacency(port, address)));
     }
 
     /// Sets or removes one of the routes to a prefix.
-    fn set(&mut self, prefix: IpNet, rank: Rank, candidate: Option<Candidate>) {
+    fn set_candidate(&mut self, prefix: IpNet, preference: Preference, candidate: Option<CandidateRoute>) {
         let candidates = self.candidates.entry(prefix).or_default();
-        let used = ways_of(candidates);
+        let before = next_hops_of(candidates);
         let is_change = match candidate {
-            Some(candidate) => candidates.insert(rank, candidate.clone()) != Some(candidate),
-            None => candidates.remove(&rank).is_some(),
+            Some(candidate) => candidates.insert(preference, candidate.clone()) != Some(candidate),
+            None => candidates.remove(&preference).is_some(),
         };
-        let uses = ways_of(candidates);
+        let after = next_hops_of(candidates);
         if candidates.is_empty() {
             self.candidates.remove(&prefix);
         }
@@ -503,35 +505,35 @@ impl Local {
             return;
         }
         self.dirty.insert(prefix);
-        for way in used.difference(&uses) {
-            self.unuse(prefix, *way, &uses);
+        for next_hop in before.difference(&after) {
+            self.release_next_hop(prefix, *next_hop, &after);
         }
-        for way in uses.difference(&used) {
-            self.use_way(prefix, *way);
+        for next_hop in after.difference(&before) {
+            self.reference_next_hop(prefix, *next_hop);
         }
     }
 
-    fn use_way(&mut self, prefix: IpNet, way: Way) {
-        if let Some(port) = way.port().and_then(|port| self.ports.get_mut(usize::from(port.0))) {
+    fn reference_next_hop(&mut self, prefix: IpNet, next_hop: NextHop) {
+        if let Some(port) = next_hop.port().and_then(|port| self.ports.get_mut(usize::from(port.0))) {
             port.prefixes.insert(prefix);
         }
-        let Way::Via(port, address) = way else { return };
+        let NextHop::Via(port, address) = next_hop else { return };
         let gateway = self.gateways.entry((port, address)).or_default();
         gateway.prefixes.insert(prefix);
-        if !gateway.is_asked {
-            gateway.is_asked = true;
-            self.effects.push(Effect::Pin(port, address));
+        if !gateway.is_requested {
+            gateway.is_requested = true;
+            self.effects.push(Effect::PinAdjacency(port, address));
         }
     }
 
-    fn unuse(&mut self, prefix: IpNet, way: Way, uses: &BTreeSet<Way>) {
-        let Some(port) = way.port() else { return };
-        if !uses.iter().any(|other| other.port() == Some(port))
+    fn release_next_hop(&mut self, prefix: IpNet, next_hop: NextHop, after: &BTreeSet<NextHop>) {
+        let Some(port) = next_hop.port() else { return };
+        if !after.iter().any(|other| other.port() == Some(port))
             && let Some(port) = self.ports.get_mut(usize::from(port.0))
         {
             port.prefixes.remove(&prefix);
         }
-        let Way::Via(port, address) = way else { return };
+        let NextHop::Via(port, address) = next_hop else { return };
         let Some(gateway) = self.gateways.get_mut(&(port, address)) else { return };
         gateway.prefixes.remove(&prefix);
         if !gateway.prefixes.is_empty() {
@@ -539,7 +541,7 @@ impl Local {
         }
         // One that is still asked for is given back with the answer.
         let adjacency = gateway.adjacency;
-        if self.refused.remove(&(port, address)) || adjacency.is_some() {
+        if self.unpinned.remove(&(port, address)) || adjacency.is_some() {
             self.gateways.remove(&(port, address));
             adjacency.into_iter().for_each(|adjacency| self.unpin(adjacency));
         }
@@ -550,10 +552,10 @@ impl Local {
             self.refresh(port);
         }
         // Names tell whose addresses are private.
-        let own: Vec<IpAddr> =
+        let add_local_address: Vec<IpAddr> =
             self.addresses.iter().filter(|(on, _)| *on == interface).map(|(_, network)| network.addr()).collect();
         let is_private = self.is_private(interface);
-        for prefix in own.into_iter().map(IpNet::from).filter(is_routed) {
+        for prefix in add_local_address.into_iter().map(IpNet::from).filter(is_routed) {
             let is_change = if is_private { self.private.insert(prefix) } else { self.private.remove(&prefix) };
             if is_change {
                 self.dirty.insert(prefix);
@@ -600,7 +602,7 @@ impl Local {
             self.dirty.extend(state.prefixes.iter());
         }
         self.ports[usize::from(port.0)].config = config.clone();
-        self.effects.push(Effect::Port(port, config));
+        self.effects.push(Effect::ConfigurePort(port, config));
     }
 
     /// What has to be done because of the news so far, in this order.
@@ -608,9 +610,9 @@ impl Local {
         std::mem::take(&mut self.effects)
     }
 
-    /// What has changed of this node's routes because of the news so far: for its own table. Others are told the same,
+    /// What has changed of this node's routes because of the news so far: for its add_local_address table. Others are told the same,
     /// but for what is private.
-    pub fn settle(&mut self) -> Vec<RouteChange> {
+    pub fn update_routes(&mut self) -> Vec<RouteChange> {
         let mtu = |port: &LocalPort| if port.config.is_up { port.config.mtu_bytes } else { 0 };
         self.announcements.set_mtus_bytes(self.ports.iter().map(mtu).collect());
         let dirty = std::mem::take(&mut self.dirty);
@@ -629,29 +631,30 @@ impl Local {
     }
 
     fn best(&self, prefix: &IpNet) -> Option<AnnouncedRoute> {
-        self.candidates.get(prefix)?.iter().find_map(|(rank, candidate)| {
+        self.candidates.get(prefix)?.iter().find_map(|(preference, candidate)| {
             let hops = self.hops(candidate);
             let is_usable = candidate.kind != RouteKind::Unicast || !hops.is_empty();
             is_usable.then(|| AnnouncedRoute {
-                metric: rank.announced(),
-                origin: rank.origin,
+                metric: preference.announced(),
+                origin: preference.origin,
                 kind: candidate.kind,
                 hops,
             })
         })
     }
 
-    fn hops(&self, candidate: &Candidate) -> Vec<AnnouncedHop> {
+    fn hops(&self, candidate: &CandidateRoute) -> Vec<AnnouncedHop> {
         let hop = |port: PortId, adjacency: AdjacencyId| AnnouncedHop { port: port.0, adjacency: adjacency.0 };
-        let is_up = |way: &Way| way.port().is_none_or(|port| self.ports[usize::from(port.0)].config.is_up);
+        let is_up =
+            |next_hop: &NextHop| next_hop.port().is_none_or(|port| self.ports[usize::from(port.0)].config.is_up);
         let mut weights: BTreeMap<AnnouncedHop, u32> = BTreeMap::new();
-        for (way, weight) in candidate.ways.iter().filter(|(way, _)| is_up(way)) {
-            let found = match *way {
-                Way::Kernel => Some(hop(PortId::KERNEL, AdjacencyId::ON_LINK)),
-                Way::Router => Some(hop(PortId::KERNEL, AdjacencyId::ROUTER)),
-                Way::OnLink(port) => Some(hop(port, AdjacencyId::ON_LINK)),
-                Way::Adjacent(port, adjacency) => Some(hop(port, adjacency)),
-                Way::Via(port, address) => self.gateways.get(&(port, address)).and_then(|gateway| {
+        for (next_hop, weight) in candidate.next_hops.iter().filter(|(next_hop, _)| is_up(next_hop)) {
+            let found = match *next_hop {
+                NextHop::Kernel => Some(hop(PortId::KERNEL, AdjacencyId::ON_LINK)),
+                NextHop::Router => Some(hop(PortId::KERNEL, AdjacencyId::ROUTER)),
+                NextHop::OnLink(port) => Some(hop(port, AdjacencyId::ON_LINK)),
+                NextHop::Adjacent(port, adjacency) => Some(hop(port, adjacency)),
+                NextHop::Via(port, address) => self.gateways.get(&(port, address)).and_then(|gateway| {
                     let adjacency = gateway.adjacency?;
                     Some(hop(port, adjacency))
                 }),
@@ -665,23 +668,23 @@ impl Local {
     }
 }
 
-const OWN: Rank = Rank { metric: 0, origin: Origin::Local, which: 0 };
+const LOCAL: Preference = Preference { metric: 0, origin: Origin::Local, instance: 0 };
 
-fn neighbour(port: PortId) -> Rank {
-    Rank { metric: METRIC_NEIGHBOUR, origin: Origin::Neighbour, which: u32::from(port.0) }
+fn neighbour(port: PortId) -> Preference {
+    Preference { metric: METRIC_NEIGHBOUR, origin: Origin::Neighbour, instance: u32::from(port.0) }
 }
 
 /// The network of a port without a kernel.
-fn on_port(port: PortId) -> Rank {
-    Rank { metric: 0, origin: Origin::Connected, which: 1 + u32::from(port.0) }
+fn on_port(port: PortId) -> Preference {
+    Preference { metric: 0, origin: Origin::Connected, instance: 1 + u32::from(port.0) }
 }
 
-fn unicast(way: Way) -> Candidate {
-    Candidate { kind: RouteKind::Unicast, ways: vec![(way, 1)] }
+fn unicast(next_hop: NextHop) -> CandidateRoute {
+    CandidateRoute { kind: RouteKind::Unicast, next_hops: vec![(next_hop, 1)] }
 }
 
-fn ways_of(candidates: &BTreeMap<Rank, Candidate>) -> BTreeSet<Way> {
-    candidates.values().flat_map(|candidate| candidate.ways.iter().map(|(way, _)| *way)).collect()
+fn next_hops_of(candidates: &BTreeMap<Preference, CandidateRoute>) -> BTreeSet<NextHop> {
+    candidates.values().flat_map(|candidate| candidate.next_hops.iter().map(|(next_hop, _)| *next_hop)).collect()
 }
 
 /// What stays on its link or in its node is not routed.
@@ -695,5 +698,5 @@ fn is_routed(prefix: &IpNet) -> bool {
 }
 
 #[cfg(test)]
-#[path = "local_tests.rs"]
+#[path = "local_routes_tests.rs"]
 mod tests;

@@ -14,35 +14,35 @@ use tracing::warn;
 use crate::control::message::{AnnouncedHop, AnnouncedRoute, Origin, RouteChange, RouteKind};
 
 /// The metric of routes in the kernel that lead to other nodes: whoever has a route of their own there prefers that.
-const METRIC: u32 = 30_000;
+const KERNEL_METRIC: u32 = 30_000;
 /// Routes to other nodes in the kernel at most: a full table is for the forwarder, and the kernel's own packets to what
 /// is left out need a default route.
 const INSTALLED_MAX: usize = 1 << 16;
 /// Routes that are written into the kernel in one turn.
-const INSTALLS_PER_TURN: usize = 1024;
+const INSTALLS_PER_CALL: usize = 1024;
 /// Routes of a node that is gone that are taken out in one turn.
-const WORK_PER_TURN: usize = 4096;
+const WITHDRAWALS_PER_CALL: usize = 4096;
 
 /// The routes of all nodes.
-pub struct Table {
+pub struct RouteTable {
     rib: Rib,
     own: NodeId,
     slow_path: InterfaceIndex,
     requests: Requests,
     /// By node: neighbours, whose network is in the kernel as a whole.
-    hosts: Vec<HashSet<IpNet>>,
+    neighbours: Vec<HashSet<IpNet>>,
     /// Ports of this node's whose networks its kernel does not know.
     ports_without_kernel: Vec<PortId>,
     /// What this node reaches by those ports, or by the cluster file: its kernel knows nothing of it.
-    beyond_kernel: HashSet<IpNet>,
+    unknown_to_kernel: HashSet<IpNet>,
     installed: BTreeSet<IpNet>,
     dirty: BTreeSet<IpNet>,
-    has_work: bool,
+    has_withdrawals: bool,
     is_full: bool,
-    refused: u64,
+    unusable_routes: u64,
 }
 
-impl Table {
+impl RouteTable {
     /// No routes yet.
     pub fn new(rib: Rib, own: NodeId, nodes: usize, slow_path: InterfaceIndex, requests: Requests) -> Self {
         Self {
@@ -50,14 +50,14 @@ impl Table {
             own,
             slow_path,
             requests,
-            hosts: vec![HashSet::new(); nodes],
+            neighbours: vec![HashSet::new(); nodes],
             ports_without_kernel: Vec::new(),
-            beyond_kernel: HashSet::new(),
+            unknown_to_kernel: HashSet::new(),
             installed: BTreeSet::new(),
             dirty: BTreeSet::new(),
-            has_work: false,
+            has_withdrawals: false,
             is_full: false,
-            refused: 0,
+            unusable_routes: 0,
         }
     }
 
@@ -66,7 +66,7 @@ impl Table {
         self.ports_without_kernel = ports;
     }
 
-    fn is_beyond_kernel(&self, announced: &AnnouncedRoute) -> bool {
+    fn is_unknown_to_kernel(&self, announced: &AnnouncedRoute) -> bool {
         let is_without = |hop: &AnnouncedHop| self.ports_without_kernel.contains(&PortId(hop.port));
         match announced.origin {
             Origin::Static => true,
@@ -78,18 +78,18 @@ impl Table {
     /// A node's routes have changed. What the tables have no room for is said, and left out.
     pub fn change(&mut self, node: NodeId, changes: Vec<RouteChange>) {
         for RouteChange { prefix, announced } in changes {
-            let hosts = &mut self.hosts[usize::from(node.0)];
+            let neighbours = &mut self.neighbours[usize::from(node.0)];
             let is_host = announced.as_ref().is_some_and(|announced| announced.origin == Origin::Neighbour);
             if is_host {
-                hosts.insert(prefix);
+                neighbours.insert(prefix);
             } else {
-                hosts.remove(&prefix);
+                neighbours.remove(&prefix);
             }
             if node == self.own {
-                if announced.as_ref().is_some_and(|announced| self.is_beyond_kernel(announced)) {
-                    self.beyond_kernel.insert(prefix);
+                if announced.as_ref().is_some_and(|announced| self.is_unknown_to_kernel(announced)) {
+                    self.unknown_to_kernel.insert(prefix);
                 } else {
-                    self.beyond_kernel.remove(&prefix);
+                    self.unknown_to_kernel.remove(&prefix);
                 }
             }
             let done = match announced {
@@ -99,7 +99,7 @@ impl Table {
                 }
                 None => self.rib.withdraw(node, prefix).map(|_| ()),
             };
-            self.say(done);
+            self.log_left_out(done);
             self.dirty.insert(prefix);
         }
     }
@@ -107,37 +107,37 @@ impl Table {
     /// A node is gone.
     pub fn withdraw_node(&mut self, node: NodeId) {
         let done = self.rib.withdraw_node(node);
-        self.say(done);
-        self.hosts[usize::from(node.0)].clear();
+        self.log_left_out(done);
+        self.neighbours[usize::from(node.0)].clear();
         self.dirty.extend(self.installed.iter());
-        self.has_work = true;
+        self.has_withdrawals = true;
     }
 
-    fn say(&mut self, done: Result<(), RouteError>) {
+    fn log_left_out(&mut self, done: Result<(), RouteError>) {
         if let Err(error) = done {
-            self.refused += 1;
+            self.unusable_routes += 1;
             // The first of a flood tells as much as all of them.
-            if self.refused.is_power_of_two() {
-                warn!(refused = self.refused, "a route is left out: {error}");
+            if self.unusable_routes.is_power_of_two() {
+                warn!(left_out = self.unusable_routes, "a route is left out: {error}");
             }
         }
     }
 
     /// Does some of what is left to be done. Whether there is more.
-    pub fn turn(&mut self) -> bool {
-        if self.has_work {
-            match self.rib.process_withdrawals(WORK_PER_TURN) {
-                Ok(has_more) => self.has_work = has_more,
-                Err(error) => self.say(Err(error)),
+    pub fn process(&mut self) -> bool {
+        if self.has_withdrawals {
+            match self.rib.process_withdrawals(WITHDRAWALS_PER_CALL) {
+                Ok(has_more) => self.has_withdrawals = has_more,
+                Err(error) => self.log_left_out(Err(error)),
             }
         }
         self.install();
-        self.has_work || !self.dirty.is_empty()
+        self.has_withdrawals || !self.dirty.is_empty()
     }
 
     fn install(&mut self) {
         let (mut wanted, mut unwanted) = (Vec::new(), Vec::new());
-        for _ in 0..INSTALLS_PER_TURN {
+        for _ in 0..INSTALLS_PER_CALL {
             let Some(prefix) = self.dirty.pop_first() else { break };
             match (self.is_wanted(prefix), self.installed.contains(&prefix)) {
                 (true, false) if self.installed.len() < INSTALLED_MAX => {
@@ -171,7 +171,7 @@ impl Table {
     }
 
     fn request(&self, prefix: IpNet) -> RouteRequest {
-        RouteRequest { prefix, metric: METRIC, interface: self.slow_path, gateway: None }
+        RouteRequest { prefix, metric: KERNEL_METRIC, interface: self.slow_path, gateway: None }
     }
 
     /// Whether the node's own programs reach a destination by way of the router: it is at other nodes, or at a port
@@ -181,9 +181,9 @@ impl Table {
         let Some(best) = sources.iter().map(|source| source.metric).min() else { return false };
         let mut winners = sources.iter().filter(|source| source.metric == best);
         if winners.clone().any(|source| source.node == self.own) {
-            return self.beyond_kernel.contains(&prefix);
+            return self.unknown_to_kernel.contains(&prefix);
         }
-        winners.any(|source| !self.hosts[usize::from(source.node.0)].contains(&prefix))
+        winners.any(|source| !self.neighbours[usize::from(source.node.0)].contains(&prefix))
     }
 
     /// Takes out of the kernel what was put there.
@@ -234,7 +234,7 @@ impl Table {
     }
 
     /// How packets to a prefix are forwarded, by the tables that they are looked up in.
-    pub fn forwarded(&self, prefix: IpNet) -> Option<FibEntry> {
+    pub fn fib_entry(&self, prefix: IpNet) -> Option<FibEntry> {
         self.rib.fib_entry(prefix)
     }
 }

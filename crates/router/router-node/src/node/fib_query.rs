@@ -4,13 +4,13 @@ use ipnet::IpNet;
 use router::routes::FibEntry;
 use router::{Hop, PortId};
 
-use super::table::Table;
+use super::route_table::RouteTable;
 use crate::cluster::Cluster;
 use crate::control::message::RouteKind;
 use crate::management::{FibQuery, Route, RouteHop};
 
 /// The prefixes whose routes are asked for.
-pub fn prefixes(table: &Table, query: FibQuery) -> Vec<IpNet> {
+pub fn prefixes(table: &RouteTable, query: FibQuery) -> Vec<IpNet> {
     match query.address {
         Some(address) => table.prefixes_of(address),
         None => table.prefixes(query.within),
@@ -18,8 +18,8 @@ pub fn prefixes(table: &Table, query: FibQuery) -> Vec<IpNet> {
 }
 
 /// A route, for people.
-pub fn route(table: &Table, cluster: &Cluster, prefix: IpNet) -> Option<Route> {
-    let FibEntry { metric, hops } = table.forwarded(prefix)?;
+pub fn route(table: &RouteTable, cluster: &Cluster, prefix: IpNet) -> Option<Route> {
+    let FibEntry { metric, hops } = table.fib_entry(prefix)?;
     let is_left_out = hops.is_none();
     let hops = hops.unwrap_or_default();
     let kind = kind_of(&hops);
@@ -75,11 +75,11 @@ mod tests {
         ClusterFile::parse("c", text.as_bytes()).unwrap().cluster
     }
 
-    fn empty() -> (Table, Tables) {
+    fn empty() -> (RouteTable, Tables) {
         let (rib, tables) = Rib::new().unwrap();
         // Nothing is written into a kernel before the table's turn.
         let requests = Requests::open().unwrap();
-        (Table::new(rib, NodeId(0), usize::from(NODES), InterfaceIndex(1), requests), tables)
+        (RouteTable::new(rib, NodeId(0), usize::from(NODES), InterfaceIndex(1), requests), tables)
     }
 
     /// Prefixes that lie in each other, of both families.
@@ -96,7 +96,7 @@ mod tests {
     }
 
     /// What the forwarder does with packets, in the words of what commands are told.
-    fn done(found: Option<Vec<Hop>>) -> Option<(RouteKind, Vec<(String, String)>)> {
+    fn forwarding_of(found: Option<Vec<Hop>>) -> Option<(RouteKind, Vec<(String, String)>)> {
         let name = |hop: &Hop| (char::from(b'a' + hop.node.0).to_string(), format!("eth{}", hop.port.0));
         // It takes one of the hops by the packet's flow.
         let ends: Vec<RouteKind> = found.as_ref()?.iter().map(|hop| kind_of(&[*hop])).collect();
@@ -109,7 +109,7 @@ mod tests {
         }
     }
 
-    fn told(table: &Table, cluster: &Cluster, address: IpAddr) -> Option<(RouteKind, Vec<(String, String)>)> {
+    fn reported(table: &RouteTable, cluster: &Cluster, address: IpAddr) -> Option<(RouteKind, Vec<(String, String)>)> {
         let query = FibQuery { address: Some(address), within: None };
         let routes: Vec<Route> =
             prefixes(table, query).into_iter().filter_map(|prefix| route(table, cluster, prefix)).collect();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     /// A node's word of a prefix: what it announces, or that it has nothing any more.
-    fn word() -> impl Strategy<Value = (u8, u8, Option<AnnouncedRoute>)> {
+    fn update() -> impl Strategy<Value = (u8, u8, Option<AnnouncedRoute>)> {
         let kind = prop_oneof![2 => Just(RouteKind::Unicast), 1 => prop::sample::select(&KINDS[1..])];
         let route = (1..3u32, kind, prop::collection::vec(0..PORTS, 1..4))
             .prop_map(|(metric, kind, ports)| announced(metric, kind, &ports));
@@ -130,13 +130,13 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_commands_are_told_is_what_packets_meet(words in prop::collection::vec(word(), 1..40)) {
+        fn what_commands_are_told_is_what_packets_meet(updates in prop::collection::vec(update(), 1..40)) {
             let (cluster, (mut table, mut tables)) = (cluster(), empty());
-            for (node, number, announced) in words {
+            for (node, number, announced) in updates {
                 table.change(NodeId(node), vec![RouteChange { prefix: prefix(number), announced }]);
                 for address in ["10.0.0.1", "10.0.0.2", "10.9.0.1", "fd00::1", "fd00::2", "fd00:9::1", "192.0.2.1"] {
                     let address: IpAddr = address.parse().unwrap();
-                    prop_assert_eq!(told(&table, &cluster, address), done(tables.lookup(address)), "{}", address);
+                    prop_assert_eq!(reported(&table, &cluster, address), forwarding_of(tables.lookup(address)), "{}", address);
                 }
             }
         }

@@ -16,14 +16,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::freezer::Freezer;
+use super::cgroup_freezer::CgroupFreezer;
 
 /// How often to look: a stop is seen by the third look at the latest, a hang by the fifth.
-pub const LOOK_NS: u64 = 20_000_000;
+pub const SAMPLE_INTERVAL_NS: u64 = 20_000_000;
 /// How long one turn of the forwarding thread may take before it is looked into: a thousand times its usual length.
-const TURN_NS_MAX: u64 = 40_000_000;
+const ITERATION_NS_MAX: u64 = 40_000_000;
 /// How long it may run in one turn.
-const TURN_RUN_NS_MAX: u64 = 30_000_000;
+const ITERATION_RUN_NS_MAX: u64 = 30_000_000;
 /// Bytes of the kernel's line on a thread, and more.
 const LINE_BYTES_MAX: usize = 1024;
 
@@ -42,11 +42,11 @@ pub enum State {
 
 /// What a thread does, and its own clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Doing {
+pub struct ThreadSample {
     /// What it does.
     pub state: State,
     /// Nanoseconds that it has run.
-    pub ran_ns: u64,
+    pub run_ns: u64,
 }
 
 /// A thread of this machine, as the kernel shows it. That of a process that has ended stays that one, whoever has its
@@ -74,11 +74,11 @@ impl Thread {
     }
 
     /// What it does.
-    pub fn doing(&self) -> Doing {
+    pub fn sample(&self) -> ThreadSample {
         // Neither is there any more when the thread is gone.
         let state = line(&self.stat).map_or(State::Ended, |line| state(&line));
-        let ran_ns = line(&self.schedule).and_then(|line| line.split(' ').next()?.parse().ok());
-        Doing { state, ran_ns: ran_ns.unwrap_or(0) }
+        let run_ns = line(&self.schedule).and_then(|line| line.split(' ').next()?.parse().ok());
+        ThreadSample { state, run_ns: run_ns.unwrap_or(0) }
     }
 }
 
@@ -101,33 +101,37 @@ fn state(line: &str) -> State {
 
 /// Looks whether another node's process is kept from running.
 #[derive(Debug)]
-pub struct StopWatch {
+pub struct ProcessWatch {
     process: u32,
     thread: Thread,
-    freezer: Freezer,
-    before: Option<Doing>,
+    freezer: CgroupFreezer,
+    previous: Option<ThreadSample>,
 }
 
-impl StopWatch {
+impl ProcessWatch {
     /// Watches a process of this machine, where the kernel shows it.
     pub fn of(process: u32) -> Option<Self> {
-        Some(Self { process, thread: Thread::first_of(process)?, freezer: Freezer::find(), before: None })
+        Some(Self { process, thread: Thread::first_of(process)?, freezer: CgroupFreezer::find(), previous: None })
     }
 
     /// What keeps it from running, and has since it was looked at before.
-    pub fn halt(&mut self) -> Option<&'static str> {
-        let doing = self.thread.doing();
-        halt(&mut self.before, doing, || self.freezer.has(self.process))
+    pub fn halt_reason(&mut self) -> Option<&'static str> {
+        let sample = self.thread.sample();
+        halt_reason(&mut self.previous, sample, || self.freezer.is_frozen(self.process))
     }
 }
 
 /// A thread that is traced stops at each of its system calls, and goes on. One that has not run between two looks, as
 /// it should have, may be frozen; else that is not looked at.
-fn halt(before: &mut Option<Doing>, doing: Doing, is_frozen: impl FnOnce() -> bool) -> Option<&'static str> {
-    if before.replace(doing) != Some(doing) {
+fn halt_reason(
+    before: &mut Option<ThreadSample>,
+    sample: ThreadSample,
+    is_frozen: impl FnOnce() -> bool,
+) -> Option<&'static str> {
+    if before.replace(sample) != Some(sample) {
         return None;
     }
-    match doing.state {
+    match sample.state {
         State::Stopped => Some("its process is stopped"),
         State::Waiting if is_frozen() => Some("its container is frozen"),
         _ => None,
@@ -136,14 +140,14 @@ fn halt(before: &mut Option<Doing>, doing: Doing, is_frozen: impl FnOnce() -> bo
 
 /// How far the forwarding thread has come: said by it alone, in a word that costs it nothing.
 #[derive(Debug, Default)]
-pub struct Pulse {
+pub struct Heartbeat {
     /// Twice the number of its turn; one more while it sleeps.
     count: AtomicU64,
     /// Its number in the kernel, 0 before it runs.
     thread: AtomicU32,
 }
 
-impl Pulse {
+impl Heartbeat {
     /// The thread that calls is the one that forwards.
     pub fn begin(&self) {
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
@@ -151,7 +155,7 @@ impl Pulse {
     }
 
     /// A turn begins.
-    pub fn turn(&self) {
+    pub fn begin_iteration(&self) {
         let count = self.count.load(Ordering::Relaxed);
         self.count.store((count | 1).wrapping_add(1), Ordering::Relaxed);
     }
@@ -165,32 +169,32 @@ impl Pulse {
 
 /// What has become of the forwarding thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HangNews {
+pub enum HangEvent {
     /// It hangs.
-    Hangs,
+    Hung,
     /// It goes on, after so many nanoseconds.
-    GoesOn(u64),
+    Resumed(u64),
 }
 
 /// Looks whether the forwarding thread hangs.
 #[derive(Debug)]
 pub struct HangWatch {
-    pulse: Arc<Pulse>,
+    heartbeat: Arc<Heartbeat>,
     thread: Option<Thread>,
-    turn: Turn,
-    looked_at_ns: u64,
+    iteration: Iteration,
+    sampled_at_ns: u64,
     hung_since_ns: Option<u64>,
 }
 
 impl HangWatch {
-    /// Watches the thread that has this pulse.
-    pub fn new(pulse: Arc<Pulse>) -> Self {
-        Self { pulse, thread: None, turn: Turn::default(), looked_at_ns: 0, hung_since_ns: None }
+    /// Watches the thread that has this heartbeat.
+    pub fn new(heartbeat: Arc<Heartbeat>) -> Self {
+        Self { heartbeat, thread: None, iteration: Iteration::default(), sampled_at_ns: 0, hung_since_ns: None }
     }
 
     /// When to look next.
     pub fn due_ns(&self) -> u64 {
-        self.looked_at_ns + LOOK_NS
+        self.sampled_at_ns + SAMPLE_INTERVAL_NS
     }
 
     /// For how long it has hung by now, if it does.
@@ -199,58 +203,58 @@ impl HangWatch {
     }
 
     /// Looks, where that is due. Says what has changed.
-    pub fn look(&mut self, now_ns: u64) -> Option<HangNews> {
+    pub fn poll(&mut self, now_ns: u64) -> Option<HangEvent> {
         if now_ns < self.due_ns() {
             return None;
         }
-        self.looked_at_ns = now_ns;
+        self.sampled_at_ns = now_ns;
         match (self.is_hung(now_ns), self.hung_ns(now_ns)) {
             (true, None) => {
                 self.hung_since_ns = Some(now_ns);
-                Some(HangNews::Hangs)
+                Some(HangEvent::Hung)
             }
             (false, Some(hung_ns)) => {
                 self.hung_since_ns = None;
-                Some(HangNews::GoesOn(hung_ns))
+                Some(HangEvent::Resumed(hung_ns))
             }
             _ => None,
         }
     }
 
     fn is_hung(&mut self, now_ns: u64) -> bool {
-        let count = self.pulse.count.load(Ordering::Relaxed);
-        let thread = self.pulse.thread.load(Ordering::Acquire);
+        let count = self.heartbeat.count.load(Ordering::Relaxed);
+        let thread = self.heartbeat.thread.load(Ordering::Acquire);
         if self.thread.is_none() && thread != 0 {
             self.thread = Thread::own(thread);
         }
         let thread = &self.thread;
-        self.turn.is_endless(now_ns, count, || thread.as_ref().map(Thread::doing))
+        self.iteration.is_hung(now_ns, count, || thread.as_ref().map(Thread::sample))
     }
 }
 
 /// One turn of the forwarding thread.
 #[derive(Debug, Default)]
-struct Turn {
+struct Iteration {
     count: u64,
     /// What it did when it was seen in this turn for the second time, and when that was.
-    begun: Option<(u64, Doing)>,
+    first: Option<(u64, ThreadSample)>,
     /// It could have run at some look.
     was_runnable: bool,
 }
 
-impl Turn {
-    fn is_endless(&mut self, now_ns: u64, count: u64, doing: impl FnOnce() -> Option<Doing>) -> bool {
+impl Iteration {
+    fn is_hung(&mut self, now_ns: u64, count: u64, sample: impl FnOnce() -> Option<ThreadSample>) -> bool {
         let sleeps = count % 2 == 1;
         if sleeps || count != self.count {
             *self = Self { count, ..Self::default() };
             return false;
         }
-        let Some(doing) = doing() else { return false };
-        let (begun_ns, begun) = *self.begun.get_or_insert((now_ns, doing));
-        self.was_runnable |= doing.state == State::Runnable;
-        let ran_ns = doing.ran_ns.saturating_sub(begun.ran_ns);
-        let is_blocked = ran_ns == 0 && !self.was_runnable;
-        now_ns.saturating_sub(begun_ns) >= TURN_NS_MAX && (ran_ns >= TURN_RUN_NS_MAX || is_blocked)
+        let Some(sample) = sample() else { return false };
+        let (first_at_ns, first) = *self.first.get_or_insert((now_ns, sample));
+        self.was_runnable |= sample.state == State::Runnable;
+        let run_ns = sample.run_ns.saturating_sub(first.run_ns);
+        let is_blocked = run_ns == 0 && !self.was_runnable;
+        now_ns.saturating_sub(first_at_ns) >= ITERATION_NS_MAX && (run_ns >= ITERATION_RUN_NS_MAX || is_blocked)
     }
 }
 
@@ -265,60 +269,63 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    fn doing(state: State, ran_ms: u64) -> Option<Doing> {
-        Some(Doing { state, ran_ns: ran_ms * MS })
+    fn sample(state: State, ran_ms: u64) -> Option<ThreadSample> {
+        Some(ThreadSample { state, run_ns: ran_ms * MS })
     }
 
     /// What a watch says of looks 20 ms apart, at a thread that does not leave its turn.
-    fn looks(count: u64, seen: &[Option<Doing>]) -> Vec<bool> {
-        let mut turn = Turn::default();
-        turn.is_endless(0, count, || panic!("nothing is known of this turn"));
-        seen.iter().zip(1..).map(|(doing, look)| turn.is_endless(look * LOOK_NS, count, || *doing)).collect()
+    fn verdicts(count: u64, seen: &[Option<ThreadSample>]) -> Vec<bool> {
+        let mut iteration = Iteration::default();
+        iteration.is_hung(0, count, || panic!("nothing is known of this turn"));
+        seen.iter()
+            .zip(1..)
+            .map(|(sample, look)| iteration.is_hung(look * SAMPLE_INTERVAL_NS, count, || *sample))
+            .collect()
     }
 
     #[test]
     fn a_thread_that_waits_for_a_processor_does_not_hang_however_long() {
-        assert_eq!(looks(4, &[doing(State::Runnable, 5); 100]), [false; 100]);
+        assert_eq!(verdicts(4, &[sample(State::Runnable, 5); 100]), [false; 100]);
         // Nor one that waited at some time in between, and for something else when it was looked at.
-        let seen: Vec<_> = (0..100).map(|look| doing(State::Waiting, look / 20)).collect();
+        let seen: Vec<_> = (0..100).map(|look| sample(State::Waiting, look / 20)).collect();
         let mut seen_before = seen.clone();
-        seen_before[0] = doing(State::Runnable, 0);
-        assert!(!looks(4, &seen_before).contains(&true));
+        seen_before[0] = sample(State::Runnable, 0);
+        assert!(!verdicts(4, &seen_before).contains(&true));
     }
 
     #[test]
     fn a_thread_that_goes_round_and_round_hangs_by_its_own_clock() {
-        let seen: Vec<_> = (0..5).map(|look| doing(State::Runnable, 20 * look)).collect();
-        assert_eq!(looks(4, &seen), [false, false, true, true, true]);
-        let slowly: Vec<_> = (0..20).map(|look| doing(State::Runnable, 2 * look)).collect();
-        assert_eq!(looks(4, &slowly).iter().position(|is_hung| *is_hung), Some(15), "of ten parts it has one");
+        let seen: Vec<_> = (0..5).map(|look| sample(State::Runnable, 20 * look)).collect();
+        assert_eq!(verdicts(4, &seen), [false, false, true, true, true]);
+        let slowly: Vec<_> = (0..20).map(|look| sample(State::Runnable, 2 * look)).collect();
+        assert_eq!(verdicts(4, &slowly).iter().position(|is_hung| *is_hung), Some(15), "of ten parts it has one");
     }
 
     #[test]
     fn a_blocked_thread_hangs_and_one_that_sleeps_or_moves_does_not() {
-        assert_eq!(looks(4, &[doing(State::Waiting, 7); 3]), [false, false, true]);
-        assert_eq!(looks(5, &[None; 9]), [false; 9], "an odd count: it sleeps, and nobody asks what it does");
-        let mut turn = Turn::default();
-        let moves = |count: u64| turn.is_endless(count * LOOK_NS, 2 * count, || doing(State::Waiting, 7));
+        assert_eq!(verdicts(4, &[sample(State::Waiting, 7); 3]), [false, false, true]);
+        assert_eq!(verdicts(5, &[None; 9]), [false; 9], "an odd count: it sleeps, and nobody asks what it does");
+        let mut iteration = Iteration::default();
+        let moves = |count: u64| iteration.is_hung(count * SAMPLE_INTERVAL_NS, 2 * count, || sample(State::Waiting, 7));
         assert!(!(0..100).any(moves));
     }
 
     #[test]
     fn without_the_kernels_word_nobody_hangs() {
-        assert_eq!(looks(4, &[None; 9]), [false; 9]);
+        assert_eq!(verdicts(4, &[None; 9]), [false; 9]);
     }
 
     #[test]
     fn a_pulse_tells_turns_and_sleep() {
-        let pulse = Pulse::default();
-        let count = || pulse.count.load(Ordering::Relaxed);
-        pulse.turn();
+        let heartbeat = Heartbeat::default();
+        let count = || heartbeat.count.load(Ordering::Relaxed);
+        heartbeat.begin_iteration();
         assert_eq!(count(), 2);
-        pulse.sleep();
-        pulse.sleep();
+        heartbeat.sleep();
+        heartbeat.sleep();
         assert_eq!(count(), 3);
-        pulse.turn();
-        pulse.turn();
+        heartbeat.begin_iteration();
+        heartbeat.begin_iteration();
         assert_eq!(count(), 6);
     }
 
@@ -339,8 +346,9 @@ mod tests {
     #[test]
     fn a_traced_thread_that_goes_on_between_looks_is_not_stopped() {
         let mut before = None;
-        let mut look =
-            |state, ran_ns| halt(&mut before, Doing { state, ran_ns }, || panic!("it is not asked")).is_some();
+        let mut look = |state, run_ns| {
+            halt_reason(&mut before, ThreadSample { state, run_ns }, || panic!("it is not asked")).is_some()
+        };
         assert!(!look(State::Stopped, 1));
         assert!(!look(State::Stopped, 2));
         assert!(look(State::Stopped, 2));
@@ -351,7 +359,8 @@ mod tests {
     #[test]
     fn a_thread_that_has_not_run_is_frozen_only_where_the_kernel_says_so() {
         let mut before = None;
-        let mut look = |state, ran_ns, is_frozen| halt(&mut before, Doing { state, ran_ns }, || is_frozen).is_some();
+        let mut look =
+            |state, run_ns, is_frozen| halt_reason(&mut before, ThreadSample { state, run_ns }, || is_frozen).is_some();
         assert!(!look(State::Waiting, 1, true), "the first look");
         assert!(!look(State::Waiting, 2, true), "it has run in between");
         assert!(look(State::Waiting, 2, true));
@@ -368,12 +377,12 @@ mod tests {
         }
 
         /// Signals take effect when the process is run next.
-        fn wait_for(&self, watch: &mut StopWatch, halt: Option<&str>) {
+        fn wait_for(&self, watch: &mut ProcessWatch, halt_reason: Option<&str>) {
             let is_so = (0..5000).any(|_| {
                 std::thread::sleep(std::time::Duration::from_millis(1));
-                watch.halt() == halt
+                watch.halt_reason() == halt_reason
             });
-            assert!(is_so, "{:?}, and not {halt:?}", watch.thread.doing());
+            assert!(is_so, "{:?}, and not {halt_reason:?}", watch.thread.sample());
         }
     }
 
@@ -387,14 +396,14 @@ mod tests {
     #[test]
     fn a_process_is_stopped_from_its_stop_until_it_goes_on_and_never_before() {
         let sleeper = Sleeper(test_support::spawn::sleeper(Stdio::null()));
-        let mut watch = StopWatch::of(sleeper.0.id()).unwrap();
-        assert!(!(0..20).any(|_| watch.halt().is_some()));
+        let mut watch = ProcessWatch::of(sleeper.0.id()).unwrap();
+        assert!(!(0..20).any(|_| watch.halt_reason().is_some()));
         sleeper.signal(Signal::STOP);
         sleeper.wait_for(&mut watch, Some("its process is stopped"));
         sleeper.signal(Signal::CONT);
         sleeper.wait_for(&mut watch, None);
         drop(sleeper);
-        assert_eq!((watch.halt(), watch.thread.doing().state), (None, State::Ended));
+        assert_eq!((watch.halt_reason(), watch.thread.sample().state), (None, State::Ended));
     }
 
     /// A control group of version 2; it ends with its guard.
@@ -435,8 +444,8 @@ mod tests {
         };
         let sleeper = Sleeper(test_support::spawn::sleeper(Stdio::null()));
         group.write("cgroup.procs", &sleeper.0.id().to_string());
-        let mut watch = StopWatch::of(sleeper.0.id()).unwrap();
-        assert!(!(0..20).any(|_| watch.halt().is_some()));
+        let mut watch = ProcessWatch::of(sleeper.0.id()).unwrap();
+        assert!(!(0..20).any(|_| watch.halt_reason().is_some()));
         group.write("cgroup.freeze", "1");
         sleeper.wait_for(&mut watch, Some("its container is frozen"));
         group.write("cgroup.freeze", "0");
@@ -446,18 +455,18 @@ mod tests {
     #[test]
     fn a_thread_that_goes_round_is_found_out_and_while_it_turns_it_is_not() {
         use std::sync::atomic::AtomicBool;
-        let (pulse, turns, ends) = (Arc::new(Pulse::default()), AtomicBool::new(true), AtomicBool::new(false));
-        let (mut watch, begun) = (HangWatch::new(Arc::clone(&pulse)), std::time::Instant::now());
+        let (heartbeat, turns, ends) = (Arc::new(Heartbeat::default()), AtomicBool::new(true), AtomicBool::new(false));
+        let (mut watch, first) = (HangWatch::new(Arc::clone(&heartbeat)), std::time::Instant::now());
         let mut look = || {
             std::thread::sleep(std::time::Duration::from_millis(5));
-            watch.look(begun.elapsed().as_nanos() as u64)
+            watch.poll(first.elapsed().as_nanos() as u64)
         };
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                pulse.begin();
+                heartbeat.begin();
                 while !ends.load(Ordering::Relaxed) {
                     if turns.load(Ordering::Relaxed) {
-                        pulse.turn();
+                        heartbeat.begin_iteration();
                     }
                 }
             });
@@ -467,8 +476,8 @@ mod tests {
             turns.store(true, Ordering::Relaxed);
             let goes_on = (0..6000).find_map(|_| look());
             ends.store(true, Ordering::Relaxed);
-            assert_eq!((before, hangs), (Vec::new(), Some(HangNews::Hangs)));
-            assert!(matches!(goes_on, Some(HangNews::GoesOn(hung_ns)) if hung_ns > 0), "{goes_on:?}");
+            assert_eq!((before, hangs), (Vec::new(), Some(HangEvent::Hung)));
+            assert!(matches!(goes_on, Some(HangEvent::Resumed(hung_ns)) if hung_ns > 0), "{goes_on:?}");
         });
     }
 }

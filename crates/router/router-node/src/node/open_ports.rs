@@ -1,4 +1,4 @@
-//! What a node is plugged into: its ports, its slow path and its interconnect, opened as the cluster file says.
+//! What a node is attached into: its ports, its slow path and its interconnect, opened as the cluster file says.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ const NAMESPACES: &str = "/run/netns";
 const PACKET_HEADER_BYTES: u64 = 24;
 
 /// A port that was opened.
-pub struct Plug {
+pub struct OpenPort {
     /// The port; none of its own for a VLAN.
     pub port: Option<Box<dyn Port + Send>>,
     /// What it is, as far as the device says.
@@ -33,31 +33,31 @@ pub struct Plug {
     pub interface: Option<InterfaceIndex>,
     /// What it is reached by, in a word.
     pub kind: &'static str,
-    /// Why it is not reached by what was asked for first.
+    /// RejectReason it is not reached by what was asked for first.
     pub fallback: Option<String>,
     /// What it needs its interface to stay.
-    pub fit: Option<Fit>,
+    pub opened_interface: Option<OpenedInterface>,
 }
 
 /// What an interface was when a port was opened there, as far as the port cannot follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fit {
+pub struct OpenedInterface {
     /// Frames to it alone are seen, where that is so.
     mac: Option<MacAddress>,
     /// The port has room for so long packets.
     mtu_bytes: u32,
 }
 
-impl Fit {
+impl OpenedInterface {
     /// Whether the port that was opened so still sees all frames.
-    pub fn is_of(&self, link: &Link) -> bool {
+    pub fn still_matches(&self, link: &Link) -> bool {
         let has_its_mac = self.mac.is_none() || link.mac.is_none() || self.mac == link.mac;
         has_its_mac && link.mtu_bytes <= self.mtu_bytes
     }
 }
 
-/// What opening a port takes.
-pub struct Opening<'a> {
+/// What params a port takes.
+pub struct OpenPortParams<'a> {
     /// The node, as the file says.
     pub node: &'a Node,
     /// Which of its ports.
@@ -91,40 +91,51 @@ pub fn enter_namespace(node: &Node) -> Result<(), NodeError> {
 }
 
 /// Opens a port; for a VLAN, whose port there is already, it only says what it is.
-pub fn open_port(opening: &Opening<'_>, sysctls: &mut Sysctls) -> Result<Plug, NodeError> {
-    let place = opening.place;
+pub fn open_port(params: &OpenPortParams<'_>, sysctls: &mut Sysctls) -> Result<OpenPort, NodeError> {
+    let place = params.place;
     let failed = |error: String| NodeError::Port { place, error };
-    match opening.of_file().kind {
-        PortKind::Auto => open_ethernet(opening, None, sysctls).map_err(failed),
-        PortKind::AfXdp => open_ethernet(opening, Some(Backend::Xdp), sysctls).map_err(failed),
-        PortKind::AfPacket => open_ethernet(opening, Some(Backend::PacketSocket), sysctls).map_err(failed),
-        PortKind::Tap => open_tap(opening).map_err(failed),
-        PortKind::Pcap => open_pcap(opening),
-        PortKind::Vlan => Ok(vlan(opening)),
+    match params.of_file().kind {
+        PortKind::Auto => open_ethernet(params, None, sysctls).map_err(failed),
+        PortKind::AfXdp => open_ethernet(params, Some(Backend::Xdp), sysctls).map_err(failed),
+        PortKind::AfPacket => open_ethernet(params, Some(Backend::PacketSocket), sysctls).map_err(failed),
+        PortKind::Tap => open_tap(params).map_err(failed),
+        PortKind::Pcap => open_pcap(params),
+        PortKind::Vlan => Ok(vlan(params)),
     }
 }
 
-impl Opening<'_> {
+impl OpenPortParams<'_> {
     fn of_file(&self) -> &PortOfNode {
         &self.node.ports[self.place]
     }
 }
 
 /// What the port is on it knows by that: the hardware address, and the MTU where the file says none.
-fn vlan(opening: &Opening<'_>) -> Plug {
-    let of_file = opening.of_file();
-    let mut config = PortConfig::new(own_mac(opening.seed), of_file.mtu_bytes.unwrap_or(MTU_BYTES_MAX));
-    config.vlan = opening.node.vlan(of_file);
+fn vlan(params: &OpenPortParams<'_>) -> OpenPort {
+    let of_file = params.of_file();
+    let mut config = PortConfig::new(own_mac(params.seed), of_file.mtu_bytes.unwrap_or(MTU_BYTES_MAX));
+    config.vlan = params.node.vlan(of_file);
     // Nobody answers out of a file.
-    let parent = opening.node.ports.iter().find(|port| Some(&port.device) == of_file.parent.as_ref());
+    let parent = params.node.ports.iter().find(|port| Some(&port.device) == of_file.parent.as_ref());
     config.probes = parent.is_some_and(|parent| parent.kind != PortKind::Pcap);
-    Plug { port: None, config, interface: None, kind: PortKind::Vlan.as_str(), fallback: None, fit: None }
+    OpenPort {
+        port: None,
+        config,
+        interface: None,
+        kind: PortKind::Vlan.as_str(),
+        fallback: None,
+        opened_interface: None,
+    }
 }
 
-fn open_ethernet(opening: &Opening<'_>, backend: Option<Backend>, sysctls: &mut Sysctls) -> Result<Plug, String> {
-    let device = &opening.of_file().device;
-    let vlans = opening.node.vlans_of(device);
-    let opened = ethernet::open(device, backend, &vlans, opening.local).map_err(|error| error.to_string())?;
+fn open_ethernet(
+    params: &OpenPortParams<'_>,
+    backend: Option<Backend>,
+    sysctls: &mut Sysctls,
+) -> Result<OpenPort, String> {
+    let device = &params.of_file().device;
+    let vlans = params.node.vlans_of(device);
+    let opened = ethernet::open(device, backend, &vlans, params.local).map_err(|error| error.to_string())?;
     sysctls.for_port(device).map_err(|error| format!("interface '{device}': {error}"))?;
     let interface = opened.interface;
     let kind = match opened.backend {
@@ -134,14 +145,14 @@ fn open_ethernet(opening: &Opening<'_>, backend: Option<Backend>, sysctls: &mut 
     let mtu_bytes = u16::try_from(interface.mtu_bytes).unwrap_or(u16::MAX).min(MTU_BYTES_MAX);
     let mut config = PortConfig::new(interface.mac, mtu_bytes.max(ipv4::MTU_MIN as u16));
     config.has_kernel = true;
-    Ok(Plug {
+    Ok(OpenPort {
         port: Some(opened.port),
         config,
         interface: Some(interface.index),
         kind: kind.as_str(),
         fallback: opened.fallback_reason,
         // The program at the interface looks for its address.
-        fit: Some(Fit {
+        opened_interface: Some(OpenedInterface {
             mac: (opened.backend == Backend::Xdp).then_some(interface.mac),
             mtu_bytes: interface.mtu_bytes,
         }),
@@ -149,41 +160,41 @@ fn open_ethernet(opening: &Opening<'_>, backend: Option<Backend>, sysctls: &mut 
 }
 
 /// The MTU of a TAP or pcap port for which the file says none.
-pub const MTU_BYTES_UNSAID: u16 = 1500;
+pub const MTU_BYTES_DEFAULT: u16 = 1500;
 
-fn open_tap(opening: &Opening<'_>) -> Result<Plug, String> {
-    let of_file = opening.of_file();
+fn open_tap(params: &OpenPortParams<'_>) -> Result<OpenPort, String> {
+    let of_file = params.of_file();
     let tap = Tap::open(&of_file.device).map_err(|error| error.to_string())?;
     let mut requests = Requests::open().map_err(|error| error.to_string())?;
-    let mtu_bytes = of_file.mtu_bytes.unwrap_or(MTU_BYTES_UNSAID);
+    let mtu_bytes = of_file.mtu_bytes.unwrap_or(MTU_BYTES_DEFAULT);
     requests.set_mtu(tap.interface(), u32::from(mtu_bytes)).map_err(|error| error.to_string())?;
     requests.set_up(tap.interface()).map_err(|error| error.to_string())?;
-    let mut config = PortConfig::new(own_mac(opening.seed), mtu_bytes);
+    let mut config = PortConfig::new(own_mac(params.seed), mtu_bytes);
     config.probes = true;
     let kind = PortKind::Tap.as_str();
-    Ok(Plug { port: Some(Box::new(tap)), config, interface: None, kind, fallback: None, fit: None })
+    Ok(OpenPort { port: Some(Box::new(tap)), config, interface: None, kind, fallback: None, opened_interface: None })
 }
 
 /// Gives the interface of a TAP port that is open the MTU that the file says now.
 pub fn set_tap_mtu(of_file: &PortOfNode) -> Result<(), String> {
     let interface = Interface::by_name(&of_file.device).map_err(|error| error.to_string())?;
     let mut requests = Requests::open().map_err(|error| error.to_string())?;
-    let mtu_bytes = of_file.mtu_bytes.unwrap_or(MTU_BYTES_UNSAID);
+    let mtu_bytes = of_file.mtu_bytes.unwrap_or(MTU_BYTES_DEFAULT);
     requests.set_mtu(interface.index, u32::from(mtu_bytes)).map_err(|error| error.to_string())
 }
 
-fn open_pcap(opening: &Opening<'_>) -> Result<Plug, NodeError> {
-    let of_file = opening.of_file();
-    let path = |file: &Option<PathBuf>| file.as_ref().map(|file| opening.folder.join(file));
+fn open_pcap(params: &OpenPortParams<'_>) -> Result<OpenPort, NodeError> {
+    let of_file = params.of_file();
+    let path = |file: &Option<PathBuf>| file.as_ref().map(|file| params.folder.join(file));
     let failed = |key: &'static str| {
-        move |error: PcapError| NodeError::PortFile { place: opening.place, key, error: error.to_string() }
+        move |error: PcapError| NodeError::PortFile { place: params.place, key, error: error.to_string() }
     };
     // One after the other, so that an error is of one of them.
     let input = PcapPort::open(path(&of_file.input).as_deref(), None).map_err(failed("input"))?;
     let port = input.with_output(path(&of_file.output).as_deref()).map_err(failed("output"))?;
-    let config = PortConfig::new(own_mac(opening.seed), of_file.mtu_bytes.unwrap_or(MTU_BYTES_UNSAID));
+    let config = PortConfig::new(own_mac(params.seed), of_file.mtu_bytes.unwrap_or(MTU_BYTES_DEFAULT));
     let kind = PortKind::Pcap.as_str();
-    Ok(Plug { port: Some(Box::new(port)), config, interface: None, kind, fallback: None, fit: None })
+    Ok(OpenPort { port: Some(Box::new(port)), config, interface: None, kind, fallback: None, opened_interface: None })
 }
 
 /// A locally administered address, the same whenever the node is started.

@@ -21,18 +21,18 @@ fn port_of_file(device: &str) -> PortOfNode {
 }
 
 /// Two ports, both up.
-fn local() -> Local {
-    let mut local = Local::new(Some(SLOW));
+fn local() -> LocalRoutes {
+    let mut local = LocalRoutes::new(Some(SLOW));
     for (interface, device) in [(ETH0, "eth0"), (ETH1, "eth1")] {
         let mut config = PortConfig::new(MacAddress([2, 0, 0, 0, 0, interface.0 as u8]), 1500);
         config.has_kernel = true;
-        local.add_port(Opened { interface: Some(interface), config }, &port_of_file(device));
-        local.kernel(link(interface, device, true));
+        local.add_port(OpenedPort { interface: Some(interface), config }, &port_of_file(device));
+        local.apply_kernel_change(link(interface, device, true));
     }
     for (interface, name) in [(LO, "lo"), (MANAGEMENT, "mgmt0"), (SLOW, "crosslane0")] {
-        local.kernel(link(interface, name, true));
+        local.apply_kernel_change(link(interface, name, true));
     }
-    local.settle();
+    local.update_routes();
     local.take_effects();
     local
 }
@@ -57,12 +57,15 @@ fn route(prefix: &str, metric: u32, protocol: u8, hops: &[(InterfaceIndex, Optio
     Change::Route(Route { key, protocol, kind: KernelKind::Unicast, hops, mtu_bytes: None })
 }
 
-/// What is announced of a prefix to the own table and to others.
-fn told(local: &mut Local, prefix: &str) -> (Option<AnnouncedRoute>, Option<AnnouncedRoute>) {
-    let own =
-        local.settle().into_iter().rfind(|change| change.prefix == net(prefix)).and_then(|change| change.announced);
+/// What is announced of a prefix to the add_local_address table and to others.
+fn told(local: &mut LocalRoutes, prefix: &str) -> (Option<AnnouncedRoute>, Option<AnnouncedRoute>) {
+    let add_local_address = local
+        .update_routes()
+        .into_iter()
+        .rfind(|change| change.prefix == net(prefix))
+        .and_then(|change| change.announced);
     let (all, _) = local.announcements().changes_after(0, usize::MAX);
-    (own, all.into_iter().find(|change| change.prefix == net(prefix)).and_then(|change| change.announced))
+    (add_local_address, all.into_iter().find(|change| change.prefix == net(prefix)).and_then(|change| change.announced))
 }
 
 fn hops(announced: Option<AnnouncedRoute>) -> Vec<(u8, u16)> {
@@ -72,37 +75,39 @@ fn hops(announced: Option<AnnouncedRoute>) -> Vec<(u8, u16)> {
 #[test]
 fn a_network_of_a_port_is_announced_and_its_address_is_the_node_itself() {
     let mut local = local();
-    local.kernel(address(ETH0, "10.1.0.1/24"));
-    local.kernel(route("10.1.0.0/24", 0, PROTOCOL_KERNEL, &[(ETH0, None)]));
-    let (own, announced) = told(&mut local, "10.1.0.0/24");
-    assert_eq!(own, announced);
+    local.apply_kernel_change(address(ETH0, "10.1.0.1/24"));
+    local.apply_kernel_change(route("10.1.0.0/24", 0, PROTOCOL_KERNEL, &[(ETH0, None)]));
+    let (add_local_address, announced) = told(&mut local, "10.1.0.0/24");
+    assert_eq!(add_local_address, announced);
     assert_eq!(announced.as_ref().map(|found| found.origin), Some(Origin::Connected));
     assert_eq!(hops(announced), [(0, 0)]);
-    local.kernel(address(ETH0, "10.1.0.1/24"));
+    local.apply_kernel_change(address(ETH0, "10.1.0.1/24"));
     local.dirty.insert(net("10.1.0.1/32"));
     assert_eq!(told(&mut local, "10.1.0.1/32").0.unwrap().hops, [KERNEL_HOP]);
     let effects = local.take_effects();
-    assert!(effects.contains(&Effect::Own("10.1.0.1".parse().unwrap())));
-    assert!(matches!(&effects[1], Effect::Port(PortId(0), config) if config.addresses == [net("10.1.0.1/24")]));
-    local.kernel(Change::AddressGone { interface: ETH0, network: net("10.1.0.1/24") });
+    assert!(effects.contains(&Effect::AddLocalAddress("10.1.0.1".parse().unwrap())));
+    assert!(
+        matches!(&effects[1], Effect::ConfigurePort(PortId(0), config) if config.addresses == [net("10.1.0.1/24")])
+    );
+    local.apply_kernel_change(Change::AddressGone { interface: ETH0, network: net("10.1.0.1/24") });
     assert_eq!(told(&mut local, "10.1.0.1/32"), (None, None));
 }
 
 #[test]
 fn a_router_is_asked_for_before_its_routes_are_announced_and_given_back_after() {
     let mut local = local();
-    local.kernel(route("192.0.2.0/24", 20, 186, &[(ETH0, Some("10.1.0.2"))]));
-    local.kernel(route("198.51.100.0/24", 20, 186, &[(ETH0, Some("10.1.0.2"))]));
+    local.apply_kernel_change(route("192.0.2.0/24", 20, 186, &[(ETH0, Some("10.1.0.2"))]));
+    local.apply_kernel_change(route("198.51.100.0/24", 20, 186, &[(ETH0, Some("10.1.0.2"))]));
     let gateway: IpAddr = "10.1.0.2".parse().unwrap();
-    assert_eq!(local.take_effects(), [Effect::Pin(PortId(0), gateway)]);
+    assert_eq!(local.take_effects(), [Effect::PinAdjacency(PortId(0), gateway)]);
     assert_eq!(told(&mut local, "192.0.2.0/24").1, None);
-    local.pinned(PortId(0), gateway, Some(AdjacencyId(5)));
+    local.adjacency_pinned(PortId(0), gateway, Some(AdjacencyId(5)));
     assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(0, 5)]);
-    local.kernel(Change::RouteGone(RouteKey { prefix: net("192.0.2.0/24"), metric: 20 }));
+    local.apply_kernel_change(Change::RouteGone(RouteKey { prefix: net("192.0.2.0/24"), metric: 20 }));
     assert_eq!(told(&mut local, "192.0.2.0/24"), (None, None));
     assert_eq!(local.take_effects(), []);
-    local.kernel(Change::RouteGone(RouteKey { prefix: net("198.51.100.0/24"), metric: 20 }));
-    assert_eq!(local.take_effects(), [Effect::Unpin(AdjacencyId(5))]);
+    local.apply_kernel_change(Change::RouteGone(RouteKey { prefix: net("198.51.100.0/24"), metric: 20 }));
+    assert_eq!(local.take_effects(), [Effect::UnpinAdjacency(AdjacencyId(5))]);
     assert!(local.gateways.is_empty() && local.ports[0].prefixes.is_empty());
 }
 
@@ -110,11 +115,11 @@ fn a_router_is_asked_for_before_its_routes_are_announced_and_given_back_after() 
 fn a_router_that_was_given_up_before_the_answer_is_given_back_with_it() {
     let mut local = local();
     let gateway: IpAddr = "10.1.0.2".parse().unwrap();
-    local.kernel(route("192.0.2.0/24", 20, 186, &[(ETH0, Some("10.1.0.2"))]));
-    local.kernel(Change::RouteGone(RouteKey { prefix: net("192.0.2.0/24"), metric: 20 }));
+    local.apply_kernel_change(route("192.0.2.0/24", 20, 186, &[(ETH0, Some("10.1.0.2"))]));
+    local.apply_kernel_change(Change::RouteGone(RouteKey { prefix: net("192.0.2.0/24"), metric: 20 }));
     local.take_effects();
-    local.pinned(PortId(0), gateway, Some(AdjacencyId(5)));
-    assert_eq!(local.take_effects(), [Effect::Unpin(AdjacencyId(5))]);
+    local.adjacency_pinned(PortId(0), gateway, Some(AdjacencyId(5)));
+    assert_eq!(local.take_effects(), [Effect::UnpinAdjacency(AdjacencyId(5))]);
     assert!(local.gateways.is_empty());
 }
 
@@ -126,22 +131,22 @@ fn a_router_that_finds_no_room_is_asked_for_again_when_there_is() {
     for (prefix, gateway) in
         [("192.0.2.0/24", "10.1.0.2"), ("198.51.100.0/24", "10.1.0.3"), ("203.0.113.0/24", "10.1.0.4")]
     {
-        local.kernel(route(prefix, 20, 186, &[(ETH0, Some(gateway))]));
+        local.apply_kernel_change(route(prefix, 20, 186, &[(ETH0, Some(gateway))]));
     }
-    local.pinned(PortId(0), one, Some(AdjacencyId(5)));
-    local.pinned(PortId(0), two, None);
-    local.pinned(PortId(0), three, None);
+    local.adjacency_pinned(PortId(0), one, Some(AdjacencyId(5)));
+    local.adjacency_pinned(PortId(0), two, None);
+    local.adjacency_pinned(PortId(0), three, None);
     local.take_effects();
     assert_eq!(told(&mut local, "198.51.100.0/24").1, None);
     // One that no route names any more is not asked for; when it is named again, it is.
-    local.kernel(gone("203.0.113.0/24"));
+    local.apply_kernel_change(gone("203.0.113.0/24"));
     assert_eq!((local.take_effects(), local.gateways.len()), (Vec::new(), 2));
-    local.kernel(gone("192.0.2.0/24"));
-    assert_eq!(local.take_effects(), [Effect::Unpin(AdjacencyId(5)), Effect::Pin(PortId(0), two)]);
-    local.pinned(PortId(0), two, Some(AdjacencyId(5)));
+    local.apply_kernel_change(gone("192.0.2.0/24"));
+    assert_eq!(local.take_effects(), [Effect::UnpinAdjacency(AdjacencyId(5)), Effect::PinAdjacency(PortId(0), two)]);
+    local.adjacency_pinned(PortId(0), two, Some(AdjacencyId(5)));
     assert_eq!(hops(told(&mut local, "198.51.100.0/24").1), [(0, 5)]);
-    local.kernel(route("203.0.113.0/24", 20, 186, &[(ETH0, Some("10.1.0.4"))]));
-    assert_eq!(local.take_effects(), [Effect::Pin(PortId(0), three)]);
+    local.apply_kernel_change(route("203.0.113.0/24", 20, 186, &[(ETH0, Some("10.1.0.4"))]));
+    assert_eq!(local.take_effects(), [Effect::PinAdjacency(PortId(0), three)]);
 }
 
 #[test]
@@ -152,9 +157,9 @@ fn an_mtu_that_is_too_short_for_ipv4_takes_a_port_down_and_no_node() {
         other => other,
     };
     for (mtu_bytes, is_up) in [(67, false), (68, true), (0, false), (1500, true)] {
-        local.kernel(with_mtu(mtu_bytes));
+        local.apply_kernel_change(with_mtu(mtu_bytes));
         let effects = local.take_effects();
-        let [Effect::Port(PortId(0), config)] = &effects[..] else { panic!("{effects:?}") };
+        let [Effect::ConfigurePort(PortId(0), config)] = &effects[..] else { panic!("{effects:?}") };
         assert_eq!((config.is_up, config.mtu_bytes), (is_up, mtu_bytes.max(68) as u16));
     }
 }
@@ -162,16 +167,16 @@ fn an_mtu_that_is_too_short_for_ipv4_takes_a_port_down_and_no_node() {
 #[test]
 fn equal_ways_of_one_route_are_all_announced_and_a_port_that_is_down_takes_its_own() {
     let mut local = local();
-    local.kernel(route("192.0.2.0/24", 20, 186, &[(ETH0, Some("10.1.0.2")), (ETH1, Some("10.2.0.2"))]));
-    local.pinned(PortId(0), "10.1.0.2".parse().unwrap(), Some(AdjacencyId(5)));
-    local.pinned(PortId(1), "10.2.0.2".parse().unwrap(), Some(AdjacencyId(6)));
+    local.apply_kernel_change(route("192.0.2.0/24", 20, 186, &[(ETH0, Some("10.1.0.2")), (ETH1, Some("10.2.0.2"))]));
+    local.adjacency_pinned(PortId(0), "10.1.0.2".parse().unwrap(), Some(AdjacencyId(5)));
+    local.adjacency_pinned(PortId(1), "10.2.0.2".parse().unwrap(), Some(AdjacencyId(6)));
     assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(0, 5), (1, 6)]);
-    local.kernel(link(ETH0, "eth0", false));
+    local.apply_kernel_change(link(ETH0, "eth0", false));
     assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(1, 6)]);
     assert_eq!(local.announcements().mtus_bytes().0, [0, 1500]);
-    local.kernel(Change::LinkGone(ETH1));
+    local.apply_kernel_change(Change::LinkGone(ETH1));
     assert_eq!(told(&mut local, "192.0.2.0/24"), (None, None));
-    local.kernel(link(ETH0, "eth0", true));
+    local.apply_kernel_change(link(ETH0, "eth0", true));
     assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(0, 5)]);
 }
 
@@ -185,24 +190,24 @@ fn weights_of_ways_are_parts_of_what_is_announced_as_far_as_they_are_up() {
         }
         change
     };
-    local.kernel(weighted([30, 10]));
-    local.pinned(PortId(0), "10.1.0.2".parse().unwrap(), Some(AdjacencyId(5)));
+    local.apply_kernel_change(weighted([30, 10]));
+    local.adjacency_pinned(PortId(0), "10.1.0.2".parse().unwrap(), Some(AdjacencyId(5)));
     assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(0, 5), (0, 5), (0, 5), (1, 0)]);
-    local.kernel(weighted([256, 1]));
+    local.apply_kernel_change(weighted([256, 1]));
     let announced = hops(told(&mut local, "192.0.2.0/24").1);
     assert_eq!(announced, [&[(0, 5); 15][..], &[(1, 0)]].concat());
-    local.kernel(link(ETH1, "eth1", false));
+    local.apply_kernel_change(link(ETH1, "eth1", false));
     assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(0, 5)]);
 }
 
 #[test]
 fn the_lowest_metric_is_announced_and_the_next_when_that_is_gone() {
     let mut local = local();
-    local.kernel(route("192.0.2.0/24", 100, 4, &[(ETH1, None)]));
-    local.kernel(route("192.0.2.0/24", 20, 4, &[(ETH0, None)]));
+    local.apply_kernel_change(route("192.0.2.0/24", 100, 4, &[(ETH1, None)]));
+    local.apply_kernel_change(route("192.0.2.0/24", 20, 4, &[(ETH0, None)]));
     let (_, announced) = told(&mut local, "192.0.2.0/24");
     assert_eq!((announced.clone().unwrap().metric, hops(announced)), (20, vec![(0, 0)]));
-    local.kernel(Change::RouteGone(RouteKey { prefix: net("192.0.2.0/24"), metric: 20 }));
+    local.apply_kernel_change(Change::RouteGone(RouteKey { prefix: net("192.0.2.0/24"), metric: 20 }));
     let (_, announced) = told(&mut local, "192.0.2.0/24");
     assert_eq!((announced.clone().unwrap().metric, hops(announced)), (100, vec![(1, 0)]));
 }
@@ -237,17 +242,29 @@ fn a_host_route_stands_before_the_neighbour_whatever_its_metric_and_whichever_no
             for (kind, expected) in
                 [(KernelKind::Blackhole, RouteKind::Blackhole), (KernelKind::Prohibit, RouteKind::Prohibited)]
             {
-                local.kernel(Change::Route(Route { key, protocol: 4, kind, hops: Vec::new(), mtu_bytes: None }));
-                let (own, announced) = told(&mut local, prefix);
-                assert_eq!(own.as_ref().map(|own| own.kind), Some(expected), "{prefix} metric {metric}");
+                local.apply_kernel_change(Change::Route(Route {
+                    key,
+                    protocol: 4,
+                    kind,
+                    hops: Vec::new(),
+                    mtu_bytes: None,
+                }));
+                let (add_local_address, announced) = told(&mut local, prefix);
+                assert_eq!(
+                    add_local_address.as_ref().map(|add_local_address| add_local_address.kind),
+                    Some(expected),
+                    "{prefix} metric {metric}"
+                );
                 assert!(
-                    own == announced && own.is_some_and(|own| own.metric < neighbour.metric),
+                    add_local_address == announced
+                        && add_local_address
+                            .is_some_and(|add_local_address| add_local_address.metric < neighbour.metric),
                     "others prefer it too"
                 );
             }
-            local.kernel(route(prefix, metric, 4, &[(ETH1, None)]));
+            local.apply_kernel_change(route(prefix, metric, 4, &[(ETH1, None)]));
             assert_eq!(hops(told(&mut local, prefix).1), [(1, 0)]);
-            local.kernel(Change::RouteGone(key));
+            local.apply_kernel_change(Change::RouteGone(key));
             assert_eq!(told(&mut local, prefix).1.as_ref(), Some(&neighbour), "and is back when that is gone");
         }
     }
@@ -257,30 +274,30 @@ fn a_host_route_stands_before_the_neighbour_whatever_its_metric_and_whichever_no
 fn a_neighbour_stands_behind_the_node_that_has_its_address() {
     let (mut one, mut other) = (local(), local());
     one.neighbour_up(PortId(0), "10.1.0.9".parse().unwrap(), AdjacencyId(3));
-    other.kernel(address(ETH0, "10.1.0.9/24"));
-    let metric = |local: &mut Local| told(local, "10.1.0.9/32").1.unwrap().metric;
+    other.apply_kernel_change(address(ETH0, "10.1.0.9/24"));
+    let metric = |local: &mut LocalRoutes| told(local, "10.1.0.9/32").1.unwrap().metric;
     assert!(metric(&mut other) < metric(&mut one), "packets are not shared between both");
 }
 
 #[test]
 fn what_is_no_port_is_nobody_elses_business() {
     let mut local = local();
-    local.kernel(address(MANAGEMENT, "192.168.0.7/24"));
-    local.kernel(route("192.168.0.0/24", 0, PROTOCOL_KERNEL, &[(MANAGEMENT, None)]));
-    local.kernel(route("0.0.0.0/0", 0, 4, &[(MANAGEMENT, Some("192.168.0.1"))]));
-    local.kernel(address(LO, "10.255.0.1/32"));
-    local.kernel(address(LO, "127.0.0.1/8"));
-    local.kernel(address(SLOW, "10.255.0.2/32"));
-    let own: Vec<IpNet> = local.settle().iter().map(|change| change.prefix).collect();
-    assert_eq!(own, [net("10.255.0.1/32"), net("10.255.0.2/32"), net("192.168.0.7/32")]);
+    local.apply_kernel_change(address(MANAGEMENT, "192.168.0.7/24"));
+    local.apply_kernel_change(route("192.168.0.0/24", 0, PROTOCOL_KERNEL, &[(MANAGEMENT, None)]));
+    local.apply_kernel_change(route("0.0.0.0/0", 0, 4, &[(MANAGEMENT, Some("192.168.0.1"))]));
+    local.apply_kernel_change(address(LO, "10.255.0.1/32"));
+    local.apply_kernel_change(address(LO, "127.0.0.1/8"));
+    local.apply_kernel_change(address(SLOW, "10.255.0.2/32"));
+    let add_local_address: Vec<IpNet> = local.update_routes().iter().map(|change| change.prefix).collect();
+    assert_eq!(add_local_address, [net("10.255.0.1/32"), net("10.255.0.2/32"), net("192.168.0.7/32")]);
     let (announced, _) = local.announcements().changes_after(0, usize::MAX);
-    assert_eq!(announced.iter().map(|change| change.prefix).collect::<Vec<_>>(), own[..2]);
+    assert_eq!(announced.iter().map(|change| change.prefix).collect::<Vec<_>>(), add_local_address[..2]);
 }
 
 /// What the log is told of routes that are not taken.
-fn untaken(local: &mut Local) -> Vec<(String, Untaken)> {
+fn rejected(local: &mut LocalRoutes) -> Vec<(String, RejectedRoute)> {
     let told = |effect| match effect {
-        Effect::Untaken(prefix, untaken) => Some((prefix.to_string(), untaken)),
+        Effect::RouteRejected(prefix, rejected) => Some((prefix.to_string(), rejected)),
         _ => None,
     };
     local.take_effects().into_iter().filter_map(told).collect()
@@ -289,40 +306,43 @@ fn untaken(local: &mut Local) -> Vec<(String, Untaken)> {
 #[test]
 fn a_route_by_no_port_is_said_once_and_counted_while_it_is_there() {
     let mut local = local();
-    let no_port = |is_whole| Untaken { why: Why::NoPort(MANAGEMENT), is_whole };
+    let no_port = |is_entire_route| RejectedRoute { reason: RejectReason::NoPort(MANAGEMENT), is_entire_route };
     let management = route("0.0.0.0/0", 0, 4, &[(MANAGEMENT, Some("192.168.0.1"))]);
     let partial = route("192.0.2.0/24", 0, 4, &[(ETH0, None), (MANAGEMENT, Some("192.168.0.1"))]);
-    local.kernel(management.clone());
-    local.kernel(partial.clone());
-    local.kernel(route("192.168.0.0/24", 0, PROTOCOL_KERNEL, &[(MANAGEMENT, None)]));
-    local.kernel(route("0.0.0.0/0", 7, 4, &[(SLOW, None)]));
-    local.kernel(route("fe80::/64", 256, PROTOCOL_KERNEL, &[(MANAGEMENT, None)]));
+    local.apply_kernel_change(management.clone());
+    local.apply_kernel_change(partial.clone());
+    local.apply_kernel_change(route("192.168.0.0/24", 0, PROTOCOL_KERNEL, &[(MANAGEMENT, None)]));
+    local.apply_kernel_change(route("0.0.0.0/0", 7, 4, &[(SLOW, None)]));
+    local.apply_kernel_change(route("fe80::/64", 256, PROTOCOL_KERNEL, &[(MANAGEMENT, None)]));
     let expected = [("0.0.0.0/0", no_port(true)), ("192.0.2.0/24", no_port(false)), ("192.168.0.0/24", no_port(true))];
-    assert_eq!(untaken(&mut local), expected.map(|(prefix, why)| (prefix.to_owned(), why)));
-    assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(0, 0)], "the other way is taken");
-    assert_eq!(local.untaken().no_port, 3);
-    local.kernel(management);
-    local.kernel(partial);
-    assert_eq!((untaken(&mut local), local.untaken().no_port), (Vec::new(), 3));
-    local.kernel(route("0.0.0.0/0", 0, 4, &[(ETH0, None)]));
-    local.kernel(Change::RouteGone(RouteKey { prefix: net("192.168.0.0/24"), metric: 0 }));
-    assert_eq!((untaken(&mut local), local.untaken().no_port), (Vec::new(), 1));
+    assert_eq!(rejected(&mut local), expected.map(|(prefix, reason)| (prefix.to_owned(), reason)));
+    assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(0, 0)], "the other next hop is taken");
+    assert_eq!(local.rejected().no_port, 3);
+    local.apply_kernel_change(management);
+    local.apply_kernel_change(partial);
+    assert_eq!((rejected(&mut local), local.rejected().no_port), (Vec::new(), 3));
+    local.apply_kernel_change(route("0.0.0.0/0", 0, 4, &[(ETH0, None)]));
+    local.apply_kernel_change(Change::RouteGone(RouteKey { prefix: net("192.168.0.0/24"), metric: 0 }));
+    assert_eq!((rejected(&mut local), local.rejected().no_port), (Vec::new(), 1));
 }
 
 #[test]
 fn what_the_kernel_would_wrap_is_not_forwarded_bare() {
     let mut local = local();
-    let wrapped = |prefix: &str, hops: &[(InterfaceIndex, Option<&str>)], which: usize| {
+    let wrapped = |prefix: &str, hops: &[(InterfaceIndex, Option<&str>)], instance: usize| {
         let Change::Route(mut route) = route(prefix, 0, 4, hops) else { unreachable!() };
-        route.hops[which].is_encapsulated = true;
+        route.hops[instance].is_encapsulated = true;
         Change::Route(route)
     };
-    local.kernel(wrapped("192.0.2.0/24", &[(ETH0, None)], 0));
-    local.kernel(wrapped("198.51.100.0/24", &[(ETH0, None), (ETH1, None)], 0));
-    let why = |is_whole| Untaken { why: Why::Encapsulated, is_whole };
-    assert_eq!(untaken(&mut local).into_iter().map(|(_, told)| told).collect::<Vec<_>>(), [why(true), why(false)]);
-    assert_eq!((local.untaken().encapsulated, told(&mut local, "192.0.2.0/24")), (2, (None, None)));
-    local.kernel(wrapped("198.51.100.0/24", &[(ETH0, None), (ETH1, None)], 1));
+    local.apply_kernel_change(wrapped("192.0.2.0/24", &[(ETH0, None)], 0));
+    local.apply_kernel_change(wrapped("198.51.100.0/24", &[(ETH0, None), (ETH1, None)], 0));
+    let reason = |is_entire_route| RejectedRoute { reason: RejectReason::Encapsulated, is_entire_route };
+    assert_eq!(
+        rejected(&mut local).into_iter().map(|(_, told)| told).collect::<Vec<_>>(),
+        [reason(true), reason(false)]
+    );
+    assert_eq!((local.rejected().encapsulated, told(&mut local, "192.0.2.0/24")), (2, (None, None)));
+    local.apply_kernel_change(wrapped("198.51.100.0/24", &[(ETH0, None), (ETH1, None)], 1));
     assert_eq!(hops(told(&mut local, "198.51.100.0/24").1), [(0, 0)]);
 }
 
@@ -332,8 +352,8 @@ fn a_routes_own_mtu_is_said_where_the_route_is_taken() {
     for (interface, said) in [(ETH0, 1), (MANAGEMENT, 0)] {
         let Change::Route(mut route) = route("192.0.2.0/24", 0, 4, &[(interface, None)]) else { unreachable!() };
         route.mtu_bytes = Some(1300);
-        local.kernel(Change::Route(route));
-        assert_eq!((local.untaken().mtu, local.untaken().no_port), (said, 1 - said));
+        local.apply_kernel_change(Change::Route(route));
+        assert_eq!((local.rejected().mtu, local.rejected().no_port), (said, 1 - said));
     }
 }
 
@@ -343,13 +363,13 @@ fn what_the_kernel_takes_without_an_address_goes_to_it_from_every_node() {
     for (interface, prefix, is_taken) in [(LO, "192.0.2.0/24", true), (MANAGEMENT, "198.51.100.0/24", false)] {
         let Change::Route(mut route) = route(prefix, 0, 4, &[(interface, None)]) else { unreachable!() };
         route.kind = KernelKind::Local;
-        local.kernel(Change::Route(route));
-        let (own, announced) = told(&mut local, prefix);
-        assert_eq!(own, announced);
+        local.apply_kernel_change(Change::Route(route));
+        let (add_local_address, announced) = told(&mut local, prefix);
+        assert_eq!(add_local_address, announced);
         let hops: Vec<AnnouncedHop> = announced.map_or_else(Vec::new, |announced| announced.hops);
         assert_eq!(hops, if is_taken { vec![KERNEL_HOP] } else { Vec::new() });
     }
-    assert_eq!(untaken(&mut local).len(), 1);
+    assert_eq!(rejected(&mut local).len(), 1);
 }
 
 #[test]
@@ -359,9 +379,9 @@ fn rejecting_routes_are_announced_unless_they_are_the_kernels_own() {
         let key = RouteKey { prefix: net(prefix), metric: 5 };
         Change::Route(Route { key, protocol, kind: KernelKind::Blackhole, hops: Vec::new(), mtu_bytes: None })
     };
-    local.kernel(reject("198.51.100.0/24", 4));
-    local.kernel(reject("::/0", PROTOCOL_KERNEL));
-    assert_eq!(local.settle().len(), 1);
+    local.apply_kernel_change(reject("198.51.100.0/24", 4));
+    local.apply_kernel_change(reject("::/0", PROTOCOL_KERNEL));
+    assert_eq!(local.update_routes().len(), 1);
     let (announced, _) = local.announcements().changes_after(0, usize::MAX);
     assert_eq!(announced[0].announced.as_ref().unwrap().kind, RouteKind::Blackhole);
 }
@@ -369,10 +389,16 @@ fn rejecting_routes_are_announced_unless_they_are_the_kernels_own() {
 #[test]
 fn where_the_table_is_left_by_throw_no_wider_route_counts() {
     let mut local = local();
-    local.kernel(route("198.51.100.0/24", 5, 4, &[(ETH0, Some("10.1.0.2"))]));
+    local.apply_kernel_change(route("198.51.100.0/24", 5, 4, &[(ETH0, Some("10.1.0.2"))]));
     let key = RouteKey { prefix: net("198.51.100.0/28"), metric: 5 };
-    local.kernel(Change::Route(Route { key, protocol: 4, kind: KernelKind::Throw, hops: Vec::new(), mtu_bytes: None }));
-    let changes = local.settle();
+    local.apply_kernel_change(Change::Route(Route {
+        key,
+        protocol: 4,
+        kind: KernelKind::Throw,
+        hops: Vec::new(),
+        mtu_bytes: None,
+    }));
+    let changes = local.update_routes();
     let thrown = changes.iter().find(|change| change.prefix == key.prefix).unwrap().announced.clone().unwrap();
     assert_eq!((thrown.kind, thrown.metric, thrown.hops), (RouteKind::Throw, 5, Vec::new()));
 }
@@ -384,11 +410,11 @@ fn a_permanent_neighbour_of_the_kernel_is_told_to_the_forwarder() {
         let address = "10.1.0.9".parse().unwrap();
         Change::Neighbour(KernelNeighbour { interface, address, mac: Some(MacAddress([2; 6])), state })
     };
-    local.kernel(neighbour(ETH0, NeighbourState::Known));
-    local.kernel(neighbour(MANAGEMENT, NeighbourState::Permanent));
+    local.apply_kernel_change(neighbour(ETH0, NeighbourState::Known));
+    local.apply_kernel_change(neighbour(MANAGEMENT, NeighbourState::Permanent));
     assert_eq!(local.take_effects(), []);
-    local.kernel(neighbour(ETH0, NeighbourState::Permanent));
-    assert!(matches!(local.take_effects()[..], [Effect::Hear(PortId(0), _, MacAddress([2, 2, 2, 2, 2, 2]))]));
+    local.apply_kernel_change(neighbour(ETH0, NeighbourState::Permanent));
+    assert!(matches!(local.take_effects()[..], [Effect::LearnNeighbour(PortId(0), _, MacAddress([2, 2, 2, 2, 2, 2]))]));
 }
 
 /// A node of a cluster file, by what stands behind its name.
@@ -405,13 +431,13 @@ const VLAN: &str = "[[nodes.ports]]\ndevice = \"tap0.7\"\nkind = \"vlan\"\nparen
 const STATIC: &str = "[[nodes.routes]]\nto = \"10.8.0.0/16\"\nvia = \"10.9.0.2\"\nport = \"tap0\"\n";
 const ROUTER_HOP: AnnouncedHop = AnnouncedHop { port: u8::MAX, adjacency: AdjacencyId::ROUTER.0 };
 
-fn opened(mac: u8) -> Opened {
-    Opened { interface: None, config: PortConfig::new(MacAddress([mac; 6]), 1400) }
+fn opened(mac: u8) -> OpenedPort {
+    OpenedPort { interface: None, config: PortConfig::new(MacAddress([mac; 6]), 1400) }
 }
 
 /// As a node of that file begins.
-fn local_of(node: &Node) -> Local {
-    let mut local = Local::new(None);
+fn local_of(node: &Node) -> LocalRoutes {
+    let mut local = LocalRoutes::new(None);
     for (place, port) in node.ports.iter().enumerate() {
         let mut opened = opened(2 + 2 * place as u8);
         opened.config.vlan = node.vlan(port);
@@ -422,8 +448,8 @@ fn local_of(node: &Node) -> Local {
 }
 
 /// What is announced now, with the hops.
-fn all(local: &mut Local) -> Vec<(String, Vec<(u8, u16)>)> {
-    local.settle();
+fn all(local: &mut LocalRoutes) -> Vec<(String, Vec<(u8, u16)>)> {
+    local.update_routes();
     let (all, _) = local.announcements().changes_after(0, usize::MAX);
     let announced = all.into_iter().filter(|change| change.announced.is_some());
     let mut announced: Vec<_> = announced.map(|change| (change.prefix.to_string(), hops(change.announced))).collect();
@@ -434,7 +460,7 @@ fn all(local: &mut Local) -> Vec<(String, Vec<(u8, u16)>)> {
 #[test]
 fn a_port_without_a_kernel_and_its_vlan_have_what_the_cluster_file_says() {
     let mut local = local_of(&node_of_file(&[TAP, VLAN, STATIC].concat()));
-    local.pinned(PortId(0), "10.9.0.2".parse().unwrap(), Some(AdjacencyId(3)));
+    local.adjacency_pinned(PortId(0), "10.9.0.2".parse().unwrap(), Some(AdjacencyId(3)));
     let router = (ROUTER_HOP.port, ROUTER_HOP.adjacency);
     let expected = [
         ("10.7.0.0/24", vec![(1, 0)]),
@@ -448,7 +474,7 @@ fn a_port_without_a_kernel_and_its_vlan_have_what_the_cluster_file_says() {
     let vlan = local.port(PortId(1));
     assert_eq!((vlan.mac, vlan.vlan.map(|vlan| vlan.id)), (MacAddress([2; 6]), Some(7)), "it has its port's address");
     let effects = local.take_effects();
-    let is_own = |effect: &Effect| matches!(effect, Effect::Own(_));
+    let is_own = |effect: &Effect| matches!(effect, Effect::AddLocalAddress(_));
     assert!(!effects.iter().any(is_own), "what is for the router is left to no kernel: {effects:?}");
 }
 
@@ -456,16 +482,16 @@ fn a_port_without_a_kernel_and_its_vlan_have_what_the_cluster_file_says() {
 fn a_vlan_follows_its_port() {
     let node =
         node_of_file(&("[[nodes.ports]]\ndevice = \"eth0\"\n".to_owned() + &VLAN.replace("\"tap0\"", "\"eth0\"")));
-    let mut local = Local::new(None);
-    let mut eth0 = Opened { interface: Some(ETH0), ..opened(4) };
+    let mut local = LocalRoutes::new(None);
+    let mut eth0 = OpenedPort { interface: Some(ETH0), ..opened(4) };
     eth0.config.has_kernel = true;
     local.add_port(eth0, &node.ports[0]);
     let mut vlan = opened(6);
     vlan.config.vlan = node.vlan(&node.ports[1]);
     local.add_port(vlan, &node.ports[1]);
-    local.kernel(link(ETH0, "eth0", false));
+    local.apply_kernel_change(link(ETH0, "eth0", false));
     assert_eq!(all(&mut local), [("10.7.0.1/32".to_owned(), vec![(ROUTER_HOP.port, ROUTER_HOP.adjacency)])]);
-    local.kernel(link(ETH0, "eth0", true));
+    local.apply_kernel_change(link(ETH0, "eth0", true));
     assert_eq!(all(&mut local).len(), 2);
     let vlan = local.port(PortId(1));
     assert_eq!((vlan.is_up, vlan.mtu_bytes, vlan.mac), (true, 1500, local.port(PortId(0)).mac));
@@ -486,12 +512,12 @@ fn a_node_that_is_rearranged_is_as_one_that_begins_so() {
     ]
     .map(|text| node_of_file(&text));
     let gateway: IpAddr = "10.9.0.2".parse().unwrap();
-    let settled = |local: &mut Local| {
+    let settled = |local: &mut LocalRoutes| {
         // The forwarder numbers whomever it is asked for.
         for effect in local.take_effects() {
-            if let Effect::Pin(port, address) = effect {
+            if let Effect::PinAdjacency(port, address) = effect {
                 assert_eq!(address, gateway);
-                local.pinned(port, address, Some(AdjacencyId(3)));
+                local.adjacency_pinned(port, address, Some(AdjacencyId(3)));
             }
         }
         let found = all(local);
@@ -507,7 +533,7 @@ fn a_node_that_is_rearranged_is_as_one_that_begins_so() {
         });
         let opened: Vec<_> = opened.collect();
         let first_stays = opened[0] == Ok(PortId(0));
-        let gone = local.rearrange(to, opened);
+        let gone = local.renumber_ports(to, opened);
         assert_eq!(gone.contains(&PortId(0)), !first_stays);
         local.set_static(to);
         let (mut found, mtus, gateways) = settled(&mut local);
