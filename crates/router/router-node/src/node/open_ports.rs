@@ -12,7 +12,7 @@ use router_ports::ethernet::{self, Backend};
 use router_ports::netlink::{Link, Requests};
 use router_ports::{Interface, InterfaceIndex, LocalAddresses, Namespace, PcapError, PcapPort, Sysctls, Tap, Tun};
 
-use super::NodeError;
+use super::error::NodeError;
 use crate::cluster::{Balance, Cluster, InterconnectKind, MTU_BYTES_MAX, Node, PortKind, PortOfNode, batching_policy};
 use crate::interconnect::{self, Interconnect, InterconnectSettings, TransportKind};
 

@@ -1,8 +1,6 @@
 //! The cluster file, read again by a node that is up: all that can change without a restart changes at once, or nothing
 //! does, and one line says reason.
 
-use std::path::Path;
-
 use config::InvalidKey;
 use ipnet::IpNet;
 use router::PortId;
@@ -10,10 +8,12 @@ use router_ports::Sysctls;
 use router_ports::netlink::{NetlinkError, Requests};
 use tracing::{info, warn};
 
-use super::forwarding::Command;
+use super::error::NodeError;
 use super::local_routes::OpenedPort;
+use super::messages::Command;
 use super::open_ports::{self, OpenPort, OpenPortParams};
-use super::{Node, NodeError, PortState};
+use super::port_state::PortState;
+use super::state::Node;
 use crate::cluster::{Cluster, ClusterFile, ConfigDiff, Node as NodeConfig, PortKind, batching_policy, diff};
 
 /// Everything that a reload takes, opened and checked.
@@ -193,12 +193,5 @@ impl Node {
                 warn!(port = port.device, "its MTU: {error}");
             }
         }
-    }
-}
-
-impl super::NodeSettings {
-    /// Where the cluster file lies, and files of packets whose paths are relative.
-    pub(super) fn folder(&self) -> &Path {
-        self.file.parent().unwrap_or(Path::new("/"))
     }
 }

@@ -1,14 +1,66 @@
 //! A node's state, as commands are told it.
 
 use std::collections::BTreeMap;
+use std::process;
 
 use router::{ClaimState, Drops, Neighbour, NodeId, PortConfig, PortId, Step, Traffic as Counted};
 
-use super::forwarding::Snapshot;
+use super::messages::Snapshot;
 use super::peers::Peer;
+use super::start::BUFFERS;
+use super::state::Node;
 use crate::cluster::PortOfNode;
 use crate::interconnect::PeerCounters;
-use crate::management::{NeighbourStatus, PeerStatus, PeerTraffic, PortStatus, TracedStep, Traffic};
+use crate::management::{
+    NeighbourStatus, PeerStatus, PeerTraffic, PortStatus, RoutesStatus, Status, TracedStep, Traffic,
+};
+
+impl Node {
+    pub(super) fn status(&self, snapshot: &Snapshot) -> Status {
+        let (node, cluster) = (self.settings.node(), &self.settings.cluster);
+        let port = |(place, of_file): (usize, &PortOfNode)| {
+            let state = &self.ports[place];
+            let config = self.local.port(PortId(place as u8));
+            port_status(of_file, state.kind, state.fallback.as_deref(), config, place, snapshot)
+        };
+        let (v4, v6) = self.table.routes();
+        let rejected = self.local.rejected();
+        let counters = &snapshot.counters;
+        Status {
+            node: node.name.clone(),
+            pid: process::id(),
+            started_at_ns: self.started_at_ns,
+            interconnect: cluster.interconnect.kind.as_str().to_owned(),
+            batch: cluster.interconnect.batch.to_string(),
+            ports: node.ports.iter().enumerate().map(port).collect(),
+            peers: self.peers.iter().map(|(id, peer)| peer_status(peer, &snapshot.peers[usize::from(id.0)])).collect(),
+            routes: RoutesStatus {
+                v4: v4 as u64,
+                v6: v6 as u64,
+                announced: self.local.announcements().len() as u64,
+                installed: self.table.installed() as u64,
+                left_out: self.table.left_out() as u64,
+                by_no_port: rejected.no_port,
+                encapsulated: rejected.encapsulated,
+                mtu_unheeded: rejected.mtu,
+            },
+            neighbours: snapshot
+                .neighbours
+                .iter()
+                .map(|neighbour| neighbour_status(self.device(neighbour.port), neighbour))
+                .collect(),
+            drops: drops_of_node(&counters.drops, self.stale_packets),
+            kernel: traffic(counters.from_kernel, counters.to_kernel),
+            icmp_errors_sent: counters.icmp_errors_sent,
+            icmp_errors_suppressed: counters.icmp_errors_suppressed,
+            redirects_sent: counters.redirects_sent,
+            address_conflicts: counters.address_conflicts,
+            buffers_free: snapshot.buffers_free as u64,
+            buffers: u64::from(BUFFERS),
+            netlink_resyncs: self.netlink_resyncs,
+        }
+    }
+}
 
 /// RejectReason a port carries less than the cluster file says, and what to do; `None` where it does not.
 pub fn mtu_cut(of_file: &PortOfNode, mtu_bytes: u16) -> Option<String> {
@@ -27,7 +79,7 @@ pub fn mtu_cut(of_file: &PortOfNode, mtu_bytes: u16) -> Option<String> {
 }
 
 /// A port, for people.
-pub fn port(
+fn port_status(
     of_file: &PortOfNode,
     kind: &str,
     fallback: Option<&str>,
@@ -61,7 +113,7 @@ pub fn port(
 }
 
 /// Packets in both directions.
-pub fn traffic(received: Counted, sent: Counted) -> Traffic {
+fn traffic(received: Counted, sent: Counted) -> Traffic {
     Traffic {
         received_packets: received.packets,
         received_bytes: received.bytes,
@@ -71,12 +123,12 @@ pub fn traffic(received: Counted, sent: Counted) -> Traffic {
 }
 
 /// Packets that went no further, by reason.
-pub fn drops(drops: &Drops) -> BTreeMap<String, u64> {
+fn drops(drops: &Drops) -> BTreeMap<String, u64> {
     drops.iter().map(|(reason, count)| (reason.name().to_owned(), count)).collect()
 }
 
 /// The same of a node: what waited in it while its process was stopped is counted there.
-pub fn drops_of_node(counted: &Drops, stale_packets: u64) -> BTreeMap<String, u64> {
+fn drops_of_node(counted: &Drops, stale_packets: u64) -> BTreeMap<String, u64> {
     let mut counted = drops(counted);
     if stale_packets > 0 {
         counted.insert("stale".to_owned(), stale_packets);
@@ -85,7 +137,7 @@ pub fn drops_of_node(counted: &Drops, stale_packets: u64) -> BTreeMap<String, u6
 }
 
 /// Another node, for people.
-pub fn peer(peer: &Peer, counters: &PeerCounters) -> PeerStatus {
+fn peer_status(peer: &Peer, counters: &PeerCounters) -> PeerStatus {
     let PeerCounters { drop_full, drop_absent, drop_long, drop_no_buffer, lost_packets, .. } = *counters;
     PeerStatus {
         node: peer.name.clone(),
@@ -108,7 +160,7 @@ pub fn peer(peer: &Peer, counters: &PeerCounters) -> PeerStatus {
 }
 
 /// A neighbour, for people.
-pub fn neighbour(device: &str, neighbour: &Neighbour) -> NeighbourStatus {
+fn neighbour_status(device: &str, neighbour: &Neighbour) -> NeighbourStatus {
     NeighbourStatus {
         port: device.to_owned(),
         address: neighbour.address,
@@ -118,7 +170,7 @@ pub fn neighbour(device: &str, neighbour: &Neighbour) -> NeighbourStatus {
 }
 
 /// A step, for people. `names` are the nodes'.
-pub fn step(step: &router::TracedStep, names: &[&str], device: impl Fn(PortId) -> String) -> TracedStep {
+pub fn traced_step(step: &router::TracedStep, names: &[&str], device: impl Fn(PortId) -> String) -> TracedStep {
     let flow = step.flow;
     TracedStep {
         time_ns: step.time.ns(),

@@ -1,0 +1,185 @@
+//! The loop of a node's control thread.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::thread::JoinHandle;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tracing::{error, info, warn};
+
+use super::error::NodeError;
+use super::interconnect_clock::InterconnectClock;
+use super::liveness::HangEvent;
+use super::messages::Command;
+use super::peers::PeerUpdate;
+use super::state::Node;
+
+/// This thread goes before others that want to run: it has little to do, and other nodes count on its beats.
+const NICENESS: i32 = -10;
+/// How often everything is looked at that tells nobody when it changes.
+const KERNEL_POLL_NS: u64 = 1_000_000_000;
+/// The first descriptor that is of other nodes, of those that are polled.
+const PEERS_AT: usize = 4;
+/// The one that asks for the cluster file to be read again.
+const RELOAD_AT: usize = 3;
+/// How long the forwarding thread may hang before the node ends: it will not come back.
+const HANG_NS_MAX: u64 = 10_000_000_000;
+
+impl Node {
+    /// Works until it is told to stop, or `stop` is readable. Reads the cluster file again whenever `reload` is.
+    ///
+    /// # Errors
+    /// When it cannot go on.
+    pub fn run(mut self, stop: BorrowedFd<'_>, reload: BorrowedFd<'_>) -> Result<(), NodeError> {
+        // Where that is not allowed, beats may be late on a busy machine.
+        let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
+        let name = &self.settings.node().name;
+        info!(node = name, cluster = self.settings.cluster.name, "node started");
+        let mut done = Ok(());
+        while !self.is_stopping && done.is_ok() {
+            let has_more = self.poll_once();
+            done = self.check_thread();
+            if !self.is_stopping && done.is_ok() {
+                self.sleep([stop, reload], has_more);
+            }
+        }
+        self.end();
+        done
+    }
+
+    /// Whether there is more to do at once.
+    fn poll_once(&mut self) -> bool {
+        let now_ns = self.now_ns();
+        self.check_forwarding_hang(now_ns);
+        self.restart_interconnect(now_ns);
+        self.peers.poll(now_ns, self.local.announcements());
+        self.handle_peer_updates();
+        self.handle_reports(now_ns);
+        self.handle_kernel_changes();
+        self.reopen_ports(now_ns);
+        self.attach_deferred(now_ns);
+        self.apply_effects();
+        let has_more = self.table.process() | self.peers.has_more();
+        self.peers.send(now_ns, self.local.announcements());
+        self.handle_peer_updates();
+        if let Some(told) = self.peers.advertised_to_all() {
+            self.local.announcements_mut().prune_withdrawn(told);
+        }
+        self.serve_requests();
+        has_more
+    }
+
+    fn check_thread(&mut self) -> Result<(), NodeError> {
+        if let Some(fault) = self.fault.take() {
+            return Err(fault);
+        }
+        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            return Err(NodeError::ForwardingEnded);
+        }
+        let hung_ns = self.hang.hung_ns(self.now_ns()).unwrap_or(0);
+        if hung_ns < HANG_NS_MAX { Ok(()) } else { Err(NodeError::ForwardingHung(hung_ns / 1_000_000_000)) }
+    }
+
+    /// A node that does not forward keeps away from the others, which would send to it, until it does.
+    fn check_forwarding_hang(&mut self, now_ns: u64) {
+        match self.hang.poll(now_ns) {
+            Some(HangEvent::Hung) => {
+                error!("the thread that forwards hangs: this node takes leave of the others until it goes on");
+                self.peers.hold("its forwarding thread hangs", now_ns);
+            }
+            Some(HangEvent::Resumed(hung_ns)) => {
+                let hung_ms = hung_ns / 1_000_000;
+                warn!("the thread that forwards goes on, after {hung_ms} ms: this node meets the others again");
+                self.peers.release();
+            }
+            None => {}
+        }
+    }
+
+    /// The interconnect's time is up: it begins anew, and the others are met again. That takes some milliseconds, each
+    /// 106 days.
+    fn restart_interconnect(&mut self, now_ns: u64) {
+        if now_ns < self.interconnect_restart_at_ns || self.hang.hung_ns(now_ns).is_some() {
+            return;
+        }
+        self.interconnect_restart_at_ns = now_ns + InterconnectClock::NS_MAX;
+        self.peers.hold("its interconnect begins anew", now_ns);
+        self.handle_peer_updates();
+        self.command(Command::RestartInterconnect);
+        self.peers.release();
+    }
+
+    fn handle_peer_updates(&mut self) {
+        for update in self.peers.take_updates() {
+            match update {
+                // Of two nodes the one with the lower number makes the offer.
+                PeerUpdate::Up(node) if node > self.settings.id() => self.command(Command::OfferInterconnect(node)),
+                PeerUpdate::Up(_) => {}
+                PeerUpdate::Down(node) => {
+                    self.command(Command::RemovePeer(node));
+                    self.table.withdraw_node(node);
+                }
+                PeerUpdate::PortMtus(node, mtus_bytes) => self.command(Command::SetRemoteMtus(node, mtus_bytes)),
+                PeerUpdate::Routes(node, changes) => self.table.change(node, changes),
+                PeerUpdate::Offer(node, offer) => self.command(Command::AcceptOffer(node, offer)),
+                PeerUpdate::Params(node, params) => self.command(Command::FinishOffer(node, params)),
+            }
+        }
+    }
+
+    /// Until something happens or is due.
+    fn sleep(&mut self, [stop, reload]: [BorrowedFd<'_>; 2], has_more: bool) {
+        let now_ns = self.now_ns();
+        let reopen_ports = self.ports.iter().filter_map(|port| port.reopen_at_ns).min().unwrap_or(u64::MAX);
+        let files = self.ports.iter().filter_map(|port| port.waiting.as_ref()).map(|(_, at_ns)| *at_ns).min();
+        let due_ns = self.peers.due_ns().min(reopen_ports).min(files.unwrap_or(u64::MAX)).min(now_ns + KERNEL_POLL_NS);
+        let due_ns = due_ns.min(self.hang.due_ns()).min(self.interconnect_restart_at_ns);
+        let left_ns = if has_more { 0 } else { due_ns.saturating_sub(now_ns) };
+        let mut descriptors = vec![(stop, PollFlags::IN), (self.reports_notifier.as_fd(), PollFlags::IN)];
+        descriptors.push((self.kernel.wakes(), PollFlags::IN));
+        descriptors.push((reload, PollFlags::IN));
+        descriptors.extend(self.peers.descriptors());
+        let clients_at = descriptors.len();
+        descriptors.extend(self.clients.descriptors());
+        let mut polled: Vec<PollFd<'_>> =
+            descriptors.into_iter().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)).collect();
+        let timeout = Timespec { tv_sec: (left_ns / 1_000_000_000) as i64, tv_nsec: (left_ns % 1_000_000_000) as i64 };
+        // Interrupted: as if time were over.
+        let _ = poll(&mut polled, Some(&timeout));
+        let readable: Vec<bool> = polled.iter().map(|fd| !fd.revents().difference(PollFlags::OUT).is_empty()).collect();
+        self.is_stopping |= readable[0];
+        // An event that was lost is missed at the next one at the latest; where there is none, now and then.
+        self.is_kernel_readable = readable[2] || self.kernel_polled_at_ns + KERNEL_POLL_NS <= now_ns;
+        if self.is_kernel_readable {
+            self.kernel_polled_at_ns = now_ns;
+        }
+        self.peers.note_readable(&readable[PEERS_AT..clients_at]);
+        if readable[clients_at..].contains(&true) {
+            self.clients.note_readable();
+        }
+        if readable[RELOAD_AT] && !self.is_stopping {
+            // Signals that received_parcels together ask for one look.
+            let _ = rustix::io::read(reload, &mut [0; 64]);
+            self.reload_by_signal();
+        }
+    }
+
+    /// Leaves nothing behind.
+    fn end(&mut self) {
+        self.peers.send_cease("told to end");
+        let is_hung = self.hang.hung_ns(self.now_ns()).is_some();
+        if !is_hung {
+            self.command(Command::Stop);
+        }
+        // One that hangs ends with the process.
+        if let Some(thread) = self.thread.take_if(|_| !is_hung) {
+            // A thread that has panicked has said so.
+            let _ = thread.join();
+        }
+        self.table.clean_up();
+        let paths = self.settings.node_paths();
+        for path in [paths.socket(), paths.peers_socket()] {
+            let _ = std::fs::remove_file(path);
+        }
+        info!("node ended");
+    }
+}

@@ -1,0 +1,50 @@
+//! The clock of an interconnect.
+
+use router::Time;
+
+/// The same moments as interconnects count them: in picoseconds since they began, which last for 213 days.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct InterconnectClock {
+    began: Time,
+}
+
+impl InterconnectClock {
+    /// How long, in nanoseconds, it may be used before an interconnect is to begin anew: half of what it can say.
+    pub const NS_MAX: u64 = u64::MAX / 2000;
+
+    pub fn restart(&mut self, now: Time) {
+        self.began = now;
+    }
+
+    pub fn time(&self, now: Time) -> sim::Time {
+        sim::Time::from_ps((now.ns() - self.began.ns()).saturating_mul(1000))
+    }
+
+    /// The first nanosecond that is not before that moment.
+    pub fn ns(&self, time: sim::Time) -> u64 {
+        self.began.ns().saturating_add(time.ps().div_ceil(1000))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_of_an_interconnect_goes_on_after_its_end() {
+        const HOUR_NS: u64 = 3_600_000_000_000;
+        let mut clock = InterconnectClock::default();
+        let end = Time::from_ns(u64::MAX / 1000);
+        let later = Time::from_ns(end.ns() + HOUR_NS);
+        assert!(clock.time(end) < sim::Time::MAX && clock.time(later) == sim::Time::MAX, "it stands still");
+        let renewed = Time::from_ns(InterconnectClock::NS_MAX);
+        assert!(clock.time(renewed).ps() <= u64::MAX / 2, "long before its end it begins anew");
+        clock.restart(renewed);
+        assert_eq!(clock.time(renewed), sim::Time::ZERO);
+        for now_ns in [renewed.ns(), renewed.ns() + 1, end.ns(), later.ns()] {
+            let time = clock.time(Time::from_ns(now_ns));
+            assert_eq!((time.ps(), clock.ns(time)), ((now_ns - renewed.ns()) * 1000, now_ns));
+        }
+        assert_eq!(clock.ns(sim::Time::from_ps(1001)), renewed.ns() + 2);
+    }
+}

@@ -1,0 +1,65 @@
+//! Changes of the kernel's links, addresses, routes and neighbours, and what follows from them.
+
+use router_ports::netlink::Change;
+use tracing::{error, info, warn};
+
+use super::local_routes::Effect;
+use super::messages::Command;
+use super::rejected_routes::{RejectReason, RejectedRoute};
+use super::state::Node;
+
+impl Node {
+    pub(super) fn handle_kernel_changes(&mut self) {
+        if !std::mem::take(&mut self.is_kernel_readable) {
+            return;
+        }
+        match self.kernel.changes() {
+            Ok(changes) => changes.into_iter().for_each(|change: Change| self.local.apply_kernel_change(change)),
+            Err(error) => error!("the kernel's news: {error}"),
+        }
+        self.close_changed_ports();
+        self.netlink_resyncs = self.kernel.resyncs();
+        let unreadable = self.kernel.unreadable();
+        if unreadable > std::mem::replace(&mut self.unreadable, unreadable) && unreadable.is_power_of_two() {
+            warn!(unreadable, "the kernel's news: a message cannot be read, and is passed over; is the kernel newer?");
+        }
+    }
+
+    /// Does what follows from the news.
+    pub(super) fn apply_effects(&mut self) {
+        for effect in self.local.take_effects() {
+            match effect {
+                Effect::ConfigurePort(port, config) => self.command(Command::ConfigurePort(port, config)),
+                Effect::PinAdjacency(port, address) => self.command(Command::PinAdjacency(port, address)),
+                Effect::UnpinAdjacency(adjacency) => self.command(Command::UnpinAdjacency(adjacency)),
+                Effect::LearnNeighbour(port, address, mac) => self.command(Command::LearnNeighbour(port, address, mac)),
+                Effect::AddLocalAddress(address) => {
+                    if let Err(error) = self.local_addresses.insert(address) {
+                        warn!(%address, "the ports are not told of this address: {error}");
+                    }
+                }
+                Effect::RemoveLocalAddress(address) => {
+                    if let Err(error) = self.local_addresses.remove(address) {
+                        warn!(%address, "the ports are not told that this address is gone: {error}");
+                    }
+                }
+                Effect::RouteRejected(prefix, rejected) => self.log_rejected_route(prefix, rejected),
+            }
+        }
+        let changes = self.local.update_routes();
+        self.table.change(self.settings.id(), changes);
+        self.log_mtu_cuts();
+    }
+
+    /// The log is told of a route that is not taken as the kernel has it. One by a port that is only being opened again
+    /// is taken soon.
+    pub(super) fn log_rejected_route(&self, prefix: ipnet::IpNet, rejected: RejectedRoute) {
+        let RejectReason::NoPort(interface) = rejected.reason else { return warn!("{}", rejected.line(prefix, "")) };
+        let name = self.local.name_of(interface).unwrap_or("?");
+        let mut ports = self.settings.node().ports.iter().zip(&self.ports);
+        if !ports.any(|(of_file, state)| of_file.device == name && state.reopen_at_ns.is_some()) {
+            // So it is at each start where a node shares the machine's network.
+            info!("{}", rejected.line(prefix, name));
+        }
+    }
+}

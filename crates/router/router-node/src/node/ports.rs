@@ -1,0 +1,179 @@
+//! The ports of a node: opened, attached to the forwarding thread, reopened, closed.
+
+use std::io;
+
+use router::PortId;
+use tracing::{info, warn};
+
+use super::error::NodeError;
+use super::local_routes::OpenedPort;
+use super::messages::Command;
+use super::open_ports::{self, OpenPort, OpenPortParams};
+use super::port_state::{BoxedPort, PortState};
+use super::state::Node;
+use super::status;
+use crate::cluster::{PortKind, PortOfNode};
+
+/// How long a port whose device is gone waits for one of the same name.
+const REOPEN_NS: u64 = 500_000_000;
+
+impl Node {
+    pub(super) fn open_all_ports(&mut self) -> Result<(), NodeError> {
+        let node = self.settings.node().clone();
+        let mut attached = Vec::new();
+        for (place, of_file) in node.ports.iter().enumerate() {
+            let OpenPort { port, config, interface, kind, fallback, opened_interface } = self.open(place)?;
+            self.local.add_port(OpenedPort { interface, config }, of_file);
+            if let Some(reason) = &fallback {
+                warn!(port = of_file.device, "by {kind}: {reason}");
+            }
+            info!(port = of_file.device, "opened by {kind}");
+            let (port, waiting) = self.defer_capture_file(of_file, port);
+            self.ports.push(PortState { kind, fallback, opened_interface, waiting, ..PortState::default() });
+            attached.extend(port.map(|port| (place, port)));
+        }
+        self.local.set_static(&node);
+        self.table.set_ports_without_kernel(node.ports_without_kernel());
+        // What comes in finds its port and the node's routes there.
+        self.apply_effects();
+        self.attach_ports(attached);
+        Ok(())
+    }
+
+    /// Packets come and go by these ports from now on.
+    pub(super) fn attach_ports(&self, ports: Vec<(usize, BoxedPort)>) {
+        for (place, port) in ports {
+            self.command(Command::AttachPort(PortId(place as u8), port));
+        }
+    }
+
+    pub(super) fn open(&mut self, place: usize) -> Result<OpenPort, NodeError> {
+        let settings = &self.settings;
+        let node = settings.node();
+        let params = OpenPortParams {
+            node,
+            place,
+            seed: settings.seed(&node.ports[place].device),
+            folder: settings.folder(),
+            local: &self.local_addresses,
+        };
+        open_ports::open_port(&params, &mut self.sysctls)
+    }
+
+    /// A file of packets waits until packets from it can go anywhere; other ports do not.
+    pub(super) fn defer_capture_file(
+        &self,
+        of_file: &PortOfNode,
+        port: Option<BoxedPort>,
+    ) -> (Option<BoxedPort>, Option<(BoxedPort, u64)>) {
+        let until_ns = self.now_ns() + self.settings.cluster.timeouts.up_ns as u64;
+        match port {
+            Some(port) if of_file.kind == PortKind::Pcap => (None, Some((port, until_ns))),
+            port => (port, None),
+        }
+    }
+
+    /// Begins to receive from files of packets, once all nodes have met or it is time.
+    pub(super) fn attach_deferred(&mut self, now_ns: u64) {
+        let have_met = self.peers.iter().all(|(_, peer)| peer.is_joined);
+        for place in 0..self.ports.len() {
+            let is_due = |waiting: &mut (BoxedPort, u64)| have_met || waiting.1 <= now_ns;
+            if let Some((port, _)) = self.ports[place].waiting.take_if(is_due) {
+                self.command(Command::AttachPort(PortId(place as u8), port));
+            }
+        }
+    }
+
+    pub(super) fn port_failed(&mut self, port: PortId, error: &io::Error, now_ns: u64) {
+        if self.settings.node().ports[usize::from(port.0)].kind == PortKind::Pcap {
+            // OpenedPort again, it would be read from its beginning.
+            warn!(port = self.device(port), "no more of its files: {error}");
+            return;
+        }
+        warn!(port = self.device(port), "its device is gone: {error}");
+        self.local.set_interface(port, None);
+        self.ports[usize::from(port.0)].reopen_at_ns = Some(now_ns + REOPEN_NS);
+    }
+
+    /// A device may be there again, by another number. What the kernel said of that number before the port was attached
+    /// in is looked at once more: addresses and routes come with a device, and often at once.
+    pub(super) fn reopen_ports(&mut self, now_ns: u64) {
+        let mut is_back = false;
+        for place in 0..self.ports.len() {
+            if self.ports[place].reopen_at_ns.is_none_or(|at_ns| now_ns < at_ns) {
+                continue;
+            }
+            match self.open(place) {
+                Ok(OpenPort { port, interface, kind, fallback, opened_interface, .. }) => {
+                    info!(port = self.device(PortId(place as u8)), "reopened by {kind}");
+                    let mtu_cut = self.ports[place].mtu_cut.take();
+                    self.ports[place] = PortState { kind, fallback, opened_interface, mtu_cut, ..PortState::default() };
+                    if let Some(port) = port {
+                        self.command(Command::AttachPort(PortId(place as u8), port));
+                    }
+                    self.local.set_interface(PortId(place as u8), interface);
+                    is_back = true;
+                }
+                Err(error) => self.reopen_later(place, &error, now_ns),
+            }
+        }
+        if is_back {
+            self.kernel.all().into_iter().for_each(|change| self.local.apply_kernel_change(change));
+        }
+    }
+
+    /// The log is told once reason. A device that is gone was told of already.
+    pub(super) fn reopen_later(&mut self, place: usize, error: &NodeError, now_ns: u64) {
+        let has_device = self.local.link(PortId(place as u8)).is_some();
+        let state = &mut self.ports[place];
+        state.reopen_at_ns = Some(now_ns + REOPEN_NS);
+        let fault = Some(error.to_string()).filter(|_| has_device);
+        if state.reopen_error != fault {
+            if let Some(fault) = &fault {
+                warn!("a port stays closed and is retried: {fault}");
+            }
+            state.reopen_error = fault;
+        }
+    }
+
+    /// Ports whose interface has become what they cannot follow are closed, and opened again then: both at a time
+    /// there cannot be.
+    pub(super) fn close_changed_ports(&mut self) {
+        for place in 0..self.ports.len() {
+            let port = PortId(place as u8);
+            let Some(link) = self.local.link(port) else { continue };
+            if self.ports[place]
+                .opened_interface
+                .take_if(|opened_interface| !opened_interface.still_matches(link))
+                .is_some()
+            {
+                let mac = link.mac.map_or_else(String::new, |mac| format!(" and address {mac}"));
+                info!(port = self.device(port), "is opened again, for MTU {}{mac}", link.mtu_bytes);
+                // At once when it is closed; by then in any case, whatever number it has.
+                self.ports[place].reopen_at_ns = Some(self.now_ns() + REOPEN_NS);
+                self.command(Command::DetachPort(port));
+            }
+        }
+    }
+
+    /// A line for each MTU of the file that a port does not carry.
+    pub(super) fn mtu_cuts(&self) -> Vec<String> {
+        let ports = self.settings.node().ports.iter().zip(&self.ports);
+        ports
+            .filter_map(|(of_file, state)| Some(format!("port '{}': {}", of_file.device, state.mtu_cut.as_ref()?)))
+            .collect()
+    }
+
+    /// The log is told of each MTU of the file that a port does not carry, once.
+    pub(super) fn log_mtu_cuts(&mut self) {
+        for (place, (of_file, state)) in self.settings.node().ports.iter().zip(&mut self.ports).enumerate() {
+            let cut = status::mtu_cut(of_file, self.local.port(PortId(place as u8)).mtu_bytes);
+            if state.mtu_cut != cut {
+                if let Some(cut) = &cut {
+                    warn!(port = of_file.device, "{cut}");
+                }
+                state.mtu_cut = cut;
+            }
+        }
+    }
+}

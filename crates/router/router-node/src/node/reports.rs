@@ -1,0 +1,130 @@
+//! Reports of the forwarding thread.
+
+use packet::ethernet::MacAddress;
+use router::{Event, TracedStep};
+use tracing::{info, warn};
+
+use super::messages::{Command, REPORTS_MAX, Report};
+use super::state::Node;
+use super::status;
+use crate::management::{Response, STEPS_MAX};
+
+impl Node {
+    pub(super) fn handle_reports(&mut self, now_ns: u64) {
+        self.reports_notifier.drain();
+        for _ in 0..REPORTS_MAX {
+            let Ok(report) = self.reports.try_recv() else { return };
+            match report {
+                Report::AdjacencyPinned(port, address, adjacency) => {
+                    if adjacency.is_none() {
+                        warn!(port = self.device(port), %address, "no room for this router among the neighbours");
+                    }
+                    self.local.adjacency_pinned(port, address, adjacency);
+                }
+                Report::NeighbourEvents(events) => events.into_iter().for_each(|event| self.neighbour(event)),
+                Report::AllNeighbours(all) => {
+                    let known = all.iter().filter(|neighbour| neighbour.mac.is_some());
+                    self.local.neighbours(known.map(|known| (known.port, known.address, known.adjacency)));
+                }
+                Report::Traced(steps) => self.send_trace_steps(&steps),
+                Report::Snapshot(snapshot) => {
+                    let status = self.status(&snapshot);
+                    self.clients.respond_status(&Response::Status(Box::new(status)));
+                }
+                Report::PeerRemoved(node) => self.peers.removed(node, now_ns),
+                Report::PeerFailed(node) => self.peers.peer_down(node, "it broke the interconnect's protocol", now_ns),
+                Report::PortFailed(port, error, closed) => {
+                    drop(closed);
+                    if let Some(port) = self.renumbering.current(port) {
+                        self.port_failed(port, &error, now_ns);
+                    }
+                }
+                Report::PortsRenumbered(ports) => {
+                    drop(ports);
+                    self.renumbering.acknowledge();
+                }
+                Report::PortDetached(port, closed) => {
+                    drop(closed);
+                    if let Some(port) = self.renumbering.current(port) {
+                        self.ports[usize::from(port.0)].reopen_at_ns = Some(now_ns);
+                    }
+                }
+                Report::InterconnectRestarted(Ok(())) => info!("the interconnect has begun anew"),
+                Report::InterconnectRestarted(Err(error)) => self.fault = Some(error.into()),
+                Report::Suspended(suspended_ns, packets) => {
+                    let suspended_ms = suspended_ns / 1_000_000;
+                    warn!(
+                        "the process was stopped for {suspended_ms} ms: {packets} packets received meanwhile are dropped"
+                    );
+                    self.stale_packets += packets as u64;
+                }
+                Report::Offered(..) | Report::Accepted(..) | Report::Finished(..) => {
+                    self.handle_join_report(report, now_ns)
+                }
+            }
+        }
+    }
+
+    pub(super) fn send_trace_steps(&mut self, steps: &[TracedStep]) {
+        let names: Vec<&str> = self.settings.cluster.nodes.iter().map(|node| node.name.as_str()).collect();
+        for some in steps.chunks(STEPS_MAX) {
+            let step = |step| status::traced_step(step, &names, |port| self.device(port).to_owned());
+            let response = Response::Traced(some.iter().map(step).collect());
+            self.clients.send_trace_steps(&response);
+        }
+    }
+
+    /// How far the interconnect has come with another node.
+    pub(super) fn handle_join_report(&mut self, report: Report, now_ns: u64) {
+        let (Report::Offered(node, _) | Report::Accepted(node, _) | Report::Finished(node, _)) = &report else {
+            return;
+        };
+        let node = *node;
+        // What is said of a connection that is gone is nobody's business any more.
+        if !self.peers.peer(node).is_some_and(|peer| peer.is_current()) {
+            return;
+        }
+        let done = match report {
+            Report::Offered(_, Ok(offer)) => {
+                self.peers.offer(node, offer, now_ns);
+                return;
+            }
+            Report::Accepted(_, Ok(params)) => {
+                self.peers.accept_offer(node, params, now_ns);
+                Ok(())
+            }
+            Report::Finished(_, done) => done,
+            Report::Offered(_, Err(error)) | Report::Accepted(_, Err(error)) => Err(error),
+            _ => return,
+        };
+        match done {
+            Ok(()) => {
+                if let Some(peer) = self.peers.peer(node) {
+                    info!(node = peer.name, "joined");
+                    peer.is_joined = true;
+                }
+                self.command(Command::SetNodeUp(node, true));
+            }
+            Err(error) => self.peers.peer_down(node, &format!("not joined: {error}"), now_ns),
+        }
+    }
+
+    pub(super) fn neighbour(&mut self, event: Event) {
+        match event {
+            Event::NeighbourUp { port, address, adjacency } => self.local.neighbour_up(port, address, adjacency),
+            Event::NeighbourDown { port, address, .. } => self.local.neighbour_down(port, address),
+            Event::Duplicate { port, address, mac } => {
+                let (port, who) = (self.device(port), holder(mac));
+                warn!(port, "address {address} is not used: {who} has it too; give one of them another address");
+            }
+            Event::Conflict { port, address, mac } => {
+                let (port, who) = (self.device(port), holder(mac));
+                warn!(port, "address {address} is used by {who} too; give one of them another address");
+            }
+        }
+    }
+}
+
+fn holder(mac: Option<MacAddress>) -> String {
+    mac.map_or("somebody else".to_owned(), |mac| mac.to_string())
+}

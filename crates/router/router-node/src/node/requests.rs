@@ -1,0 +1,68 @@
+//! Requests of commands, and their responses.
+
+use router::Filter;
+
+use super::fib_query;
+use super::messages::Command;
+use super::state::Node;
+use crate::management::{CHANGES_SHOWN_MAX, ROUTES_MAX, Request, Response, TraceQuery};
+
+impl Node {
+    pub(super) fn serve_requests(&mut self) {
+        for (number, request) in self.clients.requests() {
+            match request {
+                Request::Status => {
+                    if !self.clients.is_status_requested() {
+                        self.command(Command::Snapshot);
+                    }
+                    self.clients.request_status(number);
+                }
+                Request::Fib(query) => self.clients.stream_routes(number, fib_query::prefixes(&self.table, query)),
+                Request::Trace(query) => self.trace(number, query),
+                Request::Reload { is_trial } => {
+                    let response = match self.reload(is_trial) {
+                        Ok(changes) => Response::Reloaded { changes: shortened(changes) },
+                        Err(fault) => Response::InvalidConfig { fault },
+                    };
+                    self.clients.respond(number, &response);
+                }
+                Request::Stop => {
+                    self.clients.respond(number, &Response::Stopping);
+                    self.is_stopping = true;
+                }
+            }
+        }
+        let (table, cluster) = (&self.table, &self.settings.cluster);
+        self.clients.continue_route_streams(ROUTES_MAX, |prefixes, is_last| {
+            let routes = prefixes.iter().filter_map(|prefix| fib_query::route(table, cluster, *prefix)).collect();
+            Response::Fib { routes, is_last }
+        });
+        if self.is_tracing && !self.clients.is_tracing() {
+            self.is_tracing = false;
+            self.command(Command::Trace(None));
+        }
+    }
+
+    pub(super) fn trace(&mut self, number: u64, query: TraceQuery) {
+        if !self.clients.trace(number) {
+            let reason = "another command follows packets here; end it, or wait for its end".to_owned();
+            return self.clients.respond(number, &Response::Refused { reason });
+        }
+        let TraceQuery { source, destination, protocol, port, packets_max } = query;
+        let protocol = protocol.map(packet::Protocol);
+        let filter = Filter { source, destination, protocol, transport_port: port, packets_max };
+        self.command(Command::Trace(Some(filter)));
+        self.is_tracing = true;
+        self.clients.respond(number, &Response::Traced(Vec::new()));
+    }
+}
+
+/// As many as an answer has room for.
+fn shortened(mut changes: Vec<String>) -> Vec<String> {
+    let count = changes.len();
+    if count > CHANGES_SHOWN_MAX {
+        changes.truncate(CHANGES_SHOWN_MAX);
+        changes.push(format!("and {} more, which the log has", count - CHANGES_SHOWN_MAX));
+    }
+    changes
+}

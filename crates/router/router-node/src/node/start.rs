@@ -1,0 +1,183 @@
+//! Starting a node: its lock, its sockets, its namespace, its forwarding thread, its ports.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::process;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use router::routes::Rib;
+use router::{Forwarder, NODES_MAX, Output, PORTS_MAX, Pool};
+use router_ports::netlink::{Monitor, Requests};
+use router_ports::{LocalAddresses, Sysctls};
+use rustix::fs::FlockOperation;
+
+use super::clients::Clients;
+use super::error::{NodeError, system};
+use super::forwarding::{ForwardingParts, ForwardingThread};
+use super::interconnect_clock::InterconnectClock;
+use super::liveness::{HangWatch, Heartbeat};
+use super::local_routes::LocalRoutes;
+use super::messages::{COMMANDS_MAX, Notifier, REPORTS_MAX};
+use super::open_ports;
+use super::peers::Peers;
+use super::renumbering::PortRenumbering;
+use super::route_table::RouteTable;
+use super::settings::NodeSettings;
+use super::state::Node;
+use crate::cluster::{Node as NodeConfig, NodePaths};
+use crate::control::message::{Hello, VERSION};
+use crate::control::transport::{ControlAddress, Listener, TcpAddress};
+use crate::control::{Key, SessionTimers};
+
+/// Buffers of a node, for all packets that are in it at a time.
+pub const BUFFERS: u32 = 16_384;
+/// Bytes of a buffer: the longest packet, its frame's header and room before it.
+const BUFFER_BYTES: u16 = 10_240;
+/// Room before a frame, for headers that grow.
+const HEADROOM_BYTES: u16 = 128;
+/// Packets that wait for one port, node or kernel.
+const QUEUE_PACKETS_MAX: usize = 4096;
+/// How often, and how far apart, the node's lock is asked for.
+const LOCK_ATTEMPTS_MAX: u32 = 200;
+const LOCK_RETRY: Duration = Duration::from_millis(10);
+
+impl Node {
+    /// Takes the node: its lock, its sockets, its namespace, its ports.
+    ///
+    /// # Errors
+    /// What keeps it from that.
+    pub fn new(settings: NodeSettings) -> Result<Self, NodeError> {
+        let begun = Instant::now();
+        let started_at_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        let (id, node, paths) = (settings.id(), settings.node().clone(), settings.node_paths());
+        let pid = lock_pid_file(&paths, &node.name)?;
+        // Sockets to other nodes are of the namespace that all nodes of a machine are started in.
+        let peers = bind_peers(&settings, started_at_ns)?;
+        let interconnect = open_ports::open_interconnect(&settings.cluster, id)?;
+        let socket = paths.socket();
+        let clients = Clients::listen(&socket).map_err(|error| system(socket.display().to_string())(error.into()))?;
+        open_ports::enter_namespace(&node)?;
+        let mut sysctls = Sysctls::new();
+        let mut requests = Requests::open()?;
+        let tun = open_ports::open_slow_path(&node, &mut sysctls, &mut requests)?;
+        let slow_path = tun.interface();
+        let (rib, tables) = Rib::new().map_err(system("memory for the forwarding tables"))?;
+        let (commands, command_receiver) = sync_channel(COMMANDS_MAX);
+        let (report_sender, reports) = sync_channel(REPORTS_MAX);
+        let (commands_notifier, reports_notifier) = (notifier()?, notifier()?);
+        let heartbeat = Arc::new(Heartbeat::default());
+        let parts = ForwardingParts {
+            forwarder: Forwarder::new(settings.forwarding(started_at_ns), tables),
+            pool: Pool::new(BUFFERS, BUFFER_BYTES, HEADROOM_BYTES),
+            output: Output::new(QUEUE_PACKETS_MAX),
+            kernel: Box::new(tun),
+            interconnect,
+            nodes: settings.cluster.nodes.len(),
+            commands: command_receiver,
+            commands_notifier: Arc::clone(&commands_notifier),
+            reports: report_sender,
+            reports_notifier: Arc::clone(&reports_notifier),
+            heartbeat: Arc::clone(&heartbeat),
+            begun,
+        };
+        let nodes = settings.cluster.nodes.len();
+        let mut this = Self {
+            settings,
+            begun,
+            started_at_ns,
+            peers,
+            clients,
+            kernel: Monitor::open()?,
+            local: LocalRoutes::new(Some(slow_path)),
+            table: RouteTable::new(rib, id, nodes, slow_path, requests),
+            ports: Vec::new(),
+            renumbering: PortRenumbering::default(),
+            slow_path,
+            local_addresses: LocalAddresses::new(),
+            commands,
+            commands_notifier,
+            reports,
+            reports_notifier,
+            thread: None,
+            hang: HangWatch::new(heartbeat),
+            interconnect_restart_at_ns: InterconnectClock::NS_MAX,
+            fault: None,
+            stale_packets: 0,
+            netlink_resyncs: 0,
+            unreadable: 0,
+            is_kernel_readable: true,
+            kernel_polled_at_ns: 0,
+            is_tracing: false,
+            is_stopping: false,
+            sysctls,
+            _pid: pid,
+        };
+        this.thread = Some(start(parts)?);
+        this.open_all_ports()?;
+        Ok(this)
+    }
+}
+
+/// The connections to other nodes, none of which is there yet.
+fn bind_peers(settings: &NodeSettings, started_at_ns: u64) -> Result<Peers, NodeError> {
+    let cluster = &settings.cluster;
+    let own = Hello { version: VERSION, digest: cluster.digest(), node: settings.id().0, incarnation: started_at_ns };
+    let limits = SessionTimers { keepalive_ns: cluster.keepalive_ns() as u64, hold_ns: cluster.hold_ns() as u64 };
+    let key = cluster.key.as_deref().map(Key::read).transpose()?;
+    let place = settings.place(settings.node(), key.as_ref())?;
+    let known = cluster.nodes.iter().filter_map(|node| Some(node.control?.ip())).collect();
+    let listener = Listener::bind(&place, known).map_err(|error| match &place {
+        ControlAddress::Unix(path) => system(path.display().to_string())(error),
+        ControlAddress::Tcp(TcpAddress { address, .. }) => system(format!("control address {address}"))(error),
+    })?;
+    assert!(cluster.nodes.len() <= usize::from(NODES_MAX));
+    // How many ports each has may change while it is up.
+    let place = |node: &NodeConfig| {
+        settings.place(node, key.as_ref()).map(|place| (node.name.clone(), place, usize::from(PORTS_MAX)))
+    };
+    let paths = cluster.nodes.iter().map(place).collect::<Result<_, _>>()?;
+    Ok(Peers::new(own, limits, listener, paths))
+}
+
+fn notifier() -> Result<Arc<Notifier>, NodeError> {
+    Notifier::new().map(Arc::new).map_err(system("eventfd"))
+}
+
+fn start(parts: ForwardingParts) -> Result<JoinHandle<()>, NodeError> {
+    let notifier = Arc::clone(&parts.reports_notifier);
+    let run = move || {
+        // However it ends, the other thread is woken to see that.
+        let _ring = NotifyOnDrop(notifier);
+        ForwardingThread::new(parts).run();
+    };
+    std::thread::Builder::new().name("forward".to_owned()).spawn(run).map_err(system("a thread"))
+}
+
+struct NotifyOnDrop(Arc<Notifier>);
+
+impl Drop for NotifyOnDrop {
+    fn drop(&mut self) {
+        self.0.notify();
+    }
+}
+
+/// Takes the node's lock, and says in it who has it.
+fn lock_pid_file(paths: &NodePaths, node: &str) -> Result<File, NodeError> {
+    let path = paths.pid();
+    let refused = |error: io::Error| system(path.display().to_string())(error);
+    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(refused)?;
+    // A command that looks who holds the lock takes it for a moment; a node that was killed has it until it is gone.
+    for _ in 0..LOCK_ATTEMPTS_MAX {
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            file.set_len(0).map_err(refused)?;
+            file.write_all(process::id().to_string().as_bytes()).map_err(refused)?;
+            return Ok(file);
+        }
+        std::thread::sleep(LOCK_RETRY);
+    }
+    let pid = io::read_to_string(&file).map(|text| text.trim().to_owned()).unwrap_or_default();
+    Err(NodeError::AlreadyRunning { node: node.to_owned(), pid })
+}

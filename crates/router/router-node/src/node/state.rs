@@ -1,0 +1,78 @@
+//! The state of a node's control thread.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use router::PortId;
+use router_ports::netlink::Monitor;
+use router_ports::{InterfaceIndex, LocalAddresses, Sysctls};
+
+use super::clients::Clients;
+use super::error::NodeError;
+use super::liveness::HangWatch;
+use super::local_routes::LocalRoutes;
+use super::messages::{Command, Notifier, Report};
+use super::peers::Peers;
+use super::port_state::PortState;
+use super::renumbering::PortRenumbering;
+use super::route_table::RouteTable;
+use super::settings::NodeSettings;
+
+/// A node of a cluster.
+pub struct Node {
+    pub(super) settings: NodeSettings,
+    pub(super) begun: Instant,
+    pub(super) started_at_ns: u64,
+    pub(super) peers: Peers,
+    pub(super) clients: Clients,
+    pub(super) kernel: Monitor,
+    pub(super) local: LocalRoutes,
+    pub(super) table: RouteTable,
+    pub(super) ports: Vec<PortState>,
+    pub(super) renumbering: PortRenumbering,
+    pub(super) slow_path: InterfaceIndex,
+    pub(super) local_addresses: LocalAddresses,
+    pub(super) commands: SyncSender<Command>,
+    pub(super) commands_notifier: Arc<Notifier>,
+    pub(super) reports: Receiver<Report>,
+    pub(super) reports_notifier: Arc<Notifier>,
+    pub(super) thread: Option<JoinHandle<()>>,
+    pub(super) hang: HangWatch,
+    /// When the interconnect is to begin anew.
+    pub(super) interconnect_restart_at_ns: u64,
+    /// RejectReason this node has to end.
+    pub(super) fault: Option<NodeError>,
+    /// Packets that were dropped because the process had been stopped.
+    pub(super) stale_packets: u64,
+    pub(super) netlink_resyncs: u64,
+    /// Messages of the kernel's that could not be read.
+    pub(super) unreadable: u64,
+    pub(super) is_kernel_readable: bool,
+    pub(super) kernel_polled_at_ns: u64,
+    pub(super) is_tracing: bool,
+    pub(super) is_stopping: bool,
+    /// Put back when the node ends.
+    pub(super) sysctls: Sysctls,
+    /// Locked as long as this node lives.
+    pub(super) _pid: File,
+}
+
+impl Node {
+    pub(super) fn now_ns(&self) -> u64 {
+        self.begun.elapsed().as_nanos() as u64
+    }
+
+    /// Tells the forwarding thread. There is room: it never waits for this one.
+    pub(super) fn command(&self, command: Command) {
+        // Whether it has ended is looked at in each turn.
+        let _ = self.commands.send(command);
+        self.commands_notifier.notify();
+    }
+
+    pub(super) fn device(&self, port: PortId) -> &str {
+        self.settings.node().ports.get(usize::from(port.0)).map_or("kernel", |port| &port.device)
+    }
+}
