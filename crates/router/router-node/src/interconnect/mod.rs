@@ -15,8 +15,11 @@
 
 mod carrier;
 mod interface;
+mod medium;
 mod memory;
 mod mesh;
+mod mesh_peer;
+mod peer_wire;
 mod rnic;
 #[cfg(test)]
 mod tests;
@@ -29,7 +32,8 @@ pub use interface::{
     ConnectionParams, DESCRIPTORS_MAX, Interconnect, InterconnectError, InterconnectSettings, Offer, PeerCounters,
     PeerState, TransportKind,
 };
-use memory::{Direct, MemoryCarrier, Modelled};
+use medium::{Direct, Modelled};
+use memory::MemoryCarrier;
 use mesh::Mesh;
 use rnic::RnicCarrier;
 

@@ -9,25 +9,24 @@
 //! dropped and counted. That keeps out who cannot see what nodes send to each other, and nobody else.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
-use fabric::shm::{ShmDescriptors, create_link, open_link};
 use rnic::nic::{
     ByteMemory, CqNumber, Nic, NicError, NicEvent, NicProfile, QpInit, SrqNumber, TransportPolicy, WINDOW_PACKETS_MAX,
 };
 use rnic::verbs::{
-    AccessFlags, Completion, CompletionStatus, LKey, Mtu, NicAddress, ProtectionDomain, QpAttributes, QpState,
+    AccessFlags, Completion, CompletionStatus, LKey, NicAddress, ProtectionDomain, QpAttributes, QpState,
     ReceiveRequest, Registration, SGES_MAX, SendKind, SendRequest, Sge,
 };
 use rnic::wire::{Psn, QpNumber, Service};
-use rnic_live::{LaneIo, LiveError, LiveNic, PacketIo, UdpIo, WINDOW_BYTES};
+use rnic_live::{LiveError, LiveNic};
 use router::batch::message::{self, DESCRIPTOR_BYTES, HEADER_BYTES, Header, Message};
-use router::batch::{Carried, FIXED_PACKETS_MAX, Latency};
+use router::batch::{FIXED_PACKETS_MAX, Latency};
 use router::{NODES_MAX, NodeId};
 
 use super::carrier::{Ack, Carrier, CarrierError, FlowLimits, MessageSink, Packets};
 use super::interface::{ConnectionParams, InterconnectError, Offer, invalid_offer, random_u64};
+use super::peer_wire::{Offered, PeerWire};
 
 /// A full batch of the longest packets of Ethernet is one message: 48 KiB.
 const SLOT_BYTES: usize = 48 << 10;
@@ -49,140 +48,6 @@ const _: () = assert!(
     "with its token"
 );
 const _: () = assert!(WINDOW_MESSAGES_MAX < POLL_PACKETS_MAX && SENDS <= WINDOW_PACKETS_MAX as usize);
-
-/// A wire, and how peers meet on it.
-pub(super) trait PeerWire: PacketIo + std::marker::Send {
-    /// Bytes of the token after each message: none where nobody else can write.
-    const TOKEN_BYTES: usize;
-    /// By what messages are carried.
-    const CARRIED: Carried;
-
-    /// What the transport's packets hold, at most.
-    fn mtu(&self) -> Mtu;
-
-    /// What this end offers: descriptors, and where it is. The peer is known at once where descriptors are shared.
-    fn offer(&mut self, secret: u64) -> Result<Offered, InterconnectError>;
-
-    /// Makes a peer known that made an offer.
-    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<NicAddress, InterconnectError>;
-
-    /// Makes a peer known that accepted an offer, by what it says.
-    fn finish(&mut self, node: NodeId, params: &ConnectionParams) -> Result<NicAddress, InterconnectError>;
-
-    /// Where this end is.
-    fn local(&self) -> Option<SocketAddr>;
-
-    /// Forgets a peer.
-    fn remove(&mut self, address: NicAddress);
-
-    /// See [`super::Interconnect::wait_fds`].
-    fn wait_fds(&self) -> Vec<BorrowedFd<'_>>;
-
-    /// See [`super::Interconnect::prepare_wait`].
-    fn prepare_wait(&mut self) -> bool;
-
-    /// See [`super::Interconnect::finish_wait`].
-    fn finish_wait(&mut self);
-}
-
-/// What a wire offers a peer.
-pub(super) struct Offered {
-    address: Option<NicAddress>,
-    descriptors: Vec<OwnedFd>,
-}
-
-impl PeerWire for LaneIo {
-    const TOKEN_BYTES: usize = 0;
-    const CARRIED: Carried = Carried::ByCopies;
-
-    fn mtu(&self) -> Mtu {
-        Mtu::B4096
-    }
-
-    fn offer(&mut self, secret: u64) -> Result<Offered, InterconnectError> {
-        let (link, parts) = create_link(WINDOW_BYTES)?;
-        let address = self.add_peer(&link, secret).map_err(LiveError::from)?;
-        let descriptors = vec![parts.memfd, parts.doorbell_creator, parts.doorbell_peer];
-        Ok(Offered { address: Some(address), descriptors })
-    }
-
-    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<NicAddress, InterconnectError> {
-        let found = offer.descriptors.len();
-        let Ok([memfd, doorbell_creator, doorbell_peer]) = <[OwnedFd; 3]>::try_from(offer.descriptors) else {
-            return Err(invalid_offer(node, "a number of descriptors", found, "3: memory and two doorbells"));
-        };
-        if offer.params.secret == 0 {
-            return Err(invalid_offer(node, "a secret", 0, "random, and not 0"));
-        }
-        let link = open_link(ShmDescriptors { memfd, doorbell_creator, doorbell_peer }, WINDOW_BYTES)?;
-        Ok(self.add_peer(&link, offer.params.secret).map_err(LiveError::from)?)
-    }
-
-    fn finish(&mut self, node: NodeId, _: &ConnectionParams) -> Result<NicAddress, InterconnectError> {
-        Err(invalid_offer(node, "an acceptance", "another kind", "of what was offered"))
-    }
-
-    fn local(&self) -> Option<SocketAddr> {
-        None
-    }
-
-    fn remove(&mut self, address: NicAddress) {
-        self.remove_peer(address);
-    }
-
-    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
-        self.wait_fds().collect()
-    }
-
-    fn prepare_wait(&mut self) -> bool {
-        self.prepare_wait()
-    }
-
-    fn finish_wait(&mut self) {
-        self.finish_wait();
-    }
-}
-
-impl PeerWire for UdpIo {
-    const TOKEN_BYTES: usize = size_of::<u64>();
-    const CARRIED: Carried = Carried::BySystemCalls;
-
-    /// On one machine the longest; between machines what Ethernet carries.
-    fn mtu(&self) -> Mtu {
-        if self.local().ip().is_loopback() { Mtu::B4096 } else { Mtu::B1024 }
-    }
-
-    fn offer(&mut self, _: u64) -> Result<Offered, InterconnectError> {
-        Ok(Offered { address: None, descriptors: Vec::new() })
-    }
-
-    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<NicAddress, InterconnectError> {
-        self.finish(node, &offer.params)
-    }
-
-    fn finish(&mut self, node: NodeId, params: &ConnectionParams) -> Result<NicAddress, InterconnectError> {
-        let Some(address) = params.address else {
-            return Err(invalid_offer(node, "an address", "none", "where it receives UDP"));
-        };
-        Ok(self.add_peer(address).map_err(LiveError::from)?)
-    }
-
-    fn local(&self) -> Option<SocketAddr> {
-        Some(self.local())
-    }
-
-    fn remove(&mut self, _: NicAddress) {}
-
-    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.wait_fd()]
-    }
-
-    fn prepare_wait(&mut self) -> bool {
-        self.is_idle()
-    }
-
-    fn finish_wait(&mut self) {}
-}
 
 struct Peer {
     qp: QpNumber,
@@ -622,6 +487,8 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
 mod tests {
     use std::time::{Duration, Instant};
 
+    use rnic::verbs::Mtu;
+    use rnic_live::UdpIo;
     use router::batch::message::{MessageError, Source};
     use router::{AdjacencyId, Hop, PortId};
 

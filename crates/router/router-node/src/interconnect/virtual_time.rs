@@ -15,7 +15,7 @@ use sim::{Span, Time};
 use super::carrier::{Ack, Carrier, CarrierError, FlowLimits, MessageSink, Packets};
 use super::interface::{ConnectionParams, Interconnect, InterconnectError, InterconnectSettings, Offer};
 use super::mesh::Mesh;
-use super::{memory, rnic};
+use super::{medium, memory, rnic};
 
 /// What a node spends on messages, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -71,7 +71,7 @@ pub enum ModelledTransport {
 impl ModelledTransport {
     fn limits(self) -> FlowLimits {
         match self {
-            ModelledTransport::Lanes => memory::limits(&memory::Direct),
+            ModelledTransport::Lanes => memory::limits(&medium::Direct),
             ModelledTransport::RnicLanes => rnic::limits::<rnic_live::LaneIo>(),
             ModelledTransport::RnicUdp => rnic::limits::<rnic_live::UdpIo>(),
         }

@@ -14,11 +14,14 @@ use router_ports::netlink::{
     Address, Change, Link, NeighbourState, Route, RouteHop, RouteKey, RouteKind as KernelKind,
 };
 
+use super::candidate::{
+    CandidateRoute, LOCAL, NextHop, Preference, is_routed, neighbour, next_hops_of, on_port, unicast,
+};
 use super::open_ports::MTU_BYTES_DEFAULT;
 use super::rejected_routes::{RejectReason, RejectedCounts, RejectedRoute, RejectedRoutes};
 use crate::cluster::{MTU_BYTES_MAX, Node, PortOfNode};
 use crate::control::Announcements;
-use crate::control::message::{AnnouncedHop, AnnouncedRoute, METRIC_NEIGHBOUR, Origin, RouteChange, RouteKind};
+use crate::control::message::{AnnouncedHop, AnnouncedRoute, Origin, RouteChange, RouteKind};
 
 /// The routing protocol number of what the kernel does by itself (`RTPROT_KERNEL`).
 const PROTOCOL_KERNEL: u8 = 2;
@@ -42,56 +45,6 @@ pub enum Effect {
     RemoveLocalAddress(IpAddr),
     /// A route of the kernel's is not taken as it is.
     RouteRejected(IpNet, RejectedRoute),
-}
-
-/// One next_hop of a route.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum NextHop {
-    /// The node's kernel.
-    Kernel,
-    /// The router itself, at ports without a kernel.
-    Router,
-    /// Whoever has the destination, on the port's network.
-    OnLink(PortId),
-    /// A neighbour whose number is known.
-    Adjacent(PortId, AdjacencyId),
-    /// A router, whose number the forwarder gives.
-    Via(PortId, IpAddr),
-}
-
-impl NextHop {
-    fn port(self) -> Option<PortId> {
-        match self {
-            NextHop::Kernel | NextHop::Router => None,
-            NextHop::OnLink(port) | NextHop::Adjacent(port, _) | NextHop::Via(port, _) => Some(port),
-        }
-    }
-}
-
-/// Which of several routes to the same destinations is taken: the first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Preference {
-    metric: u32,
-    origin: Origin,
-    /// Tells apart what may be there several times: neighbours of different ports, entries of the cluster file.
-    instance: u32,
-}
-
-impl Preference {
-    /// What other nodes compare: they know of neighbours by the metric alone.
-    fn announced(self) -> u32 {
-        match self.origin {
-            Origin::Neighbour => METRIC_NEIGHBOUR,
-            _ => self.metric.min(METRIC_NEIGHBOUR - 1),
-        }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct CandidateRoute {
-    kind: RouteKind,
-    /// With what each has of the flows beside the others.
-    next_hops: Vec<(NextHop, u16)>,
 }
 
 /// A router that routes name.
@@ -666,35 +619,6 @@ impl LocalRoutes {
         let weights: Vec<(AnnouncedHop, u32)> = weights.into_iter().collect();
         expand_weights(&weights).collect()
     }
-}
-
-const LOCAL: Preference = Preference { metric: 0, origin: Origin::Local, instance: 0 };
-
-fn neighbour(port: PortId) -> Preference {
-    Preference { metric: METRIC_NEIGHBOUR, origin: Origin::Neighbour, instance: u32::from(port.0) }
-}
-
-/// The network of a port without a kernel.
-fn on_port(port: PortId) -> Preference {
-    Preference { metric: 0, origin: Origin::Connected, instance: 1 + u32::from(port.0) }
-}
-
-fn unicast(next_hop: NextHop) -> CandidateRoute {
-    CandidateRoute { kind: RouteKind::Unicast, next_hops: vec![(next_hop, 1)] }
-}
-
-fn next_hops_of(candidates: &BTreeMap<Preference, CandidateRoute>) -> BTreeSet<NextHop> {
-    candidates.values().flat_map(|candidate| candidate.next_hops.iter().map(|(next_hop, _)| *next_hop)).collect()
-}
-
-/// What stays on its link or in its node is not routed.
-fn is_routed(prefix: &IpNet) -> bool {
-    let (address, is_host_or_net) = (prefix.addr(), prefix.prefix_len() > 0);
-    let is_link_local = match address {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    };
-    !(is_host_or_net && (address.is_multicast() || address.is_loopback() || is_link_local))
 }
 
 #[cfg(test)]

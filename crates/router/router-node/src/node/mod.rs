@@ -1,6 +1,7 @@
 //! A node's process: a thread that forwards, and a control thread, which talks to other nodes, to the kernel and to
 //! commands. Neither shares state with the other: they exchange [`messages`].
 
+mod candidate;
 mod cgroup_freezer;
 mod clients;
 mod error;

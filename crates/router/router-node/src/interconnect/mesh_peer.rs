@@ -1,0 +1,206 @@
+//! The state that a mesh keeps of one peer: what waits for it, is in flight to it, and came from it.
+
+use std::collections::VecDeque;
+
+use router::batch::message::{Header, MessageError};
+use router::batch::{Batcher, Latency, PACKETS_MAX, Parcel, Sample};
+use sim::{Span, Time};
+
+use super::carrier::{Ack, FlowLimits};
+use super::interface::{InterconnectSettings, PeerCounters, PeerState};
+
+/// Without news of what is under via for so long, a peer is asked.
+const ACK_REQUEST_INTERVAL: Span = Span::from_ps(1_000_000_000);
+/// Adaptive batches are so large that about so many messages are under via.
+const MESSAGES_IN_FLIGHT: u32 = 8;
+/// No more packets are batch_target a message by what is under via: one more says that a node has no time for any but full
+/// ones, which a full link does not say.
+const BY_IN_FLIGHT_MAX: usize = PACKETS_MAX - 1;
+/// One of so many messages that find nothing under via is timed.
+const SAMPLE_EVERY: u32 = 4;
+/// At first all are timed, so many.
+pub(super) const SAMPLES_INITIAL: u32 = 64;
+/// A poll_ack at what was taken in says when that was if the poll_ack before was no longer ago than this.
+const ACK_POLL_GAP_MAX: Span = Span::from_ps(500_000);
+
+/// A message under via.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InFlight {
+    /// Packets sent up to its end, mod 2^32.
+    pub(super) end: u32,
+    /// Bytes sent up to its end.
+    pub(super) bytes_end: u64,
+}
+
+/// A message that is timed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TimedMessage {
+    pub(super) end: u32,
+    pub(super) packets: usize,
+    pub(super) bytes: usize,
+    pub(super) sent: Time,
+    pub(super) polled: Time,
+}
+
+/// What ack_now for a peer, is under via to it, and came from it.
+pub(super) struct Peer {
+    pub(super) state: PeerState,
+    pub(super) batcher: Batcher<Parcel>,
+    pub(super) counters: PeerCounters,
+    /// Packets sent, mod 2^32.
+    pub(super) sent: u32,
+    pub(super) sent_bytes: u64,
+    pub(super) in_flight: VecDeque<InFlight>,
+    /// Of what was sent, what the peer has taken in as far as it is known: packets mod 2^32, bytes.
+    pub(super) acked: u32,
+    pub(super) acked_bytes: u64,
+    pub(super) acked_at: Time,
+    pub(super) ack_requested_at: Time,
+    /// How busy the peer is, see [`Header::wants`], and when it was heard.
+    pub(super) wants: u8,
+    pub(super) wants_at: Time,
+    pub(super) timed: Option<TimedMessage>,
+    pub(super) until_sample: u32,
+    /// Messages that were timed, counted until there are enough.
+    pub(super) samples: u32,
+    /// Packets taken in, mod 2^32, and those that the peer was poll_ack of.
+    pub(super) taken: u32,
+    pub(super) acked_to_peer: u32,
+    pub(super) unacked_since: Option<Time>,
+    /// Bytes taken in that it was not poll_ack of.
+    pub(super) unacked_bytes: u64,
+    pub(super) is_ack_requested: bool,
+    /// For the balancer: packets submitted over, and those that are known to be completed the link.
+    pub(super) submitted: u64,
+    pub(super) completed: u64,
+}
+
+impl Peer {
+    pub(super) fn new(settings: &InterconnectSettings, limits: &FlowLimits) -> Peer {
+        let latency = Latency::new(limits.latency_ns);
+        Peer {
+            state: PeerState::Absent,
+            batcher: Batcher::new(settings.policy, settings.queue_packets, limits.message_bytes_max, latency),
+            counters: PeerCounters::default(),
+            sent: 0,
+            sent_bytes: 0,
+            in_flight: VecDeque::new(),
+            acked: 0,
+            acked_bytes: 0,
+            acked_at: Time::ZERO,
+            ack_requested_at: Time::ZERO,
+            wants: 0,
+            wants_at: Time::ZERO,
+            timed: None,
+            until_sample: 0,
+            samples: 0,
+            taken: 0,
+            acked_to_peer: 0,
+            unacked_since: None,
+            unacked_bytes: 0,
+            is_ack_requested: false,
+            submitted: 0,
+            completed: 0,
+        }
+    }
+
+    /// Packets under via.
+    pub(super) fn packets_in_flight(&self) -> u32 {
+        self.sent.wrapping_sub(self.acked)
+    }
+
+    pub(super) fn has_window(&self, limits: &FlowLimits) -> bool {
+        self.in_flight.len() < limits.messages_max && self.sent_bytes - self.acked_bytes < limits.bytes_max
+    }
+
+    /// How many packets are batch_target a message, by what is under via: nearly a full one, once that is half of what may be.
+    pub(super) fn by_in_flight(&self, limits: &FlowLimits) -> usize {
+        let bytes = self.sent_bytes - self.acked_bytes;
+        if bytes > limits.bytes_max / 2 || self.in_flight.len() > limits.messages_max / 2 {
+            return BY_IN_FLIGHT_MAX;
+        }
+        let packets = self.packets_in_flight().saturating_sub(limits.ahead_packets) / MESSAGES_IN_FLIGHT;
+        (packets as usize).min(BY_IN_FLIGHT_MAX)
+    }
+
+    /// The peer says what it has taken in. Nonsense is an error.
+    pub(super) fn process_ack(&mut self, now: Time, ack: Ack) -> Result<(), MessageError> {
+        let Ack { taken, wants } = ack;
+        (self.wants, self.wants_at) = (wants, now);
+        let newly = taken.wrapping_sub(self.acked);
+        if newly == 0 {
+            return Ok(());
+        }
+        if newly > self.packets_in_flight() {
+            return Err(MessageError { what: "a number of packets taken in", value: u64::from(taken) });
+        }
+        (self.acked, self.acked_at) = (taken, now);
+        self.completed += u64::from(newly);
+        while let Some(oldest) = self.in_flight.front().filter(|oldest| is_at_or_before(oldest.end, taken)) {
+            self.acked_bytes = oldest.bytes_end;
+            self.in_flight.pop_front();
+        }
+        if let Some(timed) = self.timed.take_if(|timed| is_at_or_before(timed.end, taken))
+            && now.since(timed.polled) <= ACK_POLL_GAP_MAX
+        {
+            let took = now.since(timed.sent);
+            self.samples = (self.samples + 1).min(SAMPLES_INITIAL);
+            self.batcher.learn(&Sample { packets: timed.packets, bytes: timed.bytes, took });
+        }
+        Ok(())
+    }
+
+    /// Notes a message that went.
+    pub(super) fn note_sent(&mut self, now: Time, packets: usize, bytes: usize, may_time: bool) {
+        let was_silent = self.in_flight.is_empty();
+        if was_silent {
+            self.acked_at = now;
+        }
+        self.sent = self.sent.wrapping_add(packets as u32);
+        self.sent_bytes += bytes as u64;
+        self.in_flight.push_back(InFlight { end: self.sent, bytes_end: self.sent_bytes });
+        self.counters.sent_messages += 1;
+        self.counters.sent_packets += packets as u64;
+        if may_time && was_silent && self.timed.is_none() {
+            self.until_sample = self.until_sample.checked_sub(1).unwrap_or(SAMPLE_EVERY - 1);
+            if self.until_sample == 0 || self.samples < SAMPLES_INITIAL {
+                self.timed = Some(TimedMessage { end: self.sent, packets, bytes, sent: now, polled: now });
+            }
+        }
+    }
+
+    /// A message came.
+    pub(super) fn receive_message(&mut self, now: Time, header: &Header, packets: usize) -> Result<(), MessageError> {
+        let lost = header.sequence.wrapping_sub(self.taken);
+        if lost > i32::MAX as u32 {
+            return Err(MessageError { what: "a sequence", value: u64::from(header.sequence) });
+        }
+        self.is_ack_requested |= header.requests_ack;
+        self.taken = header.sequence.wrapping_add(packets as u32);
+        self.counters.lost_packets += u64::from(lost);
+        self.counters.received_packets += packets as u64;
+        if packets > 0 {
+            self.counters.received_messages += 1;
+            self.unacked_since.get_or_insert(now);
+        }
+        Ok(())
+    }
+
+    /// The peer was poll_ack what was taken in.
+    pub(super) fn note_acked(&mut self) {
+        (self.acked_to_peer, self.unacked_since, self.unacked_bytes) = (self.taken, None, 0);
+    }
+
+    /// When it is to be asked what it has taken in.
+    pub(super) fn ack_request_due(&self) -> Option<Time> {
+        if self.in_flight.is_empty() {
+            return None;
+        }
+        Some(self.acked_at.max(self.ack_requested_at) + ACK_REQUEST_INTERVAL)
+    }
+}
+
+/// Whether `end` lies at or before `taken`, mod 2^32: neither is ever further from the other than what is under via.
+fn is_at_or_before(end: u32, taken: u32) -> bool {
+    taken.wrapping_sub(end) as i32 >= 0
+}

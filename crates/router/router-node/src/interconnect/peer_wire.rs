@@ -1,0 +1,146 @@
+//! The wires of the RDMA transport, and how two nodes connect over each: lanes, or UDP.
+
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use fabric::shm::{ShmDescriptors, create_link, open_link};
+use rnic::verbs::{Mtu, NicAddress};
+use rnic_live::{LaneIo, LiveError, PacketIo, UdpIo, WINDOW_BYTES};
+use router::NodeId;
+use router::batch::Carried;
+
+use super::interface::{ConnectionParams, InterconnectError, Offer, invalid_offer};
+
+/// A wire, and how peers meet on it.
+pub(super) trait PeerWire: PacketIo + Send {
+    /// Bytes of the token after each message: none where nobody else can write.
+    const TOKEN_BYTES: usize;
+    /// By what messages are carried.
+    const CARRIED: Carried;
+
+    /// What the transport's packets hold, at most.
+    fn mtu(&self) -> Mtu;
+
+    /// What this end offers: descriptors, and where it is. The peer is known at once where descriptors are shared.
+    fn offer(&mut self, secret: u64) -> Result<Offered, InterconnectError>;
+
+    /// Makes a peer known that made an offer.
+    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<NicAddress, InterconnectError>;
+
+    /// Makes a peer known that accepted an offer, by what it says.
+    fn finish(&mut self, node: NodeId, params: &ConnectionParams) -> Result<NicAddress, InterconnectError>;
+
+    /// Where this end is.
+    fn local(&self) -> Option<SocketAddr>;
+
+    /// Forgets a peer.
+    fn remove(&mut self, address: NicAddress);
+
+    /// See [`super::Interconnect::wait_fds`].
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>>;
+
+    /// See [`super::Interconnect::prepare_wait`].
+    fn prepare_wait(&mut self) -> bool;
+
+    /// See [`super::Interconnect::finish_wait`].
+    fn finish_wait(&mut self);
+}
+
+/// What a wire offers a peer.
+pub(super) struct Offered {
+    pub(super) address: Option<NicAddress>,
+    pub(super) descriptors: Vec<OwnedFd>,
+}
+
+impl PeerWire for LaneIo {
+    const TOKEN_BYTES: usize = 0;
+    const CARRIED: Carried = Carried::ByCopies;
+
+    fn mtu(&self) -> Mtu {
+        Mtu::B4096
+    }
+
+    fn offer(&mut self, secret: u64) -> Result<Offered, InterconnectError> {
+        let (link, parts) = create_link(WINDOW_BYTES)?;
+        let address = self.add_peer(&link, secret).map_err(LiveError::from)?;
+        let descriptors = vec![parts.memfd, parts.doorbell_creator, parts.doorbell_peer];
+        Ok(Offered { address: Some(address), descriptors })
+    }
+
+    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<NicAddress, InterconnectError> {
+        let found = offer.descriptors.len();
+        let Ok([memfd, doorbell_creator, doorbell_peer]) = <[OwnedFd; 3]>::try_from(offer.descriptors) else {
+            return Err(invalid_offer(node, "a number of descriptors", found, "3: memory and two doorbells"));
+        };
+        if offer.params.secret == 0 {
+            return Err(invalid_offer(node, "a secret", 0, "random, and not 0"));
+        }
+        let link = open_link(ShmDescriptors { memfd, doorbell_creator, doorbell_peer }, WINDOW_BYTES)?;
+        Ok(self.add_peer(&link, offer.params.secret).map_err(LiveError::from)?)
+    }
+
+    fn finish(&mut self, node: NodeId, _: &ConnectionParams) -> Result<NicAddress, InterconnectError> {
+        Err(invalid_offer(node, "an acceptance", "another kind", "of what was offered"))
+    }
+
+    fn local(&self) -> Option<SocketAddr> {
+        None
+    }
+
+    fn remove(&mut self, address: NicAddress) {
+        self.remove_peer(address);
+    }
+
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.wait_fds().collect()
+    }
+
+    fn prepare_wait(&mut self) -> bool {
+        self.prepare_wait()
+    }
+
+    fn finish_wait(&mut self) {
+        self.finish_wait();
+    }
+}
+
+impl PeerWire for UdpIo {
+    const TOKEN_BYTES: usize = size_of::<u64>();
+    const CARRIED: Carried = Carried::BySystemCalls;
+
+    /// On one machine the longest; between machines what Ethernet carries.
+    fn mtu(&self) -> Mtu {
+        if self.local().ip().is_loopback() { Mtu::B4096 } else { Mtu::B1024 }
+    }
+
+    fn offer(&mut self, _: u64) -> Result<Offered, InterconnectError> {
+        Ok(Offered { address: None, descriptors: Vec::new() })
+    }
+
+    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<NicAddress, InterconnectError> {
+        self.finish(node, &offer.params)
+    }
+
+    fn finish(&mut self, node: NodeId, params: &ConnectionParams) -> Result<NicAddress, InterconnectError> {
+        let Some(address) = params.address else {
+            return Err(invalid_offer(node, "an address", "none", "where it receives UDP"));
+        };
+        Ok(self.add_peer(address).map_err(LiveError::from)?)
+    }
+
+    fn local(&self) -> Option<SocketAddr> {
+        Some(self.local())
+    }
+
+    fn remove(&mut self, _: NicAddress) {}
+
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.wait_fd()]
+    }
+
+    fn prepare_wait(&mut self) -> bool {
+        self.is_idle()
+    }
+
+    fn finish_wait(&mut self) {}
+}
