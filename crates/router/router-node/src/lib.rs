@@ -1,4 +1,4 @@
-//! A router node as a process: `cluster.toml`, other nodes, interconnects, the loop that forwards.
+//! A router node as a process: `cluster.toml`, sessions with the other nodes, interconnects, and the forwarding loop.
 #![forbid(unsafe_code)]
 
 pub mod cluster;

@@ -1,4 +1,4 @@
-//! What the command line asks a node, and what it answers: JSON, in packets of the node's unix socket.
+//! The management protocol between the command line and a node: JSON messages over the node's unix socket.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,124 +8,124 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::message::RouteKind;
 
-/// The version of these messages. Both may be of different releases: another version is answered with a refusal.
+/// Version of these messages. The command and the node may be of different releases: a node refuses another version.
 pub const VERSION: u32 = 1;
-/// Routes in one answer at most.
+/// Maximum number of routes in one response.
 pub const ROUTES_MAX: usize = 128;
-/// Neighbours that a state names at most.
+/// Maximum number of neighbours that a status lists.
 pub const NEIGHBOURS_SHOWN_MAX: usize = 128;
-/// Differences that a reload names at most.
+/// Maximum number of differences that a reload lists.
 pub const CHANGES_SHOWN_MAX: usize = 64;
-/// Steps of traced packets in one answer at most.
+/// Maximum number of traced steps in one response.
 pub const STEPS_MAX: usize = 64;
 
-/// From the command line to a node.
+/// A request with the version of this protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionedRequest {
     /// [`VERSION`].
     pub version: u32,
-    /// What is asked.
+    /// The request.
     #[serde(rename = "ask")]
     pub request: Request,
 }
 
-/// What is asked of a node.
+/// A request of the command line to a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Its state.
+    /// The state of the node.
     Status,
-    /// Its routes.
+    /// Routes of the node's forwarding tables.
     Fib(FibQuery),
-    /// To tell what becomes of packets, until the channel ends.
+    /// Reports the steps of matching packets until the channel ends.
     Trace(TraceQuery),
-    /// To read the cluster file again, and become what it says.
+    /// Reads the cluster file again and applies it.
     Reload {
-        /// Only to say whether that could be.
+        /// Checks the file without applying it.
         is_trial: bool,
     },
-    /// To end.
+    /// Ends the node.
     Stop,
 }
 
-/// Which routes.
+/// Selects routes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FibQuery {
-    /// The route that packets to this address take, and no other.
+    /// Only the route that packets to this address take.
     pub address: Option<IpAddr>,
-    /// Those within this network only.
+    /// Only routes within this network.
     pub within: Option<IpNet>,
 }
 
-/// Which packets: all that match everything that is said.
+/// Selects the packets that match all given fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceQuery {
-    /// From these addresses.
+    /// Source addresses.
     pub source: Option<IpNet>,
-    /// To these addresses.
+    /// Destination addresses.
     pub destination: Option<IpNet>,
-    /// The protocol's number.
+    /// IP protocol number.
     pub protocol: Option<u8>,
-    /// A UDP or TCP port of either end.
+    /// UDP or TCP port, source or destination.
     pub port: Option<u16>,
-    /// Packets that are followed at most.
+    /// Maximum number of packets that are traced.
     pub packets_max: u32,
 }
 
 impl VersionedRequest {
-    /// A request of this version.
+    /// Returns a request of this version.
     pub fn new(request: Request) -> Self {
         Self { version: VERSION, request }
     }
 }
 
-/// From a node to the command line.
+/// A response of a node to the command line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Response {
-    /// Its state.
+    /// The state of the node.
     Status(Box<Status>),
-    /// Some of its routes; more answers follow until the last.
+    /// Some of the routes; more responses follow until the last one.
     Fib {
-        /// In the order of their destinations.
+        /// Routes in the order of their destinations.
         routes: Vec<Route>,
-        /// No more follow.
+        /// No more responses follow.
         is_last: bool,
     },
-    /// Steps of packets that are followed; the first answer has none and says that packets are followed from now on.
+    /// Steps of traced packets. The first response is empty: it confirms that tracing has begun.
     Traced(Vec<TracedStep>),
-    /// What is different in the cluster file, a line each; it has become so, but in a trial.
+    /// The differences in the cluster file, one line each. They are applied, except in a trial.
     Reloaded {
-        /// At most [`CHANGES_SHOWN_MAX`], and how many more.
+        /// At most [`CHANGES_SHOWN_MAX`] lines, then the number of those left out.
         changes: Vec<String>,
     },
-    /// Nothing has changed, for this is wrong with the cluster file.
+    /// The cluster file is invalid; nothing has changed.
     #[serde(rename = "unfit")]
     InvalidConfig {
         /// File, line, key, value and remedy.
         fault: String,
     },
-    /// It ends; the channel ends when it has.
+    /// The node ends, and closes the channel when it has ended.
     Stopping,
-    /// It does not understand, or does not trust, whoever asks.
+    /// The node does not understand the request, or does not trust its sender.
     Refused {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// A node's state.
+/// The state of a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// The node's name.
     pub node: String,
-    /// Its process.
+    /// Its process ID.
     pub pid: u32,
-    /// When it started, since 1970.
+    /// When it started, in nanoseconds since 1970.
     pub started_at_ns: u64,
-    /// What joins it to other nodes.
+    /// The kind of its interconnect.
     pub interconnect: String,
-    /// How many packets go into a message.
+    /// The batch size: packets per message, or `adaptive`.
     pub batch: String,
     /// Its ports, by number.
     pub ports: Vec<PortStatus>,
@@ -135,143 +135,142 @@ pub struct Status {
     pub routes: RoutesStatus,
     /// Neighbours on its ports' networks, at most [`NEIGHBOURS_SHOWN_MAX`].
     pub neighbours: Vec<NeighbourStatus>,
-    /// Packets that went no further, by reason: those of ports, and others.
+    /// Dropped packets by reason, except those counted at a port.
     pub drops: BTreeMap<String, u64>,
-    /// Packets to the node's own kernel, and from it.
+    /// Packets exchanged with the node's own kernel.
     pub kernel: Traffic,
-    /// ICMP errors that were sent.
+    /// ICMP errors sent.
     pub icmp_errors_sent: u64,
-    /// ICMP errors that were not sent because there were too many.
+    /// ICMP errors suppressed by the rate limit.
     pub icmp_errors_suppressed: u64,
-    /// Hosts that were told of a nearer way.
+    /// ICMP redirects sent.
     pub redirects_sent: u64,
-    /// Others that claimed an address of the node's.
+    /// Address conflicts: other hosts that claimed an address of the node.
     pub address_conflicts: u64,
-    /// Buffers for packets that are free.
+    /// Free packet buffers.
     pub buffers_free: u64,
-    /// Buffers for packets in all.
+    /// All packet buffers.
     pub buffers: u64,
-    /// How often news of the kernel were lost and all of it was read again.
+    /// Number of times that netlink messages were lost and all kernel state was read again.
     pub netlink_resyncs: u64,
 }
 
 /// Packets and bytes in both directions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
-    /// Packets that came in.
+    /// Packets received.
     pub received_packets: u64,
-    /// Their bytes.
+    /// Bytes received.
     pub received_bytes: u64,
-    /// Packets that went out.
+    /// Packets sent.
     pub sent_packets: u64,
-    /// Their bytes.
+    /// Bytes sent.
     pub sent_bytes: u64,
 }
 
-/// A port.
+/// The state of a port.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PortStatus {
     /// The interface.
     pub device: String,
-    /// What it is reached by: `af-xdp`, `af-packet`, `tap` or `pcap`.
+    /// The kind of port in use: `af-xdp`, `af-packet`, `tap`, `pcap` or `vlan`.
     pub kind: String,
-    /// Why it is not reached by what was asked for first.
+    /// Why the preferred kind is not in use.
     pub fallback: Option<String>,
-    /// Whether packets come and go.
+    /// Whether packets can be received and sent.
     pub is_up: bool,
     /// Its hardware address.
     pub mac: String,
-    /// Its longest packet.
+    /// Its MTU.
     pub mtu_bytes: u16,
-    /// Why that is shorter than the cluster file says, and what to do.
+    /// Why the MTU is below the one of the cluster file, and the remedy.
     #[serde(default)]
     pub mtu_cut: Option<String>,
     /// Its addresses.
     pub addresses: Vec<IpNet>,
-    /// Of those, and its link-local one, which are looked for on its network and not used yet.
+    /// Addresses, the link-local one included, that duplicate address detection still probes.
     pub addresses_tentative: Vec<IpAddr>,
-    /// Which are not used, for somebody else has them.
+    /// Addresses that are not used because another host has them.
     pub addresses_duplicate: Vec<IpAddr>,
-    /// What went through it.
+    /// Packets received and sent.
     pub traffic: Traffic,
-    /// What came in here, or should have left here, and went no further, by reason.
+    /// Dropped packets by reason: received here, or to be sent here.
     pub drops: BTreeMap<String, u64>,
-    /// Frames that were lost before they reached the router, because it was too slow.
+    /// Frames lost before they reached the router, because the router was too slow.
     pub receive_overflows: u64,
-    /// Frames that came in and that the port could not make sense of.
+    /// Frames received that the port could not parse.
     pub receive_unusable: u64,
-    /// Frames that the device did not take.
+    /// Frames that the device did not accept.
     pub transmit_refused: u64,
 }
 
-/// Another node.
+/// The state of another node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PeerStatus {
     /// Its name.
     pub node: String,
     /// `up`, `joining` or `down`.
     pub state: String,
-    /// Why it is not up, as far as known.
+    /// Why it is not up, if known.
     pub reason: Option<String>,
-    /// Destinations that it announces.
+    /// Number of destinations that it announces.
     pub routes: u64,
-    /// Packets and messages between this node and it.
+    /// Packets and messages exchanged with it.
     pub traffic: PeerTraffic,
-    /// How often it was lost.
+    /// Number of times that the session with it was lost.
     pub losses: u64,
-    /// From the moment when it was known to be lost until no packet was sent to it any more: of the last time.
+    /// For the last loss: microseconds from its detection until no packet was sent to the node any more.
     pub withdrawn_us: Option<u64>,
 }
 
-/// Packets between two nodes.
+/// Traffic between two nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerTraffic {
     /// Packets sent.
     pub sent_packets: u64,
-    /// Messages that they went in.
+    /// Messages that carried the sent packets.
     pub sent_messages: u64,
     /// Packets received.
     pub received_packets: u64,
-    /// Messages that they came in.
+    /// Messages that carried the received packets.
     pub received_messages: u64,
-    /// Packets that went over a third node.
+    /// Packets sent by way of a third node.
     pub detoured_packets: u64,
-    /// Packets that were passed on to a third node.
+    /// Packets of this node that were relayed to a third node.
     pub relayed_packets: u64,
-    /// Packets dropped on the way, for whatever reason.
+    /// Packets dropped, for any reason.
     pub dropped_packets: u64,
-    /// Messages that pretended to be its own, and were not heard.
+    /// Messages that failed authentication and were dropped.
     #[serde(default)]
     pub forged_messages: u64,
 }
 
-/// How many routes there are.
+/// Numbers of routes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoutesStatus {
-    /// IPv4 destinations that packets are forwarded to.
+    /// IPv4 destinations in the forwarding table.
     pub v4: u64,
-    /// IPv6 destinations.
+    /// IPv6 destinations in the forwarding table.
     pub v6: u64,
     /// Destinations that this node announces.
     pub announced: u64,
-    /// Routes to other nodes' destinations that this node's kernel has from here.
+    /// Routes to other nodes' destinations that this node installed in its kernel.
     pub installed: u64,
-    /// Destinations that are announced and that its tables have no room for: packets to them take wider routes.
+    /// Announced destinations that the forwarding tables have no room for: their packets take a less specific route.
     #[serde(default)]
     pub left_out: u64,
-    /// Routes of this node's kernel that are not the cluster's, in all of their ways or some: by interfaces that are no
-    /// ports.
+    /// Kernel routes rejected, with all or some of their next hops, because the interface is not a port.
     #[serde(default)]
     pub by_no_port: u64,
-    /// The same, because the kernel wraps packets that take them.
+    /// Kernel routes rejected, with all or some of their next hops, because the kernel encapsulates their packets.
     #[serde(default)]
     pub encapsulated: u64,
-    /// Routes of this node's kernel that are the cluster's without their own MTU.
+    /// Kernel routes accepted without their own MTU.
     #[serde(default)]
     pub mtu_unheeded: u64,
 }
 
-/// A neighbour.
+/// A neighbour of a port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NeighbourStatus {
     /// The port.
@@ -280,54 +279,54 @@ pub struct NeighbourStatus {
     pub address: IpAddr,
     /// Its hardware address, once known.
     pub mac: Option<String>,
-    /// As RFC 4861 calls it.
+    /// Its state, as named in RFC 4861.
     pub state: String,
 }
 
 /// A route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
-    /// Its destinations.
+    /// Its destination prefix.
     pub to: IpNet,
-    /// The lowest one of all nodes' routes to them.
+    /// The lowest metric of all nodes' routes to the prefix.
     pub metric: u32,
-    /// What becomes of packets.
+    /// What is done with packets.
     pub kind: RouteKind,
-    /// Equal ways, for those that go one; none while the nodes that announced it are being taken out.
+    /// Equal-cost next hops of a unicast route; none while the routes of a lost node are being withdrawn.
     pub hops: Vec<RouteHop>,
-    /// The tables have no room for it: packets take a wider route, or none.
+    /// The tables have no room for the route: packets take a less specific route, or none.
     #[serde(default)]
     pub is_left_out: bool,
 }
 
-/// One way out of the cluster.
+/// A next hop outside the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RouteHop {
-    /// The node that sends.
+    /// The egress node.
     pub node: String,
-    /// The port that it sends by; `kernel` for the node itself.
+    /// The egress port; `kernel` for the node itself.
     pub port: String,
-    /// Whom it sends to, by that node's numbering; 0 for whoever has the address.
+    /// The adjacency at that node; 0 if the destination is on the port's network.
     pub adjacency: u16,
-    /// How many parts of the flows go there, beside those of the other ways.
+    /// Share of the flows, relative to the other next hops.
     pub weight: u16,
 }
 
-/// What became of a packet at one place.
+/// One step of a traced packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedStep {
-    /// When, since the node started.
+    /// Time since the node started, in nanoseconds.
     pub time_ns: u64,
     /// The packet's source.
     pub source: IpAddr,
     /// Its destination.
     pub destination: IpAddr,
-    /// Its protocol's number.
+    /// IP protocol number.
     pub protocol: u8,
-    /// The source port of UDP or TCP, else 0.
+    /// UDP or TCP source port, otherwise 0.
     pub source_port: u16,
-    /// The destination port.
+    /// UDP or TCP destination port, otherwise 0.
     pub destination_port: u16,
-    /// What.
+    /// Description of the step.
     pub step: String,
 }

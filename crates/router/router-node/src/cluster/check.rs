@@ -1,4 +1,4 @@
-//! What the parts of a cluster file must be to each other.
+//! Checks of a cluster file across its keys.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -12,22 +12,22 @@ use super::model::{ADDRESSES_MAX, Cluster, DEVICE_BYTES_MAX, Node, PortOfNode, R
 use super::schema::{InterconnectKind, PortKind};
 
 const EXAMPLE_NAME: &str = "edge-1";
-/// Beats closer than this would be work, not news.
+/// Lower limit of the keepalive interval: more frequent keepalives cost work and detect nothing earlier.
 const BEAT_NS_MIN: f64 = 1e6;
 const TIMEOUT_NS_MAX: f64 = 3.6e12;
-/// A beat may come late by as long again.
+/// The hold time is at least two keepalive intervals, so one delayed keepalive does not end a session.
 const SILENCE_BEATS_MIN: f64 = 2.0;
-/// What every IPv4 network carries (RFC 791) and the most that a buffer holds.
+/// Minimum IPv4 MTU (RFC 791).
 const MTU_BYTES_MIN: u16 = 68;
-/// What a frame of jumbo size carries.
+/// MTU of a jumbo frame, and the largest packet that a buffer holds.
 pub const MTU_BYTES_MAX: u16 = 9216;
-/// IPv6 wants as much (RFC 8200).
+/// Minimum IPv6 MTU (RFC 8200).
 const MTU_V6_BYTES_MIN: u16 = 1280;
-/// The last number that a VLAN can have (IEEE 802.1Q).
+/// Highest VLAN identifier (IEEE 802.1Q).
 const VLAN_MAX: u16 = 4094;
 const LATENCY_TARGET_NS: std::ops::RangeInclusive<f64> = 1e3..=1e9;
 
-/// Everything that can be seen without looking at a machine.
+/// Checks everything that needs no access to the machine.
 pub(super) fn check(cluster: &Cluster) -> CheckResult {
     check_name("name", &cluster.name, EXAMPLE_NAME)?;
     check_interconnect(cluster)?;
@@ -105,7 +105,7 @@ fn check_nodes(cluster: &Cluster) -> CheckResult {
     Ok(())
 }
 
-/// That no earlier node has the same.
+/// Checks that no earlier node has the same value.
 fn check_unlike(
     before: &[Node],
     index: usize,
@@ -141,7 +141,7 @@ fn check_ports(index: usize, node: &Node) -> CheckResult {
     Ok(())
 }
 
-/// A VLAN is on a port that stands before it, which is no VLAN itself.
+/// Checks that the parent of a VLAN precedes it and is not a VLAN itself.
 fn check_vlan(key: &str, before: &[PortOfNode], port: &PortOfNode) -> CheckResult {
     let is_vlan = port.kind == PortKind::Vlan;
     let given = [("parent", port.parent.clone()), ("vlan", port.vlan.map(|id| id.to_string()))];
@@ -172,7 +172,7 @@ fn check_vlan(key: &str, before: &[PortOfNode], port: &PortOfNode) -> CheckResul
     Ok(())
 }
 
-/// As the kernel takes names of interfaces.
+/// Checks an interface name as the kernel does.
 fn check_device(key: &str, device: &str) -> CheckResult {
     let is_letter = |byte: u8| byte.is_ascii_graphic() && byte != b'/' && byte != b':';
     let is_good = (1..=DEVICE_BYTES_MAX).contains(&device.len()) && device.bytes().all(is_letter);
@@ -264,7 +264,7 @@ fn check_route(key: &str, node: &Node, route: &StaticRoute) -> CheckResult {
     Err(InvalidKey::new(format!("{key}.via"), what))
 }
 
-/// An address has one owner.
+/// Checks that each address is configured once.
 fn check_owners(cluster: &Cluster) -> CheckResult {
     let mut owned: BTreeSet<IpAddr> = BTreeSet::new();
     for (index, node) in cluster.nodes.iter().enumerate() {
@@ -293,8 +293,8 @@ fn check_owners(cluster: &Cluster) -> CheckResult {
     Ok(())
 }
 
-/// Whether the address is one of the network's, and not that of all on it, or of none (RFC 3021 for those of two). A
-/// network of everything is nobody's port.
+/// Returns whether the address is a host address of the network: neither the network nor the broadcast address, except
+/// in a /31 (RFC 3021). No port has a network of prefix length 0.
 fn is_host_of(network: &IpNet) -> bool {
     match network {
         _ if network.prefix_len() == 0 => false,
@@ -308,7 +308,8 @@ fn is_unicast(address: IpAddr) -> bool {
     !address.is_multicast() && !address.is_unspecified() && !address.is_loopback() && !is_broadcast
 }
 
-/// Who meets by TCP needs an interconnect that leaves the machine, and the other way round an address for it.
+/// Checks that nodes with TCP control addresses use an interconnect that leaves the machine, and that this interconnect
+/// has a fabric address on each node.
 fn check_sockets(cluster: &Cluster) -> CheckResult {
     let kind = cluster.interconnect.kind;
     let has_control = cluster.nodes.iter().any(|node| node.control.is_some());
@@ -343,7 +344,7 @@ fn check_sockets(cluster: &Cluster) -> CheckResult {
     check_key(cluster.key.as_deref(), has_control)
 }
 
-/// Who meets by TCP knows the others by a key.
+/// Checks that nodes which connect by TCP authenticate each other with a key.
 fn check_key(key: Option<&Path>, has_control: bool) -> CheckResult {
     let what = match (key, has_control) {
         (None, true) => {

@@ -1,4 +1,4 @@
-//! What is different in a cluster file that is read again, and whether a node that is up can follow.
+//! Differences between two versions of a cluster file, and whether a running node can apply them.
 
 use std::fmt::{Debug, Display};
 
@@ -9,19 +9,19 @@ use sim::Span;
 use super::model::{Cluster, Interconnect, Node, PortOfNode};
 use super::schema::Batch;
 
-/// How long a fixed batch waits to be filled.
+/// Maximum time for which a fixed batch waits to be filled.
 const BATCH_WAIT: Span = Span::from_ps(10_000_000);
 
-/// How a node that is up becomes what the file says now.
+/// The differences between two versions of a cluster file, for one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConfigDiff {
-    /// What is different, a line each; nothing where nothing is.
+    /// One line per difference.
     pub lines: Vec<String>,
-    /// By place in the new file: the place of the port that stays plugged in as it is, or `None` for one to be opened.
+    /// By port index in the new file: the former index of a port that stays open, or `None` for a port to be opened.
     pub kept_ports: Vec<Option<usize>>,
 }
 
-/// How packets go together, as the file says.
+/// Returns the batching policy that the file configures.
 pub fn batching_policy(interconnect: &Interconnect) -> Policy {
     match interconnect.batch {
         Batch::Adaptive => Policy::Adaptive { target: Span::from_ns(interconnect.latency_target_ns) },
@@ -29,10 +29,10 @@ pub fn batching_policy(interconnect: &Interconnect) -> Policy {
     }
 }
 
-/// What is different between two files, for the node of that place.
+/// Compares two versions of a cluster file for the node with index `node`.
 ///
 /// # Errors
-/// The first key whose change takes a restart.
+/// Returns the first key whose change needs a restart.
 pub fn diff(old: &Cluster, new: &Cluster, node: usize) -> Result<ConfigDiff, InvalidKey> {
     check_cluster(old, new)?;
     for (place, (old, new)) in old.nodes.iter().zip(&new.nodes).enumerate() {
@@ -47,7 +47,7 @@ pub fn diff(old: &Cluster, new: &Cluster, node: usize) -> Result<ConfigDiff, Inv
     Ok(changes)
 }
 
-/// That a value which counts from the start on is the same.
+/// Checks that a value which is fixed at start has not changed.
 fn check_unchanged<T: PartialEq + Debug>(key: &str, old: &T, new: &T) -> CheckResult {
     if old == new {
         return Ok(());
@@ -60,7 +60,7 @@ fn check_unchanged<T: PartialEq + Debug>(key: &str, old: &T, new: &T) -> CheckRe
     Err(InvalidKey::new(key, what))
 }
 
-/// As people write it.
+/// Formats a value as in the file.
 fn display_value(value: &impl Debug) -> String {
     let text = format!("{value:?}");
     match text.strip_prefix("Some(").and_then(|text| text.strip_suffix(')')) {
@@ -137,7 +137,7 @@ impl ConfigDiff {
     }
 }
 
-/// Whether what is plugged in for one is what the other wants.
+/// Returns whether the port that is open for `old` also serves `new`.
 fn opens_same_device(old: &PortOfNode, new: &PortOfNode) -> bool {
     let device = |port: &PortOfNode| {
         (port.device.clone(), port.kind, port.input.clone(), port.output.clone(), port.parent.clone(), port.vlan)
@@ -181,7 +181,7 @@ namespace = "b"
 device = "eth0"
 "#;
 
-    /// What is replaced by what, what is lines of it, and which ports stay.
+    /// A replaced text, its replacement, the expected lines, and the ports that stay open.
     type Case<'a> = (&'a str, &'a str, &'a [&'a str], &'a [Option<usize>]);
 
     fn cluster(text: &str) -> Cluster {
@@ -256,7 +256,7 @@ device = "eth0"
                 (lines.to_vec(), *kept_ports)
             );
         }
-        // Another node's ports are its own business.
+        // Changes to another node's ports are not reported for this node.
         assert_eq!(
             after("10.9.0.1/24\"", "10.9.0.3/24\"", 1).unwrap(),
             ConfigDiff { lines: vec![], kept_ports: vec![Some(0)] }

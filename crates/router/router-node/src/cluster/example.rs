@@ -1,8 +1,8 @@
-//! A cluster file to begin with.
+//! An example cluster file.
 
 use std::fmt::Write;
 
-/// A file of `nodes` nodes a, b, ..., each in a network namespace of its name, with an interface `eth0`.
+/// Returns a file of `nodes` nodes a, b, ..., each in a network namespace of its name, with an interface `eth0`.
 pub fn example(nodes: u8) -> String {
     let mut text = String::from(HEAD);
     for node in (b'a'..).take(usize::from(nodes)).map(char::from) {

@@ -1,4 +1,4 @@
-//! Reading a cluster file, and saying where in its text something is wrong.
+//! Reads a cluster file and locates errors in its text.
 
 use std::fmt;
 use std::path::Path;
@@ -12,15 +12,15 @@ use config::InvalidKey;
 /// The command that prints a valid cluster file.
 const EXAMPLE: &str = "crosslane router example";
 
-/// What is wrong with a cluster file: one line with file, line, key, value and remedy.
+/// An error in a cluster file: one line with file, line, key, value and remedy.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct ClusterError(String);
 
-/// A cluster together with the text that it came from.
+/// A cluster and the text that it was parsed from.
 #[derive(Clone, Debug)]
 pub struct ClusterFile {
-    /// What the text says.
+    /// The parsed cluster.
     pub cluster: Cluster,
     shown: String,
     text: String,
@@ -30,7 +30,7 @@ impl ClusterFile {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Returns the first error in the file.
     pub fn read(path: &Path) -> Result<Self, ClusterError> {
         let bytes = config::read_bytes(path, "cluster file", "--cluster").map_err(ClusterError)?;
         Self::parse(&path.display().to_string(), &bytes)
@@ -39,7 +39,7 @@ impl ClusterFile {
     /// Parses and checks the bytes of a file.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// Returns the first error in the text.
     pub fn parse(shown: &str, bytes: &[u8]) -> Result<Self, ClusterError> {
         let text = config::utf8(shown, bytes).map_err(ClusterError)?;
         config::check_version(shown, text, VERSION, EXAMPLE).map_err(ClusterError)?;
@@ -49,7 +49,7 @@ impl ClusterFile {
         Ok(file)
     }
 
-    /// The file's path as it was given.
+    /// Returns the path of the file as it was given.
     pub fn shown(&self) -> &str {
         &self.shown
     }

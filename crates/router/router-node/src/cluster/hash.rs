@@ -1,6 +1,6 @@
-//! A hash that every release computes alike.
+//! A hash whose values are stable across releases.
 
-/// FNV-1a: the same in every release, which the standard library's hash is not.
+/// FNV-1a. The hash of the standard library may change with its release.
 pub fn fnv1a(bytes: &[u8]) -> u64 {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0100_0000_01b3;

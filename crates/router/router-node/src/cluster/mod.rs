@@ -1,7 +1,7 @@
-//! `cluster.toml`: which nodes there are, what they are plugged into, and what joins them.
+//! `cluster.toml`: the nodes, their ports, and their interconnect.
 //!
-//! A [`Cluster`] is what a file says, checked as far as that goes without looking at the machine. `docs/router.md`
-//! explains every key.
+//! A [`Cluster`] is a parsed file, checked as far as that needs no access to the machine. `docs/router.md` documents
+//! every key.
 
 mod check;
 mod diff;

@@ -11,65 +11,65 @@ use serde::Deserialize;
 use super::hash::fnv1a;
 use super::schema::{self, Balance, Batch, InterconnectKind, PortKind};
 
-/// The version of cluster files that this release reads.
+/// Version of the cluster files that this release reads.
 pub const VERSION: u32 = 1;
-/// Static routes of a node at most: what changes, or is more, is a routing daemon's to say.
+/// Maximum number of static routes per node. More routes, or changing ones, come from a routing daemon.
 pub const ROUTES_MAX: usize = 1024;
-/// Addresses of a port or of a node itself at most.
+/// Maximum number of addresses of a port, or of a node itself.
 pub const ADDRESSES_MAX: usize = 16;
-/// Bytes of an interface's name at most, without its end.
+/// Maximum length of an interface name in bytes, without the terminating zero.
 pub const DEVICE_BYTES_MAX: usize = 15;
 
-/// What a cluster file says.
+/// A cluster file. The names of its fields and types are part of [`Cluster::digest`].
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cluster {
-    /// [`VERSION`], checked before anything else is looked at.
+    /// [`VERSION`], checked before everything else.
     pub version: u32,
-    /// Names the directory of the running cluster, with a hash of the file's path.
+    /// Names the directory of the running cluster, together with a hash of the file's path.
     #[serde(default = "name_default")]
     pub name: String,
-    /// What joins the nodes.
+    /// The interconnect of the nodes.
     #[serde(default)]
     pub interconnect: Interconnect,
-    /// The file with the key by which nodes of several machines know each other.
+    /// File with the key that nodes of several machines authenticate each other with.
     #[serde(default)]
     pub key: Option<PathBuf>,
-    /// How long things may take.
+    /// Time limits.
     #[serde(default)]
     pub timeouts: Timeouts,
-    /// The nodes. A node's place in this list is its [`NodeId`].
+    /// The nodes. A node's index is its [`NodeId`].
     pub nodes: Vec<Node>,
 }
 
-/// What joins the nodes, and how packets share its messages.
+/// How nodes exchange packets, and how packets are batched into messages.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Interconnect {
-    /// What carries packets between nodes.
+    /// The transport of packets between nodes.
     pub kind: InterconnectKind,
-    /// How many packets go into one message.
+    /// Packets per message.
     pub batch: Batch,
-    /// How long a message may take that holds several packets, where the batch is adaptive.
+    /// Latency target of an adaptive batch, in nanoseconds.
     #[serde(deserialize_with = "nanoseconds")]
     pub latency_target_ns: f64,
-    /// Which way packets take.
+    /// How packets are routed to their egress node.
     pub balance: Balance,
-    /// The link that windows pretend to be; `gen3x16` without it.
+    /// The modelled link of windows; `gen3x16` if absent.
     pub timing: Option<rack::Timing>,
 }
 
-/// How long things may take.
+/// Time limits.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Timeouts {
-    /// How often a node says to each other one that it is there: see [`Cluster::keepalive_ns`].
+    /// Keepalive interval: see [`Cluster::keepalive_ns`].
     #[serde(deserialize_with = "schema::optional_nanoseconds")]
     pub beat_ns: Option<f64>,
-    /// Silence after which another node counts as dead: see [`Cluster::hold_ns`].
+    /// Hold time: see [`Cluster::hold_ns`].
     #[serde(deserialize_with = "schema::optional_nanoseconds")]
     pub silence_ns: Option<f64>,
-    /// How long `crosslane router up` waits for the nodes to meet.
+    /// How long `crosslane router up` waits for the sessions between the nodes.
     #[serde(deserialize_with = "nanoseconds")]
     pub up_ns: f64,
 }
@@ -80,24 +80,25 @@ pub struct Timeouts {
 pub struct Node {
     /// Its name.
     pub name: String,
-    /// The network namespace that it works in: a name of `ip netns`, or a path; the one that it is started in without.
+    /// Its network namespace: a name of `ip netns`, or a path. If absent, the node keeps the namespace that it is
+    /// started in.
     #[serde(default)]
     pub namespace: Option<PathBuf>,
-    /// Where other nodes reach it, when the nodes are on several machines; all nodes say so, or none.
+    /// Its control address, for nodes of several machines. Either all nodes have one, or none.
     #[serde(default)]
     pub control: Option<SocketAddr>,
-    /// Where it exchanges packets with others, by RoCE over UDP.
+    /// The address of its RoCE over UDP traffic.
     #[serde(default)]
     pub fabric: Option<SocketAddr>,
-    /// Addresses of the node itself, beside those of its ports: they are reached whatever port is down.
+    /// Addresses of the node itself, reachable whichever of its ports is down.
     #[serde(default, deserialize_with = "schema::addresses")]
     pub addresses: Vec<IpAddr>,
-    /// Whether it tells hosts of a nearer way.
+    /// Whether it sends ICMP redirects.
     #[serde(default = "redirects_default")]
     pub redirects: bool,
-    /// What it is plugged into. A port's place in this list is its [`PortId`].
+    /// Its ports. A port's index is its [`PortId`].
     pub ports: Vec<PortOfNode>,
-    /// Routes that no kernel and no daemon says.
+    /// Static routes.
     #[serde(default)]
     pub routes: Vec<StaticRoute>,
 }
@@ -106,44 +107,44 @@ pub struct Node {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PortOfNode {
-    /// The interface's name; of a pcap port or a VLAN a name for it.
+    /// The interface name; for a pcap port or a VLAN, a name for the port.
     pub device: String,
-    /// How the interface is reached.
+    /// How the interface is accessed.
     #[serde(default)]
     pub kind: PortKind,
-    /// Its largest packet, IP header and all; the interface's own without it.
+    /// MTU: the largest packet, IP header included. If absent, that of the interface.
     #[serde(default)]
     pub mtu_bytes: Option<u16>,
-    /// Its addresses with the lengths of their networks, where no kernel has them: of TAP and pcap ports and VLANs.
+    /// Addresses with prefix lengths, for ports without a kernel interface: TAP, pcap and VLAN.
     #[serde(default, deserialize_with = "schema::networks")]
     pub addresses: Vec<IpNet>,
-    /// The file that a pcap port receives.
+    /// The capture file that a pcap port receives from.
     #[serde(default)]
     pub input: Option<PathBuf>,
-    /// The file that a pcap port sends into.
+    /// The capture file that a pcap port sends to.
     #[serde(default)]
     pub output: Option<PathBuf>,
-    /// The device of the port that a VLAN is on; it stands before it.
+    /// The device of the parent port of a VLAN, which precedes it in the file.
     #[serde(default)]
     pub parent: Option<String>,
-    /// A VLAN's number, which is in the tag.
+    /// The VLAN identifier in the tag.
     #[serde(default)]
     pub vlan: Option<u16>,
 }
 
-/// A route that is as long as the node.
+/// A static route.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StaticRoute {
-    /// Which destinations.
+    /// The destination prefix.
     #[serde(deserialize_with = "schema::network")]
     pub to: IpNet,
     /// The port's device.
     pub port: String,
-    /// The next router; without it destinations are on the port's own network.
+    /// The next hop; if absent, destinations are on the port's own network.
     #[serde(default, deserialize_with = "schema::address")]
     pub via: Option<IpAddr>,
-    /// Of two routes to the same destinations the lower one is taken.
+    /// Of two routes to the same prefix, the lower metric is preferred.
     #[serde(default)]
     pub metric: u32,
 }
@@ -167,40 +168,41 @@ impl Default for Timeouts {
 }
 
 impl Cluster {
-    /// The node of a name.
+    /// Returns the node with this name.
     pub fn node(&self, name: &str) -> Option<(NodeId, &Node)> {
         let index = self.nodes.iter().position(|node| node.name == name)?;
         Some((NodeId(index as u8), &self.nodes[index]))
     }
 
-    /// The node of a number, if there is one.
+    /// Returns the node with this number.
     pub fn node_of(&self, id: NodeId) -> Option<&Node> {
         self.nodes.get(usize::from(id.0))
     }
 
-    /// Whether the nodes are on several machines. On one, the kernel says at once when a node has died, and one that is
-    /// silent waits for a processor.
+    /// Returns whether the nodes are on several machines. On a single machine the kernel reports at once that a node
+    /// has died, and a silent node is waiting for a CPU.
     fn spans_machines(&self) -> bool {
         self.nodes.iter().any(|node| node.control.is_some())
     }
 
-    /// Nanoseconds from one beat of a node to the next: 20 ms between machines, 500 ms on one, if nothing else is said.
+    /// Returns the keepalive interval in nanoseconds: by default 20 ms between machines and 500 ms on one machine.
     pub fn keepalive_ns(&self) -> f64 {
         self.timeouts.beat_ns.unwrap_or(if self.spans_machines() { 2e7 } else { 5e8 })
     }
 
-    /// Nanoseconds of silence after which another node counts as dead: four beats, if nothing else is said.
+    /// Returns the hold time in nanoseconds, after which a silent node counts as dead: by default four keepalive
+    /// intervals.
     pub fn hold_ns(&self) -> f64 {
         self.timeouts.silence_ns.unwrap_or(4.0 * self.keepalive_ns())
     }
 
-    /// The nodes' names, for people.
+    /// Returns the names of the nodes for display.
     pub fn names(&self) -> String {
         self.nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>().join(", ")
     }
 
-    /// What two nodes compare, to see that they are of the same cluster: a hash of everything that the file says, but
-    /// for where a machine keeps the key.
+    /// Returns the hash that two nodes compare to check that they use the same cluster file. It covers everything but
+    /// the path of the key, which may differ between machines.
     pub fn digest(&self) -> u64 {
         let shared = Self { key: None, ..self.clone() };
         fnv1a(format!("{shared:?}").as_bytes())
@@ -208,19 +210,19 @@ impl Cluster {
 }
 
 impl Node {
-    /// The port that a VLAN is on, and its number there.
+    /// Returns the parent port and the identifier of a VLAN.
     pub fn vlan(&self, port: &PortOfNode) -> Option<Vlan> {
         let (parent, _) = self.port(port.parent.as_deref()?)?;
         Some(Vlan { parent, id: port.vlan? })
     }
 
-    /// Ports without a kernel, whose networks no kernel knows.
+    /// Returns the ports that have no kernel interface, whose networks the kernel does not know.
     pub fn ports_without_kernel(&self) -> Vec<PortId> {
         let without = |(_, port): &(usize, &PortOfNode)| !port.kind.has_kernel();
         self.ports.iter().enumerate().filter(without).map(|(place, _)| PortId(place as u8)).collect()
     }
 
-    /// The numbers of the VLANs on a port, in their order.
+    /// Returns the sorted identifiers of the VLANs on a port.
     pub fn vlans_of(&self, device: &str) -> Vec<u16> {
         let of_port = self.ports.iter().filter(|port| port.parent.as_deref() == Some(device));
         let mut numbers: Vec<u16> = of_port.filter_map(|port| port.vlan).collect();
@@ -228,14 +230,14 @@ impl Node {
         numbers
     }
 
-    /// The port of a device.
+    /// Returns the port of a device.
     pub fn port(&self, device: &str) -> Option<(PortId, &PortOfNode)> {
         let index = self.ports.iter().position(|port| port.device == device)?;
         Some((PortId(index as u8), &self.ports[index]))
     }
 }
 
-/// As RFC 1812 and RFC 4861 want it, and as Linux does.
+/// RFC 1812 and RFC 4861 require redirects, and Linux sends them.
 fn redirects_default() -> bool {
     true
 }

@@ -1,4 +1,4 @@
-//! Where the sockets, logs and directories of a running cluster lie.
+//! Paths of the sockets, logs and directories of a running cluster.
 
 use std::ffi::OsString;
 use std::fs;
@@ -8,17 +8,17 @@ use std::path::{Path, PathBuf};
 use super::hash::fnv1a;
 use super::model::Cluster;
 
-/// The folder of all running clusters of a user.
+/// Directory of all running clusters of a user.
 const CLUSTERS: &str = "clusters";
 
-/// Where the files of a running cluster lie on this machine.
+/// Paths of the files of a running cluster on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterPaths {
     /// The cluster's directory.
     pub directory: PathBuf,
 }
 
-/// Where the files of one node lie.
+/// Paths of the files of one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodePaths {
     directory: PathBuf,
@@ -26,14 +26,14 @@ pub struct NodePaths {
 }
 
 impl ClusterPaths {
-    /// The places of a cluster whose file is `file`, an absolute path without links, below the base of everything that
-    /// runs.
+    /// Returns the paths of the cluster that `file` describes: an absolute path without symbolic links. `base` is the
+    /// directory of everything that runs.
     pub fn new(base: &Path, cluster: &Cluster, file: &Path) -> Self {
         Self { directory: base.join(CLUSTERS).join(cluster.name.clone() + &ending(file)) }
     }
 
-    /// The places of all clusters that were ever brought up by this file, whatever it says now: one for each name that
-    /// it gave them.
+    /// Returns the paths of all clusters that were ever started from this file, one for each name that the file gave
+    /// them.
     pub fn all_of(base: &Path, file: &Path) -> Vec<Self> {
         let ending = ending(file);
         let directories = fs::read_dir(base.join(CLUSTERS)).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -45,7 +45,7 @@ impl ClusterPaths {
         found.into_iter().map(|directory| Self { directory }).collect()
     }
 
-    /// The names of the nodes that have left the file with their process number, whether they live or not.
+    /// Returns the names of the nodes with a PID file, running or not.
     pub fn started(&self) -> Vec<String> {
         let files = fs::read_dir(&self.directory).into_iter().flatten().flatten().map(|entry| entry.file_name());
         let name = |file: OsString| Some(file.to_str()?.strip_suffix(".pid")?.to_owned());
@@ -54,12 +54,12 @@ impl ClusterPaths {
         names
     }
 
-    /// The places of a node.
+    /// Returns the paths of a node.
     pub fn node(&self, name: &str) -> NodePaths {
         NodePaths { directory: self.directory.clone(), name: name.to_owned() }
     }
 
-    /// Held while the cluster is brought up or down.
+    /// Locked while the cluster is started or stopped.
     pub fn lock(&self) -> PathBuf {
         self.directory.join("lock")
     }
@@ -70,28 +70,28 @@ impl NodePaths {
         self.directory.join(format!("{}.{ending}", self.name))
     }
 
-    /// Where the node answers commands.
+    /// The management socket of the node.
     pub fn socket(&self) -> PathBuf {
         self.file("sock")
     }
 
-    /// Where other nodes of this machine reach it.
+    /// The control socket for other nodes of this machine.
     pub fn peers_socket(&self) -> PathBuf {
         self.file("peers")
     }
 
-    /// What the node says.
+    /// The log.
     pub fn log(&self) -> PathBuf {
         self.file("log")
     }
 
-    /// Held by the node as long as it lives; its process number stands in it.
+    /// The PID file, which the node locks as long as it lives.
     pub fn pid(&self) -> PathBuf {
         self.file("pid")
     }
 }
 
-/// What the directories of a file's clusters end with.
+/// Returns the suffix of the directories of all clusters of a file.
 fn ending(file: &Path) -> String {
     format!("-{:08x}", fnv1a(file.as_os_str().as_bytes()) as u32)
 }

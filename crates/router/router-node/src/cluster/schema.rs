@@ -1,4 +1,4 @@
-//! Words of cluster files.
+//! Values of cluster files: their spellings and parsers.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,23 +8,23 @@ use router::batch::FIXED_PACKETS_MAX;
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
 
-/// What carries packets between nodes.
+/// The transport of packets between nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum InterconnectKind {
-    /// Lanes in shared memory: nodes of one machine.
+    /// Lanes in shared memory, for nodes of one machine.
     #[default]
     Lane,
-    /// Lanes in memory windows behind a modelled link: nodes of one machine.
+    /// Lanes in memory windows behind a modelled link, for nodes of one machine.
     Window,
-    /// The RDMA transport over lanes: nodes of one machine.
+    /// The RDMA transport over lanes, for nodes of one machine.
     RnicLane,
     /// The RDMA transport over UDP.
     RnicUdp,
 }
 
 impl InterconnectKind {
-    /// As files say it.
+    /// Returns the spelling in cluster files.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Lane => "lane",
@@ -35,19 +35,19 @@ impl InterconnectKind {
     }
 }
 
-/// Which way packets take to another node.
+/// How packets are routed to their egress node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Balance {
-    /// The link to that node, always.
+    /// Always over the direct link.
     #[default]
     Direct,
-    /// By way of a third node where that link is hot.
+    /// By way of a third node while the direct link is congested (Valiant load balancing).
     Valiant,
 }
 
 impl Balance {
-    /// As files say it.
+    /// Returns the spelling in cluster files.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -56,27 +56,27 @@ impl Balance {
     }
 }
 
-/// How a port is reached.
+/// How a port accesses its device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PortKind {
-    /// A kernel interface by AF_XDP, or by AF_PACKET where that is not to be had.
+    /// A kernel interface by AF_XDP, or by AF_PACKET if AF_XDP is not available.
     #[default]
     Auto,
     /// A kernel interface by AF_XDP.
     AfXdp,
     /// A kernel interface by AF_PACKET.
     AfPacket,
-    /// An interface that the node makes, whose other end a program or a virtual machine has.
+    /// A TAP interface that the node creates for a program or a virtual machine.
     Tap,
-    /// Two files of packets.
+    /// Two capture files.
     Pcap,
-    /// A VLAN of another port: its frames come and go through that, with a tag.
+    /// A VLAN of another port, which carries its frames with a tag.
     Vlan,
 }
 
 impl PortKind {
-    /// As files say it.
+    /// Returns the spelling in cluster files.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -88,7 +88,7 @@ impl PortKind {
         }
     }
 
-    /// Whether the interface's addresses are a kernel's, which answers for them.
+    /// Returns whether the kernel has the interface's addresses and answers for them.
     pub fn has_kernel(self) -> bool {
         match self {
             Self::Auto | Self::AfXdp | Self::AfPacket => true,
@@ -97,12 +97,12 @@ impl PortKind {
     }
 }
 
-/// How many packets go into one message.
+/// Packets per message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batch {
-    /// As many as wait, within a budget of latency.
+    /// As many as wait, within a latency target.
     Adaptive,
-    /// So many, or fewer after a while.
+    /// A fixed number, or fewer after a timeout.
     Fixed(u8),
 }
 
@@ -158,27 +158,27 @@ fn parsed_address<E: de::Error>(text: &str) -> Result<IpAddr, E> {
     text.parse().map_err(|_| E::custom(format!("{text:?} is no IP address; {example}")))
 }
 
-/// For serde's `deserialize_with`.
+/// Parses a prefix, for `deserialize_with`.
 pub(super) fn network<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpNet, D::Error> {
     parsed_network(&String::deserialize(deserializer)?)
 }
 
-/// For serde's `deserialize_with`.
+/// Parses a list of prefixes, for `deserialize_with`.
 pub(super) fn networks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
     Vec::<String>::deserialize(deserializer)?.iter().map(|text| parsed_network(text)).collect()
 }
 
-/// For serde's `deserialize_with`.
+/// Parses an optional address, for `deserialize_with`.
 pub(super) fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
     parsed_address(&String::deserialize(deserializer)?).map(Some)
 }
 
-/// For serde's `deserialize_with`.
+/// Parses a list of addresses, for `deserialize_with`.
 pub(super) fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpAddr>, D::Error> {
     Vec::<String>::deserialize(deserializer)?.iter().map(|text| parsed_address(text)).collect()
 }
 
-/// For serde's `deserialize_with`.
+/// Parses an optional duration, for `deserialize_with`.
 pub(super) fn optional_nanoseconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
     config::nanoseconds(deserializer).map(Some)
 }

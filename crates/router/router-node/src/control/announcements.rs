@@ -1,8 +1,8 @@
-//! What a node announces, and in which order that has changed.
+//! The routes that a node announces (the Adj-RIB-Out of RFC 4271), as a log of changes.
 //!
-//! Each change has a number, and each destination only its latest one: whoever was told everything up to some number is
-//! told the changes after it, at its own pace, and is never told what was true in between. So there is no queue a node
-//! that grows while it does not listen.
+//! Each change has a number, and the log holds only the latest change of each destination. A peer that has received all
+//! changes up to some number is sent the later ones at its own pace, and never an intermediate state. So no queue grows
+//! for a peer that does not read.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -14,28 +14,28 @@ use super::message::{AnnouncedRoute, RouteChange};
 /// The announcements of one node.
 #[derive(Debug, Default)]
 pub struct Announcements {
-    /// The longest packet of each port.
+    /// MTU of each port; 0 for a port that is down.
     mtus_bytes: Vec<u16>,
-    /// How often that has changed.
+    /// Number of changes of the MTUs.
     mtus_change: u64,
     table: BTreeMap<IpNet, Entry>,
-    /// The destination that each change was of; only the latest of each.
+    /// The destination of each change; only the latest change of each destination.
     log: BTreeMap<u64, IpNet>,
-    /// The number of the latest change.
+    /// Number of the latest change.
     latest: u64,
-    /// How many of the table are announced and not withdrawn.
+    /// Number of destinations that are announced and not withdrawn.
     announced: usize,
 }
 
 #[derive(Debug)]
 struct Entry {
     change_number: u64,
-    /// `None` is a withdrawal that somebody may not have been told.
+    /// `None` is a withdrawal that some peer may not have received.
     announced: Option<AnnouncedRoute>,
 }
 
 impl Announcements {
-    /// The longest packet of each port; 0 of those that are down.
+    /// Sets the MTU of each port; 0 for a port that is down.
     pub fn set_mtus_bytes(&mut self, mtus_bytes: Vec<u16>) {
         if self.mtus_bytes != mtus_bytes {
             self.mtus_bytes = mtus_bytes;
@@ -43,17 +43,17 @@ impl Announcements {
         }
     }
 
-    /// As set last, and how often that was another than before.
+    /// Returns the MTUs and the number of times that they have changed.
     pub fn mtus_bytes(&self) -> (&[u16], u64) {
         (&self.mtus_bytes, self.mtus_change)
     }
 
-    /// Announces, or announces otherwise. Whether that is a change.
+    /// Announces a route to a destination. Returns whether that is a change.
     pub fn announce(&mut self, prefix: IpNet, announced: AnnouncedRoute) -> bool {
         self.set(prefix, Some(announced))
     }
 
-    /// Withdraws. Whether it was announced.
+    /// Withdraws a destination. Returns whether it was announced.
     pub fn withdraw(&mut self, prefix: &IpNet) -> bool {
         let is_announced = self.table.get(prefix).is_some_and(|entry| entry.announced.is_some());
         is_announced && self.set(*prefix, None)
@@ -75,22 +75,22 @@ impl Announcements {
         true
     }
 
-    /// The number of the latest change; 0 before the first.
+    /// Returns the number of the latest change; 0 before the first.
     pub fn latest(&self) -> u64 {
         self.latest
     }
 
-    /// Destinations that are announced.
+    /// Returns the number of announced destinations.
     pub fn len(&self) -> usize {
         self.announced
     }
 
-    /// Whether nothing is announced.
+    /// Returns whether nothing is announced.
     pub fn is_empty(&self) -> bool {
         self.announced == 0
     }
 
-    /// The changes after the one of that number, the oldest first, at most so many; and the number of the last of them.
+    /// Returns at most `routes_max` changes after number `change`, oldest first, and the number of the last of them.
     pub fn changes_after(&self, change: u64, routes_max: usize) -> (Vec<RouteChange>, u64) {
         let newer = self.log.range((Bound::Excluded(change), Bound::Unbounded)).take(routes_max);
         let mut last = change;
@@ -101,7 +101,7 @@ impl Announcements {
         (changes.collect(), last)
     }
 
-    /// Forgets withdrawals that everybody was told: `told` is the last change that the slowest was told.
+    /// Removes withdrawals up to number `told`, which all peers have received.
     pub fn prune_withdrawn(&mut self, told: u64) {
         let is_old = |number: &u64| *number <= told;
         let withdrawn = self.log.iter().take_while(|(number, _)| is_old(number));
@@ -128,7 +128,7 @@ mod tests {
         format!("10.{number}.0.0/16").parse().unwrap()
     }
 
-    /// What somebody believes who was told some changes.
+    /// Applies changes to the routes that a peer knows.
     fn apply(known: &mut BTreeMap<IpNet, AnnouncedRoute>, changes: Vec<RouteChange>) {
         for change in changes {
             match change.announced {
@@ -171,7 +171,7 @@ mod tests {
     }
 
     proptest! {
-        /// Two who are told at their own pace, one of whom comes late, believe in the end what is announced.
+        /// Two peers that receive changes at their own pace end up with exactly the announced routes.
         #[test]
         fn whoever_was_told_all_changes_knows_what_is_announced(
             steps in prop::collection::vec(prop_oneof![

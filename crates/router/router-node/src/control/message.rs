@@ -5,224 +5,226 @@ use router::{AdjacencyId, Hop, NODES_MAX, NodeId, PORTS_MAX, PortId};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// The version of these messages and of those with packets: all nodes of a cluster have the same.
+/// Version of these messages and of those that carry packets. All nodes of a cluster need the same.
 pub const VERSION: u16 = 5;
-/// Bytes of a message at most.
+/// Maximum length of a message in bytes.
 pub const MESSAGE_BYTES_MAX: usize = ::control::MESSAGE_BYTES_MAX;
-/// Routes that one message changes at most: so it stays below [`MESSAGE_BYTES_MAX`] whatever they are.
+/// Maximum number of routes in one update, which keeps it below [`MESSAGE_BYTES_MAX`].
 pub const UPDATE_ROUTES_MAX: usize = 512;
-/// Equal ways of a route at most.
+/// Maximum number of equal-cost next hops of a route.
 pub const HOPS_MAX: usize = 16;
-/// The metric of neighbours, which is no other route's: a host route that somebody has written stands before what is
-/// only known to be there, at every node, as in Linux, which looks for a neighbour after it has chosen a route.
+/// The metric of neighbours, which no other route has: any host route is preferred to a neighbour at every node. Linux
+/// behaves alike, as it looks up the neighbour after the route.
 pub const METRIC_NEIGHBOUR: u32 = u32::MAX;
-/// Bytes of what an interconnect says in one message at most.
+/// Maximum length of an interconnect setup message in bytes.
 pub const SETUP_BYTES_MAX: usize = 4096;
-/// Bytes of a reason at most.
+/// Maximum length of a reason in bytes.
 const REASON_BYTES_MAX: usize = 256;
 
-/// Why a connection to another node has ended.
+/// Why a session with another node has ended.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ControlError {
-    /// What came is no message.
-    #[error("what came is no message of this release: {0}; use one release for all nodes")]
+    /// The bytes received are not a valid message.
+    #[error("invalid message: {0}; run the same release on all nodes")]
     Malformed(String),
-    /// Another release.
-    #[error("the other node speaks version {0}, this one {VERSION}; use one release for all nodes")]
+    /// The peer runs another version.
+    #[error("the peer has protocol version {0}, this node {VERSION}; run the same release on all nodes")]
     Version(u16),
-    /// Another cluster file.
-    #[error("the other node goes by another cluster file; give all nodes the same")]
+    /// The peer has another cluster file.
+    #[error("the peer has a different cluster file; give all nodes the same file")]
     ConfigMismatch,
-    /// A node that must not be there.
-    #[error("node {found} greets where node {expected} was expected; give all nodes the same cluster file")]
+    /// The hello names a node that cannot be at the other end.
+    #[error("hello of node {found} where node {expected} was expected; give all nodes the same cluster file")]
     UnexpectedNode {
-        /// The number that it says.
+        /// The number in the hello.
         found: u8,
-        /// What it should be.
+        /// The expected number.
         expected: String,
     },
-    /// What came first on a connection between machines is not what such a node says.
-    #[error("the other end does not seal what it says; use one release, and the same key file, for all nodes")]
+    /// The first message on a TCP connection is not an authenticated one.
+    #[error("the peer does not authenticate its messages; run the same release with the same key file on all nodes")]
     Unauthenticated,
-    /// Another key.
-    #[error("the other end has another key; give all nodes the same key file")]
+    /// The peer has another key.
+    #[error("the peer has another key; give all nodes the same key file")]
     KeyMismatch,
-    /// A message is not the one that the other end sealed next.
-    #[error("a message was changed, lost or repeated on the way; look who else is on the network between the nodes")]
+    /// A message is not the next one that the peer sealed.
+    #[error("a message was modified, lost or replayed in transit; check what else is on the network between the nodes")]
     InvalidTag,
-    /// Something came out of turn.
-    #[error("{0} came out of turn")]
+    /// A message that is not allowed in the current state.
+    #[error("unexpected message: {0}")]
     UnexpectedMessage(&'static str),
-    /// A route that makes no sense.
+    /// An invalid route.
     #[error("route to {prefix}: {what}")]
     Route {
-        /// Its destinations.
+        /// Its destination prefix.
         prefix: IpNet,
-        /// What is wrong.
+        /// What is invalid.
         what: String,
     },
     /// More routes than a node may announce.
     #[error("more than {0} routes of one node")]
     TooManyRoutes(usize),
-    /// Nothing came for too long.
-    #[error("silent for {0} ms")]
+    /// No message was received within the hold time, in milliseconds.
+    #[error("hold timer expired: silent for {0} ms")]
     HoldTimerExpired(u64),
-    /// The other node ends.
-    #[error("it has ended: {0}")]
+    /// The peer ended the session.
+    #[error("it ended the session: {0}")]
     Ceased(String),
-    /// The connection is gone.
+    /// The connection was closed.
     #[error("its connection ended{0}")]
     Disconnected(String),
 }
 
-/// Who a node is.
+/// Identifies a node at the beginning of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// [`VERSION`].
     pub version: u16,
-    /// What the cluster file says, as a number.
+    /// Digest of the cluster file.
     pub digest: u64,
     /// The node's number.
     pub node: u8,
-    /// Which of its runs this is: another one after it was started again.
+    /// Identifies the run of the node: it changes with each start.
     pub incarnation: u64,
 }
 
-/// One way out, at the node that announces it.
+/// A next hop as the node announces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct AnnouncedHop {
-    /// Its port; [`PortId::KERNEL`] for itself.
+    /// The node's port; [`PortId::KERNEL`] for the node itself.
     pub port: u8,
-    /// Whom its port sends to.
+    /// The adjacency of that port.
     pub adjacency: u16,
 }
 
 impl AnnouncedHop {
-    /// The same, as a hop of the cluster.
+    /// Returns the hop of the cluster for this hop of `node`.
     pub fn at(self, node: NodeId) -> Hop {
         Hop { node, port: PortId(self.port), adjacency: AdjacencyId(self.adjacency) }
     }
 }
 
-/// Where a node has a route from. Of routes that are equally good, the first of these is taken.
+/// The source of a route. Of routes with equal metrics, the first origin in this order is preferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
-    /// An address of the node's own.
+    /// An address of the node.
     Local,
-    /// The network of a port.
+    /// The connected network of a port.
     Connected,
-    /// The cluster file.
+    /// A static route of the cluster file.
     Static,
-    /// The node's kernel, from an administrator or a routing daemon.
+    /// A kernel route, set by an administrator or a routing daemon.
     Kernel,
-    /// A neighbour that has answered, with [`METRIC_NEIGHBOUR`].
+    /// A neighbour that is reachable, with [`METRIC_NEIGHBOUR`].
     Neighbour,
 }
 
-/// What becomes of packets.
+/// What is done with packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RouteKind {
-    /// They go one of the ways.
+    /// They are forwarded to one of the next hops.
     Unicast,
-    /// They are dropped.
+    /// They are dropped silently.
     Blackhole,
-    /// They are dropped, and the sender is told.
+    /// They are dropped, and the sender receives an ICMP error.
     Unreachable,
-    /// The sender is told that it is forbidden.
+    /// They are dropped, and the sender is informed that they are prohibited.
     Prohibited,
-    /// As if there were no route, and no wider one either.
+    /// They are treated as if there were no route, not even a less specific one.
     Throw,
 }
 
-/// How a node reaches some destinations.
+/// A route that a node announces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnnouncedRoute {
-    /// Of several nodes' routes the lowest is taken.
+    /// The lowest metric of all nodes' routes is preferred.
     pub metric: u32,
-    /// Where it is from.
+    /// The source of the route.
     pub origin: Origin,
-    /// What becomes of packets.
+    /// What is done with packets.
     pub kind: RouteKind,
-    /// Equal ways, for those that go one.
+    /// Equal-cost next hops of a unicast route.
     pub hops: Vec<AnnouncedHop>,
 }
 
-/// What has changed of a node's routes.
+/// A change of a node's routes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteChange {
-    /// Which destinations.
+    /// The destination prefix.
     pub prefix: IpNet,
-    /// How they are reached from now on; not at all without it.
+    /// The new route; `None` is a withdrawal.
     pub announced: Option<AnnouncedRoute>,
 }
 
 impl RouteChange {
-    /// Checks what another node said.
+    /// Checks a change that another node sent. `ports` is the maximum number of its ports.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Returns what is invalid.
     pub fn check(&self, ports: usize) -> Result<(), ControlError> {
         let wrong = |what: String| Err(ControlError::Route { prefix: self.prefix, what });
         if self.prefix.trunc() != self.prefix {
-            return wrong("bits beyond its length".to_owned());
+            return wrong("address bits beyond the prefix length".to_owned());
         }
         let Some(announced) = &self.announced else { return Ok(()) };
         let (count, is_unicast) = (announced.hops.len(), announced.kind == RouteKind::Unicast);
         if count > HOPS_MAX || is_unicast != (count > 0) {
-            return wrong(format!("{count} equal ways, at most {HOPS_MAX}, and none where packets are dropped"));
+            return wrong(format!("{count} next hops; a unicast route has 1 to {HOPS_MAX}, other routes have none"));
         }
         assert!(ports <= usize::from(PORTS_MAX));
         let is_peer_authenticated = |hop: &AnnouncedHop| hop.port == PortId::KERNEL.0 || usize::from(hop.port) < ports;
         match announced.hops.iter().find(|hop| !is_peer_authenticated(hop)) {
-            Some(hop) => wrong(format!("by port {}, of {ports}", hop.port)),
+            Some(hop) => wrong(format!("port {} of at most {ports}", hop.port)),
             None => Ok(()),
         }
     }
 }
 
-/// A message.
+/// A message of a session. Postcard encodes variants by their position: the order is part of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
-    /// The first of both.
+    /// The first message in each direction.
     Hello(Hello),
-    /// The sender is there.
+    /// Resets the hold timer of the receiver.
     Keepalive,
-    /// The longest packet of each of its ports; 0 of those that are down.
+    /// The MTU of each port of the sender; 0 for a port that is down.
     PortMtus(Vec<u16>),
-    /// Its routes have changed.
+    /// Changes of the sender's routes.
     RouteUpdate(Vec<RouteChange>),
-    /// What its interconnect says to the other's.
+    /// A message between the interconnects of the two nodes.
     InterconnectSetup(Vec<u8>),
-    /// It ends.
+    /// The sender ends the session, with the reason.
     Cease(String),
 }
 
 impl Message {
-    /// As bytes.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let bytes = postcard::to_stdvec(self).unwrap_or_else(|error| panic!("a message of numbers and text: {error}"));
         assert!(bytes.len() <= MESSAGE_BYTES_MAX, "a message of {} bytes", bytes.len());
         bytes
     }
 
-    /// From bytes that another node sent.
+    /// Decodes and checks a message of another node.
     pub fn decode(bytes: &[u8]) -> Result<Message, ControlError> {
         let malformed = |what: &str| ControlError::Malformed(what.to_owned());
         if bytes.len() > MESSAGE_BYTES_MAX {
-            return Err(malformed("it is too long"));
+            return Err(malformed("it exceeds the maximum length"));
         }
         let (message, rest) =
             postcard::take_from_bytes::<Message>(bytes).map_err(|error| malformed(&error.to_string()))?;
         if !rest.is_empty() {
-            return Err(malformed("more bytes than it has"));
+            return Err(malformed("trailing bytes"));
         }
         match &message {
             Message::RouteUpdate(changes) if changes.len() > UPDATE_ROUTES_MAX => Err(malformed("too many routes")),
             Message::PortMtus(mtus) if mtus.len() > usize::from(PORTS_MAX) => Err(malformed("too many ports")),
-            Message::InterconnectSetup(bytes) if bytes.len() > SETUP_BYTES_MAX => Err(malformed("too much wiring")),
-            Message::Cease(reason) if reason.len() > REASON_BYTES_MAX => Err(malformed("too long a reason")),
+            Message::InterconnectSetup(bytes) if bytes.len() > SETUP_BYTES_MAX => {
+                Err(malformed("an interconnect setup message is too long"))
+            }
+            Message::Cease(reason) if reason.len() > REASON_BYTES_MAX => Err(malformed("the reason is too long")),
             Message::Hello(Hello { version, .. }) if *version != VERSION => Err(ControlError::Version(*version)),
             Message::Hello(Hello { node, .. }) if *node >= NODES_MAX => {
                 Err(ControlError::UnexpectedNode { found: *node, expected: format!("0 to {}", NODES_MAX - 1) })
@@ -231,7 +233,7 @@ impl Message {
         }
     }
 
-    /// A good-bye, shortened to what it may be.
+    /// Returns a message that ends the session, with the reason truncated to its maximum length.
     pub fn cease(reason: &str) -> Message {
         let end = (0..=REASON_BYTES_MAX.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
         Message::Cease(reason[..end.unwrap_or(0)].to_owned())

@@ -1,13 +1,13 @@
-//! What the nodes of a cluster say to each other.
+//! The control protocol between the nodes of a cluster.
 //!
-//! Each node has a connection to each other one: the node with the higher number connects. On it go greetings, beats,
-//! the routes of each node, and what its interconnect needs to be wired. Nothing here does I/O but `transport`.
+//! Each pair of nodes has one connection, which the node with the higher number opens. It carries hello and keepalive
+//! messages, route updates, and the setup of the interconnect. Only `transport` does I/O.
 //!
-//! * [`words`]: the messages.
-//! * [`announcements`]: what a node announces, with the order in which that changed, so that every other node is told
-//!   the latest and only that, whenever it can take it.
-//! * [`session`]: one connection, from the greeting to its end.
-//! * [`seal`]: how nodes of several machines know each other.
+//! * [`message`]: the messages.
+//! * [`announcements`]: the announced routes as a log of changes, from which each peer is sent the latest state at its
+//!   own pace.
+//! * [`session`]: the state machine of one connection.
+//! * [`seal`]: authentication between nodes of several machines.
 //! * [`transport`]: packets over a unix socket or TCP.
 
 pub mod announcements;

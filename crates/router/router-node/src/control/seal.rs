@@ -1,14 +1,15 @@
-//! How nodes of several machines know each other: by a key that they alone have.
+//! Authentication between nodes of several machines by a shared key.
 //!
-//! Both ends of a connection begin with a *hello*, a nonce of 256 random bits. From the key and both nonces follow two
-//! keys, one each way, and every message from then on carries its HMAC-SHA256 over its number and its bytes. So:
+//! Each end of a connection first sends a nonce of 256 random bits. The key and both nonces give two session keys, one
+//! for each direction. Every later message carries an HMAC-SHA256 over its sequence number and its bytes. So:
 //!
-//! * who does not have the key says nothing that is heard, and hears nothing that it could use elsewhere;
-//! * what was said on another connection, or on this one before, or by this end itself, is refused: nonces, numbers or
-//!   directions are others;
-//! * there is nothing to be negotiated, so nothing can be talked down. Without a key there are no such connections.
+//! * a peer without the key can neither send a valid message nor learn anything that is useful elsewhere;
+//! * a message of another connection, an earlier one, or one of this end is refused, as the nonce, the sequence number
+//!   or the direction differs;
+//! * nothing is negotiated, so there is no downgrade. Without a key there are no such connections.
 //!
-//! What is said is not hidden, and packets between nodes are neither hidden nor sealed: that is for what lies below.
+//! Messages are not encrypted, and packets between nodes are neither encrypted nor authenticated: that is left to the
+//! layer below.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -23,61 +24,61 @@ use thiserror::Error;
 
 use super::message::ControlError;
 
-/// Bytes of a key.
+/// Length of a key in bytes.
 const KEY_BYTES: usize = 32;
-/// Bytes of a nonce.
+/// Length of a nonce in bytes.
 pub const NONCE_BYTES: usize = 32;
-/// The first bytes of a hello; the last one is the version of all this.
+/// Prefix of the message with the nonce; its last byte is the version of this handshake.
 const MAGIC: &[u8; 8] = b"crosslR\x01";
-/// What separates these keys from whatever else may be made of the cluster's.
+/// Label of the key derivation: separates the session keys from other uses of the cluster's key.
 const LABEL: &[u8] = b"crosslane router control 1";
-/// Bytes that a message is longer when it is sealed: half of an HMAC, as in RFC 4868.
+/// Bytes that sealing adds to a message: half of an HMAC-SHA256, as in RFC 4868.
 pub const TAG_BYTES: usize = 16;
-/// Who can read or write the file, besides its owner.
+/// Mode bits that give access to users other than the owner.
 const MODE_GROUP_OTHERS: u32 = 0o077;
-/// What a key file may be at most, in bytes.
+/// Maximum length of a key file in bytes.
 const FILE_BYTES_MAX: u64 = 4096;
 
-/// What is wrong with a key file.
+/// An error of a key file.
 #[derive(Debug, Error)]
 pub enum KeyError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("key file '{path}': {error}; make one with 'crosslane router key FILE', and give all nodes the same")]
     Unreadable {
         /// The file.
         path: String,
-        /// What the kernel said.
+        /// The error of the kernel.
         error: io::Error,
     },
-    /// It cannot be made.
-    #[error("key file '{path}': {error}; name a new file in a folder of yours")]
+    /// The file cannot be written.
+    #[error("key file '{path}': {error}; name a new file in a directory that you can write")]
     Unwritable {
         /// The file.
         path: String,
-        /// What the kernel said.
+        /// The error of the kernel.
         error: io::Error,
     },
-    /// Others can read it.
-    #[error("key file '{path}' has mode {mode:03o}: others could know the key; run 'chmod 600 {path}'")]
+    /// Other users have access to the file.
+    #[error("key file '{path}' has mode {mode:03o}: other users can access the key; run 'chmod 600 {path}'")]
     Mode {
         /// The file.
         path: String,
         /// Its mode.
         mode: u32,
     },
-    /// Somebody else's.
-    #[error("key file '{path}' is of user {uid}, who could change it; run 'chown {own} {path}'")]
+    /// The file has another owner.
+    #[error("key file '{path}' belongs to user {uid}, who could change it; run 'chown {own} {path}'")]
     Owner {
         /// The file.
         path: String,
-        /// Whose it is.
+        /// The owner.
         uid: u32,
-        /// Whose it should be.
+        /// The user of this process.
         own: u32,
     },
-    /// No key.
+    /// The file does not contain a key.
     #[error(
-        "key file '{path}' holds no key, which is 64 hexadecimal digits; make one with 'crosslane router key FILE'"
+        "key file '{path}' does not contain a key of 64 hexadecimal digits; make one with 'crosslane router key FILE'"
     )]
     Malformed {
         /// The file.
@@ -90,27 +91,27 @@ pub enum KeyError {
 pub struct Key(Arc<[u8; KEY_BYTES]>);
 
 impl fmt::Debug for Key {
-    /// A key is in no log.
+    /// Hides the key: it must not appear in a log.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("Key")
     }
 }
 
 impl Key {
-    /// The key in a file that is this user's, or root's, and nobody else's to read.
+    /// Reads the key from a file that this user or root owns and no other user can access.
     ///
     /// # Errors
-    /// What is wrong with the file.
+    /// Returns what is wrong with the file.
     pub fn read(path: &Path) -> Result<Self, KeyError> {
         let shown = || path.display().to_string();
         let unreadable = |error| KeyError::Unreadable { path: shown(), error };
-        // What is looked at is what is read, whatever the name means by then.
-        // A pipe would have its reader wait for a writer.
+        // The checks are made on the open file, so that the path cannot be replaced in between. `O_NONBLOCK`: opening a
+        // FIFO would wait for a writer.
         let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
         let mut file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path).map_err(unreadable)?;
         let found = file.metadata().map_err(unreadable)?;
         if !found.is_file() {
-            return Err(unreadable(io::Error::other("no file")));
+            return Err(unreadable(io::Error::other("not a regular file")));
         }
         let own = rustix::process::geteuid().as_raw();
         if found.uid() != own && found.uid() != 0 {
@@ -137,10 +138,10 @@ impl Key {
         Some(Self(Arc::new(bytes?.try_into().ok()?)))
     }
 
-    /// Writes a new key into a new file, which nobody else can read.
+    /// Writes a new random key to a new file with mode 600.
     ///
     /// # Errors
-    /// When there is such a file, or none can be made.
+    /// Returns an error when the file exists or cannot be created.
     pub fn create(path: &Path) -> Result<(), KeyError> {
         let unwritable = |error| KeyError::Unwritable { path: path.display().to_string(), error };
         let key: [u8; KEY_BYTES] = random_bytes().map_err(unwritable)?;
@@ -149,7 +150,7 @@ impl Key {
         file.write_all((digits + "\n").as_bytes()).map_err(unwritable)
     }
 
-    /// The key of one direction of one connection.
+    /// Derives the key of one direction of a connection.
     fn derive(&self, direction: &[u8], nonces: [&[u8; NONCE_BYTES]; 2]) -> Hmac<Sha256> {
         let mut mac = mac(&self.0[..]);
         [LABEL, direction, nonces[0], nonces[1]].into_iter().for_each(|part| mac.update(part));
@@ -161,23 +162,23 @@ fn mac(key: &[u8]) -> Hmac<Sha256> {
     Hmac::new_from_slice(key).unwrap_or_else(|_| unreachable!("an HMAC takes keys of any length"))
 }
 
-/// Random bytes of the kernel's.
+/// Returns random bytes of the kernel.
 ///
 /// # Errors
-/// What the kernel says.
+/// Returns the error of `getrandom`.
 pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
-    // So few come whole, once the kernel has any.
+    // `getrandom` returns up to 256 bytes completely once the pool is initialised (getrandom(2)).
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
     Ok(bytes)
 }
 
-/// Which end of a connection this is.
+/// The role of this end in a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// It has connected.
     Initiator,
-    /// It was connected to.
+    /// It has accepted the connection.
     Responder,
 }
 
@@ -197,15 +198,15 @@ impl Role {
     }
 }
 
-/// One direction.
+/// The state of one direction.
 struct Direction {
     mac: Hmac<Sha256>,
-    /// Messages that went.
+    /// Number of messages so far.
     count: u64,
 }
 
 impl Direction {
-    /// For the next message.
+    /// Returns the HMAC of the next message.
     fn next(&mut self, message: &[u8]) -> Hmac<Sha256> {
         let mut mac = self.mac.clone();
         mac.update(&self.count.to_le_bytes());
@@ -215,47 +216,47 @@ impl Direction {
     }
 }
 
-/// One end of a sealed connection, without I/O.
+/// One end of an authenticated connection, without I/O.
 pub struct Seal {
     key: Key,
     role: Role,
     nonce: [u8; NONCE_BYTES],
-    /// From here, and to here.
+    /// Send and receive direction, once the nonce of the peer is known.
     directions: Option<[Direction; 2]>,
 }
 
 impl fmt::Debug for Seal {
-    /// Keys are in no log.
+    /// Hides the keys: they must not appear in a log.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Seal").field("role", &self.role).finish_non_exhaustive()
     }
 }
 
 impl Seal {
-    /// For a new connection, with a nonce that was never used before.
+    /// Returns the state of a new connection. The nonce must never have been used before.
     pub fn new(key: Key, role: Role, nonce: [u8; NONCE_BYTES]) -> Self {
         Self { key, role, nonce, directions: None }
     }
 
-    /// What this end says first.
+    /// Returns the message with this end's nonce, which is sent first.
     pub fn nonce_message(&self) -> Vec<u8> {
         [&MAGIC[..], &self.nonce].concat()
     }
 
-    /// Whether the other end has said its hello.
+    /// Returns whether the peer's nonce was received.
     pub fn is_keyed(&self) -> bool {
         self.directions.is_some()
     }
 
-    /// Whether the other end has shown that it has the key.
+    /// Returns whether the peer has proved that it has the key.
     pub fn is_peer_authenticated(&self) -> bool {
         self.directions.as_ref().is_some_and(|[_, from]| from.count > 0)
     }
 
-    /// Takes the other end's hello.
+    /// Processes the message with the peer's nonce, and derives the session keys.
     ///
     /// # Errors
-    /// When it is none.
+    /// Returns an error when the message does not contain a nonce.
     pub fn receive_nonce(&mut self, message: &[u8]) -> Result<(), ControlError> {
         let theirs = message.strip_prefix(MAGIC).and_then(|nonce| <&[u8; NONCE_BYTES]>::try_from(nonce).ok());
         let Some(theirs) = theirs.filter(|theirs| **theirs != self.nonce) else {
@@ -270,17 +271,17 @@ impl Seal {
         Ok(())
     }
 
-    /// Seals the next message; `None` before the other end's hello.
+    /// Seals the next message. Returns `None` before the peer's nonce was received.
     pub fn seal(&mut self, message: &[u8]) -> Option<Vec<u8>> {
         let [to, _] = self.directions.as_mut()?;
         let tag = to.next(message).finalize().into_bytes();
         Some([message, &tag[..TAG_BYTES]].concat())
     }
 
-    /// The next message.
+    /// Verifies the next message of the peer and returns it without its tag.
     ///
     /// # Errors
-    /// When it is not the other end's next one.
+    /// Returns an error when it is not the next message of the peer.
     pub fn open<'a>(&mut self, sealed: &'a [u8]) -> Result<&'a [u8], ControlError> {
         let Some([_, from]) = self.directions.as_mut() else { return Err(ControlError::Unauthenticated) };
         let Some((message, tag)) = sealed.split_last_chunk::<TAG_BYTES>() else {
@@ -309,7 +310,7 @@ mod tests {
         Key(Arc::new([byte; KEY_BYTES]))
     }
 
-    /// Both ends, with the other one's hello.
+    /// Both ends, after the exchange of nonces.
     fn pair(keys: [Key; 2], nonces: [u8; 2]) -> [Seal; 2] {
         let [one, other] = keys;
         let mut connecting = Seal::new(one, Role::Initiator, [nonces[0]; NONCE_BYTES]);
@@ -367,14 +368,14 @@ mod tests {
     fn nothing_that_was_said_before_is_heard_again() {
         let [mut one, mut other] = matching_pair();
         let [first, second] = [b"first", b"other"].map(|message| one.seal(message).unwrap());
-        // Out of its place on this connection, or twice.
+        // Out of order on this connection, or replayed.
         assert_eq!(other.open(&second), Err(ControlError::KeyMismatch));
         let [_, mut other] = matching_pair();
         other.open(&first).unwrap();
         assert_eq!(other.open(&first), Err(ControlError::InvalidTag));
-        // To who said it.
+        // Reflected to its sender.
         assert_eq!(one.open(&first), Err(ControlError::KeyMismatch));
-        // On another connection between the same two, of which either has another nonce.
+        // On another connection between the same nodes, where either nonce differs.
         for nonces in [[2, 4], [4, 3], [3, 2]] {
             let [_, mut later] = pair([key(1), key(1)], nonces);
             assert_eq!(later.open(&first), Err(ControlError::KeyMismatch), "{nonces:?}");
@@ -390,9 +391,9 @@ mod tests {
         for message in [&own[..], &own[..39], b"", &[9; 40], &[&own[..], &[1]].concat()] {
             assert_eq!(one.receive_nonce(message), Err(ControlError::Unauthenticated), "{message:?}");
         }
-        // The version before there were keys began with a greeting.
+        // Releases before authentication began with a hello.
         let text = ControlError::Unauthenticated.to_string();
-        assert!(text.contains("one release") && text.contains("key"), "{text}");
+        assert!(text.contains("same release") && text.contains("key"), "{text}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One connection to another node, without I/O: time and packets are handed in, packets and news come out.
+//! The state machine of a session with another node, without I/O: time and packets go in, packets and events come out.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -9,77 +9,77 @@ use router::NodeId;
 use super::announcements::Announcements;
 use super::message::{ControlError, Hello, Message, RouteChange, SETUP_BYTES_MAX, UPDATE_ROUTES_MAX, VERSION};
 
-/// Routes of one node at most: two full tables and some more.
+/// Maximum number of routes of one node: two full Internet tables and some more.
 const ROUTES_MAX: usize = 3 << 20;
-/// What an interconnect wants packet and nobody has taken yet, at most.
+/// Maximum number of interconnect setup messages that wait to be sent.
 const SETUPS_QUEUED_MAX: usize = 64;
-/// How long a connection may take to receive_hello: its node may have to wait for a processor.
+/// Maximum time until the hello of a new connection, in nanoseconds: the peer may have to wait for a CPU.
 const HELLO_WAIT_NS_MAX: u64 = 1_000_000_000;
 
-/// How often beats go out, and how long silence is borne.
+/// The keepalive interval and the hold time.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionTimers {
-    /// Nanoseconds from one beat to the next.
+    /// Nanoseconds between two keepalives.
     pub keepalive_ns: u64,
-    /// Nanoseconds of silence after which the other node counts as dead.
+    /// Nanoseconds of silence after which the peer counts as dead.
     pub hold_ns: u64,
 }
 
-/// What a packet of another node has brought.
+/// What a received packet contained.
 #[derive(Debug, PartialEq, Eq)]
 pub enum SessionEvent {
-    /// The other node's first word.
+    /// The peer identified itself.
     Hello {
-        /// Who it is.
+        /// The peer.
         node: NodeId,
-        /// Which of its runs.
+        /// Identifies the run of the peer.
         incarnation: u64,
     },
-    /// It is there.
+    /// A keepalive.
     Keepalive,
-    /// The longest packet of each of its ports; 0 of those that are down.
+    /// The MTU of each port of the peer; 0 for a port that is down.
     PortMtus(Vec<u16>),
-    /// Its routes have changed so.
+    /// Changes of the peer's routes.
     RouteUpdate(Vec<RouteChange>),
-    /// What its interconnect says.
+    /// A message of the peer's interconnect.
     InterconnectSetup(Vec<u8>),
 }
 
-/// A packet to send, and the descriptors that go with it.
+/// A packet to send, with its descriptors.
 #[derive(Debug)]
 pub struct OutgoingPacket {
-    /// The packet.
+    /// The encoded message.
     pub bytes: Vec<u8>,
-    /// Of the interconnect.
+    /// Descriptors of the interconnect.
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// One connection to another node.
+/// A session with another node.
 #[derive(Debug)]
 pub struct Session {
     own: Hello,
     timers: SessionTimers,
-    /// Who is at the other end: known from the start to the one who connects.
+    /// The peer. The connecting node knows it from the beginning.
     peer: Option<NodeId>,
-    /// How many ports each node has at most: how many changes while it is up.
+    /// Maximum number of ports of each node: their number may change while the node is up.
     ports: Vec<usize>,
     hello_sent: bool,
     hello_received: bool,
     opened_at_ns: u64,
     received_at_ns: u64,
     sent_at_ns: u64,
-    /// The last change of this node's routes that the other one was advertised.
+    /// Number of the last change of this node's routes that was sent.
     advertised: u64,
-    /// The last change of this node's ports that the other one was advertised.
+    /// Number of the last change of this node's MTUs that was sent.
     mtus_advertised: u64,
     setup_queue: VecDeque<OutgoingPacket>,
-    /// What the other one announces.
+    /// Destinations that the peer announces.
     announced: BTreeSet<IpNet>,
 }
 
 impl Session {
-    /// A connection that begins now. `ports` says how many ports each node has at most; `peer` is whom this node has
-    /// connected to, nobody where it was connected to.
+    /// Returns the session of a new connection. `ports` has the maximum number of ports of each node. `peer` is the
+    /// node that this one has connected to, or `None` for an accepted connection.
     pub fn new(own: Hello, peer: Option<NodeId>, ports: Vec<usize>, timers: SessionTimers, now_ns: u64) -> Self {
         Self {
             own,
@@ -98,25 +98,25 @@ impl Session {
         }
     }
 
-    /// Who is at the other end, as soon as that is certain.
+    /// Returns the peer once its hello was received.
     pub fn peer(&self) -> Option<NodeId> {
         self.peer.filter(|_| self.hello_received)
     }
 
-    /// The last change of this node's routes that the other one was advertised.
+    /// Returns the number of the last change of this node's routes that was sent.
     pub fn advertised(&self) -> u64 {
         self.advertised
     }
 
-    /// Destinations that the other node announces.
+    /// Returns the number of destinations that the peer announces.
     pub fn routes(&self) -> usize {
         self.announced.len()
     }
 
-    /// Takes a packet.
+    /// Processes a received packet.
     ///
     /// # Errors
-    /// Why the connection has to end: what came is nothing that a node of this cluster says, or a good-cease.
+    /// Returns why the session has to end: the packet is invalid, or ends the session.
     pub fn receive(&mut self, now_ns: u64, packet: &[u8]) -> Result<SessionEvent, ControlError> {
         let message = Message::decode(packet)?;
         self.received_at_ns = now_ns;
@@ -139,7 +139,7 @@ impl Session {
             return Err(ControlError::ConfigMismatch);
         }
         let node = NodeId(hello.node);
-        // Who is connected to has the lower number.
+        // The node with the lower number accepts.
         let is_expected = match self.peer {
             Some(peer) => node == peer,
             None => hello.node > self.own.node && usize::from(hello.node) < self.ports.len(),
@@ -152,7 +152,7 @@ impl Session {
         Ok(SessionEvent::Hello { node, incarnation: hello.incarnation })
     }
 
-    /// How many ports the other node has at most.
+    /// Returns the maximum number of ports of the peer.
     fn peer_ports_max(&self) -> usize {
         self.peer.and_then(|peer| self.ports.get(usize::from(peer.0))).copied().unwrap_or(0)
     }
@@ -162,7 +162,7 @@ impl Session {
         if found <= expected {
             return Ok(SessionEvent::PortMtus(mtus_bytes));
         }
-        Err(ControlError::Malformed(format!("{found} ports of a node with {expected} at most")))
+        Err(ControlError::Malformed(format!("{found} ports of a node with at most {expected}")))
     }
 
     fn receive_routes(&mut self, changes: Vec<RouteChange>) -> Result<SessionEvent, ControlError> {
@@ -180,7 +180,7 @@ impl Session {
         Ok(SessionEvent::RouteUpdate(changes))
     }
 
-    /// Has something packet by the interconnect of this node to the other's. What does not fit is lost: whether it was.
+    /// Queues a message of this node's interconnect to the peer's. Returns whether there was room for it.
     #[must_use]
     pub fn queue_setup(&mut self, bytes: Vec<u8>, descriptors: Vec<OwnedFd>) -> bool {
         assert!(bytes.len() <= SETUP_BYTES_MAX, "{} bytes of wiring", bytes.len());
@@ -192,7 +192,7 @@ impl Session {
         is_queued
     }
 
-    /// The next packet to send, when the other node can take one: the hello, wiring, routes, or a beat that is due.
+    /// Returns the next packet to send, if any is due: hello, interconnect setup, route update, or keepalive.
     pub fn next_packet(&mut self, now_ns: u64, own: &Announcements) -> Option<OutgoingPacket> {
         let setup = if self.hello_received { self.setup_queue.pop_front() } else { None };
         let packet = match setup {
@@ -224,12 +224,13 @@ impl Session {
         (now_ns >= self.sent_at_ns + self.timers.keepalive_ns).then_some(Message::Keepalive)
     }
 
-    /// What to send last.
+    /// Returns the packet that ends the session.
     pub fn cease(reason: &str) -> Vec<u8> {
         Message::cease(reason).encode()
     }
 
-    /// When [`Session::next_packet`] or [`Session::check_hold_timer`] will have something although nothing came.
+    /// Returns when [`Session::next_packet`] or [`Session::check_hold_timer`] has to be called though no packet
+    /// arrives.
     pub fn next_timer_ns(&self) -> u64 {
         if self.hello_received {
             (self.sent_at_ns + self.timers.keepalive_ns).min(self.received_at_ns + self.timers.hold_ns)
@@ -238,10 +239,10 @@ impl Session {
         }
     }
 
-    /// That the other node is not silent for too long.
+    /// Checks the hold timer.
     ///
     /// # Errors
-    /// When it is.
+    /// Returns an error when it has expired.
     pub fn check_hold_timer(&self, now_ns: u64) -> Result<(), ControlError> {
         let (since_ns, limit_ns) = if self.hello_received {
             (self.received_at_ns, self.timers.hold_ns)

@@ -166,7 +166,7 @@ fn a_good_bye_says_why_in_a_few_words() {
 }
 
 proptest! {
-    /// Whatever comes, nothing panics, and what is accepted is as a node would have said it.
+    /// No packet causes a panic, and an accepted update is one that a node could have sent.
     #[test]
     fn bytes_of_any_kind_are_refused_or_make_sense(packet in prop::collection::vec(any::<u8>(), 0..200)) {
         let (_, mut one) = established();

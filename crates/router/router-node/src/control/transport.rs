@@ -1,5 +1,5 @@
-//! Packets to another node: over a unix socket where both are on one machine, over TCP where not. Neither ever waits.
-//! The kernel says whose the other end of a unix socket is; what goes over TCP is sealed.
+//! Packets between nodes: over a unix socket on one machine, over TCP between machines. No call blocks. The kernel
+//! reports the user at the other end of a unix socket; packets over TCP are authenticated.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -15,20 +15,20 @@ use rustix::net::{
 use super::message::{ControlError, MESSAGE_BYTES_MAX};
 use super::seal::{Key, Role, Seal, TAG_BYTES, random_bytes};
 
-/// Connections that the kernel keeps until they are accepted: all other nodes may come at once, and again.
+/// Backlog of the listening socket: all other nodes may connect at once, and retry.
 const BACKLOG: i32 = 64;
-/// Bytes before a message on TCP: its length, little-endian.
+/// Length prefix of a frame on TCP, little-endian.
 const LENGTH_BYTES: usize = 4;
-/// Bytes of a message at most of who has not shown yet that it has the key: a hello, or a greeting.
+/// Maximum frame length in bytes before the peer is authenticated: enough for a nonce or a hello.
 const UNAUTHENTICATED_BYTES_MAX: usize = 256;
-/// Messages that wait for the other end's hello: a greeting, and a good-bye.
+/// Maximum number of packets that wait for the peer's nonce: a hello, and a packet that ends the session.
 const UNSEALED_MAX: usize = 2;
-/// Bytes read from TCP at a time.
+/// Bytes per read from TCP.
 const READ_BYTES: usize = 64 << 10;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// Where a node is reached.
+/// The control address of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlAddress {
     /// A unix socket.
@@ -37,43 +37,43 @@ pub enum ControlAddress {
     Tcp(TcpAddress),
 }
 
-/// Where a node of another machine is reached, and from where.
+/// The control address of a node of another machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpAddress {
     /// Its address.
     pub address: SocketAddr,
-    /// This node's own: who connects from elsewhere is none of the cluster's.
+    /// This node's address. Connections from addresses that are not in the cluster file are refused.
     pub local_ip: IpAddr,
     /// The cluster's key.
     pub key: Key,
 }
 
-/// Where other nodes connect to.
+/// The listening socket of a node.
 #[derive(Debug)]
 pub enum Listener {
-    /// Nodes of this machine, and of the same user.
+    /// Accepts processes of this machine that run as the same user or root.
     Unix(OwnedFd),
-    /// Nodes of other machines, which have one of these addresses.
+    /// Accepts connections from these addresses.
     Tcp(TcpListener, Key, Vec<IpAddr>),
 }
 
-/// Who has come.
+/// An accepted connection.
 #[derive(Debug)]
 pub enum Accepted {
-    /// Perhaps a node.
+    /// A connection that may be a node's.
     Peer(Transport),
-    /// None, for it comes from there.
+    /// A connection from an address that is not in the cluster file.
     UnknownAddress(IpAddr),
-    /// A process of another user, or one that was disconnected before it was looked at.
+    /// A process of another user, or a connection that was already closed.
     Refused,
 }
 
 impl Listener {
-    /// Listens. Whoever calls holds the node's lock, so a socket that lies at a path is stale. Of other machines only
-    /// those are heard that have an address of `known`.
+    /// Listens on an address. The caller holds the node's lock, so an existing socket at the path is stale. TCP
+    /// connections are accepted only from addresses in `known`.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Returns the error of the kernel.
     pub fn bind(address: &ControlAddress, known: Vec<IpAddr>) -> io::Result<Self> {
         match address {
             ControlAddress::Unix(path) => Self::bind_unix(path),
@@ -96,7 +96,7 @@ impl Listener {
         Ok(Self::Unix(listener))
     }
 
-    /// Who has come, if anybody has.
+    /// Accepts the next connection, if there is one.
     pub fn accept(&self) -> Option<Accepted> {
         match self {
             Self::Unix(listener) => {
@@ -108,7 +108,7 @@ impl Listener {
             }
             Self::Tcp(listener, key, known) => {
                 let (socket, from) = listener.accept().ok()?;
-                // A socket of both families says who comes by IPv4 in words of IPv6.
+                // A dual-stack socket reports IPv4 peers as IPv4-mapped IPv6 addresses.
                 let from = from.ip().to_canonical();
                 if !known.contains(&from) {
                     return Some(Accepted::UnknownAddress(from));
@@ -129,20 +129,20 @@ impl AsFd for Listener {
     }
 }
 
-/// A packet that has come, and the descriptors that came with it.
+/// A received packet with its descriptors.
 pub type ReceivedPacket = (Vec<u8>, Vec<OwnedFd>);
 
 /// A connection to another node.
 #[derive(Debug)]
 pub enum Transport {
-    /// On one machine.
+    /// A node of this machine.
     Unix(Channel),
-    /// To another machine.
+    /// A node of another machine.
     Tcp(Box<SealedStream>),
 }
 
 impl Transport {
-    /// Connects, or begins to; `None` where nobody listens.
+    /// Starts to connect; `None` when there is no listener.
     pub fn connect(address: &ControlAddress) -> Option<Self> {
         match address {
             ControlAddress::Unix(path) => Channel::connect(path).ok().map(Self::Unix),
@@ -150,11 +150,11 @@ impl Transport {
         }
     }
 
-    /// Sends a packet with descriptors, which go over unix sockets only. `false`: it has to be tried again once the
-    /// socket can be written.
+    /// Sends a packet with descriptors, which only unix sockets carry. Returns `false` when the packet has to be sent
+    /// again once the socket is writable.
     ///
     /// # Errors
-    /// When the connection is disconnected.
+    /// Returns an error when the connection is closed.
     pub fn send(&mut self, packet: &[u8], descriptors: &[OwnedFd]) -> Result<bool, ControlError> {
         match self {
             Self::Unix(channel) => {
@@ -172,10 +172,10 @@ impl Transport {
         }
     }
 
-    /// The next packet with its descriptors, if it has come.
+    /// Receives the next packet with its descriptors, if one has arrived.
     ///
     /// # Errors
-    /// When the connection is disconnected, or brings what is no packet.
+    /// Returns an error when the connection is closed, or delivers an invalid packet.
     pub fn receive(&mut self) -> Result<Option<ReceivedPacket>, ControlError> {
         match self {
             Self::Unix(channel) => match channel.receive_packet() {
@@ -188,10 +188,10 @@ impl Transport {
         }
     }
 
-    /// Sends what is left of packets that were taken.
+    /// Sends buffered bytes of accepted packets.
     ///
     /// # Errors
-    /// When the connection is disconnected.
+    /// Returns an error when the connection is closed.
     pub fn flush(&mut self) -> Result<(), ControlError> {
         match self {
             Self::Unix(_) => Ok(()),
@@ -199,7 +199,7 @@ impl Transport {
         }
     }
 
-    /// The process at the other end, where it is of this machine and the kernel tells.
+    /// Returns the process ID of a peer on this machine.
     pub fn peer_pid(&self) -> Option<u32> {
         match self {
             Self::Unix(channel) => {
@@ -210,7 +210,7 @@ impl Transport {
         }
     }
 
-    /// The address at the other end, where it is of another machine.
+    /// Returns the address of a peer on another machine.
     pub fn peer_ip(&self) -> Option<IpAddr> {
         match self {
             Self::Unix(_) => None,
@@ -218,7 +218,7 @@ impl Transport {
         }
     }
 
-    /// Whether bytes of packets that were taken wait to be sent.
+    /// Returns whether bytes of accepted packets wait to be sent.
     pub fn has_unsent(&self) -> bool {
         matches!(self, Self::Tcp(stream) if !stream.send_buffer.is_empty())
     }
@@ -237,12 +237,12 @@ fn disconnected(error: impl std::fmt::Display) -> ControlError {
     ControlError::Disconnected(format!(" ({error})"))
 }
 
-/// Packets on TCP: their lengths before them, and sealed. The first one each way is a hello.
+/// Length-prefixed, sealed packets on TCP. The first frame in each direction has the nonce.
 #[derive(Debug)]
 pub struct SealedStream {
     socket: TcpStream,
     seal: Seal,
-    /// Packets that cannot be sealed before the other end's hello.
+    /// Packets that wait for the peer's nonce.
     unsealed: Vec<Vec<u8>>,
     send_buffer: Vec<u8>,
     receive_buffer: Vec<u8>,
@@ -265,7 +265,7 @@ impl SealedStream {
         sockopt::set_tcp_nodelay(&socket, true)?;
         bind(&socket, &SocketAddr::new(address.local_ip, 0))?;
         match connect(&socket, &address.address) {
-            // Writable once it is connected.
+            // The socket becomes writable once it is connected.
             Ok(()) | Err(Errno::INPROGRESS) => {}
             Err(error) => return Err(error.into()),
         }
@@ -290,7 +290,7 @@ impl SealedStream {
         Ok(true)
     }
 
-    /// Takes the other end's hello, and seals what has waited for it.
+    /// Processes the peer's nonce, and seals the packets that wait for it.
     fn receive_nonce(&mut self, message: &[u8]) -> Result<(), ControlError> {
         self.seal.receive_nonce(message)?;
         for packet in std::mem::take(&mut self.unsealed) {
@@ -301,12 +301,12 @@ impl SealedStream {
         self.flush().map(drop).map_err(disconnected)
     }
 
-    /// Whether nothing is left.
+    /// Writes buffered bytes. Returns whether the buffer is empty.
     fn flush(&mut self) -> io::Result<bool> {
         while !self.send_buffer.is_empty() {
             match self.socket.write(&self.send_buffer) {
                 Ok(bytes) => _ = self.send_buffer.drain(..bytes),
-                // A connection that is still being made.
+                // The connection is not established yet.
                 Err(error) if [io::ErrorKind::WouldBlock, io::ErrorKind::NotConnected].contains(&error.kind()) => {
                     return Ok(false);
                 }
@@ -342,7 +342,7 @@ impl SealedStream {
         }
     }
 
-    /// The first packet of what has come, if all of it is there.
+    /// Removes the first complete frame from the receive buffer.
     fn next_frame(&mut self) -> Result<Option<Vec<u8>>, ControlError> {
         let Some((length, rest)) = self.receive_buffer.split_first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
         let bytes = u32::from_le_bytes(*length) as usize;
@@ -390,7 +390,7 @@ mod tests {
         Key::read(&path).unwrap()
     }
 
-    /// Where two nodes of one machine meet, and two of several.
+    /// A control address of each kind.
     fn addresses(folder: &tempfile::TempDir) -> [ControlAddress; 2] {
         let address = SocketAddr::new(HOST, 0);
         [
@@ -409,7 +409,7 @@ mod tests {
         pair_with(address, None)
     }
 
-    /// Two ends, of which the connecting one may have another key.
+    /// Both ends of a connection, the connecting one optionally with another key.
     fn pair_with(address: &ControlAddress, key: Option<Key>) -> (Transport, Transport) {
         let listener = Listener::bind(address, vec![HOST]).unwrap();
         let mut address = address.clone();
@@ -422,7 +422,7 @@ mod tests {
         (one, other)
     }
 
-    /// Both ends of a connection over TCP have said their hellos.
+    /// Completes the handshake of a TCP connection.
     fn begun(pair: (Transport, Transport)) -> (Transport, Transport) {
         let (mut one, mut other) = pair;
         let (to_one, to_other) = greet(&mut one, &mut other);
@@ -430,7 +430,7 @@ mod tests {
         (one, other)
     }
 
-    /// Both say something, and look until something has come to them, or what keeps it from that.
+    /// Sends one packet each way and polls until each end has received a packet or an error.
     fn greet(
         one: &mut Transport,
         other: &mut Transport,
@@ -501,7 +501,7 @@ mod tests {
             received(&mut other).unwrap_err()
         };
         assert!(matches!(length(u32::MAX, begun(pair(&far))), ControlError::Malformed(_)));
-        // Of a stranger much less is taken.
+        // Before authentication the limit is much lower.
         let mut strange = pair(&far);
         strange.0.flush().unwrap();
         assert_eq!(length(UNAUTHENTICATED_BYTES_MAX as u32 + 1, strange), ControlError::Unauthenticated);
@@ -516,7 +516,7 @@ mod tests {
         assert_eq!([to_one, to_other].map(Result::unwrap_err), [ControlError::KeyMismatch, ControlError::KeyMismatch]);
     }
 
-    /// A socket of somebody who says what he likes to an end that listens.
+    /// A raw socket connected to a listening node.
     fn stranger(address: &ControlAddress) -> (TcpStream, Transport) {
         let (Transport::Tcp(one), mut other) = pair(address) else { panic!("no TCP") };
         one.socket.set_nonblocking(false).unwrap();
@@ -541,11 +541,11 @@ mod tests {
     fn who_seals_nothing_is_refused_and_so_is_a_conversation_that_was_overheard() {
         let folder = tempfile::tempdir().unwrap();
         let [_, far] = addresses(&folder);
-        // A greeting as it was before there were keys.
+        // A hello of a release before authentication.
         let (socket, mut other) = stranger(&far);
         say(&socket, &[0, 1, 7, 2, 9]);
         assert_eq!(received(&mut other).unwrap_err(), ControlError::Unauthenticated);
-        // What a node has said, and what somebody says once more who has heard it.
+        // Messages of an authenticated node, and their replay on a new connection.
         let mut node = Seal::new(key(&folder, "key"), Role::Initiator, random_bytes().unwrap());
         let (socket, mut other) = stranger(&far);
         say(&socket, &node.nonce_message());
