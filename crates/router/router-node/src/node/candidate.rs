@@ -8,18 +8,18 @@ use router::{AdjacencyId, PortId};
 
 use crate::control::message::{METRIC_NEIGHBOUR, Origin, RouteKind};
 
-/// One next_hop of a route.
+/// A next hop of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NextHop {
-    /// The node's kernel.
+    /// The kernel of this node.
     Kernel,
-    /// The router itself, at ports without a kernel.
+    /// The router itself, for addresses of ports without a kernel interface.
     Router,
-    /// Whoever has the destination, on the port's network.
+    /// The destination itself, on the network of the port.
     OnLink(PortId),
-    /// A neighbour whose number is known.
+    /// A known neighbour.
     Adjacent(PortId, AdjacencyId),
-    /// A router, whose number the forwarder gives.
+    /// A gateway whose adjacency the forwarding thread assigns.
     Via(PortId, IpAddr),
 }
 
@@ -32,17 +32,17 @@ impl NextHop {
     }
 }
 
-/// Which of several routes to the same destinations is taken: the first.
+/// Orders the routes to one prefix: the lowest is preferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Preference {
     pub metric: u32,
     pub origin: Origin,
-    /// Tells apart what may be there several times: neighbours of different ports, entries of the cluster file.
+    /// Distinguishes routes of the same metric and origin: neighbours of different ports, static routes.
     pub instance: u32,
 }
 
 impl Preference {
-    /// What other nodes compare: they know of neighbours by the metric alone.
+    /// Returns the metric that is announced. Other nodes recognise neighbours by it.
     pub fn announced(self) -> u32 {
         match self.origin {
             Origin::Neighbour => METRIC_NEIGHBOUR,
@@ -54,7 +54,7 @@ impl Preference {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CandidateRoute {
     pub kind: RouteKind,
-    /// With what each has of the flows beside the others.
+    /// With weights.
     pub next_hops: Vec<(NextHop, u16)>,
 }
 
@@ -64,7 +64,7 @@ pub fn neighbour(port: PortId) -> Preference {
     Preference { metric: METRIC_NEIGHBOUR, origin: Origin::Neighbour, instance: u32::from(port.0) }
 }
 
-/// The network of a port without a kernel.
+/// The connected network of a port without a kernel interface.
 pub fn on_port(port: PortId) -> Preference {
     Preference { metric: 0, origin: Origin::Connected, instance: 1 + u32::from(port.0) }
 }
@@ -77,7 +77,7 @@ pub fn next_hops_of(candidates: &BTreeMap<Preference, CandidateRoute>) -> BTreeS
     candidates.values().flat_map(|candidate| candidate.next_hops.iter().map(|(next_hop, _)| *next_hop)).collect()
 }
 
-/// What stays on its link or in its node is not routed.
+/// Returns whether a prefix is routed. Multicast, loopback and link-local addresses are not.
 pub fn is_routed(prefix: &IpNet) -> bool {
     let (address, is_host_or_net) = (prefix.addr(), prefix.prefix_len() > 0);
     let is_link_local = match address {

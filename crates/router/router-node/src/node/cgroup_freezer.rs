@@ -1,19 +1,19 @@
-//! Whether a process is frozen with its container: by a freezer of control groups, of version 2 or 1, as the kernel
-//! shows it in their files. A frozen process cannot run; nothing else of the kernel's tells it from one that sleeps.
+//! Detects processes that are frozen by the freezer of control groups, version 2 or 1, from the files of the kernel.
+//! Nothing else tells a frozen process from a sleeping one.
 
 use std::path::{Path, PathBuf};
 
-/// Where control groups are to be seen on this machine; nowhere where they are not mounted.
+/// Mount points of control groups; `None` where they are not mounted.
 #[derive(Debug, Default)]
 pub struct CgroupFreezer {
-    /// The root of version 2.
+    /// The mount point of version 2.
     unified: Option<PathBuf>,
-    /// The root of version 1's freezer.
+    /// The mount point of the freezer of version 1.
     legacy: Option<PathBuf>,
 }
 
 impl CgroupFreezer {
-    /// As this process sees it.
+    /// Finds the mount points that this process sees.
     pub fn find() -> Self {
         std::fs::read_to_string("/proc/self/mountinfo")
             .map_or_else(|_| Self::default(), |mounts| Self::from_mountinfo(&mounts))
@@ -24,7 +24,7 @@ impl CgroupFreezer {
         for line in mounts.lines() {
             let Some((mount, system)) = line.split_once(" - ") else { continue };
             let mut mount = mount.split(' ').skip(3);
-            // Of a part of the tree, paths of processes say nothing.
+            // In a mount of a subtree, the paths of `/proc/PID/cgroup` do not apply.
             let (Some("/"), Some(root)) = (mount.next(), mount.next()) else { continue };
             let (kind, options) = system.split_once(' ').unwrap_or((system, ""));
             let options = options.rsplit(' ').next().unwrap_or("");
@@ -39,7 +39,7 @@ impl CgroupFreezer {
         found
     }
 
-    /// Whether a process is frozen now. False also where that cannot be seen.
+    /// Returns whether a process is frozen; false if that cannot be determined.
     pub fn is_frozen(&self, process: u32) -> bool {
         let groups = std::fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
         self.state_files(&groups)
@@ -47,7 +47,7 @@ impl CgroupFreezer {
             .any(|(file, word)| std::fs::read_to_string(file).is_ok_and(|text| text.lines().any(|line| line == *word)))
     }
 
-    /// The files that tell of a process in these groups, and the line that each has when it is frozen.
+    /// Returns the state files of these groups, each with the line that it contains when frozen.
     fn state_files(&self, groups: &str) -> Vec<(PathBuf, &'static str)> {
         let file = |line: &str| {
             let (_, group) = line.split_once(':')?;
@@ -58,7 +58,7 @@ impl CgroupFreezer {
                 _ => return None,
             };
             let group = Path::new(group.strip_prefix('/')?);
-            // One outside of what this process sees begins with "..".
+            // The path of a group outside this process's root begins with "..".
             (!group.starts_with("..")).then_some(())?;
             Some((root.as_ref()?.join(group).join(name), word))
         };

@@ -1,4 +1,4 @@
-//! Commands that ask this node: connections to its socket.
+//! The management socket of a node, and the commands that are connected to it.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,37 +13,37 @@ use tracing::warn;
 
 use crate::management::{Request, Response, VERSION, VersionedRequest};
 
-/// Connections at a time, at most.
+/// Maximum number of connections.
 const CLIENTS_MAX: usize = 64;
 const BACKLOG: i32 = 64;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// A command.
+/// A connected command.
 #[derive(Debug)]
 struct Client {
     channel: Channel,
-    /// Prefixes whose routes it is still to be told; the last one first.
+    /// Prefixes whose routes are still to be sent, in reverse order.
     prefixes_pending: Option<Vec<IpNet>>,
     is_tracing: bool,
     awaits_status: bool,
 }
 
-/// The node's socket, and who is connected to it.
+/// The management socket and its connections.
 #[derive(Debug)]
 pub struct Clients {
     listener: OwnedFd,
     clients: BTreeMap<u64, Client>,
     number_next: u64,
     own_uid: u32,
-    /// Whether anybody may have come, gone or said something.
+    /// Whether a descriptor may be readable.
     is_readable: bool,
 }
 
 impl Clients {
-    /// Listens at `path`, where nobody else does: whoever calls holds the node's lock, so what lies there is stale.
+    /// Listens at `path`. The caller holds the node's lock, so an existing socket is stale.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Returns the error of the kernel.
     pub fn listen(path: &Path) -> Result<Self, Errno> {
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
         match rustix::fs::unlink(path) {
@@ -56,7 +56,7 @@ impl Clients {
         Ok(Self { listener, clients: BTreeMap::new(), number_next: 0, own_uid, is_readable: true })
     }
 
-    /// What to poll.
+    /// Returns the descriptors to poll.
     pub fn descriptors(&self) -> Vec<(BorrowedFd<'_>, PollFlags)> {
         let clients = self.clients.values().map(|client| {
             let is_writing = client.prefixes_pending.is_some();
@@ -66,12 +66,12 @@ impl Clients {
         std::iter::once((self.listener.as_fd(), PollFlags::IN)).chain(clients).collect()
     }
 
-    /// One of [`Clients::descriptors`] has something to be read.
+    /// Records that one of [`Clients::descriptors`] is readable.
     pub fn note_readable(&mut self) {
         self.is_readable = true;
     }
 
-    /// What commands ask, by their numbers; those that are gone are forgotten.
+    /// Returns new requests with the numbers of their connections, and removes closed connections.
     pub fn requests(&mut self) -> Vec<(u64, Request)> {
         if !std::mem::take(&mut self.is_readable) {
             return Vec::new();
@@ -116,27 +116,27 @@ impl Clients {
         }
     }
 
-    /// Answers a command.
+    /// Sends a response.
     pub fn respond(&mut self, number: u64, response: &Response) {
         if let Some(client) = self.clients.get(&number) {
-            // One that does not take its answer has ended, or soon does.
+            // A command that does not accept its response has ended, or will end.
             let _ = client.channel.send(response, &[]);
         }
     }
 
-    /// The command waits for the state.
+    /// Records that a command waits for the status.
     pub fn request_status(&mut self, number: u64) {
         if let Some(client) = self.clients.get_mut(&number) {
             client.awaits_status = true;
         }
     }
 
-    /// Whether any command waits for the state.
+    /// Returns whether any command waits for the status.
     pub fn is_status_requested(&self) -> bool {
         self.clients.values().any(|client| client.awaits_status)
     }
 
-    /// Tells the state to all who wait for it.
+    /// Sends the status to all commands that wait for it.
     pub fn respond_status(&mut self, response: &Response) {
         for client in self.clients.values_mut().filter(|client| client.awaits_status) {
             client.awaits_status = false;
@@ -144,7 +144,7 @@ impl Clients {
         }
     }
 
-    /// The command is to be told the routes of these prefixes.
+    /// Starts to send the routes of these prefixes to a command.
     pub fn stream_routes(&mut self, number: u64, mut prefixes: Vec<IpNet>) {
         prefixes.reverse();
         if let Some(client) = self.clients.get_mut(&number) {
@@ -152,7 +152,7 @@ impl Clients {
         }
     }
 
-    /// Tells routes to those who are to be told some, as fast as they take them.
+    /// Sends pending routes as fast as the commands read them.
     pub fn continue_route_streams(&mut self, routes_max: usize, response: impl Fn(&[IpNet], bool) -> Response) {
         for client in self.clients.values_mut() {
             while let Some(left) = client.prefixes_pending.as_mut() {
@@ -170,7 +170,7 @@ impl Clients {
         }
     }
 
-    /// The command is to be told what becomes of packets; false when another one is already.
+    /// Starts a trace for a command. Returns false if there is one already.
     pub fn trace(&mut self, number: u64) -> bool {
         let is_taken = self.is_tracing();
         if let (false, Some(client)) = (is_taken, self.clients.get_mut(&number)) {
@@ -179,12 +179,12 @@ impl Clients {
         !is_taken
     }
 
-    /// Whether any command follows packets.
+    /// Returns whether a command traces packets.
     pub fn is_tracing(&self) -> bool {
         self.clients.values().any(|client| client.is_tracing)
     }
 
-    /// Tells steps to who follows packets. What that does not take in time is lost to it.
+    /// Sends steps to the tracing command. Steps that it does not read in time are lost.
     pub fn send_trace_steps(&mut self, response: &Response) {
         for client in self.clients.values().filter(|client| client.is_tracing) {
             let _ = client.channel.send(response, &[]);

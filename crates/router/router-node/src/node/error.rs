@@ -1,4 +1,4 @@
-//! Why a node cannot start, or has to end.
+//! Errors that keep a node from starting, or end it.
 
 use std::io;
 
@@ -8,79 +8,79 @@ use thiserror::Error;
 use crate::control::KeyError;
 use crate::interconnect::InterconnectError;
 
-/// RejectReason a node cannot start, or has to end.
+/// Why a node cannot start, or has to end.
 #[derive(Debug, Error)]
 pub enum NodeError {
-    /// The node runs already.
+    /// The node is already running.
     #[error("node '{node}' is up already (process {pid}); end it with 'crosslane router down'")]
     AlreadyRunning {
         /// The node.
         node: String,
-        /// Its process, as far as known.
+        /// Its process ID, if known.
         pid: String,
     },
-    /// The kernel refused.
+    /// A system call failed.
     #[error("{what}: {error}")]
     System {
-        /// What was attempted.
+        /// The operation, or the path.
         what: String,
-        /// What the kernel said.
+        /// The error of the kernel.
         error: io::Error,
     },
-    /// No such namespace.
+    /// The network namespace cannot be entered.
     #[error("'{shown}' cannot be entered: {error}; make it with 'ip netns add', and run as root")]
     Namespace {
         /// Its path.
         shown: String,
-        /// What the kernel said.
+        /// The error of the kernel.
         error: io::Error,
     },
     /// A port cannot be opened.
     #[error("{error}")]
     Port {
-        /// Its place among the node's.
+        /// The index of the port.
         place: usize,
-        /// RejectReason.
+        /// The error.
         error: String,
     },
-    /// A file of a port cannot be opened.
+    /// A capture file of a port cannot be opened.
     #[error("{error}")]
     PortFile {
-        /// The port's place among the node's.
+        /// The index of the port.
         place: usize,
-        /// Which of its files.
+        /// The key of the file.
         key: &'static str,
-        /// RejectReason.
+        /// The error.
         error: String,
     },
-    /// The interface to the node's own kernel.
+    /// The TUN interface to the node's kernel cannot be opened.
     #[error("interface crosslane0: {0}; it takes root, and each node a network namespace of its own")]
     SlowPath(String),
-    /// What joins nodes.
+    /// The interconnect.
     #[error(transparent)]
     Interconnect(#[from] InterconnectError),
-    /// A modelled link that is none.
+    /// The model of the link is not valid.
     #[error("interconnect.timing: {0}")]
     Timing(String),
-    /// A key that this kind of interconnect needs.
+    /// The interconnect needs a key that is missing in the cluster file.
     #[error("{0} is missing for this node; add it to the cluster file")]
     Missing(&'static str),
-    /// The key of the cluster.
+    /// The key file.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// The kernel's routes.
+    /// Netlink.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// The thread that forwards has ended by itself.
+    /// The forwarding thread has ended unexpectedly.
     #[error("the thread that forwards has ended by itself; its last words are in the log")]
     ForwardingEnded,
-    /// The thread that forwards hangs.
+    /// The forwarding thread hangs.
     #[error("the thread that forwards has hung for {0} s; start the node again, and report what stands in its log")]
     ForwardingHung(u64),
 }
 
 impl NodeError {
-    /// The key of the cluster file that it is about, for the node of that place.
+    /// Returns the key of the cluster file that the error is about, for the node with index `node`.
     pub fn key(&self, node: usize) -> Option<String> {
         match self {
             Self::Namespace { .. } => Some(format!("nodes[{node}].namespace")),

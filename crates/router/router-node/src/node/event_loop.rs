@@ -1,4 +1,4 @@
-//! The loop of a node's control thread.
+//! The event loop of a node's control thread. Its steps are methods of the modules that handle each kind of event.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::thread::JoinHandle;
@@ -13,24 +13,25 @@ use super::messages::Command;
 use super::peers::PeerUpdate;
 use super::state::Node;
 
-/// This thread goes before others that want to run: it has little to do, and other nodes count on its beats.
+/// Nice value of the control thread: it uses little CPU time, and other nodes depend on its keepalives.
 const NICENESS: i32 = -10;
-/// How often everything is looked at that tells nobody when it changes.
+/// Maximum interval between two reads of kernel changes, in case a notification was lost.
 const KERNEL_POLL_NS: u64 = 1_000_000_000;
-/// The first descriptor that is of other nodes, of those that are polled.
+/// Index of the first polled descriptor that belongs to the sessions with other nodes.
 const PEERS_AT: usize = 4;
-/// The one that asks for the cluster file to be read again.
+/// Index of the polled descriptor that requests a reload of the cluster file.
 const RELOAD_AT: usize = 3;
-/// How long the forwarding thread may hang before the node ends: it will not come back.
+/// How long the forwarding thread may hang before the node ends: it is not expected to recover.
 const HANG_NS_MAX: u64 = 10_000_000_000;
 
 impl Node {
-    /// Works until it is told to stop, or `stop` is readable. Reads the cluster file again whenever `reload` is.
+    /// Runs until a command stops the node, or `stop` becomes readable. Reloads the cluster file whenever `reload`
+    /// becomes readable.
     ///
     /// # Errors
-    /// When it cannot go on.
+    /// Returns the error that ended the node.
     pub fn run(mut self, stop: BorrowedFd<'_>, reload: BorrowedFd<'_>) -> Result<(), NodeError> {
-        // Where that is not allowed, beats may be late on a busy machine.
+        // Without the permission, keepalives may be late on a busy machine.
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
         let name = &self.settings.node().name;
         info!(node = name, cluster = self.settings.cluster.name, "node started");
@@ -46,7 +47,7 @@ impl Node {
         done
     }
 
-    /// Whether there is more to do at once.
+    /// Runs one iteration. Returns whether more work is pending.
     fn poll_once(&mut self) -> bool {
         let now_ns = self.now_ns();
         self.check_forwarding_hang(now_ns);
@@ -79,7 +80,7 @@ impl Node {
         if hung_ns < HANG_NS_MAX { Ok(()) } else { Err(NodeError::ForwardingHung(hung_ns / 1_000_000_000)) }
     }
 
-    /// A node that does not forward keeps away from the others, which would send to it, until it does.
+    /// Closes all sessions while the forwarding thread hangs: other nodes would send packets that are not forwarded.
     fn check_forwarding_hang(&mut self, now_ns: u64) {
         match self.hang.poll(now_ns) {
             Some(HangEvent::Hung) => {
@@ -95,8 +96,8 @@ impl Node {
         }
     }
 
-    /// The interconnect's time is up: it begins anew, and the others are met again. That takes some milliseconds, each
-    /// 106 days.
+    /// Restarts the interconnect before its clock overflows, every 106 days, and opens the sessions again. That takes
+    /// some milliseconds.
     fn restart_interconnect(&mut self, now_ns: u64) {
         if now_ns < self.interconnect_restart_at_ns || self.hang.hung_ns(now_ns).is_some() {
             return;
@@ -111,7 +112,7 @@ impl Node {
     fn handle_peer_updates(&mut self) {
         for update in self.peers.take_updates() {
             match update {
-                // Of two nodes the one with the lower number makes the offer.
+                // The node with the lower number makes the offer.
                 PeerUpdate::Up(node) if node > self.settings.id() => self.command(Command::OfferInterconnect(node)),
                 PeerUpdate::Up(_) => {}
                 PeerUpdate::Down(node) => {
@@ -126,7 +127,7 @@ impl Node {
         }
     }
 
-    /// Until something happens or is due.
+    /// Blocks until a descriptor is ready or a timer is due.
     fn sleep(&mut self, [stop, reload]: [BorrowedFd<'_>; 2], has_more: bool) {
         let now_ns = self.now_ns();
         let reopen_ports = self.ports.iter().filter_map(|port| port.reopen_at_ns).min().unwrap_or(u64::MAX);
@@ -143,11 +144,11 @@ impl Node {
         let mut polled: Vec<PollFd<'_>> =
             descriptors.into_iter().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)).collect();
         let timeout = Timespec { tv_sec: (left_ns / 1_000_000_000) as i64, tv_nsec: (left_ns % 1_000_000_000) as i64 };
-        // Interrupted: as if time were over.
+        // An interrupted call is treated as a timeout.
         let _ = poll(&mut polled, Some(&timeout));
         let readable: Vec<bool> = polled.iter().map(|fd| !fd.revents().difference(PollFlags::OUT).is_empty()).collect();
         self.is_stopping |= readable[0];
-        // An event that was lost is missed at the next one at the latest; where there is none, now and then.
+        // A lost notification is made up for by the next one, or by the periodic read.
         self.is_kernel_readable = readable[2] || self.kernel_polled_at_ns + KERNEL_POLL_NS <= now_ns;
         if self.is_kernel_readable {
             self.kernel_polled_at_ns = now_ns;
@@ -157,22 +158,22 @@ impl Node {
             self.clients.note_readable();
         }
         if readable[RELOAD_AT] && !self.is_stopping {
-            // Signals that received_parcels together ask for one look.
+            // Several signals result in one reload.
             let _ = rustix::io::read(reload, &mut [0; 64]);
             self.reload_by_signal();
         }
     }
 
-    /// Leaves nothing behind.
+    /// Closes the sessions, stops the forwarding thread, and removes routes and sockets.
     fn end(&mut self) {
         self.peers.send_cease("told to end");
         let is_hung = self.hang.hung_ns(self.now_ns()).is_some();
         if !is_hung {
             self.command(Command::Stop);
         }
-        // One that hangs ends with the process.
+        // A thread that hangs ends with the process.
         if let Some(thread) = self.thread.take_if(|_| !is_hung) {
-            // A thread that has panicked has said so.
+            // A panic of the thread was already reported.
             let _ = thread.join();
         }
         self.table.clean_up();

@@ -1,4 +1,4 @@
-//! Which routes a command is told, and how: as the tables have them that packets are looked up in.
+//! Answers queries from the forwarding tables.
 
 use ipnet::IpNet;
 use router::routes::FibEntry;
@@ -9,7 +9,7 @@ use crate::cluster::Cluster;
 use crate::control::message::RouteKind;
 use crate::management::{FibQuery, Route, RouteHop};
 
-/// The prefixes whose routes are asked for.
+/// Returns the prefixes that a query selects.
 pub fn prefixes(table: &RouteTable, query: FibQuery) -> Vec<IpNet> {
     match query.address {
         Some(address) => table.prefixes_of(address),
@@ -17,7 +17,7 @@ pub fn prefixes(table: &RouteTable, query: FibQuery) -> Vec<IpNet> {
     }
 }
 
-/// A route, for people.
+/// Returns a route with names.
 pub fn route(table: &RouteTable, cluster: &Cluster, prefix: IpNet) -> Option<Route> {
     let FibEntry { metric, hops } = table.fib_entry(prefix)?;
     let is_left_out = hops.is_none();
@@ -36,7 +36,7 @@ pub fn route(table: &RouteTable, cluster: &Cluster, prefix: IpNet) -> Option<Rou
     Some(Route { to: prefix, metric, kind, hops: hops.collect(), is_left_out })
 }
 
-/// An end stands alone: it is no equal of a way.
+/// A route that ends here has a single hop: it is never combined with other next hops.
 fn kind_of(hops: &[Hop]) -> RouteKind {
     match *hops {
         [Hop::BLACKHOLE] => RouteKind::Blackhole,
@@ -77,12 +77,12 @@ mod tests {
 
     fn empty() -> (RouteTable, Tables) {
         let (rib, tables) = Rib::new().unwrap();
-        // Nothing is written into a kernel before the table's turn.
+        // Nothing is installed in a kernel before the table is processed.
         let requests = Requests::open().unwrap();
         (RouteTable::new(rib, NodeId(0), usize::from(NODES), InterfaceIndex(1), requests), tables)
     }
 
-    /// Prefixes that lie in each other, of both families.
+    /// Nested prefixes of both families.
     fn prefix(number: u8) -> IpNet {
         let v6 = ["fd00::/16", "fd00::/48", "fd00::1/128"];
         let v4 = ["10.0.0.0/8", "10.0.0.0/16", "10.0.0.1/32"];
@@ -95,10 +95,10 @@ mod tests {
         AnnouncedRoute { metric, origin: Origin::Kernel, kind, hops }
     }
 
-    /// What the forwarder does with packets, in the words of what commands are told.
+    /// Returns what the forwarder does with packets, in the form of a response.
     fn forwarding_of(found: Option<Vec<Hop>>) -> Option<(RouteKind, Vec<(String, String)>)> {
         let name = |hop: &Hop| (char::from(b'a' + hop.node.0).to_string(), format!("eth{}", hop.port.0));
-        // It takes one of the hops by the packet's flow.
+        // It selects one of the hops by the flow hash.
         let ends: Vec<RouteKind> = found.as_ref()?.iter().map(|hop| kind_of(&[*hop])).collect();
         match ends[..] {
             [end] if end != RouteKind::Unicast => Some((end, Vec::new())),
@@ -118,7 +118,7 @@ mod tests {
         Some((route.kind, route.hops.iter().flat_map(of_hop).collect()))
     }
 
-    /// A node's word of a prefix: what it announces, or that it has nothing any more.
+    /// An announcement or withdrawal of a node.
     fn update() -> impl Strategy<Value = (u8, u8, Option<AnnouncedRoute>)> {
         let kind = prop_oneof![2 => Just(RouteKind::Unicast), 1 => prop::sample::select(&KINDS[1..])];
         let route = (1..3u32, kind, prop::collection::vec(0..PORTS, 1..4))

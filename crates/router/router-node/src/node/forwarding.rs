@@ -1,5 +1,5 @@
-//! The thread that forwards: it alone has the forwarder, the buffers, the ports and the interconnect. Packets run to
-//! their end in it, a vector at a time, and it sleeps when there is nothing to do. It never waits for the other thread.
+//! The forwarding thread. It alone owns the forwarder, the buffers, the ports and the interconnect, processes vectors
+//! of packets to completion, and blocks when it is idle. It never waits for the control thread.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,48 +18,48 @@ use super::liveness::Heartbeat;
 use super::messages::{Command, Notifier, Report, Snapshot};
 use crate::interconnect::{Interconnect, PeerState};
 
-/// Turns without anything to do after which the thread sleeps: about as long as going to sleep and being woken takes.
+/// Idle iterations before the thread blocks: about as long as blocking and waking up take.
 const IDLE_POLLS_MAX: u32 = 64;
-/// How long packets wait that a port had no room for, when nothing else happens.
+/// Retry interval for packets that a port had no room for.
 const RETRY_NS: u64 = 100_000;
-/// How long the thread sleeps at most, so that it knows when it was away for longer.
+/// Maximum time for which the thread blocks: a longer gap means that the process was suspended.
 const SLEEP_NS_MAX: u64 = 250_000_000;
-/// Packets that waited here for so long, because the process was stopped, are nobody's any more: senders have given
-/// them up, and a packet's time to live is in seconds (RFC 791).
+/// Packets that waited this long in a suspended process are dropped: their senders have given them up, as the time to
+/// live is in seconds (RFC 791).
 const SUSPENDED_NS_MIN: u64 = 1_000_000_000;
-/// Looks for packets to be dropped after that, for each place where some may wait.
+/// Maximum number of polls per source when packets are dropped after a suspension.
 const DRAIN_POLLS_MAX: usize = 4096;
-/// Commands taken in one turn: packets do not wait for more.
+/// Maximum number of commands per iteration, which bounds the delay of packets.
 const COMMANDS_PER_POLL: usize = 32;
-/// What the thread starts with.
+/// What the thread is started with.
 pub struct ForwardingParts {
     /// The forwarder.
     pub forwarder: Forwarder,
-    /// Buffers for all packets.
+    /// Buffers of all packets.
     pub pool: Pool,
-    /// Queues.
+    /// Output queues.
     pub output: Output,
-    /// The slow path to the node's kernel: IP packets.
+    /// The TUN interface to the node's kernel.
     pub kernel: Box<dyn Port + Send>,
-    /// To other nodes.
+    /// The interconnect to the other nodes.
     pub interconnect: Box<dyn Interconnect>,
-    /// Nodes of the cluster.
+    /// Number of nodes in the cluster.
     pub nodes: usize,
-    /// From the control thread.
+    /// Commands of the control thread.
     pub commands: Receiver<Command>,
-    /// Rung for commands.
+    /// Signalled for commands.
     pub commands_notifier: Arc<Notifier>,
-    /// To the control thread.
+    /// Reports to the control thread.
     pub reports: SyncSender<Report>,
-    /// Rung for reports.
+    /// Signalled for reports.
     pub reports_notifier: Arc<Notifier>,
-    /// How far the thread has come.
+    /// The progress of the thread.
     pub heartbeat: Arc<Heartbeat>,
-    /// The moment from which time counts.
+    /// The origin of its clock.
     pub begun: Instant,
 }
 
-/// The thread's state.
+/// The state of the forwarding thread.
 pub struct ForwardingThread {
     parts: ForwardingParts,
     ports: Vec<Option<Box<dyn Port + Send>>>,
@@ -71,13 +71,13 @@ pub struct ForwardingThread {
     report_backlog: VecDeque<Report>,
     broken: Vec<bool>,
     interconnect_clock: InterconnectClock,
-    /// When the last turn began.
+    /// When the last iteration began.
     polled_at: Time,
     is_stopping: bool,
 }
 
 impl ForwardingThread {
-    /// With no port attached in yet.
+    /// Returns the thread's state without ports.
     pub fn new(parts: ForwardingParts) -> Self {
         let broken = vec![false; parts.nodes];
         Self {
@@ -95,7 +95,7 @@ impl ForwardingThread {
         }
     }
 
-    /// Works until it is told to stop, or the control thread is gone.
+    /// Runs until a command stops the thread, or the control thread has ended.
     pub fn run(mut self) {
         let (mut idle_polls, mut was_busy) = (0, false);
         self.parts.heartbeat.begin();
@@ -113,7 +113,7 @@ impl ForwardingThread {
         }
     }
 
-    /// A process that was stopped goes on with what lay there when it was, as if nothing had been.
+    /// Detects that the process was suspended. Packets that waited meanwhile must not be forwarded.
     fn detect_suspension(&mut self) {
         let now = self.now();
         let suspended_ns = now.ns().saturating_sub(std::mem::replace(&mut self.polled_at, now).ns());
@@ -123,15 +123,14 @@ impl ForwardingThread {
         }
     }
 
-    /// Drops all packets that wait: in ports, in the kernel's interface, in the interconnect and in queues. Says how
-    /// many.
+    /// Drops all packets that wait in ports, the kernel's interface, the interconnect and queues. Returns their number.
     fn drop_stale(&mut self) -> usize {
         let now = self.interconnect_clock.time(self.now());
         let ForwardingParts { pool, output, kernel, interconnect, .. } = &mut self.parts;
         let mut dropped = 0;
         for port in self.ports.iter_mut().flatten().chain([&mut *kernel]) {
             for _ in 0..DRAIN_POLLS_MAX {
-                // An error shows in the next turn too.
+                // An error is reported in the next iteration.
                 let received = port.receive(pool, &mut self.frames, VECTOR_PACKETS_MAX).unwrap_or(0);
                 self.frames.drain(..).for_each(|frame| pool.free(frame));
                 dropped += received;
@@ -160,7 +159,7 @@ impl ForwardingThread {
         Time::from_ns(self.parts.begun.elapsed().as_nanos() as u64)
     }
 
-    /// Whether anything happened.
+    /// Runs one iteration. Returns whether there was any work.
     fn poll_once(&mut self) -> bool {
         let mut is_busy = self.process_commands();
         for index in 0..self.ports.len() {
@@ -197,7 +196,7 @@ impl ForwardingThread {
         }
     }
 
-    /// A port whose device is gone: what waits for it goes nowhere.
+    /// Removes a port whose device is gone, and drops its queue.
     fn unplug(&mut self, port: PortId, error: io::Error) {
         if let Some(closed) = self.detach(port) {
             self.report(Report::PortFailed(port, error, closed));
@@ -214,7 +213,7 @@ impl ForwardingThread {
 
     fn receive_from_kernel(&mut self) -> bool {
         let kernel = &mut self.parts.kernel;
-        // The interface of the slow path is this process' own: while the process lives, it is there.
+        // The TUN interface belongs to this process and exists as long as it.
         let received = kernel.receive(&mut self.parts.pool, &mut self.frames, VECTOR_PACKETS_MAX).unwrap_or(0);
         if received == 0 {
             return false;
@@ -230,7 +229,7 @@ impl ForwardingThread {
         let interconnect_now = self.interconnect_clock.time(now);
         let ForwardingParts { forwarder, pool, output, interconnect, .. } = &mut self.parts;
         let is_busy = interconnect.poll(interconnect_now, pool, &mut self.received_parcels, VECTOR_PACKETS_MAX);
-        // The egress node does not tell flows apart.
+        // The egress node does not need the flow hash.
         self.arrived.extend(self.received_parcels.drain(..).map(|(hop, packet)| RoutedPacket { hop, flow: 0, packet }));
         if !self.arrived.is_empty() {
             forwarder.egress(now, &mut self.arrived, pool, output);
@@ -238,7 +237,7 @@ impl ForwardingThread {
         is_busy
     }
 
-    /// Whether anything left.
+    /// Sends what is queued. Returns whether anything was sent.
     fn transmit(&mut self) -> bool {
         let mut is_busy = false;
         let interconnect_now = self.interconnect_clock.time(self.now());
@@ -275,7 +274,7 @@ impl ForwardingThread {
         is_busy
     }
 
-    /// Whether packets wait that a port had no room for.
+    /// Returns whether packets wait that a port had no room for.
     fn has_unsent(&mut self) -> bool {
         let output = &self.parts.output;
         !output.to_kernel.is_empty() || output.to_ports[..self.ports.len()].iter().any(|queue| !queue.is_empty())
@@ -311,7 +310,7 @@ impl ForwardingThread {
             }
             Command::ConfigurePort(port, config) => {
                 let set = forwarder.set_port(now, port, config, pool, output);
-                // Whatever the kernel and the cluster file say was made into what a port can be.
+                // The control thread has already adapted the configuration to the limits of ports.
                 set.unwrap_or_else(|error| panic!("{error}"));
             }
             Command::RenumberPorts(gone, stays) => self.renumber_ports(&gone, &stays),
@@ -389,7 +388,7 @@ impl ForwardingThread {
         self.report(Report::Snapshot(Box::new(snapshot)));
     }
 
-    /// Tells the control thread, or keeps for later what it has no room for.
+    /// Sends a report to the control thread, or queues it when the channel is full.
     fn report(&mut self, report: Report) {
         if self.report_backlog.is_empty() {
             match self.parts.reports.try_send(report) {
@@ -398,7 +397,8 @@ impl ForwardingThread {
                 Err(TrySendError::Disconnected(_)) => self.is_stopping = true,
             }
         } else {
-            // Answers only: as many as commands, of which the control thread gives no more before it has looked.
+            // Only responses are queued: at most one per command, and the control thread reads reports before it sends
+            // more.
             self.report_backlog.push_back(report);
         }
     }
@@ -434,7 +434,7 @@ impl ForwardingThread {
         }
     }
 
-    /// Until something can be done. Everybody who could wake is told first, and looked at once more after that.
+    /// Blocks until there is work. Each source is asked for a wake-up first and polled once more afterwards.
     fn sleep(&mut self) {
         let may_sleep = self.prepare_wait();
         if may_sleep {
@@ -445,7 +445,7 @@ impl ForwardingThread {
             polled.extend(self.ports.iter().flatten().filter_map(|port| port.wakes()).map(readable));
             polled.extend(self.parts.interconnect.wait_fds().into_iter().map(readable));
             self.parts.heartbeat.sleep();
-            // Interrupted or late: the next turn looks at everything anyway.
+            // After an interruption or a timeout, the next iteration polls everything anyway.
             let _ = poll(&mut polled, Some(&timeout));
             if !polled[0].revents().is_empty() {
                 drop(polled);
@@ -456,7 +456,7 @@ impl ForwardingThread {
     }
 
     fn prepare_wait(&mut self) -> bool {
-        // Each has to be asked, for that arms its notifier.
+        // Every source has to be asked, as that arms its notification.
         let mut may_sleep = self.parts.interconnect.prepare_wait();
         may_sleep &= self.parts.kernel.may_sleep();
         for port in self.ports.iter_mut().flatten() {
@@ -465,7 +465,7 @@ impl ForwardingThread {
         may_sleep
     }
 
-    /// How long to sleep at most.
+    /// Returns how long to block at most.
     fn poll_timeout(&mut self) -> Timespec {
         let now_ns = self.now().ns();
         let retry_ns = self.has_unsent().then_some(now_ns + RETRY_NS);

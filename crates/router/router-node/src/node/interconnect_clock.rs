@@ -2,14 +2,14 @@
 
 use router::Time;
 
-/// The same moments as interconnects count them: in picoseconds since they began, which last for 213 days.
+/// Converts time to the clock of the interconnect: picoseconds since its start, which overflow after 213 days.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct InterconnectClock {
     began: Time,
 }
 
 impl InterconnectClock {
-    /// How long, in nanoseconds, it may be used before an interconnect is to begin anew: half of what it can say.
+    /// Nanoseconds after which the interconnect has to be restarted: half of the clock's range.
     pub const NS_MAX: u64 = u64::MAX / 2000;
 
     pub fn restart(&mut self, now: Time) {
@@ -20,7 +20,7 @@ impl InterconnectClock {
         sim::Time::from_ps((now.ns() - self.began.ns()).saturating_mul(1000))
     }
 
-    /// The first nanosecond that is not before that moment.
+    /// Returns the first nanosecond that is not before `time`.
     pub fn ns(&self, time: sim::Time) -> u64 {
         self.began.ns().saturating_add(time.ps().div_ceil(1000))
     }

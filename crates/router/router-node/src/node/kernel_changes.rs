@@ -1,4 +1,4 @@
-//! Changes of the kernel's links, addresses, routes and neighbours, and what follows from them.
+//! Changes of the kernel's links, addresses, routes and neighbours, and their effects.
 
 use router_ports::netlink::Change;
 use tracing::{error, info, warn};
@@ -25,7 +25,7 @@ impl Node {
         }
     }
 
-    /// Does what follows from the news.
+    /// Carries out the effects of the changes so far.
     pub(super) fn apply_effects(&mut self) {
         for effect in self.local.take_effects() {
             match effect {
@@ -51,14 +51,13 @@ impl Node {
         self.log_mtu_cuts();
     }
 
-    /// The log is told of a route that is not taken as the kernel has it. One by a port that is only being opened again
-    /// is taken soon.
+    /// Logs a route that is not accepted as the kernel has it, unless its port is only being reopened.
     pub(super) fn log_rejected_route(&self, prefix: ipnet::IpNet, rejected: RejectedRoute) {
         let RejectReason::NoPort(interface) = rejected.reason else { return warn!("{}", rejected.line(prefix, "")) };
         let name = self.local.name_of(interface).unwrap_or("?");
         let mut ports = self.settings.node().ports.iter().zip(&self.ports);
         if !ports.any(|(of_file, state)| of_file.device == name && state.reopen_at_ns.is_some()) {
-            // So it is at each start where a node shares the machine's network.
+            // Such routes are normal where a node shares the network namespace of the machine.
             info!("{}", rejected.line(prefix, name));
         }
     }

@@ -1,14 +1,16 @@
-//! Who hangs, and who only waits for a processor.
+//! Tells threads that hang from threads that wait for a CPU.
 //!
-//! Silence tells them apart late: on a loaded machine a healthy thread may have to wait for longer than anybody would
-//! bear silence. The kernel knows. Of each thread it says whether it could run, and how long it has run: a clock that
-//! goes on only while the thread does. So nobody here is given up for being slow.
+//! A timeout cannot tell them apart soon enough: on an overloaded machine a healthy thread may wait longer than any
+//! tolerable timeout. So this module uses what the kernel reports of a thread: whether it is runnable, and its CPU
+//! time.
 //!
-//! * A **process** that was stopped (SIGSTOP, a debugger) is stopped in two looks, and has not run in between.
-//! * One whose **container is frozen** has not run between two looks, and the kernel says at the second that it cannot.
-//! * A **forwarding thread** that is in one turn for long hangs when it has run for most of that (it goes round and
-//!   round), or not at all although it could not (it is blocked). That it waits in the kernel for a lock of this
-//!   process, whose holder waits for a processor, cannot be: the only other thread is the one that looks.
+//! * A **process** is stopped (SIGSTOP, a debugger) if it is in the stopped state in two samples and has not run in
+//!   between.
+//! * A process is **frozen** with its container if it has not run between two samples, and the kernel reports its
+//!   control group as frozen at the second one.
+//! * The **forwarding thread** hangs if one iteration takes too long and it has either run for most of that time (an
+//!   endless loop), or not run at all without being runnable (it is blocked). It cannot be blocked by a lock whose
+//!   holder waits for a CPU: the only other thread of the process is the one that takes the samples.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,39 +20,38 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::cgroup_freezer::CgroupFreezer;
 
-/// How often to look: a stop is seen by the third look at the latest, a hang by the fifth.
+/// Interval between samples: a stop is detected by the third sample, a hang by the fifth.
 pub const SAMPLE_INTERVAL_NS: u64 = 20_000_000;
-/// How long one turn of the forwarding thread may take before it is looked into: a thousand times its usual length.
+/// Duration of one iteration of the forwarding thread after which it is examined: a thousand times the usual one.
 const ITERATION_NS_MAX: u64 = 40_000_000;
-/// How long it may run in one turn.
+/// CPU time of one iteration after which it counts as an endless loop.
 const ITERATION_RUN_NS_MAX: u64 = 30_000_000;
-/// Bytes of the kernel's line on a thread, and more.
+/// Maximum length of a line of `stat` and `schedstat` in bytes.
 const LINE_BYTES_MAX: usize = 1024;
 
-/// What a thread does, in the kernel's words.
+/// The state of a thread (proc_pid_stat(5)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It runs, or waits for a processor.
+    /// Running, or waiting for a CPU.
     Runnable,
-    /// It waits for something else.
+    /// Sleeping, interruptibly or not.
     Waiting,
-    /// It was stopped: by SIGSTOP, or by a debugger.
+    /// Stopped by a signal, or traced.
     Stopped,
-    /// It is gone.
+    /// A zombie, or gone.
     Ended,
 }
 
-/// What a thread does, and its own clock.
+/// The state and the CPU time of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadSample {
-    /// What it does.
+    /// Its state.
     pub state: State,
-    /// Nanoseconds that it has run.
+    /// Its CPU time in nanoseconds.
     pub run_ns: u64,
 }
 
-/// A thread of this machine, as the kernel shows it. That of a process that has ended stays that one, whoever has its
-/// number now.
+/// The `/proc` files of a thread. They stay those of the same thread when its number is reused.
 #[derive(Debug)]
 pub struct Thread {
     stat: File,
@@ -58,12 +59,12 @@ pub struct Thread {
 }
 
 impl Thread {
-    /// The first thread of a process; `None` where this kernel does not show it.
+    /// Opens the main thread of a process; `None` if `/proc` does not show it.
     pub fn first_of(process: u32) -> Option<Self> {
         Self::at(&Path::new("/proc").join(format!("{process}/task/{process}")))
     }
 
-    /// A thread of this process.
+    /// Opens a thread of this process.
     pub fn own(thread: u32) -> Option<Self> {
         Self::at(&Path::new("/proc/self/task").join(thread.to_string()))
     }
@@ -73,23 +74,23 @@ impl Thread {
         Some(Self { stat: open("stat")?, schedule: open("schedstat")? })
     }
 
-    /// What it does.
+    /// Reads the state and the CPU time.
     pub fn sample(&self) -> ThreadSample {
-        // Neither is there any more when the thread is gone.
+        // Reads fail once the thread is gone.
         let state = line(&self.stat).map_or(State::Ended, |line| state(&line));
         let run_ns = line(&self.schedule).and_then(|line| line.split(' ').next()?.parse().ok());
         ThreadSample { state, run_ns: run_ns.unwrap_or(0) }
     }
 }
 
-/// What stands in such a file now.
+/// Reads the contents of a one-line file.
 fn line(file: &File) -> Option<String> {
     let mut bytes = [0; LINE_BYTES_MAX];
     let count = file.read_at(&mut bytes, 0).ok()?;
     Some(String::from_utf8_lossy(&bytes[..count]).into_owned())
 }
 
-/// The third word; the second one is the thread's name in brackets, with anything in it.
+/// Parses the third field of `stat`. The second one is the name in parentheses, which may contain anything.
 fn state(line: &str) -> State {
     match line.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
         Some('R') => State::Runnable,
@@ -99,7 +100,7 @@ fn state(line: &str) -> State {
     }
 }
 
-/// Looks whether another node's process is kept from running.
+/// Detects that the process of another node is stopped or frozen.
 #[derive(Debug)]
 pub struct ProcessWatch {
     process: u32,
@@ -109,20 +110,20 @@ pub struct ProcessWatch {
 }
 
 impl ProcessWatch {
-    /// Watches a process of this machine, where the kernel shows it.
+    /// Watches a process of this machine; `None` if `/proc` does not show it.
     pub fn of(process: u32) -> Option<Self> {
         Some(Self { process, thread: Thread::first_of(process)?, freezer: CgroupFreezer::find(), previous: None })
     }
 
-    /// What keeps it from running, and has since it was looked at before.
+    /// Returns why the process cannot run, if that has not changed since the last call.
     pub fn halt_reason(&mut self) -> Option<&'static str> {
         let sample = self.thread.sample();
         halt_reason(&mut self.previous, sample, || self.freezer.is_frozen(self.process))
     }
 }
 
-/// A thread that is traced stops at each of its system calls, and goes on. One that has not run between two looks, as
-/// it should have, may be frozen; else that is not looked at.
+/// A traced thread stops at each system call and resumes. Control groups are read only for a thread that has not run
+/// since the last sample.
 fn halt_reason(
     before: &mut Option<ThreadSample>,
     sample: ThreadSample,
@@ -138,45 +139,45 @@ fn halt_reason(
     }
 }
 
-/// How far the forwarding thread has come: said by it alone, in a word that costs it nothing.
+/// The progress of the forwarding thread, which updates it with plain stores.
 #[derive(Debug, Default)]
 pub struct Heartbeat {
-    /// Twice the number of its turn; one more while it sleeps.
+    /// Twice the number of the iteration; plus one while the thread is blocked.
     count: AtomicU64,
-    /// Its number in the kernel, 0 before it runs.
+    /// Its thread ID; 0 before it runs.
     thread: AtomicU32,
 }
 
 impl Heartbeat {
-    /// The thread that calls is the one that forwards.
+    /// Registers the calling thread.
     pub fn begin(&self) {
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
         self.thread.store(thread.unsigned_abs(), Ordering::Release);
     }
 
-    /// A turn begins.
+    /// Records the start of an iteration.
     pub fn begin_iteration(&self) {
         let count = self.count.load(Ordering::Relaxed);
         self.count.store((count | 1).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// The thread sleeps, until the next turn.
+    /// Records that the thread blocks until the next iteration.
     pub fn sleep(&self) {
         let count = self.count.load(Ordering::Relaxed);
         self.count.store(count | 1, Ordering::Relaxed);
     }
 }
 
-/// What has become of the forwarding thread.
+/// A change detected by [`HangWatch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HangEvent {
-    /// It hangs.
+    /// The thread hangs.
     Hung,
-    /// It goes on, after so many nanoseconds.
+    /// The thread has resumed, after this number of nanoseconds.
     Resumed(u64),
 }
 
-/// Looks whether the forwarding thread hangs.
+/// Detects that the forwarding thread hangs.
 #[derive(Debug)]
 pub struct HangWatch {
     heartbeat: Arc<Heartbeat>,
@@ -187,22 +188,22 @@ pub struct HangWatch {
 }
 
 impl HangWatch {
-    /// Watches the thread that has this heartbeat.
+    /// Watches the thread with this heartbeat.
     pub fn new(heartbeat: Arc<Heartbeat>) -> Self {
         Self { heartbeat, thread: None, iteration: Iteration::default(), sampled_at_ns: 0, hung_since_ns: None }
     }
 
-    /// When to look next.
+    /// Returns when the next sample is due.
     pub fn due_ns(&self) -> u64 {
         self.sampled_at_ns + SAMPLE_INTERVAL_NS
     }
 
-    /// For how long it has hung by now, if it does.
+    /// Returns for how long the thread has been hung, if it is.
     pub fn hung_ns(&self, now_ns: u64) -> Option<u64> {
         self.hung_since_ns.map(|since_ns| now_ns.saturating_sub(since_ns))
     }
 
-    /// Looks, where that is due. Says what has changed.
+    /// Takes a sample if one is due. Returns a change.
     pub fn poll(&mut self, now_ns: u64) -> Option<HangEvent> {
         if now_ns < self.due_ns() {
             return None;
@@ -232,13 +233,13 @@ impl HangWatch {
     }
 }
 
-/// One turn of the forwarding thread.
+/// One iteration of the forwarding thread.
 #[derive(Debug, Default)]
 struct Iteration {
     count: u64,
-    /// What it did when it was seen in this turn for the second time, and when that was.
+    /// Time and sample when the iteration was first seen unchanged.
     first: Option<(u64, ThreadSample)>,
-    /// It could have run at some look.
+    /// Whether any sample was runnable.
     was_runnable: bool,
 }
 
@@ -273,7 +274,7 @@ mod tests {
         Some(ThreadSample { state, run_ns: ran_ms * MS })
     }
 
-    /// What a watch says of looks 20 ms apart, at a thread that does not leave its turn.
+    /// Returns the verdicts for samples 20 ms apart of a thread that stays in one iteration.
     fn verdicts(count: u64, seen: &[Option<ThreadSample>]) -> Vec<bool> {
         let mut iteration = Iteration::default();
         iteration.is_hung(0, count, || panic!("nothing is known of this turn"));
@@ -286,7 +287,7 @@ mod tests {
     #[test]
     fn a_thread_that_waits_for_a_processor_does_not_hang_however_long() {
         assert_eq!(verdicts(4, &[sample(State::Runnable, 5); 100]), [false; 100]);
-        // Nor one that waited at some time in between, and for something else when it was looked at.
+        // Neither does one that waited for a CPU between samples, and for something else at each of them.
         let seen: Vec<_> = (0..100).map(|look| sample(State::Waiting, look / 20)).collect();
         let mut seen_before = seen.clone();
         seen_before[0] = sample(State::Runnable, 0);
@@ -376,7 +377,7 @@ mod tests {
             kill_process(Pid::from_child(&self.0), signal).unwrap();
         }
 
-        /// Signals take effect when the process is run next.
+        /// Signals take effect when the process is scheduled next.
         fn wait_for(&self, watch: &mut ProcessWatch, halt_reason: Option<&str>) {
             let is_so = (0..5000).any(|_| {
                 std::thread::sleep(std::time::Duration::from_millis(1));
@@ -406,11 +407,11 @@ mod tests {
         assert_eq!((watch.halt_reason(), watch.thread.sample().state), (None, State::Ended));
     }
 
-    /// A control group of version 2; it ends with its guard.
+    /// A control group of version 2, removed on drop.
     struct Group(PathBuf);
 
     impl Group {
-        /// Nothing where this machine does not let one be made.
+        /// Returns `None` if this machine does not allow one to be created.
         fn new() -> Option<Self> {
             let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new);
             let root = roots.into_iter().find(|root| root.join("cgroup.procs").exists())?;
@@ -427,7 +428,7 @@ mod tests {
 
     impl Drop for Group {
         fn drop(&mut self) {
-            // Who was in it may take a moment to be gone.
+            // The processes in the group may take a moment to exit.
             (0..1000).any(|_| {
                 let is_gone = std::fs::remove_dir(&self.0).is_ok();
                 std::thread::sleep(std::time::Duration::from_millis(u64::from(!is_gone)));

@@ -1,5 +1,5 @@
-//! What this node can reach by itself, without I/O: the kernel's news, neighbours and the cluster file come in; routes
-//! to announce, and what the forwarder must be told, come out.
+//! The routes of this node, without I/O. Kernel changes, neighbours and the cluster file go in; routes to announce and
+//! commands for the forwarding thread come out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,34 +23,34 @@ use crate::cluster::{MTU_BYTES_MAX, Node, PortOfNode};
 use crate::control::Announcements;
 use crate::control::message::{AnnouncedHop, AnnouncedRoute, Origin, RouteChange, RouteKind};
 
-/// The routing protocol number of what the kernel does by itself (`RTPROT_KERNEL`).
+/// `RTPROT_KERNEL`: routes that the kernel installs itself (rtnetlink(7)).
 const PROTOCOL_KERNEL: u8 = 2;
-/// The kernel's add_local_address interface.
+/// The loopback interface.
 const LOOPBACK: &str = "lo";
 
-/// What has to be done because of news.
+/// An action that a change requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// A port has changed.
+    /// The configuration of a port has changed.
     ConfigurePort(PortId, PortConfig),
-    /// A route names this neighbour: its number is wanted.
+    /// A route uses this gateway: its adjacency is needed.
     PinAdjacency(PortId, IpAddr),
-    /// No route names it any more.
+    /// No route uses the adjacency any more.
     UnpinAdjacency(AdjacencyId),
-    /// An administrator says where this neighbour is.
+    /// A permanent neighbour entry of the kernel.
     LearnNeighbour(PortId, IpAddr, MacAddress),
-    /// The address is this node's from now on.
+    /// The node has a new address.
     AddLocalAddress(IpAddr),
-    /// The address is no longer this node's.
+    /// The node does not have the address any more.
     RemoveLocalAddress(IpAddr),
-    /// A route of the kernel's is not taken as it is.
+    /// A kernel route was not accepted as it is.
     RouteRejected(IpNet, RejectedRoute),
 }
 
-/// A router that routes name.
+/// A gateway that routes use.
 #[derive(Debug, Default)]
 struct Gateway {
-    /// `None` as long as the forwarder has not said, or when it has no room.
+    /// `None` until the forwarding thread has assigned one, and when it has no room.
     adjacency: Option<AdjacencyId>,
     is_requested: bool,
     prefixes: BTreeSet<IpNet>,
@@ -61,55 +61,55 @@ struct Gateway {
 struct LocalPort {
     interface: Option<InterfaceIndex>,
     config: PortConfig,
-    /// What a device carries that no kernel has: a VLAN's is its port's.
+    /// The MTU of a device without a kernel interface. A VLAN has that of its parent.
     mtu_bytes_opened: u16,
     mtu_bytes_max: u16,
-    /// Destinations with a route by it.
+    /// Prefixes with a route by this port.
     prefixes: BTreeSet<IpNet>,
 }
 
-/// A port, as it was opened.
+/// A newly opened port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenedPort {
-    /// The interface of one whose kernel has addresses.
+    /// Its kernel interface, if the kernel has its addresses.
     pub interface: Option<InterfaceIndex>,
-    /// What it is, as far as its device says.
+    /// Its configuration, as far as the device determines it.
     pub config: PortConfig,
 }
 
-/// What this node can reach by itself.
+/// The routes of this node, and what they derive from.
 #[derive(Debug, Default)]
 pub struct LocalRoutes {
     ports: Vec<LocalPort>,
     links: BTreeMap<InterfaceIndex, Link>,
     /// Addresses of the kernel.
     addresses: BTreeSet<(InterfaceIndex, IpNet)>,
-    /// Where packets for the node's kernel arrive that received_parcels in at other nodes.
+    /// The TUN interface for packets to this node's kernel that arrived at other nodes.
     slow_path: Option<InterfaceIndex>,
     candidates: BTreeMap<IpNet, BTreeMap<Preference, CandidateRoute>>,
     gateways: BTreeMap<(PortId, IpAddr), Gateway>,
-    /// Those of them for instance the forwarder has no room.
+    /// Gateways that the neighbour table had no room for.
     unpinned: BTreeSet<(PortId, IpAddr)>,
-    /// What other nodes are told.
+    /// The announced routes.
     announcements: Announcements,
-    /// Own addresses that are not announced: those of interfaces that are no ports.
+    /// Addresses of the node that are not announced: those of interfaces that are not ports.
     private: BTreeSet<IpNet>,
-    /// Routes of the cluster file, and how often they were set.
+    /// Static routes, and the number of times that they were set.
     statics: Vec<(IpNet, Preference)>,
     statics_generation: u16,
-    /// Routes of the kernel's that are not taken as they are.
+    /// Kernel routes that were not accepted as they are.
     rejected: RejectedRoutes,
     dirty: BTreeSet<IpNet>,
     effects: Vec<Effect>,
 }
 
 impl LocalRoutes {
-    /// A node whose slow path is this interface.
+    /// Returns the state of a node without ports, with this TUN interface.
     pub fn new(slow_path: Option<InterfaceIndex>) -> Self {
         Self { slow_path, ..Self::default() }
     }
 
-    /// Adds the next port: as it was opened, with the interface of those whose kernel has addresses.
+    /// Adds the next port.
     pub fn add_port(&mut self, opened: OpenedPort, of_file: &PortOfNode) -> PortId {
         let port = PortId(self.ports.len() as u8);
         let OpenedPort { interface, config } = opened;
@@ -123,7 +123,7 @@ impl LocalRoutes {
         port
     }
 
-    /// What the cluster file says of a port, now.
+    /// Applies the cluster file's settings of a port.
     fn apply_config(&mut self, port: PortId, of_file: &PortOfNode) {
         let state = &mut self.ports[usize::from(port.0)];
         state.mtu_bytes_max = of_file.mtu_bytes.unwrap_or(MTU_BYTES_MAX);
@@ -139,16 +139,17 @@ impl LocalRoutes {
             self.set_candidate(network.addr().into(), LOCAL, None);
             self.set_candidate(network.trunc(), on_port(port), None);
         }
-        // All of them again: two addresses may be of one network. What is for the router is left to no kernel.
+        // All are set again, as two addresses may share a network. Their routes lead to the router itself, not to a
+        // kernel.
         for network in config.addresses.iter().filter(|network| is_routed(network)) {
             self.set_candidate(network.addr().into(), LOCAL, Some(unicast(NextHop::Router)));
             self.set_candidate(network.trunc(), on_port(port), Some(unicast(NextHop::OnLink(port))));
         }
     }
 
-    /// The routes of the cluster file, in the place of those that were there.
+    /// Replaces the static routes.
     pub fn set_static(&mut self, node: &Node) {
-        // New ones come before old ones go, so that nothing is given up that stays.
+        // New routes are added before old ones are removed, so that a gateway in both keeps its adjacency.
         self.statics_generation = self.statics_generation.wrapping_add(1);
         let mut set = Vec::new();
         for (instance, route) in node.routes.iter().enumerate() {
@@ -164,9 +165,8 @@ impl LocalRoutes {
         }
     }
 
-    /// The ports that the node has from now on, in the place of those that it had: one that stays, by its former
-    /// number, or one that was opened. Which numbers mean no port any more, or another one. The kernel's links,
-    /// addresses, routes and neighbours are to be told again, all of them.
+    /// Replaces the ports: each is a former port by its number, or a newly opened one. Returns the former numbers that
+    /// no longer denote the same port. The kernel's links, addresses, routes and neighbours have to be applied again.
     pub fn renumber_ports(&mut self, node: &Node, opened: Vec<Result<PortId, OpenedPort>>) -> Vec<PortId> {
         assert_eq!(node.ports.len(), opened.len());
         let stays = |place: usize| {
@@ -198,7 +198,7 @@ impl LocalRoutes {
         others.into_iter().map(|place| PortId(place as u8)).collect()
     }
 
-    /// Nothing leads to a port any more, and its addresses are nobody's.
+    /// Removes the routes by a port, and its addresses.
     fn detach(&mut self, port: PortId) {
         let addresses = match &mut self.ports[usize::from(port.0)].config {
             config if config.has_kernel => Vec::new(),
@@ -217,39 +217,39 @@ impl LocalRoutes {
         }
     }
 
-    /// A device is there no longer, or there again.
+    /// Sets the interface of a port, or removes it when the device is gone.
     pub fn set_interface(&mut self, port: PortId, interface: Option<InterfaceIndex>) {
         self.ports[usize::from(port.0)].interface = interface;
         self.refresh(port);
     }
 
-    /// The device of each port whose addresses a kernel has.
+    /// Returns the port of a kernel interface.
     pub fn port_of(&self, interface: InterfaceIndex) -> Option<PortId> {
         let index = self.ports.iter().position(|port| port.interface == Some(interface))?;
         Some(PortId(index as u8))
     }
 
-    /// The interface of a port, as the kernel has it.
+    /// Returns the kernel's link of a port.
     pub fn link(&self, port: PortId) -> Option<&Link> {
         self.links.get(&self.ports[usize::from(port.0)].interface?)
     }
 
-    /// A port as it is.
+    /// Returns the configuration of a port.
     pub fn port(&self, port: PortId) -> &PortConfig {
         &self.ports[usize::from(port.0)].config
     }
 
-    /// What other nodes are told.
+    /// Returns the announced routes.
     pub fn announcements(&self) -> &Announcements {
         &self.announcements
     }
 
-    /// What other nodes are told, to forget what all were told.
+    /// Returns the announced routes, to prune withdrawals.
     pub fn announcements_mut(&mut self) -> &mut Announcements {
         &mut self.announcements
     }
 
-    /// PeerUpdate of the kernel.
+    /// Applies a change of the kernel's state.
     pub fn apply_kernel_change(&mut self, change: Change) {
         match change {
             Change::Link(link) => {
@@ -277,7 +277,7 @@ impl LocalRoutes {
                     self.effects.push(Effect::LearnNeighbour(port, neighbour.address, mac));
                 }
             }
-            // Who is a neighbour the router finds out by itself.
+            // The router tracks the reachability of neighbours itself.
             Change::NeighbourGone { .. } => {}
         }
     }
@@ -305,7 +305,7 @@ impl LocalRoutes {
         self.refresh_interface(interface);
     }
 
-    /// Whether addresses there are nobody else's business.
+    /// Returns whether the addresses of an interface are not announced.
     fn is_private(&self, interface: InterfaceIndex) -> bool {
         let is_loopback = self.links.get(&interface).is_some_and(|link| link.name == LOOPBACK);
         self.port_of(interface).is_none() && self.slow_path != Some(interface) && !is_loopback
@@ -323,7 +323,7 @@ impl LocalRoutes {
             self.private.remove(&prefix);
         }
         self.set_candidate(prefix, LOCAL, Some(unicast(NextHop::Kernel)));
-        // Whether it is private may have changed, and nothing else.
+        // The route may be unchanged while its privacy has changed.
         self.dirty.insert(prefix);
     }
 
@@ -350,7 +350,7 @@ impl LocalRoutes {
             KernelKind::Prohibit => RouteKind::Prohibited,
             KernelKind::Throw => RouteKind::Throw,
         };
-        // By other interfaces only, or what the kernel rejects by itself: nobody else's business.
+        // Routes by other interfaces only, and the kernel's own unreachable routes, are not announced.
         let is_ours = if kind == RouteKind::Unicast { !next_hops.is_empty() } else { protocol != PROTOCOL_KERNEL };
         let other = if is_connected { Origin::Kernel } else { Origin::Connected };
         self.set_candidate(prefix, Preference { metric, origin: other, instance: 0 }, None);
@@ -358,7 +358,7 @@ impl LocalRoutes {
         self.set_candidate(prefix, Preference { metric, origin, instance: 0 }, candidate);
     }
 
-    /// What a hop of the kernel's is to the router; `None` where the router cannot do the same.
+    /// Converts a next hop of the kernel; `None` if the router cannot forward the same way.
     fn next_hop(&self, kind: KernelKind, hop: &RouteHop) -> Option<NextHop> {
         if kind == KernelKind::Local {
             return (!self.is_private(hop.interface)).then_some(NextHop::Kernel);
@@ -367,7 +367,7 @@ impl LocalRoutes {
         Some(hop.gateway.map_or(NextHop::OnLink(port), |gateway| NextHop::Via(port, gateway)))
     }
 
-    /// What has to be said of a route. That what goes by the slow path is the cluster's needs no word.
+    /// Returns why a route is not accepted, if so. Routes by the TUN interface are the cluster's own.
     fn rejection_of(&self, route: &Route, is_entire_route: bool) -> Option<RejectedRoute> {
         let is_lost =
             |hop: &&RouteHop| self.next_hop(route.kind, hop).is_none() && self.slow_path != Some(hop.interface);
@@ -381,17 +381,17 @@ impl LocalRoutes {
         reason.map(|reason| RejectedRoute { reason, is_entire_route })
     }
 
-    /// How many routes of the kernel's are not taken as they are.
+    /// Returns the number of kernel routes that were not accepted as they are.
     pub fn rejected(&self) -> RejectedCounts {
         self.rejected.counts()
     }
 
-    /// An interface's name, as the kernel has it.
+    /// Returns the kernel's name of an interface.
     pub fn name_of(&self, interface: InterfaceIndex) -> Option<&str> {
         self.links.get(&interface).map(|link| link.name.as_str())
     }
 
-    /// The forwarder knows a neighbour.
+    /// Adds a neighbour that the forwarding thread has resolved.
     pub fn neighbour_up(&mut self, port: PortId, address: IpAddr, adjacency: AdjacencyId) {
         let prefix = IpNet::from(address);
         if is_routed(&prefix) {
@@ -399,12 +399,12 @@ impl LocalRoutes {
         }
     }
 
-    /// The forwarder does not know a neighbour any more.
+    /// Removes a neighbour.
     pub fn neighbour_down(&mut self, port: PortId, address: IpAddr) {
         self.set_candidate(address.into(), neighbour(port), None);
     }
 
-    /// The neighbours that the forwarder knows, and no others: after news of them were lost.
+    /// Replaces all neighbours, after events were lost.
     pub fn neighbours(&mut self, known: impl IntoIterator<Item = (PortId, IpAddr, AdjacencyId)>) {
         let mut former: Vec<(IpNet, Preference)> = Vec::new();
         for (prefix, candidates) in &self.candidates {
@@ -412,7 +412,7 @@ impl LocalRoutes {
             former.extend(neighbours.map(|preference| (*prefix, *preference)));
         }
         let known: Vec<_> = known.into_iter().collect();
-        // Found at once: there may be thousands of both, and this thread has more to do.
+        // A set, as there may be thousands of neighbours.
         let paths: BTreeSet<(IpNet, Preference)> =
             known.iter().map(|(port, address, _)| (IpNet::from(*address), neighbour(*port))).collect();
         for (prefix, preference) in former.into_iter().filter(|of_neighbour| !paths.contains(of_neighbour)) {
@@ -423,7 +423,7 @@ impl LocalRoutes {
         }
     }
 
-    /// The number of a router that was asked for; `None` when the forwarder has no room for it.
+    /// Sets the requested adjacency of a gateway; `None` when the neighbour table is full.
     pub fn adjacency_pinned(&mut self, port: PortId, address: IpAddr, adjacency: Option<AdjacencyId>) {
         let Some(gateway) = self.gateways.get_mut(&(port, address)) else { return };
         gateway.adjacency = adjacency;
@@ -436,13 +436,13 @@ impl LocalRoutes {
         }
     }
 
-    /// A number is given back: there is room for a router that found none.
+    /// Releases an adjacency, and requests one for a gateway that found no room.
     fn unpin(&mut self, adjacency: AdjacencyId) {
         self.effects.push(Effect::UnpinAdjacency(adjacency));
         self.effects.extend(self.unpinned.pop_first().map(|(port, address)| Effect::PinAdjacency(port, address)));
     }
 
-    /// Sets or removes one of the routes to a prefix.
+    /// Sets or removes a candidate route to a prefix.
     fn set_candidate(&mut self, prefix: IpNet, preference: Preference, candidate: Option<CandidateRoute>) {
         let candidates = self.candidates.entry(prefix).or_default();
         let before = next_hops_of(candidates);
@@ -492,7 +492,7 @@ impl LocalRoutes {
         if !gateway.prefixes.is_empty() {
             return;
         }
-        // One that is still asked for is given back with the answer.
+        // A gateway whose request is pending is released when the response arrives.
         let adjacency = gateway.adjacency;
         if self.unpinned.remove(&(port, address)) || adjacency.is_some() {
             self.gateways.remove(&(port, address));
@@ -504,7 +504,7 @@ impl LocalRoutes {
         if let Some(port) = self.port_of(interface) {
             self.refresh(port);
         }
-        // Names tell whose addresses are private.
+        // The name of the interface decides whether its addresses are private.
         let add_local_address: Vec<IpAddr> =
             self.addresses.iter().filter(|(on, _)| *on == interface).map(|(_, network)| network.addr()).collect();
         let is_private = self.is_private(interface);
@@ -516,7 +516,7 @@ impl LocalRoutes {
         }
     }
 
-    /// What a port has become, by its link and addresses, and its VLANs by that.
+    /// Updates a port from its link and addresses, then its VLANs.
     fn refresh(&mut self, port: PortId) {
         self.refresh_one(port);
         for place in 0..self.ports.len() {
@@ -531,7 +531,7 @@ impl LocalRoutes {
         let mut config = state.config.clone();
         if config.has_kernel {
             let link = state.interface.and_then(|interface| self.links.get(&interface));
-            // Some interfaces take any MTU, but IPv4 does not.
+            // Some interfaces accept an MTU below the IPv4 minimum.
             let carries_v4 = |link: &Link| link.mtu_bytes >= ipv4::MTU_MIN as u32;
             config.is_up = link.is_some_and(|link| link.is_up && link.has_carrier && carries_v4(link));
             if let Some(link) = link {
@@ -558,13 +558,13 @@ impl LocalRoutes {
         self.effects.push(Effect::ConfigurePort(port, config));
     }
 
-    /// What has to be done because of the news so far, in this order.
+    /// Returns the pending effects in order.
     pub fn take_effects(&mut self) -> Vec<Effect> {
         std::mem::take(&mut self.effects)
     }
 
-    /// What has changed of this node's routes because of the news so far: for its add_local_address table. Others are told the same,
-    /// but for what is private.
+    /// Returns the changes of this node's routes since the last call, for its own table, and updates the announcements,
+    /// which exclude private addresses.
     pub fn update_routes(&mut self) -> Vec<RouteChange> {
         let mtu = |port: &LocalPort| if port.config.is_up { port.config.mtu_bytes } else { 0 };
         self.announcements.set_mtus_bytes(self.ports.iter().map(mtu).collect());

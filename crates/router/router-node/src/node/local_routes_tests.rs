@@ -57,7 +57,7 @@ fn route(prefix: &str, metric: u32, protocol: u8, hops: &[(InterfaceIndex, Optio
     Change::Route(Route { key, protocol, kind: KernelKind::Unicast, hops, mtu_bytes: None })
 }
 
-/// What is announced of a prefix to the add_local_address table and to others.
+/// The route to a prefix in this node's table, and the announced one.
 fn told(local: &mut LocalRoutes, prefix: &str) -> (Option<AnnouncedRoute>, Option<AnnouncedRoute>) {
     let add_local_address = local
         .update_routes()
@@ -138,7 +138,7 @@ fn a_router_that_finds_no_room_is_asked_for_again_when_there_is() {
     local.adjacency_pinned(PortId(0), three, None);
     local.take_effects();
     assert_eq!(told(&mut local, "198.51.100.0/24").1, None);
-    // One that no route names any more is not asked for; when it is named again, it is.
+    // A gateway that no route uses is not requested; when a route uses it again, it is.
     local.apply_kernel_change(gone("203.0.113.0/24"));
     assert_eq!((local.take_effects(), local.gateways.len()), (Vec::new(), 2));
     local.apply_kernel_change(gone("192.0.2.0/24"));
@@ -294,7 +294,7 @@ fn what_is_no_port_is_nobody_elses_business() {
     assert_eq!(announced.iter().map(|change| change.prefix).collect::<Vec<_>>(), add_local_address[..2]);
 }
 
-/// What the log is told of routes that are not taken.
+/// The rejected routes that are to be logged.
 fn rejected(local: &mut LocalRoutes) -> Vec<(String, RejectedRoute)> {
     let told = |effect| match effect {
         Effect::RouteRejected(prefix, rejected) => Some((prefix.to_string(), rejected)),
@@ -417,7 +417,7 @@ fn a_permanent_neighbour_of_the_kernel_is_told_to_the_forwarder() {
     assert!(matches!(local.take_effects()[..], [Effect::LearnNeighbour(PortId(0), _, MacAddress([2, 2, 2, 2, 2, 2]))]));
 }
 
-/// A node of a cluster file, by what stands behind its name.
+/// A node with the given part of a cluster file.
 fn node_of_file(rest: &str) -> Node {
     let text = format!("version = 1\n[[nodes]]\nname = \"a\"\n{rest}\n[[nodes]]\nname = \"b\"\n");
     let text = text + "[[nodes.ports]]\ndevice = \"x\"\n";
@@ -435,7 +435,7 @@ fn opened(mac: u8) -> OpenedPort {
     OpenedPort { interface: None, config: PortConfig::new(MacAddress([mac; 6]), 1400) }
 }
 
-/// As a node of that file begins.
+/// The state of that node at its start.
 fn local_of(node: &Node) -> LocalRoutes {
     let mut local = LocalRoutes::new(None);
     for (place, port) in node.ports.iter().enumerate() {
@@ -447,7 +447,7 @@ fn local_of(node: &Node) -> LocalRoutes {
     local
 }
 
-/// What is announced now, with the hops.
+/// The announced routes with their hops.
 fn all(local: &mut LocalRoutes) -> Vec<(String, Vec<(u8, u16)>)> {
     local.update_routes();
     let (all, _) = local.announcements().changes_after(0, usize::MAX);
@@ -497,7 +497,7 @@ fn a_vlan_follows_its_port() {
     assert_eq!((vlan.is_up, vlan.mtu_bytes, vlan.mac), (true, 1500, local.port(PortId(0)).mac));
 }
 
-/// Whatever a file becomes, in however many steps, is as if the node had begun with it.
+/// Any sequence of reloads gives the same state as a start with the last file.
 #[test]
 fn a_node_that_is_rearranged_is_as_one_that_begins_so() {
     let other = "[[nodes.ports]]\ndevice = \"tap1\"\nkind = \"tap\"\naddresses = [\"10.6.0.1/24\", \"10.6.0.2/24\"]\n";
@@ -513,7 +513,7 @@ fn a_node_that_is_rearranged_is_as_one_that_begins_so() {
     .map(|text| node_of_file(&text));
     let gateway: IpAddr = "10.9.0.2".parse().unwrap();
     let settled = |local: &mut LocalRoutes| {
-        // The forwarder numbers whomever it is asked for.
+        // The forwarding thread assigns every requested adjacency.
         for effect in local.take_effects() {
             if let Effect::PinAdjacency(port, address) = effect {
                 assert_eq!(address, gateway);

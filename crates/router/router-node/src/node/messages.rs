@@ -1,4 +1,4 @@
-//! What a node's two threads tell each other.
+//! The messages between the two threads of a node.
 
 use std::io;
 use std::net::IpAddr;
@@ -14,123 +14,124 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::interconnect::{self, ConnectionParams, InterconnectError, Offer};
 
-/// Reports that wait for the control thread at most; news of neighbours that do not opened_interface are asked for later.
+/// Capacity of the report channel. Neighbour events that do not fit are replaced by a full listing later.
 pub const REPORTS_MAX: usize = 4096;
-/// Commands that wait at most: the control thread waits for room, as this one never waits for it.
+/// Capacity of the command channel. The control thread waits for room; the forwarding thread never does.
 pub const COMMANDS_MAX: usize = 4096;
 
-/// What the control thread wants.
+/// A command of the control thread.
 pub enum Command {
-    /// A port is attached in, in the place of what was there.
+    /// Attaches a port, and replaces the one with the same number.
     AttachPort(PortId, Box<dyn Port + Send>),
-    /// A port is to be closed, and another one attached in soon: [`Report::PortDetached`].
+    /// Detaches a port so that it can be reopened; answered by [`Report::PortDetached`].
     DetachPort(PortId),
-    /// A port has become this.
+    /// Sets the configuration of a port.
     ConfigurePort(PortId, PortConfig),
-    /// These ports are there no longer. What stays attached in gets these numbers: by number, which it had before.
+    /// Removes ports, and renumbers the others: for each new number, the former one. Answered by
+    /// [`Report::PortsRenumbered`].
     RenumberPorts(Vec<PortId>, Vec<Option<PortId>>),
-    /// Packets go together so from now on.
+    /// Sets the batching policy.
     SetBatching(Policy),
-    /// Whether hosts are told of a nearer way.
+    /// Sets whether redirects are sent.
     SetRedirects(bool),
-    /// The longest packets of another node's ports.
+    /// Sets the MTUs of another node's ports.
     SetRemoteMtus(NodeId, Vec<u16>),
-    /// Whether another node can be reached.
+    /// Sets whether another node is reachable.
     SetNodeUp(NodeId, bool),
-    /// The number of a neighbour is wanted: [`Report::AdjacencyPinned`].
+    /// Requests an adjacency; answered by [`Report::AdjacencyPinned`].
     PinAdjacency(PortId, IpAddr),
-    /// No route names a neighbour any more.
+    /// Releases an adjacency that no route uses.
     UnpinAdjacency(AdjacencyId),
-    /// Where a neighbour is.
+    /// Sets the hardware address of a neighbour.
     LearnNeighbour(PortId, IpAddr, MacAddress),
-    /// Packets are to be followed, or no more.
+    /// Starts or stops tracing.
     Trace(Option<Filter>),
-    /// How everything is: [`Report::Snapshot`].
+    /// Requests counters and state; answered by [`Report::Snapshot`].
     Snapshot,
-    /// To join a node: [`Report::Offered`].
+    /// Begins to connect the interconnect to a node; answered by [`Report::Offered`].
     OfferInterconnect(NodeId),
-    /// To join a node that has made an offer: [`Report::Accepted`].
+    /// Accepts the offer of a node; answered by [`Report::Accepted`].
     AcceptOffer(NodeId, Offer),
-    /// To join a node that has accepted an offer.
+    /// Completes the connection to a node that has accepted; answered by [`Report::Finished`].
     FinishOffer(NodeId, ConnectionParams),
-    /// A node is gone: [`Report::PeerRemoved`].
+    /// Removes a node that was lost; answered by [`Report::PeerRemoved`].
     RemovePeer(NodeId),
-    /// The interconnect begins anew: [`Report::InterconnectRestarted`].
+    /// Restarts the interconnect; answered by [`Report::InterconnectRestarted`].
     RestartInterconnect,
-    /// To end.
+    /// Ends the thread.
     Stop,
 }
 
-/// What the control thread is told.
+/// A report of the forwarding thread.
 pub enum Report {
-    /// A neighbour's number; `None` when there is no room for it.
+    /// A pinned adjacency; `None` when the neighbour table is full.
     AdjacencyPinned(PortId, IpAddr, Option<AdjacencyId>),
-    /// PeerUpdate of neighbours.
+    /// Events of neighbours.
     NeighbourEvents(Vec<Event>),
-    /// All neighbours that are known, after news of them were lost.
+    /// All known neighbours, after events were lost.
     AllNeighbours(Vec<Neighbour>),
-    /// Steps of packets that are followed.
+    /// Steps of traced packets.
     Traced(Vec<TracedStep>),
-    /// How everything is.
+    /// Counters and state.
     Snapshot(Box<Snapshot>),
-    /// What is to be told to another node.
+    /// The offer to send to a node.
     Offered(NodeId, Result<Offer, InterconnectError>),
-    /// What is to be told to another node.
+    /// The parameters to send to a node that made an offer.
     Accepted(NodeId, Result<ConnectionParams, InterconnectError>),
-    /// Whether another node is joined.
+    /// Whether the interconnect is connected to a node.
     Finished(NodeId, Result<(), InterconnectError>),
-    /// Another node breaks the interconnect's protocol.
+    /// Another node violates the protocol of the interconnect.
     PeerFailed(NodeId),
-    /// No packet goes to that node any more.
+    /// No packet is sent to the node any more.
     PeerRemoved(NodeId),
-    /// A port's device is gone. To close what is left of it may take the kernel long.
+    /// The device of a port is gone. Dropping the port may block in the kernel.
     PortFailed(PortId, io::Error, Box<dyn Port + Send>),
-    /// A port was taken out as it was told.
+    /// A port was detached on command.
     PortDetached(PortId, Box<dyn Port + Send>),
-    /// Ports are rearranged, and these are none any more: to close them may take the kernel long, too.
+    /// Ports were renumbered; these were removed. Dropping them may block in the kernel.
     PortsRenumbered(Vec<Box<dyn Port + Send>>),
-    /// Whether the interconnect has begun anew.
+    /// Whether the interconnect was restarted.
     InterconnectRestarted(Result<(), InterconnectError>),
-    /// The thread was away for so many nanoseconds, and has dropped so many packets that received_parcels meanwhile.
+    /// The process was suspended for some nanoseconds; the number of packets dropped because of that.
     Suspended(u64, usize),
 }
 
-/// How everything is.
+/// Counters and state of the forwarding thread.
 pub struct Snapshot {
     /// The forwarder's counters.
     pub counters: Counters,
-    /// The interconnect's, by node.
+    /// Counters of the interconnect by node.
     pub peers: Vec<interconnect::PeerCounters>,
-    /// Losses of each port.
+    /// Losses by port.
     pub losses: Vec<PortLosses>,
-    /// Neighbours, at most so many as were asked for.
+    /// Neighbours, as many as a status lists.
     pub neighbours: Vec<Neighbour>,
-    /// Own addresses that are not used, by port.
+    /// Addresses of the node that are not in use, by port.
     pub unused: Vec<(PortId, IpAddr, ClaimState)>,
-    /// Buffers that are free.
+    /// Free buffers.
     pub buffers_free: usize,
 }
 
-/// Wakes a thread that sleeps on it, or is about to.
+/// Wakes the other thread while it blocks, or before it does: an eventfd.
 #[derive(Debug)]
 pub struct Notifier(OwnedFd);
 
 impl Notifier {
-    /// A new one.
+    /// Creates an eventfd.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Returns the error of the kernel.
     pub fn new() -> io::Result<Self> {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Rings.
+    /// Makes the descriptor readable.
     pub fn notify(&self) {
-        // Full after 2^64 rings that nobody heard: it is ringing then.
+        // The write fails only when the counter is at its maximum: then the descriptor is readable.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Forgets rings that were heard.
+    /// Makes the descriptor unreadable until the next [`Notifier::notify`].
     pub fn drain(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }

@@ -1,5 +1,5 @@
-//! A node's process: a thread that forwards, and a control thread, which talks to other nodes, to the kernel and to
-//! commands. Neither shares state with the other: they exchange [`messages`].
+//! The process of a node: a forwarding thread, and a control thread for other nodes, the kernel and commands. The two
+//! share no state and exchange [`messages`].
 
 mod candidate;
 mod cgroup_freezer;

@@ -1,4 +1,4 @@
-//! What a node is attached into: its ports, its slow path and its interconnect, opened as the cluster file says.
+//! Opens the ports, the slow path and the interconnect of a node as the cluster file configures them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,61 +16,61 @@ use super::error::NodeError;
 use crate::cluster::{Balance, Cluster, InterconnectKind, MTU_BYTES_MAX, Node, PortKind, PortOfNode, batching_policy};
 use crate::interconnect::{self, Interconnect, InterconnectSettings, TransportKind};
 
-/// The interface between a node and its own kernel.
+/// The TUN interface between a node and its kernel.
 pub const SLOW_PATH: &str = "crosslane0";
-/// Where `ip netns` keeps namespaces.
+/// Directory of the namespaces of `ip netns`.
 const NAMESPACES: &str = "/run/netns";
-/// Bytes of a PCIe packet besides its payload, with a header of 64-bit addresses.
+/// Bytes of a PCIe packet besides its payload, with a header for 64-bit addresses.
 const PACKET_HEADER_BYTES: u64 = 24;
 
-/// A port that was opened.
+/// An opened port.
 pub struct OpenPort {
-    /// The port; none of its own for a VLAN.
+    /// The port; `None` for a VLAN, which uses its parent.
     pub port: Option<Box<dyn Port + Send>>,
-    /// What it is, as far as the device says.
+    /// Its configuration, as far as the device determines it.
     pub config: PortConfig,
-    /// Its interface, where a kernel has addresses there.
+    /// Its kernel interface, if the kernel has its addresses.
     pub interface: Option<InterfaceIndex>,
-    /// What it is reached by, in a word.
+    /// The kind of port in use.
     pub kind: &'static str,
-    /// RejectReason it is not reached by what was asked for first.
+    /// Why the preferred kind is not in use.
     pub fallback: Option<String>,
-    /// What it needs its interface to stay.
+    /// The properties of the interface that the port depends on.
     pub opened_interface: Option<OpenedInterface>,
 }
 
-/// What an interface was when a port was opened there, as far as the port cannot follow.
+/// Properties of an interface that an open port cannot follow when they change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenedInterface {
-    /// Frames to it alone are seen, where that is so.
+    /// The hardware address, if the port receives only frames for it.
     mac: Option<MacAddress>,
-    /// The port has room for so long packets.
+    /// The MTU that the port has room for.
     mtu_bytes: u32,
 }
 
 impl OpenedInterface {
-    /// Whether the port that was opened so still sees all frames.
+    /// Returns whether the port still receives all frames of the interface.
     pub fn still_matches(&self, link: &Link) -> bool {
         let has_its_mac = self.mac.is_none() || link.mac.is_none() || self.mac == link.mac;
         has_its_mac && link.mtu_bytes <= self.mtu_bytes
     }
 }
 
-/// What params a port takes.
+/// Parameters of opening a port.
 pub struct OpenPortParams<'a> {
-    /// The node, as the file says.
+    /// The node in the cluster file.
     pub node: &'a Node,
-    /// Which of its ports.
+    /// The index of the port.
     pub place: usize,
-    /// Makes the hardware address of a port that has none.
+    /// Seed of a generated hardware address.
     pub seed: u64,
-    /// Where files of packets lie whose paths are relative.
+    /// Base directory of relative paths of capture files.
     pub folder: &'a Path,
-    /// The node's addresses.
+    /// The addresses of the node.
     pub local: &'a LocalAddresses,
 }
 
-/// The model of a link.
+/// Returns the timing of a modelled link.
 fn timing(timing: Option<rack::Timing>) -> Result<LinkTiming, NodeError> {
     let path = LinkPath::named(timing.unwrap_or(rack::Timing::Gen3x16).word())
         .map_err(|error| NodeError::Timing(error.to_string()))?;
@@ -90,7 +90,7 @@ pub fn enter_namespace(node: &Node) -> Result<(), NodeError> {
     entered.map_err(|error| NodeError::Namespace { shown: path.display().to_string(), error })
 }
 
-/// Opens a port; for a VLAN, whose port there is already, it only says what it is.
+/// Opens a port. For a VLAN, whose parent is open already, it only returns the configuration.
 pub fn open_port(params: &OpenPortParams<'_>, sysctls: &mut Sysctls) -> Result<OpenPort, NodeError> {
     let place = params.place;
     let failed = |error: String| NodeError::Port { place, error };
@@ -110,12 +110,13 @@ impl OpenPortParams<'_> {
     }
 }
 
-/// What the port is on it knows by that: the hardware address, and the MTU where the file says none.
+/// Returns the configuration of a VLAN. The hardware address, and an MTU that the file does not set, come from the
+/// parent.
 fn vlan(params: &OpenPortParams<'_>) -> OpenPort {
     let of_file = params.of_file();
     let mut config = PortConfig::new(own_mac(params.seed), of_file.mtu_bytes.unwrap_or(MTU_BYTES_MAX));
     config.vlan = params.node.vlan(of_file);
-    // Nobody answers out of a file.
+    // Nothing answers from a capture file.
     let parent = params.node.ports.iter().find(|port| Some(&port.device) == of_file.parent.as_ref());
     config.probes = parent.is_some_and(|parent| parent.kind != PortKind::Pcap);
     OpenPort {
@@ -151,7 +152,7 @@ fn open_ethernet(
         interface: Some(interface.index),
         kind: kind.as_str(),
         fallback: opened.fallback_reason,
-        // The program at the interface looks for its address.
+        // The XDP program compares destination addresses with the one at the time of opening.
         opened_interface: Some(OpenedInterface {
             mac: (opened.backend == Backend::Xdp).then_some(interface.mac),
             mtu_bytes: interface.mtu_bytes,
@@ -159,7 +160,7 @@ fn open_ethernet(
     })
 }
 
-/// The MTU of a TAP or pcap port for which the file says none.
+/// MTU of a TAP or pcap port that the file does not set.
 pub const MTU_BYTES_DEFAULT: u16 = 1500;
 
 fn open_tap(params: &OpenPortParams<'_>) -> Result<OpenPort, String> {
@@ -175,7 +176,7 @@ fn open_tap(params: &OpenPortParams<'_>) -> Result<OpenPort, String> {
     Ok(OpenPort { port: Some(Box::new(tap)), config, interface: None, kind, fallback: None, opened_interface: None })
 }
 
-/// Gives the interface of a TAP port that is open the MTU that the file says now.
+/// Sets the MTU of an open TAP interface to the value in the file.
 pub fn set_tap_mtu(of_file: &PortOfNode) -> Result<(), String> {
     let interface = Interface::by_name(&of_file.device).map_err(|error| error.to_string())?;
     let mut requests = Requests::open().map_err(|error| error.to_string())?;
@@ -189,7 +190,7 @@ fn open_pcap(params: &OpenPortParams<'_>) -> Result<OpenPort, NodeError> {
     let failed = |key: &'static str| {
         move |error: PcapError| NodeError::PortFile { place: params.place, key, error: error.to_string() }
     };
-    // One after the other, so that an error is of one of them.
+    // The two are opened separately, so that an error names one of them.
     let input = PcapPort::open(path(&of_file.input).as_deref(), None).map_err(failed("input"))?;
     let port = input.with_output(path(&of_file.output).as_deref()).map_err(failed("output"))?;
     let config = PortConfig::new(own_mac(params.seed), of_file.mtu_bytes.unwrap_or(MTU_BYTES_DEFAULT));
@@ -197,13 +198,13 @@ fn open_pcap(params: &OpenPortParams<'_>) -> Result<OpenPort, NodeError> {
     Ok(OpenPort { port: Some(Box::new(port)), config, interface: None, kind, fallback: None, opened_interface: None })
 }
 
-/// A locally administered address, the same whenever the node is started.
+/// Returns a locally administered address, the same at each start.
 fn own_mac(seed: u64) -> MacAddress {
     let [a, b, c, d, e, ..] = seed.to_le_bytes();
     MacAddress([2, a, b, c, d, e])
 }
 
-/// Opens the slow path, which is up then and has the node's own addresses.
+/// Opens the TUN interface, sets it up, and adds the node's own addresses.
 pub fn open_slow_path(node: &Node, sysctls: &mut Sysctls, requests: &mut Requests) -> Result<Tun, NodeError> {
     let failed = |error: &dyn std::fmt::Display| NodeError::SlowPath(error.to_string());
     let tun = Tun::open(SLOW_PATH).map_err(|error| failed(&error))?;
@@ -219,7 +220,7 @@ pub fn open_slow_path(node: &Node, sysctls: &mut Sysctls, requests: &mut Request
     Ok(tun)
 }
 
-/// Opens what joins the node to others.
+/// Opens the interconnect.
 pub fn open_interconnect(cluster: &Cluster, own: NodeId) -> Result<Box<dyn Interconnect>, NodeError> {
     let asked = &cluster.interconnect;
     let kind = match asked.kind {

@@ -1,4 +1,4 @@
-//! The other nodes: a connection to each, made again when it is lost.
+//! The sessions with the other nodes, which are opened again when they are lost.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,45 +15,45 @@ use crate::control::{
 };
 use crate::interconnect::{ConnectionParams, Offer};
 
-/// How long after a failure a connection is tried again, at first and at most.
+/// Initial and maximum interval between attempts to connect.
 const RETRY_NS_MIN: u64 = 10_000_000;
 const RETRY_NS_MAX: u64 = 320_000_000;
-/// Connections that have not packet who they are, in all and from one address: whoever has the address of one node keeps
-/// no other out.
+/// Maximum number of connections without a hello, in all and per address, so that the owner of one address cannot keep
+/// other nodes out.
 const PENDING_MAX: usize = 32;
 const PENDING_PER_ADDRESS_MAX: usize = 4;
-/// How long a reason is not packet again, when a connection is log_refusal for the same one, and how many are packet meanwhile:
-/// anybody may come, and the log must not grow by that.
+/// How long a refusal with the same reason is not logged again, and how many reasons are logged in that time: anyone
+/// can connect, and must not be able to fill the log.
 const REFUSAL_REPEAT_NS: u64 = 60_000_000_000;
 const REFUSALS_MAX: usize = 16;
-/// Packets of one connection that are taken, and sent, in one turn.
+/// Maximum number of packets per session that are received, and sent, in one iteration.
 const PACKETS_PER_POLL: usize = 64;
 
-/// What has become of another node, or come from it.
+/// A change of another node, or a message of it.
 #[derive(Debug)]
 pub enum PeerUpdate {
-    /// It has greeted.
+    /// The session is up.
     Up(NodeId),
-    /// It is gone.
+    /// The session is lost.
     Down(NodeId),
-    /// The longest packet of each of its ports.
+    /// The MTU of each of its ports.
     PortMtus(NodeId, Vec<u16>),
-    /// Its routes.
+    /// Changes of its routes.
     Routes(NodeId, Vec<RouteChange>),
-    /// Its interconnect makes an offer.
+    /// An offer of its interconnect.
     Offer(NodeId, Offer),
-    /// Its interconnect takes an offer.
+    /// Its interconnect accepted an offer.
     Params(NodeId, ConnectionParams),
 }
 
-/// What interconnects say to each other.
+/// The setup messages of interconnects. Postcard encodes variants by their position.
 #[derive(Debug, Serialize, Deserialize)]
 enum SetupMessage {
     Offer(EncodedParams),
     Params(EncodedParams),
 }
 
-/// [`ConnectionParams`], as they are encoded.
+/// The encoding of [`ConnectionParams`].
 #[derive(Debug, Serialize, Deserialize)]
 struct EncodedParams {
     secret: u64,
@@ -80,14 +80,14 @@ impl From<EncodedParams> for ConnectionParams {
 struct Connection {
     session: Session,
     transport: Transport,
-    /// What the socket had no room for.
+    /// A packet that the socket had no room for.
     unsent: Option<OutgoingPacket>,
-    /// Whether the socket may have something to read.
+    /// Whether the socket may be readable.
     is_readable: bool,
 }
 
 impl Connection {
-    /// Sends what there is to say.
+    /// Sends the packets that are due.
     fn send(&mut self, now_ns: u64, own: &Announcements) -> Result<(), ControlError> {
         self.transport.flush()?;
         for _ in 0..PACKETS_PER_POLL {
@@ -102,7 +102,7 @@ impl Connection {
         Ok(())
     }
 
-    /// What has come, if anything has.
+    /// Receives and processes the next packet, and checks the hold timer.
     fn receive(&mut self, now_ns: u64) -> Result<Option<(SessionEvent, Vec<OwnedFd>)>, ControlError> {
         if self.is_readable
             && let Some((packet, descriptors)) = self.transport.receive()?
@@ -119,39 +119,39 @@ impl Connection {
     }
 }
 
-/// Another node.
+/// The state of another node.
 #[derive(Debug)]
 pub struct Peer {
     /// Its name.
     pub name: String,
     address: ControlAddress,
     connection: Option<Connection>,
-    /// Its process, where that is of this machine.
+    /// Watches its process, if that is on this machine.
     watch: Option<ProcessWatch>,
-    /// Whether it has greeted on this connection.
+    /// Whether its hello was received on this connection.
     is_session_up: bool,
     /// Whether the interconnect carries packets to it.
     pub is_joined: bool,
-    /// RejectReason it is not there.
+    /// Why it is not up.
     pub reason: Option<String>,
-    /// How often it was lost.
+    /// Number of times that the session was lost.
     pub losses: u64,
-    /// Times that the forwarding thread was told to leave it and has not packet that it has.
+    /// Removals of the node that the forwarding thread has not confirmed.
     removals_pending: u32,
     down_at_ns: u64,
-    /// From the moment when the last loss was known until no packet was sent to it any more.
+    /// For the last loss: time from its detection until no packet was sent to the node any more.
     pub withdrawn_ns: Option<u64>,
     retry_at_ns: u64,
     retry_ns: u64,
 }
 
 impl Peer {
-    /// Whether what the forwarding thread says of it is of the connection that there is now.
+    /// Returns whether reports of the forwarding thread are about the current session.
     pub fn is_current(&self) -> bool {
         self.removals_pending == 0 && self.is_session_up
     }
 
-    /// In a word.
+    /// Returns the name of the state.
     pub fn state(&self) -> &'static str {
         match (self.is_session_up, self.is_joined) {
             (true, true) => "up",
@@ -160,35 +160,36 @@ impl Peer {
         }
     }
 
-    /// Destinations that it announces.
+    /// Returns the number of destinations that it announces.
     pub fn routes(&self) -> usize {
         self.connection.as_ref().map_or(0, |connection| connection.session.routes())
     }
 }
 
-/// All other nodes.
+/// The other nodes.
 #[derive(Debug)]
 pub struct Peers {
     own: Hello,
     limits: SessionTimers,
-    /// How many ports each node has at most.
+    /// Maximum number of ports of each node.
     ports: Vec<usize>,
     listener: Listener,
-    /// By node; `None` for this one.
+    /// By node; `None` for this node.
     peers: Vec<Option<Peer>>,
     pending: Vec<Connection>,
-    /// Whether somebody may have come.
+    /// Whether connections may wait to be accepted.
     is_listener_readable: bool,
-    /// This node keeps away from all others.
+    /// Whether no session may be opened.
     is_held: bool,
     sampled_at_ns: u64,
-    /// RejectReason connections were log_refusal lately, and when that was packet.
+    /// Recent reasons of refused connections, and when they were logged.
     refusals: BTreeMap<String, u64>,
     updates: Vec<PeerUpdate>,
 }
 
 impl Peers {
-    /// Nobody is there yet. `paths` has each node's name, where it is reached, and how many ports it has at most.
+    /// Returns the state without sessions. `addresses` has the name of each node, its control address, and its maximum
+    /// number of ports.
     pub fn new(
         own: Hello,
         limits: SessionTimers,
@@ -230,44 +231,44 @@ impl Peers {
         }
     }
 
-    /// The cluster file is another one, for nodes that are met from now on.
+    /// Sets the digest of the cluster file for sessions that are opened from now on.
     pub fn set_digest(&mut self, digest: u64) {
         self.own.digest = digest;
     }
 
-    /// Another node.
+    /// Returns another node.
     pub fn peer(&mut self, node: NodeId) -> Option<&mut Peer> {
         self.peers.get_mut(usize::from(node.0))?.as_mut()
     }
 
-    /// All other nodes, by their numbers.
+    /// Returns the other nodes in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (NodeId, &Peer)> {
         self.peers.iter().enumerate().filter_map(|(node, peer)| Some((NodeId(node as u8), peer.as_ref()?)))
     }
 
-    /// What has happened since.
+    /// Returns the updates since the last call.
     pub fn take_updates(&mut self) -> Vec<PeerUpdate> {
         std::mem::take(&mut self.updates)
     }
 
-    /// The last change of this node's routes that all who are there were told.
+    /// Returns the number of the last change of this node's routes that was sent on every session.
     pub fn advertised_to_all(&self) -> Option<u64> {
         let connections = self.peers.iter().flatten().filter_map(|peer| peer.connection.as_ref());
         connections.chain(&self.pending).map(|connection| connection.session.advertised()).min()
     }
 
-    /// What to poll.
+    /// Returns the descriptors to poll.
     pub fn descriptors(&self) -> Vec<(BorrowedFd<'_>, PollFlags)> {
         let connections = self.peers.iter().flatten().filter_map(|peer| peer.connection.as_ref());
         let connections = connections.chain(&self.pending);
         let connections = connections.map(|connection| (connection.transport.as_fd(), connection.flags()));
-        // Who cannot be let in now must not wake anybody.
+        // A connection that cannot be accepted now must not cause wake-ups.
         let is_full = self.pending.len() >= PENDING_MAX;
         let wanted = if self.is_held || is_full { PollFlags::empty() } else { PollFlags::IN };
         std::iter::once((self.listener.as_fd(), wanted)).chain(connections).collect()
     }
 
-    /// Which of [`Peers::descriptors`] have something to be read, in their order.
+    /// Records which of [`Peers::descriptors`] are readable, in the same order.
     pub fn note_readable(&mut self, readable: &[bool]) {
         let (listener, connections) = readable.split_first().unwrap_or((&false, &[]));
         self.is_listener_readable = *listener;
@@ -277,12 +278,12 @@ impl Peers {
         }
     }
 
-    /// Whether some node has packet more than was taken in one turn.
+    /// Returns whether a session has more packets than one iteration processes.
     pub fn has_more(&self) -> bool {
         self.peers.iter().flatten().filter_map(|peer| peer.connection.as_ref()).any(|connection| connection.is_readable)
     }
 
-    /// When [`Peers::poll`] has something to do although nothing comes.
+    /// Returns when [`Peers::poll`] is due though no descriptor is ready.
     pub fn due_ns(&self) -> u64 {
         let peers = self.peers.iter().enumerate().filter_map(|(node, peer)| {
             let peer = peer.as_ref()?;
@@ -298,12 +299,12 @@ impl Peers {
         peers.chain(pending).min().unwrap_or(u64::MAX)
     }
 
-    /// Of two nodes the one with the higher number connects.
+    /// Returns whether this node connects to `node`: the one with the higher number does.
     fn connects_to(&self, node: usize) -> bool {
         !self.is_held && node < usize::from(self.own.node)
     }
 
-    /// Takes what has come, and makes connections.
+    /// Receives packets, accepts connections and opens sessions.
     pub fn poll(&mut self, now_ns: u64, own: &Announcements) {
         self.watch(now_ns);
         self.accept(now_ns);
@@ -314,7 +315,7 @@ impl Peers {
         }
     }
 
-    /// Sends what is to be packet.
+    /// Sends the packets that are due.
     pub fn send(&mut self, now_ns: u64, own: &Announcements) {
         (0..self.peers.len()).for_each(|node| self.send_to(node, now_ns, own));
     }
@@ -342,7 +343,7 @@ impl Peers {
         }
     }
 
-    /// Of those from one address the first goes who has been there for longest.
+    /// Closes the oldest pending connection of the same address when there are too many.
     fn evict_oldest_from(&mut self, transport: &Transport) {
         let Some(from) = transport.peer_ip() else { return };
         let is_same = |connection: &Connection| connection.transport.peer_ip() == Some(from);
@@ -353,7 +354,7 @@ impl Peers {
         }
     }
 
-    /// Says reason a connection was log_refusal, and not again when who was log_refusal tries again.
+    /// Logs why a connection was refused, unless that was logged recently.
     fn log_refusal(&mut self, reason: String, now_ns: u64) {
         self.refusals.retain(|_, said_at_ns| now_ns.saturating_sub(*said_at_ns) < REFUSAL_REPEAT_NS);
         if self.refusals.len() >= REFUSALS_MAX || self.refusals.contains_key(&reason) {
@@ -377,7 +378,7 @@ impl Peers {
         }
     }
 
-    /// While this node was stopped, another one may have come and gone again more than once.
+    /// While this process was suspended, the peer may have connected and disconnected several times.
     fn promote_pending(&mut self, node: NodeId, mut connection: Connection, now_ns: u64) {
         match connection.receive(now_ns) {
             Ok(event) => {
@@ -390,7 +391,7 @@ impl Peers {
         }
     }
 
-    /// A process that is stopped, or frozen, says nothing, and its connection does not end.
+    /// Detects stopped or frozen processes, which keep their connections open.
     fn watch(&mut self, now_ns: u64) {
         if now_ns < self.sampled_at_ns + SAMPLE_INTERVAL_NS {
             return;
@@ -405,7 +406,7 @@ impl Peers {
         }
     }
 
-    /// A node has come: what there was of it before is over.
+    /// Starts a session, and ends the former one with the same node.
     fn session_up(&mut self, node: NodeId, connection: Connection, now_ns: u64) {
         if self.peer(node).is_some_and(|peer| peer.connection.is_some()) {
             self.peer_down(node, "it has come again", now_ns);
@@ -427,7 +428,8 @@ impl Peers {
         if now_ns < peer.retry_at_ns {
             return;
         }
-        // Its socket takes connections, of which it would find one after the other when it goes on.
+        // The socket of a stopped process accepts connections into its backlog, and the process would find them all
+        // when it resumes.
         if peer.watch.as_mut().and_then(ProcessWatch::halt_reason).is_some() {
             peer.retry_at_ns = now_ns + SAMPLE_INTERVAL_NS;
             return;
@@ -482,7 +484,7 @@ impl Peers {
         }
     }
 
-    /// Gives a node up, until it comes again.
+    /// Ends a session, until the node connects again.
     pub fn peer_down(&mut self, node: NodeId, reason: &str, now_ns: u64) {
         let Some(peer) = self.peer(node) else { return };
         let was_met = peer.is_session_up;
@@ -498,7 +500,7 @@ impl Peers {
         }
     }
 
-    /// Takes leave of all others, and keeps away from them until [`Peers::release`].
+    /// Ends all sessions, and opens none until [`Peers::release`].
     pub fn hold(&mut self, reason: &str, now_ns: u64) {
         self.send_cease(reason);
         (0..self.peers.len()).for_each(|node| self.peer_down(NodeId(node as u8), reason, now_ns));
@@ -506,12 +508,12 @@ impl Peers {
         self.is_held = true;
     }
 
-    /// Meets others again.
+    /// Allows sessions to be opened again.
     pub fn release(&mut self) {
         (self.is_held, self.is_listener_readable) = (false, true);
     }
 
-    /// No packet goes to that node any more.
+    /// The forwarding thread has confirmed that no packet is sent to the node any more.
     pub fn removed(&mut self, node: NodeId, now_ns: u64) {
         if let Some(peer) = self.peer(node) {
             peer.removals_pending = peer.removals_pending.saturating_sub(1);
@@ -519,12 +521,12 @@ impl Peers {
         }
     }
 
-    /// Has another node's interconnect made an offer.
+    /// Sends an offer to the interconnect of another node.
     pub fn offer(&mut self, node: NodeId, offer: Offer, now_ns: u64) {
         self.send_setup(node, &SetupMessage::Offer(offer.params.into()), offer.descriptors, now_ns);
     }
 
-    /// Has another node's interconnect told that its offer is taken.
+    /// Sends the parameters of an accepted offer to the interconnect of another node.
     pub fn accept_offer(&mut self, node: NodeId, params: ConnectionParams, now_ns: u64) {
         self.send_setup(node, &SetupMessage::Params(params.into()), Vec::new(), now_ns);
     }
@@ -537,10 +539,10 @@ impl Peers {
         }
     }
 
-    /// Tells all that this node ends.
+    /// Sends every peer the reason for which this node ends its sessions.
     pub fn send_cease(&mut self, reason: &str) {
         for connection in self.peers.iter_mut().flatten().filter_map(|peer| peer.connection.as_mut()) {
-            // Who does not hear it sees that the connection ends.
+            // A peer that does not receive it sees the connection close.
             let _ = connection.transport.send(&Session::cease(reason), &[]);
         }
     }

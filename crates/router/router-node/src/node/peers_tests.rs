@@ -8,10 +8,10 @@ use crate::control::transport::TcpAddress;
 
 const LIMITS: SessionTimers = SessionTimers { keepalive_ns: 20_000_000, hold_ns: 10_000_000_000 };
 const TURN_NS: u64 = 1_000_000;
-/// After so many turns of both a test has failed.
+/// Iterations after which a test has failed.
 const TURNS_MAX: u64 = 20_000;
 
-/// Node 0 or 1 of a cluster of two, in one folder.
+/// Node 0 or 1 of a cluster of two, in one directory.
 fn peers(folder: &Path, node: u8) -> Peers {
     let address = |node: u8| ControlAddress::Unix(folder.join(node.to_string()));
     let own = Hello { version: VERSION, digest: 7, node, incarnation: 100 + u64::from(node) };
@@ -26,7 +26,7 @@ fn poll(peers: &mut Peers, now_ns: u64) {
     peers.send(now_ns, &own);
 }
 
-/// Turns of both until that is so.
+/// Polls both nodes until the condition holds.
 #[track_caller]
 fn poll_until(nodes: &mut [Peers; 2], now_ns: &mut u64, is_so: impl Fn(&[Peers; 2]) -> bool) {
     for _ in 0..TURNS_MAX {
@@ -39,7 +39,7 @@ fn poll_until(nodes: &mut [Peers; 2], now_ns: &mut u64, is_so: impl Fn(&[Peers; 
     panic!("{nodes:#?}");
 }
 
-/// What each says of the other.
+/// The state of each node at the other.
 fn states(nodes: &[Peers; 2]) -> [&'static str; 2] {
     nodes.each_ref().map(|node| node.iter().next().unwrap().1.state())
 }
@@ -69,7 +69,7 @@ fn who_keeps_away_is_left_at_once_with_the_reason_and_met_when_it_comes() {
         }
         nodes[held].release();
         poll_until(&mut nodes, &mut now_ns, are_met);
-        // What was tried meanwhile is not met before.
+        // Earlier attempts do not result in sessions.
         assert_eq!(nodes.each_ref().map(|node| other(node).losses), [1, 1]);
     }
 }
@@ -107,7 +107,7 @@ fn a_refusal_is_said_once() {
     assert_eq!(node.refusals.len(), REFUSALS_MAX, "who comes from ever other addresses does not fill the log");
 }
 
-/// Node 0 or 1 of two machines, of which node 0 listens at 127.0.0.1 and node 1 is 127.0.0.2.
+/// Node 0 or 1 of two machines: node 0 listens at 127.0.0.1, and node 1 is 127.0.0.2.
 fn far_peers(key: &Key, listener: Listener, address: SocketAddr, node: u8) -> Peers {
     let address = |of: u8| {
         let address = if of == 0 { address } else { "127.0.0.2:9".parse().unwrap() };
@@ -136,7 +136,7 @@ fn whoever_has_the_address_of_one_node_keeps_no_other_out() {
     };
     let (address, first) = listener("127.0.0.1:0");
     let mut node = far_peers(&key, first, address, 0);
-    // They say nothing, and stay.
+    // They send nothing and stay connected.
     let strangers: Vec<TcpStream> = (0..2 * PENDING_MAX).map(|_| TcpStream::connect(address).unwrap()).collect();
     let now_ns = TURN_NS;
     for _ in 0..10 {
@@ -144,7 +144,7 @@ fn whoever_has_the_address_of_one_node_keeps_no_other_out() {
     }
     assert_eq!(node.pending.len(), PENDING_PER_ADDRESS_MAX);
     let mut nodes = [node, far_peers(&key, listener("127.0.0.2:0").1, address, 1)];
-    // No time passes in which strangers would be given up.
+    // Time does not advance, so their hello timers do not expire.
     for _ in 0..TURNS_MAX {
         nodes.iter_mut().for_each(|node| poll(node, now_ns));
         if states(&nodes) == ["joining"; 2] {

@@ -1,4 +1,4 @@
-//! What a node remembers of each of its ports.
+//! What the control thread remembers of each port.
 
 use router::Port;
 
@@ -7,19 +7,19 @@ use super::open_ports::OpenedInterface;
 /// A port, as the forwarding thread owns it.
 pub type BoxedPort = Box<dyn Port + Send>;
 
-/// What is remembered of a port.
+/// The state of a port.
 #[derive(Default)]
 pub struct PortState {
     pub kind: &'static str,
     pub fallback: Option<String>,
-    /// What its interface was when it was opened; nothing while it is being opened again.
+    /// The interface as it was when the port was opened; `None` while the port is being reopened.
     pub opened_interface: Option<OpenedInterface>,
-    /// RejectReason it could not be opened again, as the log was told.
+    /// The logged error of the last attempt to reopen it.
     pub reopen_error: Option<String>,
-    /// When to look for its device again, once that is gone.
+    /// When to reopen it.
     pub reopen_at_ns: Option<u64>,
-    /// Files of packets begin when all nodes have met, or at this moment.
+    /// A capture file that is not attached before all nodes are joined, or before this time.
     pub waiting: Option<(BoxedPort, u64)>,
-    /// What the log was told of an MTU that the port does not carry.
+    /// The logged reduction of the configured MTU.
     pub mtu_cut: Option<String>,
 }

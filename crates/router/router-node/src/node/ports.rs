@@ -1,4 +1,4 @@
-//! The ports of a node: opened, attached to the forwarding thread, reopened, closed.
+//! The ports of a node: opened, attached to the forwarding thread, reopened and closed.
 
 use std::io;
 
@@ -14,7 +14,7 @@ use super::state::Node;
 use super::status;
 use crate::cluster::{PortKind, PortOfNode};
 
-/// How long a port whose device is gone waits for one of the same name.
+/// Interval between attempts to reopen a port whose device is gone.
 const REOPEN_NS: u64 = 500_000_000;
 
 impl Node {
@@ -34,13 +34,13 @@ impl Node {
         }
         self.local.set_static(&node);
         self.table.set_ports_without_kernel(node.ports_without_kernel());
-        // What comes in finds its port and the node's routes there.
+        // Ports are attached last, so that the first packets find the configuration and the routes.
         self.apply_effects();
         self.attach_ports(attached);
         Ok(())
     }
 
-    /// Packets come and go by these ports from now on.
+    /// Attaches ports to the forwarding thread.
     pub(super) fn attach_ports(&self, ports: Vec<(usize, BoxedPort)>) {
         for (place, port) in ports {
             self.command(Command::AttachPort(PortId(place as u8), port));
@@ -60,7 +60,7 @@ impl Node {
         open_ports::open_port(&params, &mut self.sysctls)
     }
 
-    /// A file of packets waits until packets from it can go anywhere; other ports do not.
+    /// Holds a capture file back until its packets can be forwarded. Other ports are attached at once.
     pub(super) fn defer_capture_file(
         &self,
         of_file: &PortOfNode,
@@ -73,7 +73,7 @@ impl Node {
         }
     }
 
-    /// Begins to receive from files of packets, once all nodes have met or it is time.
+    /// Attaches capture files once all nodes are joined, or their time has come.
     pub(super) fn attach_deferred(&mut self, now_ns: u64) {
         let have_met = self.peers.iter().all(|(_, peer)| peer.is_joined);
         for place in 0..self.ports.len() {
@@ -86,7 +86,7 @@ impl Node {
 
     pub(super) fn port_failed(&mut self, port: PortId, error: &io::Error, now_ns: u64) {
         if self.settings.node().ports[usize::from(port.0)].kind == PortKind::Pcap {
-            // OpenedPort again, it would be read from its beginning.
+            // A reopened capture file would be read from its beginning.
             warn!(port = self.device(port), "no more of its files: {error}");
             return;
         }
@@ -95,8 +95,9 @@ impl Node {
         self.ports[usize::from(port.0)].reopen_at_ns = Some(now_ns + REOPEN_NS);
     }
 
-    /// A device may be there again, by another number. What the kernel said of that number before the port was attached
-    /// in is looked at once more: addresses and routes come with a device, and often at once.
+    /// Reopens ports whose device is gone or has changed. A device may come back with another interface index, and its
+    /// addresses and routes may have been reported before the port knew that index: so all kernel state is applied
+    /// again.
     pub(super) fn reopen_ports(&mut self, now_ns: u64) {
         let mut is_back = false;
         for place in 0..self.ports.len() {
@@ -122,7 +123,7 @@ impl Node {
         }
     }
 
-    /// The log is told once reason. A device that is gone was told of already.
+    /// Schedules another attempt. Each error is logged once; a missing device was logged before.
     pub(super) fn reopen_later(&mut self, place: usize, error: &NodeError, now_ns: u64) {
         let has_device = self.local.link(PortId(place as u8)).is_some();
         let state = &mut self.ports[place];
@@ -136,8 +137,8 @@ impl Node {
         }
     }
 
-    /// Ports whose interface has become what they cannot follow are closed, and opened again then: both at a time
-    /// there cannot be.
+    /// Closes ports whose interface has changed in a way that they cannot follow. They are reopened when closed, as two
+    /// ports cannot share an interface.
     pub(super) fn close_changed_ports(&mut self) {
         for place in 0..self.ports.len() {
             let port = PortId(place as u8);
@@ -149,14 +150,14 @@ impl Node {
             {
                 let mac = link.mac.map_or_else(String::new, |mac| format!(" and address {mac}"));
                 info!(port = self.device(port), "is opened again, for MTU {}{mac}", link.mtu_bytes);
-                // At once when it is closed; by then in any case, whatever number it has.
+                // The port is reopened when it is detached, or at this time if its number changes in between.
                 self.ports[place].reopen_at_ns = Some(self.now_ns() + REOPEN_NS);
                 self.command(Command::DetachPort(port));
             }
         }
     }
 
-    /// A line for each MTU of the file that a port does not carry.
+    /// Returns a line for each port with an MTU below the one of the cluster file.
     pub(super) fn mtu_cuts(&self) -> Vec<String> {
         let ports = self.settings.node().ports.iter().zip(&self.ports);
         ports
@@ -164,7 +165,7 @@ impl Node {
             .collect()
     }
 
-    /// The log is told of each MTU of the file that a port does not carry, once.
+    /// Logs each reduction of a configured MTU once.
     pub(super) fn log_mtu_cuts(&mut self) {
         for (place, (of_file, state)) in self.settings.node().ports.iter().zip(&mut self.ports).enumerate() {
             let cut = status::mtu_cut(of_file, self.local.port(PortId(place as u8)).mtu_bytes);

@@ -1,5 +1,4 @@
-//! Routes of the kernel's that packets through the router do not take as they stand there: the log names them, and they
-//! are counted.
+//! Kernel routes that the router does not accept as they are. They are logged and counted.
 
 use std::collections::BTreeMap;
 
@@ -7,38 +6,37 @@ use ipnet::IpNet;
 use router_ports::InterfaceIndex;
 use router_ports::netlink::RouteKey;
 
-/// Lines in the log for each reason before only every doubling of their number is one: a management interface may
-/// have a full table.
+/// Log lines per reason; after them only each power of two is logged, as a management interface may have a full table.
 const LINES_MAX: u64 = 32;
 
-/// What of a route is not taken.
+/// A kernel route that is not accepted as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RejectedRoute {
-    /// RejectReason.
+    /// The reason.
     pub reason: RejectReason,
-    /// Not even one of several ways is.
+    /// Whether no next hop of the route is accepted.
     pub is_entire_route: bool,
 }
 
-/// RejectReason a route is not taken as it is.
+/// Why a route is not accepted as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectReason {
-    /// By an interface that is no port: other nodes, and packets at ports, have no business there.
+    /// Its interface is not a port: other nodes, and packets that arrive at ports, must not use it.
     NoPort(InterfaceIndex),
-    /// The kernel wraps the packets, which the router does not.
+    /// The kernel encapsulates its packets; the router cannot.
     Encapsulated,
-    /// It is for shorter packets than its port is.
+    /// It has an MTU of its own, which the router ignores.
     Mtu(u32),
 }
 
-/// How many routes are not taken, by reason.
+/// Numbers of routes by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RejectedCounts {
-    /// By interfaces that are no ports.
+    /// By an interface that is not a port.
     pub no_port: u64,
     /// With encapsulation.
     pub encapsulated: u64,
-    /// Taken, but for their own MTU.
+    /// Accepted without their own MTU.
     pub mtu: u64,
 }
 
@@ -52,17 +50,17 @@ impl RejectedCounts {
     }
 }
 
-/// The routes that are there and not taken.
+/// The current routes that are not accepted as they are.
 #[derive(Debug, Default)]
 pub struct RejectedRoutes {
     routes: BTreeMap<RouteKey, RejectedRoute>,
     counts: RejectedCounts,
-    /// Since the node began.
+    /// Log lines by reason since the node started.
     told: RejectedCounts,
 }
 
 impl RejectedRoutes {
-    /// What there is to say of a route, from now on. The log is to be told when that is new: `true`.
+    /// Sets or clears the rejection of a route. Returns whether it is to be logged.
     pub fn set(&mut self, key: RouteKey, rejected: Option<RejectedRoute>) -> bool {
         let former = match rejected {
             Some(rejected) => self.routes.insert(key, rejected),
@@ -79,14 +77,14 @@ impl RejectedRoutes {
         *told <= LINES_MAX || told.is_power_of_two()
     }
 
-    /// How many there are.
+    /// Returns the current numbers.
     pub fn counts(&self) -> RejectedCounts {
         self.counts
     }
 }
 
 impl RejectedRoute {
-    /// A line for the log, with the remedy. `interface` is the name of the one that is no port.
+    /// Returns the log line with the remedy. `interface` is the name of the interface that is not a port.
     pub fn line(self, prefix: IpNet, interface: &str) -> String {
         let left = match self.is_entire_route {
             true => "is not the cluster's: packets that come in at ports take a wider one, or none",

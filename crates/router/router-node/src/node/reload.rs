@@ -1,5 +1,5 @@
-//! The cluster file, read again by a node that is up: all that can change without a restart changes at once, or nothing
-//! does, and one line says reason.
+//! Reloads the cluster file in a running node: either all differences are applied, or none, with one line that says
+//! why.
 
 use config::InvalidKey;
 use ipnet::IpNet;
@@ -16,22 +16,21 @@ use super::port_state::PortState;
 use super::state::Node;
 use crate::cluster::{Cluster, ClusterFile, ConfigDiff, Node as NodeConfig, PortKind, batching_policy, diff};
 
-/// Everything that a reload takes, opened and checked.
+/// Everything that a reload needs, opened and checked.
 struct Prepared {
     cluster: Cluster,
     changes: ConfigDiff,
-    /// By place in the new file; `None` for what stays.
+    /// By port index in the new file; `None` for a port that stays open.
     plugs: Vec<Option<OpenPort>>,
     sysctls: Sysctls,
     policy: router::batch::Policy,
 }
 
 impl Node {
-    /// Reads the cluster file again, and becomes what it says. What is different, a line each. With `is_trial`,
-    /// nothing changes.
+    /// Reads the cluster file and applies it. Returns the differences, one line each. With `is_trial` nothing changes.
     ///
     /// # Errors
-    /// RejectReason nothing has changed: one line with file, line, key, value and remedy.
+    /// Returns why nothing has changed: one line with file, line, key, value and remedy.
     pub(super) fn reload(&mut self, is_trial: bool) -> Result<Vec<String>, String> {
         let file = ClusterFile::read(&self.settings.file).map_err(|error| error.to_string())?;
         let fault = |InvalidKey { key, what }| file.error_at(&key, what).to_string();
@@ -47,12 +46,12 @@ impl Node {
         let cut_before = self.mtu_cuts();
         self.commit(prepared);
         said.iter().for_each(|line| info!("reloaded: {line}"));
-        // Of these the log was told.
+        // These lines are in the log already.
         said.extend(self.mtu_cuts().into_iter().filter(|line| !cut_before.contains(line)));
         Ok(said)
     }
 
-    /// What a signal asks for: whoever sent it is told by the log.
+    /// Reloads on a signal; the log has the result.
     pub(super) fn reload_by_signal(&mut self) {
         match self.reload(false) {
             Ok(said) if said.is_empty() => info!("reloaded: nothing has changed"),
@@ -95,7 +94,7 @@ impl Node {
         })
     }
 
-    /// A port by AF_XDP takes the tags of the VLANs that it was opened with.
+    /// The XDP program of a port accepts the VLAN tags that it was loaded with.
     fn check_vlans(&self, new: &NodeConfig, changes: &ConfigDiff) -> Result<(), InvalidKey> {
         let old = self.settings.node();
         let by_xdp = |place: usize| self.ports[place].kind == PortKind::AfXdp.as_str();
@@ -113,14 +112,14 @@ impl Node {
         Ok(())
     }
 
-    /// The node's own addresses: new ones first, all of them or none.
+    /// Replaces the node's own addresses. If a new one cannot be added, none is.
     fn set_addresses(&self, new: &NodeConfig) -> Result<(), NetlinkError> {
         let old = &self.settings.node().addresses;
         let mut requests = Requests::open()?;
         let mut added: Vec<IpNet> = Vec::new();
         for address in new.addresses.iter().filter(|address| !old.contains(address)) {
             if let Err(error) = requests.add_address(self.slow_path, (*address).into()) {
-                // What was there before stays there.
+                // The former addresses are still there.
                 added.into_iter().for_each(|network| _ = requests.remove_address(self.slow_path, network));
                 return Err(error);
             }
@@ -134,7 +133,7 @@ impl Node {
         Ok(())
     }
 
-    /// Nothing of this fails.
+    /// Applies the new file. No step can fail.
     fn commit(&mut self, prepared: Prepared) {
         let Prepared { cluster, changes, plugs, sysctls, policy } = prepared;
         self.sysctls.adopt(sysctls);
@@ -170,19 +169,19 @@ impl Node {
         self.peers.set_digest(self.settings.cluster.digest());
         self.table.set_ports_without_kernel(self.settings.node().ports_without_kernel());
         self.kernel.all().into_iter().for_each(|change| self.local.apply_kernel_change(change));
-        // What comes in finds its port and the node's routes there.
+        // Ports are attached last, so that the first packets find the configuration and the routes.
         self.apply_effects();
         self.attach_ports(attached);
     }
 
-    /// Interfaces that are no ports any more are again what they were.
+    /// Restores the settings of interfaces that are not ports any more.
     fn release_interfaces(&mut self, new: &NodeConfig) {
         let is_port = |device: &String| new.ports.iter().any(|port| port.device == *device);
         let former: Vec<String> = self.settings.node().ports.iter().map(|port| port.device.clone()).collect();
         former.iter().filter(|device| !is_port(device)).for_each(|device| self.sysctls.put_back(device));
     }
 
-    /// A TAP that stays is the kernel's interface too.
+    /// Sets changed MTUs on the kernel interfaces of TAP ports that stay open.
     fn follow_mtus(&self, new: &NodeConfig, changes: &ConfigDiff) {
         let old = self.settings.node();
         for (port, former) in

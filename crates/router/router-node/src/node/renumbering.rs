@@ -1,26 +1,26 @@
-//! Numbers of ports that come from a thread which has not heard yet that ports were renumbering.
+//! Translates port numbers in reports that the forwarding thread sent before it renumbered its ports.
 
 use std::collections::VecDeque;
 
 use router::PortId;
 
-/// Rearrangements that the thread has been told of and has not answered, the oldest first: what number each port had
-/// before, if it is no new one.
+/// Renumberings that the thread has not confirmed, oldest first: for each new number, the former one; `None` for a new
+/// port.
 #[derive(Debug, Default)]
 pub(super) struct PortRenumbering(VecDeque<Vec<Option<PortId>>>);
 
 impl PortRenumbering {
-    /// The thread is told of one.
+    /// Adds a renumbering that was sent to the thread.
     pub fn push(&mut self, stays: Vec<Option<PortId>>) {
         self.0.push_back(stays);
     }
 
-    /// The thread has answered the oldest: what it says from now on comes after it.
+    /// Removes the oldest renumbering, which the thread has confirmed: later reports use the new numbers.
     pub fn acknowledge(&mut self) {
         self.0.pop_front();
     }
 
-    /// The number that the port has now of which the thread speaks; `None` of one that is no port any more.
+    /// Returns the current number of a port in a report; `None` if the port was removed.
     pub fn current(&self, port: PortId) -> Option<PortId> {
         self.0.iter().try_fold(port, |port, stays| {
             let place = stays.iter().position(|former| *former == Some(port))?;
@@ -41,7 +41,7 @@ mod tests {
     fn a_port_is_followed_through_all_rearrangements_that_were_not_answered() {
         let mut renumbering = PortRenumbering::default();
         assert_eq!(now(&renumbering, 2), [Some(0), Some(1)]);
-        // The first port goes, and a new one comes before the second.
+        // The first port is removed, and a new one is inserted before the second.
         renumbering.push(vec![None, Some(PortId(1)), Some(PortId(2))]);
         renumbering.push(vec![Some(PortId(2)), Some(PortId(1))]);
         assert_eq!(now(&renumbering, 3), [None, Some(1), Some(0)]);

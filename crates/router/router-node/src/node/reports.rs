@@ -1,4 +1,4 @@
-//! Reports of the forwarding thread.
+//! Handles the reports of the forwarding thread.
 
 use packet::ethernet::MacAddress;
 use router::{Event, TracedStep};
@@ -74,13 +74,13 @@ impl Node {
         }
     }
 
-    /// How far the interconnect has come with another node.
+    /// Continues to connect the interconnect to another node.
     pub(super) fn handle_join_report(&mut self, report: Report, now_ns: u64) {
         let (Report::Offered(node, _) | Report::Accepted(node, _) | Report::Finished(node, _)) = &report else {
             return;
         };
         let node = *node;
-        // What is said of a connection that is gone is nobody's business any more.
+        // Reports about an earlier session are ignored.
         if !self.peers.peer(node).is_some_and(|peer| peer.is_current()) {
             return;
         }

@@ -1,4 +1,4 @@
-//! Requests of commands, and their responses.
+//! Handles the requests of commands.
 
 use router::Filter;
 
@@ -57,7 +57,7 @@ impl Node {
     }
 }
 
-/// As many as an answer has room for.
+/// Truncates the list to the maximum of a response.
 fn shortened(mut changes: Vec<String>) -> Vec<String> {
     let count = changes.len();
     if count > CHANGES_SHOWN_MAX {

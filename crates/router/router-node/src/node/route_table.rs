@@ -1,5 +1,5 @@
-//! The routes of all nodes: written into the tables that the forwarder reads, and those to other nodes into the kernel,
-//! so that the node's own programs reach them.
+//! The routes of all nodes. They are written to the forwarding tables; those to other nodes are also installed in the
+//! kernel, for the node's own programs.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -13,14 +13,14 @@ use tracing::warn;
 
 use crate::control::message::{AnnouncedHop, AnnouncedRoute, Origin, RouteChange, RouteKind};
 
-/// The metric of routes in the kernel that lead to other nodes: whoever has a route of their own there prefers that.
+/// Metric of the routes installed in the kernel: any other route there is preferred.
 const KERNEL_METRIC: u32 = 30_000;
-/// Routes to other nodes in the kernel at most: a full table is for the forwarder, and the kernel's own packets to what
-/// is left out need a default route.
+/// Maximum number of routes installed in the kernel. With a full Internet table, the kernel needs a default route for
+/// its own packets.
 const INSTALLED_MAX: usize = 1 << 16;
-/// Routes that are written into the kernel in one turn.
+/// Maximum number of prefixes installed in the kernel per call.
 const INSTALLS_PER_CALL: usize = 1024;
-/// Routes of a node that is gone that are taken out in one turn.
+/// Maximum number of routes of a lost node that are withdrawn per call.
 const WITHDRAWALS_PER_CALL: usize = 4096;
 
 /// The routes of all nodes.
@@ -29,11 +29,11 @@ pub struct RouteTable {
     own: NodeId,
     slow_path: InterfaceIndex,
     requests: Requests,
-    /// By node: neighbours, whose network is in the kernel as a whole.
+    /// By node: its neighbours. The kernel has the route to their network instead.
     neighbours: Vec<HashSet<IpNet>>,
-    /// Ports of this node's whose networks its kernel does not know.
+    /// Ports of this node whose networks its kernel does not know.
     ports_without_kernel: Vec<PortId>,
-    /// What this node reaches by those ports, or by the cluster file: its kernel knows nothing of it.
+    /// Prefixes that this node reaches by those ports or by static routes, which its kernel does not know.
     unknown_to_kernel: HashSet<IpNet>,
     installed: BTreeSet<IpNet>,
     dirty: BTreeSet<IpNet>,
@@ -43,7 +43,7 @@ pub struct RouteTable {
 }
 
 impl RouteTable {
-    /// No routes yet.
+    /// Returns an empty table.
     pub fn new(rib: Rib, own: NodeId, nodes: usize, slow_path: InterfaceIndex, requests: Requests) -> Self {
         Self {
             rib,
@@ -61,7 +61,7 @@ impl RouteTable {
         }
     }
 
-    /// These ports of this node's have no kernel. It counts for routes that change after that.
+    /// Sets the ports without a kernel interface, for later changes.
     pub fn set_ports_without_kernel(&mut self, ports: Vec<PortId>) {
         self.ports_without_kernel = ports;
     }
@@ -75,7 +75,7 @@ impl RouteTable {
         }
     }
 
-    /// A node's routes have changed. What the tables have no room for is said, and left out.
+    /// Applies changes of a node's routes. Routes that the forwarding tables have no room for are left out and logged.
     pub fn change(&mut self, node: NodeId, changes: Vec<RouteChange>) {
         for RouteChange { prefix, announced } in changes {
             let neighbours = &mut self.neighbours[usize::from(node.0)];
@@ -104,7 +104,7 @@ impl RouteTable {
         }
     }
 
-    /// A node is gone.
+    /// Withdraws all routes of a node.
     pub fn withdraw_node(&mut self, node: NodeId) {
         let done = self.rib.withdraw_node(node);
         self.log_left_out(done);
@@ -116,14 +116,14 @@ impl RouteTable {
     fn log_left_out(&mut self, done: Result<(), RouteError>) {
         if let Err(error) = done {
             self.unusable_routes += 1;
-            // The first of a flood tells as much as all of them.
+            // Logged at each power of two only, as there may be very many.
             if self.unusable_routes.is_power_of_two() {
                 warn!(left_out = self.unusable_routes, "a route is left out: {error}");
             }
         }
     }
 
-    /// Does some of what is left to be done. Whether there is more.
+    /// Processes a bounded part of the pending work. Returns whether more is pending.
     pub fn process(&mut self) -> bool {
         if self.has_withdrawals {
             match self.rib.process_withdrawals(WITHDRAWALS_PER_CALL) {
@@ -174,8 +174,8 @@ impl RouteTable {
         RouteRequest { prefix, metric: KERNEL_METRIC, interface: self.slow_path, gateway: None }
     }
 
-    /// Whether the node's own programs reach a destination by way of the router: it is at other nodes, or at a port
-    /// without a kernel.
+    /// Returns whether the kernel needs a route to the prefix through the router: it is at other nodes, or at a port
+    /// without a kernel interface.
     fn is_wanted(&self, prefix: IpNet) -> bool {
         let sources = self.rib.sources(prefix);
         let Some(best) = sources.iter().map(|source| source.metric).min() else { return false };
@@ -186,7 +186,7 @@ impl RouteTable {
         winners.any(|source| !self.neighbours[usize::from(source.node.0)].contains(&prefix))
     }
 
-    /// Takes out of the kernel what was put there.
+    /// Removes the installed routes from the kernel.
     pub fn clean_up(&mut self) {
         if let Err(error) = self.requests.remove_own_routes() {
             warn!("routes of the kernel: {error}");
@@ -194,22 +194,22 @@ impl RouteTable {
         self.installed.clear();
     }
 
-    /// Destinations of IPv4 and of IPv6 that packets are forwarded to.
+    /// Returns the numbers of IPv4 and IPv6 destinations in the forwarding tables.
     pub fn routes(&self) -> (usize, usize) {
         self.rib.routes()
     }
 
-    /// Routes that the kernel has from here.
+    /// Returns the number of routes installed in the kernel.
     pub fn installed(&self) -> usize {
         self.installed.len()
     }
 
-    /// Destinations that are announced, and that the tables have no room for.
+    /// Returns the number of announced destinations that the tables have no room for.
     pub fn left_out(&self) -> usize {
         self.rib.not_installed()
     }
 
-    /// The prefix that packets to an address match, and before it those that they would match if there were room.
+    /// Returns the longest matching prefix of an address, preceded by longer ones that the tables have no room for.
     pub fn prefixes_of(&self, address: IpAddr) -> Vec<IpNet> {
         let found = self.rib.lookup(address).map(|(prefix, _)| prefix);
         let is_nearer = |prefix: &IpNet| found.is_none_or(|found| found.prefix_len() < prefix.prefix_len());
@@ -221,7 +221,7 @@ impl RouteTable {
         nearer
     }
 
-    /// All prefixes within a network, in their order: also those that there is no room for.
+    /// Returns all prefixes within a network in order, those without room included.
     pub fn prefixes(&self, within: Option<IpNet>) -> Vec<IpNet> {
         let is_asked = |prefix: &IpNet| within.is_none_or(|within| within.contains(prefix));
         let mut all: Vec<IpNet> = self.rib.iter().map(|(prefix, _)| prefix).filter(is_asked).collect();
@@ -233,7 +233,7 @@ impl RouteTable {
         all
     }
 
-    /// How packets to a prefix are forwarded, by the tables that they are looked up in.
+    /// Returns the entry of a prefix in the forwarding tables.
     pub fn fib_entry(&self, prefix: IpNet) -> Option<FibEntry> {
         self.rib.fib_entry(prefix)
     }

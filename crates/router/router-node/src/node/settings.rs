@@ -1,4 +1,4 @@
-//! What a node is started with: the cluster, its place in it, and where its files lie.
+//! The settings of a node: the cluster, its index in it, and the paths of its files.
 
 use std::path::{Path, PathBuf};
 
@@ -9,16 +9,16 @@ use crate::cluster::{Cluster, ClusterPaths, Node as NodeConfig, NodePaths, fnv1a
 use crate::control::Key;
 use crate::control::transport::{ControlAddress, TcpAddress};
 
-/// What a node is of.
+/// The settings that a node is started with.
 #[derive(Clone, Debug)]
 pub struct NodeSettings {
     /// The cluster.
     pub cluster: Cluster,
-    /// The node's place in it.
+    /// The index of the node.
     pub node: usize,
-    /// Where the cluster's files lie.
+    /// The paths of the cluster's files.
     pub paths: ClusterPaths,
-    /// The cluster file, by an absolute path: it is read again when the node is told to.
+    /// The absolute path of the cluster file, for reloads.
     pub file: PathBuf,
 }
 
@@ -35,7 +35,7 @@ impl NodeSettings {
         Config { seed, redirects: self.node().redirects, ..Config::new(self.id()) }
     }
 
-    /// Makes the hardware address of a port that has none: the same whenever the node is started.
+    /// Returns the seed of the hardware address of a port without one, the same at each start.
     pub(super) fn seed(&self, device: &str) -> u64 {
         fnv1a(format!("{}/{}/{device}", self.cluster.name, self.node().name).as_bytes())
     }
@@ -44,7 +44,7 @@ impl NodeSettings {
         self.paths.node(&self.node().name)
     }
 
-    /// Where a node is reached by this one.
+    /// Returns the control address of another node.
     pub(super) fn place(&self, node: &NodeConfig, key: Option<&Key>) -> Result<ControlAddress, NodeError> {
         let Some(address) = node.control else {
             return Ok(ControlAddress::Unix(self.paths.node(&node.name).peers_socket()));
@@ -54,7 +54,7 @@ impl NodeSettings {
         Ok(ControlAddress::Tcp(TcpAddress { address, local_ip, key }))
     }
 
-    /// Where the cluster file lies, and files of packets whose paths are relative.
+    /// Returns the directory of the cluster file, the base of relative paths of capture files.
     pub(super) fn folder(&self) -> &Path {
         self.file.parent().unwrap_or(Path::new("/"))
     }

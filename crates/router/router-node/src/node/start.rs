@@ -1,4 +1,4 @@
-//! Starting a node: its lock, its sockets, its namespace, its forwarding thread, its ports.
+//! Starts a node: lock, sockets, namespace, forwarding thread, ports.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -32,29 +32,29 @@ use crate::control::message::{Hello, VERSION};
 use crate::control::transport::{ControlAddress, Listener, TcpAddress};
 use crate::control::{Key, SessionTimers};
 
-/// Buffers of a node, for all packets that are in it at a time.
+/// Number of packet buffers of a node.
 pub const BUFFERS: u32 = 16_384;
-/// Bytes of a buffer: the longest packet, its frame's header and room before it.
+/// Size of a buffer: headroom, the frame header, and the longest packet.
 const BUFFER_BYTES: u16 = 10_240;
-/// Room before a frame, for headers that grow.
+/// Room before a frame, for headers that are added.
 const HEADROOM_BYTES: u16 = 128;
-/// Packets that wait for one port, node or kernel.
+/// Maximum number of packets that wait for one port, node or kernel.
 const QUEUE_PACKETS_MAX: usize = 4096;
-/// How often, and how far apart, the node's lock is asked for.
+/// Attempts to lock the PID file, and the interval between them.
 const LOCK_ATTEMPTS_MAX: u32 = 200;
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 
 impl Node {
-    /// Takes the node: its lock, its sockets, its namespace, its ports.
+    /// Acquires the node's lock, opens its sockets, namespace and ports, and starts the forwarding thread.
     ///
     /// # Errors
-    /// What keeps it from that.
+    /// Returns the first failure.
     pub fn new(settings: NodeSettings) -> Result<Self, NodeError> {
         let begun = Instant::now();
         let started_at_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let (id, node, paths) = (settings.id(), settings.node().clone(), settings.node_paths());
         let pid = lock_pid_file(&paths, &node.name)?;
-        // Sockets to other nodes are of the namespace that all nodes of a machine are started in.
+        // Control sockets belong to the namespace that all nodes of a machine are started in.
         let peers = bind_peers(&settings, started_at_ns)?;
         let interconnect = open_ports::open_interconnect(&settings.cluster, id)?;
         let socket = paths.socket();
@@ -121,7 +121,7 @@ impl Node {
     }
 }
 
-/// The connections to other nodes, none of which is there yet.
+/// Listens for the other nodes. No session is up yet.
 fn bind_peers(settings: &NodeSettings, started_at_ns: u64) -> Result<Peers, NodeError> {
     let cluster = &settings.cluster;
     let own = Hello { version: VERSION, digest: cluster.digest(), node: settings.id().0, incarnation: started_at_ns };
@@ -134,7 +134,7 @@ fn bind_peers(settings: &NodeSettings, started_at_ns: u64) -> Result<Peers, Node
         ControlAddress::Tcp(TcpAddress { address, .. }) => system(format!("control address {address}"))(error),
     })?;
     assert!(cluster.nodes.len() <= usize::from(NODES_MAX));
-    // How many ports each has may change while it is up.
+    // The number of ports may change while a node is up.
     let place = |node: &NodeConfig| {
         settings.place(node, key.as_ref()).map(|place| (node.name.clone(), place, usize::from(PORTS_MAX)))
     };
@@ -149,7 +149,7 @@ fn notifier() -> Result<Arc<Notifier>, NodeError> {
 fn start(parts: ForwardingParts) -> Result<JoinHandle<()>, NodeError> {
     let notifier = Arc::clone(&parts.reports_notifier);
     let run = move || {
-        // However it ends, the other thread is woken to see that.
+        // Wakes the control thread however the forwarding thread ends.
         let _ring = NotifyOnDrop(notifier);
         ForwardingThread::new(parts).run();
     };
@@ -164,12 +164,12 @@ impl Drop for NotifyOnDrop {
     }
 }
 
-/// Takes the node's lock, and says in it who has it.
+/// Locks the node's PID file, and writes the process ID.
 fn lock_pid_file(paths: &NodePaths, node: &str) -> Result<File, NodeError> {
     let path = paths.pid();
     let refused = |error: io::Error| system(path.display().to_string())(error);
     let mut file = File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(refused)?;
-    // A command that looks who holds the lock takes it for a moment; a node that was killed has it until it is gone.
+    // A command that tests the lock holds it for a moment; a killed node holds it until its process is gone.
     for _ in 0..LOCK_ATTEMPTS_MAX {
         if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
             file.set_len(0).map_err(refused)?;

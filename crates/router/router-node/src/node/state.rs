@@ -1,4 +1,4 @@
-//! The state of a node's control thread.
+//! The state of the control thread.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -41,22 +41,22 @@ pub struct Node {
     pub(super) reports_notifier: Arc<Notifier>,
     pub(super) thread: Option<JoinHandle<()>>,
     pub(super) hang: HangWatch,
-    /// When the interconnect is to begin anew.
+    /// When to restart the interconnect.
     pub(super) interconnect_restart_at_ns: u64,
-    /// RejectReason this node has to end.
+    /// The error that ends the node.
     pub(super) fault: Option<NodeError>,
-    /// Packets that were dropped because the process had been stopped.
+    /// Packets dropped because the process had been suspended.
     pub(super) stale_packets: u64,
     pub(super) netlink_resyncs: u64,
-    /// Messages of the kernel's that could not be read.
+    /// Number of netlink messages that could not be parsed.
     pub(super) unreadable: u64,
     pub(super) is_kernel_readable: bool,
     pub(super) kernel_polled_at_ns: u64,
     pub(super) is_tracing: bool,
     pub(super) is_stopping: bool,
-    /// Put back when the node ends.
+    /// Settings that are restored when the node ends.
     pub(super) sysctls: Sysctls,
-    /// Locked as long as this node lives.
+    /// The PID file, locked as long as the node lives.
     pub(super) _pid: File,
 }
 
@@ -65,9 +65,9 @@ impl Node {
         self.begun.elapsed().as_nanos() as u64
     }
 
-    /// Tells the forwarding thread. There is room: it never waits for this one.
+    /// Sends a command to the forwarding thread. The channel drains quickly: that thread never waits for this one.
     pub(super) fn command(&self, command: Command) {
-        // Whether it has ended is looked at in each turn.
+        // A send error means that the thread has ended, which each iteration checks.
         let _ = self.commands.send(command);
         self.commands_notifier.notify();
     }

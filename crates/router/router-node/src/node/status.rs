@@ -1,4 +1,4 @@
-//! A node's state, as commands are told it.
+//! Builds the status of a node.
 
 use std::collections::BTreeMap;
 use std::process;
@@ -62,7 +62,7 @@ impl Node {
     }
 }
 
-/// RejectReason a port carries less than the cluster file says, and what to do; `None` where it does not.
+/// Returns why a port has a smaller MTU than the cluster file sets, with the remedy; `None` if it does not.
 pub fn mtu_cut(of_file: &PortOfNode, mtu_bytes: u16) -> Option<String> {
     let asked = of_file.mtu_bytes.filter(|asked| *asked > mtu_bytes)?;
     let device = &of_file.device;
@@ -78,7 +78,7 @@ pub fn mtu_cut(of_file: &PortOfNode, mtu_bytes: u16) -> Option<String> {
     })
 }
 
-/// A port, for people.
+/// Returns the status of a port.
 fn port_status(
     of_file: &PortOfNode,
     kind: &str,
@@ -112,7 +112,7 @@ fn port_status(
     }
 }
 
-/// Packets in both directions.
+/// Returns the counts of both directions.
 fn traffic(received: Counted, sent: Counted) -> Traffic {
     Traffic {
         received_packets: received.packets,
@@ -122,12 +122,12 @@ fn traffic(received: Counted, sent: Counted) -> Traffic {
     }
 }
 
-/// Packets that went no further, by reason.
+/// Returns the drops by name.
 fn drops(drops: &Drops) -> BTreeMap<String, u64> {
     drops.iter().map(|(reason, count)| (reason.name().to_owned(), count)).collect()
 }
 
-/// The same of a node: what waited in it while its process was stopped is counted there.
+/// Returns the drops of the node, with those after a suspension.
 fn drops_of_node(counted: &Drops, stale_packets: u64) -> BTreeMap<String, u64> {
     let mut counted = drops(counted);
     if stale_packets > 0 {
@@ -136,7 +136,7 @@ fn drops_of_node(counted: &Drops, stale_packets: u64) -> BTreeMap<String, u64> {
     counted
 }
 
-/// Another node, for people.
+/// Returns the status of another node.
 fn peer_status(peer: &Peer, counters: &PeerCounters) -> PeerStatus {
     let PeerCounters { drop_full, drop_absent, drop_long, drop_no_buffer, lost_packets, .. } = *counters;
     PeerStatus {
@@ -159,7 +159,7 @@ fn peer_status(peer: &Peer, counters: &PeerCounters) -> PeerStatus {
     }
 }
 
-/// A neighbour, for people.
+/// Returns the status of a neighbour.
 fn neighbour_status(device: &str, neighbour: &Neighbour) -> NeighbourStatus {
     NeighbourStatus {
         port: device.to_owned(),
@@ -169,7 +169,7 @@ fn neighbour_status(device: &str, neighbour: &Neighbour) -> NeighbourStatus {
     }
 }
 
-/// A step, for people. `names` are the nodes'.
+/// Returns a traced step with the names of nodes and ports.
 pub fn traced_step(step: &router::TracedStep, names: &[&str], device: impl Fn(PortId) -> String) -> TracedStep {
     let flow = step.flow;
     TracedStep {
@@ -183,7 +183,7 @@ pub fn traced_step(step: &router::TracedStep, names: &[&str], device: impl Fn(Po
     }
 }
 
-/// With the names of nodes, and of this node's ports.
+/// Returns the text of a step with the names of nodes and of this node's ports.
 fn step_text(step: &Step, names: &[&str], device: impl Fn(PortId) -> String) -> String {
     let name = |node: NodeId| names.get(usize::from(node.0)).copied().unwrap_or("?");
     match step {
