@@ -1,4 +1,4 @@
-//! What carries messages, under a mesh: four ways, one interface.
+//! The interface of message transports under a mesh.
 
 use std::os::fd::BorrowedFd;
 
@@ -9,74 +9,74 @@ use thiserror::Error;
 
 use super::interface::{ConnectionParams, InterconnectError, Offer};
 
-/// Why nothing of a peer can be heard any more.
+/// Why the messages of a peer are ignored from now on.
 #[derive(Debug, Error)]
 pub(super) enum CarrierError {
-    /// It sent what is no message.
+    /// The peer sent an invalid message.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// It broke the protocol of its lane.
+    /// The peer violated the protocol of its lane.
     #[error(transparent)]
     Lane(#[from] lane::Corrupt),
-    /// The transport gave the connection up.
+    /// The RDMA connection failed.
     #[error("{0}")]
     Transport(String),
 }
 
-/// How much may be under way to one peer.
+/// Flow control limits for one peer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct FlowLimits {
-    /// Bytes of a message.
+    /// Maximum length of a message in bytes.
     pub message_bytes_max: usize,
-    /// So many packets may be under way, and not yet said to be taken in, of a peer that is not behind.
+    /// Packets in flight to a peer that keeps up: sent, and not acknowledged yet.
     pub ahead_packets: u32,
-    /// Messages under way.
+    /// Maximum number of messages in flight.
     pub messages_max: usize,
-    /// By what messages are carried.
+    /// How messages are carried.
     pub carried: Carried,
-    /// What messages take before it is learnt, see [`router::batch::Latency::new`].
+    /// The initial latency model, see [`router::batch::Latency::new`].
     pub latency_ns: [f64; 3],
-    /// Bytes under way.
+    /// Maximum number of bytes in flight.
     pub bytes_max: u64,
-    /// What a peer has taken in is said in its messages; else [`Carrier::taken`] knows.
+    /// Whether acknowledgements are part of messages; otherwise [`Carrier::poll_ack`] reads them.
     pub acks_in_messages: bool,
 }
 
-/// What a node says of what it takes in from another one.
+/// A cumulative acknowledgement, with the occupancy of the receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ack {
-    /// Packets that it has taken in, mod 2^32.
+    /// Number of packets received, mod 2^32.
     pub taken: u32,
-    /// How busy it is, see [`Header::wants`].
+    /// Occupancy, see [`Header::wants`].
     pub wants: u8,
 }
 
 impl Ack {
-    /// In one word of memory.
+    /// Encodes the acknowledgement as a word in shared memory.
     pub fn to_word(self) -> u64 {
         u64::from(self.wants) << 32 | u64::from(self.taken)
     }
 
-    /// From a word that a peer has written, which may be anything.
+    /// Decodes a word that a peer has written; any value is valid.
     pub fn from_word(word: u64) -> Ack {
         Ack { taken: word as u32, wants: ((word >> 32) as u8).min(WANTS_MAX) }
     }
 }
 
-/// Takes in what came.
+/// Receives messages.
 pub(super) trait MessageSink {
-    /// A message of a peer, and its bytes.
+    /// Processes a message of a peer and its bytes.
     fn receive(&mut self, from: NodeId, message: &Message, source: &(impl Source + ?Sized))
     -> Result<(), MessageError>;
 }
 
-/// Packets of a message to be.
+/// The packets of a message to be sent.
 pub(super) trait Packets<'a>: ExactSizeIterator<Item = (Hop, &'a [u8])> + Clone {}
 impl<'a, T: ExactSizeIterator<Item = (Hop, &'a [u8])> + Clone> Packets<'a> for T {}
 
-/// Carries messages between this node and its peers: whole, in order, each once at most.
+/// Carries messages between this node and its peers: complete, in order, and at most once.
 pub(super) trait Carrier: Send {
-    /// How much may be under way.
+    /// Returns the flow control limits.
     fn limits(&self) -> FlowLimits;
 
     /// See [`super::Interconnect::offer`].
@@ -88,38 +88,38 @@ pub(super) trait Carrier: Send {
     /// See [`super::Interconnect::finish`].
     fn finish(&mut self, node: NodeId, params: &ConnectionParams) -> Result<(), InterconnectError>;
 
-    /// Forgets a peer.
+    /// Removes a peer.
     fn remove_peer(&mut self, node: NodeId);
 
-    /// Begins anew, without peers.
+    /// Removes all peers and starts again.
     fn restart(&mut self) -> Result<(), InterconnectError>;
 
-    /// Does what is to be done from time to time. Says whether there was anything.
+    /// Performs periodic work. Returns whether there was any.
     fn poll(&mut self) -> bool;
 
-    /// Sends a message of the first of these packets, of which there is at least one, and which all fit a message by
-    /// themselves. Says how many: none when there is no room now.
+    /// Sends a message with as many of the packets as fit. There is at least one packet, and each fits a message by
+    /// itself. Returns the number of packets sent: 0 when there is no room now.
     fn send<'a>(&mut self, to: NodeId, header: &Header, packets: impl Packets<'a>) -> Result<usize, CarrierError>;
 
-    /// Sends a message without packets, where there is room now; says whether there was.
+    /// Sends a message without packets. Returns whether there was room.
     fn send_ack(&mut self, to: NodeId, header: &Header) -> Result<bool, CarrierError>;
 
-    /// Lets go what was sent to a peer, and wait_fds it if it sleeps.
+    /// Transmits what was sent to a peer, and wakes it if it sleeps.
     fn flush(&mut self, to: NodeId);
 
-    /// The next message that came; says whether there was one. A fault says whose.
+    /// Receives the next message. Returns whether there was one, or the peer that caused an error.
     fn receive(&mut self, sink: &mut impl MessageSink) -> Result<bool, (NodeId, CarrierError)>;
 
-    /// Messages that pretended to be a peer's, since it was joined.
+    /// Returns the number of messages that failed authentication since the peer was connected.
     fn forged(&self, node: NodeId) -> u64 {
         let _ = node;
         0
     }
 
-    /// What a peer says of what it takes in, where it need not send a message to say so.
+    /// Reads the acknowledgement of a peer, if it is not part of messages.
     fn poll_ack(&mut self, node: NodeId) -> Option<Ack>;
 
-    /// Says it to a peer, where that takes no message.
+    /// Writes the acknowledgement for a peer, if it is not part of messages.
     fn write_ack(&mut self, node: NodeId, ack: Ack);
 
     /// See [`super::Interconnect::wait_fds`].

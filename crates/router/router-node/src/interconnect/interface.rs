@@ -10,35 +10,35 @@ use router::{NodeId, Pool};
 use sim::{Span, Time};
 use thiserror::Error;
 
-/// What carries packets.
+/// The transport of packets between nodes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TransportKind {
-    /// Rings in memory that both nodes share: nodes of one machine.
+    /// Rings in shared memory, for nodes of one machine.
     Lanes,
-    /// The same, as late as over a modelled link.
+    /// Rings in shared memory with the latency and bandwidth of a modelled link.
     Windows(LinkTiming),
     /// The RDMA transport (unreliable connections, SEND and RECV) over lanes.
     RnicLanes,
-    /// The same over UDP, from this address; port 0 lets the kernel choose one.
+    /// The RDMA transport over UDP, bound to this address; port 0 lets the kernel choose one.
     RnicUdp(SocketAddr),
 }
 
-/// How an interconnect is to work.
+/// Settings of an interconnect.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InterconnectSettings {
-    /// How packets are put together.
+    /// How packets are batched.
     pub policy: Policy,
-    /// Packets that wait for one node, at most; what comes beyond is dropped and counted.
+    /// Maximum number of packets queued for one node; further packets are dropped and counted.
     pub queue_packets: usize,
-    /// Whether packets go over a third node where the direct link is hot.
+    /// Whether packets take a detour over a third node while the direct link is congested.
     pub balances: bool,
-    /// How long a flow must have been silent before it changes its way back.
+    /// How long a flow must be idle before it leaves a detour.
     pub flowlet_gap: Span,
 }
 
 impl Default for InterconnectSettings {
-    /// Adaptive batches, a thousand packets in each queue, detours; a flow goes back after 20 ms of silence: a node
-    /// that passes packets on may have to wait for its processor.
+    /// Adaptive batches, queues of 1024 packets, and detours. The flowlet gap is 20 ms, as a relaying node may have to
+    /// wait for a CPU.
     fn default() -> InterconnectSettings {
         InterconnectSettings {
             policy: Policy::adaptive(),
@@ -49,193 +49,191 @@ impl Default for InterconnectSettings {
     }
 }
 
-/// What two ends of a connection tell each other: plain values, to be encoded as the control plane likes. Those of a
-/// peer are checked when they are used.
+/// Connection parameters that two nodes exchange over their control session. Those of a peer are checked when they are
+/// used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionParams {
-    /// Known to both ends alone. Over UDP it is what the other end has to put after each message.
+    /// Known to the two nodes only. Over UDP, the token that the peer appends to each message.
     pub secret: u64,
-    /// The queue pair of who says it, where there is one.
+    /// The sender's queue pair, with the RDMA transport.
     pub queue_pair: u32,
-    /// The number of its first packet.
+    /// The packet sequence number (PSN) of its first packet.
     pub packet_sequence: u32,
-    /// Where it is, over UDP.
+    /// Its address, over UDP.
     pub address: Option<SocketAddr>,
 }
 
-/// What one node offers another.
+/// An offer to connect to another node.
 #[derive(Debug)]
 pub struct Offer {
-    /// Plain values.
+    /// The parameters of this end.
     pub params: ConnectionParams,
-    /// What both share, in this order: at most [`DESCRIPTORS_MAX`].
+    /// Shared memory and doorbells, in this order: at most [`DESCRIPTORS_MAX`].
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// The most descriptors of an [`Offer`].
+/// Maximum number of descriptors in an [`Offer`].
 pub const DESCRIPTORS_MAX: usize = 3;
 
-/// Why nodes could not be joined, or an interconnect not be made.
+/// Why two nodes cannot be connected, or an interconnect cannot be opened.
 #[derive(Debug, Error)]
 pub enum InterconnectError {
     /// Shared memory.
     #[error(transparent)]
     Memory(#[from] fabric::shm::ShmError),
-    /// A modelled link that cannot be.
+    /// Invalid timing of a modelled link.
     #[error(transparent)]
     Timing(#[from] fabric::timed::TimedError),
-    /// The RDMA transport, or its wire.
+    /// The RDMA transport, or its packet I/O.
     #[error(transparent)]
     Nic(#[from] rnic_live::LiveError),
-    /// A policy that cannot be.
+    /// Invalid batching policy.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// What a peer offered makes no sense.
+    /// An invalid value in a peer's offer.
     #[error("node {node}: {what} of {found} in its offer; it must be {expected}")]
     InvalidOffer {
-        /// Which node.
+        /// The peer.
         node: u8,
-        /// What of the offer.
+        /// The parameter.
         what: &'static str,
-        /// What was found.
+        /// The value.
         found: String,
-        /// What could be.
+        /// The valid values.
         expected: &'static str,
     },
-    /// No place for this peer.
+    /// A call that is not valid for this node.
     #[error("node {node} {what}; {remedy}")]
     Node {
-        /// Which node.
+        /// The node.
         node: u8,
-        /// What is wrong.
+        /// The error.
         what: &'static str,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
-    /// The kernel refused.
+    /// A system call failed.
     #[error("{call}: {error}")]
     System {
-        /// What was attempted.
+        /// The system call.
         call: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         error: io::Error,
     },
 }
 
-/// Packets between this node and one other.
+/// Counters of the packets exchanged with one peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerCounters {
-    /// Packets that left for it.
+    /// Packets sent.
     pub sent_packets: u64,
-    /// Messages that they went in.
+    /// Messages that carried the sent packets.
     pub sent_messages: u64,
-    /// Packets that came from it.
+    /// Packets received.
     pub received_packets: u64,
-    /// Messages that they came in.
+    /// Messages that carried the received packets.
     pub received_messages: u64,
-    /// Packets that went to it over a third node: counted where they came in.
+    /// Packets to the peer that were sent over a third node, counted at their ingress node.
     pub detoured_packets: u64,
-    /// Packets that came from it and were passed on to a third node.
+    /// Packets of the peer that were relayed to a third node.
     pub relayed_packets: u64,
-    /// Packets dropped because too many waited already.
+    /// Packets dropped because the queue was full.
     pub drop_full: u64,
-    /// Packets dropped because it was not there, or no more.
+    /// Packets dropped because the peer was not connected.
     pub drop_absent: u64,
     /// Packets dropped because they are longer than a message.
     pub drop_long: u64,
-    /// Packets from it that found no buffer here.
+    /// Packets of the peer dropped because no buffer was free.
     pub drop_no_buffer: u64,
-    /// Packets that it sent and that never came.
+    /// Packets of the peer that were lost in transit.
     pub lost_packets: u64,
-    /// Messages that pretended to be its own, since it was joined last.
+    /// Messages that failed authentication since the peer was last connected.
     pub forged_messages: u64,
 }
 
-/// Whether a node can be reached.
+/// The state of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerState {
-    /// Nobody joined it.
+    /// Not connected.
     Absent,
-    /// An offer was made and not yet answered.
+    /// An offer was made and not answered yet.
     Offered,
-    /// Packets go and come.
+    /// Connected.
     Up,
-    /// It broke the protocol: nothing of it is heard any more. It can leave and be joined again.
+    /// The peer violated the protocol: its messages are ignored. It can be removed and connected again.
     Broken,
 }
 
-/// What carries packets between this node and its peers. One thread has it at a time, and nothing in it waits.
+/// Exchanges packets between this node and its peers. It is used by one thread, and no method blocks.
 pub trait Interconnect: Send {
-    /// Begins to join a node.
+    /// Begins to connect to a node.
     ///
     /// # Errors
-    /// When it is joined already, or what both would share cannot be made.
+    /// Returns an error when the node is connected already, or shared memory cannot be created.
     fn offer(&mut self, node: NodeId) -> Result<Offer, InterconnectError>;
 
-    /// Joins a node that made an offer; what it says goes back to it.
+    /// Accepts the offer of a node. The returned parameters are sent back to it.
     ///
     /// # Errors
-    /// When it is joined already, or what it offers makes no sense.
+    /// Returns an error when the node is connected already, or the offer is invalid.
     fn accept(&mut self, node: NodeId, offer: Offer) -> Result<ConnectionParams, InterconnectError>;
 
-    /// Joins a node that accepted an offer.
+    /// Completes the connection to a node that has accepted an offer.
     ///
     /// # Errors
-    /// When there was no offer, or what it says makes no sense.
+    /// Returns an error when there was no offer, or the parameters are invalid.
     fn finish(&mut self, node: NodeId, params: &ConnectionParams) -> Result<(), InterconnectError>;
 
-    /// Forgets a node, and drops what waits for it.
+    /// Removes a peer, and drops the packets queued for it.
     fn remove_peer(&mut self, pool: &mut Pool, node: NodeId);
 
-    /// Leaves all nodes and begins anew, as does the time that it is given from now on: 64 bits of picoseconds last for
-    /// 213 days.
+    /// Removes all peers and restarts the clock: the time passed to later calls begins at zero again. Time in
+    /// picoseconds overflows 64 bits after 213 days.
     ///
     /// # Errors
-    /// When it cannot be made once more.
+    /// Returns an error when the interconnect cannot be opened again.
     fn restart(&mut self, pool: &mut Pool) -> Result<(), InterconnectError>;
 
-    /// Whether a node can be reached.
+    /// Returns the state of a peer.
     fn state(&self, node: NodeId) -> PeerState;
 
-    /// Packets are put together so from now on, those that wait too.
+    /// Sets the batching policy, also for packets that are already queued.
     ///
     /// # Panics
-    /// On a policy that cannot be.
+    /// Panics if the policy is invalid.
     fn set_policy(&mut self, policy: Policy);
 
-    /// A round of this node's loop begins; whether there was something to do in the one that ends, be it for others or
-    /// not. By that adaptive batches tell how busy the node is.
+    /// Records the start of an iteration of the node's loop, and whether the previous one had any work, for this
+    /// interconnect or anything else. Adaptive batches derive the node's occupancy from it.
     fn begin_round(&mut self, now: Time, was_busy: bool);
 
-    /// Takes all of `parcels`, in their order, for another node. Those that there is no room for are dropped and
-    /// counted.
+    /// Queues all `parcels` for another node, in order. Those that exceed the queue are dropped and counted.
     fn send(&mut self, now: Time, pool: &mut Pool, to: NodeId, parcels: &mut Vec<Parcel>);
 
-    /// Sends what is to go now, appends packets for this node that have come, at most `packets_max`, to `arrived`, and
-    /// passes on those for others. Says whether anything happened. What [`Hop`](router::Hop)s name here may not exist:
-    /// peers say it.
+    /// Sends what is due, appends at most `packets_max` packets for this node to `arrived`, and relays those for other
+    /// nodes. Returns whether there was any work. The [`Hop`](router::Hop)s come from peers and may not exist.
     fn poll(&mut self, now: Time, pool: &mut Pool, arrived: &mut Vec<Parcel>, packets_max: usize) -> bool;
 
-    /// When the next turn is to be at the latest, though nothing comes; nothing when nothing waits for time to pass.
+    /// Returns when the next poll is due at the latest; `None` when no timer is pending.
     fn deadline(&self) -> Option<Time>;
 
-    /// What becomes readable when there is something to do. It changes when nodes join and leave.
+    /// Returns the descriptors that become readable when there is work. They change as peers come and go.
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>>;
 
-    /// Before sleeping on [`Interconnect::wait_fds`]: asks all peers to wake this node; false when there is something to
-    /// do already. [`Interconnect::finish_wait`] follows in either case.
+    /// Asks all peers to wake this node before it blocks on [`Interconnect::wait_fds`]. Returns false when there is
+    /// work already. [`Interconnect::finish_wait`] follows in either case.
     fn prepare_wait(&mut self) -> bool;
 
-    /// After sleeping: peers need wake this node no more.
+    /// Tells the peers that this node is awake.
     fn finish_wait(&mut self);
 
-    /// What was counted of a node since it was joined first.
+    /// Returns the counters of a peer since it was first connected.
     fn counters(&self, node: NodeId) -> PeerCounters;
 }
 
 pub(super) fn random_u64() -> Result<u64, InterconnectError> {
     let mut bytes = [0; 8];
-    // So few bytes come whole, once the kernel has any.
+    // `getrandom` returns up to 256 bytes completely once the pool is initialised (getrandom(2)).
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     filled.map_err(|errno| InterconnectError::System { call: "getrandom", error: errno.into() })?;
     Ok(u64::from_le_bytes(bytes).max(1))

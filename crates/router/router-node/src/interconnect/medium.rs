@@ -1,4 +1,4 @@
-//! The memory that lanes between nodes lie in: as it is, or as late as over a modelled link.
+//! The memory of the lanes between nodes: plain, or with the timing of a modelled link.
 
 use fabric::timed::{LinkTiming, Pacer, SharedConfig, SharedInbound, SharedLayout, SharedOutbound, SharedWindows};
 use fabric::{Inbound, MemoryInbound, MemoryOutbound, Outbound};
@@ -7,46 +7,46 @@ use volmem::{CACHE_LINE_BYTES, Region};
 
 use super::interface::InterconnectError;
 
-/// 128 KiB: some hundred full messages of small packets, or three of long ones; both directions stay in a second-level
+/// 128 KiB: about a hundred full messages of small packets, or three of large ones. Both directions fit a second-level
 /// cache.
 pub(super) const SLOTS: u64 = 2048;
 pub(super) const LAYOUT: Layout = Layout::packed(SLOTS, 0);
-/// Where a peer says what it has taken in ([`Ack`]): in a line of its own, between the lane's words and its ring.
+/// Offset of the word with the peer's [`Ack`]: a cache line of its own between the lane's words and its ring.
 pub(super) const ACK_OFFSET: usize = Layout::FORWARD_BYTES + Layout::BACK_BYTES;
-/// What is no ring.
+/// Bytes before the ring.
 pub(super) const WORDS_BYTES: usize = LAYOUT.small_offset;
 
 const _: () = assert!(ACK_OFFSET + CACHE_LINE_BYTES <= WORDS_BYTES);
 
-/// The two windows of a pair of nodes.
+/// The two windows between a pair of nodes.
 pub(super) trait Windows: Send {
     type Inbound: Inbound + Clone;
     type Outbound: Outbound + Clone;
 
     fn inbound(&self) -> Self::Inbound;
     fn outbound(&self) -> Self::Outbound;
-    /// After a ring: waits until what was stored before it is here.
+    /// After a doorbell, waits until the stores before it are visible here.
     fn settle(&self);
 }
 
-/// How windows are made of memory that both nodes map, zero at first.
+/// Creates windows in zeroed memory that both nodes map.
 pub(super) trait Medium: Send {
     type Windows: Windows;
 
-    /// Bytes of memory for one window and what belongs to it.
+    /// Returns the bytes of memory for one window and its state.
     fn side_bytes(&self) -> usize;
 
-    /// This node's half, then the peer's.
+    /// Returns the windows in this node's half and the peer's half.
     fn windows(&self, own: &Region, peer: &Region) -> Result<Self::Windows, InterconnectError>;
 
-    /// How many packets are under way to a peer that is not behind.
+    /// Returns the number of packets in flight to a peer that keeps up.
     fn ahead_packets(&self) -> u32;
 
-    /// How late everything is.
+    /// Returns the one-way latency in nanoseconds.
     fn one_way_ns(&self) -> f64;
 }
 
-/// Memory as it is.
+/// Plain shared memory.
 pub(super) struct Direct;
 
 pub(super) struct DirectWindows {
@@ -66,7 +66,7 @@ impl Medium for Direct {
         Ok(DirectWindows { inbound, outbound })
     }
 
-    /// None: what two cores pass on takes less than a message.
+    /// Zero: the transfer of a cache line takes less time than a message.
     fn ahead_packets(&self) -> u32 {
         0
     }
@@ -91,11 +91,11 @@ impl Windows for DirectWindows {
     fn settle(&self) {}
 }
 
-/// Memory as late as over a link.
+/// Shared memory with the timing of a modelled link.
 pub(super) struct Modelled(pub LinkTiming);
 
 const SHAPE: SharedLayout = SharedLayout { window_bytes: LAYOUT.window_bytes(), words_bytes: WORDS_BYTES };
-/// Behind each window: when the link is free that its *owner* writes over.
+/// Offset, after each window, of the word that holds when the link of its *owner* is free.
 const PACE_OFFSET: usize = SHAPE.memory_bytes().next_multiple_of(CACHE_LINE_BYTES);
 
 impl Medium for Modelled {
@@ -111,7 +111,7 @@ impl Medium for Modelled {
         Ok(SharedWindows::new(&own.sub(0, PACE_OFFSET), &peer.sub(0, PACE_OFFSET), setup)?)
     }
 
-    /// What goes over the link in the time of a round trip, a small packet each 100 ns.
+    /// The packets sent in a round trip, at one small packet per 100 ns.
     fn ahead_packets(&self) -> u32 {
         (self.0.one_way_ns * 2 / 100).min(1024) as u32
     }

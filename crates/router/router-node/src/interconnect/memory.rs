@@ -1,8 +1,8 @@
-//! Messages in rings that both nodes map: lanes, on one machine or as late as over a modelled link.
+//! Messages in rings that both nodes map: lanes, with plain memory or the timing of a modelled link.
 //!
-//! A message is one record of a lane, put together by the sender and copied out, packet by packet, by the receiver. A
-//! record does not go over the end of its ring: what is left there is filled. Beside the lane lies one word each way:
-//! how many packets were taken in, and how busy who took them in is.
+//! A message is one record of a lane. The sender assembles it, and the receiver copies it out packet by packet. A
+//! record does not wrap: the rest of the ring is filled. A word in each direction holds the acknowledgement: the number
+//! of packets received, and the occupancy of the receiver.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use super::carrier::{Ack, Carrier, CarrierError, FlowLimits, MessageSink, Packet
 use super::interface::{ConnectionParams, InterconnectError, Offer, invalid_offer, random_u64};
 use super::medium::{ACK_OFFSET, LAYOUT, Medium, SLOTS, Windows};
 
-/// What is under way at most.
+/// Maximum number of bytes in flight.
 pub(super) const RING_BYTES: usize = SLOTS as usize * SLOT_BYTES;
-/// A message with no longer packets is put together beforehand and copied as one.
+/// A message whose packets are all at most this long is assembled first and copied at once.
 const GATHERED_BYTES_MAX: usize = 256;
-/// What messages take between two cores of a server: *measured*, about.
+/// Latency model of messages between two cores of a server: *measured*, approximately.
 const LATENCY_NS: [f64; 3] = [300.0, 20.0, 0.15];
-/// Bytes of a record besides its message.
+/// Bytes of a record in front of its message.
 const RECORD_HEADER_BYTES: usize = 16;
 struct Peer<W: Windows> {
     to: Producer<W::Outbound, W::Inbound>,
@@ -36,13 +36,13 @@ struct Peer<W: Windows> {
     inbound: W::Inbound,
     outbound: W::Outbound,
     bell: EventfdDoorbell,
-    /// The last message found no room.
+    /// Whether the last message found no room.
     is_blocked: bool,
-    /// The creator of the memory waits for the other node to say that it has it.
+    /// Whether this node offered the memory and waits for the acceptance.
     is_offered: bool,
 }
 
-/// A span of a lane as bytes of a message.
+/// The bytes of a message in a lane.
 struct Record<'a, I>(Span<'a, I>);
 
 impl<I: Inbound> Source for Record<'_, I> {
@@ -71,18 +71,18 @@ impl<W: Windows> Peer<W> {
         }
     }
 
-    /// Message bytes that a record has room for before the end of the ring.
+    /// Returns the length of the longest message that fits before the end of the ring.
     fn bytes_to_end(&self) -> usize {
         let slots = SLOTS - self.to.position() % SLOTS;
         (slots as usize * SLOT_BYTES - RECORD_HEADER_BYTES).min(RECORD_BYTES_MAX)
     }
 
-    /// Whether the message that `buffer` holds went.
+    /// Sends the message in `buffer`. Returns whether there was room.
     fn publish(&mut self, buffer: &[u8]) -> Result<bool, CarrierError> {
         self.publish_with(buffer.len(), |draft| draft.append(buffer))
     }
 
-    /// Whether there was room for a message of so many bytes, which `append` puts together: then it went.
+    /// Sends a message of `bytes` bytes, which `append` writes. Returns whether there was room.
     fn publish_with(
         &mut self,
         bytes: usize,
@@ -117,7 +117,7 @@ impl<W: Windows> Peer<W> {
         Ok(true)
     }
 
-    /// Asks to be rung; false when there is something to do already.
+    /// Asks the peer for a wake-up. Returns false when there is work already.
     fn prepare_wait(&mut self) -> bool {
         self.from.announce_sleep();
         if self.is_blocked {
@@ -138,11 +138,11 @@ impl<W: Windows> Peer<W> {
     }
 }
 
-/// Lanes to peers.
+/// Lanes to all peers.
 pub(super) struct MemoryCarrier<M: Medium> {
     medium: M,
     peers: [Option<Peer<M::Windows>>; NODES_MAX as usize],
-    /// Who is looked at next.
+    /// The peer that is polled next.
     turn: usize,
     buffer: Box<[u8]>,
 }
@@ -153,7 +153,7 @@ impl<M: Medium> MemoryCarrier<M> {
         Self { medium, peers, turn: 0, buffer: vec![0; RECORD_BYTES_MAX].into_boxed_slice() }
     }
 
-    /// `order`: whose half comes first, 0 for this node's.
+    /// Maps the memory of a peer. `order` is 0 if this node's half comes first.
     fn join(
         &self,
         mapping: Mapping,
@@ -176,17 +176,17 @@ impl<M: Medium> MemoryCarrier<M> {
     }
 }
 
-/// A peer that packets go to.
+/// Returns a connected peer.
 fn connected<W: Windows>(peers: &mut [Option<Peer<W>>], node: NodeId) -> Option<&mut Peer<W>> {
     peers[usize::from(node.0)].as_mut().filter(|peer| !peer.is_offered)
 }
 
-/// How much may be under way through memory.
+/// Returns the flow control limits of lanes.
 pub(super) fn limits(medium: &impl Medium) -> FlowLimits {
     FlowLimits {
         message_bytes_max: RECORD_BYTES_MAX,
         ahead_packets: medium.ahead_packets(),
-        // What the ring has room for is what may be under way.
+        // The ring itself limits what is in flight.
         messages_max: SLOTS as usize,
         carried: Carried::ByCopies,
         latency_ns: [LATENCY_NS[0] + 2.0 * medium.one_way_ns(), LATENCY_NS[1], LATENCY_NS[2]],
@@ -293,7 +293,7 @@ impl<M: Medium> Carrier for MemoryCarrier<M> {
     }
 
     fn prepare_wait(&mut self) -> bool {
-        // Each must be asked, whatever the others say.
+        // Every peer has to be asked, whatever the others return.
         let busy = self.connected().map(|peer| usize::from(!peer.prepare_wait())).sum::<usize>();
         busy == 0
     }
@@ -345,7 +345,7 @@ mod tests {
     use super::super::mesh::Mesh;
     use super::*;
 
-    /// The other half of an offer, in the hands of somebody hostile.
+    /// The peer's end of an offer, controlled by an attacker.
     struct Hostile {
         peer: Peer<DirectWindows>,
     }
@@ -362,7 +362,7 @@ mod tests {
         }
     }
 
-    /// The sender's stores are counted.
+    /// Counts the stores of the sender.
     struct CountedWindows(CountingMemory<Region>);
 
     impl Windows for CountedWindows {
@@ -471,7 +471,7 @@ mod tests {
                 let mut parcels = vec![(hop, packet)];
                 victim.mesh.send(Time::ZERO, &mut victim.pool, NodeId(1), &mut parcels);
             };
-            // It is looked at while something is under way, for a start to learn.
+            // The acknowledgement is read while messages are in flight and the latency is measured.
             (0..20).for_each(|_| packets(&mut victim));
             let is_possible = taken <= 8;
             let state = if is_possible { PeerState::Up } else { PeerState::Broken };

@@ -1,4 +1,4 @@
-//! An interconnect over any carrier: batches out, parcels in, detours, and what is counted.
+//! An interconnect over any carrier: batching, acknowledgements, detours, and counters.
 
 use std::os::fd::BorrowedFd;
 
@@ -16,35 +16,37 @@ use super::interface::{
 use super::mesh_peer::{Peer, SAMPLES_INITIAL};
 
 const NODES: usize = NODES_MAX as usize;
-/// Taken in and not yet said, where that takes a message: then it is said.
+/// An acknowledgement message is sent after this many packets.
 const ACK_AFTER_PACKETS: u32 = 16;
-/// The same, when it is less: a sender that has this much time is not kept from sending.
+/// A delayed acknowledgement is sent after this time (compare RFC 1122, section 4.2.3.2). It is short enough not to
+/// stall a sender.
 const ACK_DELAY: Span = Span::from_ps(20_000_000);
-/// What a peer says in memory is polled at so often at least, while something is under via: it may have become busy.
+/// Maximum interval between polls of an acknowledgement word while messages are in flight: the peer may have become
+/// busy.
 const ACK_POLL_INTERVAL: Span = Span::from_ps(100_000_000);
-/// What a peer said of how busy it is counts for so long: one that takes nothing in says nothing any more.
+/// The occupancy that a peer reported is used for this long: a peer that receives nothing does not update it.
 const OCCUPANCY_AGE_MAX: Span = Span::from_ps(1_000_000_000);
-/// Bytes that are poll_ack of at once, in the midst of taking in: a sender whose window is full would wait until the end of
-/// a turn, which takes in as much as the window holds.
+/// Received bytes after which an acknowledgement is sent even within a poll: a sender with a full window would
+/// otherwise wait for the end of the poll, which receives up to a window.
 fn unacked_bytes_max(limits: &FlowLimits) -> u64 {
     limits.bytes_max / 4
 }
 
-/// Whether it may depend on what a peer has taken in meanwhile if the packets that wait go now: `by_peer` are batch_target a
-/// message by what was known before, or fewer. It does not where a full message ack_now, nor where what ack_now is too
-/// little for a busy node anyhow, this one or the peer as far as that is known: whether it still is is asked every
-/// [`ACK_POLL_INTERVAL`]. The line in which the peer says so is one that two cores pass to and fro: to poll_ack at
-/// it takes as long as several packets do.
+/// Returns whether a new acknowledgement could change the decision to send the waiting packets. `by_peer` is the batch
+/// size by the last known acknowledgement; the current one can only lower it. The decision does not change when a full
+/// message waits, nor when too few packets wait for the occupancy of either node, which is polled every
+/// [`ACK_POLL_INTERVAL`]. Polling is avoided because the word lies in a cache line that two cores share: reading it
+/// takes as long as several packets do.
 fn depends_on_ack(waiting: usize, by_peer: usize, by_occupancy: usize) -> bool {
     by_peer > by_occupancy && (by_occupancy..PACKETS_MAX).contains(&waiting)
 }
 
-/// Takes in messages: parcels for this node, and those to be passed on.
+/// Receives messages: packets for this node, and those to be relayed.
 struct ReceiveContext<'a> {
     own: NodeId,
     now: Time,
     limits: &'a FlowLimits,
-    /// Who has so much under via that it is to be poll_ack now what is taken in.
+    /// A peer with so many bytes in flight that it needs an acknowledgement now.
     ack_now: Option<NodeId>,
     occupancy: &'a mut Occupancy,
     pool: &'a mut Pool,
@@ -95,7 +97,7 @@ impl MessageSink for ReceiveContext<'_> {
     }
 }
 
-/// The hash of a packet's flow; 0 of what is no packet.
+/// Returns the flow hash of a packet; 0 if it cannot be parsed.
 fn flow_hash(packet: &[u8], seed: u64) -> u32 {
     match packet.first().map(|first| first >> 4) {
         Some(4) => ipv4::Packet::new_checked(packet).map_or(0, |packet| flow::hash_v4(&packet, seed)),
@@ -166,7 +168,7 @@ impl<C: Carrier> Mesh<C> {
         Ok(())
     }
 
-    /// What a peer's fault means: nothing of it is heard any more, and others are not harmed.
+    /// Ignores a peer from now on, after an error. Other peers are not affected.
     fn fail_peer(&mut self, pool: &mut Pool, node: NodeId) {
         self.carrier.remove_peer(node);
         self.drop_waiting(pool, node);
@@ -211,7 +213,7 @@ impl<C: Carrier> Mesh<C> {
         })
     }
 
-    /// Packets for a node whose link is hot, or was.
+    /// Queues packets for a node whose link is, or was, congested.
     fn enqueue_balanced(&mut self, now: Time, pool: &mut Pool, to: NodeId, parcels: &mut Vec<Parcel>) {
         for parcel in parcels.drain(..) {
             let hash = flow_hash(pool.bytes(&parcel.1), self.flow_seed);
@@ -222,7 +224,7 @@ impl<C: Carrier> Mesh<C> {
         }
     }
 
-    /// Sends to a peer what is due. Says whether anything went.
+    /// Sends what is due to a peer. Returns whether anything was sent.
     fn dispatch(&mut self, now: Time, pool: &mut Pool, node: NodeId) -> bool {
         match self.send_due(now, pool, node) {
             Ok(true) => {
@@ -239,7 +241,7 @@ impl<C: Carrier> Mesh<C> {
 
     fn send_due(&mut self, now: Time, pool: &mut Pool, node: NodeId) -> Result<bool, CarrierError> {
         let mut has_sent = false;
-        // Each round sends a packet at least.
+        // Each iteration sends at least one packet.
         for _ in 0..self.settings.queue_packets {
             let batch_target = self.batch_target(now, node)?;
             let due = self.peers[usize::from(node.0)].batcher.due(now, batch_target);
@@ -255,13 +257,12 @@ impl<C: Carrier> Mesh<C> {
         Ok(has_sent)
     }
 
-    /// How busy this node is, as its messages say.
+    /// Returns this node's occupancy as its messages encode it.
     fn wants(&self) -> u8 {
         (self.occupancy.least_packets() - 1) as u8
     }
 
-    /// How many packets are batch_target a message, by what is under via and by how busy the two nodes are, and how long it
-    /// may be.
+    /// Returns the batch size by the packets in flight and by the occupancy of both nodes, and the maximum length.
     fn batch_target(&mut self, now: Time, node: NodeId) -> Result<BatchTarget, CarrierError> {
         if self.should_poll_ack(now, node) {
             self.poll_ack(now, node)?;
@@ -272,14 +273,14 @@ impl<C: Carrier> Mesh<C> {
         Ok(BatchTarget { by_occupancy, by_under_way: peer.by_in_flight(&self.limits), limit })
     }
 
-    /// How many packets are batch_target a message, by how busy this node is, and a peer as it says itself.
+    /// Returns the batch size by the occupancy of this node, and that of the peer as it reports it.
     fn by_occupancy(&self, now: Time, peer: &Peer) -> usize {
         let is_news = now.since(peer.wants_at) < OCCUPANCY_AGE_MAX;
         let by_peer = if is_news { 1 + usize::from(peer.wants) } else { 1 };
         self.occupancy.least_packets().max(by_peer)
     }
 
-    /// Whether it is time to poll_ack what a peer says, where it says so in memory.
+    /// Returns whether to read the acknowledgement word of a peer.
     fn should_poll_ack(&self, now: Time, node: NodeId) -> bool {
         let peer = &self.peers[usize::from(node.0)];
         if self.limits.acks_in_messages || peer.in_flight.is_empty() {
@@ -291,17 +292,17 @@ impl<C: Carrier> Mesh<C> {
         }
         let own_least = self.occupancy.least_packets();
         if own_least == PACKETS_MAX {
-            // Whatever the peer says, none but full messages are batch_target it.
+            // This node sends only full messages, whatever the peer reports.
             return false;
         }
-        // A node that is busy has better things to do than to learn.
+        // A busy node does not spend time on measurements.
         let learns = peer.timed.is_some() || peer.samples < SAMPLES_INITIAL;
         learns && own_least == 1
             || now.since(peer.ack_requested_at) >= ACK_POLL_INTERVAL
             || depends_on_ack(peer.batcher.len(), peer.by_in_flight(&self.limits), self.by_occupancy(now, peer))
     }
 
-    /// Sends the `due` oldest packets, in as many messages as they need. Says how many went.
+    /// Sends the `due` oldest packets in as many messages as needed. Returns the number of packets sent.
     fn send_batch(&mut self, now: Time, pool: &mut Pool, node: NodeId, due: usize) -> Result<usize, CarrierError> {
         let wants = self.wants();
         let may_time = self.is_adaptive && self.occupancy.least_packets() == 1;
@@ -328,7 +329,7 @@ impl<C: Carrier> Mesh<C> {
         Ok(done)
     }
 
-    /// Says to a peer what was taken in, and asks it for the same, where that is due. Says whether a message went.
+    /// Sends an acknowledgement, and requests one, if due. Returns whether a message was sent.
     fn send_ack(&mut self, now: Time, node: NodeId) -> Result<bool, CarrierError> {
         let wants = self.wants();
         let peer = &mut self.peers[usize::from(node.0)];
@@ -361,7 +362,7 @@ impl<C: Carrier> Mesh<C> {
         Ok(true)
     }
 
-    /// The same, and lets it go.
+    /// Sends an acknowledgement if due, and transmits it.
     fn send_ack_and_flush(&mut self, now: Time, pool: &mut Pool, node: NodeId) {
         match self.send_ack(now, node) {
             Ok(false) => {}
@@ -370,7 +371,7 @@ impl<C: Carrier> Mesh<C> {
         }
     }
 
-    /// Looks what a peer has taken in, where it does not say so in messages.
+    /// Reads and processes the acknowledgement word of a peer.
     fn poll_ack(&mut self, now: Time, node: NodeId) -> Result<(), CarrierError> {
         let Some(ack) = self.carrier.poll_ack(node) else { return Ok(()) };
         let peer = &mut self.peers[usize::from(node.0)];
@@ -538,7 +539,7 @@ impl<C: Carrier> Interconnect for Mesh<C> {
 mod tests {
     use super::*;
 
-    /// As [`Batcher::due`] has it, while none is late.
+    /// The decision of [`Batcher::due`] while no packet is late.
     fn goes(waiting: usize, least: usize) -> bool {
         waiting > 0 && waiting >= least.min(PACKETS_MAX)
     }

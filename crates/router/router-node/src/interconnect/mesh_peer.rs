@@ -1,4 +1,4 @@
-//! The state that a mesh keeps of one peer: what waits for it, is in flight to it, and came from it.
+//! The state that a mesh keeps of one peer: queue, messages in flight, acknowledgements, counters.
 
 use std::collections::VecDeque;
 
@@ -9,30 +9,30 @@ use sim::{Span, Time};
 use super::carrier::{Ack, FlowLimits};
 use super::interface::{InterconnectSettings, PeerCounters, PeerState};
 
-/// Without news of what is under via for so long, a peer is asked.
+/// Time without an acknowledgement after which one is requested.
 const ACK_REQUEST_INTERVAL: Span = Span::from_ps(1_000_000_000);
-/// Adaptive batches are so large that about so many messages are under via.
+/// Adaptive batches are sized so that about this many messages are in flight.
 const MESSAGES_IN_FLIGHT: u32 = 8;
-/// No more packets are batch_target a message by what is under via: one more says that a node has no time for any but full
-/// ones, which a full link does not say.
+/// Maximum batch size by packets in flight. One more means that a node has time for full messages only, which a
+/// congested link does not imply.
 const BY_IN_FLIGHT_MAX: usize = PACKETS_MAX - 1;
-/// One of so many messages that find nothing under via is timed.
+/// One of this many messages that find nothing in flight is timed.
 const SAMPLE_EVERY: u32 = 4;
-/// At first all are timed, so many.
+/// The first messages are all timed, until there are this many samples.
 pub(super) const SAMPLES_INITIAL: u32 = 64;
-/// A poll_ack at what was taken in says when that was if the poll_ack before was no longer ago than this.
+/// A time measured by polling counts only if the previous poll was at most this long ago.
 const ACK_POLL_GAP_MAX: Span = Span::from_ps(500_000);
 
-/// A message under via.
+/// A message in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InFlight {
-    /// Packets sent up to its end, mod 2^32.
+    /// Number of packets sent up to its end, mod 2^32.
     pub(super) end: u32,
-    /// Bytes sent up to its end.
+    /// Number of bytes sent up to its end.
     pub(super) bytes_end: u64,
 }
 
-/// A message that is timed.
+/// A message whose delivery is timed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TimedMessage {
     pub(super) end: u32,
@@ -42,35 +42,35 @@ pub(super) struct TimedMessage {
     pub(super) polled: Time,
 }
 
-/// What ack_now for a peer, is under via to it, and came from it.
+/// The state of one peer.
 pub(super) struct Peer {
     pub(super) state: PeerState,
     pub(super) batcher: Batcher<Parcel>,
     pub(super) counters: PeerCounters,
-    /// Packets sent, mod 2^32.
+    /// Number of packets sent, mod 2^32.
     pub(super) sent: u32,
     pub(super) sent_bytes: u64,
     pub(super) in_flight: VecDeque<InFlight>,
-    /// Of what was sent, what the peer has taken in as far as it is known: packets mod 2^32, bytes.
+    /// Number of sent packets that the peer has acknowledged, mod 2^32, and their bytes.
     pub(super) acked: u32,
     pub(super) acked_bytes: u64,
     pub(super) acked_at: Time,
     pub(super) ack_requested_at: Time,
-    /// How busy the peer is, see [`Header::wants`], and when it was heard.
+    /// Occupancy of the peer, see [`Header::wants`], and when it was received.
     pub(super) wants: u8,
     pub(super) wants_at: Time,
     pub(super) timed: Option<TimedMessage>,
     pub(super) until_sample: u32,
-    /// Messages that were timed, counted until there are enough.
+    /// Number of timed messages, up to [`SAMPLES_INITIAL`].
     pub(super) samples: u32,
-    /// Packets taken in, mod 2^32, and those that the peer was poll_ack of.
+    /// Number of packets received, mod 2^32, and the number last acknowledged to the peer.
     pub(super) taken: u32,
     pub(super) acked_to_peer: u32,
     pub(super) unacked_since: Option<Time>,
-    /// Bytes taken in that it was not poll_ack of.
+    /// Received bytes that were not acknowledged yet.
     pub(super) unacked_bytes: u64,
     pub(super) is_ack_requested: bool,
-    /// For the balancer: packets submitted over, and those that are known to be completed the link.
+    /// For the balancer: packets submitted, and packets known to have left the link.
     pub(super) submitted: u64,
     pub(super) completed: u64,
 }
@@ -104,7 +104,7 @@ impl Peer {
         }
     }
 
-    /// Packets under via.
+    /// Returns the number of packets in flight.
     pub(super) fn packets_in_flight(&self) -> u32 {
         self.sent.wrapping_sub(self.acked)
     }
@@ -113,7 +113,7 @@ impl Peer {
         self.in_flight.len() < limits.messages_max && self.sent_bytes - self.acked_bytes < limits.bytes_max
     }
 
-    /// How many packets are batch_target a message, by what is under via: nearly a full one, once that is half of what may be.
+    /// Returns the batch size by what is in flight: nearly a full message once half the window is used.
     pub(super) fn by_in_flight(&self, limits: &FlowLimits) -> usize {
         let bytes = self.sent_bytes - self.acked_bytes;
         if bytes > limits.bytes_max / 2 || self.in_flight.len() > limits.messages_max / 2 {
@@ -123,7 +123,7 @@ impl Peer {
         (packets as usize).min(BY_IN_FLIGHT_MAX)
     }
 
-    /// The peer says what it has taken in. Nonsense is an error.
+    /// Processes an acknowledgement. One that exceeds what was sent is an error.
     pub(super) fn process_ack(&mut self, now: Time, ack: Ack) -> Result<(), MessageError> {
         let Ack { taken, wants } = ack;
         (self.wants, self.wants_at) = (wants, now);
@@ -150,7 +150,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Notes a message that went.
+    /// Records a message that was sent.
     pub(super) fn note_sent(&mut self, now: Time, packets: usize, bytes: usize, may_time: bool) {
         let was_silent = self.in_flight.is_empty();
         if was_silent {
@@ -169,7 +169,7 @@ impl Peer {
         }
     }
 
-    /// A message came.
+    /// Records a message that was received.
     pub(super) fn receive_message(&mut self, now: Time, header: &Header, packets: usize) -> Result<(), MessageError> {
         let lost = header.sequence.wrapping_sub(self.taken);
         if lost > i32::MAX as u32 {
@@ -186,12 +186,12 @@ impl Peer {
         Ok(())
     }
 
-    /// The peer was poll_ack what was taken in.
+    /// Records that everything received was acknowledged.
     pub(super) fn note_acked(&mut self) {
         (self.acked_to_peer, self.unacked_since, self.unacked_bytes) = (self.taken, None, 0);
     }
 
-    /// When it is to be asked what it has taken in.
+    /// Returns when to request an acknowledgement.
     pub(super) fn ack_request_due(&self) -> Option<Time> {
         if self.in_flight.is_empty() {
             return None;
@@ -200,7 +200,7 @@ impl Peer {
     }
 }
 
-/// Whether `end` lies at or before `taken`, mod 2^32: neither is ever further from the other than what is under via.
+/// Returns whether `end` is at or before `taken`, mod 2^32. Their distance never exceeds what is in flight.
 fn is_at_or_before(end: u32, taken: u32) -> bool {
     taken.wrapping_sub(end) as i32 >= 0
 }

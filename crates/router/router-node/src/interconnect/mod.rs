@@ -1,17 +1,17 @@
-//! What carries packets between the nodes of a cluster.
+//! The exchange of packets between the nodes of a cluster.
 //!
-//! A node has one [`Interconnect`], of one kind for all its peers. Its forwarding thread hands over parcels with
-//! [`Interconnect::send`], and gives it turns. The control threads of two nodes join them in three steps, over whatever
-//! connects them, with descriptors where the kind asks for some (`SCM_RIGHTS`):
+//! A node has one [`Interconnect`], of the same kind for all its peers. Its forwarding thread passes parcels to
+//! [`Interconnect::send`], and polls it. The control threads of two nodes connect them in three steps, over their
+//! control session, with descriptors (`SCM_RIGHTS`) where the kind needs them:
 //!
 //! ```text
 //!   node a                                     node b
-//!   offer(b) ──── Offer: params, descriptors ──► accept(a, offer)
-//!   finish(b, params) ◄────── ConnectionParams ─────────────
+//!   offer(b) ──── Offer: parameters, descriptors ────► accept(a, offer)
+//!   finish(b, parameters) ◄── ConnectionParams ──────
 //! ```
 //!
-//! A node that died is taken out with [`Interconnect::remove_peer`]; another one by the same number begins anew. None of the
-//! others ever waits for it.
+//! A node that died is removed with [`Interconnect::remove_peer`]; a new node with the same number can then be
+//! connected. No node ever waits for another.
 
 mod carrier;
 mod interface;
@@ -37,10 +37,10 @@ use memory::MemoryCarrier;
 use mesh::Mesh;
 use rnic::RnicCarrier;
 
-/// An interconnect of this kind, for this node, with no peers yet.
+/// Opens an interconnect of this kind for this node, without peers.
 ///
 /// # Errors
-/// When there can be no such interconnect.
+/// Returns why the interconnect cannot be opened.
 pub fn open(
     own: NodeId,
     kind: TransportKind,

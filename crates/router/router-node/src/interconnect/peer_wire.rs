@@ -1,4 +1,4 @@
-//! The wires of the RDMA transport, and how two nodes connect over each: lanes, or UDP.
+//! The packet I/O of the RDMA transport, and how two nodes connect over each kind: lanes or UDP.
 
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -11,29 +11,29 @@ use router::batch::Carried;
 
 use super::interface::{ConnectionParams, InterconnectError, Offer, invalid_offer};
 
-/// A wire, and how peers meet on it.
+/// Packet I/O with connection setup.
 pub(super) trait PeerWire: PacketIo + Send {
-    /// Bytes of the token after each message: none where nobody else can write.
+    /// Length of the token after each message; 0 where no third party can send.
     const TOKEN_BYTES: usize;
-    /// By what messages are carried.
+    /// How messages are carried.
     const CARRIED: Carried;
 
-    /// What the transport's packets hold, at most.
+    /// Returns the path MTU of the transport.
     fn mtu(&self) -> Mtu;
 
-    /// What this end offers: descriptors, and where it is. The peer is known at once where descriptors are shared.
+    /// Returns this end's part of an offer. The peer's address is known at once where memory is shared.
     fn offer(&mut self, secret: u64) -> Result<Offered, InterconnectError>;
 
-    /// Makes a peer known that made an offer.
+    /// Adds a peer that made an offer.
     fn accept(&mut self, node: NodeId, offer: Offer) -> Result<NicAddress, InterconnectError>;
 
-    /// Makes a peer known that accepted an offer, by what it says.
+    /// Adds a peer that accepted an offer.
     fn finish(&mut self, node: NodeId, params: &ConnectionParams) -> Result<NicAddress, InterconnectError>;
 
-    /// Where this end is.
+    /// Returns the address of this end.
     fn local(&self) -> Option<SocketAddr>;
 
-    /// Forgets a peer.
+    /// Removes a peer.
     fn remove(&mut self, address: NicAddress);
 
     /// See [`super::Interconnect::wait_fds`].
@@ -46,7 +46,7 @@ pub(super) trait PeerWire: PacketIo + Send {
     fn finish_wait(&mut self);
 }
 
-/// What a wire offers a peer.
+/// This end's part of an offer.
 pub(super) struct Offered {
     pub(super) address: Option<NicAddress>,
     pub(super) descriptors: Vec<OwnedFd>,
@@ -108,7 +108,7 @@ impl PeerWire for UdpIo {
     const TOKEN_BYTES: usize = size_of::<u64>();
     const CARRIED: Carried = Carried::BySystemCalls;
 
-    /// On one machine the longest; between machines what Ethernet carries.
+    /// The largest on one machine; what an Ethernet frame carries between machines.
     fn mtu(&self) -> Mtu {
         if self.local().ip().is_loopback() { Mtu::B4096 } else { Mtu::B1024 }
     }

@@ -1,12 +1,13 @@
-//! Messages by the RDMA transport, as the published cluster did it: a queue pair of an unreliable connection to each
-//! peer, SEND and RECV. Over lanes, or over UDP.
+//! Messages over the RDMA transport, as in the published cluster: an unreliable connection to each peer, SEND and RECV,
+//! over lanes or UDP.
 //!
-//! A message lies in a slot of the NIC's memory while it leaves, and another one is there for each that may come: peers
-//! keep to a window, and say what they have taken in. What the wire loses is lost: routers do not send again.
+//! A message occupies a slot of the NIC's memory while it is sent, and a receive request with a slot is posted for each
+//! message that may arrive: peers respect a window and acknowledge messages. Lost messages are not retransmitted, as
+//! routers do not retransmit.
 //!
-//! Over UDP anybody can write the address of a peer into a datagram. So each message ends with a token there: a random
-//! number that the receiver has poll_ack this peer alone, over the connection of the control plane. What ends otherwise is
-//! dropped and counted. That keeps out who cannot see what nodes send to each other, and nobody else.
+//! Over UDP, anyone can forge the source address of a datagram. So each message ends with a token: a random number that
+//! the receiver has sent to this peer only, over the control session. Other messages are dropped and counted. This
+//! stops attackers that cannot read the traffic between the nodes, and no others.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -28,17 +29,17 @@ use super::carrier::{Ack, Carrier, CarrierError, FlowLimits, MessageSink, Packet
 use super::interface::{ConnectionParams, InterconnectError, Offer, invalid_offer, random_u64};
 use super::peer_wire::{Offered, PeerWire};
 
-/// A full batch of the longest packets of Ethernet is one message: 48 KiB.
+/// One message holds a full batch of maximum-size Ethernet packets: 48 KiB.
 const SLOT_BYTES: usize = 48 << 10;
 const PACKET_BYTES_USUAL: usize = 1518;
 const SENDS: usize = 64;
-/// Twice what one turn of the NIC takes in.
+/// Twice what one poll of the NIC receives.
 const RECEIVES: usize = 2 * POLL_PACKETS_MAX;
 const POLL_PACKETS_MAX: usize = 64;
-/// Bytes under way to one peer: half of what a lane of the wire holds, and of what a socket is given.
+/// Maximum number of bytes in flight to one peer: half the capacity of a lane, and of a socket buffer.
 const WINDOW_BYTES_MAX: u64 = 96 << 10;
 const WINDOW_MESSAGES_MAX: usize = 48;
-/// The peer says what it has taken in for each 16 packets, and takes its time for fewer; and what goes meanwhile.
+/// The peer acknowledges every 16 packets, and fewer after a delay; the rest is in transit.
 const AHEAD_PACKETS: u32 = 32;
 const PSN_MASK: u64 = 0xff_ffff;
 const QP_NUMBER_MAX: u32 = 0xff_ffff;
@@ -52,18 +53,18 @@ const _: () = assert!(WINDOW_MESSAGES_MAX < POLL_PACKETS_MAX && SENDS <= WINDOW_
 struct Peer {
     qp: QpNumber,
     psn: Psn,
-    /// What this end has poll_ack the peer: the token of messages from it.
+    /// The token that the peer appends to its messages.
     secret: u64,
-    /// The token of messages to it.
+    /// The token of messages to the peer.
     token: u64,
-    /// Messages that pretended to be the peer's.
+    /// Number of messages without the token.
     forged: u64,
     address: Option<NicAddress>,
-    /// Packets go and come.
+    /// Whether the queue pair is connected.
     is_up: bool,
 }
 
-/// What came: from whom, in which slot, how long.
+/// A received message: its sender, slot and length.
 struct Received {
     from: NodeId,
     slot: u64,
@@ -79,7 +80,7 @@ struct Queues {
     srq: SrqNumber,
 }
 
-/// A slot for each message that may leave, and for each that may come.
+/// One slot for each message that may be sent, and one for each that may arrive.
 const MEMORY_BYTES: usize = (SENDS + RECEIVES) * SLOT_BYTES;
 
 impl Queues {
@@ -111,22 +112,22 @@ impl Queues {
     }
 }
 
-/// Queue pairs to peers.
+/// Queue pairs to all peers.
 pub(super) struct RnicCarrier<W> {
     live: LiveNic<W, ByteMemory>,
     queues: Queues,
     peers: [Option<Peer>; NODES_MAX as usize],
-    /// Slots in which no message leaves, and who sends from the others.
+    /// Slots without a message to send, and the destinations of the others.
     free: Vec<u64>,
     senders: [Option<NodeId>; SENDS],
     received: VecDeque<Received>,
-    /// A queue pair failed.
+    /// The peer of a queue pair that failed.
     failed: Option<NodeId>,
 }
 
-/// All slots, and written to: the kernel finds memory for a page that never was in the time of several packets. A long
-/// message after short ones would be late by a dozen of those on either side, what waits meanwhile make the next one
-/// longer still, and so on for milliseconds.
+/// Returns memory for all slots, written to once. A page fault takes as long as several packets: the first long message
+/// after short ones would be delayed by a dozen of them on either side, more packets would wait meanwhile and make the
+/// next message longer, and so on for milliseconds.
 fn slots() -> ByteMemory {
     ByteMemory(vec![u8::MAX; MEMORY_BYTES])
 }
@@ -154,12 +155,12 @@ impl<W: PeerWire> RnicCarrier<W> {
         })
     }
 
-    /// Standard RoCEv2: unreliable connections need nothing of what the others add.
+    /// Returns the profile of standard RoCEv2: unreliable connections need no extension.
     fn profile(wire: &W) -> NicProfile {
         NicProfile { mtu_bytes: wire.mtu().bytes(), ..NicProfile::new(TransportPolicy::GoBackN) }
     }
 
-    /// A queue pair for a peer, not yet connected.
+    /// Creates an unconnected queue pair for a peer.
     fn create(&mut self, node: NodeId, secret: u64) -> Result<&mut Peer, InterconnectError> {
         let init = QpInit {
             service: Service::Uc,
@@ -194,7 +195,7 @@ impl<W: PeerWire> RnicCarrier<W> {
         })
     }
 
-    /// Takes a queue pair from reset to ready-to-send.
+    /// Moves a queue pair from reset to ready-to-send.
     fn connect(&mut self, node: NodeId, address: NicAddress, params: &ConnectionParams) -> Result<(), InterconnectError> {
         if params.queue_pair > QP_NUMBER_MAX {
             return Err(invalid_offer(node, "a queue pair", params.queue_pair, "a number of 24 bits"));
@@ -236,7 +237,7 @@ impl<W: PeerWire> RnicCarrier<W> {
         self.peers.iter().position(is_its).map(|node| NodeId(node as u8))
     }
 
-    /// Gives the slots of messages that left back.
+    /// Frees the slots of messages that were sent.
     fn reap_sends(&mut self) {
         let mut done = [Completion::default(); SENDS];
         let count = self.live.nic_mut().poll_cq(self.queues.send_cq, &mut done).unwrap_or(0);
@@ -247,7 +248,7 @@ impl<W: PeerWire> RnicCarrier<W> {
         }
     }
 
-    /// Notes what came.
+    /// Queues messages that have arrived.
     fn reap_receives(&mut self) {
         let mut done = [Completion::default(); POLL_PACKETS_MAX];
         loop {
@@ -264,7 +265,7 @@ impl<W: PeerWire> RnicCarrier<W> {
         }
     }
 
-    /// Lets the next message come into a slot.
+    /// Posts a receive request with the slot.
     fn repost_receive(&mut self, slot: u64) {
         let (srq, request) = (self.queues.srq, self.queues.receive(slot));
         let posted = self.live.nic_mut().post_srq_recv(srq, &request);
@@ -283,14 +284,14 @@ impl<W: PeerWire> RnicCarrier<W> {
         self.live.nic_mut()
     }
 
-    /// Puts the token after a message; says how long both are.
+    /// Appends the token to a message. Returns the total length.
     fn put_token(&mut self, to: NodeId, slot: u64, bytes: usize) -> usize {
         let token = self.peers[usize::from(to.0)].as_ref().map_or(0, |peer| peer.token).to_le_bytes();
         self.slot_mut(slot)[bytes..][..W::TOKEN_BYTES].copy_from_slice(&token[..W::TOKEN_BYTES]);
         bytes + W::TOKEN_BYTES
     }
 
-    /// The message before the token; nothing where that is not the one that the peer was poll_ack.
+    /// Returns the message without its token, or `None` if the token is wrong.
     fn message(&self, from: NodeId, slot: u64, bytes: usize) -> Option<&[u8]> {
         let memory = &self.live.nic().memory().0[slot as usize * SLOT_BYTES..][..bytes];
         let (message, token) = memory.split_at_checked(bytes.checked_sub(W::TOKEN_BYTES)?)?;
@@ -298,7 +299,7 @@ impl<W: PeerWire> RnicCarrier<W> {
         (token == &secret[..W::TOKEN_BYTES]).then_some(message)
     }
 
-    /// Posts the message that lies in a slot.
+    /// Posts a send request for the message in a slot.
     fn post(&mut self, to: NodeId, slot: u64, bytes: usize) -> Result<(), CarrierError> {
         let Some(peer) = &self.peers[usize::from(to.0)] else { return Ok(()) };
         let qp = peer.qp;
@@ -316,7 +317,7 @@ impl<W: PeerWire> RnicCarrier<W> {
         self.nic_mut().post_send(now, qp, &request).map_err(|error| CarrierError::Transport(error.to_string()))
     }
 
-    /// A slot for a message to a peer that can be reached.
+    /// Allocates a slot for a message to a connected peer.
     fn allocate_slot(&mut self, to: NodeId) -> Option<u64> {
         self.peers[usize::from(to.0)].as_ref().filter(|peer| peer.is_up)?;
         if self.free.is_empty() {
@@ -330,7 +331,7 @@ impl<W: PeerWire> RnicCarrier<W> {
     }
 }
 
-/// How much may be under way over the RDMA transport, by a wire that carries it so.
+/// Returns the flow control limits of the RDMA transport over this packet I/O.
 pub(super) fn limits<W: PeerWire>() -> FlowLimits {
     FlowLimits {
         message_bytes_max: SLOT_BYTES - W::TOKEN_BYTES,
@@ -374,8 +375,8 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
     fn remove_peer(&mut self, node: NodeId) {
         let Some(peer) = self.peers[usize::from(node.0)].take() else { return };
         let now = self.live.now();
-        // There is one: it is destroyed here alone. In its error state it gives back the slot of a message that has
-        // begun to come, too.
+        // The queue pair exists, as only this method destroys it. The error state also returns the slot of a partly
+        // received message.
         let _ = self.nic_mut().modify_qp(now, peer.qp, QpState::Error, &QpAttributes::default());
         self.reap_receives();
         let _ = self.nic_mut().destroy_qp(peer.qp);
@@ -408,13 +409,13 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
     }
 
     fn poll(&mut self) -> bool {
-        // Each message that a turn may bring finds a slot.
+        // A free slot must be left for each message that the poll may receive.
         let polled =
             if self.received.len() + POLL_PACKETS_MAX <= RECEIVES { self.live.poll() } else { self.live.transmit() };
         self.reap_sends();
         self.reap_receives();
         self.reap_events();
-        // A wire that failed once is looked at again: a socket's errors pass.
+        // I/O errors of a socket are transient: it is polled again.
         polled.unwrap_or(false)
     }
 
@@ -436,7 +437,7 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
     }
 
     fn flush(&mut self, _: NodeId) {
-        // An error shows in the next turn too.
+        // The next poll reports the error again.
         let _ = self.live.transmit();
     }
 
@@ -460,7 +461,7 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
 
     fn forged(&self, node: NodeId) -> u64 {
         let Some(peer) = &self.peers[usize::from(node.0)] else { return 0 };
-        // No peer sends more than a slot takes.
+        // No honest peer sends more than a slot holds.
         peer.forged + self.live.nic().query_qp(peer.qp).map_or(0, |status| status.dropped_long)
     }
 
@@ -515,7 +516,7 @@ mod tests {
         carrier.flush(NodeId(1));
     }
 
-    /// Packets of the next message.
+    /// Returns the number of packets in the next message.
     fn next(carrier: &mut RnicCarrier<UdpIo>) -> usize {
         let (mut count, began) = (Count(0), Instant::now());
         while began.elapsed() < Duration::from_secs(30) {
@@ -546,7 +547,7 @@ mod tests {
         assert_eq!((next(&mut other), other.forged(NodeId(0))), (1, 1));
     }
 
-    /// Two nodes that have met: 0 and 1.
+    /// Nodes 0 and 1, connected.
     fn joined() -> [RnicCarrier<UdpIo>; 2] {
         let (mut one, mut other) = (carrier(), carrier());
         let offer = one.offer(NodeId(1)).unwrap();
@@ -555,13 +556,13 @@ mod tests {
         [one, other]
     }
 
-    /// Sends so many bytes as whoever writes this node's address into a datagram can.
+    /// Sends a message of this length as an attacker would who forges this node's address.
     fn forge(carrier: &mut RnicCarrier<UdpIo>, bytes: usize) {
         carrier.post(NodeId(1), 0, bytes).unwrap();
         carrier.flush(NodeId(1));
     }
 
-    /// The first packet of a message, and no more of it.
+    /// Delivers only the first packet of a message.
     fn begin_message(one: &mut RnicCarrier<UdpIo>, other: &mut RnicCarrier<UdpIo>) {
         one.post(NodeId(1), 0, SLOT_BYTES).unwrap();
         let (now, mut payload) = (one.live.now(), vec![0; Mtu::B4096.bytes() as usize]);

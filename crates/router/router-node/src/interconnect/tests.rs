@@ -1,4 +1,4 @@
-//! All kinds of interconnect, between nodes in one thread and in several.
+//! Tests of all kinds of interconnect, with nodes in one thread and in several.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use sim::{Span, Time};
 use super::*;
 
 const BUFFERS: u32 = 4096;
-/// After so many turns of everybody a test has failed.
+/// Iterations after which a test has failed.
 const TURNS_MAX: usize = 1_000_000;
 const PATIENCE: Duration = Duration::from_secs(60);
 const TIMING: LinkTiming =
@@ -32,7 +32,7 @@ struct Node {
     pool: Pool,
     arrived: Vec<Parcel>,
     began: Instant,
-    /// Picoseconds that have passed before that.
+    /// Offset of the node's clock in picoseconds.
     passed_ps: u64,
 }
 
@@ -71,7 +71,7 @@ impl Node {
         self.interconnect.poll(now, &mut self.pool, &mut self.arrived, 256)
     }
 
-    /// What arrived, its buffers given back.
+    /// Returns the packets that arrived, and frees their buffers.
     fn take(&mut self) -> Vec<Vec<u8>> {
         let pool = &mut self.pool;
         let take = |(hop, packet): Parcel| {
@@ -91,7 +91,7 @@ impl Node {
         self.interconnect.counters(NodeId(node))
     }
 
-    /// Sleeps until something is to be done.
+    /// Blocks until there is work.
     fn sleep(&mut self) {
         if self.interconnect.prepare_wait() {
             let wait_fds = self.interconnect.wait_fds();
@@ -130,7 +130,7 @@ fn three(kind: TransportKind, settings: &InterconnectSettings) -> [Node; 3] {
     nodes
 }
 
-/// Turns of all until the last one has so many packets.
+/// Polls all nodes until the receiver has this many packets.
 fn collect(nodes: &mut [Node], receiver: usize, wanted: usize) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     for _ in 0..TURNS_MAX {
@@ -154,7 +154,7 @@ fn fixed(packets: u8) -> InterconnectSettings {
     InterconnectSettings { policy: Policy::fixed(packets), ..InterconnectSettings::default() }
 }
 
-/// Three of a batch of 32 go when time has passed, which it does not do at its end.
+/// Three packets of a batch of 32 are sent after a timeout, which never expires at the end of time.
 #[test]
 fn time_ends_and_begins_anew() {
     for kind in kinds() {
@@ -234,7 +234,7 @@ fn a_packet_for_another_node_is_passed_on_and_arrives_there() {
         let mut nodes = three(kind, &fixed(1));
         let mut parcels: Vec<Parcel> = (0..10).map(|number| nodes[0].parcel(1, &packet(number))).collect();
         let (now, sender) = (nodes[0].now(), &mut nodes[0]);
-        // To node 2, by hops of node 1: what a detour is.
+        // To node 2 with hops of node 1, as on a detour.
         sender.interconnect.send(now, &mut sender.pool, NodeId(2), &mut parcels);
         let found = collect(&mut nodes, 1, 10);
         assert_eq!(found, (0..10).map(packet).collect::<Vec<_>>());
@@ -243,7 +243,7 @@ fn a_packet_for_another_node_is_passed_on_and_arrives_there() {
     }
 }
 
-/// A datagram of a flow, so long that few of them fill a link. Its number stands behind its header.
+/// A datagram of a flow, so long that a few fill a link. Its number follows the header.
 fn datagram(flow: u16, number: u32) -> Vec<u8> {
     let ports = [flow.to_be_bytes(), 9_u16.to_be_bytes()].concat();
     let payload = [&ports[..], &[0; 4], &number.to_be_bytes(), &[0; 1380]].concat();
@@ -262,29 +262,29 @@ fn datagram(flow: u16, number: u32) -> Vec<u8> {
     [header, payload].concat()
 }
 
-/// The flow and the number of a [`datagram`].
+/// Returns the flow and the number of a [`datagram`].
 fn of_datagram(bytes: &[u8]) -> (usize, u32) {
     let payload = &bytes[ipv4::HEADER_BYTES..];
     (usize::from(payload[0]) << 8 | usize::from(payload[1]), u32::from_be_bytes(payload[8..12].try_into().unwrap()))
 }
 
-/// Node 0 sends flows to node 1, and node 2 is there to go round by. Flow 0 is loud, and keeps the straight link hot;
-/// the others are silent for longer than what waits for that link takes, so that they may change their way.
+/// Node 0 sends flows to node 1; node 2 is available for detours. Flow 0 keeps the direct link congested. The other
+/// flows are idle for longer than the queue of that link takes, so that they may change their path.
 struct HotLink {
     nodes: [Node; 3],
-    /// By flow: datagrams that left node 0, and those that came to node 1.
+    /// By flow: datagrams sent by node 0, and received by node 1.
     sent: [u32; 1 + HotLink::QUIET],
     came: [u32; 1 + HotLink::QUIET],
 }
 
 impl HotLink {
     const QUIET: usize = 64;
-    /// Of so many datagrams one is of a quiet flow.
+    /// One of this many datagrams belongs to a quiet flow.
     const QUIET_EVERY: usize = 8;
     const QUEUE_PACKETS: usize = 256;
-    /// More than what makes the link hot, and not so many that any is dropped.
+    /// More than the congestion threshold, and few enough that none is dropped.
     const WAITING: u64 = 128;
-    /// Longer than the test takes, however slow the machine is: time decides nothing here until it is made to pass.
+    /// Longer than the test takes on any machine: only explicit changes of the clock let it pass.
     const GAP: Span = Span::from_ps(600_000_000_000_000);
 
     fn new(kind: TransportKind) -> HotLink {
@@ -305,7 +305,7 @@ impl HotLink {
         self.sent[flow] += 1;
     }
 
-    /// As many as keep the link hot.
+    /// Sends until the direct link is congested.
     fn fill(&mut self) {
         for _ in 0..Self::QUEUE_PACKETS {
             if self.waiting() >= Self::WAITING {
@@ -321,13 +321,13 @@ impl HotLink {
         (1..=Self::QUIET).for_each(|flow| self.send(flow));
     }
 
-    /// Packets at node 0 that wait for the straight link.
+    /// Returns the number of packets at node 0 that wait for the direct link.
     fn waiting(&self) -> u64 {
         let counters = self.nodes[0].counters(1);
         self.total() - counters.detoured_packets - counters.sent_packets
     }
 
-    /// Nodes 0 and 1, of which the latter takes in a message: it is the one that is too slow.
+    /// Polls nodes 0 and 1; node 1, the slow one, receives one message.
     fn poll_two(&mut self) {
         self.nodes[0].poll();
         let slow = &mut self.nodes[1];
@@ -375,7 +375,7 @@ fn flows_go_round_a_hot_link_in_order_and_straight_again_after() {
             link.fill();
             link.poll();
         }
-        // Now node 2 does nothing for a while: what waits there is not overtaken although the straight link is free.
+        // Now node 2 does nothing: the packets that wait there are not overtaken although the direct link is free.
         link.fill();
         link.send_of_each_quiet_flow();
         link.poll_until(HotLink::poll_two, |link| link.waiting() == 0);
@@ -414,7 +414,7 @@ fn a_sleeper_is_woken_by_a_packet_and_by_nothing_else() {
                 found
             });
             for number in 0..20 {
-                // Between two, the sleeper sleeps or is about to: both must work.
+                // The sleeper may be asleep or about to sleep; it must wake up in both cases.
                 std::thread::sleep(Duration::from_micros(number as u64 * 37 % 400));
                 a.send(1, &[packet(number)]);
                 a.poll();

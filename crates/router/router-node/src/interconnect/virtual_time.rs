@@ -1,7 +1,7 @@
-//! A carrier between two nodes in virtual time: what a policy does to latency where nothing else disturbs it.
+//! Two nodes in virtual time, which shows the effect of a batching policy on latency without other disturbances.
 //!
-//! Each node has a clock of its own, which goes on by what its work costs ([`NodeCosts`]) and by nothing else. Whoever
-//! drives the two gives a turn to the one whose clock is behind.
+//! Each node has a clock that advances only by the cost of its work ([`NodeCosts`]). The caller polls the node whose
+//! clock is behind.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -17,24 +17,24 @@ use super::interface::{ConnectionParams, Interconnect, InterconnectError, Interc
 use super::mesh::Mesh;
 use super::{medium, memory, rnic};
 
-/// What a node spends on messages, in nanoseconds.
+/// The cost of messages in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MessageCost {
-    /// On each, without its packets.
+    /// Per message, without its packets.
     pub message_ns: f64,
-    /// On each of its packets.
+    /// Per packet.
     pub packet_ns: f64,
-    /// On each of their bytes.
+    /// Per byte.
     pub byte_ns: f64,
-    /// On each of those beyond what fits the first cache twice ([`L1_BYTES`]), besides.
+    /// Additional cost per byte beyond [`L1_BYTES`].
     pub uncached_byte_ns: f64,
 }
 
-/// A message of so many bytes and its copy fit a first cache of 32 KiB.
+/// A message of this length and its copy fit a first-level cache of 32 KiB.
 const L1_BYTES: usize = 12_500;
 
 impl MessageCost {
-    /// On a message of so many packets, with so many bytes all together.
+    /// Returns the cost of a message with this many packets and bytes.
     pub fn ns(&self, packets: usize, bytes: usize) -> f64 {
         let uncached_bytes = bytes.saturating_sub(L1_BYTES);
         let bytes_ns = self.byte_ns * bytes as f64 + self.uncached_byte_ns * uncached_bytes as f64;
@@ -42,22 +42,22 @@ impl MessageCost {
     }
 }
 
-/// What work costs a node, in nanoseconds. *Assumed*, or fitted to what was measured.
+/// The costs of a node in nanoseconds: *assumed*, or fitted to measurements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NodeCosts {
-    /// A turn, whatever happens in it.
+    /// Per poll, whatever happens in it.
     pub poll_ns: f64,
-    /// To send messages.
+    /// Sending messages.
     pub send: MessageCost,
-    /// To take them in.
+    /// Receiving messages.
     pub receive: MessageCost,
-    /// A look at what the peer says in a line that two cores pass to and fro.
+    /// Reading the acknowledgement word, whose cache line two cores share.
     pub ack_poll_ns: f64,
-    /// From the end of sending to when the peer can see it.
+    /// From the end of sending until the peer can see the message.
     pub one_way_ns: f64,
 }
 
-/// As which interconnect it works: how much may be under way, and how that is poll_ack.
+/// The interconnect that is modelled: its flow control limits and its kind of acknowledgements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelledTransport {
     /// [`super::TransportKind::Lanes`].
@@ -78,27 +78,27 @@ impl ModelledTransport {
     }
 }
 
-/// How many packets of so many bytes a message of the longest fixed batch has.
+/// Returns the number of packets of this length in a message of the longest fixed batch.
 pub fn fixed_packets_max(transport: ModelledTransport, packet_bytes: usize) -> usize {
     let packets = std::iter::repeat_n(packet_bytes, FIXED_PACKETS_MAX);
     message::fit(transport.limits().message_bytes_max, packets).0
 }
 
-/// What both nodes share.
+/// The state that both nodes share.
 struct Shared {
-    /// Of nodes 0 and 1.
+    /// The clocks of nodes 0 and 1.
     clocks_ns: [f64; 2],
-    /// To nodes 0 and 1: from when on they are seen, and their bytes.
+    /// Messages to nodes 0 and 1, each with the time from which it is visible.
     messages: [VecDeque<(f64, Vec<u8>)>; 2],
-    /// Bytes of those.
+    /// The bytes of these messages.
     queued_bytes: [usize; 2],
-    /// To nodes 0 and 1: from when on it is seen what their peer says of what it receive in, and what.
+    /// Acknowledgements for nodes 0 and 1, each with the time from which it is visible.
     acks: [VecDeque<(f64, Ack)>; 2],
-    /// Messages that were taken in, to be filled anew.
+    /// Buffers of received messages, for reuse.
     spare: Vec<Vec<u8>>,
 }
 
-/// The clocks of two nodes.
+/// The clocks of the two nodes.
 #[derive(Clone)]
 pub struct VirtualClocks(Arc<Mutex<Shared>>);
 
@@ -107,30 +107,30 @@ impl VirtualClocks {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the clock of node 0 or 1 shows.
+    /// Returns the time of node 0 or 1.
     ///
     /// # Panics
-    /// For another node.
+    /// Panics for another node.
     pub fn now(&self, node: usize) -> Time {
         Time::ZERO + Span::from_ns(self.lock().clocks_ns[node])
     }
 
-    /// Something else keeps node 0 or 1 busy for so long.
+    /// Advances the clock of node 0 or 1 by other work.
     ///
     /// # Panics
-    /// For another node.
+    /// Panics for another node.
     pub fn spend(&self, node: usize, span: Span) {
         self.lock().clocks_ns[node] += span.ns();
     }
 }
 
-/// Nodes 0 and 1, joined, and their clocks.
+/// Returns nodes 0 and 1, connected, and their clocks.
 ///
 /// # Errors
-/// On a policy that cannot be.
+/// Returns an error when the policy is invalid.
 ///
 /// # Panics
-/// When a turn costs nothing: then time would stand still where there is nothing to do.
+/// Panics when a poll costs nothing: time would not advance without work.
 pub fn pair(
     transport: ModelledTransport,
     costs: NodeCosts,
@@ -165,7 +165,7 @@ struct VirtualCarrier {
 }
 
 impl VirtualCarrier {
-    /// Sends a message that was put together, once that has cost what it costs.
+    /// Sends a message after advancing the clock by its cost.
     fn put(&self, cost_ns: f64, put: impl FnOnce(&mut Vec<u8>)) {
         let mut shared = self.clocks.lock();
         let mut message = shared.spare.pop().unwrap_or_default();
@@ -176,7 +176,7 @@ impl VirtualCarrier {
         shared.messages[1 - self.own].push_back((seen_ns, message));
     }
 
-    /// Whether the ring in memory, if that is what carries messages, has room for one more.
+    /// Returns whether the modelled ring, if there is one, has room for another message.
     fn has_room(&self, bytes: usize) -> bool {
         let queued_bytes = self.clocks.lock().queued_bytes[1 - self.own];
         self.transport != ModelledTransport::Lanes || queued_bytes + bytes <= memory::RING_BYTES
@@ -315,7 +315,7 @@ mod tests {
             Nodes { nodes, pools: std::array::from_fn(|_| Pool::new(64, 2048, 64)), clocks }
         }
 
-        /// Both take turns for so long.
+        /// Polls both nodes for this time.
         fn pass(&mut self, us: f64) {
             let until = self.clocks.now(0).max(self.clocks.now(1)) + Span::from_ns(1000.0 * us);
             loop {
@@ -331,7 +331,7 @@ mod tests {
             arrived.into_iter().for_each(|(_, packet): Parcel| self.pools[node].free(packet));
         }
 
-        /// The receiver is busy with full messages, or with nothing, for so many rounds.
+        /// Keeps the receiver busy with full messages, or idle, for a number of iterations.
         fn occupy(&mut self, rounds: usize, is_busy: bool) {
             for _ in 0..rounds {
                 if is_busy {
