@@ -466,7 +466,7 @@ fn a_bad_cluster_file_is_one_line() {
     let cases: [(String, &[&str], &[&str]); 6] = [
         (example.replacen(port, &(port.to_owned() + port), 1), &[], &["ports[1].device", "'eth0'", "once"]),
         (example.replace("\"b\"", "\"a\""), &[], &["nodes[1].name", "'a'", "own"]),
-        (example[..example.find("name = \"b\"").expect("b") - 10].to_owned(), &[], &["1 nodes make no cluster"]),
+        (example[..example.find("name = \"b\"").expect("b") - 10].to_owned(), &[], &["1 nodes; a cluster has 2 to"]),
         (example.clone(), &["--node", "z"], &["node 'z' is not in c.toml", "a, b, c"]),
         (example.replace("lane\"  ", "lanes\" "), &[], &["interconnect.kind", "lanes", "rnic-udp"]),
         (

@@ -529,7 +529,7 @@ fn what_cannot_change_is_refused_in_one_line(lab: &Lab) {
                 &format!("device = \"x\"\nkind = \"vlan\"\nparent = \"eth1\"\nvlan = 0\n\n[[nodes.ports]]\n{tap}"),
                 1,
             ),
-            &["nodes[0].ports[2].vlan", "0 is no VLAN", "1 to 4094"],
+            &["nodes[0].ports[2].vlan", "0 is not a VLAN identifier", "1 to 4094"],
         ),
     ];
     for (what, text, words) in cases {

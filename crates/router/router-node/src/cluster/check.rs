@@ -71,7 +71,7 @@ fn check_timeouts(cluster: &Cluster) -> CheckResult {
     let silence_ns_min = SILENCE_BEATS_MIN * beat_ns;
     if silence_ns < silence_ns_min {
         let what = format!(
-            "{silence_ns} ns pass between two beats of {beat_ns} ns; use at least {silence_ns_min} ns, or lower \
+            "{silence_ns} ns is too short for keepalives every {beat_ns} ns; use at least {silence_ns_min} ns, or lower \
              timeouts.beat_ns"
         );
         return Err(InvalidKey::new("timeouts.silence_ns", what));
@@ -82,10 +82,7 @@ fn check_timeouts(cluster: &Cluster) -> CheckResult {
 fn check_nodes(cluster: &Cluster) -> CheckResult {
     let count = cluster.nodes.len();
     if !(2..=usize::from(NODES_MAX)).contains(&count) {
-        return Err(InvalidKey::new(
-            "nodes",
-            format!("{count} nodes make no cluster; describe 2 to {NODES_MAX} of them"),
-        ));
+        return Err(InvalidKey::new("nodes", format!("{count} nodes; a cluster has 2 to {NODES_MAX}")));
     }
     for (index, node) in cluster.nodes.iter().enumerate() {
         check_name(&format!("nodes[{index}].name"), &node.name, EXAMPLE_NAME)?;
@@ -145,13 +142,13 @@ fn check_ports(index: usize, node: &Node) -> CheckResult {
 fn check_vlan(key: &str, before: &[PortOfNode], port: &PortOfNode) -> CheckResult {
     let is_vlan = port.kind == PortKind::Vlan;
     let given = [("parent", port.parent.clone()), ("vlan", port.vlan.map(|id| id.to_string()))];
-    let examples = ["say on which port it is, as in \"eth0\"", "say its number, as in 7"];
+    let examples = ["name its parent port, as in \"eth0\"", "set its identifier, as in 7"];
     for ((name, value), example) in given.iter().zip(examples) {
         let what = match (is_vlan, value) {
             (true, None) => format!("missing; a port of kind \"vlan\" needs it: {example}"),
             (false, Some(value)) => {
                 let kind = port.kind.as_str();
-                format!("{value} is of no use with kind = \"{kind}\"; remove it, or set kind = \"vlan\"")
+                format!("\"{value}\" is not used with kind = \"{kind}\"; remove it, or set kind = \"vlan\"")
             }
             _ => continue,
         };
@@ -159,10 +156,13 @@ fn check_vlan(key: &str, before: &[PortOfNode], port: &PortOfNode) -> CheckResul
     }
     let (Some(parent), Some(id)) = (&port.parent, port.vlan) else { return Ok(()) };
     if !(1..=VLAN_MAX).contains(&id) {
-        return Err(InvalidKey::new(format!("{key}.vlan"), format!("{id} is no VLAN; use 1 to {VLAN_MAX}")));
+        return Err(InvalidKey::new(
+            format!("{key}.vlan"),
+            format!("{id} is not a VLAN identifier; use 1 to {VLAN_MAX}"),
+        ));
     }
     if !before.iter().any(|other| other.device == *parent && other.kind != PortKind::Vlan) {
-        let what = format!("'{parent}' is no port before this one that could have VLANs; put its own entry first");
+        let what = format!("'{parent}' is not an earlier port that can have VLANs; put its entry before this one");
         return Err(InvalidKey::new(format!("{key}.parent"), what));
     }
     if let Some(other) = before.iter().find(|other| (&other.parent, other.vlan) == (&port.parent, port.vlan)) {
@@ -179,7 +179,7 @@ fn check_device(key: &str, device: &str) -> CheckResult {
     if is_good && device != "." && device != ".." {
         return Ok(());
     }
-    let what = format!("{device:?} is no name of an interface; use 1 to {DEVICE_BYTES_MAX} letters, as in \"eth0\"");
+    let what = format!("{device:?} is not an interface name; use 1 to {DEVICE_BYTES_MAX} letters, as in \"eth0\"");
     Err(InvalidKey::new(key, what))
 }
 
@@ -206,7 +206,7 @@ fn check_port(key: &str, port: &PortOfNode) -> CheckResult {
     }
     if let Some(network) = port.addresses.iter().find(|network| !is_host_of(network)) {
         let what = format!(
-            "'{}' is no host's address on '{}'; use another one of that network, or mend its length",
+            "'{}' is not a host address in '{}'; use another address of that network, or correct the prefix length",
             network.addr(),
             network.trunc()
         );
@@ -215,11 +215,11 @@ fn check_port(key: &str, port: &PortOfNode) -> CheckResult {
     for (name, file) in [("input", &port.input), ("output", &port.output)] {
         match (port.kind == PortKind::Pcap, file) {
             (false, Some(_)) => {
-                let what = format!("a port of kind \"{kind}\" has no files; remove it, or set kind = \"pcap\"");
+                let what = format!("a port of kind \"{kind}\" has no capture files; remove it, or set kind = \"pcap\"");
                 return Err(InvalidKey::new(format!("{key}.{name}"), what));
             }
             (true, None) => {
-                let what = format!("missing; say which file is the {name} of this pcap port, as in \"{name}.pcap\"");
+                let what = format!("missing; name the {name} file of this pcap port, as in \"{name}.pcap\"");
                 return Err(InvalidKey::new(format!("{key}.{name}"), what));
             }
             _ => {}
@@ -243,21 +243,21 @@ fn check_route(key: &str, node: &Node, route: &StaticRoute) -> CheckResult {
     if node.port(&route.port).is_none() {
         let devices: Vec<&str> = node.ports.iter().map(|port| port.device.as_str()).collect();
         let devices = devices.join(", ");
-        let what = format!("'{}' is no port of node '{}'; use one of {devices}", route.port, node.name);
+        let what = format!("'{}' is not a port of node '{}'; use one of {devices}", route.port, node.name);
         return Err(InvalidKey::new(format!("{key}.port"), what));
     }
     if route.to.trunc() != route.to {
-        let what = format!("'{}' has bits beyond its length; write '{}'", route.to, route.to.trunc());
+        let what = format!("'{}' has address bits beyond its prefix length; write '{}'", route.to, route.to.trunc());
         return Err(InvalidKey::new(format!("{key}.to"), what));
     }
     let Some(via) = route.via else { return Ok(()) };
     let is_own = |port: &PortOfNode| port.addresses.iter().any(|own| own.addr() == via);
     let what = if via.is_ipv4() != route.to.addr().is_ipv4() {
-        format!("'{via}' is of another version of IP than '{}'; name a router of the same", route.to)
+        format!("'{via}' is of another version of IP than '{}'; name a router of the same version", route.to)
     } else if !is_unicast(via) {
-        format!("'{via}' is no address of a router; use a unicast address")
+        format!("'{via}' is not a router's address; use a unicast address")
     } else if node.addresses.contains(&via) || node.ports.iter().any(is_own) {
-        format!("'{via}' is this node's own address; name the router that packets go to next")
+        format!("'{via}' is this node's own address; name the next-hop router")
     } else {
         return Ok(());
     };
@@ -279,10 +279,7 @@ fn check_owners(cluster: &Cluster) -> CheckResult {
         });
         for (key, address) in own.chain(of_ports) {
             if !is_unicast(address) {
-                return Err(InvalidKey::new(
-                    key,
-                    format!("'{address}' is no address of a host; use a unicast address"),
-                ));
+                return Err(InvalidKey::new(key, format!("'{address}' is not a host address; use a unicast address")));
             }
             if !owned.insert(address) {
                 let what = format!("'{address}' is in this file twice; give each address to one port of one node");
@@ -316,7 +313,7 @@ fn check_sockets(cluster: &Cluster) -> CheckResult {
     for (index, node) in cluster.nodes.iter().enumerate() {
         match (has_control, node.control) {
             (true, None) => {
-                let what = "missing; other nodes have one: say where this one is reached, as in \"192.0.2.1:4700\"";
+                let what = "missing; other nodes have one: set the address of this node, as in \"192.0.2.1:4700\"";
                 return Err(InvalidKey::new(format!("nodes[{index}].control"), what));
             }
             (_, Some(control)) if kind != InterconnectKind::RnicUdp => {
@@ -335,7 +332,7 @@ fn check_sockets(cluster: &Cluster) -> CheckResult {
                 return Err(InvalidKey::new(format!("nodes[{index}].fabric"), what));
             }
             (false, Some(fabric)) => {
-                let what = format!("'{fabric}' is of no use with kind = \"{}\"; remove it", kind.as_str());
+                let what = format!("'{fabric}' is not used with kind = \"{}\"; remove it", kind.as_str());
                 return Err(InvalidKey::new(format!("nodes[{index}].fabric"), what));
             }
             _ => {}
@@ -348,16 +345,16 @@ fn check_sockets(cluster: &Cluster) -> CheckResult {
 fn check_key(key: Option<&Path>, has_control: bool) -> CheckResult {
     let what = match (key, has_control) {
         (None, true) => {
-            "missing; nodes with a 'control' address know each other by a key: make one with 'crosslane router key \
-             FILE', copy it to all machines, and name it here by its whole path"
+            "missing; nodes with a 'control' address authenticate each other with a key: create one with 'crosslane router key \
+             FILE', copy it to all machines, and name its absolute path here"
                 .to_owned()
         }
         (Some(key), false) => {
             let key = key.display();
-            format!("'{key}' is of no use without 'control' addresses: nodes of one machine know each other; remove it")
+            format!("'{key}' is not used without 'control' addresses: nodes of one machine need no key; remove it")
         }
         (Some(key), true) if !key.is_absolute() => {
-            format!("'{}' is no whole path; write as in \"/etc/crosslane/office.key\"", key.display())
+            format!("'{}' is not an absolute path; write as in \"/etc/crosslane/office.key\"", key.display())
         }
         _ => return Ok(()),
     };

@@ -53,7 +53,7 @@ fn check_unchanged<T: PartialEq + Debug>(key: &str, old: &T, new: &T) -> CheckRe
         return Ok(());
     }
     let what = format!(
-        "{} instead of {} takes a restart; put it back, or run 'crosslane router down' and 'up'",
+        "{} instead of {} needs a restart; restore it, or run 'crosslane router down' and 'up'",
         display_value(new),
         display_value(old)
     );
@@ -194,7 +194,7 @@ device = "eth0"
     }
 
     #[test]
-    fn what_is_different_is_said_and_what_stays_stays() {
+    fn differences_are_listed_and_unchanged_ports_stay_open() {
         let none = after("", "", 0).unwrap();
         assert_eq!(none, ConfigDiff { lines: vec![], kept_ports: vec![Some(0), Some(1)] });
         let cases: &[Case<'_>] = &[
@@ -264,7 +264,7 @@ device = "eth0"
     }
 
     #[test]
-    fn what_takes_a_restart_is_refused_with_its_key_and_both_values() {
+    fn changes_that_need_a_restart_are_refused_with_key_and_values() {
         for (found, replaced, key, values) in [
             ("batch = 8", "kind = \"window\"", "interconnect.kind", ["\"window\"", "\"lane\""]),
             ("batch = 8", "balance = \"valiant\"", "interconnect.balance", ["\"valiant\"", "\"direct\""]),

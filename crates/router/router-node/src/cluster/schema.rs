@@ -127,7 +127,9 @@ struct BatchVisitor;
 
 impl BatchVisitor {
     fn refuse<E: de::Error>(value: impl fmt::Display) -> E {
-        E::custom(format!("{value} is no batch; write \"adaptive\", or packets a message from 1 to {BATCH_MAX}"))
+        E::custom(format!(
+            "{value} is not a batch size; write \"adaptive\", or packets a message from 1 to {BATCH_MAX}"
+        ))
     }
 }
 
@@ -135,7 +137,7 @@ impl Visitor<'_> for BatchVisitor {
     type Value = Batch;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "a batch; write \"adaptive\", or packets a message from 1 to {BATCH_MAX}")
+        write!(formatter, "a batch size; write \"adaptive\", or packets a message from 1 to {BATCH_MAX}")
     }
 
     fn visit_i64<E: de::Error>(self, value: i64) -> Result<Batch, E> {
@@ -149,13 +151,13 @@ impl Visitor<'_> for BatchVisitor {
 }
 
 fn parsed_network<E: de::Error>(text: &str) -> Result<IpNet, E> {
-    let what = "with the length of its network; write as in \"192.0.2.1/24\" or \"2001:db8::1/64\"";
-    text.parse().map_err(|_| E::custom(format!("{text:?} is no address {what}")))
+    let what = "with a prefix length; write as in \"192.0.2.1/24\" or \"2001:db8::1/64\"";
+    text.parse().map_err(|_| E::custom(format!("{text:?} is not an address {what}")))
 }
 
 fn parsed_address<E: de::Error>(text: &str) -> Result<IpAddr, E> {
     let example = "write as in \"192.0.2.1\" or \"2001:db8::1\"";
-    text.parse().map_err(|_| E::custom(format!("{text:?} is no IP address; {example}")))
+    text.parse().map_err(|_| E::custom(format!("{text:?} is not an IP address; {example}")))
 }
 
 /// Parses a prefix, for `deserialize_with`.

@@ -45,7 +45,7 @@ fn parse(text: &str) -> Result<Cluster, String> {
 }
 
 #[test]
-fn a_cluster_says_what_stands_in_it() {
+fn a_cluster_has_the_values_of_its_file() {
     let cluster = parse(TWO).unwrap();
     let (id, a) = cluster.node("a").unwrap();
     assert_eq!((id, a.port("tap0").unwrap().0), (NodeId(0), PortId(1)));
@@ -61,7 +61,7 @@ fn a_cluster_says_what_stands_in_it() {
 }
 
 #[test]
-fn the_example_is_read_back() {
+fn the_example_is_valid() {
     for nodes in 2..=8 {
         assert_eq!(parse(&example(nodes)).unwrap().nodes.len(), usize::from(nodes));
     }
@@ -79,7 +79,7 @@ fn two_files_have_digests_and_directories_of_their_own() {
 
 /// What is wrong stands in one line with the file, the place in it, the value, and what to do.
 #[test]
-fn what_is_wrong_is_named_with_line_key_value_and_remedy() {
+fn errors_name_line_key_value_and_remedy() {
     let cases: &[(&str, &str, &[&str])] = &[
         ("version = 1", "version = 2", &["c.toml, line 1, version", "2", "this one reads 1", "router example"]),
         ("version = 1\n", "", &["c.toml, line 1, version: missing"]),
@@ -111,7 +111,11 @@ fn what_is_wrong_is_named_with_line_key_value_and_remedy() {
         ("name = \"b\"", "name = \"b\"\nnamespace = \"a\"", &["nodes[1].namespace", "'a'", "nodes[0]"]),
         ("vlan = 7", "vlan = 4095", &["line 33", "nodes[1].ports[1].vlan", "4095", "1 to 4094"]),
         ("vlan = 7\n", "", &["nodes[1].ports[1].vlan", "missing", "as in 7"]),
-        ("parent = \"eth0\"", "parent = \"eth1\"", &["line 32", "nodes[1].ports[1].parent", "'eth1'", "first"]),
+        (
+            "parent = \"eth0\"",
+            "parent = \"eth1\"",
+            &["line 32", "nodes[1].ports[1].parent", "'eth1'", "before this one"],
+        ),
         ("kind = \"tap\"", "kind = \"tap\"\nvlan = 3", &["nodes[0].ports[1].vlan", "3", "remove it", "\"vlan\""]),
         (
             "vlan = 7\n",
@@ -121,7 +125,7 @@ fn what_is_wrong_is_named_with_line_key_value_and_remedy() {
         (
             "vlan = 7\n",
             "vlan = 7\n[[nodes.ports]]\ndevice = \"x\"\nkind = \"vlan\"\nparent = \"eth0.7\"\nvlan = 7\n",
-            &["nodes[1].ports[2].parent", "'eth0.7'", "no port before"],
+            &["nodes[1].ports[2].parent", "'eth0.7'", "not an earlier port"],
         ),
         ("name = \"b\"", "name = \"b\"\nspeed = 3", &["line 23", "speed", "namespace"]),
         ("name = \"b\"", "name = \"b\"\ncontrol = \"192.0.2.1:1\"", &["nodes[0].control", "missing"]),
@@ -175,13 +179,16 @@ fn nodes_of_several_machines_need_a_key_wherever_each_keeps_it() {
     let error = parse(&FAR.replace("key = \"/etc/crosslane/office.key\"\n", "")).unwrap_err();
     assert!(error.contains("key: missing") && error.contains("crosslane router key FILE"), "{error}");
     let error = parse(&FAR.replace("/etc/crosslane/", "")).unwrap_err();
-    assert!(error.contains("line 2, key") && error.contains("'office.key'") && error.contains("whole path"), "{error}");
+    assert!(
+        error.contains("line 2, key") && error.contains("'office.key'") && error.contains("absolute path"),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_cluster_has_two_to_eight_nodes() {
     let (first, _) = TWO.split_once("[[nodes]]\nname = \"b\"").unwrap();
     let error = parse(first).unwrap_err();
-    assert!(error.contains("nodes: 1 nodes make no cluster") && error.contains("2 to 8"), "{error}");
+    assert!(error.contains("nodes: 1 nodes; a cluster has") && error.contains("2 to 8"), "{error}");
     assert!(parse(&example(9)).unwrap_err().contains("9 nodes"));
 }

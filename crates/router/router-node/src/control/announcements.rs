@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_changed_is_no_change() {
+    fn an_equal_announcement_is_not_a_change() {
         let mut announcements = Announcements::default();
         assert!(!announcements.withdraw(&prefix(1)));
         assert!(announcements.announce(prefix(1), by(0)));
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn withdrawals_are_kept_until_all_were_told() {
+    fn withdrawals_are_kept_until_all_peers_received_them() {
         let mut announcements = Announcements::default();
         announcements.announce(prefix(1), by(0));
         announcements.announce(prefix(2), by(0));
@@ -173,7 +173,7 @@ mod tests {
     proptest! {
         /// Two peers that receive changes at their own pace end up with exactly the announced routes.
         #[test]
-        fn whoever_was_told_all_changes_knows_what_is_announced(
+        fn a_peer_with_all_changes_knows_the_announced_routes(
             steps in prop::collection::vec(prop_oneof![
                 (0..6u8, 0..3u8).prop_map(|(to, port)| Step::Announce(to, port)),
                 (0..6u8).prop_map(Step::Withdraw),

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_end_seals_the_other_opens_in_order() {
+    fn sealed_messages_open_in_order() {
         let mut ends = matching_pair();
         for message in [&b"a"[..], b"", &[7; 60_000]] {
             for _ in 0..2 {
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_another_key_is_told_from_who_changes_what_was_said() {
+    fn another_key_is_distinguished_from_a_modified_message() {
         let [mut one, mut other] = pair([key(1), key(2)], [2, 3]);
         assert_eq!(other.open(&one.seal(b"hello").unwrap()), Err(ControlError::KeyMismatch));
         assert_eq!(one.open(&other.seal(b"hello").unwrap()), Err(ControlError::KeyMismatch));
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bit_of_a_sealed_message_counts() {
+    fn every_bit_of_a_sealed_message_is_authenticated() {
         let sealed = matching_pair()[0].seal(b"message").unwrap();
         for bit in 0..8 * sealed.len() {
             let mut corrupted = sealed.clone();
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_was_said_before_is_heard_again() {
+    fn replayed_reordered_and_reflected_messages_are_refused() {
         let [mut one, mut other] = matching_pair();
         let [first, second] = [b"first", b"other"].map(|message| one.seal(message).unwrap());
         // Out of order on this connection, or replayed.
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hello_is_a_nonce_of_the_other_ends_and_nothing_is_said_before() {
+    fn only_the_peers_nonce_is_accepted_and_nothing_is_sealed_before() {
         let mut one = Seal::new(key(1), Role::Initiator, [2; NONCE_BYTES]);
         assert!(one.seal(b"early").is_none());
         assert_eq!(one.open(&[0; 40]), Err(ControlError::Unauthenticated));
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_file_is_written_once_read_back_and_its_owners_alone() {
+    fn a_key_file_is_written_once_read_back_and_private() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
         Key::create(&path).unwrap();
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_refused_with_the_remedy() {
+    fn files_without_a_key_are_refused_with_the_remedy() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
         let good = "0123456789abcdefABCDEF0123456789".repeat(2);

@@ -183,7 +183,7 @@ impl Session {
     /// Queues a message of this node's interconnect to the peer's. Returns whether there was room for it.
     #[must_use]
     pub fn queue_setup(&mut self, bytes: Vec<u8>, descriptors: Vec<OwnedFd>) -> bool {
-        assert!(bytes.len() <= SETUP_BYTES_MAX, "{} bytes of wiring", bytes.len());
+        assert!(bytes.len() <= SETUP_BYTES_MAX, "{} bytes of interconnect setup", bytes.len());
         let is_queued = self.setup_queue.len() < SETUPS_QUEUED_MAX;
         if is_queued {
             self.setup_queue

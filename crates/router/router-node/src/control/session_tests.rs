@@ -31,13 +31,13 @@ fn route(third: u16, hops: usize) -> (IpNet, AnnouncedRoute) {
 }
 
 #[test]
-fn both_greet_and_know_each_other() {
+fn a_session_is_up_after_both_hellos() {
     let (two, one) = established();
     assert_eq!((two.peer(), one.peer()), (Some(NodeId(1)), Some(NodeId(2))));
 }
 
 #[test]
-fn strangers_are_refused_with_the_reason() {
+fn invalid_hellos_are_refused_with_the_reason() {
     let refused = |hello: Hello| pair().1.receive(0, &Message::Hello(hello).encode()).unwrap_err();
     assert_eq!(refused(Hello { version: 9, ..hello(2) }), ControlError::Version(9));
     assert_eq!(refused(Hello { digest: 8, ..hello(2) }), ControlError::ConfigMismatch);
@@ -52,7 +52,7 @@ fn strangers_are_refused_with_the_reason() {
 }
 
 #[test]
-fn nothing_is_taken_before_the_greeting_nor_a_second_one() {
+fn messages_before_the_hello_and_a_second_hello_are_refused() {
     let (_, mut one) = pair();
     assert!(matches!(one.receive(0, &Message::Keepalive.encode()), Err(ControlError::UnexpectedMessage(_))));
     let (mut two, _) = established();
@@ -61,7 +61,7 @@ fn nothing_is_taken_before_the_greeting_nor_a_second_one() {
 }
 
 #[test]
-fn beats_go_out_when_nothing_else_does_and_silence_ends_the_connection() {
+fn keepalives_are_sent_when_idle_and_the_hold_timer_ends_the_session() {
     let (mut two, mut one) = established();
     let none = Announcements::default();
     assert!(two.next_packet(19, &none).is_none());
@@ -74,14 +74,14 @@ fn beats_go_out_when_nothing_else_does_and_silence_ends_the_connection() {
 }
 
 #[test]
-fn who_does_not_greet_is_not_waited_for_for_ever() {
+fn a_connection_without_a_hello_times_out() {
     let (_, one) = pair();
     assert_eq!(one.check_hold_timer(one.next_timer_ns() - 1), Ok(()));
     assert!(one.check_hold_timer(one.next_timer_ns()).is_err());
 }
 
 #[test]
-fn routes_are_told_in_messages_that_fit_however_many_there_are() {
+fn route_updates_fit_the_maximum_length_however_many_routes_there_are() {
     let (mut two, mut one) = established();
     let mut own = Announcements::default();
     for third in 0..2000 {
@@ -108,7 +108,7 @@ fn routes_are_told_in_messages_that_fit_however_many_there_are() {
 }
 
 #[test]
-fn routes_that_make_no_sense_are_refused() {
+fn invalid_routes_are_refused() {
     let good = AnnouncedHop { port: 2, adjacency: 3 };
     let change = |prefix: &str, hops: Vec<AnnouncedHop>| RouteChange {
         prefix: prefix.parse().unwrap(),
@@ -128,7 +128,7 @@ fn routes_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn ports_are_told_once_for_each_change_and_no_more_than_a_node_has() {
+fn port_mtus_are_sent_once_per_change_and_bounded() {
     let (mut two, mut one) = established();
     let mut own = Announcements::default();
     own.set_mtus_bytes(vec![1500, 0, 9000]);
@@ -147,7 +147,7 @@ fn ports_are_told_once_for_each_change_and_no_more_than_a_node_has() {
 }
 
 #[test]
-fn wiring_goes_first_and_is_bounded() {
+fn setup_messages_are_sent_first_and_bounded() {
     let (mut two, mut one) = established();
     let mut own = Announcements::default();
     own.announce(route(1, 1).0, route(1, 1).1);
@@ -158,7 +158,7 @@ fn wiring_goes_first_and_is_bounded() {
 }
 
 #[test]
-fn a_good_bye_says_why_in_a_few_words() {
+fn a_cease_message_has_a_bounded_reason() {
     let (_, mut one) = established();
     assert_eq!(one.receive(0, &Session::cease("told to")), Err(ControlError::Ceased("told to".to_owned())));
     let long = "ü".repeat(500);
@@ -168,7 +168,7 @@ fn a_good_bye_says_why_in_a_few_words() {
 proptest! {
     /// No packet causes a panic, and an accepted update is one that a node could have sent.
     #[test]
-    fn bytes_of_any_kind_are_refused_or_make_sense(packet in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_are_refused_or_valid(packet in prop::collection::vec(any::<u8>(), 0..200)) {
         let (_, mut one) = established();
         if let Ok(SessionEvent::RouteUpdate(changes)) = one.receive(0, &packet) {
             prop_assert!(changes.iter().all(|change| change.check(PORTS[2]).is_ok()));
@@ -176,7 +176,7 @@ proptest! {
     }
 
     #[test]
-    fn a_message_cut_short_or_changed_never_panics(cut in 0..64usize, at in 0..64usize, byte in any::<u8>()) {
+    fn a_truncated_or_modified_message_never_panics(cut in 0..64usize, at in 0..64usize, byte in any::<u8>()) {
         let (prefix, announced) = route(1, 2);
         let mut packet = Message::RouteUpdate(vec![RouteChange { prefix, announced: Some(announced) }]).encode();
         packet.truncate(cut);

@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_keep_their_bounds_whatever_carries_them_and_the_end_is_told() {
+    fn packets_keep_their_boundaries_and_a_close_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         for address in addresses(&folder) {
             let (mut one, mut other) = begun(pair(&address));
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_read_fills_the_socket_and_no_memory() {
+    fn a_peer_that_does_not_read_fills_the_socket_and_no_memory() {
         let folder = tempfile::tempdir().unwrap();
         for address in addresses(&folder) {
             let (mut one, mut other) = begun(pair(&address));
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_that_no_message_has_ends_the_connection() {
+    fn an_invalid_length_ends_the_connection() {
         let folder = tempfile::tempdir().unwrap();
         let [_, far] = addresses(&folder);
         let length = |bytes: u32, pair: (Transport, Transport)| {
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_another_key_hears_nothing_and_both_say_why() {
+    fn a_peer_with_another_key_is_refused_at_both_ends() {
         let folder = tempfile::tempdir().unwrap();
         let [_, far] = addresses(&folder);
         let (mut one, mut other) = pair_with(&far, Some(key(&folder, "another")));
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn who_seals_nothing_is_refused_and_so_is_a_conversation_that_was_overheard() {
+    fn unauthenticated_and_replayed_messages_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let [_, far] = addresses(&folder);
         // A hello of a release before authentication.
@@ -560,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_from_elsewhere_is_turned_away() {
+    fn connections_from_unknown_addresses_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let [_, ControlAddress::Tcp(far)] = addresses(&folder) else { panic!("no TCP") };
         let elsewhere: IpAddr = "127.0.0.9".parse().unwrap();

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_comes_back_and_a_peer_cannot_say_that_it_is_busier_than_can_be() {
+    fn an_ack_word_round_trips_and_its_occupancy_is_clamped() {
         let ack = Ack { taken: 0xffff_fffe, wants: 7 };
         assert_eq!(Ack::from_word(ack.to_word()), ack);
         assert_eq!(Ack::from_word(u64::MAX), Ack { taken: u32::MAX, wants: WANTS_MAX });

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lines_of_a_message_are_fetched_for_writing_whether_its_packets_are_gathered_or_not() {
+    fn the_lines_of_a_message_are_prefetched_for_writing_whether_gathered_or_not() {
         let (_, bell, _) = create_memory(4096).unwrap();
         let memory = CountingMemory::new(Region::heap(LAYOUT.window_bytes()));
         let mut peer = Peer::new(CountedWindows(memory.clone()), bell, 7, false);
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_sends_nonsense_is_heard_no_more_and_others_are() {
+    fn a_peer_that_sends_invalid_messages_is_ignored_and_others_are_not() {
         let spoil = |at: usize, value: u8| {
             let mut bytes = message(1);
             bytes[at] = value;
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_claims_what_it_was_not_sent_is_heard_no_more() {
+    fn a_peer_that_acknowledges_unsent_packets_is_ignored() {
         for taken in [1, u32::MAX] {
             let mut victim = Victim::new();
             let (hostile, _honest) = (victim.join(1), victim.join(2));
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_peer_does_to_the_words_of_its_lane_each_turn_ends() {
+    fn every_poll_ends_whatever_a_peer_writes_to_its_lane() {
         let mut random = sim::Random::new(6, "words of a lane");
         for _ in 0..300 {
             let mut victim = Victim::new();
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_says_what_was_wrong() {
+    fn an_error_names_the_value() {
         let error = CarrierError::from(MessageError { what: "a version", value: 9 });
         let text = "a message with a version of 9; all nodes of a cluster must run the same version, \
                     and messages of this one are ignored from now on";

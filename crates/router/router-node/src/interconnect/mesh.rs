@@ -146,17 +146,17 @@ impl<C: Carrier> Mesh<C> {
     fn peer_mut(&mut self, node: NodeId) -> Result<&mut Peer, InterconnectError> {
         let fault = |what, remedy| InterconnectError::Node { node: node.0, what, remedy };
         if node == self.own {
-            return Err(fault("is this node itself", "join others"));
+            return Err(fault("is this node itself", "connect to other nodes"));
         }
         let peer = self.peers.get_mut(usize::from(node.0));
-        peer.ok_or_else(|| fault("is beyond the most nodes of a cluster", "use 0 to 7"))
+        peer.ok_or_else(|| fault("exceeds the maximum number of nodes", "use 0 to 7"))
     }
 
     fn new_peer(&mut self, node: NodeId) -> Result<(), InterconnectError> {
         let (settings, limits) = (self.settings, self.limits);
         let peer = self.peer_mut(node)?;
         if peer.state != PeerState::Absent {
-            let (what, remedy) = ("is joined already", "let it leave before");
+            let (what, remedy) = ("is connected already", "remove it first");
             return Err(InterconnectError::Node { node: node.0, what, remedy });
         }
         *peer = Peer {
@@ -406,7 +406,7 @@ impl<C: Carrier> Interconnect for Mesh<C> {
 
     fn finish(&mut self, node: NodeId, params: &ConnectionParams) -> Result<(), InterconnectError> {
         if self.peer_mut(node)?.state != PeerState::Offered {
-            let (what, remedy) = ("accepts what was not offered", "offer before");
+            let (what, remedy) = ("accepts an offer that was not made", "make an offer first");
             return Err(InterconnectError::Node { node: node.0, what, remedy });
         }
         self.carrier.finish(node, params)?;
@@ -545,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_is_looked_at_whenever_what_it_took_in_may_let_packets_go_and_where_a_full_message_waits_never() {
+    fn acks_are_polled_if_they_can_release_packets_and_never_for_a_full_message() {
         for (waiting, by_peer, by_occupancy) in
             (0..40).flat_map(|waiting| (0..40).flat_map(move |peer| [1, 2, 8, 32].map(|own| (waiting, peer, own))))
         {

@@ -132,7 +132,7 @@ impl Peer {
             return Ok(());
         }
         if newly > self.packets_in_flight() {
-            return Err(MessageError { what: "a number of packets taken in", value: u64::from(taken) });
+            return Err(MessageError { what: "an acknowledgement", value: u64::from(taken) });
         }
         (self.acked, self.acked_at) = (taken, now);
         self.completed += u64::from(newly);

@@ -269,7 +269,7 @@ impl<W: PeerWire> RnicCarrier<W> {
     fn repost_receive(&mut self, slot: u64) {
         let (srq, request) = (self.queues.srq, self.queues.receive(slot));
         let posted = self.live.nic_mut().post_srq_recv(srq, &request);
-        posted.expect("the queue has room for each slot that there is");
+        posted.expect("the queue has room for every slot");
     }
 
     fn reap_events(&mut self) {
@@ -353,7 +353,7 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
         let secret = random_u64()?;
         let Offered { address, descriptors } = self.live.io_mut().offer(secret)?;
         self.create(node, secret)?.address = address;
-        let params = self.params(node).expect("it was created just now");
+        let params = self.params(node).expect("the peer was created above");
         Ok(Offer { params, descriptors })
     }
 
@@ -363,7 +363,7 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
         let secret = if W::TOKEN_BYTES > 0 { random_u64()? } else { 0 };
         self.create(node, secret)?.address = Some(address);
         self.connect(node, address, &params).inspect_err(|_| self.remove_peer(node))?;
-        Ok(self.params(node).expect("it was created just now"))
+        Ok(self.params(node).expect("the peer was created above"))
     }
 
     fn finish(&mut self, node: NodeId, params: &ConnectionParams) -> Result<(), InterconnectError> {
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_without_the_token_is_dropped_and_harms_nobody() {
+    fn a_message_without_the_token_is_dropped_without_effect() {
         let (mut one, mut other) = (carrier(), carrier());
         let offer = one.offer(NodeId(1)).unwrap();
         let secret = offer.params.secret;
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_too_long_is_dropped_and_ends_no_session() {
+    fn a_message_that_is_too_long_is_dropped_and_the_session_stays_up() {
         let [mut one, mut other] = joined();
         forge(&mut one, SLOT_BYTES + 1);
         send(&mut one);
@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_has_begun_when_its_sender_leaves_takes_no_slot_along() {
+    fn a_partly_received_message_of_a_removed_peer_leaks_no_slot() {
         let [mut one, mut other] = joined();
         for _ in 0..=RECEIVES {
             begin_message(&mut one, &mut other);
@@ -595,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn who_offers_no_token_is_not_joined() {
+    fn an_offer_without_a_token_is_refused() {
         let (mut one, mut other) = (carrier(), carrier());
         let mut offer = one.offer(NodeId(1)).unwrap();
         offer.params.secret = 0;

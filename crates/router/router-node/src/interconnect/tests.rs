@@ -156,7 +156,7 @@ fn fixed(packets: u8) -> InterconnectSettings {
 
 /// Three packets of a batch of 32 are sent after a timeout, which never expires at the end of time.
 #[test]
-fn time_ends_and_begins_anew() {
+fn the_clock_stops_at_its_end_and_restarts() {
     for kind in kinds() {
         let mut nodes = pair(kind, &fixed(32));
         let sent: Vec<Vec<u8>> = (0..3).map(packet).collect();
@@ -183,7 +183,7 @@ fn time_ends_and_begins_anew() {
 }
 
 #[test]
-fn packets_cross_whole_and_in_order_by_every_kind_and_policy() {
+fn packets_arrive_complete_and_in_order_for_every_kind_and_policy() {
     for kind in kinds() {
         for settings in [InterconnectSettings::default(), fixed(1), fixed(7), fixed(32)] {
             let mut nodes = pair(kind, &settings);
@@ -206,7 +206,7 @@ fn packets_cross_whole_and_in_order_by_every_kind_and_policy() {
 }
 
 #[test]
-fn both_directions_at_once_and_no_buffer_leaks() {
+fn both_directions_work_at_once_without_buffer_leaks() {
     for kind in kinds() {
         let mut nodes = pair(kind, &InterconnectSettings::default());
         let mut came = [0, 0];
@@ -229,7 +229,7 @@ fn both_directions_at_once_and_no_buffer_leaks() {
 }
 
 #[test]
-fn a_packet_for_another_node_is_passed_on_and_arrives_there() {
+fn a_packet_for_another_node_is_relayed() {
     for kind in kinds() {
         let mut nodes = three(kind, &fixed(1));
         let mut parcels: Vec<Parcel> = (0..10).map(|number| nodes[0].parcel(1, &packet(number))).collect();
@@ -364,7 +364,7 @@ impl HotLink {
 }
 
 #[test]
-fn flows_go_round_a_hot_link_in_order_and_straight_again_after() {
+fn flows_take_detours_around_a_congested_link_in_order_and_return() {
     const DETOURS: u64 = 200;
     for kind in kinds() {
         let mut link = HotLink::new(kind);
@@ -429,7 +429,7 @@ fn a_sleeper_is_woken_by_a_packet_and_by_nothing_else() {
 }
 
 #[test]
-fn a_node_that_died_wedges_nobody_and_its_packets_are_counted() {
+fn a_dead_node_blocks_no_other_and_its_packets_are_counted() {
     for kind in kinds() {
         let settings = InterconnectSettings { queue_packets: 200, balances: false, ..InterconnectSettings::default() };
         let [a, b, c] = three(kind, &settings);
@@ -452,7 +452,7 @@ fn a_node_that_died_wedges_nobody_and_its_packets_are_counted() {
 }
 
 #[test]
-fn a_node_that_comes_again_is_joined_again() {
+fn a_restarted_node_is_connected_again() {
     for kind in kinds() {
         let mut nodes = pair(kind, &InterconnectSettings::default());
         for round in 0..5 {
@@ -471,7 +471,7 @@ fn a_node_that_comes_again_is_joined_again() {
 }
 
 #[test]
-fn a_full_queue_drops_and_says_so() {
+fn a_full_queue_drops_packets_and_counts_them() {
     for kind in kinds() {
         let settings = InterconnectSettings { queue_packets: 64, ..InterconnectSettings::default() };
         let mut nodes = pair(kind, &settings);
@@ -487,18 +487,15 @@ fn a_full_queue_drops_and_says_so() {
 }
 
 #[test]
-fn nodes_are_joined_once_and_only_others() {
+fn a_node_is_connected_once_and_not_to_itself() {
     let mut nodes = pair(TransportKind::Lanes, &InterconnectSettings::default());
     let text = |result: Result<Offer, InterconnectError>| result.unwrap_err().to_string();
-    assert_eq!(text(nodes[0].interconnect.offer(NodeId(1))), "node 1 is joined already; let it leave before");
-    assert_eq!(text(nodes[0].interconnect.offer(NodeId(0))), "node 0 is this node itself; join others");
-    assert_eq!(
-        text(nodes[0].interconnect.offer(NodeId(8))),
-        "node 8 is beyond the most nodes of a cluster; use 0 to 7"
-    );
+    assert_eq!(text(nodes[0].interconnect.offer(NodeId(1))), "node 1 is connected already; remove it first");
+    assert_eq!(text(nodes[0].interconnect.offer(NodeId(0))), "node 0 is this node itself; connect to other nodes");
+    assert_eq!(text(nodes[0].interconnect.offer(NodeId(8))), "node 8 exceeds the maximum number of nodes; use 0 to 7");
     let params = ConnectionParams { secret: 1, queue_pair: 0, packet_sequence: 0, address: None };
     let error = nodes[0].interconnect.finish(NodeId(2), &params).unwrap_err().to_string();
-    assert_eq!(error, "node 2 accepts what was not offered; offer before");
+    assert_eq!(error, "node 2 accepts an offer that was not made; make an offer first");
     let mut nobody = vec![nodes[0].parcel(5, &[1; 50]), nodes[0].parcel(200, &[1; 50])];
     let node = &mut nodes[0];
     node.interconnect.send(Time::ZERO, &mut node.pool, NodeId(5), &mut nobody);
@@ -506,7 +503,7 @@ fn nodes_are_joined_once_and_only_others() {
 }
 
 #[test]
-fn offers_that_make_no_sense_are_refused() {
+fn invalid_offers_are_refused() {
     for kind in kinds() {
         let mut nodes = pair(kind, &InterconnectSettings::default());
         let good = |node: &mut Node| {

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_that_it_is_busy_gets_what_comes_in_half_the_target_together_while_that_is_news() {
+    fn a_busy_peer_gets_batches_of_half_the_target_while_its_report_is_recent() {
         for transport in [ModelledTransport::Lanes, ModelledTransport::RnicLanes, ModelledTransport::RnicUdp] {
             let mut nodes = Nodes::new(transport);
             nodes.send(1);

@@ -75,7 +75,7 @@ mod tests {
                           37 30 0:32 / /sys/fs/cgroup/freezer rw,relatime - cgroup cgroup rw,freezer\n";
 
     #[test]
-    fn the_state_files_a_process_are_found_for_both_versions() {
+    fn the_state_files_of_a_process_are_found_for_both_versions() {
         let groups = "6:freezer:/docker/7\n1:cpu:/docker/7\n0::/system.slice/a:b.scope\n";
         let files = CgroupFreezer::from_mountinfo(MOUNTS).state_files(groups);
         let expected = [
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_that_cannot_be_seen_tell_nothing() {
+    fn groups_that_are_not_visible_have_no_state_files() {
         let part = "35 30 0:30 /docker/7 /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
         assert!(CgroupFreezer::from_mountinfo(part).state_files("0::/docker/7\n").is_empty(), "a part of the tree");
         assert!(CgroupFreezer::from_mountinfo(MOUNTS).state_files("0::/../8\n").is_empty(), "of another container");

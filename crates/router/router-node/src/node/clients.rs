@@ -87,10 +87,16 @@ impl Clients {
                 Ok(Received::Nothing) => {}
                 Ok(Received::Ended) => gone.push(*number),
                 Ok(Received::Message(other, _)) => {
-                    refuse(&client.channel, &format!("version {}, here {VERSION}; use one release", other.version));
+                    refuse(
+                        &client.channel,
+                        &format!(
+                            "request of version {}, this node has {VERSION}; run the same release as the node",
+                            other.version
+                        ),
+                    );
                 }
                 Err(ChannelError::Senseless { reason }) => {
-                    refuse(&client.channel, &format!("no request of this release: {reason}; use one release"));
+                    refuse(&client.channel, &format!("invalid request: {reason}; run the same release as the node"));
                 }
                 Err(_) => gone.push(*number),
             }
@@ -105,9 +111,9 @@ impl Clients {
             let channel = Channel::new(socket);
             if uid != Some(self.own_uid) && uid != Some(0) {
                 warn!(?uid, "connection from another user to the management socket refused");
-                refuse(&channel, "this node is another user's; ask as its user or as root");
+                refuse(&channel, "this node runs as another user; run the command as that user or as root");
             } else if self.clients.len() >= CLIENTS_MAX {
-                refuse(&channel, "too many commands ask this node; ask again");
+                refuse(&channel, "too many commands are connected to this node; try again");
             } else {
                 self.number_next += 1;
                 let client = Client { channel, prefixes_pending: None, is_tracing: false, awaits_status: false };

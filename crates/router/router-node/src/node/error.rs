@@ -28,7 +28,7 @@ pub enum NodeError {
         error: io::Error,
     },
     /// The network namespace cannot be entered.
-    #[error("'{shown}' cannot be entered: {error}; make it with 'ip netns add', and run as root")]
+    #[error("network namespace '{shown}' cannot be entered: {error}; create it with 'ip netns add', and run as root")]
     Namespace {
         /// Its path.
         shown: String,
@@ -54,7 +54,7 @@ pub enum NodeError {
         error: String,
     },
     /// The TUN interface to the node's kernel cannot be opened.
-    #[error("interface crosslane0: {0}; it takes root, and each node a network namespace of its own")]
+    #[error("interface crosslane0: {0}; run as root, and give each node its own network namespace")]
     SlowPath(String),
     /// The interconnect.
     #[error(transparent)]
@@ -72,10 +72,10 @@ pub enum NodeError {
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
     /// The forwarding thread has ended unexpectedly.
-    #[error("the thread that forwards has ended by itself; its last words are in the log")]
+    #[error("the forwarding thread has ended unexpectedly; see the log")]
     ForwardingEnded,
     /// The forwarding thread hangs.
-    #[error("the thread that forwards has hung for {0} s; start the node again, and report what stands in its log")]
+    #[error("the forwarding thread has hung for {0} s; start the node again, and report its log")]
     ForwardingHung(u64),
 }
 

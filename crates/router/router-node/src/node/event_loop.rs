@@ -84,12 +84,12 @@ impl Node {
     fn check_forwarding_hang(&mut self, now_ns: u64) {
         match self.hang.poll(now_ns) {
             Some(HangEvent::Hung) => {
-                error!("the thread that forwards hangs: this node takes leave of the others until it goes on");
+                error!("the forwarding thread hangs: sessions are closed until it resumes");
                 self.peers.hold("its forwarding thread hangs", now_ns);
             }
             Some(HangEvent::Resumed(hung_ns)) => {
                 let hung_ms = hung_ns / 1_000_000;
-                warn!("the thread that forwards goes on, after {hung_ms} ms: this node meets the others again");
+                warn!("the forwarding thread has resumed after {hung_ms} ms: sessions are opened again");
                 self.peers.release();
             }
             None => {}
@@ -103,7 +103,7 @@ impl Node {
             return;
         }
         self.interconnect_restart_at_ns = now_ns + InterconnectClock::NS_MAX;
-        self.peers.hold("its interconnect begins anew", now_ns);
+        self.peers.hold("its interconnect restarts", now_ns);
         self.handle_peer_updates();
         self.command(Command::RestartInterconnect);
         self.peers.release();
@@ -166,7 +166,7 @@ impl Node {
 
     /// Closes the sessions, stops the forwarding thread, and removes routes and sockets.
     fn end(&mut self) {
-        self.peers.send_cease("told to end");
+        self.peers.send_cease("stopped");
         let is_hung = self.hang.hung_ns(self.now_ns()).is_some();
         if !is_hung {
             self.command(Command::Stop);

@@ -130,7 +130,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_commands_are_told_is_what_packets_meet(updates in prop::collection::vec(update(), 1..40)) {
+        fn a_fib_query_returns_the_routes_that_packets_take(updates in prop::collection::vec(update(), 1..40)) {
             let (cluster, (mut table, mut tables)) = (cluster(), empty());
             for (node, number, announced) in updates {
                 table.change(NodeId(node), vec![RouteChange { prefix: prefix(number), announced }]);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_among_equal_routes_is_told_whichever_node_has_it() {
+    fn a_blackhole_among_equal_routes_is_reported_whichever_node_has_it() {
         for (kind, end_at) in KINDS[1..].iter().flat_map(|kind| [(*kind, 0), (*kind, 1)]) {
             let (cluster, (mut table, _tables)) = (cluster(), empty());
             let change = |announced| vec![RouteChange { prefix: prefix(0), announced: Some(announced) }];
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_room_is_told_before_the_route_that_packets_take() {
+    fn routes_without_room_are_listed_before_the_route_that_packets_take() {
         let (cluster, (mut table, mut tables)) = (cluster(), empty());
         let host = |number: u32| IpNet::from(IpAddr::V4(std::net::Ipv4Addr::from_bits(0x0a00_0000 + number)));
         let by = |adjacency: u32| {

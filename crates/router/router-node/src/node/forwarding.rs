@@ -190,14 +190,14 @@ impl ForwardingThread {
                 true
             }
             Err(error) => {
-                self.unplug(id, error);
+                self.fail_port(id, error);
                 true
             }
         }
     }
 
     /// Removes a port whose device is gone, and drops its queue.
-    fn unplug(&mut self, port: PortId, error: io::Error) {
+    fn fail_port(&mut self, port: PortId, error: io::Error) {
         if let Some(closed) = self.detach(port) {
             self.report(Report::PortFailed(port, error, closed));
         }
@@ -268,7 +268,7 @@ impl ForwardingThread {
             };
             match sent {
                 Ok(sent) => is_busy |= sent > 0,
-                Err(error) => self.unplug(id, error),
+                Err(error) => self.fail_port(id, error),
             }
         }
         is_busy

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_clock_of_an_interconnect_goes_on_after_its_end() {
+    fn the_clock_of_an_interconnect_advances_past_its_range_after_a_restart() {
         const HOUR_NS: u64 = 3_600_000_000_000;
         let mut clock = InterconnectClock::default();
         let end = Time::from_ns(u64::MAX / 1000);

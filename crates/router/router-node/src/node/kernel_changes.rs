@@ -15,13 +15,13 @@ impl Node {
         }
         match self.kernel.changes() {
             Ok(changes) => changes.into_iter().for_each(|change: Change| self.local.apply_kernel_change(change)),
-            Err(error) => error!("the kernel's news: {error}"),
+            Err(error) => error!("netlink: {error}"),
         }
         self.close_changed_ports();
         self.netlink_resyncs = self.kernel.resyncs();
         let unreadable = self.kernel.unreadable();
         if unreadable > std::mem::replace(&mut self.unreadable, unreadable) && unreadable.is_power_of_two() {
-            warn!(unreadable, "the kernel's news: a message cannot be read, and is passed over; is the kernel newer?");
+            warn!(unreadable, "netlink: a message cannot be parsed and is skipped; the kernel may be newer");
         }
     }
 
@@ -35,12 +35,12 @@ impl Node {
                 Effect::LearnNeighbour(port, address, mac) => self.command(Command::LearnNeighbour(port, address, mac)),
                 Effect::AddLocalAddress(address) => {
                     if let Err(error) = self.local_addresses.insert(address) {
-                        warn!(%address, "the ports are not told of this address: {error}");
+                        warn!(%address, "the ports cannot be given this local address: {error}");
                     }
                 }
                 Effect::RemoveLocalAddress(address) => {
                     if let Err(error) = self.local_addresses.remove(address) {
-                        warn!(%address, "the ports are not told that this address is gone: {error}");
+                        warn!(%address, "the ports cannot remove this local address: {error}");
                     }
                 }
                 Effect::RouteRejected(prefix, rejected) => self.log_rejected_route(prefix, rejected),

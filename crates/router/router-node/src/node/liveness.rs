@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_waits_for_a_processor_does_not_hang_however_long() {
+    fn a_thread_that_waits_for_a_cpu_does_not_hang_however_long() {
         assert_eq!(verdicts(4, &[sample(State::Runnable, 5); 100]), [false; 100]);
         // Neither does one that waited for a CPU between samples, and for something else at each of them.
         let seen: Vec<_> = (0..100).map(|look| sample(State::Waiting, look / 20)).collect();
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_goes_round_and_round_hangs_by_its_own_clock() {
+    fn an_endless_loop_is_a_hang_by_its_cpu_time() {
         let seen: Vec<_> = (0..5).map(|look| sample(State::Runnable, 20 * look)).collect();
         assert_eq!(verdicts(4, &seen), [false, false, true, true, true]);
         let slowly: Vec<_> = (0..20).map(|look| sample(State::Runnable, 2 * look)).collect();
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blocked_thread_hangs_and_one_that_sleeps_or_moves_does_not() {
+    fn a_blocked_thread_hangs_and_one_that_sleeps_or_iterates_does_not() {
         assert_eq!(verdicts(4, &[sample(State::Waiting, 7); 3]), [false, false, true]);
         assert_eq!(verdicts(5, &[None; 9]), [false; 9], "an odd count: it sleeps, and nobody asks what it does");
         let mut iteration = Iteration::default();
@@ -312,12 +312,12 @@ mod tests {
     }
 
     #[test]
-    fn without_the_kernels_word_nobody_hangs() {
+    fn without_a_sample_no_thread_hangs() {
         assert_eq!(verdicts(4, &[None; 9]), [false; 9]);
     }
 
     #[test]
-    fn a_pulse_tells_turns_and_sleep() {
+    fn a_heartbeat_distinguishes_iterations_and_sleep() {
         let heartbeat = Heartbeat::default();
         let count = || heartbeat.count.load(Ordering::Relaxed);
         heartbeat.begin_iteration();
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_line_is_read_whatever_the_threads_name_is() {
+    fn the_state_is_parsed_whatever_the_threads_name_is() {
         for (line, expected) in [
             ("7 (a) R 1 2", State::Runnable),
             ("7 (b) R) S 1", State::Waiting),
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_traced_thread_that_goes_on_between_looks_is_not_stopped() {
+    fn a_traced_thread_that_runs_between_samples_is_not_stopped() {
         let mut before = None;
         let mut look = |state, run_ns| {
             halt_reason(&mut before, ThreadSample { state, run_ns }, || panic!("it is not asked")).is_some()
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_has_not_run_is_frozen_only_where_the_kernel_says_so() {
+    fn a_thread_that_has_not_run_is_frozen_only_if_its_control_group_is() {
         let mut before = None;
         let mut look =
             |state, run_ns, is_frozen| halt_reason(&mut before, ThreadSample { state, run_ns }, || is_frozen).is_some();
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_stopped_from_its_stop_until_it_goes_on_and_never_before() {
+    fn a_process_counts_as_stopped_from_sigstop_to_sigcont_only() {
         let sleeper = Sleeper(test_support::spawn::sleeper(Stdio::null()));
         let mut watch = ProcessWatch::of(sleeper.0.id()).unwrap();
         assert!(!(0..20).any(|_| watch.halt_reason().is_some()));
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_goes_round_is_found_out_and_while_it_turns_it_is_not() {
+    fn an_endless_loop_is_detected_and_iterations_are_not() {
         use std::sync::atomic::AtomicBool;
         let (heartbeat, turns, ends) = (Arc::new(Heartbeat::default()), AtomicBool::new(true), AtomicBool::new(false));
         let (mut watch, first) = (HangWatch::new(Arc::clone(&heartbeat)), std::time::Instant::now());

@@ -413,9 +413,9 @@ impl LocalRoutes {
         }
         let known: Vec<_> = known.into_iter().collect();
         // A set, as there may be thousands of neighbours.
-        let paths: BTreeSet<(IpNet, Preference)> =
+        let current: BTreeSet<(IpNet, Preference)> =
             known.iter().map(|(port, address, _)| (IpNet::from(*address), neighbour(*port))).collect();
-        for (prefix, preference) in former.into_iter().filter(|of_neighbour| !paths.contains(of_neighbour)) {
+        for (prefix, preference) in former.into_iter().filter(|of_neighbour| !current.contains(of_neighbour)) {
             self.set_candidate(prefix, preference, None);
         }
         for (port, address, adjacency) in known {
@@ -505,10 +505,10 @@ impl LocalRoutes {
             self.refresh(port);
         }
         // The name of the interface decides whether its addresses are private.
-        let add_local_address: Vec<IpAddr> =
+        let local: Vec<IpAddr> =
             self.addresses.iter().filter(|(on, _)| *on == interface).map(|(_, network)| network.addr()).collect();
         let is_private = self.is_private(interface);
-        for prefix in add_local_address.into_iter().map(IpNet::from).filter(is_routed) {
+        for prefix in local.into_iter().map(IpNet::from).filter(is_routed) {
             let is_change = if is_private { self.private.insert(prefix) } else { self.private.remove(&prefix) };
             if is_change {
                 self.dirty.insert(prefix);

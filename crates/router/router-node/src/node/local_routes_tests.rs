@@ -94,7 +94,7 @@ fn a_network_of_a_port_is_announced_and_its_address_is_the_node_itself() {
 }
 
 #[test]
-fn a_router_is_asked_for_before_its_routes_are_announced_and_given_back_after() {
+fn a_gateway_is_pinned_before_its_routes_are_announced_and_unpinned_after() {
     let mut local = local();
     local.apply_kernel_change(route("192.0.2.0/24", 20, 186, &[(ETH0, Some("10.1.0.2"))]));
     local.apply_kernel_change(route("198.51.100.0/24", 20, 186, &[(ETH0, Some("10.1.0.2"))]));
@@ -112,7 +112,7 @@ fn a_router_is_asked_for_before_its_routes_are_announced_and_given_back_after() 
 }
 
 #[test]
-fn a_router_that_was_given_up_before_the_answer_is_given_back_with_it() {
+fn a_gateway_without_routes_is_unpinned_when_its_adjacency_arrives() {
     let mut local = local();
     let gateway: IpAddr = "10.1.0.2".parse().unwrap();
     local.apply_kernel_change(route("192.0.2.0/24", 20, 186, &[(ETH0, Some("10.1.0.2"))]));
@@ -124,7 +124,7 @@ fn a_router_that_was_given_up_before_the_answer_is_given_back_with_it() {
 }
 
 #[test]
-fn a_router_that_finds_no_room_is_asked_for_again_when_there_is() {
+fn a_gateway_that_found_no_room_is_requested_again_when_there_is_some() {
     let mut local = local();
     let [one, two, three] = ["10.1.0.2", "10.1.0.3", "10.1.0.4"].map(|address| address.parse::<IpAddr>().unwrap());
     let gone = |prefix: &str| Change::RouteGone(RouteKey { prefix: net(prefix), metric: 20 });
@@ -150,7 +150,7 @@ fn a_router_that_finds_no_room_is_asked_for_again_when_there_is() {
 }
 
 #[test]
-fn an_mtu_that_is_too_short_for_ipv4_takes_a_port_down_and_no_node() {
+fn an_mtu_below_the_ipv4_minimum_takes_the_port_down_but_not_the_node() {
     let mut local = local();
     let with_mtu = |mtu_bytes| match link(ETH0, "eth0", true) {
         Change::Link(link) => Change::Link(Link { mtu_bytes, ..link }),
@@ -165,7 +165,7 @@ fn an_mtu_that_is_too_short_for_ipv4_takes_a_port_down_and_no_node() {
 }
 
 #[test]
-fn equal_ways_of_one_route_are_all_announced_and_a_port_that_is_down_takes_its_own() {
+fn equal_next_hops_are_all_announced_unless_their_port_is_down() {
     let mut local = local();
     local.apply_kernel_change(route("192.0.2.0/24", 20, 186, &[(ETH0, Some("10.1.0.2")), (ETH1, Some("10.2.0.2"))]));
     local.adjacency_pinned(PortId(0), "10.1.0.2".parse().unwrap(), Some(AdjacencyId(5)));
@@ -181,7 +181,7 @@ fn equal_ways_of_one_route_are_all_announced_and_a_port_that_is_down_takes_its_o
 }
 
 #[test]
-fn weights_of_ways_are_parts_of_what_is_announced_as_far_as_they_are_up() {
+fn weights_are_announced_as_shares_of_the_next_hops_that_are_up() {
     let mut local = local();
     let weighted = |weights: [u16; 2]| {
         let mut change = route("192.0.2.0/24", 20, 4, &[(ETH0, Some("10.1.0.2")), (ETH1, None)]);
@@ -201,7 +201,7 @@ fn weights_of_ways_are_parts_of_what_is_announced_as_far_as_they_are_up() {
 }
 
 #[test]
-fn the_lowest_metric_is_announced_and_the_next_when_that_is_gone() {
+fn the_lowest_metric_is_announced_and_the_next_after_its_removal() {
     let mut local = local();
     local.apply_kernel_change(route("192.0.2.0/24", 100, 4, &[(ETH1, None)]));
     local.apply_kernel_change(route("192.0.2.0/24", 20, 4, &[(ETH0, None)]));
@@ -213,7 +213,7 @@ fn the_lowest_metric_is_announced_and_the_next_when_that_is_gone() {
 }
 
 #[test]
-fn neighbours_are_host_routes_and_lost_news_are_made_good() {
+fn neighbours_are_host_routes_and_lost_events_are_recovered() {
     let mut local = local();
     let (one, other): (IpAddr, IpAddr) = ("10.1.0.9".parse().unwrap(), "fd00::9".parse().unwrap());
     local.neighbour_up(PortId(0), one, AdjacencyId(3));
@@ -231,7 +231,7 @@ fn neighbours_are_host_routes_and_lost_news_are_made_good() {
 }
 
 #[test]
-fn a_host_route_stands_before_the_neighbour_whatever_its_metric_and_whichever_node_has_it() {
+fn a_host_route_is_preferred_to_a_neighbour_whatever_its_metric_and_node() {
     let mut local = local();
     for (address, prefix) in [("10.1.0.9", "10.1.0.9/32"), ("fd00::9", "fd00::9/128")] {
         local.neighbour_up(PortId(0), address.parse().unwrap(), AdjacencyId(3));
@@ -271,7 +271,7 @@ fn a_host_route_stands_before_the_neighbour_whatever_its_metric_and_whichever_no
 }
 
 #[test]
-fn a_neighbour_stands_behind_the_node_that_has_its_address() {
+fn a_local_address_is_preferred_to_a_neighbour() {
     let (mut one, mut other) = (local(), local());
     one.neighbour_up(PortId(0), "10.1.0.9".parse().unwrap(), AdjacencyId(3));
     other.apply_kernel_change(address(ETH0, "10.1.0.9/24"));
@@ -280,7 +280,7 @@ fn a_neighbour_stands_behind_the_node_that_has_its_address() {
 }
 
 #[test]
-fn what_is_no_port_is_nobody_elses_business() {
+fn routes_and_addresses_of_other_interfaces_are_not_announced() {
     let mut local = local();
     local.apply_kernel_change(address(MANAGEMENT, "192.168.0.7/24"));
     local.apply_kernel_change(route("192.168.0.0/24", 0, PROTOCOL_KERNEL, &[(MANAGEMENT, None)]));
@@ -304,7 +304,7 @@ fn rejected(local: &mut LocalRoutes) -> Vec<(String, RejectedRoute)> {
 }
 
 #[test]
-fn a_route_by_no_port_is_said_once_and_counted_while_it_is_there() {
+fn a_route_by_another_interface_is_logged_once_and_counted_while_it_exists() {
     let mut local = local();
     let no_port = |is_entire_route| RejectedRoute { reason: RejectReason::NoPort(MANAGEMENT), is_entire_route };
     let management = route("0.0.0.0/0", 0, 4, &[(MANAGEMENT, Some("192.168.0.1"))]);
@@ -327,7 +327,7 @@ fn a_route_by_no_port_is_said_once_and_counted_while_it_is_there() {
 }
 
 #[test]
-fn what_the_kernel_would_wrap_is_not_forwarded_bare() {
+fn routes_with_encapsulation_are_rejected() {
     let mut local = local();
     let wrapped = |prefix: &str, hops: &[(InterfaceIndex, Option<&str>)], instance: usize| {
         let Change::Route(mut route) = route(prefix, 0, 4, hops) else { unreachable!() };
@@ -347,7 +347,7 @@ fn what_the_kernel_would_wrap_is_not_forwarded_bare() {
 }
 
 #[test]
-fn a_routes_own_mtu_is_said_where_the_route_is_taken() {
+fn a_routes_own_mtu_is_reported_where_the_route_is_accepted() {
     let mut local = local();
     for (interface, said) in [(ETH0, 1), (MANAGEMENT, 0)] {
         let Change::Route(mut route) = route("192.0.2.0/24", 0, 4, &[(interface, None)]) else { unreachable!() };
@@ -358,7 +358,7 @@ fn a_routes_own_mtu_is_said_where_the_route_is_taken() {
 }
 
 #[test]
-fn what_the_kernel_takes_without_an_address_goes_to_it_from_every_node() {
+fn local_prefixes_of_the_kernel_are_announced() {
     let mut local = local();
     for (interface, prefix, is_taken) in [(LO, "192.0.2.0/24", true), (MANAGEMENT, "198.51.100.0/24", false)] {
         let Change::Route(mut route) = route(prefix, 0, 4, &[(interface, None)]) else { unreachable!() };
@@ -373,7 +373,7 @@ fn what_the_kernel_takes_without_an_address_goes_to_it_from_every_node() {
 }
 
 #[test]
-fn rejecting_routes_are_announced_unless_they_are_the_kernels_own() {
+fn unreachable_routes_are_announced_unless_they_are_the_kernels_own() {
     let mut local = local();
     let reject = |prefix: &str, protocol| {
         let key = RouteKey { prefix: net(prefix), metric: 5 };
@@ -387,7 +387,7 @@ fn rejecting_routes_are_announced_unless_they_are_the_kernels_own() {
 }
 
 #[test]
-fn where_the_table_is_left_by_throw_no_wider_route_counts() {
+fn a_throw_route_hides_less_specific_routes() {
     let mut local = local();
     local.apply_kernel_change(route("198.51.100.0/24", 5, 4, &[(ETH0, Some("10.1.0.2"))]));
     let key = RouteKey { prefix: net("198.51.100.0/28"), metric: 5 };
@@ -404,7 +404,7 @@ fn where_the_table_is_left_by_throw_no_wider_route_counts() {
 }
 
 #[test]
-fn a_permanent_neighbour_of_the_kernel_is_told_to_the_forwarder() {
+fn a_permanent_neighbour_of_the_kernel_is_passed_to_the_forwarder() {
     let mut local = local();
     let neighbour = |interface, state| {
         let address = "10.1.0.9".parse().unwrap();
@@ -458,7 +458,7 @@ fn all(local: &mut LocalRoutes) -> Vec<(String, Vec<(u8, u16)>)> {
 }
 
 #[test]
-fn a_port_without_a_kernel_and_its_vlan_have_what_the_cluster_file_says() {
+fn a_port_without_a_kernel_and_its_vlan_are_configured_by_the_cluster_file() {
     let mut local = local_of(&node_of_file(&[TAP, VLAN, STATIC].concat()));
     local.adjacency_pinned(PortId(0), "10.9.0.2".parse().unwrap(), Some(AdjacencyId(3)));
     let router = (ROUTER_HOP.port, ROUTER_HOP.adjacency);
@@ -479,7 +479,7 @@ fn a_port_without_a_kernel_and_its_vlan_have_what_the_cluster_file_says() {
 }
 
 #[test]
-fn a_vlan_follows_its_port() {
+fn a_vlan_follows_its_parent() {
     let node =
         node_of_file(&("[[nodes.ports]]\ndevice = \"eth0\"\n".to_owned() + &VLAN.replace("\"tap0\"", "\"eth0\"")));
     let mut local = LocalRoutes::new(None);
@@ -499,7 +499,7 @@ fn a_vlan_follows_its_port() {
 
 /// Any sequence of reloads gives the same state as a start with the last file.
 #[test]
-fn a_node_that_is_rearranged_is_as_one_that_begins_so() {
+fn a_node_with_renumbered_ports_is_as_one_started_so() {
     let other = "[[nodes.ports]]\ndevice = \"tap1\"\nkind = \"tap\"\naddresses = [\"10.6.0.1/24\", \"10.6.0.2/24\"]\n";
     let other_address = TAP.replace("10.9.0.1", "10.9.0.7");
     let files = [

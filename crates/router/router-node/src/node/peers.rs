@@ -333,7 +333,7 @@ impl Peers {
                 }
                 Some(Accepted::UnknownAddress(from)) => {
                     self.log_refusal(
-                        format!("from {from}, which no node of the cluster file has as 'control'"),
+                        format!("from {from}, which is not a 'control' address of the cluster file"),
                         now_ns,
                     );
                 }
@@ -409,7 +409,7 @@ impl Peers {
     /// Starts a session, and ends the former one with the same node.
     fn session_up(&mut self, node: NodeId, connection: Connection, now_ns: u64) {
         if self.peer(node).is_some_and(|peer| peer.connection.is_some()) {
-            self.peer_down(node, "it has come again", now_ns);
+            self.peer_down(node, "it has connected again", now_ns);
         }
         let Some(peer) = self.peer(node) else { return };
         info!(node = peer.name, "met");
@@ -472,7 +472,7 @@ impl Peers {
                     self.updates.push(PeerUpdate::Offer(node, Offer { params: params.into(), descriptors }));
                 }
                 Ok(SetupMessage::Params(params)) => self.updates.push(PeerUpdate::Params(node, params.into())),
-                Err(error) => self.peer_down(node, &format!("its interconnect says nonsense: {error}"), now_ns),
+                Err(error) => self.peer_down(node, &format!("invalid interconnect setup message: {error}"), now_ns),
             },
         }
     }
@@ -535,7 +535,7 @@ impl Peers {
         let bytes = postcard::to_stdvec(wiring).unwrap_or_else(|error| panic!("numbers and addresses: {error}"));
         let Some(connection) = self.peer(node).and_then(|peer| peer.connection.as_mut()) else { return };
         if !connection.session.queue_setup(bytes, descriptors) {
-            self.peer_down(node, "it does not listen", now_ns);
+            self.peer_down(node, "its setup queue is full", now_ns);
         }
     }
 

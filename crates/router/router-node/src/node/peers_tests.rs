@@ -49,7 +49,7 @@ fn other(peers: &Peers) -> &Peer {
 }
 
 #[test]
-fn who_keeps_away_is_left_at_once_with_the_reason_and_met_when_it_comes() {
+fn a_held_node_ends_its_sessions_with_the_reason_and_opens_them_when_released() {
     let _no_child = test_support::spawn::forbid();
     let folder = tempfile::tempdir().unwrap();
     for held in [0, 1] {
@@ -75,7 +75,7 @@ fn who_keeps_away_is_left_at_once_with_the_reason_and_met_when_it_comes() {
 }
 
 #[test]
-fn who_was_away_meets_the_one_that_is_there_and_none_of_those_that_came_and_went() {
+fn a_suspended_node_opens_a_session_with_the_current_peer_only() {
     let _no_child = test_support::spawn::forbid();
     let folder = tempfile::tempdir().unwrap();
     let away = peers(folder.path(), 0);
@@ -91,7 +91,7 @@ fn who_was_away_meets_the_one_that_is_there_and_none_of_those_that_came_and_went
 }
 
 #[test]
-fn a_refusal_is_said_once() {
+fn a_refusal_is_logged_once() {
     let folder = tempfile::tempdir().unwrap();
     let mut node = peers(folder.path(), 0);
     node.log_refusal("a reason".to_owned(), 1);
@@ -122,7 +122,7 @@ fn far_peers(key: &Key, listener: Listener, address: SocketAddr, node: u8) -> Pe
 }
 
 #[test]
-fn whoever_has_the_address_of_one_node_keeps_no_other_out() {
+fn connections_from_one_address_do_not_keep_other_nodes_out() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("key");
     Key::create(&path).unwrap();
@@ -157,7 +157,7 @@ fn whoever_has_the_address_of_one_node_keeps_no_other_out() {
 }
 
 #[test]
-fn who_cannot_be_let_in_yet_wakes_nobody() {
+fn connections_that_cannot_be_accepted_cause_no_wakeup() {
     let folder = tempfile::tempdir().unwrap();
     let mut node = peers(folder.path(), 0);
     let address = ControlAddress::Unix(folder.path().join("0"));

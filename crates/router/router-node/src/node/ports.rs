@@ -25,7 +25,7 @@ impl Node {
             let OpenPort { port, config, interface, kind, fallback, opened_interface } = self.open(place)?;
             self.local.add_port(OpenedPort { interface, config }, of_file);
             if let Some(reason) = &fallback {
-                warn!(port = of_file.device, "by {kind}: {reason}");
+                warn!(port = of_file.device, "fell back to {kind}: {reason}");
             }
             info!(port = of_file.device, "opened by {kind}");
             let (port, waiting) = self.defer_capture_file(of_file, port);
@@ -87,7 +87,7 @@ impl Node {
     pub(super) fn port_failed(&mut self, port: PortId, error: &io::Error, now_ns: u64) {
         if self.settings.node().ports[usize::from(port.0)].kind == PortKind::Pcap {
             // A reopened capture file would be read from its beginning.
-            warn!(port = self.device(port), "no more of its files: {error}");
+            warn!(port = self.device(port), "closed; its capture files are not opened again: {error}");
             return;
         }
         warn!(port = self.device(port), "its device is gone: {error}");
@@ -149,7 +149,7 @@ impl Node {
                 .is_some()
             {
                 let mac = link.mac.map_or_else(String::new, |mac| format!(" and address {mac}"));
-                info!(port = self.device(port), "is opened again, for MTU {}{mac}", link.mtu_bytes);
+                info!(port = self.device(port), "reopened for MTU {}{mac}", link.mtu_bytes);
                 // The port is reopened when it is detached, or at this time if its number changes in between.
                 self.ports[place].reopen_at_ns = Some(self.now_ns() + REOPEN_NS);
                 self.command(Command::DetachPort(port));

@@ -87,21 +87,21 @@ impl RejectedRoute {
     /// Returns the log line with the remedy. `interface` is the name of the interface that is not a port.
     pub fn line(self, prefix: IpNet, interface: &str) -> String {
         let left = match self.is_entire_route {
-            true => "is not the cluster's: packets that come in at ports take a wider one, or none",
-            false => "is not the cluster's in this way: packets that come in at ports take its other ways",
+            true => "is not announced: packets that arrive at ports take a less specific route, or none",
+            false => "is announced without this next hop: packets that arrive at ports take its other next hops",
         };
         match self.reason {
             RejectReason::NoPort(_) => format!(
-                "the kernel's route to {prefix} by '{interface}', which is no port, {left}; give the node a port \
+                "the kernel's route to {prefix} by '{interface}', which is not a port, {left}; give the node a port \
                  '{interface}' in the cluster file, or, where they must not leave by another port, run 'ip route add \
                  blackhole {prefix} metric 40000'"
             ),
             RejectReason::Encapsulated => format!(
-                "the kernel's route to {prefix} with encapsulation {left}: the router would send them unwrapped; route \
-                 them to a port that is an Ethernet tunnel's interface (vxlan, gretap)"
+                "the kernel's route to {prefix} with encapsulation {left}: the router cannot encapsulate packets; \
+                 route them to a port on an Ethernet tunnel interface (vxlan, gretap)"
             ),
             RejectReason::Mtu(bytes) => format!(
-                "mtu {bytes} of the kernel's route to {prefix} is not heeded by the router, which goes by ports' MTUs; \
+                "mtu {bytes} of the kernel's route to {prefix} is ignored by the router, which uses the MTUs of ports; \
                  lower the MTU of its interface"
             ),
         }
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_route_is_said_once_and_a_flood_of_them_now_and_then() {
+    fn a_route_is_logged_once_and_many_of_them_rarely() {
         let mut all = RejectedRoutes::default();
         let key = |number: u32| RouteKey { prefix: "192.0.2.0/24".parse().unwrap(), metric: number };
         let rejected = RejectedRoute { reason: RejectReason::NoPort(InterfaceIndex(7)), is_entire_route: true };

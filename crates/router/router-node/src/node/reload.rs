@@ -21,7 +21,7 @@ struct Prepared {
     cluster: Cluster,
     changes: ConfigDiff,
     /// By port index in the new file; `None` for a port that stays open.
-    plugs: Vec<Option<OpenPort>>,
+    opened_ports: Vec<Option<OpenPort>>,
     sysctls: Sysctls,
     policy: router::batch::Policy,
 }
@@ -35,26 +35,26 @@ impl Node {
         let file = ClusterFile::read(&self.settings.file).map_err(|error| error.to_string())?;
         let fault = |InvalidKey { key, what }| file.error_at(&key, what).to_string();
         let prepared = self.prepare(file.cluster.clone()).map_err(fault)?;
-        let mut said = prepared.changes.lines.clone();
+        let mut lines = prepared.changes.lines.clone();
         if is_trial {
-            return Ok(said);
+            return Ok(lines);
         }
         let key = format!("nodes[{}]", self.settings.node);
         self.set_addresses(&prepared.cluster.nodes[self.settings.node]).map_err(|error| {
             fault(InvalidKey::new(format!("{key}.addresses"), format!("{error}; nothing was changed")))
         })?;
-        let cut_before = self.mtu_cuts();
+        let cuts_before = self.mtu_cuts();
         self.commit(prepared);
-        said.iter().for_each(|line| info!("reloaded: {line}"));
+        lines.iter().for_each(|line| info!("reloaded: {line}"));
         // These lines are in the log already.
-        said.extend(self.mtu_cuts().into_iter().filter(|line| !cut_before.contains(line)));
-        Ok(said)
+        lines.extend(self.mtu_cuts().into_iter().filter(|line| !cuts_before.contains(line)));
+        Ok(lines)
     }
 
     /// Reloads on a signal; the log has the result.
     pub(super) fn reload_by_signal(&mut self) {
         match self.reload(false) {
-            Ok(said) if said.is_empty() => info!("reloaded: nothing has changed"),
+            Ok(lines) if lines.is_empty() => info!("reloaded: nothing has changed"),
             Ok(_) => {}
             Err(error) => warn!("not reloaded: {error}"),
         }
@@ -69,15 +69,15 @@ impl Node {
             return Err(InvalidKey::new("interconnect.latency_target_ns", error.to_string()));
         }
         self.check_vlans(new, &changes)?;
-        let mut plugs = Vec::new();
+        let mut opened_ports = Vec::new();
         for (place, kept) in changes.kept_ports.iter().enumerate() {
             let attach_ports = match kept {
                 Some(_) => None,
                 None => Some(self.open_for_reload(new, place, &mut sysctls)?),
             };
-            plugs.push(attach_ports);
+            opened_ports.push(attach_ports);
         }
-        Ok(Prepared { policy, cluster, changes, plugs, sysctls })
+        Ok(Prepared { policy, cluster, changes, opened_ports, sysctls })
     }
 
     fn open_for_reload(&self, node: &NodeConfig, place: usize, sysctls: &mut Sysctls) -> Result<OpenPort, InvalidKey> {
@@ -103,7 +103,7 @@ impl Node {
             let device = &new.ports[place].device;
             if by_xdp(former) && old.vlans_of(device) != new.vlans_of(device) {
                 let what = format!(
-                    "'{device}' is open by af-xdp, whose VLANs change only by a restart; put them back, run 'crosslane \
+                    "'{device}' is open by af-xdp, whose VLANs change only by a restart; restore them, run 'crosslane \
                      router down' and 'up', or set kind = \"af-packet\""
                 );
                 return Err(InvalidKey::new(format!("nodes[{}].ports[{place}].device", self.settings.node), what));
@@ -127,7 +127,7 @@ impl Node {
         }
         for address in old.iter().filter(|address| !new.addresses.contains(address)) {
             if let Err(error) = requests.remove_address(self.slow_path, (*address).into()) {
-                warn!(%address, "an address that the file no longer has: {error}");
+                warn!(%address, "cannot remove an address that the file no longer has: {error}");
             }
         }
         Ok(())
@@ -135,14 +135,14 @@ impl Node {
 
     /// Applies the new file. No step can fail.
     fn commit(&mut self, prepared: Prepared) {
-        let Prepared { cluster, changes, plugs, sysctls, policy } = prepared;
+        let Prepared { cluster, changes, opened_ports, sysctls, policy } = prepared;
         self.sysctls.adopt(sysctls);
         let node = cluster.nodes[self.settings.node].clone();
         self.release_interfaces(&node);
         self.follow_mtus(&node, &changes);
         let mut former: Vec<Option<PortState>> = std::mem::take(&mut self.ports).into_iter().map(Some).collect();
         let (mut opened, mut attached) = (Vec::new(), Vec::new());
-        for (kept, attach_ports) in changes.kept_ports.iter().zip(plugs) {
+        for (kept, attach_ports) in changes.kept_ports.iter().zip(opened_ports) {
             let (state, one) = match (kept, attach_ports) {
                 (Some(place), _) => {
                     let state = former[*place].take().expect("each port stays once");
@@ -189,7 +189,7 @@ impl Node {
         {
             let is_other = port.kind == PortKind::Tap && port.mtu_bytes != old.ports[former].mtu_bytes;
             if is_other && let Err(error) = open_ports::set_tap_mtu(port) {
-                warn!(port = port.device, "its MTU: {error}");
+                warn!(port = port.device, "cannot set its MTU: {error}");
             }
         }
     }

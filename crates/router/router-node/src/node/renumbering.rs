@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_followed_through_all_rearrangements_that_were_not_answered() {
+    fn a_port_is_translated_through_all_unconfirmed_renumberings() {
         let mut renumbering = PortRenumbering::default();
         assert_eq!(now(&renumbering, 2), [Some(0), Some(1)]);
         // The first port is removed, and a new one is inserted before the second.

@@ -17,7 +17,7 @@ impl Node {
             match report {
                 Report::AdjacencyPinned(port, address, adjacency) => {
                     if adjacency.is_none() {
-                        warn!(port = self.device(port), %address, "no room for this router among the neighbours");
+                        warn!(port = self.device(port), %address, "the neighbour table has no room for this gateway");
                     }
                     self.local.adjacency_pinned(port, address, adjacency);
                 }
@@ -32,7 +32,9 @@ impl Node {
                     self.clients.respond_status(&Response::Status(Box::new(status)));
                 }
                 Report::PeerRemoved(node) => self.peers.removed(node, now_ns),
-                Report::PeerFailed(node) => self.peers.peer_down(node, "it broke the interconnect's protocol", now_ns),
+                Report::PeerFailed(node) => {
+                    self.peers.peer_down(node, "it violated the interconnect's protocol", now_ns)
+                }
                 Report::PortFailed(port, error, closed) => {
                     drop(closed);
                     if let Some(port) = self.renumbering.current(port) {
@@ -49,7 +51,7 @@ impl Node {
                         self.ports[usize::from(port.0)].reopen_at_ns = Some(now_ns);
                     }
                 }
-                Report::InterconnectRestarted(Ok(())) => info!("the interconnect has begun anew"),
+                Report::InterconnectRestarted(Ok(())) => info!("the interconnect was restarted"),
                 Report::InterconnectRestarted(Err(error)) => self.fault = Some(error.into()),
                 Report::Suspended(suspended_ns, packets) => {
                     let suspended_ms = suspended_ns / 1_000_000;
@@ -105,7 +107,7 @@ impl Node {
                 }
                 self.command(Command::SetNodeUp(node, true));
             }
-            Err(error) => self.peers.peer_down(node, &format!("not joined: {error}"), now_ns),
+            Err(error) => self.peers.peer_down(node, &format!("interconnect not connected: {error}"), now_ns),
         }
     }
 
@@ -115,16 +117,19 @@ impl Node {
             Event::NeighbourDown { port, address, .. } => self.local.neighbour_down(port, address),
             Event::Duplicate { port, address, mac } => {
                 let (port, who) = (self.device(port), holder(mac));
-                warn!(port, "address {address} is not used: {who} has it too; give one of them another address");
+                warn!(
+                    port,
+                    "address {address} is not used: {who} has it too; configure another address on one of them"
+                );
             }
             Event::Conflict { port, address, mac } => {
                 let (port, who) = (self.device(port), holder(mac));
-                warn!(port, "address {address} is used by {who} too; give one of them another address");
+                warn!(port, "address {address} is also used by {who}; configure another address on one of them");
             }
         }
     }
 }
 
 fn holder(mac: Option<MacAddress>) -> String {
-    mac.map_or("somebody else".to_owned(), |mac| mac.to_string())
+    mac.map_or("another host".to_owned(), |mac| mac.to_string())
 }

@@ -45,7 +45,7 @@ impl Node {
 
     pub(super) fn trace(&mut self, number: u64, query: TraceQuery) {
         if !self.clients.trace(number) {
-            let reason = "another command follows packets here; end it, or wait for its end".to_owned();
+            let reason = "another command is tracing this node; end it, or wait until it ends".to_owned();
             return self.clients.respond(number, &Response::Refused { reason });
         }
         let TraceQuery { source, destination, protocol, port, packets_max } = query;
@@ -62,7 +62,7 @@ fn shortened(mut changes: Vec<String>) -> Vec<String> {
     let count = changes.len();
     if count > CHANGES_SHOWN_MAX {
         changes.truncate(CHANGES_SHOWN_MAX);
-        changes.push(format!("and {} more, which the log has", count - CHANGES_SHOWN_MAX));
+        changes.push(format!("and {} more; see the log", count - CHANGES_SHOWN_MAX));
     }
     changes
 }

@@ -118,7 +118,7 @@ impl RouteTable {
             self.unusable_routes += 1;
             // Logged at each power of two only, as there may be very many.
             if self.unusable_routes.is_power_of_two() {
-                warn!(left_out = self.unusable_routes, "a route is left out: {error}");
+                warn!(left_out = self.unusable_routes, "a route is left out of the forwarding tables: {error}");
             }
         }
     }

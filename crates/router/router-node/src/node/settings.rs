@@ -45,7 +45,7 @@ impl NodeSettings {
     }
 
     /// Returns the control address of another node.
-    pub(super) fn place(&self, node: &NodeConfig, key: Option<&Key>) -> Result<ControlAddress, NodeError> {
+    pub(super) fn control_address(&self, node: &NodeConfig, key: Option<&Key>) -> Result<ControlAddress, NodeError> {
         let Some(address) = node.control else {
             return Ok(ControlAddress::Unix(self.paths.node(&node.name).peers_socket()));
         };

@@ -127,19 +127,19 @@ fn bind_peers(settings: &NodeSettings, started_at_ns: u64) -> Result<Peers, Node
     let own = Hello { version: VERSION, digest: cluster.digest(), node: settings.id().0, incarnation: started_at_ns };
     let limits = SessionTimers { keepalive_ns: cluster.keepalive_ns() as u64, hold_ns: cluster.hold_ns() as u64 };
     let key = cluster.key.as_deref().map(Key::read).transpose()?;
-    let place = settings.place(settings.node(), key.as_ref())?;
+    let address = settings.control_address(settings.node(), key.as_ref())?;
     let known = cluster.nodes.iter().filter_map(|node| Some(node.control?.ip())).collect();
-    let listener = Listener::bind(&place, known).map_err(|error| match &place {
+    let listener = Listener::bind(&address, known).map_err(|error| match &address {
         ControlAddress::Unix(path) => system(path.display().to_string())(error),
         ControlAddress::Tcp(TcpAddress { address, .. }) => system(format!("control address {address}"))(error),
     })?;
     assert!(cluster.nodes.len() <= usize::from(NODES_MAX));
     // The number of ports may change while a node is up.
-    let place = |node: &NodeConfig| {
-        settings.place(node, key.as_ref()).map(|place| (node.name.clone(), place, usize::from(PORTS_MAX)))
+    let describe = |node: &NodeConfig| {
+        settings.control_address(node, key.as_ref()).map(|address| (node.name.clone(), address, usize::from(PORTS_MAX)))
     };
-    let paths = cluster.nodes.iter().map(place).collect::<Result<_, _>>()?;
-    Ok(Peers::new(own, limits, listener, paths))
+    let nodes = cluster.nodes.iter().map(describe).collect::<Result<_, _>>()?;
+    Ok(Peers::new(own, limits, listener, nodes))
 }
 
 fn notifier() -> Result<Arc<Notifier>, NodeError> {
@@ -150,7 +150,7 @@ fn start(parts: ForwardingParts) -> Result<JoinHandle<()>, NodeError> {
     let notifier = Arc::clone(&parts.reports_notifier);
     let run = move || {
         // Wakes the control thread however the forwarding thread ends.
-        let _ring = NotifyOnDrop(notifier);
+        let _notify = NotifyOnDrop(notifier);
         ForwardingThread::new(parts).run();
     };
     std::thread::Builder::new().name("forward".to_owned()).spawn(run).map_err(system("a thread"))
