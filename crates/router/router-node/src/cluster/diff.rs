@@ -35,8 +35,8 @@ pub fn batching_policy(interconnect: &Interconnect) -> Policy {
 /// Returns the first key whose change needs a restart.
 pub fn diff(old: &Cluster, new: &Cluster, node: usize) -> Result<ConfigDiff, InvalidKey> {
     check_cluster(old, new)?;
-    for (place, (old, new)) in old.nodes.iter().zip(&new.nodes).enumerate() {
-        check_node(&format!("nodes[{place}]"), old, new)?;
+    for (index, (old, new)) in old.nodes.iter().zip(&new.nodes).enumerate() {
+        check_node(&format!("nodes[{index}]"), old, new)?;
     }
     let mut changes = ConfigDiff::default();
     let (of_old, of_new) = (&old.interconnect, &new.interconnect);
@@ -111,9 +111,9 @@ impl ConfigDiff {
         }
         for port in &new.ports {
             let former = old.ports.iter().position(|former| former.device == port.device);
-            self.kept_ports.push(former.filter(|place| opens_same_device(&old.ports[*place], port)));
+            self.kept_ports.push(former.filter(|index| opens_same_device(&old.ports[*index], port)));
             match former {
-                Some(place) => self.port(&old.ports[place], port),
+                Some(index) => self.port(&old.ports[index], port),
                 None => self.lines.push(format!("port '{}' is new, by {}", port.device, port.kind.as_str())),
             }
         }

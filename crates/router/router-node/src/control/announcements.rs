@@ -101,9 +101,9 @@ impl Announcements {
         (changes.collect(), last)
     }
 
-    /// Removes withdrawals up to number `told`, which all peers have received.
-    pub fn prune_withdrawn(&mut self, told: u64) {
-        let is_old = |number: &u64| *number <= told;
+    /// Removes withdrawals up to number `received`, which all peers have received.
+    pub fn prune_withdrawn(&mut self, received: u64) {
+        let is_old = |number: &u64| *number <= received;
         let withdrawn = self.log.iter().take_while(|(number, _)| is_old(number));
         let withdrawn = withdrawn.filter(|(_, prefix)| self.table[*prefix].announced.is_none());
         for (number, prefix) in withdrawn.map(|(number, prefix)| (*number, *prefix)).collect::<Vec<_>>() {
@@ -177,12 +177,12 @@ mod tests {
             steps in prop::collection::vec(prop_oneof![
                 (0..6u8, 0..3u8).prop_map(|(to, port)| Step::Announce(to, port)),
                 (0..6u8).prop_map(Step::Withdraw),
-                (any::<bool>(), 1..4usize).prop_map(|(who, most)| Step::Tell(who, most)),
+                (any::<bool>(), 1..4usize).prop_map(|(peer, most)| Step::Tell(peer, most)),
             ], 0..60)
         ) {
             let mut announcements = Announcements::default();
             let mut truth = BTreeMap::new();
-            let mut told = [(0, BTreeMap::new()), (0, BTreeMap::new())];
+            let mut received = [(0, BTreeMap::new()), (0, BTreeMap::new())];
             for step in steps {
                 match step {
                     Step::Announce(to, port) => {
@@ -193,17 +193,17 @@ mod tests {
                         announcements.withdraw(&prefix(to));
                         truth.remove(&prefix(to));
                     }
-                    Step::Tell(who, most) => {
-                        let (up_to, known) = &mut told[usize::from(who)];
+                    Step::Tell(peer, most) => {
+                        let (up_to, known) = &mut received[usize::from(peer)];
                         let (changes, last) = announcements.changes_after(*up_to, most);
                         prop_assert!(changes.len() <= most);
                         *up_to = last;
                         apply(known, changes);
-                        announcements.prune_withdrawn(told[0].0.min(told[1].0));
+                        announcements.prune_withdrawn(received[0].0.min(received[1].0));
                     }
                 }
             }
-            for (up_to, known) in &mut told {
+            for (up_to, known) in &mut received {
                 let (changes, last) = announcements.changes_after(*up_to, usize::MAX);
                 prop_assert_eq!(last, announcements.latest());
                 apply(known, changes);

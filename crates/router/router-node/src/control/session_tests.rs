@@ -88,16 +88,16 @@ fn route_updates_fit_the_maximum_length_however_many_routes_there_are() {
         let (prefix, announced) = route(third, HOPS_MAX);
         own.announce(prefix, announced);
     }
-    let mut heard = Vec::new();
+    let mut received = Vec::new();
     while let Some(OutgoingPacket { bytes: packet, .. }) = two.next_packet(1, &own) {
         assert!(packet.len() <= MESSAGE_BYTES_MAX);
         match one.receive(1, &packet) {
-            Ok(SessionEvent::RouteUpdate(changes)) => heard.extend(changes),
+            Ok(SessionEvent::RouteUpdate(changes)) => received.extend(changes),
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!((heard.len(), one.routes(), two.advertised()), (2000, 2000, own.latest()));
-    assert_eq!(heard, own.changes_after(0, usize::MAX).0);
+    assert_eq!((received.len(), one.routes(), two.advertised()), (2000, 2000, own.latest()));
+    assert_eq!(received, own.changes_after(0, usize::MAX).0);
     own.withdraw(&route(5, 0).0);
     let withdrawal = two.next_packet(1, &own).unwrap().bytes;
     assert_eq!(
@@ -114,16 +114,16 @@ fn invalid_routes_are_refused() {
         prefix: prefix.parse().unwrap(),
         announced: Some(AnnouncedRoute { metric: 1, origin: Origin::Kernel, kind: RouteKind::Unicast, hops }),
     };
-    let told = |change: RouteChange| established().1.receive(0, &Message::RouteUpdate(vec![change]).encode());
-    assert!(told(change("10.0.0.0/8", vec![good])).is_ok());
-    assert!(told(change("10.0.0.0/8", vec![AnnouncedHop { port: u8::MAX, ..good }])).is_ok());
+    let receive = |change: RouteChange| established().1.receive(0, &Message::RouteUpdate(vec![change]).encode());
+    assert!(receive(change("10.0.0.0/8", vec![good])).is_ok());
+    assert!(receive(change("10.0.0.0/8", vec![AnnouncedHop { port: u8::MAX, ..good }])).is_ok());
     for wrong in [
         change("10.0.0.1/8", vec![good]),
         change("10.0.0.0/8", vec![AnnouncedHop { port: 3, ..good }]),
         change("10.0.0.0/8", vec![good; HOPS_MAX + 1]),
         change("10.0.0.0/8", Vec::new()),
     ] {
-        assert!(matches!(told(wrong), Err(ControlError::Route { .. })));
+        assert!(matches!(receive(wrong), Err(ControlError::Route { .. })));
     }
 }
 
@@ -160,7 +160,7 @@ fn setup_messages_are_sent_first_and_bounded() {
 #[test]
 fn a_cease_message_has_a_bounded_reason() {
     let (_, mut one) = established();
-    assert_eq!(one.receive(0, &Session::cease("told to")), Err(ControlError::Ceased("told to".to_owned())));
+    assert_eq!(one.receive(0, &Session::cease("stopped")), Err(ControlError::Ceased("stopped".to_owned())));
     let long = "ü".repeat(500);
     assert!(matches!(Message::decode(&Session::cease(&long)), Ok(Message::Cease(reason)) if reason.len() == 256));
 }

@@ -413,9 +413,9 @@ mod tests {
     fn pair_with(address: &ControlAddress, key: Option<Key>) -> (Transport, Transport) {
         let listener = Listener::bind(address, vec![HOST]).unwrap();
         let mut address = address.clone();
-        if let (Listener::Tcp(listener, ..), ControlAddress::Tcp(far)) = (&listener, &mut address) {
-            far.address = listener.local_addr().unwrap();
-            far.key = key.unwrap_or_else(|| far.key.clone());
+        if let (Listener::Tcp(listener, ..), ControlAddress::Tcp(tcp)) = (&listener, &mut address) {
+            tcp.address = listener.local_addr().unwrap();
+            tcp.key = key.unwrap_or_else(|| tcp.key.clone());
         }
         let one = Transport::connect(&address).unwrap();
         let Accepted::Peer(other) = accepted(&listener) else { panic!("a node has come") };
@@ -423,15 +423,15 @@ mod tests {
     }
 
     /// Completes the handshake of a TCP connection.
-    fn begun(pair: (Transport, Transport)) -> (Transport, Transport) {
+    fn established(pair: (Transport, Transport)) -> (Transport, Transport) {
         let (mut one, mut other) = pair;
-        let (to_one, to_other) = greet(&mut one, &mut other);
+        let (to_one, to_other) = exchange(&mut one, &mut other);
         assert_eq!((to_one.unwrap().0, to_other.unwrap().0), (b"other".to_vec(), b"one".to_vec()));
         (one, other)
     }
 
     /// Sends one packet each way and polls until each end has received a packet or an error.
-    fn greet(
+    fn exchange(
         one: &mut Transport,
         other: &mut Transport,
     ) -> (Result<ReceivedPacket, ControlError>, Result<ReceivedPacket, ControlError>) {
@@ -455,7 +455,7 @@ mod tests {
     fn packets_keep_their_boundaries_and_a_close_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         for address in addresses(&folder) {
-            let (mut one, mut other) = begun(pair(&address));
+            let (mut one, mut other) = established(pair(&address));
             for bytes in [1, 70, 60_000] {
                 while !one.send(&vec![bytes as u8; bytes], &[]).unwrap() {
                     wait(&one, PollFlags::OUT);
@@ -476,7 +476,7 @@ mod tests {
     fn a_peer_that_does_not_read_fills_the_socket_and_no_memory() {
         let folder = tempfile::tempdir().unwrap();
         for address in addresses(&folder) {
-            let (mut one, mut other) = begun(pair(&address));
+            let (mut one, mut other) = established(pair(&address));
             let mut sent = 0;
             while one.send(&[7; 50_000], &[]).unwrap() {
                 sent += 1;
@@ -493,43 +493,43 @@ mod tests {
     #[test]
     fn an_invalid_length_ends_the_connection() {
         let folder = tempfile::tempdir().unwrap();
-        let [_, far] = addresses(&folder);
+        let [_, tcp] = addresses(&folder);
         let length = |bytes: u32, pair: (Transport, Transport)| {
             let (mut one, mut other) = pair;
             let Transport::Tcp(stream) = &mut one else { panic!("no TCP") };
             stream.socket.write_all(&bytes.to_le_bytes()).unwrap();
             received(&mut other).unwrap_err()
         };
-        assert!(matches!(length(u32::MAX, begun(pair(&far))), ControlError::Malformed(_)));
+        assert!(matches!(length(u32::MAX, established(pair(&tcp))), ControlError::Malformed(_)));
         // Before authentication the limit is much lower.
-        let mut strange = pair(&far);
-        strange.0.flush().unwrap();
-        assert_eq!(length(UNAUTHENTICATED_BYTES_MAX as u32 + 1, strange), ControlError::Unauthenticated);
+        let mut unauthenticated = pair(&tcp);
+        unauthenticated.0.flush().unwrap();
+        assert_eq!(length(UNAUTHENTICATED_BYTES_MAX as u32 + 1, unauthenticated), ControlError::Unauthenticated);
     }
 
     #[test]
     fn a_peer_with_another_key_is_refused_at_both_ends() {
         let folder = tempfile::tempdir().unwrap();
-        let [_, far] = addresses(&folder);
-        let (mut one, mut other) = pair_with(&far, Some(key(&folder, "another")));
-        let (to_one, to_other) = greet(&mut one, &mut other);
+        let [_, tcp] = addresses(&folder);
+        let (mut one, mut other) = pair_with(&tcp, Some(key(&folder, "another")));
+        let (to_one, to_other) = exchange(&mut one, &mut other);
         assert_eq!([to_one, to_other].map(Result::unwrap_err), [ControlError::KeyMismatch, ControlError::KeyMismatch]);
     }
 
     /// A raw socket connected to a listening node.
-    fn stranger(address: &ControlAddress) -> (TcpStream, Transport) {
+    fn raw_peer(address: &ControlAddress) -> (TcpStream, Transport) {
         let (Transport::Tcp(one), mut other) = pair(address) else { panic!("no TCP") };
         one.socket.set_nonblocking(false).unwrap();
         other.flush().unwrap();
         (one.socket, other)
     }
 
-    fn say(mut socket: &TcpStream, frame: &[u8]) {
+    fn write_frame(mut socket: &TcpStream, frame: &[u8]) {
         socket.write_all(&(frame.len() as u32).to_le_bytes()).unwrap();
         socket.write_all(frame).unwrap();
     }
 
-    fn hear(mut socket: &TcpStream) -> Vec<u8> {
+    fn read_frame(mut socket: &TcpStream) -> Vec<u8> {
         let mut length = [0; LENGTH_BYTES];
         socket.read_exact(&mut length).unwrap();
         let mut frame = vec![0; u32::from_le_bytes(length) as usize];
@@ -540,35 +540,35 @@ mod tests {
     #[test]
     fn unauthenticated_and_replayed_messages_are_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let [_, far] = addresses(&folder);
+        let [_, tcp] = addresses(&folder);
         // A hello of a release before authentication.
-        let (socket, mut other) = stranger(&far);
-        say(&socket, &[0, 1, 7, 2, 9]);
+        let (socket, mut other) = raw_peer(&tcp);
+        write_frame(&socket, &[0, 1, 7, 2, 9]);
         assert_eq!(received(&mut other).unwrap_err(), ControlError::Unauthenticated);
         // Messages of an authenticated node, and their replay on a new connection.
         let mut node = Seal::new(key(&folder, "key"), Role::Initiator, random_bytes().unwrap());
-        let (socket, mut other) = stranger(&far);
-        say(&socket, &node.nonce_message());
-        node.receive_nonce(&hear(&socket)).unwrap();
-        let sealed = node.seal(b"greeting").unwrap();
-        say(&socket, &sealed);
-        assert_eq!(received(&mut other).unwrap().0, b"greeting");
-        let (socket, mut other) = stranger(&far);
-        say(&socket, &node.nonce_message());
-        say(&socket, &sealed);
+        let (socket, mut other) = raw_peer(&tcp);
+        write_frame(&socket, &node.nonce_message());
+        node.receive_nonce(&read_frame(&socket)).unwrap();
+        let sealed = node.seal(b"hello").unwrap();
+        write_frame(&socket, &sealed);
+        assert_eq!(received(&mut other).unwrap().0, b"hello");
+        let (socket, mut other) = raw_peer(&tcp);
+        write_frame(&socket, &node.nonce_message());
+        write_frame(&socket, &sealed);
         assert_eq!(received(&mut other).unwrap_err(), ControlError::KeyMismatch);
     }
 
     #[test]
     fn connections_from_unknown_addresses_are_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let [_, ControlAddress::Tcp(far)] = addresses(&folder) else { panic!("no TCP") };
+        let [_, ControlAddress::Tcp(tcp)] = addresses(&folder) else { panic!("no TCP") };
         let elsewhere: IpAddr = "127.0.0.9".parse().unwrap();
-        let listener = Listener::bind(&ControlAddress::Tcp(far.clone()), vec![HOST]).unwrap();
+        let listener = Listener::bind(&ControlAddress::Tcp(tcp.clone()), vec![HOST]).unwrap();
         let Listener::Tcp(socket, ..) = &listener else { panic!("no TCP") };
         let address = socket.local_addr().unwrap();
         let come = |from: IpAddr| {
-            let one = Transport::connect(&ControlAddress::Tcp(TcpAddress { address, local_ip: from, ..far.clone() }))
+            let one = Transport::connect(&ControlAddress::Tcp(TcpAddress { address, local_ip: from, ..tcp.clone() }))
                 .unwrap();
             (accepted(&listener), one).0
         };

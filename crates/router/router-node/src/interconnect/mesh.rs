@@ -72,19 +72,19 @@ impl MessageSink for ReceiveContext<'_> {
         }
         peer.receive_message(self.now, &message.header, message.packets())?;
         let mut bytes = 0;
-        for place in message.entries() {
-            bytes += place.bytes;
-            let is_own = place.hop.node == self.own;
-            let packet = self.pool.alloc().filter(|_| place.bytes <= self.pool.bytes_max());
+        for entry in message.entries() {
+            bytes += entry.bytes;
+            let is_own = entry.hop.node == self.own;
+            let packet = self.pool.alloc().filter(|_| entry.bytes <= self.pool.bytes_max());
             let Some(mut packet) = packet else {
                 peer.counters.drop_no_buffer += 1;
                 continue;
             };
-            self.pool.resize(&mut packet, place.bytes);
-            source.read(place.offset, self.pool.bytes_mut(&packet));
+            self.pool.resize(&mut packet, entry.bytes);
+            source.read(entry.offset, self.pool.bytes_mut(&packet));
             let parcels = if is_own { &mut *self.arrived } else { &mut *self.relayed };
             peer.counters.relayed_packets += u64::from(!is_own);
-            parcels.push((place.hop, packet));
+            parcels.push((entry.hop, packet));
         }
         peer.unacked_bytes += bytes as u64;
         if message.packets() > 0 {
@@ -275,8 +275,8 @@ impl<C: Carrier> Mesh<C> {
 
     /// Returns the batch size by the occupancy of this node, and that of the peer as it reports it.
     fn by_occupancy(&self, now: Time, peer: &Peer) -> usize {
-        let is_news = now.since(peer.wants_at) < OCCUPANCY_AGE_MAX;
-        let by_peer = if is_news { 1 + usize::from(peer.wants) } else { 1 };
+        let is_recent = now.since(peer.wants_at) < OCCUPANCY_AGE_MAX;
+        let by_peer = if is_recent { 1 + usize::from(peer.wants) } else { 1 };
         self.occupancy.least_packets().max(by_peer)
     }
 
@@ -505,10 +505,10 @@ impl<C: Carrier> Interconnect for Mesh<C> {
     fn deadline(&self) -> Option<Time> {
         let up = self.peers.iter().filter(|peer| peer.state == PeerState::Up);
         let of = |peer: &Peer| {
-            let by_messages = self.limits.acks_in_messages;
-            let tells = peer.unacked_since.map(|since| since + ACK_DELAY);
-            let asks = peer.ack_request_due();
-            [peer.batcher.deadline(), tells.filter(|_| by_messages), asks.filter(|_| by_messages)]
+            let acks_in_messages = self.limits.acks_in_messages;
+            let ack_due = peer.unacked_since.map(|since| since + ACK_DELAY);
+            let request_due = peer.ack_request_due();
+            [peer.batcher.deadline(), ack_due.filter(|_| acks_in_messages), request_due.filter(|_| acks_in_messages)]
                 .into_iter()
                 .flatten()
                 .min()
@@ -550,10 +550,10 @@ mod tests {
             (0..40).flat_map(|waiting| (0..40).flat_map(move |peer| [1, 2, 8, 32].map(|own| (waiting, peer, own))))
         {
             let may_go = |by_peer: usize| goes(waiting, by_peer.max(by_occupancy));
-            let news_matter = (0..=by_peer).any(|by_peer_now| may_go(by_peer_now) != may_go(by_peer));
-            let looks = depends_on_ack(waiting, by_peer, by_occupancy);
-            assert!(looks || !news_matter, "{waiting} wait, {by_peer} by the peer, {by_occupancy} by this node");
-            assert!(!looks || waiting < PACKETS_MAX, "{waiting} wait, which is a full message");
+            let ack_matters = (0..=by_peer).any(|by_peer_now| may_go(by_peer_now) != may_go(by_peer));
+            let polls = depends_on_ack(waiting, by_peer, by_occupancy);
+            assert!(polls || !ack_matters, "{waiting} wait, {by_peer} by the peer, {by_occupancy} by this node");
+            assert!(!polls || waiting < PACKETS_MAX, "{waiting} wait, which is a full message");
         }
     }
 }

@@ -13,7 +13,7 @@ use super::*;
 
 const BUFFERS: u32 = 4096;
 /// Iterations after which a test has failed.
-const TURNS_MAX: usize = 1_000_000;
+const ITERATIONS_MAX: usize = 1_000_000;
 const PATIENCE: Duration = Duration::from_secs(60);
 const TIMING: LinkTiming =
     LinkTiming { one_way_ns: 500, bytes_per_us: 7_800, header_bytes: 24, payload_bytes_max: 256 };
@@ -63,7 +63,7 @@ impl Node {
         let mut parcels: Vec<Parcel> = packets.iter().map(|bytes| self.parcel(to, bytes)).collect();
         let now = self.now();
         self.interconnect.send(now, &mut self.pool, NodeId(to), &mut parcels);
-        assert!(parcels.is_empty(), "all are taken");
+        assert!(parcels.is_empty(), "all are queued");
     }
 
     fn poll(&mut self) -> bool {
@@ -133,7 +133,7 @@ fn three(kind: TransportKind, settings: &InterconnectSettings) -> [Node; 3] {
 /// Polls all nodes until the receiver has this many packets.
 fn collect(nodes: &mut [Node], receiver: usize, wanted: usize) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
-    for _ in 0..TURNS_MAX {
+    for _ in 0..ITERATIONS_MAX {
         for node in nodes.iter_mut() {
             node.poll();
         }
@@ -142,7 +142,7 @@ fn collect(nodes: &mut [Node], receiver: usize, wanted: usize) -> Vec<Vec<u8>> {
             return found;
         }
     }
-    panic!("{} packets of {wanted} came", found.len());
+    panic!("{} of {wanted} packets arrived", found.len());
 }
 
 fn packet(number: usize) -> Vec<u8> {
@@ -162,23 +162,23 @@ fn the_clock_stops_at_its_end_and_restarts() {
         let sent: Vec<Vec<u8>> = (0..3).map(packet).collect();
         nodes.iter_mut().for_each(|node| node.passed_ps = u64::MAX - 60_000_000_000_000);
         nodes[0].send(1, &sent);
-        assert_eq!(collect(&mut nodes, 1, 3), sent, "{kind:?}: a minute before its end");
+        assert_eq!(collect(&mut nodes, 1, 3), sent, "{kind:?}: a minute before the end of the clock");
         nodes.iter_mut().for_each(|node| node.passed_ps = u64::MAX - 20_000_000);
         std::thread::sleep(Duration::from_millis(1));
         nodes[0].send(1, &sent);
         (0..1000).for_each(|_| nodes.iter_mut().for_each(|node| _ = node.poll()));
-        assert!(nodes[1].take().is_empty(), "{kind:?}: it stands still");
+        assert!(nodes[1].take().is_empty(), "{kind:?}: the clock stands still");
         for node in &mut nodes {
             node.interconnect.restart(&mut node.pool).unwrap();
             (node.began, node.passed_ps) = (Instant::now(), 0);
-            assert_eq!(node.pool.available(), BUFFERS as usize, "what waited is dropped");
+            assert_eq!(node.pool.available(), BUFFERS as usize, "queued packets are dropped");
         }
         let [a, b] = &mut nodes;
         join(a, b, (0, 1));
         nodes[0].send(1, &sent);
-        assert_eq!(collect(&mut nodes, 1, 3), sent, "{kind:?}: anew");
+        assert_eq!(collect(&mut nodes, 1, 3), sent, "{kind:?}: after a restart");
         nodes[1].send(0, &sent);
-        assert_eq!(collect(&mut nodes, 0, 3), sent, "{kind:?}: anew, and back");
+        assert_eq!(collect(&mut nodes, 0, 3), sent, "{kind:?}: after a restart, in the other direction");
     }
 }
 
@@ -346,9 +346,9 @@ impl HotLink {
     }
 
     #[track_caller]
-    fn poll_until(&mut self, turn: fn(&mut Self), is_so: fn(&Self) -> bool) {
-        let came = (0..TURNS_MAX).any(|_| {
-            turn(self);
+    fn poll_until(&mut self, poll: fn(&mut Self), is_so: fn(&Self) -> bool) {
+        let came = (0..ITERATIONS_MAX).any(|_| {
+            poll(self);
             is_so(self)
         });
         assert!(came, "{:?} came of {:?}", self.came, self.sent);
@@ -368,7 +368,7 @@ fn flows_take_detours_around_a_congested_link_in_order_and_return() {
     const DETOURS: u64 = 200;
     for kind in kinds() {
         let mut link = HotLink::new(kind);
-        for _ in 0..TURNS_MAX {
+        for _ in 0..ITERATIONS_MAX {
             if link.detours() >= DETOURS {
                 break;
             }
@@ -383,16 +383,20 @@ fn flows_take_detours_around_a_congested_link_in_order_and_return() {
         link.send_of_each_quiet_flow();
         link.wait_for_all();
         let round = link.detours();
-        assert!(round > before, "{kind:?}: none follows those before");
-        assert!((DETOURS..link.total()).contains(&round), "{kind:?}: {round} of {} went round", link.total());
+        assert!(round > before, "{kind:?}: no flow takes a detour");
+        assert!((DETOURS..link.total()).contains(&round), "{kind:?}: {round} of {} took a detour", link.total());
         let third = &link.nodes[2];
         assert_eq!((third.counters(0).relayed_packets, third.counters(1).sent_packets), (round, round), "{kind:?}");
-        assert_eq!(link.nodes[0].counters(1).sent_packets, link.total() - round, "{kind:?}: the others went straight");
+        assert_eq!(
+            link.nodes[0].counters(1).sent_packets,
+            link.total() - round,
+            "{kind:?}: the others took the direct link"
+        );
 
         link.nodes.iter_mut().for_each(|node| node.passed_ps += HotLink::GAP.ps());
         link.send_of_each_quiet_flow();
         link.wait_for_all();
-        assert_eq!(link.detours(), round, "{kind:?}: the link is hot no more");
+        assert_eq!(link.detours(), round, "{kind:?}: the link is not congested any more");
     }
 }
 
@@ -403,7 +407,7 @@ fn a_sleeper_is_woken_by_a_packet_and_by_nothing_else() {
         std::thread::scope(|scope| {
             let sleeper = scope.spawn(move || {
                 let mut found = Vec::new();
-                for _ in 0..TURNS_MAX {
+                for _ in 0..ITERATIONS_MAX {
                     while b.poll() {}
                     found.extend(b.take());
                     if found.len() == 20 {
@@ -446,7 +450,7 @@ fn a_dead_node_blocks_no_other_and_its_packets_are_counted() {
         let [a, _] = &mut nodes;
         a.remove_peer(1);
         let dead = a.counters(1);
-        assert_eq!(dead.sent_packets + dead.drop_full + dead.drop_absent, 3000, "each is accounted for");
+        assert_eq!(dead.sent_packets + dead.drop_full + dead.drop_absent, 3000, "every packet is counted");
         assert_eq!(a.pool.available(), BUFFERS as usize, "{kind:?}: a buffer leaked");
     }
 }
@@ -482,7 +486,7 @@ fn a_full_queue_drops_packets_and_counts_them() {
         let wanted = 3000 - sent.drop_full as usize;
         assert_eq!(collect(&mut nodes, 1, wanted).len(), wanted);
         nodes[0].send(1, &[packet(1)]);
-        assert_eq!(collect(&mut nodes, 1, 1), [packet(1)], "{kind:?}: it goes on");
+        assert_eq!(collect(&mut nodes, 1, 1), [packet(1)], "{kind:?}: the queue accepts packets again");
     }
 }
 

@@ -250,7 +250,7 @@ impl Carrier for VirtualCarrier {
         let Some((_, bytes)) = is_seen.then(|| messages.pop_front()).flatten() else { return Ok(false) };
         shared.queued_bytes[self.own] -= bytes.len();
         let taken = Message::check(&bytes[..]).and_then(|message| {
-            let packet_bytes = message.entries().map(|place| place.bytes).sum();
+            let packet_bytes = message.entries().map(|entry| entry.bytes).sum();
             shared.clocks_ns[self.own] += self.costs.receive.ns(message.packets(), packet_bytes);
             sink.receive(from, &message, &bytes[..])
         });

@@ -39,7 +39,7 @@ pub enum NodeError {
     #[error("{error}")]
     Port {
         /// The index of the port.
-        place: usize,
+        index: usize,
         /// The error.
         error: String,
     },
@@ -47,7 +47,7 @@ pub enum NodeError {
     #[error("{error}")]
     PortFile {
         /// The index of the port.
-        place: usize,
+        index: usize,
         /// The key of the file.
         key: &'static str,
         /// The error.
@@ -85,8 +85,8 @@ impl NodeError {
         match self {
             Self::Namespace { .. } => Some(format!("nodes[{node}].namespace")),
             Self::Key(_) => Some("key".to_owned()),
-            Self::Port { place, .. } => Some(format!("nodes[{node}].ports[{place}].device")),
-            Self::PortFile { place, key, .. } => Some(format!("nodes[{node}].ports[{place}].{key}")),
+            Self::Port { index, .. } => Some(format!("nodes[{node}].ports[{index}].device")),
+            Self::PortFile { index, key, .. } => Some(format!("nodes[{node}].ports[{index}].{key}")),
             _ => None,
         }
     }

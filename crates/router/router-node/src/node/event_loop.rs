@@ -62,8 +62,8 @@ impl Node {
         let has_more = self.table.process() | self.peers.has_more();
         self.peers.send(now_ns, self.local.announcements());
         self.handle_peer_updates();
-        if let Some(told) = self.peers.advertised_to_all() {
-            self.local.announcements_mut().prune_withdrawn(told);
+        if let Some(advertised) = self.peers.advertised_to_all() {
+            self.local.announcements_mut().prune_withdrawn(advertised);
         }
         self.serve_requests();
         has_more
@@ -130,9 +130,10 @@ impl Node {
     /// Blocks until a descriptor is ready or a timer is due.
     fn sleep(&mut self, [stop, reload]: [BorrowedFd<'_>; 2], has_more: bool) {
         let now_ns = self.now_ns();
-        let reopen_ports = self.ports.iter().filter_map(|port| port.reopen_at_ns).min().unwrap_or(u64::MAX);
-        let files = self.ports.iter().filter_map(|port| port.waiting.as_ref()).map(|(_, at_ns)| *at_ns).min();
-        let due_ns = self.peers.due_ns().min(reopen_ports).min(files.unwrap_or(u64::MAX)).min(now_ns + KERNEL_POLL_NS);
+        let reopen_ns = self.ports.iter().filter_map(|port| port.reopen_at_ns).min().unwrap_or(u64::MAX);
+        let deferred_ns = self.ports.iter().filter_map(|port| port.waiting.as_ref()).map(|(_, at_ns)| *at_ns).min();
+        let due_ns =
+            self.peers.due_ns().min(reopen_ns).min(deferred_ns.unwrap_or(u64::MAX)).min(now_ns + KERNEL_POLL_NS);
         let due_ns = due_ns.min(self.hang.due_ns()).min(self.interconnect_restart_at_ns);
         let left_ns = if has_more { 0 } else { due_ns.saturating_sub(now_ns) };
         let mut descriptors = vec![(stop, PollFlags::IN), (self.reports_notifier.as_fd(), PollFlags::IN)];

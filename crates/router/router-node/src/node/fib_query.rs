@@ -149,8 +149,8 @@ mod tests {
             let change = |announced| vec![RouteChange { prefix: prefix(0), announced: Some(announced) }];
             table.change(NodeId(end_at), change(announced(0, kind, &[])));
             table.change(NodeId(1 - end_at), change(announced(0, RouteKind::Unicast, &[0])));
-            let told = route(&table, &cluster, prefix(0)).unwrap();
-            assert_eq!((told.kind, told.hops, told.is_left_out), (kind, Vec::new(), false));
+            let reported = route(&table, &cluster, prefix(0)).unwrap();
+            assert_eq!((reported.kind, reported.hops, reported.is_left_out), (kind, Vec::new(), false));
         }
     }
 

@@ -38,7 +38,7 @@ mod tests {
         let later = Time::from_ns(end.ns() + HOUR_NS);
         assert!(clock.time(end) < sim::Time::MAX && clock.time(later) == sim::Time::MAX, "it stands still");
         let renewed = Time::from_ns(InterconnectClock::NS_MAX);
-        assert!(clock.time(renewed).ps() <= u64::MAX / 2, "long before its end it begins anew");
+        assert!(clock.time(renewed).ps() <= u64::MAX / 2, "it is restarted long before its end");
         clock.restart(renewed);
         assert_eq!(clock.time(renewed), sim::Time::ZERO);
         for now_ns in [renewed.ns(), renewed.ns() + 1, end.ns(), later.ns()] {

@@ -56,7 +56,7 @@ impl Node {
         let RejectReason::NoPort(interface) = rejected.reason else { return warn!("{}", rejected.line(prefix, "")) };
         let name = self.local.name_of(interface).unwrap_or("?");
         let mut ports = self.settings.node().ports.iter().zip(&self.ports);
-        if !ports.any(|(of_file, state)| of_file.device == name && state.reopen_at_ns.is_some()) {
+        if !ports.any(|(port_config, state)| port_config.device == name && state.reopen_at_ns.is_some()) {
             // Such routes are normal where a node shares the network namespace of the machine.
             info!("{}", rejected.line(prefix, name));
         }

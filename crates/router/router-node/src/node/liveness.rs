@@ -277,7 +277,7 @@ mod tests {
     /// Returns the verdicts for samples 20 ms apart of a thread that stays in one iteration.
     fn verdicts(count: u64, seen: &[Option<ThreadSample>]) -> Vec<bool> {
         let mut iteration = Iteration::default();
-        iteration.is_hung(0, count, || panic!("nothing is known of this turn"));
+        iteration.is_hung(0, count, || panic!("no sample is taken of a new iteration"));
         seen.iter()
             .zip(1..)
             .map(|(sample, look)| iteration.is_hung(look * SAMPLE_INTERVAL_NS, count, || *sample))
@@ -288,7 +288,7 @@ mod tests {
     fn a_thread_that_waits_for_a_cpu_does_not_hang_however_long() {
         assert_eq!(verdicts(4, &[sample(State::Runnable, 5); 100]), [false; 100]);
         // Neither does one that waited for a CPU between samples, and for something else at each of them.
-        let seen: Vec<_> = (0..100).map(|look| sample(State::Waiting, look / 20)).collect();
+        let seen: Vec<_> = (0..100).map(|sample_number| sample(State::Waiting, sample_number / 20)).collect();
         let mut seen_before = seen.clone();
         seen_before[0] = sample(State::Runnable, 0);
         assert!(!verdicts(4, &seen_before).contains(&true));
@@ -296,16 +296,16 @@ mod tests {
 
     #[test]
     fn an_endless_loop_is_a_hang_by_its_cpu_time() {
-        let seen: Vec<_> = (0..5).map(|look| sample(State::Runnable, 20 * look)).collect();
+        let seen: Vec<_> = (0..5).map(|sample_number| sample(State::Runnable, 20 * sample_number)).collect();
         assert_eq!(verdicts(4, &seen), [false, false, true, true, true]);
-        let slowly: Vec<_> = (0..20).map(|look| sample(State::Runnable, 2 * look)).collect();
-        assert_eq!(verdicts(4, &slowly).iter().position(|is_hung| *is_hung), Some(15), "of ten parts it has one");
+        let slowly: Vec<_> = (0..20).map(|sample_number| sample(State::Runnable, 2 * sample_number)).collect();
+        assert_eq!(verdicts(4, &slowly).iter().position(|is_hung| *is_hung), Some(15), "it gets a tenth of the CPU");
     }
 
     #[test]
     fn a_blocked_thread_hangs_and_one_that_sleeps_or_iterates_does_not() {
         assert_eq!(verdicts(4, &[sample(State::Waiting, 7); 3]), [false, false, true]);
-        assert_eq!(verdicts(5, &[None; 9]), [false; 9], "an odd count: it sleeps, and nobody asks what it does");
+        assert_eq!(verdicts(5, &[None; 9]), [false; 9], "an odd count: it sleeps, and no sample is taken");
         let mut iteration = Iteration::default();
         let moves = |count: u64| iteration.is_hung(count * SAMPLE_INTERVAL_NS, 2 * count, || sample(State::Waiting, 7));
         assert!(!(0..100).any(moves));
@@ -347,27 +347,28 @@ mod tests {
     #[test]
     fn a_traced_thread_that_runs_between_samples_is_not_stopped() {
         let mut before = None;
-        let mut look = |state, run_ns| {
-            halt_reason(&mut before, ThreadSample { state, run_ns }, || panic!("it is not asked")).is_some()
+        let mut poll = |state, run_ns| {
+            halt_reason(&mut before, ThreadSample { state, run_ns }, || panic!("the control group is not read"))
+                .is_some()
         };
-        assert!(!look(State::Stopped, 1));
-        assert!(!look(State::Stopped, 2));
-        assert!(look(State::Stopped, 2));
-        assert!(!look(State::Waiting, 2));
-        assert!(!look(State::Stopped, 2));
+        assert!(!poll(State::Stopped, 1));
+        assert!(!poll(State::Stopped, 2));
+        assert!(poll(State::Stopped, 2));
+        assert!(!poll(State::Waiting, 2));
+        assert!(!poll(State::Stopped, 2));
     }
 
     #[test]
     fn a_thread_that_has_not_run_is_frozen_only_if_its_control_group_is() {
         let mut before = None;
-        let mut look =
+        let mut poll =
             |state, run_ns, is_frozen| halt_reason(&mut before, ThreadSample { state, run_ns }, || is_frozen).is_some();
-        assert!(!look(State::Waiting, 1, true), "the first look");
-        assert!(!look(State::Waiting, 2, true), "it has run in between");
-        assert!(look(State::Waiting, 2, true));
-        assert!(!(0..1000).any(|_| look(State::Waiting, 2, false)), "it is blocked, which may end");
-        assert!(!look(State::Runnable, 2, true));
-        assert!(!look(State::Runnable, 2, true), "it waits for a processor");
+        assert!(!poll(State::Waiting, 1, true), "the first sample");
+        assert!(!poll(State::Waiting, 2, true), "it has run in between");
+        assert!(poll(State::Waiting, 2, true));
+        assert!(!(0..1000).any(|_| poll(State::Waiting, 2, false)), "it is blocked, which may end");
+        assert!(!poll(State::Runnable, 2, true));
+        assert!(!poll(State::Runnable, 2, true), "it waits for a CPU");
     }
 
     struct Sleeper(Child);
@@ -440,7 +441,7 @@ mod tests {
     #[test]
     fn a_process_is_frozen_as_long_as_its_container_is() {
         let Some(group) = Group::new() else {
-            eprintln!("skipped: no control group can be made here; it takes root, and version 2 of them");
+            eprintln!("skipped: cannot create a control group; needs root and version 2");
             return;
         };
         let sleeper = Sleeper(test_support::spawn::sleeper(Stdio::null()));
@@ -456,9 +457,10 @@ mod tests {
     #[test]
     fn an_endless_loop_is_detected_and_iterations_are_not() {
         use std::sync::atomic::AtomicBool;
-        let (heartbeat, turns, ends) = (Arc::new(Heartbeat::default()), AtomicBool::new(true), AtomicBool::new(false));
+        let (heartbeat, iterates, ends) =
+            (Arc::new(Heartbeat::default()), AtomicBool::new(true), AtomicBool::new(false));
         let (mut watch, first) = (HangWatch::new(Arc::clone(&heartbeat)), std::time::Instant::now());
-        let mut look = || {
+        let mut poll = || {
             std::thread::sleep(std::time::Duration::from_millis(5));
             watch.poll(first.elapsed().as_nanos() as u64)
         };
@@ -466,16 +468,16 @@ mod tests {
             scope.spawn(|| {
                 heartbeat.begin();
                 while !ends.load(Ordering::Relaxed) {
-                    if turns.load(Ordering::Relaxed) {
+                    if iterates.load(Ordering::Relaxed) {
                         heartbeat.begin_iteration();
                     }
                 }
             });
-            let before: Vec<_> = (0..20).filter_map(|_| look()).collect();
-            turns.store(false, Ordering::Relaxed);
-            let hangs = (0..6000).find_map(|_| look());
-            turns.store(true, Ordering::Relaxed);
-            let goes_on = (0..6000).find_map(|_| look());
+            let before: Vec<_> = (0..20).filter_map(|_| poll()).collect();
+            iterates.store(false, Ordering::Relaxed);
+            let hangs = (0..6000).find_map(|_| poll());
+            iterates.store(true, Ordering::Relaxed);
+            let goes_on = (0..6000).find_map(|_| poll());
             ends.store(true, Ordering::Relaxed);
             assert_eq!((before, hangs), (Vec::new(), Some(HangEvent::Hung)));
             assert!(matches!(goes_on, Some(HangEvent::Resumed(hung_ns)) if hung_ns > 0), "{goes_on:?}");

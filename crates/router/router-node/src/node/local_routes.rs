@@ -110,12 +110,12 @@ impl LocalRoutes {
     }
 
     /// Adds the next port.
-    pub fn add_port(&mut self, opened: OpenedPort, of_file: &PortOfNode) -> PortId {
+    pub fn add_port(&mut self, opened: OpenedPort, port_config: &PortOfNode) -> PortId {
         let port = PortId(self.ports.len() as u8);
         let OpenedPort { interface, config } = opened;
         let mtu_bytes_opened = config.mtu_bytes;
         self.ports.push(LocalPort { interface, config, mtu_bytes_opened, mtu_bytes_max: 0, prefixes: BTreeSet::new() });
-        self.apply_config(port, of_file);
+        self.apply_config(port, port_config);
         if !self.port(port).has_kernel {
             self.refresh(port);
         }
@@ -124,15 +124,15 @@ impl LocalRoutes {
     }
 
     /// Applies the cluster file's settings of a port.
-    fn apply_config(&mut self, port: PortId, of_file: &PortOfNode) {
+    fn apply_config(&mut self, port: PortId, port_config: &PortOfNode) {
         let state = &mut self.ports[usize::from(port.0)];
-        state.mtu_bytes_max = of_file.mtu_bytes.unwrap_or(MTU_BYTES_MAX);
+        state.mtu_bytes_max = port_config.mtu_bytes.unwrap_or(MTU_BYTES_MAX);
         if state.config.has_kernel {
             return;
         }
-        state.mtu_bytes_opened = of_file.mtu_bytes.unwrap_or(MTU_BYTES_DEFAULT);
+        state.mtu_bytes_opened = port_config.mtu_bytes.unwrap_or(MTU_BYTES_DEFAULT);
         let mut config = state.config.clone();
-        config.addresses.clone_from(&of_file.addresses);
+        config.addresses.clone_from(&port_config.addresses);
         let former = std::mem::replace(&mut state.config, config.clone());
         let is_other = |network: &&IpNet, others: &[IpNet]| !others.contains(network);
         for network in former.addresses.iter().filter(|network| is_other(network, &config.addresses)) {
@@ -169,33 +169,33 @@ impl LocalRoutes {
     /// no longer denote the same port. The kernel's links, addresses, routes and neighbours have to be applied again.
     pub fn renumber_ports(&mut self, node: &Node, opened: Vec<Result<PortId, OpenedPort>>) -> Vec<PortId> {
         assert_eq!(node.ports.len(), opened.len());
-        let stays = |place: usize| {
+        let stays = |index: usize| {
             let is_kept = |at: usize| matches!(opened.get(at), Some(Ok(from)) if usize::from(from.0) == at);
-            let parent = self.ports[place].config.vlan.map(|vlan| usize::from(vlan.parent.0));
-            is_kept(place) && parent.is_none_or(is_kept)
+            let parent = self.ports[index].config.vlan.map(|vlan| usize::from(vlan.parent.0));
+            is_kept(index) && parent.is_none_or(is_kept)
         };
-        let others: Vec<usize> = (0..self.ports.len()).filter(|place| !stays(*place)).collect();
-        others.iter().for_each(|place| self.detach(PortId(*place as u8)));
+        let others: Vec<usize> = (0..self.ports.len()).filter(|index| !stays(*index)).collect();
+        others.iter().for_each(|index| self.detach(PortId(*index as u8)));
         let mut former: Vec<Option<LocalPort>> = std::mem::take(&mut self.ports).into_iter().map(Some).collect();
-        for (place, (from, of_file)) in opened.into_iter().zip(&node.ports).enumerate() {
-            let port = PortId(place as u8);
-            let mut taken = match from {
+        for (index, (from, port_config)) in opened.into_iter().zip(&node.ports).enumerate() {
+            let port = PortId(index as u8);
+            let mut local_port = match from {
                 Ok(from) => former[usize::from(from.0)].take().expect("each port stays once"),
                 Err(OpenedPort { interface, config }) => {
                     let mtu_bytes_opened = config.mtu_bytes;
                     LocalPort { interface, config, mtu_bytes_opened, mtu_bytes_max: 0, prefixes: BTreeSet::new() }
                 }
             };
-            taken.config.vlan = node.vlan(of_file);
-            let told = taken.config.clone();
-            self.ports.push(taken);
-            self.apply_config(port, of_file);
+            local_port.config.vlan = node.vlan(port_config);
+            let configured = local_port.config.clone();
+            self.ports.push(local_port);
+            self.apply_config(port, port_config);
             self.refresh(port);
-            if others.contains(&place) || place >= former.len() || *self.port(port) != told {
+            if others.contains(&index) || index >= former.len() || *self.port(port) != configured {
                 self.effects.push(Effect::ConfigurePort(port, self.port(port).clone()));
             }
         }
-        others.into_iter().map(|place| PortId(place as u8)).collect()
+        others.into_iter().map(|index| PortId(index as u8)).collect()
     }
 
     /// Removes the routes by a port, and its addresses.
@@ -519,9 +519,9 @@ impl LocalRoutes {
     /// Updates a port from its link and addresses, then its VLANs.
     fn refresh(&mut self, port: PortId) {
         self.refresh_one(port);
-        for place in 0..self.ports.len() {
-            if self.ports[place].config.vlan.is_some_and(|vlan| vlan.parent == port) {
-                self.refresh_one(PortId(place as u8));
+        for index in 0..self.ports.len() {
+            if self.ports[index].config.vlan.is_some_and(|vlan| vlan.parent == port) {
+                self.refresh_one(PortId(index as u8));
             }
         }
     }

@@ -58,14 +58,14 @@ fn route(prefix: &str, metric: u32, protocol: u8, hops: &[(InterfaceIndex, Optio
 }
 
 /// The route to a prefix in this node's table, and the announced one.
-fn told(local: &mut LocalRoutes, prefix: &str) -> (Option<AnnouncedRoute>, Option<AnnouncedRoute>) {
-    let add_local_address = local
+fn routes_to(local: &mut LocalRoutes, prefix: &str) -> (Option<AnnouncedRoute>, Option<AnnouncedRoute>) {
+    let own = local
         .update_routes()
         .into_iter()
         .rfind(|change| change.prefix == net(prefix))
         .and_then(|change| change.announced);
     let (all, _) = local.announcements().changes_after(0, usize::MAX);
-    (add_local_address, all.into_iter().find(|change| change.prefix == net(prefix)).and_then(|change| change.announced))
+    (own, all.into_iter().find(|change| change.prefix == net(prefix)).and_then(|change| change.announced))
 }
 
 fn hops(announced: Option<AnnouncedRoute>) -> Vec<(u8, u16)> {
@@ -77,20 +77,20 @@ fn a_network_of_a_port_is_announced_and_its_address_is_the_node_itself() {
     let mut local = local();
     local.apply_kernel_change(address(ETH0, "10.1.0.1/24"));
     local.apply_kernel_change(route("10.1.0.0/24", 0, PROTOCOL_KERNEL, &[(ETH0, None)]));
-    let (add_local_address, announced) = told(&mut local, "10.1.0.0/24");
-    assert_eq!(add_local_address, announced);
+    let (own, announced) = routes_to(&mut local, "10.1.0.0/24");
+    assert_eq!(own, announced);
     assert_eq!(announced.as_ref().map(|found| found.origin), Some(Origin::Connected));
     assert_eq!(hops(announced), [(0, 0)]);
     local.apply_kernel_change(address(ETH0, "10.1.0.1/24"));
     local.dirty.insert(net("10.1.0.1/32"));
-    assert_eq!(told(&mut local, "10.1.0.1/32").0.unwrap().hops, [KERNEL_HOP]);
+    assert_eq!(routes_to(&mut local, "10.1.0.1/32").0.unwrap().hops, [KERNEL_HOP]);
     let effects = local.take_effects();
     assert!(effects.contains(&Effect::AddLocalAddress("10.1.0.1".parse().unwrap())));
     assert!(
         matches!(&effects[1], Effect::ConfigurePort(PortId(0), config) if config.addresses == [net("10.1.0.1/24")])
     );
     local.apply_kernel_change(Change::AddressGone { interface: ETH0, network: net("10.1.0.1/24") });
-    assert_eq!(told(&mut local, "10.1.0.1/32"), (None, None));
+    assert_eq!(routes_to(&mut local, "10.1.0.1/32"), (None, None));
 }
 
 #[test]
@@ -100,11 +100,11 @@ fn a_gateway_is_pinned_before_its_routes_are_announced_and_unpinned_after() {
     local.apply_kernel_change(route("198.51.100.0/24", 20, 186, &[(ETH0, Some("10.1.0.2"))]));
     let gateway: IpAddr = "10.1.0.2".parse().unwrap();
     assert_eq!(local.take_effects(), [Effect::PinAdjacency(PortId(0), gateway)]);
-    assert_eq!(told(&mut local, "192.0.2.0/24").1, None);
+    assert_eq!(routes_to(&mut local, "192.0.2.0/24").1, None);
     local.adjacency_pinned(PortId(0), gateway, Some(AdjacencyId(5)));
-    assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(0, 5)]);
+    assert_eq!(hops(routes_to(&mut local, "192.0.2.0/24").1), [(0, 5)]);
     local.apply_kernel_change(Change::RouteGone(RouteKey { prefix: net("192.0.2.0/24"), metric: 20 }));
-    assert_eq!(told(&mut local, "192.0.2.0/24"), (None, None));
+    assert_eq!(routes_to(&mut local, "192.0.2.0/24"), (None, None));
     assert_eq!(local.take_effects(), []);
     local.apply_kernel_change(Change::RouteGone(RouteKey { prefix: net("198.51.100.0/24"), metric: 20 }));
     assert_eq!(local.take_effects(), [Effect::UnpinAdjacency(AdjacencyId(5))]);
@@ -137,14 +137,14 @@ fn a_gateway_that_found_no_room_is_requested_again_when_there_is_some() {
     local.adjacency_pinned(PortId(0), two, None);
     local.adjacency_pinned(PortId(0), three, None);
     local.take_effects();
-    assert_eq!(told(&mut local, "198.51.100.0/24").1, None);
+    assert_eq!(routes_to(&mut local, "198.51.100.0/24").1, None);
     // A gateway that no route uses is not requested; when a route uses it again, it is.
     local.apply_kernel_change(gone("203.0.113.0/24"));
     assert_eq!((local.take_effects(), local.gateways.len()), (Vec::new(), 2));
     local.apply_kernel_change(gone("192.0.2.0/24"));
     assert_eq!(local.take_effects(), [Effect::UnpinAdjacency(AdjacencyId(5)), Effect::PinAdjacency(PortId(0), two)]);
     local.adjacency_pinned(PortId(0), two, Some(AdjacencyId(5)));
-    assert_eq!(hops(told(&mut local, "198.51.100.0/24").1), [(0, 5)]);
+    assert_eq!(hops(routes_to(&mut local, "198.51.100.0/24").1), [(0, 5)]);
     local.apply_kernel_change(route("203.0.113.0/24", 20, 186, &[(ETH0, Some("10.1.0.4"))]));
     assert_eq!(local.take_effects(), [Effect::PinAdjacency(PortId(0), three)]);
 }
@@ -170,14 +170,14 @@ fn equal_next_hops_are_all_announced_unless_their_port_is_down() {
     local.apply_kernel_change(route("192.0.2.0/24", 20, 186, &[(ETH0, Some("10.1.0.2")), (ETH1, Some("10.2.0.2"))]));
     local.adjacency_pinned(PortId(0), "10.1.0.2".parse().unwrap(), Some(AdjacencyId(5)));
     local.adjacency_pinned(PortId(1), "10.2.0.2".parse().unwrap(), Some(AdjacencyId(6)));
-    assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(0, 5), (1, 6)]);
+    assert_eq!(hops(routes_to(&mut local, "192.0.2.0/24").1), [(0, 5), (1, 6)]);
     local.apply_kernel_change(link(ETH0, "eth0", false));
-    assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(1, 6)]);
+    assert_eq!(hops(routes_to(&mut local, "192.0.2.0/24").1), [(1, 6)]);
     assert_eq!(local.announcements().mtus_bytes().0, [0, 1500]);
     local.apply_kernel_change(Change::LinkGone(ETH1));
-    assert_eq!(told(&mut local, "192.0.2.0/24"), (None, None));
+    assert_eq!(routes_to(&mut local, "192.0.2.0/24"), (None, None));
     local.apply_kernel_change(link(ETH0, "eth0", true));
-    assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(0, 5)]);
+    assert_eq!(hops(routes_to(&mut local, "192.0.2.0/24").1), [(0, 5)]);
 }
 
 #[test]
@@ -192,12 +192,12 @@ fn weights_are_announced_as_shares_of_the_next_hops_that_are_up() {
     };
     local.apply_kernel_change(weighted([30, 10]));
     local.adjacency_pinned(PortId(0), "10.1.0.2".parse().unwrap(), Some(AdjacencyId(5)));
-    assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(0, 5), (0, 5), (0, 5), (1, 0)]);
+    assert_eq!(hops(routes_to(&mut local, "192.0.2.0/24").1), [(0, 5), (0, 5), (0, 5), (1, 0)]);
     local.apply_kernel_change(weighted([256, 1]));
-    let announced = hops(told(&mut local, "192.0.2.0/24").1);
+    let announced = hops(routes_to(&mut local, "192.0.2.0/24").1);
     assert_eq!(announced, [&[(0, 5); 15][..], &[(1, 0)]].concat());
     local.apply_kernel_change(link(ETH1, "eth1", false));
-    assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(0, 5)]);
+    assert_eq!(hops(routes_to(&mut local, "192.0.2.0/24").1), [(0, 5)]);
 }
 
 #[test]
@@ -205,10 +205,10 @@ fn the_lowest_metric_is_announced_and_the_next_after_its_removal() {
     let mut local = local();
     local.apply_kernel_change(route("192.0.2.0/24", 100, 4, &[(ETH1, None)]));
     local.apply_kernel_change(route("192.0.2.0/24", 20, 4, &[(ETH0, None)]));
-    let (_, announced) = told(&mut local, "192.0.2.0/24");
+    let (_, announced) = routes_to(&mut local, "192.0.2.0/24");
     assert_eq!((announced.clone().unwrap().metric, hops(announced)), (20, vec![(0, 0)]));
     local.apply_kernel_change(Change::RouteGone(RouteKey { prefix: net("192.0.2.0/24"), metric: 20 }));
-    let (_, announced) = told(&mut local, "192.0.2.0/24");
+    let (_, announced) = routes_to(&mut local, "192.0.2.0/24");
     assert_eq!((announced.clone().unwrap().metric, hops(announced)), (100, vec![(1, 0)]));
 }
 
@@ -219,14 +219,14 @@ fn neighbours_are_host_routes_and_lost_events_are_recovered() {
     local.neighbour_up(PortId(0), one, AdjacencyId(3));
     local.neighbour_up(PortId(1), other, AdjacencyId(4));
     local.neighbour_up(PortId(1), "fe80::9".parse().unwrap(), AdjacencyId(7));
-    assert_eq!(hops(told(&mut local, "10.1.0.9/32").1), [(0, 3)]);
+    assert_eq!(hops(routes_to(&mut local, "10.1.0.9/32").1), [(0, 3)]);
     local.dirty.insert(net("fd00::9/128"));
-    assert_eq!(hops(told(&mut local, "fd00::9/128").1), [(1, 4)]);
-    assert_eq!(local.candidates.len(), 2, "link-local neighbours are nobody else's business");
+    assert_eq!(hops(routes_to(&mut local, "fd00::9/128").1), [(1, 4)]);
+    assert_eq!(local.candidates.len(), 2, "link-local neighbours have no routes");
     local.neighbours([(PortId(0), one, AdjacencyId(8))]);
-    assert_eq!(told(&mut local, "fd00::9/128"), (None, None));
+    assert_eq!(routes_to(&mut local, "fd00::9/128"), (None, None));
     local.neighbour_down(PortId(0), one);
-    assert_eq!(told(&mut local, "10.1.0.9/32"), (None, None));
+    assert_eq!(routes_to(&mut local, "10.1.0.9/32"), (None, None));
     assert!(local.candidates.is_empty());
 }
 
@@ -235,7 +235,7 @@ fn a_host_route_is_preferred_to_a_neighbour_whatever_its_metric_and_node() {
     let mut local = local();
     for (address, prefix) in [("10.1.0.9", "10.1.0.9/32"), ("fd00::9", "fd00::9/128")] {
         local.neighbour_up(PortId(0), address.parse().unwrap(), AdjacencyId(3));
-        let neighbour = told(&mut local, prefix).1.unwrap();
+        let neighbour = routes_to(&mut local, prefix).1.unwrap();
         assert_eq!((neighbour.origin, neighbour.hops[0].adjacency), (Origin::Neighbour, 3));
         for metric in [0, 20, 1024, u32::MAX] {
             let key = RouteKey { prefix: net(prefix), metric };
@@ -249,23 +249,17 @@ fn a_host_route_is_preferred_to_a_neighbour_whatever_its_metric_and_node() {
                     hops: Vec::new(),
                     mtu_bytes: None,
                 }));
-                let (add_local_address, announced) = told(&mut local, prefix);
-                assert_eq!(
-                    add_local_address.as_ref().map(|add_local_address| add_local_address.kind),
-                    Some(expected),
-                    "{prefix} metric {metric}"
-                );
+                let (own, announced) = routes_to(&mut local, prefix);
+                assert_eq!(own.as_ref().map(|own| own.kind), Some(expected), "{prefix} metric {metric}");
                 assert!(
-                    add_local_address == announced
-                        && add_local_address
-                            .is_some_and(|add_local_address| add_local_address.metric < neighbour.metric),
+                    own == announced && own.is_some_and(|own| own.metric < neighbour.metric),
                     "others prefer it too"
                 );
             }
             local.apply_kernel_change(route(prefix, metric, 4, &[(ETH1, None)]));
-            assert_eq!(hops(told(&mut local, prefix).1), [(1, 0)]);
+            assert_eq!(hops(routes_to(&mut local, prefix).1), [(1, 0)]);
             local.apply_kernel_change(Change::RouteGone(key));
-            assert_eq!(told(&mut local, prefix).1.as_ref(), Some(&neighbour), "and is back when that is gone");
+            assert_eq!(routes_to(&mut local, prefix).1.as_ref(), Some(&neighbour), "and is back when that is gone");
         }
     }
 }
@@ -275,7 +269,7 @@ fn a_local_address_is_preferred_to_a_neighbour() {
     let (mut one, mut other) = (local(), local());
     one.neighbour_up(PortId(0), "10.1.0.9".parse().unwrap(), AdjacencyId(3));
     other.apply_kernel_change(address(ETH0, "10.1.0.9/24"));
-    let metric = |local: &mut LocalRoutes| told(local, "10.1.0.9/32").1.unwrap().metric;
+    let metric = |local: &mut LocalRoutes| routes_to(local, "10.1.0.9/32").1.unwrap().metric;
     assert!(metric(&mut other) < metric(&mut one), "packets are not shared between both");
 }
 
@@ -288,19 +282,19 @@ fn routes_and_addresses_of_other_interfaces_are_not_announced() {
     local.apply_kernel_change(address(LO, "10.255.0.1/32"));
     local.apply_kernel_change(address(LO, "127.0.0.1/8"));
     local.apply_kernel_change(address(SLOW, "10.255.0.2/32"));
-    let add_local_address: Vec<IpNet> = local.update_routes().iter().map(|change| change.prefix).collect();
-    assert_eq!(add_local_address, [net("10.255.0.1/32"), net("10.255.0.2/32"), net("192.168.0.7/32")]);
+    let own: Vec<IpNet> = local.update_routes().iter().map(|change| change.prefix).collect();
+    assert_eq!(own, [net("10.255.0.1/32"), net("10.255.0.2/32"), net("192.168.0.7/32")]);
     let (announced, _) = local.announcements().changes_after(0, usize::MAX);
-    assert_eq!(announced.iter().map(|change| change.prefix).collect::<Vec<_>>(), add_local_address[..2]);
+    assert_eq!(announced.iter().map(|change| change.prefix).collect::<Vec<_>>(), own[..2]);
 }
 
 /// The rejected routes that are to be logged.
 fn rejected(local: &mut LocalRoutes) -> Vec<(String, RejectedRoute)> {
-    let told = |effect| match effect {
+    let routes_to = |effect| match effect {
         Effect::RouteRejected(prefix, rejected) => Some((prefix.to_string(), rejected)),
         _ => None,
     };
-    local.take_effects().into_iter().filter_map(told).collect()
+    local.take_effects().into_iter().filter_map(routes_to).collect()
 }
 
 #[test]
@@ -316,7 +310,7 @@ fn a_route_by_another_interface_is_logged_once_and_counted_while_it_exists() {
     local.apply_kernel_change(route("fe80::/64", 256, PROTOCOL_KERNEL, &[(MANAGEMENT, None)]));
     let expected = [("0.0.0.0/0", no_port(true)), ("192.0.2.0/24", no_port(false)), ("192.168.0.0/24", no_port(true))];
     assert_eq!(rejected(&mut local), expected.map(|(prefix, reason)| (prefix.to_owned(), reason)));
-    assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(0, 0)], "the other next hop is taken");
+    assert_eq!(hops(routes_to(&mut local, "192.0.2.0/24").1), [(0, 0)], "the other next hop is taken");
     assert_eq!(local.rejected().no_port, 3);
     local.apply_kernel_change(management);
     local.apply_kernel_change(partial);
@@ -338,22 +332,22 @@ fn routes_with_encapsulation_are_rejected() {
     local.apply_kernel_change(wrapped("198.51.100.0/24", &[(ETH0, None), (ETH1, None)], 0));
     let reason = |is_entire_route| RejectedRoute { reason: RejectReason::Encapsulated, is_entire_route };
     assert_eq!(
-        rejected(&mut local).into_iter().map(|(_, told)| told).collect::<Vec<_>>(),
+        rejected(&mut local).into_iter().map(|(_, routes_to)| routes_to).collect::<Vec<_>>(),
         [reason(true), reason(false)]
     );
-    assert_eq!((local.rejected().encapsulated, told(&mut local, "192.0.2.0/24")), (2, (None, None)));
+    assert_eq!((local.rejected().encapsulated, routes_to(&mut local, "192.0.2.0/24")), (2, (None, None)));
     local.apply_kernel_change(wrapped("198.51.100.0/24", &[(ETH0, None), (ETH1, None)], 1));
-    assert_eq!(hops(told(&mut local, "198.51.100.0/24").1), [(0, 0)]);
+    assert_eq!(hops(routes_to(&mut local, "198.51.100.0/24").1), [(0, 0)]);
 }
 
 #[test]
 fn a_routes_own_mtu_is_reported_where_the_route_is_accepted() {
     let mut local = local();
-    for (interface, said) in [(ETH0, 1), (MANAGEMENT, 0)] {
+    for (interface, logged) in [(ETH0, 1), (MANAGEMENT, 0)] {
         let Change::Route(mut route) = route("192.0.2.0/24", 0, 4, &[(interface, None)]) else { unreachable!() };
         route.mtu_bytes = Some(1300);
         local.apply_kernel_change(Change::Route(route));
-        assert_eq!((local.rejected().mtu, local.rejected().no_port), (said, 1 - said));
+        assert_eq!((local.rejected().mtu, local.rejected().no_port), (logged, 1 - logged));
     }
 }
 
@@ -364,8 +358,8 @@ fn local_prefixes_of_the_kernel_are_announced() {
         let Change::Route(mut route) = route(prefix, 0, 4, &[(interface, None)]) else { unreachable!() };
         route.kind = KernelKind::Local;
         local.apply_kernel_change(Change::Route(route));
-        let (add_local_address, announced) = told(&mut local, prefix);
-        assert_eq!(add_local_address, announced);
+        let (own, announced) = routes_to(&mut local, prefix);
+        assert_eq!(own, announced);
         let hops: Vec<AnnouncedHop> = announced.map_or_else(Vec::new, |announced| announced.hops);
         assert_eq!(hops, if is_taken { vec![KERNEL_HOP] } else { Vec::new() });
     }
@@ -438,8 +432,8 @@ fn opened(mac: u8) -> OpenedPort {
 /// The state of that node at its start.
 fn local_of(node: &Node) -> LocalRoutes {
     let mut local = LocalRoutes::new(None);
-    for (place, port) in node.ports.iter().enumerate() {
-        let mut opened = opened(2 + 2 * place as u8);
+    for (index, port) in node.ports.iter().enumerate() {
+        let mut opened = opened(2 + 2 * index as u8);
         opened.config.vlan = node.vlan(port);
         local.add_port(opened, port);
     }
@@ -475,7 +469,7 @@ fn a_port_without_a_kernel_and_its_vlan_are_configured_by_the_cluster_file() {
     assert_eq!((vlan.mac, vlan.vlan.map(|vlan| vlan.id)), (MacAddress([2; 6]), Some(7)), "it has its port's address");
     let effects = local.take_effects();
     let is_own = |effect: &Effect| matches!(effect, Effect::AddLocalAddress(_));
-    assert!(!effects.iter().any(is_own), "what is for the router is left to no kernel: {effects:?}");
+    assert!(!effects.iter().any(is_own), "addresses of the router are not local to a kernel: {effects:?}");
 }
 
 #[test]
@@ -527,9 +521,9 @@ fn a_node_with_renumbered_ports_is_as_one_started_so() {
         let mut local = local_of(from);
         settled(&mut local);
         local.neighbour_up(PortId(0), "10.9.0.9".parse().unwrap(), AdjacencyId(9));
-        let opened = to.ports.iter().enumerate().map(|(place, port)| {
+        let opened = to.ports.iter().enumerate().map(|(index, port)| {
             let former = from.ports.iter().position(|former| former.device == port.device);
-            former.map(|place| PortId(place as u8)).ok_or_else(|| opened(20 + place as u8 * 2))
+            former.map(|index| PortId(index as u8)).ok_or_else(|| opened(20 + index as u8 * 2))
         });
         let opened: Vec<_> = opened.collect();
         let first_stays = opened[0] == Ok(PortId(0));
@@ -537,12 +531,16 @@ fn a_node_with_renumbered_ports_is_as_one_started_so() {
         assert_eq!(gone.contains(&PortId(0)), !first_stays);
         local.set_static(to);
         let (mut found, mtus, gateways) = settled(&mut local);
-        assert_eq!(found.iter().any(|(prefix, _)| prefix == "10.9.0.9/32"), first_stays, "what stays is not disturbed");
+        assert_eq!(
+            found.iter().any(|(prefix, _)| prefix == "10.9.0.9/32"),
+            first_stays,
+            "unchanged routes are not disturbed"
+        );
         found.retain(|(prefix, _)| prefix != "10.9.0.9/32");
         assert_eq!((found, mtus, gateways), settled(&mut local_of(to)), "from {from:?} to {to:?}");
-        for (place, port) in local.ports.iter().enumerate() {
+        for (index, port) in local.ports.iter().enumerate() {
             let stays = port.prefixes.iter().all(|prefix| local.candidates.contains_key(prefix));
-            assert!(stays, "port {place} leads to {:?}", port.prefixes);
+            assert!(stays, "port {index} leads to {:?}", port.prefixes);
         }
     }
 }

@@ -61,7 +61,7 @@ pub struct OpenPortParams<'a> {
     /// The node in the cluster file.
     pub node: &'a Node,
     /// The index of the port.
-    pub place: usize,
+    pub index: usize,
     /// Seed of a generated hardware address.
     pub seed: u64,
     /// Base directory of relative paths of capture files.
@@ -92,9 +92,9 @@ pub fn enter_namespace(node: &Node) -> Result<(), NodeError> {
 
 /// Opens a port. For a VLAN, whose parent is open already, it only returns the configuration.
 pub fn open_port(params: &OpenPortParams<'_>, sysctls: &mut Sysctls) -> Result<OpenPort, NodeError> {
-    let place = params.place;
-    let failed = |error: String| NodeError::Port { place, error };
-    match params.of_file().kind {
+    let index = params.index;
+    let failed = |error: String| NodeError::Port { index, error };
+    match params.port_config().kind {
         PortKind::Auto => open_ethernet(params, None, sysctls).map_err(failed),
         PortKind::AfXdp => open_ethernet(params, Some(Backend::Xdp), sysctls).map_err(failed),
         PortKind::AfPacket => open_ethernet(params, Some(Backend::PacketSocket), sysctls).map_err(failed),
@@ -105,19 +105,19 @@ pub fn open_port(params: &OpenPortParams<'_>, sysctls: &mut Sysctls) -> Result<O
 }
 
 impl OpenPortParams<'_> {
-    fn of_file(&self) -> &PortOfNode {
-        &self.node.ports[self.place]
+    fn port_config(&self) -> &PortOfNode {
+        &self.node.ports[self.index]
     }
 }
 
 /// Returns the configuration of a VLAN. The hardware address, and an MTU that the file does not set, come from the
 /// parent.
 fn vlan(params: &OpenPortParams<'_>) -> OpenPort {
-    let of_file = params.of_file();
-    let mut config = PortConfig::new(own_mac(params.seed), of_file.mtu_bytes.unwrap_or(MTU_BYTES_MAX));
-    config.vlan = params.node.vlan(of_file);
+    let port_config = params.port_config();
+    let mut config = PortConfig::new(own_mac(params.seed), port_config.mtu_bytes.unwrap_or(MTU_BYTES_MAX));
+    config.vlan = params.node.vlan(port_config);
     // Nothing answers from a capture file.
-    let parent = params.node.ports.iter().find(|port| Some(&port.device) == of_file.parent.as_ref());
+    let parent = params.node.ports.iter().find(|port| Some(&port.device) == port_config.parent.as_ref());
     config.probes = parent.is_some_and(|parent| parent.kind != PortKind::Pcap);
     OpenPort {
         port: None,
@@ -134,7 +134,7 @@ fn open_ethernet(
     backend: Option<Backend>,
     sysctls: &mut Sysctls,
 ) -> Result<OpenPort, String> {
-    let device = &params.of_file().device;
+    let device = &params.port_config().device;
     let vlans = params.node.vlans_of(device);
     let opened = ethernet::open(device, backend, &vlans, params.local).map_err(|error| error.to_string())?;
     sysctls.for_port(device).map_err(|error| format!("interface '{device}': {error}"))?;
@@ -164,10 +164,10 @@ fn open_ethernet(
 pub const MTU_BYTES_DEFAULT: u16 = 1500;
 
 fn open_tap(params: &OpenPortParams<'_>) -> Result<OpenPort, String> {
-    let of_file = params.of_file();
-    let tap = Tap::open(&of_file.device).map_err(|error| error.to_string())?;
+    let port_config = params.port_config();
+    let tap = Tap::open(&port_config.device).map_err(|error| error.to_string())?;
     let mut requests = Requests::open().map_err(|error| error.to_string())?;
-    let mtu_bytes = of_file.mtu_bytes.unwrap_or(MTU_BYTES_DEFAULT);
+    let mtu_bytes = port_config.mtu_bytes.unwrap_or(MTU_BYTES_DEFAULT);
     requests.set_mtu(tap.interface(), u32::from(mtu_bytes)).map_err(|error| error.to_string())?;
     requests.set_up(tap.interface()).map_err(|error| error.to_string())?;
     let mut config = PortConfig::new(own_mac(params.seed), mtu_bytes);
@@ -177,23 +177,23 @@ fn open_tap(params: &OpenPortParams<'_>) -> Result<OpenPort, String> {
 }
 
 /// Sets the MTU of an open TAP interface to the value in the file.
-pub fn set_tap_mtu(of_file: &PortOfNode) -> Result<(), String> {
-    let interface = Interface::by_name(&of_file.device).map_err(|error| error.to_string())?;
+pub fn set_tap_mtu(port_config: &PortOfNode) -> Result<(), String> {
+    let interface = Interface::by_name(&port_config.device).map_err(|error| error.to_string())?;
     let mut requests = Requests::open().map_err(|error| error.to_string())?;
-    let mtu_bytes = of_file.mtu_bytes.unwrap_or(MTU_BYTES_DEFAULT);
+    let mtu_bytes = port_config.mtu_bytes.unwrap_or(MTU_BYTES_DEFAULT);
     requests.set_mtu(interface.index, u32::from(mtu_bytes)).map_err(|error| error.to_string())
 }
 
 fn open_pcap(params: &OpenPortParams<'_>) -> Result<OpenPort, NodeError> {
-    let of_file = params.of_file();
+    let port_config = params.port_config();
     let path = |file: &Option<PathBuf>| file.as_ref().map(|file| params.folder.join(file));
     let failed = |key: &'static str| {
-        move |error: PcapError| NodeError::PortFile { place: params.place, key, error: error.to_string() }
+        move |error: PcapError| NodeError::PortFile { index: params.index, key, error: error.to_string() }
     };
     // The two are opened separately, so that an error names one of them.
-    let input = PcapPort::open(path(&of_file.input).as_deref(), None).map_err(failed("input"))?;
-    let port = input.with_output(path(&of_file.output).as_deref()).map_err(failed("output"))?;
-    let config = PortConfig::new(own_mac(params.seed), of_file.mtu_bytes.unwrap_or(MTU_BYTES_DEFAULT));
+    let input = PcapPort::open(path(&port_config.input).as_deref(), None).map_err(failed("input"))?;
+    let port = input.with_output(path(&port_config.output).as_deref()).map_err(failed("output"))?;
+    let config = PortConfig::new(own_mac(params.seed), port_config.mtu_bytes.unwrap_or(MTU_BYTES_DEFAULT));
     let kind = PortKind::Pcap.as_str();
     Ok(OpenPort { port: Some(Box::new(port)), config, interface: None, kind, fallback: None, opened_interface: None })
 }

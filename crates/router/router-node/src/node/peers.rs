@@ -531,8 +531,8 @@ impl Peers {
         self.send_setup(node, &SetupMessage::Params(params.into()), Vec::new(), now_ns);
     }
 
-    fn send_setup(&mut self, node: NodeId, wiring: &SetupMessage, descriptors: Vec<OwnedFd>, now_ns: u64) {
-        let bytes = postcard::to_stdvec(wiring).unwrap_or_else(|error| panic!("numbers and addresses: {error}"));
+    fn send_setup(&mut self, node: NodeId, setup: &SetupMessage, descriptors: Vec<OwnedFd>, now_ns: u64) {
+        let bytes = postcard::to_stdvec(setup).unwrap_or_else(|error| panic!("numbers and addresses: {error}"));
         let Some(connection) = self.peer(node).and_then(|peer| peer.connection.as_mut()) else { return };
         if !connection.session.queue_setup(bytes, descriptors) {
             self.peer_down(node, "its setup queue is full", now_ns);

@@ -9,7 +9,7 @@ use crate::control::transport::TcpAddress;
 const LIMITS: SessionTimers = SessionTimers { keepalive_ns: 20_000_000, hold_ns: 10_000_000_000 };
 const TURN_NS: u64 = 1_000_000;
 /// Iterations after which a test has failed.
-const TURNS_MAX: u64 = 20_000;
+const ITERATIONS_MAX: u64 = 20_000;
 
 /// Node 0 or 1 of a cluster of two, in one directory.
 fn peers(folder: &Path, node: u8) -> Peers {
@@ -29,7 +29,7 @@ fn poll(peers: &mut Peers, now_ns: u64) {
 /// Polls both nodes until the condition holds.
 #[track_caller]
 fn poll_until(nodes: &mut [Peers; 2], now_ns: &mut u64, is_so: impl Fn(&[Peers; 2]) -> bool) {
-    for _ in 0..TURNS_MAX {
+    for _ in 0..ITERATIONS_MAX {
         *now_ns += TURN_NS;
         nodes.iter_mut().for_each(|node| poll(node, *now_ns));
         if is_so(nodes) {
@@ -85,8 +85,8 @@ fn a_suspended_node_opens_a_session_with_the_current_peer_only() {
     let mut nodes = [away, peers(folder.path(), 1)];
     let mut now_ns = 0;
     poll_until(&mut nodes, &mut now_ns, |nodes| states(nodes) == ["joining"; 2]);
-    let met = |news: &PeerUpdate| matches!(news, PeerUpdate::Up(_));
-    assert_eq!(nodes.each_mut().map(|node| node.take_updates().iter().filter(|news| met(news)).count()), [1, 1]);
+    let met = |update: &PeerUpdate| matches!(update, PeerUpdate::Up(_));
+    assert_eq!(nodes.each_mut().map(|node| node.take_updates().iter().filter(|update| met(update)).count()), [1, 1]);
     assert_eq!(nodes.each_ref().map(|node| other(node).losses), [0, 0]);
 }
 
@@ -99,12 +99,12 @@ fn a_refusal_is_logged_once() {
     assert_eq!(node.refusals["a reason"], 1);
     node.log_refusal("another".to_owned(), REFUSAL_REPEAT_NS);
     node.log_refusal("a reason".to_owned(), REFUSAL_REPEAT_NS + 1);
-    assert_eq!(node.refusals["a reason"], REFUSAL_REPEAT_NS + 1, "two that take turns are not logged each time");
+    assert_eq!(node.refusals["a reason"], REFUSAL_REPEAT_NS + 1, "two alternating reasons are not logged each time");
     assert_eq!(node.refusals["another"], REFUSAL_REPEAT_NS);
     for reason in 0..1000 {
         node.log_refusal(reason.to_string(), REFUSAL_REPEAT_NS + 2);
     }
-    assert_eq!(node.refusals.len(), REFUSALS_MAX, "who comes from ever other addresses does not fill the log");
+    assert_eq!(node.refusals.len(), REFUSALS_MAX, "connections from ever new addresses do not fill the log");
 }
 
 /// Node 0 or 1 of two machines: node 0 listens at 127.0.0.1, and node 1 is 127.0.0.2.
@@ -137,7 +137,7 @@ fn connections_from_one_address_do_not_keep_other_nodes_out() {
     let (address, first) = listener("127.0.0.1:0");
     let mut node = far_peers(&key, first, address, 0);
     // They send nothing and stay connected.
-    let strangers: Vec<TcpStream> = (0..2 * PENDING_MAX).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let connections: Vec<TcpStream> = (0..2 * PENDING_MAX).map(|_| TcpStream::connect(address).unwrap()).collect();
     let now_ns = TURN_NS;
     for _ in 0..10 {
         poll(&mut node, now_ns);
@@ -145,7 +145,7 @@ fn connections_from_one_address_do_not_keep_other_nodes_out() {
     assert_eq!(node.pending.len(), PENDING_PER_ADDRESS_MAX);
     let mut nodes = [node, far_peers(&key, listener("127.0.0.2:0").1, address, 1)];
     // Time does not advance, so their hello timers do not expire.
-    for _ in 0..TURNS_MAX {
+    for _ in 0..ITERATIONS_MAX {
         nodes.iter_mut().for_each(|node| poll(node, now_ns));
         if states(&nodes) == ["joining"; 2] {
             break;
@@ -153,7 +153,7 @@ fn connections_from_one_address_do_not_keep_other_nodes_out() {
         std::thread::yield_now();
     }
     assert_eq!(states(&nodes), ["joining"; 2]);
-    drop(strangers);
+    drop(connections);
 }
 
 #[test]

@@ -21,16 +21,16 @@ impl Node {
     pub(super) fn open_all_ports(&mut self) -> Result<(), NodeError> {
         let node = self.settings.node().clone();
         let mut attached = Vec::new();
-        for (place, of_file) in node.ports.iter().enumerate() {
-            let OpenPort { port, config, interface, kind, fallback, opened_interface } = self.open(place)?;
-            self.local.add_port(OpenedPort { interface, config }, of_file);
+        for (index, port_config) in node.ports.iter().enumerate() {
+            let OpenPort { port, config, interface, kind, fallback, opened_interface } = self.open(index)?;
+            self.local.add_port(OpenedPort { interface, config }, port_config);
             if let Some(reason) = &fallback {
-                warn!(port = of_file.device, "fell back to {kind}: {reason}");
+                warn!(port = port_config.device, "fell back to {kind}: {reason}");
             }
-            info!(port = of_file.device, "opened by {kind}");
-            let (port, waiting) = self.defer_capture_file(of_file, port);
+            info!(port = port_config.device, "opened by {kind}");
+            let (port, waiting) = self.defer_capture_file(port_config, port);
             self.ports.push(PortState { kind, fallback, opened_interface, waiting, ..PortState::default() });
-            attached.extend(port.map(|port| (place, port)));
+            attached.extend(port.map(|port| (index, port)));
         }
         self.local.set_static(&node);
         self.table.set_ports_without_kernel(node.ports_without_kernel());
@@ -42,18 +42,18 @@ impl Node {
 
     /// Attaches ports to the forwarding thread.
     pub(super) fn attach_ports(&self, ports: Vec<(usize, BoxedPort)>) {
-        for (place, port) in ports {
-            self.command(Command::AttachPort(PortId(place as u8), port));
+        for (index, port) in ports {
+            self.command(Command::AttachPort(PortId(index as u8), port));
         }
     }
 
-    pub(super) fn open(&mut self, place: usize) -> Result<OpenPort, NodeError> {
+    pub(super) fn open(&mut self, index: usize) -> Result<OpenPort, NodeError> {
         let settings = &self.settings;
         let node = settings.node();
         let params = OpenPortParams {
             node,
-            place,
-            seed: settings.seed(&node.ports[place].device),
+            index,
+            seed: settings.seed(&node.ports[index].device),
             folder: settings.folder(),
             local: &self.local_addresses,
         };
@@ -63,12 +63,12 @@ impl Node {
     /// Holds a capture file back until its packets can be forwarded. Other ports are attached at once.
     pub(super) fn defer_capture_file(
         &self,
-        of_file: &PortOfNode,
+        port_config: &PortOfNode,
         port: Option<BoxedPort>,
     ) -> (Option<BoxedPort>, Option<(BoxedPort, u64)>) {
         let until_ns = self.now_ns() + self.settings.cluster.timeouts.up_ns as u64;
         match port {
-            Some(port) if of_file.kind == PortKind::Pcap => (None, Some((port, until_ns))),
+            Some(port) if port_config.kind == PortKind::Pcap => (None, Some((port, until_ns))),
             port => (port, None),
         }
     }
@@ -76,10 +76,10 @@ impl Node {
     /// Attaches capture files once all nodes are joined, or their time has come.
     pub(super) fn attach_deferred(&mut self, now_ns: u64) {
         let have_met = self.peers.iter().all(|(_, peer)| peer.is_joined);
-        for place in 0..self.ports.len() {
+        for index in 0..self.ports.len() {
             let is_due = |waiting: &mut (BoxedPort, u64)| have_met || waiting.1 <= now_ns;
-            if let Some((port, _)) = self.ports[place].waiting.take_if(is_due) {
-                self.command(Command::AttachPort(PortId(place as u8), port));
+            if let Some((port, _)) = self.ports[index].waiting.take_if(is_due) {
+                self.command(Command::AttachPort(PortId(index as u8), port));
             }
         }
     }
@@ -100,22 +100,22 @@ impl Node {
     /// again.
     pub(super) fn reopen_ports(&mut self, now_ns: u64) {
         let mut is_back = false;
-        for place in 0..self.ports.len() {
-            if self.ports[place].reopen_at_ns.is_none_or(|at_ns| now_ns < at_ns) {
+        for index in 0..self.ports.len() {
+            if self.ports[index].reopen_at_ns.is_none_or(|at_ns| now_ns < at_ns) {
                 continue;
             }
-            match self.open(place) {
+            match self.open(index) {
                 Ok(OpenPort { port, interface, kind, fallback, opened_interface, .. }) => {
-                    info!(port = self.device(PortId(place as u8)), "reopened by {kind}");
-                    let mtu_cut = self.ports[place].mtu_cut.take();
-                    self.ports[place] = PortState { kind, fallback, opened_interface, mtu_cut, ..PortState::default() };
+                    info!(port = self.device(PortId(index as u8)), "reopened by {kind}");
+                    let mtu_cut = self.ports[index].mtu_cut.take();
+                    self.ports[index] = PortState { kind, fallback, opened_interface, mtu_cut, ..PortState::default() };
                     if let Some(port) = port {
-                        self.command(Command::AttachPort(PortId(place as u8), port));
+                        self.command(Command::AttachPort(PortId(index as u8), port));
                     }
-                    self.local.set_interface(PortId(place as u8), interface);
+                    self.local.set_interface(PortId(index as u8), interface);
                     is_back = true;
                 }
-                Err(error) => self.reopen_later(place, &error, now_ns),
+                Err(error) => self.reopen_later(index, &error, now_ns),
             }
         }
         if is_back {
@@ -124,9 +124,9 @@ impl Node {
     }
 
     /// Schedules another attempt. Each error is logged once; a missing device was logged before.
-    pub(super) fn reopen_later(&mut self, place: usize, error: &NodeError, now_ns: u64) {
-        let has_device = self.local.link(PortId(place as u8)).is_some();
-        let state = &mut self.ports[place];
+    pub(super) fn reopen_later(&mut self, index: usize, error: &NodeError, now_ns: u64) {
+        let has_device = self.local.link(PortId(index as u8)).is_some();
+        let state = &mut self.ports[index];
         state.reopen_at_ns = Some(now_ns + REOPEN_NS);
         let fault = Some(error.to_string()).filter(|_| has_device);
         if state.reopen_error != fault {
@@ -140,10 +140,10 @@ impl Node {
     /// Closes ports whose interface has changed in a way that they cannot follow. They are reopened when closed, as two
     /// ports cannot share an interface.
     pub(super) fn close_changed_ports(&mut self) {
-        for place in 0..self.ports.len() {
-            let port = PortId(place as u8);
+        for index in 0..self.ports.len() {
+            let port = PortId(index as u8);
             let Some(link) = self.local.link(port) else { continue };
-            if self.ports[place]
+            if self.ports[index]
                 .opened_interface
                 .take_if(|opened_interface| !opened_interface.still_matches(link))
                 .is_some()
@@ -151,7 +151,7 @@ impl Node {
                 let mac = link.mac.map_or_else(String::new, |mac| format!(" and address {mac}"));
                 info!(port = self.device(port), "reopened for MTU {}{mac}", link.mtu_bytes);
                 // The port is reopened when it is detached, or at this time if its number changes in between.
-                self.ports[place].reopen_at_ns = Some(self.now_ns() + REOPEN_NS);
+                self.ports[index].reopen_at_ns = Some(self.now_ns() + REOPEN_NS);
                 self.command(Command::DetachPort(port));
             }
         }
@@ -161,17 +161,19 @@ impl Node {
     pub(super) fn mtu_cuts(&self) -> Vec<String> {
         let ports = self.settings.node().ports.iter().zip(&self.ports);
         ports
-            .filter_map(|(of_file, state)| Some(format!("port '{}': {}", of_file.device, state.mtu_cut.as_ref()?)))
+            .filter_map(|(port_config, state)| {
+                Some(format!("port '{}': {}", port_config.device, state.mtu_cut.as_ref()?))
+            })
             .collect()
     }
 
     /// Logs each reduction of a configured MTU once.
     pub(super) fn log_mtu_cuts(&mut self) {
-        for (place, (of_file, state)) in self.settings.node().ports.iter().zip(&mut self.ports).enumerate() {
-            let cut = status::mtu_cut(of_file, self.local.port(PortId(place as u8)).mtu_bytes);
+        for (index, (port_config, state)) in self.settings.node().ports.iter().zip(&mut self.ports).enumerate() {
+            let cut = status::mtu_cut(port_config, self.local.port(PortId(index as u8)).mtu_bytes);
             if state.mtu_cut != cut {
                 if let Some(cut) = &cut {
-                    warn!(port = of_file.device, "{cut}");
+                    warn!(port = port_config.device, "{cut}");
                 }
                 state.mtu_cut = cut;
             }

@@ -56,7 +56,7 @@ pub struct RejectedRoutes {
     routes: BTreeMap<RouteKey, RejectedRoute>,
     counts: RejectedCounts,
     /// Log lines by reason since the node started.
-    told: RejectedCounts,
+    logged: RejectedCounts,
 }
 
 impl RejectedRoutes {
@@ -72,9 +72,9 @@ impl RejectedRoutes {
         if former == Some(rejected) {
             return false;
         }
-        let told = self.told.of(rejected.reason);
-        *told += 1;
-        *told <= LINES_MAX || told.is_power_of_two()
+        let logged = self.logged.of(rejected.reason);
+        *logged += 1;
+        *logged <= LINES_MAX || logged.is_power_of_two()
     }
 
     /// Returns the current numbers.

@@ -70,21 +70,21 @@ impl Node {
         }
         self.check_vlans(new, &changes)?;
         let mut opened_ports = Vec::new();
-        for (place, kept) in changes.kept_ports.iter().enumerate() {
-            let attach_ports = match kept {
+        for (index, kept) in changes.kept_ports.iter().enumerate() {
+            let opened_port = match kept {
                 Some(_) => None,
-                None => Some(self.open_for_reload(new, place, &mut sysctls)?),
+                None => Some(self.open_for_reload(new, index, &mut sysctls)?),
             };
-            opened_ports.push(attach_ports);
+            opened_ports.push(opened_port);
         }
         Ok(Prepared { policy, cluster, changes, opened_ports, sysctls })
     }
 
-    fn open_for_reload(&self, node: &NodeConfig, place: usize, sysctls: &mut Sysctls) -> Result<OpenPort, InvalidKey> {
+    fn open_for_reload(&self, node: &NodeConfig, index: usize, sysctls: &mut Sysctls) -> Result<OpenPort, InvalidKey> {
         let params = OpenPortParams {
             node,
-            place,
-            seed: self.settings.seed(&node.ports[place].device),
+            index,
+            seed: self.settings.seed(&node.ports[index].device),
             folder: self.settings.folder(),
             local: &self.local_addresses,
         };
@@ -97,16 +97,16 @@ impl Node {
     /// The XDP program of a port accepts the VLAN tags that it was loaded with.
     fn check_vlans(&self, new: &NodeConfig, changes: &ConfigDiff) -> Result<(), InvalidKey> {
         let old = self.settings.node();
-        let by_xdp = |place: usize| self.ports[place].kind == PortKind::AfXdp.as_str();
-        for (place, former) in changes.kept_ports.iter().enumerate().filter_map(|(place, kept)| Some((place, (*kept)?)))
+        let by_xdp = |index: usize| self.ports[index].kind == PortKind::AfXdp.as_str();
+        for (index, former) in changes.kept_ports.iter().enumerate().filter_map(|(index, kept)| Some((index, (*kept)?)))
         {
-            let device = &new.ports[place].device;
+            let device = &new.ports[index].device;
             if by_xdp(former) && old.vlans_of(device) != new.vlans_of(device) {
                 let what = format!(
                     "'{device}' is open by af-xdp, whose VLANs change only by a restart; restore them, run 'crosslane \
                      router down' and 'up', or set kind = \"af-packet\""
                 );
-                return Err(InvalidKey::new(format!("nodes[{}].ports[{place}].device", self.settings.node), what));
+                return Err(InvalidKey::new(format!("nodes[{}].ports[{index}].device", self.settings.node), what));
             }
         }
         Ok(())
@@ -142,18 +142,18 @@ impl Node {
         self.follow_mtus(&node, &changes);
         let mut former: Vec<Option<PortState>> = std::mem::take(&mut self.ports).into_iter().map(Some).collect();
         let (mut opened, mut attached) = (Vec::new(), Vec::new());
-        for (kept, attach_ports) in changes.kept_ports.iter().zip(opened_ports) {
-            let (state, one) = match (kept, attach_ports) {
-                (Some(place), _) => {
-                    let state = former[*place].take().expect("each port stays once");
-                    (state, Ok(PortId(*place as u8)))
+        for (kept, opened_port) in changes.kept_ports.iter().zip(opened_ports) {
+            let (state, one) = match (kept, opened_port) {
+                (Some(index), _) => {
+                    let state = former[*index].take().expect("each port stays once");
+                    (state, Ok(PortId(*index as u8)))
                 }
                 (None, Some(OpenPort { port, config, interface, kind, fallback, opened_interface })) => {
                     let state = PortState { kind, fallback, opened_interface, ..PortState::default() };
                     attached.extend(port.map(|port| (opened.len(), port)));
                     (state, Err(OpenedPort { interface, config }))
                 }
-                (None, None) => unreachable!("what does not stay was opened"),
+                (None, None) => unreachable!("a port that is not kept was opened"),
             };
             self.ports.push(state);
             opened.push(one);

@@ -23,8 +23,8 @@ impl PortRenumbering {
     /// Returns the current number of a port in a report; `None` if the port was removed.
     pub fn current(&self, port: PortId) -> Option<PortId> {
         self.0.iter().try_fold(port, |port, stays| {
-            let place = stays.iter().position(|former| *former == Some(port))?;
-            Some(PortId(place as u8))
+            let index = stays.iter().position(|former| *former == Some(port))?;
+            Some(PortId(index as u8))
         })
     }
 }

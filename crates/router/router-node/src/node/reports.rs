@@ -116,15 +116,15 @@ impl Node {
             Event::NeighbourUp { port, address, adjacency } => self.local.neighbour_up(port, address, adjacency),
             Event::NeighbourDown { port, address, .. } => self.local.neighbour_down(port, address),
             Event::Duplicate { port, address, mac } => {
-                let (port, who) = (self.device(port), holder(mac));
+                let (port, host) = (self.device(port), holder(mac));
                 warn!(
                     port,
-                    "address {address} is not used: {who} has it too; configure another address on one of them"
+                    "address {address} is not used: {host} has it too; configure another address on one of them"
                 );
             }
             Event::Conflict { port, address, mac } => {
-                let (port, who) = (self.device(port), holder(mac));
-                warn!(port, "address {address} is also used by {who}; configure another address on one of them");
+                let (port, host) = (self.device(port), holder(mac));
+                warn!(port, "address {address} is also used by {host}; configure another address on one of them");
             }
         }
     }

@@ -18,10 +18,10 @@ use crate::management::{
 impl Node {
     pub(super) fn status(&self, snapshot: &Snapshot) -> Status {
         let (node, cluster) = (self.settings.node(), &self.settings.cluster);
-        let port = |(place, of_file): (usize, &PortOfNode)| {
-            let state = &self.ports[place];
-            let config = self.local.port(PortId(place as u8));
-            port_status(of_file, state.kind, state.fallback.as_deref(), config, place, snapshot)
+        let port = |(index, port_config): (usize, &PortOfNode)| {
+            let state = &self.ports[index];
+            let config = self.local.port(PortId(index as u8));
+            port_status(port_config, state.kind, state.fallback.as_deref(), config, index, snapshot)
         };
         let (v4, v6) = self.table.routes();
         let rejected = self.local.rejected();
@@ -63,10 +63,10 @@ impl Node {
 }
 
 /// Returns why a port has a smaller MTU than the cluster file sets, with the remedy; `None` if it does not.
-pub fn mtu_cut(of_file: &PortOfNode, mtu_bytes: u16) -> Option<String> {
-    let asked = of_file.mtu_bytes.filter(|asked| *asked > mtu_bytes)?;
-    let device = &of_file.device;
-    Some(match &of_file.parent {
+pub fn mtu_cut(port_config: &PortOfNode, mtu_bytes: u16) -> Option<String> {
+    let asked = port_config.mtu_bytes.filter(|asked| *asked > mtu_bytes)?;
+    let device = &port_config.device;
+    Some(match &port_config.parent {
         Some(parent) => format!(
             "mtu_bytes = {asked} is cut to {mtu_bytes}, which is what port '{parent}' carries; raise that one's MTU, \
              or lower this one in the file"
@@ -80,27 +80,27 @@ pub fn mtu_cut(of_file: &PortOfNode, mtu_bytes: u16) -> Option<String> {
 
 /// Returns the status of a port.
 fn port_status(
-    of_file: &PortOfNode,
+    port_config: &PortOfNode,
     kind: &str,
     fallback: Option<&str>,
     config: &PortConfig,
-    place: usize,
+    index: usize,
     snapshot: &Snapshot,
 ) -> PortStatus {
-    let counters = &snapshot.counters.ports[place];
+    let counters = &snapshot.counters.ports[index];
     let unused = |wanted: ClaimState| {
-        let of_port = snapshot.unused.iter().filter(move |(port, ..)| usize::from(port.0) == place);
+        let of_port = snapshot.unused.iter().filter(move |(port, ..)| usize::from(port.0) == index);
         of_port.filter(move |(.., state)| *state == wanted).map(|(_, address, _)| *address).collect()
     };
-    let losses = snapshot.losses.get(place).copied().unwrap_or_default();
+    let losses = snapshot.losses.get(index).copied().unwrap_or_default();
     PortStatus {
-        device: of_file.device.clone(),
+        device: port_config.device.clone(),
         kind: kind.to_owned(),
         fallback: fallback.map(str::to_owned),
         is_up: config.is_up,
         mac: config.mac.to_string(),
         mtu_bytes: config.mtu_bytes,
-        mtu_cut: mtu_cut(of_file, config.mtu_bytes),
+        mtu_cut: mtu_cut(port_config, config.mtu_bytes),
         addresses: config.addresses.clone(),
         addresses_tentative: unused(ClaimState::Tentative),
         addresses_duplicate: unused(ClaimState::Duplicate),
