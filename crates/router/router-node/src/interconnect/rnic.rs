@@ -196,7 +196,12 @@ impl<W: PeerWire> RnicCarrier<W> {
     }
 
     /// Moves a queue pair from reset to ready-to-send.
-    fn connect(&mut self, node: NodeId, address: NicAddress, params: &ConnectionParams) -> Result<(), InterconnectError> {
+    fn connect(
+        &mut self,
+        node: NodeId,
+        address: NicAddress,
+        params: &ConnectionParams,
+    ) -> Result<(), InterconnectError> {
         if params.queue_pair > QP_NUMBER_MAX {
             return Err(invalid_offer(node, "a queue pair", params.queue_pair, "a number of 24 bits"));
         }
