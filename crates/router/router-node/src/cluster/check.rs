@@ -71,8 +71,8 @@ fn check_timeouts(cluster: &Cluster) -> CheckResult {
     let silence_ns_min = SILENCE_BEATS_MIN * beat_ns;
     if silence_ns < silence_ns_min {
         let what = format!(
-            "{silence_ns} ns is too short for keepalives every {beat_ns} ns; use at least {silence_ns_min} ns, or lower \
-             timeouts.beat_ns"
+            "{silence_ns} ns is too short for keepalives every {beat_ns} ns; use at least {silence_ns_min} ns, or \
+             lower timeouts.beat_ns"
         );
         return Err(InvalidKey::new("timeouts.silence_ns", what));
     }
@@ -148,7 +148,7 @@ fn check_vlan(key: &str, before: &[PortOfNode], port: &PortOfNode) -> CheckResul
             (true, None) => format!("missing; a port of kind \"vlan\" needs it: {example}"),
             (false, Some(value)) => {
                 let kind = port.kind.as_str();
-                format!("\"{value}\" is not used with kind = \"{kind}\"; remove it, or set kind = \"vlan\"")
+                format!("{value} is not used with kind = \"{kind}\"; remove it, or set kind = \"vlan\"")
             }
             _ => continue,
         };
@@ -345,8 +345,8 @@ fn check_sockets(cluster: &Cluster) -> CheckResult {
 fn check_key(key: Option<&Path>, has_control: bool) -> CheckResult {
     let what = match (key, has_control) {
         (None, true) => {
-            "missing; nodes with a 'control' address authenticate each other with a key: create one with 'crosslane router key \
-             FILE', copy it to all machines, and name its absolute path here"
+            "missing; nodes with a 'control' address authenticate each other with a key: create one with 'crosslane \
+             router key FILE', copy it to all machines, and name its absolute path here"
                 .to_owned()
         }
         (Some(key), false) => {

@@ -131,7 +131,7 @@ impl Node {
     fn sleep(&mut self, [stop, reload]: [BorrowedFd<'_>; 2], has_more: bool) {
         let now_ns = self.now_ns();
         let reopen_ns = self.ports.iter().filter_map(|port| port.reopen_at_ns).min().unwrap_or(u64::MAX);
-        let deferred_ns = self.ports.iter().filter_map(|port| port.waiting.as_ref()).map(|(_, at_ns)| *at_ns).min();
+        let deferred_ns = self.ports.iter().filter_map(|port| port.deferred.as_ref()).map(|(_, at_ns)| *at_ns).min();
         let due_ns =
             self.peers.due_ns().min(reopen_ns).min(deferred_ns.unwrap_or(u64::MAX)).min(now_ns + KERNEL_POLL_NS);
         let due_ns = due_ns.min(self.hang.due_ns()).min(self.interconnect_restart_at_ns);

@@ -136,7 +136,8 @@ mod tests {
                 table.change(NodeId(node), vec![RouteChange { prefix: prefix(number), announced }]);
                 for address in ["10.0.0.1", "10.0.0.2", "10.9.0.1", "fd00::1", "fd00::2", "fd00:9::1", "192.0.2.1"] {
                     let address: IpAddr = address.parse().unwrap();
-                    prop_assert_eq!(reported(&table, &cluster, address), forwarding_of(tables.lookup(address)), "{}", address);
+                    let forwarding = forwarding_of(tables.lookup(address));
+                    prop_assert_eq!(reported(&table, &cluster, address), forwarding, "{}", address);
                 }
             }
         }

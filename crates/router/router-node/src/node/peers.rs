@@ -170,7 +170,7 @@ impl Peer {
 #[derive(Debug)]
 pub struct Peers {
     own: Hello,
-    limits: SessionTimers,
+    timers: SessionTimers,
     /// Maximum number of ports of each node.
     ports: Vec<usize>,
     listener: Listener,
@@ -192,7 +192,7 @@ impl Peers {
     /// number of ports.
     pub fn new(
         own: Hello,
-        limits: SessionTimers,
+        timers: SessionTimers,
         listener: Listener,
         paths: Vec<(String, ControlAddress, usize)>,
     ) -> Self {
@@ -218,7 +218,7 @@ impl Peers {
         let peers = paths.into_iter().enumerate().map(peer).collect();
         Self {
             own,
-            limits,
+            timers,
             ports,
             listener,
             peers,
@@ -328,7 +328,7 @@ impl Peers {
             match self.listener.accept() {
                 Some(Accepted::Peer(transport)) => {
                     self.evict_oldest_from(&transport);
-                    let session = Session::new(self.own, None, self.ports.clone(), self.limits, now_ns);
+                    let session = Session::new(self.own, None, self.ports.clone(), self.timers, now_ns);
                     self.pending.push(Connection { session, transport, unsent: None, is_readable: true });
                 }
                 Some(Accepted::UnknownAddress(from)) => {
@@ -423,7 +423,7 @@ impl Peers {
         if !self.connects_to(node) {
             return;
         }
-        let session = Session::new(self.own, Some(NodeId(node as u8)), self.ports.clone(), self.limits, now_ns);
+        let session = Session::new(self.own, Some(NodeId(node as u8)), self.ports.clone(), self.timers, now_ns);
         let Some(peer) = self.peers[node].as_mut().filter(|peer| peer.connection.is_none()) else { return };
         if now_ns < peer.retry_at_ns {
             return;

@@ -19,7 +19,7 @@ pub struct PortState {
     /// When to reopen it.
     pub reopen_at_ns: Option<u64>,
     /// A capture file that is not attached before all nodes are joined, or before this time.
-    pub waiting: Option<(BoxedPort, u64)>,
+    pub deferred: Option<(BoxedPort, u64)>,
     /// The logged reduction of the configured MTU.
     pub mtu_cut: Option<String>,
 }

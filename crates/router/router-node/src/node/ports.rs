@@ -28,8 +28,8 @@ impl Node {
                 warn!(port = port_config.device, "fell back to {kind}: {reason}");
             }
             info!(port = port_config.device, "opened by {kind}");
-            let (port, waiting) = self.defer_capture_file(port_config, port);
-            self.ports.push(PortState { kind, fallback, opened_interface, waiting, ..PortState::default() });
+            let (port, deferred) = self.defer_capture_file(port_config, port);
+            self.ports.push(PortState { kind, fallback, opened_interface, deferred, ..PortState::default() });
             attached.extend(port.map(|port| (index, port)));
         }
         self.local.set_static(&node);
@@ -75,10 +75,10 @@ impl Node {
 
     /// Attaches capture files once all nodes are joined, or their time has come.
     pub(super) fn attach_deferred(&mut self, now_ns: u64) {
-        let have_met = self.peers.iter().all(|(_, peer)| peer.is_joined);
+        let all_joined = self.peers.iter().all(|(_, peer)| peer.is_joined);
         for index in 0..self.ports.len() {
-            let is_due = |waiting: &mut (BoxedPort, u64)| have_met || waiting.1 <= now_ns;
-            if let Some((port, _)) = self.ports[index].waiting.take_if(is_due) {
+            let is_due = |deferred: &mut (BoxedPort, u64)| all_joined || deferred.1 <= now_ns;
+            if let Some((port, _)) = self.ports[index].deferred.take_if(is_due) {
                 self.command(Command::AttachPort(PortId(index as u8), port));
             }
         }
@@ -143,11 +143,7 @@ impl Node {
         for index in 0..self.ports.len() {
             let port = PortId(index as u8);
             let Some(link) = self.local.link(port) else { continue };
-            if self.ports[index]
-                .opened_interface
-                .take_if(|opened_interface| !opened_interface.still_matches(link))
-                .is_some()
-            {
+            if self.ports[index].opened_interface.take_if(|opened| !opened.still_matches(link)).is_some() {
                 let mac = link.mac.map_or_else(String::new, |mac| format!(" and address {mac}"));
                 info!(port = self.device(port), "reopened for MTU {}{mac}", link.mtu_bytes);
                 // The port is reopened when it is detached, or at this time if its number changes in between.

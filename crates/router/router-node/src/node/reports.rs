@@ -55,9 +55,7 @@ impl Node {
                 Report::InterconnectRestarted(Err(error)) => self.fault = Some(error.into()),
                 Report::Suspended(suspended_ns, packets) => {
                     let suspended_ms = suspended_ns / 1_000_000;
-                    warn!(
-                        "the process was stopped for {suspended_ms} ms: {packets} packets received meanwhile are dropped"
-                    );
+                    warn!("the process was stopped for {suspended_ms} ms: {packets} waiting packets are dropped");
                     self.stale_packets += packets as u64;
                 }
                 Report::Offered(..) | Report::Accepted(..) | Report::Finished(..) => {

@@ -125,7 +125,7 @@ impl Node {
 fn bind_peers(settings: &NodeSettings, started_at_ns: u64) -> Result<Peers, NodeError> {
     let cluster = &settings.cluster;
     let own = Hello { version: VERSION, digest: cluster.digest(), node: settings.id().0, incarnation: started_at_ns };
-    let limits = SessionTimers { keepalive_ns: cluster.keepalive_ns() as u64, hold_ns: cluster.hold_ns() as u64 };
+    let timers = SessionTimers { keepalive_ns: cluster.keepalive_ns() as u64, hold_ns: cluster.hold_ns() as u64 };
     let key = cluster.key.as_deref().map(Key::read).transpose()?;
     let address = settings.control_address(settings.node(), key.as_ref())?;
     let known = cluster.nodes.iter().filter_map(|node| Some(node.control?.ip())).collect();
@@ -139,7 +139,7 @@ fn bind_peers(settings: &NodeSettings, started_at_ns: u64) -> Result<Peers, Node
         settings.control_address(node, key.as_ref()).map(|address| (node.name.clone(), address, usize::from(PORTS_MAX)))
     };
     let nodes = cluster.nodes.iter().map(describe).collect::<Result<_, _>>()?;
-    Ok(Peers::new(own, limits, listener, nodes))
+    Ok(Peers::new(own, timers, listener, nodes))
 }
 
 fn notifier() -> Result<Arc<Notifier>, NodeError> {
