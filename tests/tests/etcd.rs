@@ -474,7 +474,7 @@ fn what_is_wrong_in_etcd_or_with_it_is_one_line_and_nothing_is_started() {
         ("nodes/c", b"slot = 2\n[[nodes]]\n", ["/bad/nodes/c", "unknown field `nodes`"]),
         ("rack", b"version = 9\n", ["/bad/rack, line 1, version: 9 belongs to another release", "this one reads 1"]),
         ("link", b"timing = 5\n", ["/bad/link, line 1, timing", ";"]),
-        ("else", b"", ["/bad/else: no key of a rack", "remove it"]),
+        ("else", b"", ["/bad/else: not a key of a rack", "remove it"]),
     ] {
         etcd.put(&format!("/bad/{key}"), value);
         for command in ["up", "status"] {
@@ -484,7 +484,11 @@ fn what_is_wrong_in_etcd_or_with_it_is_one_line_and_nothing_is_started() {
             good(&machine.push(&text_of("2")));
         }
     }
-    assert_one_line(&machine.push(&text_of("2")), 1, &["the key else there is none of a rack", "another prefix"]);
+    assert_one_line(
+        &machine.push(&text_of("2")),
+        1,
+        &["the key else there does not belong to a rack", "another prefix"],
+    );
     etcd.put("/lease/leases/a", b"{}");
     let leased = Machine::new(&etcd.address("lease"));
     leased.push(&text_of("2")).must_succeed();
@@ -500,7 +504,7 @@ fn what_is_wrong_in_etcd_or_with_it_is_one_line_and_nothing_is_started() {
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
     });
     let lost = Machine::new(&format!("etcd://127.0.0.1:{port}/r"));
-    assert_one_line(&lost.finish("up", &[]), 1, &["no answer of etcd", "the port for clients"]);
+    assert_one_line(&lost.finish("up", &[]), 1, &["not a response of etcd", "the port for clients"]);
     answer.join().expect("it answers");
     for machine in [&machine, &lost] {
         assert!(!machine.folder.path().join("base").exists(), "a rack that is none leaves no trace");

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use control::proxy::{
-    Access, Class, Configuration, Fate, FromProxy, Node as NodeEntry, Partition, PeerReport, Report, Spans, Timing,
-    ToProxy, VERSION, send_device,
+    Access, Class, Configuration, FromProxy, LinkLossPolicy, Node as NodeEntry, Partition, PeerReport, Report, Spans,
+    Timing, ToProxy, VERSION, send_device,
 };
 use control::{Channel, Received};
 use fabric::device::{Device, DeviceConfig, DeviceLink, NodeSlot};
@@ -177,8 +177,8 @@ fn answer(asker: &OwnedFd, own: usize, channel: &Channel, said: &Mutex<Said>) {
     let Ok((length, _)) = rustix::net::recv(asker, &mut packet, RecvFlags::empty()) else { return };
     let Some(address_asked) = asked_for(&packet[..length]) else { return };
     let peer = 1 - own as u8;
-    channel.send(&ToProxy::Mirror { peer, address: address_asked }, &[]).expect("a proxy that listens");
-    wait_for(said, "mirror", |message| *message == FromProxy::Mirrored { address: address_asked });
+    channel.send(&ToProxy::Listen { peer, address: address_asked }, &[]).expect("a proxy that listens");
+    wait_for(said, "mirror", |message| *message == FromProxy::Listening { address: address_asked });
     let ready = Answer::Ready { node: address(own).into() };
     let _ = rustix::net::send(asker, ready.encode().as_bytes(), SendFlags::NOSIGNAL);
 }
@@ -278,7 +278,7 @@ impl Nodes {
     fn link_down(&mut self) {
         for (own, node) in self.nodes.iter_mut().enumerate() {
             let (peer, epoch) = (1 - own as u8, node.link.epoch().0);
-            node.monitor.send(&ToProxy::LinkDown { peer, epoch, fate: Fate::Over });
+            node.monitor.send(&ToProxy::LinkDown { peer, epoch, policy: LinkLossPolicy::Reset });
             node.monitor.wait_for("stop", |message| *message == FromProxy::Stopped { peer, epoch });
             node.link.take_down();
         }
@@ -387,7 +387,7 @@ impl Node {
         };
         monitor.send(&ToProxy::Configure(Configuration {
             version: VERSION,
-            own: own as u8,
+            own_slot: own as u8,
             slots: 2,
             nodes: vec![entry(0), entry(1)],
             rack_directory: rack.path().to_owned(),
@@ -397,7 +397,7 @@ impl Node {
             data_bytes: DATA_BYTES,
             spans: (settings.spans > 0).then_some(spans),
             return_ns: 0,
-            heir_socket: None,
+            successor_socket: None,
             keeps_partitions: !settings.trains_partitions,
             is_failover: settings.is_failover,
             failover_port: settings.failover_port,
@@ -413,7 +413,7 @@ impl Node {
 
     /// The other node has ended.
     fn link_down_for_good(&self) -> ToProxy {
-        ToProxy::LinkDown { peer: 1, epoch: self.link.epoch().0, fate: Fate::Over }
+        ToProxy::LinkDown { peer: 1, epoch: self.link.epoch().0, policy: LinkLossPolicy::Reset }
     }
 
     fn hand_over(&self) {
@@ -842,7 +842,7 @@ fn a_link_that_nothing_goes_over_any_more_is_told_to_the_monitor() {
         nodes.nodes[1].link.take_down();
         let is_told = |message: &FromProxy| match message {
             FromProxy::Broken { peer: 1, epoch: of, .. } => trains_partitions && *of == epoch,
-            FromProxy::Left { peer: 1, epoch: of } => !trains_partitions && *of == epoch,
+            FromProxy::PeerLeft { peer: 1, epoch: of } => !trains_partitions && *of == epoch,
             _ => false,
         };
         nodes.nodes[0].monitor.wait_for("loss", is_told);

@@ -32,7 +32,8 @@ pub fn check_name(key: &str, name: &str, example: &str) -> CheckResult {
     if is_good && name.len() <= NAME_BYTES_MAX {
         return Ok(());
     }
-    let what =
-        format!("{name:?} is no name; use 1 to {NAME_BYTES_MAX} of a to z, 0 to 9 and -, as in \"a\" or \"{example}\"");
+    let what = format!(
+        "{name:?} is not a name; use 1 to {NAME_BYTES_MAX} of a to z, 0 to 9 and -, as in \"a\" or \"{example}\""
+    );
     Err(InvalidKey::new(key, what))
 }

@@ -218,15 +218,16 @@ mod tests {
         for (text, expected) in [
             (
                 "[[walks]]\nwalk_ns = \"290 KiB\"\npage_bytes = 4096\n",
-                "host.toml, line 2, walks[0].walk_ns: '290 KiB' is no time; write nanoseconds as in 290 or \"0.29 us\"",
+                "host.toml, line 2, walks[0].walk_ns: '290 KiB' is not a time; write nanoseconds as in 290 or \
+                 \"0.29 us\"",
             ),
             (
                 "[[walks]]\nwalk_ns = -1\npage_bytes = 4096\n",
-                "host.toml, line 2, walks[0].walk_ns: '-1' is no time; write nanoseconds as in 290 or \"0.29 us\"",
+                "host.toml, line 2, walks[0].walk_ns: '-1' is not a time; write nanoseconds as in 290 or \"0.29 us\"",
             ),
             (
                 "[[walks]]\nwalk_ns = 1\npage_bytes = 0.5\n",
-                "host.toml, line 3, walks[0].page_bytes: '0.5' is no size; write bytes as in 64 or \"2 KiB\"",
+                "host.toml, line 3, walks[0].page_bytes: '0.5' is not a size; write bytes as in 64 or \"2 KiB\"",
             ),
         ] {
             assert_eq!(error(text), expected);

@@ -1,10 +1,10 @@
-//! Quantities with units, as values in configuration files.
+//! Values of configuration files that are quantities with units.
 
 use std::fmt;
 
 use serde::de::{Deserializer, Error, Visitor};
 
-/// A physical dimension: the names of its units, and how many base units each is.
+/// A physical dimension: the names of its units, and their factors to the base unit.
 struct Dimension {
     what: &'static str,
     units: &'static [(&'static str, f64)],
@@ -28,34 +28,34 @@ const LENGTH: Dimension = Dimension {
     example: "write meters as in 0.25 or \"25 cm\"",
 };
 
-/// A length of zero or more in meters: a number or, with its unit, `"25 cm"`. For serde's `deserialize_with`.
+/// Deserializes a length of zero or more in meters: a number, or text with a unit such as `"25 cm"`.
 ///
 /// # Errors
-/// For anything else.
+/// For any other value.
 pub fn meters<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     deserializer.deserialize_any(Quantity(&LENGTH))
 }
 
-/// A time of zero or more in nanoseconds: a number or, with its unit, `"0.29 us"`. For serde's `deserialize_with`.
+/// Deserializes a time of zero or more in nanoseconds: a number, or text with a unit such as `"0.29 us"`.
 ///
 /// # Errors
-/// For anything else.
+/// For any other value.
 pub fn nanoseconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     deserializer.deserialize_any(Quantity(&TIME))
 }
 
-/// A whole number of bytes: a number or, with its unit, `"2 KiB"`. For serde's `deserialize_with`.
+/// Deserializes a whole number of bytes: a number, or text with a unit such as `"2 KiB"`.
 ///
 /// # Errors
-/// For anything else.
+/// For any other value.
 pub fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     whole(deserializer.deserialize_any(Quantity(&BYTES))?)
 }
 
-/// As [`bytes`], or a word that stands for bytes known elsewhere: `None`.
+/// Deserializes a whole number of bytes, or `word`, which yields `None` and stands for a size that is known elsewhere.
 ///
 /// # Errors
-/// For anything else.
+/// For any other value.
 pub fn bytes_or_word<'de, D: Deserializer<'de>>(deserializer: D, word: &'static str) -> Result<Option<u64>, D::Error> {
     deserializer.deserialize_any(QuantityOrWord(&BYTES, word))?.map(whole).transpose()
 }
@@ -66,7 +66,7 @@ fn whole<E: Error>(bytes: f64) -> Result<u64, E> {
 
 impl Dimension {
     fn refuse<E: Error>(&self, value: impl fmt::Display) -> E {
-        E::custom(format!("'{value}' is no {}; {}", self.what, self.example))
+        E::custom(format!("'{value}' is not a {}; {}", self.what, self.example))
     }
 
     fn parse(&self, text: &str) -> Option<f64> {
@@ -126,9 +126,9 @@ impl Visitor<'_> for QuantityOrWord {
             return Ok(None);
         }
         let value = self.0.parse(text).filter(|value| is_possible(*value));
-        value
-            .map(Some)
-            .ok_or_else(|| E::custom(format!("'{text}' is no {} nor \"{}\"; {}", self.0.what, self.1, self.0.example)))
+        value.map(Some).ok_or_else(|| {
+            E::custom(format!("'{text}' is neither a {} nor \"{}\"; {}", self.0.what, self.1, self.0.example))
+        })
     }
 }
 

@@ -1,4 +1,4 @@
-//! Messages in packets of a unix socket.
+//! Messages in packets of a unix socket (SOCK_SEQPACKET).
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -15,32 +15,32 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-/// Bytes of a message at most.
+/// Maximum size of a message in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
-/// Descriptors in one packet at most; the kernel takes 253.
+/// Maximum number of descriptors in one packet; the kernel's limit is 253 (`SCM_MAX_FD`).
 pub(crate) const DESCRIPTORS_MAX: usize = 200;
 
-/// Why a message could not be sent or understood.
+/// Why a message could not be sent or parsed.
 #[derive(Debug, Error)]
 pub enum ChannelError {
-    /// The kernel refused.
+    /// A system call failed.
     #[error("{call}: {error}")]
     System {
-        /// What was attempted.
+        /// The system call.
         call: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         error: io::Error,
     },
-    /// A message is larger than any is.
+    /// The message exceeds the maximum size.
     #[error("message of {bytes} bytes: at most {MESSAGE_BYTES_MAX}")]
     TooLarge {
-        /// Its bytes.
+        /// Size of the message.
         bytes: usize,
     },
-    /// What came is no message of this version.
-    #[error("no message of this release: {reason}")]
-    Senseless {
-        /// What the parser says.
+    /// The packet is not a message of this version.
+    #[error("not a message of this release: {reason}")]
+    Malformed {
+        /// The error of the parser.
         reason: String,
     },
 }
@@ -49,18 +49,18 @@ fn failed(call: &'static str) -> impl Fn(Errno) -> ChannelError {
     move |errno| ChannelError::System { call, error: errno.into() }
 }
 
-/// What a look at a channel brought.
+/// The result of polling a channel.
 #[derive(Debug)]
 pub enum Received<M> {
     /// A message, and the descriptors that came with it.
     Message(M, Vec<OwnedFd>),
-    /// Nothing has come.
+    /// No message is pending.
     Nothing,
-    /// The other end is gone.
+    /// The peer has closed its endpoint.
     Ended,
 }
 
-/// One end of a socket that keeps packets apart and in order. Neither sending nor receiving ever blocks.
+/// An endpoint of a socket that preserves packet boundaries and order. Sending and receiving never block.
 #[derive(Debug)]
 pub struct Channel {
     socket: OwnedFd,
@@ -69,20 +69,20 @@ pub struct Channel {
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 impl Channel {
-    /// Both ends of a new one.
+    /// Creates a connected pair of endpoints.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of the kernel.
     pub fn pair() -> Result<(Self, Self), ChannelError> {
-        let ends = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None);
-        let (one, other) = ends.map_err(failed("socketpair"))?;
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None);
+        let (one, other) = pair.map_err(failed("socketpair"))?;
         Ok((Self::new(one), Self::new(other)))
     }
 
     /// Connects to a socket that listens at a path.
     ///
     /// # Errors
-    /// What the kernel says, `NotFound` and `ConnectionRefused` among it.
+    /// The error of the kernel, such as `NotFound` or `ConnectionRefused`.
     pub fn connect(path: &Path) -> Result<Self, ChannelError> {
         let address = SocketAddrUnix::new(path).map_err(failed("address of the socket"))?;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None).map_err(failed("socket"))?;
@@ -90,12 +90,12 @@ impl Channel {
         Ok(Self::new(socket))
     }
 
-    /// One end, as a child gets it.
+    /// Wraps an endpoint that was inherited or accepted.
     pub fn new(socket: OwnedFd) -> Self {
         Self { socket }
     }
 
-    /// The descriptor, for a child's standard input.
+    /// Returns the descriptor, as for a child's standard input.
     pub fn into_descriptor(self) -> OwnedFd {
         self.socket
     }
@@ -103,13 +103,13 @@ impl Channel {
     /// Sends a message.
     ///
     /// # Errors
-    /// When it is too large, when the other end is gone, or when it does not take what was sent before.
+    /// If the message is too large, the peer has closed its endpoint, or its receive queue is full.
     pub fn send<M: Serialize>(&self, message: &M, descriptors: &[BorrowedFd<'_>]) -> Result<(), ChannelError> {
-        let senseless = |error: serde_json::Error| ChannelError::Senseless { reason: error.to_string() };
-        self.send_packet(&serde_json::to_vec(message).map_err(senseless)?, descriptors)
+        let malformed = |error: serde_json::Error| ChannelError::Malformed { reason: error.to_string() };
+        self.send_packet(&serde_json::to_vec(message).map_err(malformed)?, descriptors)
     }
 
-    /// Sends a packet that is no message of this crate.
+    /// Sends a packet that is not a message of this crate.
     ///
     /// # Errors
     /// As [`Channel::send`].
@@ -127,10 +127,10 @@ impl Channel {
         sent.map(|_| ()).map_err(failed("sendmsg"))
     }
 
-    /// Takes the next message, if there is one.
+    /// Receives the next message, if one is pending.
     ///
     /// # Errors
-    /// When what came is no message.
+    /// If the packet is not a message.
     pub fn receive<M: DeserializeOwned>(&self) -> Result<Received<M>, ChannelError> {
         match self.receive_packet()? {
             Received::Message(packet, descriptors) => parse(&packet).map(|found| Received::Message(found, descriptors)),
@@ -139,10 +139,10 @@ impl Channel {
         }
     }
 
-    /// Takes the next packet as it is, if there is one.
+    /// Receives the next packet without parsing it, if one is pending.
     ///
     /// # Errors
-    /// When it is larger than any message is, or what the kernel says.
+    /// If it exceeds the maximum size of a message, or the error of the kernel.
     pub fn receive_packet(&self) -> Result<Received<Vec<u8>>, ChannelError> {
         let mut bytes = vec![0; MESSAGE_BYTES_MAX];
         let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
@@ -164,7 +164,7 @@ impl Channel {
         if found.flags.contains(ReturnFlags::TRUNC) {
             return Err(ChannelError::TooLarge { bytes: MESSAGE_BYTES_MAX + 1 });
         }
-        // A packet of no bytes is not sent by anybody of ours, and cannot be told from the end.
+        // Empty packets cannot be told from the end of the channel, and are never sent.
         if found.bytes == 0 {
             return Ok(Received::Ended);
         }
@@ -174,7 +174,7 @@ impl Channel {
 }
 
 fn parse<M: DeserializeOwned>(packet: &[u8]) -> Result<M, ChannelError> {
-    serde_json::from_slice(packet).map_err(|error| ChannelError::Senseless { reason: error.to_string() })
+    serde_json::from_slice(packet).map_err(|error| ChannelError::Malformed { reason: error.to_string() })
 }
 
 impl AsFd for Channel {
@@ -183,10 +183,10 @@ impl AsFd for Channel {
     }
 }
 
-/// The user behind the other end of a connected unix socket.
+/// Returns the user of the peer of a connected unix socket.
 ///
 /// # Errors
-/// What the kernel says.
+/// The error of the kernel.
 pub fn peer_uid(socket: impl AsFd) -> io::Result<u32> {
     Ok(sockopt::socket_peercred(socket)?.uid.as_raw())
 }
@@ -218,11 +218,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_refused_and_the_next_one_still_comes() {
+    fn a_malformed_packet_is_refused_and_the_next_message_arrives() {
         let (one, other) = Channel::pair().unwrap();
         one.send_packet(b"\xff{", &[]).unwrap();
         one.send(&7_u32, &[]).unwrap();
-        assert!(matches!(other.receive::<u32>(), Err(ChannelError::Senseless { .. })));
+        assert!(matches!(other.receive::<u32>(), Err(ChannelError::Malformed { .. })));
         assert!(matches!(other.receive::<u32>(), Ok(Received::Message(7, _))));
         let large = vec![b' '; MESSAGE_BYTES_MAX + 1];
         assert!(matches!(one.send_packet(&large, &[]), Err(ChannelError::TooLarge { .. })));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_that_does_not_read_blocks_nobody() {
+    fn a_receiver_that_does_not_read_does_not_block_the_sender() {
         let (one, _other) = Channel::pair().unwrap();
         let packet = vec![b'x'; MESSAGE_BYTES_MAX];
         let refused = (0..10_000).find_map(|_| one.send_packet(&packet, &[]).err());
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_at_the_other_end_is_known() {
+    fn the_user_of_the_peer_is_known() {
         let (one, _other) = Channel::pair().unwrap();
         let own = std::fs::metadata("/proc/self").map(|found| std::os::unix::fs::MetadataExt::uid(&found)).unwrap();
         assert_eq!(peer_uid(&one).unwrap(), own);

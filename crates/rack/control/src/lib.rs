@@ -1,12 +1,13 @@
-//! What a node's monitor says to its proxy and to the command line.
+//! The protocols between a node's monitor, its proxy and the command line.
 //!
-//! * [`Channel`] carries messages: a JSON text each, in a packet of a unix socket, with the descriptors that belong to
-//!   it. JSON, because nothing here is on a data path, and because a packet can then be read in a trace.
-//! * [`proxy`]: the monitor hands its proxy the device, names links and epochs, and asks for mirrored listeners.
-//! * [`monitor`]: the command line asks a monitor for its state, or to end.
+//! * [`Channel`] carries messages, each a JSON text in a packet of a unix socket, with its descriptors. JSON is used
+//!   because this is not a data path and packets can be read in a trace.
+//! * [`proxy`]: the monitor passes the device to its proxy, announces links and epochs, and requests listeners in place
+//!   of remote ones.
+//! * [`monitor`]: the command line asks a monitor for its status, or to stop.
 //!
-//! A program's question for a listener of another node arrives at the same socket as the command line's; its words are
-//! `socket::rendezvous::monitor`'s, which must do without libc.
+//! Programs query the listeners of other nodes at the same socket as the command line. The format of these queries is
+//! in `socket::rendezvous::monitor`, which must not depend on libc.
 
 mod channel;
 pub mod monitor;

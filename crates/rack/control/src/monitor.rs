@@ -1,4 +1,4 @@
-//! Monitor and command line.
+//! The protocol between the command line and a monitor.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,103 +6,108 @@ use serde::{Deserialize, Serialize};
 
 use crate::proxy::PeerReport;
 
-/// The version of these messages. Both may be of different releases: another version is answered with a refusal.
+/// Version of the protocol. The two programs may be of different releases; a monitor refuses requests of another
+/// version.
 pub const VERSION: u32 = 1;
 
-/// From the command line to a monitor.
+/// A request of the command line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// [`VERSION`].
     pub version: u32,
-    /// What is asked.
-    pub ask: Ask,
+    /// The kind of request.
+    #[serde(rename = "ask")]
+    pub kind: RequestKind,
 }
 
-/// What is asked of a monitor.
+/// A kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ask {
-    /// Its state.
+pub enum RequestKind {
+    /// Return the status.
     Status,
-    /// To end, with its proxy.
+    /// Stop the monitor and its proxy.
     Stop,
 }
 
 impl Request {
-    /// A request of this version.
-    pub fn new(ask: Ask) -> Self {
-        Self { version: VERSION, ask }
+    /// Returns a request of this version.
+    pub fn new(kind: RequestKind) -> Self {
+        Self { version: VERSION, kind }
     }
 }
 
-/// From a monitor to the command line.
+/// A response of a monitor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
-    /// Its state.
+pub enum Response {
+    /// The status.
     Status(Box<Status>),
-    /// It ends; the channel ends when it has.
+    /// The monitor is stopping; the channel closes when it has stopped.
     Stopping,
-    /// It does not understand, or does not trust, whoever asks.
+    /// The request is not understood, or its sender is not authorized.
     Refused {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// A monitor's state.
+/// The status of a monitor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// The node's name.
+    /// Name of the node.
     pub node: String,
-    /// Its address.
+    /// Address of the node.
     pub address: IpAddr,
-    /// Its process.
+    /// Process number of the monitor.
     pub pid: u32,
-    /// When it started, since 1970.
+    /// Start time in nanoseconds since 1970.
     pub started_at_ns: u64,
-    /// What the device is.
+    /// Description of the device.
     pub device: String,
-    /// The digest of its rack file: all nodes of a rack have the same.
+    /// Digest of the rack file, equal on all nodes of a rack.
     pub rack_digest: String,
     /// The model that links are slowed down to.
     pub timing: Option<String>,
-    /// Its data partitions' classes and cores.
+    /// Classes and cores of the data partitions.
     pub partitions: Vec<Partition>,
-    /// Connections whose programs store into the windows themselves, where they are trusted with that.
+    /// Direct connections, if the rack's trust allows them.
     #[serde(default)]
     pub direct: Option<Direct>,
-    /// The proxy, when it runs.
+    /// The proxy, if it runs.
     pub proxy: Option<Proxy>,
-    /// How often a proxy was started again.
+    /// Number of restarts of the proxy.
     pub proxy_restarts: u64,
-    /// One to each other node, by slot.
+    /// Links to the other nodes, by slot.
     pub links: Vec<Link>,
-    /// Where programs of this node listen.
+    /// Addresses at which programs of this node listen.
     pub listeners: Vec<SocketAddr>,
-    /// Where the proxy listens in the place of other nodes.
-    pub mirrors: Vec<SocketAddr>,
-    /// How etcd is, where the rack lies there.
+    /// Addresses of other nodes at which the proxy listens on their behalf.
+    #[serde(rename = "mirrors")]
+    pub remote_listeners: Vec<SocketAddr>,
+    /// State of etcd, if the rack is described there.
     #[serde(default)]
     pub etcd: Option<Etcd>,
 }
 
-/// How a monitor gets on with etcd.
+/// State of a monitor's connection with etcd.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Etcd {
-    /// Where the rack lies.
+    /// Address of the rack.
     pub address: String,
-    /// Whether etcd answered last.
+    /// Whether the last call was answered.
     pub is_reached: bool,
-    /// Whether the node's lease is this monitor's, as far as known.
-    pub is_held: bool,
-    /// How often etcd stopped to answer.
+    /// Whether this monitor holds the node's lease, as far as it knows.
+    #[serde(rename = "is_held")]
+    pub holds_lease: bool,
+    /// Number of times that etcd became unreachable.
     pub outages: u64,
-    /// Changes of the rack that were taken on.
-    pub changes_taken: u64,
-    /// Keys of a rack file that have changed and need the nodes to be brought down and up.
+    /// Number of changes of the rack that were applied.
+    #[serde(rename = "changes_taken")]
+    pub changes_applied: u64,
+    /// Changed keys that take effect only after the nodes are brought down and up.
     pub restart_needed: Vec<String>,
-    /// What is wrong, as far as anything is.
+    /// The current problem, if there is one.
     pub problem: Option<String>,
 }
 
@@ -111,45 +116,45 @@ pub struct Etcd {
 pub struct Partition {
     /// `latency` or `bulk`.
     pub class: String,
-    /// The core that owns it.
+    /// The core that owns the partition.
     pub core: Option<u16>,
 }
 
-/// What programs that are trusted with windows get of them.
+/// Direct connections: those whose programs write windows themselves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Direct {
-    /// Connections at a time, with each other node.
+    /// Maximum number of simultaneous direct connections with each other node.
     pub spans: u64,
-    /// Why it is none: programs go by the proxies then.
+    /// Why there are none, in which case connections are forwarded by the proxies.
     pub obstacle: Option<String>,
 }
 
 /// A node's proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proxy {
-    /// Its process.
+    /// Process number.
     pub pid: u32,
-    /// It has the device.
+    /// Whether it has mapped the device.
     pub is_ready: bool,
 }
 
 /// A link to another node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Link {
-    /// The other node's name.
+    /// Name of the other node.
     pub peer: String,
-    /// Its address.
+    /// Address of the other node.
     pub address: IpAddr,
     /// `down`, `training` or `up`.
     pub state: String,
-    /// Why it is not up, as far as known.
+    /// Why the link is not up, as far as it is known.
     pub reason: Option<String>,
-    /// The number of its training.
+    /// Epoch of the link, which grows with each training.
     pub epoch: u32,
-    /// How often it came up.
+    /// Number of times that the link came up.
     pub ups: u64,
-    /// The last round trip between the monitors.
+    /// Last round trip between the monitors in nanoseconds.
     pub round_trip_ns: Option<u64>,
-    /// What the proxy has carried.
+    /// Traffic and events that the proxy counts.
     pub carried: PeerReport,
 }

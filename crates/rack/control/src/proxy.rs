@@ -1,44 +1,45 @@
-//! Monitor and proxy.
+//! The protocol between a monitor and its proxy.
 //!
-//! The proxy, `crosslane proxy`, is the monitor's child and has one end of a channel as its standard input
-//! ([`DESCRIPTOR`]). What is said, in order:
+//! The proxy, `crosslane proxy`, is a child of the monitor. Its standard input is an endpoint of a channel
+//! ([`DESCRIPTOR`]). The messages, in order:
 //!
 //! ```text
 //!   monitor                                                    proxy
-//!   Configure, Kept..., device (send_device) ─────────────►
+//!   Configure, Retained..., device (send_device) ─────────►
 //!                                  ◄──────────────────────── Ready
-//!   LinkUp{peer, epoch} ──────────────────────────────────►   carries connections of that epoch
-//!   Mirror{peer, address} ────────────────────────────────►
-//!                                  ◄──────────────────────── Mirrored{address} or NotMirrored{address, reason}
-//!   LinkDown{peer, epoch, fate} ──────────────────────────►   connections with that peer are reset, or move to TCP, or
-//!                                                             wait, as `fate` says
-//!                                  ◄──────────────────────── Stopped{peer, epoch}: no window of it is touched any more
-//!                                                             that training cleans
+//!   LinkUp{peer, epoch} ──────────────────────────────────►   accepts connections in that epoch
+//!   Listen{peer, address} ────────────────────────────────►
+//!                                  ◄──────────────────────── Listening{address} or ListenFailed{address, reason}
+//!   LinkDown{peer, epoch, policy} ────────────────────────►   connections with that peer are reset, or move to TCP, or
+//!                                                             are retained, as `policy` says
+//!                                  ◄──────────────────────── Stopped{peer, epoch}: the proxy no longer accesses window
+//!                                                             memory that training clears
 //!   Gone{peer} ───────────────────────────────────────────►   monitor and proxy of that peer have died
-//!                                  ◄──────────────────────── Left{peer, epoch}: the peer is not in it any more
-//!   device again, when a peer's bells have changed ───────►   renews what it has
+//!                                  ◄──────────────────────── PeerLeft{peer, epoch}: the peer has left the epoch
+//!   device again, when a peer's bells have changed ───────►   updates its mapping
 //!   Change{nodes, access} ────────────────────────────────►   nodes that have joined, rules for new connections
-//!                                  ◄──────────────────────── Deposit{kept}, with a descriptor: kept beyond the proxy
-//!                                  ◄──────────────────────── Withdraw{peer, span}: not any more
+//!                                  ◄──────────────────────── Deposit{connection}, with a descriptor: outlives it
+//!                                  ◄──────────────────────── Withdraw{peer, span}: the connection has ended
 //!   Stop ─────────────────────────────────────────────────►   ends
 //! ```
 //!
-//! Nothing of an old epoch may be stored once the link is trained again, so the monitor waits for `Stopped`; a proxy
-//! that does not answer in time is killed. When it dies by itself, the monitor takes all links down, starts another and
-//! trains again.
+//! After a link is trained again, nothing of the old epoch may be stored. The monitor therefore waits for `Stopped`,
+//! and kills a proxy that does not answer in time. If the proxy ends by itself, the monitor takes all links down,
+//! starts another proxy and trains the links again.
 //!
-//! Connections whose programs store into the windows themselves outlive either. Of each, the monitor has a duplicate of
-//! the lifeline's far end, which it gives to the next proxy ([`ToProxy::Kept`]). When the channel ends without a
-//! `Stop`, the monitor is dead. The proxy goes on, as long as it has connections that can, and waits at
-//! [`Configuration::heir_socket`] for the next monitor:
+//! Direct connections, whose programs store into the windows themselves, survive the end of the monitor or the proxy.
+//! For each of them the monitor holds a duplicate of the remote endpoint of the lifeline, and sends it to the next
+//! proxy ([`ToProxy::Retained`]). If the channel closes without a `Stop`, the monitor has died. A proxy with
+//! connections that can be retained then continues, and waits at [`Configuration::successor_socket`] for the next
+//! monitor:
 //!
 //! ```text
 //!   next monitor                                               proxy
-//!                                  ◄──────────────────────── HandOver{configuration}: what it works by
-//!   Adopt, Change, device ────────────────────────────────►   the channel is the one between them from now on
-//!                                  ◄──────────────────────── Deposit{kept}..., Ready
-//!   or Part ──────────────────────────────────────────────►   lets go of the windows
-//!                                  ◄──────────────────────── HandOver{kept}..., and ends
+//!                                  ◄──────────────────────── Handover{configuration} of the proxy
+//!   Adopt, Change, device ────────────────────────────────►   this channel replaces the previous one
+//!                                  ◄──────────────────────── Deposit{connection}..., Ready
+//!   or Release ───────────────────────────────────────────►   releases the windows
+//!                                  ◄──────────────────────── Handover{connections}..., then the proxy ends
 //! ```
 
 use std::net::{IpAddr, SocketAddr};
@@ -50,79 +51,84 @@ use serde::{Deserialize, Serialize};
 use crate::channel::DESCRIPTORS_MAX;
 use crate::{Channel, ChannelError};
 
-/// The version of these messages: monitor and proxy come from one release.
+/// Version of the protocol. Monitor and proxy must be of the same release.
 pub const VERSION: u32 = 5;
-/// The proxy's end of the channel: its standard input, which needs no agreement with whoever starts it.
+/// The proxy's endpoint of the channel: standard input, a number that needs no agreement with the parent.
 pub const DESCRIPTOR: i32 = 0;
-/// Descriptors of a device at most: memory, registers, and a bell for each vector of each client.
+/// Maximum number of descriptors of a device: memory, registers, and a bell for each vector of each client.
 const DEVICE_DESCRIPTORS_MAX: usize = 16_384;
 
-/// From monitor to proxy.
+/// A message from the monitor to the proxy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToProxy {
-    /// The first message.
+    /// The configuration. It is the first message.
     Configure(Configuration),
-    /// Connections of an earlier proxy, each with a descriptor, in the same order. Before the device.
-    Kept(Vec<Kept>),
-    /// Some of the descriptors of the device that follows.
+    /// Retained connections of an earlier proxy, with a descriptor for each in the same order. Sent before the device.
+    #[serde(rename = "Kept")]
+    Retained(Vec<RetainedConnection>),
+    /// Carries some of the descriptors of the device that follows.
     Descriptors,
-    /// `fabric::device::Device::hand_over`: the first time to take over, later to renew.
+    /// The device, as `fabric::device::Device::hand_over` describes it: first to map it, later to update the mapping.
     Device {
-        /// What the device is.
+        /// The description of the device.
         bytes: Vec<u8>,
     },
-    /// What of the configuration is different now.
+    /// Changed parts of the configuration.
     Change {
-        /// All nodes, by slot: more may have joined behind the last.
+        /// All nodes, by slot. Nodes may have been added at the end.
         nodes: Vec<Node>,
-        /// Who may connect to programs of this node.
+        /// Access rules for connections to programs of this node.
         access: Access,
     },
-    /// The link is up in this epoch.
+    /// The link is up.
     LinkUp {
         /// The peer's slot.
         peer: u8,
         /// The epoch.
         epoch: u32,
     },
-    /// The link is going down: reset its connections, or let them go on over kernel TCP, stop touching its windows, say
-    /// [`FromProxy::Stopped`].
+    /// The link goes down. The proxy resets, retains or moves its connections to kernel TCP, stops accessing its
+    /// windows, and answers with [`FromProxy::Stopped`].
     LinkDown {
         /// The peer's slot.
         peer: u8,
         /// The epoch that ends.
         epoch: u32,
-        /// What becomes of its connections.
-        fate: Fate,
+        /// What to do with its connections.
+        #[serde(rename = "fate")]
+        policy: LinkLossPolicy,
     },
-    /// Monitor and proxy of a peer have died: none of its connections goes on by windows.
+    /// Monitor and proxy of a peer have died. Its connections cannot continue in windows.
     Gone {
         /// The peer's slot.
         peer: u8,
     },
-    /// From the next monitor, after [`HandOver`]: go on for it.
+    /// From the next monitor, after [`Handover`]: continue as its proxy.
     Adopt,
-    /// From the next monitor, after [`HandOver`]: give what can be kept, and end.
-    Part,
-    /// Listen in the place of another node, at an address of its.
-    Mirror {
+    /// From the next monitor, after [`Handover`]: hand over retained connections, and end.
+    #[serde(rename = "Part")]
+    Release,
+    /// Listen at an address of another node.
+    #[serde(rename = "Mirror")]
+    Listen {
         /// The peer's slot.
         peer: u8,
-        /// Where a program of it listens.
+        /// Address of a listener of the peer.
         address: SocketAddr,
     },
-    /// Stop listening there. Connections stay.
-    Unmirror {
-        /// Where.
+    /// Stop listening at an address. Its connections continue.
+    #[serde(rename = "Unmirror")]
+    StopListening {
+        /// The address.
         address: SocketAddr,
     },
-    /// Answer with [`FromProxy::Report`].
+    /// Request for [`FromProxy::Report`].
     Report,
-    /// End.
+    /// End the proxy.
     Stop,
 }
 
-/// From proxy to monitor.
+/// A message from the proxy to the monitor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum FromProxy {
     /// The device is mapped.
@@ -130,172 +136,182 @@ pub enum FromProxy {
         /// [`VERSION`].
         version: u32,
     },
-    /// No window of that epoch is touched any more.
+    /// The proxy no longer accesses windows of that epoch.
     Stopped {
         /// The peer's slot.
         peer: u8,
         /// The epoch.
         epoch: u32,
     },
-    /// The proxy listens there.
-    Mirrored {
-        /// Where.
+    /// The proxy listens at the address.
+    #[serde(rename = "Mirrored")]
+    Listening {
+        /// The address.
         address: SocketAddr,
     },
-    /// It cannot.
-    NotMirrored {
-        /// Where.
+    /// The proxy cannot listen at the address.
+    #[serde(rename = "NotMirrored")]
+    ListenFailed {
+        /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// The other node refused a connection: its listener is gone, and so is the mirror.
+    /// The peer refused a connection because its listener is gone. The proxy has closed its own listener too.
     Refused {
-        /// Where.
+        /// The address.
         address: SocketAddr,
     },
-    /// The peer wrote what no peer writes: the link must go down.
+    /// The peer has violated the protocol: the link must go down.
     Broken {
         /// The peer's slot.
         peer: u8,
         /// The epoch.
         epoch: u32,
-        /// What was found.
+        /// The violation.
         what: String,
     },
-    /// The peer is not in the epoch any more, and connections wait for it.
-    Left {
+    /// The peer has left the epoch, and connections wait for it.
+    #[serde(rename = "Left")]
+    PeerLeft {
         /// The peer's slot.
         peer: u8,
         /// The epoch.
         epoch: u32,
     },
-    /// What the proxy has done.
+    /// Counters of the proxy.
     Report(Report),
-    /// Keep the descriptor that comes with this for the next proxy.
-    Deposit(Kept),
-    /// As [`FromProxy::Deposit`], several, with a descriptor each in the same order: to another monitor.
-    Deposits(Vec<Kept>),
-    /// Keep it no more.
+    /// The monitor is to hold the attached descriptor for the next proxy.
+    Deposit(RetainedConnection),
+    /// Several [`FromProxy::Deposit`], with a descriptor for each in the same order, sent to a new monitor.
+    Deposits(Vec<RetainedConnection>),
+    /// The monitor is to close the descriptor of a connection.
     Withdraw {
         /// The peer's slot.
         peer: u8,
-        /// As in [`Kept::span`].
+        /// Span of the connection ([`RetainedConnection::span`]).
         span: u32,
     },
 }
 
-/// What becomes of the connections of a link that goes down.
+/// What a proxy does with the connections of a link that goes down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Fate {
-    /// The peer has left for good: none goes on by windows.
-    Over,
-    /// The peer's proxy may be another one next time: only what programs have in windows themselves waits for it.
-    DirectWait,
-    /// The peer's monitor is another one, and its proxy may be the same: all wait for it.
-    AllWait,
+pub enum LinkLossPolicy {
+    /// Reset all: the peer has shut down.
+    #[serde(rename = "Over")]
+    Reset,
+    /// Retain only direct connections: the peer may come back with another proxy.
+    #[serde(rename = "DirectWait")]
+    RetainDirect,
+    /// Retain all: the peer's monitor was replaced, and its proxy may be the same.
+    #[serde(rename = "AllWait")]
+    RetainAll,
 }
 
-/// A connection whose programs store into the windows themselves: all that another proxy needs to go on with it,
-/// besides the far end of the program's lifeline, a descriptor.
+/// A direct connection that outlives a proxy. Together with the remote endpoint of the program's lifeline, a
+/// descriptor, it is all that another proxy needs to continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct RetainedConnection {
     /// The peer's slot.
     pub peer: u8,
-    /// Which span of the windows.
+    /// Index of the span in the windows.
     pub span: u32,
-    /// What both proxies call the connection.
+    /// Number of the connection, which both proxies use.
     pub number: u32,
 }
 
-/// From a proxy whose monitor has died to the next monitor: first what it works by, then, if it is to part, some
-/// connections, each with a descriptor, in the same order. The last packet is followed by the end of the channel.
+/// A message from a proxy whose monitor has died to the next monitor. The first one contains the configuration. If the
+/// monitor does not adopt the proxy, further ones contain retained connections with a descriptor for each in the same
+/// order, until the channel closes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct HandOver {
+pub struct Handover {
     /// [`VERSION`].
     pub version: u32,
-    /// In the first packet.
+    /// The configuration, in the first message.
     #[serde(default)]
     pub configuration: Option<Box<Configuration>>,
-    /// The connections.
-    pub kept: Vec<Kept>,
+    /// Retained connections.
+    #[serde(rename = "kept")]
+    pub connections: Vec<RetainedConnection>,
 }
 
-/// What a proxy must know before it sees the device.
+/// The configuration of a proxy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Configuration {
     /// [`VERSION`].
     pub version: u32,
-    /// This node's slot.
-    pub own: u8,
-    /// Nodes that there may be at most.
+    /// Slot of this node.
+    #[serde(rename = "own")]
+    pub own_slot: u8,
+    /// Number of slots of the device.
     pub slots: u8,
     /// All nodes, by slot.
     pub nodes: Vec<Node>,
-    /// The rack directory of this node's programs.
+    /// Rack directory of this node's programs.
     pub rack_directory: PathBuf,
-    /// Bytes of the control partition, with which each window begins.
+    /// Bytes of the control partition at the start of each window.
     pub control_partition_bytes: u64,
-    /// Bytes behind it that the data partitions share.
+    /// Bytes of all data partitions, which follow the control partition.
     pub data_bytes: u64,
     /// The data partitions.
     pub partitions: Vec<Partition>,
-    /// Bytes that a connection sends before it is another's turn, where that is not as ever; 0 is without slices.
+    /// Bytes that a connection sends before another is served, if configured; 0 disables slicing.
     pub slice_bytes: Option<u64>,
-    /// Where programs get parts of windows, if they do.
+    /// Spans for direct connections, if programs may write windows.
     pub spans: Option<Spans>,
-    /// How long connections wait for a link that was lost, and this proxy for another monitor.
+    /// How long connections wait for a lost link, and a proxy for another monitor, in nanoseconds.
     pub return_ns: u64,
-    /// Where a proxy whose monitor has died waits for the next one; without it, it ends at once.
-    pub heir_socket: Option<PathBuf>,
-    /// Training leaves the data partitions alone, in all nodes: proxies clean them, and go on over the next link with
-    /// what they have there.
+    /// Socket at which a proxy whose monitor has died waits for the next one. Without it the proxy ends at once.
+    #[serde(rename = "heir_socket")]
+    pub successor_socket: Option<PathBuf>,
+    /// On all nodes, training does not clear the data partitions: proxies clear them, and continue with the contents
+    /// over the next link.
     pub keeps_partitions: bool,
-    /// Connections of a lost link move to kernel TCP.
+    /// Whether connections of a lost link move to kernel TCP.
     pub is_failover: bool,
-    /// Where the proxy's first thread listens for the proxies of other nodes that have lost a link, and the others at
-    /// the next ports; any port without it.
+    /// Port at which the proxy's first thread accepts failover connections of other proxies; further threads use the
+    /// following ports. Any port if absent.
     pub failover_port: Option<u16>,
     /// The model that links are slowed down to.
     pub timing: Option<Timing>,
-    /// Who may connect to programs of this node.
+    /// Access rules for connections to programs of this node.
     pub access: Access,
 }
 
 impl Configuration {
-    /// Whether a proxy that works by this one can go on by `next`, once it is told of [`ToProxy::Change`].
-    pub fn can_become(&self, next: &Self) -> bool {
+    /// Returns whether a proxy with this configuration can continue with `next` after [`ToProxy::Change`].
+    pub fn is_compatible_with(&self, next: &Self) -> bool {
         let changed = Self { nodes: next.nodes.clone(), access: next.access.clone(), ..self.clone() };
         changed == *next && next.nodes.starts_with(&self.nodes)
     }
 }
 
-/// The access rules that speak of this node. The monitor answers questions by them; the proxy holds peers to them that
-/// connect without having asked.
+/// The access rules for connections to this node. The monitor answers queries by them, and the proxy enforces them for
+/// peers that connect without a query.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Access {
-    /// The first one that matches decides.
+    /// The rules; the first that matches decides.
     pub rules: Vec<Rule>,
-    /// What happens where none does.
+    /// Whether connections that match no rule are allowed.
     pub allows_others: bool,
 }
 
 impl Access {
-    /// Whether a program of the node in slot `from` may connect to a port of this one.
+    /// Returns whether a program of the node in slot `from` may connect to a port of this node.
     pub fn admits(&self, from: u8, port: u16) -> bool {
         let rule = self.rules.iter().find(|rule| rule.matches(from, port));
         rule.map_or(self.allows_others, |rule| rule.allows)
     }
 }
 
-/// Who may, or may not, connect to which ports of this node.
+/// An access rule for connections to this node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rule {
-    /// The slot of the node that connects; every node's without it.
+    /// Slot of the connecting node; any node if absent.
     pub from: Option<u8>,
-    /// First and last ports of ranges; all ports without it.
+    /// First and last ports of ranges; all ports if absent.
     pub ports: Option<Vec<(u16, u16)>>,
-    /// Whether it may.
+    /// Whether the connection is allowed.
     pub allows: bool,
 }
 
@@ -309,34 +325,34 @@ impl Rule {
 /// A node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Node {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// Its address.
+    /// Address of the node.
     pub address: IpAddr,
 }
 
-/// Parts of each window for connections whose programs store into it themselves. Where the link is slowed down to a
-/// model, all who write into the window share its rate by the page before the first of them.
+/// Spans of each window for direct connections. If the link is modelled, all programs that write into the window share
+/// its rate through the page before the first span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spans {
-    /// Where in the window the first begins.
+    /// Offset of the first span in the window.
     pub offset_bytes: u64,
-    /// Bytes of each.
+    /// Bytes of a span.
     pub span_bytes: u64,
-    /// How many there are.
+    /// Number of spans.
     pub count: u64,
 }
 
 /// A data partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Partition {
-    /// What it is for.
+    /// Class of the partition.
     pub class: Class,
-    /// The core that owns it.
+    /// The core that owns the partition.
     pub core: Option<u16>,
 }
 
-/// What a partition is for.
+/// The class of a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Class {
     /// Short messages.
@@ -348,93 +364,92 @@ pub enum Class {
 /// The model that links are slowed down to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Timing {
-    /// Its name in the rack file.
+    /// Name of the model in the rack file.
     pub name: String,
-    /// Another delay one way.
+    /// One-way delay in nanoseconds, if it differs from the model's.
     pub one_way_ns: Option<f64>,
 }
 
-/// What a proxy has done since it started.
+/// Counters of a proxy since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// By slot of the peer; this node's own stays zero.
+    /// Counters of each link, by slot of the peer; those of this node's own slot stay zero.
     pub peers: Vec<PeerReport>,
 }
 
-/// What a proxy has done on one link.
+/// Counters of a proxy for one link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PeerReport {
-    /// Connections now.
+    /// Open connections.
     pub connections_open: u64,
     /// Connections since the start.
     pub connections_total: u64,
-    /// Bytes of programs, to the peer.
+    /// Payload bytes sent to the peer.
     pub bytes_sent: u64,
-    /// Bytes of programs, from the peer.
+    /// Payload bytes received from the peer.
     pub bytes_received: u64,
     /// Connections that moved between partitions.
     pub moves: u64,
-    /// Connections of lost links now, which are no more among `connections_open`.
+    /// Open connections of lost links, which `connections_open` does not include.
     pub failover_open: u64,
     /// Connections that have lost their link.
     pub failover_total: u64,
-    /// Of those, connections that were reset, because there was no way by kernel TCP or because it broke.
+    /// Of those, connections that were reset because kernel TCP could not connect, or failed.
     pub failover_resets: u64,
-    /// Bytes of programs, to the peer, over kernel TCP.
+    /// Payload bytes sent to the peer over kernel TCP.
     pub failover_bytes_sent: u64,
-    /// Bytes of programs, from the peer, over kernel TCP.
+    /// Payload bytes received from the peer over kernel TCP.
     pub failover_bytes_received: u64,
-    /// Copies of programs' bytes that the proxy made, in bytes: one of each that it sends or receives, and another of
-    /// each that came when its program had no room.
+    /// Bytes copied by the proxy: each payload byte once, and once more if it arrived while its program had no room.
     pub bytes_copied: u64,
-    /// Records in windows, to the peer.
+    /// Frames sent in windows.
     pub frames_sent: u64,
-    /// Times that records were shown to the peer, all of a partition that were ready: each a fence at most.
+    /// Number of times that frames were published to the peer: all frames of a partition that were ready, with at most
+    /// one fence.
     pub publishes: u64,
-    /// Waits of the proxy until its stores had arrived: before it sleeps.
+    /// Number of times that the proxy waited until its stores had arrived, before it blocked.
     pub flushes: u64,
-    /// Records in windows, from the peer.
+    /// Frames received in windows.
     pub frames_received: u64,
-    /// Times that a connection had bytes to send and its receiver took none.
+    /// Number of times that a connection had bytes to send and its receiver accepted none.
     pub stalls: u64,
-    /// Times that a partition was full.
+    /// Number of times that a partition was full.
     pub partitions_full: u64,
-    /// Times that the peer slept and its doorbell was rung.
+    /// Number of doorbells rung for a peer that was blocked.
     pub rings_peer: u64,
-    /// Times that a program slept and was woken.
+    /// Number of wake-ups of blocked programs.
     pub rings_local: u64,
-    /// Times that a program's ring was heard.
+    /// Number of wake-ups received from programs.
     pub wakes: u64,
-    /// Connections whose programs store into the windows themselves, now; those above count them too, but no bytes of
-    /// theirs.
+    /// Open direct connections. The counts of connections above include them, the counts of bytes do not.
     #[serde(default)]
     pub direct_open: u64,
-    /// Such connections since the start.
+    /// Direct connections since the start.
     #[serde(default)]
     pub direct_total: u64,
-    /// Connections that were to be such, and went by the proxies for want of a span at either end; or failed, because
+    /// Connections that were forwarded by the proxies because either endpoint had no free span, or that failed because
     /// a program of this node could not map its span.
     #[serde(default)]
     pub direct_missed: u64,
-    /// Of `direct_open`, those that wait for a link, or for the peer's word that it still has them.
+    /// Of `direct_open`, connections that wait for a link, or for the peer to confirm that it retained them.
     #[serde(default)]
     pub direct_held: u64,
 }
 
 impl PeerReport {
-    /// Copies of each byte to the peer that this node makes: its program's into the connection's memory, and the
-    /// proxy's into the window.
+    /// Copies that this node makes of each byte sent: from the program into the connection's memory, and by the proxy
+    /// into the window.
     pub const COPIES_PER_BYTE_SENT: f64 = 2.0;
 
-    /// Copies of each byte from the peer that this node makes: the proxy's, more than one where a program had no room,
-    /// and the program's. `None` before the first.
+    /// Returns the mean number of copies that this node makes of each byte received: by the proxy, more than one where
+    /// a program had no room, and by the program. `None` before the first byte.
     pub fn copies_per_byte_received(&self) -> Option<f64> {
         let copied = self.bytes_copied.checked_sub(self.bytes_sent)?;
         (self.bytes_received > 0).then(|| 1.0 + copied as f64 / self.bytes_received as f64)
     }
 
-    /// Records that the peer was shown at once. `None` before the first.
+    /// Returns the mean number of frames per publish. `None` before the first publish.
     pub fn frames_per_publish(&self) -> Option<f64> {
         (self.publishes > 0).then(|| self.frames_sent as f64 / self.publishes as f64)
     }
@@ -469,7 +484,7 @@ impl std::ops::AddAssign for PeerReport {
     }
 }
 
-/// Sends a device, with more descriptors than one packet carries if need be.
+/// Sends a device, in several packets if it has more descriptors than one packet can carry.
 ///
 /// # Errors
 /// As [`Channel::send`].
@@ -481,36 +496,38 @@ pub fn send_device(channel: &Channel, bytes: Vec<u8>, descriptors: &[OwnedFd]) -
     channel.send(&ToProxy::Device { bytes }, &[])
 }
 
-/// Sends connections with their descriptors, as many packets as that takes; `say` makes the message of each.
+/// Sends connections with their descriptors in as many packets as needed; `message_of` makes the message of each
+/// packet.
 ///
 /// # Errors
 /// As [`Channel::send`].
-pub fn send_kept<M: Serialize>(
+pub fn send_retained<M: Serialize>(
     channel: &Channel,
-    kept: &[(Kept, BorrowedFd<'_>)],
-    say: impl Fn(Vec<Kept>) -> M,
+    connections: &[(RetainedConnection, BorrowedFd<'_>)],
+    message_of: impl Fn(Vec<RetainedConnection>) -> M,
 ) -> Result<(), ChannelError> {
-    for some in kept.chunks(DESCRIPTORS_MAX) {
-        let (some, descriptors): (Vec<Kept>, Vec<BorrowedFd<'_>>) = some.iter().copied().unzip();
-        channel.send(&say(some), &descriptors)?;
+    for some in connections.chunks(DESCRIPTORS_MAX) {
+        let (batch, descriptors): (Vec<RetainedConnection>, Vec<BorrowedFd<'_>>) = some.iter().copied().unzip();
+        channel.send(&message_of(batch), &descriptors)?;
     }
     Ok(())
 }
 
-/// Puts a device together at the proxy's end.
+/// Collects the parts of a device that arrive at the proxy.
 #[derive(Debug, Default)]
 pub struct DeviceParts {
     descriptors: Vec<OwnedFd>,
 }
 
 impl DeviceParts {
-    /// Keeps what came with [`ToProxy::Descriptors`]. More than any device has is dropped; it is then refused.
+    /// Stores descriptors of [`ToProxy::Descriptors`]. Those above the maximum of a device are dropped, after which the
+    /// device is refused.
     pub fn add(&mut self, some: Vec<OwnedFd>) {
         let room = DEVICE_DESCRIPTORS_MAX - self.descriptors.len();
         self.descriptors.extend(some.into_iter().take(room));
     }
 
-    /// All that came before [`ToProxy::Device`].
+    /// Removes and returns all descriptors that came before [`ToProxy::Device`].
     pub fn take(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.descriptors)
     }

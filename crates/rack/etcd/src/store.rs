@@ -1,96 +1,97 @@
-//! A rack's keys below a prefix: read and written as a whole.
+//! The keys of a rack below a prefix, read and written as a whole.
 
 use std::collections::BTreeMap;
 
-use rack::{LEASES, Rack, RackFile};
+use rack::{LEASE_PREFIX, Rack, RackFile};
 
+use crate::error::EtcdError;
+use crate::etcd_address::EtcdAddress;
 use crate::gateway::{Condition, Entry, Gateway, Operation, Revision};
-use crate::lease::Lease;
-use crate::{Address, EtcdError};
+use crate::lease_record::LeaseValue;
 
-/// Keys of a rack at most, those of leases included; a transaction of etcd takes 128.
+/// Maximum number of keys of a rack, including leases; a transaction of etcd can contain 128 operations.
 const KEYS_MAX: usize = 120;
 
-/// A rack's place in etcd.
+/// A rack in etcd.
 #[derive(Clone, Debug)]
-pub struct Store {
+pub struct RackStore {
     pub(crate) gateway: Gateway,
 }
 
-/// What lies there, all of it of one moment.
+/// A consistent snapshot of a rack.
 #[derive(Clone, Debug)]
-pub struct Stored {
-    /// The rack.
+pub struct StoredRack {
+    /// The description of the rack.
     pub file: RackFile,
-    /// Who runs which node, by the node's name.
-    pub leases: BTreeMap<String, Lease>,
-    /// When that was.
+    /// The leases by name of the node.
+    pub leases: BTreeMap<String, LeaseValue>,
+    /// The revision of the snapshot.
     pub revision: Revision,
 }
 
-/// What a push has done.
+/// The result of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pushed {
-    /// Keys that are new or have another value.
+pub struct PushSummary {
+    /// Number of keys created or modified.
     pub written: usize,
-    /// Keys that are no more.
+    /// Number of keys deleted.
     pub removed: usize,
 }
 
-impl Store {
-    /// A place; nothing is asked yet.
-    pub fn new(address: Address) -> Self {
+impl RackStore {
+    /// Returns the rack at an address. It does not connect yet.
+    pub fn new(address: EtcdAddress) -> Self {
         Self { gateway: Gateway::new(address) }
     }
 
-    /// Where it is.
-    pub fn address(&self) -> &Address {
+    /// Returns the address.
+    pub fn address(&self) -> &EtcdAddress {
         self.gateway.address()
     }
 
-    /// What all keys begin with.
-    pub(crate) fn folder(&self) -> String {
+    /// Returns the common prefix of all keys.
+    pub(crate) fn key_prefix(&self) -> String {
         format!("{}/", self.address().prefix())
     }
 
     /// Reads and checks a rack.
     ///
     /// # Errors
-    /// When etcd does not answer, or holds no good rack.
-    pub fn load(&self) -> Result<Stored, EtcdError> {
-        let (revision, entries) = self.gateway.range(&self.folder(), KEYS_MAX)?;
+    /// If etcd does not answer, or contains no valid rack.
+    pub fn load(&self) -> Result<StoredRack, EtcdError> {
+        let (revision, entries) = self.gateway.range(&self.key_prefix(), KEYS_MAX)?;
         let (mut keys, mut leases) = (Vec::new(), BTreeMap::new());
         for entry in entries {
             let name = self.name(&entry);
-            match name.strip_prefix(LEASES) {
-                Some(node) => _ = leases.insert(node.to_owned(), Lease::parse(&entry.value)),
+            match name.strip_prefix(LEASE_PREFIX) {
+                Some(node) => _ = leases.insert(node.to_owned(), LeaseValue::parse(&entry.value)),
                 None => keys.push((name, entry.value)),
             }
         }
-        let file = RackFile::parse_keys(&self.address().place(), &keys)?.shown_as(self.address().to_string());
-        // What is a lease of no node says nothing.
+        let file = RackFile::parse_keys(&self.address().location(), &keys)?.shown_as(self.address().to_string());
+        // Leases of unknown nodes are ignored.
         leases.retain(|node, _| file.rack.node(node).is_some());
-        Ok(Stored { file, leases, revision })
+        Ok(StoredRack { file, leases, revision })
     }
 
-    /// Puts a rack there: writes what is new, removes what is no more, in one step.
+    /// Replaces the description of the rack in one transaction.
     ///
     /// # Errors
-    /// When etcd does not answer, others write at the same time, or something else than a rack lies there.
-    pub fn push(&self, rack: &Rack) -> Result<Pushed, EtcdError> {
-        let (_, entries) = self.gateway.range(&self.folder(), KEYS_MAX)?;
+    /// If etcd does not answer, if others write at the same time, or if the prefix contains other keys than a rack's.
+    pub fn push(&self, rack: &Rack) -> Result<PushSummary, EtcdError> {
+        let (_, entries) = self.gateway.range(&self.key_prefix(), KEYS_MAX)?;
         let mut before: BTreeMap<String, Entry> = entries.into_iter().map(|entry| (self.name(&entry), entry)).collect();
-        before.retain(|name, _| !name.starts_with(LEASES));
-        let is_of_rack = |name: &str| rack::is_key(name);
+        before.retain(|name, _| !name.starts_with(LEASE_PREFIX));
+        let is_of_rack = |name: &str| rack::is_rack_key(name);
         if let Some(name) = before.keys().find(|name| !is_of_rack(name)) {
-            let (address, name) = (self.address().place(), name.escape_debug());
-            let reason = format!("the key {name} there is none of a rack; give another prefix, or remove it");
-            return Err(EtcdError::Occupied { address, reason });
+            let (address, name) = (self.address().location(), name.escape_debug());
+            let reason = format!("the key {name} there does not belong to a rack; give another prefix, or remove it");
+            return Err(EtcdError::PrefixInUse { address, reason });
         }
         let (mut conditions, mut operations) = (Vec::new(), Vec::new());
-        let mut pushed = Pushed { written: 0, removed: 0 };
+        let mut pushed = PushSummary { written: 0, removed: 0 };
         for (name, text) in rack.keys() {
-            let key = self.folder() + &name;
+            let key = self.key_prefix() + &name;
             let found = before.remove(&name);
             let modified = found.as_ref().map_or(Revision::default(), |entry| entry.modified);
             conditions.push(Condition { key: key.clone(), modified });
@@ -100,18 +101,18 @@ impl Store {
             }
         }
         for (name, entry) in before {
-            let key = self.folder() + &name;
+            let key = self.key_prefix() + &name;
             conditions.push(Condition { key: key.clone(), modified: entry.modified });
             operations.push(Operation::Delete(key));
             pushed.removed += 1;
         }
         let (is_done, _) = self.gateway.transact(&conditions, &operations)?;
-        if is_done { Ok(pushed) } else { Err(EtcdError::Race { address: self.address().place() }) }
+        if is_done { Ok(pushed) } else { Err(EtcdError::Conflict { address: self.address().location() }) }
     }
 
-    /// A key's name below the prefix.
+    /// Returns the name of a key below the prefix.
     fn name(&self, entry: &Entry) -> String {
         let key = String::from_utf8_lossy(&entry.key);
-        key.strip_prefix(&self.folder()).unwrap_or(&key).to_owned()
+        key.strip_prefix(&self.key_prefix()).unwrap_or(&key).to_owned()
     }
 }

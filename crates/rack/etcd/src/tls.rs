@@ -1,6 +1,6 @@
-//! TLS with etcd: whom to take for it, and who this client is.
+//! TLS for etcd: the trusted CA, and the client's certificate.
 //!
-//! Files are read for each connection, as certificates that last for a day are replaced while monitors run.
+//! Files are read for each connection, because short-lived certificates are renewed while monitors run.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,28 +11,28 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, Error, RootCertStore};
 use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem};
 
-use crate::address::TlsFiles;
-use crate::gateway::shown;
+use crate::etcd_address::TlsFiles;
+use crate::printable::printable;
 
-/// Bytes of a file at most: a CA's may hold many certificates.
+/// Maximum size of a file in bytes; a CA file may contain many certificates.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What connections go by, or what is wrong with the files, with its remedy.
+/// Returns the TLS configuration, or a description of what is wrong with the files and the remedy.
 pub fn config(files: &TlsFiles) -> Result<TlsConfig, String> {
-    // The process may have one already, which is as good.
+    // Installing fails if the process already has a default provider, which serves as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let (roots, _) = read(&files.ca)?;
-    let store = store_of(&files.ca, &roots)?;
-    let own = files.own.as_ref().map(|(cert, key)| own(cert, key, store)).transpose()?;
-    Ok(TlsConfig::builder().root_certs(RootCerts::new_with_certs(&roots)).client_cert(own).build())
+    let (roots, _) = read_pem(&files.ca)?;
+    let store = root_store(&files.ca, &roots)?;
+    let client = files.client.as_ref().map(|(cert, key)| client_certificate(cert, key, store)).transpose()?;
+    Ok(TlsConfig::builder().root_certs(RootCerts::new_with_certs(&roots)).client_cert(client).build())
 }
 
-/// What is wrong with a connection, with its remedy; `None` where it is nothing of TLS. Where one side talks TLS and
-/// the other does not, or etcd does not take the client's certificate, it may end the connection without a word.
-pub fn reason(error: &io::Error, is_tls: bool) -> Option<String> {
+/// Returns the reason and remedy if a connection has failed because of TLS. If only one side uses TLS, or if etcd
+/// rejects the client's certificate, the connection may end without an alert.
+pub fn failure_reason(error: &io::Error, is_tls: bool) -> Option<String> {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     if let Some(error) = error.get_ref().and_then(|error| error.downcast_ref::<Error>()) {
-        return Some(format!("TLS fails: {}; {}", shown(&error.to_string()), remedy(error)));
+        return Some(format!("TLS fails: {}; {}", printable(&error.to_string()), remedy(error)));
     }
     let has_ended = matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof);
     let remedy = if is_tls { KNOWN_CLIENT } else { "write etcds:// if etcd talks TLS there" };
@@ -51,7 +51,7 @@ fn remedy(error: &Error) -> &'static str {
     }
 }
 
-fn read(path: &Path) -> Result<(Vec<Certificate<'static>>, Vec<PrivateKey<'static>>), String> {
+fn read_pem(path: &Path) -> Result<(Vec<Certificate<'static>>, Vec<PrivateKey<'static>>), String> {
     let failed = |error: &dyn std::fmt::Display| format!("{}: {error}; give a file in PEM", path.display());
     let bytes = read_file(path).map_err(|error| failed(&error))?;
     let (mut certificates, mut keys) = (Vec::new(), Vec::new());
@@ -65,10 +65,10 @@ fn read(path: &Path) -> Result<(Vec<Certificate<'static>>, Vec<PrivateKey<'stati
     Ok((certificates, keys))
 }
 
-/// Of a regular file: another one may have no end, or nobody who writes it.
+/// Reads a regular file. Reading from a pipe or device could block or never end.
 fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     if !std::fs::metadata(path)?.is_file() {
-        return Err(io::Error::other("no regular file"));
+        return Err(io::Error::other("not a regular file"));
     }
     let mut bytes = Vec::new();
     File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
@@ -76,7 +76,7 @@ fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     if is_short { Ok(bytes) } else { Err(io::Error::other(format!("more than {FILE_BYTES_MAX} bytes"))) }
 }
 
-fn store_of(path: &Path, roots: &[Certificate<'static>]) -> Result<RootCertStore, String> {
+fn root_store(path: &Path, roots: &[Certificate<'static>]) -> Result<RootCertStore, String> {
     let mut store = RootCertStore::empty();
     for root in roots {
         let added = store.add(CertificateDer::from(root.der().to_vec()));
@@ -88,13 +88,14 @@ fn store_of(path: &Path, roots: &[Certificate<'static>]) -> Result<RootCertStore
     Ok(store)
 }
 
-/// A client's certificate that its key belongs to, and that TLS can use: found out now, as later nobody asks.
-fn own(cert: &Path, key: &Path, store: RootCertStore) -> Result<ClientCert, String> {
-    let chain = read(cert)?.0;
+/// Returns a client certificate after checking that its key matches and that TLS can use it; ureq would not report
+/// that.
+fn client_certificate(cert: &Path, key: &Path, store: RootCertStore) -> Result<ClientCert, String> {
+    let chain = read_pem(cert)?.0;
     if chain.is_empty() {
         return Err(format!("{}: no certificate in it; give the client's certificate in PEM", cert.display()));
     }
-    let private = read(key)?.1.into_iter().next();
+    let private = read_pem(key)?.1.into_iter().next();
     let private = private.ok_or_else(|| format!("{}: no key in it; give the client's key in PEM", key.display()))?;
     let unusable = |error: &dyn std::fmt::Display| {
         format!("{} and {}: {error}; give a certificate and its own key", cert.display(), key.display())

@@ -1,33 +1,33 @@
-//! Programs and commands that talk to the monitor: connections to its socket.
+//! Connections of programs and commands to the monitor's socket.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use control::monitor::{Answer, Ask, Request, VERSION};
+use control::monitor::{Request, RequestKind, Response, VERSION};
 use control::{Channel, Received, peer_uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with};
 use std::net::SocketAddr;
 use tracing::warn;
 
-/// Connections at a time, at most.
+/// Maximum number of connections.
 const CLIENTS_MAX: usize = 1024;
-/// Connections that the kernel keeps until they are accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
-/// Connections accepted in one turn.
-const ACCEPTS_PER_TURN: usize = 64;
+/// Maximum number of connections accepted in one iteration of the event loop.
+const ACCEPTS_PER_ITERATION: usize = 64;
 
-/// What a client wants.
+/// A request of a client.
 #[derive(Debug)]
-pub enum Wish {
-    /// A program asks for a listener of another node.
-    Far(SocketAddr),
-    /// The command line asks.
-    Ask(Ask),
+pub enum ClientRequest {
+    /// A program queries a listener of another node.
+    RemoteListener(SocketAddr),
+    /// A request of the command line.
+    Command(RequestKind),
 }
 
-/// The monitor's socket and who is connected to it.
+/// The monitor's socket and its connections.
 #[derive(Debug)]
 pub struct Clients {
     listener: OwnedFd,
@@ -37,10 +37,10 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Listens at `path`, where nobody else does: whoever calls holds the node's lock, so what lies there is stale.
+    /// Listens at `path`. The caller holds the node's lock, so an existing socket is stale and is replaced.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of the kernel.
     pub fn listen(path: &Path) -> Result<Self, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -54,19 +54,19 @@ impl Clients {
         Ok(Self { listener, connected: BTreeMap::new(), number_next: 0, own_uid })
     }
 
-    /// What to poll: new connections, then each client by its number.
+    /// Returns the descriptors to poll: the listener, then each client with its number.
     pub fn descriptors(&self) -> (BorrowedFd<'_>, impl Iterator<Item = (u64, BorrowedFd<'_>)>) {
         (self.listener.as_fd(), self.connected.iter().map(|(number, channel)| (*number, channel.as_fd())))
     }
 
-    /// Takes who has come.
+    /// Accepts pending connections.
     pub fn accept(&mut self) {
-        for _ in 0..ACCEPTS_PER_TURN {
+        for _ in 0..ACCEPTS_PER_ITERATION {
             let Ok(socket) = accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) else { return };
             let uid = peer_uid(&socket).ok();
             let channel = Channel::new(socket);
             if uid != Some(self.own_uid) && uid != Some(0) {
-                warn!(?uid, "a stranger at the monitor's socket is refused");
+                warn!(?uid, "refused a connection of another user at the monitor's socket");
                 refuse(&channel, "this monitor is another user's; ask as its user or as root");
                 continue;
             }
@@ -79,8 +79,9 @@ impl Clients {
         }
     }
 
-    /// What a client wants, if it has said so; gone clients are dropped, and their number is the error.
-    pub fn wish(&mut self, number: u64) -> Result<Option<Wish>, u64> {
+    /// Returns the next request of a client, if one is pending. A client that has disconnected is removed, and its
+    /// number is the error.
+    pub fn next_request(&mut self, number: u64) -> Result<Option<ClientRequest>, u64> {
         let Some(channel) = self.connected.get(&number) else { return Ok(None) };
         let packet = match channel.receive_packet() {
             Ok(Received::Message(packet, _)) => packet,
@@ -91,10 +92,10 @@ impl Clients {
             }
         };
         if let Some(address) = socket::rendezvous::monitor::asked_for(&packet) {
-            return Ok(Some(Wish::Far(address)));
+            return Ok(Some(ClientRequest::RemoteListener(address)));
         }
         match serde_json::from_slice::<Request>(&packet) {
-            Ok(Request { version: VERSION, ask }) => Ok(Some(Wish::Ask(ask))),
+            Ok(Request { version: VERSION, kind }) => Ok(Some(ClientRequest::Command(kind))),
             other => {
                 let found = other.map_or("an unknown one".to_owned(), |request| format!("version {}", request.version));
                 let reason = format!("request of another release ({found}, here {VERSION}); use one release for all");
@@ -104,31 +105,31 @@ impl Clients {
         }
     }
 
-    /// Answers a program.
-    pub fn tell(&self, number: u64, answer: socket::rendezvous::monitor::Answer) {
+    /// Answers the query of a program.
+    pub fn answer_query(&self, number: u64, answer: socket::rendezvous::monitor::Answer) {
         if let Some(channel) = self.connected.get(&number) {
-            // A program that does not take its answer has ended, or soon does.
+            // Sending fails if the program has ended, or if it does not read its answers.
             let _ = channel.send_packet(answer.encode().as_bytes(), &[]);
         }
     }
 
-    /// Answers a command.
-    pub fn answer(&self, number: u64, answer: &Answer) {
+    /// Answers a request of the command line.
+    pub fn respond(&self, number: u64, response: &Response) {
         if let Some(channel) = self.connected.get(&number) {
-            let _ = channel.send(answer, &[]);
+            let _ = channel.send(response, &[]);
         }
     }
 }
 
 fn refuse(channel: &Channel, reason: &str) {
-    let _ = channel.send(&Answer::Refused { reason: reason.to_owned() }, &[]);
+    let _ = channel.send(&Response::Refused { reason: reason.to_owned() }, &[]);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn place() -> (tempfile::TempDir, std::path::PathBuf) {
+    fn socket_path() -> (tempfile::TempDir, std::path::PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("monitor.sock");
         (folder, path)
@@ -140,28 +141,31 @@ mod tests {
     }
 
     #[test]
-    fn programs_and_commands_are_told_apart_and_answered() {
+    fn programs_and_commands_are_distinguished_and_answered() {
         let _no_child = test_support::spawn::forbid();
-        let (_folder, path) = place();
+        let (_folder, path) = socket_path();
         let mut clients = Clients::listen(&path).unwrap();
         let program = Channel::connect(&path).unwrap();
         clients.accept();
         let number = only(&clients);
         let address = "127.77.0.2:80".parse().unwrap();
         program.send_packet(socket::rendezvous::monitor::question(address).as_bytes(), &[]).unwrap();
-        assert!(matches!(clients.wish(number), Ok(Some(Wish::Far(found))) if found == address));
-        clients.tell(number, socket::rendezvous::monitor::Answer::Ready { node: "127.77.0.1".parse().unwrap() });
+        assert!(
+            matches!(clients.next_request(number), Ok(Some(ClientRequest::RemoteListener(found))) if found == address)
+        );
+        clients
+            .answer_query(number, socket::rendezvous::monitor::Answer::Ready { node: "127.77.0.1".parse().unwrap() });
         let Received::Message(packet, _) = program.receive_packet().unwrap() else { panic!("no answer") };
         assert_eq!(packet, b"ready 127.77.0.1");
-        program.send(&Request::new(Ask::Status), &[]).unwrap();
-        assert!(matches!(clients.wish(number), Ok(Some(Wish::Ask(Ask::Status)))));
+        program.send(&Request::new(RequestKind::Status), &[]).unwrap();
+        assert!(matches!(clients.next_request(number), Ok(Some(ClientRequest::Command(RequestKind::Status)))));
         drop(program);
-        assert_eq!(clients.wish(number).unwrap_err(), number);
+        assert_eq!(clients.next_request(number).unwrap_err(), number);
     }
 
     #[test]
-    fn what_is_no_request_is_refused_in_words() {
-        let (_folder, path) = place();
+    fn a_malformed_request_is_refused_with_the_reason() {
+        let (_folder, path) = socket_path();
         let mut clients = Clients::listen(&path).unwrap();
         for packet in [&b"far 9 x"[..], b"\xff", br#"{"version":9,"ask":"status"}"#, br#"{"version":1,"ask":"dance"}"#]
         {
@@ -169,8 +173,10 @@ mod tests {
             clients.accept();
             command.send_packet(packet, &[]).unwrap();
             let number = clients.number_next;
-            assert!(matches!(clients.wish(number), Ok(None)));
-            let Received::Message(Answer::Refused { reason }, _) = command.receive().unwrap() else { panic!("taken") };
+            assert!(matches!(clients.next_request(number), Ok(None)));
+            let Received::Message(Response::Refused { reason }, _) = command.receive().unwrap() else {
+                panic!("taken")
+            };
             assert!(reason.contains("another release"), "{reason}");
         }
     }
@@ -178,7 +184,7 @@ mod tests {
     #[test]
     fn a_stale_socket_is_replaced() {
         let _no_child = test_support::spawn::forbid();
-        let (_folder, path) = place();
+        let (_folder, path) = socket_path();
         drop(Clients::listen(&path).unwrap());
         assert!(Channel::connect(&path).is_err());
         let _clients = Clients::listen(&path).unwrap();

@@ -1,10 +1,10 @@
-//! The device of a rack: how large it must be, whether a node has it, and how it is opened.
+//! The device of a rack: its required size, whether a node has it, and how it is opened.
 
 use std::path::Path;
 
 use fabric::Coherence;
 use fabric::device::{Device, DeviceConfig, DeviceError, DeviceLayout, NodeSlot, PciAccess, VECTORS_MAX};
-use rack::{Backend, PciMode, Places, Rack, Trust};
+use rack::{Backend, PciMode, Rack, RunDir, Trust};
 use segment::Segment;
 use socket::rendezvous;
 use socket::rendezvous::handshake::Place;
@@ -12,26 +12,26 @@ use socket::rendezvous::handshake::Place;
 const _: () = assert!(rack::SPAN_BYTES == Segment::WINDOW_BYTES as u64);
 const _: () = assert!(rack::TIMED_SPAN_BYTES == Segment::TIMED_WINDOW_BYTES as u64);
 
-/// Bytes of memory that the windows of a rack take.
+/// Returns the bytes of memory for all windows of a rack.
 ///
 /// # Errors
-/// When no device can be that large; the rack file's values are too.
+/// If no device can be that large. The message includes the values of the rack file.
 fn device_bytes(rack: &Rack) -> Result<u64, String> {
     let layout = DeviceLayout::new(rack.slots() as u8, rack.device.window_bytes as usize);
     layout.map(|layout| layout.bytes() as u64).map_err(|problem| problem.to_string())
 }
 
-/// Bytes of memory that a device server has for a rack: a power of two, as QEMU's device wants it. `free_bytes`: what
-/// this machine has for it.
+/// Returns the bytes of memory of a device server for a rack: a power of two, as QEMU's ivshmem requires. `free_bytes`
+/// is the memory available on this machine.
 ///
 /// # Errors
-/// When no device can be that large, or this machine has less; the rack file's values are too.
+/// If no device can be that large, or less memory is available. The message includes the values of the rack file.
 pub fn server_bytes(rack: &Rack, free_bytes: u64) -> Result<u64, String> {
     let bytes = device_bytes(rack)?.next_power_of_two();
     if bytes <= free_bytes {
         return Ok(bytes);
     }
-    // The largest power of two that is free.
+    // The largest power of two that is available.
     let largest_bytes = free_bytes.checked_ilog2().map_or(0, |exponent| 1 << exponent);
     let remedy = match DeviceLayout::largest(rack.slots() as u8, largest_bytes) {
         Ok(layout) => format!("make it {} at most", layout.window_bytes()),
@@ -41,12 +41,12 @@ pub fn server_bytes(rack: &Rack, free_bytes: u64) -> Result<u64, String> {
     Err(format!("windows of {windows} bytes take {bytes} bytes of memory, and {free_bytes} are free; {remedy}"))
 }
 
-/// Bells that a node of this rack has: the monitor's, and one for each data partition as far as there are bells.
+/// Returns the number of doorbells of a node: one for the monitor, and one for each data partition up to the maximum.
 pub fn vectors(rack: &Rack) -> usize {
     (1 + rack.data_partitions().len()).min(VECTORS_MAX)
 }
 
-/// Looks whether this machine has the device of a node, large enough, without touching it; what is wrong if not.
+/// Checks, without accessing it, that this machine has the device of a node and that it is large enough.
 ///
 /// # Errors
 /// What is missing, and the remedy.
@@ -74,10 +74,12 @@ pub fn check_device(rack: &Rack, slot: usize) -> Result<(), String> {
 fn pci_bytes(address: &str) -> Result<u64, String> {
     let folder = Path::new("/sys/bus/pci/devices").join(address);
     if !folder.exists() {
-        return Err(format!("'{address}' is not on this machine; see 'lspci -D -d 1af4:1110' for what is"));
+        return Err(format!(
+            "'{address}' is not on this machine; see 'lspci -D -d 1af4:1110' for the devices of this machine"
+        ));
     }
     let memory = std::fs::metadata(folder.join("resource2")).map(|found| found.len());
-    memory.map_err(|_| format!("'{address}' has no memory in BAR 2; see 'lspci -D -d 1af4:1110' for devices that have"))
+    memory.map_err(|_| format!("'{address}' has no memory in BAR 2; see 'lspci -D -d 1af4:1110' for suitable devices"))
 }
 
 fn dax_bytes(path: &Path) -> Result<u64, String> {
@@ -90,25 +92,25 @@ fn dax_bytes(path: &Path) -> Result<u64, String> {
     let number = found.rdev();
     let size = format!("/sys/dev/char/{}:{}/size", rustix::fs::major(number), rustix::fs::minor(number));
     let bytes = std::fs::read_to_string(&size).ok().and_then(|text| text.trim().parse().ok());
-    bytes.ok_or_else(|| format!("'{shown}' is no DAX device; see 'daxctl list' for those of this machine"))
+    bytes.ok_or_else(|| format!("'{shown}' is not a DAX device; see 'daxctl list' for those of this machine"))
 }
 
 /// Opens the device as the node in `slot`.
 ///
 /// # Errors
-/// Names the device, what is wrong with it, and the remedy.
-pub fn open(rack: &Rack, slot: usize, places: &Places) -> Result<Device, DeviceError> {
+/// Names the device, the problem and the remedy.
+pub fn open(rack: &Rack, slot: usize, run_dir: &RunDir) -> Result<Device, DeviceError> {
     let node = &rack.nodes[slot];
     let device = node.device.as_deref().unwrap_or_default();
     let mut config = DeviceConfig::new(NodeSlot(slot as u8), rack.slots() as u8);
     config.window_bytes = Some(rack.device.window_bytes as usize);
-    // What training cleans.
-    let link_bytes = if rack.is_coherent() { rack::CONTROL_PARTITION_BYTES } else { rack.cut().link_bytes() };
+    // The part of the window that training clears.
+    let link_bytes = if rack.is_coherent() { rack::CONTROL_PARTITION_BYTES } else { rack.window_layout().link_bytes() };
     config.link_bytes = Some(link_bytes as usize);
     config.shares_connection = rack.is_coherent();
     config.vectors = vectors(rack);
     match rack.backend_of(node) {
-        Backend::Shm => Device::connect_server(&places.device_socket(), &config),
+        Backend::Shm => Device::connect_server(&run_dir.device_socket(), &config),
         Backend::Dax => {
             let coherence = match rack.device.coherence.unwrap_or(rack::Coherence::Coherent) {
                 rack::Coherence::Coherent => Coherence::Coherent,
@@ -126,12 +128,12 @@ pub fn open(rack: &Rack, slot: usize, places: &Places) -> Result<Device, DeviceE
     }
 }
 
-/// Why programs of this node cannot store into windows themselves, though the rack file trusts them with it.
+/// Returns why programs of this node cannot write windows although the rack file trusts them, or `None`.
 pub(crate) fn direct_obstacle(rack: &Rack, device: &Device) -> Option<String> {
     if rack.trust != Trust::Direct {
         return None;
     }
-    // Any other node is as good as another: all windows are of one memory.
+    // Any peer will do, because all windows are in the same memory.
     let peer = device.layout().slots().find(|slot| *slot != device.own_slot())?;
     if let Some(obstacle) = device.lease_obstacle() {
         return Some(obstacle.to_owned());
@@ -139,21 +141,21 @@ pub(crate) fn direct_obstacle(rack: &Rack, device: &Device) -> Option<String> {
     let (memory, _) = device.windows_in_memory(peer);
     match rendezvous::may_lease(memory) {
         Ok(true) => span_obstacle(rack, device, peer),
-        Ok(false) => Some("its memory is a file, which somebody could cut off under a program".to_owned()),
-        Err(errno) => Some(format!("its memory cannot be looked at: {errno}")),
+        Ok(false) => Some("its memory is a file, which could be truncated while programs use it".to_owned()),
+        Err(errno) => Some(format!("its memory cannot be examined: {errno}")),
     }
 }
 
-/// Why programs could not map their spans: found out here, for each of them would lose its connections by it.
+/// Returns why programs could not map their spans. Checked once here, because each program would lose its connections.
 fn span_obstacle(rack: &Rack, device: &Device, peer: NodeSlot) -> Option<String> {
     let (memory, [inbound, outbound]) = device.windows_in_memory(peer);
     let (alignment, end_bytes) = (device.alignment(), device.end_in_memory());
-    // What is mapped around the last span would lie beyond the end, and nothing but a signal would say so.
+    // Memory mapped around the last span would exceed the end of the device, and accesses to it would raise SIGBUS.
     if let Some(alignment) = alignment.filter(|alignment| !end_bytes.is_multiple_of(alignment.bytes())) {
         let align_bytes = alignment.bytes();
-        return Some(format!("its {end_bytes} bytes are no whole multiple of the {align_bytes} that it is mapped by"));
+        return Some(format!("its {end_bytes} bytes are not a multiple of the alignment of {align_bytes} bytes"));
     }
-    let offset_bytes = rack.cut().spans?.offset_bytes;
+    let offset_bytes = rack.window_layout().spans?.offset_bytes;
     let place =
         Place { alignment, caching: device.caching(), ..Place::new(inbound + offset_bytes, outbound + offset_bytes) };
     let failed = |errno| format!("a part of its memory cannot be mapped: {errno}");
@@ -165,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_is_missing_or_too_small_is_found_before_it_is_opened() {
+    fn a_missing_or_too_small_device_is_found_before_it_is_opened() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("memory");
         let mut rack = Rack::example(3, Backend::Dax, None, Trust::Proxy);
@@ -186,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_that_this_machines_memory_does_not_hold_are_refused_with_the_largest_that_it_does() {
+    fn windows_larger_than_memory_are_refused_with_the_largest_that_fit() {
         let mut rack = Rack::example(3, Backend::Shm, None, Trust::Proxy);
         rack.device.window_bytes = 1 << 30;
         assert_eq!(server_bytes(&rack, 8 << 30), Ok(8 << 30));
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_get_no_part_of_memory_that_can_be_cut_off() {
+    fn programs_are_not_given_memory_of_a_file_that_can_be_truncated() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("memory");
         let obstacle = |coherence, trust| {
@@ -207,7 +209,7 @@ mod tests {
             rack.nodes[0].device = Some(path.display().to_string());
             let file = std::fs::File::create(&path).unwrap();
             file.set_len(device_bytes(&rack).unwrap()).unwrap();
-            let device = open(&rack, 0, &Places::new(folder.path(), &rack, &path)).unwrap();
+            let device = open(&rack, 0, &RunDir::new(folder.path(), &rack, &path)).unwrap();
             direct_obstacle(&rack, &device)
         };
         assert_eq!(obstacle(rack::Coherence::Coherent, Trust::Proxy), None);
@@ -217,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pci_device_that_is_not_there_is_named() {
+    fn a_missing_pci_device_is_named() {
         let mut rack = Rack::example(2, Backend::Pci, None, Trust::Proxy);
         rack.nodes[0].device = Some("ffff:ff:1f.7".to_owned());
         assert!(check_device(&rack, 0).unwrap_err().contains("'ffff:ff:1f.7' is not on this machine"));

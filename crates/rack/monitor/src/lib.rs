@@ -1,31 +1,39 @@
 //! The control plane of a node.
 //!
-//! A monitor opens the device of its rack, trains the links to all other nodes, and talks with their monitors over a
-//! control lane in partition 0 of each window. It answers programs that ask for a listener of another node, keeps a
-//! proxy running that carries their bytes, and tells the command line how things are. It is one thread and one `poll`.
+//! A monitor opens the device of its rack, trains the links to all other nodes, and communicates with their monitors
+//! over a control lane in partition 0 of each window. It answers programs that query listeners of other nodes, keeps a
+//! proxy running that forwards their data, and reports its status to the command line. It is one thread with one
+//! `poll`.
 //!
-//! * `session`, `questions`: state machines without I/O.
-//! * `peer`: a link, from training to loss.
-//! * `description`: the rack in etcd, the node's lease there, and what changes.
-//! * `registry`: where this node's own programs listen.
-//! * `store`: what is kept beyond a proxy.
-//! * [`Monitor`]: the process around them.
+//! * `session`, `listener_queries`: state machines without I/O.
+//! * `peer`, `neighbours`: a link from training to loss; the links to all nodes.
+//! * `rack_subscription`: the rack in etcd, the node's lease, and changes.
+//! * `registry`: listeners of this node's programs.
+//! * `proxy_child`, `adopted_proxy`, `retained_connections`: the proxy, and connections that outlive it.
+//! * `node`: the event loop ([`Monitor`]).
 //!
-//! Whatever a peer writes takes down its own link at most; whatever a program sends is answered or dropped; whatever
-//! the proxy does, it is started again.
+//! Input of a peer can take down only its own link. Input of a program is answered or dropped. A proxy that ends is
+//! started again.
 
+mod adopted_proxy;
 mod clients;
-mod description;
 mod device;
+mod error;
+mod host;
+mod listener_queries;
 mod metrics;
+mod neighbours;
 mod node;
 mod peer;
 mod proxy_child;
-mod questions;
+mod rack_subscription;
 mod registry;
+mod retained_connections;
 mod session;
-mod store;
+mod settings;
+mod status;
 
-pub use description::InEtcd;
 pub use device::{check_device, open as open_device, server_bytes, vectors};
-pub use node::{Monitor, MonitorError, Settings};
+pub use error::MonitorError;
+pub use node::Monitor;
+pub use settings::{EtcdSource, MonitorSettings};

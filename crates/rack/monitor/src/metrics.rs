@@ -1,4 +1,4 @@
-//! Metrics in Prometheus' text form, over HTTP on a unix socket and, where the rack file says so, on a port.
+//! Metrics in the Prometheus text format, over HTTP on a unix socket and, if configured, on a TCP port.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,13 +9,13 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use control::monitor::Status;
-use stats_page::DataPath as Way;
+use stats_page::DataPath;
 use stats_page::reader::{Process, Totals};
 
-/// Readers at a time, at most; and how long each has for its request.
+/// Maximum number of readers, and the time limit for a reader's request.
 const READERS_MAX: usize = 16;
-const READER_NS_MAX: u64 = 1_000_000_000;
-/// Bytes of a request that are looked at.
+const READER_TIMEOUT_NS: u64 = 1_000_000_000;
+/// Bytes of a request that are read.
 const REQUEST_BYTES: usize = 4096;
 
 /// A connection of either kind.
@@ -23,78 +23,80 @@ trait Stream: Read + Write + AsFd {}
 impl Stream for UnixStream {}
 impl Stream for TcpStream {}
 
-/// Where metrics are read.
+/// Serves metrics.
 pub struct Metrics {
     socket: UnixListener,
     port: Option<TcpListener>,
     readers: Vec<(Box<dyn Stream>, u64)>,
-    asking: Vec<Box<dyn Stream>>,
+    requests: Vec<Box<dyn Stream>>,
 }
 
 impl Metrics {
-    /// Listens at a path, whatever lies there, and at a port.
+    /// Listens at a path, replacing an existing socket, and at a port.
     ///
     /// # Errors
-    /// What the kernel says, and of what.
+    /// The error of the kernel, and the address.
     pub fn listen(path: &Path, port: Option<SocketAddr>) -> Result<Self, String> {
         let _ = std::fs::remove_file(path);
         let failed = |error: std::io::Error| format!("metrics at {}: {error}", path.display());
         let socket = UnixListener::bind(path).map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
         let port = port.map(listen_at).transpose()?;
-        Ok(Self { socket, port, readers: Vec::new(), asking: Vec::new() })
+        Ok(Self { socket, port, readers: Vec::new(), requests: Vec::new() })
     }
 
-    /// Listens at another port, or at none.
+    /// Changes the port, or stops listening at a port.
     ///
     /// # Errors
-    /// What the kernel says, and of what; then it listens where it did.
+    /// The error of the kernel, and the address. The previous port then stays in use.
     pub fn set_port(&mut self, port: Option<SocketAddr>) -> Result<(), String> {
         self.port = port.map(listen_at).transpose()?;
         Ok(())
     }
 
-    /// What to poll: not for newcomers while there is no room for them, who would be seen all the time.
+    /// Returns the descriptors to poll. Listeners are left out while there are too many readers: they would stay
+    /// readable.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let readers = self.readers.iter().map(|(stream, _)| stream.as_fd());
         let listeners = [self.socket.as_fd()].into_iter().chain(self.port.as_ref().map(AsFd::as_fd));
         listeners.filter(|_| self.readers.len() < READERS_MAX).chain(readers)
     }
 
-    /// Whether somebody waits for an answer, and until when at most.
+    /// Returns the earliest deadline of a reader that has not sent its request.
     pub fn due_ns(&self) -> Option<u64> {
         self.readers.iter().map(|(_, deadline_ns)| *deadline_ns).min()
     }
 
-    /// Takes who has come; whether anybody has asked, and waits for [`Metrics::answer`].
-    pub fn listen_turn(&mut self, now_ns: u64) -> bool {
+    /// Accepts connections and reads requests. Returns whether requests wait for [`Metrics::respond`].
+    pub fn poll(&mut self, now_ns: u64) -> bool {
         while self.readers.len() < READERS_MAX {
             let Some(stream) = self.accept() else { break };
-            self.readers.push((stream, now_ns.saturating_add(READER_NS_MAX)));
+            self.readers.push((stream, now_ns.saturating_add(READER_TIMEOUT_NS)));
         }
         for (mut stream, deadline_ns) in std::mem::take(&mut self.readers) {
             match stream.read(&mut [0; REQUEST_BYTES]) {
-                Ok(bytes) if bytes > 0 => self.asking.push(stream),
+                Ok(bytes) if bytes > 0 => self.requests.push(stream),
                 Err(error) if error.kind() == ErrorKind::WouldBlock && now_ns < deadline_ns => {
                     self.readers.push((stream, deadline_ns));
                 }
                 _ => {}
             }
         }
-        !self.asking.is_empty()
+        !self.requests.is_empty()
     }
 
-    /// Answers who has asked: the node's state, and what its programs say in their
-    /// ledgers, unless those cannot be read.
-    pub fn answer(&mut self, status: &Status, programs: Option<&[Process]>) {
+    /// Answers all requests with the node's status and, unless they cannot be read, the statistics pages of its
+    /// programs.
+    pub fn respond(&mut self, status: &Status, programs: Option<&[Process]>) {
         let mut text = render(status);
         if let Some(programs) = programs {
             render_programs(&mut text, &status.node, programs);
         }
-        for mut stream in self.asking.drain(..) {
+        for mut stream in self.requests.drain(..) {
             let head = "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nConnection: close\r\n";
             let answer = format!("{head}Content-Length: {}\r\n\r\n{text}", text.len());
-            // A reader that takes less than a socket holds gets less: it is on this machine, and asks again.
+            // The response is truncated if the socket's send buffer is full. Readers are local and repeat their
+            // requests.
             let _ = stream.write(answer.as_bytes());
         }
     }
@@ -121,100 +123,111 @@ fn listen_at(address: SocketAddr) -> Result<TcpListener, String> {
     })
 }
 
-type OfLink = fn(&control::monitor::Link) -> u64;
+type LinkValue = fn(&control::monitor::Link) -> u64;
 
-/// What a proxy counts of its own work on a link.
-const PROXY_COUNTERS: [(&str, &str, OfLink); 10] = [
-    ("crosslane_copied_bytes_total", "Copies that the proxy made, in bytes.", |link| link.carried.bytes_copied),
-    ("crosslane_frames_sent_total", "Records in windows, sent.", |link| link.carried.frames_sent),
-    ("crosslane_publishes_total", "Times that records were shown, some at once.", |link| link.carried.publishes),
-    ("crosslane_flushes_total", "Waits until stores had arrived, before a sleep.", |link| link.carried.flushes),
-    ("crosslane_frames_received_total", "Records in windows, received.", |link| link.carried.frames_received),
-    ("crosslane_stalls_total", "Times that a connection's receiver took nothing.", |link| link.carried.stalls),
-    ("crosslane_partitions_full_total", "Times that a partition was full.", |link| link.carried.partitions_full),
-    ("crosslane_rings_peer_total", "Doorbells of peers that slept.", |link| link.carried.rings_peer),
-    ("crosslane_rings_local_total", "Rings to programs that slept.", |link| link.carried.rings_local),
-    ("crosslane_wakes_total", "Rings of programs that were heard.", |link| link.carried.wakes),
+/// Metrics of each link: name, type, help and value.
+const LINK_METRICS: [(&str, &str, &str, LinkValue); 26] = [
+    ("crosslane_link_up", "gauge", "Whether the link carries connections.", |link| u64::from(link.state == "up")),
+    ("crosslane_link_ups_total", "counter", "Number of times that the link came up.", |link| link.ups),
+    ("crosslane_link_round_trip_ns", "gauge", "Last round trip of the monitors.", |link| {
+        link.round_trip_ns.unwrap_or(0)
+    }),
+    ("crosslane_connections", "gauge", "Connections over windows.", |link| link.carried.connections_open),
+    ("crosslane_connections_total", "counter", "Connections since the start.", |link| link.carried.connections_total),
+    ("crosslane_direct_connections", "gauge", "Open direct connections.", |link| link.carried.direct_open),
+    ("crosslane_direct_connections_total", "counter", "Direct connections since the start.", |link| {
+        link.carried.direct_total
+    }),
+    ("crosslane_direct_held", "gauge", "Direct connections without a link.", |link| link.carried.direct_held),
+    ("crosslane_direct_missed_total", "counter", "Connections that found no span, or could not map it.", |link| {
+        link.carried.direct_missed
+    }),
+    ("crosslane_sent_bytes_total", "counter", "Payload bytes sent.", |link| link.carried.bytes_sent),
+    ("crosslane_received_bytes_total", "counter", "Payload bytes received.", |link| link.carried.bytes_received),
+    ("crosslane_failover_connections", "gauge", "Connections of lost links, over kernel TCP.", |link| {
+        link.carried.failover_open
+    }),
+    ("crosslane_failover_connections_total", "counter", "Connections that have lost their link.", |link| {
+        link.carried.failover_total
+    }),
+    ("crosslane_failover_resets_total", "counter", "Of those, connections that were reset.", |link| {
+        link.carried.failover_resets
+    }),
+    ("crosslane_failover_sent_bytes_total", "counter", "Payload bytes sent over kernel TCP.", |link| {
+        link.carried.failover_bytes_sent
+    }),
+    ("crosslane_failover_received_bytes_total", "counter", "Payload bytes received over kernel TCP.", |link| {
+        link.carried.failover_bytes_received
+    }),
+    ("crosslane_copied_bytes_total", "counter", "Bytes copied by the proxy.", |link| link.carried.bytes_copied),
+    ("crosslane_frames_sent_total", "counter", "Frames sent in windows.", |link| link.carried.frames_sent),
+    ("crosslane_publishes_total", "counter", "Publishes of frames.", |link| link.carried.publishes),
+    ("crosslane_flushes_total", "counter", "Waits until stores had arrived, before blocking.", |link| {
+        link.carried.flushes
+    }),
+    ("crosslane_frames_received_total", "counter", "Frames received in windows.", |link| link.carried.frames_received),
+    ("crosslane_stalls_total", "counter", "Times that a connection's receiver had no room.", |link| {
+        link.carried.stalls
+    }),
+    ("crosslane_partitions_full_total", "counter", "Times that a partition was full.", |link| {
+        link.carried.partitions_full
+    }),
+    ("crosslane_rings_peer_total", "counter", "Doorbells rung for blocked peers.", |link| link.carried.rings_peer),
+    ("crosslane_rings_local_total", "counter", "Wake-ups of blocked programs.", |link| link.carried.rings_local),
+    ("crosslane_wakes_total", "counter", "Wake-ups by programs.", |link| link.carried.wakes),
 ];
 
-type OfProgram = fn(&Totals) -> u64;
+type ProgramValue = fn(&Totals) -> u64;
 
-/// What programs count, by what carries it. They take their counts with them when they end: sums of them may fall.
-const PROGRAM_GAUGES: [(&str, &str, OfProgram); 3] = [
-    ("crosslane_programs_connections", "Connections that programs have open.", |totals| totals.connections_open),
-    ("crosslane_programs_sent_bytes", "Sent by the programs that run, so far.", |totals| totals.bytes_sent),
-    ("crosslane_programs_received_bytes", "Received by the programs that run, so far.", |totals| totals.bytes_received),
+/// Sums of the programs' counters, by data path. They are gauges, because they fall when programs end.
+const PROGRAM_GAUGES: [(&str, &str, ProgramValue); 3] = [
+    ("crosslane_programs_connections", "Open connections of programs.", |totals| totals.connections_open),
+    ("crosslane_programs_sent_bytes", "Bytes sent by running programs.", |totals| totals.bytes_sent),
+    ("crosslane_programs_received_bytes", "Bytes received by running programs.", |totals| totals.bytes_received),
 ];
 
-/// The state as Prometheus reads it.
+/// Formats the status in the Prometheus text format.
 fn render(status: &Status) -> String {
     let mut text = String::new();
     let node = &status.node;
-    let one = |text: &mut String, name: &str, kind: &str, help: &str, value: u64| {
+    for (name, kind, help, value) in node_metrics(status) {
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{{node=\"{node}\"}} {value}");
-    };
-    one(&mut text, "crosslane_proxy_up", "gauge", "Whether the proxy has the device.", ready(status));
-    one(
-        &mut text,
-        "crosslane_proxy_restarts_total",
-        "counter",
-        "Starts of the proxy but the first.",
-        status.proxy_restarts,
-    );
-    one(&mut text, "crosslane_mirrors", "gauge", "Listeners of other nodes.", status.mirrors.len() as u64);
-    one(&mut text, "crosslane_listeners", "gauge", "Listeners of this node.", status.listeners.len() as u64);
-    if let Some(etcd) = &status.etcd {
-        let held = u64::from(etcd.is_held);
-        one(&mut text, "crosslane_etcd_up", "gauge", "Whether etcd answers.", u64::from(etcd.is_reached));
-        one(&mut text, "crosslane_etcd_lease", "gauge", "Whether this monitor holds the node's lease.", held);
-        one(&mut text, "crosslane_etcd_outages_total", "counter", "How often etcd stopped to answer.", etcd.outages);
-        let taken = etcd.changes_taken;
-        one(&mut text, "crosslane_etcd_changes_total", "counter", "Changes of the rack taken on.", taken);
-        let left = etcd.restart_needed.len() as u64;
-        one(&mut text, "crosslane_etcd_restart_needed", "gauge", "Changed keys that need down and up.", left);
     }
-    let mut each = |name: &str, kind: &str, help: &str, value: OfLink| {
+    for (name, kind, help, value) in LINK_METRICS {
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
         for link in &status.links {
             let _ = writeln!(text, "{name}{{node=\"{node}\",peer=\"{}\"}} {}", link.peer, value(link));
         }
-    };
-    each("crosslane_link_up", "gauge", "Whether the link carries connections.", |link| u64::from(link.state == "up"));
-    each("crosslane_link_ups_total", "counter", "How often the link came up.", |link| link.ups);
-    each("crosslane_link_round_trip_ns", "gauge", "Last round trip of the monitors.", |link| {
-        link.round_trip_ns.unwrap_or(0)
-    });
-    each("crosslane_connections", "gauge", "Connections over windows.", |link| link.carried.connections_open);
-    each("crosslane_connections_total", "counter", "Connections so far.", |link| link.carried.connections_total);
-    each("crosslane_direct_connections", "gauge", "Connections whose programs write windows themselves.", |link| {
-        link.carried.direct_open
-    });
-    each("crosslane_direct_connections_total", "counter", "Such connections so far.", |link| link.carried.direct_total);
-    each("crosslane_direct_held", "gauge", "Direct connections without a link.", |link| link.carried.direct_held);
-    each("crosslane_direct_missed_total", "counter", "Connections that found no span, or could not map it.", |link| {
-        link.carried.direct_missed
-    });
-    each("crosslane_sent_bytes_total", "counter", "Programs' bytes sent.", |link| link.carried.bytes_sent);
-    each("crosslane_received_bytes_total", "counter", "Programs' bytes received.", |link| link.carried.bytes_received);
-    each("crosslane_failover_connections", "gauge", "Connections of lost links, over kernel TCP.", |link| {
-        link.carried.failover_open
-    });
-    each("crosslane_failover_connections_total", "counter", "Connections that have lost their link.", |link| {
-        link.carried.failover_total
-    });
-    each("crosslane_failover_resets_total", "counter", "Of those, connections that were reset.", |link| {
-        link.carried.failover_resets
-    });
-    each("crosslane_failover_sent_bytes_total", "counter", "Programs' bytes sent over kernel TCP.", |link| {
-        link.carried.failover_bytes_sent
-    });
-    each("crosslane_failover_received_bytes_total", "counter", "Programs' bytes received over kernel TCP.", |link| {
-        link.carried.failover_bytes_received
-    });
-    for (name, help, value) in PROXY_COUNTERS {
-        each(name, "counter", help, value);
     }
     text
+}
+
+/// Returns the metrics of the node: name, type, help and value.
+fn node_metrics(status: &Status) -> Vec<(&'static str, &'static str, &'static str, u64)> {
+    let (remote, local) = (status.remote_listeners.len() as u64, status.listeners.len() as u64);
+    let mut metrics = vec![
+        ("crosslane_proxy_up", "gauge", "Whether the proxy has the device.", is_proxy_ready(status)),
+        ("crosslane_proxy_restarts_total", "counter", "Restarts of the proxy.", status.proxy_restarts),
+        ("crosslane_mirrors", "gauge", "Remote listeners at which the proxy listens.", remote),
+        ("crosslane_listeners", "gauge", "Listeners of this node.", local),
+    ];
+    if let Some(etcd) = &status.etcd {
+        let (up, lease) = (u64::from(etcd.is_reached), u64::from(etcd.holds_lease));
+        let restart_needed = etcd.restart_needed.len() as u64;
+        metrics.extend([
+            ("crosslane_etcd_up", "gauge", "Whether etcd answers.", up),
+            ("crosslane_etcd_lease", "gauge", "Whether this monitor holds the node's lease.", lease),
+            ("crosslane_etcd_outages_total", "counter", "Times that etcd became unreachable.", etcd.outages),
+            ("crosslane_etcd_changes_total", "counter", "Changes of the rack that were applied.", etcd.changes_applied),
+            (
+                "crosslane_etcd_restart_needed",
+                "gauge",
+                "Changed keys that need a restart of the nodes.",
+                restart_needed,
+            ),
+        ]);
+    }
+    metrics
 }
 
 fn render_programs(text: &mut String, node: &str, programs: &[Process]) {
@@ -222,13 +235,13 @@ fn render_programs(text: &mut String, node: &str, programs: &[Process]) {
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge");
     };
     let (name, running) = ("crosslane_programs", programs.len());
-    head(text, name, "Programs that run as this node.");
+    head(text, name, "Running programs of this node.");
     let _ = writeln!(text, "{name}{{node=\"{node}\"}} {running}");
     for (name, help, value) in PROGRAM_GAUGES {
         head(text, name, help);
-        for way in [Way::Lane, Way::Window, Way::Kernel] {
-            let sum = programs.iter().map(|program| value(program.totals(way))).fold(0, u64::wrapping_add);
-            let _ = writeln!(text, "{name}{{node=\"{node}\",path=\"{}\"}} {sum}", way.name());
+        for path in [DataPath::Lane, DataPath::Window, DataPath::Kernel] {
+            let sum = programs.iter().map(|program| value(program.totals(path))).fold(0, u64::wrapping_add);
+            let _ = writeln!(text, "{name}{{node=\"{node}\",path=\"{}\"}} {sum}", path.name());
         }
     }
     let mut fallbacks = BTreeMap::new();
@@ -237,13 +250,13 @@ fn render_programs(text: &mut String, node: &str, programs: &[Process]) {
         *sum = sum.wrapping_add(*count);
     }
     let name = "crosslane_programs_fallbacks";
-    head(text, name, "Times that the programs that run found no lane or window and used kernel TCP.");
+    head(text, name, "Connections of running programs that fell back to kernel TCP, by reason.");
     for (reason, sum) in fallbacks {
         let _ = writeln!(text, "{name}{{node=\"{node}\",reason=\"{reason}\"}} {sum}");
     }
 }
 
-fn ready(status: &Status) -> u64 {
+fn is_proxy_ready(status: &Status) -> u64 {
     u64::from(status.proxy.is_some_and(|proxy| proxy.is_ready))
 }
 
@@ -276,12 +289,12 @@ mod tests {
                 carried: control::proxy::PeerReport { bytes_copied: 300, ..Default::default() },
             }],
             listeners: Vec::new(),
-            mirrors: vec!["127.77.0.2:80".parse().unwrap()],
+            remote_listeners: vec!["127.77.0.2:80".parse().unwrap()],
             etcd: Some(Default::default()),
         }
     }
 
-    /// Two programs that have sent over windows, and one has used the kernel.
+    /// Returns two programs that have sent over windows, one of which has also used the kernel path.
     fn programs() -> [Process; 2] {
         let sent = |bytes_sent| Totals { bytes_sent, ..Totals::default() };
         [([("no_listener", 2)].into(), 5), (Default::default(), 7)].map(|(fallbacks, bytes)| Process {
@@ -302,10 +315,10 @@ mod tests {
     }
 
     fn answer(mut stream: impl Read + Write, metrics: &mut Metrics) -> String {
-        assert!(!metrics.listen_turn(0));
+        assert!(!metrics.poll(0));
         stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
-        assert!(metrics.listen_turn(0));
-        metrics.answer(&status(), Some(&programs()));
+        assert!(metrics.poll(0));
+        metrics.respond(&status(), Some(&programs()));
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
         text
@@ -339,27 +352,27 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_never_asks_is_dropped() {
+    fn a_reader_that_sends_no_request_is_dropped() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.sock");
         let mut metrics = Metrics::listen(&path, None).unwrap();
         let mut silent = UnixStream::connect(&path).unwrap();
-        metrics.listen_turn(0);
-        assert_eq!(metrics.due_ns(), Some(READER_NS_MAX));
-        metrics.listen_turn(READER_NS_MAX);
+        metrics.poll(0);
+        assert_eq!(metrics.due_ns(), Some(READER_TIMEOUT_NS));
+        metrics.poll(READER_TIMEOUT_NS);
         assert_eq!((metrics.due_ns(), silent.read(&mut [0; 8]).unwrap()), (None, 0));
     }
 
     #[test]
-    fn while_there_is_no_room_for_more_readers_newcomers_wake_nobody() {
+    fn listeners_are_not_polled_while_there_are_too_many_readers() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.sock");
         let mut metrics = Metrics::listen(&path, None).unwrap();
         let _silent: Vec<UnixStream> = (0..READERS_MAX + 1).map(|_| UnixStream::connect(&path).unwrap()).collect();
-        metrics.listen_turn(0);
-        assert_eq!(metrics.descriptors().count(), READERS_MAX, "the readers, and not the one who waits");
-        metrics.listen_turn(READER_NS_MAX);
-        metrics.listen_turn(READER_NS_MAX);
-        assert_eq!(metrics.descriptors().count(), 2, "that one, and whoever comes");
+        metrics.poll(0);
+        assert_eq!(metrics.descriptors().count(), READERS_MAX, "only the readers");
+        metrics.poll(READER_TIMEOUT_NS);
+        metrics.poll(READER_TIMEOUT_NS);
+        assert_eq!(metrics.descriptors().count(), 2, "the accepted reader and the listener");
     }
 }

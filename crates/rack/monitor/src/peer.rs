@@ -1,104 +1,104 @@
-//! A link to another node as its monitor sees it: trained, talked over, lost and trained again.
+//! A link to another node, as its monitor sees it: training, the control session, loss, and training again.
 //!
 //! ```text
-//!   Waiting ──pause over, proxy has stopped──► Training ──both ends──► Up ──hello──► open
-//!      ▲                                          │                    │              │
-//!      └────────────── lost: silence, nonsense, the peer left, the proxy died ────────┘
+//!   Waiting ──delay over, proxy has stopped──► Training ──both sides──► Up ──handshake──► open
+//!      ▲                                          │                      │                 │
+//!      └── lost: silence, malformed frame, the peer left, the proxy died ──────────────────┘
 //! ```
 
 use std::collections::VecDeque;
 
-use control::proxy::Fate;
+use control::proxy::LinkLossPolicy;
 use fabric::{Doorbell, Epoch, Link, LinkState, Slice};
 use lane::{Consumer, Layout, Producer};
 
-use crate::session::{Said, Session, SessionError, Settings};
+use crate::session::{PeerMessage, Session, SessionError, SessionSettings};
 
-/// The control lane: a small ring that carries on while little is said, and a bigger one.
+/// The control lane: a small ring for low traffic, and a larger one.
 const LAYOUT: Layout = Layout::packed(64, 256);
-/// Bytes taken from the control lane in one turn: some ninety questions, each a look at a directory. Then it is the
-/// other peers' turn, and the programs'.
-const TURN_BYTES_MAX: usize = 2 << 10;
-/// Turns of training after which it is tried less often: the peer may not run at all.
-const TRAINING_TURNS_OFTEN: u32 = 100;
-const TRAINING_PAUSE_OFTEN_NS: u64 = 2_000_000;
-const TRAINING_PAUSE_SELDOM_NS: u64 = 50_000_000;
-/// How long a link rests after it was lost, the first time and at most.
-const PAUSE_NS_MIN: u64 = 5_000_000;
-const PAUSE_NS_MAX: u64 = 1_000_000_000;
-/// How often a link is looked at whose other monitor is dead.
-const KEPT_PAUSE_NS: u64 = 50_000_000;
-/// While there is something to send and no room, the lane is looked at this often.
-const ROOM_PAUSE_NS: u64 = 1_000_000;
+/// Maximum number of bytes read from the control lane in one step: about ninety queries, each of which reads a
+/// directory. Other peers and programs are served between steps.
+const READ_BYTES_MAX: usize = 2 << 10;
+/// Training attempts after which the interval grows, because the peer may not run.
+const TRAINING_FAST_ATTEMPTS: u32 = 100;
+const TRAINING_FAST_INTERVAL_NS: u64 = 2_000_000;
+const TRAINING_SLOW_INTERVAL_NS: u64 = 50_000_000;
+/// Delay before a lost link is trained again, which doubles with each loss.
+const RETRAIN_DELAY_NS_MIN: u64 = 5_000_000;
+const RETRAIN_DELAY_NS_MAX: u64 = 1_000_000_000;
+/// Poll interval of a link whose other monitor has died.
+const RETAINED_POLL_NS: u64 = 50_000_000;
+/// Interval of send attempts while the control lane is full.
+const SEND_RETRY_NS: u64 = 1_000_000;
 
 const _: () = assert!(LAYOUT.window_bytes() as u64 <= rack::CONTROL_PARTITION_BYTES);
 
-/// What happened on a link.
+/// An event on a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// It is up, and the peer is who it should be.
+    /// The link is up, and the peer has completed the handshake.
     Up(Epoch),
-    /// It was up and is lost.
+    /// The link was up and is lost.
     Down(Epoch),
-    /// The peer said something.
-    Said(Said),
+    /// A message of the peer.
+    Message(PeerMessage),
 }
 
 struct Lanes<L: Link> {
     producer: Producer<L::Outbound, L::Inbound>,
     consumer: Consumer<L::Inbound, L::Outbound>,
     session: Session,
-    /// The last turn ended at its bound.
-    has_more: bool,
+    /// The last step reached its limit, so that more bytes may be pending.
+    has_unread: bool,
 }
 
 enum Phase<L: Link> {
     Waiting { until_ns: u64 },
-    Training { turns: u32, next_ns: u64 },
+    Training { attempts: u32, next_ns: u64 },
     Up(Box<Lanes<L>>),
 }
 
-/// One end of a link, its monitor's.
+/// The monitor's endpoint of a link.
 pub struct Peer<L: Link> {
     link: L,
-    settings: Settings,
+    settings: SessionSettings,
     phase: Phase<L>,
-    /// The proxy may still touch the windows: no training yet.
-    is_held: bool,
-    pause_ns: u64,
+    /// Whether the proxy may still access the windows, so that they must not be trained.
+    is_training_blocked: bool,
+    retrain_delay_ns: u64,
     reason: Option<String>,
-    /// What becomes of what it carried, since it was lost last.
-    fate: Fate,
-    /// While the peer's monitor is silent: its proxy says that it waits for another one.
-    is_kept: bool,
-    /// Until when nothing has to be done for one that is kept.
-    rests_until_ns: u64,
+    /// How the proxy is to treat the connections of the link since its last loss.
+    loss_policy: LinkLossPolicy,
+    /// Whether the peer's proxy has published that it waits for another monitor.
+    is_proxy_waiting: bool,
+    /// Time before which a link with a silent peer is not polled.
+    next_poll_ns: u64,
     ups: u64,
     events: VecDeque<Event>,
 }
 
 impl<L: Link> Peer<L> {
-    /// A link that is down, to be trained at once.
-    pub fn new(link: L, settings: Settings) -> Self {
+    /// Returns a link that is down and is trained in the first step.
+    pub fn new(link: L, settings: SessionSettings) -> Self {
         let phase = Phase::Waiting { until_ns: 0 };
-        let pause_ns = PAUSE_NS_MIN;
+        let retrain_delay_ns = RETRAIN_DELAY_NS_MIN;
         let (reason, events) = (None, VecDeque::new());
         Self {
             link,
             settings,
             phase,
-            is_held: false,
-            pause_ns,
+            is_training_blocked: false,
+            retrain_delay_ns,
             reason,
-            fate: Fate::Over,
-            is_kept: false,
-            rests_until_ns: 0,
+            loss_policy: LinkLossPolicy::Reset,
+            is_proxy_waiting: false,
+            next_poll_ns: 0,
             ups: 0,
             events,
         }
     }
 
-    /// The state in a word.
+    /// Returns the state: `down`, `training` or `up`.
     pub fn state(&self) -> &'static str {
         match &self.phase {
             Phase::Waiting { .. } => "down",
@@ -107,37 +107,37 @@ impl<L: Link> Peer<L> {
         }
     }
 
-    /// Whether connections can use it.
+    /// Returns whether connections can use the link.
     pub fn is_open(&self) -> bool {
         matches!(&self.phase, Phase::Up(lanes) if lanes.session.is_open())
     }
 
-    /// Why it is not up, or was not the last time.
+    /// Returns why the link is not up, or why it was lost last.
     pub fn reason(&self) -> Option<&str> {
         self.reason.as_deref().filter(|_| !self.is_open())
     }
 
-    /// What becomes of the connections that the link had when it was lost last.
-    pub fn fate(&self) -> Fate {
-        self.fate
+    /// Returns how the proxy is to treat the connections that the link had when it was lost last.
+    pub fn loss_policy(&self) -> LinkLossPolicy {
+        self.loss_policy
     }
 
-    /// Says whether the peer's proxy keeps its end of the link while its monitor is dead.
-    pub fn set_kept(&mut self, is_kept: bool) {
-        self.is_kept = is_kept;
+    /// Sets whether the peer's proxy retains its connections while its monitor is dead.
+    pub fn set_proxy_waiting(&mut self, is_proxy_waiting: bool) {
+        self.is_proxy_waiting = is_proxy_waiting;
     }
 
-    /// The epoch it is in, or was in last.
+    /// Returns the current or last epoch.
     pub fn epoch(&self) -> Epoch {
         self.link.epoch()
     }
 
-    /// How often it came up.
+    /// Returns how often the link came up.
     pub fn ups(&self) -> u64 {
         self.ups
     }
 
-    /// The last round trip between the monitors.
+    /// Returns the last round trip between the monitors in nanoseconds.
     pub fn round_trip_ns(&self) -> Option<u64> {
         match &self.phase {
             Phase::Up(lanes) => lanes.session.round_trip_ns(),
@@ -145,7 +145,7 @@ impl<L: Link> Peer<L> {
         }
     }
 
-    /// To say something to the peer; nobody while the link is not up.
+    /// Returns the session with the peer while the link is open.
     pub fn session(&mut self) -> Option<&mut Session> {
         match &mut self.phase {
             Phase::Up(lanes) if lanes.session.is_open() => Some(&mut lanes.session),
@@ -153,22 +153,22 @@ impl<L: Link> Peer<L> {
         }
     }
 
-    /// What sessions begin with from now on; one that goes on keeps what it began with.
-    pub fn set_settings(&mut self, settings: Settings) {
+    /// Sets the settings of further sessions. A running session keeps its own.
+    pub fn set_settings(&mut self, settings: SessionSettings) {
         self.settings = settings;
     }
 
-    /// Keeps the link from being trained while the proxy may touch its windows.
-    pub fn hold(&mut self, is_held: bool) {
-        self.is_held = is_held;
+    /// Prevents training while the proxy may access the windows of the link.
+    pub fn block_training(&mut self, is_training_blocked: bool) {
+        self.is_training_blocked = is_training_blocked;
     }
 
-    /// Does what is to be done by now.
+    /// Advances the state machine.
     pub fn step(&mut self, now_ns: u64) {
         match &mut self.phase {
             Phase::Waiting { until_ns } => {
-                if now_ns >= *until_ns && !self.is_held {
-                    self.phase = Phase::Training { turns: 0, next_ns: now_ns };
+                if now_ns >= *until_ns && !self.is_training_blocked {
+                    self.phase = Phase::Training { attempts: 0, next_ns: now_ns };
                     self.train(now_ns);
                 }
             }
@@ -177,57 +177,57 @@ impl<L: Link> Peer<L> {
                     self.train(now_ns);
                 }
             }
-            Phase::Up(_) => self.talk(now_ns),
+            Phase::Up(_) => self.exchange(now_ns),
         }
     }
 
-    /// When [`Peer::step`] has something to do.
+    /// Returns when [`Peer::step`] has to be called next.
     pub fn due_ns(&self) -> u64 {
         match &self.phase {
-            Phase::Waiting { .. } if self.is_held => u64::MAX,
+            Phase::Waiting { .. } if self.is_training_blocked => u64::MAX,
             Phase::Waiting { until_ns } => *until_ns,
             Phase::Training { next_ns, .. } => *next_ns,
-            Phase::Up(lanes) if lanes.has_more => 0,
-            Phase::Up(lanes) => lanes.session.due_ns().max(self.rests_until_ns),
+            Phase::Up(lanes) if lanes.has_unread => 0,
+            Phase::Up(lanes) => lanes.session.due_ns().max(self.next_poll_ns),
         }
     }
 
-    /// How long to wait for room in the control lane, where something waits for it.
-    pub fn wants_room_ns(&self) -> Option<u64> {
+    /// Returns the delay until the next send attempt, if bytes are waiting for room in the control lane.
+    pub fn send_retry_ns(&self) -> Option<u64> {
         match &self.phase {
-            Phase::Up(lanes) if lanes.session.is_unsent() => Some(ROOM_PAUSE_NS),
+            Phase::Up(lanes) if lanes.session.has_unsent() => Some(SEND_RETRY_NS),
             _ => None,
         }
     }
 
-    /// What has happened.
-    pub fn take_event(&mut self) -> Option<Event> {
+    /// Returns the next event.
+    pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// Takes the link down, and says why to the peer where it still listens. Both may come back to what they had.
-    pub fn lose(&mut self, reason: &str, now_ns: u64) {
-        self.leave(reason, Fate::DirectWait, now_ns);
+    /// Takes the link down, and sends the reason to the peer if possible. Direct connections are retained.
+    pub fn take_down(&mut self, reason: &str, now_ns: u64) {
+        self.close(reason, LinkLossPolicy::RetainDirect, now_ns);
     }
 
-    /// As [`Peer::lose`], for good.
-    pub fn end(&mut self, reason: &str, now_ns: u64) {
-        self.leave(reason, Fate::Over, now_ns);
+    /// Takes the link down because this node shuts down. All connections are reset.
+    pub fn shut_down(&mut self, reason: &str, now_ns: u64) {
+        self.close(reason, LinkLossPolicy::Reset, now_ns);
     }
 
-    fn leave(&mut self, reason: &str, fate: Fate, now_ns: u64) {
+    fn close(&mut self, reason: &str, policy: LinkLossPolicy, now_ns: u64) {
         let was_open = self.is_open();
-        self.fate = fate;
+        self.loss_policy = policy;
         if let Phase::Up(lanes) = &mut self.phase {
-            lanes.session.bye(reason, fate == Fate::Over);
+            lanes.session.close(reason, policy == LinkLossPolicy::Reset);
             let _ = send(&mut lanes.producer, &mut lanes.session);
             self.link.doorbell().ring();
         }
         let epoch = self.link.epoch();
         self.link.take_down();
         self.link.doorbell().ring();
-        self.phase = Phase::Waiting { until_ns: now_ns.saturating_add(self.pause_ns) };
-        self.pause_ns = (2 * self.pause_ns).min(PAUSE_NS_MAX);
+        self.phase = Phase::Waiting { until_ns: now_ns.saturating_add(self.retrain_delay_ns) };
+        self.retrain_delay_ns = (2 * self.retrain_delay_ns).min(RETRAIN_DELAY_NS_MAX);
         self.reason = Some(reason.to_owned());
         if was_open {
             self.events.push_back(Event::Down(epoch));
@@ -235,10 +235,10 @@ impl<L: Link> Peer<L> {
     }
 
     fn train(&mut self, now_ns: u64) {
-        let Phase::Training { turns, next_ns } = &mut self.phase else { return };
-        *turns = turns.saturating_add(1);
-        let often = *turns <= TRAINING_TURNS_OFTEN;
-        *next_ns = now_ns + if often { TRAINING_PAUSE_OFTEN_NS } else { TRAINING_PAUSE_SELDOM_NS };
+        let Phase::Training { attempts, next_ns } = &mut self.phase else { return };
+        *attempts = attempts.saturating_add(1);
+        let often = *attempts <= TRAINING_FAST_ATTEMPTS;
+        *next_ns = now_ns + if often { TRAINING_FAST_INTERVAL_NS } else { TRAINING_SLOW_INTERVAL_NS };
         let before = (self.link.state(), self.link.epoch());
         let state = self.link.train();
         if before != (state, self.link.epoch()) {
@@ -246,70 +246,72 @@ impl<L: Link> Peer<L> {
         }
         if state == LinkState::Up {
             self.phase = Phase::Up(Box::new(self.lanes(now_ns)));
-            self.talk(now_ns);
+            self.exchange(now_ns);
         }
     }
 
     fn lanes(&self, now_ns: u64) -> Lanes<L> {
         let bytes = rack::CONTROL_PARTITION_BYTES as usize;
         let (inbound, outbound) = (self.link.inbound().slice(0, bytes), self.link.outbound().slice(0, bytes));
-        // Nobody but the two monitors reaches the lane who could not spoil it anyway; the epoch keeps old bytes out.
+        // Only the two monitors can write the lane, so the secret protects against nothing but bytes of an earlier
+        // epoch.
         let secret = u64::from(self.link.epoch().0);
         Lanes {
             producer: Producer::new(outbound.clone(), inbound.clone(), LAYOUT, secret),
             consumer: Consumer::new(inbound, outbound, LAYOUT, secret),
             session: Session::new(self.settings.clone(), now_ns),
-            has_more: false,
+            has_unread: false,
         }
     }
 
-    fn talk(&mut self, now_ns: u64) {
-        let is_left = self.link.state() != LinkState::Up;
+    fn exchange(&mut self, now_ns: u64) {
+        let has_peer_left = self.link.state() != LinkState::Up;
         let Phase::Up(lanes) = &mut self.phase else { return };
-        let (mut said, was_open) = (Vec::new(), lanes.session.is_open());
-        // A peer that left may have said why.
-        let heard = hear(lanes, &mut said, now_ns);
-        let talked = heard.and_then(|()| if is_left { Ok(false) } else { speak(lanes, now_ns) });
+        let (mut messages, was_open) = (Vec::new(), lanes.session.is_open());
+        // A peer may have sent the reason before it left.
+        let received = receive(lanes, &mut messages, now_ns);
+        let exchanged = received.and_then(|()| if has_peer_left { Ok(false) } else { transmit(lanes, now_ns) });
         let is_open = lanes.session.is_open();
         if is_open && !was_open {
             self.ups += 1;
-            self.pause_ns = PAUSE_NS_MIN;
+            self.retrain_delay_ns = RETRAIN_DELAY_NS_MIN;
             self.events.push_back(Event::Up(self.link.epoch()));
         }
-        self.events.extend(said.into_iter().filter(|said| *said != Said::Hello).map(Event::Said));
-        match talked {
-            Ok(_) if is_left => self.leave("the peer left the link", Fate::AllWait, now_ns),
+        self.events
+            .extend(messages.into_iter().filter(|message| *message != PeerMessage::Handshake).map(Event::Message));
+        match exchanged {
+            Ok(_) if has_peer_left => self.close("the peer left the link", LinkLossPolicy::RetainAll, now_ns),
             Ok(true) => self.link.doorbell().ring(),
             Ok(false) => {}
-            // Nobody is there to speak. Its proxy waits for another monitor, and not for ever.
-            Err(SessionError::Silent { .. } | SessionError::Deaf { .. }) if self.is_kept => {
-                self.rests_until_ns = now_ns.saturating_add(KEPT_PAUSE_NS);
+            // The monitor is dead, and its proxy waits for another one for a limited time.
+            Err(SessionError::Silent { .. } | SessionError::NotReading { .. }) if self.is_proxy_waiting => {
+                self.next_poll_ns = now_ns.saturating_add(RETAINED_POLL_NS);
             }
             Err(error) => {
-                let fate = if error.may_return() { Fate::DirectWait } else { Fate::Over };
-                self.leave(&format!("node {}: {error}", self.settings.peer), fate, now_ns);
+                let policy = if error.is_recoverable() { LinkLossPolicy::RetainDirect } else { LinkLossPolicy::Reset };
+                self.close(&format!("node {}: {error}", self.settings.peer_name), policy, now_ns);
             }
         }
     }
 }
 
-fn hear<L: Link>(lanes: &mut Lanes<L>, said: &mut Vec<Said>, now_ns: u64) -> Result<(), SessionError> {
-    let mut buffer = [0; TURN_BYTES_MAX];
-    let mut heard_bytes = 0;
-    while heard_bytes < TURN_BYTES_MAX {
-        let bytes = lanes.consumer.read(&mut buffer[heard_bytes..]).map_err(corrupt)?;
+fn receive<L: Link>(lanes: &mut Lanes<L>, messages: &mut Vec<PeerMessage>, now_ns: u64) -> Result<(), SessionError> {
+    let mut buffer = [0; READ_BYTES_MAX];
+    let mut read_bytes = 0;
+    while read_bytes < READ_BYTES_MAX {
+        let bytes = lanes.consumer.read(&mut buffer[read_bytes..]).map_err(corrupt)?;
         if bytes == 0 {
             break;
         }
-        lanes.session.receive(&buffer[heard_bytes..heard_bytes + bytes], now_ns, said)?;
-        heard_bytes += bytes;
+        lanes.session.receive(&buffer[read_bytes..read_bytes + bytes], now_ns, messages)?;
+        read_bytes += bytes;
     }
-    lanes.has_more = heard_bytes == TURN_BYTES_MAX;
+    lanes.has_unread = read_bytes == READ_BYTES_MAX;
     Ok(())
 }
 
-/// Sends what is to be sent; whether the peer has reason to look.
-fn speak<L: Link>(lanes: &mut Lanes<L>, now_ns: u64) -> Result<bool, SessionError> {
+/// Sends pending frames. Returns whether the peer has to be woken.
+fn transmit<L: Link>(lanes: &mut Lanes<L>, now_ns: u64) -> Result<bool, SessionError> {
     lanes.session.tick(now_ns)?;
     let sent_bytes = send(&mut lanes.producer, &mut lanes.session)?;
     Ok(sent_bytes > 0 || lanes.consumer.take_wake_request())
@@ -317,7 +319,7 @@ fn speak<L: Link>(lanes: &mut Lanes<L>, now_ns: u64) -> Result<bool, SessionErro
 
 fn send<L>(producer: &mut L, session: &mut Session) -> Result<usize, SessionError>
 where
-    L: Write,
+    L: ControlSender,
 {
     let mut sent_bytes = 0;
     loop {
@@ -334,31 +336,31 @@ where
     }
 }
 
-/// The sending end of a control lane.
-trait Write {
+/// The sending side of a control lane.
+trait ControlSender {
     fn write_some(&mut self, bytes: &[u8]) -> Result<usize, SessionError>;
 }
 
-impl<O: fabric::Outbound, I: fabric::Inbound> Write for Producer<O, I> {
+impl<O: fabric::Outbound, I: fabric::Inbound> ControlSender for Producer<O, I> {
     fn write_some(&mut self, bytes: &[u8]) -> Result<usize, SessionError> {
         self.write(bytes).map_err(corrupt)
     }
 }
 
 fn corrupt(found: lane::Corrupt) -> SessionError {
-    SessionError::Nonsense { what: found.what, value: found.value }
+    SessionError::Malformed { what: found.what, value: found.value }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::session::Verdict;
+    use crate::session::ListenerState;
     use fabric::Outbound;
     use fabric::heap::{self, HeapLink};
     use proptest::prelude::*;
 
-    fn settings(own: &str, peer: &str) -> Settings {
-        Settings { own: own.to_owned(), peer: peer.to_owned(), digest: 1, silence_ns: 1_000_000_000 }
+    fn settings(own: &str, peer: &str) -> SessionSettings {
+        SessionSettings { own_name: own.to_owned(), peer_name: peer.to_owned(), digest: 1, silence_ns: 1_000_000_000 }
     }
 
     fn pair() -> [Peer<HeapLink>; 2] {
@@ -366,30 +368,33 @@ mod tests {
         [Peer::new(a, settings("a", "b")), Peer::new(b, settings("b", "a"))]
     }
 
-    /// Lets both work until neither has more to do for a while; what happened at each.
+    /// Runs both until neither changes any more, and returns the events of each.
     fn settle(peers: &mut [Peer<HeapLink>; 2], now_ns: &mut u64) -> [Vec<Event>; 2] {
         let mut events = [Vec::new(), Vec::new()];
         for _ in 0..40 {
             for (peer, events) in peers.iter_mut().zip(&mut events) {
                 peer.step(*now_ns);
-                events.extend(std::iter::from_fn(|| peer.take_event()));
+                events.extend(std::iter::from_fn(|| peer.next_event()));
             }
-            *now_ns += TRAINING_PAUSE_OFTEN_NS;
+            *now_ns += TRAINING_FAST_INTERVAL_NS;
         }
         events
     }
 
     #[test]
-    fn two_monitors_bring_a_link_up_talk_and_bring_it_up_again_after_it_was_lost() {
+    fn a_link_comes_up_carries_messages_and_comes_up_again_after_a_loss() {
         let (mut peers, mut now_ns) = (pair(), 0);
         assert_eq!(settle(&mut peers, &mut now_ns), [vec![Event::Up(Epoch(1))], vec![Event::Up(Epoch(1))]]);
         let address = "127.77.0.2:80".parse().unwrap();
         peers[0].session().unwrap().query(address);
-        assert_eq!(settle(&mut peers, &mut now_ns)[1], [Event::Said(Said::Query(address))]);
-        peers[1].session().unwrap().answer(address, Verdict::Listening);
-        assert_eq!(settle(&mut peers, &mut now_ns)[0], [Event::Said(Said::Answer(address, Verdict::Listening))]);
+        assert_eq!(settle(&mut peers, &mut now_ns)[1], [Event::Message(PeerMessage::Query(address))]);
+        peers[1].session().unwrap().answer(address, ListenerState::Listening);
+        assert_eq!(
+            settle(&mut peers, &mut now_ns)[0],
+            [Event::Message(PeerMessage::Response(address, ListenerState::Listening))]
+        );
 
-        peers[0].lose("a test", now_ns);
+        peers[0].take_down("a test", now_ns);
         let expected = vec![Event::Down(Epoch(1)), Event::Up(Epoch(2))];
         assert_eq!(settle(&mut peers, &mut now_ns), [expected.clone(), expected]);
         assert_eq!((peers[1].ups(), peers[1].state(), peers[1].reason()), (2, "up", None));
@@ -397,71 +402,71 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_asks_much_is_heard_in_turns_and_to_the_end() {
+    fn many_queries_are_read_in_bounded_steps_and_completely() {
         let (mut peers, mut now_ns) = (pair(), 0);
         settle(&mut peers, &mut now_ns);
         let [asking, asked] = &mut peers;
         for port in 1..=300 {
             asking.session().unwrap().query(([127, 77, 0, 2], port).into());
         }
-        let mut turns = Vec::new();
-        while turns.iter().sum::<usize>() < 300 {
+        let mut attempts = Vec::new();
+        while attempts.iter().sum::<usize>() < 300 {
             asking.step(now_ns);
             asked.step(now_ns);
-            turns.push(std::iter::from_fn(|| asked.take_event()).count());
-            assert!(turns.len() < 100, "{turns:?}");
-            assert!(turns.len() > 1 || asked.due_ns() == 0, "there is more, and nobody rings for it");
+            attempts.push(std::iter::from_fn(|| asked.next_event()).count());
+            assert!(attempts.len() < 100, "{attempts:?}");
+            assert!(attempts.len() > 1 || asked.due_ns() == 0, "more bytes are pending, and no doorbell will be rung");
         }
-        assert!(turns.iter().all(|questions| *questions < 100), "{turns:?}");
+        assert!(attempts.iter().all(|questions| *questions < 100), "{attempts:?}");
     }
 
     #[test]
     fn a_link_is_not_trained_while_the_proxy_may_touch_it() {
         let (mut peers, mut now_ns) = (pair(), 0);
         settle(&mut peers, &mut now_ns);
-        peers[0].lose("a test", now_ns);
-        peers[0].hold(true);
+        peers[0].take_down("a test", now_ns);
+        peers[0].block_training(true);
         assert_eq!(settle(&mut peers, &mut now_ns)[0], [Event::Down(Epoch(1))]);
         assert_eq!((peers[0].state(), peers[0].reason()), ("down", Some("a test")));
-        peers[0].hold(false);
+        peers[0].block_training(false);
         assert!(settle(&mut peers, &mut now_ns)[0].iter().any(|event| matches!(event, Event::Up(_))));
     }
 
     #[test]
-    fn a_link_whose_other_monitor_is_dead_is_kept_as_long_as_its_proxy_is_there_and_then_lost() {
+    fn a_link_survives_the_peers_monitor_while_the_peers_proxy_waits() {
         let (mut peers, mut now_ns) = (pair(), 0);
         settle(&mut peers, &mut now_ns);
         let [own, _dead] = &mut peers;
-        own.set_kept(true);
+        own.set_proxy_waiting(true);
         now_ns += 2 * own.settings.silence_ns;
         own.step(now_ns);
-        assert_eq!((own.state(), own.take_event()), ("up", None));
-        assert!(own.due_ns() > now_ns, "nobody spins for the dead");
-        own.set_kept(false);
+        assert_eq!((own.state(), own.next_event()), ("up", None));
+        assert!(own.due_ns() > now_ns, "the link is not polled continuously");
+        own.set_proxy_waiting(false);
         own.step(now_ns);
-        assert_eq!((own.take_event(), own.fate()), (Some(Event::Down(Epoch(1))), Fate::DirectWait));
+        assert_eq!((own.next_event(), own.loss_policy()), (Some(Event::Down(Epoch(1))), LinkLossPolicy::RetainDirect));
     }
 
     #[test]
-    fn all_wait_for_a_peer_that_begins_anew_without_a_word_and_none_for_one_that_has_ended() {
-        for (is_in_order, fate) in [(false, Fate::AllWait), (true, Fate::Over)] {
+    fn all_connections_are_retained_for_a_restarted_peer_and_reset_for_one_that_shut_down() {
+        for (is_in_order, policy) in [(false, LinkLossPolicy::RetainAll), (true, LinkLossPolicy::Reset)] {
             let (mut peers, mut now_ns) = (pair(), 0);
             settle(&mut peers, &mut now_ns);
             let [own, other] = &mut peers;
             if is_in_order {
-                other.end("a test", now_ns);
+                other.shut_down("a test", now_ns);
             } else {
                 other.link.take_down();
             }
             own.step(now_ns);
-            assert_eq!((own.take_event(), own.fate()), (Some(Event::Down(Epoch(1))), fate));
+            assert_eq!((own.next_event(), own.loss_policy()), (Some(Event::Down(Epoch(1))), policy));
         }
     }
 
     #[test]
-    fn another_rack_file_keeps_a_link_from_opening_and_says_so() {
+    fn a_link_with_another_rack_file_does_not_open() {
         let (a, b) = heap::pair(rack::CONTROL_PARTITION_BYTES as usize);
-        let other = Settings { digest: 2, ..settings("b", "a") };
+        let other = SessionSettings { digest: 2, ..settings("b", "a") };
         let (mut peers, mut now_ns) = ([Peer::new(a, settings("a", "b")), Peer::new(b, other)], 0);
         let events = settle(&mut peers, &mut now_ns);
         assert_eq!(events, [vec![], vec![]]);
@@ -473,7 +478,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, cases: 64, ..ProptestConfig::default() })]
 
         #[test]
-        fn a_peer_that_writes_garbage_over_its_window_is_left_and_met_again(
+        fn a_link_recovers_from_garbage_in_its_window(
             garbage in prop::collection::vec((0..4096_usize, any::<u64>()), 1..200)
         ) {
             let (a, b) = heap::pair(rack::CONTROL_PARTITION_BYTES as usize);

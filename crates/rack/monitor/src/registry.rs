@@ -1,4 +1,4 @@
-//! Listeners of this node's own programs, as their names in the rack directory tell.
+//! Listeners of this node's programs, found by their names in the rack directory.
 
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
@@ -10,70 +10,71 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::io::Errno;
 use socket::rendezvous::directory::{ListenerName, Rack};
 
-/// Addresses that one peer is told about when they vanish, at most.
-const INTERESTS_MAX: usize = 4096;
+/// Maximum number of listeners whose end is reported to one peer.
+const SUBSCRIPTIONS_MAX: usize = 4096;
 
-/// The rack directory of this node, and what peers want to know of it.
+/// The rack directory of this node, and the listeners that peers know.
 #[derive(Debug)]
 pub struct Registry {
     rack: Rack,
     watch: OwnedFd,
-    /// By slot of the peer: what it was told is there.
-    interests: Vec<BTreeSet<SocketAddr>>,
+    /// By slot of the peer: the listeners whose end is to be reported to it.
+    subscriptions: Vec<BTreeSet<SocketAddr>>,
 }
 
 impl Registry {
-    /// Opens the directory, which is made where it is missing.
+    /// Opens the directory, and creates it if it is missing.
     ///
     /// # Errors
-    /// What mkdir, open and inotify answer.
+    /// The error of mkdir, open or inotify.
     pub fn open(rack_directory: &Path, nodes: usize) -> Result<Self, Errno> {
         let rack = Rack::open(rack_directory)?;
         let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         inotify::add_watch(&watch, rack.path(), WatchFlags::DELETE | WatchFlags::MOVED_FROM)?;
-        Ok(Self { rack, watch, interests: vec![BTreeSet::new(); nodes] })
+        Ok(Self { rack, watch, subscriptions: vec![BTreeSet::new(); nodes] })
     }
 
-    /// Whether a program of this node listens at an address of it; `peer` is told when that ends.
+    /// Returns whether a program of this node listens at an address. If so, `peer` is subscribed to the end of the
+    /// listener.
     pub fn is_listening(&mut self, peer: usize, address: SocketAddr) -> bool {
-        let is_there = self.has(address);
-        let interests = &mut self.interests[peer];
-        if is_there && interests.len() < INTERESTS_MAX {
-            interests.insert(address);
+        let is_there = self.is_live(address);
+        let subscriptions = &mut self.subscriptions[peer];
+        if is_there && subscriptions.len() < SUBSCRIPTIONS_MAX {
+            subscriptions.insert(address);
         }
         is_there
     }
 
-    fn has(&self, address: SocketAddr) -> bool {
+    fn is_live(&self, address: SocketAddr) -> bool {
         let names = self.rack.names_for(address).unwrap_or_default();
         names.iter().any(|name| !name.is_remote && self.rack.is_live(name).unwrap_or(false))
     }
 
-    /// What was there and is gone, with the peer that was told. A killed program leaves its name behind, so this is to
-    /// be called now and then, whatever [`Registry::descriptor`] says.
+    /// Removes and returns listeners that are gone, each with a subscribed peer. A killed program leaves its name
+    /// behind, so this must also be called periodically, in addition to when [`Registry::descriptor`] is readable.
     pub fn vanished(&mut self) -> Vec<(usize, SocketAddr)> {
-        self.take_news();
-        let told: BTreeSet<SocketAddr> = self.interests.iter().flatten().copied().collect();
-        let is_gone = |address: &SocketAddr| !self.has(*address);
-        let gone: BTreeSet<SocketAddr> = told.into_iter().filter(is_gone).collect();
+        self.drain_events();
+        let subscribed: BTreeSet<SocketAddr> = self.subscriptions.iter().flatten().copied().collect();
+        let is_gone = |address: &SocketAddr| !self.is_live(*address);
+        let gone: BTreeSet<SocketAddr> = subscribed.into_iter().filter(is_gone).collect();
         let mut vanished = Vec::new();
-        for (peer, interests) in self.interests.iter_mut().enumerate() {
-            vanished.extend(interests.intersection(&gone).map(|address| (peer, *address)));
-            interests.retain(|address| !gone.contains(address));
+        for (peer, subscriptions) in self.subscriptions.iter_mut().enumerate() {
+            vanished.extend(subscriptions.intersection(&gone).map(|address| (peer, *address)));
+            subscriptions.retain(|address| !gone.contains(address));
         }
         vanished
     }
 
-    /// Whether any peer was told of a listener.
-    pub fn has_interests(&self) -> bool {
-        self.interests.iter().any(|interests| !interests.is_empty())
+    /// Returns whether any peer is subscribed to a listener.
+    pub fn has_subscriptions(&self) -> bool {
+        self.subscriptions.iter().any(|subscriptions| !subscriptions.is_empty())
     }
 
-    /// What peers were told is there and may not use any more: they are to be told that it is gone.
+    /// Removes and returns subscriptions that the access rules no longer allow, so that the peers can be informed.
     pub fn restrict(&mut self, is_allowed: impl Fn(usize, u16) -> bool) -> Vec<(usize, SocketAddr)> {
         let mut denied = Vec::new();
-        for (peer, interests) in self.interests.iter_mut().enumerate() {
-            interests.retain(|address| {
+        for (peer, subscriptions) in self.subscriptions.iter_mut().enumerate() {
+            subscriptions.retain(|address| {
                 let stays = is_allowed(peer, address.port());
                 if !stays {
                     denied.push((peer, *address));
@@ -84,17 +85,17 @@ impl Registry {
         denied
     }
 
-    /// There are so many nodes from now on.
+    /// Sets the number of nodes.
     pub fn grow(&mut self, nodes: usize) {
-        self.interests.resize_with(nodes, BTreeSet::new);
+        self.subscriptions.resize_with(nodes, BTreeSet::new);
     }
 
-    /// A peer whose link is lost forgets what it was told.
+    /// Removes the subscriptions of a peer whose link is lost.
     pub fn forget(&mut self, peer: usize) {
-        self.interests[peer].clear();
+        self.subscriptions[peer].clear();
     }
 
-    /// Where programs of this node listen, `count_max` of them at most.
+    /// Returns the addresses at which programs of this node listen, at most `count_max`.
     pub fn listeners(&self, count_max: usize) -> Vec<SocketAddr> {
         let names = self.rack.names().unwrap_or_default();
         let is_live = |name: &&ListenerName| !name.is_remote && self.rack.is_live(name).unwrap_or(false);
@@ -102,15 +103,15 @@ impl Registry {
         live.take(count_max).collect()
     }
 
-    /// Polls readable when the last name at an address was removed, and its directory with it.
+    /// Returns a descriptor that polls readable when the directory of an address was removed with its last name.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.watch.as_fd()
     }
 
-    fn take_news(&self) {
+    fn drain_events(&self) {
         let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
         let mut reader = inotify::Reader::new(&self.watch, &mut buffer);
-        // Each event only says: look. An overflow says the same.
+        // The contents of events are not needed, and an overflow has the same meaning.
         while reader.next().is_ok() {}
     }
 }
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_is_found_by_what_it_is_bound_to_and_mirrors_are_none() {
+    fn a_listener_is_found_by_its_address_and_remote_listeners_are_ignored() {
         let _no_child = test_support::spawn::forbid();
         let folder = tempfile::tempdir().unwrap();
         let mut registry = registry(folder.path());
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_may_not_use_a_listener_any_more_is_told_once_and_nodes_may_join() {
+    fn a_denied_subscription_is_reported_once_and_nodes_can_join() {
         let folder = tempfile::tempdir().unwrap();
         let mut registry = registry(folder.path());
         let _held = ["127.77.0.1:80", "127.77.0.1:81"].map(|name| listen(&registry, name));
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_descriptor_says_that_a_listener_was_closed() {
+    fn the_descriptor_is_readable_when_a_listener_was_closed() {
         let _no_child = test_support::spawn::forbid();
         let folder = tempfile::tempdir().unwrap();
         let mut registry = registry(folder.path());
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_is_told_once_that_a_listener_is_gone_whether_its_name_was_removed_or_not() {
+    fn the_end_of_a_listener_is_reported_once_even_if_its_name_remains() {
         let _no_child = test_support::spawn::forbid();
         let folder = tempfile::tempdir().unwrap();
         let mut registry = registry(folder.path());
@@ -207,6 +208,6 @@ mod tests {
         drop(killed);
         assert_eq!(registry.vanished(), [(0, at("127.77.0.1:81"))]);
         assert_eq!(registry.vanished(), []);
-        assert!(!registry.has_interests());
+        assert!(!registry.has_subscriptions());
     }
 }

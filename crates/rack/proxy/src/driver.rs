@@ -26,7 +26,9 @@ mod turn_clock;
 
 use crate::frame::Number;
 use crate::{Class, Held};
-use control::proxy::{Access, Configuration, DeviceParts, FromProxy, Kept, Node, PeerReport, Report, ToProxy, VERSION};
+use control::proxy::{
+    Access, Configuration, DeviceParts, FromProxy, Node, PeerReport, Report, RetainedConnection, ToProxy, VERSION,
+};
 use control::{Channel, ChannelError, Received};
 use direct::{ProgramEnd, SpanPool};
 use fabric::device::{Device, NodeSlot};
@@ -119,7 +121,7 @@ fn serve(monitor: &Arc<ToMonitor>, proxy: &mut Option<Proxy>) -> Result<bool, Dr
             (ToProxy::Stop, _) => return Ok(false),
             (ToProxy::Descriptors, _) => parts.add(descriptors),
             (_, None) => return Err(DriverError::Order("an order before the configuration")),
-            (ToProxy::Kept(kept), Some(proxy)) => proxy.kept.extend(kept.into_iter().zip(descriptors)),
+            (ToProxy::Retained(kept), Some(proxy)) => proxy.kept.extend(kept.into_iter().zip(descriptors)),
             (ToProxy::Device { bytes }, Some(proxy)) => proxy.take_device(&bytes, parts.take())?,
             (message, Some(proxy)) => proxy.obey(message),
         }
@@ -244,7 +246,7 @@ impl Shared {
 
     /// With the peer that each is shared with.
     fn span_pools_of_peers(&self) -> impl Iterator<Item = (usize, &Arc<SpanPool>)> {
-        let own = usize::from(self.setup.own);
+        let own = usize::from(self.setup.own_slot);
         self.span_pools.iter().enumerate().filter(move |(peer, _)| *peer != own)
     }
 
@@ -283,7 +285,7 @@ impl Shared {
 
     /// Where a thread listens for the proxies of other nodes that have lost a link; nowhere unless it is asked for.
     fn rescue_address(&self, thread: usize) -> Option<SocketAddr> {
-        let ip = self.address(self.setup.own).filter(|_| self.setup.is_failover)?;
+        let ip = self.address(self.setup.own_slot).filter(|_| self.setup.is_failover)?;
         let port = self.setup.failover_port.map_or(Some(0), |first| first.checked_add(thread as u16));
         Some(SocketAddr::new(ip, port?))
     }
@@ -314,7 +316,7 @@ fn span_pools(setup: &Configuration, monitor: &Arc<ToMonitor>, timing: Option<Li
     // What lies in windows cannot go on without them.
     let Some(spans) = setup.spans.filter(|_| !setup.is_failover) else { return Vec::new() };
     let pool = |peer| {
-        let ends = (NodeSlot(peer as u8), NodeSlot(setup.own));
+        let ends = (NodeSlot(peer as u8), NodeSlot(setup.own_slot));
         Arc::new(SpanPool::new(ends, spans, timing, Arc::clone(monitor)))
     };
     (0..setup.nodes.len().max(usize::from(setup.slots))).map(pool).collect()
@@ -327,7 +329,7 @@ struct Proxy {
     device: Option<Device>,
     listeners: HashMap<SocketAddr, Arc<LaneListener>>,
     /// Connections of an earlier proxy, until the device is there.
-    kept: Vec<(Kept, OwnedFd)>,
+    kept: Vec<(RetainedConnection, OwnedFd)>,
     heirs: Option<Heirs>,
     /// Another monitor has come, and brings a device of its own.
     is_adopted: bool,
@@ -339,7 +341,7 @@ impl Proxy {
             return Err(DriverError::Order("a configuration of another version"));
         }
         let shared = Arc::new(Shared::new(setup, monitor)?);
-        let heirs = shared.setup.heir_socket.as_deref().map(Heirs::listen).transpose()?;
+        let heirs = shared.setup.successor_socket.as_deref().map(Heirs::listen).transpose()?;
         let threads = threads_of(&shared.places)
             .into_iter()
             .enumerate()
@@ -399,7 +401,8 @@ impl Proxy {
         let (places, lost_ns) = (self.shared.places.len(), now_ns());
         let mut held = BTreeMap::<usize, Vec<HeldEnd>>::new();
         for (kept, lifeline) in self.kept.drain(..) {
-            let Some(pool) = self.shared.span_pool(kept.peer).filter(|_| kept.peer != self.shared.setup.own) else {
+            let Some(pool) = self.shared.span_pool(kept.peer).filter(|_| kept.peer != self.shared.setup.own_slot)
+            else {
                 continue;
             };
             let (number, peer) = (Number(kept.number), kept.peer);
@@ -418,38 +421,38 @@ impl Proxy {
     fn obey(&mut self, message: ToProxy) {
         match message {
             ToProxy::LinkUp { peer, epoch } => self.order(|| Command::LinkUp { peer, epoch }),
-            ToProxy::LinkDown { peer, epoch, fate } => {
-                self.wait_for_all(|done| Command::LinkDown { peer, fate, done });
+            ToProxy::LinkDown { peer, epoch, policy } => {
+                self.wait_for_all(|done| Command::LinkDown { peer, policy, done });
                 self.shared.tell(&FromProxy::Stopped { peer, epoch });
             }
             ToProxy::Gone { peer } => self.order(|| Command::Gone { peer }),
             ToProxy::Change { nodes, access } => self.shared.change(&nodes, access),
-            ToProxy::Mirror { peer, address } => self.mirror(peer, address),
-            ToProxy::Unmirror { address } => self.unmirror(address),
+            ToProxy::Listen { peer, address } => self.mirror(peer, address),
+            ToProxy::StopListening { address } => self.unmirror(address),
             ToProxy::Report => self.shared.tell(&FromProxy::Report(self.report())),
             // Taken before.
             ToProxy::Configure(_)
-            | ToProxy::Kept(_)
+            | ToProxy::Retained(_)
             | ToProxy::Descriptors
             | ToProxy::Device { .. }
             | ToProxy::Adopt
-            | ToProxy::Part
+            | ToProxy::Release
             | ToProxy::Stop => {}
         }
     }
 
     fn mirror(&mut self, peer: u8, address: SocketAddr) {
         if self.listeners.contains_key(&address) {
-            return self.shared.tell(&FromProxy::Mirrored { address });
+            return self.shared.tell(&FromProxy::Listening { address });
         }
         match listen_for_remote(&self.shared.rack, address, BACKLOG) {
             Ok(listener) => {
                 let listener = Arc::new(listener);
                 self.order(|| Command::Mirror { peer, address, listener: Arc::clone(&listener) });
                 self.listeners.insert(address, listener);
-                self.shared.tell(&FromProxy::Mirrored { address });
+                self.shared.tell(&FromProxy::Listening { address });
             }
-            Err(errno) => self.shared.tell(&FromProxy::NotMirrored { address, reason: errno.to_string() }),
+            Err(errno) => self.shared.tell(&FromProxy::ListenFailed { address, reason: errno.to_string() }),
         }
     }
 
@@ -603,7 +606,7 @@ mod tests {
     fn setup(partitions: &[(control::proxy::Class, Option<u16>)]) -> Configuration {
         Configuration {
             version: VERSION,
-            own: 0,
+            own_slot: 0,
             slots: 0,
             nodes: Vec::new(),
             rack_directory: "/nowhere".into(),
@@ -613,7 +616,7 @@ mod tests {
             data_bytes: u64::MAX,
             spans: None,
             return_ns: 0,
-            heir_socket: None,
+            successor_socket: None,
             keeps_partitions: true,
             is_failover: false,
             failover_port: None,

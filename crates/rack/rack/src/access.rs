@@ -1,4 +1,4 @@
-//! Access rules: who may connect to which ports of whom.
+//! Access rules: which nodes may connect to which ports of which nodes.
 
 use std::fmt;
 
@@ -7,41 +7,41 @@ use serde::{Deserialize, de};
 
 use crate::{Access, PortList};
 
-/// Stands for every node.
+/// Matches every node.
 pub(crate) const ANY_NODE: &str = "*";
 
-/// Who may, or may not, connect to what.
+/// An access rule.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AccessRule {
-    /// The node that connects, or `*`.
+    /// Name of the connecting node, or `*`.
     #[serde(default = "any_node")]
     pub from: String,
-    /// The node that listens, or `*`.
+    /// Name of the listening node, or `*`.
     #[serde(default = "any_node")]
     pub to: String,
-    /// The ports that it listens at; all without it.
+    /// Ports of the listener; all ports if absent.
     #[serde(default, deserialize_with = "ports")]
     pub ports: Option<PortList>,
-    /// What happens to such a connection.
+    /// Action for a connection that matches.
     pub action: Access,
 }
 
 impl AccessRule {
-    /// The node that connects, if it is a certain one.
+    /// Returns the name of the connecting node, unless the rule is for any node.
     pub fn from_node(&self) -> Option<&str> {
         (self.from != ANY_NODE).then_some(self.from.as_str())
     }
 
-    /// Whether it speaks of connections to a node.
-    pub fn concerns(&self, to: &str) -> bool {
+    /// Returns whether the rule is for connections to node `to`.
+    pub fn applies_to(&self, to: &str) -> bool {
         self.to == ANY_NODE || self.to == to
     }
 
-    /// Whether it speaks of a connection of node `from` to a port of node `to`.
+    /// Returns whether the rule matches a connection of node `from` to a port of node `to`.
     pub fn matches(&self, from: &str, to: &str, port: u16) -> bool {
         let has = self.ports.as_ref().is_none_or(|ports| ports.contains(port));
-        self.from_node().is_none_or(|node| node == from) && self.concerns(to) && has
+        self.from_node().is_none_or(|node| node == from) && self.applies_to(to) && has
     }
 }
 
@@ -49,7 +49,7 @@ fn any_node() -> String {
     ANY_NODE.to_owned()
 }
 
-/// A port list, or the number of a single port.
+/// Deserializes a port list, or the number of a single port.
 fn ports<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PortList>, D::Error> {
     deserializer.deserialize_any(PortsVisitor).map(Some)
 }

@@ -1,4 +1,4 @@
-//! What the parts of a rack file must be to each other.
+//! Checks of a rack beyond the types of its keys: bounds, and keys that depend on each other.
 
 use std::path::Path;
 
@@ -11,20 +11,20 @@ use crate::{
 use config::{CheckResult, InvalidKey, check_name};
 
 const EXAMPLE_NAME: &str = "host-1";
-/// The longest delay that a link can be asked for.
+/// Maximum one-way delay of a modelled link.
 const ONE_WAY_NS_MAX: f64 = 1e9;
-/// Time-outs below a millisecond would pass on a machine that is merely busy.
+/// A shorter timeout would expire on a machine that is merely busy.
 const TIMEOUT_NS_MIN: f64 = 1e6;
 const TIMEOUT_NS_MAX: f64 = 3.6e12;
-/// etcd grants no shorter lease, as it is set up usually.
+/// etcd grants no shorter lease with its default election timeout.
 const LEASE_NS_MIN: f64 = 2e9;
-/// A slice is a line at least, and keeps others waiting for about 100 us at most.
+/// A slice is at least a cache line, and delays other connections by about 100 us at most.
 const SLICE_BYTES_MIN: u64 = 64;
 const SLICE_BYTES_MAX: u64 = 1 << 20;
-/// Bytes of a PCI function's address as sysfs writes it, and where its separators are.
+/// Form of a PCI function's address in sysfs: hexadecimal digits and separators.
 const PCI_ADDRESS_FORM: &[u8] = b"xxxx:xx:xx.x";
 
-/// Everything that can be seen without looking at a machine.
+/// Checks everything that does not depend on the machine.
 pub(crate) fn check(rack: &Rack) -> CheckResult {
     check_name("name", &rack.name, EXAMPLE_NAME)?;
     check_partitions(rack)?;
@@ -40,10 +40,10 @@ pub(crate) fn check(rack: &Rack) -> CheckResult {
 }
 
 fn check_partitions(rack: &Rack) -> CheckResult {
-    for (index, some) in rack.partitions.iter().enumerate() {
+    for (index, entry) in rack.partitions.iter().enumerate() {
         let key = |name: &str| format!("partitions[{index}].{name}");
-        let count = some.count;
-        let cores = some.cores.as_ref().map_or(usize::from(count), Vec::len);
+        let count = entry.count;
+        let cores = entry.cores.as_ref().map_or(usize::from(count), Vec::len);
         if cores != usize::from(count) {
             let what = format!("{cores} cores for {count} partitions; name one core for each, or set count = {cores}");
             return Err(InvalidKey::new(key("cores"), what));
@@ -59,7 +59,7 @@ fn check_partitions(rack: &Rack) -> CheckResult {
     }
 }
 
-/// A proxy works on a latency partition and the bulk partition of the same rank together, on one core.
+/// Checks that each bulk partition has a latency partition of the same rank and core: one proxy thread serves both.
 fn check_pairs(rack: &Rack) -> CheckResult {
     let latency: Vec<_> = owners(rack, Class::Latency).collect();
     let bulk: Vec<_> = owners(rack, Class::Bulk).collect();
@@ -76,7 +76,7 @@ fn check_pairs(rack: &Rack) -> CheckResult {
         if let Some(core) = core.filter(|core| Some(*core) != owner) {
             let owner = owner.map_or("any core".to_owned(), |owner| format!("core {owner}"));
             let what = format!(
-                "{core} for a bulk partition whose latency partition has {owner}; one thread works on both: name the \
+                "{core} for a bulk partition whose latency partition has {owner}; one thread serves both: name the \
                  same core, or leave the key out of class \"bulk\""
             );
             return Err(InvalidKey::new(format!("partitions[{entry}].cores"), what));
@@ -85,12 +85,12 @@ fn check_pairs(rack: &Rack) -> CheckResult {
     Ok(())
 }
 
-/// The partitions of a class: which entry each is of, and its core.
+/// Returns the partitions of a class: the index of the entry in the file, and the core.
 fn owners(rack: &Rack, class: Class) -> impl Iterator<Item = (usize, Option<u16>)> {
-    let entries = rack.partitions.iter().enumerate().filter(move |(_, some)| some.class == class);
-    entries.flat_map(|(entry, some)| {
-        let core = |index| some.cores.as_ref().and_then(|cores| cores.get(index).copied());
-        (0..usize::from(some.count)).map(move |index| (entry, core(index)))
+    let entries = rack.partitions.iter().enumerate().filter(move |(_, entry)| entry.class == class);
+    entries.flat_map(|(index, entry)| {
+        let core = |rank| entry.cores.as_ref().and_then(|cores| cores.get(rank).copied());
+        (0..usize::from(entry.count)).map(move |rank| (index, core(rank)))
     })
 }
 
@@ -105,27 +105,28 @@ fn check_window(rack: &Rack) -> CheckResult {
         );
         return Err(InvalidKey::new(key, what));
     }
-    if rack.trust == Trust::Direct && rack.cut().spans.is_none() {
+    if rack.trust == Trust::Direct && rack.window_layout().spans.is_none() {
         let needed = rack.window_bytes_min();
         let what = format!(
-            "{bytes} bytes leave no room for a connection with trust = \"direct\" beside {partitions} partitions; make \
-             it at least {needed}, or set trust = \"proxy\""
+            "{bytes} bytes leave no room for a connection with trust = \"direct\" besides {partitions} partitions; \
+             make it at least {needed}, or set trust = \"proxy\""
         );
         return Err(InvalidKey::new(key, what));
     }
     if bytes > WINDOW_BYTES_MAX || !bytes.is_multiple_of(PAGE_BYTES) {
-        let what = format!("{bytes} bytes are no window; use a multiple of {PAGE_BYTES}, at most {WINDOW_BYTES_MAX}");
+        let what =
+            format!("{bytes} bytes are not a window size; use a multiple of {PAGE_BYTES}, at most {WINDOW_BYTES_MAX}");
         return Err(InvalidKey::new(key, what));
     }
     Ok(())
 }
 
 fn check_link(rack: &Rack) -> CheckResult {
-    // Both ends reckon by the time at which a store is due: that takes one clock, which two kernels do not have.
+    // Both endpoints of a modelled link compare times at which stores are due, which needs one clock.
     let apart = rack.nodes.iter().find(|node| rack.backend_of(node) != Backend::Shm);
     if let (Some(link), Some(node)) = (&rack.link, apart) {
         let what = format!(
-            "\"{}\" needs one clock at both ends, and node '{}' has backend \"{}\", where clocks disagree; remove \
+            "\"{}\" needs one clock at both endpoints, and node '{}' has backend \"{}\", where clocks disagree; remove \
              [link], or use backend \"shm\" for all nodes",
             link.timing,
             node.name,
@@ -138,7 +139,7 @@ fn check_link(rack: &Rack) -> CheckResult {
         return Ok(());
     }
     let what =
-        format!("{one_way_ns} ns are no delay of a link; use at most {ONE_WAY_NS_MAX} ns, as in 500 or \"1 us\"");
+        format!("{one_way_ns} ns are not a delay of a link; use at most {ONE_WAY_NS_MAX} ns, as in 500 or \"1 us\"");
     Err(InvalidKey::new("link.one_way_ns", what))
 }
 
@@ -175,16 +176,18 @@ fn check_timeouts(rack: &Rack) -> CheckResult {
 
 fn check_failover(rack: &Rack) -> CheckResult {
     if rack.failover && rack.trust == Trust::Direct {
-        let what = "true with trust = \"direct\": what programs have in windows themselves cannot be sent again; \
+        let what = "true with trust = \"direct\": data that programs wrote to windows cannot be sent again; \
                     set it to false, or trust to \"proxy\"";
         return Err(InvalidKey::new("failover", what));
     }
     match rack.failover_port {
         Some(port) if !rack.failover => {
-            let what = format!("{port} is where nobody listens without failover; remove it, or set failover = true");
+            let what = format!("{port} has no effect without failover; remove it, or set failover = true");
             Err(InvalidKey::new("failover_port", what))
         }
-        Some(0) => Err(InvalidKey::new("failover_port", "0 is no port; leave the key out for any port, or name one")),
+        Some(0) => {
+            Err(InvalidKey::new("failover_port", "0 is not a port; leave the key out for any port, or name one"))
+        }
         Some(port) if rack.failover_ports().is_none() => {
             let what = format!(
                 "{port} is too high: each core of the partitions has a port, this one and the next; choose one below it"
@@ -198,7 +201,10 @@ fn check_failover(rack: &Rack) -> CheckResult {
 fn check_nodes(rack: &Rack) -> CheckResult {
     let count = rack.nodes.len();
     if !(2..=NODES_MAX).contains(&count) {
-        return Err(InvalidKey::new("nodes", format!("{count} nodes make no rack; describe 2 to {NODES_MAX} of them")));
+        return Err(InvalidKey::new(
+            "nodes",
+            format!("{count} nodes are not a rack; describe 2 to {NODES_MAX} of them"),
+        ));
     }
     let slots = rack.slots();
     if slots < count || slots > NODES_MAX {
@@ -223,7 +229,7 @@ fn check_nodes(rack: &Rack) -> CheckResult {
     Ok(())
 }
 
-/// That no earlier node has the same.
+/// Checks that no earlier node has the same value.
 fn check_unlike(
     before: &[Node],
     index: usize,
@@ -246,7 +252,7 @@ fn check_device(rack: &Rack) -> CheckResult {
         ));
     }
     if let Some(coherence) = device.coherence.filter(|_| !uses(Backend::Dax)) {
-        let what = format!("\"{coherence}\" speaks of a DAX device, and no node has one; remove it");
+        let what = format!("\"{coherence}\" applies to DAX devices, and no node has one; remove it");
         return Err(InvalidKey::new("device.coherence", what));
     }
     if uses(Backend::Dax) && device.coherence.is_none() {
@@ -266,7 +272,7 @@ fn check_device(rack: &Rack) -> CheckResult {
     Ok(())
 }
 
-/// Programs tell the nodes of one machine by addresses that are no interface's: others lead to the program's own node.
+/// Checks that nodes of one machine have emulated addresses: programs treat the address of an interface as local.
 fn check_emulated(rack: &Rack) -> CheckResult {
     let here = || rack.nodes.iter().enumerate().filter(|(_, node)| rack.backend_of(node) == Backend::Shm);
     match here().find(|(_, node)| !is_emulated(node.address)) {
@@ -294,7 +300,7 @@ fn check_node_device(backend: Backend, node: &Node) -> Result<(), String> {
         Backend::Pci => is_pci_address(device),
         _ => Path::new(device).is_absolute() && device.chars().all(|letter| !letter.is_control()),
     };
-    if is_good { Ok(()) } else { Err(format!("{device:?} is no {backend} device; write one as in \"{example}\"")) }
+    if is_good { Ok(()) } else { Err(format!("{device:?} is not a {backend} device; write one as in \"{example}\"")) }
 }
 
 fn is_pci_address(text: &str) -> bool {
@@ -320,7 +326,7 @@ fn check_access(rack: &Rack) -> CheckResult {
             if node != ANY_NODE && rack.node(node).is_none() {
                 let names: Vec<&str> = rack.nodes.iter().map(|node| node.name.as_str()).collect();
                 let what =
-                    format!("{node:?} is no node of this rack; write \"*\" for any, or one of {}", names.join(", "));
+                    format!("{node:?} is not a node of this rack; write \"*\" for any, or one of {}", names.join(", "));
                 return Err(InvalidKey::new(format!("access[{index}].{name}"), what));
             }
         }

@@ -1,24 +1,18 @@
-//! Reading a rack, and saying where in its text something is wrong.
+//! Loading a rack, and locating errors in its text.
 
 use std::path::Path;
 
 use config::InvalidKey;
-use serde::de::DeserializeOwned;
-use thiserror::Error;
 
+use crate::Rack;
 use crate::check::check;
 use crate::keys::Keys;
-use crate::{Rack, VERSION};
+use crate::parse::{RackError, check_version, error_at, parse};
 
-/// What is wrong with a rack file, or with the keys of a rack: one line with file, line, key, value and remedy.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("{0}")]
-pub struct RackError(pub(crate) String);
-
-/// A rack together with the text that it came from.
+/// A rack together with the text that it was parsed from.
 #[derive(Clone, Debug)]
 pub struct RackFile {
-    /// What the text says.
+    /// The parsed rack.
     pub rack: Rack,
     /// The file's path as it was given, or the address in etcd.
     shown: String,
@@ -35,7 +29,7 @@ impl RackFile {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// If the file cannot be read or is invalid.
     pub fn read(path: &Path) -> Result<Self, RackError> {
         let bytes = config::read_bytes(path, "rack file", "--rack").map_err(RackError)?;
         Self::parse(path, &bytes)
@@ -44,7 +38,7 @@ impl RackFile {
     /// Parses and checks the bytes of a file.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// If they are invalid.
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, RackError> {
         let shown = path.display().to_string();
         let text = config::utf8(&shown, bytes).map_err(RackError)?;
@@ -53,11 +47,11 @@ impl RackFile {
         Self { rack, shown, source: Source::File(text.to_owned()) }.checked()
     }
 
-    /// Parses and checks the keys of a rack in etcd, without those of leases. `address` is where they lie: an error
-    /// names `ADDRESS/KEY`, and the line in that key's value.
+    /// Parses and checks the keys of a rack in etcd, without those of leases. `address` is their common prefix: an
+    /// error names `ADDRESS/KEY`, and the line in the value of that key.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// If they are invalid.
     pub fn parse_keys(address: &str, keys: &[(String, Vec<u8>)]) -> Result<Self, RackError> {
         let (rack, keys) = Keys::parse(address, keys)?;
         Self { rack, shown: address.to_owned(), source: Source::Keys(keys) }.checked()
@@ -68,13 +62,13 @@ impl RackFile {
         Ok(self)
     }
 
-    /// The same, read elsewhere than where it is from.
+    /// Replaces the name under which errors show the file.
     #[must_use]
     pub fn shown_as(self, shown: String) -> Self {
         Self { shown, ..self }
     }
 
-    /// Where it was read: the file's path as it was given, or the address in etcd.
+    /// Returns the name of the source: the file's path as it was given, or the address in etcd.
     pub fn shown(&self) -> &str {
         &self.shown
     }
@@ -89,27 +83,12 @@ impl RackFile {
     }
 }
 
-/// The command that prints a valid rack file.
-const EXAMPLE: &str = "crosslane rack example";
-
-pub(crate) fn parse<T: DeserializeOwned>(shown: &str, text: &str) -> Result<T, RackError> {
-    config::parse_described(shown, text, EXAMPLE).map_err(RackError)
-}
-
-pub(crate) fn check_version(file: &str, text: &str) -> Result<(), RackError> {
-    config::check_version(file, text, VERSION, EXAMPLE).map_err(RackError)
-}
-
-pub(crate) fn error_at(file: &str, text: &str, key: &str, what: &str) -> RackError {
-    RackError(config::message_at(file, text, key, what))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_not_there_or_no_file_is_named_with_its_remedy() {
+    fn a_missing_file_and_a_directory_are_named_with_the_remedy() {
         for path in ["/no/such.toml", "/"] {
             let error = RackFile::read(Path::new(path)).unwrap_err().to_string();
             assert!(error.starts_with(path) && error.contains("--rack"), "{error}");
@@ -117,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_found_in_their_line() {
+    fn an_error_names_the_line_that_is_not_utf_8() {
         let error = RackFile::parse(Path::new("r.toml"), b"version = 1\n\xff").unwrap_err().to_string();
         assert_eq!(error, "r.toml, line 2: not UTF-8; save the file as UTF-8");
     }

@@ -1,29 +1,29 @@
-//! A rack as keys: one for what all nodes share, one for its access rules, one for how fast its links are, and one for
-//! each node. Each value is TOML, with the words of a rack file.
+//! A rack as keys of etcd: one for what all nodes share, one for access rules, one for the link model, and one for each
+//! node. Each value is TOML with the keys of a rack file.
 //!
 //! ```text
 //!   rack          version, name, trust, failover, failover_port, [device], [proxy], [timeouts], [[partitions]]
-//!   access        access_default, [[access]]; all may connect to all without it
-//!   link          what stands under [link] in a file; links are as fast as the memory without it
-//!   nodes/NAME    slot, and what stands under [[nodes]] in a file but its name
-//!   leases/NAME   which monitors run: not part of what a rack is
+//!   access        access_default, [[access]]; if absent, all nodes may connect to all
+//!   link          the table [link] of a file; if absent, links are as fast as the memory
+//!   nodes/NAME    slot, and an entry of [[nodes]] in a file without its name
+//!   leases/NAME   the monitors that run; not part of the description of a rack
 //! ```
 
 use std::net::{IpAddr, SocketAddr};
 
 use serde::Deserialize;
 
-use crate::file::{RackError, check_version, error_at, parse};
-use crate::text::Part;
+use crate::description::{name_default, partitions_default};
+use crate::parse::{RackError, check_version, error_at, parse};
+use crate::text::RackPart;
 use crate::{
-    Access, AccessRule, Backend, Device, LinkTiming, NODES_MAX, Node, Partitions, Proxy, Rack, Timeouts, Trust,
-    address, name_default, partitions_default,
+    Access, AccessRule, Backend, Device, LinkTiming, NODES_MAX, Node, Partitions, Proxy, Rack, Timeouts, Trust, address,
 };
 
-/// The keys of nodes and of leases begin so.
-const NODES: &str = "nodes/";
-/// The keys of leases begin so, the name of the node behind it.
-pub const LEASES: &str = "leases/";
+/// Prefix of the keys of nodes.
+const NODE_PREFIX: &str = "nodes/";
+/// Prefix of the keys of leases; the name of the node follows it.
+pub const LEASE_PREFIX: &str = "leases/";
 const COMMON: &str = "rack";
 const ACCESS: &str = "access";
 const LINK: &str = "link";
@@ -31,7 +31,7 @@ const LINK: &str = "link";
 /// The value of the key `rack`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Common {
+struct RackValue {
     version: u32,
     #[serde(default = "name_default")]
     name: String,
@@ -53,7 +53,7 @@ struct Common {
 /// The value of the key `access`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Rules {
+struct AccessValue {
     #[serde(default)]
     access_default: Access,
     #[serde(default)]
@@ -63,7 +63,7 @@ struct Rules {
 /// The value of a key `nodes/NAME`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Place {
+struct NodeValue {
     slot: usize,
     #[serde(deserialize_with = "address::ip")]
     address: IpAddr,
@@ -75,17 +75,17 @@ struct Place {
     metrics: Option<SocketAddr>,
 }
 
-/// Whether a rack has keys of that name, those of leases aside.
-pub fn is_key(name: &str) -> bool {
-    [COMMON, ACCESS, LINK].contains(&name) || name.starts_with(NODES)
+/// Returns whether `name` is a key of a rack's description. Keys of leases are not.
+pub fn is_rack_key(name: &str) -> bool {
+    [COMMON, ACCESS, LINK].contains(&name) || name.starts_with(NODE_PREFIX)
 }
 
-/// The texts of a rack's keys, by name.
+/// The keys of a rack and their texts.
 #[derive(Clone, Debug)]
 pub(crate) struct Keys(Vec<(String, String)>);
 
 impl Keys {
-    /// What the keys at `address` say. What the parts must be to each other is not looked at.
+    /// Parses the keys at `address`. Dependencies between keys are not checked here.
     pub fn parse(address: &str, keys: &[(String, Vec<u8>)]) -> Result<(Rack, Self), RackError> {
         let bytes: usize = keys.iter().map(|(_, value)| value.len()).sum();
         if bytes as u64 > config::FILE_BYTES_MAX {
@@ -96,8 +96,9 @@ impl Keys {
             Ok((name.clone(), text.to_owned()))
         });
         let keys = Self(texts.collect::<Result<_, RackError>>()?);
-        if let Some((name, _)) = keys.0.iter().find(|(name, _)| !is_key(name)) {
-            let what = format!("no key of a rack, which has {COMMON}, {ACCESS}, {LINK} and {NODES}NAME; remove it");
+        if let Some((name, _)) = keys.0.iter().find(|(name, _)| !is_rack_key(name)) {
+            let what =
+                format!("not a key of a rack, which has {COMMON}, {ACCESS}, {LINK} and {NODE_PREFIX}NAME; remove it");
             return Err(RackError(format!("{address}/{}: {what}", name.escape_debug())));
         }
         let rack = keys.rack(address)?;
@@ -109,11 +110,11 @@ impl Keys {
             RackError(format!("{address}/{COMMON}: no such key; put a rack there with 'crosslane rack push'"))
         })?;
         check_version(&format!("{address}/{COMMON}"), text)?;
-        let Common { version, name, trust, failover, failover_port, device, proxy, timeouts, partitions } =
-            self.value(address, COMMON)?.expect("the key was looked at above");
-        let rules = self.value::<Rules>(address, ACCESS)?;
-        let Rules { access_default, access } =
-            rules.unwrap_or(Rules { access_default: Access::default(), access: vec![] });
+        let RackValue { version, name, trust, failover, failover_port, device, proxy, timeouts, partitions } =
+            self.value(address, COMMON)?.expect("the key exists, as checked above");
+        let rules = self.value::<AccessValue>(address, ACCESS)?;
+        let AccessValue { access_default, access } =
+            rules.unwrap_or(AccessValue { access_default: Access::default(), access: vec![] });
         let link = self.value::<LinkTiming>(address, LINK)?;
         let nodes = self.nodes(address)?;
         Ok(Rack {
@@ -133,21 +134,21 @@ impl Keys {
         })
     }
 
-    /// The nodes by slot.
+    /// Returns the nodes by slot.
     fn nodes(&self, address: &str) -> Result<Vec<Node>, RackError> {
-        let names: Vec<&str> = self.0.iter().filter_map(|(name, _)| name.strip_prefix(NODES)).collect();
+        let names: Vec<&str> = self.0.iter().filter_map(|(name, _)| name.strip_prefix(NODE_PREFIX)).collect();
         let count = names.len();
         if count > NODES_MAX {
-            let what = format!("{count} nodes make no rack; describe 2 to {NODES_MAX} of them");
+            let what = format!("{count} nodes are not a rack; describe 2 to {NODES_MAX} of them");
             return Err(RackError(format!("{address}/nodes: {what}")));
         }
         let mut nodes: Vec<Option<Node>> = vec![None; count];
         for name in names {
-            let key = format!("{NODES}{name}");
-            let place: Place = self.value(address, &key)?.expect("the name is one of them");
+            let key = format!("{NODE_PREFIX}{name}");
+            let value: NodeValue = self.value(address, &key)?.expect("the name is one of them");
             let refuse =
                 |what: String| error_at(&format!("{address}/{key}"), self.text(&key).unwrap_or(""), "slot", &what);
-            let Place { slot, address, backend, device, metrics } = place;
+            let NodeValue { slot, address, backend, device, metrics } = value;
             let Some(free) = nodes.get_mut(slot) else {
                 return Err(refuse(format!("{slot} of {count} nodes; number them from 0, without a gap")));
             };
@@ -156,7 +157,7 @@ impl Keys {
             }
             *free = Some(Node { name: name.to_owned(), address, backend, device, metrics });
         }
-        // As many as there are slots, each in one of its own: none is left empty.
+        // There are as many nodes as slots, and no two in one slot, so none is empty.
         Ok(nodes.into_iter().flatten().collect())
     }
 
@@ -168,9 +169,9 @@ impl Keys {
         self.text(key).map(|text| parse(&format!("{address}/{key}"), text)).transpose()
     }
 
-    /// Returns the error for an invalid value at `place`, a path in a rack file.
-    pub fn error_at(&self, address: &str, rack: &Rack, place: &str, what: &str) -> RackError {
-        let (key, rest) = key_of(rack, place);
+    /// Returns the error for an invalid value at `path` in a rack file.
+    pub fn error_at(&self, address: &str, rack: &Rack, path: &str, what: &str) -> RackError {
+        let (key, rest) = key_of(rack, path);
         match rest {
             Some(rest) => error_at(&format!("{address}/{key}"), self.text(&key).unwrap_or(""), rest, what),
             None => RackError(format!("{address}/{key}: {what}")),
@@ -178,31 +179,33 @@ impl Keys {
     }
 }
 
-/// The key that says what stands at `place` of a rack file, and where in its value.
-fn key_of<'a>(rack: &Rack, place: &'a str) -> (String, Option<&'a str>) {
-    let (first, rest) = place.split_once('.').map_or((place, None), |(first, rest)| (first, Some(rest)));
+/// Returns the key in etcd that contains `path` of a rack file, and the path within its value.
+fn key_of<'a>(rack: &Rack, path: &'a str) -> (String, Option<&'a str>) {
+    let (first, rest) = path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
     if let Some(slot) = first.strip_prefix("nodes[").and_then(|slot| slot.strip_suffix(']')) {
         let name = slot.parse().ok().and_then(|slot: usize| rack.nodes.get(slot)).map_or("", |node| &node.name);
-        // The name is the key's own.
-        return (format!("{NODES}{}", name.escape_debug()), rest.filter(|rest| *rest != "name"));
+        // The name is part of the key and not in its value.
+        return (format!("{NODE_PREFIX}{}", name.escape_debug()), rest.filter(|rest| *rest != "name"));
     }
     match first {
-        "nodes" => (NODES.trim_end_matches('/').to_owned(), None),
+        "nodes" => (NODE_PREFIX.trim_end_matches('/').to_owned(), None),
         LINK => (LINK.to_owned(), rest),
-        _ if first.starts_with(ACCESS) => (ACCESS.to_owned(), Some(place)),
-        _ => (COMMON.to_owned(), Some(place)),
+        _ if first.starts_with(ACCESS) => (ACCESS.to_owned(), Some(path)),
+        _ => (COMMON.to_owned(), Some(path)),
     }
 }
 
 impl Rack {
-    /// The keys that say the same as the rack's file, and the text of each.
+    /// Returns the keys that describe this rack, and the text of each.
     pub fn keys(&self) -> Vec<(String, String)> {
         let mut keys = vec![
-            (COMMON.to_owned(), Part::Common(self).to_string()),
-            (ACCESS.to_owned(), Part::Access(self).to_string()),
+            (COMMON.to_owned(), RackPart::Common(self).to_string()),
+            (ACCESS.to_owned(), RackPart::Access(self).to_string()),
         ];
-        keys.extend(self.link.as_ref().map(|link| (LINK.to_owned(), Part::Link(link).to_string())));
-        let node = |(slot, node): (usize, &Node)| (format!("{NODES}{}", node.name), Part::Node(slot, node).to_string());
+        keys.extend(self.link.as_ref().map(|link| (LINK.to_owned(), RackPart::Link(link).to_string())));
+        let node = |(slot, node): (usize, &Node)| {
+            (format!("{NODE_PREFIX}{}", node.name), RackPart::Node(slot, node).to_string())
+        };
         keys.extend(self.nodes.iter().enumerate().map(node));
         keys
     }
@@ -220,7 +223,7 @@ mod tests {
         rack.timeouts.lease_ns = 3e9;
         rack.access_default = Access::Deny;
         let text = "[[access]]\nto='b'\nports='80,90-99'\naction='allow'\n";
-        rack.access = parse::<Rules>("x", text).unwrap().access;
+        rack.access = parse::<AccessValue>("x", text).unwrap().access;
         rack
     }
 
@@ -228,7 +231,7 @@ mod tests {
         keys.into_iter().map(|(name, text)| (name, text.into_bytes())).collect()
     }
 
-    /// What is said of the keys when the value of one has `from` replaced by `to`.
+    /// Returns the error after replacing `from` by `to` in the value of one key.
     fn refused(key: &str, from: &str, to: &str) -> String {
         let mut keys = rack().keys();
         let (_, text) = keys.iter_mut().find(|(name, _)| name == key).unwrap();
@@ -238,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rack_is_read_back_from_its_keys_in_any_order_and_with_the_order_of_its_nodes() {
+    fn a_rack_is_read_back_from_its_keys_in_any_order() {
         let (mut rack, mut keys) = (rack(), rack().keys());
         keys.reverse();
         assert_eq!(RackFile::parse_keys(AT, &bytes(keys)).unwrap().rack, rack);
@@ -249,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_is_one_line_with_key_line_value_and_remedy() {
+    fn an_error_is_one_line_with_key_line_value_and_remedy() {
         for (key, from, to, expected) in [
             (
                 "nodes/b",
@@ -265,7 +268,7 @@ mod tests {
             ("rack", "window_bytes = 4194304", "window_bytes = 1", "device.window_bytes: 1 bytes are too few"),
             ("rack", "[device]", "[[nodes]]\n[device]", "rack, line 6, nodes: unknown field `nodes`"),
             ("rack", "lease_ns = 3000000000", "lease_ns = 1", "timeouts.lease_ns: 1 ns; use 2 s to 1 h"),
-            ("access", "to = \"b\"", "to = \"q\"", "access, line 5, access[0].to: \"q\" is no node of this rack"),
+            ("access", "to = \"b\"", "to = \"q\"", "access, line 5, access[0].to: \"q\" is not a node of this rack"),
             ("link", "ntb", "isa", "link, line 1, timing: unknown variant `isa`"),
         ] {
             let error = refused(key, from, to);
@@ -288,9 +291,11 @@ mod tests {
             keys
         };
         assert!(error(&without("rack")).starts_with("etcd://127.0.0.1:2379/r1/rack: no such key; put a rack there"));
-        assert!(error(&without("nodes/")).starts_with("etcd://127.0.0.1:2379/r1/nodes: 0 nodes make no rack"));
-        assert!(error(&with("nodez", b"")).contains("/r1/nodez: no key of a rack"));
-        assert!(error(&with("nodes/A\n", b"slot=3\naddress='127.77.0.9'")).contains(r#"nodes/A\n: "A\n" is no name"#));
+        assert!(error(&without("nodes/")).starts_with("etcd://127.0.0.1:2379/r1/nodes: 0 nodes are not a rack"));
+        assert!(error(&with("nodez", b"")).contains("/r1/nodez: not a key of a rack"));
+        assert!(
+            error(&with("nodes/A\n", b"slot=3\naddress='127.77.0.9'")).contains(r#"nodes/A\n: "A\n" is not a name"#)
+        );
         assert!(error(&with("nodes/d", b"\n\xff")).contains("/r1/nodes/d, line 2: not UTF-8"));
         assert!(error(&with("link", &vec![b'#'; 1 << 20])).contains("more than a rack has"));
         let mut many = bytes(rack().keys());
@@ -298,6 +303,6 @@ mod tests {
             (3..60)
                 .map(|slot| (format!("nodes/n{slot}"), format!("slot={slot}\naddress='127.77.1.{slot}'").into_bytes())),
         );
-        assert!(error(&many).contains("/r1/nodes: 60 nodes make no rack"), "{}", error(&many));
+        assert!(error(&many).contains("/r1/nodes: 60 nodes are not a rack"), "{}", error(&many));
     }
 }

@@ -1,21 +1,21 @@
-//! Port lists, on the command line and in access rules.
+//! Port lists on the command line and in access rules.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Ports and ranges, as in `80,443,6000-6100`.
+/// A list of ports and port ranges, as in `80,443,6000-6100`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortList {
     ranges: Vec<(u16, u16)>,
 }
 
 impl PortList {
-    /// First and last ports of its ranges, in the order in which they were written.
+    /// Returns the first and last ports of the ranges, in the order in which they were written.
     pub fn ranges(&self) -> &[(u16, u16)] {
         &self.ranges
     }
 
-    /// Whether a port is in it.
+    /// Returns whether the list contains a port.
     pub fn contains(&self, port: u16) -> bool {
         self.ranges.iter().any(|(first, last)| (*first..=*last).contains(&port))
     }
@@ -54,8 +54,9 @@ fn parse_range(part: &str) -> Result<(u16, u16), String> {
 fn parse_port(text: &str, part: &str) -> Result<u16, String> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let port: Option<u16> = if digits { text.parse().ok() } else { None };
-    port.filter(|port| *port > 0)
-        .ok_or_else(|| format!("'{part}' is no port; write numbers from 1 to 65535 and ranges, as in 80,443,6000-6100"))
+    port.filter(|port| *port > 0).ok_or_else(|| {
+        format!("'{part}' is not a port; write numbers from 1 to 65535 and ranges, as in 80,443,6000-6100")
+    })
 }
 
 #[cfg(test)]
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_read_and_written_alike() {
+    fn a_list_is_read_back_from_its_text() {
         for text in ["80", "1-65535", "80,443,6000-6100", "5,5"] {
             assert_eq!(text.parse::<PortList>().unwrap().to_string(), text);
         }
@@ -78,11 +79,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_named() {
+    fn an_invalid_list_is_named() {
         for text in ["", ",", "80,", "0", "65536", "-1", "1-", "-", "a", "80 ", "+80", "1-2-3", "99999999999", "80;81"]
         {
             let error = text.parse::<PortList>().unwrap_err();
-            assert!(error.contains("is no port"), "{text:?}: {error}");
+            assert!(error.contains("is not a port"), "{text:?}: {error}");
         }
         assert_eq!("9-7".parse::<PortList>().unwrap_err(), "'9-7' ends before it starts; write 7-9");
     }

@@ -1,4 +1,4 @@
-//! A rack as the text of its file, or of its keys.
+//! Formats a rack as the text of its file, or of its keys in etcd.
 
 use std::fmt::{Display, Formatter, Result};
 
@@ -16,7 +16,7 @@ impl Display for Rack {
         }
         write_proxy(f, &self.proxy)?;
         write_timeouts(f, &self.timeouts)?;
-        self.partitions.iter().try_for_each(|some| write_partitions(f, some))?;
+        self.partitions.iter().try_for_each(|entry| write_partitions(f, entry))?;
         for node in &self.nodes {
             writeln!(f, "\n[[nodes]]\nname = {}", quoted(&node.name))?;
             write_node(f, node)?;
@@ -25,19 +25,19 @@ impl Display for Rack {
     }
 }
 
-/// A part of a rack, as the text of its key in etcd.
-pub(crate) enum Part<'a> {
-    /// What is in no other key.
+/// A part of a rack, formatted as the value of its key in etcd.
+pub(crate) enum RackPart<'a> {
+    /// Everything that has no key of its own.
     Common(&'a Rack),
     /// The access rules.
     Access(&'a Rack),
-    /// How fast links pretend to be.
+    /// The link model.
     Link(&'a LinkTiming),
     /// A node and its slot.
     Node(usize, &'a Node),
 }
 
-impl Display for Part<'_> {
+impl Display for RackPart<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
             Self::Common(rack) => {
@@ -45,7 +45,7 @@ impl Display for Part<'_> {
                 write_device(f, &rack.device)?;
                 write_proxy(f, &rack.proxy)?;
                 write_timeouts(f, &rack.timeouts)?;
-                rack.partitions.iter().try_for_each(|some| write_partitions(f, some))
+                rack.partitions.iter().try_for_each(|entry| write_partitions(f, entry))
             }
             Self::Access(rack) => {
                 write_access_default(f, rack)?;
@@ -63,22 +63,22 @@ impl Display for Part<'_> {
 fn write_head(f: &mut Formatter<'_>, rack: &Rack) -> Result {
     writeln!(f, "version = {}", rack.version)?;
     writeln!(f, "name = {}", quoted(&rack.name))?;
-    writeln!(f, "trust = \"{}\"                  # who writes windows: \"proxy\" or \"direct\"", rack.trust)?;
+    writeln!(f, "trust = \"{}\"                  # programs that write windows: \"proxy\" or \"direct\"", rack.trust)?;
     writeln!(
         f,
-        "failover = {}                 # whether connections move to kernel TCP when a link is lost",
+        "failover = {}                 # whether connections of a lost link move to kernel TCP",
         rack.failover
     )?;
     match rack.failover_port {
         Some(port) => {
-            writeln!(f, "failover_port = {port}             # the first port at which proxies listen for that")
+            writeln!(f, "failover_port = {port}             # first port at which proxies accept these connections")
         }
         None => Ok(()),
     }
 }
 
 fn write_access_default(f: &mut Formatter<'_>, rack: &Rack) -> Result {
-    writeln!(f, "access_default = \"{}\"         # what happens where no [[access]] rule matches", rack.access_default)
+    writeln!(f, "access_default = \"{}\"         # action if no [[access]] rule matches", rack.access_default)
 }
 
 fn write_device(f: &mut Formatter<'_>, device: &Device) -> Result {
@@ -90,9 +90,9 @@ fn write_device(f: &mut Formatter<'_>, device: &Device) -> Result {
         writeln!(f, "coherence = \"{coherence}\"           # \"coherent\" or \"non-coherent\"")?;
     }
     if let Some(slots) = device.slots {
-        writeln!(f, "slots = {slots}                        # room for so many nodes: more can come while these run")?;
+        writeln!(f, "slots = {slots}                        # number of nodes that the device has room for")?;
     }
-    writeln!(f, "window_bytes = {}           # from each node to each other", device.window_bytes)
+    writeln!(f, "window_bytes = {}           # of the window from each node to each other node", device.window_bytes)
 }
 
 fn write_link(f: &mut Formatter<'_>, link: &LinkTiming) -> Result {
@@ -106,7 +106,10 @@ fn write_link(f: &mut Formatter<'_>, link: &LinkTiming) -> Result {
 fn write_proxy(f: &mut Formatter<'_>, proxy: &Proxy) -> Result {
     match proxy.slice_bytes {
         Some(bytes) => {
-            writeln!(f, "\n[proxy]\nslice_bytes = {bytes}              # before it is another connection's turn")
+            writeln!(
+                f,
+                "\n[proxy]\nslice_bytes = {bytes}              # bytes that a connection sends before another is served"
+            )
         }
         None => Ok(()),
     }
@@ -114,21 +117,21 @@ fn write_proxy(f: &mut Formatter<'_>, proxy: &Proxy) -> Result {
 
 fn write_timeouts(f: &mut Formatter<'_>, timeouts: &Timeouts) -> Result {
     writeln!(f, "\n[timeouts]")?;
-    writeln!(f, "query_ns = {:<18} # a program's question whether another node listens", timeouts.query_ns)?;
-    writeln!(f, "silence_ns = {:<16} # of a peer, after which its link counts as lost", timeouts.silence_ns)?;
+    writeln!(f, "query_ns = {:<18} # limit of a program's query for a remote listener", timeouts.query_ns)?;
+    writeln!(f, "silence_ns = {:<16} # silence of a peer after which its link counts as lost", timeouts.silence_ns)?;
     writeln!(f, "up_ns = {:<21} # how long 'crosslane up' waits for links", timeouts.up_ns)?;
     if timeouts.return_ns != Timeouts::default().return_ns {
-        writeln!(f, "return_ns = {:<17} # of what programs have in windows, for a node that died", timeouts.return_ns)?;
+        writeln!(f, "return_ns = {:<17} # how long direct connections wait for a node that died", timeouts.return_ns)?;
     }
     if timeouts.lease_ns == Timeouts::default().lease_ns {
         return Ok(());
     }
-    writeln!(f, "lease_ns = {:<18} # how long etcd waits for a sign of a node", timeouts.lease_ns)
+    writeln!(f, "lease_ns = {:<18} # time to live of a node's lease in etcd", timeouts.lease_ns)
 }
 
-fn write_partitions(f: &mut Formatter<'_>, some: &Partitions) -> Result {
-    writeln!(f, "\n[[partitions]]\nclass = \"{}\"\ncount = {}", some.class, some.count)?;
-    match &some.cores {
+fn write_partitions(f: &mut Formatter<'_>, entry: &Partitions) -> Result {
+    writeln!(f, "\n[[partitions]]\nclass = \"{}\"\ncount = {}", entry.class, entry.count)?;
+    match &entry.cores {
         Some(cores) => writeln!(f, "cores = {cores:?}"),
         None => Ok(()),
     }
@@ -156,7 +159,7 @@ fn write_rule(f: &mut Formatter<'_>, rule: &AccessRule) -> Result {
     writeln!(f, "action = \"{}\"", rule.action)
 }
 
-/// A basic string of TOML. Names have nothing in them to escape, and paths no control characters.
+/// Returns a TOML basic string. Names contain nothing to escape, and paths no control characters.
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }

@@ -1,4 +1,4 @@
-//! Rack files: what is accepted, what is refused and how.
+//! Parsing and checks of rack files.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn example(backend: Backend) -> String {
 }
 
 #[test]
-fn every_example_is_read_back_as_it_was() {
+fn every_example_is_read_back_from_its_text() {
     for backend in Backend::ALL {
         for trust in Trust::ALL {
             for timing in Timing::ALL.iter().map(|timing| Some(*timing)).chain([None]) {
@@ -33,13 +33,13 @@ fn every_example_is_read_back_as_it_was() {
 }
 
 #[test]
-fn what_is_left_out_has_the_value_that_an_example_shows() {
+fn absent_keys_have_the_values_of_an_example() {
     let nodes = "[[nodes]]\nname='a'\naddress='127.77.0.1'\n[[nodes]]\nname='b'\naddress='127.77.0.2'\n";
     let found = parse(&format!("version=1\n[device]\nbackend='shm'\n{nodes}")).unwrap();
     assert_eq!(found.rack, Rack::example(2, Backend::Shm, None, Trust::Proxy));
 }
 
-/// The example with `from` replaced once by `to`, and what is said of that.
+/// Returns the error after replacing `from` once by `to` in the example.
 fn refused(backend: Backend, from: &str, to: &str) -> String {
     let text = example(backend);
     assert!(text.contains(from), "{from:?} in\n{text}");
@@ -47,7 +47,7 @@ fn refused(backend: Backend, from: &str, to: &str) -> String {
 }
 
 #[test]
-fn a_fault_is_one_line_with_file_line_key_value_and_remedy() {
+fn an_error_is_one_line_with_file_line_key_value_and_remedy() {
     let line = |text: &str, part: &str| 1 + text[..text.find(part).unwrap()].matches('\n').count();
     let text = example(Backend::Shm);
     let second = line(&text, "127.77.0.2");
@@ -80,7 +80,7 @@ fn a_fault_is_one_line_with_file_line_key_value_and_remedy() {
 }
 
 #[test]
-fn a_node_that_is_alone_on_its_machine_has_any_address() {
+fn the_only_node_of_a_machine_can_have_any_address() {
     let text = example(Backend::Pci).replace("127.77.0.1", "10.1.2.1").replace("127.77.0.2", "10.1.2.2");
     let host = "address = \"10.1.2.1\"\nbackend = \"shm\"";
     let beside_guests = text.replace("address = \"10.1.2.1\"\ndevice = \"0000:00:04.0\"", host);
@@ -88,7 +88,7 @@ fn a_node_that_is_alone_on_its_machine_has_any_address() {
     assert_eq!(parse(&beside_guests).map(|file| file.rack.nodes[0].address), Ok(IpAddr::from([10, 1, 2, 1])));
 }
 
-/// A backend's example, in which a text becomes another one, and words of what is said of that.
+/// A backend's example, a text in it, its replacement, and parts of the expected error.
 type Refusal = (Backend, &'static str, &'static str, &'static [&'static str]);
 
 fn each_is_refused(refusals: &[Refusal]) {
@@ -102,7 +102,7 @@ fn each_is_refused(refusals: &[Refusal]) {
 }
 
 #[test]
-fn each_wrong_value_of_device_and_nodes_is_named_with_its_line_and_what_would_be_right() {
+fn each_invalid_value_of_device_and_nodes_is_named_with_line_and_remedy() {
     use Backend::Shm;
     each_is_refused(&[
         (Shm, "backend = \"shm\"", "backend = \"infiniband\"", &["device.backend", "infiniband", "`shm`, `pci`"]),
@@ -113,13 +113,8 @@ fn each_wrong_value_of_device_and_nodes_is_named_with_its_line_and_what_would_be
         (Shm, "query_ns = 1000000000", "query_ns = \"1 KiB\"", &["timeouts.query_ns", "'1 KiB'", "nanoseconds"]),
         (Shm, "query_ns = 1000000000", "query_ns = 10", &["timeouts.query_ns", "10 ns", "1 ms"]),
         (Shm, "address = \"127.77.0.2\"", "address = \"127.77.0\"", &["nodes[1].address", "'127.77.0'", "127.77.0.1"]),
-        (Shm, "address = \"127.77.0.2\"", "address = \"::\"", &["nodes[1].address", "'::'", "no single node"]),
-        (
-            Shm,
-            "address = \"127.77.0.2\"",
-            "address = \"fe80::2\"",
-            &["nodes[1].address", "'fe80::2'", "each interface"],
-        ),
+        (Shm, "address = \"127.77.0.2\"", "address = \"::\"", &["nodes[1].address", "'::'", "a single node"]),
+        (Shm, "address = \"127.77.0.2\"", "address = \"fe80::2\"", &["nodes[1].address", "'fe80::2'", "link-local"]),
         (
             Shm,
             "address = \"127.77.0.2\"",
@@ -130,7 +125,7 @@ fn each_wrong_value_of_device_and_nodes_is_named_with_its_line_and_what_would_be
             Shm,
             "address = \"127.77.0.2\"",
             "address = \"127.0.0.1\"",
-            &["nodes[1].address", "'127.0.0.1'", "each machine's own", "127.77.0.1"],
+            &["nodes[1].address", "'127.0.0.1'", "loopback", "127.77.0.1"],
         ),
         (
             Shm,
@@ -156,7 +151,7 @@ fn each_wrong_value_of_device_and_nodes_is_named_with_its_line_and_what_would_be
 }
 
 #[test]
-fn each_other_wrong_value_is_named_with_its_line_and_what_would_be_right() {
+fn each_other_invalid_value_is_named_with_line_and_remedy() {
     use Backend::{Dax, Pci, Shm};
     each_is_refused(&[
         (Shm, "class = \"bulk\"", "class = \"fast\"", &["partitions[1].class", "fast", "`bulk`"]),
@@ -220,7 +215,7 @@ fn each_other_wrong_value_is_named_with_its_line_and_what_would_be_right() {
 }
 
 #[test]
-fn more_rules_than_a_proxy_is_told_are_refused() {
+fn more_rules_than_fit_a_message_are_refused() {
     let rules =
         |count: usize, ports: &str| format!("\n[[access]]\nports = \"{ports}\"\naction = \"deny\"").repeat(count);
     let text = |rules: String| example(Backend::Shm) + &rules;
@@ -238,14 +233,14 @@ fn windows_without_room_for_a_direct_connection_are_refused() {
         with(409_600).unwrap_err(),
         format!(
             "r.toml, line {line}, device.window_bytes: 409600 bytes leave no room for a connection with trust = \
-             \"direct\" beside 2 partitions; make it at least 614400, or set trust = \"proxy\""
+             \"direct\" besides 2 partitions; make it at least 614400, or set trust = \"proxy\""
         )
     );
     assert!(with(614_400).is_ok());
 }
 
 #[test]
-fn one_node_is_no_rack_and_too_many_are_none_either() {
+fn one_node_and_too_many_nodes_are_refused() {
     let with = |count: usize| {
         let mut rack = Rack::example(2, Backend::Shm, None, Trust::Proxy);
         let node = rack.nodes[0].clone();
@@ -257,7 +252,7 @@ fn one_node_is_no_rack_and_too_many_are_none_either() {
             .collect();
         parse(&rack.to_string())
     };
-    assert!(with(1).unwrap_err().contains("1 nodes make no rack"));
+    assert!(with(1).unwrap_err().contains("1 nodes are not a rack"));
     assert!(with(NODES_MAX).is_ok());
     assert!(with(NODES_MAX + 1).unwrap_err().contains("33 nodes"));
 }
@@ -286,7 +281,7 @@ fn the_first_rule_that_matches_decides() {
 }
 
 #[test]
-fn nodes_can_work_together_when_what_concerns_them_both_is_the_same() {
+fn the_digest_covers_what_nodes_must_agree_on() {
     let rack = Rack::example(3, Backend::Shm, None, Trust::Proxy);
     let changed = |change: fn(&mut Rack)| {
         let mut other = rack.clone();
@@ -305,20 +300,20 @@ fn nodes_can_work_together_when_what_concerns_them_both_is_the_same() {
 }
 
 #[test]
-fn failover_is_for_connections_by_proxies_and_its_port_for_failover() {
+fn failover_needs_proxies_and_its_port_needs_failover() {
     let direct = Rack::example(2, Backend::Shm, None, Trust::Direct).to_string();
     let both = direct.replace("failover = false", "failover = true");
     let at = 1 + both.lines().position(|line| line.starts_with("failover")).unwrap();
     let expected = format!(
-        "r.toml, line {at}, failover: true with trust = \"direct\": what programs have in windows themselves cannot be \
+        "r.toml, line {at}, failover: true with trust = \"direct\": data that programs wrote to windows cannot be \
          sent again; set it to false, or trust to \"proxy\""
     );
     assert_eq!(parse(&both).unwrap_err(), expected);
     let port = |text: &str, port| text.replace("failover = ", &format!("failover_port = {port}\nfailover = "));
     let proxied = example(Backend::Shm);
-    assert!(parse(&port(&proxied, 7000)).unwrap_err().contains("failover_port: 7000 is where nobody listens"));
+    assert!(parse(&port(&proxied, 7000)).unwrap_err().contains("failover_port: 7000 has no effect without failover"));
     let on = proxied.replace("failover = false", "failover = true");
-    assert!(parse(&port(&on, 0)).unwrap_err().contains("failover_port: 0 is no port"));
+    assert!(parse(&port(&on, 0)).unwrap_err().contains("failover_port: 0 is not a port"));
     assert_eq!(parse(&port(&on, 7000)).unwrap().rack.failover_ports(), Some(7000..=7000));
     let cores = on.replacen("count = 1", "count = 2\ncores = [1, 0]", 1);
     assert_eq!(parse(&port(&cores, 65534)).unwrap().rack.failover_ports(), Some(65534..=65535));
@@ -333,7 +328,7 @@ fn data_partitions_are_numbered_through_all_entries() {
     assert_eq!(found, [(Class::Latency, Some(3)), (Class::Latency, Some(5)), (Class::Bulk, None)]);
 }
 
-/// Every rack that a file can describe, as far as it matters for writing and reading it.
+/// Generates racks that cover what is written to and read from a file.
 fn racks() -> impl Strategy<Value = Rack> {
     let backends = prop::sample::select(Backend::ALL);
     let timings = prop::option::of((prop::sample::select(Timing::ALL), prop::option::of(0.0..1e9)));
@@ -345,7 +340,7 @@ fn racks() -> impl Strategy<Value = Rack> {
     (backends, timings, partitions, nodes, rules, device, any::<[bool; 3]>(), 100..2000_u64).prop_map(
         |(backend, timing, partitions, nodes, rules, device, flags, pages)| {
             let mut rack = Rack::example(2, backend, None, if flags[0] { Trust::Direct } else { Trust::Proxy });
-            // What programs write into windows themselves cannot be sent again.
+            // Failover is not available with direct trust.
             rack.failover = flags[1] && !flags[0];
             rack.failover_port = Some(pages as u16).filter(|_| rack.failover && flags[2]);
             rack.access_default = if flags[2] { Access::Deny } else { Access::Allow };
@@ -353,7 +348,7 @@ fn racks() -> impl Strategy<Value = Rack> {
                 .filter(|_| backend == Backend::Shm)
                 .map(|(timing, one_way_ns)| LinkTiming { timing, one_way_ns });
             let (sizes, bulk_entries) = partitions;
-            // Bulk partitions go with the first latency ones.
+            // Each bulk partition is paired with a latency partition.
             let of_class = |class, entries: usize| {
                 let some = |&(count, bound): &(u16, bool)| (count, bound.then(|| (0..count).collect()));
                 let all = sizes.iter().map(some).take(entries);
@@ -402,7 +397,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_the_bytes_the_answer_is_a_rack_or_one_line(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+    fn arbitrary_bytes_give_a_rack_or_one_line(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         if let Err(error) = RackFile::parse(Path::new("r.toml"), &bytes) {
             let error = error.to_string();
             prop_assert!(error.starts_with("r.toml") && error.lines().count() == 1, "{}", error);
@@ -415,12 +410,12 @@ proptest! {
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..3_u8), 1..6),
     ) {
         let mut bytes = example(backend).into_bytes();
-        for (place, byte, kind) in changes {
-            let place = place.index(bytes.len());
+        for (index, byte, kind) in changes {
+            let index = index.index(bytes.len());
             match kind {
-                0 => bytes[place] = byte & 0x7f,
-                1 => bytes.insert(place, byte & 0x7f),
-                _ => drop(bytes.remove(place)),
+                0 => bytes[index] = byte & 0x7f,
+                1 => bytes.insert(index, byte & 0x7f),
+                _ => drop(bytes.remove(index)),
             }
         }
         if let Err(error) = RackFile::parse(Path::new("r.toml"), &bytes) {
@@ -431,7 +426,7 @@ proptest! {
 }
 
 #[test]
-fn words_of_the_command_line_are_those_of_the_file() {
+fn enumerations_are_parsed_from_the_spelling_of_the_file() {
     assert_eq!("non-coherent".parse(), Ok(Coherence::NonCoherent));
     assert_eq!("vfio".parse(), Ok(PciMode::Vfio));
     assert_eq!(

@@ -5,8 +5,8 @@ use std::process::Child;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use control::monitor::Ask;
-use rack::NodePlaces;
+use control::monitor::RequestKind;
+use rack::NodeRunDir;
 use rustix::net::SocketType;
 use rustix::process::{Pid, Signal};
 
@@ -51,13 +51,13 @@ pub fn bring_down(rack: &LoadedRack) -> Result<()> {
 }
 
 /// Ends a monitor, and waits until it has.
-pub fn stop_node(node: &NodePlaces) -> Result<()> {
+pub fn stop_node(node: &NodeRunDir) -> Result<()> {
     let socket = node.monitor_socket();
     // One that hangs, or has no socket yet, is found by its lock.
     let monitor = Process::behind(&socket, SocketType::SEQPACKET).or_else(|| Process::holding(&node.monitor_pid()));
     if let Some(monitor) = monitor {
         // One that does not answer is not asked twice.
-        let asked = rack_control::ask(node, Ask::Stop);
+        let asked = rack_control::ask(node, RequestKind::Stop);
         let limit = if asked.is_ok() { END_LIMIT } else { Duration::ZERO };
         if !monitor.has_ended(limit) {
             monitor.signal(Signal::KILL);
@@ -67,11 +67,11 @@ pub fn stop_node(node: &NodePlaces) -> Result<()> {
         }
     }
     // One whose monitor has died waits for the next.
-    if let Some(proxy) = Process::behind(&node.heir_socket(), SocketType::SEQPACKET) {
+    if let Some(proxy) = Process::behind(&node.successor_socket(), SocketType::SEQPACKET) {
         proxy.signal(Signal::KILL);
         proxy.has_ended(KILL_LIMIT);
     }
-    for path in [socket, node.metrics_socket(), node.monitor_pid(), node.heir_socket()] {
+    for path in [socket, node.metrics_socket(), node.monitor_pid(), node.successor_socket()] {
         let _ = std::fs::remove_file(path);
     }
     Ok(())

@@ -4,8 +4,8 @@ use std::io::Read;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
-use ::monitor::{Monitor, MonitorError, Settings};
-use ::rack::NodePlaces;
+use ::monitor::{Monitor, MonitorError, MonitorSettings};
+use ::rack::NodeRunDir;
 use anyhow::{Context, Result};
 use signal_hook::consts::SIGBUS;
 
@@ -41,7 +41,7 @@ pub fn main(options: &Options) -> Result<()> {
         .context("signals cannot be taken; start the monitor again")?;
     let command = std::env::current_exe().context("finding this command's own place")?;
     let (rack, replaces_proxy) = (file.rack.clone(), options.replace_proxy);
-    let settings = Settings { rack, slot, places, command, etcd, replaces_proxy };
+    let settings = MonitorSettings { rack, slot, run_dir: places, command, etcd, replaces_proxy };
     let sorted = |error: MonitorError| match &error {
         MonitorError::Device(_) => WrongUse::of(file.error_at(&device_key(&file.rack, slot), &error)).into(),
         _ => anyhow::Error::from(error),
@@ -51,7 +51,7 @@ pub fn main(options: &Options) -> Result<()> {
 
 /// The kernel answers an access to memory that is not there any more with a signal. The access is tried again and again
 /// until this has said so, and ends the process.
-fn say_when_memory_goes(line: String, node: &NodePlaces) -> std::io::Result<()> {
+fn say_when_memory_goes(line: String, node: &NodeRunDir) -> std::io::Result<()> {
     let (mut reader, writer) = std::io::pipe()?;
     signal_hook::low_level::pipe::register(SIGBUS, writer)?;
     let sockets = [node.metrics_socket(), node.monitor_socket()];

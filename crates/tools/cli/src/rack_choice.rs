@@ -6,10 +6,10 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use ::monitor::InEtcd;
+use ::monitor::EtcdSource;
 use anyhow::{Context, Result, bail};
-use etcd::{Address, EtcdError, Lease, Revision, Store, Stored};
-use rack::{Places, RackFile};
+use etcd::{EtcdAddress, EtcdError, LeaseValue, RackStore, Revision, StoredRack};
+use rack::{RackFile, RunDir};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
@@ -23,7 +23,7 @@ pub struct LoadedRack {
     /// What the file says, or etcd.
     pub file: RackFile,
     /// Where everything lies.
-    pub places: Places,
+    pub places: RunDir,
     /// Where in etcd it is, unless it is a file.
     pub etcd: Option<EtcdRack>,
 }
@@ -31,7 +31,7 @@ pub struct LoadedRack {
 /// A rack's place in etcd.
 #[derive(Clone, Debug)]
 pub struct EtcdRack {
-    store: Store,
+    store: RackStore,
     /// What was found there; nothing where etcd does not answer, and the rack is what its nodes last went by.
     pub found: Option<FoundRack>,
 }
@@ -40,7 +40,7 @@ pub struct EtcdRack {
 #[derive(Clone, Debug)]
 pub struct FoundRack {
     /// Who runs which node.
-    pub leases: BTreeMap<String, Lease>,
+    pub leases: BTreeMap<String, LeaseValue>,
     revision: Revision,
 }
 
@@ -105,12 +105,12 @@ fn is_rack_file(path: &Path) -> bool {
 }
 
 /// What a name is that is meant as an address.
-pub fn address(path: &Path) -> Result<Option<Address>> {
+pub fn address(path: &Path) -> Result<Option<EtcdAddress>> {
     let text = path.to_string_lossy();
     let Some((scheme, rest)) = text.split_once("://") else { return Ok(None) };
     // A password is shown to nobody.
     let shown = if rest.contains('@') { format!("{scheme}://...") } else { text.to_string() };
-    if !Address::is_meant(&text) {
+    if !EtcdAddress::has_scheme(&text) {
         bail!(WrongUse::of(format!("{shown}: racks are files, or lie in etcd: write etcd://HOST:PORT/PREFIX")));
     }
     text.parse().map(Some).map_err(|what: String| WrongUse::of(format!("{shown}: {what}")).into())
@@ -145,22 +145,22 @@ impl LoadedRack {
             let path = path.display();
             WrongUse::of(format!("{path}: {error}; check --rack"))
         })?;
-        let base = Places::base(&rack_dir::chosen(None));
-        let places = Places::new(&base, &file.rack, &canonical);
+        let base = RunDir::base(&rack_dir::chosen(None));
+        let places = RunDir::new(&base, &file.rack, &canonical);
         Ok(Self { file, places, etcd: None })
     }
 
     /// Makes a directory of the rack, where no other user can meddle with it.
     pub fn prepare(&self, directory: &Path) -> Result<()> {
-        let base = Places::base(&rack_dir::chosen(None));
+        let base = RunDir::base(&rack_dir::chosen(None));
         rack_dir::prepare_below(&base, directory)
     }
 
-    fn read_etcd(address: Address) -> Result<Self, EtcdError> {
-        let store = Store::new(address);
-        let Stored { file, leases, revision } = store.load()?;
-        let base = Places::base(&rack_dir::chosen(None));
-        let places = Places::new(&base, &file.rack, file.shown().as_ref());
+    fn read_etcd(address: EtcdAddress) -> Result<Self, EtcdError> {
+        let store = RackStore::new(address);
+        let StoredRack { file, leases, revision } = store.load()?;
+        let base = RunDir::base(&rack_dir::chosen(None));
+        let places = RunDir::new(&base, &file.rack, file.shown().as_ref());
         let etcd = Some(EtcdRack { store, found: Some(FoundRack { leases, revision }) });
         Ok(Self { file, places, etcd })
     }
@@ -201,13 +201,13 @@ impl LoadedRack {
 
     /// Racks of this machine that were brought up from a file, as it was then.
     pub fn file_copies(path: &Path) -> Vec<Self> {
-        let base = Places::base(&rack_dir::chosen(None));
-        let copy = |places: Places| {
+        let base = RunDir::base(&rack_dir::chosen(None));
+        let copy = |places: RunDir| {
             let file = RackFile::read(&places.copy()).ok()?.shown_as(path.display().to_string());
             Some(Self { file, places, etcd: None })
         };
         let canonical = canonical(path);
-        canonical.map_or_else(Vec::new, |file| Places::with_copy(&base, &file).into_iter().filter_map(copy).collect())
+        canonical.map_or_else(Vec::new, |file| RunDir::with_copy(&base, &file).into_iter().filter_map(copy).collect())
     }
 
     /// The same rack as nodes of this machine go by it that run; `None` also for one in etcd, whose monitors follow it.
@@ -228,18 +228,18 @@ impl LoadedRack {
     /// Whether a monitor of it runs on this machine, or a proxy that waits for the next.
     pub fn runs(&self) -> bool {
         self.file.rack.nodes.iter().map(|node| self.places.node(&node.name)).any(|node| {
-            let heir = || Process::behind(&node.heir_socket(), SocketType::SEQPACKET);
+            let heir = || Process::behind(&node.successor_socket(), SocketType::SEQPACKET);
             Process::holding(&node.monitor_pid()).or_else(heir).is_some()
         })
     }
 
     /// Racks of this machine that have come from an address in etcd, from their nodes' copies.
-    fn copies(address: &Address) -> Result<Vec<Self>> {
+    fn copies(address: &EtcdAddress) -> Result<Vec<Self>> {
         let shown = address.to_string();
-        let base = Places::base(&rack_dir::chosen(None));
-        let copies = Places::with_copy(&base, shown.as_ref()).into_iter().map(|places| {
+        let base = RunDir::base(&rack_dir::chosen(None));
+        let copies = RunDir::with_copy(&base, shown.as_ref()).into_iter().map(|places| {
             let file = RackFile::read(&places.copy()).map_err(WrongUse::of)?.shown_as(shown.clone());
-            let etcd = Some(EtcdRack { store: Store::new(address.clone()), found: None });
+            let etcd = Some(EtcdRack { store: RackStore::new(address.clone()), found: None });
             Ok(Self { file, places, etcd })
         });
         copies.collect()
@@ -254,9 +254,9 @@ impl LoadedRack {
     }
 
     /// What a monitor has to know of etcd.
-    pub fn in_etcd(&self) -> Option<InEtcd> {
+    pub fn in_etcd(&self) -> Option<EtcdSource> {
         let EtcdRack { store, found } = self.etcd.as_ref()?;
-        Some(InEtcd { store: store.clone(), revision: found.as_ref()?.revision })
+        Some(EtcdSource { store: store.clone(), revision: found.as_ref()?.revision })
     }
 
     /// The file's path as it was given, or the address in etcd.

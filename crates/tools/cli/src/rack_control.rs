@@ -7,9 +7,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
-use control::monitor::{Answer, Ask, Request, Status};
+use control::monitor::{Request, RequestKind, Response, Status};
 use control::{Channel, ChannelError, Received};
-use rack::NodePlaces;
+use rack::NodeRunDir;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -22,7 +22,7 @@ use serde::de::DeserializeOwned;
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 /// Asks a monitor; `None` when there is none.
-pub fn ask(node: &NodePlaces, what: Ask) -> Result<Option<(Answer, Channel)>> {
+pub fn ask(node: &NodeRunDir, what: RequestKind) -> Result<Option<(Response, Channel)>> {
     let socket = node.monitor_socket();
     let channel = match Channel::connect(&socket) {
         Ok(channel) => channel,
@@ -32,7 +32,7 @@ pub fn ask(node: &NodePlaces, what: Ask) -> Result<Option<(Answer, Channel)>> {
     let silent = || anyhow!("monitor at {} does not answer; see {}", socket.display(), node.monitor_log().display());
     channel.send(&Request::new(what), &[]).map_err(|_| silent())?;
     match receive(&channel, ANSWER_LIMIT)? {
-        Some(Answer::Refused { reason }) => bail!("monitor at {}: {reason}", socket.display()),
+        Some(Response::Refused { reason }) => bail!("monitor at {}: {reason}", socket.display()),
         Some(answer) => Ok(Some((answer, channel))),
         None => Err(silent()),
     }
@@ -43,9 +43,9 @@ pub fn is_nobody(error: &io::Error) -> bool {
 }
 
 /// The state of a node; `None` when its monitor does not run.
-pub fn status(node: &NodePlaces) -> Result<Option<Status>> {
-    match ask(node, Ask::Status)? {
-        Some((Answer::Status(status), _)) => Ok(Some(*status)),
+pub fn status(node: &NodeRunDir) -> Result<Option<Status>> {
+    match ask(node, RequestKind::Status)? {
+        Some((Response::Status(status), _)) => Ok(Some(*status)),
         Some((other, _)) => bail!("a monitor answers {other:?} when asked for its state; use one release for all"),
         None => Ok(None),
     }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use etcd::{Pushed, Store};
+use etcd::{PushSummary, RackStore};
 
 use crate::output;
 use crate::rack_choice::{LoadedRack, address, etcd_error};
@@ -35,7 +35,7 @@ pub fn push(options: &PushOptions) -> Result<()> {
         let shown = options.to.display();
         bail!(WrongUse::of(format!("--to {shown}: no address in etcd; write etcd://HOST:PORT/PREFIX")))
     };
-    let Pushed { written, removed } = Store::new(to.clone()).push(&rack.file.rack).map_err(etcd_error)?;
+    let PushSummary { written, removed } = RackStore::new(to.clone()).push(&rack.file.rack).map_err(etcd_error)?;
     output::print(&format!("{} is at {to}: {written} keys written, {removed} removed\n", rack.shown()))
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use control::monitor::{Link, Status};
-use etcd::{Held, Lease, LinkState};
+use etcd::{LeaseRecord, LeaseValue, LinkState};
 use serde::Serialize;
 use stats::{Align, Table};
 
@@ -76,13 +76,13 @@ struct LeaseReport {
 }
 
 impl LeaseReport {
-    fn new(lease: &Lease) -> Self {
+    fn new(lease: &LeaseValue) -> Self {
         match lease.clone() {
-            Lease::Held(held) => {
-                let Held { host, pid, started_at_ns, links, .. } = held;
+            LeaseValue::Valid(held) => {
+                let LeaseRecord { host, pid, started_at_ns, links, .. } = held;
                 Self { host, pid, started_at_ns, links, error: None }
             }
-            Lease::Unreadable(error) => {
+            LeaseValue::Malformed(error) => {
                 Self { host: String::new(), pid: 0, started_at_ns: 0, links: Vec::new(), error: Some(error) }
             }
         }
@@ -112,8 +112,8 @@ impl Report {
             file: rack.shown().to_string(),
             name: description.name.clone(),
             directory: rack.places.directory.clone(),
-            backend: description.device.backend.word(),
-            trust: description.trust.word(),
+            backend: description.device.backend.as_str(),
+            trust: description.trust.as_str(),
             device_socket: rack.places.device_socket(),
             is_etcd_reached: rack.etcd.as_ref().map(|etcd| etcd.found.is_some()),
             nodes: description.nodes.iter().map(|node| NodeReport::new(rack, node)).collect::<Result<_>>()?,
@@ -195,7 +195,7 @@ fn nodes(report: &Report) -> Table {
             of(proxy),
             of(|status| status.proxy_restarts.to_string()),
             of(|status| status.listeners.len().to_string()),
-            of(|status| status.mirrors.len().to_string()),
+            of(|status| status.remote_listeners.len().to_string()),
             node.connections.window.to_string(),
             node.connections.lane.to_string(),
             node.connections.kernel.to_string(),

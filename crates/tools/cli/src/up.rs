@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use control::monitor::Status;
-use rack::{Backend, Change};
+use rack::{Backend, RackChange};
 use rustix::fs::FlockOperation;
 use rustix::net::SocketType;
 use rustix::process::Signal;
@@ -119,9 +119,9 @@ fn check_same(rack: &LoadedRack, slots: &[usize], restart: bool) -> Result<bool>
     let Some(running) = rack.running() else { return Ok(true) };
     running.file.rack.nodes.iter().try_for_each(|node| running.check_clock(&node.name))?;
     let (before, now) = (&running.file.rack, &rack.file.rack);
-    let changes: Vec<Change> = slots.iter().map(|slot| before.change_to(now, *slot)).collect();
-    let mut left: BTreeSet<String> = changes.iter().flat_map(|change| change.left.clone()).collect();
-    let mut taken: BTreeSet<String> = changes.into_iter().flat_map(|change| change.taken).collect();
+    let changes: Vec<RackChange> = slots.iter().map(|slot| before.change_to(now, *slot)).collect();
+    let mut left: BTreeSet<String> = changes.iter().flat_map(|change| change.restart_needed.clone()).collect();
+    let mut taken: BTreeSet<String> = changes.into_iter().flat_map(|change| change.applied).collect();
     if !restart && before.digest() != now.digest() {
         // Nodes that have joined, of which monitors that run know nothing.
         left.append(&mut taken);
@@ -177,7 +177,7 @@ fn check_failover(rack: &LoadedRack, slot: usize) -> Result<()> {
     }
     let places = rack.places.node(&node.name);
     // A proxy of this node that runs has the ports.
-    let runs = || [places.monitor_socket(), places.heir_socket()].iter().any(|path| path.exists());
+    let runs = || [places.monitor_socket(), places.successor_socket()].iter().any(|path| path.exists());
     let is_taken = |port: &u16| TcpListener::bind((node.address, *port)).is_err();
     if let Some(port) = file.rack.failover_ports().into_iter().flatten().find(is_taken).filter(|_| !runs()) {
         let what = format!("{port} is in use at '{}'; choose another, or leave the key out for any", node.address);

@@ -98,7 +98,7 @@ fn a_bad_rack_file_is_one_line_and_exit_code_2_and_nothing_is_started() {
     assert_fails(&bad, 2, &["r.toml, line", "nodes[1].address", "'127.77.0.1'", "its own"]);
     for (address, words) in [
         ("http://127.0.0.1:2379/rack", ["http://127.0.0.1:2379/rack: racks are files", "etcd://HOST:PORT/PREFIX"]),
-        ("etcd://127.0.0.1/rack", ["\"127.0.0.1\" is no HOST:PORT", "as in etcd://"]),
+        ("etcd://127.0.0.1/rack", ["\"127.0.0.1\" is not HOST:PORT", "as in etcd://"]),
         ("etcd://me:secret@127.0.0.1:2379/rack", ["etcd://...", "passwords of etcd are not supported"]),
     ] {
         for command in ["stat", "up", "down", "status"] {
@@ -341,7 +341,7 @@ fn another_user_who_reaches_the_monitors_socket_gets_no_answer_and_the_log_says_
     assert!(output.status.success() && said.lines().count() == 1, "{output:?}");
     assert!(said.contains("refused") && said.contains("this monitor is another user's"), "{said}");
     let log = fs::read_to_string(directory.join("monitor.log")).unwrap();
-    let line = log.lines().find(|line| line.contains("a stranger at the monitor's socket is refused"));
+    let line = log.lines().find(|line| line.contains("refused a connection of another user at the monitor's socket"));
     assert!(line.is_some_and(|line| line.contains("65534")), "{log}");
 }
 

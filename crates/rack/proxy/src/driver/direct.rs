@@ -8,7 +8,7 @@
 use crate::frame::{Number, Side};
 use crate::{Broken, Input, Local};
 use control::ChannelError;
-use control::proxy::{FromProxy, Kept, Spans, send_kept};
+use control::proxy::{FromProxy, RetainedConnection, Spans, send_retained};
 use fabric::device::{Caching, Device, DeviceInbound, DeviceOutbound, NodeSlot};
 use fabric::timed::{LinkTiming, Pacer};
 use fabric::{Inbound, Outbound, Slice};
@@ -76,7 +76,7 @@ struct Entry {
     /// Where the program will say that it has the span, until that is counted.
     expected: Option<Arc<Endpoint<DeviceInbound>>>,
     /// What the monitor keeps of it.
-    deposited: Option<(Kept, Arc<OwnedFd>)>,
+    deposited: Option<(RetainedConnection, Arc<OwnedFd>)>,
 }
 
 impl Entry {
@@ -118,8 +118,8 @@ impl Grant {
         !std::mem::replace(&mut state.has_said, true)
     }
 
-    fn kept(&self, number: Number) -> Kept {
-        Kept { peer: self.pool.peer.0, span: self.index as u32, number: number.0 }
+    fn kept(&self, number: Number) -> RetainedConnection {
+        RetainedConnection { peer: self.pool.peer.0, span: self.index as u32, number: number.0 }
     }
 }
 
@@ -274,7 +274,12 @@ impl SpanPool {
     }
 
     /// Goes on with a connection of an earlier proxy. `None`: there is no such span, or another connection has it.
-    pub(super) fn adopt(self: &Arc<Self>, device: &Device, kept: Kept, lifeline: OwnedFd) -> Option<DirectEnd> {
+    pub(super) fn adopt(
+        self: &Arc<Self>,
+        device: &Device,
+        kept: RetainedConnection,
+        lifeline: OwnedFd,
+    ) -> Option<DirectEnd> {
         let index = usize::try_from(kept.span).ok()?;
         let mut state = self.lock();
         let entry = state.entries.get_mut(index).filter(|entry| !entry.is_taken)?;
@@ -293,9 +298,9 @@ impl SpanPool {
     /// It does not take it.
     pub(super) fn deposit_all(&self) -> Result<(), ChannelError> {
         let state = self.lock();
-        let all: Vec<(Kept, BorrowedFd<'_>)> =
+        let all: Vec<(RetainedConnection, BorrowedFd<'_>)> =
             state.entries.iter().filter_map(|it| it.deposited.as_ref()).map(|(kept, it)| (*kept, it.as_fd())).collect();
-        send_kept(&self.monitor.channel(), &all, FromProxy::Deposits)
+        send_retained(&self.monitor.channel(), &all, FromProxy::Deposits)
     }
 
     /// Resets what programs of this node still have of an earlier proxy and this one has not.
@@ -430,7 +435,7 @@ impl DirectEnd {
     }
 
     /// What the next monitor gets when this one's has died.
-    pub(super) fn into_kept(self, number: Number) -> Option<(Kept, OwnedFd)> {
+    pub(super) fn into_kept(self, number: Number) -> Option<(RetainedConnection, OwnedFd)> {
         let kept = self.grant.kept(number);
         let lifeline = Arc::try_unwrap(self.lifeline);
         lifeline.or_else(|shared| rustix::io::dup(&shared)).ok().map(|lifeline| (kept, lifeline))

@@ -105,7 +105,7 @@ pub(super) fn is_admitted(access: &Access, peer: u8, tuple: &Tuple) -> bool {
 pub(super) fn connect(shared: &Shared, device: &Device, peer: u8, tuple: &Tuple) -> Result<ProgramEnd, Errno> {
     let ([from, to], offer) = decode(tuple).ok_or(Errno::PROTO)?;
     let from = address_of(from, shared.address(peer)).filter(|from| from.port() != 0).ok_or(Errno::ACCESS)?;
-    let to = address_of(to, shared.address(shared.setup.own)).ok_or(Errno::ACCESS)?;
+    let to = address_of(to, shared.address(shared.setup.own_slot)).ok_or(Errno::ACCESS)?;
     let request = Request { destination: to, source: Some(from), node: None, opener: address::Opener::Proxy };
     let refused = |no_lane| errno_of(&no_lane);
     let pool = shared.span_pool(peer);

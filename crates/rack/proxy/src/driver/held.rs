@@ -11,7 +11,7 @@
 use super::DriverError;
 use super::direct::ProgramEnd;
 use crate::{Held, Local};
-use control::proxy::{Configuration, HandOver, Kept, ToProxy, VERSION, send_kept};
+use control::proxy::{Configuration, Handover, RetainedConnection, ToProxy, VERSION, send_retained};
 use control::{Channel, Received, peer_uid};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -35,7 +35,7 @@ pub(super) struct HeldEnd {
 
 impl HeldEnd {
     /// What the next monitor gets.
-    pub(super) fn into_kept(self) -> Option<(Kept, OwnedFd)> {
+    pub(super) fn into_kept(self) -> Option<(RetainedConnection, OwnedFd)> {
         match self.held.local {
             ProgramEnd::Direct(end) => end.into_kept(self.held.number),
             ProgramEnd::Carried(_) => None,
@@ -105,7 +105,7 @@ impl Heirs {
         let heir = accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
         let heir = is_own_user(&heir).then(|| Channel::new(heir))?;
         let configuration = Some(Box::new(configuration.clone()));
-        let told = heir.send(&HandOver { version: VERSION, configuration, kept: Vec::new() }, &[]);
+        let told = heir.send(&Handover { version: VERSION, configuration, connections: Vec::new() }, &[]);
         // One that only looked who listens here is gone already.
         told.ok().and_then(|()| wish_of(&heir)).map(|wish| (heir, wish))
     }
@@ -124,7 +124,7 @@ fn wish_of(heir: &Channel) -> Option<Wish> {
     let _ = poll(&mut [PollFd::new(heir, PollFlags::IN)], Some(&ANSWER_LIMIT));
     match heir.receive::<ToProxy>() {
         Ok(Received::Message(ToProxy::Adopt, _)) => Some(Wish::Adopt),
-        Ok(Received::Message(ToProxy::Part, _)) => Some(Wish::Part),
+        Ok(Received::Message(ToProxy::Release, _)) => Some(Wish::Part),
         _ => None,
     }
 }
@@ -142,9 +142,11 @@ fn is_own_user(heir: &OwnedFd) -> bool {
 }
 
 /// Gives everything to a monitor. What it does not take ends with this proxy.
-pub(super) fn hand_over(heir: &Channel, kept: &[(Kept, OwnedFd)]) {
-    let kept: Vec<(Kept, BorrowedFd<'_>)> = kept.iter().map(|(kept, lifeline)| (*kept, lifeline.as_fd())).collect();
-    let sent = send_kept(heir, &kept, |kept| HandOver { version: VERSION, configuration: None, kept });
+pub(super) fn hand_over(heir: &Channel, kept: &[(RetainedConnection, OwnedFd)]) {
+    let kept: Vec<(RetainedConnection, BorrowedFd<'_>)> =
+        kept.iter().map(|(kept, lifeline)| (*kept, lifeline.as_fd())).collect();
+    let sent =
+        send_retained(heir, &kept, |connections| Handover { version: VERSION, configuration: None, connections });
     if let Err(error) = &sent {
         eprintln!("crosslane proxy: who came for what is kept did not take it: {error}");
     }

@@ -189,7 +189,7 @@ impl LinkEngine {
     ) -> Self {
         let (peer, epoch) = up;
         let setup = &shared.setup;
-        let side = if setup.own < peer { Side::Lower } else { Side::Higher };
+        let side = if setup.own_slot < peer { Side::Lower } else { Side::Higher };
         let secret = new_secret();
         let settings = Settings {
             number_first: index as u32,

@@ -13,7 +13,7 @@ use super::links::{LinkEngine, Standing};
 use super::relay::{Relays, Which};
 use super::turn_clock::TurnClock;
 use crate::{Counters, Event, Fault, Key, Tuple, Turn};
-use control::proxy::{Fate, FromProxy, Kept, PeerReport};
+use control::proxy::{FromProxy, LinkLossPolicy, PeerReport, RetainedConnection};
 use fabric::device::{Device, Vector, VectorDoorbell};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -71,7 +71,7 @@ pub(super) enum Command {
     },
     LinkDown {
         peer: u8,
-        fate: Fate,
+        policy: LinkLossPolicy,
         done: mpsc::Sender<()>,
     },
     /// Monitor and proxy of a peer have died.
@@ -86,7 +86,7 @@ pub(super) enum Command {
     },
     /// As [`Command::Part`], and end.
     Leave {
-        done: mpsc::Sender<Vec<(Kept, OwnedFd)>>,
+        done: mpsc::Sender<Vec<(RetainedConnection, OwnedFd)>>,
     },
     Mirror {
         peer: u8,
@@ -232,7 +232,7 @@ impl Owner {
         orders_bell: Arc<OwnedFd>,
     ) -> Result<Self, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let relays = Relays::new(shared.setup.own, shared.rescue_address(index));
+        let relays = Relays::new(shared.setup.own_slot, shared.rescue_address(index));
         let owner = Self {
             shared,
             places,
@@ -474,11 +474,11 @@ impl Owner {
             match command {
                 Command::Device(device) => self.take_device(device),
                 Command::LinkUp { peer, epoch } => self.begin(peer, epoch),
-                Command::LinkDown { peer, fate, done } => {
-                    self.link_down(peer, fate);
+                Command::LinkDown { peer, policy, done } => {
+                    self.link_down(peer, policy);
                     let _ = done.send(());
                 }
-                Command::Gone { peer } => self.link_down(peer, Fate::Over),
+                Command::Gone { peer } => self.link_down(peer, LinkLossPolicy::Reset),
                 Command::Hold(ends) => self.held.extend(ends),
                 Command::Part { done } => {
                     (0..self.engines.len()).for_each(|index| self.drop_engine(index));
@@ -509,15 +509,15 @@ impl Owner {
         self.device = Some((device, bell));
     }
 
-    fn link_down(&mut self, peer: u8, fate: Fate) {
+    fn link_down(&mut self, peer: u8, policy: LinkLossPolicy) {
         let now_ns = now_ns();
         for index in 0..self.engines.len() {
             let link = self.engines[index].as_mut().filter(|link| link.peer == peer);
-            if link.is_some_and(|link| fate != Fate::AllWait || !link.drift(now_ns)) {
+            if link.is_some_and(|link| policy != LinkLossPolicy::RetainAll || !link.drift(now_ns)) {
                 self.drop_engine(index);
             }
         }
-        self.held.reset(|end| end.peer == peer && fate == Fate::Over);
+        self.held.reset(|end| end.peer == peer && policy == LinkLossPolicy::Reset);
     }
 
     fn begin(&mut self, peer: u8, epoch: u32) {
@@ -608,7 +608,7 @@ impl Owner {
     }
 
     /// All that lies in the windows, for the next monitor. The rest is reset.
-    fn leave_all(&mut self) -> Vec<(Kept, OwnedFd)> {
+    fn leave_all(&mut self) -> Vec<(RetainedConnection, OwnedFd)> {
         (0..self.engines.len()).for_each(|index| self.drop_engine(index));
         self.is_over = true;
         self.held.take(|_| true).into_iter().filter_map(HeldEnd::into_kept).collect()
@@ -653,7 +653,7 @@ impl Owner {
                 Standing::Good => {}
                 Standing::Left => {
                     link.drift(now_ns);
-                    self.shared.tell(&FromProxy::Left { peer, epoch });
+                    self.shared.tell(&FromProxy::PeerLeft { peer, epoch });
                 }
                 Standing::Lost(what) => {
                     // Nothing goes over it any more, though the peer may be back before the monitor looks.
@@ -836,7 +836,7 @@ impl Owner {
         let Some(engine) = engine else { return end.refuse(Errno::NETUNREACH) };
         let proposal = self.propose(peer);
         let offer = proposal.as_ref().map(|proposal| doors::Offer { index: proposal.index(), secrets });
-        let nodes = [self.shared.setup.own, peer].map(|slot| self.shared.address(slot));
+        let nodes = [self.shared.setup.own_slot, peer].map(|slot| self.shared.address(slot));
         let Some(tuple) = doors::encode(&tuple, nodes, offer) else { return end.refuse(Errno::AFNOSUPPORT) };
         let Some(link) = &mut self.engines[engine] else { return };
         let epoll = &self.epoll;

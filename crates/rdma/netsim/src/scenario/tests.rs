@@ -96,7 +96,7 @@ fn errors_name_file_line_key_value_and_remedy() {
         (
             "\"1 ms\"",
             "\"1 mm\"",
-            "a.toml, line 13, workload.duration: '1 mm' is no time; write nanoseconds as in 290 or \"0.29 us\"",
+            "a.toml, line 13, workload.duration: '1 mm' is not a time; write nanoseconds as in 290 or \"0.29 us\"",
         ),
         (
             "[workload]",

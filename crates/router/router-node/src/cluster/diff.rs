@@ -76,7 +76,7 @@ fn check_cluster(old: &Cluster, new: &Cluster) -> CheckResult {
     let (of_old, of_new) = (&old.interconnect, &new.interconnect);
     check_unchanged("interconnect.kind", &of_old.kind.as_str(), &of_new.kind.as_str())?;
     check_unchanged("interconnect.balance", &of_old.balance.as_str(), &of_new.balance.as_str())?;
-    let timing = |interconnect: &Interconnect| interconnect.timing.map(rack::Timing::word);
+    let timing = |interconnect: &Interconnect| interconnect.timing.map(rack::Timing::as_str);
     check_unchanged("interconnect.timing", &timing(of_old), &timing(of_new))?;
     let names = |cluster: &Cluster| cluster.nodes.iter().map(|node| node.name.clone()).collect::<Vec<_>>();
     check_unchanged("nodes", &names(old), &names(new))?;

@@ -95,7 +95,7 @@ impl Clients {
                         ),
                     );
                 }
-                Err(ChannelError::Senseless { reason }) => {
+                Err(ChannelError::Malformed { reason }) => {
                     refuse(&client.channel, &format!("invalid request: {reason}; run the same release as the node"));
                 }
                 Err(_) => gone.push(*number),

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use rack::Places as RackPlaces;
+use rack::RunDir;
 use router_node::cluster::{ClusterFile, ClusterPaths};
 
 use crate::rack_dir;
@@ -92,5 +92,5 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
 
 /// The base of everything that runs.
 pub fn base() -> PathBuf {
-    RackPlaces::base(&rack_dir::chosen(None))
+    RunDir::base(&rack_dir::chosen(None))
 }

@@ -1,91 +1,91 @@
-//! How every window of a rack is cut: the monitors' partition, the data partitions, and, where programs are trusted
-//! with windows, spans for connections of theirs. All nodes cut alike, because the rack file says it all.
+//! Layout of a window: the control partition, the data partitions and, with `trust = "direct"`, spans for connections
+//! whose programs write the window. It follows from the rack file, so all nodes compute the same layout.
 //!
 //! ```text
-//!   0        the monitors' partition
-//!   64 KiB   data partitions, equal shares
-//!   ...      a page with the link's pace, where it is slowed down to a model (trust = "direct")
-//!   ...      spans, one a connection (trust = "direct")
+//!   0        the control partition
+//!   64 KiB   data partitions of equal size
+//!   ...      a page for the link's rate, if the link is modelled (trust = "direct")
+//!   ...      spans, one for each connection (trust = "direct")
 //! ```
 
 use crate::{CONTROL_PARTITION_BYTES, DATA_PARTITION_BYTES_MIN, MODELLED_PARTITION_BYTES_MIN, PAGE_BYTES, Rack, Trust};
 
-/// Bytes of a window that a connection of two programs takes.
+/// Bytes of a window that a direct connection of two programs occupies.
 pub const SPAN_BYTES: u64 = 268 << 10;
-/// The same where the link is slowed down to a model: with the times at which what is stored arrives.
+/// Bytes of a span of a modelled link, which also contains the arrival times of stores.
 pub const TIMED_SPAN_BYTES: u64 = 316 << 10;
-/// Spans of a window at most.
+/// Maximum number of spans of a window.
 pub const SPANS_MAX: u64 = 1 << 16;
-/// What a data partition has use for: more would only keep spans away.
+/// Maximum useful size of a data partition in bytes. A larger partition would only leave less room for spans.
 const DATA_PARTITION_BYTES_USED: u64 = 1 << 20;
-/// The same where a link is slowed down to a model, and each store leaves a record.
+/// Maximum useful size of a data partition of a modelled link, where each store leaves a record.
 const DATA_PARTITION_BYTES_USED_TIMED: u64 = (4 << 20) + (64 << 10);
 
-/// How a window is cut.
+/// The layout of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cut {
-    /// Bytes that the data partitions share, behind the monitors'.
+pub struct WindowLayout {
+    /// Bytes of all data partitions, which follow the control partition.
     pub data_bytes: u64,
-    /// What programs get.
+    /// Spans for direct connections.
     pub spans: Option<Spans>,
 }
 
-/// Spans for connections whose programs write windows themselves. Where the link is slowed down to a model, the page
-/// before the first of them is the link's.
+/// Spans for connections whose programs write windows. If the link is modelled, the page before the first span holds
+/// the link's rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spans {
-    /// Where in the window the first begins.
+    /// Offset of the first span in the window.
     pub offset_bytes: u64,
-    /// Bytes of each.
+    /// Bytes of a span.
     pub span_bytes: u64,
-    /// How many there are, at least one.
+    /// Number of spans, at least one.
     pub count: u64,
 }
 
-impl Cut {
-    /// Bytes at the start of a window that belong to monitors and proxies.
+impl WindowLayout {
+    /// Returns the bytes at the start of a window that belong to monitors and proxies.
     pub fn link_bytes(&self) -> u64 {
         CONTROL_PARTITION_BYTES + self.data_bytes
     }
 }
 
 impl Rack {
-    /// How windows are cut: data partitions get half of what the monitors leave, but no more than they have use for,
-    /// and spans the rest.
-    pub fn cut(&self) -> Cut {
+    /// Returns the layout of windows. Data partitions get half of what follows the control partition, up to their
+    /// maximum useful size; spans get the rest.
+    pub fn window_layout(&self) -> WindowLayout {
         let rest_bytes = self.device.window_bytes.saturating_sub(CONTROL_PARTITION_BYTES);
         if self.trust != Trust::Direct {
-            return Cut { data_bytes: rest_bytes, spans: None };
+            return WindowLayout { data_bytes: rest_bytes, spans: None };
         }
         let partitions = self.data_partitions().len() as u64;
         let of_each = if self.link.is_some() { DATA_PARTITION_BYTES_USED_TIMED } else { DATA_PARTITION_BYTES_USED };
         let used_bytes = partitions * of_each;
         let half_bytes = (rest_bytes / 2).next_multiple_of(PAGE_BYTES);
         let data_bytes = half_bytes.min(used_bytes).max(partitions * self.partition_bytes_min());
-        let (span_bytes, pace_bytes) = (self.span_bytes(), self.pace_bytes());
-        let count = (rest_bytes.saturating_sub(data_bytes + pace_bytes) / span_bytes).min(SPANS_MAX);
+        let (span_bytes, shaper_bytes) = (self.span_bytes(), self.shaper_bytes());
+        let count = (rest_bytes.saturating_sub(data_bytes + shaper_bytes) / span_bytes).min(SPANS_MAX);
         let end_bytes = CONTROL_PARTITION_BYTES + data_bytes;
-        let spans = Spans { offset_bytes: end_bytes + pace_bytes, span_bytes, count };
-        Cut { data_bytes, spans: (count > 0).then_some(spans) }
+        let spans = Spans { offset_bytes: end_bytes + shaper_bytes, span_bytes, count };
+        WindowLayout { data_bytes, spans: (count > 0).then_some(spans) }
     }
 
     fn span_bytes(&self) -> u64 {
         if self.link.is_some() { TIMED_SPAN_BYTES } else { SPAN_BYTES }
     }
 
-    fn pace_bytes(&self) -> u64 {
+    fn shaper_bytes(&self) -> u64 {
         if self.link.is_some() { PAGE_BYTES } else { 0 }
     }
 
-    /// Bytes that a data partition has at least.
+    /// Returns the minimum size of a data partition in bytes.
     pub(crate) fn partition_bytes_min(&self) -> u64 {
         if self.link.is_some() { MODELLED_PARTITION_BYTES_MIN } else { DATA_PARTITION_BYTES_MIN }
     }
 
-    /// Bytes of the smallest window that holds the partitions, and a span where there are any.
+    /// Returns the size in bytes of the smallest window that holds the partitions and, with direct trust, one span.
     pub(crate) fn window_bytes_min(&self) -> u64 {
         let data_bytes = self.data_partitions().len() as u64 * self.partition_bytes_min();
-        let span_bytes = if self.trust == Trust::Direct { self.span_bytes() + self.pace_bytes() } else { 0 };
+        let span_bytes = if self.trust == Trust::Direct { self.span_bytes() + self.shaper_bytes() } else { 0 };
         let rest_bytes = if span_bytes > data_bytes { 2 * span_bytes } else { data_bytes + span_bytes };
         (CONTROL_PARTITION_BYTES + rest_bytes).next_multiple_of(2 * PAGE_BYTES)
     }
@@ -113,19 +113,19 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn parts_lie_apart_on_pages_and_within_the_window(
+        fn parts_are_disjoint_page_aligned_and_within_the_window(
             pages in 17..1_000_000_u64,
             count in 1..=PARTITIONS_MAX as u16,
             is_modelled: bool,
         ) {
             let timing = is_modelled.then_some(Timing::Gen3x16);
             let rack = rack_over(timing, pages * PAGE_BYTES, count, Trust::Direct);
-            let cut = rack.cut();
+            let layout = rack.window_layout();
             prop_assume!(rack.device.window_bytes >= rack.window_bytes_min());
-            prop_assert!(cut.data_bytes >= u64::from(count) * DATA_PARTITION_BYTES_MIN);
-            let spans = cut.spans.expect("room for one");
-            let pace_bytes = if is_modelled { PAGE_BYTES } else { 0 };
-            prop_assert!(spans.count >= 1 && spans.offset_bytes == cut.link_bytes() + pace_bytes);
+            prop_assert!(layout.data_bytes >= u64::from(count) * DATA_PARTITION_BYTES_MIN);
+            let spans = layout.spans.expect("room for one");
+            let shaper_bytes = if is_modelled { PAGE_BYTES } else { 0 };
+            prop_assert!(spans.count >= 1 && spans.offset_bytes == layout.link_bytes() + shaper_bytes);
             prop_assert_eq!((spans.offset_bytes % PAGE_BYTES, spans.span_bytes % PAGE_BYTES), (0, 0));
             prop_assert!(spans.offset_bytes + spans.count * spans.span_bytes <= rack.device.window_bytes);
         }
@@ -137,14 +137,14 @@ mod tests {
         ) {
             let rack = |bytes| rack_over(is_modelled.then_some(Timing::Gen3x16), bytes, count, Trust::Direct);
             let least_bytes = rack(0).window_bytes_min();
-            prop_assert!(rack(least_bytes).cut().spans.is_some());
-            prop_assert!(rack(least_bytes - 2 * PAGE_BYTES).cut().spans.is_none());
+            prop_assert!(rack(least_bytes).window_layout().spans.is_some());
+            prop_assert!(rack(least_bytes - 2 * PAGE_BYTES).window_layout().spans.is_none());
         }
     }
 
     #[test]
-    fn without_trust_the_partitions_have_it_all() {
-        let cut = rack(4 << 20, 2, Trust::Proxy).cut();
-        assert_eq!(cut, Cut { data_bytes: (4 << 20) - CONTROL_PARTITION_BYTES, spans: None });
+    fn without_direct_trust_the_partitions_take_the_whole_window() {
+        let layout = rack(4 << 20, 2, Trust::Proxy).window_layout();
+        assert_eq!(layout, WindowLayout { data_bytes: (4 << 20) - CONTROL_PARTITION_BYTES, spans: None });
     }
 }

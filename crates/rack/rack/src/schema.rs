@@ -1,30 +1,30 @@
-//! The words of a rack file.
+//! Enumerations of a rack file and their spelling.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::Deserialize;
 
-/// An enum whose variants are words: in files, on the command line and in output alike.
-macro_rules! words {
+/// Defines an enum whose variants have one spelling in files, on the command line and in output.
+macro_rules! string_enum {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal,)* }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
         pub enum $name { $($(#[$variant_doc])* #[serde(rename = $word)] $variant,)* }
 
         impl $name {
-            /// All of them.
+            /// All variants.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// The word.
-            pub const fn word(self) -> &'static str {
+            /// Returns the spelling.
+            pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $word,)* }
             }
         }
 
         impl fmt::Display for $name {
             fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str(self.word())
+                formatter.write_str(self.as_str())
             }
         }
 
@@ -32,27 +32,27 @@ macro_rules! words {
             type Err = String;
 
             fn from_str(text: &str) -> Result<Self, String> {
-                let words = || Self::ALL.iter().map(|known| known.word()).collect::<Vec<_>>().join(", ");
-                let known = Self::ALL.iter().find(|known| known.word() == text);
+                let words = || Self::ALL.iter().map(|known| known.as_str()).collect::<Vec<_>>().join(", ");
+                let known = Self::ALL.iter().find(|known| known.as_str() == text);
                 known.copied().ok_or_else(|| format!("'{text}' is unknown; choose one of {}", words()))
             }
         }
     };
 }
 
-words! {
+string_enum! {
     /// How a node reaches the device that joins the nodes.
     Backend {
-        /// A device server on this machine, which hands out shared memory.
+        /// A device server on this machine that hands out shared memory.
         Shm = "shm",
         /// A memory BAR of a PCI device.
         Pci = "pci",
-        /// CXL or persistent memory, or a file on such or on huge pages.
+        /// CXL or persistent memory, or a file on a DAX or huge-page mount.
         Dax = "dax",
     }
 }
 
-words! {
+string_enum! {
     /// How a PCI device is opened.
     PciMode {
         /// The resource files of sysfs; no interrupts.
@@ -62,30 +62,30 @@ words! {
     }
 }
 
-words! {
-    /// Whether the caches of all hosts of a DAX device see each other's stores.
+string_enum! {
+    /// Whether the caches of all hosts of a DAX device are coherent.
     Coherence {
-        /// They do.
+        /// Hosts see each other's stores.
         Coherent = "coherent",
-        /// They do not: lines are flushed and dropped.
+        /// Cache lines are flushed after stores and invalidated before loads.
         NonCoherent = "non-coherent",
     }
 }
 
-words! {
-    /// Who writes windows.
+string_enum! {
+    /// The programs that write windows.
     #[derive(Default)]
     Trust {
-        /// The proxies alone.
+        /// Only the proxies.
         #[default]
         Proxy = "proxy",
-        /// Programs as well: the operator trusts them with the whole window.
+        /// Applications as well: the operator trusts them with the whole window.
         Direct = "direct",
     }
 }
 
-words! {
-    /// What a partition is for.
+string_enum! {
+    /// The class of a partition.
     Class {
         /// Connections that exchange short messages.
         Latency = "latency",
@@ -94,19 +94,19 @@ words! {
     }
 }
 
-words! {
-    /// What a rule says.
+string_enum! {
+    /// The action of an access rule.
     #[derive(Default)]
     Access {
-        /// The connection is made.
+        /// The connection is allowed.
         #[default]
         Allow = "allow",
-        /// It is refused.
+        /// The connection is refused.
         Deny = "deny",
     }
 }
 
-words! {
+string_enum! {
     /// A link whose delay and rate are modelled.
     Timing {
         /// PCIe 3.0, 16 lanes.
@@ -123,7 +123,7 @@ words! {
 }
 
 impl Backend {
-    /// What a node's `device` looks like.
+    /// Returns an example of a node's `device`, if the backend needs one.
     pub fn example_device(self) -> Option<&'static str> {
         match self {
             Self::Shm => None,

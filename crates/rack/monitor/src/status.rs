@@ -1,0 +1,72 @@
+//! The status of a monitor, for the command line and metrics.
+
+use std::process;
+
+use control::monitor::{Direct, Link, Partition, Proxy, Status};
+use fabric::device::Device;
+
+use crate::listener_queries::ListenerQueries;
+use crate::neighbours::{Neighbour, Neighbours};
+use crate::proxy_child::ProxyChild;
+use crate::rack_subscription::RackSubscription;
+use crate::registry::Registry;
+use crate::settings::MonitorSettings;
+
+/// Maximum number of listeners, and of remote listeners, in a status.
+const LISTENERS_SHOWN_MAX: usize = 256;
+
+/// The parts of a monitor that its status describes.
+pub struct StatusSources<'a> {
+    pub settings: &'a MonitorSettings,
+    pub started_at_ns: u64,
+    pub device: &'a Device,
+    pub direct_obstacle: Option<&'a str>,
+    pub neighbours: &'a Neighbours,
+    pub proxy: &'a ProxyChild,
+    pub registry: &'a Registry,
+    pub listener_queries: &'a ListenerQueries,
+    pub subscription: Option<&'a RackSubscription>,
+}
+
+impl StatusSources<'_> {
+    /// Returns the status.
+    pub fn status(&self) -> Status {
+        let rack = &self.settings.rack;
+        let node = self.settings.node();
+        let partition = |it: rack::Partition| Partition { class: it.class.as_str().to_owned(), core: it.core };
+        Status {
+            node: node.name.clone(),
+            address: node.address,
+            pid: process::id(),
+            started_at_ns: self.started_at_ns,
+            device: self.device.describe(),
+            rack_digest: format!("{:016x}", rack.digest()),
+            timing: rack.link.as_ref().map(|link| link.timing.as_str().to_owned()),
+            partitions: rack.data_partitions().into_iter().map(partition).collect(),
+            direct: rack.window_layout().spans.map(|spans| Direct {
+                spans: if self.direct_obstacle.is_none() { spans.count } else { 0 },
+                obstacle: self.direct_obstacle.map(str::to_owned),
+            }),
+            proxy: self.proxy.process().map(|(pid, is_ready)| Proxy { pid, is_ready }),
+            proxy_restarts: self.proxy.restarts(),
+            links: self.neighbours.iter().map(|neighbour| self.link(neighbour)).collect(),
+            listeners: self.registry.listeners(LISTENERS_SHOWN_MAX),
+            remote_listeners: self.listener_queries.ready().take(LISTENERS_SHOWN_MAX).collect(),
+            etcd: self.subscription.map(|subscription| subscription.status.clone()),
+        }
+    }
+
+    fn link(&self, neighbour: &Neighbour) -> Link {
+        let node = &self.settings.rack.nodes[neighbour.slot];
+        Link {
+            peer: node.name.clone(),
+            address: node.address,
+            state: neighbour.peer.state().to_owned(),
+            reason: neighbour.peer.reason().map(str::to_owned),
+            epoch: neighbour.peer.epoch().0,
+            ups: neighbour.peer.ups(),
+            round_trip_ns: neighbour.peer.round_trip_ns(),
+            carried: self.proxy.report.peers.get(neighbour.slot).copied().unwrap_or_default(),
+        }
+    }
+}
