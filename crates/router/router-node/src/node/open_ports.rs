@@ -72,7 +72,7 @@ pub struct OpenPortParams<'a> {
 
 /// Returns the timing of a modelled link.
 fn timing(timing: Option<rack::Timing>) -> Result<LinkTiming, NodeError> {
-    let path = LinkPath::named(timing.unwrap_or(rack::Timing::Gen3x16).word())
+    let path = LinkPath::named(timing.unwrap_or(rack::Timing::Gen3x16).as_str())
         .map_err(|error| NodeError::Timing(error.to_string()))?;
     Ok(LinkTiming {
         one_way_ns: path.write(0).ns().round() as u64,
