@@ -58,24 +58,24 @@ pub struct Chunk {
 
 /// What [`Consumer::read_short_to`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
+pub enum ShortRead {
     /// So many bytes, and read them.
     Read(usize),
     /// No record now.
-    Nothing,
+    Empty,
     /// What [`Consumer::read_to`] can tell.
-    Other,
+    UseReadTo,
 }
 
 /// What an urgent byte is to who looks at what is unread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AtUrgent {
+pub enum UrgentHandling {
     /// A byte like any other.
-    Counts,
+    Include,
     /// Not there.
-    IsSkipped,
+    Skip,
     /// The end of what is looked at.
-    Ends,
+    Stop,
 }
 
 /// Where reading stands: loaded once at the start of an operation. A copy of it can run ahead, to peek.
@@ -190,16 +190,16 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// # Safety
     /// `destination` is writable for `len_bytes`.
     #[inline(always)] // Most of what it spares is the work of being called.
-    pub unsafe fn read_short_to(&mut self, destination: *mut u8, len_bytes: usize) -> Next {
+    pub unsafe fn read_short_to(&mut self, destination: *mut u8, len_bytes: usize) -> ShortRead {
         let [head, place] = self.inbound.load_words(self.layout.consumer_cursor());
         if place & !PLACE_RING != 0 {
-            return Next::Other;
+            return ShortRead::UseReadTo;
         }
         let ring = Ring::of(&self.layout, place as u8);
         let slot = ring.slot_offset(head);
         self.inbound.invalidate(slot, SLOT_BYTES);
         if self.inbound.load_u64(slot, Ordering::Acquire) != tag(self.secret, head) {
-            return Next::Nothing;
+            return ShortRead::Empty;
         }
         let [header, first, second] = self.inbound.load_words(slot + WORD_BYTES);
         self.stamp.set(stamp_of(header));
@@ -209,7 +209,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         };
         let next = ring.place(head.wrapping_add(1));
         if !self.is_all_there_is(record_bytes, len_bytes, next, ring) {
-            return Next::Other;
+            return ShortRead::UseReadTo;
         }
         if record_bytes <= WORDWISE_BYTES_MAX {
             // SAFETY: the caller's span.
@@ -221,7 +221,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         }
         self.return_credit(ring, head, next);
         self.set_word(HEAD, next);
-        Next::Read(record_bytes)
+        ShortRead::Read(record_bytes)
     }
 
     /// As [`Consumer::read_short_to`], for what takes more than a slot. `header` is what the peer wrote: it is checked
@@ -234,10 +234,10 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         head: u64,
         destination: *mut u8,
         len_bytes: usize,
-    ) -> Next {
+    ) -> ShortRead {
         let Ok(Record::Data(record_bytes)) = Record::decode(header, ring.slots_to_end(head).min(SHORT_SLOTS_MAX))
         else {
-            return Next::Other;
+            return ShortRead::UseReadTo;
         };
         let slot = ring.slot_offset(head);
         let slots = slots_of(record_bytes);
@@ -245,13 +245,13 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         self.inbound.invalidate(slot + SLOT_BYTES, rest_bytes);
         let next = ring.place(head.wrapping_add(slots));
         if !self.is_all_there_is(record_bytes, len_bytes, next, ring) {
-            return Next::Other;
+            return ShortRead::UseReadTo;
         }
         // SAFETY: the caller's span.
         unsafe { self.inbound.read_to(slot + HEADER_BYTES, destination, record_bytes) };
         self.return_credit(ring, head, next);
         self.set_word(HEAD, next);
-        Next::Read(record_bytes)
+        ShortRead::Read(record_bytes)
     }
 
     /// Whether a record fits a buffer of `len_bytes`, and nothing has come at `next` that would go there too: less than
@@ -312,7 +312,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         skip_bytes: usize,
         destination: *mut u8,
         len_bytes: usize,
-        at_urgent: impl FnMut(Urgent, bool) -> AtUrgent,
+        at_urgent: impl FnMut(Urgent, bool) -> UrgentHandling,
     ) -> Result<usize, Corrupt> {
         let mut skip_bytes = skip_bytes;
         let mut read_bytes = 0;
@@ -338,7 +338,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
     pub fn unread_bytes(&self) -> Result<usize, Corrupt> {
-        self.unread_bytes_by(|_, _| AtUrgent::Counts)
+        self.unread_bytes_with(|_, _| UrgentHandling::Include)
     }
 
     /// As [`Consumer::unread_bytes`]; `at_urgent` says what an urgent byte is, and is told whether it is the first
@@ -346,7 +346,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     ///
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
-    pub fn unread_bytes_by(&self, at_urgent: impl FnMut(Urgent, bool) -> AtUrgent) -> Result<usize, Corrupt> {
+    pub fn unread_bytes_with(&self, at_urgent: impl FnMut(Urgent, bool) -> UrgentHandling) -> Result<usize, Corrupt> {
         let mut unread_bytes = 0;
         self.look_past_urgent(at_urgent, |record| {
             unread_bytes += record.record_bytes - record.offset_bytes;
@@ -430,7 +430,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     }
 
     /// Whether the sender has finished, read or not.
-    pub fn fin_is_coming(&self) -> bool {
+    pub fn has_fin(&self) -> bool {
         self.fin(Ordering::Acquire) != 0
     }
 
@@ -663,16 +663,17 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// As [`Consumer::look_ahead`], asking at each urgent byte what it is.
     fn look_past_urgent(
         &self,
-        mut at_urgent: impl FnMut(Urgent, bool) -> AtUrgent,
+        mut at_urgent: impl FnMut(Urgent, bool) -> UrgentHandling,
         mut visit: impl FnMut(&Cursor) -> bool,
     ) -> Result<Cursor, Corrupt> {
         let mut is_first = true;
         self.look_ahead(|record| {
-            let kind = if record.is_urgent { at_urgent(self.load_urgent(record), is_first) } else { AtUrgent::Counts };
+            let kind =
+                if record.is_urgent { at_urgent(self.load_urgent(record), is_first) } else { UrgentHandling::Include };
             match kind {
-                AtUrgent::Ends => false,
-                AtUrgent::IsSkipped => true,
-                AtUrgent::Counts => {
+                UrgentHandling::Stop => false,
+                UrgentHandling::Skip => true,
+                UrgentHandling::Include => {
                     is_first = false;
                     visit(record)
                 }

@@ -25,7 +25,7 @@
 //! ring moves there, for good, the first time it carries bulk. An *elastic* lane has larger rings of doubling sizes:
 //! its sender publishes a record "continues in ring N" and goes on there, when a write or a receiver that lags asks for
 //! more room and what both ends may hold unread ([`Producer::set_capacity`]) allows it. Once everything is read it
-//! gives the memory back ([`Producer::give_back_memory`]) and goes on in the small ring.
+//! gives the memory back ([`Producer::release_memory`]) and goes on in the small ring.
 //!
 //! **Open records.** Where the receiver of an elastic lane lags, short writes share a record: its length grows with
 //! each of them until it is closed. A stream of single bytes would else take 64 times its length.
@@ -87,10 +87,10 @@ mod tests;
 mod wake;
 mod words;
 
-pub use consumer::{AtUrgent, Chunk, Consumer, Next};
+pub use consumer::{Chunk, Consumer, ShortRead, UrgentHandling};
 pub use draft::{Draft, Span};
 pub use layout::{ELASTIC_RINGS, ELASTIC_SLOTS_MIN, LargerRings, Layout};
-pub use producer::{Budget, GivenBack, HELD_MS_MAX, Producer, Reservation};
+pub use producer::{Budget, HELD_MS_MAX, MemoryRelease, Producer, Reservation};
 pub use record::{INLINE_BYTES, RECORD_BYTES_MAX, SHORT_BYTES_MAX, SLOT_BYTES, STAMP_BITS, Urgent};
 
 /// The peer broke the protocol of the lane: the connection cannot go on.

@@ -89,13 +89,13 @@ impl Budget for Unlimited {
     fn give_back(&self, _bytes: usize) {}
 }
 
-/// What [`Producer::give_back_memory`] came to.
+/// What [`Producer::release_memory`] came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GivenBack {
+pub enum MemoryRelease {
     /// There is nothing but the small ring.
-    Nothing,
+    NothingUsed,
     /// Everything was read, and the larger rings have no memory any more.
-    All,
+    Released,
     /// Something is unread.
     InUse,
 }
@@ -114,7 +114,7 @@ pub struct Producer<O, I> {
     reserved: Option<Reserved>,
     batch: Batch,
     stamp: u64,
-    /// See [`Producer::set_patient`].
+    /// See [`Producer::set_prefers_waiting`].
     is_patient: bool,
     /// What is written now is held back, from this millisecond on.
     holding_ms: Option<u32>,
@@ -262,7 +262,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Whether an elastic lane keeps to a ring that suits its writes, as a sender wants that can wait for the receiver,
     /// or takes what it may hold, as one that cannot.
-    pub fn set_patient(&mut self, is_patient: bool) {
+    pub fn set_prefers_waiting(&mut self, is_patient: bool) {
         self.is_patient = is_patient;
     }
 
@@ -540,13 +540,13 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Gives the memory of larger rings back to the system, once everything is read; the lane then goes on in its small
     /// ring. Costs a system call or two for each ring that was used. A page may stay, where the receiver stands.
-    pub fn give_back_memory(&mut self) -> GivenBack {
+    pub fn release_memory(&mut self) -> MemoryRelease {
         let used = self.inbound_word(RINGS_USED) & !1;
         if self.layout.elastic.is_none() || used == 0 {
-            return GivenBack::Nothing;
+            return MemoryRelease::NothingUsed;
         }
         if !self.is_drained() {
-            return GivenBack::InUse;
+            return MemoryRelease::InUse;
         }
         // Where the receiver stands. If that is a record that was open, it looks at its header once more.
         let credit = self.receivers_word(self.layout.credit());
@@ -565,7 +565,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.set_inbound_word(TAIL_LIMIT, 0);
         self.memory.give_back();
         self.is_confined = false;
-        GivenBack::All
+        MemoryRelease::Released
     }
 
     /// Bytes of memory that the lane has taken from its budget.

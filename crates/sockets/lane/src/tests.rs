@@ -2,8 +2,8 @@
 
 use crate::record::{Record, slots_of, tag};
 use crate::{
-    AtUrgent, Budget, Consumer, Corrupt, GivenBack, INLINE_BYTES, Layout, Next, Producer, RECORD_BYTES_MAX,
-    SHORT_BYTES_MAX, SLOT_BYTES, Urgent,
+    Budget, Consumer, Corrupt, INLINE_BYTES, Layout, MemoryRelease, Producer, RECORD_BYTES_MAX, SHORT_BYTES_MAX,
+    SLOT_BYTES, ShortRead, Urgent, UrgentHandling,
 };
 use fabric::{Inbound, MemoryInbound, MemoryOutbound, shm};
 use std::cell::Cell;
@@ -55,7 +55,7 @@ fn write_short(producer: &mut Producer<MemoryOutbound, MemoryInbound>, bytes: &[
     unsafe { producer.write_short_from(bytes.as_ptr(), bytes.len(), false) }
 }
 
-fn read_short(consumer: &mut Consumer<MemoryInbound, MemoryOutbound>, bytes: &mut [u8]) -> Next {
+fn read_short(consumer: &mut Consumer<MemoryInbound, MemoryOutbound>, bytes: &mut [u8]) -> ShortRead {
     // SAFETY: a slice is writable.
     unsafe { consumer.read_short_to(bytes.as_mut_ptr(), bytes.len()) }
 }
@@ -66,14 +66,14 @@ fn miri_what_fits_one_slot_goes_and_comes_as_one_lap_after_lap() {
     let mut bytes = [0; 64];
     // The first send looks for room, and finds so much that the next ones need not.
     assert_eq!(producer.write(b"first"), Ok(5));
-    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Read(5));
+    assert_eq!(read_short(&mut consumer, &mut bytes), ShortRead::Read(5));
     for len_bytes in (1..=INLINE_BYTES).chain(1..=INLINE_BYTES) {
         let message: Vec<u8> = (len_bytes as u8..).take(len_bytes).collect();
-        assert_eq!(read_short(&mut consumer, &mut bytes), Next::Nothing);
+        assert_eq!(read_short(&mut consumer, &mut bytes), ShortRead::Empty);
         if !write_short(&mut producer, &message) {
             assert_eq!(producer.write(&message), Ok(len_bytes));
         }
-        assert_eq!(read_short(&mut consumer, &mut bytes[..len_bytes]), Next::Read(len_bytes));
+        assert_eq!(read_short(&mut consumer, &mut bytes[..len_bytes]), ShortRead::Read(len_bytes));
         assert_eq!(bytes[..len_bytes], message);
     }
     assert!(producer.is_drained());
@@ -84,10 +84,10 @@ fn miri_a_message_of_two_slots_goes_and_comes_as_one() {
     let (mut producer, mut consumer) = pair(8, 0);
     let mut bytes = [0; 50];
     assert_eq!(producer.write(&[1]), Ok(1));
-    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Read(1));
+    assert_eq!(read_short(&mut consumer, &mut bytes), ShortRead::Read(1));
     let message: Vec<u8> = (7..).take(INLINE_BYTES + 1).collect();
     assert!(write_short(&mut producer, &message));
-    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Read(INLINE_BYTES + 1));
+    assert_eq!(read_short(&mut consumer, &mut bytes), ShortRead::Read(INLINE_BYTES + 1));
     assert_eq!(bytes[..=INLINE_BYTES], message);
 }
 
@@ -97,18 +97,18 @@ fn what_takes_several_slots_goes_and_comes_as_one_lap_after_lap() {
     let mut bytes = [0; 512];
     // The first send looks for room.
     assert_eq!(producer.write(b"first"), Ok(5));
-    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Read(5));
+    assert_eq!(read_short(&mut consumer, &mut bytes), ShortRead::Read(5));
     let mut at_once = 0;
     for len_bytes in [49, 112, 113, 250, 496, 64].into_iter().cycle().take(60) {
         let message: Vec<u8> = (len_bytes as u8..=u8::MAX).cycle().take(len_bytes).collect();
-        assert_eq!(read_short(&mut consumer, &mut bytes), Next::Nothing);
+        assert_eq!(read_short(&mut consumer, &mut bytes), ShortRead::Empty);
         let is_at_once = write_short(&mut producer, &message);
         if !is_at_once {
             // No room is known, or not in one piece.
             assert_eq!(producer.write(&message), Ok(len_bytes));
             assert_eq!(consumer.read(&mut bytes[..len_bytes]), Ok(len_bytes));
         } else {
-            assert_eq!(read_short(&mut consumer, &mut bytes[..len_bytes]), Next::Read(len_bytes));
+            assert_eq!(read_short(&mut consumer, &mut bytes[..len_bytes]), ShortRead::Read(len_bytes));
         }
         at_once += u32::from(is_at_once);
         assert_eq!(bytes[..len_bytes], message);
@@ -126,14 +126,14 @@ fn what_is_not_short_is_left_to_the_other_calls() {
     assert!(!write_short(&mut producer, &[]));
     assert!(!write_short(&mut producer, &[2; SHORT_BYTES_MAX + 1]));
     // Longer than what is short; begun; longer than the buffer.
-    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Other);
+    assert_eq!(read_short(&mut consumer, &mut bytes), ShortRead::UseReadTo);
     assert_eq!(consumer.read(&mut bytes[..40]), Ok(40));
-    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Other);
+    assert_eq!(read_short(&mut consumer, &mut bytes), ShortRead::UseReadTo);
     assert_eq!(consumer.read(&mut bytes), Ok(SHORT_BYTES_MAX - 39));
     for len_bytes in [48, SHORT_BYTES_MAX] {
         assert!(write_short(&mut producer, &bytes[..len_bytes]), "{len_bytes} bytes");
-        assert_eq!(read_short(&mut consumer, &mut bytes[..len_bytes - 1]), Next::Other);
-        assert_eq!(read_short(&mut consumer, &mut bytes[..len_bytes]), Next::Read(len_bytes));
+        assert_eq!(read_short(&mut consumer, &mut bytes[..len_bytes - 1]), ShortRead::UseReadTo);
+        assert_eq!(read_short(&mut consumer, &mut bytes[..len_bytes]), ShortRead::Read(len_bytes));
     }
 }
 
@@ -158,9 +158,9 @@ fn a_record_that_another_follows_is_not_all_there_is() {
     let mut bytes = [0; 64];
     assert_eq!(producer.write(b"one"), Ok(3));
     assert_eq!(producer.write(b"two"), Ok(3));
-    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Other);
-    assert_eq!(read_short(&mut consumer, &mut bytes[..3]), Next::Read(3));
-    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Read(3));
+    assert_eq!(read_short(&mut consumer, &mut bytes), ShortRead::UseReadTo);
+    assert_eq!(read_short(&mut consumer, &mut bytes[..3]), ShortRead::Read(3));
+    assert_eq!(read_short(&mut consumer, &mut bytes), ShortRead::Read(3));
     assert_eq!(&bytes[..3], b"two");
 }
 
@@ -170,9 +170,9 @@ fn a_receiver_of_slots_wakes_the_sender_where_it_crosses_a_quarter() {
     let mut bytes = [0; 8];
     while producer.write(&[7; 8]) == Ok(8) {}
     producer.announce_sleep();
-    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Read(8));
+    assert_eq!(read_short(&mut consumer, &mut bytes), ShortRead::Read(8));
     assert!(!consumer.take_wake_request());
-    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Read(8));
+    assert_eq!(read_short(&mut consumer, &mut bytes), ShortRead::Read(8));
     assert!(consumer.take_wake_request());
 }
 
@@ -476,7 +476,7 @@ fn looking_ahead_ends_though_the_peer_publishes_without_end() {
     look(|consumer| {
         let mut byte = 0;
         // SAFETY: one byte is writable.
-        assert_eq!(unsafe { consumer.peek_to(usize::MAX, &raw mut byte, 1, |_, _| AtUrgent::Counts) }, Ok(0));
+        assert_eq!(unsafe { consumer.peek_to(usize::MAX, &raw mut byte, 1, |_, _| UrgentHandling::Include) }, Ok(0));
     });
 }
 
@@ -514,7 +514,7 @@ fn a_ring_that_was_left_is_not_used_again_before_the_receiver_has_followed() {
     let bulk: Vec<u8> = (0..12_000_u32).map(|index| index as u8).collect();
     assert_eq!(producer.write(&bulk), Ok(12_000));
     read_all(&mut consumer, &bulk);
-    assert_eq!(producer.give_back_memory(), GivenBack::All);
+    assert_eq!(producer.release_memory(), MemoryRelease::Released);
     // Back in the small ring, by a record that is unread in the ring of 32 KiB; then more than that holds.
     let mut sent = vec![9_u8; 7];
     assert_eq!(producer.write(&sent), Ok(7));
@@ -543,7 +543,7 @@ fn a_lane_takes_what_both_ends_ask_for_whatever_the_sizes_of_writes() {
         assert!(consumer.take_wake_request() || producer.is_writable() == Ok(false), "nobody sleeps");
         read_all(&mut consumer, &vec![7; sent_bytes]);
         assert_eq!((producer.is_drained(), producer.is_writable()), (true, Ok(true)));
-        assert_eq!(producer.give_back_memory(), GivenBack::All);
+        assert_eq!(producer.release_memory(), MemoryRelease::Released);
         assert_eq!(producer.memory_bytes(), 0);
     }
 }
@@ -552,7 +552,7 @@ fn a_lane_takes_what_both_ends_ask_for_whatever_the_sizes_of_writes() {
 fn a_patient_sender_stays_in_a_ring_that_suits_its_writes() {
     for (len_bytes, ring_bytes) in [(64, 256 << 10), (4096, 256 << 10), (16_384, 4 << 20)] {
         let (mut producer, _consumer) = elastic_pair();
-        producer.set_patient(true);
+        producer.set_prefers_waiting(true);
         let mut sent_bytes = 0;
         while let Ok(bytes @ 1..) = producer.write(&vec![1; len_bytes]) {
             sent_bytes += bytes;
@@ -560,7 +560,7 @@ fn a_patient_sender_stays_in_a_ring_that_suits_its_writes() {
         // Beside the ring, those before it; and each record has a header.
         assert!((ring_bytes / 2..2 * ring_bytes).contains(&sent_bytes), "{sent_bytes} bytes by {len_bytes}");
         assert_eq!((producer.is_ring_writable(), producer.is_writable()), (Ok(false), Ok(true)));
-        producer.set_patient(false);
+        producer.set_prefers_waiting(false);
         assert!(producer.write(&[2; 100_000]).unwrap() > 0, "now it does not wait");
     }
 }
@@ -644,7 +644,7 @@ fn a_stream_that_ends_behind_an_open_record_has_ended_for_who_only_looks() {
     producer.finish();
     let mut byte = 0_u8;
     // SAFETY: one byte is writable.
-    let seen = unsafe { consumer.peek_to(0, &raw mut byte, 1, |_, _| AtUrgent::Ends) };
+    let seen = unsafe { consumer.peek_to(0, &raw mut byte, 1, |_, _| UrgentHandling::Stop) };
     assert_eq!(seen, Ok(0));
     assert!(consumer.is_finished());
 }
@@ -658,8 +658,8 @@ fn memory_is_given_back_though_the_receiver_stands_in_an_open_record() {
         }
         let whole = producer.memory_bytes();
         assert!(whole > 0);
-        assert_eq!(producer.give_back_memory(), GivenBack::All);
-        assert_eq!((producer.give_back_memory(), producer.memory_bytes()), (GivenBack::Nothing, 0));
+        assert_eq!(producer.release_memory(), MemoryRelease::Released);
+        assert_eq!((producer.release_memory(), producer.memory_bytes()), (MemoryRelease::NothingUsed, 0));
         assert!(!consumer.may_have_data());
         for lap in 0..300_u16 {
             let bytes = [lap as u8; 100];
@@ -667,7 +667,7 @@ fn memory_is_given_back_though_the_receiver_stands_in_an_open_record() {
             read_all(&mut consumer, &bytes);
         }
         assert_eq!(producer.memory_bytes(), 0, "it went on in the small ring");
-        assert_eq!(producer.give_back_memory(), GivenBack::All, "the way out of the larger one took memory");
+        assert_eq!(producer.release_memory(), MemoryRelease::Released, "the way out of the larger one took memory");
     }
 }
 
@@ -766,7 +766,7 @@ fn a_read_ends_before_an_urgent_byte_and_goes_on_behind_it() {
     assert_eq!(consumer.urgent(), Ok(None));
     assert_eq!(consumer.unread_bytes(), Ok(13));
     assert_eq!(consumer.read(&mut bytes), Ok(6));
-    assert_eq!((consumer.read(&mut bytes), read_short(&mut consumer, &mut bytes)), (Ok(0), Next::Other));
+    assert_eq!((consumer.read(&mut bytes), read_short(&mut consumer, &mut bytes)), (Ok(0), ShortRead::UseReadTo));
     assert!(consumer.peek().unwrap().is_none());
     assert!(consumer.may_have_data());
     assert_eq!((consumer.urgent(), consumer.take_urgent()), (Ok(Some(urgent)), Ok(Some(urgent))));
@@ -783,17 +783,20 @@ fn looks_ahead_count_skip_or_end_at_an_urgent_byte_as_they_are_told() {
         assert_eq!(producer.write_urgent(Urgent { byte: b'0' + number as u8, number }), Ok(true));
         producer.write(bytes).unwrap();
     }
-    let look = |rule: fn(Urgent, bool) -> AtUrgent| {
+    let look = |rule: fn(Urgent, bool) -> UrgentHandling| {
         let mut bytes = [0; 32];
         // SAFETY: an array is writable.
         let peeked = unsafe { consumer.peek_to(0, bytes.as_mut_ptr(), bytes.len(), rule) }.unwrap();
-        assert_eq!(consumer.unread_bytes_by(rule), Ok(peeked));
+        assert_eq!(consumer.unread_bytes_with(rule), Ok(peeked));
         String::from_utf8(bytes[..peeked].to_vec()).unwrap()
     };
-    assert_eq!(look(|_, _| AtUrgent::Counts), "1one2two");
-    assert_eq!(look(|_, _| AtUrgent::IsSkipped), "onetwo");
-    assert_eq!(look(|_, is_first| if is_first { AtUrgent::IsSkipped } else { AtUrgent::Ends }), "one");
-    assert_eq!(look(|urgent, _| if urgent.number == 1 { AtUrgent::Counts } else { AtUrgent::Ends }), "1one");
+    assert_eq!(look(|_, _| UrgentHandling::Include), "1one2two");
+    assert_eq!(look(|_, _| UrgentHandling::Skip), "onetwo");
+    assert_eq!(look(|_, is_first| if is_first { UrgentHandling::Skip } else { UrgentHandling::Stop }), "one");
+    assert_eq!(
+        look(|urgent, _| if urgent.number == 1 { UrgentHandling::Include } else { UrgentHandling::Stop }),
+        "1one"
+    );
 }
 
 fn hold(producer: &mut Producer<MemoryOutbound, MemoryInbound>, now_ms: u32, bytes: &[u8]) {

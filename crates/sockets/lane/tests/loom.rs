@@ -13,7 +13,7 @@
 
 use fabric::{Coherence, MemoryInbound, MemoryOutbound, Outbound};
 use lane::mutation::WithoutSleepFences;
-use lane::{Consumer, GivenBack, Layout, Producer, SLOT_BYTES};
+use lane::{Consumer, Layout, MemoryRelease, Producer, SLOT_BYTES};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use std::collections::BTreeSet;
@@ -537,15 +537,15 @@ fn what_is_appended_is_not_read_when_the_length_has_no_order() {
 fn hand_over(back: Flaw, is_patient: bool) {
     explore_outcomes(2, &[false, true], move || {
         let (mut producer, mut consumer) = lane(ELASTIC, Flaw::None, back);
-        producer.set_patient(is_patient); // Such a one writes records of their own.
+        producer.set_prefers_waiting(is_patient); // Such a one writes records of their own.
         let bell = Doorbell::new();
         let senders_bell = bell.clone();
         let sender = thread::spawn(move || {
             write_and_ring(&mut producer, &senders_bell, &[1; BULK_BYTES]);
             write_and_ring(&mut producer, &senders_bell, &message(2));
-            let given = producer.give_back_memory();
+            let given = producer.release_memory();
             write_and_ring(&mut producer, &senders_bell, &message(3));
-            given == GivenBack::All
+            given == MemoryRelease::Released
         });
         let bytes = read_all(&mut consumer, &bell, BULK_BYTES + 2 * MESSAGE_BYTES);
         let written = [&[1; BULK_BYTES][..], &message(2), &message(3)].concat();
@@ -575,12 +575,12 @@ fn bytes_do_not_follow_when_memory_is_given_back_that_is_unread() {
 fn a_ring_that_was_left_is_not_written_before_the_way_out_of_it_is_read() {
     explore_outcomes(1, &[()], || {
         let (mut producer, mut consumer) = lane(ELASTIC, Flaw::None, Flaw::None);
-        producer.set_patient(true);
+        producer.set_prefers_waiting(true);
         let bell = Doorbell::new();
         let senders_bell = bell.clone();
         assert_eq!(producer.write(&[1; BULK_BYTES]), Ok(BULK_BYTES));
         assert_eq!(consumer.read(&mut [0; BULK_BYTES]), Ok(BULK_BYTES));
-        assert_eq!(producer.give_back_memory(), GivenBack::All);
+        assert_eq!(producer.release_memory(), MemoryRelease::Released);
         // So many that the next but one to go there would lie on the way out.
         for number in 2..9 {
             assert_eq!(producer.write(&message(number)), Ok(MESSAGE_BYTES));
@@ -603,7 +603,7 @@ fn sender_sleeps_for_enough() {
     explore(|| {
         let (mut producer, mut consumer) = lane(ELASTIC, Flaw::None, Flaw::None);
         producer.confine();
-        producer.set_patient(true);
+        producer.set_prefers_waiting(true);
         for number in 0..7 {
             assert_eq!(producer.write(&message(number)), Ok(MESSAGE_BYTES));
         }

@@ -6,7 +6,7 @@
 use crate::oracle::Shape;
 use crate::windows::{self, GuardedOutbound, Lie, LyingInbound, SECRET};
 use fabric::Coherence;
-use lane::{Chunk, Consumer, ELASTIC_RINGS, ELASTIC_SLOTS_MIN, Layout, Next, Producer, SHORT_BYTES_MAX};
+use lane::{Chunk, Consumer, ELASTIC_RINGS, ELASTIC_SLOTS_MIN, Layout, Producer, SHORT_BYTES_MAX, ShortRead};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use volmem::sync::Ordering;
@@ -180,7 +180,7 @@ impl Victim {
     fn read_short(&mut self, len_bytes: usize) {
         let mut bytes = vec![0; len_bytes];
         // SAFETY: a vector is writable.
-        if let Next::Read(read_bytes) = unsafe { self.consumer.read_short_to(bytes.as_mut_ptr(), len_bytes) } {
+        if let ShortRead::Read(read_bytes) = unsafe { self.consumer.read_short_to(bytes.as_mut_ptr(), len_bytes) } {
             assert!((1..=len_bytes).contains(&read_bytes));
         }
     }
@@ -188,9 +188,9 @@ impl Victim {
     fn peek_to(&self, skip_bytes: usize, len_bytes: usize) {
         let mut bytes = vec![0; len_bytes];
         let treat = |urgent: lane::Urgent, is_first| match (urgent.number % 3, is_first) {
-            (0, true) => lane::AtUrgent::Ends,
-            (1, _) => lane::AtUrgent::IsSkipped,
-            _ => lane::AtUrgent::Counts,
+            (0, true) => lane::UrgentHandling::Stop,
+            (1, _) => lane::UrgentHandling::Skip,
+            _ => lane::UrgentHandling::Include,
         };
         // SAFETY: a vector is writable.
         let peeked = unsafe { self.consumer.peek_to(skip_bytes, bytes.as_mut_ptr(), len_bytes, treat) };
@@ -234,12 +234,12 @@ impl Victim {
         // Any answer will do; a call that does not end is the failure.
         let _ = self.consumer.may_have_data();
         let _ = self.consumer.is_finished();
-        let _ = self.consumer.fin_is_coming();
+        let _ = self.consumer.has_fin();
         let _ = self.consumer.take_wake_request();
         self.consumer.cancel_sleep();
         let _ = self.producer.is_writable();
         let _ = self.producer.is_ring_writable();
-        let _ = self.producer.give_back_memory();
+        let _ = self.producer.release_memory();
         let _ = self.consumer.next_stamp();
         let _ = self.consumer.urgent();
         let _ = self.producer.is_drained();

@@ -123,7 +123,7 @@ fn the_end_is_seen_because_its_line_is_dropped() {
         |mut producer, mut consumer| {
             assert!(!consumer.is_finished());
             producer.finish();
-            consumer.read(&mut [0]) == Ok(0) && consumer.is_finished() && consumer.fin_is_coming()
+            consumer.read(&mut [0]) == Ok(0) && consumer.is_finished() && consumer.has_fin()
         },
     );
 }

@@ -3,7 +3,7 @@
 use crate::windows::{self, Random, SECRET, WriteCombined};
 use fabric::test_support::non_coherent::{CacheBehavior, NonCoherentMemory};
 use fabric::{Inbound, Memory, MemoryInbound, MemoryOutbound, Outbound};
-use lane::{Consumer, GivenBack, Layout, Next, Producer, SHORT_BYTES_MAX};
+use lane::{Consumer, Layout, MemoryRelease, Producer, SHORT_BYTES_MAX, ShortRead};
 use std::collections::VecDeque;
 use volmem::Region;
 
@@ -230,7 +230,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
             Op::SetCapacity { by_producer, bytes } if self.is_elastic => self.set_capacity(by_producer, bytes.into()),
             Op::Patience(is_patient) => {
                 self.is_patient = is_patient && self.is_elastic;
-                self.producer.set_patient(self.is_patient);
+                self.producer.set_prefers_waiting(self.is_patient);
             }
             Op::GiveBack => self.give_back(),
             Op::SetCapacity { .. } | Op::Drain(_) => {}
@@ -250,13 +250,13 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
     }
 
     fn give_back(&mut self) {
-        let given = self.producer.give_back_memory();
+        let given = self.producer.release_memory();
         if self.unread.is_empty() && self.staged.is_none() {
-            assert_ne!(given, GivenBack::InUse, "everything is read");
+            assert_ne!(given, MemoryRelease::InUse, "everything is read");
         } else {
-            assert_ne!(given, GivenBack::All, "something is unread");
+            assert_ne!(given, MemoryRelease::Released, "something is unread");
         }
-        assert!(given != GivenBack::All || self.producer.memory_bytes() == 0);
+        assert!(given != MemoryRelease::Released || self.producer.memory_bytes() == 0);
     }
 
     fn write(&mut self, len_bytes: usize) {
@@ -354,14 +354,14 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         let mut bytes = vec![0; len_bytes];
         // SAFETY: a vector is writable.
         match unsafe { self.consumer.read_short_to(bytes.as_mut_ptr(), len_bytes) } {
-            Next::Read(read_bytes) => {
+            ShortRead::Read(read_bytes) => {
                 assert!(read_bytes <= SHORT_BYTES_MAX);
                 self.check_amount(read_bytes, len_bytes, 0);
                 self.received(&bytes[..read_bytes]);
             }
-            Next::Nothing => assert!(self.unread.is_empty() || !self.is_at_once(), "what is there was not seen"),
+            ShortRead::Empty => assert!(self.unread.is_empty() || !self.is_at_once(), "what is there was not seen"),
             // All that was seen of an open record is read.
-            Next::Other => assert!(!self.unread.is_empty() || self.is_elastic, "something that nobody wrote"),
+            ShortRead::UseReadTo => assert!(!self.unread.is_empty() || self.is_elastic, "something that nobody wrote"),
         }
     }
 
@@ -385,8 +385,9 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
     fn peek_to(&mut self, skip_bytes: usize, len_bytes: usize) {
         let mut bytes = vec![0; len_bytes];
         // SAFETY: a vector is writable.
-        let peeked =
-            unsafe { self.consumer.peek_to(skip_bytes, bytes.as_mut_ptr(), len_bytes, |_, _| lane::AtUrgent::Counts) };
+        let peeked = unsafe {
+            self.consumer.peek_to(skip_bytes, bytes.as_mut_ptr(), len_bytes, |_, _| lane::UrgentHandling::Include)
+        };
         let peeked_bytes = peeked.expect("an honest sender");
         self.check_amount(peeked_bytes, len_bytes, skip_bytes);
         self.check_front(skip_bytes, &bytes[..peeked_bytes]);
@@ -448,7 +449,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         assert_eq!(self.consumer.unread_bytes(), Ok(self.unread.len()));
         let is_all_read = self.unread.is_empty() && self.staged.is_none();
         assert!(self.producer.is_drained() == is_all_read || !self.is_elastic, "drained, or not");
-        assert_eq!(self.consumer.fin_is_coming(), self.is_finished);
+        assert_eq!(self.consumer.has_fin(), self.is_finished);
         let has_something = !self.unread.is_empty() || self.is_finished;
         assert!(self.consumer.may_have_data() || !has_something);
         assert!(!has_something || !self.consumer_sleeps, "the receiver sleeps on something");

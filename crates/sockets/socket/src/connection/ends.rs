@@ -4,7 +4,7 @@
 use super::cork::HELD_BYTES_MAX;
 use crate::accounting::memory_budget;
 use fabric::{Inbound, Outbound};
-use lane::{AtUrgent, Chunk, Corrupt, GivenBack, Next, Producer, Urgent};
+use lane::{Chunk, Corrupt, MemoryRelease, Producer, ShortRead, Urgent, UrgentHandling};
 use rustix::io::Errno;
 use segment::{ApartReceiver, ApartSender, Receiver, Segment, Sender, TimedReceiver, TimedSender};
 use std::ptr::NonNull;
@@ -54,7 +54,7 @@ impl Sending {
     pub(super) fn prepare(&mut self, is_patient: bool, stamp: u64) -> u64 {
         any!(self, sender => {
             sender.forget_hold();
-            sender.set_patient(is_patient);
+            sender.set_prefers_waiting(is_patient);
             sender.set_stamp(stamp);
             sender.position()
         })
@@ -93,8 +93,8 @@ impl Sending {
         any!(self, sender => sender.unread_slots())
     }
 
-    pub(super) fn give_back_memory(&mut self) -> GivenBack {
-        any!(self, sender => sender.give_back_memory())
+    pub(super) fn release_memory(&mut self) -> MemoryRelease {
+        any!(self, sender => sender.release_memory())
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
@@ -219,10 +219,10 @@ impl Receiving {
     /// # Safety
     /// `destination` is writable for `len_bytes`.
     #[inline]
-    pub(super) unsafe fn read_short_to(&mut self, destination: *mut u8, len_bytes: usize) -> Next {
+    pub(super) unsafe fn read_short_to(&mut self, destination: *mut u8, len_bytes: usize) -> ShortRead {
         // SAFETY: the caller's.
         let next = any!(self, receiver => unsafe { receiver.read_short_to(destination, len_bytes) });
-        if let Next::Read(_) = next {
+        if let ShortRead::Read(_) = next {
             self.note_read();
         }
         next
@@ -247,7 +247,7 @@ impl Receiving {
         skip_bytes: usize,
         destination: *mut u8,
         len_bytes: usize,
-        at_urgent: impl FnMut(Urgent, bool) -> AtUrgent,
+        at_urgent: impl FnMut(Urgent, bool) -> UrgentHandling,
     ) -> Result<usize, Corrupt> {
         // SAFETY: the caller's.
         any!(self, receiver => unsafe { receiver.peek_to(skip_bytes, destination, len_bytes, at_urgent) })
@@ -261,8 +261,11 @@ impl Receiving {
         any!(self, receiver => receiver.take_urgent())
     }
 
-    pub(super) fn unread_bytes_by(&self, at_urgent: impl FnMut(Urgent, bool) -> AtUrgent) -> Result<usize, Corrupt> {
-        any!(self, receiver => receiver.unread_bytes_by(at_urgent))
+    pub(super) fn unread_bytes_with(
+        &self,
+        at_urgent: impl FnMut(Urgent, bool) -> UrgentHandling,
+    ) -> Result<usize, Corrupt> {
+        any!(self, receiver => receiver.unread_bytes_with(at_urgent))
     }
 
     pub(super) fn unread_bytes(&self) -> Result<usize, Corrupt> {
@@ -304,8 +307,8 @@ impl Receiving {
         any!(self, receiver => receiver.is_finished())
     }
 
-    pub(super) fn fin_is_coming(&self) -> bool {
-        any!(self, receiver => receiver.fin_is_coming())
+    pub(super) fn has_fin(&self) -> bool {
+        any!(self, receiver => receiver.has_fin())
     }
 
     pub(super) fn arrivals(&self, seen: u64) -> Result<u64, Corrupt> {

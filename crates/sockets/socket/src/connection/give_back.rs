@@ -10,7 +10,7 @@ use crate::accounting::memory_budget::{WARM_BYTES, taken_bytes};
 use crate::process::blocking;
 use crate::process::clock::{TICKS_PER_MILLISECOND, ticks};
 use crate::process::sandbox;
-use lane::GivenBack;
+use lane::MemoryRelease;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A lane that nothing was sent on for so long gives its memory back when its process blocks.
@@ -94,9 +94,9 @@ impl Connection {
         if !has_rested || self.may_be_shared(lanes) {
             return;
         }
-        match sender.give_back_memory() {
-            GivenBack::Nothing | GivenBack::All => self.forget_memory(),
-            GivenBack::InUse => {}
+        match sender.release_memory() {
+            MemoryRelease::NothingUsed | MemoryRelease::Released => self.forget_memory(),
+            MemoryRelease::InUse => {}
         }
     }
 }

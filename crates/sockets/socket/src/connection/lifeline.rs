@@ -632,7 +632,7 @@ impl Connection {
         let ends = u64::from((said & (libc::POLLRDHUP | libc::POLLHUP)).count_ones());
         self.early.ends.fetch_max(ends, Ordering::Relaxed);
         // The end may lie in a lane that is known before what leads there has its turn.
-        let ends_in_lane = self.lanes().is_some_and(|lanes| lanes.observer().fin_is_coming());
+        let ends_in_lane = self.lanes().is_some_and(|lanes| lanes.observer().has_fin());
         let has_ended = said & libc::POLLRDHUP != 0 || ends_in_lane;
         let is_shut = |direction| self.is_shut(direction);
         if let Some(lanes) = self.lanes().filter(|_| said & libc::POLLHUP != 0) {

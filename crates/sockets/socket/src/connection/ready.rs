@@ -94,7 +94,7 @@ impl Connection {
         }
         let peer = self.peer_state(lanes);
         let shutdown = lanes.segment.load(Own::Shutdown);
-        let input_ended = peer != PeerState::Alive || lanes.observer().fin_is_coming() || shutdown & SHUTDOWN_READ != 0;
+        let input_ended = peer != PeerState::Alive || lanes.observer().has_fin() || shutdown & SHUTDOWN_READ != 0;
         let low_water = self.low_water_bytes.load(Ordering::Relaxed) as usize;
         let has_enough = has_data && self.has_unread(lanes, low_water);
         let mut ready = 0;
@@ -191,7 +191,7 @@ impl Connection {
         }
         let (peer, shutdown) = self.state();
         let input_has_ended = || match self.lanes() {
-            Some(lanes) if !is_early => lanes.observer().fin_is_coming() || peer != PeerState::Alive,
+            Some(lanes) if !is_early => lanes.observer().has_fin() || peer != PeerState::Alive,
             _ => self.peer_has_ended_early(),
         };
         match (shutdown & SHUTDOWN_WRITE != 0, input_has_ended()) {
@@ -216,8 +216,7 @@ impl Connection {
         let arrived = by_lane.map_or(0, |observer| observer.arrivals(0).unwrap_or(u64::MAX >> 4));
         // The same end may be seen on the lifeline, and then in the lane that it leads to.
         let early_ends = self.early_ends();
-        let input_has_ended =
-            early_ends > 0 || peer != PeerState::Alive || by_lane.is_some_and(Receiving::fin_is_coming);
+        let input_has_ended = early_ends > 0 || peer != PeerState::Alive || by_lane.is_some_and(Receiving::has_fin);
         // A peer that closes once it has ended its stream says nothing more.
         let is_over = matches!(peer, PeerState::ClosedAndAnswered | PeerState::Reset);
         let ends = u64::from(input_has_ended) + u64::from(is_over) + u64::from(shutdown.count_ones());

@@ -13,7 +13,7 @@ use crate::process::clock::{note_stamp, stamp};
 use crate::process::sandbox;
 use crate::process::system;
 use crate::process::threads;
-use lane::{Corrupt, INLINE_BYTES, Next};
+use lane::{Corrupt, INLINE_BYTES, ShortRead};
 use libc::iovec;
 use rustix::io::Errno;
 use segment::{Own, Status};
@@ -137,33 +137,33 @@ impl Connection {
         let generation = self.generation();
         // SAFETY: the caller's spans.
         match unsafe { self.receive_short_by_any(generation, spans, flags) } {
-            Next::Read(bytes) => Ok(bytes),
+            ShortRead::Read(bytes) => Ok(bytes),
             // Nothing else is asked before the wait: a message that is on its way would have to wait for the answers.
             // SAFETY: as above.
-            Next::Nothing if self.waits(flags) => unsafe { self.receive_waiting(generation, spans, 0, flags) },
+            ShortRead::Empty if self.waits(flags) => unsafe { self.receive_waiting(generation, spans, 0, flags) },
             // SAFETY: as above.
-            next => unsafe { self.receive_any(generation, spans, flags, next == Next::Nothing) },
+            next => unsafe { self.receive_any(generation, spans, flags, next == ShortRead::Empty) },
         }
     }
 
     /// A receive of what senders of short messages send: one record.
     #[inline(always)] // Most of what it spares is the work of being called.
-    unsafe fn receive_short(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> Next {
-        let [span] = spans else { return Next::Other };
+    unsafe fn receive_short(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> ShortRead {
+        let [span] = spans else { return ShortRead::UseReadTo };
         let is_plain = !flags.peek && !flags.wait_all && !flags.discard && span.iov_len > 0;
         if !is_plain || self.low_water_bytes.load(Ordering::Relaxed) > 1 {
-            return Next::Other;
+            return ShortRead::UseReadTo;
         }
-        let Ok(guard) = self.hold_of(generation, &self.receive_lock) else { return Next::Other };
-        let Some(plain) = self.plain_lanes() else { return Next::Other };
+        let Ok(guard) = self.hold_of(generation, &self.receive_lock) else { return ShortRead::UseReadTo };
+        let Some(plain) = self.plain_lanes() else { return ShortRead::UseReadTo };
         if self.may_be_shared(plain.0) {
-            return Next::Other;
+            return ShortRead::UseReadTo;
         }
         // SAFETY: under the receive lock.
         let receiver = unsafe { plain.receiver() };
         // SAFETY: the caller's span.
         let next = unsafe { receiver.read_short_to(span.iov_base.cast(), span.iov_len) };
-        let Next::Read(bytes) = next else { return next };
+        let ShortRead::Read(bytes) = next else { return next };
         note_stamp(receiver.last_stamp());
         let wakes_sender = receiver.take_wake_request();
         guard.let_go();
@@ -176,31 +176,33 @@ impl Connection {
 
     /// As [`Connection::receive_short`], in any memory: asked only where there was no plain lane.
     #[inline(always)] // As that.
-    unsafe fn receive_short_by_any(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> Next {
+    unsafe fn receive_short_by_any(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> ShortRead {
         // SAFETY: the caller's spans.
         match unsafe { self.receive_short(generation, spans, flags) } {
             // SAFETY: as above.
-            Next::Other if !self.is_plain() => unsafe { self.receive_short_elsewhere(generation, spans, flags) },
+            ShortRead::UseReadTo if !self.is_plain() => unsafe {
+                self.receive_short_elsewhere(generation, spans, flags)
+            },
             next => next,
         }
     }
 
     #[cold]
     #[inline(never)]
-    unsafe fn receive_short_elsewhere(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> Next {
-        let [span] = spans else { return Next::Other };
+    unsafe fn receive_short_elsewhere(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> ShortRead {
+        let [span] = spans else { return ShortRead::UseReadTo };
         let is_plain = !flags.peek && !flags.wait_all && !flags.discard && span.iov_len > 0;
         if !is_plain || self.low_water_bytes.load(Ordering::Relaxed) > 1 {
-            return Next::Other;
+            return ShortRead::UseReadTo;
         }
-        let Ok(guard) = self.hold_of(generation, &self.receive_lock) else { return Next::Other };
+        let Ok(guard) = self.hold_of(generation, &self.receive_lock) else { return ShortRead::UseReadTo };
         let may_take = |lanes: &&Lanes| self.receives_by_lane() && !self.may_be_shared(lanes);
-        let Some(lanes) = self.lanes().filter(may_take) else { return Next::Other };
+        let Some(lanes) = self.lanes().filter(may_take) else { return ShortRead::UseReadTo };
         // SAFETY: under the receive lock.
         let receiver = unsafe { &mut *lanes.receiver.get() };
         // SAFETY: the caller's span.
         let next = unsafe { receiver.read_short_to(span.iov_base.cast(), span.iov_len) };
-        let Next::Read(bytes) = next else { return next };
+        let ShortRead::Read(bytes) = next else { return next };
         let wakes_sender = receiver.take_wake_request();
         drop(guard);
         if wakes_sender {
@@ -264,7 +266,7 @@ impl Connection {
         if done == 0
             && let Some(spin) = &mut spin
             // SAFETY: the caller's spans.
-            && let Next::Read(bytes) = unsafe { self.receive_soon(generation, spans, flags, spin) }
+            && let ShortRead::Read(bytes) = unsafe { self.receive_soon(generation, spans, flags, spin) }
         {
             return Ok(bytes);
         }
@@ -281,7 +283,7 @@ impl Connection {
             }
             if done == 0
                 // SAFETY: the caller's spans.
-                && let Next::Read(bytes) = unsafe { self.receive_short_by_any(generation, spans, flags) }
+                && let ShortRead::Read(bytes) = unsafe { self.receive_short_by_any(generation, spans, flags) }
             {
                 return Ok(bytes);
             }
@@ -317,7 +319,13 @@ impl Connection {
     /// Begins a wait by trying again and again: what comes within a moment is read where it is found. With several
     /// threads each try would cost two locked instructions, and a look without a lock is the quicker one.
     #[inline(always)] // As the short path in it.
-    unsafe fn receive_soon(&'static self, generation: u32, spans: &[iovec], flags: Flags, spin: &mut Spin) -> Next {
+    unsafe fn receive_soon(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        flags: Flags,
+        spin: &mut Spin,
+    ) -> ShortRead {
         if threads::is_single() {
             if !self.is_plain() {
                 // SAFETY: the caller's spans.
@@ -326,12 +334,12 @@ impl Connection {
             for _ in 0..TRIES_MAX {
                 // SAFETY: the caller's spans.
                 let next = unsafe { self.receive_short(generation, spans, flags) };
-                if next != Next::Nothing || spin.iterate() != Action::Poll {
+                if next != ShortRead::Empty || spin.iterate() != Action::Poll {
                     return next;
                 }
             }
         }
-        Next::Nothing
+        ShortRead::Empty
     }
 
     #[cold]
@@ -342,15 +350,15 @@ impl Connection {
         spans: &[iovec],
         flags: Flags,
         spin: &mut Spin,
-    ) -> Next {
+    ) -> ShortRead {
         for _ in 0..TRIES_MAX {
             // SAFETY: the caller's spans.
             let next = unsafe { self.receive_short_elsewhere(generation, spans, flags) };
-            if next != Next::Nothing || spin.iterate() != Action::Poll {
+            if next != ShortRead::Empty || spin.iterate() != Action::Poll {
                 return next;
             }
         }
-        Next::Nothing
+        ShortRead::Empty
     }
 
     /// Whether the input has ended, read or not.
@@ -360,7 +368,7 @@ impl Connection {
             return self.lifeline_has_no_more();
         }
         self.lanes().is_none_or(|lanes| {
-            lanes.observer().fin_is_coming()
+            lanes.observer().has_fin()
                 || self.peer_state(lanes) != PeerState::Alive
                 || lanes.segment.load(Own::Shutdown) & SHUTDOWN_READ != 0
         })

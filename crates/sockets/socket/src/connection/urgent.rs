@@ -22,7 +22,7 @@ use crate::options::{self, SocketOption};
 use crate::process::clock::stamp;
 use crate::process::socket_option;
 use crate::process::system;
-use lane::{AtUrgent, Urgent};
+use lane::{Urgent, UrgentHandling};
 use libc::iovec;
 use rustix::io::Errno;
 use segment::{Own, RAISES_SIGNAL, Segment, Status};
@@ -54,14 +54,14 @@ fn announced(memory: &Segment) -> Option<Urgent> {
 }
 
 /// What an unread urgent byte is to a receive, if `latest` is the one that has the mark.
-fn at_mark(urgent: Urgent, latest: u32, is_first: bool, is_inline: bool) -> AtUrgent {
+fn at_mark(urgent: Urgent, latest: u32, is_first: bool, is_inline: bool) -> UrgentHandling {
     // The record comes before the word that announces it: it may be ahead, and is never behind.
     let is_superseded = (latest.wrapping_sub(urgent.number) as i32) > 0;
     match (is_superseded, is_first) {
         // TCP leaves out a byte that the receiver stands before when the next one is announced.
-        (true, true) | (false, true) if !is_inline => AtUrgent::IsSkipped,
-        (true, _) | (false, true) => AtUrgent::Counts,
-        (false, false) => AtUrgent::Ends,
+        (true, true) | (false, true) if !is_inline => UrgentHandling::Skip,
+        (true, _) | (false, true) => UrgentHandling::Include,
+        (false, false) => UrgentHandling::Stop,
     }
 }
 
@@ -70,14 +70,14 @@ fn at_mark(urgent: Urgent, latest: u32, is_first: bool, is_inline: bool) -> AtUr
 pub(super) fn unread_behind(memory: &Segment, is_first: bool, is_inline: bool) -> usize {
     let latest = announced(memory).map_or(0, |urgent| urgent.number);
     let receiver = Receiving::of(memory);
-    receiver.unread_bytes_by(|urgent, first| kept_to_mark(urgent, latest, first && is_first, is_inline)).unwrap_or(0)
+    receiver.unread_bytes_with(|urgent, first| kept_to_mark(urgent, latest, first && is_first, is_inline)).unwrap_or(0)
 }
 
 /// As [`at_mark`], for the count of `FIONREAD`: none where the receiver stands before the mark.
-fn kept_to_mark(urgent: Urgent, latest: u32, is_first: bool, is_inline: bool) -> AtUrgent {
+fn kept_to_mark(urgent: Urgent, latest: u32, is_first: bool, is_inline: bool) -> UrgentHandling {
     match at_mark(urgent, latest, is_first, is_inline) {
-        _ if is_inline => AtUrgent::Counts,
-        AtUrgent::IsSkipped if urgent.number == latest => AtUrgent::Ends,
+        _ if is_inline => UrgentHandling::Include,
+        UrgentHandling::Skip if urgent.number == latest => UrgentHandling::Stop,
         kind => kind,
     }
 }
@@ -288,10 +288,10 @@ impl Connection {
     fn stands_before_mark(&self, lanes: &Lanes) -> bool {
         let Some(pending) = lanes.pending() else { return false };
         let mut comes = false;
-        let before = lanes.observer().unread_bytes_by(|urgent, is_first| {
+        let before = lanes.observer().unread_bytes_with(|urgent, is_first| {
             comes |= urgent.number == pending.number;
             match at_mark(urgent, pending.number, is_first, self.is_urgent_inline()) {
-                _ if comes => AtUrgent::Ends,
+                _ if comes => UrgentHandling::Stop,
                 kind => kind,
             }
         });
@@ -342,8 +342,8 @@ impl Connection {
         if low_water_bytes <= 1 && !lanes.has_been_urgent() {
             return true;
         }
-        let unread = lanes.observer().unread_bytes_by(|_, is_first| {
-            if is_first && !self.is_urgent_inline() { AtUrgent::IsSkipped } else { AtUrgent::Counts }
+        let unread = lanes.observer().unread_bytes_with(|_, is_first| {
+            if is_first && !self.is_urgent_inline() { UrgentHandling::Skip } else { UrgentHandling::Include }
         });
         unread.is_ok_and(|bytes| bytes >= low_water_bytes.max(1))
     }
@@ -351,7 +351,7 @@ impl Connection {
     /// Unread bytes in the lane, up to the mark. Under the receive lock.
     pub(super) fn unread_to_mark(&self, lanes: &Lanes) -> usize {
         let (latest, is_inline) = (lanes.latest(), self.is_urgent_inline());
-        let unread = lanes.observer().unread_bytes_by(|urgent, first| kept_to_mark(urgent, latest, first, is_inline));
+        let unread = lanes.observer().unread_bytes_with(|urgent, first| kept_to_mark(urgent, latest, first, is_inline));
         unread.unwrap_or(0)
     }
 
@@ -391,11 +391,11 @@ impl Connection {
             let next = receiver().urgent().map_err(|corrupt| self.reset_for(lanes, corrupt))?;
             let Some(urgent) = next else { return Ok(moved) };
             let kind = at_mark(urgent, lanes.latest(), begins && moved == 0, is_inline);
-            if kind == AtUrgent::Ends {
+            if kind == UrgentHandling::Stop {
                 return Ok(moved);
             }
             self.pass_urgent(lanes, urgent);
-            if kind == AtUrgent::Counts {
+            if kind == UrgentHandling::Include {
                 put(moved, urgent.byte);
                 moved += 1;
             }
@@ -423,7 +423,7 @@ impl Connection {
         let next = lanes.observer().urgent().map_err(|corrupt| self.reset_for(lanes, corrupt))?;
         let Some(urgent) = next else { return Ok(None) };
         let kind = at_mark(urgent, lanes.latest(), true, self.is_urgent_inline());
-        let moved = if kind == AtUrgent::Counts { put(urgent.byte)? } else { 0 };
+        let moved = if kind == UrgentHandling::Include { put(urgent.byte)? } else { 0 };
         self.pass_urgent(lanes, urgent);
         Ok(Some(moved))
     }
