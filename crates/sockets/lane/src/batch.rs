@@ -47,7 +47,7 @@ impl Batch {
     /// Makes all of it visible, `is_behind` all that was stored through this window or its siblings before, too;
     /// `false`: there was nothing.
     #[inline]
-    pub(crate) fn show(&mut self, outbound: &impl Outbound, is_behind: bool) -> bool {
+    pub(crate) fn publish(&mut self, outbound: &impl Outbound, is_behind: bool) -> bool {
         let Some(first) = self.first.as_mut().filter(|first| first.words > 0) else { return false };
         let words = &first.line[..first.words];
         if first.is_all && !is_behind {

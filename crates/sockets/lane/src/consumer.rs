@@ -14,18 +14,18 @@ use volmem::sync::Ordering;
 
 /// The first two are loaded together.
 const HEAD: usize = 0;
-const PLACE: usize = 8;
+const RECORD_STATE: usize = 8;
 const WAKE_DUE: usize = 16;
 const SLEEPS: usize = 24;
 const WAKES: usize = 32;
 
 /// Where in the record at the head: its length and the offset in it take 24 bits each, above a bit that says whether it
 /// is open; the lowest byte is the ring's number.
-const PLACE_BITS: u32 = 24;
-const PLACE_RING: u64 = 0xff;
-const PLACE_OPEN: u64 = 1 << 8;
-const PLACE_SHIFT: u32 = 16;
-const PLACE_MASK: u64 = (1 << PLACE_BITS) - 1;
+const STATE_BITS: u32 = 24;
+const STATE_RING: u64 = 0xff;
+const STATE_OPEN: u64 = 1 << 8;
+const STATE_SHIFT: u32 = 16;
+const STATE_MASK: u64 = (1 << STATE_BITS) - 1;
 
 /// In [`WAKE_DUE`]: a sleeping sender is woken if there is as much room as it needs, or in any case.
 const WAKE_IF_ROOM: u64 = 1;
@@ -95,7 +95,7 @@ struct Cursor {
 
 impl Cursor {
     /// Leaves the record that it has just come to, as if it had not looked at its header.
-    fn stand_before(&mut self) {
+    fn reset_record(&mut self) {
         (self.record_bytes, self.offset_bytes, self.is_urgent) = (0, 0, false);
     }
 }
@@ -158,7 +158,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         while read_bytes < len_bytes {
             match self.load_record(&mut cursor) {
                 Ok(true) if cursor.is_urgent => {
-                    cursor.stand_before();
+                    cursor.reset_record();
                     break;
                 }
                 Ok(true) => {}
@@ -178,7 +178,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         // What came before nonsense was good: it is delivered, and the next read finds the nonsense again.
         if read_bytes == 0 && len_bytes > 0 {
             end?;
-            self.check_end(&cursor)?;
+            self.check_fin(&cursor)?;
         }
         Ok(read_bytes)
     }
@@ -191,11 +191,11 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// `destination` is writable for `len_bytes`.
     #[inline(always)] // Most of what it spares is the work of being called.
     pub unsafe fn read_short_to(&mut self, destination: *mut u8, len_bytes: usize) -> ShortRead {
-        let [head, place] = self.inbound.load_words(self.layout.consumer_cursor());
-        if place & !PLACE_RING != 0 {
+        let [head, state] = self.inbound.load_words(self.layout.consumer_cursor());
+        if state & !STATE_RING != 0 {
             return ShortRead::UseReadTo;
         }
-        let ring = Ring::of(&self.layout, place as u8);
+        let ring = Ring::of(&self.layout, state as u8);
         let slot = ring.slot_offset(head);
         self.inbound.invalidate(slot, SLOT_BYTES);
         if self.inbound.load_u64(slot, Ordering::Acquire) != tag(self.secret, head) {
@@ -207,8 +207,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
             // SAFETY: the caller's span.
             return unsafe { self.read_slots_to(header, ring, head, destination, len_bytes) };
         };
-        let next = ring.place(head.wrapping_add(1));
-        if !self.is_all_there_is(record_bytes, len_bytes, next, ring) {
+        let next = ring.used_position(head.wrapping_add(1));
+        if !self.is_complete_read(record_bytes, len_bytes, next, ring) {
             return ShortRead::UseReadTo;
         }
         if record_bytes <= WORDWISE_BYTES_MAX {
@@ -243,8 +243,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         let slots = slots_of(record_bytes);
         let rest_bytes = (slots as usize - 1) * SLOT_BYTES;
         self.inbound.invalidate(slot + SLOT_BYTES, rest_bytes);
-        let next = ring.place(head.wrapping_add(slots));
-        if !self.is_all_there_is(record_bytes, len_bytes, next, ring) {
+        let next = ring.used_position(head.wrapping_add(slots));
+        if !self.is_complete_read(record_bytes, len_bytes, next, ring) {
             return ShortRead::UseReadTo;
         }
         // SAFETY: the caller's span.
@@ -257,7 +257,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// Whether a record fits a buffer of `len_bytes`, and nothing has come at `next` that would go there too: less than
     /// is there, and has perhaps been peeked at, is no answer.
     #[inline(always)]
-    fn is_all_there_is(&self, record_bytes: usize, len_bytes: usize, next: u64, ring: Ring) -> bool {
+    fn is_complete_read(&self, record_bytes: usize, len_bytes: usize, next: u64, ring: Ring) -> bool {
         record_bytes == len_bytes || (record_bytes < len_bytes && !self.is_published_in(ring, next))
     }
 
@@ -316,7 +316,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     ) -> Result<usize, Corrupt> {
         let mut skip_bytes = skip_bytes;
         let mut read_bytes = 0;
-        let end = self.look_past_urgent(at_urgent, |record| {
+        let end = self.scan_unread_with(at_urgent, |record| {
             let left_bytes = record.record_bytes - record.offset_bytes;
             let skipped_bytes = left_bytes.min(skip_bytes);
             skip_bytes -= skipped_bytes;
@@ -328,7 +328,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
             read_bytes < len_bytes
         })?;
         if read_bytes == 0 && len_bytes > 0 {
-            self.check_end(&end)?;
+            self.check_fin(&end)?;
         }
         Ok(read_bytes)
     }
@@ -348,7 +348,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// [`Corrupt`] if the sender published an impossible record.
     pub fn unread_bytes_with(&self, at_urgent: impl FnMut(Urgent, bool) -> UrgentHandling) -> Result<usize, Corrupt> {
         let mut unread_bytes = 0;
-        self.look_past_urgent(at_urgent, |record| {
+        self.scan_unread_with(at_urgent, |record| {
             unread_bytes += record.record_bytes - record.offset_bytes;
             true
         })?;
@@ -365,12 +365,12 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         let mut cursor = self.cursor();
         let mut loaded = self.load_record(&mut cursor)?;
         if cursor.is_urgent {
-            cursor.stand_before();
+            cursor.reset_record();
             loaded = false;
         }
         self.store_cursor(&cursor);
         if !loaded {
-            self.check_end(&cursor)?;
+            self.check_fin(&cursor)?;
             return Ok(None);
         }
         let len_bytes = cursor.record_bytes - cursor.offset_bytes;
@@ -476,7 +476,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
     pub fn arrivals(&self, seen: u64) -> Result<u64, Corrupt> {
-        let end = self.look_ahead(|_| true)?;
+        let end = self.scan_unread(|_| true)?;
         // An open record grows where it is.
         let so_far = end.head.wrapping_mul(SLOT_BYTES as u64).wrapping_add(end.record_bytes as u64);
         Ok(so_far.max(seen))
@@ -604,7 +604,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
             return Err(Corrupt { what: "a ring switch", value: word });
         }
         cursor.ring = ring;
-        cursor.head = self.ring(cursor).place(cursor.head.wrapping_add(1));
+        cursor.head = self.ring(cursor).used_position(cursor.head.wrapping_add(1));
         cursor.is_credit_due = true;
         if !self.is_published(cursor) {
             return Ok(false);
@@ -640,7 +640,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     }
 
     /// Where nothing is published, an end that was announced is here: else the reader would wait for what cannot come.
-    fn check_end(&self, cursor: &Cursor) -> Result<(), Corrupt> {
+    fn check_fin(&self, cursor: &Cursor) -> Result<(), Corrupt> {
         let fin = self.fin(Ordering::Acquire);
         let is_fine = fin == 0 || cursor.head == fin.wrapping_sub(1) || self.is_published(cursor);
         if is_fine { Ok(()) } else { Err(Corrupt { what: "end of stream", value: fin }) }
@@ -648,7 +648,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
 
     /// Shows the unread records to `visit` as long as it asks for more; returns where that ended. At most one lap: a
     /// hostile sender may publish without end.
-    fn look_ahead(&self, mut visit: impl FnMut(&Cursor) -> bool) -> Result<Cursor, Corrupt> {
+    fn scan_unread(&self, mut visit: impl FnMut(&Cursor) -> bool) -> Result<Cursor, Corrupt> {
         let mut cursor = self.cursor();
         let first = cursor.head;
         let lap = self.layout.slots_total();
@@ -660,14 +660,14 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Ok(cursor)
     }
 
-    /// As [`Consumer::look_ahead`], asking at each urgent byte what it is.
-    fn look_past_urgent(
+    /// As [`Consumer::scan_unread`], asking at each urgent byte what it is.
+    fn scan_unread_with(
         &self,
         mut at_urgent: impl FnMut(Urgent, bool) -> UrgentHandling,
         mut visit: impl FnMut(&Cursor) -> bool,
     ) -> Result<Cursor, Corrupt> {
         let mut is_first = true;
-        self.look_ahead(|record| {
+        self.scan_unread(|record| {
             let kind =
                 if record.is_urgent { at_urgent(self.load_urgent(record), is_first) } else { UrgentHandling::Include };
             match kind {
@@ -686,7 +686,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         let offset = self.offset_of(cursor);
         if cursor.offset_bytes == 0 {
             // SAFETY: the caller's span.
-            unsafe { self.copy_start(offset, destination, len_bytes) };
+            unsafe { self.copy_payload_start(offset, destination, len_bytes) };
         } else {
             // SAFETY: the caller's span.
             unsafe { self.inbound.read_to(offset, destination, len_bytes) };
@@ -696,7 +696,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// From the start of a payload. A short one comes as whole words, without a call: its last word may reach beyond
     /// it, but not beyond its slot.
     #[inline(always)]
-    unsafe fn copy_start(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
+    unsafe fn copy_payload_start(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
         if len_bytes > WORDWISE_BYTES_MAX {
             // SAFETY: the caller's span.
             return unsafe { self.inbound.read_to(offset, destination, len_bytes) };
@@ -750,13 +750,13 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
 
     #[inline]
     fn cursor(&self) -> Cursor {
-        let [head, place] = self.inbound.load_words(self.layout.consumer_cursor());
+        let [head, state] = self.inbound.load_words(self.layout.consumer_cursor());
         Cursor {
             head,
-            record_bytes: ((place >> PLACE_SHIFT) & PLACE_MASK) as usize,
-            offset_bytes: ((place >> (PLACE_SHIFT + PLACE_BITS)) & PLACE_MASK) as usize,
-            ring: (place & PLACE_RING) as u8,
-            is_open: place & PLACE_OPEN != 0 && self.layout.elastic.is_some(),
+            record_bytes: ((state >> STATE_SHIFT) & STATE_MASK) as usize,
+            offset_bytes: ((state >> (STATE_SHIFT + STATE_BITS)) & STATE_MASK) as usize,
+            ring: (state & STATE_RING) as u8,
+            is_open: state & STATE_OPEN != 0 && self.layout.elastic.is_some(),
             is_urgent: false,
             is_credit_due: false,
         }
@@ -767,11 +767,11 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         if cursor.is_credit_due {
             self.return_due_credit(cursor);
         }
-        let record = (cursor.record_bytes as u64) << PLACE_SHIFT
-            | (cursor.offset_bytes as u64) << (PLACE_SHIFT + PLACE_BITS)
-            | if cursor.is_open { PLACE_OPEN } else { 0 };
+        let record = (cursor.record_bytes as u64) << STATE_SHIFT
+            | (cursor.offset_bytes as u64) << (STATE_SHIFT + STATE_BITS)
+            | if cursor.is_open { STATE_OPEN } else { 0 };
         self.set_word(HEAD, cursor.head);
-        self.set_word(PLACE, record | u64::from(cursor.ring));
+        self.set_word(RECORD_STATE, record | u64::from(cursor.ring));
     }
 
     /// A record that led to another ring, or that was open, has its credit returned too, and may have crossed a
@@ -799,7 +799,7 @@ fn step_over(cursor: &mut Cursor, ring: Ring) -> bool {
     if cursor.offset_bytes < cursor.record_bytes || cursor.is_open {
         return false;
     }
-    cursor.head = ring.place(cursor.head.wrapping_add(slots_of(cursor.record_bytes)));
+    cursor.head = ring.used_position(cursor.head.wrapping_add(slots_of(cursor.record_bytes)));
     (cursor.record_bytes, cursor.offset_bytes, cursor.is_urgent) = (0, 0, false);
     true
 }

@@ -197,7 +197,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// [`Corrupt`] if the receiver returned impossible credit.
     #[inline]
     pub fn draft(&mut self, len_bytes_max: usize) -> Result<Option<Draft<'_, O, I>>, Corrupt> {
-        let (cursor, start, room_bytes) = self.place_for(len_bytes_max)?;
+        let (cursor, start, room_bytes) = self.locate_record(len_bytes_max)?;
         if room_bytes == 0 {
             return Ok(None);
         }
@@ -215,7 +215,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// If both windows are the same memory.
     #[inline]
     pub fn write_span<S: Inbound>(&mut self, span: &Span<'_, S>) -> Result<usize, Corrupt> {
-        let is_sent = span.len_bytes <= INLINE_BYTES && self.has_shown_all() && self.write_line_of(span);
+        let is_sent = span.len_bytes <= INLINE_BYTES && self.has_published_all() && self.write_line_of(span);
         if is_sent { Ok(span.len_bytes) } else { self.write_records_of(span) }
     }
 

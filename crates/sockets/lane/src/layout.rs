@@ -123,8 +123,8 @@ impl Layout {
         parts.extend(rings.map(|ring| Part::of_slots(ring.offset, ring.slots_used)));
         for (index, part) in parts.iter().enumerate() {
             part.check_inside(receivers_bytes);
-            let is_apart = parts[..index].iter().all(|other| part.is_apart(*other));
-            assert!(is_apart, "parts of a layout overlap: {self:?}");
+            let is_disjoint = parts[..index].iter().all(|other| part.is_disjoint(*other));
+            assert!(is_disjoint, "parts of a layout overlap: {self:?}");
         }
         Part::new(self.back_offset, Self::BACK_BYTES as u64).check_inside(senders_bytes);
     }
@@ -203,7 +203,7 @@ impl Part {
         );
     }
 
-    fn is_apart(self, other: Self) -> bool {
+    fn is_disjoint(self, other: Self) -> bool {
         self.is_empty() || other.is_empty() || self.end <= other.start || other.end <= self.start
     }
 
@@ -263,7 +263,7 @@ impl Ring {
 
     /// The first position from `position` on that has a slot.
     #[inline(always)]
-    pub(crate) fn place(&self, position: u64) -> u64 {
+    pub(crate) fn used_position(&self, position: u64) -> u64 {
         if position & (self.slots - 1) < self.slots_used {
             position
         } else {

@@ -115,11 +115,11 @@ pub struct Producer<O, I> {
     batch: Batch,
     stamp: u64,
     /// See [`Producer::set_prefers_waiting`].
-    is_patient: bool,
+    prefers_waiting: bool,
     /// What is written now is held back, from this millisecond on.
     holding_ms: Option<u32>,
     /// There was no memory for a larger ring, or none may be used: the room is that of the present one.
-    is_confined: bool,
+    is_growth_forbidden: bool,
     memory: Account,
 }
 
@@ -128,12 +128,12 @@ struct Account {
     budget: &'static dyn Budget,
     taken_bytes: usize,
     /// Positions up to which the present ring is accounted for; what lies outside of its first lap is an old ring's.
-    paid_until: u64,
+    charged_until: u64,
 }
 
 impl std::fmt::Debug for Account {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} bytes taken, positions until {}", self.taken_bytes, self.paid_until)
+        write!(f, "{} bytes taken, positions until {}", self.taken_bytes, self.charged_until)
     }
 }
 
@@ -149,7 +149,7 @@ impl Account {
         if taken_bytes > 0 {
             self.budget.give_back(taken_bytes);
         }
-        self.paid_until = 0;
+        self.charged_until = 0;
     }
 }
 
@@ -190,13 +190,13 @@ struct Reserved {
 
 /// What an elastic lane has room for: in its ring, and by what it may hold.
 #[derive(Debug, Clone, Copy)]
-struct FoundRoom {
+struct AvailableRoom {
     credit: u64,
     ring_slots: u64,
     capacity_left: u64,
 }
 
-impl FoundRoom {
+impl AvailableRoom {
     fn slots(&self) -> u64 {
         self.ring_slots.min(self.capacity_left)
     }
@@ -240,10 +240,10 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             reserved: None,
             batch: Batch::default(),
             stamp: 0,
-            is_patient: false,
+            prefers_waiting: false,
             holding_ms: None,
-            is_confined: false,
-            memory: Account { budget: &Unlimited, taken_bytes: 0, paid_until: 0 },
+            is_growth_forbidden: false,
+            memory: Account { budget: &Unlimited, taken_bytes: 0, charged_until: 0 },
         }
     }
 
@@ -262,13 +262,13 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Whether an elastic lane keeps to a ring that suits its writes, as a sender wants that can wait for the receiver,
     /// or takes what it may hold, as one that cannot.
-    pub fn set_prefers_waiting(&mut self, is_patient: bool) {
-        self.is_patient = is_patient;
+    pub fn set_prefers_waiting(&mut self, prefers_waiting: bool) {
+        self.prefers_waiting = prefers_waiting;
     }
 
     /// Keeps an elastic lane in the rings that it uses now.
-    pub fn confine(&mut self) {
-        self.is_confined = true;
+    pub fn forbid_growth(&mut self) {
+        self.is_growth_forbidden = true;
     }
 
     /// Sends as much of the `len_bytes` at `source` as there is room for; returns how much that was.
@@ -333,7 +333,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             let [first, second, third, fourth, fifth, sixth] = unsafe { load_words(source, len_bytes) };
             self.outbound.store_line(slot, &[tag, header, first, second, third, fourth, fifth, sixth]);
         }
-        self.set_inbound_word(TAIL, ring.place(tail.wrapping_add(1)));
+        self.set_inbound_word(TAIL, ring.used_position(tail.wrapping_add(1)));
         if is_awaited {
             self.outbound.demote(slot, SLOT_BYTES);
         }
@@ -360,8 +360,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let slot = ring.slot_offset(tail);
         // SAFETY: the caller's span.
         unsafe { self.outbound.write_from(slot + HEADER_BYTES, source, len_bytes) };
-        self.show(slot, tail, Record::Data(len_bytes));
-        self.set_inbound_word(TAIL, ring.place(tail.wrapping_add(slots)));
+        self.store_header_and_tag(slot, tail, Record::Data(len_bytes));
+        self.set_inbound_word(TAIL, ring.used_position(tail.wrapping_add(slots)));
         if is_awaited && slots <= HAND_OVER_SLOTS_MAX {
             self.outbound.demote(slot, slots as usize * SLOT_BYTES);
         }
@@ -387,12 +387,12 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     pub fn write_urgent(&mut self, urgent: Urgent) -> Result<bool, Corrupt> {
         assert!(self.layout.elastic.is_some(), "an urgent byte goes by an elastic lane");
         self.show_held();
-        let (mut cursor, payload, room_bytes) = self.place_for(1)?;
+        let (mut cursor, payload, room_bytes) = self.locate_record(1)?;
         if room_bytes == 0 {
             return Ok(false);
         }
         self.outbound.store_u64(payload, urgent.to_word(), Ordering::Relaxed);
-        self.show(self.ring(&cursor).slot_offset(cursor.tail), cursor.tail, Record::Urgent);
+        self.store_header_and_tag(self.ring(&cursor).slot_offset(cursor.tail), cursor.tail, Record::Urgent);
         self.step_over(&mut cursor, 1);
         Ok(true)
     }
@@ -405,7 +405,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     pub fn reserve(&mut self, len_bytes_max: usize) -> Result<Option<Reservation>, Corrupt> {
         self.close_open_record();
         let before = self.cursor();
-        let (cursor, start, len_bytes) = self.place_for(len_bytes_max)?;
+        let (cursor, start, len_bytes) = self.locate_record(len_bytes_max)?;
         if len_bytes == 0 {
             return Ok(None);
         }
@@ -417,7 +417,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Where the payload of a record of up to `len_bytes_max` bytes goes, and how long it may be: 0 when there is no
     /// room now.
     #[inline]
-    pub(crate) fn place_for(&mut self, len_bytes_max: usize) -> Result<(Cursor, usize, usize), Corrupt> {
+    pub(crate) fn locate_record(&mut self, len_bytes_max: usize) -> Result<(Cursor, usize, usize), Corrupt> {
         self.reserved = None;
         self.close_open_record();
         let mut cursor = self.cursor();
@@ -467,19 +467,19 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// use this end: what others send behind them is not seen before.
     #[inline]
     pub fn publish_staged(&mut self) -> bool {
-        self.batch.show(&self.outbound, false)
+        self.batch.publish(&self.outbound, false)
     }
 
     /// As [`Producer::publish_staged`]; and whoever sees these records sees what this node has shown before in other
     /// lanes of the link, too.
     #[inline]
     pub fn publish_staged_behind(&mut self) -> bool {
-        self.batch.show(&self.outbound, true)
+        self.batch.publish(&self.outbound, true)
     }
 
     /// Whether nothing is staged.
     #[inline]
-    pub(crate) fn has_shown_all(&self) -> bool {
+    pub(crate) fn has_published_all(&self) -> bool {
         self.batch.is_empty()
     }
 
@@ -519,12 +519,12 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Whether the receiver has consumed every byte sent.
     pub fn is_drained(&self) -> bool {
-        let (position, credit) = (self.position(), self.receivers_word(self.layout.credit()));
+        let (position, credit) = (self.position(), self.receiver_word(self.layout.credit()));
         let open_bytes = self.inbound_word(OPEN) & u64::from(u32::MAX);
         if credit != position {
             return open_bytes == 0 && self.has_read_closed_record(credit);
         }
-        let is_read = |mark| self.receivers_word(self.layout.open_read()) == mark;
+        let is_read = |mark| self.receiver_word(self.layout.open_read()) == mark;
         open_bytes == 0 || is_read(open_read_mark(position, open_bytes as usize))
     }
 
@@ -533,9 +533,9 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     fn has_read_closed_record(&self, credit: u64) -> bool {
         let closed = self.inbound_word(CLOSED);
         let len_bytes = (closed & u64::from(u16::MAX)) as usize;
-        let end = self.ring(&self.cursor()).place(credit.wrapping_add(slots_of(len_bytes)));
+        let end = self.ring(&self.cursor()).used_position(credit.wrapping_add(slots_of(len_bytes)));
         let is_last = closed == open_read_mark(credit, len_bytes) && end == self.position();
-        closed != 0 && is_last && self.receivers_word(self.layout.open_read()) == closed
+        closed != 0 && is_last && self.receiver_word(self.layout.open_read()) == closed
     }
 
     /// Gives the memory of larger rings back to the system, once everything is read; the lane then goes on in its small
@@ -549,7 +549,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             return MemoryRelease::InUse;
         }
         // Where the receiver stands. If that is a record that was open, it looks at its header once more.
-        let credit = self.receivers_word(self.layout.credit());
+        let credit = self.receiver_word(self.layout.credit());
         let kept_offset = self.ring(&self.cursor()).slot_offset(credit);
         let is_used = |ring: &usize| used >> ring & 1 != 0;
         for ring in (1..=self.layout.rings_larger()).filter(is_used) {
@@ -564,7 +564,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         // The next record finds no room known, and is led to the small ring.
         self.set_inbound_word(TAIL_LIMIT, 0);
         self.memory.give_back();
-        self.is_confined = false;
+        self.is_growth_forbidden = false;
         MemoryRelease::Released
     }
 
@@ -627,7 +627,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Whether the receiver sleeps and must be rung for what was sent before this call. Takes the request: ring once.
     #[inline(always)] // A fence and a load.
     pub fn take_wake_request(&mut self) -> bool {
-        debug_assert!(self.has_shown_all(), "who looks for sleepers has shown everything");
+        debug_assert!(self.has_published_all(), "who looks for sleepers has shown everything");
         let taken = self.layout.producer_cursor() + WAKES;
         wake::take(&self.outbound, &self.inbound, self.layout.consumer_asleep(), taken)
     }
@@ -673,7 +673,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     fn move_to(&self, cursor: &mut Cursor, ring: u8) {
         let switch = Switch { from: cursor.ring, position: cursor.tail };
-        let tail = Ring::of(&self.layout, ring).place(cursor.tail.wrapping_add(1));
+        let tail = Ring::of(&self.layout, ring).used_position(cursor.tail.wrapping_add(1));
         *cursor = Cursor { tail, ring, switch: Some(switch) };
     }
 
@@ -681,38 +681,38 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     fn elastic_room(&mut self, cursor: &mut Cursor, wanted_bytes: usize) -> Result<usize, Corrupt> {
         let wanted_slots = slots_of(wanted_bytes.min(RECORD_BYTES_MAX));
         let capacity_slots = self.capacity_slots();
-        let mut found = self.found_room(cursor, self.inbound_word(CREDIT_SEEN), capacity_slots)?;
+        let mut found = self.available_room(cursor, self.inbound_word(CREDIT_SEEN), capacity_slots)?;
         // The receiver's line costs as much as a message: it is asked only where it makes a difference.
-        if found.slots() < wanted_slots || self.was_given_back(cursor) {
-            found = self.found_room(cursor, self.reload_credit(cursor)?, capacity_slots)?;
+        if found.slots() < wanted_slots || self.was_released(cursor) {
+            found = self.available_room(cursor, self.reload_credit(cursor)?, capacity_slots)?;
         }
         if cursor.switch.is_none() && self.choose_ring(cursor, &found, wanted_bytes) {
-            found = self.found_room(cursor, found.credit, capacity_slots)?;
+            found = self.available_room(cursor, found.credit, capacity_slots)?;
         }
         let mut room_slots = found.slots();
         if cursor.ring != 0 && room_slots > 0 {
-            room_slots = room_slots.min(self.pay_for(cursor, room_slots.min(wanted_slots)));
+            room_slots = room_slots.min(self.charge_slots(cursor, room_slots.min(wanted_slots)));
         }
         // Where the receiver lags, writes share records: they come by here.
         let lag_slots = self.lag_slots(capacity_slots).saturating_sub(cursor.tail.wrapping_sub(found.credit));
         Ok(self.known_room(cursor, room_slots, room_slots.min(lag_slots)))
     }
 
-    fn found_room(&self, cursor: &Cursor, credit: u64, capacity_slots: u64) -> Result<FoundRoom, Corrupt> {
+    fn available_room(&self, cursor: &Cursor, credit: u64, capacity_slots: u64) -> Result<AvailableRoom, Corrupt> {
         let ring_slots = self.elastic_ring_slots(cursor, credit)?;
         let capacity_left = capacity_slots.saturating_sub(cursor.tail.wrapping_sub(credit));
-        Ok(FoundRoom { credit, ring_slots, capacity_left })
+        Ok(AvailableRoom { credit, ring_slots, capacity_left })
     }
 
     /// Whether the lane is in a larger ring whose memory was given back.
-    fn was_given_back(&self, cursor: &Cursor) -> bool {
+    fn was_released(&self, cursor: &Cursor) -> bool {
         cursor.ring != 0 && self.inbound_word(RINGS_USED) & !1 == 0
     }
 
     /// Moves to the ring in which the next record goes; `false`: it stays in this one.
-    fn choose_ring(&mut self, cursor: &mut Cursor, found: &FoundRoom, wanted_bytes: usize) -> bool {
-        let FoundRoom { credit, ring_slots, capacity_left } = *found;
-        if self.was_given_back(cursor) && self.is_drained() {
+    fn choose_ring(&mut self, cursor: &mut Cursor, found: &AvailableRoom, wanted_bytes: usize) -> bool {
+        let AvailableRoom { credit, ring_slots, capacity_left } = *found;
+        if self.was_released(cursor) && self.is_drained() {
             self.move_to(cursor, 0);
             return true;
         }
@@ -722,9 +722,9 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let is_full = ring_slots < wanted_slots;
         let holds_writes = if cursor.ring == 0 { 2 } else { RING_PER_WRITE / 2 };
         let is_bulk = bulk_slots * holds_writes > ring.slots_used && ring.slots < BULK_SLOTS;
-        let suits = if wanted_bytes >= BULK_BYTES { BULK_SLOTS } else { STREAM_SLOTS };
-        let grows = is_bulk || (is_full && (ring.slots < suits || !self.is_patient));
-        grows && !self.is_confined && self.grow(cursor, credit, bulk_slots)
+        let suitable_slots = if wanted_bytes >= BULK_BYTES { BULK_SLOTS } else { STREAM_SLOTS };
+        let grows = is_bulk || (is_full && (ring.slots < suitable_slots || !self.prefers_waiting));
+        grows && !self.is_growth_forbidden && self.grow(cursor, credit, bulk_slots)
     }
 
     /// Moves to a larger ring, for writes of `bulk_slots`, if there is one and memory for it.
@@ -742,49 +742,50 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         if number <= cursor.ring || usize::from(number) > ELASTIC_RINGS {
             return false;
         }
-        let stays = *cursor;
+        let saved = *cursor;
         self.move_to(cursor, number);
-        if !self.pays_for_ring(cursor) {
-            *cursor = stays;
-            self.is_confined = true;
+        if !self.charge_ring(cursor) {
+            *cursor = saved;
+            self.is_growth_forbidden = true;
         }
         cursor.ring == number
     }
 
     /// Pays for the first slots of a ring that is about to be entered, once.
-    fn pays_for_ring(&mut self, cursor: &Cursor) -> bool {
-        let paid_until = cursor.tail.wrapping_add(ELASTIC_SLOTS_MIN);
-        let is_paid = self.memory.paid_until == paid_until || self.memory.take(ELASTIC_SLOTS_MIN as usize * SLOT_BYTES);
-        if is_paid {
-            self.memory.paid_until = paid_until;
+    fn charge_ring(&mut self, cursor: &Cursor) -> bool {
+        let charged_until = cursor.tail.wrapping_add(ELASTIC_SLOTS_MIN);
+        let is_charged =
+            self.memory.charged_until == charged_until || self.memory.take(ELASTIC_SLOTS_MIN as usize * SLOT_BYTES);
+        if is_charged {
+            self.memory.charged_until = charged_until;
         }
-        is_paid
+        is_charged
     }
 
     /// Pays for slots that are used for the first time since their memory was given back; answers how many may be used.
-    fn pay_for(&mut self, cursor: &Cursor, wanted_slots: u64) -> u64 {
+    fn charge_slots(&mut self, cursor: &Cursor, wanted_slots: u64) -> u64 {
         let (entry, ring) = (self.entry(cursor), self.ring(cursor));
         let end = entry.wrapping_add(ring.slots);
         let is_first_lap = cursor.tail.wrapping_sub(entry) < ring.slots;
         if !is_first_lap {
             return u64::MAX;
         }
-        if self.memory.paid_until.wrapping_sub(entry) > ring.slots {
-            self.memory.paid_until = entry; // Another process has moved here.
+        if self.memory.charged_until.wrapping_sub(entry) > ring.slots {
+            self.memory.charged_until = entry; // Another process has moved here.
         }
-        while self.memory.paid_until != end && self.paid_slots(cursor) < wanted_slots {
-            let slots = ACCOUNT_SLOTS.min(end.wrapping_sub(self.memory.paid_until));
+        while self.memory.charged_until != end && self.charged_slots(cursor) < wanted_slots {
+            let slots = ACCOUNT_SLOTS.min(end.wrapping_sub(self.memory.charged_until));
             if !self.memory.take(slots as usize * SLOT_BYTES) {
-                self.is_confined = true;
+                self.is_growth_forbidden = true;
                 break;
             }
-            self.memory.paid_until = self.memory.paid_until.wrapping_add(slots);
+            self.memory.charged_until = self.memory.charged_until.wrapping_add(slots);
         }
-        if self.memory.paid_until == end { u64::MAX } else { self.paid_slots(cursor) }
+        if self.memory.charged_until == end { u64::MAX } else { self.charged_slots(cursor) }
     }
 
-    fn paid_slots(&self, cursor: &Cursor) -> u64 {
-        (self.memory.paid_until.wrapping_sub(cursor.tail) as i64).max(0) as u64
+    fn charged_slots(&self, cursor: &Cursor) -> u64 {
+        (self.memory.charged_until.wrapping_sub(cursor.tail) as i64).max(0) as u64
     }
 
     /// Free slots of the ring, but for one that is kept for the record that leaves it.
@@ -802,16 +803,16 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// What both ends together have asked for.
     fn capacity_slots(&self) -> u64 {
-        let own_bytes = self.inbound_word(CAPACITY);
-        let theirs_bytes = self.receivers_word(self.layout.receiver_capacity());
+        let sender_bytes = self.inbound_word(CAPACITY);
+        let receiver_bytes = self.receiver_word(self.layout.receiver_capacity());
         let largest = ELASTIC_SLOTS_MIN << (ELASTIC_RINGS - 1);
-        let slots = own_bytes.saturating_add(theirs_bytes).div_ceil(SLOT_BYTES as u64);
-        if own_bytes == 0 { largest } else { slots.clamp(2 * WAKE_EVERY_SLOTS, largest) }
+        let slots = sender_bytes.saturating_add(receiver_bytes).div_ceil(SLOT_BYTES as u64);
+        if sender_bytes == 0 { largest } else { slots.clamp(2 * WAKE_EVERY_SLOTS, largest) }
     }
 
     /// A sender that waits for the receiver fills its ring with records of their own first.
     fn lag_slots(&self, capacity_slots: u64) -> u64 {
-        if self.is_patient { u64::MAX } else { LAG_SLOTS.min(capacity_slots / LAG_SHARE) }
+        if self.prefers_waiting { u64::MAX } else { LAG_SLOTS.min(capacity_slots / LAG_SHARE) }
     }
 
     /// Slots that may be used, at most, for the lane to be writable.
@@ -820,7 +821,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let by_capacity = capacity_slots - capacity_slots / ROOM_SHARE;
         let ring = self.ring(cursor);
         let is_largest = usize::from(cursor.ring) == ELASTIC_RINGS;
-        if in_ring || self.is_confined || is_largest {
+        if in_ring || self.is_growth_forbidden || is_largest {
             by_capacity.min(ring.slots_used - ring.slots_used / 4)
         } else {
             by_capacity
@@ -846,7 +847,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Whether a write is to share a record with others: short ones do, where the receiver lags.
     fn shares_records(&self, cursor: &Cursor, len_bytes: usize) -> Result<bool, Corrupt> {
-        let never = self.layout.elastic.is_none() || self.is_patient || len_bytes >= SHARED_BYTES_MAX;
+        let never = self.layout.elastic.is_none() || self.prefers_waiting || len_bytes >= SHARED_BYTES_MAX;
         if never || cursor.switch.is_some() || self.holding_ms.is_some() {
             return Ok(false);
         }
@@ -895,7 +896,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let slot = self.ring(cursor).slot_offset(cursor.tail);
         // SAFETY: `source` is readable for `len_bytes`; the window checks the bounds of what is written.
         unsafe { self.outbound.write_from(slot + HEADER_BYTES, source, len_bytes) };
-        self.show(slot, cursor.tail, Record::Open(len_bytes));
+        self.store_header_and_tag(slot, cursor.tail, Record::Open(len_bytes));
         if let Some(switch) = cursor.switch.take() {
             self.publish_switch(cursor, switch);
         }
@@ -914,7 +915,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let open = self.open()?;
         let cursor = self.cursor();
         let room_bytes = open.slots as usize * SLOT_BYTES - HEADER_BYTES - open.len_bytes;
-        let is_read = self.receivers_word(self.layout.open_read()) == open_read_mark(cursor.tail, open.len_bytes);
+        let is_read = self.receiver_word(self.layout.open_read()) == open_read_mark(cursor.tail, open.len_bytes);
         // A receiver that has caught up is served by records of their own.
         let appended_bytes = if is_read || len_bytes >= SHARED_BYTES_MAX { 0 } else { room_bytes.min(len_bytes) };
         if appended_bytes > 0 {
@@ -961,14 +962,14 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let header = Record::Data(len_bytes).encode(self.inbound_word(OPEN_STAMP));
         self.outbound.store_u64(ring.slot_offset(cursor.tail) + WORD_BYTES, header, Ordering::Release);
         self.set_inbound_word(CLOSED, open_read_mark(cursor.tail, len_bytes));
-        self.set_inbound_word(TAIL, ring.place(cursor.tail.wrapping_add(slots_of(len_bytes))));
+        self.set_inbound_word(TAIL, ring.used_position(cursor.tail.wrapping_add(slots_of(len_bytes))));
     }
 
     #[inline]
     unsafe fn publish_copy(&mut self, cursor: &mut Cursor, source: *const u8, len_bytes: usize) {
         if len_bytes <= INLINE_BYTES && self.outbound.coherence() != Coherence::Coherent {
             // SAFETY: the caller's span.
-            unsafe { self.show_line(cursor, source, len_bytes) };
+            unsafe { self.publish_line(cursor, source, len_bytes) };
             return self.step_over(cursor, len_bytes);
         }
         let payload = self.ring(cursor).slot_offset(cursor.tail) + HEADER_BYTES;
@@ -1008,9 +1009,9 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     #[inline(always)] // The compiler would share it with the cold callers, through memory.
     fn publish(&mut self, cursor: &mut Cursor, len_bytes: usize) {
         if let Some(now_ms) = self.holding_ms {
-            return self.publish_held_back(cursor, len_bytes, now_ms);
+            return self.hold_record(cursor, len_bytes, now_ms);
         }
-        self.show(self.ring(cursor).slot_offset(cursor.tail), cursor.tail, Record::Data(len_bytes));
+        self.store_header_and_tag(self.ring(cursor).slot_offset(cursor.tail), cursor.tail, Record::Data(len_bytes));
         self.step_over(cursor, len_bytes);
     }
 
@@ -1028,11 +1029,11 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         line[0] = tag(self.secret, cursor.tail);
         line[1] = Record::Data(len_bytes).encode(self.stamp);
         self.batch.add(&self.outbound, ring.slot_offset(cursor.tail), line, is_whole);
-        self.set_inbound_word(TAIL, ring.place(cursor.tail.wrapping_add(slots_of(len_bytes))));
+        self.set_inbound_word(TAIL, ring.used_position(cursor.tail.wrapping_add(slots_of(len_bytes))));
     }
 
     /// A short record as the one line that it is: stored as such, it crosses in one packet.
-    unsafe fn show_line(&self, cursor: &Cursor, source: *const u8, len_bytes: usize) {
+    unsafe fn publish_line(&self, cursor: &Cursor, source: *const u8, len_bytes: usize) {
         let mut line = [0; SLOT_BYTES / WORD_BYTES];
         line[0] = tag(self.secret, cursor.tail);
         line[1] = Record::Data(len_bytes).encode(self.stamp);
@@ -1051,7 +1052,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         if let Some(switch) = cursor.switch.take() {
             self.publish_switch(cursor, switch);
         }
-        cursor.tail = self.ring(cursor).place(cursor.tail.wrapping_add(slots_of(len_bytes)));
+        cursor.tail = self.ring(cursor).used_position(cursor.tail.wrapping_add(slots_of(len_bytes)));
         self.set_inbound_word(TAIL, cursor.tail);
     }
 
@@ -1060,7 +1061,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     #[cold]
     fn publish_switch(&mut self, cursor: &Cursor, switch: Switch) {
         let slot = Ring::of(&self.layout, switch.from).slot_offset(switch.position);
-        self.show(slot, switch.position, Record::Switch(cursor.ring));
+        self.store_header_and_tag(slot, switch.position, Record::Switch(cursor.ring));
         self.note_ring(cursor, switch.from);
         // What was known of the old ring's room is not true of this one's.
         self.set_inbound_word(TAIL_LIMIT, 0);
@@ -1077,7 +1078,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Header, fence, tag.
     #[inline(always)]
-    fn show(&mut self, slot: usize, position: u64, record: Record) {
+    fn store_header_and_tag(&mut self, slot: usize, position: u64, record: Record) {
         self.outbound.store_u64(slot + 8, record.encode(self.stamp), Ordering::Relaxed);
         self.outbound.fence();
         self.outbound.store_u64(slot, tag(self.secret, position), Ordering::Release);
@@ -1085,8 +1086,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Slots that may be written. The small ring keeps one back, for the record that leaves it.
     fn writable_slots(&self, cursor: &Cursor, credit: u64) -> Result<u64, Corrupt> {
-        let kept_slots = u64::from(self.can_grow(cursor));
-        Ok(self.free_slots(cursor, credit)?.saturating_sub(kept_slots))
+        let reserved_slots = u64::from(self.can_grow(cursor));
+        Ok(self.free_slots(cursor, credit)?.saturating_sub(reserved_slots))
     }
 
     /// Free slots of the ring: of what is unread, only what lies in this ring counts.
@@ -1119,7 +1120,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     }
 
     fn reload_credit(&self, cursor: &Cursor) -> Result<u64, Corrupt> {
-        let credit = self.receivers_word(self.layout.credit());
+        let credit = self.receiver_word(self.layout.credit());
         let seen = self.inbound_word(CREDIT_SEEN);
         if credit.wrapping_sub(seen) > cursor.tail.wrapping_sub(seen) {
             return Err(Corrupt { what: "credit", value: credit });
@@ -1133,12 +1134,12 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     }
 
     fn may_grow(&self, cursor: &Cursor) -> bool {
-        let own_bytes = self.inbound_word(CAPACITY);
+        let sender_bytes = self.inbound_word(CAPACITY);
         let is_bounded = || {
-            let theirs_bytes = self.receivers_word(self.layout.receiver_capacity());
-            own_bytes.saturating_add(theirs_bytes) < self.layout.big_slots * SLOT_BYTES as u64 / 4
+            let receiver_bytes = self.receiver_word(self.layout.receiver_capacity());
+            sender_bytes.saturating_add(receiver_bytes) < self.layout.big_slots * SLOT_BYTES as u64 / 4
         };
-        self.can_grow(cursor) && (own_bytes == 0 || !is_bounded())
+        self.can_grow(cursor) && (sender_bytes == 0 || !is_bounded())
     }
 
     #[inline]
@@ -1154,7 +1155,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// A word that the receiver writes.
     #[inline]
-    fn receivers_word(&self, offset: usize) -> u64 {
+    fn receiver_word(&self, offset: usize) -> u64 {
         self.inbound.invalidate(offset, WORD_BYTES);
         self.inbound.load_u64(offset, Ordering::Acquire)
     }

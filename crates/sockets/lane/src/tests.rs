@@ -694,13 +694,14 @@ fn fill_open_record((producer, consumer): &mut Pair, lead: usize, open_bytes: us
 
 #[test]
 fn a_record_that_was_read_while_it_was_open_does_not_keep_a_lane_from_being_writable() {
-    for (capacity_bytes, is_confined) in [(1, false), (5_000, false), (7_000, false), (10_000, false), (100_000, true)]
+    for (capacity_bytes, is_growth_forbidden) in
+        [(1, false), (5_000, false), (7_000, false), (10_000, false), (100_000, true)]
     {
         for lead in [0, 1, 15, 27, 28, 29, 30, 31] {
             let make = || {
                 let mut pair = elastic_pair();
                 pair.0.set_capacity(capacity_bytes);
-                is_confined.then(|| pair.0.confine());
+                is_growth_forbidden.then(|| pair.0.forbid_growth());
                 pair
             };
             let full_bytes = fill_open_record(&mut make(), lead, usize::MAX);

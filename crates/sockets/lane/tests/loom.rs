@@ -534,10 +534,10 @@ fn what_is_appended_is_not_read_when_the_length_has_no_order() {
 
 /// The sender moves to a larger ring, and back to the small one if everything is read by then.
 /// Where it is not patient, that may be an open record, of which the receiver does not know that it is closed.
-fn hand_over(back: Flaw, is_patient: bool) {
+fn hand_over(back: Flaw, prefers_waiting: bool) {
     explore_outcomes(2, &[false, true], move || {
         let (mut producer, mut consumer) = lane(ELASTIC, Flaw::None, back);
-        producer.set_prefers_waiting(is_patient); // Such a one writes records of their own.
+        producer.set_prefers_waiting(prefers_waiting); // Such a one writes records of their own.
         let bell = Doorbell::new();
         let senders_bell = bell.clone();
         let sender = thread::spawn(move || {
@@ -602,7 +602,7 @@ fn a_ring_that_was_left_is_not_written_before_the_way_out_of_it_is_read() {
 fn sender_sleeps_for_enough() {
     explore(|| {
         let (mut producer, mut consumer) = lane(ELASTIC, Flaw::None, Flaw::None);
-        producer.confine();
+        producer.forbid_growth();
         producer.set_prefers_waiting(true);
         for number in 0..7 {
             assert_eq!(producer.write(&message(number)), Ok(MESSAGE_BYTES));

@@ -90,18 +90,18 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Whether the receiver is past the record of [`HELD`]. Else its slot is no other record's: only this end reuses
     /// slots, and only those whose credit has come back.
     fn has_passed(&self, held: u64) -> bool {
-        let credit = self.receivers_word(self.layout.credit());
+        let credit = self.receiver_word(self.layout.credit());
         credit.wrapping_sub(held) as i64 >= 0
     }
 
     /// [`Producer::publish`] of a record that is held back.
     #[cold]
     #[inline(never)]
-    pub(super) fn publish_held_back(&mut self, cursor: &mut Cursor, len_bytes: usize, now_ms: u32) {
+    pub(super) fn hold_record(&mut self, cursor: &mut Cursor, len_bytes: usize, now_ms: u32) {
         let (slot, record) = (self.ring(cursor).slot_offset(cursor.tail), Record::Data(len_bytes));
         let state = self.inbound_word(HELD_STATE);
         let (held_bytes, since) = if self.inbound_word(HELD) != 0 {
-            self.show(slot, cursor.tail, record);
+            self.store_header_and_tag(slot, cursor.tail, record);
             if let Some(switch) = cursor.switch.take() {
                 self.publish_switch(cursor, switch);
             }
@@ -115,7 +115,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         };
         let held_bytes = (held_bytes + len_bytes as u64).min(BYTES_MASK);
         self.set_inbound_word(HELD_STATE, since | held_bytes << BYTES_SHIFT);
-        cursor.tail = self.ring(cursor).place(cursor.tail.wrapping_add(slots_of(len_bytes)));
+        cursor.tail = self.ring(cursor).used_position(cursor.tail.wrapping_add(slots_of(len_bytes)));
         self.set_inbound_word(TAIL, cursor.tail);
     }
 
@@ -126,7 +126,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             self.outbound.store_u64(slot + 8, record.encode(self.stamp), Ordering::Relaxed);
             return (cursor.ring, cursor.tail);
         };
-        self.show(slot, cursor.tail, record);
+        self.store_header_and_tag(slot, cursor.tail, record);
         let slot = Ring::of(&self.layout, switch.from).slot_offset(switch.position);
         self.outbound.store_u64(slot + 8, Record::Switch(cursor.ring).encode(self.stamp), Ordering::Relaxed);
         self.note_ring(cursor, switch.from);

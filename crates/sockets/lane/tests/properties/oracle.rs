@@ -180,7 +180,7 @@ struct Harness<O: Outbound, I: Inbound> {
     arrivals_seen: u64,
     has_arrived: bool,
     is_elastic: bool,
-    is_patient: bool,
+    prefers_waiting: bool,
 }
 
 impl<O: Outbound, I: Inbound> Harness<O, I> {
@@ -198,7 +198,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
             arrivals_seen: 0,
             has_arrived: false,
             is_elastic: false,
-            is_patient: false,
+            prefers_waiting: false,
         }
     }
 
@@ -228,9 +228,9 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
                 self.shown(&staged);
             }
             Op::SetCapacity { by_producer, bytes } if self.is_elastic => self.set_capacity(by_producer, bytes.into()),
-            Op::Patience(is_patient) => {
-                self.is_patient = is_patient && self.is_elastic;
-                self.producer.set_prefers_waiting(self.is_patient);
+            Op::Patience(prefers_waiting) => {
+                self.prefers_waiting = prefers_waiting && self.is_elastic;
+                self.producer.set_prefers_waiting(self.prefers_waiting);
             }
             Op::GiveBack => self.give_back(),
             Op::SetCapacity { .. } | Op::Drain(_) => {}
@@ -263,7 +263,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         if self.is_finished {
             return;
         }
-        let was_writable = match self.is_patient {
+        let was_writable = match self.prefers_waiting {
             true => self.producer.is_ring_writable(),
             false => self.producer.is_writable(),
         }
