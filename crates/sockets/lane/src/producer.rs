@@ -1,4 +1,4 @@
-//! The sending end.
+//! The sending endpoint of a lane.
 
 mod held;
 
@@ -15,10 +15,10 @@ use fabric::{Coherence, Inbound, Outbound};
 use std::ptr::NonNull;
 use volmem::sync::Ordering;
 
-/// Messages up to this long are handed over to the shared cache: 3% of a round trip at one line, 15% at 1 KiB, nothing
-/// from 4 KiB on. In a stream of short messages it costs half the rate.
+/// Maximum length of a message that is pushed to the shared cache. This saves 3% of a round trip at one line, 15% at
+/// 1 KiB and nothing from 4 KiB on; in a stream of short messages it halves the rate.
 const HAND_OVER_SLOTS_MAX: u64 = 64;
-/// The first four are loaded together.
+// Offsets of the cursor's words in the sender's window. The first four words are loaded together.
 const TAIL: usize = 0;
 const CREDIT_SEEN: usize = 8;
 const RING: usize = 16;
@@ -26,58 +26,60 @@ const TAIL_LIMIT: usize = 24;
 const CAPACITY: usize = 32;
 const SLEEPS: usize = 40;
 const WAKES: usize = 48;
-/// Position of the first record in the present ring.
+/// Position of the first record in the current ring.
 const ENTRY: usize = 56;
-/// Length and slots of the open record at the tail; 0 where there is none.
+/// Length and slots of the open record at the tail; 0 if no record is open.
 const OPEN: usize = 64;
-/// Its stamp.
+/// Stamp of the open record.
 const OPEN_STAMP: usize = 72;
-/// Larger rings whose memory has been used since it was last given back, a bit each.
+/// Bitmap of the larger rings whose memory has been used since it was last released.
 const RINGS_USED: usize = 80;
-/// The larger ring from which the lane has come back to the small one: the record that led here may be unread there.
+/// The larger ring from which the lane returned to the small one. The switch record in it may still be unread.
 const LEFT_RING: usize = 88;
-/// What a receiver says that has read all of the record that was closed last.
+/// The [`open_read_mark`] that a receiver stores once it has read all of the record that was closed last.
 const CLOSED: usize = 96;
-/// One more than the position of the first record that is held back; 0 where there is none. See [`held`].
+/// Position of the first held record, plus 1; 0 if no record is held. See [`held`].
 const HELD: usize = 112;
-/// Of those records: the ring of the first one, their bytes, and since when they are held.
+/// State of the held records: the ring of the first one, their bytes, and the time since which they are held.
 const HELD_STATE: usize = 120;
 
-/// A receiver of an elastic lane looks for a sleeping sender whenever it crosses a multiple of so many slots. In the
-/// small rings of a model there is room for several multiples of fewer.
+/// A receiver of an elastic lane checks for a sleeping sender whenever it crosses a multiple of this number of slots.
+/// Under loom it is smaller, so that the small rings of a model contain several multiples.
 pub(crate) const WAKE_EVERY_SLOTS: u64 = if cfg!(loom) { 4 } else { 32 };
-/// Writes shorter than this share records where the receiver lags.
+/// Writes shorter than this share an open record while the receiver lags.
 const SHARED_BYTES_MAX: usize = 2048;
-/// Most slots of a record that writes share: of a model's small ring, few.
+/// Maximum number of slots of an open record. Under loom it is smaller, because a model's ring is small.
 const OPEN_SLOTS: u64 = if cfg!(loom) { 2 } else { 64 };
-/// A receiver that lags so many slots is behind: before, each write is a record of its own, which is read faster.
+/// A receiver lags once this number of slots is unread. Until then each write is a separate record, which is read
+/// faster.
 const LAG_SLOTS: u64 = 4096;
-/// A sender is writable once this part of the lane's capacity is free. Linux asks for a third of the send buffer
-/// (`sk_stream_is_writeable`), and that is about half of the capacity.
+/// A sender is writable once one part in this number of the lane's capacity is free. Linux requires a third of the send
+/// buffer (`sk_stream_is_writeable`), and the send buffer is about half of the capacity.
 const ROOM_SHARE: u64 = 6;
-/// Or this share of what the lane may hold: single bytes before then are a small part of it.
+/// A receiver also lags once one part in this number of the lane's capacity is unread. Separate records of single bytes
+/// up to then take only a small part of the capacity.
 const LAG_SHARE: u64 = 32;
-/// A sender that would rather wait for a receiver than use more memory moves on to rings of so many slots; by writes of
-/// at least [`BULK_BYTES`] to rings of [`BULK_SLOTS`]. 256 KiB fit the second-level cache, which is best for writes of
-/// 4 KiB; those of 16 KiB and more went 1.3 to 1.8 times as fast with 4 MiB.
+/// A sender that prefers waiting for the receiver to using more memory grows to rings of this number of slots, or to
+/// rings of [`BULK_SLOTS`] if its writes have at least [`BULK_BYTES`]. 256 KiB fit the second-level cache, which is
+/// best for writes of 4 KiB; writes of 16 KiB and more were 1.3 to 1.8 times as fast with 4 MiB.
 const STREAM_SLOTS: u64 = 4096;
 const BULK_SLOTS: u64 = 65_536;
 const BULK_BYTES: usize = 8192;
-/// A long write moves on to a ring that holds so many of its length: by round trips of 40 kB, 4 of them took 16% longer
-/// than 16. A model has no rings for that.
+/// A long write moves the lane to a ring that holds this number of writes of the same length. Round trips of 40 kB took
+/// 16% longer with 4 than with 16. Under loom the rings are too small for 16.
 const RING_PER_WRITE: u64 = if cfg!(loom) { 4 } else { 16 };
-/// Memory is accounted for in steps of so many slots, as a ring is used for the first time.
+/// Memory is charged to the budget in steps of this number of slots, when a ring is used for the first time.
 const ACCOUNT_SLOTS: u64 = 1024;
 
-/// What a process lets its lanes take of memory, beyond their small rings.
+/// A process-wide limit on the memory of lanes beyond their small rings.
 pub trait Budget: Sync {
-    /// Takes so many bytes; `false`: there are not so many left.
+    /// Charges `bytes`. Returns `false`, and charges nothing, if fewer are left.
     fn take(&self, bytes: usize) -> bool;
-    /// Gives back what was taken.
+    /// Returns `bytes` that were charged.
     fn give_back(&self, bytes: usize);
 }
 
-/// A budget without an end.
+/// A budget without a limit.
 #[derive(Debug)]
 struct Unlimited;
 
@@ -89,22 +91,22 @@ impl Budget for Unlimited {
     fn give_back(&self, _bytes: usize) {}
 }
 
-/// What [`Producer::release_memory`] came to.
+/// The result of [`Producer::release_memory`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryRelease {
-    /// There is nothing but the small ring.
+    /// No larger ring was in use.
     NothingUsed,
-    /// Everything was read, and the larger rings have no memory any more.
+    /// Everything was read, and the memory of the larger rings was released.
     Released,
-    /// Something is unread.
+    /// Nothing was released, because something is unread.
     InUse,
 }
 
-/// The sending end of a lane.
+/// The sending endpoint of a lane.
 ///
-/// Its cursor lives in the sender's own window, so that processes which share the connection (after `fork`) share the
-/// position. `&mut self` stands for "one at a time": whoever shares a producer must exclude the others. A violation
-/// garbles the stream and nothing else.
+/// Its cursor lies in the sender's own window, so that processes that share the connection (after `fork`) share the
+/// position. `&mut self` requires mutual exclusion: processes and threads that share a producer must exclude each
+/// other. A violation garbles the stream but does not affect memory safety.
 #[derive(Debug)]
 pub struct Producer<O, I> {
     outbound: O,
@@ -116,24 +118,25 @@ pub struct Producer<O, I> {
     stamp: u64,
     /// See [`Producer::set_prefers_waiting`].
     prefers_waiting: bool,
-    /// What is written now is held back, from this millisecond on.
+    /// Records that are written now are held, and since this millisecond.
     holding_ms: Option<u32>,
-    /// There was no memory for a larger ring, or none may be used: the room is that of the present one.
+    /// The lane stays in its current rings: there was no memory for a larger one, or none may be used.
     is_growth_forbidden: bool,
     memory: Account,
 }
 
-/// Memory that a lane has taken from a budget.
+/// Memory that a lane has charged to a budget.
 struct Account {
     budget: &'static dyn Budget,
     taken_bytes: usize,
-    /// Positions up to which the present ring is accounted for; what lies outside of its first lap is an old ring's.
+    /// Position up to which the current ring is charged. A value outside the ring's first lap belongs to an earlier
+    /// ring.
     charged_until: u64,
 }
 
 impl std::fmt::Debug for Account {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} bytes taken, positions until {}", self.taken_bytes, self.charged_until)
+        write!(f, "{} bytes charged, up to position {}", self.taken_bytes, self.charged_until)
     }
 }
 
@@ -159,36 +162,36 @@ impl Drop for Account {
     }
 }
 
-/// Where writing stands: loaded once at the start of an operation, because a peer on shared memory can change it at any
-/// time.
+/// The write position. It is loaded once at the start of an operation, because a peer on shared memory can change it at
+/// any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cursor {
     tail: u64,
     ring: u8,
-    /// The next record is the first in another ring: it is published together with the switch that leads there.
+    /// Set if the next record is the first in another ring: it is published together with the switch to that ring.
     switch: Option<Switch>,
 }
 
-/// A switch to another ring that is not published yet.
+/// A switch record to another ring that is not yet published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Switch {
     /// The ring that is left.
     from: u8,
-    /// The position of the switch in it.
+    /// The position of the switch record in that ring.
     position: u64,
 }
 
-/// What the last reservation promised, in memory of this process alone.
+/// The last reservation, in memory of this process alone.
 #[derive(Debug, Clone, Copy)]
 struct Reserved {
-    /// Where writing stood.
+    /// The write position before the reservation.
     before: Cursor,
-    /// Where the record goes.
+    /// The position of the reserved record.
     cursor: Cursor,
     len_bytes: usize,
 }
 
-/// What an elastic lane has room for: in its ring, and by what it may hold.
+/// The room of an elastic lane: in its ring, and by its capacity.
 #[derive(Debug, Clone, Copy)]
 struct AvailableRoom {
     credit: u64,
@@ -209,16 +212,17 @@ struct Open {
     slots: u64,
 }
 
-/// What a receiver says that has read so much of the open record at `position`: never 0.
+/// Returns the word with which a receiver reports that it has read `len_bytes` of the open record at `position`; never
+/// 0.
 #[inline]
 pub(crate) fn open_read_mark(position: u64, len_bytes: usize) -> u64 {
     position << 16 | len_bytes as u64
 }
 
-/// A span reserved in place: fill it, then [`Producer::commit`].
+/// A span of the receiver's ring to be filled in place, then published with [`Producer::commit`].
 #[derive(Debug, Clone, Copy)]
 pub struct Reservation {
-    /// Where to write; write only.
+    /// Start of the span, which must only be written.
     pub pointer: NonNull<u8>,
     /// Bytes that may be written.
     pub len_bytes: usize,
@@ -226,7 +230,7 @@ pub struct Reservation {
 
 impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Attaches to the lane that `layout` describes: `outbound` is the receiver's window, `inbound` the sender's own.
-    /// Both ends must use the same `secret`, which is random and not zero. A fresh lane starts from zeroed windows.
+    /// Both endpoints must use the same `secret`, which is random and not zero. A new lane requires zeroed windows.
     ///
     /// # Panics
     /// If the layout does not fit the windows.
@@ -247,31 +251,32 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         }
     }
 
-    /// Takes the memory of larger rings from a budget, until it is given back or the lane is dropped.
+    /// Charges the memory of larger rings to `budget`, until it is released or the lane is dropped.
     pub fn set_budget(&mut self, budget: &'static dyn Budget) {
         self.memory.give_back();
         self.memory.budget = budget;
     }
 
-    /// Marks the records that follow: a receiver of several lanes tells by it which record was sent first, see
-    /// [`crate::Consumer::next_stamp`]. The lowest [`STAMP_BITS`](crate::STAMP_BITS) bits count.
+    /// Sets the stamp of the records that follow. A receiver of several lanes compares stamps to find out which record
+    /// was sent first; see [`crate::Consumer::next_stamp`]. Only the lowest [`STAMP_BITS`](crate::STAMP_BITS) bits are
+    /// used.
     #[inline(always)]
     pub fn set_stamp(&mut self, stamp: u64) {
         self.stamp = stamp;
     }
 
-    /// Whether an elastic lane keeps to a ring that suits its writes, as a sender wants that can wait for the receiver,
-    /// or takes what it may hold, as one that cannot.
+    /// Sets how an elastic lane grows. A sender that can wait for the receiver sets `true`: the lane then stays in a
+    /// ring of a size suitable for its writes. With `false` the lane grows up to its capacity.
     pub fn set_prefers_waiting(&mut self, prefers_waiting: bool) {
         self.prefers_waiting = prefers_waiting;
     }
 
-    /// Keeps an elastic lane in the rings that it uses now.
+    /// Forbids an elastic lane to grow beyond its current ring.
     pub fn forbid_growth(&mut self) {
         self.is_growth_forbidden = true;
     }
 
-    /// Sends as much of the `len_bytes` at `source` as there is room for; returns how much that was.
+    /// Sends as many of the `len_bytes` at `source` as there is room for; returns their number.
     ///
     /// # Errors
     /// [`Corrupt`] if the receiver returned impossible credit.
@@ -282,14 +287,14 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     pub unsafe fn write_from(&mut self, source: *const u8, len_bytes: usize) -> Result<usize, Corrupt> {
         let mut sent_bytes = 0;
         if self.has_open_record() {
-            // SAFETY: our caller says that `source` is readable for `len_bytes`, and no more is read.
+            // SAFETY: `source` is readable for `len_bytes`, by this function's contract.
             sent_bytes = unsafe { self.append_to_open_record(source, len_bytes) }?;
         }
         let mut cursor = self.cursor();
         while sent_bytes < len_bytes {
             let rest_bytes = len_bytes - sent_bytes;
             if self.shares_records(&cursor, rest_bytes)? {
-                // SAFETY: `source` is readable for `len_bytes`, which is more than `sent_bytes` in this loop.
+                // SAFETY: `source` is readable for `len_bytes`, by this function's contract, and `sent_bytes` is less.
                 return unsafe { self.write_shared(source, sent_bytes, len_bytes) };
             }
             let room_bytes = self.room_for(&mut cursor, rest_bytes)?;
@@ -297,20 +302,22 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
                 break;
             }
             let record_bytes = rest_bytes.min(room_bytes);
-            // SAFETY: the caller's span, from what is not yet sent on.
+            // SAFETY: `source` is readable for `len_bytes`, by this function's contract, and `sent_bytes` plus
+            // `record_bytes` are at most that: `record_bytes` is limited to `rest_bytes`.
             unsafe { self.publish_copy(&mut cursor, source.add(sent_bytes), record_bytes) };
             sent_bytes += record_bytes;
         }
         Ok(sent_bytes)
     }
 
-    /// Sends the `len_bytes` at `source` if they are at most [`SHORT_BYTES_MAX`], memory is coherent, and room for them
-    /// in one piece is known: what a sender of short messages nearly always finds. `is_awaited` hands them over, see
-    /// [`Producer::hand_over_since`]. `false`: nothing was sent; ask [`Producer::write_from`].
+    /// Sends the `len_bytes` at `source` if they are at most [`SHORT_BYTES_MAX`], memory is coherent, and contiguous
+    /// room is known without loading the credit, which is nearly always the case for a sender of short messages.
+    /// `is_awaited` pushes them to the shared cache; see [`Producer::hand_over_since`]. Returns `false` if nothing was
+    /// sent: call [`Producer::write_from`] then.
     ///
     /// # Safety
     /// `source` is readable for `len_bytes`.
-    #[inline(always)] // Most of what it spares is the work of being called.
+    #[inline(always)] // Most of the saving is the cost of the call.
     pub unsafe fn write_short_from(&mut self, source: *const u8, len_bytes: usize, is_awaited: bool) -> bool {
         let [tail, _, ring, limit] = self.inbound.load_words(self.layout.producer_cursor());
         let is_coherent = self.outbound.coherence() == Coherence::Coherent;
@@ -319,17 +326,19 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         }
         let ring = Ring::of(&self.layout, ring as u8);
         if !(1..=INLINE_BYTES).contains(&len_bytes) {
-            // SAFETY: the caller's span.
+            // SAFETY: `source` is readable for `len_bytes`, by this function's contract.
             return unsafe { self.write_slots_from(ring, tail, limit, source, len_bytes, is_awaited) };
         }
         let slot = ring.slot_offset(tail);
         let (tag, header) = (tag(self.secret, tail), Record::Data(len_bytes).encode(self.stamp));
         if len_bytes <= WORDWISE_BYTES_MAX {
-            // SAFETY: the caller's span.
+            // SAFETY: `source` is readable for `len_bytes`, by this function's contract, and two words hold them: they
+            // are at most `WORDWISE_BYTES_MAX`.
             let [first, second] = unsafe { load_words(source, len_bytes) };
             self.outbound.store_line(slot, &[tag, header, first, second]);
         } else {
-            // SAFETY: the caller's span.
+            // SAFETY: `source` is readable for `len_bytes`, by this function's contract, and six words hold them: they
+            // are at most `INLINE_BYTES`, which was checked above.
             let [first, second, third, fourth, fifth, sixth] = unsafe { load_words(source, len_bytes) };
             self.outbound.store_line(slot, &[tag, header, first, second, third, fourth, fifth, sixth]);
         }
@@ -340,8 +349,11 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         true
     }
 
-    /// As [`Producer::write_short_from`], for what takes more than a slot. Whatever a peer did to `tail` and `limit`,
-    /// the record is inside the ring.
+    /// Does the work of [`Producer::write_short_from`] for messages longer than a slot. Whatever values a peer stored
+    /// in `tail` and `limit`, the record lies inside the ring.
+    ///
+    /// # Safety
+    /// `source` is readable for `len_bytes`.
     #[inline(never)]
     unsafe fn write_slots_from(
         &mut self,
@@ -358,7 +370,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             return false;
         }
         let slot = ring.slot_offset(tail);
-        // SAFETY: the caller's span.
+        // SAFETY: `source` is readable for `len_bytes`, by this function's contract; the window checks the bounds of
+        // its own side.
         unsafe { self.outbound.write_from(slot + HEADER_BYTES, source, len_bytes) };
         self.store_header_and_tag(slot, tail, Record::Data(len_bytes));
         self.set_inbound_word(TAIL, ring.used_position(tail.wrapping_add(slots)));
@@ -368,16 +381,16 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         true
     }
 
-    /// Sends as much of `source` as there is room for; returns how much that was.
+    /// Sends as many bytes of `source` as there is room for; returns their number.
     ///
     /// # Errors
     /// [`Corrupt`] if the receiver returned impossible credit.
     pub fn write(&mut self, source: &[u8]) -> Result<usize, Corrupt> {
-        // SAFETY: a slice is readable.
+        // SAFETY: a slice is readable for its length.
         unsafe { self.write_from(source.as_ptr(), source.len()) }
     }
 
-    /// Sends a byte that is urgent, as a record of its own; `false`: there is no room now. Of elastic lanes only.
+    /// Sends an urgent byte as a separate record. Returns `false` if there is no room now. Elastic lanes only.
     ///
     /// # Errors
     /// [`Corrupt`] if the receiver returned impossible credit.
@@ -385,7 +398,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// # Panics
     /// If the lane is not elastic.
     pub fn write_urgent(&mut self, urgent: Urgent) -> Result<bool, Corrupt> {
-        assert!(self.layout.elastic.is_some(), "an urgent byte goes by an elastic lane");
+        assert!(self.layout.elastic.is_some(), "only an elastic lane carries urgent bytes");
         self.show_held();
         let (mut cursor, payload, room_bytes) = self.locate_record(1)?;
         if room_bytes == 0 {
@@ -397,8 +410,9 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         Ok(true)
     }
 
-    /// Reserves room for one record of up to `len_bytes_max` bytes, to be filled in place. `None` when there is no room
-    /// now, or the window cannot be written in place. It lasts until the next write or reservation.
+    /// Reserves room for one record of up to `len_bytes_max` bytes, to be filled in place. Returns `None` if there is
+    /// no room now, or if the window cannot be written in place. The reservation lasts until the next write or
+    /// reservation.
     ///
     /// # Errors
     /// [`Corrupt`] if the receiver returned impossible credit.
@@ -414,8 +428,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         Ok(Some(Reservation { pointer, len_bytes }))
     }
 
-    /// Where the payload of a record of up to `len_bytes_max` bytes goes, and how long it may be: 0 when there is no
-    /// room now.
+    /// Returns the position and the payload offset of the next record, and the length it may have: at most
+    /// `len_bytes_max`, and 0 if there is no room now.
     #[inline]
     pub(crate) fn locate_record(&mut self, len_bytes_max: usize) -> Result<(Cursor, usize, usize), Corrupt> {
         self.reserved = None;
@@ -430,13 +444,14 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         &self.outbound
     }
 
-    /// Publishes the first `len_bytes` of the last reservation; zero gives it up.
+    /// Publishes the first `len_bytes` of the last reservation; 0 cancels it.
     ///
     /// # Errors
-    /// [`Corrupt`] if the lane has moved on since: the peer wrote the cursor, or this end wrote something else.
+    /// [`Corrupt`] if the write position has changed since the reservation: the peer stored to the cursor, or this
+    /// endpoint wrote something else.
     ///
     /// # Panics
-    /// If more is committed than was reserved.
+    /// If `len_bytes` is more than was reserved.
     pub fn commit(&mut self, len_bytes: usize) -> Result<(), Corrupt> {
         let reserved = self.reserved.take();
         if len_bytes == 0 {
@@ -454,36 +469,36 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         Ok(())
     }
 
-    /// Says how many bytes this end should hold unread, 0 for as many as the lane can. An elastic lane takes as many as
-    /// both ends together ask for. Any other has the room of its ring; one whose ends together ask for less than a
-    /// quarter of the big ring does not move there, and one that has moved stays.
+    /// Sets the sender's share of the lane's capacity for unread bytes; 0 means as many as the lane can hold. The
+    /// capacity of an elastic lane is the sum of both endpoints' shares. Any other lane has the capacity of its ring:
+    /// it does not move to the big ring if the sum is less than a quarter of that ring, and never moves back.
     pub fn set_capacity(&mut self, bytes: usize) {
         self.set_inbound_word(CAPACITY, bytes as u64);
         self.set_inbound_word(TAIL_LIMIT, 0);
     }
 
-    /// Shows the receiver all records that were [staged](crate::Draft::stage), in one go; `false`: there were none.
-    /// Whoever stages records does so before it asks for [`Producer::take_wake_request`], waits, or lets anybody else
-    /// use this end: what others send behind them is not seen before.
+    /// Publishes all [staged](crate::Draft::stage) records at once. Returns `false` if there are none. A caller that
+    /// has staged records must call this before it calls [`Producer::take_wake_request`], waits, or lets another thread
+    /// or process use this endpoint: records that are sent behind the staged ones are not visible before them.
     #[inline]
     pub fn publish_staged(&mut self) -> bool {
         self.batch.publish(&self.outbound, false)
     }
 
-    /// As [`Producer::publish_staged`]; and whoever sees these records sees what this node has shown before in other
-    /// lanes of the link, too.
+    /// Does the same as [`Producer::publish_staged`], and orders the records after all records that this node has
+    /// published before in other lanes of the link.
     #[inline]
     pub fn publish_staged_behind(&mut self) -> bool {
         self.batch.publish(&self.outbound, true)
     }
 
-    /// Whether nothing is staged.
+    /// Returns whether no record is staged.
     #[inline]
     pub(crate) fn has_published_all(&self) -> bool {
         self.batch.is_empty()
     }
 
-    /// Says that nothing follows. Idempotent; needs no room.
+    /// Marks the end of the stream. Idempotent; needs no room in the ring.
     pub fn finish(&mut self) {
         self.publish_staged();
         self.show_held();
@@ -492,8 +507,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.outbound.store_u64(self.layout.fin(), self.position().wrapping_add(1), Ordering::Release);
     }
 
-    /// Whether there is as much room as a sleeping sender is woken for: at least a quarter of the ring; of an elastic
-    /// lane a sixth of what it may hold ([`ROOM_SHARE`]).
+    /// Returns whether there is the room at which a sleeping sender is woken: at least a quarter of the ring, or, in an
+    /// elastic lane, a sixth of its capacity ([`ROOM_SHARE`]).
     ///
     /// # Errors
     /// [`Corrupt`] if the receiver returned impossible credit.
@@ -509,15 +524,16 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.has_room_to_wake(&cursor, credit)
     }
 
-    /// As [`Producer::is_writable`], without moving to a larger ring: for a sender that waits for the receiver first.
+    /// Returns whether a sender is writable without moving to a larger ring, for a sender that first waits for the
+    /// receiver. See [`Producer::is_writable`].
     ///
     /// # Errors
-    /// As there.
+    /// [`Corrupt`] if the receiver returned impossible credit.
     pub fn is_ring_writable(&self) -> Result<bool, Corrupt> {
         if self.layout.elastic.is_some() { self.is_elastic_writable(&self.cursor(), true) } else { self.is_writable() }
     }
 
-    /// Whether the receiver has consumed every byte sent.
+    /// Returns whether the receiver has consumed every byte sent.
     pub fn is_drained(&self) -> bool {
         let (position, credit) = (self.position(), self.receiver_word(self.layout.credit()));
         let open_bytes = self.inbound_word(OPEN) & u64::from(u32::MAX);
@@ -528,8 +544,9 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         open_bytes == 0 || is_read(open_read_mark(position, open_bytes as usize))
     }
 
-    /// Whether the last record begins at `credit`, and was read before the receiver could know that it is closed: its
-    /// credit comes when the receiver looks for what follows, which it may not do before there is something.
+    /// Returns whether the last record begins at `credit` and was read before the receiver could see that it is closed.
+    /// The receiver returns the credit of such a record when it next polls, which may be only once another record
+    /// arrives.
     fn has_read_closed_record(&self, credit: u64) -> bool {
         let closed = self.inbound_word(CLOSED);
         let len_bytes = (closed & u64::from(u16::MAX)) as usize;
@@ -538,8 +555,9 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         closed != 0 && is_last && self.receiver_word(self.layout.open_read()) == closed
     }
 
-    /// Gives the memory of larger rings back to the system, once everything is read; the lane then goes on in its small
-    /// ring. Costs a system call or two for each ring that was used. A page may stay, where the receiver stands.
+    /// Returns the memory of larger rings to the system if everything is read; the lane then continues in its small
+    /// ring. Takes one or two system calls for each ring that was used. The page at the receiver's position may be
+    /// kept.
     pub fn release_memory(&mut self) -> MemoryRelease {
         let used = self.inbound_word(RINGS_USED) & !1;
         if self.layout.elastic.is_none() || used == 0 {
@@ -548,7 +566,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         if !self.is_drained() {
             return MemoryRelease::InUse;
         }
-        // Where the receiver stands. If that is a record that was open, it looks at its header once more.
+        // The slot at the receiver's position is kept: if its record was open, the receiver loads the header once more.
         let credit = self.receiver_word(self.layout.credit());
         let kept_offset = self.ring(&self.cursor()).slot_offset(credit);
         let is_used = |ring: &usize| used >> ring & 1 != 0;
@@ -561,19 +579,19 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             }
         }
         self.set_inbound_word(RINGS_USED, 0);
-        // The next record finds no room known, and is led to the small ring.
+        // Without a known limit the next write computes its room, and moves to the small ring.
         self.set_inbound_word(TAIL_LIMIT, 0);
         self.memory.give_back();
         self.is_growth_forbidden = false;
         MemoryRelease::Released
     }
 
-    /// Bytes of memory that the lane has taken from its budget.
+    /// Returns the bytes of memory that the lane has charged to its budget.
     pub fn memory_bytes(&self) -> usize {
         self.memory.taken_bytes
     }
 
-    /// Slots that are sent and whose credit has not come back.
+    /// Returns the number of slots that are sent and whose credit has not been returned.
     ///
     /// # Errors
     /// [`Corrupt`] if the receiver returned impossible credit.
@@ -583,18 +601,19 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.used_slots(&cursor, credit)
     }
 
-    /// Slots that may be read already though their credit is not back: where a store crosses a link, the receiver
-    /// returns it by quarters of the ring.
+    /// Returns the maximum number of slots that may be read without their credit having been returned: where a store
+    /// crosses a link, the receiver returns credit in quarters of the ring.
     pub fn credit_lag_slots(&self) -> u64 {
         if self.outbound.coherence() == Coherence::Coherent { 0 } else { self.ring(&self.cursor()).slots / 4 }
     }
 
-    /// Slots sent so far: grows with every record.
+    /// Returns the write position in slots, which grows with every record.
     pub fn position(&self) -> u64 {
         self.inbound_word(TAIL)
     }
 
-    /// Hints that the receiver waits for what was sent since `position`: worth it for an answer, not in a stream.
+    /// Pushes the records since `position` to the shared cache, as a hint that the receiver waits for them. This helps
+    /// a response, but slows down a stream.
     #[inline]
     pub fn hand_over_since(&self, position: u64) {
         let cursor = self.cursor();
@@ -606,12 +625,14 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         }
     }
 
-    /// Asks the receiver to ring when room has come back. Look at [`Producer::is_writable`] once more before sleeping.
+    /// Asks the receiver to ring the doorbell once there is room again. The caller must check [`Producer::is_writable`]
+    /// once more before it blocks.
     pub fn announce_sleep(&self) {
         if self.layout.elastic.is_some() {
             let cursor = self.cursor();
             let needed = cursor.tail.wrapping_sub(self.writable_slots_used(&cursor, false));
-            // The receiver looks for sleepers at multiples, and the next one is not beyond the tail.
+            // The receiver checks for sleepers at multiples of this number, and the next multiple is not beyond the
+            // tail.
             let target = needed.wrapping_add(WAKE_EVERY_SLOTS - 1) & !(WAKE_EVERY_SLOTS - 1);
             return wake::announce_until(&self.outbound, self.layout.producer_asleep(), target);
         }
@@ -619,21 +640,23 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         wake::announce(&self.outbound, &self.inbound, self.layout.producer_asleep(), count);
     }
 
-    /// Takes [`Producer::announce_sleep`] back.
+    /// Cancels [`Producer::announce_sleep`].
     pub fn cancel_sleep(&mut self) {
         self.outbound.store_u64(self.layout.producer_asleep(), 0, Ordering::Relaxed);
     }
 
-    /// Whether the receiver sleeps and must be rung for what was sent before this call. Takes the request: ring once.
+    /// Returns whether the receiver sleeps and its doorbell must be rung for records sent before this call. Clears the
+    /// request: the caller must ring once.
     #[inline(always)] // A fence and a load.
     pub fn take_wake_request(&mut self) -> bool {
-        debug_assert!(self.has_published_all(), "who looks for sleepers has shown everything");
+        debug_assert!(self.has_published_all(), "staged records must be published before a check for sleepers");
         let taken = self.layout.producer_cursor() + WAKES;
         wake::take(&self.outbound, &self.inbound, self.layout.consumer_asleep(), taken)
     }
 
-    /// Payload bytes that the next record can carry, in the big ring when `wanted_bytes` ask for it. Whatever a
-    /// peer did to the words this comes from, a record of so many bytes at this cursor is inside the ring.
+    /// Returns the number of payload bytes that the next record can carry; may move the cursor to a larger ring for
+    /// `wanted_bytes`. Whatever values a peer stored in the words used here, a record of that length at the cursor lies
+    /// inside the ring.
     #[inline]
     fn room_for(&mut self, cursor: &mut Cursor, wanted_bytes: usize) -> Result<usize, Corrupt> {
         if wanted_bytes <= INLINE_BYTES && cursor.tail < self.inbound_word(TAIL_LIMIT) {
@@ -661,9 +684,10 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         Ok(self.known_room(cursor, free_slots, free_slots))
     }
 
-    /// Answers what of the room one record can have, and notes how far the next ones need not ask.
+    /// Returns the payload bytes that one record can have, and stores the limit up to which the next records need no
+    /// check.
     fn known_room(&self, cursor: &Cursor, free_slots: u64, unasked_slots: u64) -> usize {
-        // As long as the switch may not come to be, the limit stays the old ring's.
+        // The switch is not published yet and may be dropped: until then the limit remains that of the old ring.
         if cursor.switch.is_none() {
             self.set_inbound_word(TAIL_LIMIT, cursor.tail.wrapping_add(unasked_slots));
         }
@@ -677,12 +701,12 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         *cursor = Cursor { tail, ring, switch: Some(switch) };
     }
 
-    /// [`Producer::room_by_credit`] of an elastic lane.
+    /// Does the work of [`Producer::room_by_credit`] for an elastic lane.
     fn elastic_room(&mut self, cursor: &mut Cursor, wanted_bytes: usize) -> Result<usize, Corrupt> {
         let wanted_slots = slots_of(wanted_bytes.min(RECORD_BYTES_MAX));
         let capacity_slots = self.capacity_slots();
         let mut found = self.available_room(cursor, self.inbound_word(CREDIT_SEEN), capacity_slots)?;
-        // The receiver's line costs as much as a message: it is asked only where it makes a difference.
+        // Loading the receiver's line costs as much as a message, so it is loaded only where it can change the result.
         if found.slots() < wanted_slots || self.was_released(cursor) {
             found = self.available_room(cursor, self.reload_credit(cursor)?, capacity_slots)?;
         }
@@ -693,7 +717,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         if cursor.ring != 0 && room_slots > 0 {
             room_slots = room_slots.min(self.charge_slots(cursor, room_slots.min(wanted_slots)));
         }
-        // Where the receiver lags, writes share records: they come by here.
+        // Once the receiver lags, writes share records, which requires that they take this path.
         let lag_slots = self.lag_slots(capacity_slots).saturating_sub(cursor.tail.wrapping_sub(found.credit));
         Ok(self.known_room(cursor, room_slots, room_slots.min(lag_slots)))
     }
@@ -704,12 +728,12 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         Ok(AvailableRoom { credit, ring_slots, capacity_left })
     }
 
-    /// Whether the lane is in a larger ring whose memory was given back.
+    /// Returns whether the lane is in a larger ring whose memory was released.
     fn was_released(&self, cursor: &Cursor) -> bool {
         cursor.ring != 0 && self.inbound_word(RINGS_USED) & !1 == 0
     }
 
-    /// Moves to the ring in which the next record goes; `false`: it stays in this one.
+    /// Moves the cursor to the ring of the next record. Returns `false` if that is the current ring.
     fn choose_ring(&mut self, cursor: &mut Cursor, found: &AvailableRoom, wanted_bytes: usize) -> bool {
         let AvailableRoom { credit, ring_slots, capacity_left } = *found;
         if self.was_released(cursor) && self.is_drained() {
@@ -727,15 +751,15 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         grows && !self.is_growth_forbidden && self.grow(cursor, credit, bulk_slots)
     }
 
-    /// Moves to a larger ring, for writes of `bulk_slots`, if there is one and memory for it.
+    /// Moves to a larger ring for writes of `bulk_slots`, if such a ring exists and its memory can be charged.
     #[cold]
     fn grow(&mut self, cursor: &mut Cursor, credit: u64, bulk_slots: u64) -> bool {
         let ring = self.ring(cursor);
         let wanted_ring_slots = (bulk_slots * RING_PER_WRITE).clamp(ring.slots * 2, BULK_SLOTS.max(ring.slots * 2));
         let ring_number = |slots: u64| (slots / ELASTIC_SLOTS_MIN).max(1).next_power_of_two().ilog2() as u8 + 1;
         let number = ring_number(wanted_ring_slots);
-        // A ring that was left may still have something unread: if it is smaller than the present one; or if it is the
-        // one from which the lane came back here, as long as the receiver has not followed.
+        // These rings may still contain unread records: rings smaller than the current one, and the ring from which the
+        // lane returned to the small one, until the receiver has followed.
         let has_followed = credit.wrapping_sub(self.entry(cursor)) as i64 >= 0;
         let left_ring = if cursor.ring == 0 && !has_followed { self.inbound_word(LEFT_RING) as u8 } else { 0 };
         let number = number.max(left_ring.saturating_add(1));
@@ -751,7 +775,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         cursor.ring == number
     }
 
-    /// Pays for the first slots of a ring that is about to be entered, once.
+    /// Charges the first slots of a ring that is about to be entered, once.
     fn charge_ring(&mut self, cursor: &Cursor) -> bool {
         let charged_until = cursor.tail.wrapping_add(ELASTIC_SLOTS_MIN);
         let is_charged =
@@ -762,7 +786,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         is_charged
     }
 
-    /// Pays for slots that are used for the first time since their memory was given back; answers how many may be used.
+    /// Charges slots that are used for the first time since their memory was released; returns how many may be used.
     fn charge_slots(&mut self, cursor: &Cursor, wanted_slots: u64) -> u64 {
         let (entry, ring) = (self.entry(cursor), self.ring(cursor));
         let end = entry.wrapping_add(ring.slots);
@@ -771,7 +795,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             return u64::MAX;
         }
         if self.memory.charged_until.wrapping_sub(entry) > ring.slots {
-            self.memory.charged_until = entry; // Another process has moved here.
+            self.memory.charged_until = entry; // Another process has moved the lane to this ring.
         }
         while self.memory.charged_until != end && self.charged_slots(cursor) < wanted_slots {
             let slots = ACCOUNT_SLOTS.min(end.wrapping_sub(self.memory.charged_until));
@@ -788,12 +812,12 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         (self.memory.charged_until.wrapping_sub(cursor.tail) as i64).max(0) as u64
     }
 
-    /// Free slots of the ring, but for one that is kept for the record that leaves it.
+    /// Returns the free slots of the ring, less the slot reserved for a switch record.
     fn elastic_ring_slots(&self, cursor: &Cursor, credit: u64) -> Result<u64, Corrupt> {
         let ring = self.ring(cursor);
         let free = self.free_slots(cursor, credit)?.saturating_sub(1);
         let (to_end, skipped) = (ring.slots_to_end(cursor.tail), ring.slots - ring.slots_used);
-        // Behind the end of a lap positions are skipped, which have no slot.
+        // The positions behind the last used slot of a lap have no slot and are skipped.
         Ok(match free.checked_sub(skipped) {
             _ if free < to_end => free,
             Some(free) if free >= to_end => free,
@@ -801,7 +825,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         })
     }
 
-    /// What both ends together have asked for.
+    /// Returns the lane's capacity: the sum of both endpoints' shares.
     fn capacity_slots(&self) -> u64 {
         let sender_bytes = self.inbound_word(CAPACITY);
         let receiver_bytes = self.receiver_word(self.layout.receiver_capacity());
@@ -810,12 +834,13 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         if sender_bytes == 0 { largest } else { slots.clamp(2 * WAKE_EVERY_SLOTS, largest) }
     }
 
-    /// A sender that waits for the receiver fills its ring with records of their own first.
+    /// Returns the number of unread slots from which the receiver lags. A sender that prefers waiting never shares
+    /// records, and fills its ring with separate ones.
     fn lag_slots(&self, capacity_slots: u64) -> u64 {
         if self.prefers_waiting { u64::MAX } else { LAG_SLOTS.min(capacity_slots / LAG_SHARE) }
     }
 
-    /// Slots that may be used, at most, for the lane to be writable.
+    /// Returns the maximum number of used slots at which the lane is writable.
     fn writable_slots_used(&self, cursor: &Cursor, in_ring: bool) -> u64 {
         let capacity_slots = self.capacity_slots();
         let by_capacity = capacity_slots - capacity_slots / ROOM_SHARE;
@@ -831,7 +856,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     fn is_elastic_writable(&self, cursor: &Cursor, in_ring: bool) -> Result<bool, Corrupt> {
         let limit_slots = self.writable_slots_used(cursor, in_ring);
         let is_within = |credit: u64| {
-            // What comes back between two multiples comes without a wake-up.
+            // Credit between two multiples is returned without a wake-up, so it does not count.
             cursor.tail.wrapping_sub(credit & !(WAKE_EVERY_SLOTS - 1)) <= limit_slots.max(WAKE_EVERY_SLOTS)
         };
         if is_within(self.inbound_word(CREDIT_SEEN)) {
@@ -845,7 +870,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.layout.elastic.is_some() && self.inbound_word(OPEN) != 0
     }
 
-    /// Whether a write is to share a record with others: short ones do, where the receiver lags.
+    /// Returns whether a write shares a record with others: short writes do while the receiver lags.
     fn shares_records(&self, cursor: &Cursor, len_bytes: usize) -> Result<bool, Corrupt> {
         let never = self.layout.elastic.is_none() || self.prefers_waiting || len_bytes >= SHARED_BYTES_MAX;
         if never || cursor.switch.is_some() || self.holding_ms.is_some() {
@@ -856,7 +881,10 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         Ok(lags(self.inbound_word(CREDIT_SEEN)) && lags(self.reload_credit(cursor)?))
     }
 
-    /// Sends what is left of a short write from `sent_bytes` on in records that the next write may share.
+    /// Sends the rest of a short write, from `sent_bytes` on, in open records that the next write may share.
+    ///
+    /// # Safety
+    /// `source` is readable for `len_bytes`.
     unsafe fn write_shared(
         &mut self,
         source: *const u8,
@@ -874,27 +902,30 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
                 break;
             }
             let record_bytes = room_bytes.min(len_bytes - sent_bytes);
-            // SAFETY: `source` is readable for `len_bytes`; `sent_bytes` plus `record_bytes` are at most that.
+            // SAFETY: `source` is readable for `len_bytes`, by this function's contract; `sent_bytes` plus
+            // `record_bytes` are at most that.
             unsafe { self.open_record(&mut cursor, source.add(sent_bytes), record_bytes, slots_of(room_bytes)) };
             sent_bytes += record_bytes;
         }
         Ok(sent_bytes)
     }
 
-    /// So few of what the lane may hold, and of the ring, that they do not keep it from being writable: a receiver that
-    /// has read all of an open record may not return its credit before something follows.
+    /// Returns the maximum number of slots of an open record. It is a small part of the capacity and of the ring, so
+    /// that an open record does not keep the lane from being writable: a receiver that has read all of it may return
+    /// its credit only once another record follows.
     fn open_slots_max(&self) -> u64 {
         let ring_slots = self.ring(&self.cursor()).slots_used;
         OPEN_SLOTS.min(self.capacity_slots() / 8).min(ring_slots / 4)
     }
 
-    /// Publishes an open record with its first bytes: `slots` are its own.
+    /// Publishes an open record of `slots` slots with its first bytes.
     ///
     /// # Safety
     /// `source` is readable for `len_bytes`.
     unsafe fn open_record(&mut self, cursor: &mut Cursor, source: *const u8, len_bytes: usize, slots: u64) {
         let slot = self.ring(cursor).slot_offset(cursor.tail);
-        // SAFETY: `source` is readable for `len_bytes`; the window checks the bounds of what is written.
+        // SAFETY: `source` is readable for `len_bytes`, by this function's contract; the window checks the bounds of
+        // its own side.
         unsafe { self.outbound.write_from(slot + HEADER_BYTES, source, len_bytes) };
         self.store_header_and_tag(slot, cursor.tail, Record::Open(len_bytes));
         if let Some(switch) = cursor.switch.take() {
@@ -906,7 +937,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.set_inbound_word(OPEN_STAMP, self.stamp);
     }
 
-    /// Appends to the open record what it has room for, and closes it if that is not all.
+    /// Appends as many bytes to the open record as it has room for, and closes it if some are left.
     ///
     /// # Safety
     /// `source` is readable for `len_bytes`.
@@ -916,11 +947,12 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let cursor = self.cursor();
         let room_bytes = open.slots as usize * SLOT_BYTES - HEADER_BYTES - open.len_bytes;
         let is_read = self.receiver_word(self.layout.open_read()) == open_read_mark(cursor.tail, open.len_bytes);
-        // A receiver that has caught up is served by records of their own.
+        // A receiver that has caught up gets separate records.
         let appended_bytes = if is_read || len_bytes >= SHARED_BYTES_MAX { 0 } else { room_bytes.min(len_bytes) };
         if appended_bytes > 0 {
             let slot = self.ring(&cursor).slot_offset(cursor.tail);
-            // SAFETY: `source` is readable for `len_bytes`, and `appended_bytes` are at most that (`min`).
+            // SAFETY: `source` is readable for `len_bytes`, by this function's contract, and `appended_bytes` is at
+            // most that (`min`).
             unsafe { self.outbound.write_from(slot + HEADER_BYTES + open.len_bytes, source, appended_bytes) };
             let so_far = open.len_bytes + appended_bytes;
             self.outbound.fence();
@@ -934,7 +966,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         Ok(appended_bytes)
     }
 
-    /// The open record at the tail, whose words a peer may have written: what is answered lies inside the ring.
+    /// Returns the open record at the tail. A peer may have stored to its words, so they are checked: the returned
+    /// record lies inside the ring.
     fn open(&self) -> Result<Open, Corrupt> {
         let word = self.inbound_word(OPEN);
         let cursor = self.cursor();
@@ -945,7 +978,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         if fits { Ok(Open { len_bytes, slots }) } else { Err(Corrupt { what: "open record", value: word }) }
     }
 
-    /// Nothing more comes in the open record, if there is one.
+    /// Closes the open record, if there is one.
     fn close_open_record(&mut self) {
         if self.has_open_record() {
             self.close_record();
@@ -956,7 +989,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     fn close_record(&mut self) {
         let (open, cursor) = (self.open(), self.cursor());
         self.set_inbound_word(OPEN, 0);
-        // One that a peer has spoilt is its own loss.
+        // A peer that has corrupted the record loses only its own bytes.
         let Ok(Open { len_bytes, .. }) = open else { return };
         let ring = self.ring(&cursor);
         let header = Record::Data(len_bytes).encode(self.inbound_word(OPEN_STAMP));
@@ -965,48 +998,63 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.set_inbound_word(TAIL, ring.used_position(cursor.tail.wrapping_add(slots_of(len_bytes))));
     }
 
+    /// Copies a payload to the record at the cursor and publishes it.
+    ///
+    /// # Safety
+    /// `source` is readable for `len_bytes`.
     #[inline]
     unsafe fn publish_copy(&mut self, cursor: &mut Cursor, source: *const u8, len_bytes: usize) {
         if len_bytes <= INLINE_BYTES && self.outbound.coherence() != Coherence::Coherent {
-            // SAFETY: the caller's span.
+            // SAFETY: `source` is readable for `len_bytes`, by this function's contract, and they are at most
+            // `INLINE_BYTES`.
             unsafe { self.publish_line(cursor, source, len_bytes) };
             return self.step_over(cursor, len_bytes);
         }
         let payload = self.ring(cursor).slot_offset(cursor.tail) + HEADER_BYTES;
-        // SAFETY: the caller's span.
+        // SAFETY: `source` is readable for `len_bytes`, by this function's contract.
         unsafe { self.copy_in(payload, source, len_bytes) };
         self.publish(cursor, len_bytes);
     }
 
+    /// Copies a payload to `offset` in the receiver's window.
+    ///
+    /// # Safety
+    /// `source` is readable for `len_bytes`.
     #[inline(always)]
     unsafe fn copy_in(&self, offset: usize, source: *const u8, len_bytes: usize) {
         if len_bytes <= WORDWISE_BYTES_MAX {
-            // SAFETY: the caller's span.
+            // SAFETY: `source` is readable for `len_bytes`, by this function's contract, and they are at most
+            // `WORDWISE_BYTES_MAX`.
             unsafe { self.copy_words(offset, source, len_bytes) };
         } else {
-            // SAFETY: the caller's span.
+            // SAFETY: `source` is readable for `len_bytes`, by this function's contract; the window checks the bounds
+            // of its own side.
             unsafe { self.outbound.write_from(offset, source, len_bytes) };
         }
     }
 
-    /// A payload of at most [`WORDWISE_BYTES_MAX`] goes as whole words, without a call.
+    /// Copies a payload of at most [`WORDWISE_BYTES_MAX`] as whole words, without calling `memcpy`.
+    ///
+    /// # Safety
+    /// `source` is readable for `len_bytes`, which are at most [`WORDWISE_BYTES_MAX`].
     #[inline(always)]
     pub(crate) unsafe fn copy_words(&self, offset: usize, source: *const u8, len_bytes: usize) {
         if len_bytes == 0 {
             return;
         }
-        // SAFETY: the caller's span.
+        // SAFETY: `source` is readable for `len_bytes`, by this function's contract.
         let word = unsafe { load_short(source, len_bytes) };
         self.outbound.store_u64(offset, word, Ordering::Relaxed);
         if len_bytes > WORD_BYTES {
-            // SAFETY: the caller's span, from what is not yet sent on.
+            // SAFETY: `source` is readable for `len_bytes`, by this function's contract, which is more than
+            // `WORD_BYTES`; the rest is read from there on.
             let word = unsafe { load_short(source.add(WORD_BYTES), len_bytes - WORD_BYTES) };
             self.outbound.store_u64(offset + WORD_BYTES, word, Ordering::Relaxed);
         }
     }
 
-    /// Makes a record visible. The payload is in place.
-    #[inline(always)] // The compiler would share it with the cold callers, through memory.
+    /// Makes a record visible whose payload is in place.
+    #[inline(always)] // Otherwise the compiler emits one copy for the cold callers too, which passes values in memory.
     fn publish(&mut self, cursor: &mut Cursor, len_bytes: usize) {
         if let Some(now_ms) = self.holding_ms {
             return self.hold_record(cursor, len_bytes, now_ms);
@@ -1015,11 +1063,11 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.step_over(cursor, len_bytes);
     }
 
-    /// Adds a record to those that are shown together: its payload is in place, but for `line`, whose first two words
-    /// are filled in here. `is_whole`: all of the record is in the first of its words.
+    /// Adds a record to the batch that is published together. Its payload is in place except for `line`, whose first
+    /// two words are filled in here. `is_whole` says that `line` contains the whole record.
     pub(crate) fn stage(&mut self, cursor: Cursor, line: &mut [u64], len_bytes: usize, is_whole: bool) {
         if let Some(Switch { from, position }) = cursor.switch {
-            // The receiver comes by it before the record.
+            // The receiver reaches the switch before the record, so it is added first.
             let switch = [tag(self.secret, position), Record::Switch(cursor.ring).encode(self.stamp)];
             let slot = Ring::of(&self.layout, from).slot_offset(position);
             self.batch.add(&self.outbound, slot, &switch, true);
@@ -1032,22 +1080,26 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.set_inbound_word(TAIL, ring.used_position(cursor.tail.wrapping_add(slots_of(len_bytes))));
     }
 
-    /// A short record as the one line that it is: stored as such, it crosses in one packet.
+    /// Publishes a short record as one line: stored as such, it crosses the link in one packet.
+    ///
+    /// # Safety
+    /// `source` is readable for `len_bytes`, which are at most [`INLINE_BYTES`].
     unsafe fn publish_line(&self, cursor: &Cursor, source: *const u8, len_bytes: usize) {
         let mut line = [0; SLOT_BYTES / WORD_BYTES];
         line[0] = tag(self.secret, cursor.tail);
         line[1] = Record::Data(len_bytes).encode(self.stamp);
         let payload = &mut line[HEADER_BYTES / WORD_BYTES..];
         for (word, at) in payload.iter_mut().zip((0..len_bytes).step_by(WORD_BYTES)) {
-            // SAFETY: the caller's span, from what is not yet sent on.
+            // SAFETY: `source` is readable for `len_bytes`, by this function's contract, and `at` is less than that:
+            // the range ends there.
             *word = unsafe { load_short(source.add(at), len_bytes - at) };
         }
         let words = (HEADER_BYTES + len_bytes).div_ceil(WORD_BYTES);
         self.outbound.store_line(self.ring(cursor).slot_offset(cursor.tail), &line[..words]);
     }
 
-    /// Moves on behind a record that is visible.
-    #[inline(always)] // As `publish`.
+    /// Moves the cursor past a record that is visible, and publishes the switch that leads to it.
+    #[inline(always)] // Otherwise the compiler emits one copy for the cold callers too, which passes values in memory.
     fn step_over(&mut self, cursor: &mut Cursor, len_bytes: usize) {
         if let Some(switch) = cursor.switch.take() {
             self.publish_switch(cursor, switch);
@@ -1056,27 +1108,27 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.set_inbound_word(TAIL, cursor.tail);
     }
 
-    /// Leads the receiver to another ring, where a record awaits it: a switch alone would be something unread without a
-    /// byte.
+    /// Publishes a switch to another ring, in which the next record is already in place: a switch alone would make the
+    /// lane readable without a byte.
     #[cold]
     fn publish_switch(&mut self, cursor: &Cursor, switch: Switch) {
         let slot = Ring::of(&self.layout, switch.from).slot_offset(switch.position);
         self.store_header_and_tag(slot, switch.position, Record::Switch(cursor.ring));
         self.note_ring(cursor, switch.from);
-        // What was known of the old ring's room is not true of this one's.
+        // The known limit applied to the old ring.
         self.set_inbound_word(TAIL_LIMIT, 0);
     }
 
-    /// From now on the lane is in the ring of `cursor`, whose tail is the first position there.
+    /// Stores that the lane is now in the ring of `cursor`, whose tail is the first position there.
     fn note_ring(&self, cursor: &Cursor, from: u8) {
         self.set_inbound_word(RING, cursor.ring.into());
         self.set_inbound_word(ENTRY, cursor.tail);
         self.set_inbound_word(LEFT_RING, from.into());
-        // The switch itself takes memory of the ring that is left.
+        // The switch record uses memory of the previous ring, too.
         self.set_inbound_word(RINGS_USED, self.inbound_word(RINGS_USED) | 1 << cursor.ring | 1 << from);
     }
 
-    /// Header, fence, tag.
+    /// Stores a record's header, a fence and its tag, which makes the record visible.
     #[inline(always)]
     fn store_header_and_tag(&mut self, slot: usize, position: u64, record: Record) {
         self.outbound.store_u64(slot + 8, record.encode(self.stamp), Ordering::Relaxed);
@@ -1084,13 +1136,13 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.outbound.store_u64(slot, tag(self.secret, position), Ordering::Release);
     }
 
-    /// Slots that may be written. The small ring keeps one back, for the record that leaves it.
+    /// Returns the number of slots that may be written. The small ring reserves one for a switch record.
     fn writable_slots(&self, cursor: &Cursor, credit: u64) -> Result<u64, Corrupt> {
         let reserved_slots = u64::from(self.can_grow(cursor));
         Ok(self.free_slots(cursor, credit)?.saturating_sub(reserved_slots))
     }
 
-    /// Free slots of the ring: of what is unread, only what lies in this ring counts.
+    /// Returns the number of free slots of the ring; unread records in other rings do not count.
     fn free_slots(&self, cursor: &Cursor, credit: u64) -> Result<u64, Corrupt> {
         let corrupt = Corrupt { what: "credit", value: credit };
         let used_slots = self.used_slots(cursor, credit)?;
@@ -1098,20 +1150,20 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.ring(cursor).slots.checked_sub(in_ring_slots).ok_or(corrupt)
     }
 
-    /// Slots that are unread, in whichever ring.
+    /// Returns the number of unread slots in all rings.
     fn used_slots(&self, cursor: &Cursor, credit: u64) -> Result<u64, Corrupt> {
         let used_slots = cursor.tail.wrapping_sub(credit);
         let is_possible = used_slots <= self.layout.slots_total();
         if is_possible { Ok(used_slots) } else { Err(Corrupt { what: "credit", value: credit }) }
     }
 
-    /// Position of the first record in the ring of `cursor`.
+    /// Returns the position of the first record in the ring of `cursor`.
     fn entry(&self, cursor: &Cursor) -> u64 {
         if cursor.switch.is_some() { cursor.tail } else { self.inbound_word(ENTRY) }
     }
 
-    /// The receiver looks for sleepers when it crosses a quarter of the ring, so room counts from there on: what comes
-    /// back in between would come without a wake-up.
+    /// Returns whether there is the room at which the receiver wakes a sender. The receiver checks for sleepers when it
+    /// crosses a quarter of the ring, so only whole quarters count: credit in between is returned without a wake-up.
     fn has_room_to_wake(&self, cursor: &Cursor, credit: u64) -> Result<bool, Corrupt> {
         self.free_slots(cursor, credit)?;
         let slots = self.ring(cursor).slots;
@@ -1153,7 +1205,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         Cursor { tail: self.inbound_word(TAIL), ring, switch: None }
     }
 
-    /// A word that the receiver writes.
+    /// Loads a word that the receiver writes.
     #[inline]
     fn receiver_word(&self, offset: usize) -> u64 {
         self.inbound.invalidate(offset, WORD_BYTES);

@@ -1,51 +1,53 @@
-//! Records that are held back, for a sender that has more to say in a moment.
+//! Held records, for a sender that has corked its stream (`TCP_CORK`, `MSG_MORE`) because more will follow.
 //!
-//! They lie in the ring, whole, but for the first tag: so a receiver finds none of them, and finds all of them once
-//! that is stored. It is told where that is, and since when. Once it has waited for long enough, or knows that the
-//! sender is gone, it shows them itself ([`crate::Consumer::show_held`]): so nothing depends on a sender that is alive,
-//! and there is no timer.
+//! Held records lie complete in the ring, except for the tag of the first one: the receiver sees none of them until
+//! that tag is stored, and then all of them. The sender publishes the position of the first one and the time since when
+//! it is held. Once that time is long enough ago, or the receiver knows that the sender has died, the receiver stores
+//! the tag itself ([`crate::Consumer::show_held`]). So no timer is needed, and delivery does not depend on a living
+//! sender.
 
 use super::{Cursor, HELD, HELD_STATE, Producer, Record, Ring, TAIL, TAIL_LIMIT, slots_of, tag};
 use fabric::{Inbound, Outbound};
 use volmem::sync::Ordering;
 
-/// How long records are held back, as TCP does it: 200 ms.
+/// Maximum time for which records are held: 200 ms, as for `TCP_CORK` in tcp(7).
 pub const HELD_MS_MAX: u32 = 200;
 
-/// In [`HELD_STATE`]: the ring's number, then the bytes, then the milliseconds.
+// Fields of `HELD_STATE`, from the lowest bit: the ring's number, the bytes, the milliseconds.
 const BYTES_SHIFT: u32 = 8;
 const BYTES_MASK: u64 = (1 << 24) - 1;
 const MS_SHIFT: u32 = 32;
 
 impl<O: Outbound, I: Inbound> Producer<O, I> {
-    /// Has the records that follow held back, behind those that are, until [`Producer::end_hold`]. `now_ms` is a clock
-    /// that both ends have. Memory has to be coherent, and the records are written by [`Producer::write_from`] or
-    /// [`Producer::commit`].
+    /// Holds the records that follow, behind those already held, until [`Producer::end_hold`]. `now_ms` is the time of
+    /// a clock that both endpoints share. Memory must be coherent, and the records must be written with
+    /// [`Producer::write_from`] or [`Producer::commit`].
     pub fn begin_hold(&mut self, now_ms: u32) {
         self.close_open_record();
         let since_ms = (self.inbound_word(HELD_STATE) >> MS_SHIFT) as u32;
-        // What the receiver shows by now is shown here too, or these records would be seen behind it.
+        // The receiver may already have published records of this age. They are published here too; otherwise the new
+        // records would become visible right behind them instead of being held.
         if self.has_read_held() || now_ms.wrapping_sub(since_ms) >= HELD_MS_MAX {
             self.show_held();
         }
         self.holding_ms = Some(now_ms);
     }
 
-    /// The next records are not held back, whatever an operation that failed has left.
+    /// Stops holding the records that follow. Resets the state that a failed operation may have left.
     #[inline]
     pub fn forget_hold(&mut self) {
         self.holding_ms = None;
     }
 
-    /// Ends [`Producer::begin_hold`]. What is held back is shown, unless it `stays` and has fewer bytes than
-    /// `bytes_max`. A receiver that sleeps is to be woken in either case: it may not know of it yet, or have shown what
-    /// was held back before.
+    /// Ends [`Producer::begin_hold`]. Publishes the held records unless `stays` is set and they have fewer bytes than
+    /// `bytes_max`. The caller must wake a sleeping receiver in both cases: it may not have seen yet that records are
+    /// held, or it may have published the earlier ones.
     pub fn end_hold(&mut self, stays: bool, bytes_max: usize) {
         self.holding_ms = None;
         if self.inbound_word(HELD) == 0 {
             return;
         }
-        // Whoever sends next comes by what asks for room, and so by here.
+        // The short path of a write does not publish held records, so the next write must not take it.
         self.ask_for_room_next();
         let held_bytes = (self.inbound_word(HELD_STATE) >> BYTES_SHIFT & BYTES_MASK) as usize;
         if !stays || held_bytes >= bytes_max {
@@ -53,12 +55,12 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         }
     }
 
-    /// Has the next write ask for room, and so not take the short path.
+    /// Makes the next write compute its room, so that it does not take the short path.
     pub fn ask_for_room_next(&mut self) {
         self.set_inbound_word(TAIL_LIMIT, 0);
     }
 
-    /// Shows what is held back; `false`: there was nothing.
+    /// Publishes the held records. Returns `false` if there are none.
     pub fn show_held(&mut self) -> bool {
         let held = self.inbound_word(HELD);
         if held == 0 {
@@ -75,26 +77,26 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         true
     }
 
-    /// Bytes that are held back, as far as this end knows.
+    /// Returns the number of held bytes; 0 once the receiver has read them.
     pub fn held_bytes(&self) -> usize {
         let is_held = self.inbound_word(HELD) != 0 && !self.has_read_held();
         if is_held { (self.inbound_word(HELD_STATE) >> BYTES_SHIFT & BYTES_MASK) as usize } else { 0 }
     }
 
-    /// Whether the receiver has not waited for what was held back.
+    /// Returns whether the receiver has read held records without waiting for the sender.
     fn has_read_held(&self) -> bool {
         let held = self.inbound_word(HELD);
         held != 0 && self.has_passed(held)
     }
 
-    /// Whether the receiver is past the record of [`HELD`]. Else its slot is no other record's: only this end reuses
-    /// slots, and only those whose credit has come back.
+    /// Returns whether the receiver is past the record of [`HELD`]. If not, the slot still belongs to that record: only
+    /// the sender reuses slots, and only those whose credit was returned.
     fn has_passed(&self, held: u64) -> bool {
         let credit = self.receiver_word(self.layout.credit());
         credit.wrapping_sub(held) as i64 >= 0
     }
 
-    /// [`Producer::publish`] of a record that is held back.
+    /// Puts a record in place without making it visible; the counterpart of [`Producer::publish`] for held records.
     #[cold]
     #[inline(never)]
     pub(super) fn hold_record(&mut self, cursor: &mut Cursor, len_bytes: usize, now_ms: u32) {
@@ -119,8 +121,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.set_inbound_word(TAIL, cursor.tail);
     }
 
-    /// Puts a record in place, and the switch that leads to it, all but the tag that a receiver finds first. Answers
-    /// the ring and the position of that.
+    /// Stores a record, and the switch that leads to it, except for the tag that a receiver checks first. Returns the
+    /// ring and the position of that tag.
     fn withhold(&mut self, cursor: &mut Cursor, slot: usize, record: Record) -> (u8, u64) {
         let Some(switch) = cursor.switch.take() else {
             self.outbound.store_u64(slot + 8, record.encode(self.stamp), Ordering::Relaxed);
