@@ -1,4 +1,4 @@
-//! The receiving end.
+//! The receiving endpoint of a lane.
 
 use crate::layout::Ring;
 use crate::producer::{WAKE_EVERY_SLOTS, open_read_mark};
@@ -12,38 +12,39 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 use volmem::sync::Ordering;
 
-/// The first two are loaded together.
+// Offsets of the cursor's words in the receiver's window. The first two words are loaded together.
 const HEAD: usize = 0;
 const RECORD_STATE: usize = 8;
 const WAKE_DUE: usize = 16;
 const SLEEPS: usize = 24;
 const WAKES: usize = 32;
 
-/// Where in the record at the head: its length and the offset in it take 24 bits each, above a bit that says whether it
-/// is open; the lowest byte is the ring's number.
+// Fields of `RECORD_STATE`, from the lowest bit: the ring's number (8 bits), whether the record at the head is open,
+// the record's length (24 bits from bit 16 on) and the read offset in it (24 bits).
 const STATE_BITS: u32 = 24;
 const STATE_RING: u64 = 0xff;
 const STATE_OPEN: u64 = 1 << 8;
 const STATE_SHIFT: u32 = 16;
 const STATE_MASK: u64 = (1 << STATE_BITS) - 1;
 
-/// In [`WAKE_DUE`]: a sleeping sender is woken if there is as much room as it needs, or in any case.
+// Values of `WAKE_DUE`: wake a sleeping sender if it has the room that it needs, or in any case.
 const WAKE_IF_ROOM: u64 = 1;
 const WAKE_ALWAYS: u64 = 2;
 
-/// The receiving end of a lane.
+/// The receiving endpoint of a lane.
 ///
-/// Its cursor lives in the receiver's own window, so that processes which share the connection (after `fork`) share the
-/// position. `&mut self` stands for "one at a time", as for [`crate::Producer`].
+/// Its cursor lies in the receiver's own window, so that processes that share the connection (after `fork`) share the
+/// position. `&mut self` requires mutual exclusion: processes and threads that share a consumer must exclude each
+/// other.
 #[derive(Debug)]
 pub struct Consumer<I, O> {
     inbound: I,
     outbound: O,
     layout: Layout,
     secret: u64,
-    /// What the last peek showed, in memory of this process alone.
+    /// Length of the last peek, in memory of this process alone.
     peeked_bytes: usize,
-    /// Of the last record that a read began.
+    /// Stamp of the last record whose header was loaded.
     stamp: Cell<u64>,
 }
 
@@ -56,29 +57,29 @@ pub struct Chunk {
     pub len_bytes: usize,
 }
 
-/// What [`Consumer::read_short_to`] found.
+/// The result of [`Consumer::read_short_to`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShortRead {
-    /// So many bytes, and read them.
+    /// This number of bytes was read.
     Read(usize),
-    /// No record now.
+    /// There is no record now.
     Empty,
-    /// What [`Consumer::read_to`] can tell.
+    /// Nothing was read: the caller must use [`Consumer::read_to`].
     UseReadTo,
 }
 
-/// What an urgent byte is to who looks at what is unread.
+/// How a scan of unread bytes treats an urgent byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UrgentHandling {
-    /// A byte like any other.
+    /// It is treated like any other byte.
     Include,
-    /// Not there.
+    /// It is skipped.
     Skip,
-    /// The end of what is looked at.
+    /// The scan stops before it.
     Stop,
 }
 
-/// Where reading stands: loaded once at the start of an operation. A copy of it can run ahead, to peek.
+/// The read position, loaded once at the start of an operation. A peek advances a copy of it.
 #[derive(Debug, Clone, Copy)]
 struct Cursor {
     head: u64,
@@ -87,14 +88,14 @@ struct Cursor {
     ring: u8,
     /// The sender may append to the record.
     is_open: bool,
-    /// The record is one urgent byte. Never in memory: reading stands before such a record or behind it.
+    /// The record is one urgent byte. Not stored in the window: the stored position is before or behind such a record.
     is_urgent: bool,
-    /// It has come past something whose credit is not returned yet.
+    /// The position has passed a record whose credit is not returned yet.
     is_credit_due: bool,
 }
 
 impl Cursor {
-    /// Leaves the record that it has just come to, as if it had not looked at its header.
+    /// Resets the position to before the record, as if its header had not been loaded.
     fn reset_record(&mut self) {
         (self.record_bytes, self.offset_bytes, self.is_urgent) = (0, 0, false);
     }
@@ -102,7 +103,7 @@ impl Cursor {
 
 impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// Attaches to the lane that `layout` describes: `inbound` is the receiver's own window, `outbound` the sender's.
-    /// Both ends must use the same `secret`, which is random and not zero. A fresh lane starts from zeroed windows.
+    /// Both endpoints must use the same `secret`, which is random and not zero. A new lane requires zeroed windows.
     ///
     /// # Panics
     /// If the layout does not fit the windows.
@@ -111,28 +112,29 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Self { inbound, outbound, layout, secret, peeked_bytes: 0, stamp: Cell::new(0) }
     }
 
-    /// Whether there may be something to read: one load of the line that would carry it. Needs no exclusion.
-    #[inline(always)] // Looked at in a loop.
+    /// Returns whether there may be something to read, with one load of the line that would carry it. Requires no
+    /// mutual exclusion.
+    #[inline(always)] // Called in polling loops.
     pub fn may_have_data(&self) -> bool {
         let cursor = self.cursor();
         let has_record = if cursor.record_bytes != 0 { self.has_more(&cursor) } else { self.is_published(&cursor) };
         has_record || self.fin(Ordering::Relaxed) != 0
     }
 
-    /// In a record: whether something of it is unread, or follows.
+    /// Returns whether the record at the cursor has unread bytes, or another record follows it.
     #[inline(never)]
     fn has_more(&self, cursor: &Cursor) -> bool {
         let mut ahead = *cursor;
         self.load_record(&mut ahead).unwrap_or(true)
     }
 
-    /// The [stamp](crate::Producer::set_stamp) of the last record that a read has found.
+    /// Returns the [stamp](crate::Producer::set_stamp) of the last record that a read has found.
     #[inline(always)]
     pub fn last_stamp(&self) -> u64 {
         self.stamp.get()
     }
 
-    /// The [stamp](crate::Producer::set_stamp) of the record that is read next.
+    /// Returns the [stamp](crate::Producer::set_stamp) of the record that is read next.
     pub fn next_stamp(&self) -> Option<u64> {
         let mut cursor = self.cursor();
         if !self.load_record(&mut cursor).unwrap_or(false) {
@@ -142,14 +144,15 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Some(stamp_of(self.inbound.load_u64(slot + WORD_BYTES, Ordering::Relaxed)))
     }
 
-    /// Copies up to `len_bytes` unread bytes to `destination`; returns how many. Zero: nothing there now, or
-    /// [`Consumer::is_finished`], or an [urgent byte](Consumer::urgent), before which each read ends.
+    /// Copies up to `len_bytes` unread bytes to `destination`; returns their number. It is 0 if nothing is unread now,
+    /// if the stream [has ended](Consumer::is_finished), or before an [urgent byte](Consumer::urgent), where each read
+    /// ends.
     ///
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
     ///
     /// # Safety
-    /// `destination` is writable for `len_bytes`.
+    /// `destination` is writable for `len_bytes` and outside the receiver's window.
     #[inline]
     pub unsafe fn read_to(&mut self, destination: *mut u8, len_bytes: usize) -> Result<usize, Corrupt> {
         let mut cursor = self.cursor();
@@ -169,13 +172,14 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
                 }
             }
             let chunk_bytes = (cursor.record_bytes - cursor.offset_bytes).min(len_bytes - read_bytes);
-            // SAFETY: the caller's span, from what is not yet read on.
+            // SAFETY: `destination` is writable for `len_bytes` and outside the window, by this function's contract,
+            // and `read_bytes` plus `chunk_bytes` are at most that (`min`).
             unsafe { self.copy_out(&cursor, destination.add(read_bytes), chunk_bytes) };
             read_bytes += chunk_bytes;
             self.advance(&mut cursor, chunk_bytes);
         }
         self.store_cursor(&cursor);
-        // What came before nonsense was good: it is delivered, and the next read finds the nonsense again.
+        // The bytes before an invalid record are valid and are delivered; the next read finds the invalid record again.
         if read_bytes == 0 && len_bytes > 0 {
             end?;
             self.check_fin(&cursor)?;
@@ -183,13 +187,13 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Ok(read_bytes)
     }
 
-    /// Copies the next record to `destination` if it is there, unread, not longer than [`crate::SHORT_BYTES_MAX`] and
-    /// `len_bytes`, and nothing that there would be room for follows: what a receiver of short messages finds, or
-    /// nothing.
+    /// Copies the next record to `destination` if it is complete and unread, is at most [`crate::SHORT_BYTES_MAX`] and
+    /// `len_bytes` long, and either fills the buffer or is not followed by another record. A receiver of short messages
+    /// nearly always finds this case or an empty lane.
     ///
     /// # Safety
-    /// `destination` is writable for `len_bytes`.
-    #[inline(always)] // Most of what it spares is the work of being called.
+    /// `destination` is writable for `len_bytes` and outside the receiver's window.
+    #[inline(always)] // Most of the saving is the cost of the call.
     pub unsafe fn read_short_to(&mut self, destination: *mut u8, len_bytes: usize) -> ShortRead {
         let [head, state] = self.inbound.load_words(self.layout.consumer_cursor());
         if state & !STATE_RING != 0 {
@@ -204,7 +208,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         let [header, first, second] = self.inbound.load_words(slot + WORD_BYTES);
         self.stamp.set(stamp_of(header));
         let Some(record_bytes) = Record::decode_inline(header) else {
-            // SAFETY: the caller's span.
+            // SAFETY: `destination` is writable for `len_bytes` and outside the window, by this function's contract.
             return unsafe { self.read_slots_to(header, ring, head, destination, len_bytes) };
         };
         let next = ring.used_position(head.wrapping_add(1));
@@ -212,11 +216,15 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
             return ShortRead::UseReadTo;
         }
         if record_bytes <= WORDWISE_BYTES_MAX {
-            // SAFETY: the caller's span.
+            // SAFETY: `destination` is writable for `len_bytes` and outside the window, by this function's contract;
+            // `record_bytes` is at most that (`is_complete_read`), and at most `WORDWISE_BYTES_MAX`, which two words
+            // hold.
             unsafe { store_words(destination, [first, second], record_bytes) };
         } else {
             let words: [u64; INLINE_BYTES / WORD_BYTES] = self.inbound.load_words(slot + HEADER_BYTES);
-            // SAFETY: the caller's span.
+            // SAFETY: `destination` is writable for `len_bytes` and outside the window, by this function's contract;
+            // `record_bytes` is at most that (`is_complete_read`), and at most `INLINE_BYTES` (`decode_inline`), which
+            // the words hold.
             unsafe { store_words(destination, words, record_bytes) };
         }
         self.return_credit(ring, head, next);
@@ -224,8 +232,11 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         ShortRead::Read(record_bytes)
     }
 
-    /// As [`Consumer::read_short_to`], for what takes more than a slot. `header` is what the peer wrote: it is checked
-    /// against the ring.
+    /// Does the work of [`Consumer::read_short_to`] for records longer than a slot. The peer wrote `header`, so it is
+    /// checked against the ring.
+    ///
+    /// # Safety
+    /// `destination` is writable for `len_bytes` and outside the receiver's window.
     #[inline(never)]
     unsafe fn read_slots_to(
         &mut self,
@@ -247,30 +258,32 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         if !self.is_complete_read(record_bytes, len_bytes, next, ring) {
             return ShortRead::UseReadTo;
         }
-        // SAFETY: the caller's span.
+        // SAFETY: `destination` is writable for `len_bytes` and outside the window, by this function's contract, and
+        // `record_bytes` is at most that (`is_complete_read`); the window checks the bounds of its own side.
         unsafe { self.inbound.read_to(slot + HEADER_BYTES, destination, record_bytes) };
         self.return_credit(ring, head, next);
         self.set_word(HEAD, next);
         ShortRead::Read(record_bytes)
     }
 
-    /// Whether a record fits a buffer of `len_bytes`, and nothing has come at `next` that would go there too: less than
-    /// is there, and has perhaps been peeked at, is no answer.
+    /// Returns whether a record fits a buffer of `len_bytes`, and no record at `next` would also fit: a read must not
+    /// return fewer bytes than are there, because a peek may already have reported them.
     #[inline(always)]
     fn is_complete_read(&self, record_bytes: usize, len_bytes: usize, next: u64, ring: Ring) -> bool {
         record_bytes == len_bytes || (record_bytes < len_bytes && !self.is_published_in(ring, next))
     }
 
-    /// Copies unread bytes to `destination`; returns how many. Zero: nothing there now.
+    /// Copies unread bytes to `destination`; returns their number, which is 0 if nothing is unread now.
     ///
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
     pub fn read(&mut self, destination: &mut [u8]) -> Result<usize, Corrupt> {
-        // SAFETY: a slice is writable.
+        // SAFETY: a mutable slice is writable for its length, and outside the window: nothing borrows memory that a
+        // peer can write.
         unsafe { self.read_to(destination.as_mut_ptr(), destination.len()) }
     }
 
-    /// The urgent byte that is unread next, if it is one.
+    /// Returns the next unread byte if it is urgent.
     ///
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
@@ -280,7 +293,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Ok(is_urgent.then(|| self.load_urgent(&cursor)))
     }
 
-    /// Consumes the urgent byte that is unread next, if it is one.
+    /// Consumes and returns the next unread byte if it is urgent.
     ///
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
@@ -299,14 +312,14 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Urgent::of_word(self.inbound.load_u64(self.offset_of(cursor), Ordering::Relaxed))
     }
 
-    /// Copies unread bytes from `skip_bytes` on without consuming them; returns how many. `at_urgent` says what an
-    /// urgent byte is, and is told whether it is the first unread one.
+    /// Copies unread bytes from `skip_bytes` on without consuming them; returns their number. `at_urgent` decides how
+    /// an urgent byte is treated; its second argument says whether that byte is the first unread one.
     ///
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
     ///
     /// # Safety
-    /// `destination` is writable for `len_bytes`.
+    /// `destination` is writable for `len_bytes` and outside the receiver's window.
     pub unsafe fn peek_to(
         &self,
         skip_bytes: usize,
@@ -322,7 +335,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
             skip_bytes -= skipped_bytes;
             let from = Cursor { offset_bytes: record.offset_bytes + skipped_bytes, ..*record };
             let chunk_bytes = (left_bytes - skipped_bytes).min(len_bytes - read_bytes);
-            // SAFETY: the caller's span, from what is not yet read on.
+            // SAFETY: `destination` is writable for `len_bytes` and outside the window, by this function's contract,
+            // and `read_bytes` plus `chunk_bytes` are at most that (`min`).
             unsafe { self.copy_out(&from, destination.add(read_bytes), chunk_bytes) };
             read_bytes += chunk_bytes;
             read_bytes < len_bytes
@@ -333,7 +347,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Ok(read_bytes)
     }
 
-    /// Unread bytes in the lane now, urgent ones with the others.
+    /// Returns the number of unread bytes in the lane now, including urgent ones.
     ///
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
@@ -341,8 +355,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         self.unread_bytes_with(|_, _| UrgentHandling::Include)
     }
 
-    /// As [`Consumer::unread_bytes`]; `at_urgent` says what an urgent byte is, and is told whether it is the first
-    /// unread one.
+    /// Returns the number of unread bytes. `at_urgent` decides how an urgent byte is treated; its second argument says
+    /// whether that byte is the first unread one.
     ///
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
@@ -355,8 +369,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Ok(unread_bytes)
     }
 
-    /// The unread bytes of the next record, in place; none of an urgent one. Their contents are the peer's: they may
-    /// change while they are read.
+    /// Returns the unread bytes of the next record in place, or `None` if there are none or the next byte is urgent.
+    /// The peer can still change the bytes while they are read.
     ///
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
@@ -378,7 +392,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Ok(Some(Chunk { offset: self.offset_of(&cursor), len_bytes }))
     }
 
-    /// Address of a peeked chunk.
+    /// Returns the address of a peeked chunk.
     pub fn pointer(&self, chunk: Chunk) -> NonNull<u8> {
         self.inbound.pointer(chunk.offset, chunk.len_bytes)
     }
@@ -387,13 +401,13 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         &self.inbound
     }
 
-    /// Consumes bytes of the peeked record and returns its credit when it is used up.
+    /// Consumes bytes of the peeked record, and returns its credit once all are consumed.
     ///
     /// # Errors
-    /// [`Corrupt`] if the peer changed the cursor since.
+    /// [`Corrupt`] if the peer has changed the cursor since the peek.
     ///
     /// # Panics
-    /// If it is more than [`Consumer::peek`] showed.
+    /// If `len_bytes` is more than [`Consumer::peek`] returned.
     pub fn consume(&mut self, len_bytes: usize) -> Result<(), Corrupt> {
         assert!(len_bytes <= self.peeked_bytes, "consumed {len_bytes} bytes of {} that were peeked", self.peeked_bytes);
         if len_bytes == 0 {
@@ -410,55 +424,56 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Ok(())
     }
 
-    /// Tells the sender how many bytes this end should hold unread; see [`crate::Producer::set_capacity`]. As long as
-    /// nothing is said, none. That may be room: ask [`Consumer::take_wake_request`] then.
+    /// Sets the receiver's share of the lane's capacity for unread bytes, initially 0; see
+    /// [`crate::Producer::set_capacity`]. This may give a sleeping sender room: call [`Consumer::take_wake_request`]
+    /// afterwards.
     pub fn set_capacity(&mut self, bytes: usize) {
         self.outbound.store_u64(self.layout.receiver_capacity(), bytes as u64, Ordering::Release);
         self.set_word(WAKE_DUE, WAKE_ALWAYS);
     }
 
-    /// Whether the sender has finished and everything is read.
+    /// Returns whether the sender has finished and everything is read.
     pub fn is_finished(&self) -> bool {
         let fin = self.fin(Ordering::Acquire);
         if fin == 0 {
             return false;
         }
-        // A record that was read while it was open has been closed since, and no read has stepped over it.
+        // A record that was read while open may have been closed since, without a read having stepped over it.
         let mut cursor = self.cursor();
         let is_any_left = self.load_record(&mut cursor).unwrap_or(true);
         !is_any_left && cursor.record_bytes == 0 && cursor.head == fin.wrapping_sub(1)
     }
 
-    /// Whether the sender has finished, read or not.
+    /// Returns whether the sender has finished, even if bytes are unread.
     pub fn has_fin(&self) -> bool {
         self.fin(Ordering::Acquire) != 0
     }
 
-    /// Whether the sender may hold back what comes next: one load of the line that says whether it has finished. Needs
-    /// no exclusion.
+    /// Returns whether the next record may be a held one, with one load of the line that also contains the end of the
+    /// stream. Requires no mutual exclusion.
     #[inline]
     pub fn may_be_held(&self) -> bool {
         let held = self.inbound.load_u64(self.layout.held(), Ordering::Acquire);
         held != 0 && held.wrapping_sub(1).wrapping_sub(self.word(HEAD)) as i64 >= 0
     }
 
-    /// Since which millisecond of its clock the sender holds back what comes next; `None`: it does not. Needs no
-    /// exclusion.
+    /// Returns the millisecond of the sender's clock since which the next record is held, or `None` if it is not held.
+    /// Requires no mutual exclusion.
     pub fn held_since_ms(&self) -> Option<u32> {
         self.held()?;
         Some(self.inbound.load_u64(self.layout.held_since(), Ordering::Relaxed) as u32)
     }
 
-    /// Reads on past what the sender holds back, as if it had shown that. `false`: there is nothing.
+    /// Publishes the records that the sender holds, as the sender would. Returns `false` if there are none.
     pub fn show_held(&mut self) -> bool {
         let Some(Cursor { ring, head, .. }) = self.held() else { return false };
-        // The sender may store the same word at any time, and no other one as long as this record is unread.
+        // As long as this record is unread, the sender may store the same word here, and no other.
         let slot = Ring::of(&self.layout, ring).slot_offset(head);
         self.inbound.store_u64(slot, tag(self.secret, head), Ordering::Release);
         true
     }
 
-    /// Where reading stands, if the sender holds back what comes there.
+    /// Returns the read position if the next record is a held one.
     fn held(&self) -> Option<Cursor> {
         if !self.may_be_held() {
             return None;
@@ -471,37 +486,38 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         is_next.then_some(cursor)
     }
 
-    /// A number that grows whenever records arrive: for edge-triggered readiness. `seen` is the last answer.
+    /// Returns a number that grows whenever records arrive, for edge-triggered readiness. `seen` is the last number
+    /// returned.
     ///
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
     pub fn arrivals(&self, seen: u64) -> Result<u64, Corrupt> {
         let end = self.scan_unread(|_| true)?;
-        // An open record grows where it is.
+        // An open record grows without a change of the position.
         let so_far = end.head.wrapping_mul(SLOT_BYTES as u64).wrapping_add(end.record_bytes as u64);
         Ok(so_far.max(seen))
     }
 
-    /// Returns credit for all that was read, where that is done by quarters of a ring: for a sender that wants to know
-    /// whether it was.
+    /// Returns the credit for all records that were read, where credit is otherwise returned in quarters of a ring: for
+    /// a sender that must know whether everything was read.
     pub fn return_all_credit(&self) {
         if self.outbound.coherence() != Coherence::Coherent {
             self.outbound.store_u64(self.layout.credit(), self.cursor().head, Ordering::Release);
         }
     }
 
-    /// Asks the sender to ring when something arrives. Look once more before sleeping.
+    /// Asks the sender to ring the doorbell when something arrives. The caller must poll once more before it blocks.
     pub fn announce_sleep(&self) {
         let count = self.layout.consumer_cursor() + SLEEPS;
         wake::announce(&self.outbound, &self.inbound, self.layout.consumer_asleep(), count);
     }
 
-    /// Takes [`Consumer::announce_sleep`] back.
+    /// Cancels [`Consumer::announce_sleep`].
     pub fn cancel_sleep(&mut self) {
         self.outbound.store_u64(self.layout.consumer_asleep(), 0, Ordering::Relaxed);
     }
 
-    /// Whether the sender sleeps for room that reading has given back. Takes the request: ring once.
+    /// Returns whether the sender sleeps for room that reads have freed. Clears the request: the caller must ring once.
     #[inline(always)] // Nearly always one load.
     pub fn take_wake_request(&mut self) -> bool {
         self.word(WAKE_DUE) != 0 && self.take_due_wake_request()
@@ -530,7 +546,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         self.inbound.load_u64(slot, Ordering::Acquire) == tag(self.secret, position)
     }
 
-    /// Makes the cursor stand in a record with unread bytes, if there is one.
+    /// Advances the cursor to a record with unread bytes. Returns `false` if there is none.
     #[inline]
     fn load_record(&self, cursor: &mut Cursor) -> Result<bool, Corrupt> {
         if cursor.record_bytes != 0 {
@@ -546,7 +562,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         self.load_header(cursor)
     }
 
-    /// Past all that was seen of an open record: what has been appended, or what follows once it is closed.
+    /// Handles a cursor at the end of what was seen of an open record: loads the appended bytes, or the next record
+    /// once this one is closed.
     #[cold]
     fn load_rest(&self, cursor: &mut Cursor) -> Result<bool, Corrupt> {
         let ring = self.ring(cursor);
@@ -572,7 +589,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     fn load_header(&self, cursor: &mut Cursor) -> Result<bool, Corrupt> {
         let ring = self.ring(cursor);
         let slot = ring.slot_offset(cursor.head);
-        // What an open record's length covers is there: its header is stored after its bytes.
+        // Acquire: an open record's header is stored after the bytes that its length covers.
         let word = self.inbound.load_u64(slot + WORD_BYTES, Ordering::Acquire);
         self.stamp.set(stamp_of(word));
         match Record::decode(word, ring.slots_to_end(cursor.head))? {
@@ -595,7 +612,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         }
     }
 
-    /// Goes on in another ring, where a record awaits: a switch that leads to another one is none of ours.
+    /// Moves the cursor to another ring. A switch is always followed by a record there, so a second switch is an error.
     #[cold]
     fn follow_switch(&self, cursor: &mut Cursor, ring: u8, word: u64) -> Result<bool, Corrupt> {
         let is_known = usize::from(ring) <= self.layout.rings_larger();
@@ -617,7 +634,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         }
     }
 
-    /// The cursor is in memory that the peer can write on some backends: it is checked like everything else.
+    /// Checks the cursor, which lies in memory that the peer can write on some backends.
     #[inline]
     fn check_in_record(&self, cursor: &Cursor) -> Result<(), Corrupt> {
         let fits = cursor.record_bytes <= RECORD_BYTES_MAX
@@ -632,22 +649,23 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Corrupt { what: "read cursor", value: cursor.record_bytes as u64 }
     }
 
-    /// Where the sender ended, and one, once it has.
+    /// Returns the position of the end of the stream, plus 1; 0 if the sender has not finished.
     #[inline]
     fn fin(&self, order: Ordering) -> u64 {
         self.inbound.invalidate(self.layout.fin(), WORD_BYTES);
         self.inbound.load_u64(self.layout.fin(), order)
     }
 
-    /// Where nothing is published, an end that was announced is here: else the reader would wait for what cannot come.
+    /// Checks that, if nothing is published at the cursor, an announced end of the stream is at the cursor, too.
+    /// Otherwise the reader would wait for a record that cannot arrive.
     fn check_fin(&self, cursor: &Cursor) -> Result<(), Corrupt> {
         let fin = self.fin(Ordering::Acquire);
         let is_fine = fin == 0 || cursor.head == fin.wrapping_sub(1) || self.is_published(cursor);
         if is_fine { Ok(()) } else { Err(Corrupt { what: "end of stream", value: fin }) }
     }
 
-    /// Shows the unread records to `visit` as long as it asks for more; returns where that ended. At most one lap: a
-    /// hostile sender may publish without end.
+    /// Calls `visit` for each unread record until it returns `false`; returns the position where the scan ended. The
+    /// scan is limited to one lap, because a hostile sender may publish endlessly.
     fn scan_unread(&self, mut visit: impl FnMut(&Cursor) -> bool) -> Result<Cursor, Corrupt> {
         let mut cursor = self.cursor();
         let first = cursor.head;
@@ -655,12 +673,12 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         while cursor.head.wrapping_sub(first) < lap && self.load_record(&mut cursor)? && visit(&cursor) {
             cursor.offset_bytes = cursor.record_bytes;
             let ring = self.ring(&cursor);
-            step_over(&mut cursor, ring); // Of an open record, there may be more.
+            step_over(&mut cursor, ring); // Stays in an open record, to which bytes may have been appended.
         }
         Ok(cursor)
     }
 
-    /// As [`Consumer::scan_unread`], asking at each urgent byte what it is.
+    /// Scans the unread records, and calls `at_urgent` to decide how an urgent byte is treated.
     fn scan_unread_with(
         &self,
         mut at_urgent: impl FnMut(Urgent, bool) -> UrgentHandling,
@@ -681,37 +699,47 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         })
     }
 
+    /// Copies bytes of the record from the cursor's offset on.
+    ///
+    /// # Safety
+    /// `destination` is writable for `len_bytes` and outside the receiver's window.
     #[inline]
     unsafe fn copy_out(&self, cursor: &Cursor, destination: *mut u8, len_bytes: usize) {
         let offset = self.offset_of(cursor);
         if cursor.offset_bytes == 0 {
-            // SAFETY: the caller's span.
+            // SAFETY: `destination` is writable for `len_bytes` and outside the window, by this function's contract.
             unsafe { self.copy_payload_start(offset, destination, len_bytes) };
         } else {
-            // SAFETY: the caller's span.
+            // SAFETY: `destination` is writable for `len_bytes` and outside the window, by this function's contract;
+            // the window checks the bounds of its own side.
             unsafe { self.inbound.read_to(offset, destination, len_bytes) };
         }
     }
 
-    /// From the start of a payload. A short one comes as whole words, without a call: its last word may reach beyond
-    /// it, but not beyond its slot.
+    /// Copies from the start of a payload. A short one is loaded as whole words, without calling `memcpy`: the last
+    /// word may extend beyond the payload, but not beyond its slot.
+    ///
+    /// # Safety
+    /// `destination` is writable for `len_bytes` and outside the receiver's window.
     #[inline(always)]
     unsafe fn copy_payload_start(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
         if len_bytes > WORDWISE_BYTES_MAX {
-            // SAFETY: the caller's span.
+            // SAFETY: `destination` is writable for `len_bytes` and outside the window, by this function's contract;
+            // the window checks the bounds of its own side.
             return unsafe { self.inbound.read_to(offset, destination, len_bytes) };
         }
         let word = self.inbound.load_u64(offset, Ordering::Relaxed);
-        // SAFETY: the caller's span.
+        // SAFETY: `destination` is writable for `len_bytes` and outside the window, by this function's contract.
         unsafe { store_short(destination, word, len_bytes) };
         if len_bytes > WORD_BYTES {
             let word = self.inbound.load_u64(offset + WORD_BYTES, Ordering::Relaxed);
-            // SAFETY: the caller's span, from what is not yet read on.
+            // SAFETY: `destination` is writable for `len_bytes` and outside the window, by this function's contract;
+            // `len_bytes` is more than `WORD_BYTES`, and the rest is written from there on.
             unsafe { store_short(destination.add(WORD_BYTES), word, len_bytes - WORD_BYTES) };
         }
     }
 
-    /// Moves over bytes of the record; at its end returns the credit.
+    /// Advances the cursor within the record, and returns the record's credit at its end.
     #[inline]
     fn advance(&mut self, cursor: &mut Cursor, len_bytes: usize) {
         cursor.offset_bytes += len_bytes;
@@ -731,8 +759,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         if crossed {
             self.set_word(WAKE_DUE, self.word(WAKE_DUE).max(WAKE_IF_ROOM));
         }
-        // On coherent memory the credit line stays in this core until the sender looks: returning it every time is
-        // free.
+        // On coherent memory the credit line stays in this core's cache until the sender loads it, so returning credit
+        // for every record is free.
         if crossed || self.outbound.coherence() == Coherence::Coherent {
             self.outbound.store_u64(self.layout.credit(), head, Ordering::Release);
         }
@@ -762,7 +790,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         }
     }
 
-    #[inline(always)] // The compiler would share it, through memory.
+    #[inline(always)] // Otherwise the compiler emits one shared copy, which passes the cursor in memory.
     fn store_cursor(&mut self, cursor: &Cursor) {
         if cursor.is_credit_due {
             self.return_due_credit(cursor);
@@ -774,8 +802,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         self.set_word(RECORD_STATE, record | u64::from(cursor.ring));
     }
 
-    /// A record that led to another ring, or that was open, has its credit returned too, and may have crossed a
-    /// multiple.
+    /// Returns the credit of a switch or of an open record that was passed. Such a record may have crossed a multiple
+    /// of [`WAKE_EVERY_SLOTS`].
     #[cold]
     fn return_due_credit(&mut self, cursor: &Cursor) {
         self.set_word(WAKE_DUE, self.word(WAKE_DUE).max(WAKE_IF_ROOM));
@@ -793,7 +821,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     }
 }
 
-/// Leaves a record whose bytes are all read and to which none are appended; says whether it did.
+/// Moves the cursor past a closed record whose bytes are all read. Returns whether it did.
 #[inline]
 fn step_over(cursor: &mut Cursor, ring: Ring) -> bool {
     if cursor.offset_bytes < cursor.record_bytes || cursor.is_open {

@@ -1,4 +1,4 @@
-//! Records that are put together in place, from several pieces: a header, then bytes that lie in another window.
+//! Records that are assembled in place from several pieces: a header, then bytes that lie in another window.
 
 use crate::batch::LINE_WORDS;
 use crate::producer::Cursor;
@@ -8,7 +8,7 @@ use crate::{Chunk, Consumer, Corrupt, Producer};
 use fabric::{Coherence, Inbound, Outbound};
 use volmem::sync::Ordering;
 
-/// Bytes in a window that a peer may write while they are looked at: they can be copied, and nothing else.
+/// A span of bytes in a window that a peer may change at any time. The bytes can only be copied.
 #[derive(Debug)]
 pub struct Span<'a, I> {
     inbound: &'a I,
@@ -25,23 +25,24 @@ impl<I> Clone for Span<'_, I> {
 impl<I> Copy for Span<'_, I> {}
 
 impl<I: Inbound> Span<'_, I> {
-    /// How many bytes they are.
+    /// Returns the length of the span.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
 
-    /// The `len_bytes` from `skip_bytes` on.
+    /// Returns the `len_bytes` of the span from `skip_bytes` on.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If the span has fewer bytes.
     pub fn part(&self, skip_bytes: usize, len_bytes: usize) -> Self {
         let fits = skip_bytes <= self.len_bytes && len_bytes <= self.len_bytes - skip_bytes;
         assert!(fits, "part {skip_bytes}+{len_bytes} of {} bytes", self.len_bytes);
         Self { inbound: self.inbound, offset: self.offset + skip_bytes, len_bytes }
     }
 
-    /// The bytes as words, where they are few and begin with one. What lies behind them in the last word comes along.
-    #[inline(always)] // In registers.
+    /// Returns the bytes as words if they are at most [`WORDWISE_BYTES_MAX`] and start at a word boundary. The last
+    /// word includes bytes behind the span.
+    #[inline(always)] // Keeps the words in registers.
     fn words(&self) -> Option<[u64; WORDWISE_BYTES_MAX / WORD_BYTES]> {
         let has_any = (1..=WORDWISE_BYTES_MAX).contains(&self.len_bytes) && self.offset.is_multiple_of(WORD_BYTES);
         let word = |index: usize| match index * WORD_BYTES < self.len_bytes {
@@ -51,10 +52,10 @@ impl<I: Inbound> Span<'_, I> {
         has_any.then(|| std::array::from_fn(word))
     }
 
-    /// Copies the first bytes out, as many as `destination` has.
+    /// Copies the first bytes of the span until `destination` is full.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If the span is shorter than `destination`.
     pub fn read(&self, destination: &mut [u8]) {
         let first = self.part(0, destination.len());
         first.inbound.read(first.offset, destination);
@@ -62,7 +63,7 @@ impl<I: Inbound> Span<'_, I> {
 }
 
 impl<I: Inbound, O: Outbound> Consumer<I, O> {
-    /// The bytes of a peeked chunk, to be copied elsewhere.
+    /// Returns the bytes of a peeked chunk, to be copied elsewhere.
     ///
     /// # Panics
     /// If the chunk is not inside the window.
@@ -72,10 +73,11 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     }
 }
 
-/// A record that is being put together in the receiver's window. Nobody sees it before [`Draft::publish`]; one that is
-/// dropped was never there.
+/// A record that is being assembled in the receiver's window. It is not visible before [`Draft::publish`], and never if
+/// the draft is dropped.
 ///
-/// Where a store is more than a store to a cache, a record of one line is put together here, and stored as that line.
+/// On memory that is not coherent, a record of one line is assembled in the draft and stored as that line, so that it
+/// crosses the link in one packet.
 #[derive(Debug)]
 pub struct Draft<'a, O, I> {
     producer: &'a mut Producer<O, I>,
@@ -88,13 +90,13 @@ pub struct Draft<'a, O, I> {
 }
 
 impl<O: Outbound, I: Inbound> Draft<'_, O, I> {
-    /// Bytes that may still be appended.
+    /// Returns the number of bytes that may still be appended.
     pub fn room_bytes(&self) -> usize {
         self.room_bytes - self.len_bytes
     }
 
-    /// Hints that all the bytes there is room for are appended soon: the record's lines are brought here at once, but
-    /// for the first, at which the receiver looks until the record is there.
+    /// Prefetches the record's lines for writing, as a hint that the draft will soon be filled. The first line is left
+    /// out, because the receiver polls it until the record is published.
     #[inline]
     pub fn prefetch(&self) {
         if self.room_bytes > INLINE_BYTES {
@@ -103,7 +105,7 @@ impl<O: Outbound, I: Inbound> Draft<'_, O, I> {
         }
     }
 
-    /// Appends bytes of this process.
+    /// Appends bytes from the memory of this process.
     ///
     /// # Panics
     /// If there is no room for them.
@@ -116,15 +118,15 @@ impl<O: Outbound, I: Inbound> Draft<'_, O, I> {
             && at.is_multiple_of(WORD_BYTES)
             && outbound.coherence() == Coherence::Coherent
         {
-            // SAFETY: a slice is readable. The last word may reach beyond it, but not beyond its slot, where nothing of
-            // this record has been put yet.
+            // SAFETY: a slice is readable for its length, which is at most `WORDWISE_BYTES_MAX`. The last word may
+            // extend beyond the appended bytes, but not beyond its slot, and the rest of the slot is not written yet.
             unsafe { self.producer.copy_words(at, bytes.as_ptr(), bytes.len()) };
         } else {
             outbound.write(at, bytes);
         }
     }
 
-    /// Appends bytes of another window: one copy, from there to here.
+    /// Appends bytes of another window with a single copy.
     ///
     /// # Panics
     /// If there is no room for them, or both windows are the same memory.
@@ -141,7 +143,9 @@ impl<O: Outbound, I: Inbound> Draft<'_, O, I> {
             && at.is_multiple_of(WORD_BYTES)
             && self.producer.outbound().coherence() == Coherence::Coherent
         {
-            // SAFETY: the words are readable; else as in `append`.
+            // SAFETY: the words are readable, and hold the span's bytes, which are at most `WORDWISE_BYTES_MAX`. The
+            // last word may extend beyond the appended bytes, but not beyond its slot, and the rest of the slot is not
+            // written yet.
             return unsafe { self.producer.copy_words(at, words.as_ptr().cast(), span.len_bytes) };
         }
         let source = span.inbound.pointer(span.offset, span.len_bytes);
@@ -149,19 +153,19 @@ impl<O: Outbound, I: Inbound> Draft<'_, O, I> {
             let apart = source.addr().get().abs_diff(destination.addr().get()) >= span.len_bytes;
             assert!(apart, "a record is copied onto itself");
         }
-        // SAFETY: the window says that its span is readable, and the two are apart.
+        // SAFETY: `pointer` has checked that the span lies in its window, so it is readable; the assertion above
+        // excludes that a destination with an address overlaps it.
         unsafe { self.producer.outbound().write_from(at, source.as_ptr(), span.len_bytes) };
     }
 
-    /// Makes the record visible, and with it those that were staged before; an empty one is given up.
+    /// Publishes the record, and with it all records that were staged before. An empty record is dropped.
     pub fn publish(mut self) {
         if self.put_in_place() {
             self.producer.publish_staged();
         }
     }
 
-    /// Puts the record in its place, where the receiver finds it once [`Producer::publish_staged`] shows it; an empty
-    /// one is given up.
+    /// Stages the record: it becomes visible with [`Producer::publish_staged`]. An empty record is dropped.
     pub fn stage(mut self) {
         self.put_in_place();
     }
@@ -182,7 +186,7 @@ impl<O: Outbound, I: Inbound> Draft<'_, O, I> {
         true
     }
 
-    /// Takes room; answers how many bytes come before.
+    /// Reserves room for `len_bytes`; returns the number of bytes before them.
     fn claim(&mut self, len_bytes: usize) -> usize {
         assert!(len_bytes <= self.room_bytes(), "{len_bytes} bytes for a record with room for {}", self.room_bytes());
         self.len_bytes += len_bytes;
@@ -191,7 +195,7 @@ impl<O: Outbound, I: Inbound> Draft<'_, O, I> {
 }
 
 impl<O: Outbound, I: Inbound> Producer<O, I> {
-    /// Begins a record of up to `len_bytes_max` bytes. `None` when there is no room now.
+    /// Begins a record of up to `len_bytes_max` bytes. Returns `None` if there is no room now.
     ///
     /// # Errors
     /// [`Corrupt`] if the receiver returned impossible credit.
@@ -206,7 +210,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         Ok(Some(Draft { producer: self, cursor, start, room_bytes, len_bytes: 0, line, is_one_line }))
     }
 
-    /// Sends as much of a span as there is room for; returns how much that was.
+    /// Sends as many bytes of a span as there is room for; returns their number.
     ///
     /// # Errors
     /// [`Corrupt`] if the receiver returned impossible credit.
@@ -219,16 +223,19 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         if is_sent { Ok(span.len_bytes) } else { self.write_records_of(span) }
     }
 
-    /// As one line, put together here: what a short message takes nearly always. `false`: nothing was sent.
+    /// Sends a span of at most [`INLINE_BYTES`] as one line, which nearly always works for a short message. Returns
+    /// `false` if nothing was sent.
     #[inline]
     fn write_line_of<S: Inbound>(&mut self, span: &Span<'_, S>) -> bool {
         if let Some(words) = span.words() {
-            // SAFETY: the words are readable, and the span is not longer.
+            // SAFETY: the words are readable, and the span is at most as long: `words` returns them only for a span
+            // that fits.
             return unsafe { self.write_short_from(words.as_ptr().cast(), span.len_bytes, false) };
         }
         let mut bytes = [0; INLINE_BYTES];
         span.read(&mut bytes[..span.len_bytes]);
-        // SAFETY: a slice is readable, and the span is not longer.
+        // SAFETY: the array is readable for its length, and the span is at most as long: it was sliced to the span's
+        // length above.
         unsafe { self.write_short_from(bytes.as_ptr(), span.len_bytes, false) }
     }
 

@@ -282,19 +282,20 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// [`Corrupt`] if the receiver returned impossible credit.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes`.
+    /// `source` is readable for `len_bytes` and outside the receiver's window.
     #[inline]
     pub unsafe fn write_from(&mut self, source: *const u8, len_bytes: usize) -> Result<usize, Corrupt> {
         let mut sent_bytes = 0;
         if self.has_open_record() {
-            // SAFETY: `source` is readable for `len_bytes`, by this function's contract.
+            // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract.
             sent_bytes = unsafe { self.append_to_open_record(source, len_bytes) }?;
         }
         let mut cursor = self.cursor();
         while sent_bytes < len_bytes {
             let rest_bytes = len_bytes - sent_bytes;
             if self.shares_records(&cursor, rest_bytes)? {
-                // SAFETY: `source` is readable for `len_bytes`, by this function's contract, and `sent_bytes` is less.
+                // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract, and
+                // `sent_bytes` is less than `len_bytes`.
                 return unsafe { self.write_shared(source, sent_bytes, len_bytes) };
             }
             let room_bytes = self.room_for(&mut cursor, rest_bytes)?;
@@ -302,8 +303,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
                 break;
             }
             let record_bytes = rest_bytes.min(room_bytes);
-            // SAFETY: `source` is readable for `len_bytes`, by this function's contract, and `sent_bytes` plus
-            // `record_bytes` are at most that: `record_bytes` is limited to `rest_bytes`.
+            // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract, and
+            // `sent_bytes` plus `record_bytes` are at most that: `record_bytes` is limited to `rest_bytes`.
             unsafe { self.publish_copy(&mut cursor, source.add(sent_bytes), record_bytes) };
             sent_bytes += record_bytes;
         }
@@ -316,7 +317,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// sent: call [`Producer::write_from`] then.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes`.
+    /// `source` is readable for `len_bytes` and outside the receiver's window.
     #[inline(always)] // Most of the saving is the cost of the call.
     pub unsafe fn write_short_from(&mut self, source: *const u8, len_bytes: usize, is_awaited: bool) -> bool {
         let [tail, _, ring, limit] = self.inbound.load_words(self.layout.producer_cursor());
@@ -326,19 +327,19 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         }
         let ring = Ring::of(&self.layout, ring as u8);
         if !(1..=INLINE_BYTES).contains(&len_bytes) {
-            // SAFETY: `source` is readable for `len_bytes`, by this function's contract.
+            // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract.
             return unsafe { self.write_slots_from(ring, tail, limit, source, len_bytes, is_awaited) };
         }
         let slot = ring.slot_offset(tail);
         let (tag, header) = (tag(self.secret, tail), Record::Data(len_bytes).encode(self.stamp));
         if len_bytes <= WORDWISE_BYTES_MAX {
-            // SAFETY: `source` is readable for `len_bytes`, by this function's contract, and two words hold them: they
-            // are at most `WORDWISE_BYTES_MAX`.
+            // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract, and two
+            // words hold them: `len_bytes` is at most `WORDWISE_BYTES_MAX`.
             let [first, second] = unsafe { load_words(source, len_bytes) };
             self.outbound.store_line(slot, &[tag, header, first, second]);
         } else {
-            // SAFETY: `source` is readable for `len_bytes`, by this function's contract, and six words hold them: they
-            // are at most `INLINE_BYTES`, which was checked above.
+            // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract, and six
+            // words hold them: `len_bytes` is at most `INLINE_BYTES`, which was checked above.
             let [first, second, third, fourth, fifth, sixth] = unsafe { load_words(source, len_bytes) };
             self.outbound.store_line(slot, &[tag, header, first, second, third, fourth, fifth, sixth]);
         }
@@ -353,7 +354,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// in `tail` and `limit`, the record lies inside the ring.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes`.
+    /// `source` is readable for `len_bytes` and outside the receiver's window.
     #[inline(never)]
     unsafe fn write_slots_from(
         &mut self,
@@ -370,8 +371,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             return false;
         }
         let slot = ring.slot_offset(tail);
-        // SAFETY: `source` is readable for `len_bytes`, by this function's contract; the window checks the bounds of
-        // its own side.
+        // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract; the window
+        // checks the bounds of its own side.
         unsafe { self.outbound.write_from(slot + HEADER_BYTES, source, len_bytes) };
         self.store_header_and_tag(slot, tail, Record::Data(len_bytes));
         self.set_inbound_word(TAIL, ring.used_position(tail.wrapping_add(slots)));
@@ -386,7 +387,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// # Errors
     /// [`Corrupt`] if the receiver returned impossible credit.
     pub fn write(&mut self, source: &[u8]) -> Result<usize, Corrupt> {
-        // SAFETY: a slice is readable for its length.
+        // SAFETY: a slice is readable for its length, and outside the window: nothing borrows memory that a peer can
+        // write.
         unsafe { self.write_from(source.as_ptr(), source.len()) }
     }
 
@@ -884,7 +886,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Sends the rest of a short write, from `sent_bytes` on, in open records that the next write may share.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes`.
+    /// `source` is readable for `len_bytes` and outside the receiver's window.
     unsafe fn write_shared(
         &mut self,
         source: *const u8,
@@ -902,8 +904,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
                 break;
             }
             let record_bytes = room_bytes.min(len_bytes - sent_bytes);
-            // SAFETY: `source` is readable for `len_bytes`, by this function's contract; `sent_bytes` plus
-            // `record_bytes` are at most that.
+            // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract;
+            // `sent_bytes` plus `record_bytes` are at most that.
             unsafe { self.open_record(&mut cursor, source.add(sent_bytes), record_bytes, slots_of(room_bytes)) };
             sent_bytes += record_bytes;
         }
@@ -921,11 +923,11 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Publishes an open record of `slots` slots with its first bytes.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes`.
+    /// `source` is readable for `len_bytes` and outside the receiver's window.
     unsafe fn open_record(&mut self, cursor: &mut Cursor, source: *const u8, len_bytes: usize, slots: u64) {
         let slot = self.ring(cursor).slot_offset(cursor.tail);
-        // SAFETY: `source` is readable for `len_bytes`, by this function's contract; the window checks the bounds of
-        // its own side.
+        // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract; the window
+        // checks the bounds of its own side.
         unsafe { self.outbound.write_from(slot + HEADER_BYTES, source, len_bytes) };
         self.store_header_and_tag(slot, cursor.tail, Record::Open(len_bytes));
         if let Some(switch) = cursor.switch.take() {
@@ -940,7 +942,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Appends as many bytes to the open record as it has room for, and closes it if some are left.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes`.
+    /// `source` is readable for `len_bytes` and outside the receiver's window.
     #[cold]
     unsafe fn append_to_open_record(&mut self, source: *const u8, len_bytes: usize) -> Result<usize, Corrupt> {
         let open = self.open()?;
@@ -951,8 +953,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let appended_bytes = if is_read || len_bytes >= SHARED_BYTES_MAX { 0 } else { room_bytes.min(len_bytes) };
         if appended_bytes > 0 {
             let slot = self.ring(&cursor).slot_offset(cursor.tail);
-            // SAFETY: `source` is readable for `len_bytes`, by this function's contract, and `appended_bytes` is at
-            // most that (`min`).
+            // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract, and
+            // `appended_bytes` is at most that (`min`).
             unsafe { self.outbound.write_from(slot + HEADER_BYTES + open.len_bytes, source, appended_bytes) };
             let so_far = open.len_bytes + appended_bytes;
             self.outbound.fence();
@@ -1001,17 +1003,17 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Copies a payload to the record at the cursor and publishes it.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes`.
+    /// `source` is readable for `len_bytes` and outside the receiver's window.
     #[inline]
     unsafe fn publish_copy(&mut self, cursor: &mut Cursor, source: *const u8, len_bytes: usize) {
         if len_bytes <= INLINE_BYTES && self.outbound.coherence() != Coherence::Coherent {
-            // SAFETY: `source` is readable for `len_bytes`, by this function's contract, and they are at most
-            // `INLINE_BYTES`.
+            // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract, and
+            // `len_bytes` is at most `INLINE_BYTES`.
             unsafe { self.publish_line(cursor, source, len_bytes) };
             return self.step_over(cursor, len_bytes);
         }
         let payload = self.ring(cursor).slot_offset(cursor.tail) + HEADER_BYTES;
-        // SAFETY: `source` is readable for `len_bytes`, by this function's contract.
+        // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract.
         unsafe { self.copy_in(payload, source, len_bytes) };
         self.publish(cursor, len_bytes);
     }
@@ -1019,16 +1021,16 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Copies a payload to `offset` in the receiver's window.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes`.
+    /// `source` is readable for `len_bytes` and outside the receiver's window.
     #[inline(always)]
     unsafe fn copy_in(&self, offset: usize, source: *const u8, len_bytes: usize) {
         if len_bytes <= WORDWISE_BYTES_MAX {
-            // SAFETY: `source` is readable for `len_bytes`, by this function's contract, and they are at most
-            // `WORDWISE_BYTES_MAX`.
+            // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract, and
+            // `len_bytes` is at most `WORDWISE_BYTES_MAX`.
             unsafe { self.copy_words(offset, source, len_bytes) };
         } else {
-            // SAFETY: `source` is readable for `len_bytes`, by this function's contract; the window checks the bounds
-            // of its own side.
+            // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract; the
+            // window checks the bounds of its own side.
             unsafe { self.outbound.write_from(offset, source, len_bytes) };
         }
     }
@@ -1036,18 +1038,19 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Copies a payload of at most [`WORDWISE_BYTES_MAX`] as whole words, without calling `memcpy`.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes`, which are at most [`WORDWISE_BYTES_MAX`].
+    /// `source` is readable for `len_bytes` and outside the receiver's window; `len_bytes` is at most
+    /// [`WORDWISE_BYTES_MAX`].
     #[inline(always)]
     pub(crate) unsafe fn copy_words(&self, offset: usize, source: *const u8, len_bytes: usize) {
         if len_bytes == 0 {
             return;
         }
-        // SAFETY: `source` is readable for `len_bytes`, by this function's contract.
+        // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract.
         let word = unsafe { load_short(source, len_bytes) };
         self.outbound.store_u64(offset, word, Ordering::Relaxed);
         if len_bytes > WORD_BYTES {
-            // SAFETY: `source` is readable for `len_bytes`, by this function's contract, which is more than
-            // `WORD_BYTES`; the rest is read from there on.
+            // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract;
+            // `len_bytes` is more than `WORD_BYTES`, and the rest is read from there on.
             let word = unsafe { load_short(source.add(WORD_BYTES), len_bytes - WORD_BYTES) };
             self.outbound.store_u64(offset + WORD_BYTES, word, Ordering::Relaxed);
         }
@@ -1083,15 +1086,15 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Publishes a short record as one line: stored as such, it crosses the link in one packet.
     ///
     /// # Safety
-    /// `source` is readable for `len_bytes`, which are at most [`INLINE_BYTES`].
+    /// `source` is readable for `len_bytes` and outside the receiver's window; `len_bytes` is at most [`INLINE_BYTES`].
     unsafe fn publish_line(&self, cursor: &Cursor, source: *const u8, len_bytes: usize) {
         let mut line = [0; SLOT_BYTES / WORD_BYTES];
         line[0] = tag(self.secret, cursor.tail);
         line[1] = Record::Data(len_bytes).encode(self.stamp);
         let payload = &mut line[HEADER_BYTES / WORD_BYTES..];
         for (word, at) in payload.iter_mut().zip((0..len_bytes).step_by(WORD_BYTES)) {
-            // SAFETY: `source` is readable for `len_bytes`, by this function's contract, and `at` is less than that:
-            // the range ends there.
+            // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract, and
+            // `at` is less than that: the range ends there.
             *word = unsafe { load_short(source.add(at), len_bytes - at) };
         }
         let words = (HEADER_BYTES + len_bytes).div_ceil(WORD_BYTES);
