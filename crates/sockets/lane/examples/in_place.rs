@@ -1,9 +1,9 @@
-//! Two threads and one lane, without a copy on either side: `cargo run --release -p lane --example in_place`
+//! Two threads that use one lane without a copy on either side: `cargo run --release -p lane --example in_place`
 //!
-//! The sender computes its bytes where the receiver will read them; the receiver sums them up where they lie.
-//! Who waits, waits by yielding; see [`Consumer::announce_sleep`] for sleeping.
+//! The sender generates its bytes in the receiver's ring, and the receiver computes a checksum of them in place. Both
+//! wait by yielding; see [`Consumer::announce_sleep`] for blocking.
 
-#![allow(unsafe_code)] // Spans in place are raw pointers.
+#![allow(unsafe_code)] // Access in place uses raw pointers.
 
 use fabric::{MemoryInbound, MemoryOutbound};
 use lane::{Consumer, Corrupt, Layout, Producer};
@@ -16,7 +16,7 @@ fn stream_byte(position: u64) -> u8 {
     (position.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
 }
 
-/// Fletcher's sum, so that order counts.
+/// Adds a byte to Fletcher's checksum, which depends on the order of the bytes.
 fn add(sum: &mut (u64, u64), byte: u8) {
     sum.0 = sum.0.wrapping_add(byte.into());
     sum.1 = sum.1.wrapping_add(sum.0);
@@ -34,7 +34,8 @@ fn produce(mut producer: Producer<MemoryOutbound, MemoryInbound>) -> Result<(u64
         for index in 0..room.len_bytes {
             let byte = stream_byte(sent_bytes + index as u64);
             add(&mut sum, byte);
-            // SAFETY: inside the reservation, which is this thread's to write until it is committed.
+            // SAFETY: `index` is inside the reservation, which is writable until the commit, and no other thread writes
+            // it.
             unsafe { room.pointer.add(index).write(byte) };
         }
         producer.commit(room.len_bytes)?;
@@ -53,8 +54,9 @@ fn consume(mut consumer: Consumer<MemoryInbound, MemoryOutbound>) -> Result<(u64
         };
         let pointer = consumer.pointer(chunk);
         for index in 0..chunk.len_bytes {
-            // SAFETY: inside the chunk, which the sender leaves alone until it is consumed. A sender that is not
-            // trusted may change it meanwhile: then read each byte once and volatile, as here.
+            // SAFETY: `index` is inside the chunk, which is readable until it is consumed, and the sender of this
+            // program does not write it until then. With an untrusted sender, each byte must be read once and volatile,
+            // as here.
             add(&mut sum, unsafe { pointer.add(index).read_volatile() });
         }
         consumer.consume(chunk.len_bytes)?;
@@ -65,7 +67,7 @@ fn consume(mut consumer: Consumer<MemoryInbound, MemoryOutbound>) -> Result<(u64
 fn main() -> Result<(), Corrupt> {
     let layout = Layout::packed(64, 4096);
     let (senders, receivers) = (Region::heap(layout.window_bytes()), Region::heap(layout.window_bytes()));
-    // Known to both ends and to nobody else; between programs, take it from getrandom(2).
+    // Known only to both endpoints; between programs, use getrandom(2).
     let secret = 0x1D0C_5EC7_2ABE_51DE;
     let producer =
         Producer::new(MemoryOutbound::new(receivers.clone()), MemoryInbound::new(senders.clone()), layout, secret);
@@ -75,6 +77,6 @@ fn main() -> Result<(), Corrupt> {
     let received = consume(consumer)?;
     let sent = sender.join().expect("the sender has no reason to panic")?;
     assert_eq!(sent, received, "the receiver saw other bytes than were sent");
-    println!("{STREAM_BYTES} bytes in place, checksum {:016x}, the same at both ends", received.1);
+    println!("{STREAM_BYTES} bytes in place, checksum {:016x}, the same at both endpoints", received.1);
     Ok(())
 }

@@ -1,18 +1,18 @@
-//! Where the parts of a lane lie in the two windows.
+//! The offsets of a lane's parts in the two windows.
 
 use crate::SLOT_BYTES;
 use volmem::CACHE_LINE_BYTES as LINE;
 
-/// Larger rings of an elastic lane. A model checker gets by with fewer and smaller ones: it keeps every word of them.
+/// Number of larger rings of an elastic lane. Under loom they are fewer and smaller, because loom tracks each word.
 pub const ELASTIC_RINGS: usize = if cfg!(loom) { 2 } else { 10 };
-/// Slots of the first of them (32 KiB); each has twice as many as the one before, the last holds 16 MiB.
+/// Number of slots of the smallest larger ring (32 KiB). Each next ring has twice as many; the last has 16 MiB.
 pub const ELASTIC_SLOTS_MIN: u64 = if cfg!(loom) { 16 } else { 512 };
 
-/// Offsets of a lane's parts. The forward part lies in the receiver's window, the back part in the sender's.
+/// The offsets of a lane's parts. The forward part lies in the receiver's window, the back part in the sender's.
 ///
-/// A lane has a small ring and, beside it, either nothing, or one big ring to which it moves for good, or the
-/// [`ELASTIC_RINGS`] larger rings of an *elastic* lane: its sender moves to a larger one when it needs room, and back
-/// to the small one once everything is read.
+/// A lane has a small ring. In addition it has either no other ring, or one big ring to which it moves permanently, or
+/// the [`ELASTIC_RINGS`] larger rings of an *elastic* lane, whose sender moves to a larger ring when it needs room, and
+/// back to the small ring once everything is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// Forward block and receiver's cursor, then the rings: offset in the receiver's window.
@@ -23,8 +23,8 @@ pub struct Layout {
     pub small_offset: usize,
     /// Slots of the small ring: a power of two, at least 8.
     pub small_slots: u64,
-    /// How many of them are used in each lap, at least half: positions skip the others. So a ring need not be a power
-    /// of two to be indexed by a mask.
+    /// Number of those slots that are used in each lap, at least half: positions skip the others. This lets a ring of
+    /// any size be indexed with a mask.
     pub small_slots_used: u64,
     /// Offset of the big ring in the receiver's window.
     pub big_offset: usize,
@@ -34,14 +34,14 @@ pub struct Layout {
     pub elastic: Option<LargerRings>,
 }
 
-/// Where the larger rings of an elastic lane lie in the receiver's window: ring `index` (of [`ELASTIC_RINGS`]) at
-/// `origin + (unit << index)`. So the rings of one lane can lie one behind the other, or those of one size of many
-/// lanes.
+/// The offsets of the larger rings of an elastic lane in the receiver's window: ring `index` (of [`ELASTIC_RINGS`])
+/// lies at `origin + (unit << index)`. Either the rings of one lane are contiguous, or the rings of the same size of
+/// several lanes are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LargerRings {
-    /// Offset that the rings' offsets are counted from; sums wrap, so it may lie before the window.
+    /// Base of the rings' offsets. Additions wrap, so the base may lie before the window.
     pub origin: usize,
-    /// Bytes from there to the first ring.
+    /// Bytes from the base to the first ring.
     pub unit: usize,
 }
 
@@ -51,18 +51,18 @@ impl LargerRings {
     /// Bytes of all rings together.
     pub const BYTES: usize = Self::BYTES_MIN * ((1 << ELASTIC_RINGS) - 1);
 
-    /// Rings one behind the other, from `offset` on.
+    /// Returns contiguous rings from `offset` on.
     pub const fn in_a_row(offset: usize) -> Self {
         Self { origin: offset.wrapping_sub(Self::BYTES_MIN), unit: Self::BYTES_MIN }
     }
 
-    /// Offset of a ring.
+    /// Returns the offset of a ring.
     #[inline]
     pub const fn offset_of(&self, index: usize) -> usize {
         self.origin.wrapping_add(self.unit << index)
     }
 
-    /// Bytes of a ring.
+    /// Returns the bytes of a ring.
     #[inline]
     pub const fn bytes_of(index: usize) -> usize {
         Self::BYTES_MIN << index
@@ -75,7 +75,7 @@ impl Layout {
     /// Bytes of the block at `back_offset`: receiver's words, then the sender's cursor.
     pub const BACK_BYTES: usize = 4 * LINE;
 
-    /// A lane packed at the start of both windows, for lanes that stand alone.
+    /// Returns the layout of a single lane at the start of both windows.
     pub const fn packed(small_slots: u64, big_slots: u64) -> Self {
         let small_offset = 512;
         Self {
@@ -90,14 +90,14 @@ impl Layout {
         }
     }
 
-    /// An elastic lane packed at the start of both windows, for tests: of the small ring `small_slots_used` slots are
-    /// used in a lap.
+    /// Returns the layout of a single elastic lane at the start of both windows, for tests. Of the small ring
+    /// `small_slots_used` slots are used in each lap.
     pub const fn packed_elastic(small_slots: u64, small_slots_used: u64) -> Self {
         let packed = Self::packed(small_slots, 0);
         Self { small_slots_used, elastic: Some(LargerRings::in_a_row(packed.big_offset)), ..packed }
     }
 
-    /// Bytes a window must have for this layout.
+    /// Returns the bytes that each window must have for this layout.
     pub const fn window_bytes(&self) -> usize {
         match self.elastic {
             None => self.big_offset + self.big_slots as usize * SLOT_BYTES,
@@ -105,7 +105,8 @@ impl Layout {
         }
     }
 
-    /// What the two ends rely on: every part inside its window, on cache lines, and no part on another.
+    /// Checks what both endpoints rely on: each part lies inside its window and on cache lines, and parts do not
+    /// overlap.
     pub(crate) fn check(&self, receivers_bytes: usize, senders_bytes: usize) {
         assert!(
             self.small_slots.is_power_of_two() && self.small_slots >= 8,
@@ -129,13 +130,13 @@ impl Layout {
         Part::new(self.back_offset, Self::BACK_BYTES as u64).check_inside(senders_bytes);
     }
 
-    /// How many rings there are beside the small one.
+    /// Returns the number of rings in addition to the small one.
     #[inline]
     pub(crate) fn rings_larger(&self) -> usize {
         if self.elastic.is_some() { ELASTIC_RINGS } else { usize::from(self.big_slots != 0) }
     }
 
-    /// Slots of all rings together.
+    /// Returns the number of slots of all rings together.
     pub(crate) fn slots_total(&self) -> u64 {
         (0..=self.rings_larger()).map(|ring| Ring::of(self, ring as u8).slots).sum()
     }
@@ -144,18 +145,18 @@ impl Layout {
     pub(crate) const fn fin(&self) -> usize {
         self.forward_offset
     }
-    /// What the sender holds back: one more than the position of its first record.
+    /// Offset of the position of the first held record, plus 1.
     pub(crate) const fn held(&self) -> usize {
         self.forward_offset + 48
     }
-    /// Since when.
+    /// Offset of the time since which records are held, in milliseconds.
     pub(crate) const fn held_since(&self) -> usize {
         self.forward_offset + 56
     }
     pub(crate) const fn producer_asleep(&self) -> usize {
         self.forward_offset + LINE
     }
-    // The receiver's own, in its window.
+    // Written by the receiver, in its own window.
     pub(crate) const fn consumer_cursor(&self) -> usize {
         self.forward_offset + 2 * LINE
     }
@@ -172,13 +173,13 @@ impl Layout {
     pub(crate) const fn receiver_capacity(&self) -> usize {
         self.back_offset + LINE + 8
     }
-    // The sender's own, in its window.
+    // Written by the sender, in its own window.
     pub(crate) const fn producer_cursor(&self) -> usize {
         self.back_offset + 2 * LINE
     }
 }
 
-/// A span that the layout claims, before anyone knows that it is in a window.
+/// A span of the layout that has not been checked against its window.
 #[derive(Debug, Clone, Copy)]
 struct Part {
     start: u64,
@@ -216,16 +217,16 @@ impl Part {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ring {
     pub offset: usize,
-    /// Positions of a lap: a power of two.
+    /// Number of positions in a lap, a power of two.
     pub slots: u64,
-    /// Those of them that have a slot.
+    /// Number of those positions that have a slot.
     pub slots_used: u64,
 }
 
 impl Ring {
-    /// Ring `number` of a lane: 0 is the small one. A number that no ring has, which a peer may have written, is that
-    /// of the largest.
-    #[inline(always)] // A comparison where it is the small one.
+    /// Returns ring `number` of a lane, where 0 is the small one. A peer may have written the number: one that no ring
+    /// has selects the largest.
+    #[inline(always)] // For the small ring this is a single comparison.
     pub(crate) fn of(layout: &Layout, number: u8) -> Self {
         if number == 0 {
             return Self {
@@ -255,13 +256,13 @@ impl Ring {
         self.offset + (position & (self.slots - 1)) as usize * SLOT_BYTES
     }
 
-    /// Slots from `position` to the end of the lap: a record does not wrap.
+    /// Returns the number of slots from `position` to the end of the lap: a record does not wrap.
     #[inline]
     pub(crate) fn slots_to_end(&self, position: u64) -> u64 {
         self.slots_used.saturating_sub(position & (self.slots - 1))
     }
 
-    /// The first position from `position` on that has a slot.
+    /// Returns the first position from `position` on that has a slot.
     #[inline(always)]
     pub(crate) fn used_position(&self, position: u64) -> u64 {
         if position & (self.slots - 1) < self.slots_used {

@@ -12,67 +12,72 @@
 //!                                                   └───────────────────────┘
 //! ```
 //!
-//! Every arrow is a store; nobody loads across the link. What the sender must know (credit, "I sleep"), the receiver
-//! writes into the sender's memory, and the other way round.
+//! Every arrow is a store; neither side loads across the link. What the sender must know (credit, whether the receiver
+//! sleeps) the receiver writes into the sender's memory, and vice versa.
 //!
 //! **Record.** A record is 1 to [`RECORD_BYTES_MAX`] bytes in contiguous slots. Its first slot starts with two words:
-//! the *tag* (position and the lane's secret, so neither stale nor payload bytes pass for one) and the length with the
-//! kind. The first 48 bytes of payload share that cache line, so a small message moves in exactly one line and the
-//! receiver polls the line that carries the data. The tag is stored last. Records that are ready together are put in
-//! place behind the first, tags and all, and the first one's tag is stored last: one fence for all of them.
+//! the *tag* (derived from the position and the lane's secret, so that neither stale bytes nor payload are taken for a
+//! tag) and the *header* (length, kind and stamp). The first 48 bytes of payload share that cache line, so a small
+//! message moves in exactly one line, and the receiver polls the line that carries the data. The tag is stored last.
+//! Several records can be published as a batch: all of them are put in place with their tags, except for the first
+//! one's tag, which is stored last, so that one fence suffices.
 //!
-//! **Rings.** A lane starts in a small ring, so that an idle or chatty connection touches little memory. One with a big
-//! ring moves there, for good, the first time it carries bulk. An *elastic* lane has larger rings of doubling sizes:
-//! its sender publishes a record "continues in ring N" and goes on there, when a write or a receiver that lags asks for
-//! more room and what both ends may hold unread ([`Producer::set_capacity`]) allows it. Once everything is read it
-//! gives the memory back ([`Producer::release_memory`]) and goes on in the small ring.
+//! **Rings.** A lane starts in a small ring, so that an idle connection or one with short messages touches little
+//! memory. A lane with a big ring moves there permanently the first time it carries bulk data. An *elastic* lane has
+//! larger rings of doubling sizes: when a write or a lagging receiver requires more room, and the capacity that both
+//! endpoints set ([`Producer::set_capacity`]) allows it, the sender publishes a switch record ("continues in ring N")
+//! and continues there. Once everything is read, it can release the memory ([`Producer::release_memory`]) and continues
+//! in the small ring.
 //!
-//! **Open records.** Where the receiver of an elastic lane lags, short writes share a record: its length grows with
-//! each of them until it is closed. A stream of single bytes would else take 64 times its length.
+//! **Open records.** While the receiver of an elastic lane lags, short writes share a record, whose length grows with
+//! each write until the record is closed. Otherwise a stream of single bytes would take 64 times its length.
 //!
-//! **Hostile peers.** A position, a length or a credit is loaded once, checked, then used, also where it is this end's
-//! own word: on shared memory the peer reaches those too. Whatever it writes, each call ends, stays inside the parts of
-//! this lane, and gives bytes or [`Corrupt`]. The secret is random and known to both ends only: it keeps payload from
-//! passing for a tag, not a peer out.
+//! **Hostile peers.** A position, a length or a credit is loaded once, checked, then used. This includes the words that
+//! this endpoint itself writes, because on shared memory the peer can write them too. Whatever the peer writes, each
+//! call terminates, stays inside the parts of this lane, and returns bytes or [`Corrupt`]. The secret is random and
+//! known only to both endpoints. It prevents that payload is taken for a tag; it does not protect against the peer.
 //!
 //! # Memory order
 //!
-//! Nothing here counts on a machine that keeps stores in order (x86): the argument is in terms of acquire and release,
-//! and holds on aarch64 as it stands.
+//! Nothing here relies on a machine that keeps stores in order (x86): the argument uses acquire and release only, and
+//! so holds on aarch64 unchanged.
 //!
-//! | what | first end | other end |
+//! | operation | first endpoint | other endpoint |
 //! |---|---|---|
 //! | publish | payload, header; [`fence`](fabric::Outbound::fence); tag, *release* | tag, *acquire*; header, payload |
 //! | publish several | all records but the first tag; `fence`; first tag, *release* | first tag, *acquire*; the rest |
 //! | append to an open record | payload; header, *release* | header, *acquire*; payload |
 //! | credit | payload loads; credit, *release* | credit, *acquire*; stores to those slots |
-//! | end | last tag; fence; fin, *release* | fin, *acquire*; then no tag means no record |
+//! | end of stream | last tag; fence; fin, *release* | fin, *acquire*; then no tag means no record |
 //! | sleep | flag; `flush`; *SC fence*; tag or credit | tag or credit; *SC fence*; flag |
 //!
-//! * The fence of *publish* is for write-combined windows, where a release store alone does not order what still
-//!   gathers.
-//! * A sender that finds room without a new look at the credit (its tail limit) relies on an earlier acquire, by itself
-//!   or by whom the lock around the producer ordered before it.
-//! * *Sleep* is the one place where a store must not pass a later load, which release and acquire do not forbid on any
-//!   machine. Of two ends that each store, fence and look, at least one sees the other. Credit is returned often and
-//!   sleepers for room are rare, so the receiver fences only where it crosses a quarter of the ring (in an elastic
-//!   lane: a multiple of 32 slots); [`Producer::is_writable`] counts room from there on. A sender of an elastic lane
-//!   says from which position on it wants to be woken.
-//! * Flags are cleared by their reader with relaxed stores. A clear that is late could undo a *newer* announcement, but
-//!   whoever cleared then rings, and the doorbell remembers: it must order like a lock (ring releases, wait acquires)
-//!   and keep a ring that comes early. An eventfd, a socket and a condition variable with a flag do.
-//! * Cursors are plain words (relaxed): `&mut` means that one thread at a time uses an end, and its lock orders the
-//!   next.
+//! * The fence of *publish* is for write-combined windows, where a release store alone does not order earlier stores
+//!   that are still in a write-combining buffer.
+//! * A sender that has room below its tail limit does not load the credit. It relies on an earlier acquire, by itself
+//!   or by another user of the producer that the lock around the producer has ordered before it.
+//! * *Sleep* is the only operation in which a store must not pass a later load (the store-buffering pattern), which
+//!   release and acquire do not forbid on any machine. If both endpoints store, fence and load, at least one sees the
+//!   other's store. Credit is returned often and sleepers for room are rare, so the receiver fences only where it
+//!   crosses a quarter of the ring (in an elastic lane: a multiple of 32 slots); [`Producer::is_writable`] counts room
+//!   from there on. A sender of an elastic lane announces the position from which on it wants to be woken.
+//! * Flags are cleared by their reader with relaxed stores. A late clear could undo a *newer* announcement, but the
+//!   endpoint that cleared the flag then rings the doorbell, and the doorbell remembers it: it must order like a lock
+//!   (ring releases, wait acquires) and keep a ring that precedes the wait. An eventfd, a socket and a condition
+//!   variable with a flag do.
+//! * Cursors are plain words (relaxed): `&mut` means that one thread at a time uses an endpoint, and the lock that
+//!   excludes other threads orders their accesses.
 //!
-//! Where memory is **not coherent**, windows write back what is stored, and who reads drops lines first
-//! ([`Inbound::invalidate`](fabric::Inbound::invalidate), nothing on other memory): the tag's line before each look at
-//! it, the record's other lines once its tag is seen, and the words of the other end (credit, end, flags) before each
-//! load. No line has two writers: see `wake` for the flags. Both ends must be on such memory, or neither.
+//! Where memory is **not coherent**, windows write back each store, and a reader drops cache lines before it loads them
+//! ([`Inbound::invalidate`](fabric::Inbound::invalidate), which does nothing on other memory): the tag's line before
+//! each poll, the record's other lines once its tag is seen, and the words of the other endpoint (credit, fin, flags)
+//! before each load. No line has two writers; for the flags see `wake`. Either both endpoints use such memory, or
+//! neither.
 //!
-//! Tests: `tests/loom.rs` searches all of this but the loads of *credit*, which loom never delays; Miri sees those as
-//! data races of in-place access. `tests/properties/non_coherent.rs` leaves out each of the drops, and sees it fail.
+//! Tests: `tests/loom.rs` explores all of this except for the loads of *credit*, which loom never delays; Miri reports
+//! an error there as a data race of in-place access. `tests/properties/non_coherent.rs` omitted each of the invalidations
+//! and observes a failure.
 
-#![allow(unsafe_code)] // Raw spans of caller memory cross this interface.
+#![allow(unsafe_code)] // This interface takes raw pointers to buffers of its callers.
 
 mod batch;
 mod consumer;
@@ -93,12 +98,12 @@ pub use layout::{ELASTIC_RINGS, ELASTIC_SLOTS_MIN, LargerRings, Layout};
 pub use producer::{Budget, HELD_MS_MAX, MemoryRelease, Producer, Reservation};
 pub use record::{INLINE_BYTES, RECORD_BYTES_MAX, SHORT_BYTES_MAX, SLOT_BYTES, STAMP_BITS, Urgent};
 
-/// The peer broke the protocol of the lane: the connection cannot go on.
+/// The peer violated the protocol of the lane: the connection cannot continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Corrupt {
     /// Which value was wrong.
     pub what: &'static str,
-    /// What it was.
+    /// The wrong value.
     pub value: u64,
 }
 
@@ -110,7 +115,8 @@ impl std::fmt::Display for Corrupt {
 
 impl std::error::Error for Corrupt {}
 
-/// Between "I have stored" and "now I look": the one place where a store must not pass a later load, on either end.
+/// The fence between an endpoint's store of its flag or record and its load of the other's: the store must not pass the
+/// load.
 #[inline]
 fn sleep_fence() {
     #[cfg(loom)]

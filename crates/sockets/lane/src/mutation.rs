@@ -1,4 +1,4 @@
-//! Under the model checker only: switches off what a test then shows to be needed.
+//! Mutations for the model checker: a test removes a fence and shows that a failure follows.
 
 use std::cell::Cell;
 
@@ -6,14 +6,14 @@ thread_local! {
     static FENCES_OFF: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While it lives, this thread's lanes (loom runs all modelled threads on one) go without the fence between store and
-/// look.
+/// Guard that removes the fence between the store and the load of a sleeper from all lanes of this thread (loom runs
+/// all modelled threads on one).
 #[derive(Debug)]
 pub struct WithoutSleepFences(());
 
 impl WithoutSleepFences {
-    /// Switches the fences off.
-    #[allow(clippy::new_without_default)] // A default that changes behaviour would surprise.
+    /// Removes the fences until the guard is dropped.
+    #[allow(clippy::new_without_default)] // A default value must not have a side effect.
     pub fn new() -> Self {
         FENCES_OFF.set(true);
         Self(())

@@ -1,18 +1,18 @@
-//! The record: one header, then payload, in contiguous slots.
+//! The format of a record: tag and header, then payload, in contiguous slots.
 
 use crate::{Corrupt, ELASTIC_RINGS};
 
-/// Bytes of a slot: one cache line.
+/// Bytes of a slot, which is one cache line.
 pub const SLOT_BYTES: usize = volmem::CACHE_LINE_BYTES;
-/// Bytes of the header: tag, then length and kind.
+/// Bytes of the tag and of the header word (length, kind, stamp).
 pub(crate) const HEADER_BYTES: usize = 16;
-/// Payload bytes that travel in the header's own cache line.
+/// Payload bytes that fit the cache line of the tag and header.
 pub const INLINE_BYTES: usize = SLOT_BYTES - HEADER_BYTES;
-/// Payload bytes of the longest record: a chunk, small enough that the sender's copy and the receiver's overlap in
-/// shared cache.
+/// Payload bytes of the longest record, small enough that the sender's copy and the receiver's copy overlap in time
+/// while the bytes are in a shared cache.
 pub const RECORD_BYTES_MAX: usize = 256 * SLOT_BYTES - HEADER_BYTES;
 
-/// Slots of the longest record that both ends move by a short path: 4 KiB and the header.
+/// Slots of the longest record for which both endpoints have a short path: 4 KiB and the header.
 pub(crate) const SHORT_SLOTS_MAX: u64 = 65;
 /// Payload bytes of the longest message that [`crate::Producer::write_short_from`] sends.
 pub const SHORT_BYTES_MAX: usize = SHORT_SLOTS_MAX as usize * SLOT_BYTES - HEADER_BYTES;
@@ -30,60 +30,60 @@ const KIND_URGENT: u64 = 4;
 /// Bits of a [stamp](crate::Producer::set_stamp).
 pub const STAMP_BITS: u32 = u64::BITS - STAMP_SHIFT;
 
-/// What a record is.
+/// The kind of a record, with its length or target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Record {
     /// Payload of this many bytes.
     Data(usize),
-    /// The next record is in this ring.
+    /// A switch record: the next record is in this ring.
     Switch(u8),
     /// Payload of this many bytes so far: the sender may append more, or make it [`Record::Data`].
     Open(usize),
-    /// One byte that is urgent: an [`Urgent`].
+    /// One urgent byte, an [`Urgent`].
     Urgent,
 }
 
-/// An urgent byte, at its place in the stream.
+/// An urgent byte (`MSG_OOB`), at its position in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Urgent {
     /// The byte itself.
     pub byte: u8,
-    /// Which urgent byte of the lane it is, as the sender counts them.
+    /// Number of this urgent byte in the lane, counted by the sender.
     pub number: u32,
 }
 
 impl Urgent {
-    /// In one word, which is never 0 where the number is not.
+    /// Encodes the byte and its number in one word, which is not 0 if the number is not 0.
     pub const fn to_word(self) -> u64 {
         self.byte as u64 | (self.number as u64) << u8::BITS
     }
 
-    /// What a peer wrote.
+    /// Decodes a word that a peer wrote; every word is valid.
     pub const fn of_word(word: u64) -> Self {
         Self { byte: word as u8, number: (word >> u8::BITS) as u32 }
     }
 }
 
-/// The word that says "a record starts here", for this position of this lane and no other.
+/// Returns the word that marks the start of a record at this position of this lane.
 #[inline]
 pub(crate) fn tag(secret: u64, position: u64) -> u64 {
     secret ^ position.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// Slots that a record with this much payload takes.
+/// Returns the number of slots of a record with `payload_bytes`.
 #[inline]
 pub(crate) fn slots_of(payload_bytes: usize) -> u64 {
     (payload_bytes + HEADER_BYTES).div_ceil(SLOT_BYTES) as u64
 }
 
-/// The stamp in a header word.
+/// Returns the stamp in a header word.
 #[inline]
 pub(crate) fn stamp_of(word: u64) -> u64 {
     word >> STAMP_SHIFT
 }
 
 impl Record {
-    /// The header word: length, kind, and in the bits above the stamp.
+    /// Returns the header word: length, kind, and the stamp in the bits above.
     #[inline(always)]
     pub(crate) fn encode(self, stamp: u64) -> u64 {
         let (len, kind) = match self {
@@ -95,7 +95,7 @@ impl Record {
         len | kind << LEN_BITS | stamp << STAMP_SHIFT
     }
 
-    /// Decodes a header word that a peer wrote; `slots_max` is how many slots a record may have at its place.
+    /// Decodes a header word that a peer wrote. `slots_max` is the maximum number of slots of a record at its position.
     #[inline]
     pub(crate) fn decode(word: u64, slots_max: u64) -> Result<Self, Corrupt> {
         let len = word & LEN_MASK;
@@ -110,7 +110,7 @@ impl Record {
         }
     }
 
-    /// Payload bytes, if a header word that a peer wrote says that they are in the header's own slot.
+    /// Returns the payload length of a header word that a peer wrote, if it is a data record of one slot.
     #[inline(always)]
     pub(crate) fn decode_inline(word: u64) -> Option<usize> {
         let len_bytes = (word & (KIND_MASK << LEN_BITS | LEN_MASK)).wrapping_sub(KIND_DATA << LEN_BITS);

@@ -1,38 +1,43 @@
-//! Short spans of private memory as words, for payloads that are moved without calling `memcpy`.
+//! Conversion between short spans of private memory and words, to move payloads without calling `memcpy`.
 
-/// Payloads of up to so many bytes go word by word; the call costs less beyond.
+/// Payloads of up to this number of bytes are copied word by word; for longer ones `memcpy` is faster.
 pub(crate) const WORDWISE_BYTES_MAX: usize = 16;
 pub(crate) const WORD_BYTES: usize = size_of::<u64>();
 
-/// The first `len_bytes` (at most 8) at `source`, as the word whose bytes in memory they are; zeros follow.
+/// Returns the `len_bytes` (up to 8) at `source` as a word with these bytes in memory order, followed by zeros. Of more
+/// than 8 bytes only the first 8 are loaded.
 ///
 /// # Safety
 /// `source` is readable for `len_bytes`.
 #[inline(always)]
 pub(crate) unsafe fn load_short(source: *const u8, len_bytes: usize) -> u64 {
     if len_bytes >= WORD_BYTES {
-        // SAFETY: the caller's.
+        // SAFETY: `source` is readable for `len_bytes`, by this function's contract, which are at least the 8 of a
+        // word; the read is unaligned.
         return unsafe { source.cast::<u64>().read_unaligned() };
     }
     let (mut word, mut at) = (0_u64, 0);
     if len_bytes & 4 != 0 {
-        // SAFETY: the caller's: four bytes are there.
+        // SAFETY: bit 2 of `len_bytes` is set, so at least four bytes are readable at `source`, by this function's
+        // contract; the read is unaligned.
         word = u32::from_le(unsafe { source.cast::<u32>().read_unaligned() }).into();
         at = 4;
     }
     if len_bytes & 2 != 0 {
-        // SAFETY: the caller's: two more bytes are there.
+        // SAFETY: bit 1 of `len_bytes` is set, so two more bytes are readable behind the `at` bytes of bit 2, by this
+        // function's contract; the read is unaligned.
         word |= u64::from(u16::from_le(unsafe { source.add(at).cast::<u16>().read_unaligned() })) << (at * 8);
         at += 2;
     }
     if len_bytes & 1 != 0 {
-        // SAFETY: the caller's: one more byte is there.
+        // SAFETY: bit 0 of `len_bytes` is set, so one more byte is readable behind the `at` bytes of the higher bits,
+        // by this function's contract.
         word |= u64::from(unsafe { source.add(at).read() }) << (at * 8);
     }
     word.to_le()
 }
 
-/// The `len_bytes` at `source` as the words whose bytes in memory they are; zeros follow.
+/// Returns the `len_bytes` at `source` as words with these bytes in memory order, followed by zeros.
 ///
 /// # Safety
 /// `source` is readable for `len_bytes`, which are at most what `N` words hold.
@@ -40,12 +45,13 @@ pub(crate) unsafe fn load_short(source: *const u8, len_bytes: usize) -> u64 {
 pub(crate) unsafe fn load_words<const N: usize>(source: *const u8, len_bytes: usize) -> [u64; N] {
     std::array::from_fn(|index| {
         let left_bytes = len_bytes.saturating_sub(index * WORD_BYTES);
-        // SAFETY: the caller's: so many bytes are left there, none beyond its end.
+        // SAFETY: `source` is readable for `len_bytes`, by this function's contract. `left_bytes` of them lie from word
+        // `index` on, and it is not 0 here, so the pointer stays inside the span.
         if left_bytes == 0 { 0 } else { unsafe { load_short(source.add(index * WORD_BYTES), left_bytes) } }
     })
 }
 
-/// Stores the first `len_bytes` of what the words hold to `destination`.
+/// Stores the first `len_bytes` of the words, in memory order, to `destination`.
 ///
 /// # Safety
 /// `destination` is writable for `len_bytes`, which are at most what `N` words hold.
@@ -56,35 +62,41 @@ pub(crate) unsafe fn store_words<const N: usize>(destination: *mut u8, words: [u
         if left_bytes == 0 {
             return;
         }
-        // SAFETY: the caller's: there is room for so many bytes, none beyond its end.
+        // SAFETY: `destination` is writable for `len_bytes`, by this function's contract. `left_bytes` of them lie from
+        // word `index` on, and it is not 0 here, so the pointer stays inside the span.
         unsafe { store_short(destination.add(index * WORD_BYTES), word, left_bytes) };
     }
 }
 
-/// Stores the first `len_bytes` (at most 8) of the word's bytes in memory to `destination`.
+/// Stores the first `len_bytes` (up to 8) of the word, in memory order, to `destination`. Of more than 8 bytes only the
+/// first 8 are stored.
 ///
 /// # Safety
 /// `destination` is writable for `len_bytes`.
 #[inline(always)]
 pub(crate) unsafe fn store_short(destination: *mut u8, word: u64, len_bytes: usize) {
     if len_bytes >= WORD_BYTES {
-        // SAFETY: the caller's.
+        // SAFETY: `destination` is writable for `len_bytes`, by this function's contract, which are at least the 8 of a
+        // word; the write is unaligned.
         return unsafe { destination.cast::<u64>().write_unaligned(word) };
     }
     let word = u64::from_le(word);
     let mut at = 0;
     if len_bytes & 4 != 0 {
-        // SAFETY: the caller's: there is room for four bytes.
+        // SAFETY: bit 2 of `len_bytes` is set, so at least four bytes are writable at `destination`, by this function's
+        // contract; the write is unaligned.
         unsafe { destination.cast::<u32>().write_unaligned((word as u32).to_le()) };
         at = 4;
     }
     if len_bytes & 2 != 0 {
-        // SAFETY: the caller's: there is room for two more bytes.
+        // SAFETY: bit 1 of `len_bytes` is set, so two more bytes are writable behind the `at` bytes of bit 2, by this
+        // function's contract; the write is unaligned.
         unsafe { destination.add(at).cast::<u16>().write_unaligned(((word >> (at * 8)) as u16).to_le()) };
         at += 2;
     }
     if len_bytes & 1 != 0 {
-        // SAFETY: the caller's: there is room for one more byte.
+        // SAFETY: bit 0 of `len_bytes` is set, so one more byte is writable behind the `at` bytes of the higher bits,
+        // by this function's contract.
         unsafe { destination.add(at).write((word >> (at * 8)) as u8) };
     }
 }
@@ -96,10 +108,10 @@ mod tests {
     #[test]
     fn miri_a_short_span_goes_through_a_word_unchanged() {
         for len_bytes in 0..=WORD_BYTES {
-            // Of exactly this length, so that Miri sees a byte too many.
+            // The vectors have exactly this length, so that Miri reports an access beyond it.
             let source: Vec<u8> = (1..=len_bytes as u8).collect();
             let mut destination = vec![0; len_bytes];
-            // SAFETY: both vectors have this length.
+            // SAFETY: both vectors have `len_bytes`.
             unsafe { store_short(destination.as_mut_ptr(), load_short(source.as_ptr(), len_bytes), len_bytes) };
             assert_eq!(source, destination);
         }
@@ -110,10 +122,10 @@ mod tests {
         for len_bytes in 0..=6 * WORD_BYTES {
             let source: Vec<u8> = (1..=len_bytes as u8).collect();
             let mut destination = vec![0; len_bytes];
-            // SAFETY: both vectors have this length.
+            // SAFETY: `source` has `len_bytes`, which are at most the 48 of six words.
             let words: [u64; 6] = unsafe { load_words(source.as_ptr(), len_bytes) };
             assert!(words[len_bytes.div_ceil(WORD_BYTES)..].iter().all(|word| *word == 0));
-            // SAFETY: as above.
+            // SAFETY: `destination` has `len_bytes`, which are at most the 48 of six words.
             unsafe { store_words(destination.as_mut_ptr(), words, len_bytes) };
             assert_eq!(source, destination);
         }
@@ -121,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_word_holds_its_bytes_in_the_order_of_memory() {
-        // SAFETY: three bytes are there.
+        // SAFETY: the array has three bytes.
         let word = unsafe { load_short([1, 2, 3].as_ptr(), 3) };
         assert_eq!(word.to_ne_bytes(), [1, 2, 3, 0, 0, 0, 0, 0]);
     }
