@@ -1,10 +1,9 @@
-/* A parent computes a stream where its child will read it, and the child sums it up where it lies: no copy on either
- * side.
+/* A parent process generates a stream in the ring from which its child reads it, and the child computes a checksum in
+ * place: no copy on either side.
  *
  *   cargo build --release -p lane-c
- * cc -O2 -Icrates/sockets/lane-c/include -o in_place crates/sockets/lane-c/examples/in_place.c \
- *    target/release/libcrosslane_lane.a
- * -lgcc_s -lm
+ *   cc -O2 -Icrates/sockets/lane-c/include -o in_place crates/sockets/lane-c/examples/in_place.c \
+ *      target/release/libcrosslane_lane.a -lgcc_s -lm
  *   ./in_place [MEGABYTES] */
 #include "crosslane_lane.h"
 
@@ -17,9 +16,9 @@
 #include <unistd.h>
 
 #define RING_BYTES (1 << 20)
-#define PATIENCE_MS 30000
+#define TIMEOUT_MS 30000
 
-/* Fletcher's sum, so that order counts. */
+/* Fletcher's checksum, which depends on the order of the bytes. */
 struct checksum {
     uint64_t first;
     uint64_t second;
@@ -36,25 +35,25 @@ static uint8_t stream_byte(uint64_t position)
     return (uint8_t)(position * UINT64_C(0x9E3779B97F4A7C15) >> 56);
 }
 
-/* Ends the process with the name of what failed; passes on what did not. */
-static ssize_t check(const char *what, ssize_t answer)
+/* Ends the process with the name of the call that failed; otherwise returns the call's result. */
+static ssize_t check(const char *what, ssize_t result)
 {
-    if (answer < 0) {
-        fprintf(stderr, "%s: %s\n", what, strerror((int)-answer));
+    if (result < 0) {
+        fprintf(stderr, "%s: %s\n", what, strerror((int)-result));
         _exit(1);
     }
-    return answer;
+    return result;
 }
 
 static void wait_for(crosslane_lane *lane, int events)
 {
-    if (check("wait", crosslane_lane_wait(lane, events, PATIENCE_MS)) == 0) {
-        fprintf(stderr, "wait: no sign of the peer for %d s\n", PATIENCE_MS / 1000);
+    if (check("wait", crosslane_lane_wait(lane, events, TIMEOUT_MS)) == 0) {
+        fprintf(stderr, "wait: nothing from the peer for %d s\n", TIMEOUT_MS / 1000);
         _exit(1);
     }
 }
 
-/* Writes the stream in place; answers its checksum. */
+/* Writes the stream in place; returns its checksum. */
 static uint64_t produce(crosslane_lane *lane, uint64_t stream_bytes)
 {
     struct checksum sum = {0, 0};
@@ -79,7 +78,7 @@ static uint64_t produce(crosslane_lane *lane, uint64_t stream_bytes)
     return sum.second;
 }
 
-/* Reads to the end in place; answers the checksum. */
+/* Reads the stream in place up to its end; returns its checksum. */
 static uint64_t consume(crosslane_lane *lane)
 {
     struct checksum sum = {0, 0};
@@ -92,7 +91,7 @@ static uint64_t consume(crosslane_lane *lane)
         }
         if (check("peek", chunk_bytes) == 0)
             return sum.second;
-        /* Volatile: a peer that is not trusted may change a byte, which is why each is read just once. */
+        /* Volatile: an untrusted peer may change a byte at any time, so each byte is read just once. */
         const volatile uint8_t *bytes = at;
         for (ssize_t index = 0; index < chunk_bytes; index++)
             checksum_add(&sum, bytes[index]);
@@ -100,7 +99,7 @@ static uint64_t consume(crosslane_lane *lane)
     }
 }
 
-/* The child: sums up what comes, and sends the checksum back the other way. */
+/* The child: computes the checksum of the stream, and sends it back in the other direction. */
 static int run_child(int memfd)
 {
     crosslane_lane *lane = NULL;
@@ -139,7 +138,7 @@ int main(int argc, char **argv)
                 (unsigned long long)received_sum);
         return 1;
     }
-    printf("%llu bytes in place, checksum %016llx, the same at both ends\n", (unsigned long long)stream_bytes,
+    printf("%llu bytes in place, checksum %016llx, the same at both endpoints\n", (unsigned long long)stream_bytes,
            (unsigned long long)sent_sum);
     return 0;
 }

@@ -1,4 +1,4 @@
-//! What a C caller gets instead of an error: a negative errno.
+//! Errors, and their conversion to the negative errno that C callers get.
 
 use lane::Corrupt;
 use libc::c_int;
@@ -8,18 +8,18 @@ use libc::c_int;
 pub struct Failure(c_int);
 
 impl Failure {
-    /// An argument is wrong.
+    /// An argument is invalid.
     pub const INVALID: Self = Self(libc::EINVAL);
-    /// Not now.
+    /// Nothing to read, or no room, now.
     pub const AGAIN: Self = Self(libc::EAGAIN);
-    /// Written after the end.
+    /// A write after the end of the stream.
     pub const PIPE: Self = Self(libc::EPIPE);
-    /// The peer breaks the protocol.
+    /// The peer violated the protocol.
     pub const PROTOCOL: Self = Self(libc::EPROTO);
-    /// Not a descriptor.
+    /// The descriptor is not open.
     pub const DESCRIPTOR: Self = Self(libc::EBADF);
 
-    /// What the kernel said; never zero, which would pass for success.
+    /// Converts an errno from the kernel. 0 would mean success, so it becomes [`Failure::INVALID`].
     pub fn of_errno(errno: c_int) -> Self {
         if errno > 0 { Self(errno) } else { Self::INVALID }
     }
@@ -37,15 +37,15 @@ impl From<rustix::io::Errno> for Failure {
     }
 }
 
-/// The answer as C has it.
+/// Returns a result as C expects it: the value, or the negative errno.
 pub fn code(result: Result<c_int, Failure>) -> c_int {
     result.unwrap_or_else(|failure| -failure.0)
 }
 
-/// A length, or why there is none, as C has it.
+/// Returns a length as C expects it: the length, or the negative errno.
 pub fn size(result: Result<usize, Failure>) -> isize {
     match result {
-        // No span is longer than `isize::MAX`.
+        // No span is longer than `isize::MAX`, so this does not truncate.
         Ok(len_bytes) => isize::try_from(len_bytes).unwrap_or(isize::MAX),
         Err(failure) => -(failure.0 as isize),
     }

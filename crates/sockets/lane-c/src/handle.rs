@@ -1,4 +1,4 @@
-//! One attached side: its two halves, each for one thread at a time.
+//! An attached side of a pair: a writing and a reading half, each of which one thread at a time may use.
 
 use crate::error::Failure;
 use crate::segment::{self, Receiver, Sender};
@@ -7,9 +7,9 @@ use std::cell::UnsafeCell;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-/// There are bytes, or the end.
+/// Event: there are unread bytes, or the end of the stream.
 pub const IN: c_int = 1;
-/// There is room.
+/// Event: there is room.
 pub const OUT: c_int = 2;
 
 const SPINS: u32 = 2_000;
@@ -23,7 +23,7 @@ pub struct Handle {
     reader: UnsafeCell<Reader>,
 }
 
-/// The half that writes.
+/// The writing half.
 #[derive(Debug)]
 pub struct Writer {
     sender: Sender,
@@ -31,7 +31,7 @@ pub struct Writer {
     is_finished: bool,
 }
 
-/// The half that reads.
+/// The reading half.
 #[derive(Debug)]
 pub struct Reader {
     receiver: Receiver,
@@ -39,7 +39,7 @@ pub struct Reader {
 }
 
 impl Handle {
-    /// Attaches a side.
+    /// Attaches to a side of a pair.
     pub fn attach(memfd: BorrowedFd<'_>, side: usize) -> Result<Self, Failure> {
         let (sender, receiver) = segment::attach(memfd, side)?;
         let writer = Writer { sender, reserved_bytes: 0, is_finished: false };
@@ -47,85 +47,88 @@ impl Handle {
         Ok(Self { writer: UnsafeCell::new(writer), reader: UnsafeCell::new(reader) })
     }
 
-    /// The half that writes.
+    /// Returns the writing half.
     ///
     /// # Safety
-    /// Nobody else is in a call of this half.
-    #[allow(clippy::mut_from_ref)] // The caller's promise is the exclusion.
+    /// No other reference to this half exists while the returned one is used.
+    #[allow(clippy::mut_from_ref)] // The contract requires mutual exclusion.
     pub unsafe fn writer(&self) -> &mut Writer {
-        // SAFETY: the caller's.
+        // SAFETY: no other reference to the writing half exists, by this function's contract.
         unsafe { &mut *self.writer.get() }
     }
 
-    /// The half that reads.
+    /// Returns the reading half.
     ///
     /// # Safety
-    /// Nobody else is in a call of this half.
-    #[allow(clippy::mut_from_ref)] // The caller's promise is the exclusion.
+    /// No other reference to this half exists while the returned one is used.
+    #[allow(clippy::mut_from_ref)] // The contract requires mutual exclusion.
     pub unsafe fn reader(&self) -> &mut Reader {
-        // SAFETY: the caller's.
+        // SAFETY: no other reference to the reading half exists, by this function's contract.
         unsafe { &mut *self.reader.get() }
     }
 
-    /// Which of `events` hold.
+    /// Returns which of `events` are ready.
     ///
     /// # Safety
-    /// Nobody else is in a call of the halves that `events` name.
+    /// No other reference to the halves that `events` name exists during the call.
     pub unsafe fn ready(&self, events: c_int) -> Result<c_int, Failure> {
         let mut found = 0;
-        // SAFETY: the caller's.
+        // SAFETY: the reading half is used only if `events` includes `IN`; then no other reference to it exists, by
+        // this function's contract.
         if events & IN != 0 && unsafe { self.reader() }.is_ready() {
             found |= IN;
         }
-        // SAFETY: the caller's.
+        // SAFETY: the writing half is used only if `events` includes `OUT`; then no other reference to it exists, by
+        // this function's contract.
         if events & OUT != 0 && unsafe { self.writer() }.is_ready()? {
             found |= OUT;
         }
         Ok(found)
     }
 
-    /// Waits for one of `events`; zero when the time is up.
+    /// Waits until one of `events` is ready, and returns which; 0 after `limit`.
     ///
     /// # Safety
-    /// As [`Handle::ready`].
+    /// No other reference to the halves that `events` name exists during the call.
     pub unsafe fn wait(&self, events: c_int, limit: Option<Duration>) -> Result<c_int, Failure> {
         let start = Instant::now();
-        let mut turn = 0_u32;
+        let mut iteration = 0_u32;
         loop {
-            // SAFETY: the caller's.
+            // SAFETY: no other reference to the halves that `events` name exists, by this function's contract.
             let found = unsafe { self.ready(events) }?;
-            let is_over = |limit| turn >= SPINS && start.elapsed() >= limit;
+            let is_over = |limit| iteration >= SPINS && start.elapsed() >= limit;
             if found != 0 || limit.is_some_and(is_over) {
                 return Ok(found);
             }
-            pause(turn);
-            turn = turn.saturating_add(1);
+            pause(iteration);
+            iteration = iteration.saturating_add(1);
         }
     }
 }
 
-fn pause(turn: u32) {
-    match turn {
+fn pause(iteration: u32) {
+    match iteration {
         0..SPINS => std::hint::spin_loop(),
-        SPINS.. if turn < SPINS + YIELDS => std::thread::yield_now(),
+        SPINS.. if iteration < SPINS + YIELDS => std::thread::yield_now(),
         _ => std::thread::sleep(PAUSE),
     }
 }
 
 impl Writer {
-    /// As `crosslane_lane_write`.
+    /// Implements `crosslane_lane_write`.
     ///
     /// # Safety
-    /// `bytes` is readable for `len_bytes`.
+    /// `bytes` is readable for `len_bytes` and outside the pair's memory.
     pub unsafe fn write(&mut self, bytes: *const u8, len_bytes: usize) -> Result<usize, Failure> {
         self.check_open()?;
         self.reserved_bytes = 0;
-        // SAFETY: the caller's.
+        // SAFETY: `bytes` is readable for `len_bytes` and outside the pair's memory, which contains the window, by this
+        // function's contract.
         let written_bytes = unsafe { self.sender.write_from(bytes, len_bytes) }?;
         if written_bytes == 0 && len_bytes > 0 { Err(Failure::AGAIN) } else { Ok(written_bytes) }
     }
 
-    /// As `crosslane_lane_reserve`.
+    /// Implements `crosslane_lane_reserve`.
     pub fn reserve(&mut self, len_bytes_max: usize) -> Result<(*mut u8, usize), Failure> {
         self.check_open()?;
         self.reserved_bytes = 0;
@@ -134,7 +137,7 @@ impl Writer {
         Ok((room.pointer.as_ptr(), room.len_bytes))
     }
 
-    /// As `crosslane_lane_commit`.
+    /// Implements `crosslane_lane_commit`.
     pub fn commit(&mut self, len_bytes: usize) -> Result<(), Failure> {
         if len_bytes > self.reserved_bytes {
             return Err(Failure::INVALID);
@@ -143,14 +146,14 @@ impl Writer {
         Ok(self.sender.commit(len_bytes)?)
     }
 
-    /// As `crosslane_lane_finish`.
+    /// Implements `crosslane_lane_finish`.
     pub fn finish(&mut self) {
         self.is_finished = true;
         self.reserved_bytes = 0;
         self.sender.finish();
     }
 
-    /// The sender, for sleeping.
+    /// Returns the sender, to announce sleep and to take wake-up requests.
     pub fn sender(&mut self) -> &mut Sender {
         &mut self.sender
     }
@@ -165,18 +168,19 @@ impl Writer {
 }
 
 impl Reader {
-    /// As `crosslane_lane_read`.
+    /// Implements `crosslane_lane_read`.
     ///
     /// # Safety
-    /// `bytes` is writable for `len_bytes`.
+    /// `bytes` is writable for `len_bytes` and outside the pair's memory.
     pub unsafe fn read(&mut self, bytes: *mut u8, len_bytes: usize) -> Result<usize, Failure> {
         self.peeked_bytes = 0;
-        // SAFETY: the caller's.
+        // SAFETY: `bytes` is writable for `len_bytes` and outside the pair's memory, which contains the window, by this
+        // function's contract.
         let read_bytes = unsafe { self.receiver.read_to(bytes, len_bytes) }?;
         if read_bytes == 0 { self.check_finished() } else { Ok(read_bytes) }
     }
 
-    /// As `crosslane_lane_peek`.
+    /// Implements `crosslane_lane_peek`.
     pub fn peek(&mut self) -> Result<(*const u8, usize), Failure> {
         self.peeked_bytes = 0;
         let Some(chunk) = self.receiver.peek()? else {
@@ -186,18 +190,18 @@ impl Reader {
         Ok((self.receiver.pointer(chunk).as_ptr(), chunk.len_bytes))
     }
 
-    /// As `crosslane_lane_consume`.
+    /// Implements `crosslane_lane_consume`.
     pub fn consume(&mut self, len_bytes: usize) -> Result<(), Failure> {
         self.peeked_bytes = self.peeked_bytes.checked_sub(len_bytes).ok_or(Failure::INVALID)?;
         Ok(self.receiver.consume(len_bytes)?)
     }
 
-    /// As `crosslane_lane_unread`.
+    /// Implements `crosslane_lane_unread`.
     pub fn unread(&self) -> Result<usize, Failure> {
         Ok(self.receiver.unread_bytes()?)
     }
 
-    /// The receiver, for sleeping.
+    /// Returns the receiver, to announce sleep and to take wake-up requests.
     pub fn receiver(&mut self) -> &mut Receiver {
         &mut self.receiver
     }

@@ -1,8 +1,9 @@
-//! The lane for C: `include/crosslane_lane.h` says what each function does.
+//! The C interface of lanes. `include/crosslane_lane.h` documents each function.
 //!
-//! Every argument is checked before it is used, and nothing unwinds into C: what fails answers a negative errno.
+//! Every argument is checked before it is used, and nothing unwinds into C: a function that fails returns a negative
+//! errno.
 
-#![allow(unsafe_code)] // C hands over raw pointers.
+#![allow(unsafe_code)] // C passes raw pointers.
 
 mod error;
 mod handle;
@@ -15,13 +16,13 @@ use libc::c_int;
 use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::time::Duration;
 
-/// Makes a pair; answers its descriptor.
+/// Creates a pair; returns its descriptor.
 #[unsafe(no_mangle)]
 pub extern "C" fn crosslane_lane_create(ring_bytes: usize) -> c_int {
     code(segment::create(ring_bytes).map(IntoRawFd::into_raw_fd))
 }
 
-/// Attaches a side of a pair.
+/// Attaches to one side of a pair.
 ///
 /// # Safety
 /// `lane` is null or writable.
@@ -35,160 +36,173 @@ pub unsafe extern "C" fn crosslane_lane_attach(memfd: c_int, side: c_int, lane: 
         if memfd < 0 {
             return Err(Failure::DESCRIPTOR);
         }
-        // SAFETY: not -1; whether it is open is the kernel's to say, and it is not kept.
+        // SAFETY: `memfd` is not negative. The borrow ends with this call, and if the descriptor is not open, the
+        // system calls that use it fail with EBADF.
         let handle = Handle::attach(unsafe { BorrowedFd::borrow_raw(memfd) }, side)?;
-        // SAFETY: not null, so writable.
+        // SAFETY: `lane` is not null, as checked above, and then writable, by this function's contract.
         unsafe { lane.write(Box::into_raw(Box::new(handle))) };
         Ok(0)
     };
     code(attach())
 }
 
-/// Ends a handle.
+/// Destroys a handle.
 ///
 /// # Safety
-/// `lane` is null or a handle that nobody uses any more.
+/// `lane` is null or a live handle that no thread uses during or after this call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosslane_lane_close(lane: *mut Handle) -> c_int {
     if lane.is_null() {
         return code(Err(Failure::INVALID));
     }
-    // SAFETY: made by `Box::into_raw` above, and the caller's last use.
+    // SAFETY: a handle comes from `Box::into_raw` in `crosslane_lane_attach`, and this is its last use, by this
+    // function's contract.
     drop(unsafe { Box::from_raw(lane) });
     0
 }
 
-/// Writes a copy.
+/// Copies bytes into the lane.
 ///
 /// # Safety
-/// `lane` is null or a handle, `bytes` is null or readable for `len`; no other call that writes runs.
+/// `lane` is null or a live handle; `bytes` is null or readable for `len`, outside the pair's memory; no other thread
+/// is in a writing call of the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosslane_lane_write(lane: *mut Handle, bytes: *const u8, len: usize) -> isize {
     let write = || {
         check_span(bytes, len)?;
-        // SAFETY: the caller's.
+        // SAFETY: `lane` is null or a live handle, and no other thread is in a writing call of it, by this function's
+        // contract; `bytes` is not null, so readable for `len` and outside the pair's memory.
         unsafe { handle(lane)?.writer().write(bytes, len) }
     };
     size(write())
 }
 
-/// Reads a copy.
+/// Copies bytes out of the lane.
 ///
 /// # Safety
-/// `lane` is null or a handle, `bytes` is null or writable for `len`; no other call that reads runs.
+/// `lane` is null or a live handle; `bytes` is null or writable for `len`, outside the pair's memory; no other thread
+/// is in a reading call of the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosslane_lane_read(lane: *mut Handle, bytes: *mut u8, len: usize) -> isize {
     let read = || {
         check_span(bytes, len)?;
         check_some(len)?;
-        // SAFETY: the caller's.
+        // SAFETY: `lane` is null or a live handle, and no other thread is in a reading call of it, by this function's
+        // contract; `bytes` is not null, so writable for `len` and outside the pair's memory.
         unsafe { handle(lane)?.reader().read(bytes, len) }
     };
     size(read())
 }
 
-/// Reserves room to write in place.
+/// Reserves room to be written in place.
 ///
 /// # Safety
-/// `lane` is null or a handle, `at` is null or writable; no other call that writes runs.
+/// `lane` is null or a live handle; `at` is null or writable; no other thread is in a writing call of the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosslane_lane_reserve(lane: *mut Handle, len_max: usize, at: *mut *mut u8) -> isize {
     let reserve = || {
         check_span(at, len_max)?;
         check_some(len_max)?;
-        // SAFETY: the caller's.
+        // SAFETY: `lane` is null or a live handle, and no other thread is in a writing call of it, by this function's
+        // contract.
         let (pointer, len_bytes) = unsafe { handle(lane)?.writer() }.reserve(len_max)?;
-        // SAFETY: not null, so writable.
+        // SAFETY: `at` is not null, as checked above, and then writable, by this function's contract.
         unsafe { at.write(pointer) };
         Ok(len_bytes)
     };
     size(reserve())
 }
 
-/// Sends what was written in place.
+/// Publishes bytes that were written in place.
 ///
 /// # Safety
-/// `lane` is null or a handle; no other call that writes runs.
+/// `lane` is null or a live handle; no other thread is in a writing call of the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosslane_lane_commit(lane: *mut Handle, len: usize) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: `lane` is null or a live handle, and no other thread is in a writing call of it, by this function's
+    // contract.
     let commit = || unsafe { handle(lane)?.writer() }.commit(len).map(|()| 0);
     code(commit())
 }
 
-/// Shows the next bytes in place.
+/// Returns the next unread bytes in place.
 ///
 /// # Safety
-/// `lane` is null or a handle, `at` is null or writable; no other call that reads runs.
+/// `lane` is null or a live handle; `at` is null or writable; no other thread is in a reading call of the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosslane_lane_peek(lane: *mut Handle, at: *mut *const u8) -> isize {
     let peek = || {
         if at.is_null() {
             return Err(Failure::INVALID);
         }
-        // SAFETY: the caller's.
+        // SAFETY: `lane` is null or a live handle, and no other thread is in a reading call of it, by this function's
+        // contract.
         let (pointer, len_bytes) = unsafe { handle(lane)?.reader() }.peek()?;
-        // SAFETY: not null, so writable.
+        // SAFETY: `at` is not null, as checked above, and then writable, by this function's contract.
         unsafe { at.write(pointer) };
         Ok(len_bytes)
     };
     size(peek())
 }
 
-/// Gives back what was read in place.
+/// Consumes bytes that were read in place.
 ///
 /// # Safety
-/// `lane` is null or a handle; no other call that reads runs.
+/// `lane` is null or a live handle; no other thread is in a reading call of the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosslane_lane_consume(lane: *mut Handle, len: usize) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: `lane` is null or a live handle, and no other thread is in a reading call of it, by this function's
+    // contract.
     let consume = || unsafe { handle(lane)?.reader() }.consume(len).map(|()| 0);
     code(consume())
 }
 
-/// Unread bytes.
+/// Returns the number of unread bytes.
 ///
 /// # Safety
-/// `lane` is null or a handle; no other call that reads runs.
+/// `lane` is null or a live handle; no other thread is in a reading call of the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosslane_lane_unread(lane: *mut Handle) -> isize {
-    // SAFETY: the caller's.
+    // SAFETY: `lane` is null or a live handle, and no other thread is in a reading call of it, by this function's
+    // contract.
     let unread = || unsafe { handle(lane)?.reader() }.unread();
     size(unread())
 }
 
-/// Says that nothing follows.
+/// Marks the end of the stream.
 ///
 /// # Safety
-/// `lane` is null or a handle; no other call that writes runs.
+/// `lane` is null or a live handle; no other thread is in a writing call of the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosslane_lane_finish(lane: *mut Handle) -> c_int {
     let finish = || {
-        // SAFETY: the caller's.
+        // SAFETY: `lane` is null or a live handle, and no other thread is in a writing call of it, by this function's
+        // contract.
         unsafe { handle(lane)?.writer() }.finish();
         Ok(0)
     };
     code(finish())
 }
 
-/// Which events hold.
+/// Returns which of the events are ready.
 ///
 /// # Safety
-/// `lane` is null or a handle; no other call of the directions in `events` runs.
+/// `lane` is null or a live handle; no other thread is in a call of the handle in the directions of `events`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosslane_lane_ready(lane: *mut Handle, events: c_int) -> c_int {
     let ready = || {
         check_events(events)?;
-        // SAFETY: the caller's.
+        // SAFETY: `lane` is null or a live handle, and no other thread is in a call of the directions in `events`, by
+        // this function's contract.
         unsafe { handle(lane)?.ready(events) }
     };
     code(ready())
 }
 
-/// Waits for an event.
+/// Waits until one of the events is ready.
 ///
 /// # Safety
-/// `lane` is null or a handle; no other call of the directions in `events` runs.
+/// `lane` is null or a live handle; no other thread is in a call of the handle in the directions of `events`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosslane_lane_wait(lane: *mut Handle, events: c_int, timeout_ms: c_int) -> c_int {
     let wait = || {
@@ -197,28 +211,31 @@ pub unsafe extern "C" fn crosslane_lane_wait(lane: *mut Handle, events: c_int, t
             -1 => None,
             _ => Some(Duration::from_millis(u64::try_from(timeout_ms).map_err(|_| Failure::INVALID)?)),
         };
-        // SAFETY: the caller's.
+        // SAFETY: `lane` is null or a live handle, and no other thread is in a call of the directions in `events`, by
+        // this function's contract.
         unsafe { handle(lane)?.wait(events, limit) }
     };
     code(wait())
 }
 
-/// Asks the peer to ring.
+/// Asks the peer to ring the doorbell.
 ///
 /// # Safety
-/// `lane` is null or a handle; no other call of the directions in `events` runs.
+/// `lane` is null or a live handle; no other thread is in a call of the handle in the directions of `events`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosslane_lane_announce_sleep(lane: *mut Handle, events: c_int) -> c_int {
     let announce = || {
         check_events(events)?;
-        // SAFETY: the caller's.
+        // SAFETY: `lane` is null or a live handle, which stays open for this call, by this function's contract.
         let handle = unsafe { handle(lane) }?;
         if events & IN != 0 {
-            // SAFETY: the caller's.
+            // SAFETY: no other thread is in a reading call of the handle, by this function's contract, because `events`
+            // includes `IN`.
             unsafe { handle.reader() }.receiver().announce_sleep();
         }
         if events & OUT != 0 {
-            // SAFETY: the caller's.
+            // SAFETY: no other thread is in a writing call of the handle, by this function's contract, because `events`
+            // includes `OUT`.
             unsafe { handle.writer() }.sender().announce_sleep();
         }
         Ok(0)
@@ -226,22 +243,24 @@ pub unsafe extern "C" fn crosslane_lane_announce_sleep(lane: *mut Handle, events
     code(announce())
 }
 
-/// Takes the question back.
+/// Cancels `crosslane_lane_announce_sleep`.
 ///
 /// # Safety
-/// `lane` is null or a handle; no other call of the directions in `events` runs.
+/// `lane` is null or a live handle; no other thread is in a call of the handle in the directions of `events`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosslane_lane_cancel_sleep(lane: *mut Handle, events: c_int) -> c_int {
     let cancel = || {
         check_events(events)?;
-        // SAFETY: the caller's.
+        // SAFETY: `lane` is null or a live handle, which stays open for this call, by this function's contract.
         let handle = unsafe { handle(lane) }?;
         if events & IN != 0 {
-            // SAFETY: the caller's.
+            // SAFETY: no other thread is in a reading call of the handle, by this function's contract, because `events`
+            // includes `IN`.
             unsafe { handle.reader() }.receiver().cancel_sleep();
         }
         if events & OUT != 0 {
-            // SAFETY: the caller's.
+            // SAFETY: no other thread is in a writing call of the handle, by this function's contract, because `events`
+            // includes `OUT`.
             unsafe { handle.writer() }.sender().cancel_sleep();
         }
         Ok(0)
@@ -249,32 +268,37 @@ pub unsafe extern "C" fn crosslane_lane_cancel_sleep(lane: *mut Handle, events: 
     code(cancel())
 }
 
-/// Whether the peer must be rung for what was just read or written.
+/// Returns whether the peer's doorbell must be rung after a read or a write.
 ///
 /// # Safety
-/// `lane` is null or a handle; no other call of the directions in `events` runs.
+/// `lane` is null or a live handle; no other thread is in a call of the handle in the directions of `events`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosslane_lane_take_wake_request(lane: *mut Handle, events: c_int) -> c_int {
     let take = || {
         check_events(events)?;
-        // SAFETY: the caller's.
+        // SAFETY: `lane` is null or a live handle, which stays open for this call, by this function's contract.
         let handle = unsafe { handle(lane) }?;
-        // SAFETY: the caller's.
+        // SAFETY: no other thread is in a reading call of the handle, by this function's contract, where `events`
+        // includes `IN`.
         let after_read = events & IN != 0 && unsafe { handle.reader() }.receiver().take_wake_request();
-        // SAFETY: the caller's.
+        // SAFETY: no other thread is in a writing call of the handle, by this function's contract, where `events`
+        // includes `OUT`.
         let after_write = events & OUT != 0 && unsafe { handle.writer() }.sender().take_wake_request();
         Ok(c_int::from(after_read || after_write))
     };
     code(take())
 }
 
+/// Returns the handle behind a pointer from C.
+///
 /// # Safety
-/// `lane` is null or a handle that stays open for the call.
+/// `lane` is null or a live handle that stays open for the caller's call.
 unsafe fn handle<'a>(lane: *mut Handle) -> Result<&'a Handle, Failure> {
     if lane.is_null() || !lane.is_aligned() {
         return Err(Failure::INVALID);
     }
-    // SAFETY: not null, so a handle.
+    // SAFETY: `lane` is not null, so it is a live handle from `Box::into_raw`, by this function's contract. Only shared
+    // references to it exist: its halves are in cells.
     Ok(unsafe { &*lane })
 }
 

@@ -1,4 +1,4 @@
-//! The memfd of a pair: a page that says what it is, then the window of side 0, then that of side 1.
+//! The memfd of a pair: a header page, then the window of side 0, then the window of side 1.
 
 use crate::error::Failure;
 use fabric::shm::{self, ShmError};
@@ -9,13 +9,13 @@ use std::sync::Arc;
 use volmem::sync::Ordering;
 use volmem::{Mapping, Region};
 
-/// Bytes of each direction's ring, at least.
+/// Minimum bytes of each direction's ring.
 pub const RING_BYTES_MIN: usize = 512;
-/// Bytes of each direction's ring, at most.
+/// Maximum bytes of each direction's ring.
 pub const RING_BYTES_MAX: usize = 1 << 30;
 
 const PAGE_BYTES: usize = 4096;
-/// Bytes of the ring that a direction starts in.
+/// Bytes of the ring in which a direction starts.
 const SMALL_RING_BYTES: usize = PAGE_BYTES;
 /// "crslane" and the version of this layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"crslane\x01");
@@ -27,7 +27,7 @@ const WORD_SECRET: usize = 16;
 pub type Sender = Producer<MemoryOutbound, MemoryInbound>;
 pub type Receiver = Consumer<MemoryInbound, MemoryOutbound>;
 
-/// Makes the memfd of a pair.
+/// Creates the memfd of a pair.
 pub fn create(ring_bytes: usize) -> Result<OwnedFd, Failure> {
     let layout = layout_of(ring_bytes).ok_or(Failure::INVALID)?;
     let mut secret = [0_u8; size_of::<u64>()];
@@ -35,14 +35,14 @@ pub fn create(ring_bytes: usize) -> Result<OwnedFd, Failure> {
     let (memfd, mapping) = shm::create(segment_bytes(&layout)).map_err(failure_of)?;
     let region = Region::of_mapping(Arc::new(mapping));
     region.store_u64(WORD_RING_BYTES, ring_bytes as u64, Ordering::Relaxed);
-    // Odd, so never the zero that untouched memory holds.
+    // The secret is odd, so it is never 0, the value of untouched memory.
     region.store_u64(WORD_SECRET, u64::from_ne_bytes(secret) | 1, Ordering::Relaxed);
     region.store_u64(WORD_MAGIC, MAGIC, Ordering::Release);
     Ok(memfd)
 }
 
-/// Maps a pair and gives the two ends of one side. What the segment says of itself is its maker's word: checked, then
-/// used.
+/// Maps a pair and returns both endpoints of one side. The segment's header comes from the process that created it, so
+/// it is checked before it is used.
 pub fn attach(memfd: BorrowedFd<'_>, side: usize) -> Result<(Sender, Receiver), Failure> {
     let len_bytes = usize::try_from(rustix::fs::fstat(memfd)?.st_size).map_err(|_| Failure::INVALID)?;
     let mapping = shm::open(memfd.as_fd(), len_bytes).map_err(failure_of)?;
@@ -67,7 +67,8 @@ fn read_head(mapping: Mapping) -> Result<(Layout, u64, Region), Failure> {
     if is_whole { Ok((layout, secret, region)) } else { Err(Failure::PROTOCOL) }
 }
 
-/// Both directions have the same layout: each window holds the forward part of one and the back part of the other.
+/// Returns the layout of both directions, or `None` for an invalid ring size. Each window contains the forward part of
+/// one direction and the back part of the other.
 fn layout_of(ring_bytes: usize) -> Option<Layout> {
     if !ring_bytes.is_power_of_two() || !(RING_BYTES_MIN..=RING_BYTES_MAX).contains(&ring_bytes) {
         return None;

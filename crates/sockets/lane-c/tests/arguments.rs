@@ -1,4 +1,4 @@
-//! What C may get wrong, and what a peer may put into a segment, is answered with an errno.
+//! Invalid arguments, and invalid segments of a peer, are refused with an errno.
 
 #![allow(unsafe_code)] // The functions under test take raw pointers.
 
@@ -10,7 +10,7 @@ use std::ptr::{null, null_mut};
 const IN: c_int = 1;
 const OUT: c_int = 2;
 
-/// Both sides of a fresh pair, and its descriptor, closed when dropped.
+/// Both sides of a new pair and its descriptor, which are closed on drop.
 struct Pair {
     memfd: c_int,
     sides: [*mut Handle; 2],
@@ -27,7 +27,7 @@ impl Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         for side in self.sides {
-            // SAFETY: attached by `new`, and this is the last use.
+            // SAFETY: `side` is a handle that `new` attached, and this is its last use.
             assert_eq!(unsafe { crosslane_lane_close(side) }, 0);
         }
         close(self.memfd);
@@ -36,7 +36,7 @@ impl Drop for Pair {
 
 fn attach(memfd: c_int, side: c_int) -> Result<*mut Handle, c_int> {
     let mut lane = null_mut();
-    // SAFETY: `lane` is writable.
+    // SAFETY: `lane` is a local variable, so its address is writable.
     match unsafe { crosslane_lane_attach(memfd, side, &raw mut lane) } {
         0 => Ok(lane),
         failure => {
@@ -47,17 +47,17 @@ fn attach(memfd: c_int, side: c_int) -> Result<*mut Handle, c_int> {
 }
 
 fn close(descriptor: c_int) {
-    // SAFETY: a descriptor of this test.
+    // SAFETY: `descriptor` belongs to this test, and no owner closes it again.
     unsafe { libc::close(descriptor) };
 }
 
 fn write(lane: *mut Handle, bytes: &[u8]) -> isize {
-    // SAFETY: a handle or null, and a readable slice.
+    // SAFETY: `lane` is null or a handle of this test, which has one thread; a slice is readable for its length.
     unsafe { crosslane_lane_write(lane, bytes.as_ptr(), bytes.len()) }
 }
 
 fn read(lane: *mut Handle, bytes: &mut [u8]) -> isize {
-    // SAFETY: a handle or null, and a writable slice.
+    // SAFETY: `lane` is null or a handle of this test, which has one thread; the slice is writable for its length.
     unsafe { crosslane_lane_read(lane, bytes.as_mut_ptr(), bytes.len()) }
 }
 
@@ -72,25 +72,25 @@ fn rings_are_powers_of_two_within_bounds() {
 }
 
 #[test]
-fn what_is_no_pair_is_not_attached() {
+fn descriptors_and_sides_that_are_not_of_a_pair_are_refused() {
     assert_eq!(attach(-1, 0), Err(-libc::EBADF));
     assert_eq!(attach(1 << 20, 0), Err(-libc::EBADF));
     let pair = Pair::new(4096);
     assert_eq!(attach(pair.memfd, 2), Err(-libc::EINVAL));
     assert_eq!(attach(pair.memfd, -1), Err(-libc::EINVAL));
-    // SAFETY: null is allowed, and refused.
+    // SAFETY: a null pointer is allowed, and refused.
     assert_eq!(unsafe { crosslane_lane_attach(pair.memfd, 0, null_mut()) }, -libc::EINVAL);
     let path = CString::new("/dev/null").expect("no NUL");
-    // SAFETY: a path that ends with NUL.
+    // SAFETY: `path` is a string that ends with NUL.
     let null_device = unsafe { libc::open(path.as_ptr(), libc::O_RDWR) };
     assert_eq!(attach(null_device, 0), Err(-libc::EINVAL));
     close(null_device);
 }
 
-/// A memfd of `len_bytes` that starts with `words`, sealed or not.
+/// Returns a memfd of `len_bytes` that starts with `words`, with `seals`.
 fn forged(words: &[u64], len_bytes: i64, seals: c_int) -> c_int {
     let name = CString::new("forged").expect("no NUL");
-    // SAFETY: plain system calls on a descriptor of this test.
+    // SAFETY: system calls on a descriptor of this test; `name` ends with NUL, and `words` is readable for its size.
     unsafe {
         let memfd = libc::memfd_create(name.as_ptr(), libc::MFD_ALLOW_SEALING);
         assert_eq!(libc::ftruncate(memfd, len_bytes), 0);
@@ -102,23 +102,23 @@ fn forged(words: &[u64], len_bytes: i64, seals: c_int) -> c_int {
 }
 
 #[test]
-fn a_segment_that_lies_about_itself_is_refused() {
+fn a_segment_with_an_invalid_header_or_without_seals_is_refused() {
     const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
     let magic = u64::from_le_bytes(*b"crslane\x01");
     let (ring_bytes, secret, len_bytes) = (4096, 7, 4096 * 5);
     let attempt = |words: &[u64], len_bytes, seals| {
         let memfd = forged(words, len_bytes, seals);
-        let answer = attach(memfd, 0);
+        let result = attach(memfd, 0);
         close(memfd);
-        if let Ok(lane) = answer {
-            // SAFETY: attached above, and this is the last use.
+        if let Ok(lane) = result {
+            // SAFETY: `lane` was attached above, and this is its last use.
             unsafe { crosslane_lane_close(lane) };
         }
-        answer.map(|_| ())
+        result.map(|_| ())
     };
-    assert_eq!(attempt(&[magic, ring_bytes, secret], len_bytes, SEALS), Ok(()), "the honest one");
+    assert_eq!(attempt(&[magic, ring_bytes, secret], len_bytes, SEALS), Ok(()), "a valid header");
     assert_eq!(attempt(&[magic, ring_bytes, secret], len_bytes, 0), Err(-libc::EINVAL), "no seals");
-    let lies: [(&[u64], i64); 8] = [
+    let invalid: [(&[u64], i64); 8] = [
         (&[magic + 1, ring_bytes, secret], len_bytes),
         (&[magic, ring_bytes * 2, secret], len_bytes),
         (&[magic, 0, secret], len_bytes),
@@ -128,7 +128,7 @@ fn a_segment_that_lies_about_itself_is_refused() {
         (&[magic, ring_bytes, secret], len_bytes + 4096),
         (&[magic, ring_bytes, secret], 64),
     ];
-    for (words, len_bytes) in lies {
+    for (words, len_bytes) in invalid {
         assert_eq!(attempt(words, len_bytes, SEALS), Err(-libc::EPROTO), "{words:x?} in {len_bytes} bytes");
     }
     assert_eq!(attempt(&[], 0, SEALS), Err(-libc::EINVAL), "empty");
@@ -141,7 +141,7 @@ fn null_is_refused_everywhere() {
     let invalid = -(libc::EINVAL as isize);
     assert_eq!(write(null_mut(), b"x"), invalid);
     assert_eq!(read(null_mut(), &mut [0]), invalid);
-    // SAFETY: null is allowed, and refused.
+    // SAFETY: null pointers are allowed, and refused; `lane` is a handle of `pair`.
     unsafe {
         assert_eq!(crosslane_lane_write(lane, null(), 1), invalid);
         assert_eq!(crosslane_lane_read(lane, null_mut(), 1), invalid);
@@ -170,7 +170,8 @@ fn lengths_and_events_out_of_range_are_refused() {
     let invalid = -(libc::EINVAL as isize);
     let mut byte = 0;
     let (mut room, mut chunk) = (null_mut(), null());
-    // SAFETY: handles of this pair; lengths that lie are refused before anything is touched.
+    // SAFETY: the handles are of `pair`, and the pointers of local variables. Lengths beyond `byte` are refused before
+    // any access.
     unsafe {
         assert_eq!(crosslane_lane_write(lane, &raw const byte, usize::MAX), invalid);
         assert_eq!(crosslane_lane_read(lane, &raw mut byte, usize::MAX), invalid);
@@ -195,7 +196,7 @@ fn lengths_and_events_out_of_range_are_refused() {
 }
 
 #[test]
-fn bytes_cross_and_end_and_a_full_lane_says_so() {
+fn bytes_cross_in_both_directions_each_ends_and_a_full_lane_is_not_ready() {
     let pair = Pair::new(4096);
     let [lane, peer] = pair.sides;
     let again = -(libc::EAGAIN as isize);
@@ -208,7 +209,7 @@ fn bytes_cross_and_end_and_a_full_lane_says_so() {
     assert_eq!((read(lane, &mut bytes), &bytes[..9]), (9, &b"to side 0"[..]));
     while write(lane, &[5; 100]) > 0 {}
     assert_eq!(write(lane, &[5; 100]), again);
-    // SAFETY: handles of this pair.
+    // SAFETY: the handles are of `pair`, which only this thread uses.
     unsafe {
         assert_eq!(crosslane_lane_wait(lane, OUT, 1), 0, "a timeout");
         assert_eq!(crosslane_lane_ready(peer, IN | OUT), IN | OUT);
@@ -219,20 +220,20 @@ fn bytes_cross_and_end_and_a_full_lane_says_so() {
     while read(peer, &mut bytes) > 0 {}
     assert_eq!(read(peer, &mut bytes), 0, "the end stays the end");
     let mut chunk = null();
-    // SAFETY: a handle of this pair.
+    // SAFETY: `peer` is a handle of `pair`, which only this thread uses; `chunk` is a local variable.
     assert_eq!(unsafe { crosslane_lane_peek(peer, &raw mut chunk) }, 0);
     assert_eq!(write(peer, b"still open"), 10, "each direction ends on its own");
     assert_eq!(read(lane, &mut bytes), 10);
 }
 
 #[test]
-fn a_sleeper_is_asked_for_once() {
+fn a_wake_request_is_taken_once() {
     let pair = Pair::new(4096);
     let [lane, peer] = pair.sides;
-    // SAFETY: handles of this pair.
+    // SAFETY: the handles are of `pair`, which only this thread uses.
     unsafe {
         write(lane, b"x");
-        assert_eq!(crosslane_lane_take_wake_request(lane, OUT), 0, "nobody sleeps");
+        assert_eq!(crosslane_lane_take_wake_request(lane, OUT), 0, "the peer does not sleep");
         read(peer, &mut [0]);
         assert_eq!(crosslane_lane_announce_sleep(peer, IN), 0);
         assert_eq!(crosslane_lane_ready(peer, IN), 0);

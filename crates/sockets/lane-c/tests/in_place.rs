@@ -1,11 +1,12 @@
-//! The C example, compiled against the header by the system's compiler, linked both ways, and run.
+//! Compiles the C example against the header with the system's compiler, links it statically and dynamically, and runs
+//! it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const STREAM_BYTES: u64 = 4 << 20;
 
-/// The example's checksum of the example's stream, computed without a lane.
+/// Returns the checksum of the example's stream, computed without a lane.
 fn checksum() -> u64 {
     let (mut first, mut second) = (0_u64, 0_u64);
     for position in 0..STREAM_BYTES {
@@ -15,7 +16,7 @@ fn checksum() -> u64 {
     second
 }
 
-/// The folder where cargo puts this test, and the libraries beside it.
+/// Returns the folder in which cargo puts this test and the libraries.
 fn libraries() -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     test.parent().expect("a folder").to_path_buf()
@@ -23,7 +24,7 @@ fn libraries() -> PathBuf {
 
 fn compile(name: &str, link: &[&str]) -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    // Another run of this test may be executing its own.
+    // The name includes the process ID, because another run of this test may be executing its own program.
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.{}", std::process::id()));
     let output = Command::new("cc")
         .args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror"])
@@ -45,7 +46,7 @@ fn assert_runs(program: &Path) {
     let output = output.expect("the compiled example");
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{stdout}{stderr}");
-    let expected = format!("{STREAM_BYTES} bytes in place, checksum {:016x}, the same at both ends\n", checksum());
+    let expected = format!("{STREAM_BYTES} bytes in place, checksum {:016x}, the same at both endpoints\n", checksum());
     assert_eq!(stdout, expected);
 }
 
