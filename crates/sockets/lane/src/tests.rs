@@ -1,4 +1,4 @@
-//! First facts about a lane; the oracle, the hostile peer and the model check have files of their own.
+//! Basic facts about a lane. The oracle, the hostile peer and the model check have their own files in `tests/`.
 
 use crate::record::{Record, slots_of, tag};
 use crate::{
@@ -20,7 +20,7 @@ pub(crate) fn pair(small_slots: u64, big_slots: u64) -> Pair {
     pair_in(layout, &Region::heap(layout.window_bytes()), &Region::heap(layout.window_bytes()))
 }
 
-/// For a test that is the peer and stores to the windows itself.
+/// Returns a lane in given memory, for a test that acts as the peer and stores to the windows itself.
 fn pair_in(layout: Layout, senders: &Region, receivers: &Region) -> Pair {
     let outbound = |region: &Region| MemoryOutbound::new(region.clone());
     let inbound = |region: &Region| MemoryInbound::new(region.clone());
@@ -51,12 +51,12 @@ fn miri_a_long_write_moves_to_the_big_ring_in_order() {
 }
 
 fn write_short(producer: &mut Producer<MemoryOutbound, MemoryInbound>, bytes: &[u8]) -> bool {
-    // SAFETY: a slice is readable.
+    // SAFETY: a slice is readable for its length, and the windows have their own memory.
     unsafe { producer.write_short_from(bytes.as_ptr(), bytes.len(), false) }
 }
 
 fn read_short(consumer: &mut Consumer<MemoryInbound, MemoryOutbound>, bytes: &mut [u8]) -> ShortRead {
-    // SAFETY: a slice is writable.
+    // SAFETY: a mutable slice is writable for its length, and the windows have their own memory.
     unsafe { consumer.read_short_to(bytes.as_mut_ptr(), bytes.len()) }
 }
 
@@ -64,7 +64,7 @@ fn read_short(consumer: &mut Consumer<MemoryInbound, MemoryOutbound>, bytes: &mu
 fn miri_what_fits_one_slot_goes_and_comes_as_one_lap_after_lap() {
     let (mut producer, mut consumer) = pair(8, 0);
     let mut bytes = [0; 64];
-    // The first send looks for room, and finds so much that the next ones need not.
+    // The first send loads the credit, and finds enough room for the next ones.
     assert_eq!(producer.write(b"first"), Ok(5));
     assert_eq!(read_short(&mut consumer, &mut bytes), ShortRead::Read(5));
     for len_bytes in (1..=INLINE_BYTES).chain(1..=INLINE_BYTES) {
@@ -95,7 +95,7 @@ fn miri_a_message_of_two_slots_goes_and_comes_as_one() {
 fn what_takes_several_slots_goes_and_comes_as_one_lap_after_lap() {
     let (mut producer, mut consumer) = pair(16, 0);
     let mut bytes = [0; 512];
-    // The first send looks for room.
+    // The first send loads the credit.
     assert_eq!(producer.write(b"first"), Ok(5));
     assert_eq!(read_short(&mut consumer, &mut bytes), ShortRead::Read(5));
     let mut at_once = 0;
@@ -104,7 +104,7 @@ fn what_takes_several_slots_goes_and_comes_as_one_lap_after_lap() {
         assert_eq!(read_short(&mut consumer, &mut bytes), ShortRead::Empty);
         let is_at_once = write_short(&mut producer, &message);
         if !is_at_once {
-            // No room is known, or not in one piece.
+            // No room is known, or it is not contiguous.
             assert_eq!(producer.write(&message), Ok(len_bytes));
             assert_eq!(consumer.read(&mut bytes[..len_bytes]), Ok(len_bytes));
         } else {
@@ -125,7 +125,7 @@ fn what_is_not_short_is_left_to_the_other_calls() {
     assert_eq!(producer.write(&[1; SHORT_BYTES_MAX + 1]), Ok(SHORT_BYTES_MAX + 1));
     assert!(!write_short(&mut producer, &[]));
     assert!(!write_short(&mut producer, &[2; SHORT_BYTES_MAX + 1]));
-    // Longer than what is short; begun; longer than the buffer.
+    // Longer than a short message; partly read; longer than the buffer.
     assert_eq!(read_short(&mut consumer, &mut bytes), ShortRead::UseReadTo);
     assert_eq!(consumer.read(&mut bytes[..40]), Ok(40));
     assert_eq!(read_short(&mut consumer, &mut bytes), ShortRead::UseReadTo);
@@ -153,7 +153,7 @@ fn what_does_not_fit_before_the_end_of_the_ring_is_not_sent_as_one() {
 }
 
 #[test]
-fn a_record_that_another_follows_is_not_all_there_is() {
+fn a_short_read_is_refused_if_the_next_record_would_fit_too() {
     let (mut producer, mut consumer) = pair(8, 0);
     let mut bytes = [0; 64];
     assert_eq!(producer.write(b"one"), Ok(3));
@@ -193,7 +193,7 @@ fn a_lane_whose_ends_hold_little_stays_in_its_small_ring() {
         total_bytes += sent;
     }
     assert!(total_bytes > 100 * 8);
-    // What is promised later is room for a sleeper.
+    // Capacity that is set later is room for a sleeper.
     producer.write(&long).unwrap();
     consumer.take_wake_request();
     producer.announce_sleep();
@@ -247,7 +247,7 @@ fn miri_the_end_comes_after_the_last_byte() {
     assert!(producer.is_drained());
 }
 
-/// Plain stores and loads in place: Miri would see a data race, were a slot handed over without order in either
+/// Plain stores and loads in place: Miri would report a data race if a slot were passed on without order in either
 /// direction.
 #[test]
 fn miri_two_threads_in_place_do_not_race() {
@@ -261,7 +261,7 @@ fn miri_two_threads_in_place_do_not_race() {
                     None => std::thread::yield_now(),
                 }
             };
-            // SAFETY: reserved for this length, and nobody else's until it is committed.
+            // SAFETY: the reservation is writable for this length, and no other thread uses it until the commit.
             unsafe { reservation.pointer.as_ptr().write_bytes(number, reservation.len_bytes) };
             producer.commit(reservation.len_bytes).unwrap();
         }
@@ -273,7 +273,7 @@ fn miri_two_threads_in_place_do_not_race() {
             std::thread::yield_now();
             continue;
         };
-        // SAFETY: an honest sender leaves a peeked chunk alone until it is consumed.
+        // SAFETY: the chunk is readable for its length, and the sender does not write it until it is consumed.
         let bytes = unsafe { std::slice::from_raw_parts(consumer.pointer(chunk).as_ptr(), chunk.len_bytes) };
         assert!(bytes.iter().all(|byte| *byte == bytes[0]));
         assert!(bytes[0] == last || bytes[0] == last + 1);
@@ -288,7 +288,7 @@ fn miri_two_threads_in_place_do_not_race() {
 fn miri_a_sender_sleeps_only_for_room_that_comes_with_a_wake_up() {
     let (mut producer, mut consumer) = pair(64, 0);
     let mut byte = [0];
-    // The ring begins one slot after a quarter, so that a quarter is free before the next one is crossed.
+    // The first record lies one slot after a quarter's start, so that a quarter is free before the next one is crossed.
     for _ in 0..17 {
         producer.write(&[1]).unwrap();
         consumer.read(&mut byte).unwrap();
@@ -304,7 +304,7 @@ fn miri_a_sender_sleeps_only_for_room_that_comes_with_a_wake_up() {
         }
         producer.announce_sleep();
     }
-    panic!("the receiver has read everything and woke nobody");
+    panic!("the receiver has read everything without a wake-up");
 }
 
 #[test]
@@ -313,7 +313,7 @@ fn miri_a_move_to_the_big_ring_without_bytes_does_not_happen() {
     assert!(producer.reserve(RECORD_BYTES_MAX).unwrap().is_some());
     assert_eq!(producer.commit(0), Ok(()));
     assert!(producer.is_drained(), "a close now would leave something unread");
-    // The small ring is as small as before, and the way to the big one still open.
+    // The small ring has the same room as before, and the lane can still move to the big one.
     for round in 0..20 {
         assert!(producer.reserve(RECORD_BYTES_MAX).unwrap().is_some());
         assert_eq!(producer.write(&[round]), Ok(1));
@@ -333,7 +333,7 @@ fn miri_a_move_to_the_big_ring_without_bytes_does_not_happen() {
 fn miri_short_messages_fill_the_small_ring_no_further_after_a_reservation_in_the_big_one() {
     let (mut producer, mut consumer) = pair(8, 64);
     assert!(producer.reserve(RECORD_BYTES_MAX).unwrap().is_some());
-    // From here on, it is to stay in the small ring.
+    // From here on, the lane must stay in the small ring.
     producer.set_capacity(1);
     let mut sent = Vec::new();
     while producer.write(&[sent.len() as u8]) == Ok(1) {
@@ -346,7 +346,7 @@ fn miri_short_messages_fill_the_small_ring_no_further_after_a_reservation_in_the
 }
 
 #[test]
-fn miri_a_move_to_the_big_ring_is_nothing_to_read_until_bytes_follow() {
+fn miri_a_move_to_the_big_ring_is_not_readable_until_bytes_follow() {
     let (mut producer, mut consumer) = pair(8, 64);
     assert!(producer.reserve(1000).unwrap().is_some());
     assert!(!consumer.may_have_data(), "a reader would find no byte");
@@ -404,7 +404,7 @@ fn an_end_that_is_not_where_the_bytes_end_is_corrupt() {
 }
 
 #[test]
-fn good_bytes_before_nonsense_are_delivered_and_the_nonsense_is_found_again() {
+fn valid_bytes_before_an_invalid_record_are_delivered_and_the_record_is_found_again() {
     let layout = Layout::packed(8, 0);
     let receivers = Region::heap(layout.window_bytes());
     let (mut producer, mut consumer) = pair_in(layout, &Region::heap(layout.window_bytes()), &receivers);
@@ -419,7 +419,7 @@ fn good_bytes_before_nonsense_are_delivered_and_the_nonsense_is_found_again() {
     assert!(producer.is_writable().is_ok());
 }
 
-/// A window whose peer publishes a record wherever its reader is about to look, without end.
+/// A window whose peer endlessly publishes a record wherever its reader polls next.
 struct Endless {
     memory: Region,
     layout: Layout,
@@ -433,14 +433,14 @@ impl Inbound for Endless {
     }
 
     fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
-        let loads_left = self.loads_left.get().checked_sub(1).expect("a walk with an end");
+        let loads_left = self.loads_left.get().checked_sub(1).expect("the scan terminates");
         self.loads_left.set(loads_left);
         let position = self.position.get();
         match offset.checked_sub(self.layout.small_offset) {
             None => self.memory.load_u64(offset, order),
             Some(in_ring) if in_ring % 64 == 0 => tag(SECRET, position),
             Some(_) => {
-                // Two slots, but for the ring's last: laps are stepped over, never met exactly.
+                // Two slots, except for the ring's last record, so that no record ends exactly at the scan's limit.
                 let payload_bytes = if position % 8 == 7 { 1 } else { 100 };
                 self.position.set(position + slots_of(payload_bytes));
                 Record::Data(payload_bytes).encode(0)
@@ -453,7 +453,8 @@ impl Inbound for Endless {
     }
 
     unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: `destination` is writable for `len_bytes` and outside the window, by the contract of the trait's
+        // method, which is the same.
         unsafe { self.memory.read_to(offset, destination, len_bytes) };
     }
 
@@ -463,7 +464,7 @@ impl Inbound for Endless {
 }
 
 #[test]
-fn looking_ahead_ends_though_the_peer_publishes_without_end() {
+fn a_scan_ends_although_the_peer_publishes_endlessly() {
     let layout = Layout::packed(8, 0);
     let memory = Region::heap(layout.window_bytes());
     memory.store_u64(layout.consumer_cursor(), 7, Ordering::Relaxed);
@@ -475,7 +476,7 @@ fn looking_ahead_ends_though_the_peer_publishes_without_end() {
     look(|consumer| assert_eq!(consumer.arrivals(0), Ok(16 * SLOT_BYTES as u64)));
     look(|consumer| {
         let mut byte = 0;
-        // SAFETY: one byte is writable.
+        // SAFETY: `byte` is one writable byte of this test's stack.
         assert_eq!(unsafe { consumer.peek_to(usize::MAX, &raw mut byte, 1, |_, _| UrgentHandling::Include) }, Ok(0));
     });
 }
@@ -496,16 +497,16 @@ fn a_layout_that_only_overflowing_would_fit_is_a_bug() {
 
 fn elastic_pair() -> Pair {
     let layout = Layout::packed_elastic(128, 115);
-    // What is given back has to be zero; and nobody has to clear 64 MiB.
+    // Released memory must read as zero, and mapped memory need not be cleared: it has 64 MiB.
     let memory = || Region::of_mapping(Arc::new(shm::create(layout.window_bytes()).unwrap().1));
     pair_in(layout, &memory(), &memory())
 }
 
-/// Reads all there is, and compares it with what was sent.
+/// Reads all unread bytes, and compares them with what was sent.
 fn read_all(consumer: &mut Consumer<MemoryInbound, MemoryOutbound>, sent: &[u8]) {
     let mut bytes = vec![0; sent.len() + 1];
     assert_eq!(consumer.read(&mut bytes), Ok(sent.len()));
-    assert!(bytes[..sent.len()] == *sent, "other bytes than were sent");
+    assert!(bytes[..sent.len()] == *sent, "the bytes differ from those sent");
 }
 
 #[test]
@@ -515,7 +516,8 @@ fn a_ring_that_was_left_is_not_used_again_before_the_receiver_has_followed() {
     assert_eq!(producer.write(&bulk), Ok(12_000));
     read_all(&mut consumer, &bulk);
     assert_eq!(producer.release_memory(), MemoryRelease::Released);
-    // Back in the small ring, by a record that is unread in the ring of 32 KiB; then more than that holds.
+    // Returns to the small ring with a switch that is unread in the ring of 32 KiB, then sends more than that ring
+    // holds.
     let mut sent = vec![9_u8; 7];
     assert_eq!(producer.write(&sent), Ok(7));
     for index in 0..100_u8 {
@@ -527,7 +529,7 @@ fn a_ring_that_was_left_is_not_used_again_before_the_receiver_has_followed() {
 }
 
 #[test]
-fn a_lane_takes_what_both_ends_ask_for_whatever_the_sizes_of_writes() {
+fn a_lane_holds_the_capacity_of_both_endpoints_for_all_sizes_of_writes() {
     for len_bytes in [1, 48, 100, 1000, 5000, 300_000] {
         let (mut producer, mut consumer) = elastic_pair();
         producer.set_capacity(400_000);
@@ -540,7 +542,7 @@ fn a_lane_takes_what_both_ends_ask_for_whatever_the_sizes_of_writes() {
         assert!((470_000..=500_000).contains(&sent_bytes), "{sent_bytes} bytes by writes of {len_bytes}");
         assert_eq!(producer.is_writable(), Ok(false));
         consumer.set_capacity(110_000);
-        assert!(consumer.take_wake_request() || producer.is_writable() == Ok(false), "nobody sleeps");
+        assert!(consumer.take_wake_request() || producer.is_writable() == Ok(false), "no endpoint sleeps");
         read_all(&mut consumer, &vec![7; sent_bytes]);
         assert_eq!((producer.is_drained(), producer.is_writable()), (true, Ok(true)));
         assert_eq!(producer.release_memory(), MemoryRelease::Released);
@@ -549,7 +551,7 @@ fn a_lane_takes_what_both_ends_ask_for_whatever_the_sizes_of_writes() {
 }
 
 #[test]
-fn a_patient_sender_stays_in_a_ring_that_suits_its_writes() {
+fn a_sender_that_prefers_waiting_stays_in_a_ring_suitable_for_its_writes() {
     for (len_bytes, ring_bytes) in [(64, 256 << 10), (4096, 256 << 10), (16_384, 4 << 20)] {
         let (mut producer, _consumer) = elastic_pair();
         producer.set_prefers_waiting(true);
@@ -557,16 +559,16 @@ fn a_patient_sender_stays_in_a_ring_that_suits_its_writes() {
         while let Ok(bytes @ 1..) = producer.write(&vec![1; len_bytes]) {
             sent_bytes += bytes;
         }
-        // Beside the ring, those before it; and each record has a header.
+        // The earlier rings hold bytes too, and each record has a header.
         assert!((ring_bytes / 2..2 * ring_bytes).contains(&sent_bytes), "{sent_bytes} bytes by {len_bytes}");
         assert_eq!((producer.is_ring_writable(), producer.is_writable()), (Ok(false), Ok(true)));
         producer.set_prefers_waiting(false);
-        assert!(producer.write(&[2; 100_000]).unwrap() > 0, "now it does not wait");
+        assert!(producer.write(&[2; 100_000]).unwrap() > 0, "now the lane grows");
     }
 }
 
 #[test]
-fn a_sleeper_is_woken_when_there_is_the_room_that_it_sleeps_for_and_not_before() {
+fn a_sleeper_is_woken_once_there_is_the_room_it_announced_and_not_before() {
     let (mut producer, mut consumer) = elastic_pair();
     producer.set_capacity(300_000);
     let mut sent_bytes = 0;
@@ -598,7 +600,7 @@ fn writes_share_a_record_until_the_receiver_has_caught_up() {
     read_all(&mut consumer, &sent);
     assert!(!consumer.may_have_data());
     assert!(producer.is_drained(), "all of the open record is read");
-    // Appended or not, it is read as it comes.
+    // Appended or not, the bytes are read in order.
     for byte in 100..103 {
         assert_eq!(producer.write(&[byte]), Ok(1));
         assert!(consumer.may_have_data());
@@ -609,7 +611,7 @@ fn writes_share_a_record_until_the_receiver_has_caught_up() {
     assert!(consumer.is_finished());
 }
 
-/// An open record of which everything is read: the receiver looks for more only when it has a reason to.
+/// Returns a lane with an open record of which everything is read. The receiver polls for more only if it has a reason.
 fn pair_with_open_record_read(larger_ring: bool) -> Pair {
     let (mut producer, mut consumer) = elastic_pair();
     producer.set_capacity(100_000);
@@ -623,11 +625,11 @@ fn pair_with_open_record_read(larger_ring: bool) -> Pair {
 }
 
 #[test]
-fn what_is_read_stays_known_as_read_when_its_record_is_closed() {
+fn a_lane_stays_drained_when_an_open_record_that_was_read_is_closed() {
     let (mut producer, mut consumer) = pair_with_open_record_read(false);
     assert!(producer.is_drained());
     producer.finish();
-    assert!(producer.is_drained(), "the receiver has not looked since");
+    assert!(producer.is_drained(), "the receiver has not polled since");
     assert_eq!(consumer.read(&mut [0]), Ok(0));
     assert!(producer.is_drained() && consumer.is_finished());
     let (mut producer, mut consumer) = pair_with_open_record_read(false);
@@ -638,23 +640,23 @@ fn what_is_read_stays_known_as_read_when_its_record_is_closed() {
 }
 
 #[test]
-fn a_stream_that_ends_behind_an_open_record_has_ended_for_who_only_looks() {
+fn a_peek_sees_the_end_of_a_stream_behind_an_open_record() {
     let (mut producer, consumer) = pair_with_open_record_read(false);
     assert!(!consumer.is_finished());
     producer.finish();
     let mut byte = 0_u8;
-    // SAFETY: one byte is writable.
+    // SAFETY: `byte` is one writable byte of this test's stack.
     let seen = unsafe { consumer.peek_to(0, &raw mut byte, 1, |_, _| UrgentHandling::Stop) };
     assert_eq!(seen, Ok(0));
     assert!(consumer.is_finished());
 }
 
 #[test]
-fn memory_is_given_back_though_the_receiver_stands_in_an_open_record() {
+fn memory_is_released_although_the_receiver_is_in_an_open_record() {
     for is_closed in [false, true] {
         let (mut producer, mut consumer) = pair_with_open_record_read(true);
         if is_closed {
-            assert!(producer.reserve(1).unwrap().is_some(), "given up: a record that ends without another");
+            assert!(producer.reserve(1).unwrap().is_some(), "the reservation closes the open record, and is dropped");
         }
         let whole = producer.memory_bytes();
         assert!(whole > 0);
@@ -666,13 +668,13 @@ fn memory_is_given_back_though_the_receiver_stands_in_an_open_record() {
             assert_eq!(producer.write(&bytes), Ok(bytes.len()));
             read_all(&mut consumer, &bytes);
         }
-        assert_eq!(producer.memory_bytes(), 0, "it went on in the small ring");
-        assert_eq!(producer.release_memory(), MemoryRelease::Released, "the way out of the larger one took memory");
+        assert_eq!(producer.memory_bytes(), 0, "the lane continues in the small ring");
+        assert_eq!(producer.release_memory(), MemoryRelease::Released, "the switch out of the larger ring used memory");
     }
 }
 
-/// Sends single bytes behind `lead` records that are read, until a record is open and then as many as `open_bytes`, or
-/// until it is full; returns how many it has.
+/// Sends single bytes behind `lead` records that are read, until a record is open, and then until it has `open_bytes`
+/// or is full. Returns the number of its bytes.
 fn fill_open_record((producer, consumer): &mut Pair, lead: usize, open_bytes: usize) -> usize {
     for _ in 0..lead {
         assert_eq!(producer.write(&[0]), Ok(1));
@@ -710,16 +712,16 @@ fn a_record_that_was_read_while_it_was_open_does_not_keep_a_lane_from_being_writ
             let (mut producer, mut consumer) = pair;
             let mut unread_bytes = consumer.unread_bytes().unwrap();
             while unread_bytes > 0 {
-                unread_bytes -= consumer.read(&mut vec![0; unread_bytes]).unwrap(); // No call looks for more.
+                unread_bytes -= consumer.read(&mut vec![0; unread_bytes]).unwrap(); // No call polls for more.
             }
-            let _ = producer.reserve(1).unwrap(); // Given up: the record ends, and nothing follows.
+            let _ = producer.reserve(1).unwrap(); // Closes the open record; nothing follows.
             assert_eq!(producer.is_writable(), Ok(true), "{capacity_bytes} bytes, {lead} records before");
         }
     }
 }
 
 #[test]
-fn a_lane_stays_as_small_as_its_budget_has_it() {
+fn a_lane_does_not_grow_beyond_its_budget() {
     #[derive(Debug)]
     struct Nothing;
     impl Budget for Nothing {
@@ -727,7 +729,7 @@ fn a_lane_stays_as_small_as_its_budget_has_it() {
             false
         }
         fn give_back(&self, _bytes: usize) {
-            unreachable!("nothing was taken");
+            unreachable!("nothing was charged");
         }
     }
     let (mut producer, mut consumer) = elastic_pair();
@@ -735,7 +737,7 @@ fn a_lane_stays_as_small_as_its_budget_has_it() {
     let bytes = vec![5; 20_000];
     let sent = producer.write(&bytes).unwrap();
     assert!((7000..7400).contains(&sent), "{sent} bytes in the small ring");
-    assert_eq!(producer.is_writable(), Ok(false), "there is no more room than the ring's");
+    assert_eq!(producer.is_writable(), Ok(false), "the room is that of the ring");
     producer.announce_sleep();
     read_all(&mut consumer, &bytes[..sent]);
     assert!(consumer.take_wake_request());
@@ -743,7 +745,7 @@ fn a_lane_stays_as_small_as_its_budget_has_it() {
 }
 
 #[test]
-fn a_record_says_when_it_was_sent() {
+fn a_record_carries_its_stamp() {
     let (mut producer, mut consumer) = elastic_pair();
     assert_eq!(consumer.next_stamp(), None);
     for (stamp, len_bytes) in [(7, 1), (8, 100), (9, 10_000)] {
@@ -757,7 +759,7 @@ fn a_record_says_when_it_was_sent() {
 }
 
 #[test]
-fn a_read_ends_before_an_urgent_byte_and_goes_on_behind_it() {
+fn a_read_ends_before_an_urgent_byte_and_the_next_continues_behind_it() {
     let (mut producer, mut consumer) = elastic_pair();
     let urgent = Urgent { byte: b'!', number: 7 };
     producer.write(b"before").unwrap();
@@ -778,7 +780,7 @@ fn a_read_ends_before_an_urgent_byte_and_goes_on_behind_it() {
 }
 
 #[test]
-fn looks_ahead_count_skip_or_end_at_an_urgent_byte_as_they_are_told() {
+fn scans_include_skip_or_stop_at_an_urgent_byte_as_requested() {
     let (mut producer, consumer) = elastic_pair();
     for (number, bytes) in [(1, b"one"), (2, b"two")] {
         assert_eq!(producer.write_urgent(Urgent { byte: b'0' + number as u8, number }), Ok(true));
@@ -786,7 +788,7 @@ fn looks_ahead_count_skip_or_end_at_an_urgent_byte_as_they_are_told() {
     }
     let look = |rule: fn(Urgent, bool) -> UrgentHandling| {
         let mut bytes = [0; 32];
-        // SAFETY: an array is writable.
+        // SAFETY: an array is writable for its length, and the windows have their own memory.
         let peeked = unsafe { consumer.peek_to(0, bytes.as_mut_ptr(), bytes.len(), rule) }.unwrap();
         assert_eq!(consumer.unread_bytes_with(rule), Ok(peeked));
         String::from_utf8(bytes[..peeked].to_vec()).unwrap()
@@ -807,14 +809,14 @@ fn hold(producer: &mut Producer<MemoryOutbound, MemoryInbound>, now_ms: u32, byt
 }
 
 #[test]
-fn what_is_held_is_found_all_together_once_it_is_shown() {
+fn held_records_become_visible_together_once_published() {
     let (mut producer, mut consumer) = elastic_pair();
     hold(&mut producer, 5, b"head");
     hold(&mut producer, 6, b"er,");
     assert!(!consumer.may_have_data());
     assert_eq!((consumer.unread_bytes(), consumer.held_since_ms()), (Ok(0), Some(5)));
     assert_eq!(producer.held_bytes(), 7);
-    assert!(!write_short(&mut producer, b"body"), "the short path would leave it held back");
+    assert!(!write_short(&mut producer, b"body"), "the short path would leave the records held");
     assert_eq!(producer.write(b"body"), Ok(4));
     producer.end_hold(false, 1000);
     let mut bytes = [0; 32];
@@ -825,7 +827,7 @@ fn what_is_held_is_found_all_together_once_it_is_shown() {
 }
 
 #[test]
-fn what_is_held_is_shown_where_the_stream_ends_or_it_is_enough() {
+fn held_records_are_published_at_the_end_of_the_stream_or_from_a_number_of_bytes_on() {
     let (mut producer, consumer) = elastic_pair();
     hold(&mut producer, 5, &[1; 999]);
     assert_eq!(consumer.unread_bytes(), Ok(0));
@@ -838,13 +840,13 @@ fn what_is_held_is_shown_where_the_stream_ends_or_it_is_enough() {
 }
 
 #[test]
-fn a_receiver_shows_what_is_held_itself_and_the_sender_goes_on() {
+fn a_receiver_publishes_held_records_itself_and_the_sender_continues() {
     let (mut producer, mut consumer) = elastic_pair();
     let mut bytes = [0; 32];
     assert!(!consumer.show_held());
     for round in 0..300_u32 {
         hold(&mut producer, round, b"left");
-        assert_eq!(consumer.held_since_ms(), Some(round), "what was read before is not held any more");
+        assert_eq!(consumer.held_since_ms(), Some(round), "records that were read are not held any more");
         assert!(consumer.show_held());
         assert_eq!(consumer.read(&mut bytes), Ok(4));
         assert!(!consumer.show_held());
@@ -857,7 +859,7 @@ fn a_receiver_shows_what_is_held_itself_and_the_sender_goes_on() {
 }
 
 #[test]
-fn what_is_held_for_long_is_shown_before_more_is_held() {
+fn records_held_for_the_maximum_time_are_published_before_more_are_held() {
     let (mut producer, mut consumer) = elastic_pair();
     hold(&mut producer, u32::MAX, b"old");
     hold(&mut producer, crate::HELD_MS_MAX - 2, b"er");
@@ -868,7 +870,7 @@ fn what_is_held_for_long_is_shown_before_more_is_held() {
 }
 
 #[test]
-fn what_is_held_stays_held_when_the_lane_moves_to_another_ring() {
+fn held_records_stay_held_when_the_lane_moves_to_another_ring() {
     for moves_first in [true, false] {
         let (mut producer, mut consumer) = elastic_pair();
         let mut sent = vec![7; if moves_first { 0 } else { 100 }];
@@ -903,7 +905,7 @@ fn an_open_record_is_closed_before_something_is_held_behind_it() {
 }
 
 #[test]
-fn words_of_what_is_held_lead_nowhere_else_whatever_a_peer_makes_of_them() {
+fn forged_words_of_held_records_cause_no_access_outside_the_lane() {
     let layout = Layout::packed_elastic(128, 115);
     let memory = || Region::of_mapping(Arc::new(shm::create(layout.window_bytes()).unwrap().1));
     let (senders, receivers) = (memory(), memory());

@@ -1,15 +1,16 @@
-//! Every interleaving of two threads on one lane, and every value that their loads may see, by the loom model checker:
+//! Checks a lane between two threads with the loom model checker, which explores the interleavings and the values that
+//! their loads may see:
 //! `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p lane --release --test loom`
 //!
-//! Each fact stands beside what breaks it: a window that forgets the order of a store, a receiver that returns credit
-//! too early, ends without the fence between store and look. There the checker must fail, or it would show nothing.
+//! For each fact there is a mutation that breaks it: a window that ignores the order of a store, a receiver that
+//! returns credit too early, endpoints without the fence between store and load. With the mutation the checker must
+//! fail; otherwise the check would show nothing.
 //!
-//! What it cannot show: loom runs loads in program order, so a load that a weakly ordered machine performs *late*
-//! (payload loads after the credit's store) is kept in place by the release order of that store, by argument and not by
-//! search.
+//! A limit of the check: loom runs loads in program order. That a weakly ordered machine does not perform a payload
+//! load *late*, after the store of the credit, follows from the release order of that store, and is not explored.
 
 #![cfg(loom)]
-#![allow(unsafe_code)] // Raw spans of the window traits.
+#![allow(unsafe_code)] // The window traits take raw pointers.
 
 use fabric::{Coherence, MemoryInbound, MemoryOutbound, Outbound};
 use lane::mutation::WithoutSleepFences;
@@ -26,15 +27,15 @@ const RING: Layout = Layout::packed(8, 0);
 const BOTH_RINGS: Layout = Layout::packed(8, 16);
 const MESSAGE_BYTES: usize = 8;
 
-/// How an outbound window differs from what it should be.
+/// A deviation of an outbound window from its contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flaw {
     None,
-    /// Stores have no order.
+    /// All stores are relaxed.
     Unordered,
-    /// The length of an open record has no order: it may show before what is appended.
+    /// The store of an open record's length is relaxed, so it may become visible before the appended bytes.
     LengthUnordered,
-    /// All credit is for so many slots at least.
+    /// Each credit is at least this number of slots.
     CreditAtLeast(u64),
 }
 
@@ -64,7 +65,8 @@ impl Outbound for Window {
     }
 
     unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: `source` is readable for `len_bytes` and outside the window, by the contract of the trait's method,
+        // which is the same.
         unsafe { self.memory.write_from(offset, source, len_bytes) };
     }
 
@@ -89,7 +91,7 @@ type Sender = Producer<Window, MemoryInbound>;
 type Receiver = Consumer<MemoryInbound, Window>;
 
 fn lane(layout: Layout, forward: Flaw, back: Flaw) -> (Sender, Receiver) {
-    // No ring lies in the sender's memory: each word costs the checker time.
+    // The sender's memory has no rings, because each word costs the checker time.
     let senders = Region::heap(layout.back_offset + Layout::BACK_BYTES);
     let receivers = Region::heap(layout.window_bytes());
     let forward = Window { memory: MemoryOutbound::new(receivers.clone()), flaw: forward };
@@ -98,7 +100,7 @@ fn lane(layout: Layout, forward: Flaw, back: Flaw) -> (Sender, Receiver) {
     (producer, Consumer::new(MemoryInbound::new(receivers), back, layout, SECRET))
 }
 
-/// A ring before the wait is not lost.
+/// A doorbell that remembers a ring before the wait.
 struct Doorbell {
     is_rung: Mutex<bool>,
     changed: Condvar,
@@ -123,7 +125,7 @@ impl Doorbell {
     }
 }
 
-/// Explores `body`; `LOOM_MAX_PREEMPTIONS` goes deeper (6 takes a minute, 10 several).
+/// Explores `body`. `LOOM_MAX_PREEMPTIONS` sets the depth (6 takes a minute, 10 several).
 fn explore(body: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound.get_or_insert(4);
@@ -167,7 +169,7 @@ fn read_message(consumer: &mut Receiver, number: u8) {
     assert_eq!((read_bytes, bytes), (MESSAGE_BYTES, message(number)), "overwritten before it was read");
 }
 
-/// What is seen at all is seen whole: a record over two slots.
+/// A record of two slots, which must be seen complete or not at all.
 fn publish(forward: Flaw) {
     explore(move || {
         let (mut producer, mut consumer) = lane(RING, forward, Flaw::None);
@@ -190,7 +192,7 @@ fn payload_is_not_visible_with_its_tag_when_stores_have_no_order() {
     publish(Flaw::Unordered);
 }
 
-/// Two records that are shown together: seen both or not at all, and whole. A receiver that sleeps is rung once.
+/// A batch of two records, which must both be seen complete or not at all. A receiver that sleeps is rung once.
 fn publish_together(forward: Flaw) {
     explore(move || {
         let (mut producer, mut consumer) = lane(RING, forward, Flaw::None);
@@ -223,17 +225,17 @@ fn publish_together(forward: Flaw) {
 }
 
 #[test]
-fn records_that_are_shown_together_are_seen_together() {
+fn records_that_are_published_together_are_seen_together() {
     publish_together(Flaw::None);
 }
 
 #[test]
 #[should_panic(expected = "record header")]
-fn records_that_are_shown_together_are_not_seen_so_when_stores_have_no_order() {
+fn records_that_are_published_together_are_not_seen_so_when_stores_have_no_order() {
     publish_together(Flaw::Unordered);
 }
 
-/// A full ring, a receiver that reads two messages, a sender that writes on as soon as it may.
+/// A full ring, a receiver that reads two messages, and a sender that writes again as soon as it has room.
 fn credit(back: Flaw) {
     explore(move || {
         let (mut producer, mut consumer) = lane(RING, Flaw::None, back);
@@ -305,7 +307,7 @@ fn sender_sleeps() {
         }
         let bell = Doorbell::new();
         let receivers_bell = bell.clone();
-        // The sender is the first thread: a deadlock unwinds only from there.
+        // The sender is the first thread, because a deadlock unwinds only from there.
         let receiver = thread::spawn(move || {
             for number in 0..2 {
                 read_message(&mut consumer, number);
@@ -397,32 +399,32 @@ fn finish(forward: Flaw) {
 }
 
 #[test]
-fn the_end_comes_after_the_last_byte() {
+fn the_end_of_stream_is_seen_after_the_last_byte() {
     finish(Flaw::None);
 }
 
 #[test]
 #[should_panic(expected = "end of stream")]
-fn the_end_comes_before_the_last_byte_when_stores_have_no_order() {
+fn the_end_of_stream_is_seen_before_the_last_byte_when_stores_have_no_order() {
     finish(Flaw::Unordered);
 }
 
 // --- elastic lanes ---------------------------------------------------------------------------------------------------
 
-/// The small ring and two larger ones, which have few slots under the checker.
+/// The small ring and two larger rings, which have few slots under loom.
 const ELASTIC: Layout = Layout::packed_elastic(8, 8);
-/// Takes six slots, and no small ring.
+/// Length of a message of six slots, which does not fit the small ring.
 const BULK_BYTES: usize = 5 * SLOT_BYTES;
 
-/// Shows what is held back, and notes that it was the receiver who has.
+/// Publishes held records, and notes that the receiver did so.
 fn shows(consumer: &mut Receiver, has_shown: &mut bool) -> bool {
     let shows = consumer.show_held();
     *has_shown |= shows;
     shows
 }
 
-/// Two messages are held back and a third one follows that shows them, to a receiver whose time to wait is up at any
-/// moment: it shows what it finds held back, and sleeps where it finds nothing. Each message is read once, in order.
+/// Two messages are held, and a third one publishes them. The receiver's hold time may expire at any moment: it
+/// publishes the held records that it finds, and sleeps if it finds none. Each message is read once, in order.
 fn hold_back(forward: Flaw) {
     explore_outcomes(2, &[false, true], move || {
         let (mut producer, mut consumer) = lane(RING, forward, Flaw::None);
@@ -463,18 +465,18 @@ fn hold_back(forward: Flaw) {
 }
 
 #[test]
-fn what_is_held_back_is_read_once_whoever_shows_it() {
+fn held_records_are_read_once_whether_the_sender_or_the_receiver_publishes_them() {
     hold_back(Flaw::None);
 }
 
 #[test]
 #[should_panic(expected = "record header")]
-fn what_is_held_back_is_not_there_when_stores_have_no_order() {
+fn held_records_are_incomplete_when_stores_have_no_order() {
     hold_back(Flaw::Unordered);
 }
 
-/// Explores `body`, whose threads store to more words that the other one loads, with so many preemptions, or
-/// one more where `LOOM_MAX_PREEMPTIONS` is set. `body` says what came to pass, and all of `expected` must have.
+/// Explores `body`, whose threads share more words, with the given number of preemptions, or one more if
+/// `LOOM_MAX_PREEMPTIONS` is set. `body` returns its outcome, and each of `expected` must have occurred.
 fn explore_outcomes<T>(preemptions: usize, expected: &[T], body: impl Fn() -> T + Sync + Send + 'static)
 where
     T: Ord + Copy + std::fmt::Debug + Send + 'static,
@@ -495,14 +497,14 @@ fn close_and_ring(producer: &mut Sender, bell: &Doorbell) {
     }
 }
 
-/// Two messages come behind an open record that the receiver reads meanwhile: they are appended as long as it has not
-/// caught up. The end closes the record.
+/// Two messages follow an open record while the receiver reads it. They are appended as long as the receiver has not
+/// caught up. The end of the stream closes the record.
 fn append(forward: Flaw) {
     explore_outcomes(2, &[1, 2, 3], move || {
         let (mut producer, mut consumer) = lane(ELASTIC, forward, Flaw::None);
         let bell = Doorbell::new();
         let senders_bell = bell.clone();
-        // The first is unread, so that the second opens a record.
+        // The first message is unread, so that the second opens a record.
         assert_eq!(producer.write(&message(1)), Ok(MESSAGE_BYTES));
         assert_eq!(producer.write(&message(2)), Ok(MESSAGE_BYTES));
         let slots_before = producer.position();
@@ -522,22 +524,22 @@ fn append(forward: Flaw) {
 }
 
 #[test]
-fn what_is_appended_to_an_open_record_is_read_once_and_in_order() {
+fn bytes_appended_to_an_open_record_are_read_once_and_in_order() {
     append(Flaw::None);
 }
 
 #[test]
 #[should_panic(expected = "not what was written")]
-fn what_is_appended_is_not_read_when_the_length_has_no_order() {
+fn appended_bytes_are_not_read_when_the_length_has_no_order() {
     append(Flaw::LengthUnordered);
 }
 
-/// The sender moves to a larger ring, and back to the small one if everything is read by then.
-/// Where it is not patient, that may be an open record, of which the receiver does not know that it is closed.
+/// The sender moves to a larger ring, and back to the small one if everything is read by then. A sender that does not
+/// prefer waiting may have an open record that is read, and the receiver may not have seen that it is closed.
 fn hand_over(back: Flaw, prefers_waiting: bool) {
     explore_outcomes(2, &[false, true], move || {
         let (mut producer, mut consumer) = lane(ELASTIC, Flaw::None, back);
-        producer.set_prefers_waiting(prefers_waiting); // Such a one writes records of their own.
+        producer.set_prefers_waiting(prefers_waiting); // If set, each write is a separate record.
         let bell = Doorbell::new();
         let senders_bell = bell.clone();
         let sender = thread::spawn(move || {
@@ -560,19 +562,19 @@ fn bytes_follow_the_moves_between_the_rings_of_an_elastic_lane() {
 }
 
 #[test]
-fn bytes_follow_the_move_from_an_open_record_whose_ring_was_given_back() {
+fn bytes_follow_the_move_from_an_open_record_whose_ring_was_released() {
     hand_over(Flaw::None, false);
 }
 
 #[test]
 #[should_panic(expected = "not what was written")]
-fn bytes_do_not_follow_when_memory_is_given_back_that_is_unread() {
-    hand_over(Flaw::CreditAtLeast(1 + 6 + 1), true); // The record that leads to the larger ring, and both there.
+fn bytes_do_not_follow_when_unread_memory_is_released() {
+    hand_over(Flaw::CreditAtLeast(1 + 6 + 1), true); // The switch to the larger ring, and both records there.
 }
 
-/// The way out of a larger ring is unread when the sender moves to a larger one again: to another one, then.
+/// The switch out of a larger ring is unread when the sender grows again, so it must move to another ring.
 #[test]
-fn a_ring_that_was_left_is_not_written_before_the_way_out_of_it_is_read() {
+fn a_ring_is_not_reused_before_the_switch_out_of_it_is_read() {
     explore_outcomes(1, &[()], || {
         let (mut producer, mut consumer) = lane(ELASTIC, Flaw::None, Flaw::None);
         producer.set_prefers_waiting(true);
@@ -581,7 +583,7 @@ fn a_ring_that_was_left_is_not_written_before_the_way_out_of_it_is_read() {
         assert_eq!(producer.write(&[1; BULK_BYTES]), Ok(BULK_BYTES));
         assert_eq!(consumer.read(&mut [0; BULK_BYTES]), Ok(BULK_BYTES));
         assert_eq!(producer.release_memory(), MemoryRelease::Released);
-        // So many that the next but one to go there would lie on the way out.
+        // Sends so many messages that the next but one in that ring would overwrite the switch.
         for number in 2..9 {
             assert_eq!(producer.write(&message(number)), Ok(MESSAGE_BYTES));
         }
@@ -598,7 +600,7 @@ fn a_ring_that_was_left_is_not_written_before_the_way_out_of_it_is_read() {
     });
 }
 
-/// A sender sleeps for room, of which the receiver gives back just what it asks for.
+/// A sender sleeps for room, and the receiver returns just the credit that it announced.
 fn sender_sleeps_for_enough() {
     explore(|| {
         let (mut producer, mut consumer) = lane(ELASTIC, Flaw::None, Flaw::None);
@@ -608,7 +610,7 @@ fn sender_sleeps_for_enough() {
             assert_eq!(producer.write(&message(number)), Ok(MESSAGE_BYTES));
         }
         assert_eq!(producer.write(&message(7)), Ok(0), "the slot that is kept");
-        // Four slots are asked for. The first two of them are not worth a wake-up, and the others may be.
+        // Four slots are requested. The first two must not cause a wake-up; the others may.
         (0..2).for_each(|number| read_message(&mut consumer, number));
         let bell = Doorbell::new();
         let receivers_bell = bell.clone();
@@ -634,13 +636,13 @@ fn sender_sleeps_for_enough() {
 }
 
 #[test]
-fn a_sender_that_sleeps_is_woken_when_as_much_room_comes_back_as_it_asks_for() {
+fn a_sender_that_sleeps_is_woken_when_the_room_it_announced_is_free() {
     sender_sleeps_for_enough();
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_sender_that_sleeps_is_not_woken_when_enough_room_comes_back_without_the_fences() {
+fn a_sender_that_sleeps_is_not_woken_when_the_room_is_free_without_the_fences() {
     let _mutation = WithoutSleepFences::new();
     sender_sleeps_for_enough();
 }

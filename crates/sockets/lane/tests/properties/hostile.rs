@@ -1,7 +1,7 @@
-//! A hostile peer: it stores what it likes in every word of both windows, also between two loads of one call.
+//! A hostile peer, which stores arbitrary values in every word of both windows, also between two loads of one call.
 //!
-//! Whatever it does, a call of its victim ends, stays inside its parts of the windows (they check it), and returns
-//! bytes or [`lane::Corrupt`].
+//! Whatever it does, each call of its victim terminates, stays inside its parts of the windows (the test windows check
+//! this), and returns bytes or [`lane::Corrupt`].
 
 use crate::oracle::Shape;
 use crate::windows::{self, GuardedOutbound, Lie, LyingInbound, SECRET};
@@ -12,66 +12,66 @@ use std::sync::{Arc, Mutex, PoisonError};
 use volmem::sync::Ordering;
 use volmem::{CACHE_LINE_BYTES, Region};
 
-/// What happens next.
+/// One step of a test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(fuzzing, derive(arbitrary::Arbitrary))]
 pub enum Act {
     /// The peer stores to a word of the victim's window.
     Poke {
-        /// Which word, counted around the window.
+        /// Index of the word, modulo the words of the window.
         word: u16,
-        /// What to store.
+        /// The value to store.
         lie: Lie,
     },
-    /// The peer copies slots of the victim's window over others: replay, torn records.
+    /// The peer copies slots of the victim's window over others, to cause replays and torn records.
     Replay {
         /// First word of the source.
         from: u16,
         /// First word of the destination.
         to: u16,
-        /// How many words.
+        /// Number of words.
         words: u8,
     },
-    /// The peer publishes a record where the victim reads next, with any header.
+    /// The peer publishes a record with an arbitrary header at the victim's read position.
     Publish(Lie),
-    /// What the next loads of the victim see.
+    /// Values that the next loads of the victim return.
     Script(Vec<Lie>),
     /// The victim reads.
     Read(u16),
     /// The victim reads a short record.
     ReadShort(u16),
-    /// The victim looks ahead.
+    /// The victim peeks.
     PeekTo {
-        /// Bytes passed over first.
+        /// Bytes skipped first.
         skip_bytes: u16,
-        /// Room of the buffer.
+        /// Bytes of the buffer.
         len_bytes: u16,
     },
     /// The victim reads in place.
     Peek,
-    /// The victim consumes of what it peeked.
+    /// The victim consumes a part of its last peek.
     Consume(u16),
-    /// The victim asks everything that can be asked.
+    /// The victim calls every query.
     Ask,
     /// The victim writes.
     Write(u16),
-    /// The victim writes what is short.
+    /// The victim writes a short message.
     WriteShort(u16),
     /// The victim writes in place.
     Reserve(u16),
-    /// The victim commits of what it reserved.
+    /// The victim commits a part of its reservation.
     Commit(u16),
-    /// The victim puts a record in place, to be shown later.
+    /// The victim stages a record.
     Stage(u16),
-    /// The victim shows what it has put in place.
+    /// The victim publishes the staged records.
     PublishStaged,
     /// The victim finishes.
     Finish,
-    /// The victim is about to sleep, at both ends.
+    /// The victim announces sleep at both endpoints.
     Sleep,
 }
 
-/// Lets a victim with one lane each way act beside such a peer.
+/// Runs a victim with one lane in each direction against a hostile peer.
 pub fn check(shape: Shape, coherence: Coherence, acts: &[Act]) {
     let is_coherent = coherence == Coherence::Coherent;
     let mut victim = Victim::new(if is_coherent { shape.layout() } else { shape.fixed_layout() }, coherence);
@@ -142,8 +142,8 @@ impl Victim {
         usize::from(word) % (self.own.len_bytes() / size_of::<u64>()) * size_of::<u64>()
     }
 
-    /// The slot is found as the victim finds it: by its cursor, whose second word has the ring's number in its lowest
-    /// byte.
+    /// Publishes a record with `header` at the victim's read position, which is computed from its cursor: the lowest
+    /// byte of the cursor's second word is the ring's number.
     fn publish(&self, header: Lie) {
         let cursor = self.layout.forward_offset + 2 * CACHE_LINE_BYTES;
         let head = self.own.load_u64(cursor, Ordering::Relaxed);
@@ -179,7 +179,7 @@ impl Victim {
 
     fn read_short(&mut self, len_bytes: usize) {
         let mut bytes = vec![0; len_bytes];
-        // SAFETY: a vector is writable.
+        // SAFETY: a vector is writable for its length, and the windows have their own memory.
         if let ShortRead::Read(read_bytes) = unsafe { self.consumer.read_short_to(bytes.as_mut_ptr(), len_bytes) } {
             assert!((1..=len_bytes).contains(&read_bytes));
         }
@@ -192,7 +192,7 @@ impl Victim {
             (1, _) => lane::UrgentHandling::Skip,
             _ => lane::UrgentHandling::Include,
         };
-        // SAFETY: a vector is writable.
+        // SAFETY: a vector is writable for its length, and the windows have their own memory.
         let peeked = unsafe { self.consumer.peek_to(skip_bytes, bytes.as_mut_ptr(), len_bytes, treat) };
         if let Ok(peeked_bytes) = peeked {
             assert!(peeked_bytes <= len_bytes);
@@ -211,7 +211,7 @@ impl Victim {
         assert!(chunk.len_bytes > 0);
         let pointer = self.consumer.pointer(chunk);
         let mut bytes = vec![0_u8; chunk.len_bytes];
-        // SAFETY: a chunk is readable for its length; a sanitizer sees whether that is true.
+        // SAFETY: the lane guarantees that a chunk is readable for its length; a sanitizer checks that guarantee here.
         unsafe { std::ptr::copy_nonoverlapping(pointer.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
     }
 
@@ -231,7 +231,7 @@ impl Victim {
         if let Ok(arrivals) = self.consumer.arrivals(7) {
             assert!(arrivals >= 7);
         }
-        // Any answer will do; a call that does not end is the failure.
+        // Any result is accepted; a call that does not terminate is the failure.
         let _ = self.consumer.may_have_data();
         let _ = self.consumer.is_finished();
         let _ = self.consumer.has_fin();
@@ -257,7 +257,7 @@ impl Victim {
 
     fn write_short(&mut self, len_bytes: usize) {
         let bytes = vec![0x5A; len_bytes];
-        // SAFETY: a vector is readable.
+        // SAFETY: a vector is readable for its length, and the windows have their own memory.
         let is_sent = unsafe { self.producer.write_short_from(bytes.as_ptr(), len_bytes, true) };
         assert!(!is_sent || (1..=SHORT_BYTES_MAX).contains(&len_bytes));
     }
@@ -266,7 +266,8 @@ impl Victim {
         self.reserved_bytes = 0;
         if let Ok(Some(reservation)) = self.producer.reserve(len_bytes) {
             assert!(reservation.len_bytes <= len_bytes);
-            // SAFETY: a reservation is writable for its length; a sanitizer sees whether that is true.
+            // SAFETY: the lane guarantees that a reservation is writable for its length; a sanitizer checks that
+            // guarantee here.
             unsafe { reservation.pointer.as_ptr().write_bytes(0xA5, reservation.len_bytes) };
             self.reserved_bytes = reservation.len_bytes;
         }

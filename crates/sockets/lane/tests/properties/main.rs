@@ -1,10 +1,10 @@
-//! What holds for every interleaving of calls, whoever the peer is.
+//! Properties that hold for every interleaving of calls and for every peer.
 //!
-//! A failure prints the least input that shows it and the seed (`cc ...`) that repeats it; `PROPTEST_CASES` says how
-//! many cases.
+//! A failure prints the minimal failing input and the seed (`cc ...`) that reproduces it. `PROPTEST_CASES` sets the
+//! number of cases.
 
 #![cfg(not(loom))]
-#![allow(unsafe_code)] // Spans in place are raw pointers.
+#![allow(unsafe_code)] // Access in place uses raw pointers.
 
 mod hostile;
 mod non_coherent;
@@ -24,7 +24,7 @@ fn shape() -> impl Strategy<Value = Shape> {
     (0..4_u8, 0..8_u8).prop_map(|(small_doublings, big_doublings)| Shape { small_doublings, big_doublings })
 }
 
-/// Sizes around the edges of records and rings, small ones more often.
+/// Generates sizes near the limits of records and rings, and small sizes more often.
 fn size() -> impl Strategy<Value = u16> {
     prop_oneof![
         4 => 0..64_u16,
@@ -72,7 +72,7 @@ fn lie() -> impl Strategy<Value = Lie> {
     ]
 }
 
-/// Words at the start of the window (flags and cursors) and of the rings' first slots more often than others.
+/// Generates words of the window; those at its start (flags and cursors) and in the rings' first slots more often.
 fn word() -> impl Strategy<Value = u16> {
     prop_oneof![4 => 0..48_u16, 2 => (0..40_u16).prop_map(|slot| 64 + slot * 8), 2 => 64..400_u16, 1 => any::<u16>()]
 }
@@ -107,7 +107,7 @@ proptest! {
     }
 
     #[test]
-    fn stores_that_gather_and_arrive_in_any_order_between_fences_give_the_same_bytes(
+    fn write_combined_stores_in_any_order_between_fences_give_the_same_bytes(
         shape in shape(),
         ops in prop::collection::vec(op(), 0..200),
         seed in any::<u64>(),
@@ -124,7 +124,7 @@ proptest! {
     }
 
     #[test]
-    fn caches_whose_lines_come_and_go_unasked_give_the_same_bytes(
+    fn caches_that_fetch_and_evict_lines_at_any_time_give_the_same_bytes(
         shape in shape(),
         ops in prop::collection::vec(op(), 0..200),
         seed in any::<u64>(),
@@ -133,7 +133,7 @@ proptest! {
     }
 
     #[test]
-    fn a_hostile_peer_gets_bytes_or_corrupt_and_nothing_else(
+    fn calls_against_a_hostile_peer_return_bytes_or_corrupt(
         shape in shape(),
         acts in prop::collection::vec(act(), 0..120),
         coherence in prop::sample::select(vec![Coherence::Coherent, Coherence::WriteCombined, Coherence::NonCoherent]),

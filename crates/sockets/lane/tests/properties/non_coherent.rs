@@ -1,7 +1,7 @@
-//! Memory that two caches do not keep coherent: what an end must drop before it loads, one by one.
+//! Memory that is not coherent between two caches: the invalidations that an endpoint needs before it loads.
 //!
-//! Each fact is asked of a lane that drops lines as it should, where it holds, and of one that leaves out a drop, where
-//! it must not: else the drop would be for nothing, or the fact show nothing.
+//! Each fact is checked on a lane with all invalidations, where it must hold, and on a lane that omitted one of them,
+//! where it must not hold; otherwise the invalidation would be unnecessary, or the fact would show nothing.
 
 use crate::windows::SECRET;
 use fabric::test_support::counting::{CountingMemory, OperationCounts};
@@ -15,14 +15,14 @@ use volmem::{CACHE_LINE_BYTES, Region};
 const RING: Layout = Layout::packed(8, 0);
 const BOTH_RINGS: Layout = Layout::packed(8, 64);
 
-/// Whether a drop of this span is left out.
+/// Returns whether the invalidation of a span is omitted.
 type Forgets = fn(usize, usize) -> bool;
 
 fn nothing(_offset: usize, _len_bytes: usize) -> bool {
     false
 }
 
-/// The owner's window, some of whose drops are left out.
+/// An endpoint's own window that omitted some invalidations.
 struct Forgetful {
     inner: MemoryInbound<NonCoherentMemory>,
     forgets: Forgets,
@@ -42,7 +42,8 @@ impl Inbound for Forgetful {
     }
 
     unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: `destination` is writable for `len_bytes` and outside the window, by the contract of the trait's
+        // method, which is the same.
         unsafe { self.inner.read_to(offset, destination, len_bytes) };
     }
 
@@ -69,24 +70,24 @@ fn lane(layout: Layout, habits: CacheBehavior, forgets: Forgets) -> (Sender, Rec
     (producer, consumer)
 }
 
-/// The fact holds on memory without coherence, and not when these drops are left out.
+/// Asserts that a fact holds on memory that is not coherent, and does not when these invalidations are omitted.
 #[track_caller]
 fn needs_drops(layout: Layout, forgets: Forgets, fact: fn(Sender, Receiver) -> bool) {
     let holds = |habits, forgets| {
         let (producer, consumer) = lane(layout, habits, forgets);
         fact(producer, consumer)
     };
-    assert!(holds(CacheBehavior::explicit(), nothing), "it does not hold");
-    assert!(!holds(CacheBehavior::explicit(), forgets), "it holds all the same");
+    assert!(holds(CacheBehavior::explicit(), nothing), "the fact does not hold");
+    assert!(!holds(CacheBehavior::explicit(), forgets), "the fact holds without the invalidation");
 }
 
-/// Part of the window, as spans that lie in it.
+/// Returns whether an offset lies in a part of the window.
 fn is_in(offset: usize, part_offset: usize, part_bytes: usize) -> bool {
     (part_offset..part_offset + part_bytes).contains(&offset)
 }
 
 #[test]
-fn a_record_is_seen_because_its_line_is_dropped_before_each_look() {
+fn a_record_is_seen_because_its_line_is_invalidated_before_each_poll() {
     let forgets: Forgets = |offset, len_bytes| is_in(offset, RING.small_offset, usize::MAX / 2) && len_bytes == 64;
     needs_drops(RING, forgets, |mut producer, mut consumer| {
         let mut bytes = [0; 5];
@@ -97,8 +98,8 @@ fn a_record_is_seen_because_its_line_is_dropped_before_each_look() {
 }
 
 #[test]
-fn a_long_record_is_new_because_its_lines_are_dropped_once_its_tag_is_seen() {
-    // Records of three slots; the drop of the slots behind the first is the one of two lines.
+fn a_long_record_is_current_because_its_lines_are_invalidated_once_its_tag_is_seen() {
+    // Records of three slots: the invalidation of the slots behind the first has two lines.
     needs_drops(
         RING,
         |_, len_bytes| len_bytes == 2 * SLOT_BYTES,
@@ -116,7 +117,7 @@ fn a_long_record_is_new_because_its_lines_are_dropped_once_its_tag_is_seen() {
 }
 
 #[test]
-fn the_end_is_seen_because_its_line_is_dropped() {
+fn the_end_of_stream_is_seen_because_its_line_is_invalidated() {
     needs_drops(
         RING,
         |offset, _| offset == RING.forward_offset,
@@ -129,7 +130,7 @@ fn the_end_is_seen_because_its_line_is_dropped() {
 }
 
 #[test]
-fn credit_is_seen_because_its_line_is_dropped() {
+fn credit_is_seen_because_its_line_is_invalidated() {
     needs_drops(
         RING,
         |offset, _| offset == RING.back_offset,
@@ -142,7 +143,7 @@ fn credit_is_seen_because_its_line_is_dropped() {
 }
 
 #[test]
-fn a_receiver_that_sleeps_is_seen_because_its_flag_is_dropped() {
+fn a_receiver_that_sleeps_is_seen_because_its_flag_is_invalidated() {
     let forgets: Forgets = |offset, _| offset == RING.back_offset + CACHE_LINE_BYTES;
     needs_drops(RING, forgets, |mut producer, mut consumer| {
         assert!(!producer.take_wake_request());
@@ -156,11 +157,11 @@ fn a_receiver_that_sleeps_is_seen_because_its_flag_is_dropped() {
 }
 
 #[test]
-fn a_sender_that_sleeps_is_seen_because_its_flag_is_dropped() {
+fn a_sender_that_sleeps_is_seen_because_its_flag_is_invalidated() {
     let forgets: Forgets = |offset, _| offset == RING.forward_offset + CACHE_LINE_BYTES;
     needs_drops(RING, forgets, |producer, mut consumer| {
         let mut take = || {
-            consumer.set_capacity(0); // May be room: it looks for sleepers.
+            consumer.set_capacity(0); // This may be room, so the receiver checks for sleepers.
             consumer.take_wake_request()
         };
         assert!(!take());
@@ -170,11 +171,11 @@ fn a_sender_that_sleeps_is_seen_because_its_flag_is_dropped() {
 }
 
 #[test]
-fn the_receivers_capacity_is_seen_because_its_line_is_dropped() {
+fn the_receivers_capacity_is_seen_because_its_line_is_invalidated() {
     let forgets: Forgets = |offset, _| offset == BOTH_RINGS.back_offset + CACHE_LINE_BYTES + 8;
     needs_drops(BOTH_RINGS, forgets, |mut producer, mut consumer| {
         producer.set_capacity(1);
-        assert!(producer.write(&[7; 2000]).expect("an honest receiver") < 500, "it moved to the big ring");
+        assert!(producer.write(&[7; 2000]).expect("an honest receiver") < 500, "the lane moved to the big ring");
         consumer.set_capacity(64 * SLOT_BYTES / 4);
         producer.write(&[7; 2000]) == Ok(2000)
     });
@@ -188,14 +189,14 @@ fn nothing_arrives_when_lines_are_not_written_back() {
 }
 
 #[test]
-fn a_record_is_torn_when_its_lines_are_not_waited_for() {
+fn a_record_is_torn_without_the_barrier() {
     let torn = |habits: CacheBehavior| {
-        // Records of two slots, so that none is cut at the end of the ring.
+        // Records of two slots, so that none is split at the end of the ring.
         let (mut producer, mut consumer) = lane(RING, habits, nothing);
         (1..20).any(|round| {
             assert_eq!(producer.write(&[round; 100]), Ok(100));
             let mut bytes = [0; 100];
-            (0..1000).find(|_| consumer.read(&mut bytes) != Ok(0)).expect("a tag gets there by itself");
+            (0..1000).find(|_| consumer.read(&mut bytes) != Ok(0)).expect("a tag becomes visible in time");
             bytes != [round; 100]
         })
     };
@@ -205,7 +206,7 @@ fn a_record_is_torn_when_its_lines_are_not_waited_for() {
     assert_eq!(count(None), 0);
 }
 
-/// Both ends clear what they may, number what they may not, and store nothing in each other's lines.
+/// Neither endpoint stores in a line of the other: wake-up flags are numbered instead of cleared.
 #[test]
 fn nothing_is_written_in_place_and_short_messages_take_one_line() {
     let (mut producer, mut consumer) = lane(RING, CacheBehavior::explicit(), nothing);
@@ -220,8 +221,8 @@ fn nothing_is_written_in_place_and_short_messages_take_one_line() {
     }
 }
 
-/// Stages records of these lengths, shows them, and reads them; what that took of the sender's stores.
-fn show_together(
+/// Stages records of these lengths, publishes and reads them; returns the counts of the sender's stores.
+fn publish_together(
     windows: [(impl Memory, impl Memory); 2],
     coherence: Coherence,
     lens_bytes: &[usize],
@@ -238,9 +239,9 @@ fn show_together(
         draft.append(&rest[..*len_bytes]);
         draft.stage();
         rest = &rest[*len_bytes..];
-        assert_eq!(consumer.read(&mut read), Ok(0), "it is seen before it is shown");
+        assert_eq!(consumer.read(&mut read), Ok(0), "the records are visible before they are published");
     }
-    assert_eq!(memory.counts().barriers, 0, "who puts something in place waits for nothing");
+    assert_eq!(memory.counts().barriers, 0, "staging needs no barrier");
     assert!(producer.publish_staged() && !producer.publish_staged());
     assert_eq!(consumer.read(&mut read), Ok(bytes.len()));
     assert_eq!(read, bytes);
@@ -256,29 +257,29 @@ fn plain_windows() -> [(Region, Region); 2] {
     [(a.clone(), b.clone()), (b, a)]
 }
 
-/// Short ones, long ones, and such that move to the big ring: first, in the middle, last.
+/// Short records, long records, and records that move to the big ring: first, in the middle, last.
 const TOGETHER: [&[usize]; 5] =
     [&[8, 8, 8, 8], &[48, 49, 200, 1], &[1000, 8, 8], &[8, 8, 1000, 8], &[8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8]];
 
 #[test]
-fn records_that_are_shown_together_wait_for_one_barrier() {
+fn records_that_are_published_together_need_one_barrier() {
     for lens_bytes in TOGETHER {
-        let stale = show_together(stale_windows(), Coherence::NonCoherent, lens_bytes);
-        let combined = show_together(plain_windows(), Coherence::WriteCombined, lens_bytes);
+        let stale = publish_together(stale_windows(), Coherence::NonCoherent, lens_bytes);
+        let combined = publish_together(plain_windows(), Coherence::WriteCombined, lens_bytes);
         assert_eq!((stale.barriers, combined.barriers), (1, 1), "{lens_bytes:?}");
     }
 }
 
 #[test]
-fn a_short_record_alone_is_one_line_that_waits_for_nothing_else() {
-    let stale = show_together(stale_windows(), Coherence::NonCoherent, &[48]);
+fn a_single_short_record_is_one_line_without_a_barrier() {
+    let stale = publish_together(stale_windows(), Coherence::NonCoherent, &[48]);
     assert_eq!((stale.barriers, stale.write_backs), (0, 1));
-    assert_eq!(show_together(plain_windows(), Coherence::WriteCombined, &[48]).barriers, 1);
-    assert_eq!(show_together(stale_windows(), Coherence::NonCoherent, &[49]).barriers, 1, "two lines, in order");
+    assert_eq!(publish_together(plain_windows(), Coherence::WriteCombined, &[48]).barriers, 1);
+    assert_eq!(publish_together(stale_windows(), Coherence::NonCoherent, &[49]).barriers, 1, "two lines, in order");
 }
 
 #[test]
-fn records_that_are_shown_together_are_torn_when_their_lines_are_not_waited_for() {
+fn records_that_are_published_together_are_torn_without_the_barrier() {
     let torn = |habits: CacheBehavior| {
         let (mut producer, mut consumer) = lane(RING, habits, nothing);
         (1..20_u8).any(|round| {
@@ -290,7 +291,7 @@ fn records_that_are_shown_together_are_torn_when_their_lines_are_not_waited_for(
             assert!(producer.publish_staged());
             let mut bytes = [0; 200];
             let read = (0..1000).map(|_| consumer.read(&mut bytes)).find(|read| *read != Ok(0));
-            bytes != [round; 200] || read.expect("a tag gets there by itself") != Ok(200)
+            bytes != [round; 200] || read.expect("a tag becomes visible in time") != Ok(200)
         })
     };
     let count =

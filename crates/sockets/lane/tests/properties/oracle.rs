@@ -1,4 +1,4 @@
-//! The oracle: what a lane must do, as a queue of bytes.
+//! The oracle: the behaviour of a lane, modelled as a queue of bytes.
 
 use crate::windows::{self, Random, SECRET, WriteCombined};
 use fabric::test_support::non_coherent::{CacheBehavior, NonCoherentMemory};
@@ -7,56 +7,56 @@ use lane::{Consumer, Layout, MemoryRelease, Producer, SHORT_BYTES_MAX, ShortRead
 use std::collections::VecDeque;
 use volmem::Region;
 
-/// One call of a user, at either end.
+/// One call of a user at either endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(fuzzing, derive(arbitrary::Arbitrary))]
 pub enum Op {
-    /// Write so many bytes.
+    /// Write this number of bytes.
     Write(u16),
-    /// Write so many bytes if they are short and there is room.
+    /// Write this number of bytes with the short path, if they are short and there is room.
     WriteShort(u16),
     /// Reserve, fill, commit a part.
     InPlaceWrite {
-        /// Bytes asked for.
+        /// Bytes requested.
         reserve_bytes: u16,
-        /// Bytes committed, at most what was got.
+        /// Bytes committed, at most those reserved.
         commit_bytes: u16,
     },
-    /// Put a record in place, to be shown later.
+    /// Stage a record.
     Stage(u16),
-    /// Show what was put in place.
+    /// Publish the staged records.
     PublishStaged,
-    /// Read into a buffer of so many bytes.
+    /// Read into a buffer of this number of bytes.
     Read(u16),
-    /// Read a short record into a buffer of so many bytes.
+    /// Read a short record into a buffer of this number of bytes.
     ReadShort(u16),
-    /// Look at bytes without consuming them.
+    /// Peek without consuming.
     PeekTo {
-        /// Bytes passed over first.
+        /// Bytes skipped first.
         skip_bytes: u16,
-        /// Room of the buffer.
+        /// Bytes of the buffer.
         len_bytes: u16,
     },
-    /// Peek, look, consume a part.
+    /// Peek in place, read the bytes, consume a part.
     InPlaceRead(u16),
     /// The sender waits for room.
     ProducerSleeps,
     /// The receiver waits for bytes.
     ConsumerSleeps,
-    /// The sender is done.
+    /// The sender finishes.
     Finish,
-    /// One end says how much it should hold unread (of an elastic lane).
+    /// One endpoint of an elastic lane sets its share of the capacity.
     SetCapacity {
-        /// Which end.
+        /// Whether it is the sender.
         by_producer: bool,
-        /// How much.
+        /// Bytes of the share.
         bytes: u16,
     },
-    /// The sender would rather wait than use more memory, or not (of an elastic lane).
+    /// The sender of an elastic lane sets whether it prefers waiting to using more memory.
     Patience(bool),
-    /// The memory of larger rings is given back, if everything is read.
+    /// The memory of larger rings is released if everything is read.
     GiveBack,
-    /// Gathered stores get through (where they gather).
+    /// Write-combined stores reach the peer (in windows that combine them).
     Drain(u8),
 }
 
@@ -64,15 +64,15 @@ pub enum Op {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(fuzzing, derive(arbitrary::Arbitrary))]
 pub struct Shape {
-    /// The small ring has 8 slots, doubled so often (at most 3 times).
+    /// Number of times that the small ring's 8 slots are doubled (at most 3).
     pub small_doublings: u8,
-    /// The big ring has the small ring's slots, doubled so often (at most 6 times); none at 0; at 7, where memory is
-    /// coherent, the lane is elastic.
+    /// Number of times that the small ring's slots are doubled for the big ring (at most 6). 0: there is no big ring.
+    /// 7: on coherent memory the lane is elastic.
     pub big_doublings: u8,
 }
 
 impl Shape {
-    /// The layout of this shape.
+    /// Returns the layout of this shape.
     pub fn layout(self) -> Layout {
         if self.is_elastic() { Layout::packed_elastic(128, 115) } else { self.fixed_layout() }
     }
@@ -81,7 +81,7 @@ impl Shape {
         self.big_doublings % 8 == 7
     }
 
-    /// As [`Shape::layout`], never of an elastic lane.
+    /// Returns the layout of this shape without elastic rings.
     pub fn fixed_layout(self) -> Layout {
         let small_slots = 8 << (self.small_doublings % 4);
         let big_doublings = self.big_doublings % 7;
@@ -89,7 +89,7 @@ impl Shape {
     }
 }
 
-/// Runs the calls on a lane in coherent memory and on the oracle; panics where they differ.
+/// Runs the calls on a lane in coherent memory and on the oracle; panics if they differ.
 pub fn check_coherent(shape: Shape, ops: &[Op]) {
     let layout = shape.layout();
     let (senders, receivers) = (windows::memory(&layout), windows::memory(&layout));
@@ -106,7 +106,7 @@ pub fn check_coherent(shape: Shape, ops: &[Op]) {
     harness.check_rest();
 }
 
-/// The same where stores gather and arrive in any order that the fences allow.
+/// Does the same with windows whose stores are combined and arrive in any order that the fences allow.
 pub fn check_write_combined(shape: Shape, ops: &[Op], seed: u64) {
     let layout = shape.fixed_layout();
     let (senders, receivers) = (Region::heap(layout.window_bytes()), Region::heap(layout.window_bytes()));
@@ -128,8 +128,8 @@ pub fn check_write_combined(shape: Shape, ops: &[Op], seed: u64) {
     harness.check_rest();
 }
 
-/// The same on memory without coherence. Caches that move lines only when they are told show each store at once; others
-/// show it in time, with lines that come and go unasked.
+/// Does the same on memory that is not coherent. With caches that fetch and evict lines only on request, each store is
+/// visible at once; with others, which do so at any time, it is visible eventually.
 pub fn check_non_coherent(shape: Shape, ops: &[Op], habits: CacheBehavior) {
     let layout = shape.fixed_layout();
     let [(senders_own, receivers_peer), (receivers_own, senders_peer)] =
@@ -156,11 +156,11 @@ pub fn check_non_coherent(shape: Shape, ops: &[Op], habits: CacheBehavior) {
     harness.check_rest();
 }
 
-/// When a store shows at the other end.
+/// When a store becomes visible to the other endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Visibility {
     AtOnce {
-        /// Whether credit is returned only when it makes a difference.
+        /// Whether credit is returned only in quarters of the ring.
         credit_is_lazy: bool,
     },
     InTime,
@@ -170,7 +170,7 @@ struct Harness<O: Outbound, I: Inbound> {
     producer: Producer<O, I>,
     consumer: Consumer<I, O>,
     unread: VecDeque<u8>,
-    /// Bytes that are in place and not shown: in records that were staged, or behind them.
+    /// Bytes that are in place but not visible: in staged records, or behind them.
     staged: Option<Vec<u8>>,
     written_bytes: u64,
     is_finished: bool,
@@ -241,7 +241,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         if by_producer {
             self.producer.set_capacity(bytes);
             if self.producer_sleeps {
-                self.sleep_producer(); // It is its own to know.
+                self.sleep_producer(); // The sender itself must check again.
             }
         } else {
             self.consumer.set_capacity(bytes);
@@ -280,7 +280,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
             return;
         }
         let bytes = self.next_bytes(len_bytes);
-        // SAFETY: a vector is readable.
+        // SAFETY: a vector is readable for its length, and the windows have their own memory.
         if unsafe { self.producer.write_short_from(bytes.as_ptr(), len_bytes, len_bytes.is_multiple_of(2)) } {
             assert!((1..=SHORT_BYTES_MAX).contains(&len_bytes));
             self.sent(&bytes);
@@ -294,7 +294,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         let Some(reservation) = self.producer.reserve(reserve_bytes).expect("an honest receiver") else { return };
         assert!(reservation.len_bytes <= reserve_bytes);
         let bytes = self.next_bytes(commit_bytes.min(reservation.len_bytes));
-        // SAFETY: the reservation is writable for its length, which is not less.
+        // SAFETY: the reservation is writable for its length, which is at least that of `bytes`.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), reservation.pointer.as_ptr(), bytes.len()) };
         self.producer.commit(bytes.len()).expect("nothing was written since the reservation");
         self.sent(&bytes);
@@ -306,7 +306,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         }
         let bytes = self.next_bytes(len_bytes);
         let Some(mut draft) = self.producer.draft(len_bytes).expect("an honest receiver") else { return };
-        // In two pieces, as whoever has a header.
+        // In two pieces, as for a header and a payload.
         let bytes = &bytes[..draft.room_bytes()];
         let (first, second) = bytes.split_at(bytes.len().min(16));
         draft.append(first);
@@ -324,7 +324,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         self.shown(&staged);
     }
 
-    /// The bytes that come next in the stream: no two parts of it look alike.
+    /// Returns the next bytes of the stream, no two parts of which are equal.
     fn next_bytes(&self, len_bytes: usize) -> Vec<u8> {
         (self.written_bytes..).take(len_bytes).map(|index| Random(index).next() as u8).collect()
     }
@@ -352,16 +352,18 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
 
     fn read_short(&mut self, len_bytes: usize) {
         let mut bytes = vec![0; len_bytes];
-        // SAFETY: a vector is writable.
+        // SAFETY: a vector is writable for its length, and the windows have their own memory.
         match unsafe { self.consumer.read_short_to(bytes.as_mut_ptr(), len_bytes) } {
             ShortRead::Read(read_bytes) => {
                 assert!(read_bytes <= SHORT_BYTES_MAX);
                 self.check_amount(read_bytes, len_bytes, 0);
                 self.received(&bytes[..read_bytes]);
             }
-            ShortRead::Empty => assert!(self.unread.is_empty() || !self.is_at_once(), "what is there was not seen"),
-            // All that was seen of an open record is read.
-            ShortRead::UseReadTo => assert!(!self.unread.is_empty() || self.is_elastic, "something that nobody wrote"),
+            ShortRead::Empty => assert!(self.unread.is_empty() || !self.is_at_once(), "a record was not found"),
+            // In an elastic lane, the read position may be at the end of an open record.
+            ShortRead::UseReadTo => {
+                assert!(!self.unread.is_empty() || self.is_elastic, "an unknown record")
+            }
         }
     }
 
@@ -376,7 +378,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         unsafe { std::ptr::copy_nonoverlapping(pointer.as_ptr(), bytes.as_mut_ptr(), chunk.len_bytes) };
         self.check_front(0, &bytes);
         bytes.truncate(len_bytes);
-        // In two parts: what is left of a peek can still be consumed.
+        // In two parts, because the rest of a peek can still be consumed.
         self.consumer.consume(bytes.len() / 2).expect("an honest sender");
         self.consumer.consume(bytes.len() - bytes.len() / 2).expect("an honest sender");
         self.received(&bytes);
@@ -384,7 +386,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
 
     fn peek_to(&mut self, skip_bytes: usize, len_bytes: usize) {
         let mut bytes = vec![0; len_bytes];
-        // SAFETY: a vector is writable.
+        // SAFETY: a vector is writable for its length, and the windows have their own memory.
         let peeked = unsafe {
             self.consumer.peek_to(skip_bytes, bytes.as_mut_ptr(), len_bytes, |_, _| lane::UrgentHandling::Include)
         };
@@ -415,7 +417,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
 
     fn ring_producer(&mut self) {
         if self.consumer.take_wake_request() {
-            assert!(self.producer_sleeps || !self.is_at_once(), "a ring for nobody");
+            assert!(self.producer_sleeps || !self.is_at_once(), "the doorbell was rung without a sleeper");
             self.producer_sleeps = false;
             self.sleep_producer();
         }
@@ -439,12 +441,12 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
 
     fn ring_consumer(&mut self) {
         if self.producer.take_wake_request() {
-            assert!(self.consumer_sleeps || !self.is_at_once(), "a ring for nobody");
+            assert!(self.consumer_sleeps || !self.is_at_once(), "the doorbell was rung without a sleeper");
             self.consumer_sleeps = false;
         }
     }
 
-    /// What must hold after every call where a store is visible at once.
+    /// Checks what must hold after every call if stores are visible at once.
     fn check_now(&mut self) {
         assert_eq!(self.consumer.unread_bytes(), Ok(self.unread.len()));
         let is_all_read = self.unread.is_empty() && self.staged.is_none();
@@ -452,17 +454,17 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         assert_eq!(self.consumer.has_fin(), self.is_finished);
         let has_something = !self.unread.is_empty() || self.is_finished;
         assert!(self.consumer.may_have_data() || !has_something);
-        assert!(!has_something || !self.consumer_sleeps, "the receiver sleeps on something");
-        assert!(!self.producer_sleeps || self.producer.is_writable() == Ok(false), "the sender sleeps on room");
+        assert!(!has_something || !self.consumer_sleeps, "the receiver sleeps on bytes");
+        assert!(!self.producer_sleeps || self.producer.is_writable() == Ok(false), "the sender sleeps with room");
         let arrivals = self.consumer.arrivals(self.arrivals_seen).expect("an honest sender");
         assert!(arrivals > self.arrivals_seen || !self.has_arrived, "bytes arrived unnoticed");
         self.arrivals_seen = arrivals;
         self.has_arrived = false;
     }
 
-    /// What must hold once every store is through: nothing is lost, and the end is the end.
+    /// Checks what must hold once every store is visible: no byte is lost, and the stream ends.
     fn check_rest(&mut self) {
-        assert!(self.staged.is_none(), "shown before");
+        assert!(self.staged.is_none(), "the staged records were published before");
         assert_eq!(self.consumer.unread_bytes(), Ok(self.unread.len()));
         self.read(self.unread.len() + 1);
         assert!(self.unread.is_empty());

@@ -1,4 +1,4 @@
-//! Two real threads, with real sleeping.
+//! Two threads of the operating system that block on doorbells.
 
 use crate::windows::{Random, SECRET};
 use fabric::test_support::non_coherent::{CacheBehavior, NonCoherentMemory};
@@ -7,7 +7,7 @@ use lane::{Consumer, Layout, Producer};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use volmem::Region;
 
-/// A doorbell: a ring before the wait is not lost.
+/// A doorbell that remembers a ring before the wait.
 #[derive(Default)]
 struct Doorbell {
     is_rung: Mutex<bool>,
@@ -102,14 +102,14 @@ fn receive(
     }
 }
 
-/// Streams with reads and writes of random sizes; every seed decides the sizes, the machine the interleaving.
+/// Sends a stream with reads and writes of random sizes. The seed determines the sizes, the machine the interleaving.
 fn stream(layout: Layout, stream_bytes: u64, write_bytes_max: usize, read_bytes_max: usize, seed: u64) {
     let (senders, receivers) = (Region::heap(layout.window_bytes()), Region::heap(layout.window_bytes()));
     let windows = [(senders.clone(), receivers.clone()), (receivers, senders)];
     stream_in(windows, layout, stream_bytes, write_bytes_max, read_bytes_max, seed);
 }
 
-/// The two windows as the sender and as the receiver see them, each its own first.
+/// Does the same in given windows, as the sender and as the receiver map them, each with its own window first.
 type Windows<M> = [(M, M); 2];
 
 fn stream_in<M: Memory + 'static>(
@@ -134,7 +134,7 @@ fn stream_in<M: Memory + 'static>(
     assert_eq!(received_bytes, stream_bytes);
 }
 
-/// A new seed every run; set LANE_SEED to repeat one.
+/// Returns a new seed for each run; `LANE_SEED` repeats one.
 fn seed() -> u64 {
     let given = std::env::var("LANE_SEED").ok();
     let given = given.map(|text| u64::from_str_radix(text.trim_start_matches("0x"), 16).expect("LANE_SEED in hex"));

@@ -1,4 +1,4 @@
-//! A lane over windows that take their time.
+//! A lane over windows with a modelled latency and rate.
 
 use crate::windows::SECRET;
 use fabric::heap::{self, HeapLink};
@@ -14,10 +14,10 @@ use volmem::Region;
 
 const LAYOUT: Layout = Layout::packed(64, 1024);
 
-/// A byte a nanosecond, and half a microsecond one way.
+/// One byte per nanosecond, and a one-way latency of half a microsecond.
 const TIMING: LinkTiming = LinkTiming { one_way_ns: 500, bytes_per_us: 1000, header_bytes: 24, payload_bytes_max: 256 };
 
-/// Time goes on when the test says so.
+/// A clock that the test advances.
 #[derive(Debug, Clone, Default)]
 struct Handed(Arc<Mutex<u64>>);
 
@@ -44,7 +44,7 @@ fn lane(
     (producer, Consumer::new(b.inbound(), b.outbound(), LAYOUT, SECRET))
 }
 
-/// A lane that two programs share, and the memory that its receiver looks at.
+/// A lane that two programs share, and the memory that its receiver polls.
 type SharedLane =
     (Producer<SharedOutbound<Handed>, SharedInbound<Handed>>, Consumer<SharedInbound<Handed>, SharedOutbound<Handed>>);
 
@@ -67,13 +67,13 @@ fn a_short_message_between_programs_is_one_packet_and_arrives_after_one_way() {
     let clock = Handed::default();
     let (mut producer, mut consumer) = shared_lane(&clock);
     let mut bytes = [0; 8];
-    // The first one looks how much room there is.
+    // The first write loads the credit.
     assert_eq!(producer.write(b"the room"), Ok(8));
     clock.wait_until(10_000);
     assert_eq!(consumer.read(&mut bytes), Ok(8));
-    // SAFETY: eight bytes are readable.
+    // SAFETY: the literal has eight readable bytes, outside the windows.
     assert!(unsafe { producer.write_short_from(b"8 bytes.".as_ptr(), 8, true) });
-    // Tag, header and two words of payload: 32 bytes, and 24 of the packet.
+    // Tag, header and two words of payload: 32 bytes, and 24 bytes of packet overhead.
     clock.wait_until(10_000 + 32 + 24 + 500 - 1);
     assert_eq!(consumer.read(&mut bytes), Ok(0));
     clock.wait_until(10_000 + 32 + 24 + 500);
@@ -93,7 +93,7 @@ fn a_short_message_is_one_packet_and_arrives_after_one_way() {
     let (mut producer, mut consumer) = lane(&clock);
     assert_eq!(producer.write(b"8 bytes."), Ok(8));
     let mut bytes = [0; 8];
-    // Tag, header and payload: 24 bytes, and 24 of the packet.
+    // Tag, header and payload: 24 bytes, and 24 bytes of packet overhead.
     clock.wait_until(24 + 24 + 500 - 1);
     assert_eq!(consumer.read(&mut bytes), Ok(0));
     clock.wait_until(24 + 24 + 500);
@@ -102,7 +102,7 @@ fn a_short_message_is_one_packet_and_arrives_after_one_way() {
 }
 
 #[test]
-fn messages_that_are_shown_together_are_a_packet_each_and_arrive_with_the_last() {
+fn messages_that_are_published_together_are_a_packet_each_and_arrive_with_the_last() {
     let clock = Handed::default();
     let (mut producer, mut consumer) = lane(&clock);
     for message in [b"first 8.", b"second 8", b"third 8."] {
@@ -114,7 +114,7 @@ fn messages_that_are_shown_together_are_a_packet_each_and_arrive_with_the_last()
     let mut bytes = [0; 32];
     assert_eq!(consumer.read(&mut bytes), Ok(0));
     assert!(producer.publish_staged());
-    // The line that is stored last is the only one that was not there long since.
+    // Only the line that is stored last has not arrived long before.
     clock.wait_until(10_000 + 24 + 24 + 500 - 1);
     assert_eq!(consumer.read(&mut bytes), Ok(0));
     clock.wait_until(10_000 + 24 + 24 + 500);

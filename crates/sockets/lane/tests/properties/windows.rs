@@ -1,4 +1,4 @@
-//! Windows that behave worse than memory.
+//! Test windows: write-combined windows, and windows of a hostile peer.
 
 use fabric::{Coherence, Inbound, Outbound, shm};
 use lane::{ELASTIC_RINGS, ELASTIC_SLOTS_MIN, LargerRings, Layout};
@@ -12,8 +12,8 @@ use volmem::{CACHE_LINE_BYTES, Region};
 /// The secret of every lane under test.
 pub const SECRET: u64 = 0x5EC7_0A11_0F4A_1AE5;
 
-/// Zeroed memory for a window of a lane. That of an elastic one is shared memory: what is given back has to be zero,
-/// and an address sanitizer takes its time over 32 MiB of the heap.
+/// Returns zeroed memory for a window of a lane. For an elastic lane it is shared memory, because released memory must
+/// read as zero, and because an address sanitizer is slow with 32 MiB of the heap.
 pub fn memory(layout: &Layout) -> Region {
     if layout.elastic.is_none() {
         return Region::heap(layout.window_bytes());
@@ -22,12 +22,12 @@ pub fn memory(layout: &Layout) -> Region {
     Region::of_mapping(Arc::new(mapping))
 }
 
-/// A small generator (SplitMix64): the same numbers from the same seed, everywhere.
+/// A SplitMix64 generator: the same seed gives the same numbers on every machine.
 #[derive(Debug, Clone)]
 pub struct Random(pub u64);
 
 impl Random {
-    /// The next number.
+    /// Returns the next number.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -35,13 +35,13 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `limit`.
+    /// Returns a number below `limit`.
     pub fn below(&mut self, limit: usize) -> usize {
         (self.next() % limit.max(1) as u64) as usize
     }
 }
 
-/// An outbound window whose stores gather, and reach the peer in any order but over a fence.
+/// A write-combined outbound window, whose stores reach the peer in any order except across a fence.
 #[derive(Debug, Clone)]
 pub struct WriteCombined {
     memory: Region,
@@ -55,12 +55,12 @@ struct Gathered {
 }
 
 impl WriteCombined {
-    /// Stores to `memory`, late.
+    /// Returns a window whose stores reach `memory` late.
     pub fn new(memory: Region) -> Self {
         Self { memory, pending: Arc::default() }
     }
 
-    /// Lets some of the gathered stores through, in an order of the seed's.
+    /// Performs some of the buffered stores, in an order that the seed determines.
     pub fn drain_some(&self, random: &mut Random) {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..random.below(pending.len() + 1) {
@@ -70,14 +70,14 @@ impl WriteCombined {
         }
     }
 
-    /// Lets all of the gathered stores through.
+    /// Performs all buffered stores.
     pub fn drain(&self) {
         for store in self.pending.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             self.memory.write(store.offset, &store.bytes);
         }
     }
 
-    /// A later store to the same place replaces the earlier one, as it would in the buffer.
+    /// Buffers a store. It replaces an earlier one to the same offset, as in a write-combining buffer.
     fn gather(&self, offset: usize, bytes: Vec<u8>) {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         pending.retain(|old| old.offset != offset || old.bytes.len() != bytes.len());
@@ -99,7 +99,7 @@ impl Outbound for WriteCombined {
     }
 
     unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
-        // SAFETY: the caller's: readable for the length.
+        // SAFETY: `source` is readable for `len_bytes`, by the contract of this method.
         self.gather(offset, unsafe { std::slice::from_raw_parts(source, len_bytes) }.to_vec());
     }
 
@@ -116,30 +116,30 @@ impl Outbound for WriteCombined {
     }
 }
 
-/// What a hostile peer lets one load see.
+/// The value that a hostile peer makes one load return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(fuzzing, derive(arbitrary::Arbitrary))]
 pub enum Lie {
-    /// What is there.
+    /// The stored value.
     Truth,
     /// Any value.
     Value(u64),
-    /// What is there, changed a little.
+    /// The stored value with a small change.
     Near(i8),
-    /// The tag of the position so many slots after the reader's.
+    /// The tag of the position this number of slots after the reader's.
     Tag(u8),
-    /// A data record of so many bytes.
+    /// The header of a data record of this number of bytes.
     Data(u16),
-    /// A switch to a ring.
+    /// The header of a switch to this ring.
     Switch(u8),
-    /// An open record of so many bytes.
+    /// The header of an open record of this number of bytes.
     Open(u16),
-    /// Another word of the window.
+    /// The value of another word of the window.
     CopyOf(u16),
 }
 
 impl Lie {
-    /// The value that the victim finds at `offset` of its own window.
+    /// Returns the value that the victim loads at `offset` of its own window.
     pub fn told(self, memory: &Region, layout: &Layout, offset: usize) -> u64 {
         let truth = memory.load_u64(offset, Ordering::Relaxed);
         match self {
@@ -161,8 +161,8 @@ impl Lie {
     }
 }
 
-/// The victim's own window, whose peer may change any word between any two loads. Fails when the victim leaves its
-/// places.
+/// The victim's own window, in which the peer may change any word between two loads. Panics if the victim stores
+/// outside its own words.
 #[derive(Debug, Clone)]
 pub struct LyingInbound {
     memory: Region,
@@ -171,7 +171,7 @@ pub struct LyingInbound {
 }
 
 impl LyingInbound {
-    /// Loads of `memory` follow the script; when it is over they are true.
+    /// Returns a window whose loads follow the script, and after its end return the stored values.
     pub fn new(memory: Region, layout: Layout, script: Arc<Mutex<VecDeque<Lie>>>) -> Self {
         Self { memory, layout, script }
     }
@@ -190,7 +190,7 @@ impl Inbound for LyingInbound {
     fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
         let line = CACHE_LINE_BYTES;
         let (forward, back) = (self.layout.forward_offset, self.layout.back_offset);
-        // Its cursors, and the flags that it takes back.
+        // The victim's cursors, and the flags that it clears.
         let own = [forward + line..forward + 3 * line, back + line..back + 4 * line];
         assert!(own.iter().any(|span| span.contains(&offset)), "a store to {offset} of the own window");
         self.memory.store_u64(offset, value, order);
@@ -198,7 +198,8 @@ impl Inbound for LyingInbound {
 
     unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
         assert_in_ring(&self.layout, offset, len_bytes);
-        // SAFETY: the caller's.
+        // SAFETY: `destination` is writable for `len_bytes` and outside the window, by the contract of the trait's
+        // method, which is the same.
         unsafe { self.memory.read_to(offset, destination, len_bytes) };
     }
 
@@ -208,7 +209,7 @@ impl Inbound for LyingInbound {
     }
 }
 
-/// The peer's window as the victim stores to it. Fails when the victim is led to a place that it does not own.
+/// The peer's window as the victim stores to it. Panics if the victim stores outside the lane's parts.
 #[derive(Debug, Clone)]
 pub struct GuardedOutbound {
     memory: Region,
@@ -217,7 +218,7 @@ pub struct GuardedOutbound {
 }
 
 impl GuardedOutbound {
-    /// Stores to `memory`.
+    /// Returns a window that stores to `memory`.
     pub fn new(memory: Region, layout: Layout, coherence: Coherence) -> Self {
         Self { memory, layout, coherence }
     }
@@ -245,7 +246,8 @@ impl Outbound for GuardedOutbound {
 
     unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
         assert_in_ring(&self.layout, offset, len_bytes);
-        // SAFETY: the caller's.
+        // SAFETY: `source` is readable for `len_bytes` and outside the window, by the contract of the trait's method,
+        // which is the same.
         unsafe { self.memory.write_from(offset, source, len_bytes) };
     }
 
