@@ -468,13 +468,13 @@ fn a_scan_ends_although_the_peer_publishes_endlessly() {
     let layout = Layout::packed(8, 0);
     let memory = Region::heap(layout.window_bytes());
     memory.store_u64(layout.consumer_cursor(), 7, Ordering::Relaxed);
-    let look = |look: fn(&Consumer<Endless, MemoryOutbound>)| {
+    let scan = |check: fn(&Consumer<Endless, MemoryOutbound>)| {
         let inbound = Endless { memory: memory.clone(), layout, position: 7.into(), loads_left: 1000.into() };
-        look(&Consumer::new(inbound, MemoryOutbound::new(Region::heap(layout.window_bytes())), layout, SECRET));
+        check(&Consumer::new(inbound, MemoryOutbound::new(Region::heap(layout.window_bytes())), layout, SECRET));
     };
-    look(|consumer| assert_eq!(consumer.unread_bytes(), Ok(401)));
-    look(|consumer| assert_eq!(consumer.arrivals(0), Ok(16 * SLOT_BYTES as u64)));
-    look(|consumer| {
+    scan(|consumer| assert_eq!(consumer.unread_bytes(), Ok(401)));
+    scan(|consumer| assert_eq!(consumer.arrivals(0), Ok(16 * SLOT_BYTES as u64)));
+    scan(|consumer| {
         let mut byte = 0;
         // SAFETY: `byte` is one writable byte of this test's stack.
         assert_eq!(unsafe { consumer.peek_to(usize::MAX, &raw mut byte, 1, |_, _| UrgentHandling::Include) }, Ok(0));
@@ -786,18 +786,18 @@ fn scans_include_skip_or_stop_at_an_urgent_byte_as_requested() {
         assert_eq!(producer.write_urgent(Urgent { byte: b'0' + number as u8, number }), Ok(true));
         producer.write(bytes).unwrap();
     }
-    let look = |rule: fn(Urgent, bool) -> UrgentHandling| {
+    let scan = |rule: fn(Urgent, bool) -> UrgentHandling| {
         let mut bytes = [0; 32];
         // SAFETY: an array is writable for its length, and the windows have their own memory.
         let peeked = unsafe { consumer.peek_to(0, bytes.as_mut_ptr(), bytes.len(), rule) }.unwrap();
         assert_eq!(consumer.unread_bytes_with(rule), Ok(peeked));
         String::from_utf8(bytes[..peeked].to_vec()).unwrap()
     };
-    assert_eq!(look(|_, _| UrgentHandling::Include), "1one2two");
-    assert_eq!(look(|_, _| UrgentHandling::Skip), "onetwo");
-    assert_eq!(look(|_, is_first| if is_first { UrgentHandling::Skip } else { UrgentHandling::Stop }), "one");
+    assert_eq!(scan(|_, _| UrgentHandling::Include), "1one2two");
+    assert_eq!(scan(|_, _| UrgentHandling::Skip), "onetwo");
+    assert_eq!(scan(|_, is_first| if is_first { UrgentHandling::Skip } else { UrgentHandling::Stop }), "one");
     assert_eq!(
-        look(|urgent, _| if urgent.number == 1 { UrgentHandling::Include } else { UrgentHandling::Stop }),
+        scan(|urgent, _| if urgent.number == 1 { UrgentHandling::Include } else { UrgentHandling::Stop }),
         "1one"
     );
 }

@@ -133,7 +133,7 @@ fn explore(body: impl Fn() + Sync + Send + 'static) {
     builder.check(body);
 }
 
-/// Reads until there are so many bytes, sleeping in between.
+/// Reads until the given number of bytes has arrived, and sleeps in between.
 fn read_all(consumer: &mut Receiver, bell: &Doorbell, len_bytes: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut buffer = vec![0; len_bytes];
@@ -417,10 +417,10 @@ const ELASTIC: Layout = Layout::packed_elastic(8, 8);
 const BULK_BYTES: usize = 5 * SLOT_BYTES;
 
 /// Publishes held records, and notes that the receiver did so.
-fn shows(consumer: &mut Receiver, has_shown: &mut bool) -> bool {
-    let shows = consumer.show_held();
-    *has_shown |= shows;
-    shows
+fn publish_held(consumer: &mut Receiver, has_published: &mut bool) -> bool {
+    let is_published = consumer.show_held();
+    *has_published |= is_published;
+    is_published
 }
 
 /// Two messages are held, and a third one publishes them. The receiver's hold time may expire at any moment: it
@@ -443,12 +443,12 @@ fn hold_back(forward: Flaw) {
             }
         });
         let mut bytes = Vec::new();
-        let mut has_shown = false;
+        let mut has_published = false;
         let mut buffer = [0; 3 * MESSAGE_BYTES];
         while bytes.len() < buffer.len() {
             let read_bytes = consumer.read(&mut buffer).unwrap();
             bytes.extend_from_slice(&buffer[..read_bytes]);
-            if read_bytes > 0 || shows(&mut consumer, &mut has_shown) {
+            if read_bytes > 0 || publish_held(&mut consumer, &mut has_published) {
                 continue;
             }
             consumer.announce_sleep();
@@ -460,7 +460,7 @@ fn hold_back(forward: Flaw) {
         }
         assert_eq!(bytes, [message(1), message(2), message(3)].concat(), "not what was written");
         sender.join().unwrap();
-        has_shown
+        has_published
     });
 }
 

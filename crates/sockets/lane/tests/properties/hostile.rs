@@ -4,7 +4,7 @@
 //! this), and returns bytes or [`lane::Corrupt`].
 
 use crate::oracle::Shape;
-use crate::windows::{self, GuardedOutbound, Lie, LyingInbound, SECRET};
+use crate::windows::{self, ForgedLoad, GuardedOutbound, LyingInbound, SECRET};
 use fabric::Coherence;
 use lane::{Chunk, Consumer, ELASTIC_RINGS, ELASTIC_SLOTS_MIN, Layout, Producer, SHORT_BYTES_MAX, ShortRead};
 use std::collections::VecDeque;
@@ -21,7 +21,7 @@ pub enum Act {
         /// Index of the word, modulo the words of the window.
         word: u16,
         /// The value to store.
-        lie: Lie,
+        forged_load: ForgedLoad,
     },
     /// The peer copies slots of the victim's window over others, to cause replays and torn records.
     Replay {
@@ -33,9 +33,9 @@ pub enum Act {
         words: u8,
     },
     /// The peer publishes a record with an arbitrary header at the victim's read position.
-    Publish(Lie),
+    Publish(ForgedLoad),
     /// Values that the next loads of the victim return.
-    Script(Vec<Lie>),
+    Script(Vec<ForgedLoad>),
     /// The victim reads.
     Read(u16),
     /// The victim reads a short record.
@@ -83,7 +83,7 @@ pub fn check(shape: Shape, coherence: Coherence, acts: &[Act]) {
 struct Victim {
     layout: Layout,
     own: Region,
-    script: Arc<Mutex<VecDeque<Lie>>>,
+    script: Arc<Mutex<VecDeque<ForgedLoad>>>,
     producer: Producer<GuardedOutbound, LyingInbound>,
     consumer: Consumer<LyingInbound, GuardedOutbound>,
     peeked_bytes: usize,
@@ -109,14 +109,14 @@ impl Victim {
 
     fn step(&mut self, act: &Act) {
         match act {
-            Act::Poke { word, lie } => {
+            Act::Poke { word, forged_load } => {
                 let offset = self.word_offset(*word);
-                self.own.store_u64(offset, lie.told(&self.own, &self.layout, offset), Ordering::Relaxed);
+                self.own.store_u64(offset, forged_load.value(&self.own, &self.layout, offset), Ordering::Relaxed);
             }
             Act::Replay { from, to, words } => self.replay(*from, *to, *words),
             Act::Publish(header) => self.publish(*header),
-            Act::Script(lies) => {
-                *self.script.lock().unwrap_or_else(PoisonError::into_inner) = lies.iter().copied().collect();
+            Act::Script(forged_loads) => {
+                *self.script.lock().unwrap_or_else(PoisonError::into_inner) = forged_loads.iter().copied().collect();
             }
             Act::Read(len_bytes) => self.read((*len_bytes).into()),
             Act::ReadShort(len_bytes) => self.read_short((*len_bytes).into()),
@@ -144,7 +144,7 @@ impl Victim {
 
     /// Publishes a record with `header` at the victim's read position, which is computed from its cursor: the lowest
     /// byte of the cursor's second word is the ring's number.
-    fn publish(&self, header: Lie) {
+    fn publish(&self, header: ForgedLoad) {
         let cursor = self.layout.forward_offset + 2 * CACHE_LINE_BYTES;
         let head = self.own.load_u64(cursor, Ordering::Relaxed);
         let number = self.own.load_u64(cursor + 8, Ordering::Relaxed) as u8;
@@ -158,8 +158,8 @@ impl Victim {
             (_, None) => (self.layout.big_offset, self.layout.big_slots),
         };
         let slot = ring + (head % slots) as usize * CACHE_LINE_BYTES;
-        self.own.store_u64(slot, Lie::Tag(0).told(&self.own, &self.layout, slot), Ordering::Relaxed);
-        self.own.store_u64(slot + 8, header.told(&self.own, &self.layout, slot + 8), Ordering::Relaxed);
+        self.own.store_u64(slot, ForgedLoad::Tag(0).value(&self.own, &self.layout, slot), Ordering::Relaxed);
+        self.own.store_u64(slot + 8, header.value(&self.own, &self.layout, slot + 8), Ordering::Relaxed);
     }
 
     fn replay(&self, from: u16, to: u16, words: u8) {

@@ -18,7 +18,7 @@ use fabric::test_support::non_coherent::CacheBehavior;
 use hostile::Act;
 use oracle::{Op, Shape};
 use proptest::prelude::*;
-use windows::Lie;
+use windows::ForgedLoad;
 
 fn shape() -> impl Strategy<Value = Shape> {
     (0..4_u8, 0..8_u8).prop_map(|(small_doublings, big_doublings)| Shape { small_doublings, big_doublings })
@@ -57,18 +57,18 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn lie() -> impl Strategy<Value = Lie> {
+fn forged_load() -> impl Strategy<Value = ForgedLoad> {
     prop_oneof![
-        12 => Just(Lie::Truth),
+        12 => Just(ForgedLoad::Stored),
         2 => prop::sample::select(vec![0, 1, 2, 7, 8, 255, 256, 16_368, 1 << 32, u64::MAX, u64::MAX - 1, 1 << 63])
-            .prop_map(Lie::Value),
-        1 => any::<u64>().prop_map(Lie::Value),
-        3 => any::<i8>().prop_map(Lie::Near),
-        4 => (0..20_u8).prop_map(Lie::Tag),
-        3 => size().prop_map(Lie::Data),
-        2 => (0..12_u8).prop_map(Lie::Switch),
-        2 => size().prop_map(Lie::Open),
-        1 => any::<u16>().prop_map(Lie::CopyOf),
+            .prop_map(ForgedLoad::Value),
+        1 => any::<u64>().prop_map(ForgedLoad::Value),
+        3 => any::<i8>().prop_map(ForgedLoad::Near),
+        4 => (0..20_u8).prop_map(ForgedLoad::Tag),
+        3 => size().prop_map(ForgedLoad::Data),
+        2 => (0..12_u8).prop_map(ForgedLoad::Switch),
+        2 => size().prop_map(ForgedLoad::Open),
+        1 => any::<u16>().prop_map(ForgedLoad::CopyOf),
     ]
 }
 
@@ -79,10 +79,10 @@ fn word() -> impl Strategy<Value = u16> {
 
 fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
-        8 => (word(), lie()).prop_map(|(word, lie)| Act::Poke { word, lie }),
+        8 => (word(), forged_load()).prop_map(|(word, forged_load)| Act::Poke { word, forged_load }),
         1 => (word(), word(), any::<u8>()).prop_map(|(from, to, words)| Act::Replay { from, to, words }),
-        4 => prop_oneof![4 => size().prop_map(Lie::Data), 1 => lie()].prop_map(Act::Publish),
-        4 => prop::collection::vec(lie(), 0..60).prop_map(Act::Script),
+        4 => prop_oneof![4 => size().prop_map(ForgedLoad::Data), 1 => forged_load()].prop_map(Act::Publish),
+        4 => prop::collection::vec(forged_load(), 0..60).prop_map(Act::Script),
         4 => size().prop_map(Act::Read),
         4 => size().prop_map(Act::ReadShort),
         2 => (size(), size()).prop_map(|(skip_bytes, len_bytes)| Act::PeekTo { skip_bytes, len_bytes }),

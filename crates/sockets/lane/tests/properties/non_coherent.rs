@@ -16,19 +16,19 @@ const RING: Layout = Layout::packed(8, 0);
 const BOTH_RINGS: Layout = Layout::packed(8, 64);
 
 /// Returns whether the invalidation of a span is omitted.
-type Forgets = fn(usize, usize) -> bool;
+type IsOmitted = fn(usize, usize) -> bool;
 
-fn nothing(_offset: usize, _len_bytes: usize) -> bool {
+fn omit_nothing(_offset: usize, _len_bytes: usize) -> bool {
     false
 }
 
 /// An endpoint's own window that omitted some invalidations.
-struct Forgetful {
+struct OmittingInbound {
     inner: MemoryInbound<NonCoherentMemory>,
-    forgets: Forgets,
+    is_omitted: IsOmitted,
 }
 
-impl Inbound for Forgetful {
+impl Inbound for OmittingInbound {
     fn len_bytes(&self) -> usize {
         self.inner.len_bytes()
     }
@@ -52,19 +52,19 @@ impl Inbound for Forgetful {
     }
 
     fn invalidate(&self, offset: usize, len_bytes: usize) {
-        if !(self.forgets)(offset, len_bytes) {
+        if !(self.is_omitted)(offset, len_bytes) {
             self.inner.invalidate(offset, len_bytes);
         }
     }
 }
 
-type Sender = Producer<MemoryOutbound<NonCoherentMemory>, Forgetful>;
-type Receiver = Consumer<Forgetful, MemoryOutbound<NonCoherentMemory>>;
+type Sender = Producer<MemoryOutbound<NonCoherentMemory>, OmittingInbound>;
+type Receiver = Consumer<OmittingInbound, MemoryOutbound<NonCoherentMemory>>;
 
-fn lane(layout: Layout, habits: CacheBehavior, forgets: Forgets) -> (Sender, Receiver) {
+fn lane(layout: Layout, habits: CacheBehavior, is_omitted: IsOmitted) -> (Sender, Receiver) {
     let [(senders_own, receivers_peer), (receivers_own, senders_peer)] =
         NonCoherentMemory::windows(layout.window_bytes(), habits);
-    let inbound = |memory| Forgetful { inner: MemoryInbound::new(memory), forgets };
+    let inbound = |memory| OmittingInbound { inner: MemoryInbound::new(memory), is_omitted };
     let producer = Producer::new(MemoryOutbound::new(receivers_peer), inbound(senders_own), layout, SECRET);
     let consumer = Consumer::new(inbound(receivers_own), MemoryOutbound::new(senders_peer), layout, SECRET);
     (producer, consumer)
@@ -72,13 +72,13 @@ fn lane(layout: Layout, habits: CacheBehavior, forgets: Forgets) -> (Sender, Rec
 
 /// Asserts that a fact holds on memory that is not coherent, and does not when these invalidations are omitted.
 #[track_caller]
-fn needs_drops(layout: Layout, forgets: Forgets, fact: fn(Sender, Receiver) -> bool) {
-    let holds = |habits, forgets| {
-        let (producer, consumer) = lane(layout, habits, forgets);
+fn needs_invalidation(layout: Layout, is_omitted: IsOmitted, fact: fn(Sender, Receiver) -> bool) {
+    let holds = |habits, is_omitted| {
+        let (producer, consumer) = lane(layout, habits, is_omitted);
         fact(producer, consumer)
     };
-    assert!(holds(CacheBehavior::explicit(), nothing), "the fact does not hold");
-    assert!(!holds(CacheBehavior::explicit(), forgets), "the fact holds without the invalidation");
+    assert!(holds(CacheBehavior::explicit(), omit_nothing), "the fact does not hold");
+    assert!(!holds(CacheBehavior::explicit(), is_omitted), "the fact holds without the invalidation");
 }
 
 /// Returns whether an offset lies in a part of the window.
@@ -88,8 +88,8 @@ fn is_in(offset: usize, part_offset: usize, part_bytes: usize) -> bool {
 
 #[test]
 fn a_record_is_seen_because_its_line_is_invalidated_before_each_poll() {
-    let forgets: Forgets = |offset, len_bytes| is_in(offset, RING.small_offset, usize::MAX / 2) && len_bytes == 64;
-    needs_drops(RING, forgets, |mut producer, mut consumer| {
+    let is_omitted: IsOmitted = |offset, len_bytes| is_in(offset, RING.small_offset, usize::MAX / 2) && len_bytes == 64;
+    needs_invalidation(RING, is_omitted, |mut producer, mut consumer| {
         let mut bytes = [0; 5];
         assert_eq!(consumer.read(&mut bytes), Ok(0));
         assert_eq!(producer.write(b"bytes"), Ok(5));
@@ -100,7 +100,7 @@ fn a_record_is_seen_because_its_line_is_invalidated_before_each_poll() {
 #[test]
 fn a_long_record_is_current_because_its_lines_are_invalidated_once_its_tag_is_seen() {
     // Records of three slots: the invalidation of the slots behind the first has two lines.
-    needs_drops(
+    needs_invalidation(
         RING,
         |_, len_bytes| len_bytes == 2 * SLOT_BYTES,
         |mut producer, mut consumer| {
@@ -118,7 +118,7 @@ fn a_long_record_is_current_because_its_lines_are_invalidated_once_its_tag_is_se
 
 #[test]
 fn the_end_of_stream_is_seen_because_its_line_is_invalidated() {
-    needs_drops(
+    needs_invalidation(
         RING,
         |offset, _| offset == RING.forward_offset,
         |mut producer, mut consumer| {
@@ -131,7 +131,7 @@ fn the_end_of_stream_is_seen_because_its_line_is_invalidated() {
 
 #[test]
 fn credit_is_seen_because_its_line_is_invalidated() {
-    needs_drops(
+    needs_invalidation(
         RING,
         |offset, _| offset == RING.back_offset,
         |mut producer, mut consumer| {
@@ -144,8 +144,8 @@ fn credit_is_seen_because_its_line_is_invalidated() {
 
 #[test]
 fn a_receiver_that_sleeps_is_seen_because_its_flag_is_invalidated() {
-    let forgets: Forgets = |offset, _| offset == RING.back_offset + CACHE_LINE_BYTES;
-    needs_drops(RING, forgets, |mut producer, mut consumer| {
+    let is_omitted: IsOmitted = |offset, _| offset == RING.back_offset + CACHE_LINE_BYTES;
+    needs_invalidation(RING, is_omitted, |mut producer, mut consumer| {
         assert!(!producer.take_wake_request());
         consumer.announce_sleep();
         let is_seen = producer.take_wake_request() && !producer.take_wake_request();
@@ -158,8 +158,8 @@ fn a_receiver_that_sleeps_is_seen_because_its_flag_is_invalidated() {
 
 #[test]
 fn a_sender_that_sleeps_is_seen_because_its_flag_is_invalidated() {
-    let forgets: Forgets = |offset, _| offset == RING.forward_offset + CACHE_LINE_BYTES;
-    needs_drops(RING, forgets, |producer, mut consumer| {
+    let is_omitted: IsOmitted = |offset, _| offset == RING.forward_offset + CACHE_LINE_BYTES;
+    needs_invalidation(RING, is_omitted, |producer, mut consumer| {
         let mut take = || {
             consumer.set_capacity(0); // This may be room, so the receiver checks for sleepers.
             consumer.take_wake_request()
@@ -172,8 +172,8 @@ fn a_sender_that_sleeps_is_seen_because_its_flag_is_invalidated() {
 
 #[test]
 fn the_receivers_capacity_is_seen_because_its_line_is_invalidated() {
-    let forgets: Forgets = |offset, _| offset == BOTH_RINGS.back_offset + CACHE_LINE_BYTES + 8;
-    needs_drops(BOTH_RINGS, forgets, |mut producer, mut consumer| {
+    let is_omitted: IsOmitted = |offset, _| offset == BOTH_RINGS.back_offset + CACHE_LINE_BYTES + 8;
+    needs_invalidation(BOTH_RINGS, is_omitted, |mut producer, mut consumer| {
         producer.set_capacity(1);
         assert!(producer.write(&[7; 2000]).expect("an honest receiver") < 500, "the lane moved to the big ring");
         consumer.set_capacity(64 * SLOT_BYTES / 4);
@@ -183,7 +183,8 @@ fn the_receivers_capacity_is_seen_because_its_line_is_invalidated() {
 
 #[test]
 fn nothing_arrives_when_lines_are_not_written_back() {
-    let (mut producer, mut consumer) = lane(RING, CacheBehavior::explicit().without(OmittedStep::WriteBack), nothing);
+    let (mut producer, mut consumer) =
+        lane(RING, CacheBehavior::explicit().without(OmittedStep::WriteBack), omit_nothing);
     assert_eq!(producer.write(b"bytes"), Ok(5));
     assert_eq!(consumer.read(&mut [0; 5]), Ok(0));
 }
@@ -192,7 +193,7 @@ fn nothing_arrives_when_lines_are_not_written_back() {
 fn a_record_is_torn_without_the_barrier() {
     let torn = |habits: CacheBehavior| {
         // Records of two slots, so that none is split at the end of the ring.
-        let (mut producer, mut consumer) = lane(RING, habits, nothing);
+        let (mut producer, mut consumer) = lane(RING, habits, omit_nothing);
         (1..20).any(|round| {
             assert_eq!(producer.write(&[round; 100]), Ok(100));
             let mut bytes = [0; 100];
@@ -209,7 +210,7 @@ fn a_record_is_torn_without_the_barrier() {
 /// Neither endpoint stores in a line of the other: wake-up flags are numbered instead of cleared.
 #[test]
 fn nothing_is_written_in_place_and_short_messages_take_one_line() {
-    let (mut producer, mut consumer) = lane(RING, CacheBehavior::explicit(), nothing);
+    let (mut producer, mut consumer) = lane(RING, CacheBehavior::explicit(), omit_nothing);
     assert!(producer.reserve(8).expect("an honest receiver").is_none());
     for len_bytes in 1..=48 {
         let bytes: Vec<u8> = (0..len_bytes).collect();
@@ -281,7 +282,7 @@ fn a_single_short_record_is_one_line_without_a_barrier() {
 #[test]
 fn records_that_are_published_together_are_torn_without_the_barrier() {
     let torn = |habits: CacheBehavior| {
-        let (mut producer, mut consumer) = lane(RING, habits, nothing);
+        let (mut producer, mut consumer) = lane(RING, habits, omit_nothing);
         (1..20_u8).any(|round| {
             for _ in 0..2 {
                 let mut draft = producer.draft(100).expect("an honest receiver").expect("room");

@@ -96,7 +96,7 @@ pub fn check_coherent(shape: Shape, ops: &[Op]) {
     let producer =
         Producer::new(MemoryOutbound::new(receivers.clone()), MemoryInbound::new(senders.clone()), layout, SECRET);
     let consumer = Consumer::new(MemoryInbound::new(receivers), MemoryOutbound::new(senders), layout, SECRET);
-    let mut harness = Harness::new(producer, consumer, Visibility::AtOnce { credit_is_lazy: false });
+    let mut harness = Harness::new(producer, consumer, Visibility::Immediate { credit_is_lazy: false });
     harness.is_elastic = shape.is_elastic();
     for op in ops {
         harness.step(*op);
@@ -113,7 +113,7 @@ pub fn check_write_combined(shape: Shape, ops: &[Op], seed: u64) {
     let (forward, back) = (WriteCombined::new(receivers.clone()), WriteCombined::new(senders.clone()));
     let producer = Producer::new(forward.clone(), MemoryInbound::new(senders), layout, SECRET);
     let consumer = Consumer::new(MemoryInbound::new(receivers), back.clone(), layout, SECRET);
-    let mut harness = Harness::new(producer, consumer, Visibility::InTime);
+    let mut harness = Harness::new(producer, consumer, Visibility::Eventual);
     let mut random = Random(seed);
     for op in ops {
         if let Op::Drain(_) = op {
@@ -137,8 +137,8 @@ pub fn check_non_coherent(shape: Shape, ops: &[Op], habits: CacheBehavior) {
     let (forward, back) = (receivers_peer.clone(), senders_peer.clone());
     let producer = Producer::new(MemoryOutbound::new(receivers_peer), MemoryInbound::new(senders_own), layout, SECRET);
     let consumer = Consumer::new(MemoryInbound::new(receivers_own), MemoryOutbound::new(senders_peer), layout, SECRET);
-    let at_once = Visibility::AtOnce { credit_is_lazy: true };
-    let visibility = if habits.is_spontaneous { Visibility::InTime } else { at_once };
+    let at_once = Visibility::Immediate { credit_is_lazy: true };
+    let visibility = if habits.is_spontaneous { Visibility::Eventual } else { at_once };
     let mut harness = Harness::new(producer, consumer, visibility);
     for op in ops {
         if let Op::Drain(_) = op {
@@ -159,11 +159,11 @@ pub fn check_non_coherent(shape: Shape, ops: &[Op], habits: CacheBehavior) {
 /// When a store becomes visible to the other endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Visibility {
-    AtOnce {
+    Immediate {
         /// Whether credit is returned only in quarters of the ring.
         credit_is_lazy: bool,
     },
-    InTime,
+    Eventual,
 }
 
 struct Harness<O: Outbound, I: Inbound> {
@@ -202,8 +202,8 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         }
     }
 
-    fn is_at_once(&self) -> bool {
-        self.visibility != Visibility::InTime
+    fn is_immediate(&self) -> bool {
+        self.visibility != Visibility::Eventual
     }
 
     fn step(&mut self, op: Op) {
@@ -225,7 +225,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
                 self.producer.finish();
                 self.is_finished = true;
                 let staged = self.staged.take().unwrap_or_default();
-                self.shown(&staged);
+                self.published(&staged);
             }
             Op::SetCapacity { by_producer, bytes } if self.is_elastic => self.set_capacity(by_producer, bytes.into()),
             Op::Patience(prefers_waiting) => {
@@ -321,7 +321,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
     fn publish_staged(&mut self) {
         assert_eq!(self.producer.publish_staged(), self.staged.is_some());
         let staged = self.staged.take().unwrap_or_default();
-        self.shown(&staged);
+        self.published(&staged);
     }
 
     /// Returns the next bytes of the stream, no two parts of which are equal.
@@ -333,11 +333,11 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         self.written_bytes += bytes.len() as u64;
         match &mut self.staged {
             Some(staged) => staged.extend_from_slice(bytes),
-            None => self.shown(bytes),
+            None => self.published(bytes),
         }
     }
 
-    fn shown(&mut self, bytes: &[u8]) {
+    fn published(&mut self, bytes: &[u8]) {
         self.unread.extend(bytes);
         self.has_arrived |= !bytes.is_empty();
         self.ring_consumer();
@@ -359,7 +359,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
                 self.check_amount(read_bytes, len_bytes, 0);
                 self.received(&bytes[..read_bytes]);
             }
-            ShortRead::Empty => assert!(self.unread.is_empty() || !self.is_at_once(), "a record was not found"),
+            ShortRead::Empty => assert!(self.unread.is_empty() || !self.is_immediate(), "a record was not found"),
             // In an elastic lane, the read position may be at the end of an open record.
             ShortRead::UseReadTo => {
                 assert!(!self.unread.is_empty() || self.is_elastic, "an unknown record")
@@ -369,7 +369,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
 
     fn read_in_place(&mut self, len_bytes: usize) {
         let Some(chunk) = self.consumer.peek().expect("an honest sender") else {
-            assert!(!self.is_at_once() || self.unread.is_empty());
+            assert!(!self.is_immediate() || self.unread.is_empty());
             return;
         };
         let mut bytes = vec![0; chunk.len_bytes];
@@ -397,7 +397,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
 
     fn check_amount(&self, got_bytes: usize, len_bytes: usize, skip_bytes: usize) {
         let due_bytes = len_bytes.min(self.unread.len().saturating_sub(skip_bytes));
-        if self.is_at_once() {
+        if self.is_immediate() {
             assert_eq!(got_bytes, due_bytes);
         } else {
             assert!(got_bytes <= due_bytes, "{got_bytes} of {due_bytes} bytes");
@@ -417,7 +417,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
 
     fn ring_producer(&mut self) {
         if self.consumer.take_wake_request() {
-            assert!(self.producer_sleeps || !self.is_at_once(), "the doorbell was rung without a sleeper");
+            assert!(self.producer_sleeps || !self.is_immediate(), "the doorbell was rung without a sleeper");
             self.producer_sleeps = false;
             self.sleep_producer();
         }
@@ -441,7 +441,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
 
     fn ring_consumer(&mut self) {
         if self.producer.take_wake_request() {
-            assert!(self.consumer_sleeps || !self.is_at_once(), "the doorbell was rung without a sleeper");
+            assert!(self.consumer_sleeps || !self.is_immediate(), "the doorbell was rung without a sleeper");
             self.consumer_sleeps = false;
         }
     }
@@ -469,7 +469,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         self.read(self.unread.len() + 1);
         assert!(self.unread.is_empty());
         assert_eq!(self.consumer.is_finished(), self.is_finished);
-        let credit_is_due = self.visibility == Visibility::AtOnce { credit_is_lazy: false };
+        let credit_is_due = self.visibility == Visibility::Immediate { credit_is_lazy: false };
         assert!(!credit_is_due || self.producer.is_drained());
     }
 }

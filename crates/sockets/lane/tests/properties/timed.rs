@@ -19,9 +19,9 @@ const TIMING: LinkTiming = LinkTiming { one_way_ns: 500, bytes_per_us: 1000, hea
 
 /// A clock that the test advances.
 #[derive(Debug, Clone, Default)]
-struct Handed(Arc<Mutex<u64>>);
+struct ManualClock(Arc<Mutex<u64>>);
 
-impl Clock for Handed {
+impl Clock for ManualClock {
     fn now_ns(&self) -> u64 {
         *self.0.lock().expect("no test panics with it")
     }
@@ -33,7 +33,7 @@ impl Clock for Handed {
 }
 
 fn lane(
-    clock: &Handed,
+    clock: &ManualClock,
 ) -> (Producer<impl Outbound + use<>, impl Inbound + use<>>, Consumer<impl Inbound + use<>, impl Outbound + use<>>) {
     let setup = || TimedConfig { window_bytes: LAYOUT.window_bytes(), timing: TIMING, pacer: Pacer::new() };
     let (a, b) = heap::pair(memory_bytes(LAYOUT.window_bytes(), TIMING).expect("a timing"));
@@ -45,10 +45,12 @@ fn lane(
 }
 
 /// A lane that two programs share, and the memory that its receiver polls.
-type SharedLane =
-    (Producer<SharedOutbound<Handed>, SharedInbound<Handed>>, Consumer<SharedInbound<Handed>, SharedOutbound<Handed>>);
+type SharedLane = (
+    Producer<SharedOutbound<ManualClock>, SharedInbound<ManualClock>>,
+    Consumer<SharedInbound<ManualClock>, SharedOutbound<ManualClock>>,
+);
 
-fn shared_lane(clock: &Handed) -> SharedLane {
+fn shared_lane(clock: &ManualClock) -> SharedLane {
     let shape = SharedLayout { window_bytes: LAYOUT.window_bytes(), words_bytes: 512 };
     let memory = [(); 2].map(|()| Region::heap(shape.memory_bytes()));
     let pacers = [Pacer::new(), Pacer::new()];
@@ -64,7 +66,7 @@ fn shared_lane(clock: &Handed) -> SharedLane {
 
 #[test]
 fn a_short_message_between_programs_is_one_packet_and_arrives_after_one_way() {
-    let clock = Handed::default();
+    let clock = ManualClock::default();
     let (mut producer, mut consumer) = shared_lane(&clock);
     let mut bytes = [0; 8];
     // The first write loads the credit.
@@ -83,13 +85,13 @@ fn a_short_message_between_programs_is_one_packet_and_arrives_after_one_way() {
 
 #[test]
 fn a_stream_between_programs_arrives_whole_and_at_the_rate_of_the_link() {
-    let clock = Handed::default();
+    let clock = ManualClock::default();
     stream(&clock, shared_lane(&clock));
 }
 
 #[test]
 fn a_short_message_is_one_packet_and_arrives_after_one_way() {
-    let clock = Handed::default();
+    let clock = ManualClock::default();
     let (mut producer, mut consumer) = lane(&clock);
     assert_eq!(producer.write(b"8 bytes."), Ok(8));
     let mut bytes = [0; 8];
@@ -103,7 +105,7 @@ fn a_short_message_is_one_packet_and_arrives_after_one_way() {
 
 #[test]
 fn messages_that_are_published_together_are_a_packet_each_and_arrive_with_the_last() {
-    let clock = Handed::default();
+    let clock = ManualClock::default();
     let (mut producer, mut consumer) = lane(&clock);
     for message in [b"first 8.", b"second 8", b"third 8."] {
         let mut draft = producer.draft(8).expect("an honest receiver").expect("room");
@@ -124,12 +126,12 @@ fn messages_that_are_published_together_are_a_packet_each_and_arrive_with_the_la
 
 #[test]
 fn a_stream_arrives_whole_and_at_the_rate_of_the_link() {
-    let clock = Handed::default();
+    let clock = ManualClock::default();
     stream(&clock, lane(&clock));
 }
 
 fn stream(
-    clock: &Handed,
+    clock: &ManualClock,
     (mut producer, mut consumer): (Producer<impl Outbound, impl Inbound>, Consumer<impl Inbound, impl Outbound>),
 ) {
     const STREAM_BYTES: usize = 200_000;

@@ -119,9 +119,9 @@ impl Outbound for WriteCombined {
 /// The value that a hostile peer makes one load return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(fuzzing, derive(arbitrary::Arbitrary))]
-pub enum Lie {
+pub enum ForgedLoad {
     /// The stored value.
-    Truth,
+    Stored,
     /// Any value.
     Value(u64),
     /// The stored value with a small change.
@@ -138,22 +138,22 @@ pub enum Lie {
     CopyOf(u16),
 }
 
-impl Lie {
+impl ForgedLoad {
     /// Returns the value that the victim loads at `offset` of its own window.
-    pub fn told(self, memory: &Region, layout: &Layout, offset: usize) -> u64 {
+    pub fn value(self, memory: &Region, layout: &Layout, offset: usize) -> u64 {
         let truth = memory.load_u64(offset, Ordering::Relaxed);
         match self {
-            Lie::Truth => truth,
-            Lie::Value(value) => value,
-            Lie::Near(delta) => truth.wrapping_add_signed(delta.into()),
-            Lie::Tag(ahead) => {
+            ForgedLoad::Stored => truth,
+            ForgedLoad::Value(value) => value,
+            ForgedLoad::Near(delta) => truth.wrapping_add_signed(delta.into()),
+            ForgedLoad::Tag(ahead) => {
                 let head = memory.load_u64(layout.forward_offset + 2 * CACHE_LINE_BYTES, Ordering::Relaxed);
                 SECRET ^ head.wrapping_add(ahead.into()).wrapping_mul(0x9E37_79B9_7F4A_7C15)
             }
-            Lie::Data(len_bytes) => u64::from(len_bytes) | 1 << 16,
-            Lie::Switch(ring) => u64::from(ring) | 2 << 16,
-            Lie::Open(len_bytes) => u64::from(len_bytes) | 3 << 16,
-            Lie::CopyOf(index) => {
+            ForgedLoad::Data(len_bytes) => u64::from(len_bytes) | 1 << 16,
+            ForgedLoad::Switch(ring) => u64::from(ring) | 2 << 16,
+            ForgedLoad::Open(len_bytes) => u64::from(len_bytes) | 3 << 16,
+            ForgedLoad::CopyOf(index) => {
                 let words = memory.len_bytes() / size_of::<u64>();
                 memory.load_u64(usize::from(index) % words * size_of::<u64>(), Ordering::Relaxed)
             }
@@ -167,12 +167,12 @@ impl Lie {
 pub struct LyingInbound {
     memory: Region,
     layout: Layout,
-    script: Arc<Mutex<VecDeque<Lie>>>,
+    script: Arc<Mutex<VecDeque<ForgedLoad>>>,
 }
 
 impl LyingInbound {
     /// Returns a window whose loads follow the script, and after its end return the stored values.
-    pub fn new(memory: Region, layout: Layout, script: Arc<Mutex<VecDeque<Lie>>>) -> Self {
+    pub fn new(memory: Region, layout: Layout, script: Arc<Mutex<VecDeque<ForgedLoad>>>) -> Self {
         Self { memory, layout, script }
     }
 }
@@ -183,8 +183,8 @@ impl Inbound for LyingInbound {
     }
 
     fn load_u64(&self, offset: usize, _order: Ordering) -> u64 {
-        let lie = self.script.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-        lie.unwrap_or(Lie::Truth).told(&self.memory, &self.layout, offset)
+        let forged_load = self.script.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        forged_load.unwrap_or(ForgedLoad::Stored).value(&self.memory, &self.layout, offset)
     }
 
     fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
