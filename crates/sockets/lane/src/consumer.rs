@@ -465,7 +465,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     }
 
     /// Publishes the records that the sender holds, as the sender would. Returns `false` if there are none.
-    pub fn show_held(&mut self) -> bool {
+    pub fn publish_held(&mut self) -> bool {
         let Some(Cursor { ring, head, .. }) = self.held() else { return false };
         // As long as this record is unread, the sender may store the same word here, and no other.
         let slot = Ring::of(&self.layout, ring).slot_offset(head);

@@ -74,9 +74,9 @@ const ACCOUNT_SLOTS: u64 = 1024;
 /// A process-wide limit on the memory of lanes beyond their small rings.
 pub trait Budget: Sync {
     /// Charges `bytes`. Returns `false`, and charges nothing, if fewer are left.
-    fn take(&self, bytes: usize) -> bool;
+    fn charge(&self, bytes: usize) -> bool;
     /// Returns `bytes` that were charged.
-    fn give_back(&self, bytes: usize);
+    fn release(&self, bytes: usize);
 }
 
 /// A budget without a limit.
@@ -84,11 +84,11 @@ pub trait Budget: Sync {
 struct Unlimited;
 
 impl Budget for Unlimited {
-    fn take(&self, _bytes: usize) -> bool {
+    fn charge(&self, _bytes: usize) -> bool {
         true
     }
 
-    fn give_back(&self, _bytes: usize) {}
+    fn release(&self, _bytes: usize) {}
 }
 
 /// The result of [`Producer::release_memory`].
@@ -128,7 +128,7 @@ pub struct Producer<O, I> {
 /// Memory that a lane has charged to a budget.
 struct Account {
     budget: &'static dyn Budget,
-    taken_bytes: usize,
+    charged_bytes: usize,
     /// Position up to which the current ring is charged. A value outside the ring's first lap belongs to an earlier
     /// ring.
     charged_until: u64,
@@ -136,21 +136,21 @@ struct Account {
 
 impl std::fmt::Debug for Account {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} bytes charged, up to position {}", self.taken_bytes, self.charged_until)
+        write!(f, "{} bytes charged, up to position {}", self.charged_bytes, self.charged_until)
     }
 }
 
 impl Account {
-    fn take(&mut self, bytes: usize) -> bool {
-        let is_taken = self.budget.take(bytes);
-        self.taken_bytes += if is_taken { bytes } else { 0 };
-        is_taken
+    fn charge(&mut self, bytes: usize) -> bool {
+        let is_charged = self.budget.charge(bytes);
+        self.charged_bytes += if is_charged { bytes } else { 0 };
+        is_charged
     }
 
-    fn give_back(&mut self) {
-        let taken_bytes = std::mem::take(&mut self.taken_bytes);
-        if taken_bytes > 0 {
-            self.budget.give_back(taken_bytes);
+    fn release(&mut self) {
+        let charged_bytes = std::mem::take(&mut self.charged_bytes);
+        if charged_bytes > 0 {
+            self.budget.release(charged_bytes);
         }
         self.charged_until = 0;
     }
@@ -158,7 +158,7 @@ impl Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
-        self.give_back();
+        self.release();
     }
 }
 
@@ -247,13 +247,13 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             prefers_waiting: false,
             holding_ms: None,
             is_growth_forbidden: false,
-            memory: Account { budget: &Unlimited, taken_bytes: 0, charged_until: 0 },
+            memory: Account { budget: &Unlimited, charged_bytes: 0, charged_until: 0 },
         }
     }
 
     /// Charges the memory of larger rings to `budget`, until it is released or the lane is dropped.
     pub fn set_budget(&mut self, budget: &'static dyn Budget) {
-        self.memory.give_back();
+        self.memory.release();
         self.memory.budget = budget;
     }
 
@@ -401,7 +401,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// If the lane is not elastic.
     pub fn write_urgent(&mut self, urgent: Urgent) -> Result<bool, Corrupt> {
         assert!(self.layout.elastic.is_some(), "only an elastic lane carries urgent bytes");
-        self.show_held();
+        self.publish_held();
         let (mut cursor, payload, room_bytes) = self.locate_record(1)?;
         if room_bytes == 0 {
             return Ok(false);
@@ -503,7 +503,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Marks the end of the stream. Idempotent; needs no room in the ring.
     pub fn finish(&mut self) {
         self.publish_staged();
-        self.show_held();
+        self.publish_held();
         self.close_open_record();
         self.outbound.fence();
         self.outbound.store_u64(self.layout.fin(), self.position().wrapping_add(1), Ordering::Release);
@@ -583,14 +583,14 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.set_inbound_word(RINGS_USED, 0);
         // Without a known limit the next write computes its room, and moves to the small ring.
         self.set_inbound_word(TAIL_LIMIT, 0);
-        self.memory.give_back();
+        self.memory.release();
         self.is_growth_forbidden = false;
         MemoryRelease::Released
     }
 
     /// Returns the bytes of memory that the lane has charged to its budget.
     pub fn memory_bytes(&self) -> usize {
-        self.memory.taken_bytes
+        self.memory.charged_bytes
     }
 
     /// Returns the number of slots that are sent and whose credit has not been returned.
@@ -781,7 +781,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     fn charge_ring(&mut self, cursor: &Cursor) -> bool {
         let charged_until = cursor.tail.wrapping_add(ELASTIC_SLOTS_MIN);
         let is_charged =
-            self.memory.charged_until == charged_until || self.memory.take(ELASTIC_SLOTS_MIN as usize * SLOT_BYTES);
+            self.memory.charged_until == charged_until || self.memory.charge(ELASTIC_SLOTS_MIN as usize * SLOT_BYTES);
         if is_charged {
             self.memory.charged_until = charged_until;
         }
@@ -801,7 +801,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         }
         while self.memory.charged_until != end && self.charged_slots(cursor) < wanted_slots {
             let slots = ACCOUNT_SLOTS.min(end.wrapping_sub(self.memory.charged_until));
-            if !self.memory.take(slots as usize * SLOT_BYTES) {
+            if !self.memory.charge(slots as usize * SLOT_BYTES) {
                 self.is_growth_forbidden = true;
                 break;
             }

@@ -725,10 +725,10 @@ fn a_lane_does_not_grow_beyond_its_budget() {
     #[derive(Debug)]
     struct Nothing;
     impl Budget for Nothing {
-        fn take(&self, _bytes: usize) -> bool {
+        fn charge(&self, _bytes: usize) -> bool {
             false
         }
-        fn give_back(&self, _bytes: usize) {
+        fn release(&self, _bytes: usize) {
             unreachable!("nothing was charged");
         }
     }
@@ -823,7 +823,7 @@ fn held_records_become_visible_together_once_published() {
     assert_eq!(consumer.read(&mut bytes), Ok(11));
     assert_eq!(&bytes[..11], b"header,body");
     assert_eq!((consumer.held_since_ms(), producer.held_bytes()), (None, 0));
-    assert!(!producer.show_held());
+    assert!(!producer.publish_held());
 }
 
 #[test]
@@ -843,13 +843,13 @@ fn held_records_are_published_at_the_end_of_the_stream_or_from_a_number_of_bytes
 fn a_receiver_publishes_held_records_itself_and_the_sender_continues() {
     let (mut producer, mut consumer) = elastic_pair();
     let mut bytes = [0; 32];
-    assert!(!consumer.show_held());
+    assert!(!consumer.publish_held());
     for round in 0..300_u32 {
         hold(&mut producer, round, b"left");
         assert_eq!(consumer.held_since_ms(), Some(round), "records that were read are not held any more");
-        assert!(consumer.show_held());
+        assert!(consumer.publish_held());
         assert_eq!(consumer.read(&mut bytes), Ok(4));
-        assert!(!consumer.show_held());
+        assert!(!consumer.publish_held());
         if round % 3 == 0 {
             assert_eq!(producer.write(b"behind"), Ok(6));
             producer.end_hold(false, 1000);
@@ -882,7 +882,7 @@ fn held_records_stay_held_when_the_lane_moves_to_another_ring() {
         producer.end_hold(true, 100_000);
         sent.extend([8; 20_000]);
         assert_eq!((consumer.unread_bytes(), consumer.held_since_ms()), (Ok(0), Some(1)));
-        assert!(if moves_first { producer.show_held() } else { consumer.show_held() });
+        assert!(if moves_first { producer.publish_held() } else { consumer.publish_held() });
         read_all(&mut consumer, &sent);
     }
 }
@@ -899,7 +899,7 @@ fn an_open_record_is_closed_before_something_is_held_behind_it() {
     assert!(producer.position() < 5000, "no record was shared");
     hold(&mut producer, 1, b"held");
     assert_eq!(consumer.unread_bytes(), Ok(sent.len()));
-    assert!(producer.show_held());
+    assert!(producer.publish_held());
     sent.extend(b"held");
     read_all(&mut consumer, &sent);
 }
@@ -921,7 +921,7 @@ fn forged_words_of_held_records_cause_no_access_outside_the_lane() {
         producer.begin_hold(2);
         let _ = producer.write(b"more");
         producer.end_hold(true, 1000);
-        producer.show_held();
-        let _ = (producer.held_bytes(), consumer.held_since_ms(), consumer.show_held());
+        producer.publish_held();
+        let _ = (producer.held_bytes(), consumer.held_since_ms(), consumer.publish_held());
     }
 }

@@ -418,7 +418,7 @@ const BULK_BYTES: usize = 5 * SLOT_BYTES;
 
 /// Publishes held records, and notes that the receiver did so.
 fn publish_held(consumer: &mut Receiver, has_published: &mut bool) -> bool {
-    let is_published = consumer.show_held();
+    let is_published = consumer.publish_held();
     *has_published |= is_published;
     is_published
 }

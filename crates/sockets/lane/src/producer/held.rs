@@ -3,7 +3,7 @@
 //! Held records lie complete in the ring, except for the tag of the first one: the receiver sees none of them until
 //! that tag is stored, and then all of them. The sender publishes the position of the first one and the time since when
 //! it is held. Once that time is long enough ago, or the receiver knows that the sender has died, the receiver stores
-//! the tag itself ([`crate::Consumer::show_held`]). So no timer is needed, and delivery does not depend on a living
+//! the tag itself ([`crate::Consumer::publish_held`]). So no timer is needed, and delivery does not depend on a living
 //! sender.
 
 use super::{Cursor, HELD, HELD_STATE, Producer, Record, Ring, TAIL, TAIL_LIMIT, slots_of, tag};
@@ -28,7 +28,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         // The receiver may already have published records of this age. They are published here too; otherwise the new
         // records would become visible right behind them instead of being held.
         if self.has_read_held() || now_ms.wrapping_sub(since_ms) >= HELD_MS_MAX {
-            self.show_held();
+            self.publish_held();
         }
         self.holding_ms = Some(now_ms);
     }
@@ -51,7 +51,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.ask_for_room_next();
         let held_bytes = (self.inbound_word(HELD_STATE) >> BYTES_SHIFT & BYTES_MASK) as usize;
         if !stays || held_bytes >= bytes_max {
-            self.show_held();
+            self.publish_held();
         }
     }
 
@@ -61,7 +61,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     }
 
     /// Publishes the held records. Returns `false` if there are none.
-    pub fn show_held(&mut self) -> bool {
+    pub fn publish_held(&mut self) -> bool {
         let held = self.inbound_word(HELD);
         if held == 0 {
             return false;

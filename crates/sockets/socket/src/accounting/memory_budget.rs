@@ -44,7 +44,7 @@ pub struct ProcessBudget;
 pub static PROCESS: ProcessBudget = ProcessBudget;
 
 impl Budget for ProcessBudget {
-    fn take(&self, bytes: usize) -> bool {
+    fn charge(&self, bytes: usize) -> bool {
         if sandbox::is_confined() {
             return false;
         }
@@ -52,13 +52,13 @@ impl Budget for ProcessBudget {
         let is_within = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok();
         let is_taken = is_within && cgroup_has_room(bytes);
         if is_within && !is_taken {
-            self.give_back(bytes);
+            self.release(bytes);
         }
         show();
         is_taken
     }
 
-    fn give_back(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         let give = |taken: usize| Some(taken.saturating_sub(bytes));
         let _ = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, give);
         show();
@@ -207,9 +207,9 @@ mod tests {
         prepare();
         assert!(limit_bytes() > 0);
         let before = taken_bytes();
-        assert!(PROCESS.take(4096));
-        assert!(!PROCESS.take(usize::MAX / 2), "more than any limit");
-        PROCESS.give_back(4096);
+        assert!(PROCESS.charge(4096));
+        assert!(!PROCESS.charge(usize::MAX / 2), "more than any limit");
+        PROCESS.release(4096);
         assert!(taken_bytes() <= before.max(taken_bytes()));
     }
 }

@@ -74,7 +74,7 @@ impl Sending {
     }
 
     pub(super) fn show_held(&mut self) -> bool {
-        any!(self, sender => sender.show_held())
+        any!(self, sender => sender.publish_held())
     }
 
     pub(super) fn held_bytes(&self) -> usize {
@@ -300,7 +300,7 @@ impl Receiving {
     }
 
     pub(super) fn show_held(&mut self) -> bool {
-        any!(self, receiver => receiver.show_held())
+        any!(self, receiver => receiver.publish_held())
     }
 
     pub(super) fn is_finished(&self) -> bool {
