@@ -1,6 +1,6 @@
 //! Memory that is not coherent between two caches: the invalidations that an endpoint needs before it loads.
 //!
-//! Each fact is checked on a lane with all invalidations, where it must hold, and on a lane that omitted one of them,
+//! Each fact is checked on a lane with all invalidations, where it must hold, and on a lane that omits one of them,
 //! where it must not hold; otherwise the invalidation would be unnecessary, or the fact would show nothing.
 
 use crate::windows::SECRET;
@@ -22,7 +22,7 @@ fn omit_nothing(_offset: usize, _len_bytes: usize) -> bool {
     false
 }
 
-/// An endpoint's own window that omitted some invalidations.
+/// An endpoint's own window that omits some invalidations.
 struct OmittingInbound {
     inner: MemoryInbound<NonCoherentMemory>,
     is_omitted: IsOmitted,
