@@ -15,9 +15,9 @@ use fabric::{Coherence, Inbound, Outbound};
 use std::ptr::NonNull;
 use volmem::sync::Ordering;
 
-/// Maximum length of a message that is pushed to the shared cache. This saves 3% of a round trip at one line, 15% at
+/// Maximum slots of a message that is demoted to the shared cache. This saves 3% of a round trip at one line, 15% at
 /// 1 KiB and nothing from 4 KiB on; in a stream of short messages it halves the rate.
-const HAND_OVER_SLOTS_MAX: u64 = 64;
+const DEMOTE_SLOTS_MAX: u64 = 64;
 // Offsets of the cursor's words in the sender's window. The first four words are loaded together.
 const TAIL: usize = 0;
 const CREDIT_SEEN: usize = 8;
@@ -313,7 +313,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Sends the `len_bytes` at `source` if they are at most [`SHORT_BYTES_MAX`], memory is coherent, and contiguous
     /// room is known without loading the credit, which is nearly always the case for a sender of short messages.
-    /// `is_awaited` pushes them to the shared cache; see [`Producer::hand_over_since`]. Returns `false` if nothing was
+    /// `is_awaited` demotes them to the shared cache; see [`Producer::demote_since`]. Returns `false` if nothing was
     /// sent: call [`Producer::write_from`] then.
     ///
     /// # Safety
@@ -376,7 +376,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         unsafe { self.outbound.write_from(slot + HEADER_BYTES, source, len_bytes) };
         self.store_header_and_tag(slot, tail, Record::Data(len_bytes));
         self.set_inbound_word(TAIL, ring.used_position(tail.wrapping_add(slots)));
-        if is_awaited && slots <= HAND_OVER_SLOTS_MAX {
+        if is_awaited && slots <= DEMOTE_SLOTS_MAX {
             self.outbound.demote(slot, slots as usize * SLOT_BYTES);
         }
         true
@@ -614,15 +614,15 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.inbound_word(TAIL)
     }
 
-    /// Pushes the records since `position` to the shared cache, as a hint that the receiver waits for them. This helps
-    /// a response, but slows down a stream.
+    /// Demotes the lines of the records since `position` to the shared cache, as a hint that the receiver waits for
+    /// them. This helps a response, but slows down a stream.
     #[inline]
-    pub fn hand_over_since(&self, position: u64) {
+    pub fn demote_since(&self, position: u64) {
         let cursor = self.cursor();
         let slots = cursor.tail.wrapping_sub(position);
         let ring = self.ring(&cursor);
         let is_here = position.wrapping_sub(self.inbound_word(ENTRY)) as i64 >= 0;
-        if slots <= HAND_OVER_SLOTS_MAX && slots <= ring.slots_to_end(position) && is_here {
+        if slots <= DEMOTE_SLOTS_MAX && slots <= ring.slots_to_end(position) && is_here {
             self.outbound.demote(ring.slot_offset(position), slots as usize * SLOT_BYTES);
         }
     }

@@ -188,7 +188,7 @@ impl Local for SegmentEnd {
         if std::mem::take(&mut self.has_put) {
             // Worth it for an answer, not in a stream.
             if std::mem::take(&mut self.converses) {
-                self.sender.hand_over_since(self.position);
+                self.sender.demote_since(self.position);
             }
             self.position = self.sender.position();
             sleeps |= self.sender.take_wake_request();

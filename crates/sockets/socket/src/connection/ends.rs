@@ -161,8 +161,8 @@ impl Sending {
     }
 
     #[inline]
-    pub(super) fn hand_over_since(&self, position: u64) {
-        any!(self, sender => sender.hand_over_since(position));
+    pub(super) fn demote_since(&self, position: u64) {
+        any!(self, sender => sender.demote_since(position));
     }
 
     pub(super) fn finish(&mut self) {

@@ -765,7 +765,7 @@ impl Connection {
         if self.unanswered_sends.load(Ordering::Relaxed) == 0 {
             // An answer, or a question: the peer is waiting for it.
             // SAFETY: under the send lock.
-            unsafe { (*lanes.sender.get()).hand_over_since(position) };
+            unsafe { (*lanes.sender.get()).demote_since(position) };
         }
         // SAFETY: under the send lock.
         let sender = unsafe { &mut *lanes.sender.get() };
