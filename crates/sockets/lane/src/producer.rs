@@ -1,6 +1,8 @@
 //! The sending endpoint of a lane.
 
+mod elastic;
 mod held;
+mod open;
 
 pub use held::HELD_MS_MAX;
 
@@ -10,7 +12,7 @@ use crate::record::{
     HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, SHORT_BYTES_MAX, SLOT_BYTES, Urgent, slots_of, tag,
 };
 use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, load_short, load_words};
-use crate::{Corrupt, ELASTIC_RINGS, ELASTIC_SLOTS_MIN, Layout, wake};
+use crate::{Corrupt, Layout, wake};
 use fabric::{Coherence, Inbound, Outbound};
 use std::ptr::NonNull;
 use volmem::sync::Ordering;
@@ -46,30 +48,6 @@ const HELD_STATE: usize = 120;
 /// A receiver of an elastic lane checks for a sleeping sender whenever it crosses a multiple of this number of slots.
 /// Under loom it is smaller, so that the small rings of a model contain several multiples.
 pub(crate) const WAKE_EVERY_SLOTS: u64 = if cfg!(loom) { 4 } else { 32 };
-/// Writes shorter than this share an open record while the receiver lags.
-const SHARED_BYTES_MAX: usize = 2048;
-/// Maximum number of slots of an open record. Under loom it is smaller, because a model's ring is small.
-const OPEN_SLOTS: u64 = if cfg!(loom) { 2 } else { 64 };
-/// A receiver lags once this number of slots is unread. Until then each write is a separate record, which is read
-/// faster.
-const LAG_SLOTS: u64 = 4096;
-/// A sender is writable once one part in this number of the lane's capacity is free. Linux requires a third of the send
-/// buffer (`sk_stream_is_writeable`), and the send buffer is about half of the capacity.
-const ROOM_SHARE: u64 = 6;
-/// A receiver also lags once one part in this number of the lane's capacity is unread. Separate records of single bytes
-/// up to then take only a small part of the capacity.
-const LAG_SHARE: u64 = 32;
-/// A sender that prefers waiting for the receiver to using more memory grows to rings of this number of slots, or to
-/// rings of [`BULK_SLOTS`] if its writes have at least [`BULK_BYTES`]. 256 KiB fit the second-level cache, which is
-/// best for writes of 4 KiB; writes of 16 KiB and more were 1.3 to 1.8 times as fast with 4 MiB.
-const STREAM_SLOTS: u64 = 4096;
-const BULK_SLOTS: u64 = 65_536;
-const BULK_BYTES: usize = 8192;
-/// A long write moves the lane to a ring that holds this number of writes of the same length. Round trips of 40 kB took
-/// 16% longer with 4 than with 16. Under loom the rings are too small for 16.
-const RING_PER_WRITE: u64 = if cfg!(loom) { 4 } else { 16 };
-/// Memory is charged to the budget in steps of this number of slots, when a ring is used for the first time.
-const ACCOUNT_SLOTS: u64 = 1024;
 
 /// A process-wide limit on the memory of lanes beyond their small rings.
 pub trait Budget: Sync {
@@ -189,27 +167,6 @@ struct Reserved {
     /// The position of the reserved record.
     cursor: Cursor,
     len_bytes: usize,
-}
-
-/// The room of an elastic lane: in its ring, and by its capacity.
-#[derive(Debug, Clone, Copy)]
-struct AvailableRoom {
-    credit: u64,
-    ring_slots: u64,
-    capacity_left: u64,
-}
-
-impl AvailableRoom {
-    fn slots(&self) -> u64 {
-        self.ring_slots.min(self.capacity_left)
-    }
-}
-
-/// The record at the tail to which writes are appended.
-#[derive(Debug, Clone, Copy)]
-struct Open {
-    len_bytes: usize,
-    slots: u64,
 }
 
 /// Returns the word with which a receiver reports that it has read `len_bytes` of the open record at `position`; never
@@ -510,7 +467,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     }
 
     /// Returns whether there is the room at which a sleeping sender is woken: at least a quarter of the ring, or, in an
-    /// elastic lane, a sixth of its capacity ([`ROOM_SHARE`]).
+    /// elastic lane, a sixth of its capacity (`elastic::ROOM_SHARE`).
     ///
     /// # Errors
     /// [`Corrupt`] if the receiver returned impossible credit.
@@ -701,303 +658,6 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let switch = Switch { from: cursor.ring, position: cursor.tail };
         let tail = Ring::of(&self.layout, ring).used_position(cursor.tail.wrapping_add(1));
         *cursor = Cursor { tail, ring, switch: Some(switch) };
-    }
-
-    /// Does the work of [`Producer::room_by_credit`] for an elastic lane.
-    fn elastic_room(&mut self, cursor: &mut Cursor, wanted_bytes: usize) -> Result<usize, Corrupt> {
-        let wanted_slots = slots_of(wanted_bytes.min(RECORD_BYTES_MAX));
-        let capacity_slots = self.capacity_slots();
-        let mut found = self.available_room(cursor, self.inbound_word(CREDIT_SEEN), capacity_slots)?;
-        // Loading the receiver's line costs as much as a message, so it is loaded only where it can change the result.
-        if found.slots() < wanted_slots || self.was_released(cursor) {
-            found = self.available_room(cursor, self.reload_credit(cursor)?, capacity_slots)?;
-        }
-        if cursor.switch.is_none() && self.choose_ring(cursor, &found, wanted_bytes) {
-            found = self.available_room(cursor, found.credit, capacity_slots)?;
-        }
-        let mut room_slots = found.slots();
-        if cursor.ring != 0 && room_slots > 0 {
-            room_slots = room_slots.min(self.charge_slots(cursor, room_slots.min(wanted_slots)));
-        }
-        // Once the receiver lags, writes share records, which requires that they take this path.
-        let lag_slots = self.lag_slots(capacity_slots).saturating_sub(cursor.tail.wrapping_sub(found.credit));
-        Ok(self.known_room(cursor, room_slots, room_slots.min(lag_slots)))
-    }
-
-    fn available_room(&self, cursor: &Cursor, credit: u64, capacity_slots: u64) -> Result<AvailableRoom, Corrupt> {
-        let ring_slots = self.elastic_ring_slots(cursor, credit)?;
-        let capacity_left = capacity_slots.saturating_sub(cursor.tail.wrapping_sub(credit));
-        Ok(AvailableRoom { credit, ring_slots, capacity_left })
-    }
-
-    /// Returns whether the lane is in a larger ring whose memory was released.
-    fn was_released(&self, cursor: &Cursor) -> bool {
-        cursor.ring != 0 && self.inbound_word(RINGS_USED) & !1 == 0
-    }
-
-    /// Moves the cursor to the ring of the next record. Returns `false` if that is the current ring.
-    fn choose_ring(&mut self, cursor: &mut Cursor, found: &AvailableRoom, wanted_bytes: usize) -> bool {
-        let AvailableRoom { credit, ring_slots, capacity_left } = *found;
-        if self.was_released(cursor) && self.is_drained() {
-            self.move_to(cursor, 0);
-            return true;
-        }
-        let ring = self.ring(cursor);
-        let wanted_slots = slots_of(wanted_bytes.min(RECORD_BYTES_MAX)).min(capacity_left);
-        let bulk_slots = ((wanted_bytes / SLOT_BYTES) as u64).min(capacity_left);
-        let is_full = ring_slots < wanted_slots;
-        let holds_writes = if cursor.ring == 0 { 2 } else { RING_PER_WRITE / 2 };
-        let is_bulk = bulk_slots * holds_writes > ring.slots_used && ring.slots < BULK_SLOTS;
-        let suitable_slots = if wanted_bytes >= BULK_BYTES { BULK_SLOTS } else { STREAM_SLOTS };
-        let grows = is_bulk || (is_full && (ring.slots < suitable_slots || !self.prefers_waiting));
-        grows && !self.is_growth_forbidden && self.grow(cursor, credit, bulk_slots)
-    }
-
-    /// Moves to a larger ring for writes of `bulk_slots`, if such a ring exists and its memory can be charged.
-    #[cold]
-    fn grow(&mut self, cursor: &mut Cursor, credit: u64, bulk_slots: u64) -> bool {
-        let ring = self.ring(cursor);
-        let wanted_ring_slots = (bulk_slots * RING_PER_WRITE).clamp(ring.slots * 2, BULK_SLOTS.max(ring.slots * 2));
-        let ring_number = |slots: u64| (slots / ELASTIC_SLOTS_MIN).max(1).next_power_of_two().ilog2() as u8 + 1;
-        let number = ring_number(wanted_ring_slots);
-        // These rings may still contain unread records: rings smaller than the current one, and the ring from which the
-        // lane returned to the small one, until the receiver has followed.
-        let has_followed = credit.wrapping_sub(self.entry(cursor)) as i64 >= 0;
-        let left_ring = if cursor.ring == 0 && !has_followed { self.inbound_word(LEFT_RING) as u8 } else { 0 };
-        let number = number.max(left_ring.saturating_add(1));
-        if number <= cursor.ring || usize::from(number) > ELASTIC_RINGS {
-            return false;
-        }
-        let saved = *cursor;
-        self.move_to(cursor, number);
-        if !self.charge_ring(cursor) {
-            *cursor = saved;
-            self.is_growth_forbidden = true;
-        }
-        cursor.ring == number
-    }
-
-    /// Charges the first slots of a ring that is about to be entered, once.
-    fn charge_ring(&mut self, cursor: &Cursor) -> bool {
-        let charged_until = cursor.tail.wrapping_add(ELASTIC_SLOTS_MIN);
-        let is_charged =
-            self.memory.charged_until == charged_until || self.memory.charge(ELASTIC_SLOTS_MIN as usize * SLOT_BYTES);
-        if is_charged {
-            self.memory.charged_until = charged_until;
-        }
-        is_charged
-    }
-
-    /// Charges slots that are used for the first time since their memory was released; returns how many may be used.
-    fn charge_slots(&mut self, cursor: &Cursor, wanted_slots: u64) -> u64 {
-        let (entry, ring) = (self.entry(cursor), self.ring(cursor));
-        let end = entry.wrapping_add(ring.slots);
-        let is_first_lap = cursor.tail.wrapping_sub(entry) < ring.slots;
-        if !is_first_lap {
-            return u64::MAX;
-        }
-        if self.memory.charged_until.wrapping_sub(entry) > ring.slots {
-            self.memory.charged_until = entry; // Another process has moved the lane to this ring.
-        }
-        while self.memory.charged_until != end && self.charged_slots(cursor) < wanted_slots {
-            let slots = ACCOUNT_SLOTS.min(end.wrapping_sub(self.memory.charged_until));
-            if !self.memory.charge(slots as usize * SLOT_BYTES) {
-                self.is_growth_forbidden = true;
-                break;
-            }
-            self.memory.charged_until = self.memory.charged_until.wrapping_add(slots);
-        }
-        if self.memory.charged_until == end { u64::MAX } else { self.charged_slots(cursor) }
-    }
-
-    fn charged_slots(&self, cursor: &Cursor) -> u64 {
-        (self.memory.charged_until.wrapping_sub(cursor.tail) as i64).max(0) as u64
-    }
-
-    /// Returns the free slots of the ring, less the slot reserved for a switch record.
-    fn elastic_ring_slots(&self, cursor: &Cursor, credit: u64) -> Result<u64, Corrupt> {
-        let ring = self.ring(cursor);
-        let free = self.free_slots(cursor, credit)?.saturating_sub(1);
-        let (to_end, skipped) = (ring.slots_to_end(cursor.tail), ring.slots - ring.slots_used);
-        // The positions behind the last used slot of a lap have no slot and are skipped.
-        Ok(match free.checked_sub(skipped) {
-            _ if free < to_end => free,
-            Some(free) if free >= to_end => free,
-            _ => to_end.saturating_sub(1),
-        })
-    }
-
-    /// Returns the lane's capacity: the sum of both endpoints' shares.
-    fn capacity_slots(&self) -> u64 {
-        let sender_bytes = self.inbound_word(CAPACITY);
-        let receiver_bytes = self.receiver_word(self.layout.receiver_capacity());
-        let largest = ELASTIC_SLOTS_MIN << (ELASTIC_RINGS - 1);
-        let slots = sender_bytes.saturating_add(receiver_bytes).div_ceil(SLOT_BYTES as u64);
-        if sender_bytes == 0 { largest } else { slots.clamp(2 * WAKE_EVERY_SLOTS, largest) }
-    }
-
-    /// Returns the number of unread slots from which the receiver lags. A sender that prefers waiting never shares
-    /// records, and fills its ring with separate ones.
-    fn lag_slots(&self, capacity_slots: u64) -> u64 {
-        if self.prefers_waiting { u64::MAX } else { LAG_SLOTS.min(capacity_slots / LAG_SHARE) }
-    }
-
-    /// Returns the maximum number of used slots at which the lane is writable.
-    fn writable_slots_used(&self, cursor: &Cursor, in_ring: bool) -> u64 {
-        let capacity_slots = self.capacity_slots();
-        let by_capacity = capacity_slots - capacity_slots / ROOM_SHARE;
-        let ring = self.ring(cursor);
-        let is_largest = usize::from(cursor.ring) == ELASTIC_RINGS;
-        if in_ring || self.is_growth_forbidden || is_largest {
-            by_capacity.min(ring.slots_used - ring.slots_used / 4)
-        } else {
-            by_capacity
-        }
-    }
-
-    fn is_elastic_writable(&self, cursor: &Cursor, in_ring: bool) -> Result<bool, Corrupt> {
-        let limit_slots = self.writable_slots_used(cursor, in_ring);
-        let is_within = |credit: u64| {
-            // Credit between two multiples is returned without a wake-up, so it does not count.
-            cursor.tail.wrapping_sub(credit & !(WAKE_EVERY_SLOTS - 1)) <= limit_slots.max(WAKE_EVERY_SLOTS)
-        };
-        if is_within(self.inbound_word(CREDIT_SEEN)) {
-            return Ok(true);
-        }
-        self.reload_credit(cursor).map(is_within)
-    }
-
-    #[inline]
-    fn has_open_record(&self) -> bool {
-        self.layout.elastic.is_some() && self.inbound_word(OPEN) != 0
-    }
-
-    /// Returns whether a write shares a record with others: short writes do while the receiver lags.
-    fn shares_records(&self, cursor: &Cursor, len_bytes: usize) -> Result<bool, Corrupt> {
-        let never = self.layout.elastic.is_none() || self.prefers_waiting || len_bytes >= SHARED_BYTES_MAX;
-        if never || cursor.switch.is_some() || self.holding_ms.is_some() {
-            return Ok(false);
-        }
-        let lag_slots = self.lag_slots(self.capacity_slots());
-        let lags = |credit: u64| cursor.tail.wrapping_sub(credit) >= lag_slots;
-        Ok(lags(self.inbound_word(CREDIT_SEEN)) && lags(self.reload_credit(cursor)?))
-    }
-
-    /// Sends the rest of a short write, from `sent_bytes` on, in open records that the next write may share.
-    ///
-    /// # Safety
-    /// `source` is readable for `len_bytes` and outside the receiver's window.
-    unsafe fn write_shared(
-        &mut self,
-        source: *const u8,
-        sent_bytes: usize,
-        len_bytes: usize,
-    ) -> Result<usize, Corrupt> {
-        let mut sent_bytes = sent_bytes;
-        while sent_bytes < len_bytes {
-            self.close_open_record();
-            let mut cursor = self.cursor();
-            let open_bytes = |slots: u64| slots as usize * SLOT_BYTES - HEADER_BYTES;
-            let slots_max = self.open_slots_max();
-            let room_bytes = self.room_for(&mut cursor, open_bytes(slots_max))?.min(open_bytes(slots_max));
-            if room_bytes == 0 {
-                break;
-            }
-            let record_bytes = room_bytes.min(len_bytes - sent_bytes);
-            // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract;
-            // `sent_bytes` plus `record_bytes` are at most that.
-            unsafe { self.open_record(&mut cursor, source.add(sent_bytes), record_bytes, slots_of(room_bytes)) };
-            sent_bytes += record_bytes;
-        }
-        Ok(sent_bytes)
-    }
-
-    /// Returns the maximum number of slots of an open record. It is a small part of the capacity and of the ring, so
-    /// that an open record does not keep the lane from being writable: a receiver that has read all of it may return
-    /// its credit only once another record follows.
-    fn open_slots_max(&self) -> u64 {
-        let ring_slots = self.ring(&self.cursor()).slots_used;
-        OPEN_SLOTS.min(self.capacity_slots() / 8).min(ring_slots / 4)
-    }
-
-    /// Publishes an open record of `slots` slots with its first bytes.
-    ///
-    /// # Safety
-    /// `source` is readable for `len_bytes` and outside the receiver's window.
-    unsafe fn open_record(&mut self, cursor: &mut Cursor, source: *const u8, len_bytes: usize, slots: u64) {
-        let slot = self.ring(cursor).slot_offset(cursor.tail);
-        // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract; the window
-        // checks the bounds of its own side.
-        unsafe { self.outbound.write_from(slot + HEADER_BYTES, source, len_bytes) };
-        self.store_header_and_tag(slot, cursor.tail, Record::Open(len_bytes));
-        if let Some(switch) = cursor.switch.take() {
-            self.publish_switch(cursor, switch);
-        }
-        self.set_inbound_word(TAIL, cursor.tail);
-        self.set_inbound_word(TAIL_LIMIT, 0);
-        self.set_inbound_word(OPEN, len_bytes as u64 | slots << 32);
-        self.set_inbound_word(OPEN_STAMP, self.stamp);
-    }
-
-    /// Appends as many bytes to the open record as it has room for, and closes it if some are left.
-    ///
-    /// # Safety
-    /// `source` is readable for `len_bytes` and outside the receiver's window.
-    #[cold]
-    unsafe fn append_to_open_record(&mut self, source: *const u8, len_bytes: usize) -> Result<usize, Corrupt> {
-        let open = self.open()?;
-        let cursor = self.cursor();
-        let room_bytes = open.slots as usize * SLOT_BYTES - HEADER_BYTES - open.len_bytes;
-        let is_read = self.receiver_word(self.layout.open_read()) == open_read_mark(cursor.tail, open.len_bytes);
-        // A receiver that has caught up gets separate records.
-        let appended_bytes = if is_read || len_bytes >= SHARED_BYTES_MAX { 0 } else { room_bytes.min(len_bytes) };
-        if appended_bytes > 0 {
-            let slot = self.ring(&cursor).slot_offset(cursor.tail);
-            // SAFETY: `source` is readable for `len_bytes` and outside the window, by this function's contract, and
-            // `appended_bytes` is at most that (`min`).
-            unsafe { self.outbound.write_from(slot + HEADER_BYTES + open.len_bytes, source, appended_bytes) };
-            let so_far = open.len_bytes + appended_bytes;
-            self.outbound.fence();
-            let header = Record::Open(so_far).encode(self.inbound_word(OPEN_STAMP));
-            self.outbound.store_u64(slot + WORD_BYTES, header, Ordering::Release);
-            self.set_inbound_word(OPEN, so_far as u64 | open.slots << 32);
-        }
-        if appended_bytes < len_bytes {
-            self.close_open_record();
-        }
-        Ok(appended_bytes)
-    }
-
-    /// Returns the open record at the tail. A peer may have stored to its words, so they are checked: the returned
-    /// record lies inside the ring.
-    fn open(&self) -> Result<Open, Corrupt> {
-        let word = self.inbound_word(OPEN);
-        let cursor = self.cursor();
-        let (len_bytes, slots) = ((word & u64::from(u32::MAX)) as usize, word >> 32);
-        let fits = slots <= OPEN_SLOTS.min(self.ring(&cursor).slots_to_end(cursor.tail))
-            && len_bytes > 0
-            && slots_of(len_bytes.min(RECORD_BYTES_MAX)) <= slots;
-        if fits { Ok(Open { len_bytes, slots }) } else { Err(Corrupt { what: "open record", value: word }) }
-    }
-
-    /// Closes the open record, if there is one.
-    fn close_open_record(&mut self) {
-        if self.has_open_record() {
-            self.close_record();
-        }
-    }
-
-    #[cold]
-    fn close_record(&mut self) {
-        let (open, cursor) = (self.open(), self.cursor());
-        self.set_inbound_word(OPEN, 0);
-        // A peer that has corrupted the record loses only its own bytes.
-        let Ok(Open { len_bytes, .. }) = open else { return };
-        let ring = self.ring(&cursor);
-        let header = Record::Data(len_bytes).encode(self.inbound_word(OPEN_STAMP));
-        self.outbound.store_u64(ring.slot_offset(cursor.tail) + WORD_BYTES, header, Ordering::Release);
-        self.set_inbound_word(CLOSED, open_read_mark(cursor.tail, len_bytes));
-        self.set_inbound_word(TAIL, ring.used_position(cursor.tail.wrapping_add(slots_of(len_bytes))));
     }
 
     /// Copies a payload to the record at the cursor and publishes it.
