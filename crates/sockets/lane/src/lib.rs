@@ -74,7 +74,7 @@
 //! neither.
 //!
 //! Tests: `tests/loom.rs` explores all of this except for the loads of *credit*, which loom never delays; Miri reports
-//! an error there as a data race of in-place access. `tests/properties/non_coherent.rs` omitted each of the invalidations
+//! an error there as a data race of in-place access. `tests/properties/non_coherent.rs` omits each of the invalidations
 //! and observes a failure.
 
 #![allow(unsafe_code)] // This interface takes raw pointers to buffers of its callers.
