@@ -25,11 +25,11 @@ pub(crate) const NO_MESSAGE: msghdr = msghdr {
 #[inline(always)] // The short path of the call is all there is to most calls.
 pub(crate) unsafe fn receive_spans(connection: &'static Connection, spans: &[iovec], flags: c_int) -> isize {
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
-        // SAFETY: the C caller's buffers.
+        // SAFETY: the C program's buffers, valid as its call requires (manual page).
         return unsafe { receive_aside(connection, spans, flags) };
     }
     cancellation_point();
-    // SAFETY: the C caller's buffers.
+    // SAFETY: the C program's buffers, valid as its call requires (manual page).
     count_or_errno(unsafe { connection.receive(spans, Flags::from_bits(flags)) })
 }
 
@@ -39,14 +39,14 @@ unsafe fn receive_aside(connection: &'static Connection, spans: &[iovec], flags:
     if flags & libc::MSG_ERRQUEUE != 0 {
         return count_or_errno(Err(Errno::AGAIN));
     }
-    // SAFETY: the C caller's buffers.
+    // SAFETY: the C program's buffers, valid as its call requires (manual page).
     count_or_errno(unsafe { connection.receive_urgent(spans, Flags::from_bits(flags)) })
 }
 
 /// A send whose last byte is urgent.
 #[cold]
 unsafe fn send_urgent(connection: &'static Connection, spans: &[iovec], flags: c_int) -> isize {
-    // SAFETY: the C caller's buffers.
+    // SAFETY: the C program's buffers, valid as its call requires (manual page).
     count_or_signal(unsafe { connection.send_urgent(spans, Flags::from_bits(flags)) }, flags)
 }
 
@@ -69,11 +69,11 @@ pub(crate) fn received_flags(flags: c_int, received: isize) -> c_int {
 #[inline(always)] // As above.
 pub(crate) unsafe fn send_spans(connection: &'static Connection, spans: &[iovec], flags: c_int) -> isize {
     if flags & libc::MSG_OOB != 0 {
-        // SAFETY: the C caller's buffers.
+        // SAFETY: the C program's buffers, valid as its call requires (manual page).
         return unsafe { send_urgent(connection, spans, flags) };
     }
     cancellation_point();
-    // SAFETY: the C caller's buffers.
+    // SAFETY: the C program's buffers, valid as its call requires (manual page).
     let result = unsafe { connection.send(spans, Flags::from_bits(flags)) };
     count_or_signal(result, flags)
 }
@@ -105,24 +105,24 @@ pub(crate) const CONFINED_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL
 /// `read(2)` of a process under a system call filter.
 #[cold]
 unsafe fn confined_read(connection: &'static Connection, fd: c_int, buffer: *mut c_void, len: usize) -> isize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     let call = |bytes: *mut c_void, len| unsafe { real::read(fd, bytes, len) };
     if !connection.receives_confined_by_lane() {
         return call(buffer, len);
     }
-    // SAFETY: the C caller's buffer.
+    // SAFETY: the C program's buffer, valid as its call requires (manual page).
     unsafe { receive_confined(connection, &span(buffer, len), 0, |bytes, len, _| call(bytes.cast(), len)) }
 }
 
 /// `write(2)` of a process under a system call filter.
 #[cold]
 unsafe fn confined_write(connection: &'static Connection, fd: c_int, buffer: *const c_void, len: usize) -> isize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     let call = |bytes: *const c_void, len| unsafe { real::write(fd, bytes, len) };
     if !connection.sends_confined_by_lane() {
         return call(buffer, len);
     }
-    // SAFETY: the C caller's buffer.
+    // SAFETY: the C program's buffer, valid as its call requires (manual page).
     unsafe { send_confined(connection, &span(buffer, len), |bytes, len, _| call(bytes.cast_const().cast(), len)) }
 }
 
@@ -138,7 +138,7 @@ pub(crate) unsafe fn receive_confined(
         set_errno(if flags & libc::MSG_OOB != 0 { Errno::INVAL } else { Errno::AGAIN });
         return -1;
     }
-    // SAFETY: the C caller's buffers.
+    // SAFETY: the C program's buffers, valid as its call requires (manual page).
     keeping_errno(|| count_or_errno(unsafe { connection.receive_confined(spans, Flags::from_bits(flags), call) }))
 }
 
@@ -149,7 +149,7 @@ pub(crate) unsafe fn send_confined(
     spans: &[iovec],
     call: impl Fn(*mut u8, usize, c_int) -> isize,
 ) -> isize {
-    // SAFETY: the C caller's buffers.
+    // SAFETY: the C program's buffers, valid as its call requires (manual page).
     keeping_errno(|| count_or_errno(unsafe { connection.send_confined(spans, call) }))
 }
 
@@ -169,7 +169,7 @@ pub(crate) unsafe fn spans<'a>(spans: *const iovec, count: usize, too_many: Errn
     if spans.is_null() {
         return Err(Errno::FAULT);
     }
-    // SAFETY: the C caller's array.
+    // SAFETY: the C program's array, valid as its call requires (manual page).
     let spans = unsafe { std::slice::from_raw_parts(spans, count) };
     let is_too_long = |span: &iovec| isize::try_from(span.iov_len).is_err();
     if spans.iter().any(is_too_long) { Err(Errno::INVAL) } else { Ok(spans) }
@@ -178,7 +178,7 @@ pub(crate) unsafe fn spans<'a>(spans: *const iovec, count: usize, too_many: Errn
 /// As [`spans`], for a count that `readv` and `writev` take as a number with a sign.
 unsafe fn counted_spans<'a>(vector: *const iovec, count: c_int) -> Result<&'a [iovec], Errno> {
     let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { spans(vector, count, Errno::INVAL) }
 }
 
@@ -211,14 +211,14 @@ fn go_on_connecting() {
         // SAFETY: libc's own variable of this thread.
         let error = unsafe { *libc::__errno_location() };
         background_connects::advance();
-        // SAFETY: as above.
+        // SAFETY: libc's own variable of this thread.
         unsafe { *libc::__errno_location() = error };
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe {
         match entry::get(fd) {
             Entry::Connection(_) if len == 0 => 0,
@@ -232,7 +232,7 @@ pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isi
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, len: usize) -> isize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe {
         match entry::get(fd) {
             Entry::Connection(connection) => send_spans(connection, &span(buffer, len), 0),
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, len: usize) -> 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe {
         match entry::get(fd) {
             Entry::Connection(connection) => receive_spans(connection, &span(buffer, len), flags),
@@ -262,7 +262,7 @@ pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags:
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe {
         match entry::get(fd) {
             Entry::Connection(connection) => send_spans(connection, &span(buffer, len), flags),
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, len: usize, flag
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> isize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe {
         match entry::get(fd) {
             Entry::Connection(connection) => match counted_spans(vector, count) {
@@ -304,7 +304,7 @@ pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) ->
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> isize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe {
         match entry::get(fd) {
             Entry::Connection(connection) => match counted_spans(vector, count) {
@@ -347,7 +347,7 @@ unsafe fn positioned_spans<'a>(
 ) -> Result<(&'a [iovec], c_int), Errno> {
     must_be_here(position)?;
     let flags = message_flags(flags)?;
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     Ok((unsafe { counted_spans(vector, count) }?, flags))
 }
 
@@ -359,7 +359,7 @@ pub unsafe extern "C" fn preadv2(
     position: off_t,
     flags: c_int,
 ) -> isize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     unsafe {
         let call = || real::preadv2(fd, vector, count, position, flags);
         match entry::get(fd) {
@@ -382,7 +382,7 @@ pub unsafe extern "C" fn pwritev2(
     position: off_t,
     flags: c_int,
 ) -> isize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     unsafe {
         let call = || real::pwritev2(fd, vector, count, position, flags);
         match entry::get(fd) {
@@ -405,7 +405,7 @@ pub unsafe extern "C" fn preadv64v2(
     position: off_t,
     flags: c_int,
 ) -> isize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { preadv2(fd, vector, count, position, flags) }
 }
 
@@ -418,7 +418,7 @@ pub unsafe extern "C" fn pwritev64v2(
     position: off_t,
     flags: c_int,
 ) -> isize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { pwritev2(fd, vector, count, position, flags) }
 }
 
@@ -431,7 +431,7 @@ pub unsafe extern "C" fn recvfrom(
     address: *mut sockaddr,
     address_len: *mut socklen_t,
 ) -> isize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe {
         match entry::get(fd) {
             Entry::Connection(connection) => {
@@ -470,14 +470,14 @@ pub(crate) unsafe fn connect_and_send(
 ) -> isize {
     let flags = flags & !libc::MSG_FASTOPEN;
     keeping_errno(|| {
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
         let is_connected = unsafe { sockets::connect(fd, address, address_len) } == 0 || errno() == Errno::ISCONN;
         match entry::get(fd) {
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
             Entry::Connection(connection) => unsafe { send_spans(connection, spans, flags) },
             Entry::Stream(stream) if is_connected => {
                 let message = msghdr { msg_iov: spans.as_ptr().cast_mut(), msg_iovlen: spans.len(), ..NO_MESSAGE };
-                // SAFETY: the C caller's spans.
+                // SAFETY: the C program's spans, valid as its call requires (manual page).
                 counted_send(stream, unsafe { real::sendmsg(fd, &raw const message, flags) })
             }
             _ => -1,
@@ -494,7 +494,7 @@ pub unsafe extern "C" fn sendto(
     address: *const sockaddr,
     address_len: socklen_t,
 ) -> isize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe {
         match entry::get(fd) {
             // A connected stream ignores the address, as TCP does.
@@ -519,14 +519,14 @@ pub unsafe extern "C" fn sendto(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, len: usize, room: usize) -> isize {
     check_room(len, room);
-    // SAFETY: the C caller's, and the buffer is large enough.
+    // SAFETY: the C program's buffer, valid as its call requires; `check_room` has checked its length.
     unsafe { read(fd, buffer, len) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __recv_chk(fd: c_int, buffer: *mut c_void, len: usize, room: usize, flags: c_int) -> isize {
     check_room(len, room);
-    // SAFETY: the C caller's, and the buffer is large enough.
+    // SAFETY: the C program's buffer, valid as its call requires; `check_room` has checked its length.
     unsafe { recv(fd, buffer, len, flags) }
 }
 
@@ -541,7 +541,7 @@ pub unsafe extern "C" fn __recvfrom_chk(
     address_len: *mut socklen_t,
 ) -> isize {
     check_room(len, room);
-    // SAFETY: the C caller's, and the buffer is large enough.
+    // SAFETY: the C program's buffer, valid as its call requires; `check_room` has checked its length.
     unsafe { recvfrom(fd, buffer, len, flags, address, address_len) }
 }
 
@@ -559,18 +559,18 @@ fn check_room(len: usize, room: usize) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: usize) -> isize {
     match entry::get(out) {
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         Entry::Connection(connection) => unsafe { send_file(connection, input, offset, count) },
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         Entry::Stream(stream) => counted_send(stream, unsafe { real::sendfile(out, input, offset, count) }),
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         _ => unsafe { real::sendfile(out, input, offset, count) },
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendfile64(out: c_int, input: c_int, offset: *mut off_t, count: usize) -> isize {
-    // SAFETY: the C caller's; `off_t` has 64 bits.
+    // SAFETY: the C program's arguments, passed on unchanged: `off_t` has 64 bits.
     unsafe { sendfile(out, input, offset, count) }
 }
 
@@ -592,7 +592,7 @@ unsafe fn send_file(connection: &'static Connection, input: c_int, offset: *mut 
         set_errno(if input < 0 { Errno::BADF } else { Errno::INVAL });
         return -1;
     }
-    // SAFETY: the C caller's descriptor.
+    // SAFETY: the C program's descriptor, valid as its call requires (manual page).
     let file = unsafe { BorrowedFd::borrow_raw(input) };
     // SAFETY: null or readable.
     let start = unsafe { offset.as_ref() }.copied();
@@ -605,7 +605,7 @@ unsafe fn send_file(connection: &'static Connection, input: c_int, offset: *mut 
         Ok(None) => {}
         result => {
             if let Some(position) = position {
-                // SAFETY: not null, and the C caller's.
+                // SAFETY: not null, so valid as the C program's call requires (manual page).
                 unsafe { *offset = position };
             }
             return count_or_errno(result.map(|sent| sent.unwrap_or(0)));
@@ -625,7 +625,7 @@ unsafe fn send_file(connection: &'static Connection, input: c_int, offset: *mut 
         read.map(|(filled, _)| filled.len())
     });
     if let (Ok(sent), Some(start)) = (&result, start) {
-        // SAFETY: not null, and the C caller's.
+        // SAFETY: not null, so valid as the C program's call requires (manual page).
         unsafe { *offset = start + *sent as off_t };
     }
     count_or_signal(result, 0)
@@ -640,7 +640,7 @@ pub unsafe extern "C" fn splice(
     len: usize,
     flags: c_uint,
 ) -> isize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     let pass_through = || unsafe { real::splice(input, input_offset, output, output_offset, len, flags) };
     match (entry::get(input), entry::get(output)) {
         (Entry::Connection(_), _) | (_, Entry::Connection(_)) if len == 0 => 0,
@@ -670,7 +670,7 @@ fn pipe<'a>(fd: c_int, is_written: bool, offsets: [*mut i64; 2], flags: c_uint) 
     if fd < 0 {
         return Err(Errno::BADF);
     }
-    // SAFETY: the C caller's descriptor.
+    // SAFETY: the C program's descriptor, valid as its call requires (manual page).
     let pipe = Pipe::of(unsafe { BorrowedFd::borrow_raw(fd) }, is_written, flags & libc::SPLICE_F_NONBLOCK != 0)?;
     match offsets.map(|offset| offset.is_null()) {
         [_, false] => Err(Errno::SPIPE),

@@ -14,7 +14,7 @@ const F_SETOWN_EX: c_int = 15;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     keeping_errno(|| match lifecycle::close(fd) {
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         Ok(()) => unsafe { real::close(fd) },
         Err(error) => zero_or_errno(Err(error)),
     })
@@ -32,19 +32,19 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     noted_duplicate(fd, crate::sparing_descriptors(|| unsafe { real::dup(fd) }))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     duplicate_onto(old, new, || unsafe { real::dup2(old, new) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     let in_kernel = || unsafe { real::dup3(old, new, flags) };
     // What the kernel refuses closes nothing.
     if flags & !libc::O_CLOEXEC == 0 { duplicate_onto(old, new, in_kernel) } else { in_kernel() }
@@ -92,18 +92,18 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
     let entry = entry::get(fd);
     match (command, entry) {
         (_, Entry::None) => {
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             unsafe { real::fcntl(fd, command, argument) }
         }
         (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, _) => {
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             noted_duplicate(fd, crate::sparing_descriptors(|| unsafe { real::fcntl(fd, command, argument) }))
         }
         (libc::F_SETFL, Entry::Connection(_) | Entry::Listener(_)) if argument as c_int & libc::O_ASYNC != 0 => {
             zero_or_errno(Err(NO_SIGNALS))
         }
         (libc::F_SETFL, Entry::Connection(connection)) => {
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             let result = unsafe { real::fcntl(fd, command, argument) };
             if result == 0 {
                 connection.set_nonblocking(argument as c_int & libc::O_NONBLOCK != 0);
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
             result
         }
         (libc::F_SETFL, Entry::Listener(listener)) => {
-            // SAFETY: the C caller's; the kernel socket stays non-blocking.
+            // SAFETY: the C program's arguments, passed on to libc; the kernel socket stays non-blocking.
             let result = unsafe { real::fcntl(fd, command, argument | libc::O_NONBLOCK as usize) };
             if result == 0 {
                 listener.set_nonblocking(argument as c_int & libc::O_NONBLOCK != 0);
@@ -119,12 +119,12 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
             result
         }
         (libc::F_GETFL, Entry::Listener(listener)) if !listener.is_nonblocking() => {
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             let flags = unsafe { real::fcntl(fd, command, argument) };
             if flags < 0 { flags } else { flags & !libc::O_NONBLOCK }
         }
         (libc::F_SETOWN | F_SETOWN_EX, Entry::Connection(connection)) => {
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             let result = unsafe { real::fcntl(fd, command, argument) };
             if result == 0 {
                 connection.note_signal_owner();
@@ -132,40 +132,40 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
             result
         }
         (libc::F_SETFD, Entry::Connection(_) | Entry::Listener(_)) => {
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             let result = unsafe { real::fcntl(fd, command, argument) };
             lifecycle::set_cloexec(fd);
             result
         }
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         _ => unsafe { real::fcntl(fd, command, argument) },
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { fcntl(fd, command, argument) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     let result = match entry::get(fd) {
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
         Entry::Connection(_) | Entry::Listener(_) if request == libc::FIOASYNC && unsafe { is_on(argument) } => {
             zero_or_errno(Err(NO_SIGNALS))
         }
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
         Entry::Connection(connection) => unsafe { connection_ioctl(fd, connection, request, argument) },
         Entry::Listener(listener) if request == libc::FIONBIO => {
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
             let Some(&value) = (unsafe { (argument as *const c_int).as_ref() }) else {
                 return zero_or_errno(Err(Errno::FAULT));
             };
             listener.set_nonblocking(value != 0);
             0
         }
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         _ => unsafe { real::ioctl(fd, request, argument) },
     };
     if matches!(request, libc::FIOCLEX | libc::FIONCLEX) {
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> 
 
 /// Whether the number that an `ioctl` points to is not zero.
 unsafe fn is_on(argument: usize) -> bool {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { (argument as *const c_int).as_ref() }.is_some_and(|value| *value != 0)
 }
 
@@ -188,7 +188,7 @@ unsafe fn connection_ioctl(
 ) -> c_int {
     const SIOCATMARK: c_ulong = 0x8905;
     let answer = |value: c_int| {
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
         match unsafe { (argument as *mut c_int).as_mut() } {
             Some(place) => {
                 *place = value;
@@ -213,7 +213,7 @@ unsafe fn connection_ioctl(
         SIOCOUTQNSD => answer(c_int::try_from(connection.held_bytes()).unwrap_or(c_int::MAX)),
         SIOCATMARK => answer(c_int::from(connection.is_at_mark())),
         libc::FIONBIO => {
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             let result = unsafe { real::ioctl(fd, request, argument) };
             if result == 0 {
                 // SAFETY: the kernel has just read it.
@@ -223,11 +223,11 @@ unsafe fn connection_ioctl(
         }
         // About the descriptor itself.
         libc::FIOCLEX | libc::FIONCLEX | libc::FIOASYNC | libc::FIOQSIZE | SIOCGSKNS => {
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             unsafe { real::ioctl(fd, request, argument) }
         }
         FIOSETOWN | SIOCSPGRP | FIOGETOWN | SIOCGPGRP => {
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             let result = unsafe { real::ioctl(fd, request, argument) };
             if result == 0 && matches!(request, FIOSETOWN | SIOCSPGRP) {
                 connection.note_signal_owner();
@@ -235,7 +235,7 @@ unsafe fn connection_ioctl(
             result
         }
         _ => {
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
             let answered = unsafe { lifecycle::ask_as_tcp(connection, request, argument) };
             crate::count_or_errno(answered.map(|value| value as usize)) as c_int
         }

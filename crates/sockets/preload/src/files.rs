@@ -98,10 +98,10 @@ fn remember(file: *mut FILE, fd: c_int) {
 pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     // A TCP socket may be connected later, under the stream's hands.
     if !matches!(entry::get(fd), Entry::Connection(_) | Entry::Stream(_)) {
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         return unsafe { real::fdopen(fd, mode) };
     }
-    // SAFETY: the C caller's mode.
+    // SAFETY: the C program's mode, valid as its call requires (manual page).
     let file = unsafe { fopencookie(std::ptr::without_provenance_mut(fd as usize), mode, functions(true)) };
     if !file.is_null() {
         remember(file, fd);
@@ -115,14 +115,14 @@ pub unsafe extern "C" fn fileno(file: *mut FILE) -> c_int {
         |open: &mut Vec<OpenStream>| open.iter().find(|stream| stream.file == file.addr()).map(|stream| stream.fd);
     match HAS_OPENED.load(Ordering::Acquire).then(|| with_open(find)).flatten() {
         Some(fd) => fd,
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         None => unsafe { real::fileno(file) },
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fileno_unlocked(file: *mut FILE) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { fileno(file) }
 }
 
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn vdprintf(fd: c_int, format: *const c_char, arguments: *
         fn vasprintf(text: *mut *mut c_char, format: *const c_char, arguments: *mut c_void) -> c_int;
     }
     let mut text: *mut c_char = std::ptr::null_mut();
-    // SAFETY: the C caller's format and arguments.
+    // SAFETY: the C program's format and arguments, valid as its call requires (manual page).
     let len = unsafe { vasprintf(&raw mut text, format, arguments) };
     if len < 0 {
         return len;
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn __vdprintf_chk(
     format: *const c_char,
     arguments: *mut c_void,
 ) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { vdprintf(fd, format, arguments) }
 }
 

@@ -21,13 +21,13 @@ use std::os::fd::BorrowedFd;
 const CONTROL_BYTES: usize = 8192;
 
 unsafe fn spans_of<'a>(message: *const msghdr) -> Result<&'a [iovec], Errno> {
-    // SAFETY: the C caller's message.
+    // SAFETY: the C program's message, valid as its call requires (manual page).
     unsafe { spans((*message).msg_iov, (*message).msg_iovlen, Errno::MSGSIZE) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe {
         match entry::get(fd) {
             Entry::Connection(connection) => match spans_of(message) {
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe {
         match entry::get(fd) {
             Entry::Connection(connection) => {
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
 /// # Safety
 /// The C caller's message.
 unsafe fn put_control(message: *mut msghdr, messages: impl Iterator<Item = Message>) {
-    // SAFETY: the C caller's message.
+    // SAFETY: the C program's message, valid as its call requires (manual page).
     let (control, room) = unsafe { ((*message).msg_control.cast::<u8>(), (*message).msg_controllen) };
     let room = if control.is_null() { 0 } else { room };
     let mut used = 0;
@@ -121,7 +121,7 @@ unsafe fn put_control(message: *mut msghdr, messages: impl Iterator<Item = Messa
         };
         let left = room - used;
         if left < len {
-            // SAFETY: the C caller's message.
+            // SAFETY: the C program's message, valid as its call requires (manual page).
             unsafe { (*message).msg_flags |= libc::MSG_CTRUNC };
         }
         if left < size_of::<cmsghdr>() {
@@ -129,7 +129,7 @@ unsafe fn put_control(message: *mut msghdr, messages: impl Iterator<Item = Messa
         }
         let len = len.min(left);
         let header = cmsghdr { cmsg_len: len, cmsg_level: wanted.level, cmsg_type: wanted.kind };
-        // SAFETY: the C caller's buffer has `left` bytes more, at least those of the header and `len` in all.
+        // SAFETY: the C program's buffer has `left` bytes more: at least those of the header, and `len` in all.
         unsafe {
             let place = control.add(used);
             place.cast::<cmsghdr>().write_unaligned(header);
@@ -146,29 +146,29 @@ unsafe fn put_control(message: *mut msghdr, messages: impl Iterator<Item = Messa
 pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
     // The kernel takes no more.
     let count = count.min(libc::UIO_MAXIOV as c_uint);
-    // SAFETY: the C caller's array.
+    // SAFETY: the C program's array, valid as its call requires (manual page).
     let carries = |index| unsafe { carries_connection(&raw const (*messages.add(index)).msg_hdr) };
     let is_one_by_one =
         matches!(entry::get(fd), Entry::Connection(_)) || !messages.is_null() && (0..count as usize).any(carries);
     if !is_one_by_one {
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         let sent = unsafe { real::sendmmsg(fd, messages, count, flags) };
         if let Entry::Stream(stream) = entry::get(fd) {
-            // SAFETY: as above; the kernel has filled so many.
+            // SAFETY: the C program's array has `count` elements, and the kernel has filled the first `sent`.
             counted_send(stream, unsafe { bytes_of(messages, sent) });
         }
         return sent;
     }
     for index in 0..count {
-        // SAFETY: the C caller's array.
+        // SAFETY: the C program's array, valid as its call requires (manual page).
         let message = unsafe { &mut *messages.add(index as usize) };
-        // SAFETY: as above.
+        // SAFETY: a message of the C program's array, valid as its call requires (manual page).
         let sent = unsafe { sendmsg(fd, &raw const message.msg_hdr, flags) };
         if sent < 0 {
             return if index > 0 { index as c_int } else { -1 };
         }
         message.msg_len = sent as c_uint;
-        // SAFETY: as above.
+        // SAFETY: a message of the C program's array, valid as its call requires (manual page).
         let wanted = unsafe { spans_of(&raw const message.msg_hdr) }.map_or(0, total_bytes);
         if (sent as usize) < wanted {
             return index as c_int + 1;
@@ -177,9 +177,12 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
     count as c_int
 }
 
-/// Bytes of the first `count` messages together; none for an error.
+/// Returns the bytes of the first `count` messages together; 0 for a negative count, which is an error.
+///
+/// # Safety
+/// `messages` has at least `count` elements.
 unsafe fn bytes_of(messages: *const mmsghdr, count: c_int) -> isize {
-    // SAFETY: the caller's array.
+    // SAFETY: this function's contract: the array has at least `count` elements.
     (0..count).map(|index| unsafe { (*messages.add(index as usize)).msg_len as isize }).sum()
 }
 
@@ -193,21 +196,21 @@ pub unsafe extern "C" fn recvmmsg(
 ) -> c_int {
     // The kernel takes no more.
     let count = count.min(libc::UIO_MAXIOV as c_uint);
-    // SAFETY: the C caller's array.
+    // SAFETY: the C program's array, valid as its call requires (manual page).
     let has_room = |index| unsafe { (*messages.add(index)).msg_hdr.msg_controllen > 0 };
     // Only these bring descriptors.
     let is_one_by_one = matches!(entry::get(fd), Entry::Connection(_))
         || !messages.is_null() && (0..count as usize).any(has_room) && is_unix(fd);
     if !is_one_by_one {
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         let received = unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
         if let Entry::Stream(stream) = entry::get(fd) {
-            // SAFETY: as above; the kernel has filled so many.
+            // SAFETY: the C program's array has `count` elements, and the kernel has filled the first `received`.
             counted_receive_with(stream, flags, unsafe { bytes_of(messages, received) });
         }
         return received;
     }
-    // SAFETY: null or the C caller's.
+    // SAFETY: null, or valid as the C program's call requires (manual page).
     let limit = match unsafe { timeout.as_ref() }.map(deadline_ns).transpose() {
         Ok(limit) => limit,
         Err(error) => {
@@ -217,9 +220,9 @@ pub unsafe extern "C" fn recvmmsg(
     };
     let mut flags = flags;
     for index in 0..count {
-        // SAFETY: the C caller's array.
+        // SAFETY: the C program's array, valid as its call requires (manual page).
         let message = unsafe { &mut *messages.add(index as usize) };
-        // SAFETY: as above.
+        // SAFETY: a message of the C program's array, valid as its call requires (manual page).
         let received = unsafe { recvmsg(fd, &raw mut message.msg_hdr, flags & !libc::MSG_WAITFORONE) };
         if received < 0 {
             return if index > 0 { index as c_int } else { -1 };
@@ -231,7 +234,7 @@ pub unsafe extern "C" fn recvmmsg(
         // Looked at after each message only, and so never the end of a wait: as the kernel does.
         let left_ns = limit.map(|limit_ns| limit_ns.saturating_sub(now_ns()));
         if let Some(left_ns) = left_ns {
-            // SAFETY: not null, and the C caller's.
+            // SAFETY: not null, so valid as the C program's call requires (manual page).
             unsafe {
                 (*timeout).tv_sec = (left_ns / 1_000_000_000) as _;
                 (*timeout).tv_nsec = (left_ns % 1_000_000_000) as _;
@@ -272,7 +275,7 @@ unsafe fn rights_of<'a>(header: *const cmsghdr) -> Option<&'a [c_int]> {
     }
     // SAFETY: only computes.
     let data_bytes = header_ref.cmsg_len.checked_sub(unsafe { libc::CMSG_LEN(0) } as usize)?;
-    // SAFETY: the kernel, or the caller for the kernel, put whole descriptors there; the buffer is aligned for them.
+    // SAFETY: the kernel, or the C program for it, put whole descriptors there; the buffer is aligned for them.
     Some(unsafe {
         std::slice::from_raw_parts(libc::CMSG_DATA(header).cast::<c_int>(), data_bytes / size_of::<c_int>())
     })
@@ -280,7 +283,7 @@ unsafe fn rights_of<'a>(header: *const cmsghdr) -> Option<&'a [c_int]> {
 
 /// Calls `visit` on every control message of `message`.
 unsafe fn for_each_control(message: *const msghdr, mut visit: impl FnMut(*const cmsghdr)) {
-    // SAFETY: the C caller's message.
+    // SAFETY: the C program's message, valid as its call requires (manual page).
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(message);
         while !header.is_null() {
@@ -319,7 +322,7 @@ impl Rewriter<'_> {
     unsafe fn rewrite(&mut self, header: *const cmsghdr, change: impl FnOnce(&[c_int]) -> Vec<c_int>) {
         // SAFETY: a header inside the control buffer.
         let (level, kind, len) = unsafe { ((*header).cmsg_level, (*header).cmsg_type, (*header).cmsg_len) };
-        // SAFETY: as above.
+        // SAFETY: `header` is a header inside the control buffer, and its data lies inside it too.
         if let Some(rights) = unsafe { rights_of(header) } {
             let bytes: Vec<u8> = change(rights).iter().flat_map(|fd| fd.to_ne_bytes()).collect();
             if !bytes.is_empty() {
@@ -339,7 +342,7 @@ impl Rewriter<'_> {
 /// Whether a message's descriptors are connections or listeners of ours, or may become some.
 unsafe fn carries_connection(message: *const msghdr) -> bool {
     let mut carries = false;
-    // SAFETY: the C caller's message.
+    // SAFETY: the C program's message, valid as its call requires (manual page).
     unsafe {
         for_each_control(message, |header| {
             let rights = rights_of(header).unwrap_or_default();
@@ -353,7 +356,7 @@ unsafe fn carries_connection(message: *const msghdr) -> bool {
 
 /// Sends a message whose descriptors may be connections: their memory goes with them.
 unsafe fn send_with_rights(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
-    // SAFETY: the C caller's message.
+    // SAFETY: the C program's message, valid as its call requires (manual page).
     unsafe {
         if !carries_connection(message) {
             return real::sendmsg(fd, message, flags);
@@ -388,7 +391,7 @@ unsafe fn send_with_rights(fd: c_int, message: *const msghdr, flags: c_int) -> i
 /// Receives a message whose descriptors may be connections: their memory is taken out before the program sees it.
 unsafe fn receive_with_rights(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
     let mut control = Control([0; CONTROL_BYTES]);
-    // SAFETY: the C caller's message; the copy's control buffer is ours.
+    // SAFETY: the C program's message, whose copy has a control buffer of this function.
     unsafe {
         let mut copy = *message;
         copy.msg_control = control.0.as_mut_ptr().cast::<c_void>();
@@ -417,7 +420,7 @@ unsafe fn receive_with_rights(fd: c_int, message: *mut msghdr, flags: c_int) -> 
 /// bytes used, and whether something was left out.
 unsafe fn copy_control(clean: &[u8], destination: *mut u8, room: usize) -> (usize, bool) {
     let (mut kept, mut is_cut) = (0, false);
-    // SAFETY: a message header over our own buffer; the C caller's has the room.
+    // SAFETY: a message header over a buffer of this function; the C program's control buffer has the room.
     unsafe {
         let mut view: msghdr = std::mem::zeroed();
         view.msg_control = clean.as_ptr().cast_mut().cast::<c_void>();

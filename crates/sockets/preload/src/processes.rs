@@ -45,7 +45,7 @@ pub fn with_handlers(fork: impl FnOnce() -> c_long) -> c_long {
 /// `fork` without the program's handlers; ours are needed all the same.
 #[unsafe(export_name = "_Fork")]
 pub unsafe extern "C" fn bare_fork() -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     with_handlers(|| unsafe { real::bare_fork() }.into()) as c_int
 }
 
@@ -57,7 +57,7 @@ struct Start {
 
 extern "C" fn start_child(start: *mut c_void) -> c_int {
     lifecycle::after_fork_in_child();
-    // SAFETY: the caller of `clone` made it, in memory that the child has a copy of.
+    // SAFETY: the program that called `clone` made it, in memory that the child has a copy of.
     let start = unsafe { &*start.cast::<Start>() };
     (start.run)(start.argument)
 }
@@ -78,12 +78,12 @@ pub unsafe extern "C" fn clone(
         if flags & libc::CLONE_THREAD == 0 {
             note_spawn();
         }
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         return unsafe { real::clone(run, stack, flags, argument, parent_tid, tls, child_tid) };
     }
     let mut start = Start { run, argument };
     let start = (&raw mut start).cast();
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     let clone = || unsafe { real::clone(start_child, stack, flags, start, parent_tid, tls, child_tid) };
     with_handlers(|| clone().into()) as c_int
 }
@@ -100,7 +100,7 @@ unsafe fn loads(dir: c_int, path: *const c_char, flags: c_int, environment: Stri
     if path.is_null() || (dir < 0 && dir != libc::AT_FDCWD) {
         return None;
     }
-    // SAFETY: the C caller's: a string, an array of strings or null, and a descriptor in a call about it.
+    // SAFETY: the C program's string, its array of strings or null, and a descriptor that its call is about.
     let (path, environment, dir) =
         unsafe { (CStr::from_ptr(path), Environment::new(environment.cast()), BorrowedFd::borrow_raw(dir)) };
     successor::loads_library(dir, path, AtFlags::from_bits_retain(flags as u32), environment)
@@ -111,7 +111,7 @@ unsafe fn searched_loads(name: *const c_char, environment: Strings) -> Option<bo
     if name.is_null() {
         return None;
     }
-    // SAFETY: the C caller's: a string, and an array of strings or null.
+    // SAFETY: the C program's string, and its array of strings or null.
     let (name, environment) = unsafe { (CStr::from_ptr(name), Environment::new(environment.cast())) };
     successor::searched_loads_library(name, environment)
 }
@@ -120,7 +120,7 @@ unsafe fn searched_loads(name: *const c_char, environment: Strings) -> Option<bo
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn prctl(option: c_int, second: usize, third: usize, fourth: usize, fifth: usize) -> c_int {
     let arguments = [option as usize, second, third, fourth, fifth];
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let call = || unsafe { socket::process::system::call_kernel(libc::SYS_prctl, arguments) as c_long };
     if socket::process::sandbox::is_filter_by_prctl(option) {
         socket::lifecycle::confine(call) as c_int
@@ -145,9 +145,9 @@ macro_rules! spawns {
                 lifecycle::keep_options_through_exec();
             }
             note_spawn();
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             let loads = || unsafe { $loads(path, environment) };
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             let spawn = || unsafe { real::$name(pid, path, actions, attributes, arguments, environment) };
             if is_off { spawn() } else { lifecycle::while_spawning(actions.addr(), loads, spawn) }
         }
@@ -162,34 +162,34 @@ spawns! {
 }
 
 unsafe fn loads_here(path: *const c_char, environment: Strings) -> Option<bool> {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { loads(libc::AT_FDCWD, path, 0, environment) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_spawn_file_actions_init(actions: *mut c_void) -> c_int {
     lifecycle::forget_spawn_actions(actions.addr());
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     unsafe { real::posix_spawn_file_actions_init(actions) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_spawn_file_actions_destroy(actions: *mut c_void) -> c_int {
     lifecycle::forget_spawn_actions(actions.addr());
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     unsafe { real::posix_spawn_file_actions_destroy(actions) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, new: c_int) -> c_int {
     lifecycle::note_spawn_duplicate(actions.addr(), fd);
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     unsafe { real::posix_spawn_file_actions_adddup2(actions, fd, new) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     while_executing(
         || unsafe { loads_here(path, environment) },
         || unsafe { real::execve(path, arguments, environment) },
@@ -198,13 +198,13 @@ pub unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, environ
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: the C caller's; libc's variable.
+    // SAFETY: the C program's arguments; `environ` is libc's variable, an array of strings.
     unsafe { execve(path, arguments, environ) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvpe(name: *const c_char, arguments: Strings, environment: Strings) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     while_executing(
         || unsafe { searched_loads(name, environment) },
         || unsafe { real::execvpe(name, arguments, environment) },
@@ -213,7 +213,7 @@ pub unsafe extern "C" fn execvpe(name: *const c_char, arguments: Strings, enviro
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvp(name: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: the C caller's; libc's variable.
+    // SAFETY: the C program's arguments; `environ` is libc's variable, an array of strings.
     unsafe { execvpe(name, arguments, environ) }
 }
 
@@ -225,7 +225,7 @@ pub unsafe extern "C" fn execveat(
     environment: Strings,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     while_executing(
         || unsafe { loads(dir, path, flags, environment) },
         || unsafe { real::execveat(dir, path, arguments, environment, flags) },
@@ -234,7 +234,7 @@ pub unsafe extern "C" fn execveat(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     while_executing(
         || unsafe { loads(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, environment) },
         || unsafe { real::fexecve(fd, arguments, environment) },
@@ -244,7 +244,7 @@ pub unsafe extern "C" fn fexecve(fd: c_int, arguments: Strings, environment: Str
 /// The environment that stands behind the null pointer at the end of `execle`'s arguments.
 unsafe fn environment_behind(arguments: Strings) -> Strings {
     let mut end = arguments;
-    // SAFETY: the C caller's: the arguments end with a null pointer, and a pointer to the environment follows.
+    // SAFETY: the C program's arguments end with a null pointer, and a pointer to the environment follows.
     unsafe {
         while !(*end).is_null() {
             end = end.add(1);
@@ -254,7 +254,7 @@ unsafe fn environment_behind(arguments: Strings) -> Strings {
 }
 
 unsafe extern "C" fn execle_with(path: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { execve(path, arguments, environment_behind(arguments)) }
 }
 
@@ -296,13 +296,13 @@ listed! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
     note_spawn();
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     unsafe { real::system(command) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {
     note_spawn();
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     unsafe { real::popen(command, mode) }
 }

@@ -18,7 +18,7 @@ fn from_milliseconds(timeout_ms: c_int) -> Option<u64> {
 
 /// Nanoseconds of a C time-out, null waits for ever.
 unsafe fn from_timespec(timeout: *const timespec) -> Result<Option<u64>, Errno> {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let Some(timeout) = (unsafe { timeout.as_ref() }) else { return Ok(None) };
     if timeout.tv_sec < 0 || !(0..1_000_000_000).contains(&timeout.tv_nsec) {
         return Err(Errno::INVAL);
@@ -41,16 +41,16 @@ unsafe fn poll_slice(
     } else if fds.is_null() {
         return zero_or_errno(Err(Errno::FAULT));
     } else {
-        // SAFETY: the C caller's array.
+        // SAFETY: the C program's array, valid as its call requires (manual page).
         unsafe { std::slice::from_raw_parts_mut(fds, count as usize) }
     };
     if socket::process::sandbox::is_confined() {
-        // SAFETY: the C caller's mask.
+        // SAFETY: the C program's mask, valid as its call requires (manual page).
         return int_or_errno(
             timeout_ns.and_then(|timeout_ns| unsafe { poll_confined(entries, timeout_ns, mask, is_ppoll) }),
         );
     }
-    // SAFETY: the C caller's mask.
+    // SAFETY: the C program's mask, valid as its call requires (manual page).
     int_or_errno(timeout_ns.and_then(|timeout_ns| unsafe { poll_select::poll(entries, timeout_ns, mask) }))
 }
 
@@ -61,7 +61,7 @@ unsafe fn poll_confined(
     mask: *const sigset_t,
     is_ppoll: bool,
 ) -> Result<usize, Errno> {
-    // SAFETY: the C caller's mask.
+    // SAFETY: the C program's mask, valid as its call requires (manual page).
     let call =
         |entries: &mut [pollfd], timeout_ns| unsafe { poll_select::poll_confined(entries, timeout_ns, mask, is_ppoll) };
     socket::poll_select::poll_entries_confined(entries, timeout_ns, call)
@@ -69,14 +69,14 @@ unsafe fn poll_confined(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { poll_slice(fds, count, Ok(from_milliseconds(timeout_ms)), std::ptr::null(), false) }
 }
 
 /// As libnsl calls it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { poll(fds, count, timeout_ms) }
 }
 
@@ -87,13 +87,13 @@ pub unsafe extern "C" fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { poll_slice(fds, count, from_timespec(timeout), mask, true) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int, _room: usize) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { poll(fds, count, timeout_ms) }
 }
 
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn __ppoll_chk(
     mask: *const sigset_t,
     _room: usize,
 ) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { ppoll(fds, count, timeout, mask) }
 }
 
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let timeout_ns = match unsafe { timeout.as_ref() } {
         None => None,
         Some(timeout) if timeout.tv_sec < 0 || timeout.tv_usec < 0 => return zero_or_errno(Err(Errno::INVAL)),
@@ -125,9 +125,9 @@ pub unsafe extern "C" fn select(
             Some((timeout.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(timeout.tv_usec as u64 * 1000))
         }
     };
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let (result, left_ns) = unsafe { poll_select::select(count, read, write, except, timeout_ns, std::ptr::null()) };
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     if let (Some(timeout), Some(left_ns)) = (unsafe { timeout.as_mut() }, left_ns) {
         timeout.tv_sec = (left_ns / 1_000_000_000) as _;
         timeout.tv_usec = (left_ns % 1_000_000_000 / 1000) as _;
@@ -144,9 +144,9 @@ pub unsafe extern "C" fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let result = unsafe { from_timespec(timeout) }
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
         .and_then(|timeout_ns| unsafe { poll_select::select(count, read, write, except, timeout_ns, mask) }.0);
     int_or_errno(result)
 }
@@ -159,12 +159,12 @@ pub(crate) unsafe fn ppoll_by_number(
     mask: *const sigset_t,
 ) -> c_int {
     let began_ns = now_ns();
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let timeout_ns = unsafe { from_timespec(timeout) };
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let result = unsafe { poll_slice(fds, count, timeout_ns, mask, true) };
     if let Ok(Some(timeout_ns)) = timeout_ns {
-        // SAFETY: not null, and the C caller's.
+        // SAFETY: not null, so valid as the C program's call requires (manual page).
         unsafe { tell_left(timeout, timeout_ns.saturating_sub(now_ns() - began_ns)) };
     }
     result
@@ -177,15 +177,15 @@ pub(crate) unsafe fn pselect_by_number(
     timeout: *mut timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let timeout_ns = match unsafe { from_timespec(timeout) } {
         Ok(timeout_ns) => timeout_ns,
         Err(error) => return zero_or_errno(Err(error)),
     };
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let (result, left_ns) = unsafe { poll_select::select(count, read, write, except, timeout_ns, mask) };
     if let Some(left_ns) = left_ns {
-        // SAFETY: not null, because there is a time-out, and the C caller's.
+        // SAFETY: not null, because there is a time-out, and so valid as the C program's call requires.
         unsafe { tell_left(timeout, left_ns) };
     }
     int_or_errno(result)
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
         set_errno(Errno::INVAL);
         return -1;
     }
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { epoll_create1(0) }
 }
 
@@ -216,13 +216,13 @@ pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_ctl(epfd: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     keeping_errno(|| zero_or_errno(unsafe { epoll::control(epfd, operation, fd, event) }))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout_ms: c_int) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     int_or_errno(unsafe { epoll::wait(epfd, events, max, from_milliseconds(timeout_ms), std::ptr::null()) })
 }
 
@@ -234,7 +234,7 @@ pub unsafe extern "C" fn epoll_pwait(
     timeout_ms: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     int_or_errno(unsafe { epoll::wait(epfd, events, max, from_milliseconds(timeout_ms), mask) })
 }
 
@@ -246,9 +246,9 @@ pub unsafe extern "C" fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let result = unsafe { from_timespec(timeout) }
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
         .and_then(|timeout_ns| unsafe { epoll::wait(epfd, events, max, timeout_ns, mask) });
     int_or_errno(result)
 }

@@ -20,7 +20,7 @@ macro_rules! real {
             }
             // SAFETY: the dynamic linker's answer for this very name, whose signature is the manual's.
             let function = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
-            // SAFETY: the caller's.
+            // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
             unsafe { function($($argument),*) }
         }
     )*};
@@ -114,7 +114,7 @@ real! {
 pub unsafe fn bare_fork() -> c_int {
     // SAFETY: the dynamic linker's answer for this very name, whose signature is the manual's.
     let function = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(find("_Fork\0")) };
-    // SAFETY: the caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { function() }
 }
 

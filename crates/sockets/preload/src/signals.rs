@@ -47,7 +47,7 @@ fn handler_of(action: &libc::sigaction) -> Handler {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let new = unsafe { new.as_ref() };
     if new.is_some_and(|new| new.sa_flags & libc::SA_RESETHAND != 0) {
         signals::note_one_shot();
@@ -55,13 +55,13 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, o
     let (result, shown) = signals::change(signal, new.map(handler_of), |address| {
         let changed = new.zip(address).map(|(new, address)| libc::sigaction { sa_sigaction: address, ..*new });
         let changed = changed.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: null, or a copy of the C caller's; the other is the C caller's.
+        // SAFETY: null, or a copy of the C program's action; `old` is null or writable, as its call requires.
         let result = unsafe { real::sigaction(signal, changed, old) };
         // SAFETY: null, or filled by the call.
         let before = unsafe { old.as_ref() }.filter(|_| result == 0).map(handler_of);
         (result, result == 0, before)
     });
-    // SAFETY: null or the C caller's.
+    // SAFETY: null, or valid as the C program's call requires (manual page).
     if let (Some(shown), Some(old)) = (shown, unsafe { old.as_mut() }) {
         old.sa_sigaction = shown.address;
     }
@@ -80,19 +80,19 @@ fn change_plain(signal: c_int, handler: usize, in_kernel: impl FnOnce(usize) -> 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     change_plain(signal, handler, |handler| unsafe { real::signal(signal, handler) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsd_signal(number: c_int, handler: usize) -> usize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { signal(number, handler) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ssignal(number: c_int, handler: usize) -> usize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { signal(number, handler) }
 }
 
@@ -100,12 +100,12 @@ pub unsafe extern "C" fn ssignal(number: c_int, handler: usize) -> usize {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __sysv_signal(signal: c_int, handler: usize) -> usize {
     signals::note_one_shot();
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     change_plain(signal, handler, |handler| unsafe { real::__sysv_signal(signal, handler) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sysv_signal(signal: c_int, handler: usize) -> usize {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { __sysv_signal(signal, handler) }
 }

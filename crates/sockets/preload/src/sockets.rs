@@ -12,7 +12,7 @@ use std::ffi::{c_int, c_void};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     let call = || unsafe { real::socket(domain, kind, protocol) };
     keeping_errno(|| {
         let fd = crate::sparing_descriptors(call);
@@ -25,20 +25,20 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     keeping_errno(|| unsafe { bind_here(fd, address, len) })
 }
 
 unsafe fn bind_here(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     let wanted = match entry::get(fd) {
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
         Entry::Stream(_) => unsafe { address::read_sockaddr(address, len) }.ok(),
         _ => None,
     };
     if let Some(Err(error)) = wanted.map(|wanted| lifecycle::may_bind(fd, wanted)) {
         return zero_or_errno(Err(error));
     }
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     let result = unsafe { real::bind(fd, address, len) };
     if let (0, Some(wanted)) = (result, wanted) {
         lifecycle::note_bound(fd, wanted);
@@ -49,7 +49,7 @@ unsafe fn bind_here(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_in
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     let in_kernel = || {
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         if unsafe { real::listen(fd, backlog) } == 0 { Ok(()) } else { Err(socket::process::system::errno()) }
     };
     keeping_errno(|| zero_or_errno(lifecycle::listen(fd, backlog, in_kernel)))
@@ -58,26 +58,26 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     if matches!(entry::get(fd), Entry::None) {
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         return unsafe { real::connect(fd, address, len) };
     }
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     keeping_errno(|| unsafe { connect_stream(fd, address, len) })
 }
 
 unsafe fn connect_stream(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let destination = unsafe { address::read_sockaddr(address, len) };
     match lifecycle::connect(fd, destination) {
         Outcome::Answered(result) => zero_or_errno(result),
         Outcome::Kernel => {
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             let result = unsafe { real::connect(fd, address, len) };
             // SAFETY: libc's own variable of this thread.
             let error = unsafe { *libc::__errno_location() };
             if result < 0 && !matches!(error, libc::EINPROGRESS | libc::EALREADY | libc::EINTR | libc::EISCONN) {
                 lifecycle::note_kernel_failure(fd);
-                // SAFETY: as above.
+                // SAFETY: libc's own variable of this thread.
                 unsafe { *libc::__errno_location() = error };
             }
             result
@@ -87,14 +87,14 @@ unsafe fn connect_stream(fd: c_int, address: *const sockaddr, len: socklen_t) ->
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     unsafe { accept4(fd, address, len, 0) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
     let Entry::Listener(listener) = entry::get(fd) else {
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         return crate::sparing_descriptors(|| unsafe { real::accept4(fd, address, len, flags) });
     };
     if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut so
             if let Some(peer) = new.peer
                 && !address.is_null()
             {
-                // SAFETY: the C caller's.
+                // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
                 let _ = unsafe { address::write_sockaddr(peer, address, len) };
             }
             new.fd
@@ -137,11 +137,11 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
                 _ => return zero_or_errno(Err(Errno::INVAL)),
             };
             connection.note_confined_shutdown(directions);
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             unsafe { real::shutdown(fd, how) }
         }
         Entry::Listener(listener) => {
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             let result = unsafe { real::shutdown(fd, how) };
             if result == 0 && how != libc::SHUT_WR {
                 lifecycle::shutdown_listener(listener);
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
             if let Entry::Stream(stream) = entry {
                 lifecycle::abandon_connect(stream);
             }
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             unsafe { real::shutdown(fd, how) }
         }
     }
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
 pub unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
     match entry::get(fd) {
         Entry::Connection(connection) => c_int::from(connection.is_at_mark()),
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         _ => unsafe { real::sockatmark(fd) },
     }
 }
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
 pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match entry::get(fd) {
         Entry::Connection(connection) | Entry::Confined(connection) => match connection.tuple() {
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
             Some(tuple) => zero_or_errno(unsafe { address::write_sockaddr(tuple.local, address, len) }),
             None => zero_or_errno(Err(Errno::BADF)),
         },
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mu
             if let Entry::Stream(stream) = entry {
                 lifecycle::note_told(stream);
             }
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             unsafe { real::getsockname(fd, address, len) }
         }
     }
@@ -191,11 +191,11 @@ pub unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mu
     match entry::get(fd) {
         Entry::Connection(connection) | Entry::Confined(connection) => match connection.tuple() {
             Some(_) if connection.is_closed() => zero_or_errno(Err(Errno::NOTCONN)),
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
             Some(tuple) => zero_or_errno(unsafe { address::write_sockaddr(tuple.peer, address, len) }),
             None => zero_or_errno(Err(Errno::BADF)),
         },
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         _ => unsafe { real::getpeername(fd, address, len) },
     }
 }
@@ -211,10 +211,10 @@ pub unsafe extern "C" fn getsockopt(
     background_connects::advance();
     match entry::get(fd) {
         Entry::Connection(connection) | Entry::Confined(connection) => {
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
             zero_or_errno(unsafe { lifecycle::get_option(connection, level, name, value, len) })
         }
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         _ => unsafe { real::getsockopt(fd, level, name, value, len) },
     }
 }
@@ -229,15 +229,15 @@ pub unsafe extern "C" fn setsockopt(
 ) -> c_int {
     match entry::get(fd) {
         Entry::Connection(connection) | Entry::Confined(connection) => {
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
             zero_or_errno(unsafe { lifecycle::set_option(connection, level, name, value, len) })
         }
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
         Entry::Listener(_) if let Some(error) = unsafe { lifecycle::refusal(level, name, value, len) } => {
             zero_or_errno(Err(error))
         }
         Entry::Stream(_) | Entry::Listener(_) => {
-            // SAFETY: the C caller's.
+            // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             let result = unsafe { real::setsockopt(fd, level, name, value, len) };
             if result < 0 {
                 return result;
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn setsockopt(
             // SAFETY: the kernel has just read the value.
             zero_or_errno(unsafe { lifecycle::note_option(fd, level, name, value, len) })
         }
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
         _ => unsafe { real::setsockopt(fd, level, name, value, len) },
     }
 }

@@ -28,12 +28,12 @@ pub unsafe extern "C" fn syscall(
     }
     let arguments = [first, second, third, fourth, fifth, sixth];
     if concerns_ours(number, &arguments) {
-        // SAFETY: the C caller's.
+        // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
         if let Some(result) = unsafe { call_by_name(number, arguments) } {
             return result;
         }
     }
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     let in_kernel = || unsafe { socket::process::system::call_kernel(number, arguments) as c_long };
     let puts_under_filter = match number {
         libc::SYS_prctl => socket::process::sandbox::is_filter_by_prctl(first as c_int),
@@ -43,7 +43,7 @@ pub unsafe extern "C" fn syscall(
     if puts_under_filter {
         return socket::lifecycle::confine(in_kernel);
     }
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
     if unsafe { copies_memory(number, arguments) } { processes::with_handlers(in_kernel) } else { in_kernel() }
 }
 
@@ -56,7 +56,7 @@ unsafe fn copies_memory(number: c_long, [first, second, ..]: [usize; 6]) -> bool
         libc::SYS_clone => !shares_memory(first as u64),
         libc::SYS_clone3 => {
             let flags = std::ptr::with_exposed_provenance::<u64>(first);
-            // SAFETY: the C caller's: the flags come first, if anything does.
+            // SAFETY: the C program's arguments: the flags come first, if anything does.
             second >= size_of::<u64>() && !flags.is_null() && !shares_memory(unsafe { flags.read_unaligned() })
         }
         _ => false,
@@ -91,7 +91,7 @@ unsafe fn call_by_name(number: c_long, arguments: [usize; 6]) -> Option<c_long> 
             std::ptr::with_exposed_provenance_mut($address)
         };
     }
-    // SAFETY: the C caller's: these are the arguments of the call of this number.
+    // SAFETY: the C program's arguments of the call of this number.
     Some(unsafe {
         match number {
             libc::SYS_read => bytes::read(fd, pointer!(second), third) as c_long,
@@ -150,7 +150,7 @@ unsafe fn wait_by_name(number: c_long, [first, second, third, fourth, fifth, six
         [second, third, fourth, fifth].map(std::ptr::with_exposed_provenance_mut::<c_void>);
     let (mask, mask_bytes) = match number {
         libc::SYS_ppoll => (fourth_at.cast_const().cast(), fifth),
-        // SAFETY: null, or the C caller's.
+        // SAFETY: null, or valid as the C program's call requires (manual page).
         libc::SYS_pselect6 => unsafe { mask_behind(sixth) },
         libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => (fifth_at.cast_const().cast::<libc::sigset_t>(), sixth),
         _ => (std::ptr::null(), 0),
@@ -159,7 +159,7 @@ unsafe fn wait_by_name(number: c_long, [first, second, third, fourth, fifth, six
         crate::set_errno(rustix::io::Errno::INVAL);
         return Some(-1);
     }
-    // SAFETY: the C caller's: these are the arguments of the call of this number.
+    // SAFETY: the C program's arguments of the call of this number.
     let ready = unsafe {
         match number {
             libc::SYS_poll => {
@@ -202,7 +202,7 @@ struct MaskArgument {
 /// The mask of a `pselect6` and its length, to both of which the sixth argument points, if it is not null.
 unsafe fn mask_behind(argument: usize) -> (*const libc::sigset_t, usize) {
     let argument = std::ptr::with_exposed_provenance::<MaskArgument>(argument);
-    // SAFETY: null, or the C caller's.
+    // SAFETY: null, or valid as the C program's call requires (manual page).
     unsafe { argument.as_ref() }.map_or((std::ptr::null(), 0), |it| (it.mask, it.mask_bytes))
 }
 
@@ -212,7 +212,7 @@ pub unsafe extern "C" fn io_uring_queue_init(entries: c_uint, ring: *mut c_void,
     if !socket::process::settings::settings().off {
         return -libc::ENOSYS;
     }
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     unsafe { real::io_uring_queue_init(entries, ring, flags) }
 }
 
@@ -225,6 +225,6 @@ pub unsafe extern "C" fn io_uring_queue_init_params(
     if !socket::process::settings::settings().off {
         return -libc::ENOSYS;
     }
-    // SAFETY: the C caller's.
+    // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
     unsafe { real::io_uring_queue_init_params(entries, ring, parameters) }
 }
