@@ -81,7 +81,7 @@ fn with_open<R>(access: impl FnOnce(&mut Vec<OpenStream>) -> R) -> R {
 
 /// Before a fork: no thread is inside the list while the process is copied.
 pub fn before_fork() {
-    OPEN.lock.lock_until_unlocked();
+    OPEN.lock.lock_without_guard();
 }
 
 /// After a fork, in parent and child.

@@ -33,8 +33,8 @@ static LOAD: extern "C" fn() = load;
 
 /// Runs when the library is loaded, before the program.
 extern "C" fn load() {
-    socket::process::blocking::use_sleepers(real::recv, real::poll, real::epoll_pwait);
-    socket::process::blocking::use_masked_sleepers(real::ppoll, real::pselect);
+    socket::process::blocking::set_blocking_calls(real::recv, real::poll, real::epoll_pwait);
+    socket::process::blocking::set_masked_blocking_calls(real::ppoll, real::pselect);
     socket::process::threads::find_single_threaded();
     socket::rendezvous::directory::remember_environment();
     socket::descriptor::successor::remember_origin();
@@ -43,7 +43,7 @@ extern "C" fn load() {
     if settings().off {
         return;
     }
-    signals::use_gates();
+    signals::set_gates();
     // SAFETY: the handlers are C functions that live as long as the process.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
     lifecycle::adopt_inherited();
@@ -88,7 +88,7 @@ fn sparing_descriptors(call: impl Fn() -> c_int) -> c_int {
         _ => Err(socket::process::system::errno()),
     };
     keeping_errno(|| {
-        socket::process::limit::sparing(call, |error| *error == Errno::MFILE).unwrap_or_else(|error| {
+        socket::process::limit::retry_with_room(call, |error| *error == Errno::MFILE).unwrap_or_else(|error| {
             set_errno(error);
             -1
         })

@@ -1,13 +1,13 @@
 //! Signal handlers: the program's, behind gates that count their runs.
 
 use crate::real;
-use socket::process::signals::{self, Handler, Shape};
+use socket::process::signals::{self, Handler, HandlerKind};
 use std::ffi::c_int;
 
 /// Where the kernel enters instead of a handler: asks where that is, then jumps there, with the kernel's arguments and
 /// the kernel's frame. Whoever looks at the stack of a handler finds what is always there.
 macro_rules! gates {
-    ($($name:ident $find:ident $shape:ident)*) => {$(
+    ($($name:ident $find:ident $kind:ident)*) => {$(
         #[cfg(target_arch = "x86_64")]
         #[unsafe(naked)]
         unsafe extern "C" fn $name() {
@@ -26,23 +26,23 @@ macro_rules! gates {
 
         #[cfg(target_arch = "x86_64")]
         extern "C" fn $find(signal: c_int) -> usize {
-            signals::enter(signal, Shape::$shape)
+            signals::enter(signal, HandlerKind::$kind)
         }
     )*};
 }
 
-gates! { gate_of_plain find_plain Plain gate_of_informed find_informed Informed }
+gates! { gate_of_plain find_plain Plain gate_of_informed find_informed SigInfo }
 
 /// From now on. On machines without gates, waits that look at memory are not interrupted.
-pub(crate) fn use_gates() {
+pub(crate) fn set_gates() {
     #[cfg(target_arch = "x86_64")]
-    signals::use_holder_check(socket::lifecycle::put_handlers_off);
-    signals::use_gates(gate_of_plain as *const () as usize, gate_of_informed as *const () as usize);
+    signals::set_holder_check(socket::lifecycle::defer_handlers);
+    signals::set_gates(gate_of_plain as *const () as usize, gate_of_informed as *const () as usize);
 }
 
 fn handler_of(action: &libc::sigaction) -> Handler {
-    let shape = if action.sa_flags & libc::SA_SIGINFO != 0 { Shape::Informed } else { Shape::Plain };
-    Handler { shape, address: action.sa_sigaction }
+    let kind = if action.sa_flags & libc::SA_SIGINFO != 0 { HandlerKind::SigInfo } else { HandlerKind::Plain };
+    Handler { kind, address: action.sa_sigaction }
 }
 
 #[unsafe(no_mangle)]
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, o
     if new.is_some_and(|new| new.sa_flags & libc::SA_RESETHAND != 0) {
         signals::note_one_shot();
     }
-    let (result, shown) = signals::change(signal, new.map(handler_of), |address| {
+    let (result, shown) = signals::replace_handler(signal, new.map(handler_of), |address| {
         let changed = new.zip(address).map(|(new, address)| libc::sigaction { sa_sigaction: address, ..*new });
         let changed = changed.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         // SAFETY: null, or a copy of the C program's action; `old` is null or writable, as its call requires.
@@ -70,10 +70,10 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, o
 
 /// The older calls, all with plain handlers.
 fn change_plain(signal: c_int, handler: usize, in_kernel: impl FnOnce(usize) -> usize) -> usize {
-    let plain = |address| Handler { shape: Shape::Plain, address };
-    let (result, shown) = signals::change(signal, Some(plain(handler)), |address| {
+    let plain = |address| Handler { kind: HandlerKind::Plain, address };
+    let (result, shown) = signals::replace_handler(signal, Some(plain(handler)), |address| {
         let before = in_kernel(address.unwrap_or(handler));
-        (before, before != libc::SIG_ERR, signals::as_known(before))
+        (before, before != libc::SIG_ERR, signals::handler_of_gate(before))
     });
     shown.map_or(result, |shown| shown.address)
 }

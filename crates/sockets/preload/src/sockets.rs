@@ -102,7 +102,7 @@ pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut so
         return -1;
     }
     let call =
-        || socket::process::limit::sparing(|| lifecycle::accept(fd, listener, flags), |error| *error == Errno::MFILE);
+        || socket::process::limit::retry_with_room(|| lifecycle::accept(fd, listener, flags), |error| *error == Errno::MFILE);
     keeping_errno(|| match call() {
         Ok(new) => {
             if let Some(peer) = new.peer

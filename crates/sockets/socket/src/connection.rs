@@ -324,7 +324,7 @@ pub(crate) fn is_inside_a_connection() -> bool {
 }
 
 /// Has handlers put off until this thread lets go of the connections that it holds; `false`: there are none.
-pub(crate) fn put_handlers_off() -> bool {
+pub(crate) fn defer_handlers() -> bool {
     POOL.any(|it| {
         let due_of = |lock: &Lock, due| if lock.is_held_by_this_thread() { due } else { 0 };
         let due =
@@ -718,7 +718,7 @@ impl Connection {
         }
         // SAFETY: the descriptor is the program's, and the call it is in uses it.
         let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
-        match limit::with_one_free(lifeline, || rendezvous::receive_handshake(lifeline)) {
+        match limit::with_free_descriptor(lifeline, || rendezvous::receive_handshake(lifeline)) {
             Ok(Some((segment, memory))) => {
                 let memory = memory.and_then(|memory| memory.hide().ok());
                 self.attach_in_use(segment, memory, BY_LANE_BOTH);
@@ -765,7 +765,7 @@ impl Connection {
         // Stamps of a process that has never looked at the clock would be of a time that nobody can compare with.
         note_ticks(ticks());
         self.is_user.store(share::enter(&lanes.segment), Ordering::Relaxed);
-        limit::note_mapping();
+        limit::add_mapping();
         if lanes.segment.side() == Side::Connector
             && let Some(tuple) = self.with_unreachable_details(|details| details.tuple)
         {
@@ -1033,13 +1033,13 @@ impl Connection {
             // SAFETY: under both locks, and there is no waiter.
             let lanes = unsafe { (*self.lanes.get()).take() };
             if let Some(lanes) = &lanes {
-                limit::forget_mapping();
+                limit::remove_mapping();
                 let leads_to = tuple.filter(|_| lanes.segment.side() == Side::Connector);
                 leads_to.into_iter().for_each(|tuple| lifeline::lanes_to::forget(tuple.peer));
             }
             (lanes, memory)
         };
         drop(dropped);
-        POOL.give_back(self);
+        POOL.release(self);
     }
 }

@@ -140,7 +140,7 @@ impl EpollSet {
         }
         forget_one_of(fd, Target::Nested(self), || self.with(|ready_list| others(&ready_list.descriptors, fd)));
         if self.with(|ready_list| self.drop_descriptor(ready_list, fd)) {
-            POOL.give_back(self);
+            POOL.release(self);
         }
     }
 
@@ -203,9 +203,9 @@ impl EpollSet {
 
     /// As [`EpollSet::with`] if nobody is inside, and nobody would be waited for.
     fn with_if_free(&self, access: impl FnOnce(&mut ReadyList)) -> bool {
-        let nesting = if self.nests.load(Ordering::Relaxed) { NESTING.enter_if_free().map(Some) } else { Some(None) };
+        let nesting = if self.nests.load(Ordering::Relaxed) { NESTING.try_lock().map(Some) } else { Some(None) };
         let is_free = nesting.is_some_and(|_nesting| {
-            self.lock.enter_if_free().is_some_and(|_guard| {
+            self.lock.try_lock().is_some_and(|_guard| {
                 // SAFETY: under the lock.
                 self.access_locked(unsafe { &mut *self.ready_list.get() }, access);
                 true
@@ -221,7 +221,7 @@ impl EpollSet {
     fn do_what_is_left(&self) {
         self.enter(|_| ());
         if self.left.take_put_off() {
-            signals::let_handlers_in();
+            signals::deliver_deferred_signals();
         }
     }
 
@@ -235,7 +235,7 @@ impl EpollSet {
     #[inline]
     fn enter<R>(&self, access: impl FnOnce(&mut ReadyList) -> R) -> R {
         // Nobody waits for it twice: this thread may be inside an outer set already.
-        let _nesting = if self.nests.load(Ordering::Relaxed) { NESTING.enter() } else { None };
+        let _nesting = if self.nests.load(Ordering::Relaxed) { NESTING.lock_unless_held() } else { None };
         let _guard = self.lock.lock();
         // SAFETY: under the lock.
         self.access_locked(unsafe { &mut *self.ready_list.get() }, access)
@@ -761,11 +761,11 @@ fn leave_to_all(close: Close) {
 }
 
 /// Has handlers put off until this thread leaves the sets that it is inside; `false`: there are none.
-pub(crate) fn put_handlers_off() -> bool {
+pub(crate) fn defer_handlers() -> bool {
     POOL.any(|set| {
         let is_inside = set.lock.is_held_by_this_thread();
         if is_inside {
-            set.left.put_handlers_off();
+            set.left.defer_handlers();
         }
         is_inside
     })
@@ -829,7 +829,7 @@ pub fn before_fork() {
 fn lock_all_around_fork() -> bool {
     let sets = POOL.lock_around_fork();
     let locks = || std::iter::once(&NESTING).chain(sets.iter().map(|set| &set.lock));
-    let Some(held) = locks().position(|lock| !lock.lock_soon_until_unlocked()) else { return true };
+    let Some(held) = locks().position(|lock| !lock.try_lock_without_guard()) else { return true };
     locks().take(held).for_each(Lock::unlock);
     POOL.unlock_after_fork();
     false

@@ -120,11 +120,11 @@ static MASK_AROUND_FORK: AtomicU64 = AtomicU64::new(0);
 
 /// Has this thread let handlers in when it releases the locks of connections, sets and sockets that it holds. `false`:
 /// it holds none.
-pub fn put_handlers_off() -> bool {
-    connection::put_handlers_off()
-        || epoll::put_handlers_off()
-        || STREAMS.any(|stream| stream.shared.puts_handlers_off())
-        || LISTENERS.any(|it| it.shared.puts_handlers_off())
+pub fn defer_handlers() -> bool {
+    connection::defer_handlers()
+        || epoll::defer_handlers()
+        || STREAMS.any(|stream| stream.shared.defers_handlers())
+        || LISTENERS.any(|it| it.shared.defers_handlers())
 }
 
 /// Handlers around `fork`; see `connection::before_fork`. Sets come first, because they ask listeners and connections
@@ -135,8 +135,8 @@ pub fn before_fork() {
     descriptor::before_fork();
     listener::note_shared();
     crate::epoll::before_fork();
-    STREAMS.lock_around_fork().iter().for_each(|stream| stream.shared.lock.lock_until_unlocked());
-    LISTENERS.lock_around_fork().iter().for_each(|listener| listener.shared.lock.lock_until_unlocked());
+    STREAMS.lock_around_fork().iter().for_each(|stream| stream.shared.lock.lock_without_guard());
+    LISTENERS.lock_around_fork().iter().for_each(|listener| listener.shared.lock.lock_without_guard());
     crate::connection::before_fork();
     MASK_AROUND_FORK.store(mask, Ordering::Relaxed);
 }
@@ -218,6 +218,6 @@ mod tests {
             assert_eq!(inner.descriptors, [903], "left to the holder");
         });
         stream.with(|inner| assert_eq!(inner.descriptors, []));
-        assert!(stream.shared.left.is_empty());
+        assert!(stream.shared.deferred_closes.is_empty());
     }
 }

@@ -9,7 +9,7 @@ use crate::descriptor::table::{Kind, Tracked};
 use crate::options::OptionRecord;
 use crate::options::inspect;
 use crate::process::pool::Pool;
-use crate::process::shared::{Shared, is_last_struck_out};
+use crate::process::shared::{Shared, remove_is_last};
 use crate::rendezvous::LaneListener;
 use crate::rendezvous::name_key::NameKey;
 use stats_page::ConnectionSlot;
@@ -66,19 +66,19 @@ impl Listener {
 
     /// The program has closed one of its descriptors of the listener.
     pub(crate) fn forget(&'static self, fd: RawFd) {
-        if self.shared.leaves_to_holder(fd) {
+        if self.shared.defers_close(fd) {
             return;
         }
         observer::tell_closing(fd, self);
         let last = self.with(|inner| {
-            is_last_struck_out(&mut inner.descriptors, fd).then(|| {
+            remove_is_last(&mut inner.descriptors, fd).then(|| {
                 inner.leave_to_others();
                 std::mem::take::<ListenerInner>(inner)
             })
         });
         if last.is_some() {
             drop(last);
-            LISTENERS.give_back(self);
+            LISTENERS.release(self);
         }
     }
 
@@ -190,6 +190,6 @@ mod tests {
         listener.with(|inner| assert_eq!(inner.descriptors, [905]));
         listener.with_descriptors(|_| listener.forget(905));
         listener.with(|inner| assert_eq!(inner.descriptors, []));
-        assert!(listener.shared.left.is_empty());
+        assert!(listener.shared.deferred_closes.is_empty());
     }
 }

@@ -18,7 +18,7 @@ use crate::process::background_connects;
 use crate::process::blocking;
 use crate::process::clock::now_ns;
 use crate::process::sandbox;
-use crate::process::signals::{self, Moment, Since};
+use crate::process::signals::{self, SignalCheckpoint, HandlersRun};
 use crate::process::threads;
 use libc::{
     POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM, fd_set, pollfd,
@@ -348,7 +348,7 @@ struct Call<'a> {
     needs_kernel: bool,
     deadline: &'a mut Deadline,
     mask: *const sigset_t,
-    began: Moment,
+    began: SignalCheckpoint,
 }
 
 fn has_answer(entry: &pollfd) -> bool {
@@ -371,7 +371,7 @@ fn poll_lanes(
     mask: *const sigset_t,
 ) -> Result<usize, Errno> {
     let needs_kernel = fds.iter().any(|entry| entry.fd >= 0 && !matches!(Kind::of(entry.fd), Kind::Connection(_)));
-    Call { fds, accepts, needs_kernel, deadline, mask, began: Moment::now() }.run()
+    Call { fds, accepts, needs_kernel, deadline, mask, began: SignalCheckpoint::now() }.run()
 }
 
 impl Call<'_> {
@@ -392,7 +392,7 @@ impl Call<'_> {
                 unsafe { blocking::deliver_signals(self.mask) }?;
                 // From here on, as in the kernel: what comes now runs, or waits until the call is over.
                 // SAFETY: as above.
-                masked = unsafe { signals::mask_while_awake(self.mask, &mut self.began) };
+                masked = unsafe { signals::mask_while_polling(self.mask, &mut self.began) };
             }
             if let Some(ready) = self.spin()? {
                 return Ok(ready);
@@ -470,7 +470,7 @@ impl Call<'_> {
 
     /// The kernel says that a handler has run only to those who sleep in it.
     fn check_signals(&self) -> Result<(), Errno> {
-        if self.began.since() == Since::Nothing { Ok(()) } else { Err(Errno::INTR) }
+        if self.began.since() == HandlersRun::None { Ok(()) } else { Err(Errno::INTR) }
     }
 
     fn may_be_ready(&self) -> bool {

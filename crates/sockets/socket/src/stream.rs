@@ -4,7 +4,7 @@ use crate::descriptor::table::{Kind, Tracked};
 use crate::options::OptionRecord;
 use crate::process::background_connects::Counted;
 use crate::process::pool::Pool;
-use crate::process::shared::{Shared, is_last_struck_out};
+use crate::process::shared::{Shared, remove_is_last};
 use crate::rendezvous::Underway;
 use stats_page::ConnectionSlot;
 use std::net::SocketAddr;
@@ -52,14 +52,14 @@ impl Stream {
 
     /// The program has closed one of its descriptors of the socket.
     pub(crate) fn forget(&'static self, fd: RawFd) {
-        if self.shared.leaves_to_holder(fd) {
+        if self.shared.defers_close(fd) {
             return;
         }
         let last = self
-            .with(|inner| is_last_struck_out(&mut inner.descriptors, fd).then(|| std::mem::take::<StreamInner>(inner)));
+            .with(|inner| remove_is_last(&mut inner.descriptors, fd).then(|| std::mem::take::<StreamInner>(inner)));
         if last.is_some() {
             drop(last);
-            STREAMS.give_back(self);
+            STREAMS.release(self);
         }
     }
 

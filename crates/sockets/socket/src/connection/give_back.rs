@@ -65,7 +65,7 @@ impl Connection {
         if has_memory && !self.has_memory.load(Ordering::Relaxed) {
             self.has_memory.store(true, Ordering::Relaxed);
             LANES.fetch_add(1, Ordering::Relaxed);
-            blocking::use_idle_work(sweep);
+            blocking::set_idle_work(sweep);
         }
     }
 

@@ -58,7 +58,7 @@ impl Connection {
     /// look.
     #[inline(always)]
     pub(super) fn hold(&'static self, lock: &'static Lock) -> Option<Hold> {
-        std::mem::forget(lock.enter()?);
+        std::mem::forget(lock.lock_unless_held()?);
         Some(Hold { connection: self, lock })
     }
 
@@ -74,7 +74,7 @@ impl Connection {
 
     /// As [`Connection::hold`], where nobody is to be waited for.
     pub(super) fn hold_if_free(&'static self, lock: &'static Lock) -> Option<Hold> {
-        std::mem::forget(lock.enter_if_free()?);
+        std::mem::forget(lock.try_lock()?);
         Some(Hold { connection: self, lock })
     }
 
@@ -95,7 +95,7 @@ impl Connection {
         let is_send = std::ptr::eq(lock, &raw const self.send_lock);
         let of_lock = if is_send { DUE_HANDLERS_OF_SEND } else { DUE_HANDLERS_OF_RECEIVE };
         // What is of another thread or the other direction stays for those.
-        let own = if signals::are_put_off() { of_lock } else { 0 };
+        let own = if signals::are_handlers_deferred() { of_lock } else { 0 };
         let due = self.due.fetch_and(DUE_HANDLERS & !own, Ordering::SeqCst) & (own | !DUE_HANDLERS);
         // After a close the lifeline's number may be another file's; the close ends both directions anyway.
         if due & DUE_CLOSE != 0 {
@@ -107,7 +107,7 @@ impl Connection {
             self.recycle_if_unused();
         }
         if due & DUE_HANDLERS != 0 {
-            signals::let_handlers_in();
+            signals::deliver_deferred_signals();
         }
     }
 }

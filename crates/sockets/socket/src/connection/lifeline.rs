@@ -456,7 +456,7 @@ impl Connection {
     /// Receives a message that has come first. Under the receive lock.
     fn put_message_aside(&'static self) -> Result<Taken, Errno> {
         let lifeline = self.borrow_lifeline();
-        let received = limit::with_one_free(lifeline, || {
+        let received = limit::with_free_descriptor(lifeline, || {
             let mut kind = 0_u8;
             let spans = [iovec { iov_base: (&raw mut kind).cast(), iov_len: 1 }];
             // SAFETY: one byte is writable.
@@ -761,7 +761,7 @@ impl Connection {
         let Ok((bytes, true)) = seen else { return nothing };
         // SAFETY: the scratch is writable, and outlives the call.
         let receive = || unsafe { receive(self.lifeline(), &spans, libc::MSG_PEEK) };
-        let received = limit::with_one_free(self.borrow_lifeline(), receive);
+        let received = limit::with_free_descriptor(self.borrow_lifeline(), receive);
         let memory = received.ok().and_then(|received| received.rights);
         Behind { bytes: bytes - 1, unread, message: Some(scratch[bytes - 1]), memory }
     }

@@ -218,9 +218,9 @@ pub fn before_fork() {
     let deadline_ns = now_ns().saturating_add(HANDSHAKES_WAIT_NS);
     for_each_open(|connection| connection.attach_before_fork(deadline_ns));
     for connection in POOL.lock_around_fork() {
-        connection.send_lock.lock_until_unlocked();
-        connection.receive_lock.lock_until_unlocked();
-        connection.details_lock.lock_until_unlocked();
+        connection.send_lock.lock_without_guard();
+        connection.receive_lock.lock_without_guard();
+        connection.details_lock.lock_without_guard();
         if connection.is_open()
             && let Some(lanes) = connection.lanes()
         {

@@ -48,7 +48,7 @@ impl<'a> Pipe<'a> {
             match blocking::poll(&mut entry, if self.waits { -1 } else { 0 }) {
                 Ok(0) => return Err(Errno::AGAIN),
                 Ok(_) => return Ok(entry[0].revents),
-                Err(Errno::INTR) if system::handlers_restart() => {}
+                Err(Errno::INTR) if system::all_handlers_restart() => {}
                 Err(error) => return Err(error),
             }
         }

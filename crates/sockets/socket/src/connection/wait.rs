@@ -8,7 +8,7 @@ use super::{Connection, Lanes, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::process::blocking;
 use crate::process::clock::now_ns;
 use crate::process::lock::Lock;
-use crate::process::signals::{Moment, Since};
+use crate::process::signals::{SignalCheckpoint, HandlersRun};
 use crate::process::threads;
 use rustix::io::Errno;
 use segment::Own;
@@ -41,13 +41,13 @@ pub(super) enum Room {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Deadline {
     at_ns: Option<u64>,
-    began: Moment,
+    began: SignalCheckpoint,
 }
 
 impl Deadline {
     /// `timeout_ns` from now; 0 is never.
     pub(super) fn after(timeout_ns: u64) -> Self {
-        let began = Moment::now();
+        let began = SignalCheckpoint::now();
         Self { at_ns: (timeout_ns != 0).then(|| now_ns().saturating_add(timeout_ns)), began }
     }
 
@@ -55,15 +55,15 @@ impl Deadline {
     /// limit. The kernel says so only to those who sleep in it.
     fn check_signals(self) -> Result<(), Errno> {
         match self.began.since() {
-            Since::Nothing => Ok(()),
-            Since::Restarting if self.at_ns.is_none() => Ok(()),
+            HandlersRun::None => Ok(()),
+            HandlersRun::Restarting if self.at_ns.is_none() => Ok(()),
             _ => Err(Errno::INTR),
         }
     }
 
     /// Whether a wait that the kernel has interrupted goes on.
     fn goes_on_after_signal(self) -> bool {
-        self.at_ns.is_none() && self.began.goes_on()
+        self.at_ns.is_none() && self.began.restarts()
     }
 
     /// Milliseconds left, rounded up; -1 for ever.
@@ -410,7 +410,7 @@ impl Connection {
         }
         if is_alone && longest_ms.is_none() {
             // Not the whole time, perhaps; whoever comes back when it is over finds out.
-            blocking::poll_piece(&mut entry, left_ms)?;
+            blocking::poll_slice(&mut entry, left_ms)?;
             return Ok(entry[0].revents & libc::POLLHUP == 0);
         }
         if !is_alone && blocking::poll_now(fd, libc::POLLIN) & libc::POLLIN != 0 {

@@ -59,7 +59,7 @@ impl Left {
     }
 
     /// Notes that handlers have been put off.
-    pub fn put_handlers_off(&self) {
+    pub fn defer_handlers(&self) {
         self.has_put_off.store(true, Ordering::SeqCst);
         self.is_any.store(true, Ordering::SeqCst);
     }
@@ -69,7 +69,7 @@ impl Left {
         if !self.has_put_off.load(Ordering::SeqCst) {
             return false;
         }
-        let is_mine = signals::are_put_off();
+        let is_mine = signals::are_handlers_deferred();
         if is_mine {
             self.has_put_off.store(false, Ordering::SeqCst);
         } else {
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn handlers_that_are_put_off_before_the_look_are_let_in_by_who_leaves() {
         let left = Left::default();
-        left.put_handlers_off();
+        left.defer_handlers();
         assert!(!left.take(|_| ()));
         assert!(left.is_any());
     }

@@ -139,7 +139,7 @@ impl ReadyList {
         if self.inner.is_some() {
             return Ok(());
         }
-        let created = limit::above_when_needed(kernel::create_hidden, |error| *error == Errno::MFILE);
+        let created = limit::with_raised_limit(kernel::create_hidden, |error| *error == Errno::MFILE);
         let inner = created.ok().or_else(|| SPARE_INNER.take()).ok_or(Errno::NOMEM)?;
         kernel::control(epfd, EPOLL_CTL_ADD, inner.raw(), INPUT, kernel::data_of(kernel::Own::Inner))?;
         self.inner = Some(inner);
@@ -486,7 +486,7 @@ impl ReadyList {
     /// Wakes the threads that sleep on the set.
     pub fn ring_bell(&mut self) {
         if self.bell.is_none() {
-            let created = limit::above_when_needed(kernel::create_bell, |error| *error == Errno::MFILE);
+            let created = limit::with_raised_limit(kernel::create_bell, |error| *error == Errno::MFILE);
             let Ok(bell) = created else { return };
             let _ = kernel::control(self.inner_fd(), EPOLL_CTL_ADD, bell.raw(), INPUT, BELL);
             self.bell = Some(bell);
@@ -592,7 +592,7 @@ impl ReadyList {
         };
         let (fd, after) = (registration.kernel_fd, registration.lifeline);
         if after == Lifeline::Shared && !connection.is_on_lifeline() {
-            system::thin_out_rings(connection.lifeline());
+            system::drain_surplus_rings(connection.lifeline());
         }
         if after == before {
             return;

@@ -8,7 +8,7 @@ use super::{EpollSet, Sleep, kernel};
 use crate::process::background_connects;
 use crate::process::blocking;
 use crate::process::clock::now_ns;
-use crate::process::signals::{self, Moment, Since};
+use crate::process::signals::{self, SignalCheckpoint, HandlersRun};
 use libc::{epoll_event, sigset_t};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
@@ -117,17 +117,17 @@ impl Sink {
 struct Deadline {
     timeout_ns: Option<u64>,
     at_ns: Option<u64>,
-    began: Moment,
+    began: SignalCheckpoint,
 }
 
 impl Deadline {
     fn new(timeout_ns: Option<u64>) -> Self {
-        Self { timeout_ns, at_ns: None, began: Moment::now() }
+        Self { timeout_ns, at_ns: None, began: SignalCheckpoint::now() }
     }
 
     /// `INTR` once a signal handler has run: the kernel says so only to those who sleep in it.
     fn check_signals(&self) -> Result<(), Errno> {
-        if self.began.since() == Since::Nothing { Ok(()) } else { Err(Errno::INTR) }
+        if self.began.since() == HandlersRun::None { Ok(()) } else { Err(Errno::INTR) }
     }
 
     /// Time left; none waits for ever. In whole milliseconds, rounded up, if the program's time-out is: the kernel then
@@ -280,7 +280,7 @@ impl EpollSet {
         // SAFETY: the caller's mask.
         unsafe { blocking::deliver_signals(call.mask) }?;
         // SAFETY: as above.
-        let _masked = unsafe { signals::mask_while_awake(call.mask, &mut deadline.began) };
+        let _masked = unsafe { signals::mask_while_polling(call.mask, &mut deadline.began) };
         loop {
             match self.wait_once(call, sink, life, &mut deadline) {
                 Ok(Woken::Found | Woken::TimedOut) => return Ok(()),

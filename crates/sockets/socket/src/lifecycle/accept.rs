@@ -11,7 +11,7 @@ use crate::options::inspect;
 use crate::process::blocking;
 use crate::process::limit;
 use crate::process::settings::settings;
-use crate::process::signals::{Moment, Since};
+use crate::process::signals::{SignalCheckpoint, HandlersRun};
 use crate::rendezvous::address::Opener;
 use crate::rendezvous::local_page::MemoryFds;
 use crate::rendezvous::{self, Accepted, Refused};
@@ -94,7 +94,7 @@ fn accept_lane(listener: &'static Listener, flags: i32) -> Result<NewConnection,
 /// `Ok(None)`: a stranger came and was sent away.
 fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<NewConnection>, Errno> {
     let (lane_fd, key) = listener.lane().ok_or(Errno::BADF)?;
-    let from_backlog = || limit::sparing(|| rendezvous::accept(lane_fd, &key, flags), |error| *error == Errno::MFILE);
+    let from_backlog = || limit::retry_with_room(|| rendezvous::accept(lane_fd, &key, flags), |error| *error == Errno::MFILE);
     let accepted = listener::accept(listener, flags).unwrap_or_else(from_backlog);
     let Accepted { lifeline, tuple, opener } = match accepted {
         // The kernel says so before it looks; whoever waits stays in the backlog, as with TCP.
@@ -139,7 +139,7 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
 /// Receives the handshake of a proxy, which follows the connection at once. `None`: it is late, and the connection
 /// attaches when it comes.
 fn receive_handshake(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<MemoryFds>)>, Refused> {
-    let receive = || limit::with_one_free(lifeline, || rendezvous::receive_handshake(lifeline));
+    let receive = || limit::with_free_descriptor(lifeline, || rendezvous::receive_handshake(lifeline));
     let first = receive()?;
     if first.is_some() {
         return Ok(first);
@@ -204,23 +204,23 @@ fn wait(fd: RawFd, listener: &'static Listener) -> Result<Ready, Errno> {
     let timeout_ms = listener.with(|inner| inner.options.receive_timeout_ms()).unwrap_or(-1);
     let mut entries = [fd, listener.watched_fd()].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
     let mut polled = Ok(0);
-    let began = Moment::now();
+    let began = SignalCheckpoint::now();
     let is_over = || {
         polled = match blocking::poll(&mut entries, 0) {
-            Ok(0) if began.since() != Since::Nothing => Err(Errno::INTR),
+            Ok(0) if began.since() != HandlersRun::None => Err(Errno::INTR),
             polled => polled,
         };
         polled != Ok(0)
     };
     if !spin_until(is_over) {
         // As late as can be: the last turn may have taken long, and a handler that ran in it interrupts no sleep.
-        let is_interrupted = began.since() != Since::Nothing;
+        let is_interrupted = began.since() != HandlersRun::None;
         polled = if is_interrupted { Err(Errno::INTR) } else { blocking::poll(&mut entries, timeout_ms) };
     }
     match polled {
         Ok(0) => Err(Errno::AGAIN),
         Ok(_) => Ok(Ready { tcp: entries[0].revents != 0, lane: entries[1].revents != 0 }),
-        Err(Errno::INTR) if timeout_ms < 0 && began.goes_on() => Ok(Ready { lane: true, tcp: true }),
+        Err(Errno::INTR) if timeout_ms < 0 && began.restarts() => Ok(Ready { lane: true, tcp: true }),
         Err(error) => Err(error),
     }
 }

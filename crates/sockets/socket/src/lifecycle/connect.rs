@@ -15,7 +15,7 @@ use crate::process::limit;
 use crate::process::sandbox;
 use crate::process::settings::settings;
 use crate::process::signals;
-use crate::process::signals::Moment;
+use crate::process::signals::SignalCheckpoint;
 use crate::rendezvous::address::Tuple;
 use crate::rendezvous::local_page::MemoryFds;
 use crate::rendezvous::{self, Connected, Progress, Underway};
@@ -201,7 +201,7 @@ fn attempt_from(aim: Aim, underway: Option<Box<Underway>>) -> Attempt {
     let gone_on = underway.map(|underway| underway.go_on());
     let progress = gone_on.filter(|progress| !progress.as_ref().is_err_and(has_run_out));
     let connect = || rendezvous::connect(aim.destination, aim.bound, aim.shares, aim.netns);
-    match progress.unwrap_or_else(|| limit::above_when_needed(connect, has_run_out)) {
+    match progress.unwrap_or_else(|| limit::with_raised_limit(connect, has_run_out)) {
         Ok(Progress::Connected(connected)) => Attempt::Met(Box::new((*connected).into())),
         Ok(Progress::Reached { lifeline, tuple }) => {
             let start = Start::Lifeline(Side::Connector);
@@ -273,13 +273,13 @@ impl Call {
     /// Waits as TCP's connect does: `INTR` after a signal, `INPROGRESS` when the program's time is up.
     fn wait(&mut self) -> Result<Outcome, Errno> {
         let patience = self.patience();
-        let (began, began_ns) = (Moment::now(), now_ns());
+        let (began, began_ns) = (SignalCheckpoint::now(), now_ns());
         loop {
             let left_ns = patience.limit_ns.saturating_sub(now_ns() - began_ns);
             if left_ns == 0 {
                 return Err(patience.answer);
             }
-            if self.sleep(left_ns) == Err(Errno::INTR) && (patience.has_timeout || !began.goes_on()) {
+            if self.sleep(left_ns) == Err(Errno::INTR) && (patience.has_timeout || !began.restarts()) {
                 return Err(if waits(self.fd) { Errno::INTR } else { patience.answer });
             }
             if let Some(outcome) = self.look() {
@@ -427,7 +427,7 @@ fn put_in_place(fd: RawFd, stream: &'static Stream, met: Met) -> Result<bool, Er
     let inner = stream.with(std::mem::take::<StreamInner>);
     // Else another thread has closed it meanwhile, and given it back.
     if !inner.descriptors.is_empty() {
-        STREAMS.give_back(stream);
+        STREAMS.release(stream);
     }
     if outlives_exec {
         connection.set_inheritable(true);

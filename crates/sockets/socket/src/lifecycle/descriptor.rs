@@ -101,7 +101,7 @@ unsafe impl Sync for SpawnActions {}
 impl SpawnActions {
     /// `None`: a signal handler has interrupted the holder.
     fn with<R>(&self, access: impl FnOnce(&mut Vec<(usize, RawFd)>) -> R) -> Option<R> {
-        let _guard = self.lock.enter()?;
+        let _guard = self.lock.lock_unless_held()?;
         // SAFETY: under the lock.
         Some(access(unsafe { &mut *self.entries.get() }))
     }
@@ -134,7 +134,7 @@ pub fn while_spawning<R>(actions: usize, loads_library: impl FnOnce() -> Option<
         return spawn();
     }
     let loads_library = loads_library() == Some(true);
-    let _guard = SPAWN_LOCK.enter();
+    let _guard = SPAWN_LOCK.lock_unless_held();
     let set_all = |inheritable| {
         for entry in &duplicated {
             match *entry {
@@ -207,8 +207,8 @@ fn set_listeners_inheritable(inheritable: bool) {
 
 /// Before a fork: nobody is about to change what is inherited.
 pub(super) fn before_fork() {
-    SPAWN_LOCK.lock_until_unlocked();
-    DUPLICATED.lock.lock_until_unlocked();
+    SPAWN_LOCK.lock_without_guard();
+    DUPLICATED.lock.lock_without_guard();
 }
 
 /// After a fork, in the parent.
@@ -275,7 +275,7 @@ pub fn close_range(first: u32, last: u32, flags: u32) -> Result<(), Errno> {
 /// The close-on-exec flag of `fd` may have changed: the memory that it needs after `exec` follows.
 pub fn set_cloexec(fd: RawFd) {
     if let Entry::Connection(connection) = entry::get(fd) {
-        let _guard = SPAWN_LOCK.enter();
+        let _guard = SPAWN_LOCK.lock_unless_held();
         follow_cloexec(connection);
     }
 }

@@ -79,7 +79,7 @@ fn add_lane(
         true => rendezvous::listen_beside(bound, netns, is_v6only, backlog),
         false => rendezvous::listen(bound, netns, is_v6only, reuses_port, backlog),
     };
-    let lane = limit::above_when_needed(listen, |error| *error == Errno::MFILE);
+    let lane = limit::with_raised_limit(listen, |error| *error == Errno::MFILE);
     lane.map_err(|error| match error {
         Errno::ADDRINUSE => FallbackReason::NameTaken,
         Errno::XDEV => FallbackReason::NamespaceDiffers,
@@ -93,7 +93,7 @@ fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener, deferral: Opt
     if inner.descriptors.is_empty() {
         return; // Closed meanwhile.
     }
-    STREAMS.give_back(stream);
+    STREAMS.release(stream);
     // SAFETY: the program's descriptor, which it is listening on.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let flags = rustix::fs::fcntl_getfl(borrowed).unwrap_or(OFlags::empty());
@@ -149,7 +149,7 @@ fn demote(listener: &'static Listener, before: impl Fn(RawFd), after: impl Fn(Ra
         inspect::mark_mode(descriptor, false);
         after(descriptor);
     }
-    LISTENERS.give_back(listener);
+    LISTENERS.release(listener);
 }
 
 fn set_mode(fd: RawFd, is_nonblocking: bool) {

@@ -306,7 +306,7 @@ fn accept_kept(listener: &'static Listener, flags: i32) -> Result<Accepted, Errn
     // Another thread may be faster.
     let kept = listener.with(release).ok_or(Errno::AGAIN)?;
     let to_lowest = || rustix::io::fcntl_dupfd_cloexec(kept.lifeline.fd()?, 0);
-    match limit::sparing(to_lowest, |error| *error == Errno::MFILE) {
+    match limit::retry_with_room(to_lowest, |error| *error == Errno::MFILE) {
         Ok(lifeline) => {
             let (is_cloexec, is_nonblocking) = (flags & libc::SOCK_CLOEXEC != 0, flags & libc::SOCK_NONBLOCK != 0);
             rendezvous::set_modes(lifeline.as_fd(), is_cloexec, is_nonblocking)?;

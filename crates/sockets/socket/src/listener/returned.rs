@@ -79,7 +79,7 @@ impl Returned {
     pub fn take(&self, key: &NameKey) -> Result<Option<(Accepted, u64)>, Errno> {
         let mut due_ns = [0; 8];
         let exit = self.exit.fd()?;
-        let received = limit::with_one_free(exit, || rendezvous::receive_with_descriptors(exit, &mut due_ns));
+        let received = limit::with_free_descriptor(exit, || rendezvous::receive_with_descriptors(exit, &mut due_ns));
         let mut fds = match received {
             Err(Errno::AGAIN) => return Ok(None), // Another process was faster.
             received => received?.1,

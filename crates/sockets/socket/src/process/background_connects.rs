@@ -64,12 +64,12 @@ fn advance_if_due() {
 
 /// Keeps connects from ending while the caller records that a descriptor is closed, or changes a registration of it.
 pub fn hold_off() -> Option<Guard<'static>> {
-    if is_any_pending() { ENDING.enter() } else { None }
+    if is_any_pending() { ENDING.lock_unless_held() } else { None }
 }
 
 /// Enters the end of a pending connect. `None` in a signal handler that has interrupted a close.
 pub(crate) fn enter_ending() -> Option<Guard<'static>> {
-    ENDING.enter()
+    ENDING.lock_unless_held()
 }
 
 /// Frees the lock in a child of `fork`. Returns whether the parent has pending connects, whose records must be dropped.

@@ -1,8 +1,8 @@
 //! System calls that block. They are handed in, because a library that stands between a program and libc must use
 //! libc's own versions: those are cancellation points, and raw system calls are not.
 
-use crate::process::signals::Moment;
-use crate::process::system::{KERNEL_SIGSET_BYTES, call, counted};
+use crate::process::signals::SignalCheckpoint;
+use crate::process::system::{KERNEL_SIGSET_BYTES, call, count_or_error};
 use rustix::io::Errno;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -33,14 +33,14 @@ static POLL_UNDER_MASK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut())
 static SELECT_UNDER_MASK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Uses these functions to sleep, from now on. They set `errno` as libc's do.
-pub fn use_sleepers(receive: Receive, poll: Poll, epoll_wait: EpollWait) {
+pub fn set_blocking_calls(receive: Receive, poll: Poll, epoll_wait: EpollWait) {
     RECEIVE.store(receive as *mut c_void, Ordering::Release);
     POLL.store(poll as *mut c_void, Ordering::Release);
     EPOLL_WAIT.store(epoll_wait as *mut c_void, Ordering::Release);
 }
 
-/// As [`use_sleepers`], for the calls that take a signal mask and a finer time-out.
-pub fn use_masked_sleepers(poll: PollUnderMask, select: SelectUnderMask) {
+/// As [`set_blocking_calls`], for the calls that take a signal mask and a finer time-out.
+pub fn set_masked_blocking_calls(poll: PollUnderMask, select: SelectUnderMask) {
     POLL_UNDER_MASK.store(poll as *mut c_void, Ordering::Release);
     SELECT_UNDER_MASK.store(select as *mut c_void, Ordering::Release);
 }
@@ -66,13 +66,13 @@ const IDLE_WORK_EVERY_MS: u64 = 250;
 static IDLE_WORK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Has sleeping threads wake up a few times a second to do `work`, as long as it answers that there is more.
-pub fn use_idle_work(work: fn() -> bool) {
+pub fn set_idle_work(work: fn() -> bool) {
     IDLE_WORK.store(work as *mut c_void, Ordering::Release);
 }
 
 /// Sleeps by `sleep`, which is told for how long (`None`: for ever) and answers whether it woke for something; in
 /// pieces, while there is idle work.
-fn in_pieces<R>(
+fn in_slices<R>(
     timeout_ns: Option<u64>,
     mut sleep: impl FnMut(Option<u64>) -> Result<R, Errno>,
     has_woken: impl Fn(&R) -> bool,
@@ -93,7 +93,7 @@ fn in_pieces<R>(
 
 /// One piece of a sleep that has `timeout_ms` left, or -1: the whole of it where there is no idle work. `Ok(0)`: the
 /// piece is over. A longer sleep would name descriptors again that may be other files by then.
-pub fn poll_piece(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
+pub fn poll_slice(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
     let work = IDLE_WORK.load(Ordering::Acquire);
     let piece_ms = IDLE_WORK_EVERY_MS as i32;
     if work.is_null() || (0..=piece_ms).contains(&timeout_ms) {
@@ -107,7 +107,7 @@ pub fn poll_piece(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Er
 }
 
 fn do_idle_work(work: *mut c_void) {
-    // SAFETY: not null, so stored by `use_idle_work`, which stores such a function.
+    // SAFETY: not null, so stored by `set_idle_work`, which stores such a function.
     let work = unsafe { std::mem::transmute::<*mut c_void, fn() -> bool>(work) };
     if !work() {
         IDLE_WORK.store(std::ptr::null_mut(), Ordering::Release);
@@ -119,11 +119,11 @@ fn do_idle_work(work: *mut c_void) {
 /// `CONNRESET` is one too, and the kernel says it once: the peer has left something unread, or was never accepted.
 pub fn wait_to_receive(fd: i32) -> Result<bool, Errno> {
     if !IDLE_WORK.load(Ordering::Acquire).is_null() {
-        let began = Moment::now();
+        let began = SignalCheckpoint::now();
         let mut entry = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
-        match poll_piece(&mut entry, -1) {
+        match poll_slice(&mut entry, -1) {
             Ok(0) => return Ok(true),
-            Err(Errno::INTR) if began.goes_on() => return Ok(true),
+            Err(Errno::INTR) if began.restarts() => return Ok(true),
             polled => polled?,
         };
     }
@@ -134,12 +134,12 @@ pub fn wait_to_receive(fd: i32) -> Result<bool, Errno> {
         // SAFETY: one byte is writable.
         unsafe { call!(libc::SYS_recvfrom, fd, buffer, 1, libc::MSG_PEEK, 0, 0) }
     } else {
-        // SAFETY: only `use_sleepers` stores here, and it stores a `Receive`.
+        // SAFETY: only `set_blocking_calls` stores here, and it stores a `Receive`.
         let receive = unsafe { std::mem::transmute::<*mut c_void, Receive>(receive) };
         // SAFETY: one byte is writable.
         by_libc(|| unsafe { receive(fd, buffer, 1, libc::MSG_PEEK) })
     };
-    counted(received).map(|received| received > 0)
+    count_or_error(received).map(|received| received > 0)
 }
 
 /// `poll(2)`, with a time-out in milliseconds or -1.
@@ -149,7 +149,7 @@ pub fn poll(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
     }
     let timeout_ns = u64::try_from(timeout_ms).ok().map(|ms| ms * 1_000_000);
     let poll = |left_ns: Option<u64>| poll_once(fds, left_ns.map_or(-1, |ns| ns.div_ceil(1_000_000) as i32));
-    in_pieces(timeout_ns, poll, |ready| *ready > 0)
+    in_slices(timeout_ns, poll, |ready| *ready > 0)
 }
 
 fn poll_once(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
@@ -158,12 +158,12 @@ fn poll_once(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> 
         // SAFETY: the slice is writable for its length.
         unsafe { call!(libc::SYS_poll, fds.as_mut_ptr(), fds.len(), timeout_ms) }
     } else {
-        // SAFETY: only `use_sleepers` stores here, and it stores a `Poll`.
+        // SAFETY: only `set_blocking_calls` stores here, and it stores a `Poll`.
         let poll = unsafe { std::mem::transmute::<*mut c_void, Poll>(poll) };
         // SAFETY: the slice is writable for its length.
         by_libc(|| unsafe { poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) } as isize)
     };
-    counted(ready)
+    count_or_error(ready)
 }
 
 /// `ppoll(2)`; no time-out waits for ever.
@@ -180,7 +180,7 @@ pub unsafe fn ppoll(
         return unsafe { ppoll_once(fds, timeout_ns, mask) };
     }
     // SAFETY: `mask` is null or a signal set until this call returns, and so in each piece of the wait.
-    in_pieces(timeout_ns, |left_ns| unsafe { ppoll_once(fds, left_ns, mask) }, |ready| *ready > 0)
+    in_slices(timeout_ns, |left_ns| unsafe { ppoll_once(fds, left_ns, mask) }, |ready| *ready > 0)
 }
 
 unsafe fn ppoll_once(
@@ -195,12 +195,12 @@ unsafe fn ppoll_once(
         // SAFETY: the slice is writable for its length; the caller's mask.
         unsafe { call!(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), timeout, mask, KERNEL_SIGSET_BYTES) }
     } else {
-        // SAFETY: only `use_masked_sleepers` stores here, and it stores a `PollUnderMask`.
+        // SAFETY: only `set_masked_blocking_calls` stores here, and it stores a `PollUnderMask`.
         let poll = unsafe { std::mem::transmute::<*mut c_void, PollUnderMask>(poll) };
         // SAFETY: the slice is writable for its length; the caller's mask.
         by_libc(|| unsafe { poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout, mask) } as isize)
     };
-    counted(ready)
+    count_or_error(ready)
 }
 
 /// `pselect(2)`; no time-out waits for ever.
@@ -222,12 +222,12 @@ pub unsafe fn pselect(
         // SAFETY: the caller's sets; the mask with its size is what the kernel takes as the last argument.
         unsafe { call!(libc::SYS_pselect6, count, read, write, except, timeout, &raw const sized_mask) }
     } else {
-        // SAFETY: only `use_masked_sleepers` stores here, and it stores a `SelectUnderMask`.
+        // SAFETY: only `set_masked_blocking_calls` stores here, and it stores a `SelectUnderMask`.
         let select = unsafe { std::mem::transmute::<*mut c_void, SelectUnderMask>(select) };
         // SAFETY: the caller's sets.
         by_libc(|| unsafe { select(count, read, write, except, timeout, mask) } as isize)
     };
-    counted(ready)
+    count_or_error(ready)
 }
 
 /// `epoll_pwait(2)`; no time-out waits for ever. One that is not in whole milliseconds is kept to the nanosecond where
@@ -248,7 +248,7 @@ pub unsafe fn epoll_wait(
     }
     // SAFETY: as above.
     let wait = |left_ns: Option<u64>| unsafe { epoll_wait_once(epfd, events, max, left_ns, mask) };
-    in_pieces(timeout_ns, wait, |count| *count > 0)
+    in_slices(timeout_ns, wait, |count| *count > 0)
 }
 
 unsafe fn epoll_wait_once(
@@ -262,7 +262,7 @@ unsafe fn epoll_wait_once(
         let timeout = &raw mut timeout;
         // SAFETY: the caller's array and mask.
         let ready = unsafe { call!(libc::SYS_epoll_pwait2, epfd, events, max, timeout, mask, KERNEL_SIGSET_BYTES) };
-        match counted(ready) {
+        match count_or_error(ready) {
             Err(Errno::NOSYS) => {}
             result => return result,
         }
@@ -273,12 +273,12 @@ unsafe fn epoll_wait_once(
         // SAFETY: the caller's array and mask.
         unsafe { call!(libc::SYS_epoll_pwait, epfd, events, max, timeout_ms, mask, KERNEL_SIGSET_BYTES) }
     } else {
-        // SAFETY: only `use_sleepers` stores here, and it stores an `EpollWait`.
+        // SAFETY: only `set_blocking_calls` stores here, and it stores an `EpollWait`.
         let wait = unsafe { std::mem::transmute::<*mut c_void, EpollWait>(wait) };
         // SAFETY: the caller's array and mask.
         by_libc(|| unsafe { wait(epfd, events, max, timeout_ms, mask) } as isize)
     };
-    counted(ready)
+    count_or_error(ready)
 }
 
 /// Delivers the signals that wait for `mask` to be in force: `INTR` if a handler ran. Does not sleep.
@@ -293,7 +293,7 @@ pub unsafe fn deliver_signals(mask: *const libc::sigset_t) -> Result<(), Errno> 
     let none = std::ptr::null_mut::<libc::pollfd>();
     // SAFETY: no entries; the caller's mask.
     let ready = unsafe { call!(libc::SYS_ppoll, none, 0, &raw mut timeout, mask, KERNEL_SIGSET_BYTES) };
-    counted(ready).map(|_| ())
+    count_or_error(ready).map(|_| ())
 }
 
 fn timespec(timeout_ns: Option<u64>) -> Option<libc::timespec> {

@@ -24,18 +24,18 @@ const MAPPINGS_MAX: u32 = 65_530;
 static MAPPED: AtomicU32 = AtomicU32::new(0);
 
 /// A connection gets memory.
-pub fn note_mapping() {
+pub fn add_mapping() {
     MAPPED.fetch_add(1, Ordering::Relaxed);
 }
 
 /// The memory of a connection is unmapped.
-pub fn forget_mapping() {
+pub fn remove_mapping() {
     MAPPED.fetch_sub(1, Ordering::Relaxed);
 }
 
 /// Whether one more connection may have memory if it can do without: half of the mappings that a process may have
 /// (`vm.max_map_count`) are the program's.
-pub fn leaves_mappings() -> bool {
+pub fn has_spare_mappings() -> bool {
     /// 0 until it is known.
     static MAX: AtomicU32 = AtomicU32::new(0);
     let mut max = MAX.load(Ordering::Relaxed);
@@ -65,14 +65,14 @@ fn raise() -> Option<Raised> {
 
 /// Runs `action`, and once more above the program's limit if it failed for lack of descriptors; where that cannot be
 /// raised, hidden ones that can be spared make room.
-pub fn above_when_needed<T, E>(
+pub fn with_raised_limit<T, E>(
     action: impl Fn() -> Result<T, E>,
     lacks_descriptors: impl Fn(&E) -> bool,
 ) -> Result<T, E> {
     match action() {
         Err(error) if lacks_descriptors(&error) => {
             let _raised = raise();
-            sparing(action, lacks_descriptors)
+            retry_with_room(action, lacks_descriptors)
         }
         result => result,
     }
@@ -80,7 +80,7 @@ pub fn above_when_needed<T, E>(
 
 /// Runs `action`, which needs one number for a moment and cannot be tried twice, above the program's limit if that is
 /// close; where the limit cannot be raised, hidden descriptors make room. `any` is any open descriptor.
-pub fn with_one_free<R>(any: BorrowedFd<'_>, action: impl FnOnce() -> R) -> R {
+pub fn with_free_descriptor<R>(any: BorrowedFd<'_>, action: impl FnOnce() -> R) -> R {
     let lowest = rustix::io::fcntl_dupfd_cloexec(any, 0).ok();
     let _raised = lowest.as_ref().is_none_or(|lowest| is_near(lowest.as_raw_fd())).then(raise);
     match lowest {
@@ -98,12 +98,12 @@ fn is_near(lowest_free: RawFd) -> bool {
 
 /// A copy of `fd` at the lowest free number, for which hidden descriptors make room.
 fn lowest_free(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    sparing(|| rustix::io::fcntl_dupfd_cloexec(fd, 0), |error| *error == Errno::MFILE)
+    retry_with_room(|| rustix::io::fcntl_dupfd_cloexec(fd, 0), |error| *error == Errno::MFILE)
 }
 
 /// Runs `action`; if it failed because the program has no number left, gives up what hidden descriptors can be spared
 /// and runs it once more.
-pub fn sparing<T, E>(action: impl Fn() -> Result<T, E>, lacks_descriptors: impl Fn(&E) -> bool) -> Result<T, E> {
+pub fn retry_with_room<T, E>(action: impl Fn() -> Result<T, E>, lacks_descriptors: impl Fn(&E) -> bool) -> Result<T, E> {
     match action() {
         Err(error) if lacks_descriptors(&error) && release_all_optional() > 0 => action(),
         result => result,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const FREE: u32 = 0;
 /// Set in the word while somebody waits; the other bits name the holder.
-const AWAITED: u32 = 1;
+const CONTENDED: u32 = 1;
 const SPINS: u32 = 100;
 
 /// Mutual exclusion between the threads of one process. Never held across a sleep in the kernel.
@@ -32,8 +32,8 @@ impl Lock {
     /// Takes the lock, waiting for it.
     #[inline]
     pub fn lock(&self) -> Guard<'_> {
-        if !self.take_if_free() {
-            while !self.take_slowly() {
+        if !self.acquire_if_free() {
+            while !self.acquire_slowly() {
                 // A signal handler has interrupted the holder, in a place where no answer can do without the lock.
                 rustix::thread::sched_yield();
             }
@@ -44,25 +44,25 @@ impl Lock {
     /// Takes the lock, waiting for it; `None` in a signal handler that has interrupted the holder, for whom waiting has
     /// no end.
     #[inline(always)] // A few instructions where nobody else wants it, as the next two.
-    pub fn enter(&self) -> Option<Guard<'_>> {
-        if self.take_if_free() || self.take_slowly() { Some(Guard(self)) } else { None }
+    pub fn lock_unless_held(&self) -> Option<Guard<'_>> {
+        if self.acquire_if_free() || self.acquire_slowly() { Some(Guard(self)) } else { None }
     }
 
     /// Takes the lock if nobody has it.
-    pub fn enter_if_free(&self) -> Option<Guard<'_>> {
+    pub fn try_lock(&self) -> Option<Guard<'_>> {
         // Not `then_some`: that makes the guard before it knows, and dropping it frees what another thread holds.
-        self.take_if_free().then(|| Guard(self))
+        self.acquire_if_free().then(|| Guard(self))
     }
 
     /// Takes the lock without a guard, until [`Lock::unlock`]: for the handlers around `fork`.
-    pub fn lock_until_unlocked(&self) {
+    pub fn lock_without_guard(&self) {
         std::mem::forget(self.lock());
     }
 
-    /// As [`Lock::lock_until_unlocked`], unless somebody has it for long.
-    pub fn lock_soon_until_unlocked(&self) -> bool {
+    /// As [`Lock::lock_without_guard`], unless somebody has it for long.
+    pub fn try_lock_without_guard(&self) -> bool {
         (0..SPINS).any(|_| {
-            let is_mine = self.take_if_free();
+            let is_mine = self.acquire_if_free();
             if !is_mine {
                 rustix::thread::sched_yield();
             }
@@ -75,14 +75,14 @@ impl Lock {
     pub fn unlock(&self) {
         if threads::is_single() {
             self.word.store(FREE, Ordering::Release);
-        } else if self.word.swap(FREE, Ordering::Release) & AWAITED != 0 {
+        } else if self.word.swap(FREE, Ordering::Release) & CONTENDED != 0 {
             let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
         }
     }
 
     /// Whether the calling thread holds it: then this is a signal handler that has interrupted the holder.
     pub fn is_held_by_this_thread(&self) -> bool {
-        self.word.load(Ordering::Relaxed) & !AWAITED == threads::current()
+        self.word.load(Ordering::Relaxed) & !CONTENDED == threads::current()
     }
 
     /// Frees a lock whose holder does not exist here: only in the child of a fork, before it has threads.
@@ -91,7 +91,7 @@ impl Lock {
     }
 
     #[inline(always)]
-    fn take_if_free(&self) -> bool {
+    fn acquire_if_free(&self) -> bool {
         let me = threads::current();
         if threads::is_single() {
             let is_free = self.word.load(Ordering::Relaxed) == FREE;
@@ -105,7 +105,7 @@ impl Lock {
 
     /// `false`: this thread holds it already.
     #[cold]
-    fn take_slowly(&self) -> bool {
+    fn acquire_slowly(&self) -> bool {
         let me = threads::current();
         for _ in 0..SPINS {
             if self.word.compare_exchange(FREE, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
@@ -115,12 +115,12 @@ impl Lock {
         }
         loop {
             let word = self.word.load(Ordering::Relaxed);
-            if word & !AWAITED == me {
+            if word & !CONTENDED == me {
                 return false;
             }
             if word == FREE {
                 // Others may have been waiting too.
-                if self.word.compare_exchange(FREE, me | AWAITED, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                if self.word.compare_exchange(FREE, me | CONTENDED, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                     return true;
                 }
                 continue;
@@ -129,11 +129,11 @@ impl Lock {
                 std::hint::spin_loop(); // It is never held for long, and nobody may sleep.
                 continue;
             }
-            let awaited = word | AWAITED;
-            if word == awaited
-                || self.word.compare_exchange(word, awaited, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            let contended = word | CONTENDED;
+            if word == contended
+                || self.word.compare_exchange(word, contended, Ordering::Relaxed, Ordering::Relaxed).is_ok()
             {
-                let _ = futex::wait(&self.word, futex::Flags::PRIVATE, awaited, None);
+                let _ = futex::wait(&self.word, futex::Flags::PRIVATE, contended, None);
             }
         }
     }
@@ -176,11 +176,11 @@ mod tests {
     fn the_holder_is_told_that_it_holds() {
         let lock = Lock::new();
         let guard = lock.lock();
-        assert!(lock.enter().is_none());
+        assert!(lock.lock_unless_held().is_none());
         assert!(lock.is_held_by_this_thread());
         std::thread::scope(|scope| scope.spawn(|| assert!(!lock.is_held_by_this_thread())).join().unwrap());
         drop(guard);
-        assert!(lock.enter().is_some());
+        assert!(lock.lock_unless_held().is_some());
     }
 
     #[test]
@@ -189,21 +189,21 @@ mod tests {
         let guard = lock.lock();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                assert!(lock.enter_if_free().is_none());
-                assert!(lock.enter_if_free().is_none(), "the first try has freed what another thread holds");
-                assert!(!lock.lock_soon_until_unlocked());
+                assert!(lock.try_lock().is_none());
+                assert!(lock.try_lock().is_none(), "the first try has freed what another thread holds");
+                assert!(!lock.try_lock_without_guard());
             });
         });
         assert!(lock.is_held_by_this_thread());
         drop(guard);
-        assert!(lock.enter_if_free().is_some());
-        assert!(lock.enter_if_free().is_some(), "a guard frees it");
+        assert!(lock.try_lock().is_some());
+        assert!(lock.try_lock().is_some(), "a guard frees it");
     }
 
     #[test]
     fn a_lock_held_by_nobody_left_can_be_reset() {
         let lock = Lock::new();
-        lock.lock_until_unlocked();
+        lock.lock_without_guard();
         lock.reset();
         drop(lock.lock());
     }

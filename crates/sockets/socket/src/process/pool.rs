@@ -43,7 +43,7 @@ impl<T: Default + Sync> Pool<T> {
     }
 
     /// Gives an object back, once.
-    pub fn give_back(&self, object: &'static T) {
+    pub fn release(&self, object: &'static T) {
         self.with_lists(|lists| lists.free.push_back(object));
     }
 
@@ -71,7 +71,7 @@ impl<T: Default + Sync> Pool<T> {
 
     /// Takes the lock before a fork; returns all objects.
     pub fn lock_around_fork(&'static self) -> &'static [&'static T] {
-        self.lock.lock_until_unlocked();
+        self.lock.lock_without_guard();
         self.all_during_fork()
     }
 
@@ -109,8 +109,8 @@ mod tests {
     fn what_has_been_free_for_longest_is_used_first() {
         static POOL: Pool<u8> = Pool::new();
         let [one, two] = [POOL.take(), POOL.take()];
-        POOL.give_back(one);
-        POOL.give_back(two);
+        POOL.release(one);
+        POOL.release(two);
         assert!(std::ptr::eq(POOL.take(), one));
         assert!(std::ptr::eq(POOL.take(), two));
     }
@@ -129,10 +129,10 @@ mod tests {
     #[test]
     fn a_visitor_may_use_the_pool() {
         static POOL: Pool<u8> = Pool::new();
-        POOL.give_back(POOL.take());
+        POOL.release(POOL.take());
         let mut visits = 0;
         POOL.for_each(|_| {
-            POOL.give_back(POOL.take());
+            POOL.release(POOL.take());
             visits += 1;
         });
         assert_eq!(visits, 1);

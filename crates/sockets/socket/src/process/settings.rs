@@ -109,19 +109,19 @@ pub struct Settings {
     /// Connections between programs of one machine are left to kernel TCP, for its packet filters to see them.
     pub honours_filters: bool,
     /// Variables whose value is not understood: the program is not to run without what they were to guarantee.
-    pub mistakes: Vec<Mistake>,
+    pub mistakes: Vec<InvalidVariable>,
 }
 
 /// A variable whose value is not understood.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mistake {
+pub struct InvalidVariable {
     name: &'static str,
     value: String,
     /// What is wrong with the value, and what to do.
     what: String,
 }
 
-impl std::fmt::Display for Mistake {
+impl std::fmt::Display for InvalidVariable {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "{}='{}': {}, or unset it; the program is not run", self.name, self.value, self.what)
     }
@@ -174,7 +174,7 @@ fn shown(text: &str) -> String {
 
 struct Reader<V> {
     variable: V,
-    mistakes: Vec<Mistake>,
+    mistakes: Vec<InvalidVariable>,
 }
 
 impl<V: Fn(&str) -> Option<OsString>> Reader<V> {
@@ -185,7 +185,7 @@ impl<V: Fn(&str) -> Option<OsString>> Reader<V> {
         match parse(&text) {
             Ok(result) => Some(result),
             Err(what) => {
-                self.mistakes.push(Mistake { name, value: shown(&text), what });
+                self.mistakes.push(InvalidVariable { name, value: shown(&text), what });
                 None
             }
         }

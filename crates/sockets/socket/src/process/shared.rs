@@ -13,7 +13,7 @@ pub(crate) struct Shared<T> {
     /// Under `lock`.
     pub(crate) inner: UnsafeCell<T>,
     /// Closed in signal handlers that have interrupted the holder of `lock`.
-    pub(crate) left: LeftToHolder,
+    pub(crate) deferred_closes: DeferredCloses,
 }
 
 // SAFETY: the cell is accessed under the lock.
@@ -21,11 +21,11 @@ unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
     /// Has handlers put off if this thread holds the lock.
-    pub(crate) fn puts_handlers_off(&self) -> bool {
+    pub(crate) fn defers_handlers(&self) -> bool {
         let is_held = self.lock.is_held_by_this_thread();
         if is_held {
-            self.left.has_put_off.store(true, Ordering::SeqCst);
-            self.left.is_any.store(true, Ordering::SeqCst);
+            self.deferred_closes.has_deferred_handlers.store(true, Ordering::SeqCst);
+            self.deferred_closes.is_any.store(true, Ordering::SeqCst);
         }
         is_held
     }
@@ -38,26 +38,26 @@ impl<T> Shared<T> {
         drop(guard);
         // A handler that comes before this line leaves its work here, one that comes after it finds the lock free.
         compiler_fence(Ordering::SeqCst);
-        if !self.left.is_empty() {
-            self.left.take().for_each(forget);
-            self.left.let_handlers_in();
+        if !self.deferred_closes.is_empty() {
+            self.deferred_closes.take().for_each(forget);
+            self.deferred_closes.deliver_deferred_signals();
         }
         answer
     }
 
     /// Runs `access` unless somebody holds the lock: where there is no time to wait.
     pub(crate) fn with_if_free(&self, access: impl FnOnce(&mut T)) {
-        if let Some(_guard) = self.lock.enter_if_free() {
+        if let Some(_guard) = self.lock.try_lock() {
             // SAFETY: under the lock.
             access(unsafe { &mut *self.inner.get() });
         }
     }
 
     /// Whether a close is left to the holder of the lock, which this is a signal handler above.
-    pub(crate) fn leaves_to_holder(&self, fd: RawFd) -> bool {
+    pub(crate) fn defers_close(&self, fd: RawFd) -> bool {
         let is_held = self.lock.is_held_by_this_thread();
         if is_held {
-            self.left.add(fd);
+            self.deferred_closes.add(fd);
         }
         is_held
     }
@@ -66,14 +66,14 @@ impl<T> Shared<T> {
 /// Descriptors of a socket that were closed in signal handlers which had interrupted the holder of its lock: waiting
 /// there would have no end. Each is one more than the number, and zero is none.
 #[derive(Default)]
-pub(crate) struct LeftToHolder {
+pub(crate) struct DeferredCloses {
     is_any: AtomicBool,
     /// Handlers have been put off until the lock is free.
-    has_put_off: AtomicBool,
+    has_deferred_handlers: AtomicBool,
     places: [AtomicI32; 8],
 }
 
-impl LeftToHolder {
+impl DeferredCloses {
     /// One for which there is no room stays known, as if it were not closed: more were closed within a few instructions
     /// than a socket has, but for contrived ones.
     pub(crate) fn add(&self, fd: RawFd) {
@@ -84,13 +84,13 @@ impl LeftToHolder {
     }
 
     /// Lets in what was put off in this thread; what was in another one stays for that.
-    pub(crate) fn let_handlers_in(&self) {
-        if !self.has_put_off.load(Ordering::SeqCst) {
+    pub(crate) fn deliver_deferred_signals(&self) {
+        if !self.has_deferred_handlers.load(Ordering::SeqCst) {
             return;
         }
-        if signals::are_put_off() {
-            self.has_put_off.store(false, Ordering::SeqCst);
-            signals::let_handlers_in();
+        if signals::are_handlers_deferred() {
+            self.has_deferred_handlers.store(false, Ordering::SeqCst);
+            signals::deliver_deferred_signals();
         } else {
             self.is_any.store(true, Ordering::SeqCst);
         }
@@ -109,7 +109,7 @@ impl LeftToHolder {
 }
 
 /// Removes a descriptor. Returns whether it was the last.
-pub(crate) fn is_last_struck_out(descriptors: &mut Vec<RawFd>, fd: RawFd) -> bool {
+pub(crate) fn remove_is_last(descriptors: &mut Vec<RawFd>, fd: RawFd) -> bool {
     let before = descriptors.len();
     descriptors.retain(|&known| known != fd);
     descriptors.is_empty() && before > 0

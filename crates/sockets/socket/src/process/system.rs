@@ -63,18 +63,18 @@ pub(crate) fn send_file(
 ) -> Result<usize, Errno> {
     let offset = offset.map_or(std::ptr::null_mut(), std::ptr::from_mut);
     // SAFETY: the offset is null or writable.
-    counted(unsafe { call!(libc::SYS_sendfile, to.as_raw_fd(), file.as_raw_fd(), offset, len_bytes) })
+    count_or_error(unsafe { call!(libc::SYS_sendfile, to.as_raw_fd(), file.as_raw_fd(), offset, len_bytes) })
 }
 
 /// A signal mask in force for as long as this lives.
-pub struct Masked(u64);
+pub struct SignalMaskGuard(u64);
 
-impl Masked {
+impl SignalMaskGuard {
     /// The mask that a call was given, if any; `between` runs where no signal can come.
     ///
     /// # Safety
     /// `mask` is null or a signal set.
-    pub unsafe fn by(mask: *const libc::sigset_t, between: impl FnOnce()) -> Option<Self> {
+    pub unsafe fn replace(mask: *const libc::sigset_t, between: impl FnOnce()) -> Option<Self> {
         // SAFETY: the kernel's set is the beginning of libc's.
         let mask = unsafe { mask.cast::<u64>().as_ref() }?;
         let before = set_signal_mask(u64::MAX);
@@ -84,22 +84,22 @@ impl Masked {
     }
 }
 
-impl Drop for Masked {
+impl Drop for SignalMaskGuard {
     fn drop(&mut self) {
         set_signal_mask(self.0);
     }
 }
 
 /// An argument of a system call.
-pub trait Word {
+pub trait SyscallArgument {
     /// As a register holds it.
-    fn word(self) -> usize;
+    fn register(self) -> usize;
 }
 
 macro_rules! words {
     ($($number:ty)*) => {$(
-        impl Word for $number {
-            fn word(self) -> usize {
+        impl SyscallArgument for $number {
+            fn register(self) -> usize {
                 self as usize
             }
         }
@@ -108,14 +108,14 @@ macro_rules! words {
 
 words! { i32 u32 u64 usize }
 
-impl<T> Word for *const T {
-    fn word(self) -> usize {
+impl<T> SyscallArgument for *const T {
+    fn register(self) -> usize {
         self.expose_provenance()
     }
 }
 
-impl<T> Word for *mut T {
-    fn word(self) -> usize {
+impl<T> SyscallArgument for *mut T {
+    fn register(self) -> usize {
         self.expose_provenance()
     }
 }
@@ -125,7 +125,7 @@ impl<T> Word for *mut T {
 /// succeeds keeps what it holds.
 macro_rules! call {
     ($number:expr $(, $argument:expr)* $(,)?) => {
-        $crate::process::system::call_silently($number, [$($crate::process::system::Word::word($argument)),*])
+        $crate::process::system::raw_syscall($number, [$($crate::process::system::SyscallArgument::register($argument)),*])
     };
 }
 pub(crate) use call;
@@ -134,7 +134,7 @@ pub(crate) use call;
 ///
 /// # Safety
 /// As the system call.
-pub(crate) unsafe fn call_silently<const N: usize>(number: libc::c_long, arguments: [usize; N]) -> isize {
+pub(crate) unsafe fn raw_syscall<const N: usize>(number: libc::c_long, arguments: [usize; N]) -> isize {
     let mut six = [0; 6];
     six[..N].copy_from_slice(&arguments);
     // SAFETY: the caller's.
@@ -152,7 +152,7 @@ pub(crate) fn error_of(answer: isize) -> Errno {
 /// As the system call.
 pub unsafe fn call_kernel<const N: usize>(number: libc::c_long, arguments: [usize; N]) -> isize {
     // SAFETY: our caller says that these are arguments of that system call.
-    let result = unsafe { call_silently(number, arguments) };
+    let result = unsafe { raw_syscall(number, arguments) };
     if (-4095..0).contains(&result) {
         // SAFETY: libc's own variable of this thread.
         unsafe { *libc::__errno_location() = -result as i32 };
@@ -162,7 +162,7 @@ pub unsafe fn call_kernel<const N: usize>(number: libc::c_long, arguments: [usiz
 }
 
 /// A count, or the error that a call without `errno` has answered.
-pub(crate) fn counted(answer: isize) -> Result<usize, Errno> {
+pub(crate) fn count_or_error(answer: isize) -> Result<usize, Errno> {
     usize::try_from(answer).map_err(|_| error_of(answer))
 }
 
@@ -276,7 +276,7 @@ const RINGS_LEFT_MAX: i32 = 32;
 
 /// Takes wake-up bytes out of a lifeline that others listen to, by edges: they find it readable still, as they must
 /// when they come to look, and it never fills.
-pub fn thin_out_rings(fd: i32) {
+pub fn drain_surplus_rings(fd: i32) {
     for _ in 0..DRAINS_MAX {
         if !has_surplus_rings(fd) || !take_surplus_ring(fd) {
             return;
@@ -322,7 +322,7 @@ pub fn drain(fd: i32) -> Result<bool, Errno> {
 /// Whether every signal handler of the process asks for interrupted calls to be restarted. A call that waits by `poll`
 /// is always interrupted; this decides whether the call it stands for would have been, where nobody has noted which
 /// handler ran.
-pub fn handlers_restart() -> bool {
+pub fn all_handlers_restart() -> bool {
     const SIGNALS: i32 = 64;
     (1..=SIGNALS).all(|signal| action_of(signal).is_none_or(|action| action.handler <= 1 || action.restarts()))
 }
@@ -374,7 +374,7 @@ mod tests {
         assert!((0..RINGS_LEFT_MAX).all(|_| has_surplus_rings(fd)));
         assert!((0..RINGS_LEFT_MAX).all(|_| take_surplus_ring(fd)));
         assert_eq!(poll_now(fd, libc::POLLIN), libc::POLLIN);
-        thin_out_rings(fd);
+        drain_surplus_rings(fd);
         lifeline.set_nonblocking(true).unwrap();
         assert_eq!(lifeline.read(&mut [0; 100]).unwrap(), 1);
     }
@@ -388,7 +388,7 @@ mod tests {
             let sent =
                 unsafe { call!(libc::SYS_sendto, bell.as_raw_fd(), byte.as_mut_ptr(), 1, libc::MSG_DONTWAIT, 0, 0) };
             assert_eq!(sent, 1, "full");
-            thin_out_rings(lifeline.as_raw_fd());
+            drain_surplus_rings(lifeline.as_raw_fd());
             assert_eq!(poll_now(lifeline.as_raw_fd(), libc::POLLIN), libc::POLLIN);
         }
     }

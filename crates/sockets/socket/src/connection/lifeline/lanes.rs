@@ -255,7 +255,7 @@ impl Connection {
             && !self.early.is_refused.load(Ordering::Relaxed)
             && !self.is_handed_on.load(Ordering::Relaxed)
             && !may_be_left()
-            && limit::leaves_mappings()
+            && limit::has_spare_mappings()
     }
 
     /// Switches to memory of this end's own without waiting for the peer. `false`: the end goes on by the lifeline.
@@ -326,7 +326,7 @@ impl Connection {
         {
             return Ok((segment, copy, SWITCH));
         }
-        let (segment, memory) = limit::with_one_free(self.borrow_lifeline(), || make_memory(self.early.side()))?;
+        let (segment, memory) = limit::with_free_descriptor(self.borrow_lifeline(), || make_memory(self.early.side()))?;
         // A peer that would hold another amount has said so; some of this one lies in the lifeline.
         let in_lifeline = self.with_details(|details| details.options.send_capacity_bytes()).min(LIFELINE_BYTES);
         segment.presume_capacity(OptionRecord::default().receive_capacity_bytes().saturating_sub(in_lifeline / 4));
