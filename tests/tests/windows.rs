@@ -22,7 +22,7 @@ use rustix::fs::Mode;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
 use segment::Segment;
-use socket::rendezvous::monitor::{Answer, PACKET_BYTES_MAX, SOCKET_NAME, asked_for};
+use socket::rendezvous::monitor::{ListenerResponse, PACKET_BYTES_MAX, SOCKET_NAME, decode_query};
 use system_tests::script::{COMMON, ECHO};
 use system_tests::{PATIENCE, Process, Rack, place, port};
 use tempfile::TempDir;
@@ -175,11 +175,11 @@ fn listen_to_proxy(channel: &Channel, said: &Mutex<Said>) {
 fn answer(asker: &OwnedFd, own: usize, channel: &Channel, said: &Mutex<Said>) {
     let mut packet = [0; PACKET_BYTES_MAX];
     let Ok((length, _)) = rustix::net::recv(asker, &mut packet, RecvFlags::empty()) else { return };
-    let Some(address_asked) = asked_for(&packet[..length]) else { return };
+    let Some(address_asked) = decode_query(&packet[..length]) else { return };
     let peer = 1 - own as u8;
     channel.send(&ToProxy::Listen { peer, address: address_asked }, &[]).expect("a proxy that listens");
     wait_for(said, "mirror", |message| *message == FromProxy::Listening { address: address_asked });
-    let ready = Answer::Ready { node: address(own).into() };
+    let ready = ListenerResponse::Ready { node: address(own).into() };
     let _ = rustix::net::send(asker, ready.encode().as_bytes(), SendFlags::NOSIGNAL);
 }
 

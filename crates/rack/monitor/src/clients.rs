@@ -91,7 +91,7 @@ impl Clients {
                 return Err(number);
             }
         };
-        if let Some(address) = socket::rendezvous::monitor::asked_for(&packet) {
+        if let Some(address) = socket::rendezvous::monitor::decode_query(&packet) {
             return Ok(Some(ClientRequest::RemoteListener(address)));
         }
         match serde_json::from_slice::<Request>(&packet) {
@@ -106,7 +106,7 @@ impl Clients {
     }
 
     /// Answers the query of a program.
-    pub fn answer_query(&self, number: u64, answer: socket::rendezvous::monitor::Answer) {
+    pub fn answer_query(&self, number: u64, answer: socket::rendezvous::monitor::ListenerResponse) {
         if let Some(channel) = self.connected.get(&number) {
             // Sending fails if the program has ended, or if it does not read its answers.
             let _ = channel.send_packet(answer.encode().as_bytes(), &[]);
@@ -149,12 +149,14 @@ mod tests {
         clients.accept();
         let number = only(&clients);
         let address = "127.77.0.2:80".parse().unwrap();
-        program.send_packet(socket::rendezvous::monitor::question(address).as_bytes(), &[]).unwrap();
+        program.send_packet(socket::rendezvous::monitor::encode_query(address).as_bytes(), &[]).unwrap();
         assert!(
             matches!(clients.next_request(number), Ok(Some(ClientRequest::RemoteListener(found))) if found == address)
         );
-        clients
-            .answer_query(number, socket::rendezvous::monitor::Answer::Ready { node: "127.77.0.1".parse().unwrap() });
+        clients.answer_query(
+            number,
+            socket::rendezvous::monitor::ListenerResponse::Ready { node: "127.77.0.1".parse().unwrap() },
+        );
         let Received::Message(packet, _) = program.receive_packet().unwrap() else { panic!("no answer") };
         assert_eq!(packet, b"ready 127.77.0.1");
         program.send(&Request::new(RequestKind::Status), &[]).unwrap();

@@ -7,7 +7,7 @@ use fabric::device::{Device, DeviceConfig, DeviceError, DeviceLayout, NodeSlot, 
 use rack::{Backend, PciMode, Rack, RunDir, Trust};
 use segment::Segment;
 use socket::rendezvous;
-use socket::rendezvous::handshake::Place;
+use socket::rendezvous::handshake::WindowSpans;
 
 const _: () = assert!(rack::SPAN_BYTES == Segment::WINDOW_BYTES as u64);
 const _: () = assert!(rack::TIMED_SPAN_BYTES == Segment::TIMED_WINDOW_BYTES as u64);
@@ -156,10 +156,13 @@ fn span_obstacle(rack: &Rack, device: &Device, peer: NodeSlot) -> Option<String>
         return Some(format!("its {end_bytes} bytes are not a multiple of the alignment of {align_bytes} bytes"));
     }
     let offset_bytes = rack.window_layout().spans?.offset_bytes;
-    let place =
-        Place { alignment, caching: device.caching(), ..Place::new(inbound + offset_bytes, outbound + offset_bytes) };
+    let place = WindowSpans {
+        alignment,
+        caching: device.caching(),
+        ..WindowSpans::new(inbound + offset_bytes, outbound + offset_bytes)
+    };
     let failed = |errno| format!("a part of its memory cannot be mapped: {errno}");
-    rendezvous::try_place(memory, place).err().map(failed)
+    rendezvous::try_map_spans(memory, place).err().map(failed)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use fabric::Epoch;
 use fabric::device::{Device, DeviceEvent, Vector, VectorDoorbell};
 use rack::Rack;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use socket::rendezvous::monitor::Answer as ListenerResponse;
+use socket::rendezvous::monitor::ListenerResponse;
 use stats_page::FallbackReason;
 use tracing::{error, info, warn};
 
@@ -411,7 +411,7 @@ impl Monitor {
                 let actions = self.listener_queries.ask(client, slot, address, now_ns);
                 self.execute(actions);
             }
-            Err(reason) => self.clients.answer_query(client, ListenerResponse::No(reason)),
+            Err(reason) => self.clients.answer_query(client, ListenerResponse::Unavailable(reason)),
         }
     }
 
@@ -423,7 +423,7 @@ impl Monitor {
                     Vec::new()
                 }
                 Action::Refuse(client, reason) => {
-                    self.clients.answer_query(client, ListenerResponse::No(reason));
+                    self.clients.answer_query(client, ListenerResponse::Unavailable(reason));
                     Vec::new()
                 }
                 Action::Query(slot, address) => self.query(slot, address),

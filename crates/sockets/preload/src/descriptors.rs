@@ -236,7 +236,7 @@ unsafe fn connection_ioctl(
         }
         _ => {
             // SAFETY: the C program's call requires these pointers to be valid as its manual page says.
-            let answered = unsafe { lifecycle::ask_as_tcp(connection, request, argument) };
+            let answered = unsafe { lifecycle::ioctl_as_tcp(connection, request, argument) };
             crate::count_or_errno(answered.map(|value| value as usize)) as c_int
         }
     }

@@ -101,8 +101,12 @@ pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut so
         set_errno(Errno::INVAL);
         return -1;
     }
-    let call =
-        || socket::process::limit::retry_with_room(|| lifecycle::accept(fd, listener, flags), |error| *error == Errno::MFILE);
+    let call = || {
+        socket::process::limit::retry_with_room(
+            || lifecycle::accept(fd, listener, flags),
+            |error| *error == Errno::MFILE,
+        )
+    };
     keeping_errno(|| match call() {
         Ok(new) => {
             if let Some(peer) = new.peer
@@ -177,7 +181,7 @@ pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mu
         },
         entry => {
             if let Entry::Stream(stream) = entry {
-                lifecycle::note_told(stream);
+                lifecycle::note_address_read(stream);
             }
             // SAFETY: the C program's arguments, passed on to libc unchanged; its call requires them to be valid.
             unsafe { real::getsockname(fd, address, len) }

@@ -294,7 +294,7 @@ impl Segment {
     pub const TIMED_WINDOW_BYTES: usize = TIMED_SHAPE.memory_bytes().next_multiple_of(PAGE_BYTES);
 
     /// Bytes of what an end has in its local page whose state lies apart from its span.
-    pub const HOME_BYTES: usize = PAGE_BYTES;
+    pub const LOCAL_PAGE_BYTES: usize = PAGE_BYTES;
 
     /// Bytes of an end's span, over a link of that kind.
     pub const fn window_bytes(is_modelled: bool) -> usize {
@@ -717,7 +717,7 @@ impl Segment {
     }
 
     /// As [`Segment::in_windows`], of memory that is no ordinary memory; `page` is ordinary memory of
-    /// [`Segment::HOME_BYTES`] that the processes which hold this end share, and zero for a new one.
+    /// [`Segment::LOCAL_PAGE_BYTES`] that the processes which hold this end share, and zero for a new one.
     ///
     /// # Panics
     /// If a span, or the local page, is of another size.

@@ -24,15 +24,15 @@ pub use descriptor::{
 };
 pub use handoff::{adopt_inherited, is_lifeline, receive_rights, send_rights};
 pub use listen::{listen, shutdown_listener};
-pub use pending::{abandon as abandon_connect, is_looked_at, is_pending};
-pub use ports::{may_bind, note_bound, note_told};
-pub use sockopt::{ask_as_tcp, get_option, note_option, refusal, set_option};
+pub use pending::{abandon as abandon_connect, is_advancing, is_pending};
+pub use ports::{may_bind, note_address_read, note_bound};
+pub use sockopt::{get_option, ioctl_as_tcp, note_option, refusal, set_option};
 
 use crate::accounting::process_stats;
 use crate::connection::{self, Connection};
 use crate::entry::{self, Entry};
 use crate::epoll;
-use crate::listener::{self, Deferral, LISTENERS};
+use crate::listener::{self, DeferredAccept, LISTENERS};
 use crate::options::OptionRecord;
 use crate::process::identity;
 use crate::process::sandbox;
@@ -61,16 +61,16 @@ pub fn check_environment() {
     if settings().off {
         return;
     }
-    settings().mistakes.iter().for_each(|mistake| complain(&format_args!("{mistake}")));
+    settings().mistakes.iter().for_each(|mistake| warn_user(&format_args!("{mistake}")));
     if !settings().mistakes.is_empty() {
         // SAFETY: ends the process; the program has not begun.
         unsafe { libc::_exit(EXIT_WRONG_USE) };
     }
     if let Some(line) = settings::unknown_variables(std::env::vars_os().map(|(name, _)| name)) {
-        complain(&format_args!("{line}"));
+        warn_user(&format_args!("{line}"));
     }
-    if let Some(line) = directory::missing_named_directory() {
-        complain(&format_args!("{line}; there are no lanes without it"));
+    if let Some(line) = directory::missing_configured_directory() {
+        warn_user(&format_args!("{line}; there are no lanes without it"));
     }
 }
 
@@ -94,11 +94,11 @@ fn note_stream(fd: RawFd, is_v6: bool, options: OptionRecord, slot: Option<Conne
 }
 
 /// Lines that one process says to its user.
-const COMPLAINTS_MAX: usize = 20;
+const WARNINGS_MAX: usize = 20;
 
 /// One line to the user, once: a program that is refused tries again.
-fn complain(message: &std::fmt::Arguments<'_>) {
-    static SAID: [AtomicU64; COMPLAINTS_MAX] = [const { AtomicU64::new(0) }; COMPLAINTS_MAX];
+fn warn_user(message: &std::fmt::Arguments<'_>) {
+    static SAID: [AtomicU64; WARNINGS_MAX] = [const { AtomicU64::new(0) }; WARNINGS_MAX];
     let line = format!("crosslane: {message}\n");
     let mut hasher = std::hash::DefaultHasher::new();
     line.hash(&mut hasher);
@@ -133,7 +133,7 @@ pub fn before_fork() {
     // A handler between this and the end of the fork would wait for a lock that its own thread holds.
     let mask = system::set_signal_mask(u64::MAX);
     descriptor::before_fork();
-    listener::note_shared();
+    listener::mark_listeners_shared();
     crate::epoll::before_fork();
     STREAMS.lock_around_fork().iter().for_each(|stream| stream.shared.lock.lock_without_guard());
     LISTENERS.lock_around_fork().iter().for_each(|listener| listener.shared.lock.lock_without_guard());
@@ -144,20 +144,20 @@ pub fn before_fork() {
 /// Notes that a child is about to be made, by `vfork` or `posix_spawn`.
 pub extern "C" fn note_spawn() {
     system::note_spawn();
-    leave_to_child();
+    share_with_child();
 }
 
 /// Leaves connections that are kept back to a child, which may serve while this process does something else.
-fn leave_to_child() {
-    for_each_deferral(Deferral::leave_to_child);
+fn share_with_child() {
+    for_each_deferral(DeferredAccept::share_with_child);
 }
 
 /// Before the process ends by `exit`, perhaps in a signal handler.
 pub fn before_exit() {
-    for_each_deferral(|deferral| deferral.give_back(usize::MAX));
+    for_each_deferral(|deferral| deferral.share(usize::MAX));
 }
 
-fn for_each_deferral(work: impl Fn(&mut Deferral)) {
+fn for_each_deferral(work: impl Fn(&mut DeferredAccept)) {
     if !identity::is_borrowed_memory() {
         LISTENERS.for_each(|listener| {
             listener.shared.with_if_free(|inner| inner.deferral.as_mut().into_iter().for_each(&work))
@@ -172,7 +172,7 @@ pub fn after_fork_in_parent() {
     unlock_after_fork();
     crate::epoll::after_fork_in_parent();
     descriptor::after_fork_in_parent();
-    leave_to_child();
+    share_with_child();
     system::set_signal_mask(mask);
 }
 
@@ -211,10 +211,10 @@ mod tests {
         // Numbers that no table has: nothing but the record is touched.
         let stream = STREAMS.take();
         stream.with(|inner| inner.descriptors = vec![901, 902, 903]);
-        stream.with(|_| [902, 901].map(|fd| stream.forget(fd)));
+        stream.with(|_| [902, 901].map(|fd| stream.remove_descriptor(fd)));
         stream.with(|inner| assert_eq!(inner.descriptors, [903]));
         stream.with(|inner| {
-            stream.forget(903);
+            stream.remove_descriptor(903);
             assert_eq!(inner.descriptors, [903], "left to the holder");
         });
         stream.with(|inner| assert_eq!(inner.descriptors, []));

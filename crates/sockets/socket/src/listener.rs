@@ -2,7 +2,7 @@
 
 mod deferral;
 mod observer;
-mod returned;
+mod shared_queue;
 
 use crate::accounting::process_stats;
 use crate::descriptor::table::{Kind, Tracked};
@@ -16,9 +16,11 @@ use stats_page::ConnectionSlot;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub(crate) use deferral::{DEFER_ACCEPT, Deferral, accept, leave, note_shared, stay, wait_ns_of};
+pub(crate) use deferral::{
+    DEFER_ACCEPT, DeferredAccept, accept, mark_listeners_shared, resume_after_exec, share_before_exec, wait_ns_of,
+};
 pub(crate) use observer::observe_closing;
-pub(crate) use returned::{Returned, close_left_over};
+pub(crate) use shared_queue::{SharedQueue, close_orphaned_queues};
 
 /// A TCP listener with a lane listener beside it. The kernel socket is in non-blocking mode always, so that waiting for
 /// either does not get stuck in one; the program's own idea of the mode is kept here.
@@ -40,19 +42,19 @@ pub(crate) struct ListenerInner {
     pub(crate) options: OptionRecord,
     pub(crate) lane: Option<LaneListener>,
     /// Connections that it keeps back until they have bytes.
-    pub(crate) deferral: Option<Deferral>,
+    pub(crate) deferral: Option<DeferredAccept>,
     /// Where the parent of this process leaves some, while this process has not used the listener: for a program that
     /// follows by `exec`.
-    pub(crate) of_parent: Option<Returned>,
+    pub(crate) parent_queue: Option<SharedQueue>,
     /// Its line for `crosslane stat`, which goes with it.
     pub(crate) _slot: Option<ConnectionSlot>,
 }
 
 impl ListenerInner {
     /// Leaves the connections that it keeps back to other processes.
-    pub(crate) fn leave_to_others(&mut self) {
+    pub(crate) fn share_all(&mut self) {
         if let Some(deferral) = &mut self.deferral {
-            deferral.give_back(usize::MAX);
+            deferral.share(usize::MAX);
         }
     }
 }
@@ -61,18 +63,18 @@ pub(crate) static LISTENERS: Pool<Listener> = Pool::new();
 
 impl Listener {
     pub(crate) fn with<R>(&'static self, access: impl FnOnce(&mut ListenerInner) -> R) -> R {
-        self.shared.with(access, |fd| self.forget(fd))
+        self.shared.with(access, |fd| self.remove_descriptor(fd))
     }
 
     /// The program has closed one of its descriptors of the listener.
-    pub(crate) fn forget(&'static self, fd: RawFd) {
+    pub(crate) fn remove_descriptor(&'static self, fd: RawFd) {
         if self.shared.defers_close(fd) {
             return;
         }
-        observer::tell_closing(fd, self);
+        observer::notify_closing(fd, self);
         let last = self.with(|inner| {
             remove_is_last(&mut inner.descriptors, fd).then(|| {
-                inner.leave_to_others();
+                inner.share_all();
                 std::mem::take::<ListenerInner>(inner)
             })
         });
@@ -135,11 +137,11 @@ impl Listener {
     /// Says whether the lane listener, and the queue of what is kept back, outlive `exec`.
     pub(crate) fn set_inheritable(&'static self, inheritable: bool) {
         if inheritable {
-            deferral::note_shared();
+            deferral::mark_listeners_shared();
         }
         self.with(|inner| {
-            let returned = inner.deferral.as_ref().map(Deferral::returned).or(inner.of_parent.as_ref());
-            returned.inspect(|returned| returned.set_inheritable(inheritable));
+            let queue = inner.deferral.as_ref().map(DeferredAccept::queue).or(inner.parent_queue.as_ref());
+            queue.inspect(|queue| queue.set_inheritable(inheritable));
             inner.lane.as_ref().inspect(|lane| lane.set_inheritable(inheritable)).is_some()
         });
     }
@@ -184,11 +186,11 @@ mod tests {
         let listener = LISTENERS.take();
         listener.with(|inner| inner.descriptors = vec![904, 905]);
         listener.with(|inner| {
-            listener.forget(904);
+            listener.remove_descriptor(904);
             assert_eq!(inner.descriptors, [904, 905], "left to the holder");
         });
         listener.with(|inner| assert_eq!(inner.descriptors, [905]));
-        listener.with_descriptors(|_| listener.forget(905));
+        listener.with_descriptors(|_| listener.remove_descriptor(905));
         listener.with(|inner| assert_eq!(inner.descriptors, []));
         assert!(listener.shared.deferred_closes.is_empty());
     }

@@ -18,7 +18,7 @@ use crate::process::background_connects;
 use crate::process::blocking;
 use crate::process::clock::now_ns;
 use crate::process::sandbox;
-use crate::process::signals::{self, SignalCheckpoint, HandlersRun};
+use crate::process::signals::{self, HandlersRun, SignalCheckpoint};
 use crate::process::threads;
 use libc::{
     POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM, fd_set, pollfd,
@@ -583,7 +583,7 @@ fn waits_to_connect(fd: RawFd) -> bool {
 /// of a socket whose connect waits. Only that TCP has given up counts, and not while kernel TCP is begun with.
 fn is_still_connecting(answer: &pollfd) -> bool {
     let Entry::Stream(stream) = entry::get(answer.fd) else { return false };
-    lifecycle::is_pending(stream) && (answer.revents & POLLERR == 0 || lifecycle::is_looked_at(stream))
+    lifecycle::is_pending(stream) && (answer.revents & POLLERR == 0 || lifecycle::is_advancing(stream))
 }
 
 /// What the kernel says of a foreign descriptor, asked again where it may have spoken of a socket on its way to kernel

@@ -21,10 +21,11 @@ pub mod span_lease;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use accept::{Accepted, Refused, accept, receive_handshake};
+pub use accept::{Accepted, HandshakeRejection, accept, receive_handshake};
 pub use connect::connect;
 pub use local::*;
 pub use remote::{
-    Progress, Reply, Underway, answer, connect_in_windows, leads_to_remote, listen_for_remote, may_lease, try_place,
+    ConnectProgress, ProxyReply, RemoteConnect, connect_in_windows, is_connected_to_proxy, listen_for_remote,
+    may_lease, send_reply, try_map_spans,
 };
 pub(crate) use remote::{adopt as adopt_in_windows, adopt_on_device};

@@ -5,7 +5,7 @@ use crate::options::OptionRecord;
 use crate::process::background_connects::Counted;
 use crate::process::pool::Pool;
 use crate::process::shared::{Shared, remove_is_last};
-use crate::rendezvous::Underway;
+use crate::rendezvous::RemoteConnect;
 use stats_page::ConnectionSlot;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
@@ -47,16 +47,16 @@ pub(crate) static STREAMS: Pool<Stream> = Pool::new();
 
 impl Stream {
     pub(crate) fn with<R>(&'static self, access: impl FnOnce(&mut StreamInner) -> R) -> R {
-        self.shared.with(access, |fd| self.forget(fd))
+        self.shared.with(access, |fd| self.remove_descriptor(fd))
     }
 
     /// The program has closed one of its descriptors of the socket.
-    pub(crate) fn forget(&'static self, fd: RawFd) {
+    pub(crate) fn remove_descriptor(&'static self, fd: RawFd) {
         if self.shared.defers_close(fd) {
             return;
         }
-        let last = self
-            .with(|inner| remove_is_last(&mut inner.descriptors, fd).then(|| std::mem::take::<StreamInner>(inner)));
+        let last =
+            self.with(|inner| remove_is_last(&mut inner.descriptors, fd).then(|| std::mem::take::<StreamInner>(inner)));
         if last.is_some() {
             drop(last);
             STREAMS.release(self);
@@ -102,7 +102,7 @@ pub(crate) struct Pending {
 /// Whose turn it is with a connect that waits.
 pub(crate) enum Turn {
     /// Whoever looks next: with what is under way to another node, or to try from the beginning.
-    Next(Option<Box<Underway>>),
+    Next(Option<Box<RemoteConnect>>),
     /// Somebody is looking.
     Taken,
 }

@@ -19,7 +19,7 @@ use segment::{Endpoint, Segment};
 use socket::process::blocking;
 use socket::process::clock::now_ns;
 use socket::process::system;
-use socket::rendezvous::handshake::Place;
+use socket::rendezvous::handshake::WindowSpans;
 use socket::rendezvous::span_lease;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -143,7 +143,7 @@ impl Drop for Grant {
 #[derive(Debug)]
 pub(super) struct Proposal {
     grant: Grant,
-    place: Place,
+    place: WindowSpans,
     /// Noted as leased only when the other proxy has taken the span: where both nodes are on one machine, it looks at
     /// the same notes.
     descriptor: OwnedFd,
@@ -166,8 +166,12 @@ impl Proposal {
     }
 
     /// The end of the connection, with the program's lifeline; and what the program gets. `None`: no lock can be had.
-    pub(super) fn into_end(mut self, number: Number, lifeline: Arc<OwnedFd>) -> Option<(DirectEnd, Place, OwnedFd)> {
-        span_lease::note(self.descriptor.as_fd(), self.place).ok()?;
+    pub(super) fn into_end(
+        mut self,
+        number: Number,
+        lifeline: Arc<OwnedFd>,
+    ) -> Option<(DirectEnd, WindowSpans, OwnedFd)> {
+        span_lease::mark_leased(self.descriptor.as_fd(), self.place).ok()?;
         self.grant.deposit(number, &lifeline);
         Some((DirectEnd::new(self.endpoint, lifeline, self.grant, true), self.place, self.descriptor))
     }
@@ -177,7 +181,7 @@ impl Proposal {
 #[derive(Debug)]
 pub(super) struct Acceptance {
     grant: Grant,
-    pub(super) place: Place,
+    pub(super) place: WindowSpans,
     pub(super) lease: OwnedFd,
     endpoint: Endpoint<DeviceInbound>,
 }
@@ -243,7 +247,7 @@ impl SpanPool {
     pub(super) fn propose(self: &Arc<Self>, device: &Device) -> Option<Proposal> {
         let proposal = self.take_any(device).and_then(|grant| {
             let (memory, place) = self.place(device, grant.index);
-            let descriptor = span_lease::descriptor(memory).ok()?;
+            let descriptor = span_lease::reopen(memory).ok()?;
             if place.is_apart() {
                 let (inbound, outbound) = self.spans_of(device, grant.index);
                 Segment::clean_apart(&inbound, &outbound);
@@ -359,7 +363,7 @@ impl SpanPool {
         span_lease::is_leased(memory, place).unwrap_or(true)
     }
 
-    fn place<'a>(&self, device: &'a Device, index: usize) -> (std::os::fd::BorrowedFd<'a>, Place) {
+    fn place<'a>(&self, device: &'a Device, index: usize) -> (std::os::fd::BorrowedFd<'a>, WindowSpans) {
         let (memory, [inbound, outbound]) = device.windows_in_memory(self.peer);
         let offset = self.offset(index) as u64;
         let model = self.timing.zip(self.pace_offset()).map(|(timing, pace)| Model {
@@ -367,8 +371,8 @@ impl SpanPool {
             inbound_pace_offset: inbound + pace,
             outbound_pace_offset: outbound + pace,
         });
-        let place = Place::new(inbound + offset, outbound + offset);
-        (memory, Place { alignment: device.alignment(), caching: device.caching(), model, ..place })
+        let place = WindowSpans::new(inbound + offset, outbound + offset);
+        (memory, WindowSpans { alignment: device.alignment(), caching: device.caching(), model, ..place })
     }
 
     /// A span in this node's window, and the one that goes with it in the peer's.
@@ -698,7 +702,7 @@ mod tests {
     }
 
     /// The proxy's end of a connection that has got a span, and what the program has.
-    fn connection(device: &Device, pool: &Arc<SpanPool>) -> (DirectEnd, OwnedFd, Place, OwnedFd) {
+    fn connection(device: &Device, pool: &Arc<SpanPool>) -> (DirectEnd, OwnedFd, WindowSpans, OwnedFd) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
         let (lifeline, programs) = pair.expect("a pair");

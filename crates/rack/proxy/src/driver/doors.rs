@@ -9,7 +9,7 @@ use fabric::device::Device;
 use rustix::io::Errno;
 use segment::Secrets;
 use socket::rendezvous::address;
-use socket::rendezvous::{self, Accepted, LaneListener, NoLane, Request};
+use socket::rendezvous::{self, Accepted, ConnectRequest, LaneListener, NoLane};
 use stats_page::FallbackReason;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
@@ -106,7 +106,7 @@ pub(super) fn connect(shared: &Shared, device: &Device, peer: u8, tuple: &Tuple)
     let ([from, to], offer) = decode(tuple).ok_or(Errno::PROTO)?;
     let from = address_of(from, shared.address(peer)).filter(|from| from.port() != 0).ok_or(Errno::ACCESS)?;
     let to = address_of(to, shared.address(shared.setup.own_slot)).ok_or(Errno::ACCESS)?;
-    let request = Request { destination: to, source: Some(from), node: None, opener: address::Opener::Proxy };
+    let request = ConnectRequest { destination: to, source: Some(from), node: None, opener: address::Opener::Proxy };
     let refused = |no_lane| errno_of(&no_lane);
     let pool = shared.span_pool(peer);
     if let Some((offer, pool)) = offer.zip(pool)
@@ -147,7 +147,7 @@ mod tests {
     use rustix::fs::{MemfdFlags, SealFlags};
     use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType};
     use segment::Segment;
-    use socket::rendezvous::handshake::{Handshake, Place};
+    use socket::rendezvous::handshake::{Handshake, WindowSpans};
 
     #[test]
     fn addresses_survive_the_way_and_hostile_ones_are_none() {
@@ -182,9 +182,9 @@ mod tests {
         for caching in [Caching::Cached, Caching::Uncached, Caching::WriteCombined] {
             let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
             let (program, lifeline) = pair.expect("a pair");
-            let place = Place { caching, ..Place::new(0, Segment::WINDOW_BYTES as u64) };
+            let place = WindowSpans { caching, ..WindowSpans::new(0, Segment::WINDOW_BYTES as u64) };
             let secrets = Secrets { to_acceptor: 1, to_connector: 2 };
-            let handshake = Handshake { secrets, place: Some(place) }.encode();
+            let handshake = Handshake { secrets, spans: Some(place) }.encode();
             let fds = [memory.as_fd()];
             let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut control = SendAncillaryBuffer::new(&mut space);

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use segment::{Receiver, Segment, Sender, Status};
 use socket::process::blocking;
 use socket::process::system;
-use socket::rendezvous::{self, Reply};
+use socket::rendezvous::{self, ProxyReply};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -90,7 +90,8 @@ impl SegmentEnd {
     pub(super) fn move_to_windows(&mut self, number: Number) -> Option<DirectEnd> {
         let (direct, place, lease) = self.proposal.take()?.into_end(number, Arc::clone(&self.lifeline))?;
         if std::mem::take(&mut self.owes_reply) {
-            let _ = rendezvous::answer(self.lifeline.as_fd(), Reply::Taken(Some(place)), Some(lease.as_fd()));
+            let _ =
+                rendezvous::send_reply(self.lifeline.as_fd(), ProxyReply::Accepted(Some(place)), Some(lease.as_fd()));
         }
         Some(direct)
     }
@@ -106,14 +107,14 @@ impl SegmentEnd {
 
     /// The other node has no server for the program.
     pub(super) fn refuse(mut self, errno: Errno) {
-        self.reply(Reply::Refused(errno));
+        self.reply(ProxyReply::Refused(errno));
         self.reset();
     }
 
-    fn reply(&mut self, reply: Reply) {
+    fn reply(&mut self, reply: ProxyReply) {
         if std::mem::take(&mut self.owes_reply) {
             // One that has gone does not want to know.
-            let _ = rendezvous::answer(self.lifeline.as_fd(), reply, None);
+            let _ = rendezvous::send_reply(self.lifeline.as_fd(), reply, None);
         }
     }
 
@@ -218,7 +219,7 @@ impl Local for SegmentEnd {
     }
 
     fn reset(mut self) {
-        self.reply(Reply::Refused(Errno::NETUNREACH));
+        self.reply(ProxyReply::Refused(Errno::NETUNREACH));
         self.sender.finish();
         self.segment.tell(Status::Closed, 1);
     }
@@ -257,7 +258,7 @@ impl Local for SegmentEnd {
 
     fn opened(&mut self) {
         self.proposal.take().map(Proposal::refused).unwrap_or_default();
-        self.reply(Reply::Taken(None));
+        self.reply(ProxyReply::Accepted(None));
     }
 }
 

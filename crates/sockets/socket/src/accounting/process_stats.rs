@@ -11,7 +11,7 @@ static PAGE: OnceLock<&'static StatsPage> = OnceLock::new();
 pub fn page() -> &'static StatsPage {
     PAGE.get_or_init(|| {
         let mut program = [0; _];
-        let rack = directory::made_rack_dir(rustix::process::geteuid().as_raw());
+        let rack = directory::ensure_rack_dir(rustix::process::geteuid().as_raw());
         StatsPage::create(&stats_page::PageConfig {
             rack: &rack,
             node: settings().node,

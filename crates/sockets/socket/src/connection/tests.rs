@@ -92,7 +92,7 @@ fn segments_apart(caching: Caching) -> ([Segment; 2], Endpoint<MemoryInbound>) {
     let segment = |own: usize, side| {
         let memory = |span: usize| DeviceMemory::new(spans[span].clone(), caching).unwrap();
         let secrets = Secrets { to_acceptor: 5, to_connector: 6 };
-        Segment::apart(memory(own), memory(1 - own), &Region::heap(Segment::HOME_BYTES), side, secrets)
+        Segment::apart(memory(own), memory(1 - own), &Region::heap(Segment::LOCAL_PAGE_BYTES), side, secrets)
     };
     let segments = [segment(0, Side::Connector), segment(1, Side::Acceptor)];
     segments.iter().for_each(Segment::set_up);

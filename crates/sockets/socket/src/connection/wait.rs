@@ -8,7 +8,7 @@ use super::{Connection, Lanes, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::process::blocking;
 use crate::process::clock::now_ns;
 use crate::process::lock::Lock;
-use crate::process::signals::{SignalCheckpoint, HandlersRun};
+use crate::process::signals::{HandlersRun, SignalCheckpoint};
 use crate::process::threads;
 use rustix::io::Errno;
 use segment::Own;

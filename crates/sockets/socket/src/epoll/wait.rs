@@ -8,7 +8,7 @@ use super::{EpollSet, Sleep, kernel};
 use crate::process::background_connects;
 use crate::process::blocking;
 use crate::process::clock::now_ns;
-use crate::process::signals::{self, SignalCheckpoint, HandlersRun};
+use crate::process::signals::{self, HandlersRun, SignalCheckpoint};
 use libc::{epoll_event, sigset_t};
 use rustix::io::Errno;
 use std::os::fd::RawFd;

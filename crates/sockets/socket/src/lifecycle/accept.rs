@@ -1,7 +1,7 @@
 //! `accept`: whoever comes first, by lane or by TCP.
 
-use super::connect::{enter_lane_connection, hide};
-use super::{complain, family, note_stream};
+use super::connect::{hide, record_lane_connection};
+use super::{family, note_stream, warn_user};
 use crate::accounting::process_stats;
 use crate::connection::{Connection, Origin, Start};
 use crate::entry::{self, Entry};
@@ -11,10 +11,10 @@ use crate::options::inspect;
 use crate::process::blocking;
 use crate::process::limit;
 use crate::process::settings::settings;
-use crate::process::signals::{SignalCheckpoint, HandlersRun};
+use crate::process::signals::{HandlersRun, SignalCheckpoint};
 use crate::rendezvous::address::Opener;
 use crate::rendezvous::local_page::MemoryFds;
-use crate::rendezvous::{self, Accepted, Refused};
+use crate::rendezvous::{self, Accepted, HandshakeRejection};
 use rustix::io::Errno;
 use segment::{Segment, Side};
 use stats_page::{DataPath, FallbackReason, Role};
@@ -23,11 +23,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 use wait::{Action, Spin};
 
 /// Strangers that one look at the lane listener sends away.
-const STRANGERS_MAX: usize = 64;
+const REJECTED_MAX: usize = 64;
 /// How long `accept` waits for a proxy's handshake.
 const HANDSHAKE_WAIT_MS: i32 = 2;
 /// Looks at memory that take as long as one system call.
-const LOOKS_PER_CALL: u32 = 250;
+const POLLS_PER_SYSCALL: u32 = 250;
 
 /// A new connection.
 #[derive(Debug, Clone, Copy)]
@@ -78,13 +78,13 @@ pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewC
     }
 }
 
-/// `CONNABORTED`: none but strangers came.
+/// `CONNABORTED`: none but rejected came.
 fn accept_lane(listener: &'static Listener, flags: i32) -> Result<NewConnection, Errno> {
-    for strangers in 0..STRANGERS_MAX {
+    for rejected in 0..REJECTED_MAX {
         match accept_lane_once(listener, flags) {
             Ok(Some(accepted)) => return Ok(accepted),
             Ok(None) => {}
-            Err(Errno::AGAIN) if strangers > 0 => break,
+            Err(Errno::AGAIN) if rejected > 0 => break,
             Err(error) => return Err(error),
         }
     }
@@ -94,7 +94,8 @@ fn accept_lane(listener: &'static Listener, flags: i32) -> Result<NewConnection,
 /// `Ok(None)`: a stranger came and was sent away.
 fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<NewConnection>, Errno> {
     let (lane_fd, key) = listener.lane().ok_or(Errno::BADF)?;
-    let from_backlog = || limit::retry_with_room(|| rendezvous::accept(lane_fd, &key, flags), |error| *error == Errno::MFILE);
+    let from_backlog =
+        || limit::retry_with_room(|| rendezvous::accept(lane_fd, &key, flags), |error| *error == Errno::MFILE);
     let accepted = listener::accept(listener, flags).unwrap_or_else(from_backlog);
     let Accepted { lifeline, tuple, opener } = match accepted {
         // The kernel says so before it looks; whoever waits stays in the backlog, as with TCP.
@@ -105,7 +106,7 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
         accepted => accepted?,
     };
     let (is_v6, options) = listener.with(|inner| (inner.is_v6, inner.options.clone()));
-    let tuple = tuple.shown_in(family(is_v6));
+    let tuple = tuple.to_family(family(is_v6));
     let start = match opener {
         Opener::Program | Opener::SharingProgram => Start::Lifeline(Side::Acceptor),
         Opener::Proxy => match receive_handshake(lifeline.as_fd()) {
@@ -125,7 +126,7 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
         tuple,
         options,
         nonblocking: flags & libc::SOCK_NONBLOCK != 0,
-        slot: Some(enter_lane_connection(fd, tuple, Role::Accept, opener == Opener::Proxy)),
+        slot: Some(record_lane_connection(fd, tuple, Role::Accept, opener == Opener::Proxy)),
     };
     let connection = Connection::open(origin, start);
     connection.begin(false);
@@ -138,7 +139,7 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
 
 /// Receives the handshake of a proxy, which follows the connection at once. `None`: it is late, and the connection
 /// attaches when it comes.
-fn receive_handshake(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<MemoryFds>)>, Refused> {
+fn receive_handshake(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<MemoryFds>)>, HandshakeRejection> {
     let receive = || limit::with_free_descriptor(lifeline, || rendezvous::receive_handshake(lifeline));
     let first = receive()?;
     if first.is_some() {
@@ -158,7 +159,7 @@ fn spin_until(mut is_true: impl FnMut() -> bool) -> bool {
         if is_true() {
             return true;
         }
-        if spin.iterate_by(LOOKS_PER_CALL) == Action::Block {
+        if spin.iterate_by(POLLS_PER_SYSCALL) == Action::Block {
             return false;
         }
     }
@@ -170,7 +171,7 @@ fn accept_tcp(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<Opti
     process_stats::count_fallback(FallbackReason::PlainClient);
     if settings().require_lane {
         let peer = peer.map_or_else(|| "?".to_owned(), |peer| peer.to_string());
-        complain(&format_args!(
+        warn_user(&format_args!(
             "closed a connection from {peer}: it came by kernel TCP, not by a lane; refused by --require-lane"
         ));
         // SAFETY: ours since `accept4`.

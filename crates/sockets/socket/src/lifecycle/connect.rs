@@ -1,7 +1,7 @@
 //! `connect`: a lane where there is one.
 
 use super::pending;
-use super::{already_connected, complain, family};
+use super::{already_connected, family, warn_user};
 use crate::accounting::process_stats;
 use crate::connection::{Connection, Origin, Start};
 use crate::descriptor::hidden::{self, HiddenFd};
@@ -18,7 +18,7 @@ use crate::process::signals;
 use crate::process::signals::SignalCheckpoint;
 use crate::rendezvous::address::Tuple;
 use crate::rendezvous::local_page::MemoryFds;
-use crate::rendezvous::{self, Connected, Progress, Underway};
+use crate::rendezvous::{self, ConnectProgress, Connected, RemoteConnect};
 use crate::stream::Aim;
 use crate::stream::{PortChoice, STREAMS, Stream, StreamInner};
 use rustix::fs::OFlags;
@@ -34,7 +34,7 @@ const BACKLOG_WAIT_NS: u64 = 127_000_000_000;
 /// How long a non-blocking connect to another node waits for the answer from there before it goes to the background.
 /// Answers come within some 100 us, and who has got one in the call does without looks, naps and a second socket; but
 /// where monitor or proxy are slow, an event loop is not to stand still for longer than its own turns take.
-const ANSWER_WAIT_NS: u64 = 5_000_000;
+const REMOTE_WAIT_NS: u64 = 5_000_000;
 
 /// What `connect` came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub fn connect(fd: RawFd, destination: Result<SocketAddr, Errno>) -> Outcome {
         (Entry::Confined(connection), Ok(_)) => Outcome::Answered(already_connected(connection)),
         (Entry::Connection(connection), Ok(_)) => Outcome::Answered(already_connected(connection)),
         (Entry::Connection(connection), Err(Errno::AFNOSUPPORT)) => {
-            Outcome::Answered(signals::without_handlers(|| dissolve(fd, connection)))
+            Outcome::Answered(signals::without_handlers(|| disconnect(fd, connection)))
         }
         (Entry::Connection(_), Err(error)) => Outcome::Answered(Err(error)),
         (Entry::Stream(stream), Ok(destination)) => connect_stream(fd, stream, destination),
@@ -65,13 +65,13 @@ pub fn connect(fd: RawFd, destination: Result<SocketAddr, Errno>) -> Outcome {
 }
 
 /// `connect` with `AF_UNSPEC` resets a connection, and leaves a socket that can connect again.
-fn dissolve(fd: RawFd, connection: &'static Connection) -> Result<(), Errno> {
+fn disconnect(fd: RawFd, connection: &'static Connection) -> Result<(), Errno> {
     let tuple = connection.tuple().ok_or(Errno::NOTCONN)?;
     let options = connection.with_options(|record| record.clone());
     let is_v6 = tuple.local.is_ipv6();
     let socket = options.template(family(is_v6))?;
-    dissolve_as_tcp(&socket, tuple.local);
-    if waits(fd) {
+    disconnect_as_tcp(&socket, tuple.local);
+    if is_blocking(fd) {
         rustix::fs::fcntl_setfl(&socket, OFlags::empty())?;
     }
     let outcome = connection.dissolve(|descriptors| {
@@ -94,7 +94,7 @@ fn dissolve(fd: RawFd, connection: &'static Connection) -> Result<(), Errno> {
 
 /// Has a TCP socket go through the same: it keeps the port of `local`, and says once that it was reset. Where that does
 /// not work it is a fresh one.
-fn dissolve_as_tcp(socket: &OwnedFd, local: SocketAddr) {
+fn disconnect_as_tcp(socket: &OwnedFd, local: SocketAddr) {
     let (loopback, any): (SocketAddr, SocketAddr) = if local.is_ipv6() {
         ((Ipv6Addr::LOCALHOST, 0).into(), (Ipv6Addr::UNSPECIFIED, local.port()).into())
     } else {
@@ -121,7 +121,7 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
     }
     if !settings().applies_to(destination.port()) {
         process_stats::count_fallback(FallbackReason::PortRule);
-        enter_kernel_connection(fd, stream, destination);
+        record_kernel_connection(fd, stream, destination);
         return Outcome::Kernel;
     }
     let is_pending = pending::is_pending(stream);
@@ -133,10 +133,10 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
     if is_denied == Ok(true) {
         // The kernel gives its own answer; `--require-lane` has nothing to add to a refusal.
         process_stats::count_fallback(FallbackReason::ConnectDenied);
-        enter_kernel_connection(fd, stream, destination);
+        record_kernel_connection(fd, stream, destination);
         return Outcome::Kernel;
     }
-    if !is_pending && is_v6 && is_mapped(destination) && inspect::is_v6only(fd) {
+    if !is_pending && is_v6 && is_v4_mapped(destination) && inspect::is_v6only(fd) {
         // The kernel has no route for it.
         return fall_back(fd, stream, destination, FallbackReason::UnsupportedCall);
     }
@@ -147,23 +147,23 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
     let shares = stream.with_options(|options| options.shares_address());
     let port_choice = stream.with(|inner| inner.port_choice);
     let aim = Aim { destination, bound, port_choice, shares, netns: inspect::netns_of(fd) };
-    Call { fd, stream, aim, is_pending, underway: None }.run()
+    Call { fd, stream, aim, is_pending, remote: None }.run()
 }
 
 /// Whether a destination is an IPv4 address in the form of an IPv6 one.
-fn is_mapped(destination: SocketAddr) -> bool {
+fn is_v4_mapped(destination: SocketAddr) -> bool {
     matches!(destination, SocketAddr::V6(v6) if v6.ip().to_ipv4_mapped().is_some())
 }
 
 /// A lifeline that has reached a listener, and what is known of the connection.
-pub(super) struct Met {
+pub(super) struct Established {
     lifeline: OwnedFd,
     tuple: Tuple,
     start: Start,
     is_remote: bool,
 }
 
-impl From<Connected> for Met {
+impl From<Connected> for Established {
     fn from(connected: Connected) -> Self {
         let Connected { lifeline, tuple, segment, memory, is_remote } = connected;
         Self { lifeline, tuple, start: Start::Lanes(segment, hide(memory)), is_remote }
@@ -172,19 +172,19 @@ impl From<Connected> for Met {
 
 /// What one try came to.
 pub(super) enum Attempt {
-    Met(Box<Met>),
+    Established(Box<Established>),
     /// The listener's backlog is full.
-    Full,
+    BacklogFull,
     /// Others have to say something first.
-    Underway(Box<Underway>),
+    Pending(Box<RemoteConnect>),
     NoLane(FallbackReason),
     /// There is a connection with these addresses.
     TupleInUse,
 }
 
 /// Goes on with a connect that is under way, or begins one.
-pub(super) fn attempt(aim: Aim, underway: Option<Box<Underway>>) -> Attempt {
-    match (attempt_from(aim, underway), aim.port_choice) {
+pub(super) fn attempt(aim: Aim, remote: Option<Box<RemoteConnect>>) -> Attempt {
+    match (attempt_from(aim, remote), aim.port_choice) {
         // The kernel would not have chosen the port had it known of the connection: another one is as good.
         (Attempt::TupleInUse, PortChoice::Kernel) => {
             let bound = aim.bound.map(|bound| SocketAddr::new(bound.ip(), 0));
@@ -196,20 +196,20 @@ pub(super) fn attempt(aim: Aim, underway: Option<Box<Underway>>) -> Attempt {
 }
 
 /// As [`attempt`], from the very address that the socket is bound to.
-fn attempt_from(aim: Aim, underway: Option<Box<Underway>>) -> Attempt {
-    let has_run_out = |reason: &FallbackReason| *reason == FallbackReason::ResourceLimit;
-    let gone_on = underway.map(|underway| underway.go_on());
-    let progress = gone_on.filter(|progress| !progress.as_ref().is_err_and(has_run_out));
+fn attempt_from(aim: Aim, remote: Option<Box<RemoteConnect>>) -> Attempt {
+    let is_resource_limit = |reason: &FallbackReason| *reason == FallbackReason::ResourceLimit;
+    let advanced = remote.map(|remote| remote.advance());
+    let progress = advanced.filter(|progress| !progress.as_ref().is_err_and(is_resource_limit));
     let connect = || rendezvous::connect(aim.destination, aim.bound, aim.shares, aim.netns);
-    match progress.unwrap_or_else(|| limit::with_raised_limit(connect, has_run_out)) {
-        Ok(Progress::Connected(connected)) => Attempt::Met(Box::new((*connected).into())),
-        Ok(Progress::Reached { lifeline, tuple }) => {
+    match progress.unwrap_or_else(|| limit::with_raised_limit(connect, is_resource_limit)) {
+        Ok(ConnectProgress::Connected(connected)) => Attempt::Established(Box::new((*connected).into())),
+        Ok(ConnectProgress::LifelineConnected { lifeline, tuple }) => {
             let start = Start::Lifeline(Side::Connector);
-            Attempt::Met(Box::new(Met { lifeline, tuple, start, is_remote: false }))
+            Attempt::Established(Box::new(Established { lifeline, tuple, start, is_remote: false }))
         }
-        Ok(Progress::TupleInUse) => Attempt::TupleInUse,
-        Ok(Progress::Underway(underway)) => Attempt::Underway(Box::new(underway)),
-        Err(FallbackReason::BacklogFull) => Attempt::Full,
+        Ok(ConnectProgress::TupleInUse) => Attempt::TupleInUse,
+        Ok(ConnectProgress::Pending(remote)) => Attempt::Pending(Box::new(remote)),
+        Err(FallbackReason::BacklogFull) => Attempt::BacklogFull,
         Err(reason) => Attempt::NoLane(reason),
     }
 }
@@ -221,11 +221,11 @@ struct Call {
     aim: Aim,
     /// An earlier call has sent the connect to the background.
     is_pending: bool,
-    underway: Option<Box<Underway>>,
+    remote: Option<Box<RemoteConnect>>,
 }
 
 /// How long a call waits.
-struct Patience {
+struct WaitLimit {
     limit_ns: u64,
     /// A signal ends the wait; else only one whose handler wants that does.
     has_timeout: bool,
@@ -235,7 +235,7 @@ struct Patience {
 
 impl Call {
     fn run(mut self) -> Outcome {
-        if let Some(outcome) = self.look() {
+        if let Some(outcome) = self.poll() {
             return outcome;
         }
         match self.wait() {
@@ -246,24 +246,24 @@ impl Call {
     }
 
     /// The outcome, once there is one.
-    fn look(&mut self) -> Option<Outcome> {
+    fn poll(&mut self) -> Option<Outcome> {
         if self.is_pending {
             return pending::outcome(self.fd);
         }
-        match attempt(self.aim, self.underway.take()) {
-            Attempt::Full => None,
-            Attempt::Underway(underway) => {
-                self.underway = Some(underway);
+        match attempt(self.aim, self.remote.take()) {
+            Attempt::BacklogFull => None,
+            Attempt::Pending(remote) => {
+                self.remote = Some(remote);
                 None
             }
-            Attempt::Met(met) => Some(self.install(*met)),
+            Attempt::Established(established) => Some(self.install(*established)),
             Attempt::TupleInUse => Some(Outcome::Answered(Err(Errno::ADDRNOTAVAIL))),
             Attempt::NoLane(reason) => Some(fall_back(self.fd, self.stream, self.aim.destination, reason)),
         }
     }
 
-    fn install(&self, met: Met) -> Outcome {
-        match install(self.fd, self.stream, met) {
+    fn install(&self, established: Established) -> Outcome {
+        match install(self.fd, self.stream, established) {
             Ok(is_nonblocking) if is_nonblocking => Outcome::Answered(Err(Errno::INPROGRESS)),
             Ok(_) => Outcome::Answered(Ok(())),
             Err(_) => fall_back(self.fd, self.stream, self.aim.destination, FallbackReason::ResourceLimit),
@@ -272,42 +272,46 @@ impl Call {
 
     /// Waits as TCP's connect does: `INTR` after a signal, `INPROGRESS` when the program's time is up.
     fn wait(&mut self) -> Result<Outcome, Errno> {
-        let patience = self.patience();
+        let limit = self.wait_limit();
         let (began, began_ns) = (SignalCheckpoint::now(), now_ns());
         loop {
-            let left_ns = patience.limit_ns.saturating_sub(now_ns() - began_ns);
+            let left_ns = limit.limit_ns.saturating_sub(now_ns() - began_ns);
             if left_ns == 0 {
-                return Err(patience.answer);
+                return Err(limit.answer);
             }
-            if self.sleep(left_ns) == Err(Errno::INTR) && (patience.has_timeout || !began.restarts()) {
-                return Err(if waits(self.fd) { Errno::INTR } else { patience.answer });
+            if self.sleep(left_ns) == Err(Errno::INTR) && (limit.has_timeout || !began.restarts()) {
+                return Err(if is_blocking(self.fd) { Errno::INTR } else { limit.answer });
             }
-            if let Some(outcome) = self.look() {
+            if let Some(outcome) = self.poll() {
                 return Ok(outcome);
             }
         }
     }
 
-    fn patience(&self) -> Patience {
+    fn wait_limit(&self) -> WaitLimit {
         let answer = if self.is_pending { Errno::ALREADY } else { Errno::INPROGRESS };
-        if !waits(self.fd) {
+        if !is_blocking(self.fd) {
             // While others wait, it is to the background at once: many calls in turn are not to add up.
-            let waits_for_answer = self.underway.is_some() && !background_connects::is_any_pending();
-            return Patience { limit_ns: if waits_for_answer { ANSWER_WAIT_NS } else { 0 }, has_timeout: true, answer };
+            let waits_for_remote = self.remote.is_some() && !background_connects::is_any_pending();
+            return WaitLimit {
+                limit_ns: if waits_for_remote { REMOTE_WAIT_NS } else { 0 },
+                has_timeout: true,
+                answer,
+            };
         }
         match self.stream.with_options(|options| options.send_timeout_ns()) {
-            0 => Patience { limit_ns: BACKLOG_WAIT_NS, has_timeout: false, answer: Errno::TIMEDOUT },
-            limit_ns @ ..BACKLOG_WAIT_NS => Patience { limit_ns, has_timeout: true, answer },
-            _ => Patience { limit_ns: BACKLOG_WAIT_NS, has_timeout: true, answer: Errno::TIMEDOUT },
+            0 => WaitLimit { limit_ns: BACKLOG_WAIT_NS, has_timeout: false, answer: Errno::TIMEDOUT },
+            limit_ns @ ..BACKLOG_WAIT_NS => WaitLimit { limit_ns, has_timeout: true, answer },
+            _ => WaitLimit { limit_ns: BACKLOG_WAIT_NS, has_timeout: true, answer: Errno::TIMEDOUT },
         }
     }
 
     /// Until others have spoken, or for as long as a full backlog is left alone.
     fn sleep(&self, left_ns: u64) -> Result<usize, Errno> {
-        let awaits = self.underway.as_ref().map(|underway| underway.awaits());
-        let (fd, until_ns) = match awaits {
+        let target = self.remote.as_ref().map(|remote| remote.wait_target());
+        let (fd, until_ns) = match target {
             Some((Some(place), deadline_ns)) => (place.as_raw_fd(), deadline_ns.saturating_sub(now_ns())),
-            _ => (-1, pending::LOOK_EVERY_NS),
+            _ => (-1, pending::RETRY_INTERVAL_NS),
         };
         let mut entry = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
         // SAFETY: no mask.
@@ -315,9 +319,9 @@ impl Call {
     }
 
     fn go_to_background(self, answer: Errno) -> Outcome {
-        let Self { fd, stream, aim, underway, .. } = self;
-        let reason = if underway.is_some() { FallbackReason::ResourceLimit } else { FallbackReason::BacklogFull };
-        match pending::begin(fd, stream, aim, underway) {
+        let Self { fd, stream, aim, remote, .. } = self;
+        let reason = if remote.is_some() { FallbackReason::ResourceLimit } else { FallbackReason::BacklogFull };
+        match pending::begin(fd, stream, aim, remote) {
             Ok(()) => Outcome::Answered(Err(answer)),
             Err(_) => fall_back(fd, stream, aim.destination, reason),
         }
@@ -325,7 +329,7 @@ impl Call {
 }
 
 /// Whether the program's descriptor is in blocking mode.
-fn waits(fd: RawFd) -> bool {
+fn is_blocking(fd: RawFd) -> bool {
     // SAFETY: the program's descriptor, which it is connecting.
     rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK))
 }
@@ -339,13 +343,13 @@ pub(super) fn fall_back(
     process_stats::count_fallback(reason);
     // A socket that connects to itself reaches no other program, and is no lane lost.
     if settings().require_lane && reason != FallbackReason::ToItself {
-        complain(&format_args!(
+        warn_user(&format_args!(
             "connect to {destination}: no lane: {}; refused by --require-lane",
             reason.explanation()
         ));
         return refuse(fd);
     }
-    enter_kernel_connection(fd, stream, destination);
+    record_kernel_connection(fd, stream, destination);
     Outcome::Kernel
 }
 
@@ -365,7 +369,7 @@ pub(super) fn refuse(fd: RawFd) -> Outcome {
     Outcome::Answered(refused().map_or_else(Err, |()| Err(Errno::CONNREFUSED)))
 }
 
-fn enter_kernel_connection(fd: RawFd, stream: &'static Stream, destination: SocketAddr) {
+fn record_kernel_connection(fd: RawFd, stream: &'static Stream, destination: SocketAddr) {
     let slot = process_stats::page().open_connection(&stats_page::NewConnection {
         fd,
         path: DataPath::Kernel,
@@ -385,13 +389,13 @@ pub fn note_kernel_failure(fd: RawFd) {
 
 /// Puts the lifeline in the place of the TCP socket, under all its descriptors. Answers whether it is in non-blocking
 /// mode.
-pub(super) fn install(fd: RawFd, stream: &'static Stream, met: Met) -> Result<bool, Errno> {
+pub(super) fn install(fd: RawFd, stream: &'static Stream, established: Established) -> Result<bool, Errno> {
     // No handler that closes the socket comes between its steps.
-    signals::without_handlers(|| put_in_place(fd, stream, met))
+    signals::without_handlers(|| replace_socket(fd, stream, established))
 }
 
-fn put_in_place(fd: RawFd, stream: &'static Stream, met: Met) -> Result<bool, Errno> {
-    let Met { lifeline, tuple, start, is_remote } = met;
+fn replace_socket(fd: RawFd, stream: &'static Stream, established: Established) -> Result<bool, Errno> {
+    let Established { lifeline, tuple, start, is_remote } = established;
     // SAFETY: the program's descriptor, which it is connecting.
     let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) })?;
     let is_nonblocking = flags.contains(OFlags::NONBLOCK);
@@ -404,14 +408,14 @@ fn put_in_place(fd: RawFd, stream: &'static Stream, met: Met) -> Result<bool, Er
         outlives_exec |= !replace(descriptor, lifeline.as_raw_fd())?;
     }
     let options = stream.with(|inner| std::mem::take(&mut inner.options));
-    let tuple = tuple.shown_in(family(is_v6));
+    let tuple = tuple.to_family(family(is_v6));
     let connection = Connection::open(
         Origin {
             fd,
             tuple,
             options,
             nonblocking: is_nonblocking,
-            slot: Some(enter_lane_connection(fd, tuple, Role::Connect, is_remote)),
+            slot: Some(record_lane_connection(fd, tuple, Role::Connect, is_remote)),
         },
         start,
     );
@@ -440,7 +444,7 @@ pub(super) fn hide(memory: Option<MemoryFds>) -> Option<MemoryFds<HiddenFd>> {
     memory.and_then(|memory| memory.hide().ok())
 }
 
-pub(super) fn enter_lane_connection(
+pub(super) fn record_lane_connection(
     fd: RawFd,
     tuple: Tuple,
     role: Role,

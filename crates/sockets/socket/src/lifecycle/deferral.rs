@@ -1,7 +1,7 @@
 //! Changes to listeners that keep connections back (`TCP_DEFER_ACCEPT`) and that epoll sets may hold.
 
 use crate::epoll;
-use crate::listener::{Deferral, Listener, Returned, wait_ns_of};
+use crate::listener::{DeferredAccept, Listener, SharedQueue, wait_ns_of};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
 
@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 ///
 /// # Errors
 /// `MFILE` and its kin, where there is no descriptor left.
-pub(super) fn follow(fd: RawFd, listener: &'static Listener) -> Result<(), Errno> {
+pub(super) fn apply_option(fd: RawFd, listener: &'static Listener) -> Result<(), Errno> {
     let wait_ns = wait_ns_of(fd);
     let is_known =
         listener.with(|inner| inner.deferral.as_mut().map(|deferral| deferral.set_wait_ns(wait_ns)).is_some());
@@ -17,8 +17,8 @@ pub(super) fn follow(fd: RawFd, listener: &'static Listener) -> Result<(), Errno
         return Ok(());
     }
     let lane_fd = listener.lane_fd();
-    let returned = listener.with(|inner| inner.of_parent.take()).map_or_else(|| Returned::new(lane_fd), Ok)?;
-    let deferral = Deferral::new(lane_fd, wait_ns, returned)?;
+    let queue = listener.with(|inner| inner.parent_queue.take()).map_or_else(|| SharedQueue::new(lane_fd), Ok)?;
+    let deferral = DeferredAccept::new(lane_fd, wait_ns, queue)?;
     epoll::watch_anew(listener, || {
         listener.with(|inner| inner.deferral.get_or_insert(deferral).set_wait_ns(wait_ns));
     });
@@ -30,9 +30,9 @@ pub(super) fn follow(fd: RawFd, listener: &'static Listener) -> Result<(), Errno
 pub(super) fn after_fork_in_child(listener: &'static Listener) {
     let Some(before) = listener.with(|inner| inner.deferral.take()) else { return };
     if epoll::holds_listener(listener) {
-        listener.with(|inner| inner.of_parent = Some(before.returned));
+        listener.with(|inner| inner.parent_queue = Some(before.queue));
         return;
     }
-    let fresh = Deferral::new(listener.lane_fd(), before.wait_ns, before.returned).ok();
+    let fresh = DeferredAccept::new(listener.lane_fd(), before.wait_ns, before.queue).ok();
     listener.with(|inner| inner.deferral = fresh);
 }

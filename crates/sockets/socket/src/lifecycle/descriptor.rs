@@ -43,10 +43,10 @@ fn forget(fd: RawFd) {
             connection.remove_descriptor(fd);
         }
         Entry::Confined(connection) => connection.close_confined(fd),
-        Entry::Listener(listener) => listener.forget(fd),
+        Entry::Listener(listener) => listener.remove_descriptor(fd),
         Entry::Stream(stream) => {
             epoll::forget_stream(fd);
-            stream.forget(fd);
+            stream.remove_descriptor(fd);
         }
         Entry::EpollSet(set) => set.remove_descriptor(fd),
     }
@@ -179,9 +179,9 @@ pub fn while_executing<R>(loads_library: impl FnOnce() -> Option<bool>, exec: im
         // The child of a `vfork`, whose descriptors are its own, keeps what it has duplicated for the next try.
         return exec();
     }
-    for_each_listening(listener::leave);
+    for_each_listening(listener::share_before_exec);
     let result = exec();
-    for_each_listening(listener::stay);
+    for_each_listening(listener::resume_after_exec);
     set_listeners_inheritable(false);
     result
 }

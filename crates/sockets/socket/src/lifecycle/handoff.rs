@@ -8,12 +8,12 @@
 //! incoming lane in the one that says so. After `exec`, the descriptor that goes with a local page is the one on which
 //! its spans are noted as leased.
 
-use super::connect::enter_lane_connection;
+use super::connect::record_lane_connection;
 use crate::connection::{self, Connection, Origin, Start};
 use crate::descriptor::hidden::{self, InheritedKind};
 use crate::entry::{self, Entry};
 use crate::listener;
-use crate::listener::Deferral;
+use crate::listener::DeferredAccept;
 use crate::listener::{Listener, ListenerInner};
 use crate::options::OptionRecord;
 use crate::options::inspect;
@@ -38,15 +38,15 @@ pub fn adopt_inherited() {
     let of_kind = |kind| inherited.iter().filter(move |(_, found)| *found == kind).map(|(fd, _)| *fd);
     let sockets: Vec<RawFd> = of_kind(InheritedKind::Socket).collect();
     for &socket in &sockets {
-        adopt_listener(socket, &sockets, |fd, lane_fd| Deferral::inherited(fd, lane_fd, &sockets));
+        adopt_listener(socket, &sockets, |fd, lane_fd| DeferredAccept::inherited(fd, lane_fd, &sockets));
     }
-    listener::close_left_over(&sockets);
+    listener::close_orphaned_queues(&sockets);
     let (memfds, others): (Vec<RawFd>, Vec<RawFd>) = of_kind(InheritedKind::Memfd).partition(|&fd| is_memory(fd));
     let mut others: Vec<RawFd> = of_kind(InheritedKind::Other).chain(others).collect();
     let mut left = Vec::new();
     for memfd in memfds {
         let beside =
-            |page: LocalPage| others.iter().position(|&fd| is_lease(page, fd)).map(|index| others.remove(index));
+            |page: LocalPage| others.iter().position(|&fd| is_lease_of(page, fd)).map(|index| others.remove(index));
         let device = page_in(memfd).and_then(beside);
         // SAFETY: made by this library before `exec`, and nobody in this program knows them yet.
         left.extend(adopt(unsafe { memory_of(memfd, device) }, &sockets).err());
@@ -63,16 +63,16 @@ fn adopt_lifeline(fd: RawFd, sockets: &[RawFd]) {
     if !matches!(entry::get(fd), Entry::None) || !entry::can_hold(fd) {
         return;
     }
-    let near = |(role, side)| Some((side, role, tuple_of(fd, role).filter(|(_, is_remote)| !is_remote)?.0));
+    let local = |(role, side)| Some((side, role, tuple_of(fd, role).filter(|(_, is_remote)| !is_remote)?.0));
     let roles = [(Role::Connect, Side::Connector), (Role::Accept, Side::Acceptor)];
-    let Some((side, role, tuple)) = roles.into_iter().find_map(near) else { return };
+    let Some((side, role, tuple)) = roles.into_iter().find_map(local) else { return };
     let inode = inode_of(fd);
     let is_another = |other: &&RawFd| **other != fd && inode_of(**other) == inode;
     let others: Vec<RawFd> = sockets.iter().filter(is_another).copied().collect();
     let known = others.iter().find_map(|&other| entry::connection(other)).or_else(|| connection::with_lifeline(inode));
     match known {
         Some(connection) => add_lifeline(connection, fd),
-        None => open_handed_on(fd, &others, (tuple, role, false), Start::Lifeline(side)),
+        None => open_transferred(fd, &others, (tuple, role, false), Start::Lifeline(side)),
     }
 }
 
@@ -122,7 +122,7 @@ pub fn receive_rights(carrier: RawFd, rights: &[RawFd]) -> Vec<RawFd> {
     let mut rights = rights.iter().copied().peekable();
     while let Some(fd) = rights.next() {
         if is_memory(fd) {
-            let device = page_in(fd).and_then(|page| rights.next_if(|&next| is_of(page, next)));
+            let device = page_in(fd).and_then(|page| rights.next_if(|&next| is_memory_of(page, next)));
             received.push(Received::Memory(fd, device));
         } else {
             received.push(Received::Other(fd));
@@ -130,7 +130,7 @@ pub fn receive_rights(carrier: RawFd, rights: &[RawFd]) -> Vec<RawFd> {
         }
     }
     let for_program: Vec<RawFd> =
-        others.iter().copied().filter(|&fd| !adopt_listener(fd, &others, Deferral::asked_by)).collect();
+        others.iter().copied().filter(|&fd| !adopt_listener(fd, &others, DeferredAccept::for_listener)).collect();
     let mut left = Vec::new();
     for part in received {
         match part {
@@ -179,7 +179,7 @@ unsafe fn memory_of(memfd: RawFd, device: Option<RawFd>) -> MemoryFds {
 fn adopt_listener(
     fd: RawFd,
     sockets: &[RawFd],
-    deferral_of: impl FnOnce(RawFd, RawFd) -> Result<Option<Deferral>, Errno>,
+    deferral_of: impl FnOnce(RawFd, RawFd) -> Result<Option<DeferredAccept>, Errno>,
 ) -> bool {
     let Some(lane) = rendezvous::adopt_listener(fd) else { return false };
     let address = lane.name().address;
@@ -209,45 +209,45 @@ fn adopt_listener(
 fn is_memory(fd: RawFd) -> bool {
     // SAFETY: only asks; a closed number is answered with an error.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-    Segment::is_segment(fd) || span_lease::place_of(borrowed).is_some() || page_in(fd).is_some()
+    Segment::is_segment(fd) || span_lease::spans_of(borrowed).is_some() || page_in(fd).is_some()
 }
 
 fn page_in(fd: RawFd) -> Option<LocalPage> {
     // SAFETY: as above.
-    LocalPage::of(unsafe { BorrowedFd::borrow_raw(fd) })
+    LocalPage::read(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
 /// Whether a descriptor is one of the memory that a local page is about.
-fn is_of(page: LocalPage, fd: RawFd) -> bool {
+fn is_memory_of(page: LocalPage, fd: RawFd) -> bool {
     // SAFETY: as above.
-    page.is_of(unsafe { BorrowedFd::borrow_raw(fd) })
+    page.describes(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// As [`is_of`], and leased for the connection: the program may have the device open itself.
-fn is_lease(page: LocalPage, fd: RawFd) -> bool {
+/// As [`is_memory_of`], and leased for the connection: the program may have the device open itself.
+fn is_lease_of(page: LocalPage, fd: RawFd) -> bool {
     // SAFETY: as above.
-    is_of(page, fd) && span_lease::is_noted_on(unsafe { BorrowedFd::borrow_raw(fd) }, page.place)
+    is_memory_of(page, fd) && span_lease::is_marked_on(unsafe { BorrowedFd::borrow_raw(fd) }, page.spans)
 }
 
 /// The ends that whoever has the memory may hold.
-fn ends_in(MemoryFds { memfd, device, .. }: &MemoryFds) -> Vec<Segment> {
+fn endpoints_in(MemoryFds { memfd, device, .. }: &MemoryFds) -> Vec<Segment> {
     if let Some(device) = device {
         return rendezvous::adopt_on_device(memfd, device.as_fd()).into_iter().collect();
     }
-    if span_lease::place_of(memfd.as_fd()).is_some() {
+    if span_lease::spans_of(memfd.as_fd()).is_some() {
         return rendezvous::adopt_in_windows(memfd.as_fd()).into_iter().collect();
     }
     [Side::Connector, Side::Acceptor].into_iter().filter_map(|side| Segment::adopt(memfd, side).ok()).collect()
 }
 
 /// The ends in a memory whose lifeline is among `sockets`, with all descriptors of that.
-fn ends_with_lifelines(memory: &MemoryFds, sockets: &[RawFd]) -> Vec<(Segment, Vec<RawFd>)> {
+fn endpoints_with_lifelines(memory: &MemoryFds, sockets: &[RawFd]) -> Vec<(Segment, Vec<RawFd>)> {
     let find = |segment: Segment| {
         let inode = segment.lifeline_inode();
         let lifelines: Vec<RawFd> = sockets.iter().copied().filter(|&fd| inode_of(fd) == Some(inode)).collect();
         (inode != 0 && !lifelines.is_empty()).then_some((segment, lifelines))
     };
-    ends_in(memory).into_iter().filter_map(find).collect()
+    endpoints_in(memory).into_iter().filter_map(find).collect()
 }
 
 /// Makes a connection of the memory and those of `sockets` that are its lifeline.
@@ -259,7 +259,7 @@ fn adopt(memory: MemoryFds, sockets: &[RawFd]) -> Result<(), MemoryFds> {
     let is_new = |(segment, lifelines): &(Segment, Vec<RawFd>)| {
         !segment.only_receives() && !matches!(entry::get(lifelines[0]), Entry::Connection(_))
     };
-    let found = ends_with_lifelines(&memory, sockets).into_iter().find(is_new);
+    let found = endpoints_with_lifelines(&memory, sockets).into_iter().find(is_new);
     let Some((segment, lifelines)) = found else { return Err(memory) };
     match connection::holder_of(&segment) {
         Some(connection) => lifelines.iter().for_each(|fd| add_lifeline(connection, *fd)),
@@ -273,7 +273,7 @@ fn adopt(memory: MemoryFds, sockets: &[RawFd]) -> Result<(), MemoryFds> {
 /// # Errors
 /// The memory, where it only looks like a connection's, and is the program's.
 fn adopt_rest(memory: MemoryFds, sockets: &[RawFd]) -> Result<(), MemoryFds> {
-    let found = ends_with_lifelines(&memory, sockets);
+    let found = endpoints_with_lifelines(&memory, sockets);
     if found.is_empty() {
         return Err(memory);
     }
@@ -297,10 +297,10 @@ fn add_lifeline(connection: &'static Connection, fd: RawFd) {
 fn open_adopted(fd: RawFd, others: &[RawFd], segment: Segment, memory: MemoryFds) {
     let role = if segment.side() == Side::Connector { Role::Connect } else { Role::Accept };
     let Some((tuple, is_remote)) = tuple_of(fd, role) else { return };
-    open_handed_on(fd, others, (tuple, role, is_remote), Start::Lanes(segment, memory.adopt().ok()));
+    open_transferred(fd, others, (tuple, role, is_remote), Start::Lanes(segment, memory.adopt().ok()));
 }
 
-fn open_handed_on(fd: RawFd, others: &[RawFd], (tuple, role, is_remote): (Tuple, Role, bool), start: Start) {
+fn open_transferred(fd: RawFd, others: &[RawFd], (tuple, role, is_remote): (Tuple, Role, bool), start: Start) {
     // SAFETY: the program's descriptor.
     let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap_or(OFlags::empty());
     let origin = Origin {
@@ -308,7 +308,7 @@ fn open_handed_on(fd: RawFd, others: &[RawFd], (tuple, role, is_remote): (Tuple,
         tuple,
         options: OptionRecord::default(),
         nonblocking: flags.contains(OFlags::NONBLOCK),
-        slot: Some(enter_lane_connection(fd, tuple, role, is_remote)),
+        slot: Some(record_lane_connection(fd, tuple, role, is_remote)),
     };
     let is_alone = matches!(start, Start::Lifeline(_));
     let connection = Connection::open(origin, start);
@@ -342,7 +342,7 @@ fn tuple_of(fd: RawFd, role: Role) -> Option<(Tuple, bool)> {
     let name = rustix::net::SocketAddrUnix::try_from(name).ok()?;
     let (tuple, opener) = Tuple::from_unauthenticated_name(name.abstract_name()?).ok()?;
     Some(match role {
-        Role::Connect => (tuple, rendezvous::leads_to_remote(lifeline)),
+        Role::Connect => (tuple, rendezvous::is_connected_to_proxy(lifeline)),
         Role::Accept | Role::Listen => (tuple.reversed(), opener == Opener::Proxy),
     })
 }

@@ -3,7 +3,7 @@
 use crate::accounting::process_stats;
 use crate::entry::{self, Entry};
 use crate::epoll;
-use crate::listener::Deferral;
+use crate::listener::DeferredAccept;
 use crate::listener::{LISTENERS, Listener, ListenerInner};
 use crate::options::inspect;
 use crate::process::limit;
@@ -45,7 +45,7 @@ pub fn listen(fd: RawFd, backlog: i32, in_kernel: impl FnOnce() -> Result<(), Er
         Some(lane) => lane,
         None => add_lane(fd, stream, bound, backlog, false),
     };
-    let with_deferral = lane.and_then(|lane| match Deferral::asked_by(fd, lane.fd()) {
+    let with_deferral = lane.and_then(|lane| match DeferredAccept::for_listener(fd, lane.fd()) {
         Ok(deferral) => Ok((lane, deferral)),
         Err(_) => Err(FallbackReason::ResourceLimit),
     });
@@ -76,7 +76,7 @@ fn add_lane(
     let is_v6only = inspect::is_v6only(fd);
     let reuses_port = inspect::reuses_port(fd);
     let listen = || match is_beside {
-        true => rendezvous::listen_beside(bound, netns, is_v6only, backlog),
+        true => rendezvous::listen_on_shared_socket(bound, netns, is_v6only, backlog),
         false => rendezvous::listen(bound, netns, is_v6only, reuses_port, backlog),
     };
     let lane = limit::with_raised_limit(listen, |error| *error == Errno::MFILE);
@@ -88,7 +88,7 @@ fn add_lane(
 }
 
 /// No handler that closes the socket comes between its steps.
-fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener, deferral: Option<Deferral>) {
+fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener, deferral: Option<DeferredAccept>) {
     let inner = stream.with(std::mem::take::<StreamInner>);
     if inner.descriptors.is_empty() {
         return; // Closed meanwhile.

@@ -7,7 +7,7 @@
 //! whether it can go on; no step of it waits.
 
 use super::Outcome;
-use super::connect::{Attempt, Met, attempt, fall_back, install, refuse};
+use super::connect::{Attempt, Established, attempt, fall_back, install, refuse};
 use crate::descriptor::hidden::{HiddenFd, Need};
 use crate::entry::{self, Entry};
 use crate::epoll;
@@ -15,7 +15,7 @@ use crate::options::inspect;
 use crate::process::background_connects::{self, Counted, is_any_pending};
 use crate::process::lock::Lock;
 use crate::process::signals;
-use crate::rendezvous::Underway;
+use crate::rendezvous::RemoteConnect;
 use crate::stream::Aim;
 use crate::stream::{Pending, Turn};
 use crate::stream::{STREAMS, Stream, StreamInner};
@@ -28,7 +28,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 /// Between two looks at a connect that waits.
-pub(crate) const LOOK_EVERY_NS: u64 = 1_000_000;
+pub(crate) const RETRY_INTERVAL_NS: u64 = 1_000_000;
 
 /// Whether this socket's connect waits.
 pub fn is_pending(stream: &'static Stream) -> bool {
@@ -36,7 +36,7 @@ pub fn is_pending(stream: &'static Stream) -> bool {
 }
 
 /// Whether somebody is just looking at this socket's connect, and may be ending it.
-pub fn is_looked_at(stream: &'static Stream) -> bool {
+pub fn is_advancing(stream: &'static Stream) -> bool {
     let is_taken = |pending: &Pending| matches!(pending.turn, Turn::Taken);
     is_any_pending() && stream.with(|inner| inner.pending.as_ref().is_some_and(is_taken))
 }
@@ -49,13 +49,13 @@ pub(super) fn begin(
     fd: RawFd,
     stream: &'static Stream,
     aim: Aim,
-    underway: Option<Box<Underway>>,
+    remote: Option<Box<RemoteConnect>>,
 ) -> Result<(), Errno> {
     if is_pending(stream) {
         return Ok(());
     }
-    connect_to_nobody(fd, aim.netns)?;
-    let pending = Pending { aim, turn: Turn::Next(underway), _counted: Counted::new(advance_all) };
+    connect_to_silent_listener(fd, aim.netns)?;
+    let pending = Pending { aim, turn: Turn::Next(remote), _counted: Counted::new(advance_all) };
     stream.with(|inner| inner.pending = Some(pending));
     epoll::wake_sleepers();
     Ok(())
@@ -70,22 +70,22 @@ fn advance_all() {
 
 /// `full`: a destination that has just been found full.
 fn advance_one(stream: &'static Stream, full: &mut Option<SocketAddr>) {
-    let Some((waiting, underway)) = stream.with(|inner| Waiting::take_turn(inner, *full)) else { return };
+    let Some((waiting, remote)) = stream.with(|inner| Waiting::take_turn(inner, *full)) else { return };
     if stream.with_options(|options| options.asks_more_than_lanes_offer()) {
         return end(stream, waiting, Err(FallbackReason::UnsupportedCall));
     }
-    let left = match attempt(waiting.aim, underway) {
-        Attempt::Full => {
+    let left = match attempt(waiting.aim, remote) {
+        Attempt::BacklogFull => {
             *full = Some(waiting.aim.destination);
             None
         }
-        Attempt::Underway(underway) => Some(underway),
-        Attempt::Met(met) => return end(stream, waiting, Ok(met)),
+        Attempt::Pending(remote) => Some(remote),
+        Attempt::Established(established) => return end(stream, waiting, Ok(established)),
         Attempt::NoLane(reason) => return end(stream, waiting, Err(reason)),
         Attempt::TupleInUse => return end(stream, waiting, Err(FallbackReason::HandshakeFailed)),
     };
     // What a socket leaves that was closed meanwhile is dropped without its lock.
-    let _left = stream.with(|inner| waiting.give_turn_back(inner, left));
+    let _left = stream.with(|inner| waiting.return_turn(inner, left));
 }
 
 /// A connect that waits, as it was before a try.
@@ -102,12 +102,12 @@ impl Waiting {
     }
 
     /// Unless it is somebody else's turn, or there is nothing to find out before `full` has room.
-    fn take_turn(inner: &mut StreamInner, full: Option<SocketAddr>) -> Option<(Self, Option<Box<Underway>>)> {
+    fn take_turn(inner: &mut StreamInner, full: Option<SocketAddr>) -> Option<(Self, Option<Box<RemoteConnect>>)> {
         let waiting = Self::of(inner)?;
         let turn = &mut inner.pending.as_mut()?.turn;
-        let is_vain = matches!(turn, Turn::Next(None)) && Some(waiting.aim.destination) == full;
+        let is_pointless = matches!(turn, Turn::Next(None)) && Some(waiting.aim.destination) == full;
         match std::mem::replace(turn, Turn::Taken) {
-            Turn::Next(underway) if !is_vain => Some((waiting, underway)),
+            Turn::Next(remote) if !is_pointless => Some((waiting, remote)),
             kept => {
                 *turn = kept;
                 None
@@ -116,44 +116,44 @@ impl Waiting {
     }
 
     /// Answers what it is not for any more.
-    fn give_turn_back(self, inner: &mut StreamInner, underway: Option<Box<Underway>>) -> Option<Box<Underway>> {
+    fn return_turn(self, inner: &mut StreamInner, remote: Option<Box<RemoteConnect>>) -> Option<Box<RemoteConnect>> {
         let is_mine = Self::of(inner) == Some(self);
         match inner.pending.as_mut().map(|pending| &mut pending.turn) {
             Some(turn @ Turn::Taken) if is_mine => {
-                *turn = Turn::Next(underway);
+                *turn = Turn::Next(remote);
                 None
             }
-            _ => underway,
+            _ => remote,
         }
     }
 }
 
 /// A close in another thread comes before this, or finds what has become of the descriptor.
-fn end(stream: &'static Stream, waiting: Waiting, outcome: Result<Box<Met>, FallbackReason>) {
+fn end(stream: &'static Stream, waiting: Waiting, outcome: Result<Box<Established>, FallbackReason>) {
     let Some(_guard) = background_connects::enter_ending() else {
         // A signal handler has interrupted a close: it is another look's turn.
-        return drop(stream.with(|inner| waiting.give_turn_back(inner, None)));
+        return drop(stream.with(|inner| waiting.return_turn(inner, None)));
     };
     if stream.with(|inner| Waiting::of(inner)) != Some(waiting) {
         return;
     }
     match outcome {
-        Ok(met) => finish(stream, waiting, *met),
-        Err(reason) => give_to_kernel(stream, waiting, reason),
+        Ok(established) => finish(stream, waiting, *established),
+        Err(reason) => fall_back_to_kernel(stream, waiting, reason),
     }
 }
 
-fn finish(stream: &'static Stream, waiting: Waiting, met: Met) {
-    if install(waiting.fd, stream, met).is_err() {
+fn finish(stream: &'static Stream, waiting: Waiting, established: Established) {
+    if install(waiting.fd, stream, established).is_err() {
         // It is dropped, and tried again.
-        drop(stream.with(|inner| waiting.give_turn_back(inner, None)));
+        drop(stream.with(|inner| waiting.return_turn(inner, None)));
     } else if let Entry::Connection(connection) = entry::get(waiting.fd) {
         connection.report_connect_later(true);
     }
 }
 
 /// There is no lane any more, only a TCP listener, or none: kernel TCP finds out, from the beginning.
-fn give_to_kernel(stream: &'static Stream, waiting: Waiting, reason: FallbackReason) {
+fn fall_back_to_kernel(stream: &'static Stream, waiting: Waiting, reason: FallbackReason) {
     let Waiting { fd, aim: Aim { destination, .. } } = waiting;
     // SAFETY: the program's descriptor, which is open while its connect is not ended.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -161,7 +161,7 @@ fn give_to_kernel(stream: &'static Stream, waiting: Waiting, reason: FallbackRea
     let descriptors = stream.with(|inner| inner.descriptors.clone());
     epoll::while_unheard(&descriptors, || {
         let _ = rustix::net::connect_unspec(socket);
-        let _ = without_waiting(fd, || {
+        let _ = in_nonblocking_mode(fd, || {
             let begun = match fall_back(fd, stream, destination, reason) {
                 Outcome::Kernel => rustix::net::connect(socket, &destination),
                 Outcome::Answered(result) => result,
@@ -197,7 +197,7 @@ pub fn abandon(stream: &'static Stream) {
 /// In the child of a fork, once the streams are free: what waits is the parent's to go on with. The socket is both's: a
 /// child that gave it to the kernel would take it from the parent.
 pub(super) fn after_fork_in_child() {
-    SILENCE_LOCK.reset();
+    SILENT_LOCK.reset();
     if background_connects::after_fork_in_child() {
         STREAMS.for_each(|stream| drop(stream.with(|inner| inner.pending.take())));
         background_connects::forget_all();
@@ -205,45 +205,45 @@ pub(super) fn after_fork_in_child() {
 }
 
 /// A listener of our own whose backlog is full: who connects to it hears nothing.
-struct Silence {
+struct SilentListener {
     is_v6: bool,
     /// Whose connects it can keep waiting: those of its network namespace.
     netns: u64,
     address: SocketAddr,
     _listener: HiddenFd,
-    _guest: HiddenFd,
+    _filler: HiddenFd,
 }
 
-struct Silences(UnsafeCell<Vec<Silence>>);
+struct SilentListeners(UnsafeCell<Vec<SilentListener>>);
 
 // SAFETY: accessed under the lock.
-unsafe impl Sync for Silences {}
+unsafe impl Sync for SilentListeners {}
 
-static SILENCE_LOCK: Lock = Lock::new();
-/// Under `SILENCE_LOCK`; one of each family and network namespace at most.
-static SILENCES: Silences = Silences(UnsafeCell::new(Vec::new()));
+static SILENT_LOCK: Lock = Lock::new();
+/// Under `SILENT_LOCK`; one of each family and network namespace at most.
+static SILENT_LISTENERS: SilentListeners = SilentListeners(UnsafeCell::new(Vec::new()));
 
-fn connect_to_nobody(fd: RawFd, netns: u64) -> Result<(), Errno> {
+fn connect_to_silent_listener(fd: RawFd, netns: u64) -> Result<(), Errno> {
     let is_v6 = inspect::local_of(fd)?.is_ipv6();
-    let nobody = signals::without_handlers(|| silent_address(is_v6, netns))?;
+    let address = signals::without_handlers(|| silent_address(is_v6, netns))?;
     // SAFETY: the program's descriptor, which it is connecting.
-    match without_waiting(fd, || rustix::net::connect(unsafe { BorrowedFd::borrow_raw(fd) }, &nobody))? {
+    match in_nonblocking_mode(fd, || rustix::net::connect(unsafe { BorrowedFd::borrow_raw(fd) }, &address))? {
         Err(Errno::INPROGRESS) => Ok(()),
         connected => Err(connected.err().unwrap_or(Errno::ISCONN)),
     }
 }
 
 fn silent_address(is_v6: bool, netns: u64) -> Result<SocketAddr, Errno> {
-    let _guard = SILENCE_LOCK.lock();
+    let _guard = SILENT_LOCK.lock();
     // SAFETY: under the lock.
-    let silences = unsafe { &mut *SILENCES.0.get() };
+    let listeners = unsafe { &mut *SILENT_LISTENERS.0.get() };
     let known =
-        silences.iter().find(|silence| silence.is_v6 == is_v6 && silence.netns == netns).map(|silence| silence.address);
+        listeners.iter().find(|silent| silent.is_v6 == is_v6 && silent.netns == netns).map(|silent| silent.address);
     known.map_or_else(
         || {
-            let silence = Silence::new(is_v6)?;
-            let address = silence.address;
-            silences.push(silence);
+            let silent = SilentListener::new(is_v6)?;
+            let address = silent.address;
+            listeners.push(silent);
             Ok(address)
         },
         Ok,
@@ -251,7 +251,7 @@ fn silent_address(is_v6: bool, netns: u64) -> Result<SocketAddr, Errno> {
 }
 
 /// Runs `call` while `fd` is in non-blocking mode.
-fn without_waiting<R>(fd: RawFd, call: impl FnOnce() -> R) -> Result<R, Errno> {
+fn in_nonblocking_mode<R>(fd: RawFd, call: impl FnOnce() -> R) -> Result<R, Errno> {
     // SAFETY: the program's descriptor, which it is connecting.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     let flags = rustix::fs::fcntl_getfl(socket)?;
@@ -261,7 +261,7 @@ fn without_waiting<R>(fd: RawFd, call: impl FnOnce() -> R) -> Result<R, Errno> {
     Ok(result)
 }
 
-impl Silence {
+impl SilentListener {
     fn new(is_v6: bool) -> Result<Self, Errno> {
         let any: SocketAddr = if is_v6 { (Ipv6Addr::LOCALHOST, 0).into() } else { (Ipv4Addr::LOCALHOST, 0).into() };
         let listener = tcp(is_v6)?;
@@ -270,10 +270,10 @@ impl Silence {
         rustix::net::listen(&listener, 0)?;
         let address = inspect::local_of(listener.as_raw_fd())?;
         let netns = inspect::netns_of(listener.as_raw_fd());
-        let guest = tcp(is_v6)?;
-        rustix::net::connect(&guest, &address)?;
+        let filler = tcp(is_v6)?;
+        rustix::net::connect(&filler, &address)?;
         let hide = |socket: OwnedFd| HiddenFd::hide(socket, Need::Required);
-        Ok(Self { is_v6, netns, address, _listener: hide(listener)?, _guest: hide(guest)? })
+        Ok(Self { is_v6, netns, address, _listener: hide(listener)?, _filler: hide(filler)? })
     }
 }
 

@@ -64,18 +64,18 @@ impl Claim {
 
 /// What the kernel's list says of a claim.
 #[derive(Default)]
-struct Found {
+struct PortHolders {
     /// A connecting end has what is claimed.
     is_connecting: bool,
     /// A connecting end leads there.
-    is_aimed_at: bool,
+    is_targeted: bool,
     /// A socket was accepted there.
     is_accepted: bool,
 }
 
-impl Found {
+impl PortHolders {
     fn is_held(&self) -> bool {
-        self.is_connecting || (self.is_aimed_at && self.is_accepted)
+        self.is_connecting || (self.is_targeted && self.is_accepted)
     }
 
     /// Takes a line of the list into account.
@@ -99,16 +99,16 @@ impl Found {
 
     fn note_connecting(&mut self, name: &[u8], claim: &Claim, key: &NameKey) {
         let Ok((tuple, opener)) = Tuple::from_unauthenticated_name(name) else { return };
-        let has_it = match opener {
+        let owns_it = match opener {
             Opener::Program => claim.collides_with(tuple.local, false),
             Opener::SharingProgram => claim.collides_with(tuple.local, true),
             Opener::Proxy => false,
         };
         let leads_there = claim.collides_with(tuple.peer, true);
         // The code last: it takes longer than the rest.
-        if (has_it || leads_there) && Tuple::from_name(name, key).is_ok() {
-            self.is_connecting |= has_it;
-            self.is_aimed_at |= leads_there;
+        if (owns_it || leads_there) && Tuple::from_name(name, key).is_ok() {
+            self.is_connecting |= owns_it;
+            self.is_targeted |= leads_there;
         }
     }
 }
@@ -140,7 +140,7 @@ pub fn note_bound(fd: RawFd, address: SocketAddr) {
 }
 
 /// The program is told the address of a socket that is not connected.
-pub fn note_told(stream: &'static Stream) {
+pub fn note_address_read(stream: &'static Stream) {
     stream.with(|inner| {
         if inner.port_choice == PortChoice::Kernel {
             inner.port_choice = PortChoice::KnownKernel;
@@ -155,18 +155,18 @@ fn is_held_elsewhere(claim: &Claim) -> bool {
         return false;
     };
     let key = rack.key();
-    let mut found = Found::default();
+    let mut holders = PortHolders::default();
     let (mut bytes, mut kept) = (vec![0; LISTING_BYTES], 0);
     // What is there of a line is kept for the next part. The kernel writes whole lines, far shorter than all of it.
     while let Ok(read @ 1..) = rustix::io::read(&list, &mut bytes[kept..]) {
         let filled = kept + read;
         let whole = bytes[..filled].iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
-        bytes[..whole].split(|byte| *byte == b'\n').for_each(|line| found.note(line, claim, &key));
+        bytes[..whole].split(|byte| *byte == b'\n').for_each(|line| holders.note(line, claim, &key));
         bytes.copy_within(whole..filled, 0);
         kept = filled - whole;
     }
     close(list);
-    found.is_held()
+    holders.is_held()
 }
 
 #[cfg(test)]
@@ -206,9 +206,9 @@ mod tests {
         let line = |name: &[u8]| [b"000000002296fd92: 00000002 00000000 00000000 0001 03 12246 ", name].concat();
         let named = |opener, key: &NameKey| line(&[b"@", &tuple.name(opener, key).unwrap()[..]].concat());
         let is_held = |lines: &[Vec<u8>], claim: Claim| {
-            let mut found = Found::default();
-            lines.iter().for_each(|line| found.note(line, &claim, &key));
-            found.is_held()
+            let mut holders = PortHolders::default();
+            lines.iter().for_each(|line| holders.note(line, &claim, &key));
+            holders.is_held()
         };
         let own = |shares| claims("0.0.0.0:4000", false, shares);
         assert!(is_held(&[named(Opener::Program, &key)], own(false)));

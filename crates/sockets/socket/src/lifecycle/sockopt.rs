@@ -63,7 +63,7 @@ pub unsafe fn get_option(
             bytes[..len_bytes].to_vec()
         }
         // SAFETY: the caller's; a raw call on the program's own descriptor.
-        Special::Lifeline => return unsafe { ask_lifeline(connection.lifeline(), option, value, length_inout) },
+        Special::Lifeline => return unsafe { get_on_lifeline(connection.lifeline(), option, value, length_inout) },
     };
     // SAFETY: the caller's.
     unsafe { options::answer(&bytes, value, length_inout) }
@@ -125,7 +125,7 @@ fn set_shared(connection: &'static Connection, option: SocketOption, is_on: bool
 ///
 /// # Safety
 /// `argument` is what the request wants, or the kernel refuses it.
-pub unsafe fn ask_as_tcp(connection: &'static Connection, request: u64, argument: usize) -> Result<i32, Errno> {
+pub unsafe fn ioctl_as_tcp(connection: &'static Connection, request: u64, argument: usize) -> Result<i32, Errno> {
     // SAFETY: our caller says that `argument` is what the request wants or the kernel refuses it.
     unsafe { options::ioctl_of_template(family_of(connection), request, argument) }
 }
@@ -166,7 +166,7 @@ pub unsafe fn note_option(
                 return Ok(());
             }
             if option == listener::DEFER_ACCEPT {
-                return deferral::follow(fd, listener);
+                return deferral::apply_option(fd, listener);
             }
         }
         _ => {}
@@ -208,7 +208,7 @@ unsafe fn set_on_lifeline(
     if result < 0 { Err(crate::process::system::error_of(result)) } else { Ok(()) }
 }
 
-unsafe fn ask_lifeline(
+unsafe fn get_on_lifeline(
     fd: RawFd,
     option: SocketOption,
     value: *mut c_void,

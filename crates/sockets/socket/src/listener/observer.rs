@@ -13,7 +13,7 @@ pub(crate) fn observe_closing(on_closing: OnClosing) {
     ON_CLOSING.set(on_closing);
 }
 
-pub(super) fn tell_closing(fd: RawFd, listener: &'static Listener) {
+pub(super) fn notify_closing(fd: RawFd, listener: &'static Listener) {
     if let Some(on_closing) = ON_CLOSING.get() {
         on_closing(fd, listener);
     }

@@ -103,7 +103,10 @@ fn lowest_free(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 
 /// Runs `action`; if it failed because the program has no number left, gives up what hidden descriptors can be spared
 /// and runs it once more.
-pub fn retry_with_room<T, E>(action: impl Fn() -> Result<T, E>, lacks_descriptors: impl Fn(&E) -> bool) -> Result<T, E> {
+pub fn retry_with_room<T, E>(
+    action: impl Fn() -> Result<T, E>,
+    lacks_descriptors: impl Fn(&E) -> bool,
+) -> Result<T, E> {
     match action() {
         Err(error) if lacks_descriptors(&error) && release_all_optional() > 0 => action(),
         result => result,

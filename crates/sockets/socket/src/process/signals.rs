@@ -202,7 +202,10 @@ pub fn set_gates(plain: usize, informed: usize) {
 ///
 /// # Safety
 /// `mask` is null or a signal set.
-pub unsafe fn mask_while_polling(mask: *const libc::sigset_t, began: &mut SignalCheckpoint) -> Option<system::SignalMaskGuard> {
+pub unsafe fn mask_while_polling(
+    mask: *const libc::sigset_t,
+    began: &mut SignalCheckpoint,
+) -> Option<system::SignalMaskGuard> {
     if load(&GATES[HandlerKind::Plain as usize]) == 0 {
         return None;
     }

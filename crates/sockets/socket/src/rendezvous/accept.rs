@@ -16,7 +16,7 @@ use super::remote;
 use crate::descriptor::hidden::close;
 
 /// Strangers that one call of `accept` sends away.
-const STRANGERS_MAX: usize = 64;
+const REJECTED_MAX: usize = 64;
 
 /// A new connection, seen from the end that called `accept`. Its memory comes by [`receive_handshake`].
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub struct Accepted {
 /// sent away.
 ///
 /// # Errors
-/// `AGAIN` when there is none, `CONNABORTED` when there were only strangers, and what `accept4(2)` answers.
+/// `AGAIN` when there is none, `CONNABORTED` when there were only rejected, and what `accept4(2)` answers.
 pub fn accept(lane_fd: RawFd, key: &NameKey, flags: i32) -> Result<Accepted, Errno> {
     if lane_fd < 0 {
         return Err(Errno::BADF);
@@ -44,10 +44,10 @@ pub fn accept(lane_fd: RawFd, key: &NameKey, flags: i32) -> Result<Accepted, Err
     let mut socket_flags = SocketFlags::empty();
     socket_flags.set(SocketFlags::NONBLOCK, flags & libc::SOCK_NONBLOCK != 0);
     socket_flags.set(SocketFlags::CLOEXEC, flags & libc::SOCK_CLOEXEC != 0);
-    for strangers in 0..STRANGERS_MAX {
+    for rejected in 0..REJECTED_MAX {
         let (lifeline, name) = match rustix::net::acceptfrom_with(listener, socket_flags) {
             Err(Errno::CONNABORTED | Errno::INTR) => continue,
-            Err(Errno::AGAIN) if strangers > 0 => break,
+            Err(Errno::AGAIN) if rejected > 0 => break,
             outcome => outcome?,
         };
         match name.as_ref().and_then(|name| tuple_of(name, key)) {
@@ -62,7 +62,7 @@ pub fn accept(lane_fd: RawFd, key: &NameKey, flags: i32) -> Result<Accepted, Err
 
 /// Why the first message on a lifeline is not a handshake to go on with.
 #[derive(Debug)]
-pub enum Refused {
+pub enum HandshakeRejection {
     /// The peer is gone, and has not said anything.
     Closed,
     /// What it said is no handshake of ours.
@@ -75,7 +75,7 @@ pub enum Refused {
     System(Errno),
 }
 
-impl Refused {
+impl HandshakeRejection {
     /// For the ledger.
     pub fn reason(&self) -> FallbackReason {
         match self {
@@ -83,7 +83,7 @@ impl Refused {
                 FallbackReason::VersionMismatch
             }
             Self::Memory(errno) | Self::System(errno) => {
-                NoLane::ran_out_or(FallbackReason::HandshakeFailed)(*errno).reason
+                NoLane::resource_limit_or(FallbackReason::HandshakeFailed)(*errno).reason
             }
             _ => FallbackReason::HandshakeFailed,
         }
@@ -95,33 +95,33 @@ impl Refused {
 ///
 /// # Errors
 /// What the peer sent instead. Descriptors that came with it are closed.
-pub fn receive_handshake(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<MemoryFds>)>, Refused> {
+pub fn receive_handshake(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<MemoryFds>)>, HandshakeRejection> {
     let mut bytes = [0_u8; HANDSHAKE_BYTES];
     let (length, mut fds, cut_off) = match receive_with_descriptors(lifeline, &mut bytes) {
         Ok(received) => received,
         Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-        Err(errno) => return Err(Refused::System(errno)),
+        Err(errno) => return Err(HandshakeRejection::System(errno)),
     };
-    let outcome = judge(&bytes[..length], fds.len() + usize::from(cut_off));
+    let outcome = decode_handshake(&bytes[..length], fds.len() + usize::from(cut_off));
     match (outcome, fds.pop()) {
         (Ok(handshake), Some(memfd)) => open_segment(handshake, memfd).map(Some),
         (outcome, memfd) => {
             fds.into_iter().chain(memfd).for_each(close);
-            Err(outcome.err().unwrap_or(Refused::Descriptors(0)))
+            Err(outcome.err().unwrap_or(HandshakeRejection::Descriptors(0)))
         }
     }
 }
 
-fn judge(bytes: &[u8], descriptors: usize) -> Result<Handshake, Refused> {
+fn decode_handshake(bytes: &[u8], descriptors: usize) -> Result<Handshake, HandshakeRejection> {
     if bytes.is_empty() {
-        return Err(Refused::Closed);
+        return Err(HandshakeRejection::Closed);
     }
-    let handshake = Handshake::decode(bytes).map_err(Refused::Handshake)?;
-    if descriptors == 1 { Ok(handshake) } else { Err(Refused::Descriptors(descriptors)) }
+    let handshake = Handshake::decode(bytes).map_err(HandshakeRejection::Handshake)?;
+    if descriptors == 1 { Ok(handshake) } else { Err(HandshakeRejection::Descriptors(descriptors)) }
 }
 
-fn open_segment(handshake: Handshake, memory: OwnedFd) -> Result<(Segment, Option<MemoryFds>), Refused> {
-    let opened = match handshake.place {
+fn open_segment(handshake: Handshake, memory: OwnedFd) -> Result<(Segment, Option<MemoryFds>), HandshakeRejection> {
+    let opened = match handshake.spans {
         None => match Segment::open(&memory, handshake.secrets) {
             Ok(segment) => Ok((segment, MemoryFds::of_memfd(memory))),
             Err(errno) => {
@@ -129,7 +129,7 @@ fn open_segment(handshake: Handshake, memory: OwnedFd) -> Result<(Segment, Optio
                 Err(errno)
             }
         },
-        Some(place) => remote::open_place(memory, place, Side::Acceptor, handshake.secrets),
+        Some(spans) => remote::open_in_windows(memory, spans, Side::Acceptor, handshake.secrets),
     };
-    opened.map(|(segment, memory)| (segment, Some(memory))).map_err(Refused::Memory)
+    opened.map(|(segment, memory)| (segment, Some(memory))).map_err(HandshakeRejection::Memory)
 }

@@ -2,7 +2,7 @@
 //! machine's.
 //!
 //! Inside, an IPv4 address is always an IPv4 address. The mapped form `::ffff:a.b.c.d`, which programs with an IPv6
-//! socket see, exists only at the edge: [`canonical`] takes it away, [`shown_in`] puts it back.
+//! socket see, exists only at the edge: [`canonical`] takes it away, [`to_family`] puts it back.
 
 #![allow(unsafe_code)] // Socket addresses in the memory of C callers.
 
@@ -169,7 +169,7 @@ fn is_link_local(ip: &Ipv6Addr) -> bool {
 }
 
 /// The form in which a program with a socket of `family` sees a canonical address.
-pub fn shown_in(address: SocketAddr, family: Family) -> SocketAddr {
+pub fn to_family(address: SocketAddr, family: Family) -> SocketAddr {
     match (address, family) {
         (SocketAddr::V4(v4), Family::V6) => {
             SocketAddr::V6(SocketAddrV6::new(v4.ip().to_ipv6_mapped(), v4.port(), 0, 0))
@@ -263,8 +263,8 @@ impl Tuple {
 
     /// As a program with a socket of `family` sees it.
     #[must_use]
-    pub fn shown_in(self, family: Family) -> Self {
-        Self { local: shown_in(self.local, family), peer: shown_in(self.peer, family) }
+    pub fn to_family(self, family: Family) -> Self {
+        Self { local: to_family(self.local, family), peer: to_family(self.peer, family) }
     }
 
     /// Returns the abstract AF_UNIX name that the connecting end binds its lifeline to:
@@ -280,7 +280,10 @@ impl Tuple {
     /// # Errors
     /// `INVAL` when these cannot be the addresses of a connection.
     pub fn name(&self, opener: Opener, key: &NameKey) -> Result<Vec<u8>, Errno> {
-        if !is_whole(self.local) || !is_whole(self.peer) || self.local.is_ipv4() != self.peer.is_ipv4() {
+        if !is_valid_endpoint(self.local)
+            || !is_valid_endpoint(self.peer)
+            || self.local.is_ipv4() != self.peer.is_ipv4()
+        {
             return Err(Errno::INVAL);
         }
         let addresses = self.encode_addresses(opener);
@@ -362,20 +365,20 @@ impl Tuple {
                 (tuple, Opener::of_separator(bytes[at])?)
             }
         };
-        let is_whole = is_whole(tuple.local) && is_whole(tuple.peer);
-        (is_whole && tuple.local.is_ipv4() == tuple.peer.is_ipv4()).then_some((tuple, opener))
+        let are_valid = is_valid_endpoint(tuple.local) && is_valid_endpoint(tuple.peer);
+        (are_valid && tuple.local.is_ipv4() == tuple.peer.is_ipv4()).then_some((tuple, opener))
     }
 }
 
 fn decode_binary(bytes: &[u8]) -> Option<SocketAddr> {
     let ip = Ipv6Addr::from(array::<16>(bytes, 0)?);
     let (port, scope) = (array(bytes, 16).map(u16::from_be_bytes)?, array(bytes, 18).map(u32::from_be_bytes)?);
-    let is_whole = bytes.len() == BINARY_ADDRESS_BYTES;
-    is_whole.then(|| SocketAddr::V6(SocketAddrV6::new(ip, port, 0, scope)))
+    let has_right_length = bytes.len() == BINARY_ADDRESS_BYTES;
+    has_right_length.then(|| SocketAddr::V6(SocketAddrV6::new(ip, port, 0, scope)))
 }
 
 /// Whether the address is canonical and one end of a connection can have it.
-fn is_whole(address: SocketAddr) -> bool {
+fn is_valid_endpoint(address: SocketAddr) -> bool {
     let ip = address.ip();
     address == canonical(address) && address.port() != 0 && !ip.is_unspecified() && !ip.is_multicast()
 }
@@ -614,7 +617,7 @@ mod tests {
         fn canonical_is_a_fixed_point_and_showing_undoes_it(address in any_address()) {
             let once = canonical(address);
             prop_assert_eq!(canonical(once), once);
-            prop_assert_eq!(canonical(shown_in(once, Family::V6)), once);
+            prop_assert_eq!(canonical(to_family(once, Family::V6)), once);
         }
 
         /// Names have room for any two addresses, with any scope.
@@ -630,7 +633,7 @@ mod tests {
                 }
                 Err(error) => {
                     let same_family = tuple.local.is_ipv4() == tuple.peer.is_ipv4();
-                    let usable = is_whole(tuple.local) && is_whole(tuple.peer) && same_family;
+                    let usable = is_valid_endpoint(tuple.local) && is_valid_endpoint(tuple.peer) && same_family;
                     prop_assert!(!usable, "{error} for {tuple:?}");
                 }
             }

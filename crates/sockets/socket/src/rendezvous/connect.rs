@@ -9,7 +9,7 @@ use stats_page::FallbackReason;
 use super::address::Opener;
 use super::directory::{Rack, netns_cookie};
 use super::local::*;
-use super::remote::Progress;
+use super::remote::ConnectProgress;
 use super::{monitor, reasons, remote};
 
 /// Connects to a lane listener in the caller's rack. `bound` is what `getsockname` says of the program's TCP socket,
@@ -24,14 +24,14 @@ pub fn connect(
     bound: Option<SocketAddr>,
     shares: bool,
     netns: u64,
-) -> Result<Progress, FallbackReason> {
+) -> Result<ConnectProgress, FallbackReason> {
     let node = crate::process::settings::settings().node;
     let opener = if shares { Opener::SharingProgram } else { Opener::Program };
-    let request = Request { destination: to, source: bound, node, opener };
+    let request = ConnectRequest { destination: to, source: bound, node, opener };
     connect_now(&request, netns).map_err(|no_lane| no_lane.reason)
 }
 
-fn connect_now(request: &Request, netns: u64) -> Result<Progress, NoLane> {
+fn connect_now(request: &ConnectRequest, netns: u64) -> Result<ConnectProgress, NoLane> {
     // Asked before the rack is opened, because a program that only talks to other machines needs none.
     let route = request.route();
     let may_be_remote = request.may_be_remote(&route);
@@ -40,24 +40,24 @@ fn connect_now(request: &Request, netns: u64) -> Result<Progress, NoLane> {
     }
     let lifeline = new_lifeline()?;
     if netns_cookie(lifeline.as_fd()) != netns {
-        return Err(NoLane::because(FallbackReason::NamespaceDiffers));
+        return Err(NoLane::new(FallbackReason::NamespaceDiffers));
     }
-    let unavailable = |errno| NoLane::failed(reasons::of_rack_error(errno), errno);
+    let unavailable = |errno| NoLane::with_errno(reasons::of_rack_error(errno), errno);
     let rack = Rack::current_for(lifeline.as_fd()).map_err(unavailable)?;
-    if may_be_remote && monitor::is_there(&rack) {
+    if may_be_remote && monitor::has_monitor(&rack) {
         return remote::connect(rack, request, lifeline);
     }
     let route = route?;
     if crate::process::settings::settings().honours_filters {
-        return Err(NoLane::because(FallbackReason::PacketFilters));
+        return Err(NoLane::new(FallbackReason::PacketFilters));
     }
-    let (lifeline, tuple) = match approach(&rack, route, lifeline, request.opener, || Ok(())) {
-        Err(NoLane { errno: Some(Errno::ADDRINUSE), .. }) if route.port != 0 => return Ok(Progress::TupleInUse),
+    let (lifeline, tuple) = match connect_lifeline(&rack, route, lifeline, request.opener, || Ok(())) {
+        Err(NoLane { errno: Some(Errno::ADDRINUSE), .. }) if route.port != 0 => return Ok(ConnectProgress::TupleInUse),
         Err(NoLane { reason: FallbackReason::NoListener, .. }) => {
-            return Err(NoLane::because(reasons::of_nobody(&rack, route.destination)));
+            return Err(NoLane::new(reasons::of_missing_listener(&rack, route.destination)));
         }
-        approached => approached?,
+        connected => connected?,
     };
     check_trusted(lifeline.as_fd())?;
-    Ok(Progress::Reached { lifeline, tuple })
+    Ok(ConnectProgress::LifelineConnected { lifeline, tuple })
 }

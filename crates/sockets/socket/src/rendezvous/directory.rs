@@ -152,7 +152,7 @@ impl ListenerName {
     }
 
     /// Whether both stand for the same address, as far as two listeners may not share it.
-    fn same_place(&self, other: &Self) -> bool {
+    fn has_same_address(&self, other: &Self) -> bool {
         (self.address, self.v6_only, self.is_remote) == (other.address, other.v6_only, other.is_remote)
     }
 }
@@ -195,14 +195,14 @@ impl fmt::Display for Suffix<'_> {
 
 /// Where racks may be, as the environment said when the library was loaded.
 #[derive(Clone, Debug, Default)]
-struct Places {
+struct Environment {
     rack: Option<OsString>,
     runtime: Option<OsString>,
     /// Whom the program ran as then.
     uid: u32,
 }
 
-static PLACES: OnceLock<Places> = OnceLock::new();
+static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
 
 /// Remembers where the environment puts the rack. To be called while the library is loaded: later the program may
 /// change its environment or its working directory under us.
@@ -211,21 +211,21 @@ pub fn remember_environment() {
         let value = std::env::var_os(name).filter(|value| !value.is_empty())?;
         Some(std::path::absolute(&value).map_or(value, PathBuf::into_os_string))
     };
-    PLACES.get_or_init(|| Places {
+    ENVIRONMENT.get_or_init(|| Environment {
         rack: absolute("CROSSLANE_RACK"),
         runtime: absolute("XDG_RUNTIME_DIR"),
         uid: rustix::process::geteuid().as_raw(),
     });
 }
 
-fn places() -> Places {
+fn environment() -> Environment {
     remember_environment();
-    PLACES.get().cloned().unwrap_or_default()
+    ENVIRONMENT.get().cloned().unwrap_or_default()
 }
 
 /// A line about the directory that the environment names, if there is none.
-pub fn missing_named_directory() -> Option<String> {
-    let named = PathBuf::from(places().rack?);
+pub fn missing_configured_directory() -> Option<String> {
+    let named = PathBuf::from(environment().rack?);
     let shown = named.display();
     match rustix::fs::stat(&named) {
         Err(Errno::NOENT | Errno::NOTDIR) => {
@@ -237,18 +237,18 @@ pub fn missing_named_directory() -> Option<String> {
 
 /// Whether the rack directory is not of the user that the calling thread runs as. One that cannot be asked is of the
 /// user before, if the program has changed its user.
-pub fn is_another_users() -> bool {
+pub fn is_owned_by_other_user() -> bool {
     let uid = rustix::process::geteuid().as_raw();
     match rustix::fs::lstat(rack_dir(uid)) {
         Ok(stat) => stat.st_uid != uid,
-        Err(_) => places().uid != uid,
+        Err(_) => environment().uid != uid,
     }
 }
 
 /// As [`rack_dir`]. The directory is made if it is missing and the default one: the name of any other may be mistyped.
-pub fn made_rack_dir(uid: u32) -> PathBuf {
+pub fn ensure_rack_dir(uid: u32) -> PathBuf {
     let rack = rack_dir(uid);
-    if places().rack.is_none() {
+    if environment().rack.is_none() {
         // Where that fails, opening it fails too.
         let _ = make_private(rustix::fs::CWD, rack.as_os_str().as_bytes());
     }
@@ -257,11 +257,11 @@ pub fn made_rack_dir(uid: u32) -> PathBuf {
 
 /// The rack directory of a user.
 pub fn rack_dir(uid: u32) -> PathBuf {
-    let places = places();
+    let environment = environment();
     stats_page::rack_dir(
         |name| match name {
-            "CROSSLANE_RACK" => places.rack.clone(),
-            "XDG_RUNTIME_DIR" => places.runtime.clone(),
+            "CROSSLANE_RACK" => environment.rack.clone(),
+            "XDG_RUNTIME_DIR" => environment.runtime.clone(),
             _ => None,
         },
         uid,
@@ -270,12 +270,12 @@ pub fn rack_dir(uid: u32) -> PathBuf {
 
 /// What an open rack was opened for; with any of it changed, another rack is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Circumstances {
+struct RackScope {
     uid: u32,
     netns: u64,
 }
 
-impl Circumstances {
+impl RackScope {
     fn now() -> Result<Self, Errno> {
         let netns = rustix::fs::stat(c"/proc/thread-self/ns/net")?.st_ino;
         Ok(Self { uid: rustix::process::geteuid().as_raw(), netns })
@@ -288,7 +288,7 @@ pub struct Rack {
     directory: HiddenFd,
     path: PathBuf,
     identity: (u64, u64),
-    circumstances: Circumstances,
+    scope: RackScope,
     /// Read once: a process that has given up the rack's user since could not read it again.
     key: NameKey,
     /// The kernel's cookie of the network namespace, 0 while nobody has asked for it.
@@ -299,8 +299,8 @@ static CURRENT: Mutex<Option<Arc<Rack>>> = Mutex::new(None);
 
 /// The rack that is kept open. Its lock is never waited for: in the child of a fork its holder may not exist. Without
 /// it the rack is opened for this once.
-fn kept() -> Option<Arc<Rack>> {
-    CURRENT.try_lock().ok().and_then(|kept| kept.clone())
+fn cached() -> Option<Arc<Rack>> {
+    CURRENT.try_lock().ok().and_then(|cached| cached.clone())
 }
 
 /// What tells the network namespace that a socket was made in from all others; 0 where the kernel is older than 5.14.
@@ -318,22 +318,22 @@ impl Rack {
     /// `PERM` when a directory or the key is not the user's own, `INVAL` when the key has another length than one, and
     /// what mkdir and open answer.
     pub fn current() -> Result<Arc<Self>, Errno> {
-        Self::kept_or_opened().map(|(rack, _)| rack)
+        Self::cached_or_open().map(|(rack, _)| rack)
     }
 
     /// The rack, and whether lanes are switched off in it.
-    fn kept_or_opened() -> Result<(Arc<Self>, bool), Errno> {
-        let now = Circumstances::now()?;
-        if let Some(rack) = kept().filter(|rack| rack.circumstances == now && rack.is_intact()) {
+    fn cached_or_open() -> Result<(Arc<Self>, bool), Errno> {
+        let now = RackScope::now()?;
+        if let Some(rack) = cached().filter(|rack| rack.scope == now && rack.is_intact()) {
             return Ok((rack, false));
         }
-        let root = made_rack_dir(now.uid);
+        let root = ensure_rack_dir(now.uid);
         let rack = Arc::new(Self::open_in(&root, now)?);
         // Last: whoever switches lanes off leaves the hint in the directories of listeners that there are then. A rack
         // whose lanes are off is not kept, because a directory that is new has no hint.
         let is_off = rustix::fs::stat(root.join(stats_page::OFF_FILE)).is_ok();
         if !is_off {
-            let old = CURRENT.try_lock().ok().and_then(|mut kept| kept.replace(Arc::clone(&rack)));
+            let old = CURRENT.try_lock().ok().and_then(|mut cached| cached.replace(Arc::clone(&rack)));
             drop(old);
         }
         Ok((rack, is_off))
@@ -348,12 +348,12 @@ impl Rack {
         let cookie = netns_cookie(socket);
         let uid = rustix::process::geteuid().as_raw();
         let is_same = |rack: &Arc<Self>| {
-            cookie != 0 && rack.netns_cookie.load(Ordering::Relaxed) == cookie && rack.circumstances.uid == uid
+            cookie != 0 && rack.netns_cookie.load(Ordering::Relaxed) == cookie && rack.scope.uid == uid
         };
-        if let Some(rack) = kept().filter(|rack| is_same(rack) && rack.is_intact()) {
+        if let Some(rack) = cached().filter(|rack| is_same(rack) && rack.is_intact()) {
             return Ok(rack);
         }
-        let (rack, is_off) = Self::kept_or_opened()?;
+        let (rack, is_off) = Self::cached_or_open()?;
         if is_off {
             return Err(Errno::CANCELED);
         }
@@ -368,20 +368,20 @@ impl Rack {
     /// As [`Rack::current`].
     pub fn open(rack: &Path) -> Result<Self, Errno> {
         make_private(rustix::fs::CWD, rack.as_os_str().as_bytes())?;
-        Self::open_in(rack, Circumstances::now()?)
+        Self::open_in(rack, RackScope::now()?)
     }
 
-    fn open_in(rack: &Path, circumstances: Circumstances) -> Result<Self, Errno> {
+    fn open_in(rack: &Path, scope: RackScope) -> Result<Self, Errno> {
         let mut path = rack.to_path_buf();
-        let root = open_private(rustix::fs::CWD, rack.as_os_str().as_bytes(), circumstances.uid)?;
-        let version = open_within(root, VERSION, &mut path, circumstances.uid)?;
-        let key = NameKey::read_or_make(version.as_fd(), circumstances.uid);
-        let net = format!("net-{}", circumstances.netns);
-        let directory = open_within(version, &net, &mut path, circumstances.uid)?;
+        let root = open_private(rustix::fs::CWD, rack.as_os_str().as_bytes(), scope.uid)?;
+        let version = open_within(root, VERSION, &mut path, scope.uid)?;
+        let key = NameKey::read_or_make(version.as_fd(), scope.uid);
+        let net = format!("net-{}", scope.netns);
+        let directory = open_within(version, &net, &mut path, scope.uid)?;
         let directory = HiddenFd::hide(directory, Need::Required)?;
         let stat = rustix::fs::fstat(directory.fd()?)?;
         let identity = (stat.st_dev, stat.st_ino);
-        Ok(Self { directory, path, identity, circumstances, key: key?, netns_cookie: AtomicU64::new(0) })
+        Ok(Self { directory, path, identity, scope, key: key?, netns_cookie: AtomicU64::new(0) })
     }
 
     /// Whether our descriptor still is the directory, the directory still exists, and has no hint that lanes may have
@@ -394,7 +394,7 @@ impl Rack {
 
     /// The user whose rack this is.
     pub fn uid(&self) -> u32 {
-        self.circumstances.uid
+        self.scope.uid
     }
 
     /// The key of the abstract names that lifelines of this rack are bound to.
@@ -413,7 +413,7 @@ impl Rack {
     /// What openat and getdents answer.
     pub fn names(&self) -> Result<Vec<ListenerName>, Errno> {
         let mut addresses = Vec::new();
-        let listing = self.open_again()?;
+        let listing = self.reopen()?;
         let outcome = visit_entries(listing.as_fd(), ADDRESSES_MAX, |entry, _| {
             addresses.extend(entry.parse::<SocketAddr>().ok());
             ControlFlow::Continue(())
@@ -457,16 +457,16 @@ impl Rack {
     pub fn has_other_version_at(&self, destination: SocketAddr) -> bool {
         let (Some(version), Some(net)) = (self.path.parent(), self.path.file_name()) else { return false };
         let is_version = |name: &[u8]| matches!(name, [b'v', number @ ..] if !number.is_empty());
-        siblings(version, is_version).any(|other| is_anybody_at(&other.join(net), destination))
+        siblings(version, is_version).any(|other| has_listener_for(&other.join(net), destination))
     }
 
     /// Whether a program in another network namespace has a listener for a destination in the rack.
     pub fn has_other_namespace_at(&self, destination: SocketAddr) -> bool {
-        siblings(&self.path, |name| name.starts_with(b"net-")).any(|other| is_anybody_at(&other, destination))
+        siblings(&self.path, |name| name.starts_with(b"net-")).any(|other| has_listener_for(&other, destination))
     }
 
     /// A descriptor of its own, because the place in a directory is shared by all users of one.
-    fn open_again(&self) -> Result<OwnedFd, Errno> {
+    fn reopen(&self) -> Result<OwnedFd, Errno> {
         self.open_directory(".")
     }
 
@@ -547,7 +547,7 @@ impl Rack {
     pub fn sweep(&self) -> Result<(), Errno> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let cursor = rustix::fs::openat(self.directory.fd()?, SWEEP_FILE, flags, Mode::RUSR | Mode::WUSR)?;
-        let swept = self.open_again().and_then(|listing| {
+        let swept = self.reopen().and_then(|listing| {
             let swept = self.sweep_from(cursor.as_fd(), listing.as_fd());
             close(listing);
             swept
@@ -620,7 +620,7 @@ impl Rack {
     ///
     /// # Errors
     /// As there; `BUSY` at once.
-    pub fn remove_if_stale_unless_locked(&self, name: &ListenerName) -> Result<bool, Errno> {
+    pub fn try_remove_if_stale(&self, name: &ListenerName) -> Result<bool, Errno> {
         self.remove_if_stale_within(name, 1)
     }
 
@@ -633,7 +633,7 @@ impl Rack {
     }
 
     /// Whether a path in an AF_UNIX address leads to a name of this rack.
-    pub fn holds(&self, path: &[u8]) -> bool {
+    pub fn contains_path(&self, path: &[u8]) -> bool {
         let top = path.rsplitn(3, |byte| *byte == b'/').nth(2).unwrap_or_default();
         top == self.path.as_os_str().as_bytes() || top.starts_with(b"/proc/self/fd/")
     }
@@ -649,7 +649,7 @@ fn siblings(path: &Path, is_one: impl Fn(&[u8]) -> bool) -> impl Iterator<Item =
 }
 
 /// Whether a listener that answers for a destination lives in a directory of names.
-fn is_anybody_at(net: &Path, destination: SocketAddr) -> bool {
+fn has_listener_for(net: &Path, destination: SocketAddr) -> bool {
     let mut folders = addresses_for(destination).map(|address| net.join(address.to_string()));
     folders.any(|folder| has_listener(&folder))
 }
@@ -763,7 +763,7 @@ impl RackLock<'_> {
     pub fn free_name(&self, v6_only: bool, shared: bool) -> Result<ListenerName, Errno> {
         let taken = self.taken_names(v6_only)?;
         match shared {
-            _ if taken.is_whole => Err(Errno::ADDRINUSE),
+            _ if taken.is_exclusive => Err(Errno::ADDRINUSE),
             true => taken.free_member(self.address, v6_only),
             false if taken.members.contains(&true) => Err(Errno::ADDRINUSE),
             false => Ok(ListenerName::new(self.address, v6_only, None)),
@@ -774,29 +774,29 @@ impl RackLock<'_> {
     ///
     /// # Errors
     /// `ADDRINUSE` when there are too many, and what rename answers.
-    pub fn free_name_beside(&self, v6_only: bool) -> Result<ListenerName, Errno> {
+    pub fn free_name_on_shared_socket(&self, v6_only: bool) -> Result<ListenerName, Errno> {
         let mut taken = self.taken_names(v6_only)?;
-        if taken.is_whole {
-            let whole = ListenerName::new(self.address, v6_only, None);
+        if taken.is_exclusive {
+            let exclusive = ListenerName::new(self.address, v6_only, None);
             let member = taken.free_member(self.address, v6_only)?;
-            rustix::fs::renameat(self.fd()?, whole.entry(), self.fd()?, member.entry())?;
+            rustix::fs::renameat(self.fd()?, exclusive.entry(), self.fd()?, member.entry())?;
             member.member.into_iter().for_each(|member| taken.members[usize::from(member)] = true);
         }
         taken.free_member(self.address, v6_only)
     }
 
     /// The names that are taken, after stale ones have been removed.
-    fn taken_names(&self, v6_only: bool) -> Result<Taken, Errno> {
+    fn taken_names(&self, v6_only: bool) -> Result<TakenNames, Errno> {
         let plain = ListenerName::new(self.address, v6_only, None);
-        let mut taken = Taken { is_whole: false, members: [false; MEMBERS_MAX as usize] };
+        let mut taken = TakenNames { is_exclusive: false, members: [false; MEMBERS_MAX as usize] };
         rustix::fs::seek(self.fd()?, SeekFrom::Start(0))?;
         let names = read_names(self.fd()?, self.address, NAMES_MAX)?;
-        for name in names.iter().filter(|name| name.same_place(&plain)) {
+        for name in names.iter().filter(|name| name.has_same_address(&plain)) {
             let gone = self.remove_if_stale(name)?;
             match name.member {
                 _ if gone => {}
                 Some(member) => taken.members[usize::from(member)] = true,
-                None => taken.is_whole = true,
+                None => taken.is_exclusive = true,
             }
         }
         Ok(taken)
@@ -828,13 +828,13 @@ impl Drop for RackLock<'_> {
 }
 
 /// Which names of an address have live listeners.
-struct Taken {
+struct TakenNames {
     /// The one of a listener that has the address alone.
-    is_whole: bool,
+    is_exclusive: bool,
     members: [bool; MEMBERS_MAX as usize],
 }
 
-impl Taken {
+impl TakenNames {
     fn free_member(&self, address: SocketAddr, v6_only: bool) -> Result<ListenerName, Errno> {
         let member = self.members.iter().position(|taken| !taken).ok_or(Errno::ADDRINUSE)?;
         Ok(ListenerName::new(address, v6_only, Some(member as u8)))
@@ -934,7 +934,7 @@ pub(crate) mod tests {
     }
 
     /// The path of a name, in a directory that is there.
-    fn place(rack: &Rack, text: &str) -> PathBuf {
+    fn path_for(rack: &Rack, text: &str) -> PathBuf {
         let path = rack.path_of(&name(text));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         path
@@ -942,11 +942,11 @@ pub(crate) mod tests {
 
     /// Leaves a name whose socket is closed, as a killed server does.
     fn leave_stale(rack: &Rack, text: &str) {
-        drop(UnixListener::bind(place(rack, text)).unwrap());
+        drop(UnixListener::bind(path_for(rack, text)).unwrap());
     }
 
     fn listen(rack: &Rack, text: &str) -> UnixListener {
-        UnixListener::bind(place(rack, text)).unwrap()
+        UnixListener::bind(path_for(rack, text)).unwrap()
     }
 
     fn address(text: &str) -> SocketAddr {
@@ -1135,7 +1135,7 @@ pub(crate) mod tests {
         let scratch = Scratch::new();
         let rack = scratch.rack();
         for entry in ["127.0.0.1:80", "0.0.0.0:80#1", "127.0.0.1:80!far", "[::]:81", "[::]:80!6"] {
-            std::fs::write(place(&rack, entry), "").unwrap();
+            std::fs::write(path_for(&rack, entry), "").unwrap();
         }
         for rubbish in ["rubbish", "127.0.0.1:80/rubbish", "127.0.0.1:80/lane#x", "127.0.0.1:80/lane!6"] {
             std::fs::write(rack.path().join(rubbish), "").unwrap();
@@ -1189,7 +1189,7 @@ pub(crate) mod tests {
         assert_eq!(rack.remove_if_stale(&name("127.0.0.1:80")), Ok(true));
         assert_eq!(rack.is_live(&name("127.0.0.1:80")), Err(Errno::NOENT));
         assert_eq!(rack.remove_if_stale(&name("127.0.0.1:80")), Ok(true));
-        let _datagram = UnixDatagram::bind(place(&rack, "127.0.0.1:81")).unwrap();
+        let _datagram = UnixDatagram::bind(path_for(&rack, "127.0.0.1:81")).unwrap();
         assert_eq!(rack.is_live(&name("127.0.0.1:81")), Ok(true));
     }
 
@@ -1200,7 +1200,7 @@ pub(crate) mod tests {
         let rack = scratch.rack();
         leave_stale(&rack, "127.0.0.1:80");
         leave_stale(&rack, "127.0.0.1:80#0");
-        symlink("/no/such/target", place(&rack, "127.0.0.1:80#1")).unwrap();
+        symlink("/no/such/target", path_for(&rack, "127.0.0.1:80#1")).unwrap();
         let free = |shared| {
             let lock = rack.lock(address("127.0.0.1:80")).unwrap();
             lock.free_name(false, shared).map(|name| name.to_string())
@@ -1213,7 +1213,7 @@ pub(crate) mod tests {
         assert_eq!(free(false), Err(Errno::ADDRINUSE));
         let _plain = listen(&rack, "127.0.0.1:80");
         assert_eq!(free(true), Err(Errno::ADDRINUSE));
-        let beside = rack.lock(address("127.0.0.1:80")).unwrap().free_name_beside(false).unwrap();
+        let beside = rack.lock(address("127.0.0.1:80")).unwrap().free_name_on_shared_socket(false).unwrap();
         assert_eq!(beside, name("127.0.0.1:80#2"));
         assert_eq!(rack.is_live(&name("127.0.0.1:80#1")), Ok(true), "who had the address alone is a member");
         assert_eq!(free(true).unwrap(), "127.0.0.1:80#2");

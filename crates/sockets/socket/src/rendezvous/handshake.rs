@@ -41,7 +41,7 @@ const CACHINGS: [Caching; 4] = [Caching::Cached, Caching::Uncached, Caching::Wri
 
 /// Where the spans of a connection between nodes lie, for the one who reads this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct WindowSpans {
     /// Bytes from the start of the memory to its own span.
     pub inbound_offset: u64,
     /// Bytes from there to the other end's.
@@ -55,7 +55,7 @@ pub struct Place {
     pub model: Option<Model>,
 }
 
-impl Place {
+impl WindowSpans {
     /// Over a link that is as fast as its memory, which is ordinary memory, mapped by pages.
     pub const fn new(inbound_offset: u64, outbound_offset: u64) -> Self {
         Self { inbound_offset, outbound_offset, alignment: None, caching: Caching::Cached, model: None }
@@ -72,21 +72,21 @@ impl Place {
         Segment::window_bytes(self.model.is_some())
     }
 
-    /// All of it but the offsets and the model, in a number that is zero only without a place.
-    pub(crate) fn flags(place: Option<Self>) -> u32 {
-        let Some(place) = place else { return 0 };
-        let model = if place.model.is_some() { FLAG_MODEL } else { 0 };
-        let alignment = place.alignment.map_or(0, |alignment| u32::from(alignment.log2()) << ALIGNMENT_SHIFT);
-        let caching = CACHINGS.iter().position(|caching| *caching == place.caching).unwrap_or(0) as u32;
+    /// All of it but the offsets and the model, in a number that is zero only without a spans.
+    pub(crate) fn flags(spans: Option<Self>) -> u32 {
+        let Some(spans) = spans else { return 0 };
+        let model = if spans.model.is_some() { FLAG_MODEL } else { 0 };
+        let alignment = spans.alignment.map_or(0, |alignment| u32::from(alignment.log2()) << ALIGNMENT_SHIFT);
+        let caching = CACHINGS.iter().position(|caching| *caching == spans.caching).unwrap_or(0) as u32;
         FLAG_WINDOWS | model | caching << CACHING_SHIFT | alignment
     }
 
-    /// How [`Place::flags`] says that the memory is reached.
+    /// How [`WindowSpans::flags`] says that the memory is reached.
     pub(crate) fn caching_in(flags: u32) -> Caching {
         CACHINGS[(flags >> CACHING_SHIFT & CACHING_MASK) as usize]
     }
 
-    /// By what [`Place::flags`] says that the memory is mapped.
+    /// By what [`WindowSpans::flags`] says that the memory is mapped.
     pub(crate) fn alignment_in(flags: u32) -> Option<Alignment> {
         let [_, log2, ..] = flags.to_le_bytes();
         Alignment::from_log2(log2)
@@ -99,7 +99,7 @@ pub struct Handshake {
     /// What tells the records of each lane from other bytes.
     pub secrets: Secrets,
     /// In windows; else in a memfd.
-    pub place: Option<Place>,
+    pub spans: Option<WindowSpans>,
 }
 
 /// Why bytes are no handshake for this end.
@@ -115,9 +115,9 @@ pub enum HandshakeError {
     Flags(u32),
     /// A segment of another size than this version's.
     SegmentBytes(u64),
-    /// A place in windows, of a connection that lies in a memfd; a model, of a link that is slowed down to none; or an
+    /// A spans in windows, of a connection that lies in a memfd; a model, of a link that is slowed down to none; or an
     /// alignment that no memory has.
-    Place(Place),
+    WindowSpans(WindowSpans),
 }
 
 impl fmt::Display for HandshakeError {
@@ -134,11 +134,11 @@ impl fmt::Display for HandshakeError {
                 Segment::WINDOW_BYTES,
                 Segment::TIMED_WINDOW_BYTES
             ),
-            Self::Place(place) => write!(
+            Self::WindowSpans(spans) => write!(
                 formatter,
-                "a place in windows ({:#x}, {:#x}) of a connection in a memfd, a model of a link that has none, or an \
+                "a spans in windows ({:#x}, {:#x}) of a connection in a memfd, a model of a link that has none, or an \
                  alignment that no memory has",
-                place.inbound_offset, place.outbound_offset
+                spans.inbound_offset, spans.outbound_offset
             ),
         }
     }
@@ -152,19 +152,19 @@ impl Handshake {
         let mut bytes = [0_u8; HANDSHAKE_BYTES];
         bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
         bytes[8..12].copy_from_slice(&LAYOUT_VERSION.to_ne_bytes());
-        bytes[12..16].copy_from_slice(&Place::flags(self.place).to_ne_bytes());
+        bytes[12..16].copy_from_slice(&WindowSpans::flags(self.spans).to_ne_bytes());
         bytes[16..24].copy_from_slice(&self.segment_bytes().to_ne_bytes());
         bytes[24..32].copy_from_slice(&self.secrets.to_acceptor.to_ne_bytes());
         bytes[32..40].copy_from_slice(&self.secrets.to_connector.to_ne_bytes());
-        let place = self.place.unwrap_or(Place::new(0, 0));
-        bytes[40..48].copy_from_slice(&place.inbound_offset.to_ne_bytes());
-        bytes[48..MODEL_OFFSET].copy_from_slice(&place.outbound_offset.to_ne_bytes());
-        bytes[MODEL_OFFSET..].copy_from_slice(&Model::encode(place.model));
+        let spans = self.spans.unwrap_or(WindowSpans::new(0, 0));
+        bytes[40..48].copy_from_slice(&spans.inbound_offset.to_ne_bytes());
+        bytes[48..MODEL_OFFSET].copy_from_slice(&spans.outbound_offset.to_ne_bytes());
+        bytes[MODEL_OFFSET..].copy_from_slice(&Model::encode(spans.model));
         bytes
     }
 
     fn segment_bytes(&self) -> u64 {
-        self.place.map_or(Segment::SEGMENT_BYTES, |place| place.span_bytes()) as u64
+        self.spans.map_or(Segment::SEGMENT_BYTES, |spans| spans.span_bytes()) as u64
     }
 
     /// The handshake in received bytes, which anybody may have sent.
@@ -186,19 +186,19 @@ impl Handshake {
             return Err(HandshakeError::Flags(flags));
         }
         let model = bytes.last_chunk().and_then(Model::decode);
-        let (alignment, caching) = (Place::alignment_in(flags), Place::caching_in(flags));
+        let (alignment, caching) = (WindowSpans::alignment_in(flags), WindowSpans::caching_in(flags));
         let (inbound_offset, outbound_offset) = (word(bytes, 40), word(bytes, 48));
-        let place = Place { inbound_offset, outbound_offset, alignment, caching, model };
+        let spans = WindowSpans { inbound_offset, outbound_offset, alignment, caching, model };
         let handshake = Self {
             secrets: Secrets { to_acceptor: word(bytes, 24), to_connector: word(bytes, 32) },
-            place: (flags & FLAG_WINDOWS != 0).then_some(place),
+            spans: (flags & FLAG_WINDOWS != 0).then_some(spans),
         };
         let segment_bytes = word(bytes, 16);
         if segment_bytes != handshake.segment_bytes() {
             return Err(HandshakeError::SegmentBytes(segment_bytes));
         }
         if handshake.encode() != *bytes {
-            return Err(HandshakeError::Place(place));
+            return Err(HandshakeError::WindowSpans(spans));
         }
         Ok(handshake)
     }
@@ -223,7 +223,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn handshake(to_acceptor: u64, to_connector: u64) -> Handshake {
-        Handshake { secrets: Secrets { to_acceptor, to_connector }, place: None }
+        Handshake { secrets: Secrets { to_acceptor, to_connector }, spans: None }
     }
 
     proptest! {
@@ -231,14 +231,14 @@ mod tests {
         fn a_handshake_survives_the_way(to_acceptor: u64, to_connector: u64) {
             let handshake = handshake(to_acceptor, to_connector);
             prop_assert_eq!(Handshake::decode(&handshake.encode()), Ok(handshake));
-            let place = Place::new(to_connector, to_acceptor);
+            let spans = WindowSpans::new(to_connector, to_acceptor);
             let timing = LinkTiming { one_way_ns: to_acceptor, bytes_per_us: 1, header_bytes: 2, payload_bytes_max: 3 };
             let model = Some(Model { timing, inbound_pace_offset: to_connector, outbound_pace_offset: 4 });
             let alignment = Alignment::new(2 << 20);
-            let of = |caching| Place { caching, ..place };
+            let of = |caching| WindowSpans { caching, ..spans };
             let apart = [of(Caching::Uncached), of(Caching::WriteCombined), of(Caching::NonCoherent)];
-            for place in [place, Place { model, ..place }, Place { alignment, ..place }].into_iter().chain(apart) {
-                let handshake = Handshake { place: Some(place), ..handshake };
+            for spans in [spans, WindowSpans { model, ..spans }, WindowSpans { alignment, ..spans }].into_iter().chain(apart) {
+                let handshake = Handshake { spans: Some(spans), ..handshake };
                 prop_assert_eq!(Handshake::decode(&handshake.encode()), Ok(handshake));
             }
         }
@@ -273,9 +273,13 @@ mod tests {
         assert_eq!(changed(0), HandshakeError::Magic(MAGIC ^ u64::from_ne_bytes([0x40, 0, 0, 0, 0, 0, 0, 0])));
         assert_eq!(changed(8), HandshakeError::Version(LAYOUT_VERSION ^ u32::from_ne_bytes([0x40, 0, 0, 0])));
         assert_eq!(changed(12), HandshakeError::Flags(u32::from_ne_bytes([0x40, 0, 0, 0])));
-        assert_eq!(changed(40), HandshakeError::Place(Place::new(0x40, 0)));
-        assert_eq!(changed(13), HandshakeError::Place(Place::new(0, 0)), "there is no memory of 2^64 bytes");
-        assert!(matches!(changed(56), HandshakeError::Place(Place { model: Some(_), .. })));
+        assert_eq!(changed(40), HandshakeError::WindowSpans(WindowSpans::new(0x40, 0)));
+        assert_eq!(
+            changed(13),
+            HandshakeError::WindowSpans(WindowSpans::new(0, 0)),
+            "there is no memory of 2^64 bytes"
+        );
+        assert!(matches!(changed(56), HandshakeError::WindowSpans(WindowSpans { model: Some(_), .. })));
         assert!(matches!(changed(16), HandshakeError::SegmentBytes(_)));
         assert!(changed(8).to_string().contains("version"));
     }

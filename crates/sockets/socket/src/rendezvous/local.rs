@@ -5,7 +5,7 @@
 //! The connecting end binds its lifeline to the name of the [`Tuple`] before it connects, so `accept` knows both
 //! addresses without waiting for anything, and no tuple exists twice. Nothing here waits for a peer: whatever does not
 //! work at once is a reason to take kernel TCP instead. Only a connection to another node is not done at once: it is
-//! [`Underway`] until the answer from there has come.
+//! [`RemoteConnect`] until the answer from there has come.
 
 #![allow(unsafe_code)] // Descriptor numbers of the program, and the credentials that the kernel writes.
 
@@ -101,8 +101,13 @@ pub fn listen(
 ///
 /// # Errors
 /// As [`listen`]; `ADDRINUSE` only where there are too many.
-pub fn listen_beside(bound: SocketAddr, netns: u64, v6_only: bool, backlog: i32) -> Result<LaneListener, Errno> {
-    listen_as(&rack_of(netns)?, bound, |lock| lock.free_name_beside(v6_only), backlog)
+pub fn listen_on_shared_socket(
+    bound: SocketAddr,
+    netns: u64,
+    v6_only: bool,
+    backlog: i32,
+) -> Result<LaneListener, Errno> {
+    listen_as(&rack_of(netns)?, bound, |lock| lock.free_name_on_shared_socket(v6_only), backlog)
 }
 
 /// The caller's rack, if that is in the network namespace of this cookie.
@@ -173,37 +178,37 @@ pub struct NoLane {
 }
 
 impl NoLane {
-    pub(super) fn because(reason: FallbackReason) -> Self {
+    pub(super) fn new(reason: FallbackReason) -> Self {
         Self { reason, errno: None }
     }
 
-    pub(super) fn failed(reason: FallbackReason, errno: Errno) -> Self {
+    pub(super) fn with_errno(reason: FallbackReason, errno: Errno) -> Self {
         Self { reason, errno: Some(errno) }
     }
 
     /// For a lifeline that gets no name.
-    pub(super) fn unbound(errno: Errno) -> Self {
+    pub(super) fn of_bind_error(errno: Errno) -> Self {
         match errno {
-            Errno::ADDRINUSE => Self::failed(FallbackReason::PortInUse, errno),
-            Errno::ADDRNOTAVAIL => Self::failed(FallbackReason::NoFreePort, errno),
-            _ => Self::ran_out_or(FallbackReason::HandshakeFailed)(errno),
+            Errno::ADDRINUSE => Self::with_errno(FallbackReason::PortInUse, errno),
+            Errno::ADDRNOTAVAIL => Self::with_errno(FallbackReason::NoFreePort, errno),
+            _ => Self::resource_limit_or(FallbackReason::HandshakeFailed)(errno),
         }
     }
 
     /// For a call that may fail because something ran out, or else for `reason`.
-    pub(super) fn ran_out_or(reason: FallbackReason) -> impl Fn(Errno) -> Self {
+    pub(super) fn resource_limit_or(reason: FallbackReason) -> impl Fn(Errno) -> Self {
         move |errno| match errno {
             Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::NOSPC => {
-                Self::failed(FallbackReason::ResourceLimit, errno)
+                Self::with_errno(FallbackReason::ResourceLimit, errno)
             }
-            _ => Self::failed(reason, errno),
+            _ => Self::with_errno(reason, errno),
         }
     }
 }
 
 /// What a program asks of `connect`.
 #[derive(Clone, Copy, Debug)]
-pub struct Request {
+pub struct ConnectRequest {
     /// The address it named.
     pub destination: SocketAddr,
     /// What its socket is bound to; an unspecified address or port 0 is free to be chosen.
@@ -223,7 +228,7 @@ pub(super) struct Route {
     pub(super) port: u16,
 }
 
-impl Request {
+impl ConnectRequest {
     pub(super) fn route(&self) -> Result<Route, NoLane> {
         let destination = destination(self.destination);
         let scope = if let SocketAddr::V6(v6) = destination { v6.scope_id() } else { 0 };
@@ -234,14 +239,14 @@ impl Request {
             _ => self.node.filter(|node| *node == destination.ip()),
         };
         let default = match known.map_or_else(|| local_source(destination.ip(), scope), |known| Ok(Some(known))) {
-            Ok(Some(_)) if destination.port() == 0 => return Err(NoLane::because(FallbackReason::NoListener)),
+            Ok(Some(_)) if destination.port() == 0 => return Err(NoLane::new(FallbackReason::NoListener)),
             Ok(Some(source)) => source,
-            Ok(None) => return Err(NoLane::because(FallbackReason::RemoteAddress)),
-            Err(errno) => return Err(NoLane::ran_out_or(FallbackReason::RemoteAddress)(errno)),
+            Ok(None) => return Err(NoLane::new(FallbackReason::RemoteAddress)),
+            Err(errno) => return Err(NoLane::resource_limit_or(FallbackReason::RemoteAddress)(errno)),
         };
         let source = match bound.map(|bound| bound.ip()).filter(|ip| !ip.is_unspecified()) {
             Some(ip) if ip.is_ipv4() != destination.is_ipv4() => {
-                return Err(NoLane::because(FallbackReason::UnsupportedCall));
+                return Err(NoLane::new(FallbackReason::UnsupportedCall));
             }
             Some(ip) => ip,
             None => {
@@ -263,7 +268,7 @@ pub(super) fn is_node(ip: IpAddr) -> bool {
 
 impl Route {
     /// Whether the socket connects to its own address, as TCP allows.
-    pub(super) fn leads_to_itself(&self) -> bool {
+    pub(super) fn is_self_connection(&self) -> bool {
         let tuple = self.tuple(self.port);
         self.port != 0 && tuple.local == tuple.peer
     }
@@ -282,66 +287,70 @@ impl Route {
 ///
 /// # Errors
 /// Why there is no lane; the program's connection is kernel TCP's then.
-pub fn connect_in(rack: &Rack, request: &Request) -> Result<Connected, NoLane> {
+pub fn connect_in(rack: &Rack, request: &ConnectRequest) -> Result<Connected, NoLane> {
     connect_by(rack, request.route()?, new_lifeline()?, request.opener)
 }
 
 pub(super) fn new_lifeline() -> Result<OwnedFd, NoLane> {
-    unix_stream().map_err(NoLane::ran_out_or(FallbackReason::HandshakeFailed))
+    unix_stream().map_err(NoLane::resource_limit_or(FallbackReason::HandshakeFailed))
 }
 
 pub(super) fn connect_by(rack: &Rack, route: Route, lifeline: OwnedFd, opener: Opener) -> Result<Connected, NoLane> {
     let mut memory = None;
-    let (lifeline, tuple) = approach(rack, route, lifeline, opener, || {
+    let (lifeline, tuple) = connect_lifeline(rack, route, lifeline, opener, || {
         if memory.is_none() {
             memory = Some(new_memory()?);
         }
         Ok(())
     })?;
-    introduce(lifeline, tuple, memory.map_or_else(new_memory, Ok)?)
+    hand_over_memory(lifeline, tuple, memory.map_or_else(new_memory, Ok)?)
 }
 
 pub(super) fn new_memory() -> Result<(Segment, OwnedFd), NoLane> {
-    Segment::create(Side::Connector).map_err(NoLane::ran_out_or(FallbackReason::HandshakeFailed))
+    Segment::create(Side::Connector).map_err(NoLane::resource_limit_or(FallbackReason::HandshakeFailed))
 }
 
 /// Gets the lifeline to a listener. `prepare` gets what the connection needs before the first listener hears of it.
-pub(super) fn approach(
+pub(super) fn connect_lifeline(
     rack: &Rack,
     route: Route,
     lifeline: OwnedFd,
     opener: Opener,
     mut prepare: impl FnMut() -> Result<(), NoLane>,
 ) -> Result<(OwnedFd, Tuple), NoLane> {
-    if route.leads_to_itself() {
-        return Err(NoLane::because(FallbackReason::ToItself));
+    if route.is_self_connection() {
+        return Err(NoLane::new(FallbackReason::ToItself));
     }
     let random = spread_u32();
     // The tuple first: with its name the listener learns who comes.
-    let tuple = bind_tuple(lifeline.as_fd(), &route, random, opener, &rack.key()).map_err(NoLane::unbound)?;
+    let tuple = bind_tuple(lifeline.as_fd(), &route, random, opener, &rack.key()).map_err(NoLane::of_bind_error)?;
     // The one listener that has the very address is most often there, and is the best: only without it the rack is
     // searched.
     let exact = ListenerName::new(route.destination, false, None);
-    if reach(rack, lifeline.as_fd(), &[exact], &mut prepare).is_err() {
-        let unavailable = NoLane::ran_out_or(FallbackReason::RackUnavailable);
+    if connect_to_first(rack, lifeline.as_fd(), &[exact], &mut prepare).is_err() {
+        let unavailable = NoLane::resource_limit_or(FallbackReason::RackUnavailable);
         let listeners = listeners_for(rack, route.destination, random).map_err(unavailable)?;
-        reach(rack, lifeline.as_fd(), &listeners, prepare)?;
+        connect_to_first(rack, lifeline.as_fd(), &listeners, prepare)?;
     }
     Ok((lifeline, tuple))
 }
 
 pub(super) fn check_trusted(lifeline: BorrowedFd<'_>) -> Result<(), NoLane> {
-    match is_trusted(lifeline, None).map_err(NoLane::ran_out_or(FallbackReason::HandshakeFailed))? {
+    match is_trusted(lifeline, None).map_err(NoLane::resource_limit_or(FallbackReason::HandshakeFailed))? {
         true => Ok(()),
-        false => Err(NoLane::failed(FallbackReason::PeerRefused, Errno::PERM)),
+        false => Err(NoLane::with_errno(FallbackReason::PeerRefused, Errno::PERM)),
     }
 }
 
 /// Hands the memory of a connection to whom the lifeline has reached.
-pub(super) fn introduce(lifeline: OwnedFd, tuple: Tuple, memory: (Segment, OwnedFd)) -> Result<Connected, NoLane> {
+pub(super) fn hand_over_memory(
+    lifeline: OwnedFd,
+    tuple: Tuple,
+    memory: (Segment, OwnedFd),
+) -> Result<Connected, NoLane> {
     check_trusted(lifeline.as_fd())?;
     let (segment, memfd) = memory;
-    let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
+    let broken = NoLane::resource_limit_or(FallbackReason::HandshakeFailed);
     send_handshake(lifeline.as_fd(), &segment, memfd.as_fd()).map_err(broken)?;
     // Only now: while the first pages are found here, the other end maps them there.
     segment.set_up();
@@ -394,13 +403,13 @@ pub(super) fn bind_tuple(
 
 /// Connects the lifeline to the first of the listeners that lives and has room, after `prepare`: a connection that is
 /// accepted and then given up would be a reset for the server.
-pub(super) fn reach(
+pub(super) fn connect_to_first(
     rack: &Rack,
     lifeline: BorrowedFd<'_>,
     names: &[ListenerName],
     mut prepare: impl FnMut() -> Result<(), NoLane>,
 ) -> Result<(), NoLane> {
-    let mut outcome = NoLane::because(FallbackReason::NoListener);
+    let mut outcome = NoLane::new(FallbackReason::NoListener);
     for name in names {
         prepare()?;
         match rack.address_of(name).and_then(|address| rustix::net::connect(lifeline, &address)) {
@@ -408,12 +417,14 @@ pub(super) fn reach(
             Err(Errno::CONNREFUSED) => {
                 // Its owner was killed. Whoever finds that out first cleans up, unless somebody is at the rack just
                 // now.
-                let _ = rack.remove_if_stale_unless_locked(name);
+                let _ = rack.try_remove_if_stale(name);
             }
             Err(Errno::NOENT) => {}
-            Err(errno @ Errno::AGAIN) => outcome = NoLane::failed(FallbackReason::BacklogFull, errno),
-            Err(errno @ (Errno::ACCESS | Errno::PERM)) => outcome = NoLane::failed(FallbackReason::PeerRefused, errno),
-            Err(errno) => outcome = NoLane::ran_out_or(FallbackReason::HandshakeFailed)(errno),
+            Err(errno @ Errno::AGAIN) => outcome = NoLane::with_errno(FallbackReason::BacklogFull, errno),
+            Err(errno @ (Errno::ACCESS | Errno::PERM)) => {
+                outcome = NoLane::with_errno(FallbackReason::PeerRefused, errno)
+            }
+            Err(errno) => outcome = NoLane::resource_limit_or(FallbackReason::HandshakeFailed)(errno),
         }
     }
     Err(outcome)
@@ -455,7 +466,7 @@ pub(super) fn unix_stream() -> Result<OwnedFd, Errno> {
 }
 
 pub(crate) fn send_handshake(lifeline: BorrowedFd<'_>, segment: &Segment, memfd: BorrowedFd<'_>) -> Result<(), Errno> {
-    let handshake = Handshake { secrets: segment.secrets(), place: None }.encode();
+    let handshake = Handshake { secrets: segment.secrets(), spans: None }.encode();
     match send_with_descriptor(lifeline, &handshake, Some(memfd)) {
         // The server has closed already, as it may: the program is connected, and finds the end when it looks.
         Err(Errno::PIPE) => Ok(()),
@@ -541,7 +552,7 @@ pub fn adopt_listener(fd: RawFd) -> Option<LaneListener> {
     get_raw(socket, option, &mut listens).ok().filter(|_| i32::from_ne_bytes(listens) != 0)?;
     // SAFETY: made by this library before `exec`, as its name and place say; nobody in this program owns it yet.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let rack = Rack::current().ok().filter(|rack| rack.holds(&path));
+    let rack = Rack::current().ok().filter(|rack| rack.contains_path(&path));
     let (Some(rack), Some(name)) = (rack, ListenerName::from_path(&path)) else {
         close(fd);
         return None;

@@ -23,11 +23,11 @@ use volmem::Region;
 use volmem::sync::Ordering;
 
 use crate::descriptor::hidden::{HiddenFd, Need};
-use crate::rendezvous::handshake::Place;
+use crate::rendezvous::handshake::WindowSpans;
 use segment::{LAYOUT_VERSION, Segment};
 
 /// Bytes of a local page.
-pub const HOME_BYTES: usize = Segment::HOME_BYTES;
+pub const LOCAL_PAGE_BYTES: usize = Segment::LOCAL_PAGE_BYTES;
 
 const RECORD_OFFSET: usize = 1024;
 const RECORD_WORDS: usize = 6;
@@ -100,15 +100,15 @@ impl MemoryFds<HiddenFd> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalPage {
     /// Where the connection lies.
-    pub place: Place,
+    pub spans: WindowSpans,
     file: [u64; 2],
 }
 
 impl LocalPage {
     /// What is said in a local page; `None`: the descriptor is none.
-    pub fn of(memfd: BorrowedFd<'_>) -> Option<Self> {
+    pub fn read(memfd: BorrowedFd<'_>) -> Option<Self> {
         let size = rustix::fs::fstat(memfd).ok()?.st_size;
-        if size != HOME_BYTES as i64 || !shm::is_sealed(memfd) {
+        if size != LOCAL_PAGE_BYTES as i64 || !shm::is_sealed(memfd) {
             return None;
         }
         let mut bytes = [0; RECORD_BYTES];
@@ -117,20 +117,20 @@ impl LocalPage {
         let words: [u64; RECORD_WORDS] = std::array::from_fn(|index| u64::from_le_bytes(words[index]));
         let [magic, flags, inbound_offset, outbound_offset, file @ ..] = words;
         let flags = u32::try_from(flags).ok()?;
-        let (alignment, caching) = (Place::alignment_in(flags), Place::caching_in(flags));
-        let place = Place { alignment, caching, ..Place::new(inbound_offset, outbound_offset) };
-        let page = Self { place, file };
+        let (alignment, caching) = (WindowSpans::alignment_in(flags), WindowSpans::caching_in(flags));
+        let spans = WindowSpans { alignment, caching, ..WindowSpans::new(inbound_offset, outbound_offset) };
+        let page = Self { spans, file };
         (found == RECORD_BYTES && magic == version_magic() && page.words() == words).then_some(page)
     }
 
     /// Whether a descriptor is one of the memory that this is about.
-    pub fn is_of(&self, memory: BorrowedFd<'_>) -> bool {
+    pub fn describes(&self, memory: BorrowedFd<'_>) -> bool {
         file_of(memory) == Ok(self.file)
     }
 
     fn words(&self) -> [u64; RECORD_WORDS] {
-        let Place { inbound_offset, outbound_offset, .. } = self.place;
-        let flags = u64::from(Place::flags(Some(self.place)));
+        let WindowSpans { inbound_offset, outbound_offset, .. } = self.spans;
+        let flags = u64::from(WindowSpans::flags(Some(self.spans)));
         [version_magic(), flags, inbound_offset, outbound_offset, self.file[0], self.file[1]]
     }
 }
@@ -143,13 +143,13 @@ fn file_of(memory: BorrowedFd<'_>) -> Result<[u64; 2], Errno> {
     rustix::fs::fstat(memory).map(|stat| [stat.st_dev, stat.st_ino])
 }
 
-/// A local page for the end of a connection that lies at a place in memory.
+/// A local page for the end of a connection that lies at a spans in memory.
 ///
 /// # Errors
 /// What fstat, memfd_create and mmap answer.
-pub fn create(place: Place, memory: BorrowedFd<'_>) -> Result<(OwnedFd, Region), Errno> {
-    let page = LocalPage { place, file: file_of(memory)? };
-    let (memfd, mapping) = shm::create(HOME_BYTES).map_err(|_| Errno::NOMEM)?;
+pub fn create(spans: WindowSpans, memory: BorrowedFd<'_>) -> Result<(OwnedFd, Region), Errno> {
+    let page = LocalPage { spans, file: file_of(memory)? };
+    let (memfd, mapping) = shm::create(LOCAL_PAGE_BYTES).map_err(|_| Errno::NOMEM)?;
     let region = Region::of_mapping(Arc::new(mapping));
     for (index, word) in page.words().into_iter().enumerate() {
         region.store_u64(RECORD_OFFSET + index * size_of::<u64>(), word.to_le(), Ordering::Relaxed);
@@ -162,7 +162,7 @@ pub fn create(place: Place, memory: BorrowedFd<'_>) -> Result<(OwnedFd, Region),
 /// # Errors
 /// What mmap answers.
 pub fn map(memfd: &OwnedFd) -> Result<Region, Errno> {
-    let mapping = shm::open(memfd.as_fd(), HOME_BYTES).map_err(|_| Errno::INVAL)?;
+    let mapping = shm::open(memfd.as_fd(), LOCAL_PAGE_BYTES).map_err(|_| Errno::INVAL)?;
     Ok(Region::of_mapping(Arc::new(mapping)))
 }
 
@@ -178,7 +178,7 @@ mod tests {
         let _no_child = test_support::spawn::forbid();
         let hidden = || {
             let (memory, _mapping) = shm::create(4096).unwrap();
-            let (memfd, _region) = create(Place::new(0, 4096), memory.as_fd()).unwrap();
+            let (memfd, _region) = create(WindowSpans::new(0, 4096), memory.as_fd()).unwrap();
             MemoryFds { device: Some(memory), ..MemoryFds::of_memfd(memfd) }.hide().unwrap()
         };
         let is_inheritable =
@@ -203,19 +203,22 @@ mod tests {
         let (other, _mapping) = shm::create(1 << 20).unwrap();
         let alignment = Alignment::new(2 << 20);
         for caching in [Caching::Cached, Caching::Uncached, Caching::WriteCombined, Caching::NonCoherent] {
-            let place = Place { alignment, caching, ..Place::new(4096, 8192) };
-            let (memfd, region) = create(place, memory.as_fd()).unwrap();
-            let page = LocalPage::of(memfd.as_fd()).unwrap();
-            assert_eq!((page.place, page.is_of(memory.as_fd()), page.is_of(other.as_fd())), (place, true, false));
+            let spans = WindowSpans { alignment, caching, ..WindowSpans::new(4096, 8192) };
+            let (memfd, region) = create(spans, memory.as_fd()).unwrap();
+            let page = LocalPage::read(memfd.as_fd()).unwrap();
+            assert_eq!(
+                (page.spans, page.describes(memory.as_fd()), page.describes(other.as_fd())),
+                (spans, true, false)
+            );
             for offset in [RECORD_OFFSET, RECORD_OFFSET + 8] {
                 let word = region.load_u64(offset, Ordering::Relaxed);
                 region.store_u64(offset, word ^ 1 << 63, Ordering::Relaxed);
-                assert_eq!(LocalPage::of(memfd.as_fd()), None, "a changed word at {offset}");
+                assert_eq!(LocalPage::read(memfd.as_fd()), None, "a changed word at {offset}");
                 region.store_u64(offset, word, Ordering::Relaxed);
             }
         }
-        let (page, _mapping) = shm::create(HOME_BYTES).unwrap();
-        assert_eq!(LocalPage::of(page.as_fd()), None);
-        assert_eq!(LocalPage::of(memory.as_fd()), None);
+        let (page, _mapping) = shm::create(LOCAL_PAGE_BYTES).unwrap();
+        assert_eq!(LocalPage::read(page.as_fd()), None);
+        assert_eq!(LocalPage::read(memory.as_fd()), None);
     }
 }

@@ -24,69 +24,69 @@ use crate::rendezvous::directory::Rack;
 /// Name of the monitor's socket in the rack directory.
 pub const SOCKET_NAME: &str = "monitor.sock";
 /// What a question begins with: the word, and the version of this exchange.
-pub const QUESTION: &str = "far 1 ";
+pub const QUERY_PREFIX: &str = "far 1 ";
 /// Bytes of a question or an answer at most.
 pub const PACKET_BYTES_MAX: usize = 256;
 /// How long an answer may take: it crosses a link twice, and a machine under load keeps it waiting.
-pub const ANSWER_WAIT_NS: u64 = 3_000_000_000;
+pub const RESPONSE_WAIT_NS: u64 = 3_000_000_000;
 
 /// What the monitor says of a listener of another node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum ListenerResponse {
     /// It is there, and the proxy of this node stands in for it.
     Ready {
         /// This node's address, of the family that was asked for.
         node: IpAddr,
     },
     /// There is none to be had.
-    No(FallbackReason),
+    Unavailable(FallbackReason),
 }
 
-impl Answer {
+impl ListenerResponse {
     /// The answer as it is sent.
     pub fn encode(&self) -> String {
         match self {
             Self::Ready { node } => format!("ready {node}"),
-            Self::No(reason) => format!("no {reason}"),
+            Self::Unavailable(reason) => format!("no {reason}"),
         }
     }
 
-    /// The answer in received bytes; nothing but what [`Answer::encode`] writes is one.
+    /// The answer in received bytes; nothing but what [`ListenerResponse::encode`] writes is one.
     pub fn decode(packet: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(packet).ok()?;
         if let Some(node) = text.strip_prefix("ready ") {
             return node.parse().ok().map(|node| Self::Ready { node });
         }
         let word = text.strip_prefix("no ")?;
-        FallbackReason::ALL.iter().find(|reason| reason.name() == word).copied().map(Self::No)
+        FallbackReason::ALL.iter().find(|reason| reason.name() == word).copied().map(Self::Unavailable)
     }
 }
 
 /// The question for a listener, as it is sent.
-pub fn question(destination: SocketAddr) -> String {
-    format!("{QUESTION}{destination}")
+pub fn encode_query(destination: SocketAddr) -> String {
+    format!("{QUERY_PREFIX}{destination}")
 }
 
-/// The listener that a question is about; `None` for anything that [`question`] does not write.
-pub fn asked_for(packet: &[u8]) -> Option<SocketAddr> {
-    std::str::from_utf8(packet).ok()?.strip_prefix(QUESTION)?.parse().ok()
+/// The listener that a question is about; `None` for anything that [`encode_query`] does not write.
+pub fn decode_query(packet: &[u8]) -> Option<SocketAddr> {
+    std::str::from_utf8(packet).ok()?.strip_prefix(QUERY_PREFIX)?.parse().ok()
 }
 
 /// Whether the rack directory is a node's that has a monitor, running or not.
-pub fn is_there(rack: &Rack) -> bool {
+pub fn has_monitor(rack: &Rack) -> bool {
     socket_path(rack).is_some_and(|path| rustix::fs::stat(&path).is_ok())
 }
 
-/// Asks. The answer comes to the descriptor, for [`answer`]; `None`: too many others are asking just now.
+/// Asks. The answer comes to the descriptor, for [`receive_response`]; `None`: too many others are asking just now.
 ///
 /// # Errors
 /// Why nobody can be asked; [`FallbackReason::LinkDown`] where the monitor does not run.
-pub fn ask(rack: &Rack, destination: SocketAddr) -> Result<Option<OwnedFd>, FallbackReason> {
+pub fn send_query(rack: &Rack, destination: SocketAddr) -> Result<Option<OwnedFd>, FallbackReason> {
     let path = socket_path(rack).ok_or(FallbackReason::RackUnavailable)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         .map_err(|_| FallbackReason::ResourceLimit)?;
-    match ask_on(&socket, &path, destination) {
+    match send_query_on(&socket, &path, destination) {
         Ok(()) => Ok(Some(socket)),
         Err(errno) => {
             close(socket);
@@ -95,18 +95,21 @@ pub fn ask(rack: &Rack, destination: SocketAddr) -> Result<Option<OwnedFd>, Fall
     }
 }
 
-fn ask_on(socket: &OwnedFd, path: &PathBuf, destination: SocketAddr) -> Result<(), Errno> {
+fn send_query_on(socket: &OwnedFd, path: &PathBuf, destination: SocketAddr) -> Result<(), Errno> {
     rustix::net::connect(socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::send(socket, question(destination).as_bytes(), SendFlags::NOSIGNAL).map(|_| ())
+    rustix::net::send(socket, encode_query(destination).as_bytes(), SendFlags::NOSIGNAL).map(|_| ())
 }
 
 /// The answer to a question, without waiting. `None`: it is not there yet.
-pub fn answer(question: BorrowedFd<'_>) -> Option<Answer> {
+pub fn receive_response(query: BorrowedFd<'_>) -> Option<ListenerResponse> {
     let mut packet = [0_u8; PACKET_BYTES_MAX];
-    match rustix::net::recv(question, &mut packet, RecvFlags::DONTWAIT) {
+    match rustix::net::recv(query, &mut packet, RecvFlags::DONTWAIT) {
         Err(Errno::AGAIN | Errno::INTR) => None,
-        Ok((length, _)) => Some(Answer::decode(&packet[..length]).unwrap_or(Answer::No(FallbackReason::LinkDown))),
-        Err(_) => Some(Answer::No(FallbackReason::LinkDown)),
+        Ok((length, _)) => Some(
+            ListenerResponse::decode(&packet[..length])
+                .unwrap_or(ListenerResponse::Unavailable(FallbackReason::LinkDown)),
+        ),
+        Err(_) => Some(ListenerResponse::Unavailable(FallbackReason::LinkDown)),
     }
 }
 
@@ -129,20 +132,20 @@ mod tests {
     #[test]
     fn questions_and_answers_survive_the_way() {
         let destination = address("127.77.0.2:6379");
-        assert_eq!(asked_for(question(destination).as_bytes()), Some(destination));
-        let ready = Answer::Ready { node: "127.77.0.1".parse().unwrap() };
-        let answers = FallbackReason::ALL.iter().map(|reason| Answer::No(*reason)).chain([ready]);
+        assert_eq!(decode_query(encode_query(destination).as_bytes()), Some(destination));
+        let ready = ListenerResponse::Ready { node: "127.77.0.1".parse().unwrap() };
+        let answers = FallbackReason::ALL.iter().map(|reason| ListenerResponse::Unavailable(*reason)).chain([ready]);
         for answer in answers {
-            assert_eq!(Answer::decode(answer.encode().as_bytes()), Some(answer));
+            assert_eq!(ListenerResponse::decode(answer.encode().as_bytes()), Some(answer));
         }
     }
 
     proptest! {
         #[test]
         fn other_packets_are_no_answers(packet in prop::collection::vec(any::<u8>(), 0..40)) {
-            let known = Answer::decode(&packet);
+            let known = ListenerResponse::decode(&packet);
             prop_assert!(known.is_none_or(|answer| answer.encode().as_bytes() == packet));
-            let _ = asked_for(&packet);
+            let _ = decode_query(&packet);
         }
     }
 
@@ -150,10 +153,10 @@ mod tests {
     fn a_rack_without_a_monitor_says_so_and_a_dead_one_means_that_the_link_is_down() {
         let scratch = Scratch::new();
         let rack = scratch.rack();
-        assert!(!is_there(&rack));
+        assert!(!has_monitor(&rack));
         let path = socket_path(&rack).unwrap();
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        assert!(is_there(&rack));
-        assert_eq!(ask(&rack, address("127.77.0.2:80")).unwrap_err(), FallbackReason::LinkDown);
+        assert!(has_monitor(&rack));
+        assert_eq!(send_query(&rack, address("127.77.0.2:80")).unwrap_err(), FallbackReason::LinkDown);
     }
 }

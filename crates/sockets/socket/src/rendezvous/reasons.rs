@@ -16,45 +16,45 @@ use crate::rendezvous::address::canonical;
 use crate::rendezvous::directory::{self, Rack};
 
 /// For how long what was found out about a destination is believed.
-const BELIEVED_NS: u64 = 1_000_000_000;
-/// Destinations of which something is remembered.
-const REMEMBERED_MAX: usize = 64;
+const CACHED_FOR_NS: u64 = 1_000_000_000;
+/// Destinations of which something is cache.
+const CACHED_MAX: usize = 64;
 /// Bytes of /proc/net/tcp that are read. Listeners come first, in 150 bytes each.
 const TABLE_BYTES_MAX: usize = 256 << 10;
 /// `st` of a listener in /proc/net/tcp.
 const STATE_LISTEN: &str = "0A";
 
 /// What was found out, and when.
-struct Remembered {
+struct CachedReason {
     destination: SocketAddr,
     reason: FallbackReason,
     at_ns: u64,
 }
 
-static REMEMBERED: Mutex<Vec<Remembered>> = Mutex::new(Vec::new());
+static CACHE: Mutex<Vec<CachedReason>> = Mutex::new(Vec::new());
 
 /// Why nobody in the rack listens at `destination`.
-pub fn of_nobody(rack: &Rack, destination: SocketAddr) -> FallbackReason {
+pub fn of_missing_listener(rack: &Rack, destination: SocketAddr) -> FallbackReason {
     let (destination, now_ns) = (canonical(destination), now_ns());
     // The lock is never waited for: in the child of a fork its holder may not exist.
-    if let Ok(remembered) = REMEMBERED.try_lock()
-        && let Some(known) = remembered.iter().find(|known| known.destination == destination)
-        && now_ns.saturating_sub(known.at_ns) < BELIEVED_NS
+    if let Ok(cache) = CACHE.try_lock()
+        && let Some(known) = cache.iter().find(|known| known.destination == destination)
+        && now_ns.saturating_sub(known.at_ns) < CACHED_FOR_NS
     {
         return known.reason;
     }
-    let reason = find_out(rack, destination);
-    if let Ok(mut remembered) = REMEMBERED.try_lock() {
-        remembered.retain(|known| known.destination != destination);
-        if remembered.len() >= REMEMBERED_MAX {
-            remembered.remove(0);
+    let reason = determine(rack, destination);
+    if let Ok(mut cache) = CACHE.try_lock() {
+        cache.retain(|known| known.destination != destination);
+        if cache.len() >= CACHED_MAX {
+            cache.remove(0);
         }
-        remembered.push(Remembered { destination, reason, at_ns: now_ns });
+        cache.push(CachedReason { destination, reason, at_ns: now_ns });
     }
     reason
 }
 
-fn find_out(rack: &Rack, destination: SocketAddr) -> FallbackReason {
+fn determine(rack: &Rack, destination: SocketAddr) -> FallbackReason {
     match listener_uid(destination) {
         Some(uid) if uid != rack.uid() => FallbackReason::OtherUser,
         Some(_) if rack.has_other_version_at(destination) => FallbackReason::VersionMismatch,
@@ -68,7 +68,7 @@ pub fn of_rack_error(errno: Errno) -> FallbackReason {
     match errno {
         Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::NOSPC => FallbackReason::ResourceLimit,
         Errno::CANCELED => FallbackReason::SwitchedOff,
-        Errno::ACCESS | Errno::PERM if directory::is_another_users() => FallbackReason::RackOfOtherUser,
+        Errno::ACCESS | Errno::PERM if directory::is_owned_by_other_user() => FallbackReason::RackOfOtherUser,
         _ => FallbackReason::RackUnavailable,
     }
 }

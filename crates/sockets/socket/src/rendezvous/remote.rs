@@ -1,6 +1,6 @@
 //! Connections to other nodes: the proxy of this node stands in for what is there.
 //!
-//! A connecting program reaches the proxy as it would reach the listener, says handshake, and waits for the [`Reply`]:
+//! A connecting program reaches the proxy as it would reach the listener, says handshake, and waits for the [`ProxyReply`]:
 //! whether the listener on the other node has taken the connection, and, where programs may store into windows
 //! themselves, where in them it lies. On the accepting side the proxy connects like any program, and says in its
 //! handshake where that is. The descriptor that comes with either is [leased](crate::rendezvous::span_lease).
@@ -28,16 +28,17 @@ use stats_page::FallbackReason;
 use volmem::{Alignment, Mapping, Region};
 
 use super::local::{
-    Connected, LaneListener, NoLane, Request, Route, approach, bind_tuple, check_trusted, introduce, listen_as,
-    new_lifeline, new_memory, path_in, reach, receive_with_descriptors, send_with_descriptor, spread_u32,
+    ConnectRequest, Connected, LaneListener, NoLane, Route, bind_tuple, check_trusted, connect_lifeline,
+    connect_to_first, hand_over_memory, listen_as, new_lifeline, new_memory, path_in, receive_with_descriptors,
+    send_with_descriptor, spread_u32,
 };
 use crate::descriptor::hidden::{HiddenFd, Need, close};
 use crate::process::clock::now_ns;
 use crate::rendezvous::address::{Tuple, canonical, destination};
 use crate::rendezvous::directory::{ListenerName, Rack, RackLock};
-use crate::rendezvous::handshake::{Handshake, Place};
+use crate::rendezvous::handshake::{Handshake, WindowSpans};
 use crate::rendezvous::local_page::{self, LocalPage, MemoryFds};
-use crate::rendezvous::monitor::{self, Answer};
+use crate::rendezvous::monitor::{self, ListenerResponse};
 use crate::rendezvous::span_lease;
 use segment::model::{MODEL_BYTES, Model, ModelledLink};
 use segment::{LAYOUT_VERSION, Secrets, Segment, Side};
@@ -51,12 +52,12 @@ const REPLY_WAIT_NS: u64 = 5_000_000_000;
 /// Ports that are tried, each a word to the other node and back, until one is found which that has no connection of.
 const PORT_TRIES_MAX: u32 = 32;
 /// Looks at memory that take as long as one look at a socket.
-const LOOKS_PER_CALL: u32 = 250;
+const POLLS_PER_SYSCALL: u32 = 250;
 /// File system of the files that are the BARs of PCI devices.
 const SYSFS_MAGIC: u64 = 0x6265_6572;
 
 /// Adds a listener in a rack that stands in for another node's: the proxy's, not a program's. Whoever accepts there
-/// owes each connection an [`answer`], once it is known what the other node says.
+/// owes each connection an [`send_reply`], once it is known what the other node says.
 ///
 /// # Errors
 /// As [`listen_in`].
@@ -68,42 +69,42 @@ pub fn listen_for_remote(rack: &Arc<Rack>, address: SocketAddr, backlog: i32) ->
 
 /// What became of a connection to another node, from the proxy to the program that connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reply {
+pub enum ProxyReply {
     /// Taken; where it lies, if not in the memory that the program has made.
-    Taken(Option<Place>),
+    Accepted(Option<WindowSpans>),
     /// Refused, with what TCP would have shown.
     Refused(Errno),
 }
 
-impl Reply {
+impl ProxyReply {
     fn encode(self) -> [u8; REPLY_BYTES] {
-        let (error, place) = match self {
-            Self::Taken(place) => (0, place),
+        let (error, spans) = match self {
+            Self::Accepted(spans) => (0, spans),
             Self::Refused(errno) => (errno.raw_os_error(), None),
         };
-        let flags = u64::from(Place::flags(place));
-        let place = place.unwrap_or(Place::new(0, 0));
+        let flags = u64::from(WindowSpans::flags(spans));
+        let spans = spans.unwrap_or(WindowSpans::new(0, 0));
         let mut bytes = [0_u8; REPLY_BYTES];
         bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
         bytes[8..12].copy_from_slice(&LAYOUT_VERSION.to_ne_bytes());
         bytes[12..16].copy_from_slice(&error.to_ne_bytes());
         bytes[16..24].copy_from_slice(&flags.to_ne_bytes());
-        bytes[24..32].copy_from_slice(&place.inbound_offset.to_ne_bytes());
-        bytes[32..MODEL_OFFSET].copy_from_slice(&place.outbound_offset.to_ne_bytes());
-        bytes[MODEL_OFFSET..].copy_from_slice(&Model::encode(place.model));
+        bytes[24..32].copy_from_slice(&spans.inbound_offset.to_ne_bytes());
+        bytes[32..MODEL_OFFSET].copy_from_slice(&spans.outbound_offset.to_ne_bytes());
+        bytes[MODEL_OFFSET..].copy_from_slice(&Model::encode(spans.model));
         bytes
     }
 
-    /// Nothing but what [`Reply::encode`] writes is one.
+    /// Nothing but what [`ProxyReply::encode`] writes is one.
     fn decode(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes);
         let error = i32::from_ne_bytes(bytes.get(12..16)?.try_into().ok()?);
         let model = bytes.get(MODEL_OFFSET..)?.first_chunk().and_then(Model::decode);
         let flags = u32::try_from(word(16)?).ok()?;
-        let (alignment, caching) = (Place::alignment_in(flags), Place::caching_in(flags));
-        let place = Place { inbound_offset: word(24)?, outbound_offset: word(32)?, alignment, caching, model };
+        let (alignment, caching) = (WindowSpans::alignment_in(flags), WindowSpans::caching_in(flags));
+        let spans = WindowSpans { inbound_offset: word(24)?, outbound_offset: word(32)?, alignment, caching, model };
         let reply = match error {
-            0 => Self::Taken((flags != 0).then_some(place)),
+            0 => Self::Accepted((flags != 0).then_some(spans)),
             1..=4095 => Self::Refused(Errno::from_raw_os_error(error)),
             _ => return None,
         };
@@ -116,11 +117,11 @@ impl Reply {
 ///
 /// # Errors
 /// What sendmsg answers: `PIPE` for a program that has gone.
-pub fn answer(lifeline: BorrowedFd<'_>, reply: Reply, memory: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+pub fn send_reply(lifeline: BorrowedFd<'_>, reply: ProxyReply, memory: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
     send_with_descriptor(lifeline, &reply.encode(), memory)
 }
 
-impl Request {
+impl ConnectRequest {
     /// Whether the destination may be another node's, beyond a window: on a machine of its own, or, where several nodes
     pub(super) fn may_be_remote(&self, route: &Result<Route, NoLane>) -> bool {
         let Some(node) = self.node else { return false };
@@ -136,7 +137,7 @@ impl Request {
         let bound = self.source.map(canonical);
         let source = bound.map(|bound| bound.ip()).filter(|ip| !ip.is_unspecified()).unwrap_or(node);
         if source.is_ipv4() != destination.is_ipv4() {
-            return Err(NoLane::because(FallbackReason::UnsupportedCall));
+            return Err(NoLane::new(FallbackReason::UnsupportedCall));
         }
         Ok(Route { destination, source, port: bound.map_or(0, |bound| bound.port()) })
     }
@@ -144,18 +145,18 @@ impl Request {
 
 /// How far a connect has come that need not be waited for.
 #[derive(Debug)]
-pub enum Progress {
+pub enum ConnectProgress {
     /// There, with the memory of the connection.
     Connected(Box<Connected>),
     /// There: the lifeline has reached a listener of this node, non-blocking and closed at `exec`.
-    Reached {
+    LifelineConnected {
         /// The kernel object that is to stand behind the program's descriptor.
         lifeline: OwnedFd,
         /// Its addresses, canonical.
         tuple: Tuple,
     },
     /// Others have to say something first.
-    Underway(Underway),
+    Pending(RemoteConnect),
     /// There is a connection with these addresses: the one that the program has bound its socket to, and the
     /// destination.
     TupleInUse,
@@ -163,40 +164,40 @@ pub enum Progress {
 
 /// A connection to another node that waits for what others say: no step of it does. Its descriptors are hidden.
 #[derive(Debug)]
-pub struct Underway {
+pub struct RemoteConnect {
     stage: Stage,
     deadline_ns: u64,
 }
 
 #[derive(Debug)]
 enum Stage {
-    Asked(Asked),
-    Introduced(Box<Introduced>),
+    AwaitingMonitor(AwaitingMonitor),
+    AwaitingProxy(Box<AwaitingProxy>),
 }
 
 /// What a connect begins with; and begins anew with, where the other node still has a connection of the port chosen.
 #[derive(Debug)]
-struct Aim {
+struct ConnectAttempt {
     rack: Arc<Rack>,
-    request: Request,
+    request: ConnectRequest,
     tries_left: u32,
 }
 
 /// The monitor is to see to it that the proxy stands in for the listener.
 #[derive(Debug)]
-struct Asked {
-    aim: Aim,
+struct AwaitingMonitor {
+    attempt: ConnectAttempt,
     lifeline: HiddenFd,
     /// The lifeline's, if that has one already.
     tuple: Option<Tuple>,
     /// Nothing while too many others ask.
-    question: Option<HiddenFd>,
+    query: Option<HiddenFd>,
 }
 
 /// The proxy has got the handshake, and is to reply.
 #[derive(Debug)]
-struct Introduced {
-    aim: Aim,
+struct AwaitingProxy {
+    attempt: ConnectAttempt,
     lifeline: HiddenFd,
     tuple: Tuple,
     segment: Segment,
@@ -205,95 +206,97 @@ struct Introduced {
 
 /// Connects to the proxy of this node, which stands in for a listener of another. Where it does not yet, the monitor is
 /// asked to see to it.
-pub(super) fn connect(rack: Arc<Rack>, request: &Request, lifeline: OwnedFd) -> Result<Progress, NoLane> {
-    Aim { rack, request: *request, tries_left: PORT_TRIES_MAX }.connect(lifeline)
+pub(super) fn connect(rack: Arc<Rack>, request: &ConnectRequest, lifeline: OwnedFd) -> Result<ConnectProgress, NoLane> {
+    ConnectAttempt { rack, request: *request, tries_left: PORT_TRIES_MAX }.connect(lifeline)
 }
 
 /// What became of a try with one port. `Err`: the other node still has a connection of it, another is to be tried.
-type Tried = Result<Progress, Aim>;
+type PortAttempt = Result<ConnectProgress, ConnectAttempt>;
 
-fn or_another_port(tried: Tried) -> Result<Progress, NoLane> {
-    tried.or_else(|aim| aim.connect(new_lifeline()?))
+fn or_another_port(result: PortAttempt) -> Result<ConnectProgress, NoLane> {
+    result.or_else(|attempt| attempt.connect(new_lifeline()?))
 }
 
-impl Aim {
-    fn connect(mut self, mut lifeline: OwnedFd) -> Result<Progress, NoLane> {
+impl ConnectAttempt {
+    fn connect(mut self, mut lifeline: OwnedFd) -> Result<ConnectProgress, NoLane> {
         loop {
             match self.try_port(lifeline)? {
                 Ok(progress) => return Ok(progress),
-                Err(aim) => self = aim,
+                Err(attempt) => self = attempt,
             }
             lifeline = new_lifeline()?;
         }
     }
 
-    fn try_port(self, lifeline: OwnedFd) -> Result<Tried, NoLane> {
+    fn try_port(self, lifeline: OwnedFd) -> Result<PortAttempt, NoLane> {
         let destination = destination(self.request.destination);
         let name = ListenerName::remote(destination);
         // A node has one address; only for a destination of the other family it must be asked for.
         let known = self.request.node.filter(|node| node.is_ipv4() == destination.is_ipv4());
         let Some(node) = known.filter(|_| self.rack.is_live(&name) == Ok(true)) else {
-            return self.ask(lifeline, None).map(Ok);
+            return self.query_monitor(lifeline, None).map(Ok);
         };
         let tuple = self.bind(&lifeline, node)?;
-        match reach(&self.rack, lifeline.as_fd(), &[name], || Ok(())) {
+        match connect_to_first(&self.rack, lifeline.as_fd(), &[name], || Ok(())) {
             // It has its name and does not listen yet, or does not any more: the monitor sees to it.
-            Err(no_lane) if no_lane.reason == FallbackReason::NoListener => self.ask(lifeline, Some(tuple)).map(Ok),
-            reached => reached.and_then(|()| self.begin_handshake(lifeline, tuple)),
+            Err(no_lane) if no_lane.reason == FallbackReason::NoListener => {
+                self.query_monitor(lifeline, Some(tuple)).map(Ok)
+            }
+            connected => connected.and_then(|()| self.begin_handshake(lifeline, tuple)),
         }
     }
 
     fn bind(&self, lifeline: &OwnedFd, node: IpAddr) -> Result<Tuple, NoLane> {
         let route = self.request.remote_route(node)?;
         let key = self.rack.key();
-        bind_tuple(lifeline.as_fd(), &route, spread_u32(), self.request.opener, &key).map_err(NoLane::unbound)
+        bind_tuple(lifeline.as_fd(), &route, spread_u32(), self.request.opener, &key).map_err(NoLane::of_bind_error)
     }
 
-    fn ask(self, lifeline: OwnedFd, tuple: Option<Tuple>) -> Result<Progress, NoLane> {
-        let question = self.question()?;
-        let asked = Asked { aim: self, lifeline: hide(lifeline)?, tuple, question };
-        Ok(Progress::Underway(Underway::new(Stage::Asked(asked), monitor::ANSWER_WAIT_NS)))
+    fn query_monitor(self, lifeline: OwnedFd, tuple: Option<Tuple>) -> Result<ConnectProgress, NoLane> {
+        let query = self.send_query()?;
+        let awaiting = AwaitingMonitor { attempt: self, lifeline: hide(lifeline)?, tuple, query };
+        Ok(ConnectProgress::Pending(RemoteConnect::new(Stage::AwaitingMonitor(awaiting), monitor::RESPONSE_WAIT_NS)))
     }
 
-    fn question(&self) -> Result<Option<HiddenFd>, NoLane> {
+    fn send_query(&self) -> Result<Option<HiddenFd>, NoLane> {
         let destination = destination(self.request.destination);
-        monitor::ask(&self.rack, destination).map_err(NoLane::because)?.map(hide).transpose()
+        monitor::send_query(&self.rack, destination).map_err(NoLane::new)?.map(hide).transpose()
     }
 
-    fn begin_handshake(self, lifeline: OwnedFd, tuple: Tuple) -> Result<Tried, NoLane> {
-        let connected = Connected { is_remote: true, ..introduce(lifeline, tuple, new_memory()?)? };
-        if let Some(heard) = look_awake(connected.lifeline.as_fd()) {
-            return self.settle(connected, heard);
+    fn begin_handshake(self, lifeline: OwnedFd, tuple: Tuple) -> Result<PortAttempt, NoLane> {
+        let connected = Connected { is_remote: true, ..hand_over_memory(lifeline, tuple, new_memory()?)? };
+        if let Some(received) = spin_for_reply(connected.lifeline.as_fd()) {
+            return self.apply_reply(connected, received);
         }
         let Connected { lifeline, tuple, segment, memory, .. } = connected;
         // Not in windows yet: it is one.
         let memory = memory.map(|memory| hide(memory.memfd).map(MemoryFds::of_memfd)).transpose()?;
-        let introduced = Introduced { aim: self, lifeline: hide(lifeline)?, tuple, segment, memory };
-        let underway = Underway::new(Stage::Introduced(Box::new(introduced)), REPLY_WAIT_NS);
-        Ok(Ok(Progress::Underway(underway)))
+        let awaiting = AwaitingProxy { attempt: self, lifeline: hide(lifeline)?, tuple, segment, memory };
+        let pending = RemoteConnect::new(Stage::AwaitingProxy(Box::new(awaiting)), REPLY_WAIT_NS);
+        Ok(Ok(ConnectProgress::Pending(pending)))
     }
 
     /// What the proxy has replied. Another port is tried if the other node still has a connection of this one, whose
     /// end here has long been closed, and the program has named none.
-    fn settle(mut self, connected: Connected, heard: Heard) -> Result<Tried, NoLane> {
+    fn apply_reply(mut self, connected: Connected, received: ReceivedReply) -> Result<PortAttempt, NoLane> {
         let is_port_free = self.request.source.is_none_or(|source| source.port() == 0);
-        match heard {
-            Ok((Reply::Refused(Errno::ADDRINUSE), None)) if is_port_free && self.tries_left > 0 => {
+        match received {
+            Ok((ProxyReply::Refused(Errno::ADDRINUSE), None)) if is_port_free && self.tries_left > 0 => {
                 connected.memory.into_iter().flat_map(MemoryFds::into_all).for_each(close);
                 close(connected.lifeline);
                 self.tries_left -= 1;
                 Ok(Err(self))
             }
-            heard => settle(connected, heard).map(Box::new).map(Progress::Connected).map(Ok),
+            received => apply_reply(connected, received).map(Box::new).map(ConnectProgress::Connected).map(Ok),
         }
     }
 }
 
 fn hide(fd: OwnedFd) -> Result<HiddenFd, NoLane> {
-    HiddenFd::hide(fd, Need::Required).map_err(NoLane::ran_out_or(FallbackReason::HandshakeFailed))
+    HiddenFd::hide(fd, Need::Required).map_err(NoLane::resource_limit_or(FallbackReason::HandshakeFailed))
 }
 
-impl Underway {
+impl RemoteConnect {
     fn new(stage: Stage, wait_ns: u64) -> Self {
         Self { stage, deadline_ns: now_ns().saturating_add(wait_ns) }
     }
@@ -302,98 +305,102 @@ impl Underway {
     ///
     /// # Errors
     /// Why there is no lane; a reason that something ran out for may have gone if the connect is begun anew.
-    pub fn go_on(self) -> Result<Progress, FallbackReason> {
+    pub fn advance(self) -> Result<ConnectProgress, FallbackReason> {
         let progress = match self.stage {
-            Stage::Asked(asked) => asked.go_on(self.deadline_ns),
-            Stage::Introduced(introduced) => introduced.go_on(self.deadline_ns),
+            Stage::AwaitingMonitor(awaiting) => awaiting.advance(self.deadline_ns),
+            Stage::AwaitingProxy(awaiting) => awaiting.advance(self.deadline_ns),
         };
         progress.map_err(|no_lane| no_lane.reason)
     }
 
-    /// Where the next word comes, if there is such a place, and until when it counts.
-    pub fn awaits(&self) -> (Option<BorrowedFd<'_>>, u64) {
-        let place = match &self.stage {
-            Stage::Asked(asked) => asked.question.as_ref().and_then(HiddenFd::get),
-            Stage::Introduced(introduced) => introduced.lifeline.get(),
+    /// Where the next word comes, if there is such a spans, and until when it counts.
+    pub fn wait_target(&self) -> (Option<BorrowedFd<'_>>, u64) {
+        let descriptor = match &self.stage {
+            Stage::AwaitingMonitor(awaiting) => awaiting.query.as_ref().and_then(HiddenFd::get),
+            Stage::AwaitingProxy(awaiting) => awaiting.lifeline.get(),
         };
-        (place, self.deadline_ns)
+        (descriptor, self.deadline_ns)
     }
 }
 
-impl Asked {
-    fn go_on(mut self, deadline_ns: u64) -> Result<Progress, NoLane> {
-        if self.question.is_none() {
-            self.question = self.aim.question()?;
+impl AwaitingMonitor {
+    fn advance(mut self, deadline_ns: u64) -> Result<ConnectProgress, NoLane> {
+        if self.query.is_none() {
+            self.query = self.attempt.send_query()?;
         }
-        match self.question.as_ref().and_then(HiddenFd::get).and_then(monitor::answer) {
-            Some(Answer::Ready { node }) => self.meet(node),
-            Some(Answer::No(reason)) => Err(NoLane::because(reason)),
-            None if now_ns() >= deadline_ns => Err(NoLane::because(FallbackReason::LinkDown)),
-            None => Ok(Progress::Underway(Underway { stage: Stage::Asked(self), deadline_ns })),
+        match self.query.as_ref().and_then(HiddenFd::get).and_then(monitor::receive_response) {
+            Some(ListenerResponse::Ready { node }) => self.connect_to_proxy(node),
+            Some(ListenerResponse::Unavailable(reason)) => Err(NoLane::new(reason)),
+            None if now_ns() >= deadline_ns => Err(NoLane::new(FallbackReason::LinkDown)),
+            None => Ok(ConnectProgress::Pending(RemoteConnect { stage: Stage::AwaitingMonitor(self), deadline_ns })),
         }
     }
 
-    fn meet(self, node: IpAddr) -> Result<Progress, NoLane> {
-        let Self { aim, lifeline, tuple, .. } = self;
-        let lifeline = lifeline.show().ok_or(NoLane::because(FallbackReason::HandshakeFailed))?;
-        let tuple = tuple.map_or_else(|| aim.bind(&lifeline, node), Ok)?;
-        let name = ListenerName::remote(destination(aim.request.destination));
-        reach(&aim.rack, lifeline.as_fd(), &[name], || Ok(()))?;
-        or_another_port(aim.begin_handshake(lifeline, tuple)?)
+    fn connect_to_proxy(self, node: IpAddr) -> Result<ConnectProgress, NoLane> {
+        let Self { attempt, lifeline, tuple, .. } = self;
+        let lifeline = lifeline.show().ok_or(NoLane::new(FallbackReason::HandshakeFailed))?;
+        let tuple = tuple.map_or_else(|| attempt.bind(&lifeline, node), Ok)?;
+        let name = ListenerName::remote(destination(attempt.request.destination));
+        connect_to_first(&attempt.rack, lifeline.as_fd(), &[name], || Ok(()))?;
+        or_another_port(attempt.begin_handshake(lifeline, tuple)?)
     }
 }
 
-impl Introduced {
-    fn go_on(self: Box<Self>, deadline_ns: u64) -> Result<Progress, NoLane> {
-        match self.lifeline.get().and_then(look) {
-            Some(heard) => {
-                let (aim, connected) = self.show()?;
-                or_another_port(aim.settle(connected, heard)?)
+impl AwaitingProxy {
+    fn advance(self: Box<Self>, deadline_ns: u64) -> Result<ConnectProgress, NoLane> {
+        match self.lifeline.get().and_then(poll_reply) {
+            Some(received) => {
+                let (attempt, connected) = self.show()?;
+                or_another_port(attempt.apply_reply(connected, received)?)
             }
-            None if now_ns() >= deadline_ns => Err(NoLane::failed(FallbackReason::HandshakeFailed, Errno::TIMEDOUT)),
-            None => Ok(Progress::Underway(Underway { stage: Stage::Introduced(self), deadline_ns })),
+            None if now_ns() >= deadline_ns => {
+                Err(NoLane::with_errno(FallbackReason::HandshakeFailed, Errno::TIMEDOUT))
+            }
+            None => Ok(ConnectProgress::Pending(RemoteConnect { stage: Stage::AwaitingProxy(self), deadline_ns })),
         }
     }
 
-    fn show(self) -> Result<(Aim, Connected), NoLane> {
-        let Self { aim, lifeline, tuple, segment, memory } = self;
-        let lifeline = lifeline.show().ok_or(NoLane::because(FallbackReason::HandshakeFailed))?;
+    fn show(self) -> Result<(ConnectAttempt, Connected), NoLane> {
+        let Self { attempt, lifeline, tuple, segment, memory } = self;
+        let lifeline = lifeline.show().ok_or(NoLane::new(FallbackReason::HandshakeFailed))?;
         let memory = memory.and_then(|memory| memory.memfd.show()).map(MemoryFds::of_memfd);
-        Ok((aim, Connected { lifeline, tuple, segment, memory, is_remote: true }))
+        Ok((attempt, Connected { lifeline, tuple, segment, memory, is_remote: true }))
     }
 }
 
 /// A proxy's reply and the descriptor with it, or what came instead.
-type Heard = Result<(Reply, Option<OwnedFd>), Errno>;
+type ReceivedReply = Result<(ProxyReply, Option<OwnedFd>), Errno>;
 
-/// Moves to the place that a reply names.
-fn settle(connected: Connected, heard: Heard) -> Result<Connected, NoLane> {
-    let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
-    let (reply, memory) = heard.map_err(&broken)?;
+/// Moves to the spans that a reply names.
+fn apply_reply(connected: Connected, received: ReceivedReply) -> Result<Connected, NoLane> {
+    let broken = NoLane::resource_limit_or(FallbackReason::HandshakeFailed);
+    let (reply, memory) = received.map_err(&broken)?;
     match (reply, memory) {
-        (Reply::Taken(None), None) => Ok(connected),
-        (Reply::Taken(Some(place)), Some(memory)) => {
-            let opened = open_place(memory, place, Side::Connector, connected.segment.secrets());
+        (ProxyReply::Accepted(None), None) => Ok(connected),
+        (ProxyReply::Accepted(Some(spans)), Some(memory)) => {
+            let opened = open_in_windows(memory, spans, Side::Connector, connected.segment.secrets());
             connected.memory.into_iter().flat_map(MemoryFds::into_all).for_each(close);
             // Not what a connect begun anew could mend: each would be one more for the server, and a span less.
-            let unmapped = |errno| NoLane::failed(FallbackReason::WindowUnmapped, errno);
+            let unmapped = |errno| NoLane::with_errno(FallbackReason::WindowUnmapped, errno);
             let (segment, memory) = opened.map_err(unmapped)?;
             Ok(Connected { segment, memory: Some(memory), ..connected })
         }
-        (Reply::Refused(Errno::CONNREFUSED), None) => Err(NoLane::because(FallbackReason::NoListener)),
-        (Reply::Refused(Errno::AGAIN), None) => Err(NoLane::because(FallbackReason::BacklogFull)),
-        (Reply::Refused(Errno::ACCESS), None) => Err(NoLane::because(FallbackReason::PeerRefused)),
-        (Reply::Refused(Errno::NETUNREACH), None) => Err(NoLane::because(FallbackReason::LinkDown)),
-        (Reply::Refused(errno @ Errno::ADDRINUSE), None) => Err(NoLane::failed(FallbackReason::PortInUse, errno)),
+        (ProxyReply::Refused(Errno::CONNREFUSED), None) => Err(NoLane::new(FallbackReason::NoListener)),
+        (ProxyReply::Refused(Errno::AGAIN), None) => Err(NoLane::new(FallbackReason::BacklogFull)),
+        (ProxyReply::Refused(Errno::ACCESS), None) => Err(NoLane::new(FallbackReason::PeerRefused)),
+        (ProxyReply::Refused(Errno::NETUNREACH), None) => Err(NoLane::new(FallbackReason::LinkDown)),
+        (ProxyReply::Refused(errno @ Errno::ADDRINUSE), None) => {
+            Err(NoLane::with_errno(FallbackReason::PortInUse, errno))
+        }
         (_, memory) => {
             memory.into_iter().for_each(close);
-            Err(NoLane::because(FallbackReason::HandshakeFailed))
+            Err(NoLane::new(FallbackReason::HandshakeFailed))
         }
     }
 }
 
 /// Whether the proxy has replied.
-fn look(lifeline: BorrowedFd<'_>) -> Option<Heard> {
+fn poll_reply(lifeline: BorrowedFd<'_>) -> Option<ReceivedReply> {
     let mut bytes = [0_u8; REPLY_BYTES];
     match receive_with_descriptors(lifeline, &mut bytes) {
         Ok((0, fds, _)) => {
@@ -403,7 +410,7 @@ fn look(lifeline: BorrowedFd<'_>) -> Option<Heard> {
         Ok((length, mut fds, _)) => {
             let memory = fds.pop();
             fds.into_iter().for_each(close);
-            Some(Reply::decode(&bytes[..length]).map(|reply| (reply, memory)).ok_or(Errno::PROTO))
+            Some(ProxyReply::decode(&bytes[..length]).map(|reply| (reply, memory)).ok_or(Errno::PROTO))
         }
         Err(Errno::AGAIN | Errno::INTR) => None,
         Err(errno) => Some(Err(errno)),
@@ -411,12 +418,12 @@ fn look(lifeline: BorrowedFd<'_>) -> Option<Heard> {
 }
 
 /// Looks for the reply for as long as being awake is worth it: most come within that.
-fn look_awake(lifeline: BorrowedFd<'_>) -> Option<Heard> {
+fn spin_for_reply(lifeline: BorrowedFd<'_>) -> Option<ReceivedReply> {
     let mut spin = Spin::new();
     loop {
-        let heard = look(lifeline);
-        if heard.is_some() || spin.iterate_by(LOOKS_PER_CALL) == Action::Block {
-            return heard;
+        let received = poll_reply(lifeline);
+        if received.is_some() || spin.iterate_by(POLLS_PER_SYSCALL) == Action::Block {
+            return received;
         }
     }
 }
@@ -424,15 +431,15 @@ fn look_awake(lifeline: BorrowedFd<'_>) -> Option<Heard> {
 /// The end of a connection whose spans lie in `memory`, and what it is handed on by.
 ///
 /// # Errors
-/// `PERM` for memory that somebody could cut off under a mapping, `INVAL` for a place that is not in it, and what mmap
+/// `PERM` for memory that somebody could cut off under a mapping, `INVAL` for a spans that is not in it, and what mmap
 /// answers. The descriptor is closed then.
-pub(super) fn open_place(
+pub(super) fn open_in_windows(
     memory: OwnedFd,
-    place: Place,
+    spans: WindowSpans,
     side: Side,
     secrets: Secrets,
 ) -> Result<(Segment, MemoryFds), Errno> {
-    match open_spans(memory.as_fd(), place, side, secrets) {
+    match open_spans(memory.as_fd(), spans, side, secrets) {
         Ok((segment, None)) => Ok((segment, MemoryFds::of_memfd(memory))),
         Ok((segment, Some(page))) => Ok((segment, MemoryFds { device: Some(memory), ..MemoryFds::of_memfd(page) })),
         Err(errno) => {
@@ -446,16 +453,16 @@ pub(super) fn open_place(
 /// lies where.
 fn open_spans(
     memory: BorrowedFd<'_>,
-    place: Place,
+    spans: WindowSpans,
     side: Side,
     secrets: Secrets,
 ) -> Result<(Segment, Option<OwnedFd>), Errno> {
-    let [inbound, outbound] = spans(memory, place)?;
-    let has_local_page = place.is_apart() || !shm::is_sealed(memory);
-    let page = has_local_page.then(|| local_page::create(place, memory)).transpose()?;
-    let segment = match (place.model, &page) {
-        (None, Some((_, page))) if place.is_apart() => {
-            let (inbound, outbound) = device_memory([inbound, outbound], place)?;
+    let [inbound, outbound] = map_spans(memory, spans)?;
+    let has_local_page = spans.is_apart() || !shm::is_sealed(memory);
+    let page = has_local_page.then(|| local_page::create(spans, memory)).transpose()?;
+    let segment = match (spans.model, &page) {
+        (None, Some((_, page))) if spans.is_apart() => {
+            let (inbound, outbound) = device_memory([inbound, outbound], spans)?;
             Segment::apart(inbound, outbound, page, side, secrets)
         }
         (None, _) => Segment::in_windows(&inbound, &outbound, side, secrets),
@@ -468,8 +475,8 @@ fn open_spans(
     Ok((segment, page.map(|(memfd, _)| memfd)))
 }
 
-fn device_memory(spans: [Region; 2], place: Place) -> Result<(DeviceMemory, DeviceMemory), Errno> {
-    let [inbound, outbound] = spans.map(|span| DeviceMemory::new(span, place.caching));
+fn device_memory(regions: [Region; 2], spans: WindowSpans) -> Result<(DeviceMemory, DeviceMemory), Errno> {
+    let [inbound, outbound] = regions.map(|region| DeviceMemory::new(region, spans.caching));
     inbound.zip(outbound).ok_or(Errno::OPNOTSUPP)
 }
 
@@ -479,14 +486,14 @@ fn device_memory(spans: [Region; 2], place: Place) -> Result<(DeviceMemory, Devi
 /// `INVAL` for a descriptor that is no lease, or a model that no link can have, and `NOTCONN` where nobody has set the
 /// end up.
 pub(crate) fn adopt(lease: BorrowedFd<'_>) -> Result<Segment, Errno> {
-    let place = span_lease::place_of(lease).ok_or(Errno::INVAL)?;
-    let [inbound, outbound] = spans(lease, place)?;
+    let spans = span_lease::spans_of(lease).ok_or(Errno::INVAL)?;
+    let [inbound, outbound] = map_spans(lease, spans)?;
     let segment = Segment::adopt_in_windows(&inbound, &outbound, None)?;
     if !span_lease::is_modelled(lease) {
         return Ok(segment);
     }
     let model = segment.model().ok_or(Errno::INVAL)?;
-    let [inbound, outbound] = spans(lease, Place { model: Some(model), ..place })?;
+    let [inbound, outbound] = map_spans(lease, WindowSpans { model: Some(model), ..spans })?;
     Segment::adopt_in_windows(&inbound, &outbound, Some(ModelledLink::map(lease, model)?))
 }
 
@@ -497,21 +504,22 @@ pub(crate) fn adopt(lease: BorrowedFd<'_>) -> Result<Segment, Errno> {
 /// `INVAL` for a descriptor that is not a local page or memory of another device, and `NOTCONN` where nobody has set up
 /// the endpoint.
 pub(crate) fn adopt_on_device(memfd: &OwnedFd, memory: BorrowedFd<'_>) -> Result<Segment, Errno> {
-    let LocalPage { place, .. } = LocalPage::of(memfd.as_fd()).filter(|page| page.is_of(memory)).ok_or(Errno::INVAL)?;
-    let spans = spans(memory, place)?;
-    if place.is_apart() {
-        let (inbound, outbound) = device_memory(spans, place)?;
+    let LocalPage { spans, .. } =
+        LocalPage::read(memfd.as_fd()).filter(|page| page.describes(memory)).ok_or(Errno::INVAL)?;
+    let regions = map_spans(memory, spans)?;
+    if spans.is_apart() {
+        let (inbound, outbound) = device_memory(regions, spans)?;
         return Segment::adopt_apart(inbound, outbound, &local_page::map(memfd)?);
     }
-    let [inbound, outbound] = spans;
+    let [inbound, outbound] = regions;
     Segment::adopt_in_windows(&inbound, &outbound, None)
 }
 
-fn spans(memory: BorrowedFd<'_>, place: Place) -> Result<[Region; 2], Errno> {
-    check_place(memory, place)?;
+fn map_spans(memory: BorrowedFd<'_>, spans: WindowSpans) -> Result<[Region; 2], Errno> {
+    check_spans(memory, spans)?;
     let span = |offset| {
-        let span_bytes = place.span_bytes();
-        let (mapping, begin) = match place.alignment {
+        let span_bytes = spans.span_bytes();
+        let (mapping, begin) = match spans.alignment {
             None => (Mapping::at(memory, offset, span_bytes)?, 0),
             // More than the span: who trusts programs with windows trusts them with all of the memory.
             Some(alignment) => Mapping::around(memory, offset, span_bytes, alignment)?,
@@ -519,20 +527,20 @@ fn spans(memory: BorrowedFd<'_>, place: Place) -> Result<[Region; 2], Errno> {
         Ok(Region::of_mapping(Arc::new(mapping)).sub(begin, span_bytes))
     };
     let errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
-    Ok([span(place.inbound_offset).map_err(errno)?, span(place.outbound_offset).map_err(errno)?])
+    Ok([span(spans.inbound_offset).map_err(errno)?, span(spans.outbound_offset).map_err(errno)?])
 }
 
-/// Whether a program could have a place in the memory: maps it, and lets go of it untouched.
+/// Whether a program could have a spans in the memory: maps it, and lets go of it untouched.
 ///
 /// # Errors
-/// As a program would find: `PERM` where it [must not be leased](may_lease), `INVAL` for a place that is not in it, and
+/// As a program would find: `PERM` where it [must not be leased](may_lease), `INVAL` for a spans that is not in it, and
 /// what mmap answers.
-pub fn try_place(memory: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
-    spans(memory, place).map(drop)
+pub fn try_map_spans(memory: BorrowedFd<'_>, spans: WindowSpans) -> Result<(), Errno> {
+    map_spans(memory, spans).map(drop)
 }
 
-/// A place in memory that [may be leased](may_lease), before its end.
-fn check_place(memory: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
+/// A spans in memory that [may be leased](may_lease), before its end.
+fn check_spans(memory: BorrowedFd<'_>, spans: WindowSpans) -> Result<(), Errno> {
     if !may_lease(memory)? {
         return Err(Errno::PERM);
     }
@@ -542,13 +550,13 @@ fn check_place(memory: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
         FileType::CharacterDevice => i64::MAX as u64,
         _ => stat.st_size as u64,
     };
-    let span_bytes = place.span_bytes() as u64;
+    let span_bytes = spans.span_bytes() as u64;
     let is_fit = |offset: u64| {
         let ends_within = offset.checked_add(span_bytes).is_some_and(|end| end <= end_bytes);
         ends_within && offset.is_multiple_of(Alignment::MIN_BYTES)
     };
-    let are_apart = place.inbound_offset.abs_diff(place.outbound_offset) >= span_bytes;
-    let are_fit = [place.inbound_offset, place.outbound_offset].into_iter().all(is_fit);
+    let are_apart = spans.inbound_offset.abs_diff(spans.outbound_offset) >= span_bytes;
+    let are_fit = [spans.inbound_offset, spans.outbound_offset].into_iter().all(is_fit);
     if are_fit && are_apart { Ok(()) } else { Err(Errno::INVAL) }
 }
 
@@ -569,29 +577,29 @@ pub fn may_lease(memory: BorrowedFd<'_>) -> Result<bool, Errno> {
     }
 }
 
-/// Connects to a listener of this node on behalf of another node's program, to a connection in windows: `place` is the
+/// Connects to a listener of this node on behalf of another node's program, to a connection in windows: `spans` is the
 /// accepting end's, and `lease` the descriptor that goes with it.
 ///
 /// # Errors
 /// As [`super::connect_in`].
 pub fn connect_in_windows(
     rack: &Rack,
-    request: &Request,
-    (place, secrets): (Place, Secrets),
+    request: &ConnectRequest,
+    (spans, secrets): (WindowSpans, Secrets),
     lease: BorrowedFd<'_>,
 ) -> Result<OwnedFd, NoLane> {
-    let (lifeline, _) = approach(rack, request.route()?, new_lifeline()?, request.opener, || Ok(()))?;
+    let (lifeline, _) = connect_lifeline(rack, request.route()?, new_lifeline()?, request.opener, || Ok(()))?;
     check_trusted(lifeline.as_fd())?;
-    let handshake = Handshake { secrets, place: Some(place) }.encode();
+    let handshake = Handshake { secrets, spans: Some(spans) }.encode();
     match send_with_descriptor(lifeline.as_fd(), &handshake, Some(lease)) {
         // The server has closed already, as it may.
         Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(lifeline),
-        Err(errno) => Err(NoLane::ran_out_or(FallbackReason::HandshakeFailed)(errno)),
+        Err(errno) => Err(NoLane::resource_limit_or(FallbackReason::HandshakeFailed)(errno)),
     }
 }
 
 /// Whether a connecting end's lifeline has reached a proxy, which stands in for a listener of another node.
-pub fn leads_to_remote(lifeline: BorrowedFd<'_>) -> bool {
+pub fn is_connected_to_proxy(lifeline: BorrowedFd<'_>) -> bool {
     let path = rustix::net::getpeername(lifeline).ok().flatten().and_then(path_in);
     path.as_deref().and_then(ListenerName::from_path).is_some_and(|name| name.is_remote)
 }
@@ -615,13 +623,13 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn segment_in(memory: BorrowedFd<'_>, place: Place, side: Side, secrets: Secrets) -> Result<Segment, Errno> {
-        open_spans(memory, place, side, secrets).map(|(segment, _page)| segment)
+    fn segment_in(memory: BorrowedFd<'_>, spans: WindowSpans, side: Side, secrets: Secrets) -> Result<Segment, Errno> {
+        open_spans(memory, spans, side, secrets).map(|(segment, _page)| segment)
     }
 
-    fn request() -> Request {
+    fn request() -> ConnectRequest {
         let node = Some(IpAddr::from([127, 77, 0, 1]));
-        Request { destination: address(SERVER), source: None, node, opener: Opener::Program }
+        ConnectRequest { destination: address(SERVER), source: None, node, opener: Opener::Program }
     }
 
     fn node(scratch: &Scratch) -> Arc<Rack> {
@@ -632,21 +640,21 @@ mod tests {
         connect_as(rack, &request())
     }
 
-    fn connect_as(rack: &Arc<Rack>, request: &Request) -> Result<Connected, FallbackReason> {
+    fn connect_as(rack: &Arc<Rack>, request: &ConnectRequest) -> Result<Connected, FallbackReason> {
         let mut progress = connect(Arc::clone(rack), request, unix_stream().unwrap()).map_err(|none| none.reason)?;
         loop {
             progress = match progress {
-                Progress::Connected(connected) => return Ok(*connected),
-                Progress::Underway(underway) => underway.go_on()?,
-                Progress::Reached { .. } | Progress::TupleInUse => panic!("no proxy"),
+                ConnectProgress::Connected(connected) => return Ok(*connected),
+                ConnectProgress::Pending(pending) => pending.advance()?,
+                ConnectProgress::LifelineConnected { .. } | ConnectProgress::TupleInUse => panic!("no proxy"),
             };
             std::thread::yield_now();
         }
     }
 
-    fn begin(rack: &Arc<Rack>) -> Underway {
+    fn begin(rack: &Arc<Rack>) -> RemoteConnect {
         match connect(Arc::clone(rack), &request(), unix_stream().unwrap()).unwrap() {
-            Progress::Underway(underway) => underway,
+            ConnectProgress::Pending(pending) => pending,
             other => panic!("{other:?}"),
         }
     }
@@ -661,27 +669,27 @@ mod tests {
     }
 
     /// A monitor that answers one question, after `before`.
-    fn monitor(rack: &Rack, answer: Answer, before: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+    fn monitor(rack: &Rack, answer: ListenerResponse, before: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
         let socket = deaf_monitor(rack, 1);
         std::thread::spawn(move || {
             let asker = rustix::net::accept(&socket).unwrap();
             let mut packet = [0; monitor::PACKET_BYTES_MAX];
             let (length, _) = rustix::net::recv(&asker, &mut packet, RecvFlags::empty()).unwrap();
-            assert_eq!(monitor::asked_for(&packet[..length]), Some(address(SERVER)));
+            assert_eq!(monitor::decode_query(&packet[..length]), Some(address(SERVER)));
             before();
             rustix::net::send(&asker, answer.encode().as_bytes(), SendFlags::NOSIGNAL).unwrap();
         })
     }
 
     /// A proxy that takes one connection and replies.
-    fn proxy(listener: LaneListener, reply: Reply, memory: Option<OwnedFd>) -> JoinHandle<(OwnedFd, Segment)> {
+    fn proxy(listener: LaneListener, reply: ProxyReply, memory: Option<OwnedFd>) -> JoinHandle<(OwnedFd, Segment)> {
         std::thread::spawn(move || {
             let (accepted, segment) = take(&listener, reply, memory);
             (accepted.lifeline, segment)
         })
     }
 
-    fn take(listener: &LaneListener, reply: Reply, memory: Option<OwnedFd>) -> (Accepted, Segment) {
+    fn take(listener: &LaneListener, reply: ProxyReply, memory: Option<OwnedFd>) -> (Accepted, Segment) {
         let accepted = loop {
             match accept(listener.fd(), &listener.key(), libc::SOCK_CLOEXEC) {
                 Err(Errno::AGAIN) => std::thread::yield_now(),
@@ -695,7 +703,7 @@ mod tests {
                 break segment;
             }
         };
-        answer(accepted.lifeline.as_fd(), reply, memory.as_ref().map(OwnedFd::as_fd)).unwrap();
+        send_reply(accepted.lifeline.as_fd(), reply, memory.as_ref().map(OwnedFd::as_fd)).unwrap();
         (accepted, segment)
     }
 
@@ -705,20 +713,21 @@ mod tests {
         let scratch = Scratch::new();
         let rack = node(&scratch);
         let proxy_rack = Arc::clone(&rack);
-        let ready = Answer::Ready { node: "127.77.0.1".parse().unwrap() };
+        let ready = ListenerResponse::Ready { node: "127.77.0.1".parse().unwrap() };
         let (made, listener) = std::sync::mpsc::channel();
         let listen = move || made.send(listen_for_remote(&proxy_rack, address(SERVER), 1).unwrap()).unwrap();
         let monitor = monitor(&rack, ready, listen);
-        let taking = std::thread::spawn(move || proxy(listener.recv().unwrap(), Reply::Taken(None), None).join());
+        let taking =
+            std::thread::spawn(move || proxy(listener.recv().unwrap(), ProxyReply::Accepted(None), None).join());
         let connected = connect_to(&rack).unwrap();
-        assert!(connected.is_remote && connected.memory.is_some() && leads_to_remote(connected.lifeline.as_fd()));
+        assert!(connected.is_remote && connected.memory.is_some() && is_connected_to_proxy(connected.lifeline.as_fd()));
         monitor.join().unwrap();
         let (_lifeline, segment) = taking.join().unwrap().unwrap();
         assert_eq!(segment.secrets(), connected.segment.secrets());
 
         let listener = listen_for_remote(&rack, address(SERVER), 1).unwrap();
         assert_eq!(listen_for_remote(&rack, address(SERVER), 1).unwrap_err(), Errno::ADDRINUSE);
-        let taking = proxy(listener, Reply::Taken(None), None);
+        let taking = proxy(listener, ProxyReply::Accepted(None), None);
         connect_to(&rack).unwrap();
         taking.join().unwrap();
     }
@@ -738,8 +747,9 @@ mod tests {
             drop(early);
             made.send(listen_for_remote(&proxy_rack, address(SERVER), 1).unwrap()).unwrap();
         };
-        let monitor = monitor(&rack, Answer::Ready { node: "127.77.0.1".parse().unwrap() }, listen);
-        let taking = std::thread::spawn(move || proxy(listener.recv().unwrap(), Reply::Taken(None), None).join());
+        let monitor = monitor(&rack, ListenerResponse::Ready { node: "127.77.0.1".parse().unwrap() }, listen);
+        let taking =
+            std::thread::spawn(move || proxy(listener.recv().unwrap(), ProxyReply::Accepted(None), None).join());
         assert!(connect_to(&rack).unwrap().is_remote);
         monitor.join().unwrap();
         taking.join().unwrap().unwrap();
@@ -750,7 +760,7 @@ mod tests {
         let _no_child = test_support::spawn::forbid();
         let scratch = Scratch::new();
         let rack = node(&scratch);
-        let monitor = monitor(&rack, Answer::No(FallbackReason::PeerRefused), || ());
+        let monitor = monitor(&rack, ListenerResponse::Unavailable(FallbackReason::PeerRefused), || ());
         assert_eq!(connect_to(&rack).unwrap_err(), FallbackReason::PeerRefused);
         monitor.join().unwrap();
         for (errno, reason) in [
@@ -759,7 +769,7 @@ mod tests {
             (Errno::NETUNREACH, FallbackReason::LinkDown),
             (Errno::IO, FallbackReason::HandshakeFailed),
         ] {
-            let taking = proxy(listen_for_remote(&rack, address(SERVER), 1).unwrap(), Reply::Refused(errno), None);
+            let taking = proxy(listen_for_remote(&rack, address(SERVER), 1).unwrap(), ProxyReply::Refused(errno), None);
             assert_eq!(connect_to(&rack).unwrap_err(), reason);
             taking.join().unwrap();
         }
@@ -771,10 +781,10 @@ mod tests {
         let scratch = Scratch::new();
         let rack = node(&scratch);
         let listener = listen_for_remote(&rack, address(SERVER), 1).unwrap();
-        let in_use = Reply::Refused(Errno::ADDRINUSE);
+        let in_use = ProxyReply::Refused(Errno::ADDRINUSE);
         let taking = std::thread::spawn(move || {
             let first = take(&listener, in_use, None).0.tuple;
-            let second = take(&listener, Reply::Taken(None), None).0.tuple;
+            let second = take(&listener, ProxyReply::Accepted(None), None).0.tuple;
             (0..=PORT_TRIES_MAX).for_each(|_| drop(take(&listener, in_use, None)));
             take(&listener, in_use, None);
             [first, second]
@@ -783,7 +793,7 @@ mod tests {
         assert_eq!(connect_to(&rack).unwrap_err(), FallbackReason::PortInUse);
         // A program that has named its port has no other.
         let source = Some(SocketAddr::from(([127, 77, 0, 1], crate::rendezvous::tests::own_port())));
-        let named = Request { source, ..request() };
+        let named = ConnectRequest { source, ..request() };
         assert_eq!(connect_as(&rack, &named).unwrap_err(), FallbackReason::PortInUse);
         let [first, second] = taking.join().unwrap().map(|tuple| tuple.reversed());
         assert_ne!(first, second);
@@ -797,12 +807,12 @@ mod tests {
         let rack = node(&scratch);
         let _deaf_monitor = deaf_monitor(&rack, 8);
         let ends_with = |reason| {
-            let (place, deadline_ns) = (begin(&rack), now_ns() + REPLY_WAIT_NS);
-            assert!(crate::descriptor::hidden::is_hidden(place.awaits().0.unwrap().as_raw_fd()));
-            assert!(place.awaits().1 <= deadline_ns);
-            let Progress::Underway(mut underway) = place.go_on().unwrap() else { panic!("who has answered?") };
-            underway.deadline_ns = now_ns();
-            assert_eq!(underway.go_on().unwrap_err(), reason);
+            let (pending, deadline_ns) = (begin(&rack), now_ns() + REPLY_WAIT_NS);
+            assert!(crate::descriptor::hidden::is_hidden(pending.wait_target().0.unwrap().as_raw_fd()));
+            assert!(pending.wait_target().1 <= deadline_ns);
+            let ConnectProgress::Pending(mut pending) = pending.advance().unwrap() else { panic!("who has answered?") };
+            pending.deadline_ns = now_ns();
+            assert_eq!(pending.advance().unwrap_err(), reason);
         };
         ends_with(FallbackReason::LinkDown);
         let _deaf_proxy = listen_for_remote(&rack, address(SERVER), 8).unwrap();
@@ -816,14 +826,14 @@ mod tests {
         let rack = node(&scratch);
         let monitor = deaf_monitor(&rack, 0);
         let mut asking = Vec::new();
-        while let Some(question) = monitor::ask(&rack, address(SERVER)).unwrap() {
-            asking.push(question);
+        while let Some(query) = monitor::send_query(&rack, address(SERVER)).unwrap() {
+            asking.push(query);
         }
-        let underway = begin(&rack);
-        assert!(underway.awaits().0.is_none());
+        let pending = begin(&rack);
+        assert!(pending.wait_target().0.is_none());
         asking.iter().for_each(|_| drop(rustix::net::accept(&monitor).unwrap()));
-        let Progress::Underway(underway) = underway.go_on().unwrap() else { panic!("who has answered?") };
-        assert!(underway.awaits().0.is_some());
+        let ConnectProgress::Pending(pending) = pending.advance().unwrap() else { panic!("who has answered?") };
+        assert!(pending.wait_target().0.is_some());
     }
 
     #[test]
@@ -847,13 +857,13 @@ mod tests {
         let rack = node(&scratch);
         let span_bytes = Segment::WINDOW_BYTES as u64;
         let (memory, mapping) = shm::create(3 * Segment::WINDOW_BYTES).unwrap();
-        let place = Place::new(span_bytes, 2 * span_bytes);
+        let spans = WindowSpans::new(span_bytes, 2 * span_bytes);
         let listener = listen_for_remote(&rack, address(SERVER), 1).unwrap();
-        let taking = proxy(listener, Reply::Taken(Some(place)), Some(memory.try_clone().unwrap()));
+        let taking = proxy(listener, ProxyReply::Accepted(Some(spans)), Some(memory.try_clone().unwrap()));
         let connected = connect_to(&rack).unwrap();
         assert!(connected.memory.is_some() && connected.segment.is_in_windows());
         let secrets = taking.join().unwrap().1.secrets();
-        let back = Place::new(place.outbound_offset, place.inbound_offset);
+        let back = WindowSpans::new(spans.outbound_offset, spans.inbound_offset);
         let other = segment_in(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
         assert_eq!(connected.segment.sender().write(b"through the window"), Ok(18));
         let mut bytes = [0; 18];
@@ -873,26 +883,26 @@ mod tests {
         let (memory, _mapping) = shm::create((FIRST + 2 * SPAN_BYTES) as usize).unwrap();
         let timing = LinkTiming { one_way_ns: 100, bytes_per_us: 10_000, header_bytes: 24, payload_bytes_max: 256 };
         let secrets = Secrets { to_acceptor: 7, to_connector: 8 };
-        let place = |own: u64| Place {
+        let spans = |own: u64| WindowSpans {
             model: Some(Model { timing, inbound_pace_offset: own * 4096, outbound_pace_offset: (1 - own) * 4096 }),
-            ..Place::new(FIRST + own * SPAN_BYTES, FIRST + (1 - own) * SPAN_BYTES)
+            ..WindowSpans::new(FIRST + own * SPAN_BYTES, FIRST + (1 - own) * SPAN_BYTES)
         };
-        let open = |place, side| segment_in(memory.as_fd(), place, side, secrets);
-        let one = open(place(0), Side::Connector).unwrap();
-        open(place(1), Side::Acceptor).unwrap();
-        let heir = adopt(span_lease::lease(memory.as_fd(), place(1)).unwrap().as_fd()).unwrap();
-        assert_eq!((heir.model(), heir.side(), heir.secrets()), (place(1).model, Side::Acceptor, secrets));
+        let open = |spans, side| segment_in(memory.as_fd(), spans, side, secrets);
+        let one = open(spans(0), Side::Connector).unwrap();
+        open(spans(1), Side::Acceptor).unwrap();
+        let heir = adopt(span_lease::lease(memory.as_fd(), spans(1)).unwrap().as_fd()).unwrap();
+        assert_eq!((heir.model(), heir.side(), heir.secrets()), (spans(1).model, Side::Acceptor, secrets));
         assert_eq!(one.timed_sender().unwrap().write(b"to the heir"), Ok(11));
         heir.settle();
         let mut bytes = [0; 11];
         assert_eq!(heir.timed_receiver().unwrap().read(&mut bytes), Ok(11));
         assert_eq!(&bytes, b"to the heir");
         // One that is as fast as its memory is that, whatever a peer writes.
-        let plain = Place { model: None, ..place(1) };
+        let plain = WindowSpans { model: None, ..spans(1) };
         assert!(adopt(span_lease::lease(memory.as_fd(), plain).unwrap().as_fd()).unwrap().timed_sender().is_none());
         let beyond = |offset| {
-            let model = place(0).model.map(|model| Model { inbound_pace_offset: offset, ..model });
-            open(Place { model, ..place(0) }, Side::Connector).map(|_| ()).unwrap_err()
+            let model = spans(0).model.map(|model| Model { inbound_pace_offset: offset, ..model });
+            open(WindowSpans { model, ..spans(0) }, Side::Connector).map(|_| ()).unwrap_err()
         };
         assert_eq!([FIRST + 2 * SPAN_BYTES, 1, u64::MAX].map(beyond), [Errno::INVAL; 3]);
     }
@@ -903,10 +913,10 @@ mod tests {
         let span_bytes = Segment::WINDOW_BYTES as u64;
         let secrets = Secrets { to_acceptor: 9, to_connector: 10 };
         for caching in [Caching::Uncached, Caching::WriteCombined, Caching::NonCoherent] {
-            let place = Place { caching, ..Place::new(0, span_bytes) };
-            let back = Place { caching, ..Place::new(span_bytes, 0) };
-            let lease = span_lease::lease(memory.as_fd(), place).unwrap();
-            let (one, fds) = open_place(lease, place, Side::Connector, secrets).unwrap();
+            let spans = WindowSpans { caching, ..WindowSpans::new(0, span_bytes) };
+            let back = WindowSpans { caching, ..WindowSpans::new(span_bytes, 0) };
+            let lease = span_lease::lease(memory.as_fd(), spans).unwrap();
+            let (one, fds) = open_in_windows(lease, spans, Side::Connector, secrets).unwrap();
             let device = fds.device.as_ref().unwrap().try_clone().unwrap();
             let other = segment_in(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
             assert_eq!(one.apart_sender().unwrap().write(b"first "), Ok(6));
@@ -919,10 +929,10 @@ mod tests {
             // Memory that it is not about, and a local page that nobody has set up.
             let (stranger, _mapping) = shm::create(3 * Segment::WINDOW_BYTES).unwrap();
             assert_eq!(adopt_on_device(&fds.memfd, stranger.as_fd()).unwrap_err(), Errno::INVAL);
-            let (empty, _region) = local_page::create(place, memory.as_fd()).unwrap();
+            let (empty, _region) = local_page::create(spans, memory.as_fd()).unwrap();
             assert_eq!(adopt_on_device(&empty, memory.as_fd()).unwrap_err(), Errno::NOTCONN);
             drop((one, other, heir, fds, device));
-            assert!(!span_lease::is_leased(memory.as_fd(), place).unwrap());
+            assert!(!span_lease::is_leased(memory.as_fd(), spans).unwrap());
         }
     }
 
@@ -933,17 +943,17 @@ mod tests {
         let rack = node(&scratch);
         let (memory, _mapping) = shm::create(2 * Segment::WINDOW_BYTES).unwrap();
         let (own, other) = (0, Segment::WINDOW_BYTES as u64);
-        let place = Place::new(own, other);
+        let spans = WindowSpans::new(own, other);
         let secrets = Secrets { to_acceptor: 5, to_connector: 6 };
         // Other runs of this test may be on the machine.
         let source = SocketAddr::from(([127, 77, 0, 1], crate::rendezvous::tests::own_port()));
-        let request = Request { source: Some(source), node: None, opener: Opener::Proxy, ..request() };
+        let request = ConnectRequest { source: Some(source), node: None, opener: Opener::Proxy, ..request() };
         let connect = || {
-            let lease = span_lease::lease(memory.as_fd(), place).unwrap();
-            connect_in_windows(&rack, &request, (place, secrets), lease.as_fd())
+            let lease = span_lease::lease(memory.as_fd(), spans).unwrap();
+            connect_in_windows(&rack, &request, (spans, secrets), lease.as_fd())
         };
         assert_eq!(connect().unwrap_err().reason, FallbackReason::NoListener);
-        assert!(!span_lease::is_leased(memory.as_fd(), place).unwrap());
+        assert!(!span_lease::is_leased(memory.as_fd(), spans).unwrap());
         let server = listen_in(&rack, address(SERVER), false, false, 1).unwrap();
         let _lifeline = connect().unwrap();
         let accepted = accept(server.fd(), &server.key(), libc::SOCK_CLOEXEC).unwrap();
@@ -951,9 +961,9 @@ mod tests {
         let (segment, memfd) = receive_handshake(accepted.lifeline.as_fd()).unwrap().unwrap();
         drop(memfd);
         assert_eq!((segment.is_in_windows(), segment.secrets()), (true, secrets));
-        assert!(span_lease::is_leased(memory.as_fd(), place).unwrap(), "as long as the server has it mapped");
+        assert!(span_lease::is_leased(memory.as_fd(), spans).unwrap(), "as long as the server has it mapped");
         drop(segment);
-        assert!(!span_lease::is_leased(memory.as_fd(), place).unwrap());
+        assert!(!span_lease::is_leased(memory.as_fd(), spans).unwrap());
     }
 
     #[test]
@@ -962,7 +972,7 @@ mod tests {
         let secrets = Secrets { to_acceptor: 1, to_connector: 2 };
         let (memory, _mapping) = shm::create(2 * Segment::WINDOW_BYTES).unwrap();
         let open = |memory: BorrowedFd<'_>, inbound_offset, outbound_offset| {
-            segment_in(memory, Place::new(inbound_offset, outbound_offset), Side::Acceptor, secrets).map(|_| ())
+            segment_in(memory, WindowSpans::new(inbound_offset, outbound_offset), Side::Acceptor, secrets).map(|_| ())
         };
         assert_eq!(open(memory.as_fd(), 0, span_bytes), Ok(()));
         for (inbound, outbound) in
@@ -983,19 +993,19 @@ mod tests {
         let span_bytes = Segment::WINDOW_BYTES as u64;
         let secrets = Secrets { to_acceptor: 1, to_connector: 2 };
         let (memory, _mapping) = shm::create(3 * PIECE_BYTES as usize).unwrap();
-        let place = Place::new(4096, 2 * PIECE_BYTES - span_bytes / 2 / 4096 * 4096);
-        let back = Place::new(place.outbound_offset, place.inbound_offset);
-        let by_pieces = Place { alignment: Alignment::new(PIECE_BYTES), ..place };
+        let spans = WindowSpans::new(4096, 2 * PIECE_BYTES - span_bytes / 2 / 4096 * 4096);
+        let back = WindowSpans::new(spans.outbound_offset, spans.inbound_offset);
+        let by_pieces = WindowSpans { alignment: Alignment::new(PIECE_BYTES), ..spans };
         let connector = segment_in(memory.as_fd(), by_pieces, Side::Connector, secrets).unwrap();
         let acceptor = segment_in(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
         for (from, to) in [(&connector, &acceptor), (&acceptor, &connector)] {
-            assert_eq!(from.sender().write(b"in its place"), Ok(12));
+            assert_eq!(from.sender().write(b"in its spans"), Ok(12));
             let mut bytes = [0; 12];
-            assert_eq!((to.receiver().read(&mut bytes), &bytes), (Ok(12), b"in its place"));
+            assert_eq!((to.receiver().read(&mut bytes), &bytes), (Ok(12), b"in its spans"));
         }
-        let between_pages = Place { inbound_offset: 8, ..by_pieces };
-        assert_eq!(try_place(memory.as_fd(), between_pages), Err(Errno::INVAL));
-        assert_eq!(try_place(memory.as_fd(), by_pieces), Ok(()));
+        let between_pages = WindowSpans { inbound_offset: 8, ..by_pieces };
+        assert_eq!(try_map_spans(memory.as_fd(), between_pages), Err(Errno::INVAL));
+        assert_eq!(try_map_spans(memory.as_fd(), by_pieces), Ok(()));
     }
 
     #[test]
@@ -1004,7 +1014,7 @@ mod tests {
         let rack = node(&scratch);
         let span_bytes = Segment::WINDOW_BYTES as u64;
         let (memory, _mapping) = shm::create(2 * Segment::WINDOW_BYTES).unwrap();
-        let beyond = Reply::Taken(Some(Place::new(0, 2 * span_bytes)));
+        let beyond = ProxyReply::Accepted(Some(WindowSpans::new(0, 2 * span_bytes)));
         let taking = proxy(listen_for_remote(&rack, address(SERVER), 1).unwrap(), beyond, Some(memory));
         assert_eq!(connect_to(&rack).unwrap_err(), FallbackReason::WindowUnmapped);
         taking.join().unwrap();
@@ -1014,13 +1024,14 @@ mod tests {
     fn a_proxy_connects_with_the_far_programs_addresses_though_that_program_is_on_this_machine() {
         let (here, there) = (Scratch::new(), Scratch::new());
         let (rack, remote_rack) = (node(&here), node(&there));
-        let taking = proxy(listen_for_remote(&rack, address(SERVER), 1).unwrap(), Reply::Taken(None), None);
+        let taking = proxy(listen_for_remote(&rack, address(SERVER), 1).unwrap(), ProxyReply::Accepted(None), None);
         let program = connect_to(&rack).unwrap();
         taking.join().unwrap();
         let server = listen_in(&remote_rack, address(SERVER), false, false, 1).unwrap();
         let source = Some(program.tuple.local);
         let onward =
-            connect_in(&remote_rack, &Request { source, node: None, opener: Opener::Proxy, ..request() }).unwrap();
+            connect_in(&remote_rack, &ConnectRequest { source, node: None, opener: Opener::Proxy, ..request() })
+                .unwrap();
         let accepted = accept(server.fd(), &server.key(), libc::SOCK_CLOEXEC).unwrap();
         assert_eq!((accepted.tuple.peer, accepted.opener), (program.tuple.local, Opener::Proxy));
         assert_eq!(onward.tuple, program.tuple);
@@ -1029,7 +1040,7 @@ mod tests {
     #[test]
     fn only_addresses_of_other_nodes_and_machines_may_be_far() {
         let may_be = |destination: &str, node| {
-            let request = Request { destination: address(destination), node, ..request() };
+            let request = ConnectRequest { destination: address(destination), node, ..request() };
             request.may_be_remote(&request.route())
         };
         let node = request().node;
@@ -1044,16 +1055,16 @@ mod tests {
     proptest! {
         #[test]
         fn other_bytes_are_no_replies(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
-            prop_assert_eq!(Reply::decode(&bytes), None);
+            prop_assert_eq!(ProxyReply::decode(&bytes), None);
         }
 
         #[test]
         fn replies_survive_the_way(inbound_offset: u64, outbound_offset: u64, errno in 1..4096_i32) {
-            let place = Place::new(inbound_offset, outbound_offset);
-            let aligned = Place { alignment: Alignment::new(1 << 30), ..place };
-            let refused = Reply::Refused(Errno::from_raw_os_error(errno));
-            for reply in [Reply::Taken(None), Reply::Taken(Some(place)), Reply::Taken(Some(aligned)), refused] {
-                prop_assert_eq!(Reply::decode(&reply.encode()), Some(reply));
+            let spans = WindowSpans::new(inbound_offset, outbound_offset);
+            let aligned = WindowSpans { alignment: Alignment::new(1 << 30), ..spans };
+            let refused = ProxyReply::Refused(Errno::from_raw_os_error(errno));
+            for reply in [ProxyReply::Accepted(None), ProxyReply::Accepted(Some(spans)), ProxyReply::Accepted(Some(aligned)), refused] {
+                prop_assert_eq!(ProxyReply::decode(&reply.encode()), Some(reply));
             }
         }
     }

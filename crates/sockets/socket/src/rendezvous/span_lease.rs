@@ -17,7 +17,7 @@ use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
 use crate::process::system::{self, call};
-use crate::rendezvous::handshake::Place;
+use crate::rendezvous::handshake::WindowSpans;
 use segment::Segment;
 
 const PAGE_BYTES: u64 = 4096;
@@ -32,42 +32,42 @@ const MODELLED: u64 = 1 << (2 * PAGE_NUMBER_BITS);
 ///
 /// # Errors
 /// What open answers.
-pub fn descriptor(memory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+pub fn reopen(memory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     // A duplicate would share the locks of all others.
     let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
     rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Notes on a [`descriptor`] that both spans are leased to whoever has it.
+/// Notes on a [`reopen`] that both spans are leased to whoever has it.
 ///
 /// # Errors
 /// What fcntl answers.
-pub fn note(descriptor: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
-    for offset in [place.inbound_offset, place.outbound_offset] {
+pub fn mark_leased(descriptor: BorrowedFd<'_>, spans: WindowSpans) -> Result<(), Errno> {
+    for offset in [spans.inbound_offset, spans.outbound_offset] {
         lock(&descriptor, libc::F_OFD_SETLK, &mut span_lock(libc::F_RDLCK, offset)?)?;
     }
     // Where there is a local page, it says so; and a device has no position.
-    if !place.is_apart() {
-        let _ = rustix::fs::seek(descriptor, SeekFrom::Start(position_of(place)?));
+    if !spans.is_apart() {
+        let _ = rustix::fs::seek(descriptor, SeekFrom::Start(position_of(spans)?));
     }
     Ok(())
 }
 
 /// Whether both spans were noted on this very open file description, whatever others there are of the same memory.
-pub fn is_noted_on(descriptor: BorrowedFd<'_>, place: Place) -> bool {
+pub fn is_marked_on(descriptor: BorrowedFd<'_>, spans: WindowSpans) -> bool {
     // `F_OFD_GETLK` tells only of the locks of others.
     let mut bytes = [0; INFO_BYTES_MAX];
     let path = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
     let Some(info) = system::read_text(path.as_str(), &mut bytes) else { return false };
-    [place.inbound_offset, place.outbound_offset].into_iter().all(|first| {
+    [spans.inbound_offset, spans.outbound_offset].into_iter().all(|first| {
         let last = first.saturating_add(Segment::WINDOW_BYTES as u64 - 1);
-        info.lines().filter_map(locked_in).any(|range| range.contains(&first) && range.contains(&last))
+        info.lines().filter_map(locked_range).any(|range| range.contains(&first) && range.contains(&last))
     })
 }
 
 /// The bytes that are locked by a line such as `lock: 1: OFDLCK ADVISORY READ -1 00:06:411 4096 278527`. Two spans side
 /// by side are one lock.
-fn locked_in(line: &str) -> Option<RangeInclusive<u64>> {
+fn locked_range(line: &str) -> Option<RangeInclusive<u64>> {
     let mut words = line.strip_prefix("lock:")?.split_ascii_whitespace();
     let (_number, kind) = (words.next()?, words.next()?);
     let (last, first) = (words.next_back()?.parse().ok()?, words.next_back()?.parse().ok()?);
@@ -81,38 +81,38 @@ pub fn is_modelled(descriptor: BorrowedFd<'_>) -> bool {
 
 /// The spans that were noted on a descriptor, whoever made it.
 /// `None` for a device, beside whose descriptor a [`local_page`](crate::rendezvous::local_page) goes.
-pub fn place_of(descriptor: BorrowedFd<'_>) -> Option<Place> {
+pub fn spans_of(descriptor: BorrowedFd<'_>) -> Option<WindowSpans> {
     let position = rustix::fs::seek(descriptor, SeekFrom::Current(0)).ok()?;
     let offset = |number: u64| (number & ((1 << PAGE_NUMBER_BITS) - 1)) * PAGE_BYTES;
-    let place = Place::new(offset(position >> PAGE_NUMBER_BITS), offset(position));
-    (position != 0 && shm::is_sealed(descriptor)).then_some(place)
+    let spans = WindowSpans::new(offset(position >> PAGE_NUMBER_BITS), offset(position));
+    (position != 0 && shm::is_sealed(descriptor)).then_some(spans)
 }
 
 /// The numbers of both spans' first pages, in one, and whether the link is a modelled one.
-fn position_of(place: Place) -> Result<u64, Errno> {
+fn position_of(spans: WindowSpans) -> Result<u64, Errno> {
     let page = |offset: u64| {
         let number = offset / PAGE_BYTES;
         if number >> PAGE_NUMBER_BITS == 0 { Ok(number) } else { Err(Errno::OVERFLOW) }
     };
-    let modelled = if place.model.is_some() { MODELLED } else { 0 };
-    Ok(modelled | page(place.inbound_offset)? << PAGE_NUMBER_BITS | page(place.outbound_offset)?)
+    let modelled = if spans.model.is_some() { MODELLED } else { 0 };
+    Ok(modelled | page(spans.inbound_offset)? << PAGE_NUMBER_BITS | page(spans.outbound_offset)?)
 }
 
-/// A [`descriptor`] with a [`note`].
+/// A [`reopen`] with a [`mark_leased`].
 ///
 /// # Errors
 /// Those of both.
-pub fn lease(memory: BorrowedFd<'_>, place: Place) -> Result<OwnedFd, Errno> {
-    let descriptor = descriptor(memory)?;
-    note(descriptor.as_fd(), place).map(|()| descriptor)
+pub fn lease(memory: BorrowedFd<'_>, spans: WindowSpans) -> Result<OwnedFd, Errno> {
+    let descriptor = reopen(memory)?;
+    mark_leased(descriptor.as_fd(), spans).map(|()| descriptor)
 }
 
 /// Whether a program of this machine may still reach one of the spans.
 ///
 /// # Errors
 /// What fcntl answers.
-pub fn is_leased(memory: BorrowedFd<'_>, place: Place) -> Result<bool, Errno> {
-    for offset in [place.inbound_offset, place.outbound_offset] {
+pub fn is_leased(memory: BorrowedFd<'_>, spans: WindowSpans) -> Result<bool, Errno> {
+    for offset in [spans.inbound_offset, spans.outbound_offset] {
         // Would somebody stand against a lock for writing?
         let mut asked = span_lock(libc::F_WRLCK, offset)?;
         lock(&memory, libc::F_OFD_GETLK, &mut asked)?;
@@ -146,56 +146,56 @@ mod tests {
     use volmem::Mapping;
 
     const SPAN_BYTES: u64 = Segment::WINDOW_BYTES as u64;
-    const ONE: Place = Place::new(0, 2 * SPAN_BYTES);
-    const OTHER: Place = Place::new(SPAN_BYTES, 3 * SPAN_BYTES);
+    const FIRST: WindowSpans = WindowSpans::new(0, 2 * SPAN_BYTES);
+    const SECOND: WindowSpans = WindowSpans::new(SPAN_BYTES, 3 * SPAN_BYTES);
 
     #[test]
     fn a_span_is_lent_until_the_last_descriptor_and_the_last_mapping_are_gone() {
         let _no_child = test_support::spawn::forbid();
         let (memory, _mapping) = shm::create(4 * Segment::WINDOW_BYTES).unwrap();
-        let is_leased = |place| is_leased(memory.as_fd(), place).unwrap();
-        assert_eq!((is_leased(ONE), is_leased(OTHER)), (false, false), "the owner's own mapping does not count");
-        let own = lease(memory.as_fd(), ONE).unwrap();
-        assert_eq!((place_of(own.as_fd()), place_of(memory.as_fd())), (Some(ONE), None));
-        assert_eq!((is_leased(ONE), is_leased(OTHER)), (true, false));
-        let back = Place::new(ONE.outbound_offset, ONE.inbound_offset);
+        let is_leased = |spans| is_leased(memory.as_fd(), spans).unwrap();
+        assert_eq!((is_leased(FIRST), is_leased(SECOND)), (false, false), "the owner's own mapping does not count");
+        let own = lease(memory.as_fd(), FIRST).unwrap();
+        assert_eq!((spans_of(own.as_fd()), spans_of(memory.as_fd())), (Some(FIRST), None));
+        assert_eq!((is_leased(FIRST), is_leased(SECOND)), (true, false));
+        let back = WindowSpans::new(FIRST.outbound_offset, FIRST.inbound_offset);
         assert!(is_leased(back), "either span says so");
         let copy = rustix::io::dup(&own).unwrap();
         drop(own);
-        assert!(is_leased(ONE));
-        let mapping = Mapping::at(copy.as_fd(), ONE.outbound_offset, Segment::WINDOW_BYTES).unwrap();
+        assert!(is_leased(FIRST));
+        let mapping = Mapping::at(copy.as_fd(), FIRST.outbound_offset, Segment::WINDOW_BYTES).unwrap();
         drop(copy);
-        assert!(is_leased(ONE), "mapped");
+        assert!(is_leased(FIRST), "mapped");
         drop(mapping);
-        assert!(!is_leased(ONE));
+        assert!(!is_leased(FIRST));
     }
 
     #[test]
     fn a_lease_is_told_from_other_descriptors_of_the_same_memory() {
         let (memory, _mapping) = shm::create(4 * Segment::WINDOW_BYTES).unwrap();
-        let own = descriptor(memory.as_fd()).unwrap();
-        for place in [ONE, OTHER, Place::new(SPAN_BYTES, 0)] {
-            let lease = lease(memory.as_fd(), place).unwrap();
+        let own = reopen(memory.as_fd()).unwrap();
+        for spans in [FIRST, SECOND, WindowSpans::new(SPAN_BYTES, 0)] {
+            let lease = lease(memory.as_fd(), spans).unwrap();
             let copy = rustix::io::dup(&lease).unwrap();
-            let is_noted_on = |descriptor: &OwnedFd, place| is_noted_on(descriptor.as_fd(), place);
-            assert_eq!([&lease, &copy, &own].map(|it| is_noted_on(it, place)), [true, true, false]);
-            let partly = Place::new(place.inbound_offset, 3 * SPAN_BYTES + 4096);
-            assert!(!is_noted_on(&lease, partly), "of one span, not of the other");
+            let is_marked_on = |descriptor: &OwnedFd, spans| is_marked_on(descriptor.as_fd(), spans);
+            assert_eq!([&lease, &copy, &own].map(|it| is_marked_on(it, spans)), [true, true, false]);
+            let partly = WindowSpans::new(spans.inbound_offset, 3 * SPAN_BYTES + 4096);
+            assert!(!is_marked_on(&lease, partly), "of one span, not of the other");
         }
-        assert!(!is_noted_on(own.as_fd(), ONE));
+        assert!(!is_marked_on(own.as_fd(), FIRST));
     }
 
     #[test]
     fn several_programs_have_their_spans_apart_from_each_other() {
         let _no_child = test_support::spawn::forbid();
         let (memory, _mapping) = shm::create(4 * Segment::WINDOW_BYTES).unwrap();
-        let is_leased = |place| is_leased(memory.as_fd(), place).unwrap();
-        let leases = [ONE, ONE, OTHER].map(|place| lease(memory.as_fd(), place).unwrap());
-        assert!(is_leased(ONE) && is_leased(OTHER));
+        let is_leased = |spans| is_leased(memory.as_fd(), spans).unwrap();
+        let leases = [FIRST, FIRST, SECOND].map(|spans| lease(memory.as_fd(), spans).unwrap());
+        assert!(is_leased(FIRST) && is_leased(SECOND));
         let [first, second, third] = leases;
         drop((first, third));
-        assert_eq!((is_leased(ONE), is_leased(OTHER)), (true, false), "one of two that have it is left");
+        assert_eq!((is_leased(FIRST), is_leased(SECOND)), (true, false), "one of two that have it is left");
         drop(second);
-        assert!(!is_leased(ONE));
+        assert!(!is_leased(FIRST));
     }
 }

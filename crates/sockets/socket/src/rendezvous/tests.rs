@@ -52,7 +52,10 @@ impl Meeting {
 
     fn connect_from(&self, to: &str, source: Option<&str>) -> Result<Connected, NoLane> {
         let source = source.map(address);
-        connect_in(&self.rack, &Request { destination: address(to), source, node: None, opener: Opener::Program })
+        connect_in(
+            &self.rack,
+            &ConnectRequest { destination: address(to), source, node: None, opener: Opener::Program },
+        )
     }
 
     fn names(&self) -> HashSet<String> {
@@ -93,10 +96,11 @@ fn reason<T: std::fmt::Debug>(outcome: Result<T, NoLane>) -> FallbackReason {
 fn a_server_that_closes_before_the_handshake_comes_has_connected() {
     let meeting = Meeting::new();
     let listener = meeting.listen("127.0.0.1:7001");
-    let request = Request { destination: address("127.0.0.1:7001"), source: None, node: None, opener: Opener::Program };
+    let request =
+        ConnectRequest { destination: address("127.0.0.1:7001"), source: None, node: None, opener: Opener::Program };
     let lifeline = unix_stream().unwrap();
     bind_tuple(lifeline.as_fd(), &request.route().unwrap(), 1, Opener::Program, &meeting.rack.key()).unwrap();
-    reach(&meeting.rack, lifeline.as_fd(), &[listener.name()], || Ok(())).unwrap();
+    connect_to_first(&meeting.rack, lifeline.as_fd(), &[listener.name()], || Ok(())).unwrap();
     close(accept(listener.fd(), &listener.key(), 0).unwrap().lifeline);
     let (segment, memfd) = Segment::create(Side::Connector).unwrap();
     assert_eq!(send_handshake(lifeline.as_fd(), &segment, memfd.as_fd()), Ok(()));
@@ -154,7 +158,7 @@ fn a_source_port_that_a_connection_has_is_said_to_be_in_use() {
     let _listener = meeting.listen("127.0.0.1:80");
     let _first = meeting.connect_from("127.0.0.1:80", Some("127.0.0.1:9")).unwrap();
     assert_eq!(reason(meeting.connect_from("127.0.0.1:80", Some("127.0.0.1:9"))), FallbackReason::PortInUse);
-    assert_eq!(NoLane::unbound(Errno::ADDRNOTAVAIL).reason, FallbackReason::NoFreePort);
+    assert_eq!(NoLane::of_bind_error(Errno::ADDRNOTAVAIL).reason, FallbackReason::NoFreePort);
 }
 
 #[test]
@@ -163,7 +167,8 @@ fn a_node_is_the_source_towards_other_nodes_only() {
     let _listener = meeting.listen("0.0.0.0:80");
     let node = Some(IpAddr::from([127, 77, 0, 2]));
     let local = |to: &str, source: Option<&str>| {
-        let request = Request { destination: address(to), source: source.map(address), node, opener: Opener::Program };
+        let request =
+            ConnectRequest { destination: address(to), source: source.map(address), node, opener: Opener::Program };
         connect_in(&meeting.rack, &request).unwrap().tuple.local.ip().to_string()
     };
     assert_eq!(local("127.77.0.1:80", None), "127.77.0.2");
@@ -205,14 +210,14 @@ fn listeners_that_share_an_address_all_get_connections() {
     let share = || listen_in(&meeting.rack, address("127.0.0.1:80"), false, true, 1).unwrap();
     let listeners = [share(), share(), share()];
     assert_eq!(meeting.names().len(), 3);
-    let mut reached = HashSet::new();
+    let mut connected = HashSet::new();
     // Three names, each picked with a third of the chances: all but surely each in so many connections.
     for _ in 0..200 {
         let _connected = meeting.connect("127.0.0.1:80").unwrap();
         let taker = listeners.iter().position(|listener| accept(listener.fd(), &listener.key(), 0).is_ok());
-        reached.insert(taker.expect("one of them has the connection"));
+        connected.insert(taker.expect("one of them has the connection"));
     }
-    assert_eq!(reached.len(), 3);
+    assert_eq!(connected.len(), 3);
 }
 
 #[test]
@@ -262,17 +267,17 @@ fn an_inherited_listener_of_another_rack_or_version_is_closed_so_that_clients_ta
         rustix::net::listen(&listener, 1).unwrap();
         listener.into_raw_fd()
     };
-    let reach = |path| rustix::net::connect(unix_stream().unwrap(), &SocketAddrUnix::new(path).unwrap());
+    let connect_to = |path| rustix::net::connect(unix_stream().unwrap(), &SocketAddrUnix::new(path).unwrap());
     for path in [&first_version, &other_rack] {
         let fd = listen_at(path);
-        assert_eq!(reach(path), Ok(()));
+        assert_eq!(connect_to(path), Ok(()));
         assert!(adopt_listener(fd).is_none());
-        assert_eq!(reach(path), Err(Errno::CONNREFUSED));
+        assert_eq!(connect_to(path), Err(Errno::CONNREFUSED));
     }
     let programs_own = folder.parent().unwrap().join("127.0.0.1:80");
     let fd = listen_at(&programs_own);
     assert!(adopt_listener(fd).is_none());
-    assert_eq!(reach(&programs_own), Ok(()));
+    assert_eq!(connect_to(&programs_own), Ok(()));
     // SAFETY: made above.
     unsafe { rustix::io::close(fd) };
 }
@@ -419,7 +424,7 @@ fn say(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
 
 fn valid_handshake() -> ([u8; HANDSHAKE_BYTES], OwnedFd) {
     let (segment, memfd) = Segment::create(Side::Connector).unwrap();
-    (Handshake { secrets: segment.secrets(), place: None }.encode(), memfd)
+    (Handshake { secrets: segment.secrets(), spans: None }.encode(), memfd)
 }
 
 #[test]
@@ -428,7 +433,7 @@ fn a_handshake_that_has_not_come_is_not_waited_for_and_one_that_never_will_is_an
     let (ours, theirs) = silent_pair();
     assert!(receive_handshake(ours.as_fd()).unwrap().is_none());
     drop(theirs);
-    assert!(matches!(receive_handshake(ours.as_fd()), Err(Refused::Closed)));
+    assert!(matches!(receive_handshake(ours.as_fd()), Err(HandshakeRejection::Closed)));
 }
 
 #[test]
@@ -438,7 +443,7 @@ fn handshakes_without_exactly_one_memory_are_refused() {
         let (ours, theirs) = silent_pair();
         say(&theirs, &handshake, &vec![memfd.as_fd(); count]);
         let refused = receive_handshake(ours.as_fd()).unwrap_err();
-        let Refused::Descriptors(found) = refused else { panic!("{count}: {refused:?}") };
+        let HandshakeRejection::Descriptors(found) = refused else { panic!("{count}: {refused:?}") };
         assert!(found == count || (found > HANDSHAKE_FDS_MAX && count > HANDSHAKE_FDS_MAX), "{count}: {found}");
     }
 }
@@ -481,7 +486,7 @@ fn memory_that_could_be_cut_under_us_is_refused() {
     ] {
         let (ours, theirs) = silent_pair();
         say(&theirs, &handshake, &[memfd.as_fd()]);
-        assert!(matches!(receive_handshake(ours.as_fd()), Err(Refused::Memory(_))));
+        assert!(matches!(receive_handshake(ours.as_fd()), Err(HandshakeRejection::Memory(_))));
     }
 }
 
@@ -622,5 +627,5 @@ fn starters_at_once_get_one_name_and_no_one_loses_its_own() {
     // Who does not get at the lock in time, on a machine that does other things, does not start either.
     let is_late = |errno: &Errno| matches!(*errno, Errno::ADDRINUSE | Errno::BUSY);
     assert!(outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).all(is_late), "{outcomes:?}");
-    assert!(meeting.connect("127.0.0.1:80").is_ok(), "the one that started can be reached");
+    assert!(meeting.connect("127.0.0.1:80").is_ok(), "the one that started can be connected");
 }

@@ -2,7 +2,7 @@
 //!
 //! TCP keeps them in the listener, whoever takes from it. A process that keeps them itself must pass them on when it
 //! has other work or goes away: through a pair of sockets that `fork` gives to all of these processes, and `exec` to a
-//! program that gets the lane listener as well. Such a program finds the pair by the name of its entrance.
+//! program that gets the lane listener as well. Such a program finds the pair by the name of its sender.
 
 use crate::descriptor::hidden::{self, HiddenFd, Need, close};
 use crate::process::limit;
@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// The name of an entrance begins with this. The inode of the lane listener follows, and a random number.
+/// The name of an sender begins with this. The inode of the lane listener follows, and a random number.
 const NAME_HEAD: &str = "crosslane/returned/";
 /// Names that are tried: anybody may have bound one, but not all of 2^32.
 const NAMES_TRIED_MAX: usize = 16;
@@ -21,38 +21,41 @@ const NAMES_TRIED_MAX: usize = 16;
 const QUEUE_BYTES: usize = i32::MAX as usize / 2;
 
 /// A queue of connections, each with the time when it may be accepted without bytes.
-pub(crate) struct Returned {
-    entrance: HiddenFd,
-    exit: HiddenFd,
+pub(crate) struct SharedQueue {
+    sender: HiddenFd,
+    receiver: HiddenFd,
 }
 
-impl Returned {
+impl SharedQueue {
     /// Makes the queue of the listener with this lane listener.
     ///
     /// # Errors
     /// `MFILE` and its kin, where there is no descriptor left.
     pub fn new(lane_fd: RawFd) -> Result<Self, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (entrance, exit) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        rustix::net::sockopt::set_socket_send_buffer_size(&entrance, QUEUE_BYTES)?;
-        bind_to_free_name(entrance.as_fd(), &name_head_of(lane_fd).ok_or(Errno::BADF)?)?;
-        Ok(Self { entrance: HiddenFd::hide(entrance, Need::Required)?, exit: HiddenFd::hide(exit, Need::Required)? })
+        let (sender, receiver) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        rustix::net::sockopt::set_socket_send_buffer_size(&sender, QUEUE_BYTES)?;
+        bind_to_free_name(sender.as_fd(), &name_head_of(lane_fd).ok_or(Errno::BADF)?)?;
+        Ok(Self {
+            sender: HiddenFd::hide(sender, Need::Required)?,
+            receiver: HiddenFd::hide(receiver, Need::Required)?,
+        })
     }
 
     /// The queue of the listener with this lane listener, among `sockets` that came by `exec`.
     pub fn inherited(lane_fd: RawFd, sockets: &[RawFd]) -> Option<Self> {
         let head = name_head_of(lane_fd)?;
         let is_queues = |name: &Vec<u8>| name.starts_with(head.as_bytes());
-        let (exit, name) = sockets.iter().find_map(|&fd| Some((fd, name_behind(fd).filter(is_queues)?)))?;
-        let entrance = sockets.iter().copied().find(|&fd| own_name(fd).as_ref() == Some(&name))?;
+        let (receiver, name) = sockets.iter().find_map(|&fd| Some((fd, name_behind(fd).filter(is_queues)?)))?;
+        let sender = sockets.iter().copied().find(|&fd| own_name(fd).as_ref() == Some(&name))?;
         // SAFETY: made by this library before `exec`, as the name and the maker say; nobody in this program owns them.
         let hide = |fd| HiddenFd::adopt(unsafe { OwnedFd::from_raw_fd(fd) }, Need::Required).ok();
-        Some(Self { entrance: hide(entrance)?, exit: hide(exit)? })
+        Some(Self { sender: hide(sender)?, receiver: hide(receiver)? })
     }
 
     /// Says whether the queue outlives `exec`, as the lane listener does.
     pub fn set_inheritable(&self, inheritable: bool) {
-        for fd in [&self.entrance, &self.exit] {
+        for fd in [&self.sender, &self.receiver] {
             // As of the lane listener: without a number for the marker the program that follows finds nothing.
             let _ = fd.set_inheritable(inheritable);
         }
@@ -62,24 +65,25 @@ impl Returned {
     ///
     /// # Errors
     /// `BADF` when it has been released.
-    pub fn exit(&self) -> Result<BorrowedFd<'_>, Errno> {
-        self.exit.fd()
+    pub fn receiver(&self) -> Result<BorrowedFd<'_>, Errno> {
+        self.receiver.fd()
     }
 
     /// # Errors
     /// `AGAIN` when the queue is full.
-    pub fn give(&self, lifeline: BorrowedFd<'_>, due_ns: u64) -> Result<(), Errno> {
-        rendezvous::send_with_descriptor(self.entrance.fd()?, &due_ns.to_ne_bytes(), Some(lifeline))
+    pub fn push(&self, lifeline: BorrowedFd<'_>, due_ns: u64) -> Result<(), Errno> {
+        rendezvous::send_with_descriptor(self.sender.fd()?, &due_ns.to_ne_bytes(), Some(lifeline))
     }
 
     /// The first connection, and when it is due; `None` when there is none. `key` is that of the listener's rack.
     ///
     /// # Errors
     /// `MFILE` and its kin, where there is no descriptor left.
-    pub fn take(&self, key: &NameKey) -> Result<Option<(Accepted, u64)>, Errno> {
+    pub fn pop(&self, key: &NameKey) -> Result<Option<(Accepted, u64)>, Errno> {
         let mut due_ns = [0; 8];
-        let exit = self.exit.fd()?;
-        let received = limit::with_free_descriptor(exit, || rendezvous::receive_with_descriptors(exit, &mut due_ns));
+        let receiver = self.receiver.fd()?;
+        let received =
+            limit::with_free_descriptor(receiver, || rendezvous::receive_with_descriptors(receiver, &mut due_ns));
         let mut fds = match received {
             Err(Errno::AGAIN) => return Ok(None), // Another process was faster.
             received => received?.1,
@@ -99,11 +103,11 @@ impl Returned {
 
 /// Closes the queues among `sockets`, which came by `exec`, whose listener did not come along: clients in a queue that
 /// nobody takes from would wait for ever.
-pub(crate) fn close_left_over(sockets: &[RawFd]) {
+pub(crate) fn close_orphaned_queues(sockets: &[RawFd]) {
     for &fd in sockets.iter().filter(|&&fd| !hidden::is_hidden(fd)) {
         let mut names = own_name(fd).into_iter().chain(name_behind(fd));
         if names.any(|name| name.starts_with(NAME_HEAD.as_bytes())) {
-            // SAFETY: as in `Returned::inherited`.
+            // SAFETY: as in `SharedQueue::inherited`.
             close(unsafe { OwnedFd::from_raw_fd(fd) });
         }
     }
@@ -113,10 +117,10 @@ fn name_head_of(lane_fd: RawFd) -> Option<String> {
     inode_of(lane_fd).map(|inode| format!("{NAME_HEAD}{inode}/"))
 }
 
-fn bind_to_free_name(entrance: BorrowedFd<'_>, head: &str) -> Result<(), Errno> {
+fn bind_to_free_name(sender: BorrowedFd<'_>, head: &str) -> Result<(), Errno> {
     for _ in 0..NAMES_TRIED_MAX {
         let name = format!("{head}{:08x}", rendezvous::spread_u32());
-        match rustix::net::bind(entrance, &SocketAddrUnix::new_abstract_name(name.as_bytes())?) {
+        match rustix::net::bind(sender, &SocketAddrUnix::new_abstract_name(name.as_bytes())?) {
             Err(Errno::ADDRINUSE) => {}
             outcome => return outcome,
         }
@@ -124,12 +128,12 @@ fn bind_to_free_name(entrance: BorrowedFd<'_>, head: &str) -> Result<(), Errno> 
     Err(Errno::ADDRINUSE)
 }
 
-/// The name of an entrance.
+/// The name of an sender.
 fn own_name(fd: RawFd) -> Option<Vec<u8>> {
     name_in_pair(fd, |socket| rustix::net::getsockname(socket).ok())
 }
 
-/// The name of the entrance that leads to an exit.
+/// The name of the sender that leads to an receiver.
 fn name_behind(fd: RawFd) -> Option<Vec<u8>> {
     name_in_pair(fd, |socket| rustix::net::getpeername(socket).ok().flatten())
 }
@@ -155,43 +159,43 @@ mod tests {
     }
 
     /// The descriptors of a queue as a program finds them after `exec`.
-    fn left_by(queue: Returned) -> [RawFd; 2] {
-        [queue.exit, queue.entrance].map(|fd| fd.show().unwrap().into_raw_fd())
+    fn left_by(queue: SharedQueue) -> [RawFd; 2] {
+        [queue.receiver, queue.sender].map(|fd| fd.show().unwrap().into_raw_fd())
     }
 
     #[test]
     fn a_queue_is_found_for_its_listener_and_for_no_other() {
         let (lane, other) = pair();
-        let queue = Returned::new(lane.as_raw_fd()).unwrap();
-        queue.give(other.as_fd(), 7).unwrap();
+        let queue = SharedQueue::new(lane.as_raw_fd()).unwrap();
+        queue.push(other.as_fd(), 7).unwrap();
         let left = left_by(queue);
         let sockets = [other.as_raw_fd(), left[0], lane.as_raw_fd(), left[1]];
-        assert!(Returned::inherited(other.as_raw_fd(), &sockets).is_none());
-        assert!(Returned::inherited(lane.as_raw_fd(), &left[..1]).is_none(), "without the entrance");
-        assert!(Returned::inherited(lane.as_raw_fd(), &left[1..]).is_none(), "without the exit");
-        let found = Returned::inherited(lane.as_raw_fd(), &sockets).unwrap();
+        assert!(SharedQueue::inherited(other.as_raw_fd(), &sockets).is_none());
+        assert!(SharedQueue::inherited(lane.as_raw_fd(), &left[..1]).is_none(), "without the sender");
+        assert!(SharedQueue::inherited(lane.as_raw_fd(), &left[1..]).is_none(), "without the receiver");
+        let found = SharedQueue::inherited(lane.as_raw_fd(), &sockets).unwrap();
         let mut due_ns = [0; 8];
-        let (_, fds, _) = rendezvous::receive_with_descriptors(found.exit().unwrap(), &mut due_ns).unwrap();
+        let (_, fds, _) = rendezvous::receive_with_descriptors(found.receiver().unwrap(), &mut due_ns).unwrap();
         assert_eq!((u64::from_ne_bytes(due_ns), fds.len()), (7, 1));
     }
 
     #[test]
     fn queues_whose_listener_is_not_there_are_closed_and_other_sockets_are_not() {
         let ((lane, other), (found, kept)) = (pair(), pair());
-        let left = left_by(Returned::new(lane.as_raw_fd()).unwrap());
+        let left = left_by(SharedQueue::new(lane.as_raw_fd()).unwrap());
         // SAFETY: open until it is closed below.
-        let exit = unsafe { BorrowedFd::borrow_raw(left[0]) }.try_clone_to_owned().unwrap();
-        close_left_over(&[left[0], lane.as_raw_fd(), left[1], other.as_raw_fd(), found.as_raw_fd()]);
+        let receiver = unsafe { BorrowedFd::borrow_raw(left[0]) }.try_clone_to_owned().unwrap();
+        close_orphaned_queues(&[left[0], lane.as_raw_fd(), left[1], other.as_raw_fd(), found.as_raw_fd()]);
         let received = |fd: &OwnedFd| rendezvous::receive_with_descriptors(fd.as_fd(), &mut [0; 8]).map(|got| got.0);
-        assert_eq!(received(&exit), Ok(0), "nobody has the entrance any more");
+        assert_eq!(received(&receiver), Ok(0), "nobody has the sender any more");
         assert_eq!((received(&other), received(&kept)), (Err(Errno::AGAIN), Err(Errno::AGAIN)));
     }
 
     #[test]
     fn queues_of_one_listener_have_names_of_their_own() {
         let (lane, _other) = pair();
-        let queues: Vec<Returned> = (0..8).map(|_| Returned::new(lane.as_raw_fd()).unwrap()).collect();
-        let names: std::collections::BTreeSet<_> = queues.iter().filter_map(|it| own_name(it.entrance.raw())).collect();
+        let queues: Vec<SharedQueue> = (0..8).map(|_| SharedQueue::new(lane.as_raw_fd()).unwrap()).collect();
+        let names: std::collections::BTreeSet<_> = queues.iter().filter_map(|it| own_name(it.sender.raw())).collect();
         assert_eq!(names.len(), queues.len());
     }
 }
