@@ -87,8 +87,8 @@ impl DeferredAccept {
         }
     }
 
-    /// As [`DeferredAccept::for_listener`], with what the program before `exec`, and others that share the listener, have left
-    /// among `sockets`.
+    /// As [`DeferredAccept::for_listener`], with the queue of the listener if it is among `sockets`: the program before
+    /// `exec`, or others that share the listener, have left it.
     ///
     /// # Errors
     /// As [`DeferredAccept::for_listener`].

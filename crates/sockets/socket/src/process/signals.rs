@@ -1,12 +1,14 @@
-//! Which signal handlers have run: a wait that looks at memory must end for a signal as one in the kernel does.
+//! Signal handlers: which have run, because a wait that polls memory must end for a signal as one in the kernel does;
+//! and their deferral while the library's state is inconsistent.
 //!
-//! The kernel enters the program's handlers through a *gate* of the skin, which asks [`enter`] where to go on. That
-//! notes the run, and costs nothing where no signal comes. The program never sees the gates: [`replace_handler`] shows it the
-//! handlers that it has set. Handlers of faults keep the kernel's entry, because a fault interrupts no wait; so does
-//! what a program installs by a raw system call, whose runs nobody notes.
+//! The kernel enters the program's handlers through a *gate* of the preload library. The gate calls [`enter`], which
+//! records the run and returns the address to continue at; without a signal this costs nothing. The program never sees
+//! the gates: [`replace_handler`] reports the handlers that the program has set. Handlers of faults are entered by the
+//! kernel directly, because a fault does not interrupt a wait. So are handlers that the program installs by a raw
+//! system call; their runs are not recorded.
 //!
-//! A gate also *puts off* a handler that would interrupt this thread in the middle of a change ([`without_handlers`]):
-//! that costs nothing where no signal comes, while blocking and unblocking signals takes two system calls.
+//! A gate also *defers* a handler that would interrupt this thread in a critical section ([`without_handlers`]). This
+//! costs nothing without a signal, whereas blocking and unblocking signals takes two system calls.
 
 use crate::process::callback::Callback;
 use crate::process::identity;

@@ -125,7 +125,10 @@ impl<T> SyscallArgument for *mut T {
 /// succeeds keeps what it holds.
 macro_rules! call {
     ($number:expr $(, $argument:expr)* $(,)?) => {
-        $crate::process::system::raw_syscall($number, [$($crate::process::system::SyscallArgument::register($argument)),*])
+        $crate::process::system::raw_syscall(
+            $number,
+            [$($crate::process::system::SyscallArgument::register($argument)),*],
+        )
     };
 }
 pub(crate) use call;

@@ -237,7 +237,8 @@ mod tests {
             let alignment = Alignment::new(2 << 20);
             let of = |caching| WindowSpans { caching, ..spans };
             let apart = [of(Caching::Uncached), of(Caching::WriteCombined), of(Caching::NonCoherent)];
-            for spans in [spans, WindowSpans { model, ..spans }, WindowSpans { alignment, ..spans }].into_iter().chain(apart) {
+            let cached = [spans, WindowSpans { model, ..spans }, WindowSpans { alignment, ..spans }];
+            for spans in cached.into_iter().chain(apart) {
                 let handshake = Handshake { spans: Some(spans), ..handshake };
                 prop_assert_eq!(Handshake::decode(&handshake.encode()), Ok(handshake));
             }

@@ -1,9 +1,10 @@
 //! Connections to other nodes: the proxy of this node stands in for what is there.
 //!
-//! A connecting program reaches the proxy as it would reach the listener, says handshake, and waits for the [`ProxyReply`]:
-//! whether the listener on the other node has taken the connection, and, where programs may store into windows
-//! themselves, where in them it lies. On the accepting side the proxy connects like any program, and says in its
-//! handshake where that is. The descriptor that comes with either is [leased](crate::rendezvous::span_lease).
+//! A connecting program connects to the proxy as it would to the listener, sends its handshake and waits for the
+//! [`ProxyReply`]: whether the listener on the other node has accepted the connection and, where programs may store
+//! into windows themselves, which spans of them belong to the connection. On the accepting side the proxy connects like
+//! any program and names the spans in its handshake. The descriptor that comes with either message is
+//! [leased](crate::rendezvous::span_lease).
 //!
 //! ```text
 //!    0  magic            "XLREPLY" and a zero
@@ -1054,16 +1055,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn other_bytes_are_no_replies(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
+        fn other_bytes_are_not_replies(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
             prop_assert_eq!(ProxyReply::decode(&bytes), None);
         }
 
         #[test]
-        fn replies_survive_the_way(inbound_offset: u64, outbound_offset: u64, errno in 1..4096_i32) {
+        fn replies_survive_encoding(inbound_offset: u64, outbound_offset: u64, errno in 1..4096_i32) {
             let spans = WindowSpans::new(inbound_offset, outbound_offset);
             let aligned = WindowSpans { alignment: Alignment::new(1 << 30), ..spans };
             let refused = ProxyReply::Refused(Errno::from_raw_os_error(errno));
-            for reply in [ProxyReply::Accepted(None), ProxyReply::Accepted(Some(spans)), ProxyReply::Accepted(Some(aligned)), refused] {
+            let accepted = [None, Some(spans), Some(aligned)].map(ProxyReply::Accepted);
+            for reply in accepted.into_iter().chain([refused]) {
                 prop_assert_eq!(ProxyReply::decode(&reply.encode()), Some(reply));
             }
         }
