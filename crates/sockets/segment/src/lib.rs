@@ -21,7 +21,7 @@
 //! In windows each end has a span of its own node's: its endpoint, the small ring and the big ring that come in.
 //! Whatever an end loads lies in its own span, so that nothing is loaded across the link. Where the link is slowed down
 //! to a model, what belongs to that ([`fabric::timed::SharedWindows`]) lies behind it in the span. In windows of memory
-//! that is no ordinary memory, the end's own state lies [apart] from them.
+//! that is no ordinary memory, the end's own state lies [apart](split_endpoint)(split_endpoint) from them.
 //!
 //! An end's own state lies here so that processes sharing the connection after `fork`, `exec` or `SCM_RIGHTS` need
 //! nothing but the memfd. The peer can write there too; whatever is loaded from it is checked like any other word, and
@@ -30,21 +30,21 @@
 // Memory that a peer can write, and descriptors of callers.
 #![allow(unsafe_code)]
 
-mod apart;
 pub mod model;
+mod split_endpoint;
 
-use apart::{Apart, ReceiverOf, SenderOf};
 use fabric::device::DeviceMemory;
 use fabric::timed::{SharedConfig, SharedInbound, SharedLayout, SharedOutbound, SharedWindows};
 use fabric::{Inbound, MemoryInbound, MemoryOutbound, Outbound, shm};
 use lane::{Consumer, LargerRings, Layout, Producer};
 use rustix::io::Errno;
+use split_endpoint::{LocalPageReceiverOf, LocalPageSenderOf, SplitEndpoint};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use volmem::sync::Ordering;
 use volmem::{Mapping, Region};
 
-use crate::model::{MODEL_WORDS, Model, ModelledLink};
+use crate::model::{LinkModel, MODEL_WORDS, ModelledLink};
 
 /// The sending end of an outgoing lane.
 pub type Sender = Producer<MemoryOutbound, MemoryInbound>;
@@ -55,9 +55,9 @@ pub type TimedSender = Producer<SharedOutbound, SharedInbound>;
 /// The receiving end of such a lane.
 pub type TimedReceiver = Consumer<SharedInbound, SharedOutbound>;
 /// The sending end of a lane in windows of memory that is no ordinary memory.
-pub type ApartSender = SenderOf<DeviceMemory>;
+pub type LocalPageSender = LocalPageSenderOf<DeviceMemory>;
 /// The receiving end of such a lane.
-pub type ApartReceiver = ReceiverOf<DeviceMemory>;
+pub type LocalPageReceiver = LocalPageReceiverOf<DeviceMemory>;
 
 /// Version of everything in this file and in `handshake`: ends of different versions do not meet.
 pub const LAYOUT_VERSION: u32 = 13;
@@ -124,7 +124,7 @@ const SECRET_TO_CONNECTOR: usize = 208;
 /// The words of an end's own state, by offset in its endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
-pub enum Own {
+pub enum OwnState {
     /// Processes that hold this end, or may.
     Holders = 0,
     /// Those of them that rely on rings: that slept when there came to be several, or have since. A child that only
@@ -156,19 +156,19 @@ pub enum Own {
 
 /// Some of an end's own words, loaded together: they lie side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Standing {
-    /// [`Own::Holders`].
+pub struct OwnSnapshot {
+    /// [`OwnState::Holders`].
     pub holders: u64,
-    /// [`Own::Shutdown`].
+    /// [`OwnState::Shutdown`].
     pub shutdown: u64,
-    /// [`Own::Peer`].
+    /// [`OwnState::Peer`].
     pub peer: u64,
 }
 
 /// The words that the peer writes into an end's endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
-pub enum Status {
+pub enum PeerStatus {
     /// The urgent byte that the peer has sent last, as [`lane::Urgent::to_word`] has it. Not in windows.
     Urgent = 72,
     /// 1: the peer dropped data of ours unread, or asked for a reset.
@@ -184,30 +184,30 @@ pub enum Status {
 }
 
 /// Over a modelled link, where the peer says that its last descriptor is gone: as late as what it sent before. It says
-/// so in [`Status::Closed`] too, at once, so that nobody has to look here before.
+/// so in [`PeerStatus::Closed`] too, at once, so that nobody has to look here before.
 const CLOSED_IN_TIME: usize = 344;
-/// Where the [`Model`] of the link lies in an end's own state, zeros where it is none.
-const MODEL_PLACES: [usize; MODEL_WORDS] = [232, 240, 248, 352, 360, 368];
+/// Where the [`LinkModel`] of the link lies in an end's own state, zeros where it is none.
+const MODEL_OFFSETS: [usize; MODEL_WORDS] = [232, 240, 248, 352, 360, 368];
 
-/// In [`Status::Closed`], of a connection in windows: the peer was killed, or may have left its end to others; whether
+/// In [`PeerStatus::Closed`], of a connection in windows: the peer was killed, or may have left its end to others; whether
 /// that is a reset, what it has read tells.
 pub const LEFT_SILENTLY: u64 = 2;
 
-/// In [`Status::Closed`], not in windows: the peer has shut down both directions. Bytes that are sent to it reset the
+/// In [`PeerStatus::Closed`], not in windows: the peer has shut down both directions. Bytes that are sent to it reset the
 /// connection, as TCP has it.
 pub const SHUT_BOTH_WAYS: u64 = 3;
 
-/// In [`Own::ByLane`]: what this end sends goes by its lane.
+/// In [`OwnState::ByLane`]: what this end sends goes by its lane.
 pub const BY_LANE_SEND: u64 = 1;
-/// In [`Own::ByLane`]: what this end receives comes by its lane.
+/// In [`OwnState::ByLane`]: what this end receives comes by its lane.
 pub const BY_LANE_RECEIVE: u64 = 2;
-/// In [`Own::ByLane`]: the end is under a system call filter, and does not ring when it has made room.
+/// In [`OwnState::ByLane`]: the end is under a system call filter, and does not ring when it has made room.
 pub const IS_CONFINED: u64 = 4;
-/// In [`Own::ByLane`]: the program has named somebody who gets `SIGURG`.
+/// In [`OwnState::ByLane`]: the program has named somebody who gets `SIGURG`.
 pub const RAISES_SIGNAL: u64 = 8;
-/// In [`Own::ByLane`]: this end only receives by this memory. What it sends goes by another one, which is the end's.
+/// In [`OwnState::ByLane`]: this end only receives by this memory. What it sends goes by another one, which is the end's.
 pub const RECEIVES_ONLY: u64 = 16;
-/// In [`Own::ByLane`]: both directions.
+/// In [`OwnState::ByLane`]: both directions.
 pub const BY_LANE_BOTH: u64 = BY_LANE_SEND | BY_LANE_RECEIVE;
 
 /// Holders that can sign, with a name each: others can find out that they are gone.
@@ -246,7 +246,7 @@ pub struct Secrets {
 /// One end's view of a connection's memory.
 #[derive(Debug)]
 pub struct Segment {
-    way: Way,
+    medium: Medium,
     /// This end's endpoint: in the inbound memory, or in the local page.
     own: Region,
     side: Side,
@@ -258,10 +258,10 @@ pub struct Segment {
 /// How an end reaches the other one.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "almost every segment is a plain one")]
-enum Way {
+enum Medium {
     Plain(Plain),
     Modelled(Box<Modelled>),
-    Apart(Box<Apart<DeviceMemory>>),
+    Split(Box<SplitEndpoint<DeviceMemory>>),
 }
 
 /// Ordinary memory, which both ends share.
@@ -280,7 +280,7 @@ struct Plain {
 #[derive(Debug)]
 struct Modelled {
     windows: SharedWindows,
-    model: Model,
+    model: LinkModel,
     /// As of [`Plain`].
     peers: Region,
 }
@@ -336,7 +336,7 @@ impl Segment {
     pub fn join(memfd: &OwnedFd, side: Side) -> Result<Self, Errno> {
         let mapping = Arc::new(shm::open(memfd.as_fd(), Self::SEGMENT_BYTES).map_err(|_| Errno::INVAL)?);
         let own = Self::view(Arc::clone(&mapping), side, Secrets::default());
-        if own.load(Own::Attached) == 1 {
+        if own.load(OwnState::Attached) == 1 {
             return own.adopt_rest();
         }
         let maker = Self::view(Arc::clone(&mapping), side.other(), Secrets::default()).adopt_rest()?;
@@ -349,7 +349,7 @@ impl Segment {
     ///
     /// # Errors
     /// As [`Segment::join`].
-    pub fn glimpse(memfd: &OwnedFd, side: Side) -> Result<Self, Errno> {
+    pub fn peek(memfd: &OwnedFd, side: Side) -> Result<Self, Errno> {
         let mapping = Arc::new(shm::open(memfd.as_fd(), Self::SEGMENT_BYTES).map_err(|_| Errno::INVAL)?);
         let maker = Self::view(Arc::clone(&mapping), side.other(), Secrets::default()).adopt_rest()?;
         Ok(Self::view(mapping, side, maker.secrets))
@@ -387,14 +387,14 @@ impl Segment {
     /// If nobody has set the end up.
     ///
     /// # Panics
-    /// As [`Segment::apart`].
-    pub fn adopt_apart(inbound: DeviceMemory, outbound: DeviceMemory, page: &Region) -> Result<Self, Errno> {
-        Self::apart(inbound, outbound, page, Side::Connector, Secrets::default()).adopt_by_side()
+    /// As [`Segment::with_local_page`].
+    pub fn adopt_with_local_page(inbound: DeviceMemory, outbound: DeviceMemory, page: &Region) -> Result<Self, Errno> {
+        Self::with_local_page(inbound, outbound, page, Side::Connector, Secrets::default()).adopt_by_side()
     }
 
     /// The rest of an end that has an endpoint of its own.
     fn adopt_by_side(mut self) -> Result<Self, Errno> {
-        self.side = match self.load(Own::Side) {
+        self.side = match self.load(OwnState::Side) {
             1 => Side::Connector,
             2 => Side::Acceptor,
             _ => return Err(Errno::NOTCONN),
@@ -404,9 +404,9 @@ impl Segment {
 
     /// Takes [`Segment::join`] back where nothing has come of it: else the end would be found set up the next time, as
     /// one that a process held before.
-    pub fn leave_unused(&self) {
+    pub fn undo_join(&self) {
         if !self.is_adopted {
-            self.store(Own::Attached, 0);
+            self.store(OwnState::Attached, 0);
         }
     }
 
@@ -417,7 +417,7 @@ impl Segment {
             to_acceptor: self.own.load_u64(SECRET_TO_ACCEPTOR, Ordering::Relaxed),
             to_connector: self.own.load_u64(SECRET_TO_CONNECTOR, Ordering::Relaxed),
         };
-        if self.load(Own::Attached) == 1 { Ok(self) } else { Err(Errno::NOTCONN) }
+        if self.load(OwnState::Attached) == 1 { Ok(self) } else { Err(Errno::NOTCONN) }
     }
 
     /// Whether a descriptor is the memory of a connection, to judge by its size and seals.
@@ -430,12 +430,12 @@ impl Segment {
 
     /// Whether this end has its incoming lane in this memory, and the rest of it in another.
     pub fn only_receives(&self) -> bool {
-        self.load(Own::ByLane) & RECEIVES_ONLY != 0
+        self.load(OwnState::ByLane) & RECEIVES_ONLY != 0
     }
 
     /// Inode of this end's lifeline, 0 while unknown.
     pub fn lifeline_inode(&self) -> u64 {
-        self.load(Own::LifelineInode)
+        self.load(OwnState::LifelineInode)
     }
 
     /// The name in one of the [`HOLDERS_NAMED_MAX`] places for holders, 0 where there is none.
@@ -466,7 +466,7 @@ impl Segment {
     /// The sending end of the outgoing lane.
     ///
     /// # Panics
-    /// In windows that are no ordinary memory: see [`Segment::timed_sender`] and [`Segment::apart_sender`].
+    /// In windows that are no ordinary memory: see [`Segment::timed_sender`] and [`Segment::local_page_sender`].
     pub fn sender(&self) -> Sender {
         let Plain { inbound, outbound, outgoing, .. } = self.plain();
         Producer::new(outbound.clone(), inbound.clone(), *outgoing, self.outgoing_secret())
@@ -492,8 +492,8 @@ impl Segment {
     }
 
     fn plain(&self) -> &Plain {
-        match &self.way {
-            Way::Plain(plain) => plain,
+        match &self.medium {
+            Medium::Plain(plain) => plain,
             _ => panic!("a lane that is not in ordinary memory"),
         }
     }
@@ -514,30 +514,30 @@ impl Segment {
 
     /// Loads a word of this end's own state.
     #[inline]
-    pub fn load(&self, word: Own) -> u64 {
+    pub fn load(&self, word: OwnState) -> u64 {
         self.own.load_u64(word as usize, Ordering::Relaxed)
     }
 
     /// Loads what every call asks of this end's own state.
     #[inline(always)] // One check of bounds for all of it.
-    pub fn standing(&self) -> Standing {
-        let [holders, _, shutdown, _, peer] = self.own.load_words(Own::Holders as usize);
-        Standing { holders, shutdown, peer }
+    pub fn snapshot(&self) -> OwnSnapshot {
+        let [holders, _, shutdown, _, peer] = self.own.load_words(OwnState::Holders as usize);
+        OwnSnapshot { holders, shutdown, peer }
     }
 
     /// Stores a word of this end's own state.
     #[inline]
-    pub fn store(&self, word: Own, value: u64) {
+    pub fn store(&self, word: OwnState, value: u64) {
         self.own.store_u64(word as usize, value, Ordering::Relaxed);
     }
 
     /// Swaps a word of this end's own state.
-    pub fn swap(&self, word: Own, value: u64) -> u64 {
+    pub fn swap(&self, word: OwnState, value: u64) -> u64 {
         self.own.swap_u64(word as usize, value, Ordering::AcqRel)
     }
 
     /// Adds to a word of this end's own state; returns what it was.
-    pub fn add(&self, word: Own, value: u64) -> u64 {
+    pub fn add(&self, word: OwnState, value: u64) -> u64 {
         self.own.add_u64(word as usize, value, Ordering::AcqRel)
     }
 
@@ -545,17 +545,17 @@ impl Segment {
     ///
     /// # Errors
     /// The value found.
-    pub fn compare_exchange(&self, word: Own, current: u64, new: u64) -> Result<u64, u64> {
+    pub fn compare_exchange(&self, word: OwnState, current: u64, new: u64) -> Result<u64, u64> {
         self.own.compare_exchange_u64(word as usize, current, new)
     }
 
-    /// Adds directions to [`Own::ByLane`], where another process that holds the end may do so too.
+    /// Adds directions to [`OwnState::ByLane`], where another process that holds the end may do so too.
     pub fn note_by_lane(&self, directions: u64) {
-        self.set_bits(Own::ByLane, directions, directions);
+        self.set_bits(OwnState::ByLane, directions, directions);
     }
 
     /// Replaces the bits of `mask` in a word that another process that holds the end may change too.
-    pub fn set_bits(&self, word: Own, mask: u64, bits: u64) {
+    pub fn set_bits(&self, word: OwnState, mask: u64, bits: u64) {
         // A peer can write there as well, and is not to keep anybody busy.
         const TRIES_MAX: usize = 8;
         let mut noted = self.load(word);
@@ -569,10 +569,10 @@ impl Segment {
 
     /// Loads what the peer says of itself.
     #[inline]
-    pub fn status(&self, word: Status) -> u64 {
+    pub fn status(&self, word: PeerStatus) -> u64 {
         let value = self.own.load_u64(word as usize, Ordering::Acquire);
-        match (&self.way, value) {
-            (Way::Plain(_), _) | (Way::Modelled(_), 0) => value,
+        match (&self.medium, value) {
+            (Medium::Plain(_), _) | (Medium::Modelled(_), 0) => value,
             _ => self.status_elsewhere(word, value),
         }
     }
@@ -582,27 +582,27 @@ impl Segment {
     /// it.
     #[cold]
     #[inline(never)]
-    fn status_elsewhere(&self, word: Status, value: u64) -> u64 {
-        match &self.way {
-            Way::Modelled(modelled) if word == Status::Closed && value != LEFT_SILENTLY => {
+    fn status_elsewhere(&self, word: PeerStatus, value: u64) -> u64 {
+        match &self.medium {
+            Medium::Modelled(modelled) if word == PeerStatus::Closed && value != LEFT_SILENTLY => {
                 modelled.windows.inbound().load_u64(CLOSED_IN_TIME, Ordering::Acquire)
             }
-            Way::Apart(apart) if value == 0 => apart.status(word),
+            Medium::Split(split) if value == 0 => split.status(word),
             _ => value,
         }
     }
 
     /// Tells the peer.
-    pub fn tell(&self, word: Status, value: u64) {
-        let peers = match &self.way {
-            Way::Plain(plain) => &plain.peers,
-            Way::Modelled(modelled) => {
-                if word == Status::Closed {
+    pub fn publish(&self, word: PeerStatus, value: u64) {
+        let peers = match &self.medium {
+            Medium::Plain(plain) => &plain.peers,
+            Medium::Modelled(modelled) => {
+                if word == PeerStatus::Closed {
                     modelled.windows.outbound().store_u64(CLOSED_IN_TIME, value, Ordering::Release);
                 }
                 &modelled.peers
             }
-            Way::Apart(apart) => return apart.tell(word, value),
+            Medium::Split(split) => return split.publish(word, value),
         };
         peers.store_u64(word as usize, value, Ordering::Release);
     }
@@ -610,9 +610,9 @@ impl Segment {
     /// Whether the peer has come to the end of what was sent to it by the lifeline, as it says itself. Of an end in
     /// windows nothing ever was.
     pub fn peer_receives_by_lane(&self) -> bool {
-        match &self.way {
-            Way::Plain(plain) if !self.is_in_windows => {
-                plain.peers.load_u64(Own::ByLane as usize, Ordering::Acquire) & BY_LANE_RECEIVE != 0
+        match &self.medium {
+            Medium::Plain(plain) if !self.is_in_windows => {
+                plain.peers.load_u64(OwnState::ByLane as usize, Ordering::Acquire) & BY_LANE_RECEIVE != 0
             }
             _ => true,
         }
@@ -630,25 +630,25 @@ impl Segment {
 
     /// Of an end in windows nothing is known.
     fn peer_has_noted(&self, note: u64) -> bool {
-        match &self.way {
-            Way::Plain(plain) if !self.is_in_windows => {
-                plain.peers.load_u64(Own::ByLane as usize, Ordering::Acquire) & note != 0
+        match &self.medium {
+            Medium::Plain(plain) if !self.is_in_windows => {
+                plain.peers.load_u64(OwnState::ByLane as usize, Ordering::Acquire) & note != 0
             }
             _ => false,
         }
     }
 
     /// What the peer was told last, as far as its memory says; in windows 0.
-    pub fn told(&self, word: Status) -> u64 {
-        match &self.way {
-            Way::Plain(plain) if !self.is_in_windows => plain.peers.load_u64(word as usize, Ordering::Relaxed),
+    pub fn published(&self, word: PeerStatus) -> u64 {
+        match &self.medium {
+            Medium::Plain(plain) if !self.is_in_windows => plain.peers.load_u64(word as usize, Ordering::Relaxed),
             _ => 0,
         }
     }
 
     /// Notes that the kernel says of the peer what it did not say itself: this end was reset.
     pub fn note_reset(&self) {
-        self.own.store_u64(Status::Reset as usize, 1, Ordering::Release);
+        self.own.store_u64(PeerStatus::Reset as usize, 1, Ordering::Release);
     }
 
     fn view(mapping: Arc<Mapping>, side: Side, secrets: Secrets) -> Self {
@@ -666,11 +666,11 @@ impl Segment {
             outgoing: layout_to(side.other()),
             peers,
         };
-        Self::of(Way::Plain(plain), own, side, secrets)
+        Self::of(Medium::Plain(plain), own, side, secrets)
     }
 
-    fn of(way: Way, own: Region, side: Side, secrets: Secrets) -> Self {
-        Self { way, own, side, secrets, is_adopted: false, is_in_windows: false }
+    fn of(medium: Medium, own: Region, side: Side, secrets: Secrets) -> Self {
+        Self { medium, own, side, secrets, is_adopted: false, is_in_windows: false }
     }
 
     /// An end between nodes: `inbound` is its span of its own node's window, `outbound` the other end's of the other
@@ -689,7 +689,7 @@ impl Segment {
             peers: outbound.sub(0, ENDPOINT_BYTES),
         };
         let own = inbound.sub(0, ENDPOINT_BYTES);
-        Self { is_in_windows: true, ..Self::of(Way::Plain(plain), own, side, secrets) }
+        Self { is_in_windows: true, ..Self::of(Medium::Plain(plain), own, side, secrets) }
     }
 
     /// As [`Segment::in_windows`], over a link that is slowed down to a model: spans of
@@ -713,7 +713,7 @@ impl Segment {
         let windows = SharedWindows::new(inbound, outbound, setup).map_err(|_| Errno::INVAL)?;
         let modelled = Modelled { windows, model, peers: outbound.sub(0, ENDPOINT_BYTES) };
         let own = inbound.sub(0, ENDPOINT_BYTES);
-        Ok(Self { is_in_windows: true, ..Self::of(Way::Modelled(Box::new(modelled)), own, side, secrets) })
+        Ok(Self { is_in_windows: true, ..Self::of(Medium::Modelled(Box::new(modelled)), own, side, secrets) })
     }
 
     /// As [`Segment::in_windows`], of memory that is no ordinary memory; `page` is ordinary memory of
@@ -721,54 +721,60 @@ impl Segment {
     ///
     /// # Panics
     /// If a span, or the local page, is of another size.
-    pub fn apart(inbound: DeviceMemory, outbound: DeviceMemory, page: &Region, side: Side, secrets: Secrets) -> Self {
+    pub fn with_local_page(
+        inbound: DeviceMemory,
+        outbound: DeviceMemory,
+        page: &Region,
+        side: Side,
+        secrets: Secrets,
+    ) -> Self {
         use fabric::Memory;
         for span in [&inbound, &outbound] {
             assert_eq!(span.len_bytes(), Self::WINDOW_BYTES, "a connection's span of a window");
         }
         let own = page.sub(0, ENDPOINT_BYTES);
-        let way = Way::Apart(Box::new(Apart::new(inbound, outbound, own.clone())));
-        Self { is_in_windows: true, ..Self::of(way, own, side, secrets) }
+        let medium = Medium::Split(Box::new(SplitEndpoint::new(inbound, outbound, own.clone())));
+        Self { is_in_windows: true, ..Self::of(medium, own, side, secrets) }
     }
 
     /// Over a modelled link, waits until what the peer has sent by now is here: a ring says that there is something,
     /// and has another way.
-    pub fn settle(&self) {
-        if let Way::Modelled(modelled) = &self.way {
+    pub fn wait_for_arrivals(&self) {
+        if let Medium::Modelled(modelled) = &self.medium {
             modelled.windows.wait_for_arrivals();
         }
     }
 
     /// The model of the link that an end in windows goes over, as those who come to hold it find it. Whatever is
     /// there, a peer may have written it.
-    pub fn model(&self) -> Option<Model> {
-        Model::of_words(MODEL_PLACES.map(|place| self.own.load_u64(place, Ordering::Relaxed)))
+    pub fn model(&self) -> Option<LinkModel> {
+        LinkModel::from_words(MODEL_OFFSETS.map(|place| self.own.load_u64(place, Ordering::Relaxed)))
     }
 
     /// The sending end of the outgoing lane, where the link is slowed down to a model.
     pub fn timed_sender(&self) -> Option<TimedSender> {
-        let Way::Modelled(modelled) = &self.way else { return None };
+        let Medium::Modelled(modelled) = &self.medium else { return None };
         let (inbound, outbound) = (modelled.windows.inbound(), modelled.windows.outbound());
         Some(Producer::new(outbound, inbound, WINDOW_LAYOUT, self.outgoing_secret()))
     }
 
     /// The receiving end of the incoming lane, where the link is slowed down to a model.
     pub fn timed_receiver(&self) -> Option<TimedReceiver> {
-        let Way::Modelled(modelled) = &self.way else { return None };
+        let Medium::Modelled(modelled) = &self.medium else { return None };
         let (inbound, outbound) = (modelled.windows.inbound(), modelled.windows.outbound());
         Some(Consumer::new(inbound, outbound, WINDOW_LAYOUT, self.incoming_secret()))
     }
 
     /// The sending end of the outgoing lane, where this end's state lies apart from it.
-    pub fn apart_sender(&self) -> Option<ApartSender> {
-        let Way::Apart(apart) = &self.way else { return None };
-        Some(apart.sender(self.outgoing_secret()))
+    pub fn local_page_sender(&self) -> Option<LocalPageSender> {
+        let Medium::Split(split) = &self.medium else { return None };
+        Some(split.sender(self.outgoing_secret()))
     }
 
     /// The receiving end of the incoming lane, where this end's state lies apart from it.
-    pub fn apart_receiver(&self) -> Option<ApartReceiver> {
-        let Way::Apart(apart) = &self.way else { return None };
-        Some(apart.receiver(self.incoming_secret()))
+    pub fn local_page_receiver(&self) -> Option<LocalPageReceiver> {
+        let Medium::Split(split) = &self.medium else { return None };
+        Some(split.receiver(self.incoming_secret()))
     }
 
     /// Makes a span of this node's window fit for a connection, while no program reaches it. Old records in the rings
@@ -779,12 +785,12 @@ impl Segment {
 
     /// Cleans what this node writes in both spans of a connection whose ends have their state apart from them: each
     /// node does so before it says that it takes them, while no program of it reaches them.
-    pub fn clean_apart(inbound: &impl Inbound, outbound: &impl Outbound) {
-        apart::clean(inbound, outbound);
+    pub fn clean_with_local_page(inbound: &impl Inbound, outbound: &impl Outbound) {
+        split_endpoint::clean(inbound, outbound);
     }
 
     /// As [`Segment::clean_span`], of the other node's window.
-    pub fn clean_far_span(outbound: &impl Outbound) {
+    pub fn clean_remote_span(outbound: &impl Outbound) {
         clean(outbound.len_bytes(), |offset| outbound.store_u64(offset, 0, Ordering::Relaxed));
         outbound.flush();
     }
@@ -800,19 +806,19 @@ impl Segment {
     pub fn set_up(&self) {
         self.own.store_u64(SECRET_TO_ACCEPTOR, self.secrets.to_acceptor, Ordering::Relaxed);
         self.own.store_u64(SECRET_TO_CONNECTOR, self.secrets.to_connector, Ordering::Relaxed);
-        self.store(Own::Holders, 1);
-        self.store(Own::Users, 1);
-        self.store(Own::Side, self.side as u64 + 1);
-        if let Way::Modelled(modelled) = &self.way {
-            for (place, word) in MODEL_PLACES.into_iter().zip(modelled.model.words()) {
+        self.store(OwnState::Holders, 1);
+        self.store(OwnState::Users, 1);
+        self.store(OwnState::Side, self.side as u64 + 1);
+        if let Medium::Modelled(modelled) = &self.medium {
+            for (place, word) in MODEL_OFFSETS.into_iter().zip(modelled.model.to_words()) {
                 self.own.store_u64(place, word, Ordering::Relaxed);
             }
         }
-        self.store(Own::Attached, 1);
-        if let Way::Apart(apart) = &self.way {
-            apart.attach();
+        self.store(OwnState::Attached, 1);
+        if let Medium::Split(split) = &self.medium {
+            split.attach();
         }
-        self.tell(Status::Attached, 1);
+        self.publish(PeerStatus::Attached, 1);
     }
 }
 
@@ -827,7 +833,7 @@ fn check_spans(spans: [&Region; 2], span_bytes: usize) {
 #[derive(Debug)]
 pub struct Endpoint<I> {
     span: I,
-    is_apart: bool,
+    has_local_page: bool,
 }
 
 impl<I: Inbound> Endpoint<I> {
@@ -835,39 +841,39 @@ impl<I: Inbound> Endpoint<I> {
     pub fn new(span: I) -> Self {
         let is_span = [false, true].map(Segment::window_bytes).contains(&span.len_bytes());
         assert!(is_span, "a connection's span of a window of {} bytes", span.len_bytes());
-        Self { span, is_apart: false }
+        Self { span, has_local_page: false }
     }
 
     /// As [`Endpoint::new`], of a program whose own state lies apart from the span.
-    pub fn apart(span: I) -> Self {
-        Self { is_apart: true, ..Self::new(span) }
+    pub fn with_local_page(span: I) -> Self {
+        Self { has_local_page: true, ..Self::new(span) }
     }
 
     /// Whether the program has set its end up: a server has accepted the connection.
     pub fn is_attached(&self) -> bool {
-        if self.is_apart {
-            return apart::is_attached(&self.span);
+        if self.has_local_page {
+            return split_endpoint::is_attached(&self.span);
         }
-        self.span.load_u64(Own::Attached as usize, Ordering::Acquire) == 1
+        self.span.load_u64(OwnState::Attached as usize, Ordering::Acquire) == 1
     }
 
     /// The other program's last descriptor is gone, and it will not store any more.
     pub fn note_left(&self) {
-        if self.is_apart {
-            return apart::note_left(&self.span);
+        if self.has_local_page {
+            return split_endpoint::note_left(&self.span);
         }
-        if self.span.load_u64(Status::Closed as usize, Ordering::Acquire) == 0 {
-            self.span.store_u64(Status::Closed as usize, LEFT_SILENTLY, Ordering::Release);
+        if self.span.load_u64(PeerStatus::Closed as usize, Ordering::Acquire) == 0 {
+            self.span.store_u64(PeerStatus::Closed as usize, LEFT_SILENTLY, Ordering::Release);
         }
     }
 
     /// The connection is over at once.
     pub fn note_reset(&self) {
-        if self.is_apart {
-            return apart::note_reset(&self.span);
+        if self.has_local_page {
+            return split_endpoint::note_reset(&self.span);
         }
-        self.span.store_u64(Status::Reset as usize, 1, Ordering::Release);
-        self.span.store_u64(Status::Closed as usize, LEFT_SILENTLY, Ordering::Release);
+        self.span.store_u64(PeerStatus::Reset as usize, 1, Ordering::Release);
+        self.span.store_u64(PeerStatus::Closed as usize, LEFT_SILENTLY, Ordering::Release);
     }
 }
 

@@ -28,7 +28,7 @@ const PAGE_BYTES: usize = 4096;
 
 /// A modelled link, as a program must know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Model {
+pub struct LinkModel {
     /// How long stores take.
     pub timing: LinkTiming,
     /// Where in the memory the page of the link to this end's node begins.
@@ -37,9 +37,9 @@ pub struct Model {
     pub outbound_pace_offset: u64,
 }
 
-impl Model {
+impl LinkModel {
     /// As words.
-    pub fn words(self) -> [u64; MODEL_WORDS] {
+    pub fn to_words(self) -> [u64; MODEL_WORDS] {
         let LinkTiming { one_way_ns, bytes_per_us, header_bytes, payload_bytes_max } = self.timing;
         let [inbound, outbound] = [self.inbound_pace_offset, self.outbound_pace_offset];
         [one_way_ns, bytes_per_us, header_bytes, payload_bytes_max, inbound, outbound]
@@ -47,7 +47,7 @@ impl Model {
 
     /// The model in words that anybody may have written: whether a link can be so is for its user to check. `None`: it
     /// is no such link.
-    pub fn of_words(words: [u64; MODEL_WORDS]) -> Option<Self> {
+    pub fn from_words(words: [u64; MODEL_WORDS]) -> Option<Self> {
         let [one_way_ns, bytes_per_us, header_bytes, payload_bytes_max, inbound_pace_offset, outbound_pace_offset] =
             words;
         let timing = LinkTiming { one_way_ns, bytes_per_us, header_bytes, payload_bytes_max };
@@ -57,17 +57,17 @@ impl Model {
     /// Encodes a model, or that there is none, for a handshake.
     pub fn encode(model: Option<Self>) -> [u8; MODEL_BYTES] {
         let mut bytes = [0; MODEL_BYTES];
-        let words = model.map_or([0; MODEL_WORDS], Self::words);
+        let words = model.map_or([0; MODEL_WORDS], Self::to_words);
         for (place, word) in bytes.chunks_exact_mut(size_of::<u64>()).zip(words) {
             place.copy_from_slice(&word.to_ne_bytes());
         }
         bytes
     }
 
-    /// Decodes what [`Model::encode`] wrote. `None` for anything else, and for no model.
+    /// Decodes what [`LinkModel::encode`] wrote. `None` for anything else, and for no model.
     pub fn decode(bytes: &[u8; MODEL_BYTES]) -> Option<Self> {
         let (words, _) = bytes.as_chunks();
-        Self::of_words(std::array::from_fn(|index| u64::from_ne_bytes(words[index])))
+        Self::from_words(std::array::from_fn(|index| u64::from_ne_bytes(words[index])))
     }
 }
 
@@ -76,7 +76,7 @@ impl Model {
 #[derive(Debug, Clone)]
 pub struct ModelledLink {
     /// What it is like.
-    pub model: Model,
+    pub model: LinkModel,
     /// The link from this end's node.
     pub pace: Pacer,
     /// The link to it.
@@ -88,7 +88,7 @@ impl ModelledLink {
     ///
     /// # Errors
     /// `INVAL` for offsets between pages or where there is no memory.
-    pub fn map(memory: BorrowedFd<'_>, model: Model) -> Result<Self, Errno> {
+    pub fn map(memory: BorrowedFd<'_>, model: LinkModel) -> Result<Self, Errno> {
         let [peers_pace, pace] = [model.inbound_pace_offset, model.outbound_pace_offset].map(|at| map_pace(memory, at));
         Ok(Self { model, pace: pace?, peers_pace: peers_pace? })
     }

@@ -68,7 +68,7 @@ use crate::rendezvous::local_page::MemoryFds;
 use ::wait::AdaptiveSpin;
 use rustix::io::Errno;
 use segment::{
-    BY_LANE_BOTH, BY_LANE_RECEIVE, BY_LANE_SEND, Own, Receiver, SHUT_BOTH_WAYS, Segment, Sender, Side, Status,
+    BY_LANE_BOTH, BY_LANE_RECEIVE, BY_LANE_SEND, OwnState, PeerStatus, Receiver, SHUT_BOTH_WAYS, Segment, Sender, Side,
 };
 use stats_page::ConnectionSlot;
 use std::cell::UnsafeCell;
@@ -104,15 +104,15 @@ impl Lanes {
     }
 
     /// Tells the peer, wherever it looks. Under a lock.
-    fn tell(&self, word: Status, value: u64) {
-        self.segment.tell(word, value);
+    fn tell(&self, word: PeerStatus, value: u64) {
+        self.segment.publish(word, value);
         // SAFETY: under a lock, and written under both.
         if let Some(inbound) = unsafe { &*self.inbound.get() } {
-            inbound.tell(word, value);
+            inbound.publish(word, value);
         }
     }
 
-    /// Notes in [`Own::ByLane`] what the peer is to find there: [`IS_CONFINED`], [`RAISES_SIGNAL`]. Under both locks.
+    /// Notes in [`OwnState::ByLane`] what the peer is to find there: [`IS_CONFINED`], [`RAISES_SIGNAL`]. Under both locks.
     fn note_by_lane(&self, note: u64) {
         self.segment.note_by_lane(note);
         // SAFETY: under both locks.
@@ -196,7 +196,7 @@ pub struct Connection {
     lanes: UnsafeCell<Option<Lanes>>,
     /// Whether both directions go by lanes and both their ends are plain ones: written and read as those are.
     is_plain: AtomicBool,
-    /// Directions that go by the lanes, as [`Own::ByLane`] has them. Written under both locks.
+    /// Directions that go by the lanes, as [`OwnState::ByLane`] has them. Written under both locks.
     by_lane: AtomicU64,
     /// What there is to know before they do.
     early: Early,
@@ -207,7 +207,7 @@ pub struct Connection {
     /// What signal handlers have left to the holder that they interrupted; see `hold`.
     due: AtomicU32,
     is_nonblocking: AtomicBool,
-    /// Options as in [`options::SHARED`], a bit each, before there are lanes: then [`Own::Options`] says them to all
+    /// Options as in [`options::SHARED`], a bit each, before there are lanes: then [`OwnState::Options`] says them to all
     /// processes that hold the end.
     shared_options: AtomicU64,
     /// The process was forked before the handshake came: it is the parent's.
@@ -503,7 +503,7 @@ impl Connection {
 
     /// Options as in [`options::SHARED`], a bit each. Under a lock, or as a waiter.
     fn shared_options(&self) -> u64 {
-        let in_memory = |lanes: &Lanes| lanes.segment.load(Own::Options);
+        let in_memory = |lanes: &Lanes| lanes.segment.load(OwnState::Options);
         self.lanes().map_or_else(|| self.shared_options.load(Ordering::Relaxed), in_memory)
     }
 
@@ -520,7 +520,7 @@ impl Connection {
             let others = self.shared_options.load(Ordering::Relaxed) & !mask;
             self.shared_options.store(others | bits & mask, Ordering::Relaxed);
             if let Some(lanes) = self.lanes() {
-                lanes.segment.set_bits(Own::Options, mask, bits);
+                lanes.segment.set_bits(OwnState::Options, mask, bits);
                 if mask & options::CORKED != 0 {
                     // SAFETY: under the send lock.
                     unsafe { (*lanes.sender.get()).ask_for_room_next() };
@@ -614,7 +614,7 @@ impl Connection {
         let inbound = unsafe { &*lanes.inbound.get() };
         for segment in std::iter::once(&lanes.segment).chain(inbound) {
             if segment.lifeline_inode() == 0 {
-                segment.store(Own::LifelineInode, inode_of(self.lifeline()).unwrap_or(0));
+                segment.store(OwnState::LifelineInode, inode_of(self.lifeline()).unwrap_or(0));
             }
         }
     }
@@ -674,9 +674,9 @@ impl Connection {
             if self.peer_state(lanes) == PeerState::Reset {
                 return Err(Errno::NOTCONN);
             }
-            let _shared = self.share_waiting(lanes, Own::SendLock)?;
-            let before = lanes.segment.load(Own::Shutdown);
-            lanes.segment.store(Own::Shutdown, before | directions);
+            let _shared = self.share_waiting(lanes, OwnState::SendLock)?;
+            let before = lanes.segment.load(OwnState::Shutdown);
+            lanes.segment.store(OwnState::Shutdown, before | directions);
             if directions & SHUTDOWN_WRITE != 0 && !self.sends_by_lane() {
                 self.shut_lifeline(SHUTDOWN_WRITE)?;
             } else if directions & SHUTDOWN_WRITE != 0 {
@@ -688,7 +688,7 @@ impl Connection {
                 }
             }
             if (before | directions) == SHUTDOWN_READ | SHUTDOWN_WRITE && self.has_begun_on_lifeline() {
-                lanes.tell(Status::Closed, SHUT_BOTH_WAYS);
+                lanes.tell(PeerStatus::Closed, SHUT_BOTH_WAYS);
             }
             before
         };
@@ -772,10 +772,10 @@ impl Connection {
             lifeline::lanes_to::note(tuple.peer);
         }
         let noted = if lanes.segment.is_adopted() {
-            self.shared_options.store(lanes.segment.load(Own::Options), Ordering::Relaxed);
-            lanes.segment.load(Own::ByLane)
+            self.shared_options.store(lanes.segment.load(OwnState::Options), Ordering::Relaxed);
+            lanes.segment.load(OwnState::ByLane)
         } else {
-            lanes.segment.store(Own::Options, self.shared_options.load(Ordering::Relaxed));
+            lanes.segment.store(OwnState::Options, self.shared_options.load(Ordering::Relaxed));
             0
         };
         // SAFETY: under both locks, and nobody waits on lanes that are not there.
@@ -992,7 +992,7 @@ impl Connection {
     /// where one might, only the kernel knows when the last descriptor goes, and the lifeline tells.
     fn leave(&self, lanes: &Lanes) {
         self.sign_off(&lanes.segment);
-        let others = lanes.segment.add(Own::Holders, u64::MAX).saturating_sub(1);
+        let others = lanes.segment.add(OwnState::Holders, u64::MAX).saturating_sub(1);
         let (resets, is_last) = self.with_unreachable_details(|details| {
             (details.resets_on_close, others == 0 && !self.can_be_held_elsewhere())
         });
@@ -1010,13 +1010,13 @@ impl Connection {
         // SAFETY: under the send lock.
         let finish = || unsafe { (*lanes.sender.get()).finish() };
         if resets || has_unread || is_reset {
-            lanes.tell(Status::Reset, 1);
+            lanes.tell(PeerStatus::Reset, 1);
             // First: who finds the end of the stream before this takes it for one in good order.
-            lanes.tell(Status::Closed, 1);
+            lanes.tell(PeerStatus::Closed, 1);
             finish();
         } else {
             finish();
-            lanes.tell(Status::Closed, 1);
+            lanes.tell(PeerStatus::Closed, 1);
         }
     }
 

@@ -14,7 +14,7 @@ use fabric::timed::{LinkTiming, Pacer};
 use fabric::{Inbound, Outbound, Slice};
 use lane::{Draft, Span};
 use rustix::io::Errno;
-use segment::model::{Model, map_pace};
+use segment::model::{LinkModel, map_pace};
 use segment::{Endpoint, Segment};
 use socket::process::blocking;
 use socket::process::clock::now_ns;
@@ -250,7 +250,7 @@ impl SpanPool {
             let descriptor = span_lease::reopen(memory).ok()?;
             if place.is_apart() {
                 let (inbound, outbound) = self.spans_of(device, grant.index);
-                Segment::clean_apart(&inbound, &outbound);
+                Segment::clean_with_local_page(&inbound, &outbound);
             }
             let endpoint = self.endpoint(device, grant.index);
             Some(Proposal { grant, place, descriptor, endpoint })
@@ -267,10 +267,10 @@ impl SpanPool {
         // No program of either node reaches the span now: the other proxy has looked at its own. Where a line has one
         // writer, that one has cleaned the rest of them.
         if device.caching() == Caching::NonCoherent {
-            Segment::clean_apart(&inbound, &outbound);
+            Segment::clean_with_local_page(&inbound, &outbound);
         } else {
             Segment::clean_span(&inbound);
-            Segment::clean_far_span(&outbound);
+            Segment::clean_remote_span(&outbound);
         }
         let lease = span_lease::lease(memory, place).ok()?;
         let endpoint = self.endpoint(device, grant.index);
@@ -366,7 +366,7 @@ impl SpanPool {
     fn place<'a>(&self, device: &'a Device, index: usize) -> (std::os::fd::BorrowedFd<'a>, WindowSpans) {
         let (memory, [inbound, outbound]) = device.windows_in_memory(self.peer);
         let offset = self.offset(index) as u64;
-        let model = self.timing.zip(self.pace_offset()).map(|(timing, pace)| Model {
+        let model = self.timing.zip(self.pace_offset()).map(|(timing, pace)| LinkModel {
             timing,
             inbound_pace_offset: inbound + pace,
             outbound_pace_offset: outbound + pace,
@@ -385,7 +385,7 @@ impl SpanPool {
     /// What this proxy and a program of its node look at together.
     fn endpoint(&self, device: &Device, index: usize) -> Endpoint<DeviceInbound> {
         let (inbound, _) = self.spans_of(device, index);
-        if device.caching() == Caching::Cached { Endpoint::new(inbound) } else { Endpoint::apart(inbound) }
+        if device.caching() == Caching::Cached { Endpoint::new(inbound) } else { Endpoint::with_local_page(inbound) }
     }
 
     fn span_bytes(&self) -> usize {

@@ -5,7 +5,7 @@ use crate::{Broken, Input, Local};
 use fabric::{Inbound, Outbound};
 use lane::{Chunk, Draft, Span};
 use rustix::io::Errno;
-use segment::{Receiver, Segment, Sender, Status};
+use segment::{PeerStatus, Receiver, Segment, Sender};
 use socket::process::blocking;
 use socket::process::system;
 use socket::rendezvous::{self, ProxyReply};
@@ -55,7 +55,7 @@ impl SegmentEnd {
     /// The end of a connection that a program has opened, and which waits for an answer, or that was opened to a
     /// server.
     pub(super) fn new(segment: Segment, lifeline: OwnedFd, owes_reply: bool) -> Self {
-        segment.tell(Status::Reset, 1);
+        segment.publish(PeerStatus::Reset, 1);
         let (sender, receiver) = (segment.sender(), segment.receiver());
         let position = sender.position();
         Self {
@@ -120,7 +120,7 @@ impl SegmentEnd {
 
     /// What there is to say once nothing is left to read.
     fn end(&mut self) -> Input {
-        let is_closed = self.segment.status(Status::Closed) != 0;
+        let is_closed = self.segment.status(PeerStatus::Closed) != 0;
         if !is_closed && self.hangup == Hangup::No {
             self.end_is_seen |= self.receiver.is_finished();
             return if self.end_is_seen { Input::Finished } else { Input::Nothing };
@@ -143,7 +143,7 @@ impl Local for SegmentEnd {
     #[inline]
     fn may_have_input(&mut self) -> bool {
         let may_have_data = !self.end_is_seen && self.receiver.may_have_data();
-        may_have_data || self.segment.status(Status::Closed) != 0 || self.hangup != Hangup::No
+        may_have_data || self.segment.status(PeerStatus::Closed) != 0 || self.hangup != Hangup::No
     }
 
     fn input(&mut self) -> Input {
@@ -204,7 +204,7 @@ impl Local for SegmentEnd {
     }
 
     fn give_way(&mut self, gives_way: bool) {
-        self.segment.tell(Status::GiveWay, u64::from(gives_way));
+        self.segment.publish(PeerStatus::GiveWay, u64::from(gives_way));
     }
 
     fn finish(&mut self) {
@@ -214,14 +214,14 @@ impl Local for SegmentEnd {
 
     fn close(mut self) {
         self.sender.finish();
-        self.segment.tell(Status::Reset, 0);
-        self.segment.tell(Status::Closed, 1);
+        self.segment.publish(PeerStatus::Reset, 0);
+        self.segment.publish(PeerStatus::Closed, 1);
     }
 
     fn reset(mut self) {
         self.reply(ProxyReply::Refused(Errno::NETUNREACH));
         self.sender.finish();
-        self.segment.tell(Status::Closed, 1);
+        self.segment.publish(PeerStatus::Closed, 1);
     }
 
     fn park(&mut self, for_room: bool) {
@@ -242,17 +242,17 @@ impl Local for SegmentEnd {
         let said = blocking::poll_now(lifeline, 0);
         let _ = system::drain(lifeline);
         if said & libc::POLLHUP != 0 && self.hangup == Hangup::No {
-            let never_came = said & libc::POLLERR != 0 && self.segment.status(Status::Attached) == 0;
+            let never_came = said & libc::POLLERR != 0 && self.segment.status(PeerStatus::Attached) == 0;
             self.hangup = if never_came { Hangup::Never } else { Hangup::Closed };
         }
     }
 
     /// TCP's rule: whoever goes with bytes unread resets.
     fn is_broken(&mut self) -> bool {
-        let is_gone = self.hangup != Hangup::No || self.segment.status(Status::Closed) != 0;
-        let was_reset = || self.segment.status(Status::Reset) != 0 || self.hangup == Hangup::Never;
+        let is_gone = self.hangup != Hangup::No || self.segment.status(PeerStatus::Closed) != 0;
+        let was_reset = || self.segment.status(PeerStatus::Reset) != 0 || self.hangup == Hangup::Never;
         // One that said good-bye has said whether it was a reset; of one that was killed the memory tells.
-        let was_killed_early = || self.segment.status(Status::Closed) == 0 && !self.sender.is_drained();
+        let was_killed_early = || self.segment.status(PeerStatus::Closed) == 0 && !self.sender.is_drained();
         is_gone && (was_reset() || was_killed_early())
     }
 
@@ -282,10 +282,10 @@ mod tests {
     #[test]
     fn a_program_is_told_in_its_memory_to_give_way_and_that_it_need_not_any_more() {
         let (program, mut end) = pair();
-        assert_eq!(program.status(Status::GiveWay), 0);
+        assert_eq!(program.status(PeerStatus::GiveWay), 0);
         end.give_way(true);
-        assert_eq!(program.status(Status::GiveWay), 1);
+        assert_eq!(program.status(PeerStatus::GiveWay), 1);
         end.give_way(false);
-        assert_eq!(program.status(Status::GiveWay), 0);
+        assert_eq!(program.status(PeerStatus::GiveWay), 0);
     }
 }

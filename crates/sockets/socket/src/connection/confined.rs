@@ -18,7 +18,7 @@ use crate::process::socket_option;
 use crate::process::system::{self, RING};
 use libc::iovec;
 use rustix::io::Errno;
-use segment::{BY_LANE_RECEIVE, IS_CONFINED, Own};
+use segment::{BY_LANE_RECEIVE, IS_CONFINED, OwnState};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
@@ -280,7 +280,7 @@ impl Connection {
     ) -> Result<(usize, bool), Errno> {
         let _guard = self.hold_of(generation, &self.send_lock)?;
         let lanes = self.lanes().ok_or(Errno::BADF)?;
-        let _shared = self.share(lanes, Own::SendLock)?;
+        let _shared = self.share(lanes, OwnState::SendLock)?;
         if !self.may_send(lanes, wanted - skip)? {
             return Ok((self.bytes_taken_for_gone(wanted - skip), false));
         }
@@ -335,7 +335,7 @@ impl Connection {
     pub fn note_confined_shutdown(&'static self, directions: u64) {
         let Some(_send) = self.hold(&self.send_lock) else { return };
         let Some(lanes) = self.lanes() else { return };
-        lanes.segment.store(Own::Shutdown, lanes.segment.load(Own::Shutdown) | directions);
+        lanes.segment.store(OwnState::Shutdown, lanes.segment.load(OwnState::Shutdown) | directions);
         if directions & SHUTDOWN_WRITE != 0 {
             // SAFETY: under the send lock.
             unsafe { (*lanes.sender.get()).finish() };

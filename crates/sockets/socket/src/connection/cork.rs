@@ -14,7 +14,7 @@ use crate::options::{CORKED, SEGMENT_BYTES_MAX};
 use crate::process::clock::now_ns;
 use crate::process::sandbox;
 use lane::HELD_MS_MAX;
-use segment::Own;
+use segment::OwnState;
 use std::sync::atomic::Ordering;
 
 /// So many bytes are not held back.
@@ -32,7 +32,7 @@ impl Connection {
             // A handler that has interrupted a send leaves it to the next one, or to the receiver's clock.
             let Some(_guard) = self.hold(&self.send_lock) else { return };
             let Some(lanes) = self.lanes().filter(|_| self.sends_by_lane()) else { return };
-            let Ok(_shared) = self.share_waiting(lanes, Own::SendLock) else { return };
+            let Ok(_shared) = self.share_waiting(lanes, OwnState::SendLock) else { return };
             // SAFETY: under the send lock.
             let sender = unsafe { &mut *lanes.sender.get() };
             sender.show_held() && sender.take_wake_request()
@@ -59,7 +59,7 @@ impl Connection {
 
     /// Begins to hold back what is sent, if the program asks for it and these lanes can. Under the send lock.
     pub(super) fn begin_hold(&self, lanes: &Lanes, flags: Flags) -> bool {
-        let holds = (flags.more || lanes.segment.load(Own::Options) & CORKED != 0)
+        let holds = (flags.more || lanes.segment.load(OwnState::Options) & CORKED != 0)
             && !lanes.segment.is_in_windows()
             && !lanes.segment.peer_is_confined();
         if holds {
@@ -87,7 +87,7 @@ impl Connection {
             return false;
         }
         self.ask_kernel_now_and_then(lanes);
-        self.share(lanes, Own::ReceiveLock).is_ok_and(|_shared| self.show_held_if_due(lanes))
+        self.share(lanes, OwnState::ReceiveLock).is_ok_and(|_shared| self.show_held_if_due(lanes))
     }
 
     /// Milliseconds that the sender may hold back what comes next; `None`: it does not.
@@ -113,7 +113,7 @@ impl Connection {
         let _guard = self.hold(&self.receive_lock);
         let Some(lanes) = self.lanes().filter(|_| self.receives_by_lane()) else { return };
         if lanes.observer().may_be_held()
-            && let Ok(_shared) = self.share_waiting(lanes, Own::ReceiveLock)
+            && let Ok(_shared) = self.share_waiting(lanes, OwnState::ReceiveLock)
         {
             // SAFETY: under the receive lock.
             unsafe { (*lanes.receiver.get()).show_held() };

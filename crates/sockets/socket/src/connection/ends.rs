@@ -6,7 +6,7 @@ use crate::accounting::memory_budget;
 use fabric::{Inbound, Outbound};
 use lane::{Chunk, Corrupt, MemoryRelease, Producer, ShortRead, Urgent, UrgentHandling};
 use rustix::io::Errno;
-use segment::{ApartReceiver, ApartSender, Receiver, Segment, Sender, TimedReceiver, TimedSender};
+use segment::{LocalPageReceiver, LocalPageSender, Receiver, Segment, Sender, TimedReceiver, TimedSender};
 use std::ptr::NonNull;
 
 /// Bytes that go at once where a program's call writes what is sent, and the lane cannot be written in place.
@@ -17,14 +17,14 @@ const STAGED_BYTES: usize = 16 << 10;
 pub(super) enum Sending {
     Plain(Sender),
     Timed(Box<TimedSender>),
-    Apart(Box<ApartSender>),
+    Apart(Box<LocalPageSender>),
 }
 
 /// The receiving end of the incoming lane.
 pub(super) enum Receiving {
     Plain(Receiver),
     Timed(Box<TimedReceiver>),
-    Apart(Box<ApartReceiver>),
+    Apart(Box<LocalPageReceiver>),
 }
 
 /// Does the same with any.
@@ -41,7 +41,7 @@ macro_rules! any {
 impl Sending {
     pub(super) fn of(segment: &Segment) -> Self {
         let timed = segment.timed_sender().map(|sender| Self::Timed(Box::new(sender)));
-        let special = timed.or_else(|| segment.apart_sender().map(|sender| Self::Apart(Box::new(sender))));
+        let special = timed.or_else(|| segment.local_page_sender().map(|sender| Self::Apart(Box::new(sender))));
         special.unwrap_or_else(|| {
             let mut sender = segment.sender();
             sender.set_budget(&memory_budget::PROCESS);
@@ -205,7 +205,7 @@ fn fill_staged<O: Outbound, I: Inbound>(
 impl Receiving {
     pub(super) fn of(segment: &Segment) -> Self {
         let timed = segment.timed_receiver().map(|receiver| Self::Timed(Box::new(receiver)));
-        let special = timed.or_else(|| segment.apart_receiver().map(|receiver| Self::Apart(Box::new(receiver))));
+        let special = timed.or_else(|| segment.local_page_receiver().map(|receiver| Self::Apart(Box::new(receiver))));
         special.unwrap_or_else(|| Self::Plain(segment.receiver()))
     }
 

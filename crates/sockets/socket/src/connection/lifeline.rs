@@ -31,7 +31,7 @@ use crate::process::signals;
 use crate::rendezvous::local_page::MemoryFds;
 use libc::iovec;
 use rustix::io::Errno;
-use segment::{BY_LANE_RECEIVE, Own, Segment, Side, Status};
+use segment::{BY_LANE_RECEIVE, OwnState, PeerStatus, Segment, Side};
 use std::cell::UnsafeCell;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -317,7 +317,7 @@ impl Connection {
             }
             let guard = self.hold_of(generation, &self.receive_lock)?;
             let shared = match self.lanes() {
-                Some(lanes) => self.share(lanes, Own::ReceiveLock)?,
+                Some(lanes) => self.share(lanes, OwnState::ReceiveLock)?,
                 None => None,
             };
             // SAFETY: our caller says that every span is writable for its length.
@@ -421,7 +421,7 @@ impl Connection {
             return true;
         }
         let Some(lanes) = self.lanes() else { return false };
-        if self.can_be_held_elsewhere() && lanes.segment.load(Own::ByLane) & BY_LANE_RECEIVE != 0 {
+        if self.can_be_held_elsewhere() && lanes.segment.load(OwnState::ByLane) & BY_LANE_RECEIVE != 0 {
             signals::without_handlers(|| self.go_by_lane(BY_LANE_RECEIVE));
             if self.sleepers.is_any() {
                 // SAFETY: under the receive lock.
@@ -644,7 +644,7 @@ impl Connection {
         let (peer, _) = self.state();
         let has_error = self
             .lanes()
-            .map_or(self.early.error.load(Ordering::Relaxed), |lanes| lanes.segment.load(Own::PendingError))
+            .map_or(self.early.error.load(Ordering::Relaxed), |lanes| lanes.segment.load(OwnState::PendingError))
             != 0;
         let mut ready = 0;
         if (first == First::Bytes && self.has_low_water()) || has_ended || is_shut(SHUTDOWN_READ) {
@@ -719,7 +719,7 @@ impl Connection {
                 self.lanes().map(|lanes| &lanes.segment).or(offered).map_or(0, unread_in)
             }
             (Some(SWITCH), Some(memory)) => {
-                Segment::glimpse(memory, self.early.side()).map_or(0, |segment| unread_in(&segment))
+                Segment::peek(memory, self.early.side()).map_or(0, |segment| unread_in(&segment))
             }
             _ => 0,
         };
@@ -740,9 +740,9 @@ impl Connection {
     fn is_reset_behind(&'static self) -> bool {
         let _guard = self.hold(&self.receive_lock);
         let Some(memory) = self.look_behind().memory else { return false };
-        let segment = Segment::glimpse(&memory, self.early.side());
+        let segment = Segment::peek(&memory, self.early.side());
         close(memory);
-        segment.is_ok_and(|segment| segment.status(Status::Reset) != 0)
+        segment.is_ok_and(|segment| segment.status(PeerStatus::Reset) != 0)
     }
 
     /// Looks through the lifeline as far as the first message, and leaves everything there. Under the receive lock.
@@ -816,7 +816,7 @@ impl Connection {
     /// What is known of the peer, and which directions are shut down.
     pub(super) fn state(&self) -> (PeerState, u64) {
         match self.lanes() {
-            Some(lanes) => (self.peer_state(lanes), lanes.segment.load(Own::Shutdown)),
+            Some(lanes) => (self.peer_state(lanes), lanes.segment.load(OwnState::Shutdown)),
             None => {
                 let peer = PeerState::from_word(self.early.peer.load(Ordering::Relaxed));
                 (peer, self.early.shutdown.load(Ordering::Relaxed))

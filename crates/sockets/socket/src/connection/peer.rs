@@ -9,7 +9,7 @@ use crate::process::clock::{TICKS_PER_MILLISECOND, note_ticks, ticks};
 use crate::process::sandbox;
 use crate::process::system;
 use rustix::io::Errno;
-use segment::{LEFT_SILENTLY, Own, SHUT_BOTH_WAYS, Standing, Status};
+use segment::{LEFT_SILENTLY, OwnSnapshot, OwnState, PeerStatus, SHUT_BOTH_WAYS};
 use std::sync::atomic::Ordering;
 
 /// What is known of the other end.
@@ -49,8 +49,8 @@ impl Connection {
     /// What memory says of the peer.
     #[inline]
     pub(super) fn peer_state(&self, lanes: &Lanes) -> PeerState {
-        let known = lanes.segment.load(Own::Peer);
-        if known == 0 && lanes.segment.status(Status::Closed) == 0 {
+        let known = lanes.segment.load(OwnState::Peer);
+        if known == 0 && lanes.segment.status(PeerStatus::Closed) == 0 {
             return PeerState::Alive;
         }
         self.peer_state_slow(lanes, known)
@@ -65,8 +65,8 @@ impl Connection {
             return PeerState::Alive;
         }
         let is_drained = lanes.observer_of_sent_is_drained();
-        let left_silently = lanes.segment.status(Status::Closed) == LEFT_SILENTLY;
-        let state = if lanes.segment.status(Status::Reset) != 0 || (left_silently && !is_drained) {
+        let left_silently = lanes.segment.status(PeerStatus::Closed) == LEFT_SILENTLY;
+        let state = if lanes.segment.status(PeerStatus::Reset) != 0 || (left_silently && !is_drained) {
             PeerState::Reset
         } else if is_drained {
             PeerState::Closed
@@ -107,13 +107,13 @@ impl Connection {
             // A program that writes past the library, as by a system call of its own: what it sent is lost, and is not
             // to be missed in silence.
             Err(Errno::PROTO) => {
-                lanes.segment.tell(Status::Reset, 1);
-                lanes.segment.tell(Status::Closed, 1);
+                lanes.segment.publish(PeerStatus::Reset, 1);
+                lanes.segment.publish(PeerStatus::Closed, 1);
                 self.settle(lanes, PeerState::Reset);
             }
             _ => {}
         }
-        lanes.segment.settle();
+        lanes.segment.wait_for_arrivals();
         drained == Ok(true)
     }
 
@@ -126,29 +126,29 @@ impl Connection {
         }
         let has_left_bytes = is_broken && self.has_left_bytes_unread(lanes);
         let lost_way = has_left_bytes || lanes.segment.is_in_windows();
-        let reset = lanes.segment.status(Status::Reset) != 0 || lost_way || !lanes.observer_of_sent_is_drained();
+        let reset = lanes.segment.status(PeerStatus::Reset) != 0 || lost_way || !lanes.observer_of_sent_is_drained();
         self.settle(lanes, if reset { PeerState::Reset } else { PeerState::Closed });
     }
 
     /// This end goes in a hurry, and has nothing to say to those who wait here but that. Under both locks.
     pub(super) fn reset_lanes(&self, lanes: &Lanes) {
-        lanes.tell(Status::Reset, 1);
+        lanes.tell(PeerStatus::Reset, 1);
         // First: who finds the end of the stream before this takes it for one in good order.
-        lanes.tell(Status::Closed, 1);
+        lanes.tell(PeerStatus::Closed, 1);
         self.settle(lanes, PeerState::Reset);
     }
 
     /// The peer broke the protocol.
     pub(super) fn note_corruption(&self, lanes: &Lanes) {
-        lanes.segment.store(Own::Peer, PeerState::Reset as u64);
+        lanes.segment.store(OwnState::Peer, PeerState::Reset as u64);
     }
 
     fn settle(&self, lanes: &Lanes, state: PeerState) -> PeerState {
-        let is_settled = lanes.segment.compare_exchange(Own::Peer, 0, state as u64).is_ok();
+        let is_settled = lanes.segment.compare_exchange(OwnState::Peer, 0, state as u64).is_ok();
         if let Some(error) = state.error().filter(|_| is_settled) {
-            lanes.segment.store(Own::PendingError, error.raw_os_error() as u64);
+            lanes.segment.store(OwnState::PendingError, error.raw_os_error() as u64);
         }
-        PeerState::from_word(lanes.segment.load(Own::Peer))
+        PeerState::from_word(lanes.segment.load(OwnState::Peer))
     }
 
     /// Takes the error that is to be reported once: what `SO_ERROR` answers, or zero.
@@ -163,7 +163,7 @@ impl Connection {
         let _send = self.hold(&self.send_lock);
         self.lanes().map_or(0, |lanes| {
             let _ = self.peer_state(lanes);
-            match (lanes.segment.swap(Own::PendingError, 0), self.peer_state(lanes)) {
+            match (lanes.segment.swap(OwnState::PendingError, 0), self.peer_state(lanes)) {
                 (0, _) => 0,
                 (_, PeerState::ClosedAndAnswered) => Errno::PIPE.raw_os_error(),
                 _ => Errno::CONNRESET.raw_os_error(),
@@ -175,31 +175,31 @@ impl Connection {
     pub(super) fn end_of_input(&self, lanes: &Lanes) -> Result<bool, Errno> {
         // First: it may bring an error to report.
         let peer = self.peer_state(lanes);
-        let pending = lanes.segment.load(Own::PendingError);
+        let pending = lanes.segment.load(OwnState::PendingError);
         // Behind the end of a stream no error comes: it is the next send's.
         if pending != 0
             && peer != PeerState::ClosedAndAnswered
-            && lanes.segment.compare_exchange(Own::PendingError, pending, 0).is_ok()
+            && lanes.segment.compare_exchange(OwnState::PendingError, pending, 0).is_ok()
         {
             return Err(Errno::CONNRESET);
         }
         Ok(lanes.observer().is_finished()
             || peer != PeerState::Alive
-            || lanes.segment.load(Own::Shutdown) & super::SHUTDOWN_READ != 0)
+            || lanes.segment.load(OwnState::Shutdown) & super::SHUTDOWN_READ != 0)
     }
 
     /// Whether a send does not reach a peer any more. Unlike [`Connection::may_send`] this changes nothing.
     #[inline]
     pub(super) fn has_no_more_to_send_to(&self, lanes: &Lanes) -> bool {
-        self.has_ended_in(lanes, lanes.segment.standing(), SHUTDOWN_WRITE)
+        self.has_ended_in(lanes, lanes.segment.snapshot(), SHUTDOWN_WRITE)
     }
 
-    /// Whether one of `directions` is shut down at this end, whose words are `standing`, or the peer is gone.
+    /// Whether one of `directions` is shut down at this end, whose words are `snapshot`, or the peer is gone.
     #[inline(always)] // Asked by every send, and at every look of a wait.
-    pub(super) fn has_ended_in(&self, lanes: &Lanes, standing: Standing, directions: u64) -> bool {
-        let may_be_gone = standing.peer != 0 || lanes.segment.status(Status::Closed) != 0;
+    pub(super) fn has_ended_in(&self, lanes: &Lanes, snapshot: OwnSnapshot, directions: u64) -> bool {
+        let may_be_gone = snapshot.peer != 0 || lanes.segment.status(PeerStatus::Closed) != 0;
         let takes_no_bytes = || directions & SHUTDOWN_WRITE != 0 && is_shut_both_ways(lanes);
-        standing.shutdown & directions != 0
+        snapshot.shutdown & directions != 0
             || (may_be_gone && (self.peer_state(lanes) != PeerState::Alive || takes_no_bytes()))
     }
 
@@ -211,7 +211,7 @@ impl Connection {
         }
         let _send = self.hold(&self.send_lock);
         match self.lanes() {
-            Some(lanes) => lanes.segment.store(Own::PendingError, error.raw_os_error() as u64),
+            Some(lanes) => lanes.segment.store(OwnState::PendingError, error.raw_os_error() as u64),
             None => self.keep_early_error(error),
         }
     }
@@ -219,7 +219,7 @@ impl Connection {
     /// What a send answers before it sends: `Ok(true)` to send, `Ok(false)` to pretend, as TCP's buffer does for a peer
     /// that has just gone. A send of no bytes reaches nobody, and so provokes nothing. Under the send lock.
     pub(super) fn may_send(&self, lanes: &Lanes, len_bytes: usize) -> Result<bool, Errno> {
-        if lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0 {
+        if lanes.segment.load(OwnState::Shutdown) & SHUTDOWN_WRITE != 0 {
             return Err(Errno::PIPE);
         }
         match self.peer_state(lanes) {
@@ -230,15 +230,15 @@ impl Connection {
             PeerState::Alive => Ok(true),
             PeerState::Closed if len_bytes == 0 => Ok(false),
             PeerState::Closed => {
-                lanes.segment.store(Own::Peer, PeerState::ClosedAndAnswered as u64);
-                lanes.segment.store(Own::PendingError, Errno::PIPE.raw_os_error() as u64);
+                lanes.segment.store(OwnState::Peer, PeerState::ClosedAndAnswered as u64);
+                lanes.segment.store(OwnState::PendingError, Errno::PIPE.raw_os_error() as u64);
                 Ok(false)
             }
             PeerState::ClosedAndAnswered => {
-                lanes.segment.store(Own::PendingError, 0);
+                lanes.segment.store(OwnState::PendingError, 0);
                 Err(Errno::PIPE)
             }
-            PeerState::Reset => match lanes.segment.swap(Own::PendingError, 0) {
+            PeerState::Reset => match lanes.segment.swap(OwnState::PendingError, 0) {
                 0 => Err(Errno::PIPE),
                 _ => Err(Errno::CONNRESET),
             },
@@ -248,7 +248,7 @@ impl Connection {
 
 /// Whether the peer is there, and receives nothing any more.
 fn is_shut_both_ways(lanes: &Lanes) -> bool {
-    lanes.segment.status(Status::Closed) == SHUT_BOTH_WAYS
+    lanes.segment.status(PeerStatus::Closed) == SHUT_BOTH_WAYS
 }
 
 impl Connection {
@@ -256,10 +256,10 @@ impl Connection {
     /// (`tcp_rcv_state_process`, RFC 1122, 4.2.2.13). Under the send lock.
     #[cold]
     fn reset_by_sending(&self, lanes: &Lanes) {
-        lanes.segment.store(Own::Peer, PeerState::ClosedAndAnswered as u64);
-        lanes.segment.store(Own::PendingError, Errno::PIPE.raw_os_error() as u64);
-        lanes.tell(Status::Reset, 1);
-        lanes.tell(Status::Closed, 1);
+        lanes.segment.store(OwnState::Peer, PeerState::ClosedAndAnswered as u64);
+        lanes.segment.store(OwnState::PendingError, Errno::PIPE.raw_os_error() as u64);
+        lanes.tell(PeerStatus::Reset, 1);
+        lanes.tell(PeerStatus::Closed, 1);
         // SAFETY: under the send lock.
         if unsafe { (*lanes.sender.get()).take_wake_request() } {
             self.ring();

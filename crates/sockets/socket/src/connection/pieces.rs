@@ -2,7 +2,7 @@
 //!
 //! A stream copies as long as there is room, and a thread that shares its processor waits: where processors are few, a
 //! short message between two other programs waits for such copies at every hop. A program that its proxy has asked to
-//! yield ([`segment::Status::GiveWay`]) lets other threads run between pieces, as long as yields help.
+//! yield ([`segment::PeerStatus::GiveWay`]) lets other threads run between pieces, as long as yields help.
 
 use crate::process::sandbox;
 use std::sync::atomic::{AtomicUsize, Ordering};

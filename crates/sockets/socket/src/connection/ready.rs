@@ -6,7 +6,7 @@
 use super::{Connection, Lanes, PeerState, Receiving, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::options::TcpState;
 use crate::process::blocking;
-use segment::{Own, Status};
+use segment::{OwnState, PeerStatus};
 use std::sync::atomic::Ordering;
 
 const ALWAYS_REPORTED: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
@@ -78,10 +78,10 @@ impl Connection {
         self.lanes().is_some_and(|lanes| {
             (self.receives_by_lane() && lanes.observer().may_have_data())
                 || (self.receives_by_lane() && lanes.observer().may_be_held())
-                || lanes.segment.load(Own::Peer) != 0
-                || lanes.segment.status(Status::Closed) != 0
-                || lanes.segment.load(Own::Shutdown) != 0
-                || lanes.segment.load(Own::PendingError) != 0
+                || lanes.segment.load(OwnState::Peer) != 0
+                || lanes.segment.status(PeerStatus::Closed) != 0
+                || lanes.segment.load(OwnState::Shutdown) != 0
+                || lanes.segment.load(OwnState::PendingError) != 0
         })
     }
 
@@ -93,7 +93,7 @@ impl Connection {
             has_data = self.show_held_of_all_if_due(lanes);
         }
         let peer = self.peer_state(lanes);
-        let shutdown = lanes.segment.load(Own::Shutdown);
+        let shutdown = lanes.segment.load(OwnState::Shutdown);
         let input_ended = peer != PeerState::Alive || lanes.observer().has_fin() || shutdown & SHUTDOWN_READ != 0;
         let low_water = self.low_water_bytes.load(Ordering::Relaxed) as usize;
         let has_enough = has_data && self.has_unread(lanes, low_water);
@@ -110,7 +110,7 @@ impl Connection {
         if matches!(peer, PeerState::ClosedAndAnswered | PeerState::Reset) {
             ready |= libc::POLLHUP;
         }
-        if lanes.segment.load(Own::PendingError) != 0 {
+        if lanes.segment.load(OwnState::PendingError) != 0 {
             ready |= libc::POLLERR;
         }
         ready

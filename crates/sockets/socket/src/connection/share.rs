@@ -11,7 +11,7 @@ use crate::process::sandbox;
 use crate::process::system;
 use crate::process::system::inode_of;
 use rustix::io::Errno;
-use segment::{HOLDERS_NAMED_MAX, Own, Segment};
+use segment::{HOLDERS_NAMED_MAX, OwnState, Segment};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A holder that died leaves its lock to the next after so many waits, once it is seen to be dead.
@@ -28,7 +28,7 @@ const LOCK_WAITS_MAX: u32 = 300;
 /// A direction, locked between processes.
 pub(super) struct Shared<'a> {
     segment: &'a Segment,
-    word: Own,
+    word: OwnState,
 }
 
 impl Drop for Shared<'_> {
@@ -62,13 +62,13 @@ impl Connection {
     /// Whether other processes may hold this end.
     #[inline]
     pub(super) fn may_be_shared(&self, lanes: &Lanes) -> bool {
-        self.can_be_held_elsewhere() && lanes.segment.load(Own::Holders) > 1
+        self.can_be_held_elsewhere() && lanes.segment.load(OwnState::Holders) > 1
     }
 
     /// Excludes the other processes that hold this end, if there are any. The caller holds the direction's lock in this
     /// process. `AGAIN`: another process holds the direction, and the program does not wait.
     #[inline]
-    pub(super) fn share<'a>(&self, lanes: &'a Lanes, word: Own) -> Result<Option<Shared<'a>>, Errno> {
+    pub(super) fn share<'a>(&self, lanes: &'a Lanes, word: OwnState) -> Result<Option<Shared<'a>>, Errno> {
         if !self.may_be_shared(lanes) {
             return Ok(None);
         }
@@ -76,7 +76,7 @@ impl Connection {
     }
 
     /// As [`Connection::share`], for a call that never answers `AGAIN`.
-    pub(super) fn share_waiting<'a>(&self, lanes: &'a Lanes, word: Own) -> Result<Option<Shared<'a>>, Errno> {
+    pub(super) fn share_waiting<'a>(&self, lanes: &'a Lanes, word: OwnState) -> Result<Option<Shared<'a>>, Errno> {
         if !self.may_be_shared(lanes) {
             return Ok(None);
         }
@@ -84,7 +84,12 @@ impl Connection {
     }
 
     #[cold]
-    fn lock_between_processes<'a>(&self, segment: &'a Segment, word: Own, waits: bool) -> Result<Shared<'a>, Errno> {
+    fn lock_between_processes<'a>(
+        &self,
+        segment: &'a Segment,
+        word: OwnState,
+        waits: bool,
+    ) -> Result<Shared<'a>, Errno> {
         let own = identity::own_process() as u64;
         loop {
             if self.lock_waits.load(Ordering::Relaxed) > LOCK_WAITS_MAX {
@@ -122,7 +127,7 @@ impl Connection {
             if let Some((index, signed)) = find_signature(segment, own_name()) {
                 segment.replace_holder(index, signed, signed & !USER);
             }
-            segment.add(Own::Users, u64::MAX);
+            segment.add(OwnState::Users, u64::MAX);
         }
     }
 
@@ -132,7 +137,7 @@ impl Connection {
         let signed_off = signature.filter(|&(index, signed)| segment.replace_holder(index, signed, 0));
         let is_user = signed_off.map_or(self.is_user.load(Ordering::Relaxed), |(_, signed)| signed & USER != 0);
         if is_user {
-            segment.add(Own::Users, u64::MAX);
+            segment.add(OwnState::Users, u64::MAX);
         }
     }
 
@@ -148,12 +153,12 @@ impl Connection {
             self.counted_ticks.store(now, Ordering::Relaxed);
             strike_out_the_dead(&lanes.segment);
         }
-        !self.may_be_shared(lanes) || lanes.segment.load(Own::Users) <= 1
+        !self.may_be_shared(lanes) || lanes.segment.load(OwnState::Users) <= 1
     }
 }
 
 /// Takes a lock between processes within a moment; the error is who has it.
-fn lock_soon(segment: &Segment, word: Own, own: u64) -> Result<(), u64> {
+fn lock_soon(segment: &Segment, word: OwnState, own: u64) -> Result<(), u64> {
     let started = now_ns();
     loop {
         match segment.compare_exchange(word, 0, own) {
@@ -224,7 +229,7 @@ pub fn before_fork() {
         if connection.is_open()
             && let Some(lanes) = connection.lanes()
         {
-            lanes.segment.add(Own::Holders, 1);
+            lanes.segment.add(OwnState::Holders, 1);
             if !connection.sleepers.is_any() {
                 connection.cease_to_use(&lanes.segment);
             }
@@ -284,7 +289,7 @@ pub(super) fn enter(segment: &Segment) -> bool {
         return true;
     }
     if sign_on(segment, 0) {
-        segment.add(Own::Holders, 1);
+        segment.add(OwnState::Holders, 1);
     }
     false
 }
@@ -297,7 +302,7 @@ fn become_user(segment: &Segment) {
         None => true,
     };
     if noted {
-        segment.add(Own::Users, 1);
+        segment.add(OwnState::Users, 1);
     }
 }
 
@@ -308,10 +313,10 @@ fn strike_out_the_dead(segment: &Segment) {
     for index in 0..HOLDERS_NAMED_MAX {
         let holder = segment.holder(index);
         let is_gone = holder >> 32 == namespace && holder != 0 && is_dead(holder & !USER & u64::from(u32::MAX));
-        if is_gone && segment.load(Own::Holders) > 1 && segment.replace_holder(index, holder, 0) {
-            segment.add(Own::Holders, u64::MAX);
+        if is_gone && segment.load(OwnState::Holders) > 1 && segment.replace_holder(index, holder, 0) {
+            segment.add(OwnState::Holders, u64::MAX);
             if holder & USER != 0 {
-                segment.add(Own::Users, u64::MAX);
+                segment.add(OwnState::Users, u64::MAX);
             }
         }
     }

@@ -8,7 +8,7 @@ use fabric::device::{Caching, DeviceMemory};
 use fabric::timed::{LinkTiming, Pacer};
 use fabric::{MemoryInbound, MemoryOutbound, shm};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use segment::model::{Model, ModelledLink};
+use segment::model::{LinkModel, ModelledLink};
 use segment::{Endpoint, Secrets, Segment, Side};
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
@@ -87,16 +87,16 @@ fn segments_apart(caching: Caching) -> ([Segment; 2], Endpoint<MemoryInbound>) {
     }
     for [own, other] in [[0, 1], [1, 0]] {
         let (inbound, outbound) = (spans[own].clone(), spans[other].clone());
-        Segment::clean_apart(&MemoryInbound::new(inbound), &MemoryOutbound::new(outbound));
+        Segment::clean_with_local_page(&MemoryInbound::new(inbound), &MemoryOutbound::new(outbound));
     }
     let segment = |own: usize, side| {
         let memory = |span: usize| DeviceMemory::new(spans[span].clone(), caching).unwrap();
         let secrets = Secrets { to_acceptor: 5, to_connector: 6 };
-        Segment::apart(memory(own), memory(1 - own), &Region::heap(Segment::LOCAL_PAGE_BYTES), side, secrets)
+        Segment::with_local_page(memory(own), memory(1 - own), &Region::heap(Segment::LOCAL_PAGE_BYTES), side, secrets)
     };
     let segments = [segment(0, Side::Connector), segment(1, Side::Acceptor)];
     segments.iter().for_each(Segment::set_up);
-    (segments, Endpoint::apart(MemoryInbound::new(spans[0].clone())))
+    (segments, Endpoint::with_local_page(MemoryInbound::new(spans[0].clone())))
 }
 
 /// As [`pair`], in windows of such memory.
@@ -109,7 +109,7 @@ fn pair_apart(caching: Caching, nonblocking: bool) -> (End, End) {
 /// first.
 fn segments_over_a_model(one_way_ns: u64) -> ([Segment; 2], Endpoint<MemoryInbound>) {
     let timing = LinkTiming { one_way_ns, bytes_per_us: 15_754, header_bytes: 24, payload_bytes_max: 256 };
-    let model = Model { timing, inbound_pace_offset: 0, outbound_pace_offset: 0 };
+    let model = LinkModel { timing, inbound_pace_offset: 0, outbound_pace_offset: 0 };
     let spans = [(); 2].map(|()| Region::heap(Segment::TIMED_WINDOW_BYTES));
     let paces = [Pacer::new(), Pacer::new()];
     for span in &spans {
@@ -215,7 +215,7 @@ fn whoever_is_told_to_give_way_carries_the_same_bytes_in_pieces() {
         assert!(!end.0.lanes().expect("attached").gives_way(usize::MAX));
     }
     for end in [&one, &two] {
-        end.0.lanes().expect("attached").segment.tell(Status::GiveWay, 1);
+        end.0.lanes().expect("attached").segment.publish(PeerStatus::GiveWay, 1);
     }
     for end in [&one, &two] {
         let lanes = end.0.lanes().expect("attached");
@@ -257,7 +257,7 @@ fn carry_both_directions((one, two): (End, End)) {
     assert_eq!(send(two.0, b"unread"), Ok(6));
     while one.0.unread_bytes() == 0 {}
     drop(one);
-    two.0.lanes().unwrap().segment.settle();
+    two.0.lanes().unwrap().segment.wait_for_arrivals();
     assert_eq!(send(two.0, b"into nothing"), Err(Errno::CONNRESET));
 }
 
@@ -320,27 +320,27 @@ fn over_a_modelled_link_the_end_comes_behind_what_was_sent() {
     let mut sender = others.timed_sender().unwrap();
     sender.write(b"last words").unwrap();
     sender.finish();
-    others.tell(Status::Closed, 1);
+    others.publish(PeerStatus::Closed, 1);
     // It is gone before anything has arrived.
     assert_eq!(until_there(one.0, &mut [0; 20]), Ok(10));
     assert_eq!(until_there(one.0, &mut [0; 20]), Ok(0));
     assert!(crate::process::clock::now_ns() - begun_ns >= ONE_WAY_NS);
     assert_eq!(send(one.0, b"x"), Ok(1));
-    one.0.lanes().unwrap().segment.settle();
+    one.0.lanes().unwrap().segment.wait_for_arrivals();
     assert_eq!(send(one.0, b"x"), Err(Errno::PIPE));
 }
 
 #[test]
 fn what_the_proxy_says_over_a_modelled_link_holds_at_once() {
     let ([segment, others], endpoint) = segments_over_a_model(1_000_000_000);
-    assert_eq!(segment.status(Status::Closed), 0);
-    others.tell(Status::Closed, 1);
-    assert_eq!(segment.status(Status::Closed), 0, "under way");
+    assert_eq!(segment.status(PeerStatus::Closed), 0);
+    others.publish(PeerStatus::Closed, 1);
+    assert_eq!(segment.status(PeerStatus::Closed), 0, "under way");
     endpoint.note_reset();
-    assert_ne!((segment.status(Status::Closed), segment.status(Status::Reset)), (0, 0));
+    assert_ne!((segment.status(PeerStatus::Closed), segment.status(PeerStatus::Reset)), (0, 0));
     let ([segment, others], endpoint) = segments_over_a_model(1_000_000_000);
     endpoint.note_left();
-    assert_eq!((segment.status(Status::Closed), others.status(Status::Closed)), (segment::LEFT_SILENTLY, 0));
+    assert_eq!((segment.status(PeerStatus::Closed), others.status(PeerStatus::Closed)), (segment::LEFT_SILENTLY, 0));
     assert_eq!(segment.model().unwrap().timing.one_way_ns, 1_000_000_000);
 }
 
@@ -395,11 +395,11 @@ fn what_the_proxy_says_of_a_peer_in_windows_ends_the_stream_or_resets_it_as_the_
         endpoint.note_reset();
         assert_eq!(receive(one.0, &mut [0; 8]), Err(Errno::CONNRESET));
         drop(one);
-        assert_eq!(segment_of(&others).status(Status::Reset), 1, "who was reset does not leave in good order");
+        assert_eq!(segment_of(&others).status(PeerStatus::Reset), 1, "who was reset does not leave in good order");
         // What the peer has said itself stands.
         let (one, others, endpoint, _lifeline) = end_at_a_proxy(caching, false);
         send(one.0, b"unread").unwrap();
-        segment_of(&others).tell(Status::Closed, 1);
+        segment_of(&others).publish(PeerStatus::Closed, 1);
         endpoint.note_left();
         assert_eq!(receive(one.0, &mut [0; 8]), Ok(0), "{caching}");
     }
@@ -562,14 +562,14 @@ fn a_receive_times_out() {
 fn no_word_in_the_place_of_an_error_number_is_more_than_a_reset() {
     for word in [1, 4095, 1 << 12, 1 << 16, 1 << 31, 1 << 40, u64::MAX] {
         let (one, two) = pair(true);
-        let own = |word| one.0.lanes().unwrap().segment.store(Own::PendingError, word);
+        let own = |word| one.0.lanes().unwrap().segment.store(OwnState::PendingError, word);
         own(word);
         assert_eq!(receive(one.0, &mut [0; 8]), Err(Errno::CONNRESET));
         own(word);
         assert_eq!(one.0.take_error(), Errno::CONNRESET.raw_os_error());
         assert_eq!(one.0.take_error(), 0);
         own(word);
-        one.0.lanes().unwrap().segment.store(Own::Peer, PeerState::Reset as u64);
+        one.0.lanes().unwrap().segment.store(OwnState::Peer, PeerState::Reset as u64);
         assert_eq!(send(one.0, b"x"), Err(Errno::CONNRESET));
         drop(two);
     }
@@ -580,8 +580,8 @@ fn words_that_a_peer_forged_hold_nobody_up() {
     let (one, two) = pair(true);
     let segment = &one.0.lanes().unwrap().segment;
     let forge = |holders: u64, holder: u64| {
-        segment.store(Own::Holders, holders);
-        [Own::SendLock, Own::ReceiveLock].into_iter().for_each(|lock| segment.store(lock, holder));
+        segment.store(OwnState::Holders, holders);
+        [OwnState::SendLock, OwnState::ReceiveLock].into_iter().for_each(|lock| segment.store(lock, holder));
     };
     let someone = std::os::unix::process::parent_id().into();
     // Nobody can hold this end but this process: the words are not even looked at.
@@ -612,15 +612,15 @@ fn holders_that_are_gone_are_struck_out() {
     };
     let namespace = std::fs::metadata("/proc/self/ns/pid").map(|found| std::os::unix::fs::MetadataExt::ino(&found));
     let name = |process: u32| namespace.as_ref().unwrap() << 32 | u64::from(process);
-    lanes.segment.store(Own::Holders, 3);
-    lanes.segment.store(Own::Users, 3);
+    lanes.segment.store(OwnState::Holders, 3);
+    lanes.segment.store(OwnState::Users, 3);
     assert!(lanes.segment.replace_holder(1, 0, name(ended) | 1 << 31));
     assert!(lanes.segment.replace_holder(2, 0, u64::from(ended)));
     assert!(!one.0.is_held_alone(lanes));
-    assert_eq!(lanes.segment.load(Own::Holders), 2, "a number of another namespace says nothing here");
-    assert_eq!(lanes.segment.load(Own::Users), 2);
+    assert_eq!(lanes.segment.load(OwnState::Holders), 2, "a number of another namespace says nothing here");
+    assert_eq!(lanes.segment.load(OwnState::Users), 2);
     assert_eq!(lanes.segment.holder(1), 0);
-    lanes.segment.store(Own::Holders, 1);
+    lanes.segment.store(OwnState::Holders, 1);
 }
 
 #[test]
@@ -628,13 +628,13 @@ fn a_holder_that_never_uses_the_end_disturbs_nobody() {
     let (one, _two) = pair(true);
     one.0.note_shared();
     let lanes = one.0.lanes().unwrap();
-    lanes.segment.store(Own::Holders, 2);
+    lanes.segment.store(OwnState::Holders, 2);
     assert!(one.0.is_held_alone(lanes));
     assert_eq!(send(one.0, b"x"), Ok(1));
     assert!(one.0.is_held_alone(lanes), "counted twice");
-    lanes.segment.add(Own::Users, 1);
+    lanes.segment.add(OwnState::Users, 1);
     assert!(!one.0.is_held_alone(lanes));
-    lanes.segment.store(Own::Holders, 1);
+    lanes.segment.store(OwnState::Holders, 1);
 }
 
 /// The connecting end of a connection whose other end has the lifeline and nothing else.

@@ -16,7 +16,7 @@ use crate::process::threads;
 use lane::{Corrupt, INLINE_BYTES, ShortRead};
 use libc::iovec;
 use rustix::io::Errno;
-use segment::{Own, Status};
+use segment::{OwnState, PeerStatus};
 use stats_page::ConnectionSlot;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
@@ -70,7 +70,7 @@ pub(super) enum Step {
 impl Lanes {
     /// Whether long copies are made in pieces.
     pub(super) fn gives_way(&self, len_bytes: usize) -> bool {
-        len_bytes > INLINE_BYTES && self.segment.status(Status::GiveWay) != 0
+        len_bytes > INLINE_BYTES && self.segment.status(PeerStatus::GiveWay) != 0
     }
 
     /// As [`Sending::write_from`], giving way to others where the peer asks for it.
@@ -370,7 +370,7 @@ impl Connection {
         self.lanes().is_none_or(|lanes| {
             lanes.observer().has_fin()
                 || self.peer_state(lanes) != PeerState::Alive
-                || lanes.segment.load(Own::Shutdown) & SHUTDOWN_READ != 0
+                || lanes.segment.load(OwnState::Shutdown) & SHUTDOWN_READ != 0
         })
     }
 
@@ -439,7 +439,7 @@ impl Connection {
             drop(guard);
             return self.nothing_before_handshake();
         };
-        let shared = self.share(lanes, Own::ReceiveLock)?;
+        let shared = self.share(lanes, OwnState::ReceiveLock)?;
         let mut moved = if has_looked && !lanes.observer().may_have_data() { 0 } else { copy(lanes)? };
         let mut end = false;
         if moved == 0 {
@@ -598,9 +598,9 @@ impl Connection {
         if !is_answer {
             self.ask_kernel_now_and_then(lanes);
         }
-        let standing = lanes.segment.standing();
-        let is_shared = standing.holders > 1 && self.can_be_held_elsewhere();
-        if is_shared || self.has_ended_in(lanes, standing, SHUTDOWN_WRITE) {
+        let snapshot = lanes.segment.snapshot();
+        let is_shared = snapshot.holders > 1 && self.can_be_held_elsewhere();
+        if is_shared || self.has_ended_in(lanes, snapshot, SHUTDOWN_WRITE) {
             return None;
         }
         sender.set_stamp(stamp());
@@ -628,9 +628,9 @@ impl Connection {
         if !is_answer {
             self.ask_kernel_now_and_then(lanes);
         }
-        let standing = lanes.segment.standing();
-        let is_shared = standing.holders > 1 && self.can_be_held_elsewhere();
-        if is_shared || self.has_ended_in(lanes, standing, SHUTDOWN_WRITE) {
+        let snapshot = lanes.segment.snapshot();
+        let is_shared = snapshot.holders > 1 && self.can_be_held_elsewhere();
+        if is_shared || self.has_ended_in(lanes, snapshot, SHUTDOWN_WRITE) {
             return None;
         }
         // SAFETY: under the send lock.
@@ -752,7 +752,7 @@ impl Connection {
         if self.unanswered_sends.load(Ordering::Relaxed) > 0 {
             self.ask_kernel_now_and_then(lanes);
         }
-        let shared = self.share(lanes, Own::SendLock)?;
+        let shared = self.share(lanes, OwnState::SendLock)?;
         // Under the lock: another process that shuts down has not yet, or this one sees it.
         if !self.may_send(lanes, wanted - skip)? {
             return Ok(self.bytes_taken_for_gone(wanted - skip));
@@ -930,7 +930,7 @@ impl Connection {
         if self.has_no_more_to_send_to(lanes) && is_at_end() {
             return Ok(Some(0));
         }
-        let _shared = self.share(lanes, Own::SendLock)?;
+        let _shared = self.share(lanes, OwnState::SendLock)?;
         if !self.may_send(lanes, len_bytes)? {
             return fill_in_vain(len_bytes, fill).map(Some);
         }

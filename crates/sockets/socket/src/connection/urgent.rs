@@ -5,9 +5,9 @@
 //! byte has a mark; one that has come before is an ordinary byte of the stream.
 //!
 //! The byte is a record of its own in the lane, which marks the place, and a word that the sender writes into the
-//! receiver's endpoint ([`Status::Urgent`]), which says it at once. So it goes by lanes alone: an end that is on its
+//! receiver's endpoint ([`PeerStatus::Urgent`]), which says it at once. So it goes by lanes alone: an end that is on its
 //! lifeline switches before it sends one. What has been made of the latest byte lies beside the receiver's own state
-//! ([`Own::Urgent`]).
+//! ([`OwnState::Urgent`]).
 //!
 //! `SIGURG` goes to whom `F_SETOWN` has named. The kernel sends it: the ring is then an urgent byte of the lifeline
 //! itself (`MSG_OOB` of AF_UNIX, Linux 5.15), which is received in line with the other rings.
@@ -25,7 +25,7 @@ use crate::process::system;
 use lane::{Urgent, UrgentHandling};
 use libc::iovec;
 use rustix::io::Errno;
-use segment::{Own, RAISES_SIGNAL, Segment, Status};
+use segment::{OwnState, PeerStatus, RAISES_SIGNAL, Segment};
 use std::sync::atomic::Ordering;
 
 /// What the receiving end has made of the latest urgent byte.
@@ -49,7 +49,7 @@ impl Progress {
 
 /// The urgent byte that the peer has announced last, if there was one.
 fn announced(memory: &Segment) -> Option<Urgent> {
-    let word = if memory.is_in_windows() { 0 } else { memory.status(Status::Urgent) };
+    let word = if memory.is_in_windows() { 0 } else { memory.status(PeerStatus::Urgent) };
     (word != 0).then(|| Urgent::of_word(word))
 }
 
@@ -96,7 +96,7 @@ impl Lanes {
     }
 
     fn progress(&self) -> Progress {
-        Progress::of_word(self.segment.load(Own::Urgent))
+        Progress::of_word(self.segment.load(OwnState::Urgent))
     }
 
     /// The urgent byte whose mark has not been passed. Under the receive lock.
@@ -112,7 +112,7 @@ impl Lanes {
     fn peer_raises_signal(&self) -> bool {
         // SAFETY: as in `incoming`.
         let inbound = unsafe { &*self.inbound.get() };
-        self.segment.status(Status::Attached) == 0
+        self.segment.status(PeerStatus::Attached) == 0
             || self.segment.peer_raises_signal()
             || inbound.as_ref().is_some_and(Segment::peer_raises_signal)
     }
@@ -204,11 +204,11 @@ impl Connection {
     fn put_urgent(&'static self, generation: u32, byte: u8) -> Result<bool, Errno> {
         let guard = self.hold_of(generation, &self.send_lock)?;
         let Some(lanes) = self.lanes() else { return Err(Errno::BADF) };
-        let shared = self.share(lanes, Own::SendLock)?;
+        let shared = self.share(lanes, OwnState::SendLock)?;
         if !self.may_send(lanes, 1)? {
             return Ok(true); // As `bytes_taken_for_gone`: TCP's buffer takes it.
         }
-        let told = Urgent::of_word(lanes.segment.told(Status::Urgent));
+        let told = Urgent::of_word(lanes.segment.published(PeerStatus::Urgent));
         let urgent = Urgent { byte, number: told.number.wrapping_add(1).max(1) };
         // SAFETY: under the send lock.
         let sender = unsafe { &mut *lanes.sender.get() };
@@ -216,7 +216,7 @@ impl Connection {
         if !sender.write_urgent(urgent).map_err(|corrupt| self.reset_for(lanes, corrupt))? {
             return Ok(false);
         }
-        lanes.tell(Status::Urgent, urgent.to_word());
+        lanes.tell(PeerStatus::Urgent, urgent.to_word());
         let wakes_receiver = sender.take_wake_request();
         let raises_signal = lanes.peer_raises_signal();
         self.note_memory(lanes);
@@ -248,13 +248,13 @@ impl Connection {
             return Err(Errno::INVAL);
         }
         let Some(lanes) = self.lanes() else { return Err(Errno::INVAL) };
-        let _shared = self.share(lanes, Own::ReceiveLock)?;
+        let _shared = self.share(lanes, OwnState::ReceiveLock)?;
         let progress = lanes.progress();
         let Some(urgent) = lanes.pending().filter(|urgent| urgent.number != progress.taken) else {
             return Err(Errno::INVAL);
         };
         if !flags.peek {
-            lanes.segment.store(Own::Urgent, Progress { taken: urgent.number, ..progress }.to_word());
+            lanes.segment.store(OwnState::Urgent, Progress { taken: urgent.number, ..progress }.to_word());
         }
         let Some(span) = spans.iter().find(|span| span.iov_len > 0) else { return Ok(0) };
         if is_any_nowhere(spans) {
@@ -410,7 +410,7 @@ impl Connection {
     fn pass_urgent(&self, lanes: &Lanes, urgent: Urgent) {
         // SAFETY: under the receive lock.
         let _ = unsafe { (*lanes.receiver.get()).take_urgent() };
-        lanes.segment.store(Own::Urgent, Progress { passed: urgent.number, ..lanes.progress() }.to_word());
+        lanes.segment.store(OwnState::Urgent, Progress { passed: urgent.number, ..lanes.progress() }.to_word());
     }
 
     /// Gives the urgent byte that comes first to `put`, unless the program receives it out of turn, and takes it out of

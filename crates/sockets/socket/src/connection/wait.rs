@@ -11,7 +11,7 @@ use crate::process::lock::Lock;
 use crate::process::signals::{HandlersRun, SignalCheckpoint};
 use crate::process::threads;
 use rustix::io::Errno;
-use segment::Own;
+use segment::OwnState;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 use wait::{Action, Spin};
@@ -209,7 +209,7 @@ impl Connection {
             return self.wait_before_lanes(call, deadline, spin, libc::POLLIN);
         };
         let is_ready =
-            || lanes.observer().may_have_data() || self.has_ended_in(lanes, lanes.segment.standing(), SHUTDOWN_READ);
+            || lanes.observer().may_have_data() || self.has_ended_in(lanes, lanes.segment.snapshot(), SHUTDOWN_READ);
         if self.spin(lanes, deadline, spin, is_ready)? {
             return Ok(());
         }
@@ -235,7 +235,7 @@ impl Connection {
         let Some(lanes) = lanes.filter(|_| self.sends_by_lane()) else {
             return self.wait_before_lanes(call, deadline, Spin::new(), libc::POLLOUT).map(|()| Room::InRing);
         };
-        let has_ended = || self.has_ended_in(lanes, lanes.segment.standing(), SHUTDOWN_WRITE);
+        let has_ended = || self.has_ended_in(lanes, lanes.segment.snapshot(), SHUTDOWN_WRITE);
         if self.spin(lanes, deadline, Spin::new(), || self.has_ring_room(lanes) || has_ended())? {
             return Ok(Room::InRing);
         }
@@ -424,7 +424,7 @@ impl Connection {
 
     /// Whether a shutdown of reading ended the lifeline, to wake those who slept on it.
     pub(super) fn is_lifeline_shut(&self, lanes: &Lanes) -> bool {
-        lanes.segment.load(Own::Shutdown) & SHUTDOWN_READ != 0
+        lanes.segment.load(OwnState::Shutdown) & SHUTDOWN_READ != 0
             && blocking::poll_now(self.lifeline(), libc::POLLRDHUP) & libc::POLLRDHUP != 0
     }
 

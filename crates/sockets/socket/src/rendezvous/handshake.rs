@@ -22,7 +22,7 @@ use std::fmt;
 use fabric::device::Caching;
 use volmem::Alignment;
 
-use segment::model::{MODEL_BYTES, Model};
+use segment::model::{MODEL_BYTES, LinkModel};
 use segment::{LAYOUT_VERSION, Secrets, Segment};
 
 /// Bytes of a handshake.
@@ -52,7 +52,7 @@ pub struct WindowSpans {
     /// How the memory is to be reached.
     pub caching: Caching,
     /// The link, where it is slowed down to a model.
-    pub model: Option<Model>,
+    pub model: Option<LinkModel>,
 }
 
 impl WindowSpans {
@@ -159,7 +159,7 @@ impl Handshake {
         let spans = self.spans.unwrap_or(WindowSpans::new(0, 0));
         bytes[40..48].copy_from_slice(&spans.inbound_offset.to_ne_bytes());
         bytes[48..MODEL_OFFSET].copy_from_slice(&spans.outbound_offset.to_ne_bytes());
-        bytes[MODEL_OFFSET..].copy_from_slice(&Model::encode(spans.model));
+        bytes[MODEL_OFFSET..].copy_from_slice(&LinkModel::encode(spans.model));
         bytes
     }
 
@@ -185,7 +185,7 @@ impl Handshake {
         if flags & !FLAGS_KNOWN != 0 {
             return Err(HandshakeError::Flags(flags));
         }
-        let model = bytes.last_chunk().and_then(Model::decode);
+        let model = bytes.last_chunk().and_then(LinkModel::decode);
         let (alignment, caching) = (WindowSpans::alignment_in(flags), WindowSpans::caching_in(flags));
         let (inbound_offset, outbound_offset) = (word(bytes, 40), word(bytes, 48));
         let spans = WindowSpans { inbound_offset, outbound_offset, alignment, caching, model };
@@ -233,7 +233,7 @@ mod tests {
             prop_assert_eq!(Handshake::decode(&handshake.encode()), Ok(handshake));
             let spans = WindowSpans::new(to_connector, to_acceptor);
             let timing = LinkTiming { one_way_ns: to_acceptor, bytes_per_us: 1, header_bytes: 2, payload_bytes_max: 3 };
-            let model = Some(Model { timing, inbound_pace_offset: to_connector, outbound_pace_offset: 4 });
+            let model = Some(LinkModel { timing, inbound_pace_offset: to_connector, outbound_pace_offset: 4 });
             let alignment = Alignment::new(2 << 20);
             let of = |caching| WindowSpans { caching, ..spans };
             let apart = [of(Caching::Uncached), of(Caching::WriteCombined), of(Caching::NonCoherent)];

@@ -41,7 +41,7 @@ use crate::rendezvous::handshake::{Handshake, WindowSpans};
 use crate::rendezvous::local_page::{self, LocalPage, MemoryFds};
 use crate::rendezvous::monitor::{self, ListenerResponse};
 use crate::rendezvous::span_lease;
-use segment::model::{MODEL_BYTES, Model, ModelledLink};
+use segment::model::{MODEL_BYTES, LinkModel, ModelledLink};
 use segment::{LAYOUT_VERSION, Secrets, Segment, Side};
 use wait::{Action, Spin};
 
@@ -92,7 +92,7 @@ impl ProxyReply {
         bytes[16..24].copy_from_slice(&flags.to_ne_bytes());
         bytes[24..32].copy_from_slice(&spans.inbound_offset.to_ne_bytes());
         bytes[32..MODEL_OFFSET].copy_from_slice(&spans.outbound_offset.to_ne_bytes());
-        bytes[MODEL_OFFSET..].copy_from_slice(&Model::encode(spans.model));
+        bytes[MODEL_OFFSET..].copy_from_slice(&LinkModel::encode(spans.model));
         bytes
     }
 
@@ -100,7 +100,7 @@ impl ProxyReply {
     fn decode(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes);
         let error = i32::from_ne_bytes(bytes.get(12..16)?.try_into().ok()?);
-        let model = bytes.get(MODEL_OFFSET..)?.first_chunk().and_then(Model::decode);
+        let model = bytes.get(MODEL_OFFSET..)?.first_chunk().and_then(LinkModel::decode);
         let flags = u32::try_from(word(16)?).ok()?;
         let (alignment, caching) = (WindowSpans::alignment_in(flags), WindowSpans::caching_in(flags));
         let spans = WindowSpans { inbound_offset: word(24)?, outbound_offset: word(32)?, alignment, caching, model };
@@ -464,7 +464,7 @@ fn open_spans(
     let segment = match (spans.model, &page) {
         (None, Some((_, page))) if spans.is_apart() => {
             let (inbound, outbound) = device_memory([inbound, outbound], spans)?;
-            Segment::apart(inbound, outbound, page, side, secrets)
+            Segment::with_local_page(inbound, outbound, page, side, secrets)
         }
         (None, _) => Segment::in_windows(&inbound, &outbound, side, secrets),
         (Some(model), _) => {
@@ -510,7 +510,7 @@ pub(crate) fn adopt_on_device(memfd: &OwnedFd, memory: BorrowedFd<'_>) -> Result
     let regions = map_spans(memory, spans)?;
     if spans.is_apart() {
         let (inbound, outbound) = device_memory(regions, spans)?;
-        return Segment::adopt_apart(inbound, outbound, &local_page::map(memfd)?);
+        return Segment::adopt_with_local_page(inbound, outbound, &local_page::map(memfd)?);
     }
     let [inbound, outbound] = regions;
     Segment::adopt_in_windows(&inbound, &outbound, None)
@@ -885,7 +885,7 @@ mod tests {
         let timing = LinkTiming { one_way_ns: 100, bytes_per_us: 10_000, header_bytes: 24, payload_bytes_max: 256 };
         let secrets = Secrets { to_acceptor: 7, to_connector: 8 };
         let spans = |own: u64| WindowSpans {
-            model: Some(Model { timing, inbound_pace_offset: own * 4096, outbound_pace_offset: (1 - own) * 4096 }),
+            model: Some(LinkModel { timing, inbound_pace_offset: own * 4096, outbound_pace_offset: (1 - own) * 4096 }),
             ..WindowSpans::new(FIRST + own * SPAN_BYTES, FIRST + (1 - own) * SPAN_BYTES)
         };
         let open = |spans, side| segment_in(memory.as_fd(), spans, side, secrets);
@@ -894,7 +894,7 @@ mod tests {
         let heir = adopt(span_lease::lease(memory.as_fd(), spans(1)).unwrap().as_fd()).unwrap();
         assert_eq!((heir.model(), heir.side(), heir.secrets()), (spans(1).model, Side::Acceptor, secrets));
         assert_eq!(one.timed_sender().unwrap().write(b"to the heir"), Ok(11));
-        heir.settle();
+        heir.wait_for_arrivals();
         let mut bytes = [0; 11];
         assert_eq!(heir.timed_receiver().unwrap().read(&mut bytes), Ok(11));
         assert_eq!(&bytes, b"to the heir");
@@ -902,7 +902,7 @@ mod tests {
         let plain = WindowSpans { model: None, ..spans(1) };
         assert!(adopt(span_lease::lease(memory.as_fd(), plain).unwrap().as_fd()).unwrap().timed_sender().is_none());
         let beyond = |offset| {
-            let model = spans(0).model.map(|model| Model { inbound_pace_offset: offset, ..model });
+            let model = spans(0).model.map(|model| LinkModel { inbound_pace_offset: offset, ..model });
             open(WindowSpans { model, ..spans(0) }, Side::Connector).map(|_| ()).unwrap_err()
         };
         assert_eq!([FIRST + 2 * SPAN_BYTES, 1, u64::MAX].map(beyond), [Errno::INVAL; 3]);
@@ -920,12 +920,12 @@ mod tests {
             let (one, fds) = open_in_windows(lease, spans, Side::Connector, secrets).unwrap();
             let device = fds.device.as_ref().unwrap().try_clone().unwrap();
             let other = segment_in(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
-            assert_eq!(one.apart_sender().unwrap().write(b"first "), Ok(6));
+            assert_eq!(one.local_page_sender().unwrap().write(b"first "), Ok(6));
             let heir = adopt_on_device(&fds.memfd, device.as_fd()).unwrap();
             assert_eq!((heir.side(), heir.secrets(), heir.is_adopted()), (Side::Connector, secrets, true));
-            assert_eq!(heir.apart_sender().unwrap().write(b"second"), Ok(6));
+            assert_eq!(heir.local_page_sender().unwrap().write(b"second"), Ok(6));
             let mut bytes = [0; 12];
-            assert_eq!(other.apart_receiver().unwrap().read(&mut bytes), Ok(12));
+            assert_eq!(other.local_page_receiver().unwrap().read(&mut bytes), Ok(12));
             assert_eq!(&bytes, b"first second");
             // Memory that it is not about, and a local page that nobody has set up.
             let (stranger, _mapping) = shm::create(3 * Segment::WINDOW_BYTES).unwrap();

@@ -27,7 +27,7 @@ use crate::process::system;
 use crate::process::system::is_inheritable;
 use crate::rendezvous::local_page::MemoryFds;
 use rustix::io::Errno;
-use segment::{BY_LANE_RECEIVE, BY_LANE_SEND, Own, RECEIVES_ONLY, Segment, Side, Status};
+use segment::{BY_LANE_RECEIVE, BY_LANE_SEND, OwnState, PeerStatus, RECEIVES_ONLY, Segment, Side};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
@@ -95,7 +95,7 @@ impl Connection {
                 self.begin_lanes(segment, Memory::Received(memory), BY_LANE_SEND);
             }
             joined => {
-                joined.iter().for_each(Segment::leave_unused);
+                joined.iter().for_each(Segment::undo_join);
                 close(memory);
             }
         }
@@ -226,7 +226,7 @@ impl Connection {
             return self.sends_by_lane();
         };
         let is_refused = self.early.is_refused.load(Ordering::Relaxed);
-        if is_refused || lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0 {
+        if is_refused || lanes.segment.load(OwnState::Shutdown) & SHUTDOWN_WRITE != 0 {
             descriptor.into_iter().for_each(close);
             return false;
         }
@@ -276,7 +276,7 @@ impl Connection {
         };
         self.note_unread();
         if self.say(message, memory.as_fd()).is_err() {
-            segment.leave_unused();
+            segment.undo_join();
             close(memory);
             return false;
         }
@@ -373,7 +373,7 @@ impl Connection {
     /// whether that was never received.
     pub(in crate::connection) fn has_left_bytes_unread(&self, lanes: &Lanes) -> bool {
         if !self.has_begun_on_lifeline() {
-            return lanes.segment.status(Status::Attached) == 0;
+            return lanes.segment.status(PeerStatus::Attached) == 0;
         }
         if lanes.segment.peer_receives_by_lane() {
             return false;
@@ -444,10 +444,10 @@ impl Connection {
             }
         };
         if !segment.is_adopted() {
-            segment.store(Own::Shutdown, early.shutdown.load(Ordering::Relaxed));
+            segment.store(OwnState::Shutdown, early.shutdown.load(Ordering::Relaxed));
             // What was reported is not reported again.
-            segment.store(Own::Peer, early.peer.load(Ordering::Relaxed));
-            segment.store(Own::PendingError, early.error.swap(0, Ordering::Relaxed));
+            segment.store(OwnState::Peer, early.peer.load(Ordering::Relaxed));
+            segment.store(OwnState::PendingError, early.error.swap(0, Ordering::Relaxed));
         }
         self.attach_in_use(segment, memory, by_lane);
     }

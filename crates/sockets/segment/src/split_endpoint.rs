@@ -23,7 +23,7 @@
 //! it says that it takes the span: the other node then finds it. Elsewhere the one who accepts cleans both, for the
 //! other node may reach them as its own memory, and have left its state there.
 
-use super::{ENDPOINT_BYTES, LEFT_SILENTLY, Own, Status, WINDOW_LAYOUT};
+use super::{ENDPOINT_BYTES, LEFT_SILENTLY, OwnState, PeerStatus, WINDOW_LAYOUT};
 use fabric::{Inbound, Memory, MemoryInbound, MemoryOutbound, Outbound};
 use lane::{Consumer, Producer};
 use std::ptr::NonNull;
@@ -31,7 +31,7 @@ use volmem::sync::Ordering;
 use volmem::{CACHE_LINE_BYTES as LINE, Region};
 
 const WORD_BYTES: usize = size_of::<u64>();
-const ATTACHED: usize = Own::Attached as usize;
+const ATTACHED: usize = OwnState::Attached as usize;
 const RESET_BY_PROXY: usize = 4 * LINE;
 const CLOSED_BY_PROXY: usize = RESET_BY_PROXY + WORD_BYTES;
 /// Lines of a window's endpoint that its own node writes, a bit each.
@@ -39,37 +39,37 @@ const LINES_OF_NODE: u64 = 1 << (ATTACHED / LINE) | 1 << (RESET_BY_PROXY / LINE)
 /// Those that the peer writes.
 const LINES_OF_PEER: u64 = 1 << 5 | 1 << 6 | 1 << 7 | 1 << 9 | 1 << 10;
 /// Those of cursors, which lie in the local page.
-const LINES_AT_HOME: u64 = 1 << 8 | 1 << 11 | 1 << 12;
+const LINES_IN_LOCAL_PAGE: u64 = 1 << 8 | 1 << 11 | 1 << 12;
 
-const _: () = assert!(Status::Reset as usize / LINE == 5 && Status::GiveWay as usize / LINE == 5);
+const _: () = assert!(PeerStatus::Reset as usize / LINE == 5 && PeerStatus::GiveWay as usize / LINE == 5);
 const _: () = assert!(WINDOW_LAYOUT.forward_offset == 6 * LINE && WINDOW_LAYOUT.back_offset == 9 * LINE);
 const _: () = assert!(ENDPOINT_BYTES == 13 * LINE);
 
 /// The sending end of a lane whose cursor lies in the local page.
-pub type SenderOf<M> = Producer<MemoryOutbound<M>, LocalPageInbound<M>>;
+pub type LocalPageSenderOf<M> = Producer<MemoryOutbound<M>, LocalPageInbound<M>>;
 /// The receiving end of such a lane.
-pub type ReceiverOf<M> = Consumer<LocalPageInbound<M>, MemoryOutbound<M>>;
+pub type LocalPageReceiverOf<M> = Consumer<LocalPageInbound<M>, MemoryOutbound<M>>;
 
 /// Both spans of an end, and its endpoint in its local page.
 #[derive(Debug)]
-pub(super) struct Apart<M> {
+pub(super) struct SplitEndpoint<M> {
     inbound: MemoryInbound<M>,
     outbound: MemoryOutbound<M>,
     page: Region,
 }
 
-impl<M: Memory> Apart<M> {
+impl<M: Memory> SplitEndpoint<M> {
     /// `page` is the end's endpoint.
     pub(super) fn new(inbound: M, outbound: M, page: Region) -> Self {
         assert_eq!(page.len_bytes(), ENDPOINT_BYTES, "an endpoint");
         Self { inbound: MemoryInbound::new(inbound), outbound: MemoryOutbound::new(outbound), page }
     }
 
-    pub(super) fn sender(&self, secret: u64) -> SenderOf<M> {
+    pub(super) fn sender(&self, secret: u64) -> LocalPageSenderOf<M> {
         Producer::new(self.outbound.clone(), self.page_inbound(), WINDOW_LAYOUT, secret)
     }
 
-    pub(super) fn receiver(&self, secret: u64) -> ReceiverOf<M> {
+    pub(super) fn receiver(&self, secret: u64) -> LocalPageReceiverOf<M> {
         Consumer::new(self.page_inbound(), self.outbound.clone(), WINDOW_LAYOUT, secret)
     }
 
@@ -84,12 +84,12 @@ impl<M: Memory> Apart<M> {
 
     /// What the peer says, or, where it does not, this node's proxy. The proxy is asked first: what it says came behind
     /// what the peer has said.
-    pub(super) fn status(&self, word: Status) -> u64 {
+    pub(super) fn status(&self, word: PeerStatus) -> u64 {
         let by_proxy = match word {
-            Status::Reset => self.inbound.load_u64(RESET_BY_PROXY, Ordering::Acquire),
-            Status::Closed => self.inbound.load_u64(CLOSED_BY_PROXY, Ordering::Acquire),
-            Status::Attached | Status::GiveWay => 0,
-            Status::Urgent => return 0, // Not in windows.
+            PeerStatus::Reset => self.inbound.load_u64(RESET_BY_PROXY, Ordering::Acquire),
+            PeerStatus::Closed => self.inbound.load_u64(CLOSED_BY_PROXY, Ordering::Acquire),
+            PeerStatus::Attached | PeerStatus::GiveWay => 0,
+            PeerStatus::Urgent => return 0, // Not in windows.
         };
         self.inbound.invalidate(word as usize, WORD_BYTES);
         match self.inbound.load_u64(word as usize, Ordering::Acquire) {
@@ -99,7 +99,7 @@ impl<M: Memory> Apart<M> {
     }
 
     /// Tells the peer, behind all that was sent. It has arrived when this returns: the program may end next.
-    pub(super) fn tell(&self, word: Status, value: u64) {
+    pub(super) fn publish(&self, word: PeerStatus, value: u64) {
         self.outbound.fence();
         self.outbound.store_u64(word as usize, value, Ordering::Release);
         self.outbound.flush();
@@ -166,7 +166,7 @@ impl<M: Memory> Inbound for LocalPageInbound<M> {
 
     #[inline]
     fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
-        if is_in(offset, LINES_AT_HOME) {
+        if is_in(offset, LINES_IN_LOCAL_PAGE) {
             self.page.load_u64(offset, order)
         } else {
             self.window.load_u64(offset, order)
@@ -175,7 +175,7 @@ impl<M: Memory> Inbound for LocalPageInbound<M> {
 
     #[inline]
     fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
-        if is_in(offset, LINES_AT_HOME) {
+        if is_in(offset, LINES_IN_LOCAL_PAGE) {
             self.page.store_u64(offset, value, order);
         } else {
             self.window.store_u64(offset, value, order);
@@ -225,12 +225,12 @@ mod tests {
             clean(&self.proxys(), &MemoryOutbound::new(self.outbound.clone()));
         }
 
-        fn program(&self) -> Apart<NonCoherentMemory> {
-            Apart::new(self.inbound.clone(), self.outbound.clone(), Region::heap(ENDPOINT_BYTES))
+        fn program(&self) -> SplitEndpoint<NonCoherentMemory> {
+            SplitEndpoint::new(self.inbound.clone(), self.outbound.clone(), Region::heap(ENDPOINT_BYTES))
         }
     }
 
-    const WORDS: [Status; 4] = [Status::Reset, Status::Closed, Status::Attached, Status::GiveWay];
+    const WORDS: [PeerStatus; 4] = [PeerStatus::Reset, PeerStatus::Closed, PeerStatus::Attached, PeerStatus::GiveWay];
 
     /// A connection in spans that others have had before, whose nodes clean them in some order. `false`: something was
     /// there that nobody has said in it, or what was said did not come.
@@ -238,22 +238,22 @@ mod tests {
         let order = if number.is_multiple_of(2) { [0, 1] } else { [1, 0] };
         order.into_iter().for_each(|node| nodes[node].clean());
         let programs = nodes.each_ref().map(Node::program);
-        let says_nothing = |end: &Apart<NonCoherentMemory>| WORDS.iter().all(|word| end.status(*word) == 0);
+        let says_nothing = |end: &SplitEndpoint<NonCoherentMemory>| WORDS.iter().all(|word| end.status(*word) == 0);
         let is_new = programs.iter().all(says_nothing) && nodes.iter().all(|node| !is_attached(&node.proxys()));
         let carries = [(0, 1), (1, 0)].into_iter().all(|(from, to)| {
             let secret = number * 2 + from as u64 + 1;
             carries(&programs[from], &programs[to], secret)
         });
-        programs.iter().for_each(|end| end.tell(Status::Attached, 1));
-        programs.iter().for_each(Apart::attach);
-        let are_there = programs.iter().all(|end| end.status(Status::Attached) == 1)
+        programs.iter().for_each(|end| end.publish(PeerStatus::Attached, 1));
+        programs.iter().for_each(SplitEndpoint::attach);
+        let are_there = programs.iter().all(|end| end.status(PeerStatus::Attached) == 1)
             && nodes.iter().all(|node| is_attached(&node.proxys()));
         is_new && carries && are_there && ends(nodes, &programs, number)
     }
 
     /// Messages by one line and by several, until both rings were in use, and the end. What is stored is given the time
     /// to arrive.
-    fn carries(from: &Apart<NonCoherentMemory>, to: &Apart<NonCoherentMemory>, secret: u64) -> bool {
+    fn carries(from: &SplitEndpoint<NonCoherentMemory>, to: &SplitEndpoint<NonCoherentMemory>, secret: u64) -> bool {
         let (mut sender, mut receiver) = (from.sender(secret), to.receiver(secret));
         let mut is_whole = !receiver.may_have_data() && !receiver.is_finished();
         for len_bytes in [1, 48, 49, 5_000, 20_000, 3] {
@@ -271,21 +271,21 @@ mod tests {
     }
 
     /// One goes in good order or not, and its node's proxy says so of it to the other.
-    fn ends(nodes: &[Node; 2], programs: &[Apart<NonCoherentMemory>; 2], number: u64) -> bool {
+    fn ends(nodes: &[Node; 2], programs: &[SplitEndpoint<NonCoherentMemory>; 2], number: u64) -> bool {
         let [one, other] = programs;
         match number % 3 {
             0 => {
-                one.tell(Status::Closed, 1);
+                one.publish(PeerStatus::Closed, 1);
                 note_left(&nodes[1].proxys());
-                other.status(Status::Closed) == 1 && other.status(Status::Reset) == 0
+                other.status(PeerStatus::Closed) == 1 && other.status(PeerStatus::Reset) == 0
             }
             1 => {
                 note_left(&nodes[1].proxys());
-                other.status(Status::Closed) == LEFT_SILENTLY && other.status(Status::Reset) == 0
+                other.status(PeerStatus::Closed) == LEFT_SILENTLY && other.status(PeerStatus::Reset) == 0
             }
             _ => {
                 note_reset(&nodes[1].proxys());
-                other.status(Status::Closed) == LEFT_SILENTLY && other.status(Status::Reset) == 1
+                other.status(PeerStatus::Closed) == LEFT_SILENTLY && other.status(PeerStatus::Reset) == 1
             }
         }
     }
@@ -310,13 +310,13 @@ mod tests {
 
     #[test]
     fn every_line_of_a_windows_endpoint_has_one_writer_at_most() {
-        assert_eq!(LINES_OF_NODE & LINES_OF_PEER | LINES_AT_HOME & (LINES_OF_NODE | LINES_OF_PEER), 0);
+        assert_eq!(LINES_OF_NODE & LINES_OF_PEER | LINES_IN_LOCAL_PAGE & (LINES_OF_NODE | LINES_OF_PEER), 0);
         let cursors = [
             WINDOW_LAYOUT.forward_offset + 2 * LINE,
             WINDOW_LAYOUT.back_offset + 2 * LINE,
             WINDOW_LAYOUT.back_offset + 3 * LINE,
         ];
-        assert!(cursors.into_iter().all(|cursor| is_in(cursor, LINES_AT_HOME)));
+        assert!(cursors.into_iter().all(|cursor| is_in(cursor, LINES_IN_LOCAL_PAGE)));
         assert!(WORDS.iter().all(|word| is_in(*word as usize, LINES_OF_PEER)));
     }
 }
