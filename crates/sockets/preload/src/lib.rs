@@ -37,7 +37,7 @@ extern "C" fn load() {
     socket::process::blocking::set_masked_blocking_calls(real::ppoll, real::pselect);
     socket::process::threads::find_single_threaded();
     socket::rendezvous::directory::remember_environment();
-    socket::descriptor::successor::remember_origin();
+    socket::descriptor::successor::note_preload_origin();
     identity::note_process();
     lifecycle::check_environment();
     if settings().off {

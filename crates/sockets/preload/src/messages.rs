@@ -11,7 +11,7 @@ use rustix::net::AddressFamily;
 use socket::connection::total_bytes;
 use socket::entry::{self, Entry};
 use socket::lifecycle;
-use socket::options::control::Message;
+use socket::options::control::ControlMessage;
 use socket::process::clock::now_ns;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
                 if result >= 0 {
                     (*message).msg_namelen = 0;
                     (*message).msg_flags = received_flags(flags, result);
-                    match connection.control_wanted() {
+                    match connection.requested_control() {
                         None => (*message).msg_controllen = 0,
                         Some(wanted) => {
                             put_control(message, wanted.messages(result as usize, || connection.unread_hint()))
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
 ///
 /// # Safety
 /// The C caller's message.
-unsafe fn put_control(message: *mut msghdr, messages: impl Iterator<Item = Message>) {
+unsafe fn put_control(message: *mut msghdr, messages: impl Iterator<Item = ControlMessage>) {
     // SAFETY: the C program's message, valid as its call requires (manual page).
     let (control, room) = unsafe { ((*message).msg_control.cast::<u8>(), (*message).msg_controllen) };
     let room = if control.is_null() { 0 } else { room };

@@ -33,7 +33,7 @@ unsafe fn poll_slice(
     mask: *const sigset_t,
     is_ppoll: bool,
 ) -> c_int {
-    if !poll_select::takes(count) {
+    if !poll_select::allows_entries(count) {
         return zero_or_errno(Err(Errno::INVAL));
     }
     let entries: &mut [pollfd] = if count == 0 {

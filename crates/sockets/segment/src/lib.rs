@@ -189,12 +189,12 @@ const CLOSED_IN_TIME: usize = 344;
 /// Where the [`LinkModel`] of the link lies in an end's own state, zeros where it is none.
 const MODEL_OFFSETS: [usize; MODEL_WORDS] = [232, 240, 248, 352, 360, 368];
 
-/// In [`PeerStatus::Closed`], of a connection in windows: the peer was killed, or may have left its end to others; whether
-/// that is a reset, what it has read tells.
+/// In [`PeerStatus::Closed`], of a connection in windows: the peer was killed, or may have left its end to others;
+/// whether that is a reset, what it has read tells.
 pub const LEFT_SILENTLY: u64 = 2;
 
-/// In [`PeerStatus::Closed`], not in windows: the peer has shut down both directions. Bytes that are sent to it reset the
-/// connection, as TCP has it.
+/// In [`PeerStatus::Closed`], not in windows: the peer has shut down both directions. Bytes that are sent to it reset
+/// the connection, as TCP has it.
 pub const SHUT_BOTH_WAYS: u64 = 3;
 
 /// In [`OwnState::ByLane`]: what this end sends goes by its lane.
@@ -205,7 +205,8 @@ pub const BY_LANE_RECEIVE: u64 = 2;
 pub const IS_CONFINED: u64 = 4;
 /// In [`OwnState::ByLane`]: the program has named somebody who gets `SIGURG`.
 pub const RAISES_SIGNAL: u64 = 8;
-/// In [`OwnState::ByLane`]: this end only receives by this memory. What it sends goes by another one, which is the end's.
+/// In [`OwnState::ByLane`]: this end only receives by this memory. What it sends goes by another one, which is the
+/// end's.
 pub const RECEIVES_ONLY: u64 = 16;
 /// In [`OwnState::ByLane`]: both directions.
 pub const BY_LANE_BOTH: u64 = BY_LANE_SEND | BY_LANE_RECEIVE;

@@ -49,7 +49,7 @@ use presence::{Calls, Occupancy, Sleepers};
 
 use crate::descriptor::hidden::{self, HiddenFd, Need};
 use crate::descriptor::table::{Kind, Tracked};
-use crate::options::control::Wanted;
+use crate::options::control::RequestedControl;
 use crate::options::{self, OptionRecord};
 use crate::process::blocking;
 use crate::process::clock::{TICKS_PER_MICROSECOND, note_ticks, ticks};
@@ -112,7 +112,8 @@ impl Lanes {
         }
     }
 
-    /// Notes in [`OwnState::ByLane`] what the peer is to find there: [`IS_CONFINED`], [`RAISES_SIGNAL`]. Under both locks.
+    /// Notes in [`OwnState::ByLane`] what the peer is to find there: [`IS_CONFINED`], [`RAISES_SIGNAL`]. Under both
+    /// locks.
     fn note_by_lane(&self, note: u64) {
         self.segment.note_by_lane(note);
         // SAFETY: under both locks.
@@ -207,8 +208,8 @@ pub struct Connection {
     /// What signal handlers have left to the holder that they interrupted; see `hold`.
     due: AtomicU32,
     is_nonblocking: AtomicBool,
-    /// Options as in [`options::SHARED`], a bit each, before there are lanes: then [`OwnState::Options`] says them to all
-    /// processes that hold the end.
+    /// Options as in [`options::SHARED`], a bit each, before there are lanes: then [`OwnState::Options`] says them to
+    /// all processes that hold the end.
     shared_options: AtomicU64,
     /// The process was forked before the handshake came: it is the parent's.
     is_orphan: AtomicBool,
@@ -248,8 +249,8 @@ pub struct Connection {
     low_water_bytes: AtomicU32,
     /// `F_SETOWN` has named somebody who gets `SIGURG`.
     raises_signal: AtomicBool,
-    /// What receives bring beside the bytes: [`Wanted`], as a number.
-    control_wanted: AtomicU32,
+    /// What receives bring beside the bytes: [`RequestedControl`], as a number.
+    requested_control: AtomicU32,
     /// The outgoing lane has memory beyond its small ring.
     has_memory: AtomicBool,
     /// Where the outgoing lane stood when it was last seen, for giving memory back, and when that was, in clock ticks.
@@ -292,7 +293,7 @@ struct Asked {
     send_timeout_ns: u64,
     receive_timeout_ns: u64,
     low_water_bytes: u32,
-    control: Wanted,
+    control: RequestedControl,
     send_bytes: usize,
     receive_bytes: usize,
 }
@@ -304,7 +305,7 @@ impl Details {
             send_timeout_ns: self.options.send_timeout_ns(),
             receive_timeout_ns: self.options.receive_timeout_ns(),
             low_water_bytes: self.options.low_water_bytes(),
-            control: self.options.control_wanted(),
+            control: self.options.requested_control(),
             send_bytes: self.options.send_capacity_bytes(),
             receive_bytes: self.options.receive_capacity_bytes(),
         }
@@ -364,7 +365,7 @@ impl Connection {
         connection.receive_timeout_ns.store(0, Ordering::Relaxed);
         connection.low_water_bytes.store(0, Ordering::Relaxed);
         connection.raises_signal.store(false, Ordering::Relaxed);
-        connection.control_wanted.store(0, Ordering::Relaxed);
+        connection.requested_control.store(0, Ordering::Relaxed);
         connection.with_unreachable_details(|details| {
             *details = Details {
                 descriptors: vec![origin.fd],
@@ -433,10 +434,10 @@ impl Connection {
 
     /// What receives are to bring beside the bytes, if anything.
     #[inline]
-    pub fn control_wanted(&self) -> Option<Wanted> {
-        match self.control_wanted.load(Ordering::Relaxed) {
+    pub fn requested_control(&self) -> Option<RequestedControl> {
+        match self.requested_control.load(Ordering::Relaxed) {
             0 => None,
-            bits => Some(Wanted::from_bits(bits)),
+            bits => Some(RequestedControl::from_bits(bits)),
         }
     }
 
@@ -491,7 +492,7 @@ impl Connection {
 
     fn apply(&'static self, asked: &Asked) {
         self.low_water_bytes.store(asked.low_water_bytes, Ordering::Relaxed);
-        self.control_wanted.store(asked.control.to_bits(), Ordering::Relaxed);
+        self.requested_control.store(asked.control.to_bits(), Ordering::Relaxed);
         self.set_send_timeout_ns(asked.send_timeout_ns);
         self.set_receive_timeout_ns(asked.receive_timeout_ns);
         if let Some(_both) = self.hold_both() {
@@ -887,7 +888,7 @@ impl Connection {
         // SAFETY: the program's descriptor, in a call about it.
         let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
         let kept = HiddenFd::hide(rustix::io::fcntl_dupfd_cloexec(lifeline, 0)?, Need::Required)?;
-        self.lifeline.store(HIDDEN_LIFELINE - RawFd::from(kept.place()), Ordering::Relaxed);
+        self.lifeline.store(HIDDEN_LIFELINE - RawFd::from(kept.slot()), Ordering::Relaxed);
         self.with_details(|details| details.kept_lifeline = Some(kept));
         Ok(())
     }

@@ -6,7 +6,7 @@
 //! see `ready_list` for how that stays cheap, and `wait` for how a wait goes.
 //!
 //! What is ready on lanes is reported in the order in which it became ready, and what was reported and stays ready goes
-//! to the tail, as in the kernel's ready list; see `order`.
+//! to the tail, as in the kernel's ready list; see `ready_time`.
 //!
 //! Where this differs from the kernel:
 //! * A registration whose descriptor was closed while another one of the same connection lives stays, as in the kernel;
@@ -16,10 +16,10 @@
 //!   finds it, and of several records that an edge-triggered watcher has not read, the first one counts.
 //! * Sets nest four deep: the kernel allows five instances on a path, and the last has an inner one.
 
+mod deferred_closes;
 mod kernel;
-mod left;
-mod order;
 mod ready_list;
+mod ready_time;
 mod registration;
 #[cfg(test)]
 mod tests;
@@ -37,9 +37,9 @@ use crate::process::settings::settings;
 use crate::process::signals;
 use crate::process::threads;
 use ::wait::AdaptiveSpin;
-use left::{Close, Left};
+use deferred_closes::{Close, DeferredCloses};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
-use ready_list::{Held, ReadyList};
+use ready_list::{HeldRecords, ReadyList};
 use registration::{EDGE, EXCLUSIVE, ONESHOT, Registration, Target};
 use rustix::io::Errno;
 use std::cell::{Cell, UnsafeCell};
@@ -66,9 +66,9 @@ pub struct EpollSet {
     /// It holds, or has held, another set, which is looked at under this one's lock.
     nests: AtomicBool,
     /// Grows when the last descriptor is closed: objects are used again.
-    life: AtomicU32,
+    generation: AtomicU32,
     /// Descriptors that signal handlers have closed, inside the set.
-    left: Left,
+    deferred_closes: DeferredCloses,
 }
 
 // SAFETY: no other type names these kinds, and the fields of the struct have an alignment of 8.
@@ -88,39 +88,39 @@ static REGISTERED: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     /// The sets this thread sleeps on.
-    static ASLEEP: Asleep = const { Asleep(Cell::new(Vec::new())) };
+    static SLEEPING_ON: SleepingOn = const { SleepingOn(Cell::new(Vec::new())) };
 }
 
-struct Asleep(Cell<Vec<&'static EpollSet>>);
+struct SleepingOn(Cell<Vec<&'static EpollSet>>);
 
-impl Drop for Asleep {
+impl Drop for SleepingOn {
     /// The thread was cancelled in its sleep.
     fn drop(&mut self) {
-        self.0.take().into_iter().for_each(EpollSet::note_awake);
+        self.0.take().into_iter().for_each(EpollSet::remove_sleeper);
     }
 }
 
 /// The sets that this thread is about to sleep on; until this is dropped, whoever changes them wakes it.
-pub(crate) struct Sleep {
+pub(crate) struct SleepGuard {
     before: usize,
 }
 
-impl Sleep {
-    /// Runs `prepare` with the list in which sets enter themselves by [`EpollSet::fall_asleep`].
+impl SleepGuard {
+    /// Runs `prepare` with the list in which sets enter themselves by [`EpollSet::add_sleeper`].
     pub(crate) fn begin<R>(prepare: impl FnOnce(&mut Vec<&'static EpollSet>) -> R) -> (Self, R) {
-        let mut asleep = ASLEEP.with(|asleep| asleep.0.take());
+        let mut asleep = SLEEPING_ON.with(|asleep| asleep.0.take());
         let before = asleep.len();
         let result = prepare(&mut asleep);
-        ASLEEP.with(|own| own.0.set(asleep));
+        SLEEPING_ON.with(|own| own.0.set(asleep));
         (Self { before }, result)
     }
 }
 
-impl Drop for Sleep {
+impl Drop for SleepGuard {
     fn drop(&mut self) {
-        ASLEEP.with(|own| {
+        SLEEPING_ON.with(|own| {
             let mut asleep = own.0.take();
-            asleep.drain(self.before..).for_each(EpollSet::note_awake);
+            asleep.drain(self.before..).for_each(EpollSet::remove_sleeper);
             own.0.set(asleep);
         });
     }
@@ -135,10 +135,10 @@ impl EpollSet {
     /// Notes that the program closes a descriptor of the set. With the last one, this process is done with it.
     pub fn remove_descriptor(&'static self, fd: RawFd) {
         if is_inside_a_set() {
-            leave_to_all(Close { fd, is_last: false, is_of_set: false });
-            return self.left.leave(Close { fd, is_last: false, is_of_set: true });
+            defer_in_all_sets(Close { fd, is_last: false, is_of_set: false });
+            return self.deferred_closes.push(Close { fd, is_last: false, is_of_set: true });
         }
-        forget_one_of(fd, Target::Nested(self), || self.with(|ready_list| others(&ready_list.descriptors, fd)));
+        forget_descriptor(fd, Target::Nested(self), || self.with(|ready_list| others(&ready_list.descriptors, fd)));
         if self.with(|ready_list| self.drop_descriptor(ready_list, fd)) {
             POOL.release(self);
         }
@@ -154,21 +154,21 @@ impl EpollSet {
         ready_list.clear();
         self.has_inner.store(false, Ordering::SeqCst);
         self.nests.store(false, Ordering::Relaxed);
-        self.life.fetch_add(1, Ordering::SeqCst);
+        self.generation.fetch_add(1, Ordering::SeqCst);
         true
     }
 
     /// Whether the set has something to report. A look that is not `fully` done makes no system call.
-    pub(crate) fn peek(&'static self, fully: bool) -> bool {
+    pub(crate) fn peek(&'static self, thorough: bool) -> bool {
         self.with(|ready_list| {
-            if ready_list.peek(fully) {
+            if ready_list.peek(thorough) {
                 return true;
             }
-            let Some(epfd) = ready_list.epfd().filter(|_| fully) else { return false };
+            let Some(epfd) = ready_list.epfd().filter(|_| thorough) else { return false };
             if !is_readable(epfd) || !ready_list.has_inner() {
                 return is_readable(epfd);
             }
-            ready_list.collect();
+            ready_list.collect_events();
             ready_list.peek(true) || (!is_readable(ready_list.inner_fd()) && is_readable(epfd))
         })
     }
@@ -179,15 +179,15 @@ impl EpollSet {
     }
 
     /// Asks the peers of all connections to ring, and enters the set among those that a thread sleeps on.
-    pub(crate) fn fall_asleep(&'static self, asleep: &mut Vec<&'static EpollSet>) {
+    pub(crate) fn add_sleeper(&'static self, asleep: &mut Vec<&'static EpollSet>) {
         self.with(|ready_list| {
             threads::add(&self.sleepers, 1);
             asleep.push(self);
-            ready_list.park_all(asleep, Held::Shown);
+            ready_list.park_all(asleep, HeldRecords::Published);
         });
     }
 
-    fn note_awake(&'static self) {
+    fn remove_sleeper(&'static self) {
         threads::add(&self.sleepers, u32::MAX);
     }
 
@@ -195,8 +195,8 @@ impl EpollSet {
     fn with<R>(&self, access: impl FnOnce(&mut ReadyList) -> R) -> R {
         let result = self.enter(access);
         // A handler may have struck inside.
-        if self.left.is_any() {
-            self.do_what_is_left();
+        if self.deferred_closes.is_any() {
+            self.apply_deferred();
         }
         result
     }
@@ -211,23 +211,23 @@ impl EpollSet {
                 true
             })
         });
-        if is_free && self.left.is_any() {
-            self.do_what_is_left();
+        if is_free && self.deferred_closes.is_any() {
+            self.apply_deferred();
         }
         is_free
     }
 
     #[cold]
-    fn do_what_is_left(&self) {
+    fn apply_deferred(&self) {
         self.enter(|_| ());
-        if self.left.take_put_off() {
+        if self.deferred_closes.take_deferred_handlers() {
             signals::deliver_deferred_signals();
         }
     }
 
     fn access_locked<R>(&self, ready_list: &mut ReadyList, access: impl FnOnce(&mut ReadyList) -> R) -> R {
-        if self.left.is_any() {
-            self.follow_closes(ready_list);
+        if self.deferred_closes.is_any() {
+            self.apply_deferred_closes(ready_list);
         }
         access(ready_list)
     }
@@ -243,22 +243,22 @@ impl EpollSet {
 
     /// Does what signal handlers have left to do.
     #[cold]
-    fn follow_closes(&self, ready_list: &mut ReadyList) {
-        let is_too_much = self.left.take(|close| match close {
-            Close { fd, is_of_set: true, .. } => self.follow_close_of_set(ready_list, fd),
-            Close { fd, is_last, .. } => self.follow_close(ready_list, fd, is_last),
+    fn apply_deferred_closes(&self, ready_list: &mut ReadyList) {
+        let has_overflowed = self.deferred_closes.take(|close| match close {
+            Close { fd, is_of_set: true, .. } => self.apply_close_of_set(ready_list, fd),
+            Close { fd, is_last, .. } => self.apply_close(ready_list, fd, is_last),
         });
-        if is_too_much {
-            ready_list.strays().into_iter().for_each(|fd| self.follow_close(ready_list, fd, false));
+        if has_overflowed {
+            ready_list.stale_descriptors().into_iter().for_each(|fd| self.apply_close(ready_list, fd, false));
         }
     }
 
     /// A set whose last descriptor is closed here stays out of the pool: somebody is inside.
-    fn follow_close_of_set(&self, ready_list: &mut ReadyList, fd: RawFd) {
+    fn apply_close_of_set(&self, ready_list: &mut ReadyList, fd: RawFd) {
         self.drop_descriptor(ready_list, fd);
     }
 
-    fn follow_close(&self, ready_list: &mut ReadyList, fd: RawFd, is_last: bool) {
+    fn apply_close(&self, ready_list: &mut ReadyList, fd: RawFd, is_last: bool) {
         for index in ready_list.find(fd).into_iter().chain(ready_list.orphan_known_by(fd)) {
             let survivors = if is_last { Vec::new() } else { others(&ready_list.at(index).target.descriptors(), fd) };
             self.forget(ready_list, index, &survivors);
@@ -269,13 +269,13 @@ impl EpollSet {
     }
 
     /// Has the next wait poll those of `registered` that are parked.
-    fn look_at_parked(&self, ready_list: &mut ReadyList, registered: impl IntoIterator<Item = u32>) {
+    fn unpark_for_poll_all(&self, ready_list: &mut ReadyList, registered: impl IntoIterator<Item = u32>) {
         let mut is_any = false;
         for index in registered {
-            is_any |= ready_list.unpark_for_a_look(index);
+            is_any |= ready_list.unpark_for_poll(index);
         }
         if is_any && self.sleepers.load(Ordering::SeqCst) > 0 {
-            ready_list.ring_bell();
+            ready_list.wake_sleepers();
         }
     }
 
@@ -290,7 +290,7 @@ impl EpollSet {
         self.prepare_for_lanes(ready_list)?;
         ready_list.has_foreign |= matches!(registration.target, Target::Nested(_));
         let index = ready_list.insert(registration);
-        if let Err(error) = ready_list.enlist(index) {
+        if let Err(error) = ready_list.register_in_kernel(index) {
             ready_list.remove(index);
             return Err(error);
         }
@@ -303,11 +303,11 @@ impl EpollSet {
         let is_connection = matches!(ready_list.at(index).target, Target::Connection(_));
         if !is_connection {
             // Flags decide where the kernel's part is.
-            ready_list.delist(index);
+            ready_list.unregister_in_kernel(index);
         }
-        ready_list.at_mut(index).renew(event.events, event.u64);
+        ready_list.at_mut(index).modify(event.events, event.u64);
         if !is_connection {
-            ready_list.enlist(index)?;
+            ready_list.register_in_kernel(index)?;
         }
         self.start_watching(ready_list, index);
         Ok(())
@@ -315,8 +315,8 @@ impl EpollSet {
 
     /// Waits look at it from now on; threads that sleep on the set are woken if it is ready.
     fn start_watching(&self, ready_list: &mut ReadyList, index: u32) {
-        if !ready_list.at(index).may_be_left_to_kernel_at_once() || !ready_list.leave_to_kernel(index, true) {
-            ready_list.heat(index);
+        if !ready_list.at(index).can_be_left_to_kernel_at_once() || !ready_list.leave_to_kernel(index, true) {
+            ready_list.make_hot(index);
         }
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             ready_list.announce(index);
@@ -336,9 +336,9 @@ impl EpollSet {
         // What was made before a fork stays in the kernel for the other process, as Linux keeps it while somebody has
         // the file open.
         let registration = ready_list.at(index);
-        let is_others_too = registration.is_inherited || (registration.has_heir && registration.is_connection());
+        let is_others_too = registration.is_inherited || (registration.may_be_in_child && registration.is_connection());
         if !is_others_too {
-            ready_list.delist(index);
+            ready_list.unregister_in_kernel(index);
         }
         self.drop_registration(ready_list, index);
     }
@@ -416,7 +416,7 @@ fn set_of(epfd: RawFd) -> Option<&'static EpollSet> {
 
 /// Makes a set for an epoll descriptor of the program.
 fn enter(epfd: RawFd) -> &'static EpollSet {
-    connection::observe_changes(look_again);
+    connection::observe_changes(poll_again);
     listener::observe_closing(forget_listener);
     let set = POOL.take();
     set.spin_history.reset();
@@ -548,7 +548,7 @@ fn control_own(
         (EPOLL_CTL_MOD, Some(index)) if (events | ready_list.at(index).events) & EXCLUSIVE != 0 => Err(Errno::INVAL),
         (EPOLL_CTL_MOD, Some(index)) => set.change(ready_list, index, event),
         (EPOLL_CTL_DEL, Some(index)) => {
-            ready_list.delist(index);
+            ready_list.unregister_in_kernel(index);
             set.drop_registration(ready_list, index);
             Ok(())
         }
@@ -598,7 +598,7 @@ pub fn adopt_listener(fd: RawFd, listener: &'static Listener) {
 }
 
 /// Has the kernel report another descriptor of a listener: `switch` changes which one stands for its lanes.
-pub fn watch_anew(listener: &'static Listener, switch: impl FnOnce()) {
+pub fn rewatch_listener(listener: &'static Listener, switch: impl FnOnce()) {
     let for_each_registration = |work: &dyn Fn(&EpollSet, &mut ReadyList, u32)| {
         let descriptors = Target::Listener(listener).descriptors();
         POOL.for_each(|set| {
@@ -613,7 +613,7 @@ pub fn watch_anew(listener: &'static Listener, switch: impl FnOnce()) {
     if REGISTERED.load(Ordering::Relaxed) == 0 {
         return switch();
     }
-    for_each_registration(&|_, ready_list, index| ready_list.delist(index));
+    for_each_registration(&|_, ready_list, index| ready_list.unregister_in_kernel(index));
     switch();
     for_each_registration(&|set, ready_list, index| {
         let Registration { events, data, .. } = *ready_list.at(index);
@@ -642,7 +642,7 @@ pub fn wake_sleepers() {
         if set.sleepers.load(Ordering::SeqCst) > 0 {
             set.with(|ready_list| {
                 if set.prepare_for_lanes(ready_list).is_ok() {
-                    ready_list.ring_bell();
+                    ready_list.wake_sleepers();
                 }
             });
         }
@@ -650,7 +650,7 @@ pub fn wake_sleepers() {
 }
 
 /// Whether a set holds this connection.
-pub(crate) fn is_held_by_a_set(connection: &'static Connection) -> bool {
+pub(crate) fn is_in_a_set(connection: &'static Connection) -> bool {
     REGISTERED.load(Ordering::Relaxed) > 0
         && connection.with_descriptors(<[RawFd]>::to_vec).iter().any(|&fd| {
             let mut is_found = false;
@@ -660,7 +660,7 @@ pub(crate) fn is_held_by_a_set(connection: &'static Connection) -> bool {
 }
 
 /// The sets that hold a connection look at it in their next wait, and whoever sleeps on them wakes up.
-pub fn look_again(connection: &'static Connection) {
+pub fn poll_again(connection: &'static Connection) {
     if REGISTERED.load(Ordering::Relaxed) == 0 {
         return;
     }
@@ -670,7 +670,7 @@ pub fn look_again(connection: &'static Connection) {
         if !set.lock.is_held_by_this_thread() {
             set.with(|ready_list| {
                 let registered: Vec<u32> = descriptors.iter().filter_map(|&fd| ready_list.find(fd)).collect();
-                set.look_at_parked(ready_list, registered);
+                set.unpark_for_poll_all(ready_list, registered);
             });
         }
     });
@@ -678,7 +678,7 @@ pub fn look_again(connection: &'static Connection) {
 
 /// Does something with a TCP socket of the program while the kernel reports nothing of it: on its way it is what the
 /// program is not to see. Whoever changes a registration meanwhile must be kept off.
-pub fn while_unheard(descriptors: &[RawFd], work: impl FnOnce()) {
+pub fn while_unregistered(descriptors: &[RawFd], work: impl FnOnce()) {
     if REGISTERED.load(Ordering::Relaxed) == 0 {
         return work();
     }
@@ -736,26 +736,26 @@ fn convert_everywhere(fd: RawFd, target: Target) {
 
 /// Before the program closes a descriptor of a connection: with the last one, the connection leaves all sets.
 pub fn forget(fd: RawFd, connection: &'static Connection) {
-    forget_one_of(fd, Target::Connection(connection), || connection.with_descriptors(|own| others(own, fd)));
+    forget_descriptor(fd, Target::Connection(connection), || connection.with_descriptors(|own| others(own, fd)));
 }
 
 /// Before the program closes a descriptor of a listener: with the last one, the listener leaves all sets.
 pub fn forget_listener(fd: RawFd, listener: &'static Listener) {
-    forget_one_of(fd, Target::Listener(listener), || listener.with_descriptors(|own| others(own, fd)));
+    forget_descriptor(fd, Target::Listener(listener), || listener.with_descriptors(|own| others(own, fd)));
 }
 
 /// Before the program closes a descriptor of a TCP socket that the kernel serves: the kernel knows whether it stays.
 pub fn forget_stream(fd: RawFd) {
-    forget_one_of(fd, Target::Stream, Vec::new);
+    forget_descriptor(fd, Target::Stream, Vec::new);
 }
 
 fn others(descriptors: &[RawFd], fd: RawFd) -> Vec<RawFd> {
     descriptors.iter().copied().filter(|&other| other != fd).collect()
 }
 
-fn leave_to_all(close: Close) {
+fn defer_in_all_sets(close: Close) {
     POOL.any(|set| {
-        set.left.leave(close);
+        set.deferred_closes.push(close);
         false
     });
 }
@@ -765,7 +765,7 @@ pub(crate) fn defer_handlers() -> bool {
     POOL.any(|set| {
         let is_inside = set.lock.is_held_by_this_thread();
         if is_inside {
-            set.left.defer_handlers();
+            set.deferred_closes.defer_handlers();
         }
         is_inside
     })
@@ -776,7 +776,7 @@ fn is_inside_a_set() -> bool {
     POOL.any(|set| set.lock.is_held_by_this_thread())
 }
 
-fn forget_one_of(fd: RawFd, target: Target, survivors: impl FnOnce() -> Vec<RawFd>) {
+fn forget_descriptor(fd: RawFd, target: Target, survivors: impl FnOnce() -> Vec<RawFd>) {
     if REGISTERED.load(Ordering::Relaxed) == 0 {
         return;
     }
@@ -784,7 +784,7 @@ fn forget_one_of(fd: RawFd, target: Target, survivors: impl FnOnce() -> Vec<RawF
     let close = Close { fd, is_last: survivors.is_empty(), is_of_set: false };
     if is_inside_a_set() {
         // This may be the thread that every one of them waits for.
-        return leave_to_all(close);
+        return defer_in_all_sets(close);
     }
     POOL.for_each(|set| {
         let forget = |ready_list: &mut ReadyList| {
@@ -805,7 +805,7 @@ fn forget_one_of(fd: RawFd, target: Target, survivors: impl FnOnce() -> Vec<RawF
         }
         if is_inside_a_socket() {
             // Whoever is inside the set may wait for what this thread holds below this handler.
-            set.left.leave(close);
+            set.deferred_closes.push(close);
             set.with_if_free(|_| ());
         } else {
             set.with(forget);
@@ -841,8 +841,8 @@ pub fn after_fork_in_parent() {
         // SAFETY: under the lock, which this thread has held since before the fork.
         let ready_list = unsafe { &mut *set.ready_list.get() };
         let switched = ready_list.switched();
-        set.look_at_parked(ready_list, switched);
-        ready_list.bequeath();
+        set.unpark_for_poll_all(ready_list, switched);
+        ready_list.after_fork_in_parent();
         set.lock.unlock();
     }
     NESTING.unlock();
@@ -854,7 +854,7 @@ pub fn after_fork_in_child() {
     for set in POOL.all_during_fork() {
         set.lock.reset();
         set.sleepers.store(0, Ordering::Relaxed);
-        set.with(ReadyList::inherit);
+        set.with(ReadyList::after_fork_in_child);
     }
     NESTING.unlock();
     POOL.unlock_after_fork();

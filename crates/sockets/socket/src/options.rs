@@ -3,14 +3,14 @@
 //! Behind the program's descriptor there is an AF_UNIX socket, which knows no TCP options and has other values for
 //! many. So what the program sets is recorded, and a question is put to a **template**: a fresh TCP socket of the same
 //! family, on which the record is played back, and which is closed at once. The kernel itself then validates, rounds,
-//! doubles and cuts, with its own errors. What depends on the connection rather than on the options is [`Special`], and
-//! answered by whoever has the connection.
+//! doubles and cuts, with its own errors. What depends on the connection rather than on the options is
+//! [`ConnectionOption`], and answered by whoever has the connection.
 
 #![allow(unsafe_code)] // Values in the memory of C callers go to the kernel as they are.
 
 pub mod control;
-mod guarded;
 pub mod inspect;
+mod security;
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -19,14 +19,14 @@ use std::sync::OnceLock;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use guarded::Guards;
+use security::SecurityOptions;
 
 use crate::descriptor::hidden::close;
 pub use crate::process::socket_option::SocketOption;
 use crate::process::socket_option::{SO_TIMESTAMPING_NEW, outcome, set_raw};
 use crate::process::system::read_text;
 use crate::rendezvous::address::Family;
-use control::Wanted;
+use control::RequestedControl;
 
 /// Options that one socket's record holds; what comes after is accepted and not remembered.
 const RECORDS_MAX: usize = 64;
@@ -37,12 +37,12 @@ impl SocketOption {
     /// The error of an option that a lane cannot honour with this value.
     fn refusal(self, value: &[u8]) -> Option<Errno> {
         // Stamps of what is sent come by the error queue.
-        if STAMPS_WITH_FLAGS.contains(&self) {
-            let is_refused = parse_u32(value).is_some_and(control::stamps_what_is_sent);
+        if TIMESTAMPING.contains(&self) {
+            let is_refused = parse_u32(value).is_some_and(control::requests_send_timestamps);
             return is_refused.then_some(Errno::OPNOTSUPP);
         }
-        let is_left_off = self.level == libc::SOL_SOCKET && !self.is_on(value);
-        let refused = REFUSED.iter().find(|(refused, _)| *refused == self && !is_left_off);
+        let stays_off = self.level == libc::SOL_SOCKET && !self.is_on(value);
+        let refused = REFUSED.iter().find(|(refused, _)| *refused == self && !stays_off);
         refused.map(|(_, errno)| *errno)
     }
 
@@ -70,7 +70,7 @@ impl SocketOption {
     }
 
     /// Whether the kernel refuses the option with `EINVAL` once a socket is connected, though a fresh one takes it.
-    fn comes_too_late(self, value: &[u8]) -> bool {
+    fn is_refused_when_connected(self, value: &[u8]) -> bool {
         const V6_ONLY: SocketOption = SocketOption { level: libc::IPPROTO_IPV6, name: libc::IPV6_V6ONLY };
         match (self.level, self.name) {
             (libc::IPPROTO_TCP, libc::TCP_FASTOPEN | libc::TCP_FASTOPEN_CONNECT | libc::TCP_FASTOPEN_NO_COOKIE) => true,
@@ -101,7 +101,7 @@ pub const URGENT_INLINE: u64 = 2;
 /// The bit of `TCP_NODELAY`.
 pub const NO_DELAY: u64 = 4;
 const SO_PEERNAME: i32 = 28;
-const STAMPS_WITH_FLAGS: [SocketOption; 2] =
+const TIMESTAMPING: [SocketOption; 2] =
     [SocketOption::socket(libc::SO_TIMESTAMPING), SocketOption::socket(SO_TIMESTAMPING_NEW)];
 const SO_RCVTIMEO_NEW: i32 = 66;
 const SO_SNDTIMEO_NEW: i32 = 67;
@@ -162,7 +162,7 @@ impl BufferLimits {
 const LINGER: [SocketOption; 1] = [SocketOption::socket(libc::SO_LINGER)];
 
 /// Options whose value is a pointer or a descriptor, or that undo such an option: nothing to play back.
-const UNREPEATABLE: [SocketOption; 7] = [
+const NOT_REPLAYABLE: [SocketOption; 7] = [
     SocketOption::socket(libc::SO_ATTACH_FILTER),
     SocketOption::socket(libc::SO_DETACH_FILTER),
     SocketOption::socket(libc::SO_LOCK_FILTER),
@@ -185,7 +185,7 @@ const REFUSED: [(SocketOption, Errno); 4] = [
 
 /// Options whose answer depends on the connection, when they are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Special {
+pub enum ConnectionOption {
     /// `SO_ERROR`: the pending error, which is cleared.
     Error,
     /// `SO_RCVTIMEO`: see [`timeval`].
@@ -208,7 +208,7 @@ pub enum Special {
     Lifeline,
 }
 
-impl Special {
+impl ConnectionOption {
     /// The special option behind a level and a name.
     pub fn of(option: SocketOption) -> Option<Self> {
         match (option.level, option.name) {
@@ -231,7 +231,7 @@ impl Special {
 #[derive(Clone, Debug, Default)]
 pub struct OptionRecord {
     records: Vec<(SocketOption, Box<[u8]>)>,
-    guards: Guards,
+    security: SecurityOptions,
     /// It was sent to another process before it was connected or listened: what one of them does with it, the other
     /// sees, as only the kernel's socket can show it.
     was_sent: bool,
@@ -245,8 +245,8 @@ impl OptionRecord {
 
     /// Remembers an option that the kernel has accepted on the program's TCP socket.
     pub fn note(&mut self, option: SocketOption, value: &[u8]) {
-        self.guards.note(option, value, value.len());
-        if UNREPEATABLE.contains(&option) || value.len() > VALUE_BYTES_MAX {
+        self.security.note(option, value, value.len());
+        if NOT_REPLAYABLE.contains(&option) || value.len() > VALUE_BYTES_MAX {
             return;
         }
         // The time of `SO_LINGER` stays when it is turned off, and can be read.
@@ -265,7 +265,7 @@ impl OptionRecord {
     pub unsafe fn note_c(&mut self, option: SocketOption, value: *const c_void, length: libc::socklen_t) {
         let length = length as usize;
         // SAFETY: our caller says that `value` is null or readable for `length` bytes.
-        self.guards.note(option, &unsafe { head_of(value, length) }, length);
+        self.security.note(option, &unsafe { head_of(value, length) }, length);
         if value.is_null() || length > VALUE_BYTES_MAX {
             return;
         }
@@ -309,11 +309,11 @@ impl OptionRecord {
             // SAFETY: the kernel has read as many bytes, and the caller says they are readable.
             number = unsafe { value.cast::<[u8; 4]>().read_unaligned() };
         }
-        if option.comes_too_late(&number) {
+        if option.is_refused_when_connected(&number) {
             return Err(Errno::INVAL);
         }
         // SAFETY: the kernel has read the value, and the caller says it is readable to its end.
-        if option.guards(&unsafe { head_of(value, length as usize) }, length as usize) {
+        if option.restricts(&unsafe { head_of(value, length as usize) }, length as usize) {
             return Err(Errno::OPNOTSUPP);
         }
         // SAFETY: the kernel has read the value, and the caller says it is readable to its end.
@@ -321,7 +321,7 @@ impl OptionRecord {
         Ok(())
     }
 
-    /// `getsockopt(2)` for an option that is not [`Special`].
+    /// `getsockopt(2)` for an option that is not [`ConnectionOption`].
     ///
     /// # Errors
     /// The kernel's own, from the template.
@@ -436,9 +436,9 @@ impl OptionRecord {
     }
 
     /// Whether the program has asked for something that a lane cannot give.
-    pub fn asks_more_than_lanes_offer(&self) -> bool {
+    pub fn needs_kernel_tcp(&self) -> bool {
         self.was_sent
-            || self.guards.is_any()
+            || self.security.is_any()
             || self.records.iter().any(|(option, value)| option.refusal(value).is_some() && option.is_on(value))
     }
 
@@ -461,8 +461,8 @@ impl OptionRecord {
     }
 
     /// What receives are to bring beside the bytes.
-    pub fn control_wanted(&self) -> Wanted {
-        let mut wanted = Wanted::default();
+    pub fn requested_control(&self) -> RequestedControl {
+        let mut wanted = RequestedControl::default();
         self.records.iter().for_each(|(option, value)| wanted.note(*option, parse_u32(value).unwrap_or(0)));
         wanted
     }
@@ -617,7 +617,7 @@ pub enum TcpState {
 
 /// What is known of a connection for `TCP_INFO`.
 #[derive(Clone, Copy, Debug)]
-pub struct TcpFacts {
+pub struct TcpInfo {
     /// Its state.
     pub state: TcpState,
     /// The last round trip known, or an estimate.
@@ -635,7 +635,7 @@ pub const TCP_INFO_BYTES: usize = 248;
 
 /// The bytes of a `struct tcp_info` for a lane connection. Older programs know a shorter structure and read its
 /// beginning.
-pub fn tcp_info(facts: &TcpFacts) -> [u8; TCP_INFO_BYTES] {
+pub fn tcp_info(facts: &TcpInfo) -> [u8; TCP_INFO_BYTES] {
     let mut bytes = [0; TCP_INFO_BYTES];
     let segment = SEGMENT_BYTES_MAX as u32;
     bytes[0] = facts.state as u8;
@@ -890,7 +890,7 @@ mod tests {
     #[test]
     fn tcp_info_has_its_fields_where_c_programs_look() {
         let facts =
-            TcpFacts { state: TcpState::Established, rtt_us: 3, bytes_acked: 11, bytes_received: 12, bytes_unsent: 13 };
+            TcpInfo { state: TcpState::Established, rtt_us: 3, bytes_acked: 11, bytes_received: 12, bytes_unsent: 13 };
         let bytes = tcp_info(&facts);
         // SAFETY: `tcp_info` of libc is plain numbers, and shorter than the bytes.
         let info: libc::tcp_info = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
@@ -905,13 +905,13 @@ mod tests {
         let asks = |option: SocketOption, value: i32| {
             let mut record = OptionRecord::default();
             record.note(option, &int(value));
-            record.asks_more_than_lanes_offer()
+            record.needs_kernel_tcp()
         };
-        for option in [SocketOption::socket(libc::SO_ZEROCOPY), STAMPS_WITH_FLAGS[0], STAMPS_WITH_FLAGS[1]] {
+        for option in [SocketOption::socket(libc::SO_ZEROCOPY), TIMESTAMPING[0], TIMESTAMPING[1]] {
             assert!(asks(option, 1));
             assert!(!asks(option, 0));
         }
-        assert!(!asks(STAMPS_WITH_FLAGS[0], libc::SOF_TIMESTAMPING_RX_SOFTWARE as i32));
+        assert!(!asks(TIMESTAMPING[0], libc::SOF_TIMESTAMPING_RX_SOFTWARE as i32));
         assert!(!asks(SocketOption::tcp(libc::TCP_INQ), 1));
         assert!(asks(SocketOption::socket(libc::SO_PEEK_OFF), 0));
         assert!(!asks(SocketOption::socket(libc::SO_PEEK_OFF), -1));

@@ -11,7 +11,7 @@ pub use confined::poll_entries_confined;
 use crate::connection::Connection;
 use crate::descriptor::hidden;
 use crate::entry::{self, Entry};
-use crate::epoll::{EpollSet, Sleep};
+use crate::epoll::{EpollSet, SleepGuard};
 use crate::lifecycle;
 use crate::listener::Listener;
 use crate::process::background_connects;
@@ -32,11 +32,11 @@ use wait::{Action, Spin};
 /// Calls with at most so many descriptors allocate nothing, so that a signal handler may make them.
 const STACK_ENTRIES: usize = 64;
 /// A glance at a connection costs as much as this many looks at a bare lane.
-const LOOKS_PER_GLANCE: u32 = 24;
+const LANE_POLLS_PER_POLL: u32 = 24;
 /// How long a thread sleeps when it cannot be woken for everything.
-const NAP_NS: u64 = 1_000_000;
+const UNWAKEABLE_POLL_NS: u64 = 1_000_000;
 /// Longest sleep beside other threads while some connection has no lanes.
-const EARLY_LOOK_NS: u64 = 100_000_000;
+const LIFELINE_POLL_NS: u64 = 100_000_000;
 const MILLISECOND_NS: u64 = 1_000_000;
 
 const FOR_READING: i16 = POLLIN | POLLRDNORM | POLLRDBAND;
@@ -54,7 +54,7 @@ const CONFINED_ENTRIES_MAX: u64 = 1 << 20;
 
 /// Whether a call may have so many entries: as many as the program may have descriptors. Who has more entries than the
 /// least limit of a program that works pays for the question with them.
-pub fn takes(entries: u64) -> bool {
+pub fn allows_entries(entries: u64) -> bool {
     // Under a filter the question may not be asked; the kernel's limit is no higher by default.
     let is_confined = crate::process::sandbox::is_confined();
     entries <= STACK_ENTRIES as u64
@@ -114,7 +114,7 @@ fn is_ours(fd: RawFd) -> bool {
     match entry::get(fd) {
         Entry::Connection(_) | Entry::Listener(_) => true,
         Entry::EpollSet(set) => set.has_lanes(),
-        Entry::Stream(_) => waits_to_connect(fd),
+        Entry::Stream(_) => is_connect_pending(fd),
         Entry::Confined(_) | Entry::None => false,
     }
 }
@@ -136,7 +136,7 @@ pub unsafe fn select(
         deadline.start();
     }
     let sets = [read, write, except];
-    let count = within_reach(count);
+    let count = clamped_count(count);
     let numbers = usize::try_from(count).unwrap_or(0);
     // SAFETY: the caller's sets.
     let names_ours = (0..numbers).any(|fd| {
@@ -151,13 +151,13 @@ pub unsafe fn select(
         // SAFETY: the caller's.
         unsafe { blocking::pselect(count, sets, timeout_ns, mask) }
     };
-    (result, deadline.left_exactly_ns())
+    (result, deadline.left_ns())
 }
 
 /// The count of a `select`, without numbers that the program has none behind. Programs pass their descriptor limit with
 /// sets as large as their descriptors need, because the kernel looks at no more than its own table has room for; and
 /// that grows with our hidden numbers.
-fn within_reach(count: i32) -> i32 {
+fn clamped_count(count: i32) -> i32 {
     if count <= libc::FD_SETSIZE as i32 { count } else { hidden::visible_end(count).unwrap_or(count) }
 }
 
@@ -177,7 +177,7 @@ unsafe fn select_lanes(
     }
     let entries = entries.as_mut_slice();
     if sandbox::is_confined() && !entries.iter().any(|entry| is_ours(entry.fd)) {
-        let left_ns = deadline.left_exactly_ns();
+        let left_ns = deadline.left_ns();
         // SAFETY: the caller's mask.
         poll_entries_confined(entries, left_ns, |entries, left_ns| unsafe { select_entries(entries, left_ns, mask) })?;
     } else {
@@ -271,10 +271,10 @@ impl Deadline {
     }
 
     fn start(&mut self) {
-        self.left_exactly_ns();
+        self.left_ns();
     }
 
-    fn left_exactly_ns(&mut self) -> Option<u64> {
+    fn left_ns(&mut self) -> Option<u64> {
         let timeout_ns = self.timeout_ns?;
         if timeout_ns == 0 {
             return Some(0);
@@ -285,38 +285,38 @@ impl Deadline {
     }
 
     fn is_over(&mut self) -> bool {
-        self.left_exactly_ns() == Some(0)
+        self.left_ns() == Some(0)
     }
 }
 
 /// What an entry of the program is, and where the kernel's answer about it stands.
 #[derive(Clone, Copy)]
-enum Kind {
+enum Target {
     Foreign,
     Connection(&'static Connection),
     Listener(&'static Listener),
-    Set(&'static EpollSet),
+    EpollSet(&'static EpollSet),
 }
 
-impl Kind {
+impl Target {
     fn of(fd: RawFd) -> Self {
         match entry::get(fd) {
             Entry::Connection(connection) => Self::Connection(connection),
             Entry::Listener(listener) => Self::Listener(listener),
-            Entry::EpollSet(set) if set.has_lanes() => Self::Set(set),
+            Entry::EpollSet(set) if set.has_lanes() => Self::EpollSet(set),
             _ => Self::Foreign,
         }
     }
 }
 
 /// A list of which a short one is on the stack.
-struct List<T> {
+struct StackList<T> {
     short: [T; STACK_ENTRIES],
     len: usize,
     long: Vec<T>,
 }
 
-impl<T: Copy> List<T> {
+impl<T: Copy> StackList<T> {
     fn new(filler: T) -> Self {
         Self { short: [filler; STACK_ENTRIES], len: 0, long: Vec::new() }
     }
@@ -338,7 +338,7 @@ impl<T: Copy> List<T> {
     }
 }
 
-type Entries = List<pollfd>;
+type Entries = StackList<pollfd>;
 
 /// One call: its entries, which of the answers end it, and until when it waits.
 struct Call<'a> {
@@ -370,7 +370,7 @@ fn poll_lanes(
     deadline: &mut Deadline,
     mask: *const sigset_t,
 ) -> Result<usize, Errno> {
-    let needs_kernel = fds.iter().any(|entry| entry.fd >= 0 && !matches!(Kind::of(entry.fd), Kind::Connection(_)));
+    let needs_kernel = fds.iter().any(|entry| entry.fd >= 0 && !matches!(Target::of(entry.fd), Target::Connection(_)));
     Call { fds, accepts, needs_kernel, deadline, mask, began: SignalCheckpoint::now() }.run()
 }
 
@@ -379,7 +379,7 @@ impl Call<'_> {
         let mut masked = None;
         loop {
             background_connects::advance();
-            let ready = self.look(self.needs_kernel)?;
+            let ready = self.poll_once(self.needs_kernel)?;
             if ready > 0 {
                 return Ok(ready);
             }
@@ -402,42 +402,42 @@ impl Call<'_> {
                 first.spin_history().note_wakeup();
             }
             match woken {
-                Woken::Found(ready) => return Ok(ready),
-                Woken::TimedOut => return Ok(0),
-                Woken::Nothing | Woken::Restless => {}
+                SleepOutcome::Ready(ready) => return Ok(ready),
+                SleepOutcome::TimedOut => return Ok(0),
+                SleepOutcome::Retry | SleepOutcome::RetryLater => {}
             }
         }
     }
 
     /// Answers every entry; returns how many have something.
-    fn look(&mut self, asks_kernel: bool) -> Result<usize, Errno> {
+    fn poll_once(&mut self, asks_kernel: bool) -> Result<usize, Errno> {
         if asks_kernel {
-            self.look_in_kernel()?;
+            self.poll_kernel()?;
         }
         for entry in self.fds.iter_mut() {
-            match Kind::of(entry.fd) {
-                Kind::Connection(connection) => entry.revents = connection.readiness_for_all(entry.events),
-                Kind::Set(set) => entry.revents = if set.peek(true) { entry.events & FOR_INPUT } else { 0 },
-                Kind::Foreign if entry.fd < 0 => entry.revents = 0,
-                Kind::Foreign | Kind::Listener(_) => {}
+            match Target::of(entry.fd) {
+                Target::Connection(connection) => entry.revents = connection.readiness_for_all(entry.events),
+                Target::EpollSet(set) => entry.revents = if set.peek(true) { entry.events & FOR_INPUT } else { 0 },
+                Target::Foreign if entry.fd < 0 => entry.revents = 0,
+                Target::Foreign | Target::Listener(_) => {}
             }
         }
         Ok(self.fds.iter().filter(|entry| (self.accepts)(entry)).count())
     }
 
     /// Foreign descriptors and listeners.
-    fn look_in_kernel(&mut self) -> Result<(), Errno> {
+    fn poll_kernel(&mut self) -> Result<(), Errno> {
         let mut entries = kernel_entries(self.fds, false);
         let entries = entries.as_mut_slice();
         // SAFETY: no mask; the call does not sleep.
         unsafe { blocking::ppoll(entries, Some(0), std::ptr::null()) }?;
-        take_kernel_answers(self.fds, entries);
+        store_kernel_answers(self.fds, entries);
         Ok(())
     }
 
     fn connections(&self) -> impl Iterator<Item = &'static Connection> {
-        self.fds.iter().filter_map(|entry| match Kind::of(entry.fd) {
-            Kind::Connection(connection) => Some(connection),
+        self.fds.iter().filter_map(|entry| match Target::of(entry.fd) {
+            Target::Connection(connection) => Some(connection),
             _ => None,
         })
     }
@@ -448,19 +448,19 @@ impl Call<'_> {
         let connections = self.connections().count();
         let mut spin = Spin::with(first.spin_history());
         loop {
-            match spin.iterate_by(LOOKS_PER_GLANCE.saturating_mul(connections as u32)) {
+            match spin.iterate_by(LANE_POLLS_PER_POLL.saturating_mul(connections as u32)) {
                 Action::Poll if !self.may_be_ready() => continue,
                 Action::Poll => {}
                 Action::PollKernel => {
                     // SAFETY: the caller's mask.
                     unsafe { blocking::deliver_signals(self.mask) }?;
                     if self.deadline.is_over() {
-                        return self.look(self.needs_kernel).map(Some);
+                        return self.poll_once(self.needs_kernel).map(Some);
                     }
                 }
                 Action::Block => return Ok(None),
             }
-            let ready = self.look(self.needs_kernel)?;
+            let ready = self.poll_once(self.needs_kernel)?;
             if ready > 0 {
                 return Ok(Some(ready));
             }
@@ -474,51 +474,55 @@ impl Call<'_> {
     }
 
     fn may_be_ready(&self) -> bool {
-        self.fds.iter().any(|entry| match Kind::of(entry.fd) {
-            Kind::Connection(connection) => connection.may_be_ready(entry.events),
+        self.fds.iter().any(|entry| match Target::of(entry.fd) {
+            Target::Connection(connection) => connection.may_be_ready(entry.events),
             _ => false,
         })
     }
 
-    fn sleep(&mut self) -> Result<Woken, Errno> {
+    fn sleep(&mut self) -> Result<SleepOutcome, Errno> {
         let mut entries = kernel_entries(self.fds, true);
         let entries = entries.as_mut_slice();
-        let left_ns = self.deadline.left_exactly_ns();
-        let is_in_vain = |entry: &pollfd| match Kind::of(entry.fd) {
-            Kind::Connection(connection) => connection.waits_for_room_in_vain(entry.events),
+        let left_ns = self.deadline.left_ns();
+        let lacks_wakeup = |entry: &pollfd| match Target::of(entry.fd) {
+            Target::Connection(connection) => connection.waits_for_room_in_vain(entry.events),
             _ => false,
         };
-        let naps = background_connects::is_any_pending() || self.fds.iter().any(is_in_vain);
+        let must_poll = background_connects::is_any_pending() || self.fds.iter().any(lacks_wakeup);
         // Another thread may take what says that the rest comes by a lane.
-        let looks_again = !threads::is_single() && self.connections().any(Connection::is_on_lifeline);
+        let may_miss_lanes = !threads::is_single() && self.connections().any(Connection::is_on_lifeline);
         let longest_ns = match () {
-            () if naps => Some(NAP_NS),
-            () if looks_again => Some(EARLY_LOOK_NS),
+            () if must_poll => Some(UNWAKEABLE_POLL_NS),
+            () if may_miss_lanes => Some(LIFELINE_POLL_NS),
             () => None,
         };
         let first_ns = longest_ns.map(|longest_ns| left_ns.map_or(longest_ns, |left_ns| left_ns.min(longest_ns)));
-        match self.doze(entries, first_ns.or(left_ns))? {
-            Woken::TimedOut if longest_ns.is_some() && !self.deadline.is_over() => return Ok(Woken::Nothing),
-            Woken::Restless => {}
+        match self.block(entries, first_ns.or(left_ns))? {
+            SleepOutcome::TimedOut if longest_ns.is_some() && !self.deadline.is_over() => {
+                return Ok(SleepOutcome::Retry);
+            }
+            SleepOutcome::RetryLater => {}
             woken => return Ok(woken),
         }
         // What the kernel would report again at once is left out for a moment.
         entries.iter_mut().filter(|entry| entry.revents != 0).for_each(|entry| entry.fd = -1);
-        let left_ns = self.deadline.left_exactly_ns();
-        match self.doze(entries, Some(left_ns.map_or(NAP_NS, |left_ns| left_ns.min(NAP_NS))))? {
-            Woken::TimedOut if self.deadline.is_over() => Ok(Woken::TimedOut),
-            Woken::Found(ready) => Ok(Woken::Found(ready)),
-            _ => Ok(Woken::Nothing),
+        let left_ns = self.deadline.left_ns();
+        match self
+            .block(entries, Some(left_ns.map_or(UNWAKEABLE_POLL_NS, |left_ns| left_ns.min(UNWAKEABLE_POLL_NS))))?
+        {
+            SleepOutcome::TimedOut if self.deadline.is_over() => Ok(SleepOutcome::TimedOut),
+            SleepOutcome::Ready(ready) => Ok(SleepOutcome::Ready(ready)),
+            _ => Ok(SleepOutcome::Retry),
         }
     }
 
     /// Has the peers ring, looks once more, sleeps.
-    fn doze(&mut self, entries: &mut [pollfd], timeout_ns: Option<u64>) -> Result<Woken, Errno> {
+    fn block(&mut self, entries: &mut [pollfd], timeout_ns: Option<u64>) -> Result<SleepOutcome, Errno> {
         let parked = Parked::park(self.fds);
         // The kernel itself tells at once what foreign descriptors have.
-        if self.look(false)? > 0 {
+        if self.poll_once(false)? > 0 {
             drop(parked);
-            return self.look(self.needs_kernel).map(Woken::Found);
+            return self.poll_once(self.needs_kernel).map(SleepOutcome::Ready);
         }
         self.check_signals()?;
         // What a sender holds back becomes ready without a ring.
@@ -532,24 +536,24 @@ impl Call<'_> {
         }?;
         // A ring is taken by a watcher that is not parked any more.
         drop(parked);
-        take_kernel_answers(self.fds, entries);
-        let is_calm = count == 0 || answer_rings(self.fds, entries);
-        let ready = self.look(false)?;
+        store_kernel_answers(self.fds, entries);
+        let can_sleep_again = count == 0 || take_wakeups(self.fds, entries);
+        let ready = self.poll_once(false)?;
         Ok(match () {
-            () if ready > 0 => Woken::Found(ready),
-            () if count == 0 && held_ns.is_none() => Woken::TimedOut,
-            () if is_calm => Woken::Nothing,
-            () => Woken::Restless,
+            () if ready > 0 => SleepOutcome::Ready(ready),
+            () if count == 0 && held_ns.is_none() => SleepOutcome::TimedOut,
+            () if can_sleep_again => SleepOutcome::Retry,
+            () => SleepOutcome::RetryLater,
         })
     }
 }
 
-enum Woken {
-    Found(usize),
+enum SleepOutcome {
+    Ready(usize),
     TimedOut,
-    Nothing,
+    Retry,
     /// As `Nothing`, and the kernel would report the same again at once.
-    Restless,
+    RetryLater,
 }
 
 /// What the kernel is asked: a place for every entry of the program, and behind them one for every lane listener. No
@@ -558,14 +562,14 @@ fn kernel_entries(fds: &[pollfd], sleeps: bool) -> Entries {
     let on = |fd, events| pollfd { fd, events, revents: 0 };
     let mut entries = Entries::new(NOTHING);
     for entry in fds {
-        entries.push(match Kind::of(entry.fd) {
-            Kind::Foreign | Kind::Listener(_) => on(entry.fd, entry.events),
-            Kind::Connection(_) | Kind::Set(_) if sleeps => on(entry.fd, POLLIN),
-            Kind::Connection(_) | Kind::Set(_) => NOTHING,
+        entries.push(match Target::of(entry.fd) {
+            Target::Foreign | Target::Listener(_) => on(entry.fd, entry.events),
+            Target::Connection(_) | Target::EpollSet(_) if sleeps => on(entry.fd, POLLIN),
+            Target::Connection(_) | Target::EpollSet(_) => NOTHING,
         });
     }
     for entry in fds {
-        if let Kind::Listener(listener) = Kind::of(entry.fd) {
+        if let Target::Listener(listener) = Target::of(entry.fd) {
             let lane_fd = listener.watched_fd();
             if !entries.as_mut_slice()[fds.len()..].iter().any(|lane| lane.fd == lane_fd) {
                 entries.push(on(lane_fd, POLLIN));
@@ -575,7 +579,7 @@ fn kernel_entries(fds: &[pollfd], sleeps: bool) -> Entries {
     entries
 }
 
-fn waits_to_connect(fd: RawFd) -> bool {
+fn is_connect_pending(fd: RawFd) -> bool {
     matches!(entry::get(fd), Entry::Stream(stream) if lifecycle::is_pending(stream))
 }
 
@@ -588,25 +592,25 @@ fn is_still_connecting(answer: &pollfd) -> bool {
 
 /// What the kernel says of a foreign descriptor, asked again where it may have spoken of a socket on its way to kernel
 /// TCP.
-fn settled(answer: &pollfd) -> i16 {
+fn settled_answer(answer: &pollfd) -> i16 {
     let may_be_past = answer.revents & (POLLERR | POLLHUP) != 0 && matches!(entry::get(answer.fd), Entry::Stream(_));
     if may_be_past { blocking::poll_now(answer.fd, answer.events) } else { answer.revents }
 }
 
 /// Of foreign descriptors and listeners; the others are looked at.
-fn take_kernel_answers(fds: &mut [pollfd], entries: &[pollfd]) {
+fn store_kernel_answers(fds: &mut [pollfd], entries: &[pollfd]) {
     let (answers, lanes) = entries.split_at(fds.len());
     for (entry, answer) in fds.iter_mut().zip(answers) {
-        match Kind::of(entry.fd) {
-            Kind::Foreign if is_still_connecting(answer) => entry.revents = 0,
-            Kind::Foreign => entry.revents = settled(answer),
-            Kind::Listener(listener) => {
+        match Target::of(entry.fd) {
+            Target::Foreign if is_still_connecting(answer) => entry.revents = 0,
+            Target::Foreign => entry.revents = settled_answer(answer),
+            Target::Listener(listener) => {
                 let lane_fd = listener.watched_fd();
                 let has_lane = lanes.iter().any(|lane| lane.fd == lane_fd && lane.revents & POLLIN != 0)
                     && listener.has_lane_client();
                 entry.revents = answer.revents | if has_lane { entry.events & FOR_INPUT } else { 0 };
             }
-            Kind::Connection(_) | Kind::Set(_) => {}
+            Target::Connection(_) | Target::EpollSet(_) => {}
         }
     }
 }
@@ -614,40 +618,40 @@ fn take_kernel_answers(fds: &mut [pollfd], entries: &[pollfd]) {
 /// `false`: the kernel would report the same again at once. A lifeline stays readable because others must find the
 /// ring, or because it says for ever that nothing comes any more; or a foreign descriptor has what the call does not
 /// ask for.
-fn answer_rings(fds: &[pollfd], entries: &[pollfd]) -> bool {
-    let mut is_calm = true;
+fn take_wakeups(fds: &[pollfd], entries: &[pollfd]) -> bool {
+    let mut can_sleep_again = true;
     for (entry, answer) in fds.iter().zip(entries) {
-        is_calm &= entry.revents == 0;
-        if let Kind::Connection(connection) = Kind::of(entry.fd)
+        can_sleep_again &= entry.revents == 0;
+        if let Target::Connection(connection) = Target::of(entry.fd)
             && answer.revents != 0
         {
             let is_taken = connection.take_ring();
-            let goes_on =
+            let stays_readable =
                 connection.has_ended() || blocking::poll_now(entry.fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
-            is_calm &= is_taken && !goes_on;
+            can_sleep_again &= is_taken && !stays_readable;
         }
     }
-    is_calm
+    can_sleep_again
 }
 
 /// The connections and sets of a call, while a thread sleeps on them.
 struct Parked {
-    connections: List<Option<&'static Connection>>,
-    _sleep: Sleep,
+    connections: StackList<Option<&'static Connection>>,
+    _sleep: SleepGuard,
 }
 
 impl Parked {
     fn park(fds: &[pollfd]) -> Self {
-        let mut connections = List::new(None);
-        let (sleep, ()) = Sleep::begin(|asleep| {
+        let mut connections = StackList::new(None);
+        let (sleep, ()) = SleepGuard::begin(|asleep| {
             for entry in fds {
-                match Kind::of(entry.fd) {
-                    Kind::Connection(connection) => {
+                match Target::of(entry.fd) {
+                    Target::Connection(connection) => {
                         connection.park(entry.events);
                         connections.push(Some(connection));
                     }
-                    Kind::Set(set) => set.fall_asleep(asleep),
-                    Kind::Foreign | Kind::Listener(_) => {}
+                    Target::EpollSet(set) => set.add_sleeper(asleep),
+                    Target::Foreign | Target::Listener(_) => {}
                 }
             }
         });

@@ -138,7 +138,7 @@ pub enum PageError {
         bytes: usize,
     },
     /// Not a page, or not finished.
-    NoPage,
+    NotAPage,
     /// Made by another version of the library.
     Version {
         /// The one found.
@@ -154,7 +154,7 @@ impl fmt::Display for PageError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Short { bytes } => write!(formatter, "{bytes} bytes are too few for a page"),
-            Self::NoPage => formatter.write_str("not a finished page"),
+            Self::NotAPage => formatter.write_str("not a finished page"),
             Self::Version { found } => write!(formatter, "page version {found}, this command reads {VERSION}"),
             Self::Layout => formatter.write_str("sizes in the header are not those of this version"),
             Self::Io(number) => write!(formatter, "{}", std::io::Error::from_raw_os_error(number.get())),
@@ -166,7 +166,7 @@ impl std::error::Error for PageError {}
 
 impl From<Errno> for PageError {
     fn from(error: Errno) -> Self {
-        std::num::NonZeroI32::new(error.raw_os_error()).map_or(Self::NoPage, Self::Io)
+        std::num::NonZeroI32::new(error.raw_os_error()).map_or(Self::NotAPage, Self::Io)
     }
 }
 
@@ -272,7 +272,7 @@ pub fn decode(page: &[u8]) -> Result<Process, PageError> {
 
 fn check_header(header: &Bytes<'_>) -> Result<(), PageError> {
     if header.u64(offset_of!(Header, magic)) != MAGIC {
-        return Err(PageError::NoPage);
+        return Err(PageError::NotAPage);
     }
     let found = header.u32(offset_of!(Header, version));
     if found != VERSION {

@@ -61,7 +61,7 @@ pub struct StatsPage {
     /// Top of the stack of closed slots: a tag against reuse in the high half, index + 1 in the low half.
     free_top: AtomicU64,
     /// What this process knows of each slot.
-    known: &'static [Known],
+    known: &'static [PrivateSlot],
     /// Connections open, by `DataPath as usize`.
     open: [AtomicU64; DataPath::COUNT],
     published: AtomicBool,
@@ -75,7 +75,7 @@ pub struct StatsPage {
 /// has it as it was at the fork: by the time it looks at its parent's page, the parent may have closed what it handed
 /// on.
 #[repr(C)]
-struct Known {
+struct PrivateSlot {
     identity: Identity,
     /// While the slot is on the stack of closed ones, index + 1 of the one below.
     free_below: AtomicU32,
@@ -96,12 +96,12 @@ static EMERGENCY: StatsPage = match NonNull::new((&raw const EMERGENCY_PAGE).cas
 impl StatsPage {
     /// Makes the page of this process. Never fails: without a usable rack the page is private and nobody sees it.
     pub fn create(config: &PageConfig<'_>) -> &'static Self {
-        let known_at = size_of::<Self>().next_multiple_of(align_of::<Known>());
-        let Ok(memory) = backing::map_zeroed(known_at + SLOTS * size_of::<Known>()) else {
+        let known_at = size_of::<Self>().next_multiple_of(align_of::<PrivateSlot>());
+        let Ok(memory) = backing::map_zeroed(known_at + SLOTS * size_of::<PrivateSlot>()) else {
             return &EMERGENCY;
         };
         // SAFETY: the mapping is zeroed, private, never unmapped, large enough and aligned for both; atomics only.
-        let known = unsafe { std::slice::from_raw_parts(memory.add(known_at).cast::<Known>().as_ptr(), SLOTS) };
+        let known = unsafe { std::slice::from_raw_parts(memory.add(known_at).cast::<PrivateSlot>().as_ptr(), SLOTS) };
         let mut stats = Self::over(NonNull::dangling(), known);
         stats.describe(config);
         let pid = own_pid();
@@ -116,7 +116,7 @@ impl StatsPage {
         }
     }
 
-    const fn over(page: NonNull<u8>, known: &'static [Known]) -> Self {
+    const fn over(page: NonNull<u8>, known: &'static [PrivateSlot]) -> Self {
         Self {
             page,
             rack: [0; RACK_PATH_BYTES_MAX],

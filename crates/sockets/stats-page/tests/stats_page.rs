@@ -597,7 +597,7 @@ fn pages_of_other_kinds_are_named_as_such() {
         changed[at] = value;
         decode(&changed)
     };
-    assert_eq!(with(0, 0), Err(PageError::NoPage));
+    assert_eq!(with(0, 0), Err(PageError::NotAPage));
     assert_eq!(with(8, 99), Err(PageError::Version { found: 99 }));
     assert_eq!(with(17, 99), Err(PageError::Layout));
 }

@@ -5,9 +5,9 @@
 //! byte has a mark; one that has come before is an ordinary byte of the stream.
 //!
 //! The byte is a record of its own in the lane, which marks the place, and a word that the sender writes into the
-//! receiver's endpoint ([`PeerStatus::Urgent`]), which says it at once. So it goes by lanes alone: an end that is on its
-//! lifeline switches before it sends one. What has been made of the latest byte lies beside the receiver's own state
-//! ([`OwnState::Urgent`]).
+//! receiver's endpoint ([`PeerStatus::Urgent`]), which says it at once. So it goes by lanes alone: an end that is on
+//! its lifeline switches before it sends one. What has been made of the latest byte lies beside the receiver's own
+//! state ([`OwnState::Urgent`]).
 //!
 //! `SIGURG` goes to whom `F_SETOWN` has named. The kernel sends it: the ring is then an urgent byte of the lifeline
 //! itself (`MSG_OOB` of AF_UNIX, Linux 5.15), which is received in line with the other rings.

@@ -32,7 +32,7 @@ const MARKER_TRIES: i32 = 16;
 const MARKER_NAME: &std::ffi::CStr = c"crosslane-marker";
 const MARKER_LINK: &[u8] = b"/memfd:crosslane-marker (deleted)";
 
-/// By slot: 0 when free, else a descriptor's number plus one, with [`OPTIONAL`], or [`TAKEN`] or [`RELEASED`].
+/// By slot: 0 when free, else a descriptor's number plus one, with [`OPTIONAL`], or [`CLAIMED`] or [`RELEASED`].
 static DESCRIPTORS: [AtomicI32; SLOTS] = [const { AtomicI32::new(FREE) }; SLOTS];
 /// By number: 0 when not hidden, else its slot plus one.
 static SLOT_OF: [AtomicU16; NUMBERS] = [const { AtomicU16::new(0) }; NUMBERS];
@@ -52,7 +52,7 @@ static MARKER_SLOT: AtomicU32 = AtomicU32::new(0);
 
 const FREE: i32 = 0;
 /// A slot between being taken and having a descriptor.
-const TAKEN: i32 = -1;
+const CLAIMED: i32 = -1;
 /// A slot whose optional descriptor has been closed under its owner.
 const RELEASED: i32 = -2;
 const OPTIONAL: i32 = 1 << 30;
@@ -114,7 +114,7 @@ impl HiddenFd {
     }
 
     /// Where [`number_at`] finds the number.
-    pub fn place(&self) -> u16 {
+    pub fn slot(&self) -> u16 {
         self.slot
     }
 
@@ -148,16 +148,16 @@ impl HiddenFd {
     }
 
     /// The descriptor itself, at the number it has and hidden no more; `None` when an optional one has been released.
-    pub fn show(self) -> Option<OwnedFd> {
-        let number = ManuallyDrop::new(self).leave_slot()?;
+    pub fn unhide(self) -> Option<OwnedFd> {
+        let number = ManuallyDrop::new(self).release_slot()?;
         // SAFETY: open, and nobody's since the slot gave it up.
         Some(unsafe { OwnedFd::from_raw_fd(number) })
     }
 
     /// Takes the number out of the table, before it is closed or somebody else's, and frees the slot.
-    fn leave_slot(&self) -> Option<RawFd> {
+    fn release_slot(&self) -> Option<RawFd> {
         let slot = usize::from(self.slot);
-        let number = number_in(DESCRIPTORS[slot].swap(TAKEN, Ordering::AcqRel));
+        let number = number_in(DESCRIPTORS[slot].swap(CLAIMED, Ordering::AcqRel));
         if let Some(number) = number {
             SLOT_OF[number as usize].store(0, Ordering::Release);
         }
@@ -169,7 +169,7 @@ impl HiddenFd {
 
 impl Drop for HiddenFd {
     fn drop(&mut self) {
-        if let Some(number) = self.leave_slot() {
+        if let Some(number) = self.release_slot() {
             // SAFETY: the slot that owned it has just given it up, so that nobody else closes it.
             unsafe { rustix::io::close(number) };
         }
@@ -177,8 +177,8 @@ impl Drop for HiddenFd {
 }
 
 /// The number of the hidden descriptor at a place, or -1.
-pub fn number_at(place: u16) -> RawFd {
-    number_in(DESCRIPTORS[usize::from(place)].load(Ordering::Acquire)).unwrap_or(-1)
+pub fn number_at(slot: u16) -> RawFd {
+    number_in(DESCRIPTORS[usize::from(slot)].load(Ordering::Acquire)).unwrap_or(-1)
 }
 
 fn number_in(entry: i32) -> Option<RawFd> {
@@ -200,7 +200,7 @@ pub fn close(fd: OwnedFd) {
 
 fn take_slot() -> Option<u16> {
     let slot = pop_free().or_else(take_unused)?;
-    DESCRIPTORS[usize::from(slot)].store(TAKEN, Ordering::Release);
+    DESCRIPTORS[usize::from(slot)].store(CLAIMED, Ordering::Release);
     Some(slot)
 }
 
@@ -420,12 +420,12 @@ pub fn ensure_marker() -> Result<(), Errno> {
     close(memfd);
     let marker = HiddenFd::register(copy?, Need::Required)?;
     rustix::io::fcntl_setfd(marker.fd()?, FdFlags::empty())?;
-    keep_marker(marker);
+    own_marker(marker);
     Ok(())
 }
 
 /// A marker stays for the life of the process; a second one made at the same time goes.
-fn keep_marker(marker: HiddenFd) {
+fn own_marker(marker: HiddenFd) {
     let slot = u32::from(marker.slot) + 1;
     if MARKER_SLOT.compare_exchange(0, slot, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
         std::mem::forget(marker);
@@ -434,12 +434,12 @@ fn keep_marker(marker: HiddenFd) {
 
 /// A place for one hidden descriptor that is made before it is needed, when there may be no number left.
 #[derive(Debug, Default)]
-pub struct Spare {
+pub struct SpareFd {
     /// The descriptor's slot plus one, and above it the process that made it; 0: there is none.
     word: AtomicU64,
 }
 
-impl Spare {
+impl SpareFd {
     /// An empty place.
     pub const fn new() -> Self {
         Self { word: AtomicU64::new(0) }
@@ -455,17 +455,17 @@ impl Spare {
         let word = (process << 32) | (u64::from(spare.slot) + 1);
         if self.word.compare_exchange(known, word, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             std::mem::forget(spare);
-            drop(Self::of_word(known));
+            drop(Self::from_word(known));
         }
     }
 
     /// Takes the descriptor out. One that was made before a fork is the parent's too, and only closed here.
     pub fn take(&self) -> Option<HiddenFd> {
         let word = self.word.swap(0, Ordering::AcqRel);
-        Self::of_word(word).filter(|_| word >> 32 == own_process())
+        Self::from_word(word).filter(|_| word >> 32 == own_process())
     }
 
-    fn of_word(word: u64) -> Option<HiddenFd> {
+    fn from_word(word: u64) -> Option<HiddenFd> {
         (word as u32).checked_sub(1).map(|slot| HiddenFd { slot: slot as u16 })
     }
 }
@@ -493,7 +493,7 @@ pub fn inherited() -> Vec<(RawFd, InheritedKind)> {
     let marker = unsafe { OwnedFd::from_raw_fd(marker) };
     let number = marker.as_raw_fd();
     match HiddenFd::register(marker, Need::Required) {
-        Ok(hidden) => keep_marker(hidden),
+        Ok(hidden) => own_marker(hidden),
         Err(_) => return Vec::new(),
     }
     let mut found = list_open().unwrap_or_default();
@@ -592,9 +592,9 @@ mod tests {
     }
 
     /// Numbers belong to the whole process, so these tests take turns.
-    fn turn() -> MutexGuard<'static, ()> {
-        static TURN: Mutex<()> = Mutex::new(());
-        TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    fn serialize() -> MutexGuard<'static, ()> {
+        static SERIAL: Mutex<()> = Mutex::new(());
+        SERIAL.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn pipe() -> (OwnedFd, OwnedFd) {
@@ -612,7 +612,7 @@ mod tests {
 
     #[test]
     fn a_hidden_descriptor_is_the_same_file_at_a_high_number_until_dropped() {
-        let _turn = turn();
+        let _serial = serialize();
         let (reader, _writer) = pipe();
         let (low, file) = (reader.as_raw_fd(), inode(&reader));
         let hidden = HiddenFd::hide(reader, Need::Required).unwrap();
@@ -627,12 +627,12 @@ mod tests {
 
     #[test]
     fn a_descriptor_that_is_shown_keeps_its_number_and_is_hidden_no_more() {
-        let _turn = turn();
+        let _serial = serialize();
         let (read, _write) = pipe();
         let inode = inode(&read);
         let hidden = HiddenFd::hide(read, Need::Required).unwrap();
         let number = hidden.raw();
-        let shown = hidden.show().unwrap();
+        let shown = hidden.unhide().unwrap();
         assert_eq!((shown.as_raw_fd(), is_hidden(number), inode_at(number)), (number, false, Some(inode)));
         drop(shown);
     }
@@ -647,7 +647,7 @@ mod tests {
 
     #[test]
     fn a_program_can_take_a_hidden_number_and_the_owner_keeps_its_file() {
-        let _turn = turn();
+        let _serial = serialize();
         let (reader, writer) = pipe();
         let file = inode(&reader);
         let hidden = HiddenFd::hide(reader, Need::Required).unwrap();
@@ -683,7 +683,7 @@ mod tests {
 
     #[test]
     fn ranges_leave_hidden_numbers_out() {
-        let _turn = turn();
+        let _serial = serialize();
         let (reader, writer) = pipe();
         let (one, two) =
             (HiddenFd::hide(reader, Need::Required).unwrap(), HiddenFd::hide(writer, Need::Required).unwrap());
@@ -703,7 +703,7 @@ mod tests {
 
     #[test]
     fn threads_can_hide_and_drop_at_once() {
-        let _turn = turn();
+        let _serial = serialize();
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
@@ -793,7 +793,7 @@ mod tests {
 
     #[test]
     fn what_is_inheritable_is_found_after_exec_though_the_limit_was_raised() {
-        let _turn = turn();
+        let _serial = serialize();
         let mut command = run_child("before");
         limit_numbers(&mut command, 1024);
         succeed(&mut command);
@@ -801,7 +801,7 @@ mod tests {
 
     #[test]
     fn a_small_limit_is_used_up_and_then_an_error() {
-        let _turn = turn();
+        let _serial = serialize();
         let mut command = run_child("small");
         limit_numbers(&mut command, 64);
         succeed(&mut command);

@@ -28,13 +28,13 @@ const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 const SEGMENTS_MAX: u16 = 64;
 
 /// Whether the environment has this process load the library; otherwise it comes by `/etc/ld.so.preload`, or is linked.
-static CAME_BY_ENVIRONMENT: AtomicBool = AtomicBool::new(false);
+static IS_FROM_ENVIRONMENT: AtomicBool = AtomicBool::new(false);
 
 /// Looks how the library was loaded. To be called once, before the program runs.
-pub fn remember_origin() {
+pub fn note_preload_origin() {
     use std::os::unix::ffi::OsStrExt;
     let is_named = std::env::var_os("LD_PRELOAD").is_some_and(|value| own_path_in(value.as_bytes()).is_some());
-    CAME_BY_ENVIRONMENT.store(is_named, Ordering::Relaxed);
+    IS_FROM_ENVIRONMENT.store(is_named, Ordering::Relaxed);
 }
 
 /// The environment that a program will have.
@@ -80,19 +80,19 @@ impl Environment {
         }
     }
 
-    /// `came_by_environment`: what would have to be in it was there when this process loaded the library.
-    fn names_library(&self, came_by_environment: bool) -> bool {
+    /// `is_from_environment`: what would have to be in it was there when this process loaded the library.
+    fn names_library(&self, is_from_environment: bool) -> bool {
         // A value that is not understood ends the program.
         let is_off = self
             .get(b"CROSSLANE_OFF")
             .is_some_and(|value| !value.is_empty() && stats_page::switch(value) != Some(false));
-        let is_named = || match self.get(b"LD_PRELOAD").and_then(own_path_in).map(behind_root) {
+        let is_named = || match self.get(b"LD_PRELOAD").and_then(own_path_in).map(path_from_root) {
             // Where it is only the dynamic linker knows.
             Some(path) if path.contains(&b'$') || !path.contains(&b'/') => true,
             Some(path) => with_c_string(path, can_be_read) == Some(true),
             None => false,
         };
-        !is_off && (!came_by_environment || is_named())
+        !is_off && (!is_from_environment || is_named())
     }
 }
 
@@ -102,7 +102,7 @@ fn can_be_read(path: &CStr) -> bool {
 
 /// What follows the way from the dynamic linker's own directory (`$LIB`) to the root: `crosslane run` names the library
 /// by it.
-fn behind_root(path: &[u8]) -> &[u8] {
+fn path_from_root(path: &[u8]) -> &[u8] {
     const UP: &[u8] = b"/..";
     let way = path.windows(UP.len()).rposition(|part| part == UP).filter(|_| path.contains(&b'$'));
     way.map_or(path, |at| &path[at + UP.len()..])
@@ -118,8 +118,8 @@ fn own_path_in(preloaded: &[u8]) -> Option<&[u8]> {
 pub fn loads_library(dir: BorrowedFd<'_>, path: &CStr, flags: AtFlags, environment: Environment) -> Option<bool> {
     match open(dir, path, flags) {
         Ok(file) => {
-            let is_named = environment.names_library(CAME_BY_ENVIRONMENT.load(Ordering::Relaxed));
-            Some(is_like_this_one(file, SCRIPTS_MAX) == Ok(true) && is_named)
+            let is_named = environment.names_library(IS_FROM_ENVIRONMENT.load(Ordering::Relaxed));
+            Some(uses_own_linker(file, SCRIPTS_MAX) == Ok(true) && is_named)
         }
         Err(Errno::NOENT | Errno::NOTDIR) => None,
         Err(_) => Some(false),
@@ -177,8 +177,8 @@ fn file_type(stat: &Stat) -> FileType {
 
 /// Whether a program, or what interprets it, is linked dynamically by the linker of this process and gets no rights of
 /// its own: then the linker follows `LD_PRELOAD`.
-fn is_like_this_one(file: OwnedFd, scripts: usize) -> Result<bool, Errno> {
-    let file = Closed(Some(file));
+fn uses_own_linker(file: OwnedFd, scripts: usize) -> Result<bool, Errno> {
+    let file = RawClosed(Some(file));
     let stat = rustix::fs::fstat(file.fd())?;
     if file_type(&stat) != FileType::RegularFile {
         return Ok(false);
@@ -189,22 +189,22 @@ fn is_like_this_one(file: OwnedFd, scripts: usize) -> Result<bool, Errno> {
     if let Some(line) = beginning.strip_prefix(b"#!") {
         let Some(interpreter) = interpreter_in(line).filter(|_| scripts > 0) else { return Ok(false) };
         drop(file);
-        let next = |path: &CStr| open(CWD, path, AtFlags::empty()).and_then(|file| is_like_this_one(file, scripts - 1));
+        let next = |path: &CStr| open(CWD, path, AtFlags::empty()).and_then(|file| uses_own_linker(file, scripts - 1));
         return with_c_string(interpreter, next).unwrap_or(Ok(false));
     }
-    Ok(!gets_rights(file.fd(), &stat) && has_own_linker(file.fd(), beginning))
+    Ok(!is_secure_exec(file.fd(), &stat) && has_own_linker(file.fd(), beginning))
 }
 
 /// Closed without libc, whose `close` is this library's.
-struct Closed(Option<OwnedFd>);
+struct RawClosed(Option<OwnedFd>);
 
-impl Closed {
+impl RawClosed {
     fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_ref().expect("open until dropped").as_fd()
     }
 }
 
-impl Drop for Closed {
+impl Drop for RawClosed {
     fn drop(&mut self) {
         if let Some(file) = self.0.take() {
             crate::descriptor::hidden::close(file);
@@ -218,7 +218,7 @@ fn interpreter_in(line: &[u8]) -> Option<&[u8]> {
 }
 
 /// Whether the kernel would say that the program is not to trust its environment (`AT_SECURE`).
-fn gets_rights(file: BorrowedFd<'_>, stat: &Stat) -> bool {
+fn is_secure_exec(file: BorrowedFd<'_>, stat: &Stat) -> bool {
     use rustix::process::{getegid, geteuid, getgid, getuid};
     let (uid, gid) = (getuid(), getgid());
     let changes_user = stat.st_mode & libc::S_ISUID != 0 && stat.st_uid != uid.as_raw();
@@ -235,8 +235,8 @@ fn read_at(file: BorrowedFd<'_>, bytes: &mut [u8], at: u64) -> Result<usize, Err
 fn has_own_linker(file: BorrowedFd<'_>, header: &[u8]) -> bool {
     const PROGRAM_HEADER_BYTES: u64 = 56;
     let half = |at: usize| header.get(at..at + 2).map(|it| u16::from_le_bytes([it[0], it[1]]));
-    let is_alike = header.get(..5) == Some(b"\x7fELF\x02") && half(18) == own_machine();
-    let (Some(headers_at), Some(count), true) = (word(header, 32), half(56), is_alike) else { return false };
+    let is_same_machine = header.get(..5) == Some(b"\x7fELF\x02") && half(18) == own_machine();
+    let (Some(headers_at), Some(count), true) = (word(header, 32), half(56), is_same_machine) else { return false };
     for index in 0..u64::from(count.min(SEGMENTS_MAX)) {
         let mut segment = [0; PROGRAM_HEADER_BYTES as usize];
         let at = headers_at.saturating_add(index * PROGRAM_HEADER_BYTES);

@@ -20,24 +20,24 @@ fn magic() -> u64 {
 }
 
 /// The data under which the program's epoll instance reports the inner one, or a nested set.
-pub(super) fn data_of(own: Own) -> u64 {
-    match own {
-        Own::Inner => magic() | u64::from(u32::MAX),
-        Own::Nested(index) => magic() | u64::from(index),
+pub(super) fn data_of(internal: InternalFd) -> u64 {
+    match internal {
+        InternalFd::Inner => magic() | u64::from(u32::MAX),
+        InternalFd::Nested(index) => magic() | u64::from(index),
     }
 }
 
 /// What an event of the program's epoll instance means to us; `None` if it is the program's.
-pub(super) fn own_of(data: u64) -> Option<Own> {
+pub(super) fn internal_fd_of(data: u64) -> Option<InternalFd> {
     if data & !u64::from(u32::MAX) != magic() {
         return None;
     }
-    Some(if data as u32 == u32::MAX { Own::Inner } else { Own::Nested(data as u32) })
+    Some(if data as u32 == u32::MAX { InternalFd::Inner } else { InternalFd::Nested(data as u32) })
 }
 
 /// What is ours in a program's epoll instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Own {
+pub(super) enum InternalFd {
     /// The epoll instance that the program does not see.
     Inner,
     /// A nested set, by the index of its registration.
@@ -57,7 +57,7 @@ pub(super) fn create_hidden() -> Result<HiddenFd, Errno> {
 }
 
 /// A counter that wakes sleepers, which the program does not see.
-pub(super) fn create_bell() -> Result<HiddenFd, Errno> {
+pub(super) fn create_wake_event() -> Result<HiddenFd, Errno> {
     HiddenFd::hide(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?, Need::Required)
 }
 

@@ -7,24 +7,24 @@
 mod scan;
 
 use super::kernel;
-use super::order::ReadyTime;
-use super::registration::{EDGE, EXCLUSIVE, Lifeline, ONESHOT, Registration, Target, Watch};
-use crate::descriptor::hidden::{HiddenFd, Spare};
+use super::ready_time::ReadyTime;
+use super::registration::{EDGE, EXCLUSIVE, LifelineState, ONESHOT, Registration, Target, Watch};
+use crate::descriptor::hidden::{HiddenFd, SpareFd};
 use crate::listener::Listener;
 use crate::process::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::process::limit;
 use crate::process::system;
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
 use rustix::io::Errno;
-use scan::Found;
 #[cfg(test)]
 pub(super) use scan::HOT_BEGIN;
-pub(super) use scan::Held;
+pub(super) use scan::HeldRecords;
+use scan::ReadyEntry;
 use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::RawFd;
 
 /// The token of the bell.
-const BELL: u64 = u64::MAX;
+const WAKE_TOKEN: u64 = u64::MAX;
 const INPUT: u32 = libc::EPOLLIN as u32;
 const OUTPUT: u32 = libc::EPOLLOUT as u32;
 const HANG_UP: u32 = libc::EPOLLHUP as u32;
@@ -33,12 +33,12 @@ const INPUT_SHUT: u32 = libc::EPOLLRDHUP as u32;
 /// Tokens taken from the inner epoll at once.
 const TOKENS: usize = 64;
 /// Waits that end without asking the kernel, before the clock is read to see whether it is time to ask.
-const CALLS_PER_CLOCK_LOOK: u32 = 8;
+const CALLS_PER_CLOCK_READ: u32 = 8;
 /// Foreign descriptors and parked connections wait this long, at most, while hot ones keep the program busy.
 const UNASKED_MICROSECONDS: u64 = 20;
 
 /// For the first set that gets a lane when the program has used up its descriptors.
-static SPARE_INNER: Spare = Spare::new();
+static SPARE_INNER: SpareFd = SpareFd::new();
 
 /// Prepares for [`ReadyList::ensure_inner`] while there are descriptors.
 pub fn keep_spare_inner() {
@@ -57,9 +57,9 @@ pub(super) struct ReadyList {
     /// The program's descriptors of the set.
     pub descriptors: Vec<RawFd>,
     /// The kernel reports what nobody here may take: ask it again only in a while.
-    pub nap_is_due: bool,
+    pub must_back_off: bool,
     /// A hot connection cannot be woken for.
-    pub has_deaf: bool,
+    pub has_unwakeable: bool,
     /// Parked connections whose senders hold something back, since the last sleep.
     held: Vec<u32>,
     /// How long the first of them may.
@@ -89,13 +89,13 @@ pub(super) struct ReadyList {
     /// How many connections are parked and not hot.
     parked_count: usize,
     /// What the scan that is going on has found; empty between scans.
-    found: Vec<Found>,
+    found: Vec<ReadyEntry>,
     /// The scan that is going on has polled a connection that is on its lifeline.
     has_polled_lifeline: bool,
     /// Since when a wait sleeps: all was parked and quiet then.
     pub asleep_since: Option<ReadyTime>,
     inner: Option<HiddenFd>,
-    bell: Option<HiddenFd>,
+    wake_event: Option<HiddenFd>,
     calls_since_clock: u32,
     asked_ticks: u64,
     /// Added to the generations in a process that has inherited the set: what it registers has other tokens than what
@@ -111,7 +111,7 @@ struct Slot {
 
 impl ReadyList {
     /// Connections that are worth spinning for: those that cannot ring leave the hot ones at the first sleep.
-    pub fn spun_for_count(&self) -> usize {
+    pub fn hot_count(&self) -> usize {
         self.hot.len()
     }
 
@@ -141,7 +141,7 @@ impl ReadyList {
         }
         let created = limit::with_raised_limit(kernel::create_hidden, |error| *error == Errno::MFILE);
         let inner = created.ok().or_else(|| SPARE_INNER.take()).ok_or(Errno::NOMEM)?;
-        kernel::control(epfd, EPOLL_CTL_ADD, inner.raw(), INPUT, kernel::data_of(kernel::Own::Inner))?;
+        kernel::control(epfd, EPOLL_CTL_ADD, inner.raw(), INPUT, kernel::data_of(kernel::InternalFd::Inner))?;
         self.inner = Some(inner);
         Ok(())
     }
@@ -159,7 +159,7 @@ impl ReadyList {
         self.slots[index as usize].registration.as_mut().expect("an index in use")
     }
 
-    /// Enters a registration; the kernel's part is [`ReadyList::enlist`].
+    /// Enters a registration; the kernel's part is [`ReadyList::register_in_kernel`].
     pub fn insert(&mut self, registration: Registration) -> u32 {
         let fd = registration.fd as usize;
         if self.by_fd.len() <= fd {
@@ -213,7 +213,7 @@ impl ReadyList {
     }
 
     /// Registered descriptors that are something else by now, as far as can be told.
-    pub fn strays(&self) -> Vec<RawFd> {
+    pub fn stale_descriptors(&self) -> Vec<RawFd> {
         let registrations = self.slots.iter().filter_map(|slot| slot.registration.as_ref());
         let numbered = registrations.filter(|registration| self.find(registration.fd).is_some());
         numbered
@@ -243,18 +243,18 @@ impl ReadyList {
             self.at_mut(index).kernel_fd = kernel_fd;
             return true;
         }
-        self.delist(index);
+        self.unregister_in_kernel(index);
         let registration = self.at_mut(index);
         registration.kernel_fd = kernel_fd;
         registration.unpark();
-        if registration.can_ring() {
-            registration.lifeline = Lifeline::Unheard;
+        if registration.can_wake() {
+            registration.lifeline = LifelineState::Unregistered;
         }
-        self.heat(index);
-        self.enlist(index).is_ok()
+        self.make_hot(index);
+        self.register_in_kernel(index).is_ok()
     }
 
-    /// Takes a registration out; the kernel's part is [`ReadyList::delist`].
+    /// Takes a registration out; the kernel's part is [`ReadyList::unregister_in_kernel`].
     pub fn remove(&mut self, index: u32) {
         self.at_mut(index).unpark();
         self.set_watch(index, Watch::Off);
@@ -286,7 +286,7 @@ impl ReadyList {
     }
 
     /// In the child of a fork: everything was made by another process, and nothing is asleep here.
-    pub fn inherit(&mut self) {
+    pub fn after_fork_in_child(&mut self) {
         // The number of a process has 22 bits: this leaves a thousand generations to each.
         self.generations_skipped = (rustix::process::getpid().as_raw_nonzero().get() as u32) << 10;
         for &free in &self.free {
@@ -298,31 +298,31 @@ impl ReadyList {
                 registration.is_inherited = true;
                 // The connections have forgotten their sleepers already.
                 registration.is_parked = false;
-                self.warm(index);
+                self.make_hot_untrimmed(index);
             }
         }
     }
 
     /// In the parent of a fork: the child may go on with what this process closes.
-    pub fn bequeath(&mut self) {
-        self.slots.iter_mut().filter_map(|slot| slot.registration.as_mut()).for_each(|it| it.has_heir = true);
+    pub fn after_fork_in_parent(&mut self) {
+        self.slots.iter_mut().filter_map(|slot| slot.registration.as_mut()).for_each(|it| it.may_be_in_child = true);
     }
 
     /// Those that were left to the kernel, and go by lanes now.
     pub fn switched(&self) -> Vec<u32> {
         let has_switched = |slot: &Slot| {
             let registration = slot.registration.as_ref();
-            registration.is_some_and(|it| it.lifeline == Lifeline::Early && !it.is_on_lifeline())
+            registration.is_some_and(|it| it.lifeline == LifelineState::CarriesData && !it.is_on_lifeline())
         };
         (0_u32..).zip(&self.slots).filter(|(_, slot)| has_switched(slot)).map(|(index, _)| index).collect()
     }
 
     /// Has the next wait poll one that is parked. `false`: it is not.
-    pub fn unpark_for_a_look(&mut self, index: u32) -> bool {
+    pub fn unpark_for_poll(&mut self, index: u32) -> bool {
         let is_parked = self.at(index).watch == Watch::Parked;
         if is_parked {
             self.at_mut(index).unpark();
-            self.heat(index);
+            self.make_hot(index);
         }
         is_parked
     }
@@ -332,7 +332,7 @@ impl ReadyList {
         self.held_left_ns = None;
         for index in std::mem::take(&mut self.held) {
             if self.slots[index as usize].registration.is_some() {
-                self.unpark_for_a_look(index);
+                self.unpark_for_poll(index);
             }
         }
     }
@@ -344,7 +344,7 @@ impl ReadyList {
 
     /// Makes the kernel report it: nested sets to us, a listener to both. A connection comes into the inner epoll when
     /// it is parked first: programs that add and remove busy ones all the time cost no system call.
-    pub fn enlist(&mut self, index: u32) -> Result<(), Errno> {
+    pub fn register_in_kernel(&mut self, index: u32) -> Result<(), Errno> {
         let token = self.token(index);
         let inner = self.inner_fd();
         let registration = self.at(index);
@@ -353,7 +353,7 @@ impl ReadyList {
             // Beside the inner epoll, not in it: the kernel allows only so many levels.
             Target::Nested(_) => {
                 let (events, data) =
-                    ((registration.events & EDGE) | INPUT, kernel::data_of(kernel::Own::Nested(index)));
+                    ((registration.events & EDGE) | INPUT, kernel::data_of(kernel::InternalFd::Nested(index)));
                 kernel::control(self.epfd().ok_or(Errno::BADF)?, EPOLL_CTL_ADD, registration.kernel_fd, events, data)
             }
             Target::Listener(listener) => {
@@ -382,51 +382,51 @@ impl ReadyList {
     fn park(&mut self, index: u32) -> bool {
         let (token, inner) = (self.token(index), self.inner_fd());
         let registration = self.at_mut(index);
-        if !registration.is_connection() || registration.waits_in_vain() {
+        if !registration.is_connection() || registration.lacks_wakeup() {
             return false;
         }
-        if registration.lifeline == Lifeline::Unheard {
+        if registration.lifeline == LifelineState::Unregistered {
             let added = kernel::control(inner, EPOLL_CTL_ADD, registration.kernel_fd, INPUT | INPUT_SHUT, token);
-            registration.lifeline = if added.is_ok() { Lifeline::Rings } else { Lifeline::Deaf };
+            registration.lifeline = if added.is_ok() { LifelineState::Wakes } else { LifelineState::Unwakeable };
         }
-        if registration.lifeline == Lifeline::Early && !registration.is_on_lifeline() {
+        if registration.lifeline == LifelineState::CarriesData && !registration.is_on_lifeline() {
             // What the kernel has said while the connection was on its lifeline it does not say again. Whatever rang is
             // in memory, but for the end of a peer that has left no word there.
-            registration.lifeline = Lifeline::Shared;
+            registration.lifeline = LifelineState::Shared;
             registration.ask_for_end();
         }
         registration.park()
     }
 
-    /// Has the kernel report a connection that is on its lifeline: at once if something is there and it `begins_anew`,
-    /// else when something comes. `false`: it cannot.
-    pub fn leave_to_kernel(&mut self, index: u32, begins_anew: bool) -> bool {
+    /// Has the kernel report a connection that is on its lifeline: at once if something is there and it
+    /// `reports_present`, else when something comes. `false`: it cannot.
+    pub fn leave_to_kernel(&mut self, index: u32, reports_present: bool) -> bool {
         let (token, inner) = (self.token(index), self.inner_fd());
         let registration = self.at_mut(index);
         let operation = match registration.lifeline {
-            Lifeline::Unheard => Some(EPOLL_CTL_ADD),
-            Lifeline::Rings | Lifeline::Shared => Some(EPOLL_CTL_MOD),
-            Lifeline::Early => begins_anew.then_some(EPOLL_CTL_MOD),
-            Lifeline::Ended | Lifeline::Deaf => return false,
+            LifelineState::Unregistered => Some(EPOLL_CTL_ADD),
+            LifelineState::Wakes | LifelineState::Shared => Some(EPOLL_CTL_MOD),
+            LifelineState::CarriesData => reports_present.then_some(EPOLL_CTL_MOD),
+            LifelineState::Ended | LifelineState::Unwakeable => return false,
         };
         if let Some(operation) = operation {
             let events = INPUT | INPUT_SHUT | EDGE | registration.events & OUTPUT;
             if kernel::control(inner, operation, registration.kernel_fd, events, token).is_err() {
                 return false;
             }
-            registration.lifeline = Lifeline::Early;
+            registration.lifeline = LifelineState::CarriesData;
         }
         registration.park();
         self.set_watch(index, Watch::Parked);
         true
     }
 
-    /// Undoes [`ReadyList::enlist`]. What is not there any more need not be taken out.
-    pub fn delist(&mut self, index: u32) {
+    /// Undoes [`ReadyList::register_in_kernel`]. What is not there any more need not be taken out.
+    pub fn unregister_in_kernel(&mut self, index: u32) {
         let inner = self.inner_fd();
         let registration = self.at(index);
         match registration.target {
-            Target::Connection(_) if !registration.can_ring() => {}
+            Target::Connection(_) if !registration.can_wake() => {}
             Target::Connection(_) => {
                 let _ = kernel::control(inner, EPOLL_CTL_DEL, registration.kernel_fd, 0, 0);
             }
@@ -471,7 +471,7 @@ impl ReadyList {
     #[inline]
     pub fn kernel_is_due(&mut self) -> bool {
         self.calls_since_clock += 1;
-        if self.calls_since_clock < CALLS_PER_CLOCK_LOOK {
+        if self.calls_since_clock < CALLS_PER_CLOCK_READ {
             return false;
         }
         self.calls_since_clock = 0;
@@ -484,15 +484,15 @@ impl ReadyList {
     }
 
     /// Wakes the threads that sleep on the set.
-    pub fn ring_bell(&mut self) {
-        if self.bell.is_none() {
-            let created = limit::with_raised_limit(kernel::create_bell, |error| *error == Errno::MFILE);
-            let Ok(bell) = created else { return };
-            let _ = kernel::control(self.inner_fd(), EPOLL_CTL_ADD, bell.raw(), INPUT, BELL);
-            self.bell = Some(bell);
+    pub fn wake_sleepers(&mut self) {
+        if self.wake_event.is_none() {
+            let created = limit::with_raised_limit(kernel::create_wake_event, |error| *error == Errno::MFILE);
+            let Ok(wake_event) = created else { return };
+            let _ = kernel::control(self.inner_fd(), EPOLL_CTL_ADD, wake_event.raw(), INPUT, WAKE_TOKEN);
+            self.wake_event = Some(wake_event);
         }
-        if let Some(bell) = self.bell.as_ref().and_then(HiddenFd::get) {
-            let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+        if let Some(wake_event) = self.wake_event.as_ref().and_then(HiddenFd::get) {
+            let _ = rustix::io::write(wake_event, &1_u64.to_ne_bytes());
         }
     }
 
@@ -500,7 +500,7 @@ impl ReadyList {
     ///
     /// It reports them in the order in which they became ready. After a sleep that is all there is to know of those
     /// without a stamp: each is behind those that were reported before it, whenever a thread has heard of it.
-    pub fn collect(&mut self) {
+    pub fn collect_events(&mut self) {
         let inner = self.inner_fd();
         let mut behind = self.asleep_since.take();
         for _ in 0..=self.count() / TOKENS {
@@ -509,11 +509,11 @@ impl ReadyList {
             let Ok(count) = (unsafe { kernel::wait_now(inner, events.as_mut_ptr(), TOKENS) }) else { return };
             for event in &events[..count] {
                 let (token, events) = (event.u64, event.events);
-                let heard_at = behind.unwrap_or_else(ReadyTime::now);
-                self.hear(token, events, heard_at);
+                let reported_at = behind.unwrap_or_else(ReadyTime::now);
+                self.note_event(token, events, reported_at);
                 if behind.is_some() && count > 1 {
                     let stamped = self.of_token(token).and_then(|index| self.at(index).arrived_or_arrives());
-                    behind = Some(stamped.map_or(heard_at, |arrived| arrived.max(heard_at)).behind(1));
+                    behind = Some(stamped.map_or(reported_at, |arrived| arrived.max(reported_at)).behind(1));
                 }
             }
             if count < TOKENS {
@@ -523,35 +523,35 @@ impl ReadyList {
     }
 
     /// The program's epoll instance has reported something of ours.
-    pub fn hear_own(&mut self, own: kernel::Own) {
-        match own {
-            kernel::Own::Inner => self.collect(),
-            kernel::Own::Nested(index) => {
+    pub fn note_internal_event(&mut self, internal: kernel::InternalFd) {
+        match internal {
+            kernel::InternalFd::Inner => self.collect_events(),
+            kernel::InternalFd::Nested(index) => {
                 let slot = self.slots.get_mut(index as usize);
                 let Some(registration) = slot.and_then(|slot| slot.registration.as_mut()) else { return };
                 registration.is_pending = true;
                 if !registration.is_enabled {
-                    self.delist(index);
+                    self.unregister_in_kernel(index);
                 }
             }
         }
     }
 
-    fn hear(&mut self, token: u64, events: u32, at: ReadyTime) {
-        if token == BELL {
-            if let Some(bell) = self.bell.as_ref().and_then(HiddenFd::get) {
-                let _ = rustix::io::read(bell, &mut [0_u8; 8]);
+    fn note_event(&mut self, token: u64, events: u32, at: ReadyTime) {
+        if token == WAKE_TOKEN {
+            if let Some(wake_event) = self.wake_event.as_ref().and_then(HiddenFd::get) {
+                let _ = rustix::io::read(wake_event, &mut [0_u8; 8]);
             }
             return;
         }
         let Some(index) = self.of_token(token) else {
             // Another process that has the set added it: not ours to report, but the kernel will say it again at once.
-            self.nap_is_due = true;
+            self.must_back_off = true;
             return;
         };
         let registration = self.at_mut(index);
         match registration.target {
-            Target::Connection(_) => self.hear_connection(index, events, at),
+            Target::Connection(_) => self.note_connection_event(index, events, at),
             Target::Listener(listener) => {
                 registration.is_pending = true;
                 if events & HANG_UP != 0 {
@@ -563,12 +563,12 @@ impl ReadyList {
         let registration = self.at(index);
         if !registration.is_enabled && matches!(registration.target, Target::Listener(_)) {
             // A one-shot report was made: it says nothing until it is changed.
-            self.delist(index);
+            self.unregister_in_kernel(index);
         }
-        self.warm(index);
+        self.make_hot_untrimmed(index);
     }
 
-    fn hear_connection(&mut self, index: u32, events: u32, at: ReadyTime) {
+    fn note_connection_event(&mut self, index: u32, events: u32, at: ReadyTime) {
         let inner = self.inner_fd();
         let registration = self.at_mut(index);
         let Target::Connection(connection) = registration.target else { return };
@@ -576,22 +576,22 @@ impl ReadyList {
         let before = registration.lifeline;
         if connection.is_on_lifeline() {
             // By edges: what the kernel has said it does not say again.
-            registration.note_heard(at);
-            if before == Lifeline::Early {
+            registration.note_kernel_report(at);
+            if before == LifelineState::CarriesData {
                 return;
             }
         }
         let is_taken = connection.take_ring();
         registration.lifeline = match () {
-            () if connection.has_ended() => Lifeline::Ended,
+            () if connection.has_ended() => LifelineState::Ended,
             // Before there are lanes the peer may say so, and only one that is gone says nothing more.
-            () if connection.is_on_lifeline() => Lifeline::Early,
-            () if events & INPUT_SHUT != 0 && events & HANG_UP == 0 => Lifeline::Deaf,
-            () if is_taken => Lifeline::Rings,
-            () => Lifeline::Shared,
+            () if connection.is_on_lifeline() => LifelineState::CarriesData,
+            () if events & INPUT_SHUT != 0 && events & HANG_UP == 0 => LifelineState::Unwakeable,
+            () if is_taken => LifelineState::Wakes,
+            () => LifelineState::Shared,
         };
         let (fd, after) = (registration.kernel_fd, registration.lifeline);
-        if after == Lifeline::Shared && !connection.is_on_lifeline() {
+        if after == LifelineState::Shared && !connection.is_on_lifeline() {
             system::drain_surplus_rings(connection.lifeline());
         }
         if after == before {
@@ -599,12 +599,12 @@ impl ReadyList {
         }
         let token = self.token(index);
         let _ = match after {
-            Lifeline::Rings => kernel::control(inner, EPOLL_CTL_MOD, fd, INPUT | INPUT_SHUT, token),
-            Lifeline::Early | Lifeline::Shared => {
+            LifelineState::Wakes => kernel::control(inner, EPOLL_CTL_MOD, fd, INPUT | INPUT_SHUT, token),
+            LifelineState::CarriesData | LifelineState::Shared => {
                 kernel::control(inner, EPOLL_CTL_MOD, fd, INPUT | INPUT_SHUT | EDGE, token)
             }
-            Lifeline::Ended | Lifeline::Deaf => kernel::control(inner, EPOLL_CTL_DEL, fd, 0, 0),
-            Lifeline::Unheard => Ok(()),
+            LifelineState::Ended | LifelineState::Unwakeable => kernel::control(inner, EPOLL_CTL_DEL, fd, 0, 0),
+            LifelineState::Unregistered => Ok(()),
         };
     }
 }

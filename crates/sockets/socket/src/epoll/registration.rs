@@ -1,7 +1,7 @@
 //! One registered descriptor: what is asked of it, and what was last reported.
 
 use super::EpollSet;
-use super::order::{ReadyTime, ready_time};
+use super::ready_time::{ReadyTime, ready_time};
 use crate::connection::{Connection, Edges};
 use crate::descriptor::table::{self, Kind};
 use crate::listener::Listener;
@@ -77,19 +77,19 @@ impl Target {
 
 /// What the lifeline of a connection can still say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Lifeline {
+pub(super) enum LifelineState {
     /// The kernel has not been asked to report it.
-    Unheard,
+    Unregistered,
     /// The connection is on it: the kernel reports once whatever comes.
-    Early,
+    CarriesData,
     /// It rings.
-    Rings,
+    Wakes,
     /// It rings, and the rings are left there, because others listen to it too: the kernel reports each once.
     Shared,
     /// The peer is gone: nothing comes any more, and the kernel would report that for ever.
     Ended,
     /// It was shut down for reading here, so the peer cannot ring although it lives.
-    Deaf,
+    Unwakeable,
 }
 
 /// How the set finds out that a registration has something to report.
@@ -118,7 +118,7 @@ pub(super) struct Registration {
     pub events: u32,
     /// As the program gave it.
     pub data: u64,
-    pub lifeline: Lifeline,
+    pub lifeline: LifelineState,
     /// Not since a one-shot report.
     pub is_enabled: bool,
     pub watch: Watch,
@@ -127,7 +127,7 @@ pub(super) struct Registration {
     /// Made before a fork: the kernel's part of it is another process's too.
     pub is_inherited: bool,
     /// A child has inherited it, which may be there still.
-    pub has_heir: bool,
+    pub may_be_in_child: bool,
     /// The kernel has reported a listener or a nested set, and the program has not been told yet.
     pub is_pending: bool,
     /// Reported in the wait that is about to return.
@@ -137,13 +137,13 @@ pub(super) struct Registration {
     /// How many scans of the set had reported something when this was last reported, or became hot.
     pub active_at: u32,
     /// It has been reported since it was added.
-    pub is_used: bool,
+    pub was_ever_reported: bool,
     /// It cannot have joined the ready list earlier: when it was added, changed or last reported.
-    joined: ReadyTime,
+    eligible_at: ReadyTime,
     /// When it joined the ready list, once it was found ready and until it is reported.
-    listed: Option<ReadyTime>,
+    listed_at: Option<ReadyTime>,
     /// When the kernel reported it, of one that has no stamp and has not been found ready since.
-    heard: Option<ReadyTime>,
+    kernel_reported_at: Option<ReadyTime>,
     /// It was ready in each poll since it was last reported.
     stays_ready: bool,
     /// Nothing has been reported since it was added or changed.
@@ -162,20 +162,20 @@ impl Registration {
             target,
             events,
             data,
-            lifeline: Lifeline::Unheard,
+            lifeline: LifelineState::Unregistered,
             is_enabled: true,
             watch: Watch::Off,
             is_parked: false,
             is_inherited: false,
-            has_heir: false,
+            may_be_in_child: false,
             is_pending: false,
             was_reported: false,
             is_found: false,
             active_at: 0,
-            is_used: false,
-            joined: ReadyTime::now(),
-            listed: None,
-            heard: None,
+            was_ever_reported: false,
+            eligible_at: ReadyTime::now(),
+            listed_at: None,
+            kernel_reported_at: None,
             stays_ready: false,
             is_fresh: true,
             last_ready: 0,
@@ -185,10 +185,10 @@ impl Registration {
     }
 
     /// Starts anew, as `EPOLL_CTL_MOD` does.
-    pub fn renew(&mut self, events: u32, data: u64) {
+    pub fn modify(&mut self, events: u32, data: u64) {
         let asks_for_more = events & !self.events & INPUT as u32 != 0;
         if !self.is_enabled || asks_for_more {
-            self.joined = ReadyTime::now();
+            self.eligible_at = ReadyTime::now();
         }
         self.events = events;
         self.data = data;
@@ -210,22 +210,22 @@ impl Registration {
     /// What there is to report now. A look that is not `fully` done spares system calls and the clock, and may miss
     /// what only the kernel knows.
     #[inline]
-    pub fn look(&mut self, fully: bool) -> i16 {
+    pub fn check(&mut self, thorough: bool) -> i16 {
         #[cfg(test)]
         super::tests::note_poll();
         match self.target {
             _ if !self.is_enabled => 0,
-            Target::Connection(connection) => self.look_at_connection(connection, fully),
-            Target::Listener(listener) => self.look_at_listener(listener),
-            Target::Nested(set) => self.look_at_set(set, fully),
+            Target::Connection(connection) => self.check_connection(connection, thorough),
+            Target::Listener(listener) => self.check_listener(listener),
+            Target::Nested(set) => self.check_set(set, thorough),
             Target::Stream => 0,
         }
     }
 
     #[inline]
-    fn look_at_connection(&mut self, connection: &'static Connection, fully: bool) -> i16 {
+    fn check_connection(&mut self, connection: &'static Connection, thorough: bool) -> i16 {
         let wanted = self.wanted();
-        if !fully {
+        if !thorough {
             // Room to send that has been reported is no news as long as no send was refused, and that the connection
             // remembers.
             let known = if self.is_edge() && !self.is_fresh { self.last_ready & OUTPUT } else { 0 };
@@ -248,7 +248,7 @@ impl Registration {
         if is_news { ready } else { 0 }
     }
 
-    fn look_at_listener(&mut self, listener: &'static Listener) -> i16 {
+    fn check_listener(&mut self, listener: &'static Listener) -> i16 {
         if !self.is_pending {
             return 0;
         }
@@ -263,9 +263,9 @@ impl Registration {
         ready
     }
 
-    fn look_at_set(&mut self, set: &'static EpollSet, fully: bool) -> i16 {
-        let is_ready = set.peek(fully);
-        if fully {
+    fn check_set(&mut self, set: &'static EpollSet, thorough: bool) -> i16 {
+        let is_ready = set.peek(thorough);
+        if thorough {
             let is_news = !self.is_edge() || self.is_fresh || self.is_pending || self.last_ready == 0;
             self.is_pending &= is_ready;
             if !is_ready {
@@ -277,12 +277,12 @@ impl Registration {
         if is_ready && is_news { INPUT & self.wanted() } else { 0 }
     }
 
-    /// As [`Registration::look`]; what is not ready is not in the ready list.
+    /// As [`Registration::check`]; what is not ready is not in the ready list.
     #[inline]
-    pub fn poll(&mut self, fully: bool) -> i16 {
-        let ready = self.look(fully);
-        if ready == 0 && (fully || !self.is_on_lifeline()) {
-            (self.listed, self.heard, self.stays_ready) = (None, None, false);
+    pub fn poll(&mut self, thorough: bool) -> i16 {
+        let ready = self.check(thorough);
+        if ready == 0 && (thorough || !self.is_on_lifeline()) {
+            (self.listed_at, self.kernel_reported_at, self.stays_ready) = (None, None, false);
         }
         ready
     }
@@ -293,25 +293,25 @@ impl Registration {
     }
 
     /// Whether the kernel can tell when there is something to report, and there is nothing now that was not reported.
-    pub fn may_be_left_to_kernel(&self) -> bool {
+    pub fn can_be_left_to_kernel(&self) -> bool {
         let waits_for_room = self.wanted() & OUTPUT != 0 && !self.is_edge() && self.is_enabled;
         // What the program is just told it may read until the rest comes by a lane, of which the kernel knows nothing.
-        let has_news = self.listed.is_some() || self.heard.is_some() || self.stays_ready;
-        self.is_on_lifeline() && !has_news && !waits_for_room && !self.waits_for_lane_in_vain()
+        let has_news = self.listed_at.is_some() || self.kernel_reported_at.is_some() || self.stays_ready;
+        self.is_on_lifeline() && !has_news && !waits_for_room && !self.lacks_lane_wakeup()
     }
 
-    /// As [`Registration::may_be_left_to_kernel`], of one that has just been added or changed.
-    pub fn may_be_left_to_kernel_at_once(&self) -> bool {
-        self.wanted() & OUTPUT == 0 && self.may_be_left_to_kernel()
+    /// As [`Registration::can_be_left_to_kernel`], of one that has just been added or changed.
+    pub fn can_be_left_to_kernel_at_once(&self) -> bool {
+        self.wanted() & OUTPUT == 0 && self.can_be_left_to_kernel()
     }
 
     /// The kernel has reported it, at that time. It does so in order: what it has reported before came before.
-    pub fn note_heard(&mut self, at: ReadyTime) {
-        self.heard.get_or_insert(at);
+    pub fn note_kernel_report(&mut self, at: ReadyTime) {
+        self.kernel_reported_at.get_or_insert(at);
     }
 
     /// Whether nothing wakes for what it waits for, though its lifeline can ring.
-    pub fn waits_in_vain(&self) -> bool {
+    pub fn lacks_wakeup(&self) -> bool {
         matches!(self.target, Target::Connection(connection) if connection.waits_for_room_in_vain(self.wanted()))
     }
 
@@ -323,24 +323,24 @@ impl Registration {
     }
 
     /// Whether nothing wakes for it, and whoever sleeps has to look now and then.
-    pub fn is_deaf(&self) -> bool {
-        self.lifeline == Lifeline::Deaf || self.waits_in_vain()
+    pub fn is_unwakeable(&self) -> bool {
+        self.lifeline == LifelineState::Unwakeable || self.lacks_wakeup()
     }
 
-    /// As [`Registration::waits_in_vain`], for room in a lane: of room in the lifeline the kernel tells.
-    fn waits_for_lane_in_vain(&self) -> bool {
-        matches!(self.target, Target::Connection(connection) if connection.sends_by_lane()) && self.waits_in_vain()
+    /// As [`Registration::lacks_wakeup`], for room in a lane: of room in the lifeline the kernel tells.
+    fn lacks_lane_wakeup(&self) -> bool {
+        matches!(self.target, Target::Connection(connection) if connection.sends_by_lane()) && self.lacks_wakeup()
     }
 
     /// When it joined the ready list, of one that is ready.
     #[inline]
     pub fn ready_since(&mut self, ready: i16, now: ReadyTime) -> ReadyTime {
-        if let Some(listed) = self.listed {
+        if let Some(listed) = self.listed_at {
             return listed;
         }
         let stamp = if ready & INPUT == 0 { None } else { self.arrival_stamp() };
-        let seen = if self.stays_ready { self.joined } else { self.heard.unwrap_or(now) };
-        *self.listed.insert(ready_time(stamp, seen, self.joined, now))
+        let seen = if self.stays_ready { self.eligible_at } else { self.kernel_reported_at.unwrap_or(now) };
+        *self.listed_at.insert(ready_time(stamp, seen, self.eligible_at, now))
     }
 
     /// When its first unread record was sent, if that is known: perhaps once a message is heard that leads to a lane.
@@ -355,7 +355,7 @@ impl Registration {
 
     /// When its first unread record was sent, if that is known.
     fn arrived(&self) -> Option<ReadyTime> {
-        self.arrival_stamp().map(|stamp| ReadyTime::of_stamp(stamp, ReadyTime::now()))
+        self.arrival_stamp().map(|stamp| ReadyTime::from_stamp(stamp, ReadyTime::now()))
     }
 
     /// Whether it is known when it became ready.
@@ -378,8 +378,8 @@ impl Registration {
     /// The program is being told: if it stays ready, it is behind all that are ready now.
     #[inline]
     pub fn note_report(&mut self, ready: i16, now: ReadyTime) {
-        self.joined = now;
-        (self.listed, self.heard, self.stays_ready) = (None, None, true);
+        self.eligible_at = now;
+        (self.listed_at, self.kernel_reported_at, self.stays_ready) = (None, None, true);
         self.is_fresh = false;
         self.is_pending = false;
         self.was_reported = true;
@@ -393,8 +393,8 @@ impl Registration {
     /// As [`Registration::note_report`], of the only one that the set polls. Whatever else becomes ready later is
     /// behind it, whenever it was reported last.
     #[inline]
-    pub fn note_report_of_only(&mut self, ready: i16) {
-        self.note_report(ready, self.joined);
+    pub fn note_report_of_single(&mut self, ready: i16) {
+        self.note_report(ready, self.eligible_at);
     }
 
     pub fn is_connection(&self) -> bool {
@@ -413,14 +413,14 @@ impl Registration {
     }
 
     /// Whether the kernel reports it.
-    pub fn can_ring(&self) -> bool {
-        matches!(self.lifeline, Lifeline::Early | Lifeline::Rings | Lifeline::Shared)
+    pub fn can_wake(&self) -> bool {
+        matches!(self.lifeline, LifelineState::CarriesData | LifelineState::Wakes | LifelineState::Shared)
     }
 
     /// Asks the peer of a connection to ring. `false` if its lifeline cannot.
     pub fn park(&mut self) -> bool {
         let Target::Connection(connection) = self.target else { return false };
-        if !self.can_ring() {
+        if !self.can_wake() {
             return false;
         }
         if self.is_parked {

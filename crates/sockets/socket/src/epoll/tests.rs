@@ -1,11 +1,11 @@
 //! Facts about sets. Both ends of every connection are in this process; time-outs only keep a failure from hanging.
 
-use super::order::ReadyTime;
+use super::ready_time::ReadyTime;
 use super::*;
 use crate::connection::tests::{End, pair, receive, send, young_pair};
 use crate::entry::{self, Entry};
 use crate::poll_select;
-use ready_list::{HOT_BEGIN, Held};
+use ready_list::{HOT_BEGIN, HeldRecords};
 use rustix::event::{EventfdFlags, eventfd};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -57,32 +57,32 @@ const HUP: u32 = libc::EPOLLHUP as u32;
 const RDHUP: u32 = libc::EPOLLRDHUP as u32;
 
 /// One end that a program has a descriptor of.
-struct Own(End);
+struct ProgramEndpoint(End);
 
-impl Own {
+impl ProgramEndpoint {
     fn fd(&self) -> RawFd {
         self.0.0.lifeline()
     }
 }
 
-impl Drop for Own {
+impl Drop for ProgramEndpoint {
     fn drop(&mut self) {
         entry::set(self.fd(), Entry::None);
         forget(self.fd(), self.0.0);
     }
 }
 
-fn own_and_peer() -> (Own, End) {
+fn own_and_peer() -> (ProgramEndpoint, End) {
     let (own, peer) = pair(true);
     entry::set(own.0.lifeline(), Entry::Connection(own.0));
-    (Own(own), peer)
+    (ProgramEndpoint(own), peer)
 }
 
 /// As [`own_and_peer`], on their lifeline.
-fn young_own_and_peer() -> (Own, End) {
+fn young_own_and_peer() -> (ProgramEndpoint, End) {
     let [peer, own] = young_pair();
     entry::set(own.0.lifeline(), Entry::Connection(own.0));
-    (Own(own), peer)
+    (ProgramEndpoint(own), peer)
 }
 
 struct Epoll(RawFd);
@@ -123,7 +123,7 @@ impl Epoll {
     }
 
     /// Registers one connection after the other, under its place as data.
-    fn add_all(&self, pairs: &[(Own, End)], events: u32) {
+    fn add_all(&self, pairs: &[(ProgramEndpoint, End)], events: u32) {
         pairs.iter().enumerate().for_each(|(index, (own, _))| self.add(own.fd(), events, index as u64));
     }
 
@@ -196,7 +196,7 @@ fn polls_of(work: impl FnOnce()) -> u64 {
     POLLS.get() - before
 }
 
-fn pairs_of(count: usize) -> Vec<(Own, End)> {
+fn pairs_of(count: usize) -> Vec<(ProgramEndpoint, End)> {
     (0..count).map(|_| own_and_peer()).collect()
 }
 
@@ -205,7 +205,7 @@ fn send_one(connection: &'static Connection) {
 }
 
 /// Sends a byte that arrives so much after `base`, by its stamp.
-fn send_at((own, peer): &(Own, End), base: u64, units: u64) {
+fn send_at((own, peer): &(ProgramEndpoint, End), base: u64, units: u64) {
     set_stamp(own.fd(), base + units);
     send(peer.0, b"x").unwrap();
 }
@@ -429,10 +429,10 @@ fn idle_connections_are_not_looked_at() {
         epoll.add(own.fd(), IN, index as u64);
     }
     epoll.let_all_sleep();
-    assert_eq!(epoll.set().with(|ready_list| ready_list.spun_for_count()), 0);
+    assert_eq!(epoll.set().with(|ready_list| ready_list.hot_count()), 0);
     send(pairs[123].1.0, b"x").unwrap();
     assert_eq!(epoll.wait(), [(IN, 123)]);
-    assert_eq!(epoll.set().with(|ready_list| ready_list.spun_for_count()), 1);
+    assert_eq!(epoll.set().with(|ready_list| ready_list.hot_count()), 1);
     for index in [7, 8, 299] {
         send(pairs[index].1.0, b"x").unwrap();
     }
@@ -451,7 +451,7 @@ fn a_busy_connection_has_many_idle_ones_parked() {
     for _ in 0..5000 {
         assert_eq!(epoll.wait(), [(IN, 0)]);
     }
-    assert!(epoll.set().with(|ready_list| ready_list.spun_for_count()) < 80);
+    assert!(epoll.set().with(|ready_list| ready_list.hot_count()) < 80);
     send(pairs[1].1.0, b"x").unwrap();
     send(pairs[99].1.0, b"x").unwrap();
     read_all(pairs[0].0.0.0);
@@ -466,7 +466,7 @@ fn a_busy_connection_has_many_idle_ones_parked() {
 fn a_wait_polls_the_same_number_however_many_idle_connections_are_fresh() {
     let epoll = Epoll::new();
     let pairs = pairs_of(4 * HOT_BEGIN);
-    let hot = || epoll.set().with(|ready_list| ready_list.spun_for_count());
+    let hot = || epoll.set().with(|ready_list| ready_list.hot_count());
     for (index, (own, _)) in pairs.iter().enumerate() {
         let polls = polls_of(|| epoll.add(own.fd(), IN, index as u64));
         assert!(polls <= 2, "{polls} polls to add number {index}");
@@ -499,7 +499,7 @@ fn connections_that_are_busy_at_once_are_all_polled() {
         }
         assert_eq!(epoll.now(), []);
     }
-    assert_eq!(epoll.set().with(|ready_list| ready_list.spun_for_count()), pairs.len());
+    assert_eq!(epoll.set().with(|ready_list| ready_list.hot_count()), pairs.len());
 }
 
 #[test]
@@ -683,7 +683,7 @@ fn what_the_kernel_reports_after_a_sleep_keeps_its_place_among_lanes() {
     for order in [[0, 2, 1, 3], [2, 0, 3, 1], [3, 2, 1, 0]] {
         epoll.set().with(|ready_list| {
             ready_list.asleep_since = Some(ReadyTime::now());
-            assert!(ready_list.park_all(&mut Vec::new(), Held::Kept));
+            assert!(ready_list.park_all(&mut Vec::new(), HeldRecords::Kept));
         });
         for data in order {
             match lanes.get(data as usize) {
@@ -693,7 +693,7 @@ fn what_the_kernel_reports_after_a_sleep_keeps_its_place_among_lanes() {
         }
         // The sleeper is late.
         std::thread::sleep(Duration::from_millis(1));
-        epoll.set().with(ReadyList::collect);
+        epoll.set().with(ReadyList::collect_events);
         assert_eq!(epoll.order(16), order);
         lanes.iter().chain(&young).for_each(|(own, _)| assert_eq!(read_all(own.0.0), 1));
         epoll.let_all_sleep();
@@ -889,7 +889,7 @@ fn sets_nest_three_deep_and_wake_the_outermost_sleeper() {
     assert_eq!(outer.now(), [(IN, 4)]);
     read_all(own.0.0);
     outer.let_all_sleep();
-    assert!(!outer.set().with(|ready_list| ready_list.has_deaf));
+    assert!(!outer.set().with(|ready_list| ready_list.has_unwakeable));
 }
 
 #[test]
@@ -1059,7 +1059,7 @@ fn unsafe_borrow(fd: RawFd) -> std::os::fd::BorrowedFd<'static> {
 }
 
 /// A second descriptor of a connection.
-fn duplicate_of(own: &Own) -> RawFd {
+fn duplicate_of(own: &ProgramEndpoint) -> RawFd {
     // SAFETY: an open descriptor.
     let copy = rustix::io::dup(unsafe { std::os::fd::BorrowedFd::borrow_raw(own.fd()) }).unwrap();
     let copy = std::os::fd::IntoRawFd::into_raw_fd(copy);
@@ -1088,7 +1088,7 @@ fn a_registration_outlives_its_descriptor_while_another_names_the_connection() {
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| epoll.wait());
         epoll.until_asleep();
-        assert!(!epoll.set().with(|ready_list| ready_list.has_deaf));
+        assert!(!epoll.set().with(|ready_list| ready_list.has_unwakeable));
         send(peer.0, b"x").unwrap();
         assert_eq!(waiter.join().unwrap(), [(IN, 1)]);
     });
@@ -1160,7 +1160,7 @@ fn a_process_that_inherits_a_set_registers_under_other_tokens() {
     epoll.control(EPOLL_CTL_DEL, first.fd(), 0, 0).unwrap();
     let before = tokens();
     leave();
-    epoll.set().with(ReadyList::inherit);
+    epoll.set().with(ReadyList::after_fork_in_child);
     let after = tokens();
     assert!(before.iter().all(|token| !after.contains(token)), "{before:x?} {after:x?}");
     leave();

@@ -1,10 +1,10 @@
 //! A wait: look at lanes in memory, now and then ask the kernel, spin for a while, have the peers ring, sleep in the
 //! kernel.
 
-use super::order::ReadyTime;
-use super::ready_list::{Held, ReadyList};
+use super::ready_list::{HeldRecords, ReadyList};
+use super::ready_time::ReadyTime;
 use super::registration::Registration;
-use super::{EpollSet, Sleep, kernel};
+use super::{EpollSet, SleepGuard, kernel};
 use crate::process::background_connects;
 use crate::process::blocking;
 use crate::process::clock::now_ns;
@@ -18,12 +18,12 @@ use wait::{Action, Spin};
 /// The most events that the kernel accepts for one call.
 const EVENTS_MAX: usize = i32::MAX as usize / size_of::<epoll_event>();
 /// A glance at a connection costs as much as this many looks at a bare lane.
-const LOOKS_PER_GLANCE: u32 = 24;
+const LANE_POLLS_PER_POLL: u32 = 24;
 /// How often the kernel is asked in one look while what it says fills the array and is all ours: the inner epoll and
 /// nested sets, before what is the program's.
-const ASKS_MAX: usize = 8;
+const KERNEL_POLLS_MAX: usize = 8;
 /// How long a thread sleeps when it cannot be woken for everything.
-const NAP_NS: u64 = 1_000_000;
+const UNWAKEABLE_POLL_NS: u64 = 1_000_000;
 const MILLISECOND_NS: u64 = 1_000_000;
 
 /// What the program asked for.
@@ -47,13 +47,13 @@ impl Call {
 }
 
 /// The program's array, as far as it is filled.
-pub(super) struct Sink {
+pub(super) struct EventBuffer {
     events: *mut epoll_event,
     max: usize,
     len: usize,
 }
 
-impl Sink {
+impl EventBuffer {
     fn new(call: &Call) -> Result<Self, Errno> {
         match usize::try_from(call.max) {
             Ok(max) if max > 0 && max <= EVENTS_MAX => {
@@ -96,11 +96,11 @@ impl Sink {
     }
 
     /// The kernel has appended `count` events. Takes ours out and shows them to `hear`.
-    fn append(&mut self, count: usize, mut hear: impl FnMut(kernel::Own)) {
+    fn append(&mut self, count: usize, mut on_internal: impl FnMut(kernel::InternalFd)) {
         let (first, end) = (self.len, self.len + count);
         for place in first..end {
-            match kernel::own_of(self.data_at(place)) {
-                Some(own) => hear(own),
+            match kernel::internal_fd_of(self.data_at(place)) {
+                Some(internal) => on_internal(internal),
                 None => {
                     if place != self.len {
                         // SAFETY: both places are inside what the kernel filled.
@@ -145,10 +145,10 @@ impl Deadline {
     }
 }
 
-enum Woken {
-    Found,
+enum SleepOutcome {
+    Ready,
     TimedOut,
-    Nothing,
+    Retry,
 }
 
 impl EpollSet {
@@ -172,29 +172,29 @@ impl EpollSet {
 
     #[inline]
     fn wait_for_lanes(&'static self, call: &Call) -> Result<usize, Errno> {
-        let life = self.life.load(Ordering::Acquire);
-        let mut sink = Sink::new(call)?;
+        let generation = self.generation.load(Ordering::Acquire);
+        let mut buffer = EventBuffer::new(call)?;
         let dont_wait = call.timeout_ns == Some(0);
-        let is_due = self.with_life(life, |ready_list| {
+        let is_due = self.with_generation(generation, |ready_list| {
             let is_due = ready_list.kernel_is_due();
             if !is_due {
-                ready_list.scan(&mut sink, false);
+                ready_list.scan(&mut buffer, false);
             }
-            is_due || (dont_wait && sink.len == 0 && ready_list.needs_kernel())
+            is_due || (dont_wait && buffer.len == 0 && ready_list.needs_kernel())
         })?;
         if is_due {
-            self.look_everywhere(call, &mut sink, life)?;
+            self.poll_everything(call, &mut buffer, generation)?;
         }
-        if sink.len == 0 && !dont_wait {
-            self.wait_longer(call, &mut sink, life)?;
+        if buffer.len == 0 && !dont_wait {
+            self.wait_blocking(call, &mut buffer, generation)?;
         }
-        Ok(self.leave(&sink))
+        Ok(self.finish_wait(&buffer))
     }
 
     /// As long as the set holds nothing of ours. `None`: it does now.
     #[cold]
     fn wait_in_kernel(&'static self, call: &Call) -> Option<Result<usize, Errno>> {
-        let (sleep, ()) = Sleep::begin(|asleep| {
+        let (sleep, ()) = SleepGuard::begin(|asleep| {
             crate::process::threads::add(&self.sleepers, 1);
             asleep.push(self);
         });
@@ -208,54 +208,56 @@ impl EpollSet {
         if count == 0 || !self.has_inner.load(Ordering::SeqCst) {
             return Some(result);
         }
-        let Ok(mut sink) = Sink::new(call) else { return Some(result) };
-        sink.append(count, |_| {});
-        (sink.len > 0).then_some(Ok(sink.len))
+        let Ok(mut buffer) = EventBuffer::new(call) else { return Some(result) };
+        buffer.append(count, |_| {});
+        (buffer.len > 0).then_some(Ok(buffer.len))
     }
 
     /// Runs `access`, unless the set has been closed since.
     #[inline]
-    fn with_life<R>(&self, life: u32, access: impl FnOnce(&mut ReadyList) -> R) -> Result<R, Errno> {
-        self.with(
-            |ready_list| {
-                if self.life.load(Ordering::Relaxed) == life { Ok(access(ready_list)) } else { Err(Errno::BADF) }
-            },
-        )
+    fn with_generation<R>(&self, generation: u32, access: impl FnOnce(&mut ReadyList) -> R) -> Result<R, Errno> {
+        self.with(|ready_list| {
+            if self.generation.load(Ordering::Relaxed) == generation {
+                Ok(access(ready_list))
+            } else {
+                Err(Errno::BADF)
+            }
+        })
     }
 
     /// Before the wait returns: threads that stay asleep must be woken for what comes next.
     #[inline]
-    fn leave(&'static self, sink: &Sink) -> usize {
+    fn finish_wait(&'static self, buffer: &EventBuffer) -> usize {
         if self.sleepers.load(Ordering::SeqCst) > 0 {
-            self.with(ReadyList::hand_over);
+            self.with(ReadyList::hand_over_to_sleepers);
         }
-        sink.len
+        buffer.len
     }
 
     /// Lanes, foreign descriptors and parked connections. When one side has filled the array, the other comes first
     /// next time.
-    fn look_everywhere(&'static self, call: &Call, sink: &mut Sink, life: u32) -> Result<(), Errno> {
+    fn poll_everything(&'static self, call: &Call, buffer: &mut EventBuffer, generation: u32) -> Result<(), Errno> {
         if call.timeout_ns != Some(0) {
             // SAFETY: the caller's mask.
             unsafe { blocking::deliver_signals(call.mask) }?;
         }
-        let lanes_first = self.with_life(life, |ready_list| {
+        let lanes_first = self.with_generation(generation, |ready_list| {
             let lanes_first = std::mem::take(&mut ready_list.lanes_first);
             if lanes_first {
-                ready_list.scan(sink, true);
+                ready_list.scan(buffer, true);
             }
             ready_list.note_kernel_asked();
             lanes_first
         })?;
-        if sink.is_full() {
+        if buffer.is_full() {
             return Ok(());
         }
-        for _ in 0..ASKS_MAX {
-            let room = sink.room();
+        for _ in 0..KERNEL_POLLS_MAX {
+            let room = buffer.room();
             // SAFETY: the rest of the caller's array.
-            let count = unsafe { kernel::wait_now(call.epfd, sink.events.add(sink.len), room) }?;
-            self.take_in(sink, count, life, !lanes_first)?;
-            if sink.len > 0 || count < room {
+            let count = unsafe { kernel::wait_now(call.epfd, buffer.events.add(buffer.len), room) }?;
+            self.process_kernel_events(buffer, count, generation, !lanes_first)?;
+            if buffer.len > 0 || count < room {
                 break;
             }
         }
@@ -263,28 +265,34 @@ impl EpollSet {
     }
 
     /// The kernel has put `count` events into the array: what it says of lanes becomes what they say.
-    fn take_in(&'static self, sink: &mut Sink, count: usize, life: u32, scans: bool) -> Result<(), Errno> {
-        self.with_life(life, |ready_list| {
-            sink.append(count, |own| ready_list.hear_own(own));
-            if scans || sink.len == 0 {
-                ready_list.lanes_first = sink.is_full();
-                if !sink.is_full() {
-                    ready_list.scan(sink, true);
+    fn process_kernel_events(
+        &'static self,
+        buffer: &mut EventBuffer,
+        count: usize,
+        generation: u32,
+        scans: bool,
+    ) -> Result<(), Errno> {
+        self.with_generation(generation, |ready_list| {
+            buffer.append(count, |internal| ready_list.note_internal_event(internal));
+            if scans || buffer.len == 0 {
+                ready_list.lanes_first = buffer.is_full();
+                if !buffer.is_full() {
+                    ready_list.scan(buffer, true);
                 }
             }
         })
     }
 
-    fn wait_longer(&'static self, call: &Call, sink: &mut Sink, life: u32) -> Result<(), Errno> {
+    fn wait_blocking(&'static self, call: &Call, buffer: &mut EventBuffer, generation: u32) -> Result<(), Errno> {
         let mut deadline = Deadline::new(call.timeout_ns);
         // SAFETY: the caller's mask.
         unsafe { blocking::deliver_signals(call.mask) }?;
         // SAFETY: as above.
         let _masked = unsafe { signals::mask_while_polling(call.mask, &mut deadline.began) };
         loop {
-            match self.wait_once(call, sink, life, &mut deadline) {
-                Ok(Woken::Found | Woken::TimedOut) => return Ok(()),
-                Ok(Woken::Nothing) => {}
+            match self.wait_once(call, buffer, generation, &mut deadline) {
+                Ok(SleepOutcome::Ready | SleepOutcome::TimedOut) => return Ok(()),
+                Ok(SleepOutcome::Retry) => {}
                 // Whatever else the handler did: the call was interrupted.
                 Err(error) => return deadline.check_signals().and(Err(error)),
             }
@@ -294,72 +302,86 @@ impl EpollSet {
     fn wait_once(
         &'static self,
         call: &Call,
-        sink: &mut Sink,
-        life: u32,
+        buffer: &mut EventBuffer,
+        generation: u32,
         deadline: &mut Deadline,
-    ) -> Result<Woken, Errno> {
+    ) -> Result<SleepOutcome, Errno> {
         background_connects::advance();
-        if self.spin(call, sink, life, deadline)? {
-            return Ok(Woken::Found);
+        if self.spin(call, buffer, generation, deadline)? {
+            return Ok(SleepOutcome::Ready);
         }
-        self.sleep(call, sink, life, deadline)
+        self.sleep(call, buffer, generation, deadline)
     }
 
     /// Looks at hot connections for a while. `true`: something was found, or the time is up.
-    fn spin(&'static self, call: &Call, sink: &mut Sink, life: u32, deadline: &mut Deadline) -> Result<bool, Errno> {
-        let mut spun_for = self.with_life(life, |ready_list| ready_list.spun_for_count())?;
+    fn spin(
+        &'static self,
+        call: &Call,
+        buffer: &mut EventBuffer,
+        generation: u32,
+        deadline: &mut Deadline,
+    ) -> Result<bool, Errno> {
+        let mut hot_count = self.with_generation(generation, |ready_list| ready_list.hot_count())?;
         let mut spin = Spin::with(&self.spin_history);
-        while spun_for > 0 {
-            match spin.iterate_by(LOOKS_PER_GLANCE.saturating_mul(spun_for as u32)) {
-                Action::Poll => self.with_life(life, |ready_list| ready_list.scan(sink, false))?,
+        while hot_count > 0 {
+            match spin.iterate_by(LANE_POLLS_PER_POLL.saturating_mul(hot_count as u32)) {
+                Action::Poll => self.with_generation(generation, |ready_list| ready_list.scan(buffer, false))?,
                 Action::PollKernel => {
-                    self.look_everywhere(call, sink, life)?;
-                    if sink.len == 0 {
+                    self.poll_everything(call, buffer, generation)?;
+                    if buffer.len == 0 {
                         deadline.check_signals()?;
                         if deadline.is_over() {
                             return Ok(true);
                         }
                     }
-                    spun_for = self.with_life(life, |ready_list| ready_list.spun_for_count())?;
+                    hot_count = self.with_generation(generation, |ready_list| ready_list.hot_count())?;
                 }
                 Action::Block => break,
             }
-            if sink.len > 0 {
+            if buffer.len > 0 {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    fn sleep(&'static self, call: &Call, sink: &mut Sink, life: u32, deadline: &mut Deadline) -> Result<Woken, Errno> {
-        let mut naps = false;
-        let mut has_deaf = false;
+    fn sleep(
+        &'static self,
+        call: &Call,
+        buffer: &mut EventBuffer,
+        generation: u32,
+        deadline: &mut Deadline,
+    ) -> Result<SleepOutcome, Errno> {
+        let mut backs_off = false;
+        let mut has_unwakeable = false;
         let mut held_ns = None;
-        let (sleep, is_quiet) = Sleep::begin(|asleep| {
-            self.with_life(life, |ready_list| {
+        let (sleep, is_quiet) = SleepGuard::begin(|asleep| {
+            self.with_generation(generation, |ready_list| {
                 crate::process::threads::add(&self.sleepers, 1);
                 asleep.push(self);
-                naps = std::mem::take(&mut ready_list.nap_is_due);
+                backs_off = std::mem::take(&mut ready_list.must_back_off);
                 ready_list.asleep_since = Some(ReadyTime::now());
-                let is_quiet = ready_list.park_all(asleep, Held::Kept);
-                has_deaf = ready_list.has_deaf;
+                let is_quiet = ready_list.park_all(asleep, HeldRecords::Kept);
+                has_unwakeable = ready_list.has_unwakeable;
                 held_ns = ready_list.held_left_ns();
                 is_quiet
             })
         });
         if !is_quiet? {
             drop(sleep);
-            self.with_life(life, |ready_list| ready_list.scan(sink, true))?;
-            return Ok(if sink.len > 0 { Woken::Found } else { Woken::Nothing });
+            self.with_generation(generation, |ready_list| ready_list.scan(buffer, true))?;
+            return Ok(if buffer.len > 0 { SleepOutcome::Ready } else { SleepOutcome::Retry });
         }
         let left_ns = deadline.left_ns();
-        if naps && left_ns != Some(0) {
+        if backs_off && left_ns != Some(0) {
             // SAFETY: no entries; the caller's mask.
-            unsafe { blocking::ppoll(&mut [], Some(NAP_NS.min(left_ns.unwrap_or(NAP_NS))), call.mask) }?;
+            unsafe {
+                blocking::ppoll(&mut [], Some(UNWAKEABLE_POLL_NS.min(left_ns.unwrap_or(UNWAKEABLE_POLL_NS))), call.mask)
+            }?;
         }
         deadline.check_signals()?;
-        has_deaf |= background_connects::is_any_pending();
-        let longest_ns = if has_deaf { Some(NAP_NS) } else { held_ns };
+        has_unwakeable |= background_connects::is_any_pending();
+        let longest_ns = if has_unwakeable { Some(UNWAKEABLE_POLL_NS) } else { held_ns };
         let left_ns = longest_ns.map_or(left_ns, |ns| Some(left_ns.map_or(ns, |left_ns| left_ns.min(ns))));
         // SAFETY: the caller's array and mask.
         let count = unsafe { blocking::epoll_wait(call.epfd, call.events, call.max, left_ns, call.mask) }?;
@@ -368,15 +390,15 @@ impl EpollSet {
         self.spin_history.note_wakeup();
         drop(sleep);
         if held_ns.is_some() {
-            self.with_life(life, ReadyList::poll_held)?;
+            self.with_generation(generation, ReadyList::poll_held)?;
         }
-        self.take_in(sink, count, life, true)?;
-        self.with_life(life, ReadyList::note_kernel_asked)?;
+        self.process_kernel_events(buffer, count, generation, true)?;
+        self.with_generation(generation, ReadyList::note_kernel_asked)?;
         Ok(match () {
-            () if sink.len > 0 => Woken::Found,
-            () if count == 0 && deadline.is_over() => Woken::TimedOut,
-            () if count == 0 && longest_ns.is_none() => Woken::TimedOut,
-            () => Woken::Nothing,
+            () if buffer.len > 0 => SleepOutcome::Ready,
+            () if count == 0 && deadline.is_over() => SleepOutcome::TimedOut,
+            () if count == 0 && longest_ns.is_none() => SleepOutcome::TimedOut,
+            () => SleepOutcome::Retry,
         })
     }
 }

@@ -30,7 +30,7 @@ pub fn confine(install: impl FnOnce() -> c_long) -> c_long {
 fn confine_connections() {
     entry::for_each(0..=RawFd::MAX, |fd, entry| {
         if let Entry::Connection(connection) = entry
-            && !epoll::is_held_by_a_set(connection)
+            && !epoll::is_in_a_set(connection)
             && connection.confine()
         {
             entry::set(fd, Entry::Confined(connection));

@@ -106,7 +106,7 @@ fn disconnect_as_tcp(socket: &OwnedFd, local: SocketAddr) {
         rustix::net::bind(&listener, &loopback)?;
         rustix::net::listen(&listener, 1)?;
         let _ = rustix::net::bind(socket, &any);
-        let connected = rustix::net::connect(socket, &inspect::local_of(listener.as_raw_fd())?);
+        let connected = rustix::net::connect(socket, &inspect::local_address(listener.as_raw_fd())?);
         hidden::close(listener);
         connected.or_else(|error| if error == Errno::INPROGRESS { Ok(()) } else { Err(error) })?;
         rustix::net::connect_unspec(socket)
@@ -140,10 +140,10 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
         // The kernel has no route for it.
         return fall_back(fd, stream, destination, FallbackReason::UnsupportedCall);
     }
-    if !is_pending && stream.with_options(|options| inspect::asks_more_than_lanes_offer(fd, options)) {
+    if !is_pending && stream.with_options(|options| inspect::needs_kernel_tcp(fd, options)) {
         return fall_back(fd, stream, destination, FallbackReason::UnsupportedCall);
     }
-    let bound = if is_pending { None } else { inspect::local_of(fd).ok() };
+    let bound = if is_pending { None } else { inspect::local_address(fd).ok() };
     let shares = stream.with_options(|options| options.shares_address());
     let port_choice = stream.with(|inner| inner.port_choice);
     let aim = Aim { destination, bound, port_choice, shares, netns: inspect::netns_of(fd) };
@@ -356,13 +356,13 @@ pub(super) fn fall_back(
 /// The kernel refuses the connection in its own way, blocking or not: it is sent to a port that is taken and does not
 /// listen.
 pub(super) fn refuse(fd: RawFd) -> Outcome {
-    let is_v6 = inspect::local_of(fd).is_ok_and(|local| local.is_ipv6());
+    let is_v6 = inspect::local_address(fd).is_ok_and(|local| local.is_ipv6());
     let nowhere: SocketAddr = if is_v6 { (Ipv6Addr::LOCALHOST, 0).into() } else { (Ipv4Addr::LOCALHOST, 0).into() };
     let family = if is_v6 { AddressFamily::INET6 } else { AddressFamily::INET };
     let refused = || {
         let taken = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         rustix::net::bind(&taken, &nowhere)?;
-        let port = inspect::local_of(taken.as_raw_fd())?;
+        let port = inspect::local_address(taken.as_raw_fd())?;
         // SAFETY: the program's descriptor, which it is connecting.
         rustix::net::connect(unsafe { BorrowedFd::borrow_raw(fd) }, &port)
     };

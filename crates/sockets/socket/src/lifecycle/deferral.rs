@@ -19,7 +19,7 @@ pub(super) fn apply_option(fd: RawFd, listener: &'static Listener) -> Result<(),
     let lane_fd = listener.lane_fd();
     let queue = listener.with(|inner| inner.parent_queue.take()).map_or_else(|| SharedQueue::new(lane_fd), Ok)?;
     let deferral = DeferredAccept::new(lane_fd, wait_ns, queue)?;
-    epoll::watch_anew(listener, || {
+    epoll::rewatch_listener(listener, || {
         listener.with(|inner| inner.deferral.get_or_insert(deferral).set_wait_ns(wait_ns));
     });
     Ok(())

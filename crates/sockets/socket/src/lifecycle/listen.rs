@@ -32,12 +32,12 @@ pub fn listen(fd: RawFd, backlog: i32, in_kernel: impl FnOnce() -> Result<(), Er
         }
         _ => return in_kernel(),
     };
-    let announced = inspect::local_of(fd).ok().filter(|bound| bound.port() != 0);
+    let announced = inspect::local_address(fd).ok().filter(|bound| bound.port() != 0);
     let early = announced.map(|bound| add_lane(fd, stream, bound, backlog, false));
     in_kernel()?;
     // Now, because a server may give up its rights before the first client comes.
     process_stats::page();
-    let Ok(bound) = inspect::local_of(fd) else { return Ok(()) };
+    let Ok(bound) = inspect::local_address(fd) else { return Ok(()) };
     // The port is another one if the kernel has chosen it, now or before the listener was shut down.
     let lane = match early.filter(|_| announced == Some(bound)) {
         // The kernel lets two listen without sharing the address only where both have the same socket.
@@ -69,7 +69,7 @@ fn add_lane(
     if settings().honours_filters {
         return Err(FallbackReason::PacketFilters);
     }
-    if stream.with_options(|options| inspect::asks_more_than_lanes_offer(fd, options)) {
+    if stream.with_options(|options| inspect::needs_kernel_tcp(fd, options)) {
         return Err(FallbackReason::UnsupportedCall);
     }
     let netns = inspect::netns_of(fd);

@@ -71,7 +71,7 @@ fn advance_all() {
 /// `full`: a destination that has just been found full.
 fn advance_one(stream: &'static Stream, full: &mut Option<SocketAddr>) {
     let Some((waiting, remote)) = stream.with(|inner| Waiting::take_turn(inner, *full)) else { return };
-    if stream.with_options(|options| options.asks_more_than_lanes_offer()) {
+    if stream.with_options(|options| options.needs_kernel_tcp()) {
         return end(stream, waiting, Err(FallbackReason::UnsupportedCall));
     }
     let left = match attempt(waiting.aim, remote) {
@@ -159,7 +159,7 @@ fn fall_back_to_kernel(stream: &'static Stream, waiting: Waiting, reason: Fallba
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     // On the way it is disconnected, with an error that is nobody's.
     let descriptors = stream.with(|inner| inner.descriptors.clone());
-    epoll::while_unheard(&descriptors, || {
+    epoll::while_unregistered(&descriptors, || {
         let _ = rustix::net::connect_unspec(socket);
         let _ = in_nonblocking_mode(fd, || {
             let begun = match fall_back(fd, stream, destination, reason) {
@@ -224,7 +224,7 @@ static SILENT_LOCK: Lock = Lock::new();
 static SILENT_LISTENERS: SilentListeners = SilentListeners(UnsafeCell::new(Vec::new()));
 
 fn connect_to_silent_listener(fd: RawFd, netns: u64) -> Result<(), Errno> {
-    let is_v6 = inspect::local_of(fd)?.is_ipv6();
+    let is_v6 = inspect::local_address(fd)?.is_ipv6();
     let address = signals::without_handlers(|| silent_address(is_v6, netns))?;
     // SAFETY: the program's descriptor, which it is connecting.
     match in_nonblocking_mode(fd, || rustix::net::connect(unsafe { BorrowedFd::borrow_raw(fd) }, &address))? {
@@ -268,7 +268,7 @@ impl SilentListener {
         rustix::net::bind(&listener, &any)?;
         // A backlog of none has room for one.
         rustix::net::listen(&listener, 0)?;
-        let address = inspect::local_of(listener.as_raw_fd())?;
+        let address = inspect::local_address(listener.as_raw_fd())?;
         let netns = inspect::netns_of(listener.as_raw_fd());
         let filler = tcp(is_v6)?;
         rustix::net::connect(&filler, &address)?;

@@ -119,7 +119,7 @@ impl PortHolders {
 /// `ADDRINUSE` where one of them holds the port.
 pub fn may_bind(fd: RawFd, address: SocketAddr) -> Result<(), Errno> {
     let Entry::Stream(stream) = entry::get(fd) else { return Ok(()) };
-    let is_bound = inspect::local_of(fd).is_ok_and(|local| local.port() != 0);
+    let is_bound = inspect::local_address(fd).is_ok_and(|local| local.port() != 0);
     let (shares, shares_port) =
         Stream::with_options(stream, |options| (options.shares_address(), options.shares_port()));
     if address.port() == 0 || is_bound || shares_port {

@@ -5,7 +5,9 @@ use crate::connection::Connection;
 use crate::entry::{self, Entry};
 use crate::listener;
 use crate::listener::Listener;
-use crate::options::{self, OptionRecord, PACKET_BYTES_MAX, SEGMENT_BYTES_MAX, SocketOption, Special, TcpFacts};
+use crate::options::{
+    self, ConnectionOption, OptionRecord, PACKET_BYTES_MAX, SEGMENT_BYTES_MAX, SocketOption, TcpInfo,
+};
 use crate::rendezvous::address::{Family, encode_sockaddr};
 use crate::stream::Stream;
 use rustix::io::Errno;
@@ -39,31 +41,37 @@ pub unsafe fn get_option(
         // SAFETY: the caller's.
         unsafe { record.get_c(family, option, value, length_inout) }
     };
-    let Some(special) = Special::of(option) else { return by_template() };
+    let Some(special) = ConnectionOption::of(option) else { return by_template() };
     let bytes = match special {
-        Special::Error => connection.take_error().to_ne_bytes().to_vec(),
-        Special::ReceiveTimeout => {
+        ConnectionOption::Error => connection.take_error().to_ne_bytes().to_vec(),
+        ConnectionOption::ReceiveTimeout => {
             options::timeval(connection.with_options(|record| record.receive_timeout_ns())).to_vec()
         }
-        Special::SendTimeout => options::timeval(connection.with_options(|record| record.send_timeout_ns())).to_vec(),
-        Special::SendBuffer => match connection.with_options(|record| record.send_buffer_bytes_established()) {
+        ConnectionOption::SendTimeout => {
+            options::timeval(connection.with_options(|record| record.send_timeout_ns())).to_vec()
+        }
+        ConnectionOption::SendBuffer => {
+            match connection.with_options(|record| record.send_buffer_bytes_established()) {
+                Some(bytes) => bytes.to_ne_bytes().to_vec(),
+                None => return by_template(),
+            }
+        }
+        ConnectionOption::WindowClamp => match connection.with_options(|record| record.window_clamp_bytes()) {
             Some(bytes) => bytes.to_ne_bytes().to_vec(),
             None => return by_template(),
         },
-        Special::WindowClamp => match connection.with_options(|record| record.window_clamp_bytes()) {
-            Some(bytes) => bytes.to_ne_bytes().to_vec(),
-            None => return by_template(),
-        },
-        Special::TcpInfo => options::tcp_info(&facts_of(connection)).to_vec(),
-        Special::MaxSegment => SEGMENT_BYTES_MAX.to_ne_bytes().to_vec(),
-        Special::MaxPacket => PACKET_BYTES_MAX.to_ne_bytes().to_vec(),
-        Special::PeerName => {
+        ConnectionOption::TcpInfo => options::tcp_info(&facts_of(connection)).to_vec(),
+        ConnectionOption::MaxSegment => SEGMENT_BYTES_MAX.to_ne_bytes().to_vec(),
+        ConnectionOption::MaxPacket => PACKET_BYTES_MAX.to_ne_bytes().to_vec(),
+        ConnectionOption::PeerName => {
             let tuple = connection.tuple().ok_or(Errno::NOTCONN)?;
             let (bytes, len_bytes) = encode_sockaddr(tuple.peer);
             bytes[..len_bytes].to_vec()
         }
-        // SAFETY: the caller's; a raw call on the program's own descriptor.
-        Special::Lifeline => return unsafe { get_on_lifeline(connection.lifeline(), option, value, length_inout) },
+        ConnectionOption::Lifeline => {
+            // SAFETY: the caller vouches for `value` and `length_inout`; the descriptor is the connection's own.
+            return unsafe { get_on_lifeline(connection.lifeline(), option, value, length_inout) };
+        }
     };
     // SAFETY: the caller's.
     unsafe { options::answer(&bytes, value, length_inout) }
@@ -161,7 +169,7 @@ pub unsafe fn note_option(
         Entry::Listener(listener) => {
             Listener::with_options(listener, note);
             // From now on clients are to come by kernel TCP alone, which does what is asked.
-            if listener.with_options(|options| options.asks_more_than_lanes_offer()) {
+            if listener.with_options(|options| options.needs_kernel_tcp()) {
                 leave_to_kernel(listener);
                 return Ok(());
             }
@@ -181,9 +189,9 @@ fn family_of(connection: &Connection) -> Family {
     }
 }
 
-fn facts_of(connection: &'static Connection) -> TcpFacts {
+fn facts_of(connection: &'static Connection) -> TcpInfo {
     let (bytes_sent, bytes_received) = connection.carried_bytes();
-    TcpFacts {
+    TcpInfo {
         state: connection.tcp_state(),
         rtt_us: ROUND_TRIP_US,
         bytes_acked: bytes_sent,

@@ -160,7 +160,7 @@ mod tests {
 
     /// The descriptors of a queue as a program finds them after `exec`.
     fn left_by(queue: SharedQueue) -> [RawFd; 2] {
-        [queue.receiver, queue.sender].map(|fd| fd.show().unwrap().into_raw_fd())
+        [queue.receiver, queue.sender].map(|fd| fd.unhide().unwrap().into_raw_fd())
     }
 
     #[test]

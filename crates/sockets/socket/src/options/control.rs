@@ -15,27 +15,27 @@ const SOF_TIMESTAMPING_TX_COMPLETION: u32 = 1 << 18;
 const SOF_TIMESTAMPING_OPT_RX_FILTER: u32 = 1 << 17;
 
 /// Whether `SO_TIMESTAMPING` with these flags wants to know when something was sent.
-pub(crate) fn stamps_what_is_sent(flags: u32) -> bool {
+pub(crate) fn requests_send_timestamps(flags: u32) -> bool {
     flags & SENDS_MASK != 0
 }
 
 /// What a socket's options ask of each receive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct RequestedControl {
     counts_unread: bool,
-    stamp: Option<Unit>,
+    stamp: Option<TimestampUnit>,
     stamps_by_software: bool,
     /// The names of 64-bit times.
     is_new: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Unit {
+enum TimestampUnit {
     Micros,
     Nanos,
 }
 
-impl Wanted {
+impl RequestedControl {
     const COUNTS_UNREAD: u32 = 1;
     const MICROS: u32 = 2;
     const NANOS: u32 = 4;
@@ -45,16 +45,16 @@ impl Wanted {
     /// Takes note of an option that was set, in the order in which options are.
     pub(crate) fn note(&mut self, option: SocketOption, value: u32) {
         let is_on = value != 0;
-        let mut set_stamp = |unit: Unit, is_new: bool| {
+        let mut set_stamp = |unit: TimestampUnit, is_new: bool| {
             self.stamp = is_on.then_some(unit);
             self.is_new = if is_on { is_new } else { self.is_new };
         };
         match (option.level, option.name) {
             (libc::IPPROTO_TCP, libc::TCP_INQ) => self.counts_unread = is_on,
-            (libc::SOL_SOCKET, libc::SO_TIMESTAMP) => set_stamp(Unit::Micros, false),
-            (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS) => set_stamp(Unit::Nanos, false),
-            (libc::SOL_SOCKET, SO_TIMESTAMP_NEW) => set_stamp(Unit::Micros, true),
-            (libc::SOL_SOCKET, SO_TIMESTAMPNS_NEW) => set_stamp(Unit::Nanos, true),
+            (libc::SOL_SOCKET, libc::SO_TIMESTAMP) => set_stamp(TimestampUnit::Micros, false),
+            (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS) => set_stamp(TimestampUnit::Nanos, false),
+            (libc::SOL_SOCKET, SO_TIMESTAMP_NEW) => set_stamp(TimestampUnit::Micros, true),
+            (libc::SOL_SOCKET, SO_TIMESTAMPNS_NEW) => set_stamp(TimestampUnit::Nanos, true),
             (libc::SOL_SOCKET, libc::SO_TIMESTAMPING | SO_TIMESTAMPING_NEW) => {
                 let software = libc::SOF_TIMESTAMPING_SOFTWARE;
                 let is_for_any = value & SOF_TIMESTAMPING_OPT_RX_FILTER == 0;
@@ -70,8 +70,8 @@ impl Wanted {
     pub(crate) fn to_bits(self) -> u32 {
         let bit = |is_set: bool, bit: u32| if is_set { bit } else { 0 };
         let bits = bit(self.counts_unread, Self::COUNTS_UNREAD)
-            | bit(self.stamp == Some(Unit::Micros), Self::MICROS)
-            | bit(self.stamp == Some(Unit::Nanos), Self::NANOS)
+            | bit(self.stamp == Some(TimestampUnit::Micros), Self::MICROS)
+            | bit(self.stamp == Some(TimestampUnit::Nanos), Self::NANOS)
             | bit(self.stamps_by_software, Self::BY_SOFTWARE);
         if bits == 0 { 0 } else { bits | bit(self.is_new, Self::NEW) }
     }
@@ -79,8 +79,8 @@ impl Wanted {
     pub(crate) fn from_bits(bits: u32) -> Self {
         let stamp = match bits & (Self::MICROS | Self::NANOS) {
             0 => None,
-            Self::MICROS => Some(Unit::Micros),
-            _ => Some(Unit::Nanos),
+            Self::MICROS => Some(TimestampUnit::Micros),
+            _ => Some(TimestampUnit::Nanos),
         };
         Self {
             counts_unread: bits & Self::COUNTS_UNREAD != 0,
@@ -92,25 +92,29 @@ impl Wanted {
 
     /// Returns the messages that go with a receive of `bytes`, in the kernel's order. `unread` tells how many more
     /// there are.
-    pub fn messages(self, bytes: usize, unread: impl FnOnce() -> i32) -> impl Iterator<Item = Message> {
+    pub fn messages(self, bytes: usize, unread: impl FnOnce() -> i32) -> impl Iterator<Item = ControlMessage> {
         let named = |old, new| if self.is_new { new } else { old };
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
         let (seconds, nanos) = (now.tv_sec, now.tv_nsec as i64);
         let stamp = self.stamp.map(|unit| match unit {
-            Unit::Micros => Message::of_socket(named(libc::SO_TIMESTAMP, SO_TIMESTAMP_NEW), &[seconds, nanos / 1000]),
-            Unit::Nanos => Message::of_socket(named(libc::SO_TIMESTAMPNS, SO_TIMESTAMPNS_NEW), &[seconds, nanos]),
+            TimestampUnit::Micros => {
+                ControlMessage::of_socket(named(libc::SO_TIMESTAMP, SO_TIMESTAMP_NEW), &[seconds, nanos / 1000])
+            }
+            TimestampUnit::Nanos => {
+                ControlMessage::of_socket(named(libc::SO_TIMESTAMPNS, SO_TIMESTAMPNS_NEW), &[seconds, nanos])
+            }
         });
         let stamps = self.stamps_by_software.then(|| {
-            Message::of_socket(named(libc::SO_TIMESTAMPING, SO_TIMESTAMPING_NEW), &[seconds, nanos, 0, 0, 0, 0])
+            ControlMessage::of_socket(named(libc::SO_TIMESTAMPING, SO_TIMESTAMPING_NEW), &[seconds, nanos, 0, 0, 0, 0])
         });
-        let unread = self.counts_unread.then(|| Message::of_unread(unread()));
+        let unread = self.counts_unread.then(|| ControlMessage::of_unread(unread()));
         stamp.into_iter().chain(stamps).filter(move |_| bytes > 0).chain(unread)
     }
 }
 
 /// A control message.
 #[derive(Clone, Copy, Debug)]
-pub struct Message {
+pub struct ControlMessage {
     /// As in `cmsghdr`.
     pub level: i32,
     /// As in `cmsghdr`.
@@ -119,7 +123,7 @@ pub struct Message {
     data_bytes: usize,
 }
 
-impl Message {
+impl ControlMessage {
     fn of_socket(kind: i32, words: &[i64]) -> Self {
         let mut data = [0; DATA_BYTES_MAX];
         let places = data.chunks_exact_mut(size_of::<i64>());
@@ -146,7 +150,7 @@ mod tests {
     #[test]
     fn what_is_wanted_survives_its_word_and_the_last_name_counts() {
         let socket = |name| SocketOption { level: libc::SOL_SOCKET, name };
-        let mut wanted = Wanted::default();
+        let mut wanted = RequestedControl::default();
         assert_eq!(wanted.to_bits(), 0);
         for (option, value) in [
             (socket(libc::SO_TIMESTAMP), 1),
@@ -156,7 +160,7 @@ mod tests {
             (socket(libc::SO_TIMESTAMP), 0),
         ] {
             wanted.note(option, value);
-            assert_eq!(Wanted::from_bits(wanted.to_bits()), wanted);
+            assert_eq!(RequestedControl::from_bits(wanted.to_bits()), wanted);
         }
         assert_eq!((wanted.stamp, wanted.stamps_by_software, wanted.counts_unread), (None, true, true));
         assert!(!wanted.is_new, "the names are those that were set last");

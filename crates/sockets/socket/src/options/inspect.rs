@@ -13,7 +13,7 @@ const F_SETSIG: i32 = 10;
 const F_GETSIG: i32 = 11;
 
 /// `getsockname(2)` of a TCP socket.
-pub(crate) fn local_of(fd: RawFd) -> Result<SocketAddr, Errno> {
+pub(crate) fn local_address(fd: RawFd) -> Result<SocketAddr, Errno> {
     // SAFETY: the program's descriptor, in a call about it.
     let name = rustix::net::getsockname(unsafe { BorrowedFd::borrow_raw(fd) })?;
     SocketAddr::try_from(name)
@@ -30,10 +30,10 @@ pub(crate) fn local_of(fd: RawFd) -> Result<SocketAddr, Errno> {
 pub(crate) fn is_connect_denied(fd: RawFd, is_v6: bool, port: u16) -> Result<bool, Errno> {
     const ALL_HOSTS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(224, 0, 0, 1)), 0);
     const ALL_NODES: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1)), 0);
-    let mut nobody = if is_v6 { ALL_NODES } else { ALL_HOSTS };
-    nobody.set_port(port);
+    let mut unreachable = if is_v6 { ALL_NODES } else { ALL_HOSTS };
+    unreachable.set_port(port);
     // SAFETY: the program's descriptor, which it is connecting.
-    match rustix::net::connect(unsafe { BorrowedFd::borrow_raw(fd) }, &nobody) {
+    match rustix::net::connect(unsafe { BorrowedFd::borrow_raw(fd) }, &unreachable) {
         Err(error @ (Errno::CONNREFUSED | Errno::CONNABORTED | Errno::CONNRESET | Errno::TIMEDOUT)) => Err(error),
         answer => Ok(matches!(answer, Err(Errno::ACCESS | Errno::PERM))),
     }
@@ -58,11 +58,11 @@ pub(crate) fn reuses_port(fd: RawFd) -> bool {
 }
 
 /// Whether a socket whose options are `options` is to do what lanes cannot: then it stays with the kernel.
-pub(crate) fn asks_more_than_lanes_offer(fd: RawFd, options: &OptionRecord) -> bool {
+pub(crate) fn needs_kernel_tcp(fd: RawFd, options: &OptionRecord) -> bool {
     // SAFETY: the program's descriptor, in a call about it.
     let modes = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) });
     let raises_signals = modes.is_ok_and(|modes| modes.bits() as i32 & libc::O_ASYNC != 0);
-    raises_signals || options.asks_more_than_lanes_offer()
+    raises_signals || options.needs_kernel_tcp()
 }
 
 /// `accept4(2)` in the kernel, with the peer's address.
@@ -128,5 +128,5 @@ pub(crate) fn is_mode_ours(fd: RawFd) -> bool {
 pub(crate) fn listens_on(fd: RawFd, address: SocketAddr) -> bool {
     // SAFETY: only asks; a closed number is answered with an error.
     let listens = rustix::net::sockopt::socket_acceptconn(unsafe { BorrowedFd::borrow_raw(fd) });
-    listens == Ok(true) && local_of(fd).is_ok_and(|local| address::canonical(local) == address::canonical(address))
+    listens == Ok(true) && local_address(fd).is_ok_and(|local| address::canonical(local) == address::canonical(address))
 }

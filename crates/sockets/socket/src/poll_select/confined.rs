@@ -12,7 +12,7 @@ use std::os::fd::RawFd;
 const POLLED_MAX: usize = 64;
 
 /// Between two looks for room, which nothing may announce.
-const ROOM_LOOK_MS: i32 = 2;
+const ROOM_POLL_MS: i32 = 2;
 
 /// A connection in a set, and what was asked of it.
 #[derive(Clone, Copy)]
@@ -60,12 +60,13 @@ impl PolledSet {
     }
 
     /// Restores the events that the program asked for, and stores the answers.
-    fn answer(&self, fds: &mut [pollfd], take_rings: impl Fn(RawFd, *mut u8, usize) -> isize) {
+    fn answer(&self, fds: &mut [pollfd], read_wakeups: impl Fn(RawFd, *mut u8, usize) -> isize) {
         for &Polled { index, events, connection } in self.iter() {
             let entry = &mut fds[index];
             let fd = entry.fd;
             entry.events = events;
-            entry.revents = connection.answer_confined(entry.revents, events, |bytes, len| take_rings(fd, bytes, len));
+            entry.revents =
+                connection.answer_confined(entry.revents, events, |bytes, len| read_wakeups(fd, bytes, len));
         }
     }
 }
@@ -81,7 +82,7 @@ pub fn poll_entries_confined(
     call: impl Fn(&mut [pollfd], Option<u64>) -> Result<usize, Errno>,
 ) -> Result<usize, Errno> {
     // SAFETY: the bytes are ours.
-    let take_rings = |fd: RawFd, bytes: *mut u8, len: usize| unsafe {
+    let read_wakeups = |fd: RawFd, bytes: *mut u8, len: usize| unsafe {
         system::call_kernel(libc::SYS_read, [fd as usize, bytes as usize, len])
     };
     let set = PolledSet::of(fds);
@@ -91,7 +92,7 @@ pub fn poll_entries_confined(
         let is_last = left_ns == Some(0);
         if set.iter().next().is_none() {
             let polled = call(fds, timeout_ns)?;
-            fds.iter_mut().for_each(speak_as_tcp);
+            fds.iter_mut().for_each(translate_to_tcp);
             return Ok(polled);
         }
         if !is_last && !set.is_any_ready() {
@@ -100,13 +101,13 @@ pub fn poll_entries_confined(
         if set.is_any_ready() {
             left_ns = Some(0);
         } else if set.waits_for_room() {
-            const ROOM_LOOK_NS: u64 = ROOM_LOOK_MS as u64 * 1_000_000;
-            left_ns = Some(left_ns.map_or(ROOM_LOOK_NS, |left_ns| left_ns.min(ROOM_LOOK_NS)));
+            const ROOM_POLL_NS: u64 = ROOM_POLL_MS as u64 * 1_000_000;
+            left_ns = Some(left_ns.map_or(ROOM_POLL_NS, |left_ns| left_ns.min(ROOM_POLL_NS)));
         }
         let polled = call(fds, left_ns);
-        set.answer(fds, take_rings);
+        set.answer(fds, read_wakeups);
         polled?;
-        fds.iter_mut().for_each(speak_as_tcp);
+        fds.iter_mut().for_each(translate_to_tcp);
         let ready = fds.iter().filter(|entry| entry.fd >= 0 && entry.revents != 0).count();
         if ready > 0 || is_last {
             return Ok(ready);
@@ -114,7 +115,7 @@ pub fn poll_entries_confined(
     }
 }
 
-fn speak_as_tcp(entry: &mut pollfd) {
+fn translate_to_tcp(entry: &mut pollfd) {
     if let Entry::Confined(connection) = entry::get(entry.fd) {
         entry.revents = connection.as_tcp_says(entry.revents, entry.events);
     }

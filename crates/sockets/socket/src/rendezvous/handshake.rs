@@ -22,7 +22,7 @@ use std::fmt;
 use fabric::device::Caching;
 use volmem::Alignment;
 
-use segment::model::{MODEL_BYTES, LinkModel};
+use segment::model::{LinkModel, MODEL_BYTES};
 use segment::{LAYOUT_VERSION, Secrets, Segment};
 
 /// Bytes of a handshake.

@@ -41,7 +41,7 @@ use crate::rendezvous::handshake::{Handshake, WindowSpans};
 use crate::rendezvous::local_page::{self, LocalPage, MemoryFds};
 use crate::rendezvous::monitor::{self, ListenerResponse};
 use crate::rendezvous::span_lease;
-use segment::model::{MODEL_BYTES, LinkModel, ModelledLink};
+use segment::model::{LinkModel, MODEL_BYTES, ModelledLink};
 use segment::{LAYOUT_VERSION, Secrets, Segment, Side};
 use wait::{Action, Spin};
 
@@ -339,7 +339,7 @@ impl AwaitingMonitor {
 
     fn connect_to_proxy(self, node: IpAddr) -> Result<ConnectProgress, NoLane> {
         let Self { attempt, lifeline, tuple, .. } = self;
-        let lifeline = lifeline.show().ok_or(NoLane::new(FallbackReason::HandshakeFailed))?;
+        let lifeline = lifeline.unhide().ok_or(NoLane::new(FallbackReason::HandshakeFailed))?;
         let tuple = tuple.map_or_else(|| attempt.bind(&lifeline, node), Ok)?;
         let name = ListenerName::remote(destination(attempt.request.destination));
         connect_to_first(&attempt.rack, lifeline.as_fd(), &[name], || Ok(()))?;
@@ -363,8 +363,8 @@ impl AwaitingProxy {
 
     fn show(self) -> Result<(ConnectAttempt, Connected), NoLane> {
         let Self { attempt, lifeline, tuple, segment, memory } = self;
-        let lifeline = lifeline.show().ok_or(NoLane::new(FallbackReason::HandshakeFailed))?;
-        let memory = memory.and_then(|memory| memory.memfd.show()).map(MemoryFds::of_memfd);
+        let lifeline = lifeline.unhide().ok_or(NoLane::new(FallbackReason::HandshakeFailed))?;
+        let memory = memory.and_then(|memory| memory.memfd.unhide()).map(MemoryFds::of_memfd);
         Ok((attempt, Connected { lifeline, tuple, segment, memory, is_remote: true }))
     }
 }

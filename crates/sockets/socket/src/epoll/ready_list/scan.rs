@@ -10,9 +10,9 @@
 //! is ready, is *queued*: the queue needs no polling, because a scan takes no more from its front than it can report.
 
 use super::{ReadyList, Slot};
-use crate::epoll::order::ReadyTime;
+use crate::epoll::ready_time::ReadyTime;
 use crate::epoll::registration::{Registration, Target, Watch};
-use crate::epoll::{EpollSet, wait::Sink};
+use crate::epoll::{EpollSet, wait::EventBuffer};
 
 /// The bound of the number of hot connections when nothing is known. Idle ones never raise it.
 pub(in crate::epoll) const HOT_BEGIN: usize = 64;
@@ -30,7 +30,7 @@ const IDLE_REPORTS_MAX: u32 = 256;
 const UNPARKABLE_POLLS: usize = 4;
 
 /// Something that is ready.
-pub(super) struct Found {
+pub(super) struct ReadyEntry {
     since: ReadyTime,
     index: u32,
     ready: i16,
@@ -38,16 +38,16 @@ pub(super) struct Found {
 
 /// What becomes of what a sender holds back when its connection is parked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::epoll) enum Held {
+pub(in crate::epoll) enum HeldRecords {
     /// It is shown once it is due: the thread sleeps no longer than that.
     Kept,
     /// It is shown at once: nobody is known to be awake when it is due.
-    Shown,
+    Published,
 }
 
 /// A scan that is going on.
 struct Scan {
-    fully: bool,
+    thorough: bool,
     /// When it first found something. Scans that find nothing read no clock.
     found_at: Option<ReadyTime>,
 }
@@ -65,28 +65,29 @@ fn in_use(slots: &mut [Slot], index: u32) -> &mut Registration {
 
 impl ReadyList {
     /// Has every wait poll it. [`ReadyList::trim`] comes afterwards.
-    pub(super) fn warm(&mut self, index: u32) {
+    pub(super) fn make_hot_untrimmed(&mut self, index: u32) {
         let reports = self.reports;
         let registration = self.at_mut(index);
         if !registration.stays_hot() || matches!(registration.watch, Watch::Hot | Watch::Queued(_)) {
             return;
         }
-        let is_busy = registration.is_used && reports.wrapping_sub(registration.active_at) <= IDLE_REPORTS_MAX;
+        let is_busy =
+            registration.was_ever_reported && reports.wrapping_sub(registration.active_at) <= IDLE_REPORTS_MAX;
         registration.active_at = reports;
-        if is_busy && self.hot.len() >= self.hot_room() {
+        if is_busy && self.hot.len() >= self.hot_limit() {
             self.hot_extra = (self.hot_extra + 1).min(HOT_MAX - HOT_BEGIN);
         }
         self.set_watch(index, Watch::Hot);
     }
 
     /// How many connections may be hot.
-    fn hot_room(&self) -> usize {
+    fn hot_limit(&self) -> usize {
         HOT_BEGIN + self.hot_extra
     }
 
-    /// As [`ReadyList::warm`], and makes room for it.
-    pub fn heat(&mut self, index: u32) {
-        self.warm(index);
+    /// As [`ReadyList::make_hot_untrimmed`], and makes room for it.
+    pub fn make_hot(&mut self, index: u32) {
+        self.make_hot_untrimmed(index);
         self.trim();
     }
 
@@ -114,7 +115,7 @@ impl ReadyList {
 
     /// Parks or queues those that have been idle for longest, until no more are hot than may be.
     pub(super) fn trim(&mut self) {
-        let excess = self.hot.len().saturating_sub(self.hot_room());
+        let excess = self.hot.len().saturating_sub(self.hot_limit());
         if excess > 0 {
             let evicted: Vec<u32> = self.hot.drain(..excess).collect();
             evicted.into_iter().for_each(|index| self.evict(index));
@@ -139,7 +140,7 @@ impl ReadyList {
         if ready == 0 {
             #[cfg(test)]
             crate::epoll::tests::while_parking();
-            if !self.park_unless_ready(index, Held::Shown) {
+            if !self.park_unless_ready(index, HeldRecords::Published) {
                 return;
             }
             ready = self.at_mut(index).poll(true);
@@ -149,9 +150,9 @@ impl ReadyList {
     }
 
     /// Parks a connection that is in no list, and polls it once more. `true`: it is ready, and still in no list.
-    fn park_unless_ready(&mut self, index: u32, held: Held) -> bool {
+    fn park_unless_ready(&mut self, index: u32, held: HeldRecords) -> bool {
         let is_parked = self.park(index);
-        if held == Held::Shown {
+        if held == HeldRecords::Published {
             self.at(index).show_held();
         }
         if self.at_mut(index).poll(true) != 0 {
@@ -163,16 +164,16 @@ impl ReadyList {
 
     /// Reports what is ready, oldest first.
     #[inline]
-    pub fn scan(&mut self, sink: &mut Sink, fully: bool) {
-        match self.only_lane() {
-            Some(index) => self.scan_only(index, sink, fully),
-            None => self.scan_all(sink, fully),
+    pub fn scan(&mut self, buffer: &mut EventBuffer, thorough: bool) {
+        match self.single_lane() {
+            Some(index) => self.scan_single(index, buffer, thorough),
+            None => self.scan_all(buffer, thorough),
         }
     }
 
     /// The connection that is all there is to poll, if it goes by a lane.
     #[inline(always)]
-    fn only_lane(&self) -> Option<u32> {
+    fn single_lane(&self) -> Option<u32> {
         let [index] = self.hot[..] else { return None };
         let is_alone = self.parked_count + self.hot_others.len() + self.unparkable.len() + self.queue.len() == 0;
         (is_alone && !self.at(index).is_on_lifeline()).then_some(index)
@@ -180,29 +181,29 @@ impl ReadyList {
 
     /// As [`ReadyList::scan_all`], where there is nothing to put in order: it reads no clock, and no stamp.
     #[inline(always)]
-    fn scan_only(&mut self, index: u32, sink: &mut Sink, fully: bool) {
+    fn scan_single(&mut self, index: u32, buffer: &mut EventBuffer, thorough: bool) {
         let registration = in_use(&mut self.slots, index);
-        let ready = registration.poll(fully);
-        if ready == 0 || sink.is_full() || !sink.push(registration, ready) {
+        let ready = registration.poll(thorough);
+        if ready == 0 || buffer.is_full() || !buffer.push(registration, ready) {
             return;
         }
         self.reports = self.reports.wrapping_add(1);
-        (registration.active_at, registration.is_used) = (self.reports, true);
-        registration.note_report_of_only(ready);
+        (registration.active_at, registration.was_ever_reported) = (self.reports, true);
+        registration.note_report_of_single(ready);
         if !registration.stays_hot() {
             self.set_watch(index, Watch::Off);
         }
     }
 
     #[inline(never)]
-    fn scan_all(&mut self, sink: &mut Sink, fully: bool) {
-        let mut scan = Scan { fully, found_at: None };
+    fn scan_all(&mut self, buffer: &mut EventBuffer, thorough: bool) {
+        let mut scan = Scan { thorough, found_at: None };
         let last_find = self.poll_all(&mut scan);
         if !self.found.is_empty() {
             self.poll_again(&mut scan, last_find);
         }
         if !self.found.is_empty() || !self.queue.is_empty() {
-            self.report(sink, &mut scan);
+            self.report(buffer, &mut scan);
             if self.hot.len() > HOT_MIN {
                 self.park_idle();
             }
@@ -217,7 +218,7 @@ impl ReadyList {
     /// nothing to report are its to watch.
     fn leave_lifelines_to_kernel(&mut self) {
         let mut hot = std::mem::take(&mut self.hot);
-        hot.retain(|&index| !self.at(index).may_be_left_to_kernel() || !self.leave_to_kernel(index, false));
+        hot.retain(|&index| !self.at(index).can_be_left_to_kernel() || !self.leave_to_kernel(index, false));
         self.hot = hot;
     }
 
@@ -244,7 +245,7 @@ impl ReadyList {
         let registration = in_use(&mut self.slots, index);
         let is_on_lifeline = registration.is_on_lifeline();
         self.has_polled_lifeline |= is_on_lifeline;
-        let ready = registration.poll(scan.fully || is_on_lifeline);
+        let ready = registration.poll(scan.thorough || is_on_lifeline);
         if ready == 0 {
             return false;
         }
@@ -253,7 +254,7 @@ impl ReadyList {
             return false;
         }
         registration.is_found = true;
-        self.found.push(Found { since, index, ready });
+        self.found.push(ReadyEntry { since, index, ready });
         true
     }
 
@@ -290,7 +291,7 @@ impl ReadyList {
         let newest = self.found.iter().map(|found| found.since).max();
         let others_polled = self.hot_others.len();
         if self.parked_count > 0 {
-            self.collect();
+            self.collect_events();
         }
         for place in (last_find..self.hot.len()).rev() {
             if !self.at(self.hot[place]).is_found {
@@ -303,9 +304,9 @@ impl ReadyList {
     }
 
     /// Fills the program's array, oldest first.
-    fn report(&mut self, sink: &mut Sink, scan: &mut Scan) {
+    fn report(&mut self, buffer: &mut EventBuffer, scan: &mut Scan) {
         if !self.queue.is_empty() {
-            self.take_queued(sink.room(), scan);
+            self.take_queued(buffer.room(), scan);
         }
         let mut found = std::mem::take(&mut self.found);
         if found.len() > 1 {
@@ -314,9 +315,9 @@ impl ReadyList {
         self.reports = self.reports.wrapping_add(1);
         for (place, one) in found.iter_mut().enumerate() {
             let registration = in_use(&mut self.slots, one.index);
-            if !sink.is_full() && sink.push(registration, one.ready) {
+            if !buffer.is_full() && buffer.push(registration, one.ready) {
                 one.since = scan.found_at().behind(place);
-                (registration.active_at, registration.is_used) = (self.reports, true);
+                (registration.active_at, registration.was_ever_reported) = (self.reports, true);
                 registration.note_report(one.ready, one.since);
             } else if registration.watch == Watch::Hot {
                 registration.is_found = false;
@@ -344,7 +345,7 @@ impl ReadyList {
 
     /// After a report: hot connections that were reported are now the last to become idle, and what came from the queue
     /// returns to it.
-    fn put_back(&mut self, found: &[Found]) {
+    fn put_back(&mut self, found: &[ReadyEntry]) {
         if let [one] = found
             && self.hot.last() == Some(&one.index)
             && self.at(one.index).stays_hot()
@@ -354,7 +355,7 @@ impl ReadyList {
         }
         let Self { hot, slots, .. } = self;
         hot.retain(|&index| !in_use(slots, index).is_found);
-        let room = self.hot_room();
+        let room = self.hot_limit();
         for one in found {
             let registration = in_use(&mut self.slots, one.index);
             if !std::mem::take(&mut registration.is_found) || !registration.is_connection() {
@@ -375,19 +376,19 @@ impl ReadyList {
     }
 
     /// Whether something is ready, without reporting it.
-    pub fn peek(&mut self, fully: bool) -> bool {
+    pub fn peek(&mut self, thorough: bool) -> bool {
         let Self { hot, hot_others, unparkable, slots, .. } = self;
-        let others = unparkable.iter().take(if fully { usize::MAX } else { UNPARKABLE_POLLS });
+        let others = unparkable.iter().take(if thorough { usize::MAX } else { UNPARKABLE_POLLS });
         let mut polled = hot.iter().rev().chain(&*hot_others).chain(others);
-        let is_ready = polled.any(|&index| in_use(slots, index).look(fully) != 0) || self.has_queued(fully);
+        let is_ready = polled.any(|&index| in_use(slots, index).check(thorough) != 0) || self.has_queued(thorough);
         self.trim();
         is_ready
     }
 
     /// Whether something of the queue is ready; what is not any more becomes hot.
-    fn has_queued(&mut self, fully: bool) -> bool {
+    fn has_queued(&mut self, thorough: bool) -> bool {
         while let Some(&(_, index)) = self.queue.first() {
-            if self.at_mut(index).poll(fully) != 0 {
+            if self.at_mut(index).poll(thorough) != 0 {
                 return true;
             }
             self.set_watch(index, Watch::Hot);
@@ -397,17 +398,17 @@ impl ReadyList {
 
     /// Before a sleep: asks the peers of all hot connections to ring, polls them once more, and lets only those stay
     /// hot that are ready. Nested sets do the same and enter themselves in `asleep`. `false`: something is ready.
-    pub fn park_all(&mut self, asleep: &mut Vec<&'static EpollSet>, held: Held) -> bool {
+    pub fn park_all(&mut self, asleep: &mut Vec<&'static EpollSet>, held: HeldRecords) -> bool {
         let mut is_quiet = !self.has_queued(true);
-        self.has_deaf = false;
+        self.has_unwakeable = false;
         self.poll_held();
         for &index in &self.hot_others {
             let registration = in_use(&mut self.slots, index);
             if let Target::Nested(set) = registration.target {
-                set.fall_asleep(asleep);
+                set.add_sleeper(asleep);
             }
             registration.was_reported = false;
-            is_quiet &= registration.look(true) == 0;
+            is_quiet &= registration.check(true) == 0;
         }
         let mut hot = std::mem::take(&mut self.hot);
         hot.retain(|&index| {
@@ -427,15 +428,15 @@ impl ReadyList {
         self.hot = hot;
         for &index in &self.unparkable {
             let registration = in_use(&mut self.slots, index);
-            is_quiet &= registration.look(true) == 0;
-            self.has_deaf |= registration.is_deaf();
+            is_quiet &= registration.check(true) == 0;
+            self.has_unwakeable |= registration.is_unwakeable();
         }
         is_quiet
     }
 
     /// At the end of a wait while other threads sleep on the set: they must be rung for whatever comes next. Rings the
     /// bell for what is there already.
-    pub fn hand_over(&mut self) {
+    pub fn hand_over_to_sleepers(&mut self) {
         // What was reported is behind the rest of the queue.
         let next = self.queue.first().map(|&(_, index)| index);
         let mut rings = next.is_some_and(|index| !std::mem::take(&mut self.at_mut(index).was_reported));
@@ -445,29 +446,29 @@ impl ReadyList {
             let registration = self.at_mut(index);
             // The threads that sleep do not know when it is due, nor of one that nothing wakes for.
             registration.show_held();
-            rings |= !std::mem::take(&mut registration.was_reported) && registration.look(true) != 0;
-            rings |= registration.is_deaf();
+            rings |= !std::mem::take(&mut registration.was_reported) && registration.check(true) != 0;
+            rings |= registration.is_unwakeable();
         }
         for &index in &self.hot_others {
             let registration = in_use(&mut self.slots, index);
-            rings |= !std::mem::take(&mut registration.was_reported) && registration.look(true) != 0;
+            rings |= !std::mem::take(&mut registration.was_reported) && registration.check(true) != 0;
         }
         if rings {
-            self.ring_bell();
+            self.wake_sleepers();
         }
     }
 
-    /// As [`ReadyList::hand_over`], for one that was just added or changed. The look may have taken out of the lifeline
-    /// what the kernel was to report, so whoever wakes up polls it. The connections of a nested set have not been asked
-    /// to ring.
+    /// As [`ReadyList::hand_over_to_sleepers`], for one that was just added or changed. The look may have taken out of
+    /// the lifeline what the kernel was to report, so whoever wakes up polls it. The connections of a nested set have
+    /// not been asked to ring.
     pub fn announce(&mut self, index: u32) {
         self.park(index);
         let registration = self.at_mut(index);
         registration.show_held();
-        let is_ready = registration.look(true) != 0;
-        if is_ready || registration.is_deaf() || matches!(registration.target, Target::Nested(_)) {
-            self.unpark_for_a_look(index);
-            self.ring_bell();
+        let is_ready = registration.check(true) != 0;
+        if is_ready || registration.is_unwakeable() || matches!(registration.target, Target::Nested(_)) {
+            self.unpark_for_poll(index);
+            self.wake_sleepers();
         }
     }
 }

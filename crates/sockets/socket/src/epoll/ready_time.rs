@@ -37,7 +37,7 @@ impl ReadyTime {
     /// that breaks the protocol writes, or older than half the range of stamps, counts as `now`. So all times are
     /// totally ordered whatever a peer wrote.
     #[inline]
-    pub fn of_stamp(stamp: u64, now: Self) -> Self {
+    pub fn from_stamp(stamp: u64, now: Self) -> Self {
         Self::near(stamp, now).unwrap_or(now)
     }
 
@@ -55,7 +55,7 @@ impl ReadyTime {
 /// The time of a stamp that a scan has found which began at `now`, and may have been interrupted since.
 #[inline]
 fn sent_at(stamp: u64, now: ReadyTime) -> ReadyTime {
-    ReadyTime::near(stamp, now).unwrap_or_else(|| ReadyTime::of_stamp(stamp, ReadyTime::now()))
+    ReadyTime::near(stamp, now).unwrap_or_else(|| ReadyTime::from_stamp(stamp, ReadyTime::now()))
 }
 
 /// When a registration joined the ready list, as the kernel would have it: when its first unread record arrived
@@ -82,17 +82,17 @@ mod tests {
         let now = ReadyTime(BASE + 50);
         let times = [BASE - 1000, BASE - 1, BASE, BASE + 1, BASE + 50].map(|time| (time, stamp_at(time)));
         for (time, stamp) in times {
-            assert_eq!(ReadyTime::of_stamp(stamp, now), ReadyTime(time));
+            assert_eq!(ReadyTime::from_stamp(stamp, now), ReadyTime(time));
         }
     }
 
     #[test]
     fn a_stamp_of_the_future_counts_as_now() {
         let now = ReadyTime(BASE + 50);
-        assert_eq!(ReadyTime::of_stamp(stamp_at(BASE + 51 + AHEAD_MAX), now), now);
-        assert_eq!(ReadyTime::of_stamp(stamp_at(BASE + 50 + STAMP_MASK / 2), now), now);
-        assert_eq!(ReadyTime::of_stamp(stamp_at(BASE + 51), now), ReadyTime(BASE + 51), "arrived since");
-        assert_eq!(ReadyTime::of_stamp(!0, ReadyTime(3)), ReadyTime(0), "just before the counter started");
+        assert_eq!(ReadyTime::from_stamp(stamp_at(BASE + 51 + AHEAD_MAX), now), now);
+        assert_eq!(ReadyTime::from_stamp(stamp_at(BASE + 50 + STAMP_MASK / 2), now), now);
+        assert_eq!(ReadyTime::from_stamp(stamp_at(BASE + 51), now), ReadyTime(BASE + 51), "arrived since");
+        assert_eq!(ReadyTime::from_stamp(!0, ReadyTime(3)), ReadyTime(0), "just before the counter started");
     }
 
     const NOW: ReadyTime = ReadyTime(BASE + 1000);

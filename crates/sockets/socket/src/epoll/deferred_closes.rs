@@ -26,12 +26,12 @@ pub(super) struct Close {
 }
 
 impl Close {
-    fn word(self) -> u64 {
+    fn to_word(self) -> u64 {
         let flag = |is_set, flag| if is_set { flag } else { 0 };
         IS_CLOSE | flag(self.is_last, IS_LAST) | flag(self.is_of_set, IS_OF_SET) | u64::from(self.fd as u32)
     }
 
-    fn of_word(word: u64) -> Option<Self> {
+    fn from_word(word: u64) -> Option<Self> {
         let (is_last, is_of_set) = (word & IS_LAST != 0, word & IS_OF_SET != 0);
         (word & IS_CLOSE != 0).then_some(Self { fd: word as u32 as RawFd, is_last, is_of_set })
     }
@@ -39,39 +39,40 @@ impl Close {
 
 /// Closes that nobody has followed yet.
 #[derive(Default)]
-pub(super) struct Left {
+pub(super) struct DeferredCloses {
     is_any: AtomicBool,
-    is_too_much: AtomicBool,
+    has_overflowed: AtomicBool,
     /// Handlers have been put off until nobody is inside.
-    has_put_off: AtomicBool,
+    has_deferred_handlers: AtomicBool,
     closes: [AtomicU64; CLOSES_MAX],
 }
 
-impl Left {
+impl DeferredCloses {
     /// Notes a close. Takes no lock and allocates nothing.
-    pub fn leave(&self, close: Close) {
-        let takes =
-            |place: &AtomicU64| place.compare_exchange(0, close.word(), Ordering::Release, Ordering::Relaxed).is_ok();
+    pub fn push(&self, close: Close) {
+        let takes = |place: &AtomicU64| {
+            place.compare_exchange(0, close.to_word(), Ordering::Release, Ordering::Relaxed).is_ok()
+        };
         if !self.closes.iter().any(takes) {
-            self.is_too_much.store(true, Ordering::Release);
+            self.has_overflowed.store(true, Ordering::Release);
         }
         self.is_any.store(true, Ordering::SeqCst);
     }
 
     /// Notes that handlers have been put off.
     pub fn defer_handlers(&self) {
-        self.has_put_off.store(true, Ordering::SeqCst);
+        self.has_deferred_handlers.store(true, Ordering::SeqCst);
         self.is_any.store(true, Ordering::SeqCst);
     }
 
     /// Whether handlers of this thread have been put off; answers it once. Those of another thread stay for that.
-    pub fn take_put_off(&self) -> bool {
-        if !self.has_put_off.load(Ordering::SeqCst) {
+    pub fn take_deferred_handlers(&self) -> bool {
+        if !self.has_deferred_handlers.load(Ordering::SeqCst) {
             return false;
         }
         let is_mine = signals::are_handlers_deferred();
         if is_mine {
-            self.has_put_off.store(false, Ordering::SeqCst);
+            self.has_deferred_handlers.store(false, Ordering::SeqCst);
         } else {
             self.is_any.store(true, Ordering::SeqCst);
         }
@@ -87,12 +88,12 @@ impl Left {
     /// Takes what there is. Answers whether there was more, which got no place.
     pub fn take(&self, mut follow: impl FnMut(Close)) -> bool {
         self.is_any.store(false, Ordering::SeqCst);
-        if self.has_put_off.load(Ordering::SeqCst) {
+        if self.has_deferred_handlers.load(Ordering::SeqCst) {
             // Those were put off just before the look, and wait for who leaves.
             self.is_any.store(true, Ordering::SeqCst);
         }
-        self.closes.iter().filter_map(|place| Close::of_word(place.swap(0, Ordering::Acquire))).for_each(&mut follow);
-        self.is_too_much.swap(false, Ordering::Acquire)
+        self.closes.iter().filter_map(|place| Close::from_word(place.swap(0, Ordering::Acquire))).for_each(&mut follow);
+        self.has_overflowed.swap(false, Ordering::Acquire)
     }
 }
 
@@ -102,36 +103,36 @@ mod tests {
 
     #[test]
     fn handlers_that_are_put_off_before_the_look_are_let_in_by_who_leaves() {
-        let left = Left::default();
-        left.defer_handlers();
-        assert!(!left.take(|_| ()));
-        assert!(left.is_any());
+        let deferred = DeferredCloses::default();
+        deferred.defer_handlers();
+        assert!(!deferred.take(|_| ()));
+        assert!(deferred.is_any());
     }
 
     #[test]
     fn closes_come_back_as_they_were_and_once() {
-        let left = Left::default();
+        let deferred = DeferredCloses::default();
         let closes = [(0, true, false), (1_048_575, false, false), (7, false, true)].map(|(fd, is_last, is_of_set)| {
             let close = Close { fd, is_last, is_of_set };
-            left.leave(close);
+            deferred.push(close);
             close
         });
         let mut taken = Vec::new();
-        assert!(left.is_any());
-        assert!(!left.take(|close| taken.push(close)));
+        assert!(deferred.is_any());
+        assert!(!deferred.take(|close| taken.push(close)));
         assert_eq!(taken, closes);
-        assert!(!left.is_any());
-        assert!(!left.take(|close| panic!("{close:?} again")));
+        assert!(!deferred.is_any());
+        assert!(!deferred.take(|close| panic!("{close:?} again")));
     }
 
     #[test]
     fn more_than_there_are_places_for_is_told() {
-        let left = Left::default();
+        let deferred = DeferredCloses::default();
         for fd in 0..=CLOSES_MAX as RawFd {
-            left.leave(Close { fd, is_last: true, is_of_set: false });
+            deferred.push(Close { fd, is_last: true, is_of_set: false });
         }
         let mut count = 0;
-        assert!(left.take(|_| count += 1));
+        assert!(deferred.take(|_| count += 1));
         assert_eq!(count, CLOSES_MAX);
     }
 }
