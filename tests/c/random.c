@@ -331,7 +331,7 @@ static bool do_something_else(struct talker *me)
         OK(setsockopt(me->fd, IPPROTO_TCP, TCP_CORK, &value, sizeof value));
         break;
     case 1:
-        OK(ioctl(me->fd, FIONREAD, &value)); // Not compared: docs/results/2026-11-27 says why.
+        OK(ioctl(me->fd, FIONREAD, &value)); // Not compared: docs/results/connections.md says why.
         break;
     case 2:
         replace_descriptor(me);
