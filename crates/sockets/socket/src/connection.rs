@@ -19,16 +19,16 @@
 mod confined;
 mod cork;
 mod ends;
-mod give_back;
-mod hold;
+mod reclaim;
+mod direction_lock;
 mod lifeline;
-mod nowhere;
+mod bad_address;
 mod observer;
 mod peer;
-mod pieces;
-mod presence;
-mod ready;
-mod share;
+mod yielding_copy;
+mod waiters;
+mod readiness;
+mod sharing;
 mod splice;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -38,14 +38,14 @@ mod wait;
 
 pub(crate) use observer::observe_changes;
 pub use peer::PeerState;
-pub use ready::Edges;
-pub use share::{after_fork_in_child, after_fork_in_parent, before_fork, for_each_open, holder_of, with_lifeline};
+pub use readiness::Edges;
+pub use sharing::{after_fork_in_child, after_fork_in_parent, before_fork, for_each_open, holder_of, with_lifeline};
 pub use splice::Pipe;
 pub use transfer::{Flags, total_bytes};
 
 use ends::{Receiving, Sending};
 use lifeline::Early;
-use presence::{Calls, Occupancy, Sleepers};
+use waiters::{Calls, Occupancy, Sleepers};
 
 use crate::descriptor::hidden::{self, HiddenFd, Need};
 use crate::descriptor::table::{Kind, Tracked};
@@ -329,7 +329,7 @@ pub(crate) fn defer_handlers() -> bool {
     POOL.any(|it| {
         let due_of = |lock: &Lock, due| if lock.is_held_by_this_thread() { due } else { 0 };
         let due =
-            due_of(&it.send_lock, hold::DUE_HANDLERS_OF_SEND) | due_of(&it.receive_lock, hold::DUE_HANDLERS_OF_RECEIVE);
+            due_of(&it.send_lock, direction_lock::DUE_HANDLERS_OF_SEND) | due_of(&it.receive_lock, direction_lock::DUE_HANDLERS_OF_RECEIVE);
         if due != 0 {
             it.leave_to_holder(due);
         }
@@ -346,7 +346,7 @@ impl Connection {
         let _send = connection.hold(&connection.send_lock);
         let _receive = connection.hold(&connection.receive_lock);
         connection.occupancy.begin_generation();
-        connection.due.fetch_and(hold::DUE_HANDLERS, Ordering::Relaxed);
+        connection.due.fetch_and(direction_lock::DUE_HANDLERS, Ordering::Relaxed);
         let _ = connection.calls.forget();
         connection.lifeline.store(origin.fd, Ordering::Relaxed);
         connection.is_nonblocking.store(origin.nonblocking, Ordering::Relaxed);
@@ -765,12 +765,12 @@ impl Connection {
         };
         // Stamps of a process that has never looked at the clock would be of a time that nobody can compare with.
         note_ticks(ticks());
-        self.is_user.store(share::enter(&lanes.segment), Ordering::Relaxed);
+        self.is_user.store(sharing::enter(&lanes.segment), Ordering::Relaxed);
         limit::add_mapping();
         if lanes.segment.side() == Side::Connector
             && let Some(tuple) = self.with_unreachable_details(|details| details.tuple)
         {
-            lifeline::lanes_to::note(tuple.peer);
+            lifeline::lane_peers::note(tuple.peer);
         }
         let noted = if lanes.segment.is_adopted() {
             self.shared_options.store(lanes.segment.load(OwnState::Options), Ordering::Relaxed);
@@ -960,7 +960,7 @@ impl Connection {
     /// What is left of a close once the kernel may have closed the descriptor.
     fn finish_close(&'static self) {
         {
-            let Some(_both) = self.hold_both() else { return self.leave_to_holder(hold::DUE_CLOSE) };
+            let Some(_both) = self.hold_both() else { return self.leave_to_holder(direction_lock::DUE_CLOSE) };
             if !self.occupancy.close() {
                 return;
             }
@@ -1024,7 +1024,7 @@ impl Connection {
     /// Gives the memory back once the connection is closed and no thread looks at it any more.
     fn recycle_if_unused(&'static self) {
         let dropped = {
-            let Some(_both) = self.hold_both() else { return self.leave_to_holder(hold::DUE_RECYCLE) };
+            let Some(_both) = self.hold_both() else { return self.leave_to_holder(direction_lock::DUE_RECYCLE) };
             if !self.occupancy.take_back() {
                 return;
             }
@@ -1036,7 +1036,7 @@ impl Connection {
             if let Some(lanes) = &lanes {
                 limit::remove_mapping();
                 let leads_to = tuple.filter(|_| lanes.segment.side() == Side::Connector);
-                leads_to.into_iter().for_each(|tuple| lifeline::lanes_to::forget(tuple.peer));
+                leads_to.into_iter().for_each(|tuple| lifeline::lane_peers::forget(tuple.peer));
             }
             (lanes, memory)
         };

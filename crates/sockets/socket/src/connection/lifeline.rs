@@ -5,16 +5,16 @@
 //! Where AF_UNIX answers otherwise than TCP, this file translates.
 //!
 //! * `lanes`: how it gets lanes.
-//! * `lanes_to`: addresses to which a connection gets them at once, for the sake of order.
+//! * `lane_peers`: addresses to which a connection gets them at once, for the sake of order.
 //! * `message`: what the two ends say to each other for that, in the stream itself.
 
-mod lanes;
-pub(super) mod lanes_to;
+mod upgrade;
+pub(super) mod lane_peers;
 mod message;
 #[cfg(test)]
 mod tests;
 
-use lanes::Offered;
+use upgrade::Offered;
 pub(super) use message::{FOLLOW, SWITCH};
 use message::{
     Heard, NO_SPAN, OFFER, Received, look, look_aside, peek_exactly, receive, rest_of, send_now, take_exactly,

@@ -2,10 +2,10 @@
 
 use super::cork::HELD_BYTES_MAX;
 use super::ends::{Receiving, Sending};
-use super::give_back;
-use super::nowhere::is_any_nowhere;
+use super::reclaim;
+use super::bad_address::is_any_nowhere;
 use super::observer;
-use super::pieces::copy_in_pieces;
+use super::yielding_copy::copy_in_pieces;
 use super::wait::{Call, Deadline, Room};
 use super::{Connection, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::process::blocking;
@@ -257,7 +257,7 @@ impl Connection {
     ) -> Result<usize, Errno> {
         let mut done = done;
         if !self.waits(flags) {
-            give_back::while_polling();
+            reclaim::while_polling();
             return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
         }
         let deadline = Deadline::after(self.receive_timeout_ns.load(Ordering::Relaxed));
@@ -780,7 +780,7 @@ impl Connection {
         if sent > 0 {
             self.count_sent(sent);
         }
-        give_back::under_pressure();
+        reclaim::under_pressure();
         Ok(sent)
     }
 

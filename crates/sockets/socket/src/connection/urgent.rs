@@ -14,9 +14,9 @@
 
 use super::ends::Sending;
 use super::lifeline::{Behind, FOLLOW, SWITCH};
-use super::nowhere::is_any_nowhere;
+use super::bad_address::is_any_nowhere;
 use super::wait::{Call, Deadline};
-use super::{Connection, Flags, Lanes, PeerState, Receiving, SHUTDOWN_WRITE, give_back, total_bytes};
+use super::{Connection, Flags, Lanes, PeerState, Receiving, SHUTDOWN_WRITE, reclaim, total_bytes};
 use crate::descriptor::hidden::close;
 use crate::options::{self, SocketOption};
 use crate::process::clock::stamp;
@@ -228,7 +228,7 @@ impl Connection {
             self.ring();
         }
         self.count_sent(1);
-        give_back::under_pressure();
+        reclaim::under_pressure();
         Ok(true)
     }
 

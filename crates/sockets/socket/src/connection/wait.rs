@@ -3,7 +3,7 @@
 //! The protocol of a sleep: say so in the peer's memory, look once more, sleep in the kernel until the peer rings or
 //! goes.
 
-use super::presence::Word;
+use super::waiters::Word;
 use super::{Connection, Lanes, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::process::blocking;
 use crate::process::clock::now_ns;

@@ -1,4 +1,4 @@
-//! Every interleaving of threads at one connection, by the loom model checker, of the code in `presence` itself. Each
+//! Every interleaving of threads at one connection, by the loom model checker, of the code in `waiters` itself. Each
 //! fact stands beside what breaks it: there the checker must fail, or it would show nothing.
 //!
 //! loom knows no single order of all sequentially consistent accesses. A read-modify-write reads the latest value, so
@@ -6,14 +6,14 @@
 
 #![allow(unsafe_code)] // The checker's cells, which find whoever looks at memory while another writes.
 
-#[path = "../src/connection/presence.rs"]
-mod presence;
+#[path = "../src/connection/waiters.rs"]
+mod waiters;
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use presence::{Calls, Occupancy, Sleepers, Word};
+use waiters::{Calls, Occupancy, Sleepers, Word};
 use std::process::Command;
 
 /// How often the checker takes the processor from a thread that could go on, in one interleaving.

@@ -1,7 +1,7 @@
 //! Who is at a connection: the protocols by which its memory stays while a thread looks at it without a lock, and by
 //! which threads that sleep on one lifeline leave each other's rings alone.
 //!
-//! Both are written over [`Word`] and stand alone, so that `tests/presence.rs` has a model checker try every
+//! Both are written over [`Word`] and stand alone, so that `tests/waiters.rs` has a model checker try every
 //! interleaving of this very file.
 
 /// A word that threads of one process share. Every access is in one order that all threads agree on.

@@ -16,7 +16,7 @@
 
 use super::super::{Connection, Details, Lanes, PeerState, Receiving, SHUTDOWN_WRITE};
 use super::Behind;
-use super::lanes_to;
+use super::lane_peers;
 use super::message::{self, FOLLOW, Heard, OFFER, SWITCH, send_message};
 use crate::descriptor::hidden::{HiddenFd, Need, close};
 use crate::options::OptionRecord;
@@ -301,7 +301,7 @@ impl Connection {
         if early.is_acceptor.load(Ordering::Relaxed) || early.has_switched_for_order.load(Ordering::Relaxed) {
             return;
         }
-        if self.tuple().is_some_and(|tuple| lanes_to::is_any(tuple.peer)) {
+        if self.tuple().is_some_and(|tuple| lane_peers::is_any(tuple.peer)) {
             early.has_switched_for_order.store(true, Ordering::Relaxed);
             self.switch_at_once();
         }
