@@ -601,7 +601,7 @@ unsafe fn send_file(connection: &'static Connection, input: c_int, offset: *mut 
         return -1;
     }
     let (mut position, count) = (start, count.min(COUNT_MAX));
-    match connection.send_file_early(file, position.as_mut(), count) {
+    match connection.send_file_by_lifeline(file, position.as_mut(), count) {
         Ok(None) => {}
         result => {
             if let Some(position) = position {

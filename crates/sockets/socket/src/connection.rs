@@ -6,28 +6,26 @@
 //! * `give_back`: memory of what was read.
 //! * `cork`: what is held back for the rest of it.
 //! * `confined`: under a system call filter of the program's own.
-//! * `hold`: a direction's lock, in signal handlers too.
+//! * `lock_direction`: a direction's lock, in signal handlers too.
 //! * `presence`: who looks, who sleeps, and when the memory may go.
 //! * `wait`: spinning, then sleeping on the lifeline.
 //! * `peer`: what is known of the other end, and which errors follow from it.
 //! * `ready`: readiness, for poll and epoll.
 //! * `nowhere`: buffers at addresses that no program has.
 //! * `splice`: between the stream and a pipe.
-//! * `share`: several processes holding one end.
+//! * `lock_across_processes`: several processes holding one end.
 //! * `urgent`: urgent data.
 
+mod bad_address;
 mod confined;
 mod cork;
-mod ends;
-mod reclaim;
 mod direction_lock;
+mod ends;
 mod lifeline;
-mod bad_address;
 mod observer;
 mod peer;
-mod yielding_copy;
-mod waiters;
 mod readiness;
+mod reclaim;
 mod sharing;
 mod splice;
 #[cfg(test)]
@@ -35,17 +33,21 @@ pub(crate) mod tests;
 mod transfer;
 mod urgent;
 mod wait;
+mod waiters;
+mod yielding_copy;
 
 pub(crate) use observer::observe_changes;
 pub use peer::PeerState;
 pub use readiness::Edges;
-pub use sharing::{after_fork_in_child, after_fork_in_parent, before_fork, for_each_open, holder_of, with_lifeline};
+pub use sharing::{
+    after_fork_in_child, after_fork_in_parent, before_fork, find_by_lifeline_inode, find_by_segment, for_each_open,
+};
 pub use splice::Pipe;
 pub use transfer::{Flags, total_bytes};
 
-use ends::{Receiving, Sending};
-use lifeline::Early;
-use waiters::{Calls, Occupancy, Sleepers};
+use ends::{LaneReceiver, LaneSender};
+use lifeline::LifelineState;
+use waiters::{BlockedCalls, Lifetime, Sleepers};
 
 use crate::descriptor::hidden::{self, HiddenFd, Need};
 use crate::descriptor::table::{Kind, Tracked};
@@ -83,12 +85,12 @@ pub const SHUTDOWN_WRITE: u64 = 2;
 /// The lanes of a connection and the memory they are in.
 struct Lanes {
     /// Under the send lock.
-    sender: UnsafeCell<Sending>,
+    sender: UnsafeCell<LaneSender>,
     /// Under the receive lock.
-    receiver: UnsafeCell<Receiving>,
+    receiver: UnsafeCell<LaneReceiver>,
     /// A second view of the incoming lane, for looking at it without a lock. Written, like the receiver, under both
     /// locks, and while the incoming lane is not in use.
-    observer: UnsafeCell<Receiving>,
+    observer: UnsafeCell<LaneReceiver>,
     segment: Segment,
     /// Where the incoming lane lies, if not in `segment`: both ends have got lanes at the same time. Written under both
     /// locks.
@@ -98,13 +100,13 @@ struct Lanes {
 impl Lanes {
     /// The view of the incoming lane that needs no lock.
     #[inline(always)]
-    fn observer(&self) -> &Receiving {
+    fn observer(&self) -> &LaneReceiver {
         // SAFETY: written only while the incoming lane is not in use, and so nobody looks at it.
         unsafe { &*self.observer.get() }
     }
 
     /// Tells the peer, wherever it looks. Under a lock.
-    fn tell(&self, word: PeerStatus, value: u64) {
+    fn publish_status(&self, word: PeerStatus, value: u64) {
         self.segment.publish(word, value);
         // SAFETY: under a lock, and written under both.
         if let Some(inbound) = unsafe { &*self.inbound.get() } {
@@ -124,7 +126,9 @@ impl Lanes {
 
     fn are_plain(&self) -> bool {
         // SAFETY: nobody else has the lanes yet; and which kind an end is of never changes.
-        unsafe { matches!((&*self.sender.get(), &*self.receiver.get()), (Sending::Plain(_), Receiving::Plain(_))) }
+        unsafe {
+            matches!((&*self.sender.get(), &*self.receiver.get()), (LaneSender::Plain(_), LaneReceiver::Plain(_)))
+        }
     }
 }
 
@@ -140,9 +144,9 @@ impl PlainLanes<'_> {
     unsafe fn sender(&self) -> &mut Sender {
         // SAFETY: the caller's; and there are no others of this type.
         match unsafe { &mut *self.0.sender.get() } {
-            Sending::Plain(sender) => sender,
+            LaneSender::Plain(sender) => sender,
             // SAFETY: as above.
-            Sending::Timed(_) | Sending::Apart(_) => unsafe { std::hint::unreachable_unchecked() },
+            LaneSender::Timed(_) | LaneSender::LocalPage(_) => unsafe { std::hint::unreachable_unchecked() },
         }
     }
 
@@ -153,16 +157,16 @@ impl PlainLanes<'_> {
     unsafe fn receiver(&self) -> &mut Receiver {
         // SAFETY: the caller's; and there are no others of this type.
         match unsafe { &mut *self.0.receiver.get() } {
-            Receiving::Plain(receiver) => receiver,
+            LaneReceiver::Plain(receiver) => receiver,
             // SAFETY: as above.
-            Receiving::Timed(_) | Receiving::Apart(_) => unsafe { std::hint::unreachable_unchecked() },
+            LaneReceiver::Timed(_) | LaneReceiver::LocalPage(_) => unsafe { std::hint::unreachable_unchecked() },
         }
     }
 }
 
 /// How the bytes of a connection travel when it begins.
 #[allow(clippy::large_enum_variant, reason = "each is moved once, into its connection")]
-pub enum Start {
+pub enum InitialPath {
     /// By the lifeline, until the connection gets lanes; which end of it this is.
     Lifeline(Side),
     /// Not at all: the handshake of a proxy, which brings the lanes, has not come.
@@ -172,7 +176,7 @@ pub enum Start {
 }
 
 /// How a connection came to be.
-pub struct Origin {
+pub struct ConnectionParams {
     /// The program's descriptor, which is the lifeline.
     pub fd: RawFd,
     /// Both addresses, as TCP would show them.
@@ -200,13 +204,13 @@ pub struct Connection {
     /// Directions that go by the lanes, as [`OwnState::ByLane`] has them. Written under both locks.
     by_lane: AtomicU64,
     /// What there is to know before they do.
-    early: Early,
+    lifeline_state: LifelineState,
     /// A proxy's connection, whose handshake has not come.
     awaits_handshake: AtomicBool,
     /// Whether the object is a connection, and which; who looks at the lanes without a lock.
-    occupancy: Occupancy<AtomicU32>,
-    /// What signal handlers have left to the holder that they interrupted; see `hold`.
-    due: AtomicU32,
+    lifetime: Lifetime<AtomicU32>,
+    /// What signal handlers have left to the holder that they interrupted; see `lock_direction`.
+    deferred: AtomicU32,
     is_nonblocking: AtomicBool,
     /// Options as in [`options::SHARED`], a bit each, before there are lanes: then [`OwnState::Options`] says them to
     /// all processes that hold the end.
@@ -218,27 +222,27 @@ pub struct Connection {
     /// Children that the process had made when this became a connection.
     spawns_at_open: AtomicU32,
     /// Another process may hold this end without being a child: it came by `exec` or a message, or went by one.
-    is_handed_on: AtomicBool,
+    is_transferred: AtomicBool,
     /// It is ready for a system call filter: see `confined`.
     is_confined: AtomicBool,
     /// This process counts among the end's users.
     is_user: AtomicBool,
     /// A fork has waited for its handshake already.
-    was_awaited: AtomicBool,
+    was_handshake_awaited: AtomicBool,
     /// Clock ticks at the last look for holders that are gone.
-    counted_ticks: AtomicU64,
+    holders_checked_ticks: AtomicU64,
     /// What its receives have learned of how soon the peer sends.
     spin_history: AdaptiveSpin,
     /// Threads and readiness sets that rely on the lifeline to wake them.
     sleepers: Sleepers<AtomicU32>,
     /// Calls for whose end a close waits.
-    calls: Calls<AtomicU32>,
+    calls: BlockedCalls<AtomicU32>,
     /// One of the descriptors of the lifeline; [`HIDDEN_LIFELINE`] and less stand for the place of a hidden one.
     lifeline: AtomicI32,
     /// Sends since the last receive that brought data: a peer that answers is alive.
     unanswered_sends: AtomicU32,
     /// Clock ticks at the last look at the lifeline.
-    asked_ticks: AtomicU64,
+    lifeline_polled_ticks: AtomicU64,
     /// A send found no room and nobody has seen it come back yet.
     send_is_blocked: AtomicBool,
     /// Times that room came back, for edge-triggered readiness.
@@ -252,10 +256,10 @@ pub struct Connection {
     /// What receives bring beside the bytes: [`RequestedControl`], as a number.
     requested_control: AtomicU32,
     /// The outgoing lane has memory beyond its small ring.
-    has_memory: AtomicBool,
+    has_grown: AtomicBool,
     /// Where the outgoing lane stood when it was last seen, for giving memory back, and when that was, in clock ticks.
-    seen_position: AtomicU64,
-    seen_ticks: AtomicU64,
+    idle_position: AtomicU64,
+    idle_since_ticks: AtomicU64,
     /// Written while nobody else knows the object, and under both locks.
     slot: UnsafeCell<Option<ConnectionSlot>>,
     details_lock: Lock,
@@ -280,16 +284,16 @@ struct Details {
     /// `connect` has answered `EINPROGRESS`; the next call answers that it is done.
     reports_connect: bool,
     /// The lifeline, while a close waits for calls of other threads.
-    kept_lifeline: Option<HiddenFd>,
+    retained_lifeline: Option<HiddenFd>,
 }
 
 /// How long a close gives a call of another thread to fall asleep, which takes it 50 microseconds of its own time.
-const LOOK_MICROSECONDS_MAX: u64 = 5_000;
+const CALL_SETTLE_US_MAX: u64 = 5_000;
 /// Of hidden descriptors the number changes; their place does not.
 const HIDDEN_LIFELINE: RawFd = -2;
 
 /// What the options of a socket ask of its connection.
-struct Asked {
+struct RequestedOptions {
     send_timeout_ns: u64,
     receive_timeout_ns: u64,
     low_water_bytes: u32,
@@ -299,9 +303,9 @@ struct Asked {
 }
 
 impl Details {
-    fn ask_for_options(&mut self) -> Asked {
+    fn requested_options(&mut self) -> RequestedOptions {
         self.resets_on_close = self.options.resets_on_close();
-        Asked {
+        RequestedOptions {
             send_timeout_ns: self.options.send_timeout_ns(),
             receive_timeout_ns: self.options.receive_timeout_ns(),
             low_water_bytes: self.options.low_water_bytes(),
@@ -327,26 +331,26 @@ pub(crate) fn is_inside_a_connection() -> bool {
 /// Has handlers put off until this thread lets go of the connections that it holds; `false`: there are none.
 pub(crate) fn defer_handlers() -> bool {
     POOL.any(|it| {
-        let due_of = |lock: &Lock, due| if lock.is_held_by_this_thread() { due } else { 0 };
-        let due =
-            due_of(&it.send_lock, direction_lock::DUE_HANDLERS_OF_SEND) | due_of(&it.receive_lock, direction_lock::DUE_HANDLERS_OF_RECEIVE);
-        if due != 0 {
-            it.leave_to_holder(due);
+        let deferred_of = |lock: &Lock, deferred| if lock.is_held_by_this_thread() { deferred } else { 0 };
+        let deferred = deferred_of(&it.send_lock, direction_lock::DEFERRED_SEND_HANDLERS)
+            | deferred_of(&it.receive_lock, direction_lock::DEFERRED_RECEIVE_HANDLERS);
+        if deferred != 0 {
+            it.defer_to_holder(deferred);
         }
-        due != 0
+        deferred != 0
     })
 }
 
 impl Connection {
     /// A connection. One that awaits a handshake has nothing to read and no room to write.
-    pub fn open(origin: Origin, start: Start) -> &'static Self {
-        crate::accounting::memory_budget::prepare();
+    pub fn open(origin: ConnectionParams, start: InitialPath) -> &'static Self {
+        crate::accounting::memory_budget::init_limits();
         hidden::note_lifeline();
         let connection = POOL.take();
-        let _send = connection.hold(&connection.send_lock);
-        let _receive = connection.hold(&connection.receive_lock);
-        connection.occupancy.begin_generation();
-        connection.due.fetch_and(direction_lock::DUE_HANDLERS, Ordering::Relaxed);
+        let _send = connection.lock_direction(&connection.send_lock);
+        let _receive = connection.lock_direction(&connection.receive_lock);
+        connection.lifetime.begin_generation();
+        connection.deferred.fetch_and(direction_lock::DEFERRED_HANDLERS, Ordering::Relaxed);
         let _ = connection.calls.forget();
         connection.lifeline.store(origin.fd, Ordering::Relaxed);
         connection.is_nonblocking.store(origin.nonblocking, Ordering::Relaxed);
@@ -354,10 +358,10 @@ impl Connection {
         connection.is_orphan.store(false, Ordering::Relaxed);
         connection.lock_waits.store(0, Ordering::Relaxed);
         connection.spawns_at_open.store(system::spawns(), Ordering::Relaxed);
-        connection.is_handed_on.store(false, Ordering::Relaxed);
+        connection.is_transferred.store(false, Ordering::Relaxed);
         connection.is_confined.store(false, Ordering::Relaxed);
         connection.is_user.store(false, Ordering::Relaxed);
-        connection.was_awaited.store(false, Ordering::Relaxed);
+        connection.was_handshake_awaited.store(false, Ordering::Relaxed);
         connection.spin_history.reset();
         connection.unanswered_sends.store(0, Ordering::Relaxed);
         connection.send_is_blocked.store(false, Ordering::Relaxed);
@@ -366,7 +370,7 @@ impl Connection {
         connection.low_water_bytes.store(0, Ordering::Relaxed);
         connection.raises_signal.store(false, Ordering::Relaxed);
         connection.requested_control.store(0, Ordering::Relaxed);
-        connection.with_unreachable_details(|details| {
+        connection.with_details_unmasked(|details| {
             *details = Details {
                 descriptors: vec![origin.fd],
                 tuple: Some(origin.tuple),
@@ -378,14 +382,14 @@ impl Connection {
         // SAFETY: under both locks of an object that nobody else knows yet.
         unsafe { *connection.slot.get() = origin.slot };
         connection.by_lane.store(0, Ordering::Relaxed);
-        connection.awaits_handshake.store(matches!(start, Start::Handshake), Ordering::Relaxed);
+        connection.awaits_handshake.store(matches!(start, InitialPath::Handshake), Ordering::Relaxed);
         match start {
-            Start::Lifeline(side) => connection.early.begin(side),
-            Start::Handshake => {}
-            Start::Lanes(segment, memory) => {
-                connection.early.begin(segment.side());
+            InitialPath::Lifeline(side) => connection.lifeline_state.begin(side),
+            InitialPath::Handshake => {}
+            InitialPath::Lanes(segment, memory) => {
+                connection.lifeline_state.begin(segment.side());
                 let by_lane = if segment.is_adopted() {
-                    connection.early.note_memory(memory.as_ref());
+                    connection.lifeline_state.note_inode(memory.as_ref());
                     0
                 } else {
                     BY_LANE_BOTH
@@ -393,19 +397,19 @@ impl Connection {
                 connection.attach_locked(segment, memory, by_lane);
             }
         }
-        connection.occupancy.open();
+        connection.lifetime.open();
         connection
     }
 
     #[inline]
     fn generation(&self) -> u32 {
-        self.occupancy.generation()
+        self.lifetime.generation()
     }
 
     /// Whether this process still has a descriptor of it.
     #[inline]
     pub fn is_open(&self) -> bool {
-        self.occupancy.is_open()
+        self.lifetime.is_open()
     }
 
     /// What waits for its bytes have learned.
@@ -458,7 +462,7 @@ impl Connection {
 
     /// Another process may hold this end from now on: only the kernel knows when the last one is gone.
     pub fn note_shared(&self) {
-        self.is_handed_on.store(true, Ordering::Relaxed);
+        self.is_transferred.store(true, Ordering::Relaxed);
     }
 
     /// After a non-blocking `connect` has answered `EINPROGRESS`.
@@ -473,16 +477,16 @@ impl Connection {
 
     /// Lets the options that the program had set on the TCP socket take effect here.
     pub fn apply_recorded_options(&'static self) {
-        let asked = self.with_details(Details::ask_for_options);
+        let asked = self.with_details(Details::requested_options);
         self.apply(&asked);
     }
 
     /// As [`Connection::apply_recorded_options`] and [`Connection::report_connect_later`], for a connection that no
     /// descriptor leads to yet: no signal has to be kept off.
     pub fn begin(&'static self, reports_connect: bool) {
-        let (asked, shared) = self.with_unreachable_details(|details| {
+        let (asked, shared) = self.with_details_unmasked(|details| {
             details.reports_connect = reports_connect;
-            (details.ask_for_options(), details.options.shared_bits())
+            (details.requested_options(), details.options.shared_bits())
         });
         self.apply(&asked);
         if shared != 0 {
@@ -490,15 +494,15 @@ impl Connection {
         }
     }
 
-    fn apply(&'static self, asked: &Asked) {
+    fn apply(&'static self, asked: &RequestedOptions) {
         self.low_water_bytes.store(asked.low_water_bytes, Ordering::Relaxed);
         self.requested_control.store(asked.control.to_bits(), Ordering::Relaxed);
         self.set_send_timeout_ns(asked.send_timeout_ns);
         self.set_receive_timeout_ns(asked.receive_timeout_ns);
-        if let Some(_both) = self.hold_both() {
-            self.bound_lifeline(asked.send_bytes);
-            self.offer_bounds(asked.receive_bytes);
-            self.bound_lanes(asked.send_bytes, asked.receive_bytes);
+        if let Some(_both) = self.lock_both() {
+            self.limit_lifeline(asked.send_bytes);
+            self.offer_for_capacity(asked.receive_bytes);
+            self.set_lane_capacities(asked.send_bytes, asked.receive_bytes);
         }
     }
 
@@ -510,14 +514,14 @@ impl Connection {
 
     /// Whether one of [`options::SHARED`] is on, whichever process that holds the end has set it.
     pub fn has_shared_option(&'static self, bit: u64) -> bool {
-        let _guard = self.hold(&self.send_lock);
+        let _guard = self.lock_direction(&self.send_lock);
         self.shared_options() & bit != 0
     }
 
     /// Sets those of [`options::SHARED`] that `mask` names. A cork that is pulled shows what is held back.
     pub fn set_shared_options(&'static self, mask: u64, bits: u64) {
         {
-            let _guard = self.hold(&self.send_lock);
+            let _guard = self.lock_direction(&self.send_lock);
             let others = self.shared_options.load(Ordering::Relaxed) & !mask;
             self.shared_options.store(others | bits & mask, Ordering::Relaxed);
             if let Some(lanes) = self.lanes() {
@@ -549,16 +553,16 @@ impl Connection {
     /// memory of lanes, which the end gets if it can. `is_left` tells descriptors that the program gets.
     pub fn keep_options_through_exec(&'static self, is_left: impl Fn(RawFd) -> bool) {
         let is_needed = {
-            let _guard = self.hold(&self.send_lock);
+            let _guard = self.lock_direction(&self.send_lock);
             self.lanes().is_none() && self.shared_options() != 0
         };
         if is_needed && self.has_descriptor(is_left) {
-            self.settle_early();
+            self.settle_lifeline();
         }
     }
 
     /// Lets both lanes hold so much. Under both locks.
-    fn bound_lanes(&self, send_bytes: usize, receive_bytes: usize) {
+    fn set_lane_capacities(&self, send_bytes: usize, receive_bytes: usize) {
         let Some(lanes) = self.lanes() else { return };
         // SAFETY: under the send lock.
         unsafe { (*lanes.sender.get()).set_capacity(send_bytes) };
@@ -573,8 +577,8 @@ impl Connection {
     /// The numbers of its memory's descriptors in this process, for handing the connection to another; none when one of
     /// them had to make room for the program's own.
     pub fn memory(&'static self) -> Vec<RawFd> {
-        let _send = self.hold(&self.send_lock);
-        self.name_lifeline();
+        let _send = self.lock_direction(&self.send_lock);
+        self.record_lifeline_inode();
         let numbers = |memory: &MemoryFds<HiddenFd>| memory.iter().map(HiddenFd::raw).collect::<Vec<_>>();
         let numbers = self.with_details(|details| details.memory.as_ref().map(numbers)).unwrap_or_default();
         let are_all = self.has_memory_of_incoming_lane() && numbers.iter().all(|number| *number >= 0);
@@ -592,14 +596,14 @@ impl Connection {
 
     /// Says whether the connection is to live through `exec`, as the program's descriptor does.
     pub fn set_inheritable(&'static self, inheritable: bool) {
-        let _send = self.hold(&self.send_lock);
+        let _send = self.lock_direction(&self.send_lock);
         self.set_inheritable_locked(inheritable);
     }
 
     /// Under a lock.
     fn set_inheritable_locked(&self, inheritable: bool) {
         if inheritable {
-            self.name_lifeline();
+            self.record_lifeline_inode();
             // A lifeline alone does not say that it was left for the library.
             let _ = hidden::ensure_marker();
         }
@@ -609,7 +613,7 @@ impl Connection {
 
     /// Writes into the memory which lifeline belongs to it: whoever gets both from this process finds out by that.
     /// Under a lock.
-    fn name_lifeline(&self) {
+    fn record_lifeline_inode(&self) {
         let Some(lanes) = self.lanes() else { return };
         // SAFETY: written under both locks, of which this thread holds one.
         let inbound = unsafe { &*lanes.inbound.get() };
@@ -661,25 +665,25 @@ impl Connection {
         self.attach_if_pending()?;
         if self.is_on_lifeline() && blocking::poll_now(self.lifeline(), 0) & libc::POLLERR != 0 {
             // A reset, perhaps, that nobody has heard of.
-            self.hear_for_all();
+            self.process_messages_for_all();
         }
         if self.is_known_to_be_closed() {
             return Err(Errno::NOTCONN);
         }
         let before = {
-            let Some(_send) = self.hold(&self.send_lock) else {
-                self.leave_to_holder(directions as u32);
+            let Some(_send) = self.lock_direction(&self.send_lock) else {
+                self.defer_to_holder(directions as u32);
                 return Ok(());
             };
-            let Some(lanes) = self.lanes() else { return self.shut_lifeline(directions) };
+            let Some(lanes) = self.lanes() else { return self.shutdown_lifeline(directions) };
             if self.peer_state(lanes) == PeerState::Reset {
                 return Err(Errno::NOTCONN);
             }
-            let _shared = self.share_waiting(lanes, OwnState::SendLock)?;
+            let _shared = self.lock_across_processes_blocking(lanes, OwnState::SendLock)?;
             let before = lanes.segment.load(OwnState::Shutdown);
             lanes.segment.store(OwnState::Shutdown, before | directions);
             if directions & SHUTDOWN_WRITE != 0 && !self.sends_by_lane() {
-                self.shut_lifeline(SHUTDOWN_WRITE)?;
+                self.shutdown_lifeline(SHUTDOWN_WRITE)?;
             } else if directions & SHUTDOWN_WRITE != 0 {
                 // SAFETY: under the send lock.
                 let sender = unsafe { &mut *lanes.sender.get() };
@@ -689,12 +693,12 @@ impl Connection {
                 }
             }
             if (before | directions) == SHUTDOWN_READ | SHUTDOWN_WRITE && self.has_begun_on_lifeline() {
-                lanes.tell(PeerStatus::Closed, SHUT_BOTH_WAYS);
+                lanes.publish_status(PeerStatus::Closed, SHUT_BOTH_WAYS);
             }
             before
         };
         if directions & !before & SHUTDOWN_READ != 0 {
-            self.wake_by_shutting();
+            self.wake_by_shutdown();
         }
         Ok(())
     }
@@ -704,7 +708,7 @@ impl Connection {
         if !self.awaits_handshake.load(Ordering::Relaxed) {
             return if self.is_open() { Ok(true) } else { Err(Errno::BADF) };
         }
-        let both = self.hold_both();
+        let both = self.lock_both();
         if !self.is_open() {
             return Err(Errno::BADF);
         }
@@ -734,11 +738,11 @@ impl Connection {
     fn attach_in_use(&self, segment: Segment, memory: Option<MemoryFds<HiddenFd>>, by_lane: u64) {
         // A signal handler looks without the lock that it has interrupted.
         signals::without_handlers(|| self.attach_locked(segment, memory, by_lane));
-        let asked = self.with_details(Details::ask_for_options);
-        self.bound_lanes(asked.send_bytes, asked.receive_bytes);
+        let asked = self.with_details(Details::requested_options);
+        self.set_lane_capacities(asked.send_bytes, asked.receive_bytes);
         self.set_inheritable_locked(self.has_descriptor(is_inheritable));
         self.announce_earlier_sleepers();
-        self.tell_of_signal_owner();
+        self.publish_signal_owner();
     }
 
     /// Those who parked before there were lanes could not ask the peer to ring. Under both locks.
@@ -757,18 +761,18 @@ impl Connection {
     /// those that a process which held this end before has noted.
     fn attach_locked(&self, segment: Segment, memory: Option<MemoryFds<HiddenFd>>, by_lane: u64) {
         let lanes = Lanes {
-            sender: UnsafeCell::new(Sending::of(&segment)),
-            receiver: UnsafeCell::new(Receiving::of(&segment)),
-            observer: UnsafeCell::new(Receiving::of(&segment)),
+            sender: UnsafeCell::new(LaneSender::of(&segment)),
+            receiver: UnsafeCell::new(LaneReceiver::of(&segment)),
+            observer: UnsafeCell::new(LaneReceiver::of(&segment)),
             segment,
             inbound: UnsafeCell::new(None),
         };
         // Stamps of a process that has never looked at the clock would be of a time that nobody can compare with.
         note_ticks(ticks());
-        self.is_user.store(sharing::enter(&lanes.segment), Ordering::Relaxed);
+        self.is_user.store(sharing::register_holder(&lanes.segment), Ordering::Relaxed);
         limit::add_mapping();
         if lanes.segment.side() == Side::Connector
-            && let Some(tuple) = self.with_unreachable_details(|details| details.tuple)
+            && let Some(tuple) = self.with_details_unmasked(|details| details.tuple)
         {
             lifeline::lane_peers::note(tuple.peer);
         }
@@ -782,12 +786,12 @@ impl Connection {
         // SAFETY: under both locks, and nobody waits on lanes that are not there.
         unsafe { *self.lanes.get() = Some(lanes) };
         self.awaits_handshake.store(false, Ordering::Relaxed);
-        self.go_by_lane(noted | by_lane);
-        self.with_unreachable_details(|details| details.memory = memory);
+        self.use_lanes_for(noted | by_lane);
+        self.with_details_unmasked(|details| details.memory = memory);
     }
 
     /// From now on so many directions go by the lanes. Under the locks of those directions.
-    fn go_by_lane(&self, directions: u64) {
+    fn use_lanes_for(&self, directions: u64) {
         let Some(lanes) = self.lanes() else { return };
         let directions = directions & BY_LANE_BOTH;
         let by_lane = self.by_lane.fetch_or(directions, Ordering::Relaxed) | directions;
@@ -839,11 +843,11 @@ impl Connection {
 
     fn with_details<R>(&self, access: impl FnOnce(&mut Details) -> R) -> R {
         // A handler that finds the lock held by its own thread would wait for ever.
-        signals::without_handlers(|| self.with_unreachable_details(access))
+        signals::without_handlers(|| self.with_details_unmasked(access))
     }
 
     /// As [`Connection::with_details`], for an object that no signal handler can reach: not known yet, or not any more.
-    fn with_unreachable_details<R>(&self, access: impl FnOnce(&mut Details) -> R) -> R {
+    fn with_details_unmasked<R>(&self, access: impl FnOnce(&mut Details) -> R) -> R {
         let _guard = self.details_lock.lock();
         // SAFETY: under its lock.
         access(unsafe { &mut *self.details.get() })
@@ -851,45 +855,45 @@ impl Connection {
 
     /// The last descriptor of this process is about to go.
     fn close(&'static self) {
-        if !self.is_left_to_calls() {
+        if !self.defer_close_to_calls() {
             self.close_now();
         }
     }
 
     fn close_now(&'static self) {
         self.receive_last_handshake();
-        self.hear_last_words();
+        self.process_final_messages();
         // The object may be another connection when this is done.
-        let kept = self.with_unreachable_details(|details| details.kept_lifeline.take());
+        let kept = self.with_details_unmasked(|details| details.retained_lifeline.take());
         self.finish_close();
         drop(kept);
     }
 
     /// Leaves a close to the last of the other threads' calls that sleep here, as the kernel does: they go on as if
     /// nothing had happened, with a descriptor that the program does not see. Without one, they end.
-    fn is_left_to_calls(&'static self) -> bool {
-        let own = u32::from(wait::Call::is_of_this_thread(self));
-        if threads::is_single() || sandbox::is_confined() || !self.has_calls_that_sleep(own) {
+    fn defer_close_to_calls(&'static self) -> bool {
+        let own = u32::from(wait::BlockingCall::is_of_this_thread(self));
+        if threads::is_single() || sandbox::is_confined() || !self.has_sleeping_calls(own) {
             return false;
         }
-        let Some(_both) = self.hold_both() else { return false };
-        if self.keep_lifeline().is_err() {
+        let Some(_both) = self.lock_both() else { return false };
+        if self.retain_lifeline().is_err() {
             return false;
         }
         if own > 0 {
-            self.leave_call();
+            self.end_call();
         }
-        self.calls.leave_close()
+        self.calls.defer_close()
     }
 
     /// Has the connection use a descriptor of the lifeline that the program does not see, before it loses those that it
     /// sees. Under both locks.
-    fn keep_lifeline(&self) -> Result<(), Errno> {
+    fn retain_lifeline(&self) -> Result<(), Errno> {
         // SAFETY: the program's descriptor, in a call about it.
         let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
         let kept = HiddenFd::hide(rustix::io::fcntl_dupfd_cloexec(lifeline, 0)?, Need::Required)?;
         self.lifeline.store(HIDDEN_LIFELINE - RawFd::from(kept.slot()), Ordering::Relaxed);
-        self.with_details(|details| details.kept_lifeline = Some(kept));
+        self.with_details(|details| details.retained_lifeline = Some(kept));
         Ok(())
     }
 
@@ -899,39 +903,39 @@ impl Connection {
     /// # Errors
     /// `MFILE` where there is no descriptor left, `AGAIN` in a signal handler that has interrupted a call on the
     /// connection, and those of `replace`: then nothing has changed.
-    pub fn dissolve(&'static self, replace: impl FnOnce(&[RawFd]) -> Result<(), Errno>) -> Result<(), Errno> {
+    pub fn disconnect(&'static self, replace: impl FnOnce(&[RawFd]) -> Result<(), Errno>) -> Result<(), Errno> {
         self.attach_if_pending()?;
         {
-            let _both = self.hold_both().ok_or(Errno::AGAIN)?;
-            self.keep_lifeline()?;
+            let _both = self.lock_both().ok_or(Errno::AGAIN)?;
+            self.retain_lifeline()?;
         }
         let descriptors = self.with_details(|details| details.descriptors.clone());
         if let Err(error) = replace(&descriptors) {
-            let _both = self.hold_both();
+            let _both = self.lock_both();
             self.lifeline.store(descriptors.first().copied().unwrap_or(-1), Ordering::Relaxed);
-            drop(self.with_details(|details| details.kept_lifeline.take()));
+            drop(self.with_details(|details| details.retained_lifeline.take()));
             return Err(error);
         }
         self.with_details(|details| {
             details.descriptors.clear();
             details.resets_on_close = true;
         });
-        self.hear_last_words();
-        self.reset_here();
-        let own = u32::from(wait::Call::is_of_this_thread(self));
-        if self.calls.count() <= own || !self.calls.leave_close() {
+        self.process_final_messages();
+        self.reset_both();
+        let own = u32::from(wait::BlockingCall::is_of_this_thread(self));
+        if self.calls.count() <= own || !self.calls.defer_close() {
             self.close_now();
         }
         Ok(())
     }
 
     /// Resets both ends.
-    fn reset_here(&'static self) {
+    fn reset_both(&'static self) {
         {
-            let _both = self.hold_both();
+            let _both = self.lock_both();
             match self.lanes() {
                 Some(lanes) => self.reset_lanes(lanes),
-                None => self.early.note_reset(),
+                None => self.lifeline_state.note_reset(),
             }
         }
         // Wakes those who sleep, at both ends.
@@ -941,17 +945,17 @@ impl Connection {
     }
 
     /// Whether there are more than `own` calls that sleep. Who looks at memory for a moment is about to, and is let.
-    fn has_calls_that_sleep(&self, own: u32) -> bool {
+    fn has_sleeping_calls(&self, own: u32) -> bool {
         let begun_ticks = ticks();
-        let is_time_up = || ticks().wrapping_sub(begun_ticks) > LOOK_MICROSECONDS_MAX * TICKS_PER_MICROSECOND;
-        while self.occupancy.has_waiters() && self.calls.count() <= own && !is_time_up() {
+        let is_time_up = || ticks().wrapping_sub(begun_ticks) > CALL_SETTLE_US_MAX * TICKS_PER_MICROSECOND;
+        while self.lifetime.has_waiters() && self.calls.count() <= own && !is_time_up() {
             rustix::thread::sched_yield();
         }
         self.calls.count() > own
     }
 
     /// A call that has slept ends.
-    fn leave_call(&'static self) {
+    fn end_call(&'static self) {
         if self.calls.leave() {
             self.close_now();
         }
@@ -960,14 +964,14 @@ impl Connection {
     /// What is left of a close once the kernel may have closed the descriptor.
     fn finish_close(&'static self) {
         {
-            let Some(_both) = self.hold_both() else { return self.leave_to_holder(direction_lock::DUE_CLOSE) };
-            if !self.occupancy.close() {
+            let Some(_both) = self.lock_both() else { return self.defer_to_holder(direction_lock::DEFERRED_CLOSE) };
+            if !self.lifetime.close() {
                 return;
             }
             if let Some(lanes) = self.lanes() {
-                self.leave(lanes);
+                self.announce_close(lanes);
             }
-            self.early.clear();
+            self.lifeline_state.clear();
             // SAFETY: under both locks; the ledger's slot closes with it.
             unsafe { *self.slot.get() = None };
         }
@@ -978,7 +982,7 @@ impl Connection {
     /// that the client finds the end of the stream instead.
     fn receive_last_handshake(&'static self) {
         let is_pending = {
-            let _receive = self.hold(&self.receive_lock);
+            let _receive = self.lock_direction(&self.receive_lock);
             self.awaits_handshake.load(Ordering::Relaxed) && !self.is_orphan.load(Ordering::Relaxed)
         };
         if is_pending {
@@ -991,12 +995,11 @@ impl Connection {
 
     /// Says good-bye. Where no child can hold the connection the peer learns of it from memory, at once and exactly;
     /// where one might, only the kernel knows when the last descriptor goes, and the lifeline tells.
-    fn leave(&self, lanes: &Lanes) {
-        self.sign_off(&lanes.segment);
+    fn announce_close(&self, lanes: &Lanes) {
+        self.remove_holder_entry(&lanes.segment);
         let others = lanes.segment.add(OwnState::Holders, u64::MAX).saturating_sub(1);
-        let (resets, is_last) = self.with_unreachable_details(|details| {
-            (details.resets_on_close, others == 0 && !self.can_be_held_elsewhere())
-        });
+        let (resets, is_last) = self
+            .with_details_unmasked(|details| (details.resets_on_close, others == 0 && !self.may_have_other_holders()));
         if !is_last {
             return;
         }
@@ -1004,32 +1007,32 @@ impl Connection {
             lanes.observer().unread_bytes().is_ok_and(|bytes| bytes > 0)
         } else {
             // Under a filter nobody can ask, and the kernel tells the peer.
-            !crate::process::sandbox::is_confined() && self.has_left_unread_in_lifeline()
+            !crate::process::sandbox::is_confined() && self.has_program_bytes_in_lifeline()
         };
         // In windows, an end may be reset whose peer is there and was not: it is to see no good order either.
         let is_reset = self.peer_state(lanes) == PeerState::Reset;
         // SAFETY: under the send lock.
         let finish = || unsafe { (*lanes.sender.get()).finish() };
         if resets || has_unread || is_reset {
-            lanes.tell(PeerStatus::Reset, 1);
+            lanes.publish_status(PeerStatus::Reset, 1);
             // First: who finds the end of the stream before this takes it for one in good order.
-            lanes.tell(PeerStatus::Closed, 1);
+            lanes.publish_status(PeerStatus::Closed, 1);
             finish();
         } else {
             finish();
-            lanes.tell(PeerStatus::Closed, 1);
+            lanes.publish_status(PeerStatus::Closed, 1);
         }
     }
 
     /// Gives the memory back once the connection is closed and no thread looks at it any more.
     fn recycle_if_unused(&'static self) {
         let dropped = {
-            let Some(_both) = self.hold_both() else { return self.leave_to_holder(direction_lock::DUE_RECYCLE) };
-            if !self.occupancy.take_back() {
+            let Some(_both) = self.lock_both() else { return self.defer_to_holder(direction_lock::DEFERRED_RECYCLE) };
+            if !self.lifetime.try_reclaim() {
                 return;
             }
-            let Details { memory, tuple, .. } = self.with_unreachable_details(std::mem::take);
-            self.forget_memory();
+            let Details { memory, tuple, .. } = self.with_details_unmasked(std::mem::take);
+            self.forget_growth();
             self.is_plain.store(false, Ordering::Relaxed);
             // SAFETY: under both locks, and there is no waiter.
             let lanes = unsafe { (*self.lanes.get()).take() };

@@ -485,7 +485,7 @@ impl Call<'_> {
         let entries = entries.as_mut_slice();
         let left_ns = self.deadline.left_ns();
         let lacks_wakeup = |entry: &pollfd| match Target::of(entry.fd) {
-            Target::Connection(connection) => connection.waits_for_room_in_vain(entry.events),
+            Target::Connection(connection) => connection.must_poll_for_room(entry.events),
             _ => false,
         };
         let must_poll = background_connects::is_any_pending() || self.fds.iter().any(lacks_wakeup);
@@ -625,7 +625,7 @@ fn take_wakeups(fds: &[pollfd], entries: &[pollfd]) -> bool {
         if let Target::Connection(connection) = Target::of(entry.fd)
             && answer.revents != 0
         {
-            let is_taken = connection.take_ring();
+            let is_taken = connection.consume_ring();
             let stays_readable =
                 connection.has_ended() || blocking::poll_now(entry.fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
             can_sleep_again &= is_taken && !stays_readable;
@@ -668,7 +668,7 @@ impl Drop for Parked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connection::tests::{End, pair, receive, send};
+    use crate::connection::tests::{OpenEndpoint, pair, receive, send};
     use rustix::event::{EventfdFlags, eventfd};
     use std::os::fd::AsRawFd;
 
@@ -676,8 +676,8 @@ mod tests {
 
     /// A connection whose first end a program has a descriptor of.
     struct Pair {
-        own: End,
-        peer: Option<End>,
+        own: OpenEndpoint,
+        peer: Option<OpenEndpoint>,
     }
 
     impl Pair {

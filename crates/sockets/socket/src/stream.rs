@@ -29,7 +29,7 @@ pub(crate) struct StreamInner {
     pub(crate) slot: Option<ConnectionSlot>,
     pub(crate) port_choice: PortChoice,
     /// A connect that waits in the background.
-    pub(crate) pending: Option<Pending>,
+    pub(crate) pending: Option<PendingConnect>,
 }
 
 /// Who has chosen the port that a socket is bound to. The kernel does not know the ports of connections with lanes, and
@@ -81,7 +81,7 @@ impl Stream {
 
 /// What a connect is to reach, and from where.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Aim {
+pub(crate) struct ConnectTarget {
     pub destination: SocketAddr,
     /// What the socket was bound to before.
     pub bound: Option<SocketAddr>,
@@ -93,16 +93,16 @@ pub(crate) struct Aim {
 }
 
 /// One connect that waits.
-pub(crate) struct Pending {
-    pub(crate) aim: Aim,
-    pub(crate) turn: Turn,
+pub(crate) struct PendingConnect {
+    pub(crate) aim: ConnectTarget,
+    pub(crate) advance: Advance,
     pub(crate) _counted: Counted,
 }
 
 /// Whose turn it is with a connect that waits.
-pub(crate) enum Turn {
+pub(crate) enum Advance {
     /// Whoever looks next: with what is under way to another node, or to try from the beginning.
-    Next(Option<Box<RemoteConnect>>),
+    Due(Option<Box<RemoteConnect>>),
     /// Somebody is looking.
-    Taken,
+    Running,
 }

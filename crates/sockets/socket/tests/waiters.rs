@@ -13,8 +13,8 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use waiters::{Calls, Occupancy, Sleepers, Word};
 use std::process::Command;
+use waiters::{BlockedCalls, Lifetime, Sleepers, Word};
 
 /// How often the checker takes the processor from a thread that could go on, in one interleaving.
 const PREEMPTIONS_MAX: usize = 3;
@@ -114,18 +114,18 @@ impl Flaw {
 }
 
 /// The memory of a connection: which one, or none. loom finds whoever looks while another writes.
-struct Memory(UnsafeCell<Option<u32>>);
+struct MemorySource(UnsafeCell<Option<u32>>);
 
 // SAFETY: loom checks the accesses.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for MemorySource {}
 // SAFETY: as above.
-unsafe impl Send for Memory {}
+unsafe impl Send for MemorySource {}
 
 struct Object {
-    occupancy: Occupancy<Watched>,
+    lifetime: Lifetime<Watched>,
     send_lock: Mutex<()>,
     receive_lock: Mutex<()>,
-    memory: Memory,
+    memory: MemorySource,
     times_taken_back: AtomicU32,
 }
 
@@ -133,10 +133,10 @@ impl Object {
     /// A connection of the first generation.
     fn new() -> Arc<Self> {
         let object = Self {
-            occupancy: Occupancy::default(),
+            lifetime: Lifetime::default(),
             send_lock: Mutex::new(()),
             receive_lock: Mutex::new(()),
-            memory: Memory(UnsafeCell::new(None)),
+            memory: MemorySource(UnsafeCell::new(None)),
             times_taken_back: AtomicU32::new(0),
         };
         object.open();
@@ -145,31 +145,31 @@ impl Object {
 
     fn open(&self) {
         let _both = (self.send_lock.lock().unwrap(), self.receive_lock.lock().unwrap());
-        self.occupancy.begin_generation();
-        let generation = self.occupancy.generation();
+        self.lifetime.begin_generation();
+        let generation = self.lifetime.generation();
         // SAFETY: loom checks it.
         self.memory.0.with_mut(|memory| unsafe { *memory = Some(generation) });
-        self.occupancy.open();
+        self.lifetime.open();
     }
 
     /// As `Connection::wait_to_receive`, for one that works for the first generation.
     fn wait(&self, flaw: Flaw) {
         if flaw != Flaw::ArrivesLate {
-            self.occupancy.arrive();
+            self.lifetime.add_waiter();
         }
-        let may_look = {
+        let may_access = {
             let _receive = self.receive_lock.lock().unwrap();
-            self.occupancy.may_look(1)
+            self.lifetime.may_access(1)
         };
         if flaw == Flaw::ArrivesLate {
-            self.occupancy.arrive();
+            self.lifetime.add_waiter();
         }
-        if may_look {
-            assert!(self.occupancy.has_waiters());
+        if may_access {
+            assert!(self.lifetime.has_waiters());
             // SAFETY: loom checks it.
             self.memory.0.with(|memory| assert_eq!(unsafe { *memory }, Some(1)));
         }
-        if self.occupancy.leave() && flaw != Flaw::LeavesQuietly {
+        if self.lifetime.remove_waiter() && flaw != Flaw::LeavesQuietly {
             self.recycle(flaw);
         }
     }
@@ -178,7 +178,7 @@ impl Object {
     fn close(&self, flaw: Flaw) {
         {
             let _both = (self.send_lock.lock().unwrap(), self.receive_lock.lock().unwrap());
-            if !self.occupancy.close() {
+            if !self.lifetime.close() {
                 return;
             }
         }
@@ -188,7 +188,7 @@ impl Object {
     /// As `Connection::recycle_if_unused`.
     fn recycle(&self, flaw: Flaw) -> bool {
         let _both = (self.send_lock.lock().unwrap(), self.receive_lock.lock().unwrap());
-        if flaw != Flaw::TakesUnasked && !self.occupancy.take_back() {
+        if flaw != Flaw::TakesUnasked && !self.lifetime.try_reclaim() {
             return false;
         }
         // SAFETY: loom checks it.
@@ -244,15 +244,15 @@ fn a_late_waiter_does_not_look_at_the_next_connection() {
 #[test]
 fn the_child_of_a_fork_waits_for_none_of_its_parents_threads() {
     check(|| {
-        let (occupancy, sleepers) = (Occupancy::<Watched>::default(), Sleepers::<Watched>::default());
-        occupancy.open();
-        occupancy.arrive();
+        let (lifetime, sleepers) = (Lifetime::<Watched>::default(), Sleepers::<Watched>::default());
+        lifetime.open();
+        lifetime.add_waiter();
         sleepers.enter();
         assert!(sleepers.is_any());
-        occupancy.forget_waiters();
+        lifetime.forget_waiters();
         sleepers.forget();
         assert!(!sleepers.is_any());
-        assert!(occupancy.close() && occupancy.take_back());
+        assert!(lifetime.close() && lifetime.try_reclaim());
     });
 }
 
@@ -273,7 +273,7 @@ fn a_connection_is_closed_once() {
 
 /// Two calls that sleep, and a close meanwhile, which one of the three does.
 fn calls_and_a_close(flaw: Flaw) {
-    let calls = Arc::new(Calls::<Watched>::default());
+    let calls = Arc::new(BlockedCalls::<Watched>::default());
     let times_closed = Arc::new(AtomicU32::new(0));
     let callers = [(); 2].map(|()| {
         let (calls, times_closed) = (Arc::clone(&calls), Arc::clone(&times_closed));
@@ -286,10 +286,10 @@ fn calls_and_a_close(flaw: Flaw) {
     });
     let is_left = if flaw == Flaw::TrustsEarlierCount {
         let is_left = calls.count() > 0;
-        let _ = calls.leave_close();
+        let _ = calls.defer_close();
         is_left
     } else {
-        calls.count() > 0 && calls.leave_close()
+        calls.count() > 0 && calls.defer_close()
     };
     if !is_left {
         times_closed.fetch_add(1, Ordering::Relaxed);
@@ -370,8 +370,8 @@ impl Line {
         }
     }
 
-    /// As `Connection::take_ring_if`.
-    fn take_ring_if(&self, flaw: Flaw, is_alone: &dyn Fn() -> bool) {
+    /// As `Connection::consume_ring_if`.
+    fn consume_ring_if(&self, flaw: Flaw, is_alone: &dyn Fn() -> bool) {
         let was_alone = flaw == Flaw::LocksLate && is_alone();
         let _lock = self.lane.lock().unwrap();
         if flaw == Flaw::TakesRingOfOthers || was_alone || (flaw != Flaw::LocksLate && is_alone()) {
@@ -391,7 +391,7 @@ impl Line {
                 return self.sleepers.leave();
             }
             let sleep = |is_alone| if is_alone { self.sleep_until_rung() } else { self.nap(&mut naps) };
-            self.sleepers.sleep(|| true, sleep, |(), is_alone| self.take_ring_if(flaw, is_alone));
+            self.sleepers.sleep(|| true, sleep, |(), is_alone| self.consume_ring_if(flaw, is_alone));
             self.sleepers.leave();
         }
     }
@@ -407,7 +407,7 @@ impl Line {
             self.sleep_until_rung();
             self.sleepers.leave();
             self.sleepers.enter();
-            self.take_ring_if(flaw, &|| self.sleepers.is_one());
+            self.consume_ring_if(flaw, &|| self.sleepers.is_one());
             self.sleepers.leave();
             // A ring that stays is left out of the next sleep for a moment.
             self.nap(&mut naps);

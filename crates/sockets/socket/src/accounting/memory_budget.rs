@@ -16,17 +16,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// the next message soon finds its memory warm.
 pub const WARM_BYTES: usize = 4 << 20;
 /// Taken bytes after which the cgroup is asked again for what it uses.
-const ASK_EVERY_BYTES: usize = 1 << 20;
+const CHECK_EVERY_BYTES: usize = 1 << 20;
 /// Where neither limit can be read.
 const LIMIT_BYTES_DEFAULT: u64 = 1 << 30;
 const PAGE_BYTES: u64 = 4096;
 /// What version 1 of cgroups says for "no limit" is no less than this.
 const NO_LIMIT_BYTES: u64 = 1 << 60;
 
-static TAKEN: AtomicUsize = AtomicUsize::new(0);
+static CHARGED_BYTES: AtomicUsize = AtomicUsize::new(0);
 static LIMITS: OnceLock<Limits> = OnceLock::new();
 /// Bytes that may be taken before the cgroup is asked again.
-static UNASKED: AtomicUsize = AtomicUsize::new(0);
+static UNCHECKED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// What bounds this process, found out once.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ struct Limits {
 pub struct ProcessBudget;
 
 /// The budget of this process.
-pub static PROCESS: ProcessBudget = ProcessBudget;
+pub static PROCESS_BUDGET: ProcessBudget = ProcessBudget;
 
 impl Budget for ProcessBudget {
     fn charge(&self, bytes: usize) -> bool {
@@ -49,30 +49,30 @@ impl Budget for ProcessBudget {
             return false;
         }
         let take = |taken: usize| taken.checked_add(bytes).filter(|sum| *sum as u64 <= limit_bytes());
-        let is_within = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok();
+        let is_within = CHARGED_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok();
         let is_taken = is_within && cgroup_has_room(bytes);
         if is_within && !is_taken {
             self.release(bytes);
         }
-        show();
+        publish();
         is_taken
     }
 
     fn release(&self, bytes: usize) {
         let give = |taken: usize| Some(taken.saturating_sub(bytes));
-        let _ = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, give);
-        show();
+        let _ = CHARGED_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, give);
+        publish();
     }
 }
 
 /// For `crosslane stat`.
-fn show() {
-    crate::accounting::process_stats::note_lane_memory(taken_bytes() as u64, limit_bytes());
+fn publish() {
+    crate::accounting::process_stats::note_lane_memory(charged_bytes() as u64, limit_bytes());
 }
 
 /// Bytes that the lanes of this process have taken.
-pub fn taken_bytes() -> usize {
-    TAKEN.load(Ordering::Relaxed)
+pub fn charged_bytes() -> usize {
+    CHARGED_BYTES.load(Ordering::Relaxed)
 }
 
 /// Bytes that they may take.
@@ -82,16 +82,16 @@ pub fn limit_bytes() -> u64 {
 
 /// Finds the limits out, which allocates: to be called before there is a lane, and not when one grows, for that may be
 /// in a signal handler.
-pub fn prepare() {
+pub fn init_limits() {
     LIMITS.get_or_init(|| {
         let mut text = [0; 256];
         let tcp = read_text(c"/proc/sys/net/ipv4/tcp_mem", &mut text).and_then(pages_of_tcp_mem);
         let tcp_bytes = tcp.map_or(LIMIT_BYTES_DEFAULT, |pages| pages.saturating_mul(PAGE_BYTES) / 2);
         let cgroup = Cgroup::find();
         let limit = cgroup.as_ref().and_then(Cgroup::limit_bytes);
-        let used_file = cgroup.and_then(|cgroup| cgroup.path_of(cgroup.used_file()));
+        let usage_file = cgroup.and_then(|cgroup| cgroup.path_of(cgroup.usage_file()));
         let share = |limit: u64| limit / 4 * 3;
-        Limits { bytes: tcp_bytes.min(limit.map_or(u64::MAX, share)).max(1), cgroup: used_file.zip(limit.map(share)) }
+        Limits { bytes: tcp_bytes.min(limit.map_or(u64::MAX, share)).max(1), cgroup: usage_file.zip(limit.map(share)) }
     });
 }
 
@@ -102,17 +102,17 @@ fn pages_of_tcp_mem(text: &str) -> Option<u64> {
 
 /// Whether the cgroup has room for `bytes` more below three quarters of its limit, as of the last time it was asked.
 fn cgroup_has_room(bytes: usize) -> bool {
-    let Some((used_file, share)) = LIMITS.get().and_then(|limits| limits.cgroup.as_ref()) else { return true };
+    let Some((usage_file, share)) = LIMITS.get().and_then(|limits| limits.cgroup.as_ref()) else { return true };
     let spend = |left: usize| left.checked_sub(bytes);
-    if UNASKED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok() {
+    if UNCHECKED_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok() {
         return true;
     }
     let mut text = [0; 64];
-    let Some(used) = read_text(used_file.as_c_str(), &mut text).and_then(number_in) else { return true };
+    let Some(used) = read_text(usage_file.as_c_str(), &mut text).and_then(number_in) else { return true };
     let left = share.saturating_sub(used);
     let has_room = left >= bytes as u64;
     // Others use the rest too: half of it at once, at most.
-    UNASKED.store(usize::try_from(left / 2).unwrap_or(usize::MAX).min(ASK_EVERY_BYTES), Ordering::Relaxed);
+    UNCHECKED_BYTES.store(usize::try_from(left / 2).unwrap_or(usize::MAX).min(CHECK_EVERY_BYTES), Ordering::Relaxed);
     has_room
 }
 
@@ -162,7 +162,7 @@ impl Cgroup {
         (lowest < NO_LIMIT_BYTES).then_some(lowest)
     }
 
-    fn used_file(&self) -> &'static str {
+    fn usage_file(&self) -> &'static str {
         if self.is_v2 { "memory.current" } else { "memory.usage_in_bytes" }
     }
 
@@ -204,12 +204,12 @@ mod tests {
 
     #[test]
     fn what_is_taken_is_within_the_limit_and_can_be_given_back() {
-        prepare();
+        init_limits();
         assert!(limit_bytes() > 0);
-        let before = taken_bytes();
-        assert!(PROCESS.charge(4096));
-        assert!(!PROCESS.charge(usize::MAX / 2), "more than any limit");
-        PROCESS.release(4096);
-        assert!(taken_bytes() <= before.max(taken_bytes()));
+        let before = charged_bytes();
+        assert!(PROCESS_BUDGET.charge(4096));
+        assert!(!PROCESS_BUDGET.charge(usize::MAX / 2), "more than any limit");
+        PROCESS_BUDGET.release(4096);
+        assert!(charged_bytes() <= before.max(charged_bytes()));
     }
 }

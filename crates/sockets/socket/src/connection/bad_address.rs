@@ -7,24 +7,24 @@ use libc::iovec;
 use rustix::io::Errno;
 
 /// The page at null, which Linux gives to nobody by default (`vm.mmap_min_addr`).
-const LOWEST: usize = 4096;
+const ADDRESS_MIN: usize = 4096;
 /// The end of the addresses of programs where pages have five levels.
-const END: usize = 1 << 56;
+const ADDRESS_END: usize = 1 << 56;
 
 /// Whether a buffer is where nobody has memory.
 #[inline(always)] // Asked by every call.
-pub(super) fn is_any_nowhere(spans: &[iovec]) -> bool {
-    spans.iter().any(|span| span.iov_base.addr().wrapping_sub(LOWEST) >= END - LOWEST)
+pub(super) fn has_bad_address(spans: &[iovec]) -> bool {
+    spans.iter().any(|span| span.iov_base.addr().wrapping_sub(ADDRESS_MIN) >= ADDRESS_END - ADDRESS_MIN)
 }
 
 /// The kernel refuses it before it looks at the connection, even if it is empty.
-fn is_beyond(span: &iovec) -> bool {
-    span.iov_base.addr() >= END
+fn is_beyond_user_space(span: &iovec) -> bool {
+    span.iov_base.addr() >= ADDRESS_END
 }
 
 /// Those in front of the first that is at null and not empty, if there is one.
-fn before_null(spans: &[iovec]) -> Option<&[iovec]> {
-    let first = spans.iter().position(|span| span.iov_base.addr() < LOWEST && span.iov_len > 0)?;
+fn spans_before_null(spans: &[iovec]) -> Option<&[iovec]> {
+    let first = spans.iter().position(|span| span.iov_base.addr() < ADDRESS_MIN && span.iov_len > 0)?;
     Some(&spans[..first])
 }
 
@@ -35,21 +35,25 @@ impl Connection {
     /// Every other span is writable for its length.
     #[cold]
     #[inline(never)]
-    pub(super) unsafe fn receive_to_nowhere(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
-        if spans.iter().any(is_beyond) {
+    pub(super) unsafe fn receive_with_bad_address(
+        &'static self,
+        spans: &[iovec],
+        flags: Flags,
+    ) -> Result<usize, Errno> {
+        if spans.iter().any(is_beyond_user_space) {
             return Err(Errno::FAULT);
         }
-        let before = match before_null(spans) {
+        let before = match spans_before_null(spans) {
             Some(before) if !flags.discard => before,
             // SAFETY: those that are nowhere are empty, or nothing is copied.
-            _ => return unsafe { self.receive_somewhere(spans, flags) },
+            _ => return unsafe { self.receive_checked(spans, flags) },
         };
         let look = Flags { peek: true, discard: true, wait_all: false, ..flags };
         // SAFETY: nothing is copied.
-        match unsafe { self.receive_somewhere(spans, look) }? {
+        match unsafe { self.receive_checked(spans, look) }? {
             0 => Ok(0),
             // SAFETY: our caller says that what is not nowhere is writable.
-            bytes if bytes <= total_bytes(before) => unsafe { self.receive_somewhere(before, flags) },
+            bytes if bytes <= total_bytes(before) => unsafe { self.receive_checked(before, flags) },
             _ => Err(Errno::FAULT),
         }
     }
@@ -60,17 +64,17 @@ impl Connection {
     /// Every other span is readable for its length.
     #[cold]
     #[inline(never)]
-    pub(super) unsafe fn send_from_nowhere(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
-        if spans.iter().any(is_beyond) {
+    pub(super) unsafe fn send_with_bad_address(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+        if spans.iter().any(is_beyond_user_space) {
             return Err(Errno::FAULT);
         }
-        if before_null(spans).is_none() {
+        if spans_before_null(spans).is_none() {
             // SAFETY: those that are nowhere are empty.
-            return unsafe { self.send_somewhere(spans, flags) };
+            return unsafe { self.send_checked(spans, flags) };
         }
         // What there is to say of the connection comes first.
         // SAFETY: no spans.
-        unsafe { self.send_somewhere(&[], flags) }?;
+        unsafe { self.send_checked(&[], flags) }?;
         Err(Errno::FAULT)
     }
 }

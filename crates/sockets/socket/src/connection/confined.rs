@@ -7,7 +7,7 @@
 //! rings by the program's call, until the lifeline is full of rings and the kernel has the caller wait for the peer to
 //! take them. A receive cannot ring: the peer is told so, and looks for room by itself.
 
-use super::lifeline::{Behind, FOLLOW, SWITCH};
+use super::lifeline::{FOLLOW, Lookahead, SWITCH};
 use super::transfer::Step;
 use super::{Connection, Flags, Lanes, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes};
 use crate::descriptor::hidden::close;
@@ -25,16 +25,16 @@ use std::sync::atomic::Ordering;
 /// `SO_PASSRIGHTS`: whether others may send descriptors.
 const PASS_RIGHTS: SocketOption = SocketOption { level: libc::SOL_SOCKET, name: 83 };
 /// Looks at memory before a call: some microseconds, as a peer takes that answers at once.
-const LOOKS_MAX: u32 = 400;
+const SPINS_MAX: u32 = 400;
 /// Rings that are taken at once.
-const RINGS_BYTES: usize = 64;
+const RING_BATCH_BYTES: usize = 64;
 const INPUT: i16 = libc::POLLIN | libc::POLLRDNORM;
 const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
 
 /// The program's call, made on the lifeline with other bytes, and with these flags as well if it has some: how many
 /// bytes went, or -1 with `errno`.
-pub trait SameCall: Fn(*mut u8, usize, i32) -> isize {}
-impl<F: Fn(*mut u8, usize, i32) -> isize> SameCall for F {}
+pub trait ProgramCall: Fn(*mut u8, usize, i32) -> isize {}
+impl<F: Fn(*mut u8, usize, i32) -> isize> ProgramCall for F {}
 
 impl Connection {
     /// Gets ready for a filter, while all calls are allowed. `false`: it cannot, and goes on as before.
@@ -46,14 +46,14 @@ impl Connection {
         if self.awaits_handshake.load(Ordering::Relaxed) || is_elsewhere() {
             return false;
         }
-        self.hear_for_all();
+        self.process_messages_for_all();
         if socket_option::set_raw(self.borrow_lifeline(), PASS_RIGHTS, &0_u32.to_ne_bytes()).is_err() {
             return false; // An older kernel.
         }
         // What came before that.
-        self.hear_for_all();
-        let Some(_both) = self.hold_both() else { return false };
-        if !self.receives_by_lane() && !self.foresee_message() {
+        self.process_messages_for_all();
+        let Some(_both) = self.lock_both() else { return false };
+        if !self.receives_by_lane() && !self.locate_message() {
             self.let_rights_pass();
             return false;
         }
@@ -61,7 +61,7 @@ impl Connection {
         self.is_confined.store(true, Ordering::Relaxed);
         if let Some(lanes) = self.lanes() {
             lanes.note_by_lane(IS_CONFINED);
-            self.use_shared(lanes);
+            self.count_as_user(lanes);
             // A peer that relies on rings for room learns that there will be none.
             self.ring();
         }
@@ -70,7 +70,7 @@ impl Connection {
 
     /// Ends what [`Connection::confine`] began.
     pub(crate) fn release(&'static self) {
-        let _both = self.hold_both();
+        let _both = self.lock_both();
         if self.is_confined.swap(false, Ordering::Relaxed) {
             self.let_rights_pass();
         }
@@ -82,39 +82,39 @@ impl Connection {
 
     /// A message may have come behind bytes of the program's, which cannot be told from those without a call that the
     /// program does not make: so its place is noted now. `false`: it cannot be dealt with then. Under both locks.
-    fn foresee_message(&'static self) -> bool {
-        let Behind { bytes, message, memory, .. } = self.look_behind();
+    fn locate_message(&'static self) -> bool {
+        let Lookahead { bytes, message, memory, .. } = self.look_ahead();
         let is_ready = match (message, memory) {
             (None, memory) => {
                 memory.into_iter().for_each(close);
                 return true;
             }
-            (Some(SWITCH | FOLLOW), Some(memory)) => self.attach_ahead(memory),
+            (Some(SWITCH | FOLLOW), Some(memory)) => self.attach_in_advance(memory),
             (_, memory) => {
                 memory.into_iter().for_each(close);
                 false
             }
         };
         if is_ready {
-            self.early.foreseen.store(bytes as u64 + 1, Ordering::Relaxed);
+            self.lifeline_state.bytes_to_message.store(bytes as u64 + 1, Ordering::Relaxed);
         }
         is_ready
     }
 
     /// Receives by the lifeline as far as the message that was foreseen, or takes that out. `None`: what comes in comes
     /// by the lane.
-    fn receive_foreseen(&'static self, spans: &[iovec], flags: Flags, call: &impl SameCall) -> Option<isize> {
-        let foreseen = self.early.foreseen.load(Ordering::Relaxed);
-        let left = foreseen.checked_sub(1)? as usize;
+    fn receive_to_message(&'static self, spans: &[iovec], flags: Flags, call: &impl ProgramCall) -> Option<isize> {
+        let bytes_to_message = self.lifeline_state.bytes_to_message.load(Ordering::Relaxed);
+        let left = bytes_to_message.checked_sub(1)? as usize;
         if left == 0 {
             let mut message = 0_u8;
             let taken = call(&raw mut message, 1, 0);
             if taken != 1 {
                 return Some(taken);
             }
-            self.early.foreseen.store(0, Ordering::Relaxed);
-            let both = self.hold_both();
-            signals::without_handlers(|| self.go_by_lane(BY_LANE_RECEIVE));
+            self.lifeline_state.bytes_to_message.store(0, Ordering::Relaxed);
+            let both = self.lock_both();
+            signals::without_handlers(|| self.use_lanes_for(BY_LANE_RECEIVE));
             drop(both);
             return None;
         }
@@ -122,7 +122,7 @@ impl Connection {
         let peek = if flags.peek { libc::MSG_PEEK } else { 0 };
         let received = call(span.iov_base.cast(), span.iov_len.min(left), peek);
         if received > 0 && !flags.peek {
-            self.early.foreseen.store(foreseen - received as u64, Ordering::Relaxed);
+            self.lifeline_state.bytes_to_message.store(bytes_to_message - received as u64, Ordering::Relaxed);
         }
         Some(received)
     }
@@ -145,7 +145,7 @@ impl Connection {
     /// Whether what is received comes by a lane, or soon will: else the program's call is the kernel's to answer.
     #[inline]
     pub fn receives_confined_by_lane(&self) -> bool {
-        self.receives_by_lane() || self.early.foreseen.load(Ordering::Relaxed) != 0
+        self.receives_by_lane() || self.lifeline_state.bytes_to_message.load(Ordering::Relaxed) != 0
     }
 
     /// As [`Connection::receives_confined_by_lane`], for what is sent.
@@ -165,11 +165,11 @@ impl Connection {
         &'static self,
         spans: &[iovec],
         flags: Flags,
-        call: impl SameCall,
+        call: impl ProgramCall,
     ) -> Result<usize, Errno> {
         let wanted = total_bytes(spans);
         let generation = self.generation();
-        match self.receive_foreseen(spans, flags, &call) {
+        match self.receive_to_message(spans, flags, &call) {
             Some(received) => return usize::try_from(received).map_err(|_| system::errno()),
             None if !self.receives_by_lane() => return Err(Errno::BADF),
             None => {}
@@ -201,22 +201,22 @@ impl Connection {
     }
 
     /// Until there may be something to receive.
-    fn sleep_confined(&'static self, call: &impl SameCall) -> Result<(), Errno> {
+    fn sleep_confined(&'static self, call: &impl ProgramCall) -> Result<(), Errno> {
         let has_something = || {
-            let _guard = self.hold(&self.receive_lock);
+            let _guard = self.lock_direction(&self.receive_lock);
             self.lanes().is_none_or(|lanes| self.input_readiness(lanes) != 0)
         };
-        if looks_until(has_something) {
+        if spin_until(has_something) {
             return Ok(());
         }
         let Some(lanes) = self.lanes() else { return Err(Errno::BADF) };
         self.announce_receive_sleep(lanes);
-        if has_something() { Ok(()) } else { self.take_rings(lanes, call) }
+        if has_something() { Ok(()) } else { self.consume_rings(lanes, call) }
     }
 
     /// Takes rings out of the lifeline by `call`, which waits for one if the program's call would.
-    fn take_rings(&self, lanes: &Lanes, call: &impl SameCall) -> Result<(), Errno> {
-        let mut rings = [0_u8; RINGS_BYTES];
+    fn consume_rings(&self, lanes: &Lanes, call: &impl ProgramCall) -> Result<(), Errno> {
+        let mut rings = [0_u8; RING_BATCH_BYTES];
         match call(rings.as_mut_ptr(), rings.len(), 0) {
             0 => self.note_hang_up(lanes, false),
             taken if taken > 0 => {}
@@ -235,7 +235,7 @@ impl Connection {
     ///
     /// # Safety
     /// Every span is readable for its length.
-    pub unsafe fn send_confined(&'static self, spans: &[iovec], call: impl SameCall) -> Result<usize, Errno> {
+    pub unsafe fn send_confined(&'static self, spans: &[iovec], call: impl ProgramCall) -> Result<usize, Errno> {
         let wanted = total_bytes(spans);
         let generation = self.generation();
         let mut done = 0;
@@ -244,14 +244,14 @@ impl Connection {
             let (sent, wakes_receiver) = match unsafe { self.send_confined_now(generation, spans, done, wanted) } {
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => return Ok(done),
-                Ok(went) => went,
+                Ok(written) => written,
             };
             done += sent;
             if done >= wanted && !wakes_receiver {
                 return Ok(done);
             }
             let has_room = || self.output_readiness(OUTPUT) != 0;
-            if !wakes_receiver && looks_until(has_room) {
+            if !wakes_receiver && spin_until(has_room) {
                 continue;
             }
             let mut ring = [RING];
@@ -278,11 +278,11 @@ impl Connection {
         skip: usize,
         wanted: usize,
     ) -> Result<(usize, bool), Errno> {
-        let _guard = self.hold_of(generation, &self.send_lock)?;
+        let _guard = self.lock_for_generation(generation, &self.send_lock)?;
         let lanes = self.lanes().ok_or(Errno::BADF)?;
-        let _shared = self.share(lanes, OwnState::SendLock)?;
+        let _shared = self.lock_across_processes(lanes, OwnState::SendLock)?;
         if !self.may_send(lanes, wanted - skip)? {
-            return Ok((self.bytes_taken_for_gone(wanted - skip), false));
+            return Ok((self.bytes_accepted_for_closed_peer(wanted - skip), false));
         }
         // SAFETY: under the send lock.
         unsafe { (*lanes.sender.get()).prepare(true, stamp()) };
@@ -298,10 +298,10 @@ impl Connection {
     }
 
     /// Which of `wanted` hold now, of the directions that go by lanes.
-    fn confined_readiness(&'static self, wanted: i16) -> i16 {
+    pub(crate) fn confined_readiness(&'static self, wanted: i16) -> i16 {
         let mut ready = 0;
         if self.receives_by_lane() {
-            let _guard = self.hold(&self.receive_lock);
+            let _guard = self.lock_direction(&self.receive_lock);
             ready |= self.lanes().map_or(0, |lanes| self.input_readiness(lanes));
         }
         if self.sends_by_lane() {
@@ -321,10 +321,10 @@ impl Connection {
             self.lifeline.store(other, Ordering::Relaxed);
             return;
         }
-        let Some(_both) = self.hold_both() else { return };
-        if self.occupancy.close() {
+        let Some(_both) = self.lock_both() else { return };
+        if self.lifetime.close() {
             if let Some(lanes) = self.lanes() {
-                self.leave(lanes);
+                self.announce_close(lanes);
             }
             // SAFETY: under both locks; the ledger's slot closes with it.
             unsafe { *self.slot.get() = None };
@@ -333,7 +333,7 @@ impl Connection {
 
     /// The program shuts down directions; its own call tells the kernel, and so who sleeps.
     pub fn note_confined_shutdown(&'static self, directions: u64) {
-        let Some(_send) = self.hold(&self.send_lock) else { return };
+        let Some(_send) = self.lock_direction(&self.send_lock) else { return };
         let Some(lanes) = self.lanes() else { return };
         lanes.segment.store(OwnState::Shutdown, lanes.segment.load(OwnState::Shutdown) | directions);
         if directions & SHUTDOWN_WRITE != 0 {
@@ -347,18 +347,13 @@ impl Connection {
         self.lanes().is_some()
     }
 
-    /// Returns which of `events` are ready now.
-    pub(crate) fn ready_confined(&'static self, events: i16) -> i16 {
-        self.confined_readiness(events)
-    }
-
     /// Returns whether a wait for `events` includes one for room in a lane.
     pub(crate) fn waits_for_lane_room(&self, events: i16) -> bool {
         events & OUTPUT != 0 && self.sends_by_lane()
     }
 
     /// Asks the peer to ring. Returns the events to ask the kernel for: only rings where a lane has the bytes.
-    pub(crate) fn announce_confined(&'static self, events: i16) -> i16 {
+    pub(crate) fn prepare_confined_poll(&'static self, events: i16) -> i16 {
         let mut asked = events;
         if self.sends_by_lane() {
             asked &= !OUTPUT;
@@ -371,49 +366,50 @@ impl Connection {
     }
 
     /// Turns `said`, the kernel's answer to a poll of the lifeline, into the answer for `events` of the connection.
-    pub(crate) fn answer_confined(
+    pub(crate) fn confined_revents(
         &'static self,
-        said: i16,
+        revents: i16,
         events: i16,
-        take_rings: impl Fn(*mut u8, usize) -> isize,
+        consume_rings: impl Fn(*mut u8, usize) -> isize,
     ) -> i16 {
-        let Some(lanes) = self.lanes() else { return said };
-        if said & libc::POLLHUP != 0 {
-            self.note_hang_up(lanes, said & libc::POLLERR != 0);
+        let Some(lanes) = self.lanes() else { return revents };
+        if revents & libc::POLLHUP != 0 {
+            self.note_hang_up(lanes, revents & libc::POLLERR != 0);
         }
-        let take_rings = |bytes: *mut u8, len, _: i32| take_rings(bytes, len);
-        let is_message = said & libc::POLLIN != 0 && self.early.foreseen.load(Ordering::Relaxed) == 1;
+        let consume_rings = |bytes: *mut u8, len, _: i32| consume_rings(bytes, len);
+        let is_message =
+            revents & libc::POLLIN != 0 && self.lifeline_state.bytes_to_message.load(Ordering::Relaxed) == 1;
         if is_message {
-            let _ = self.receive_foreseen(&[], Flags::default(), &take_rings);
+            let _ = self.receive_to_message(&[], Flags::default(), &consume_rings);
         }
         let mut ready = self.confined_readiness(events);
         if self.receives_by_lane() {
-            if !is_message && ready & INPUT == 0 && said & libc::POLLIN != 0 {
-                let _ = self.take_rings(lanes, &take_rings);
+            if !is_message && ready & INPUT == 0 && revents & libc::POLLIN != 0 {
+                let _ = self.consume_rings(lanes, &consume_rings);
                 ready = self.confined_readiness(events);
             }
         } else {
-            ready |= said & (INPUT | libc::POLLRDHUP | libc::POLLPRI);
+            ready |= revents & (INPUT | libc::POLLRDHUP | libc::POLLPRI);
         }
         if !self.sends_by_lane() {
-            ready |= said & OUTPUT;
+            ready |= revents & OUTPUT;
         }
         ready & (events | libc::POLLERR | libc::POLLHUP)
     }
 
     /// What `poll` says of a lifeline in words of TCP: a peer that has closed has only ended its direction.
-    pub(crate) fn as_tcp_says(&self, said: i16, wanted: i16) -> i16 {
-        let has_closed = said & libc::POLLHUP != 0 && said & libc::POLLERR == 0 && self.lanes().is_none();
+    pub(crate) fn to_tcp_events(&self, revents: i16, wanted: i16) -> i16 {
+        let has_closed = revents & libc::POLLHUP != 0 && revents & libc::POLLERR == 0 && self.lanes().is_none();
         if !has_closed || self.state().1 & SHUTDOWN_WRITE != 0 {
-            return said;
+            return revents;
         }
-        (said & !libc::POLLHUP) | (wanted & (INPUT | libc::POLLRDHUP))
+        (revents & !libc::POLLHUP) | (wanted & (INPUT | libc::POLLRDHUP))
     }
 }
 
 /// Whether something became true within some microseconds.
-fn looks_until(is_true: impl Fn() -> bool) -> bool {
-    (0..LOOKS_MAX).any(|_| {
+fn spin_until(is_true: impl Fn() -> bool) -> bool {
+    (0..SPINS_MAX).any(|_| {
         let is_true = is_true();
         if !is_true {
             std::hint::spin_loop();

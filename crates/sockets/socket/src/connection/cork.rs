@@ -30,12 +30,12 @@ impl Connection {
     pub fn push(&'static self) {
         let wakes_receiver = {
             // A handler that has interrupted a send leaves it to the next one, or to the receiver's clock.
-            let Some(_guard) = self.hold(&self.send_lock) else { return };
+            let Some(_guard) = self.lock_direction(&self.send_lock) else { return };
             let Some(lanes) = self.lanes().filter(|_| self.sends_by_lane()) else { return };
-            let Ok(_shared) = self.share_waiting(lanes, OwnState::SendLock) else { return };
+            let Ok(_shared) = self.lock_across_processes_blocking(lanes, OwnState::SendLock) else { return };
             // SAFETY: under the send lock.
             let sender = unsafe { &mut *lanes.sender.get() };
-            sender.show_held() && sender.take_wake_request()
+            sender.publish_held() && sender.take_wake_request()
         };
         if wakes_receiver {
             self.ring();
@@ -44,7 +44,7 @@ impl Connection {
 
     /// Bytes that this end holds back (`SIOCOUTQNSD`), as far as it knows.
     pub fn held_bytes(&'static self) -> usize {
-        let _guard = self.hold(&self.send_lock);
+        let _guard = self.lock_direction(&self.send_lock);
         let Some(lanes) = self.lanes().filter(|_| self.sends_by_lane()) else { return 0 };
         // SAFETY: under the send lock.
         unsafe { (*lanes.sender.get()).held_bytes() }
@@ -54,7 +54,7 @@ impl Connection {
     /// not.
     pub(super) fn prepare_to_hold(&'static self, flags: Flags) -> bool {
         let is_corked = || self.shared_options.load(Ordering::Relaxed) & CORKED != 0;
-        self.sends_by_lane() || ((flags.more || is_corked()) && self.switch_to_hold())
+        self.sends_by_lane() || ((flags.more || is_corked()) && self.switch_for_cork())
     }
 
     /// Begins to hold back what is sent, if the program asks for it and these lanes can. Under the send lock.
@@ -71,23 +71,23 @@ impl Connection {
 
     /// Where nothing was found: shows what the sender has held back for as long as it may, or has left. Under the
     /// receive lock, which is shared with other processes that hold the end.
-    pub(super) fn show_held_if_due(&self, lanes: &Lanes) -> bool {
+    pub(super) fn publish_held_if_due(&self, lanes: &Lanes) -> bool {
         let is_due = match self.held_left_ms_in(lanes) {
             None => false,
             Some(0) => true,
             Some(_) => self.peer_state(lanes) != PeerState::Alive || sandbox::is_confined(),
         };
         // SAFETY: under the receive lock.
-        is_due && unsafe { (*lanes.receiver.get()).show_held() }
+        is_due && unsafe { (*lanes.receiver.get()).publish_held() }
     }
 
-    /// As [`Connection::show_held_if_due`], under the lock of this process alone.
-    pub(super) fn show_held_of_all_if_due(&self, lanes: &Lanes) -> bool {
+    /// As [`Connection::publish_held_if_due`], under the lock of this process alone.
+    pub(super) fn publish_held_if_due_locking(&self, lanes: &Lanes) -> bool {
         if !lanes.observer().may_be_held() {
             return false;
         }
-        self.ask_kernel_now_and_then(lanes);
-        self.share(lanes, OwnState::ReceiveLock).is_ok_and(|_shared| self.show_held_if_due(lanes))
+        self.poll_lifeline_periodically(lanes);
+        self.lock_across_processes(lanes, OwnState::ReceiveLock).is_ok_and(|_shared| self.publish_held_if_due(lanes))
     }
 
     /// Milliseconds that the sender may hold back what comes next; `None`: it does not.
@@ -103,20 +103,20 @@ impl Connection {
 
     /// How long a sleep may be that is to end when what the sender holds back is due; `None`: it holds nothing back.
     pub fn held_left_ns(&'static self) -> Option<u64> {
-        let _guard = self.hold(&self.receive_lock);
+        let _guard = self.lock_direction(&self.receive_lock);
         let lanes = self.lanes().filter(|_| self.receives_by_lane())?;
         self.held_left_ms_in(lanes).map(|left_ms| u64::from(left_ms) * 1_000_000)
     }
 
     /// Takes what the sender holds back at once: nobody is awake when it is due.
-    pub fn show_held(&'static self) {
-        let _guard = self.hold(&self.receive_lock);
+    pub fn publish_held(&'static self) {
+        let _guard = self.lock_direction(&self.receive_lock);
         let Some(lanes) = self.lanes().filter(|_| self.receives_by_lane()) else { return };
         if lanes.observer().may_be_held()
-            && let Ok(_shared) = self.share_waiting(lanes, OwnState::ReceiveLock)
+            && let Ok(_shared) = self.lock_across_processes_blocking(lanes, OwnState::ReceiveLock)
         {
             // SAFETY: under the receive lock.
-            unsafe { (*lanes.receiver.get()).show_held() };
+            unsafe { (*lanes.receiver.get()).publish_held() };
         }
     }
 }

@@ -11,27 +11,27 @@ use rustix::io::Errno;
 use std::sync::atomic::{Ordering, compiler_fence};
 
 /// Directions to shut down: as [`Connection::shutdown`] takes them.
-const DUE_SHUTDOWN: u32 = (SHUTDOWN_READ | SHUTDOWN_WRITE) as u32;
+const DEFERRED_SHUTDOWN: u32 = (SHUTDOWN_READ | SHUTDOWN_WRITE) as u32;
 /// The last descriptor is gone.
-pub(super) const DUE_CLOSE: u32 = 4;
+pub(super) const DEFERRED_CLOSE: u32 = 4;
 /// The last waiter of a closed connection is gone.
-pub(super) const DUE_RECYCLE: u32 = 8;
+pub(super) const DEFERRED_RECYCLE: u32 = 8;
 
 /// Signal handlers of the holder have been put off until the lock of this direction is free.
-pub(super) const DUE_HANDLERS_OF_SEND: u32 = 16;
-pub(super) const DUE_HANDLERS_OF_RECEIVE: u32 = 32;
-pub(super) const DUE_HANDLERS: u32 = DUE_HANDLERS_OF_SEND | DUE_HANDLERS_OF_RECEIVE;
+pub(super) const DEFERRED_SEND_HANDLERS: u32 = 16;
+pub(super) const DEFERRED_RECEIVE_HANDLERS: u32 = 32;
+pub(super) const DEFERRED_HANDLERS: u32 = DEFERRED_SEND_HANDLERS | DEFERRED_RECEIVE_HANDLERS;
 
 /// A direction, held by this thread.
-pub(super) struct Hold {
+pub(super) struct DirectionGuard {
     connection: &'static Connection,
     lock: &'static Lock,
 }
 
-impl Hold {
+impl DirectionGuard {
     /// What dropping does, where a call would cost as much again.
     #[inline(always)]
-    pub(super) fn let_go(self) {
+    pub(super) fn release(self) {
         std::mem::ManuallyDrop::new(self).unlock();
     }
 
@@ -40,13 +40,13 @@ impl Hold {
         self.lock.unlock();
         // A handler that comes before this line leaves its work here, one that comes after it finds the lock free.
         compiler_fence(Ordering::SeqCst);
-        if self.connection.due.load(Ordering::Relaxed) != 0 {
-            self.connection.do_what_is_due(self.lock);
+        if self.connection.deferred.load(Ordering::Relaxed) != 0 {
+            self.connection.run_deferred(self.lock);
         }
     }
 }
 
-impl Drop for Hold {
+impl Drop for DirectionGuard {
     #[inline]
     fn drop(&mut self) {
         self.unlock();
@@ -57,56 +57,60 @@ impl Connection {
     /// Takes a direction's lock, waiting for it; `None` in a signal handler that has interrupted the holder: it may
     /// look.
     #[inline(always)]
-    pub(super) fn hold(&'static self, lock: &'static Lock) -> Option<Hold> {
+    pub(super) fn lock_direction(&'static self, lock: &'static Lock) -> Option<DirectionGuard> {
         std::mem::forget(lock.lock_unless_held()?);
-        Some(Hold { connection: self, lock })
+        Some(DirectionGuard { connection: self, lock })
     }
 
-    /// As [`Connection::hold`], to move bytes of the connection that the object was at `generation`.
+    /// As [`Connection::lock_direction`], to move bytes of the connection that the object was at `generation`.
     ///
     /// # Errors
     /// `AGAIN` in a handler that has interrupted the holder, `BADF` if the object is another connection by now.
     #[inline(always)]
-    pub(super) fn hold_of(&'static self, generation: u32, lock: &'static Lock) -> Result<Hold, Errno> {
-        let hold = self.hold(lock).ok_or(Errno::AGAIN)?;
-        if self.generation() == generation { Ok(hold) } else { Err(Errno::BADF) }
+    pub(super) fn lock_for_generation(
+        &'static self,
+        generation: u32,
+        lock: &'static Lock,
+    ) -> Result<DirectionGuard, Errno> {
+        let guard = self.lock_direction(lock).ok_or(Errno::AGAIN)?;
+        if self.generation() == generation { Ok(guard) } else { Err(Errno::BADF) }
     }
 
-    /// As [`Connection::hold`], where nobody is to be waited for.
-    pub(super) fn hold_if_free(&'static self, lock: &'static Lock) -> Option<Hold> {
+    /// As [`Connection::lock_direction`], where nobody is to be waited for.
+    pub(super) fn try_lock_direction(&'static self, lock: &'static Lock) -> Option<DirectionGuard> {
         std::mem::forget(lock.try_lock()?);
-        Some(Hold { connection: self, lock })
+        Some(DirectionGuard { connection: self, lock })
     }
 
-    /// Both directions; `None` as [`Connection::hold`].
-    pub(super) fn hold_both(&'static self) -> Option<(Hold, Hold)> {
-        let send = self.hold(&self.send_lock)?;
-        Some((send, self.hold(&self.receive_lock)?))
+    /// Both directions; `None` as [`Connection::lock_direction`].
+    pub(super) fn lock_both(&'static self) -> Option<(DirectionGuard, DirectionGuard)> {
+        let send = self.lock_direction(&self.send_lock)?;
+        Some((send, self.lock_direction(&self.receive_lock)?))
     }
 
     /// In a handler that has interrupted the holder.
     #[cold]
-    pub(super) fn leave_to_holder(&self, due: u32) {
-        self.due.fetch_or(due, Ordering::SeqCst);
+    pub(super) fn defer_to_holder(&self, deferred: u32) {
+        self.deferred.fetch_or(deferred, Ordering::SeqCst);
     }
 
     #[cold]
-    fn do_what_is_due(&'static self, lock: &'static Lock) {
+    fn run_deferred(&'static self, lock: &'static Lock) {
         let is_send = std::ptr::eq(lock, &raw const self.send_lock);
-        let of_lock = if is_send { DUE_HANDLERS_OF_SEND } else { DUE_HANDLERS_OF_RECEIVE };
+        let of_lock = if is_send { DEFERRED_SEND_HANDLERS } else { DEFERRED_RECEIVE_HANDLERS };
         // What is of another thread or the other direction stays for those.
         let own = if signals::are_handlers_deferred() { of_lock } else { 0 };
-        let due = self.due.fetch_and(DUE_HANDLERS & !own, Ordering::SeqCst) & (own | !DUE_HANDLERS);
+        let deferred = self.deferred.fetch_and(DEFERRED_HANDLERS & !own, Ordering::SeqCst) & (own | !DEFERRED_HANDLERS);
         // After a close the lifeline's number may be another file's; the close ends both directions anyway.
-        if due & DUE_CLOSE != 0 {
+        if deferred & DEFERRED_CLOSE != 0 {
             self.finish_close();
-        } else if due & DUE_SHUTDOWN != 0 {
-            let _ = self.shutdown(u64::from(due & DUE_SHUTDOWN));
+        } else if deferred & DEFERRED_SHUTDOWN != 0 {
+            let _ = self.shutdown(u64::from(deferred & DEFERRED_SHUTDOWN));
         }
-        if due & DUE_RECYCLE != 0 {
+        if deferred & DEFERRED_RECYCLE != 0 {
             self.recycle_if_unused();
         }
-        if due & DUE_HANDLERS != 0 {
+        if deferred & DEFERRED_HANDLERS != 0 {
             signals::deliver_deferred_signals();
         }
     }

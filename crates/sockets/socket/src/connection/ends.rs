@@ -14,17 +14,17 @@ const STAGED_BYTES: usize = 16 << 10;
 
 /// The sending end of the outgoing lane.
 #[allow(clippy::large_enum_variant, reason = "short messages find the plain one without another access to memory")]
-pub(super) enum Sending {
+pub(super) enum LaneSender {
     Plain(Sender),
     Timed(Box<TimedSender>),
-    Apart(Box<LocalPageSender>),
+    LocalPage(Box<LocalPageSender>),
 }
 
 /// The receiving end of the incoming lane.
-pub(super) enum Receiving {
+pub(super) enum LaneReceiver {
     Plain(Receiver),
     Timed(Box<TimedReceiver>),
-    Apart(Box<LocalPageReceiver>),
+    LocalPage(Box<LocalPageReceiver>),
 }
 
 /// Does the same with any.
@@ -33,28 +33,28 @@ macro_rules! any {
         match $end {
             Self::Plain($name) => $do,
             Self::Timed($name) => $do,
-            Self::Apart($name) => $do,
+            Self::LocalPage($name) => $do,
         }
     };
 }
 
-impl Sending {
+impl LaneSender {
     pub(super) fn of(segment: &Segment) -> Self {
         let timed = segment.timed_sender().map(|sender| Self::Timed(Box::new(sender)));
-        let special = timed.or_else(|| segment.local_page_sender().map(|sender| Self::Apart(Box::new(sender))));
+        let special = timed.or_else(|| segment.local_page_sender().map(|sender| Self::LocalPage(Box::new(sender))));
         special.unwrap_or_else(|| {
             let mut sender = segment.sender();
-            sender.set_budget(&memory_budget::PROCESS);
+            sender.set_budget(&memory_budget::PROCESS_BUDGET);
             Self::Plain(sender)
         })
     }
 
     /// Before a write: whether it may wait for the receiver, and its stamp. Returns the position where it begins.
     #[inline]
-    pub(super) fn prepare(&mut self, is_patient: bool, stamp: u64) -> u64 {
+    pub(super) fn prepare(&mut self, may_wait: bool, stamp: u64) -> u64 {
         any!(self, sender => {
             sender.forget_hold();
-            sender.set_prefers_waiting(is_patient);
+            sender.set_prefers_waiting(may_wait);
             sender.set_stamp(stamp);
             sender.position()
         })
@@ -73,7 +73,7 @@ impl Sending {
         any!(self, sender => sender.end_hold(stays, HELD_BYTES_MAX));
     }
 
-    pub(super) fn show_held(&mut self) -> bool {
+    pub(super) fn publish_held(&mut self) -> bool {
         any!(self, sender => sender.publish_held())
     }
 
@@ -136,7 +136,7 @@ impl Sending {
                 Ok(Some(filled))
             }
             Self::Timed(sender) => fill_staged(sender, len_bytes, fill, corrupt),
-            Self::Apart(sender) => fill_staged(sender, len_bytes, fill, corrupt),
+            Self::LocalPage(sender) => fill_staged(sender, len_bytes, fill, corrupt),
         }
     }
 
@@ -186,7 +186,7 @@ impl Sending {
     }
 }
 
-/// As [`Sending::fill`], of a lane that cannot be written in place.
+/// As [`LaneSender::fill`], of a lane that cannot be written in place.
 fn fill_staged<O: Outbound, I: Inbound>(
     sender: &mut Producer<O, I>,
     len_bytes: usize,
@@ -202,10 +202,11 @@ fn fill_staged<O: Outbound, I: Inbound>(
     Ok(Some(filled))
 }
 
-impl Receiving {
+impl LaneReceiver {
     pub(super) fn of(segment: &Segment) -> Self {
         let timed = segment.timed_receiver().map(|receiver| Self::Timed(Box::new(receiver)));
-        let special = timed.or_else(|| segment.local_page_receiver().map(|receiver| Self::Apart(Box::new(receiver))));
+        let special =
+            timed.or_else(|| segment.local_page_receiver().map(|receiver| Self::LocalPage(Box::new(receiver))));
         special.unwrap_or_else(|| Self::Plain(segment.receiver()))
     }
 
@@ -299,7 +300,7 @@ impl Receiving {
         any!(self, receiver => receiver.held_since_ms())
     }
 
-    pub(super) fn show_held(&mut self) -> bool {
+    pub(super) fn publish_held(&mut self) -> bool {
         any!(self, receiver => receiver.publish_held())
     }
 
@@ -331,7 +332,7 @@ impl Receiving {
     /// Has the peer know what was read. By quarters of a ring would do for room, and a peer whose end is killed asks
     /// what that has left unread: after each receive, as the kernel would know it.
     fn note_read(&self) {
-        if let Self::Apart(receiver) = self {
+        if let Self::LocalPage(receiver) = self {
             receiver.return_all_credit();
         }
     }

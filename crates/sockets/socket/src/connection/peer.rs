@@ -20,7 +20,7 @@ pub enum PeerState {
     /// Gone in good order. One more send succeeds, as into TCP's buffer.
     Closed = 1,
     /// Gone in good order, and we have sent since: sending is over.
-    ClosedAndAnswered = 2,
+    BrokenPipe = 2,
     /// Gone with data of ours unread: `ECONNRESET`, once.
     Reset = 3,
 }
@@ -30,7 +30,7 @@ impl PeerState {
     fn error(self) -> Option<Errno> {
         match self {
             Self::Alive | Self::Closed => None,
-            Self::ClosedAndAnswered => Some(Errno::PIPE),
+            Self::BrokenPipe => Some(Errno::PIPE),
             Self::Reset => Some(Errno::CONNRESET),
         }
     }
@@ -38,7 +38,7 @@ impl PeerState {
     pub(super) fn from_word(word: u64) -> Self {
         match word {
             1 => Self::Closed,
-            2 => Self::ClosedAndAnswered,
+            2 => Self::BrokenPipe,
             3 => Self::Reset,
             _ => Self::Alive,
         }
@@ -53,49 +53,49 @@ impl Connection {
         if known == 0 && lanes.segment.status(PeerStatus::Closed) == 0 {
             return PeerState::Alive;
         }
-        self.peer_state_slow(lanes, known)
+        self.determine_peer_state(lanes, known)
     }
 
     #[cold]
-    fn peer_state_slow(&self, lanes: &Lanes, known: u64) -> PeerState {
+    fn determine_peer_state(&self, lanes: &Lanes, known: u64) -> PeerState {
         if known != 0 {
             return PeerState::from_word(known);
         }
         if is_shut_both_ways(lanes) {
             return PeerState::Alive;
         }
-        let is_drained = lanes.observer_of_sent_is_drained();
+        let is_drained = lanes.is_sent_data_drained();
         let left_silently = lanes.segment.status(PeerStatus::Closed) == LEFT_SILENTLY;
         let state = if lanes.segment.status(PeerStatus::Reset) != 0 || (left_silently && !is_drained) {
             PeerState::Reset
         } else if is_drained {
             PeerState::Closed
         } else {
-            PeerState::ClosedAndAnswered
+            PeerState::BrokenPipe
         };
-        self.settle(lanes, state)
+        self.record_peer_state(lanes, state)
     }
 
     /// Looks at the lifeline, if nobody has for a millisecond: a peer that was killed leaves no word in memory.
     #[inline]
-    pub(super) fn ask_kernel_now_and_then(&self, lanes: &Lanes) {
+    pub(super) fn poll_lifeline_periodically(&self, lanes: &Lanes) {
         let now = ticks();
         note_ticks(now);
-        if now.wrapping_sub(self.asked_ticks.load(Ordering::Relaxed)) > TICKS_PER_MILLISECOND {
-            self.asked_ticks.store(now, Ordering::Relaxed);
-            self.ask_kernel(lanes);
+        if now.wrapping_sub(self.lifeline_polled_ticks.load(Ordering::Relaxed)) > TICKS_PER_MILLISECOND {
+            self.lifeline_polled_ticks.store(now, Ordering::Relaxed);
+            self.poll_lifeline(lanes);
         }
     }
 
     /// Looks at the lifeline.
     #[cold]
-    pub(super) fn ask_kernel(&self, lanes: &Lanes) {
+    pub(super) fn poll_lifeline(&self, lanes: &Lanes) {
         if sandbox::is_confined() {
             return; // The program's own calls bring what there is to know.
         }
-        let said = blocking::poll_now(self.lifeline(), 0);
-        if said & libc::POLLHUP != 0 {
-            self.note_hang_up(lanes, said & libc::POLLERR != 0);
+        let revents = blocking::poll_now(self.lifeline(), 0);
+        if revents & libc::POLLHUP != 0 {
+            self.note_hang_up(lanes, revents & libc::POLLERR != 0);
         }
     }
 
@@ -109,7 +109,7 @@ impl Connection {
             Err(Errno::PROTO) => {
                 lanes.segment.publish(PeerStatus::Reset, 1);
                 lanes.segment.publish(PeerStatus::Closed, 1);
-                self.settle(lanes, PeerState::Reset);
+                self.record_peer_state(lanes, PeerState::Reset);
             }
             _ => {}
         }
@@ -126,16 +126,16 @@ impl Connection {
         }
         let has_left_bytes = is_broken && self.has_left_bytes_unread(lanes);
         let lost_way = has_left_bytes || lanes.segment.is_in_windows();
-        let reset = lanes.segment.status(PeerStatus::Reset) != 0 || lost_way || !lanes.observer_of_sent_is_drained();
-        self.settle(lanes, if reset { PeerState::Reset } else { PeerState::Closed });
+        let reset = lanes.segment.status(PeerStatus::Reset) != 0 || lost_way || !lanes.is_sent_data_drained();
+        self.record_peer_state(lanes, if reset { PeerState::Reset } else { PeerState::Closed });
     }
 
     /// This end goes in a hurry, and has nothing to say to those who wait here but that. Under both locks.
     pub(super) fn reset_lanes(&self, lanes: &Lanes) {
-        lanes.tell(PeerStatus::Reset, 1);
+        lanes.publish_status(PeerStatus::Reset, 1);
         // First: who finds the end of the stream before this takes it for one in good order.
-        lanes.tell(PeerStatus::Closed, 1);
-        self.settle(lanes, PeerState::Reset);
+        lanes.publish_status(PeerStatus::Closed, 1);
+        self.record_peer_state(lanes, PeerState::Reset);
     }
 
     /// The peer broke the protocol.
@@ -143,7 +143,7 @@ impl Connection {
         lanes.segment.store(OwnState::Peer, PeerState::Reset as u64);
     }
 
-    fn settle(&self, lanes: &Lanes, state: PeerState) -> PeerState {
+    fn record_peer_state(&self, lanes: &Lanes, state: PeerState) -> PeerState {
         let is_settled = lanes.segment.compare_exchange(OwnState::Peer, 0, state as u64).is_ok();
         if let Some(error) = state.error().filter(|_| is_settled) {
             lanes.segment.store(OwnState::PendingError, error.raw_os_error() as u64);
@@ -155,17 +155,17 @@ impl Connection {
     pub fn take_error(&'static self) -> i32 {
         let _ = self.attach_if_pending();
         if self.is_on_lifeline() {
-            self.hear_for_all();
+            self.process_messages_for_all();
         }
         if self.is_on_lifeline() && self.lanes().is_none() {
-            return self.take_early_error();
+            return self.take_lifeline_error();
         }
-        let _send = self.hold(&self.send_lock);
+        let _send = self.lock_direction(&self.send_lock);
         self.lanes().map_or(0, |lanes| {
             let _ = self.peer_state(lanes);
             match (lanes.segment.swap(OwnState::PendingError, 0), self.peer_state(lanes)) {
                 (0, _) => 0,
-                (_, PeerState::ClosedAndAnswered) => Errno::PIPE.raw_os_error(),
+                (_, PeerState::BrokenPipe) => Errno::PIPE.raw_os_error(),
                 _ => Errno::CONNRESET.raw_os_error(),
             }
         })
@@ -178,7 +178,7 @@ impl Connection {
         let pending = lanes.segment.load(OwnState::PendingError);
         // Behind the end of a stream no error comes: it is the next send's.
         if pending != 0
-            && peer != PeerState::ClosedAndAnswered
+            && peer != PeerState::BrokenPipe
             && lanes.segment.compare_exchange(OwnState::PendingError, pending, 0).is_ok()
         {
             return Err(Errno::CONNRESET);
@@ -190,7 +190,7 @@ impl Connection {
 
     /// Whether a send does not reach a peer any more. Unlike [`Connection::may_send`] this changes nothing.
     #[inline]
-    pub(super) fn has_no_more_to_send_to(&self, lanes: &Lanes) -> bool {
+    pub(super) fn is_output_closed(&self, lanes: &Lanes) -> bool {
         self.has_ended_in(lanes, lanes.segment.snapshot(), SHUTDOWN_WRITE)
     }
 
@@ -205,14 +205,14 @@ impl Connection {
 
     /// An error that a call has taken and cannot answer, because it has sent something before: the next one does.
     #[cold]
-    pub(super) fn keep_error(&'static self, error: Errno) {
+    pub(super) fn defer_error(&'static self, error: Errno) {
         if error != Errno::CONNRESET {
             return;
         }
-        let _send = self.hold(&self.send_lock);
+        let _send = self.lock_direction(&self.send_lock);
         match self.lanes() {
             Some(lanes) => lanes.segment.store(OwnState::PendingError, error.raw_os_error() as u64),
-            None => self.keep_early_error(error),
+            None => self.defer_lifeline_error(error),
         }
     }
 
@@ -230,11 +230,11 @@ impl Connection {
             PeerState::Alive => Ok(true),
             PeerState::Closed if len_bytes == 0 => Ok(false),
             PeerState::Closed => {
-                lanes.segment.store(OwnState::Peer, PeerState::ClosedAndAnswered as u64);
+                lanes.segment.store(OwnState::Peer, PeerState::BrokenPipe as u64);
                 lanes.segment.store(OwnState::PendingError, Errno::PIPE.raw_os_error() as u64);
                 Ok(false)
             }
-            PeerState::ClosedAndAnswered => {
+            PeerState::BrokenPipe => {
                 lanes.segment.store(OwnState::PendingError, 0);
                 Err(Errno::PIPE)
             }
@@ -256,10 +256,10 @@ impl Connection {
     /// (`tcp_rcv_state_process`, RFC 1122, 4.2.2.13). Under the send lock.
     #[cold]
     fn reset_by_sending(&self, lanes: &Lanes) {
-        lanes.segment.store(OwnState::Peer, PeerState::ClosedAndAnswered as u64);
+        lanes.segment.store(OwnState::Peer, PeerState::BrokenPipe as u64);
         lanes.segment.store(OwnState::PendingError, Errno::PIPE.raw_os_error() as u64);
-        lanes.tell(PeerStatus::Reset, 1);
-        lanes.tell(PeerStatus::Closed, 1);
+        lanes.publish_status(PeerStatus::Reset, 1);
+        lanes.publish_status(PeerStatus::Closed, 1);
         // SAFETY: under the send lock.
         if unsafe { (*lanes.sender.get()).take_wake_request() } {
             self.ring();
@@ -269,26 +269,26 @@ impl Connection {
 
 /// What Linux puts out of one send before the reset comes back that a peer answers which has closed, over the loopback
 /// interface; measured with Linux 6.18.
-const SENT_TO_GONE_BYTES_MAX: usize = 512 << 10;
+const CLOSED_PEER_BYTES_MAX: usize = 512 << 10;
 /// The same of the smallest send buffer.
-const SENT_TO_GONE_BYTES_MIN: usize = 32 << 10;
+const CLOSED_PEER_BYTES_MIN: usize = 32 << 10;
 
 impl Connection {
     /// How many of so many bytes a send is taken to have sent for which `may_send` has said to pretend.
     #[cold]
-    pub(super) fn bytes_taken_for_gone(&self, len_bytes: usize) -> usize {
+    pub(super) fn bytes_accepted_for_closed_peer(&self, len_bytes: usize) -> usize {
         if sandbox::is_confined() {
             // The kernel's limits may not be asked for.
-            return len_bytes.min(SENT_TO_GONE_BYTES_MAX);
+            return len_bytes.min(CLOSED_PEER_BYTES_MAX);
         }
         let capacity_bytes = self.with_options(|options| options.send_capacity_bytes());
-        len_bytes.min(capacity_bytes.clamp(SENT_TO_GONE_BYTES_MIN, SENT_TO_GONE_BYTES_MAX))
+        len_bytes.min(capacity_bytes.clamp(CLOSED_PEER_BYTES_MIN, CLOSED_PEER_BYTES_MAX))
     }
 }
 
 impl Lanes {
     /// Whether the peer has read all that was sent. Looks at two words of the sender without its lock: both only grow.
-    fn observer_of_sent_is_drained(&self) -> bool {
+    fn is_sent_data_drained(&self) -> bool {
         // SAFETY: a shared view of the sender, whose words are atomic; `is_drained` changes nothing.
         unsafe { (*self.sender.get()).is_drained() }
     }

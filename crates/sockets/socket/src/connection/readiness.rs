@@ -3,7 +3,7 @@
 //! A readiness set looks at a connection in memory while it is busy. Before it sleeps it *parks* the connection: the
 //! peer is asked to ring, and the lifeline then becomes readable in the kernel.
 
-use super::{Connection, Lanes, PeerState, Receiving, SHUTDOWN_READ, SHUTDOWN_WRITE};
+use super::{Connection, LaneReceiver, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::options::TcpState;
 use crate::process::blocking;
 use segment::{OwnState, PeerStatus};
@@ -25,7 +25,7 @@ pub struct Edges {
 impl Edges {
     /// Whether something has happened since that wakes a watcher of these events, as the kernel has it: bytes wake who
     /// asks for input, the rest wakes everybody.
-    pub fn is_news_since(self, before: Self, wanted: i16) -> bool {
+    pub fn has_event_since(self, before: Self, wanted: i16) -> bool {
         let asks_for_input = wanted & (libc::POLLIN | libc::POLLRDNORM | libc::POLLPRI | libc::POLLRDBAND) != 0;
         let seen = if asks_for_input { self } else { Self { arrivals: before.arrivals, ..self } };
         seen != before
@@ -41,7 +41,7 @@ impl Connection {
         {
             return (ready | self.urgent_readiness(wanted)) & (wanted | ALWAYS_REPORTED);
         }
-        let receive_guard = self.hold(&self.receive_lock);
+        let receive_guard = self.lock_direction(&self.receive_lock);
         if let Some(lanes) = self.lanes() {
             let mut ready = self.input_readiness(lanes);
             drop(receive_guard);
@@ -62,7 +62,7 @@ impl Connection {
         let was_on_lifeline = self.is_on_lifeline();
         let ready = self.readiness(wanted);
         if was_on_lifeline {
-            self.tell_sets();
+            self.notify_sets();
         }
         ready
     }
@@ -74,7 +74,7 @@ impl Connection {
         if wanted & (libc::POLLOUT | libc::POLLWRNORM) != 0 || self.send_is_blocked.load(Ordering::Relaxed) {
             return true;
         }
-        let _guard = self.hold(&self.receive_lock);
+        let _guard = self.lock_direction(&self.receive_lock);
         self.lanes().is_some_and(|lanes| {
             (self.receives_by_lane() && lanes.observer().may_have_data())
                 || (self.receives_by_lane() && lanes.observer().may_be_held())
@@ -89,8 +89,8 @@ impl Connection {
     pub(super) fn input_readiness(&self, lanes: &Lanes) -> i16 {
         let mut has_data = lanes.observer().may_have_data();
         if !has_data {
-            self.ask_kernel_now_and_then(lanes);
-            has_data = self.show_held_of_all_if_due(lanes);
+            self.poll_lifeline_periodically(lanes);
+            has_data = self.publish_held_if_due_locking(lanes);
         }
         let peer = self.peer_state(lanes);
         let shutdown = lanes.segment.load(OwnState::Shutdown);
@@ -107,7 +107,7 @@ impl Connection {
         if input_ended && shutdown & SHUTDOWN_WRITE != 0 {
             ready |= libc::POLLHUP;
         }
-        if matches!(peer, PeerState::ClosedAndAnswered | PeerState::Reset) {
+        if matches!(peer, PeerState::BrokenPipe | PeerState::Reset) {
             ready |= libc::POLLHUP;
         }
         if lanes.segment.load(OwnState::PendingError) != 0 {
@@ -121,9 +121,9 @@ impl Connection {
         if wanted & OUTPUT == 0 {
             return 0;
         }
-        let _guard = self.hold(&self.send_lock);
+        let _guard = self.lock_direction(&self.send_lock);
         let Some(lanes) = self.lanes() else { return 0 };
-        let ended = self.has_no_more_to_send_to(lanes);
+        let ended = self.is_output_closed(lanes);
         // SAFETY: under the send lock.
         if !ended && !unsafe { (*lanes.sender.get()).is_writable() }.unwrap_or(true) {
             self.send_is_blocked.store(true, Ordering::Relaxed);
@@ -141,7 +141,7 @@ impl Connection {
         if self.readiness(libc::POLLOUT) & libc::POLLOUT != 0 {
             return self.held_bytes();
         }
-        let _guard = self.hold(&self.send_lock);
+        let _guard = self.lock_direction(&self.send_lock);
         let Some(lanes) = self.lanes().filter(|_| self.sends_by_lane()) else { return 0 };
         // SAFETY: under the send lock.
         let slots = unsafe { (*lanes.sender.get()).unread_slots() };
@@ -157,7 +157,7 @@ impl Connection {
 
     /// When the first unread record was sent ([`crate::process::clock::stamp`]); `None`: nothing is unread.
     pub fn arrival_stamp(&'static self) -> Option<u64> {
-        let _guard = self.hold(&self.receive_lock);
+        let _guard = self.lock_direction(&self.receive_lock);
         self.lanes().filter(|_| self.receives_by_lane())?.observer().next_stamp()
     }
 
@@ -172,19 +172,19 @@ impl Connection {
     /// As [`Connection::is_closed`], as far as calls of this endpoint have found out. Most have no reason to ask.
     pub(super) fn is_known_to_be_closed(&'static self) -> bool {
         let (peer, shutdown) = {
-            let _guard = self.hold(&self.receive_lock);
+            let _guard = self.lock_direction(&self.receive_lock);
             self.state()
         };
-        let may_be = shutdown & SHUTDOWN_WRITE != 0 || matches!(peer, PeerState::Reset | PeerState::ClosedAndAnswered);
+        let may_be = shutdown & SHUTDOWN_WRITE != 0 || matches!(peer, PeerState::Reset | PeerState::BrokenPipe);
         may_be && self.tcp_state() == TcpState::Close
     }
 
     /// The state that TCP would be in.
     pub fn tcp_state(&'static self) -> TcpState {
         if self.is_on_lifeline() {
-            self.hear_for_all();
+            self.process_messages_for_all();
         }
-        let _guard = self.hold(&self.receive_lock);
+        let _guard = self.lock_direction(&self.receive_lock);
         let is_early = self.is_on_lifeline();
         if self.awaits_handshake.load(Ordering::Relaxed) {
             return TcpState::Established;
@@ -192,10 +192,10 @@ impl Connection {
         let (peer, shutdown) = self.state();
         let input_has_ended = || match self.lanes() {
             Some(lanes) if !is_early => lanes.observer().has_fin() || peer != PeerState::Alive,
-            _ => self.peer_has_ended_early(),
+            _ => self.has_peer_shut_lifeline(),
         };
         match (shutdown & SHUTDOWN_WRITE != 0, input_has_ended()) {
-            _ if matches!(peer, PeerState::Reset | PeerState::ClosedAndAnswered) => TcpState::Close,
+            _ if matches!(peer, PeerState::Reset | PeerState::BrokenPipe) => TcpState::Close,
             (false, false) => TcpState::Established,
             (true, false) => TcpState::FinWait,
             (false, true) => TcpState::CloseWait,
@@ -206,7 +206,7 @@ impl Connection {
     /// For edge-triggered watchers: compare with the last answer. Call [`Connection::readiness`] first, which notices
     /// what happened.
     pub fn edges(&'static self, seen: Edges) -> Edges {
-        let _guard = self.hold(&self.receive_lock);
+        let _guard = self.lock_direction(&self.receive_lock);
         let is_early = self.is_on_lifeline();
         if self.awaits_handshake.load(Ordering::Relaxed) {
             return seen;
@@ -215,13 +215,14 @@ impl Connection {
         let by_lane = self.lanes().filter(|_| !is_early).map(Lanes::observer);
         let arrived = by_lane.map_or(0, |observer| observer.arrivals(0).unwrap_or(u64::MAX >> 4));
         // The same end may be seen on the lifeline, and then in the lane that it leads to.
-        let early_ends = self.early_ends();
-        let input_has_ended = early_ends > 0 || peer != PeerState::Alive || by_lane.is_some_and(Receiving::has_fin);
+        let lifeline_end_level = self.lifeline_end_level();
+        let input_has_ended =
+            lifeline_end_level > 0 || peer != PeerState::Alive || by_lane.is_some_and(LaneReceiver::has_fin);
         // A peer that closes once it has ended its stream says nothing more.
-        let is_over = matches!(peer, PeerState::ClosedAndAnswered | PeerState::Reset);
+        let is_over = matches!(peer, PeerState::BrokenPipe | PeerState::Reset);
         let ends = u64::from(input_has_ended) + u64::from(is_over) + u64::from(shutdown.count_ones());
         // Both only grow, and so does their sum when what comes in comes by a lane.
-        let arrivals = arrived.wrapping_add(self.early_arrivals());
+        let arrivals = arrived.wrapping_add(self.lifeline_arrivals());
         Edges {
             arrivals: seen.arrivals.max(arrivals),
             ends: seen.ends.max(ends),
@@ -239,14 +240,14 @@ impl Connection {
     /// As [`Connection::park`], for one that is parked already and has been rung for.
     pub fn park_again(&'static self, wanted: i16) {
         {
-            let _guard = self.hold(&self.receive_lock);
+            let _guard = self.lock_direction(&self.receive_lock);
             let Some(lanes) = self.lanes() else { return };
-            self.use_shared(lanes);
+            self.count_as_user(lanes);
             // SAFETY: under the receive lock.
             unsafe { (*lanes.receiver.get()).announce_sleep() };
         }
         if wanted & libc::POLLOUT != 0 {
-            let _guard = self.hold(&self.send_lock);
+            let _guard = self.lock_direction(&self.send_lock);
             let Some(lanes) = self.lanes() else { return };
             // SAFETY: under the send lock.
             unsafe { (*lanes.sender.get()).announce_sleep() };
@@ -254,10 +255,10 @@ impl Connection {
     }
 
     /// Asks the kernel whether the peer is gone, of which memory need not tell.
-    pub fn ask_for_end(&'static self) {
-        let _guard = self.hold(&self.receive_lock);
+    pub fn poll_for_hang_up(&'static self) {
+        let _guard = self.lock_direction(&self.receive_lock);
         if let Some(lanes) = self.lanes() {
-            self.ask_kernel(lanes);
+            self.poll_lifeline(lanes);
         }
     }
 
@@ -268,36 +269,36 @@ impl Connection {
 
     /// The kernel reports the lifeline: takes the ring, notes a hang-up. `false`: it stays readable, because others
     /// sleep on it too and must find the ring, or because it was shut; sleep a moment before asking the kernel again.
-    pub fn answer_ring(&'static self) -> bool {
+    pub fn handle_ring(&'static self) -> bool {
         // Both: nobody asks to be rung between the question whether others sleep and the taking.
-        let both = self.hold_both();
+        let both = self.lock_both();
         if self.is_on_lifeline() {
             return blocking::poll_now(self.lifeline(), libc::POLLIN) == 0;
         }
         let Some(lanes) = self.lanes() else { return true };
-        if both.is_none() || !self.sleeps_alone(lanes) {
-            self.ask_kernel(lanes);
+        if both.is_none() || !self.is_sole_sleeper(lanes) {
+            self.poll_lifeline(lanes);
             return false;
         }
         if !self.drain_lifeline(lanes) {
-            self.ask_kernel(lanes);
+            self.poll_lifeline(lanes);
             // Shut for reading, the lifeline stays readable and says nothing.
             return self.peer_state(lanes) != PeerState::Alive;
         }
         true
     }
 
-    /// As [`Connection::answer_ring`], for a watcher that has ended its own park, or never began one.
-    pub fn take_ring(&'static self) -> bool {
+    /// As [`Connection::handle_ring`], for a watcher that has ended its own park, or never began one.
+    pub fn consume_ring(&'static self) -> bool {
         self.sleepers.enter();
-        let is_taken = self.answer_ring();
+        let is_taken = self.handle_ring();
         self.sleepers.leave();
         is_taken
     }
 
     /// Whether the peer is gone: the lifeline has nothing more to say, and stays readable for ever.
     pub fn has_ended(&'static self) -> bool {
-        let _guard = self.hold(&self.receive_lock);
+        let _guard = self.lock_direction(&self.receive_lock);
         if self.is_on_lifeline() {
             return self.lifeline_has_hung_up();
         }

@@ -26,12 +26,12 @@ const LOCK_WAIT_NS: u64 = 1_000_000;
 const LOCK_WAITS_MAX: u32 = 300;
 
 /// A direction, locked between processes.
-pub(super) struct Shared<'a> {
+pub(super) struct ProcessGuard<'a> {
     segment: &'a Segment,
     word: OwnState,
 }
 
-impl Drop for Shared<'_> {
+impl Drop for ProcessGuard<'_> {
     fn drop(&mut self) {
         self.segment.swap(self.word, 0);
     }
@@ -40,7 +40,7 @@ impl Drop for Shared<'_> {
 impl Connection {
     /// Waits, but not for long and only once, for a handshake that is late.
     fn attach_before_fork(&'static self, deadline_ns: u64) {
-        if self.attach_if_pending() == Ok(false) && !self.was_awaited.swap(true, Ordering::Relaxed) {
+        if self.attach_if_pending() == Ok(false) && !self.was_handshake_awaited.swap(true, Ordering::Relaxed) {
             let left_ms = deadline_ns.saturating_sub(now_ns()).div_ceil(1_000_000);
             blocking::poll_for(self.lifeline(), libc::POLLIN, i32::try_from(left_ms).unwrap_or(0));
             let _ = self.attach_if_pending();
@@ -55,29 +55,37 @@ impl Connection {
     /// Whether another process can hold this end: it has been handed on, or this process has made a child since. What
     /// the words of the end say of holders, a peer may have written.
     #[inline(always)] // Asked by every send and receive.
-    pub(super) fn can_be_held_elsewhere(&self) -> bool {
-        self.spawns_at_open.load(Ordering::Relaxed) != system::spawns() || self.is_handed_on.load(Ordering::Relaxed)
+    pub(super) fn may_have_other_holders(&self) -> bool {
+        self.spawns_at_open.load(Ordering::Relaxed) != system::spawns() || self.is_transferred.load(Ordering::Relaxed)
     }
 
     /// Whether other processes may hold this end.
     #[inline]
-    pub(super) fn may_be_shared(&self, lanes: &Lanes) -> bool {
-        self.can_be_held_elsewhere() && lanes.segment.load(OwnState::Holders) > 1
+    pub(super) fn has_other_holders(&self, lanes: &Lanes) -> bool {
+        self.may_have_other_holders() && lanes.segment.load(OwnState::Holders) > 1
     }
 
     /// Excludes the other processes that hold this end, if there are any. The caller holds the direction's lock in this
     /// process. `AGAIN`: another process holds the direction, and the program does not wait.
     #[inline]
-    pub(super) fn share<'a>(&self, lanes: &'a Lanes, word: OwnState) -> Result<Option<Shared<'a>>, Errno> {
-        if !self.may_be_shared(lanes) {
+    pub(super) fn lock_across_processes<'a>(
+        &self,
+        lanes: &'a Lanes,
+        word: OwnState,
+    ) -> Result<Option<ProcessGuard<'a>>, Errno> {
+        if !self.has_other_holders(lanes) {
             return Ok(None);
         }
         self.lock_between_processes(&lanes.segment, word, !self.is_nonblocking.load(Ordering::Relaxed)).map(Some)
     }
 
-    /// As [`Connection::share`], for a call that never answers `AGAIN`.
-    pub(super) fn share_waiting<'a>(&self, lanes: &'a Lanes, word: OwnState) -> Result<Option<Shared<'a>>, Errno> {
-        if !self.may_be_shared(lanes) {
+    /// As [`Connection::lock_across_processes`], for a call that never answers `AGAIN`.
+    pub(super) fn lock_across_processes_blocking<'a>(
+        &self,
+        lanes: &'a Lanes,
+        word: OwnState,
+    ) -> Result<Option<ProcessGuard<'a>>, Errno> {
+        if !self.has_other_holders(lanes) {
             return Ok(None);
         }
         self.lock_between_processes(&lanes.segment, word, true).map(Some)
@@ -89,21 +97,21 @@ impl Connection {
         segment: &'a Segment,
         word: OwnState,
         waits: bool,
-    ) -> Result<Shared<'a>, Errno> {
+    ) -> Result<ProcessGuard<'a>, Errno> {
         let own = identity::own_process() as u64;
         loop {
             if self.lock_waits.load(Ordering::Relaxed) > LOCK_WAITS_MAX {
                 return Err(Errno::CONNRESET);
             }
-            let Err(holder) = lock_soon(segment, word, own) else {
+            let Err(holder) = lock_word_briefly(segment, word, own) else {
                 self.lock_waits.store(0, Ordering::Relaxed);
-                return Ok(Shared { segment, word });
+                return Ok(ProcessGuard { segment, word });
             };
             let waited = self.lock_waits.fetch_add(1, Ordering::Relaxed);
             let is_left = waited >= SUSPECT_AFTER_WAITS && is_dead(holder);
             if is_left && segment.compare_exchange(word, holder, own).is_ok() {
                 self.lock_waits.store(0, Ordering::Relaxed);
-                return Ok(Shared { segment, word });
+                return Ok(ProcessGuard { segment, word });
             }
             if !waits {
                 return Err(Errno::AGAIN);
@@ -114,28 +122,28 @@ impl Connection {
     /// Counts this process among those that wait at the end, once, if there may be others. One that only sends or
     /// receives what is there relies on no ring, and does not keep those who wait from sleeping.
     #[inline]
-    pub(super) fn use_shared(&self, lanes: &Lanes) {
-        if self.may_be_shared(lanes) && !self.is_user.load(Ordering::Relaxed) {
+    pub(super) fn count_as_user(&self, lanes: &Lanes) {
+        if self.has_other_holders(lanes) && !self.is_user.load(Ordering::Relaxed) {
             self.is_user.store(true, Ordering::Relaxed);
-            become_user(&lanes.segment);
+            mark_as_user(&lanes.segment);
         }
     }
 
     /// Before a fork: nobody in this process sleeps on the lifeline, and who will again is counted then.
-    fn cease_to_use(&self, segment: &Segment) {
+    fn uncount_user(&self, segment: &Segment) {
         if self.is_user.swap(false, Ordering::Relaxed) {
-            if let Some((index, signed)) = find_signature(segment, own_name()) {
-                segment.replace_holder(index, signed, signed & !USER);
+            if let Some((index, signed)) = find_holder_entry(segment, own_holder_id()) {
+                segment.replace_holder(index, signed, signed & !USER_FLAG);
             }
             segment.add(OwnState::Users, u64::MAX);
         }
     }
 
     /// Takes this process off the list of holders, and of users if it is one.
-    pub(super) fn sign_off(&self, segment: &Segment) {
-        let signature = find_signature(segment, own_name());
+    pub(super) fn remove_holder_entry(&self, segment: &Segment) {
+        let signature = find_holder_entry(segment, own_holder_id());
         let signed_off = signature.filter(|&(index, signed)| segment.replace_holder(index, signed, 0));
-        let is_user = signed_off.map_or(self.is_user.load(Ordering::Relaxed), |(_, signed)| signed & USER != 0);
+        let is_user = signed_off.map_or(self.is_user.load(Ordering::Relaxed), |(_, signed)| signed & USER_FLAG != 0);
         if is_user {
             segment.add(OwnState::Users, u64::MAX);
         }
@@ -143,22 +151,22 @@ impl Connection {
 
     /// Whether no other process uses this end. A process that was killed, or ended without closing, is found out now
     /// and then.
-    pub(super) fn is_held_alone(&self, lanes: &Lanes) -> bool {
-        if !self.may_be_shared(lanes) {
+    pub(super) fn is_sole_user(&self, lanes: &Lanes) -> bool {
+        if !self.has_other_holders(lanes) {
             return true;
         }
-        self.use_shared(lanes);
+        self.count_as_user(lanes);
         let now = ticks();
-        if now.wrapping_sub(self.counted_ticks.load(Ordering::Relaxed)) > COUNT_EVERY_TICKS {
-            self.counted_ticks.store(now, Ordering::Relaxed);
-            strike_out_the_dead(&lanes.segment);
+        if now.wrapping_sub(self.holders_checked_ticks.load(Ordering::Relaxed)) > COUNT_EVERY_TICKS {
+            self.holders_checked_ticks.store(now, Ordering::Relaxed);
+            remove_dead_holders(&lanes.segment);
         }
-        !self.may_be_shared(lanes) || lanes.segment.load(OwnState::Users) <= 1
+        !self.has_other_holders(lanes) || lanes.segment.load(OwnState::Users) <= 1
     }
 }
 
 /// Takes a lock between processes within a moment; the error is who has it.
-fn lock_soon(segment: &Segment, word: OwnState, own: u64) -> Result<(), u64> {
+fn lock_word_briefly(segment: &Segment, word: OwnState, own: u64) -> Result<(), u64> {
     let started = now_ns();
     loop {
         match segment.compare_exchange(word, 0, own) {
@@ -179,7 +187,7 @@ fn is_dead(process: u64) -> bool {
 }
 
 /// The open connection of this process that is the end which a segment is, if there is one.
-pub fn holder_of(segment: &Segment) -> Option<&'static Connection> {
+pub fn find_by_segment(segment: &Segment) -> Option<&'static Connection> {
     let mut holder = None;
     for_each_open(|connection| {
         let is_it = |lanes: &Lanes| {
@@ -195,7 +203,7 @@ pub fn holder_of(segment: &Segment) -> Option<&'static Connection> {
 }
 
 /// The open connection of this process whose lifeline has this inode, if there is one.
-pub fn with_lifeline(inode: Option<u64>) -> Option<&'static Connection> {
+pub fn find_by_lifeline_inode(inode: Option<u64>) -> Option<&'static Connection> {
     let mut found = None;
     for_each_open(|connection| {
         if inode.is_some() && connection.is_on_lifeline() && inode_of(connection.lifeline()) == inode {
@@ -217,7 +225,7 @@ pub fn for_each_open(mut visit: impl FnMut(&'static Connection)) {
 /// Before a fork: no thread is inside a connection while the process is copied, and each has one holder more.
 pub fn before_fork() {
     // Before the child counts: an end that two processes may hold gets no lanes any more.
-    for_each_open(Connection::settle_early);
+    for_each_open(Connection::settle_lifeline);
     crate::process::system::note_spawn();
     // One process would take the handshake, and the other would wait for it for ever.
     let deadline_ns = now_ns().saturating_add(HANDSHAKES_WAIT_NS);
@@ -231,30 +239,30 @@ pub fn before_fork() {
         {
             lanes.segment.add(OwnState::Holders, 1);
             if !connection.sleepers.is_any() {
-                connection.cease_to_use(&lanes.segment);
+                connection.uncount_user(&lanes.segment);
             }
         }
     }
 }
 
 /// In a signature: this process waits at the end now and then. A number of a process has 22 bits at most.
-const USER: u64 = 1 << 31;
+const USER_FLAG: u64 = 1 << 31;
 
-/// What [`own_name`] has found out in this process; zero before.
-static OWN_NAME: AtomicU64 = AtomicU64::new(0);
+/// What [`own_holder_id`] has found out in this process; zero before.
+static OWN_HOLDER_ID: AtomicU64 = AtomicU64::new(0);
 
 /// What this process signs with: its number, and where that number is valid. Zero where the kernel does not tell.
-fn own_name() -> u64 {
-    let known = OWN_NAME.load(Ordering::Relaxed);
+fn own_holder_id() -> u64 {
+    let known = OWN_HOLDER_ID.load(Ordering::Relaxed);
     if known != 0 {
         return known;
     }
-    let name = find_own_name();
-    OWN_NAME.store(name, Ordering::Relaxed);
+    let name = find_own_holder_id();
+    OWN_HOLDER_ID.store(name, Ordering::Relaxed);
     name
 }
 
-fn find_own_name() -> u64 {
+fn find_own_holder_id() -> u64 {
     let namespace = rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino);
     match u32::try_from(namespace) {
         Ok(namespace) if namespace != 0 => {
@@ -265,16 +273,16 @@ fn find_own_name() -> u64 {
 }
 
 /// The place on the list of holders that a process has signed, and with what.
-fn find_signature(segment: &Segment, name: u64) -> Option<(usize, u64)> {
+fn find_holder_entry(segment: &Segment, name: u64) -> Option<(usize, u64)> {
     let signatures = (0..HOLDERS_NAMED_MAX).map(|index| (index, segment.holder(index)));
-    signatures.into_iter().find(|&(_, signed)| name != 0 && signed & !USER == name)
+    signatures.into_iter().find(|&(_, signed)| name != 0 && signed & !USER_FLAG == name)
 }
 
 /// Signs the list of holders, so that the others can find out when this process is gone. One that finds no room, or has
 /// no name, counts as there for ever. `false`: this process has signed before.
-fn sign_on(segment: &Segment, role: u64) -> bool {
-    let name = own_name();
-    if find_signature(segment, name).is_some() {
+fn add_holder_entry(segment: &Segment, role: u64) -> bool {
+    let name = own_holder_id();
+    if find_holder_entry(segment, name).is_some() {
         return false;
     }
     let _ = (0..HOLDERS_NAMED_MAX).find(|&index| name != 0 && segment.replace_holder(index, 0, name | role));
@@ -283,12 +291,12 @@ fn sign_on(segment: &Segment, role: u64) -> bool {
 
 /// This process comes to hold an end. Whoever sets one up uses it; of one that was set up, this process may have been a
 /// holder before `exec`, and is none twice. Answers whether it is known to be counted as a user.
-pub(super) fn enter(segment: &Segment) -> bool {
+pub(super) fn register_holder(segment: &Segment) -> bool {
     if !segment.is_adopted() {
-        sign_on(segment, USER);
+        add_holder_entry(segment, USER_FLAG);
         return true;
     }
-    if sign_on(segment, 0) {
+    if add_holder_entry(segment, 0) {
         segment.add(OwnState::Holders, 1);
     }
     false
@@ -296,9 +304,9 @@ pub(super) fn enter(segment: &Segment) -> bool {
 
 /// Notes in the signature that this process uses the end; what it was before `exec` may have noted that.
 #[cold]
-fn become_user(segment: &Segment) {
-    let noted = match find_signature(segment, own_name()) {
-        Some((index, signed)) => signed & USER == 0 && segment.replace_holder(index, signed, signed | USER),
+fn mark_as_user(segment: &Segment) {
+    let noted = match find_holder_entry(segment, own_holder_id()) {
+        Some((index, signed)) => signed & USER_FLAG == 0 && segment.replace_holder(index, signed, signed | USER_FLAG),
         None => true,
     };
     if noted {
@@ -308,14 +316,14 @@ fn become_user(segment: &Segment) {
 
 /// Takes holders that do not exist any more off the list and out of the count.
 #[cold]
-fn strike_out_the_dead(segment: &Segment) {
-    let namespace = own_name() >> 32;
+fn remove_dead_holders(segment: &Segment) {
+    let namespace = own_holder_id() >> 32;
     for index in 0..HOLDERS_NAMED_MAX {
         let holder = segment.holder(index);
-        let is_gone = holder >> 32 == namespace && holder != 0 && is_dead(holder & !USER & u64::from(u32::MAX));
+        let is_gone = holder >> 32 == namespace && holder != 0 && is_dead(holder & !USER_FLAG & u64::from(u32::MAX));
         if is_gone && segment.load(OwnState::Holders) > 1 && segment.replace_holder(index, holder, 0) {
             segment.add(OwnState::Holders, u64::MAX);
-            if holder & USER != 0 {
+            if holder & USER_FLAG != 0 {
                 segment.add(OwnState::Users, u64::MAX);
             }
         }
@@ -334,7 +342,7 @@ pub fn after_fork_in_parent() {
 
 /// After a fork, in the child, which has one thread: the others' waits do not exist here.
 pub fn after_fork_in_child() {
-    OWN_NAME.store(0, Ordering::Relaxed);
+    OWN_HOLDER_ID.store(0, Ordering::Relaxed);
     for connection in POOL.all_during_fork() {
         connection.details_lock.reset();
         connection.receive_lock.reset();
@@ -345,10 +353,10 @@ pub fn after_fork_in_child() {
         if connection.is_open()
             && let Some(lanes) = connection.lanes()
         {
-            sign_on(&lanes.segment, 0);
+            add_holder_entry(&lanes.segment, 0);
             connection.is_user.store(false, Ordering::Relaxed);
         }
-        connection.occupancy.forget_waiters();
+        connection.lifetime.forget_waiters();
         connection.sleepers.forget();
     }
     POOL.unlock_after_fork();

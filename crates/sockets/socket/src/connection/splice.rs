@@ -4,7 +4,7 @@
 //! ever on the way. Nothing waits for the pipe while it holds a lock of the connection.
 
 use super::transfer::Step;
-use super::wait::{Call, Deadline};
+use super::wait::{BlockingCall, Deadline};
 use super::{Connection, Flags, Lanes};
 use crate::process::blocking;
 use crate::process::system;
@@ -42,7 +42,7 @@ impl<'a> Pipe<'a> {
     }
 
     /// Waits, unless the call must not, until the pipe takes or gives bytes, or is broken; returns what it says.
-    fn until(&self, event: i16) -> Result<i16, Errno> {
+    fn wait_for(&self, event: i16) -> Result<i16, Errno> {
         let mut entry = [libc::pollfd { fd: self.fd.as_raw_fd(), events: event, revents: 0 }];
         loop {
             match blocking::poll(&mut entry, if self.waits { -1 } else { 0 }) {
@@ -60,13 +60,13 @@ impl<'a> Pipe<'a> {
     /// `bytes` is readable for `len_bytes`; a peer may write there meanwhile.
     unsafe fn write(&self, bytes: *mut u8, len_bytes: usize) -> Result<usize, Errno> {
         // SAFETY: the caller's.
-        match unsafe { self.move_now(libc::SYS_pwritev2, bytes, len_bytes) } {
+        match unsafe { self.transfer_nowait(libc::SYS_pwritev2, bytes, len_bytes) } {
             // Before Linux 6.4 pipes did not know how not to wait. Where another writer is faster this waits.
             Err(Errno::OPNOTSUPP) if blocking::poll_now(self.fd.as_raw_fd(), libc::POLLOUT) & libc::POLLOUT == 0 => {
                 Err(Errno::AGAIN)
             }
             // SAFETY: the caller's.
-            Err(Errno::OPNOTSUPP) => unsafe { self.move_patiently(libc::SYS_write, bytes, len_bytes) },
+            Err(Errno::OPNOTSUPP) => unsafe { self.transfer_blocking(libc::SYS_write, bytes, len_bytes) },
             written => written,
         }
     }
@@ -77,18 +77,18 @@ impl<'a> Pipe<'a> {
     /// `bytes` is writable for `len_bytes`.
     unsafe fn read(&self, bytes: *mut u8, len_bytes: usize) -> Result<usize, Errno> {
         // SAFETY: the caller's.
-        match unsafe { self.move_now(libc::SYS_preadv2, bytes, len_bytes) } {
+        match unsafe { self.transfer_nowait(libc::SYS_preadv2, bytes, len_bytes) } {
             // As above.
             Err(Errno::OPNOTSUPP) if blocking::poll_now(self.fd.as_raw_fd(), libc::POLLIN) == 0 => Err(Errno::AGAIN),
             // SAFETY: the caller's.
-            Err(Errno::OPNOTSUPP) => unsafe { self.move_patiently(libc::SYS_read, bytes, len_bytes) },
+            Err(Errno::OPNOTSUPP) => unsafe { self.transfer_blocking(libc::SYS_read, bytes, len_bytes) },
             read => read,
         }
     }
 
     /// # Safety
     /// `bytes` is what `call`, `preadv2` or `pwritev2`, needs.
-    unsafe fn move_now(&self, call: libc::c_long, bytes: *mut u8, len_bytes: usize) -> Result<usize, Errno> {
+    unsafe fn transfer_nowait(&self, call: libc::c_long, bytes: *mut u8, len_bytes: usize) -> Result<usize, Errno> {
         let span = libc::iovec { iov_base: bytes.cast(), iov_len: len_bytes };
         let fd = self.fd.as_raw_fd();
         // SAFETY: one span, the caller's.
@@ -98,7 +98,7 @@ impl<'a> Pipe<'a> {
 
     /// # Safety
     /// `bytes` is what `call`, `read` or `write`, needs.
-    unsafe fn move_patiently(&self, call: libc::c_long, bytes: *mut u8, len_bytes: usize) -> Result<usize, Errno> {
+    unsafe fn transfer_blocking(&self, call: libc::c_long, bytes: *mut u8, len_bytes: usize) -> Result<usize, Errno> {
         // SAFETY: the caller's.
         let moved = unsafe { system::call!(call, self.fd.as_raw_fd(), bytes, len_bytes.min(PIPE_BYTES_SURE)) };
         usize::try_from(moved).map_err(|_| system::error_of(moved))
@@ -114,15 +114,15 @@ impl Connection {
     pub fn splice_to(&'static self, pipe: Pipe<'_>, len_bytes: usize) -> Result<usize, Errno> {
         let deadline = Deadline::after(self.receive_timeout_ns.load(Ordering::Relaxed));
         let generation = self.generation();
-        let mut call = Call::new(self);
+        let mut call = BlockingCall::new(self);
         loop {
-            if pipe.until(libc::POLLOUT)? & libc::POLLERR != 0 {
+            if pipe.wait_for(libc::POLLOUT)? & libc::POLLERR != 0 {
                 return Err(Errno::PIPE);
             }
             let by_lifeline = if self.is_on_lifeline() {
                 // SAFETY: the bytes are readable, as many as are said.
                 let write = |bytes, len| unsafe { pipe.write(bytes, len) };
-                match self.take_by_lifeline(generation, len_bytes, write) {
+                match self.consume_lifeline_with(generation, len_bytes, write) {
                     Err(Errno::AGAIN) => Some(Step::Nothing),
                     step => step?,
                 }
@@ -131,7 +131,8 @@ impl Connection {
             };
             let step = match by_lifeline {
                 Some(step) => step,
-                None => self.take(generation, Flags::default(), false, |lanes| self.copy_to(lanes, pipe, len_bytes))?,
+                None => self
+                    .consume_with(generation, Flags::default(), false, |lanes| self.copy_to(lanes, pipe, len_bytes))?,
             };
             match step {
                 Step::Moved(bytes) => return Ok(bytes),
@@ -183,7 +184,7 @@ impl Connection {
     /// As [`Connection::send`]; `AGAIN` when the pipe is empty and the call does not wait for it.
     pub fn splice_from(&'static self, pipe: Pipe<'_>, len_bytes: usize) -> Result<usize, Errno> {
         loop {
-            if pipe.until(libc::POLLIN)? & libc::POLLIN == 0 {
+            if pipe.wait_for(libc::POLLIN)? & libc::POLLIN == 0 {
                 return Ok(0);
             }
             let mut was_faster = false;

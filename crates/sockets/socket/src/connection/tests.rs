@@ -15,9 +15,9 @@ use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use volmem::Region;
 
 /// A descriptor that is closed as a program would: first here, then in the kernel.
-pub(crate) struct End(pub &'static Connection);
+pub(crate) struct OpenEndpoint(pub &'static Connection);
 
-impl Drop for End {
+impl Drop for OpenEndpoint {
     fn drop(&mut self) {
         close(self.0);
     }
@@ -30,34 +30,34 @@ fn close(connection: &'static Connection) {
     unsafe { rustix::io::close(fd) };
 }
 
-pub(in crate::connection) fn origin(fd: RawFd, nonblocking: bool) -> Origin {
+pub(in crate::connection) fn origin(fd: RawFd, nonblocking: bool) -> ConnectionParams {
     // Each leads elsewhere: what this process has of one address decides how others there begin.
     static SERVER: AtomicU32 = AtomicU32::new(Ipv4Addr::new(127, 1, 0, 0).to_bits());
     let server = Ipv4Addr::from_bits(SERVER.fetch_add(1, Ordering::Relaxed));
     let tuple = Tuple { local: "127.0.0.1:40000".parse().unwrap(), peer: (server, 80).into() };
-    Origin { fd, tuple, options: OptionRecord::default(), nonblocking, slot: None }
+    ConnectionParams { fd, tuple, options: OptionRecord::default(), nonblocking, slot: None }
 }
 
 /// Both ends of a connection over a socket pair.
-pub(crate) fn pair(nonblocking: bool) -> (End, End) {
+pub(crate) fn pair(nonblocking: bool) -> (OpenEndpoint, OpenEndpoint) {
     let (segment, memfd) = Segment::create(Side::Connector).unwrap();
     segment.set_up();
     let others = Segment::open(&memfd, segment.secrets()).unwrap();
-    ends(segment, others, nonblocking)
+    open_both(segment, others, nonblocking)
 }
 
 /// The connecting and the accepting end of a connection on its lifeline.
-pub(crate) fn young_pair() -> [End; 2] {
+pub(crate) fn lifeline_pair() -> [OpenEndpoint; 2] {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (connector, acceptor) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
     [(connector, Side::Connector), (acceptor, Side::Acceptor)]
-        .map(|(fd, side)| End(Connection::open(origin(fd.into_raw_fd(), true), Start::Lifeline(side))))
+        .map(|(fd, side)| OpenEndpoint(Connection::open(origin(fd.into_raw_fd(), true), InitialPath::Lifeline(side))))
 }
 
 /// As [`pair`], in windows of two nodes.
-fn pair_in_windows(nonblocking: bool) -> (End, End) {
+fn pair_in_windows(nonblocking: bool) -> (OpenEndpoint, OpenEndpoint) {
     let ([connector, acceptor], _) = segments_in_windows();
-    ends(connector, acceptor, nonblocking)
+    open_both(connector, acceptor, nonblocking)
 }
 
 /// Both ends of a connection in windows, and what a proxy has of the first.
@@ -76,11 +76,11 @@ fn segments_in_windows() -> ([Segment; 2], Endpoint<MemoryInbound>) {
 }
 
 /// Memory that is no ordinary memory.
-const NOT_ORDINARY: [Caching; 3] = [Caching::Uncached, Caching::WriteCombined, Caching::NonCoherent];
+const DEVICE_CACHING: [Caching; 3] = [Caching::Uncached, Caching::WriteCombined, Caching::NonCoherent];
 
 /// Both ends of a connection in windows of such memory, and what a proxy has of the first. The nodes have cleaned what
 /// they write.
-fn segments_apart(caching: Caching) -> ([Segment; 2], Endpoint<MemoryInbound>) {
+fn segments_in_device_memory(caching: Caching) -> ([Segment; 2], Endpoint<MemoryInbound>) {
     let spans = [(); 2].map(|()| Region::heap(Segment::WINDOW_BYTES));
     for span in &spans {
         (0..Segment::WINDOW_BYTES).step_by(8).for_each(|offset| span.store_u64(offset, !0, Ordering::Relaxed));
@@ -100,9 +100,9 @@ fn segments_apart(caching: Caching) -> ([Segment; 2], Endpoint<MemoryInbound>) {
 }
 
 /// As [`pair`], in windows of such memory.
-fn pair_apart(caching: Caching, nonblocking: bool) -> (End, End) {
-    let ([connector, acceptor], _) = segments_apart(caching);
-    ends(connector, acceptor, nonblocking)
+fn pair_in_device_memory(caching: Caching, nonblocking: bool) -> (OpenEndpoint, OpenEndpoint) {
+    let ([connector, acceptor], _) = segments_in_device_memory(caching);
+    open_both(connector, acceptor, nonblocking)
 }
 
 /// Both ends of a connection over a link of this delay and gen3x16's rate, not set up; and what a proxy has of the
@@ -129,20 +129,20 @@ fn segments_over_a_model(one_way_ns: u64) -> ([Segment; 2], Endpoint<MemoryInbou
 }
 
 /// As [`pair`], over a modelled link.
-fn pair_over_a_model(one_way_ns: u64, nonblocking: bool) -> (End, End) {
+fn pair_over_a_model(one_way_ns: u64, nonblocking: bool) -> (OpenEndpoint, OpenEndpoint) {
     let ([connector, acceptor], _) = segments_over_a_model(one_way_ns);
-    ends(connector, acceptor, nonblocking)
+    open_both(connector, acceptor, nonblocking)
 }
 
-fn ends(segment: Segment, others: Segment, nonblocking: bool) -> (End, End) {
+fn open_both(segment: Segment, others: Segment, nonblocking: bool) -> (OpenEndpoint, OpenEndpoint) {
     let (one, two) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-    let one = Connection::open(origin(one.into_raw_fd(), nonblocking), Start::Lanes(segment, None));
-    let two = Connection::open(origin(two.into_raw_fd(), nonblocking), Start::Lanes(others, None));
-    (End(one), End(two))
+    let one = Connection::open(origin(one.into_raw_fd(), nonblocking), InitialPath::Lanes(segment, None));
+    let two = Connection::open(origin(two.into_raw_fd(), nonblocking), InitialPath::Lanes(others, None));
+    (OpenEndpoint(one), OpenEndpoint(two))
 }
 
 /// As [`pair`]; the first end can be handed on.
-pub(crate) fn pair_with_memfd() -> (End, End) {
+pub(crate) fn pair_with_memfd() -> (OpenEndpoint, OpenEndpoint) {
     let (one, two) = pair(true);
     let memfd = shm::create(4096).unwrap().0;
     one.0.with_details(|details| details.memory = MemoryFds::of_memfd(memfd).hide().ok());
@@ -184,15 +184,15 @@ fn windows_carry_both_directions_through_small_and_big_rings_to_their_ends() {
 
 #[test]
 fn windows_that_are_no_ordinary_memory_carry_both_directions_to_their_ends() {
-    for caching in NOT_ORDINARY {
-        carry_both_directions(pair_apart(caching, true));
+    for caching in DEVICE_CACHING {
+        carry_both_directions(pair_in_device_memory(caching, true));
     }
 }
 
 #[test]
 fn sleepers_in_windows_that_are_no_ordinary_memory_are_woken() {
-    for caching in NOT_ORDINARY {
-        let (one, two) = pair_apart(caching, false);
+    for caching in DEVICE_CACHING {
+        let (one, two) = pair_in_device_memory(caching, false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for round in 0..20_u8 {
@@ -212,14 +212,17 @@ fn sleepers_in_windows_that_are_no_ordinary_memory_are_woken() {
 fn whoever_is_told_to_give_way_carries_the_same_bytes_in_pieces() {
     let (one, two) = pair_in_windows(true);
     for end in [&one, &two] {
-        assert!(!end.0.lanes().expect("attached").gives_way(usize::MAX));
+        assert!(!end.0.lanes().expect("attached").yields_in_copies(usize::MAX));
     }
     for end in [&one, &two] {
         end.0.lanes().expect("attached").segment.publish(PeerStatus::GiveWay, 1);
     }
     for end in [&one, &two] {
         let lanes = end.0.lanes().expect("attached");
-        assert!(lanes.gives_way(lane::INLINE_BYTES + 1) && !lanes.gives_way(lane::INLINE_BYTES), "long copies alone");
+        assert!(
+            lanes.yields_in_copies(lane::INLINE_BYTES + 1) && !lanes.yields_in_copies(lane::INLINE_BYTES),
+            "long copies alone"
+        );
     }
     carry_both_directions((one, two));
 }
@@ -230,7 +233,7 @@ fn a_modelled_link_carries_both_directions_through_small_and_big_rings_to_their_
 }
 
 /// What arrives later finds a receiver that does not wait, or does.
-fn until_there(connection: &'static Connection, bytes: &mut [u8]) -> Result<usize, Errno> {
+fn receive_retrying(connection: &'static Connection, bytes: &mut [u8]) -> Result<usize, Errno> {
     loop {
         match receive(connection, bytes) {
             Err(Errno::AGAIN) => std::hint::spin_loop(),
@@ -239,7 +242,7 @@ fn until_there(connection: &'static Connection, bytes: &mut [u8]) -> Result<usiz
     }
 }
 
-fn carry_both_directions((one, two): (End, End)) {
+fn carry_both_directions((one, two): (OpenEndpoint, OpenEndpoint)) {
     let data: Vec<u8> = (0..3 * (256 << 10)).map(|index| (index % 251) as u8).collect();
     for (from, to) in [(&one, &two), (&two, &one)] {
         let mut received = Vec::new();
@@ -247,13 +250,13 @@ fn carry_both_directions((one, two): (End, End)) {
         let mut sent = 0;
         while received.len() < data.len() {
             sent += send(from.0, &data[sent..]).unwrap_or(0);
-            let bytes = until_there(to.0, &mut buffer).unwrap();
+            let bytes = receive_retrying(to.0, &mut buffer).unwrap();
             received.extend_from_slice(&buffer[..bytes]);
         }
         assert!(received == data);
     }
     one.0.shutdown(SHUTDOWN_WRITE).unwrap();
-    assert_eq!(until_there(two.0, &mut [0; 8]), Ok(0));
+    assert_eq!(receive_retrying(two.0, &mut [0; 8]), Ok(0));
     assert_eq!(send(two.0, b"unread"), Ok(6));
     while one.0.unread_bytes() == 0 {}
     drop(one);
@@ -270,11 +273,11 @@ fn over_a_modelled_link_nothing_comes_before_its_time() {
         let begun_ns = crate::process::clock::now_ns();
         assert_eq!(send(one.0, &vec![7; size]), Ok(size));
         let mut bytes = vec![0; size];
-        let first = until_there(two.0, &mut bytes).unwrap();
+        let first = receive_retrying(two.0, &mut bytes).unwrap();
         assert!(crate::process::clock::now_ns() - begun_ns >= ONE_WAY_NS, "{size} bytes");
         let mut rest = first;
         while rest < size {
-            rest += until_there(two.0, &mut bytes[rest..]).unwrap();
+            rest += receive_retrying(two.0, &mut bytes[rest..]).unwrap();
         }
         assert_eq!(bytes, vec![7; size]);
     }
@@ -315,15 +318,15 @@ fn over_a_modelled_link_the_end_comes_behind_what_was_sent() {
     const ONE_WAY_NS: u64 = 2_000_000;
     let ([segment, others], _) = segments_over_a_model(ONE_WAY_NS);
     let (one, _lifeline) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-    let one = End(Connection::open(origin(one.into_raw_fd(), true), Start::Lanes(segment, None)));
+    let one = OpenEndpoint(Connection::open(origin(one.into_raw_fd(), true), InitialPath::Lanes(segment, None)));
     let begun_ns = crate::process::clock::now_ns();
     let mut sender = others.timed_sender().unwrap();
     sender.write(b"last words").unwrap();
     sender.finish();
     others.publish(PeerStatus::Closed, 1);
     // It is gone before anything has arrived.
-    assert_eq!(until_there(one.0, &mut [0; 20]), Ok(10));
-    assert_eq!(until_there(one.0, &mut [0; 20]), Ok(0));
+    assert_eq!(receive_retrying(one.0, &mut [0; 20]), Ok(10));
+    assert_eq!(receive_retrying(one.0, &mut [0; 20]), Ok(0));
     assert!(crate::process::clock::now_ns() - begun_ns >= ONE_WAY_NS);
     assert_eq!(send(one.0, b"x"), Ok(1));
     one.0.lanes().unwrap().segment.wait_for_arrivals();
@@ -361,27 +364,30 @@ fn a_pipe_fills_a_lane_over_a_modelled_link() {
 }
 
 /// One end of a connection in windows, whose lifeline ends at a proxy: what that does with its end of it.
-fn end_at_a_proxy(caching: Caching, blocked: bool) -> (End, End, Endpoint<MemoryInbound>, OwnedFd) {
+fn endpoint_at_proxy(
+    caching: Caching,
+    blocked: bool,
+) -> (OpenEndpoint, OpenEndpoint, Endpoint<MemoryInbound>, OwnedFd) {
     let ([segment, others], endpoint) = match caching {
         Caching::Cached => segments_in_windows(),
-        caching => segments_apart(caching),
+        caching => segments_in_device_memory(caching),
     };
     let [(one, two), (three, _)] =
         [(); 2].map(|()| socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap());
-    let one = Connection::open(origin(one.into_raw_fd(), !blocked), Start::Lanes(segment, None));
-    let others = Connection::open(origin(three.into_raw_fd(), true), Start::Lanes(others, None));
-    (End(one), End(others), endpoint, two)
+    let one = Connection::open(origin(one.into_raw_fd(), !blocked), InitialPath::Lanes(segment, None));
+    let others = Connection::open(origin(three.into_raw_fd(), true), InitialPath::Lanes(others, None));
+    (OpenEndpoint(one), OpenEndpoint(others), endpoint, two)
 }
 
-fn segment_of(end: &End) -> &Segment {
+fn segment_of(end: &OpenEndpoint) -> &Segment {
     &end.0.lanes().expect("attached").segment
 }
 
 #[test]
 fn what_the_proxy_says_of_a_peer_in_windows_ends_the_stream_or_resets_it_as_the_kernel_would() {
-    for caching in [Caching::Cached].into_iter().chain(NOT_ORDINARY) {
+    for caching in [Caching::Cached].into_iter().chain(DEVICE_CACHING) {
         for (is_read, expected) in [(true, Ok(0)), (false, Err(Errno::CONNRESET))] {
-            let (one, others, endpoint, _lifeline) = end_at_a_proxy(caching, false);
+            let (one, others, endpoint, _lifeline) = endpoint_at_proxy(caching, false);
             send(others.0, b"last words").unwrap();
             send(one.0, b"to be read").unwrap();
             if is_read {
@@ -391,13 +397,13 @@ fn what_the_proxy_says_of_a_peer_in_windows_ends_the_stream_or_resets_it_as_the_
             assert_eq!(receive(one.0, &mut [0; 20]), Ok(10), "what came before the end");
             assert_eq!(receive(one.0, &mut [0; 20]), expected, "{caching}");
         }
-        let (one, others, endpoint, _lifeline) = end_at_a_proxy(caching, false);
+        let (one, others, endpoint, _lifeline) = endpoint_at_proxy(caching, false);
         endpoint.note_reset();
         assert_eq!(receive(one.0, &mut [0; 8]), Err(Errno::CONNRESET));
         drop(one);
         assert_eq!(segment_of(&others).status(PeerStatus::Reset), 1, "who was reset does not leave in good order");
         // What the peer has said itself stands.
-        let (one, others, endpoint, _lifeline) = end_at_a_proxy(caching, false);
+        let (one, others, endpoint, _lifeline) = endpoint_at_proxy(caching, false);
         send(one.0, b"unread").unwrap();
         segment_of(&others).publish(PeerStatus::Closed, 1);
         endpoint.note_left();
@@ -407,8 +413,8 @@ fn what_the_proxy_says_of_a_peer_in_windows_ends_the_stream_or_resets_it_as_the_
 
 #[test]
 fn a_proxy_that_dies_resets_its_connections_in_windows() {
-    for caching in [Caching::Cached].into_iter().chain(NOT_ORDINARY) {
-        let (one, others, _endpoint, lifeline) = end_at_a_proxy(caching, true);
+    for caching in [Caching::Cached].into_iter().chain(DEVICE_CACHING) {
+        let (one, others, _endpoint, lifeline) = endpoint_at_proxy(caching, true);
         send(others.0, b"last words").unwrap();
         drop(lifeline);
         assert_eq!(receive(one.0, &mut [0; 20]), Ok(10));
@@ -616,7 +622,7 @@ fn holders_that_are_gone_are_struck_out() {
     lanes.segment.store(OwnState::Users, 3);
     assert!(lanes.segment.replace_holder(1, 0, name(ended) | 1 << 31));
     assert!(lanes.segment.replace_holder(2, 0, u64::from(ended)));
-    assert!(!one.0.is_held_alone(lanes));
+    assert!(!one.0.is_sole_user(lanes));
     assert_eq!(lanes.segment.load(OwnState::Holders), 2, "a number of another namespace says nothing here");
     assert_eq!(lanes.segment.load(OwnState::Users), 2);
     assert_eq!(lanes.segment.holder(1), 0);
@@ -629,20 +635,20 @@ fn a_holder_that_never_uses_the_end_disturbs_nobody() {
     one.0.note_shared();
     let lanes = one.0.lanes().unwrap();
     lanes.segment.store(OwnState::Holders, 2);
-    assert!(one.0.is_held_alone(lanes));
+    assert!(one.0.is_sole_user(lanes));
     assert_eq!(send(one.0, b"x"), Ok(1));
-    assert!(one.0.is_held_alone(lanes), "counted twice");
+    assert!(one.0.is_sole_user(lanes), "counted twice");
     lanes.segment.add(OwnState::Users, 1);
-    assert!(!one.0.is_held_alone(lanes));
+    assert!(!one.0.is_sole_user(lanes));
     lanes.segment.store(OwnState::Holders, 1);
 }
 
 /// The connecting end of a connection whose other end has the lifeline and nothing else.
-fn unanswered(nonblocking: bool, lifeline: OwnedFd) -> End {
+fn unanswered(nonblocking: bool, lifeline: OwnedFd) -> OpenEndpoint {
     let (segment, memfd) = Segment::create(Side::Connector).unwrap();
     rendezvous::send_handshake(lifeline.as_fd(), &segment, memfd.as_fd()).unwrap();
     segment.set_up();
-    End(Connection::open(origin(lifeline.into_raw_fd(), nonblocking), Start::Lanes(segment, None)))
+    OpenEndpoint(Connection::open(origin(lifeline.into_raw_fd(), nonblocking), InitialPath::Lanes(segment, None)))
 }
 
 #[test]
@@ -652,7 +658,7 @@ fn a_peer_that_closed_before_the_handshake_came_is_the_end() {
         let (own, peers) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
         drop(peers);
         let one = unanswered(nonblocking, own);
-        one.0.ask_kernel(one.0.lanes().unwrap());
+        one.0.poll_lifeline(one.0.lanes().unwrap());
         assert_eq!(receive(one.0, &mut [0]), Ok(0));
         assert_eq!(send(one.0, b"x"), Ok(1));
         assert_eq!(send(one.0, b"x"), Err(Errno::PIPE));
@@ -663,7 +669,7 @@ fn a_peer_that_closed_before_the_handshake_came_is_the_end() {
 #[test]
 fn a_peer_that_closes_without_having_looked_for_the_handshake_is_the_end() {
     let (own, peers) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-    let two = End(Connection::open(origin(peers.into_raw_fd(), false), Start::Handshake));
+    let two = OpenEndpoint(Connection::open(origin(peers.into_raw_fd(), false), InitialPath::Handshake));
     let one = unanswered(false, own);
     drop(two);
     assert_eq!(receive(one.0, &mut [0]), Ok(0));
@@ -690,7 +696,7 @@ fn a_listener_that_closes_without_accepting_resets() {
         let one = unanswered(nonblocking, own);
         drop(listener);
         if nonblocking {
-            one.0.ask_kernel(one.0.lanes().unwrap());
+            one.0.poll_lifeline(one.0.lanes().unwrap());
         }
         assert_eq!(receive(one.0, &mut [0]), Err(Errno::CONNRESET));
         assert_eq!(send(one.0, b"x"), Err(Errno::PIPE));
@@ -699,7 +705,7 @@ fn a_listener_that_closes_without_accepting_resets() {
 
 /// What a signal handler finds that has interrupted `holder` in the middle of its work.
 fn as_in_a_handler<R>(connection: &'static Connection, holder: &'static Lock, handler: impl FnOnce() -> R) -> R {
-    let interrupted = connection.hold(holder).unwrap();
+    let interrupted = connection.lock_direction(holder).unwrap();
     let result = handler();
     drop(interrupted);
     result
@@ -717,7 +723,7 @@ fn a_handler_looks_without_waiting_for_the_holder_that_it_interrupted() {
             assert_eq!(one.0.take_error(), 0);
             assert!(!one.0.is_closed());
             one.0.park(libc::POLLIN | libc::POLLOUT);
-            assert!(!one.0.answer_ring(), "who takes a ring needs both locks");
+            assert!(!one.0.handle_ring(), "who takes a ring needs both locks");
             one.0.unpark();
             one.0.edges(Edges::default());
             one.0.apply_recorded_options();
@@ -745,7 +751,7 @@ fn a_close_in_a_handler_comes_when_the_interrupted_holder_lets_go() {
         let connection = one.0;
         send(connection, b"last").unwrap();
         as_in_a_handler(connection, lock_of(connection), || drop(one));
-        assert!(!connection.occupancy.take_back(), "given back");
+        assert!(!connection.lifetime.try_reclaim(), "given back");
         let mut bytes = [0; 8];
         assert_eq!(receive(two.0, &mut bytes), Ok(4));
         assert_eq!(receive(two.0, &mut bytes), Ok(0));
@@ -758,10 +764,10 @@ fn a_thread_that_works_for_an_earlier_connection_of_the_object_finds_out() {
     let earlier = one.0.generation().wrapping_sub(1);
     send(two.0, b"not for it").unwrap();
     assert_eq!(
-        one.0.wait_to_receive(earlier, &mut wait::Call::new(one.0), wait::Deadline::after(0), Spin::new()),
+        one.0.wait_to_receive(earlier, &mut wait::BlockingCall::new(one.0), wait::Deadline::after(0), Spin::new()),
         Err(Errno::BADF)
     );
-    let taken = one.0.take(earlier, Flags::default(), false, |_| panic!("looked at another's stream"));
+    let taken = one.0.consume_with(earlier, Flags::default(), false, |_| panic!("looked at another's stream"));
     assert!(matches!(taken, Err(Errno::BADF)));
 }
 
@@ -781,9 +787,10 @@ fn a_wait_for_room_naps_once_a_shutdown_of_reading_has_woken_a_reader() {
     while send(one.0, &[0; 4096]).is_ok() {}
     one.0.set_nonblocking(false);
     let deadline = wait::Deadline::after(WAIT_MS as u64 * 1_000_000);
-    let looks =
-        std::iter::from_fn(|| one.0.wait_to_send(one.0.generation(), &mut wait::Call::new(one.0), deadline).ok())
-            .count();
+    let looks = std::iter::from_fn(|| {
+        one.0.wait_to_send(one.0.generation(), &mut wait::BlockingCall::new(one.0), deadline).ok()
+    })
+    .count();
     assert!(looks <= WAIT_MS, "{looks} looks in {WAIT_MS} ms");
 }
 

@@ -1,12 +1,12 @@
 //! Send and receive.
 
+use super::bad_address::has_bad_address;
 use super::cork::HELD_BYTES_MAX;
-use super::ends::{Receiving, Sending};
-use super::reclaim;
-use super::bad_address::is_any_nowhere;
+use super::ends::{LaneReceiver, LaneSender};
 use super::observer;
-use super::yielding_copy::copy_in_pieces;
-use super::wait::{Call, Deadline, Room};
+use super::reclaim;
+use super::wait::{BlockingCall, Deadline, Room};
+use super::yielding_copy::copy_yielding;
 use super::{Connection, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::process::blocking;
 use crate::process::clock::{note_stamp, stamp};
@@ -52,10 +52,10 @@ impl Flags {
 }
 
 /// So often a receive tries to read before it waits: some microseconds, as long as a peer takes that answers at once.
-const TRIES_MAX: u32 = 400;
+const SPIN_ATTEMPTS_MAX: u32 = 400;
 
 /// Most bytes of a file that are taken for a peer that has just gone.
-const UNSENT_BYTES: usize = 4096;
+const CLOSED_PEER_FILE_BYTES_MAX: usize = 4096;
 
 /// A file of more bytes is sent by the kernel before there are lanes.
 const FILE_BYTES_MIN: usize = 16 << 10;
@@ -69,39 +69,44 @@ pub(super) enum Step {
 
 impl Lanes {
     /// Whether long copies are made in pieces.
-    pub(super) fn gives_way(&self, len_bytes: usize) -> bool {
+    pub(super) fn yields_in_copies(&self, len_bytes: usize) -> bool {
         len_bytes > INLINE_BYTES && self.segment.status(PeerStatus::GiveWay) != 0
     }
 
-    /// As [`Sending::write_from`], giving way to others where the peer asks for it.
+    /// As [`LaneSender::write_from`], giving way to others where the peer asks for it.
     ///
     /// # Safety
     /// As that, with the send lock's sender.
-    unsafe fn write_from(&self, sender: &mut Sending, source: *const u8, len_bytes: usize) -> Result<usize, Corrupt> {
-        if !self.gives_way(len_bytes) {
+    unsafe fn write_from(
+        &self,
+        sender: &mut LaneSender,
+        source: *const u8,
+        len_bytes: usize,
+    ) -> Result<usize, Corrupt> {
+        if !self.yields_in_copies(len_bytes) {
             // SAFETY: the caller's.
             return unsafe { sender.write_from(source, len_bytes) };
         }
         // SAFETY: a part of what the caller says is readable.
-        copy_in_pieces(len_bytes, |begin, len_bytes| unsafe { sender.write_from(source.add(begin), len_bytes) })
+        copy_yielding(len_bytes, |begin, len_bytes| unsafe { sender.write_from(source.add(begin), len_bytes) })
     }
 
-    /// As [`Receiving::read_to`], giving way to others where the peer asks for it.
+    /// As [`LaneReceiver::read_to`], giving way to others where the peer asks for it.
     ///
     /// # Safety
     /// As that, with the receive lock's receiver.
     unsafe fn read_to(
         &self,
-        receiver: &mut Receiving,
+        receiver: &mut LaneReceiver,
         destination: *mut u8,
         len_bytes: usize,
     ) -> Result<usize, Corrupt> {
-        if !self.gives_way(len_bytes) {
+        if !self.yields_in_copies(len_bytes) {
             // SAFETY: the caller's.
             return unsafe { receiver.read_to(destination, len_bytes) };
         }
         // SAFETY: a part of what the caller says is writable.
-        copy_in_pieces(len_bytes, |begin, len_bytes| unsafe { receiver.read_to(destination.add(begin), len_bytes) })
+        copy_yielding(len_bytes, |begin, len_bytes| unsafe { receiver.read_to(destination.add(begin), len_bytes) })
     }
 }
 
@@ -122,25 +127,25 @@ impl Connection {
     /// Every other span is writable for its length.
     #[inline(always)] // As its short path.
     pub unsafe fn receive(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
-        if is_any_nowhere(spans) {
+        if has_bad_address(spans) {
             // SAFETY: our caller says that every span that is somewhere is writable.
-            return unsafe { self.receive_to_nowhere(spans, flags) };
+            return unsafe { self.receive_with_bad_address(spans, flags) };
         }
         // SAFETY: no span is nowhere, so that each is writable, as our caller says.
-        unsafe { self.receive_somewhere(spans, flags) }
+        unsafe { self.receive_checked(spans, flags) }
     }
 
     /// # Safety
     /// As [`Connection::receive`].
     #[inline(always)] // As that.
-    pub(super) unsafe fn receive_somewhere(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+    pub(super) unsafe fn receive_checked(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         let generation = self.generation();
         // SAFETY: the caller's spans.
-        match unsafe { self.receive_short_by_any(generation, spans, flags) } {
+        match unsafe { self.receive_short_any_lane(generation, spans, flags) } {
             ShortRead::Read(bytes) => Ok(bytes),
             // Nothing else is asked before the wait: a message that is on its way would have to wait for the answers.
             // SAFETY: as above.
-            ShortRead::Empty if self.waits(flags) => unsafe { self.receive_waiting(generation, spans, 0, flags) },
+            ShortRead::Empty if self.may_block(flags) => unsafe { self.receive_waiting(generation, spans, 0, flags) },
             // SAFETY: as above.
             next => unsafe { self.receive_any(generation, spans, flags, next == ShortRead::Empty) },
         }
@@ -154,9 +159,9 @@ impl Connection {
         if !is_plain || self.low_water_bytes.load(Ordering::Relaxed) > 1 {
             return ShortRead::UseReadTo;
         }
-        let Ok(guard) = self.hold_of(generation, &self.receive_lock) else { return ShortRead::UseReadTo };
+        let Ok(guard) = self.lock_for_generation(generation, &self.receive_lock) else { return ShortRead::UseReadTo };
         let Some(plain) = self.plain_lanes() else { return ShortRead::UseReadTo };
-        if self.may_be_shared(plain.0) {
+        if self.has_other_holders(plain.0) {
             return ShortRead::UseReadTo;
         }
         // SAFETY: under the receive lock.
@@ -166,7 +171,7 @@ impl Connection {
         let ShortRead::Read(bytes) = next else { return next };
         note_stamp(receiver.last_stamp());
         let wakes_sender = receiver.take_wake_request();
-        guard.let_go();
+        guard.release();
         if wakes_sender {
             self.ring();
         }
@@ -176,27 +181,25 @@ impl Connection {
 
     /// As [`Connection::receive_short`], in any memory: asked only where there was no plain lane.
     #[inline(always)] // As that.
-    unsafe fn receive_short_by_any(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> ShortRead {
+    unsafe fn receive_short_any_lane(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> ShortRead {
         // SAFETY: the caller's spans.
         match unsafe { self.receive_short(generation, spans, flags) } {
             // SAFETY: as above.
-            ShortRead::UseReadTo if !self.is_plain() => unsafe {
-                self.receive_short_elsewhere(generation, spans, flags)
-            },
+            ShortRead::UseReadTo if !self.is_plain() => unsafe { self.receive_short_generic(generation, spans, flags) },
             next => next,
         }
     }
 
     #[cold]
     #[inline(never)]
-    unsafe fn receive_short_elsewhere(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> ShortRead {
+    unsafe fn receive_short_generic(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> ShortRead {
         let [span] = spans else { return ShortRead::UseReadTo };
         let is_plain = !flags.peek && !flags.wait_all && !flags.discard && span.iov_len > 0;
         if !is_plain || self.low_water_bytes.load(Ordering::Relaxed) > 1 {
             return ShortRead::UseReadTo;
         }
-        let Ok(guard) = self.hold_of(generation, &self.receive_lock) else { return ShortRead::UseReadTo };
-        let may_take = |lanes: &&Lanes| self.receives_by_lane() && !self.may_be_shared(lanes);
+        let Ok(guard) = self.lock_for_generation(generation, &self.receive_lock) else { return ShortRead::UseReadTo };
+        let may_take = |lanes: &&Lanes| self.receives_by_lane() && !self.has_other_holders(lanes);
         let Some(lanes) = self.lanes().filter(may_take) else { return ShortRead::UseReadTo };
         // SAFETY: under the receive lock.
         let receiver = unsafe { &mut *lanes.receiver.get() };
@@ -212,17 +215,17 @@ impl Connection {
         next
     }
 
-    /// `has_looked`: there was nothing just now.
+    /// `was_empty`: there was nothing just now.
     #[inline(never)]
     unsafe fn receive_any(
         &'static self,
         generation: u32,
         spans: &[iovec],
         flags: Flags,
-        has_looked: bool,
+        was_empty: bool,
     ) -> Result<usize, Errno> {
         // SAFETY: the caller's spans, here and below.
-        match unsafe { self.receive_now(generation, spans, 0, flags, has_looked)? } {
+        match unsafe { self.receive_now(generation, spans, 0, flags, was_empty)? } {
             Step::Moved(bytes) if self.is_enough(bytes, spans, flags) || self.ends_at_mark() => Ok(bytes),
             // SAFETY: as above.
             Step::Moved(bytes) => unsafe { self.receive_waiting(generation, spans, bytes, flags) },
@@ -233,7 +236,7 @@ impl Connection {
     }
 
     #[inline]
-    pub(super) fn waits(&self, flags: Flags) -> bool {
+    pub(super) fn may_block(&self, flags: Flags) -> bool {
         !flags.dont_wait && !self.is_nonblocking.load(Ordering::Relaxed)
     }
 
@@ -256,17 +259,17 @@ impl Connection {
         flags: Flags,
     ) -> Result<usize, Errno> {
         let mut done = done;
-        if !self.waits(flags) {
-            reclaim::while_polling();
+        if !self.may_block(flags) {
+            reclaim::reclaim_while_polling();
             return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
         }
         let deadline = Deadline::after(self.receive_timeout_ns.load(Ordering::Relaxed));
-        let mut call = Call::new(self);
+        let mut call = BlockingCall::new(self);
         let mut spin = Some(Spin::with(&self.spin_history));
         if done == 0
             && let Some(spin) = &mut spin
             // SAFETY: the caller's spans.
-            && let ShortRead::Read(bytes) = unsafe { self.receive_soon(generation, spans, flags, spin) }
+            && let ShortRead::Read(bytes) = unsafe { self.receive_spinning(generation, spans, flags, spin) }
         {
             return Ok(bytes);
         }
@@ -279,47 +282,47 @@ impl Connection {
                 self.wait_to_receive(generation, &mut call, deadline, spin)
             };
             if let Err(error) = waited {
-                return self.cut_short(done, error);
+                return self.partial_receive(done, error);
             }
             if done == 0
                 // SAFETY: the caller's spans.
-                && let ShortRead::Read(bytes) = unsafe { self.receive_short_by_any(generation, spans, flags) }
+                && let ShortRead::Read(bytes) = unsafe { self.receive_short_any_lane(generation, spans, flags) }
             {
                 return Ok(bytes);
             }
             // Before the look: what arrived before the end is then seen.
-            let is_last_look = peeks_again && self.no_more_arrives();
+            let is_last_attempt = peeks_again && self.has_input_ended();
             // What was peeked at is there still.
             let skip = if flags.peek { 0 } else { done };
             // SAFETY: the caller's spans.
             match unsafe { self.receive_now(generation, spans, skip, flags, false) } {
                 Ok(Step::Moved(bytes)) => {
                     done = skip + bytes;
-                    if is_last_look || self.is_enough(done, spans, flags) || self.ends_at_mark() {
+                    if is_last_attempt || self.is_enough(done, spans, flags) || self.ends_at_mark() {
                         return Ok(done);
                     }
                 }
                 Ok(Step::Nothing) if done > 0 && self.ends_at_mark() => return Ok(done),
                 Ok(Step::End) => return Ok(done),
                 Ok(Step::Nothing) => {}
-                Err(error) => return self.cut_short(done, error),
+                Err(error) => return self.partial_receive(done, error),
             }
         }
     }
 
     /// What a receive answers that has brought so many bytes, and then an error: that is the next call's.
-    fn cut_short(&'static self, done: usize, error: Errno) -> Result<usize, Errno> {
+    fn partial_receive(&'static self, done: usize, error: Errno) -> Result<usize, Errno> {
         if done == 0 {
             return Err(error);
         }
-        self.keep_error(error);
+        self.defer_error(error);
         Ok(done)
     }
 
     /// Begins a wait by trying again and again: what comes within a moment is read where it is found. With several
     /// threads each try would cost two locked instructions, and a look without a lock is the quicker one.
     #[inline(always)] // As the short path in it.
-    unsafe fn receive_soon(
+    unsafe fn receive_spinning(
         &'static self,
         generation: u32,
         spans: &[iovec],
@@ -329,9 +332,9 @@ impl Connection {
         if threads::is_single() {
             if !self.is_plain() {
                 // SAFETY: the caller's spans.
-                return unsafe { self.receive_soon_elsewhere(generation, spans, flags, spin) };
+                return unsafe { self.receive_spinning_generic(generation, spans, flags, spin) };
             }
-            for _ in 0..TRIES_MAX {
+            for _ in 0..SPIN_ATTEMPTS_MAX {
                 // SAFETY: the caller's spans.
                 let next = unsafe { self.receive_short(generation, spans, flags) };
                 if next != ShortRead::Empty || spin.iterate() != Action::Poll {
@@ -344,16 +347,16 @@ impl Connection {
 
     #[cold]
     #[inline(never)]
-    unsafe fn receive_soon_elsewhere(
+    unsafe fn receive_spinning_generic(
         &'static self,
         generation: u32,
         spans: &[iovec],
         flags: Flags,
         spin: &mut Spin,
     ) -> ShortRead {
-        for _ in 0..TRIES_MAX {
+        for _ in 0..SPIN_ATTEMPTS_MAX {
             // SAFETY: the caller's spans.
-            let next = unsafe { self.receive_short_elsewhere(generation, spans, flags) };
+            let next = unsafe { self.receive_short_generic(generation, spans, flags) };
             if next != ShortRead::Empty || spin.iterate() != Action::Poll {
                 return next;
             }
@@ -362,8 +365,8 @@ impl Connection {
     }
 
     /// Whether the input has ended, read or not.
-    fn no_more_arrives(&'static self) -> bool {
-        let _guard = self.hold(&self.receive_lock);
+    fn has_input_ended(&'static self) -> bool {
+        let _guard = self.lock_direction(&self.receive_lock);
         if self.is_on_lifeline() {
             return self.lifeline_has_no_more();
         }
@@ -381,13 +384,13 @@ impl Connection {
         spans: &[iovec],
         skip: usize,
         flags: Flags,
-        has_looked: bool,
+        was_empty: bool,
     ) -> Result<Step, Errno> {
         if !self.receives_by_lane() {
             // SAFETY: our caller says that every span is writable for its length.
             match unsafe { self.receive_by_lifeline(generation, spans, skip, flags) }? {
                 Some(Step::Moved(bytes))
-                    if self.goes_on_by_lane() && !flags.peek && skip + bytes < total_bytes(spans) =>
+                    if self.continues_by_lane() && !flags.peek && skip + bytes < total_bytes(spans) =>
                 {
                     // SAFETY: the same spans, behind the bytes that were received.
                     let rest = unsafe { self.receive_by_lane(generation, spans, skip + bytes, flags, false) };
@@ -395,7 +398,7 @@ impl Connection {
                         Ok(Step::Moved(more)) => more,
                         Ok(_) => 0,
                         Err(error) => {
-                            self.keep_error(error);
+                            self.defer_error(error);
                             0
                         }
                     };
@@ -406,7 +409,7 @@ impl Connection {
             }
         }
         // SAFETY: our caller says that every span is writable for its length.
-        unsafe { self.receive_by_lane(generation, spans, skip, flags, has_looked) }
+        unsafe { self.receive_by_lane(generation, spans, skip, flags, was_empty) }
     }
 
     #[inline]
@@ -416,36 +419,36 @@ impl Connection {
         spans: &[iovec],
         skip: usize,
         flags: Flags,
-        has_looked: bool,
+        was_empty: bool,
     ) -> Result<Step, Errno> {
         // SAFETY: the caller's spans.
         let copy = |lanes: &Lanes| unsafe { self.copy_in(lanes, spans, skip, flags) };
-        let step = self.take(generation, flags, has_looked, copy)?;
+        let step = self.consume_with(generation, flags, was_empty, copy)?;
         Ok(if matches!(step, Step::Nothing) { self.nothing_or_empty_read(spans) } else { step })
     }
 
     /// Has `copy` take what is in the lane, and answers how many bytes that was, or what else there is to say. `flags`
-    /// only tell how to count. `has_looked`: there was nothing to take just now.
+    /// only tell how to count. `was_empty`: there was nothing to take just now.
     #[inline]
-    pub(super) fn take(
+    pub(super) fn consume_with(
         &'static self,
         generation: u32,
         flags: Flags,
-        has_looked: bool,
+        was_empty: bool,
         mut copy: impl FnMut(&Lanes) -> Result<usize, Errno>,
     ) -> Result<Step, Errno> {
-        let guard = self.hold_of(generation, &self.receive_lock)?;
+        let guard = self.lock_for_generation(generation, &self.receive_lock)?;
         let Some(lanes) = self.lanes() else {
             drop(guard);
-            return self.nothing_before_handshake();
+            return self.attach_before_transfer();
         };
-        let shared = self.share(lanes, OwnState::ReceiveLock)?;
-        let mut moved = if has_looked && !lanes.observer().may_have_data() { 0 } else { copy(lanes)? };
+        let shared = self.lock_across_processes(lanes, OwnState::ReceiveLock)?;
+        let mut moved = if was_empty && !lanes.observer().may_have_data() { 0 } else { copy(lanes)? };
         let mut end = false;
         if moved == 0 {
-            self.ask_kernel_now_and_then(lanes);
+            self.poll_lifeline_periodically(lanes);
             end = self.end_of_input_after_data(lanes)?;
-            if self.show_held_if_due(lanes) || end {
+            if self.publish_held_if_due(lanes) || end {
                 // What came before the end was written before it: look once more.
                 moved = copy(lanes)?;
             }
@@ -473,7 +476,7 @@ impl Connection {
         if total_bytes(spans) != 0 {
             return Step::Nothing;
         }
-        let _guard = self.hold(&self.receive_lock);
+        let _guard = self.lock_direction(&self.receive_lock);
         if self.lanes().is_some_and(|lanes| lanes.observer().may_have_data()) { Step::End } else { Step::Nothing }
     }
 
@@ -563,18 +566,18 @@ impl Connection {
     /// Every other span is readable for its length.
     #[inline(always)] // As its short path.
     pub unsafe fn send(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
-        if is_any_nowhere(spans) {
+        if has_bad_address(spans) {
             // SAFETY: our caller says that every span that is somewhere is readable.
-            return unsafe { self.send_from_nowhere(spans, flags) };
+            return unsafe { self.send_with_bad_address(spans, flags) };
         }
         // SAFETY: no span is nowhere, so that each is readable, as our caller says.
-        unsafe { self.send_somewhere(spans, flags) }
+        unsafe { self.send_checked(spans, flags) }
     }
 
     /// # Safety
     /// As [`Connection::send`].
     #[inline(always)] // As that.
-    pub(super) unsafe fn send_somewhere(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+    pub(super) unsafe fn send_checked(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         let generation = self.generation();
         // SAFETY: the caller's spans.
         match if flags.more { None } else { unsafe { self.send_short(generation, spans) } } {
@@ -588,7 +591,7 @@ impl Connection {
     #[inline(always)] // Most of what it spares is the work of being called.
     unsafe fn send_short(&'static self, generation: u32, spans: &[iovec]) -> Option<usize> {
         let [span] = spans else { return None };
-        let guard = self.hold_of(generation, &self.send_lock).ok()?;
+        let guard = self.lock_for_generation(generation, &self.send_lock).ok()?;
         let plain = self.plain_lanes()?;
         let lanes = plain.0;
         // SAFETY: under the send lock.
@@ -596,10 +599,10 @@ impl Connection {
         // Or a question: the peer is waiting for it.
         let is_answer = self.unanswered_sends.load(Ordering::Relaxed) == 0;
         if !is_answer {
-            self.ask_kernel_now_and_then(lanes);
+            self.poll_lifeline_periodically(lanes);
         }
         let snapshot = lanes.segment.snapshot();
-        let is_shared = snapshot.holders > 1 && self.can_be_held_elsewhere();
+        let is_shared = snapshot.holders > 1 && self.may_have_other_holders();
         if is_shared || self.has_ended_in(lanes, snapshot, SHUTDOWN_WRITE) {
             return None;
         }
@@ -609,7 +612,7 @@ impl Connection {
             return None;
         }
         let wakes_receiver = sender.take_wake_request();
-        guard.let_go();
+        guard.release();
         if wakes_receiver {
             self.ring();
         }
@@ -620,16 +623,16 @@ impl Connection {
     /// As [`Connection::send_short`], in any memory: asked only where there was no plain lane.
     #[cold]
     #[inline(never)]
-    unsafe fn send_short_elsewhere(&'static self, generation: u32, spans: &[iovec]) -> Option<usize> {
+    unsafe fn send_short_generic(&'static self, generation: u32, spans: &[iovec]) -> Option<usize> {
         let [span] = spans else { return None };
-        let guard = self.hold_of(generation, &self.send_lock).ok()?;
+        let guard = self.lock_for_generation(generation, &self.send_lock).ok()?;
         let lanes = self.lanes().filter(|_| self.sends_by_lane())?;
         let is_answer = self.unanswered_sends.load(Ordering::Relaxed) == 0;
         if !is_answer {
-            self.ask_kernel_now_and_then(lanes);
+            self.poll_lifeline_periodically(lanes);
         }
         let snapshot = lanes.segment.snapshot();
-        let is_shared = snapshot.holders > 1 && self.can_be_held_elsewhere();
+        let is_shared = snapshot.holders > 1 && self.may_have_other_holders();
         if is_shared || self.has_ended_in(lanes, snapshot, SHUTDOWN_WRITE) {
             return None;
         }
@@ -652,17 +655,17 @@ impl Connection {
     #[inline(never)]
     unsafe fn send_any(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         if self.sends_by_lane() && !self.receives_by_lane() {
-            self.hear_now_and_then();
+            self.process_messages_periodically();
         }
         if !self.is_plain()
             // SAFETY: the caller's spans.
-            && let Some(bytes) = unsafe { self.send_short_elsewhere(generation, spans) }
+            && let Some(bytes) = unsafe { self.send_short_generic(generation, spans) }
         {
             return Ok(bytes);
         }
         let wanted = total_bytes(spans);
         // SAFETY: the caller's spans.
-        let done = unsafe { self.send_now(generation, spans, 0, wanted, flags, self.waits(flags)) }?;
+        let done = unsafe { self.send_now(generation, spans, 0, wanted, flags, self.may_block(flags)) }?;
         if done == wanted {
             return Ok(done);
         }
@@ -679,9 +682,9 @@ impl Connection {
         flags: Flags,
     ) -> Result<usize, Errno> {
         let mut done = done;
-        let dont_wait = !self.waits(flags);
+        let dont_wait = !self.may_block(flags);
         let mut deadline = None;
-        let mut call = Call::new(self);
+        let mut call = BlockingCall::new(self);
         while done < wanted {
             if dont_wait {
                 self.note_blocked_send();
@@ -695,7 +698,7 @@ impl Connection {
             match waited.and_then(go_on) {
                 Ok(bytes) => done += bytes,
                 Err(error) if done > 0 => {
-                    self.keep_error(error);
+                    self.defer_error(error);
                     return Ok(done);
                 }
                 Err(error) => return Err(error),
@@ -712,7 +715,7 @@ impl Connection {
         skip: usize,
         wanted: usize,
         flags: Flags,
-        is_patient: bool,
+        may_wait: bool,
     ) -> Result<usize, Errno> {
         let mut before = 0;
         let is_short = (1..HELD_BYTES_MAX).contains(&wanted);
@@ -725,9 +728,9 @@ impl Connection {
             before = sent;
         }
         // SAFETY: the same spans, behind the bytes that went by the lifeline.
-        match unsafe { self.send_by_lane(generation, spans, skip + before, wanted, flags, is_patient) } {
+        match unsafe { self.send_by_lane(generation, spans, skip + before, wanted, flags, may_wait) } {
             Err(error) if before > 0 => {
-                self.keep_error(error);
+                self.defer_error(error);
                 Ok(before)
             }
             sent => sent.map(|sent| before + sent),
@@ -742,23 +745,23 @@ impl Connection {
         skip: usize,
         wanted: usize,
         flags: Flags,
-        is_patient: bool,
+        may_wait: bool,
     ) -> Result<usize, Errno> {
-        let guard = self.hold_of(generation, &self.send_lock)?;
+        let guard = self.lock_for_generation(generation, &self.send_lock)?;
         let Some(lanes) = self.lanes() else {
             drop(guard);
-            return self.nothing_before_handshake().map(|_| 0);
+            return self.attach_before_transfer().map(|_| 0);
         };
         if self.unanswered_sends.load(Ordering::Relaxed) > 0 {
-            self.ask_kernel_now_and_then(lanes);
+            self.poll_lifeline_periodically(lanes);
         }
-        let shared = self.share(lanes, OwnState::SendLock)?;
+        let shared = self.lock_across_processes(lanes, OwnState::SendLock)?;
         // Under the lock: another process that shuts down has not yet, or this one sees it.
         if !self.may_send(lanes, wanted - skip)? {
-            return Ok(self.bytes_taken_for_gone(wanted - skip));
+            return Ok(self.bytes_accepted_for_closed_peer(wanted - skip));
         }
         // SAFETY: under the send lock.
-        let position = unsafe { (*lanes.sender.get()).prepare(is_patient, stamp()) };
+        let position = unsafe { (*lanes.sender.get()).prepare(may_wait, stamp()) };
         let holds = (1..HELD_BYTES_MAX).contains(&wanted) && self.begin_hold(lanes, flags);
         // SAFETY: the caller's spans.
         let sent = unsafe { self.copy_out(lanes, spans, skip, wanted) }?;
@@ -771,7 +774,7 @@ impl Connection {
         let sender = unsafe { &mut *lanes.sender.get() };
         sender.end_hold(holds && skip + sent == wanted);
         let wakes_receiver = sent > 0 && sender.take_wake_request();
-        self.note_memory(lanes);
+        self.note_growth(lanes);
         drop(shared);
         drop(guard);
         if wakes_receiver {
@@ -780,7 +783,7 @@ impl Connection {
         if sent > 0 {
             self.count_sent(sent);
         }
-        reclaim::under_pressure();
+        reclaim::reclaim_under_pressure();
         Ok(sent)
     }
 
@@ -824,9 +827,9 @@ impl Connection {
             let len_bytes = span.iov_len - skipped;
             // SAFETY: the caller's span.
             let result = unsafe { lanes.write_from(sender, span.iov_base.cast::<u8>().add(skipped), len_bytes) };
-            let went = result.map_err(|corrupt| self.reset_for(lanes, corrupt))?;
-            sent += went;
-            if went < len_bytes {
+            let written = result.map_err(|corrupt| self.reset_for(lanes, corrupt))?;
+            sent += written;
+            if written < len_bytes {
                 break;
             }
         }
@@ -840,7 +843,7 @@ impl Connection {
     ///
     /// # Errors
     /// `BADF` when closed meanwhile.
-    pub fn send_file_early(
+    pub fn send_file_by_lifeline(
         &'static self,
         file: BorrowedFd<'_>,
         offset: Option<&mut i64>,
@@ -850,14 +853,14 @@ impl Connection {
             return Ok(None);
         }
         let generation = self.generation();
-        let _guard = self.hold_of(generation, &self.send_lock)?;
+        let _guard = self.lock_for_generation(generation, &self.send_lock)?;
         let is_early =
             !self.sends_by_lane() && !self.awaits_handshake.load(Ordering::Relaxed) && self.lanes().is_none();
-        if !is_early || self.has_no_more_to_send_early() || self.state().0 != PeerState::Alive {
+        if !is_early || self.is_lifeline_output_closed() || self.state().0 != PeerState::Alive {
             return Ok(None);
         }
         let sent = system::send_file(self.borrow_lifeline(), file, offset, len_bytes).ok();
-        self.note_sent_early(sent.unwrap_or(0));
+        self.note_sent_by_lifeline(sent.unwrap_or(0));
         Ok(sent)
     }
 
@@ -875,15 +878,15 @@ impl Connection {
         is_at_end: impl Fn() -> bool,
         mut fill: impl FnMut(*mut u8, usize, usize) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
-        let dont_wait = !self.waits(flags);
+        let dont_wait = !self.may_block(flags);
         self.prepare_to_hold(flags);
         let generation = self.generation();
         let mut done = 0;
-        let mut is_patient = !dont_wait;
-        let mut call = Call::new(self);
+        let mut may_wait = !dont_wait;
+        let mut call = BlockingCall::new(self);
         while done < len_bytes {
             let mut fill_rest = |pointer: *mut u8, len: usize| fill(pointer, len, done);
-            match self.fill_once(generation, len_bytes - done, flags, is_patient, &is_at_end, &mut fill_rest) {
+            match self.fill_once(generation, len_bytes - done, flags, may_wait, &is_at_end, &mut fill_rest) {
                 Ok(Some(0)) => break,
                 Ok(Some(bytes)) => done += bytes,
                 Ok(None) if dont_wait => {
@@ -893,7 +896,7 @@ impl Connection {
                 Ok(None) => {
                     let deadline = Deadline::after(self.send_timeout_ns.load(Ordering::Relaxed));
                     match self.wait_to_send(generation, &mut call, deadline) {
-                        Ok(room) => is_patient = room == Room::InRing,
+                        Ok(room) => may_wait = room == Room::InRing,
                         Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
                     }
                 }
@@ -909,38 +912,38 @@ impl Connection {
         generation: u32,
         len_bytes: usize,
         flags: Flags,
-        is_patient: bool,
+        may_wait: bool,
         is_at_end: &impl Fn() -> bool,
         fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
     ) -> Result<Option<usize>, Errno> {
-        let mut guard = self.hold_of(generation, &self.send_lock)?;
+        let mut guard = self.lock_for_generation(generation, &self.send_lock)?;
         if !self.sends_by_lane() && !self.awaits_handshake.load(Ordering::Relaxed) {
-            let filled = self.fill_early(len_bytes, is_at_end, fill)?;
+            let filled = self.fill_by_lifeline(len_bytes, is_at_end, fill)?;
             drop(guard);
-            if filled.is_some() || !self.switch_at_once() {
+            if filled.is_some() || !self.switch_to_lanes() {
                 return Ok(filled);
             }
-            guard = self.hold_of(generation, &self.send_lock)?;
+            guard = self.lock_for_generation(generation, &self.send_lock)?;
         }
         let Some(lanes) = self.lanes() else {
             drop(guard);
-            return self.nothing_before_handshake().map(|_| None);
+            return self.attach_before_transfer().map(|_| None);
         };
-        self.ask_kernel_now_and_then(lanes);
-        if self.has_no_more_to_send_to(lanes) && is_at_end() {
+        self.poll_lifeline_periodically(lanes);
+        if self.is_output_closed(lanes) && is_at_end() {
             return Ok(Some(0));
         }
-        let _shared = self.share(lanes, OwnState::SendLock)?;
+        let _shared = self.lock_across_processes(lanes, OwnState::SendLock)?;
         if !self.may_send(lanes, len_bytes)? {
-            return fill_in_vain(len_bytes, fill).map(Some);
+            return fill_and_discard(len_bytes, fill).map(Some);
         }
         // SAFETY: under the send lock.
         let sender = unsafe { &mut *lanes.sender.get() };
-        sender.prepare(is_patient, stamp());
+        sender.prepare(may_wait, stamp());
         let holds = self.begin_hold(lanes, flags);
         let filled = sender.fill(len_bytes, fill, |corrupt| self.reset_for(lanes, corrupt));
         sender.end_hold(holds && !matches!(filled, Ok(None)));
-        self.note_memory(lanes);
+        self.note_growth(lanes);
         let Some(filled) = filled? else { return Ok(None) };
         if sender.take_wake_request() {
             self.ring();
@@ -952,19 +955,19 @@ impl Connection {
     }
 
     /// Under the send lock.
-    fn fill_early(
+    fn fill_by_lifeline(
         &'static self,
         len_bytes: usize,
         is_at_end: &impl Fn() -> bool,
         fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
     ) -> Result<Option<usize>, Errno> {
-        if self.has_no_more_to_send_early() && is_at_end() {
+        if self.is_lifeline_output_closed() && is_at_end() {
             return Ok(Some(0));
         }
-        if !self.may_fill_early(len_bytes)? {
-            return fill_in_vain(len_bytes, fill).map(Some);
+        if !self.may_fill_by_lifeline(len_bytes)? {
+            return fill_and_discard(len_bytes, fill).map(Some);
         }
-        let filled = self.fill_lifeline(len_bytes, fill)?;
+        let filled = self.fill_and_send(len_bytes, fill)?;
         if let (Some(filled), Some(slot)) = (filled, self.slot()) {
             slot.add_sent(filled as u64);
         }
@@ -973,7 +976,7 @@ impl Connection {
 
     /// Bytes that this process has sent and received.
     pub fn carried_bytes(&'static self) -> (u64, u64) {
-        let _guard = self.hold(&self.send_lock);
+        let _guard = self.lock_direction(&self.send_lock);
         self.slot().map_or((0, 0), ConnectionSlot::carried_bytes)
     }
 
@@ -983,16 +986,16 @@ impl Connection {
         if self.is_on_lifeline() {
             return self.unread_in_lifeline();
         }
-        let _guard = self.hold(&self.receive_lock);
+        let _guard = self.lock_direction(&self.receive_lock);
         self.lanes().map_or(0, |lanes| {
-            self.show_held_of_all_if_due(lanes);
+            self.publish_held_if_due_locking(lanes);
             self.unread_to_mark(lanes)
         })
     }
 
     /// A call came before the handshake: attach if it is there now.
     #[cold]
-    fn nothing_before_handshake(&'static self) -> Result<Step, Errno> {
+    fn attach_before_transfer(&'static self) -> Result<Step, Errno> {
         self.attach_if_pending()?;
         if self.lifeline_has_ended() { Ok(Step::End) } else { Ok(Step::Nothing) }
     }
@@ -1005,7 +1008,7 @@ impl Connection {
     /// where nobody rings.
     pub(super) fn note_blocked_send(&'static self) {
         self.send_is_blocked.store(true, Ordering::Relaxed);
-        if self.sends_by_lane() && self.sleepers.is_any() && self.waits_for_room_in_vain(libc::POLLOUT) {
+        if self.sends_by_lane() && self.sleepers.is_any() && self.must_poll_for_room(libc::POLLOUT) {
             observer::tell_change(self);
         }
     }
@@ -1032,16 +1035,16 @@ impl Connection {
 
 /// As TCP's buffer takes what goes to a peer that has just gone: `fill` alone knows how much there is.
 #[cold]
-fn fill_in_vain(
+fn fill_and_discard(
     len_bytes: usize,
     fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
 ) -> Result<usize, Errno> {
-    let mut unsent = [0; UNSENT_BYTES];
-    let room_bytes = len_bytes.min(UNSENT_BYTES);
+    let mut unsent = [0; CLOSED_PEER_FILE_BYTES_MAX];
+    let room_bytes = len_bytes.min(CLOSED_PEER_FILE_BYTES_MAX);
     fill(unsent.as_mut_ptr(), room_bytes).map(|bytes| bytes.min(room_bytes))
 }
 
-fn discard(receiver: &mut Receiving, wanted: usize) -> Result<usize, Corrupt> {
+fn discard(receiver: &mut LaneReceiver, wanted: usize) -> Result<usize, Corrupt> {
     let mut done = 0;
     while done < wanted {
         let Some(chunk) = receiver.peek()? else { break };

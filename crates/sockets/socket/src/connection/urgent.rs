@@ -12,11 +12,11 @@
 //! `SIGURG` goes to whom `F_SETOWN` has named. The kernel sends it: the ring is then an urgent byte of the lifeline
 //! itself (`MSG_OOB` of AF_UNIX, Linux 5.15), which is received in line with the other rings.
 
-use super::ends::Sending;
-use super::lifeline::{Behind, FOLLOW, SWITCH};
-use super::bad_address::is_any_nowhere;
-use super::wait::{Call, Deadline};
-use super::{Connection, Flags, Lanes, PeerState, Receiving, SHUTDOWN_WRITE, reclaim, total_bytes};
+use super::bad_address::has_bad_address;
+use super::ends::LaneSender;
+use super::lifeline::{FOLLOW, Lookahead, SWITCH};
+use super::wait::{BlockingCall, Deadline};
+use super::{Connection, Flags, LaneReceiver, Lanes, PeerState, SHUTDOWN_WRITE, reclaim, total_bytes};
 use crate::descriptor::hidden::close;
 use crate::options::{self, SocketOption};
 use crate::process::clock::stamp;
@@ -30,14 +30,14 @@ use std::sync::atomic::Ordering;
 
 /// What the receiving end has made of the latest urgent byte.
 #[derive(Debug, Clone, Copy)]
-struct Progress {
+struct UrgentProgress {
     /// The last one whose mark was passed.
     passed: u32,
     /// The last one that was received out of turn.
     taken: u32,
 }
 
-impl Progress {
+impl UrgentProgress {
     fn of_word(word: u64) -> Self {
         Self { passed: word as u32, taken: (word >> u32::BITS) as u32 }
     }
@@ -54,7 +54,7 @@ fn announced(memory: &Segment) -> Option<Urgent> {
 }
 
 /// What an unread urgent byte is to a receive, if `latest` is the one that has the mark.
-fn at_mark(urgent: Urgent, latest: u32, is_first: bool, is_inline: bool) -> UrgentHandling {
+fn urgent_handling(urgent: Urgent, latest: u32, is_first: bool, is_inline: bool) -> UrgentHandling {
     // The record comes before the word that announces it: it may be ahead, and is never behind.
     let is_superseded = (latest.wrapping_sub(urgent.number) as i32) > 0;
     match (is_superseded, is_first) {
@@ -67,15 +67,17 @@ fn at_mark(urgent: Urgent, latest: u32, is_first: bool, is_inline: bool) -> Urge
 
 /// Bytes that are unread before the mark, in memory that a message on its way leads to; `is_first`: no byte comes
 /// before it.
-pub(super) fn unread_behind(memory: &Segment, is_first: bool, is_inline: bool) -> usize {
+pub(super) fn unread_before_mark(memory: &Segment, is_first: bool, is_inline: bool) -> usize {
     let latest = announced(memory).map_or(0, |urgent| urgent.number);
-    let receiver = Receiving::of(memory);
-    receiver.unread_bytes_with(|urgent, first| kept_to_mark(urgent, latest, first && is_first, is_inline)).unwrap_or(0)
+    let receiver = LaneReceiver::of(memory);
+    receiver
+        .unread_bytes_with(|urgent, first| count_handling(urgent, latest, first && is_first, is_inline))
+        .unwrap_or(0)
 }
 
-/// As [`at_mark`], for the count of `FIONREAD`: none where the receiver stands before the mark.
-fn kept_to_mark(urgent: Urgent, latest: u32, is_first: bool, is_inline: bool) -> UrgentHandling {
-    match at_mark(urgent, latest, is_first, is_inline) {
+/// As [`urgent_handling`], for the count of `FIONREAD`: none where the receiver stands before the mark.
+fn count_handling(urgent: Urgent, latest: u32, is_first: bool, is_inline: bool) -> UrgentHandling {
+    match urgent_handling(urgent, latest, is_first, is_inline) {
         _ if is_inline => UrgentHandling::Include,
         UrgentHandling::Skip if urgent.number == latest => UrgentHandling::Stop,
         kind => kind,
@@ -95,8 +97,8 @@ impl Lanes {
         announced(self.incoming()).is_some()
     }
 
-    fn progress(&self) -> Progress {
-        Progress::of_word(self.segment.load(OwnState::Urgent))
+    fn progress(&self) -> UrgentProgress {
+        UrgentProgress::of_word(self.segment.load(OwnState::Urgent))
     }
 
     /// The urgent byte whose mark has not been passed. Under the receive lock.
@@ -137,12 +139,12 @@ impl Connection {
             // SAFETY: our caller says that every span is readable for its length.
             return unsafe { self.send(spans, flags) };
         };
-        if is_any_nowhere(spans) {
+        if has_bad_address(spans) {
             return Err(Errno::FAULT);
         }
         if !self.can_send_urgent() {
             let (peer, shutdown) = self.state();
-            if peer == PeerState::Alive && shutdown & SHUTDOWN_WRITE == 0 && !self.lifeline_takes_nothing() {
+            if peer == PeerState::Alive && shutdown & SHUTDOWN_WRITE == 0 && !self.does_lifeline_refuse_sends() {
                 return Err(Errno::OPNOTSUPP);
             }
             // SAFETY: our caller says that every span is readable for its length.
@@ -163,7 +165,7 @@ impl Connection {
         match self.send_mark(byte, flags) {
             Err(Errno::AGAIN | Errno::INTR) if before > 0 => Ok(before),
             Err(error) if before > 0 => {
-                self.keep_error(error);
+                self.defer_error(error);
                 Ok(before)
             }
             sent => sent.map(|()| before + 1),
@@ -172,26 +174,26 @@ impl Connection {
 
     /// Whether what is sent goes by a lane that takes urgent bytes, if need be from now on.
     fn can_send_urgent(&'static self) -> bool {
-        if !self.sends_by_lane() && !self.switch_at_once() {
+        if !self.sends_by_lane() && !self.switch_to_lanes() {
             // What the peer has said in the meantime may help.
-            self.hear_for_all();
-            let _both = self.hold_both();
-            if !self.switch_back(None) {
+            self.process_messages_for_all();
+            let _both = self.lock_both();
+            if !self.follow_peer(None) {
                 return false;
             }
         }
-        let _guard = self.hold(&self.send_lock);
+        let _guard = self.lock_direction(&self.send_lock);
         // SAFETY: under the send lock.
-        let is_plain = |lanes: &Lanes| matches!(unsafe { &*lanes.sender.get() }, Sending::Plain(_));
+        let is_plain = |lanes: &Lanes| matches!(unsafe { &*lanes.sender.get() }, LaneSender::Plain(_));
         self.lanes().is_some_and(|lanes| is_plain(lanes) && !lanes.segment.is_in_windows())
     }
 
     fn send_mark(&'static self, byte: u8, flags: Flags) -> Result<(), Errno> {
         let generation = self.generation();
         let deadline = Deadline::after(self.send_timeout_ns.load(Ordering::Relaxed));
-        let mut call = Call::new(self);
-        while !self.put_urgent(generation, byte)? {
-            if !self.waits(flags) {
+        let mut call = BlockingCall::new(self);
+        while !self.write_urgent_byte(generation, byte)? {
+            if !self.may_block(flags) {
                 self.note_blocked_send();
                 return Err(Errno::AGAIN);
             }
@@ -201,12 +203,12 @@ impl Connection {
     }
 
     /// `false`: there is no room now.
-    fn put_urgent(&'static self, generation: u32, byte: u8) -> Result<bool, Errno> {
-        let guard = self.hold_of(generation, &self.send_lock)?;
+    fn write_urgent_byte(&'static self, generation: u32, byte: u8) -> Result<bool, Errno> {
+        let guard = self.lock_for_generation(generation, &self.send_lock)?;
         let Some(lanes) = self.lanes() else { return Err(Errno::BADF) };
-        let shared = self.share(lanes, OwnState::SendLock)?;
+        let shared = self.lock_across_processes(lanes, OwnState::SendLock)?;
         if !self.may_send(lanes, 1)? {
-            return Ok(true); // As `bytes_taken_for_gone`: TCP's buffer takes it.
+            return Ok(true); // As `bytes_accepted_for_closed_peer`: TCP's buffer takes it.
         }
         let told = Urgent::of_word(lanes.segment.published(PeerStatus::Urgent));
         let urgent = Urgent { byte, number: told.number.wrapping_add(1).max(1) };
@@ -216,10 +218,10 @@ impl Connection {
         if !sender.write_urgent(urgent).map_err(|corrupt| self.reset_for(lanes, corrupt))? {
             return Ok(false);
         }
-        lanes.tell(PeerStatus::Urgent, urgent.to_word());
+        lanes.publish_status(PeerStatus::Urgent, urgent.to_word());
         let wakes_receiver = sender.take_wake_request();
         let raises_signal = lanes.peer_raises_signal();
-        self.note_memory(lanes);
+        self.note_growth(lanes);
         drop(shared);
         drop(guard);
         if raises_signal {
@@ -228,7 +230,7 @@ impl Connection {
             self.ring();
         }
         self.count_sent(1);
-        reclaim::under_pressure();
+        reclaim::reclaim_under_pressure();
         Ok(true)
     }
 
@@ -242,22 +244,22 @@ impl Connection {
     /// # Safety
     /// Every other span is writable for its length.
     pub unsafe fn receive_urgent(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
-        self.look_for_urgent();
-        let _guard = self.hold(&self.receive_lock);
+        self.find_urgent();
+        let _guard = self.lock_direction(&self.receive_lock);
         if self.is_urgent_inline() {
             return Err(Errno::INVAL);
         }
         let Some(lanes) = self.lanes() else { return Err(Errno::INVAL) };
-        let _shared = self.share(lanes, OwnState::ReceiveLock)?;
+        let _shared = self.lock_across_processes(lanes, OwnState::ReceiveLock)?;
         let progress = lanes.progress();
         let Some(urgent) = lanes.pending().filter(|urgent| urgent.number != progress.taken) else {
             return Err(Errno::INVAL);
         };
         if !flags.peek {
-            lanes.segment.store(OwnState::Urgent, Progress { taken: urgent.number, ..progress }.to_word());
+            lanes.segment.store(OwnState::Urgent, UrgentProgress { taken: urgent.number, ..progress }.to_word());
         }
         let Some(span) = spans.iter().find(|span| span.iov_len > 0) else { return Ok(0) };
-        if is_any_nowhere(spans) {
+        if has_bad_address(spans) {
             return Err(Errno::FAULT);
         }
         if !flags.discard {
@@ -269,28 +271,28 @@ impl Connection {
 
     /// Whether the next receive begins at the urgent byte (`SIOCATMARK`).
     pub fn is_at_mark(&'static self) -> bool {
-        self.look_for_urgent();
-        let _both = self.hold_both();
-        if self.is_on_lifeline() && self.look_behind_for_bytes() > 0 {
+        self.find_urgent();
+        let _both = self.lock_both();
+        if self.is_on_lifeline() && self.bytes_before_message() > 0 {
             return false;
         }
-        self.lanes().is_some_and(|lanes| self.stands_before_mark(lanes))
+        self.lanes().is_some_and(|lanes| self.is_before_mark(lanes))
     }
 
     /// Bytes in the lifeline before the first message. Under both locks.
-    fn look_behind_for_bytes(&self) -> usize {
-        let Behind { bytes, memory, .. } = self.look_behind();
+    fn bytes_before_message(&self) -> usize {
+        let Lookahead { bytes, memory, .. } = self.look_ahead();
         memory.into_iter().for_each(close);
         bytes
     }
 
     /// Under the receive lock.
-    fn stands_before_mark(&self, lanes: &Lanes) -> bool {
+    fn is_before_mark(&self, lanes: &Lanes) -> bool {
         let Some(pending) = lanes.pending() else { return false };
         let mut comes = false;
         let before = lanes.observer().unread_bytes_with(|urgent, is_first| {
             comes |= urgent.number == pending.number;
-            match at_mark(urgent, pending.number, is_first, self.is_urgent_inline()) {
+            match urgent_handling(urgent, pending.number, is_first, self.is_urgent_inline()) {
                 _ if comes => UrgentHandling::Stop,
                 kind => kind,
             }
@@ -300,28 +302,28 @@ impl Connection {
 
     /// Of a connection on its lifeline: what the peer has said in front of a lane, or behind bytes that are unread,
     /// leads to the memory where it announces urgent bytes.
-    fn look_for_urgent(&'static self) {
+    fn find_urgent(&'static self) {
         if !self.is_on_lifeline() {
             return;
         }
-        self.hear_for_all();
-        self.look_ahead_for_urgent();
+        self.process_messages_for_all();
+        self.attach_for_urgent();
     }
 
-    /// As [`Connection::look_for_urgent`], where messages that come first have been heard.
-    fn look_ahead_for_urgent(&'static self) {
+    /// As [`Connection::find_urgent`], where messages that come first have been heard.
+    fn attach_for_urgent(&'static self) {
         if !self.is_on_lifeline() {
             return;
         }
-        let Some(_both) = self.hold_both() else { return };
-        if !self.is_on_lifeline() || !self.may_get_lanes() || self.unread_as_seen().is_some() {
+        let Some(_both) = self.lock_both() else { return };
+        if !self.is_on_lifeline() || !self.may_get_lanes() || self.unread_as_peeked().is_some() {
             return;
         }
-        match self.look_behind() {
-            Behind { message: Some(SWITCH | FOLLOW), memory: Some(memory), .. } => {
-                self.attach_ahead(memory);
+        match self.look_ahead() {
+            Lookahead { message: Some(SWITCH | FOLLOW), memory: Some(memory), .. } => {
+                self.attach_in_advance(memory);
             }
-            Behind { memory, .. } => memory.into_iter().for_each(close),
+            Lookahead { memory, .. } => memory.into_iter().for_each(close),
         }
     }
 
@@ -330,8 +332,8 @@ impl Connection {
         if wanted & libc::POLLPRI == 0 {
             return 0;
         }
-        self.look_ahead_for_urgent();
-        let _guard = self.hold(&self.receive_lock);
+        self.attach_for_urgent();
+        let _guard = self.lock_direction(&self.receive_lock);
         let is_there = |lanes: &Lanes| lanes.pending().is_some_and(|urgent| urgent.number != lanes.progress().taken);
         if self.lanes().is_some_and(is_there) { libc::POLLPRI } else { 0 }
     }
@@ -351,11 +353,12 @@ impl Connection {
     /// Unread bytes in the lane, up to the mark. Under the receive lock.
     pub(super) fn unread_to_mark(&self, lanes: &Lanes) -> usize {
         let (latest, is_inline) = (lanes.latest(), self.is_urgent_inline());
-        let unread = lanes.observer().unread_bytes_with(|urgent, first| kept_to_mark(urgent, latest, first, is_inline));
+        let unread =
+            lanes.observer().unread_bytes_with(|urgent, first| count_handling(urgent, latest, first, is_inline));
         unread.unwrap_or(0)
     }
 
-    /// As [`Receiving::peek_to`], up to the mark. Under the receive lock.
+    /// As [`LaneReceiver::peek_to`], up to the mark. Under the receive lock.
     ///
     /// # Safety
     /// `destination` is writable for `len_bytes`.
@@ -367,7 +370,7 @@ impl Connection {
         len_bytes: usize,
     ) -> Result<usize, lane::Corrupt> {
         let (latest, is_inline) = (lanes.latest(), self.is_urgent_inline());
-        let at_urgent = |urgent, is_first| at_mark(urgent, latest, is_first, is_inline);
+        let at_urgent = |urgent, is_first| urgent_handling(urgent, latest, is_first, is_inline);
         // SAFETY: our caller says that so many bytes are writable; under the receive lock there is no other receiver.
         unsafe { (*lanes.receiver.get()).peek_to(skip, destination, len_bytes, at_urgent) }
     }
@@ -390,7 +393,7 @@ impl Connection {
         while moved < wanted {
             let next = receiver().urgent().map_err(|corrupt| self.reset_for(lanes, corrupt))?;
             let Some(urgent) = next else { return Ok(moved) };
-            let kind = at_mark(urgent, lanes.latest(), begins && moved == 0, is_inline);
+            let kind = urgent_handling(urgent, lanes.latest(), begins && moved == 0, is_inline);
             if kind == UrgentHandling::Stop {
                 return Ok(moved);
             }
@@ -410,7 +413,7 @@ impl Connection {
     fn pass_urgent(&self, lanes: &Lanes, urgent: Urgent) {
         // SAFETY: under the receive lock.
         let _ = unsafe { (*lanes.receiver.get()).take_urgent() };
-        lanes.segment.store(OwnState::Urgent, Progress { passed: urgent.number, ..lanes.progress() }.to_word());
+        lanes.segment.store(OwnState::Urgent, UrgentProgress { passed: urgent.number, ..lanes.progress() }.to_word());
     }
 
     /// Gives the urgent byte that comes first to `put`, unless the program receives it out of turn, and takes it out of
@@ -422,7 +425,7 @@ impl Connection {
     ) -> Result<Option<usize>, Errno> {
         let next = lanes.observer().urgent().map_err(|corrupt| self.reset_for(lanes, corrupt))?;
         let Some(urgent) = next else { return Ok(None) };
-        let kind = at_mark(urgent, lanes.latest(), true, self.is_urgent_inline());
+        let kind = urgent_handling(urgent, lanes.latest(), true, self.is_urgent_inline());
         let moved = if kind == UrgentHandling::Include { put(urgent.byte)? } else { 0 };
         self.pass_urgent(lanes, urgent);
         Ok(Some(moved))
@@ -431,8 +434,8 @@ impl Connection {
     /// Whether a receive that has brought something ends here, however much it waits for: the mark comes next.
     #[cold]
     pub(super) fn ends_at_mark(&'static self) -> bool {
-        let _guard = self.hold(&self.receive_lock);
-        self.lanes().is_some_and(|lanes| self.receives_by_lane() && self.stands_before_mark(lanes))
+        let _guard = self.lock_direction(&self.receive_lock);
+        self.lanes().is_some_and(|lanes| self.receives_by_lane() && self.is_before_mark(lanes))
     }
 
     /// The program has named who gets `SIGURG`: the peer is asked to have the kernel send it.
@@ -441,12 +444,12 @@ impl Connection {
         // So that an urgent ring is received as the others are.
         let _ = socket_option::set_raw(self.borrow_lifeline(), OOB_INLINE, &1_u32.to_ne_bytes());
         self.raises_signal.store(true, Ordering::Relaxed);
-        let _both = self.hold_both();
-        self.tell_of_signal_owner();
+        let _both = self.lock_both();
+        self.publish_signal_owner();
     }
 
     /// Under both locks.
-    pub(super) fn tell_of_signal_owner(&self) {
+    pub(super) fn publish_signal_owner(&self) {
         if self.raises_signal.load(Ordering::Relaxed)
             && let Some(lanes) = self.lanes()
         {

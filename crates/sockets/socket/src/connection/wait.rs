@@ -20,11 +20,11 @@ use wait::{Action, Spin};
 const NAP_MS: i32 = 1;
 /// Longest sleep of a thread that waits for room beside other threads: one may shut the connection down, and the only
 /// thing that wakes a sleeper at once, the end of the lifeline, would end reading too.
-const ROOM_LOOK_MS: i32 = 100;
+const ROOM_POLL_MS: i32 = 100;
 /// Longest sleep of a thread that waits before there are lanes, beside other threads.
-const EARLY_LOOK_MS: i32 = 20;
+const LIFELINE_POLL_MS: i32 = 20;
 /// Looks at memory that take as long as one system call.
-const LOOKS_PER_CALL: u32 = 250;
+const POLLS_PER_CALL: u32 = 250;
 /// Sleep of a thread that waits for a handshake.
 const HANDSHAKE_NAP_MS: i32 = 10;
 
@@ -62,7 +62,7 @@ impl Deadline {
     }
 
     /// Whether a wait that the kernel has interrupted goes on.
-    fn goes_on_after_signal(self) -> bool {
+    fn continues_after_signal(self) -> bool {
         self.at_ns.is_none() && self.began.restarts()
     }
 
@@ -105,7 +105,7 @@ struct Waiter(&'static Connection);
 
 impl Waiter {
     fn new(connection: &'static Connection) -> Self {
-        connection.occupancy.arrive();
+        connection.lifetime.add_waiter();
         Self(connection)
     }
 }
@@ -113,7 +113,7 @@ impl Waiter {
 impl Drop for Waiter {
     fn drop(&mut self) {
         let connection = self.0;
-        if connection.occupancy.leave() {
+        if connection.lifetime.remove_waiter() {
             connection.recycle_if_unused();
         }
     }
@@ -122,16 +122,16 @@ impl Drop for Waiter {
 thread_local! {
     /// The connection of the call in which this thread last slept, until that call ends. A handler that leaves a call
     /// by `siglongjmp` leaves it here: the next call that sleeps, or a close by this thread, finds it.
-    static CALL: Cell<Option<&'static Connection>> = const { Cell::new(None) };
+    static CURRENT_CALL: Cell<Option<&'static Connection>> = const { Cell::new(None) };
 }
 
 /// A call that may sleep: once it has, a close by another thread waits for its end.
-pub(super) struct Call {
+pub(super) struct BlockingCall {
     connection: &'static Connection,
     has_slept: bool,
 }
 
-impl Call {
+impl BlockingCall {
     pub(super) fn new(connection: &'static Connection) -> Self {
         Self { connection, has_slept: false }
     }
@@ -142,25 +142,25 @@ impl Call {
             return;
         }
         self.has_slept = true;
-        let before = CALL.replace(Some(self.connection));
+        let before = CURRENT_CALL.replace(Some(self.connection));
         if before.is_some_and(|it| std::ptr::eq(it, self.connection)) {
             return; // Counted already, by a call that a handler has interrupted or left.
         }
         self.connection.calls.enter();
-        before.into_iter().for_each(Connection::leave_call);
+        before.into_iter().for_each(Connection::end_call);
     }
 
     /// Whether this thread is in a call on `connection`, beneath a handler, or has left one by a handler.
     pub(super) fn is_of_this_thread(connection: &Connection) -> bool {
-        CALL.get().is_some_and(|it| std::ptr::eq(it, connection))
+        CURRENT_CALL.get().is_some_and(|it| std::ptr::eq(it, connection))
     }
 }
 
-impl Drop for Call {
+impl Drop for BlockingCall {
     fn drop(&mut self) {
         if self.has_slept && Self::is_of_this_thread(self.connection) {
-            CALL.set(None);
-            self.connection.leave_call();
+            CURRENT_CALL.set(None);
+            self.connection.end_call();
         }
     }
 }
@@ -191,7 +191,7 @@ impl Drop for Sleep {
         if let Some(connection) = self.end(None) {
             drop(Waiter(connection));
         }
-        CALL.take().into_iter().for_each(Connection::leave_call);
+        CURRENT_CALL.take().into_iter().for_each(Connection::end_call);
     }
 }
 
@@ -200,13 +200,13 @@ impl Connection {
     pub(super) fn wait_to_receive(
         &'static self,
         generation: u32,
-        call: &mut Call,
+        call: &mut BlockingCall,
         deadline: Deadline,
         spin: Spin,
     ) -> Result<(), Errno> {
         let (_waiter, lanes) = self.become_waiter(generation, &self.receive_lock)?;
         let Some(lanes) = lanes.filter(|_| self.receives_by_lane()) else {
-            return self.wait_before_lanes(call, deadline, spin, libc::POLLIN);
+            return self.wait_on_lifeline(call, deadline, spin, libc::POLLIN);
         };
         let is_ready =
             || lanes.observer().may_have_data() || self.has_ended_in(lanes, lanes.segment.snapshot(), SHUTDOWN_READ);
@@ -228,12 +228,12 @@ impl Connection {
     pub(super) fn wait_to_send(
         &'static self,
         generation: u32,
-        call: &mut Call,
+        call: &mut BlockingCall,
         deadline: Deadline,
     ) -> Result<Room, Errno> {
         let (_waiter, lanes) = self.become_waiter(generation, &self.send_lock)?;
         let Some(lanes) = lanes.filter(|_| self.sends_by_lane()) else {
-            return self.wait_before_lanes(call, deadline, Spin::new(), libc::POLLOUT).map(|()| Room::InRing);
+            return self.wait_on_lifeline(call, deadline, Spin::new(), libc::POLLOUT).map(|()| Room::InRing);
         };
         let has_ended = || self.has_ended_in(lanes, lanes.segment.snapshot(), SHUTDOWN_WRITE);
         if self.spin(lanes, deadline, Spin::new(), || self.has_ring_room(lanes) || has_ended())? {
@@ -244,14 +244,14 @@ impl Connection {
             return Ok(Room::InLargerRing);
         }
         if !self.receives_by_lane() {
-            self.hear_for_all();
+            self.process_messages_for_all();
         }
         if !self.receives_by_lane() || lanes.segment.peer_is_confined() {
             // The peer does not ring yet, or not any more.
             call.note_sleep();
             return self.nap(deadline).map(|()| Room::InLargerRing);
         }
-        let longest_ms = (!threads::is_single()).then_some(ROOM_LOOK_MS);
+        let longest_ms = (!threads::is_single()).then_some(ROOM_POLL_MS);
         let sleep = || self.sleep(lanes, deadline, longest_ms);
         self.sleep_unless(call, is_ready, || self.announce_send_sleep(lanes), sleep)?;
         Ok(Room::InLargerRing)
@@ -263,7 +263,7 @@ impl Connection {
     #[inline(never)] // Else a wait would find the thread's own words, by a call, before its first look.
     fn sleep_unless(
         &'static self,
-        call: &mut Call,
+        call: &mut BlockingCall,
         is_ready: impl Fn() -> bool,
         announce: impl FnOnce(),
         sleep: impl FnOnce() -> Result<(), Errno>,
@@ -285,32 +285,32 @@ impl Connection {
         lock: &'static Lock,
     ) -> Result<(Waiter, Option<&'static Lanes>), Errno> {
         let waiter = Waiter::new(self);
-        let _guard = self.hold(lock);
-        if self.occupancy.may_look(generation) { Ok((waiter, self.lanes())) } else { Err(Errno::BADF) }
+        let _guard = self.lock_direction(lock);
+        if self.lifetime.may_access(generation) { Ok((waiter, self.lanes())) } else { Err(Errno::BADF) }
     }
 
     /// Whether a send would find room; errors count as room, so that the send reports them.
     pub(super) fn has_room(&'static self, lanes: &Lanes) -> bool {
-        let _guard = self.hold(&self.send_lock);
+        let _guard = self.lock_direction(&self.send_lock);
         // SAFETY: under the send lock.
         unsafe { (*lanes.sender.get()).is_writable() }.unwrap_or(true)
     }
 
     /// As [`Connection::has_room`], in the ring that the lane is in.
     fn has_ring_room(&'static self, lanes: &Lanes) -> bool {
-        let _guard = self.hold(&self.send_lock);
+        let _guard = self.lock_direction(&self.send_lock);
         // SAFETY: under the send lock.
         unsafe { (*lanes.sender.get()).is_ring_writable() }.unwrap_or(true)
     }
 
     pub(super) fn announce_receive_sleep(&'static self, lanes: &Lanes) {
-        let _guard = self.hold(&self.receive_lock);
+        let _guard = self.lock_direction(&self.receive_lock);
         // SAFETY: under the receive lock.
         unsafe { (*lanes.receiver.get()).announce_sleep() };
     }
 
     pub(super) fn announce_send_sleep(&'static self, lanes: &Lanes) {
-        let _guard = self.hold(&self.send_lock);
+        let _guard = self.lock_direction(&self.send_lock);
         // SAFETY: under the send lock.
         unsafe { (*lanes.sender.get()).announce_sleep() };
     }
@@ -330,7 +330,7 @@ impl Connection {
             match spin.iterate() {
                 Action::Poll => {}
                 Action::PollKernel => {
-                    self.ask_kernel(lanes);
+                    self.poll_lifeline(lanes);
                     deadline.check_signals()?;
                 }
                 Action::Block => return Ok(false),
@@ -345,15 +345,15 @@ impl Connection {
         let sleep = |is_alone| self.sleep_in_kernel(lanes, deadline, longest_ms, is_alone);
         let end = |outcome, is_alone: &dyn Fn() -> bool| {
             let has_ended = match outcome {
-                Ok(true) => !self.take_ring_if(lanes, is_alone),
+                Ok(true) => !self.consume_ring_if(lanes, is_alone),
                 Ok(false) => true,
                 Err(_) => false,
             };
             (outcome, has_ended)
         };
-        let (outcome, has_ended) = self.sleepers.sleep(|| self.is_held_alone(lanes), sleep, end);
+        let (outcome, has_ended) = self.sleepers.sleep(|| self.is_sole_user(lanes), sleep, end);
         if has_ended {
-            self.ask_kernel(lanes);
+            self.poll_lifeline(lanes);
         }
         outcome.map(|_| ())
     }
@@ -362,8 +362,8 @@ impl Connection {
     ///
     /// Under the locks under which peers are asked to ring: who was asked for before counts as a sleeper by then, and
     /// who is asked for later is rung for later.
-    fn take_ring_if(&'static self, lanes: &Lanes, is_alone: &dyn Fn() -> bool) -> bool {
-        let both = self.hold_both();
+    fn consume_ring_if(&'static self, lanes: &Lanes, is_alone: &dyn Fn() -> bool) -> bool {
+        let both = self.lock_both();
         // Closed meanwhile, the number may be another file's.
         let is_mine = self.is_open() && self.receives_by_lane();
         both.is_none() || !is_mine || !is_alone() || self.drain_lifeline(lanes)
@@ -371,8 +371,8 @@ impl Connection {
 
     /// Whether the calling sleeper is the only one, in this process and in those that hold the same end: only then may
     /// it take a ring out of the lifeline, and rely on one.
-    pub(super) fn sleeps_alone(&self, lanes: &Lanes) -> bool {
-        self.sleepers.is_one() && self.is_held_alone(lanes)
+    pub(super) fn is_sole_sleeper(&self, lanes: &Lanes) -> bool {
+        self.sleepers.is_one() && self.is_sole_user(lanes)
     }
 
     /// `Ok(false)`: the lifeline has ended.
@@ -436,9 +436,9 @@ impl Connection {
     }
 
     /// Waits until the kernel has something to say of the lifeline: `POLLIN` or `POLLOUT`. The caller is a waiter.
-    fn wait_before_lanes(
+    fn wait_on_lifeline(
         &'static self,
-        call: &mut Call,
+        call: &mut BlockingCall,
         deadline: Deadline,
         mut spin: Spin,
         events: i16,
@@ -446,12 +446,12 @@ impl Connection {
         if self.awaits_handshake.load(Ordering::Relaxed) {
             return self.wait_for_handshake(deadline);
         }
-        let is_over = || self.is_early_wait_over(events);
+        let is_over = || self.is_lifeline_wait_over(events);
         loop {
             if is_over() || blocking::poll_now(self.lifeline(), events) != 0 {
                 return Ok(());
             }
-            match spin.iterate_by(LOOKS_PER_CALL) {
+            match spin.iterate_by(POLLS_PER_CALL) {
                 Action::Poll => {}
                 Action::PollKernel => deadline.check_signals()?,
                 Action::Block => break,
@@ -472,7 +472,7 @@ impl Connection {
             return Err(Errno::BADF);
         }
         deadline.check_signals()?;
-        let is_alone = threads::is_single() && !self.can_be_held_elsewhere();
+        let is_alone = threads::is_single() && !self.may_have_other_holders();
         if is_alone && events == libc::POLLIN && left_ms < 0 && !self.is_nonblocking.load(Ordering::Relaxed) {
             return match blocking::wait_to_receive(fd) {
                 Err(Errno::CONNRESET) => {
@@ -484,7 +484,7 @@ impl Connection {
             };
         }
         // Another thread or process may shut the connection down, or take what says that the rest comes by a lane.
-        let longest_ms = if is_alone { left_ms } else { EARLY_LOOK_MS };
+        let longest_ms = if is_alone { left_ms } else { LIFELINE_POLL_MS };
         let mut entry = [libc::pollfd { fd, events, revents: 0 }];
         poll_again_after_signals(&mut entry, if left_ms < 0 { longest_ms } else { left_ms.min(longest_ms) }, deadline)
     }
@@ -508,7 +508,7 @@ fn nap_on(entry: &mut [libc::pollfd; 1], left_ms: i32, deadline: Deadline) -> Re
 /// `poll(2)` that comes back early, without an error, after a signal that would have restarted the call it stands for.
 fn poll_again_after_signals(entry: &mut [libc::pollfd], timeout_ms: i32, deadline: Deadline) -> Result<(), Errno> {
     match blocking::poll(entry, timeout_ms) {
-        Err(Errno::INTR) if deadline.goes_on_after_signal() => Ok(()),
+        Err(Errno::INTR) if deadline.continues_after_signal() => Ok(()),
         polled => polled.map(|_| ()),
     }
 }

@@ -17,7 +17,7 @@ pub(super) trait Word: Default {
 
 /// Whether the object is a connection, which one, and who looks at its memory.
 #[derive(Default)]
-pub(super) struct Occupancy<W> {
+pub(super) struct Lifetime<W> {
     is_open: W,
     /// Closed, and not yet back in the pool.
     is_retired: W,
@@ -27,7 +27,7 @@ pub(super) struct Occupancy<W> {
     waiters: W,
 }
 
-impl<W: Word> Occupancy<W> {
+impl<W: Word> Lifetime<W> {
     /// Under both locks: the object is another connection from now on.
     pub fn begin_generation(&self) {
         self.generation.add(1);
@@ -48,23 +48,23 @@ impl<W: Word> Occupancy<W> {
         self.is_open.load() != 0
     }
 
-    /// A waiter comes. It may look without a lock once [`Occupancy::may_look`] has said so under either one, and until
-    /// [`Occupancy::leave`].
+    /// A waiter comes. It may look without a lock once [`Lifetime::may_access`] has said so under either one, and until
+    /// [`Lifetime::remove_waiter`].
     #[inline]
-    pub fn arrive(&self) {
+    pub fn add_waiter(&self) {
         self.waiters.add(1);
     }
 
     /// Under either lock, which whoever takes the memory away holds too: it sees the waiter, or was here before.
     #[inline]
-    pub fn may_look(&self, generation: u32) -> bool {
+    pub fn may_access(&self, generation: u32) -> bool {
         self.is_open() && self.generation() == generation
     }
 
     /// A waiter goes. `true`: the connection was closed meanwhile, and this may be the last who has looked at it.
     #[inline]
     #[must_use]
-    pub fn leave(&self) -> bool {
+    pub fn remove_waiter(&self) -> bool {
         self.waiters.add(u32::MAX) == 1 && !self.is_open()
     }
 
@@ -84,7 +84,7 @@ impl<W: Word> Occupancy<W> {
 
     /// Under both locks: whether the memory is the caller's now, to take away. It is so once after a close, when
     /// nobody looks any more.
-    pub fn take_back(&self) -> bool {
+    pub fn try_reclaim(&self) -> bool {
         !self.is_open() && self.waiters.load() == 0 && self.is_retired.swap(0) != 0
     }
 
@@ -97,13 +97,13 @@ impl<W: Word> Occupancy<W> {
 /// Calls that sleep, for which a close by another thread waits: the kernel keeps a socket open while somebody is in a
 /// call on it.
 #[derive(Default)]
-pub(super) struct Calls<W> {
+pub(super) struct BlockedCalls<W> {
     count: W,
     /// Closed; the last call to end does what is left of it.
     is_closing: W,
 }
 
-impl<W: Word> Calls<W> {
+impl<W: Word> BlockedCalls<W> {
     /// A call begins to sleep.
     pub fn enter(&self) {
         self.count.add(1);
@@ -122,7 +122,7 @@ impl<W: Word> Calls<W> {
 
     /// Leaves a close to the last call to end. `false`: there is none any more, and the close is the caller's to do.
     #[must_use]
-    pub fn leave_close(&self) -> bool {
+    pub fn defer_close(&self) -> bool {
         self.is_closing.swap(1);
         // Who has ended before this saw nothing to do, who ends after it does.
         self.count.load() != 0 || self.is_closing.swap(0) == 0
@@ -167,15 +167,15 @@ impl<W: Word> Sleepers<W> {
     }
 
     /// Sleeps once, by `sleep`, which is told whether it is alone: one that is not finds rings that are left lying for
-    /// the others, and only naps. `end` takes the ring, if by then it is alone. `is_held_alone`: no other process
+    /// the others, and only naps. `end` takes the ring, if by then it is alone. `is_sole_user`: no other process
     /// sleeps on the same lifeline.
     pub fn sleep<S, R>(
         &self,
-        is_held_alone: impl Fn() -> bool,
+        is_sole_user: impl Fn() -> bool,
         sleep: impl FnOnce(bool) -> S,
         end: impl FnOnce(S, &dyn Fn() -> bool) -> R,
     ) -> R {
-        let is_alone = || self.is_one() && is_held_alone();
+        let is_alone = || self.is_one() && is_sole_user();
         end(sleep(is_alone()), &is_alone)
     }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use wait::Yielder;
 
 /// Bytes of a piece: a microsecond or two.
-const PIECE_BYTES: usize = 8 << 10;
+const CHUNK_BYTES: usize = 8 << 10;
 
 /// Bytes that this process has copied since it last yielded, in connections that do.
 static COPIED_BYTES: AtomicUsize = AtomicUsize::new(0);
@@ -19,7 +19,7 @@ static YIELDER: Yielder = Yielder::new();
 fn note_copied(bytes: usize) {
     // Threads that copy at once may lose part of the count, and then yield later.
     let copied_bytes = COPIED_BYTES.load(Ordering::Relaxed).saturating_add(bytes);
-    let is_enough = copied_bytes >= PIECE_BYTES;
+    let is_enough = copied_bytes >= CHUNK_BYTES;
     COPIED_BYTES.store(if is_enough { 0 } else { copied_bytes }, Ordering::Relaxed);
     if is_enough && !sandbox::is_confined() {
         YIELDER.yield_if_useful();
@@ -31,10 +31,10 @@ fn note_copied(bytes: usize) {
 ///
 /// # Errors
 /// Those of `copy`.
-pub fn copy_in_pieces<E>(len_bytes: usize, mut copy: impl FnMut(usize, usize) -> Result<usize, E>) -> Result<usize, E> {
+pub fn copy_yielding<E>(len_bytes: usize, mut copy: impl FnMut(usize, usize) -> Result<usize, E>) -> Result<usize, E> {
     let mut done_bytes = 0;
     while done_bytes < len_bytes {
-        let piece_bytes = PIECE_BYTES.min(len_bytes - done_bytes);
+        let piece_bytes = CHUNK_BYTES.min(len_bytes - done_bytes);
         let copied_bytes = copy(done_bytes, piece_bytes)?;
         done_bytes += copied_bytes;
         note_copied(copied_bytes);
@@ -52,28 +52,28 @@ mod tests {
     #[test]
     fn pieces_cover_the_whole_length() {
         let mut pieces = Vec::new();
-        let all = copy_in_pieces(2 * PIECE_BYTES + 5, |begin, len_bytes| {
+        let all = copy_yielding(2 * CHUNK_BYTES + 5, |begin, len_bytes| {
             pieces.push((begin, len_bytes));
             Ok::<_, ()>(len_bytes)
         });
-        assert_eq!(all, Ok(2 * PIECE_BYTES + 5));
-        assert_eq!(pieces, [(0, PIECE_BYTES), (PIECE_BYTES, PIECE_BYTES), (2 * PIECE_BYTES, 5)]);
+        assert_eq!(all, Ok(2 * CHUNK_BYTES + 5));
+        assert_eq!(pieces, [(0, CHUNK_BYTES), (CHUNK_BYTES, CHUNK_BYTES), (2 * CHUNK_BYTES, 5)]);
     }
 
     #[test]
     fn a_piece_that_is_copied_in_part_is_the_last() {
-        let mut room_bytes = PIECE_BYTES + 7;
-        let copied = copy_in_pieces(4 * PIECE_BYTES, |_, len_bytes| {
+        let mut room_bytes = CHUNK_BYTES + 7;
+        let copied = copy_yielding(4 * CHUNK_BYTES, |_, len_bytes| {
             let copied_bytes = len_bytes.min(room_bytes);
             room_bytes -= copied_bytes;
             Ok::<_, ()>(copied_bytes)
         });
-        assert_eq!(copied, Ok(PIECE_BYTES + 7));
+        assert_eq!(copied, Ok(CHUNK_BYTES + 7));
     }
 
     #[test]
     fn an_error_ends_the_copy_and_an_empty_one_copies_nothing() {
-        assert_eq!(copy_in_pieces(9, |_, _| Err("broken")), Err("broken"));
-        assert_eq!(copy_in_pieces(0, |_, _| Err("not called")), Ok(0));
+        assert_eq!(copy_yielding(9, |_, _| Err("broken")), Err("broken"));
+        assert_eq!(copy_yielding(0, |_, _| Err("not called")), Ok(0));
     }
 }

@@ -393,7 +393,7 @@ impl ReadyList {
             // What the kernel has said while the connection was on its lifeline it does not say again. Whatever rang is
             // in memory, but for the end of a peer that has left no word there.
             registration.lifeline = LifelineState::Shared;
-            registration.ask_for_end();
+            registration.poll_for_hang_up();
         }
         registration.park()
     }
@@ -581,7 +581,7 @@ impl ReadyList {
                 return;
             }
         }
-        let is_taken = connection.take_ring();
+        let is_taken = connection.consume_ring();
         registration.lifeline = match () {
             () if connection.has_ended() => LifelineState::Ended,
             // Before there are lanes the peer may say so, and only one that is gone says nothing more.

@@ -242,7 +242,7 @@ impl Registration {
             return ready;
         }
         self.edges_seen = connection.edges(self.edges_reported);
-        let has_happened = self.edges_seen.is_news_since(self.edges_reported, wanted);
+        let has_happened = self.edges_seen.has_event_since(self.edges_reported, wanted);
         let is_news = self.is_fresh || has_happened || ready & !self.last_ready != 0;
         self.last_ready &= ready;
         if is_news { ready } else { 0 }
@@ -312,13 +312,13 @@ impl Registration {
 
     /// Whether nothing wakes for what it waits for, though its lifeline can ring.
     pub fn lacks_wakeup(&self) -> bool {
-        matches!(self.target, Target::Connection(connection) if connection.waits_for_room_in_vain(self.wanted()))
+        matches!(self.target, Target::Connection(connection) if connection.must_poll_for_room(self.wanted()))
     }
 
-    /// As [`Connection::ask_for_end`].
-    pub fn ask_for_end(&self) {
+    /// As [`Connection::poll_for_hang_up`].
+    pub fn poll_for_hang_up(&self) {
         if let Target::Connection(connection) = self.target {
-            connection.ask_for_end();
+            connection.poll_for_hang_up();
         }
     }
 
@@ -437,10 +437,10 @@ impl Registration {
         if let Target::Connection(connection) = self.target { connection.held_left_ns() } else { None }
     }
 
-    /// As [`Connection::show_held`].
-    pub fn show_held(&self) {
+    /// As [`Connection::publish_held`].
+    pub fn publish_held(&self) {
         if let Target::Connection(connection) = self.target {
-            connection.show_held();
+            connection.publish_held();
         }
     }
 

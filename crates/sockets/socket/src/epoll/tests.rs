@@ -2,7 +2,7 @@
 
 use super::ready_time::ReadyTime;
 use super::*;
-use crate::connection::tests::{End, pair, receive, send, young_pair};
+use crate::connection::tests::{OpenEndpoint, lifeline_pair, pair, receive, send};
 use crate::entry::{self, Entry};
 use crate::poll_select;
 use ready_list::{HOT_BEGIN, HeldRecords};
@@ -57,7 +57,7 @@ const HUP: u32 = libc::EPOLLHUP as u32;
 const RDHUP: u32 = libc::EPOLLRDHUP as u32;
 
 /// One end that a program has a descriptor of.
-struct ProgramEndpoint(End);
+struct ProgramEndpoint(OpenEndpoint);
 
 impl ProgramEndpoint {
     fn fd(&self) -> RawFd {
@@ -72,15 +72,15 @@ impl Drop for ProgramEndpoint {
     }
 }
 
-fn own_and_peer() -> (ProgramEndpoint, End) {
+fn own_and_peer() -> (ProgramEndpoint, OpenEndpoint) {
     let (own, peer) = pair(true);
     entry::set(own.0.lifeline(), Entry::Connection(own.0));
     (ProgramEndpoint(own), peer)
 }
 
 /// As [`own_and_peer`], on their lifeline.
-fn young_own_and_peer() -> (ProgramEndpoint, End) {
-    let [peer, own] = young_pair();
+fn young_own_and_peer() -> (ProgramEndpoint, OpenEndpoint) {
+    let [peer, own] = lifeline_pair();
     entry::set(own.0.lifeline(), Entry::Connection(own.0));
     (ProgramEndpoint(own), peer)
 }
@@ -123,7 +123,7 @@ impl Epoll {
     }
 
     /// Registers one connection after the other, under its place as data.
-    fn add_all(&self, pairs: &[(ProgramEndpoint, End)], events: u32) {
+    fn add_all(&self, pairs: &[(ProgramEndpoint, OpenEndpoint)], events: u32) {
         pairs.iter().enumerate().for_each(|(index, (own, _))| self.add(own.fd(), events, index as u64));
     }
 
@@ -196,7 +196,7 @@ fn polls_of(work: impl FnOnce()) -> u64 {
     POLLS.get() - before
 }
 
-fn pairs_of(count: usize) -> Vec<(ProgramEndpoint, End)> {
+fn pairs_of(count: usize) -> Vec<(ProgramEndpoint, OpenEndpoint)> {
     (0..count).map(|_| own_and_peer()).collect()
 }
 
@@ -205,7 +205,7 @@ fn send_one(connection: &'static Connection) {
 }
 
 /// Sends a byte that arrives so much after `base`, by its stamp.
-fn send_at((own, peer): &(ProgramEndpoint, End), base: u64, units: u64) {
+fn send_at((own, peer): &(ProgramEndpoint, OpenEndpoint), base: u64, units: u64) {
     set_stamp(own.fd(), base + units);
     send(peer.0, b"x").unwrap();
 }
@@ -732,7 +732,7 @@ fn a_call_that_takes_the_switch_to_lanes_out_does_not_hide_what_came_behind_it()
 #[test]
 fn an_edge_is_not_mistaken_for_the_message_before_it() {
     let _no_child = test_support::spawn::forbid();
-    let edges: [fn(&End); 2] =
+    let edges: [fn(&OpenEndpoint); 2] =
         [|peer| peer.0.shutdown(crate::connection::SHUTDOWN_WRITE).unwrap(), |peer| send_one(peer.0)];
     for edge in edges {
         let epoll = Epoll::new();
@@ -1050,7 +1050,7 @@ fn closing_the_set_lets_go_of_its_connections() {
         epoll.set().remove_descriptor(second.as_raw_fd());
         entry::set(second.as_raw_fd(), Entry::None);
     }
-    assert!(own.0.0.take_ring());
+    assert!(own.0.0.consume_ring());
 }
 
 fn unsafe_borrow(fd: RawFd) -> std::os::fd::BorrowedFd<'static> {

@@ -3,7 +3,7 @@
 use super::connect::{hide, record_lane_connection};
 use super::{family, note_stream, warn_user};
 use crate::accounting::process_stats;
-use crate::connection::{Connection, Origin, Start};
+use crate::connection::{Connection, ConnectionParams, InitialPath};
 use crate::entry::{self, Entry};
 use crate::listener;
 use crate::listener::Listener;
@@ -108,10 +108,10 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
     let (is_v6, options) = listener.with(|inner| (inner.is_v6, inner.options.clone()));
     let tuple = tuple.to_family(family(is_v6));
     let start = match opener {
-        Opener::Program | Opener::SharingProgram => Start::Lifeline(Side::Acceptor),
+        Opener::Program | Opener::SharingProgram => InitialPath::Lifeline(Side::Acceptor),
         Opener::Proxy => match receive_handshake(lifeline.as_fd()) {
-            Ok(Some((segment, memory))) => Start::Lanes(segment, hide(memory)),
-            Ok(None) => Start::Handshake,
+            Ok(Some((segment, memory))) => InitialPath::Lanes(segment, hide(memory)),
+            Ok(None) => InitialPath::Handshake,
             Err(_) => return Ok(None),
         },
     };
@@ -121,7 +121,7 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
         unsafe { rustix::io::close(fd) };
         return Err(Errno::MFILE);
     }
-    let origin = Origin {
+    let origin = ConnectionParams {
         fd,
         tuple,
         options,

@@ -3,7 +3,7 @@
 use super::pending;
 use super::{already_connected, family, warn_user};
 use crate::accounting::process_stats;
-use crate::connection::{Connection, Origin, Start};
+use crate::connection::{Connection, ConnectionParams, InitialPath};
 use crate::descriptor::hidden::{self, HiddenFd};
 use crate::entry::{self, Entry};
 use crate::epoll;
@@ -19,7 +19,7 @@ use crate::process::signals::SignalCheckpoint;
 use crate::rendezvous::address::Tuple;
 use crate::rendezvous::local_page::MemoryFds;
 use crate::rendezvous::{self, ConnectProgress, Connected, RemoteConnect};
-use crate::stream::Aim;
+use crate::stream::ConnectTarget;
 use crate::stream::{PortChoice, STREAMS, Stream, StreamInner};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -74,7 +74,7 @@ fn disconnect(fd: RawFd, connection: &'static Connection) -> Result<(), Errno> {
     if is_blocking(fd) {
         rustix::fs::fcntl_setfl(&socket, OFlags::empty())?;
     }
-    let outcome = connection.dissolve(|descriptors| {
+    let outcome = connection.disconnect(|descriptors| {
         epoll::while_replaced(descriptors, connection, || {
             for &descriptor in descriptors {
                 replace(descriptor, socket.as_raw_fd())?;
@@ -146,7 +146,7 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
     let bound = if is_pending { None } else { inspect::local_address(fd).ok() };
     let shares = stream.with_options(|options| options.shares_address());
     let port_choice = stream.with(|inner| inner.port_choice);
-    let aim = Aim { destination, bound, port_choice, shares, netns: inspect::netns_of(fd) };
+    let aim = ConnectTarget { destination, bound, port_choice, shares, netns: inspect::netns_of(fd) };
     Call { fd, stream, aim, is_pending, remote: None }.run()
 }
 
@@ -159,14 +159,14 @@ fn is_v4_mapped(destination: SocketAddr) -> bool {
 pub(super) struct Established {
     lifeline: OwnedFd,
     tuple: Tuple,
-    start: Start,
+    start: InitialPath,
     is_remote: bool,
 }
 
 impl From<Connected> for Established {
     fn from(connected: Connected) -> Self {
         let Connected { lifeline, tuple, segment, memory, is_remote } = connected;
-        Self { lifeline, tuple, start: Start::Lanes(segment, hide(memory)), is_remote }
+        Self { lifeline, tuple, start: InitialPath::Lanes(segment, hide(memory)), is_remote }
     }
 }
 
@@ -183,12 +183,12 @@ pub(super) enum Attempt {
 }
 
 /// Goes on with a connect that is under way, or begins one.
-pub(super) fn attempt(aim: Aim, remote: Option<Box<RemoteConnect>>) -> Attempt {
+pub(super) fn attempt(aim: ConnectTarget, remote: Option<Box<RemoteConnect>>) -> Attempt {
     match (attempt_from(aim, remote), aim.port_choice) {
         // The kernel would not have chosen the port had it known of the connection: another one is as good.
         (Attempt::TupleInUse, PortChoice::Kernel) => {
             let bound = aim.bound.map(|bound| SocketAddr::new(bound.ip(), 0));
-            attempt_from(Aim { bound, ..aim }, None)
+            attempt_from(ConnectTarget { bound, ..aim }, None)
         }
         (Attempt::TupleInUse, PortChoice::KnownKernel) => Attempt::NoLane(FallbackReason::NoFreePort),
         (attempt, _) => attempt,
@@ -196,7 +196,7 @@ pub(super) fn attempt(aim: Aim, remote: Option<Box<RemoteConnect>>) -> Attempt {
 }
 
 /// As [`attempt`], from the very address that the socket is bound to.
-fn attempt_from(aim: Aim, remote: Option<Box<RemoteConnect>>) -> Attempt {
+fn attempt_from(aim: ConnectTarget, remote: Option<Box<RemoteConnect>>) -> Attempt {
     let is_resource_limit = |reason: &FallbackReason| *reason == FallbackReason::ResourceLimit;
     let advanced = remote.map(|remote| remote.advance());
     let progress = advanced.filter(|progress| !progress.as_ref().is_err_and(is_resource_limit));
@@ -204,7 +204,7 @@ fn attempt_from(aim: Aim, remote: Option<Box<RemoteConnect>>) -> Attempt {
     match progress.unwrap_or_else(|| limit::with_raised_limit(connect, is_resource_limit)) {
         Ok(ConnectProgress::Connected(connected)) => Attempt::Established(Box::new((*connected).into())),
         Ok(ConnectProgress::LifelineConnected { lifeline, tuple }) => {
-            let start = Start::Lifeline(Side::Connector);
+            let start = InitialPath::Lifeline(Side::Connector);
             Attempt::Established(Box::new(Established { lifeline, tuple, start, is_remote: false }))
         }
         Ok(ConnectProgress::TupleInUse) => Attempt::TupleInUse,
@@ -218,7 +218,7 @@ fn attempt_from(aim: Aim, remote: Option<Box<RemoteConnect>>) -> Attempt {
 struct Call {
     fd: RawFd,
     stream: &'static Stream,
-    aim: Aim,
+    aim: ConnectTarget,
     /// An earlier call has sent the connect to the background.
     is_pending: bool,
     remote: Option<Box<RemoteConnect>>,
@@ -410,7 +410,7 @@ fn replace_socket(fd: RawFd, stream: &'static Stream, established: Established) 
     let options = stream.with(|inner| std::mem::take(&mut inner.options));
     let tuple = tuple.to_family(family(is_v6));
     let connection = Connection::open(
-        Origin {
+        ConnectionParams {
             fd,
             tuple,
             options,

@@ -9,7 +9,7 @@
 //! its spans are noted as leased.
 
 use super::connect::record_lane_connection;
-use crate::connection::{self, Connection, Origin, Start};
+use crate::connection::{self, Connection, ConnectionParams, InitialPath};
 use crate::descriptor::hidden::{self, InheritedKind};
 use crate::entry::{self, Entry};
 use crate::listener;
@@ -69,10 +69,11 @@ fn adopt_lifeline(fd: RawFd, sockets: &[RawFd]) {
     let inode = inode_of(fd);
     let is_another = |other: &&RawFd| **other != fd && inode_of(**other) == inode;
     let others: Vec<RawFd> = sockets.iter().filter(is_another).copied().collect();
-    let known = others.iter().find_map(|&other| entry::connection(other)).or_else(|| connection::with_lifeline(inode));
+    let known =
+        others.iter().find_map(|&other| entry::connection(other)).or_else(|| connection::find_by_lifeline_inode(inode));
     match known {
         Some(connection) => add_lifeline(connection, fd),
-        None => open_transferred(fd, &others, (tuple, role, false), Start::Lifeline(side)),
+        None => open_transferred(fd, &others, (tuple, role, false), InitialPath::Lifeline(side)),
     }
 }
 
@@ -261,7 +262,7 @@ fn adopt(memory: MemoryFds, sockets: &[RawFd]) -> Result<(), MemoryFds> {
     };
     let found = endpoints_with_lifelines(&memory, sockets).into_iter().find(is_new);
     let Some((segment, lifelines)) = found else { return Err(memory) };
-    match connection::holder_of(&segment) {
+    match connection::find_by_segment(&segment) {
         Some(connection) => lifelines.iter().for_each(|fd| add_lifeline(connection, *fd)),
         None => open_adopted(lifelines[0], &lifelines[1..], segment, memory),
     }
@@ -297,20 +298,20 @@ fn add_lifeline(connection: &'static Connection, fd: RawFd) {
 fn open_adopted(fd: RawFd, others: &[RawFd], segment: Segment, memory: MemoryFds) {
     let role = if segment.side() == Side::Connector { Role::Connect } else { Role::Accept };
     let Some((tuple, is_remote)) = tuple_of(fd, role) else { return };
-    open_transferred(fd, others, (tuple, role, is_remote), Start::Lanes(segment, memory.adopt().ok()));
+    open_transferred(fd, others, (tuple, role, is_remote), InitialPath::Lanes(segment, memory.adopt().ok()));
 }
 
-fn open_transferred(fd: RawFd, others: &[RawFd], (tuple, role, is_remote): (Tuple, Role, bool), start: Start) {
+fn open_transferred(fd: RawFd, others: &[RawFd], (tuple, role, is_remote): (Tuple, Role, bool), start: InitialPath) {
     // SAFETY: the program's descriptor.
     let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap_or(OFlags::empty());
-    let origin = Origin {
+    let origin = ConnectionParams {
         fd,
         tuple,
         options: OptionRecord::default(),
         nonblocking: flags.contains(OFlags::NONBLOCK),
         slot: Some(record_lane_connection(fd, tuple, role, is_remote)),
     };
-    let is_alone = matches!(start, Start::Lifeline(_));
+    let is_alone = matches!(start, InitialPath::Lifeline(_));
     let connection = Connection::open(origin, start);
     connection.note_shared();
     if is_alone {

@@ -16,8 +16,8 @@ use crate::process::background_connects::{self, Counted, is_any_pending};
 use crate::process::lock::Lock;
 use crate::process::signals;
 use crate::rendezvous::RemoteConnect;
-use crate::stream::Aim;
-use crate::stream::{Pending, Turn};
+use crate::stream::ConnectTarget;
+use crate::stream::{Advance, PendingConnect};
 use crate::stream::{STREAMS, Stream, StreamInner};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -37,7 +37,7 @@ pub fn is_pending(stream: &'static Stream) -> bool {
 
 /// Whether somebody is just looking at this socket's connect, and may be ending it.
 pub fn is_advancing(stream: &'static Stream) -> bool {
-    let is_taken = |pending: &Pending| matches!(pending.turn, Turn::Taken);
+    let is_taken = |pending: &PendingConnect| matches!(pending.advance, Advance::Running);
     is_any_pending() && stream.with(|inner| inner.pending.as_ref().is_some_and(is_taken))
 }
 
@@ -48,14 +48,14 @@ pub fn is_advancing(stream: &'static Stream) -> bool {
 pub(super) fn begin(
     fd: RawFd,
     stream: &'static Stream,
-    aim: Aim,
+    aim: ConnectTarget,
     remote: Option<Box<RemoteConnect>>,
 ) -> Result<(), Errno> {
     if is_pending(stream) {
         return Ok(());
     }
     connect_to_silent_listener(fd, aim.netns)?;
-    let pending = Pending { aim, turn: Turn::Next(remote), _counted: Counted::new(advance_all) };
+    let pending = PendingConnect { aim, advance: Advance::Due(remote), _counted: Counted::new(advance_all) };
     stream.with(|inner| inner.pending = Some(pending));
     epoll::wake_sleepers();
     Ok(())
@@ -92,22 +92,22 @@ fn advance_one(stream: &'static Stream, full: &mut Option<SocketAddr>) {
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Waiting {
     fd: RawFd,
-    aim: Aim,
+    aim: ConnectTarget,
 }
 
 impl Waiting {
     fn of(inner: &StreamInner) -> Option<Self> {
         let fd = inner.descriptors.first().copied()?;
-        inner.pending.as_ref().map(|&Pending { aim, .. }| Self { fd, aim })
+        inner.pending.as_ref().map(|&PendingConnect { aim, .. }| Self { fd, aim })
     }
 
     /// Unless it is somebody else's turn, or there is nothing to find out before `full` has room.
     fn take_turn(inner: &mut StreamInner, full: Option<SocketAddr>) -> Option<(Self, Option<Box<RemoteConnect>>)> {
         let waiting = Self::of(inner)?;
-        let turn = &mut inner.pending.as_mut()?.turn;
-        let is_pointless = matches!(turn, Turn::Next(None)) && Some(waiting.aim.destination) == full;
-        match std::mem::replace(turn, Turn::Taken) {
-            Turn::Next(remote) if !is_pointless => Some((waiting, remote)),
+        let turn = &mut inner.pending.as_mut()?.advance;
+        let is_pointless = matches!(turn, Advance::Due(None)) && Some(waiting.aim.destination) == full;
+        match std::mem::replace(turn, Advance::Running) {
+            Advance::Due(remote) if !is_pointless => Some((waiting, remote)),
             kept => {
                 *turn = kept;
                 None
@@ -118,9 +118,9 @@ impl Waiting {
     /// Answers what it is not for any more.
     fn return_turn(self, inner: &mut StreamInner, remote: Option<Box<RemoteConnect>>) -> Option<Box<RemoteConnect>> {
         let is_mine = Self::of(inner) == Some(self);
-        match inner.pending.as_mut().map(|pending| &mut pending.turn) {
-            Some(turn @ Turn::Taken) if is_mine => {
-                *turn = Turn::Next(remote);
+        match inner.pending.as_mut().map(|pending| &mut pending.advance) {
+            Some(turn @ Advance::Running) if is_mine => {
+                *turn = Advance::Due(remote);
                 None
             }
             _ => remote,
@@ -154,7 +154,7 @@ fn finish(stream: &'static Stream, waiting: Waiting, established: Established) {
 
 /// There is no lane any more, only a TCP listener, or none: kernel TCP finds out, from the beginning.
 fn fall_back_to_kernel(stream: &'static Stream, waiting: Waiting, reason: FallbackReason) {
-    let Waiting { fd, aim: Aim { destination, .. } } = waiting;
+    let Waiting { fd, aim: ConnectTarget { destination, .. } } = waiting;
     // SAFETY: the program's descriptor, which is open while its connect is not ended.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     // On the way it is disconnected, with an error that is nobody's.

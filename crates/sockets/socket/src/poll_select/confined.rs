@@ -45,13 +45,13 @@ impl PolledSet {
     }
 
     fn is_any_ready(&self) -> bool {
-        self.iter().any(|polled| polled.connection.ready_confined(polled.events) != 0)
+        self.iter().any(|polled| polled.connection.confined_readiness(polled.events) != 0)
     }
 
     /// Asks the peers to ring, and the kernel for rings alone where a lane has the bytes.
     fn announce(&self, fds: &mut [pollfd]) {
         for &Polled { index, events, connection } in self.iter() {
-            fds[index].events = connection.announce_confined(events);
+            fds[index].events = connection.prepare_confined_poll(events);
         }
     }
 
@@ -66,7 +66,7 @@ impl PolledSet {
             let fd = entry.fd;
             entry.events = events;
             entry.revents =
-                connection.answer_confined(entry.revents, events, |bytes, len| read_wakeups(fd, bytes, len));
+                connection.confined_revents(entry.revents, events, |bytes, len| read_wakeups(fd, bytes, len));
         }
     }
 }
@@ -117,6 +117,6 @@ pub fn poll_entries_confined(
 
 fn translate_to_tcp(entry: &mut pollfd) {
     if let Entry::Confined(connection) = entry::get(entry.fd) {
-        entry.revents = connection.as_tcp_says(entry.revents, entry.events);
+        entry.revents = connection.to_tcp_events(entry.revents, entry.events);
     }
 }

@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Addresses with the same hash share a count: at worst a connection gets lanes early.
 const COUNTS: usize = 256;
 
-static LANES_TO: [AtomicU32; COUNTS] = [const { AtomicU32::new(0) }; COUNTS];
+static LANE_PEERS: [AtomicU32; COUNTS] = [const { AtomicU32::new(0) }; COUNTS];
 
 fn count_of(peer: SocketAddr) -> &'static AtomicU32 {
     let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(peer);
-    &LANES_TO[hash as usize % COUNTS]
+    &LANE_PEERS[hash as usize % COUNTS]
 }
 
 /// A connection to this address gets lanes.

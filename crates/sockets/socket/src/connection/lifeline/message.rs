@@ -37,7 +37,7 @@ unsafe impl Sync for Sink {}
 static SINK: Sink = Sink(UnsafeCell::new([0; SINK_BYTES]));
 
 /// A message with a descriptor that has been received and not followed yet.
-pub(super) struct Heard {
+pub(super) struct Message {
     pub kind: u8,
     pub memory: Option<OwnedFd>,
 }
@@ -51,7 +51,7 @@ pub(super) struct Received {
 }
 
 /// The spans behind the first `skip` bytes; where those end inside a span, the rest of that one alone.
-pub(super) fn rest_of<'a>(spans: &'a [iovec], skip: usize, one: &'a mut [iovec; 1]) -> &'a [iovec] {
+pub(super) fn spans_after<'a>(spans: &'a [iovec], skip: usize, one: &'a mut [iovec; 1]) -> &'a [iovec] {
     let mut skip = skip;
     for (index, span) in spans.iter().enumerate() {
         if skip == 0 {
@@ -71,7 +71,7 @@ pub(super) fn rest_of<'a>(spans: &'a [iovec], skip: usize, one: &'a mut [iovec; 
 /// Every span is readable for its length.
 pub(super) unsafe fn send_now(fd: RawFd, spans: &[iovec], skip: usize) -> Result<usize, Errno> {
     let mut one = [NO_SPAN];
-    let spans = rest_of(spans, skip, &mut one);
+    let spans = spans_after(spans, skip, &mut one);
     let message = message_of(spans, &mut []);
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: the message is of the caller's spans.
@@ -121,9 +121,9 @@ fn send_message_now(lifeline: BorrowedFd<'_>, kind: u8, memory: BorrowedFd<'_>) 
     }
 }
 
-/// Looks how much of at most `wanted` bytes comes next, as [`look`] does, and where it finds a message. None of it gets
+/// Looks how much of at most `wanted` bytes comes next, as [`peek`] does, and where it finds a message. None of it gets
 /// into the program's memory: a message there would change what lies behind the bytes that the program receives.
-pub(super) fn look_aside(fd: RawFd, wanted: usize) -> Result<(usize, bool), Errno> {
+pub(super) fn peek_to_sink(fd: RawFd, wanted: usize) -> Result<(usize, bool), Errno> {
     let wanted = wanted.min(SINK_SPANS * SINK_BYTES);
     let mut spans = [NO_SPAN; SINK_SPANS + 1];
     let count = wanted.div_ceil(SINK_BYTES);
@@ -132,7 +132,7 @@ pub(super) fn look_aside(fd: RawFd, wanted: usize) -> Result<(usize, bool), Errn
     }
     spans[count] = iovec { iov_base: SINK.0.get().cast(), iov_len: 1 };
     // SAFETY: each span is a part of the sink, of which nobody has a reference and nobody reads.
-    let seen = unsafe { look_once(fd, &spans[..=count]) };
+    let seen = unsafe { peek_once(fd, &spans[..=count]) };
     seen.map(|(bytes, has_rights)| (bytes.min(wanted), has_rights && bytes > 0 && bytes <= wanted))
 }
 
@@ -144,23 +144,23 @@ pub(super) fn look_aside(fd: RawFd, wanted: usize) -> Result<(usize, bool), Errn
 ///
 /// # Safety
 /// Every span is writable for its length.
-pub(super) unsafe fn look(fd: RawFd, spans: &[iovec]) -> Result<(usize, bool), Errno> {
+pub(super) unsafe fn peek(fd: RawFd, spans: &[iovec]) -> Result<(usize, bool), Errno> {
     let mut extra = 0_u8;
     let extra = iovec { iov_base: (&raw mut extra).cast(), iov_len: 1 };
     let spans = &spans[..spans.len().min(SPANS_MAX - 1)];
     let wanted = total_bytes(spans);
     let seen = if let [span] = spans {
         // SAFETY: our caller says that the span is writable, and the byte behind it is our own.
-        unsafe { look_once(fd, &[*span, extra]) }
+        unsafe { peek_once(fd, &[*span, extra]) }
     } else {
         let all: Vec<iovec> = spans.iter().copied().chain([extra]).collect();
         // SAFETY: our caller says that the spans are writable, and the byte behind them is our own.
-        unsafe { look_once(fd, &all) }
+        unsafe { peek_once(fd, &all) }
     };
     seen.map(|(bytes, has_rights)| (bytes.min(wanted), has_rights && bytes > 0 && bytes <= wanted))
 }
 
-unsafe fn look_once(fd: RawFd, spans: &[iovec]) -> Result<(usize, bool), Errno> {
+unsafe fn peek_once(fd: RawFd, spans: &[iovec]) -> Result<(usize, bool), Errno> {
     let mut message = message_of(spans, &mut []);
     let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
     // SAFETY: the message is of the caller's spans.
@@ -211,9 +211,13 @@ pub(super) unsafe fn receive(fd: RawFd, spans: &[iovec], flags: i32) -> Result<R
 ///
 /// # Safety
 /// Every span is writable for its length.
-pub(super) unsafe fn take_exactly(fd: RawFd, spans: &[iovec], bytes: usize) -> Result<(usize, Option<Heard>), Errno> {
+pub(super) unsafe fn receive_exactly(
+    fd: RawFd,
+    spans: &[iovec],
+    bytes: usize,
+) -> Result<(usize, Option<Message>), Errno> {
     // SAFETY: parts of the caller's spans.
-    with_first(spans, bytes, |parts| unsafe { receive(fd, parts, 0) }.map(|received| part_of(parts, received)))
+    with_prefix(spans, bytes, |parts| unsafe { receive(fd, parts, 0) }.map(|received| split_message(parts, received)))
 }
 
 /// Looks at the `bytes` that were seen, and leaves them. Answers how many there are of the program's.
@@ -222,12 +226,12 @@ pub(super) unsafe fn take_exactly(fd: RawFd, spans: &[iovec], bytes: usize) -> R
 /// Every span is writable for its length.
 pub(super) unsafe fn peek_exactly(fd: RawFd, spans: &[iovec], bytes: usize) -> Result<usize, Errno> {
     // SAFETY: parts of the caller's spans.
-    with_first(spans, bytes, |parts| unsafe { look(fd, parts) })
+    with_prefix(spans, bytes, |parts| unsafe { peek(fd, parts) })
         .map(|(seen, has_rights)| seen - usize::from(has_rights))
 }
 
 /// Does `act` with the spans of the first `bytes`.
-fn with_first<R>(spans: &[iovec], bytes: usize, act: impl FnOnce(&[iovec]) -> R) -> R {
+fn with_prefix<R>(spans: &[iovec], bytes: usize, act: impl FnOnce(&[iovec]) -> R) -> R {
     if let [span] = spans {
         return act(&[iovec { iov_base: span.iov_base, iov_len: span.iov_len.min(bytes) }]);
     }
@@ -246,7 +250,7 @@ fn with_first<R>(spans: &[iovec], bytes: usize, act: impl FnOnce(&[iovec]) -> R)
 }
 
 /// The program's bytes, and the message behind them.
-fn part_of(spans: &[iovec], received: Received) -> (usize, Option<Heard>) {
+fn split_message(spans: &[iovec], received: Received) -> (usize, Option<Message>) {
     let Received { bytes, rights, has_rights } = received;
     if !has_rights || bytes == 0 {
         rights.into_iter().for_each(close);
@@ -257,7 +261,7 @@ fn part_of(spans: &[iovec], received: Received) -> (usize, Option<Heard>) {
         if last < span.iov_len {
             // SAFETY: the kernel has just written there.
             let kind = unsafe { span.iov_base.cast::<u8>().add(last).read() };
-            return (bytes - 1, Some(Heard { kind, memory: rights }));
+            return (bytes - 1, Some(Message { kind, memory: rights }));
         }
         last -= span.iov_len;
     }

@@ -1,8 +1,8 @@
 //! Connections from their beginning on the lifeline, both ends in one process.
 
-use super::super::tests::{End, origin, young_pair};
-use super::super::{Connection, Flags, Origin, Start};
-use super::Taken;
+use super::super::tests::{OpenEndpoint, lifeline_pair, origin};
+use super::super::{Connection, ConnectionParams, Flags, InitialPath};
+use super::LifelineRead;
 use super::message::{FOLLOW, OFFER, SWITCH, send_message};
 use crate::options::CORKED;
 use libc::iovec;
@@ -19,23 +19,23 @@ fn lifeline() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
 }
 
-fn open(fd: OwnedFd, side: Side) -> End {
-    End(Connection::open(origin(fd.into_raw_fd(), true), Start::Lifeline(side)))
+fn open(fd: OwnedFd, side: Side) -> OpenEndpoint {
+    OpenEndpoint(Connection::open(origin(fd.into_raw_fd(), true), InitialPath::Lifeline(side)))
 }
 
 /// One end, and the bare other end of its lifeline.
-fn with_stranger(side: Side) -> (End, OwnedFd) {
+fn with_bare_peer(side: Side) -> (OpenEndpoint, OwnedFd) {
     let (own, others) = lifeline();
     (open(own, side), others)
 }
 
-fn send(end: &End, bytes: &[u8]) -> Result<usize, Errno> {
+fn send(end: &OpenEndpoint, bytes: &[u8]) -> Result<usize, Errno> {
     let spans = [iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
     // SAFETY: the span is the slice.
     unsafe { end.0.send(&spans, Flags::default()) }
 }
 
-fn receive(end: &End, len: usize) -> Result<Vec<u8>, Errno> {
+fn receive(end: &OpenEndpoint, len: usize) -> Result<Vec<u8>, Errno> {
     let mut bytes = vec![0; len];
     let spans = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len }];
     // SAFETY: the span is the vector.
@@ -44,7 +44,7 @@ fn receive(end: &End, len: usize) -> Result<Vec<u8>, Errno> {
     Ok(bytes)
 }
 
-fn receive_all(end: &End) -> Vec<u8> {
+fn receive_all(end: &OpenEndpoint) -> Vec<u8> {
     let mut all = Vec::new();
     loop {
         match receive(end, 10_000) {
@@ -58,25 +58,25 @@ fn receive_all(end: &End) -> Vec<u8> {
     }
 }
 
-fn goes_by_lanes(end: &End) -> bool {
+fn uses_lanes_both_ways(end: &OpenEndpoint) -> bool {
     end.0.sends_by_lane() && end.0.receives_by_lane()
 }
 
 #[test]
 fn a_message_that_comes_after_the_last_look_is_nothing_that_was_left_unread() {
-    let [one, two] = young_pair();
-    assert!(two.0.switch_at_once());
+    let [one, two] = lifeline_pair();
+    assert!(two.0.switch_to_lanes());
     assert_eq!(send(&two, b"answer"), Ok(6));
     assert_eq!(receive(&one, 10).as_deref(), Ok(&b"answer"[..]));
-    assert!(two.0.has_unread_in_lifeline(), "the other end has said that it follows");
-    assert!(!two.0.has_left_unread_in_lifeline());
+    assert!(two.0.has_bytes_in_lifeline(), "the other end has said that it follows");
+    assert!(!two.0.has_program_bytes_in_lifeline());
     assert_eq!(send(&one, b"unread"), Ok(6));
-    assert!(two.0.has_left_unread_in_lifeline());
+    assert!(two.0.has_program_bytes_in_lifeline());
 }
 
 #[test]
 fn an_end_gets_lanes_to_hold_something_back_unless_it_answers_the_only_request() {
-    let [one, two] = young_pair();
+    let [one, two] = lifeline_pair();
     for (requests, holds) in [(1, false), (2, true)] {
         assert_eq!(send(&one, b"question"), Ok(8));
         assert_eq!(receive(&two, 10).as_deref(), Ok(&b"question"[..]));
@@ -86,7 +86,7 @@ fn an_end_gets_lanes_to_hold_something_back_unless_it_answers_the_only_request()
         two.0.set_shared_options(CORKED, 0);
         assert_eq!(receive(&one, 10).as_deref(), Ok(&b"answer"[..]));
     }
-    let [one, two] = young_pair();
+    let [one, two] = lifeline_pair();
     one.0.set_shared_options(CORKED, CORKED);
     assert_eq!(send(&one, b"question"), Ok(8));
     assert!(one.0.sends_by_lane());
@@ -97,11 +97,11 @@ fn an_end_gets_lanes_to_hold_something_back_unless_it_answers_the_only_request()
 
 #[test]
 fn a_message_behind_bytes_that_were_seen_already_is_found() {
-    let [one, two] = young_pair();
+    let [one, two] = lifeline_pair();
     assert_eq!(send(&one, &[1; 100]), Ok(100));
     assert_eq!(receive(&two, 10).as_deref(), Ok(&[1; 10][..]));
-    assert_eq!((two.0.early.seen_ahead.load(Ordering::Relaxed), two.0.unread_bytes()), (90, 90));
-    assert!(one.0.switch_at_once());
+    assert_eq!((two.0.lifeline_state.peeked_bytes.load(Ordering::Relaxed), two.0.unread_bytes()), (90, 90));
+    assert!(one.0.switch_to_lanes());
     assert_eq!(send(&one, &[2; 50]), Ok(50));
     assert_eq!(two.0.unread_bytes(), 140);
     assert_eq!(receive(&two, 90).as_deref(), Ok(&[1; 90][..]));
@@ -112,7 +112,7 @@ fn a_message_behind_bytes_that_were_seen_already_is_found() {
 #[test]
 fn a_connection_for_one_question_takes_no_memory() {
     let _no_child = test_support::spawn::forbid();
-    let [client, server] = young_pair();
+    let [client, server] = lifeline_pair();
     assert_eq!(receive(&server, 10), Err(Errno::AGAIN));
     assert_eq!(send(&client, b"question"), Ok(8));
     for part in [b"ques", b"tion"] {
@@ -122,7 +122,7 @@ fn a_connection_for_one_question_takes_no_memory() {
         assert_eq!(send(&server, part), Ok(3));
     }
     assert_eq!(receive_all(&client), b"answer");
-    assert!(!server.0.early.has_offered.load(Ordering::Relaxed));
+    assert!(!server.0.lifeline_state.has_offered.load(Ordering::Relaxed));
     assert!(client.0.lanes().is_none() && server.0.lanes().is_none());
     drop(client);
     assert_eq!(receive(&server, 10).unwrap(), b"");
@@ -131,24 +131,24 @@ fn a_connection_for_one_question_takes_no_memory() {
 #[test]
 fn a_busy_connection_gets_lanes() {
     let _no_child = test_support::spawn::forbid();
-    let [client, server] = young_pair();
+    let [client, server] = lifeline_pair();
     for round in 0..6_u8 {
         assert_eq!(send(&client, &[round; 10]), Ok(10));
         assert_eq!(receive_all(&server), [round; 10]);
         assert_eq!(send(&server, &[round; 20]), Ok(20));
         assert_eq!(receive_all(&client), [round; 20]);
     }
-    assert!(goes_by_lanes(&client) && goes_by_lanes(&server));
+    assert!(uses_lanes_both_ways(&client) && uses_lanes_both_ways(&server));
 }
 
 #[test]
 fn a_process_with_lanes_to_an_address_begins_with_lanes_there() {
     let _no_child = test_support::spawn::forbid();
-    let [client, server] = young_pair();
-    assert!(client.0.switch_at_once());
+    let [client, server] = lifeline_pair();
+    assert!(client.0.switch_to_lanes());
     let (connector, acceptor) = lifeline();
-    let beside = Origin { tuple: client.0.tuple().unwrap(), ..origin(connector.into_raw_fd(), true) };
-    let client_beside = End(Connection::open(beside, Start::Lifeline(Side::Connector)));
+    let beside = ConnectionParams { tuple: client.0.tuple().unwrap(), ..origin(connector.into_raw_fd(), true) };
+    let client_beside = OpenEndpoint(Connection::open(beside, InitialPath::Lifeline(Side::Connector)));
     let server_beside = open(acceptor, Side::Acceptor);
     assert_eq!((send(&client_beside, b"one"), send(&client, b"two")), (Ok(3), Ok(3)));
     assert!(client_beside.0.sends_by_lane());
@@ -156,7 +156,7 @@ fn a_process_with_lanes_to_an_address_begins_with_lanes_there() {
         assert!(end.0.readiness(libc::POLLIN) & libc::POLLIN != 0);
         assert_eq!(receive(end, 10).unwrap(), bytes);
     }
-    let elsewhere = young_pair();
+    let elsewhere = lifeline_pair();
     assert_eq!(send(&elsewhere[0], b"three"), Ok(5));
     assert!(!elsewhere[0].0.sends_by_lane());
 }
@@ -164,7 +164,7 @@ fn a_process_with_lanes_to_an_address_begins_with_lanes_there() {
 #[test]
 fn an_end_whose_peer_reads_nothing_holds_what_lanes_hold() {
     let _no_child = test_support::spawn::forbid();
-    let [client, server] = young_pair();
+    let [client, server] = lifeline_pair();
     let sent: Vec<u8> = (0..3 << 20).map(|index| (index / 7) as u8).collect();
     for ends in [[&client, &server], [&server, &client]] {
         let accepted = send(ends[0], &sent).unwrap();
@@ -173,25 +173,25 @@ fn an_end_whose_peer_reads_nothing_holds_what_lanes_hold() {
         assert!(receive_all(ends[1]) == sent[..accepted]);
     }
     receive_all(&client);
-    assert!(goes_by_lanes(&client) && goes_by_lanes(&server));
+    assert!(uses_lanes_both_ways(&client) && uses_lanes_both_ways(&server));
 }
 
 #[test]
 fn what_lies_behind_a_message_is_not_the_programs_while_nobody_has_followed_it() {
     let _no_child = test_support::spawn::forbid();
-    let [client, server] = young_pair();
-    assert!(client.0.switch_at_once());
+    let [client, server] = lifeline_pair();
+    assert!(client.0.switch_to_lanes());
     client.0.ring();
     assert_eq!(send(&client, b"by the lane"), Ok(11));
     let (mut bytes, len) = ([0_u8; 20], 20);
     let spans = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len }];
     {
         // As a thread does that looks for messages, and is interrupted before it follows one.
-        let _guard = server.0.hold(&server.0.receive_lock);
-        assert!(matches!(server.0.put_message_aside(), Ok(Taken::Heard)));
+        let _guard = server.0.lock_direction(&server.0.receive_lock);
+        assert!(matches!(server.0.receive_message(), Ok(LifelineRead::Message)));
         // SAFETY: the span is the array.
-        let taken = unsafe { server.0.take_from_lifeline(&spans, 0, Flags::default()) };
-        assert!(matches!(taken, Ok(Taken::Heard)));
+        let taken = unsafe { server.0.read_lifeline(&spans, 0, Flags::default()) };
+        assert!(matches!(taken, Ok(LifelineRead::Message)));
     }
     assert_eq!(receive(&server, len).unwrap(), b"by the lane");
 }
@@ -199,14 +199,14 @@ fn what_lies_behind_a_message_is_not_the_programs_while_nobody_has_followed_it()
 #[test]
 fn both_ends_may_switch_at_the_same_time() {
     let _no_child = test_support::spawn::forbid();
-    let [client, server] = young_pair();
+    let [client, server] = lifeline_pair();
     // Bytes in front of both messages, so that neither end finds the other's before it has switched itself.
     assert_eq!((send(&client, b"c1"), send(&server, b"s1")), (Ok(2), Ok(2)));
-    assert!(client.0.switch_at_once());
-    assert!(server.0.switch_at_once());
+    assert!(client.0.switch_to_lanes());
+    assert!(server.0.switch_to_lanes());
     assert_eq!((send(&client, b"c2"), send(&server, b"s2")), (Ok(2), Ok(2)));
     assert_eq!((receive_all(&client), receive_all(&server)), (b"s1s2".to_vec(), b"c1c2".to_vec()));
-    assert!(goes_by_lanes(&client) && goes_by_lanes(&server));
+    assert!(uses_lanes_both_ways(&client) && uses_lanes_both_ways(&server));
     drop(client);
     assert_eq!(receive(&server, 1).unwrap(), b"");
 }
@@ -214,9 +214,9 @@ fn both_ends_may_switch_at_the_same_time() {
 #[test]
 fn offers_that_cross_end_in_the_memory_of_the_connecting_end() {
     let _no_child = test_support::spawn::forbid();
-    let [client, server] = young_pair();
+    let [client, server] = lifeline_pair();
     for end in [&client, &server] {
-        end.0.offer_bounds(4096);
+        end.0.offer_for_capacity(4096);
     }
     for _ in 0..3 {
         for [one, other] in [[&client, &server], [&server, &client]] {
@@ -224,21 +224,21 @@ fn offers_that_cross_end_in_the_memory_of_the_connecting_end() {
             assert_eq!(receive_all(other), b"bytes");
         }
     }
-    assert!(goes_by_lanes(&client) && goes_by_lanes(&server));
+    assert!(uses_lanes_both_ways(&client) && uses_lanes_both_ways(&server));
 }
 
 #[test]
 fn unread_bytes_reset_the_peer_and_messages_do_not() {
     let _no_child = test_support::spawn::forbid();
     for (unread, expected) in [(&b""[..], Ok(Vec::new())), (b"unread", Err(Errno::CONNRESET))] {
-        let [client, server] = young_pair();
-        assert!(server.0.switch_at_once());
+        let [client, server] = lifeline_pair();
+        assert!(server.0.switch_to_lanes());
         send(&server, unread).unwrap();
         drop(client);
         assert_eq!(receive(&server, 10), expected, "{unread:?}");
-        let [client, server] = young_pair();
+        let [client, server] = lifeline_pair();
         send(&server, unread).unwrap();
-        assert!(server.0.switch_at_once());
+        assert!(server.0.switch_to_lanes());
         drop(client);
         assert_eq!(receive(&server, 10), expected, "{unread:?} before the lane");
     }
@@ -253,7 +253,7 @@ fn a_stranger_who_says_what_no_end_says_resets_its_own_connection() {
     for (kind, descriptor) in
         [0, 1, OFFER, SWITCH, FOLLOW, 5, 255].into_iter().flat_map(|kind| descriptors.map(|fd| (kind, fd)))
     {
-        let (end, stranger) = with_stranger(Side::Acceptor);
+        let (end, stranger) = with_bare_peer(Side::Acceptor);
         send_message(stranger.as_fd(), kind, descriptor).unwrap();
         // Memory that nobody has set up is none.
         let expected = if kind == OFFER { Errno::AGAIN } else { Errno::CONNRESET };
@@ -261,7 +261,7 @@ fn a_stranger_who_says_what_no_end_says_resets_its_own_connection() {
         let _ = (send(&end, b"x"), end.0.readiness(libc::POLLIN | libc::POLLOUT), end.0.take_error());
     }
     segment.set_up();
-    let (end, stranger) = with_stranger(Side::Acceptor);
+    let (end, stranger) = with_bare_peer(Side::Acceptor);
     for _ in 0..10 {
         send_message(stranger.as_fd(), OFFER, memory.as_fd()).unwrap();
     }
@@ -272,7 +272,7 @@ fn a_stranger_who_says_what_no_end_says_resets_its_own_connection() {
 fn a_look_ends_before_a_message_wherever_the_buffer_ends() {
     let _no_child = test_support::spawn::forbid();
     for len in 1..14 {
-        let (end, stranger) = with_stranger(Side::Acceptor);
+        let (end, stranger) = with_bare_peer(Side::Acceptor);
         let (segment, memory) = Segment::create(Side::Connector).unwrap();
         segment.set_up();
         rustix::io::write(&stranger, b"ten bytes.").unwrap();
@@ -316,7 +316,7 @@ proptest! {
     #[test]
     fn every_byte_arrives_once_and_in_order_whenever_ends_switch(acts in acts()) {
         let _no_child = test_support::spawn::forbid();
-        let ends = young_pair();
+        let ends = lifeline_pair();
         let mut on_the_way: [VecDeque<u8>; 2] = Default::default();
         let mut sent = [0_usize; 2];
         let mut has_offered = [false; 2];
@@ -345,10 +345,10 @@ proptest! {
                         prop_assert!(on_the_way[side].is_empty());
                     }
                 },
-                Act::Switch => prop_assert!(end.0.switch_at_once()),
+                Act::Switch => prop_assert!(end.0.switch_to_lanes()),
                 Act::Offer => {
                     has_offered[side] = true;
-                    end.0.offer_bounds(4096);
+                    end.0.offer_for_capacity(4096);
                 }
                 Act::Look => {
                     let is_readable = end.0.readiness(libc::POLLIN) & libc::POLLIN != 0;

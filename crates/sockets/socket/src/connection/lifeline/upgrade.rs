@@ -14,10 +14,10 @@
 //! Rings are bytes too: an end rings only once what it sends goes by its lane, and a sender that waits for room in its
 //! lane before its peer has followed looks once a millisecond.
 
-use super::super::{Connection, Details, Lanes, PeerState, Receiving, SHUTDOWN_WRITE};
-use super::Behind;
+use super::super::{Connection, Details, LaneReceiver, Lanes, PeerState, SHUTDOWN_WRITE};
+use super::Lookahead;
 use super::lane_peers;
-use super::message::{self, FOLLOW, Heard, OFFER, SWITCH, send_message};
+use super::message::{self, FOLLOW, Message, OFFER, SWITCH, send_message};
 use crate::descriptor::hidden::{HiddenFd, Need, close};
 use crate::options::OptionRecord;
 use crate::process::clock::{note_ticks, ticks};
@@ -35,12 +35,12 @@ use std::sync::atomic::Ordering;
 const MESSAGES_MAX: u32 = 4;
 /// Questions to the accepting end, each in one receive or several, before it offers lanes with its next answer: a
 /// connection for one question and one answer is over by then.
-const QUESTIONS_BEFORE_OFFER: u32 = 2;
+const REQUESTS_BEFORE_OFFER: u32 = 2;
 /// What an AF_UNIX stream holds if nobody says otherwise (`net.core.wmem_default`).
 const LIFELINE_BYTES: usize = 212_992;
 
 /// Memory that has been offered.
-pub(super) struct Offered {
+pub(super) struct OfferedMemory {
     pub segment: Segment,
     memory: Option<MemoryFds<HiddenFd>>,
 }
@@ -51,29 +51,31 @@ impl Connection {
     /// # Errors
     /// `AGAIN` in a signal handler that has interrupted who holds the connection; `CONNRESET` if the memory that
     /// bytes are in cannot be had.
-    pub(super) fn follow_heard(&'static self) -> Result<(), Errno> {
-        let _both = self.hold_both().ok_or(Errno::AGAIN)?;
-        self.early.has_heard.store(false, Ordering::Relaxed);
+    pub(super) fn handle_pending_message(&'static self) -> Result<(), Errno> {
+        let _both = self.lock_both().ok_or(Errno::AGAIN)?;
+        self.lifeline_state.has_pending_message.store(false, Ordering::Relaxed);
         // SAFETY: under the receive lock.
-        let Some(Heard { kind, memory }) = (unsafe { (*self.early.heard.get()).take() }) else { return Ok(()) };
-        if self.early.messages.fetch_add(1, Ordering::Relaxed) >= MESSAGES_MAX {
+        let Some(Message { kind, memory }) = (unsafe { (*self.lifeline_state.pending_message.get()).take() }) else {
+            return Ok(());
+        };
+        if self.lifeline_state.messages_received.fetch_add(1, Ordering::Relaxed) >= MESSAGES_MAX {
             memory.into_iter().for_each(close);
-            return Err(self.break_off());
+            return Err(self.abort());
         }
         match kind {
             OFFER => {
-                self.take_offer(memory);
+                self.accept_offer(memory);
                 Ok(())
             }
-            SWITCH => self.follow_switch(memory),
-            FOLLOW => self.be_followed(memory),
-            _ => Err(self.break_off()),
+            SWITCH => self.handle_switch(memory),
+            FOLLOW => self.handle_follow(memory),
+            _ => Err(self.abort()),
         }
     }
 
-    pub(super) fn break_off(&self) -> Errno {
-        self.early.note_reset();
-        self.early.take_error();
+    pub(super) fn abort(&self) -> Errno {
+        self.lifeline_state.note_reset();
+        self.lifeline_state.take_error();
         if let Some(lanes) = self.lanes() {
             self.note_corruption(lanes);
         }
@@ -81,18 +83,18 @@ impl Connection {
     }
 
     /// Under both locks.
-    fn take_offer(&'static self, memory: Option<OwnedFd>) {
+    fn accept_offer(&'static self, memory: Option<OwnedFd>) {
         let Some(memory) = memory else { return };
-        let joined = if self.lanes().is_none() && !self.own_offer_counts() && self.may_get_lanes() {
-            Segment::join(&memory, self.early.side()).ok()
+        let joined = if self.lanes().is_none() && !self.own_offer_wins() && self.may_get_lanes() {
+            Segment::join(&memory, self.lifeline_state.side()).ok()
         } else {
             None
         };
         self.note_unread();
         match joined {
-            Some(segment) if self.say(FOLLOW, memory.as_fd()).is_ok() => {
+            Some(segment) if self.send_lane_message(FOLLOW, memory.as_fd()).is_ok() => {
                 self.withdraw_offer();
-                self.begin_lanes(segment, Memory::Received(memory), BY_LANE_SEND);
+                self.begin_lanes(segment, MemorySource::Received(memory), BY_LANE_SEND);
             }
             joined => {
                 joined.iter().for_each(Segment::undo_join);
@@ -102,52 +104,52 @@ impl Connection {
     }
 
     /// Of two offers that cross, whether it is this end's that both keep to. Under the send lock.
-    pub(super) fn own_offer_counts(&self) -> bool {
+    pub(super) fn own_offer_wins(&self) -> bool {
         // SAFETY: under the send lock.
-        self.early.side() == Side::Connector && unsafe { (*self.early.offered.get()).is_some() }
+        self.lifeline_state.side() == Side::Connector && unsafe { (*self.lifeline_state.offered.get()).is_some() }
     }
 
     /// The peer's bytes go by a lane from here on, in memory that it has sent. Under both locks.
-    fn follow_switch(&'static self, memory: Option<OwnedFd>) -> Result<(), Errno> {
-        let Some(memory) = memory else { return Err(self.break_off()) };
+    fn handle_switch(&'static self, memory: Option<OwnedFd>) -> Result<(), Errno> {
+        let Some(memory) = memory else { return Err(self.abort()) };
         if self.lanes().is_some() {
-            let is_known = inode_of(&memory) == self.early.inode.load(Ordering::Relaxed);
-            let descriptor = if is_known { Some(memory) } else { self.receive_elsewhere(memory).map(|()| None)? };
+            let is_known = inode_of(&memory) == self.lifeline_state.inode.load(Ordering::Relaxed);
+            let descriptor = if is_known { Some(memory) } else { self.attach_inbound(memory).map(|()| None)? };
             self.begin_to_receive_by_lane();
             // One that was attached ahead has not switched itself.
-            self.switch_back(descriptor);
+            self.follow_peer(descriptor);
             return Ok(());
         }
         self.withdraw_offer();
-        let Ok(segment) = Segment::join(&memory, self.early.side()) else {
+        let Ok(segment) = Segment::join(&memory, self.lifeline_state.side()) else {
             close(memory);
-            return Err(self.break_off());
+            return Err(self.abort());
         };
         let copy = rustix::io::fcntl_dupfd_cloexec(&memory, 0).ok();
-        self.begin_lanes(segment, Memory::Received(memory), BY_LANE_RECEIVE);
-        self.switch_back(copy);
+        self.begin_lanes(segment, MemorySource::Received(memory), BY_LANE_RECEIVE);
+        self.follow_peer(copy);
         Ok(())
     }
 
-    /// As [`Connection::follow_switch`], before the message has its turn: what it leads to is at hand then. Under both
+    /// As [`Connection::handle_switch`], before the message has its turn: what it leads to is at hand then. Under both
     /// locks.
-    pub(in crate::connection) fn attach_ahead(&'static self, memory: OwnedFd) -> bool {
-        let is_known = inode_of(&memory) == self.early.inode.load(Ordering::Relaxed);
+    pub(in crate::connection) fn attach_in_advance(&'static self, memory: OwnedFd) -> bool {
+        let is_known = inode_of(&memory) == self.lifeline_state.inode.load(Ordering::Relaxed);
         if self.lanes().is_some() {
             if is_known {
                 close(memory);
                 return true;
             }
-            return self.receive_elsewhere(memory).is_ok();
+            return self.attach_inbound(memory).is_ok();
         }
-        if let Some(Offered { segment, memory: own }) = self.withdraw_offer().filter(|_| is_known) {
+        if let Some(OfferedMemory { segment, memory: own }) = self.withdraw_offer().filter(|_| is_known) {
             close(memory);
-            self.begin_lanes(segment, Memory::Own(own), 0);
+            self.begin_lanes(segment, MemorySource::Own(own), 0);
             return true;
         }
-        match Segment::join(&memory, self.early.side()) {
+        match Segment::join(&memory, self.lifeline_state.side()) {
             Ok(segment) => {
-                self.begin_lanes(segment, Memory::Received(memory), 0);
+                self.begin_lanes(segment, MemorySource::Received(memory), 0);
                 true
             }
             Err(_) => {
@@ -158,34 +160,34 @@ impl Connection {
     }
 
     /// The peer's bytes go by a lane from here on, in memory that this end has sent. Under both locks.
-    fn be_followed(&'static self, received: Option<OwnedFd>) -> Result<(), Errno> {
+    fn handle_follow(&'static self, received: Option<OwnedFd>) -> Result<(), Errno> {
         if self.lanes().is_some() {
             self.begin_to_receive_by_lane();
-            self.switch_back(received);
+            self.follow_peer(received);
             return Ok(());
         }
-        let Some(Offered { segment, memory }) = self.withdraw_offer() else {
+        let Some(OfferedMemory { segment, memory }) = self.withdraw_offer() else {
             // A process that held this end before has sent it, and nobody else has it.
-            return self.follow_switch(received);
+            return self.handle_switch(received);
         };
-        self.begin_lanes(segment, Memory::Own(memory), BY_LANE_RECEIVE);
-        self.switch_back(received);
+        self.begin_lanes(segment, MemorySource::Own(memory), BY_LANE_RECEIVE);
+        self.follow_peer(received);
         Ok(())
     }
 
     /// Under both locks.
     fn begin_to_receive_by_lane(&self) {
-        signals::without_handlers(|| self.go_by_lane(BY_LANE_RECEIVE));
+        signals::without_handlers(|| self.use_lanes_for(BY_LANE_RECEIVE));
         self.announce_earlier_sleepers();
     }
 
     /// Both ends have switched at the same time, each to memory of its own. Under both locks.
-    fn receive_elsewhere(&self, memory: OwnedFd) -> Result<(), Errno> {
-        let Ok(inbound) = Segment::join(&memory, self.early.side()) else {
+    fn attach_inbound(&self, memory: OwnedFd) -> Result<(), Errno> {
+        let Ok(inbound) = Segment::join(&memory, self.lifeline_state.side()) else {
             close(memory);
-            return Err(self.break_off());
+            return Err(self.abort());
         };
-        self.receive_in(inbound, memory);
+        self.set_inbound(inbound, memory);
         Ok(())
     }
 
@@ -193,24 +195,24 @@ impl Connection {
     /// process has just opened.
     pub fn adopt_inbound(&'static self, inbound: Segment, memory: OwnedFd) {
         // A signal handler that has interrupted the holder must change nothing.
-        let Some(_both) = self.hold_both() else { return };
+        let Some(_both) = self.lock_both() else { return };
         // SAFETY: read under both locks, which whoever writes it holds.
         if self.lanes().is_some_and(|lanes| unsafe { &*lanes.inbound.get() }.is_none()) {
-            self.receive_in(inbound, memory);
+            self.set_inbound(inbound, memory);
         }
     }
 
     /// The incoming lane lies in other memory than the rest. Under both locks, while that lane is not in use.
-    fn receive_in(&self, inbound: Segment, memory: OwnedFd) {
+    fn set_inbound(&self, inbound: Segment, memory: OwnedFd) {
         let Some(lanes) = self.lanes() else { return };
-        let asked = self.with_details(Details::ask_for_options);
-        let mut receiver = Receiving::of(&inbound);
+        let asked = self.with_details(Details::requested_options);
+        let mut receiver = LaneReceiver::of(&inbound);
         receiver.set_capacity(asked.receive_bytes);
         inbound.note_by_lane(RECEIVES_ONLY);
         // SAFETY: under both locks, and nobody looks at a lane that is not in use.
         unsafe {
             *lanes.receiver.get() = receiver;
-            *lanes.observer.get() = Receiving::of(&inbound);
+            *lanes.observer.get() = LaneReceiver::of(&inbound);
             *lanes.inbound.get() = Some(inbound);
         }
         let inbound = HiddenFd::hide(memory, Need::Optional).ok();
@@ -220,13 +222,13 @@ impl Connection {
 
     /// After the peer has switched: so does this end, if it has not. Any descriptor will do for it; one is at hand if
     /// none is given. Under the send lock. Answers whether what is sent goes by the lane.
-    pub(in crate::connection) fn switch_back(&self, descriptor: Option<OwnedFd>) -> bool {
+    pub(in crate::connection) fn follow_peer(&self, descriptor: Option<OwnedFd>) -> bool {
         let Some(lanes) = self.lanes().filter(|_| self.receives_by_lane() && !self.sends_by_lane()) else {
             descriptor.into_iter().for_each(close);
             return self.sends_by_lane();
         };
-        let is_refused = self.early.is_refused.load(Ordering::Relaxed);
-        if is_refused || lanes.segment.load(OwnState::Shutdown) & SHUTDOWN_WRITE != 0 {
+        let are_rights_refused = self.lifeline_state.are_rights_refused.load(Ordering::Relaxed);
+        if are_rights_refused || lanes.segment.load(OwnState::Shutdown) & SHUTDOWN_WRITE != 0 {
             descriptor.into_iter().for_each(close);
             return false;
         }
@@ -236,10 +238,10 @@ impl Connection {
         };
         let Some(descriptor) = descriptor.or_else(copy) else { return false };
         self.note_unread();
-        let sent = self.say(FOLLOW, descriptor.as_fd());
+        let sent = self.send_lane_message(FOLLOW, descriptor.as_fd());
         close(descriptor);
         if sent.is_ok() {
-            signals::without_handlers(|| self.go_by_lane(BY_LANE_SEND));
+            signals::without_handlers(|| self.use_lanes_for(BY_LANE_SEND));
         }
         sent.is_ok()
     }
@@ -247,20 +249,20 @@ impl Connection {
     /// Whether the end may get lanes: it is this process's alone, and can still say so to a peer that is there. Before
     /// a fork every end gets lanes that can, so children by `vfork` are left, which take along what outlives `exec`.
     pub(in crate::connection) fn may_get_lanes(&self) -> bool {
-        let can_say_so =
-            !self.is_shut(SHUTDOWN_WRITE) && self.early.peer.load(Ordering::Relaxed) == PeerState::Alive as u64;
-        let may_be_left = || self.can_be_held_elsewhere() && self.has_descriptor(is_inheritable);
+        let can_say_so = !self.is_shut(SHUTDOWN_WRITE)
+            && self.lifeline_state.peer.load(Ordering::Relaxed) == PeerState::Alive as u64;
+        let may_be_left = || self.may_have_other_holders() && self.has_descriptor(is_inheritable);
         can_say_so
-            && !self.early.is_shared.load(Ordering::Relaxed)
-            && !self.early.is_refused.load(Ordering::Relaxed)
-            && !self.is_handed_on.load(Ordering::Relaxed)
+            && !self.lifeline_state.is_shared.load(Ordering::Relaxed)
+            && !self.lifeline_state.are_rights_refused.load(Ordering::Relaxed)
+            && !self.is_transferred.load(Ordering::Relaxed)
             && !may_be_left()
             && limit::has_spare_mappings()
     }
 
     /// Switches to memory of this end's own without waiting for the peer. `false`: the end goes on by the lifeline.
-    pub(in crate::connection) fn switch_at_once(&'static self) -> bool {
-        let Some(_both) = self.hold_both() else { return false };
+    pub(in crate::connection) fn switch_to_lanes(&'static self) -> bool {
+        let Some(_both) = self.lock_both() else { return false };
         if !self.is_open() || self.awaits_handshake.load(Ordering::Relaxed) {
             return false;
         }
@@ -275,58 +277,61 @@ impl Connection {
             Err(_) => return false,
         };
         self.note_unread();
-        if self.say(message, memory.as_fd()).is_err() {
+        if self.send_lane_message(message, memory.as_fd()).is_err() {
             segment.undo_join();
             close(memory);
             return false;
         }
-        self.begin_lanes(segment, Memory::Received(memory), BY_LANE_SEND);
+        self.begin_lanes(segment, MemorySource::Received(memory), BY_LANE_SEND);
         true
     }
 
     /// Gives lanes to an end that is to hold something back; `false`: the end goes on by the lifeline. One that answers
     /// the only request so far gets none: nearly always the connection is over then, and with lanes it took nginx
     /// (`tcp_nopush`, without keep-alive) twice the processor time.
-    pub(in crate::connection) fn switch_to_hold(&'static self) -> bool {
-        let is_acceptor = self.early.is_acceptor.load(Ordering::Relaxed);
-        let answers_first = (1..QUESTIONS_BEFORE_OFFER).contains(&self.early.questions.load(Ordering::Relaxed));
-        !(is_acceptor && answers_first) && self.switch_at_once()
+    pub(in crate::connection) fn switch_for_cork(&'static self) -> bool {
+        let is_acceptor = self.lifeline_state.is_acceptor.load(Ordering::Relaxed);
+        let answers_first = (1..REQUESTS_BEFORE_OFFER).contains(&self.lifeline_state.requests.load(Ordering::Relaxed));
+        !(is_acceptor && answers_first) && self.switch_to_lanes()
     }
 
     /// Before a send: an end whose process has lanes to the same address gets lanes too, if it can. What is sent by
     /// lanes is stamped as later than this.
     pub(super) fn switch_for_order(&'static self) {
-        let early = &self.early;
+        let lifeline_state = &self.lifeline_state;
         note_ticks(ticks());
-        if early.is_acceptor.load(Ordering::Relaxed) || early.has_switched_for_order.load(Ordering::Relaxed) {
+        if lifeline_state.is_acceptor.load(Ordering::Relaxed)
+            || lifeline_state.has_switched_for_order.load(Ordering::Relaxed)
+        {
             return;
         }
         if self.tuple().is_some_and(|tuple| lane_peers::is_any(tuple.peer)) {
-            early.has_switched_for_order.store(true, Ordering::Relaxed);
-            self.switch_at_once();
+            lifeline_state.has_switched_for_order.store(true, Ordering::Relaxed);
+            self.switch_to_lanes();
         }
     }
 
     /// The memory to switch to, and how to say so: what the peer has sent, though there are bytes to be read before
     /// that; what was offered; or fresh memory. Under both locks.
     fn memory_for_switch(&self) -> Result<(Segment, OwnedFd, u8), Errno> {
-        let own_offer_counts = self.own_offer_counts();
+        let own_offer_wins = self.own_offer_wins();
         let offered = self.withdraw_offer();
-        let Behind { message, memory, .. } = self.look_behind();
+        let Lookahead { message, memory, .. } = self.look_ahead();
         if let Some(memory) = memory {
-            let counts = message == Some(SWITCH) || (message == Some(OFFER) && !own_offer_counts);
-            match if counts { Segment::join(&memory, self.early.side()) } else { Err(Errno::INVAL) } {
+            let counts = message == Some(SWITCH) || (message == Some(OFFER) && !own_offer_wins);
+            match if counts { Segment::join(&memory, self.lifeline_state.side()) } else { Err(Errno::INVAL) } {
                 Ok(segment) => return Ok((segment, memory, FOLLOW)),
                 Err(_) => close(memory),
             }
         }
         let copy_of = |memory: &MemoryFds<HiddenFd>| rustix::io::fcntl_dupfd_cloexec(memory.memfd.get()?, 0).ok();
-        if let Some(Offered { segment, memory }) = offered
+        if let Some(OfferedMemory { segment, memory }) = offered
             && let Some(copy) = memory.as_ref().and_then(copy_of)
         {
             return Ok((segment, copy, SWITCH));
         }
-        let (segment, memory) = limit::with_free_descriptor(self.borrow_lifeline(), || make_memory(self.early.side()))?;
+        let (segment, memory) =
+            limit::with_free_descriptor(self.borrow_lifeline(), || create_segment(self.lifeline_state.side()))?;
         // A peer that would hold another amount has said so; some of this one lies in the lifeline.
         let in_lifeline = self.with_details(|details| details.options.send_capacity_bytes()).min(LIFELINE_BYTES);
         segment.presume_capacity(OptionRecord::default().receive_capacity_bytes().saturating_sub(in_lifeline / 4));
@@ -334,15 +339,15 @@ impl Connection {
     }
 
     /// Says something to the peer, unless its kernel refuses descriptors. Under the send lock.
-    fn say(&self, kind: u8, memory: BorrowedFd<'_>) -> Result<(), Errno> {
-        if self.early.is_refused.load(Ordering::Relaxed) {
+    fn send_lane_message(&self, kind: u8, memory: BorrowedFd<'_>) -> Result<(), Errno> {
+        if self.lifeline_state.are_rights_refused.load(Ordering::Relaxed) {
             return Err(Errno::PERM);
         }
-        let said = send_message(self.borrow_lifeline(), kind, memory);
-        if said == Err(Errno::PERM) {
-            self.early.is_refused.store(true, Ordering::Relaxed);
+        let sent = send_message(self.borrow_lifeline(), kind, memory);
+        if sent == Err(Errno::PERM) {
+            self.lifeline_state.are_rights_refused.store(true, Ordering::Relaxed);
         }
-        said
+        sent
     }
 
     /// Before what is sent goes by a lane.
@@ -350,13 +355,13 @@ impl Connection {
         let mut unread_bytes = 0_i32;
         // SAFETY: the number is writable.
         let asked = unsafe { system::call!(libc::SYS_ioctl, self.lifeline(), libc::TIOCOUTQ, &raw mut unread_bytes) };
-        self.early.was_unread.store(asked < 0 || unread_bytes > 0, Ordering::Relaxed);
+        self.lifeline_state.was_unread.store(asked < 0 || unread_bytes > 0, Ordering::Relaxed);
     }
 
     /// Where there can be no lane: lets the lifeline hold as much as it may, once. Answers whether it holds more now.
     pub(super) fn widen(&'static self) -> bool {
-        let _send = self.hold(&self.send_lock);
-        if self.lanes().is_some() || self.early.is_wide.swap(true, Ordering::Relaxed) {
+        let _send = self.lock_direction(&self.send_lock);
+        if self.lanes().is_some() || self.lifeline_state.is_widened.swap(true, Ordering::Relaxed) {
             return false;
         }
         let bytes = self.with_details(|details| details.options.send_capacity_bytes());
@@ -365,7 +370,7 @@ impl Connection {
 
     /// Whether the peer is a program, and no proxy.
     pub(in crate::connection) fn has_begun_on_lifeline(&self) -> bool {
-        self.early.inode.load(Ordering::Relaxed) != 0
+        self.lifeline_state.inode.load(Ordering::Relaxed) != 0
     }
 
     /// The kernel says of a peer that is gone that it has left something of the lifeline unread. Whether that is
@@ -378,12 +383,12 @@ impl Connection {
         if lanes.segment.peer_receives_by_lane() {
             return false;
         }
-        !self.sends_by_lane() || self.early.was_unread.load(Ordering::Relaxed)
+        !self.sends_by_lane() || self.lifeline_state.was_unread.load(Ordering::Relaxed)
     }
 
     /// Offers lanes at once where the program has said how much is to be received unread: in their memory the peer
     /// finds that. Under the send lock.
-    pub(in crate::connection) fn offer_bounds(&self, receive_bytes: usize) {
+    pub(in crate::connection) fn offer_for_capacity(&self, receive_bytes: usize) {
         if receive_bytes != OptionRecord::default().receive_capacity_bytes() {
             self.offer();
         }
@@ -391,8 +396,8 @@ impl Connection {
 
     /// Offers lanes where the program answers a peer that has proved busy. Under the send lock.
     pub(super) fn offer_with_answer(&self) {
-        let is_acceptor = self.early.is_acceptor.load(Ordering::Relaxed);
-        let is_due = is_acceptor && self.early.questions.load(Ordering::Relaxed) >= QUESTIONS_BEFORE_OFFER;
+        let is_acceptor = self.lifeline_state.is_acceptor.load(Ordering::Relaxed);
+        let is_due = is_acceptor && self.lifeline_state.requests.load(Ordering::Relaxed) >= REQUESTS_BEFORE_OFFER;
         if is_due && self.unanswered_sends.load(Ordering::Relaxed) == 0 {
             self.offer();
         }
@@ -400,27 +405,27 @@ impl Connection {
 
     /// Offers lanes, once. Under the send lock.
     fn offer(&self) {
-        let early = &self.early;
+        let lifeline_state = &self.lifeline_state;
         let is_out_of_place = self.lanes().is_some() || self.awaits_handshake.load(Ordering::Relaxed);
-        if is_out_of_place || early.has_offered.load(Ordering::Relaxed) || !self.may_get_lanes() {
+        if is_out_of_place || lifeline_state.has_offered.load(Ordering::Relaxed) || !self.may_get_lanes() {
             return;
         }
         // A descriptor and memory that cannot be had now may be there for another connection later, not for this one.
-        early.has_offered.store(true, Ordering::Relaxed);
-        let Ok((segment, memory)) = make_memory(early.side()) else { return };
+        lifeline_state.has_offered.store(true, Ordering::Relaxed);
+        let Ok((segment, memory)) = create_segment(lifeline_state.side()) else { return };
         let receive_bytes = self.with_details(|details| details.options.receive_capacity_bytes());
-        Receiving::of(&segment).set_capacity(receive_bytes);
-        if self.say(OFFER, memory.as_fd()).is_err() {
+        LaneReceiver::of(&segment).set_capacity(receive_bytes);
+        if self.send_lane_message(OFFER, memory.as_fd()).is_err() {
             return close(memory);
         }
-        early.inode.store(inode_of(&memory), Ordering::Relaxed);
+        lifeline_state.inode.store(inode_of(&memory), Ordering::Relaxed);
         let memory = MemoryFds::of_memfd(memory).hide().ok();
         // SAFETY: under the send lock.
-        unsafe { *early.offered.get() = Some(Offered { segment, memory }) };
+        unsafe { *lifeline_state.offered.get() = Some(OfferedMemory { segment, memory }) };
     }
 
     /// Lets the lifeline hold no more than the program has asked for. Under the send lock.
-    pub(in crate::connection) fn bound_lifeline(&self, send_bytes: usize) {
+    pub(in crate::connection) fn limit_lifeline(&self, send_bytes: usize) {
         if send_bytes < LIFELINE_BYTES && self.lanes().is_none() {
             // The kernel doubles it.
             let _ = rustix::net::sockopt::set_socket_send_buffer_size(self.borrow_lifeline(), send_bytes / 2);
@@ -428,63 +433,63 @@ impl Connection {
     }
 
     /// Takes back the memory that was offered, if any. Under the send lock.
-    pub(super) fn withdraw_offer(&self) -> Option<Offered> {
+    pub(super) fn withdraw_offer(&self) -> Option<OfferedMemory> {
         // SAFETY: under the send lock.
-        unsafe { (*self.early.offered.get()).take() }
+        unsafe { (*self.lifeline_state.offered.get()).take() }
     }
 
     /// Under both locks.
-    fn begin_lanes(&'static self, segment: Segment, memory: Memory, by_lane: u64) {
-        let early = &self.early;
+    fn begin_lanes(&'static self, segment: Segment, memory: MemorySource, by_lane: u64) {
+        let lifeline_state = &self.lifeline_state;
         let memory = match memory {
-            Memory::Own(memory) => memory,
-            Memory::Received(memory) => {
-                early.inode.store(inode_of(&memory), Ordering::Relaxed);
+            MemorySource::Own(memory) => memory,
+            MemorySource::Received(memory) => {
+                lifeline_state.inode.store(inode_of(&memory), Ordering::Relaxed);
                 MemoryFds::of_memfd(memory).hide().ok()
             }
         };
         if !segment.is_adopted() {
-            segment.store(OwnState::Shutdown, early.shutdown.load(Ordering::Relaxed));
+            segment.store(OwnState::Shutdown, lifeline_state.shutdown.load(Ordering::Relaxed));
             // What was reported is not reported again.
-            segment.store(OwnState::Peer, early.peer.load(Ordering::Relaxed));
-            segment.store(OwnState::PendingError, early.error.swap(0, Ordering::Relaxed));
+            segment.store(OwnState::Peer, lifeline_state.peer.load(Ordering::Relaxed));
+            segment.store(OwnState::PendingError, lifeline_state.error.swap(0, Ordering::Relaxed));
         }
         self.attach_in_use(segment, memory, by_lane);
     }
 
     /// Before another process comes to hold the end: what is under way is settled, and the end gets lanes if it can,
     /// whose memory both processes have. Else it stays on the lifeline for ever.
-    pub(in crate::connection) fn settle_early(&'static self) {
+    pub(in crate::connection) fn settle_lifeline(&'static self) {
         if self.awaits_handshake.load(Ordering::Relaxed) || self.receives_by_lane() {
             return;
         }
-        self.hear_messages();
-        if !self.switch_at_once() {
-            self.early.is_shared.store(true, Ordering::Relaxed);
+        self.process_messages();
+        if !self.switch_to_lanes() {
+            self.lifeline_state.is_shared.store(true, Ordering::Relaxed);
         }
     }
 
     /// Whether the lifeline is all there is of the connection.
     pub fn needs_no_memory(&'static self) -> bool {
-        let _guard = self.hold(&self.receive_lock);
+        let _guard = self.lock_direction(&self.receive_lock);
         self.is_on_lifeline() && self.lanes().is_none()
     }
 
     /// Before the connection goes to another process by a message: it gets lanes if it can, whose memory goes along.
     pub fn prepare_to_be_sent(&'static self) {
         self.await_handshake();
-        self.settle_early();
+        self.settle_lifeline();
     }
 }
 
 /// Where the memory of new lanes comes from.
-enum Memory {
+enum MemorySource {
     /// It was offered by this end.
     Own(Option<MemoryFds<HiddenFd>>),
     Received(OwnedFd),
 }
 
-fn make_memory(side: Side) -> Result<(Segment, OwnedFd), Errno> {
+fn create_segment(side: Side) -> Result<(Segment, OwnedFd), Errno> {
     let (segment, memory) = Segment::create(side)?;
     segment.set_up();
     Ok((segment, memory))

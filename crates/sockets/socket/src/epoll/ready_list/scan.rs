@@ -153,7 +153,7 @@ impl ReadyList {
     fn park_unless_ready(&mut self, index: u32, held: HeldRecords) -> bool {
         let is_parked = self.park(index);
         if held == HeldRecords::Published {
-            self.at(index).show_held();
+            self.at(index).publish_held();
         }
         if self.at_mut(index).poll(true) != 0 {
             return true;
@@ -445,7 +445,7 @@ impl ReadyList {
             self.park(index);
             let registration = self.at_mut(index);
             // The threads that sleep do not know when it is due, nor of one that nothing wakes for.
-            registration.show_held();
+            registration.publish_held();
             rings |= !std::mem::take(&mut registration.was_reported) && registration.check(true) != 0;
             rings |= registration.is_unwakeable();
         }
@@ -464,7 +464,7 @@ impl ReadyList {
     pub fn announce(&mut self, index: u32) {
         self.park(index);
         let registration = self.at_mut(index);
-        registration.show_held();
+        registration.publish_held();
         let is_ready = registration.check(true) != 0;
         if is_ready || registration.is_unwakeable() || matches!(registration.target, Target::Nested(_)) {
             self.unpark_for_poll(index);
