@@ -16,17 +16,24 @@
 //! * `lock_across_processes`: several processes holding one end.
 //! * `urgent`: urgent data.
 
+mod attach;
 mod bad_address;
+mod close;
 mod confined;
 mod cork;
 mod direction_lock;
-mod ends;
+mod lane_kinds;
+mod lanes;
 mod lifeline;
 mod observer;
 mod peer;
 mod readiness;
+mod receive;
 mod reclaim;
+mod send;
+mod send_in_place;
 mod sharing;
+mod socket_options;
 mod splice;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -45,124 +52,30 @@ pub use sharing::{
 pub use splice::Pipe;
 pub use transfer::{Flags, total_bytes};
 
-use ends::{LaneReceiver, LaneSender};
+use lanes::{Lanes, PlainLanes};
 use lifeline::LifelineState;
 use waiters::{BlockedCalls, Lifetime, Sleepers};
 
-use crate::descriptor::hidden::{self, HiddenFd, Need};
+use crate::descriptor::hidden::{self, HiddenFd};
 use crate::descriptor::table::{Kind, Tracked};
-use crate::options::control::RequestedControl;
-use crate::options::{self, OptionRecord};
-use crate::process::blocking;
-use crate::process::clock::{TICKS_PER_MICROSECOND, note_ticks, ticks};
-use crate::process::limit;
+use crate::options::OptionRecord;
 use crate::process::lock::Lock;
 use crate::process::pool::Pool;
-use crate::process::sandbox;
 use crate::process::signals;
 use crate::process::system;
-use crate::process::system::inode_of;
-use crate::process::system::is_inheritable;
-use crate::process::threads;
-use crate::rendezvous;
 use crate::rendezvous::address::Tuple;
 use crate::rendezvous::local_page::MemoryFds;
 use ::wait::AdaptiveSpin;
-use rustix::io::Errno;
-use segment::{
-    BY_LANE_BOTH, BY_LANE_RECEIVE, BY_LANE_SEND, OwnState, PeerStatus, Receiver, SHUT_BOTH_WAYS, Segment, Sender, Side,
-};
+use segment::{BY_LANE_BOTH, BY_LANE_RECEIVE, BY_LANE_SEND, Segment, Side};
 use stats_page::ConnectionSlot;
 use std::cell::UnsafeCell;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 /// Shut down for reading.
 pub const SHUTDOWN_READ: u64 = 1;
 /// Shut down for writing.
 pub const SHUTDOWN_WRITE: u64 = 2;
-
-/// The lanes of a connection and the memory they are in.
-struct Lanes {
-    /// Under the send lock.
-    sender: UnsafeCell<LaneSender>,
-    /// Under the receive lock.
-    receiver: UnsafeCell<LaneReceiver>,
-    /// A second view of the incoming lane, for looking at it without a lock. Written, like the receiver, under both
-    /// locks, and while the incoming lane is not in use.
-    observer: UnsafeCell<LaneReceiver>,
-    segment: Segment,
-    /// Where the incoming lane lies, if not in `segment`: both ends have got lanes at the same time. Written under both
-    /// locks.
-    inbound: UnsafeCell<Option<Segment>>,
-}
-
-impl Lanes {
-    /// The view of the incoming lane that needs no lock.
-    #[inline(always)]
-    fn observer(&self) -> &LaneReceiver {
-        // SAFETY: written only while the incoming lane is not in use, and so nobody looks at it.
-        unsafe { &*self.observer.get() }
-    }
-
-    /// Tells the peer, wherever it looks. Under a lock.
-    fn publish_status(&self, word: PeerStatus, value: u64) {
-        self.segment.publish(word, value);
-        // SAFETY: under a lock, and written under both.
-        if let Some(inbound) = unsafe { &*self.inbound.get() } {
-            inbound.publish(word, value);
-        }
-    }
-
-    /// Notes in [`OwnState::ByLane`] what the peer is to find there: [`IS_CONFINED`], [`RAISES_SIGNAL`]. Under both
-    /// locks.
-    fn note_by_lane(&self, note: u64) {
-        self.segment.note_by_lane(note);
-        // SAFETY: under both locks.
-        if let Some(inbound) = unsafe { &*self.inbound.get() } {
-            inbound.note_by_lane(note);
-        }
-    }
-
-    fn are_plain(&self) -> bool {
-        // SAFETY: nobody else has the lanes yet; and which kind an end is of never changes.
-        unsafe {
-            matches!((&*self.sender.get(), &*self.receiver.get()), (LaneSender::Plain(_), LaneReceiver::Plain(_)))
-        }
-    }
-}
-
-/// Lanes both whose ends are plain ones.
-#[derive(Clone, Copy)]
-struct PlainLanes<'a>(&'a Lanes);
-
-impl PlainLanes<'_> {
-    /// # Safety
-    /// Under the send lock, and only one at a time.
-    #[inline(always)]
-    #[allow(clippy::mut_from_ref)] // The lock is what makes it unique.
-    unsafe fn sender(&self) -> &mut Sender {
-        // SAFETY: the caller's; and there are no others of this type.
-        match unsafe { &mut *self.0.sender.get() } {
-            LaneSender::Plain(sender) => sender,
-            // SAFETY: as above.
-            LaneSender::Timed(_) | LaneSender::LocalPage(_) => unsafe { std::hint::unreachable_unchecked() },
-        }
-    }
-
-    /// # Safety
-    /// Under the receive lock, and only one at a time.
-    #[inline(always)]
-    #[allow(clippy::mut_from_ref)] // As above.
-    unsafe fn receiver(&self) -> &mut Receiver {
-        // SAFETY: the caller's; and there are no others of this type.
-        match unsafe { &mut *self.0.receiver.get() } {
-            LaneReceiver::Plain(receiver) => receiver,
-            // SAFETY: as above.
-            LaneReceiver::Timed(_) | LaneReceiver::LocalPage(_) => unsafe { std::hint::unreachable_unchecked() },
-        }
-    }
-}
 
 /// How the bytes of a connection travel when it begins.
 #[allow(clippy::large_enum_variant, reason = "each is moved once, into its connection")]
@@ -212,8 +125,8 @@ pub struct Connection {
     /// What signal handlers have left to the holder that they interrupted; see `lock_direction`.
     deferred: AtomicU32,
     is_nonblocking: AtomicBool,
-    /// Options as in [`options::SHARED`], a bit each, before there are lanes: then [`OwnState::Options`] says them to
-    /// all processes that hold the end.
+    /// Options as in [`options::SHARED`], a bit each, before there are lanes: then [`OwnState::Options`] says them to all
+    /// processes that hold the end.
     shared_options: AtomicU64,
     /// The process was forked before the handshake came: it is the parent's.
     is_orphan: AtomicBool,
@@ -287,34 +200,8 @@ struct Details {
     retained_lifeline: Option<HiddenFd>,
 }
 
-/// How long a close gives a call of another thread to fall asleep, which takes it 50 microseconds of its own time.
-const CALL_SETTLE_US_MAX: u64 = 5_000;
 /// Of hidden descriptors the number changes; their place does not.
 const HIDDEN_LIFELINE: RawFd = -2;
-
-/// What the options of a socket ask of its connection.
-struct RequestedOptions {
-    send_timeout_ns: u64,
-    receive_timeout_ns: u64,
-    low_water_bytes: u32,
-    control: RequestedControl,
-    send_bytes: usize,
-    receive_bytes: usize,
-}
-
-impl Details {
-    fn requested_options(&mut self) -> RequestedOptions {
-        self.resets_on_close = self.options.resets_on_close();
-        RequestedOptions {
-            send_timeout_ns: self.options.send_timeout_ns(),
-            receive_timeout_ns: self.options.receive_timeout_ns(),
-            low_water_bytes: self.options.low_water_bytes(),
-            control: self.options.requested_control(),
-            send_bytes: self.options.send_capacity_bytes(),
-            receive_bytes: self.options.receive_capacity_bytes(),
-        }
-    }
-}
 
 // SAFETY: the cells are accessed as their comments say, everything else is atomic.
 unsafe impl Sync for Connection {}
@@ -436,30 +323,6 @@ impl Connection {
         self.with_details(|details| access(&mut details.options))
     }
 
-    /// What receives are to bring beside the bytes, if anything.
-    #[inline]
-    pub fn requested_control(&self) -> Option<RequestedControl> {
-        match self.requested_control.load(Ordering::Relaxed) {
-            0 => None,
-            bits => Some(RequestedControl::from_bits(bits)),
-        }
-    }
-
-    /// Notes the descriptor's blocking mode; the kernel's own flag on the lifeline is the caller's affair.
-    pub fn set_nonblocking(&self, nonblocking: bool) {
-        self.is_nonblocking.store(nonblocking, Ordering::Relaxed);
-    }
-
-    /// `SO_SNDTIMEO` in nanoseconds; 0 waits for ever.
-    pub fn set_send_timeout_ns(&self, timeout_ns: u64) {
-        self.send_timeout_ns.store(timeout_ns, Ordering::Relaxed);
-    }
-
-    /// `SO_RCVTIMEO` in nanoseconds; 0 waits for ever.
-    pub fn set_receive_timeout_ns(&self, timeout_ns: u64) {
-        self.receive_timeout_ns.store(timeout_ns, Ordering::Relaxed);
-    }
-
     /// Another process may hold this end from now on: only the kernel knows when the last one is gone.
     pub fn note_shared(&self) {
         self.is_transferred.store(true, Ordering::Relaxed);
@@ -473,155 +336,6 @@ impl Connection {
     /// Whether `connect` still owes its answer; it is given once.
     pub fn take_connect_report(&self) -> bool {
         self.with_details(|details| std::mem::take(&mut details.reports_connect))
-    }
-
-    /// Lets the options that the program had set on the TCP socket take effect here.
-    pub fn apply_recorded_options(&'static self) {
-        let asked = self.with_details(Details::requested_options);
-        self.apply(&asked);
-    }
-
-    /// As [`Connection::apply_recorded_options`] and [`Connection::report_connect_later`], for a connection that no
-    /// descriptor leads to yet: no signal has to be kept off.
-    pub fn begin(&'static self, reports_connect: bool) {
-        let (asked, shared) = self.with_details_unmasked(|details| {
-            details.reports_connect = reports_connect;
-            (details.requested_options(), details.options.shared_bits())
-        });
-        self.apply(&asked);
-        if shared != 0 {
-            self.set_shared_options(shared, shared);
-        }
-    }
-
-    fn apply(&'static self, asked: &RequestedOptions) {
-        self.low_water_bytes.store(asked.low_water_bytes, Ordering::Relaxed);
-        self.requested_control.store(asked.control.to_bits(), Ordering::Relaxed);
-        self.set_send_timeout_ns(asked.send_timeout_ns);
-        self.set_receive_timeout_ns(asked.receive_timeout_ns);
-        if let Some(_both) = self.lock_both() {
-            self.limit_lifeline(asked.send_bytes);
-            self.offer_for_capacity(asked.receive_bytes);
-            self.set_lane_capacities(asked.send_bytes, asked.receive_bytes);
-        }
-    }
-
-    /// Options as in [`options::SHARED`], a bit each. Under a lock, or as a waiter.
-    fn shared_options(&self) -> u64 {
-        let in_memory = |lanes: &Lanes| lanes.segment.load(OwnState::Options);
-        self.lanes().map_or_else(|| self.shared_options.load(Ordering::Relaxed), in_memory)
-    }
-
-    /// Whether one of [`options::SHARED`] is on, whichever process that holds the end has set it.
-    pub fn has_shared_option(&'static self, bit: u64) -> bool {
-        let _guard = self.lock_direction(&self.send_lock);
-        self.shared_options() & bit != 0
-    }
-
-    /// Sets those of [`options::SHARED`] that `mask` names. A cork that is pulled shows what is held back.
-    pub fn set_shared_options(&'static self, mask: u64, bits: u64) {
-        {
-            let _guard = self.lock_direction(&self.send_lock);
-            let others = self.shared_options.load(Ordering::Relaxed) & !mask;
-            self.shared_options.store(others | bits & mask, Ordering::Relaxed);
-            if let Some(lanes) = self.lanes() {
-                lanes.segment.set_bits(OwnState::Options, mask, bits);
-                if mask & options::CORKED != 0 {
-                    // SAFETY: under the send lock.
-                    unsafe { (*lanes.sender.get()).ask_for_room_next() };
-                }
-            }
-        }
-        if mask & options::URGENT_INLINE != 0 {
-            let is_inline = bits & options::URGENT_INLINE != 0;
-            let _ = rustix::net::sockopt::set_socket_oobinline(self.borrow_lifeline(), is_inline);
-        }
-        if mask & !bits & options::CORKED != 0 {
-            self.push();
-        }
-    }
-
-    /// Of an end that came without memory: takes over what of [`options::SHARED`] its lifeline keeps, which is what
-    /// decides about bytes.
-    pub fn take_options_of_lifeline(&'static self) {
-        if rustix::net::sockopt::socket_oobinline(self.borrow_lifeline()) == Ok(true) {
-            self.set_shared_options(options::URGENT_INLINE, options::URGENT_INLINE);
-        }
-    }
-
-    /// Before another program comes to hold the end by `exec`: what is set of [`options::SHARED`] goes along in the
-    /// memory of lanes, which the end gets if it can. `is_left` tells descriptors that the program gets.
-    pub fn keep_options_through_exec(&'static self, is_left: impl Fn(RawFd) -> bool) {
-        let is_needed = {
-            let _guard = self.lock_direction(&self.send_lock);
-            self.lanes().is_none() && self.shared_options() != 0
-        };
-        if is_needed && self.has_descriptor(is_left) {
-            self.settle_lifeline();
-        }
-    }
-
-    /// Lets both lanes hold so much. Under both locks.
-    fn set_lane_capacities(&self, send_bytes: usize, receive_bytes: usize) {
-        let Some(lanes) = self.lanes() else { return };
-        // SAFETY: under the send lock.
-        unsafe { (*lanes.sender.get()).set_capacity(send_bytes) };
-        // SAFETY: under the receive lock.
-        let receiver = unsafe { &mut *lanes.receiver.get() };
-        receiver.set_capacity(receive_bytes);
-        if receiver.take_wake_request() {
-            self.ring();
-        }
-    }
-
-    /// The numbers of its memory's descriptors in this process, for handing the connection to another; none when one of
-    /// them had to make room for the program's own.
-    pub fn memory(&'static self) -> Vec<RawFd> {
-        let _send = self.lock_direction(&self.send_lock);
-        self.record_lifeline_inode();
-        let numbers = |memory: &MemoryFds<HiddenFd>| memory.iter().map(HiddenFd::raw).collect::<Vec<_>>();
-        let numbers = self.with_details(|details| details.memory.as_ref().map(numbers)).unwrap_or_default();
-        let are_all = self.has_memory_of_incoming_lane() && numbers.iter().all(|number| *number >= 0);
-        if are_all { numbers } else { Vec::new() }
-    }
-
-    /// Whether there is a descriptor of the memory that the incoming lane lies in, where that is another one. Under a
-    /// lock.
-    fn has_memory_of_incoming_lane(&self) -> bool {
-        // SAFETY: written under both locks, of which this thread holds one.
-        let is_elsewhere = self.lanes().is_some_and(|lanes| unsafe { &*lanes.inbound.get() }.is_some());
-        let is_at_hand = |details: &mut Details| details.memory.as_ref().is_some_and(|memory| memory.inbound.is_some());
-        !is_elsewhere || self.with_details(is_at_hand)
-    }
-
-    /// Says whether the connection is to live through `exec`, as the program's descriptor does.
-    pub fn set_inheritable(&'static self, inheritable: bool) {
-        let _send = self.lock_direction(&self.send_lock);
-        self.set_inheritable_locked(inheritable);
-    }
-
-    /// Under a lock.
-    fn set_inheritable_locked(&self, inheritable: bool) {
-        if inheritable {
-            self.record_lifeline_inode();
-            // A lifeline alone does not say that it was left for the library.
-            let _ = hidden::ensure_marker();
-        }
-        let inheritable = inheritable && self.has_memory_of_incoming_lane();
-        self.with_details(|details| details.memory.iter().for_each(|memory| memory.set_inheritable(inheritable)));
-    }
-
-    /// Writes into the memory which lifeline belongs to it: whoever gets both from this process finds out by that.
-    /// Under a lock.
-    fn record_lifeline_inode(&self) {
-        let Some(lanes) = self.lanes() else { return };
-        // SAFETY: written under both locks, of which this thread holds one.
-        let inbound = unsafe { &*lanes.inbound.get() };
-        for segment in std::iter::once(&lanes.segment).chain(inbound) {
-            if segment.lifeline_inode() == 0 {
-                segment.store(OwnState::LifelineInode, inode_of(self.lifeline()).unwrap_or(0));
-            }
-        }
     }
 
     /// Whether one of the program's descriptors of this connection is as `is_wanted` says.
@@ -655,148 +369,6 @@ impl Connection {
             }
             None => self.close(),
         }
-    }
-
-    /// Shuts down one or both directions: [`SHUTDOWN_READ`], [`SHUTDOWN_WRITE`].
-    ///
-    /// # Errors
-    /// `NOTCONN` if the connection is gone, or both endpoints have ended their streams.
-    pub fn shutdown(&'static self, directions: u64) -> Result<(), Errno> {
-        self.attach_if_pending()?;
-        if self.is_on_lifeline() && blocking::poll_now(self.lifeline(), 0) & libc::POLLERR != 0 {
-            // A reset, perhaps, that nobody has heard of.
-            self.process_messages_for_all();
-        }
-        if self.is_known_to_be_closed() {
-            return Err(Errno::NOTCONN);
-        }
-        let before = {
-            let Some(_send) = self.lock_direction(&self.send_lock) else {
-                self.defer_to_holder(directions as u32);
-                return Ok(());
-            };
-            let Some(lanes) = self.lanes() else { return self.shutdown_lifeline(directions) };
-            if self.peer_state(lanes) == PeerState::Reset {
-                return Err(Errno::NOTCONN);
-            }
-            let _shared = self.lock_across_processes_blocking(lanes, OwnState::SendLock)?;
-            let before = lanes.segment.load(OwnState::Shutdown);
-            lanes.segment.store(OwnState::Shutdown, before | directions);
-            if directions & SHUTDOWN_WRITE != 0 && !self.sends_by_lane() {
-                self.shutdown_lifeline(SHUTDOWN_WRITE)?;
-            } else if directions & SHUTDOWN_WRITE != 0 {
-                // SAFETY: under the send lock.
-                let sender = unsafe { &mut *lanes.sender.get() };
-                sender.finish();
-                if sender.take_wake_request() {
-                    let _ = system::ring(self.lifeline());
-                }
-            }
-            if (before | directions) == SHUTDOWN_READ | SHUTDOWN_WRITE && self.has_begun_on_lifeline() {
-                lanes.publish_status(PeerStatus::Closed, SHUT_BOTH_WAYS);
-            }
-            before
-        };
-        if directions & !before & SHUTDOWN_READ != 0 {
-            self.wake_by_shutdown();
-        }
-        Ok(())
-    }
-
-    /// Attaches a proxy's connection whose handshake came late. `Ok(false)`: it has not come yet.
-    fn attach_if_pending(&'static self) -> Result<bool, Errno> {
-        if !self.awaits_handshake.load(Ordering::Relaxed) {
-            return if self.is_open() { Ok(true) } else { Err(Errno::BADF) };
-        }
-        let both = self.lock_both();
-        if !self.is_open() {
-            return Err(Errno::BADF);
-        }
-        if self.lanes().is_some() {
-            return Ok(true);
-        }
-        if both.is_none() {
-            return Ok(false);
-        }
-        if self.is_orphan.load(Ordering::Relaxed) {
-            return Err(Errno::CONNRESET);
-        }
-        // SAFETY: the descriptor is the program's, and the call it is in uses it.
-        let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
-        match limit::with_free_descriptor(lifeline, || rendezvous::receive_handshake(lifeline)) {
-            Ok(Some((segment, memory))) => {
-                let memory = memory.and_then(|memory| memory.hide().ok());
-                self.attach_in_use(segment, memory, BY_LANE_BOTH);
-                Ok(true)
-            }
-            Ok(None) => Ok(false),
-            Err(_) => Err(Errno::CONNRESET),
-        }
-    }
-
-    /// Gives lanes to a connection that the program has already. Under both locks.
-    fn attach_in_use(&self, segment: Segment, memory: Option<MemoryFds<HiddenFd>>, by_lane: u64) {
-        // A signal handler looks without the lock that it has interrupted.
-        signals::without_handlers(|| self.attach_locked(segment, memory, by_lane));
-        let asked = self.with_details(Details::requested_options);
-        self.set_lane_capacities(asked.send_bytes, asked.receive_bytes);
-        self.set_inheritable_locked(self.has_descriptor(is_inheritable));
-        self.announce_earlier_sleepers();
-        self.publish_signal_owner();
-    }
-
-    /// Those who parked before there were lanes could not ask the peer to ring. Under both locks.
-    fn announce_earlier_sleepers(&self) {
-        if self.sleepers.is_any()
-            && let Some(lanes) = self.lanes()
-        {
-            // SAFETY: under the receive lock.
-            unsafe { (*lanes.receiver.get()).announce_sleep() };
-            // SAFETY: under the send lock.
-            unsafe { (*lanes.sender.get()).announce_sleep() };
-        }
-    }
-
-    /// Under both locks, out of reach of signal handlers. `by_lane`: directions that go by the lanes at once, beside
-    /// those that a process which held this end before has noted.
-    fn attach_locked(&self, segment: Segment, memory: Option<MemoryFds<HiddenFd>>, by_lane: u64) {
-        let lanes = Lanes {
-            sender: UnsafeCell::new(LaneSender::of(&segment)),
-            receiver: UnsafeCell::new(LaneReceiver::of(&segment)),
-            observer: UnsafeCell::new(LaneReceiver::of(&segment)),
-            segment,
-            inbound: UnsafeCell::new(None),
-        };
-        // Stamps of a process that has never looked at the clock would be of a time that nobody can compare with.
-        note_ticks(ticks());
-        self.is_user.store(sharing::register_holder(&lanes.segment), Ordering::Relaxed);
-        limit::add_mapping();
-        if lanes.segment.side() == Side::Connector
-            && let Some(tuple) = self.with_details_unmasked(|details| details.tuple)
-        {
-            lifeline::lane_peers::note(tuple.peer);
-        }
-        let noted = if lanes.segment.is_adopted() {
-            self.shared_options.store(lanes.segment.load(OwnState::Options), Ordering::Relaxed);
-            lanes.segment.load(OwnState::ByLane)
-        } else {
-            lanes.segment.store(OwnState::Options, self.shared_options.load(Ordering::Relaxed));
-            0
-        };
-        // SAFETY: under both locks, and nobody waits on lanes that are not there.
-        unsafe { *self.lanes.get() = Some(lanes) };
-        self.awaits_handshake.store(false, Ordering::Relaxed);
-        self.use_lanes_for(noted | by_lane);
-        self.with_details_unmasked(|details| details.memory = memory);
-    }
-
-    /// From now on so many directions go by the lanes. Under the locks of those directions.
-    fn use_lanes_for(&self, directions: u64) {
-        let Some(lanes) = self.lanes() else { return };
-        let directions = directions & BY_LANE_BOTH;
-        let by_lane = self.by_lane.fetch_or(directions, Ordering::Relaxed) | directions;
-        lanes.note_by_lane(directions);
-        self.is_plain.store(by_lane == BY_LANE_BOTH && lanes.are_plain(), Ordering::Relaxed);
     }
 
     /// Whether what is sent goes by a lane. Under the send lock, or as a glance.
@@ -851,199 +423,5 @@ impl Connection {
         let _guard = self.details_lock.lock();
         // SAFETY: under its lock.
         access(unsafe { &mut *self.details.get() })
-    }
-
-    /// The last descriptor of this process is about to go.
-    fn close(&'static self) {
-        if !self.defer_close_to_calls() {
-            self.close_now();
-        }
-    }
-
-    fn close_now(&'static self) {
-        self.receive_last_handshake();
-        self.process_final_messages();
-        // The object may be another connection when this is done.
-        let kept = self.with_details_unmasked(|details| details.retained_lifeline.take());
-        self.finish_close();
-        drop(kept);
-    }
-
-    /// Leaves a close to the last of the other threads' calls that sleep here, as the kernel does: they go on as if
-    /// nothing had happened, with a descriptor that the program does not see. Without one, they end.
-    fn defer_close_to_calls(&'static self) -> bool {
-        let own = u32::from(wait::BlockingCall::is_of_this_thread(self));
-        if threads::is_single() || sandbox::is_confined() || !self.has_sleeping_calls(own) {
-            return false;
-        }
-        let Some(_both) = self.lock_both() else { return false };
-        if self.retain_lifeline().is_err() {
-            return false;
-        }
-        if own > 0 {
-            self.end_call();
-        }
-        self.calls.defer_close()
-    }
-
-    /// Has the connection use a descriptor of the lifeline that the program does not see, before it loses those that it
-    /// sees. Under both locks.
-    fn retain_lifeline(&self) -> Result<(), Errno> {
-        // SAFETY: the program's descriptor, in a call about it.
-        let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
-        let kept = HiddenFd::hide(rustix::io::fcntl_dupfd_cloexec(lifeline, 0)?, Need::Required)?;
-        self.lifeline.store(HIDDEN_LIFELINE - RawFd::from(kept.slot()), Ordering::Relaxed);
-        self.with_details(|details| details.retained_lifeline = Some(kept));
-        Ok(())
-    }
-
-    /// Ends the connection as `connect` with `AF_UNSPEC` does: the peer is reset, as are calls that sleep here.
-    /// `replace` puts another socket in the place of its descriptors.
-    ///
-    /// # Errors
-    /// `MFILE` where there is no descriptor left, `AGAIN` in a signal handler that has interrupted a call on the
-    /// connection, and those of `replace`: then nothing has changed.
-    pub fn disconnect(&'static self, replace: impl FnOnce(&[RawFd]) -> Result<(), Errno>) -> Result<(), Errno> {
-        self.attach_if_pending()?;
-        {
-            let _both = self.lock_both().ok_or(Errno::AGAIN)?;
-            self.retain_lifeline()?;
-        }
-        let descriptors = self.with_details(|details| details.descriptors.clone());
-        if let Err(error) = replace(&descriptors) {
-            let _both = self.lock_both();
-            self.lifeline.store(descriptors.first().copied().unwrap_or(-1), Ordering::Relaxed);
-            drop(self.with_details(|details| details.retained_lifeline.take()));
-            return Err(error);
-        }
-        self.with_details(|details| {
-            details.descriptors.clear();
-            details.resets_on_close = true;
-        });
-        self.process_final_messages();
-        self.reset_both();
-        let own = u32::from(wait::BlockingCall::is_of_this_thread(self));
-        if self.calls.count() <= own || !self.calls.defer_close() {
-            self.close_now();
-        }
-        Ok(())
-    }
-
-    /// Resets both ends.
-    fn reset_both(&'static self) {
-        {
-            let _both = self.lock_both();
-            match self.lanes() {
-                Some(lanes) => self.reset_lanes(lanes),
-                None => self.lifeline_state.note_reset(),
-            }
-        }
-        // Wakes those who sleep, at both ends.
-        // SAFETY: the hidden descriptor, which is there until the connection is closed.
-        let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
-        let _ = rustix::net::shutdown(lifeline, rustix::net::Shutdown::Both);
-    }
-
-    /// Whether there are more than `own` calls that sleep. Who looks at memory for a moment is about to, and is let.
-    fn has_sleeping_calls(&self, own: u32) -> bool {
-        let begun_ticks = ticks();
-        let is_time_up = || ticks().wrapping_sub(begun_ticks) > CALL_SETTLE_US_MAX * TICKS_PER_MICROSECOND;
-        while self.lifetime.has_waiters() && self.calls.count() <= own && !is_time_up() {
-            rustix::thread::sched_yield();
-        }
-        self.calls.count() > own
-    }
-
-    /// A call that has slept ends.
-    fn end_call(&'static self) {
-        if self.calls.leave() {
-            self.close_now();
-        }
-    }
-
-    /// What is left of a close once the kernel may have closed the descriptor.
-    fn finish_close(&'static self) {
-        {
-            let Some(_both) = self.lock_both() else { return self.defer_to_holder(direction_lock::DEFERRED_CLOSE) };
-            if !self.lifetime.close() {
-                return;
-            }
-            if let Some(lanes) = self.lanes() {
-                self.announce_close(lanes);
-            }
-            self.lifeline_state.clear();
-            // SAFETY: under both locks; the ledger's slot closes with it.
-            unsafe { *self.slot.get() = None };
-        }
-        self.recycle_if_unused();
-    }
-
-    /// Before a close: a handshake that was left unread would reset the client. One that comes later is refused, so
-    /// that the client finds the end of the stream instead.
-    fn receive_last_handshake(&'static self) {
-        let is_pending = {
-            let _receive = self.lock_direction(&self.receive_lock);
-            self.awaits_handshake.load(Ordering::Relaxed) && !self.is_orphan.load(Ordering::Relaxed)
-        };
-        if is_pending {
-            // SAFETY: the program's descriptor, which it is closing.
-            let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
-            let _ = rustix::net::shutdown(lifeline, rustix::net::Shutdown::Read);
-            let _ = self.attach_if_pending();
-        }
-    }
-
-    /// Says good-bye. Where no child can hold the connection the peer learns of it from memory, at once and exactly;
-    /// where one might, only the kernel knows when the last descriptor goes, and the lifeline tells.
-    fn announce_close(&self, lanes: &Lanes) {
-        self.remove_holder_entry(&lanes.segment);
-        let others = lanes.segment.add(OwnState::Holders, u64::MAX).saturating_sub(1);
-        let (resets, is_last) = self
-            .with_details_unmasked(|details| (details.resets_on_close, others == 0 && !self.may_have_other_holders()));
-        if !is_last {
-            return;
-        }
-        let has_unread = if self.receives_by_lane() {
-            lanes.observer().unread_bytes().is_ok_and(|bytes| bytes > 0)
-        } else {
-            // Under a filter nobody can ask, and the kernel tells the peer.
-            !crate::process::sandbox::is_confined() && self.has_program_bytes_in_lifeline()
-        };
-        // In windows, an end may be reset whose peer is there and was not: it is to see no good order either.
-        let is_reset = self.peer_state(lanes) == PeerState::Reset;
-        // SAFETY: under the send lock.
-        let finish = || unsafe { (*lanes.sender.get()).finish() };
-        if resets || has_unread || is_reset {
-            lanes.publish_status(PeerStatus::Reset, 1);
-            // First: who finds the end of the stream before this takes it for one in good order.
-            lanes.publish_status(PeerStatus::Closed, 1);
-            finish();
-        } else {
-            finish();
-            lanes.publish_status(PeerStatus::Closed, 1);
-        }
-    }
-
-    /// Gives the memory back once the connection is closed and no thread looks at it any more.
-    fn recycle_if_unused(&'static self) {
-        let dropped = {
-            let Some(_both) = self.lock_both() else { return self.defer_to_holder(direction_lock::DEFERRED_RECYCLE) };
-            if !self.lifetime.try_reclaim() {
-                return;
-            }
-            let Details { memory, tuple, .. } = self.with_details_unmasked(std::mem::take);
-            self.forget_growth();
-            self.is_plain.store(false, Ordering::Relaxed);
-            // SAFETY: under both locks, and there is no waiter.
-            let lanes = unsafe { (*self.lanes.get()).take() };
-            if let Some(lanes) = &lanes {
-                limit::remove_mapping();
-                let leads_to = tuple.filter(|_| lanes.segment.side() == Side::Connector);
-                leads_to.into_iter().for_each(|tuple| lifeline::lane_peers::forget(tuple.peer));
-            }
-            (lanes, memory)
-        };
-        drop(dropped);
-        POOL.release(self);
     }
 }

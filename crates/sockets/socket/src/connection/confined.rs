@@ -7,9 +7,10 @@
 //! rings by the program's call, until the lifeline is full of rings and the kernel has the caller wait for the peer to
 //! take them. A receive cannot ring: the peer is told so, and looks for room by itself.
 
+use super::lanes::Lanes;
 use super::lifeline::{FOLLOW, Lookahead, SWITCH};
 use super::transfer::Step;
-use super::{Connection, Flags, Lanes, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes};
+use super::{Connection, Flags, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes};
 use crate::descriptor::hidden::close;
 use crate::options::SocketOption;
 use crate::process::clock::stamp;

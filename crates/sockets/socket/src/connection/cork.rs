@@ -9,7 +9,8 @@
 //! On its lifeline a connection has nothing to hold bytes back in: it gets lanes with the first send that it would hold
 //! back, if it can and pays. Between nodes, and where either end is under a system call filter, nothing is held back.
 
-use super::{Connection, Flags, Lanes, PeerState};
+use super::lanes::Lanes;
+use super::{Connection, Flags, PeerState};
 use crate::options::{CORKED, SEGMENT_BYTES_MAX};
 use crate::process::clock::now_ns;
 use crate::process::sandbox;

@@ -3,7 +3,8 @@
 //! TCP's rules, on Linux: after the peer's FIN, reads end and the first write still succeeds, but provokes a reset; a
 //! peer that goes with unread data, or in a hurry, resets at once.
 
-use super::{Connection, Lanes, SHUTDOWN_WRITE};
+use super::lanes::Lanes;
+use super::{Connection, SHUTDOWN_WRITE};
 use crate::process::blocking;
 use crate::process::clock::{TICKS_PER_MILLISECOND, note_ticks, ticks};
 use crate::process::sandbox;
@@ -283,13 +284,5 @@ impl Connection {
         }
         let capacity_bytes = self.with_options(|options| options.send_capacity_bytes());
         len_bytes.min(capacity_bytes.clamp(CLOSED_PEER_BYTES_MIN, CLOSED_PEER_BYTES_MAX))
-    }
-}
-
-impl Lanes {
-    /// Whether the peer has read all that was sent. Looks at two words of the sender without its lock: both only grow.
-    fn is_sent_data_drained(&self) -> bool {
-        // SAFETY: a shared view of the sender, whose words are atomic; `is_drained` changes nothing.
-        unsafe { (*self.sender.get()).is_drained() }
     }
 }

@@ -3,7 +3,9 @@
 //! A readiness set looks at a connection in memory while it is busy. Before it sleeps it *parks* the connection: the
 //! peer is asked to ring, and the lifeline then becomes readable in the kernel.
 
-use super::{Connection, LaneReceiver, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
+use super::lane_kinds::LaneReceiver;
+use super::lanes::Lanes;
+use super::{Connection, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::options::TcpState;
 use crate::process::blocking;
 use segment::{OwnState, PeerStatus};

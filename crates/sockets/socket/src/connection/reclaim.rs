@@ -5,7 +5,8 @@
 //! up a few times a second as long as any lane of the process has such memory; and a process whose lanes have taken
 //! more than a few MiB gives back those that have rested for a moment when another one grows.
 
-use super::{Connection, Lanes, POOL};
+use super::lanes::Lanes;
+use super::{Connection, POOL};
 use crate::accounting::memory_budget::{WARM_BYTES, charged_bytes};
 use crate::process::blocking;
 use crate::process::clock::{TICKS_PER_MILLISECOND, ticks};

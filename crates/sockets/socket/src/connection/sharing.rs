@@ -3,7 +3,8 @@
 //! Cursors live in the segment, so every holder sees the same position. What is left is exclusion: while more than one
 //! process holds the end, a direction is also locked between processes, by a word that names the holder.
 
-use super::{Connection, Lanes, POOL};
+use super::lanes::Lanes;
+use super::{Connection, POOL};
 use crate::process::blocking;
 use crate::process::clock::{TICKS_PER_MILLISECOND, now_ns, ticks};
 use crate::process::identity;

@@ -3,9 +3,10 @@
 //! Bytes leave the lane only once the pipe has them, and leave the pipe straight into the lane's room, so nothing is
 //! ever on the way. Nothing waits for the pipe while it holds a lock of the connection.
 
+use super::lanes::Lanes;
 use super::transfer::Step;
 use super::wait::{BlockingCall, Deadline};
-use super::{Connection, Flags, Lanes};
+use super::{Connection, Flags};
 use crate::process::blocking;
 use crate::process::system;
 use rustix::fs::OFlags;

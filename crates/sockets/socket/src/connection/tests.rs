@@ -2,16 +2,18 @@
 
 use super::*;
 use crate::process::lock::Lock;
+use crate::rendezvous;
 use crate::rendezvous::address::Tuple;
 use ::wait::Spin;
 use fabric::device::{Caching, DeviceMemory};
 use fabric::timed::{LinkTiming, Pacer};
 use fabric::{MemoryInbound, MemoryOutbound, shm};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use segment::model::{LinkModel, ModelledLink};
-use segment::{Endpoint, Secrets, Segment, Side};
+use segment::{Endpoint, OwnState, PeerStatus, Secrets, Segment, Side};
 use std::net::Ipv4Addr;
-use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use volmem::Region;
 
 /// A descriptor that is closed as a program would: first here, then in the kernel.

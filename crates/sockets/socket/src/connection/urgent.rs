@@ -13,10 +13,12 @@
 //! itself (`MSG_OOB` of AF_UNIX, Linux 5.15), which is received in line with the other rings.
 
 use super::bad_address::has_bad_address;
-use super::ends::LaneSender;
+use super::lane_kinds::LaneReceiver;
+use super::lane_kinds::LaneSender;
+use super::lanes::Lanes;
 use super::lifeline::{FOLLOW, Lookahead, SWITCH};
 use super::wait::{BlockingCall, Deadline};
-use super::{Connection, Flags, LaneReceiver, Lanes, PeerState, SHUTDOWN_WRITE, reclaim, total_bytes};
+use super::{Connection, Flags, PeerState, SHUTDOWN_WRITE, reclaim, total_bytes};
 use crate::descriptor::hidden::close;
 use crate::options::{self, SocketOption};
 use crate::process::clock::stamp;

@@ -3,8 +3,9 @@
 //! The protocol of a sleep: say so in the peer's memory, look once more, sleep in the kernel until the peer rings or
 //! goes.
 
+use super::lanes::Lanes;
 use super::waiters::Word;
-use super::{Connection, Lanes, SHUTDOWN_READ, SHUTDOWN_WRITE};
+use super::{Connection, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::process::blocking;
 use crate::process::clock::now_ns;
 use crate::process::lock::Lock;

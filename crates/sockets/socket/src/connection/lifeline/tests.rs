@@ -2,8 +2,8 @@
 
 use super::super::tests::{OpenEndpoint, lifeline_pair, origin};
 use super::super::{Connection, ConnectionParams, Flags, InitialPath};
-use super::LifelineRead;
 use super::message::{FOLLOW, OFFER, SWITCH, send_message};
+use super::receive::LifelineRead;
 use crate::options::CORKED;
 use libc::iovec;
 use proptest::prelude::*;

@@ -14,7 +14,9 @@
 //! Rings are bytes too: an end rings only once what it sends goes by its lane, and a sender that waits for room in its
 //! lane before its peer has followed looks once a millisecond.
 
-use super::super::{Connection, Details, LaneReceiver, Lanes, PeerState, SHUTDOWN_WRITE};
+use super::super::lane_kinds::LaneReceiver;
+use super::super::lanes::Lanes;
+use super::super::{Connection, Details, PeerState, SHUTDOWN_WRITE};
 use super::Lookahead;
 use super::lane_peers;
 use super::message::{self, FOLLOW, Message, OFFER, SWITCH, send_message};

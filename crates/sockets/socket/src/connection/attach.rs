@@ -1,0 +1,165 @@
+//! ATTACH
+
+use super::lane_kinds::{LaneReceiver, LaneSender};
+use super::lanes::Lanes;
+use super::{Connection, Details, lifeline, sharing};
+use crate::descriptor::hidden;
+use crate::descriptor::hidden::HiddenFd;
+use crate::process::clock::{note_ticks, ticks};
+use crate::process::system::{inode_of, is_inheritable};
+use crate::process::{limit, signals};
+use crate::rendezvous;
+use crate::rendezvous::local_page::MemoryFds;
+use rustix::io::Errno;
+use segment::{BY_LANE_BOTH, OwnState, Segment, Side};
+use std::cell::UnsafeCell;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::atomic::Ordering;
+
+impl Connection {
+    /// Attaches a proxy's connection whose handshake came late. `Ok(false)`: it has not come yet.
+    pub(super) fn attach_if_pending(&'static self) -> Result<bool, Errno> {
+        if !self.awaits_handshake.load(Ordering::Relaxed) {
+            return if self.is_open() { Ok(true) } else { Err(Errno::BADF) };
+        }
+        let both = self.lock_both();
+        if !self.is_open() {
+            return Err(Errno::BADF);
+        }
+        if self.lanes().is_some() {
+            return Ok(true);
+        }
+        if both.is_none() {
+            return Ok(false);
+        }
+        if self.is_orphan.load(Ordering::Relaxed) {
+            return Err(Errno::CONNRESET);
+        }
+        // SAFETY: the descriptor is the program's, and the call it is in uses it.
+        let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
+        match limit::with_free_descriptor(lifeline, || rendezvous::receive_handshake(lifeline)) {
+            Ok(Some((segment, memory))) => {
+                let memory = memory.and_then(|memory| memory.hide().ok());
+                self.attach_in_use(segment, memory, BY_LANE_BOTH);
+                Ok(true)
+            }
+            Ok(None) => Ok(false),
+            Err(_) => Err(Errno::CONNRESET),
+        }
+    }
+
+    /// Gives lanes to a connection that the program has already. Under both locks.
+    pub(super) fn attach_in_use(&self, segment: Segment, memory: Option<MemoryFds<HiddenFd>>, by_lane: u64) {
+        // A signal handler looks without the lock that it has interrupted.
+        signals::without_handlers(|| self.attach_locked(segment, memory, by_lane));
+        let asked = self.with_details(Details::requested_options);
+        self.set_lane_capacities(asked.send_bytes, asked.receive_bytes);
+        self.set_inheritable_locked(self.has_descriptor(is_inheritable));
+        self.announce_earlier_sleepers();
+        self.publish_signal_owner();
+    }
+
+    /// Those who parked before there were lanes could not ask the peer to ring. Under both locks.
+    pub(super) fn announce_earlier_sleepers(&self) {
+        if self.sleepers.is_any()
+            && let Some(lanes) = self.lanes()
+        {
+            // SAFETY: under the receive lock.
+            unsafe { (*lanes.receiver.get()).announce_sleep() };
+            // SAFETY: under the send lock.
+            unsafe { (*lanes.sender.get()).announce_sleep() };
+        }
+    }
+
+    /// Under both locks, out of reach of signal handlers. `by_lane`: directions that go by the lanes at once, beside
+    /// those that a process which held this end before has noted.
+    pub(super) fn attach_locked(&self, segment: Segment, memory: Option<MemoryFds<HiddenFd>>, by_lane: u64) {
+        let lanes = Lanes {
+            sender: UnsafeCell::new(LaneSender::of(&segment)),
+            receiver: UnsafeCell::new(LaneReceiver::of(&segment)),
+            observer: UnsafeCell::new(LaneReceiver::of(&segment)),
+            segment,
+            inbound: UnsafeCell::new(None),
+        };
+        // Stamps of a process that has never looked at the clock would be of a time that nobody can compare with.
+        note_ticks(ticks());
+        self.is_user.store(sharing::register_holder(&lanes.segment), Ordering::Relaxed);
+        limit::add_mapping();
+        if lanes.segment.side() == Side::Connector
+            && let Some(tuple) = self.with_details_unmasked(|details| details.tuple)
+        {
+            lifeline::lane_peers::note(tuple.peer);
+        }
+        let noted = if lanes.segment.is_adopted() {
+            self.shared_options.store(lanes.segment.load(OwnState::Options), Ordering::Relaxed);
+            lanes.segment.load(OwnState::ByLane)
+        } else {
+            lanes.segment.store(OwnState::Options, self.shared_options.load(Ordering::Relaxed));
+            0
+        };
+        // SAFETY: under both locks, and nobody waits on lanes that are not there.
+        unsafe { *self.lanes.get() = Some(lanes) };
+        self.awaits_handshake.store(false, Ordering::Relaxed);
+        self.use_lanes_for(noted | by_lane);
+        self.with_details_unmasked(|details| details.memory = memory);
+    }
+
+    /// From now on so many directions go by the lanes. Under the locks of those directions.
+    pub(super) fn use_lanes_for(&self, directions: u64) {
+        let Some(lanes) = self.lanes() else { return };
+        let directions = directions & BY_LANE_BOTH;
+        let by_lane = self.by_lane.fetch_or(directions, Ordering::Relaxed) | directions;
+        lanes.note_by_lane(directions);
+        self.is_plain.store(by_lane == BY_LANE_BOTH && lanes.are_plain(), Ordering::Relaxed);
+    }
+
+    /// The numbers of its memory's descriptors in this process, for handing the connection to another; none when one of
+    /// them had to make room for the program's own.
+    pub fn memory(&'static self) -> Vec<RawFd> {
+        let _send = self.lock_direction(&self.send_lock);
+        self.record_lifeline_inode();
+        let numbers = |memory: &MemoryFds<HiddenFd>| memory.iter().map(HiddenFd::raw).collect::<Vec<_>>();
+        let numbers = self.with_details(|details| details.memory.as_ref().map(numbers)).unwrap_or_default();
+        let are_all = self.has_memory_of_incoming_lane() && numbers.iter().all(|number| *number >= 0);
+        if are_all { numbers } else { Vec::new() }
+    }
+
+    /// Whether there is a descriptor of the memory that the incoming lane lies in, where that is another one. Under a
+    /// lock.
+    pub(super) fn has_memory_of_incoming_lane(&self) -> bool {
+        // SAFETY: written under both locks, of which this thread holds one.
+        let is_elsewhere = self.lanes().is_some_and(|lanes| unsafe { &*lanes.inbound.get() }.is_some());
+        let is_at_hand = |details: &mut Details| details.memory.as_ref().is_some_and(|memory| memory.inbound.is_some());
+        !is_elsewhere || self.with_details(is_at_hand)
+    }
+
+    /// Says whether the connection is to live through `exec`, as the program's descriptor does.
+    pub fn set_inheritable(&'static self, inheritable: bool) {
+        let _send = self.lock_direction(&self.send_lock);
+        self.set_inheritable_locked(inheritable);
+    }
+
+    /// Under a lock.
+    pub(super) fn set_inheritable_locked(&self, inheritable: bool) {
+        if inheritable {
+            self.record_lifeline_inode();
+            // A lifeline alone does not say that it was left for the library.
+            let _ = hidden::ensure_marker();
+        }
+        let inheritable = inheritable && self.has_memory_of_incoming_lane();
+        self.with_details(|details| details.memory.iter().for_each(|memory| memory.set_inheritable(inheritable)));
+    }
+
+    /// Writes into the memory which lifeline belongs to it: whoever gets both from this process finds out by that.
+    /// Under a lock.
+    pub(super) fn record_lifeline_inode(&self) {
+        let Some(lanes) = self.lanes() else { return };
+        // SAFETY: written under both locks, of which this thread holds one.
+        let inbound = unsafe { &*lanes.inbound.get() };
+        for segment in std::iter::once(&lanes.segment).chain(inbound) {
+            if segment.lifeline_inode() == 0 {
+                segment.store(OwnState::LifelineInode, inode_of(self.lifeline()).unwrap_or(0));
+            }
+        }
+    }
+}

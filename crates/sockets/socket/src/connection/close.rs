@@ -1,0 +1,259 @@
+//! CLOSE
+
+use super::lanes::Lanes;
+use super::{
+    Connection, Details, HIDDEN_LIFELINE, POOL, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE, direction_lock, lifeline,
+    wait,
+};
+use crate::descriptor::hidden::{HiddenFd, Need};
+use crate::process::clock::{TICKS_PER_MICROSECOND, ticks};
+use crate::process::{blocking, limit, sandbox, system, threads};
+use rustix::io::Errno;
+use segment::{OwnState, PeerStatus, SHUT_BOTH_WAYS, Side};
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::atomic::Ordering;
+
+/// How long a close gives a call of another thread to fall asleep, which takes it 50 microseconds of its own time.
+const CALL_SETTLE_US_MAX: u64 = 5_000;
+
+impl Connection {
+    /// Shuts down one or both directions: [`SHUTDOWN_READ`], [`SHUTDOWN_WRITE`].
+    ///
+    /// # Errors
+    /// `NOTCONN` if the connection is gone, or both endpoints have ended their streams.
+    pub fn shutdown(&'static self, directions: u64) -> Result<(), Errno> {
+        self.attach_if_pending()?;
+        if self.is_on_lifeline() && blocking::poll_now(self.lifeline(), 0) & libc::POLLERR != 0 {
+            // A reset, perhaps, that nobody has heard of.
+            self.process_messages_for_all();
+        }
+        if self.is_known_to_be_closed() {
+            return Err(Errno::NOTCONN);
+        }
+        let before = {
+            let Some(_send) = self.lock_direction(&self.send_lock) else {
+                self.defer_to_holder(directions as u32);
+                return Ok(());
+            };
+            let Some(lanes) = self.lanes() else { return self.shutdown_lifeline(directions) };
+            if self.peer_state(lanes) == PeerState::Reset {
+                return Err(Errno::NOTCONN);
+            }
+            let _shared = self.lock_across_processes_blocking(lanes, OwnState::SendLock)?;
+            let before = lanes.segment.load(OwnState::Shutdown);
+            lanes.segment.store(OwnState::Shutdown, before | directions);
+            if directions & SHUTDOWN_WRITE != 0 && !self.sends_by_lane() {
+                self.shutdown_lifeline(SHUTDOWN_WRITE)?;
+            } else if directions & SHUTDOWN_WRITE != 0 {
+                // SAFETY: under the send lock.
+                let sender = unsafe { &mut *lanes.sender.get() };
+                sender.finish();
+                if sender.take_wake_request() {
+                    let _ = system::ring(self.lifeline());
+                }
+            }
+            if (before | directions) == SHUTDOWN_READ | SHUTDOWN_WRITE && self.has_begun_on_lifeline() {
+                lanes.publish_status(PeerStatus::Closed, SHUT_BOTH_WAYS);
+            }
+            before
+        };
+        if directions & !before & SHUTDOWN_READ != 0 {
+            self.wake_by_shutdown();
+        }
+        Ok(())
+    }
+
+    /// The last descriptor of this process is about to go.
+    pub(super) fn close(&'static self) {
+        if !self.defer_close_to_calls() {
+            self.close_now();
+        }
+    }
+
+    pub(super) fn close_now(&'static self) {
+        self.receive_last_handshake();
+        self.process_final_messages();
+        // The object may be another connection when this is done.
+        let kept = self.with_details_unmasked(|details| details.retained_lifeline.take());
+        self.finish_close();
+        drop(kept);
+    }
+
+    /// Leaves a close to the last of the other threads' calls that sleep here, as the kernel does: they go on as if
+    /// nothing had happened, with a descriptor that the program does not see. Without one, they end.
+    pub(super) fn defer_close_to_calls(&'static self) -> bool {
+        let own = u32::from(wait::BlockingCall::is_of_this_thread(self));
+        if threads::is_single() || sandbox::is_confined() || !self.has_sleeping_calls(own) {
+            return false;
+        }
+        let Some(_both) = self.lock_both() else { return false };
+        if self.retain_lifeline().is_err() {
+            return false;
+        }
+        if own > 0 {
+            self.end_call();
+        }
+        self.calls.defer_close()
+    }
+
+    /// Has the connection use a descriptor of the lifeline that the program does not see, before it loses those that it
+    /// sees. Under both locks.
+    pub(super) fn retain_lifeline(&self) -> Result<(), Errno> {
+        // SAFETY: the program's descriptor, in a call about it.
+        let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
+        let kept = HiddenFd::hide(rustix::io::fcntl_dupfd_cloexec(lifeline, 0)?, Need::Required)?;
+        self.lifeline.store(HIDDEN_LIFELINE - RawFd::from(kept.slot()), Ordering::Relaxed);
+        self.with_details(|details| details.retained_lifeline = Some(kept));
+        Ok(())
+    }
+
+    /// Ends the connection as `connect` with `AF_UNSPEC` does: the peer is reset, as are calls that sleep here.
+    /// `replace` puts another socket in the place of its descriptors.
+    ///
+    /// # Errors
+    /// `MFILE` where there is no descriptor left, `AGAIN` in a signal handler that has interrupted a call on the
+    /// connection, and those of `replace`: then nothing has changed.
+    pub fn disconnect(&'static self, replace: impl FnOnce(&[RawFd]) -> Result<(), Errno>) -> Result<(), Errno> {
+        self.attach_if_pending()?;
+        {
+            let _both = self.lock_both().ok_or(Errno::AGAIN)?;
+            self.retain_lifeline()?;
+        }
+        let descriptors = self.with_details(|details| details.descriptors.clone());
+        if let Err(error) = replace(&descriptors) {
+            let _both = self.lock_both();
+            self.lifeline.store(descriptors.first().copied().unwrap_or(-1), Ordering::Relaxed);
+            drop(self.with_details(|details| details.retained_lifeline.take()));
+            return Err(error);
+        }
+        self.with_details(|details| {
+            details.descriptors.clear();
+            details.resets_on_close = true;
+        });
+        self.process_final_messages();
+        self.reset_both();
+        let own = u32::from(wait::BlockingCall::is_of_this_thread(self));
+        if self.calls.count() <= own || !self.calls.defer_close() {
+            self.close_now();
+        }
+        Ok(())
+    }
+
+    /// Resets both ends.
+    pub(super) fn reset_both(&'static self) {
+        {
+            let _both = self.lock_both();
+            match self.lanes() {
+                Some(lanes) => self.reset_lanes(lanes),
+                None => self.lifeline_state.note_reset(),
+            }
+        }
+        // Wakes those who sleep, at both ends.
+        // SAFETY: the hidden descriptor, which is there until the connection is closed.
+        let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
+        let _ = rustix::net::shutdown(lifeline, rustix::net::Shutdown::Both);
+    }
+
+    /// Whether there are more than `own` calls that sleep. Who looks at memory for a moment is about to, and is let.
+    pub(super) fn has_sleeping_calls(&self, own: u32) -> bool {
+        let begun_ticks = ticks();
+        let is_time_up = || ticks().wrapping_sub(begun_ticks) > CALL_SETTLE_US_MAX * TICKS_PER_MICROSECOND;
+        while self.lifetime.has_waiters() && self.calls.count() <= own && !is_time_up() {
+            rustix::thread::sched_yield();
+        }
+        self.calls.count() > own
+    }
+
+    /// A call that has slept ends.
+    pub(super) fn end_call(&'static self) {
+        if self.calls.leave() {
+            self.close_now();
+        }
+    }
+
+    /// What is left of a close once the kernel may have closed the descriptor.
+    pub(super) fn finish_close(&'static self) {
+        {
+            let Some(_both) = self.lock_both() else { return self.defer_to_holder(direction_lock::DEFERRED_CLOSE) };
+            if !self.lifetime.close() {
+                return;
+            }
+            if let Some(lanes) = self.lanes() {
+                self.announce_close(lanes);
+            }
+            self.lifeline_state.clear();
+            // SAFETY: under both locks; the ledger's slot closes with it.
+            unsafe { *self.slot.get() = None };
+        }
+        self.recycle_if_unused();
+    }
+
+    /// Before a close: a handshake that was left unread would reset the client. One that comes later is refused, so
+    /// that the client finds the end of the stream instead.
+    pub(super) fn receive_last_handshake(&'static self) {
+        let is_pending = {
+            let _receive = self.lock_direction(&self.receive_lock);
+            self.awaits_handshake.load(Ordering::Relaxed) && !self.is_orphan.load(Ordering::Relaxed)
+        };
+        if is_pending {
+            // SAFETY: the program's descriptor, which it is closing.
+            let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
+            let _ = rustix::net::shutdown(lifeline, rustix::net::Shutdown::Read);
+            let _ = self.attach_if_pending();
+        }
+    }
+
+    /// Says good-bye. Where no child can hold the connection the peer learns of it from memory, at once and exactly;
+    /// where one might, only the kernel knows when the last descriptor goes, and the lifeline tells.
+    pub(super) fn announce_close(&self, lanes: &Lanes) {
+        self.remove_holder_entry(&lanes.segment);
+        let others = lanes.segment.add(OwnState::Holders, u64::MAX).saturating_sub(1);
+        let (resets, is_last) = self
+            .with_details_unmasked(|details| (details.resets_on_close, others == 0 && !self.may_have_other_holders()));
+        if !is_last {
+            return;
+        }
+        let has_unread = if self.receives_by_lane() {
+            lanes.observer().unread_bytes().is_ok_and(|bytes| bytes > 0)
+        } else {
+            // Under a filter nobody can ask, and the kernel tells the peer.
+            !crate::process::sandbox::is_confined() && self.has_program_bytes_in_lifeline()
+        };
+        // In windows, an end may be reset whose peer is there and was not: it is to see no good order either.
+        let is_reset = self.peer_state(lanes) == PeerState::Reset;
+        // SAFETY: under the send lock.
+        let finish = || unsafe { (*lanes.sender.get()).finish() };
+        if resets || has_unread || is_reset {
+            lanes.publish_status(PeerStatus::Reset, 1);
+            // First: who finds the end of the stream before this takes it for one in good order.
+            lanes.publish_status(PeerStatus::Closed, 1);
+            finish();
+        } else {
+            finish();
+            lanes.publish_status(PeerStatus::Closed, 1);
+        }
+    }
+
+    /// Gives the memory back once the connection is closed and no thread looks at it any more.
+    pub(super) fn recycle_if_unused(&'static self) {
+        let dropped = {
+            let Some(_both) = self.lock_both() else { return self.defer_to_holder(direction_lock::DEFERRED_RECYCLE) };
+            if !self.lifetime.try_reclaim() {
+                return;
+            }
+            let Details { memory, tuple, .. } = self.with_details_unmasked(std::mem::take);
+            self.forget_growth();
+            self.is_plain.store(false, Ordering::Relaxed);
+            // SAFETY: under both locks, and there is no waiter.
+            let lanes = unsafe { (*self.lanes.get()).take() };
+            if let Some(lanes) = &lanes {
+                limit::remove_mapping();
+                let leads_to = tuple.filter(|_| lanes.segment.side() == Side::Connector);
+                leads_to.into_iter().for_each(|tuple| lifeline::lane_peers::forget(tuple.peer));
+            }
+            (lanes, memory)
+        };
+        drop(dropped);
+        POOL.release(self);
+    }
+}

@@ -1,0 +1,112 @@
+//! DISPATCH
+
+use super::super::{Connection, observer};
+use super::message::peek;
+use super::receive::LifelineRead;
+use crate::process::clock::{TICKS_PER_MILLISECOND, ticks};
+use libc::iovec;
+use rustix::io::Errno;
+use std::sync::atomic::Ordering;
+
+/// What comes first in a lifeline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::connection) enum NextItem {
+    Nothing,
+    Bytes,
+    Message,
+    End,
+}
+
+impl Connection {
+    /// Before a close: a message that was left unread would reset the peer, and `SO_LINGER` may ask for a reset.
+    pub(in crate::connection) fn process_final_messages(&'static self) {
+        // What is there may be for another process.
+        if self.receives_by_lane() || self.awaits_handshake.load(Ordering::Relaxed) || self.may_have_other_holders() {
+            return;
+        }
+        if self.with_details(|details| details.resets_on_close) {
+            self.switch_to_lanes();
+        }
+        // An offer comes too late.
+        self.lifeline_state.is_shared.store(true, Ordering::Relaxed);
+        self.process_messages();
+    }
+
+    /// After a receive by the lifeline: whether the stream goes on in a lane.
+    pub(in crate::connection) fn continues_by_lane(&'static self) -> bool {
+        let goes_on = self.lifeline_state.has_pending_message.load(Ordering::Relaxed)
+            && self.handle_pending_message().is_ok()
+            && self.receives_by_lane();
+        self.notify_sets();
+        goes_on
+    }
+
+    /// A program that only sends does not receive what says that both directions go by lanes; sends are quicker then.
+    pub(in crate::connection) fn process_messages_periodically(&'static self) {
+        let now = ticks();
+        if now.wrapping_sub(self.lifeline_state.messages_polled_ticks.load(Ordering::Relaxed)) > TICKS_PER_MILLISECOND {
+            self.lifeline_state.messages_polled_ticks.store(now, Ordering::Relaxed);
+            self.process_messages_for_all();
+        }
+    }
+
+    /// As [`Connection::process_messages`], for a call that is about this connection alone.
+    pub(in crate::connection) fn process_messages_for_all(&'static self) {
+        self.process_messages();
+        self.notify_sets();
+    }
+
+    /// After a call has taken messages out that a readiness set was to find: the set looks at the connection, since
+    /// what came by the lane before anybody asked for rings is not rung for.
+    pub(in crate::connection) fn notify_sets(&'static self) {
+        if self.receives_by_lane() && self.sleepers.is_any() {
+            observer::tell_change(self);
+        }
+    }
+
+    /// Follows the messages that come first in the lifeline. Answers what comes then.
+    pub(in crate::connection) fn process_messages(&'static self) -> NextItem {
+        loop {
+            if let Err(first) = self.process_next_message() {
+                return first;
+            }
+        }
+    }
+
+    /// Follows the message that comes first in the lifeline.
+    ///
+    /// # Errors
+    /// What comes first, if that is no message, or one that cannot be followed now.
+    pub(in crate::connection) fn process_next_message(&'static self) -> Result<(), NextItem> {
+        {
+            let guard = self.lock_direction(&self.receive_lock);
+            if guard.is_none() || self.is_incoming_by_lane() {
+                return Err(NextItem::Nothing);
+            }
+            if !self.lifeline_state.has_pending_message.load(Ordering::Relaxed) {
+                match self.next_in_lifeline() {
+                    NextItem::Message if matches!(self.receive_message(), Ok(LifelineRead::Message)) => {}
+                    first => return Err(first),
+                }
+            }
+        }
+        self.handle_pending_message().map_err(|_| NextItem::Message)
+    }
+
+    /// Under the receive lock.
+    pub(in crate::connection) fn next_in_lifeline(&self) -> NextItem {
+        let mut byte = 0_u8;
+        let spans = [iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
+        // SAFETY: one byte is writable.
+        match unsafe { peek(self.lifeline(), &spans) } {
+            Ok((0, _)) => NextItem::End,
+            Ok((_, true)) => NextItem::Message,
+            Ok((_, false)) => NextItem::Bytes,
+            Err(Errno::CONNRESET) => {
+                self.note_kernel_reset();
+                NextItem::End
+            }
+            Err(_) => NextItem::Nothing,
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! LREADY
+
+use super::super::{Connection, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE, urgent};
+use super::dispatch::NextItem;
+use super::message::{OFFER, peek, receive};
+use super::{FOLLOW, SWITCH};
+use crate::descriptor::hidden::close;
+use crate::process::{blocking, limit};
+use libc::iovec;
+use segment::{OwnState, Segment};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+
+/// What the lifeline leads to.
+pub(in crate::connection) struct Lookahead {
+    /// The program's bytes before the first message.
+    pub bytes: usize,
+    /// All bytes, with messages.
+    pub(super) unread: usize,
+    pub message: Option<u8>,
+    /// What came with it.
+    pub memory: Option<OwnedFd>,
+}
+
+impl Connection {
+    /// As [`Connection::readiness`], where what comes in comes by the lifeline. One system call, and one more if
+    /// something is there. `None`: it does not any more.
+    pub(in crate::connection) fn lifeline_readiness(&'static self, wanted: i16) -> Option<i16> {
+        let ask = || blocking::poll_now(self.lifeline(), libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP);
+        let mut revents = ask();
+        let may_hear = revents & libc::POLLIN != 0
+            || self.lifeline_state.has_pending_message.load(Ordering::Relaxed)
+            || self.may_have_other_holders();
+        let mut first = NextItem::Nothing;
+        if may_hear {
+            let heard_before = self.lifeline_state.messages_received.load(Ordering::Relaxed);
+            first = self.process_messages();
+            if self.receives_by_lane() {
+                return None;
+            }
+            if self.lifeline_state.messages_received.load(Ordering::Relaxed) != heard_before {
+                revents = ask();
+            }
+        }
+        let ends = u64::from((revents & (libc::POLLRDHUP | libc::POLLHUP)).count_ones());
+        self.lifeline_state.end_level.fetch_max(ends, Ordering::Relaxed);
+        // The end may lie in a lane that is known before what leads there has its turn.
+        let ends_in_lane = self.lanes().is_some_and(|lanes| lanes.observer().has_fin());
+        let has_ended = revents & libc::POLLRDHUP != 0 || ends_in_lane;
+        let is_shut = |direction| self.is_shut(direction);
+        if let Some(lanes) = self.lanes().filter(|_| revents & libc::POLLHUP != 0) {
+            self.note_hang_up(lanes, revents & libc::POLLERR != 0);
+        }
+        if self.lanes().is_none()
+            && revents & libc::POLLHUP != 0
+            && (revents & libc::POLLERR != 0 || first == NextItem::Bytes)
+        {
+            self.is_reset_on_lifeline();
+        }
+        let (peer, _) = self.state();
+        let has_error = self.lanes().map_or(self.lifeline_state.error.load(Ordering::Relaxed), |lanes| {
+            lanes.segment.load(OwnState::PendingError)
+        }) != 0;
+        let mut ready = 0;
+        if (first == NextItem::Bytes && self.reaches_low_water()) || has_ended || is_shut(SHUTDOWN_READ) {
+            ready |= libc::POLLIN | libc::POLLRDNORM;
+        }
+        if has_ended || is_shut(SHUTDOWN_READ) {
+            ready |= libc::POLLRDHUP;
+        }
+        if ready & libc::POLLRDHUP != 0 && is_shut(SHUTDOWN_WRITE) {
+            ready |= libc::POLLHUP;
+        }
+        if matches!(peer, PeerState::BrokenPipe | PeerState::Reset) {
+            ready |= libc::POLLHUP;
+        }
+        if has_error {
+            ready |= libc::POLLERR;
+        }
+        let output =
+            if self.sends_by_lane() { self.output_readiness(wanted) } else { self.lifeline_output_readiness(revents) };
+        Some(ready | output)
+    }
+
+    /// A lifeline that is full gives way to a lane, if there can be one.
+    pub(in crate::connection) fn lifeline_output_readiness(&self, revents: i16) -> i16 {
+        const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
+        let has_room = revents & (libc::POLLOUT | libc::POLLHUP) != 0 || self.is_shut(SHUTDOWN_WRITE);
+        if !has_room && self.send_is_blocked.load(Ordering::Relaxed) {
+            return 0;
+        }
+        if self.send_is_blocked.swap(false, Ordering::Relaxed) {
+            self.room_returns.fetch_add(1, Ordering::Relaxed);
+        }
+        OUTPUT
+    }
+
+    pub(in crate::connection) fn reaches_low_water(&'static self) -> bool {
+        let low_water = self.low_water_bytes.load(Ordering::Relaxed) as usize;
+        low_water <= 1 || self.unread_in_lifeline() >= low_water
+    }
+
+    /// As [`Connection::unread_in_lifeline`]: whether there are any. A message counts too.
+    pub(in crate::connection) fn has_bytes_in_lifeline(&self) -> bool {
+        rustix::io::ioctl_fionread(self.borrow_lifeline()).is_ok_and(|bytes| bytes > 0)
+    }
+
+    /// As [`Connection::has_bytes_in_lifeline`], without the messages: one may come after the last look for them.
+    /// Under both locks.
+    pub(in crate::connection) fn has_program_bytes_in_lifeline(&self) -> bool {
+        self.has_bytes_in_lifeline() && self.unread_locked() > 0
+    }
+
+    /// Bytes that have come and are unread, in the lifeline and in the lane that it leads to. Where an offer comes
+    /// first, what is behind that is counted as if no other message came there.
+    pub(in crate::connection) fn unread_in_lifeline(&'static self) -> usize {
+        let _both = self.lock_both();
+        self.unread_locked()
+    }
+
+    /// As [`Connection::unread_in_lifeline`], under both locks.
+    pub(in crate::connection) fn unread_locked(&self) -> usize {
+        // Programs ask after each receive.
+        if let Some(unread) = self.unread_as_peeked() {
+            return unread;
+        }
+        let behind = self.look_ahead();
+        let is_inline = self.is_urgent_inline();
+        let unread_in = |segment: &Segment| urgent::unread_before_mark(segment, behind.bytes == 0, is_inline);
+        let beyond = match (behind.message, &behind.memory) {
+            (Some(OFFER), _) => behind.unread - behind.bytes - 1,
+            (Some(FOLLOW), _) => {
+                // SAFETY: under the send lock.
+                let offered = unsafe { (*self.lifeline_state.offered.get()).as_ref() }.map(|offered| &offered.segment);
+                self.lanes().map(|lanes| &lanes.segment).or(offered).map_or(0, unread_in)
+            }
+            (Some(SWITCH), Some(memory)) => {
+                Segment::peek(memory, self.lifeline_state.side()).map_or(0, |segment| unread_in(&segment))
+            }
+            _ => 0,
+        };
+        behind.memory.into_iter().for_each(close);
+        behind.bytes + beyond
+    }
+
+    /// Bytes of the program's that are unread, where a look has shown all of them, and no message among them. Under the
+    /// receive lock.
+    pub(in crate::connection) fn unread_as_peeked(&self) -> Option<usize> {
+        let peeked_bytes = self.lifeline_state.peeked_bytes.load(Ordering::Relaxed);
+        let may_be = peeked_bytes > 0 && !self.may_have_other_holders();
+        let is_all = || rustix::io::ioctl_fionread(self.borrow_lifeline()) == Ok(peeked_bytes);
+        (may_be && is_all()).then_some(peeked_bytes as usize)
+    }
+
+    /// Looks through the lifeline as far as the first message, and leaves everything there. Under the receive lock.
+    pub(in crate::connection) fn look_ahead(&self) -> Lookahead {
+        let unread = rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) as usize;
+        let nothing = Lookahead { bytes: unread, unread, message: None, memory: None };
+        if unread == 0 {
+            return nothing;
+        }
+        let mut scratch = vec![0_u8; unread];
+        let spans = [iovec { iov_base: scratch.as_mut_ptr().cast(), iov_len: unread }];
+        // SAFETY: the scratch is writable.
+        let seen = unsafe { peek(self.lifeline(), &spans) };
+        let bytes_seen = seen.map_or(0, |(bytes, has_message)| bytes - usize::from(has_message));
+        self.lifeline_state.peeked_bytes.store(bytes_seen as u64, Ordering::Relaxed);
+        let Ok((bytes, true)) = seen else { return nothing };
+        // SAFETY: the scratch is writable, and outlives the call.
+        let receive = || unsafe { receive(self.lifeline(), &spans, libc::MSG_PEEK) };
+        let received = limit::with_free_descriptor(self.borrow_lifeline(), receive);
+        let memory = received.ok().and_then(|received| received.rights);
+        Lookahead { bytes: bytes - 1, unread, message: Some(scratch[bytes - 1]), memory }
+    }
+
+    /// Bytes that have come by the lifeline before there was a lane, for edge-triggered watchers. Only grows. A message
+    /// that is unread cannot be told from the program's bytes and is counted with them; it stays counted when it is
+    /// taken out, or the number would fall, and what comes next would look like what was there. A message that was
+    /// taken out before anybody has counted it is no edge. Under the receive lock.
+    pub(in crate::connection) fn lifeline_arrivals(&self) -> u64 {
+        let is_early = self.is_on_lifeline();
+        let unread = if is_early { rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) } else { 0 };
+        let reaches = self.lifeline_state.received_with_messages_bytes.load(Ordering::Relaxed) + unread;
+        self.lifeline_state.counted_to_bytes.fetch_max(reaches, Ordering::Relaxed);
+        self.lifeline_state.received_bytes.load(Ordering::Relaxed) + unread
+    }
+
+    /// As [`Connection::lifeline_arrivals`]: how far the lifeline had come to its end when its readiness was last asked.
+    /// Only grows.
+    pub(in crate::connection) fn lifeline_end_level(&self) -> u64 {
+        self.lifeline_state.end_level.load(Ordering::Relaxed)
+    }
+
+    /// Whether nothing wakes who waits for room: the peer cannot ring before this end has received its `SWITCH`, nor
+    /// under a filter that has no room for that.
+    pub fn must_poll_for_room(&'static self, wanted: i16) -> bool {
+        let peer_is_confined = || {
+            let _guard = self.lock_direction(&self.send_lock);
+            self.lanes().is_some_and(|lanes| lanes.segment.peer_is_confined())
+        };
+        wanted & (libc::POLLOUT | libc::POLLWRNORM) != 0
+            && self.send_is_blocked.load(Ordering::Relaxed)
+            && (!self.receives_by_lane() || peer_is_confined())
+    }
+}

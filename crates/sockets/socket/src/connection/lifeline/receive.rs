@@ -1,0 +1,236 @@
+//! LRECEIVE
+
+use super::super::transfer::Step;
+use super::super::{Connection, Flags, SHUTDOWN_READ, total_bytes};
+use super::SCRATCH_BYTES;
+use super::message::{Message, NO_SPAN, Received, peek_exactly, peek_to_sink, receive, receive_exactly, spans_after};
+use crate::process::{blocking, limit, signals};
+use libc::iovec;
+use rustix::io::Errno;
+use segment::{BY_LANE_RECEIVE, OwnState};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+
+/// So far ahead looks go, for receives of less.
+const PEEK_BYTES: usize = 64 << 10;
+
+/// What one receive by the lifeline came to.
+pub(super) enum LifelineRead {
+    Bytes(usize),
+    End,
+    /// A message for us has been put aside.
+    Message,
+    /// The incoming direction goes by its lane.
+    ByLane,
+}
+
+impl Connection {
+    /// Receives by the lifeline; `None`: the direction goes by its lane.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
+    pub(in crate::connection) unsafe fn receive_by_lifeline(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        skip: usize,
+        flags: Flags,
+    ) -> Result<Option<Step>, Errno> {
+        loop {
+            if self.lifeline_state.has_pending_message.load(Ordering::Relaxed) {
+                self.handle_pending_message()?;
+                self.notify_sets();
+            }
+            let guard = self.lock_for_generation(generation, &self.receive_lock)?;
+            let shared = match self.lanes() {
+                Some(lanes) => self.lock_across_processes(lanes, OwnState::ReceiveLock)?,
+                None => None,
+            };
+            // SAFETY: our caller says that every span is writable for its length.
+            let taken = unsafe { self.read_lifeline(spans, skip, flags) };
+            drop(shared);
+            drop(guard);
+            match taken? {
+                LifelineRead::ByLane => return Ok(None),
+                LifelineRead::Message => {}
+                LifelineRead::End => return Ok(Some(Step::End)),
+                LifelineRead::Bytes(0) => return Ok(Some(Step::Nothing)),
+                LifelineRead::Bytes(bytes) => {
+                    self.count_received(bytes, flags);
+                    if !flags.peek && self.lifeline_state.has_responded.swap(false, Ordering::Relaxed) {
+                        self.lifeline_state.requests.fetch_add(1, Ordering::Relaxed);
+                    }
+                    return Ok(Some(Step::Moved(bytes)));
+                }
+            }
+        }
+    }
+
+    /// Under the receive lock.
+    pub(super) unsafe fn read_lifeline(
+        &'static self,
+        spans: &[iovec],
+        skip: usize,
+        flags: Flags,
+    ) -> Result<LifelineRead, Errno> {
+        if self.lifeline_state.has_pending_message.load(Ordering::Relaxed) {
+            // Another thread has taken a message out: what lies behind it is not the program's.
+            return Ok(LifelineRead::Message);
+        }
+        if self.is_incoming_by_lane() || self.awaits_handshake.load(Ordering::Relaxed) {
+            return Ok(LifelineRead::ByLane);
+        }
+        let mut one = [NO_SPAN];
+        let spans = spans_after(spans, skip, &mut one);
+        if flags.discard {
+            let mut scratch = [0_u8; SCRATCH_BYTES];
+            let len = total_bytes(spans).min(SCRATCH_BYTES);
+            let unwanted = [iovec { iov_base: scratch.as_mut_ptr().cast(), iov_len: len }];
+            // SAFETY: the scratch is writable.
+            return unsafe { self.read_spans(&unwanted, flags) };
+        }
+        // SAFETY: every span is writable for its length, as whoever receives has promised.
+        unsafe { self.read_spans(spans, flags) }
+    }
+
+    /// Looks first, without room for descriptors: what has some is none of the program's.
+    unsafe fn read_spans(&'static self, spans: &[iovec], flags: Flags) -> Result<LifelineRead, Errno> {
+        let (bytes, has_message) = match self.peek_ahead(total_bytes(spans)) {
+            Ok((0, false)) => return self.end_of_lifeline(spans),
+            Ok((bytes, true)) => (bytes - 1, true),
+            Ok(seen) => seen,
+            Err(Errno::AGAIN | Errno::INTR) if self.is_shut(SHUTDOWN_READ) => return Ok(LifelineRead::End),
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(LifelineRead::Bytes(0)),
+            Err(Errno::CONNRESET) => return self.reset_by_kernel(),
+            Err(error) => return Err(error),
+        };
+        if bytes == 0 {
+            return self.receive_message();
+        }
+        if flags.peek {
+            // SAFETY: every span is writable for its length, as whoever receives has promised.
+            return unsafe { peek_exactly(self.lifeline(), spans, bytes) }.map(LifelineRead::Bytes);
+        }
+        let peeked_bytes = self.lifeline_state.peeked_bytes.load(Ordering::Relaxed);
+        // SAFETY: every span is writable for its length, as whoever receives has promised.
+        let taken = unsafe { receive_exactly(self.lifeline(), spans, bytes) }?;
+        self.lifeline_state.peeked_bytes.fetch_sub(peeked_bytes.min(taken.0 as u64), Ordering::Relaxed);
+        self.lifeline_state.received_bytes.fetch_add(taken.0 as u64, Ordering::Relaxed);
+        self.lifeline_state.received_with_messages_bytes.fetch_add(taken.0 as u64, Ordering::Relaxed);
+        // Another process that holds this end may have been faster: what it has left may end with a message.
+        if let Some(message) = taken.1 {
+            self.store_message(message);
+        }
+        if has_message && taken.0 == bytes {
+            // What says where the stream goes on is not left lying: a receive takes from both.
+            let _ = self.receive_message();
+        }
+        Ok(LifelineRead::Bytes(taken.0))
+    }
+
+    /// As [`peek_to_sink`]; but what an earlier look has shown to be no message is not looked at again, as long as no
+    /// other process can receive it. Under the receive lock.
+    fn peek_ahead(&self, wanted: usize) -> Result<(usize, bool), Errno> {
+        let peeked_bytes = self.lifeline_state.peeked_bytes.swap(0, Ordering::Relaxed) as usize;
+        if wanted == 0 || self.may_have_other_holders() {
+            return peek_to_sink(self.lifeline(), wanted);
+        }
+        if peeked_bytes >= wanted {
+            self.lifeline_state.peeked_bytes.store(peeked_bytes as u64, Ordering::Relaxed);
+            return Ok((wanted, false));
+        }
+        let (seen, has_message) = peek_to_sink(self.lifeline(), wanted.max(PEEK_BYTES))?;
+        let bytes = seen - usize::from(has_message);
+        self.lifeline_state.peeked_bytes.store(bytes as u64, Ordering::Relaxed);
+        Ok(if has_message && bytes < wanted { (seen, true) } else { (bytes.min(wanted), false) })
+    }
+
+    /// Whether the incoming direction goes by its lane, as this process or another one that holds the end has found.
+    /// Under the receive lock.
+    pub(super) fn is_incoming_by_lane(&self) -> bool {
+        if self.receives_by_lane() {
+            return true;
+        }
+        let Some(lanes) = self.lanes() else { return false };
+        if self.may_have_other_holders() && lanes.segment.load(OwnState::ByLane) & BY_LANE_RECEIVE != 0 {
+            signals::without_handlers(|| self.use_lanes_for(BY_LANE_RECEIVE));
+            if self.sleepers.is_any() {
+                // SAFETY: under the receive lock.
+                unsafe { (*lanes.receiver.get()).announce_sleep() };
+            }
+        }
+        self.receives_by_lane()
+    }
+
+    /// The kernel says that nothing comes any more.
+    fn end_of_lifeline(&self, spans: &[iovec]) -> Result<LifelineRead, Errno> {
+        if total_bytes(spans) == 0 {
+            let is_there = blocking::poll_now(self.lifeline(), libc::POLLIN) & libc::POLLIN != 0;
+            return Ok(if is_there { LifelineRead::End } else { LifelineRead::Bytes(0) });
+        }
+        match self.lanes() {
+            Some(lanes) => self.end_of_input(lanes).map(|_| LifelineRead::End),
+            None => self.lifeline_state.take_reset().map_or(Ok(LifelineRead::End), Err),
+        }
+    }
+
+    /// The peer has left something unread; the kernel says so once.
+    fn reset_by_kernel(&self) -> Result<LifelineRead, Errno> {
+        if let Some(lanes) = self.lanes() {
+            self.note_hang_up(lanes, true);
+            return self.end_of_input(lanes).map(|_| LifelineRead::End);
+        }
+        self.note_kernel_reset();
+        self.lifeline_state.take_reset().map_or(Ok(LifelineRead::End), Err)
+    }
+
+    /// Receives a message that has come first. Under the receive lock.
+    pub(super) fn receive_message(&'static self) -> Result<LifelineRead, Errno> {
+        let lifeline = self.borrow_lifeline();
+        let received = limit::with_free_descriptor(lifeline, || {
+            let mut kind = 0_u8;
+            let spans = [iovec { iov_base: (&raw mut kind).cast(), iov_len: 1 }];
+            // SAFETY: one byte is writable.
+            unsafe { receive(lifeline.as_raw_fd(), &spans, 0) }.map(|received| (received, kind))
+        });
+        match received {
+            Ok((Received { bytes: 1, rights, .. }, kind)) => {
+                self.store_message(Message { kind, memory: rights });
+                Ok(LifelineRead::Message)
+            }
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(LifelineRead::Bytes(0)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Under the receive lock. Nothing more is received until it is followed.
+    fn store_message(&self, message: Message) {
+        // SAFETY: under the receive lock.
+        unsafe { *self.lifeline_state.pending_message.get() = Some(message) };
+        let before = self.lifeline_state.received_with_messages_bytes.fetch_add(1, Ordering::Relaxed);
+        if self.lifeline_state.counted_to_bytes.load(Ordering::Relaxed) > before {
+            self.lifeline_state.received_bytes.fetch_add(1, Ordering::Relaxed);
+        }
+        self.lifeline_state.has_pending_message.store(true, Ordering::Relaxed);
+    }
+
+    /// Receives at most 16 KiB by the lifeline, of which `take` says how many it has used.
+    pub(in crate::connection) fn consume_lifeline_with(
+        &'static self,
+        generation: u32,
+        len_bytes: usize,
+        take: impl FnOnce(*mut u8, usize) -> Result<usize, Errno>,
+    ) -> Result<Option<Step>, Errno> {
+        let mut scratch = [0_u8; SCRATCH_BYTES];
+        let begin = scratch.as_mut_ptr();
+        let span = |len| [iovec { iov_base: begin.cast(), iov_len: len }];
+        let peek = Flags { peek: true, ..Flags::default() };
+        let first = span(len_bytes.min(SCRATCH_BYTES));
+        // SAFETY: the scratch is writable.
+        let seen = unsafe { self.receive_by_lifeline(generation, &first, 0, peek) }?;
+        let Some(Step::Moved(bytes)) = seen else { return Ok(seen) };
+        let used = span(take(begin, bytes)?);
+        // SAFETY: `used` is a part of the scratch, which is writable.
+        unsafe { self.receive_by_lifeline(generation, &used, 0, Flags::default()) }
+    }
+}

@@ -1,0 +1,156 @@
+//! LSEND
+
+use super::super::{Connection, PeerState, SHUTDOWN_WRITE};
+use super::SCRATCH_BYTES;
+use super::message::send_now;
+use crate::process::blocking;
+use libc::iovec;
+use rustix::io::Errno;
+use std::sync::atomic::Ordering;
+
+impl Connection {
+    /// Sends by the lifeline as far as that goes. Answers how many bytes went, and whether the rest goes by the lane.
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
+    pub(in crate::connection) unsafe fn send_by_lifeline(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        skip: usize,
+        wanted: usize,
+    ) -> Result<(usize, bool), Errno> {
+        let mut sent = 0;
+        self.switch_for_order();
+        loop {
+            let guard = self.lock_for_generation(generation, &self.send_lock)?;
+            if self.awaits_handshake.load(Ordering::Relaxed) {
+                return Ok((sent, true));
+            }
+            if self.sends_by_lane() || self.follow_peer(None) {
+                return Ok((sent, true));
+            }
+            if sent == 0 && !self.may_send_by_lifeline(wanted - skip)? {
+                return Ok((self.bytes_accepted_for_closed_peer(wanted - skip), false));
+            }
+            if skip + sent >= wanted {
+                return Ok((sent, false));
+            }
+            self.offer_with_answer();
+            // SAFETY: our caller says that every span is readable for its length.
+            match unsafe { send_now(self.lifeline(), spans, skip + sent) } {
+                Ok(bytes) => {
+                    sent += bytes;
+                    self.lifeline_state.has_sent.store(true, Ordering::Relaxed);
+                    self.lifeline_state.has_responded.store(true, Ordering::Relaxed);
+                    self.count_sent(bytes);
+                }
+                Err(Errno::AGAIN) => {
+                    drop(guard);
+                    if !self.switch_to_lanes() && !self.widen() {
+                        return Ok((sent, false));
+                    }
+                }
+                Err(Errno::PIPE | Errno::CONNRESET) if sent > 0 => return Ok((sent, false)),
+                Err(Errno::PIPE | Errno::CONNRESET) => {
+                    drop(guard);
+                    self.process_messages_for_all();
+                    match self.lanes() {
+                        Some(lanes) => self.poll_lifeline(lanes),
+                        None => {
+                            return self
+                                .send_to_closed_peer()
+                                .map(|()| (self.bytes_accepted_for_closed_peer(wanted - skip), false));
+                        }
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return if sent > 0 { Ok((sent, false)) } else { Err(error) },
+            }
+        }
+    }
+
+    /// As [`Connection::may_send`], where what is sent goes by the lifeline.
+    pub(in crate::connection) fn may_send_by_lifeline(&self, len_bytes: usize) -> Result<bool, Errno> {
+        if let Some(lanes) = self.lanes() {
+            return self.may_send(lanes, len_bytes);
+        }
+        if self.is_shut(SHUTDOWN_WRITE) {
+            return Err(Errno::PIPE);
+        }
+        match self.state().0 {
+            PeerState::Alive => Ok(true),
+            PeerState::Closed if len_bytes == 0 => Ok(false),
+            PeerState::Closed => {
+                self.lifeline_state.note_broken_pipe();
+                Ok(false)
+            }
+            PeerState::BrokenPipe => {
+                self.lifeline_state.take_error();
+                Err(Errno::PIPE)
+            }
+            PeerState::Reset => Err(self.lifeline_state.take_error().unwrap_or(Errno::PIPE)),
+        }
+    }
+
+    /// The kernel refuses a send: the peer is gone. TCP's buffer takes the first one all the same, unless a reset has
+    /// come.
+    pub(in crate::connection) fn send_to_closed_peer(&'static self) -> Result<(), Errno> {
+        if !self.lifeline_has_hung_up() {
+            // Another process that holds the end has shut it down.
+            self.lifeline_state.shutdown.fetch_or(SHUTDOWN_WRITE, Ordering::Relaxed);
+            return Err(Errno::PIPE);
+        }
+        if self.is_reset_on_lifeline() {
+            return Err(self.lifeline_state.take_error().unwrap_or(Errno::PIPE));
+        }
+        self.lifeline_state.note_broken_pipe();
+        Ok(())
+    }
+
+    /// Sends what `fill` puts into a buffer, where nothing can be written in place. `None`: there is no room. Under the
+    /// send lock.
+    pub(in crate::connection) fn fill_and_send(
+        &self,
+        len_bytes: usize,
+        fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
+    ) -> Result<Option<usize>, Errno> {
+        // The kernel says that there is room when three quarters are free: more than the buffer has.
+        if blocking::poll_now(self.lifeline(), libc::POLLOUT) & libc::POLLOUT == 0 {
+            return Ok(None);
+        }
+        let mut bytes = [0_u8; SCRATCH_BYTES];
+        let room_bytes = len_bytes.min(SCRATCH_BYTES);
+        let filled = fill(bytes.as_mut_ptr(), room_bytes)?.min(room_bytes);
+        let spans = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: filled }];
+        // SAFETY: filled so far.
+        let sent = if filled == 0 { 0 } else { unsafe { send_now(self.lifeline(), &spans, 0) }? };
+        self.lifeline_state.has_sent.store(true, Ordering::Relaxed);
+        self.lifeline_state.has_responded.store(true, Ordering::Relaxed);
+        Ok(Some(sent))
+    }
+
+    /// The kernel has sent so many bytes of the program's by the lifeline. Under the send lock.
+    pub(in crate::connection) fn note_sent_by_lifeline(&self, bytes: usize) {
+        if bytes > 0 {
+            self.lifeline_state.has_sent.store(true, Ordering::Relaxed);
+            self.lifeline_state.has_responded.store(true, Ordering::Relaxed);
+            self.count_sent(bytes);
+        }
+    }
+
+    /// Whether a send by the lifeline would reach nobody.
+    pub(in crate::connection) fn is_lifeline_output_closed(&self) -> bool {
+        self.is_shut(SHUTDOWN_WRITE) || self.lifeline_has_hung_up()
+    }
+
+    /// As `may_send` of lanes, where what is sent is not known before.
+    pub(in crate::connection) fn may_fill_by_lifeline(&'static self, len_bytes: usize) -> Result<bool, Errno> {
+        let is_news = self.lifeline_state.peer.load(Ordering::Relaxed) == PeerState::Alive as u64;
+        if is_news && !self.is_shut(SHUTDOWN_WRITE) && self.lifeline_has_hung_up() {
+            self.send_to_closed_peer()?;
+            return Ok(false);
+        }
+        self.may_send_by_lifeline(len_bytes)
+    }
+}

@@ -1,0 +1,510 @@
+//! RECEIVE
+
+use super::bad_address::has_bad_address;
+use super::lane_kinds::LaneReceiver;
+use super::lanes::Lanes;
+use super::transfer::Step;
+use super::wait::{BlockingCall, Deadline};
+use super::{Connection, Flags, PeerState, SHUTDOWN_READ, reclaim, total_bytes};
+use crate::process::clock::note_stamp;
+use crate::process::threads;
+use ::wait::{Action, Spin};
+use lane::{Corrupt, ShortRead};
+use libc::iovec;
+use rustix::io::Errno;
+use segment::OwnState;
+use std::sync::atomic::Ordering;
+
+/// So often a receive tries to read before it waits: some microseconds, as long as a peer takes that answers at once.
+const SPIN_ATTEMPTS_MAX: u32 = 400;
+
+impl Connection {
+    /// Receives into `spans`, in order; returns how many bytes, zero at the end of the stream.
+    ///
+    /// # Errors
+    /// `AGAIN` when nothing is there and the call does not wait, or its time is up; `INTR`; `CONNRESET`; `BADF` when
+    /// closed meanwhile; `FAULT` for a span where no program has memory.
+    ///
+    /// # Safety
+    /// Every other span is writable for its length.
+    #[inline(always)] // As its short path.
+    pub unsafe fn receive(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+        if has_bad_address(spans) {
+            // SAFETY: our caller says that every span that is somewhere is writable.
+            return unsafe { self.receive_with_bad_address(spans, flags) };
+        }
+        // SAFETY: no span is nowhere, so that each is writable, as our caller says.
+        unsafe { self.receive_checked(spans, flags) }
+    }
+
+    /// # Safety
+    /// As [`Connection::receive`].
+    #[inline(always)] // As that.
+    pub(super) unsafe fn receive_checked(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+        let generation = self.generation();
+        // SAFETY: the caller's spans.
+        match unsafe { self.receive_short_any_lane(generation, spans, flags) } {
+            ShortRead::Read(bytes) => Ok(bytes),
+            // Nothing else is asked before the wait: a message that is on its way would have to wait for the answers.
+            // SAFETY: as above.
+            ShortRead::Empty if self.may_block(flags) => unsafe { self.receive_waiting(generation, spans, 0, flags) },
+            // SAFETY: as above.
+            next => unsafe { self.receive_any(generation, spans, flags, next == ShortRead::Empty) },
+        }
+    }
+
+    /// A receive of what senders of short messages send: one record.
+    #[inline(always)] // Most of what it spares is the work of being called.
+    pub(super) unsafe fn receive_short(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> ShortRead {
+        let [span] = spans else { return ShortRead::UseReadTo };
+        let is_plain = !flags.peek && !flags.wait_all && !flags.discard && span.iov_len > 0;
+        if !is_plain || self.low_water_bytes.load(Ordering::Relaxed) > 1 {
+            return ShortRead::UseReadTo;
+        }
+        let Ok(guard) = self.lock_for_generation(generation, &self.receive_lock) else { return ShortRead::UseReadTo };
+        let Some(plain) = self.plain_lanes() else { return ShortRead::UseReadTo };
+        if self.has_other_holders(plain.0) {
+            return ShortRead::UseReadTo;
+        }
+        // SAFETY: under the receive lock.
+        let receiver = unsafe { plain.receiver() };
+        // SAFETY: the caller's span.
+        let next = unsafe { receiver.read_short_to(span.iov_base.cast(), span.iov_len) };
+        let ShortRead::Read(bytes) = next else { return next };
+        note_stamp(receiver.last_stamp());
+        let wakes_sender = receiver.take_wake_request();
+        guard.release();
+        if wakes_sender {
+            self.ring();
+        }
+        self.count_received(bytes, flags);
+        next
+    }
+
+    /// As [`Connection::receive_short`], in any memory: asked only where there was no plain lane.
+    #[inline(always)] // As that.
+    pub(super) unsafe fn receive_short_any_lane(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        flags: Flags,
+    ) -> ShortRead {
+        // SAFETY: the caller's spans.
+        match unsafe { self.receive_short(generation, spans, flags) } {
+            // SAFETY: as above.
+            ShortRead::UseReadTo if !self.is_plain() => unsafe { self.receive_short_generic(generation, spans, flags) },
+            next => next,
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) unsafe fn receive_short_generic(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        flags: Flags,
+    ) -> ShortRead {
+        let [span] = spans else { return ShortRead::UseReadTo };
+        let is_plain = !flags.peek && !flags.wait_all && !flags.discard && span.iov_len > 0;
+        if !is_plain || self.low_water_bytes.load(Ordering::Relaxed) > 1 {
+            return ShortRead::UseReadTo;
+        }
+        let Ok(guard) = self.lock_for_generation(generation, &self.receive_lock) else { return ShortRead::UseReadTo };
+        let may_take = |lanes: &&Lanes| self.receives_by_lane() && !self.has_other_holders(lanes);
+        let Some(lanes) = self.lanes().filter(may_take) else { return ShortRead::UseReadTo };
+        // SAFETY: under the receive lock.
+        let receiver = unsafe { &mut *lanes.receiver.get() };
+        // SAFETY: the caller's span.
+        let next = unsafe { receiver.read_short_to(span.iov_base.cast(), span.iov_len) };
+        let ShortRead::Read(bytes) = next else { return next };
+        let wakes_sender = receiver.take_wake_request();
+        drop(guard);
+        if wakes_sender {
+            self.ring();
+        }
+        self.count_received(bytes, flags);
+        next
+    }
+
+    /// `was_empty`: there was nothing just now.
+    #[inline(never)]
+    pub(super) unsafe fn receive_any(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        flags: Flags,
+        was_empty: bool,
+    ) -> Result<usize, Errno> {
+        // SAFETY: the caller's spans, here and below.
+        match unsafe { self.receive_now(generation, spans, 0, flags, was_empty)? } {
+            Step::Moved(bytes) if self.is_enough(bytes, spans, flags) || self.ends_at_mark() => Ok(bytes),
+            // SAFETY: as above.
+            Step::Moved(bytes) => unsafe { self.receive_waiting(generation, spans, bytes, flags) },
+            Step::End => Ok(0),
+            // SAFETY: as above.
+            Step::Nothing => unsafe { self.receive_waiting(generation, spans, 0, flags) },
+        }
+    }
+
+    /// Whether a receive that has so many bytes is done: all with `MSG_WAITALL`, else as many as `SO_RCVLOWAT` says.
+    #[inline]
+    pub(super) fn is_enough(&self, bytes: usize, spans: &[iovec], flags: Flags) -> bool {
+        let low_water_bytes = self.low_water_bytes.load(Ordering::Relaxed) as usize;
+        if !flags.wait_all && bytes >= low_water_bytes {
+            return true;
+        }
+        let wanted = total_bytes(spans);
+        bytes >= if flags.wait_all { wanted } else { wanted.min(low_water_bytes) }
+    }
+
+    pub(super) unsafe fn receive_waiting(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        done: usize,
+        flags: Flags,
+    ) -> Result<usize, Errno> {
+        let mut done = done;
+        if !self.may_block(flags) {
+            reclaim::reclaim_while_polling();
+            return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
+        }
+        let deadline = Deadline::after(self.receive_timeout_ns.load(Ordering::Relaxed));
+        let mut call = BlockingCall::new(self);
+        let mut spin = Some(Spin::with(&self.spin_history));
+        if done == 0
+            && let Some(spin) = &mut spin
+            // SAFETY: the caller's spans.
+            && let ShortRead::Read(bytes) = unsafe { self.receive_spinning(generation, spans, flags, spin) }
+        {
+            return Ok(bytes);
+        }
+        loop {
+            let peeks_again = flags.peek && (done > 0 || self.ends_at_mark());
+            let waited = if peeks_again {
+                self.nap(deadline)
+            } else {
+                let spin = spin.take().unwrap_or_else(|| Spin::with(&self.spin_history));
+                self.wait_to_receive(generation, &mut call, deadline, spin)
+            };
+            if let Err(error) = waited {
+                return self.partial_receive(done, error);
+            }
+            if done == 0
+                // SAFETY: the caller's spans.
+                && let ShortRead::Read(bytes) = unsafe { self.receive_short_any_lane(generation, spans, flags) }
+            {
+                return Ok(bytes);
+            }
+            // Before the look: what arrived before the end is then seen.
+            let is_last_attempt = peeks_again && self.has_input_ended();
+            // What was peeked at is there still.
+            let skip = if flags.peek { 0 } else { done };
+            // SAFETY: the caller's spans.
+            match unsafe { self.receive_now(generation, spans, skip, flags, false) } {
+                Ok(Step::Moved(bytes)) => {
+                    done = skip + bytes;
+                    if is_last_attempt || self.is_enough(done, spans, flags) || self.ends_at_mark() {
+                        return Ok(done);
+                    }
+                }
+                Ok(Step::Nothing) if done > 0 && self.ends_at_mark() => return Ok(done),
+                Ok(Step::End) => return Ok(done),
+                Ok(Step::Nothing) => {}
+                Err(error) => return self.partial_receive(done, error),
+            }
+        }
+    }
+
+    /// What a receive answers that has brought so many bytes, and then an error: that is the next call's.
+    pub(super) fn partial_receive(&'static self, done: usize, error: Errno) -> Result<usize, Errno> {
+        if done == 0 {
+            return Err(error);
+        }
+        self.defer_error(error);
+        Ok(done)
+    }
+
+    /// Begins a wait by trying again and again: what comes within a moment is read where it is found. With several
+    /// threads each try would cost two locked instructions, and a look without a lock is the quicker one.
+    #[inline(always)] // As the short path in it.
+    pub(super) unsafe fn receive_spinning(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        flags: Flags,
+        spin: &mut Spin,
+    ) -> ShortRead {
+        if threads::is_single() {
+            if !self.is_plain() {
+                // SAFETY: the caller's spans.
+                return unsafe { self.receive_spinning_generic(generation, spans, flags, spin) };
+            }
+            for _ in 0..SPIN_ATTEMPTS_MAX {
+                // SAFETY: the caller's spans.
+                let next = unsafe { self.receive_short(generation, spans, flags) };
+                if next != ShortRead::Empty || spin.iterate() != Action::Poll {
+                    return next;
+                }
+            }
+        }
+        ShortRead::Empty
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) unsafe fn receive_spinning_generic(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        flags: Flags,
+        spin: &mut Spin,
+    ) -> ShortRead {
+        for _ in 0..SPIN_ATTEMPTS_MAX {
+            // SAFETY: the caller's spans.
+            let next = unsafe { self.receive_short_generic(generation, spans, flags) };
+            if next != ShortRead::Empty || spin.iterate() != Action::Poll {
+                return next;
+            }
+        }
+        ShortRead::Empty
+    }
+
+    /// Whether the input has ended, read or not.
+    pub(super) fn has_input_ended(&'static self) -> bool {
+        let _guard = self.lock_direction(&self.receive_lock);
+        if self.is_on_lifeline() {
+            return self.lifeline_has_no_more();
+        }
+        self.lanes().is_none_or(|lanes| {
+            lanes.observer().has_fin()
+                || self.peer_state(lanes) != PeerState::Alive
+                || lanes.segment.load(OwnState::Shutdown) & SHUTDOWN_READ != 0
+        })
+    }
+
+    #[inline]
+    pub(super) unsafe fn receive_now(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        skip: usize,
+        flags: Flags,
+        was_empty: bool,
+    ) -> Result<Step, Errno> {
+        if !self.receives_by_lane() {
+            // SAFETY: our caller says that every span is writable for its length.
+            match unsafe { self.receive_by_lifeline(generation, spans, skip, flags) }? {
+                Some(Step::Moved(bytes))
+                    if self.continues_by_lane() && !flags.peek && skip + bytes < total_bytes(spans) =>
+                {
+                    // SAFETY: the same spans, behind the bytes that were received.
+                    let rest = unsafe { self.receive_by_lane(generation, spans, skip + bytes, flags, false) };
+                    let more = match rest {
+                        Ok(Step::Moved(more)) => more,
+                        Ok(_) => 0,
+                        Err(error) => {
+                            self.defer_error(error);
+                            0
+                        }
+                    };
+                    return Ok(Step::Moved(bytes + more));
+                }
+                Some(step) => return Ok(step),
+                None => {}
+            }
+        }
+        // SAFETY: our caller says that every span is writable for its length.
+        unsafe { self.receive_by_lane(generation, spans, skip, flags, was_empty) }
+    }
+
+    #[inline]
+    pub(super) unsafe fn receive_by_lane(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        skip: usize,
+        flags: Flags,
+        was_empty: bool,
+    ) -> Result<Step, Errno> {
+        // SAFETY: the caller's spans.
+        let copy = |lanes: &Lanes| unsafe { self.copy_in(lanes, spans, skip, flags) };
+        let step = self.consume_with(generation, flags, was_empty, copy)?;
+        Ok(if matches!(step, Step::Nothing) { self.nothing_or_empty_read(spans) } else { step })
+    }
+
+    /// Has `copy` take what is in the lane, and answers how many bytes that was, or what else there is to say. `flags`
+    /// only tell how to count. `was_empty`: there was nothing to take just now.
+    #[inline]
+    pub(super) fn consume_with(
+        &'static self,
+        generation: u32,
+        flags: Flags,
+        was_empty: bool,
+        mut copy: impl FnMut(&Lanes) -> Result<usize, Errno>,
+    ) -> Result<Step, Errno> {
+        let guard = self.lock_for_generation(generation, &self.receive_lock)?;
+        let Some(lanes) = self.lanes() else {
+            drop(guard);
+            return self.attach_before_transfer();
+        };
+        let shared = self.lock_across_processes(lanes, OwnState::ReceiveLock)?;
+        let mut moved = if was_empty && !lanes.observer().may_have_data() { 0 } else { copy(lanes)? };
+        let mut end = false;
+        if moved == 0 {
+            self.poll_lifeline_periodically(lanes);
+            end = self.end_of_input_after_data(lanes)?;
+            if self.publish_held_if_due(lanes) || end {
+                // What came before the end was written before it: look once more.
+                moved = copy(lanes)?;
+            }
+        }
+        // SAFETY: under the receive lock.
+        let receiver = unsafe { &mut *lanes.receiver.get() };
+        if moved > 0 {
+            note_stamp(receiver.last_stamp());
+        }
+        let wakes_sender = moved > 0 && receiver.take_wake_request();
+        drop(shared);
+        drop(guard);
+        if wakes_sender {
+            self.ring();
+        }
+        if moved > 0 {
+            self.count_received(moved, flags);
+            return Ok(Step::Moved(moved));
+        }
+        Ok(if end { Step::End } else { Step::Nothing })
+    }
+
+    /// A call that asks for no bytes succeeds when there would be some.
+    pub(super) fn nothing_or_empty_read(&'static self, spans: &[iovec]) -> Step {
+        if total_bytes(spans) != 0 {
+            return Step::Nothing;
+        }
+        let _guard = self.lock_direction(&self.receive_lock);
+        if self.lanes().is_some_and(|lanes| lanes.observer().may_have_data()) { Step::End } else { Step::Nothing }
+    }
+
+    /// The end of the input or an error, but only once nothing is left to read.
+    pub(super) fn end_of_input_after_data(&self, lanes: &Lanes) -> Result<bool, Errno> {
+        if lanes.observer().may_have_data() && !lanes.observer().is_finished() && self.has_unread(lanes, 1) {
+            return Ok(false);
+        }
+        self.end_of_input(lanes)
+    }
+
+    #[inline]
+    pub(super) unsafe fn copy_in(
+        &self,
+        lanes: &Lanes,
+        spans: &[iovec],
+        skip: usize,
+        flags: Flags,
+    ) -> Result<usize, Errno> {
+        // SAFETY: our caller says that every span is writable for its length.
+        let moved = unsafe { self.copy_in_to_mark(lanes, spans, skip, flags) }?;
+        let wanted = total_bytes(spans).saturating_sub(skip);
+        if moved >= wanted || flags.peek {
+            return Ok(moved);
+        }
+        // SAFETY: our caller says that every span is writable for its length.
+        let copy = |moved| unsafe { self.copy_in_to_mark(lanes, spans, skip + moved, flags) };
+        let put = |moved, byte| {
+            if !flags.discard {
+                // SAFETY: the spans are writable, and have more bytes than were received.
+                unsafe { put_byte(spans, skip + moved, byte) };
+            }
+        };
+        self.receive_past_urgent(lanes, skip == 0, moved, wanted, copy, put)
+    }
+
+    #[inline]
+    pub(super) unsafe fn copy_in_to_mark(
+        &self,
+        lanes: &Lanes,
+        spans: &[iovec],
+        skip: usize,
+        flags: Flags,
+    ) -> Result<usize, Errno> {
+        // SAFETY: under the receive lock.
+        let receiver = unsafe { &mut *lanes.receiver.get() };
+        let mut skip = skip;
+        let mut moved = 0;
+        for span in spans {
+            let skipped = skip.min(span.iov_len);
+            skip -= skipped;
+            let wanted = span.iov_len - skipped;
+            if wanted == 0 {
+                continue;
+            }
+            let result = if flags.peek && flags.discard {
+                Ok(self.unread_to_mark(lanes).saturating_sub(moved).min(wanted))
+            } else if flags.peek {
+                // SAFETY: the caller's span.
+                unsafe { self.peek_to_mark(lanes, moved, span.iov_base.cast::<u8>().add(skipped), wanted) }
+            } else if flags.discard {
+                discard(receiver, wanted)
+            } else {
+                // SAFETY: the caller's span.
+                unsafe { lanes.read_to(receiver, span.iov_base.cast::<u8>().add(skipped), wanted) }
+            };
+            let got = result.map_err(|corrupt| self.reset_for(lanes, corrupt))?;
+            moved += got;
+            if got < wanted {
+                break;
+            }
+        }
+        Ok(moved)
+    }
+
+    #[inline]
+    pub(super) fn count_received(&self, bytes: usize, flags: Flags) {
+        self.unanswered_sends.store(0, Ordering::Relaxed);
+        if !flags.peek
+            && let Some(slot) = self.slot()
+        {
+            slot.add_received(bytes as u64);
+        }
+    }
+
+    /// Bytes that a receive would find now (`FIONREAD`).
+    pub fn unread_bytes(&'static self) -> usize {
+        let _ = self.attach_if_pending();
+        if self.is_on_lifeline() {
+            return self.unread_in_lifeline();
+        }
+        let _guard = self.lock_direction(&self.receive_lock);
+        self.lanes().map_or(0, |lanes| {
+            self.publish_held_if_due_locking(lanes);
+            self.unread_to_mark(lanes)
+        })
+    }
+}
+
+fn discard(receiver: &mut LaneReceiver, wanted: usize) -> Result<usize, Corrupt> {
+    let mut done = 0;
+    while done < wanted {
+        let Some(chunk) = receiver.peek()? else { break };
+        let bytes = chunk.len_bytes.min(wanted - done);
+        receiver.consume(bytes)?;
+        done += bytes;
+    }
+    Ok(done)
+}
+
+/// Stores a byte behind so many others.
+///
+/// # Safety
+/// Every span is writable, and together they have more than `skip` bytes.
+unsafe fn put_byte(spans: &[iovec], skip: usize, byte: u8) {
+    let mut skip = skip;
+    for span in spans {
+        if skip < span.iov_len {
+            // SAFETY: within a span that is writable.
+            return unsafe { span.iov_base.cast::<u8>().add(skip).write(byte) };
+        }
+        skip -= span.iov_len;
+    }
+}

@@ -1,0 +1,326 @@
+//! SEND
+
+use super::bad_address::has_bad_address;
+use super::cork::HELD_BYTES_MAX;
+use super::lanes::Lanes;
+use super::wait::{BlockingCall, Deadline, Room};
+use super::{Connection, Flags, SHUTDOWN_WRITE, observer, reclaim, total_bytes};
+use crate::process::clock::stamp;
+use lane::INLINE_BYTES;
+use libc::iovec;
+use rustix::io::Errno;
+use segment::OwnState;
+use std::sync::atomic::Ordering;
+
+impl Connection {
+    /// Sends `spans`, in order; returns how many bytes went.
+    ///
+    /// # Errors
+    /// `AGAIN` when there is no room and the call does not wait, or its time is up; `INTR`; `PIPE` (the caller raises
+    /// the signal); `CONNRESET`; `BADF` when closed meanwhile; `FAULT` for a span where no program has memory.
+    ///
+    /// # Safety
+    /// Every other span is readable for its length.
+    #[inline(always)] // As its short path.
+    pub unsafe fn send(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+        if has_bad_address(spans) {
+            // SAFETY: our caller says that every span that is somewhere is readable.
+            return unsafe { self.send_with_bad_address(spans, flags) };
+        }
+        // SAFETY: no span is nowhere, so that each is readable, as our caller says.
+        unsafe { self.send_checked(spans, flags) }
+    }
+
+    /// # Safety
+    /// As [`Connection::send`].
+    #[inline(always)] // As that.
+    pub(super) unsafe fn send_checked(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+        let generation = self.generation();
+        // SAFETY: the caller's spans.
+        match if flags.more { None } else { unsafe { self.send_short(generation, spans) } } {
+            Some(bytes) => Ok(bytes),
+            // SAFETY: as above.
+            None => unsafe { self.send_any(generation, spans, flags) },
+        }
+    }
+
+    /// A send of what is short, to a peer that is there and has room. `None`: nothing was sent.
+    #[inline(always)] // Most of what it spares is the work of being called.
+    pub(super) unsafe fn send_short(&'static self, generation: u32, spans: &[iovec]) -> Option<usize> {
+        let [span] = spans else { return None };
+        let guard = self.lock_for_generation(generation, &self.send_lock).ok()?;
+        let plain = self.plain_lanes()?;
+        let lanes = plain.0;
+        // SAFETY: under the send lock.
+        let sender = unsafe { plain.sender() };
+        // Or a question: the peer is waiting for it.
+        let is_answer = self.unanswered_sends.load(Ordering::Relaxed) == 0;
+        if !is_answer {
+            self.poll_lifeline_periodically(lanes);
+        }
+        let snapshot = lanes.segment.snapshot();
+        let is_shared = snapshot.holders > 1 && self.may_have_other_holders();
+        if is_shared || self.has_ended_in(lanes, snapshot, SHUTDOWN_WRITE) {
+            return None;
+        }
+        sender.set_stamp(stamp());
+        // SAFETY: the caller's span.
+        if !unsafe { sender.write_short_from(span.iov_base.cast(), span.iov_len, is_answer) } {
+            return None;
+        }
+        let wakes_receiver = sender.take_wake_request();
+        guard.release();
+        if wakes_receiver {
+            self.ring();
+        }
+        self.count_sent(span.iov_len);
+        Some(span.iov_len)
+    }
+
+    /// As [`Connection::send_short`], in any memory: asked only where there was no plain lane.
+    #[cold]
+    #[inline(never)]
+    pub(super) unsafe fn send_short_generic(&'static self, generation: u32, spans: &[iovec]) -> Option<usize> {
+        let [span] = spans else { return None };
+        let guard = self.lock_for_generation(generation, &self.send_lock).ok()?;
+        let lanes = self.lanes().filter(|_| self.sends_by_lane())?;
+        let is_answer = self.unanswered_sends.load(Ordering::Relaxed) == 0;
+        if !is_answer {
+            self.poll_lifeline_periodically(lanes);
+        }
+        let snapshot = lanes.segment.snapshot();
+        let is_shared = snapshot.holders > 1 && self.may_have_other_holders();
+        if is_shared || self.has_ended_in(lanes, snapshot, SHUTDOWN_WRITE) {
+            return None;
+        }
+        // SAFETY: under the send lock.
+        let sender = unsafe { &mut *lanes.sender.get() };
+        sender.prepare(false, stamp());
+        // SAFETY: the caller's span.
+        if !unsafe { sender.write_short_from(span.iov_base.cast(), span.iov_len, is_answer) } {
+            return None;
+        }
+        let wakes_receiver = sender.take_wake_request();
+        drop(guard);
+        if wakes_receiver {
+            self.ring();
+        }
+        self.count_sent(span.iov_len);
+        Some(span.iov_len)
+    }
+
+    #[inline(never)]
+    pub(super) unsafe fn send_any(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        flags: Flags,
+    ) -> Result<usize, Errno> {
+        if self.sends_by_lane() && !self.receives_by_lane() {
+            self.process_messages_periodically();
+        }
+        if !self.is_plain()
+            // SAFETY: the caller's spans.
+            && let Some(bytes) = unsafe { self.send_short_generic(generation, spans) }
+        {
+            return Ok(bytes);
+        }
+        let wanted = total_bytes(spans);
+        // SAFETY: the caller's spans.
+        let done = unsafe { self.send_now(generation, spans, 0, wanted, flags, self.may_block(flags)) }?;
+        if done == wanted {
+            return Ok(done);
+        }
+        // SAFETY: the caller's spans.
+        unsafe { self.send_waiting(generation, spans, done, wanted, flags) }
+    }
+
+    pub(super) unsafe fn send_waiting(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        done: usize,
+        wanted: usize,
+        flags: Flags,
+    ) -> Result<usize, Errno> {
+        let mut done = done;
+        let dont_wait = !self.may_block(flags);
+        let mut deadline = None;
+        let mut call = BlockingCall::new(self);
+        while done < wanted {
+            if dont_wait {
+                self.note_blocked_send();
+                return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
+            }
+            let deadline =
+                *deadline.get_or_insert_with(|| Deadline::after(self.send_timeout_ns.load(Ordering::Relaxed)));
+            let waited = self.wait_to_send(generation, &mut call, deadline);
+            // SAFETY: the caller's spans.
+            let go_on = |room| unsafe { self.send_now(generation, spans, done, wanted, flags, room == Room::InRing) };
+            match waited.and_then(go_on) {
+                Ok(bytes) => done += bytes,
+                Err(error) if done > 0 => {
+                    self.defer_error(error);
+                    return Ok(done);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    #[inline]
+    pub(super) unsafe fn send_now(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        skip: usize,
+        wanted: usize,
+        flags: Flags,
+        may_wait: bool,
+    ) -> Result<usize, Errno> {
+        let mut before = 0;
+        let is_short = (1..HELD_BYTES_MAX).contains(&wanted);
+        if !(if is_short { self.prepare_to_hold(flags) } else { self.sends_by_lane() }) {
+            // SAFETY: our caller says that every span is readable for its length.
+            let (sent, goes_on) = unsafe { self.send_by_lifeline(generation, spans, skip, wanted) }?;
+            if !goes_on || (sent > 0 && skip + sent == wanted) {
+                return Ok(sent);
+            }
+            before = sent;
+        }
+        // SAFETY: the same spans, behind the bytes that went by the lifeline.
+        match unsafe { self.send_by_lane(generation, spans, skip + before, wanted, flags, may_wait) } {
+            Err(error) if before > 0 => {
+                self.defer_error(error);
+                Ok(before)
+            }
+            sent => sent.map(|sent| before + sent),
+        }
+    }
+
+    #[inline]
+    pub(super) unsafe fn send_by_lane(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        skip: usize,
+        wanted: usize,
+        flags: Flags,
+        may_wait: bool,
+    ) -> Result<usize, Errno> {
+        let guard = self.lock_for_generation(generation, &self.send_lock)?;
+        let Some(lanes) = self.lanes() else {
+            drop(guard);
+            return self.attach_before_transfer().map(|_| 0);
+        };
+        if self.unanswered_sends.load(Ordering::Relaxed) > 0 {
+            self.poll_lifeline_periodically(lanes);
+        }
+        let shared = self.lock_across_processes(lanes, OwnState::SendLock)?;
+        // Under the lock: another process that shuts down has not yet, or this one sees it.
+        if !self.may_send(lanes, wanted - skip)? {
+            return Ok(self.bytes_accepted_for_closed_peer(wanted - skip));
+        }
+        // SAFETY: under the send lock.
+        let position = unsafe { (*lanes.sender.get()).prepare(may_wait, stamp()) };
+        let holds = (1..HELD_BYTES_MAX).contains(&wanted) && self.begin_hold(lanes, flags);
+        // SAFETY: the caller's spans.
+        let sent = unsafe { self.copy_out(lanes, spans, skip, wanted) }?;
+        if self.unanswered_sends.load(Ordering::Relaxed) == 0 {
+            // An answer, or a question: the peer is waiting for it.
+            // SAFETY: under the send lock.
+            unsafe { (*lanes.sender.get()).demote_since(position) };
+        }
+        // SAFETY: under the send lock.
+        let sender = unsafe { &mut *lanes.sender.get() };
+        sender.end_hold(holds && skip + sent == wanted);
+        let wakes_receiver = sent > 0 && sender.take_wake_request();
+        self.note_growth(lanes);
+        drop(shared);
+        drop(guard);
+        if wakes_receiver {
+            self.ring();
+        }
+        if sent > 0 {
+            self.count_sent(sent);
+        }
+        reclaim::reclaim_under_pressure();
+        Ok(sent)
+    }
+
+    #[inline]
+    pub(super) fn count_sent(&self, bytes: usize) {
+        let unanswered = self.unanswered_sends.load(Ordering::Relaxed);
+        self.unanswered_sends.store(unanswered.saturating_add(1), Ordering::Relaxed);
+        if let Some(slot) = self.slot() {
+            slot.add_sent(bytes as u64);
+        }
+    }
+
+    #[inline]
+    pub(super) unsafe fn copy_out(
+        &self,
+        lanes: &Lanes,
+        spans: &[iovec],
+        skip: usize,
+        wanted: usize,
+    ) -> Result<usize, Errno> {
+        // SAFETY: under the send lock.
+        let sender = unsafe { &mut *lanes.sender.get() };
+        if let [span] = spans {
+            // SAFETY: the caller's span.
+            // SAFETY: within the caller's span.
+            let begin = unsafe { span.iov_base.cast::<u8>().add(skip) };
+            // SAFETY: the caller's span.
+            return unsafe { lanes.write_from(sender, begin, wanted - skip) }
+                .map_err(|corrupt| self.reset_for(lanes, corrupt));
+        }
+        if skip == 0 && wanted <= INLINE_BYTES {
+            // SAFETY: the caller's spans.
+            let (bytes, len_bytes) = unsafe { gather(spans) };
+            return sender.write(&bytes[..len_bytes]).map_err(|corrupt| self.reset_for(lanes, corrupt));
+        }
+        let mut skip = skip;
+        let mut sent = 0;
+        for span in spans {
+            let skipped = skip.min(span.iov_len);
+            skip -= skipped;
+            let len_bytes = span.iov_len - skipped;
+            // SAFETY: the caller's span.
+            let result = unsafe { lanes.write_from(sender, span.iov_base.cast::<u8>().add(skipped), len_bytes) };
+            let written = result.map_err(|corrupt| self.reset_for(lanes, corrupt))?;
+            sent += written;
+            if written < len_bytes {
+                break;
+            }
+        }
+        Ok(sent)
+    }
+
+    /// A send has found no room: its return is an edge. Sets in which the connection is parked look for it themselves
+    /// where nobody rings.
+    pub(super) fn note_blocked_send(&'static self) {
+        self.send_is_blocked.store(true, Ordering::Relaxed);
+        if self.sends_by_lane() && self.sleepers.is_any() && self.must_poll_for_room(libc::POLLOUT) {
+            observer::tell_change(self);
+        }
+    }
+}
+
+/// Small spans in one piece: one record, one cache line.
+///
+/// # Safety
+/// Every span is readable, and together they have at most [`INLINE_BYTES`].
+unsafe fn gather(spans: &[iovec]) -> ([u8; INLINE_BYTES], usize) {
+    let mut bytes = [0; INLINE_BYTES];
+    let mut len_bytes = 0;
+    for span in spans {
+        // SAFETY: the caller's.
+        unsafe {
+            std::ptr::copy_nonoverlapping(span.iov_base.cast::<u8>(), bytes.as_mut_ptr().add(len_bytes), span.iov_len)
+        };
+        len_bytes += span.iov_len;
+    }
+    (bytes, len_bytes)
+}
