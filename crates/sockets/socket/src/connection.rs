@@ -1,20 +1,27 @@
 //! A connected stream over two lanes.
 //!
-//! * `transfer`: send and receive.
-//! * `lifeline`: send and receive before there are lanes, and how a connection gets them.
-//! * `ends`: of lanes in plain memory, over modelled links, and in memory that is no ordinary memory.
-//! * `give_back`: memory of what was read.
-//! * `cork`: what is held back for the rest of it.
-//! * `confined`: under a system call filter of the program's own.
-//! * `lock_direction`: a direction's lock, in signal handlers too.
-//! * `presence`: who looks, who sleeps, and when the memory may go.
-//! * `wait`: spinning, then sleeping on the lifeline.
-//! * `peer`: what is known of the other end, and which errors follow from it.
-//! * `ready`: readiness, for poll and epoll.
-//! * `nowhere`: buffers at addresses that no program has.
-//! * `splice`: between the stream and a pipe.
-//! * `lock_across_processes`: several processes holding one end.
-//! * `urgent`: urgent data.
+//! * `transfer`: what `send` and `receive` share, and their `MSG_` flags.
+//! * `send`, `receive`: the calls that move bytes between buffers and lanes.
+//! * `send_in_place`: sends that another system call fills, such as `sendfile`.
+//! * `splice`: transfers between the stream and a pipe.
+//! * `urgent`: urgent data (`MSG_OOB`).
+//! * `bad_address`: buffers at addresses that no program maps.
+//! * `yielding_copy`: long copies that yield the processor between chunks.
+//! * `lanes`, `lane_kinds`: the two lanes, in the three kinds of memory.
+//! * `lifeline`: the path of the bytes before there are lanes, and the upgrade to lanes.
+//! * `attach`: attaches the memory of lanes, and keeps its descriptors.
+//! * `close`: shutdown, close, and reuse of the object.
+//! * `reclaim`: returns the memory of drained rings.
+//! * `cork`: `TCP_CORK` and `MSG_MORE`.
+//! * `socket_options`: socket options that the connection itself implements.
+//! * `confined`: connections of a process under a system call filter of its own.
+//! * `direction_lock`: the lock of a direction, which signal handlers may find held.
+//! * `waiters`: the protocols of threads that poll without a lock or sleep on the lifeline.
+//! * `wait`: spins, then sleeps on the lifeline.
+//! * `peer`: the state of the peer, and the errors that follow from it.
+//! * `readiness`: readiness for `poll` and `epoll`.
+//! * `observer`: tells epoll sets of changes.
+//! * `sharing`: an endpoint that several processes hold.
 
 mod attach;
 mod bad_address;
@@ -72,150 +79,154 @@ use std::cell::UnsafeCell;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-/// Shut down for reading.
+/// Shutdown of the receive direction.
 pub const SHUTDOWN_READ: u64 = 1;
-/// Shut down for writing.
+/// Shutdown of the send direction.
 pub const SHUTDOWN_WRITE: u64 = 2;
 
-/// How the bytes of a connection travel when it begins.
+/// The path that the bytes of a connection use when it is opened.
 #[allow(clippy::large_enum_variant, reason = "each is moved once, into its connection")]
 pub enum InitialPath {
-    /// By the lifeline, until the connection gets lanes; which end of it this is.
+    /// The lifeline, until the connection gets lanes; with the side of this endpoint.
     Lifeline(Side),
-    /// Not at all: the handshake of a proxy, which brings the lanes, has not come.
+    /// None yet: a proxy's handshake, which brings the lanes, has not arrived.
     Handshake,
-    /// By lanes, whose memory is at hand.
+    /// Lanes, in memory that is at hand, with its descriptors.
     Lanes(Segment, Option<MemoryFds<HiddenFd>>),
 }
 
-/// How a connection came to be.
+/// The parameters of a new connection.
 pub struct ConnectionParams {
     /// The program's descriptor, which is the lifeline.
     pub fd: RawFd,
-    /// Both addresses, as TCP would show them.
+    /// Both addresses, as TCP would report them.
     pub tuple: Tuple,
-    /// Options the program had set before.
+    /// Options that the program has set before.
     pub options: OptionRecord,
     /// Whether the descriptor is in non-blocking mode.
     pub nonblocking: bool,
-    /// Where `crosslane stat` sees it.
+    /// The connection's counters on the stats page.
     pub slot: Option<ConnectionSlot>,
 }
 
 /// A connected stream over two lanes.
 ///
-/// Objects live for ever and are used again, so that a thread which still holds one while another closes it touches
-/// valid memory.
+/// Objects live as long as the process and are reused, so that a thread that still uses one while another thread closes
+/// it accesses valid memory.
 #[derive(Default)]
 pub struct Connection {
     send_lock: Lock,
     receive_lock: Lock,
     /// Written under both locks while there is no waiter; read under either lock, or by a waiter.
     lanes: UnsafeCell<Option<Lanes>>,
-    /// Whether both directions go by lanes and both their ends are plain ones: written and read as those are.
+    /// Whether both directions use lanes and both are in ordinary memory. Written under both locks.
     is_plain: AtomicBool,
-    /// Directions that go by the lanes, as [`OwnState::ByLane`] has them. Written under both locks.
+    /// The directions that use lanes, as in [`OwnState::ByLane`]. Written under both locks.
     by_lane: AtomicU64,
-    /// What there is to know before they do.
+    /// The state of the lifeline while it carries bytes.
     lifeline_state: LifelineState,
-    /// A proxy's connection, whose handshake has not come.
+    /// A proxy's connection whose handshake has not arrived.
     awaits_handshake: AtomicBool,
-    /// Whether the object is a connection, and which; who looks at the lanes without a lock.
+    /// Whether the object is a connection, of which generation, and whether threads poll its lanes without a lock.
     lifetime: Lifetime<AtomicU32>,
-    /// What signal handlers have left to the holder that they interrupted; see `lock_direction`.
+    /// Work that signal handlers have deferred to the lock holder that they interrupted; see `direction_lock`.
     deferred: AtomicU32,
     is_nonblocking: AtomicBool,
-    /// Options as in [`options::SHARED`], a bit each, before there are lanes: then [`OwnState::Options`] says them to all
-    /// processes that hold the end.
+    /// The options of [`options::SHARED`], a bit each, before there are lanes. With lanes, [`OwnState::Options`] has
+    /// them, for all processes that hold the endpoint.
     shared_options: AtomicU64,
-    /// The process was forked before the handshake came: it is the parent's.
+    /// The process was forked before the handshake arrived, which belongs to the parent.
     is_orphan: AtomicBool,
-    /// Times in a row that a lock between processes could not be had.
+    /// Consecutive failed attempts to take a lock between processes.
     lock_waits: AtomicU32,
-    /// Children that the process had made when this became a connection.
+    /// Number of children that the process had spawned when this object became a connection.
     spawns_at_open: AtomicU32,
-    /// Another process may hold this end without being a child: it came by `exec` or a message, or went by one.
+    /// Another process may hold this endpoint without being a child: the descriptor was inherited by `exec`, or was
+    /// sent or received with `SCM_RIGHTS`.
     is_transferred: AtomicBool,
-    /// It is ready for a system call filter: see `confined`.
+    /// The connection is prepared for a system call filter; see `confined`.
     is_confined: AtomicBool,
-    /// This process counts among the end's users.
+    /// This process is counted among the users of the endpoint.
     is_user: AtomicBool,
-    /// A fork has waited for its handshake already.
+    /// A fork has already waited for the handshake.
     was_handshake_awaited: AtomicBool,
-    /// Clock ticks at the last look for holders that are gone.
+    /// Clock ticks at the last check for dead holders.
     holders_checked_ticks: AtomicU64,
-    /// What its receives have learned of how soon the peer sends.
+    /// How soon the peer has sent after previous waits.
     spin_history: AdaptiveSpin,
     /// Threads and readiness sets that rely on the lifeline to wake them.
     sleepers: Sleepers<AtomicU32>,
-    /// Calls for whose end a close waits.
+    /// Blocked calls, whose return a close waits for.
     calls: BlockedCalls<AtomicU32>,
-    /// One of the descriptors of the lifeline; [`HIDDEN_LIFELINE`] and less stand for the place of a hidden one.
+    /// A descriptor of the lifeline. [`HIDDEN_LIFELINE`] and lower values encode the slot of a hidden descriptor.
     lifeline: AtomicI32,
-    /// Sends since the last receive that brought data: a peer that answers is alive.
+    /// Number of sends since the last receive that brought data: a peer that responds is alive.
     unanswered_sends: AtomicU32,
-    /// Clock ticks at the last look at the lifeline.
+    /// Clock ticks when the lifeline was last polled.
     lifeline_polled_ticks: AtomicU64,
-    /// A send found no room and nobody has seen it come back yet.
+    /// A send found no room, and nothing has found room since.
     send_is_blocked: AtomicBool,
-    /// Times that room came back, for edge-triggered readiness.
+    /// Number of times that room was found after a blocked send, for edge-triggered readiness.
     room_returns: AtomicU64,
     send_timeout_ns: AtomicU64,
     receive_timeout_ns: AtomicU64,
-    /// `SO_RCVLOWAT`: fewer unread bytes do not count as readable. 0 and 1 are the same.
+    /// `SO_RCVLOWAT`: the connection is not readable while fewer bytes are unread. 0 and 1 are equivalent.
     low_water_bytes: AtomicU32,
-    /// `F_SETOWN` has named somebody who gets `SIGURG`.
+    /// `F_SETOWN` has named a recipient of `SIGURG`.
     raises_signal: AtomicBool,
-    /// What receives bring beside the bytes: [`RequestedControl`], as a number.
+    /// The ancillary data that receives return: [`RequestedControl`] as a number; 0 for none.
     requested_control: AtomicU32,
     /// The outgoing lane has memory beyond its small ring.
     has_grown: AtomicBool,
-    /// Where the outgoing lane stood when it was last seen, for giving memory back, and when that was, in clock ticks.
+    /// The position of the outgoing lane at the last sweep that found a change, and the clock ticks of that sweep; see
+    /// `reclaim`.
     idle_position: AtomicU64,
     idle_since_ticks: AtomicU64,
-    /// Written while nobody else knows the object, and under both locks.
+    /// Written under both locks while no other thread knows the object.
     slot: UnsafeCell<Option<ConnectionSlot>>,
     details_lock: Lock,
-    /// Under `details_lock`.
+    /// Protected by `details_lock`.
     details: UnsafeCell<Details>,
 }
 
-// SAFETY: no other type names these kinds, and the fields of the struct have an alignment of 8.
+// SAFETY: no other type has these kinds, and the struct is aligned to 8 bytes because it has fields of that alignment.
 unsafe impl Tracked for Connection {
     const KINDS: &'static [Kind] = &[Kind::Connection, Kind::Confined];
 }
 
-/// What the fast path does not need.
+/// State that the fast path does not need.
 #[derive(Default)]
 struct Details {
     descriptors: Vec<RawFd>,
     tuple: Option<Tuple>,
     options: OptionRecord,
     memory: Option<MemoryFds<HiddenFd>>,
-    /// `SO_LINGER` with a time of zero: closing resets the connection.
+    /// `SO_LINGER` with a timeout of 0: closing resets the connection.
     resets_on_close: bool,
-    /// `connect` has answered `EINPROGRESS`; the next call answers that it is done.
+    /// `connect` has returned `EINPROGRESS`; the next call reports success.
     reports_connect: bool,
-    /// The lifeline, while a close waits for calls of other threads.
+    /// The lifeline, while a close waits for blocked calls of other threads.
     retained_lifeline: Option<HiddenFd>,
 }
 
-/// Of hidden descriptors the number changes; their place does not.
+/// The first value of [`Connection::lifeline`]'s field that encodes the slot of a hidden descriptor: a hidden
+/// descriptor's number changes, its slot does not.
 const HIDDEN_LIFELINE: RawFd = -2;
 
-// SAFETY: the cells are accessed as their comments say, everything else is atomic.
+// SAFETY: each cell is accessed only under the lock that its comment names, and all other fields are atomic.
 unsafe impl Sync for Connection {}
-// SAFETY: nothing in it belongs to a thread.
+// SAFETY: no field is bound to a thread.
 unsafe impl Send for Connection {}
 
 static POOL: Pool<Connection> = Pool::new();
 
-/// Whether this is a signal handler that has interrupted a thread which holds a direction of a connection.
+/// Returns whether the calling signal handler has interrupted a thread that holds the lock of a connection's direction.
 pub(crate) fn is_inside_a_connection() -> bool {
     POOL.any(|it| it.send_lock.is_held_by_this_thread() || it.receive_lock.is_held_by_this_thread())
 }
 
-/// Has handlers put off until this thread lets go of the connections that it holds; `false`: there are none.
+/// Defers signal handlers until this thread has released the directions that it holds. Returns `false` if it holds
+/// none.
 pub(crate) fn defer_handlers() -> bool {
     POOL.any(|it| {
         let deferred_of = |lock: &Lock, deferred| if lock.is_held_by_this_thread() { deferred } else { 0 };
@@ -229,7 +240,7 @@ pub(crate) fn defer_handlers() -> bool {
 }
 
 impl Connection {
-    /// A connection. One that awaits a handshake has nothing to read and no room to write.
+    /// Opens a connection. One that awaits a handshake has nothing to read and no room to write.
     pub fn open(origin: ConnectionParams, start: InitialPath) -> &'static Self {
         crate::accounting::memory_budget::init_limits();
         hidden::note_lifeline();
@@ -266,7 +277,7 @@ impl Connection {
                 ..Details::default()
             };
         });
-        // SAFETY: under both locks of an object that nobody else knows yet.
+        // SAFETY: both locks are held, and no other thread knows the object yet.
         unsafe { *connection.slot.get() = origin.slot };
         connection.by_lane.store(0, Ordering::Relaxed);
         connection.awaits_handshake.store(matches!(start, InitialPath::Handshake), Ordering::Relaxed);
@@ -293,18 +304,18 @@ impl Connection {
         self.lifetime.generation()
     }
 
-    /// Whether this process still has a descriptor of it.
+    /// Returns whether this process still has a descriptor of the connection.
     #[inline]
     pub fn is_open(&self) -> bool {
         self.lifetime.is_open()
     }
 
-    /// What waits for its bytes have learned.
+    /// Returns how soon the peer has sent after previous waits.
     pub fn spin_history(&self) -> &AdaptiveSpin {
         &self.spin_history
     }
 
-    /// A descriptor of the lifeline, for sleeping on and for waking the peer.
+    /// Returns a descriptor of the lifeline, to sleep on and to wake the peer.
     #[inline]
     pub fn lifeline(&self) -> RawFd {
         match self.lifeline.load(Ordering::Relaxed) {
@@ -313,7 +324,7 @@ impl Connection {
         }
     }
 
-    /// Both addresses, as TCP would show them.
+    /// Returns both addresses, as TCP would report them.
     pub fn tuple(&self) -> Option<Tuple> {
         self.with_details(|details| details.tuple)
     }
@@ -323,27 +334,28 @@ impl Connection {
         self.with_details(|details| access(&mut details.options))
     }
 
-    /// Another process may hold this end from now on: only the kernel knows when the last one is gone.
+    /// Notes that another process may hold this endpoint from now on: only the kernel knows when the last descriptor is
+    /// closed.
     pub fn note_shared(&self) {
         self.is_transferred.store(true, Ordering::Relaxed);
     }
 
-    /// After a non-blocking `connect` has answered `EINPROGRESS`.
+    /// Sets whether the next `connect` reports success, after a non-blocking one has returned `EINPROGRESS`.
     pub fn report_connect_later(&self, later: bool) {
         self.with_details(|details| details.reports_connect = later);
     }
 
-    /// Whether `connect` still owes its answer; it is given once.
+    /// Returns whether `connect` has still to report success, and clears that.
     pub fn take_connect_report(&self) -> bool {
         self.with_details(|details| std::mem::take(&mut details.reports_connect))
     }
 
-    /// Whether one of the program's descriptors of this connection is as `is_wanted` says.
+    /// Returns whether one of the program's descriptors of this connection satisfies `is_wanted`.
     pub fn has_descriptor(&self, is_wanted: impl Fn(RawFd) -> bool) -> bool {
         self.with_details(|details| details.descriptors.iter().any(|&fd| is_wanted(fd)))
     }
 
-    /// Notes that the program made another descriptor of this connection.
+    /// Notes that the program has made another descriptor of this connection.
     pub fn add_descriptor(&self, fd: RawFd) {
         self.with_details(|details| details.descriptors.push(fd));
     }
@@ -353,7 +365,7 @@ impl Connection {
         self.with_details(|details| access(&details.descriptors))
     }
 
-    /// Notes that the program closes a descriptor, before the kernel does. With the last one, this process is done with
+    /// Notes that the program closes a descriptor, before the kernel closes it. With the last one, this process closes
     /// the connection.
     pub fn remove_descriptor(&'static self, fd: RawFd) {
         let left = self.with_details(|details| {
@@ -371,37 +383,40 @@ impl Connection {
         }
     }
 
-    /// Whether what is sent goes by a lane. Under the send lock, or as a glance.
+    /// Returns whether sends use a lane. Without the send lock the result may be outdated.
     #[inline]
     pub fn sends_by_lane(&self) -> bool {
         self.by_lane.load(Ordering::Relaxed) & BY_LANE_SEND != 0
     }
 
-    /// Whether what is received comes by a lane. Under the receive lock, or as a glance.
+    /// Returns whether receives use a lane. Without the receive lock the result may be outdated.
     #[inline]
     fn receives_by_lane(&self) -> bool {
         self.by_lane.load(Ordering::Relaxed) & BY_LANE_RECEIVE != 0
     }
 
-    /// The lanes. The caller holds a lock of the connection, or is a waiter.
+    /// Returns the lanes. The caller holds a lock of the connection, or is a waiter.
     #[inline]
     fn lanes(&self) -> Option<&Lanes> {
-        // SAFETY: written only under both locks with no waiter, so not while the caller looks.
+        // SAFETY: the cell is written only under both locks and without a waiter; the caller holds a lock or is a
+        // waiter.
         unsafe { (*self.lanes.get()).as_ref() }
     }
 
-    /// The lanes, if they are those of plain memory. As for [`Connection::lanes`].
-    #[inline(always)] // Instead of the question whether there are any: then short messages pay nothing for the other.
+    /// Returns the lanes if both are in ordinary memory. The caller holds a lock of the connection, or is a waiter.
+    #[inline(always)] // Replaces the check for lanes, so that short messages do not pay for other kinds of memory.
     fn plain_lanes(&self) -> Option<PlainLanes<'_>> {
-        // SAFETY: written only under both locks with no waiter; a plain load is part of the comparison.
+        // SAFETY: the flag is written only under both locks and without a waiter, so no store races with this plain
+        // load, which the compiler can fold into the comparison.
         if !unsafe { self.is_plain.as_ptr().read() } {
             return None;
         }
-        // SAFETY: as for `lanes`; while the flag is set there are some, and plain ones.
+        // SAFETY: the cell is written only under both locks and without a waiter; while the flag is set it contains
+        // lanes of ordinary memory.
         Some(PlainLanes(unsafe { (*self.lanes.get()).as_ref().unwrap_unchecked() }))
     }
 
-    /// Whether there may be plain lanes: a glance.
+    /// Returns whether there are lanes of ordinary memory. Without a lock the result may be outdated.
     #[inline]
     fn is_plain(&self) -> bool {
         self.is_plain.load(Ordering::Relaxed)
@@ -409,19 +424,21 @@ impl Connection {
 
     #[inline]
     fn slot(&self) -> Option<&ConnectionSlot> {
-        // SAFETY: written only before the object is known and when its last descriptor is gone.
+        // SAFETY: the cell is written only before other threads know the object and after its last descriptor was
+        // closed.
         unsafe { (*self.slot.get()).as_ref() }
     }
 
     fn with_details<R>(&self, access: impl FnOnce(&mut Details) -> R) -> R {
-        // A handler that finds the lock held by its own thread would wait for ever.
+        // A signal handler that finds the lock held by its own thread would wait forever.
         signals::without_handlers(|| self.with_details_unmasked(access))
     }
 
-    /// As [`Connection::with_details`], for an object that no signal handler can reach: not known yet, or not any more.
+    /// Like [`Connection::with_details`], for an object that no signal handler can reach, because it is not known yet
+    /// or not any more.
     fn with_details_unmasked<R>(&self, access: impl FnOnce(&mut Details) -> R) -> R {
         let _guard = self.details_lock.lock();
-        // SAFETY: under its lock.
+        // SAFETY: `details_lock` is held.
         access(unsafe { &mut *self.details.get() })
     }
 }

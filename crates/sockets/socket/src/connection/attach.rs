@@ -1,4 +1,5 @@
-//! ATTACH
+//! Attaches the memory of lanes to a connection, and keeps the descriptors of that memory, which another process needs
+//! to hold the same endpoint.
 
 use super::lane_kinds::{LaneReceiver, LaneSender};
 use super::lanes::Lanes;
@@ -17,7 +18,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::Ordering;
 
 impl Connection {
-    /// Attaches a proxy's connection whose handshake came late. `Ok(false)`: it has not come yet.
+    /// Attaches the lanes of a proxy's connection if its handshake has arrived. Returns `Ok(false)` if it has not.
     pub(super) fn attach_if_pending(&'static self) -> Result<bool, Errno> {
         if !self.awaits_handshake.load(Ordering::Relaxed) {
             return if self.is_open() { Ok(true) } else { Err(Errno::BADF) };
@@ -35,7 +36,7 @@ impl Connection {
         if self.is_orphan.load(Ordering::Relaxed) {
             return Err(Errno::CONNRESET);
         }
-        // SAFETY: the descriptor is the program's, and the call it is in uses it.
+        // SAFETY: the descriptor belongs to the program, which keeps it open during a call on it.
         let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
         match limit::with_free_descriptor(lifeline, || rendezvous::receive_handshake(lifeline)) {
             Ok(Some((segment, memory))) => {
@@ -48,9 +49,9 @@ impl Connection {
         }
     }
 
-    /// Gives lanes to a connection that the program has already. Under both locks.
+    /// Attaches lanes to a connection that the program already uses. The caller holds both locks.
     pub(super) fn attach_in_use(&self, segment: Segment, memory: Option<MemoryFds<HiddenFd>>, by_lane: u64) {
-        // A signal handler looks without the lock that it has interrupted.
+        // A signal handler reads the lanes without the lock of the thread that it has interrupted.
         signals::without_handlers(|| self.attach_locked(segment, memory, by_lane));
         let asked = self.with_details(Details::requested_options);
         self.set_lane_capacities(asked.send_bytes, asked.receive_bytes);
@@ -59,20 +60,20 @@ impl Connection {
         self.publish_signal_owner();
     }
 
-    /// Those who parked before there were lanes could not ask the peer to ring. Under both locks.
+    /// Asks the peer to ring for threads that parked before there were lanes. The caller holds both locks.
     pub(super) fn announce_earlier_sleepers(&self) {
         if self.sleepers.is_any()
             && let Some(lanes) = self.lanes()
         {
-            // SAFETY: under the receive lock.
+            // SAFETY: the caller holds the receive lock, which protects the receiver.
             unsafe { (*lanes.receiver.get()).announce_sleep() };
-            // SAFETY: under the send lock.
+            // SAFETY: the caller holds the send lock, which protects the sender.
             unsafe { (*lanes.sender.get()).announce_sleep() };
         }
     }
 
-    /// Under both locks, out of reach of signal handlers. `by_lane`: directions that go by the lanes at once, beside
-    /// those that a process which held this end before has noted.
+    /// Attaches lanes while no signal handler can run. The caller holds both locks. `by_lane` are the directions that
+    /// use the lanes at once, in addition to those that a previous holder of this endpoint has noted.
     pub(super) fn attach_locked(&self, segment: Segment, memory: Option<MemoryFds<HiddenFd>>, by_lane: u64) {
         let lanes = Lanes {
             sender: UnsafeCell::new(LaneSender::of(&segment)),
@@ -81,7 +82,7 @@ impl Connection {
             segment,
             inbound: UnsafeCell::new(None),
         };
-        // Stamps of a process that has never looked at the clock would be of a time that nobody can compare with.
+        // Stamps of a process that has never read the clock could not be compared with those of others.
         note_ticks(ticks());
         self.is_user.store(sharing::register_holder(&lanes.segment), Ordering::Relaxed);
         limit::add_mapping();
@@ -97,14 +98,14 @@ impl Connection {
             lanes.segment.store(OwnState::Options, self.shared_options.load(Ordering::Relaxed));
             0
         };
-        // SAFETY: under both locks, and nobody waits on lanes that are not there.
+        // SAFETY: the caller holds both locks, and no thread waits on lanes that do not exist yet.
         unsafe { *self.lanes.get() = Some(lanes) };
         self.awaits_handshake.store(false, Ordering::Relaxed);
         self.use_lanes_for(noted | by_lane);
         self.with_details_unmasked(|details| details.memory = memory);
     }
 
-    /// From now on so many directions go by the lanes. Under the locks of those directions.
+    /// Makes `directions` use the lanes from now on. The caller holds the locks of those directions.
     pub(super) fn use_lanes_for(&self, directions: u64) {
         let Some(lanes) = self.lanes() else { return };
         let directions = directions & BY_LANE_BOTH;
@@ -113,8 +114,8 @@ impl Connection {
         self.is_plain.store(by_lane == BY_LANE_BOTH && lanes.are_plain(), Ordering::Relaxed);
     }
 
-    /// The numbers of its memory's descriptors in this process, for handing the connection to another; none when one of
-    /// them had to make room for the program's own.
+    /// Returns the descriptors of the lanes' memory, for a transfer of the connection to another process. Empty if one
+    /// of them had to be closed to make room for the program's own.
     pub fn memory(&'static self) -> Vec<RawFd> {
         let _send = self.lock_direction(&self.send_lock);
         self.record_lifeline_inode();
@@ -124,37 +125,37 @@ impl Connection {
         if are_all { numbers } else { Vec::new() }
     }
 
-    /// Whether there is a descriptor of the memory that the incoming lane lies in, where that is another one. Under a
-    /// lock.
+    /// Returns whether there is a descriptor of the incoming lane's memory, if that is memory of its own. The caller
+    /// holds a lock of the connection.
     pub(super) fn has_memory_of_incoming_lane(&self) -> bool {
-        // SAFETY: written under both locks, of which this thread holds one.
+        // SAFETY: the cell is written only under both locks, and the caller holds one.
         let is_elsewhere = self.lanes().is_some_and(|lanes| unsafe { &*lanes.inbound.get() }.is_some());
         let is_at_hand = |details: &mut Details| details.memory.as_ref().is_some_and(|memory| memory.inbound.is_some());
         !is_elsewhere || self.with_details(is_at_hand)
     }
 
-    /// Says whether the connection is to live through `exec`, as the program's descriptor does.
+    /// Sets whether the connection survives `exec`, as the program's descriptor does.
     pub fn set_inheritable(&'static self, inheritable: bool) {
         let _send = self.lock_direction(&self.send_lock);
         self.set_inheritable_locked(inheritable);
     }
 
-    /// Under a lock.
+    /// Does what [`Connection::set_inheritable`] does. The caller holds a lock of the connection.
     pub(super) fn set_inheritable_locked(&self, inheritable: bool) {
         if inheritable {
             self.record_lifeline_inode();
-            // A lifeline alone does not say that it was left for the library.
+            // A lifeline alone does not show that it was left for the library.
             let _ = hidden::ensure_marker();
         }
         let inheritable = inheritable && self.has_memory_of_incoming_lane();
         self.with_details(|details| details.memory.iter().for_each(|memory| memory.set_inheritable(inheritable)));
     }
 
-    /// Writes into the memory which lifeline belongs to it: whoever gets both from this process finds out by that.
-    /// Under a lock.
+    /// Records the lifeline's inode in the memory, by which a process that gets both knows that they belong together.
+    /// The caller holds a lock of the connection.
     pub(super) fn record_lifeline_inode(&self) {
         let Some(lanes) = self.lanes() else { return };
-        // SAFETY: written under both locks, of which this thread holds one.
+        // SAFETY: the cell is written only under both locks, and the caller holds one.
         let inbound = unsafe { &*lanes.inbound.get() };
         for segment in std::iter::once(&lanes.segment).chain(inbound) {
             if segment.lifeline_inode() == 0 {

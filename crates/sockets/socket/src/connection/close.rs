@@ -1,4 +1,4 @@
-//! CLOSE
+//! Shutdown and close of a connection, and the reuse of its object.
 
 use super::lanes::Lanes;
 use super::{
@@ -13,7 +13,8 @@ use segment::{OwnState, PeerStatus, SHUT_BOTH_WAYS, Side};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::Ordering;
 
-/// How long a close gives a call of another thread to fall asleep, which takes it 50 microseconds of its own time.
+/// Microseconds that a close waits for a call of another thread to block, which takes that thread 50 microseconds of
+/// processor time.
 const CALL_SETTLE_US_MAX: u64 = 5_000;
 
 impl Connection {
@@ -24,7 +25,7 @@ impl Connection {
     pub fn shutdown(&'static self, directions: u64) -> Result<(), Errno> {
         self.attach_if_pending()?;
         if self.is_on_lifeline() && blocking::poll_now(self.lifeline(), 0) & libc::POLLERR != 0 {
-            // A reset, perhaps, that nobody has heard of.
+            // There may be a reset that no call has reported yet.
             self.process_messages_for_all();
         }
         if self.is_known_to_be_closed() {
@@ -45,7 +46,7 @@ impl Connection {
             if directions & SHUTDOWN_WRITE != 0 && !self.sends_by_lane() {
                 self.shutdown_lifeline(SHUTDOWN_WRITE)?;
             } else if directions & SHUTDOWN_WRITE != 0 {
-                // SAFETY: under the send lock.
+                // SAFETY: the send lock is held, which protects the sender.
                 let sender = unsafe { &mut *lanes.sender.get() };
                 sender.finish();
                 if sender.take_wake_request() {
@@ -63,7 +64,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The last descriptor of this process is about to go.
+    /// Closes the connection. The kernel is about to close this process's last descriptor of it.
     pub(super) fn close(&'static self) {
         if !self.defer_close_to_calls() {
             self.close_now();
@@ -73,14 +74,15 @@ impl Connection {
     pub(super) fn close_now(&'static self) {
         self.receive_last_handshake();
         self.process_final_messages();
-        // The object may be another connection when this is done.
+        // When this returns, the object may be another connection.
         let kept = self.with_details_unmasked(|details| details.retained_lifeline.take());
         self.finish_close();
         drop(kept);
     }
 
-    /// Leaves a close to the last of the other threads' calls that sleep here, as the kernel does: they go on as if
-    /// nothing had happened, with a descriptor that the program does not see. Without one, they end.
+    /// Defers the close to the last blocked call of another thread, as the kernel does: the calls continue with a
+    /// descriptor that the program does not see. If there is no such descriptor, they end. Returns whether the close
+    /// was deferred.
     pub(super) fn defer_close_to_calls(&'static self) -> bool {
         let own = u32::from(wait::BlockingCall::is_of_this_thread(self));
         if threads::is_single() || sandbox::is_confined() || !self.has_sleeping_calls(own) {
@@ -96,10 +98,10 @@ impl Connection {
         self.calls.defer_close()
     }
 
-    /// Has the connection use a descriptor of the lifeline that the program does not see, before it loses those that it
-    /// sees. Under both locks.
+    /// Makes the connection use a descriptor of the lifeline that the program does not see, before the program's
+    /// descriptors are closed. The caller holds both locks.
     pub(super) fn retain_lifeline(&self) -> Result<(), Errno> {
-        // SAFETY: the program's descriptor, in a call about it.
+        // SAFETY: the descriptor belongs to the program, which keeps it open during a call on it.
         let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
         let kept = HiddenFd::hide(rustix::io::fcntl_dupfd_cloexec(lifeline, 0)?, Need::Required)?;
         self.lifeline.store(HIDDEN_LIFELINE - RawFd::from(kept.slot()), Ordering::Relaxed);
@@ -107,12 +109,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends the connection as `connect` with `AF_UNSPEC` does: the peer is reset, as are calls that sleep here.
+    /// Ends the connection as `connect` with `AF_UNSPEC` does: resets the peer and the calls that are blocked on it.
     /// `replace` puts another socket in the place of its descriptors.
     ///
     /// # Errors
-    /// `MFILE` where there is no descriptor left, `AGAIN` in a signal handler that has interrupted a call on the
-    /// connection, and those of `replace`: then nothing has changed.
+    /// `MFILE` if there is no descriptor left, `AGAIN` in a signal handler that has interrupted a call on the
+    /// connection, and those of `replace`. On errors nothing changes.
     pub fn disconnect(&'static self, replace: impl FnOnce(&[RawFd]) -> Result<(), Errno>) -> Result<(), Errno> {
         self.attach_if_pending()?;
         {
@@ -139,7 +141,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Resets both ends.
+    /// Resets both endpoints.
     pub(super) fn reset_both(&'static self) {
         {
             let _both = self.lock_both();
@@ -148,13 +150,14 @@ impl Connection {
                 None => self.lifeline_state.note_reset(),
             }
         }
-        // Wakes those who sleep, at both ends.
-        // SAFETY: the hidden descriptor, which is there until the connection is closed.
+        // Wakes the sleepers of both endpoints.
+        // SAFETY: the lifeline is the hidden descriptor, which stays open until the connection is closed.
         let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
         let _ = rustix::net::shutdown(lifeline, rustix::net::Shutdown::Both);
     }
 
-    /// Whether there are more than `own` calls that sleep. Who looks at memory for a moment is about to, and is let.
+    /// Returns whether more than `own` calls are blocked. Waits for threads that poll the memory, which are about to
+    /// block.
     pub(super) fn has_sleeping_calls(&self, own: u32) -> bool {
         let begun_ticks = ticks();
         let is_time_up = || ticks().wrapping_sub(begun_ticks) > CALL_SETTLE_US_MAX * TICKS_PER_MICROSECOND;
@@ -164,14 +167,14 @@ impl Connection {
         self.calls.count() > own
     }
 
-    /// A call that has slept ends.
+    /// Ends a call that has blocked.
     pub(super) fn end_call(&'static self) {
         if self.calls.leave() {
             self.close_now();
         }
     }
 
-    /// What is left of a close once the kernel may have closed the descriptor.
+    /// Finishes a close after the kernel may have closed the descriptor.
     pub(super) fn finish_close(&'static self) {
         {
             let Some(_both) = self.lock_both() else { return self.defer_to_holder(direction_lock::DEFERRED_CLOSE) };
@@ -182,29 +185,30 @@ impl Connection {
                 self.announce_close(lanes);
             }
             self.lifeline_state.clear();
-            // SAFETY: under both locks; the ledger's slot closes with it.
+            // SAFETY: both locks are held. The slot of the stats page is released with the value.
             unsafe { *self.slot.get() = None };
         }
         self.recycle_if_unused();
     }
 
-    /// Before a close: a handshake that was left unread would reset the client. One that comes later is refused, so
-    /// that the client finds the end of the stream instead.
+    /// Receives a handshake that has arrived, before a close: left unread, it would reset the client. A later one is
+    /// refused, so that the client finds the end of the stream.
     pub(super) fn receive_last_handshake(&'static self) {
         let is_pending = {
             let _receive = self.lock_direction(&self.receive_lock);
             self.awaits_handshake.load(Ordering::Relaxed) && !self.is_orphan.load(Ordering::Relaxed)
         };
         if is_pending {
-            // SAFETY: the program's descriptor, which it is closing.
+            // SAFETY: the descriptor belongs to the program, which is about to close it.
             let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
             let _ = rustix::net::shutdown(lifeline, rustix::net::Shutdown::Read);
             let _ = self.attach_if_pending();
         }
     }
 
-    /// Says good-bye. Where no child can hold the connection the peer learns of it from memory, at once and exactly;
-    /// where one might, only the kernel knows when the last descriptor goes, and the lifeline tells.
+    /// Tells the peer that this endpoint is closed. If no other process can hold the endpoint, the peer learns it from
+    /// memory, at once and exactly. Otherwise only the kernel knows when the last descriptor is closed, and the
+    /// lifeline tells.
     pub(super) fn announce_close(&self, lanes: &Lanes) {
         self.remove_holder_entry(&lanes.segment);
         let others = lanes.segment.add(OwnState::Holders, u64::MAX).saturating_sub(1);
@@ -216,16 +220,17 @@ impl Connection {
         let has_unread = if self.receives_by_lane() {
             lanes.observer().unread_bytes().is_ok_and(|bytes| bytes > 0)
         } else {
-            // Under a filter nobody can ask, and the kernel tells the peer.
+            // Under a filter this process cannot ask, and the kernel tells the peer.
             !crate::process::sandbox::is_confined() && self.has_program_bytes_in_lifeline()
         };
-        // In windows, an end may be reset whose peer is there and was not: it is to see no good order either.
+        // In windows, an endpoint may be reset although its peer is alive and was not: that peer must not find an
+        // orderly end either.
         let is_reset = self.peer_state(lanes) == PeerState::Reset;
-        // SAFETY: under the send lock.
+        // SAFETY: the caller holds the send lock, which protects the sender.
         let finish = || unsafe { (*lanes.sender.get()).finish() };
         if resets || has_unread || is_reset {
             lanes.publish_status(PeerStatus::Reset, 1);
-            // First: who finds the end of the stream before this takes it for one in good order.
+            // Before the end of the stream: a peer that found the end first would take it for an orderly close.
             lanes.publish_status(PeerStatus::Closed, 1);
             finish();
         } else {
@@ -234,7 +239,7 @@ impl Connection {
         }
     }
 
-    /// Gives the memory back once the connection is closed and no thread looks at it any more.
+    /// Returns the object to the pool once the connection is closed and no thread polls its lanes.
     pub(super) fn recycle_if_unused(&'static self) {
         let dropped = {
             let Some(_both) = self.lock_both() else { return self.defer_to_holder(direction_lock::DEFERRED_RECYCLE) };
@@ -244,7 +249,7 @@ impl Connection {
             let Details { memory, tuple, .. } = self.with_details_unmasked(std::mem::take);
             self.forget_growth();
             self.is_plain.store(false, Ordering::Relaxed);
-            // SAFETY: under both locks, and there is no waiter.
+            // SAFETY: both locks are held, and there is no waiter.
             let lanes = unsafe { (*self.lanes.get()).take() };
             if let Some(lanes) = &lanes {
                 limit::remove_mapping();

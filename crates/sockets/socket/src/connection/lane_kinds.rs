@@ -1,5 +1,8 @@
-//! The ends of lanes in plain memory, over a link that is slowed down to a model, or in memory that is no ordinary
-//! memory. Short messages in plain memory are found before anybody asks which it is; everything else is asked here.
+//! The endpoints of a lane in each kind of memory: ordinary memory, the windows of a modelled link, and memory that is
+//! not ordinary.
+//!
+//! The paths of short messages test for ordinary memory first and do not come here; all other calls dispatch on the
+//! kind.
 
 use super::cork::HELD_BYTES_MAX;
 use crate::accounting::memory_budget;
@@ -9,10 +12,10 @@ use rustix::io::Errno;
 use segment::{LocalPageReceiver, LocalPageSender, Receiver, Segment, Sender, TimedReceiver, TimedSender};
 use std::ptr::NonNull;
 
-/// Bytes that go at once where a program's call writes what is sent, and the lane cannot be written in place.
+/// Bytes of one record that a system call of the program fills, where the lane cannot be filled in place.
 const STAGED_BYTES: usize = 16 << 10;
 
-/// The sending end of the outgoing lane.
+/// The sending endpoint of the outgoing lane.
 #[allow(clippy::large_enum_variant, reason = "short messages find the plain one without another access to memory")]
 pub(super) enum LaneSender {
     Plain(Sender),
@@ -20,14 +23,14 @@ pub(super) enum LaneSender {
     LocalPage(Box<LocalPageSender>),
 }
 
-/// The receiving end of the incoming lane.
+/// The receiving endpoint of the incoming lane.
 pub(super) enum LaneReceiver {
     Plain(Receiver),
     Timed(Box<TimedReceiver>),
     LocalPage(Box<LocalPageReceiver>),
 }
 
-/// Does the same with any.
+/// Evaluates the same expression for each kind.
 macro_rules! any {
     ($end:expr, $name:ident => $do:expr) => {
         match $end {
@@ -49,7 +52,7 @@ impl LaneSender {
         })
     }
 
-    /// Before a write: whether it may wait for the receiver, and its stamp. Returns the position where it begins.
+    /// Prepares a write: whether it may wait for the receiver, and its stamp. Returns the position where it begins.
     #[inline]
     pub(super) fn prepare(&mut self, may_wait: bool, stamp: u64) -> u64 {
         any!(self, sender => {
@@ -60,14 +63,14 @@ impl LaneSender {
         })
     }
 
-    /// Holds back what follows, in plain memory.
+    /// Holds back the records that follow, in ordinary memory only.
     pub(super) fn begin_hold(&mut self, now_ms: u32) {
         if let Self::Plain(sender) = self {
             sender.begin_hold(now_ms);
         }
     }
 
-    /// As [`Producer::end_hold`].
+    /// Ends the hold as [`Producer::end_hold`] does.
     #[inline]
     pub(super) fn end_hold(&mut self, stays: bool) {
         any!(self, sender => sender.end_hold(stays, HELD_BYTES_MAX));
@@ -101,11 +104,13 @@ impl LaneSender {
         any!(self, sender => sender.memory_bytes())
     }
 
+    /// Writes as [`Producer::write_from`] does.
+    ///
     /// # Safety
     /// `source` is readable for `len_bytes`.
     #[inline]
     pub(super) unsafe fn write_from(&mut self, source: *const u8, len_bytes: usize) -> Result<usize, Corrupt> {
-        // SAFETY: the caller's.
+        // SAFETY: `source` is readable for `len_bytes`, by this function's contract.
         any!(self, sender => unsafe { sender.write_from(source, len_bytes) })
     }
 
@@ -113,15 +118,16 @@ impl LaneSender {
         any!(self, sender => sender.write(source))
     }
 
-    /// As [`Producer::write_urgent`]: of plain memory only.
+    /// Writes an urgent byte as [`Producer::write_urgent`] does. Only lanes of ordinary memory carry urgent bytes.
     pub(super) fn write_urgent(&mut self, urgent: Urgent) -> Result<bool, Corrupt> {
         any!(self, sender => sender.write_urgent(urgent))
     }
 
-    /// Sends what `fill` writes to an address, at most so many bytes; it answers how many. `None`: there is no room.
+    /// Sends at most `len_bytes` that `fill` writes to an address; it returns how many it wrote. Returns `None` if
+    /// there is no room.
     ///
     /// # Errors
-    /// What `fill` answers, or what `corrupt` makes of an end that breaks the protocol.
+    /// Those of `fill`, and what `corrupt` returns for a peer that breaks the protocol.
     pub(super) fn fill(
         &mut self,
         len_bytes: usize,
@@ -140,13 +146,13 @@ impl LaneSender {
         }
     }
 
-    /// As [`Producer::write_short_from`].
+    /// Writes as [`Producer::write_short_from`] does.
     ///
     /// # Safety
     /// `source` is readable for `len_bytes`.
     #[inline]
     pub(super) unsafe fn write_short_from(&mut self, source: *const u8, len_bytes: usize, is_awaited: bool) -> bool {
-        // SAFETY: the caller's.
+        // SAFETY: `source` is readable for `len_bytes`, by this function's contract.
         any!(self, sender => unsafe { sender.write_short_from(source, len_bytes, is_awaited) })
     }
 
@@ -186,7 +192,7 @@ impl LaneSender {
     }
 }
 
-/// As [`LaneSender::fill`], of a lane that cannot be written in place.
+/// Sends as [`LaneSender::fill`] does, by a lane that cannot be filled in place.
 fn fill_staged<O: Outbound, I: Inbound>(
     sender: &mut Producer<O, I>,
     len_bytes: usize,
@@ -210,18 +216,18 @@ impl LaneReceiver {
         special.unwrap_or_else(|| Self::Plain(segment.receiver()))
     }
 
-    #[inline(always)] // Looked at in a loop.
+    #[inline(always)] // Polled in a loop.
     pub(super) fn may_have_data(&self) -> bool {
         any!(self, receiver => receiver.may_have_data())
     }
 
-    /// As [`lane::Consumer::read_short_to`].
+    /// Reads as [`lane::Consumer::read_short_to`] does.
     ///
     /// # Safety
     /// `destination` is writable for `len_bytes`.
     #[inline]
     pub(super) unsafe fn read_short_to(&mut self, destination: *mut u8, len_bytes: usize) -> ShortRead {
-        // SAFETY: the caller's.
+        // SAFETY: `destination` is writable for `len_bytes`, by this function's contract.
         let next = any!(self, receiver => unsafe { receiver.read_short_to(destination, len_bytes) });
         if let ShortRead::Read(_) = next {
             self.note_read();
@@ -229,11 +235,13 @@ impl LaneReceiver {
         next
     }
 
+    /// Reads as [`lane::Consumer::read_to`] does.
+    ///
     /// # Safety
     /// `destination` is writable for `len_bytes`.
     #[inline]
     pub(super) unsafe fn read_to(&mut self, destination: *mut u8, len_bytes: usize) -> Result<usize, Corrupt> {
-        // SAFETY: the caller's.
+        // SAFETY: `destination` is writable for `len_bytes`, by this function's contract.
         let read = any!(self, receiver => unsafe { receiver.read_to(destination, len_bytes) });
         if let Ok(1..) = read {
             self.note_read();
@@ -241,6 +249,8 @@ impl LaneReceiver {
         read
     }
 
+    /// Copies unread bytes as [`lane::Consumer::peek_to`] does.
+    ///
     /// # Safety
     /// `destination` is writable for `len_bytes`.
     pub(super) unsafe fn peek_to(
@@ -250,7 +260,7 @@ impl LaneReceiver {
         len_bytes: usize,
         at_urgent: impl FnMut(Urgent, bool) -> UrgentHandling,
     ) -> Result<usize, Corrupt> {
-        // SAFETY: the caller's.
+        // SAFETY: `destination` is writable for `len_bytes`, by this function's contract.
         any!(self, receiver => unsafe { receiver.peek_to(skip_bytes, destination, len_bytes, at_urgent) })
     }
 
@@ -329,8 +339,8 @@ impl LaneReceiver {
         any!(self, receiver => receiver.next_stamp())
     }
 
-    /// Has the peer know what was read. By quarters of a ring would do for room, and a peer whose end is killed asks
-    /// what that has left unread: after each receive, as the kernel would know it.
+    /// Tells the peer what was read, after each receive. Credit in quarters of a ring would suffice for room, but a
+    /// peer whose endpoint is killed must know exactly what it has left unread, as the kernel would.
     fn note_read(&self) {
         if let Self::LocalPage(receiver) = self {
             receiver.return_all_credit();

@@ -1,4 +1,4 @@
-//! LANES
+//! The two lanes of a connection.
 
 use super::lane_kinds::{LaneReceiver, LaneSender};
 use super::yielding_copy::copy_yielding;
@@ -6,49 +6,51 @@ use lane::{Corrupt, INLINE_BYTES};
 use segment::{PeerStatus, Receiver, Segment, Sender};
 use std::cell::UnsafeCell;
 
-/// The lanes of a connection and the memory they are in.
+/// The lanes of a connection and their memory.
 pub(super) struct Lanes {
-    /// Under the send lock.
+    /// Protected by the send lock.
     pub(super) sender: UnsafeCell<LaneSender>,
-    /// Under the receive lock.
+    /// Protected by the receive lock.
     pub(super) receiver: UnsafeCell<LaneReceiver>,
-    /// A second view of the incoming lane, for looking at it without a lock. Written, like the receiver, under both
-    /// locks, and while the incoming lane is not in use.
+    /// A second view of the incoming lane, which is polled without a lock. Written under both locks, as the receiver
+    /// is, while the incoming lane is not in use.
     pub(super) observer: UnsafeCell<LaneReceiver>,
     pub(super) segment: Segment,
-    /// Where the incoming lane lies, if not in `segment`: both ends have got lanes at the same time. Written under both
-    /// locks.
+    /// The memory of the incoming lane, if it is not `segment`: both endpoints have switched to lanes at the same time.
+    /// Written under both locks.
     pub(super) inbound: UnsafeCell<Option<Segment>>,
 }
 
 impl Lanes {
-    /// The view of the incoming lane that needs no lock.
+    /// Returns the view of the incoming lane that needs no lock.
     #[inline(always)]
     pub(super) fn observer(&self) -> &LaneReceiver {
-        // SAFETY: written only while the incoming lane is not in use, and so nobody looks at it.
+        // SAFETY: the cell is written only while the incoming lane is not in use, when no thread polls it.
         unsafe { &*self.observer.get() }
     }
 
-    /// Tells the peer, wherever it looks. Under a lock.
+    /// Publishes a status to the peer in each segment that the peer polls. The caller holds a lock of the connection.
     pub(super) fn publish_status(&self, word: PeerStatus, value: u64) {
         self.segment.publish(word, value);
-        // SAFETY: under a lock, and written under both.
+        // SAFETY: the cell is written only under both locks, and the caller holds one.
         if let Some(inbound) = unsafe { &*self.inbound.get() } {
             inbound.publish(word, value);
         }
     }
 
-    /// Notes in [`OwnState::ByLane`] what the peer is to find there: [`IS_CONFINED`], [`RAISES_SIGNAL`]. Under both locks.
+    /// Sets bits of [`OwnState::ByLane`](segment::OwnState::ByLane) that the peer reads, such as
+    /// [`IS_CONFINED`](segment::IS_CONFINED) and [`RAISES_SIGNAL`](segment::RAISES_SIGNAL). The caller holds both
+    /// locks.
     pub(super) fn note_by_lane(&self, note: u64) {
         self.segment.note_by_lane(note);
-        // SAFETY: under both locks.
+        // SAFETY: the caller holds both locks, under which the cell is written.
         if let Some(inbound) = unsafe { &*self.inbound.get() } {
             inbound.note_by_lane(note);
         }
     }
 
     pub(super) fn are_plain(&self) -> bool {
-        // SAFETY: nobody else has the lanes yet; and which kind an end is of never changes.
+        // SAFETY: the lanes are not shared yet, and the kind of an endpoint never changes.
         unsafe {
             matches!((&*self.sender.get(), &*self.receiver.get()), (LaneSender::Plain(_), LaneReceiver::Plain(_)))
         }
@@ -56,15 +58,15 @@ impl Lanes {
 }
 
 impl Lanes {
-    /// Whether long copies are made in pieces.
+    /// Returns whether a copy of `len_bytes` yields between chunks.
     pub(super) fn yields_in_copies(&self, len_bytes: usize) -> bool {
         len_bytes > INLINE_BYTES && self.segment.status(PeerStatus::GiveWay) != 0
     }
 
-    /// As [`LaneSender::write_from`], giving way to others where the peer asks for it.
+    /// Writes as [`LaneSender::write_from`] does, and yields between chunks where the peer asks for it.
     ///
     /// # Safety
-    /// As that, with the send lock's sender.
+    /// `source` is readable for `len_bytes`, and `sender` is that of these lanes, under the send lock.
     pub(super) unsafe fn write_from(
         &self,
         sender: &mut LaneSender,
@@ -72,17 +74,17 @@ impl Lanes {
         len_bytes: usize,
     ) -> Result<usize, Corrupt> {
         if !self.yields_in_copies(len_bytes) {
-            // SAFETY: the caller's.
+            // SAFETY: `source` is readable for `len_bytes`, by this function's contract.
             return unsafe { sender.write_from(source, len_bytes) };
         }
-        // SAFETY: a part of what the caller says is readable.
+        // SAFETY: each chunk is a part of the `len_bytes` that are readable, by this function's contract.
         copy_yielding(len_bytes, |begin, len_bytes| unsafe { sender.write_from(source.add(begin), len_bytes) })
     }
 
-    /// As [`LaneReceiver::read_to`], giving way to others where the peer asks for it.
+    /// Reads as [`LaneReceiver::read_to`] does, and yields between chunks where the peer asks for it.
     ///
     /// # Safety
-    /// As that, with the receive lock's receiver.
+    /// `destination` is writable for `len_bytes`, and `receiver` is that of these lanes, under the receive lock.
     pub(super) unsafe fn read_to(
         &self,
         receiver: &mut LaneReceiver,
@@ -90,49 +92,55 @@ impl Lanes {
         len_bytes: usize,
     ) -> Result<usize, Corrupt> {
         if !self.yields_in_copies(len_bytes) {
-            // SAFETY: the caller's.
+            // SAFETY: `destination` is writable for `len_bytes`, by this function's contract.
             return unsafe { receiver.read_to(destination, len_bytes) };
         }
-        // SAFETY: a part of what the caller says is writable.
+        // SAFETY: each chunk is a part of the `len_bytes` that are writable, by this function's contract.
         copy_yielding(len_bytes, |begin, len_bytes| unsafe { receiver.read_to(destination.add(begin), len_bytes) })
     }
 }
 
 impl Lanes {
-    /// Whether the peer has read all that was sent. Looks at two words of the sender without its lock: both only grow.
+    /// Returns whether the peer has read all that was sent. Needs no lock: it compares two words of the sender that
+    /// only grow.
     pub(super) fn is_sent_data_drained(&self) -> bool {
-        // SAFETY: a shared view of the sender, whose words are atomic; `is_drained` changes nothing.
+        // SAFETY: `is_drained` takes a shared reference and reads only atomic words.
         unsafe { (*self.sender.get()).is_drained() }
     }
 }
 
-/// Lanes both whose ends are plain ones.
+/// Lanes that are both in ordinary memory.
 #[derive(Clone, Copy)]
 pub(super) struct PlainLanes<'a>(pub(super) &'a Lanes);
 
 impl PlainLanes<'_> {
+    /// Returns the sending endpoint.
+    ///
     /// # Safety
-    /// Under the send lock, and only one at a time.
+    /// The caller holds the send lock, and no other reference to the sender exists.
     #[inline(always)]
-    #[allow(clippy::mut_from_ref)] // The lock is what makes it unique.
+    #[allow(clippy::mut_from_ref)] // The lock makes the reference unique.
     pub(super) unsafe fn sender(&self) -> &mut Sender {
-        // SAFETY: the caller's; and there are no others of this type.
+        // SAFETY: the caller holds the send lock and has no other reference to the sender, by this function's contract.
         match unsafe { &mut *self.0.sender.get() } {
             LaneSender::Plain(sender) => sender,
-            // SAFETY: as above.
+            // SAFETY: this type is made only of lanes whose sender is in ordinary memory.
             LaneSender::Timed(_) | LaneSender::LocalPage(_) => unsafe { std::hint::unreachable_unchecked() },
         }
     }
 
+    /// Returns the receiving endpoint.
+    ///
     /// # Safety
-    /// Under the receive lock, and only one at a time.
+    /// The caller holds the receive lock, and no other reference to the receiver exists.
     #[inline(always)]
-    #[allow(clippy::mut_from_ref)] // As above.
+    #[allow(clippy::mut_from_ref)] // The lock makes the reference unique.
     pub(super) unsafe fn receiver(&self) -> &mut Receiver {
-        // SAFETY: the caller's; and there are no others of this type.
+        // SAFETY: the caller holds the receive lock and has no other reference to the receiver, by this function's
+        // contract.
         match unsafe { &mut *self.0.receiver.get() } {
             LaneReceiver::Plain(receiver) => receiver,
-            // SAFETY: as above.
+            // SAFETY: this type is made only of lanes whose receiver is in ordinary memory.
             LaneReceiver::Timed(_) | LaneReceiver::LocalPage(_) => unsafe { std::hint::unreachable_unchecked() },
         }
     }

@@ -1,4 +1,5 @@
-//! OPTIONS
+//! Socket options that a connection implements itself: timeouts, low-water mark, capacities, and the options that all
+//! processes with the endpoint share.
 
 use super::lanes::Lanes;
 use super::{Connection, Details};
@@ -8,7 +9,7 @@ use segment::OwnState;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
-/// What the options of a socket ask of its connection.
+/// The settings that a socket's recorded options request of its connection.
 pub(super) struct RequestedOptions {
     pub(super) send_timeout_ns: u64,
     pub(super) receive_timeout_ns: u64,
@@ -33,7 +34,7 @@ impl Details {
 }
 
 impl Connection {
-    /// What receives are to bring beside the bytes, if anything.
+    /// Returns the ancillary data that receives return, if any.
     #[inline]
     pub fn requested_control(&self) -> Option<RequestedControl> {
         match self.requested_control.load(Ordering::Relaxed) {
@@ -42,29 +43,29 @@ impl Connection {
         }
     }
 
-    /// Notes the descriptor's blocking mode; the kernel's own flag on the lifeline is the caller's affair.
+    /// Notes the descriptor's blocking mode. The caller changes the kernel's flag of the lifeline.
     pub fn set_nonblocking(&self, nonblocking: bool) {
         self.is_nonblocking.store(nonblocking, Ordering::Relaxed);
     }
 
-    /// `SO_SNDTIMEO` in nanoseconds; 0 waits for ever.
+    /// Sets `SO_SNDTIMEO` in nanoseconds; 0 disables it.
     pub fn set_send_timeout_ns(&self, timeout_ns: u64) {
         self.send_timeout_ns.store(timeout_ns, Ordering::Relaxed);
     }
 
-    /// `SO_RCVTIMEO` in nanoseconds; 0 waits for ever.
+    /// Sets `SO_RCVTIMEO` in nanoseconds; 0 disables it.
     pub fn set_receive_timeout_ns(&self, timeout_ns: u64) {
         self.receive_timeout_ns.store(timeout_ns, Ordering::Relaxed);
     }
 
-    /// Lets the options that the program had set on the TCP socket take effect here.
+    /// Applies the options that the program has set on the TCP socket before.
     pub fn apply_recorded_options(&'static self) {
         let asked = self.with_details(Details::requested_options);
         self.apply(&asked);
     }
 
-    /// As [`Connection::apply_recorded_options`] and [`Connection::report_connect_later`], for a connection that no
-    /// descriptor leads to yet: no signal has to be kept off.
+    /// Does what [`Connection::apply_recorded_options`] and [`Connection::report_connect_later`] do, for a connection
+    /// without a descriptor. No signal handler can reach it, so none is masked.
     pub fn begin(&'static self, reports_connect: bool) {
         let (asked, shared) = self.with_details_unmasked(|details| {
             details.reports_connect = reports_connect;
@@ -88,19 +89,20 @@ impl Connection {
         }
     }
 
-    /// Options as in [`options::SHARED`], a bit each. Under a lock, or as a waiter.
+    /// Returns the options of [`options::SHARED`], a bit each. The caller holds a lock of the connection, or is a
+    /// waiter.
     pub(super) fn shared_options(&self) -> u64 {
         let in_memory = |lanes: &Lanes| lanes.segment.load(OwnState::Options);
         self.lanes().map_or_else(|| self.shared_options.load(Ordering::Relaxed), in_memory)
     }
 
-    /// Whether one of [`options::SHARED`] is on, whichever process that holds the end has set it.
+    /// Returns whether one of [`options::SHARED`] is set, by any process that holds the endpoint.
     pub fn has_shared_option(&'static self, bit: u64) -> bool {
         let _guard = self.lock_direction(&self.send_lock);
         self.shared_options() & bit != 0
     }
 
-    /// Sets those of [`options::SHARED`] that `mask` names. A cork that is pulled shows what is held back.
+    /// Sets those of [`options::SHARED`] that `mask` selects. Clearing the cork publishes what is held back.
     pub fn set_shared_options(&'static self, mask: u64, bits: u64) {
         {
             let _guard = self.lock_direction(&self.send_lock);
@@ -109,7 +111,7 @@ impl Connection {
             if let Some(lanes) = self.lanes() {
                 lanes.segment.set_bits(OwnState::Options, mask, bits);
                 if mask & options::CORKED != 0 {
-                    // SAFETY: under the send lock.
+                    // SAFETY: the send lock is held, which protects the sender.
                     unsafe { (*lanes.sender.get()).ask_for_room_next() };
                 }
             }
@@ -123,16 +125,16 @@ impl Connection {
         }
     }
 
-    /// Of an end that came without memory: takes over what of [`options::SHARED`] its lifeline keeps, which is what
-    /// decides about bytes.
+    /// Reads those of [`options::SHARED`] that the lifeline keeps, for an endpoint that was received without memory:
+    /// the options that affect the bytes.
     pub fn take_options_of_lifeline(&'static self) {
         if rustix::net::sockopt::socket_oobinline(self.borrow_lifeline()) == Ok(true) {
             self.set_shared_options(options::URGENT_INLINE, options::URGENT_INLINE);
         }
     }
 
-    /// Before another program comes to hold the end by `exec`: what is set of [`options::SHARED`] goes along in the
-    /// memory of lanes, which the end gets if it can. `is_left` tells descriptors that the program gets.
+    /// Preserves the options of [`options::SHARED`] across `exec`: they are kept in the memory of lanes, which the
+    /// endpoint gets if it can. `is_left` tells which descriptors the next program inherits.
     pub fn keep_options_through_exec(&'static self, is_left: impl Fn(RawFd) -> bool) {
         let is_needed = {
             let _guard = self.lock_direction(&self.send_lock);
@@ -143,12 +145,12 @@ impl Connection {
         }
     }
 
-    /// Lets both lanes hold so much. Under both locks.
+    /// Sets the capacities of both lanes. The caller holds both locks.
     pub(super) fn set_lane_capacities(&self, send_bytes: usize, receive_bytes: usize) {
         let Some(lanes) = self.lanes() else { return };
-        // SAFETY: under the send lock.
+        // SAFETY: the caller holds the send lock, which protects the sender.
         unsafe { (*lanes.sender.get()).set_capacity(send_bytes) };
-        // SAFETY: under the receive lock.
+        // SAFETY: the caller holds the receive lock, which protects the receiver.
         let receiver = unsafe { &mut *lanes.receiver.get() };
         receiver.set_capacity(receive_bytes);
         if receiver.take_wake_request() {
