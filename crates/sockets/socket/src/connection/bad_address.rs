@@ -1,38 +1,41 @@
-//! Buffers where no program has memory: at null and just behind it, and beyond the addresses of programs. To them the
-//! kernel answers `EFAULT`, and so does this, for one comparison. Whether there is memory at any other address only the
-//! kernel knows: who copies from or to one without finds out by a fault.
+//! Buffers at addresses where no program has memory: the page at null, and addresses beyond user space.
+//!
+//! For those the kernel returns `EFAULT`, and so does this module, at the cost of one comparison. Only the kernel knows
+//! whether any other address is mapped: copying from or to an unmapped one faults.
 
 use super::{Connection, Flags, total_bytes};
 use libc::iovec;
 use rustix::io::Errno;
 
-/// The page at null, which Linux gives to nobody by default (`vm.mmap_min_addr`).
+/// The size of the page at null, which Linux does not map by default (`vm.mmap_min_addr`).
 const ADDRESS_MIN: usize = 4096;
-/// The end of the addresses of programs where pages have five levels.
+/// The end of user space where page tables have five levels.
 const ADDRESS_END: usize = 1 << 56;
 
-/// Whether a buffer is where nobody has memory.
-#[inline(always)] // Asked by every call.
+/// Returns whether a buffer is at an address where no program has memory.
+#[inline(always)] // Called by every send and receive.
 pub(super) fn has_bad_address(spans: &[iovec]) -> bool {
     spans.iter().any(|span| span.iov_base.addr().wrapping_sub(ADDRESS_MIN) >= ADDRESS_END - ADDRESS_MIN)
 }
 
-/// The kernel refuses it before it looks at the connection, even if it is empty.
+/// Returns whether a buffer is beyond user space. The kernel refuses such a buffer before it checks the connection,
+/// even if it is empty.
 fn is_beyond_user_space(span: &iovec) -> bool {
     span.iov_base.addr() >= ADDRESS_END
 }
 
-/// Those in front of the first that is at null and not empty, if there is one.
+/// Returns the buffers before the first non-empty one at null, if there is one.
 fn spans_before_null(spans: &[iovec]) -> Option<&[iovec]> {
     let first = spans.iter().position(|span| span.iov_base.addr() < ADDRESS_MIN && span.iov_len > 0)?;
     Some(&spans[..first])
 }
 
 impl Connection {
-    /// As [`Connection::receive`], where a buffer is nowhere. What does not fit in front of that stays unread.
+    /// Receives as [`Connection::receive`] does, with a buffer at a bad address. Bytes that do not fit in the buffers
+    /// before that one stay unread.
     ///
     /// # Safety
-    /// Every other span is writable for its length.
+    /// Every span that is not at a bad address is writable for its length.
     #[cold]
     #[inline(never)]
     pub(super) unsafe fn receive_with_bad_address(
@@ -45,23 +48,23 @@ impl Connection {
         }
         let before = match spans_before_null(spans) {
             Some(before) if !flags.discard => before,
-            // SAFETY: those that are nowhere are empty, or nothing is copied.
+            // SAFETY: the spans at bad addresses are empty, or nothing is copied because the bytes are discarded.
             _ => return unsafe { self.receive_checked(spans, flags) },
         };
         let look = Flags { peek: true, discard: true, wait_all: false, ..flags };
-        // SAFETY: nothing is copied.
+        // SAFETY: nothing is copied, because the bytes are only counted.
         match unsafe { self.receive_checked(spans, look) }? {
             0 => Ok(0),
-            // SAFETY: our caller says that what is not nowhere is writable.
+            // SAFETY: the spans before the first bad one are writable, by this function's contract.
             bytes if bytes <= total_bytes(before) => unsafe { self.receive_checked(before, flags) },
             _ => Err(Errno::FAULT),
         }
     }
 
-    /// As [`Connection::send`], where a buffer is nowhere.
+    /// Sends as [`Connection::send`] does, with a buffer at a bad address.
     ///
     /// # Safety
-    /// Every other span is readable for its length.
+    /// Every span that is not at a bad address is readable for its length.
     #[cold]
     #[inline(never)]
     pub(super) unsafe fn send_with_bad_address(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
@@ -69,11 +72,11 @@ impl Connection {
             return Err(Errno::FAULT);
         }
         if spans_before_null(spans).is_none() {
-            // SAFETY: those that are nowhere are empty.
+            // SAFETY: the spans at bad addresses are empty, and the others are readable by this function's contract.
             return unsafe { self.send_checked(spans, flags) };
         }
-        // What there is to say of the connection comes first.
-        // SAFETY: no spans.
+        // Errors of the connection take precedence.
+        // SAFETY: there are no spans.
         unsafe { self.send_checked(&[], flags) }?;
         Err(Errno::FAULT)
     }

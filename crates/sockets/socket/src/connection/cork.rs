@@ -1,13 +1,14 @@
-//! `TCP_CORK` and `MSG_MORE`: what a program has not finished saying.
+//! `TCP_CORK` and `MSG_MORE`: holding back short sends until more follows.
 //!
-//! Short sends then lie in the lane without being seen (`lane`'s `producer::held`), until the program pulls the cork or
-//! sends something else, a segment is full, the stream ends, or 200 ms are over. The last of these is up to the
-//! receiver, as is a sender that was killed: where it finds nothing it asks how long something has been held back, and
-//! it sleeps no longer than that. A receiver that sleeps is rung for what is held back too, so that it learns of the
+//! Short sends stay in the lane unpublished (`lane`'s `producer::held`) until the program clears the cork or sends
+//! more, a segment is full, the stream ends, or 200 ms have passed. The receiver enforces the time limit, and publishes
+//! what a killed sender has held back: when it finds nothing, it checks since when records have been held back, and
+//! sleeps no longer than until they are due. A sleeping receiver is rung for held records too, so that it learns of the
 //! time.
 //!
-//! On its lifeline a connection has nothing to hold bytes back in: it gets lanes with the first send that it would hold
-//! back, if it can and pays. Between nodes, and where either end is under a system call filter, nothing is held back.
+//! On its lifeline a connection cannot hold bytes back. It gets lanes with the first send that is to be held back, if
+//! it can and if they pay. Between nodes, and where either endpoint is under a system call filter, nothing is held
+//! back.
 
 use super::lanes::Lanes;
 use super::{Connection, Flags, PeerState};
@@ -18,23 +19,24 @@ use lane::HELD_MS_MAX;
 use segment::OwnState;
 use std::sync::atomic::Ordering;
 
-/// So many bytes are not held back.
+/// Sends of this many bytes or more are not held back.
 pub(super) const HELD_BYTES_MAX: usize = SEGMENT_BYTES_MAX as usize;
 
-/// A clock that both ends have.
+/// Returns the milliseconds of a clock that both endpoints have.
 pub(super) fn now_ms() -> u32 {
     (now_ns() / 1_000_000) as u32
 }
 
 impl Connection {
-    /// Shows what is held back.
+    /// Publishes what is held back.
     pub fn push(&'static self) {
         let wakes_receiver = {
-            // A handler that has interrupted a send leaves it to the next one, or to the receiver's clock.
+            // A handler that has interrupted a send leaves the publication to the next send, or to the receiver's
+            // clock.
             let Some(_guard) = self.lock_direction(&self.send_lock) else { return };
             let Some(lanes) = self.lanes().filter(|_| self.sends_by_lane()) else { return };
             let Ok(_shared) = self.lock_across_processes_blocking(lanes, OwnState::SendLock) else { return };
-            // SAFETY: under the send lock.
+            // SAFETY: the send lock is held, which protects the sender.
             let sender = unsafe { &mut *lanes.sender.get() };
             sender.publish_held() && sender.take_wake_request()
         };
@@ -43,46 +45,47 @@ impl Connection {
         }
     }
 
-    /// Bytes that this end holds back (`SIOCOUTQNSD`), as far as it knows.
+    /// Returns the bytes that this endpoint holds back (`SIOCOUTQNSD`), as far as it knows.
     pub fn held_bytes(&'static self) -> usize {
         let _guard = self.lock_direction(&self.send_lock);
         let Some(lanes) = self.lanes().filter(|_| self.sends_by_lane()) else { return 0 };
-        // SAFETY: under the send lock.
+        // SAFETY: the send lock is held, which protects the sender.
         unsafe { (*lanes.sender.get()).held_bytes() }
     }
 
-    /// Gives lanes to an end whose next send is to be held back, if that goes by the lifeline. Answers whether it does
-    /// not.
+    /// Gives lanes to an endpoint on its lifeline whose next send is to be held back. Returns whether sends use a lane.
     pub(super) fn prepare_to_hold(&'static self, flags: Flags) -> bool {
         let is_corked = || self.shared_options.load(Ordering::Relaxed) & CORKED != 0;
         self.sends_by_lane() || ((flags.more || is_corked()) && self.switch_for_cork())
     }
 
-    /// Begins to hold back what is sent, if the program asks for it and these lanes can. Under the send lock.
+    /// Begins to hold back what is sent, if the program asks for it and these lanes support it. The caller holds the
+    /// send lock. Returns whether it did.
     pub(super) fn begin_hold(&self, lanes: &Lanes, flags: Flags) -> bool {
         let holds = (flags.more || lanes.segment.load(OwnState::Options) & CORKED != 0)
             && !lanes.segment.is_in_windows()
             && !lanes.segment.peer_is_confined();
         if holds {
-            // SAFETY: under the send lock.
+            // SAFETY: the caller holds the send lock, which protects the sender.
             unsafe { (*lanes.sender.get()).begin_hold(now_ms()) };
         }
         holds
     }
 
-    /// Where nothing was found: shows what the sender has held back for as long as it may, or has left. Under the
-    /// receive lock, which is shared with other processes that hold the end.
+    /// Publishes held records after a receive found nothing, if their time is over or the sender is gone. Returns
+    /// whether it did. The caller holds the receive lock, in this process and across processes.
     pub(super) fn publish_held_if_due(&self, lanes: &Lanes) -> bool {
         let is_due = match self.held_left_ms_in(lanes) {
             None => false,
             Some(0) => true,
             Some(_) => self.peer_state(lanes) != PeerState::Alive || sandbox::is_confined(),
         };
-        // SAFETY: under the receive lock.
+        // SAFETY: the caller holds the receive lock, which protects the receiver.
         is_due && unsafe { (*lanes.receiver.get()).publish_held() }
     }
 
-    /// As [`Connection::publish_held_if_due`], under the lock of this process alone.
+    /// Does what [`Connection::publish_held_if_due`] does, for a caller that holds the receive lock of this process
+    /// alone.
     pub(super) fn publish_held_if_due_locking(&self, lanes: &Lanes) -> bool {
         if !lanes.observer().may_be_held() {
             return false;
@@ -91,7 +94,8 @@ impl Connection {
         self.lock_across_processes(lanes, OwnState::ReceiveLock).is_ok_and(|_shared| self.publish_held_if_due(lanes))
     }
 
-    /// Milliseconds that the sender may hold back what comes next; `None`: it does not.
+    /// Returns the milliseconds for which the sender may still hold back the next records, or `None` if none are held
+    /// back.
     #[inline]
     pub(super) fn held_left_ms_in(&self, lanes: &Lanes) -> Option<u32> {
         let observer = lanes.observer();
@@ -102,21 +106,21 @@ impl Connection {
         Some(HELD_MS_MAX.saturating_sub(held_ms))
     }
 
-    /// How long a sleep may be that is to end when what the sender holds back is due; `None`: it holds nothing back.
+    /// Returns the nanoseconds until held records are due, or `None` if none are held back.
     pub fn held_left_ns(&'static self) -> Option<u64> {
         let _guard = self.lock_direction(&self.receive_lock);
         let lanes = self.lanes().filter(|_| self.receives_by_lane())?;
         self.held_left_ms_in(lanes).map(|left_ms| u64::from(left_ms) * 1_000_000)
     }
 
-    /// Takes what the sender holds back at once: nobody is awake when it is due.
+    /// Publishes at once what the sender holds back, because no thread will be awake when it is due.
     pub fn publish_held(&'static self) {
         let _guard = self.lock_direction(&self.receive_lock);
         let Some(lanes) = self.lanes().filter(|_| self.receives_by_lane()) else { return };
         if lanes.observer().may_be_held()
             && let Ok(_shared) = self.lock_across_processes_blocking(lanes, OwnState::ReceiveLock)
         {
-            // SAFETY: under the receive lock.
+            // SAFETY: the receive lock is held, which protects the receiver.
             unsafe { (*lanes.receiver.get()).publish_held() };
         }
     }

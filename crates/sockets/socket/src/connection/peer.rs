@@ -1,7 +1,7 @@
-//! What is known of the other end, and which errors follow from it.
+//! The state of the peer, and the errors that follow from it.
 //!
-//! TCP's rules, on Linux: after the peer's FIN, reads end and the first write still succeeds, but provokes a reset; a
-//! peer that goes with unread data, or in a hurry, resets at once.
+//! As in TCP on Linux, receives end after the peer's FIN, and the first send still succeeds but provokes a reset. A
+//! peer that closes with unread data, or with `SO_LINGER` of 0, resets at once.
 
 use super::lanes::Lanes;
 use super::{Connection, SHUTDOWN_WRITE};
@@ -13,21 +13,21 @@ use rustix::io::Errno;
 use segment::{LEFT_SILENTLY, OwnSnapshot, OwnState, PeerStatus, SHUT_BOTH_WAYS};
 use std::sync::atomic::Ordering;
 
-/// What is known of the other end.
+/// What is known of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerState {
-    /// There.
+    /// Connected.
     Alive = 0,
-    /// Gone in good order. One more send succeeds, as into TCP's buffer.
+    /// Closed in order. One more send succeeds, as into TCP's buffer.
     Closed = 1,
-    /// Gone in good order, and we have sent since: sending is over.
+    /// Closed in order, and this endpoint has sent since: sends return `EPIPE`.
     BrokenPipe = 2,
-    /// Gone with data of ours unread: `ECONNRESET`, once.
+    /// Closed with unread data of this endpoint: `ECONNRESET`, once.
     Reset = 3,
 }
 
 impl PeerState {
-    /// What a send or `SO_ERROR` reports once.
+    /// Returns the error that a send or `SO_ERROR` reports once.
     fn error(self) -> Option<Errno> {
         match self {
             Self::Alive | Self::Closed => None,
@@ -47,7 +47,7 @@ impl PeerState {
 }
 
 impl Connection {
-    /// What memory says of the peer.
+    /// Returns the state of the peer that memory shows.
     #[inline]
     pub(super) fn peer_state(&self, lanes: &Lanes) -> PeerState {
         let known = lanes.segment.load(OwnState::Peer);
@@ -77,7 +77,7 @@ impl Connection {
         self.record_peer_state(lanes, state)
     }
 
-    /// Looks at the lifeline, if nobody has for a millisecond: a peer that was killed leaves no word in memory.
+    /// Polls the lifeline if that was not done for a millisecond: a peer that was killed leaves no status in memory.
     #[inline]
     pub(super) fn poll_lifeline_periodically(&self, lanes: &Lanes) {
         let now = ticks();
@@ -88,11 +88,11 @@ impl Connection {
         }
     }
 
-    /// Looks at the lifeline.
+    /// Polls the lifeline for a hang-up.
     #[cold]
     pub(super) fn poll_lifeline(&self, lanes: &Lanes) {
         if sandbox::is_confined() {
-            return; // The program's own calls bring what there is to know.
+            return; // The program's own calls show the state of the peer.
         }
         let revents = blocking::poll_now(self.lifeline(), 0);
         if revents & libc::POLLHUP != 0 {
@@ -100,13 +100,13 @@ impl Connection {
         }
     }
 
-    /// Takes the rings out of the lifeline; `false`: it has ended.
+    /// Consumes the rings in the lifeline. Returns `false` if the lifeline has ended.
     pub(super) fn drain_lifeline(&self, lanes: &Lanes) -> bool {
         let drained = system::drain(self.lifeline());
         match drained {
             Err(Errno::CONNRESET) => self.note_hang_up(lanes, true),
-            // A program that writes past the library, as by a system call of its own: what it sent is lost, and is not
-            // to be missed in silence.
+            // A program has bypassed the library, for example by a system call of its own. What it sent is lost, which
+            // must not go unnoticed.
             Err(Errno::PROTO) => {
                 lanes.segment.publish(PeerStatus::Reset, 1);
                 lanes.segment.publish(PeerStatus::Closed, 1);
@@ -118,9 +118,9 @@ impl Connection {
         drained == Ok(true)
     }
 
-    /// The lifeline has ended: the peer's last descriptor is gone. `is_broken`: with an error, because something was
-    /// left unread, which says nothing once only rings go there. In windows it is the end of the proxy, and so of the
-    /// way to the peer.
+    /// Notes that the lifeline has ended, because the peer's last descriptor was closed. `is_broken` means that the
+    /// kernel reports an error because something was left unread, which is without significance once the lifeline
+    /// carries only rings. In windows the proxy has ended, and with it the path to the peer.
     pub(super) fn note_hang_up(&self, lanes: &Lanes, is_broken: bool) {
         if self.peer_state(lanes) != PeerState::Alive {
             return;
@@ -131,15 +131,15 @@ impl Connection {
         self.record_peer_state(lanes, if reset { PeerState::Reset } else { PeerState::Closed });
     }
 
-    /// This end goes in a hurry, and has nothing to say to those who wait here but that. Under both locks.
+    /// Resets this endpoint, and publishes the reset to the peer. The caller holds both locks.
     pub(super) fn reset_lanes(&self, lanes: &Lanes) {
         lanes.publish_status(PeerStatus::Reset, 1);
-        // First: who finds the end of the stream before this takes it for one in good order.
+        // Before the end of the stream: a peer that found the end first would take it for an orderly close.
         lanes.publish_status(PeerStatus::Closed, 1);
         self.record_peer_state(lanes, PeerState::Reset);
     }
 
-    /// The peer broke the protocol.
+    /// Resets the connection because the peer broke the protocol.
     pub(super) fn note_corruption(&self, lanes: &Lanes) {
         lanes.segment.store(OwnState::Peer, PeerState::Reset as u64);
     }
@@ -152,7 +152,7 @@ impl Connection {
         PeerState::from_word(lanes.segment.load(OwnState::Peer))
     }
 
-    /// Takes the error that is to be reported once: what `SO_ERROR` answers, or zero.
+    /// Returns the error number that `SO_ERROR` reports, and clears it; 0 if there is none.
     pub fn take_error(&'static self) -> i32 {
         let _ = self.attach_if_pending();
         if self.is_on_lifeline() {
@@ -172,12 +172,13 @@ impl Connection {
         })
     }
 
-    /// What a receive that found nothing answers: `Ok(true)` at the end of the stream, `Ok(false)` when it has to wait.
+    /// Returns what a receive that found nothing reports: `Ok(true)` at the end of the stream, `Ok(false)` if it has to
+    /// wait.
     pub(super) fn end_of_input(&self, lanes: &Lanes) -> Result<bool, Errno> {
-        // First: it may bring an error to report.
+        // First, because it may set an error.
         let peer = self.peer_state(lanes);
         let pending = lanes.segment.load(OwnState::PendingError);
-        // Behind the end of a stream no error comes: it is the next send's.
+        // After the end of a stream receives report no error: the next send does.
         if pending != 0
             && peer != PeerState::BrokenPipe
             && lanes.segment.compare_exchange(OwnState::PendingError, pending, 0).is_ok()
@@ -189,14 +190,15 @@ impl Connection {
             || lanes.segment.load(OwnState::Shutdown) & super::SHUTDOWN_READ != 0)
     }
 
-    /// Whether a send does not reach a peer any more. Unlike [`Connection::may_send`] this changes nothing.
+    /// Returns whether sends do not reach the peer any more. Unlike [`Connection::may_send`] this changes nothing.
     #[inline]
     pub(super) fn is_output_closed(&self, lanes: &Lanes) -> bool {
         self.has_ended_in(lanes, lanes.segment.snapshot(), SHUTDOWN_WRITE)
     }
 
-    /// Whether one of `directions` is shut down at this end, whose words are `snapshot`, or the peer is gone.
-    #[inline(always)] // Asked by every send, and at every look of a wait.
+    /// Returns whether one of `directions` is shut down at this endpoint, whose words are `snapshot`, or the peer is
+    /// gone.
+    #[inline(always)] // Called by every send, and by every spin iteration of a wait.
     pub(super) fn has_ended_in(&self, lanes: &Lanes, snapshot: OwnSnapshot, directions: u64) -> bool {
         let may_be_gone = snapshot.peer != 0 || lanes.segment.status(PeerStatus::Closed) != 0;
         let takes_no_bytes = || directions & SHUTDOWN_WRITE != 0 && is_shut_both_ways(lanes);
@@ -204,7 +206,7 @@ impl Connection {
             || (may_be_gone && (self.peer_state(lanes) != PeerState::Alive || takes_no_bytes()))
     }
 
-    /// An error that a call has taken and cannot answer, because it has sent something before: the next one does.
+    /// Keeps an error for the next call, because the present one has already transferred bytes.
     #[cold]
     pub(super) fn defer_error(&'static self, error: Errno) {
         if error != Errno::CONNRESET {
@@ -217,8 +219,9 @@ impl Connection {
         }
     }
 
-    /// What a send answers before it sends: `Ok(true)` to send, `Ok(false)` to pretend, as TCP's buffer does for a peer
-    /// that has just gone. A send of no bytes reaches nobody, and so provokes nothing. Under the send lock.
+    /// Returns what a send does before it writes: `Ok(true)` to send, `Ok(false)` to pretend, as TCP's buffer does for
+    /// a peer that has just closed. A send of no bytes reaches no peer and provokes no reset. The caller holds the send
+    /// lock.
     pub(super) fn may_send(&self, lanes: &Lanes, len_bytes: usize) -> Result<bool, Errno> {
         if lanes.segment.load(OwnState::Shutdown) & SHUTDOWN_WRITE != 0 {
             return Err(Errno::PIPE);
@@ -247,39 +250,40 @@ impl Connection {
     }
 }
 
-/// Whether the peer is there, and receives nothing any more.
+/// Returns whether the peer is connected and has shut down both directions.
 fn is_shut_both_ways(lanes: &Lanes) -> bool {
     lanes.segment.status(PeerStatus::Closed) == SHUT_BOTH_WAYS
 }
 
 impl Connection {
-    /// Bytes are sent to a peer that has shut down both directions. TCP's answers with a reset, of itself too
-    /// (`tcp_rcv_state_process`, RFC 1122, 4.2.2.13). Under the send lock.
+    /// Resets the connection because bytes are sent to a peer that has shut down both directions. TCP responds with a
+    /// reset, which ends that peer's connection too (`tcp_rcv_state_process`; RFC 1122, section 4.2.2.13). The caller
+    /// holds the send lock.
     #[cold]
     fn reset_by_sending(&self, lanes: &Lanes) {
         lanes.segment.store(OwnState::Peer, PeerState::BrokenPipe as u64);
         lanes.segment.store(OwnState::PendingError, Errno::PIPE.raw_os_error() as u64);
         lanes.publish_status(PeerStatus::Reset, 1);
         lanes.publish_status(PeerStatus::Closed, 1);
-        // SAFETY: under the send lock.
+        // SAFETY: the caller holds the send lock, which protects the sender.
         if unsafe { (*lanes.sender.get()).take_wake_request() } {
             self.ring();
         }
     }
 }
 
-/// What Linux puts out of one send before the reset comes back that a peer answers which has closed, over the loopback
-/// interface; measured with Linux 6.18.
+/// Bytes of one send that Linux transmits over the loopback interface before the reset of a closed peer arrives;
+/// measured with Linux 6.18.
 const CLOSED_PEER_BYTES_MAX: usize = 512 << 10;
-/// The same of the smallest send buffer.
+/// The same for the smallest send buffer.
 const CLOSED_PEER_BYTES_MIN: usize = 32 << 10;
 
 impl Connection {
-    /// How many of so many bytes a send is taken to have sent for which `may_send` has said to pretend.
+    /// Returns how many of `len_bytes` a send reports as sent to a closed peer.
     #[cold]
     pub(super) fn bytes_accepted_for_closed_peer(&self, len_bytes: usize) -> usize {
         if sandbox::is_confined() {
-            // The kernel's limits may not be asked for.
+            // The filter may forbid asking for the kernel's limits.
             return len_bytes.min(CLOSED_PEER_BYTES_MAX);
         }
         let capacity_bytes = self.with_options(|options| options.send_capacity_bytes());

@@ -18,15 +18,15 @@ const ALWAYS_REPORTED: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 pub struct Edges {
     /// Position up to which records have arrived.
     pub arrivals: u64,
-    /// Ends that have come: of the stream, of the connection, of directions that the program has shut down.
+    /// Number of ends that have come: of the stream, of the connection, of directions that the program has shut down.
     pub ends: u64,
-    /// Times that room came back after a send had found none.
+    /// Number of times that room was found after a blocked send.
     pub room_returns: u64,
 }
 
 impl Edges {
-    /// Whether something has happened since that wakes a watcher of these events, as the kernel has it: bytes wake who
-    /// asks for input, the rest wakes everybody.
+    /// Returns whether something has happened since `before` that wakes a watcher of `wanted`, as in the kernel: bytes
+    /// wake watchers of input, all other events wake every watcher.
     pub fn has_event_since(self, before: Self, wanted: i16) -> bool {
         let asks_for_input = wanted & (libc::POLLIN | libc::POLLRDNORM | libc::POLLPRI | libc::POLLRDBAND) != 0;
         let seen = if asks_for_input { self } else { Self { arrivals: before.arrivals, ..self } };
@@ -35,8 +35,8 @@ impl Edges {
 }
 
 impl Connection {
-    /// Which of `wanted` (`POLLIN` and so on; errors and hang-up always) hold now. Makes no system call but once a
-    /// millisecond, to notice a peer that was killed.
+    /// Returns which of `wanted` (`POLLIN` and so on; errors and hang-up always) hold now. Makes a system call at most
+    /// once a millisecond, to detect a peer that was killed.
     pub fn readiness(&'static self, wanted: i16) -> i16 {
         if self.is_on_lifeline()
             && let Some(ready) = self.lifeline_readiness(wanted)
@@ -58,8 +58,8 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::readiness`], for a call that is no wait of a set that holds the connection: the sets learn of
-    /// it if the connection is found to have gone over to lanes.
+    /// Does what [`Connection::readiness`] does, for a call that is not the wait of a set with this connection: sets
+    /// are told if the connection turns out to use lanes now.
     pub fn readiness_for_all(&'static self, wanted: i16) -> i16 {
         let was_on_lifeline = self.is_on_lifeline();
         let ready = self.readiness(wanted);
@@ -69,8 +69,8 @@ impl Connection {
         ready
     }
 
-    /// A glance, cheaper than [`Connection::readiness`]: `false` when none of `wanted` holds, as far as memory tells.
-    /// Makes no system call, ever.
+    /// Returns `false` if memory shows that none of `wanted` holds. Cheaper than [`Connection::readiness`], and never
+    /// makes a system call.
     #[inline]
     pub fn may_be_ready(&'static self, wanted: i16) -> bool {
         if wanted & (libc::POLLOUT | libc::POLLWRNORM) != 0 || self.send_is_blocked.load(Ordering::Relaxed) {
@@ -87,7 +87,7 @@ impl Connection {
         })
     }
 
-    /// Under the receive lock.
+    /// Returns the input events that hold. The caller holds the receive lock.
     pub(super) fn input_readiness(&self, lanes: &Lanes) -> i16 {
         let mut has_data = lanes.observer().may_have_data();
         if !has_data {
@@ -126,7 +126,7 @@ impl Connection {
         let _guard = self.lock_direction(&self.send_lock);
         let Some(lanes) = self.lanes() else { return 0 };
         let ended = self.is_output_closed(lanes);
-        // SAFETY: under the send lock.
+        // SAFETY: the send lock is held, which protects the sender.
         if !ended && !unsafe { (*lanes.sender.get()).is_writable() }.unwrap_or(true) {
             self.send_is_blocked.store(true, Ordering::Relaxed);
             return 0;
@@ -137,41 +137,43 @@ impl Connection {
         OUTPUT
     }
 
-    /// Bytes that were sent and that the peer has no room for (`SIOCOUTQ`): while there is room, what was sent has
-    /// arrived, but for what is held back.
+    /// Returns the bytes that were sent and that the peer has no room for (`SIOCOUTQ`). While there is room, all that
+    /// was sent has arrived, except for what is held back.
     pub fn unsent_bytes(&'static self) -> usize {
         if self.readiness(libc::POLLOUT) & libc::POLLOUT != 0 {
             return self.held_bytes();
         }
         let _guard = self.lock_direction(&self.send_lock);
         let Some(lanes) = self.lanes().filter(|_| self.sends_by_lane()) else { return 0 };
-        // SAFETY: under the send lock.
+        // SAFETY: the send lock is held, which protects the sender.
         let slots = unsafe { (*lanes.sender.get()).unread_slots() };
         slots.unwrap_or(0) as usize * lane::SLOT_BYTES
     }
 
-    /// Bytes that are unread, as `TCP_INQ` says it: the end of the stream counts as one, so that a program receives
-    /// once more.
+    /// Returns the unread bytes as `TCP_INQ` counts them: the end of the stream counts as one, so that a program
+    /// receives once more.
     pub fn unread_hint(&'static self) -> i32 {
         let has_ended = self.readiness_for_all(libc::POLLRDHUP) & libc::POLLRDHUP != 0;
         i32::try_from(self.unread_bytes()).unwrap_or(i32::MAX).saturating_add(i32::from(has_ended))
     }
 
-    /// When the first unread record was sent ([`crate::process::clock::stamp`]); `None`: nothing is unread.
+    /// Returns when the first unread record was sent ([`crate::process::clock::stamp`]), or `None` if nothing is
+    /// unread.
     pub fn arrival_stamp(&'static self) -> Option<u64> {
         let _guard = self.lock_direction(&self.receive_lock);
         self.lanes().filter(|_| self.receives_by_lane())?.observer().next_stamp()
     }
 
-    /// Whether TCP would have let go of the connection: after a reset, or once both endpoints have ended their streams.
-    /// It has no peer any more then.
+    /// Returns whether TCP would have closed the connection: after a reset, or once both endpoints have ended their
+    /// streams. Such a connection has no peer.
     pub fn is_closed(&'static self) -> bool {
-        // The kernel may know of a reset that nobody has noted.
+        // The kernel may know of a reset that no call has noted yet.
         let _ = self.readiness_for_all(0);
         self.tcp_state() == TcpState::Close
     }
 
-    /// As [`Connection::is_closed`], as far as calls of this endpoint have found out. Most have no reason to ask.
+    /// Does what [`Connection::is_closed`] does, as far as calls of this endpoint have found out, which usually needs
+    /// no system call.
     pub(super) fn is_known_to_be_closed(&'static self) -> bool {
         let (peer, shutdown) = {
             let _guard = self.lock_direction(&self.receive_lock);
@@ -181,7 +183,7 @@ impl Connection {
         may_be && self.tcp_state() == TcpState::Close
     }
 
-    /// The state that TCP would be in.
+    /// Returns the state that TCP would be in.
     pub fn tcp_state(&'static self) -> TcpState {
         if self.is_on_lifeline() {
             self.process_messages_for_all();
@@ -205,8 +207,8 @@ impl Connection {
         }
     }
 
-    /// For edge-triggered watchers: compare with the last answer. Call [`Connection::readiness`] first, which notices
-    /// what happened.
+    /// Returns the counters for edge-triggered watchers, to compare with `seen`, the previous ones. Call
+    /// [`Connection::readiness`] first, which detects events.
     pub fn edges(&'static self, seen: Edges) -> Edges {
         let _guard = self.lock_direction(&self.receive_lock);
         let is_early = self.is_on_lifeline();
@@ -216,14 +218,14 @@ impl Connection {
         let (peer, shutdown) = self.state();
         let by_lane = self.lanes().filter(|_| !is_early).map(Lanes::observer);
         let arrived = by_lane.map_or(0, |observer| observer.arrivals(0).unwrap_or(u64::MAX >> 4));
-        // The same end may be seen on the lifeline, and then in the lane that it leads to.
+        // The same end may be seen on the lifeline, and then in the lane that follows it.
         let lifeline_end_level = self.lifeline_end_level();
         let input_has_ended =
             lifeline_end_level > 0 || peer != PeerState::Alive || by_lane.is_some_and(LaneReceiver::has_fin);
-        // A peer that closes once it has ended its stream says nothing more.
+        // The close of a peer that has ended its stream is not another event.
         let is_over = matches!(peer, PeerState::BrokenPipe | PeerState::Reset);
         let ends = u64::from(input_has_ended) + u64::from(is_over) + u64::from(shutdown.count_ones());
-        // Both only grow, and so does their sum when what comes in comes by a lane.
+        // Both only grow, and so does their sum when input changes to a lane.
         let arrivals = arrived.wrapping_add(self.lifeline_arrivals());
         Edges {
             arrivals: seen.arrivals.max(arrivals),
@@ -232,31 +234,31 @@ impl Connection {
         }
     }
 
-    /// Asks the peer to ring when one of `wanted` comes to hold. Look at [`Connection::readiness`] once more before
-    /// sleeping; end the sleep with [`Connection::unpark`].
+    /// Asks the peer to ring when one of `wanted` becomes true. Check [`Connection::readiness`] once more before
+    /// sleeping, and end the sleep with [`Connection::unpark`].
     pub fn park(&'static self, wanted: i16) {
         self.sleepers.enter();
         self.park_again(wanted);
     }
 
-    /// As [`Connection::park`], for one that is parked already and has been rung for.
+    /// Asks the peer to ring again, for a parked watcher that a ring has woken.
     pub fn park_again(&'static self, wanted: i16) {
         {
             let _guard = self.lock_direction(&self.receive_lock);
             let Some(lanes) = self.lanes() else { return };
             self.count_as_user(lanes);
-            // SAFETY: under the receive lock.
+            // SAFETY: the receive lock is held, which protects the receiver.
             unsafe { (*lanes.receiver.get()).announce_sleep() };
         }
         if wanted & libc::POLLOUT != 0 {
             let _guard = self.lock_direction(&self.send_lock);
             let Some(lanes) = self.lanes() else { return };
-            // SAFETY: under the send lock.
+            // SAFETY: the send lock is held, which protects the sender.
             unsafe { (*lanes.sender.get()).announce_sleep() };
         }
     }
 
-    /// Asks the kernel whether the peer is gone, of which memory need not tell.
+    /// Asks the kernel whether the peer is gone, which memory may not show.
     pub fn poll_for_hang_up(&'static self) {
         let _guard = self.lock_direction(&self.receive_lock);
         if let Some(lanes) = self.lanes() {
@@ -264,15 +266,16 @@ impl Connection {
         }
     }
 
-    /// Ends what [`Connection::park`] began.
+    /// Ends the sleep that [`Connection::park`] began.
     pub fn unpark(&self) {
         self.sleepers.leave();
     }
 
-    /// The kernel reports the lifeline: takes the ring, notes a hang-up. `false`: it stays readable, because others
-    /// sleep on it too and must find the ring, or because it was shut; sleep a moment before asking the kernel again.
+    /// Handles a report of the kernel for the lifeline: consumes the ring, notes a hang-up. Returns `false` if the
+    /// lifeline stays readable, because other sleepers must find the ring or because it was shut down; the caller must
+    /// sleep a moment before it asks the kernel again.
     pub fn handle_ring(&'static self) -> bool {
-        // Both: nobody asks to be rung between the question whether others sleep and the taking.
+        // Both locks: no thread asks to be rung between the check for other sleepers and the consumption of the ring.
         let both = self.lock_both();
         if self.is_on_lifeline() {
             return blocking::poll_now(self.lifeline(), libc::POLLIN) == 0;
@@ -284,13 +287,13 @@ impl Connection {
         }
         if !self.drain_lifeline(lanes) {
             self.poll_lifeline(lanes);
-            // Shut for reading, the lifeline stays readable and says nothing.
+            // A lifeline that was shut down for reading stays readable and reports nothing more.
             return self.peer_state(lanes) != PeerState::Alive;
         }
         true
     }
 
-    /// As [`Connection::handle_ring`], for a watcher that has ended its own park, or never began one.
+    /// Does what [`Connection::handle_ring`] does, for a watcher that has not parked.
     pub fn consume_ring(&'static self) -> bool {
         self.sleepers.enter();
         let is_taken = self.handle_ring();
@@ -298,7 +301,7 @@ impl Connection {
         is_taken
     }
 
-    /// Whether the peer is gone: the lifeline has nothing more to say, and stays readable for ever.
+    /// Returns whether the peer is gone: the lifeline reports nothing more, and stays readable.
     pub fn has_ended(&'static self) -> bool {
         let _guard = self.lock_direction(&self.receive_lock);
         if self.is_on_lifeline() {

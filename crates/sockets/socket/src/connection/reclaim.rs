@@ -1,9 +1,9 @@
-//! Memory of what was read.
+//! Returns the memory of rings that have been drained.
 //!
-//! The rings into which a lane has grown are the sender's to give back: only it knows that it does not write there. It
-//! does so once everything was read and nothing was sent for a while, in two ways: threads that are about to block wake
-//! up a few times a second as long as any lane of the process has such memory; and a process whose lanes have taken
-//! more than a few MiB gives back those that have rested for a moment when another one grows.
+//! Only the sender of a lane can release the rings into which the lane has grown, because only the sender knows that it
+//! does not write there. It releases them once everything was read and nothing was sent for a while. Threads that are
+//! about to block wake a few times a second to check, as long as a lane of the process has such memory; and a process
+//! whose lanes have charged more than a few MiB releases the memory of briefly idle lanes when another lane grows.
 
 use super::lanes::Lanes;
 use super::{Connection, POOL};
@@ -14,22 +14,22 @@ use crate::process::sandbox;
 use lane::MemoryRelease;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// A lane that nothing was sent on for so long gives its memory back when its process blocks.
+/// Milliseconds without a send after which a lane's memory is released, when its process blocks.
 const IDLE_MS: u64 = 200;
-/// The same when the process has more memory than it keeps warm.
+/// Milliseconds without a send after which a lane's memory is released, if the process has more than it keeps warm.
 const IDLE_UNDER_PRESSURE_MS: u64 = 10;
-/// Lanes of this process that have memory beyond their small rings.
+/// Number of lanes of this process that have memory beyond their small rings.
 static GROWN_LANES: AtomicU32 = AtomicU32::new(0);
 /// Clock ticks at the last sweep.
 static SWEPT_TICKS: AtomicU64 = AtomicU64::new(0);
 
-/// Gives back the memory of lanes that have rested, if nobody has just done so; answers whether there may be more.
+/// Releases the memory of idle lanes, unless a sweep has just done so. Returns whether some may be left.
 fn sweep() -> bool {
     sweep_after(IDLE_MS, IDLE_MS / 2);
     GROWN_LANES.load(Ordering::Relaxed) > 0
 }
 
-/// A call has found nothing to receive: a program that only polls never blocks.
+/// Releases memory after a call that found nothing to receive: a program that only polls never blocks.
 #[inline]
 pub(super) fn reclaim_while_polling() {
     if GROWN_LANES.load(Ordering::Relaxed) > 0 {
@@ -37,7 +37,7 @@ pub(super) fn reclaim_while_polling() {
     }
 }
 
-/// After a lane has grown.
+/// Releases memory after a lane has grown.
 #[inline]
 pub(super) fn reclaim_under_pressure() {
     if GROWN_LANES.load(Ordering::Relaxed) > 0 && charged_bytes() > WARM_BYTES {
@@ -58,10 +58,10 @@ fn sweep_after(idle_ms: u64, pause_ms: u64) {
 }
 
 impl Connection {
-    /// After a send, under the send lock: whether the lane has memory to be given back.
+    /// Notes after a send whether the lane has memory to release. The caller holds the send lock.
     #[inline]
     pub(super) fn note_growth(&self, lanes: &Lanes) {
-        // SAFETY: under the send lock.
+        // SAFETY: the caller holds the send lock, which protects the sender.
         let has_grown = unsafe { (*lanes.sender.get()).memory_bytes() } > 0;
         if has_grown && !self.has_grown.load(Ordering::Relaxed) {
             self.has_grown.store(true, Ordering::Relaxed);
@@ -70,7 +70,7 @@ impl Connection {
         }
     }
 
-    /// Under the send lock: there is none any more.
+    /// Notes that the lane has no memory to release any more. The caller holds the send lock.
     pub(super) fn forget_growth(&self) {
         if self.has_grown.swap(false, Ordering::Relaxed) {
             GROWN_LANES.fetch_sub(1, Ordering::Relaxed);
@@ -81,10 +81,10 @@ impl Connection {
         if !self.has_grown.load(Ordering::Relaxed) {
             return;
         }
-        // Whoever holds the direction is sending, and this may be a signal handler that has interrupted it.
+        // The holder of the lock is sending, and this may be a signal handler that has interrupted it.
         let Some(_send) = self.try_lock_direction(&self.send_lock) else { return };
         let Some(lanes) = self.lanes() else { return self.forget_growth() };
-        // SAFETY: under the send lock.
+        // SAFETY: the send lock is held, which protects the sender.
         let sender = unsafe { &mut *lanes.sender.get() };
         let position = sender.position();
         if self.idle_position.swap(position, Ordering::Relaxed) != position {

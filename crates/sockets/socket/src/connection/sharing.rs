@@ -1,7 +1,8 @@
-//! Several processes holding one end: after `fork`, and after the descriptor was handed on.
+//! An endpoint that several processes hold, after `fork` or after its descriptor was transferred.
 //!
-//! Cursors live in the segment, so every holder sees the same position. What is left is exclusion: while more than one
-//! process holds the end, a direction is also locked between processes, by a word that names the holder.
+//! Cursors are in the segment, so every holder sees the same positions. What remains is mutual exclusion: while more
+//! than one process holds the endpoint, a direction is also locked between processes, by a word that names the lock's
+//! holder.
 
 use super::lanes::Lanes;
 use super::{Connection, POOL};
@@ -15,18 +16,19 @@ use rustix::io::Errno;
 use segment::{HOLDERS_NAMED_MAX, OwnState, Segment};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A holder that died leaves its lock to the next after so many waits, once it is seen to be dead.
+/// Number of waits for a lock after which its holder is checked, so that a dead one loses the lock.
 const SUSPECT_AFTER_WAITS: u32 = 10;
-/// How often a connection with several holders looks which of them are left.
+/// Interval at which a connection with several holders checks which of them are alive.
 const COUNT_EVERY_TICKS: u64 = 10 * TICKS_PER_MILLISECOND;
-/// How long a fork waits for all clients together that have connected and not said handshake.
+/// How long a fork waits for the handshakes of all clients together.
 const HANDSHAKES_WAIT_NS: u64 = 100_000_000;
-/// How long one call waits for a lock, where the program does not wait for anything.
+/// How long one call waits for a lock if the program does not block.
 const LOCK_WAIT_NS: u64 = 1_000_000;
-/// A lock that cannot be had so often in a row is a peer's forgery: the words are in memory that it can write.
+/// Number of consecutive failures to take a lock after which the peer must have forged the words, which are in memory
+/// that it can write.
 const LOCK_WAITS_MAX: u32 = 300;
 
-/// A direction, locked between processes.
+/// The lock of a direction between processes.
 pub(super) struct ProcessGuard<'a> {
     segment: &'a Segment,
     word: OwnState,
@@ -39,7 +41,7 @@ impl Drop for ProcessGuard<'_> {
 }
 
 impl Connection {
-    /// Waits, but not for long and only once, for a handshake that is late.
+    /// Waits for a late handshake, for a short time and only once.
     fn attach_before_fork(&'static self, deadline_ns: u64) {
         if self.attach_if_pending() == Ok(false) && !self.was_handshake_awaited.swap(true, Ordering::Relaxed) {
             let left_ms = deadline_ns.saturating_sub(now_ns()).div_ceil(1_000_000);
@@ -48,26 +50,26 @@ impl Connection {
         }
     }
 
-    /// Before the connection is handed on: waits as before a fork.
+    /// Waits for a late handshake before the connection is transferred to another process.
     pub fn await_handshake(&'static self) {
         self.attach_before_fork(now_ns().saturating_add(HANDSHAKES_WAIT_NS));
     }
 
-    /// Whether another process can hold this end: it has been handed on, or this process has made a child since. What
-    /// the words of the end say of holders, a peer may have written.
-    #[inline(always)] // Asked by every send and receive.
+    /// Returns whether another process can hold this endpoint: it has been transferred, or this process has spawned a
+    /// child since. The segment's own count of holders may have been written by a peer.
+    #[inline(always)] // Called by every send and receive.
     pub(super) fn may_have_other_holders(&self) -> bool {
         self.spawns_at_open.load(Ordering::Relaxed) != system::spawns() || self.is_transferred.load(Ordering::Relaxed)
     }
 
-    /// Whether other processes may hold this end.
+    /// Returns whether other processes may hold this endpoint now.
     #[inline]
     pub(super) fn has_other_holders(&self, lanes: &Lanes) -> bool {
         self.may_have_other_holders() && lanes.segment.load(OwnState::Holders) > 1
     }
 
-    /// Excludes the other processes that hold this end, if there are any. The caller holds the direction's lock in this
-    /// process. `AGAIN`: another process holds the direction, and the program does not wait.
+    /// Excludes the other processes that hold this endpoint, if there are any. The caller holds the direction's lock in
+    /// this process. Returns `AGAIN` if another process holds the direction and the program does not block.
     #[inline]
     pub(super) fn lock_across_processes<'a>(
         &self,
@@ -80,7 +82,7 @@ impl Connection {
         self.lock_between_processes(&lanes.segment, word, !self.is_nonblocking.load(Ordering::Relaxed)).map(Some)
     }
 
-    /// As [`Connection::lock_across_processes`], for a call that never answers `AGAIN`.
+    /// Does what [`Connection::lock_across_processes`] does, and waits instead of returning `AGAIN`.
     pub(super) fn lock_across_processes_blocking<'a>(
         &self,
         lanes: &'a Lanes,
@@ -120,8 +122,8 @@ impl Connection {
         }
     }
 
-    /// Counts this process among those that wait at the end, once, if there may be others. One that only sends or
-    /// receives what is there relies on no ring, and does not keep those who wait from sleeping.
+    /// Counts this process, once, among the users: the processes that wait at the endpoint. A process that only sends,
+    /// or receives what has arrived, relies on no ring and does not keep users from sleeping.
     #[inline]
     pub(super) fn count_as_user(&self, lanes: &Lanes) {
         if self.has_other_holders(lanes) && !self.is_user.load(Ordering::Relaxed) {
@@ -130,7 +132,8 @@ impl Connection {
         }
     }
 
-    /// Before a fork: nobody in this process sleeps on the lifeline, and who will again is counted then.
+    /// Removes this process from the users before a fork, while none of its threads sleeps on the lifeline. A later
+    /// sleeper counts it again.
     fn uncount_user(&self, segment: &Segment) {
         if self.is_user.swap(false, Ordering::Relaxed) {
             if let Some((index, signed)) = find_holder_entry(segment, own_holder_id()) {
@@ -140,7 +143,7 @@ impl Connection {
         }
     }
 
-    /// Takes this process off the list of holders, and of users if it is one.
+    /// Removes this process from the list of holders, and from the users if it is one.
     pub(super) fn remove_holder_entry(&self, segment: &Segment) {
         let signature = find_holder_entry(segment, own_holder_id());
         let signed_off = signature.filter(|&(index, signed)| segment.replace_holder(index, signed, 0));
@@ -150,8 +153,8 @@ impl Connection {
         }
     }
 
-    /// Whether no other process uses this end. A process that was killed, or ended without closing, is found out now
-    /// and then.
+    /// Returns whether no other process uses this endpoint. Checks periodically for processes that were killed, or
+    /// ended without closing.
     pub(super) fn is_sole_user(&self, lanes: &Lanes) -> bool {
         if !self.has_other_holders(lanes) {
             return true;
@@ -166,7 +169,7 @@ impl Connection {
     }
 }
 
-/// Takes a lock between processes within a moment; the error is who has it.
+/// Takes a lock between processes within [`LOCK_WAIT_NS`]. The error is the holder.
 fn lock_word_briefly(segment: &Segment, word: OwnState, own: u64) -> Result<(), u64> {
     let started = now_ns();
     loop {
@@ -181,13 +184,13 @@ fn lock_word_briefly(segment: &Segment, word: OwnState, own: u64) -> Result<(), 
 
 fn is_dead(process: u64) -> bool {
     if sandbox::is_confined() {
-        return false; // Nobody may ask.
+        return false; // The filter may forbid asking.
     }
     let Some(process) = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw) else { return true };
     rustix::process::test_kill_process(process) == Err(Errno::SRCH)
 }
 
-/// The open connection of this process that is the end which a segment is, if there is one.
+/// Returns the open connection of this process whose endpoint `segment` is, if there is one.
 pub fn find_by_segment(segment: &Segment) -> Option<&'static Connection> {
     let mut holder = None;
     for_each_open(|connection| {
@@ -203,7 +206,7 @@ pub fn find_by_segment(segment: &Segment) -> Option<&'static Connection> {
     holder
 }
 
-/// The open connection of this process whose lifeline has this inode, if there is one.
+/// Returns the open connection of this process whose lifeline has this inode, if there is one.
 pub fn find_by_lifeline_inode(inode: Option<u64>) -> Option<&'static Connection> {
     let mut found = None;
     for_each_open(|connection| {
@@ -214,7 +217,7 @@ pub fn find_by_lifeline_inode(inode: Option<u64>) -> Option<&'static Connection>
     found
 }
 
-/// Runs `visit` on every open connection of this process.
+/// Calls `visit` with every open connection of this process.
 pub fn for_each_open(mut visit: impl FnMut(&'static Connection)) {
     POOL.for_each(|connection| {
         if connection.is_open() {
@@ -223,12 +226,13 @@ pub fn for_each_open(mut visit: impl FnMut(&'static Connection)) {
     });
 }
 
-/// Before a fork: no thread is inside a connection while the process is copied, and each has one holder more.
+/// Prepares for a fork: takes all locks, so that no thread is inside a connection while the process is copied, and
+/// counts one holder more for each connection.
 pub fn before_fork() {
-    // Before the child counts: an end that two processes may hold gets no lanes any more.
+    // Before the child is counted: an endpoint that two processes may hold gets no lanes any more.
     for_each_open(Connection::settle_lifeline);
     crate::process::system::note_spawn();
-    // One process would take the handshake, and the other would wait for it for ever.
+    // One process would receive the handshake, and the other would wait for it forever.
     let deadline_ns = now_ns().saturating_add(HANDSHAKES_WAIT_NS);
     for_each_open(|connection| connection.attach_before_fork(deadline_ns));
     for connection in POOL.lock_around_fork() {
@@ -246,13 +250,14 @@ pub fn before_fork() {
     }
 }
 
-/// In a signature: this process waits at the end now and then. A number of a process has 22 bits at most.
+/// The bit of a holder's entry by which its process is a user. Process IDs have 22 bits at most.
 const USER_FLAG: u64 = 1 << 31;
 
-/// What [`own_holder_id`] has found out in this process; zero before.
+/// The result of [`own_holder_id`] in this process; 0 before.
 static OWN_HOLDER_ID: AtomicU64 = AtomicU64::new(0);
 
-/// What this process signs with: its number, and where that number is valid. Zero where the kernel does not tell.
+/// Returns the entry of this process in the list of holders: its process ID, and the inode of its PID namespace in the
+/// upper half. 0 if the kernel does not tell.
 fn own_holder_id() -> u64 {
     let known = OWN_HOLDER_ID.load(Ordering::Relaxed);
     if known != 0 {
@@ -273,14 +278,14 @@ fn find_own_holder_id() -> u64 {
     }
 }
 
-/// The place on the list of holders that a process has signed, and with what.
+/// Returns the index and the entry of a process in the list of holders.
 fn find_holder_entry(segment: &Segment, name: u64) -> Option<(usize, u64)> {
     let signatures = (0..HOLDERS_NAMED_MAX).map(|index| (index, segment.holder(index)));
     signatures.into_iter().find(|&(_, signed)| name != 0 && signed & !USER_FLAG == name)
 }
 
-/// Signs the list of holders, so that the others can find out when this process is gone. One that finds no room, or has
-/// no name, counts as there for ever. `false`: this process has signed before.
+/// Adds this process to the list of holders, so that the others can detect its death. A process that finds no room, or
+/// has no ID, counts as alive forever. Returns `false` if the process is on the list already.
 fn add_holder_entry(segment: &Segment, role: u64) -> bool {
     let name = own_holder_id();
     if find_holder_entry(segment, name).is_some() {
@@ -290,8 +295,9 @@ fn add_holder_entry(segment: &Segment, role: u64) -> bool {
     true
 }
 
-/// This process comes to hold an end. Whoever sets one up uses it; of one that was set up, this process may have been a
-/// holder before `exec`, and is none twice. Answers whether it is known to be counted as a user.
+/// Registers this process as a holder. The process that sets an endpoint up is a user. Of an endpoint that was already
+/// set up, this process may have been a holder before `exec`, and is not counted twice. Returns whether the process is
+/// known to be counted as a user.
 pub(super) fn register_holder(segment: &Segment) -> bool {
     if !segment.is_adopted() {
         add_holder_entry(segment, USER_FLAG);
@@ -303,7 +309,7 @@ pub(super) fn register_holder(segment: &Segment) -> bool {
     false
 }
 
-/// Notes in the signature that this process uses the end; what it was before `exec` may have noted that.
+/// Marks this process as a user, unless the program that it was before `exec` has done so.
 #[cold]
 fn mark_as_user(segment: &Segment) {
     let noted = match find_holder_entry(segment, own_holder_id()) {
@@ -315,7 +321,7 @@ fn mark_as_user(segment: &Segment) {
     }
 }
 
-/// Takes holders that do not exist any more off the list and out of the count.
+/// Removes dead holders from the list and from the counts.
 #[cold]
 fn remove_dead_holders(segment: &Segment) {
     let namespace = own_holder_id() >> 32;
@@ -331,7 +337,7 @@ fn remove_dead_holders(segment: &Segment) {
     }
 }
 
-/// After a fork, in the parent.
+/// Releases all locks in the parent after a fork.
 pub fn after_fork_in_parent() {
     for connection in POOL.all_during_fork() {
         connection.details_lock.unlock();
@@ -341,7 +347,7 @@ pub fn after_fork_in_parent() {
     POOL.unlock_after_fork();
 }
 
-/// After a fork, in the child, which has one thread: the others' waits do not exist here.
+/// Resets all locks in the child after a fork, which has one thread: the waits of other threads do not exist here.
 pub fn after_fork_in_child() {
     OWN_HOLDER_ID.store(0, Ordering::Relaxed);
     for connection in POOL.all_during_fork() {

@@ -1,23 +1,23 @@
-//! Long copies in pieces, between which other threads may run.
+//! Long copies in chunks, between which other threads can run.
 //!
-//! A stream copies as long as there is room, and a thread that shares its processor waits: where processors are few, a
-//! short message between two other programs waits for such copies at every hop. A program that its proxy has asked to
-//! yield ([`segment::PeerStatus::GiveWay`]) lets other threads run between pieces, as long as yields help.
+//! A stream copies as long as there is room, while threads that share its processor wait. Where processors are few, a
+//! short message between two other programs waits for such copies at every hop. A program whose proxy has asked it to
+//! yield ([`segment::PeerStatus::GiveWay`]) yields between chunks, as long as yielding helps.
 
 use crate::process::sandbox;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use wait::Yielder;
 
-/// Bytes of a piece: a microsecond or two.
+/// Bytes of a chunk, which take one or two microseconds to copy.
 const CHUNK_BYTES: usize = 8 << 10;
 
-/// Bytes that this process has copied since it last yielded, in connections that do.
+/// Bytes that this process has copied since it last yielded, in connections that yield.
 static COPIED_BYTES: AtomicUsize = AtomicUsize::new(0);
 static YIELDER: Yielder = Yielder::new();
 
-/// Counts copied bytes, and yields after each piece.
+/// Counts copied bytes, and yields after each chunk.
 fn note_copied(bytes: usize) {
-    // Threads that copy at once may lose part of the count, and then yield later.
+    // Threads that copy at the same time may lose part of the count, and then yield later.
     let copied_bytes = COPIED_BYTES.load(Ordering::Relaxed).saturating_add(bytes);
     let is_enough = copied_bytes >= CHUNK_BYTES;
     COPIED_BYTES.store(if is_enough { 0 } else { copied_bytes }, Ordering::Relaxed);
@@ -26,8 +26,8 @@ fn note_copied(bytes: usize) {
     }
 }
 
-/// Copies `len_bytes` by `copy`, which takes the begin and the length of a piece and returns how many bytes it copied.
-/// A piece that is copied in part ends the copy. Yields after each piece. Returns the number of bytes copied.
+/// Copies `len_bytes` by `copy`, which takes the offset and the length of a chunk and returns how many bytes it copied.
+/// A chunk that is copied in part ends the copy. Yields after each chunk. Returns the number of bytes copied.
 ///
 /// # Errors
 /// Those of `copy`.

@@ -185,8 +185,8 @@ impl Connection {
         self.lifeline_state.received_bytes.load(Ordering::Relaxed) + unread
     }
 
-    /// As [`Connection::lifeline_arrivals`]: how far the lifeline had come to its end when its readiness was last asked.
-    /// Only grows.
+    /// As [`Connection::lifeline_arrivals`]: how far the lifeline had come to its end when its readiness was last
+    /// asked. Only grows.
     pub(in crate::connection) fn lifeline_end_level(&self) -> u64 {
         self.lifeline_state.end_level.load(Ordering::Relaxed)
     }
