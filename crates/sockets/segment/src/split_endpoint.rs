@@ -23,7 +23,8 @@
 //! it says that it takes the span: the other node then finds it. Elsewhere the one who accepts cleans both, for the
 //! other node may reach them as its own memory, and have left its state there.
 
-use super::{ENDPOINT_BYTES, LEFT_SILENTLY, OwnState, PeerStatus, WINDOW_LAYOUT};
+use crate::layout::{ENDPOINT_BYTES, WINDOW_LAYOUT};
+use crate::words::{LEFT_SILENTLY, OwnState, PeerStatus};
 use fabric::{Inbound, Memory, MemoryInbound, MemoryOutbound, Outbound};
 use lane::{Consumer, Producer};
 use std::ptr::NonNull;
@@ -52,7 +53,7 @@ pub type LocalPageReceiverOf<M> = Consumer<LocalPageInbound<M>, MemoryOutbound<M
 
 /// Both spans of an end, and its endpoint in its local page.
 #[derive(Debug)]
-pub(super) struct SplitEndpoint<M> {
+pub(crate) struct SplitEndpoint<M> {
     inbound: MemoryInbound<M>,
     outbound: MemoryOutbound<M>,
     page: Region,
@@ -60,16 +61,16 @@ pub(super) struct SplitEndpoint<M> {
 
 impl<M: Memory> SplitEndpoint<M> {
     /// `page` is the end's endpoint.
-    pub(super) fn new(inbound: M, outbound: M, page: Region) -> Self {
+    pub(crate) fn new(inbound: M, outbound: M, page: Region) -> Self {
         assert_eq!(page.len_bytes(), ENDPOINT_BYTES, "an endpoint");
         Self { inbound: MemoryInbound::new(inbound), outbound: MemoryOutbound::new(outbound), page }
     }
 
-    pub(super) fn sender(&self, secret: u64) -> LocalPageSenderOf<M> {
+    pub(crate) fn sender(&self, secret: u64) -> LocalPageSenderOf<M> {
         Producer::new(self.outbound.clone(), self.page_inbound(), WINDOW_LAYOUT, secret)
     }
 
-    pub(super) fn receiver(&self, secret: u64) -> LocalPageReceiverOf<M> {
+    pub(crate) fn receiver(&self, secret: u64) -> LocalPageReceiverOf<M> {
         Consumer::new(self.page_inbound(), self.outbound.clone(), WINDOW_LAYOUT, secret)
     }
 
@@ -78,13 +79,13 @@ impl<M: Memory> SplitEndpoint<M> {
     }
 
     /// Tells this node's proxy that the program has its span.
-    pub(super) fn attach(&self) {
+    pub(crate) fn attach(&self) {
         store_own(&self.inbound, ATTACHED, 1);
     }
 
     /// What the peer says, or, where it does not, this node's proxy. The proxy is asked first: what it says came behind
     /// what the peer has said.
-    pub(super) fn status(&self, word: PeerStatus) -> u64 {
+    pub(crate) fn status(&self, word: PeerStatus) -> u64 {
         let by_proxy = match word {
             PeerStatus::Reset => self.inbound.load_u64(RESET_BY_PROXY, Ordering::Acquire),
             PeerStatus::Closed => self.inbound.load_u64(CLOSED_BY_PROXY, Ordering::Acquire),
@@ -99,7 +100,7 @@ impl<M: Memory> SplitEndpoint<M> {
     }
 
     /// Tells the peer, behind all that was sent. It has arrived when this returns: the program may end next.
-    pub(super) fn publish(&self, word: PeerStatus, value: u64) {
+    pub(crate) fn publish(&self, word: PeerStatus, value: u64) {
         self.outbound.fence();
         self.outbound.store_u64(word as usize, value, Ordering::Release);
         self.outbound.flush();
@@ -107,17 +108,17 @@ impl<M: Memory> SplitEndpoint<M> {
 }
 
 /// For this node's proxy: whether the program has its span.
-pub(super) fn is_attached(span: &impl Inbound) -> bool {
+pub(crate) fn is_attached(span: &impl Inbound) -> bool {
     span.load_u64(ATTACHED, Ordering::Acquire) == 1
 }
 
 /// From this node's proxy: the other program is gone.
-pub(super) fn note_left(span: &impl Inbound) {
+pub(crate) fn note_left(span: &impl Inbound) {
     store_own(span, CLOSED_BY_PROXY, LEFT_SILENTLY);
 }
 
 /// From this node's proxy: the connection is over.
-pub(super) fn note_reset(span: &impl Inbound) {
+pub(crate) fn note_reset(span: &impl Inbound) {
     store_own(span, RESET_BY_PROXY, 1);
     store_own(span, CLOSED_BY_PROXY, LEFT_SILENTLY);
 }
@@ -130,7 +131,7 @@ fn store_own(span: &impl Inbound, word: usize, value: u64) {
 
 /// Cleans what this node writes in the spans of its own window and of the other one, while no program of it reaches
 /// them.
-pub(super) fn clean(inbound: &impl Inbound, outbound: &impl Outbound) {
+pub(crate) fn clean(inbound: &impl Inbound, outbound: &impl Outbound) {
     for word in words_of(LINES_OF_NODE) {
         inbound.store_u64(word, 0, Ordering::Relaxed);
     }

@@ -1,7 +1,7 @@
 //! One registered descriptor: what is asked of it, and what was last reported.
 
-use super::EpollSet;
 use super::ready_time::{ReadyTime, ready_time};
+use super::set::EpollSet;
 use crate::connection::{Connection, Edges};
 use crate::descriptor::table::{self, Kind};
 use crate::listener::Listener;

@@ -1,10 +1,12 @@
 //! A wait: look at lanes in memory, now and then ask the kernel, spin for a while, have the peers ring, sleep in the
 //! kernel.
 
+use super::control::set_of;
+use super::event_buffer::EventBuffer;
+use super::kernel;
 use super::ready_list::{HeldRecords, ReadyList};
 use super::ready_time::ReadyTime;
-use super::registration::Registration;
-use super::{EpollSet, SleepGuard, kernel};
+use super::set::{EpollSet, SleepGuard};
 use crate::process::background_connects;
 use crate::process::blocking;
 use crate::process::clock::now_ns;
@@ -15,15 +17,13 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use wait::{Action, Spin};
 
-/// The most events that the kernel accepts for one call.
-const EVENTS_MAX: usize = i32::MAX as usize / size_of::<epoll_event>();
 /// A glance at a connection costs as much as this many looks at a bare lane.
-const LANE_POLLS_PER_POLL: u32 = 24;
+pub(crate) const LANE_POLLS_PER_POLL: u32 = 24;
 /// How often the kernel is asked in one look while what it says fills the array and is all ours: the inner epoll and
 /// nested sets, before what is the program's.
 const KERNEL_POLLS_MAX: usize = 8;
 /// How long a thread sleeps when it cannot be woken for everything.
-const UNWAKEABLE_POLL_NS: u64 = 1_000_000;
+pub(crate) const UNWAKEABLE_POLL_NS: u64 = 1_000_000;
 const MILLISECOND_NS: u64 = 1_000_000;
 
 /// What the program asked for.
@@ -43,73 +43,6 @@ impl Call {
             if timeout_ns.is_multiple_of(MILLISECOND_NS) { left_ns.next_multiple_of(MILLISECOND_NS) } else { left_ns }
         };
         Self { timeout_ns: self.timeout_ns.map(left_ns), ..*self }
-    }
-}
-
-/// The program's array, as far as it is filled.
-pub(super) struct EventBuffer {
-    events: *mut epoll_event,
-    max: usize,
-    len: usize,
-}
-
-impl EventBuffer {
-    fn new(call: &Call) -> Result<Self, Errno> {
-        match usize::try_from(call.max) {
-            Ok(max) if max > 0 && max <= EVENTS_MAX => {
-                if call.events.is_null() {
-                    return Err(Errno::FAULT);
-                }
-                Ok(Self { events: call.events, max, len: 0 })
-            }
-            _ => Err(Errno::INVAL),
-        }
-    }
-
-    #[inline]
-    pub fn is_full(&self) -> bool {
-        self.len == self.max
-    }
-
-    /// How many more events it takes.
-    #[inline]
-    pub fn room(&self) -> usize {
-        self.max - self.len
-    }
-
-    /// Appends an event. `false`: a listener that is in there already, because the kernel reported its TCP side.
-    #[inline]
-    pub fn push(&mut self, registration: &Registration, ready: i16) -> bool {
-        if registration.is_pending && (0..self.len).any(|index| self.data_at(index) == registration.data) {
-            return false;
-        }
-        let event = epoll_event { events: u32::from(ready as u16), u64: registration.data };
-        // SAFETY: the program's array has `max` places, and the sink is not full: scans stop when it is.
-        unsafe { self.events.add(self.len).write_unaligned(event) };
-        self.len += 1;
-        true
-    }
-
-    fn data_at(&self, index: usize) -> u64 {
-        // SAFETY: filled so far.
-        unsafe { self.events.add(index).read_unaligned() }.u64
-    }
-
-    /// The kernel has appended `count` events. Takes ours out and shows them to `hear`.
-    fn append(&mut self, count: usize, mut on_internal: impl FnMut(kernel::InternalFd)) {
-        let (first, end) = (self.len, self.len + count);
-        for place in first..end {
-            match kernel::internal_fd_of(self.data_at(place)) {
-                Some(internal) => on_internal(internal),
-                None => {
-                    if place != self.len {
-                        // SAFETY: both places are inside what the kernel filled.
-                        unsafe { std::ptr::copy(self.events.add(place), self.events.add(self.len), 1) };
-                    }
-                    self.len += 1;
-                }
-            }
-        }
     }
 }
 
@@ -151,6 +84,27 @@ enum SleepOutcome {
     Retry,
 }
 
+/// `epoll_wait(2)` and its kin; no time-out waits for ever.
+///
+/// # Errors
+/// As the system call.
+///
+/// # Safety
+/// `events` is writable for `max` events; `mask` is null or a signal set.
+pub unsafe fn wait(
+    epfd: RawFd,
+    events: *mut epoll_event,
+    max: i32,
+    timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Result<usize, Errno> {
+    match set_of(epfd) {
+        Some(set) => set.wait(&Call { epfd, events, max, timeout_ns, mask }),
+        // SAFETY: the caller vouches for `events` and `mask`.
+        None => unsafe { blocking::epoll_wait(epfd, events, max, timeout_ns, mask) },
+    }
+}
+
 impl EpollSet {
     #[inline]
     pub(super) fn wait(&'static self, call: &Call) -> Result<usize, Errno> {
@@ -173,7 +127,7 @@ impl EpollSet {
     #[inline]
     fn wait_for_lanes(&'static self, call: &Call) -> Result<usize, Errno> {
         let generation = self.generation.load(Ordering::Acquire);
-        let mut buffer = EventBuffer::new(call)?;
+        let mut buffer = EventBuffer::new(call.events, call.max)?;
         let dont_wait = call.timeout_ns == Some(0);
         let is_due = self.with_generation(generation, |ready_list| {
             let is_due = ready_list.kernel_is_due();
@@ -208,7 +162,7 @@ impl EpollSet {
         if count == 0 || !self.has_inner.load(Ordering::SeqCst) {
             return Some(result);
         }
-        let Ok(mut buffer) = EventBuffer::new(call) else { return Some(result) };
+        let Ok(mut buffer) = EventBuffer::new(call.events, call.max) else { return Some(result) };
         buffer.append(count, |_| {});
         (buffer.len > 0).then_some(Ok(buffer.len))
     }

@@ -9,13 +9,12 @@
 //! The hot connections are few. Where one more becomes hot, the one that has been idle for longest is parked; or, if it
 //! is ready, is *queued*: the queue needs no polling, because a scan takes no more from its front than it can report.
 
-use super::{ReadyList, Slot};
+use super::{HOT_BEGIN, HeldRecords, ReadyEntry, ReadyList, Slot};
+use crate::epoll::event_buffer::EventBuffer;
 use crate::epoll::ready_time::ReadyTime;
 use crate::epoll::registration::{Registration, Target, Watch};
-use crate::epoll::{EpollSet, wait::EventBuffer};
+use crate::epoll::set::EpollSet;
 
-/// The bound of the number of hot connections when nothing is known. Idle ones never raise it.
-pub(in crate::epoll) const HOT_BEGIN: usize = 64;
 /// What the bound may grow to. It is raised by one for each connection that becomes busy again within
 /// [`IDLE_REPORTS_MAX`] after it was parked for want of room, and lowered by one for each that is parked because it is
 /// idle. Measured: with a fixed bound of 64, a round trip of 100 connections at once takes 120 us; with 100 hot, 30 us.
@@ -28,22 +27,6 @@ const HOT_MIN: usize = 8;
 const IDLE_REPORTS_MAX: u32 = 256;
 /// Connections that cannot be woken for, and are polled in turn, so many in a scan.
 const UNPARKABLE_POLLS: usize = 4;
-
-/// Something that is ready.
-pub(super) struct ReadyEntry {
-    since: ReadyTime,
-    index: u32,
-    ready: i16,
-}
-
-/// What becomes of what a sender holds back when its connection is parked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::epoll) enum HeldRecords {
-    /// It is shown once it is due: the thread sleeps no longer than that.
-    Kept,
-    /// It is shown at once: nobody is known to be awake when it is due.
-    Published,
-}
 
 /// A scan that is going on.
 struct Scan {

@@ -1,0 +1,632 @@
+//! One endpoint's view of the memory of a connection.
+
+use crate::layout::{self, ENDPOINT_BYTES, PAGE_BYTES, RINGS_OFFSET, Side, TIMED_SHAPE, WINDOW_LAYOUT, layout_to};
+use crate::model::{LinkModel, ModelledLink};
+use crate::split_endpoint::{self, LocalPageReceiverOf, LocalPageSenderOf, SplitEndpoint};
+use crate::words::{
+    BY_LANE_RECEIVE, CLOSED_IN_TIME, IS_CONFINED, LEFT_SILENTLY, MODEL_OFFSETS, OwnSnapshot, OwnState, PeerStatus,
+    RAISES_SIGNAL, RECEIVES_ONLY, SECRET_TO_ACCEPTOR, SECRET_TO_CONNECTOR, holder_offset,
+};
+use fabric::device::DeviceMemory;
+use fabric::timed::{SharedConfig, SharedInbound, SharedOutbound, SharedWindows};
+use fabric::{Inbound, MemoryInbound, MemoryOutbound, Outbound, shm};
+use lane::{Consumer, LargerRings, Layout, Producer};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use volmem::sync::Ordering;
+use volmem::{Mapping, Region};
+
+/// The sending end of an outgoing lane.
+pub type Sender = Producer<MemoryOutbound, MemoryInbound>;
+/// The receiving end of an incoming lane.
+pub type Receiver = Consumer<MemoryInbound, MemoryOutbound>;
+/// The sending end of a lane over a modelled link.
+pub type TimedSender = Producer<SharedOutbound, SharedInbound>;
+/// The receiving end of such a lane.
+pub type TimedReceiver = Consumer<SharedInbound, SharedOutbound>;
+/// The sending end of a lane in windows of memory that is no ordinary memory.
+pub type LocalPageSender = LocalPageSenderOf<DeviceMemory>;
+/// The receiving end of such a lane.
+pub type LocalPageReceiver = LocalPageReceiverOf<DeviceMemory>;
+
+/// What tells a record of each lane from other bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Secrets {
+    /// Of the lane from the connecting end.
+    pub to_acceptor: u64,
+    /// Of the lane to the connecting end.
+    pub to_connector: u64,
+}
+
+/// One end's view of a connection's memory.
+#[derive(Debug)]
+pub struct Segment {
+    medium: Medium,
+    /// This end's endpoint: in the inbound memory, or in the local page.
+    own: Region,
+    side: Side,
+    secrets: Secrets,
+    is_adopted: bool,
+    is_in_windows: bool,
+}
+
+/// How an end reaches the other one.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "almost every segment is a plain one")]
+enum Medium {
+    Plain(Plain),
+    Modelled(Box<Modelled>),
+    Split(Box<SplitEndpoint<DeviceMemory>>),
+}
+
+/// Ordinary memory, which both ends share.
+#[derive(Debug)]
+struct Plain {
+    /// Where the incoming lane lies, and what its sender must know of the outgoing one.
+    inbound: MemoryInbound,
+    outbound: MemoryOutbound,
+    incoming: Layout,
+    outgoing: Layout,
+    /// The other end's endpoint, in the outbound memory.
+    peers: Region,
+}
+
+/// The windows of an end as a modelled link makes them.
+#[derive(Debug)]
+struct Modelled {
+    windows: SharedWindows,
+    model: LinkModel,
+    /// As of [`Plain`].
+    peers: Region,
+}
+
+impl Segment {
+    /// Bytes of the memfd.
+    pub const SEGMENT_BYTES: usize = RINGS_OFFSET + 2 * LargerRings::BYTES;
+    /// Bytes of an end's span in its node's window, whole pages.
+    pub const WINDOW_BYTES: usize = layout::WINDOW_BYTES;
+    /// The same where the link is slowed down to a model.
+    pub const TIMED_WINDOW_BYTES: usize = layout::TIMED_WINDOW_BYTES;
+
+    /// Bytes of what an end has in its local page whose state lies apart from its span.
+    pub const LOCAL_PAGE_BYTES: usize = PAGE_BYTES;
+
+    /// Bytes of an end's span, over a link of that kind.
+    pub const fn window_bytes(is_modelled: bool) -> usize {
+        if is_modelled { Self::TIMED_WINDOW_BYTES } else { Self::WINDOW_BYTES }
+    }
+
+    /// Makes the memory of a connection: the view of its end `side`, and the memfd for the other end. The caller calls
+    /// [`Segment::set_up`].
+    ///
+    /// # Errors
+    /// What memfd_create, ftruncate, fcntl, mmap or getrandom answer.
+    pub fn create(side: Side) -> Result<(Self, OwnedFd), Errno> {
+        let (memfd, mapping) = shm::create(Self::SEGMENT_BYTES).map_err(|_| Errno::NOMEM)?;
+        let mut random = [0_u8; 16];
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+        let secrets = Secrets {
+            to_acceptor: u64::from_ne_bytes(random[..8].try_into().expect("eight bytes")),
+            to_connector: u64::from_ne_bytes(random[8..].try_into().expect("eight bytes")),
+        };
+        Ok((Self::view(Arc::new(mapping), side, secrets), memfd))
+    }
+
+    /// The accepting end's view of memory that the connecting end made.
+    ///
+    /// # Errors
+    /// If `memfd` is not a sealed memfd of exactly this size.
+    pub fn open(memfd: &OwnedFd, secrets: Secrets) -> Result<Self, Errno> {
+        let mapping = shm::open(memfd.as_fd(), Self::SEGMENT_BYTES).map_err(|_| Errno::INVAL)?;
+        let segment = Self::view(Arc::new(mapping), Side::Acceptor, secrets);
+        segment.set_up();
+        Ok(segment)
+    }
+
+    /// The view of the end `side` of memory that came by the lifeline: the other end has made it, and set itself up;
+    /// or a process that held this end before.
+    ///
+    /// # Errors
+    /// If `memfd` is not a sealed memfd of exactly this size, or neither end is set up.
+    pub fn join(memfd: &OwnedFd, side: Side) -> Result<Self, Errno> {
+        let mapping = Arc::new(shm::open(memfd.as_fd(), Self::SEGMENT_BYTES).map_err(|_| Errno::INVAL)?);
+        let own = Self::view(Arc::clone(&mapping), side, Secrets::default());
+        if own.load(OwnState::Attached) == 1 {
+            return own.adopt_rest();
+        }
+        let maker = Self::view(Arc::clone(&mapping), side.other(), Secrets::default()).adopt_rest()?;
+        let segment = Self::view(mapping, side, maker.secrets);
+        segment.set_up();
+        Ok(segment)
+    }
+
+    /// A look at memory that is on its way to the end `side`, which is not set up by it.
+    ///
+    /// # Errors
+    /// As [`Segment::join`].
+    pub fn peek(memfd: &OwnedFd, side: Side) -> Result<Self, Errno> {
+        let mapping = Arc::new(shm::open(memfd.as_fd(), Self::SEGMENT_BYTES).map_err(|_| Errno::INVAL)?);
+        let maker = Self::view(Arc::clone(&mapping), side.other(), Secrets::default()).adopt_rest()?;
+        Ok(Self::view(mapping, side, maker.secrets))
+    }
+
+    /// The view of an end that another process set up: after `exec` or `SCM_RIGHTS`.
+    ///
+    /// # Errors
+    /// If `memfd` is not a sealed memfd of exactly this size, or nobody has set the end up.
+    pub fn adopt(memfd: &OwnedFd, side: Side) -> Result<Self, Errno> {
+        let mapping = shm::open(memfd.as_fd(), Self::SEGMENT_BYTES).map_err(|_| Errno::INVAL)?;
+        Self::view(Arc::new(mapping), side, Secrets::default()).adopt_rest()
+    }
+
+    /// As [`Segment::adopt`], of an end in windows; over a modelled link if one is given, which has to be that of
+    /// [`Segment::model`].
+    ///
+    /// # Errors
+    /// If nobody has set the end up, or as [`Segment::in_modelled_windows`].
+    ///
+    /// # Panics
+    /// As [`Segment::in_windows`].
+    pub fn adopt_in_windows(inbound: &Region, outbound: &Region, link: Option<ModelledLink>) -> Result<Self, Errno> {
+        let (side, secrets) = (Side::Connector, Secrets::default());
+        let segment = match link {
+            None => Self::in_windows(inbound, outbound, side, secrets),
+            Some(link) => Self::in_modelled_windows(inbound, outbound, link, side, secrets)?,
+        };
+        segment.adopt_by_side()
+    }
+
+    /// As [`Segment::adopt`], of an end whose state lies apart from the windows.
+    ///
+    /// # Errors
+    /// If nobody has set the end up.
+    ///
+    /// # Panics
+    /// As [`Segment::with_local_page`].
+    pub fn adopt_with_local_page(inbound: DeviceMemory, outbound: DeviceMemory, page: &Region) -> Result<Self, Errno> {
+        Self::with_local_page(inbound, outbound, page, Side::Connector, Secrets::default()).adopt_by_side()
+    }
+
+    /// The rest of an end that has an endpoint of its own.
+    fn adopt_by_side(mut self) -> Result<Self, Errno> {
+        self.side = match self.load(OwnState::Side) {
+            1 => Side::Connector,
+            2 => Side::Acceptor,
+            _ => return Err(Errno::NOTCONN),
+        };
+        self.adopt_rest()
+    }
+
+    /// Takes [`Segment::join`] back where nothing has come of it: else the end would be found set up the next time, as
+    /// one that a process held before.
+    pub fn undo_join(&self) {
+        if !self.is_adopted {
+            self.store(OwnState::Attached, 0);
+        }
+    }
+
+    /// What the process that set the end up has left for those who come to hold it.
+    fn adopt_rest(mut self) -> Result<Self, Errno> {
+        self.is_adopted = true;
+        self.secrets = Secrets {
+            to_acceptor: self.own.load_u64(SECRET_TO_ACCEPTOR, Ordering::Relaxed),
+            to_connector: self.own.load_u64(SECRET_TO_CONNECTOR, Ordering::Relaxed),
+        };
+        if self.load(OwnState::Attached) == 1 { Ok(self) } else { Err(Errno::NOTCONN) }
+    }
+
+    /// Whether a descriptor is the memory of a connection, to judge by its size and seals.
+    pub fn is_segment(fd: RawFd) -> bool {
+        // SAFETY: only asks; a closed number is answered with an error.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+        rustix::fs::fstat(borrowed).is_ok_and(|stat| stat.st_size as usize == Self::SEGMENT_BYTES)
+            && rustix::fs::fcntl_get_seals(borrowed).is_ok_and(|seals| seals.contains(rustix::fs::SealFlags::SHRINK))
+    }
+
+    /// Whether this end has its incoming lane in this memory, and the rest of it in another.
+    pub fn only_receives(&self) -> bool {
+        self.load(OwnState::ByLane) & RECEIVES_ONLY != 0
+    }
+
+    /// Inode of this end's lifeline, 0 while unknown.
+    pub fn lifeline_inode(&self) -> u64 {
+        self.load(OwnState::LifelineInode)
+    }
+
+    /// The name in one of the [`HOLDERS_NAMED_MAX`] places for holders, 0 where there is none.
+    pub fn holder(&self, index: usize) -> u64 {
+        self.own.load_u64(holder_offset(index), Ordering::Acquire)
+    }
+
+    /// Replaces a name in the list of holders; `false` if it was not there.
+    pub fn replace_holder(&self, index: usize, current: u64, new: u64) -> bool {
+        self.own.compare_exchange_u64(holder_offset(index), current, new).is_ok()
+    }
+
+    /// What tells this connection's records from other bytes.
+    pub fn secrets(&self) -> Secrets {
+        self.secrets
+    }
+
+    /// Whether another process set this end up, or this one before `exec`.
+    pub fn is_adopted(&self) -> bool {
+        self.is_adopted
+    }
+
+    /// Which end this is.
+    pub fn side(&self) -> Side {
+        self.side
+    }
+
+    /// The sending end of the outgoing lane.
+    ///
+    /// # Panics
+    /// In windows that are no ordinary memory: see [`Segment::timed_sender`] and [`Segment::local_page_sender`].
+    pub fn sender(&self) -> Sender {
+        let Plain { inbound, outbound, outgoing, .. } = self.plain();
+        Producer::new(outbound.clone(), inbound.clone(), *outgoing, self.outgoing_secret())
+    }
+
+    /// The receiving end of the incoming lane.
+    ///
+    /// # Panics
+    /// As [`Segment::sender`].
+    pub fn receiver(&self) -> Receiver {
+        let Plain { inbound, outbound, incoming, .. } = self.plain();
+        Consumer::new(inbound.clone(), outbound.clone(), *incoming, self.incoming_secret())
+    }
+
+    /// Writes, in the place of the other end of new memory, how many bytes that will hold unread.
+    ///
+    /// # Panics
+    /// As [`Segment::sender`].
+    pub fn presume_capacity(&self, bytes: usize) {
+        let Plain { inbound, outbound, outgoing, .. } = self.plain();
+        // Both windows are the whole memory.
+        Consumer::new(inbound.clone(), outbound.clone(), *outgoing, self.outgoing_secret()).set_capacity(bytes);
+    }
+
+    fn plain(&self) -> &Plain {
+        match &self.medium {
+            Medium::Plain(plain) => plain,
+            _ => panic!("a lane that is not in ordinary memory"),
+        }
+    }
+
+    fn outgoing_secret(&self) -> u64 {
+        match self.side {
+            Side::Connector => self.secrets.to_acceptor,
+            Side::Acceptor => self.secrets.to_connector,
+        }
+    }
+
+    fn incoming_secret(&self) -> u64 {
+        match self.side {
+            Side::Connector => self.secrets.to_connector,
+            Side::Acceptor => self.secrets.to_acceptor,
+        }
+    }
+
+    /// Loads a word of this end's own state.
+    #[inline]
+    pub fn load(&self, word: OwnState) -> u64 {
+        self.own.load_u64(word as usize, Ordering::Relaxed)
+    }
+
+    /// Loads what every call asks of this end's own state.
+    #[inline(always)] // One check of bounds for all of it.
+    pub fn snapshot(&self) -> OwnSnapshot {
+        let [holders, _, shutdown, _, peer] = self.own.load_words(OwnState::Holders as usize);
+        OwnSnapshot { holders, shutdown, peer }
+    }
+
+    /// Stores a word of this end's own state.
+    #[inline]
+    pub fn store(&self, word: OwnState, value: u64) {
+        self.own.store_u64(word as usize, value, Ordering::Relaxed);
+    }
+
+    /// Swaps a word of this end's own state.
+    pub fn swap(&self, word: OwnState, value: u64) -> u64 {
+        self.own.swap_u64(word as usize, value, Ordering::AcqRel)
+    }
+
+    /// Adds to a word of this end's own state; returns what it was.
+    pub fn add(&self, word: OwnState, value: u64) -> u64 {
+        self.own.add_u64(word as usize, value, Ordering::AcqRel)
+    }
+
+    /// Replaces `current` by `new` in a word of this end's own state, or returns what was there.
+    ///
+    /// # Errors
+    /// The value found.
+    pub fn compare_exchange(&self, word: OwnState, current: u64, new: u64) -> Result<u64, u64> {
+        self.own.compare_exchange_u64(word as usize, current, new)
+    }
+
+    /// Adds directions to [`OwnState::ByLane`], where another process that holds the end may do so too.
+    pub fn note_by_lane(&self, directions: u64) {
+        self.set_bits(OwnState::ByLane, directions, directions);
+    }
+
+    /// Replaces the bits of `mask` in a word that another process that holds the end may change too.
+    pub fn set_bits(&self, word: OwnState, mask: u64, bits: u64) {
+        // A peer can write there as well, and is not to keep anybody busy.
+        const TRIES_MAX: usize = 8;
+        let mut noted = self.load(word);
+        for _ in 0..TRIES_MAX {
+            match self.compare_exchange(word, noted, noted & !mask | bits & mask) {
+                Ok(_) => return,
+                Err(found) => noted = found,
+            }
+        }
+    }
+
+    /// Loads what the peer says of itself.
+    #[inline]
+    pub fn status(&self, word: PeerStatus) -> u64 {
+        let value = self.own.load_u64(word as usize, Ordering::Acquire);
+        match (&self.medium, value) {
+            (Medium::Plain(_), _) | (Medium::Modelled(_), 0) => value,
+            _ => self.status_elsewhere(word, value),
+        }
+    }
+
+    /// Over a modelled link the peer's good-bye comes behind what it has sent; this node's proxy is not that far away.
+    /// The other words mean nothing before it. Where this end's state lies apart, the peer's words do not lie beside
+    /// it.
+    #[cold]
+    #[inline(never)]
+    fn status_elsewhere(&self, word: PeerStatus, value: u64) -> u64 {
+        match &self.medium {
+            Medium::Modelled(modelled) if word == PeerStatus::Closed && value != LEFT_SILENTLY => {
+                modelled.windows.inbound().load_u64(CLOSED_IN_TIME, Ordering::Acquire)
+            }
+            Medium::Split(split) if value == 0 => split.status(word),
+            _ => value,
+        }
+    }
+
+    /// Tells the peer.
+    pub fn publish(&self, word: PeerStatus, value: u64) {
+        let peers = match &self.medium {
+            Medium::Plain(plain) => &plain.peers,
+            Medium::Modelled(modelled) => {
+                if word == PeerStatus::Closed {
+                    modelled.windows.outbound().store_u64(CLOSED_IN_TIME, value, Ordering::Release);
+                }
+                &modelled.peers
+            }
+            Medium::Split(split) => return split.publish(word, value),
+        };
+        peers.store_u64(word as usize, value, Ordering::Release);
+    }
+
+    /// Whether the peer has come to the end of what was sent to it by the lifeline, as it says itself. Of an end in
+    /// windows nothing ever was.
+    pub fn peer_receives_by_lane(&self) -> bool {
+        match &self.medium {
+            Medium::Plain(plain) if !self.is_in_windows => {
+                plain.peers.load_u64(OwnState::ByLane as usize, Ordering::Acquire) & BY_LANE_RECEIVE != 0
+            }
+            _ => true,
+        }
+    }
+
+    /// Whether the peer does not ring when it has made room, as it says itself.
+    pub fn peer_is_confined(&self) -> bool {
+        self.peer_has_noted(IS_CONFINED)
+    }
+
+    /// Whether the peer's program has named somebody who gets `SIGURG`, as it says itself.
+    pub fn peer_raises_signal(&self) -> bool {
+        self.peer_has_noted(RAISES_SIGNAL)
+    }
+
+    /// Of an end in windows nothing is known.
+    fn peer_has_noted(&self, note: u64) -> bool {
+        match &self.medium {
+            Medium::Plain(plain) if !self.is_in_windows => {
+                plain.peers.load_u64(OwnState::ByLane as usize, Ordering::Acquire) & note != 0
+            }
+            _ => false,
+        }
+    }
+
+    /// What the peer was told last, as far as its memory says; in windows 0.
+    pub fn published(&self, word: PeerStatus) -> u64 {
+        match &self.medium {
+            Medium::Plain(plain) if !self.is_in_windows => plain.peers.load_u64(word as usize, Ordering::Relaxed),
+            _ => 0,
+        }
+    }
+
+    /// Notes that the kernel says of the peer what it did not say itself: this end was reset.
+    pub fn note_reset(&self) {
+        self.own.store_u64(PeerStatus::Reset as usize, 1, Ordering::Release);
+    }
+
+    fn view(mapping: Arc<Mapping>, side: Side, secrets: Secrets) -> Self {
+        let whole = Region::of_mapping(mapping);
+        let first = whole.sub(0, ENDPOINT_BYTES);
+        let second = whole.sub(ENDPOINT_BYTES, ENDPOINT_BYTES);
+        let (own, peers) = match side {
+            Side::Connector => (first, second),
+            Side::Acceptor => (second, first),
+        };
+        let plain = Plain {
+            inbound: MemoryInbound::new(whole.clone()),
+            outbound: MemoryOutbound::new(whole),
+            incoming: layout_to(side),
+            outgoing: layout_to(side.other()),
+            peers,
+        };
+        Self::of(Medium::Plain(plain), own, side, secrets)
+    }
+
+    fn of(medium: Medium, own: Region, side: Side, secrets: Secrets) -> Self {
+        Self { medium, own, side, secrets, is_adopted: false, is_in_windows: false }
+    }
+
+    /// An end between nodes: `inbound` is its span of its own node's window, `outbound` the other end's of the other
+    /// node's. Both are coherent memory of [`Segment::WINDOW_BYTES`], and their endpoints are zero. The caller calls
+    /// [`Segment::set_up`].
+    ///
+    /// # Panics
+    /// If a span is of another size.
+    pub fn in_windows(inbound: &Region, outbound: &Region, side: Side, secrets: Secrets) -> Self {
+        check_spans([inbound, outbound], Self::WINDOW_BYTES);
+        let plain = Plain {
+            inbound: MemoryInbound::new(inbound.clone()),
+            outbound: MemoryOutbound::new(outbound.clone()),
+            incoming: WINDOW_LAYOUT,
+            outgoing: WINDOW_LAYOUT,
+            peers: outbound.sub(0, ENDPOINT_BYTES),
+        };
+        let own = inbound.sub(0, ENDPOINT_BYTES);
+        Self { is_in_windows: true, ..Self::of(Medium::Plain(plain), own, side, secrets) }
+    }
+
+    /// As [`Segment::in_windows`], over a link that is slowed down to a model: spans of
+    /// [`Segment::TIMED_WINDOW_BYTES`].
+    ///
+    /// # Errors
+    /// `INVAL` for a model that no link can have.
+    ///
+    /// # Panics
+    /// If a span is of another size.
+    pub fn in_modelled_windows(
+        inbound: &Region,
+        outbound: &Region,
+        link: ModelledLink,
+        side: Side,
+        secrets: Secrets,
+    ) -> Result<Self, Errno> {
+        check_spans([inbound, outbound], Self::TIMED_WINDOW_BYTES);
+        let ModelledLink { model, pace, peers_pace } = link;
+        let setup = SharedConfig { layout: TIMED_SHAPE, timing: model.timing, pacer: pace, peer_pacer: peers_pace };
+        let windows = SharedWindows::new(inbound, outbound, setup).map_err(|_| Errno::INVAL)?;
+        let modelled = Modelled { windows, model, peers: outbound.sub(0, ENDPOINT_BYTES) };
+        let own = inbound.sub(0, ENDPOINT_BYTES);
+        Ok(Self { is_in_windows: true, ..Self::of(Medium::Modelled(Box::new(modelled)), own, side, secrets) })
+    }
+
+    /// As [`Segment::in_windows`], of memory that is no ordinary memory; `page` is ordinary memory of
+    /// [`Segment::LOCAL_PAGE_BYTES`] that the processes which hold this end share, and zero for a new one.
+    ///
+    /// # Panics
+    /// If a span, or the local page, is of another size.
+    pub fn with_local_page(
+        inbound: DeviceMemory,
+        outbound: DeviceMemory,
+        page: &Region,
+        side: Side,
+        secrets: Secrets,
+    ) -> Self {
+        use fabric::Memory;
+        for span in [&inbound, &outbound] {
+            assert_eq!(span.len_bytes(), Self::WINDOW_BYTES, "a connection's span of a window");
+        }
+        let own = page.sub(0, ENDPOINT_BYTES);
+        let medium = Medium::Split(Box::new(SplitEndpoint::new(inbound, outbound, own.clone())));
+        Self { is_in_windows: true, ..Self::of(medium, own, side, secrets) }
+    }
+
+    /// Over a modelled link, waits until what the peer has sent by now is here: a ring says that there is something,
+    /// and has another way.
+    pub fn wait_for_arrivals(&self) {
+        if let Medium::Modelled(modelled) = &self.medium {
+            modelled.windows.wait_for_arrivals();
+        }
+    }
+
+    /// The model of the link that an end in windows goes over, as those who come to hold it find it. Whatever is
+    /// there, a peer may have written it.
+    pub fn model(&self) -> Option<LinkModel> {
+        LinkModel::from_words(MODEL_OFFSETS.map(|place| self.own.load_u64(place, Ordering::Relaxed)))
+    }
+
+    /// The sending end of the outgoing lane, where the link is slowed down to a model.
+    pub fn timed_sender(&self) -> Option<TimedSender> {
+        let Medium::Modelled(modelled) = &self.medium else { return None };
+        let (inbound, outbound) = (modelled.windows.inbound(), modelled.windows.outbound());
+        Some(Producer::new(outbound, inbound, WINDOW_LAYOUT, self.outgoing_secret()))
+    }
+
+    /// The receiving end of the incoming lane, where the link is slowed down to a model.
+    pub fn timed_receiver(&self) -> Option<TimedReceiver> {
+        let Medium::Modelled(modelled) = &self.medium else { return None };
+        let (inbound, outbound) = (modelled.windows.inbound(), modelled.windows.outbound());
+        Some(Consumer::new(inbound, outbound, WINDOW_LAYOUT, self.incoming_secret()))
+    }
+
+    /// The sending end of the outgoing lane, where this end's state lies apart from it.
+    pub fn local_page_sender(&self) -> Option<LocalPageSender> {
+        let Medium::Split(split) = &self.medium else { return None };
+        Some(split.sender(self.outgoing_secret()))
+    }
+
+    /// The receiving end of the incoming lane, where this end's state lies apart from it.
+    pub fn local_page_receiver(&self) -> Option<LocalPageReceiver> {
+        let Medium::Split(split) = &self.medium else { return None };
+        Some(split.receiver(self.incoming_secret()))
+    }
+
+    /// Makes a span of this node's window fit for a connection, while no program reaches it. Old records in the rings
+    /// do not matter: the next connection has other secrets.
+    pub fn clean_span(inbound: &impl Inbound) {
+        clean(inbound.len_bytes(), |offset| inbound.store_u64(offset, 0, Ordering::Relaxed));
+    }
+
+    /// Cleans what this node writes in both spans of a connection whose ends have their state apart from them: each
+    /// node does so before it says that it takes them, while no program of it reaches them.
+    pub fn clean_with_local_page(inbound: &impl Inbound, outbound: &impl Outbound) {
+        split_endpoint::clean(inbound, outbound);
+    }
+
+    /// As [`Segment::clean_span`], of the other node's window.
+    pub fn clean_remote_span(outbound: &impl Outbound) {
+        clean(outbound.len_bytes(), |offset| outbound.store_u64(offset, 0, Ordering::Relaxed));
+        outbound.flush();
+    }
+
+    /// Whether it lies in windows: the lifeline then ends at this node's proxy, which says in memory when the peer's
+    /// last descriptor goes, and whose own end tells nothing of the peer.
+    #[inline]
+    pub fn is_in_windows(&self) -> bool {
+        self.is_in_windows
+    }
+
+    /// Writes what the other processes that will hold this end must find, and tells the peer that it is there.
+    pub fn set_up(&self) {
+        self.own.store_u64(SECRET_TO_ACCEPTOR, self.secrets.to_acceptor, Ordering::Relaxed);
+        self.own.store_u64(SECRET_TO_CONNECTOR, self.secrets.to_connector, Ordering::Relaxed);
+        self.store(OwnState::Holders, 1);
+        self.store(OwnState::Users, 1);
+        self.store(OwnState::Side, self.side as u64 + 1);
+        if let Medium::Modelled(modelled) = &self.medium {
+            for (place, word) in MODEL_OFFSETS.into_iter().zip(modelled.model.to_words()) {
+                self.own.store_u64(place, word, Ordering::Relaxed);
+            }
+        }
+        self.store(OwnState::Attached, 1);
+        if let Medium::Split(split) = &self.medium {
+            split.attach();
+        }
+        self.publish(PeerStatus::Attached, 1);
+    }
+}
+
+fn check_spans(spans: [&Region; 2], span_bytes: usize) {
+    for span in spans {
+        assert_eq!(span.len_bytes(), span_bytes, "a connection's span of a window");
+    }
+}
+
+fn clean(span_bytes: usize, store_zero: impl Fn(usize)) {
+    (0..ENDPOINT_BYTES).step_by(size_of::<u64>()).for_each(&store_zero);
+    if span_bytes == Segment::TIMED_WINDOW_BYTES {
+        TIMED_SHAPE.forget_words(store_zero);
+    }
+}

@@ -1,0 +1,246 @@
+//! Facts about hidden descriptors.
+
+use super::*;
+use rustix::pipe::{PipeFlags, pipe_with};
+use std::os::fd::AsFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+impl HiddenFd {
+    /// Lets an optional one go, as when the program takes its number and there is no other.
+    pub(crate) fn release(&self) {
+        assert!(release_if_optional(&DESCRIPTORS[usize::from(self.slot)]));
+    }
+}
+
+/// Numbers belong to the whole process, so these tests take turns.
+fn serialize() -> MutexGuard<'static, ()> {
+    static SERIAL: Mutex<()> = Mutex::new(());
+    SERIAL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn pipe() -> (OwnedFd, OwnedFd) {
+    pipe_with(PipeFlags::CLOEXEC).unwrap()
+}
+
+fn inode(fd: impl AsFd) -> u64 {
+    rustix::fs::fstat(fd).unwrap().st_ino
+}
+
+fn inode_at(number: RawFd) -> Option<u64> {
+    // SAFETY: only asked what it is.
+    rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(number) }).ok().map(|stat| stat.st_ino)
+}
+
+#[test]
+fn a_hidden_descriptor_is_the_same_file_at_a_high_number_until_dropped() {
+    let _serial = serialize();
+    let (reader, _writer) = pipe();
+    let (low, file) = (reader.as_raw_fd(), inode(&reader));
+    let hidden = HiddenFd::hide(reader, Need::Required).unwrap();
+    let number = hidden.raw();
+    assert!(number as u64 >= first_number() && number != low);
+    assert_eq!(inode(hidden.fd().unwrap()), file);
+    assert!(is_hidden(number));
+    assert!(rustix::io::fcntl_getfd(hidden.fd().unwrap()).unwrap().contains(FdFlags::CLOEXEC));
+    drop(hidden);
+    assert!(!is_hidden(number) || inode_at(number) != Some(file), "another test may have the number by now");
+}
+
+#[test]
+fn a_descriptor_that_is_shown_keeps_its_number_and_is_hidden_no_more() {
+    let _serial = serialize();
+    let (read, _write) = pipe();
+    let inode = inode(&read);
+    let hidden = HiddenFd::hide(read, Need::Required).unwrap();
+    let number = hidden.raw();
+    let shown = hidden.unhide().unwrap();
+    assert_eq!((shown.as_raw_fd(), is_hidden(number), inode_at(number)), (number, false, Some(inode)));
+    drop(shown);
+}
+
+#[test]
+fn numbers_nobody_hid_are_not_hidden() {
+    for number in [-1, i32::MIN, i32::MAX, 0, 1, 2, NUMBERS as i32] {
+        assert!(!is_hidden(number), "{number}");
+        assert_eq!(relocate(number), Ok(()));
+    }
+}
+
+#[test]
+fn a_program_can_take_a_hidden_number_and_the_owner_keeps_its_file() {
+    let _serial = serialize();
+    let (reader, writer) = pipe();
+    let file = inode(&reader);
+    let hidden = HiddenFd::hide(reader, Need::Required).unwrap();
+    let number = hidden.raw();
+    relocate(number).unwrap();
+    assert_eq!(inode_at(number), Some(file), "the number stays taken until the program's dup2 replaces it");
+    // SAFETY: the number was given up by `relocate` and is this test's now.
+    let mut programs = unsafe { OwnedFd::from_raw_fd(number) };
+    rustix::io::dup2(&writer, &mut programs).unwrap();
+    assert!(!is_hidden(number));
+    assert_ne!(hidden.raw(), number);
+    assert!(is_hidden(hidden.raw()));
+    assert_eq!(inode(hidden.fd().unwrap()), file);
+    assert!(rustix::io::fcntl_getfd(hidden.fd().unwrap()).unwrap().contains(FdFlags::CLOEXEC));
+}
+
+fn release_optional() {
+    let (reader, writer) = pipe();
+    let optional = HiddenFd::hide(reader, Need::Optional).unwrap();
+    let required = HiddenFd::hide(writer, Need::Required).unwrap();
+    let number = optional.raw();
+    assert_eq!(release_all_optional(), 1);
+    assert_eq!((optional.raw(), optional.get().is_none()), (-1, true));
+    assert!(!is_hidden(number));
+    assert!(required.get().is_some());
+    assert_eq!(release_all_optional(), 0);
+}
+
+#[test]
+fn optional_descriptors_give_way_and_required_ones_stay() {
+    succeed(&mut run_child("optional"));
+}
+
+#[test]
+fn ranges_leave_hidden_numbers_out() {
+    let _serial = serialize();
+    let (reader, writer) = pipe();
+    let (one, two) = (HiddenFd::hide(reader, Need::Required).unwrap(), HiddenFd::hide(writer, Need::Required).unwrap());
+    for (first, last) in [(0, u32::MAX), (3, 9000), (one.raw() as u32, two.raw() as u32), (0, 5), (70_000, 70_001)] {
+        let ranges: Vec<_> = visible_ranges(first, last).collect();
+        let inside = |number: u32| ranges.iter().any(|(from, to)| (*from..=*to).contains(&number));
+        assert!(!inside(one.raw() as u32) && !inside(two.raw() as u32));
+        assert!(ranges.iter().all(|(from, to)| from <= to && *from >= first && *to <= last));
+        for number in [0, 3, 5, 8999, 70_000, u32::MAX] {
+            let ours = i32::try_from(number).is_ok_and(is_hidden);
+            assert_eq!(inside(number), (first..=last).contains(&number) && !ours, "{number}");
+        }
+    }
+    assert_eq!(visible_ranges(9, 8).count(), 0);
+}
+
+#[test]
+fn threads_can_hide_and_drop_at_once() {
+    let _serial = serialize();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    let (reader, writer) = pipe();
+                    let file = inode(&reader);
+                    let hidden = HiddenFd::hide(reader, Need::Required).unwrap();
+                    assert_eq!(inode(hidden.fd().unwrap()), file);
+                    close(writer);
+                }
+            });
+        }
+    });
+}
+
+/// Run by other tests in a process of its own, because limits, releases and `exec` concern all threads.
+#[test]
+fn child_of_other_tests() {
+    let Some(step) = std::env::var_os("CROSSLANE_TEST_INHERITED") else { return };
+    match step.to_str() {
+        Some("before") => before_exec(),
+        Some("small") => after_small_limit(),
+        Some("optional") => release_optional(),
+        _ => after_exec(),
+    }
+}
+
+fn run_child(step: &str) -> std::process::Command {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "descriptor::hidden::tests::child_of_other_tests", "--test-threads=1"]);
+    command.env("CROSSLANE_TEST_INHERITED", step);
+    command
+}
+
+fn named_memfd(name: &str) -> OwnedFd {
+    rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).unwrap()
+}
+
+fn before_exec() {
+    // Tests beside this one may have made the marker of their process, which this one then has from it.
+    if let Some(marker) = find_marker() {
+        // SAFETY: nothing in this process owns it.
+        drop(unsafe { OwnedFd::from_raw_fd(marker) });
+    }
+    assert_eq!(inherited(), []);
+    let kept = HiddenFd::hide(named_memfd("crosslane-kept"), Need::Required).unwrap();
+    let _closed = HiddenFd::hide(named_memfd("crosslane-closed"), Need::Required).unwrap();
+    kept.set_inheritable(true).unwrap();
+    // A program may take the marker's number by dup2.
+    relocate(marker_number()).unwrap();
+    // SAFETY: the number was given up by `relocate`; it is never closed.
+    let mut programs = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(marker_number()) });
+    rustix::io::dup2(std::io::stderr(), &mut programs).unwrap();
+    // A program may raise its limit between now and exec, as servers do.
+    let mut limit = rustix::process::getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    rustix::process::setrlimit(Resource::Nofile, limit).unwrap();
+    let number = kept.raw().to_string();
+    use std::os::unix::process::CommandExt;
+    panic!("exec: {}", run_child("after").env("CROSSLANE_TEST_NUMBER", number).exec());
+}
+
+fn after_exec() {
+    let expected: RawFd = std::env::var("CROSSLANE_TEST_NUMBER").unwrap().parse().unwrap();
+    let memfds: Vec<_> = inherited().into_iter().filter(|(_, kind)| *kind == InheritedKind::Memfd).collect();
+    assert_eq!(memfds, [(expected, InheritedKind::Memfd)]);
+    // SAFETY: inherited, and owned by nothing here.
+    let hidden = HiddenFd::adopt(unsafe { OwnedFd::from_raw_fd(expected) }, Need::Required).unwrap();
+    assert!(is_hidden(hidden.raw()));
+}
+
+fn after_small_limit() {
+    let mut kept = Vec::new();
+    let error = loop {
+        match HiddenFd::hide(named_memfd("crosslane-many"), Need::Required) {
+            Ok(hidden) => kept.push(hidden),
+            Err(error) => break error,
+        }
+        assert!(kept.len() < 64);
+    };
+    assert_eq!(error, Errno::MFILE);
+    assert!(kept.iter().map(HiddenFd::raw).all(|number| number < 64));
+    assert!(kept.len() > 24, "lower numbers are used when the high ones are gone: {}", kept.len());
+    drop(kept.pop());
+    assert!(HiddenFd::hide(named_memfd("crosslane-many"), Need::Required).is_ok());
+}
+
+#[test]
+fn what_is_inheritable_is_found_after_exec_though_the_limit_was_raised() {
+    let _serial = serialize();
+    let mut command = run_child("before");
+    limit_numbers(&mut command, 1024);
+    succeed(&mut command);
+}
+
+#[test]
+fn a_small_limit_is_used_up_and_then_an_error() {
+    let _serial = serialize();
+    let mut command = run_child("small");
+    limit_numbers(&mut command, 64);
+    succeed(&mut command);
+}
+
+fn succeed(command: &mut std::process::Command) {
+    let _child = test_support::spawn::lock();
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+fn limit_numbers(command: &mut std::process::Command, numbers: u64) {
+    use std::os::unix::process::CommandExt;
+    // SAFETY: one raw system call between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            let mut limit = rustix::process::getrlimit(Resource::Nofile);
+            limit.current = Some(numbers);
+            rustix::process::setrlimit(Resource::Nofile, limit).map_err(std::io::Error::from)
+        });
+    }
+}

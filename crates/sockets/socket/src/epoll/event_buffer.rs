@@ -1,0 +1,76 @@
+//! The program's array of events, as `epoll_wait` fills it.
+
+use super::kernel;
+use super::registration::Registration;
+use libc::epoll_event;
+use rustix::io::Errno;
+
+/// The most events that the kernel accepts for one call.
+const EVENTS_MAX: usize = i32::MAX as usize / size_of::<epoll_event>();
+
+/// The program's array, as far as it is filled.
+pub(super) struct EventBuffer {
+    pub(super) events: *mut epoll_event,
+    max: usize,
+    pub(super) len: usize,
+}
+
+impl EventBuffer {
+    pub fn new(events: *mut epoll_event, max: i32) -> Result<Self, Errno> {
+        match usize::try_from(max) {
+            Ok(max) if max > 0 && max <= EVENTS_MAX => {
+                if events.is_null() {
+                    return Err(Errno::FAULT);
+                }
+                Ok(Self { events, max, len: 0 })
+            }
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.len == self.max
+    }
+
+    /// How many more events it takes.
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.max - self.len
+    }
+
+    /// Appends an event. `false`: a listener that is in there already, because the kernel reported its TCP side.
+    #[inline]
+    pub fn push(&mut self, registration: &Registration, ready: i16) -> bool {
+        if registration.is_pending && (0..self.len).any(|index| self.data_at(index) == registration.data) {
+            return false;
+        }
+        let event = epoll_event { events: u32::from(ready as u16), u64: registration.data };
+        // SAFETY: the program's array has `max` places, and the sink is not full: scans stop when it is.
+        unsafe { self.events.add(self.len).write_unaligned(event) };
+        self.len += 1;
+        true
+    }
+
+    fn data_at(&self, index: usize) -> u64 {
+        // SAFETY: filled so far.
+        unsafe { self.events.add(index).read_unaligned() }.u64
+    }
+
+    /// The kernel has appended `count` events. Takes ours out and shows them to `hear`.
+    pub fn append(&mut self, count: usize, mut on_internal: impl FnMut(kernel::InternalFd)) {
+        let (first, end) = (self.len, self.len + count);
+        for place in first..end {
+            match kernel::internal_fd_of(self.data_at(place)) {
+                Some(internal) => on_internal(internal),
+                None => {
+                    if place != self.len {
+                        // SAFETY: both places are inside what the kernel filled.
+                        unsafe { std::ptr::copy(self.events.add(place), self.events.add(self.len), 1) };
+                    }
+                    self.len += 1;
+                }
+            }
+        }
+    }
+}

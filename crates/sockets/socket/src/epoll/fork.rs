@@ -1,0 +1,48 @@
+//! Sets around a fork.
+
+use super::ready_list::ReadyList;
+use super::set::{NESTING, POOL};
+use crate::process::lock::Lock;
+use std::sync::atomic::Ordering;
+
+/// Before a fork: no thread is inside a set while the process is copied.
+pub fn before_fork() {
+    while !lock_all_around_fork() {
+        rustix::thread::sched_yield();
+    }
+}
+
+/// `false`, and nothing is locked: somebody stays inside, perhaps a signal handler that waits for the list of all sets.
+fn lock_all_around_fork() -> bool {
+    let sets = POOL.lock_around_fork();
+    let locks = || std::iter::once(&NESTING).chain(sets.iter().map(|set| &set.lock));
+    let Some(held) = locks().position(|lock| !lock.try_lock_without_guard()) else { return true };
+    locks().take(held).for_each(Lock::unlock);
+    POOL.unlock_after_fork();
+    false
+}
+
+/// After a fork, in the parent. Connections have got lanes before it, under the eyes of nobody.
+pub fn after_fork_in_parent() {
+    for set in POOL.all_during_fork() {
+        // SAFETY: under the lock, which this thread has held since before the fork.
+        let ready_list = unsafe { &mut *set.ready_list.get() };
+        let switched = ready_list.switched();
+        set.unpark_for_poll_all(ready_list, switched);
+        ready_list.after_fork_in_parent();
+        set.lock.unlock();
+    }
+    NESTING.unlock();
+    POOL.unlock_after_fork();
+}
+
+/// After a fork, in the child, which has one thread. The kernel's part of the sets is the parent's too.
+pub fn after_fork_in_child() {
+    for set in POOL.all_during_fork() {
+        set.lock.reset();
+        set.sleepers.store(0, Ordering::Relaxed);
+        set.with(ReadyList::after_fork_in_child);
+    }
+    NESTING.unlock();
+    POOL.unlock_after_fork();
+}

@@ -1,0 +1,186 @@
+//! The entries of a call: what each one is, and what the kernel is asked and answers about it.
+
+use crate::connection::Connection;
+use crate::entry::{self, Entry};
+use crate::epoll::{EpollSet, SleepGuard};
+use crate::lifecycle;
+use crate::listener::Listener;
+use crate::process::blocking;
+use libc::{POLLERR, POLLHUP, POLLIN, POLLRDNORM, pollfd};
+use std::os::fd::RawFd;
+
+/// Calls with at most so many descriptors allocate nothing, so that a signal handler may make them.
+pub(super) const STACK_ENTRIES: usize = 64;
+
+pub(super) const FOR_INPUT: i16 = POLLIN | POLLRDNORM;
+
+pub(super) const NOTHING: pollfd = pollfd { fd: -1, events: 0, revents: 0 };
+
+pub(super) fn is_ours(fd: RawFd) -> bool {
+    match entry::get(fd) {
+        Entry::Connection(_) | Entry::Listener(_) => true,
+        Entry::EpollSet(set) => set.has_lanes(),
+        Entry::Stream(_) => is_connect_pending(fd),
+        Entry::Confined(_) | Entry::None => false,
+    }
+}
+
+pub(super) fn is_connect_pending(fd: RawFd) -> bool {
+    matches!(entry::get(fd), Entry::Stream(stream) if lifecycle::is_pending(stream))
+}
+
+/// What an entry of the program is, and where the kernel's answer about it stands.
+#[derive(Clone, Copy)]
+pub(super) enum Target {
+    Foreign,
+    Connection(&'static Connection),
+    Listener(&'static Listener),
+    EpollSet(&'static EpollSet),
+}
+
+impl Target {
+    pub(super) fn of(fd: RawFd) -> Self {
+        match entry::get(fd) {
+            Entry::Connection(connection) => Self::Connection(connection),
+            Entry::Listener(listener) => Self::Listener(listener),
+            Entry::EpollSet(set) if set.has_lanes() => Self::EpollSet(set),
+            _ => Self::Foreign,
+        }
+    }
+}
+
+/// A list of which a short one is on the stack.
+pub(super) struct StackList<T> {
+    short: [T; STACK_ENTRIES],
+    len: usize,
+    long: Vec<T>,
+}
+
+impl<T: Copy> StackList<T> {
+    pub(super) fn new(filler: T) -> Self {
+        Self { short: [filler; STACK_ENTRIES], len: 0, long: Vec::new() }
+    }
+
+    pub(super) fn push(&mut self, entry: T) {
+        if self.len < STACK_ENTRIES {
+            self.short[self.len] = entry;
+        } else {
+            if self.len == STACK_ENTRIES {
+                self.long.extend_from_slice(&self.short);
+            }
+            self.long.push(entry);
+        }
+        self.len += 1;
+    }
+
+    pub(super) fn as_mut_slice(&mut self) -> &mut [T] {
+        if self.len > STACK_ENTRIES { &mut self.long } else { &mut self.short[..self.len] }
+    }
+}
+
+pub(super) type Entries = StackList<pollfd>;
+
+/// What the kernel is asked: a place for every entry of the program, and behind them one for every lane listener. No
+/// more than that, because the kernel takes as many as the program may have descriptors.
+pub(super) fn kernel_entries(fds: &[pollfd], sleeps: bool) -> Entries {
+    let on = |fd, events| pollfd { fd, events, revents: 0 };
+    let mut entries = Entries::new(NOTHING);
+    for entry in fds {
+        entries.push(match Target::of(entry.fd) {
+            Target::Foreign | Target::Listener(_) => on(entry.fd, entry.events),
+            Target::Connection(_) | Target::EpollSet(_) if sleeps => on(entry.fd, POLLIN),
+            Target::Connection(_) | Target::EpollSet(_) => NOTHING,
+        });
+    }
+    for entry in fds {
+        if let Target::Listener(listener) = Target::of(entry.fd) {
+            let lane_fd = listener.watched_fd();
+            if !entries.as_mut_slice()[fds.len()..].iter().any(|lane| lane.fd == lane_fd) {
+                entries.push(on(lane_fd, POLLIN));
+            }
+        }
+    }
+    entries
+}
+
+/// Whether the kernel's answer is not the program's yet: another thread may just be putting something else in the place
+/// of a socket whose connect waits. Only that TCP has given up counts, and not while kernel TCP is begun with.
+pub(super) fn is_still_connecting(answer: &pollfd) -> bool {
+    let Entry::Stream(stream) = entry::get(answer.fd) else { return false };
+    lifecycle::is_pending(stream) && (answer.revents & POLLERR == 0 || lifecycle::is_advancing(stream))
+}
+
+/// What the kernel says of a foreign descriptor, asked again where it may have spoken of a socket on its way to kernel
+/// TCP.
+pub(super) fn settled_answer(answer: &pollfd) -> i16 {
+    let may_be_past = answer.revents & (POLLERR | POLLHUP) != 0 && matches!(entry::get(answer.fd), Entry::Stream(_));
+    if may_be_past { blocking::poll_now(answer.fd, answer.events) } else { answer.revents }
+}
+
+/// Of foreign descriptors and listeners; the others are looked at.
+pub(super) fn store_kernel_answers(fds: &mut [pollfd], entries: &[pollfd]) {
+    let (answers, lanes) = entries.split_at(fds.len());
+    for (entry, answer) in fds.iter_mut().zip(answers) {
+        match Target::of(entry.fd) {
+            Target::Foreign if is_still_connecting(answer) => entry.revents = 0,
+            Target::Foreign => entry.revents = settled_answer(answer),
+            Target::Listener(listener) => {
+                let lane_fd = listener.watched_fd();
+                let has_lane = lanes.iter().any(|lane| lane.fd == lane_fd && lane.revents & POLLIN != 0)
+                    && listener.has_lane_client();
+                entry.revents = answer.revents | if has_lane { entry.events & FOR_INPUT } else { 0 };
+            }
+            Target::Connection(_) | Target::EpollSet(_) => {}
+        }
+    }
+}
+
+/// `false`: the kernel would report the same again at once. A lifeline stays readable because others must find the
+/// ring, or because it says for ever that nothing comes any more; or a foreign descriptor has what the call does not
+/// ask for.
+pub(super) fn take_wakeups(fds: &[pollfd], entries: &[pollfd]) -> bool {
+    let mut can_sleep_again = true;
+    for (entry, answer) in fds.iter().zip(entries) {
+        can_sleep_again &= entry.revents == 0;
+        if let Target::Connection(connection) = Target::of(entry.fd)
+            && answer.revents != 0
+        {
+            let is_taken = connection.consume_ring();
+            let stays_readable =
+                connection.has_ended() || blocking::poll_now(entry.fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
+            can_sleep_again &= is_taken && !stays_readable;
+        }
+    }
+    can_sleep_again
+}
+
+/// The connections and sets of a call, while a thread sleeps on them.
+pub(super) struct Parked {
+    connections: StackList<Option<&'static Connection>>,
+    _sleep: SleepGuard,
+}
+
+impl Parked {
+    pub(super) fn park(fds: &[pollfd]) -> Self {
+        let mut connections = StackList::new(None);
+        let (sleep, ()) = SleepGuard::begin(|asleep| {
+            for entry in fds {
+                match Target::of(entry.fd) {
+                    Target::Connection(connection) => {
+                        connection.park(entry.events);
+                        connections.push(Some(connection));
+                    }
+                    Target::EpollSet(set) => set.add_sleeper(asleep),
+                    Target::Foreign | Target::Listener(_) => {}
+                }
+            }
+        });
+        Self { connections, _sleep: sleep }
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        self.connections.as_mut_slice().iter().flatten().for_each(|connection| connection.unpark());
+    }
+}

@@ -1,0 +1,169 @@
+//! `select(2)` over lanes.
+
+use super::call::{Deadline, poll_lanes};
+use super::confined::poll_entries_confined;
+use super::entries::{Entries, NOTHING, is_ours};
+use crate::descriptor::hidden;
+use crate::entry::{self, Entry};
+use crate::process::blocking;
+use crate::process::sandbox;
+use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM, fd_set, pollfd, sigset_t};
+use rustix::io::Errno;
+use std::os::fd::RawFd;
+
+const FOR_READING: i16 = POLLIN | POLLRDNORM | POLLRDBAND;
+const FOR_WRITING: i16 = POLLOUT | POLLWRNORM | POLLWRBAND;
+/// What makes a descriptor readable or writable for `select`, as the kernel has it.
+const READABLE: i16 = FOR_READING | libc::POLLHUP | libc::POLLERR;
+const WRITABLE: i16 = FOR_WRITING | libc::POLLERR;
+
+pub(super) const WORD_BITS: usize = libc::c_ulong::BITS as usize;
+
+/// `pselect(2)`; no time-out waits for ever. Also answers how much of the time-out is left, if there is one.
+///
+/// # Safety
+/// Each set is null or has a bit for every number below `count`; `mask` is null or a signal set.
+pub unsafe fn select(
+    count: i32,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout_ns: Option<u64>,
+    mask: *const sigset_t,
+) -> (Result<usize, Errno>, Option<u64>) {
+    let mut deadline = Deadline::new(timeout_ns);
+    if timeout_ns.is_some() {
+        deadline.start();
+    }
+    let sets = [read, write, except];
+    let count = clamped_count(count);
+    let numbers = usize::try_from(count).unwrap_or(0);
+    // SAFETY: the caller's sets.
+    let names_ours = (0..numbers).any(|fd| {
+        let is_ours = || is_ours(fd as RawFd) || matches!(entry::get(fd as RawFd), Entry::Confined(_));
+        // SAFETY: the caller's sets.
+        unsafe { Bitmaps(sets).events(fd) != 0 && is_ours() }
+    });
+    let result = if names_ours {
+        // SAFETY: the caller's sets.
+        unsafe { select_lanes(numbers, Bitmaps(sets), &mut deadline, mask) }
+    } else {
+        // SAFETY: the caller's.
+        unsafe { blocking::pselect(count, sets, timeout_ns, mask) }
+    };
+    (result, deadline.left_ns())
+}
+
+/// The count of a `select`, without numbers that the program has none behind. Programs pass their descriptor limit with
+/// sets as large as their descriptors need, because the kernel looks at no more than its own table has room for; and
+/// that grows with our hidden numbers.
+fn clamped_count(count: i32) -> i32 {
+    if count <= libc::FD_SETSIZE as i32 { count } else { hidden::visible_end(count).unwrap_or(count) }
+}
+
+unsafe fn select_lanes(
+    numbers: usize,
+    sets: Bitmaps,
+    deadline: &mut Deadline,
+    mask: *const sigset_t,
+) -> Result<usize, Errno> {
+    let mut entries = Entries::new(NOTHING);
+    for fd in 0..numbers {
+        // SAFETY: the caller's sets.
+        let events = unsafe { sets.events(fd) };
+        if events != 0 {
+            entries.push(pollfd { fd: fd as RawFd, events, revents: 0 });
+        }
+    }
+    let entries = entries.as_mut_slice();
+    if sandbox::is_confined() && !entries.iter().any(|entry| is_ours(entry.fd)) {
+        let left_ns = deadline.left_ns();
+        // SAFETY: the caller's mask.
+        poll_entries_confined(entries, left_ns, |entries, left_ns| unsafe { select_entries(entries, left_ns, mask) })?;
+    } else {
+        poll_lanes(entries, is_selected, deadline, mask)?;
+    }
+    if entries.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: the caller's sets.
+    Ok(entries.iter().map(|entry| unsafe { sets.answer(entry) }).sum())
+}
+
+/// As `poll` of the entries, by the call that `select` makes.
+unsafe fn select_entries(
+    entries: &mut [pollfd],
+    timeout_ns: Option<u64>,
+    mask: *const sigset_t,
+) -> Result<usize, Errno> {
+    // SAFETY: all zeros are sets of nothing.
+    let mut sets: [fd_set; 3] = unsafe { std::mem::zeroed() };
+    let is_within = |fd: RawFd| (0..libc::FD_SETSIZE as RawFd).contains(&fd);
+    for entry in entries.iter().filter(|entry| is_within(entry.fd)) {
+        for (set, asked) in sets.iter_mut().zip(Bitmaps::ASKED) {
+            if entry.events & asked != 0 {
+                // SAFETY: the number is within the set.
+                unsafe { libc::FD_SET(entry.fd, set) };
+            }
+        }
+    }
+    let count = entries.iter().map(|entry| entry.fd + 1).max().unwrap_or(0).min(libc::FD_SETSIZE as i32);
+    // SAFETY: the sets have room for so many; the caller's mask.
+    let selected = unsafe { blocking::pselect(count, sets.each_mut().map(std::ptr::from_mut), timeout_ns, mask) }?;
+    for entry in entries {
+        let found = sets.iter().zip([libc::POLLIN, libc::POLLOUT, POLLPRI]);
+        // SAFETY: the number is within the set.
+        let is_set = |set| is_within(entry.fd) && unsafe { libc::FD_ISSET(entry.fd, set) };
+        entry.revents = found.filter(|(set, _)| is_set(*set)).fold(0, |found, (_, event)| found | event);
+    }
+    Ok(selected)
+}
+
+/// The three sets of `select`, each null or a bit for every descriptor asked about, of any number.
+#[derive(Clone, Copy)]
+struct Bitmaps([*mut fd_set; 3]);
+
+impl Bitmaps {
+    const ASKED: [i16; 3] = [FOR_READING, FOR_WRITING, POLLPRI];
+    const ANSWERED: [i16; 3] = [READABLE, WRITABLE, POLLPRI];
+
+    unsafe fn events(self, fd: usize) -> i16 {
+        let Self(sets) = self;
+        sets.into_iter().zip(Self::ASKED).fold(0, |events, (set, asked)| {
+            // SAFETY: the caller's set has a bit for the number.
+            let is_set = !set.is_null()
+                && unsafe { set.cast::<libc::c_ulong>().add(fd / WORD_BITS).read() } >> (fd % WORD_BITS) & 1 != 0;
+            if is_set { events | asked } else { events }
+        })
+    }
+
+    /// Leaves the bits of what is ready; returns how many.
+    unsafe fn answer(self, entry: &pollfd) -> usize {
+        let Self(sets) = self;
+        let fd = entry.fd as usize;
+        let mut count = 0;
+        for ((set, asked), answered) in sets.into_iter().zip(Self::ASKED).zip(Self::ANSWERED) {
+            if set.is_null() {
+                continue;
+            }
+            // SAFETY: the caller's set has a bit for the number.
+            let word = unsafe { &mut *set.cast::<libc::c_ulong>().add(fd / WORD_BITS) };
+            let bit = 1 << (fd % WORD_BITS);
+            if *word & bit != 0 && entry.events & asked != 0 && entry.revents & answered != 0 {
+                count += 1;
+            } else {
+                *word &= !bit;
+            }
+        }
+        count
+    }
+}
+
+/// As the kernel's `select`: a hang-up makes a descriptor readable, but not writable.
+fn is_selected(entry: &pollfd) -> bool {
+    let accepted =
+        Bitmaps::ASKED.into_iter().zip(Bitmaps::ANSWERED).fold(libc::POLLNVAL, |accepted, (asked, answered)| {
+            if entry.events & asked != 0 { accepted | answered } else { accepted }
+        });
+    entry.revents & accepted != 0
+}
