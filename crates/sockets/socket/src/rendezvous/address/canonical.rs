@@ -1,0 +1,117 @@
+//! The one form of addresses that the library uses inside, and the forms that programs see.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+
+/// The family of a program's socket, which decides how addresses are shown to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// `AF_INET`.
+    V4,
+    /// `AF_INET6`.
+    V6,
+}
+
+impl Family {
+    /// The family with this C number, if TCP has it.
+    pub fn from_raw(family: i32) -> Option<Self> {
+        match family {
+            libc::AF_INET => Some(Self::V4),
+            libc::AF_INET6 => Some(Self::V6),
+            _ => None,
+        }
+    }
+
+    /// The C number.
+    pub fn raw(self) -> i32 {
+        match self {
+            Self::V4 => libc::AF_INET,
+            Self::V6 => libc::AF_INET6,
+        }
+    }
+}
+
+/// The one form of an address used inside: IPv4 unmapped, no flow label, a scope only where it means something.
+pub fn canonical(address: SocketAddr) -> SocketAddr {
+    let SocketAddr::V6(v6) = address else { return address };
+    match v6.ip().to_ipv4_mapped() {
+        Some(v4) => SocketAddr::V4(SocketAddrV4::new(v4, v6.port())),
+        None => {
+            let scope = if is_link_local(v6.ip()) { v6.scope_id() } else { 0 };
+            SocketAddr::V6(SocketAddrV6::new(*v6.ip(), v6.port(), 0, scope))
+        }
+    }
+}
+
+fn is_link_local(ip: &Ipv6Addr) -> bool {
+    ip.segments()[0] & 0xffc0 == 0xfe80
+}
+
+/// The form in which a program with a socket of `family` sees a canonical address.
+pub fn to_family(address: SocketAddr, family: Family) -> SocketAddr {
+    match (address, family) {
+        (SocketAddr::V4(v4), Family::V6) => {
+            SocketAddr::V6(SocketAddrV6::new(v4.ip().to_ipv6_mapped(), v4.port(), 0, 0))
+        }
+        _ => address,
+    }
+}
+
+/// Where a connection to `address` goes: canonical, and the unspecified address means this machine, as on Linux.
+pub fn destination(address: SocketAddr) -> SocketAddr {
+    // `::ffff:0.0.0.0` means 127.0.0.1 too, so the mapping goes first.
+    let mut address = canonical(address);
+    match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    address
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub(in super::super) fn any_ip() -> impl Strategy<Value = IpAddr> {
+        prop_oneof![
+            any::<u32>().prop_map(|bits| IpAddr::from(Ipv4Addr::from(bits))),
+            any::<u128>().prop_map(|bits| IpAddr::from(Ipv6Addr::from(bits))),
+            any::<u32>().prop_map(|bits| IpAddr::from(Ipv4Addr::from(bits).to_ipv6_mapped())),
+            any::<u64>().prop_map(|bits| IpAddr::from(Ipv6Addr::from(0xfe80 << 112 | u128::from(bits)))),
+        ]
+    }
+
+    pub(in super::super) fn any_address() -> impl Strategy<Value = SocketAddr> {
+        (any_ip(), any::<u16>(), any::<u32>(), 0..10_000_u32).prop_map(|(ip, port, flow, scope)| match ip {
+            IpAddr::V4(v4) => SocketAddr::V4(SocketAddrV4::new(v4, port)),
+            IpAddr::V6(v6) => SocketAddr::V6(SocketAddrV6::new(v6, port, flow, scope)),
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn canonical_is_a_fixed_point_and_showing_undoes_it(address in any_address()) {
+            let once = canonical(address);
+            prop_assert_eq!(canonical(once), once);
+            prop_assert_eq!(canonical(to_family(once, Family::V6)), once);
+        }
+    }
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn unspecified_destinations_are_this_machine() {
+        for (given, meant) in [
+            ("0.0.0.0:80", "127.0.0.1:80"),
+            ("[::]:80", "[::1]:80"),
+            ("[::ffff:0.0.0.0]:80", "127.0.0.1:80"),
+            ("[::ffff:127.77.0.1]:80", "127.77.0.1:80"),
+            ("[fd00::2%7]:80", "[fd00::2]:80"),
+        ] {
+            assert_eq!(destination(address(given)), address(meant));
+        }
+    }
+}

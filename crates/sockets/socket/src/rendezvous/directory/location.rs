@@ -1,0 +1,85 @@
+//! Where the rack directory of a user is.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use rustix::io::Errno;
+
+use super::private::make_private;
+
+/// Where racks may be, as the environment said when the library was loaded.
+#[derive(Clone, Debug, Default)]
+struct Environment {
+    rack: Option<OsString>,
+    runtime: Option<OsString>,
+    /// Whom the program ran as then.
+    uid: u32,
+}
+
+static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
+
+/// Remembers where the environment puts the rack. To be called while the library is loaded: later the program may
+/// change its environment or its working directory under us.
+pub fn remember_environment() {
+    let absolute = |name: &str| {
+        let value = std::env::var_os(name).filter(|value| !value.is_empty())?;
+        Some(std::path::absolute(&value).map_or(value, PathBuf::into_os_string))
+    };
+    ENVIRONMENT.get_or_init(|| Environment {
+        rack: absolute("CROSSLANE_RACK"),
+        runtime: absolute("XDG_RUNTIME_DIR"),
+        uid: rustix::process::geteuid().as_raw(),
+    });
+}
+
+fn environment() -> Environment {
+    remember_environment();
+    ENVIRONMENT.get().cloned().unwrap_or_default()
+}
+
+/// A line about the directory that the environment names, if there is none.
+pub fn missing_configured_directory() -> Option<String> {
+    let named = PathBuf::from(environment().rack?);
+    let shown = named.display();
+    match rustix::fs::stat(&named) {
+        Err(Errno::NOENT | Errno::NOTDIR) => {
+            Some(format!("rack '{shown}' is not there; correct CROSSLANE_RACK, or mkdir -m 700 '{shown}'"))
+        }
+        _ => None,
+    }
+}
+
+/// Whether the rack directory is not of the user that the calling thread runs as. One that cannot be asked is of the
+/// user before, if the program has changed its user.
+pub fn is_owned_by_other_user() -> bool {
+    let uid = rustix::process::geteuid().as_raw();
+    match rustix::fs::lstat(rack_dir(uid)) {
+        Ok(stat) => stat.st_uid != uid,
+        Err(_) => environment().uid != uid,
+    }
+}
+
+/// As [`rack_dir`]. The directory is made if it is missing and the default one: the name of any other may be mistyped.
+pub fn ensure_rack_dir(uid: u32) -> PathBuf {
+    let rack = rack_dir(uid);
+    if environment().rack.is_none() {
+        // Where that fails, opening it fails too.
+        let _ = make_private(rustix::fs::CWD, rack.as_os_str().as_bytes());
+    }
+    rack
+}
+
+/// The rack directory of a user.
+pub fn rack_dir(uid: u32) -> PathBuf {
+    let environment = environment();
+    stats_page::rack_dir(
+        |name| match name {
+            "CROSSLANE_RACK" => environment.rack.clone(),
+            "XDG_RUNTIME_DIR" => environment.runtime.clone(),
+            _ => None,
+        },
+        uid,
+    )
+}

@@ -1,0 +1,76 @@
+//! Removal of stale names at addresses that nothing uses.
+
+use std::net::SocketAddr;
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::fs::{Mode, OFlags, SeekFrom};
+use rustix::io::Errno;
+
+use super::listener_name::ListenerName;
+use super::rack::{Rack, read_names, visit_entries};
+use crate::descriptor::hidden::close;
+use crate::process::system::check_file_bytes;
+
+/// The file that says where in the directory the next sweep begins.
+pub(super) const SWEEP_FILE: &str = "sweep";
+/// Addresses that one sweep checks. Each `listen` adds one at most, so two suffice to find stale ones faster than they
+/// can be left behind.
+pub(super) const SWEEP_ADDRESSES_MAX: usize = 2;
+/// Entries that one sweep reads to find them.
+const SWEEP_ENTRIES_MAX: usize = 8;
+/// Names at each address that one sweep checks.
+const SWEEP_NAMES_MAX: usize = 8;
+
+impl Rack {
+    /// Removes stale names at the next few addresses of the rack, beginning where the last sweep ended.
+    ///
+    /// # Errors
+    /// What openat, lseek, getdents, read and write answer.
+    pub fn sweep(&self) -> Result<(), Errno> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let cursor = rustix::fs::openat(self.directory.fd()?, SWEEP_FILE, flags, Mode::RUSR | Mode::WUSR)?;
+        let swept = self.reopen().and_then(|listing| {
+            let swept = self.sweep_from(cursor.as_fd(), listing.as_fd());
+            close(listing);
+            swept
+        });
+        close(cursor);
+        swept
+    }
+
+    /// Sweeps that run at once may check the same addresses, or begin where another one began: neither does harm.
+    fn sweep_from(&self, cursor: BorrowedFd<'_>, listing: BorrowedFd<'_>) -> Result<(), Errno> {
+        let mut bytes = [0_u8; 8];
+        check_file_bytes(bytes.len())?;
+        let length = rustix::io::pread(cursor, &mut bytes, 0)?;
+        let from = if length == bytes.len() { u64::from_ne_bytes(bytes) } else { 0 };
+        // What no position is, or is one no more, counts as the end.
+        let _ = rustix::fs::seek(listing, SeekFrom::Start(from));
+        let (mut addresses, mut next) = (Vec::new(), 0);
+        let _ = visit_entries(listing, SWEEP_ENTRIES_MAX, |entry, position| {
+            addresses.extend(entry.parse::<SocketAddr>().ok());
+            next = position;
+            if addresses.len() < SWEEP_ADDRESSES_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+        rustix::io::pwrite(cursor, &next.to_ne_bytes(), 0)?;
+        addresses.into_iter().for_each(|address| self.sweep_address(address));
+        Ok(())
+    }
+
+    /// Asks without the lock: names of live listeners need none.
+    fn sweep_address(&self, address: SocketAddr) {
+        let Ok(listing) = self.open_directory(&address.to_string()) else { return };
+        let names = read_names(listing.as_fd(), address, SWEEP_NAMES_MAX).unwrap_or_default();
+        close(listing);
+        let is_dead = |name: &&ListenerName| matches!(self.is_live(name), Ok(false) | Err(Errno::NOENT));
+        let dead: Vec<ListenerName> = names.iter().filter(is_dead).copied().collect();
+        if (names.is_empty() || !dead.is_empty())
+            && let Ok(lock) = self.lock_existing(address, 1)
+        {
+            for name in &dead {
+                let _ = lock.remove_if_stale(name);
+            }
+        }
+    }
+}
