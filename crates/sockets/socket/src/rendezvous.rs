@@ -15,17 +15,18 @@ pub mod local;
 pub(crate) mod local_page;
 pub mod monitor;
 pub mod name_key;
+mod proxy_reply;
 pub mod reasons;
 mod remote;
 pub mod span_lease;
 #[cfg(test)]
 pub(crate) mod tests;
+mod window_segment;
 
 pub use accept::{Accepted, HandshakeRejection, accept, receive_handshake};
 pub use connect::connect;
 pub use local::*;
-pub use remote::{
-    ConnectProgress, ProxyReply, RemoteConnect, connect_in_windows, is_connected_to_proxy, listen_for_remote,
-    may_lease, send_reply, try_map_spans,
-};
-pub(crate) use remote::{adopt as adopt_in_windows, adopt_on_device};
+pub use proxy_reply::{ProxyReply, send_reply};
+pub use remote::{ConnectProgress, RemoteConnect, connect_in_windows, is_connected_to_proxy, listen_for_remote};
+pub(crate) use window_segment::{adopt as adopt_in_windows, adopt_on_device};
+pub use window_segment::{may_lease, try_map_spans};

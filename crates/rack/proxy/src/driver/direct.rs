@@ -248,7 +248,7 @@ impl SpanPool {
         let proposal = self.take_any(device).and_then(|grant| {
             let (memory, place) = self.place(device, grant.index);
             let descriptor = span_lease::reopen(memory).ok()?;
-            if place.is_apart() {
+            if place.has_local_state() {
                 let (inbound, outbound) = self.spans_of(device, grant.index);
                 Segment::clean_with_local_page(&inbound, &outbound);
             }

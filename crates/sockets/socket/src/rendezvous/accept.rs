@@ -12,7 +12,7 @@ use super::handshake::{HANDSHAKE_BYTES, Handshake, HandshakeError};
 use super::local::*;
 use super::local_page::MemoryFds;
 use super::name_key::NameKey;
-use super::remote;
+use super::window_segment;
 use crate::descriptor::hidden::close;
 
 /// Strangers that one call of `accept` sends away.
@@ -129,7 +129,7 @@ fn open_segment(handshake: Handshake, memory: OwnedFd) -> Result<(Segment, Optio
                 Err(errno)
             }
         },
-        Some(spans) => remote::open_in_windows(memory, spans, Side::Acceptor, handshake.secrets),
+        Some(spans) => window_segment::open_in_windows(memory, spans, Side::Acceptor, handshake.secrets),
     };
     opened.map(|(segment, memory)| (segment, Some(memory))).map_err(HandshakeRejection::Memory)
 }

@@ -63,7 +63,7 @@ impl WindowSpans {
 
     /// Whether the programs' own state lies apart from the memory: its words cannot be changed by several processes at
     /// once, or what lies beside them is not seen.
-    pub fn is_apart(&self) -> bool {
+    pub fn has_local_state(&self) -> bool {
         self.caching != Caching::Cached
     }
 

@@ -47,7 +47,7 @@ pub fn mark_leased(descriptor: BorrowedFd<'_>, spans: WindowSpans) -> Result<(),
         lock(&descriptor, libc::F_OFD_SETLK, &mut span_lock(libc::F_RDLCK, offset)?)?;
     }
     // Where there is a local page, it says so; and a device has no position.
-    if !spans.is_apart() {
+    if !spans.has_local_state() {
         let _ = rustix::fs::seek(descriptor, SeekFrom::Start(position_of(spans)?));
     }
     Ok(())
