@@ -1,4 +1,4 @@
-//! Connects that go on in the background, as far as waits for readiness must know them.
+//! Connects that are pending in the background, as far as waits for readiness must know them.
 //!
 //! A call that waits for readiness drives these connects ([`advance`]) and does not block for long while there are any.
 //! What a connect does is known to `lifecycle::pending`, which registers it here.

@@ -1,4 +1,4 @@
-//! System calls that block. They are handed in, because a library that stands between a program and libc must use
+//! System calls that block. The `preload` crate supplies them, because a library between a program and libc must use
 //! libc's own versions: those are cancellation points, and raw system calls are not.
 
 use crate::process::signals::SignalCheckpoint;
@@ -32,46 +32,46 @@ static EPOLL_WAIT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static POLL_UNDER_MASK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static SELECT_UNDER_MASK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Uses these functions to sleep, from now on. They set `errno` as libc's do.
+/// Sets the functions by which threads block from now on. They set `errno` as libc's do.
 pub fn set_blocking_calls(receive: Receive, poll: Poll, epoll_wait: EpollWait) {
     RECEIVE.store(receive as *mut c_void, Ordering::Release);
     POLL.store(poll as *mut c_void, Ordering::Release);
     EPOLL_WAIT.store(epoll_wait as *mut c_void, Ordering::Release);
 }
 
-/// As [`set_blocking_calls`], for the calls that take a signal mask and a finer time-out.
+/// Sets the functions, as [`set_blocking_calls`] does, that take a signal mask and a finer timeout.
 pub fn set_masked_blocking_calls(poll: PollUnderMask, select: SelectUnderMask) {
     POLL_UNDER_MASK.store(poll as *mut c_void, Ordering::Release);
     SELECT_UNDER_MASK.store(select as *mut c_void, Ordering::Release);
 }
 
-/// A call of libc's on our own account: answers as [`call`] does, and leaves `errno` as it was.
+/// Calls a function of libc on behalf of the library: returns what [`call`] would, and restores `errno`.
 fn by_libc(call: impl FnOnce() -> isize) -> isize {
-    // SAFETY: libc's own variable of this thread.
+    // SAFETY: `__errno_location` takes no arguments and returns the address of this thread's `errno`.
     let location = unsafe { libc::__errno_location() };
-    // SAFETY: the same variable, which nothing else of this thread uses meanwhile.
+    // SAFETY: the address is that of this thread's `errno`, which no other code of this thread accesses meanwhile.
     let before = unsafe { *location };
     let answer = call();
     if answer >= 0 {
         return answer;
     }
-    // SAFETY: the variable that the call has written, of this thread alone.
+    // SAFETY: the address is still that of this thread's `errno`, which only this thread accesses.
     let error = unsafe { std::mem::replace(&mut *location, before) };
     -error as isize
 }
 
-/// How long a thread sleeps, at most, while there is idle work.
+/// Maximum time that a thread blocks at once while there is idle work.
 const IDLE_WORK_EVERY_MS: u64 = 250;
-/// What a thread that is about to sleep is to do now and then; null for nothing.
+/// The function that blocking threads call from time to time; null for none.
 static IDLE_WORK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Has sleeping threads wake up a few times a second to do `work`, as long as it answers that there is more.
+/// Sets the `work` that blocked threads wake up for a few times a second, as long as it returns true: there is more.
 pub fn set_idle_work(work: fn() -> bool) {
     IDLE_WORK.store(work as *mut c_void, Ordering::Release);
 }
 
-/// Sleeps by `sleep`, which is told for how long (`None`: for ever) and answers whether it woke for something; in
-/// pieces, while there is idle work.
+/// Blocks by `sleep`, in slices while there is idle work. `sleep` gets the time to block for (`None`: without limit),
+/// and `has_woken` tells from its result whether there was an event.
 fn in_slices<R>(
     timeout_ns: Option<u64>,
     mut sleep: impl FnMut(Option<u64>) -> Result<R, Errno>,
@@ -91,8 +91,8 @@ fn in_slices<R>(
     }
 }
 
-/// One piece of a sleep that has `timeout_ms` left, or -1: the whole of it where there is no idle work. `Ok(0)`: the
-/// piece is over. A longer sleep would name descriptors again that may be other files by then.
+/// Blocks for one slice of a wait that has `timeout_ms` left, or -1: for all of it without idle work. Returns 0 at the
+/// end of the slice. A longer wait would pass descriptors again that may be other files by then.
 pub fn poll_slice(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
     let work = IDLE_WORK.load(Ordering::Acquire);
     let piece_ms = IDLE_WORK_EVERY_MS as i32;
@@ -107,16 +107,19 @@ pub fn poll_slice(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Er
 }
 
 fn do_idle_work(work: *mut c_void) {
-    // SAFETY: not null, so stored by `set_idle_work`, which stores such a function.
+    // SAFETY: the pointer is not null, and only `set_idle_work` stores others, each made from a function of this type.
     let work = unsafe { std::mem::transmute::<*mut c_void, fn() -> bool>(work) };
     if !work() {
         IDLE_WORK.store(std::ptr::null_mut(), Ordering::Release);
     }
 }
 
-/// Waits until `fd` has something to read, without reading it, or for a piece of the sleep: restarted after a signal
-/// handler exactly when the handler's `SA_RESTART` says so, because it is `recv`. `Ok(false)` is the end of the stream;
-/// `CONNRESET` is one too, and the kernel says it once: the peer has left something unread, or was never accepted.
+/// Waits until `fd` is readable, without reading, or for a slice of the wait. It is restarted after a signal handler
+/// exactly when the handler has `SA_RESTART`, because it is `recv`. Returns false at the end of the stream.
+///
+/// # Errors
+/// Those of `recv(2)`. `CONNRESET` is also the end of the stream, and the kernel reports it once: the peer has left
+/// bytes unread, or was never accepted.
 pub fn wait_to_receive(fd: i32) -> Result<bool, Errno> {
     if !IDLE_WORK.load(Ordering::Acquire).is_null() {
         let began = SignalCheckpoint::now();
@@ -131,18 +134,19 @@ pub fn wait_to_receive(fd: i32) -> Result<bool, Errno> {
     let receive = RECEIVE.load(Ordering::Acquire);
     let buffer = (&raw mut byte).cast::<c_void>();
     let received = if receive.is_null() {
-        // SAFETY: one byte is writable.
+        // SAFETY: the buffer is a local of one byte, which outlives the call.
         unsafe { call!(libc::SYS_recvfrom, fd, buffer, 1, libc::MSG_PEEK, 0, 0) }
     } else {
-        // SAFETY: only `set_blocking_calls` stores here, and it stores a `Receive`.
+        // SAFETY: the pointer is not null, and only `set_blocking_calls` stores others here, each made from a
+        // `Receive`.
         let receive = unsafe { std::mem::transmute::<*mut c_void, Receive>(receive) };
-        // SAFETY: one byte is writable.
+        // SAFETY: the buffer is a local of one byte, which outlives the call.
         by_libc(|| unsafe { receive(fd, buffer, 1, libc::MSG_PEEK) })
     };
     count_or_error(received).map(|received| received > 0)
 }
 
-/// `poll(2)`, with a time-out in milliseconds or -1.
+/// `poll(2)`, with a timeout in milliseconds or -1.
 pub fn poll(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
     if timeout_ms == 0 || IDLE_WORK.load(Ordering::Relaxed).is_null() {
         return poll_once(fds, timeout_ms);
@@ -155,31 +159,32 @@ pub fn poll(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
 fn poll_once(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
     let poll = POLL.load(Ordering::Acquire);
     let ready = if poll.is_null() {
-        // SAFETY: the slice is writable for its length.
+        // SAFETY: the pointer and the length are those of the slice, which is borrowed mutably for the call.
         unsafe { call!(libc::SYS_poll, fds.as_mut_ptr(), fds.len(), timeout_ms) }
     } else {
-        // SAFETY: only `set_blocking_calls` stores here, and it stores a `Poll`.
+        // SAFETY: the pointer is not null, and only `set_blocking_calls` stores others here, each made from a `Poll`.
         let poll = unsafe { std::mem::transmute::<*mut c_void, Poll>(poll) };
-        // SAFETY: the slice is writable for its length.
+        // SAFETY: the pointer and the length are those of the slice, which is borrowed mutably for the call.
         by_libc(|| unsafe { poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) } as isize)
     };
     count_or_error(ready)
 }
 
-/// `ppoll(2)`; no time-out waits for ever.
+/// `ppoll(2)`; without a timeout it waits without limit.
 ///
 /// # Safety
-/// `mask` is null or a signal set.
+/// `mask` is null or points to a signal set.
 pub unsafe fn ppoll(
     fds: &mut [libc::pollfd],
     timeout_ns: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
     if timeout_ns == Some(0) || IDLE_WORK.load(Ordering::Relaxed).is_null() {
-        // SAFETY: our caller says that `mask` is null or a signal set, and that is all that is asked.
+        // SAFETY: the caller guarantees that `mask` is null or points to a signal set, which is the only requirement.
         return unsafe { ppoll_once(fds, timeout_ns, mask) };
     }
-    // SAFETY: `mask` is null or a signal set until this call returns, and so in each piece of the wait.
+    // SAFETY: the caller guarantees that `mask` is null or points to a signal set until this call returns, and so in
+    // each slice of the wait.
     in_slices(timeout_ns, |left_ns| unsafe { ppoll_once(fds, left_ns, mask) }, |ready| *ready > 0)
 }
 
@@ -192,21 +197,24 @@ unsafe fn ppoll_once(
     let timeout = timeout.as_mut().map_or(std::ptr::null_mut(), |timeout| timeout as *mut libc::timespec);
     let poll = POLL_UNDER_MASK.load(Ordering::Acquire);
     let ready = if poll.is_null() {
-        // SAFETY: the slice is writable for its length; the caller's mask.
+        // SAFETY: the pointer and the length are those of the slice; `timeout` is null or a local; the caller
+        // guarantees that `mask` is null or points to a signal set.
         unsafe { call!(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), timeout, mask, KERNEL_SIGSET_BYTES) }
     } else {
-        // SAFETY: only `set_masked_blocking_calls` stores here, and it stores a `PollUnderMask`.
+        // SAFETY: the pointer is not null, and only `set_masked_blocking_calls` stores others here, each made from a
+        // `PollUnderMask`.
         let poll = unsafe { std::mem::transmute::<*mut c_void, PollUnderMask>(poll) };
-        // SAFETY: the slice is writable for its length; the caller's mask.
+        // SAFETY: the pointer and the length are those of the slice; `timeout` is null or a local; the caller
+        // guarantees that `mask` is null or points to a signal set.
         by_libc(|| unsafe { poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout, mask) } as isize)
     };
     count_or_error(ready)
 }
 
-/// `pselect(2)`; no time-out waits for ever.
+/// `pselect(2)`; without a timeout it waits without limit.
 ///
 /// # Safety
-/// As the system call: each set is null or has a bit for every number below `count`; `mask` is null or a signal set.
+/// Each set is null or has a bit for every number below `count`; `mask` is null or points to a signal set.
 pub unsafe fn pselect(
     count: i32,
     sets: [*mut libc::fd_set; 3],
@@ -219,22 +227,25 @@ pub unsafe fn pselect(
     let select = SELECT_UNDER_MASK.load(Ordering::Acquire);
     let ready = if select.is_null() {
         let sized_mask = (mask, KERNEL_SIGSET_BYTES);
-        // SAFETY: the caller's sets; the mask with its size is what the kernel takes as the last argument.
+        // SAFETY: the caller guarantees the sets and the mask; the kernel takes the mask with its size as the last
+        // argument, which is a local, as `timeout` is.
         unsafe { call!(libc::SYS_pselect6, count, read, write, except, timeout, &raw const sized_mask) }
     } else {
-        // SAFETY: only `set_masked_blocking_calls` stores here, and it stores a `SelectUnderMask`.
+        // SAFETY: the pointer is not null, and only `set_masked_blocking_calls` stores others here, each made from a
+        // `SelectUnderMask`.
         let select = unsafe { std::mem::transmute::<*mut c_void, SelectUnderMask>(select) };
-        // SAFETY: the caller's sets.
+        // SAFETY: the caller guarantees that the sets are valid for `count` and the mask is null or valid; `timeout` is
+        // null or a local.
         by_libc(|| unsafe { select(count, read, write, except, timeout, mask) } as isize)
     };
     count_or_error(ready)
 }
 
-/// `epoll_pwait(2)`; no time-out waits for ever. One that is not in whole milliseconds is kept to the nanosecond where
-/// the kernel can, and rounded up where it cannot.
+/// `epoll_pwait(2)`; without a timeout it waits without limit. A timeout that is not in whole milliseconds is kept to
+/// the nanosecond if the kernel has `epoll_pwait2`, and rounded up otherwise.
 ///
 /// # Safety
-/// `events` is writable for `max` events; `mask` is null or a signal set.
+/// `events` is writable for `max` events; `mask` is null or points to a signal set.
 pub unsafe fn epoll_wait(
     epfd: i32,
     events: *mut libc::epoll_event,
@@ -243,10 +254,10 @@ pub unsafe fn epoll_wait(
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
     if timeout_ns == Some(0) || IDLE_WORK.load(Ordering::Relaxed).is_null() {
-        // SAFETY: the caller's array and mask.
+        // SAFETY: the caller guarantees that `events` is writable for `max` events and `mask` is null or valid.
         return unsafe { epoll_wait_once(epfd, events, max, timeout_ns, mask) };
     }
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees the array and the mask until this call returns, and so in each slice of the wait.
     let wait = |left_ns: Option<u64>| unsafe { epoll_wait_once(epfd, events, max, left_ns, mask) };
     in_slices(timeout_ns, wait, |count| *count > 0)
 }
@@ -260,7 +271,8 @@ unsafe fn epoll_wait_once(
 ) -> Result<usize, Errno> {
     if let Some(mut timeout) = timespec(timeout_ns).filter(|_| timeout_ns.is_some_and(|ns| ns % 1_000_000 != 0)) {
         let timeout = &raw mut timeout;
-        // SAFETY: the caller's array and mask.
+        // SAFETY: the caller guarantees that `events` is writable for `max` events and `mask` is null or valid;
+        // `timeout` is a local.
         let ready = unsafe { call!(libc::SYS_epoll_pwait2, epfd, events, max, timeout, mask, KERNEL_SIGSET_BYTES) };
         match count_or_error(ready) {
             Err(Errno::NOSYS) => {}
@@ -270,28 +282,30 @@ unsafe fn epoll_wait_once(
     let timeout_ms = timeout_ns.map_or(-1, |ns| i32::try_from(ns.div_ceil(1_000_000)).unwrap_or(i32::MAX));
     let wait = EPOLL_WAIT.load(Ordering::Acquire);
     let ready = if wait.is_null() || timeout_ms == 0 {
-        // SAFETY: the caller's array and mask.
+        // SAFETY: the caller guarantees that `events` is writable for `max` events and `mask` is null or valid.
         unsafe { call!(libc::SYS_epoll_pwait, epfd, events, max, timeout_ms, mask, KERNEL_SIGSET_BYTES) }
     } else {
-        // SAFETY: only `set_blocking_calls` stores here, and it stores an `EpollWait`.
+        // SAFETY: the pointer is not null, and only `set_blocking_calls` stores others here, each made from an
+        // `EpollWait`.
         let wait = unsafe { std::mem::transmute::<*mut c_void, EpollWait>(wait) };
-        // SAFETY: the caller's array and mask.
+        // SAFETY: the caller guarantees that `events` is writable for `max` events and `mask` is null or valid.
         by_libc(|| unsafe { wait(epfd, events, max, timeout_ms, mask) } as isize)
     };
     count_or_error(ready)
 }
 
-/// Delivers the signals that wait for `mask` to be in force: `INTR` if a handler ran. Does not sleep.
+/// Delivers the signals that `mask` unblocks. Does not block. Returns `INTR` if a handler ran.
 ///
 /// # Safety
-/// `mask` is null or a signal set.
+/// `mask` is null or points to a signal set.
 pub unsafe fn deliver_signals(mask: *const libc::sigset_t) -> Result<(), Errno> {
     if mask.is_null() {
         return Ok(());
     }
     let mut timeout = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let none = std::ptr::null_mut::<libc::pollfd>();
-    // SAFETY: no entries; the caller's mask.
+    // SAFETY: the number of entries is 0, `timeout` is a local, and the caller guarantees that `mask` points to a
+    // signal set.
     let ready = unsafe { call!(libc::SYS_ppoll, none, 0, &raw mut timeout, mask, KERNEL_SIGSET_BYTES) };
     count_or_error(ready).map(|_| ())
 }
@@ -300,15 +314,15 @@ fn timespec(timeout_ns: Option<u64>) -> Option<libc::timespec> {
     timeout_ns.map(|ns| libc::timespec { tv_sec: (ns / 1_000_000_000) as _, tv_nsec: (ns % 1_000_000_000) as _ })
 }
 
-/// What `fd` has to say now.
+/// Returns the events of `fd` that are present now.
 pub fn poll_now(fd: i32, events: i16) -> i16 {
     poll_for(fd, events, 0)
 }
 
-/// What `fd` has to say within `timeout_ms`.
+/// Returns the events of `fd` that are present within `timeout_ms`.
 pub fn poll_for(fd: i32, events: i16, timeout_ms: i32) -> i16 {
     let mut entry = libc::pollfd { fd, events, revents: 0 };
-    // SAFETY: one entry is writable.
+    // SAFETY: the pointer is to one local entry, and the count is 1.
     let ready = unsafe { call!(libc::SYS_poll, &raw mut entry, 1, timeout_ms) };
     if ready > 0 { entry.revents } else { 0 }
 }

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::mem;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A cell for one function pointer. Signal handlers may use it: no access waits for another.
+/// A cell for one function pointer. Signal handlers may use it: no access waits for another one.
 pub(crate) struct Callback<F>(AtomicPtr<c_void>, PhantomData<F>);
 
 impl<F: Copy + Send + 'static> Callback<F> {

@@ -3,7 +3,7 @@
 use crate::process::sandbox;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// The number of the process that the library was loaded in; 0 before.
+/// The PID of the process that the library was loaded in; 0 before.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 
 /// Records that this memory belongs to the calling process.
@@ -11,7 +11,7 @@ pub fn note_process() {
     PROCESS.store(rustix::process::getpid().as_raw_nonzero().get(), Ordering::Relaxed);
 }
 
-/// Returns the number of this process, without a system call where [`note_process`] was called.
+/// Returns the PID of this process, without a system call if [`note_process`] was called.
 pub(crate) fn own_process() -> i32 {
     match PROCESS.load(Ordering::Relaxed) {
         0 => rustix::process::getpid().as_raw_nonzero().get(),

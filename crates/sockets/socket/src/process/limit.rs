@@ -1,8 +1,8 @@
-//! Descriptors of our own when the program has used up its limit; and how many mappings lanes may take.
+//! Descriptors for the library when the program has used up its limit; and the number of mappings that lanes may use.
 //!
-//! A program at its limit still connects and listens with the kernel's TCP, which needs no further descriptor. A lane
-//! needs a few, so the soft limit is raised towards the hard one for as long as it takes to get them; hidden ones then
-//! stay above the program's limit.
+//! A program at its limit can still connect and listen by kernel TCP, which needs no further descriptor. A lane needs a
+//! few, so the soft limit is raised towards the hard limit while they are obtained; hidden descriptors then stay above
+//! the program's limit.
 
 use crate::descriptor::hidden::{close, release_all_optional};
 use crate::process::system::read_text;
@@ -11,32 +11,32 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Descriptors that one connection or listener needs at most beyond the program's.
+/// Maximum number of descriptors that one connection or listener needs in addition to the program's.
 const SPARE: u64 = 16;
 
-/// Limits up to here are asked whether they leave a number free.
+/// Up to this limit, the library always checks whether a number is free.
 const SMALL_LIMIT: u64 = 1024;
 
-/// What Linux allows if nobody says otherwise.
+/// The default of `vm.max_map_count` in Linux.
 const MAPPINGS_MAX: u32 = 65_530;
 
-/// Connections of this process that have memory, a mapping each.
+/// Number of connections of this process that have memory, with a mapping each.
 static MAPPED: AtomicU32 = AtomicU32::new(0);
 
-/// A connection gets memory.
+/// Counts a connection that gets memory.
 pub fn add_mapping() {
     MAPPED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The memory of a connection is unmapped.
+/// Counts a connection whose memory is unmapped.
 pub fn remove_mapping() {
     MAPPED.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// Whether one more connection may have memory if it can do without: half of the mappings that a process may have
-/// (`vm.max_map_count`) are the program's.
+/// Returns whether one more connection may have memory if it can work without: half of the mappings that a process may
+/// have (`vm.max_map_count`) are the program's.
 pub fn has_spare_mappings() -> bool {
-    /// 0 until it is known.
+    /// 0 until it has been read.
     static MAX: AtomicU32 = AtomicU32::new(0);
     let mut max = MAX.load(Ordering::Relaxed);
     if max == 0 {
@@ -63,8 +63,8 @@ fn raise() -> Option<Raised> {
     Some(Raised(limit))
 }
 
-/// Runs `action`, and once more above the program's limit if it failed for lack of descriptors; where that cannot be
-/// raised, hidden ones that can be spared make room.
+/// Runs `action`, and again with a raised limit if it failed for lack of descriptors. If the limit cannot be raised,
+/// hidden descriptors that are not required are closed to make room.
 pub fn with_raised_limit<T, E>(
     action: impl Fn() -> Result<T, E>,
     lacks_descriptors: impl Fn(&E) -> bool,
@@ -78,8 +78,9 @@ pub fn with_raised_limit<T, E>(
     }
 }
 
-/// Runs `action`, which needs one number for a moment and cannot be tried twice, above the program's limit if that is
-/// close; where the limit cannot be raised, hidden descriptors make room. `any` is any open descriptor.
+/// Runs `action`, which needs one descriptor for a short time and cannot be tried twice, with a raised limit if the
+/// limit is near. If the limit cannot be raised, hidden descriptors are closed to make room. `any` is any open
+/// descriptor.
 pub fn with_free_descriptor<R>(any: BorrowedFd<'_>, action: impl FnOnce() -> R) -> R {
     let lowest = rustix::io::fcntl_dupfd_cloexec(any, 0).ok();
     let _raised = lowest.as_ref().is_none_or(|lowest| is_near(lowest.as_raw_fd())).then(raise);
@@ -90,19 +91,20 @@ pub fn with_free_descriptor<R>(any: BorrowedFd<'_>, action: impl FnOnce() -> R) 
     action()
 }
 
-/// Below a small limit our own hidden descriptors may stand between the lowest free number and the limit.
+/// Returns whether the limit may be reached. Below a small limit, hidden descriptors may lie between the lowest free
+/// number and the limit.
 fn is_near(lowest_free: RawFd) -> bool {
     let limit = getrlimit(Resource::Nofile).current;
     limit.is_some_and(|limit| limit <= SMALL_LIMIT || lowest_free as u64 + SPARE >= limit)
 }
 
-/// A copy of `fd` at the lowest free number, for which hidden descriptors make room.
+/// Duplicates `fd` to the lowest free number; closes hidden descriptors if there is none.
 fn lowest_free(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     retry_with_room(|| rustix::io::fcntl_dupfd_cloexec(fd, 0), |error| *error == Errno::MFILE)
 }
 
-/// Runs `action`; if it failed because the program has no number left, gives up what hidden descriptors can be spared
-/// and runs it once more.
+/// Runs `action`. If it failed because the program has no free descriptor number, closes the hidden descriptors that
+/// are not required and runs it again.
 pub fn retry_with_room<T, E>(
     action: impl Fn() -> Result<T, E>,
     lacks_descriptors: impl Fn(&E) -> bool,

@@ -6,60 +6,60 @@ use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const FREE: u32 = 0;
-/// Set in the word while somebody waits; the other bits name the holder.
+/// Set in the word while a thread waits; the other bits identify the holder.
 const CONTENDED: u32 = 1;
 const SPINS: u32 = 100;
 
-/// Mutual exclusion between the threads of one process. Never held across a sleep in the kernel.
+/// A mutex between the threads of one process, never held while its holder blocks in the kernel.
 ///
-/// Not `std::sync::Mutex`, because the child of a fork must be able to free locks that threads of its parent held, and
-/// because a signal handler must be able to find out that it has interrupted the holder.
+/// This is not `std::sync::Mutex`, because the child of a fork must be able to release locks that threads of its parent
+/// held, and because a signal handler must be able to find out that it has interrupted the holder.
 #[derive(Debug, Default)]
 pub struct Lock {
     word: AtomicU32,
 }
 
-/// Held for as long as it lives.
+/// Holds the lock until it is dropped.
 #[derive(Debug)]
 pub struct Guard<'a>(&'a Lock);
 
 impl Lock {
-    /// A free lock.
+    /// Returns a lock that no thread holds.
     pub const fn new() -> Self {
         Self { word: AtomicU32::new(FREE) }
     }
 
-    /// Takes the lock, waiting for it.
+    /// Acquires the lock and waits for it if necessary.
     #[inline]
     pub fn lock(&self) -> Guard<'_> {
         if !self.acquire_if_free() {
             while !self.acquire_slowly() {
-                // A signal handler has interrupted the holder, in a place where no answer can do without the lock.
+                // This is a signal handler that has interrupted the holder, at a call whose answer needs the lock.
                 rustix::thread::sched_yield();
             }
         }
         Guard(self)
     }
 
-    /// Takes the lock, waiting for it; `None` in a signal handler that has interrupted the holder, for whom waiting has
-    /// no end.
-    #[inline(always)] // A few instructions where nobody else wants it, as the next two.
+    /// Acquires the lock and waits for it if necessary. Returns `None` in a signal handler that has interrupted the
+    /// holder, which would wait for itself.
+    #[inline(always)] // A few instructions without contention, like `unlock` and `acquire_if_free`.
     pub fn lock_unless_held(&self) -> Option<Guard<'_>> {
         if self.acquire_if_free() || self.acquire_slowly() { Some(Guard(self)) } else { None }
     }
 
-    /// Takes the lock if nobody has it.
+    /// Acquires the lock if it is free.
     pub fn try_lock(&self) -> Option<Guard<'_>> {
-        // Not `then_some`: that makes the guard before it knows, and dropping it frees what another thread holds.
+        // Not `then_some`: that would create the guard first, and dropping it would release what another thread holds.
         self.acquire_if_free().then(|| Guard(self))
     }
 
-    /// Takes the lock without a guard, until [`Lock::unlock`]: for the handlers around `fork`.
+    /// Acquires the lock without a guard, until [`Lock::unlock`]: for the handlers around `fork`.
     pub fn lock_without_guard(&self) {
         std::mem::forget(self.lock());
     }
 
-    /// As [`Lock::lock_without_guard`], unless somebody has it for long.
+    /// Acquires the lock as [`Lock::lock_without_guard`] does. Returns false if it is still held after a short wait.
     pub fn try_lock_without_guard(&self) -> bool {
         (0..SPINS).any(|_| {
             let is_mine = self.acquire_if_free();
@@ -70,7 +70,7 @@ impl Lock {
         })
     }
 
-    /// Frees the lock.
+    /// Releases the lock.
     #[inline(always)]
     pub fn unlock(&self) {
         if threads::is_single() {
@@ -80,12 +80,13 @@ impl Lock {
         }
     }
 
-    /// Whether the calling thread holds it: then this is a signal handler that has interrupted the holder.
+    /// Returns whether the calling thread holds the lock. If so, the caller is a signal handler that has interrupted
+    /// the holder.
     pub fn is_held_by_this_thread(&self) -> bool {
         self.word.load(Ordering::Relaxed) & !CONTENDED == threads::current()
     }
 
-    /// Frees a lock whose holder does not exist here: only in the child of a fork, before it has threads.
+    /// Releases a lock whose holder does not exist in this process: for the child of a fork, before it has threads.
     pub fn reset(&self) {
         self.word.store(FREE, Ordering::Relaxed);
     }
@@ -103,7 +104,7 @@ impl Lock {
         self.word.compare_exchange(FREE, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// `false`: this thread holds it already.
+    /// Acquires the lock after the fast attempt has failed. Returns false if this thread holds it already.
     #[cold]
     fn acquire_slowly(&self) -> bool {
         let me = threads::current();
@@ -119,14 +120,14 @@ impl Lock {
                 return false;
             }
             if word == FREE {
-                // Others may have been waiting too.
+                // Other threads may be waiting too, so the flag stays set.
                 if self.word.compare_exchange(FREE, me | CONTENDED, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                     return true;
                 }
                 continue;
             }
             if sandbox::is_confined() {
-                std::hint::spin_loop(); // It is never held for long, and nobody may sleep.
+                std::hint::spin_loop(); // It is never held for long, and under a filter no thread may block.
                 continue;
             }
             let contended = word | CONTENDED;
@@ -153,7 +154,7 @@ mod tests {
     #[test]
     fn threads_exclude_each_other() {
         struct Counter(std::cell::UnsafeCell<u64>);
-        // SAFETY: the test takes the lock around every access.
+        // SAFETY: the test acquires the lock around every access.
         unsafe impl Sync for Counter {}
         let lock = Lock::new();
         let counter = Counter(std::cell::UnsafeCell::new(0));
@@ -163,7 +164,7 @@ mod tests {
                     let counter = &counter;
                     for _ in 0..20_000 {
                         let _guard = lock.lock();
-                        // SAFETY: under the lock.
+                        // SAFETY: the guard above excludes all other threads until the end of the block.
                         unsafe { *counter.0.get() += 1 };
                     }
                 });
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_holder_is_told_that_it_holds() {
+    fn a_holder_that_locks_again_gets_none() {
         let lock = Lock::new();
         let guard = lock.lock();
         assert!(lock.lock_unless_held().is_none());
@@ -184,24 +185,24 @@ mod tests {
     }
 
     #[test]
-    fn a_try_that_fails_leaves_the_lock_with_its_holder() {
+    fn a_failed_attempt_leaves_the_lock_with_its_holder() {
         let lock = Lock::new();
         let guard = lock.lock();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 assert!(lock.try_lock().is_none());
-                assert!(lock.try_lock().is_none(), "the first try has freed what another thread holds");
+                assert!(lock.try_lock().is_none(), "the first attempt must not release what another thread holds");
                 assert!(!lock.try_lock_without_guard());
             });
         });
         assert!(lock.is_held_by_this_thread());
         drop(guard);
         assert!(lock.try_lock().is_some());
-        assert!(lock.try_lock().is_some(), "a guard frees it");
+        assert!(lock.try_lock().is_some(), "a guard releases it");
     }
 
     #[test]
-    fn a_lock_held_by_nobody_left_can_be_reset() {
+    fn a_lock_whose_holder_is_gone_can_be_reset() {
         let lock = Lock::new();
         lock.lock_without_guard();
         lock.reset();

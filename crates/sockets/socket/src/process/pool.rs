@@ -1,37 +1,37 @@
-//! Objects that live for ever and are used again: a thread that still holds one while another closes it touches valid
-//! memory.
+//! Pools of objects that are never freed but reused: a thread that still holds one while another thread closes it
+//! accesses valid memory.
 
 use crate::process::lock::Lock;
 use crate::process::signals;
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 
-/// Objects that are visited each time the lock is taken.
+/// Number of objects that are collected at each acquisition of the lock.
 const VISITED_AT_ONCE: usize = 64;
 
-/// All objects of one kind.
+/// A pool of all objects of one type.
 pub struct Pool<T: 'static> {
     lock: Lock,
-    /// Under `lock`.
+    /// Protected by `lock`.
     lists: UnsafeCell<Lists<T>>,
 }
 
 struct Lists<T: 'static> {
     all: Vec<&'static T>,
-    /// The one that has been free for longest comes first: a thread that still holds it has had time to notice.
+    /// The object that has been free for longest comes first: a thread that still holds it has had time to notice.
     free: VecDeque<&'static T>,
 }
 
-// SAFETY: the lists are accessed under the lock, and hold shared references only.
+// SAFETY: the lists are accessed only under the lock, and hold shared references only, to objects that are `Sync`.
 unsafe impl<T: Sync> Sync for Pool<T> {}
 
 impl<T: Default + Sync> Pool<T> {
-    /// An empty pool.
+    /// Returns an empty pool.
     pub const fn new() -> Self {
         Self { lock: Lock::new(), lists: UnsafeCell::new(Lists { all: Vec::new(), free: VecDeque::new() }) }
     }
 
-    /// An object that nobody uses.
+    /// Returns a free object, or a new one.
     pub fn take(&self) -> &'static T {
         self.with_lists(|lists| {
             lists.free.pop_front().unwrap_or_else(|| {
@@ -42,12 +42,12 @@ impl<T: Default + Sync> Pool<T> {
         })
     }
 
-    /// Gives an object back, once.
+    /// Returns an object to the pool. Each object is returned once for each time that it was taken.
     pub fn release(&self, object: &'static T) {
         self.with_lists(|lists| lists.free.push_back(object));
     }
 
-    /// Runs `visit` on every object, used or not, without holding the lock. Allocates nothing: a signal handler that
+    /// Runs `visit` on every object, in use or free, without holding the lock. Does not allocate: a signal handler that
     /// closes a socket may have interrupted the program's allocator.
     pub fn for_each(&self, mut visit: impl FnMut(&'static T)) {
         let mut seen = 0;
@@ -64,24 +64,27 @@ impl<T: Default + Sync> Pool<T> {
         }
     }
 
-    /// Whether some object, used or not, is as `is_wanted` says, which is asked under the lock. Allocates nothing.
+    /// Returns whether an object, in use or free, fulfils `is_wanted`, which is called under the lock. Does not
+    /// allocate.
     pub fn any(&self, is_wanted: impl FnMut(&'static T) -> bool) -> bool {
         self.with_lists(|lists| lists.all.iter().copied().any(is_wanted))
     }
 
-    /// Takes the lock before a fork; returns all objects.
+    /// Acquires the lock before a fork and returns all objects.
     pub fn lock_around_fork(&'static self) -> &'static [&'static T] {
         self.lock.lock_without_guard();
         self.all_during_fork()
     }
 
-    /// All objects; the caller holds the lock since [`Pool::lock_around_fork`].
+    /// Returns all objects, for the handlers that run between [`Pool::lock_around_fork`] and
+    /// [`Pool::unlock_after_fork`].
     pub fn all_during_fork(&'static self) -> &'static [&'static T] {
-        // SAFETY: the lock is held by the handler that ran before the fork, so nothing changes the list.
+        // SAFETY: the handler that ran before the fork holds the lock until `unlock_after_fork`, so nothing changes the
+        // list.
         unsafe { &(*self.lists.get()).all }
     }
 
-    /// Frees the lock after a fork, in parent and child.
+    /// Releases the lock after a fork, in parent and child.
     pub fn unlock_after_fork(&self) {
         self.lock.unlock();
     }
@@ -89,7 +92,7 @@ impl<T: Default + Sync> Pool<T> {
     fn with_lists<R>(&self, access: impl FnOnce(&mut Lists<T>) -> R) -> R {
         signals::without_handlers(|| {
             let _guard = self.lock.lock();
-            // SAFETY: under the lock.
+            // SAFETY: the guard above excludes all other threads, and `without_handlers` the handlers of this one.
             access(unsafe { &mut *self.lists.get() })
         })
     }
@@ -106,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_been_free_for_longest_is_used_first() {
+    fn the_object_that_has_been_free_for_longest_is_reused_first() {
         static POOL: Pool<u8> = Pool::new();
         let [one, two] = [POOL.take(), POOL.take()];
         POOL.release(one);

@@ -1,11 +1,11 @@
-//! What the environment asks of the library: read once, when it is loaded.
+//! The settings of the library, which it reads from the environment once, when it is loaded.
 
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 
-/// Ranges a list of ports may have; a longer one is unusable.
+/// Maximum number of ranges in a list of ports.
 const RANGES_MAX: usize = 1024;
 
 /// A list of ports such as `80,443,6000-6100`.
@@ -14,16 +14,16 @@ pub struct PortList {
     ranges: Vec<RangeInclusive<u16>>,
 }
 
-/// Why a list of ports cannot be used.
+/// The reason why a list of ports is not valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PortListError {
-    /// Nothing between commas, or nothing at all.
+    /// An empty entry or an empty list.
     Empty,
-    /// Not a port from 1 to 65535, nor a range of them.
+    /// An entry that is neither a port from 1 to 65535 nor a range of ports.
     Entry(String),
-    /// A range whose end is before its start.
+    /// A range that ends before it starts.
     Backwards(String),
-    /// More ranges than are taken.
+    /// More ranges than [`RANGES_MAX`].
     TooMany(usize),
 }
 
@@ -43,10 +43,10 @@ impl std::fmt::Display for PortListError {
 impl std::error::Error for PortListError {}
 
 impl PortList {
-    /// Reads a list; blanks around its entries are allowed.
+    /// Parses a list; blanks around its entries are allowed.
     ///
     /// # Errors
-    /// The first entry that is wrong.
+    /// The first invalid entry.
     pub fn parse(text: &str) -> Result<Self, PortListError> {
         let entries = text.split(',').count();
         if entries > RANGES_MAX {
@@ -56,7 +56,7 @@ impl PortList {
         Ok(Self { ranges })
     }
 
-    /// Whether `port` is in the list.
+    /// Returns whether `port` is in the list.
     pub fn contains(&self, port: u16) -> bool {
         self.ranges.iter().any(|range| range.contains(&port))
     }
@@ -76,7 +76,7 @@ fn parse_range(entry: &str) -> Result<RangeInclusive<u16>, PortListError> {
     if first > last { Err(PortListError::Backwards(entry.to_owned())) } else { Ok(first..=last) }
 }
 
-/// Variables that the library reads.
+/// The variables that the library reads.
 const KNOWN: [&str; 7] = [
     "CROSSLANE_EXCEPT",
     "CROSSLANE_FILTERS",
@@ -86,38 +86,39 @@ const KNOWN: [&str; 7] = [
     "CROSSLANE_RACK",
     "CROSSLANE_REQUIRE_LANE",
 ];
-/// What all of them begin with.
+/// The prefix of all of them.
 const PREFIX: &str = "CROSSLANE_";
-/// Unknown variables that a warning names.
+/// Maximum number of unknown variables that a warning names.
 const UNKNOWN_NAMED_MAX: usize = 4;
-/// Characters of a value or a name that a message shows.
+/// Maximum number of characters of a value or a name in a message.
 const SHOWN_CHARS_MAX: usize = 64;
 
-/// What the `CROSSLANE_*` variables say.
+/// The values of the `CROSSLANE_*` variables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Everything is passed through, whatever else is set.
+    /// The library passes all calls through, regardless of the other settings.
     pub off: bool,
     /// The source address of outgoing connections to other nodes.
     pub node: Option<IpAddr>,
-    /// Only these server ports take lanes.
+    /// The only server ports whose connections use lanes.
     pub only: Option<PortList>,
-    /// These server ports take none.
+    /// The server ports whose connections never use lanes.
     pub except: Option<PortList>,
-    /// A fallback is an error.
+    /// A connection that would fall back to kernel TCP fails.
     pub require_lane: bool,
-    /// Connections between programs of one machine are left to kernel TCP, for its packet filters to see them.
+    /// Connections between programs of one machine use kernel TCP, so that packet filters see them.
     pub honours_filters: bool,
-    /// Variables whose value is not understood: the program is not to run without what they were to guarantee.
+    /// The variables with invalid values. The program is not run, because it must not run without what they were to
+    /// guarantee.
     pub mistakes: Vec<InvalidVariable>,
 }
 
-/// A variable whose value is not understood.
+/// A variable with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidVariable {
     name: &'static str,
     value: String,
-    /// What is wrong with the value, and what to do.
+    /// The error in the value, and the remedy.
     what: String,
 }
 
@@ -128,12 +129,12 @@ impl std::fmt::Display for InvalidVariable {
 }
 
 impl Settings {
-    /// Reads the environment. To be called once, while the library is loaded and there is one thread.
+    /// Reads the environment. Called once, while the library is loaded and the process has one thread.
     pub fn from_env() -> Self {
         Self::from_variables(|name| std::env::var_os(name))
     }
 
-    /// Reads variables from anywhere. An empty one counts as not set.
+    /// Reads variables from any source. An empty one counts as not set.
     pub fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let mut reader = Reader { variable, mistakes: Vec::new() };
         let off = reader.read("CROSSLANE_OFF", parse_switch).unwrap_or(false);
@@ -142,19 +143,20 @@ impl Settings {
         let only = reader.read("CROSSLANE_ONLY", parse_ports);
         let except = reader.read("CROSSLANE_EXCEPT", parse_ports);
         let honours_filters = reader.read("CROSSLANE_FILTERS", parse_filters).unwrap_or(false);
-        // Whatever the other variables were to say, nothing of it applies.
+        // The other variables have no effect.
         let mistakes = if off { Vec::new() } else { reader.mistakes };
         Self { off, node, only, except, require_lane, honours_filters, mistakes }
     }
 
-    /// Whether connections to this server port take lanes.
+    /// Returns whether connections to this server port use lanes.
     pub fn applies_to(&self, port: u16) -> bool {
         let listed = |list: &Option<PortList>, absent: bool| list.as_ref().map_or(absent, |ports| ports.contains(port));
         !self.off && listed(&self.only, true) && !listed(&self.except, false)
     }
 }
 
-/// A line about variables that begin like ours and that nothing reads, if there are any: one may be mistyped.
+/// Returns a warning about variables with the library's prefix that nothing reads, if there are any: one may be
+/// mistyped.
 pub fn unknown_variables(names: impl Iterator<Item = OsString>) -> Option<String> {
     let names = names.map(|name| name.to_string_lossy().into_owned());
     let mut unknown: Vec<String> =
@@ -167,7 +169,7 @@ pub fn unknown_variables(names: impl Iterator<Item = OsString>) -> Option<String
     (!named.is_empty()).then(line)
 }
 
-/// As much as a line takes, without what could play tricks on a terminal.
+/// Shortens a text to what fits a line, and escapes control characters, which could manipulate a terminal.
 fn shown(text: &str) -> String {
     text.chars().take(SHOWN_CHARS_MAX).flat_map(char::escape_debug).collect()
 }
@@ -178,7 +180,7 @@ struct Reader<V> {
 }
 
 impl<V: Fn(&str) -> Option<OsString>> Reader<V> {
-    /// The value of a variable, if it is set, not empty, and understood.
+    /// Returns the value of a variable if it is set, not empty and valid.
     fn read<T>(&mut self, name: &'static str, parse: impl Fn(&str) -> Result<T, String>) -> Option<T> {
         let value = (self.variable)(name).filter(|value| !value.is_empty())?;
         let text = value.to_string_lossy();
@@ -197,7 +199,7 @@ fn parse_switch(text: &str) -> Result<bool, String> {
         .ok_or_else(|| "neither on nor off; set 1 (true, yes) or 0 (false, no)".to_owned())
 }
 
-/// A node of this machine, or, where a rack file names them, the address of a machine.
+/// Parses the letter of a node of this machine or, for the nodes of a rack file, the address of a machine.
 fn parse_node(text: &str) -> Result<IpAddr, String> {
     let of_machine = |ip: &IpAddr| !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast();
     let address = || text.parse().ok().map(|ip: IpAddr| ip.to_canonical()).filter(of_machine);
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn without_variables_every_port_takes_lanes() {
+    fn without_variables_every_port_uses_lanes() {
         let settings = settings(&[]);
         assert_eq!(settings, Settings::default());
         assert!(settings.applies_to(1) && settings.applies_to(65_535));
@@ -276,14 +278,14 @@ mod tests {
     }
 
     #[test]
-    fn filters_are_honoured_where_that_is_asked_for() {
+    fn filters_are_honoured_on_request() {
         let honours = |text| settings(&[("CROSSLANE_FILTERS", text)]).honours_filters;
         assert_eq!([honours("honour"), honours("ignore"), honours("")], [true, false, false]);
         assert_eq!(settings(&[("CROSSLANE_FILTERS", "yes")]).mistakes.len(), 1);
     }
 
     #[test]
-    fn what_is_not_understood_is_named_with_its_value_and_its_remedy() {
+    fn an_invalid_value_is_reported_with_its_variable_and_a_remedy() {
         let lines: [(&str, &str, &str); 6] = [
             ("CROSSLANE_OFF", "maybe", "neither on nor off; set 1 (true, yes) or 0 (false, no)"),
             ("CROSSLANE_REQUIRE_LANE", "2", "neither on nor off; set 1 (true, yes) or 0 (false, no)"),
@@ -298,7 +300,7 @@ mod tests {
             assert_eq!(texts, [format!("{name}='{value}': {what}, or unset it; the program is not run")]);
         }
         let off = settings(&[("CROSSLANE_OFF", "1"), ("CROSSLANE_NODE", "q7")]);
-        assert_eq!((off.off, off.mistakes), (true, Vec::new()), "nothing of it applies");
+        assert_eq!((off.off, off.mistakes), (true, Vec::new()), "the other variables have no effect");
         let hostile = settings(&[("CROSSLANE_NODE", &format!("\n\x1b[2J{}", "x".repeat(1000)))]);
         let text = hostile.mistakes[0].to_string();
         assert!(text.len() < 300 && !text.chars().any(char::is_control), "{text}");

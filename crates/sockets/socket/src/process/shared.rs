@@ -1,4 +1,4 @@
-//! State of a socket that the threads of a program share.
+//! State of a socket that all threads of a program use.
 
 use crate::process::lock::Lock;
 use crate::process::signals;
@@ -6,21 +6,21 @@ use std::cell::UnsafeCell;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering, compiler_fence};
 
-/// What the threads of the program share of a socket.
+/// The state of a socket behind its lock.
 #[derive(Default)]
 pub(crate) struct Shared<T> {
     pub(crate) lock: Lock,
-    /// Under `lock`.
+    /// Protected by `lock`.
     pub(crate) inner: UnsafeCell<T>,
-    /// Closed in signal handlers that have interrupted the holder of `lock`.
+    /// The closes by signal handlers that have interrupted the holder of `lock`.
     pub(crate) deferred_closes: DeferredCloses,
 }
 
-// SAFETY: the cell is accessed under the lock.
+// SAFETY: the cell is accessed only by the holder of the lock, which is one thread.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
-    /// Has handlers put off if this thread holds the lock.
+    /// Returns whether this thread holds the lock, and if so has it deliver deferred signals when it releases the lock.
     pub(crate) fn defers_handlers(&self) -> bool {
         let is_held = self.lock.is_held_by_this_thread();
         if is_held {
@@ -30,13 +30,14 @@ impl<T> Shared<T> {
         is_held
     }
 
-    /// `forget`: what a close does.
+    /// Runs `access` on the state under the lock, and `forget` on each descriptor that a signal handler has closed
+    /// meanwhile.
     pub(crate) fn with<R>(&self, access: impl FnOnce(&mut T) -> R, forget: impl FnMut(RawFd)) -> R {
         let guard = self.lock.lock();
-        // SAFETY: under the lock.
+        // SAFETY: this thread holds the lock until `guard` is dropped below, so no other reference to the state exists.
         let answer = access(unsafe { &mut *self.inner.get() });
         drop(guard);
-        // A handler that comes before this line leaves its work here, one that comes after it finds the lock free.
+        // A handler that runs before this line leaves its work here; one that runs after it finds the lock free.
         compiler_fence(Ordering::SeqCst);
         if !self.deferred_closes.is_empty() {
             self.deferred_closes.take().for_each(forget);
@@ -45,15 +46,16 @@ impl<T> Shared<T> {
         answer
     }
 
-    /// Runs `access` unless somebody holds the lock: where there is no time to wait.
+    /// Runs `access` on the state unless the lock is held, for callers that must not wait.
     pub(crate) fn with_if_free(&self, access: impl FnOnce(&mut T)) {
         if let Some(_guard) = self.lock.try_lock() {
-            // SAFETY: under the lock.
+            // SAFETY: this thread holds the lock until `_guard` is dropped, so no other reference to the state exists.
             access(unsafe { &mut *self.inner.get() });
         }
     }
 
-    /// Whether a close is left to the holder of the lock, which this is a signal handler above.
+    /// Returns whether this thread holds the lock, which means that the caller is a signal handler that has interrupted
+    /// the holder. The close is then left to the holder.
     pub(crate) fn defers_close(&self, fd: RawFd) -> bool {
         let is_held = self.lock.is_held_by_this_thread();
         if is_held {
@@ -63,27 +65,27 @@ impl<T> Shared<T> {
     }
 }
 
-/// Descriptors of a socket that were closed in signal handlers which had interrupted the holder of its lock: waiting
-/// there would have no end. Each is one more than the number, and zero is none.
+/// The descriptors of a socket that signal handlers have closed while they had interrupted the holder of its lock, for
+/// which they cannot wait. An entry is the descriptor plus one; zero is free.
 #[derive(Default)]
 pub(crate) struct DeferredCloses {
     is_any: AtomicBool,
-    /// Handlers have been put off until the lock is free.
+    /// Whether handlers have been deferred until the lock is free.
     has_deferred_handlers: AtomicBool,
-    places: [AtomicI32; 8],
+    entries: [AtomicI32; 8],
 }
 
 impl DeferredCloses {
-    /// One for which there is no room stays known, as if it were not closed: more were closed within a few instructions
-    /// than a socket has, but for contrived ones.
+    /// Adds a descriptor. Without a free entry it stays known as if it were open; that takes more closes within a few
+    /// instructions than a socket has descriptors, except in contrived programs.
     pub(crate) fn add(&self, fd: RawFd) {
         let is_free =
-            |place: &&AtomicI32| place.compare_exchange(0, fd + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        self.places.iter().find(is_free);
+            |entry: &&AtomicI32| entry.compare_exchange(0, fd + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        self.entries.iter().find(is_free);
         self.is_any.store(true, Ordering::SeqCst);
     }
 
-    /// Lets in what was put off in this thread; what was in another one stays for that.
+    /// Delivers the signals that were deferred in this thread; those of another thread remain for that one.
     pub(crate) fn deliver_deferred_signals(&self) {
         if !self.has_deferred_handlers.load(Ordering::SeqCst) {
             return;
@@ -101,14 +103,14 @@ impl DeferredCloses {
         !self.is_any.load(Ordering::Relaxed)
     }
 
-    /// What comes meanwhile is taken now or says so anew.
+    /// Removes and returns the descriptors. One that is added meanwhile is returned now, or sets the flag again.
     pub(crate) fn take(&self) -> impl Iterator<Item = RawFd> {
         self.is_any.store(false, Ordering::SeqCst);
-        self.places.iter().map(|place| place.swap(0, Ordering::SeqCst) - 1).filter(|fd| *fd >= 0)
+        self.entries.iter().map(|entry| entry.swap(0, Ordering::SeqCst) - 1).filter(|fd| *fd >= 0)
     }
 }
 
-/// Removes a descriptor. Returns whether it was the last.
+/// Removes a descriptor from the list. Returns whether it was the last one.
 pub(crate) fn remove_is_last(descriptors: &mut Vec<RawFd>, fd: RawFd) -> bool {
     let before = descriptors.len();
     descriptors.retain(|&known| known != fd);

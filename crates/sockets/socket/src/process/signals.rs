@@ -1,5 +1,5 @@
-//! Signal handlers: which have run, because a wait that polls memory must end for a signal as one in the kernel does;
-//! and their deferral while the library's state is inconsistent.
+//! Records which signal handlers have run, because a wait that polls memory must end for a signal as a wait in the
+//! kernel does, and defers handlers while the state of the library is inconsistent.
 //!
 //! The kernel enters the program's handlers through a *gate* of the preload library. The gate calls [`enter`], which
 //! records the run and returns the address to continue at; without a signal this costs nothing. The program never sees
@@ -19,62 +19,65 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, compiler_f
 
 /// Signals are numbered from 1 to this.
 const SIGNAL_MAX: usize = 64;
-/// What a thread does to itself, and whoever looks for the reason looks at the frames.
+/// Signals that a thread raises by its own fault. Debuggers and crash reporters that look for the cause unwind the
+/// stack, which must not contain a gate.
 const FAULTS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 
-/// What a handler is called with.
+/// The arguments of a signal handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandlerKind {
-    /// The number of the signal.
+    /// The number of the signal only.
     Plain = 0,
-    /// With `SA_SIGINFO`: what the kernel knows of the signal, too.
+    /// Three arguments (`SA_SIGINFO`): number, `siginfo_t` and context.
     SigInfo = 1,
 }
 
-/// What a program wants to be called for a signal: the address, or one of the kernel's own small numbers.
+/// What a program has set for a signal: the address of a handler, or one of the kernel's small numbers such as
+/// `SIG_IGN`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handler {
-    /// How it is called.
+    /// The arguments that it takes.
     pub kind: HandlerKind,
-    /// Where it is.
+    /// Its address.
     pub address: usize,
 }
 
 type Handlers = [AtomicUsize; SIGNAL_MAX + 1];
 
-/// The program's handlers, by kind and signal. They stay when the program takes them out: a signal may be on its way.
+/// The program's handlers, by kind and signal. An entry stays when the program removes its handler: a signal may
+/// already be in delivery.
 static HANDLERS: [Handlers; 2] = [const { [const { AtomicUsize::new(0) }; SIGNAL_MAX + 1] }; 2];
-/// Where the kernel enters for a handler of each kind; 0 where the skin has no gates.
+/// The address that the kernel enters for a handler of each kind; 0 without gates.
 static GATES: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
-/// One thread at a time changes the kernel's entry and what is behind it.
+/// Serializes changes of the kernel's entry and of the handler behind it.
 static CHANGES: Lock = Lock::new();
 
-/// Runs of handlers in all threads.
+/// Number of handler runs in all threads.
 static RUNS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// What `RUNS` was at the last run in this thread.
+    /// The value of `RUNS` at the last run in this thread.
     static LAST: Cell<u64> = const { Cell::new(0) };
-    /// The same, of a handler that ends waits.
+    /// The value of `RUNS` at the last run, in this thread, of a handler that ends waits.
     static LAST_INTERRUPTING: Cell<u64> = const { Cell::new(0) };
 }
 
 thread_local! {
-    /// Changes, one inside the other, that this thread is in the middle of.
+    /// Nesting depth of the critical sections that this thread is in.
     static CRITICAL_DEPTH: Cell<u32> = const { Cell::new(0) };
-    /// The signals that were blocked when a handler was put off; all are since.
+    /// The signals that were blocked when a handler was deferred; all signals are blocked since.
     static BLOCKED_BEFORE: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// A handler has been installed that the kernel forgets as it calls it: it cannot be put off.
+/// Whether a handler has been installed that the kernel resets before it calls it: such a handler cannot be deferred.
 static HAS_ONE_SHOT: AtomicBool = AtomicBool::new(false);
 
-/// The program installs a handler with `SA_RESETHAND`.
+/// Records that the program installs a handler with `SA_RESETHAND`.
 pub fn note_one_shot() {
     HAS_ONE_SHOT.store(true, Ordering::Relaxed);
 }
 
-/// Runs `work` where no handler of the program's finds it half done.
+/// Runs `work` in a critical section: handlers of the program that would interrupt it run afterwards.
 #[inline]
 pub fn without_handlers<R>(work: impl FnOnce() -> R) -> R {
     if load(&GATES[HandlerKind::Plain as usize]) == 0 || HAS_ONE_SHOT.load(Ordering::Relaxed) {
@@ -90,33 +93,34 @@ pub fn without_handlers<R>(work: impl FnOnce() -> R) -> R {
     if begun == 0
         && let Some(mask) = BLOCKED_BEFORE.take()
     {
-        // What was put off is pending, and comes now.
+        // The deferred signals are pending, and are delivered now.
         system::set_signal_mask(mask);
     }
     result
 }
 
-/// Has this thread let handlers in when it releases the locks of ours that it holds. `false`: it holds none.
+/// The callback of [`set_holder_check`].
 static HOLDER_CHECK: Callback<fn() -> bool> = Callback::new();
 
-/// Names the check for locks of ours: it has the calling thread let handlers in when it releases those that it holds,
-/// and returns `false` where it holds none.
+/// Sets the check for the library's locks. It returns whether the calling thread holds one, and if so has the thread
+/// deliver deferred signals when it releases the lock.
 pub fn set_holder_check(defers: fn() -> bool) {
     HOLDER_CHECK.set(defers);
 }
 
-/// Has whoever holds a lock of ours in this thread let handlers in when it lets go. `false`: nobody does. A handler
-/// that jumps out of the call that it has interrupted would leave the lock held for ever, and what it guards half done.
+/// Returns whether this thread holds a lock of the library, and if so has it deliver deferred signals when it releases
+/// the lock. A handler that jumps out of the call that it has interrupted would leave the lock held for ever and the
+/// data behind it inconsistent.
 fn defers_for_holder() -> bool {
     HOLDER_CHECK.get().is_some_and(|defers| defers())
 }
 
-/// Whether handlers of this thread have been put off.
+/// Returns whether handlers of this thread have been deferred.
 pub(crate) fn are_handlers_deferred() -> bool {
     BLOCKED_BEFORE.get().is_some()
 }
 
-/// Lets in what was put off for the holder of a lock, who has let go.
+/// Delivers the signals that were deferred because this thread held a lock, which it has released.
 #[cold]
 pub(crate) fn deliver_deferred_signals() {
     if CRITICAL_DEPTH.get() == 0
@@ -126,45 +130,47 @@ pub(crate) fn deliver_deferred_signals() {
     }
 }
 
-/// Where a gate leads in the middle of a change: makes the signal pending again, with what the kernel has said of it,
-/// and returns to the change with all signals blocked.
+/// Continues a gate in a critical section: makes the signal pending again, with its `siginfo_t`, and returns to the
+/// critical section with all signals blocked.
 ///
 /// # Safety
-/// The arguments are those that the kernel calls a handler with.
+/// The arguments are those with which the kernel has called a handler with `SA_SIGINFO`.
 unsafe extern "C" fn defer(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
     system::set_signal_mask(u64::MAX);
-    // SAFETY: the kernel's, which has filled both; of the mask, its set is the beginning of libc's.
+    // SAFETY: the kernel has filled `context`, which is this handler's alone; the kernel's signal set is the beginning
+    // of libc's, so the first eight bytes of `uc_sigmask` are readable and writable as a `u64`.
     let mask = unsafe { &mut *(&raw mut (*context).uc_sigmask).cast::<u64>() };
-    // Where several handlers are put off at once, this runs last for the one that has interrupted the change itself.
+    // If several handlers are deferred at once, this runs last for the one that has interrupted the critical section
+    // itself.
     BLOCKED_BEFORE.set(Some(*mask));
     *mask = u64::MAX;
-    // SAFETY: `info` is what the kernel has called this with.
+    // SAFETY: `info` is the structure that the kernel has passed to this handler.
     unsafe { system::send_to_this_thread(signal, info) };
 }
 
-/// A moment, to ask what has happened since.
+/// A point in time, from which on handler runs can be checked.
 #[derive(Debug, Clone, Copy)]
 pub struct SignalCheckpoint(u64);
 
-/// What has run in this thread.
+/// The handlers that have run in a thread since a [`SignalCheckpoint`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandlersRun {
-    /// No handler that anybody noted.
+    /// No handler whose run was recorded.
     None,
-    /// Handlers with `SA_RESTART`.
+    /// Handlers with `SA_RESTART` only.
     Restarting,
-    /// A handler without.
+    /// A handler without `SA_RESTART`.
     Interrupting,
 }
 
 impl SignalCheckpoint {
-    /// Now.
+    /// Returns the present point in time.
     #[inline]
     pub fn now() -> Self {
         Self(RUNS.load(Ordering::Relaxed))
     }
 
-    /// What has run in this thread since.
+    /// Returns which handlers have run in this thread since.
     #[inline]
     pub fn since(self) -> HandlersRun {
         if RUNS.load(Ordering::Relaxed) == self.0 { HandlersRun::None } else { self.since_in_this_thread() }
@@ -179,8 +185,8 @@ impl SignalCheckpoint {
         }
     }
 
-    /// Whether a call that the kernel has interrupted, as it does whatever the handler asks for, is to go on, because
-    /// the handlers of the signals that came since ask for that.
+    /// Returns whether a call that the kernel has interrupted is to be restarted, because the handlers that have run
+    /// since ask for it. The calls in question are those that the kernel interrupts regardless of `SA_RESTART`.
     pub fn restarts(self) -> bool {
         match self.since() {
             HandlersRun::None => system::all_handlers_restart(),
@@ -190,17 +196,17 @@ impl SignalCheckpoint {
     }
 }
 
-/// Names the gates: the kernel enters there instead of the program's handlers from now on.
+/// Sets the addresses of the gates, which the kernel enters instead of the program's handlers from now on.
 pub fn set_gates(plain: usize, informed: usize) {
     GATES[HandlerKind::Plain as usize].store(plain, Ordering::Relaxed);
     GATES[HandlerKind::SigInfo as usize].store(informed, Ordering::Relaxed);
 }
 
-/// Has the mask of a call that waits in force while it is awake. Not where nobody notes which handlers run: there the
-/// kernel alone can tell, and is asked under the mask now and then.
+/// Sets the signal mask of a waiting call while it polls. Returns `None` without gates: then only the kernel knows
+/// which handlers run, and the call asks it under the mask from time to time.
 ///
-/// `began` becomes the moment from which on a handler interrupts the call: one that runs before the mask is in force
-/// ran before the call, and one that the mask lets in, though it was kept out before, runs after.
+/// `began` becomes the checkpoint after which a handler interrupts the call: a handler that runs before the mask is set
+/// ran before the call, and one that the new mask unblocks runs after it.
 ///
 /// # Safety
 /// `mask` is null or a signal set.
@@ -211,11 +217,12 @@ pub unsafe fn mask_while_polling(
     if load(&GATES[HandlerKind::Plain as usize]) == 0 {
         return None;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `mask` is null or points to a signal set.
     unsafe { system::SignalMaskGuard::replace(mask, || *began = SignalCheckpoint::now()) }
 }
 
-/// A gate was entered for `signal`: notes it, and answers the address of the program's handler, or of what puts it off.
+/// Records that a gate was entered for `signal`. Returns the address to continue at: that of the program's handler, or
+/// of the function that defers it.
 pub fn enter(signal: i32, kind: HandlerKind) -> usize {
     if CRITICAL_DEPTH.get() > 0 || defers_for_holder() {
         return defer as *const () as usize;
@@ -232,8 +239,9 @@ fn load(word: &AtomicUsize) -> usize {
     word.load(Ordering::Acquire)
 }
 
-/// Changes what is called for `signal`. `in_kernel` gets the address to give to the kernel, answers whether it took it
-/// and the handler it had before; that of the program behind it is returned.
+/// Changes the handler of `signal`. `in_kernel` gets the address to set in the kernel; it returns its result, whether
+/// the kernel accepted the address, and the handler that the kernel had before. The second value returned here is the
+/// program's handler behind that one.
 pub fn replace_handler<R>(
     signal: i32,
     new: Option<Handler>,
@@ -255,12 +263,12 @@ pub fn replace_handler<R>(
     })
 }
 
-/// In the child of a fork: no other thread is here to end a change.
+/// In the child of a fork, releases the lock: a thread that held it does not exist here.
 pub fn after_fork_in_child() {
     CHANGES.reset();
 }
 
-/// What an address is that stood alone, as `signal(2)` answers it.
+/// Returns the gate at an address, which `signal(2)` returns without its kind.
 pub fn handler_of_gate(address: usize) -> Option<Handler> {
     [HandlerKind::Plain, HandlerKind::SigInfo]
         .map(|kind| Handler { kind, address })
@@ -276,7 +284,7 @@ fn is_gate(handler: Handler) -> bool {
     handler.address != 0 && handler.address == load(&GATES[handler.kind as usize])
 }
 
-/// `None`: the kernel is to enter the handler itself, if it is one.
+/// Stores a handler and returns the gate for the kernel to enter; `None` if the kernel is to get the address itself.
 fn install_behind_gate(signal: i32, new: Handler) -> Option<usize> {
     let is_handler = new.address != libc::SIG_DFL && new.address != libc::SIG_IGN && new.address != libc::SIG_ERR;
     let gate = load(&GATES[new.kind as usize]);
@@ -297,8 +305,8 @@ mod tests {
         let began = SignalCheckpoint::now();
         assert_eq!(began.since(), HandlersRun::None);
         std::thread::scope(|scope| scope.spawn(|| enter(libc::SIGURG, HandlerKind::Plain)).join().unwrap());
-        assert_eq!(began.since(), HandlersRun::None, "another thread's");
-        // No handler is installed, so that there is nothing that asks for a restart.
+        assert_eq!(began.since(), HandlersRun::None, "it ran in another thread");
+        // No handler is installed that asks for a restart.
         enter(libc::SIGURG, HandlerKind::Plain);
         assert_eq!(began.since(), HandlersRun::Interrupting);
         assert_eq!(SignalCheckpoint::now().since(), HandlersRun::None);
@@ -315,13 +323,17 @@ mod tests {
         assert_eq!(set(plain(7), plain(libc::SIG_DFL)), (PLAIN, Some(plain(libc::SIG_DFL))));
         let informed = Handler { kind: HandlerKind::SigInfo, address: 8 };
         assert_eq!(set(informed, plain(PLAIN)), (INFORMED, Some(plain(7))));
-        assert_eq!(enter(libc::SIGWINCH, HandlerKind::Plain), 7, "a signal that was on its way");
+        assert_eq!(enter(libc::SIGWINCH, HandlerKind::Plain), 7, "a signal that was in delivery");
         assert_eq!(enter(libc::SIGWINCH, HandlerKind::SigInfo), 8);
         let refused = replace_handler(libc::SIGWINCH, Some(plain(9)), |_| ((), false, None));
         assert_eq!(refused, ((), None));
         assert_eq!(enter(libc::SIGWINCH, HandlerKind::Plain), 7);
         assert_eq!(set(plain(libc::SIG_IGN), Handler { address: INFORMED, ..informed }).1, Some(informed));
-        assert_eq!(set(plain(PLAIN), plain(libc::SIG_IGN)).0, PLAIN, "what a program may have found by a system call");
+        assert_eq!(
+            set(plain(PLAIN), plain(libc::SIG_IGN)).0,
+            PLAIN,
+            "a program may have read the gate by a system call"
+        );
         assert_eq!(enter(libc::SIGWINCH, HandlerKind::Plain), 7);
         let fault = replace_handler(libc::SIGSEGV, Some(plain(7)), |address| (address, true, None));
         assert_eq!(fault.0, Some(7));

@@ -26,7 +26,7 @@ impl SocketOption {
     }
 }
 
-/// Returns the error of a system call that failed.
+/// Converts the return value of a raw system call without a result.
 pub(crate) fn outcome(answer: isize) -> Result<(), Errno> {
     if answer >= 0 {
         return Ok(());

@@ -1,30 +1,29 @@
-//! System calls without libc, and state that the kernel keeps for this process.
+//! System calls without libc, and the state that the kernel keeps for this process.
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Bytes of the kernel's signal set, which is shorter than libc's.
+/// Size of the kernel's signal set, which is smaller than libc's.
 pub(crate) const KERNEL_SIGSET_BYTES: usize = 8;
 
-/// Grows with every `fork`, `vfork` and `posix_spawn` of this process: what was opened before one may be held by a
-/// child.
+/// Number of `fork`, `vfork` and `posix_spawn` calls of this process: a child may hold what was opened before one.
 static SPAWNS: AtomicU32 = AtomicU32::new(0);
 
-/// Notes that a child is about to be made.
+/// Counts a child that is about to be created.
 pub fn note_spawn() {
     SPAWNS.fetch_add(1, Ordering::Relaxed);
-    // A child that borrows our memory must find the marker made: it cannot make one that its parent would know.
+    // A child of `vfork` must find the marker: it runs in this memory and cannot create one that its parent would know.
     crate::descriptor::hidden::prepare_inheritance();
 }
 
-/// How often this process has made children.
+/// Returns the number of children that this process has created.
 pub fn spawns() -> u32 {
     SPAWNS.load(Ordering::Relaxed)
 }
 
-/// Runs `work` with all signals blocked: no handler finds it half done.
+/// Runs `work` with all signals blocked, so that no handler interrupts it.
 pub fn without_signals<R>(work: impl FnOnce() -> R) -> R {
     let before = set_signal_mask(u64::MAX);
     let result = work();
@@ -32,24 +31,24 @@ pub fn without_signals<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Sends a signal to this thread, with what the kernel has said of it; without that where no more can be queued.
+/// Sends a signal to this thread with the `siginfo_t` of the kernel, or without it if no more can be queued.
 ///
 /// # Safety
-/// `info` is what the kernel has called a handler with.
+/// `info` points to the `siginfo_t` that the kernel has passed to a handler.
 pub unsafe fn send_to_this_thread(signal: i32, info: *const libc::siginfo_t) {
     let process = rustix::process::getpid().as_raw_nonzero().get();
     let thread = rustix::thread::gettid().as_raw_nonzero().get();
-    // SAFETY: our caller says that `info` is a whole structure of the kernel's, which only reads it.
+    // SAFETY: the caller guarantees that `info` points to a whole `siginfo_t`, which the kernel only reads.
     if unsafe { call!(libc::SYS_rt_tgsigqueueinfo, process, thread, signal, info) } < 0 {
-        // SAFETY: no pointers.
+        // SAFETY: the call takes numbers only.
         unsafe { call!(libc::SYS_tgkill, process, thread, signal) };
     }
 }
 
-/// Blocks exactly the signals in `mask`; returns those that were blocked before.
+/// Blocks exactly the signals in `mask`. Returns those that were blocked before.
 pub fn set_signal_mask(mask: u64) -> u64 {
     let mut before = 0_u64;
-    // SAFETY: both sets have the kernel's size.
+    // SAFETY: both pointers are to local sets of the kernel's size, which is passed along.
     unsafe { call!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const mask, &raw mut before, size_of::<u64>()) };
     before
 }
@@ -62,20 +61,21 @@ pub(crate) fn send_file(
     len_bytes: usize,
 ) -> Result<usize, Errno> {
     let offset = offset.map_or(std::ptr::null_mut(), std::ptr::from_mut);
-    // SAFETY: the offset is null or writable.
+    // SAFETY: the offset is null or a reference to a writable number.
     count_or_error(unsafe { call!(libc::SYS_sendfile, to.as_raw_fd(), file.as_raw_fd(), offset, len_bytes) })
 }
 
-/// A signal mask in force for as long as this lives.
+/// Restores a signal mask when it is dropped.
 pub struct SignalMaskGuard(u64);
 
 impl SignalMaskGuard {
-    /// The mask that a call was given, if any; `between` runs where no signal can come.
+    /// Sets the signal mask that a call was given, if any. `between` runs while all signals are blocked.
     ///
     /// # Safety
-    /// `mask` is null or a signal set.
+    /// `mask` is null or points to a signal set.
     pub unsafe fn replace(mask: *const libc::sigset_t, between: impl FnOnce()) -> Option<Self> {
-        // SAFETY: the kernel's set is the beginning of libc's.
+        // SAFETY: the caller guarantees that `mask` is null or points to libc's set, whose first eight bytes are the
+        // kernel's.
         let mask = unsafe { mask.cast::<u64>().as_ref() }?;
         let before = set_signal_mask(u64::MAX);
         between();
@@ -92,7 +92,7 @@ impl Drop for SignalMaskGuard {
 
 /// An argument of a system call.
 pub trait SyscallArgument {
-    /// As a register holds it.
+    /// Converts the argument to the contents of a register.
     fn register(self) -> usize;
 }
 
@@ -120,9 +120,9 @@ impl<T> SyscallArgument for *mut T {
     }
 }
 
-/// A system call of our own, around libc, whose `syscall` may be ours. Answers what the kernel does, an error as a
-/// negative number ([`error_of`]), and leaves `errno` alone: that is the program's, and a call of the program's that
-/// succeeds keeps what it holds.
+/// Performs a system call of the library without libc, whose `syscall` may be the library's own. Returns the kernel's
+/// answer, an error as a negative number ([`error_of`]), and does not touch `errno`: that belongs to the program, and a
+/// successful call of the program must leave it as it was.
 macro_rules! call {
     ($number:expr $(, $argument:expr)* $(,)?) => {
         $crate::process::system::raw_syscall(
@@ -133,38 +133,38 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// As the macro of the same name.
+/// Performs a system call; the macro `call` converts the arguments.
 ///
 /// # Safety
-/// As the system call.
+/// The arguments fulfil the requirements of this system call.
 pub(crate) unsafe fn raw_syscall<const N: usize>(number: libc::c_long, arguments: [usize; N]) -> isize {
     let mut six = [0; 6];
     six[..N].copy_from_slice(&arguments);
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that these are valid arguments of this system call.
     unsafe { enter_kernel(number, six) }
 }
 
-/// The error that a call without `errno` has answered.
+/// Returns the error in the return value of a raw system call.
 pub(crate) fn error_of(answer: isize) -> Errno {
     Errno::from_raw_os_error(-answer as i32)
 }
 
-/// A system call of the program's: as libc's `syscall`, sets `errno` and answers -1.
+/// Performs a system call on behalf of the program: sets `errno` and returns -1 on failure, as libc's `syscall` does.
 ///
 /// # Safety
 /// As the system call.
 pub unsafe fn call_kernel<const N: usize>(number: libc::c_long, arguments: [usize; N]) -> isize {
-    // SAFETY: our caller says that these are arguments of that system call.
+    // SAFETY: the caller guarantees that these are valid arguments of this system call.
     let result = unsafe { raw_syscall(number, arguments) };
     if (-4095..0).contains(&result) {
-        // SAFETY: libc's own variable of this thread.
+        // SAFETY: `__errno_location` returns the address of this thread's `errno`, which is writable.
         unsafe { *libc::__errno_location() = -result as i32 };
         return -1;
     }
     result
 }
 
-/// A count, or the error that a call without `errno` has answered.
+/// Converts the return value of a raw system call to a count or an error.
 pub(crate) fn count_or_error(answer: isize) -> Result<usize, Errno> {
     usize::try_from(answer).map_err(|_| error_of(answer))
 }
@@ -173,7 +173,8 @@ pub(crate) fn count_or_error(answer: isize) -> Result<usize, Errno> {
 unsafe fn enter_kernel(number: libc::c_long, arguments: [usize; 6]) -> isize {
     let result: isize;
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the kernel's calling convention; what the call does is the caller's affair.
+    // SAFETY: the registers are those of the kernel's calling convention on x86-64, `rcx` and `r11` are declared as
+    // clobbered, and the caller guarantees that the arguments are valid.
     unsafe {
         core::arch::asm!(
             "syscall",
@@ -190,7 +191,8 @@ unsafe fn enter_kernel(number: libc::c_long, arguments: [usize; 6]) -> isize {
         );
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: as above.
+    // SAFETY: the registers are those of the kernel's calling convention on AArch64, and the caller guarantees that the
+    // arguments are valid.
     unsafe {
         core::arch::asm!(
             "svc 0",
@@ -207,12 +209,12 @@ unsafe fn enter_kernel(number: libc::c_long, arguments: [usize; 6]) -> isize {
     result
 }
 
-/// What the last system call of this thread failed with.
+/// Returns the error of this thread's last libc call.
 pub fn errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// What fits of a file in which the kernel says something.
+/// Reads the beginning of a file of the kernel as text, as much as fits into `bytes`.
 pub fn read_text(path: impl rustix::path::Arg, bytes: &mut [u8]) -> Option<&str> {
     let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let length = rustix::io::read(&file, &mut *bytes);
@@ -222,39 +224,40 @@ pub fn read_text(path: impl rustix::path::Arg, bytes: &mut [u8]) -> Option<&str>
 
 /// Returns the inode of a socket, which identifies it. `None` where `fd` is not a socket.
 pub(crate) fn inode_of(fd: std::os::fd::RawFd) -> Option<u64> {
-    // SAFETY: only asks; a closed number is answered with an error.
+    // SAFETY: the descriptor is only queried; the kernel answers a closed number with an error.
     let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) }).ok()?;
     (stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(stat.st_ino)
 }
 
 /// Returns whether a descriptor stays open through `exec`.
 pub(crate) fn is_inheritable(fd: std::os::fd::RawFd) -> bool {
-    // SAFETY: the program's descriptor, in a call about it.
+    // SAFETY: the descriptor is only queried, during a call of the program that names it.
     let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) });
     flags.is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC))
 }
 
-/// Whether the process may write files of `len_bytes`: the kernel ends one by SIGXFSZ that goes beyond its limit.
+/// Checks whether the process may write files of `len_bytes`: beyond its limit the kernel sends SIGXFSZ, which ends it.
 ///
 /// # Errors
-/// `FBIG`: it may not.
+/// `FBIG` if it may not.
 pub(crate) fn check_file_bytes(len_bytes: usize) -> Result<(), Errno> {
     let limit_bytes = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
     if limit_bytes.is_some_and(|limit_bytes| limit_bytes < len_bytes as u64) { Err(Errno::FBIG) } else { Ok(()) }
 }
 
-/// What wakes a sleeper; no other byte is ever sent on a lifeline whose handshake has come.
+/// The byte that wakes a blocked thread; no other byte is sent on a lifeline after its handshake.
 pub(crate) const RING: u8 = 1;
 
-/// Sends one byte to wake the other end of a lifeline. A full queue is as good as a byte in it.
+/// Sends one byte to wake the other endpoint of a lifeline. A full queue serves as well as a byte in it.
 pub fn ring(fd: i32) -> Result<(), Errno> {
     ring_with(fd, 0)
 }
 
-/// As [`ring`], with a byte for which the kernel sends `SIGURG` to whom the other end has named.
+/// Sends a byte as [`ring`] does, for which the kernel also sends `SIGURG` to the owner that the other endpoint has
+/// set.
 ///
 /// # Errors
-/// As `sendto`; `OPNOTSUPP` of a kernel before Linux 5.15.
+/// Those of `sendto(2)`; `OPNOTSUPP` from a kernel before Linux 5.15.
 pub fn ring_urgently(fd: i32) -> Result<(), Errno> {
     ring_with(fd, libc::MSG_OOB)
 }
@@ -262,7 +265,7 @@ pub fn ring_urgently(fd: i32) -> Result<(), Errno> {
 fn ring_with(fd: i32, flags: i32) -> Result<(), Errno> {
     let byte = [RING];
     let flags = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: one byte is readable.
+    // SAFETY: the pointer is to a local array of one byte.
     let sent = unsafe { call!(libc::SYS_sendto, fd, byte.as_ptr(), 1, flags, 0, 0) };
     match if sent < 0 { error_of(sent) } else { return Ok(()) } {
         Errno::AGAIN => Ok(()),
@@ -270,15 +273,16 @@ fn ring_with(fd: i32, flags: i32) -> Result<(), Errno> {
     }
 }
 
-/// How often 64 bytes are taken out of a lifeline at once: a peer that goes on ringing is not waited for.
+/// Maximum number of reads of 64 bytes from a lifeline at once: a peer that keeps ringing does not keep this process
+/// busy.
 const DRAINS_MAX: usize = 64;
 
-/// So many wake-up bytes may stay in a lifeline that several processes listen to: far fewer than its buffer holds. So
-/// many processes may thin it out at the same time, too.
+/// Number of wake-up bytes that may stay in a lifeline which several processes poll: far fewer than its buffer holds.
+/// The same number of processes may drain it at the same time.
 const RINGS_LEFT_MAX: i32 = 32;
 
-/// Takes wake-up bytes out of a lifeline that others listen to, by edges: they find it readable still, as they must
-/// when they come to look, and it never fills.
+/// Removes surplus wake-up bytes from a lifeline that other processes watch edge-triggered: it stays readable, as they
+/// require when they poll, and never fills.
 pub fn drain_surplus_rings(fd: i32) {
     for _ in 0..DRAINS_MAX {
         if !has_surplus_rings(fd) || !take_surplus_ring(fd) {
@@ -289,25 +293,27 @@ pub fn drain_surplus_rings(fd: i32) {
 
 fn has_surplus_rings(fd: i32) -> bool {
     let mut unread_bytes = 0_i32;
-    // SAFETY: the number is writable.
+    // SAFETY: the pointer is to a local number, which `FIONREAD` writes.
     let result = unsafe { call!(libc::SYS_ioctl, fd, libc::FIONREAD, &raw mut unread_bytes) };
     result >= 0 && unread_bytes > RINGS_LEFT_MAX
 }
 
-/// One at a time: others may have seen the same surplus, and each of them takes one as well.
+/// Removes one byte only: other processes may have seen the same surplus, and each of them removes one as well.
 fn take_surplus_ring(fd: i32) -> bool {
     let mut byte = [0_u8];
-    // SAFETY: the array is writable.
+    // SAFETY: the pointer and the length are those of a local array.
     let received = unsafe { call!(libc::SYS_recvfrom, fd, byte.as_mut_ptr(), byte.len(), libc::MSG_DONTWAIT, 0, 0) };
     received > 0
 }
 
-/// Takes the wake-up bytes out of a lifeline; `Ok(false)`, and `CONNRESET` once, at the end of the stream. `PROTO`:
-/// there were others among them.
+/// Removes the wake-up bytes from a lifeline. Returns false at the end of the stream.
+///
+/// # Errors
+/// `CONNRESET`, once, if the peer has reset the stream; `PROTO` if there were other bytes among them.
 pub fn drain(fd: i32) -> Result<bool, Errno> {
     let mut bytes = [0_u8; 64];
     for _ in 0..DRAINS_MAX {
-        // SAFETY: the array is writable.
+        // SAFETY: the pointer and the length are those of a local array.
         let received =
             unsafe { call!(libc::SYS_recvfrom, fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT, 0, 0) };
         match received {
@@ -322,22 +328,22 @@ pub fn drain(fd: i32) -> Result<bool, Errno> {
     Ok(true)
 }
 
-/// Whether every signal handler of the process asks for interrupted calls to be restarted. A call that waits by `poll`
-/// is always interrupted; this decides whether the call it stands for would have been, where nobody has noted which
-/// handler ran.
+/// Returns whether every signal handler of the process has `SA_RESTART`. The kernel interrupts a wait by `poll` in any
+/// case; this decides whether the call that the wait stands for would have been interrupted, where it is not recorded
+/// which handler ran.
 pub fn all_handlers_restart() -> bool {
     const SIGNALS: i32 = 64;
     (1..=SIGNALS).all(|signal| action_of(signal).is_none_or(|action| action.handler <= 1 || action.restarts()))
 }
 
-/// Whether the handler of a signal asks for interrupted calls to be restarted.
+/// Returns whether the handler of a signal has `SA_RESTART`.
 pub fn handler_restarts(signal: i32) -> bool {
     action_of(signal).is_some_and(|action| action.restarts())
 }
 
 fn action_of(signal: i32) -> Option<KernelAction> {
     let mut action = KernelAction::default();
-    // SAFETY: the structure is writable and as large as the kernel's; the mask is eight bytes.
+    // SAFETY: the structure is a local of the kernel's layout, and the size of its mask is passed along.
     let result = unsafe { call!(libc::SYS_rt_sigaction, signal, 0, &raw mut action, KERNEL_SIGSET_BYTES) };
     (result == 0).then_some(action)
 }
@@ -367,13 +373,13 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn processes_that_thin_out_the_same_rings_at_the_same_time_leave_one() {
-        let (bell, mut lifeline) = UnixStream::pair().unwrap();
+    fn processes_that_drain_the_same_rings_at_the_same_time_leave_one() {
+        let (sender, mut lifeline) = UnixStream::pair().unwrap();
         let fd = lifeline.as_raw_fd();
         for _ in 0..=RINGS_LEFT_MAX {
-            ring(bell.as_raw_fd()).unwrap();
+            ring(sender.as_raw_fd()).unwrap();
         }
-        // All have looked before the first takes anything.
+        // All processes see the surplus before the first removes anything.
         assert!((0..RINGS_LEFT_MAX).all(|_| has_surplus_rings(fd)));
         assert!((0..RINGS_LEFT_MAX).all(|_| take_surplus_ring(fd)));
         assert_eq!(poll_now(fd, libc::POLLIN), libc::POLLIN);
@@ -383,13 +389,13 @@ mod tests {
     }
 
     #[test]
-    fn a_lifeline_that_is_thinned_out_keeps_rings_and_never_fills() {
-        let (bell, lifeline) = UnixStream::pair().unwrap();
+    fn a_lifeline_whose_surplus_is_drained_stays_readable_and_never_fills() {
+        let (sender, lifeline) = UnixStream::pair().unwrap();
         for _ in 0..100_000 {
             let mut byte = [RING];
-            // SAFETY: one byte is readable.
+            // SAFETY: the pointer is to a local array of one byte.
             let sent =
-                unsafe { call!(libc::SYS_sendto, bell.as_raw_fd(), byte.as_mut_ptr(), 1, libc::MSG_DONTWAIT, 0, 0) };
+                unsafe { call!(libc::SYS_sendto, sender.as_raw_fd(), byte.as_mut_ptr(), 1, libc::MSG_DONTWAIT, 0, 0) };
             assert_eq!(sent, 1, "full");
             drain_surplus_rings(lifeline.as_raw_fd());
             assert_eq!(poll_now(lifeline.as_raw_fd(), libc::POLLIN), libc::POLLIN);

@@ -1,29 +1,31 @@
-//! Whether this process has more than one thread. Most programs that count latency have one, and pay for a locked
-//! instruction what a cache line costs to move.
+//! Whether this process has more than one thread. Most programs for which latency matters have one thread, and a locked
+//! instruction would cost them as much as the transfer of a cache line.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 static MANY: u8 = 0;
-/// libc's own answer (`__libc_single_threaded`, glibc 2.32 and later), or a zero that always says "many".
+/// libc's variable (`__libc_single_threaded`, glibc 2.32 and later), or a zero byte, which always means several
+/// threads.
 static IS_SINGLE: AtomicPtr<u8> = AtomicPtr::new((&raw const MANY).cast_mut());
 
-/// Finds libc's answer. Without this call, every process counts as one with many threads.
+/// Finds libc's variable. Without this call, every process counts as one with several threads.
 pub fn find_single_threaded() {
-    // SAFETY: the name ends with a zero byte.
+    // SAFETY: the name is a C string literal, and `dlsym` only reads it.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) };
     if !found.is_null() {
         IS_SINGLE.store(found.cast(), Ordering::Release);
     }
 }
 
-/// Whether this thread is the only one. Becomes false before a second thread runs.
+/// Returns whether this thread is the only one. Becomes false before a second thread runs.
 #[inline]
 pub fn is_single() -> bool {
-    // SAFETY: a byte of libc's, or of ours, that lives as long as the process; libc changes it.
+    // SAFETY: the pointer is that of `MANY` or of libc's variable, both of one byte that lives as long as the process;
+    // the read is volatile because libc changes its variable.
     unsafe { IS_SINGLE.load(Ordering::Relaxed).read_volatile() != 0 }
 }
 
-/// Adds to a word that only this process's threads change; returns what it was.
+/// Adds to a word that only the threads of this process change. Returns the value before.
 #[inline]
 pub fn add(word: &AtomicU32, value: u32) -> u32 {
     if is_single() {
@@ -35,17 +37,18 @@ pub fn add(word: &AtomicU32, value: u32) -> u32 {
     }
 }
 
-/// A number that no other live thread of this process has: never 0, and even.
+/// Returns a number that no other live thread of this process has: even and not 0.
 #[inline]
 pub fn current() -> u32 {
     let pointer: usize;
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the first word of a thread's control block is the block's address.
+    // SAFETY: on x86-64 Linux, `fs` points to the thread control block, whose first word is its own address; it is only
+    // read.
     unsafe {
         core::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, readonly, preserves_flags));
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: reads the thread pointer.
+    // SAFETY: reading the thread pointer register has no side effects.
     unsafe {
         core::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, nomem, preserves_flags));
     }
