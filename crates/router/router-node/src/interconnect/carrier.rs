@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use router::batch::Carried;
+use router::batch::MessageTransfer;
 use router::batch::message::{Header, Message, MessageError, Source, WANTS_MAX};
 use router::{Hop, NodeId};
 use thiserror::Error;
@@ -32,8 +32,8 @@ pub(super) struct FlowLimits {
     pub ahead_packets: u32,
     /// Maximum number of messages in flight.
     pub messages_max: usize,
-    /// How messages are carried.
-    pub carried: Carried,
+    /// How messages leave the process.
+    pub transfer: MessageTransfer,
     /// The initial latency model, see [`router::batch::Latency::new`].
     pub latency_ns: [f64; 3],
     /// Maximum number of bytes in flight.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use fabric::shm::{EventfdDoorbell, ShmDescriptors, create_memory, open_memory};
 use fabric::{Doorbell, Inbound, Outbound, WaitOutcome};
 use lane::{Consumer, Draft, Producer, RECORD_BYTES_MAX, SLOT_BYTES, Span};
-use router::batch::Carried;
+use router::batch::MessageTransfer;
 use router::batch::message::{self, Header, Message, Source};
 use router::{NODES_MAX, NodeId};
 use volmem::sync::Ordering;
@@ -188,7 +188,7 @@ pub(super) fn limits(medium: &impl Medium) -> FlowLimits {
         ahead_packets: medium.ahead_packets(),
         // The ring itself limits what is in flight.
         messages_max: SLOTS as usize,
-        carried: Carried::ByCopies,
+        transfer: MessageTransfer::Copy,
         latency_ns: [LATENCY_NS[0] + 2.0 * medium.one_way_ns(), LATENCY_NS[1], LATENCY_NS[2]],
         bytes_max: u64::MAX,
         acks_in_messages: false,

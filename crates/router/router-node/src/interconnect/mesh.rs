@@ -133,7 +133,7 @@ impl<C: Carrier> Mesh<C> {
             own,
             settings,
             is_adaptive: matches!(settings.policy, Policy::Adaptive { .. }),
-            occupancy: Occupancy::new(limits.carried),
+            occupancy: Occupancy::new(limits.transfer),
             limits,
             carrier,
             peers: std::array::from_fn(|_| Peer::new(&settings, &limits)),
@@ -269,8 +269,8 @@ impl<C: Carrier> Mesh<C> {
         }
         let peer = &self.peers[usize::from(node.0)];
         let by_occupancy = self.by_occupancy(now, peer);
-        let limit = self.occupancy.limit(by_occupancy);
-        Ok(BatchTarget { by_occupancy, by_under_way: peer.by_in_flight(&self.limits), limit })
+        let bytes_max = self.occupancy.message_bytes_max(by_occupancy);
+        Ok(BatchTarget { by_occupancy, by_in_flight: peer.by_in_flight(&self.limits), bytes_max })
     }
 
     /// Returns the batch size by the occupancy of this node, and that of the peer as it reports it.
@@ -424,7 +424,7 @@ impl<C: Carrier> Interconnect for Mesh<C> {
     fn restart(&mut self, pool: &mut Pool) -> Result<(), InterconnectError> {
         (0..NODES_MAX).for_each(|node| self.remove_peer(pool, NodeId(node)));
         self.balancer = balancer(self.own, &self.settings, self.flow_seed);
-        self.occupancy = Occupancy::new(self.limits.carried);
+        self.occupancy = Occupancy::new(self.limits.transfer);
         self.carrier.restart()
     }
 

@@ -7,7 +7,7 @@ use fabric::shm::{ShmDescriptors, create_link, open_link};
 use rnic::verbs::{Mtu, NicAddress};
 use rnic_live::{LaneIo, LiveError, PacketIo, UdpIo, WINDOW_BYTES};
 use router::NodeId;
-use router::batch::Carried;
+use router::batch::MessageTransfer;
 
 use super::interface::{ConnectionParams, InterconnectError, Offer, invalid_offer};
 
@@ -15,8 +15,8 @@ use super::interface::{ConnectionParams, InterconnectError, Offer, invalid_offer
 pub(super) trait PeerWire: PacketIo + Send {
     /// Length of the token after each message; 0 where no third party can send.
     const TOKEN_BYTES: usize;
-    /// How messages are carried.
-    const CARRIED: Carried;
+    /// How messages leave the process.
+    const TRANSFER: MessageTransfer;
 
     /// Returns the path MTU of the transport.
     fn mtu(&self) -> Mtu;
@@ -54,7 +54,7 @@ pub(super) struct Offered {
 
 impl PeerWire for LaneIo {
     const TOKEN_BYTES: usize = 0;
-    const CARRIED: Carried = Carried::ByCopies;
+    const TRANSFER: MessageTransfer = MessageTransfer::Copy;
 
     fn mtu(&self) -> Mtu {
         Mtu::B4096
@@ -106,7 +106,7 @@ impl PeerWire for LaneIo {
 
 impl PeerWire for UdpIo {
     const TOKEN_BYTES: usize = size_of::<u64>();
-    const CARRIED: Carried = Carried::BySystemCalls;
+    const TRANSFER: MessageTransfer = MessageTransfer::SystemCall;
 
     /// The largest on one machine; what an Ethernet frame carries between machines.
     fn mtu(&self) -> Mtu {

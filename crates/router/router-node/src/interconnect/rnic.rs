@@ -342,7 +342,7 @@ pub(super) fn limits<W: PeerWire>() -> FlowLimits {
         message_bytes_max: SLOT_BYTES - W::TOKEN_BYTES,
         ahead_packets: AHEAD_PACKETS,
         messages_max: WINDOW_MESSAGES_MAX,
-        carried: W::CARRIED,
+        transfer: W::TRANSFER,
         latency_ns: Latency::PUBLISHED,
         bytes_max: WINDOW_BYTES_MAX,
         acks_in_messages: true,

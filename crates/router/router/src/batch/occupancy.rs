@@ -2,8 +2,7 @@
 
 use sim::Time;
 
-use super::lengths::{Carried, FULL_BYTES, Lengths, Limit};
-use super::limits::PACKETS_MAX;
+use super::limits::{COPIED_BYTES_MAX, MESSAGE_BYTES_MAX, PACKETS_MAX};
 
 /// Interval of decisions, without interruptions.
 const PERIOD_NS: f64 = 100_000.0;
@@ -22,13 +21,22 @@ const IDLE_ROUNDS: f64 = 64.0;
 /// Weight of a period in the recent work, as a divisor: smooths random arrivals.
 const PERIODS: f64 = 8.0;
 /// Maximum fraction of time that a node should work: the rest makes up for interruptions.
-pub(super) const WORKS_AT_MOST: f64 = 0.8;
+const WORKS_AT_MOST: f64 = 0.8;
 /// Cost of a message without its packets, of a packet and of a byte in nanoseconds, between two cores of one server.
 /// Only their ratios matter, and little: three times or a third of the cost of a message changes none of the results in
 /// virtual time.
 const MESSAGE_NS: f64 = 280.0;
 const PACKET_NS: f64 = 15.0;
 const BYTE_NS: f64 = 0.13;
+
+/// How messages leave the process, which determines what a message costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageTransfer {
+    /// The process copies each message into memory that the peer reads. A message costs little beyond its bytes.
+    Copy,
+    /// Each message is a system call. Long messages save much.
+    SystemCall,
+}
 
 /// Measures the fraction of time that a node works, from iteration to iteration of its loop, and its messages.
 ///
@@ -52,8 +60,7 @@ pub struct Occupancy {
     /// Moving average of the work of a period.
     recent: Work,
     least_packets: f64,
-    /// Search for the best message length, where long messages are not always cheaper.
-    lengths: Option<Lengths>,
+    transfer: MessageTransfer,
 }
 
 /// The work of a node in an interval.
@@ -85,7 +92,7 @@ impl Work {
     /// Returns the batch size, limited by what a message holds: [`PACKETS_MAX`] if more than a full message is wanted.
     fn least_packets(&self) -> f64 {
         let wanted = self.packets_wanted();
-        let is_beyond_full = wanted * self.bytes > FULL_BYTES as f64 * self.packets;
+        let is_beyond_full = wanted * self.bytes > MESSAGE_BYTES_MAX as f64 * self.packets;
         if is_beyond_full { PACKETS_MAX as f64 } else { wanted.clamp(1.0, PACKETS_MAX as f64) }
     }
 
@@ -105,8 +112,8 @@ impl Work {
 }
 
 impl Occupancy {
-    /// Creates the measurement of an idle node with this kind of carrier.
-    pub const fn new(carried: Carried) -> Occupancy {
+    /// Creates the measurement of an idle node whose messages leave in this way.
+    pub const fn new(transfer: MessageTransfer) -> Occupancy {
         Occupancy {
             looked: Time::ZERO,
             idle_round_ns: 0.0,
@@ -115,10 +122,7 @@ impl Occupancy {
             period: Work::NONE,
             recent: Work::NONE,
             least_packets: 1.0,
-            lengths: match carried {
-                Carried::ByCopies => Some(Lengths::new()),
-                Carried::BySystemCalls => None,
-            },
+            transfer,
         }
     }
 
@@ -127,15 +131,10 @@ impl Occupancy {
         self.least_packets as usize
     }
 
-    /// Returns the maximum length of a message for the batch size of the more loaded of two nodes.
-    pub fn limit(&mut self, least_packets: usize) -> Limit {
-        let (has_time, is_full_only) = (self.has_time(), least_packets >= PACKETS_MAX);
-        self.lengths.as_mut().map_or(Limit::FULL, |lengths| lengths.limit(has_time, is_full_only))
-    }
-
-    /// Returns whether there is time for other than full messages.
-    fn has_time(&self) -> bool {
-        self.least_packets() < PACKETS_MAX
+    /// Returns the maximum bytes of a message for the batch size of the more loaded of two nodes.
+    pub fn message_bytes_max(&self, least_packets: usize) -> usize {
+        let has_time = least_packets < PACKETS_MAX;
+        if has_time && self.transfer == MessageTransfer::Copy { COPIED_BYTES_MAX } else { MESSAGE_BYTES_MAX }
     }
 
     /// Records that the node slept, because it was idle.
@@ -151,29 +150,18 @@ impl Occupancy {
     /// Records that the node sent such a message.
     pub fn note_sent(&mut self, packets: usize, bytes: usize) {
         self.note_message(packets, bytes);
-        if let Some(lengths) = &mut self.lengths {
-            lengths.note_sent(bytes);
-        }
     }
 
     fn note_message(&mut self, packets: usize, bytes: usize) {
         self.period.messages += 1.0;
         self.period.packets += packets as f64;
         self.period.bytes += bytes as f64;
-        if let Some(lengths) = &mut self.lengths {
-            lengths.note_message(bytes);
-        }
     }
 
     /// Records the begin of a loop iteration; `was_busy` states whether the previous one had work.
     pub fn begin_round(&mut self, now: Time, was_busy: bool) {
         let round_ns = now.since(self.looked).ns();
         self.looked = now;
-        let worked_ns = if was_busy { self.work_of(round_ns) } else { 0.0 };
-        let has_time = self.has_time();
-        if let Some(lengths) = &mut self.lengths {
-            lengths.end_round(round_ns, worked_ns, has_time);
-        }
         if was_busy {
             self.note_busy_round(round_ns.min(ROUND_NS_MAX.max(ROUNDS_MAX * self.busy_round_ns)));
         } else if self.has_slept {
@@ -238,7 +226,7 @@ mod tests {
     }
 
     fn least_after(of_hundred: u64, packets: usize) -> usize {
-        let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);
+        let (mut occupancy, mut now) = (Occupancy::new(MessageTransfer::Copy), Time::ZERO);
         run(&mut occupancy, &mut now, 2000, 0, 1);
         run(&mut occupancy, &mut now, 10_000, of_hundred, packets);
         occupancy.least_packets()
@@ -268,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_node_that_is_never_idle_soon_sends_only_full_messages() {
-        let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);
+        let (mut occupancy, mut now) = (Occupancy::new(MessageTransfer::Copy), Time::ZERO);
         for _ in 0..40 {
             // Packets queue up, so that there is always one more than the batch size.
             let packets = occupancy.least_packets() + 1;
@@ -279,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_node_with_less_load_sends_shorter_messages_again() {
-        let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);
+        let (mut occupancy, mut now) = (Occupancy::new(MessageTransfer::Copy), Time::ZERO);
         run(&mut occupancy, &mut now, 5000, 95, 50);
         assert_eq!(occupancy.least_packets(), PACKETS_MAX);
         run(&mut occupancy, &mut now, 5000, 40, 4);
@@ -292,7 +280,7 @@ mod tests {
     #[test]
     fn the_duration_of_an_idle_iteration_is_not_work() {
         // Nine of ten iterations are busy and take a fifth more: a loop that polls many sources under low load.
-        let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);
+        let (mut occupancy, mut now) = (Occupancy::new(MessageTransfer::Copy), Time::ZERO);
         for round in 0..10_000 {
             let is_busy = round % 10 != 0;
             now += Span::from_ps(if is_busy { 600_000 } else { 500_000 });
@@ -305,7 +293,7 @@ mod tests {
     #[test]
     fn a_long_sleep_resets_the_load_and_an_interruption_does_not() {
         for (sleeps, left) in [(true, 1), (false, 46)] {
-            let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);
+            let (mut occupancy, mut now) = (Occupancy::new(MessageTransfer::Copy), Time::ZERO);
             run(&mut occupancy, &mut now, 3000, 95, 50);
             assert_eq!(occupancy.least_packets(), PACKETS_MAX);
             if sleeps {
@@ -324,7 +312,7 @@ mod tests {
     fn long_iterations_count_as_work_completely() {
         // Polling ports by system calls takes 4 us, a busy iteration 60 us.
         let busy_of = |hundred: u64| {
-            let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);
+            let (mut occupancy, mut now) = (Occupancy::new(MessageTransfer::Copy), Time::ZERO);
             for round in 0..10_000 {
                 let is_busy = round * 37 % 100 < hundred;
                 now += Span::from_ps(if is_busy { 60_000_000 } else { 4_000_000 });
@@ -339,23 +327,20 @@ mod tests {
     }
 
     #[test]
-    fn short_messages_are_not_tried_where_messages_are_system_calls() {
-        let mut occupancy = Occupancy::new(Carried::BySystemCalls);
-        let mut now = Time::ZERO;
-        for round in 0..10_000 {
-            now += Span::from_ps(60_000_000);
-            assert_eq!(occupancy.limit(1 + round % PACKETS_MAX), Limit::FULL);
-            occupancy.begin_round(now, true);
-            occupancy.note_sent(8, 12_000);
-        }
-        assert_eq!(Occupancy::new(Carried::ByCopies).limit(1), Lengths::new().limit(true, false));
+    fn copied_messages_are_short_unless_only_full_ones_are_worth_sending() {
+        let bytes_max = |transfer| {
+            let occupancy = Occupancy::new(transfer);
+            [1, PACKETS_MAX - 1, PACKETS_MAX].map(|least| occupancy.message_bytes_max(least))
+        };
+        assert_eq!(bytes_max(MessageTransfer::Copy), [12_500, 12_500, 48_000]);
+        assert_eq!(bytes_max(MessageTransfer::SystemCall), [48_000; 3]);
     }
 
     #[test]
     fn an_interruption_counts_neither_as_work_nor_as_time() {
         let cases = [(true, 50, 1, 1), (false, 50, 1, 1), (false, 95, 64, PACKETS_MAX)];
         for (interrupts_busy, of_hundred, packets, least) in cases {
-            let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);
+            let (mut occupancy, mut now) = (Occupancy::new(MessageTransfer::Copy), Time::ZERO);
             for _ in 0..100 {
                 // Every 100 us, for 30.
                 run(&mut occupancy, &mut now, 70, of_hundred, packets);
