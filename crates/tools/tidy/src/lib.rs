@@ -4,11 +4,12 @@
 //! The test `tests/tree.rs` runs all of them over the repository; `tests/links.rs` follows the links between documents,
 //! and `tests/layers.rs` the dependencies between crates.
 //!
-//! - [`text`] looks at lines: width, tabs, trailing blanks.
-//! - [`rust`] looks at tokens, so that comments and strings never count: `unsafe`, atomics, length of functions,
-//!   ignored tests, unfinished code.
-//! - [`c`] measures C functions.
-//! - [`manifest`] looks at `Cargo.toml`.
+//! - [`text`]: width of lines, tabs, trailing blanks.
+//! - [`rust`]: which crates contain `unsafe`, and which atomics the lane uses.
+//! - [`c`]: the length of C functions.
+//! - [`manifest`]: licence and lints of each `Cargo.toml`.
+//!
+//! Clippy checks the length of Rust functions, ignored tests and unfinished code (`[workspace.lints]`, `clippy.toml`).
 
 pub mod c;
 pub mod manifest;
@@ -18,10 +19,10 @@ pub mod tree;
 
 use std::fmt;
 
-/// Lines of a function at most, from `fn` to its closing brace.
+/// Maximum number of lines of a C function, from its name to its closing brace.
 pub const FUNCTION_LINES_MAX: usize = 70;
 
-/// Columns of a line of code at most.
+/// Maximum number of columns of a line of code.
 pub const LINE_COLUMNS_MAX: usize = 120;
 
 /// A file of the repository: its path from the root, with `/`, and its text.
@@ -115,11 +116,11 @@ mod tests {
 
     #[test]
     fn all_checks_of_a_file_come_in_one_report_by_line() {
-        let source = Source::new("crates/sockets/lane/src/lib.rs", "fn f() { \n    todo!()\n}\n");
+        let source = Source::new("crates/sockets/lane/src/lib.rs", "fn f() { \n\tg()\n}\n");
         assert_eq!(
             report(&check(&source)),
             "crates/sockets/lane/src/lib.rs:1: blanks at the end of the line\n\
-             crates/sockets/lane/src/lib.rs:2: todo! is not a finished program: write it, or return an error\n"
+             crates/sockets/lane/src/lib.rs:2: a tab: indent with spaces, write \\t in a string\n"
         );
     }
 }
