@@ -1,140 +1,109 @@
-//! What kind of program a file is, as far as loading a library into it goes.
+//! The kinds of programs, by whether the dynamic loader loads a library into them.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Why the dynamic loader of this machine's C library would not load our library into a program.
+use object::LittleEndian;
+use object::elf;
+use object::read::ReadCache;
+use object::read::elf::{FileHeader as _, ProgramHeader as _};
+
+/// A kind of program. The dynamic loader of this machine's C library loads Crosslane's library into `Dynamic` only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It will: dynamic, of this architecture, linked to glibc.
+    /// Dynamically linked to glibc, for this architecture.
     Dynamic,
-    /// There is no loader in it.
+    /// Statically linked: it names no loader.
     Static,
-    /// Its loader is of another C library.
+    /// Its loader, named here, belongs to another C library.
     OtherLoader(String),
-    /// Made by the Go compiler: dynamic or not, its sockets are system calls of its own.
+    /// Built by the Go compiler: dynamic or not, its sockets are system calls of its own.
     Go,
-    /// Another processor or word size.
+    /// For another architecture, word size or byte order.
     OtherMachine,
     /// Not an ELF file.
     NotElf,
-    /// An ELF file that contradicts itself.
+    /// An ELF file with invalid tables.
     Damaged,
 }
 
-const ELF_MAGIC: &[u8] = b"\x7fELF";
-const CLASS_64: u8 = 2;
-const DATA_LITTLE: u8 = 1;
-const TYPE_EXECUTABLE: u16 = 2;
-const TYPE_SHARED: u16 = 3;
-const SEGMENT_INTERPRETER: u32 = 3;
-/// `e_machine` of the architecture this command was built for.
-const MACHINE: u16 = if cfg!(target_arch = "x86_64") {
-    62
+/// The architecture that this command was built for.
+const MACHINE: elf::Machine = if cfg!(target_arch = "x86_64") {
+    elf::EM_X86_64
 } else if cfg!(target_arch = "aarch64") {
-    183
+    elf::EM_AARCH64
 } else if cfg!(target_arch = "riscv64") {
-    243
+    elf::EM_RISCV
 } else {
-    0
+    elf::EM_NONE
 };
-const HEADER_BYTES: usize = 64;
-const SEGMENT_BYTES: usize = 56;
-const SEGMENTS_MAX: u16 = 512;
-const INTERPRETER_BYTES_MAX: u64 = 4096;
-const SECTION_BYTES: usize = 64;
-const SECTIONS_MAX: u16 = 4096;
-const SECTION_NAMES_BYTES_MAX: u64 = 1 << 20;
-/// Sections that Go's linker makes and `strip` leaves (cmd/link/internal/ld/elf.go): the second is missing where the
-/// build id was set to nothing, the first in programs from before Go 1.13.
-const SECTIONS_OF_GO: [&[u8]; 2] = [b".go.buildinfo", b".note.go.buildid"];
+/// Sections that Go's linker writes and `strip` keeps (cmd/link/internal/ld/elf.go): the second is missing where the
+/// build id was set to nothing, the first in programs built before Go 1.13.
+const GO_SECTIONS: [&[u8]; 2] = [b".go.buildinfo", b".note.go.buildid"];
 
-/// Looks at a program file.
+type Header = elf::FileHeader64<LittleEndian>;
+
+/// Reads a program file and returns what kind of program it is.
 pub fn inspect(path: &Path) -> io::Result<Kind> {
     let file = File::open(path)?;
-    let mut header = [0; HEADER_BYTES];
-    let bytes = read_start(&file, &mut header)?;
-    if !header[..bytes].starts_with(ELF_MAGIC) {
+    let mut start = [0; size_of::<elf::Ident>()];
+    let bytes = read_start(&file, &mut start)?;
+    if !start[..bytes].starts_with(&elf::ELFMAG) {
         return Ok(Kind::NotElf);
     }
-    if bytes < HEADER_BYTES {
-        return Ok(Kind::Damaged);
-    }
-    if header[4] != CLASS_64 || header[5] != DATA_LITTLE || u16_at(&header, 18) != MACHINE {
+    let is_of_class = start[4] == elf::ELFCLASS64.0 && start[5] == elf::ELFDATA2LSB.0;
+    if bytes == start.len() && !is_of_class {
         return Ok(Kind::OtherMachine);
     }
-    if ![TYPE_EXECUTABLE, TYPE_SHARED].contains(&u16_at(&header, 16)) {
-        return Ok(Kind::Damaged);
-    }
-    Ok(interpreter(&file, &header).map_or(Kind::Damaged, |interpreter| match interpreter {
-        _ if is_from_go(&file, &header) => Kind::Go,
-        None => Kind::Static,
-        Some(loader) => kind_of_loader(loader),
-    }))
+    Ok(kind_of(&ReadCache::new(file)).unwrap_or(Kind::Damaged))
 }
 
-/// Whether a file is a shared library of this machine.
+/// Returns whether a file is a shared library for this machine.
 pub fn is_library(path: &Path) -> bool {
-    let mut header = [0; HEADER_BYTES];
-    let whole = File::open(path).and_then(|file| file.read_exact_at(&mut header, 0)).is_ok();
-    let ours = header[4] == CLASS_64 && header[5] == DATA_LITTLE && u16_at(&header, 18) == MACHINE;
-    whole && header.starts_with(ELF_MAGIC) && ours && u16_at(&header, 16) == TYPE_SHARED
+    let Ok(file) = File::open(path) else { return false };
+    let data = ReadCache::new(file);
+    Header::parse(&data)
+        .is_ok_and(|header| header.e_machine(LittleEndian) == MACHINE && header.e_type(LittleEndian) == elf::ET_DYN)
+}
+
+/// Returns the kind of an ELF program of this word size and byte order; an error if its tables contradict each other.
+fn kind_of(data: &ReadCache<File>) -> object::Result<Kind> {
+    let header = Header::parse(data)?;
+    if header.e_machine(LittleEndian) != MACHINE {
+        return Ok(Kind::OtherMachine);
+    }
+    if ![elf::ET_EXEC, elf::ET_DYN].contains(&header.e_type(LittleEndian)) {
+        return Ok(Kind::Damaged);
+    }
+    let segments = header.program_headers(LittleEndian, data)?;
+    let is_loader = |segment: &&elf::ProgramHeader64<LittleEndian>| segment.p_type(LittleEndian) == elf::PT_INTERP;
+    let loader = match segments.iter().find(is_loader) {
+        Some(segment) => segment.interpreter(LittleEndian, data)?,
+        None => None,
+    };
+    Ok(match loader {
+        _ if is_from_go(header, data) => Kind::Go,
+        None => Kind::Static,
+        Some(loader) => kind_of_loader(String::from_utf8_lossy(loader).into_owned()),
+    })
 }
 
 fn kind_of_loader(loader: String) -> Kind {
     let name = loader.rsplit('/').next().unwrap_or_default();
-    let glibc = ["ld-linux", "ld64.so", "ld.so"].iter().any(|prefix| name.starts_with(prefix));
-    if glibc { Kind::Dynamic } else { Kind::OtherLoader(loader) }
+    let is_glibc = ["ld-linux", "ld64.so", "ld.so"].iter().any(|prefix| name.starts_with(prefix));
+    if is_glibc { Kind::Dynamic } else { Kind::OtherLoader(loader) }
 }
 
-/// The loader the program asks for; an error when the program's tables do not hold together.
-fn interpreter(file: &File, header: &[u8; HEADER_BYTES]) -> Result<Option<String>, io::Error> {
-    let damaged = || io::Error::from(io::ErrorKind::InvalidData);
-    let (table, entry_bytes, entries) = (u64_at(header, 32), u16_at(header, 54), u16_at(header, 56));
-    if entries > 0 && usize::from(entry_bytes) != SEGMENT_BYTES || entries > SEGMENTS_MAX {
-        return Err(damaged());
-    }
-    let mut segments = vec![0; usize::from(entries) * SEGMENT_BYTES];
-    file.read_exact_at(&mut segments, table)?;
-    let Some(segment) = segments.chunks_exact(SEGMENT_BYTES).find(|segment| u32_at(segment, 0) == SEGMENT_INTERPRETER)
-    else {
-        return Ok(None);
-    };
-    let (offset, bytes) = (u64_at(segment, 8), u64_at(segment, 32));
-    if bytes == 0 || bytes > INTERPRETER_BYTES_MAX {
-        return Err(damaged());
-    }
-    let mut name = vec![0; bytes as usize];
-    file.read_exact_at(&mut name, offset)?;
-    let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
-    Ok(Some(String::from_utf8_lossy(&name[..end]).into_owned()))
+/// Returns whether the program has a section of Go's linker. No loader needs sections: where they are missing or
+/// invalid, the answer is no.
+fn is_from_go(header: &Header, data: &ReadCache<File>) -> bool {
+    let Ok(sections) = header.sections(LittleEndian, data) else { return false };
+    GO_SECTIONS.iter().any(|name| sections.section_by_name(LittleEndian, name).is_some())
 }
 
-/// Whether the names of the program's sections say so. No loader needs sections: where they are missing or make no
-/// sense, they say nothing.
-fn is_from_go(file: &File, header: &[u8; HEADER_BYTES]) -> bool {
-    let names = section_names(file, header).unwrap_or_default();
-    names.split(|byte| *byte == 0).any(|name| SECTIONS_OF_GO.contains(&name))
-}
-
-/// The names of all sections, each with a zero behind it.
-fn section_names(file: &File, header: &[u8; HEADER_BYTES]) -> io::Result<Vec<u8>> {
-    let (table, entry_bytes) = (u64_at(header, 40), u16_at(header, 58));
-    let (entries, of_names) = (u16_at(header, 60), u16_at(header, 62));
-    if usize::from(entry_bytes) != SECTION_BYTES || entries > SECTIONS_MAX || of_names >= entries {
-        return Ok(Vec::new());
-    }
-    let mut section = [0; SECTION_BYTES];
-    file.read_exact_at(&mut section, table.saturating_add(u64::from(of_names) * SECTION_BYTES as u64))?;
-    let (offset, bytes) = (u64_at(&section, 24), u64_at(&section, 32));
-    let mut names = vec![0; bytes.min(SECTION_NAMES_BYTES_MAX) as usize];
-    file.read_exact_at(&mut names, offset)?;
-    Ok(names)
-}
-
-/// The first bytes of a file, fewer than the buffer where it ends.
+/// Reads the first bytes of a file. Returns their number, less than the buffer's length if the file is shorter.
 pub fn read_start(file: &File, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
@@ -148,23 +117,11 @@ pub fn read_start(file: &File, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(filled)
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn kind_of(bytes: &[u8]) -> Kind {
+    fn kind_of_bytes(bytes: &[u8]) -> Kind {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), bytes).unwrap();
         inspect(file.path()).unwrap()
@@ -184,13 +141,13 @@ mod tests {
     }
 
     #[test]
-    fn damaged_sections_say_nothing() {
+    fn damaged_sections_are_ignored() {
         let whole = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         for at in 40..64 {
             let mut changed = whole[..4096].to_vec();
             changed[at] ^= 0x7f;
             let sections = [40..48, 58..64].iter().any(|fields| fields.contains(&at));
-            assert!(!sections || kind_of(&changed) == Kind::Dynamic, "byte {at}");
+            assert!(!sections || kind_of_bytes(&changed) == Kind::Dynamic, "byte {at}");
         }
     }
 
@@ -198,15 +155,15 @@ mod tests {
     fn damage_is_recognised_wherever_it_is() {
         let whole = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let start = &whole[..4096];
-        assert_eq!(kind_of(start), Kind::Dynamic);
-        assert_eq!(kind_of(b""), Kind::NotElf);
-        assert_eq!(kind_of(b"#!/bin/sh\n"), Kind::NotElf);
-        assert_eq!(kind_of(&start[..40]), Kind::Damaged);
-        assert_eq!(kind_of(&start[..100]), Kind::Damaged);
+        assert_eq!(kind_of_bytes(start), Kind::Dynamic);
+        assert_eq!(kind_of_bytes(b""), Kind::NotElf);
+        assert_eq!(kind_of_bytes(b"#!/bin/sh\n"), Kind::NotElf);
+        assert_eq!(kind_of_bytes(&start[..40]), Kind::Damaged);
+        assert_eq!(kind_of_bytes(&start[..100]), Kind::Damaged);
         let with = |at: usize, value: u8| {
             let mut changed = start.to_vec();
             changed[at] = value;
-            kind_of(&changed)
+            kind_of_bytes(&changed)
         };
         assert_eq!(with(4, 1), Kind::OtherMachine);
         assert_eq!(with(18, 3), Kind::OtherMachine);

@@ -1,37 +1,23 @@
-//! The files of the repository.
+//! Finds the files of the repository.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::Source;
 
-/// Folders that hold no source of ours: build outputs, what a fuzzer found, tables that a program wrote.
-const FOLDERS_SKIPPED: [&str; 4] = ["target", "corpus", "artifacts", "results"];
-
-/// Where results and the documents beside them are.
-const RESULTS: &str = "docs/results";
+/// Folders without sources: build outputs, and what a fuzzer found.
+const FOLDERS_SKIPPED: [&str; 3] = ["target", "corpus", "artifacts"];
 
 /// Scripts without an extension.
 const SCRIPTS: [&str; 2] = ["x", ".ci/run"];
 
-/// The root of the repository: two folders above this crate.
+/// Returns the root of the repository, three folders above this crate.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
 }
 
-/// Every file below `root` that a check looks at, by path.
+/// Returns all files below `root` that are checked, by path.
 pub fn sources(root: &Path) -> io::Result<Vec<Source>> {
-    files(root, is_entered, is_checked)
-}
-
-/// Every document below `root`, by path: those beside results too, which people write.
-pub fn documents(root: &Path) -> io::Result<Vec<Source>> {
-    let is_document = |path: &str| Source::new(path, "").extension() == "md";
-    files(root, |path| is_entered(path) || path == RESULTS, is_document)
-}
-
-/// The files of the folders that `enters` lets in, as far as `takes` wants them.
-fn files(root: &Path, enters: impl Fn(&str) -> bool, takes: impl Fn(&str) -> bool) -> io::Result<Vec<Source>> {
     let mut files = Vec::new();
     let mut folders = vec![PathBuf::new()];
     while let Some(folder) = folders.pop() {
@@ -42,9 +28,9 @@ fn files(root: &Path, enters: impl Fn(&str) -> bool, takes: impl Fn(&str) -> boo
                 continue;
             };
             let kind = entry.file_type()?;
-            if kind.is_dir() && enters(path) {
+            if kind.is_dir() && is_entered(path) {
                 folders.push(relative);
-            } else if kind.is_file() && takes(path) {
+            } else if kind.is_file() && is_checked(path) {
                 files.push(Source::new(path, std::fs::read_to_string(entry.path())?));
             }
         }
@@ -53,7 +39,7 @@ fn files(root: &Path, enters: impl Fn(&str) -> bool, takes: impl Fn(&str) -> boo
     Ok(files)
 }
 
-/// Hidden folders belong to tools, but for the one of continuous integration.
+/// Returns whether a folder is searched. Hidden ones belong to tools, except that of continuous integration.
 fn is_entered(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or_default();
     !FOLDERS_SKIPPED.contains(&name) && (name == ".ci" || !name.starts_with('.'))
@@ -78,8 +64,8 @@ mod tests {
 
     #[test]
     fn outputs_and_folders_of_tools_are_not_entered() {
-        assert!(["crates", "tests/c", ".ci", "fuzz/fuzz_targets"].into_iter().all(is_entered));
-        assert!(!["target", ".git", "fuzz/corpus", "docs/results"].into_iter().any(is_entered));
+        assert!(["crates", "tests/c", ".ci", "docs/results", "fuzz/fuzz_targets"].into_iter().all(is_entered));
+        assert!(!["target", ".git", "fuzz/corpus"].into_iter().any(is_entered));
     }
 
     #[test]
