@@ -66,7 +66,7 @@ pub struct Channel {
     socket: OwnedFd,
 }
 
-const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+pub(crate) const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 impl Channel {
     /// Creates a connected pair of endpoints.

@@ -4,12 +4,14 @@
 //!   because this is not a data path and packets can be read in a trace.
 //! * [`proxy`]: the monitor passes the device to its proxy, announces links and epochs, and requests listeners in place
 //!   of remote ones.
-//! * [`monitor`]: the command line asks a monitor for its status, or to stop.
+//! * [`command`]: the command line sends versioned requests to a server; monitors and router nodes are such servers.
+//! * [`monitor`]: the requests to a monitor: return the status, or stop.
 //!
 //! Programs query the listeners of other nodes at the same socket as the command line. The format of these queries is
 //! in `socket::rendezvous::monitor`, which must not depend on libc.
 
 mod channel;
+pub mod command;
 pub mod monitor;
 pub mod proxy;
 

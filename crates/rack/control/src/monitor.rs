@@ -11,30 +11,13 @@ use crate::proxy::PeerReport;
 pub const VERSION: u32 = 1;
 
 /// A request of the command line.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
-    /// [`VERSION`].
-    pub version: u32,
-    /// The kind of request.
-    #[serde(rename = "ask")]
-    pub kind: RequestKind,
-}
-
-/// A kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum RequestKind {
+pub enum Request {
     /// Return the status.
     Status,
     /// Stop the monitor and its proxy.
     Stop,
-}
-
-impl Request {
-    /// Returns a request of this version.
-    pub fn new(kind: RequestKind) -> Self {
-        Self { version: VERSION, kind }
-    }
 }
 
 /// A response of a monitor.

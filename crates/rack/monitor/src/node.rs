@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use control::monitor::{RequestKind, Response, Status};
+use control::monitor::{Request, Response, Status};
 use control::proxy::{FromProxy, ToProxy};
 use fabric::Epoch;
 use fabric::device::{Device, DeviceEvent, Vector, VectorDoorbell};
@@ -385,11 +385,11 @@ impl Monitor {
         for number in numbers {
             match self.clients.next_request(number) {
                 Ok(Some(ClientRequest::RemoteListener(address))) => self.query_listener(number, address, now_ns),
-                Ok(Some(ClientRequest::Command(RequestKind::Status))) => {
+                Ok(Some(ClientRequest::Command(Request::Status))) => {
                     let is_requested = self.proxy.send(&ToProxy::Report);
                     self.status_waiters.push((number, if is_requested { now_ns + REPORT_TIMEOUT_NS } else { now_ns }));
                 }
-                Ok(Some(ClientRequest::Command(RequestKind::Stop))) => {
+                Ok(Some(ClientRequest::Command(Request::Stop))) => {
                     info!("received a request to stop");
                     self.clients.respond(number, &Response::Stopping);
                     self.is_stopping = true;

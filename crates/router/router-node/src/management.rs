@@ -19,16 +19,6 @@ pub const CHANGES_SHOWN_MAX: usize = 64;
 /// Maximum number of traced steps in one response.
 pub const STEPS_MAX: usize = 64;
 
-/// A request with the version of this protocol.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VersionedRequest {
-    /// [`VERSION`].
-    pub version: u32,
-    /// The request.
-    #[serde(rename = "ask")]
-    pub request: Request,
-}
-
 /// A request of the command line to a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -70,13 +60,6 @@ pub struct TraceQuery {
     pub port: Option<u16>,
     /// Maximum number of packets that are traced.
     pub packets_max: u32,
-}
-
-impl VersionedRequest {
-    /// Returns a request of this version.
-    pub fn new(request: Request) -> Self {
-        Self { version: VERSION, request }
-    }
 }
 
 /// A response of a node to the command line.

@@ -5,7 +5,7 @@ use std::process::Child;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use control::monitor::RequestKind;
+use control::monitor::Request;
 use rack::NodeRunDir;
 use rustix::net::SocketType;
 use rustix::process::{Pid, Signal};
@@ -57,7 +57,7 @@ pub fn stop_node(node: &NodeRunDir) -> Result<()> {
     let monitor = Process::behind(&socket, SocketType::SEQPACKET).or_else(|| Process::holding(&node.monitor_pid()));
     if let Some(monitor) = monitor {
         // One that does not answer is not asked twice.
-        let asked = rack_control::ask(node, RequestKind::Stop);
+        let asked = rack_control::request(node, Request::Stop);
         let limit = if asked.is_ok() { END_LIMIT } else { Duration::ZERO };
         if !monitor.has_ended(limit) {
             monitor.signal(Signal::KILL);

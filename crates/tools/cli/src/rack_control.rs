@@ -3,11 +3,12 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
-use control::monitor::{Request, RequestKind, Response, Status};
+use control::command::Versioned;
+use control::monitor::{Request, Response, Status, VERSION};
 use control::{Channel, ChannelError, Received};
 use rack::NodeRunDir;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,37 +17,63 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// How long a monitor may take to answer. It answers in a millisecond unless the machine is overloaded.
+/// How long a server may take to answer. It answers in a millisecond unless the machine is overloaded.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
-/// Asks a monitor; `None` when there is none.
-pub fn ask(node: &NodeRunDir, what: RequestKind) -> Result<Option<(Response, Channel)>> {
-    let socket = node.monitor_socket();
-    let channel = match Channel::connect(&socket) {
-        Ok(channel) => channel,
-        Err(ChannelError::System { error, .. }) if is_nobody(&error) => return Ok(None),
-        Err(error) => bail!("monitor at {}: {error}; see {}", socket.display(), node.monitor_log().display()),
-    };
-    let silent = || anyhow!("monitor at {} does not answer; see {}", socket.display(), node.monitor_log().display());
-    channel.send(&Request::new(what), &[]).map_err(|_| silent())?;
-    match receive(&channel, ANSWER_LIMIT)? {
-        Some(Response::Refused { reason }) => bail!("monitor at {}: {reason}", socket.display()),
-        Some(answer) => Ok(Some((answer, channel))),
-        None => Err(silent()),
+/// A monitor or a router node, and where it listens and logs.
+pub struct Server {
+    /// `monitor` or `node`.
+    pub kind: &'static str,
+    /// Its socket.
+    pub socket: PathBuf,
+    /// Its log file.
+    pub log: PathBuf,
+}
+
+impl Server {
+    /// Sends a request and returns the answer, or `None` when the server does not run.
+    pub fn request<R: Serialize, A: DeserializeOwned>(&self, request: &Versioned<R>) -> Result<Option<(A, Channel)>> {
+        let Self { kind, socket, log } = self;
+        let (socket, log) = (socket.display(), log.display());
+        let channel = match Channel::connect(&self.socket) {
+            Ok(channel) => channel,
+            Err(ChannelError::System { error, .. }) if is_not_listening(&error) => return Ok(None),
+            Err(error) => bail!("{kind} at {socket}: {error}; see {log}"),
+        };
+        let no_answer = || anyhow!("{kind} at {socket} does not answer; see {log}");
+        channel.send(request, &[]).map_err(|_| no_answer())?;
+        let answer = receive(&channel, ANSWER_LIMIT)?.ok_or_else(no_answer)?;
+        Ok(Some((answer, channel)))
+    }
+
+    /// Returns the error of a request that the server has refused.
+    pub fn refusal(&self, reason: &str) -> anyhow::Error {
+        anyhow!("{} at {}: {reason}", self.kind, self.socket.display())
     }
 }
 
-pub fn is_nobody(error: &io::Error) -> bool {
+/// Returns whether a connection failed because no process listens.
+pub fn is_not_listening(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
-/// The state of a node; `None` when its monitor does not run.
+/// Sends a request to a monitor and returns the answer, or `None` when the monitor does not run.
+pub fn request(node: &NodeRunDir, request: Request) -> Result<Option<(Response, Channel)>> {
+    let server = Server { kind: "monitor", socket: node.monitor_socket(), log: node.monitor_log() };
+    match server.request(&Versioned { version: VERSION, request })? {
+        Some((Response::Refused { reason }, _)) => Err(server.refusal(&reason)),
+        answer => Ok(answer),
+    }
+}
+
+/// Returns the status of a node, or `None` when its monitor does not run.
 pub fn status(node: &NodeRunDir) -> Result<Option<Status>> {
-    match ask(node, RequestKind::Status)? {
+    match request(node, Request::Status)? {
         Some((Response::Status(status), _)) => Ok(Some(*status)),
-        Some((other, _)) => bail!("a monitor answers {other:?} when asked for its state; use one release for all"),
+        Some((other, _)) => bail!("a monitor answers {other:?} to a request for its status; use one release for all"),
         None => Ok(None),
     }
 }

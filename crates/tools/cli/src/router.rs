@@ -1,6 +1,5 @@
 //! `crosslane router`: clusters of router nodes.
 
-mod ask;
 mod demo;
 mod down;
 mod example;
@@ -9,6 +8,7 @@ mod key;
 mod loaded;
 mod node;
 mod reload;
+mod request;
 mod status;
 mod trace;
 mod up;

@@ -8,8 +8,8 @@ use router_node::cluster::{ClusterFile, ClusterPaths, NodePaths};
 use router_node::management::Request;
 use rustix::process::Signal;
 
-use super::ask::ask;
 use super::loaded::{LoadedCluster, NodeOptions, absolute, base, unknown};
+use super::request::request;
 use crate::rack_control::Process;
 use crate::wrong_use::WrongUse;
 use crate::{output, up};
@@ -65,7 +65,7 @@ pub fn bring_down(cluster: &LoadedCluster, nodes: &[usize]) -> Result<()> {
 pub fn stop_node(node: &NodePaths) -> Result<()> {
     if let Some(process) = Process::holding(&node.pid()) {
         // One that does not answer is not asked twice.
-        let limit = if ask(node, Request::Stop).is_ok() { END_LIMIT } else { Duration::ZERO };
+        let limit = if request(node, Request::Stop).is_ok() { END_LIMIT } else { Duration::ZERO };
         if !process.has_ended(limit) {
             process.signal(Signal::KILL);
         }

@@ -10,8 +10,8 @@ use router_node::management::{FibQuery, Request, Response, Route, RouteHop};
 use serde::Serialize;
 use stats::{Align, Table};
 
-use super::ask::ask;
 use super::loaded::LoadedCluster;
+use super::request::request;
 use crate::output;
 use crate::rack_control::{ANSWER_LIMIT, receive};
 use crate::wrong_use::WrongUse;
@@ -82,7 +82,9 @@ fn query(destination: Option<&str>) -> Result<FibQuery> {
 /// All that a node has; `None` when it is not up.
 fn routes(cluster: &LoadedCluster, index: usize, query: FibQuery) -> Result<Option<Vec<Route>>> {
     let name = cluster.name(index);
-    let Some((mut answer, channel)) = ask(&cluster.places.node(name), Request::Fib(query))? else { return Ok(None) };
+    let Some((mut answer, channel)) = request(&cluster.places.node(name), Request::Fib(query))? else {
+        return Ok(None);
+    };
     let mut all = Vec::new();
     loop {
         let Response::Fib { routes, is_last } = answer else {

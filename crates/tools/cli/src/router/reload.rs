@@ -3,8 +3,8 @@
 use anyhow::{Result, bail};
 use router_node::management::{Request, Response};
 
-use super::ask::ask;
 use super::loaded::{LoadedCluster, NodeOptions};
+use super::request::request;
 use crate::output;
 use crate::up::lock_file;
 use crate::wrong_use::WrongUse;
@@ -42,7 +42,7 @@ pub fn main(options: &NodeOptions) -> Result<()> {
 /// What is different for a node; `None` when it is not up.
 fn reload(cluster: &LoadedCluster, index: usize, is_trial: bool) -> Result<Option<Vec<String>>> {
     let name = cluster.name(index);
-    match ask(&cluster.places.node(name), Request::Reload { is_trial })? {
+    match request(&cluster.places.node(name), Request::Reload { is_trial })? {
         Some((Response::Reloaded { changes }, _)) => Ok(Some(changes)),
         Some((Response::InvalidConfig { fault }, _)) => bail!(WrongUse::of(fault)),
         Some((other, _)) => bail!("node '{name}' answers {other:?} when told to read the file again; use one release"),

@@ -7,8 +7,8 @@ use router_node::management::{PeerStatus, PortStatus, RoutesStatus, Status};
 use serde::Serialize;
 use stats::{Align, Table};
 
-use super::ask::status;
 use super::loaded::LoadedCluster;
+use super::request::status;
 use crate::output;
 
 /// What to show, and how.

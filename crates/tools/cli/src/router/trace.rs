@@ -12,8 +12,8 @@ use router_node::management::{Request, Response, TraceQuery, TracedStep};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
-use super::ask::ask;
 use super::loaded::LoadedCluster;
+use super::request::request;
 use crate::{device_server, output};
 
 /// Which packets, and how to show them.
@@ -87,7 +87,7 @@ pub fn main(options: &Options) -> Result<()> {
     let mut channels: Vec<(String, Channel)> = Vec::new();
     for index in cluster.chosen(options.node.as_deref())? {
         let name = cluster.name(index).to_owned();
-        if let Some((_, channel)) = ask(&cluster.places.node(&name), Request::Trace(query))? {
+        if let Some((_, channel)) = request(&cluster.places.node(&name), Request::Trace(query))? {
             channels.push((name, channel));
         }
     }

@@ -9,9 +9,9 @@ use anyhow::{Context, Result, bail};
 use router_node::cluster::NodePaths;
 use router_node::management::Status;
 
-use super::ask::status;
 use super::down;
 use super::loaded::LoadedCluster;
+use super::request::status;
 use super::status::mtu_cuts;
 use crate::rack_control::{self, Process};
 use crate::up::{PAUSE, SOCKET_PATH_BYTES_MAX, START_LIMIT, background, check_alive, lock_file};

@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal};
 
 use super::host::Web;
 use crate::rack_control::{Process, first_of};
-use crate::router::ask::status;
+use crate::router::request::status;
 
 /// The nodes; each has one port, and one host behind it.
 pub const NODES: [&str; 3] = ["a", "b", "c"];
