@@ -1,75 +1,75 @@
-//! What an engine knows of one connection.
+//! The state of one connection in an engine.
 
-use crate::frame::{Number, Resumption, TUPLE_BYTES_MAX};
-use crate::placement::{Class, Observed};
-use crate::retained::Retained;
-use crate::{Broken, Input, Local};
+use crate::frame::{ConnectionNumber, OPEN_PAYLOAD_BYTES_MAX, Resumption};
+use crate::placement::{Class, TrafficHistory};
+use crate::retransmit::RetransmitBuffer;
+use crate::{Broken, Input, LocalEndpoint};
 use std::collections::VecDeque;
 
 /// Bytes that may follow an `Open` before it is answered.
 pub const CREDIT_BYTES_INITIAL: u32 = 16 << 10;
-/// Most bytes that may be under way to one connection.
+/// Bound on the bytes in flight to one connection.
 pub const CREDIT_BYTES_MAX: u32 = 1 << 30;
 
-/// What an `Open` says of the connection: opaque here.
+/// The payload of an `Open`, which describes the connection; opaque to the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tuple {
-    bytes: [u8; TUPLE_BYTES_MAX],
+pub struct OpenPayload {
+    bytes: [u8; OPEN_PAYLOAD_BYTES_MAX],
     len_bytes: usize,
 }
 
-impl Tuple {
-    /// From bytes; `None` if they are none or too many.
+impl OpenPayload {
+    /// Copies bytes; returns `None` if there are none or too many.
     pub fn new(source: &[u8]) -> Option<Self> {
-        let mut bytes = [0; TUPLE_BYTES_MAX];
+        let mut bytes = [0; OPEN_PAYLOAD_BYTES_MAX];
         bytes.get_mut(..source.len())?.copy_from_slice(source);
         (!source.is_empty()).then_some(Self { bytes, len_bytes: source.len() })
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len_bytes]
     }
 }
 
-/// How far the two proxies have got with each other.
+/// How far the two proxies have established a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Opened by this node, not answered yet.
     Opening,
-    /// Opened by the peer; whoever drives the engine looks for the program.
+    /// Opened by the peer; the engine's driver looks for the server.
     Answering,
-    /// Both ends are there.
+    /// Both programs are connected.
     Open,
-    /// Over: what is due is still to be said.
+    /// Over, except for frames that are still due.
     Over,
 }
 
-/// How a direction ends.
+/// Whether and how a direction has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
-    /// It has not.
+pub(crate) enum StreamEnd {
+    /// It has not ended.
     None,
-    /// Shut down.
+    /// The sender has shut it down.
     Finished,
-    /// The whole end is gone.
+    /// The sender's program has closed.
     Closed,
 }
 
-/// Where a connection waits.
+/// What a connection waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// For a frame of the peer, or for its lifeline.
-    Resting,
-    /// Among those that are looked at in each turn.
+pub(crate) enum WaitState {
+    /// A frame of the peer, or an event of its lifeline.
+    Idle,
+    /// Input of the program, for which every poll checks.
     Polled,
-    /// For its turn to send.
+    /// Being served, in a queue of its partition.
     Queued,
-    /// As resting, and the program was asked to ring.
+    /// As `Idle`, and the program was asked to ring.
     Parked,
 }
 
-/// What has to be said to the peer, in the order of its bits.
+/// The control frames that are due, sent in the order of their bits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Due(u16);
 
@@ -83,10 +83,10 @@ impl Due {
     pub(crate) const FIN: Self = Self(64);
     pub(crate) const CLOSE: Self = Self(128);
     pub(crate) const RESET: Self = Self(256);
-    /// All that may be said before the peer has said where it stands.
-    const GREETINGS: Self = Self(Self::RESUME.0 | Self::OPEN.0);
-    /// Said last, and alone.
-    pub(crate) const FAREWELLS: Self = Self(Self::REFUSED.0 | Self::CLOSE.0 | Self::RESET.0);
+    /// The frames that may be sent before the peer has resumed the connection.
+    const BEFORE_RESUMED: Self = Self(Self::RESUME.0 | Self::OPEN.0);
+    /// The frames that end a connection: sent last, and at most one of them.
+    pub(crate) const FINAL: Self = Self(Self::REFUSED.0 | Self::CLOSE.0 | Self::RESET.0);
 
     pub(crate) fn has(self, other: Self) -> bool {
         self.0 & other.0 != 0
@@ -108,108 +108,108 @@ impl Due {
 /// One connection.
 #[derive(Debug)]
 pub(crate) struct Connection<L> {
-    pub number: Number,
-    pub tuple: Option<Tuple>,
+    pub number: ConnectionNumber,
+    pub open_payload: Option<OpenPayload>,
     pub phase: Phase,
-    /// None before the program is found and after it is gone.
+    /// `None` before the server is found and after the program has closed.
     pub local: Option<L>,
     pub due: Due,
-    /// What a refusal or a reset says.
+    /// The error number of a refusal or a reset.
     pub errno: u32,
-    /// It lies in the windows; see `engine::direct`.
+    /// Whether it is a direct connection; see `engine::direct`.
     pub is_direct: bool,
 
-    /// Which partition takes what is sent.
+    /// The class of the partition in which this node sends.
     pub class: Class,
-    /// Its program has been told that long copies are to give way.
-    pub gives_way: bool,
-    /// Where the next `Move` leads.
+    /// Whether its program was told to yield between copies.
+    pub is_yielding: bool,
+    /// The class that the next `Move` announces.
     pub class_next: Class,
     pub sent: u64,
-    /// With failover: what was taken from the program and the peer is not known to have.
-    pub retained: Retained,
-    /// After a lost link: the peer has not said yet where it stands.
+    /// With failover: bytes consumed from the program that the peer has not acknowledged.
+    pub retransmit: RetransmitBuffer,
+    /// After a lost link: the peer has not resumed the connection yet.
     pub is_resuming: bool,
-    /// When that link was lost, of a connection in the windows.
+    /// When that link was lost; only for direct connections.
     pub lost_ns: u64,
-    /// The last that the peer is to hear, once it is over.
-    pub farewell: Due,
-    /// Up to where the peer takes bytes.
+    /// The frame that ends the connection, once it is over.
+    pub final_frame: Due,
+    /// The position up to which the peer accepts bytes.
     pub limit: u64,
-    pub out_end: End,
-    pub observed: Observed,
-    /// It ran dry in its last turn, after few bytes.
+    pub out_end: StreamEnd,
+    pub traffic: TrafficHistory,
+    /// It ran out of input when it was last served, after few bytes.
     pub is_sparse: bool,
 
-    /// In which partition the peer speaks.
+    /// The class of the partition in which the peer sends.
     pub in_class: Class,
     pub received: u64,
-    /// Up to where this node has said that it takes bytes.
+    /// The position up to which this node has granted credit.
     pub granted: u64,
     /// Bytes that the program had no room for.
-    pub held: VecDeque<u8>,
-    pub in_end: End,
-    /// The program knows of the end.
-    pub in_end_is_told: bool,
+    pub undelivered: VecDeque<u8>,
+    pub in_end: StreamEnd,
+    /// Whether the program was told of the end.
+    pub in_end_is_delivered: bool,
 
-    pub place: Place,
+    pub wait_state: WaitState,
     pub is_in_polled: bool,
     pub is_in_control: bool,
-    pub is_touched: bool,
+    pub is_in_wake_list: bool,
     pub active_ns: u64,
 }
 
 impl<L> Connection<L> {
-    pub(crate) fn new(number: Number, phase: Phase, now_ns: u64) -> Self {
+    pub(crate) fn new(number: ConnectionNumber, phase: Phase, now_ns: u64) -> Self {
         Self {
             number,
-            tuple: None,
+            open_payload: None,
             phase,
             local: None,
             due: Due::default(),
             errno: 0,
             is_direct: false,
             class: Class::Latency,
-            gives_way: false,
+            is_yielding: false,
             class_next: Class::Latency,
             sent: 0,
-            retained: Retained::default(),
+            retransmit: RetransmitBuffer::default(),
             is_resuming: false,
             lost_ns: 0,
-            farewell: Due::default(),
+            final_frame: Due::default(),
             limit: u64::from(CREDIT_BYTES_INITIAL),
-            out_end: End::None,
-            observed: Observed::new(now_ns),
+            out_end: StreamEnd::None,
+            traffic: TrafficHistory::new(now_ns),
             is_sparse: true,
             in_class: Class::Latency,
             received: 0,
             granted: u64::from(CREDIT_BYTES_INITIAL),
-            held: VecDeque::new(),
-            in_end: End::None,
-            in_end_is_told: false,
-            place: Place::Resting,
+            undelivered: VecDeque::new(),
+            in_end: StreamEnd::None,
+            in_end_is_delivered: false,
+            wait_state: WaitState::Idle,
             is_in_polled: false,
             is_in_control: false,
-            is_touched: false,
+            is_in_wake_list: false,
             active_ns: now_ns,
         }
     }
 
-    /// Bytes that may be sent now.
+    /// Returns the number of bytes that may be sent now.
     #[inline]
     pub(crate) fn credit_bytes(&self) -> usize {
         usize::try_from(self.limit.saturating_sub(self.sent)).unwrap_or(usize::MAX)
     }
 
-    /// What can be said now.
-    pub(crate) fn sayable(&self) -> Due {
-        if self.is_resuming { Due(self.due.0 & Due::GREETINGS.0) } else { self.due }
+    /// Returns the due frames that may be sent now.
+    pub(crate) fn sendable(&self) -> Due {
+        if self.is_resuming { Due(self.due.0 & Due::BEFORE_RESUMED.0) } else { self.due }
     }
 
-    /// What there is to send.
+    /// Returns what there is to send.
     pub(crate) fn input(&mut self) -> Input
     where
-        L: Local,
+        L: LocalEndpoint,
     {
         match (self.unsent_bytes(), &mut self.local) {
             (0, Some(local)) => local.input(),
@@ -218,54 +218,56 @@ impl<L> Connection<L> {
         }
     }
 
-    /// Makes sure that the next bytes to be sent are kept: takes them from the program, unless they are sent again.
+    /// Makes sure that the next bytes to be sent are retained: reads them from the program, unless they are
+    /// retransmitted.
     pub(crate) fn retain(&mut self, len_bytes: usize) -> Result<(), Broken>
     where
-        L: Local,
+        L: LocalEndpoint,
     {
         match &mut self.local {
-            Some(local) if self.retained.end() == self.sent => {
-                self.retained.extend(len_bytes, |skip_bytes, piece| local.read_input(skip_bytes, piece));
+            Some(local) if self.retransmit.end() == self.sent => {
+                self.retransmit.extend(len_bytes, |skip_bytes, piece| local.read_input(skip_bytes, piece));
                 local.consume(len_bytes)
             }
             _ => Ok(()),
         }
     }
 
-    /// Where this end stands, besides what it has received.
+    /// Returns this end's state for a `Resume`, other than the position received.
     pub(crate) fn resumption(&self) -> Resumption {
-        Resumption { limit: self.granted as u32, has_end: self.in_end == End::Finished }
+        Resumption { limit: self.granted as u32, has_end: self.in_end == StreamEnd::Finished }
     }
 
-    /// Bytes that were taken from the program and have to be sent, for the first time or again.
+    /// Returns the number of bytes that were consumed from the program and must be sent, for the first time or again.
     pub(crate) fn unsent_bytes(&self) -> usize {
-        usize::try_from(self.retained.end().saturating_sub(self.sent)).unwrap_or(usize::MAX)
+        usize::try_from(self.retransmit.end().saturating_sub(self.sent)).unwrap_or(usize::MAX)
     }
 
-    /// Whether what the program sends can be sent on.
+    /// Returns whether input of the program can be sent now.
     #[inline]
     pub(crate) fn wants_input(&self) -> bool {
-        self.out_end != End::None || self.credit_bytes() > 0
+        self.out_end != StreamEnd::None || self.credit_bytes() > 0
     }
 
-    /// Whether a look would find nothing, and it goes on being looked at: it was active after `active_ns_min`.
+    /// Returns whether a check would find nothing, and the connection stays polled: it was active after
+    /// `active_ns_min`.
     #[inline]
     pub(crate) fn is_quiet(&mut self, active_ns_min: u64) -> bool
     where
-        L: Local,
+        L: LocalEndpoint,
     {
-        let stays = self.place == Place::Polled && self.active_ns > active_ns_min;
-        let is_waited_for = stays && self.held.is_empty() && self.wants_input();
+        let stays = self.wait_state == WaitState::Polled && self.active_ns > active_ns_min;
+        let is_waited_for = stays && self.undelivered.is_empty() && self.wants_input();
         is_waited_for && self.local.as_mut().is_some_and(|local| !local.may_have_input())
     }
 
-    /// Bytes that the program has, or that it had no room for yet.
+    /// Returns the position up to which the program has the bytes.
     pub(crate) fn delivered(&self) -> u64 {
-        self.received - self.held.len() as u64
+        self.received - self.undelivered.len() as u64
     }
 
-    /// Takes a position that the peer wrote and that cannot lie before `base`; `None` if it is further on than any
-    /// honest one.
+    /// Extends the low half of a position that the peer wrote and that cannot lie before `base`. Returns `None` if it
+    /// is further ahead than any valid one.
     pub(crate) fn position_after(base: u64, low: u32) -> Option<u64> {
         let ahead = low.wrapping_sub(base as u32);
         (ahead <= CREDIT_BYTES_MAX).then(|| base + u64::from(ahead))

@@ -24,8 +24,8 @@ mod relay;
 mod to_monitor;
 mod turn_clock;
 
-use crate::frame::Number;
-use crate::{Class, Held};
+use crate::frame::ConnectionNumber;
+use crate::{Class, SuspendedConnection};
 use control::proxy::{
     Access, Configuration, DeviceParts, FromProxy, Node, PeerReport, Report, RetainedConnection, ToProxy, VERSION,
 };
@@ -405,11 +405,11 @@ impl Proxy {
             else {
                 continue;
             };
-            let (number, peer) = (Number(kept.number), kept.peer);
+            let (number, peer) = (ConnectionNumber(kept.number), kept.peer);
             // As the engines give out numbers.
             let place = number.count() as usize % places;
             if let Some(end) = pool.adopt(device, kept, lifeline) {
-                let held_end = Held { number, local: ProgramEnd::Direct(end), lost_ns };
+                let held_end = SuspendedConnection { number, local: ProgramEnd::Direct(end), lost_ns };
                 held.entry(place).or_default().push(HeldEnd { peer, place, held: held_end });
             }
         }

@@ -1,18 +1,18 @@
-//! What two proxies say to each other: frames, one in each record of a partition's lane.
+//! The frames that two proxies exchange, one in each record of a partition's lane.
 //!
 //! ```text
 //!    0  connection    the opener's number; the top bit is set where the node with the higher index opened
-//!    4  kind          one of `Kind`
+//!    4  kind          one of `FrameKind`
 //!    5  zero          three bytes
 //!    8  len bytes     of the payload that follows
-//!   12  aux           what the kind says
+//! 12  aux           depends on the kind
 //! ```
 //!
 //! The header has 16 bytes, so that it and a payload of up to 32 bytes move in one cache line with the record's own.
 //! Numbers are little endian.
 //!
-//! Positions in a stream are counted from its first byte; a frame carries the low 32 bits, which say it all, because
-//! less than half as much is ever under way.
+//! Positions in a stream are counted from its first byte. A frame carries the low 32 bits, which are unambiguous
+//! because less than 2^31 bytes are ever in flight.
 
 use thiserror::Error;
 
@@ -22,45 +22,45 @@ pub const HEADER_BYTES: usize = 16;
 pub const INLINE_BYTES: usize = lane::INLINE_BYTES - HEADER_BYTES;
 /// Payload bytes of the longest frame.
 pub const PAYLOAD_BYTES_MAX: usize = lane::RECORD_BYTES_MAX - HEADER_BYTES;
-/// Bytes of the description that an `Open` carries, at most: it needs no second line.
-pub const TUPLE_BYTES_MAX: usize = INLINE_BYTES;
+/// Bound on the payload of an `Open`: it fits into the header's cache line.
+pub const OPEN_PAYLOAD_BYTES_MAX: usize = INLINE_BYTES;
 
-/// A connection, as both proxies of a link name it.
+/// The number of a connection, by which both proxies of a link know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Number(pub u32);
+pub struct ConnectionNumber(pub u32);
 
-/// The bit of a number that says who opened.
+/// The bit of a number that says which node opened.
 const OPENED_BY_HIGHER: u32 = 1 << 31;
 
-impl Number {
-    /// The `count`th connection that a node opens.
-    pub fn new(count: u32, opener: Side) -> Self {
+impl ConnectionNumber {
+    /// Returns the number of the `count`th connection that a node opens.
+    pub fn new(count: u32, opener: LinkSide) -> Self {
         let count = count & !OPENED_BY_HIGHER;
-        Self(if opener == Side::Higher { count | OPENED_BY_HIGHER } else { count })
+        Self(if opener == LinkSide::Higher { count | OPENED_BY_HIGHER } else { count })
     }
 
-    /// How many the node that opened it had opened before.
+    /// Returns how many connections the opener had opened before.
     pub fn count(self) -> u32 {
         self.0 & !OPENED_BY_HIGHER
     }
 
-    /// Who opened it.
-    pub fn opener(self) -> Side {
-        if self.0 & OPENED_BY_HIGHER != 0 { Side::Higher } else { Side::Lower }
+    /// Returns the side that opened the connection.
+    pub fn opener(self) -> LinkSide {
+        if self.0 & OPENED_BY_HIGHER != 0 { LinkSide::Higher } else { LinkSide::Lower }
     }
 }
 
 /// Which of the two nodes of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    /// The one with the lower index.
+pub enum LinkSide {
+    /// The node with the lower index.
     Lower,
-    /// The one with the higher index.
+    /// The node with the higher index.
     Higher,
 }
 
-impl Side {
-    /// The other node.
+impl LinkSide {
+    /// Returns the other side.
     pub fn other(self) -> Self {
         match self {
             Self::Lower => Self::Higher,
@@ -69,107 +69,108 @@ impl Side {
     }
 }
 
-/// What a frame says.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
-    /// A program connects: payload is the tuple, aux the position up to which the opener takes bytes.
+pub enum FrameKind {
+    /// A program connects: the payload describes the connection, aux is the position up to which the opener accepts
+    /// bytes.
     Open = 1,
-    /// The other end is connected: aux is the position up to which it takes bytes.
+    /// The server is connected: aux is the position up to which it accepts bytes.
     Opened = 2,
-    /// There is nobody to connect to: aux is the error number.
+    /// There is no server: aux is the error number.
     Refused = 3,
     /// Bytes of the stream: aux is the position of the first.
     Data = 4,
-    /// More bytes may be sent: aux is the position up to which.
+    /// Credit: aux is the position up to which bytes may be sent.
     Credit = 5,
-    /// Nothing follows; the other direction goes on. Aux is the position of the end.
+    /// The sender has shut its direction down; the other direction stays open. Aux is the position of the end.
     Fin = 6,
-    /// The program's last descriptor is gone, in good order. Aux is the position of the end.
+    /// The program's last descriptor was closed in good order. Aux is the position of the end.
     Close = 7,
-    /// The connection is over at once: aux is the error number.
+    /// The connection is aborted: aux is the error number.
     Reset = 8,
-    /// The sender's frames of this connection go on in another partition: aux is its class.
+    /// The sender's further frames of this connection are in another partition: aux is its class.
     Move = 9,
     /// After a lost link: aux is the position up to which the sender has received, the payload a [`Resumption`].
     Resume = 10,
-    /// A `Refused`, `Close` or `Reset` has come: who said it need not say it again.
-    Gone = 11,
-    /// As `Opened`, and the connection lies in the windows, where its `Open` has proposed.
+    /// Acknowledges a `Refused`, `Close` or `Reset`, which then need not be repeated.
+    EndAck = 11,
+    /// As `Opened`, for a direct connection in the span that its `Open` proposed.
     Placed = 12,
-    /// The sender's program has stored into the window of a connection there whose other program sleeps.
+    /// The sender's program has stored into the window of a direct connection whose other program sleeps.
     Ring = 13,
-    /// After a lost link: the sender still has this connection in the windows. Aux is its place there.
-    Held = 14,
+    /// After a lost link: the sender still has this direct connection. Aux is the index of its span.
+    ResumeDirect = 14,
 }
 
 /// A frame without its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
-    /// Whose it is.
-    pub connection: Number,
-    /// What it says.
-    pub kind: Kind,
-    /// Bytes that follow.
+pub struct FrameHeader {
+    /// The connection that it belongs to.
+    pub connection: ConnectionNumber,
+    /// Its kind.
+    pub kind: FrameKind,
+    /// Bytes of the payload.
     pub len_bytes: usize,
-    /// As the kind says.
+    /// Depends on the kind.
     pub aux: u32,
 }
 
-/// Why a record is not a frame.
+/// Why a record is not a valid frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum FrameError {
-    /// Too short for a header.
+    /// The record is too short for a header.
     #[error("a frame of {0} bytes, shorter than its header of {HEADER_BYTES}")]
     Short(usize),
-    /// No kind of ours.
+    /// The kind is unknown.
     #[error("a frame of unknown kind {0}")]
     Kind(u8),
-    /// Bytes that are zero in every frame of ours.
-    #[error("a frame with {0:#x} where zeros belong")]
+    /// Reserved bytes are not zero.
+    #[error("a frame with {0:#x} in reserved bytes")]
     Reserved(u32),
-    /// The length is not that of the record.
-    #[error("a frame that says {said} bytes in a record with {found}")]
+    /// The length differs from that of the record.
+    #[error("a frame of {said} bytes in a record with {found}")]
     Length {
-        /// What the header says.
+        /// The length in the header.
         said: u32,
-        /// What the record has.
+        /// The length of the record.
         found: usize,
     },
-    /// A payload where none belongs, none where one does, or one that is too long.
-    #[error("a frame of kind {kind:?} with {len_bytes} bytes")]
+    /// A payload that the kind does not allow: present, absent or too long.
+    #[error("a {kind:?} frame with a payload of {len_bytes} bytes")]
     Payload {
-        /// Of what kind.
-        kind: Kind,
-        /// With how many bytes.
+        /// The kind.
+        kind: FrameKind,
+        /// The length of the payload.
         len_bytes: usize,
     },
 }
 
-impl Kind {
+impl FrameKind {
     fn from_byte(byte: u8) -> Option<Self> {
-        const KINDS: [Kind; 14] = [
-            Kind::Open,
-            Kind::Opened,
-            Kind::Refused,
-            Kind::Data,
-            Kind::Credit,
-            Kind::Fin,
-            Kind::Close,
-            Kind::Reset,
-            Kind::Move,
-            Kind::Resume,
-            Kind::Gone,
-            Kind::Placed,
-            Kind::Ring,
-            Kind::Held,
+        const KINDS: [FrameKind; 14] = [
+            FrameKind::Open,
+            FrameKind::Opened,
+            FrameKind::Refused,
+            FrameKind::Data,
+            FrameKind::Credit,
+            FrameKind::Fin,
+            FrameKind::Close,
+            FrameKind::Reset,
+            FrameKind::Move,
+            FrameKind::Resume,
+            FrameKind::EndAck,
+            FrameKind::Placed,
+            FrameKind::Ring,
+            FrameKind::ResumeDirect,
         ];
         KINDS.get(usize::from(byte).checked_sub(1)?).copied()
     }
 
     fn may_carry(self, len_bytes: usize) -> bool {
         match self {
-            Self::Open => (1..=TUPLE_BYTES_MAX).contains(&len_bytes),
+            Self::Open => (1..=OPEN_PAYLOAD_BYTES_MAX).contains(&len_bytes),
             Self::Data => (1..=PAYLOAD_BYTES_MAX).contains(&len_bytes),
             Self::Resume => len_bytes == Resumption::BYTES,
             _ => len_bytes == 0,
@@ -177,13 +178,13 @@ impl Kind {
     }
 }
 
-impl Header {
-    /// A frame without payload.
-    pub fn control(connection: Number, kind: Kind, aux: u32) -> Self {
+impl FrameHeader {
+    /// Returns the header of a frame without payload.
+    pub fn control(connection: ConnectionNumber, kind: FrameKind, aux: u32) -> Self {
         Self { connection, kind, len_bytes: 0, aux }
     }
 
-    /// The bytes to send.
+    /// Returns the bytes to send.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..4].copy_from_slice(&self.connection.0.to_le_bytes());
@@ -193,21 +194,21 @@ impl Header {
         bytes
     }
 
-    /// The header in bytes that a peer sent, where nothing but the header says how long the frame is.
+    /// Decodes a header from bytes that a peer sent, where only the header says how long the frame is.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The header is invalid.
     pub fn decode_alone(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
         Self::decode(bytes, HEADER_BYTES.saturating_add(half_word(bytes, 8) as usize))
     }
 
-    /// The header in bytes that a peer wrote, of a record of `record_bytes`.
+    /// Decodes a header from bytes that a peer wrote, of a record of `record_bytes`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The header is invalid.
     pub fn decode(bytes: &[u8; HEADER_BYTES], record_bytes: usize) -> Result<Self, FrameError> {
         let found = record_bytes.checked_sub(HEADER_BYTES).ok_or(FrameError::Short(record_bytes))?;
-        let kind = Kind::from_byte(bytes[4]).ok_or(FrameError::Kind(bytes[4]))?;
+        let kind = FrameKind::from_byte(bytes[4]).ok_or(FrameError::Kind(bytes[4]))?;
         let reserved = half_word(bytes, 4) >> 8;
         if reserved != 0 {
             return Err(FrameError::Reserved(reserved));
@@ -219,24 +220,29 @@ impl Header {
         if !kind.may_carry(found) {
             return Err(FrameError::Payload { kind, len_bytes: found });
         }
-        Ok(Self { connection: Number(half_word(bytes, 0)), kind, len_bytes: found, aux: half_word(bytes, 12) })
+        Ok(Self {
+            connection: ConnectionNumber(half_word(bytes, 0)),
+            kind,
+            len_bytes: found,
+            aux: half_word(bytes, 12),
+        })
     }
 }
 
-/// What a `Resume` says besides a position.
+/// The payload of a `Resume`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resumption {
-    /// The position up to which the sender takes bytes.
+    /// The position up to which the sender accepts bytes.
     pub limit: u32,
-    /// A `Fin` has come.
+    /// The sender has received a `Fin`.
     pub has_end: bool,
 }
 
 impl Resumption {
-    /// Bytes of it.
+    /// Length of the encoding.
     pub const BYTES: usize = 8;
 
-    /// The bytes to send.
+    /// Returns the bytes to send.
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..4].copy_from_slice(&self.limit.to_le_bytes());
@@ -244,7 +250,7 @@ impl Resumption {
         bytes
     }
 
-    /// From bytes that a peer wrote; `None` where there is something that no release of ours writes.
+    /// Decodes bytes that a peer wrote; returns `None` for values that no release writes.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let [a, b, c, d, has_end @ (0 | 1), 0, 0, 0] = *bytes else { return None };
         Some(Self { limit: u32::from_le_bytes([a, b, c, d]), has_end: has_end == 1 })
@@ -267,23 +273,23 @@ mod tests {
 
         #[test]
         fn a_header_survives_the_way(number: u32, byte in 1..=14_u8, len_bytes in 1..=32_usize, aux: u32) {
-            let kind = Kind::from_byte(byte).expect("a kind");
+            let kind = FrameKind::from_byte(byte).expect("a kind");
             let len_bytes = [0, len_bytes, Resumption::BYTES].into_iter().find(|&bytes| kind.may_carry(bytes)).unwrap();
-            let header = Header { connection: Number(number), kind, len_bytes, aux };
-            prop_assert_eq!(Header::decode(&header.encode(), HEADER_BYTES + len_bytes), Ok(header));
+            let header = FrameHeader { connection: ConnectionNumber(number), kind, len_bytes, aux };
+            prop_assert_eq!(FrameHeader::decode(&header.encode(), HEADER_BYTES + len_bytes), Ok(header));
         }
 
         #[test]
         fn a_header_with_a_changed_byte_is_refused_or_says_something_else(at in 0..16_usize, change in 1..=255_u8) {
-            let header = Header { connection: Number(7), kind: Kind::Data, len_bytes: 100, aux: 9 };
+            let header = FrameHeader { connection: ConnectionNumber(7), kind: FrameKind::Data, len_bytes: 100, aux: 9 };
             let mut bytes = header.encode();
             bytes[at] ^= change;
-            prop_assert_ne!(Header::decode(&bytes, HEADER_BYTES + 100), Ok(header));
+            prop_assert_ne!(FrameHeader::decode(&bytes, HEADER_BYTES + 100), Ok(header));
         }
 
         #[test]
         fn nonsense_is_survived(bytes: [u8; 16], record_bytes in 0..20_000_usize) {
-            if let Ok(header) = Header::decode(&bytes, record_bytes) {
+            if let Ok(header) = FrameHeader::decode(&bytes, record_bytes) {
                 prop_assert_eq!(header.len_bytes, record_bytes - HEADER_BYTES);
                 prop_assert_eq!(header.encode(), bytes);
             }
@@ -302,25 +308,25 @@ mod tests {
 
     #[test]
     fn a_number_says_who_opened() {
-        assert_eq!(Number::new(5, Side::Lower).opener(), Side::Lower);
-        assert_eq!(Number::new(5, Side::Higher).opener(), Side::Higher);
-        assert_eq!(Number::new(u32::MAX, Side::Lower).opener(), Side::Lower);
+        assert_eq!(ConnectionNumber::new(5, LinkSide::Lower).opener(), LinkSide::Lower);
+        assert_eq!(ConnectionNumber::new(5, LinkSide::Higher).opener(), LinkSide::Higher);
+        assert_eq!(ConnectionNumber::new(u32::MAX, LinkSide::Lower).opener(), LinkSide::Lower);
     }
 
     #[test]
     fn a_refusal_says_what_was_found() {
-        let good = Header::control(Number(1), Kind::Credit, 2).encode();
+        let good = FrameHeader::control(ConnectionNumber(1), FrameKind::Credit, 2).encode();
         let changed = |at: usize, value: u8| {
             let mut bytes = good;
             bytes[at] = value;
-            Header::decode(&bytes, HEADER_BYTES).unwrap_err()
+            FrameHeader::decode(&bytes, HEADER_BYTES).unwrap_err()
         };
         assert_eq!(changed(4, 0), FrameError::Kind(0));
         assert_eq!(changed(4, 15), FrameError::Kind(15));
-        assert_eq!(changed(4, 10), FrameError::Payload { kind: Kind::Resume, len_bytes: 0 });
+        assert_eq!(changed(4, 10), FrameError::Payload { kind: FrameKind::Resume, len_bytes: 0 });
         assert_eq!(changed(6, 1), FrameError::Reserved(0x100));
         assert_eq!(changed(8, 1), FrameError::Length { said: 1, found: 0 });
-        assert_eq!(changed(4, 1), FrameError::Payload { kind: Kind::Open, len_bytes: 0 });
-        assert_eq!(Header::decode(&good, 15), Err(FrameError::Short(15)));
+        assert_eq!(changed(4, 1), FrameError::Payload { kind: FrameKind::Open, len_bytes: 0 });
+        assert_eq!(FrameHeader::decode(&good, 15), Err(FrameError::Short(15)));
     }
 }

@@ -4,26 +4,27 @@
 //!   program ── segment ── engine ══ partition (lane pair in a window) ══ engine ── segment ── program
 //! ```
 //!
-//! An [`Engine`] stands between one or two partitions (one a [`Class`]) and the local ends of connections ([`Local`]).
-//! It is sans-IO: it reads no clock, makes no system call and waits for nothing. Whoever drives it hands in the time,
-//! the lanes and the local ends, calls [`Engine::turn`] while there is something to do, and [`Engine::sleep`] before it
-//! sleeps; so the engine that runs live is the one that runs in virtual time.
+//! An [`Engine`] stands between one or two partitions (one per [`Class`]) and the proxy's endpoints of connections
+//! ([`LocalEndpoint`]). It is sans-IO: it reads no clock, makes no system call and never blocks. Its driver passes in
+//! the time, the lanes and the local endpoints, calls [`Engine::poll`] while there is work, and
+//! [`Engine::prepare_sleep`] before it blocks. The same engine runs live and in virtual time (crate `proxy-sim`).
 //!
-//! * **One copy** from the ring of the sending program to the outbound window, one from the inbound window to the ring
-//!   of the receiving one.
-//! * **Credits**: a connection sends no more than its receiver has said it takes. One that nobody reads stalls itself
-//!   alone: nothing of it waits in a partition.
-//! * **Slicing**: a connection sends at most a slice before the others have their turn, and a longer one in a crowd
-//!   where no other was active lately. One that has just come back with little to say goes first.
-//! * **Classes**: streams go to a partition of their own, and come back when they are none any more. The order of bytes
-//!   is kept by a marker, the last frame in the old partition.
-//! * **Failover**, where asked for: bytes are kept until the peer has said that it has them, which costs a copy more.
-//!   An engine whose link is lost is detached with its connections, attached to another way, and goes on where the peer
-//!   stands.
-//! * **Idle costs nothing**: only connections that were active lately are looked at. The others have asked their
-//!   programs to ring.
-//! * **Hostile peers**: whatever comes, it reaches at most the connection that it names. What cannot be attributed to
-//!   one is a [`Fault`]: the link goes down.
+//! * **One copy** on each side: from the ring of the sending program to the outbound window, and from the inbound
+//!   window to the ring of the receiving program.
+//! * **Credit**: a connection sends no more than its receiver has granted. A connection whose program does not read
+//!   stalls only itself: none of its bytes wait in a partition.
+//! * **Slicing**: a connection sends at most one slice before the others are served, as in deficit round robin. With
+//!   oversubscribed processors the slice is longer if no other connection was active recently. A connection that
+//!   becomes active again with few bytes to send is served first, like the new flows of FQ-CoDel (RFC 8290).
+//! * **Classes**: streams move to a partition of their own, and back when they stop being streams. A marker, the last
+//!   frame in the old partition, keeps the order of bytes.
+//! * **Failover**, optional: bytes are retained until the peer has acknowledged them, at the cost of one more copy. An
+//!   engine whose link is lost is detached with its connections, attached to another transport, and resumes at the
+//!   position that the peer reports.
+//! * **Idle connections cost nothing**: only recently active connections are polled. The programs of the others are
+//!   asked to ring.
+//! * **Hostile peers**: a frame affects at most the connection that it names. A violation that cannot be attributed to
+//!   a connection is a [`LinkFault`], which takes the link down.
 
 mod connection;
 mod counters;
@@ -32,13 +33,14 @@ pub mod engine;
 pub mod frame;
 mod local;
 mod placement;
-mod retained;
-pub mod simulated;
+mod retransmit;
 mod table;
 
-pub use connection::{CREDIT_BYTES_INITIAL, CREDIT_BYTES_MAX, Tuple};
-pub use counters::Counters;
-pub use engine::{Detached, Engine, Event, Fault, Held, Port, Settings, Turn};
-pub use local::{Broken, Input, Local};
+pub use connection::{CREDIT_BYTES_INITIAL, CREDIT_BYTES_MAX, OpenPayload};
+pub use counters::EngineCounters;
+pub use engine::{
+    DetachedEngine, Engine, EngineEvent, EngineSettings, LinkFault, PartitionLanes, PollOutcome, SuspendedConnection,
+};
+pub use local::{Broken, Input, LocalEndpoint};
 pub use placement::{Class, Placement};
-pub use table::Key;
+pub use table::ConnectionKey;

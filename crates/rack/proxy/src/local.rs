@@ -1,102 +1,105 @@
-//! What the engine asks of the end of a connection that a program of this node holds the other end of.
+//! The engine's interface to the proxy's endpoint of a connection, whose other endpoint a program of this node holds.
 
-use crate::frame::Number;
+use crate::frame::ConnectionNumber;
 use fabric::{Inbound, Outbound};
 use lane::{Draft, Span};
 
-/// What a program has sent, or what else there is to say of it.
+/// What a program has sent, or the state of its sending direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input {
-    /// So many bytes, at least one, wait in one piece.
+    /// This number of bytes, at least one, are available in one contiguous piece.
     Bytes(usize),
-    /// Nothing now.
+    /// There is nothing to read now.
     Nothing,
-    /// Everything is taken, and the program has shut its sending direction down.
+    /// Everything has been read, and the program has shut its sending direction down.
     Finished,
-    /// Everything is taken, and the program's last descriptor is gone.
+    /// Everything has been read, and the program's last descriptor is closed.
     Closed,
-    /// The program of a connection in the windows has rung for the other one.
+    /// The program of a direct connection has rung for the program at the other node.
     Rang,
-    /// The program reset the connection, was killed with bytes unread, or spoiled the memory.
+    /// The program has reset the connection, was killed with bytes unread, or has corrupted the memory.
     Broken,
 }
 
-/// The program has spoiled the memory of the connection, or is gone: it is to be reset.
+/// The program has corrupted the memory of the connection, or is gone: the connection must be reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Broken;
 
-/// The local end of a connection: the proxy's, as a stand-in for the program of the other node. Nothing here waits.
-/// What is provided is right where nobody sleeps, and nobody wants to know of ends.
-pub trait Local: Sized {
-    /// Whether [`Local::input`] may have something new to say. Called often, and should cost one load.
+/// The proxy's endpoint of a connection, which stands in for the program of the other node. No method blocks. The
+/// provided methods suit an endpoint that never sleeps and ignores the end of the connection.
+pub trait LocalEndpoint: Sized {
+    /// Returns whether [`LocalEndpoint::input`] may have something new to report. Called often, and should cost one
+    /// load.
     fn may_have_input(&mut self) -> bool;
-    /// What the program has sent and nobody has taken.
+    /// Returns what the program has sent and the engine has not consumed.
     fn input(&mut self) -> Input;
-    /// Appends the first `len_bytes` of the input to a record, as they are.
+    /// Appends the first `len_bytes` of the input to a record.
     fn copy_input<O: Outbound, I: Inbound>(&mut self, draft: &mut Draft<'_, O, I>, len_bytes: usize);
     /// Copies bytes of the input to memory of this process, from `skip_bytes` on.
     fn read_input(&mut self, skip_bytes: usize, destination: &mut [u8]);
-    /// Takes bytes that were copied.
+    /// Consumes bytes that were copied.
     fn consume(&mut self, len_bytes: usize) -> Result<(), Broken>;
-    /// Hands bytes of a window to the program; answers how many it had room for.
-    fn put_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken>;
-    /// As [`Local::put_span`], from memory of this process.
-    fn put(&mut self, bytes: &[u8]) -> Result<usize, Broken>;
-    /// Whether there is enough room to be worth a wake-up.
+    /// Writes bytes of a window to the program, and returns the number of bytes that it had room for.
+    fn write_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken>;
+    /// As [`LocalEndpoint::write_span`], from memory of this process.
+    fn write(&mut self, bytes: &[u8]) -> Result<usize, Broken>;
+    /// Returns whether there is enough room to justify a wake-up.
     fn has_room(&mut self) -> bool;
-    /// Wakes the program if it sleeps for what was put or consumed since the last call; answers whether it did.
-    fn ring(&mut self) -> bool {
+    /// Wakes the program if it sleeps until bytes are written or consumed, which has happened since the last call.
+    /// Returns whether it was woken.
+    fn wake_sleeper(&mut self) -> bool {
         false
     }
 
-    /// Tells the program whether others, who have little to say, wait for the processor that it copies with.
-    fn give_way(&mut self, _gives_way: bool) {}
+    /// Tells the program whether it should yield its processor between copies, because short messages wait for it.
+    fn set_yielding(&mut self, _gives_way: bool) {}
 
-    /// Tells the program that nothing follows.
+    /// Tells the program that no bytes follow.
     fn finish(&mut self) {}
 
-    /// Tells the program that the other end is gone, in good order.
+    /// Tells the program that the other endpoint has closed in good order.
     fn close(self) {}
 
     /// Tells the program that the connection was reset.
     fn reset(self) {}
 
-    /// Asks the program to ring when it sends, or also when it has read. The engine looks once more afterwards.
+    /// Asks the program to ring when it sends, or also when it has read. The engine polls once more afterwards.
     fn park(&mut self, _for_room: bool) {}
 
-    /// Ends what [`Local::park`] began.
+    /// Ends what [`LocalEndpoint::park`] began.
     fn unpark(&mut self) {}
 
-    /// Takes the rings out of the lifeline, and finds out whether it has ended.
-    fn hear(&mut self) {}
+    /// Drains the rings from the lifeline, and checks whether it has ended.
+    fn poll_lifeline(&mut self) {}
 
-    /// Whether the program has reset the connection or was killed: what it sent before may not matter any more.
+    /// Returns whether the program has reset the connection or was killed: earlier bytes may then be discarded.
     fn is_broken(&mut self) -> bool {
         false
     }
 
-    /// The server at the other node has taken the connection that this program opened.
+    /// The server at the other node has accepted the connection that this program opened.
     fn opened(&mut self) {}
 
-    /// Whether the connection lies in the windows: then [`Local::input`] says `Rang`, `Closed`, `Broken` or `Nothing`.
+    /// Returns whether this is a direct connection: then [`LocalEndpoint::input`] returns `Rang`, `Closed`, `Broken` or
+    /// `Nothing`.
     fn is_direct(&self) -> bool {
         false
     }
 
-    /// The connection `number` lies in the windows: where this end has proposed, or where it is already. `false`: it is
-    /// not there, and has proposed nothing.
-    fn placed(&mut self, _number: Number) -> bool {
+    /// The connection `number` is direct: in the span that this endpoint has proposed, or in the one that it has
+    /// already. Returns `false` if it has no span and has proposed none.
+    fn move_to_span(&mut self, _number: ConnectionNumber) -> bool {
         false
     }
 
-    /// Where in the windows the connection lies: both nodes must mean the same place.
-    fn place(&self) -> u32 {
+    /// Returns the index of the span of a direct connection, which must be the same at both nodes.
+    fn span_index(&self) -> u32 {
         0
     }
 
-    /// Wakes the program of a connection in the windows: the other one has stored.
-    fn call(&mut self) {}
+    /// Wakes the program of a direct connection, because the other program has stored into its window.
+    fn wake(&mut self) {}
 
-    /// Tells the program of a connection in the windows that nobody is left at the other end.
-    fn peer_left(&mut self) {}
+    /// Tells the program of a direct connection that the other program has closed.
+    fn peer_closed(&mut self) {}
 }

@@ -1,47 +1,47 @@
-//! Which class a connection belongs to, by what it does.
+//! Classifies connections as latency or bulk by their traffic.
 
-/// What the partitions of an engine are for.
+/// The classes of partitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// Short messages, which nothing may hold up.
+    /// Short messages, which must not be delayed by others.
     Latency = 0,
     /// Streams.
     Bulk = 1,
 }
 
 impl Class {
-    /// Both, in the order of their partitions.
+    /// Both classes, in the order of their partitions.
     pub const ALL: [Self; 2] = [Self::Latency, Self::Bulk];
 
-    /// From a number that a peer wrote.
+    /// Converts a number that a peer wrote.
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.get(number as usize).copied()
     }
 }
 
-/// What makes a connection bulk.
+/// The thresholds of the bulk class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placement {
-    /// Bytes that it sends without running dry.
+    /// Bytes sent without running out of input.
     pub burst_bytes: u64,
-    /// Bytes that it sends in an interval.
+    /// Bytes sent in an interval.
     pub interval_bytes: u64,
-    /// How long an interval is at least.
+    /// Minimum length of an interval.
     pub interval_ns: u64,
-    /// Intervals with less than a quarter of both, until it is latency again.
+    /// Consecutive intervals with less than a quarter of both thresholds, after which a connection is latency again.
     pub calm_intervals: u32,
 }
 
 impl Default for Placement {
-    /// 128 KiB at once, or 256 MB a second; a stream that has been quiet for eight milliseconds is none any more.
+    /// 128 KiB at once, or 256 MB/s; a stream that has been quiet for eight milliseconds is latency again.
     fn default() -> Self {
         Self { burst_bytes: 128 << 10, interval_bytes: 256 << 10, interval_ns: 1_000_000, calm_intervals: 8 }
     }
 }
 
-/// What a connection has done lately in one direction.
+/// What a connection has recently sent in one direction.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Observed {
+pub(crate) struct TrafficHistory {
     interval_ns_start: u64,
     interval_bytes: u64,
     burst_bytes: u64,
@@ -49,17 +49,17 @@ pub(crate) struct Observed {
     calm_intervals: u32,
 }
 
-impl Observed {
+impl TrafficHistory {
     pub(crate) fn new(now_ns: u64) -> Self {
         Self { interval_ns_start: now_ns, ..Self::default() }
     }
 
-    /// The connection has run dry: the next bytes are another burst.
+    /// Records that the connection ran out of input: the next bytes are another burst.
     pub(crate) fn note_dry(&mut self) {
         self.burst_bytes = 0;
     }
 
-    /// It has sent so many bytes; answers the class it should be in, once that is clear.
+    /// Records bytes sent; returns the class that the connection should be in, once that is clear.
     pub(crate) fn note(&mut self, now_ns: u64, bytes: u64, rule: &Placement) -> Option<Class> {
         let elapsed_ns = now_ns.saturating_sub(self.interval_ns_start);
         let verdict = if elapsed_ns >= rule.interval_ns { self.judge(now_ns, elapsed_ns, rule) } else { None };
@@ -97,14 +97,14 @@ mod tests {
 
     #[test]
     fn one_long_burst_is_bulk() {
-        let mut seen = Observed::new(0);
+        let mut seen = TrafficHistory::new(0);
         assert_eq!(seen.note(1, 999, &RULE), None);
         assert_eq!(seen.note(1, 1, &RULE), Some(Class::Bulk));
     }
 
     #[test]
     fn bytes_between_which_it_runs_dry_are_no_burst() {
-        let mut seen = Observed::new(0);
+        let mut seen = TrafficHistory::new(0);
         for _ in 0..3 {
             assert_eq!(seen.note(1, 900, &RULE), None);
             seen.note_dry();
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn short_messages_at_a_high_rate_are_bulk() {
-        let mut seen = Observed::new(0);
+        let mut seen = TrafficHistory::new(0);
         let mut verdicts = Vec::new();
         for now_ns in 0..150 {
             verdicts.push(seen.note(now_ns, 41, &RULE));
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_stream_that_has_been_calm_for_long_enough_is_latency_again() {
-        let mut seen = Observed::new(0);
+        let mut seen = TrafficHistory::new(0);
         assert_eq!(seen.note(0, 5000, &RULE), Some(Class::Bulk));
         seen.note_dry();
         let verdicts: Vec<_> = (1..6)
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_long_pause_counts_as_one_calm_interval() {
-        let mut seen = Observed::new(0);
+        let mut seen = TrafficHistory::new(0);
         assert_eq!(seen.note(0, 5000, &RULE), Some(Class::Bulk));
         seen.note_dry();
         assert_eq!(seen.note(1_000_000, 10, &RULE), None);

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use crosslane_bench::windows as live;
-use proxy::simulated::{self, Costs, Isolation, Scaling};
+use proxy_sim::{Costs, Isolation, Scaling};
 use serde::Serialize;
 use sim::Span;
 use stats::{Align, Table};
@@ -82,7 +82,7 @@ const WORK_BYTES: usize = 8;
 /// Measures or simulates, and prints.
 pub fn main(options: &Options) -> Result<()> {
     if let Some(frames) = options.work {
-        simulated::work(WORK_BYTES, frames);
+        proxy_sim::work(WORK_BYTES, frames);
         return Ok(());
     }
     if let Some(bytes) = options.message_bytes.iter().find(|bytes| !(1..=MESSAGE_BYTES_MAX).contains(*bytes)) {
@@ -111,7 +111,7 @@ fn modelled(seed: u64) -> live::Modelled {
             "the engine in virtual time, seed {seed}, over {LINK_NAME}; a turn {turn_ns} ns, a frame sent {send_ns} \
              ns, received {receive_ns} ns, a byte {byte_ns} ns, from proxy to program and back {program_ns} ns"
         ),
-        isolation: simulated::isolation(Span::from_ns(MODELLED_NS), costs, seed).into_iter().map(case).collect(),
+        isolation: proxy_sim::isolation(Span::from_ns(MODELLED_NS), costs, seed).into_iter().map(case).collect(),
         work_arguments: ["bench", "windows", "--work"].map(str::to_owned).to_vec(),
     }
 }
@@ -122,8 +122,8 @@ fn simulate(options: &Options) -> Report {
     let (cores, nodes) = if options.quick { (&CORES[..4], &NODES[..3]) } else { (&CORES[..], &NODES[..]) };
     let all = nodes.iter().flat_map(|&nodes| cores.iter().map(move |&cores| (nodes, cores)));
     let points: Vec<(usize, usize)> = all.filter(|(nodes, cores)| nodes * (nodes - 1) * cores <= LANES_MAX).collect();
-    let scale = |bytes: &usize| simulated::scaling(&points, *bytes, Span::from_ps(span.ps() / 2), costs, options.seed);
-    let link = simulated::LINK;
+    let scale = |bytes: &usize| proxy_sim::scaling(&points, *bytes, Span::from_ps(span.ps() / 2), costs, options.seed);
+    let link = proxy_sim::LINK;
     Report {
         schema: "crosslane-bench-windows-1",
         provenance: "modelled",
@@ -138,7 +138,7 @@ fn simulate(options: &Options) -> Report {
             packet_payload_bytes_max: link.payload_bytes_max,
         },
         scaling: options.message_bytes.iter().flat_map(scale).collect(),
-        isolation: simulated::isolation(span, costs, options.seed),
+        isolation: proxy_sim::isolation(span, costs, options.seed),
     }
 }
 
@@ -148,9 +148,9 @@ fn measure() -> Costs {
     const FRAMES: u64 = 2_000_000;
     const LONG_BYTES: usize = 4096;
     let frame_ns = |message_bytes: usize, frames: u64| {
-        simulated::work(message_bytes, frames / 10);
+        proxy_sim::work(message_bytes, frames / 10);
         let begun = Instant::now();
-        let done = simulated::work(message_bytes, frames);
+        let done = proxy_sim::work(message_bytes, frames);
         begun.elapsed().as_nanos() as f64 / (done.frames_sent + done.frames_received) as f64
     };
     let (short_ns, long_ns) = (frame_ns(8, FRAMES), frame_ns(LONG_BYTES, FRAMES / 20));

@@ -5,8 +5,8 @@
 //! makes both clean. What programs can reach, only the kernel of their machine knows ([`lease`]): so a span that was in
 //! use when a proxy or a link died is not given to another connection before the programs of both nodes are gone.
 
-use crate::frame::{Number, Side};
-use crate::{Broken, Input, Local};
+use crate::frame::{ConnectionNumber, LinkSide};
+use crate::{Broken, Input, LocalEndpoint};
 use control::ChannelError;
 use control::proxy::{FromProxy, RetainedConnection, Spans, send_retained};
 use fabric::device::{Caching, Device, DeviceInbound, DeviceOutbound, NodeSlot};
@@ -95,7 +95,7 @@ pub(super) struct Grant {
 
 impl Grant {
     /// Has the lifeline's end kept beyond this proxy.
-    fn deposit(&mut self, number: Number, lifeline: &Arc<OwnedFd>) {
+    fn deposit(&mut self, number: ConnectionNumber, lifeline: &Arc<OwnedFd>) {
         let kept = self.kept(number);
         let mut state = self.pool.lock();
         state.entries[self.index].deposited = Some((kept, Arc::clone(lifeline)));
@@ -118,7 +118,7 @@ impl Grant {
         !std::mem::replace(&mut state.has_said, true)
     }
 
-    fn kept(&self, number: Number) -> RetainedConnection {
+    fn kept(&self, number: ConnectionNumber) -> RetainedConnection {
         RetainedConnection { peer: self.pool.peer.0, span: self.index as u32, number: number.0 }
     }
 }
@@ -168,7 +168,7 @@ impl Proposal {
     /// The end of the connection, with the program's lifeline; and what the program gets. `None`: no lock can be had.
     pub(super) fn into_end(
         mut self,
-        number: Number,
+        number: ConnectionNumber,
         lifeline: Arc<OwnedFd>,
     ) -> Option<(DirectEnd, WindowSpans, OwnedFd)> {
         span_lease::mark_leased(self.descriptor.as_fd(), self.place).ok()?;
@@ -291,8 +291,8 @@ impl SpanPool {
         (entry.is_taken, entry.deposited) = (true, Some((kept, Arc::clone(&lifeline))));
         drop(state);
         let grant = Grant { pool: Arc::clone(self), index };
-        let own = if self.own < self.peer { Side::Lower } else { Side::Higher };
-        let is_opener = Number(kept.number).opener() == own;
+        let own = if self.own < self.peer { LinkSide::Lower } else { LinkSide::Higher };
+        let is_opener = ConnectionNumber(kept.number).opener() == own;
         Some(DirectEnd::new(self.endpoint(device, index), lifeline, grant, is_opener))
     }
 
@@ -439,13 +439,13 @@ impl DirectEnd {
     }
 
     /// What the next monitor gets when this one's has died.
-    pub(super) fn into_kept(self, number: Number) -> Option<(RetainedConnection, OwnedFd)> {
+    pub(super) fn into_kept(self, number: ConnectionNumber) -> Option<(RetainedConnection, OwnedFd)> {
         let kept = self.grant.kept(number);
         let lifeline = Arc::try_unwrap(self.lifeline);
         lifeline.or_else(|shared| rustix::io::dup(&shared)).ok().map(|lifeline| (kept, lifeline))
     }
 
-    fn hear(&mut self) {
+    fn poll_lifeline(&mut self) {
         let lifeline = self.lifeline.as_raw_fd();
         // First: draining takes the error.
         let said = blocking::poll_now(lifeline, libc::POLLIN);
@@ -475,18 +475,18 @@ impl DirectEnd {
     }
 
     /// Whoever sleeps must look.
-    fn call(&self) {
+    fn wake(&self) {
         let _ = system::ring(self.lifeline.as_raw_fd());
     }
 
-    fn peer_left(&self) {
+    fn peer_closed(&self) {
         self.endpoint.note_left();
-        self.call();
+        self.wake();
     }
 
     fn reset(&self) {
         self.endpoint.note_reset();
-        self.call();
+        self.wake();
     }
 }
 
@@ -508,7 +508,7 @@ impl ProgramEnd {
     }
 }
 
-impl Local for ProgramEnd {
+impl LocalEndpoint for ProgramEnd {
     #[inline]
     fn may_have_input(&mut self) -> bool {
         match self {
@@ -547,24 +547,24 @@ impl Local for ProgramEnd {
     }
 
     #[inline]
-    fn put_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken> {
+    fn write_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken> {
         match self {
-            Self::Carried(end) => end.put_span(bytes),
+            Self::Carried(end) => end.write_span(bytes),
             Self::Direct(_) => Err(Broken),
         }
     }
 
     #[inline]
-    fn put(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
         match self {
-            Self::Carried(end) => end.put(bytes),
+            Self::Carried(end) => end.write(bytes),
             Self::Direct(_) => Err(Broken),
         }
     }
 
-    fn give_way(&mut self, gives_way: bool) {
+    fn set_yielding(&mut self, should_yield: bool) {
         if let Self::Carried(end) = self {
-            end.give_way(gives_way);
+            end.set_yielding(should_yield);
         }
     }
 
@@ -577,9 +577,9 @@ impl Local for ProgramEnd {
     }
 
     #[inline]
-    fn ring(&mut self) -> bool {
+    fn wake_sleeper(&mut self) -> bool {
         match self {
-            Self::Carried(end) => end.ring(),
+            Self::Carried(end) => end.wake_sleeper(),
             Self::Direct(_) => false,
         }
     }
@@ -593,7 +593,7 @@ impl Local for ProgramEnd {
     fn close(self) {
         match self {
             Self::Carried(end) => end.close(),
-            Self::Direct(end) => end.peer_left(),
+            Self::Direct(end) => end.peer_closed(),
         }
     }
 
@@ -618,10 +618,10 @@ impl Local for ProgramEnd {
         }
     }
 
-    fn hear(&mut self) {
+    fn poll_lifeline(&mut self) {
         match self {
-            Self::Carried(end) => end.hear(),
-            Self::Direct(end) => end.hear(),
+            Self::Carried(end) => end.poll_lifeline(),
+            Self::Direct(end) => end.poll_lifeline(),
         }
     }
 
@@ -643,7 +643,7 @@ impl Local for ProgramEnd {
         matches!(self, Self::Direct(_))
     }
 
-    fn placed(&mut self, number: Number) -> bool {
+    fn move_to_span(&mut self, number: ConnectionNumber) -> bool {
         match self {
             Self::Carried(end) => {
                 let Some(direct) = end.move_to_windows(number) else { return false };
@@ -654,22 +654,22 @@ impl Local for ProgramEnd {
         true
     }
 
-    fn place(&self) -> u32 {
+    fn span_index(&self) -> u32 {
         match self {
             Self::Carried(_) => 0,
             Self::Direct(end) => end.grant.index as u32,
         }
     }
 
-    fn call(&mut self) {
+    fn wake(&mut self) {
         if let Self::Direct(end) = self {
-            DirectEnd::call(end);
+            DirectEnd::wake(end);
         }
     }
 
-    fn peer_left(&mut self) {
+    fn peer_closed(&mut self) {
         if let Self::Direct(end) = self {
-            DirectEnd::peer_left(end);
+            DirectEnd::peer_closed(end);
         }
     }
 }
@@ -707,7 +707,7 @@ mod tests {
         let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
         let (lifeline, programs) = pair.expect("a pair");
         let proposal = pool.propose(device).expect("a free span");
-        let end = proposal.into_end(Number::new(1, Side::Lower), Arc::new(lifeline));
+        let end = proposal.into_end(ConnectionNumber::new(1, LinkSide::Lower), Arc::new(lifeline));
         let (end, place, lease) = end.expect("a lock");
         (end, programs, place, lease)
     }
@@ -751,13 +751,13 @@ mod tests {
         Segment::in_windows(&inbound, &outbound, End::Connector, secrets).set_up();
         assert_eq!([pool.counts(), pool.counts()], [(1, 1, 0); 2]);
         drop(lifeline);
-        end.hear();
+        end.poll_lifeline();
         drop(end);
         assert_eq!(pool.counts(), (0, 1, 0));
 
         let (mut end, lifeline, ..) = connection(&device, &pool);
         drop(lifeline);
-        end.hear();
+        end.poll_lifeline();
         assert_eq!(end.hangup, Hangup::Closed);
         drop(end);
         assert_eq!(pool.counts(), (0, 1, 1), "it had the descriptor and did not map it");
@@ -765,7 +765,7 @@ mod tests {
         let (mut end, lifeline, ..) = connection(&device, &pool);
         socket::process::system::ring(end.lifeline.as_raw_fd()).expect("room for a ring");
         drop(lifeline);
-        end.hear();
+        end.poll_lifeline();
         drop(end);
         assert_eq!(pool.counts(), (0, 1, 1), "one that has not read the reply knows of no span");
     }

@@ -3,7 +3,7 @@
 use super::Shared;
 use super::direct::ProgramEnd;
 use super::end::SegmentEnd;
-use crate::Tuple;
+use crate::OpenPayload;
 use control::proxy::Access;
 use fabric::device::Device;
 use rustix::io::Errno;
@@ -23,7 +23,7 @@ const PORTS_BYTES: usize = 5;
 const PORTS_OF_NODES: u8 = 6;
 /// Bytes of the secrets of both lanes, and of a span's index, which may follow.
 const OFFER_BYTES: usize = 16 + 4;
-const _: () = assert!(TUPLE_BYTES + OFFER_BYTES <= crate::frame::TUPLE_BYTES_MAX);
+const _: () = assert!(TUPLE_BYTES + OFFER_BYTES <= crate::frame::OPEN_PAYLOAD_BYTES_MAX);
 
 /// A span of the windows for a connection, and what its records are told by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(super) struct Offer {
 
 /// The addresses of a connection as the frames carry them, who connects and to what; and the place proposed for it.
 /// `nodes` are the addresses of the two nodes, in that order. `None` for IPv6 addresses that are not those.
-pub(super) fn encode(tuple: &address::Tuple, nodes: [Option<IpAddr>; 2], offer: Option<Offer>) -> Option<Tuple> {
+pub(super) fn encode(tuple: &address::Tuple, nodes: [Option<IpAddr>; 2], offer: Option<Offer>) -> Option<OpenPayload> {
     let mut bytes = Vec::with_capacity(TUPLE_BYTES + OFFER_BYTES);
     match (tuple.local, tuple.peer) {
         (SocketAddr::V4(from), SocketAddr::V4(to)) => {
@@ -54,14 +54,14 @@ pub(super) fn encode(tuple: &address::Tuple, nodes: [Option<IpAddr>; 2], offer: 
         bytes.extend(secrets.to_connector.to_le_bytes());
         bytes.extend(index.to_le_bytes());
     }
-    Tuple::new(&bytes)
+    OpenPayload::new(&bytes)
 }
 
 /// An address without an IP is the node's.
 type End = (Option<Ipv4Addr>, u16);
 
 /// As the other node says: hostile.
-fn decode(tuple: &Tuple) -> Option<([End; 2], Option<Offer>)> {
+fn decode(tuple: &OpenPayload) -> Option<([End; 2], Option<Offer>)> {
     let bytes = tuple.bytes();
     let is_of = |ends_bytes: &usize| [*ends_bytes, *ends_bytes + OFFER_BYTES].contains(&bytes.len());
     let (ends, offer) = bytes.split_at([TUPLE_BYTES, PORTS_BYTES].into_iter().find(is_of)?);
@@ -94,7 +94,7 @@ pub(super) fn accept(listener: &LaneListener) -> Result<Accepted, Errno> {
 
 /// Whether the rules of this node let a program of `peer` connect there. An honest node has asked before: its monitor
 /// was told the same.
-pub(super) fn is_admitted(access: &Access, peer: u8, tuple: &Tuple) -> bool {
+pub(super) fn is_admitted(access: &Access, peer: u8, tuple: &OpenPayload) -> bool {
     decode(tuple).is_none_or(|([_, (_, port)], _)| access.admits(peer, port))
 }
 
@@ -102,7 +102,7 @@ pub(super) fn is_admitted(access: &Access, peer: u8, tuple: &Tuple) -> bool {
 ///
 /// # Errors
 /// What the refusal says.
-pub(super) fn connect(shared: &Shared, device: &Device, peer: u8, tuple: &Tuple) -> Result<ProgramEnd, Errno> {
+pub(super) fn connect(shared: &Shared, device: &Device, peer: u8, tuple: &OpenPayload) -> Result<ProgramEnd, Errno> {
     let ([from, to], offer) = decode(tuple).ok_or(Errno::PROTO)?;
     let from = address_of(from, shared.address(peer)).filter(|from| from.port() != 0).ok_or(Errno::ACCESS)?;
     let to = address_of(to, shared.address(shared.setup.own_slot)).ok_or(Errno::ACCESS)?;
@@ -165,7 +165,7 @@ mod tests {
                 let strange = [Some(IpAddr::from([127, 77, 0, 9])), None];
                 assert_eq!(strange.map(|node| address_of(from, node)), [None; 2]);
                 for bytes in [&encoded.bytes()[..encoded.bytes().len() - 1], &[0; 13], &[1], &[0; 5], &[0; 31]] {
-                    assert_eq!(decode(&Tuple::new(bytes).expect("short")), None, "{} bytes", bytes.len());
+                    assert_eq!(decode(&OpenPayload::new(bytes).expect("short")), None, "{} bytes", bytes.len());
                 }
             }
             let others = address::Tuple { local: at("[fd00:77::9]:1"), ..tuple };

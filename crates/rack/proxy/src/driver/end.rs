@@ -1,7 +1,7 @@
 //! The local end of a connection in a program's segment: the proxy's, as a stand-in for the program of the other node.
 
-use crate::frame::Number;
-use crate::{Broken, Input, Local};
+use crate::frame::ConnectionNumber;
+use crate::{Broken, Input, LocalEndpoint};
 use fabric::{Inbound, Outbound};
 use lane::{Chunk, Draft, Span};
 use rustix::io::Errno;
@@ -43,7 +43,7 @@ pub(super) struct SegmentEnd {
     /// Where in the windows it may go instead.
     proposal: Option<Proposal>,
     end_is_seen: bool,
-    has_put: bool,
+    has_written: bool,
     has_consumed: bool,
     /// The program has sent since it was last put something: it waits for an answer, or has given one.
     converses: bool,
@@ -69,7 +69,7 @@ impl SegmentEnd {
             destination: None,
             proposal: None,
             end_is_seen: false,
-            has_put: false,
+            has_written: false,
             has_consumed: false,
             converses: false,
             position,
@@ -87,7 +87,7 @@ impl SegmentEnd {
     }
 
     /// Goes to the place that was proposed: the program is told, and this end is done with. `None`: there was none.
-    pub(super) fn move_to_windows(&mut self, number: Number) -> Option<DirectEnd> {
+    pub(super) fn move_to_windows(&mut self, number: ConnectionNumber) -> Option<DirectEnd> {
         let (direct, place, lease) = self.proposal.take()?.into_end(number, Arc::clone(&self.lifeline))?;
         if std::mem::take(&mut self.owes_reply) {
             let _ =
@@ -139,7 +139,7 @@ impl SegmentEnd {
     }
 }
 
-impl Local for SegmentEnd {
+impl LocalEndpoint for SegmentEnd {
     #[inline]
     fn may_have_input(&mut self) -> bool {
         let may_have_data = !self.end_is_seen && self.receiver.may_have_data();
@@ -155,12 +155,12 @@ impl Local for SegmentEnd {
     }
 
     fn copy_input<O: Outbound, I: Inbound>(&mut self, draft: &mut Draft<'_, O, I>, len_bytes: usize) {
-        let chunk = self.chunk.expect("there was input");
+        let chunk = self.chunk.expect("input returned bytes");
         draft.append_span(&self.receiver.span(chunk).part(0, len_bytes));
     }
 
     fn read_input(&mut self, skip_bytes: usize, destination: &mut [u8]) {
-        let chunk = self.chunk.expect("there was input");
+        let chunk = self.chunk.expect("input returned bytes");
         self.receiver.span(chunk).part(skip_bytes, destination.len()).read(destination);
     }
 
@@ -170,13 +170,13 @@ impl Local for SegmentEnd {
         self.receiver.consume(len_bytes).map_err(|_| Broken)
     }
 
-    fn put_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken> {
-        self.has_put = true;
+    fn write_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken> {
+        self.has_written = true;
         self.sender.write_span(bytes).map_err(|_| Broken)
     }
 
-    fn put(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
-        self.has_put = true;
+    fn write(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
+        self.has_written = true;
         self.sender.write(bytes).map_err(|_| Broken)
     }
 
@@ -184,9 +184,9 @@ impl Local for SegmentEnd {
         self.sender.is_writable().unwrap_or(true)
     }
 
-    fn ring(&mut self) -> bool {
+    fn wake_sleeper(&mut self) -> bool {
         let mut sleeps = false;
-        if std::mem::take(&mut self.has_put) {
+        if std::mem::take(&mut self.has_written) {
             // Worth it for an answer, not in a stream.
             if std::mem::take(&mut self.converses) {
                 self.sender.demote_since(self.position);
@@ -203,13 +203,13 @@ impl Local for SegmentEnd {
         sleeps
     }
 
-    fn give_way(&mut self, gives_way: bool) {
-        self.segment.publish(PeerStatus::GiveWay, u64::from(gives_way));
+    fn set_yielding(&mut self, should_yield: bool) {
+        self.segment.publish(PeerStatus::GiveWay, u64::from(should_yield));
     }
 
     fn finish(&mut self) {
         self.sender.finish();
-        self.has_put = true;
+        self.has_written = true;
     }
 
     fn close(mut self) {
@@ -236,7 +236,7 @@ impl Local for SegmentEnd {
         self.sender.cancel_sleep();
     }
 
-    fn hear(&mut self) {
+    fn poll_lifeline(&mut self) {
         let lifeline = self.lifeline.as_raw_fd();
         // First: draining takes the error.
         let said = blocking::poll_now(lifeline, 0);
@@ -283,9 +283,9 @@ mod tests {
     fn a_program_is_told_in_its_memory_to_give_way_and_that_it_need_not_any_more() {
         let (program, mut end) = pair();
         assert_eq!(program.status(PeerStatus::GiveWay), 0);
-        end.give_way(true);
+        end.set_yielding(true);
         assert_eq!(program.status(PeerStatus::GiveWay), 1);
-        end.give_way(false);
+        end.set_yielding(false);
         assert_eq!(program.status(PeerStatus::GiveWay), 0);
     }
 }

@@ -10,7 +10,7 @@
 
 use super::DriverError;
 use super::direct::ProgramEnd;
-use crate::{Held, Local};
+use crate::{LocalEndpoint, SuspendedConnection};
 use control::proxy::{Configuration, Handover, RetainedConnection, ToProxy, VERSION, send_retained};
 use control::{Channel, Received, peer_uid};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -30,7 +30,7 @@ pub(super) struct HeldEnd {
     pub peer: u8,
     /// Which engine of the link has it.
     pub place: usize,
-    pub held: Held<ProgramEnd>,
+    pub held: SuspendedConnection<ProgramEnd>,
 }
 
 impl HeldEnd {

@@ -17,8 +17,11 @@
 use super::direct::ProgramEnd;
 use super::relay::{Lost, Rescue, Token, Which};
 use super::{Place, Shared};
-use crate::frame::{Number, Side};
-use crate::{Class, Counters, Detached, Engine, Event, Fault, Held, Key, Local, Port, Settings, Tuple, Turn};
+use crate::frame::{ConnectionNumber, LinkSide};
+use crate::{
+    Class, ConnectionKey, DetachedEngine, Engine, EngineCounters, EngineEvent, EngineSettings, LinkFault,
+    LocalEndpoint, OpenPayload, PartitionLanes, PollOutcome, SuspendedConnection,
+};
 use control::proxy::Configuration;
 use fabric::device::{Device, DeviceDoorbell, DeviceInbound, DeviceLink, DeviceOutbound, NodeSlot, Vector};
 use fabric::timed::{self, LinkTiming, Pacer, TimedConfig, TimedInbound, TimedOutbound};
@@ -60,7 +63,7 @@ pub(super) struct LinkEngine {
     timed: Vec<TimedWindows>,
     timing: Option<(LinkTiming, Pacer)>,
     windows: Windows,
-    settings: Settings,
+    settings: EngineSettings,
     secret: u64,
     bell: DeviceDoorbell,
     device: Device,
@@ -83,64 +86,74 @@ pub(super) enum Standing {
 
 /// An engine, whichever windows it is over.
 trait Carrier: Send {
-    fn turn(&mut self, now_ns: u64, is_crowded: bool) -> Result<Turn, Fault>;
-    fn sleep(&mut self) -> Result<bool, Fault>;
+    fn poll(&mut self, now_ns: u64, is_oversubscribed: bool) -> Result<PollOutcome, LinkFault>;
+    fn prepare_sleep(&mut self) -> Result<bool, LinkFault>;
     fn park_all(&mut self);
-    fn wake_up(&mut self);
-    fn wake(&mut self, key: Key);
-    fn next_event(&mut self) -> Option<Event<ProgramEnd>>;
-    fn answer(&mut self, key: Key, answer: Result<ProgramEnd, u32>);
-    fn open(&mut self, tuple: Tuple, make: &mut dyn FnMut(Key) -> ProgramEnd);
-    fn adopt(&mut self, number: Number, lost_ns: u64, make: &mut dyn FnMut(Key) -> ProgramEnd) -> Option<Key>;
-    fn leave(&mut self, now_ns: u64) -> Vec<Held<ProgramEnd>>;
+    fn end_sleep(&mut self);
+    fn lifeline_ready(&mut self, key: ConnectionKey);
+    fn next_event(&mut self) -> Option<EngineEvent<ProgramEnd>>;
+    fn answer(&mut self, key: ConnectionKey, answer: Result<ProgramEnd, u32>);
+    fn open(&mut self, tuple: OpenPayload, make: &mut dyn FnMut(ConnectionKey) -> ProgramEnd);
+    fn resume_direct(
+        &mut self,
+        number: ConnectionNumber,
+        lost_ns: u64,
+        make: &mut dyn FnMut(ConnectionKey) -> ProgramEnd,
+    ) -> Option<ConnectionKey>;
+    fn suspend(&mut self, now_ns: u64) -> Vec<SuspendedConnection<ProgramEnd>>;
     fn unresumed(&mut self) -> usize;
     fn reset_lost_before(&mut self, lost_ns: u64);
     fn take_down(&mut self);
-    fn detach(self: Box<Self>) -> Detached<ProgramEnd>;
+    fn detach(self: Box<Self>) -> DetachedEngine<ProgramEnd>;
     fn connections(&self) -> usize;
-    fn counters(&self) -> Counters;
+    fn counters(&self) -> EngineCounters;
 }
 
 impl<I: Inbound, O: Outbound> Carrier for Engine<I, O, ProgramEnd> {
-    fn turn(&mut self, now_ns: u64, is_crowded: bool) -> Result<Turn, Fault> {
-        self.set_crowded(is_crowded);
-        Engine::turn(self, now_ns)
+    fn poll(&mut self, now_ns: u64, is_oversubscribed: bool) -> Result<PollOutcome, LinkFault> {
+        self.set_oversubscribed(is_oversubscribed);
+        Engine::poll(self, now_ns)
     }
 
-    fn sleep(&mut self) -> Result<bool, Fault> {
-        Engine::sleep(self)
+    fn prepare_sleep(&mut self) -> Result<bool, LinkFault> {
+        Engine::prepare_sleep(self)
     }
 
     fn park_all(&mut self) {
         Engine::park_all(self);
     }
 
-    fn wake_up(&mut self) {
-        Engine::wake_up(self);
+    fn end_sleep(&mut self) {
+        Engine::end_sleep(self);
     }
 
-    fn wake(&mut self, key: Key) {
-        Engine::wake(self, key);
+    fn lifeline_ready(&mut self, key: ConnectionKey) {
+        Engine::lifeline_ready(self, key);
     }
 
-    fn next_event(&mut self) -> Option<Event<ProgramEnd>> {
+    fn next_event(&mut self) -> Option<EngineEvent<ProgramEnd>> {
         Engine::next_event(self)
     }
 
-    fn answer(&mut self, key: Key, answer: Result<ProgramEnd, u32>) {
+    fn answer(&mut self, key: ConnectionKey, answer: Result<ProgramEnd, u32>) {
         Engine::answer(self, key, answer);
     }
 
-    fn open(&mut self, tuple: Tuple, make: &mut dyn FnMut(Key) -> ProgramEnd) {
+    fn open(&mut self, tuple: OpenPayload, make: &mut dyn FnMut(ConnectionKey) -> ProgramEnd) {
         Engine::open(self, tuple, make);
     }
 
-    fn adopt(&mut self, number: Number, lost_ns: u64, make: &mut dyn FnMut(Key) -> ProgramEnd) -> Option<Key> {
-        Engine::adopt(self, number, lost_ns, make)
+    fn resume_direct(
+        &mut self,
+        number: ConnectionNumber,
+        lost_ns: u64,
+        make: &mut dyn FnMut(ConnectionKey) -> ProgramEnd,
+    ) -> Option<ConnectionKey> {
+        Engine::resume_direct(self, number, lost_ns, make)
     }
 
-    fn leave(&mut self, now_ns: u64) -> Vec<Held<ProgramEnd>> {
-        Engine::leave(self, now_ns)
+    fn suspend(&mut self, now_ns: u64) -> Vec<SuspendedConnection<ProgramEnd>> {
+        Engine::suspend(self, now_ns)
     }
 
     fn unresumed(&mut self) -> usize {
@@ -155,7 +168,7 @@ impl<I: Inbound, O: Outbound> Carrier for Engine<I, O, ProgramEnd> {
         Engine::take_down(self);
     }
 
-    fn detach(self: Box<Self>) -> Detached<ProgramEnd> {
+    fn detach(self: Box<Self>) -> DetachedEngine<ProgramEnd> {
         Engine::detach(*self)
     }
 
@@ -163,7 +176,7 @@ impl<I: Inbound, O: Outbound> Carrier for Engine<I, O, ProgramEnd> {
         Engine::connections(self)
     }
 
-    fn counters(&self) -> Counters {
+    fn counters(&self) -> EngineCounters {
         *Engine::counters(self)
     }
 }
@@ -189,14 +202,14 @@ impl LinkEngine {
     ) -> Self {
         let (peer, epoch) = up;
         let setup = &shared.setup;
-        let side = if setup.own_slot < peer { Side::Lower } else { Side::Higher };
+        let side = if setup.own_slot < peer { LinkSide::Lower } else { LinkSide::Higher };
         let secret = new_secret();
-        let settings = Settings {
+        let settings = EngineSettings {
             number_first: index as u32,
             number_step: shared.places.len() as u32,
             secret: secret.rotate_left(32),
             is_failover: setup.is_failover,
-            ..sliced(Settings::new(side), setup.slice_bytes)
+            ..sliced(EngineSettings::new(side), setup.slice_bytes)
         };
         let windows = Windows::new(setup, device, shared.places[index], NodeSlot(peer));
         if let Some(rescue) = &rescue {
@@ -228,16 +241,16 @@ impl LinkEngine {
         }
     }
 
-    /// A turn, and the peer's doorbell if it sleeps. As for [`Engine::set_crowded`].
-    pub(super) fn turn(&mut self, now_ns: u64, is_crowded: bool) -> Result<Turn, Fault> {
+    /// A turn, and the peer's doorbell if it sleeps. As for [`Engine::set_oversubscribed`].
+    pub(super) fn poll(&mut self, now_ns: u64, is_oversubscribed: bool) -> Result<PollOutcome, LinkFault> {
         let Some(engine) = &mut self.engine else {
-            return Ok(Turn { progressed: self.greet(), ..Turn::default() });
+            return Ok(PollOutcome { progressed: self.greet(), ..PollOutcome::default() });
         };
-        let turn = engine.turn(now_ns, is_crowded)?;
-        if turn.ring {
+        let outcome = engine.poll(now_ns, is_oversubscribed)?;
+        if outcome.ring_peer {
             self.bell.ring();
         }
-        Ok(turn)
+        Ok(outcome)
     }
 
     /// Begins once the peer's secret is there.
@@ -317,14 +330,14 @@ impl LinkEngine {
         self.bell.ring();
     }
 
-    pub(super) fn wake(&mut self, key: Key) {
+    pub(super) fn lifeline_ready(&mut self, key: ConnectionKey) {
         if let Some(engine) = &mut self.engine {
-            engine.wake(key);
+            engine.lifeline_ready(key);
         }
     }
 
-    pub(super) fn sleep(&mut self) -> Result<bool, Fault> {
-        self.engine.as_mut().map_or(Ok(true), |engine| engine.sleep())
+    pub(super) fn prepare_sleep(&mut self) -> Result<bool, LinkFault> {
+        self.engine.as_mut().map_or(Ok(true), |engine| engine.prepare_sleep())
     }
 
     pub(super) fn park_all(&mut self) {
@@ -333,47 +346,51 @@ impl LinkEngine {
         }
     }
 
-    pub(super) fn wake_up(&mut self) {
+    pub(super) fn end_sleep(&mut self) {
         self.timed.iter().for_each(TimedWindows::wait_for_arrivals);
         if let Some(engine) = &mut self.engine {
-            engine.wake_up();
+            engine.end_sleep();
         }
     }
 
-    pub(super) fn next_event(&mut self) -> Option<Event<ProgramEnd>> {
+    pub(super) fn next_event(&mut self) -> Option<EngineEvent<ProgramEnd>> {
         self.engine.as_mut().and_then(|engine| engine.next_event())
     }
 
-    pub(super) fn answer(&mut self, key: Key, answer: Result<ProgramEnd, u32>) {
+    pub(super) fn answer(&mut self, key: ConnectionKey, answer: Result<ProgramEnd, u32>) {
         if let Some(engine) = &mut self.engine {
             engine.answer(key, answer);
         }
     }
 
     /// As [`Engine::open`].
-    pub(super) fn open(&mut self, tuple: Tuple, mut make: impl FnMut(Key) -> ProgramEnd) {
+    pub(super) fn open(&mut self, tuple: OpenPayload, mut make: impl FnMut(ConnectionKey) -> ProgramEnd) {
         if let Some(engine) = &mut self.engine {
             engine.open(tuple, &mut make);
         }
     }
 
-    /// As [`Engine::adopt`]. Before the first turn after it has ceased to greet.
-    pub(super) fn adopt(&mut self, held: Held<ProgramEnd>, mut watch: impl FnMut(Key, &ProgramEnd)) {
-        let Held { number, local, lost_ns } = held;
+    /// As [`Engine::resume_direct`]. Before the first turn after it has ceased to greet.
+    pub(super) fn resume_direct(
+        &mut self,
+        held: SuspendedConnection<ProgramEnd>,
+        mut watch: impl FnMut(ConnectionKey, &ProgramEnd),
+    ) {
+        let SuspendedConnection { number, local, lost_ns } = held;
         let mut local = Some(local);
         let make = &mut |key| {
             let local = local.take().expect("called once");
             watch(key, &local);
             local
         };
-        self.engine.as_mut().map(|engine| engine.adopt(number, lost_ns, make));
+        self.engine.as_mut().map(|engine| engine.resume_direct(number, lost_ns, make));
         local.map(ProgramEnd::reset).unwrap_or_default();
     }
 
-    /// As [`Engine::leave`], but where all connections go on: [`LinkEngine::detach`].
-    pub(super) fn leave(&mut self, now_ns: u64) -> Vec<Held<ProgramEnd>> {
+    /// As [`Engine::suspend`], but where all connections go on: [`LinkEngine::detach`].
+    pub(super) fn suspend(&mut self, now_ns: u64) -> Vec<SuspendedConnection<ProgramEnd>> {
         let engine = self.engine.as_mut().filter(|_| !self.settings.is_failover);
-        engine.map_or_else(Vec::new, |engine| engine.leave(now_ns))
+        engine.map_or_else(Vec::new, |engine| engine.suspend(now_ns))
     }
 
     /// As [`Engine::unresumed`].
@@ -437,8 +454,8 @@ impl LinkEngine {
         self.engine.as_ref().map_or(0, |engine| engine.connections())
     }
 
-    pub(super) fn counters(&self) -> Counters {
-        self.engine.as_ref().map_or_else(Counters::default, |engine| engine.counters())
+    pub(super) fn counters(&self) -> EngineCounters {
+        self.engine.as_ref().map_or_else(EngineCounters::default, |engine| engine.counters())
     }
 }
 
@@ -464,7 +481,7 @@ impl Windows {
     }
 
     /// Lanes with the secret of this end to this end, and of the other to the other.
-    fn ports(&self, own: u64, theirs: u64) -> Vec<Port<DeviceInbound, DeviceOutbound>> {
+    fn ports(&self, own: u64, theirs: u64) -> Vec<PartitionLanes<DeviceInbound, DeviceOutbound>> {
         let port = |windows: &(DeviceInbound, DeviceOutbound), class: Class| {
             let slots_max = if class == Class::Bulk { BULK_SLOTS_MAX } else { LATENCY_SLOTS_MAX };
             let layout = Layout::packed(self.slots.min(slots_max), 0);
@@ -474,7 +491,7 @@ impl Windows {
             // Records of one partition mean nothing in another.
             let of_class = |secret: u64| secret ^ (class as u64 + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93);
             let to = Producer::new(outbound.clone(), inbound.clone(), layout, of_class(theirs));
-            Port::new(to, Consumer::new(inbound, outbound, layout, of_class(own)))
+            PartitionLanes::new(to, Consumer::new(inbound, outbound, layout, of_class(own)))
         };
         let latency = port(&self.latency, Class::Latency);
         std::iter::once(latency).chain(self.bulk.as_ref().map(|bulk| port(bulk, Class::Bulk))).collect()
@@ -503,14 +520,14 @@ impl Windows {
             let of_class = |secret: u64| secret ^ (class as u64 + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93);
             let (layout, inbound, outbound) = (Layout::packed(slots, 0), windows.inbound(), windows.outbound());
             let to = Producer::new(outbound.clone(), inbound.clone(), layout, of_class(theirs));
-            Port::new(to, Consumer::new(inbound, outbound, layout, of_class(own)))
+            PartitionLanes::new(to, Consumer::new(inbound, outbound, layout, of_class(own)))
         };
         timed.iter().enumerate().map(port).collect()
     }
 }
 
 type TimedWindows = timed::TimedWindows<DeviceLink>;
-type TimedPort = Port<TimedInbound<DeviceLink>, TimedOutbound<DeviceLink>>;
+type TimedPort = PartitionLanes<TimedInbound<DeviceLink>, TimedOutbound<DeviceLink>>;
 
 /// Slots of a ring behind the model of a link, in a partition of so many bytes; `None` if it is too small. A short
 /// message is several stores, each of which takes its place on the way.
@@ -525,11 +542,11 @@ pub(super) fn timed_slots(partition_bytes: usize, timing: LinkTiming) -> Option<
 }
 
 /// With slices as the rack file has them.
-fn sliced(settings: Settings, slice_bytes: Option<u64>) -> Settings {
+fn sliced(settings: EngineSettings, slice_bytes: Option<u64>) -> EngineSettings {
     match slice_bytes {
         None => settings,
-        Some(0) => Settings { slice_bytes: usize::MAX, backlog_bytes: usize::MAX, ..settings },
-        Some(bytes) => Settings { slice_bytes: usize::try_from(bytes).unwrap_or(usize::MAX), ..settings },
+        Some(0) => EngineSettings { slice_bytes: usize::MAX, backlog_bytes: usize::MAX, ..settings },
+        Some(bytes) => EngineSettings { slice_bytes: usize::try_from(bytes).unwrap_or(usize::MAX), ..settings },
     }
 }
 

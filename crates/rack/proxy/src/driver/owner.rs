@@ -12,7 +12,7 @@ use super::held::{HeldEnd, HeldEnds};
 use super::links::{LinkEngine, Standing};
 use super::relay::{Relays, Which};
 use super::turn_clock::TurnClock;
-use crate::{Counters, Event, Fault, Key, Tuple, Turn};
+use crate::{ConnectionKey, EngineCounters, EngineEvent, LinkFault, OpenPayload, PollOutcome};
 use control::proxy::{FromProxy, LinkLossPolicy, PeerReport, RetainedConnection};
 use fabric::device::{Device, Vector, VectorDoorbell};
 use rustix::buffer::spare_capacity;
@@ -121,7 +121,7 @@ pub(super) enum Token {
     /// The TCP connection that an engine has instead of a link.
     Relay(u32),
     /// A connection's lifeline.
-    Lifeline { engine: usize, key: Key },
+    Lifeline { engine: usize, key: ConnectionKey },
 }
 
 /// Where an engine's number lies in a token: above the index of a connection, of which there are less than 2^24.
@@ -159,7 +159,7 @@ impl Token {
             (NO_ENGINE, 4) => Self::Callers,
             (NO_ENGINE, 5) => Self::Stranger(value),
             (NO_ENGINE, _) => Self::Relay(value),
-            _ => Self::Lifeline { engine: engine as usize, key: Key::from_word(word & !ENGINE_MASK) },
+            _ => Self::Lifeline { engine: engine as usize, key: ConnectionKey::from_word(word & !ENGINE_MASK) },
         }
     }
 }
@@ -211,7 +211,7 @@ pub(super) struct Owner {
     /// Which of several engines of a link takes the next connection.
     turns: usize,
     /// What engines have counted that are gone, by peer.
-    past: HashMap<u8, Counters>,
+    past: HashMap<u8, EngineCounters>,
     offences_said: u32,
     /// What its waits have taught.
     spin_history: &'static AdaptiveSpin,
@@ -318,11 +318,11 @@ impl Owner {
     /// counter is.
     fn turn_with_manners(&mut self, ticks: u64) -> bool {
         let now_ns = self.clock.now_ns(ticks);
-        let turn = self.turn(now_ns);
-        if turn.gives_way {
+        let outcome = self.poll(now_ns);
+        if outcome.should_yield {
             self.yielder.yield_if_useful();
         }
-        turn.progressed
+        outcome.progressed
     }
 
     /// Looks for something to do, for as long as being awake is worth it; `false`: it is not any more.
@@ -367,16 +367,16 @@ impl Owner {
     }
 
     /// One turn of every engine, and what they came to together. Who sleeps has been rung for.
-    fn turn(&mut self, now_ns: u64) -> Turn {
-        let is_crowded = self.spin_history.is_core_shared();
-        let (mut progressed, mut gives_way) = (false, false);
+    fn poll(&mut self, now_ns: u64) -> PollOutcome {
+        let is_oversubscribed = self.spin_history.is_core_shared();
+        let (mut progressed, mut should_yield) = (false, false);
         for index in 0..self.engines.len() {
             let Some(link) = &mut self.engines[index] else { continue };
-            match link.turn(now_ns, is_crowded) {
-                Ok(turn) => {
-                    gives_way |= turn.gives_way;
+            match link.poll(now_ns, is_oversubscribed) {
+                Ok(outcome) => {
+                    should_yield |= outcome.should_yield;
                     // Events come with frames alone.
-                    if turn.progressed {
+                    if outcome.progressed {
                         progressed = true;
                         self.handle_events(index);
                     }
@@ -391,19 +391,19 @@ impl Owner {
             self.serve_early();
         }
         if !self.relays.is_empty() {
-            progressed |= self.relays.turn(now_ns);
+            progressed |= self.relays.poll(now_ns);
             for index in self.relays.indexes() {
                 progressed |= self.handle_events(index);
             }
         }
-        Turn { progressed, gives_way, ring: false }
+        PollOutcome { progressed, should_yield, ring_peer: false }
     }
 
     fn engines_sleep(&mut self) -> bool {
         let mut all_sleep = true;
         for index in 0..self.engines.len() {
             let Some(link) = &mut self.engines[index] else { continue };
-            match link.sleep() {
+            match link.prepare_sleep() {
                 Ok(sleeps) => all_sleep &= sleeps,
                 Err(fault) => self.give_up(index, &fault),
             }
@@ -420,8 +420,8 @@ impl Owner {
     }
 
     fn engines_wake(&mut self) {
-        self.engines.iter_mut().flatten().for_each(LinkEngine::wake_up);
-        self.relays.wake_up();
+        self.engines.iter_mut().flatten().for_each(LinkEngine::end_sleep);
+        self.relays.end_sleep();
     }
 
     /// How long to sleep, after nothing has come for so long.
@@ -453,8 +453,8 @@ impl Owner {
                 Token::Door(number) => self.open_door(number),
                 Token::Newcomer(number) => self.hear_newcomer(number),
                 Token::Lifeline { engine, key } => match self.engines.get_mut(engine) {
-                    Some(Some(link)) => link.wake(key),
-                    _ => self.relays.wake(engine, key),
+                    Some(Some(link)) => link.lifeline_ready(key),
+                    _ => self.relays.lifeline_ready(engine, key),
                 },
                 Token::Callers => self.receive_callers(),
                 Token::Stranger(number) => self.hear_stranger(number),
@@ -579,7 +579,7 @@ impl Owner {
         if self.is_over {
             return link.take_down();
         }
-        for held in link.leave(now_ns()) {
+        for held in link.suspend(now_ns()) {
             let _ = epoll::delete(&self.epoll, held.local.lifeline());
             self.held.extend([HeldEnd { peer, place, held }]);
         }
@@ -593,7 +593,7 @@ impl Owner {
         let Some(link) = self.engines[index].as_mut().filter(|link| !link.is_greeting()) else { return };
         let (peer, place, epoll) = (link.peer, link.place, &self.epoll);
         for HeldEnd { held, .. } in self.held.take(|end| (end.peer, end.place) == (peer, place)) {
-            link.adopt(held, |key, end| {
+            link.resume_direct(held, |key, end| {
                 // What has come since the link was lost is told at once.
                 let _ = watch(epoll, end.lifeline(), Token::Lifeline { engine: index, key }, LIFELINE_EVENTS);
             });
@@ -634,7 +634,7 @@ impl Owner {
     }
 
     /// The peer has spoiled the link.
-    fn give_up(&mut self, index: usize, fault: &Fault) {
+    fn give_up(&mut self, index: usize, fault: &LinkFault) {
         let Some(link) = &self.engines[index] else { return };
         let (peer, epoch) = (link.peer, link.epoch);
         self.end(peer);
@@ -705,9 +705,9 @@ impl Owner {
         while let Some((peer, event)) = self.next_event(index) {
             had_any = true;
             match event {
-                Event::Open { key, tuple } => self.connect(index, peer, key, &tuple),
-                Event::Refused { local, errno } => self.refuse(local, errno),
-                Event::Offence { number, what } => {
+                EngineEvent::Open { key, open_payload } => self.connect(index, peer, key, &open_payload),
+                EngineEvent::Refused { local, errno } => self.refuse(local, errno),
+                EngineEvent::Violation { number, what } => {
                     self.note_offence(peer, &format!("connection {:#x} is reset: {what}", number.0));
                 }
             }
@@ -715,14 +715,14 @@ impl Owner {
         had_any
     }
 
-    fn next_event(&mut self, index: usize) -> Option<(u8, Event<ProgramEnd>)> {
+    fn next_event(&mut self, index: usize) -> Option<(u8, EngineEvent<ProgramEnd>)> {
         match self.engines.get_mut(index) {
             Some(Some(link)) => link.next_event().map(|event| (link.peer, event)),
             _ => self.relays.next_event(index),
         }
     }
 
-    fn connect(&mut self, engine: usize, peer: u8, key: Key, tuple: &Tuple) {
+    fn connect(&mut self, engine: usize, peer: u8, key: ConnectionKey, tuple: &OpenPayload) {
         let Some((device, _)) = &self.device else { return };
         let device = device.clone();
         let is_admitted = doors::is_admitted(&self.shared.access(), peer, tuple);
@@ -877,14 +877,14 @@ fn nap(idle_ns: u64) -> Timespec {
     Timespec { tv_sec: 0, tv_nsec: nap_ns.cast_signed() }
 }
 
-fn report_of(counters: &Counters) -> PeerReport {
+fn report_of(counters: &EngineCounters) -> PeerReport {
     PeerReport {
         connections_open: 0,
         connections_total: counters.connections_opened,
         bytes_sent: counters.bytes_sent,
         bytes_received: counters.bytes_received,
         moves: counters.moves,
-        bytes_copied: counters.bytes_sent + counters.bytes_received + counters.bytes_held,
+        bytes_copied: counters.bytes_sent + counters.bytes_received + counters.bytes_buffered,
         frames_sent: counters.frames_sent,
         publishes: counters.publishes,
         flushes: counters.flushes,
@@ -915,7 +915,7 @@ mod tests {
 
     #[test]
     fn tokens_survive_the_way() {
-        let lifeline = |engine, word| Token::Lifeline { engine, key: Key::from_word(word) };
+        let lifeline = |engine, word| Token::Lifeline { engine, key: ConnectionKey::from_word(word) };
         for token in [
             Token::Orders,
             Token::Bell,

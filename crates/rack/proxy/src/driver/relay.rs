@@ -22,7 +22,7 @@ mod stream;
 
 use super::direct::ProgramEnd;
 use super::owner::{self, Token as Watched};
-use crate::{Counters, Detached, Engine, Event, Fault, Key};
+use crate::{ConnectionKey, DetachedEngine, Engine, EngineCounters, EngineEvent, LinkFault};
 use control::proxy::PeerReport;
 use fabric::{Inbound, Outbound};
 use handshake::{Deadline, HANDSHAKE_BYTES, Handshake};
@@ -68,7 +68,7 @@ enum RelayError {
     #[error("the other node sent nonsense: {0}")]
     Stream(#[from] StreamError),
     #[error("the other node broke the protocol: {0}")]
-    Fault(#[from] Fault),
+    LinkFault(#[from] LinkFault),
 }
 
 /// What an end of a link tells the other one for the time after it: words in the line with which its engine greets.
@@ -105,16 +105,16 @@ pub(super) struct Lost {
     pub(super) which: Which,
     pub(super) own: Rescue,
     pub(super) theirs: Rescue,
-    pub(super) detached: Detached<ProgramEnd>,
+    pub(super) detached: DetachedEngine<ProgramEnd>,
 }
 
 type HeapEngine = Box<Engine<HeapInbound, HeapOutbound, ProgramEnd>>;
 
 enum State {
     /// Until the peer connects.
-    Waiting(Detached<ProgramEnd>),
+    Waiting(DetachedEngine<ProgramEnd>),
     /// Until the peer answers.
-    Calling { detached: Detached<ProgramEnd>, caller: Caller, address: SocketAddr, has_spoken: bool },
+    Calling { detached: DetachedEngine<ProgramEnd>, caller: Caller, address: SocketAddr, has_spoken: bool },
     /// Over TCP.
     Running(HeapEngine, Pump),
     /// Without the peer: what came is handed to programs.
@@ -162,7 +162,7 @@ pub(super) struct RelayReport {
     /// Connections that were reset, for want of TCP or because it broke.
     pub(super) resets: u64,
     /// What went by TCP.
-    pub(super) counters: Counters,
+    pub(super) counters: EngineCounters,
 }
 
 /// The relays of a thread, by the number that their engine had.
@@ -361,11 +361,11 @@ impl Relays {
     }
 
     /// A turn of all; whether any had something to do.
-    pub(super) fn turn(&mut self, now_ns: u64) -> bool {
+    pub(super) fn poll(&mut self, now_ns: u64) -> bool {
         let mut progressed = false;
         for index in self.indexes() {
             let Some(relay) = self.relays.get_mut(&index) else { continue };
-            match relay.turn(now_ns) {
+            match relay.poll(now_ns) {
                 Ok(did) => progressed |= did,
                 Err(error) => self.leave_alone(index, &error),
             }
@@ -417,21 +417,21 @@ impl Relays {
         self.relays.insert(index, relay);
     }
 
-    pub(super) fn wake(&mut self, index: usize, key: Key) {
+    pub(super) fn lifeline_ready(&mut self, index: usize, key: ConnectionKey) {
         match self.relays.get_mut(&index).map(|relay| &mut relay.state) {
-            Some(State::Waiting(detached) | State::Calling { detached, .. }) => detached.hear(key),
-            Some(State::Running(engine, _) | State::Alone(engine)) => engine.wake(key),
+            Some(State::Waiting(detached) | State::Calling { detached, .. }) => detached.poll_lifeline(key),
+            Some(State::Running(engine, _) | State::Alone(engine)) => engine.lifeline_ready(key),
             None => {}
         }
     }
 
-    pub(super) fn next_event(&mut self, index: usize) -> Option<(u8, Event<ProgramEnd>)> {
+    pub(super) fn next_event(&mut self, index: usize) -> Option<(u8, EngineEvent<ProgramEnd>)> {
         let relay = self.relays.get_mut(&index)?;
         let peer = relay.which.peer;
         relay.engine().and_then(|engine| engine.next_event()).map(|event| (peer, event))
     }
 
-    pub(super) fn answer(&mut self, index: usize, key: Key, answer: Result<ProgramEnd, u32>) {
+    pub(super) fn answer(&mut self, index: usize, key: ConnectionKey, answer: Result<ProgramEnd, u32>) {
         if let Some(engine) = self.relays.get_mut(&index).and_then(Relay::engine) {
             engine.answer(key, answer);
         }
@@ -441,19 +441,19 @@ impl Relays {
         self.relays.values_mut().filter_map(Relay::engine).for_each(|engine| engine.park_all());
     }
 
-    pub(super) fn wake_up(&mut self) {
-        self.relays.values_mut().filter_map(Relay::engine).for_each(|engine| engine.wake_up());
+    pub(super) fn end_sleep(&mut self) {
+        self.relays.values_mut().filter_map(Relay::engine).for_each(|engine| engine.end_sleep());
     }
 
-    /// As [`Engine::sleep`], of all.
+    /// As [`Engine::prepare_sleep`], of all.
     pub(super) fn sleep(&mut self) -> bool {
         let mut all_sleep = true;
         for relay in self.relays.values_mut() {
             all_sleep &= match &mut relay.state {
                 State::Waiting(_) | State::Calling { .. } => true,
                 // What is wrong is found again in the next turn.
-                State::Running(engine, pump) => engine.sleep() == Ok(true) && pump.may_sleep(),
-                State::Alone(engine) => engine.sleep() == Ok(true),
+                State::Running(engine, pump) => engine.prepare_sleep() == Ok(true) && pump.may_sleep(),
+                State::Alone(engine) => engine.prepare_sleep() == Ok(true),
             };
         }
         all_sleep
@@ -512,13 +512,13 @@ impl Relay {
         if is_peer { Ok(true) } else { Err(RelayError::Stranger) }
     }
 
-    fn turn(&mut self, now_ns: u64) -> Result<bool, RelayError> {
+    fn poll(&mut self, now_ns: u64) -> Result<bool, RelayError> {
         match &mut self.state {
             State::Waiting(_) | State::Calling { .. } => Ok(false),
-            State::Alone(engine) => Ok(engine.turn(now_ns)?.progressed),
+            State::Alone(engine) => Ok(engine.poll(now_ns)?.progressed),
             State::Running(engine, pump) => {
-                let moved = pump.turn()?;
-                let progressed = engine.turn(now_ns)?.progressed | pump.turn()? | moved;
+                let moved = pump.poll()?;
+                let progressed = engine.poll(now_ns)?.progressed | pump.poll()? | moved;
                 if pump.is_over() && !progressed { Err(RelayError::Ended) } else { Ok(progressed) }
             }
         }
@@ -535,7 +535,9 @@ impl Relay {
 
     fn report(&self) -> RelayReport {
         let (connections, counters) = match &self.state {
-            State::Waiting(detached) | State::Calling { detached, .. } => (detached.connections(), Counters::default()),
+            State::Waiting(detached) | State::Calling { detached, .. } => {
+                (detached.connections(), EngineCounters::default())
+            }
             State::Running(engine, _) | State::Alone(engine) => (engine.connections(), *engine.counters()),
         };
         RelayReport { connections_open: connections as u64, counters, ..RelayReport::default() }
@@ -593,7 +595,7 @@ fn say(socket: &OwnedFd, handshake: &Handshake) -> Result<(), RelayError> {
 }
 
 /// Connections that go on over TCP.
-fn running(which: Which, detached: Detached<ProgramEnd>, socket: Option<OwnedFd>) -> State {
+fn running(which: Which, detached: DetachedEngine<ProgramEnd>, socket: Option<OwnedFd>) -> State {
     let (pump, port) = Pump::new(socket);
     let (peer, epoch, count) = (which.peer, which.epoch, detached.connections());
     if count > 0 {

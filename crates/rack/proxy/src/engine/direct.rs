@@ -1,41 +1,43 @@
-//! Connections that lie in the windows, where the two programs store themselves. What is left to the proxies is to wake
-//! sleepers, because a lifeline ends at its node's proxy, and to tell each program when the other is gone.
+//! Direct connections, whose programs store into the windows themselves. The proxies only wake sleepers, because a
+//! lifeline ends at its node's proxy, and tell each program when the other one has closed.
 //!
 //! ```text
-//!   opener                                accepting end
-//!   Open, with a place proposed ────────►   takes the place, connects to the server
-//!           ◄──────────────────────────── Placed (or Opened: the place is not free, the proxies carry the bytes)
-//!   Ring ◄──────────────────────────────► Ring: what was stored before is there to be seen
-//!   Close ◄─────────────────────────────► Close: nobody stores any more at that end
+//!   opener                              accepting end
+//!   Open, with a span proposed ─────────►   accepts the span, connects to the server
+//!           ◄──────────────────────────── Placed (or Opened: the span is in use, the proxies forward the bytes)
+//!   Ring ◄──────────────────────────────► Ring: earlier stores are visible
+//!   Close ◄─────────────────────────────► Close: the program there stores no more
 //! ```
 //!
-//! A connection is over when both ends have closed. Only then can its place be another's.
+//! A connection is over when both ends have closed. Only then may its span be used for another connection.
 //!
-//! A lost link takes nothing from the programs but their rings. So the connection is [`Held`], by this proxy or the
-//! next one, and goes on over the next link: each end says `Held` for every one that it still has. What both have goes
-//! on; what the peer does not know, it answers with `Reset`. Rings may have been lost, so both ends then ring their
-//! programs. Ends that were told before are told again.
+//! When the link is lost, the programs lose only the rings. This proxy or its successor therefore keeps a direct
+//! connection as a [`SuspendedConnection`] and resumes it over the next link: each end sends `ResumeDirect` for every
+//! connection that it still has. A connection that both ends have is resumed; one that the peer does not know is
+//! answered with `Reset`. Rings may have been lost, so both ends then ring their programs. Programs that were told of a
+//! close are told again.
 
 use super::Engine;
-use crate::connection::{Connection, Due, End, Phase};
-use crate::frame::{Header, Kind, Number};
-use crate::{Key, Local};
+use crate::connection::{Connection, Due, Phase, StreamEnd};
+use crate::frame::{ConnectionNumber, FrameHeader, FrameKind};
+use crate::{ConnectionKey, LocalEndpoint};
 use fabric::{Inbound, Outbound};
 
-/// A connection in the windows without a link.
+/// A direct connection without a link.
 #[derive(Debug)]
-pub struct Held<L> {
-    /// What both proxies call it.
-    pub number: Number,
-    /// The program's end.
+pub struct SuspendedConnection<L> {
+    /// The number by which both proxies know it.
+    pub number: ConnectionNumber,
+    /// The proxy's endpoint.
     pub local: L,
-    /// When its link was lost: the last one over which the peer was heard of it.
+    /// When its link was lost: the last link over which the peer mentioned the connection.
     pub lost_ns: u64,
 }
 
-impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
-    /// The link is gone: what lies in the windows may go on over another one, by [`Engine::adopt`]. All else is reset.
-    pub fn leave(&mut self, now_ns: u64) -> Vec<Held<L>> {
+impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
+    /// The link is lost: returns the direct connections, which [`Engine::resume_direct`] can resume over another link.
+    /// Resets all others.
+    pub fn suspend(&mut self, now_ns: u64) -> Vec<SuspendedConnection<L>> {
         let mut held = Vec::new();
         let is_there = |connection: &Connection<L>| connection.is_direct && connection.phase == Phase::Open;
         for key in self.table.keys() {
@@ -43,15 +45,20 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             let (number, lost_ns) =
                 (connection.number, if connection.is_resuming { connection.lost_ns } else { now_ns });
             let local = self.table.remove(key).and_then(|connection| connection.local);
-            held.extend(local.map(|local| Held { number, local, lost_ns }));
+            held.extend(local.map(|local| SuspendedConnection { number, local, lost_ns }));
         }
         self.take_down();
         held
     }
 
-    /// Goes on with a connection that was held. `make` gets the key under which the lifeline's news are to be told.
-    /// `None`: there are too many connections, or another one has its number.
-    pub fn adopt(&mut self, number: Number, lost_ns: u64, make: impl FnOnce(Key) -> L) -> Option<Key> {
+    /// Resumes a suspended connection. `make` receives the key for [`Engine::lifeline_ready`]. Returns `None` if there
+    /// are too many connections, or if another one has its number.
+    pub fn resume_direct(
+        &mut self,
+        number: ConnectionNumber,
+        lost_ns: u64,
+        make: impl FnOnce(ConnectionKey) -> L,
+    ) -> Option<ConnectionKey> {
         if self.table.is_full() || self.table.find(number).is_some() {
             return None;
         }
@@ -60,120 +67,124 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         connection.due.add(Due::RESUME);
         let key = self.table.insert(number, connection);
         let local = make(key);
-        self.table.get(key).expect("just entered").local = Some(local);
-        self.note_due(key);
+        self.table.get(key).expect("inserted above").local = Some(local);
+        self.queue_control(key);
         Some(key)
     }
 
-    /// Connections that the peer has not said to have, since the link was lost.
+    /// Returns the number of connections that the peer has not confirmed since the link was lost.
     pub fn unresumed(&mut self) -> usize {
         let keys = self.table.keys();
         keys.into_iter().filter(|key| self.table.get(*key).is_some_and(|connection| connection.is_resuming)).count()
     }
 
-    /// Resets those whose link was lost before `lost_ns`, and of which the peer has not said since that it has them.
+    /// Resets the suspended connections whose link was lost before `lost_ns` and that the peer has not confirmed since.
     pub fn reset_lost_before(&mut self, lost_ns: u64) -> usize {
         self.reset_where(|connection| connection.is_direct && connection.is_resuming && connection.lost_ns < lost_ns)
     }
 
-    /// The first frame of a connection that was held.
-    pub(super) fn take_frame_of_held(&mut self, key: Key, header: &Header) -> Result<(), &'static str> {
+    /// Handles the first frame for a suspended connection.
+    pub(super) fn handle_suspended_frame(
+        &mut self,
+        key: ConnectionKey,
+        header: &FrameHeader,
+    ) -> Result<(), &'static str> {
         let Some(connection) = self.table.get(key) else { return Ok(()) };
         match (header.kind, &mut connection.local) {
-            (Kind::Held, Some(local)) if local.place() == header.aux => {
+            (FrameKind::ResumeDirect, Some(local)) if local.span_index() == header.aux => {
                 connection.is_resuming = false;
-                local.call();
-                self.note_due(key);
+                local.wake();
+                self.queue_control(key);
                 Ok(())
             }
-            (Kind::Held, _) => Err("held in another place"),
-            (Kind::Reset, _) => {
-                self.take_reset(key);
+            (FrameKind::ResumeDirect, _) => Err("a resumption with another span"),
+            (FrameKind::Reset, _) => {
+                self.handle_reset(key);
                 Ok(())
             }
-            _ => Err("a frame before it was said to be held"),
+            _ => Err("a frame before the resumption"),
         }
     }
 
-    /// Begins such a connection at the end that was asked for it.
-    pub(super) fn begin_direct(&mut self, key: Key) {
+    /// Begins a direct connection at the accepting end.
+    pub(super) fn begin_direct(&mut self, key: ConnectionKey) {
         let Some(connection) = self.table.get(key) else { return };
         connection.phase = Phase::Open;
         connection.is_direct = true;
         connection.due.add(Due::OPENED);
         let number = connection.number;
-        connection.local.as_mut().map(|local| local.placed(number));
+        connection.local.as_mut().map(|local| local.move_to_span(number));
         self.counters.connections_opened += 1;
-        self.note_due(key);
-        self.tell_direct_end(key);
+        self.queue_control(key);
+        self.deliver_direct_end(key);
     }
 
-    /// The server's end lies where this one has proposed.
-    pub(super) fn take_placed(&mut self, key: Key) -> Result<(), &'static str> {
+    /// The peer has accepted the span that this end proposed.
+    pub(super) fn handle_placed(&mut self, key: ConnectionKey) -> Result<(), &'static str> {
         let Some(connection) = self.table.get(key) else { return Ok(()) };
         if connection.phase != Phase::Opening {
-            return Err("answered twice");
+            return Err("a second answer");
         }
         connection.phase = Phase::Open;
-        connection.tuple = None;
+        connection.open_payload = None;
         let number = connection.number;
-        let is_proposed = connection.local.as_mut().is_none_or(|local| local.placed(number));
+        let is_proposed = connection.local.as_mut().is_none_or(|local| local.move_to_span(number));
         connection.is_direct = is_proposed;
-        if is_proposed { Ok(()) } else { Err("placed where nothing was proposed") }
+        if is_proposed { Ok(()) } else { Err("a direct connection without a proposed span") }
     }
 
-    /// A frame of a connection in the windows.
-    pub(super) fn take_direct_frame(&mut self, key: Key, header: &Header) -> Result<(), &'static str> {
+    /// Handles a frame for a direct connection.
+    pub(super) fn handle_direct_frame(&mut self, key: ConnectionKey, header: &FrameHeader) -> Result<(), &'static str> {
         let Some(connection) = self.table.get(key) else { return Ok(()) };
         match header.kind {
-            Kind::Ring => {
+            FrameKind::Ring => {
                 if let Some(local) = &mut connection.local {
-                    local.call();
+                    local.wake();
                 }
                 Ok(())
             }
-            Kind::Close if connection.in_end == End::Closed => Err("ended twice"),
-            Kind::Close => {
-                connection.in_end = End::Closed;
-                self.tell_direct_end(key);
+            FrameKind::Close if connection.in_end == StreamEnd::Closed => Err("a second end"),
+            FrameKind::Close => {
+                connection.in_end = StreamEnd::Closed;
+                self.deliver_direct_end(key);
                 Ok(())
             }
-            Kind::Reset => {
-                self.take_reset(key);
+            FrameKind::Reset => {
+                self.handle_reset(key);
                 Ok(())
             }
-            _ => Err("a frame with no meaning for a connection in the windows"),
+            _ => Err("a frame that direct connections do not have"),
         }
     }
 
-    /// The program rings for the other one.
-    pub(super) fn forward_ring(&mut self, key: Key) {
+    /// Forwards a ring of this node's program to the peer.
+    pub(super) fn forward_ring(&mut self, key: ConnectionKey) {
         let Some(connection) = self.table.get(key) else { return };
-        if connection.is_direct && connection.in_end == End::None {
+        if connection.is_direct && connection.in_end == StreamEnd::None {
             connection.due.add(Due::CREDIT);
-            self.note_due(key);
+            self.queue_control(key);
         }
     }
 
-    /// This node's program is gone.
-    pub(super) fn close_direct(&mut self, key: Key) {
+    /// This node's program has closed.
+    pub(super) fn close_direct(&mut self, key: ConnectionKey) {
         let Some(connection) = self.table.get(key) else { return };
-        if connection.out_end != End::Closed {
-            connection.out_end = End::Closed;
+        if connection.out_end != StreamEnd::Closed {
+            connection.out_end = StreamEnd::Closed;
             connection.due.add(Due::CLOSE);
-            self.note_due(key);
+            self.queue_control(key);
         }
     }
 
-    /// The other node's program is gone; with this one too, the connection is over.
-    fn tell_direct_end(&mut self, key: Key) {
+    /// Tells this node's program that the other one has closed. The connection is over if both have closed.
+    fn deliver_direct_end(&mut self, key: ConnectionKey) {
         let Some(connection) = self.table.get(key) else { return };
-        if connection.in_end != End::Closed {
+        if connection.in_end != StreamEnd::Closed {
             return;
         }
-        if connection.out_end != End::Closed {
+        if connection.out_end != StreamEnd::Closed {
             if let Some(local) = &mut connection.local {
-                local.peer_left();
+                local.peer_closed();
             }
         } else if !connection.due.has(Due::CLOSE) {
             self.table.remove(key);
@@ -186,5 +197,5 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
 mod tests;
 
 #[cfg(test)]
-#[path = "held_tests.rs"]
-mod held_tests;
+#[path = "suspended_tests.rs"]
+mod suspended_tests;

@@ -1,7 +1,7 @@
 use super::*;
-use crate::engine::{Event, Port, Settings};
-use crate::frame::{HEADER_BYTES, Number, Resumption, Side};
-use crate::{Broken, Engine, Input, Tuple};
+use crate::engine::{EngineEvent, EngineSettings, PartitionLanes};
+use crate::frame::{ConnectionNumber, HEADER_BYTES, LinkSide, Resumption};
+use crate::{Broken, Engine, Input, OpenPayload};
 use fabric::heap::{self, HeapLink};
 use fabric::{Link, train_both};
 use lane::{Consumer, Draft, Layout, Producer, Span};
@@ -26,12 +26,12 @@ enum Way {
     Direct,
 }
 
-struct Fake {
+struct EndpointStub {
     way: Way,
     said: Rc<RefCell<Said>>,
 }
 
-impl Fake {
+impl EndpointStub {
     fn new(way: Way) -> (Self, Rc<RefCell<Said>>) {
         let said = Rc::<RefCell<Said>>::default();
         (Self { way, said: Rc::clone(&said) }, said)
@@ -42,7 +42,7 @@ impl Fake {
     }
 }
 
-impl Local for Fake {
+impl LocalEndpoint for EndpointStub {
     fn may_have_input(&mut self) -> bool {
         false
     }
@@ -59,11 +59,11 @@ impl Local for Fake {
         Ok(())
     }
 
-    fn put_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken> {
+    fn write_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken> {
         Ok(bytes.len_bytes())
     }
 
-    fn put(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
         Ok(bytes.len())
     }
 
@@ -87,7 +87,7 @@ impl Local for Fake {
         self.way == Way::Direct
     }
 
-    fn placed(&mut self, _number: Number) -> bool {
+    fn move_to_span(&mut self, _number: ConnectionNumber) -> bool {
         if self.way == Way::Direct {
             return true;
         }
@@ -96,11 +96,11 @@ impl Local for Fake {
         is_proposed
     }
 
-    fn call(&mut self) {
+    fn wake(&mut self) {
         self.tell("called");
     }
 
-    fn peer_left(&mut self) {
+    fn peer_closed(&mut self) {
         self.tell("left");
     }
 }
@@ -113,9 +113,9 @@ pub(super) fn lanes(link: &HeapLink) -> (Producer<Peers, Window>, Consumer<Windo
     (to, Consumer::new(link.inbound(), link.outbound(), LAYOUT, SECRET))
 }
 
-pub(super) fn engine<L: Local>(link: &HeapLink, side: Side) -> Engine<Window, Peers, L> {
+pub(super) fn engine<L: LocalEndpoint>(link: &HeapLink, side: LinkSide) -> Engine<Window, Peers, L> {
     let (to, from) = lanes(link);
-    Engine::new(Settings::new(side), vec![Port::new(to, from)])
+    Engine::new(EngineSettings::new(side), vec![PartitionLanes::new(to, from)])
 }
 
 pub(super) fn links() -> (HeapLink, HeapLink) {
@@ -124,25 +124,25 @@ pub(super) fn links() -> (HeapLink, HeapLink) {
     (one, other)
 }
 
-pub(super) fn tuple() -> Tuple {
-    Tuple::new(b"to whom").expect("short")
+pub(super) fn open_payload() -> OpenPayload {
+    OpenPayload::new(b"to whom").expect("short")
 }
 
 /// Two engines, and a program at the first that has connected to one at the second.
 struct World {
-    engines: [Engine<Window, Peers, Fake>; 2],
-    keys: [Key; 2],
+    engines: [Engine<Window, Peers, EndpointStub>; 2],
+    keys: [ConnectionKey; 2],
     said: [Rc<RefCell<Said>>; 2],
 }
 
 impl World {
     fn open(ways: [Way; 2]) -> Self {
         let (a, b) = links();
-        let mut engines = [engine(&a, Side::Lower), engine(&b, Side::Higher)];
-        let [(client, client_said), (server, server_said)] = ways.map(Fake::new);
-        let opened = engines[0].open(tuple(), |_| client).expect("room");
-        engines.iter_mut().for_each(|engine| _ = engine.turn(1).expect("a sound link"));
-        let Some(Event::Open { key, .. }) = engines[1].next_event() else { panic!("no connection came") };
+        let mut engines = [engine(&a, LinkSide::Lower), engine(&b, LinkSide::Higher)];
+        let [(client, client_said), (server, server_said)] = ways.map(EndpointStub::new);
+        let opened = engines[0].open(open_payload(), |_| client).expect("room");
+        engines.iter_mut().for_each(|engine| _ = engine.poll(1).expect("a sound link"));
+        let Some(EngineEvent::Open { key, .. }) = engines[1].next_event() else { panic!("no connection came") };
         engines[1].answer(key, Ok(server));
         let mut world = Self { engines, keys: [opened, key], said: [client_said, server_said] };
         world.settle();
@@ -151,13 +151,13 @@ impl World {
 
     fn settle(&mut self) {
         for _ in 0..8 {
-            self.engines.iter_mut().for_each(|engine| _ = engine.turn(1).expect("a sound link"));
+            self.engines.iter_mut().for_each(|engine| _ = engine.poll(1).expect("a sound link"));
         }
     }
 
     fn hear(&mut self, end: usize, input: Input) {
         self.said[end].borrow_mut().input = Some(input);
-        self.engines[end].wake(self.keys[end]);
+        self.engines[end].lifeline_ready(self.keys[end]);
         self.settle();
     }
 
@@ -187,7 +187,7 @@ fn a_connection_that_is_placed_is_rung_for_and_is_over_when_both_ends_have_close
         assert_eq!((world.told(0), world.told(1)), (vec![], vec![]), "nobody is there to hear a ring");
         world.hear(1 - first, Input::Closed);
         assert_eq!(world.connections(), [0, 0]);
-        assert_eq!(world.engines[0].counters().offences + world.engines[1].counters().offences, 0);
+        assert_eq!(world.engines[0].counters().violations + world.engines[1].counters().violations, 0);
     }
 }
 
@@ -213,15 +213,16 @@ fn a_server_that_never_came_and_a_link_that_goes_reset() {
 #[test]
 fn a_client_that_is_gone_before_the_answer_is_told_of_to_the_server() {
     let (a, b) = links();
-    let mut engines = [engine(&a, Side::Lower), engine(&b, Side::Higher)];
-    let ((client, client_said), (server, server_said)) = (Fake::new(Way::Proposing), Fake::new(Way::Direct));
-    let opened = engines[0].open(tuple(), |_| client).expect("room");
+    let mut engines = [engine(&a, LinkSide::Lower), engine(&b, LinkSide::Higher)];
+    let ((client, client_said), (server, server_said)) =
+        (EndpointStub::new(Way::Proposing), EndpointStub::new(Way::Direct));
+    let opened = engines[0].open(open_payload(), |_| client).expect("room");
     client_said.borrow_mut().input = Some(Input::Closed);
-    engines[0].wake(opened);
+    engines[0].lifeline_ready(opened);
     for _ in 0..4 {
-        engines.iter_mut().for_each(|engine| _ = engine.turn(1).expect("a sound link"));
+        engines.iter_mut().for_each(|engine| _ = engine.poll(1).expect("a sound link"));
     }
-    let Some(Event::Open { key, .. }) = engines[1].next_event() else { panic!("no connection came") };
+    let Some(EngineEvent::Open { key, .. }) = engines[1].next_event() else { panic!("no connection came") };
     engines[1].answer(key, Ok(server));
     assert_eq!(server_said.borrow().told, ["left"]);
     assert_eq!((engines[0].connections(), engines[1].connections()), (0, 1));
@@ -236,24 +237,24 @@ proptest! {
         frames in prop::collection::vec((0..2_u32, 2..=14_u8, 0..3_u32), 1..20)
     ) {
         let (a, b) = links();
-        let mut engine = engine(&a, Side::Lower);
+        let mut engine = engine(&a, LinkSide::Lower);
         let (mut to, mut from) = lanes(&b);
-        let ends = [Way::Proposing, Way::Carried].map(Fake::new);
+        let ends = [Way::Proposing, Way::Carried].map(EndpointStub::new);
         let said = ends.map(|(end, said)| {
-            engine.open(tuple(), |_| end).expect("room");
+            engine.open(open_payload(), |_| end).expect("room");
             said
         });
         for (connection, kind, aux) in frames {
             let len_bytes = match kind {
                 10 => Resumption::BYTES,
-                kind => usize::from(kind == Kind::Data as u8),
+                kind => usize::from(kind == FrameKind::Data as u8),
             };
             let mut bytes = [0; HEADER_BYTES + Resumption::BYTES];
-            bytes[..4].copy_from_slice(&Number::new(connection, Side::Lower).0.to_le_bytes());
+            bytes[..4].copy_from_slice(&ConnectionNumber::new(connection, LinkSide::Lower).0.to_le_bytes());
             (bytes[4], bytes[8]) = (kind, len_bytes as u8);
             bytes[12..16].copy_from_slice(&aux.to_le_bytes());
             prop_assert!(to.write(&bytes[..HEADER_BYTES + len_bytes]).is_ok());
-            prop_assert!(engine.turn(1).is_ok());
+            prop_assert!(engine.poll(1).is_ok());
             while from.peek().expect("a sound lane").is_some_and(|chunk| from.consume(chunk.len_bytes).is_ok()) {}
         }
         let told = said.map(|said| said.borrow().told.clone());

@@ -1,60 +1,62 @@
-//! Leaving a link that is lost, and going on elsewhere.
+//! Leaving a lost link, and resuming over another transport.
 //!
-//! With failover, who says `Refused`, `Close` or `Reset` remembers the connection until the peer has answered `Gone`,
-//! and bytes are kept until the peer's credit says that its program has them. So when the link is lost, each end knows
-//! of every connection that the other one may know of. On the new way each says `Resume` for all of them: the position
-//! up to which it has received. What the peer does not have is then sent again, and so is the end, and the good-bye.
-//! Nothing else of a connection is said before the peer has said where it stands.
+//! With failover, an end that sends `Refused`, `Close` or `Reset` remembers the connection until the peer has answered
+//! `EndAck`, and bytes are retained until the peer's credit shows that its program has them. When the link is lost,
+//! each end therefore knows every connection that the other one may know. On the new transport each end sends `Resume`
+//! for all of them, with the position up to which it has received. Bytes that the peer does not have are sent again,
+//! and so are the ends of the stream and of the connection. No other frame of a connection is sent before the peer has
+//! resumed it.
 //!
-//! | this end | says | the peer, if it does not know it |
+//! | this end | sends | the peer, if it does not know the connection |
 //! |---|---|---|
-//! | has opened, and was not answered | `Open`, again | opens it: it never heard of it |
-//! | anything else | `Resume` | `Reset`: it was told good-bye, and has forgotten it |
+//! | has opened, and was not answered | `Open`, again | opens it, because it has not received the first `Open` |
+//! | all others | `Resume` | `Reset`: it received a final frame and has forgotten the connection |
 
-use super::{CONNECTION_RESET, Engine, Event};
-use crate::connection::{Connection, Due, End, Phase, Place};
-use crate::frame::{HEADER_BYTES, Header, Kind, Resumption};
-use crate::placement::Observed;
+use super::{CONNECTION_RESET, Engine, EngineEvent};
+use crate::connection::{Connection, Due, Phase, StreamEnd, WaitState};
+use crate::frame::{FrameHeader, FrameKind, HEADER_BYTES, Resumption};
+use crate::placement::TrafficHistory;
 use crate::table::Table;
-use crate::{Class, Counters, Key, Local, Port, Settings};
+use crate::{Class, ConnectionKey, EngineCounters, EngineSettings, LocalEndpoint, PartitionLanes};
 use fabric::{Inbound, Outbound};
 use lane::Chunk;
 use std::collections::VecDeque;
 
-/// The connections of an engine that has lost its link. Nothing happens to them until they are attached elsewhere.
+/// The connections of an engine that has lost its link. They are not touched until they are attached to another
+/// transport.
 #[derive(Debug)]
-pub struct Detached<L> {
-    settings: Settings,
+pub struct DetachedEngine<L> {
+    settings: EngineSettings,
     table: Table<Connection<L>>,
     numbers_given: u32,
-    events: VecDeque<Event<L>>,
-    counters: Counters,
+    events: VecDeque<EngineEvent<L>>,
+    counters: EngineCounters,
     now_ns: u64,
 }
 
-impl<L: Local> Detached<L> {
-    /// Connections that are not over.
+impl<L: LocalEndpoint> DetachedEngine<L> {
+    /// Returns the number of connections that are not over.
     pub fn connections(&self) -> usize {
         self.table.len()
     }
 
-    /// What the engine has done; it begins to count anew.
-    pub fn take_counters(&mut self) -> Counters {
+    /// Returns the engine's counters, and resets them.
+    pub fn take_counters(&mut self) -> EngineCounters {
         std::mem::take(&mut self.counters)
     }
 
-    /// The lifeline of a connection has something to say: it is heard, and acted upon later.
-    pub fn hear(&mut self, key: Key) {
+    /// Drains the lifeline of a connection; the event is handled once the engine is attached.
+    pub fn poll_lifeline(&mut self, key: ConnectionKey) {
         if let Some(local) = self.table.get(key).and_then(|connection| connection.local.as_mut()) {
-            local.hear();
+            local.poll_lifeline();
         }
     }
 
-    /// Goes on over fresh partitions, at whose other end the peer does the same.
+    /// Attaches the connections to unused partitions; the peer does the same.
     ///
     /// # Panics
-    /// As [`Engine::new`], and where bytes are not kept ([`Settings::is_failover`]).
-    pub fn attach<I: Inbound, O: Outbound>(self, ports: Vec<Port<I, O>>) -> Engine<I, O, L> {
+    /// As [`Engine::new`], and if bytes are not retained ([`EngineSettings::is_failover`]).
+    pub fn attach<I: Inbound, O: Outbound>(self, partitions: Vec<PartitionLanes<I, O>>) -> Engine<I, O, L> {
         assert!(self.settings.is_failover, "an engine without failover is attached again");
         let mut engine = Engine {
             table: self.table,
@@ -62,7 +64,7 @@ impl<L: Local> Detached<L> {
             events: self.events,
             counters: self.counters,
             now_ns: self.now_ns,
-            ..Engine::new(self.settings, ports)
+            ..Engine::new(self.settings, partitions)
         };
         for key in engine.table.keys() {
             engine.begin_resuming(key);
@@ -71,11 +73,11 @@ impl<L: Local> Detached<L> {
     }
 }
 
-impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
-    /// Leaves a link that is lost, and its partitions, with all connections.
-    pub fn detach(mut self) -> Detached<L> {
-        self.ring_locals();
-        Detached {
+impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
+    /// Leaves a lost link and its partitions, with all connections.
+    pub fn detach(mut self) -> DetachedEngine<L> {
+        self.wake_programs();
+        DetachedEngine {
             settings: self.settings,
             table: self.table,
             numbers_given: self.numbers_given,
@@ -85,21 +87,21 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         }
     }
 
-    /// Whether the peer has said of every connection where it stands.
+    /// Returns whether the peer has resumed every connection.
     pub fn is_resumed(&mut self) -> bool {
         self.table.keys().into_iter().all(|key| self.table.get(key).is_none_or(|connection| !connection.is_resuming))
     }
 
-    /// Resets the connections of which the peer has not said where it stands: it has had its time. Answers how many.
+    /// Resets the connections that the peer has not resumed in time. Returns their number.
     pub fn reset_unresumed(&mut self) -> usize {
         self.reset_where(|connection| connection.is_resuming)
     }
 
-    /// The other way is lost too: all connections are reset, but those whose peer has said all it had to say: what came
-    /// is still handed to their programs, in further turns. Answers how many.
+    /// The new transport is lost too: resets all connections, except those that the peer has closed, whose bytes are
+    /// still delivered to their programs by further polls. Returns the number of resets.
     pub fn lose_peer(&mut self) -> usize {
         self.orphans.clear();
-        self.reset_where(|connection| connection.in_end != End::Closed)
+        self.reset_where(|connection| connection.in_end != StreamEnd::Closed)
     }
 
     pub(super) fn reset_where(&mut self, is_meant: impl Fn(&Connection<L>) -> bool) -> usize {
@@ -108,7 +110,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             let Some(connection) = self.table.get(key).filter(|connection| is_meant(connection)) else { continue };
             let local = connection.local.take();
             self.table.remove(key);
-            // What is over had no program any more.
+            // A connection that was over had no program any more.
             resets += usize::from(local.is_some());
             local.map(L::reset).unwrap_or_default();
         }
@@ -116,91 +118,100 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         resets
     }
 
-    fn begin_resuming(&mut self, key: Key) {
+    fn begin_resuming(&mut self, key: ConnectionKey) {
         let now_ns = self.now_ns;
         let Some(connection) = self.table.get(key) else { return };
-        (connection.is_in_polled, connection.is_in_control, connection.is_touched) = (false, false, false);
+        (connection.is_in_polled, connection.is_in_control, connection.is_in_wake_list) = (false, false, false);
         (connection.class, connection.class_next, connection.in_class) =
             (Class::Latency, Class::Latency, Class::Latency);
-        (connection.observed, connection.is_sparse) = (Observed::new(now_ns), true);
-        let place = std::mem::replace(&mut connection.place, Place::Resting);
-        if let Some(local) = connection.local.as_mut().filter(|_| place == Place::Parked) {
+        (connection.traffic, connection.is_sparse) = (TrafficHistory::new(now_ns), true);
+        let wait_state = std::mem::replace(&mut connection.wait_state, WaitState::Idle);
+        if let Some(local) = connection.local.as_mut().filter(|_| wait_state == WaitState::Parked) {
             local.unpark();
         }
-        if connection.in_end == End::Closed {
-            // The peer has forgotten it. What came is still to be handed over.
+        if connection.in_end == StreamEnd::Closed {
+            // The peer has forgotten the connection. Received bytes must still be delivered.
             connection.due = Due::default();
             return self.poll_again(key);
         }
         connection.is_resuming = true;
         connection.due = if connection.phase == Phase::Opening { Due::OPEN } else { Due::RESUME };
-        self.note_due(key);
+        self.queue_control(key);
     }
 
-    /// A good-bye of the peer has come: it may forget the connection.
-    pub(super) fn say_gone(&mut self, key: Key) {
+    /// Acknowledges a final frame, so that the peer may forget the connection.
+    pub(super) fn acknowledge_end(&mut self, key: ConnectionKey) {
         if let Some(connection) = self.table.get(key).filter(|_| self.settings.is_failover) {
-            self.orphans.push_back(Header::control(connection.number, Kind::Gone, 0));
+            self.orphans.push_back(FrameHeader::control(connection.number, FrameKind::EndAck, 0));
         }
     }
 
-    /// Frees what the peer keeps of a connection that goes quiet.
-    pub(super) fn acknowledge(&mut self, key: Key) {
+    /// Grants credit when a connection becomes idle, which lets the peer discard bytes that it retains.
+    pub(super) fn send_idle_credit(&mut self, key: ConnectionKey) {
         let credit_bytes = u64::from(self.settings.credit_bytes);
         let Some(connection) = self.table.get(key).filter(|_| self.settings.is_failover) else { return };
         let kept_bytes = connection.delivered().saturating_add(credit_bytes).saturating_sub(connection.granted);
-        if kept_bytes >= credit_bytes / KEPT_PARTS && connection.phase == Phase::Open && connection.in_end == End::None
+        if kept_bytes >= credit_bytes / KEPT_PARTS
+            && connection.phase == Phase::Open
+            && connection.in_end == StreamEnd::None
         {
             connection.due.add(Due::CREDIT);
-            self.note_due(key);
+            self.queue_control(key);
         }
     }
 
-    /// Says good-bye, once everything before it is said again.
-    pub(super) fn say_farewell(&mut self, key: Key) {
+    /// Queues the final frame, once everything before it has been sent again.
+    pub(super) fn queue_final_frame(&mut self, key: ConnectionKey) {
         let Some(connection) = self.table.get(key) else { return };
         if connection.phase == Phase::Over && connection.unsent_bytes() == 0 {
-            let farewell = connection.farewell;
-            connection.due.add(farewell);
-            self.note_due(key);
+            let final_frame = connection.final_frame;
+            connection.due.add(final_frame);
+            self.queue_control(key);
         }
     }
 
-    /// What needs no order: the peer's word on a connection of which one of the two has said good-bye. Whether that is
-    /// all there is to the frame.
-    pub(super) fn take_word_of_end(&mut self, key: Key, kind: Kind) -> bool {
+    /// Handles frames for a connection that one end has ended, which need no order. Returns whether the frame is done
+    /// with.
+    pub(super) fn handle_end_word(&mut self, key: ConnectionKey, kind: FrameKind) -> bool {
         let Some(connection) = self.table.get(key) else { return false };
-        if connection.in_end == End::Closed {
+        if connection.in_end == StreamEnd::Closed {
             self.counters.frames_late += 1;
-            if matches!(kind, Kind::Resume | Kind::Close) {
-                self.say_gone(key);
+            if matches!(kind, FrameKind::Resume | FrameKind::Close) {
+                self.acknowledge_end(key);
             }
             return true;
         }
-        let is_answer = kind == Kind::Gone && connection.phase == Phase::Over;
+        let is_answer = kind == FrameKind::EndAck && connection.phase == Phase::Over;
         if is_answer {
             self.table.remove(key);
         }
         is_answer
     }
 
-    /// A frame of a connection of which this end has said, or will say, good-bye.
-    pub(super) fn take_late_frame(&mut self, key: Key, port: usize, header: &Header, chunk: Chunk) {
-        if header.kind == Kind::Move {
-            // Else what follows would be looked for where it is not.
-            let _ = self.take_move(key, port, header.aux);
+    /// Handles a frame for a connection that this end has ended, or is about to end.
+    pub(super) fn handle_late_frame(
+        &mut self,
+        key: ConnectionKey,
+        partition: usize,
+        header: &FrameHeader,
+        chunk: Chunk,
+    ) {
+        if header.kind == FrameKind::Move {
+            // Otherwise later frames would be expected in the wrong partition.
+            let _ = self.handle_move(key, partition, header.aux);
             return;
         }
         let Some(connection) = self.table.get(key).filter(|_| self.settings.is_failover) else { return };
         let is_resuming = connection.is_resuming;
         match header.kind {
-            // Both say good-bye. The peer may not get to hear this end's, which counts as the answer to its own.
-            Kind::Refused | Kind::Close | Kind::Reset => {
-                self.say_gone(key);
+            // Both ends send a final frame. The peer may never receive this end's, so its own counts as the
+            // acknowledgement.
+            FrameKind::Refused | FrameKind::Close | FrameKind::Reset => {
+                self.acknowledge_end(key);
                 self.table.remove(key);
             }
-            Kind::Open | Kind::Opened | Kind::Resume
-                if is_resuming && self.take_frame_resuming(key, port, header, chunk).is_err() =>
+            FrameKind::Open | FrameKind::Opened | FrameKind::Resume
+                if is_resuming && self.handle_resuming_frame(key, partition, header, chunk).is_err() =>
             {
                 self.table.remove(key);
             }
@@ -208,78 +219,78 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         }
     }
 
-    /// The first frame of a connection on a new way.
-    pub(super) fn take_frame_resuming(
+    /// Handles the first frame of a connection on a new transport.
+    pub(super) fn handle_resuming_frame(
         &mut self,
-        key: Key,
-        port: usize,
-        header: &Header,
+        key: ConnectionKey,
+        partition: usize,
+        header: &FrameHeader,
         chunk: Chunk,
     ) -> Result<(), &'static str> {
         let Some(connection) = self.table.get(key) else { return Ok(()) };
         let is_opening = connection.phase == Phase::Opening;
         let at_start = Resumption { limit: header.aux, has_end: false };
         match header.kind {
-            Kind::Resume => {
+            FrameKind::Resume => {
                 let mut bytes = [0; Resumption::BYTES];
-                self.ports[port].from.span(chunk).part(HEADER_BYTES, bytes.len()).read(&mut bytes);
-                self.resume(key, header.aux, Resumption::decode(&bytes).ok_or("a resumption with more to say")?)
+                self.partitions[partition].from.span(chunk).part(HEADER_BYTES, bytes.len()).read(&mut bytes);
+                self.resume(key, header.aux, Resumption::decode(&bytes).ok_or("an invalid resumption")?)
             }
-            // The peer does not know that it was answered.
-            Kind::Open if header.connection.opener() != self.settings.side => {
-                if connection.phase == Phase::Open || connection.farewell == Due::CLOSE {
+            // The peer does not know that its `Open` was answered.
+            FrameKind::Open if header.connection.opener() != self.settings.side => {
+                if connection.phase == Phase::Open || connection.final_frame == Due::CLOSE {
                     connection.due.add(Due::OPENED);
                 }
                 self.resume(key, 0, at_start)
             }
-            // The peer had never heard of it.
-            Kind::Opened if header.connection.opener() == self.settings.side => {
+            // The peer had not received the first `Open`.
+            FrameKind::Opened if header.connection.opener() == self.settings.side => {
                 self.resume(key, 0, at_start)?;
-                if is_opening { self.take_opened(key, header.aux) } else { Ok(()) }
+                if is_opening { self.handle_opened(key, header.aux) } else { Ok(()) }
             }
-            Kind::Refused if is_opening => self.take_refused(key, header.aux),
-            Kind::Reset => {
-                self.take_reset(key);
+            FrameKind::Refused if is_opening => self.handle_refused(key, header.aux),
+            FrameKind::Reset => {
+                self.handle_reset(key);
                 Ok(())
             }
-            _ => Err("a frame before it was resumed"),
+            _ => Err("a frame before the resumption"),
         }
     }
 
-    /// A connection that this end does not know was told good-bye, and the peer has not heard the answer. Or it lay in
-    /// the windows, and was lost with this node's proxy.
-    pub(super) fn take_unknown_resumption(&mut self, header: &Header) {
-        if header.kind == Kind::Held || (header.kind == Kind::Resume && self.settings.is_failover) {
-            self.orphans.push_back(Header::control(header.connection, Kind::Reset, CONNECTION_RESET));
+    /// Answers a resumption of an unknown connection: the peer has not received the acknowledgement of its end, or it
+    /// was a direct connection that was lost with this node's proxy.
+    pub(super) fn handle_unknown_resumption(&mut self, header: &FrameHeader) {
+        if header.kind == FrameKind::ResumeDirect || (header.kind == FrameKind::Resume && self.settings.is_failover) {
+            self.orphans.push_back(FrameHeader::control(header.connection, FrameKind::Reset, CONNECTION_RESET));
         }
     }
 
-    /// The peer has the bytes before `received`; the others are sent again.
-    fn resume(&mut self, key: Key, received: u32, theirs: Resumption) -> Result<(), &'static str> {
+    /// Resumes a connection: the peer has the bytes before `received`; the others are sent again.
+    fn resume(&mut self, key: ConnectionKey, received: u32, theirs: Resumption) -> Result<(), &'static str> {
         let Some(connection) = self.table.get(key) else { return Ok(()) };
-        if connection.phase == Phase::Over && connection.farewell != Due::CLOSE {
+        if connection.phase == Phase::Over && connection.final_frame != Due::CLOSE {
             connection.is_resuming = false;
-            self.say_farewell(key);
+            self.queue_final_frame(key);
             return Ok(());
         }
-        let received = connection.retained.position(received).filter(|position| *position <= connection.sent);
-        let received = received.ok_or("resumed from a position that it cannot have")?;
-        if theirs.has_end && connection.out_end == End::None {
-            return Err("an end that was never said");
+        let received = connection.retransmit.position(received).filter(|position| *position <= connection.sent);
+        let received = received.ok_or("a resumption from an impossible position")?;
+        if theirs.has_end && connection.out_end == StreamEnd::None {
+            return Err("an end that was never sent");
         }
         let limit = Connection::<L>::position_after(connection.sent, theirs.limit);
-        let limit = limit.filter(|limit| *limit >= connection.limit).ok_or("credit taken back")?;
+        let limit = limit.filter(|limit| *limit >= connection.limit).ok_or("reduced credit")?;
         (connection.limit, connection.sent, connection.is_resuming) = (limit, received, false);
-        connection.retained.forget_before(received);
-        if connection.out_end == End::Finished && !theirs.has_end {
-            // Found again at the end of what is sent again.
-            connection.out_end = End::None;
+        connection.retransmit.forget_before(received);
+        if connection.out_end == StreamEnd::Finished && !theirs.has_end {
+            // The end is found again after the bytes that are sent again.
+            connection.out_end = StreamEnd::None;
         }
-        self.note_due(key);
+        self.queue_control(key);
         self.queue(key);
         Ok(())
     }
 }
 
-/// A quiet connection's peer keeps less than this part of the credit.
+/// The peer of an idle connection retains less than this fraction of the credit.
 const KEPT_PARTS: u64 = 64;

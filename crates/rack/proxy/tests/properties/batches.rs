@@ -1,14 +1,16 @@
 //! What it takes to show frames to the peer, where barriers are dear: memory that gathers stores, and memory whose
 //! caches hold stale lines until they are told. Nothing of it is a matter of time: turns are taken by hand.
 
-use crate::program::End;
+use crate::program::ProgramStub;
 use crate::world::SECRET;
 use fabric::test_support::counting::CountingMemory;
 use fabric::test_support::non_coherent::{CacheBehavior, NonCoherentMemory};
 use fabric::{Coherence, Memory, MemoryInbound, MemoryOutbound, Outbound, Slice};
 use lane::{Consumer, Layout, Producer};
-use proxy::frame::Side;
-use proxy::{Class, Counters, Engine, Event, Key, Placement, Port, Settings, Tuple};
+use proxy::frame::LinkSide;
+use proxy::{
+    Class, ConnectionKey, Engine, EngineCounters, EngineEvent, EngineSettings, OpenPayload, PartitionLanes, Placement,
+};
 use std::sync::{Arc, Mutex};
 use volmem::Region;
 
@@ -17,15 +19,15 @@ const PARTITION_BYTES: usize = LAYOUT.window_bytes().next_multiple_of(64);
 /// More than any message here: what the programs hold unread.
 const INPUT_BYTES_MAX: usize = 64 << 10;
 
-type Proxy<M> = Engine<MemoryInbound<M>, MemoryOutbound<CountingMemory<M>>, End>;
+type Proxy<M> = Engine<MemoryInbound<M>, MemoryOutbound<CountingMemory<M>>, ProgramStub>;
 
 /// Two engines with a partition of each class, connections between them, and what the first one's stores cost.
 struct Pair<M> {
     from: Proxy<M>,
     to: Proxy<M>,
     memory: CountingMemory<M>,
-    senders: Vec<End>,
-    receivers: Vec<End>,
+    senders: Vec<ProgramStub>,
+    receivers: Vec<ProgramStub>,
 }
 
 /// What has happened since the last time somebody asked.
@@ -37,7 +39,7 @@ struct Cost {
 }
 
 impl<M: Memory + 'static> Pair<M> {
-    fn new([(own_a, peer_a), (own_b, peer_b)]: [(M, M); 2], coherence: Coherence, settings: Settings) -> Self {
+    fn new([(own_a, peer_a), (own_b, peer_b)]: [(M, M); 2], coherence: Coherence, settings: EngineSettings) -> Self {
         let (memory, back) =
             (CountingMemory::with_coherence(peer_a, coherence), CountingMemory::with_coherence(peer_b, coherence));
         let engine = |side, own: &M, peer: &CountingMemory<M>| {
@@ -45,56 +47,56 @@ impl<M: Memory + 'static> Pair<M> {
                 let inbound = MemoryInbound::new(own.part(index * PARTITION_BYTES, PARTITION_BYTES));
                 let outbound = MemoryOutbound::new(peer.part(index * PARTITION_BYTES, PARTITION_BYTES));
                 let to = Producer::new(outbound.clone(), inbound.clone(), LAYOUT, SECRET);
-                Port::new(to, Consumer::new(inbound, outbound, LAYOUT, SECRET))
+                PartitionLanes::new(to, Consumer::new(inbound, outbound, LAYOUT, SECRET))
             };
-            Engine::new(Settings { side, ..settings }, (0..Class::ALL.len()).map(port).collect())
+            Engine::new(EngineSettings { side, ..settings }, (0..Class::ALL.len()).map(port).collect())
         };
-        let (from, to) = (engine(Side::Lower, &own_a, &memory), engine(Side::Higher, &own_b, &back));
+        let (from, to) = (engine(LinkSide::Lower, &own_a, &memory), engine(LinkSide::Higher, &own_b, &back));
         Self { from, to, memory, senders: Vec::new(), receivers: Vec::new() }
     }
 
     /// Opens so many connections, and lets them come to rest.
     fn connect(&mut self, connections: usize) {
         for index in 0..connections {
-            let end = End::new(INPUT_BYTES_MAX);
+            let end = ProgramStub::new(INPUT_BYTES_MAX);
             self.senders.push(end.clone());
-            let tuple = Tuple::new(&[index as u8]).expect("a byte");
-            self.from.open(tuple, |_: Key| end).expect("room for a connection");
+            let open_payload = OpenPayload::new(&[index as u8]).expect("a byte");
+            self.from.open(open_payload, |_: ConnectionKey| end).expect("room for a connection");
         }
         (0..8).for_each(|_| self.turns());
         assert_eq!(self.receivers.len(), connections);
     }
 
     fn turns(&mut self) {
-        self.from.turn(0).expect("an honest peer");
-        self.to.turn(0).expect("an honest peer");
+        self.from.poll(0).expect("an honest peer");
+        self.to.poll(0).expect("an honest peer");
         while let Some(event) = self.to.next_event() {
-            let Event::Open { key, .. } = event else { panic!("an honest peer: {event:?}") };
-            let end = End::new(INPUT_BYTES_MAX);
+            let EngineEvent::Open { key, .. } = event else { panic!("an honest peer: {event:?}") };
+            let end = ProgramStub::new(INPUT_BYTES_MAX);
             self.receivers.push(end.clone());
             self.to.answer(key, Ok(end));
         }
     }
 
     /// One turn of the first engine, and what it cost.
-    fn turn(&mut self) -> Cost {
+    fn poll(&mut self) -> Cost {
         let (before, barriers) = (*self.from.counters(), self.memory.counts().barriers);
-        self.from.turn(0).expect("an honest peer");
-        let Counters { frames_sent, publishes, .. } = *self.from.counters();
+        self.from.poll(0).expect("an honest peer");
+        let EngineCounters { frames_sent, publishes, .. } = *self.from.counters();
         let barriers = self.memory.counts().barriers - barriers;
         Cost { frames: frames_sent - before.frames_sent, publishes: publishes - before.publishes, barriers }
     }
 
     /// What the receivers have got, which is forgotten.
     fn received(&mut self) -> Vec<Vec<u8>> {
-        self.to.turn(0).expect("an honest peer");
+        self.to.poll(0).expect("an honest peer");
         self.receivers.iter().map(|end| end.read(INPUT_BYTES_MAX)).collect()
     }
 }
 
 /// Latency only where nothing else is asked for: no turn moves a connection.
-fn settings() -> Settings {
-    Settings { secret: 7, placement: None, ..Settings::new(Side::Lower) }
+fn settings() -> EngineSettings {
+    EngineSettings { secret: 7, placement: None, ..EngineSettings::new(LinkSide::Lower) }
 }
 
 fn stale(habits: CacheBehavior) -> Pair<NonCoherentMemory> {
@@ -116,7 +118,7 @@ fn ready_together<M: Memory + 'static>(mut pair: Pair<M>, connections: usize, le
     pair.connect(connections);
     let messages = messages(connections, len_bytes);
     pair.senders.iter().zip(&messages).for_each(|(end, bytes)| end.send(bytes.iter().copied()));
-    let cost = pair.turn();
+    let cost = pair.poll();
     assert_eq!(pair.received(), messages);
     cost
 }
@@ -151,16 +153,16 @@ fn the_first_frame_of_a_connection_alone_is_shown_before_the_next_is_looked_for(
     let mut pair = write_combined();
     pair.connect(2);
     let says_two = |index: u8| {
-        move |end: &End| {
+        move |end: &ProgramStub| {
             end.send([index; 8].into_iter());
             end.lock().next_output = vec![index; 8];
         }
     };
     says_two(1)(&pair.senders[0]);
-    assert_eq!(pair.turn(), Cost { frames: 2, publishes: 2, barriers: 2 });
+    assert_eq!(pair.poll(), Cost { frames: 2, publishes: 2, barriers: 2 });
     says_two(2)(&pair.senders[0]);
     says_two(3)(&pair.senders[1]);
-    let Cost { frames, publishes, .. } = pair.turn();
+    let Cost { frames, publishes, .. } = pair.poll();
     assert_eq!((frames, publishes), (4, 2), "the first is kept for who waits behind it");
     assert_eq!(pair.received(), [[vec![1; 16], vec![2; 16]].concat(), vec![3; 16]]);
 }
@@ -169,7 +171,7 @@ fn the_first_frame_of_a_connection_alone_is_shown_before_the_next_is_looked_for(
 fn a_turn_with_nothing_to_say_stores_nothing() {
     let mut pair = write_combined();
     pair.connect(3);
-    assert_eq!(pair.turn(), Cost { frames: 0, publishes: 0, barriers: 0 });
+    assert_eq!(pair.poll(), Cost { frames: 0, publishes: 0, barriers: 0 });
 }
 
 /// The copy of a long frame takes longer than a fence: what is ready before it does not wait for it.
@@ -180,7 +182,7 @@ fn short_frames_are_shown_before_a_long_one_is_copied() {
     pair.senders[0].send([1; 8].into_iter());
     pair.senders[1].send([2; 8].into_iter());
     pair.senders[2].send([3; 1500].into_iter());
-    assert_eq!(pair.turn(), Cost { frames: 3, publishes: 2, barriers: 2 });
+    assert_eq!(pair.poll(), Cost { frames: 3, publishes: 2, barriers: 2 });
     assert_eq!(pair.received(), [vec![1; 8], vec![2; 8], vec![3; 1500]]);
 }
 
@@ -193,7 +195,7 @@ fn a_frame_is_shown_beside_a_connection_without_credit() {
     (0..400).for_each(|_| pair.turns());
     assert!(pair.from.counters().stalls > 0, "{:?}", pair.from.counters());
     pair.senders[1].send([9; 8].into_iter());
-    assert_eq!(pair.turn(), Cost { frames: 1, publishes: 1, barriers: 1 });
+    assert_eq!(pair.poll(), Cost { frames: 1, publishes: 1, barriers: 1 });
     assert_eq!(pair.received()[1], [9; 8]);
 }
 
@@ -204,10 +206,10 @@ fn what_fits_a_full_partition_is_shown() {
     pair.connect(1);
     pair.senders[0].send((0..200 << 10).map(|at| at as u8));
     // Nobody takes anything at the other end.
-    let costs: Vec<Cost> = (0..100).map(|_| pair.turn()).collect();
+    let costs: Vec<Cost> = (0..100).map(|_| pair.poll()).collect();
     assert!(pair.from.counters().partitions_full > 0, "{:?}", pair.from.counters());
     let shown: u64 = costs.iter().map(|cost| cost.frames).sum();
-    (0..20).for_each(|_| _ = pair.to.turn(0).expect("an honest peer"));
+    (0..20).for_each(|_| _ = pair.to.poll(0).expect("an honest peer"));
     assert_eq!(pair.to.counters().frames_received - pair.receivers.len() as u64, shown);
 }
 
@@ -246,20 +248,20 @@ fn bytes_arrive_in_order_however_lines_move() {
 /// Small rings and quick moves: partitions are often full just when a connection leaves them.
 const TIGHT: Layout = Layout::packed(16, 0);
 
-fn tight(side: Side) -> Settings {
+fn tight(side: LinkSide) -> EngineSettings {
     let placement = Placement { burst_bytes: 3000, interval_bytes: 4000, interval_ns: 500, calm_intervals: 2 };
     // Nobody is put to sleep: there is nobody to ring.
-    let awake_ns = 1 << 40;
-    Settings { side, slice_bytes: 400, backlog_bytes: 2048, placement: Some(placement), awake_ns, ..settings() }
+    let poll_ns = 1 << 40;
+    EngineSettings { side, slice_bytes: 400, backlog_bytes: 2048, placement: Some(placement), poll_ns, ..settings() }
 }
 
 /// Two partitions, of which `own` holds what comes and `to` takes what goes.
-fn tight_ports<O: Outbound>(own: &Region, to: impl Fn(usize, usize) -> O) -> Vec<Port<MemoryInbound, O>> {
+fn tight_ports<O: Outbound>(own: &Region, to: impl Fn(usize, usize) -> O) -> Vec<PartitionLanes<MemoryInbound, O>> {
     let bytes = TIGHT.window_bytes().next_multiple_of(64);
     let port = |index: usize| {
         let inbound = || MemoryInbound::new(own.sub(index * bytes, bytes));
         let producer = Producer::new(to(index * bytes, bytes), inbound(), TIGHT, SECRET);
-        Port::new(producer, Consumer::new(inbound(), to(index * bytes, bytes), TIGHT, SECRET))
+        PartitionLanes::new(producer, Consumer::new(inbound(), to(index * bytes, bytes), TIGHT, SECRET))
     };
     (0..Class::ALL.len()).map(port).collect()
 }
@@ -271,24 +273,24 @@ fn a_peer_that_looks_after_every_store_finds_frames_in_the_order_of_their_connec
     for seed in 1..20_u64 {
         let [own_a, own_b] = [(); 2].map(|()| Region::heap(2 * TIGHT.window_bytes().next_multiple_of(64)));
         let back = |offset, bytes| MemoryOutbound::new(own_a.sub(offset, bytes));
-        let mut to = Engine::new(tight(Side::Higher), tight_ports(&own_b, back));
-        let received = Arc::new(Mutex::new((Vec::<End>::new(), true, 0_u64)));
+        let mut to = Engine::new(tight(LinkSide::Higher), tight_ports(&own_b, back));
+        let received = Arc::new(Mutex::new((Vec::<ProgramStub>::new(), true, 0_u64)));
         let seen = received.clone();
         let look = Box::new(move || {
             let (receivers, looks, now_ns) = &mut *seen.lock().expect("no test panics with it");
             if !*looks {
                 return;
             }
-            to.turn(*now_ns).expect("an honest peer");
+            to.poll(*now_ns).expect("an honest peer");
             while let Some(event) = to.next_event() {
-                let Event::Open { key, .. } = event else { panic!("an honest peer: {event:?}") };
-                receivers.push(End::new(INPUT_BYTES_MAX));
+                let EngineEvent::Open { key, .. } = event else { panic!("an honest peer: {event:?}") };
+                receivers.push(ProgramStub::new(INPUT_BYTES_MAX));
                 to.answer(key, Ok(receivers[receivers.len() - 1].clone()));
             }
         });
         let memory = CountingMemory::with_coherence(own_b.clone(), Coherence::WriteCombined).with_store_hook(look);
         let window = MemoryOutbound::new(memory.clone());
-        let mut from = Engine::new(tight(Side::Lower), tight_ports(&own_a, |at, bytes| window.slice(at, bytes)));
+        let mut from = Engine::new(tight(LinkSide::Lower), tight_ports(&own_a, |at, bytes| window.slice(at, bytes)));
         let mut random = seed;
         let mut below = |limit: u64| {
             random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
@@ -297,9 +299,10 @@ fn a_peer_that_looks_after_every_store_finds_frames_in_the_order_of_their_connec
         let (mut senders, mut sent) = (Vec::new(), vec![Vec::new(); 4]);
         for round in 0..4000_u64 {
             if senders.len() < sent.len() && below(50) == 0 {
-                let end = End::new(INPUT_BYTES_MAX);
+                let end = ProgramStub::new(INPUT_BYTES_MAX);
                 senders.push(end.clone());
-                from.open(Tuple::new(&[1]).expect("a byte"), |_: Key| end).expect("room for a connection");
+                from.open(OpenPayload::new(&[1]).expect("a byte"), |_: ConnectionKey| end)
+                    .expect("room for a connection");
             }
             if !senders.is_empty() {
                 let index = below(senders.len() as u64);
@@ -315,14 +318,14 @@ fn a_peer_that_looks_after_every_store_finds_frames_in_the_order_of_their_connec
                 *now_ns += below(200);
                 *now_ns
             };
-            from.turn(now_ns).expect("an honest peer");
+            from.poll(now_ns).expect("an honest peer");
             memory.run_hook();
         }
         received.lock().expect("no look panics").1 = true;
         let mut read = vec![Vec::new(); sent.len()];
         for _ in 0..3000 {
             memory.run_hook();
-            from.turn(1 << 30).expect("an honest peer");
+            from.poll(1 << 30).expect("an honest peer");
             for (index, end) in received.lock().expect("no look panics").0.iter().enumerate() {
                 read[index].extend(end.read(INPUT_BYTES_MAX));
             }

@@ -4,8 +4,8 @@ use crate::world::SECRET;
 use fabric::heap::{self, HeapLink};
 use fabric::{Inbound, Link, Outbound, Slice, train_both};
 use lane::{Consumer, Draft, Layout, Producer, Span};
-use proxy::frame::{Header, Kind, Number, Side};
-use proxy::{Broken, Class, Engine, Event, Input, Local, Port, Settings, Tuple};
+use proxy::frame::{ConnectionNumber, FrameHeader, FrameKind, LinkSide};
+use proxy::{Broken, Class, Engine, EngineEvent, EngineSettings, Input, LocalEndpoint, OpenPayload, PartitionLanes};
 use std::sync::{Arc, Mutex};
 
 type HeapInbound = <HeapLink as Link>::Inbound;
@@ -17,8 +17,8 @@ const LAYOUT: Layout = Layout::packed(512, 0);
 const FLOOD_FRAMES: u32 = 1 << 17;
 const TAKEN_FRAMES_MAX: u64 = (1 << 14) + 1000;
 /// The two connections that the hostile node has opened.
-const FLOODING: Number = Number(1 << 31);
-const AHEAD: Number = Number(1 << 31 | 1);
+const FLOODING: ConnectionNumber = ConnectionNumber(1 << 31);
+const AHEAD: ConnectionNumber = ConnectionNumber(1 << 31 | 1);
 
 /// The hostile end of a partition.
 struct Hose {
@@ -28,8 +28,8 @@ struct Hose {
 }
 
 impl Hose {
-    fn say(&mut self, connection: Number, kind: Kind, aux: u32, payload: &[u8]) -> bool {
-        let header = Header { connection, kind, len_bytes: payload.len(), aux };
+    fn say(&mut self, connection: ConnectionNumber, kind: FrameKind, aux: u32, payload: &[u8]) -> bool {
+        let header = FrameHeader { connection, kind, len_bytes: payload.len(), aux };
         let Ok(Some(mut draft)) = self.producer.draft(16 + payload.len()) else { return false };
         draft.append(&header.encode());
         draft.append(payload);
@@ -39,7 +39,7 @@ impl Hose {
 
     /// As much as there is room for.
     fn flood(&mut self) {
-        while self.sent < self.limit && self.say(FLOODING, Kind::Data, self.sent, b"x") {
+        while self.sent < self.limit && self.say(FLOODING, FrameKind::Data, self.sent, b"x") {
             self.sent += 1;
         }
     }
@@ -48,7 +48,7 @@ impl Hose {
 /// A program that takes everything, and at each byte of which the hostile node writes more.
 struct Taker(Arc<Mutex<Hose>>);
 
-impl Local for Taker {
+impl LocalEndpoint for Taker {
     fn may_have_input(&mut self) -> bool {
         false
     }
@@ -65,12 +65,12 @@ impl Local for Taker {
         Ok(())
     }
 
-    fn put_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken> {
+    fn write_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken> {
         self.0.lock().unwrap().flood();
         Ok(bytes.len_bytes())
     }
 
-    fn put(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
         Ok(bytes.len())
     }
 
@@ -79,11 +79,15 @@ impl Local for Taker {
     }
 }
 
-fn partition(own: &HeapLink, peer: &HeapLink, index: usize) -> (Port<HeapInbound, HeapOutbound>, Arc<Mutex<Hose>>) {
+fn partition(
+    own: &HeapLink,
+    peer: &HeapLink,
+    index: usize,
+) -> (PartitionLanes<HeapInbound, HeapOutbound>, Arc<Mutex<Hose>>) {
     let bytes = LAYOUT.window_bytes();
     let inbound = |link: &HeapLink| link.inbound().slice(index * bytes, bytes);
     let outbound = |link: &HeapLink| link.outbound().slice(index * bytes, bytes);
-    let port = Port::new(
+    let port = PartitionLanes::new(
         Producer::new(outbound(own), inbound(own), LAYOUT, SECRET),
         Consumer::new(inbound(own), outbound(own), LAYOUT, SECRET),
     );
@@ -92,14 +96,14 @@ fn partition(own: &HeapLink, peer: &HeapLink, index: usize) -> (Port<HeapInbound
 }
 
 /// Opens a connection to a program that takes everything, and moves it to the bulk partition.
-fn open_and_move(victim: &mut Victim, number: Number, latency: &Mutex<Hose>, bulk: &Arc<Mutex<Hose>>) {
-    let tuple = Tuple::new(b"from to").expect("a tuple");
-    assert!(latency.lock().unwrap().say(number, Kind::Open, 1000, tuple.bytes()));
-    victim.turn(0).expect("an honest frame");
-    let Some(Event::Open { key, .. }) = victim.next_event() else { panic!("nothing was opened") };
+fn open_and_move(victim: &mut Victim, number: ConnectionNumber, latency: &Mutex<Hose>, bulk: &Arc<Mutex<Hose>>) {
+    let open_payload = OpenPayload::new(b"from to").expect("a open_payload");
+    assert!(latency.lock().unwrap().say(number, FrameKind::Open, 1000, open_payload.bytes()));
+    victim.poll(0).expect("an honest frame");
+    let Some(EngineEvent::Open { key, .. }) = victim.next_event() else { panic!("nothing was opened") };
     victim.answer(key, Ok(Taker(Arc::clone(bulk))));
-    assert!(latency.lock().unwrap().say(number, Kind::Move, Class::Bulk as u32, &[]));
-    victim.turn(1).expect("an honest frame");
+    assert!(latency.lock().unwrap().say(number, FrameKind::Move, Class::Bulk as u32, &[]));
+    victim.poll(1).expect("an honest frame");
 }
 
 #[test]
@@ -107,15 +111,15 @@ fn a_peer_that_goes_on_writing_while_a_partition_is_caught_up_with_ends_a_turn_n
     let (mut own, mut peer) = heap::pair(2 * LAYOUT.window_bytes());
     assert!(train_both(&mut own, &mut peer));
     let [(latency, to_latency), (bulk, to_bulk)] = [0, 1].map(|index| partition(&own, &peer, index));
-    let mut victim: Victim = Engine::new(Settings::new(Side::Lower), vec![latency, bulk]);
+    let mut victim: Victim = Engine::new(EngineSettings::new(LinkSide::Lower), vec![latency, bulk]);
     for number in [FLOODING, AHEAD] {
         open_and_move(&mut victim, number, &to_latency, &to_bulk);
     }
     to_bulk.lock().unwrap().limit = FLOOD_FRAMES;
     to_bulk.lock().unwrap().flood();
-    assert!(to_latency.lock().unwrap().say(AHEAD, Kind::Data, 0, b"x"), "where it is not any more");
+    assert!(to_latency.lock().unwrap().say(AHEAD, FrameKind::Data, 0, b"x"), "where it is not any more");
     let before = victim.counters().frames_received;
-    victim.turn(2).expect("frames of connections");
+    victim.poll(2).expect("frames of connections");
     let taken = victim.counters().frames_received - before;
     assert!((1000..TAKEN_FRAMES_MAX).contains(&taken), "{taken} frames in one turn");
 }

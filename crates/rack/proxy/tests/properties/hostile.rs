@@ -20,7 +20,7 @@ pub enum Attack {
     /// A word anywhere in the window.
     Word { at: u32, value: u64 },
     /// The victim goes on.
-    Turn,
+    Poll,
 }
 
 /// Node 1 is hostile. Node 0 must live, and connections that no attack names must see nothing of it, unless the link
@@ -35,9 +35,9 @@ pub fn check(shape: Shape, attacks: &[Attack]) {
                 // Frames may have come before the connection that they name.
                 spoil(&mut world.spoiled, &named, &world.talks);
             }
-            Attack::Turn => {
+            Attack::Poll => {
                 world.act(Act::Wait { ns: 400 });
-                world.turn(0);
+                world.poll(0);
             }
             Attack::Frame { in_bulk, connection, opened_by_higher, kind, len_bytes, aux, is_bare } => {
                 let number = u32::from(*connection % 64) | u32::from(*opened_by_higher) << 31;
@@ -67,9 +67,9 @@ pub fn check(shape: Shape, attacks: &[Attack]) {
     if attacks.iter().any(|attack| matches!(attack, Attack::Record { .. } | Attack::Word { .. })) {
         for _ in 0..200 {
             world.wait(400);
-            world.turn(0);
+            world.poll(0);
             world.sleep(0);
-            world.turn(1);
+            world.poll(1);
         }
     } else {
         world.settle();
@@ -138,7 +138,7 @@ mod tests {
     }
 
     fn frames_and_life() -> impl Strategy<Value = Attack> {
-        prop_oneof![6 => crate::any_act().prop_map(Attack::Act), 4 => any_frame(), 3 => Just(Attack::Turn)]
+        prop_oneof![6 => crate::any_act().prop_map(Attack::Act), 4 => any_frame(), 3 => Just(Attack::Poll)]
     }
 
     fn frame(number: u32, kind: u8, aux: u32, payload: &[u8]) -> Vec<u8> {
@@ -158,7 +158,7 @@ mod tests {
             slice_bytes: 0,
             connections_max: 4,
             is_failover: false,
-            is_crowded: false,
+            is_oversubscribed: false,
         };
         let (mut world, links) = heap_world(shape);
         world.open(0, 100, false, true);
@@ -167,18 +167,18 @@ mod tests {
         for bytes in frames {
             inject(shape, &links[1], false, bytes);
             world.nodes[0].is_rung = true;
-            world.turn(0);
+            world.poll(0);
         }
         let is_reset = world.talks[0].ends[0].as_ref().expect("connected").lock().input_is_reset;
-        (world.offences, is_reset, world.nodes[0].engine.counters().bytes_held)
+        (world.violations, is_reset, world.nodes[0].engine.counters().bytes_buffered)
     }
 
     #[test]
     fn bytes_beyond_the_credit_reset_the_connection_and_are_not_kept() {
         let frames: Vec<_> = (0..30).map(|at| frame(0, 4, at * 1000, &[1; 1000])).collect();
-        let (offences, is_reset, bytes_held) = after_frames(&frames);
-        assert_eq!((offences, is_reset), (1, true));
-        assert!(bytes_held <= 20_000, "{bytes_held}");
+        let (violations, is_reset, bytes_buffered) = after_frames(&frames);
+        assert_eq!((violations, is_reset), (1, true));
+        assert!(bytes_buffered <= 20_000, "{bytes_buffered}");
     }
 
     #[test]
@@ -212,7 +212,7 @@ mod tests {
             slice_bytes: 0,
             connections_max: 1,
             is_failover: false,
-            is_crowded: false,
+            is_oversubscribed: false,
         };
         let frame = Attack::Frame {
             in_bulk: false,
@@ -225,7 +225,7 @@ mod tests {
         };
         let open = Act::Open { node: false, input_bytes_max: 16, is_refused: false, server_reads: false };
         let read = Act::Read { connection: 0, node: false, bytes: 1 };
-        check(shape, &[frame, Attack::Act(open), Attack::Turn, Attack::Act(read)]);
+        check(shape, &[frame, Attack::Act(open), Attack::Poll, Attack::Act(read)]);
     }
 
     proptest! {

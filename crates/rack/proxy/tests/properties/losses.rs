@@ -10,7 +10,7 @@ fn shape() -> Shape {
         slice_bytes: 1000,
         connections_max: 40,
         is_failover: true,
-        is_crowded: false,
+        is_oversubscribed: false,
     }
 }
 
@@ -27,7 +27,7 @@ fn run(shape: Shape, acts: impl IntoIterator<Item = Act>) {
     let (mut world, _links) = heap_world(shape);
     acts.into_iter().for_each(|act| world.act(act));
     world.settle();
-    assert_eq!(world.offences, 0);
+    assert_eq!(world.violations, 0);
     world.check_settled();
     world.check_forgotten();
 }

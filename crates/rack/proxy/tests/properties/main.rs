@@ -5,9 +5,9 @@ mod batches;
 mod flood;
 mod hostile;
 mod losses;
-mod manners;
 mod program;
 mod world;
+mod yielding;
 
 use fabric::heap::HeapLink;
 use fabric::test_support::faulty::{FaultPlan, FaultyLink};
@@ -18,13 +18,13 @@ use world::{Act, Shape, World, heap_world};
 fn any_shape() -> impl Strategy<Value = Shape> {
     let slice = prop_oneof![Just(0), 1..100_u16, 100..5000_u16];
     (any::<bool>(), 0..8_u8, slice, 1..40_u8, any::<[bool; 2]>()).prop_map(
-        |(has_classes, ring_shift, slice_bytes, connections_max, [is_failover, is_crowded])| Shape {
+        |(has_classes, ring_shift, slice_bytes, connections_max, [is_failover, is_oversubscribed])| Shape {
             has_classes,
             ring_shift,
             slice_bytes,
             connections_max,
             is_failover,
-            is_crowded,
+            is_oversubscribed,
         },
     )
 }
@@ -46,7 +46,7 @@ fn any_act() -> impl Strategy<Value = Act> {
         1 => (any::<u8>(), any::<bool>()).prop_map(|(connection, node)| Act::Finish { connection, node }),
         1 => (any::<u8>(), any::<bool>()).prop_map(|(connection, node)| Act::Close { connection, node }),
         1 => (any::<u8>(), any::<bool>()).prop_map(|(connection, node)| Act::Kill { connection, node }),
-        16 => any::<bool>().prop_map(|node| Act::Turn { node }),
+        16 => any::<bool>().prop_map(|node| Act::Poll { node }),
         4 => any::<bool>().prop_map(|node| Act::Sleep { node }),
         4 => (0..3000_u16).prop_map(|ns| Act::Wait { ns }),
         1 => any::<bool>().prop_map(|node| Act::Lose { node }),
@@ -83,7 +83,7 @@ proptest! {
             world.act(act);
         }
         world.settle();
-        prop_assert_eq!(world.offences, 0);
+        prop_assert_eq!(world.violations, 0);
         world.check_settled();
     }
 
@@ -96,7 +96,7 @@ proptest! {
             world.act(act);
         }
         world.settle();
-        prop_assert_eq!(world.offences, 0);
+        prop_assert_eq!(world.violations, 0);
         world.check_settled();
     }
 }
@@ -108,7 +108,7 @@ fn shape() -> Shape {
         slice_bytes: 1000,
         connections_max: 40,
         is_failover: false,
-        is_crowded: false,
+        is_oversubscribed: false,
     }
 }
 
@@ -158,7 +158,7 @@ fn late_bytes_of_one_connection_do_not_cost_another_one_that_is_moving() {
     let (mut world, _links) = heap_world(Shape { ring_shift: 7, ..shape() });
     let send = |world: &mut World<HeapLink>, connection, bytes| {
         world.act(Act::Send { connection, node: false, bytes });
-        world.turn(0);
+        world.poll(0);
     };
     (0..3).for_each(|_| world.open(0, 40_000, false, true));
     for connection in [LATE, MOVING] {
@@ -179,7 +179,7 @@ fn late_bytes_of_one_connection_do_not_cost_another_one_that_is_moving() {
     world.act(Act::Sleep { node: true });
     assert_eq!(world.nodes[1].engine.connections(), 2);
     world.settle();
-    assert_eq!(world.offences, 0);
+    assert_eq!(world.violations, 0);
     world.check_settled();
 }
 
@@ -193,10 +193,10 @@ fn the_peer_is_rung_for_what_is_said_on_the_way_to_sleep() {
         slice_bytes: 0,
         connections_max: 3,
         is_failover: false,
-        is_crowded: true,
+        is_oversubscribed: true,
     };
     let mut world = late_world(shape, 0);
-    let (turn, sleep) = (|node| Act::Turn { node }, |node| Act::Sleep { node });
+    let (poll, sleep) = (|node| Act::Poll { node }, |node| Act::Sleep { node });
     let open = |node, input_bytes_max| Act::Open { node, input_bytes_max, is_refused: false, server_reads: true };
     let acts = [
         sleep(false),
@@ -204,21 +204,21 @@ fn the_peer_is_rung_for_what_is_said_on_the_way_to_sleep() {
         Act::Finish { connection: 0, node: false },
         sleep(false),
         open(true, 16),
-        turn(false),
+        poll(false),
         sleep(false),
         open(false, 384),
-        turn(false),
-        turn(true),
+        poll(false),
+        poll(true),
         Act::Send { connection: 2, node: false, bytes: 769 },
         sleep(false),
-        turn(true),
-        turn(true),
-        turn(false),
+        poll(true),
+        poll(true),
+        poll(false),
         sleep(false),
         open(false, 16),
         sleep(false),
-        turn(false),
-        turn(true),
+        poll(false),
+        poll(true),
         sleep(true),
         sleep(false),
         sleep(false),
@@ -305,13 +305,13 @@ fn frames_that_overtake_others_of_their_connection_wait_for_them() {
     world.act(Act::Send { connection: 1, node: false, bytes: 6000 });
     for _ in 0..10 {
         world.act(Act::Send { connection: 0, node: false, bytes: 10 });
-        world.turn(0);
+        world.poll(0);
         world.wait(600);
     }
     assert_eq!(world.nodes[0].engine.counters().moves, 3, "one is none any more");
     world.settle();
     world.check_settled();
-    assert_eq!((world.offences, world.talks[0].streams[0].read), (0, 10_100));
+    assert_eq!((world.violations, world.talks[0].streams[0].read), (0, 10_100));
 }
 
 #[test]
@@ -338,24 +338,24 @@ fn bytes_that_overtake_the_open_of_their_connection_wait_for_it() {
     world.settle();
     for _ in 0..40 {
         world.act(Act::Send { connection: 0, node: false, bytes: 10 });
-        world.turn(0);
+        world.poll(0);
     }
     world.open(0, 40_000, false, true);
     for bytes in [10_000, 4000] {
         world.act(Act::Send { connection: 1, node: false, bytes });
-        (0..3).for_each(|_| world.turn(0));
+        (0..3).for_each(|_| world.poll(0));
     }
     assert_eq!(world.nodes[0].engine.counters().moves, 1, "some of it is in the other partition");
     world.settle();
     world.check_settled();
-    assert_eq!((world.offences, world.talks[1].streams[0].read), (0, 14_000));
+    assert_eq!((world.violations, world.talks[1].streams[0].read), (0, 14_000));
 }
 
 /// Slices are there for the others: where parties wait for processors, a connection alone sends what there is at once.
 #[test]
 fn in_a_crowd_a_connection_alone_sends_more_in_a_turn_than_one_of_two() {
-    let sent_in_a_turn = |connections: u8, is_crowded: bool| {
-        let (mut world, _links) = heap_world(Shape { has_classes: false, is_crowded, ..shape() });
+    let sent_in_a_turn = |connections: u8, is_oversubscribed: bool| {
+        let (mut world, _links) = heap_world(Shape { has_classes: false, is_oversubscribed, ..shape() });
         for connection in 0..connections {
             world.open(0, 40_000, false, true);
             world.act(Act::Send { connection, node: false, bytes: 1 });
@@ -365,7 +365,7 @@ fn in_a_crowd_a_connection_alone_sends_more_in_a_turn_than_one_of_two() {
             world.act(Act::Send { connection, node: false, bytes: 8_000 });
         }
         let sent_before = world.nodes[0].engine.counters().bytes_sent;
-        world.turn(0);
+        world.poll(0);
         world.nodes[0].engine.counters().bytes_sent - sent_before
     };
     assert!(sent_in_a_turn(1, true) > 1000, "a slice is 1000 bytes");

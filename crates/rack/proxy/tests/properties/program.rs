@@ -2,7 +2,7 @@
 
 use fabric::{Inbound, Outbound};
 use lane::{Draft, Span};
-use proxy::{Broken, Input, Key, Local};
+use proxy::{Broken, ConnectionKey, Input, LocalEndpoint};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -32,7 +32,7 @@ pub struct Shared {
     /// The proxy wants to be rung for room.
     pub wants_room: bool,
     /// Under which key the proxy is to be rung.
-    pub key: Option<Key>,
+    pub key: Option<ConnectionKey>,
     /// It has been.
     pub is_rung: bool,
     /// Sent at the very moment in which the proxy parks the connection, so that nobody rings.
@@ -40,7 +40,7 @@ pub struct Shared {
     /// Sent at the very moment in which the proxy has taken what came before.
     pub next_output: Vec<u8>,
     /// It has been told to give way.
-    pub gives_way: bool,
+    pub is_yielding: bool,
     finish_is_seen: bool,
     consumed_bytes: u64,
     /// The other node's server has taken the connection.
@@ -49,9 +49,9 @@ pub struct Shared {
 
 /// The proxy's end.
 #[derive(Debug, Clone)]
-pub struct End(pub Arc<Mutex<Shared>>);
+pub struct ProgramStub(pub Arc<Mutex<Shared>>);
 
-impl End {
+impl ProgramStub {
     pub fn new(input_bytes_max: usize) -> Self {
         Self(Arc::new(Mutex::new(Shared { input_bytes_max, ..Shared::default() })))
     }
@@ -110,7 +110,7 @@ impl Shared {
     }
 }
 
-impl Local for End {
+impl LocalEndpoint for ProgramStub {
     fn may_have_input(&mut self) -> bool {
         let shared = self.lock();
         let end_is_new = shared.is_closed || shared.is_killed || (shared.is_finished && !shared.finish_is_seen);
@@ -150,13 +150,13 @@ impl Local for End {
         Ok(())
     }
 
-    fn put_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken> {
+    fn write_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken> {
         let mut copy = vec![0; bytes.len_bytes()];
         bytes.read(&mut copy);
-        self.put(&copy)
+        self.write(&copy)
     }
 
-    fn put(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
         Ok(self.lock().accept(bytes))
     }
 
@@ -164,9 +164,9 @@ impl Local for End {
         self.lock().has_room()
     }
 
-    fn give_way(&mut self, gives_way: bool) {
-        assert_ne!(self.lock().gives_way, gives_way, "told what it knows");
-        self.lock().gives_way = gives_way;
+    fn set_yielding(&mut self, is_yielding: bool) {
+        assert_ne!(self.lock().is_yielding, is_yielding, "told what it knows");
+        self.lock().is_yielding = is_yielding;
     }
 
     fn finish(&mut self) {

@@ -1,11 +1,11 @@
 //! Two nodes, their engines, and the programs that talk through them; and what those must see.
 
-use crate::program::End;
+use crate::program::ProgramStub;
 use fabric::heap::{self, HeapLink};
 use fabric::{Inbound, Link, Outbound, Slice, train_both};
 use lane::{Consumer, Layout, Producer};
-use proxy::frame::Side;
-use proxy::{Class, Engine, Event, Fault, Placement, Port, Settings, Tuple};
+use proxy::frame::LinkSide;
+use proxy::{Class, Engine, EngineEvent, EngineSettings, LinkFault, OpenPayload, PartitionLanes, Placement};
 
 pub const SECRET: u64 = 0x0A11_C0DE;
 
@@ -24,7 +24,7 @@ pub struct Shape {
     /// Whether connections outlive their link.
     pub is_failover: bool,
     /// Whether there are fewer processors than parties.
-    pub is_crowded: bool,
+    pub is_oversubscribed: bool,
 }
 
 impl Shape {
@@ -32,23 +32,23 @@ impl Shape {
         Layout::packed(8 << (self.ring_shift % 8), 0)
     }
 
-    fn settings(&self, side: Side) -> Settings {
-        Settings {
+    fn settings(&self, side: LinkSide) -> EngineSettings {
+        EngineSettings {
             connections_max: usize::from(self.connections_max).clamp(1, 40),
             slice_bytes: if self.slice_bytes == 0 { usize::MAX } else { usize::from(self.slice_bytes) },
             backlog_bytes: 2048,
             credit_bytes: 20_000,
-            awake_ns: 1000,
+            poll_ns: 1000,
             is_failover: self.is_failover,
             placement: Some(Placement { burst_bytes: 3000, interval_bytes: 4000, interval_ns: 500, calm_intervals: 2 }),
             secret: 7,
-            ..Settings::new(side)
+            ..EngineSettings::new(side)
         }
     }
 
-    fn engine<L: Link>(&self, side: Side, link: &L) -> Engine<L::Inbound, L::Outbound, End> {
-        let mut engine = Engine::new(self.settings(side), self.ports(link));
-        engine.set_crowded(self.is_crowded);
+    fn engine<L: Link>(&self, side: LinkSide, link: &L) -> Engine<L::Inbound, L::Outbound, ProgramStub> {
+        let mut engine = Engine::new(self.settings(side), self.partition_lanes(link));
+        engine.set_oversubscribed(self.is_oversubscribed);
         engine
     }
 
@@ -65,12 +65,12 @@ impl Shape {
     }
 
     /// The partitions of one end, over these windows.
-    pub fn ports<L: Link>(&self, link: &L) -> Vec<Port<L::Inbound, L::Outbound>> {
+    pub fn partition_lanes<L: Link>(&self, link: &L) -> Vec<PartitionLanes<L::Inbound, L::Outbound>> {
         (0..self.partitions())
             .map(|index| {
                 let (inbound, outbound) = self.slices(link, index);
                 let to = Producer::new(outbound.clone(), inbound.clone(), self.layout(), SECRET);
-                Port::new(to, Consumer::new(inbound, outbound, self.layout(), SECRET))
+                PartitionLanes::new(to, Consumer::new(inbound, outbound, self.layout(), SECRET))
             })
             .collect()
     }
@@ -98,7 +98,7 @@ pub enum Act {
     /// A program is killed with bytes unread.
     Kill { connection: u8, node: bool },
     /// A proxy's thread takes a turn.
-    Turn { node: bool },
+    Poll { node: bool },
     /// A proxy's thread would sleep.
     Sleep { node: bool },
     /// Time passes.
@@ -119,7 +119,7 @@ pub struct Stream {
 pub struct Talk {
     pub opener: usize,
     /// Of node 0 and of node 1; the server's is there once it has been asked for.
-    pub ends: [Option<End>; 2],
+    pub ends: [Option<ProgramStub>; 2],
     /// By the node that sends.
     pub streams: [Stream; 2],
     pub is_refused: bool,
@@ -164,10 +164,10 @@ impl Talk {
 
 /// A node: its engine, and whether its thread sleeps.
 pub struct Node<L: Link> {
-    pub engine: Engine<L::Inbound, L::Outbound, End>,
+    pub engine: Engine<L::Inbound, L::Outbound, ProgramStub>,
     pub is_asleep: bool,
     pub is_rung: bool,
-    pub fault: Option<Fault>,
+    pub fault: Option<LinkFault>,
     /// Links that it has lost.
     pub losses: usize,
 }
@@ -185,7 +185,7 @@ pub struct World<L: Link> {
     pub flush_ns: u64,
     /// Connections that a hostile peer has spoken of.
     pub spoiled: Vec<bool>,
-    pub offences: usize,
+    pub violations: usize,
     shape: Shape,
     make_links: fn(Shape) -> [L; 2],
     /// Those that replace a lost link.
@@ -222,14 +222,14 @@ where
             losses: 0,
         };
         Self {
-            nodes: [node(Side::Lower, a), node(Side::Higher, b)],
+            nodes: [node(LinkSide::Lower, a), node(LinkSide::Higher, b)],
             talks: Vec::new(),
             now_ns: 0,
             on_time: Box::new(|_| {}),
             on_fence: Box::new(|_| {}),
             flush_ns: 0,
             spoiled: Vec::new(),
-            offences: 0,
+            violations: 0,
             shape,
             make_links,
             links: None,
@@ -253,7 +253,7 @@ where
                 if end.input.is_empty() { end.is_closed = true } else { end.is_killed = true }
             }),
             Act::Kill { connection, node } => self.change(connection, node, |end| end.is_killed = true),
-            Act::Turn { node } => self.turn(usize::from(node)),
+            Act::Poll { node } => self.poll(usize::from(node)),
             Act::Sleep { node } => self.sleep(usize::from(node)),
             Act::Wait { ns } => self.wait(u64::from(ns)),
             Act::Lose { node } => self.lose(usize::from(node)),
@@ -278,11 +278,11 @@ where
             self.links = Some((self.make_links)(self.shape));
         }
         let link = self.link(node).expect("just made");
-        let side = if node == 0 { Side::Lower } else { Side::Higher };
-        let [unused, ports] = [(); 2].map(|()| self.shape.ports(link));
+        let side = if node == 0 { LinkSide::Lower } else { LinkSide::Higher };
+        let [unused, partition_lanes] = [(); 2].map(|()| self.shape.partition_lanes(link));
         let unused = Engine::new(self.shape.settings(side), unused);
         let state = &mut self.nodes[node];
-        state.engine = std::mem::replace(&mut state.engine, unused).detach().attach(ports);
+        state.engine = std::mem::replace(&mut state.engine, unused).detach().attach(partition_lanes);
         state.losses += 1;
         (state.is_asleep, state.is_rung) = (false, false);
     }
@@ -301,9 +301,9 @@ where
             return;
         }
         let input_bytes_max = usize::from(input_bytes_max).max(16);
-        let end = End::new(input_bytes_max);
-        let tuple = Tuple::new(&[self.talks.len() as u8, node as u8]).expect("a short tuple");
-        let opened = self.nodes[node].engine.open(tuple, |key| {
+        let end = ProgramStub::new(input_bytes_max);
+        let open_payload = OpenPayload::new(&[self.talks.len() as u8, node as u8]).expect("a short open_payload");
+        let opened = self.nodes[node].engine.open(open_payload, |key| {
             end.lock().key = Some(key);
             end.clone()
         });
@@ -373,18 +373,18 @@ where
         };
         if let Some(key) = key {
             self.rouse(node);
-            self.nodes[node].engine.wake(key);
+            self.nodes[node].engine.lifeline_ready(key);
         }
     }
 
     fn rouse(&mut self, node: usize) {
         let node = &mut self.nodes[node];
         if std::mem::take(&mut node.is_asleep) {
-            node.engine.wake_up();
+            node.engine.end_sleep();
         }
     }
 
-    pub fn turn(&mut self, node: usize) {
+    pub fn poll(&mut self, node: usize) {
         if self.nodes[node].fault.is_some() || self.waits(node) {
             return;
         }
@@ -395,8 +395,8 @@ where
             self.rouse(node);
         }
         self.nodes[node].is_rung = false;
-        match self.nodes[node].engine.turn(self.now_ns) {
-            Ok(turn) => self.nodes[1 - node].is_rung |= turn.ring,
+        match self.nodes[node].engine.poll(self.now_ns) {
+            Ok(outcome) => self.nodes[1 - node].is_rung |= outcome.ring_peer,
             Err(fault) => {
                 self.nodes[node].engine.take_down();
                 self.nodes[node].fault = Some(fault);
@@ -409,20 +409,20 @@ where
     fn answer(&mut self, node: usize) {
         while let Some(event) = self.nodes[node].engine.next_event() {
             match event {
-                Event::Open { key, tuple } => self.answer_one(node, key, &tuple),
-                Event::Refused { local, .. } => local.lock().input_is_reset = true,
-                Event::Offence { .. } => self.offences += 1,
+                EngineEvent::Open { key, open_payload } => self.answer_one(node, key, &open_payload),
+                EngineEvent::Refused { local, .. } => local.lock().input_is_reset = true,
+                EngineEvent::Violation { .. } => self.violations += 1,
             }
         }
     }
 
-    fn answer_one(&mut self, node: usize, key: proxy::Key, tuple: &Tuple) {
-        let index = usize::from(tuple.bytes()[0]);
+    fn answer_one(&mut self, node: usize, key: proxy::ConnectionKey, open_payload: &OpenPayload) {
+        let index = usize::from(open_payload.bytes()[0]);
         let talk = self.talks.get_mut(index).filter(|talk| talk.opener != node && talk.ends[node].is_none());
         let Some(talk) = talk.filter(|talk| !talk.is_refused) else {
             return self.nodes[node].engine.answer(key, Err(111));
         };
-        let end = End::new(talk.input_bytes_max);
+        let end = ProgramStub::new(talk.input_bytes_max);
         end.lock().key = Some(key);
         talk.ends[node] = Some(end.clone());
         self.nodes[node].engine.answer(key, Ok(end));
@@ -437,7 +437,7 @@ where
             self.nodes[node].engine.park_all();
         }
         self.wait(self.flush_ns);
-        match self.nodes[node].engine.sleep() {
+        match self.nodes[node].engine.prepare_sleep() {
             Ok(sleeps) => self.nodes[node].is_asleep = sleeps,
             Err(fault) => {
                 self.nodes[node].engine.take_down();
@@ -457,7 +457,7 @@ where
         for _ in 0..ROUNDS_MAX {
             self.wait(300);
             for node in 0..2 {
-                self.turn(node);
+                self.poll(node);
                 self.sleep(node);
             }
             let mut read_bytes = 0;
@@ -499,7 +499,7 @@ where
     }
 
     fn check_forgotten_by(&self, node: usize) {
-        let is_live = |end: &End| {
+        let is_live = |end: &ProgramStub| {
             let end = end.lock();
             // One that closed with more to say than anybody takes goes on.
             let is_closed = end.is_closed && end.output.is_empty();

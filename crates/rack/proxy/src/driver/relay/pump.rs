@@ -1,7 +1,7 @@
 //! Moves frames between an engine and a TCP connection: the engine has a partition of this process's own memory.
 
 use super::stream::{Cutter, StreamError};
-use crate::Port;
+use crate::PartitionLanes;
 use fabric::heap::{self, HeapLink};
 use fabric::{Link, train_both};
 use lane::{Consumer, Layout, Producer};
@@ -33,7 +33,7 @@ pub(super) struct Pump {
 
 impl Pump {
     /// A pump on a connection that is made, and the engine's partition.
-    pub(super) fn new(socket: Option<OwnedFd>) -> (Self, Port<HeapInbound, HeapOutbound>) {
+    pub(super) fn new(socket: Option<OwnedFd>) -> (Self, PartitionLanes<HeapInbound, HeapOutbound>) {
         let layout = Layout::packed(SLOTS, 0);
         let (mut own, mut engines) = heap::pair(layout.window_bytes());
         assert!(train_both(&mut own, &mut engines), "two ends in one process come up");
@@ -55,7 +55,7 @@ impl Pump {
             is_readable: true,
             is_writable: true,
         };
-        (pump, Port::new(engines_to, engines_from))
+        (pump, PartitionLanes::new(engines_to, engines_from))
     }
 
     /// The kernel says that there is something to receive, or room to send.
@@ -79,7 +79,7 @@ impl Pump {
     }
 
     /// Moves what can be moved; whether that was anything.
-    pub(super) fn turn(&mut self) -> Result<bool, StreamError> {
+    pub(super) fn poll(&mut self) -> Result<bool, StreamError> {
         let pulled = self.pull()?;
         Ok(self.push()? || pulled)
     }

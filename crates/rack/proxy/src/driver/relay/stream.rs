@@ -1,6 +1,6 @@
 //! Frames in a byte stream: one behind the other, as a header says where the next begins. What comes is hostile.
 
-use crate::frame::{FrameError, HEADER_BYTES, Header, Kind};
+use crate::frame::{FrameError, FrameHeader, FrameKind, HEADER_BYTES};
 use fabric::{Inbound, Outbound};
 use lane::{Corrupt, Producer};
 use thiserror::Error;
@@ -25,7 +25,7 @@ pub(super) struct Cutter {
     /// How many of them are done with.
     taken: usize,
     /// Of a frame with bytes of a program, what has not come.
-    rest: Option<Header>,
+    rest: Option<FrameHeader>,
 }
 
 impl Cutter {
@@ -62,7 +62,7 @@ impl Cutter {
             let draft = if wanted_bytes > 0 { to.draft(HEADER_BYTES + wanted_bytes)? } else { None };
             let Some(mut draft) = draft.filter(|draft| draft.room_bytes() > HEADER_BYTES) else { return Ok(false) };
             let len_bytes = draft.room_bytes() - HEADER_BYTES;
-            draft.append(&Header { len_bytes, ..*rest }.encode());
+            draft.append(&FrameHeader { len_bytes, ..*rest }.encode());
             draft.append(&left[..len_bytes]);
             draft.publish();
             self.taken += len_bytes;
@@ -74,8 +74,8 @@ impl Cutter {
             return Ok(true);
         }
         let Some((bytes, payload)) = left.split_first_chunk::<HEADER_BYTES>() else { return Ok(false) };
-        let header = Header::decode_alone(bytes)?;
-        if header.kind == Kind::Data {
+        let header = FrameHeader::decode_alone(bytes)?;
+        if header.kind == FrameKind::Data {
             self.rest = Some(header);
             self.taken += HEADER_BYTES;
             return Ok(true);
@@ -96,7 +96,7 @@ impl Cutter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::Number;
+    use crate::frame::ConnectionNumber;
     use fabric::heap::{self, HeapLink};
     use fabric::{Link, train_both};
     use lane::{Consumer, Layout};
@@ -137,15 +137,15 @@ mod tests {
     }
 
     /// Frames as (connection, position, bytes), neighbours with bytes of one stream in one.
-    fn joined(mut records: &[u8]) -> Vec<(u32, Kind, u32, Vec<u8>)> {
-        let mut frames: Vec<(u32, Kind, u32, Vec<u8>)> = Vec::new();
+    fn joined(mut records: &[u8]) -> Vec<(u32, FrameKind, u32, Vec<u8>)> {
+        let mut frames: Vec<(u32, FrameKind, u32, Vec<u8>)> = Vec::new();
         while let Some((header, rest)) = records.split_first_chunk::<HEADER_BYTES>() {
-            let header = Header::decode_alone(header).expect("a frame");
+            let header = FrameHeader::decode_alone(header).expect("a frame");
             let (payload, rest) = rest.split_at(header.len_bytes);
             records = rest;
             match frames.last_mut() {
-                Some((connection, Kind::Data, at, bytes))
-                    if header.kind == Kind::Data
+                Some((connection, FrameKind::Data, at, bytes))
+                    if header.kind == FrameKind::Data
                         && *connection == header.connection.0
                         && at.wrapping_add(bytes.len() as u32) == header.aux =>
                 {
@@ -168,8 +168,8 @@ mod tests {
             let mut stream = Vec::new();
             for (connection, is_data, aux, len_bytes) in frames {
                 let (kind, len_bytes) =
-                    if is_data { (Kind::Data, len_bytes) } else { (Kind::Open, 1 + len_bytes % 32) };
-                stream.extend(Header { connection: Number(connection), kind, len_bytes, aux }.encode());
+                    if is_data { (FrameKind::Data, len_bytes) } else { (FrameKind::Open, 1 + len_bytes % 32) };
+                stream.extend(FrameHeader { connection: ConnectionNumber(connection), kind, len_bytes, aux }.encode());
                 stream.extend((0..len_bytes).map(|at| at as u8));
             }
             let out = through(&stream, piece).expect("good frames");
@@ -188,10 +188,11 @@ mod tests {
 
     #[test]
     fn nonsense_is_an_error() {
-        let mut header = Header::control(Number(1), Kind::Credit, 2).encode();
+        let mut header = FrameHeader::control(ConnectionNumber(1), FrameKind::Credit, 2).encode();
         header[4] = 77;
         assert_eq!(through(&header, 16), Err(StreamError::Frame(FrameError::Kind(77))));
-        let mut header = Header { connection: Number(1), kind: Kind::Data, len_bytes: 9, aux: 0 }.encode();
+        let mut header =
+            FrameHeader { connection: ConnectionNumber(1), kind: FrameKind::Data, len_bytes: 9, aux: 0 }.encode();
         header[11] = 0xFF;
         assert!(matches!(through(&header, 16), Err(StreamError::Frame(FrameError::Payload { .. }))));
     }

@@ -1,6 +1,6 @@
 //! Who asks to let others run, and when. Time is handed in.
 
-use crate::program::End;
+use crate::program::ProgramStub;
 use crate::world::{Shape, World, heap_world};
 use fabric::heap::HeapLink;
 
@@ -28,13 +28,13 @@ impl Pair {
             slice_bytes: 2048,
             connections_max: 8,
             is_failover: false,
-            is_crowded: false,
+            is_oversubscribed: false,
         };
         let (mut world, _) = heap_world(shape);
         for _ in [SHORT, STREAM] {
             world.open(0, 40_000, false, true);
         }
-        (0..8).for_each(|turn| world.turn(turn % 2));
+        (0..8).for_each(|turn| world.poll(turn % 2));
         let mut pair = Self { world };
         pair.carry(STREAM, PIECE_BYTES);
         pair.carry(STREAM, PIECE_BYTES);
@@ -42,7 +42,7 @@ impl Pair {
         pair
     }
 
-    fn end(&self, talk: usize, node: usize) -> End {
+    fn end(&self, talk: usize, node: usize) -> ProgramStub {
         self.world.talks[talk].ends[node].clone().expect("connected")
     }
 
@@ -54,8 +54,8 @@ impl Pair {
         let mut read = 0;
         for _ in 0..TURNS {
             for (node, count) in gave_way.iter_mut().enumerate() {
-                let turn = self.world.nodes[node].engine.turn(self.world.now_ns).expect("an honest peer");
-                *count += u32::from(turn.gives_way);
+                let outcome = self.world.nodes[node].engine.poll(self.world.now_ns).expect("an honest peer");
+                *count += u32::from(outcome.should_yield);
             }
             read += self.end(talk, 1).read(usize::MAX).len();
             self.world.hear(talk, 1);
@@ -72,8 +72,8 @@ impl Pair {
             self.end(STREAM, 0).send(std::iter::repeat_n(7, 2000));
             self.world.hear(STREAM, 0);
             for (node, count) in gave_way.iter_mut().enumerate() {
-                let turn = self.world.nodes[node].engine.turn(self.world.now_ns).expect("an honest peer");
-                *count += u32::from(turn.gives_way);
+                let outcome = self.world.nodes[node].engine.poll(self.world.now_ns).expect("an honest peer");
+                *count += u32::from(outcome.should_yield);
             }
             self.end(STREAM, 1).read(usize::MAX);
             self.world.hear(STREAM, 1);
@@ -84,7 +84,7 @@ impl Pair {
 
     /// Whether the programs of the stream have been told to give way.
     fn told(&self) -> [bool; 2] {
-        [0, 1].map(|node| self.end(STREAM, node).lock().gives_way)
+        [0, 1].map(|node| self.end(STREAM, node).lock().is_yielding)
     }
 }
 
@@ -113,7 +113,7 @@ fn streams_in_company_give_way_now_and_then_until_it_has_gone() {
     pair.carry(SHORT, 8);
     assert_eq!(pair.stream(30), [5, 5], "30 us, of which each sixth turn ends 5 us");
     assert_eq!(pair.told(), [true, true], "both programs copy");
-    assert!(!pair.end(SHORT, 0).lock().gives_way && !pair.end(SHORT, 1).lock().gives_way);
+    assert!(!pair.end(SHORT, 0).lock().is_yielding && !pair.end(SHORT, 1).lock().is_yielding);
     pair.world.now_ns += COMPANY_NS;
     assert_eq!(pair.carry(STREAM, PIECE_BYTES), [0, 0]);
     assert_eq!(pair.told(), [false, false]);

@@ -1,9 +1,9 @@
 //! Histories of two programs that store into windows themselves while links and proxies come and go.
 
-use super::tests::{engine, lanes, links, tuple};
+use super::tests::{engine, lanes, links, open_payload};
 use super::*;
-use crate::engine::Event;
-use crate::frame::{HEADER_BYTES, Side};
+use crate::engine::EngineEvent;
+use crate::frame::{HEADER_BYTES, LinkSide};
 use crate::{Broken, Engine, Input};
 use fabric::heap::HeapLink;
 use fabric::{Inbound, Link, Outbound};
@@ -47,17 +47,17 @@ struct Memory {
 }
 
 /// A proxy's end of a connection.
-struct End {
+struct EndpointStub {
     memory: Rc<RefCell<Memory>>,
     connection: usize,
     node: usize,
     is_placed: bool,
-    number: Option<Number>,
+    number: Option<ConnectionNumber>,
     has_rung: bool,
     is_hung_up: bool,
 }
 
-impl End {
+impl EndpointStub {
     fn new(memory: &Rc<RefCell<Memory>>, connection: usize, node: usize, is_placed: bool) -> Self {
         let memory = Rc::clone(memory);
         Self { memory, connection, node, is_placed, number: None, has_rung: false, is_hung_up: false }
@@ -68,7 +68,7 @@ impl End {
     }
 }
 
-impl Drop for End {
+impl Drop for EndpointStub {
     fn drop(&mut self) {
         let mut memory = self.memory.borrow_mut();
         if let Some(number) = self.number.filter(|_| !memory.is_killing) {
@@ -77,7 +77,7 @@ impl Drop for End {
     }
 }
 
-impl Local for End {
+impl LocalEndpoint for EndpointStub {
     fn may_have_input(&mut self) -> bool {
         false
     }
@@ -100,11 +100,11 @@ impl Local for End {
         Err(Broken)
     }
 
-    fn put_span<I: Inbound>(&mut self, _bytes: &Span<'_, I>) -> Result<usize, Broken> {
+    fn write_span<I: Inbound>(&mut self, _bytes: &Span<'_, I>) -> Result<usize, Broken> {
         Err(Broken)
     }
 
-    fn put(&mut self, _bytes: &[u8]) -> Result<usize, Broken> {
+    fn write(&mut self, _bytes: &[u8]) -> Result<usize, Broken> {
         Err(Broken)
     }
 
@@ -116,7 +116,7 @@ impl Local for End {
         self.program(|program| (program.is_reset, program.asleep_after) = (true, None));
     }
 
-    fn hear(&mut self) {
+    fn poll_lifeline(&mut self) {
         let (rings, is_dead) = self.program(|program| (std::mem::take(&mut program.rings), program.is_dead));
         self.has_rung |= rings > 0;
         self.is_hung_up |= is_dead;
@@ -126,21 +126,21 @@ impl Local for End {
         self.is_placed
     }
 
-    fn placed(&mut self, number: Number) -> bool {
+    fn move_to_span(&mut self, number: ConnectionNumber) -> bool {
         (self.is_placed, self.number) = (true, Some(number));
         self.memory.borrow_mut().stores[self.node].insert(number.0, self.connection);
         true
     }
 
-    fn place(&self) -> u32 {
+    fn span_index(&self) -> u32 {
         self.connection as u32
     }
 
-    fn call(&mut self) {
+    fn wake(&mut self) {
         self.program(|program| (program.asleep_after, program.is_called) = (None, true));
     }
 
-    fn peer_left(&mut self) {
+    fn peer_closed(&mut self) {
         self.program(|program| (program.is_left, program.asleep_after) = (true, None));
     }
 }
@@ -148,9 +148,9 @@ impl Local for End {
 /// A node's proxy.
 #[derive(Default)]
 struct Proxy {
-    engine: Option<Engine<Window, Peers, End>>,
-    keys: BTreeMap<usize, Key>,
-    held: Vec<Held<End>>,
+    engine: Option<Engine<Window, Peers, EndpointStub>>,
+    keys: BTreeMap<usize, ConnectionKey>,
+    held: Vec<SuspendedConnection<EndpointStub>>,
 }
 
 struct World {
@@ -167,7 +167,7 @@ enum Act {
     Store { connection: usize, node: usize },
     Sleep { connection: usize, node: usize },
     Die { connection: usize, node: usize },
-    Turn { node: usize },
+    Poll { node: usize },
     LinkDown,
     LinkUp,
     KillProxy { node: usize },
@@ -181,7 +181,7 @@ fn any_act() -> impl Strategy<Value = Act> {
         4 => which().prop_map(|(connection, node)| Act::Store { connection, node }),
         4 => which().prop_map(|(connection, node)| Act::Sleep { connection, node }),
         1 => which().prop_map(|(connection, node)| Act::Die { connection, node }),
-        6 => (0..2_usize).prop_map(|node| Act::Turn { node }),
+        6 => (0..2_usize).prop_map(|node| Act::Poll { node }),
         1 => Just(Act::LinkDown),
         2 => Just(Act::LinkUp),
         2 => (0..2_usize).prop_map(|node| Act::KillProxy { node }),
@@ -203,8 +203,8 @@ impl World {
             Act::Store { connection, node } => self.store(connection, node),
             Act::Sleep { connection, node } => self.sleep(connection, node),
             Act::Die { connection, node } => self.die(connection, node),
-            Act::Turn { node } => self.turn(node),
-            Act::LinkDown => (0..2).for_each(|node| self.leave(node)),
+            Act::Poll { node } => self.poll(node),
+            Act::LinkDown => (0..2).for_each(|node| self.lose_link(node)),
             Act::LinkUp => self.link_up(),
             Act::KillProxy { node } => self.kill_proxy(node),
             Act::KillProxyAndMonitor { node } => self.kill_proxy_and_monitor(node),
@@ -218,14 +218,14 @@ impl World {
             return;
         }
         self.memory.borrow_mut().connections.push(Default::default());
-        let client = End::new(&self.memory, connection, node, false);
+        let client = EndpointStub::new(&self.memory, connection, node, false);
         let engine = self.proxies[node].engine.as_mut().expect("looked");
-        let key = engine.open(tuple(), |_| client).expect("room");
+        let key = engine.open(open_payload(), |_| client).expect("room");
         self.proxies[node].keys.insert(connection, key);
         self.settle();
         let engine = self.proxies[1 - node].engine.as_mut().expect("looked");
-        let Some(Event::Open { key, .. }) = engine.next_event() else { panic!("no connection came") };
-        engine.answer(key, Ok(End::new(&self.memory, connection, 1 - node, true)));
+        let Some(EngineEvent::Open { key, .. }) = engine.next_event() else { panic!("no connection came") };
+        engine.answer(key, Ok(EndpointStub::new(&self.memory, connection, 1 - node, true)));
         self.proxies[1 - node].keys.insert(connection, key);
         self.settle();
     }
@@ -262,29 +262,29 @@ impl World {
         self.with_living(connection, node, die);
     }
 
-    fn turn(&mut self, node: usize) {
+    fn poll(&mut self, node: usize) {
         let proxy = &mut self.proxies[node];
         let Some(engine) = &mut proxy.engine else { return };
         for (connection, key) in &proxy.keys {
             let has_news = std::mem::take(&mut self.memory.borrow_mut().connections[*connection][node].has_news);
             if has_news {
-                engine.wake(*key);
+                engine.lifeline_ready(*key);
             }
         }
-        engine.turn(self.now_ns).expect("a sound link");
+        engine.poll(self.now_ns).expect("a sound link");
     }
 
     fn settle(&mut self) {
         for _ in 0..12 {
-            (0..2).for_each(|node| self.turn(node));
+            (0..2).for_each(|node| self.poll(node));
         }
     }
 
-    fn leave(&mut self, node: usize) {
+    fn lose_link(&mut self, node: usize) {
         let proxy = &mut self.proxies[node];
         proxy.keys.clear();
         if let Some(mut engine) = proxy.engine.take() {
-            proxy.held.extend(engine.leave(self.now_ns));
+            proxy.held.extend(engine.suspend(self.now_ns));
         }
     }
 
@@ -293,13 +293,13 @@ impl World {
         self.proxies[node] = Proxy::default();
         self.memory.borrow_mut().is_killing = false;
         // The other's monitor takes the link down. Here, the next proxy gets what the monitor has.
-        self.leave(1 - node);
+        self.lose_link(1 - node);
         let stored: Vec<_> = self.memory.borrow().stores[node].clone().into_iter().collect();
         for (number, connection) in stored {
-            let number = Number(number);
-            let mut local = End::new(&self.memory, connection, node, true);
+            let number = ConnectionNumber(number);
+            let mut local = EndpointStub::new(&self.memory, connection, node, true);
             local.number = Some(number);
-            self.proxies[node].held.push(Held { number, local, lost_ns: self.now_ns });
+            self.proxies[node].held.push(SuspendedConnection { number, local, lost_ns: self.now_ns });
         }
     }
 
@@ -320,14 +320,14 @@ impl World {
             return;
         }
         let (low, high) = links();
-        for (node, (link, side)) in [(low, Side::Lower), (high, Side::Higher)].into_iter().enumerate() {
+        for (node, (link, side)) in [(low, LinkSide::Lower), (high, LinkSide::Higher)].into_iter().enumerate() {
             let proxy = &mut self.proxies[node];
             let engine = proxy.engine.insert(engine(&link, side));
-            for Held { number, local, lost_ns } in proxy.held.drain(..) {
+            for SuspendedConnection { number, local, lost_ns } in proxy.held.drain(..) {
                 let connection = local.connection;
                 // As an edge-triggered epoll tells of what is there when a descriptor is added.
                 local.program(|program| program.has_news = program.is_dead || program.rings > 0);
-                let key = engine.adopt(number, lost_ns, |_| local).expect("room");
+                let key = engine.resume_direct(number, lost_ns, |_| local).expect("room");
                 proxy.keys.insert(connection, key);
             }
         }
@@ -357,7 +357,7 @@ impl World {
         drop(memory);
         for proxy in &mut self.proxies {
             let engine = proxy.engine.as_mut().expect("the link is up");
-            assert_eq!((engine.connections(), engine.unresumed(), engine.counters().offences), (left, 0, 0));
+            assert_eq!((engine.connections(), engine.unresumed(), engine.counters().violations), (left, 0, 0));
         }
     }
 }
@@ -382,12 +382,12 @@ proptest! {
         frames in prop::collection::vec((0..2_u32, 2..=14_u8, 0..3_u32), 1..12)
     ) {
         let (a, b) = links();
-        let mut engine = engine(&a, Side::Lower);
+        let mut engine = engine(&a, LinkSide::Lower);
         let memory = Rc::<RefCell<Memory>>::default();
         memory.borrow_mut().connections = vec![Default::default(); 2];
         for connection in 0..2 {
-            let number = Number::new(connection as u32, Side::Lower);
-            engine.adopt(number, 1, |_| End::new(&memory, connection, 0, true)).expect("room");
+            let number = ConnectionNumber::new(connection as u32, LinkSide::Lower);
+            engine.resume_direct(number, 1, |_| EndpointStub::new(&memory, connection, 0, true)).expect("room");
         }
         let (mut to, mut from) = lanes(&b);
         let (mut may_be_called, mut must_be_reset) = (false, false);
@@ -398,14 +398,14 @@ proptest! {
                 _ => 0,
             };
             let mut bytes = [0; HEADER_BYTES + 8];
-            bytes[..4].copy_from_slice(&Number::new(connection, Side::Lower).0.to_le_bytes());
+            bytes[..4].copy_from_slice(&ConnectionNumber::new(connection, LinkSide::Lower).0.to_le_bytes());
             (bytes[4], bytes[8]) = (kind, len_bytes as u8);
             bytes[12..16].copy_from_slice(&aux.to_le_bytes());
             let is_of_first = connection == 0;
-            may_be_called |= is_of_first && kind == Kind::Held as u8 && aux == 0 && !must_be_reset;
+            may_be_called |= is_of_first && kind == FrameKind::ResumeDirect as u8 && aux == 0 && !must_be_reset;
             must_be_reset |= is_of_first && !may_be_called;
             prop_assert!(to.write(&bytes[..HEADER_BYTES + len_bytes]).is_ok(), "{index}");
-            prop_assert!(engine.turn(1).is_ok());
+            prop_assert!(engine.poll(1).is_ok());
             while from.peek().expect("a sound lane").is_some_and(|chunk| from.consume(chunk.len_bytes).is_ok()) {}
         }
         let first = memory.borrow().connections[0][0].clone();
@@ -435,21 +435,21 @@ fn who_waits_for_too_long_is_reset_and_a_peer_that_comes_later_is_told() {
     let mut world = World::new();
     world.open(0);
     world.now_ns = 100;
-    world.leave(0);
-    world.leave(1);
+    world.lose_link(0);
+    world.lose_link(1);
     // Two links on which node 1 says nothing: they do not make the time longer.
     for now_ns in [200, 300] {
         world.now_ns = now_ns;
         let held = std::mem::take(&mut world.proxies[1].held);
         world.link_up();
-        world.turn(0);
+        world.poll(0);
         world.proxies[1].held = held;
-        world.leave(0);
+        world.lose_link(0);
         world.proxies[1].engine = None;
         assert_eq!(world.proxies[0].held[0].lost_ns, 100);
     }
     world.link_up();
-    world.turn(0);
+    world.poll(0);
     let engine = world.proxies[0].engine.as_mut().unwrap();
     assert_eq!((engine.reset_lost_before(100), engine.unresumed()), (0, 1));
     assert_eq!((engine.reset_lost_before(101), engine.unresumed()), (1, 0));
@@ -462,8 +462,8 @@ fn who_waits_for_too_long_is_reset_and_a_peer_that_comes_later_is_told() {
 fn two_ends_that_mean_different_places_are_reset() {
     let mut world = World::new();
     world.open(0);
-    world.leave(0);
-    world.leave(1);
+    world.lose_link(0);
+    world.lose_link(1);
     world.memory.borrow_mut().connections.push(Default::default());
     world.proxies[1].held[0].local.connection = 1;
     world.link_up();

@@ -1,8 +1,8 @@
 //! Programs of the simulator: they send and read by rules, and remember when.
 
-use crate::{Broken, Input, Local};
 use fabric::{Inbound, Outbound};
 use lane::{Draft, Span};
+use proxy::{Broken, Input, LocalEndpoint};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ const ZEROS: [u8; 16 << 10] = [0; 16 << 10];
 
 /// What a program does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+pub(crate) enum Role {
     /// Sends messages of so many bytes, as fast as they are taken.
     Source(usize),
     /// Reads everything.
@@ -28,7 +28,7 @@ pub(super) enum Role {
 
 /// A program.
 #[derive(Debug, Clone)]
-pub(super) struct Program(Rc<RefCell<State>>);
+pub(crate) struct Program(Rc<RefCell<State>>);
 
 #[derive(Debug)]
 struct State {
@@ -44,14 +44,14 @@ struct State {
 
 /// The proxy's end of a program.
 #[derive(Debug)]
-pub(super) struct ProgramEnd {
+pub(crate) struct ProgramEnd {
     program: Program,
     clock_ns: Arc<AtomicU64>,
 }
 
 impl Program {
     /// One that begins at `begin_ns`.
-    pub(super) fn new(role: Role, answer_ns: u64, begin_ns: u64) -> Self {
+    pub(crate) fn new(role: Role, answer_ns: u64, begin_ns: u64) -> Self {
         let due_bytes = if let Role::Ping(bytes) = role { bytes } else { 0 };
         let state = State {
             role,
@@ -65,12 +65,12 @@ impl Program {
         Self(Rc::new(RefCell::new(state)))
     }
 
-    pub(super) fn end(&self, clock_ns: &Arc<AtomicU64>) -> ProgramEnd {
+    pub(crate) fn end(&self, clock_ns: &Arc<AtomicU64>) -> ProgramEnd {
         ProgramEnd { program: self.clone(), clock_ns: Arc::clone(clock_ns) }
     }
 
     /// Round trips so far.
-    pub(super) fn round_trips_ns(&self) -> Vec<u64> {
+    pub(crate) fn round_trips_ns(&self) -> Vec<u64> {
         self.0.borrow().round_trips_ns.clone()
     }
 }
@@ -119,7 +119,7 @@ impl ProgramEnd {
     }
 }
 
-impl Local for ProgramEnd {
+impl LocalEndpoint for ProgramEnd {
     fn may_have_input(&mut self) -> bool {
         self.input() != Input::Nothing
     }
@@ -145,12 +145,12 @@ impl Local for ProgramEnd {
         Ok(())
     }
 
-    fn put_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken> {
+    fn write_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken> {
         let now_ns = self.now_ns();
         Ok(self.program.0.borrow_mut().take(bytes.len_bytes(), now_ns))
     }
 
-    fn put(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
         let now_ns = self.now_ns();
         Ok(self.program.0.borrow_mut().take(bytes.len(), now_ns))
     }

@@ -1,8 +1,8 @@
 //! What the simulator is asked.
 
-use super::program::{Program, Role};
-use super::{Costs, LINK, Plan, World};
-use crate::frame::INLINE_BYTES;
+use crate::program::{Program, Role};
+use crate::{Costs, LINK, Plan, World};
+use proxy::frame::INLINE_BYTES;
 use serde::Serialize;
 use sim::{Random, Span, Time};
 

@@ -5,20 +5,20 @@
 //! node share the rate of the node's link. Programs answer after a time of their own. Nothing here reads a real clock,
 //! and the same seed gives the same figures.
 
-mod bare;
+mod engine_work;
 mod experiments;
 mod program;
 
-pub use bare::work;
+pub use engine_work::work;
 pub use experiments::{Isolation, Scaling, isolation, scaling};
 
-use crate::frame::Side;
-use crate::{Class, Counters, Engine, Event, Key, Port, Settings, Tuple};
 use fabric::heap::{self, HeapLink};
 use fabric::timed::{self, Clock, LinkTiming, Pacer, TimedInbound, TimedLink, TimedOutbound};
 use fabric::{Link, Slice, train_both};
 use lane::{Consumer, Layout, Producer};
 use program::{Program, ProgramEnd};
+use proxy::frame::LinkSide;
+use proxy::{Class, ConnectionKey, Engine, EngineCounters, EngineEvent, EngineSettings, OpenPayload, PartitionLanes};
 use serde::Serialize;
 use sim::{EventQueue, Span, Time};
 use std::sync::Arc;
@@ -115,21 +115,26 @@ impl Plan {
         if self.has_classes { Class::ALL.len() } else { 1 }
     }
 
-    fn settings(&self, side: Side) -> Settings {
-        Settings { slice_bytes: self.slice_bytes, backlog_bytes: self.backlog_bytes, secret: 1, ..Settings::new(side) }
+    fn settings(&self, side: LinkSide) -> EngineSettings {
+        EngineSettings {
+            slice_bytes: self.slice_bytes,
+            backlog_bytes: self.backlog_bytes,
+            secret: 1,
+            ..EngineSettings::new(side)
+        }
     }
 
-    fn ports(
+    fn partition_lanes(
         &self,
         link: &SimLink,
-    ) -> Vec<Port<TimedInbound<HeapLink, VirtualClock>, TimedOutbound<HeapLink, VirtualClock>>> {
+    ) -> Vec<PartitionLanes<TimedInbound<HeapLink, VirtualClock>, TimedOutbound<HeapLink, VirtualClock>>> {
         let bytes = self.layout().window_bytes();
         (0..self.partitions())
             .map(|index| {
                 let inbound = link.inbound().slice(index * bytes, bytes);
                 let outbound = link.outbound().slice(index * bytes, bytes);
                 let to = Producer::new(outbound.clone(), inbound.clone(), self.layout(), SECRET);
-                Port::new(to, Consumer::new(inbound, outbound, self.layout(), SECRET))
+                PartitionLanes::new(to, Consumer::new(inbound, outbound, self.layout(), SECRET))
             })
             .collect()
     }
@@ -173,8 +178,8 @@ impl World {
         let mut links = [timed(low, paces[0]), timed(high, paces[1])];
         let [first, second] = &mut links;
         assert!(train_both(first, second), "two ends in one process come up");
-        for ((core, link), side) in ends.into_iter().zip(links).zip([Side::Lower, Side::Higher]) {
-            let engine = Engine::new(plan.settings(side), plan.ports(&link));
+        for ((core, link), side) in ends.into_iter().zip(links).zip([LinkSide::Lower, LinkSide::Higher]) {
+            let engine = Engine::new(plan.settings(side), plan.partition_lanes(&link));
             self.cores[core].seats.push(Seat { engine, _link: link });
             self.cores[core].served.push(Vec::new());
         }
@@ -183,10 +188,10 @@ impl World {
     /// Opens a connection from `seat` of `core`, whose far end is `server`.
     fn open(&mut self, core: usize, seat: usize, client: Program, remote: (usize, usize), server: Program) {
         let served = &mut self.cores[remote.0].served[remote.1];
-        let tuple = Tuple::new(&(served.len() as u32).to_le_bytes()).expect("four bytes");
+        let open_payload = OpenPayload::new(&(served.len() as u32).to_le_bytes()).expect("four bytes");
         served.push(server);
         let end = client.end(&self.clock.0);
-        self.cores[core].seats[seat].engine.open(tuple, |_: Key| end).expect("room for a connection");
+        self.cores[core].seats[seat].engine.open(open_payload, |_: ConnectionKey| end).expect("room for a connection");
     }
 
     /// Lets everything happen until `end`.
@@ -196,13 +201,13 @@ impl World {
                 self.queue.schedule(now, core);
                 return;
             }
-            let cost = self.turn(now, core);
+            let cost = self.poll(now, core);
             self.queue.schedule(now + cost, core);
         }
     }
 
     /// A turn of all engines of a core; what it costs.
-    fn turn(&mut self, now: Time, core: usize) -> Span {
+    fn poll(&mut self, now: Time, core: usize) -> Span {
         self.clock.set(now);
         let clock = self.clock.clone();
         let costs = self.costs;
@@ -212,11 +217,11 @@ impl World {
             let begun = now + cost;
             clock.set(begun);
             let before = *seat.engine.counters();
-            let fault = seat.engine.turn(begun.ps() / 1000).err();
+            let fault = seat.engine.poll(begun.ps() / 1000).err();
             assert!(fault.is_none(), "an honest peer: {fault:?}");
             while let Some(event) = seat.engine.next_event() {
-                let Event::Open { key, tuple } = event else { panic!("an honest peer") };
-                let index = u32::from_le_bytes(tuple.bytes().try_into().expect("four bytes"));
+                let EngineEvent::Open { key, open_payload } = event else { panic!("an honest peer") };
+                let index = u32::from_le_bytes(open_payload.bytes().try_into().expect("four bytes"));
                 let end = served[index as usize].end(&clock.0);
                 seat.engine.answer(key, Ok(end));
             }
@@ -225,15 +230,15 @@ impl World {
         cost
     }
 
-    fn counters(&self, cores: std::ops::Range<usize>) -> Counters {
-        let mut sum = Counters::default();
+    fn counters(&self, cores: std::ops::Range<usize>) -> EngineCounters {
+        let mut sum = EngineCounters::default();
         self.cores[cores].iter().flat_map(|core| &core.seats).for_each(|seat| sum += *seat.engine.counters());
         sum
     }
 }
 
 impl Costs {
-    fn of(&self, before: &Counters, after: &Counters) -> Span {
+    fn of(&self, before: &EngineCounters, after: &EngineCounters) -> Span {
         let sent = (after.frames_sent - before.frames_sent) as f64;
         let received = (after.frames_received - before.frames_received) as f64;
         let bytes = (after.bytes_sent - before.bytes_sent) + (after.bytes_received - before.bytes_received);
