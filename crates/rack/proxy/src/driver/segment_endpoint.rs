@@ -1,7 +1,7 @@
-//! The local end of a connection in a program's segment: the proxy's, as a stand-in for the program of the other node.
+//! The proxy's endpoint of a connection in a program's segment, which stands in for the program of the other node.
 
 use crate::frame::ConnectionNumber;
-use crate::{Broken, Input, LocalEndpoint};
+use crate::local::{Broken, Input, LocalEndpoint};
 use fabric::{Inbound, Outbound};
 use lane::{Chunk, Draft, Span};
 use rustix::io::Errno;
@@ -13,48 +13,49 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use super::direct::{DirectEnd, Proposal};
+use super::direct_endpoint::DirectEndpoint;
+use super::span_pool::SpanProposal;
 
-/// How a program's lifeline has ended.
+/// Whether and how a program's lifeline has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hangup {
     No,
-    /// Its last descriptor is gone.
+    /// Its last descriptor is closed.
     Closed,
-    /// It was never accepted.
-    Never,
+    /// No server accepted it.
+    NeverAccepted,
 }
 
-/// The local end of a connection.
+/// The proxy's endpoint of a connection whose bytes the proxies forward.
 ///
-/// From its first moment it has told the program that it was reset: that counts only once the lifeline ends, and is
-/// taken back before an end in good order. So a proxy that dies resets its connections.
+/// From the beginning its status in the segment is "reset". The program considers that only when the lifeline ends, and
+/// an orderly close clears it. A proxy that dies therefore resets its connections.
 #[derive(Debug)]
-pub(super) struct SegmentEnd {
+pub(super) struct SegmentEndpoint {
     segment: Segment,
     sender: Sender,
     receiver: Receiver,
     lifeline: Arc<OwnedFd>,
     chunk: Option<Chunk>,
     hangup: Hangup,
-    /// The program waits for the other node's answer.
-    owes_reply: bool,
+    /// The program waits for the reply of the other node.
+    awaits_reply: bool,
     destination: Option<SocketAddr>,
-    /// Where in the windows it may go instead.
-    proposal: Option<Proposal>,
-    end_is_seen: bool,
+    /// The span that was proposed for a direct connection.
+    proposal: Option<SpanProposal>,
+    has_reported_end: bool,
     has_written: bool,
     has_consumed: bool,
-    /// The program has sent since it was last put something: it waits for an answer, or has given one.
-    converses: bool,
-    /// Where the sender stood when the program was last rung for.
+    /// The program has sent since bytes were last written to it: the traffic is requests and responses.
+    is_conversation: bool,
+    /// The sender's position when the program was last woken.
     position: u64,
 }
 
-impl SegmentEnd {
-    /// The end of a connection that a program has opened, and which waits for an answer, or that was opened to a
+impl SegmentEndpoint {
+    /// Creates the endpoint of a connection that a program has opened, which awaits a reply, or that was opened to a
     /// server.
-    pub(super) fn new(segment: Segment, lifeline: OwnedFd, owes_reply: bool) -> Self {
+    pub(super) fn new(segment: Segment, lifeline: OwnedFd, awaits_reply: bool) -> Self {
         segment.publish(PeerStatus::Reset, 1);
         let (sender, receiver) = (segment.sender(), segment.receiver());
         let position = sender.position();
@@ -65,38 +66,40 @@ impl SegmentEnd {
             lifeline: Arc::new(lifeline),
             chunk: None,
             hangup: Hangup::No,
-            owes_reply,
+            awaits_reply,
             destination: None,
             proposal: None,
-            end_is_seen: false,
+            has_reported_end: false,
             has_written: false,
             has_consumed: false,
-            converses: false,
+            is_conversation: false,
             position,
         }
     }
 
-    /// Notes what the program has connected to.
+    /// Sets the address to which the program has connected.
     pub(super) fn to(self, destination: SocketAddr) -> Self {
         Self { destination: Some(destination), ..self }
     }
 
-    /// The other proxy has been asked for a place in the windows.
-    pub(super) fn proposing(self, proposal: Option<Proposal>) -> Self {
+    /// Sets the span that was proposed to the other proxy.
+    pub(super) fn proposing(self, proposal: Option<SpanProposal>) -> Self {
         Self { proposal, ..self }
     }
 
-    /// Goes to the place that was proposed: the program is told, and this end is done with. `None`: there was none.
-    pub(super) fn move_to_windows(&mut self, number: ConnectionNumber) -> Option<DirectEnd> {
-        let (direct, place, lease) = self.proposal.take()?.into_end(number, Arc::clone(&self.lifeline))?;
-        if std::mem::take(&mut self.owes_reply) {
+    /// Makes the connection direct, in the proposed span, and tells the program. This endpoint is used no more. Returns
+    /// `None` if no span was proposed.
+    pub(super) fn move_to_windows(&mut self, number: ConnectionNumber) -> Option<DirectEndpoint> {
+        let (direct, spans, lease) =
+            DirectEndpoint::proposed(self.proposal.take()?, number, Arc::clone(&self.lifeline))?;
+        if std::mem::take(&mut self.awaits_reply) {
             let _ =
-                rendezvous::send_reply(self.lifeline.as_fd(), ProxyReply::Accepted(Some(place)), Some(lease.as_fd()));
+                rendezvous::send_reply(self.lifeline.as_fd(), ProxyReply::Accepted(Some(spans)), Some(lease.as_fd()));
         }
         Some(direct)
     }
 
-    /// What the program has connected to, where it is one that connects.
+    /// Returns the address to which the program has connected, if it opened the connection.
     pub(super) fn destination(&self) -> Option<SocketAddr> {
         self.destination
     }
@@ -105,51 +108,51 @@ impl SegmentEnd {
         self.lifeline.as_fd()
     }
 
-    /// The other node has no server for the program.
+    /// Refuses the connection: the other node has no server.
     pub(super) fn refuse(mut self, errno: Errno) {
         self.reply(ProxyReply::Refused(errno));
         self.reset();
     }
 
     fn reply(&mut self, reply: ProxyReply) {
-        if std::mem::take(&mut self.owes_reply) {
-            // One that has gone does not want to know.
+        if std::mem::take(&mut self.awaits_reply) {
+            // A program that has closed does not read the reply.
             let _ = rendezvous::send_reply(self.lifeline.as_fd(), reply, None);
         }
     }
 
-    /// What there is to say once nothing is left to read.
-    fn end(&mut self) -> Input {
+    /// Returns the state of the program's sending direction when no bytes are left.
+    fn input_end(&mut self) -> Input {
         let is_closed = self.segment.status(PeerStatus::Closed) != 0;
         if !is_closed && self.hangup == Hangup::No {
-            self.end_is_seen |= self.receiver.is_finished();
-            return if self.end_is_seen { Input::Finished } else { Input::Nothing };
+            self.has_reported_end |= self.receiver.is_finished();
+            return if self.has_reported_end { Input::Finished } else { Input::Nothing };
         }
-        // What came before the end was written before it: look once more.
+        // Bytes before the end were written before it: check once more.
         match self.receiver.peek() {
-            Ok(Some(chunk)) => self.show(chunk),
+            Ok(Some(chunk)) => self.report_bytes(chunk),
             Ok(None) if !self.is_broken() => Input::Closed,
             _ => Input::Broken,
         }
     }
 
-    fn show(&mut self, chunk: Chunk) -> Input {
+    fn report_bytes(&mut self, chunk: Chunk) -> Input {
         self.chunk = Some(chunk);
         Input::Bytes(chunk.len_bytes)
     }
 }
 
-impl LocalEndpoint for SegmentEnd {
+impl LocalEndpoint for SegmentEndpoint {
     #[inline]
     fn may_have_input(&mut self) -> bool {
-        let may_have_data = !self.end_is_seen && self.receiver.may_have_data();
+        let may_have_data = !self.has_reported_end && self.receiver.may_have_data();
         may_have_data || self.segment.status(PeerStatus::Closed) != 0 || self.hangup != Hangup::No
     }
 
     fn input(&mut self) -> Input {
         match self.receiver.peek() {
-            Ok(Some(chunk)) => self.show(chunk),
-            Ok(None) => self.end(),
+            Ok(Some(chunk)) => self.report_bytes(chunk),
+            Ok(None) => self.input_end(),
             Err(_) => Input::Broken,
         }
     }
@@ -166,7 +169,7 @@ impl LocalEndpoint for SegmentEnd {
 
     fn consume(&mut self, len_bytes: usize) -> Result<(), Broken> {
         self.has_consumed = true;
-        self.converses = true;
+        self.is_conversation = true;
         self.receiver.consume(len_bytes).map_err(|_| Broken)
     }
 
@@ -185,22 +188,22 @@ impl LocalEndpoint for SegmentEnd {
     }
 
     fn wake_sleeper(&mut self) -> bool {
-        let mut sleeps = false;
+        let mut has_woken = false;
         if std::mem::take(&mut self.has_written) {
-            // Worth it for an answer, not in a stream.
-            if std::mem::take(&mut self.converses) {
+            // Demoting the lines helps a response, and costs a stream.
+            if std::mem::take(&mut self.is_conversation) {
                 self.sender.demote_since(self.position);
             }
             self.position = self.sender.position();
-            sleeps |= self.sender.take_wake_request();
+            has_woken |= self.sender.take_wake_request();
         }
         if std::mem::take(&mut self.has_consumed) {
-            sleeps |= self.receiver.take_wake_request();
+            has_woken |= self.receiver.take_wake_request();
         }
-        if sleeps {
+        if has_woken {
             let _ = system::ring(self.lifeline.as_raw_fd());
         }
-        sleeps
+        has_woken
     }
 
     fn set_yielding(&mut self, should_yield: bool) {
@@ -238,49 +241,50 @@ impl LocalEndpoint for SegmentEnd {
 
     fn poll_lifeline(&mut self) {
         let lifeline = self.lifeline.as_raw_fd();
-        // First: draining takes the error.
-        let said = blocking::poll_now(lifeline, 0);
+        // Before draining, which clears the error.
+        let events = blocking::poll_now(lifeline, 0);
         let _ = system::drain(lifeline);
-        if said & libc::POLLHUP != 0 && self.hangup == Hangup::No {
-            let never_came = said & libc::POLLERR != 0 && self.segment.status(PeerStatus::Attached) == 0;
-            self.hangup = if never_came { Hangup::Never } else { Hangup::Closed };
+        if events & libc::POLLHUP != 0 && self.hangup == Hangup::No {
+            let never_came = events & libc::POLLERR != 0 && self.segment.status(PeerStatus::Attached) == 0;
+            self.hangup = if never_came { Hangup::NeverAccepted } else { Hangup::Closed };
         }
     }
 
-    /// TCP's rule: whoever goes with bytes unread resets.
+    /// As in TCP, a program that closes with bytes unread resets the connection.
     fn is_broken(&mut self) -> bool {
         let is_gone = self.hangup != Hangup::No || self.segment.status(PeerStatus::Closed) != 0;
-        let was_reset = || self.segment.status(PeerStatus::Reset) != 0 || self.hangup == Hangup::Never;
-        // One that said good-bye has said whether it was a reset; of one that was killed the memory tells.
+        let was_reset = || self.segment.status(PeerStatus::Reset) != 0 || self.hangup == Hangup::NeverAccepted;
+        // A program that has closed has stored whether it was a reset. For a killed one, unread bytes in the memory
+        // tell.
         let was_killed_early = || self.segment.status(PeerStatus::Closed) == 0 && !self.sender.is_drained();
         is_gone && (was_reset() || was_killed_early())
     }
 
     fn opened(&mut self) {
-        self.proposal.take().map(Proposal::refused).unwrap_or_default();
+        self.proposal.take().map(SpanProposal::refused).unwrap_or_default();
         self.reply(ProxyReply::Accepted(None));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::direct::ProgramEnd;
+    use super::super::program_endpoint::ProgramEndpoint;
     use super::*;
 
-    /// A program's side of a connection's memory, and the proxy's end of it.
-    fn pair() -> (Segment, ProgramEnd) {
-        let (programs, memfd) = Segment::create(segment::Side::Connector).expect("memory");
-        programs.set_up();
-        let proxys = Segment::open(&memfd, programs.secrets()).expect("its own memory");
+    /// Returns a program's side of a connection's memory, and the proxy's endpoint.
+    fn pair() -> (Segment, ProgramEndpoint) {
+        let (of_program, memfd) = Segment::create(segment::Side::Connector).expect("memory");
+        of_program.set_up();
+        let of_proxy = Segment::open(&memfd, of_program.secrets()).expect("its own memory");
         let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
         let kind = rustix::net::SocketType::STREAM;
         let (lifeline, _) =
             rustix::net::socketpair(rustix::net::AddressFamily::UNIX, kind, flags, None).expect("a pair");
-        (programs, ProgramEnd::Carried(Box::new(SegmentEnd::new(proxys, lifeline, false))))
+        (of_program, ProgramEndpoint::Forwarded(Box::new(SegmentEndpoint::new(of_proxy, lifeline, false))))
     }
 
     #[test]
-    fn a_program_is_told_in_its_memory_to_give_way_and_that_it_need_not_any_more() {
+    fn a_program_learns_from_its_memory_whether_to_yield() {
         let (program, mut end) = pair();
         assert_eq!(program.status(PeerStatus::GiveWay), 0);
         end.set_yielding(true);

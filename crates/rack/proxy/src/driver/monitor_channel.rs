@@ -1,20 +1,20 @@
-//! The way to the monitor, which is another one after the first has died.
+//! The channel to the monitor, which is replaced when another monitor adopts this proxy.
 
 use control::proxy::FromProxy;
 use control::{Channel, ChannelError};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// The channel to this proxy's monitor, as all threads have it.
+/// The channel to this proxy's monitor, shared by all threads.
 #[derive(Debug)]
-pub(super) struct ToMonitor(RwLock<Arc<Channel>>);
+pub(super) struct MonitorChannel(RwLock<Arc<Channel>>);
 
-impl ToMonitor {
+impl MonitorChannel {
     pub(super) fn new(channel: Channel) -> Self {
         Self(RwLock::new(Arc::new(channel)))
     }
 
-    /// The one that is used now.
+    /// Returns the current channel.
     pub(super) fn channel(&self) -> Arc<Channel> {
         Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -24,7 +24,7 @@ impl ToMonitor {
         self.channel().send(message, descriptors)
     }
 
-    /// Another monitor has come.
+    /// Replaces the channel by that of another monitor.
     pub(super) fn replace(&self, channel: Channel) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(channel);
     }

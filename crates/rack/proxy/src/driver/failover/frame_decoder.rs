@@ -1,38 +1,39 @@
-//! Frames in a byte stream: one behind the other, as a header says where the next begins. What comes is hostile.
+//! Frames in a byte stream, one after another, each as long as its header says. The stream is hostile.
 
 use crate::frame::{FrameError, FrameHeader, FrameKind, HEADER_BYTES};
 use fabric::{Inbound, Outbound};
 use lane::{Corrupt, Producer};
 use thiserror::Error;
 
-/// Bytes that are taken from a stream at once.
+/// Bytes that are received from a stream at once.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Why a stream cannot be read on.
+/// Why a stream cannot be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub(super) enum StreamError {
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// The lane is this process's alone.
+    /// An error of this process's own lane.
     #[error("own lane: {0}")]
     Lane(#[from] Corrupt),
 }
 
-/// Cuts a stream into the records of a lane. Bytes of programs go on as they come; whatever else is short.
+/// Decodes a stream into the records of a lane. Payload of `Data` frames is passed on in pieces; other frames are
+/// short.
 #[derive(Debug, Default)]
-pub(super) struct Cutter {
+pub(super) struct FrameDecoder {
     bytes: Vec<u8>,
-    /// How many of them are done with.
-    taken: usize,
-    /// Of a frame with bytes of a program, what has not come.
-    rest: Option<FrameHeader>,
+    /// Bytes that are decoded already.
+    consumed: usize,
+    /// The remainder of a `Data` frame that has not arrived.
+    partial: Option<FrameHeader>,
 }
 
-impl Cutter {
-    /// Takes more of the stream: `receive` puts it in place, and answers how much it was.
+impl FrameDecoder {
+    /// Receives more of the stream: `receive` fills a buffer and returns the number of bytes.
     pub(super) fn fill<E>(&mut self, receive: impl FnOnce(&mut [u8]) -> Result<usize, E>) -> Result<usize, E> {
-        self.bytes.drain(..self.taken);
-        self.taken = 0;
+        self.bytes.drain(..self.consumed);
+        self.consumed = 0;
         let before = self.bytes.len();
         self.bytes.resize(before + CHUNK_BYTES, 0);
         let received = receive(&mut self.bytes[before..]);
@@ -40,44 +41,44 @@ impl Cutter {
         received
     }
 
-    /// Publishes what is whole; whether that was anything. Stops where the lane has no room.
-    pub(super) fn cut<O: Outbound, I: Inbound>(&mut self, to: &mut Producer<O, I>) -> Result<bool, StreamError> {
+    /// Publishes complete frames until the lane is full. Returns whether there were any.
+    pub(super) fn decode<O: Outbound, I: Inbound>(&mut self, to: &mut Producer<O, I>) -> Result<bool, StreamError> {
         let mut progressed = false;
-        while self.cut_one(to)? {
+        while self.decode_one(to)? {
             progressed = true;
         }
         Ok(progressed)
     }
 
-    /// Whether something is left that a further [`Cutter::cut`] may publish.
-    pub(super) fn is_holding(&self) -> bool {
-        let left_bytes = self.bytes.len() - self.taken;
-        left_bytes >= HEADER_BYTES || (self.rest.is_some() && left_bytes > 0)
+    /// Returns whether bytes are left that a further [`FrameDecoder::decode`] may publish.
+    pub(super) fn has_pending(&self) -> bool {
+        let left_bytes = self.bytes.len() - self.consumed;
+        left_bytes >= HEADER_BYTES || (self.partial.is_some() && left_bytes > 0)
     }
 
-    fn cut_one<O: Outbound, I: Inbound>(&mut self, to: &mut Producer<O, I>) -> Result<bool, StreamError> {
-        let left = &self.bytes[self.taken..];
-        if let Some(rest) = &mut self.rest {
-            let wanted_bytes = rest.len_bytes.min(left.len());
+    fn decode_one<O: Outbound, I: Inbound>(&mut self, to: &mut Producer<O, I>) -> Result<bool, StreamError> {
+        let left = &self.bytes[self.consumed..];
+        if let Some(partial) = &mut self.partial {
+            let wanted_bytes = partial.len_bytes.min(left.len());
             let draft = if wanted_bytes > 0 { to.draft(HEADER_BYTES + wanted_bytes)? } else { None };
             let Some(mut draft) = draft.filter(|draft| draft.room_bytes() > HEADER_BYTES) else { return Ok(false) };
             let len_bytes = draft.room_bytes() - HEADER_BYTES;
-            draft.append(&FrameHeader { len_bytes, ..*rest }.encode());
+            draft.append(&FrameHeader { len_bytes, ..*partial }.encode());
             draft.append(&left[..len_bytes]);
             draft.publish();
-            self.taken += len_bytes;
-            rest.len_bytes -= len_bytes;
-            rest.aux = rest.aux.wrapping_add(len_bytes as u32);
-            if rest.len_bytes == 0 {
-                self.rest = None;
+            self.consumed += len_bytes;
+            partial.len_bytes -= len_bytes;
+            partial.aux = partial.aux.wrapping_add(len_bytes as u32);
+            if partial.len_bytes == 0 {
+                self.partial = None;
             }
             return Ok(true);
         }
         let Some((bytes, payload)) = left.split_first_chunk::<HEADER_BYTES>() else { return Ok(false) };
         let header = FrameHeader::decode_alone(bytes)?;
         if header.kind == FrameKind::Data {
-            self.rest = Some(header);
-            self.taken += HEADER_BYTES;
+            self.partial = Some(header);
+            self.consumed += HEADER_BYTES;
             return Ok(true);
         }
         let record_bytes = HEADER_BYTES + header.len_bytes;
@@ -88,7 +89,7 @@ impl Cutter {
         let Some(mut draft) = to.draft(record_bytes)? else { return Ok(false) };
         draft.append(&left[..record_bytes]);
         draft.publish();
-        self.taken += record_bytes;
+        self.consumed += record_bytes;
         Ok(true)
     }
 }
@@ -102,11 +103,11 @@ mod tests {
     use lane::{Consumer, Layout};
     use proptest::prelude::*;
 
-    type End<L> =
+    type LaneEnds<L> =
         (Producer<<L as Link>::Outbound, <L as Link>::Inbound>, Consumer<<L as Link>::Inbound, <L as Link>::Outbound>);
 
-    /// Both ends of a lane of 8 slots.
-    fn lane() -> End<HeapLink> {
+    /// Returns both ends of a lane of 8 slots.
+    fn lane() -> LaneEnds<HeapLink> {
         let layout = Layout::packed(8, 0);
         let (mut a, mut b) = heap::pair(layout.window_bytes().next_multiple_of(64));
         assert!(train_both(&mut a, &mut b));
@@ -114,21 +115,21 @@ mod tests {
         (to, Consumer::new(b.inbound(), b.outbound(), layout, 7))
     }
 
-    /// Puts bytes through a cutter in pieces; the records that come out, one behind the other.
+    /// Passes a stream through a decoder in pieces. Returns the records, one after another.
     fn through(stream: &[u8], piece_bytes: usize) -> Result<Vec<u8>, StreamError> {
         let (mut to, mut from) = lane();
-        let (mut cutter, mut out) = (Cutter::default(), Vec::new());
+        let (mut decoder, mut out) = (FrameDecoder::default(), Vec::new());
         for piece in stream.chunks(piece_bytes) {
-            let filled: Result<usize, ()> = cutter.fill(|room| {
+            let filled: Result<usize, ()> = decoder.fill(|room| {
                 room[..piece.len()].copy_from_slice(piece);
                 Ok(piece.len())
             });
             assert_eq!(filled, Ok(piece.len()));
-            while cutter.cut(&mut to)? {
-                while let Some(chunk) = from.peek().expect("an own lane") {
+            while decoder.decode(&mut to)? {
+                while let Some(chunk) = from.peek().expect("this process's lane") {
                     let mut record = vec![0; chunk.len_bytes];
                     from.span(chunk).read(&mut record);
-                    from.consume(chunk.len_bytes).expect("an own lane");
+                    from.consume(chunk.len_bytes).expect("this process's lane");
                     out.extend(record);
                 }
             }
@@ -136,7 +137,7 @@ mod tests {
         Ok(out)
     }
 
-    /// Frames as (connection, position, bytes), neighbours with bytes of one stream in one.
+    /// Returns frames as (connection, kind, position, bytes), with adjacent bytes of one stream joined.
     fn joined(mut records: &[u8]) -> Vec<(u32, FrameKind, u32, Vec<u8>)> {
         let mut frames: Vec<(u32, FrameKind, u32, Vec<u8>)> = Vec::new();
         while let Some((header, rest)) = records.split_first_chunk::<HEADER_BYTES>() {
@@ -161,7 +162,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn frames_arrive_alike_however_the_stream_is_cut(
+        fn frames_are_decoded_alike_however_the_stream_is_split(
             frames in prop::collection::vec((0..3_u32, any::<bool>(), any::<u32>(), 1..3000_usize), 0..30),
             piece in 1..5000_usize,
         ) {
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_an_error() {
+    fn an_invalid_stream_is_an_error() {
         let mut header = FrameHeader::control(ConnectionNumber(1), FrameKind::Credit, 2).encode();
         header[4] = 77;
         assert_eq!(through(&header, 16), Err(StreamError::Frame(FrameError::Kind(77))));

@@ -1,7 +1,7 @@
-//! Moves frames between an engine and a TCP connection: the engine has a partition of this process's own memory.
+//! Moves frames between an engine and a TCP connection. The engine has a partition in this process's own memory.
 
-use super::stream::{Cutter, StreamError};
-use crate::PartitionLanes;
+use super::frame_decoder::{FrameDecoder, StreamError};
+use crate::engine::PartitionLanes;
 use fabric::heap::{self, HeapLink};
 use fabric::{Link, train_both};
 use lane::{Consumer, Layout, Producer};
@@ -11,9 +11,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Slots of the lanes between engine and pump: enough for the longest frame.
 const SLOTS: u64 = 1024;
-/// Bytes that are handed to the kernel at once.
+/// Bytes that are passed to the kernel at once.
 const OUTBOX_BYTES: usize = 64 << 10;
-/// Chunks that are received in a turn: then the others have theirs.
+/// Chunks that are received in one poll; then other engines are polled.
 const CHUNKS_MAX: usize = 4;
 
 pub(super) type HeapInbound = <HeapLink as Link>::Inbound;
@@ -26,18 +26,18 @@ pub(super) struct Pump {
     to: Producer<HeapOutbound, HeapInbound>,
     outbox: Vec<u8>,
     sent_bytes: usize,
-    cutter: Cutter,
+    decoder: FrameDecoder,
     is_readable: bool,
     is_writable: bool,
 }
 
 impl Pump {
-    /// A pump on a connection that is made, and the engine's partition.
+    /// Creates a pump on an established connection, and the engine's partition.
     pub(super) fn new(socket: Option<OwnedFd>) -> (Self, PartitionLanes<HeapInbound, HeapOutbound>) {
         let layout = Layout::packed(SLOTS, 0);
         let (mut own, mut engines) = heap::pair(layout.window_bytes());
-        assert!(train_both(&mut own, &mut engines), "two ends in one process come up");
-        // Nobody but this process reaches the memory.
+        assert!(train_both(&mut own, &mut engines), "two ends in one process train");
+        // Only this process can access the memory.
         const SECRET: u64 = 0x5EC2_E7F0_0D5E_C2E7;
         let ends = |link: &HeapLink| {
             let (inbound, outbound) = (link.inbound(), link.outbound());
@@ -51,45 +51,45 @@ impl Pump {
             to,
             outbox: Vec::new(),
             sent_bytes: 0,
-            cutter: Cutter::default(),
+            decoder: FrameDecoder::default(),
             is_readable: true,
             is_writable: true,
         };
         (pump, PartitionLanes::new(engines_to, engines_from))
     }
 
-    /// The kernel says that there is something to receive, or room to send.
-    pub(super) fn rouse(&mut self) {
+    /// The kernel reports that the socket is readable or writable.
+    pub(super) fn socket_ready(&mut self) {
         (self.is_readable, self.is_writable) = (true, true);
     }
 
-    /// Whether the connection has ended, and all that came by it was handed to the engine.
+    /// Returns whether the connection has ended, and everything received was passed to the engine.
     pub(super) fn is_over(&self) -> bool {
-        self.socket.is_none() && !self.cutter.is_holding()
+        self.socket.is_none() && !self.decoder.has_pending()
     }
 
-    /// Whether everything the engine said is with the kernel.
+    /// Returns whether all frames of the engine were passed to the kernel.
     pub(super) fn is_flushed(&self) -> bool {
         self.sent_bytes == self.outbox.len() && !self.from.may_have_data()
     }
 
-    /// Whether nothing can be done before the kernel says so.
+    /// Returns whether nothing can be done before the kernel reports an event.
     pub(super) fn may_sleep(&self) -> bool {
         self.socket.is_none() || (!self.is_readable && (!self.is_writable || self.is_flushed()))
     }
 
-    /// Moves what can be moved; whether that was anything.
+    /// Moves what can be moved. Returns whether there was anything.
     pub(super) fn poll(&mut self) -> Result<bool, StreamError> {
-        let pulled = self.pull()?;
-        Ok(self.push()? || pulled)
+        let pulled = self.receive()?;
+        Ok(self.send()? || pulled)
     }
 
-    /// The connection cannot be used any more.
+    /// Closes the connection, which cannot be used any more.
     fn end(&mut self) {
         self.socket = None;
     }
 
-    fn push(&mut self) -> Result<bool, StreamError> {
+    fn send(&mut self) -> Result<bool, StreamError> {
         let mut progressed = false;
         loop {
             if self.sent_bytes == self.outbox.len() {
@@ -116,17 +116,17 @@ impl Pump {
         }
     }
 
-    fn pull(&mut self) -> Result<bool, StreamError> {
-        let mut progressed = self.cutter.cut(&mut self.to)?;
+    fn receive(&mut self) -> Result<bool, StreamError> {
+        let mut progressed = self.decoder.decode(&mut self.to)?;
         for _ in 0..CHUNKS_MAX {
-            if self.cutter.is_holding() {
+            if self.decoder.has_pending() {
                 break;
             }
             let Some(socket) = self.socket.as_ref().filter(|_| self.is_readable) else { break };
-            match self.cutter.fill(|room| rustix::net::recv(socket, room, RecvFlags::DONTWAIT).map(|(bytes, _)| bytes))
+            match self.decoder.fill(|room| rustix::net::recv(socket, room, RecvFlags::DONTWAIT).map(|(bytes, _)| bytes))
             {
                 Ok(0) => self.end(),
-                Ok(_) => progressed |= self.cutter.cut(&mut self.to)?,
+                Ok(_) => progressed |= self.decoder.decode(&mut self.to)?,
                 Err(Errno::AGAIN) => self.is_readable = false,
                 Err(Errno::INTR) => {}
                 Err(_) => self.end(),
