@@ -1,9 +1,9 @@
 //! The state of one connection in an engine.
 
 use crate::frame::{ConnectionNumber, OPEN_PAYLOAD_BYTES_MAX, Resumption};
+use crate::local::{Broken, Input, LocalEndpoint};
 use crate::placement::{Class, TrafficHistory};
 use crate::retransmit::RetransmitBuffer;
-use crate::{Broken, Input, LocalEndpoint};
 use std::collections::VecDeque;
 
 /// Bytes that may follow an `Open` before it is answered.

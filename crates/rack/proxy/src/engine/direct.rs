@@ -17,10 +17,11 @@
 //! answered with `Reset`. Rings may have been lost, so both ends then ring their programs. Programs that were told of a
 //! close are told again.
 
-use super::Engine;
+use super::state::Engine;
 use crate::connection::{Connection, Due, Phase, StreamEnd};
 use crate::frame::{ConnectionNumber, FrameHeader, FrameKind};
-use crate::{ConnectionKey, LocalEndpoint};
+use crate::local::LocalEndpoint;
+use crate::table::ConnectionKey;
 use fabric::{Inbound, Outbound};
 
 /// A direct connection without a link.

@@ -1,7 +1,9 @@
 use super::*;
+use crate::connection::OpenPayload;
+use crate::engine::Engine;
 use crate::engine::{EngineEvent, EngineSettings, PartitionLanes};
 use crate::frame::{ConnectionNumber, HEADER_BYTES, LinkSide, Resumption};
-use crate::{Broken, Engine, Input, OpenPayload};
+use crate::local::{Broken, Input};
 use fabric::heap::{self, HeapLink};
 use fabric::{Link, train_both};
 use lane::{Consumer, Draft, Layout, Producer, Span};

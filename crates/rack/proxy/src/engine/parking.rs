@@ -1,9 +1,19 @@
 //! Polling local endpoints, parking them, and preparing for sleep.
 
-use super::{Engine, LinkFault, OVERSUBSCRIBED_POLL_FACTOR, POLLED_UNPUBLISHED_MAX, PartitionLanes};
+use super::event::LinkFault;
+use super::partition::PartitionLanes;
+use super::state::Engine;
 use crate::connection::{Phase, WaitState};
-use crate::{ConnectionKey, Input, LocalEndpoint};
+use crate::local::{Input, LocalEndpoint};
+use crate::table::ConnectionKey;
 use fabric::{Inbound, Outbound};
+
+/// Number of connections that are polled before earlier frames are published: polling them takes no longer than a
+/// fence.
+pub(super) const POLLED_UNPUBLISHED_MAX: usize = 16;
+/// Factor by which an engine on oversubscribed processors polls a connection for longer, because other threads run
+/// meanwhile.
+const OVERSUBSCRIBED_POLL_FACTOR: u64 = 10;
 
 impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
     /// Handles an event of a connection's lifeline: a ring, or its end.

@@ -1,9 +1,12 @@
 //! Frames from the peer. Every frame is hostile until it is checked.
 
-use super::{CONNECTION_RESET, Engine, EngineEvent, LinkFault};
+use super::event::{EngineEvent, LinkFault};
+use super::state::{CONNECTION_RESET, Engine};
 use crate::connection::{Connection, Due, OpenPayload, Phase, StreamEnd};
 use crate::frame::{FrameError, FrameHeader, FrameKind, HEADER_BYTES, OPEN_PAYLOAD_BYTES_MAX};
-use crate::{Class, ConnectionKey, Input, LocalEndpoint};
+use crate::local::{Input, LocalEndpoint};
+use crate::placement::Class;
+use crate::table::ConnectionKey;
 use fabric::{Inbound, Outbound};
 use lane::Chunk;
 

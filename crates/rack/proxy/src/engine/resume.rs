@@ -12,12 +12,18 @@
 //! | has opened, and was not answered | `Open`, again | opens it, because it has not received the first `Open` |
 //! | all others | `Resume` | `Reset`: it received a final frame and has forgotten the connection |
 
-use super::{CONNECTION_RESET, Engine, EngineEvent};
+use super::event::EngineEvent;
+use super::partition::PartitionLanes;
+use super::settings::EngineSettings;
+use super::state::{CONNECTION_RESET, Engine};
 use crate::connection::{Connection, Due, Phase, StreamEnd, WaitState};
+use crate::counters::EngineCounters;
 use crate::frame::{FrameHeader, FrameKind, HEADER_BYTES, Resumption};
+use crate::local::LocalEndpoint;
+use crate::placement::Class;
 use crate::placement::TrafficHistory;
+use crate::table::ConnectionKey;
 use crate::table::Table;
-use crate::{Class, ConnectionKey, EngineCounters, EngineSettings, LocalEndpoint, PartitionLanes};
 use fabric::{Inbound, Outbound};
 use lane::Chunk;
 use std::collections::VecDeque;

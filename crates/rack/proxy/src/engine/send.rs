@@ -5,10 +5,14 @@
 //! if no other connection waits to be served, and frames that are ready are published before anything that takes long,
 //! which is the copy of a long frame or the polling of many connections.
 
-use super::{Engine, LinkFault, PartitionLanes};
+use super::event::LinkFault;
+use super::partition::PartitionLanes;
+use super::state::Engine;
+use crate::connection::OpenPayload;
 use crate::connection::{self, Connection, Due, Phase, WaitState};
 use crate::frame::{FrameHeader, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX};
-use crate::{ConnectionKey, EngineCounters, Input, LocalEndpoint, OpenPayload};
+use crate::local::{Input, LocalEndpoint};
+use crate::table::ConnectionKey;
 use fabric::{Inbound, Outbound};
 
 /// Connections served in a poll, by class; then arrivals are checked.
@@ -356,36 +360,6 @@ impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
         }
         self.counters.rings_peer += u64::from(ring);
         ring
-    }
-}
-
-/// The partition in which frames were last published.
-///
-/// A frame may depend on one in the other partition: bytes in the bulk partition follow the `Open` in the first one,
-/// and a `Move` in the partition that their connection has left. The first partition is published before the others,
-/// and a `Move` immediately. A partition that follows another one is published behind it, so no frame overtakes an
-/// earlier one.
-#[derive(Debug, Default)]
-pub(super) struct PublishOrder {
-    partition_last: usize,
-}
-
-impl PublishOrder {
-    fn publish<I: Inbound, O: Outbound>(
-        &mut self,
-        partitions: &mut [PartitionLanes<I, O>],
-        counters: &mut EngineCounters,
-    ) {
-        for (index, partition) in partitions.iter_mut().enumerate() {
-            let follows_itself = index == self.partition_last;
-            let is_shown =
-                if follows_itself { partition.to.publish_staged() } else { partition.to.publish_staged_behind() };
-            if is_shown {
-                self.partition_last = index;
-                partition.has_sent = true;
-                counters.publishes += 1;
-            }
-        }
     }
 }
 

@@ -2,9 +2,10 @@
 
 use super::tests::{engine, lanes, links, open_payload};
 use super::*;
+use crate::engine::Engine;
 use crate::engine::EngineEvent;
 use crate::frame::{HEADER_BYTES, LinkSide};
-use crate::{Broken, Engine, Input};
+use crate::local::{Broken, Input};
 use fabric::heap::HeapLink;
 use fabric::{Inbound, Link, Outbound};
 use lane::{Draft, Span};

@@ -7,10 +7,9 @@
 //! Streams without short messages beside them do not yield, and each thread finds out for itself whether yielding lets
 //! another thread run ([`wait::Yielder`]).
 
-use super::Engine;
 use crate::connection::Connection;
-use crate::{Class, LocalEndpoint};
-use fabric::{Inbound, Outbound};
+use crate::local::LocalEndpoint;
+use crate::placement::Class;
 
 /// How long streams yield after a short message.
 const LATENCY_TRAFFIC_NS: u64 = 10_000_000;
@@ -27,51 +26,50 @@ pub(super) struct Yielding {
     /// When bytes of the latency class were last forwarded.
     forwarded_ns: Option<u64>,
     /// Bytes forwarded until the last poll.
-    carried_bytes: u64,
+    forwarded_bytes: u64,
     /// Since when every poll has forwarded bytes without a yield.
     busy_since_ns: Option<u64>,
 }
 
-impl<I: Inbound, O: Outbound, L: LocalEndpoint> Engine<I, O, L> {
-    /// Records that bytes were forwarded through a partition. They count as short only if streams have a partition of
-    /// their own.
-    pub(super) fn note_forwarded(&mut self, partition: usize) {
-        self.yielding.has_forwarded |= self.partitions.len() > 1 && partition == Class::Latency as usize;
+impl Yielding {
+    /// Records that bytes of the latency class were forwarded.
+    pub(super) fn note_latency_forwarded(&mut self) {
+        self.has_forwarded = true;
     }
 
-    /// Returns whether the driver should yield now, at the end of a poll.
-    pub(super) fn should_yield(&mut self) -> bool {
-        let has_forwarded = std::mem::take(&mut self.yielding.has_forwarded);
+    /// Returns whether the driver should yield now, at the end of a poll. `forwarded_bytes` is the number of bytes that
+    /// the engine has forwarded so far.
+    pub(super) fn should_yield(&mut self, now_ns: u64, forwarded_bytes: u64) -> bool {
+        let has_forwarded = std::mem::take(&mut self.has_forwarded);
         if has_forwarded {
-            self.yielding.forwarded_ns = Some(self.now_ns);
+            self.forwarded_ns = Some(now_ns);
         }
-        let is_busy_for_long = self.is_busy_for_long();
-        let should_yield = has_forwarded || (is_busy_for_long && self.has_latency_traffic());
+        let is_busy_for_long = self.is_busy_for_long(now_ns, forwarded_bytes);
+        let should_yield = has_forwarded || (is_busy_for_long && self.has_latency_traffic(now_ns));
         if should_yield {
-            self.yielding.busy_since_ns = None;
+            self.busy_since_ns = None;
         }
         should_yield
     }
 
     /// Records a poll that forwarded nothing.
     pub(super) fn note_idle_poll(&mut self) {
-        self.yielding.busy_since_ns = None;
+        self.busy_since_ns = None;
     }
 
     /// Returns whether every poll for at least [`BUSY_NS_MAX`], including this one, has forwarded bytes.
-    fn is_busy_for_long(&mut self) -> bool {
-        let carried_bytes = self.counters.bytes_sent + self.counters.bytes_received;
-        if std::mem::replace(&mut self.yielding.carried_bytes, carried_bytes) == carried_bytes {
-            self.yielding.busy_since_ns = None;
+    fn is_busy_for_long(&mut self, now_ns: u64, forwarded_bytes: u64) -> bool {
+        if std::mem::replace(&mut self.forwarded_bytes, forwarded_bytes) == forwarded_bytes {
+            self.busy_since_ns = None;
             return false;
         }
-        let since_ns = *self.yielding.busy_since_ns.get_or_insert(self.now_ns);
-        self.now_ns - since_ns >= BUSY_NS_MAX
+        let since_ns = *self.busy_since_ns.get_or_insert(now_ns);
+        now_ns - since_ns >= BUSY_NS_MAX
     }
 
-    /// Returns whether this engine has recently forwarded short messages.
-    pub(super) fn has_latency_traffic(&self) -> bool {
-        self.yielding.forwarded_ns.is_some_and(|then_ns| self.now_ns.saturating_sub(then_ns) < LATENCY_TRAFFIC_NS)
+    /// Returns whether the engine has recently forwarded short messages.
+    pub(super) fn has_latency_traffic(&self, now_ns: u64) -> bool {
+        self.forwarded_ns.is_some_and(|then_ns| now_ns.saturating_sub(then_ns) < LATENCY_TRAFFIC_NS)
     }
 }
 
