@@ -127,7 +127,7 @@ impl Connection {
 
     /// Returns whether there is a descriptor of the incoming lane's memory, if that is memory of its own. The caller
     /// holds a lock of the connection.
-    pub(super) fn has_memory_of_incoming_lane(&self) -> bool {
+    fn has_memory_of_incoming_lane(&self) -> bool {
         // SAFETY: the cell is written only under both locks, and the caller holds one.
         let is_elsewhere = self.lanes().is_some_and(|lanes| unsafe { &*lanes.inbound.get() }.is_some());
         let is_at_hand = |details: &mut Details| details.memory.as_ref().is_some_and(|memory| memory.inbound.is_some());
@@ -153,7 +153,7 @@ impl Connection {
 
     /// Records the lifeline's inode in the memory, by which a process that gets both knows that they belong together.
     /// The caller holds a lock of the connection.
-    pub(super) fn record_lifeline_inode(&self) {
+    fn record_lifeline_inode(&self) {
         let Some(lanes) = self.lanes() else { return };
         // SAFETY: the cell is written only under both locks, and the caller holds one.
         let inbound = unsafe { &*lanes.inbound.get() };

@@ -83,7 +83,7 @@ impl Connection {
     /// Defers the close to the last blocked call of another thread, as the kernel does: the calls continue with a
     /// descriptor that the program does not see. If there is no such descriptor, they end. Returns whether the close
     /// was deferred.
-    pub(super) fn defer_close_to_calls(&'static self) -> bool {
+    fn defer_close_to_calls(&'static self) -> bool {
         let own = u32::from(wait::BlockingCall::is_of_this_thread(self));
         if threads::is_single() || sandbox::is_confined() || !self.has_sleeping_calls(own) {
             return false;
@@ -100,7 +100,7 @@ impl Connection {
 
     /// Makes the connection use a descriptor of the lifeline that the program does not see, before the program's
     /// descriptors are closed. The caller holds both locks.
-    pub(super) fn retain_lifeline(&self) -> Result<(), Errno> {
+    fn retain_lifeline(&self) -> Result<(), Errno> {
         // SAFETY: the descriptor belongs to the program, which keeps it open during a call on it.
         let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
         let kept = HiddenFd::hide(rustix::io::fcntl_dupfd_cloexec(lifeline, 0)?, Need::Required)?;
@@ -142,7 +142,7 @@ impl Connection {
     }
 
     /// Resets both endpoints.
-    pub(super) fn reset_both(&'static self) {
+    fn reset_both(&'static self) {
         {
             let _both = self.lock_both();
             match self.lanes() {
@@ -158,7 +158,7 @@ impl Connection {
 
     /// Returns whether more than `own` calls are blocked. Waits for threads that poll the memory, which are about to
     /// block.
-    pub(super) fn has_sleeping_calls(&self, own: u32) -> bool {
+    fn has_sleeping_calls(&self, own: u32) -> bool {
         let begun_ticks = ticks();
         let is_time_up = || ticks().wrapping_sub(begun_ticks) > CALL_SETTLE_US_MAX * TICKS_PER_MICROSECOND;
         while self.lifetime.has_waiters() && self.calls.count() <= own && !is_time_up() {
@@ -193,7 +193,7 @@ impl Connection {
 
     /// Receives a handshake that has arrived, before a close: left unread, it would reset the client. A later one is
     /// refused, so that the client finds the end of the stream.
-    pub(super) fn receive_last_handshake(&'static self) {
+    fn receive_last_handshake(&'static self) {
         let is_pending = {
             let _receive = self.lock_direction(&self.receive_lock);
             self.awaits_handshake.load(Ordering::Relaxed) && !self.is_orphan.load(Ordering::Relaxed)

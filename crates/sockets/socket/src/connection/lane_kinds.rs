@@ -146,16 +146,6 @@ impl LaneSender {
         }
     }
 
-    /// Writes as [`Producer::write_short_from`] does.
-    ///
-    /// # Safety
-    /// `source` is readable for `len_bytes`.
-    #[inline]
-    pub(super) unsafe fn write_short_from(&mut self, source: *const u8, len_bytes: usize, is_awaited: bool) -> bool {
-        // SAFETY: `source` is readable for `len_bytes`, by this function's contract.
-        any!(self, sender => unsafe { sender.write_short_from(source, len_bytes, is_awaited) })
-    }
-
     #[inline]
     pub(super) fn take_wake_request(&mut self) -> bool {
         any!(self, sender => sender.take_wake_request())
@@ -219,20 +209,6 @@ impl LaneReceiver {
     #[inline(always)] // Polled in a loop.
     pub(super) fn may_have_data(&self) -> bool {
         any!(self, receiver => receiver.may_have_data())
-    }
-
-    /// Reads as [`lane::Consumer::read_short_to`] does.
-    ///
-    /// # Safety
-    /// `destination` is writable for `len_bytes`.
-    #[inline]
-    pub(super) unsafe fn read_short_to(&mut self, destination: *mut u8, len_bytes: usize) -> ShortRead {
-        // SAFETY: `destination` is writable for `len_bytes`, by this function's contract.
-        let next = any!(self, receiver => unsafe { receiver.read_short_to(destination, len_bytes) });
-        if let ShortRead::Read(_) = next {
-            self.note_read();
-        }
-        next
     }
 
     /// Reads as [`lane::Consumer::read_to`] does.
@@ -350,5 +326,106 @@ impl LaneReceiver {
     #[inline]
     pub(super) fn take_wake_request(&mut self) -> bool {
         any!(self, receiver => receiver.take_wake_request())
+    }
+}
+
+/// The sending endpoint of a lane as short sends use it: [`Sender`] for ordinary memory, [`LaneSender`] for any memory.
+pub(super) trait ShortSender {
+    /// Prepares a write that does not wait, with its stamp.
+    fn prepare_short(&mut self, stamp: u64);
+
+    /// Writes as [`Producer::write_short_from`] does.
+    ///
+    /// # Safety
+    /// `source` is readable for `len_bytes`.
+    unsafe fn write_short(&mut self, source: *const u8, len_bytes: usize, is_awaited: bool) -> bool;
+
+    /// Returns whether the receiver has asked for a ring, and clears that.
+    fn take_wake(&mut self) -> bool;
+}
+
+impl ShortSender for Sender {
+    #[inline(always)]
+    fn prepare_short(&mut self, stamp: u64) {
+        self.set_stamp(stamp);
+    }
+
+    #[inline(always)]
+    unsafe fn write_short(&mut self, source: *const u8, len_bytes: usize, is_awaited: bool) -> bool {
+        // SAFETY: `source` is readable for `len_bytes`, by this function's contract.
+        unsafe { self.write_short_from(source, len_bytes, is_awaited) }
+    }
+
+    #[inline(always)]
+    fn take_wake(&mut self) -> bool {
+        self.take_wake_request()
+    }
+}
+
+impl ShortSender for LaneSender {
+    fn prepare_short(&mut self, stamp: u64) {
+        self.prepare(false, stamp);
+    }
+
+    unsafe fn write_short(&mut self, source: *const u8, len_bytes: usize, is_awaited: bool) -> bool {
+        // SAFETY: `source` is readable for `len_bytes`, by this function's contract.
+        any!(self, sender => unsafe { sender.write_short_from(source, len_bytes, is_awaited) })
+    }
+
+    fn take_wake(&mut self) -> bool {
+        self.take_wake_request()
+    }
+}
+
+/// The receiving endpoint of a lane as short receives use it: [`Receiver`] for ordinary memory, [`LaneReceiver`] for any
+/// memory.
+pub(super) trait ShortReceiver {
+    /// Reads as [`lane::Consumer::read_short_to`] does.
+    ///
+    /// # Safety
+    /// `destination` is writable for `len_bytes`.
+    unsafe fn read_short(&mut self, destination: *mut u8, len_bytes: usize) -> ShortRead;
+
+    /// Returns the stamp of the record that was read.
+    fn stamp(&self) -> u64;
+
+    /// Returns whether the sender has asked for a ring, and clears that.
+    fn take_wake(&mut self) -> bool;
+}
+
+impl ShortReceiver for Receiver {
+    #[inline(always)]
+    unsafe fn read_short(&mut self, destination: *mut u8, len_bytes: usize) -> ShortRead {
+        // SAFETY: `destination` is writable for `len_bytes`, by this function's contract.
+        unsafe { self.read_short_to(destination, len_bytes) }
+    }
+
+    #[inline(always)]
+    fn stamp(&self) -> u64 {
+        self.last_stamp()
+    }
+
+    #[inline(always)]
+    fn take_wake(&mut self) -> bool {
+        self.take_wake_request()
+    }
+}
+
+impl ShortReceiver for LaneReceiver {
+    unsafe fn read_short(&mut self, destination: *mut u8, len_bytes: usize) -> ShortRead {
+        // SAFETY: `destination` is writable for `len_bytes`, by this function's contract.
+        let next = any!(self, receiver => unsafe { receiver.read_short_to(destination, len_bytes) });
+        if let ShortRead::Read(_) = next {
+            self.note_read();
+        }
+        next
+    }
+
+    fn stamp(&self) -> u64 {
+        self.last_stamp()
+    }
+
+    fn take_wake(&mut self) -> bool {
+        self.take_wake_request()
     }
 }

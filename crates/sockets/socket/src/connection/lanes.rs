@@ -113,14 +113,13 @@ impl Lanes {
 #[derive(Clone, Copy)]
 pub(super) struct PlainLanes<'a>(pub(super) &'a Lanes);
 
-impl PlainLanes<'_> {
+impl<'a> PlainLanes<'a> {
     /// Returns the sending endpoint.
     ///
     /// # Safety
     /// The caller holds the send lock, and no other reference to the sender exists.
     #[inline(always)]
-    #[allow(clippy::mut_from_ref)] // The lock makes the reference unique.
-    pub(super) unsafe fn sender(&self) -> &mut Sender {
+    pub(super) unsafe fn sender(self) -> &'a mut Sender {
         // SAFETY: the caller holds the send lock and has no other reference to the sender, by this function's contract.
         match unsafe { &mut *self.0.sender.get() } {
             LaneSender::Plain(sender) => sender,
@@ -134,8 +133,7 @@ impl PlainLanes<'_> {
     /// # Safety
     /// The caller holds the receive lock, and no other reference to the receiver exists.
     #[inline(always)]
-    #[allow(clippy::mut_from_ref)] // The lock makes the reference unique.
-    pub(super) unsafe fn receiver(&self) -> &mut Receiver {
+    pub(super) unsafe fn receiver(self) -> &'a mut Receiver {
         // SAFETY: the caller holds the receive lock and has no other reference to the receiver, by this function's
         // contract.
         match unsafe { &mut *self.0.receiver.get() } {

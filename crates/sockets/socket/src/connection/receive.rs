@@ -1,7 +1,7 @@
 //! RECEIVE
 
 use super::bad_address::has_bad_address;
-use super::lane_kinds::LaneReceiver;
+use super::lane_kinds::{LaneReceiver, ShortReceiver};
 use super::lanes::Lanes;
 use super::transfer::Step;
 use super::wait::{BlockingCall, Deadline};
@@ -17,6 +17,18 @@ use std::sync::atomic::Ordering;
 
 /// So often a receive tries to read before it waits: some microseconds, as long as a peer takes that answers at once.
 const SPIN_ATTEMPTS_MAX: u32 = 400;
+
+/// Calls `receive` until it finds something, or `spin` says that it is time to poll the kernel or to block.
+#[inline(always)] // Part of the path of short messages.
+fn spin_on(spin: &mut Spin, mut receive: impl FnMut() -> ShortRead) -> ShortRead {
+    for _ in 0..SPIN_ATTEMPTS_MAX {
+        let next = receive();
+        if next != ShortRead::Empty || spin.iterate() != Action::Poll {
+            return next;
+        }
+    }
+    ShortRead::Empty
+}
 
 impl Connection {
     /// Receives into `spans`, in order; returns how many bytes, zero at the end of the stream.
@@ -53,73 +65,74 @@ impl Connection {
         }
     }
 
-    /// A receive of what senders of short messages send: one record.
-    #[inline(always)] // Most of what it spares is the work of being called.
-    pub(super) unsafe fn receive_short(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> ShortRead {
-        let [span] = spans else { return ShortRead::UseReadTo };
-        let is_plain = !flags.peek && !flags.wait_all && !flags.discard && span.iov_len > 0;
-        if !is_plain || self.low_water_bytes.load(Ordering::Relaxed) > 1 {
-            return ShortRead::UseReadTo;
-        }
-        let Ok(guard) = self.lock_for_generation(generation, &self.receive_lock) else { return ShortRead::UseReadTo };
-        let Some(plain) = self.plain_lanes() else { return ShortRead::UseReadTo };
-        if self.has_other_holders(plain.0) {
-            return ShortRead::UseReadTo;
-        }
-        // SAFETY: under the receive lock.
-        let receiver = unsafe { plain.receiver() };
-        // SAFETY: the caller's span.
-        let next = unsafe { receiver.read_short_to(span.iov_base.cast(), span.iov_len) };
-        let ShortRead::Read(bytes) = next else { return next };
-        note_stamp(receiver.last_stamp());
-        let wakes_sender = receiver.take_wake_request();
-        guard.release();
-        if wakes_sender {
-            self.ring();
-        }
-        self.count_received(bytes, flags);
-        next
+    /// Receives one record into one span, from lanes of ordinary memory: what senders of short messages send.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
+    #[inline(always)] // The call itself would cost as much as most of the work.
+    unsafe fn receive_short(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> ShortRead {
+        // SAFETY: the closure is called under the receive lock, and the reference is the only one to the receiver.
+        let find = || self.plain_lanes().map(|plain| (plain.0, unsafe { plain.receiver() }));
+        // SAFETY: every span is writable for its length, by this function's contract.
+        unsafe { self.receive_short_by(generation, spans, flags, find) }
     }
 
-    /// As [`Connection::receive_short`], in any memory: asked only where there was no plain lane.
-    #[inline(always)] // As that.
-    pub(super) unsafe fn receive_short_any_lane(
-        &'static self,
-        generation: u32,
-        spans: &[iovec],
-        flags: Flags,
-    ) -> ShortRead {
-        // SAFETY: the caller's spans.
+    /// Does what [`Connection::receive_short`] does, from lanes in any memory.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
+    #[inline(always)] // Part of the path of short messages.
+    unsafe fn receive_short_any_lane(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> ShortRead {
+        // SAFETY: every span is writable for its length, by this function's contract.
         match unsafe { self.receive_short(generation, spans, flags) } {
-            // SAFETY: as above.
+            // SAFETY: every span is writable for its length, by this function's contract.
             ShortRead::UseReadTo if !self.is_plain() => unsafe { self.receive_short_generic(generation, spans, flags) },
             next => next,
         }
     }
 
+    /// Does what [`Connection::receive_short`] does, in any memory. Called only where lanes are not in ordinary memory.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
     #[cold]
     #[inline(never)]
-    pub(super) unsafe fn receive_short_generic(
+    unsafe fn receive_short_generic(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> ShortRead {
+        let lanes = || self.lanes().filter(|_| self.receives_by_lane());
+        // SAFETY: the closure is called under the receive lock, and the reference is the only one to the receiver.
+        let find = || lanes().map(|lanes| (lanes, unsafe { &mut *lanes.receiver.get() }));
+        // SAFETY: every span is writable for its length, by this function's contract.
+        unsafe { self.receive_short_by(generation, spans, flags, find) }
+    }
+
+    /// Receives one record into one span by the receiver that `find` returns. `find` is called under the receive lock.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
+    #[inline(always)] // Part of the path of short messages.
+    unsafe fn receive_short_by<'a, R: ShortReceiver + 'a>(
         &'static self,
         generation: u32,
         spans: &[iovec],
         flags: Flags,
+        find: impl FnOnce() -> Option<(&'a Lanes, &'a mut R)>,
     ) -> ShortRead {
         let [span] = spans else { return ShortRead::UseReadTo };
-        let is_plain = !flags.peek && !flags.wait_all && !flags.discard && span.iov_len > 0;
-        if !is_plain || self.low_water_bytes.load(Ordering::Relaxed) > 1 {
+        let is_simple = !flags.peek && !flags.wait_all && !flags.discard && span.iov_len > 0;
+        if !is_simple || self.low_water_bytes.load(Ordering::Relaxed) > 1 {
             return ShortRead::UseReadTo;
         }
         let Ok(guard) = self.lock_for_generation(generation, &self.receive_lock) else { return ShortRead::UseReadTo };
-        let may_take = |lanes: &&Lanes| self.receives_by_lane() && !self.has_other_holders(lanes);
-        let Some(lanes) = self.lanes().filter(may_take) else { return ShortRead::UseReadTo };
-        // SAFETY: under the receive lock.
-        let receiver = unsafe { &mut *lanes.receiver.get() };
-        // SAFETY: the caller's span.
-        let next = unsafe { receiver.read_short_to(span.iov_base.cast(), span.iov_len) };
+        let Some((lanes, receiver)) = find() else { return ShortRead::UseReadTo };
+        if self.has_other_holders(lanes) {
+            return ShortRead::UseReadTo;
+        }
+        // SAFETY: the span is writable for its length, by this function's contract.
+        let next = unsafe { receiver.read_short(span.iov_base.cast(), span.iov_len) };
         let ShortRead::Read(bytes) = next else { return next };
-        let wakes_sender = receiver.take_wake_request();
-        drop(guard);
+        note_stamp(receiver.stamp());
+        let wakes_sender = receiver.take_wake();
+        guard.release();
         if wakes_sender {
             self.ring();
         }
@@ -129,7 +142,7 @@ impl Connection {
 
     /// `was_empty`: there was nothing just now.
     #[inline(never)]
-    pub(super) unsafe fn receive_any(
+    unsafe fn receive_any(
         &'static self,
         generation: u32,
         spans: &[iovec],
@@ -149,7 +162,7 @@ impl Connection {
 
     /// Whether a receive that has so many bytes is done: all with `MSG_WAITALL`, else as many as `SO_RCVLOWAT` says.
     #[inline]
-    pub(super) fn is_enough(&self, bytes: usize, spans: &[iovec], flags: Flags) -> bool {
+    fn is_enough(&self, bytes: usize, spans: &[iovec], flags: Flags) -> bool {
         let low_water_bytes = self.low_water_bytes.load(Ordering::Relaxed) as usize;
         if !flags.wait_all && bytes >= low_water_bytes {
             return true;
@@ -158,7 +171,7 @@ impl Connection {
         bytes >= if flags.wait_all { wanted } else { wanted.min(low_water_bytes) }
     }
 
-    pub(super) unsafe fn receive_waiting(
+    unsafe fn receive_waiting(
         &'static self,
         generation: u32,
         spans: &[iovec],
@@ -218,7 +231,7 @@ impl Connection {
     }
 
     /// What a receive answers that has brought so many bytes, and then an error: that is the next call's.
-    pub(super) fn partial_receive(&'static self, done: usize, error: Errno) -> Result<usize, Errno> {
+    fn partial_receive(&'static self, done: usize, error: Errno) -> Result<usize, Errno> {
         if done == 0 {
             return Err(error);
         }
@@ -226,53 +239,33 @@ impl Connection {
         Ok(done)
     }
 
-    /// Begins a wait by trying again and again: what comes within a moment is read where it is found. With several
-    /// threads each try would cost two locked instructions, and a look without a lock is the quicker one.
-    #[inline(always)] // As the short path in it.
-    pub(super) unsafe fn receive_spinning(
+    /// Begins a wait by trying to receive repeatedly: a message that arrives soon is read where it is found. With several
+    /// threads each attempt would cost two locked instructions, and polling without a lock is faster.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
+    #[inline(always)] // Part of the path of short messages.
+    unsafe fn receive_spinning(
         &'static self,
         generation: u32,
         spans: &[iovec],
         flags: Flags,
         spin: &mut Spin,
     ) -> ShortRead {
-        if threads::is_single() {
-            if !self.is_plain() {
-                // SAFETY: the caller's spans.
-                return unsafe { self.receive_spinning_generic(generation, spans, flags, spin) };
-            }
-            for _ in 0..SPIN_ATTEMPTS_MAX {
-                // SAFETY: the caller's spans.
-                let next = unsafe { self.receive_short(generation, spans, flags) };
-                if next != ShortRead::Empty || spin.iterate() != Action::Poll {
-                    return next;
-                }
-            }
+        if !threads::is_single() {
+            return ShortRead::Empty;
         }
-        ShortRead::Empty
-    }
-
-    #[cold]
-    #[inline(never)]
-    pub(super) unsafe fn receive_spinning_generic(
-        &'static self,
-        generation: u32,
-        spans: &[iovec],
-        flags: Flags,
-        spin: &mut Spin,
-    ) -> ShortRead {
-        for _ in 0..SPIN_ATTEMPTS_MAX {
-            // SAFETY: the caller's spans.
-            let next = unsafe { self.receive_short_generic(generation, spans, flags) };
-            if next != ShortRead::Empty || spin.iterate() != Action::Poll {
-                return next;
-            }
+        if self.is_plain() {
+            // SAFETY: every span is writable for its length, by this function's contract.
+            spin_on(spin, || unsafe { self.receive_short(generation, spans, flags) })
+        } else {
+            // SAFETY: every span is writable for its length, by this function's contract.
+            spin_on(spin, || unsafe { self.receive_short_generic(generation, spans, flags) })
         }
-        ShortRead::Empty
     }
 
     /// Whether the input has ended, read or not.
-    pub(super) fn has_input_ended(&'static self) -> bool {
+    fn has_input_ended(&'static self) -> bool {
         let _guard = self.lock_direction(&self.receive_lock);
         if self.is_on_lifeline() {
             return self.lifeline_has_no_more();
@@ -285,7 +278,7 @@ impl Connection {
     }
 
     #[inline]
-    pub(super) unsafe fn receive_now(
+    unsafe fn receive_now(
         &'static self,
         generation: u32,
         spans: &[iovec],
@@ -379,7 +372,7 @@ impl Connection {
     }
 
     /// A call that asks for no bytes succeeds when there would be some.
-    pub(super) fn nothing_or_empty_read(&'static self, spans: &[iovec]) -> Step {
+    fn nothing_or_empty_read(&'static self, spans: &[iovec]) -> Step {
         if total_bytes(spans) != 0 {
             return Step::Nothing;
         }
@@ -388,7 +381,7 @@ impl Connection {
     }
 
     /// The end of the input or an error, but only once nothing is left to read.
-    pub(super) fn end_of_input_after_data(&self, lanes: &Lanes) -> Result<bool, Errno> {
+    fn end_of_input_after_data(&self, lanes: &Lanes) -> Result<bool, Errno> {
         if lanes.observer().may_have_data() && !lanes.observer().is_finished() && self.has_unread(lanes, 1) {
             return Ok(false);
         }
@@ -396,13 +389,7 @@ impl Connection {
     }
 
     #[inline]
-    pub(super) unsafe fn copy_in(
-        &self,
-        lanes: &Lanes,
-        spans: &[iovec],
-        skip: usize,
-        flags: Flags,
-    ) -> Result<usize, Errno> {
+    unsafe fn copy_in(&self, lanes: &Lanes, spans: &[iovec], skip: usize, flags: Flags) -> Result<usize, Errno> {
         // SAFETY: our caller says that every span is writable for its length.
         let moved = unsafe { self.copy_in_to_mark(lanes, spans, skip, flags) }?;
         let wanted = total_bytes(spans).saturating_sub(skip);
@@ -421,7 +408,7 @@ impl Connection {
     }
 
     #[inline]
-    pub(super) unsafe fn copy_in_to_mark(
+    unsafe fn copy_in_to_mark(
         &self,
         lanes: &Lanes,
         spans: &[iovec],

@@ -2,6 +2,7 @@
 
 use super::bad_address::has_bad_address;
 use super::cork::HELD_BYTES_MAX;
+use super::lane_kinds::ShortSender;
 use super::lanes::Lanes;
 use super::wait::{BlockingCall, Deadline, Room};
 use super::{Connection, Flags, SHUTDOWN_WRITE, observer, reclaim, total_bytes};
@@ -44,18 +45,50 @@ impl Connection {
         }
     }
 
-    /// A send of what is short, to a peer that is there and has room. `None`: nothing was sent.
-    #[inline(always)] // Most of what it spares is the work of being called.
-    pub(super) unsafe fn send_short(&'static self, generation: u32, spans: &[iovec]) -> Option<usize> {
+    /// Sends one span that is short, in lanes of ordinary memory, to a peer that is connected and has room. Returns `None`
+    /// if nothing was sent.
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
+    #[inline(always)] // The call itself would cost as much as most of the work.
+    unsafe fn send_short(&'static self, generation: u32, spans: &[iovec]) -> Option<usize> {
+        // SAFETY: the closure is called under the send lock, and the reference is the only one to the sender.
+        let find = || self.plain_lanes().map(|plain| (plain.0, unsafe { plain.sender() }));
+        // SAFETY: every span is readable for its length, by this function's contract.
+        unsafe { self.send_short_by(generation, spans, find) }
+    }
+
+    /// Does what [`Connection::send_short`] does, in any memory. Called only where lanes are not in ordinary memory.
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
+    #[cold]
+    #[inline(never)]
+    unsafe fn send_short_generic(&'static self, generation: u32, spans: &[iovec]) -> Option<usize> {
+        let lanes = || self.lanes().filter(|_| self.sends_by_lane());
+        // SAFETY: the closure is called under the send lock, and the reference is the only one to the sender.
+        let find = || lanes().map(|lanes| (lanes, unsafe { &mut *lanes.sender.get() }));
+        // SAFETY: every span is readable for its length, by this function's contract.
+        unsafe { self.send_short_by(generation, spans, find) }
+    }
+
+    /// Sends one span that is short by the sender that `find` returns. `find` is called under the send lock.
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
+    #[inline(always)] // Part of the path of short messages.
+    unsafe fn send_short_by<'a, S: ShortSender + 'a>(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        find: impl FnOnce() -> Option<(&'a Lanes, &'a mut S)>,
+    ) -> Option<usize> {
         let [span] = spans else { return None };
         let guard = self.lock_for_generation(generation, &self.send_lock).ok()?;
-        let plain = self.plain_lanes()?;
-        let lanes = plain.0;
-        // SAFETY: under the send lock.
-        let sender = unsafe { plain.sender() };
-        // Or a question: the peer is waiting for it.
-        let is_answer = self.unanswered_sends.load(Ordering::Relaxed) == 0;
-        if !is_answer {
+        let (lanes, sender) = find()?;
+        // The peer is waiting for a response, or for a request.
+        let is_awaited = self.unanswered_sends.load(Ordering::Relaxed) == 0;
+        if !is_awaited {
             self.poll_lifeline_periodically(lanes);
         }
         let snapshot = lanes.segment.snapshot();
@@ -63,12 +96,12 @@ impl Connection {
         if is_shared || self.has_ended_in(lanes, snapshot, SHUTDOWN_WRITE) {
             return None;
         }
-        sender.set_stamp(stamp());
-        // SAFETY: the caller's span.
-        if !unsafe { sender.write_short_from(span.iov_base.cast(), span.iov_len, is_answer) } {
+        sender.prepare_short(stamp());
+        // SAFETY: the span is readable for its length, by this function's contract.
+        if !unsafe { sender.write_short(span.iov_base.cast(), span.iov_len, is_awaited) } {
             return None;
         }
-        let wakes_receiver = sender.take_wake_request();
+        let wakes_receiver = sender.take_wake();
         guard.release();
         if wakes_receiver {
             self.ring();
@@ -77,45 +110,8 @@ impl Connection {
         Some(span.iov_len)
     }
 
-    /// As [`Connection::send_short`], in any memory: asked only where there was no plain lane.
-    #[cold]
     #[inline(never)]
-    pub(super) unsafe fn send_short_generic(&'static self, generation: u32, spans: &[iovec]) -> Option<usize> {
-        let [span] = spans else { return None };
-        let guard = self.lock_for_generation(generation, &self.send_lock).ok()?;
-        let lanes = self.lanes().filter(|_| self.sends_by_lane())?;
-        let is_answer = self.unanswered_sends.load(Ordering::Relaxed) == 0;
-        if !is_answer {
-            self.poll_lifeline_periodically(lanes);
-        }
-        let snapshot = lanes.segment.snapshot();
-        let is_shared = snapshot.holders > 1 && self.may_have_other_holders();
-        if is_shared || self.has_ended_in(lanes, snapshot, SHUTDOWN_WRITE) {
-            return None;
-        }
-        // SAFETY: under the send lock.
-        let sender = unsafe { &mut *lanes.sender.get() };
-        sender.prepare(false, stamp());
-        // SAFETY: the caller's span.
-        if !unsafe { sender.write_short_from(span.iov_base.cast(), span.iov_len, is_answer) } {
-            return None;
-        }
-        let wakes_receiver = sender.take_wake_request();
-        drop(guard);
-        if wakes_receiver {
-            self.ring();
-        }
-        self.count_sent(span.iov_len);
-        Some(span.iov_len)
-    }
-
-    #[inline(never)]
-    pub(super) unsafe fn send_any(
-        &'static self,
-        generation: u32,
-        spans: &[iovec],
-        flags: Flags,
-    ) -> Result<usize, Errno> {
+    unsafe fn send_any(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         if self.sends_by_lane() && !self.receives_by_lane() {
             self.process_messages_periodically();
         }
@@ -135,7 +131,7 @@ impl Connection {
         unsafe { self.send_waiting(generation, spans, done, wanted, flags) }
     }
 
-    pub(super) unsafe fn send_waiting(
+    unsafe fn send_waiting(
         &'static self,
         generation: u32,
         spans: &[iovec],
@@ -200,7 +196,7 @@ impl Connection {
     }
 
     #[inline]
-    pub(super) unsafe fn send_by_lane(
+    unsafe fn send_by_lane(
         &'static self,
         generation: u32,
         spans: &[iovec],

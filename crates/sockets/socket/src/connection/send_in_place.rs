@@ -87,7 +87,7 @@ impl Connection {
         Ok(done)
     }
 
-    pub(super) fn fill_once(
+    fn fill_once(
         &'static self,
         generation: u32,
         len_bytes: usize,
@@ -135,7 +135,7 @@ impl Connection {
     }
 
     /// Under the send lock.
-    pub(super) fn fill_by_lifeline(
+    fn fill_by_lifeline(
         &'static self,
         len_bytes: usize,
         is_at_end: &impl Fn() -> bool,

@@ -77,7 +77,7 @@ impl Connection {
         }
     }
 
-    pub(super) fn apply(&'static self, asked: &RequestedOptions) {
+    fn apply(&'static self, asked: &RequestedOptions) {
         self.low_water_bytes.store(asked.low_water_bytes, Ordering::Relaxed);
         self.requested_control.store(asked.control.to_bits(), Ordering::Relaxed);
         self.set_send_timeout_ns(asked.send_timeout_ns);

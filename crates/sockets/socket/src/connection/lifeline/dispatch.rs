@@ -65,7 +65,7 @@ impl Connection {
     }
 
     /// Follows the messages that come first in the lifeline. Answers what comes then.
-    pub(in crate::connection) fn process_messages(&'static self) -> NextItem {
+    pub(super) fn process_messages(&'static self) -> NextItem {
         loop {
             if let Err(first) = self.process_next_message() {
                 return first;
@@ -77,7 +77,7 @@ impl Connection {
     ///
     /// # Errors
     /// What comes first, if that is no message, or one that cannot be followed now.
-    pub(in crate::connection) fn process_next_message(&'static self) -> Result<(), NextItem> {
+    fn process_next_message(&'static self) -> Result<(), NextItem> {
         {
             let guard = self.lock_direction(&self.receive_lock);
             if guard.is_none() || self.is_incoming_by_lane() {
@@ -94,7 +94,7 @@ impl Connection {
     }
 
     /// Under the receive lock.
-    pub(in crate::connection) fn next_in_lifeline(&self) -> NextItem {
+    fn next_in_lifeline(&self) -> NextItem {
         let mut byte = 0_u8;
         let spans = [iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
         // SAFETY: one byte is writable.

@@ -83,7 +83,7 @@ impl Connection {
     }
 
     /// A lifeline that is full gives way to a lane, if there can be one.
-    pub(in crate::connection) fn lifeline_output_readiness(&self, revents: i16) -> i16 {
+    fn lifeline_output_readiness(&self, revents: i16) -> i16 {
         const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
         let has_room = revents & (libc::POLLOUT | libc::POLLHUP) != 0 || self.is_shut(SHUTDOWN_WRITE);
         if !has_room && self.send_is_blocked.load(Ordering::Relaxed) {
@@ -95,13 +95,13 @@ impl Connection {
         OUTPUT
     }
 
-    pub(in crate::connection) fn reaches_low_water(&'static self) -> bool {
+    fn reaches_low_water(&'static self) -> bool {
         let low_water = self.low_water_bytes.load(Ordering::Relaxed) as usize;
         low_water <= 1 || self.unread_in_lifeline() >= low_water
     }
 
     /// As [`Connection::unread_in_lifeline`]: whether there are any. A message counts too.
-    pub(in crate::connection) fn has_bytes_in_lifeline(&self) -> bool {
+    pub(super) fn has_bytes_in_lifeline(&self) -> bool {
         rustix::io::ioctl_fionread(self.borrow_lifeline()).is_ok_and(|bytes| bytes > 0)
     }
 
@@ -119,7 +119,7 @@ impl Connection {
     }
 
     /// As [`Connection::unread_in_lifeline`], under both locks.
-    pub(in crate::connection) fn unread_locked(&self) -> usize {
+    fn unread_locked(&self) -> usize {
         // Programs ask after each receive.
         if let Some(unread) = self.unread_as_peeked() {
             return unread;

@@ -71,7 +71,7 @@ impl Connection {
     }
 
     /// As [`Connection::may_send`], where what is sent goes by the lifeline.
-    pub(in crate::connection) fn may_send_by_lifeline(&self, len_bytes: usize) -> Result<bool, Errno> {
+    fn may_send_by_lifeline(&self, len_bytes: usize) -> Result<bool, Errno> {
         if let Some(lanes) = self.lanes() {
             return self.may_send(lanes, len_bytes);
         }
@@ -95,7 +95,7 @@ impl Connection {
 
     /// The kernel refuses a send: the peer is gone. TCP's buffer takes the first one all the same, unless a reset has
     /// come.
-    pub(in crate::connection) fn send_to_closed_peer(&'static self) -> Result<(), Errno> {
+    fn send_to_closed_peer(&'static self) -> Result<(), Errno> {
         if !self.lifeline_has_hung_up() {
             // Another process that holds the end has shut it down.
             self.lifeline_state.shutdown.fetch_or(SHUTDOWN_WRITE, Ordering::Relaxed);
