@@ -1,4 +1,4 @@
-//! What this process holds and has done: the budget of lane memory, and the page of counters.
+//! Resource accounting of this process: the budget of lane memory, and the stats page.
 
 pub mod memory_budget;
 pub mod process_stats;

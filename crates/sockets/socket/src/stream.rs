@@ -1,4 +1,4 @@
-//! TCP sockets of the program that have no lanes, or none yet.
+//! TCP sockets of the program that are not connections with lanes, or not yet.
 
 use crate::descriptor::table::{Kind, Tracked};
 use crate::options::OptionRecord;
@@ -10,13 +10,13 @@ use stats_page::ConnectionSlot;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
-/// What a TCP socket is before it is anything more, or when it stays with the kernel.
+/// A TCP socket before it is connected or listening, or while the kernel carries its bytes.
 #[derive(Default)]
 pub struct Stream {
     pub(crate) shared: Shared<StreamInner>,
 }
 
-// SAFETY: no other type names these kinds, and the fields of the struct have an alignment of 8.
+// SAFETY: no other type has this kind, and the struct is aligned to 8 bytes because it has fields of that alignment.
 unsafe impl Tracked for Stream {
     const KINDS: &'static [Kind] = &[Kind::Stream];
 }
@@ -32,14 +32,14 @@ pub(crate) struct StreamInner {
     pub(crate) pending: Option<PendingConnect>,
 }
 
-/// Who has chosen the port that a socket is bound to. The kernel does not know the ports of connections with lanes, and
-/// chooses what one of them has.
+/// How the port that a socket is bound to was chosen. The kernel does not know the ports of connections with lanes, and
+/// may choose one of those.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum PortChoice {
     #[default]
     Program,
     Kernel,
-    /// The kernel, and the program has asked which it is.
+    /// The kernel chose it, and the program has asked for the number.
     KnownKernel,
 }
 
@@ -50,7 +50,7 @@ impl Stream {
         self.shared.with(access, |fd| self.remove_descriptor(fd))
     }
 
-    /// The program has closed one of its descriptors of the socket.
+    /// Notes that the program has closed one of its descriptors of the socket.
     pub(crate) fn remove_descriptor(&'static self, fd: RawFd) {
         if self.shared.defers_close(fd) {
             return;
@@ -68,41 +68,41 @@ impl Stream {
         self.with(|inner| access(&mut inner.options))
     }
 
-    /// Counts bytes that the kernel carried.
+    /// Counts bytes that the kernel has sent.
     pub fn count_sent(&'static self, bytes: usize) {
         self.with(|inner| inner.slot.as_ref().inspect(|slot| slot.add_sent(bytes as u64)).is_some());
     }
 
-    /// Counts bytes that the kernel carried.
+    /// Counts bytes that the kernel has received.
     pub fn count_received(&'static self, bytes: usize) {
         self.with(|inner| inner.slot.as_ref().inspect(|slot| slot.add_received(bytes as u64)).is_some());
     }
 }
 
-/// What a connect is to reach, and from where.
+/// The destination and source of a connect.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ConnectTarget {
     pub destination: SocketAddr,
-    /// What the socket was bound to before.
+    /// The address that the socket was bound to before.
     pub bound: Option<SocketAddr>,
     pub port_choice: PortChoice,
-    /// Whether it shares its address with others.
+    /// Whether the socket may share its address with others.
     pub shares: bool,
-    /// The network namespace that the socket was made in.
+    /// The network namespace that the socket was created in.
     pub netns: u64,
 }
 
-/// One connect that waits.
+/// A connect that waits in the background.
 pub(crate) struct PendingConnect {
     pub(crate) aim: ConnectTarget,
     pub(crate) advance: Advance,
     pub(crate) _counted: Counted,
 }
 
-/// Whose turn it is with a connect that waits.
+/// Whether a background connect can be advanced.
 pub(crate) enum Advance {
-    /// Whoever looks next: with what is under way to another node, or to try from the beginning.
+    /// By the next thread: it continues a connect to another node, or starts again.
     Due(Option<Box<RemoteConnect>>),
-    /// Somebody is looking.
+    /// Not now: a thread is advancing it.
     Running,
 }

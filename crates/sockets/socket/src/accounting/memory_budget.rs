@@ -1,9 +1,9 @@
-//! What the lanes of this process may take of memory beyond their small rings.
+//! The memory that the lanes of this process may use beyond their small rings.
 //!
-//! A memfd has no limit of its own, and allocating beyond a memory cgroup's limit wakes the OOM killer instead of
-//! failing. So each process accounts for what it allocates, and stays under a share of two limits: half of what
-//! `tcp_mem` lets kernel TCP use at most, and three quarters of its memory cgroup's limit, of which others may use a
-//! part already: that is asked for whenever a few more MiB were taken. Beyond it lanes stay as small as they are.
+//! A memfd has no limit of its own, and an allocation beyond a memory cgroup's limit wakes the OOM killer instead of
+//! failing. So each process accounts for what it allocates, and stays below two limits: half of what `tcp_mem` grants
+//! kernel TCP at most, and three quarters of its memory cgroup's limit. Other processes may use a part of the latter,
+//! so the cgroup's usage is read again whenever a MiB more was charged. At the limit, lanes stay as small as they are.
 
 use crate::process::sandbox;
 use crate::process::system::read_text;
@@ -12,31 +12,31 @@ use std::ffi::CString;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Drained rings of a process keep so much together without being given back under pressure: a connection that carries
-/// the next message soon finds its memory warm.
+/// Bytes of drained rings that a process keeps without releasing them under pressure: a connection with the next
+/// message then finds its memory in the cache.
 pub const WARM_BYTES: usize = 4 << 20;
-/// Taken bytes after which the cgroup is asked again for what it uses.
+/// Charged bytes after which the cgroup's usage is read again.
 const CHECK_EVERY_BYTES: usize = 1 << 20;
-/// Where neither limit can be read.
+/// The limit where neither of the two can be read.
 const LIMIT_BYTES_DEFAULT: u64 = 1 << 30;
 const PAGE_BYTES: u64 = 4096;
-/// What version 1 of cgroups says for "no limit" is no less than this.
+/// Version 1 of cgroups reports at least this for "no limit".
 const NO_LIMIT_BYTES: u64 = 1 << 60;
 
 static CHARGED_BYTES: AtomicUsize = AtomicUsize::new(0);
 static LIMITS: OnceLock<Limits> = OnceLock::new();
-/// Bytes that may be taken before the cgroup is asked again.
+/// Bytes that may be charged before the cgroup's usage is read again.
 static UNCHECKED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// What bounds this process, found out once.
+/// The limits of this process, read once.
 #[derive(Debug)]
 struct Limits {
     bytes: u64,
-    /// Where the cgroup says what it uses, and its limit.
+    /// The file with the cgroup's usage, and the bytes that it may reach.
     cgroup: Option<(CString, u64)>,
 }
 
-/// The budget of this process.
+/// The budget of this process, as the lanes charge it.
 #[derive(Debug)]
 pub struct ProcessBudget;
 
@@ -65,23 +65,22 @@ impl Budget for ProcessBudget {
     }
 }
 
-/// For `crosslane stat`.
+/// Publishes the numbers on the stats page.
 fn publish() {
     crate::accounting::process_stats::note_lane_memory(charged_bytes() as u64, limit_bytes());
 }
 
-/// Bytes that the lanes of this process have taken.
+/// Returns the bytes that the lanes of this process have charged.
 pub fn charged_bytes() -> usize {
     CHARGED_BYTES.load(Ordering::Relaxed)
 }
 
-/// Bytes that they may take.
+/// Returns the bytes that they may charge.
 pub fn limit_bytes() -> u64 {
     LIMITS.get().map_or(LIMIT_BYTES_DEFAULT, |limits| limits.bytes)
 }
 
-/// Finds the limits out, which allocates: to be called before there is a lane, and not when one grows, for that may be
-/// in a signal handler.
+/// Reads the limits, which allocates. Call it before there is a lane: a lane may grow in a signal handler.
 pub fn init_limits() {
     LIMITS.get_or_init(|| {
         let mut text = [0; 256];
@@ -95,12 +94,13 @@ pub fn init_limits() {
     });
 }
 
-/// Of `288459 384612 576918`, the last.
+/// Parses the last of three numbers such as `288459 384612 576918`.
 fn pages_of_tcp_mem(text: &str) -> Option<u64> {
     text.split_ascii_whitespace().nth(2)?.parse().ok()
 }
 
-/// Whether the cgroup has room for `bytes` more below three quarters of its limit, as of the last time it was asked.
+/// Returns whether the cgroup has room for `bytes` more below three quarters of its limit, as of the last time its
+/// usage was read.
 fn cgroup_has_room(bytes: usize) -> bool {
     let Some((usage_file, share)) = LIMITS.get().and_then(|limits| limits.cgroup.as_ref()) else { return true };
     let spend = |left: usize| left.checked_sub(bytes);
@@ -111,18 +111,18 @@ fn cgroup_has_room(bytes: usize) -> bool {
     let Some(used) = read_text(usage_file.as_c_str(), &mut text).and_then(number_in) else { return true };
     let left = share.saturating_sub(used);
     let has_room = left >= bytes as u64;
-    // Others use the rest too: half of it at once, at most.
+    // Other processes use the rest too, so at most half of it may be charged before the next check.
     UNCHECKED_BYTES.store(usize::try_from(left / 2).unwrap_or(usize::MAX).min(CHECK_EVERY_BYTES), Ordering::Relaxed);
     has_room
 }
 
-/// A number of bytes as cgroups say it.
+/// Parses a number of bytes in the format of cgroups.
 fn number_in(text: &str) -> Option<u64> {
     let text = text.trim_ascii();
     if text == "max" { Some(u64::MAX) } else { text.parse().ok() }
 }
 
-/// The memory cgroup of this process, as a folder that this process can see.
+/// The memory cgroup of this process, as a directory that this process can see.
 struct Cgroup {
     folder: String,
     is_v2: bool,
@@ -146,7 +146,7 @@ impl Cgroup {
         self.read(if self.is_v2 { "memory.max" } else { "memory.limit_in_bytes" })
     }
 
-    /// The lowest limit of the cgroup and those above it; `None`: there is none.
+    /// Returns the lowest limit of the cgroup and its ancestors, or `None` if there is none.
     fn limit_bytes(&self) -> Option<u64> {
         let root_len = if self.is_v2 { "/sys/fs/cgroup".len() } else { "/sys/fs/cgroup/memory".len() };
         let mut folder = self.folder.clone();
@@ -176,7 +176,7 @@ impl Cgroup {
     }
 }
 
-/// The path in a line such as `4:memory:/docker/1234`.
+/// Returns the path in a line such as `4:memory:/docker/1234`.
 fn memory_path(line: &str) -> Option<&str> {
     let mut fields = line.splitn(3, ':');
     let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);

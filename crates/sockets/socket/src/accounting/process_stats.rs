@@ -1,4 +1,4 @@
-//! The statistics page of this process, which `crosslane stat` reads.
+//! The stats page of this process, which `crosslane stat` reads.
 
 use crate::process::settings::settings;
 use crate::rendezvous::directory;

@@ -1,11 +1,11 @@
-//! A connection of a process that has put itself under a system call filter: see `crate::process::sandbox`.
+//! A connection of a process that has put itself under a system call filter; see `crate::process::sandbox`.
 //!
-//! Each call of the program's comes with a way to make the same call on the lifeline, and no other is made. A direction
-//! that goes by the lifeline is the kernel's entirely, for the peer can send no message of ours any more: the kernel
-//! refuses it the descriptor (`SO_PASSRIGHTS`, Linux 6.16). A direction that goes by a lane stays there, in the ring
-//! that it is in. Who finds nothing to receive sleeps by the program's call, which brings a ring; who finds no room
-//! rings by the program's call, until the lifeline is full of rings and the kernel has the caller wait for the peer to
-//! take them. A receive cannot ring: the peer is told so, and looks for room by itself.
+//! Each call of the program comes with a closure that makes the same call on the lifeline, and the library makes no
+//! other call. A direction that uses the lifeline is left to the kernel: the peer can send no message of the library
+//! any more, because the kernel refuses its descriptor (`SO_PASSRIGHTS`, Linux 6.16). A direction that uses a lane
+//! stays there, in its present ring. A receiver that finds nothing sleeps in the program's call, which brings a ring. A
+//! sender that finds no room rings by the program's call, until the lifeline is full of rings and the kernel makes the
+//! caller wait for the peer to consume them. A receiver cannot ring: the peer is told so, and polls for room.
 
 use super::lanes::Lanes;
 use super::lifeline::{FOLLOW, Lookahead, SWITCH};
@@ -23,22 +23,23 @@ use segment::{BY_LANE_RECEIVE, IS_CONFINED, OwnState};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
-/// `SO_PASSRIGHTS`: whether others may send descriptors.
+/// `SO_PASSRIGHTS`: whether peers may send descriptors.
 const PASS_RIGHTS: SocketOption = SocketOption { level: libc::SOL_SOCKET, name: 83 };
-/// Looks at memory before a call: some microseconds, as a peer takes that answers at once.
+/// Polls of memory before a call: some microseconds, in which a peer that responds at once has responded.
 const SPINS_MAX: u32 = 400;
-/// Rings that are taken at once.
+/// Rings that are consumed by one call.
 const RING_BATCH_BYTES: usize = 64;
 const INPUT: i16 = libc::POLLIN | libc::POLLRDNORM;
 const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
 
-/// The program's call, made on the lifeline with other bytes, and with these flags as well if it has some: how many
-/// bytes went, or -1 with `errno`.
+/// The program's call, made on the lifeline with another buffer, and with these flags as well if the call has flags.
+/// Returns the number of bytes, or -1 with `errno`.
 pub trait ProgramCall: Fn(*mut u8, usize, i32) -> isize {}
 impl<F: Fn(*mut u8, usize, i32) -> isize> ProgramCall for F {}
 
 impl Connection {
-    /// Gets ready for a filter, while all calls are allowed. `false`: it cannot, and goes on as before.
+    /// Prepares for a filter, while all system calls are still allowed. Returns `false` if that is not possible; then
+    /// nothing changes.
     pub(crate) fn confine(&'static self) -> bool {
         if self.is_confined.load(Ordering::Relaxed) {
             return true;
@@ -49,9 +50,9 @@ impl Connection {
         }
         self.process_messages_for_all();
         if socket_option::set_raw(self.borrow_lifeline(), PASS_RIGHTS, &0_u32.to_ne_bytes()).is_err() {
-            return false; // An older kernel.
+            return false; // The kernel is older.
         }
-        // What came before that.
+        // Messages that came before the option was set.
         self.process_messages_for_all();
         let Some(_both) = self.lock_both() else { return false };
         if !self.receives_by_lane() && !self.locate_message() {
@@ -69,7 +70,7 @@ impl Connection {
         true
     }
 
-    /// Ends what [`Connection::confine`] began.
+    /// Undoes what [`Connection::confine`] did.
     pub(crate) fn release(&'static self) {
         let _both = self.lock_both();
         if self.is_confined.swap(false, Ordering::Relaxed) {
@@ -81,8 +82,9 @@ impl Connection {
         let _ = socket_option::set_raw(self.borrow_lifeline(), PASS_RIGHTS, &1_u32.to_ne_bytes());
     }
 
-    /// A message may have come behind bytes of the program's, which cannot be told from those without a call that the
-    /// program does not make: so its place is noted now. `false`: it cannot be dealt with then. Under both locks.
+    /// Finds the message that may follow bytes of the program in the lifeline, and notes where it is: later the library
+    /// could not tell it from those without a system call that the program does not make. Returns `false` if the
+    /// message cannot be handled under a filter. The caller holds both locks.
     fn locate_message(&'static self) -> bool {
         let Lookahead { bytes, message, memory, .. } = self.look_ahead();
         let is_ready = match (message, memory) {
@@ -102,8 +104,8 @@ impl Connection {
         is_ready
     }
 
-    /// Receives by the lifeline as far as the message that was foreseen, or takes that out. `None`: what comes in comes
-    /// by the lane.
+    /// Receives by the lifeline up to the message that was located, or receives that message. Returns `None` if the
+    /// input uses the lane.
     fn receive_to_message(&'static self, spans: &[iovec], flags: Flags, call: &impl ProgramCall) -> Option<isize> {
         let bytes_to_message = self.lifeline_state.bytes_to_message.load(Ordering::Relaxed);
         let left = bytes_to_message.checked_sub(1)? as usize;
@@ -128,7 +130,8 @@ impl Connection {
         Some(received)
     }
 
-    /// What the program has set on its TCP socket and the kernel is to observe from now on.
+    /// Sets the options on the lifeline that the program has set on its TCP socket and that the kernel implements from
+    /// now on.
     fn hand_options_to_lifeline(&self) {
         const KEPT: [i32; 3] = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_RCVLOWAT];
         let record = self.with_details(|details| details.options.clone());
@@ -143,22 +146,23 @@ impl Connection {
         }
     }
 
-    /// Whether what is received comes by a lane, or soon will: else the program's call is the kernel's to answer.
+    /// Returns whether receives use a lane, now or after the located message. Otherwise the kernel serves the program's
+    /// call.
     #[inline]
     pub fn receives_confined_by_lane(&self) -> bool {
         self.receives_by_lane() || self.lifeline_state.bytes_to_message.load(Ordering::Relaxed) != 0
     }
 
-    /// As [`Connection::receives_confined_by_lane`], for what is sent.
+    /// Returns whether sends use a lane.
     #[inline]
     pub fn sends_confined_by_lane(&self) -> bool {
         self.sends_by_lane()
     }
 
-    /// Receives by the lane; sleeps by `call`, unless that does not wait.
+    /// Receives by the lane, and sleeps by `call` unless that does not block.
     ///
     /// # Errors
-    /// As [`Connection::receive`].
+    /// Those of [`Connection::receive`].
     ///
     /// # Safety
     /// Every span is writable for its length.
@@ -178,7 +182,8 @@ impl Connection {
         let mut done = 0;
         loop {
             let skip = if flags.peek { 0 } else { done };
-            // SAFETY: our caller says that every span is writable for its length, and `skip` is within them.
+            // SAFETY: every span is writable for its length, by this function's contract, and `skip` is within the
+            // spans.
             let step = match unsafe { self.receive_by_lane(generation, spans, skip, flags, false) } {
                 Err(error) if done == 0 => return Err(error),
                 Err(_) | Ok(Step::End) => return Ok(done),
@@ -186,7 +191,7 @@ impl Connection {
             };
             match step {
                 Step::Moved(bytes) => done = skip + bytes,
-                // A call that asks for no bytes.
+                // A call that requests no bytes.
                 _ if wanted == 0 => return Ok(0),
                 _ => {}
             }
@@ -201,7 +206,7 @@ impl Connection {
         }
     }
 
-    /// Until there may be something to receive.
+    /// Sleeps until there may be something to receive.
     fn sleep_confined(&'static self, call: &impl ProgramCall) -> Result<(), Errno> {
         let has_something = || {
             let _guard = self.lock_direction(&self.receive_lock);
@@ -215,7 +220,7 @@ impl Connection {
         if has_something() { Ok(()) } else { self.consume_rings(lanes, call) }
     }
 
-    /// Takes rings out of the lifeline by `call`, which waits for one if the program's call would.
+    /// Consumes rings in the lifeline by `call`, which waits for one if the program's call would block.
     fn consume_rings(&self, lanes: &Lanes, call: &impl ProgramCall) -> Result<(), Errno> {
         let mut rings = [0_u8; RING_BATCH_BYTES];
         match call(rings.as_mut_ptr(), rings.len(), 0) {
@@ -229,10 +234,10 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends by the lane, in the ring that it is in; rings by `call`, and waits for room by it.
+    /// Sends by the lane, in its present ring. Rings by `call`, and waits for room by it.
     ///
     /// # Errors
-    /// As [`Connection::send`].
+    /// Those of [`Connection::send`].
     ///
     /// # Safety
     /// Every span is readable for its length.
@@ -241,7 +246,8 @@ impl Connection {
         let generation = self.generation();
         let mut done = 0;
         loop {
-            // SAFETY: our caller says that every span is readable for its length, and `done` is within them.
+            // SAFETY: every span is readable for its length, by this function's contract, and `done` is within the
+            // spans.
             let (sent, wakes_receiver) = match unsafe { self.send_confined_now(generation, spans, done, wanted) } {
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => return Ok(done),
@@ -258,7 +264,7 @@ impl Connection {
             let mut ring = [RING];
             if call(ring.as_mut_ptr(), 1, 0) < 0 {
                 match (system::errno(), self.lanes()) {
-                    // A lifeline full of rings wakes as well as one more.
+                    // A lifeline full of rings wakes the peer as well as one more would.
                     _ if done >= wanted => {}
                     (Errno::PIPE | Errno::CONNRESET, Some(lanes)) => self.note_hang_up(lanes, false),
                     _ if done > 0 => return Ok(done),
@@ -271,7 +277,10 @@ impl Connection {
         }
     }
 
-    /// Answers how many bytes went, and whether the receiver is to be rung.
+    /// Sends once. Returns the number of bytes, and whether the receiver must be rung.
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
     unsafe fn send_confined_now(
         &'static self,
         generation: u32,
@@ -285,20 +294,20 @@ impl Connection {
         if !self.may_send(lanes, wanted - skip)? {
             return Ok((self.bytes_accepted_for_closed_peer(wanted - skip), false));
         }
-        // SAFETY: under the send lock.
+        // SAFETY: the send lock is held, which protects the sender.
         unsafe { (*lanes.sender.get()).prepare(true, stamp()) };
-        // SAFETY: our caller says that every span is readable for its length.
+        // SAFETY: every span is readable for its length, by this function's contract, and the send lock is held.
         let sent = unsafe { self.copy_out(lanes, spans, skip, wanted) }?;
         if sent > 0 {
             self.count_sent(sent);
         }
-        // SAFETY: under the send lock.
+        // SAFETY: the send lock is held, which protects the sender.
         let sender = unsafe { &mut *lanes.sender.get() };
         sender.end_hold(false);
         Ok((sent, sent > 0 && sender.take_wake_request()))
     }
 
-    /// Which of `wanted` hold now, of the directions that go by lanes.
+    /// Returns which of `wanted` hold now in the directions that use lanes.
     pub(crate) fn confined_readiness(&'static self, wanted: i16) -> i16 {
         let mut ready = 0;
         if self.receives_by_lane() {
@@ -311,8 +320,8 @@ impl Connection {
         ready & (wanted | libc::POLLERR | libc::POLLHUP)
     }
 
-    /// The program closes a descriptor: nothing is unmapped and nobody is called. With the last one, this process is
-    /// done with the connection; what it has of memory stays until the process ends.
+    /// Notes that the program closes a descriptor. Nothing is unmapped and no callback is called. With the last
+    /// descriptor this process closes the connection; its memory stays mapped until the process ends.
     pub(crate) fn close_confined(&'static self, fd: RawFd) {
         let left = self.with_details(|details| {
             details.descriptors.retain(|&known| known != fd);
@@ -327,18 +336,18 @@ impl Connection {
             if let Some(lanes) = self.lanes() {
                 self.announce_close(lanes);
             }
-            // SAFETY: under both locks; the ledger's slot closes with it.
+            // SAFETY: both locks are held. The slot of the stats page is released with the value.
             unsafe { *self.slot.get() = None };
         }
     }
 
-    /// The program shuts down directions; its own call tells the kernel, and so who sleeps.
+    /// Notes that the program shuts down directions. Its own call tells the kernel, which wakes the sleepers.
     pub fn note_confined_shutdown(&'static self, directions: u64) {
         let Some(_send) = self.lock_direction(&self.send_lock) else { return };
         let Some(lanes) = self.lanes() else { return };
         lanes.segment.store(OwnState::Shutdown, lanes.segment.load(OwnState::Shutdown) | directions);
         if directions & SHUTDOWN_WRITE != 0 {
-            // SAFETY: under the send lock.
+            // SAFETY: the send lock is held, which protects the sender.
             unsafe { (*lanes.sender.get()).finish() };
         }
     }
@@ -366,7 +375,7 @@ impl Connection {
         asked
     }
 
-    /// Turns `said`, the kernel's answer to a poll of the lifeline, into the answer for `events` of the connection.
+    /// Translates `revents`, the kernel's result for the lifeline, to the result for `events` of the connection.
     pub(crate) fn confined_revents(
         &'static self,
         revents: i16,
@@ -398,7 +407,7 @@ impl Connection {
         ready & (events | libc::POLLERR | libc::POLLHUP)
     }
 
-    /// What `poll` says of a lifeline in words of TCP: a peer that has closed has only ended its direction.
+    /// Translates events of the lifeline to those of TCP: a peer that has closed has only ended its direction.
     pub(crate) fn to_tcp_events(&self, revents: i16, wanted: i16) -> i16 {
         let has_closed = revents & libc::POLLHUP != 0 && revents & libc::POLLERR == 0 && self.lanes().is_none();
         if !has_closed || self.state().1 & SHUTDOWN_WRITE != 0 {
@@ -408,7 +417,7 @@ impl Connection {
     }
 }
 
-/// Whether something became true within some microseconds.
+/// Returns whether `is_true` returned `true` within some microseconds.
 fn spin_until(is_true: impl Fn() -> bool) -> bool {
     (0..SPINS_MAX).any(|_| {
         let is_true = is_true();

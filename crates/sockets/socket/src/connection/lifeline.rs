@@ -1,12 +1,15 @@
-//! How a connection begins: its bytes go by the lifeline, a plain AF_UNIX stream, until lanes pay.
+//! A connection on its lifeline: its bytes use a plain AF_UNIX stream until lanes pay.
 //!
-//! So `connect` and `accept` need no memory, no further descriptor and nothing of the other end, and what happens to
-//! a young connection (a fork, an `exec`, a limit that is reached, a peer that says nothing) is the kernel's affair.
-//! Where AF_UNIX answers otherwise than TCP, this file translates.
+//! So `connect` and `accept` need no memory, no further descriptor and nothing from the other endpoint, and the kernel
+//! handles all that may happen to a young connection: a fork, an `exec`, an exhausted limit, a peer that sends nothing.
+//! Where AF_UNIX behaves differently from TCP, these modules translate.
 //!
-//! * `lanes`: how it gets lanes.
-//! * `lane_peers`: addresses to which a connection gets them at once, for the sake of order.
-//! * `message`: what the two ends say to each other for that, in the stream itself.
+//! * `send`, `receive`: transfer of the program's bytes.
+//! * `readiness`: events, unread bytes, and the lookahead to the first message.
+//! * `message`: the messages of the endpoints in the stream itself.
+//! * `dispatch`: handles the messages that come first.
+//! * `upgrade`: the switch to lanes.
+//! * `lane_peers`: addresses to which connections get lanes at once, for the sake of order.
 
 mod dispatch;
 pub(super) mod lane_peers;
@@ -33,67 +36,69 @@ use std::cell::UnsafeCell;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Bytes that are taken out at once where the program does not want them.
+/// Bytes of a buffer for one call whose bytes the program does not get directly.
 const SCRATCH_BYTES: usize = 16 << 10;
 
-/// What a connection knows while one of its directions goes by the lifeline.
+/// The state of a connection while one of its directions uses the lifeline.
 #[derive(Default)]
 pub(super) struct LifelineState {
     is_acceptor: AtomicBool,
-    /// Directions that the program has shut down.
+    /// The directions that the program has shut down.
     shutdown: AtomicU64,
     /// What sends know of the peer: a [`PeerState`].
     peer: AtomicU64,
     /// An error number to be reported once.
     error: AtomicU64,
-    /// Questions: receives that brought something, the first ones and those behind an answer.
+    /// Number of requests received: receives that brought something, at first or after a response.
     requests: AtomicU32,
-    /// Something was sent behind the last question.
+    /// Something was sent after the last request.
     has_responded: AtomicBool,
-    /// Bytes of the program's that come next, as a look has found and no receive has taken. Under the receive lock.
+    /// Bytes of the program that come next, as a peek has found and no receive has consumed. Protected by the receive
+    /// lock.
     peeked_bytes: AtomicU64,
-    /// Bytes that have been taken out of the lifeline, as edges count them: see [`Connection::lifeline_arrivals`].
+    /// Bytes received by the lifeline, as edges count them; see [`Connection::lifeline_arrivals`].
     received_bytes: AtomicU64,
-    /// The same, with all messages.
+    /// Bytes received by the lifeline, with all messages.
     received_with_messages_bytes: AtomicU64,
-    /// How far the lifeline reached, from its beginning, when edges were last counted.
+    /// The end of the lifeline's unread bytes, from its beginning, when edges were last counted.
     counted_to_bytes: AtomicU64,
-    /// Clock ticks at the last look for messages without a receive.
+    /// Clock ticks at the last poll for messages without a receive.
     messages_polled_ticks: AtomicU64,
-    /// How far it was seen to have ended.
+    /// 0 to 2: how many of `POLLRDHUP` and `POLLHUP` the lifeline was seen to report.
     end_level: AtomicU64,
-    /// The lifeline was shut for reading, so that the kernel does not say any more whether the peer has ended.
+    /// The lifeline was shut down for reading, so that the kernel does not report the end of the peer's stream any
+    /// more.
     is_read_shut: AtomicBool,
-    /// The peer had ended its stream when the lifeline was shut for reading.
+    /// The peer had ended its stream when the lifeline was shut down for reading.
     had_peer_ended: AtomicBool,
-    /// The lifeline holds all that it may.
+    /// The lifeline's buffer has its maximum size.
     is_widened: AtomicBool,
-    /// Another process may hold the end, and has no part in its lanes.
+    /// Another process may hold the endpoint, without its lanes.
     is_shared: AtomicBool,
-    /// The peer's kernel refuses descriptors, as under a filter: there are no messages any more.
+    /// The peer's kernel refuses descriptors, because of a filter, so no messages can be sent any more.
     are_rights_refused: AtomicBool,
     has_offered: AtomicBool,
-    /// It was tried to give it lanes because others have some.
+    /// A switch was attempted because other connections to the same address have lanes.
     has_switched_for_order: AtomicBool,
     /// The program has sent something.
     has_sent: AtomicBool,
-    /// The peer had not read all of the lifeline when what is sent went over to a lane.
+    /// The peer had not read all of the lifeline when sends changed to a lane.
     was_unread: AtomicBool,
     has_pending_message: AtomicBool,
-    /// Under a filter: one more than the bytes of the program's that lie before the last message.
+    /// Under a filter: one more than the program's bytes before the last message; 0 for no message.
     pub(super) bytes_to_message: AtomicU64,
-    /// Messages that have come.
+    /// Number of messages received.
     messages_received: AtomicU32,
-    /// Inode of the memory that the outgoing lane lies in.
+    /// The inode of the memory of the outgoing lane.
     inode: AtomicU64,
-    /// Under the send lock.
+    /// Protected by the send lock.
     offered: UnsafeCell<Option<OfferedMemory>>,
-    /// Under the receive lock.
+    /// Protected by the receive lock.
     pending_message: UnsafeCell<Option<Message>>,
 }
 
 impl LifelineState {
-    /// Under both locks, or before anybody knows the connection.
+    /// Resets the state for a new connection. The caller holds both locks, or no other thread knows the connection.
     pub(super) fn begin(&self, side: Side) {
         self.is_acceptor.store(side == Side::Acceptor, Ordering::Relaxed);
         self.shutdown.store(0, Ordering::Relaxed);
@@ -120,17 +125,18 @@ impl LifelineState {
         self.clear();
     }
 
-    /// Forgets what is on its way. Under both locks, or as [`LifelineState::begin`].
+    /// Drops an offer and a message that are pending. The caller holds both locks, or no other thread knows the
+    /// connection.
     pub(super) fn clear(&self) {
         self.has_offered.store(false, Ordering::Relaxed);
         self.has_pending_message.store(false, Ordering::Relaxed);
-        // SAFETY: our caller holds the send lock, or is alone with the object.
+        // SAFETY: the caller holds the send lock, or no other thread knows the object.
         drop(unsafe { (*self.offered.get()).take() });
-        // SAFETY: our caller holds the receive lock, or is alone with the object.
+        // SAFETY: the caller holds the receive lock, or no other thread knows the object.
         drop(unsafe { (*self.pending_message.get()).take() });
     }
 
-    /// Of an end that another process has held: where its outgoing lane lies.
+    /// Notes the memory of the outgoing lane, for an endpoint that another process has held before.
     pub(super) fn note_inode(&self, memory: Option<&MemoryFds<HiddenFd>>) {
         let inode = memory.and_then(|memory| rustix::fs::fstat(memory.memfd.get()?).ok()).map_or(0, |stat| stat.st_ino);
         self.inode.store(inode, Ordering::Relaxed);
@@ -149,19 +155,19 @@ impl LifelineState {
         self.error.store(Errno::CONNRESET.raw_os_error() as u64, Ordering::Relaxed);
     }
 
-    /// Something was sent to a peer that had closed: the next send is refused.
+    /// Notes that something was sent to a peer that had closed, so that the next send fails with `EPIPE`.
     fn note_broken_pipe(&self) {
         self.peer.store(PeerState::BrokenPipe as u64, Ordering::Relaxed);
         self.error.store(Errno::PIPE.raw_os_error() as u64, Ordering::Relaxed);
     }
 
-    /// As [`LifelineState::take_error`], for a receive: behind the end of a stream no error comes.
+    /// Returns the error that a receive reports, and clears it: after the end of a stream receives report no `EPIPE`.
     fn take_reset(&self) -> Option<Errno> {
         let is_send_error = self.error.load(Ordering::Relaxed) == Errno::PIPE.raw_os_error() as u64;
         if is_send_error { None } else { self.take_error() }
     }
 
-    /// Takes the error that is to be reported once.
+    /// Returns the error that is to be reported once, and clears it.
     fn take_error(&self) -> Option<Errno> {
         let error = self.error.swap(0, Ordering::Relaxed);
         (error != 0).then(|| Errno::from_raw_os_error(error as i32))
@@ -169,13 +175,13 @@ impl LifelineState {
 }
 
 impl Connection {
-    /// Whether all that the peer can have left unread is an offer.
+    /// Returns whether an offer is all that the peer can have left unread.
     fn has_only_offered(&self) -> bool {
         self.lifeline_state.has_offered.load(Ordering::Relaxed) && !self.lifeline_state.has_sent.load(Ordering::Relaxed)
     }
 
-    /// Whether the peer has reset the connection, as the kernel says, or a lane that the lifeline leads to. Notes it,
-    /// with the error to be reported once.
+    /// Returns whether the peer has reset the connection, according to the kernel or to a lane that the lifeline leads
+    /// to. Notes the reset, with the error to be reported once.
     fn is_reset_on_lifeline(&'static self) -> bool {
         if self.lifeline_state.is_reset() {
             return true;
@@ -189,7 +195,7 @@ impl Connection {
         is_reset
     }
 
-    /// Shuts down directions that go by the lifeline. Under the send lock.
+    /// Shuts down directions that use the lifeline. The caller holds the send lock.
     ///
     /// # Errors
     /// `NOTCONN` after a reset.
@@ -208,8 +214,8 @@ impl Connection {
         Ok(())
     }
 
-    /// After a shutdown for reading: threads of this process that sleep on the lifeline must look again, and nothing
-    /// but its end wakes them all.
+    /// Wakes the threads of this process that sleep on the lifeline, after a shutdown of the receive direction. Only
+    /// the end of the lifeline wakes them all.
     pub(super) fn wake_by_shutdown(&self) {
         if self.sleepers.is_any() {
             self.lifeline_state.had_peer_ended.store(self.has_peer_shut_lifeline(), Ordering::Relaxed);
@@ -218,7 +224,7 @@ impl Connection {
         }
     }
 
-    /// Whether the peer has ended its stream, as the kernel says while it can.
+    /// Returns whether the peer has ended its stream, as the kernel reports while it can.
     pub(super) fn has_peer_shut_lifeline(&self) -> bool {
         if self.lifeline_state.is_read_shut.load(Ordering::Relaxed) {
             return self.lifeline_state.had_peer_ended.load(Ordering::Relaxed);
@@ -226,7 +232,8 @@ impl Connection {
         blocking::poll_now(self.lifeline(), libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP) != 0
     }
 
-    /// Whether a peer that is gone has reset the connection, behind bytes that are unread.
+    /// Returns whether a closed peer has reset the connection in the memory that a message after unread bytes refers
+    /// to.
     fn is_reset_in_lane(&'static self) -> bool {
         let _guard = self.lock_direction(&self.receive_lock);
         let Some(memory) = self.look_ahead().memory else { return false };
@@ -239,32 +246,32 @@ impl Connection {
         self.lifeline_state.error.store(error.raw_os_error() as u64, Ordering::Relaxed);
     }
 
-    /// What `SO_ERROR` answers, before there are lanes.
+    /// Returns what `SO_ERROR` reports before there are lanes, and clears it.
     pub(super) fn take_lifeline_error(&'static self) -> i32 {
         self.is_reset_on_lifeline();
-        // What the kernel still has to say has been noted.
+        // Clears the kernel's own error, which has been noted.
         let _ = rustix::net::sockopt::socket_error(self.borrow_lifeline());
         self.lifeline_state.take_error().map_or(0, Errno::raw_os_error)
     }
 
-    /// Whether what comes in has ended, as the kernel says, read or not.
+    /// Returns whether the input has ended, even if unread bytes come before the end.
     pub(super) fn lifeline_has_no_more(&self) -> bool {
         self.is_shut(SHUTDOWN_READ) || self.has_peer_shut_lifeline()
     }
 
-    /// Whether the kernel refuses to send by the lifeline. It answers `EPIPE` to a send of no bytes too.
+    /// Returns whether the kernel refuses to send by the lifeline. It returns `EPIPE` for a send of no bytes too.
     pub(super) fn does_lifeline_refuse_sends(&self) -> bool {
         // SAFETY: there are no spans.
         let sent = unsafe { send_now(self.lifeline(), &[], 0) };
         sent == Err(Errno::PIPE)
     }
 
-    /// Whether the peer is gone, as the kernel says.
+    /// Returns whether the kernel reports that the peer has closed.
     pub(super) fn lifeline_has_hung_up(&self) -> bool {
         blocking::poll_now(self.lifeline(), 0) & libc::POLLHUP != 0
     }
 
-    /// What is known of the peer, and which directions are shut down.
+    /// Returns what is known of the peer, and which directions are shut down.
     pub(super) fn state(&self) -> (PeerState, u64) {
         match self.lanes() {
             Some(lanes) => (self.peer_state(lanes), lanes.segment.load(OwnState::Shutdown)),
@@ -280,17 +287,17 @@ impl Connection {
     }
 
     pub(super) fn borrow_lifeline(&self) -> BorrowedFd<'_> {
-        // SAFETY: one of the program's descriptors, in a call about it. Were it closed, calls would fail, or be about
-        // another file of the program's: as with any descriptor that one thread closes while another one uses it.
+        // SAFETY: the descriptor belongs to the program, which keeps it open during a call on it. If another thread
+        // closes it meanwhile, calls fail or use another file of the program, as for any descriptor.
         unsafe { BorrowedFd::borrow_raw(self.lifeline()) }
     }
 
-    /// Whether what comes in comes by the lifeline.
+    /// Returns whether receives use the lifeline.
     pub fn is_on_lifeline(&self) -> bool {
         !self.receives_by_lane() && !self.awaits_handshake.load(Ordering::Relaxed)
     }
 
-    /// Whether one that waits on the lifeline need not any more, whatever the kernel says of it: `POLLIN`, `POLLOUT`.
+    /// Returns whether a wait on the lifeline for `POLLIN` or `POLLOUT` is over, whatever the kernel reports.
     pub(super) fn is_lifeline_wait_over(&'static self, events: i16) -> bool {
         let is_switched = || {
             let _receive = self.lock_direction(&self.receive_lock);
@@ -303,7 +310,7 @@ impl Connection {
         }
     }
 
-    /// The kernel has said `CONNRESET` to one that waited.
+    /// Notes that the kernel has reported `CONNRESET` to a wait.
     pub(super) fn note_kernel_reset(&self) {
         match self.lanes() {
             Some(lanes) => self.note_hang_up(lanes, true),

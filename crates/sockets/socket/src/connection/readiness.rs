@@ -1,7 +1,7 @@
-//! Readiness, for poll and epoll.
+//! Readiness, for `poll` and `epoll`.
 //!
-//! A readiness set looks at a connection in memory while it is busy. Before it sleeps it *parks* the connection: the
-//! peer is asked to ring, and the lifeline then becomes readable in the kernel.
+//! While it is busy, a readiness set polls a connection in memory. Before it sleeps, it *parks* the connection: it asks
+//! the peer to ring, which makes the lifeline readable in the kernel.
 
 use super::lane_kinds::LaneReceiver;
 use super::lanes::Lanes;
@@ -13,10 +13,10 @@ use std::sync::atomic::Ordering;
 
 const ALWAYS_REPORTED: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 
-/// What an edge-triggered watcher remembers of a connection: something happened when a number has grown.
+/// The counters by which an edge-triggered watcher of a connection detects events: each only grows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Edges {
-    /// Position up to which records have arrived.
+    /// The position up to which records have arrived.
     pub arrivals: u64,
     /// Number of ends that have come: of the stream, of the connection, of directions that the program has shut down.
     pub ends: u64,

@@ -1,4 +1,4 @@
-//! RECEIVE
+//! Receives bytes into buffers.
 
 use super::bad_address::has_bad_address;
 use super::lane_kinds::{LaneReceiver, ShortReceiver};
@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use segment::OwnState;
 use std::sync::atomic::Ordering;
 
-/// So often a receive tries to read before it waits: some microseconds, as long as a peer takes that answers at once.
+/// Attempts to receive before a wait: some microseconds, in which a peer that responds at once has responded.
 const SPIN_ATTEMPTS_MAX: u32 = 400;
 
 /// Calls `receive` until it finds something, or `spin` says that it is time to poll the kernel or to block.
@@ -31,36 +31,38 @@ fn spin_on(spin: &mut Spin, mut receive: impl FnMut() -> ShortRead) -> ShortRead
 }
 
 impl Connection {
-    /// Receives into `spans`, in order; returns how many bytes, zero at the end of the stream.
+    /// Receives into `spans` in order. Returns the number of bytes, 0 at the end of the stream.
     ///
     /// # Errors
-    /// `AGAIN` when nothing is there and the call does not wait, or its time is up; `INTR`; `CONNRESET`; `BADF` when
-    /// closed meanwhile; `FAULT` for a span where no program has memory.
+    /// `AGAIN` if nothing has arrived and the call does not block, or its timeout has passed; `INTR`; `CONNRESET`;
+    /// `BADF` if the connection was closed meanwhile; `FAULT` for a span at a bad address.
     ///
     /// # Safety
-    /// Every other span is writable for its length.
-    #[inline(always)] // As its short path.
+    /// Every span that is not at a bad address is writable for its length.
+    #[inline(always)] // Part of the path of short messages.
     pub unsafe fn receive(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         if has_bad_address(spans) {
-            // SAFETY: our caller says that every span that is somewhere is writable.
+            // SAFETY: the spans that are not at bad addresses are writable, by this function's contract.
             return unsafe { self.receive_with_bad_address(spans, flags) };
         }
-        // SAFETY: no span is nowhere, so that each is writable, as our caller says.
+        // SAFETY: no span is at a bad address, so each is writable by this function's contract.
         unsafe { self.receive_checked(spans, flags) }
     }
 
+    /// Receives as [`Connection::receive`] does, without a check for bad addresses.
+    ///
     /// # Safety
-    /// As [`Connection::receive`].
-    #[inline(always)] // As that.
+    /// Every span is writable for its length.
+    #[inline(always)] // Part of the path of short messages.
     pub(super) unsafe fn receive_checked(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         let generation = self.generation();
-        // SAFETY: the caller's spans.
+        // SAFETY: every span is writable for its length, by this function's contract.
         match unsafe { self.receive_short_any_lane(generation, spans, flags) } {
             ShortRead::Read(bytes) => Ok(bytes),
-            // Nothing else is asked before the wait: a message that is on its way would have to wait for the answers.
-            // SAFETY: as above.
+            // No other checks before the wait: they would delay a message that is about to arrive.
+            // SAFETY: every span is writable for its length, by this function's contract.
             ShortRead::Empty if self.may_block(flags) => unsafe { self.receive_waiting(generation, spans, 0, flags) },
-            // SAFETY: as above.
+            // SAFETY: every span is writable for its length, by this function's contract.
             next => unsafe { self.receive_any(generation, spans, flags, next == ShortRead::Empty) },
         }
     }
@@ -140,7 +142,10 @@ impl Connection {
         next
     }
 
-    /// `was_empty`: there was nothing just now.
+    /// Receives where the short path did not. `was_empty` means that there was nothing to receive just now.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
     #[inline(never)]
     unsafe fn receive_any(
         &'static self,
@@ -149,18 +154,18 @@ impl Connection {
         flags: Flags,
         was_empty: bool,
     ) -> Result<usize, Errno> {
-        // SAFETY: the caller's spans, here and below.
+        // SAFETY: every span is writable for its length, by this function's contract.
         match unsafe { self.receive_now(generation, spans, 0, flags, was_empty)? } {
             Step::Moved(bytes) if self.is_enough(bytes, spans, flags) || self.ends_at_mark() => Ok(bytes),
-            // SAFETY: as above.
+            // SAFETY: every span is writable for its length, by this function's contract.
             Step::Moved(bytes) => unsafe { self.receive_waiting(generation, spans, bytes, flags) },
             Step::End => Ok(0),
-            // SAFETY: as above.
+            // SAFETY: every span is writable for its length, by this function's contract.
             Step::Nothing => unsafe { self.receive_waiting(generation, spans, 0, flags) },
         }
     }
 
-    /// Whether a receive that has so many bytes is done: all with `MSG_WAITALL`, else as many as `SO_RCVLOWAT` says.
+    /// Returns whether `bytes` complete a receive: all that was requested with `MSG_WAITALL`, otherwise `SO_RCVLOWAT`.
     #[inline]
     fn is_enough(&self, bytes: usize, spans: &[iovec], flags: Flags) -> bool {
         let low_water_bytes = self.low_water_bytes.load(Ordering::Relaxed) as usize;
@@ -188,7 +193,7 @@ impl Connection {
         let mut spin = Some(Spin::with(&self.spin_history));
         if done == 0
             && let Some(spin) = &mut spin
-            // SAFETY: the caller's spans.
+            // SAFETY: every span is writable for its length, by this function's contract.
             && let ShortRead::Read(bytes) = unsafe { self.receive_spinning(generation, spans, flags, spin) }
         {
             return Ok(bytes);
@@ -205,16 +210,16 @@ impl Connection {
                 return self.partial_receive(done, error);
             }
             if done == 0
-                // SAFETY: the caller's spans.
+                // SAFETY: every span is writable for its length, by this function's contract.
                 && let ShortRead::Read(bytes) = unsafe { self.receive_short_any_lane(generation, spans, flags) }
             {
                 return Ok(bytes);
             }
-            // Before the look: what arrived before the end is then seen.
+            // Before the attempt, so that the attempt sees all that arrived before the end.
             let is_last_attempt = peeks_again && self.has_input_ended();
-            // What was peeked at is there still.
+            // Bytes that were only peeked at are still unread.
             let skip = if flags.peek { 0 } else { done };
-            // SAFETY: the caller's spans.
+            // SAFETY: every span is writable for its length, by this function's contract.
             match unsafe { self.receive_now(generation, spans, skip, flags, false) } {
                 Ok(Step::Moved(bytes)) => {
                     done = skip + bytes;
@@ -230,7 +235,8 @@ impl Connection {
         }
     }
 
-    /// What a receive answers that has brought so many bytes, and then an error: that is the next call's.
+    /// Returns the result of a receive that ends with an error: the error if nothing was received, otherwise the bytes,
+    /// and the error is kept for the next call.
     fn partial_receive(&'static self, done: usize, error: Errno) -> Result<usize, Errno> {
         if done == 0 {
             return Err(error);
@@ -264,7 +270,7 @@ impl Connection {
         }
     }
 
-    /// Whether the input has ended, read or not.
+    /// Returns whether the peer has ended its stream, even if unread bytes come before the end.
     fn has_input_ended(&'static self) -> bool {
         let _guard = self.lock_direction(&self.receive_lock);
         if self.is_on_lifeline() {
@@ -287,12 +293,13 @@ impl Connection {
         was_empty: bool,
     ) -> Result<Step, Errno> {
         if !self.receives_by_lane() {
-            // SAFETY: our caller says that every span is writable for its length.
+            // SAFETY: every span is writable for its length, by this function's contract.
             match unsafe { self.receive_by_lifeline(generation, spans, skip, flags) }? {
                 Some(Step::Moved(bytes))
                     if self.continues_by_lane() && !flags.peek && skip + bytes < total_bytes(spans) =>
                 {
-                    // SAFETY: the same spans, behind the bytes that were received.
+                    // SAFETY: every span is writable for its length, by this function's contract; the received bytes
+                    // are skipped.
                     let rest = unsafe { self.receive_by_lane(generation, spans, skip + bytes, flags, false) };
                     let more = match rest {
                         Ok(Step::Moved(more)) => more,
@@ -308,7 +315,7 @@ impl Connection {
                 None => {}
             }
         }
-        // SAFETY: our caller says that every span is writable for its length.
+        // SAFETY: every span is writable for its length, by this function's contract.
         unsafe { self.receive_by_lane(generation, spans, skip, flags, was_empty) }
     }
 
@@ -321,14 +328,16 @@ impl Connection {
         flags: Flags,
         was_empty: bool,
     ) -> Result<Step, Errno> {
-        // SAFETY: the caller's spans.
+        // SAFETY: every span is writable for its length, by this function's contract, and `consume_with` calls this
+        // under the receive lock.
         let copy = |lanes: &Lanes| unsafe { self.copy_in(lanes, spans, skip, flags) };
         let step = self.consume_with(generation, flags, was_empty, copy)?;
         Ok(if matches!(step, Step::Nothing) { self.nothing_or_empty_read(spans) } else { step })
     }
 
-    /// Has `copy` take what is in the lane, and answers how many bytes that was, or what else there is to say. `flags`
-    /// only tell how to count. `was_empty`: there was nothing to take just now.
+    /// Calls `copy` to consume what is in the lane, under the receive lock. Returns the number of bytes that it
+    /// returns, or what else there is to report. `flags` only affect how bytes are counted. `was_empty` means that
+    /// there was nothing to receive just now.
     #[inline]
     pub(super) fn consume_with(
         &'static self,
@@ -349,11 +358,11 @@ impl Connection {
             self.poll_lifeline_periodically(lanes);
             end = self.end_of_input_after_data(lanes)?;
             if self.publish_held_if_due(lanes) || end {
-                // What came before the end was written before it: look once more.
+                // What came before the end was written before it: try once more.
                 moved = copy(lanes)?;
             }
         }
-        // SAFETY: under the receive lock.
+        // SAFETY: the receive lock is held, which protects the receiver.
         let receiver = unsafe { &mut *lanes.receiver.get() };
         if moved > 0 {
             note_stamp(receiver.last_stamp());
@@ -371,7 +380,7 @@ impl Connection {
         Ok(if end { Step::End } else { Step::Nothing })
     }
 
-    /// A call that asks for no bytes succeeds when there would be some.
+    /// Returns the result of an attempt that found nothing. A call that requests no bytes succeeds if some are unread.
     fn nothing_or_empty_read(&'static self, spans: &[iovec]) -> Step {
         if total_bytes(spans) != 0 {
             return Step::Nothing;
@@ -380,7 +389,7 @@ impl Connection {
         if self.lanes().is_some_and(|lanes| lanes.observer().may_have_data()) { Step::End } else { Step::Nothing }
     }
 
-    /// The end of the input or an error, but only once nothing is left to read.
+    /// Returns whether the input has ended, or an error, but only once nothing is left to read.
     fn end_of_input_after_data(&self, lanes: &Lanes) -> Result<bool, Errno> {
         if lanes.observer().may_have_data() && !lanes.observer().is_finished() && self.has_unread(lanes, 1) {
             return Ok(false);
@@ -390,17 +399,17 @@ impl Connection {
 
     #[inline]
     unsafe fn copy_in(&self, lanes: &Lanes, spans: &[iovec], skip: usize, flags: Flags) -> Result<usize, Errno> {
-        // SAFETY: our caller says that every span is writable for its length.
+        // SAFETY: every span is writable for its length, by this function's contract.
         let moved = unsafe { self.copy_in_to_mark(lanes, spans, skip, flags) }?;
         let wanted = total_bytes(spans).saturating_sub(skip);
         if moved >= wanted || flags.peek {
             return Ok(moved);
         }
-        // SAFETY: our caller says that every span is writable for its length.
+        // SAFETY: every span is writable for its length, by this function's contract.
         let copy = |moved| unsafe { self.copy_in_to_mark(lanes, spans, skip + moved, flags) };
         let put = |moved, byte| {
             if !flags.discard {
-                // SAFETY: the spans are writable, and have more bytes than were received.
+                // SAFETY: the spans are writable, and have room for more than the `skip + moved` bytes received so far.
                 unsafe { put_byte(spans, skip + moved, byte) };
             }
         };
@@ -415,7 +424,7 @@ impl Connection {
         skip: usize,
         flags: Flags,
     ) -> Result<usize, Errno> {
-        // SAFETY: under the receive lock.
+        // SAFETY: the caller holds the receive lock, which protects the receiver.
         let receiver = unsafe { &mut *lanes.receiver.get() };
         let mut skip = skip;
         let mut moved = 0;
@@ -429,12 +438,12 @@ impl Connection {
             let result = if flags.peek && flags.discard {
                 Ok(self.unread_to_mark(lanes).saturating_sub(moved).min(wanted))
             } else if flags.peek {
-                // SAFETY: the caller's span.
+                // SAFETY: the span is writable for its length, of which `skipped` bytes are skipped.
                 unsafe { self.peek_to_mark(lanes, moved, span.iov_base.cast::<u8>().add(skipped), wanted) }
             } else if flags.discard {
                 discard(receiver, wanted)
             } else {
-                // SAFETY: the caller's span.
+                // SAFETY: the span is writable for its length, of which `skipped` bytes are skipped.
                 unsafe { lanes.read_to(receiver, span.iov_base.cast::<u8>().add(skipped), wanted) }
             };
             let got = result.map_err(|corrupt| self.reset_for(lanes, corrupt))?;
@@ -456,7 +465,7 @@ impl Connection {
         }
     }
 
-    /// Bytes that a receive would find now (`FIONREAD`).
+    /// Returns the bytes that a receive would find now (`FIONREAD`).
     pub fn unread_bytes(&'static self) -> usize {
         let _ = self.attach_if_pending();
         if self.is_on_lifeline() {
@@ -481,7 +490,7 @@ fn discard(receiver: &mut LaneReceiver, wanted: usize) -> Result<usize, Corrupt>
     Ok(done)
 }
 
-/// Stores a byte behind so many others.
+/// Stores a byte after the first `skip` bytes of the spans.
 ///
 /// # Safety
 /// Every span is writable, and together they have more than `skip` bytes.
@@ -489,7 +498,7 @@ unsafe fn put_byte(spans: &[iovec], skip: usize, byte: u8) {
     let mut skip = skip;
     for span in spans {
         if skip < span.iov_len {
-            // SAFETY: within a span that is writable.
+            // SAFETY: `skip` is less than the length of this span, which is writable by this function's contract.
             return unsafe { span.iov_base.cast::<u8>().add(skip).write(byte) };
         }
         skip -= span.iov_len;

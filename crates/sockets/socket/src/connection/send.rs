@@ -1,4 +1,4 @@
-//! SEND
+//! Sends bytes from buffers.
 
 use super::bad_address::has_bad_address;
 use super::cork::HELD_BYTES_MAX;
@@ -14,33 +14,36 @@ use segment::OwnState;
 use std::sync::atomic::Ordering;
 
 impl Connection {
-    /// Sends `spans`, in order; returns how many bytes went.
+    /// Sends `spans` in order. Returns the number of bytes sent.
     ///
     /// # Errors
-    /// `AGAIN` when there is no room and the call does not wait, or its time is up; `INTR`; `PIPE` (the caller raises
-    /// the signal); `CONNRESET`; `BADF` when closed meanwhile; `FAULT` for a span where no program has memory.
+    /// `AGAIN` if there is no room and the call does not block, or its timeout has passed; `INTR`; `PIPE` (the caller
+    /// raises the signal); `CONNRESET`; `BADF` if the connection was closed meanwhile; `FAULT` for a span at a bad
+    /// address.
     ///
     /// # Safety
-    /// Every other span is readable for its length.
-    #[inline(always)] // As its short path.
+    /// Every span that is not at a bad address is readable for its length.
+    #[inline(always)] // Part of the path of short messages.
     pub unsafe fn send(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         if has_bad_address(spans) {
-            // SAFETY: our caller says that every span that is somewhere is readable.
+            // SAFETY: the spans that are not at bad addresses are readable, by this function's contract.
             return unsafe { self.send_with_bad_address(spans, flags) };
         }
-        // SAFETY: no span is nowhere, so that each is readable, as our caller says.
+        // SAFETY: no span is at a bad address, so each is readable by this function's contract.
         unsafe { self.send_checked(spans, flags) }
     }
 
+    /// Sends as [`Connection::send`] does, without a check for bad addresses.
+    ///
     /// # Safety
-    /// As [`Connection::send`].
-    #[inline(always)] // As that.
+    /// Every span is readable for its length.
+    #[inline(always)] // Part of the path of short messages.
     pub(super) unsafe fn send_checked(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         let generation = self.generation();
-        // SAFETY: the caller's spans.
+        // SAFETY: every span is readable for its length, by this function's contract.
         match if flags.more { None } else { unsafe { self.send_short(generation, spans) } } {
             Some(bytes) => Ok(bytes),
-            // SAFETY: as above.
+            // SAFETY: every span is readable for its length, by this function's contract.
             None => unsafe { self.send_any(generation, spans, flags) },
         }
     }
@@ -86,7 +89,7 @@ impl Connection {
         let [span] = spans else { return None };
         let guard = self.lock_for_generation(generation, &self.send_lock).ok()?;
         let (lanes, sender) = find()?;
-        // The peer is waiting for a response, or for a request.
+        // The peer waits for a response, or for a request.
         let is_awaited = self.unanswered_sends.load(Ordering::Relaxed) == 0;
         if !is_awaited {
             self.poll_lifeline_periodically(lanes);
@@ -116,18 +119,18 @@ impl Connection {
             self.process_messages_periodically();
         }
         if !self.is_plain()
-            // SAFETY: the caller's spans.
+            // SAFETY: every span is readable for its length, by this function's contract.
             && let Some(bytes) = unsafe { self.send_short_generic(generation, spans) }
         {
             return Ok(bytes);
         }
         let wanted = total_bytes(spans);
-        // SAFETY: the caller's spans.
+        // SAFETY: every span is readable for its length, by this function's contract.
         let done = unsafe { self.send_now(generation, spans, 0, wanted, flags, self.may_block(flags)) }?;
         if done == wanted {
             return Ok(done);
         }
-        // SAFETY: the caller's spans.
+        // SAFETY: every span is readable for its length, by this function's contract.
         unsafe { self.send_waiting(generation, spans, done, wanted, flags) }
     }
 
@@ -151,7 +154,7 @@ impl Connection {
             let deadline =
                 *deadline.get_or_insert_with(|| Deadline::after(self.send_timeout_ns.load(Ordering::Relaxed)));
             let waited = self.wait_to_send(generation, &mut call, deadline);
-            // SAFETY: the caller's spans.
+            // SAFETY: every span is readable for its length, by this function's contract.
             let go_on = |room| unsafe { self.send_now(generation, spans, done, wanted, flags, room == Room::InRing) };
             match waited.and_then(go_on) {
                 Ok(bytes) => done += bytes,
@@ -178,14 +181,14 @@ impl Connection {
         let mut before = 0;
         let is_short = (1..HELD_BYTES_MAX).contains(&wanted);
         if !(if is_short { self.prepare_to_hold(flags) } else { self.sends_by_lane() }) {
-            // SAFETY: our caller says that every span is readable for its length.
+            // SAFETY: every span is readable for its length, by this function's contract.
             let (sent, goes_on) = unsafe { self.send_by_lifeline(generation, spans, skip, wanted) }?;
             if !goes_on || (sent > 0 && skip + sent == wanted) {
                 return Ok(sent);
             }
             before = sent;
         }
-        // SAFETY: the same spans, behind the bytes that went by the lifeline.
+        // SAFETY: every span is readable for its length, by this function's contract.
         match unsafe { self.send_by_lane(generation, spans, skip + before, wanted, flags, may_wait) } {
             Err(error) if before > 0 => {
                 self.defer_error(error);
@@ -214,21 +217,21 @@ impl Connection {
             self.poll_lifeline_periodically(lanes);
         }
         let shared = self.lock_across_processes(lanes, OwnState::SendLock)?;
-        // Under the lock: another process that shuts down has not yet, or this one sees it.
+        // Under the lock, so that a shutdown by another process is either seen here or comes later.
         if !self.may_send(lanes, wanted - skip)? {
             return Ok(self.bytes_accepted_for_closed_peer(wanted - skip));
         }
-        // SAFETY: under the send lock.
+        // SAFETY: the send lock is held, which protects the sender.
         let position = unsafe { (*lanes.sender.get()).prepare(may_wait, stamp()) };
         let holds = (1..HELD_BYTES_MAX).contains(&wanted) && self.begin_hold(lanes, flags);
-        // SAFETY: the caller's spans.
+        // SAFETY: every span is readable for its length, by this function's contract, and the send lock is held.
         let sent = unsafe { self.copy_out(lanes, spans, skip, wanted) }?;
         if self.unanswered_sends.load(Ordering::Relaxed) == 0 {
-            // An answer, or a question: the peer is waiting for it.
-            // SAFETY: under the send lock.
+            // The peer waits for this response or request.
+            // SAFETY: the send lock is held, which protects the sender.
             unsafe { (*lanes.sender.get()).demote_since(position) };
         }
-        // SAFETY: under the send lock.
+        // SAFETY: the send lock is held, which protects the sender.
         let sender = unsafe { &mut *lanes.sender.get() };
         sender.end_hold(holds && skip + sent == wanted);
         let wakes_receiver = sent > 0 && sender.take_wake_request();
@@ -262,18 +265,18 @@ impl Connection {
         skip: usize,
         wanted: usize,
     ) -> Result<usize, Errno> {
-        // SAFETY: under the send lock.
+        // SAFETY: the caller holds the send lock, which protects the sender.
         let sender = unsafe { &mut *lanes.sender.get() };
         if let [span] = spans {
-            // SAFETY: the caller's span.
-            // SAFETY: within the caller's span.
+            // SAFETY: `skip` is at most the length of the only span.
             let begin = unsafe { span.iov_base.cast::<u8>().add(skip) };
-            // SAFETY: the caller's span.
+            // SAFETY: the span is readable for its length, of which `skip` bytes are skipped.
             return unsafe { lanes.write_from(sender, begin, wanted - skip) }
                 .map_err(|corrupt| self.reset_for(lanes, corrupt));
         }
         if skip == 0 && wanted <= INLINE_BYTES {
-            // SAFETY: the caller's spans.
+            // SAFETY: every span is readable, by this function's contract, and together they have at most
+            // `INLINE_BYTES`.
             let (bytes, len_bytes) = unsafe { gather(spans) };
             return sender.write(&bytes[..len_bytes]).map_err(|corrupt| self.reset_for(lanes, corrupt));
         }
@@ -283,7 +286,7 @@ impl Connection {
             let skipped = skip.min(span.iov_len);
             skip -= skipped;
             let len_bytes = span.iov_len - skipped;
-            // SAFETY: the caller's span.
+            // SAFETY: the span is readable for its length, of which `skipped` bytes are skipped.
             let result = unsafe { lanes.write_from(sender, span.iov_base.cast::<u8>().add(skipped), len_bytes) };
             let written = result.map_err(|corrupt| self.reset_for(lanes, corrupt))?;
             sent += written;
@@ -294,8 +297,8 @@ impl Connection {
         Ok(sent)
     }
 
-    /// A send has found no room: its return is an edge. Sets in which the connection is parked look for it themselves
-    /// where nobody rings.
+    /// Notes that a send has found no room, so that room found later is an edge. Sets in which the connection is parked
+    /// then poll for room themselves where the peer does not ring.
     pub(super) fn note_blocked_send(&'static self) {
         self.send_is_blocked.store(true, Ordering::Relaxed);
         if self.sends_by_lane() && self.sleepers.is_any() && self.must_poll_for_room(libc::POLLOUT) {
@@ -304,15 +307,15 @@ impl Connection {
     }
 }
 
-/// Small spans in one piece: one record, one cache line.
+/// Copies small spans together, to be sent as one record in one cache line.
 ///
 /// # Safety
-/// Every span is readable, and together they have at most [`INLINE_BYTES`].
+/// Every span is readable for its length, and together they have at most [`INLINE_BYTES`].
 unsafe fn gather(spans: &[iovec]) -> ([u8; INLINE_BYTES], usize) {
     let mut bytes = [0; INLINE_BYTES];
     let mut len_bytes = 0;
     for span in spans {
-        // SAFETY: the caller's.
+        // SAFETY: the span is readable, and the buffer has room for all spans together, by this function's contract.
         unsafe {
             std::ptr::copy_nonoverlapping(span.iov_base.cast::<u8>(), bytes.as_mut_ptr().add(len_bytes), span.iov_len)
         };

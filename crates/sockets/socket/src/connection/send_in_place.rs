@@ -1,4 +1,4 @@
-//! INPLACE
+//! Sends whose bytes come from another system call, such as `read` of a file: it writes them into the lane in place.
 
 use super::wait::{BlockingCall, Deadline, Room};
 use super::{Connection, Flags, PeerState};
@@ -9,20 +9,20 @@ use segment::OwnState;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
-/// Most bytes of a file that are taken for a peer that has just gone.
+/// Most bytes of a file that a send to a closed peer reads.
 const CLOSED_PEER_FILE_BYTES_MAX: usize = 4096;
 
-/// A file of more bytes is sent by the kernel before there are lanes.
+/// Larger parts of a file are sent by the kernel before there are lanes.
 const FILE_BYTES_MIN: usize = 16 << 10;
 
 impl Connection {
-    /// Has the kernel send a part of a file by the lifeline, from `offset` or from where the file stands, which then
-    /// moves: in one piece, where [`Connection::send_in_place`] would send some of it in pieces and get lanes for the
-    /// rest. Answers how many bytes went; `None`: it is not on its lifeline, or would wait there, or there is something
-    /// to say that `send_in_place` says.
+    /// Lets the kernel send a part of a file by the lifeline, from `offset` or from the file's position, which then
+    /// moves. The kernel sends it as a whole, where [`Connection::send_in_place`] would send a part of it and get lanes
+    /// for the rest. Returns the number of bytes sent, or `None` if the connection is not on its lifeline, would block
+    /// there, or `send_in_place` has something else to report.
     ///
     /// # Errors
-    /// `BADF` when closed meanwhile.
+    /// `BADF` if the connection was closed meanwhile.
     pub fn send_file_by_lifeline(
         &'static self,
         file: BorrowedFd<'_>,
@@ -44,13 +44,13 @@ impl Connection {
         Ok(sent)
     }
 
-    /// Sends what `fill` puts into the lane in place, such as `read(2)` of a file. `fill` gets an address, a length and
-    /// the bytes sent before, and answers how many bytes it wrote there, zero to stop. `is_at_end` says whether it
-    /// would write none: then a connection that cannot send any more is no error. Returns the bytes sent, at most
-    /// `len_bytes`.
+    /// Sends what `fill` writes into the lane in place, such as `read(2)` of a file. `fill` gets an address, a length
+    /// and the number of bytes sent before, and returns how many bytes it wrote, 0 to stop. `is_at_end` returns whether
+    /// it would write none: then it is not an error that the connection cannot send any more. Returns the number of
+    /// bytes sent, at most `len_bytes`.
     ///
     /// # Errors
-    /// As [`Connection::send`]; or what `fill` answers, if nothing was sent before.
+    /// Those of [`Connection::send`], and those of `fill`, if nothing was sent before.
     pub fn send_in_place(
         &'static self,
         len_bytes: usize,
@@ -117,7 +117,7 @@ impl Connection {
         if !self.may_send(lanes, len_bytes)? {
             return fill_and_discard(len_bytes, fill).map(Some);
         }
-        // SAFETY: under the send lock.
+        // SAFETY: the send lock is held, which protects the sender.
         let sender = unsafe { &mut *lanes.sender.get() };
         sender.prepare(may_wait, stamp());
         let holds = self.begin_hold(lanes, flags);
@@ -134,7 +134,7 @@ impl Connection {
         Ok(Some(filled))
     }
 
-    /// Under the send lock.
+    /// Sends once by the lifeline. Returns `None` if there is no room. The caller holds the send lock.
     fn fill_by_lifeline(
         &'static self,
         len_bytes: usize,
@@ -155,7 +155,8 @@ impl Connection {
     }
 }
 
-/// As TCP's buffer takes what goes to a peer that has just gone: `fill` alone knows how much there is.
+/// Discards what `fill` writes, as TCP's buffer accepts bytes for a peer that has just closed: only `fill` knows how
+/// many there are.
 #[cold]
 fn fill_and_discard(
     len_bytes: usize,

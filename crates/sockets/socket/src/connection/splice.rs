@@ -1,7 +1,7 @@
-//! Between a connection and a pipe: what `splice(2)` of a TCP socket does, by copies.
+//! Transfers between a connection and a pipe: what `splice(2)` does for a TCP socket, by copies.
 //!
-//! Bytes leave the lane only once the pipe has them, and leave the pipe straight into the lane's room, so nothing is
-//! ever on the way. Nothing waits for the pipe while it holds a lock of the connection.
+//! Bytes leave the lane only once the pipe has them, and are read from the pipe directly into the lane's room, so that
+//! no bytes are in neither. No thread waits for the pipe while it holds a lock of the connection.
 
 use super::lanes::Lanes;
 use super::transfer::Step;
@@ -15,12 +15,12 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 use wait::Spin;
 
-/// What a pipe that has room takes without waiting, whatever kernel it is.
+/// Bytes that a pipe with room accepts without blocking, on any kernel.
 const PIPE_BYTES_SURE: usize = libc::PIPE_BUF;
-/// The offset of a call on something without positions.
+/// The offset of a call on a file without positions.
 const NO_OFFSET: usize = usize::MAX;
 
-/// One end of a pipe of the program's, for one call.
+/// One end of the program's pipe, for one call.
 #[derive(Clone, Copy)]
 pub struct Pipe<'a> {
     fd: BorrowedFd<'a>,
@@ -28,10 +28,11 @@ pub struct Pipe<'a> {
 }
 
 impl<'a> Pipe<'a> {
-    /// The writing end, or the reading end, behind a descriptor; `dont_wait` is `SPLICE_F_NONBLOCK`.
+    /// Returns the end of a pipe that a descriptor refers to: the one to write if `is_written`, otherwise the one to
+    /// read. `dont_wait` is `SPLICE_F_NONBLOCK`.
     ///
     /// # Errors
-    /// `BADF` if the descriptor is closed or is the other end, `INVAL` if it is no pipe.
+    /// `BADF` if the descriptor is closed or is the other end, `INVAL` if it is not a pipe.
     pub fn of(fd: BorrowedFd<'a>, is_written: bool, dont_wait: bool) -> Result<Self, Errno> {
         let flags = rustix::fs::fcntl_getfl(fd)?;
         rustix::pipe::fcntl_getpipe_size(fd).map_err(|_| Errno::INVAL)?;
@@ -42,7 +43,7 @@ impl<'a> Pipe<'a> {
         Ok(Self { fd, waits: !dont_wait && !flags.contains(OFlags::NONBLOCK) })
     }
 
-    /// Waits, unless the call must not, until the pipe takes or gives bytes, or is broken; returns what it says.
+    /// Waits until the pipe has room or bytes, or is broken, unless the call must not block. Returns the events.
     fn wait_for(&self, event: i16) -> Result<i16, Errno> {
         let mut entry = [libc::pollfd { fd: self.fd.as_raw_fd(), events: event, revents: 0 }];
         loop {
@@ -55,63 +56,68 @@ impl<'a> Pipe<'a> {
         }
     }
 
-    /// Writes what there is room for.
+    /// Writes without blocking.
     ///
     /// # Safety
     /// `bytes` is readable for `len_bytes`; a peer may write there meanwhile.
     unsafe fn write(&self, bytes: *mut u8, len_bytes: usize) -> Result<usize, Errno> {
-        // SAFETY: the caller's.
+        // SAFETY: `bytes` is readable for `len_bytes`, by this function's contract.
         match unsafe { self.transfer_nowait(libc::SYS_pwritev2, bytes, len_bytes) } {
-            // Before Linux 6.4 pipes did not know how not to wait. Where another writer is faster this waits.
+            // Before Linux 6.4 pipes did not support `RWF_NOWAIT`. If another writer is faster, this blocks.
             Err(Errno::OPNOTSUPP) if blocking::poll_now(self.fd.as_raw_fd(), libc::POLLOUT) & libc::POLLOUT == 0 => {
                 Err(Errno::AGAIN)
             }
-            // SAFETY: the caller's.
+            // SAFETY: `bytes` is readable for `len_bytes`, by this function's contract.
             Err(Errno::OPNOTSUPP) => unsafe { self.transfer_blocking(libc::SYS_write, bytes, len_bytes) },
             written => written,
         }
     }
 
-    /// Reads what is there.
+    /// Reads without blocking.
     ///
     /// # Safety
     /// `bytes` is writable for `len_bytes`.
     unsafe fn read(&self, bytes: *mut u8, len_bytes: usize) -> Result<usize, Errno> {
-        // SAFETY: the caller's.
+        // SAFETY: `bytes` is writable for `len_bytes`, by this function's contract.
         match unsafe { self.transfer_nowait(libc::SYS_preadv2, bytes, len_bytes) } {
-            // As above.
+            // Before Linux 6.4 pipes did not support `RWF_NOWAIT`. If another reader is faster, this blocks.
             Err(Errno::OPNOTSUPP) if blocking::poll_now(self.fd.as_raw_fd(), libc::POLLIN) == 0 => Err(Errno::AGAIN),
-            // SAFETY: the caller's.
+            // SAFETY: `bytes` is writable for `len_bytes`, by this function's contract.
             Err(Errno::OPNOTSUPP) => unsafe { self.transfer_blocking(libc::SYS_read, bytes, len_bytes) },
             read => read,
         }
     }
 
+    /// Makes a call that transfers bytes without blocking.
+    ///
     /// # Safety
-    /// `bytes` is what `call`, `preadv2` or `pwritev2`, needs.
+    /// `bytes` is valid for `len_bytes` as `call`, `preadv2` or `pwritev2`, requires.
     unsafe fn transfer_nowait(&self, call: libc::c_long, bytes: *mut u8, len_bytes: usize) -> Result<usize, Errno> {
         let span = libc::iovec { iov_base: bytes.cast(), iov_len: len_bytes };
         let fd = self.fd.as_raw_fd();
-        // SAFETY: one span, the caller's.
+        // SAFETY: the call gets one span, which is valid by this function's contract and outlives the call.
         let moved = unsafe { system::call!(call, fd, &raw const span, 1, NO_OFFSET, NO_OFFSET, libc::RWF_NOWAIT) };
         usize::try_from(moved).map_err(|_| system::error_of(moved))
     }
 
+    /// Makes a call that transfers bytes and may block.
+    ///
     /// # Safety
-    /// `bytes` is what `call`, `read` or `write`, needs.
+    /// `bytes` is valid for `len_bytes` as `call`, `read` or `write`, requires.
     unsafe fn transfer_blocking(&self, call: libc::c_long, bytes: *mut u8, len_bytes: usize) -> Result<usize, Errno> {
-        // SAFETY: the caller's.
+        // SAFETY: `bytes` is valid for `len_bytes`, by this function's contract, and the length is at most that.
         let moved = unsafe { system::call!(call, self.fd.as_raw_fd(), bytes, len_bytes.min(PIPE_BYTES_SURE)) };
         usize::try_from(moved).map_err(|_| system::error_of(moved))
     }
 }
 
 impl Connection {
-    /// Moves at most `len_bytes` of what has arrived into a pipe; returns how many, zero at the end of the stream.
+    /// Moves at most `len_bytes` of what has arrived into a pipe. Returns the number of bytes, 0 at the end of the
+    /// stream.
     ///
     /// # Errors
-    /// As [`Connection::receive`]; `AGAIN` when the pipe is full and the call does not wait for it; `PIPE` when nobody
-    /// can read the pipe (the caller raises the signal).
+    /// Those of [`Connection::receive`]; `AGAIN` if the pipe is full and the call does not block; `PIPE` if the pipe
+    /// has no reader (the caller raises the signal).
     pub fn splice_to(&'static self, pipe: Pipe<'_>, len_bytes: usize) -> Result<usize, Errno> {
         let deadline = Deadline::after(self.receive_timeout_ns.load(Ordering::Relaxed));
         let generation = self.generation();
@@ -121,7 +127,7 @@ impl Connection {
                 return Err(Errno::PIPE);
             }
             let by_lifeline = if self.is_on_lifeline() {
-                // SAFETY: the bytes are readable, as many as are said.
+                // SAFETY: `consume_lifeline_with` passes a buffer that is readable for `len`.
                 let write = |bytes, len| unsafe { pipe.write(bytes, len) };
                 match self.consume_lifeline_with(generation, len_bytes, write) {
                     Err(Errno::AGAIN) => Some(Step::Nothing),
@@ -146,14 +152,14 @@ impl Connection {
         }
     }
 
-    /// Under the receive lock.
+    /// Copies from the lane to the pipe. The caller holds the receive lock.
     fn copy_to(&self, lanes: &Lanes, pipe: Pipe<'_>, len_bytes: usize) -> Result<usize, Errno> {
-        // SAFETY: under the receive lock.
+        // SAFETY: the caller holds the receive lock, which protects the receiver.
         let receiver = unsafe { &mut *lanes.receiver.get() };
         let mut moved = 0;
         while moved < len_bytes {
             let Some(chunk) = receiver.peek().map_err(|corrupt| self.reset_for(lanes, corrupt))? else {
-                // SAFETY: one byte is readable.
+                // SAFETY: the one byte is a local variable.
                 let write = |mut byte: u8| unsafe { pipe.write(&raw mut byte, 1) };
                 match if moved == 0 { self.splice_urgent(lanes, write) } else { break } {
                     Ok(Some(bytes)) => moved += bytes,
@@ -163,7 +169,7 @@ impl Connection {
                 continue;
             };
             let wanted = chunk.len_bytes.min(len_bytes - moved);
-            // SAFETY: the chunk is in the lane, which lives as long as `lanes`.
+            // SAFETY: the chunk is in the lane, which is mapped as long as `lanes` lives.
             let written = match unsafe { pipe.write(receiver.pointer(chunk).as_ptr(), wanted) } {
                 Ok(written) => written,
                 Err(Errno::AGAIN) => break,
@@ -179,10 +185,11 @@ impl Connection {
         Ok(moved)
     }
 
-    /// Sends at most `len_bytes` of what is in a pipe; returns how many, zero when nobody can write the pipe any more.
+    /// Sends at most `len_bytes` of what is in a pipe. Returns the number of bytes, 0 if the pipe has no writer any
+    /// more.
     ///
     /// # Errors
-    /// As [`Connection::send`]; `AGAIN` when the pipe is empty and the call does not wait for it.
+    /// Those of [`Connection::send`]; `AGAIN` if the pipe is empty and the call does not block.
     pub fn splice_from(&'static self, pipe: Pipe<'_>, len_bytes: usize) -> Result<usize, Errno> {
         loop {
             if pipe.wait_for(libc::POLLIN)? & libc::POLLIN == 0 {
@@ -194,7 +201,7 @@ impl Connection {
                 Flags::default(),
                 || false,
                 |pointer, room_bytes, _| {
-                    // SAFETY: the lane reserved this span for us to write.
+                    // SAFETY: `send_in_place` passes room of the lane that is reserved for this write.
                     unsafe { pipe.read(pointer, room_bytes) }.inspect_err(|&error| was_faster = error == Errno::AGAIN)
                 },
             );

@@ -1,4 +1,4 @@
-//! Send and receive.
+//! What sends and receives share.
 
 use super::lanes::Lanes;
 use super::{Connection, PeerState};
@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use stats_page::ConnectionSlot;
 use std::sync::atomic::Ordering;
 
-/// What a call asks for beyond moving bytes: the `MSG_` flags that a stream knows.
+/// The `MSG_` flags of a call that have a meaning for a stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Flags {
     /// `MSG_DONTWAIT`.
@@ -25,7 +25,7 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// From the flags of a C call; those without meaning for a stream are ignored, as TCP does.
+    /// Returns the flags of a C call. Those without meaning for a stream are ignored, as TCP does.
     #[inline]
     pub fn from_bits(bits: i32) -> Self {
         Self {
@@ -38,14 +38,14 @@ impl Flags {
     }
 }
 
-/// What one look at a lane brought.
+/// The result of one attempt to receive.
 pub(super) enum Step {
     Moved(usize),
     End,
     Nothing,
 }
 
-/// Bytes in all spans together.
+/// Returns the number of bytes of all spans together.
 #[inline]
 pub fn total_bytes(spans: &[iovec]) -> usize {
     spans.iter().fold(0, |total, span| total.saturating_add(span.iov_len))
@@ -57,13 +57,13 @@ impl Connection {
         !flags.dont_wait && !self.is_nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Bytes that this process has sent and received.
+    /// Returns the numbers of bytes that this process has sent and received.
     pub fn carried_bytes(&'static self) -> (u64, u64) {
         let _guard = self.lock_direction(&self.send_lock);
         self.slot().map_or((0, 0), ConnectionSlot::carried_bytes)
     }
 
-    /// A call came before the handshake: attach if it is there now.
+    /// Attaches the lanes if the handshake has arrived. Returns the result of a receive that found none.
     #[cold]
     pub(super) fn attach_before_transfer(&'static self) -> Result<Step, Errno> {
         self.attach_if_pending()?;
@@ -77,7 +77,7 @@ impl Connection {
     #[cold]
     pub(super) fn ring(&self) {
         if !self.is_open() || !self.sends_by_lane() || sandbox::is_confined() {
-            // The number may be another file's by now; or the byte would be taken for the program's.
+            // The number may belong to another file by now; or the program would receive the byte.
             return;
         }
         if let Some(slot) = self.slot() {

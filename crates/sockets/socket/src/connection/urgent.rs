@@ -1,16 +1,16 @@
-//! Urgent data: `MSG_OOB`, as TCP on Linux has it (RFC 6093 says how that differs from RFC 793).
+//! Urgent data: `MSG_OOB`, as TCP on Linux implements it (RFC 6093 describes how that differs from RFC 793).
 //!
-//! One byte of the stream is urgent: the last one of a send with `MSG_OOB`. The peer learns of it at once, may take it
-//! out of turn, and finds its place in the stream: the *mark*, before which each receive ends. Only the latest urgent
-//! byte has a mark; one that has come before is an ordinary byte of the stream.
+//! One byte of the stream is urgent: the last one of a send with `MSG_OOB`. The peer learns of it at once, may receive
+//! it out of band, and finds its position in the stream: the *mark*, before which each receive ends. Only the latest
+//! urgent byte has a mark; an earlier one is an ordinary byte of the stream.
 //!
-//! The byte is a record of its own in the lane, which marks the place, and a word that the sender writes into the
-//! receiver's endpoint ([`PeerStatus::Urgent`]), which says it at once. So it goes by lanes alone: an end that is on
-//! its lifeline switches before it sends one. What has been made of the latest byte lies beside the receiver's own
-//! state ([`OwnState::Urgent`]).
+//! The byte is a record of its own in the lane, which is the mark, and a word that the sender writes into the
+//! receiver's endpoint ([`PeerStatus::Urgent`]), which announces the byte at once. Only lanes carry urgent bytes: an
+//! endpoint on its lifeline switches to lanes before it sends one. What the receiver has done with the latest byte is
+//! kept in its own state ([`OwnState::Urgent`]).
 //!
-//! `SIGURG` goes to whom `F_SETOWN` has named. The kernel sends it: the ring is then an urgent byte of the lifeline
-//! itself (`MSG_OOB` of AF_UNIX, Linux 5.15), which is received in line with the other rings.
+//! `SIGURG` goes to the recipient that `F_SETOWN` has named. The kernel sends it: the ring is then an urgent byte of
+//! the lifeline itself (`MSG_OOB` of AF_UNIX, Linux 5.15), which is received in line with other rings.
 
 use super::bad_address::has_bad_address;
 use super::lane_kinds::LaneReceiver;
@@ -30,12 +30,12 @@ use rustix::io::Errno;
 use segment::{OwnState, PeerStatus, RAISES_SIGNAL, Segment};
 use std::sync::atomic::Ordering;
 
-/// What the receiving end has made of the latest urgent byte.
+/// What the receiver has done with the latest urgent byte.
 #[derive(Debug, Clone, Copy)]
 struct UrgentProgress {
-    /// The last one whose mark was passed.
+    /// The number of the last byte whose mark was passed.
     passed: u32,
-    /// The last one that was received out of turn.
+    /// The number of the last byte that was received out of band.
     taken: u32,
 }
 
@@ -49,26 +49,26 @@ impl UrgentProgress {
     }
 }
 
-/// The urgent byte that the peer has announced last, if there was one.
+/// Returns the urgent byte that the peer has announced last, if there is one.
 fn announced(memory: &Segment) -> Option<Urgent> {
     let word = if memory.is_in_windows() { 0 } else { memory.status(PeerStatus::Urgent) };
     (word != 0).then(|| Urgent::of_word(word))
 }
 
-/// What an unread urgent byte is to a receive, if `latest` is the one that has the mark.
+/// Returns how a receive handles an unread urgent byte, if `latest` is the number of the one that has the mark.
 fn urgent_handling(urgent: Urgent, latest: u32, is_first: bool, is_inline: bool) -> UrgentHandling {
-    // The record comes before the word that announces it: it may be ahead, and is never behind.
+    // The record comes before the word that announces it, so it may be newer than the word and is never older.
     let is_superseded = (latest.wrapping_sub(urgent.number) as i32) > 0;
     match (is_superseded, is_first) {
-        // TCP leaves out a byte that the receiver stands before when the next one is announced.
+        // TCP drops a byte before which the receiver stands when the next one is announced.
         (true, true) | (false, true) if !is_inline => UrgentHandling::Skip,
         (true, _) | (false, true) => UrgentHandling::Include,
         (false, false) => UrgentHandling::Stop,
     }
 }
 
-/// Bytes that are unread before the mark, in memory that a message on its way leads to; `is_first`: no byte comes
-/// before it.
+/// Returns the unread bytes before the mark in memory that a pending message refers to. `is_first` means that no byte
+/// precedes that memory.
 pub(super) fn unread_before_mark(memory: &Segment, is_first: bool, is_inline: bool) -> usize {
     let latest = announced(memory).map_or(0, |urgent| urgent.number);
     let receiver = LaneReceiver::of(memory);
@@ -77,7 +77,7 @@ pub(super) fn unread_before_mark(memory: &Segment, is_first: bool, is_inline: bo
         .unwrap_or(0)
 }
 
-/// As [`urgent_handling`], for the count of `FIONREAD`: none where the receiver stands before the mark.
+/// Returns what [`urgent_handling`] does, for the count of `FIONREAD`: none where the receiver stands before the mark.
 fn count_handling(urgent: Urgent, latest: u32, is_first: bool, is_inline: bool) -> UrgentHandling {
     match urgent_handling(urgent, latest, is_first, is_inline) {
         _ if is_inline => UrgentHandling::Include,
@@ -87,13 +87,14 @@ fn count_handling(urgent: Urgent, latest: u32, is_first: bool, is_inline: bool) 
 }
 
 impl Lanes {
-    /// Where the incoming lane lies. Under a lock, or as a waiter.
+    /// Returns the memory of the incoming lane. The caller holds a lock of the connection, or is a waiter.
     fn incoming(&self) -> &Segment {
-        // SAFETY: written under both locks while nobody waits.
+        // SAFETY: the cell is written only under both locks and without a waiter; the caller holds a lock or is a
+        // waiter.
         unsafe { &*self.inbound.get() }.as_ref().unwrap_or(&self.segment)
     }
 
-    /// Whether there has ever been an urgent byte.
+    /// Returns whether there has ever been an urgent byte.
     #[inline]
     fn has_been_urgent(&self) -> bool {
         announced(self.incoming()).is_some()
@@ -103,7 +104,7 @@ impl Lanes {
         UrgentProgress::of_word(self.segment.load(OwnState::Urgent))
     }
 
-    /// The urgent byte whose mark has not been passed. Under the receive lock.
+    /// Returns the urgent byte whose mark has not been passed. The caller holds the receive lock.
     fn pending(&self) -> Option<Urgent> {
         announced(self.incoming()).filter(|urgent| urgent.number != self.progress().passed)
     }
@@ -112,9 +113,9 @@ impl Lanes {
         announced(self.incoming()).map_or(0, |urgent| urgent.number)
     }
 
-    /// Whether the peer has named somebody for `SIGURG`, or cannot have said so yet.
+    /// Returns whether the peer has named a recipient of `SIGURG`, or cannot have published that yet.
     fn peer_raises_signal(&self) -> bool {
-        // SAFETY: as in `incoming`.
+        // SAFETY: the cell is written only under both locks and without a waiter; the caller holds the send lock.
         let inbound = unsafe { &*self.inbound.get() };
         self.segment.status(PeerStatus::Attached) == 0
             || self.segment.peer_raises_signal()
@@ -123,22 +124,23 @@ impl Lanes {
 }
 
 impl Connection {
-    /// `SO_OOBINLINE`. Under a lock, or as a waiter.
+    /// Returns `SO_OOBINLINE`. The caller holds a lock of the connection, or is a waiter.
     pub(super) fn is_urgent_inline(&self) -> bool {
         self.shared_options() & options::URGENT_INLINE != 0
     }
 
-    /// Sends `spans`, whose last byte is urgent; returns how many bytes went. If they are fewer, none is urgent.
+    /// Sends `spans`, whose last byte is urgent. Returns the number of bytes sent. If it is less than their total, no
+    /// byte was sent as urgent.
     ///
     /// # Errors
-    /// As [`Connection::send`]; `OPNOTSUPP` where no urgent byte can go: between nodes, and where the end has to stay
-    /// on its lifeline.
+    /// Those of [`Connection::send`]; `OPNOTSUPP` where urgent bytes cannot be sent: between nodes, and if the endpoint
+    /// has to stay on its lifeline.
     ///
     /// # Safety
     /// Every span is readable for its length.
     pub unsafe fn send_urgent(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         let Some(last) = spans.iter().rposition(|span| span.iov_len > 0) else {
-            // SAFETY: our caller says that every span is readable for its length.
+            // SAFETY: every span is readable for its length, by this function's contract.
             return unsafe { self.send(spans, flags) };
         };
         if has_bad_address(spans) {
@@ -149,20 +151,21 @@ impl Connection {
             if peer == PeerState::Alive && shutdown & SHUTDOWN_WRITE == 0 && !self.does_lifeline_refuse_sends() {
                 return Err(Errno::OPNOTSUPP);
             }
-            // SAFETY: our caller says that every span is readable for its length.
+            // SAFETY: every span is readable for its length, by this function's contract.
             return unsafe { self.send(spans, flags) };
         }
         let before = total_bytes(spans) - 1;
         if before > 0 {
             let mut spans = spans[..=last].to_vec();
             spans[last].iov_len -= 1;
-            // SAFETY: our caller says that every span is readable; of the last one, a byte less is read.
+            // SAFETY: every span is readable for its length, by this function's contract, and the last one is shortened
+            // by a byte.
             let sent = unsafe { self.send(&spans, flags) }?;
             if sent < before {
                 return Ok(sent);
             }
         }
-        // SAFETY: the last byte of a span that has some.
+        // SAFETY: the span is readable, and has at least one byte.
         let byte = unsafe { spans[last].iov_base.cast::<u8>().add(spans[last].iov_len - 1).read() };
         match self.send_mark(byte, flags) {
             Err(Errno::AGAIN | Errno::INTR) if before > 0 => Ok(before),
@@ -174,10 +177,10 @@ impl Connection {
         }
     }
 
-    /// Whether what is sent goes by a lane that takes urgent bytes, if need be from now on.
+    /// Returns whether sends use a lane that carries urgent bytes. Switches to lanes if need be.
     fn can_send_urgent(&'static self) -> bool {
         if !self.sends_by_lane() && !self.switch_to_lanes() {
-            // What the peer has said in the meantime may help.
+            // Messages that the peer has sent meanwhile may bring lanes.
             self.process_messages_for_all();
             let _both = self.lock_both();
             if !self.follow_peer(None) {
@@ -185,7 +188,7 @@ impl Connection {
             }
         }
         let _guard = self.lock_direction(&self.send_lock);
-        // SAFETY: under the send lock.
+        // SAFETY: the send lock is held, which protects the sender.
         let is_plain = |lanes: &Lanes| matches!(unsafe { &*lanes.sender.get() }, LaneSender::Plain(_));
         self.lanes().is_some_and(|lanes| is_plain(lanes) && !lanes.segment.is_in_windows())
     }
@@ -204,17 +207,17 @@ impl Connection {
         Ok(())
     }
 
-    /// `false`: there is no room now.
+    /// Sends an urgent byte. Returns `false` if there is no room now.
     fn write_urgent_byte(&'static self, generation: u32, byte: u8) -> Result<bool, Errno> {
         let guard = self.lock_for_generation(generation, &self.send_lock)?;
         let Some(lanes) = self.lanes() else { return Err(Errno::BADF) };
         let shared = self.lock_across_processes(lanes, OwnState::SendLock)?;
         if !self.may_send(lanes, 1)? {
-            return Ok(true); // As `bytes_accepted_for_closed_peer`: TCP's buffer takes it.
+            return Ok(true); // As for ordinary bytes, TCP's buffer accepts it.
         }
         let told = Urgent::of_word(lanes.segment.published(PeerStatus::Urgent));
         let urgent = Urgent { byte, number: told.number.wrapping_add(1).max(1) };
-        // SAFETY: under the send lock.
+        // SAFETY: the send lock is held, which protects the sender.
         let sender = unsafe { &mut *lanes.sender.get() };
         sender.prepare(false, stamp());
         if !sender.write_urgent(urgent).map_err(|corrupt| self.reset_for(lanes, corrupt))? {
@@ -236,15 +239,15 @@ impl Connection {
         Ok(true)
     }
 
-    /// Receives the urgent byte out of turn into `spans`; returns how many bytes that were: none, if the spans have no
-    /// room. It stays in the stream, as a place.
+    /// Receives the urgent byte out of band into `spans`. Returns the number of bytes: 0 if the spans have no room. The
+    /// byte's position stays in the stream.
     ///
     /// # Errors
-    /// `INVAL` where there is none, it was received before, or urgent bytes are received in line (`SO_OOBINLINE`);
-    /// `FAULT` for a span where no program has memory; those of a lock between processes.
+    /// `INVAL` if there is none, it was received before, or urgent bytes are received in line (`SO_OOBINLINE`); `FAULT`
+    /// for a span at a bad address; those of a lock between processes.
     ///
     /// # Safety
-    /// Every other span is writable for its length.
+    /// Every span that is not at a bad address is writable for its length.
     pub unsafe fn receive_urgent(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         self.find_urgent();
         let _guard = self.lock_direction(&self.receive_lock);
@@ -265,13 +268,14 @@ impl Connection {
             return Err(Errno::FAULT);
         }
         if !flags.discard {
-            // SAFETY: our caller says that the span is writable, and it has a byte.
+            // SAFETY: no span is at a bad address, so this one is writable by this function's contract, and it has a
+            // byte.
             unsafe { span.iov_base.cast::<u8>().write(urgent.byte) };
         }
         Ok(1)
     }
 
-    /// Whether the next receive begins at the urgent byte (`SIOCATMARK`).
+    /// Returns whether the next receive begins at the urgent byte (`SIOCATMARK`).
     pub fn is_at_mark(&'static self) -> bool {
         self.find_urgent();
         let _both = self.lock_both();
@@ -281,14 +285,14 @@ impl Connection {
         self.lanes().is_some_and(|lanes| self.is_before_mark(lanes))
     }
 
-    /// Bytes in the lifeline before the first message. Under both locks.
+    /// Returns the number of bytes in the lifeline before the first message. The caller holds both locks.
     fn bytes_before_message(&self) -> usize {
         let Lookahead { bytes, memory, .. } = self.look_ahead();
         memory.into_iter().for_each(close);
         bytes
     }
 
-    /// Under the receive lock.
+    /// Returns whether the receiver stands before the mark. The caller holds the receive lock.
     fn is_before_mark(&self, lanes: &Lanes) -> bool {
         let Some(pending) = lanes.pending() else { return false };
         let mut comes = false;
@@ -302,8 +306,8 @@ impl Connection {
         comes && before == Ok(0)
     }
 
-    /// Of a connection on its lifeline: what the peer has said in front of a lane, or behind bytes that are unread,
-    /// leads to the memory where it announces urgent bytes.
+    /// Processes messages and attaches memory, for a connection on its lifeline: the peer announces urgent bytes in the
+    /// memory that a message refers to, even one that follows unread bytes.
     fn find_urgent(&'static self) {
         if !self.is_on_lifeline() {
             return;
@@ -312,7 +316,8 @@ impl Connection {
         self.attach_for_urgent();
     }
 
-    /// As [`Connection::find_urgent`], where messages that come first have been heard.
+    /// Attaches the memory of a message that follows unread bytes, after the messages that come first have been
+    /// processed.
     fn attach_for_urgent(&'static self) {
         if !self.is_on_lifeline() {
             return;
@@ -329,7 +334,7 @@ impl Connection {
         }
     }
 
-    /// `POLLPRI`, where it is `wanted`.
+    /// Returns `POLLPRI` if it is `wanted` and holds.
     pub(super) fn urgent_readiness(&'static self, wanted: i16) -> i16 {
         if wanted & libc::POLLPRI == 0 {
             return 0;
@@ -340,8 +345,8 @@ impl Connection {
         if self.lanes().is_some_and(is_there) { libc::POLLPRI } else { 0 }
     }
 
-    /// Whether something is unread that counts as much: an urgent byte that comes first does not, unless it is received
-    /// in line. Under the receive lock.
+    /// Returns whether at least `low_water_bytes` are unread. An urgent byte that comes first does not count, unless it
+    /// is received in line. The caller holds the receive lock.
     pub(super) fn has_unread(&self, lanes: &Lanes, low_water_bytes: usize) -> bool {
         if low_water_bytes <= 1 && !lanes.has_been_urgent() {
             return true;
@@ -352,7 +357,7 @@ impl Connection {
         unread.is_ok_and(|bytes| bytes >= low_water_bytes.max(1))
     }
 
-    /// Unread bytes in the lane, up to the mark. Under the receive lock.
+    /// Returns the unread bytes in the lane before the mark. The caller holds the receive lock.
     pub(super) fn unread_to_mark(&self, lanes: &Lanes) -> usize {
         let (latest, is_inline) = (lanes.latest(), self.is_urgent_inline());
         let unread =
@@ -360,7 +365,7 @@ impl Connection {
         unread.unwrap_or(0)
     }
 
-    /// As [`LaneReceiver::peek_to`], up to the mark. Under the receive lock.
+    /// Copies unread bytes up to the mark, as [`LaneReceiver::peek_to`] does. The caller holds the receive lock.
     ///
     /// # Safety
     /// `destination` is writable for `len_bytes`.
@@ -373,12 +378,14 @@ impl Connection {
     ) -> Result<usize, lane::Corrupt> {
         let (latest, is_inline) = (lanes.latest(), self.is_urgent_inline());
         let at_urgent = |urgent, is_first| urgent_handling(urgent, latest, is_first, is_inline);
-        // SAFETY: our caller says that so many bytes are writable; under the receive lock there is no other receiver.
+        // SAFETY: `destination` is writable for `len_bytes`, by this function's contract, and the caller holds the
+        // receive lock, which protects the receiver.
         unsafe { (*lanes.receiver.get()).peek_to(skip, destination, len_bytes, at_urgent) }
     }
 
-    /// Goes on where a receive has found fewer bytes than it wants: perhaps it has come to an urgent byte. `moved`
-    /// bytes have been received since the call began; `copy` receives more, behind so many. Under the receive lock.
+    /// Continues a receive that has found fewer bytes than it wants, possibly because it has come to an urgent byte.
+    /// `moved` bytes have been received since the call began. `copy` receives more after the given number of bytes;
+    /// `put` stores an urgent byte there. The caller holds the receive lock.
     pub(super) fn receive_past_urgent(
         &self,
         lanes: &Lanes,
@@ -390,7 +397,7 @@ impl Connection {
     ) -> Result<usize, Errno> {
         let mut moved = moved;
         let is_inline = self.is_urgent_inline();
-        // SAFETY: under the receive lock, and nothing else uses the receiver meanwhile.
+        // SAFETY: the caller holds the receive lock, and each reference ends before the next one is made.
         let receiver = || unsafe { &mut *lanes.receiver.get() };
         while moved < wanted {
             let next = receiver().urgent().map_err(|corrupt| self.reset_for(lanes, corrupt))?;
@@ -411,15 +418,15 @@ impl Connection {
         Ok(moved)
     }
 
-    /// Takes the urgent byte that comes next out of the stream. Under the receive lock.
+    /// Removes the urgent byte that comes next from the stream. The caller holds the receive lock.
     fn pass_urgent(&self, lanes: &Lanes, urgent: Urgent) {
-        // SAFETY: under the receive lock.
+        // SAFETY: the caller holds the receive lock, which protects the receiver.
         let _ = unsafe { (*lanes.receiver.get()).take_urgent() };
         lanes.segment.store(OwnState::Urgent, UrgentProgress { passed: urgent.number, ..lanes.progress() }.to_word());
     }
 
-    /// Gives the urgent byte that comes first to `put`, unless the program receives it out of turn, and takes it out of
-    /// the stream. `None`: there is none. Under the receive lock.
+    /// Removes the urgent byte that comes first from the stream, and passes it to `put` unless the program receives it
+    /// out of band. Returns `None` if there is none. The caller holds the receive lock.
     pub(super) fn splice_urgent(
         &self,
         lanes: &Lanes,
@@ -433,24 +440,25 @@ impl Connection {
         Ok(Some(moved))
     }
 
-    /// Whether a receive that has brought something ends here, however much it waits for: the mark comes next.
+    /// Returns whether a receive that has received something ends here, whatever it waits for, because the mark comes
+    /// next.
     #[cold]
     pub(super) fn ends_at_mark(&'static self) -> bool {
         let _guard = self.lock_direction(&self.receive_lock);
         self.lanes().is_some_and(|lanes| self.receives_by_lane() && self.is_before_mark(lanes))
     }
 
-    /// The program has named who gets `SIGURG`: the peer is asked to have the kernel send it.
+    /// Asks the peer to make the kernel send `SIGURG`, because the program has named a recipient.
     pub fn note_signal_owner(&'static self) {
         const OOB_INLINE: SocketOption = SocketOption { level: libc::SOL_SOCKET, name: libc::SO_OOBINLINE };
-        // So that an urgent ring is received as the others are.
+        // So that an urgent ring is received like other rings.
         let _ = socket_option::set_raw(self.borrow_lifeline(), OOB_INLINE, &1_u32.to_ne_bytes());
         self.raises_signal.store(true, Ordering::Relaxed);
         let _both = self.lock_both();
         self.publish_signal_owner();
     }
 
-    /// Under both locks.
+    /// Publishes to the peer that there is a recipient of `SIGURG`. The caller holds both locks.
     pub(super) fn publish_signal_owner(&self) {
         if self.raises_signal.load(Ordering::Relaxed)
             && let Some(lanes) = self.lanes()
@@ -459,7 +467,7 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::ring`], with a signal to whom the peer has named.
+    /// Rings as [`Connection::ring`] does, with a signal to the recipient that the peer has named.
     #[cold]
     fn ring_urgently(&self) {
         if !self.is_open() || !self.sends_by_lane() || crate::process::sandbox::is_confined() {

@@ -1,7 +1,7 @@
-//! Waiting: look for a while, then sleep on the lifeline.
+//! Waiting: spin, then sleep on the lifeline.
 //!
-//! The protocol of a sleep: say so in the peer's memory, look once more, sleep in the kernel until the peer rings or
-//! goes.
+//! A sleeper publishes in the peer's memory that it sleeps, polls once more, and then sleeps in the kernel until the
+//! peer rings or closes.
 
 use super::lanes::Lanes;
 use super::waiters::Word;
@@ -17,24 +17,26 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 use wait::{Action, Spin};
 
-/// Sleep of a thread that is not alone on its lifeline: another may take the byte that was meant for it.
+/// Milliseconds that a thread sleeps if it is not alone on its lifeline, where another thread may consume the byte that
+/// was meant for it.
 const NAP_MS: i32 = 1;
-/// Longest sleep of a thread that waits for room beside other threads: one may shut the connection down, and the only
-/// thing that wakes a sleeper at once, the end of the lifeline, would end reading too.
+/// Milliseconds that a thread sleeps at most while it waits for room, if the process has other threads: one of them may
+/// shut the connection down, and only the end of the lifeline would wake a sleeper at once, but it would end reading
+/// too.
 const ROOM_POLL_MS: i32 = 100;
-/// Longest sleep of a thread that waits before there are lanes, beside other threads.
+/// Milliseconds that a thread sleeps at most before there are lanes, if the process has other threads.
 const LIFELINE_POLL_MS: i32 = 20;
-/// Looks at memory that take as long as one system call.
+/// Polls of memory that take as long as one system call.
 const POLLS_PER_CALL: u32 = 250;
-/// Sleep of a thread that waits for a handshake.
+/// Milliseconds that a thread sleeps while it waits for a handshake.
 const HANDSHAKE_NAP_MS: i32 = 10;
 
 /// Where a send that has waited may find room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Room {
-    /// The receiver has made some.
+    /// The receiver has consumed records of the ring.
     InRing,
-    /// The lane may hold more than its ring does.
+    /// The lane may grow beyond its ring.
     InLargerRing,
 }
 
@@ -46,14 +48,14 @@ pub(super) struct Deadline {
 }
 
 impl Deadline {
-    /// `timeout_ns` from now; 0 is never.
+    /// Returns the deadline in `timeout_ns`; 0 is never.
     pub(super) fn after(timeout_ns: u64) -> Self {
         let began = SignalCheckpoint::now();
         Self { at_ns: (timeout_ns != 0).then(|| now_ns().saturating_add(timeout_ns)), began }
     }
 
-    /// `INTR` once a signal handler has run that ends the wait: without `SA_RESTART`, or any where the wait has a time
-    /// limit. The kernel says so only to those who sleep in it.
+    /// Returns `INTR` once a signal handler has run that ends the wait: one without `SA_RESTART`, or any if the wait
+    /// has a timeout. The kernel reports this only to threads that sleep in it.
     fn check_signals(self) -> Result<(), Errno> {
         match self.began.since() {
             HandlersRun::None => Ok(()),
@@ -62,12 +64,12 @@ impl Deadline {
         }
     }
 
-    /// Whether a wait that the kernel has interrupted goes on.
+    /// Returns whether a wait that the kernel has interrupted continues.
     fn continues_after_signal(self) -> bool {
         self.at_ns.is_none() && self.began.restarts()
     }
 
-    /// Milliseconds left, rounded up; -1 for ever.
+    /// Returns the milliseconds left, rounded up; -1 for never.
     fn left_ms(self) -> Result<i32, Errno> {
         let Some(at_ns) = self.at_ns else { return Ok(-1) };
         let left_ns = at_ns.saturating_sub(now_ns());
@@ -101,7 +103,7 @@ impl Word for AtomicU32 {
     }
 }
 
-/// A thread that looks at the lanes without a lock.
+/// A thread that polls the lanes without a lock.
 struct Waiter(&'static Connection);
 
 impl Waiter {
@@ -121,12 +123,12 @@ impl Drop for Waiter {
 }
 
 thread_local! {
-    /// The connection of the call in which this thread last slept, until that call ends. A handler that leaves a call
-    /// by `siglongjmp` leaves it here: the next call that sleeps, or a close by this thread, finds it.
+    /// The connection of the call in which this thread last slept, until that call returns. A handler that leaves a
+    /// call by `siglongjmp` leaves the value here; the next call that sleeps, or a close by this thread, finds it.
     static CURRENT_CALL: Cell<Option<&'static Connection>> = const { Cell::new(None) };
 }
 
-/// A call that may sleep: once it has, a close by another thread waits for its end.
+/// A call that may sleep. Once it has slept, a close by another thread waits until it returns.
 pub(super) struct BlockingCall {
     connection: &'static Connection,
     has_slept: bool,
@@ -137,7 +139,7 @@ impl BlockingCall {
         Self { connection, has_slept: false }
     }
 
-    /// Before each sleep.
+    /// Notes that the call is about to sleep.
     fn note_sleep(&mut self) {
         if self.has_slept || threads::is_single() {
             return;
@@ -145,13 +147,13 @@ impl BlockingCall {
         self.has_slept = true;
         let before = CURRENT_CALL.replace(Some(self.connection));
         if before.is_some_and(|it| std::ptr::eq(it, self.connection)) {
-            return; // Counted already, by a call that a handler has interrupted or left.
+            return; // Already counted, by a call that a handler has interrupted or left.
         }
         self.connection.calls.enter();
         before.into_iter().for_each(Connection::end_call);
     }
 
-    /// Whether this thread is in a call on `connection`, beneath a handler, or has left one by a handler.
+    /// Returns whether this thread is in a call on `connection`, which a handler has interrupted or left.
     pub(super) fn is_of_this_thread(connection: &Connection) -> bool {
         CURRENT_CALL.get().is_some_and(|it| std::ptr::eq(it, connection))
     }
@@ -167,14 +169,14 @@ impl Drop for BlockingCall {
 }
 
 thread_local! {
-    /// The connection this thread sleeps on: a thread that is cancelled in its sleep leaves through the destructor.
+    /// The connection that this thread sleeps on. The destructor serves threads that are cancelled while they sleep.
     static ASLEEP: Sleep = const { Sleep(Cell::new(None)) };
 }
 
 struct Sleep(Cell<Option<&'static Connection>>);
 
 impl Sleep {
-    /// Returns what [`Sleep::end`] brings back: in a signal handler, the sleep that it has interrupted.
+    /// Begins a sleep. Returns the value for [`Sleep::end`]: in a signal handler, the sleep that it has interrupted.
     fn begin(&self, connection: &'static Connection) -> Option<&'static Connection> {
         connection.sleepers.enter();
         self.0.replace(Some(connection))
@@ -197,7 +199,7 @@ impl Drop for Sleep {
 }
 
 impl Connection {
-    /// Waits until a receive may find something; `spin` has perhaps begun.
+    /// Waits until a receive may find something. `spin` may have begun before.
     pub(super) fn wait_to_receive(
         &'static self,
         generation: u32,
@@ -224,8 +226,8 @@ impl Connection {
         outcome
     }
 
-    /// Waits until a send may find room: for the receiver to make some, and where that takes long, for as much as the
-    /// lane may hold.
+    /// Waits until a send may find room: for the receiver to make some and, if that takes long, for as much as the lane
+    /// may hold.
     pub(super) fn wait_to_send(
         &'static self,
         generation: u32,
@@ -248,7 +250,7 @@ impl Connection {
             self.process_messages_for_all();
         }
         if !self.receives_by_lane() || lanes.segment.peer_is_confined() {
-            // The peer does not ring yet, or not any more.
+            // The peer does not ring yet, or does not ring any more.
             call.note_sleep();
             return self.nap(deadline).map(|()| Room::InLargerRing);
         }
@@ -258,10 +260,10 @@ impl Connection {
         Ok(Room::InLargerRing)
     }
 
-    /// Has the peer asked to ring by `announce`, looks once more, sleeps. The thread counts as a sleeper before the
-    /// peer is asked: the ring is not taken by another then.
+    /// Asks the peer to ring by `announce`, polls once more, and sleeps. The thread is counted as a sleeper before the
+    /// peer is asked, so that no other thread consumes the ring.
     #[cold]
-    #[inline(never)] // Else a wait would find the thread's own words, by a call, before its first look.
+    #[inline(never)] // Inlined, it would make each wait fetch the address of the thread-local variables, by a call, before the first poll.
     fn sleep_unless(
         &'static self,
         call: &mut BlockingCall,
@@ -270,7 +272,7 @@ impl Connection {
         sleep: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         call.note_sleep();
-        // The waiter of our caller is dropped by it, or, if this thread is cancelled, by the destructor of `ASLEEP`.
+        // The caller drops its waiter; if this thread is cancelled, the destructor of `ASLEEP` does.
         let interrupted = ASLEEP.with(|asleep| asleep.begin(self));
         announce();
         let outcome = if is_ready() { Ok(()) } else { sleep() };
@@ -278,8 +280,8 @@ impl Connection {
         outcome
     }
 
-    /// The lanes, which stay while there is a waiter. `lock` is either direction's: whoever gives the lanes back or
-    /// attaches them holds both, and so sees the waiter or has been seen.
+    /// Makes this thread a waiter and returns the lanes, which stay while there is a waiter. `lock` is that of either
+    /// direction: a thread that removes or attaches lanes holds both, so it sees the waiter or has finished before.
     fn become_waiter(
         &'static self,
         generation: u32,
@@ -290,33 +292,33 @@ impl Connection {
         if self.lifetime.may_access(generation) { Ok((waiter, self.lanes())) } else { Err(Errno::BADF) }
     }
 
-    /// Whether a send would find room; errors count as room, so that the send reports them.
+    /// Returns whether a send would find room. Errors count as room, so that the send reports them.
     pub(super) fn has_room(&'static self, lanes: &Lanes) -> bool {
         let _guard = self.lock_direction(&self.send_lock);
-        // SAFETY: under the send lock.
+        // SAFETY: the send lock is held, which protects the sender.
         unsafe { (*lanes.sender.get()).is_writable() }.unwrap_or(true)
     }
 
-    /// As [`Connection::has_room`], in the ring that the lane is in.
+    /// Returns whether a send would find room in the present ring of the lane.
     fn has_ring_room(&'static self, lanes: &Lanes) -> bool {
         let _guard = self.lock_direction(&self.send_lock);
-        // SAFETY: under the send lock.
+        // SAFETY: the send lock is held, which protects the sender.
         unsafe { (*lanes.sender.get()).is_ring_writable() }.unwrap_or(true)
     }
 
     pub(super) fn announce_receive_sleep(&'static self, lanes: &Lanes) {
         let _guard = self.lock_direction(&self.receive_lock);
-        // SAFETY: under the receive lock.
+        // SAFETY: the receive lock is held, which protects the receiver.
         unsafe { (*lanes.receiver.get()).announce_sleep() };
     }
 
     pub(super) fn announce_send_sleep(&'static self, lanes: &Lanes) {
         let _guard = self.lock_direction(&self.send_lock);
-        // SAFETY: under the send lock.
+        // SAFETY: the send lock is held, which protects the sender.
         unsafe { (*lanes.sender.get()).announce_sleep() };
     }
 
-    /// Looks for a while; `false`: it is time to sleep.
+    /// Spins. Returns `false` when it is time to sleep.
     fn spin(
         &self,
         lanes: &Lanes,
@@ -359,24 +361,25 @@ impl Connection {
         outcome.map(|_| ())
     }
 
-    /// Takes the ring out of the lifeline, unless it may be another's. `false`: the lifeline has ended.
+    /// Consumes the ring in the lifeline, unless it may be meant for another sleeper. Returns `false` if the lifeline
+    /// has ended.
     ///
-    /// Under the locks under which peers are asked to ring: who was asked for before counts as a sleeper by then, and
-    /// who is asked for later is rung for later.
+    /// It does so under the locks under which peers are asked to ring: a thread that has asked before is counted as a
+    /// sleeper by then, and one that asks later is rung for later.
     fn consume_ring_if(&'static self, lanes: &Lanes, is_alone: &dyn Fn() -> bool) -> bool {
         let both = self.lock_both();
-        // Closed meanwhile, the number may be another file's.
+        // After a close the number may belong to another file.
         let is_mine = self.is_open() && self.receives_by_lane();
         both.is_none() || !is_mine || !is_alone() || self.drain_lifeline(lanes)
     }
 
-    /// Whether the calling sleeper is the only one, in this process and in those that hold the same end: only then may
-    /// it take a ring out of the lifeline, and rely on one.
+    /// Returns whether the calling sleeper is the only one, in this process and in those that hold the same endpoint.
+    /// Only then may it consume a ring of the lifeline, and rely on one.
     pub(super) fn is_sole_sleeper(&self, lanes: &Lanes) -> bool {
         self.sleepers.is_one() && self.is_sole_user(lanes)
     }
 
-    /// `Ok(false)`: the lifeline has ended.
+    /// Sleeps in the kernel. Returns `Ok(false)` if the lifeline has ended.
     fn sleep_in_kernel(
         &self,
         lanes: &Lanes,
@@ -389,7 +392,7 @@ impl Connection {
         if !self.is_open() {
             return Err(Errno::BADF);
         }
-        // As late as can be: a handler that runs now interrupts the kernel's call, or has come before it.
+        // As late as possible: a handler that runs from now on interrupts the system call.
         deadline.check_signals()?;
         let waits_for_ring = is_alone && left_ms < 0 && longest_ms.is_none();
         if waits_for_ring && !self.is_nonblocking.load(Ordering::Relaxed) && !self.is_lifeline_shut(lanes) {
@@ -398,24 +401,24 @@ impl Connection {
                     self.note_hang_up(lanes, true);
                     Ok(false)
                 }
-                // The program has closed that number, and this call goes on by another.
+                // The program has closed that descriptor, and this call continues with another one.
                 Err(Errno::BADF) if self.lifeline() != fd => Ok(true),
                 woken => woken,
             };
         }
         let mut entry = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
         if self.is_lifeline_shut(lanes) {
-            // It stays readable for ever, and brings no ring: only its end means anything.
+            // It stays readable and brings no rings: only its end is of interest.
             entry[0].events = 0;
             return nap_on(&mut entry, left_ms, deadline);
         }
         if is_alone && longest_ms.is_none() {
-            // Not the whole time, perhaps; whoever comes back when it is over finds out.
+            // This may return before the timeout; the caller checks.
             blocking::poll_slice(&mut entry, left_ms)?;
             return Ok(entry[0].revents & libc::POLLHUP == 0);
         }
         if !is_alone && blocking::poll_now(fd, libc::POLLIN) & libc::POLLIN != 0 {
-            // A byte lies there for another sleeper: it must find it, and we must not spin on it.
+            // A byte in the lifeline is for another sleeper, which must find it; this thread must not spin on it.
             entry[0].fd = -1;
         }
         let longest_ms = longest_ms.filter(|_| is_alone).unwrap_or(NAP_MS);
@@ -423,20 +426,20 @@ impl Connection {
         Ok(entry[0].revents & libc::POLLHUP == 0)
     }
 
-    /// Whether a shutdown of reading ended the lifeline, to wake those who slept on it.
+    /// Returns whether a shutdown of the receive direction ended the lifeline, to wake its sleepers.
     pub(super) fn is_lifeline_shut(&self, lanes: &Lanes) -> bool {
         lanes.segment.load(OwnState::Shutdown) & SHUTDOWN_READ != 0
             && blocking::poll_now(self.lifeline(), libc::POLLRDHUP) & libc::POLLRDHUP != 0
     }
 
-    /// Sleeps a moment, for a wait that nothing rings for.
+    /// Sleeps [`NAP_MS`], for a wait that no ring ends.
     pub(super) fn nap(&self, deadline: Deadline) -> Result<(), Errno> {
         deadline.left_ms()?;
         poll_again_after_signals(&mut [], NAP_MS, deadline)?;
         deadline.check_signals()
     }
 
-    /// Waits until the kernel has something to say of the lifeline: `POLLIN` or `POLLOUT`. The caller is a waiter.
+    /// Waits until the kernel reports `POLLIN` or `POLLOUT` of the lifeline. The caller is a waiter.
     fn wait_on_lifeline(
         &'static self,
         call: &mut BlockingCall,
@@ -484,7 +487,8 @@ impl Connection {
                 woken => woken.map(|_| ()),
             };
         }
-        // Another thread or process may shut the connection down, or take what says that the rest comes by a lane.
+        // Another thread or process may shut the connection down, or consume the message by which the input continues
+        // in a lane.
         let longest_ms = if is_alone { left_ms } else { LIFELINE_POLL_MS };
         let mut entry = [libc::pollfd { fd, events, revents: 0 }];
         poll_again_after_signals(&mut entry, if left_ms < 0 { longest_ms } else { left_ms.min(longest_ms) }, deadline)
@@ -493,20 +497,20 @@ impl Connection {
     fn wait_for_handshake(&self, deadline: Deadline) -> Result<(), Errno> {
         let mut entry = [libc::pollfd { fd: self.lifeline(), events: libc::POLLIN, revents: 0 }];
         let left_ms = deadline.left_ms()?;
-        // Another thread may take the handshake, and nothing would wake this one.
+        // Another thread may receive the handshake, and nothing would wake this one.
         let look_again_ms = if left_ms < 0 { HANDSHAKE_NAP_MS } else { left_ms.min(HANDSHAKE_NAP_MS) };
         deadline.check_signals()?;
         poll_again_after_signals(&mut entry, look_again_ms, deadline)
     }
 }
 
-/// Sleeps a moment. `Ok(false)`: the lifeline has ended.
+/// Sleeps at most [`NAP_MS`]. Returns `Ok(false)` if the lifeline has ended.
 fn nap_on(entry: &mut [libc::pollfd; 1], left_ms: i32, deadline: Deadline) -> Result<bool, Errno> {
     poll_again_after_signals(entry, if left_ms < 0 { NAP_MS } else { left_ms.min(NAP_MS) }, deadline)?;
     Ok(entry[0].revents & libc::POLLHUP == 0)
 }
 
-/// `poll(2)` that comes back early, without an error, after a signal that would have restarted the call it stands for.
+/// Polls, and returns early without an error after a signal that would have restarted the call it stands for.
 fn poll_again_after_signals(entry: &mut [libc::pollfd], timeout_ms: i32, deadline: Deadline) -> Result<(), Errno> {
     match blocking::poll(entry, timeout_ms) {
         Err(Errno::INTR) if deadline.continues_after_signal() => Ok(()),

@@ -1,4 +1,4 @@
-//! DISPATCH
+//! Handles the messages that come first in the lifeline.
 
 use super::super::{Connection, observer};
 use super::message::peek;
@@ -18,21 +18,22 @@ pub(in crate::connection) enum NextItem {
 }
 
 impl Connection {
-    /// Before a close: a message that was left unread would reset the peer, and `SO_LINGER` may ask for a reset.
+    /// Handles the last messages before a close: one that was left unread would reset the peer, and `SO_LINGER` may
+    /// request a reset.
     pub(in crate::connection) fn process_final_messages(&'static self) {
-        // What is there may be for another process.
+        // The messages may be for another process.
         if self.receives_by_lane() || self.awaits_handshake.load(Ordering::Relaxed) || self.may_have_other_holders() {
             return;
         }
         if self.with_details(|details| details.resets_on_close) {
             self.switch_to_lanes();
         }
-        // An offer comes too late.
+        // It is too late for an offer.
         self.lifeline_state.is_shared.store(true, Ordering::Relaxed);
         self.process_messages();
     }
 
-    /// After a receive by the lifeline: whether the stream goes on in a lane.
+    /// Returns, after a receive by the lifeline, whether the stream continues in a lane.
     pub(in crate::connection) fn continues_by_lane(&'static self) -> bool {
         let goes_on = self.lifeline_state.has_pending_message.load(Ordering::Relaxed)
             && self.handle_pending_message().is_ok()
@@ -41,7 +42,8 @@ impl Connection {
         goes_on
     }
 
-    /// A program that only sends does not receive what says that both directions go by lanes; sends are quicker then.
+    /// Handles messages at most once a millisecond, for a program that only sends: it does not receive the message
+    /// after which both directions use lanes, and sends become faster.
     pub(in crate::connection) fn process_messages_periodically(&'static self) {
         let now = ticks();
         if now.wrapping_sub(self.lifeline_state.messages_polled_ticks.load(Ordering::Relaxed)) > TICKS_PER_MILLISECOND {
@@ -50,21 +52,21 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::process_messages`], for a call that is about this connection alone.
+    /// Does what [`Connection::process_messages`] does, and tells the sets with this connection.
     pub(in crate::connection) fn process_messages_for_all(&'static self) {
         self.process_messages();
         self.notify_sets();
     }
 
-    /// After a call has taken messages out that a readiness set was to find: the set looks at the connection, since
-    /// what came by the lane before anybody asked for rings is not rung for.
+    /// Tells readiness sets to poll the connection, after a call has received messages that they would have found: the
+    /// peer does not ring for what it sent by the lane before a set asked for rings.
     pub(in crate::connection) fn notify_sets(&'static self) {
         if self.receives_by_lane() && self.sleepers.is_any() {
             observer::tell_change(self);
         }
     }
 
-    /// Follows the messages that come first in the lifeline. Answers what comes then.
+    /// Handles the messages that come first in the lifeline. Returns what comes then.
     pub(super) fn process_messages(&'static self) -> NextItem {
         loop {
             if let Err(first) = self.process_next_message() {
@@ -73,10 +75,10 @@ impl Connection {
         }
     }
 
-    /// Follows the message that comes first in the lifeline.
+    /// Handles the message that comes first in the lifeline.
     ///
     /// # Errors
-    /// What comes first, if that is no message, or one that cannot be followed now.
+    /// What comes first, if it is not a message or cannot be handled now.
     fn process_next_message(&'static self) -> Result<(), NextItem> {
         {
             let guard = self.lock_direction(&self.receive_lock);
@@ -93,11 +95,11 @@ impl Connection {
         self.handle_pending_message().map_err(|_| NextItem::Message)
     }
 
-    /// Under the receive lock.
+    /// Returns what comes first in the lifeline. The caller holds the receive lock.
     fn next_in_lifeline(&self) -> NextItem {
         let mut byte = 0_u8;
         let spans = [iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
-        // SAFETY: one byte is writable.
+        // SAFETY: the only span is a local variable.
         match unsafe { peek(self.lifeline(), &spans) } {
             Ok((0, _)) => NextItem::End,
             Ok((_, true)) => NextItem::Message,

@@ -1,7 +1,8 @@
-//! What the two ends of a connection say to each other in its stream, and how it is told from the program's bytes.
+//! The messages between the endpoints in the stream of the lifeline, and how they are told from the program's bytes.
 //!
-//! A message is one byte with a descriptor attached. A receive ends behind bytes with descriptors (`unix(7)`), and a
-//! look without room for descriptors says that there are some: so a message is never taken for the program's.
+//! A message is one byte with a descriptor attached. A receive ends after bytes with descriptors (`unix(7)`), and a
+//! peek without room for descriptors reports that there are some. So a message is never taken for a byte of the
+//! program.
 
 use super::super::total_bytes;
 use crate::descriptor::hidden::close;
@@ -11,46 +12,47 @@ use rustix::io::Errno;
 use std::cell::UnsafeCell;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// Here is memory, for both directions if you like.
+/// The sender offers memory for both directions.
 pub(super) const OFFER: u8 = 2;
-/// Behind this byte, what I send is in this memory.
+/// After this byte, the sender sends by a lane in the attached memory.
 pub(in crate::connection) const SWITCH: u8 = 3;
-/// Behind this byte, what I send is in the memory that you have sent.
+/// After this byte, the sender sends by a lane in the memory that its peer has sent.
 pub(in crate::connection) const FOLLOW: u8 = 4;
-/// Descriptors that a message may bring before they are cut off; one is right.
+/// Descriptors of one message that are received and closed; a valid message has one.
 const RIGHTS_MAX: usize = 4;
 const CONTROL_WORDS: usize = 8;
-/// What the kernel takes at once.
+/// Spans that the kernel accepts in one call.
 const SPANS_MAX: usize = 1024;
-/// Where looks put what they only count.
+/// Size of the buffer that peeks overwrite if they only count.
 const SINK_BYTES: usize = 64 << 10;
-/// A lifeline holds less than so many of them.
+/// A lifeline holds less than this many of those buffers.
 const SINK_SPANS: usize = 16;
 pub(super) const NO_SPAN: iovec = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
-/// Written by the kernel for all threads alike, and read by nobody.
+/// A buffer into which the kernel writes for all threads, and that is never read.
 struct Sink(UnsafeCell<[u8; SINK_BYTES]>);
 
-// SAFETY: there is never a reference to its bytes, only their address for the kernel.
+// SAFETY: no reference to the bytes exists, only their address for the kernel.
 unsafe impl Sync for Sink {}
 
 static SINK: Sink = Sink(UnsafeCell::new([0; SINK_BYTES]));
 
-/// A message with a descriptor that has been received and not followed yet.
+/// A message that has been received and not handled yet.
 pub(super) struct Message {
     pub kind: u8,
     pub memory: Option<OwnedFd>,
 }
 
-/// What a receive has brought.
+/// The result of a receive.
 pub(super) struct Received {
     pub bytes: usize,
     pub rights: Option<OwnedFd>,
-    /// Descriptors came, though perhaps none could be had.
+    /// Descriptors came, even if none could be received.
     has_rights: bool,
 }
 
-/// The spans behind the first `skip` bytes; where those end inside a span, the rest of that one alone.
+/// Returns the spans after the first `skip` bytes. If those end inside a span, returns only the rest of that span, in
+/// `one`.
 pub(super) fn spans_after<'a>(spans: &'a [iovec], skip: usize, one: &'a mut [iovec; 1]) -> &'a [iovec] {
     let mut skip = skip;
     for (index, span) in spans.iter().enumerate() {
@@ -67,6 +69,8 @@ pub(super) fn spans_after<'a>(spans: &'a [iovec], skip: usize, one: &'a mut [iov
     &[]
 }
 
+/// Sends the spans after the first `skip` bytes, without blocking.
+///
 /// # Safety
 /// Every span is readable for its length.
 pub(super) unsafe fn send_now(fd: RawFd, spans: &[iovec], skip: usize) -> Result<usize, Errno> {
@@ -74,13 +78,13 @@ pub(super) unsafe fn send_now(fd: RawFd, spans: &[iovec], skip: usize) -> Result
     let spans = spans_after(spans, skip, &mut one);
     let message = message_of(spans, &mut []);
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the message is of the caller's spans.
+    // SAFETY: the message refers to spans that are readable, by this function's contract, and outlive the call.
     let sent = unsafe { system::call!(libc::SYS_sendmsg, fd, &raw const message, flags) };
     usize::try_from(sent).map_err(|_| system::error_of(sent))
 }
 
 fn message_of(spans: &[iovec], control: &mut [u64]) -> libc::msghdr {
-    // SAFETY: all zeros are a message of nothing; musl's has padding that no literal can name.
+    // SAFETY: all zeros are a valid, empty message; musl's has padding that a struct literal cannot name.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = spans.as_ptr().cast_mut();
     message.msg_iovlen = spans.len() as _;
@@ -91,12 +95,13 @@ fn message_of(spans: &[iovec], control: &mut [u64]) -> libc::msghdr {
     message
 }
 
-/// The system's bound for programs is twice what sockets have from the beginning.
+/// Sets the lifeline's buffer to its maximum: the kernel allows programs twice the default size.
 pub(super) fn widen(lifeline: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::net::sockopt::set_socket_send_buffer_size(lifeline, i32::MAX as usize / 2)
 }
 
-/// Sends a message of ours with its memory, though the lifeline may be full: that is what half of its buffer is for.
+/// Sends a message with its memory even if the lifeline is full for the program: half of its buffer is reserved for
+/// that.
 pub(super) fn send_message(lifeline: BorrowedFd<'_>, kind: u8, memory: BorrowedFd<'_>) -> Result<(), Errno> {
     match send_message_now(lifeline, kind, memory) {
         Err(Errno::AGAIN) => {
@@ -121,8 +126,8 @@ fn send_message_now(lifeline: BorrowedFd<'_>, kind: u8, memory: BorrowedFd<'_>) 
     }
 }
 
-/// Looks how much of at most `wanted` bytes comes next, as [`peek`] does, and where it finds a message. None of it gets
-/// into the program's memory: a message there would change what lies behind the bytes that the program receives.
+/// Peeks at the next `wanted` bytes as [`peek`] does, into a buffer that is not read, so that the program's memory
+/// stays unchanged: a message there would overwrite what follows the bytes that the program receives.
 pub(super) fn peek_to_sink(fd: RawFd, wanted: usize) -> Result<(usize, bool), Errno> {
     let wanted = wanted.min(SINK_SPANS * SINK_BYTES);
     let mut spans = [NO_SPAN; SINK_SPANS + 1];
@@ -131,16 +136,16 @@ pub(super) fn peek_to_sink(fd: RawFd, wanted: usize) -> Result<(usize, bool), Er
         *span = iovec { iov_base: SINK.0.get().cast(), iov_len: SINK_BYTES.min(wanted - index * SINK_BYTES) };
     }
     spans[count] = iovec { iov_base: SINK.0.get().cast(), iov_len: 1 };
-    // SAFETY: each span is a part of the sink, of which nobody has a reference and nobody reads.
+    // SAFETY: each span is a part of the sink, which no code refers to or reads.
     let seen = unsafe { peek_once(fd, &spans[..=count]) };
     seen.map(|(bytes, has_rights)| (bytes.min(wanted), has_rights && bytes > 0 && bytes <= wanted))
 }
 
-/// Looks at what comes next, without room for descriptors. Answers how many bytes, and whether the last one has some.
+/// Peeks without room for descriptors. Returns the number of bytes, and whether the last one has a descriptor.
 ///
-/// The kernel says that there are descriptors when it has come to bytes that have some, or, where the buffer is full,
-/// when such bytes come at any later time. So the look has room for one byte more than is asked for: if that stays
-/// empty, it has ended behind the last byte that there is, or behind one with descriptors.
+/// The kernel reports descriptors when it has come to bytes that have some or, if the buffer is full, when such bytes
+/// come anywhere later. So the peek has room for one byte more than is wanted: if that byte stays empty, the peek has
+/// ended after the last byte of the stream, or after one with a descriptor.
 ///
 /// # Safety
 /// Every span is writable for its length.
@@ -150,11 +155,11 @@ pub(super) unsafe fn peek(fd: RawFd, spans: &[iovec]) -> Result<(usize, bool), E
     let spans = &spans[..spans.len().min(SPANS_MAX - 1)];
     let wanted = total_bytes(spans);
     let seen = if let [span] = spans {
-        // SAFETY: our caller says that the span is writable, and the byte behind it is our own.
+        // SAFETY: the span is writable by this function's contract, and the byte after it is a local variable.
         unsafe { peek_once(fd, &[*span, extra]) }
     } else {
         let all: Vec<iovec> = spans.iter().copied().chain([extra]).collect();
-        // SAFETY: our caller says that the spans are writable, and the byte behind them is our own.
+        // SAFETY: the spans are writable by this function's contract, and the byte after them is a local variable.
         unsafe { peek_once(fd, &all) }
     };
     seen.map(|(bytes, has_rights)| (bytes.min(wanted), has_rights && bytes > 0 && bytes <= wanted))
@@ -163,13 +168,13 @@ pub(super) unsafe fn peek(fd: RawFd, spans: &[iovec]) -> Result<(usize, bool), E
 unsafe fn peek_once(fd: RawFd, spans: &[iovec]) -> Result<(usize, bool), Errno> {
     let mut message = message_of(spans, &mut []);
     let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
-    // SAFETY: the message is of the caller's spans.
+    // SAFETY: the message refers to spans that are writable, by this function's contract, and outlive the call.
     let seen = unsafe { system::call!(libc::SYS_recvmsg, fd, &raw mut message, flags) };
     let bytes = usize::try_from(seen).map_err(|_| system::error_of(seen))?;
     Ok((bytes, message.msg_flags & libc::MSG_CTRUNC != 0))
 }
 
-/// Receives without waiting.
+/// Receives without blocking.
 ///
 /// # Safety
 /// Every span is writable for its length.
@@ -177,21 +182,22 @@ pub(super) unsafe fn receive(fd: RawFd, spans: &[iovec], flags: i32) -> Result<R
     let mut control = [0_u64; CONTROL_WORDS];
     let mut message = message_of(spans, &mut control);
     let flags = flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: the message is of the caller's spans and our control buffer.
+    // SAFETY: the message refers to spans that are writable, by this function's contract, and to a local control
+    // buffer.
     let received = unsafe { system::call!(libc::SYS_recvmsg, fd, &raw mut message, flags) };
     let bytes = usize::try_from(received).map_err(|_| system::error_of(received))?;
     let mut rights = None;
     let mut has_rights = message.msg_flags & libc::MSG_CTRUNC != 0;
-    // SAFETY: the kernel has filled the control buffer and said how far.
+    // SAFETY: the kernel has filled the control buffer and set its length in the message.
     let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
     while !header.is_null() {
-        // SAFETY: a whole header, as the macros have found.
+        // SAFETY: `header` is not null, so it refers to a complete header in the control buffer.
         let (level, kind, len) = unsafe { ((*header).cmsg_level, (*header).cmsg_type, (*header).cmsg_len as usize) };
         if (level, kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-            // SAFETY: computes only.
+            // SAFETY: `CMSG_LEN` only computes.
             let count = (len - unsafe { libc::CMSG_LEN(0) } as usize) / size_of::<RawFd>();
             for index in 0..count.min(RIGHTS_MAX) {
-                // SAFETY: the data are so many numbers, just received and nobody else's.
+                // SAFETY: the data are `count` descriptors that this process has just received and owns.
                 let one = unsafe {
                     OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<RawFd>().add(index).read_unaligned())
                 };
@@ -201,13 +207,14 @@ pub(super) unsafe fn receive(fd: RawFd, spans: &[iovec], flags: i32) -> Result<R
             }
             has_rights = true;
         }
-        // SAFETY: the header before it was whole, and the macro stays inside the control buffer.
+        // SAFETY: the present header is complete, and the macro stays inside the control buffer.
         header = unsafe { libc::CMSG_NXTHDR(&raw const message, header) };
     }
     Ok(Received { bytes, rights, has_rights })
 }
 
-/// Receives the `bytes` that were seen, and nothing of what lies behind them. Answers how many are the program's.
+/// Receives the `bytes` that a peek has found, and nothing of what follows them. Returns the number of bytes of the
+/// program, and a message among them.
 ///
 /// # Safety
 /// Every span is writable for its length.
@@ -216,21 +223,21 @@ pub(super) unsafe fn receive_exactly(
     spans: &[iovec],
     bytes: usize,
 ) -> Result<(usize, Option<Message>), Errno> {
-    // SAFETY: parts of the caller's spans.
+    // SAFETY: the parts are prefixes of spans that are writable, by this function's contract.
     with_prefix(spans, bytes, |parts| unsafe { receive(fd, parts, 0) }.map(|received| split_message(parts, received)))
 }
 
-/// Looks at the `bytes` that were seen, and leaves them. Answers how many there are of the program's.
+/// Peeks at the `bytes` that a peek has found. Returns how many of them belong to the program.
 ///
 /// # Safety
 /// Every span is writable for its length.
 pub(super) unsafe fn peek_exactly(fd: RawFd, spans: &[iovec], bytes: usize) -> Result<usize, Errno> {
-    // SAFETY: parts of the caller's spans.
+    // SAFETY: the parts are prefixes of spans that are writable, by this function's contract.
     with_prefix(spans, bytes, |parts| unsafe { peek(fd, parts) })
         .map(|(seen, has_rights)| seen - usize::from(has_rights))
 }
 
-/// Does `act` with the spans of the first `bytes`.
+/// Calls `act` with spans of the first `bytes`.
 fn with_prefix<R>(spans: &[iovec], bytes: usize, act: impl FnOnce(&[iovec]) -> R) -> R {
     if let [span] = spans {
         return act(&[iovec { iov_base: span.iov_base, iov_len: span.iov_len.min(bytes) }]);
@@ -249,7 +256,7 @@ fn with_prefix<R>(spans: &[iovec], bytes: usize, act: impl FnOnce(&[iovec]) -> R
     act(&parts)
 }
 
-/// The program's bytes, and the message behind them.
+/// Returns the number of bytes of the program, and the message after them.
 fn split_message(spans: &[iovec], received: Received) -> (usize, Option<Message>) {
     let Received { bytes, rights, has_rights } = received;
     if !has_rights || bytes == 0 {
@@ -259,7 +266,7 @@ fn split_message(spans: &[iovec], received: Received) -> (usize, Option<Message>
     let mut last = bytes - 1;
     for span in spans {
         if last < span.iov_len {
-            // SAFETY: the kernel has just written there.
+            // SAFETY: the kernel has just written a byte at this position of the span.
             let kind = unsafe { span.iov_base.cast::<u8>().add(last).read() };
             return (bytes - 1, Some(Message { kind, memory: rights }));
         }

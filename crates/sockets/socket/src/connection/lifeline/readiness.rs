@@ -1,4 +1,4 @@
-//! LREADY
+//! Readiness and unread bytes of a connection on its lifeline.
 
 use super::super::{Connection, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE, urgent};
 use super::dispatch::NextItem;
@@ -11,20 +11,20 @@ use segment::{OwnState, Segment};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
-/// What the lifeline leads to.
+/// What comes first in the lifeline, up to the first message.
 pub(in crate::connection) struct Lookahead {
     /// The program's bytes before the first message.
     pub bytes: usize,
-    /// All bytes, with messages.
+    /// All unread bytes, with messages.
     pub(super) unread: usize,
     pub message: Option<u8>,
-    /// What came with it.
+    /// The memory that came with the message.
     pub memory: Option<OwnedFd>,
 }
 
 impl Connection {
-    /// As [`Connection::readiness`], where what comes in comes by the lifeline. One system call, and one more if
-    /// something is there. `None`: it does not any more.
+    /// Returns the events of a connection whose input uses the lifeline, with one system call, or two if something is
+    /// unread. Returns `None` if the input uses a lane by now.
     pub(in crate::connection) fn lifeline_readiness(&'static self, wanted: i16) -> Option<i16> {
         let ask = || blocking::poll_now(self.lifeline(), libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP);
         let mut revents = ask();
@@ -44,7 +44,7 @@ impl Connection {
         }
         let ends = u64::from((revents & (libc::POLLRDHUP | libc::POLLHUP)).count_ones());
         self.lifeline_state.end_level.fetch_max(ends, Ordering::Relaxed);
-        // The end may lie in a lane that is known before what leads there has its turn.
+        // The end may be in a lane that is attached before the message that leads there comes first.
         let ends_in_lane = self.lanes().is_some_and(|lanes| lanes.observer().has_fin());
         let has_ended = revents & libc::POLLRDHUP != 0 || ends_in_lane;
         let is_shut = |direction| self.is_shut(direction);
@@ -82,7 +82,8 @@ impl Connection {
         Some(ready | output)
     }
 
-    /// A lifeline that is full gives way to a lane, if there can be one.
+    /// Returns the output events. A full lifeline is reported as writable, because a send then switches to a lane if it
+    /// can.
     fn lifeline_output_readiness(&self, revents: i16) -> i16 {
         const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
         let has_room = revents & (libc::POLLOUT | libc::POLLHUP) != 0 || self.is_shut(SHUTDOWN_WRITE);
@@ -100,27 +101,26 @@ impl Connection {
         low_water <= 1 || self.unread_in_lifeline() >= low_water
     }
 
-    /// As [`Connection::unread_in_lifeline`]: whether there are any. A message counts too.
+    /// Returns whether there are unread bytes in the lifeline. Messages count too.
     pub(super) fn has_bytes_in_lifeline(&self) -> bool {
         rustix::io::ioctl_fionread(self.borrow_lifeline()).is_ok_and(|bytes| bytes > 0)
     }
 
-    /// As [`Connection::has_bytes_in_lifeline`], without the messages: one may come after the last look for them.
-    /// Under both locks.
+    /// Returns whether there are unread bytes of the program in the lifeline. The caller holds both locks.
     pub(in crate::connection) fn has_program_bytes_in_lifeline(&self) -> bool {
         self.has_bytes_in_lifeline() && self.unread_locked() > 0
     }
 
-    /// Bytes that have come and are unread, in the lifeline and in the lane that it leads to. Where an offer comes
-    /// first, what is behind that is counted as if no other message came there.
+    /// Returns the unread bytes in the lifeline and in the lane that it leads to. Where an offer comes first, all bytes
+    /// after it are taken for the program's.
     pub(in crate::connection) fn unread_in_lifeline(&'static self) -> usize {
         let _both = self.lock_both();
         self.unread_locked()
     }
 
-    /// As [`Connection::unread_in_lifeline`], under both locks.
+    /// Does what [`Connection::unread_in_lifeline`] does. The caller holds both locks.
     fn unread_locked(&self) -> usize {
-        // Programs ask after each receive.
+        // Programs ask this after each receive, so it is worth a fast path.
         if let Some(unread) = self.unread_as_peeked() {
             return unread;
         }
@@ -130,7 +130,7 @@ impl Connection {
         let beyond = match (behind.message, &behind.memory) {
             (Some(OFFER), _) => behind.unread - behind.bytes - 1,
             (Some(FOLLOW), _) => {
-                // SAFETY: under the send lock.
+                // SAFETY: the caller holds the send lock, which protects the cell.
                 let offered = unsafe { (*self.lifeline_state.offered.get()).as_ref() }.map(|offered| &offered.segment);
                 self.lanes().map(|lanes| &lanes.segment).or(offered).map_or(0, unread_in)
             }
@@ -143,8 +143,8 @@ impl Connection {
         behind.bytes + beyond
     }
 
-    /// Bytes of the program's that are unread, where a look has shown all of them, and no message among them. Under the
-    /// receive lock.
+    /// Returns the unread bytes of the program, if a peek has found all of them and no message among them. The caller
+    /// holds the receive lock.
     pub(in crate::connection) fn unread_as_peeked(&self) -> Option<usize> {
         let peeked_bytes = self.lifeline_state.peeked_bytes.load(Ordering::Relaxed);
         let may_be = peeked_bytes > 0 && !self.may_have_other_holders();
@@ -152,7 +152,7 @@ impl Connection {
         (may_be && is_all()).then_some(peeked_bytes as usize)
     }
 
-    /// Looks through the lifeline as far as the first message, and leaves everything there. Under the receive lock.
+    /// Peeks at the lifeline up to the first message. The caller holds the receive lock.
     pub(in crate::connection) fn look_ahead(&self) -> Lookahead {
         let unread = rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) as usize;
         let nothing = Lookahead { bytes: unread, unread, message: None, memory: None };
@@ -161,22 +161,24 @@ impl Connection {
         }
         let mut scratch = vec![0_u8; unread];
         let spans = [iovec { iov_base: scratch.as_mut_ptr().cast(), iov_len: unread }];
-        // SAFETY: the scratch is writable.
+        // SAFETY: the only span is a local buffer.
         let seen = unsafe { peek(self.lifeline(), &spans) };
         let bytes_seen = seen.map_or(0, |(bytes, has_message)| bytes - usize::from(has_message));
         self.lifeline_state.peeked_bytes.store(bytes_seen as u64, Ordering::Relaxed);
         let Ok((bytes, true)) = seen else { return nothing };
-        // SAFETY: the scratch is writable, and outlives the call.
+        // SAFETY: the only span is a local buffer, which outlives the call.
         let receive = || unsafe { receive(self.lifeline(), &spans, libc::MSG_PEEK) };
         let received = limit::with_free_descriptor(self.borrow_lifeline(), receive);
         let memory = received.ok().and_then(|received| received.rights);
         Lookahead { bytes: bytes - 1, unread, message: Some(scratch[bytes - 1]), memory }
     }
 
-    /// Bytes that have come by the lifeline before there was a lane, for edge-triggered watchers. Only grows. A message
-    /// that is unread cannot be told from the program's bytes and is counted with them; it stays counted when it is
-    /// taken out, or the number would fall, and what comes next would look like what was there. A message that was
-    /// taken out before anybody has counted it is no edge. Under the receive lock.
+    /// Returns the bytes that have arrived by the lifeline before there was a lane, for edge-triggered watchers. Only
+    /// grows. The caller holds the receive lock.
+    ///
+    /// An unread message cannot be told from the program's bytes and is counted with them. It stays counted after it
+    /// was received; otherwise the number would fall, and the next bytes would not be seen as new. A message that was
+    /// received before any count is not an edge.
     pub(in crate::connection) fn lifeline_arrivals(&self) -> u64 {
         let is_early = self.is_on_lifeline();
         let unread = if is_early { rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) } else { 0 };
@@ -185,14 +187,13 @@ impl Connection {
         self.lifeline_state.received_bytes.load(Ordering::Relaxed) + unread
     }
 
-    /// As [`Connection::lifeline_arrivals`]: how far the lifeline had come to its end when its readiness was last
-    /// asked. Only grows.
+    /// Returns how far the lifeline had ended when its readiness was last polled: 0 to 2. Only grows.
     pub(in crate::connection) fn lifeline_end_level(&self) -> u64 {
         self.lifeline_state.end_level.load(Ordering::Relaxed)
     }
 
-    /// Whether nothing wakes who waits for room: the peer cannot ring before this end has received its `SWITCH`, nor
-    /// under a filter that has no room for that.
+    /// Returns whether a watcher of output has to poll for room, because nothing wakes it: the peer cannot ring before
+    /// this endpoint has received its `SWITCH`, nor under a filter.
     pub fn must_poll_for_room(&'static self, wanted: i16) -> bool {
         let peer_is_confined = || {
             let _guard = self.lock_direction(&self.send_lock);

@@ -1,4 +1,4 @@
-//! LRECEIVE
+//! Receives by the lifeline.
 
 use super::super::transfer::Step;
 use super::super::{Connection, Flags, SHUTDOWN_READ, total_bytes};
@@ -11,21 +11,21 @@ use segment::{BY_LANE_RECEIVE, OwnState};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
-/// So far ahead looks go, for receives of less.
+/// Bytes that a peek covers, for receives of less.
 const PEEK_BYTES: usize = 64 << 10;
 
-/// What one receive by the lifeline came to.
+/// The result of one receive by the lifeline.
 pub(super) enum LifelineRead {
     Bytes(usize),
     End,
-    /// A message for us has been put aside.
+    /// A message of the library was received and stored.
     Message,
-    /// The incoming direction goes by its lane.
+    /// The input uses the lane.
     ByLane,
 }
 
 impl Connection {
-    /// Receives by the lifeline; `None`: the direction goes by its lane.
+    /// Receives by the lifeline. Returns `None` if the input uses the lane.
     ///
     /// # Safety
     /// Every span is writable for its length.
@@ -46,7 +46,7 @@ impl Connection {
                 Some(lanes) => self.lock_across_processes(lanes, OwnState::ReceiveLock)?,
                 None => None,
             };
-            // SAFETY: our caller says that every span is writable for its length.
+            // SAFETY: every span is writable for its length, by this function's contract.
             let taken = unsafe { self.read_lifeline(spans, skip, flags) };
             drop(shared);
             drop(guard);
@@ -66,7 +66,10 @@ impl Connection {
         }
     }
 
-    /// Under the receive lock.
+    /// Receives once by the lifeline. The caller holds the receive lock.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
     pub(super) unsafe fn read_lifeline(
         &'static self,
         spans: &[iovec],
@@ -74,7 +77,7 @@ impl Connection {
         flags: Flags,
     ) -> Result<LifelineRead, Errno> {
         if self.lifeline_state.has_pending_message.load(Ordering::Relaxed) {
-            // Another thread has taken a message out: what lies behind it is not the program's.
+            // Another thread has received a message: what follows it is not the program's.
             return Ok(LifelineRead::Message);
         }
         if self.is_incoming_by_lane() || self.awaits_handshake.load(Ordering::Relaxed) {
@@ -86,14 +89,18 @@ impl Connection {
             let mut scratch = [0_u8; SCRATCH_BYTES];
             let len = total_bytes(spans).min(SCRATCH_BYTES);
             let unwanted = [iovec { iov_base: scratch.as_mut_ptr().cast(), iov_len: len }];
-            // SAFETY: the scratch is writable.
+            // SAFETY: the only span is a local buffer.
             return unsafe { self.read_spans(&unwanted, flags) };
         }
-        // SAFETY: every span is writable for its length, as whoever receives has promised.
+        // SAFETY: every span is writable for its length, by this function's contract.
         unsafe { self.read_spans(spans, flags) }
     }
 
-    /// Looks first, without room for descriptors: what has some is none of the program's.
+    /// Peeks without room for descriptors, then receives what belongs to the program: a byte with a descriptor does
+    /// not.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
     unsafe fn read_spans(&'static self, spans: &[iovec], flags: Flags) -> Result<LifelineRead, Errno> {
         let (bytes, has_message) = match self.peek_ahead(total_bytes(spans)) {
             Ok((0, false)) => return self.end_of_lifeline(spans),
@@ -108,28 +115,30 @@ impl Connection {
             return self.receive_message();
         }
         if flags.peek {
-            // SAFETY: every span is writable for its length, as whoever receives has promised.
+            // SAFETY: every span is writable for its length, by this function's contract.
             return unsafe { peek_exactly(self.lifeline(), spans, bytes) }.map(LifelineRead::Bytes);
         }
         let peeked_bytes = self.lifeline_state.peeked_bytes.load(Ordering::Relaxed);
-        // SAFETY: every span is writable for its length, as whoever receives has promised.
+        // SAFETY: every span is writable for its length, by this function's contract.
         let taken = unsafe { receive_exactly(self.lifeline(), spans, bytes) }?;
         self.lifeline_state.peeked_bytes.fetch_sub(peeked_bytes.min(taken.0 as u64), Ordering::Relaxed);
         self.lifeline_state.received_bytes.fetch_add(taken.0 as u64, Ordering::Relaxed);
         self.lifeline_state.received_with_messages_bytes.fetch_add(taken.0 as u64, Ordering::Relaxed);
-        // Another process that holds this end may have been faster: what it has left may end with a message.
+        // Another process that holds this endpoint may have been faster, so that a message may now be among these
+        // bytes.
         if let Some(message) = taken.1 {
             self.store_message(message);
         }
         if has_message && taken.0 == bytes {
-            // What says where the stream goes on is not left lying: a receive takes from both.
+            // The message by which the stream continues in a lane is received at once, so that one receive can take
+            // from both.
             let _ = self.receive_message();
         }
         Ok(LifelineRead::Bytes(taken.0))
     }
 
-    /// As [`peek_to_sink`]; but what an earlier look has shown to be no message is not looked at again, as long as no
-    /// other process can receive it. Under the receive lock.
+    /// Peeks as [`peek_to_sink`] does, but not again at bytes that an earlier peek has shown to contain no message, as
+    /// long as no other process can receive them. The caller holds the receive lock.
     fn peek_ahead(&self, wanted: usize) -> Result<(usize, bool), Errno> {
         let peeked_bytes = self.lifeline_state.peeked_bytes.swap(0, Ordering::Relaxed) as usize;
         if wanted == 0 || self.may_have_other_holders() {
@@ -145,8 +154,8 @@ impl Connection {
         Ok(if has_message && bytes < wanted { (seen, true) } else { (bytes.min(wanted), false) })
     }
 
-    /// Whether the incoming direction goes by its lane, as this process or another one that holds the end has found.
-    /// Under the receive lock.
+    /// Returns whether the input uses its lane, as this process or another one that holds the endpoint has found. The
+    /// caller holds the receive lock.
     pub(super) fn is_incoming_by_lane(&self) -> bool {
         if self.receives_by_lane() {
             return true;
@@ -155,14 +164,14 @@ impl Connection {
         if self.may_have_other_holders() && lanes.segment.load(OwnState::ByLane) & BY_LANE_RECEIVE != 0 {
             signals::without_handlers(|| self.use_lanes_for(BY_LANE_RECEIVE));
             if self.sleepers.is_any() {
-                // SAFETY: under the receive lock.
+                // SAFETY: the caller holds the receive lock, which protects the receiver.
                 unsafe { (*lanes.receiver.get()).announce_sleep() };
             }
         }
         self.receives_by_lane()
     }
 
-    /// The kernel says that nothing comes any more.
+    /// Returns the result of a receive after the kernel has reported the end of the lifeline.
     fn end_of_lifeline(&self, spans: &[iovec]) -> Result<LifelineRead, Errno> {
         if total_bytes(spans) == 0 {
             let is_there = blocking::poll_now(self.lifeline(), libc::POLLIN) & libc::POLLIN != 0;
@@ -174,7 +183,8 @@ impl Connection {
         }
     }
 
-    /// The peer has left something unread; the kernel says so once.
+    /// Returns the result of a receive after the kernel has reported, which it does once, that the peer has left
+    /// something unread.
     fn reset_by_kernel(&self) -> Result<LifelineRead, Errno> {
         if let Some(lanes) = self.lanes() {
             self.note_hang_up(lanes, true);
@@ -184,13 +194,13 @@ impl Connection {
         self.lifeline_state.take_reset().map_or(Ok(LifelineRead::End), Err)
     }
 
-    /// Receives a message that has come first. Under the receive lock.
+    /// Receives the message that comes first. The caller holds the receive lock.
     pub(super) fn receive_message(&'static self) -> Result<LifelineRead, Errno> {
         let lifeline = self.borrow_lifeline();
         let received = limit::with_free_descriptor(lifeline, || {
             let mut kind = 0_u8;
             let spans = [iovec { iov_base: (&raw mut kind).cast(), iov_len: 1 }];
-            // SAFETY: one byte is writable.
+            // SAFETY: the only span is a local variable.
             unsafe { receive(lifeline.as_raw_fd(), &spans, 0) }.map(|received| (received, kind))
         });
         match received {
@@ -203,9 +213,9 @@ impl Connection {
         }
     }
 
-    /// Under the receive lock. Nothing more is received until it is followed.
+    /// Stores a message. Nothing more is received until it has been handled. The caller holds the receive lock.
     fn store_message(&self, message: Message) {
-        // SAFETY: under the receive lock.
+        // SAFETY: the caller holds the receive lock, which protects the cell.
         unsafe { *self.lifeline_state.pending_message.get() = Some(message) };
         let before = self.lifeline_state.received_with_messages_bytes.fetch_add(1, Ordering::Relaxed);
         if self.lifeline_state.counted_to_bytes.load(Ordering::Relaxed) > before {
@@ -214,7 +224,7 @@ impl Connection {
         self.lifeline_state.has_pending_message.store(true, Ordering::Relaxed);
     }
 
-    /// Receives at most 16 KiB by the lifeline, of which `take` says how many it has used.
+    /// Passes at most 16 KiB of received bytes to `take`, which returns how many it has used, and consumes those.
     pub(in crate::connection) fn consume_lifeline_with(
         &'static self,
         generation: u32,
@@ -226,11 +236,11 @@ impl Connection {
         let span = |len| [iovec { iov_base: begin.cast(), iov_len: len }];
         let peek = Flags { peek: true, ..Flags::default() };
         let first = span(len_bytes.min(SCRATCH_BYTES));
-        // SAFETY: the scratch is writable.
+        // SAFETY: the only span is a part of the local buffer.
         let seen = unsafe { self.receive_by_lifeline(generation, &first, 0, peek) }?;
         let Some(Step::Moved(bytes)) = seen else { return Ok(seen) };
         let used = span(take(begin, bytes)?);
-        // SAFETY: `used` is a part of the scratch, which is writable.
+        // SAFETY: the only span is a part of the local buffer.
         unsafe { self.receive_by_lifeline(generation, &used, 0, Flags::default()) }
     }
 }

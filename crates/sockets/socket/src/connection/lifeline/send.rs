@@ -1,4 +1,4 @@
-//! LSEND
+//! Sends by the lifeline.
 
 use super::super::{Connection, PeerState, SHUTDOWN_WRITE};
 use super::SCRATCH_BYTES;
@@ -9,7 +9,8 @@ use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
 impl Connection {
-    /// Sends by the lifeline as far as that goes. Answers how many bytes went, and whether the rest goes by the lane.
+    /// Sends by the lifeline as long as it accepts bytes. Returns the number of bytes, and whether the rest uses the
+    /// lane.
     ///
     /// # Safety
     /// Every span is readable for its length.
@@ -37,7 +38,7 @@ impl Connection {
                 return Ok((sent, false));
             }
             self.offer_with_answer();
-            // SAFETY: our caller says that every span is readable for its length.
+            // SAFETY: every span is readable for its length, by this function's contract.
             match unsafe { send_now(self.lifeline(), spans, skip + sent) } {
                 Ok(bytes) => {
                     sent += bytes;
@@ -70,7 +71,7 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::may_send`], where what is sent goes by the lifeline.
+    /// Returns what a send by the lifeline does before it writes, as [`Connection::may_send`] does for lanes.
     fn may_send_by_lifeline(&self, len_bytes: usize) -> Result<bool, Errno> {
         if let Some(lanes) = self.lanes() {
             return self.may_send(lanes, len_bytes);
@@ -93,11 +94,11 @@ impl Connection {
         }
     }
 
-    /// The kernel refuses a send: the peer is gone. TCP's buffer takes the first one all the same, unless a reset has
-    /// come.
+    /// Handles a send that the kernel refuses because the peer has closed. TCP's buffer accepts the first one all the
+    /// same, unless a reset has arrived.
     fn send_to_closed_peer(&'static self) -> Result<(), Errno> {
         if !self.lifeline_has_hung_up() {
-            // Another process that holds the end has shut it down.
+            // Another process that holds the endpoint has shut it down.
             self.lifeline_state.shutdown.fetch_or(SHUTDOWN_WRITE, Ordering::Relaxed);
             return Err(Errno::PIPE);
         }
@@ -108,14 +109,14 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends what `fill` puts into a buffer, where nothing can be written in place. `None`: there is no room. Under the
-    /// send lock.
+    /// Sends what `fill` writes into a buffer, since the lifeline cannot be filled in place. Returns `None` if there is
+    /// no room. The caller holds the send lock.
     pub(in crate::connection) fn fill_and_send(
         &self,
         len_bytes: usize,
         fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
     ) -> Result<Option<usize>, Errno> {
-        // The kernel says that there is room when three quarters are free: more than the buffer has.
+        // The kernel reports room when three quarters of the buffer are free, which is more than is sent here.
         if blocking::poll_now(self.lifeline(), libc::POLLOUT) & libc::POLLOUT == 0 {
             return Ok(None);
         }
@@ -123,14 +124,14 @@ impl Connection {
         let room_bytes = len_bytes.min(SCRATCH_BYTES);
         let filled = fill(bytes.as_mut_ptr(), room_bytes)?.min(room_bytes);
         let spans = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: filled }];
-        // SAFETY: filled so far.
+        // SAFETY: `fill` has written the first `filled` bytes of the buffer.
         let sent = if filled == 0 { 0 } else { unsafe { send_now(self.lifeline(), &spans, 0) }? };
         self.lifeline_state.has_sent.store(true, Ordering::Relaxed);
         self.lifeline_state.has_responded.store(true, Ordering::Relaxed);
         Ok(Some(sent))
     }
 
-    /// The kernel has sent so many bytes of the program's by the lifeline. Under the send lock.
+    /// Notes that the kernel has sent bytes of the program by the lifeline. The caller holds the send lock.
     pub(in crate::connection) fn note_sent_by_lifeline(&self, bytes: usize) {
         if bytes > 0 {
             self.lifeline_state.has_sent.store(true, Ordering::Relaxed);
@@ -139,12 +140,12 @@ impl Connection {
         }
     }
 
-    /// Whether a send by the lifeline would reach nobody.
+    /// Returns whether a send by the lifeline would not reach the peer.
     pub(in crate::connection) fn is_lifeline_output_closed(&self) -> bool {
         self.is_shut(SHUTDOWN_WRITE) || self.lifeline_has_hung_up()
     }
 
-    /// As `may_send` of lanes, where what is sent is not known before.
+    /// Returns what a send by the lifeline does before its bytes are known, as [`Connection::may_send`] does for lanes.
     pub(in crate::connection) fn may_fill_by_lifeline(&'static self, len_bytes: usize) -> Result<bool, Errno> {
         let is_news = self.lifeline_state.peer.load(Ordering::Relaxed) == PeerState::Alive as u64;
         if is_news && !self.is_shut(SHUTDOWN_WRITE) && self.lifeline_has_hung_up() {

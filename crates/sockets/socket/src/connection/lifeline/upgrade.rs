@@ -1,18 +1,19 @@
-//! How a connection gets lanes. Messages of one byte with a descriptor attached say it, in the stream itself:
+//! The upgrade of a connection from its lifeline to lanes, by messages of one byte with a descriptor in the stream
+//! itself:
 //!
-//! * `OFFER`: here is memory, for both directions if you like.
-//! * `SWITCH`: behind this byte, what I send is in this memory.
-//! * `FOLLOW`: the same, in the memory that you have sent.
+//! * `OFFER`: the sender offers memory for both directions.
+//! * `SWITCH`: after this byte, the sender sends by a lane in the attached memory.
+//! * `FOLLOW`: the same, in the memory that the receiver of the message has sent.
 //!
-//! The accepting end offers once a connection has proved busy, and the other one attaches and follows. An end whose
-//! lifeline is full switches without having been asked, since its peer may read nothing for long. Who receives a
-//! `SWITCH` or `FOLLOW` has the incoming lane from there, and follows if it has not switched itself. Who cannot attach,
-//! or may not because several processes hold the end, ignores an offer, and the connection stays as it is. Who has
-//! switched ignores an offer too; of two that cross, the connecting end's counts; and where two ends switch at the same
-//! time, each direction has memory of its own.
+//! The accepting endpoint offers memory once a connection has proved busy; the connecting one attaches it and follows.
+//! An endpoint whose lifeline is full switches without an offer, since its peer may not read for long. An endpoint that
+//! receives a `SWITCH` or `FOLLOW` receives by the lane from then on, and follows if it has not switched itself. An
+//! endpoint that cannot attach memory, or must not because several processes hold it, ignores an offer, and the
+//! connection stays as it is. An endpoint that has switched also ignores an offer. If two offers cross, that of the
+//! connecting endpoint is used; if both endpoints switch at the same time, each direction has memory of its own.
 //!
-//! Rings are bytes too: an end rings only once what it sends goes by its lane, and a sender that waits for room in its
-//! lane before its peer has followed looks once a millisecond.
+//! Rings are bytes too: an endpoint rings only once its sends use a lane, and a sender that waits for room in its lane
+//! before its peer has followed polls once a millisecond.
 
 use super::super::lane_kinds::LaneReceiver;
 use super::super::lanes::Lanes;
@@ -33,30 +34,30 @@ use segment::{BY_LANE_RECEIVE, BY_LANE_SEND, OwnState, PeerStatus, RECEIVES_ONLY
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-/// Messages that an honest end sends at most.
+/// Most messages that an endpoint sends.
 const MESSAGES_MAX: u32 = 4;
-/// Questions to the accepting end, each in one receive or several, before it offers lanes with its next answer: a
-/// connection for one question and one answer is over by then.
+/// Requests to the accepting endpoint, each in one receive or several, before it offers lanes with its next response. A
+/// connection for one request and one response is over by then.
 const REQUESTS_BEFORE_OFFER: u32 = 2;
-/// What an AF_UNIX stream holds if nobody says otherwise (`net.core.wmem_default`).
+/// The default size of an AF_UNIX stream's buffer (`net.core.wmem_default`).
 const LIFELINE_BYTES: usize = 212_992;
 
-/// Memory that has been offered.
+/// Memory that this endpoint has offered.
 pub(super) struct OfferedMemory {
     pub segment: Segment,
     memory: Option<MemoryFds<HiddenFd>>,
 }
 
 impl Connection {
-    /// Does what a message says that has been received.
+    /// Handles the message that has been received.
     ///
     /// # Errors
-    /// `AGAIN` in a signal handler that has interrupted who holds the connection; `CONNRESET` if the memory that
-    /// bytes are in cannot be had.
+    /// `AGAIN` in a signal handler that has interrupted the holder of the connection; `CONNRESET` if the memory that
+    /// carries bytes cannot be attached.
     pub(super) fn handle_pending_message(&'static self) -> Result<(), Errno> {
         let _both = self.lock_both().ok_or(Errno::AGAIN)?;
         self.lifeline_state.has_pending_message.store(false, Ordering::Relaxed);
-        // SAFETY: under the receive lock.
+        // SAFETY: the receive lock is held, which protects the cell.
         let Some(Message { kind, memory }) = (unsafe { (*self.lifeline_state.pending_message.get()).take() }) else {
             return Ok(());
         };
@@ -84,7 +85,7 @@ impl Connection {
         Errno::CONNRESET
     }
 
-    /// Under both locks.
+    /// Handles an `OFFER`. The caller holds both locks.
     fn accept_offer(&'static self, memory: Option<OwnedFd>) {
         let Some(memory) = memory else { return };
         let joined = if self.lanes().is_none() && !self.own_offer_wins() && self.may_get_lanes() {
@@ -105,20 +106,22 @@ impl Connection {
         }
     }
 
-    /// Of two offers that cross, whether it is this end's that both keep to. Under the send lock.
+    /// Returns whether an offer of this endpoint takes precedence over one of the peer that crosses it. The caller
+    /// holds the send lock.
     pub(super) fn own_offer_wins(&self) -> bool {
-        // SAFETY: under the send lock.
+        // SAFETY: the caller holds the send lock, which protects the cell.
         self.lifeline_state.side() == Side::Connector && unsafe { (*self.lifeline_state.offered.get()).is_some() }
     }
 
-    /// The peer's bytes go by a lane from here on, in memory that it has sent. Under both locks.
+    /// Handles a `SWITCH`: the peer sends by a lane from here on, in memory that it has sent. The caller holds both
+    /// locks.
     fn handle_switch(&'static self, memory: Option<OwnedFd>) -> Result<(), Errno> {
         let Some(memory) = memory else { return Err(self.abort()) };
         if self.lanes().is_some() {
             let is_known = inode_of(&memory) == self.lifeline_state.inode.load(Ordering::Relaxed);
             let descriptor = if is_known { Some(memory) } else { self.attach_inbound(memory).map(|()| None)? };
             self.begin_to_receive_by_lane();
-            // One that was attached ahead has not switched itself.
+            // An endpoint that attached the memory in advance has not switched itself.
             self.follow_peer(descriptor);
             return Ok(());
         }
@@ -133,8 +136,8 @@ impl Connection {
         Ok(())
     }
 
-    /// As [`Connection::handle_switch`], before the message has its turn: what it leads to is at hand then. Under both
-    /// locks.
+    /// Attaches the memory of a `SWITCH` or `FOLLOW` before the message comes first, so that its contents can be read.
+    /// Returns whether it could. The caller holds both locks.
     pub(in crate::connection) fn attach_in_advance(&'static self, memory: OwnedFd) -> bool {
         let is_known = inode_of(&memory) == self.lifeline_state.inode.load(Ordering::Relaxed);
         if self.lanes().is_some() {
@@ -161,7 +164,8 @@ impl Connection {
         }
     }
 
-    /// The peer's bytes go by a lane from here on, in memory that this end has sent. Under both locks.
+    /// Handles a `FOLLOW`: the peer sends by a lane from here on, in memory that this endpoint has sent. The caller
+    /// holds both locks.
     fn handle_follow(&'static self, received: Option<OwnedFd>) -> Result<(), Errno> {
         if self.lanes().is_some() {
             self.begin_to_receive_by_lane();
@@ -169,7 +173,7 @@ impl Connection {
             return Ok(());
         }
         let Some(OfferedMemory { segment, memory }) = self.withdraw_offer() else {
-            // A process that held this end before has sent it, and nobody else has it.
+            // A process that held this endpoint before has sent the memory, and only the message has it.
             return self.handle_switch(received);
         };
         self.begin_lanes(segment, MemorySource::Own(memory), BY_LANE_RECEIVE);
@@ -177,13 +181,14 @@ impl Connection {
         Ok(())
     }
 
-    /// Under both locks.
+    /// Makes receives use the lane. The caller holds both locks.
     fn begin_to_receive_by_lane(&self) {
         signals::without_handlers(|| self.use_lanes_for(BY_LANE_RECEIVE));
         self.announce_earlier_sleepers();
     }
 
-    /// Both ends have switched at the same time, each to memory of its own. Under both locks.
+    /// Attaches the memory of the incoming lane, because both endpoints have switched at the same time, each to memory
+    /// of its own. The caller holds both locks.
     fn attach_inbound(&self, memory: OwnedFd) -> Result<(), Errno> {
         let Ok(inbound) = Segment::join(&memory, self.lifeline_state.side()) else {
             close(memory);
@@ -193,25 +198,25 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes over the memory of the incoming lane from a process that held this end before, of a connection that this
+    /// Adopts the memory of the incoming lane from a process that held this endpoint before, for a connection that this
     /// process has just opened.
     pub fn adopt_inbound(&'static self, inbound: Segment, memory: OwnedFd) {
         // A signal handler that has interrupted the holder must change nothing.
         let Some(_both) = self.lock_both() else { return };
-        // SAFETY: read under both locks, which whoever writes it holds.
+        // SAFETY: both locks are held, under which the cell is written.
         if self.lanes().is_some_and(|lanes| unsafe { &*lanes.inbound.get() }.is_none()) {
             self.set_inbound(inbound, memory);
         }
     }
 
-    /// The incoming lane lies in other memory than the rest. Under both locks, while that lane is not in use.
+    /// Makes `inbound` the memory of the incoming lane. The caller holds both locks, and that lane is not in use.
     fn set_inbound(&self, inbound: Segment, memory: OwnedFd) {
         let Some(lanes) = self.lanes() else { return };
         let asked = self.with_details(Details::requested_options);
         let mut receiver = LaneReceiver::of(&inbound);
         receiver.set_capacity(asked.receive_bytes);
         inbound.note_by_lane(RECEIVES_ONLY);
-        // SAFETY: under both locks, and nobody looks at a lane that is not in use.
+        // SAFETY: the caller holds both locks, and no thread polls a lane that is not in use.
         unsafe {
             *lanes.receiver.get() = receiver;
             *lanes.observer.get() = LaneReceiver::of(&inbound);
@@ -222,8 +227,9 @@ impl Connection {
         self.set_inheritable_locked(self.has_descriptor(is_inheritable));
     }
 
-    /// After the peer has switched: so does this end, if it has not. Any descriptor will do for it; one is at hand if
-    /// none is given. Under the send lock. Answers whether what is sent goes by the lane.
+    /// Follows a peer that has switched, unless this endpoint has switched itself. The message may carry any
+    /// descriptor: `descriptor`, or a copy of the memory's own. Returns whether sends use the lane. The caller holds
+    /// the send lock.
     pub(in crate::connection) fn follow_peer(&self, descriptor: Option<OwnedFd>) -> bool {
         let Some(lanes) = self.lanes().filter(|_| self.receives_by_lane() && !self.sends_by_lane()) else {
             descriptor.into_iter().for_each(close);
@@ -248,8 +254,9 @@ impl Connection {
         sent.is_ok()
     }
 
-    /// Whether the end may get lanes: it is this process's alone, and can still say so to a peer that is there. Before
-    /// a fork every end gets lanes that can, so children by `vfork` are left, which take along what outlives `exec`.
+    /// Returns whether the endpoint may get lanes: only this process holds it, and it can still tell so to a peer that
+    /// is connected. Before a fork every endpoint gets lanes that can, so what remains are children by `vfork`, which
+    /// keep what survives `exec`.
     pub(in crate::connection) fn may_get_lanes(&self) -> bool {
         let can_say_so = !self.is_shut(SHUTDOWN_WRITE)
             && self.lifeline_state.peer.load(Ordering::Relaxed) == PeerState::Alive as u64;
@@ -262,7 +269,7 @@ impl Connection {
             && limit::has_spare_mappings()
     }
 
-    /// Switches to memory of this end's own without waiting for the peer. `false`: the end goes on by the lifeline.
+    /// Switches to lanes without waiting for the peer. Returns `false` if the endpoint stays on the lifeline.
     pub(in crate::connection) fn switch_to_lanes(&'static self) -> bool {
         let Some(_both) = self.lock_both() else { return false };
         if !self.is_open() || self.awaits_handshake.load(Ordering::Relaxed) {
@@ -288,17 +295,17 @@ impl Connection {
         true
     }
 
-    /// Gives lanes to an end that is to hold something back; `false`: the end goes on by the lifeline. One that answers
-    /// the only request so far gets none: nearly always the connection is over then, and with lanes it took nginx
-    /// (`tcp_nopush`, without keep-alive) twice the processor time.
+    /// Gives lanes to an endpoint that has to hold bytes back. Returns `false` if it stays on the lifeline. An endpoint
+    /// that responds to the only request so far gets none: nearly always the connection ends then, and with lanes it
+    /// took nginx (`tcp_nopush`, without keep-alive) twice the processor time.
     pub(in crate::connection) fn switch_for_cork(&'static self) -> bool {
         let is_acceptor = self.lifeline_state.is_acceptor.load(Ordering::Relaxed);
         let answers_first = (1..REQUESTS_BEFORE_OFFER).contains(&self.lifeline_state.requests.load(Ordering::Relaxed));
         !(is_acceptor && answers_first) && self.switch_to_lanes()
     }
 
-    /// Before a send: an end whose process has lanes to the same address gets lanes too, if it can. What is sent by
-    /// lanes is stamped as later than this.
+    /// Switches to lanes, before a send, if this process has other connections with lanes to the same address. What is
+    /// sent by lanes is stamped as later than this.
     pub(super) fn switch_for_order(&'static self) {
         let lifeline_state = &self.lifeline_state;
         note_ticks(ticks());
@@ -313,8 +320,8 @@ impl Connection {
         }
     }
 
-    /// The memory to switch to, and how to say so: what the peer has sent, though there are bytes to be read before
-    /// that; what was offered; or fresh memory. Under both locks.
+    /// Returns the memory to switch to, with the message that announces it: memory that the peer has sent, even if
+    /// bytes before it are unread; memory that was offered; or new memory. The caller holds both locks.
     fn memory_for_switch(&self) -> Result<(Segment, OwnedFd, u8), Errno> {
         let own_offer_wins = self.own_offer_wins();
         let offered = self.withdraw_offer();
@@ -334,13 +341,13 @@ impl Connection {
         }
         let (segment, memory) =
             limit::with_free_descriptor(self.borrow_lifeline(), || create_segment(self.lifeline_state.side()))?;
-        // A peer that would hold another amount has said so; some of this one lies in the lifeline.
+        // A peer with another capacity would have announced it; a part of this capacity is in the lifeline.
         let in_lifeline = self.with_details(|details| details.options.send_capacity_bytes()).min(LIFELINE_BYTES);
         segment.presume_capacity(OptionRecord::default().receive_capacity_bytes().saturating_sub(in_lifeline / 4));
         Ok((segment, memory, SWITCH))
     }
 
-    /// Says something to the peer, unless its kernel refuses descriptors. Under the send lock.
+    /// Sends a message to the peer, unless its kernel refuses descriptors. The caller holds the send lock.
     fn send_lane_message(&self, kind: u8, memory: BorrowedFd<'_>) -> Result<(), Errno> {
         if self.lifeline_state.are_rights_refused.load(Ordering::Relaxed) {
             return Err(Errno::PERM);
@@ -352,15 +359,15 @@ impl Connection {
         sent
     }
 
-    /// Before what is sent goes by a lane.
+    /// Notes, before sends change to a lane, whether the peer has left bytes of the lifeline unread.
     pub(super) fn note_unread(&self) {
         let mut unread_bytes = 0_i32;
-        // SAFETY: the number is writable.
+        // SAFETY: the call writes one number, to a local variable.
         let asked = unsafe { system::call!(libc::SYS_ioctl, self.lifeline(), libc::TIOCOUTQ, &raw mut unread_bytes) };
         self.lifeline_state.was_unread.store(asked < 0 || unread_bytes > 0, Ordering::Relaxed);
     }
 
-    /// Where there can be no lane: lets the lifeline hold as much as it may, once. Answers whether it holds more now.
+    /// Enlarges the lifeline's buffer once, where there can be no lane. Returns whether it is larger now.
     pub(super) fn widen(&'static self) -> bool {
         let _send = self.lock_direction(&self.send_lock);
         if self.lanes().is_some() || self.lifeline_state.is_widened.swap(true, Ordering::Relaxed) {
@@ -370,14 +377,14 @@ impl Connection {
         bytes >= LIFELINE_BYTES && message::widen(self.borrow_lifeline()).is_ok()
     }
 
-    /// Whether the peer is a program, and no proxy.
+    /// Returns whether the peer is a program, not a proxy.
     pub(in crate::connection) fn has_begun_on_lifeline(&self) -> bool {
         self.lifeline_state.inode.load(Ordering::Relaxed) != 0
     }
 
-    /// The kernel says of a peer that is gone that it has left something of the lifeline unread. Whether that is
-    /// something of the program's, and not only a message or rings. Of a connection that began with a handshake:
-    /// whether that was never received.
+    /// Returns whether a closed peer has left bytes of the program unread in the lifeline, and not only a message or
+    /// rings, after the kernel has reported that it has left something. For a connection that began with a handshake,
+    /// returns whether that was never received.
     pub(in crate::connection) fn has_left_bytes_unread(&self, lanes: &Lanes) -> bool {
         if !self.has_begun_on_lifeline() {
             return lanes.segment.status(PeerStatus::Attached) == 0;
@@ -388,15 +395,15 @@ impl Connection {
         !self.sends_by_lane() || self.lifeline_state.was_unread.load(Ordering::Relaxed)
     }
 
-    /// Offers lanes at once where the program has said how much is to be received unread: in their memory the peer
-    /// finds that. Under the send lock.
+    /// Offers lanes at once if the program has set a receive capacity, which the peer finds in their memory. The caller
+    /// holds the send lock.
     pub(in crate::connection) fn offer_for_capacity(&self, receive_bytes: usize) {
         if receive_bytes != OptionRecord::default().receive_capacity_bytes() {
             self.offer();
         }
     }
 
-    /// Offers lanes where the program answers a peer that has proved busy. Under the send lock.
+    /// Offers lanes if the program responds to a peer that has proved busy. The caller holds the send lock.
     pub(super) fn offer_with_answer(&self) {
         let is_acceptor = self.lifeline_state.is_acceptor.load(Ordering::Relaxed);
         let is_due = is_acceptor && self.lifeline_state.requests.load(Ordering::Relaxed) >= REQUESTS_BEFORE_OFFER;
@@ -405,14 +412,15 @@ impl Connection {
         }
     }
 
-    /// Offers lanes, once. Under the send lock.
+    /// Offers lanes, once. The caller holds the send lock.
     fn offer(&self) {
         let lifeline_state = &self.lifeline_state;
         let is_out_of_place = self.lanes().is_some() || self.awaits_handshake.load(Ordering::Relaxed);
         if is_out_of_place || lifeline_state.has_offered.load(Ordering::Relaxed) || !self.may_get_lanes() {
             return;
         }
-        // A descriptor and memory that cannot be had now may be there for another connection later, not for this one.
+        // A descriptor or memory that is not available now may be so later, for another connection; this one does not
+        // try again.
         lifeline_state.has_offered.store(true, Ordering::Relaxed);
         let Ok((segment, memory)) = create_segment(lifeline_state.side()) else { return };
         let receive_bytes = self.with_details(|details| details.options.receive_capacity_bytes());
@@ -422,25 +430,25 @@ impl Connection {
         }
         lifeline_state.inode.store(inode_of(&memory), Ordering::Relaxed);
         let memory = MemoryFds::of_memfd(memory).hide().ok();
-        // SAFETY: under the send lock.
+        // SAFETY: the caller holds the send lock, which protects the cell.
         unsafe { *lifeline_state.offered.get() = Some(OfferedMemory { segment, memory }) };
     }
 
-    /// Lets the lifeline hold no more than the program has asked for. Under the send lock.
+    /// Limits the lifeline's buffer to what the program has requested. The caller holds the send lock.
     pub(in crate::connection) fn limit_lifeline(&self, send_bytes: usize) {
         if send_bytes < LIFELINE_BYTES && self.lanes().is_none() {
-            // The kernel doubles it.
+            // The kernel doubles the value.
             let _ = rustix::net::sockopt::set_socket_send_buffer_size(self.borrow_lifeline(), send_bytes / 2);
         }
     }
 
-    /// Takes back the memory that was offered, if any. Under the send lock.
+    /// Withdraws the memory that was offered, if any. The caller holds the send lock.
     pub(super) fn withdraw_offer(&self) -> Option<OfferedMemory> {
-        // SAFETY: under the send lock.
+        // SAFETY: the caller holds the send lock, which protects the cell.
         unsafe { (*self.lifeline_state.offered.get()).take() }
     }
 
-    /// Under both locks.
+    /// Starts to use lanes. The caller holds both locks.
     fn begin_lanes(&'static self, segment: Segment, memory: MemorySource, by_lane: u64) {
         let lifeline_state = &self.lifeline_state;
         let memory = match memory {
@@ -452,15 +460,15 @@ impl Connection {
         };
         if !segment.is_adopted() {
             segment.store(OwnState::Shutdown, lifeline_state.shutdown.load(Ordering::Relaxed));
-            // What was reported is not reported again.
+            // An error that was reported is not reported again.
             segment.store(OwnState::Peer, lifeline_state.peer.load(Ordering::Relaxed));
             segment.store(OwnState::PendingError, lifeline_state.error.swap(0, Ordering::Relaxed));
         }
         self.attach_in_use(segment, memory, by_lane);
     }
 
-    /// Before another process comes to hold the end: what is under way is settled, and the end gets lanes if it can,
-    /// whose memory both processes have. Else it stays on the lifeline for ever.
+    /// Prepares for another process that will hold the endpoint: handles pending messages, and switches to lanes if
+    /// possible, whose memory both processes have. Otherwise the endpoint stays on the lifeline forever.
     pub(in crate::connection) fn settle_lifeline(&'static self) {
         if self.awaits_handshake.load(Ordering::Relaxed) || self.receives_by_lane() {
             return;
@@ -471,13 +479,13 @@ impl Connection {
         }
     }
 
-    /// Whether the lifeline is all there is of the connection.
+    /// Returns whether the connection consists of its lifeline alone.
     pub fn needs_no_memory(&'static self) -> bool {
         let _guard = self.lock_direction(&self.receive_lock);
         self.is_on_lifeline() && self.lanes().is_none()
     }
 
-    /// Before the connection goes to another process by a message: it gets lanes if it can, whose memory goes along.
+    /// Prepares the connection to be sent to another process: it gets lanes if it can, whose memory is sent with it.
     pub fn prepare_to_be_sent(&'static self) {
         self.await_handshake();
         self.settle_lifeline();
@@ -486,7 +494,7 @@ impl Connection {
 
 /// Where the memory of new lanes comes from.
 enum MemorySource {
-    /// It was offered by this end.
+    /// This endpoint has offered it.
     Own(Option<MemoryFds<HiddenFd>>),
     Received(OwnedFd),
 }
