@@ -299,6 +299,7 @@ impl Connection {
         connection
     }
 
+    /// Returns the number of the object's present use.
     #[inline]
     fn generation(&self) -> u32 {
         self.lifetime.generation()
@@ -422,6 +423,7 @@ impl Connection {
         self.is_plain.load(Ordering::Relaxed)
     }
 
+    /// Returns the slot of the stats page, if there is one.
     #[inline]
     fn slot(&self) -> Option<&ConnectionSlot> {
         // SAFETY: the cell is written only before other threads know the object and after its last descriptor was
@@ -429,6 +431,7 @@ impl Connection {
         unsafe { (*self.slot.get()).as_ref() }
     }
 
+    /// Runs `access` on the details, while no signal handler can run.
     fn with_details<R>(&self, access: impl FnOnce(&mut Details) -> R) -> R {
         // A signal handler that finds the lock held by its own thread would wait forever.
         signals::without_handlers(|| self.with_details_unmasked(access))

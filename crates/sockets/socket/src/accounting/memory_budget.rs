@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_is_within_the_limit_and_can_be_given_back() {
+    fn charges_stay_within_the_limit_and_can_be_released() {
         init_limits();
         assert!(limit_bytes() > 0);
         let before = charged_bytes();

@@ -53,8 +53,8 @@ impl Connection {
     pub(super) fn attach_in_use(&self, segment: Segment, memory: Option<MemoryFds<HiddenFd>>, by_lane: u64) {
         // A signal handler reads the lanes without the lock of the thread that it has interrupted.
         signals::without_handlers(|| self.attach_locked(segment, memory, by_lane));
-        let asked = self.with_details(Details::requested_options);
-        self.set_lane_capacities(asked.send_bytes, asked.receive_bytes);
+        let requested = self.with_details(Details::requested_options);
+        self.set_lane_capacities(requested.send_bytes, requested.receive_bytes);
         self.set_inheritable_locked(self.has_descriptor(is_inheritable));
         self.announce_earlier_sleepers();
         self.publish_signal_owner();

@@ -71,6 +71,7 @@ impl Connection {
         }
     }
 
+    /// Closes the connection without regard to blocked calls.
     pub(super) fn close_now(&'static self) {
         self.receive_last_handshake();
         self.process_final_messages();

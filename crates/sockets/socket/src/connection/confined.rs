@@ -78,6 +78,7 @@ impl Connection {
         }
     }
 
+    /// Accepts descriptors from the peer again.
     fn let_rights_pass(&self) {
         let _ = socket_option::set_raw(self.borrow_lifeline(), PASS_RIGHTS, &1_u32.to_ne_bytes());
     }

@@ -94,6 +94,7 @@ impl Connection {
         self.deferred.fetch_or(deferred, Ordering::SeqCst);
     }
 
+    /// Does the work that signal handlers have deferred, after a lock was released.
     #[cold]
     fn run_deferred(&'static self, lock: &'static Lock) {
         let is_send = std::ptr::eq(lock, &raw const self.send_lock);

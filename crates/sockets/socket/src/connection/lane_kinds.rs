@@ -42,6 +42,7 @@ macro_rules! any {
 }
 
 impl LaneSender {
+    /// Returns the sender of `segment`, of the kind of its memory.
     pub(super) fn of(segment: &Segment) -> Self {
         let timed = segment.timed_sender().map(|sender| Self::Timed(Box::new(sender)));
         let special = timed.or_else(|| segment.local_page_sender().map(|sender| Self::LocalPage(Box::new(sender))));
@@ -199,6 +200,7 @@ fn fill_staged<O: Outbound, I: Inbound>(
 }
 
 impl LaneReceiver {
+    /// Returns the receiver of `segment`, of the kind of its memory.
     pub(super) fn of(segment: &Segment) -> Self {
         let timed = segment.timed_receiver().map(|receiver| Self::Timed(Box::new(receiver)));
         let special =
@@ -377,8 +379,8 @@ impl ShortSender for LaneSender {
     }
 }
 
-/// The receiving endpoint of a lane as short receives use it: [`Receiver`] for ordinary memory, [`LaneReceiver`] for any
-/// memory.
+/// The receiving endpoint of a lane as short receives use it: [`Receiver`] for ordinary memory, [`LaneReceiver`] for
+/// any memory.
 pub(super) trait ShortReceiver {
     /// Reads as [`lane::Consumer::read_short_to`] does.
     ///

@@ -49,6 +49,7 @@ impl Lanes {
         }
     }
 
+    /// Returns whether both lanes are in ordinary memory. The caller holds both locks.
     pub(super) fn are_plain(&self) -> bool {
         // SAFETY: the lanes are not shared yet, and the kind of an endpoint never changes.
         unsafe {

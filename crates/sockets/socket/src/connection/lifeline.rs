@@ -142,6 +142,7 @@ impl LifelineState {
         self.inode.store(inode, Ordering::Relaxed);
     }
 
+    /// Returns whether the peer has reset the connection.
     pub(super) fn is_reset(&self) -> bool {
         self.peer.load(Ordering::Relaxed) == PeerState::Reset as u64
     }
@@ -150,6 +151,7 @@ impl LifelineState {
         if self.is_acceptor.load(Ordering::Relaxed) { Side::Acceptor } else { Side::Connector }
     }
 
+    /// Notes that the peer has reset the connection, with the error to be reported once.
     pub(super) fn note_reset(&self) {
         self.peer.store(PeerState::Reset as u64, Ordering::Relaxed);
         self.error.store(Errno::CONNRESET.raw_os_error() as u64, Ordering::Relaxed);
@@ -242,6 +244,7 @@ impl Connection {
         segment.is_ok_and(|segment| segment.status(PeerStatus::Reset) != 0)
     }
 
+    /// Keeps an error for the next call.
     pub(super) fn defer_lifeline_error(&self, error: Errno) {
         self.lifeline_state.error.store(error.raw_os_error() as u64, Ordering::Relaxed);
     }
@@ -282,10 +285,12 @@ impl Connection {
         }
     }
 
+    /// Returns whether the program has shut `direction` down.
     fn is_shut(&self, direction: u64) -> bool {
         self.state().1 & direction != 0
     }
 
+    /// Returns a descriptor of the lifeline, for a system call.
     pub(super) fn borrow_lifeline(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor belongs to the program, which keeps it open during a call on it. If another thread
         // closes it meanwhile, calls fail or use another file of the program, as for any descriptor.

@@ -12,6 +12,7 @@ pub(crate) fn observe_changes(on_change: OnChange) {
     ON_CHANGE.set(on_change);
 }
 
+/// Tells the epoll sets that hold `connection` to poll it.
 pub(super) fn tell_change(connection: &'static Connection) {
     if let Some(on_change) = ON_CHANGE.get() {
         on_change(connection);

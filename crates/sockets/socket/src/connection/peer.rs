@@ -57,6 +57,7 @@ impl Connection {
         self.determine_peer_state(lanes, known)
     }
 
+    /// Determines the state of a peer that has published its close, and records it.
     #[cold]
     fn determine_peer_state(&self, lanes: &Lanes, known: u64) -> PeerState {
         if known != 0 {
@@ -144,6 +145,7 @@ impl Connection {
         lanes.segment.store(OwnState::Peer, PeerState::Reset as u64);
     }
 
+    /// Records the state of the peer, with the error to be reported once. Returns the state that was recorded first.
     fn record_peer_state(&self, lanes: &Lanes, state: PeerState) -> PeerState {
         let is_settled = lanes.segment.compare_exchange(OwnState::Peer, 0, state as u64).is_ok();
         if let Some(error) = state.error().filter(|_| is_settled) {

@@ -118,6 +118,7 @@ impl Connection {
         ready
     }
 
+    /// Returns the output events that hold.
     pub(super) fn output_readiness(&'static self, wanted: i16) -> i16 {
         const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
         if wanted & OUTPUT == 0 {

@@ -176,6 +176,10 @@ impl Connection {
         bytes >= if flags.wait_all { wanted } else { wanted.min(low_water_bytes) }
     }
 
+    /// Receives after an attempt that has received `done` bytes: waits and tries again until the receive is complete.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
     unsafe fn receive_waiting(
         &'static self,
         generation: u32,
@@ -245,8 +249,8 @@ impl Connection {
         Ok(done)
     }
 
-    /// Begins a wait by trying to receive repeatedly: a message that arrives soon is read where it is found. With several
-    /// threads each attempt would cost two locked instructions, and polling without a lock is faster.
+    /// Begins a wait by trying to receive repeatedly: a message that arrives soon is read where it is found. With
+    /// several threads each attempt would cost two locked instructions, and polling without a lock is faster.
     ///
     /// # Safety
     /// Every span is writable for its length.
@@ -283,6 +287,10 @@ impl Connection {
         })
     }
 
+    /// Receives what has arrived, after the first `skip` bytes of the spans.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
     #[inline]
     unsafe fn receive_now(
         &'static self,
@@ -319,6 +327,10 @@ impl Connection {
         unsafe { self.receive_by_lane(generation, spans, skip, flags, was_empty) }
     }
 
+    /// Receives what has arrived by the lane, after the first `skip` bytes of the spans.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
     #[inline]
     pub(super) unsafe fn receive_by_lane(
         &'static self,
@@ -397,6 +409,10 @@ impl Connection {
         self.end_of_input(lanes)
     }
 
+    /// Copies from the lane to the spans, past urgent bytes whose mark does not end the receive.
+    ///
+    /// # Safety
+    /// Every span is writable for its length. The caller holds the receive lock.
     #[inline]
     unsafe fn copy_in(&self, lanes: &Lanes, spans: &[iovec], skip: usize, flags: Flags) -> Result<usize, Errno> {
         // SAFETY: every span is writable for its length, by this function's contract.
@@ -416,6 +432,10 @@ impl Connection {
         self.receive_past_urgent(lanes, skip == 0, moved, wanted, copy, put)
     }
 
+    /// Copies from the lane to the spans, up to the next urgent byte.
+    ///
+    /// # Safety
+    /// Every span is writable for its length. The caller holds the receive lock.
     #[inline]
     unsafe fn copy_in_to_mark(
         &self,
@@ -455,6 +475,7 @@ impl Connection {
         Ok(moved)
     }
 
+    /// Counts received bytes.
     #[inline]
     pub(super) fn count_received(&self, bytes: usize, flags: Flags) {
         self.unanswered_sends.store(0, Ordering::Relaxed);
@@ -479,6 +500,7 @@ impl Connection {
     }
 }
 
+/// Consumes bytes of the lane without copying them.
 fn discard(receiver: &mut LaneReceiver, wanted: usize) -> Result<usize, Corrupt> {
     let mut done = 0;
     while done < wanted {

@@ -45,6 +45,7 @@ pub(super) fn reclaim_under_pressure() {
     }
 }
 
+/// Releases the memory of lanes that have been idle for `idle_ms`, unless a sweep was less than `pause_ms` ago.
 #[cold]
 fn sweep_after(idle_ms: u64, pause_ms: u64) {
     if sandbox::is_confined() {
@@ -77,6 +78,7 @@ impl Connection {
         }
     }
 
+    /// Releases the memory of the outgoing lane if it has been idle for `idle_ms`.
     fn reclaim_if_idle(&'static self, now: u64, idle_ms: u64) {
         if !self.has_grown.load(Ordering::Relaxed) {
             return;

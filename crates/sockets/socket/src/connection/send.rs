@@ -48,8 +48,8 @@ impl Connection {
         }
     }
 
-    /// Sends one span that is short, in lanes of ordinary memory, to a peer that is connected and has room. Returns `None`
-    /// if nothing was sent.
+    /// Sends one span that is short, in lanes of ordinary memory, to a peer that is connected and has room. Returns
+    /// `None` if nothing was sent.
     ///
     /// # Safety
     /// Every span is readable for its length.
@@ -113,6 +113,10 @@ impl Connection {
         Some(span.iov_len)
     }
 
+    /// Sends where the short path did not.
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
     #[inline(never)]
     unsafe fn send_any(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         if self.sends_by_lane() && !self.receives_by_lane() {
@@ -134,6 +138,10 @@ impl Connection {
         unsafe { self.send_waiting(generation, spans, done, wanted, flags) }
     }
 
+    /// Sends after an attempt that has sent `done` bytes: waits and tries again until all is sent.
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
     unsafe fn send_waiting(
         &'static self,
         generation: u32,
@@ -168,6 +176,10 @@ impl Connection {
         Ok(done)
     }
 
+    /// Sends as much as there is room for, after the first `skip` bytes of the spans.
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
     #[inline]
     pub(super) unsafe fn send_now(
         &'static self,
@@ -198,6 +210,10 @@ impl Connection {
         }
     }
 
+    /// Sends by the lane as much as there is room for, after the first `skip` bytes of the spans.
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
     #[inline]
     unsafe fn send_by_lane(
         &'static self,
@@ -248,6 +264,7 @@ impl Connection {
         Ok(sent)
     }
 
+    /// Counts sent bytes.
     #[inline]
     pub(super) fn count_sent(&self, bytes: usize) {
         let unanswered = self.unanswered_sends.load(Ordering::Relaxed);
@@ -257,6 +274,10 @@ impl Connection {
         }
     }
 
+    /// Copies the spans to the lane, after their first `skip` bytes, as far as there is room.
+    ///
+    /// # Safety
+    /// Every span is readable for its length. The caller holds the send lock.
     #[inline]
     pub(super) unsafe fn copy_out(
         &self,

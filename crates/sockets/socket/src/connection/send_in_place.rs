@@ -87,6 +87,7 @@ impl Connection {
         Ok(done)
     }
 
+    /// Sends once by the lane, or by the lifeline. Returns `None` if there is no room.
     fn fill_once(
         &'static self,
         generation: u32,

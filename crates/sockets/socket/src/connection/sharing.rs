@@ -94,6 +94,7 @@ impl Connection {
         self.lock_between_processes(&lanes.segment, word, true).map(Some)
     }
 
+    /// Takes the lock `word` between processes.
     #[cold]
     fn lock_between_processes<'a>(
         &self,
@@ -182,6 +183,7 @@ fn lock_word_briefly(segment: &Segment, word: OwnState, own: u64) -> Result<(), 
     }
 }
 
+/// Returns whether a process of this PID namespace does not exist any more.
 fn is_dead(process: u64) -> bool {
     if sandbox::is_confined() {
         return false; // The filter may forbid asking.

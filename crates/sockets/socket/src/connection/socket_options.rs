@@ -20,6 +20,7 @@ pub(super) struct RequestedOptions {
 }
 
 impl Details {
+    /// Returns what the recorded options request.
     pub(super) fn requested_options(&mut self) -> RequestedOptions {
         self.resets_on_close = self.options.resets_on_close();
         RequestedOptions {
@@ -60,32 +61,33 @@ impl Connection {
 
     /// Applies the options that the program has set on the TCP socket before.
     pub fn apply_recorded_options(&'static self) {
-        let asked = self.with_details(Details::requested_options);
-        self.apply(&asked);
+        let requested = self.with_details(Details::requested_options);
+        self.apply(&requested);
     }
 
     /// Does what [`Connection::apply_recorded_options`] and [`Connection::report_connect_later`] do, for a connection
     /// without a descriptor. No signal handler can reach it, so none is masked.
     pub fn begin(&'static self, reports_connect: bool) {
-        let (asked, shared) = self.with_details_unmasked(|details| {
+        let (requested, shared) = self.with_details_unmasked(|details| {
             details.reports_connect = reports_connect;
             (details.requested_options(), details.options.shared_bits())
         });
-        self.apply(&asked);
+        self.apply(&requested);
         if shared != 0 {
             self.set_shared_options(shared, shared);
         }
     }
 
-    fn apply(&'static self, asked: &RequestedOptions) {
-        self.low_water_bytes.store(asked.low_water_bytes, Ordering::Relaxed);
-        self.requested_control.store(asked.control.to_bits(), Ordering::Relaxed);
-        self.set_send_timeout_ns(asked.send_timeout_ns);
-        self.set_receive_timeout_ns(asked.receive_timeout_ns);
+    /// Applies the settings to the connection.
+    fn apply(&'static self, requested: &RequestedOptions) {
+        self.low_water_bytes.store(requested.low_water_bytes, Ordering::Relaxed);
+        self.requested_control.store(requested.control.to_bits(), Ordering::Relaxed);
+        self.set_send_timeout_ns(requested.send_timeout_ns);
+        self.set_receive_timeout_ns(requested.receive_timeout_ns);
         if let Some(_both) = self.lock_both() {
-            self.limit_lifeline(asked.send_bytes);
-            self.offer_for_capacity(asked.receive_bytes);
-            self.set_lane_capacities(asked.send_bytes, asked.receive_bytes);
+            self.limit_lifeline(requested.send_bytes);
+            self.offer_for_capacity(requested.receive_bytes);
+            self.set_lane_capacities(requested.send_bytes, requested.receive_bytes);
         }
     }
 

@@ -52,6 +52,7 @@ pub fn total_bytes(spans: &[iovec]) -> usize {
 }
 
 impl Connection {
+    /// Returns whether a call may block.
     #[inline]
     pub(super) fn may_block(&self, flags: Flags) -> bool {
         !flags.dont_wait && !self.is_nonblocking.load(Ordering::Relaxed)
@@ -70,14 +71,21 @@ impl Connection {
         if self.lifeline_has_ended() { Ok(Step::End) } else { Ok(Step::Nothing) }
     }
 
+    /// Returns whether the lifeline has ended and has nothing unread.
     fn lifeline_has_ended(&self) -> bool {
         blocking::poll_now(self.lifeline(), libc::POLLIN) & (libc::POLLHUP | libc::POLLIN) == libc::POLLHUP
     }
 
+    /// Returns whether this endpoint may ring. Otherwise the descriptor's number may belong to another file by now, the
+    /// peer's program would receive the byte, or the filter may forbid the call.
+    pub(super) fn can_ring(&self) -> bool {
+        self.is_open() && self.sends_by_lane() && !sandbox::is_confined()
+    }
+
+    /// Wakes the sleepers of the peer by a byte on the lifeline.
     #[cold]
     pub(super) fn ring(&self) {
-        if !self.is_open() || !self.sends_by_lane() || sandbox::is_confined() {
-            // The number may belong to another file by now; or the program would receive the byte.
+        if !self.can_ring() {
             return;
         }
         if let Some(slot) = self.slot() {
@@ -86,6 +94,7 @@ impl Connection {
         let _ = system::ring(self.lifeline());
     }
 
+    /// Resets the connection because the peer broke the protocol. Returns the error for the call.
     #[cold]
     pub(super) fn reset_for(&self, lanes: &Lanes, _corrupt: Corrupt) -> Errno {
         self.note_corruption(lanes);

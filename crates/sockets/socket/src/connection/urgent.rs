@@ -193,6 +193,7 @@ impl Connection {
         self.lanes().is_some_and(|lanes| is_plain(lanes) && !lanes.segment.is_in_windows())
     }
 
+    /// Sends an urgent byte, waiting for room.
     fn send_mark(&'static self, byte: u8, flags: Flags) -> Result<(), Errno> {
         let generation = self.generation();
         let deadline = Deadline::after(self.send_timeout_ns.load(Ordering::Relaxed));
@@ -470,7 +471,7 @@ impl Connection {
     /// Rings as [`Connection::ring`] does, with a signal to the recipient that the peer has named.
     #[cold]
     fn ring_urgently(&self) {
-        if !self.is_open() || !self.sends_by_lane() || crate::process::sandbox::is_confined() {
+        if !self.can_ring() {
             return;
         }
         if system::ring_urgently(self.lifeline()).is_err() {

@@ -263,7 +263,7 @@ impl Connection {
     /// Asks the peer to ring by `announce`, polls once more, and sleeps. The thread is counted as a sleeper before the
     /// peer is asked, so that no other thread consumes the ring.
     #[cold]
-    #[inline(never)] // Inlined, it would make each wait fetch the address of the thread-local variables, by a call, before the first poll.
+    #[inline(never)] // Inlined, it would make each wait find its thread-local variables, by a call, before it polls.
     fn sleep_unless(
         &'static self,
         call: &mut BlockingCall,
@@ -306,12 +306,14 @@ impl Connection {
         unsafe { (*lanes.sender.get()).is_ring_writable() }.unwrap_or(true)
     }
 
+    /// Asks the peer to ring when it has sent something.
     pub(super) fn announce_receive_sleep(&'static self, lanes: &Lanes) {
         let _guard = self.lock_direction(&self.receive_lock);
         // SAFETY: the receive lock is held, which protects the receiver.
         unsafe { (*lanes.receiver.get()).announce_sleep() };
     }
 
+    /// Asks the peer to ring when it has made room.
     pub(super) fn announce_send_sleep(&'static self, lanes: &Lanes) {
         let _guard = self.lock_direction(&self.send_lock);
         // SAFETY: the send lock is held, which protects the sender.
@@ -341,6 +343,7 @@ impl Connection {
         }
     }
 
+    /// Sleeps on the lifeline of a connection with lanes, and consumes the ring.
     fn sleep(&'static self, lanes: &Lanes, deadline: Deadline, longest_ms: Option<i32>) -> Result<(), Errno> {
         if let Some(slot) = self.slot() {
             slot.count_sleep();
@@ -466,6 +469,7 @@ impl Connection {
         outcome
     }
 
+    /// Sleeps until the lifeline has `events`.
     fn sleep_on_lifeline(&'static self, deadline: Deadline, events: i16) -> Result<(), Errno> {
         if let Some(slot) = self.slot() {
             slot.count_sleep();
@@ -494,6 +498,7 @@ impl Connection {
         poll_again_after_signals(&mut entry, if left_ms < 0 { longest_ms } else { left_ms.min(longest_ms) }, deadline)
     }
 
+    /// Sleeps until a handshake may have arrived.
     fn wait_for_handshake(&self, deadline: Deadline) -> Result<(), Errno> {
         let mut entry = [libc::pollfd { fd: self.lifeline(), events: libc::POLLIN, revents: 0 }];
         let left_ms = deadline.left_ms()?;

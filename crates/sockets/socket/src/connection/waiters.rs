@@ -33,6 +33,7 @@ impl<W: Word> Lifetime<W> {
         self.generation.add(1);
     }
 
+    /// Returns the number of the object's present use.
     #[inline]
     pub fn generation(&self) -> u32 {
         self.generation.load()
@@ -43,6 +44,7 @@ impl<W: Word> Lifetime<W> {
         self.is_open.store(1);
     }
 
+    /// Returns whether the object is an open connection.
     #[inline]
     pub fn is_open(&self) -> bool {
         self.is_open.load() != 0

@@ -34,11 +34,11 @@ fn note_copied(bytes: usize) {
 pub fn copy_yielding<E>(len_bytes: usize, mut copy: impl FnMut(usize, usize) -> Result<usize, E>) -> Result<usize, E> {
     let mut done_bytes = 0;
     while done_bytes < len_bytes {
-        let piece_bytes = CHUNK_BYTES.min(len_bytes - done_bytes);
-        let copied_bytes = copy(done_bytes, piece_bytes)?;
+        let chunk_bytes = CHUNK_BYTES.min(len_bytes - done_bytes);
+        let copied_bytes = copy(done_bytes, chunk_bytes)?;
         done_bytes += copied_bytes;
         note_copied(copied_bytes);
-        if copied_bytes < piece_bytes {
+        if copied_bytes < chunk_bytes {
             break;
         }
     }
@@ -50,18 +50,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_cover_the_whole_length() {
-        let mut pieces = Vec::new();
+    fn chunks_cover_the_whole_length() {
+        let mut chunks = Vec::new();
         let all = copy_yielding(2 * CHUNK_BYTES + 5, |begin, len_bytes| {
-            pieces.push((begin, len_bytes));
+            chunks.push((begin, len_bytes));
             Ok::<_, ()>(len_bytes)
         });
         assert_eq!(all, Ok(2 * CHUNK_BYTES + 5));
-        assert_eq!(pieces, [(0, CHUNK_BYTES), (CHUNK_BYTES, CHUNK_BYTES), (2 * CHUNK_BYTES, 5)]);
+        assert_eq!(chunks, [(0, CHUNK_BYTES), (CHUNK_BYTES, CHUNK_BYTES), (2 * CHUNK_BYTES, 5)]);
     }
 
     #[test]
-    fn a_piece_that_is_copied_in_part_is_the_last() {
+    fn a_chunk_that_is_copied_in_part_is_the_last() {
         let mut room_bytes = CHUNK_BYTES + 7;
         let copied = copy_yielding(4 * CHUNK_BYTES, |_, len_bytes| {
             let copied_bytes = len_bytes.min(room_bytes);

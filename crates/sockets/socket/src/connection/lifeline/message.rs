@@ -83,6 +83,7 @@ pub(super) unsafe fn send_now(fd: RawFd, spans: &[iovec], skip: usize) -> Result
     usize::try_from(sent).map_err(|_| system::error_of(sent))
 }
 
+/// Returns a message header for `spans` and `control`.
 fn message_of(spans: &[iovec], control: &mut [u64]) -> libc::msghdr {
     // SAFETY: all zeros are a valid, empty message; musl's has padding that a struct literal cannot name.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -165,6 +166,10 @@ pub(super) unsafe fn peek(fd: RawFd, spans: &[iovec]) -> Result<(usize, bool), E
     seen.map(|(bytes, has_rights)| (bytes.min(wanted), has_rights && bytes > 0 && bytes <= wanted))
 }
 
+/// Makes the system call of a peek. Returns the number of bytes, and whether descriptors were cut off.
+///
+/// # Safety
+/// Every span is writable for its length.
 unsafe fn peek_once(fd: RawFd, spans: &[iovec]) -> Result<(usize, bool), Errno> {
     let mut message = message_of(spans, &mut []);
     let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;

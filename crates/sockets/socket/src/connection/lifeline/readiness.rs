@@ -96,6 +96,7 @@ impl Connection {
         OUTPUT
     }
 
+    /// Returns whether the unread bytes reach `SO_RCVLOWAT`.
     fn reaches_low_water(&'static self) -> bool {
         let low_water = self.low_water_bytes.load(Ordering::Relaxed) as usize;
         low_water <= 1 || self.unread_in_lifeline() >= low_water

@@ -1,4 +1,4 @@
-//! Connections from their beginning on the lifeline, both ends in one process.
+//! Tests of connections that begin on the lifeline, with both endpoints in one process.
 
 use super::super::tests::{OpenEndpoint, lifeline_pair, origin};
 use super::super::{Connection, ConnectionParams, Flags, InitialPath};
@@ -23,7 +23,7 @@ fn open(fd: OwnedFd, side: Side) -> OpenEndpoint {
     OpenEndpoint(Connection::open(origin(fd.into_raw_fd(), true), InitialPath::Lifeline(side)))
 }
 
-/// One end, and the bare other end of its lifeline.
+/// Returns an endpoint, and the bare other end of its lifeline.
 fn with_bare_peer(side: Side) -> (OpenEndpoint, OwnedFd) {
     let (own, others) = lifeline();
     (open(own, side), others)
@@ -63,19 +63,19 @@ fn uses_lanes_both_ways(end: &OpenEndpoint) -> bool {
 }
 
 #[test]
-fn a_message_that_comes_after_the_last_look_is_nothing_that_was_left_unread() {
+fn an_unread_message_does_not_count_as_unread_bytes_of_the_program() {
     let [one, two] = lifeline_pair();
     assert!(two.0.switch_to_lanes());
     assert_eq!(send(&two, b"answer"), Ok(6));
     assert_eq!(receive(&one, 10).as_deref(), Ok(&b"answer"[..]));
-    assert!(two.0.has_bytes_in_lifeline(), "the other end has said that it follows");
+    assert!(two.0.has_bytes_in_lifeline(), "the peer has sent a FOLLOW");
     assert!(!two.0.has_program_bytes_in_lifeline());
     assert_eq!(send(&one, b"unread"), Ok(6));
     assert!(two.0.has_program_bytes_in_lifeline());
 }
 
 #[test]
-fn an_end_gets_lanes_to_hold_something_back_unless_it_answers_the_only_request() {
+fn a_cork_brings_lanes_except_for_the_response_to_the_only_request() {
     let [one, two] = lifeline_pair();
     for (requests, holds) in [(1, false), (2, true)] {
         assert_eq!(send(&one, b"question"), Ok(8));
@@ -96,7 +96,7 @@ fn an_end_gets_lanes_to_hold_something_back_unless_it_answers_the_only_request()
 }
 
 #[test]
-fn a_message_behind_bytes_that_were_seen_already_is_found() {
+fn a_message_after_bytes_that_were_peeked_at_is_found() {
     let [one, two] = lifeline_pair();
     assert_eq!(send(&one, &[1; 100]), Ok(100));
     assert_eq!(receive(&two, 10).as_deref(), Ok(&[1; 10][..]));
@@ -110,7 +110,7 @@ fn a_message_behind_bytes_that_were_seen_already_is_found() {
 }
 
 #[test]
-fn a_connection_for_one_question_takes_no_memory() {
+fn a_connection_for_one_request_gets_no_lanes() {
     let _no_child = test_support::spawn::forbid();
     let [client, server] = lifeline_pair();
     assert_eq!(receive(&server, 10), Err(Errno::AGAIN));
@@ -147,12 +147,12 @@ fn a_process_with_lanes_to_an_address_begins_with_lanes_there() {
     let [client, server] = lifeline_pair();
     assert!(client.0.switch_to_lanes());
     let (connector, acceptor) = lifeline();
-    let beside = ConnectionParams { tuple: client.0.tuple().unwrap(), ..origin(connector.into_raw_fd(), true) };
-    let client_beside = OpenEndpoint(Connection::open(beside, InitialPath::Lifeline(Side::Connector)));
-    let server_beside = open(acceptor, Side::Acceptor);
-    assert_eq!((send(&client_beside, b"one"), send(&client, b"two")), (Ok(3), Ok(3)));
-    assert!(client_beside.0.sends_by_lane());
-    for (end, bytes) in [(&server, b"two"), (&server_beside, b"one")] {
+    let params = ConnectionParams { tuple: client.0.tuple().unwrap(), ..origin(connector.into_raw_fd(), true) };
+    let other_client = OpenEndpoint(Connection::open(params, InitialPath::Lifeline(Side::Connector)));
+    let other_server = open(acceptor, Side::Acceptor);
+    assert_eq!((send(&other_client, b"one"), send(&client, b"two")), (Ok(3), Ok(3)));
+    assert!(other_client.0.sends_by_lane());
+    for (end, bytes) in [(&server, b"two"), (&other_server, b"one")] {
         assert!(end.0.readiness(libc::POLLIN) & libc::POLLIN != 0);
         assert_eq!(receive(end, 10).unwrap(), bytes);
     }
@@ -162,7 +162,7 @@ fn a_process_with_lanes_to_an_address_begins_with_lanes_there() {
 }
 
 #[test]
-fn an_end_whose_peer_reads_nothing_holds_what_lanes_hold() {
+fn an_endpoint_whose_peer_does_not_read_has_the_capacity_of_lanes() {
     let _no_child = test_support::spawn::forbid();
     let [client, server] = lifeline_pair();
     let sent: Vec<u8> = (0..3 << 20).map(|index| (index / 7) as u8).collect();
@@ -177,7 +177,7 @@ fn an_end_whose_peer_reads_nothing_holds_what_lanes_hold() {
 }
 
 #[test]
-fn what_lies_behind_a_message_is_not_the_programs_while_nobody_has_followed_it() {
+fn bytes_after_a_message_are_not_received_before_it_is_handled() {
     let _no_child = test_support::spawn::forbid();
     let [client, server] = lifeline_pair();
     assert!(client.0.switch_to_lanes());
@@ -186,7 +186,7 @@ fn what_lies_behind_a_message_is_not_the_programs_while_nobody_has_followed_it()
     let (mut bytes, len) = ([0_u8; 20], 20);
     let spans = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len }];
     {
-        // As a thread does that looks for messages, and is interrupted before it follows one.
+        // As when a thread that polls for messages is interrupted before it handles one.
         let _guard = server.0.lock_direction(&server.0.receive_lock);
         assert!(matches!(server.0.receive_message(), Ok(LifelineRead::Message)));
         // SAFETY: the span is the array.
@@ -197,10 +197,10 @@ fn what_lies_behind_a_message_is_not_the_programs_while_nobody_has_followed_it()
 }
 
 #[test]
-fn both_ends_may_switch_at_the_same_time() {
+fn both_endpoints_may_switch_at_the_same_time() {
     let _no_child = test_support::spawn::forbid();
     let [client, server] = lifeline_pair();
-    // Bytes in front of both messages, so that neither end finds the other's before it has switched itself.
+    // Bytes before both messages keep each endpoint from finding the other's message before it has switched itself.
     assert_eq!((send(&client, b"c1"), send(&server, b"s1")), (Ok(2), Ok(2)));
     assert!(client.0.switch_to_lanes());
     assert!(server.0.switch_to_lanes());
@@ -212,7 +212,7 @@ fn both_ends_may_switch_at_the_same_time() {
 }
 
 #[test]
-fn offers_that_cross_end_in_the_memory_of_the_connecting_end() {
+fn the_offer_of_the_connecting_endpoint_wins() {
     let _no_child = test_support::spawn::forbid();
     let [client, server] = lifeline_pair();
     for end in [&client, &server] {
@@ -245,7 +245,7 @@ fn unread_bytes_reset_the_peer_and_messages_do_not() {
 }
 
 #[test]
-fn a_stranger_who_says_what_no_end_says_resets_its_own_connection() {
+fn a_peer_that_breaks_the_protocol_resets_its_own_connection() {
     let _no_child = test_support::spawn::forbid();
     let (rubbish, _) = lifeline();
     let (segment, memory) = Segment::create(Side::Connector).unwrap();
@@ -255,7 +255,7 @@ fn a_stranger_who_says_what_no_end_says_resets_its_own_connection() {
     {
         let (end, stranger) = with_bare_peer(Side::Acceptor);
         send_message(stranger.as_fd(), kind, descriptor).unwrap();
-        // Memory that nobody has set up is none.
+        // Memory that was not set up is refused.
         let expected = if kind == OFFER { Errno::AGAIN } else { Errno::CONNRESET };
         assert_eq!(receive(&end, 10), Err(expected), "message {kind}");
         let _ = (send(&end, b"x"), end.0.readiness(libc::POLLIN | libc::POLLOUT), end.0.take_error());
@@ -265,11 +265,11 @@ fn a_stranger_who_says_what_no_end_says_resets_its_own_connection() {
     for _ in 0..10 {
         send_message(stranger.as_fd(), OFFER, memory.as_fd()).unwrap();
     }
-    assert_eq!(receive(&end, 10), Err(Errno::CONNRESET), "more messages than an end has to say");
+    assert_eq!(receive(&end, 10), Err(Errno::CONNRESET), "more messages than an endpoint sends");
 }
 
 #[test]
-fn a_look_ends_before_a_message_wherever_the_buffer_ends() {
+fn a_peek_ends_before_a_message_wherever_the_buffer_ends() {
     let _no_child = test_support::spawn::forbid();
     for len in 1..14 {
         let (end, stranger) = with_bare_peer(Side::Acceptor);
@@ -287,80 +287,80 @@ fn a_look_ends_before_a_message_wherever_the_buffer_ends() {
     }
 }
 
-/// What happens at one of the ends.
+/// An action at one of the endpoints.
 #[derive(Debug, Clone, Copy)]
-enum Act {
+enum Action {
     Send(usize),
     Receive(usize),
     Switch,
     Offer,
-    Look,
+    Poll,
 }
 
-fn acts() -> impl Strategy<Value = Vec<(usize, Act)>> {
-    let act = prop_oneof![
-        4 => (1..3000_usize).prop_map(Act::Send),
-        1 => (100_000..400_000_usize).prop_map(Act::Send),
-        4 => (1..5000_usize).prop_map(Act::Receive),
-        1 => (100_000..400_000_usize).prop_map(Act::Receive),
-        1 => Just(Act::Switch),
-        1 => Just(Act::Offer),
-        2 => Just(Act::Look),
+fn actions() -> impl Strategy<Value = Vec<(usize, Action)>> {
+    let action = prop_oneof![
+        4 => (1..3000_usize).prop_map(Action::Send),
+        1 => (100_000..400_000_usize).prop_map(Action::Send),
+        4 => (1..5000_usize).prop_map(Action::Receive),
+        1 => (100_000..400_000_usize).prop_map(Action::Receive),
+        1 => Just(Action::Switch),
+        1 => Just(Action::Offer),
+        2 => Just(Action::Poll),
     ];
-    prop::collection::vec((0..2_usize, act), 1..60)
+    prop::collection::vec((0..2_usize, action), 1..60)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_byte_arrives_once_and_in_order_whenever_ends_switch(acts in acts()) {
+    fn every_byte_arrives_once_and_in_order_whenever_endpoints_switch(actions in actions()) {
         let _no_child = test_support::spawn::forbid();
         let ends = lifeline_pair();
-        let mut on_the_way: [VecDeque<u8>; 2] = Default::default();
+        let mut in_flight: [VecDeque<u8>; 2] = Default::default();
         let mut sent = [0_usize; 2];
         let mut has_offered = [false; 2];
-        for (side, act) in acts {
+        for (side, action) in actions {
             let (end, other) = (&ends[side], 1 - side);
-            match act {
-                Act::Send(len) => {
+            match action {
+                Action::Send(len) => {
                     let bytes: Vec<u8> = (sent[side]..sent[side] + len).map(|index| (index * 7 / 3) as u8).collect();
                     match send(end, &bytes) {
                         Ok(accepted) => {
-                            on_the_way[other].extend(&bytes[..accepted]);
+                            in_flight[other].extend(&bytes[..accepted]);
                             sent[side] += accepted;
                         }
                         Err(error) => prop_assert_eq!(error, Errno::AGAIN),
                     }
                 }
-                Act::Receive(len) => match receive(end, len) {
+                Action::Receive(len) => match receive(end, len) {
                     Ok(bytes) => {
-                        prop_assert!(!bytes.is_empty() && bytes.len() <= on_the_way[side].len());
-                        prop_assert!(on_the_way[side].drain(..bytes.len()).eq(bytes));
-                        // The accepting end will, with an answer.
+                        prop_assert!(!bytes.is_empty() && bytes.len() <= in_flight[side].len());
+                        prop_assert!(in_flight[side].drain(..bytes.len()).eq(bytes));
+                        // The accepting endpoint will offer with a response.
                         has_offered[side] |= side == 1;
                     }
                     Err(error) => {
                         prop_assert_eq!(error, Errno::AGAIN);
-                        prop_assert!(on_the_way[side].is_empty());
+                        prop_assert!(in_flight[side].is_empty());
                     }
                 },
-                Act::Switch => prop_assert!(end.0.switch_to_lanes()),
-                Act::Offer => {
+                Action::Switch => prop_assert!(end.0.switch_to_lanes()),
+                Action::Offer => {
                     has_offered[side] = true;
                     end.0.offer_for_capacity(4096);
                 }
-                Act::Look => {
+                Action::Poll => {
                     let is_readable = end.0.readiness(libc::POLLIN) & libc::POLLIN != 0;
-                    prop_assert_eq!(is_readable, !on_the_way[side].is_empty());
+                    prop_assert_eq!(is_readable, !in_flight[side].is_empty());
                     let unread_bytes = end.0.unread_bytes();
                     prop_assert_eq!(unread_bytes > 0, is_readable);
-                    prop_assert!(has_offered[other] || unread_bytes == on_the_way[side].len());
+                    prop_assert!(has_offered[other] || unread_bytes == in_flight[side].len());
                 }
             }
         }
         for side in 0..2 {
-            prop_assert!(receive_all(&ends[side]).into_iter().eq(on_the_way[side].drain(..)));
+            prop_assert!(receive_all(&ends[side]).into_iter().eq(in_flight[side].drain(..)));
         }
     }
 }

@@ -76,6 +76,7 @@ impl Connection {
         }
     }
 
+    /// Resets the connection because the peer broke the protocol. Returns the error for the call.
     pub(super) fn abort(&self) -> Errno {
         self.lifeline_state.note_reset();
         self.lifeline_state.take_error();
@@ -118,7 +119,7 @@ impl Connection {
     fn handle_switch(&'static self, memory: Option<OwnedFd>) -> Result<(), Errno> {
         let Some(memory) = memory else { return Err(self.abort()) };
         if self.lanes().is_some() {
-            let is_known = inode_of(&memory) == self.lifeline_state.inode.load(Ordering::Relaxed);
+            let is_known = memfd_inode(&memory) == self.lifeline_state.inode.load(Ordering::Relaxed);
             let descriptor = if is_known { Some(memory) } else { self.attach_inbound(memory).map(|()| None)? };
             self.begin_to_receive_by_lane();
             // An endpoint that attached the memory in advance has not switched itself.
@@ -139,7 +140,7 @@ impl Connection {
     /// Attaches the memory of a `SWITCH` or `FOLLOW` before the message comes first, so that its contents can be read.
     /// Returns whether it could. The caller holds both locks.
     pub(in crate::connection) fn attach_in_advance(&'static self, memory: OwnedFd) -> bool {
-        let is_known = inode_of(&memory) == self.lifeline_state.inode.load(Ordering::Relaxed);
+        let is_known = memfd_inode(&memory) == self.lifeline_state.inode.load(Ordering::Relaxed);
         if self.lanes().is_some() {
             if is_known {
                 close(memory);
@@ -212,9 +213,9 @@ impl Connection {
     /// Makes `inbound` the memory of the incoming lane. The caller holds both locks, and that lane is not in use.
     fn set_inbound(&self, inbound: Segment, memory: OwnedFd) {
         let Some(lanes) = self.lanes() else { return };
-        let asked = self.with_details(Details::requested_options);
+        let requested = self.with_details(Details::requested_options);
         let mut receiver = LaneReceiver::of(&inbound);
-        receiver.set_capacity(asked.receive_bytes);
+        receiver.set_capacity(requested.receive_bytes);
         inbound.note_by_lane(RECEIVES_ONLY);
         // SAFETY: the caller holds both locks, and no thread polls a lane that is not in use.
         unsafe {
@@ -240,10 +241,7 @@ impl Connection {
             descriptor.into_iter().for_each(close);
             return false;
         }
-        let copy = || {
-            let copy = |memory: &MemoryFds<HiddenFd>| rustix::io::fcntl_dupfd_cloexec(memory.memfd.get()?, 0).ok();
-            self.with_details(|details| details.memory.as_ref().and_then(copy))
-        };
+        let copy = || self.with_details(|details| details.memory.as_ref().and_then(duplicate_memfd));
         let Some(descriptor) = descriptor.or_else(copy) else { return false };
         self.note_unread();
         let sent = self.send_lane_message(FOLLOW, descriptor.as_fd());
@@ -333,9 +331,8 @@ impl Connection {
                 Err(_) => close(memory),
             }
         }
-        let copy_of = |memory: &MemoryFds<HiddenFd>| rustix::io::fcntl_dupfd_cloexec(memory.memfd.get()?, 0).ok();
         if let Some(OfferedMemory { segment, memory }) = offered
-            && let Some(copy) = memory.as_ref().and_then(copy_of)
+            && let Some(copy) = memory.as_ref().and_then(duplicate_memfd)
         {
             return Ok((segment, copy, SWITCH));
         }
@@ -363,8 +360,8 @@ impl Connection {
     pub(super) fn note_unread(&self) {
         let mut unread_bytes = 0_i32;
         // SAFETY: the call writes one number, to a local variable.
-        let asked = unsafe { system::call!(libc::SYS_ioctl, self.lifeline(), libc::TIOCOUTQ, &raw mut unread_bytes) };
-        self.lifeline_state.was_unread.store(asked < 0 || unread_bytes > 0, Ordering::Relaxed);
+        let result = unsafe { system::call!(libc::SYS_ioctl, self.lifeline(), libc::TIOCOUTQ, &raw mut unread_bytes) };
+        self.lifeline_state.was_unread.store(result < 0 || unread_bytes > 0, Ordering::Relaxed);
     }
 
     /// Enlarges the lifeline's buffer once, where there can be no lane. Returns whether it is larger now.
@@ -428,7 +425,7 @@ impl Connection {
         if self.send_lane_message(OFFER, memory.as_fd()).is_err() {
             return close(memory);
         }
-        lifeline_state.inode.store(inode_of(&memory), Ordering::Relaxed);
+        lifeline_state.inode.store(memfd_inode(&memory), Ordering::Relaxed);
         let memory = MemoryFds::of_memfd(memory).hide().ok();
         // SAFETY: the caller holds the send lock, which protects the cell.
         unsafe { *lifeline_state.offered.get() = Some(OfferedMemory { segment, memory }) };
@@ -454,7 +451,7 @@ impl Connection {
         let memory = match memory {
             MemorySource::Own(memory) => memory,
             MemorySource::Received(memory) => {
-                lifeline_state.inode.store(inode_of(&memory), Ordering::Relaxed);
+                lifeline_state.inode.store(memfd_inode(&memory), Ordering::Relaxed);
                 MemoryFds::of_memfd(memory).hide().ok()
             }
         };
@@ -499,12 +496,19 @@ enum MemorySource {
     Received(OwnedFd),
 }
 
+/// Creates and sets up the memory of lanes.
 fn create_segment(side: Side) -> Result<(Segment, OwnedFd), Errno> {
     let (segment, memory) = Segment::create(side)?;
     segment.set_up();
     Ok((segment, memory))
 }
 
-fn inode_of(memory: &OwnedFd) -> u64 {
+/// Returns the inode of a memfd, which identifies the memory; 0 if the kernel does not tell.
+fn memfd_inode(memory: &OwnedFd) -> u64 {
     rustix::fs::fstat(memory).map_or(0, |stat| stat.st_ino)
+}
+
+/// Returns another descriptor of the memory, if this process has one.
+fn duplicate_memfd(memory: &MemoryFds<HiddenFd>) -> Option<OwnedFd> {
+    rustix::io::fcntl_dupfd_cloexec(memory.memfd.get()?, 0).ok()
 }
