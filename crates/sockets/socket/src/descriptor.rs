@@ -1,5 +1,5 @@
-//! Descriptors: what each of the program's stands for, those of the library that the program must not see, and which of
-//! them a program started by `exec` receives.
+//! Descriptors: the object behind each one, the hidden descriptors of the library, and which descriptors a program
+//! started by `exec` inherits.
 
 pub mod hidden;
 pub mod successor;

@@ -1,4 +1,4 @@
-//! What each descriptor of the program stands for, by type.
+//! The typed object behind each descriptor of the program.
 
 use crate::connection::Connection;
 use crate::descriptor::table::{self, Kind, Object};
@@ -9,21 +9,21 @@ use std::os::fd::RawFd;
 
 pub use crate::descriptor::table::can_hold;
 
-/// What a descriptor stands for.
+/// The object that a descriptor refers to.
 #[derive(Clone, Copy)]
 pub enum Entry {
-    /// Nothing: only the kernel knows it.
+    /// None: only the kernel knows the descriptor.
     None,
     /// A connection with lanes.
     Connection(&'static Connection),
-    /// A connection of a process under a system call filter of its own: the kernel answers for it in all that the
+    /// A connection of a process that has installed a system call filter: the kernel serves it in everything that the
     /// filter does not concern.
     Confined(&'static Connection),
-    /// A TCP listener with a lane listener beside it.
+    /// A TCP listener that is accompanied by a lane listener.
     Listener(&'static Listener),
-    /// A TCP socket that has no lane, or none yet.
+    /// A TCP socket without lanes, or without lanes so far.
     Stream(&'static Stream),
-    /// An epoll instance that has held a connection of ours.
+    /// An epoll instance that holds, or has held, one of the library's sockets.
     EpollSet(&'static EpollSet),
 }
 
@@ -55,13 +55,13 @@ impl From<Entry> for Object {
     }
 }
 
-/// Returns what `fd` stands for.
+/// Returns the entry of `fd`.
 #[inline]
 pub fn get(fd: RawFd) -> Entry {
     table::load(fd).into()
 }
 
-/// Returns the connection that `fd` stands for, if it is one.
+/// Returns the connection that `fd` refers to, if it is one.
 #[inline]
 pub fn connection(fd: RawFd) -> Option<&'static Connection> {
     match get(fd) {
@@ -70,13 +70,12 @@ pub fn connection(fd: RawFd) -> Option<&'static Connection> {
     }
 }
 
-/// Enters what `fd` stands for from now on. Returns what it stood for. A descriptor beyond the table stays the
-/// kernel's.
+/// Replaces the entry of `fd` and returns the previous one. A descriptor beyond the table is left to the kernel.
 pub fn set(fd: RawFd, entry: Entry) -> Entry {
     table::swap(fd, entry.into()).into()
 }
 
-/// Runs `visit` on each descriptor in a range that stands for an object of ours.
+/// Runs `visit` on each descriptor in `range` that has an entry.
 pub fn for_each(range: std::ops::RangeInclusive<RawFd>, mut visit: impl FnMut(RawFd, Entry)) {
     table::for_each(range, |fd, object| visit(fd, object.into()));
 }

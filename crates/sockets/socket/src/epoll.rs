@@ -1,20 +1,21 @@
 //! epoll over lanes.
 //!
-//! The program's epoll descriptor stays a kernel epoll instance, in which the program's foreign descriptors are
-//! registered as ever. With the first connection of ours it gets an *inner* epoll that the program does not see, with
-//! the lifelines of its connections, under data that no program uses. What is ready on lanes is found in memory first;
-//! see `ready_list` for how that stays cheap, and `wait` for how a wait goes.
+//! The program's epoll descriptor stays a kernel epoll instance, in which descriptors that the library does not serve
+//! are registered as usual. When the program registers the first connection, the instance gets an *inner* epoll
+//! instance, which the program does not see. It holds the lifelines of the connections and is registered under data
+//! that no program uses. Lanes are polled in memory first; `ready_list` describes how their number stays small, and
+//! `wait` describes a wait.
 //!
-//! What is ready on lanes is reported in the order in which it became ready, and what was reported and stays ready goes
-//! to the tail, as in the kernel's ready list; see `ready_time`.
+//! Lanes are reported in the order in which they became ready; one that stays ready moves to the tail when it is
+//! reported, as in the kernel's ready list; see `ready_time`.
 //!
-//! Where this differs from the kernel:
-//! * A registration whose descriptor was closed while another one of the same connection lives stays, as in the kernel;
-//!   but where the set holds all those others too, it is looked at in steps of a millisecond.
-//! * A wait that finds lanes ready may leave out foreign descriptors that are ready too, for 20 microseconds at most.
-//! * Only what arrives has a time of its own. The end of a stream, an error or room to write counts as of the wait that
-//!   finds it, and of several records that an edge-triggered watcher has not read, the first one counts.
-//! * Sets nest four deep: the kernel allows five instances on a path, and the last has an inner one.
+//! Differences from the kernel:
+//! * As in the kernel, a registration stays after its descriptor was closed, as long as the connection has another
+//!   descriptor. Where the set holds all the other descriptors as well, the registration is polled once a millisecond.
+//! * A wait that finds ready lanes may omit other ready descriptors for at most 20 microseconds.
+//! * Only received data carries a timestamp. The end of a stream, an error and room to write count from the wait that
+//!   finds them, and of several records that an edge-triggered watcher has not read, the first one counts.
+//! * Sets nest four deep, because the kernel allows five nested instances and the innermost set has an inner one.
 
 mod closing;
 mod control;

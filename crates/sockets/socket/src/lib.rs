@@ -1,21 +1,21 @@
-//! Stream sockets over lanes: what `send`, `recv`, `accept`, `epoll_wait` and their kin mean when the bytes travel
-//! through shared memory. No libc symbol is defined here; the `preload` crate is the skin that gives these functions
+//! Stream sockets over lanes: the semantics of `send`, `recv`, `accept`, `epoll_wait` and related calls for bytes that
+//! travel through shared memory. This crate defines no libc symbols; the `preload` crate exports these functions under
 //! their C names.
 //!
-//! Everything in this crate may run inside any program, between its own lines: it prints nothing but the one line that
-//! `--require-lane` owes its user, starts no thread, makes system calls directly, and falls back to the kernel instead
-//! of failing.
+//! All code in this crate may run inside any program, at any point of it. It therefore starts no thread, makes system
+//! calls directly, falls back to the kernel instead of failing, and prints nothing except one line for a user who asked
+//! for `--require-lane`.
 //!
-//! From the bottom up; a module uses only those before it:
+//! The modules from the bottom up; each uses only those before it:
 //!
-//! * [`process`]: system calls, settings, signals, locks; [`descriptor`]: what a descriptor stands for.
+//! * [`process`]: system calls, settings, signals, locks; [`descriptor`]: the object behind each descriptor.
 //! * [`rendezvous`]: how two processes find each other, on one machine and between nodes.
 //! * [`options`]: socket options answered as TCP would; [`accounting`]: the memory budget and the counters.
 //! * [`connection`]: two lanes and a lifeline; [`listener`]; [`stream`]: a socket without lanes.
 //! * [`epoll`]: sets of connections and listeners; [`entry`]: the type of each descriptor.
 //! * [`lifecycle`]: from `socket` to `close`; [`poll_select`].
 
-// Raw descriptors, buffers of C callers, and objects shared between threads that C does not track.
+// The crate handles raw descriptors, buffers of C callers, and objects that C programs share between threads.
 #![allow(unsafe_code)]
 
 pub mod accounting;

@@ -1,12 +1,12 @@
-//! Socket options of a lane connection, answered as TCP would.
+//! Socket options of a lane connection, answered as TCP answers them.
 //!
-//! Behind the program's descriptor there is an AF_UNIX socket, which knows no TCP options and has other values for
-//! many. So what the program sets is recorded, and a question is put to a **template**: a fresh TCP socket of the same
-//! family, on which the record is played back, and which is closed at once. The kernel itself then validates, rounds,
-//! doubles and cuts, with its own errors. What depends on the connection rather than on the options is
-//! [`ConnectionOption`], and answered by whoever has the connection.
+//! The program's descriptor is an AF_UNIX socket, which knows no TCP options and has other defaults for many others.
+//! The options that the program sets are therefore recorded, and queries go to a **template**: a new TCP socket of the
+//! same family, to which the record is applied, and which is closed after the query. The kernel itself thus validates,
+//! rounds, doubles and truncates, and returns its own errors. What depends on the connection rather than on its options
+//! is a [`ConnectionOption`] and is answered by the modules that know the connection.
 
-#![allow(unsafe_code)] // Values in the memory of C callers go to the kernel as they are.
+#![allow(unsafe_code)] // Values in the memory of C callers are passed to the kernel unchanged.
 
 pub mod control;
 pub mod inspect;
@@ -35,15 +35,15 @@ pub use tcp_info::{PACKET_BYTES_MAX, SEGMENT_BYTES_MAX, TCP_INFO_BYTES, TcpInfo,
 pub use values::{answer, parse_timeval_ns, timeval};
 use values::{head_of, parse_linger, parse_u32};
 
-/// Options that one socket's record holds; what comes after is accepted and not remembered.
+/// Largest number of options in a record; further ones are accepted but not recorded.
 const RECORDS_MAX: usize = 64;
-/// Bytes of a value that is remembered; no option of TCP that can be played back has more.
+/// Largest recorded value, in bytes; no TCP option that can be replayed has a larger one.
 const VALUE_BYTES_MAX: usize = 256;
 
 impl SocketOption {
-    /// The error of an option that a lane cannot honour with this value.
+    /// Returns the error for an option that a lane cannot honour with this value.
     fn refusal(self, value: &[u8]) -> Option<Errno> {
-        // Stamps of what is sent come by the error queue.
+        // Timestamps of sends are delivered by the error queue, which lanes do not have.
         if TIMESTAMPING.contains(&self) {
             let is_refused = parse_u32(value).is_some_and(control::requests_send_timestamps);
             return is_refused.then_some(Errno::OPNOTSUPP);
@@ -60,23 +60,24 @@ impl SocketOption {
     pub unsafe fn refusal_c(self, value: *const c_void, length: libc::socklen_t) -> Option<Errno> {
         let mut number = [0_u8; 4];
         if !value.is_null() && length as usize >= number.len() {
-            // SAFETY: the caller says that so many bytes are readable.
+            // SAFETY: `value` is not null, so that it is readable for `length` bytes, of which there are at least four.
             number = unsafe { value.cast::<[u8; 4]>().read_unaligned() };
         }
         self.refusal(&number)
     }
 
-    /// The bit of one of [`SHARED`].
+    /// Returns the bit of one of [`SHARED`].
     pub fn shared_bit(self) -> Option<u64> {
         SHARED.iter().position(|option| *option == self).map(|index| 1 << index)
     }
 
-    /// Whether every number is a right value.
+    /// Returns whether every integer is a valid value.
     pub fn takes_any_number(self) -> bool {
         self == Self::tcp(libc::TCP_NODELAY) || self == Self::tcp(libc::TCP_CORK)
     }
 
-    /// Whether the kernel refuses the option with `EINVAL` once a socket is connected, though a fresh one takes it.
+    /// Returns whether the kernel refuses the option with `EINVAL` on a connected socket, although a new one accepts
+    /// it.
     fn is_refused_when_connected(self, value: &[u8]) -> bool {
         const V6_ONLY: SocketOption = SocketOption { level: libc::IPPROTO_IPV6, name: libc::IPV6_V6ONLY };
         match (self.level, self.name) {
@@ -86,15 +87,15 @@ impl SocketOption {
         }
     }
 
-    /// Whether a value turns the option on.
+    /// Returns whether a value turns the option on.
     fn is_on(self, value: &[u8]) -> bool {
         let is_offset = self == Self::socket(libc::SO_PEEK_OFF);
         parse_u32(value).is_some_and(|number| if is_offset { number as i32 >= 0 } else { number != 0 })
     }
 }
 
-/// Options that belong to a connection and not to a process: those that hold one end see each other's. Each has the bit
-/// of its place.
+/// Options that belong to a connection and not to a process: all processes that share the endpoint see them. Each has
+/// the bit of its index.
 const SHARED: [SocketOption; 4] = [
     SocketOption::tcp(libc::TCP_CORK),
     SocketOption::socket(libc::SO_OOBINLINE),
@@ -120,35 +121,35 @@ const SEND_BUFFERS: [SocketOption; 2] =
     [SocketOption::socket(libc::SO_SNDBUF), SocketOption::socket(libc::SO_SNDBUFFORCE)];
 const RECEIVE_BUFFERS: [SocketOption; 2] =
     [SocketOption::socket(libc::SO_RCVBUF), SocketOption::socket(libc::SO_RCVBUFFORCE)];
-/// The least that Linux makes of `SO_SNDBUF`.
+/// The smallest `SO_SNDBUF` in Linux.
 const SEND_BUFFER_BYTES_MIN: usize = 4608;
-/// The least that Linux makes of `SO_RCVBUF`.
+/// The smallest `SO_RCVBUF` in Linux.
 const RECEIVE_BUFFER_BYTES_MIN: usize = 2304;
-/// What `SO_SNDBUF` is on a connection over the loopback interface once it is established (`tcp_sndbuf_expand`: ten
-/// segments of 64 KiB, twice), unless the maximum of `tcp_wmem` is less.
+/// `SO_SNDBUF` of an established connection over the loopback interface (`tcp_sndbuf_expand`: ten segments of 64 KiB,
+/// twice), unless the maximum of `tcp_wmem` is less.
 const SEND_BUFFER_BYTES_ESTABLISHED: usize = 2_626_560;
-/// Beside both buffers TCP has what is on the way; and what a lane holds is counted by lines.
+/// Largest allowance for data in transit, which TCP holds in addition to both buffers, and for the padding of records.
 const RECEIVE_MARGIN_BYTES_MAX: usize = 65_536;
 const MARGIN_SHARE: usize = 32;
 
-/// What the kernel says of buffers, for all sockets.
+/// The kernel's limits for buffers of all sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct BufferLimits {
-    /// `net.core.wmem_max` and `net.core.rmem_max`: the most that a program may ask for.
+    /// `net.core.wmem_max` and `net.core.rmem_max`: the largest sizes that a program may request.
     send_bytes_max: usize,
     receive_bytes_max: usize,
-    /// The last of `tcp_wmem`: what a send buffer grows to by itself.
+    /// The last value of `tcp_wmem`: the size to which a send buffer grows automatically.
     send_bytes_grown: usize,
-    /// The middle of `tcp_rmem`: what a receive buffer begins with.
+    /// The second value of `tcp_rmem`: the initial size of a receive buffer.
     receive_bytes: usize,
 }
 
 impl BufferLimits {
-    /// What Linux has where nobody has changed it.
+    /// The defaults of Linux.
     const DEFAULT: Self =
         Self { send_bytes_max: 212_992, receive_bytes_max: 212_992, send_bytes_grown: 4 << 20, receive_bytes: 131_072 };
 
-    /// Read once.
+    /// Reads the limits of this kernel, once.
     fn of_kernel() -> Self {
         static LIMITS: OnceLock<BufferLimits> = OnceLock::new();
         let number = |path: &std::ffi::CStr, index: usize| {
@@ -168,7 +169,7 @@ impl BufferLimits {
 }
 const LINGER: [SocketOption; 1] = [SocketOption::socket(libc::SO_LINGER)];
 
-/// Options whose value is a pointer or a descriptor, or that undo such an option: nothing to play back.
+/// Options that are not replayed, because their value is a pointer or a descriptor, or they undo such an option.
 const NOT_REPLAYABLE: [SocketOption; 7] = [
     SocketOption::socket(libc::SO_ATTACH_FILTER),
     SocketOption::socket(libc::SO_DETACH_FILTER),
@@ -179,18 +180,18 @@ const NOT_REPLAYABLE: [SocketOption; 7] = [
     SocketOption::tcp(libc::TCP_REPAIR),
 ];
 
-/// Options that a template would accept and a lane cannot honour, with the error that makes programs do without. What
-/// was set before there was a lane keeps the socket with the kernel.
+/// Options that a template would accept but a lane cannot honour, with an error that makes programs do without them.
+/// One that is set before there is a lane keeps the socket on kernel TCP.
 const REFUSED: [(SocketOption, Errno); 4] = [
-    // Completions would have to come by the error queue.
+    // Completions would have to be delivered by the error queue.
     (SocketOption::socket(libc::SO_ZEROCOPY), Errno::OPNOTSUPP),
     (SocketOption::socket(libc::SO_PEEK_OFF), Errno::OPNOTSUPP),
     (SocketOption::tcp(libc::TCP_REPAIR), Errno::PERM),
-    // What Linux answers without the module that was asked for.
+    // The error of Linux if the requested module does not exist.
     (SocketOption::tcp(libc::TCP_ULP), Errno::NOENT),
 ];
 
-/// Options whose answer depends on the connection, when they are read.
+/// Options whose value depends on the connection when it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionOption {
     /// `SO_ERROR`: the pending error, which is cleared.
@@ -211,12 +212,12 @@ pub enum ConnectionOption {
     MaxPacket,
     /// `SO_PEERNAME`: the peer's address, as `getpeername` gives it.
     PeerName,
-    /// `SO_COOKIE`: the lifeline's own answer is right.
+    /// `SO_COOKIE`: the lifeline's own value is used.
     Lifeline,
 }
 
 impl ConnectionOption {
-    /// The special option behind a level and a name.
+    /// Returns the connection option with this level and name.
     pub fn of(option: SocketOption) -> Option<Self> {
         match (option.level, option.name) {
             (libc::SOL_SOCKET, libc::SO_ERROR) => Some(Self::Error),
@@ -234,29 +235,30 @@ impl ConnectionOption {
     }
 }
 
-/// The options a program has set on a socket, the latest last, each once; `SO_LINGER` also as it was last on.
+/// The options that a program has set on a socket, each once, the latest last. `SO_LINGER` is also kept as it was when
+/// it was last on.
 #[derive(Clone, Debug, Default)]
 pub struct OptionRecord {
     records: Vec<(SocketOption, Box<[u8]>)>,
     security: SecurityOptions,
-    /// It was sent to another process before it was connected or listened: what one of them does with it, the other
-    /// sees, as only the kernel's socket can show it.
+    /// Whether the socket was sent to another process before it was connected or listened. Each of the two processes
+    /// then sees what the other does with it, which only a kernel socket provides.
     was_sent: bool,
 }
 
 impl OptionRecord {
-    /// Keeps the socket to kernel TCP, because another process has it too.
+    /// Keeps the socket on kernel TCP, because another process shares it.
     pub fn note_sent(&mut self) {
         self.was_sent = true;
     }
 
-    /// Remembers an option that the kernel has accepted on the program's TCP socket.
+    /// Records an option that the kernel has accepted on the program's TCP socket.
     pub fn note(&mut self, option: SocketOption, value: &[u8]) {
         self.security.note(option, value, value.len());
         if NOT_REPLAYABLE.contains(&option) || value.len() > VALUE_BYTES_MAX {
             return;
         }
-        // The time of `SO_LINGER` stays when it is turned off, and can be read.
+        // The time of `SO_LINGER` is kept, and can be read, while the option is off.
         let keeps_time = LINGER.contains(&option) && parse_linger(value) == Some(None);
         let is_time = |known: &[u8]| keeps_time && !matches!(parse_linger(known), Some(None));
         self.records.retain(|(known, value)| *known != option || is_time(value));
@@ -271,21 +273,22 @@ impl OptionRecord {
     /// `value` is null or readable for `length` bytes: the kernel has accepted it.
     pub unsafe fn note_c(&mut self, option: SocketOption, value: *const c_void, length: libc::socklen_t) {
         let length = length as usize;
-        // SAFETY: our caller says that `value` is null or readable for `length` bytes.
+        // SAFETY: `value` is null or readable for `length` bytes, by the contract of this function.
         self.security.note(option, &unsafe { head_of(value, length) }, length);
         if value.is_null() || length > VALUE_BYTES_MAX {
             return;
         }
         let mut copy = [0_u8; VALUE_BYTES_MAX];
-        // SAFETY: the caller says that many bytes are readable; `copy` has room for them, and is ours alone.
+        // SAFETY: `value` is not null, so that it is readable for `length` bytes; `copy` is a local array of at least
+        // as many.
         unsafe { std::ptr::copy_nonoverlapping(value.cast::<u8>(), copy.as_mut_ptr(), length) };
         self.note(option, &copy[..length]);
     }
 
-    /// `setsockopt(2)` on a socket that has no TCP socket behind it any more.
+    /// `setsockopt(2)` on a socket that no longer has a TCP socket behind it.
     ///
     /// # Errors
-    /// The kernel's own, from the template; or what makes programs do without an option that a lane cannot honour.
+    /// The kernel's errors, from the template, or the error for an option that a lane cannot honour.
     ///
     /// # Safety
     /// `value` is readable for `length` bytes when the kernel accepts it for this option.
@@ -296,15 +299,14 @@ impl OptionRecord {
         value: *const c_void,
         length: libc::socklen_t,
     ) -> Result<(), Errno> {
-        // SAFETY: the caller says that the value is readable where the kernel takes it; where it is not, the kernel is
-        // not asked before either.
+        // SAFETY: `value` is null or readable, by the contract of this function, which is that of `setsockopt(2)`.
         if let Some(errno) = unsafe { option.refusal_c(value, length) } {
             return Err(errno);
         }
-        // Without the record: no option that can be played back makes another one valid or invalid.
+        // The record need not be applied: no replayable option makes another one valid or invalid.
         let template = fresh(family)?;
         let number = template.as_raw_fd();
-        // SAFETY: the kernel checks the pointer and answers a bad one with an error.
+        // SAFETY: the kernel checks the pointer and returns an error for an invalid one.
         let answer = unsafe {
             crate::process::system::call!(libc::SYS_setsockopt, number, option.level, option.name, value, length)
         };
@@ -313,29 +315,29 @@ impl OptionRecord {
         result?;
         let mut number = [0_u8; 4];
         if !value.is_null() && length as usize >= number.len() {
-            // SAFETY: the kernel has read as many bytes, and the caller says they are readable.
+            // SAFETY: the kernel has just read at least four bytes there, and the contract says that they are readable.
             number = unsafe { value.cast::<[u8; 4]>().read_unaligned() };
         }
         if option.is_refused_when_connected(&number) {
             return Err(Errno::INVAL);
         }
-        // SAFETY: the kernel has read the value, and the caller says it is readable to its end.
+        // SAFETY: the kernel has just accepted the value, so that by the contract it is readable for `length` bytes.
         if option.restricts(&unsafe { head_of(value, length as usize) }, length as usize) {
             return Err(Errno::OPNOTSUPP);
         }
-        // SAFETY: the kernel has read the value, and the caller says it is readable to its end.
+        // SAFETY: the kernel has just accepted the value, so that by the contract it is readable for `length` bytes.
         unsafe { self.note_c(option, value, length) };
         Ok(())
     }
 
-    /// `getsockopt(2)` for an option that is not [`ConnectionOption`].
+    /// `getsockopt(2)` for an option that is not a [`ConnectionOption`].
     ///
     /// # Errors
-    /// The kernel's own, from the template.
+    /// The kernel's errors, from the template.
     ///
     /// # Safety
-    /// `value` is writable for as many bytes as `length_inout` says, which is readable and writable, or the kernel
-    /// refuses them.
+    /// `length_inout` is readable and writable, and `value` is writable for the number of bytes in it, unless the
+    /// kernel refuses them.
     pub unsafe fn get_c(
         &self,
         family: Family,
@@ -345,7 +347,7 @@ impl OptionRecord {
     ) -> Result<(), Errno> {
         let template = self.template(family)?;
         let number = template.as_raw_fd();
-        // SAFETY: the kernel checks both pointers and answers bad ones with an error.
+        // SAFETY: the kernel checks both pointers and returns an error for invalid ones.
         let answer = unsafe {
             crate::process::system::call!(libc::SYS_getsockopt, number, option.level, option.name, value, length_inout)
         };
@@ -354,33 +356,33 @@ impl OptionRecord {
         result
     }
 
-    /// The value a program set, as it set it.
+    /// Returns the value that the program has set, unchanged.
     pub fn find(&self, option: SocketOption) -> Option<&[u8]> {
         self.records.iter().find(|(known, _)| *known == option).map(|(_, value)| &value[..])
     }
 
-    /// `SO_RCVTIMEO` in nanoseconds, 0 for none.
+    /// Returns `SO_RCVTIMEO` in nanoseconds; 0 if there is none.
     pub fn receive_timeout_ns(&self) -> u64 {
         self.latest(&RECEIVE_TIMEOUTS).and_then(parse_timeval_ns).unwrap_or(0)
     }
 
-    /// `SO_SNDTIMEO` in nanoseconds, 0 for none.
+    /// Returns `SO_SNDTIMEO` in nanoseconds; 0 if there is none.
     pub fn send_timeout_ns(&self) -> u64 {
         self.latest(&SEND_TIMEOUTS).and_then(parse_timeval_ns).unwrap_or(0)
     }
 
-    /// `SO_RCVTIMEO` in milliseconds, rounded up, if there is one.
+    /// Returns `SO_RCVTIMEO` in milliseconds, rounded up, if there is one.
     pub fn receive_timeout_ms(&self) -> Option<i32> {
         let timeout_ns = self.receive_timeout_ns();
         (timeout_ns > 0).then(|| i32::try_from(timeout_ns.div_ceil(1_000_000)).unwrap_or(i32::MAX))
     }
 
-    /// `SO_RCVLOWAT`, 0 when it was not set.
+    /// Returns `SO_RCVLOWAT`; 0 if it was not set.
     pub fn low_water_bytes(&self) -> u32 {
         self.find(SocketOption::socket(libc::SO_RCVLOWAT)).and_then(parse_u32).unwrap_or(0)
     }
 
-    /// Unread bytes that the sending end of a lane should hold, as Linux would in its send buffer.
+    /// Returns how many unread bytes the sending side of a lane should hold: as many as Linux would in its send buffer.
     pub fn send_capacity_bytes(&self) -> usize {
         let limits = BufferLimits::of_kernel();
         let asked = self.asked_bytes(&SEND_BUFFERS, limits.send_bytes_max);
@@ -388,7 +390,8 @@ impl OptionRecord {
         bytes + bytes / MARGIN_SHARE
     }
 
-    /// Unread bytes that the receiving end should hold, as Linux would in its receive buffer and on the way there.
+    /// Returns how many unread bytes the receiving side should hold: as many as Linux would in its receive buffer and
+    /// in transit.
     pub fn receive_capacity_bytes(&self) -> usize {
         let limits = BufferLimits::of_kernel();
         let asked = self.asked_bytes(&RECEIVE_BUFFERS, limits.receive_bytes_max);
@@ -396,13 +399,13 @@ impl OptionRecord {
         bytes + bytes / MARGIN_SHARE + (bytes / 2).min(RECEIVE_MARGIN_BYTES_MAX)
     }
 
-    /// `SO_SNDBUF` of an established connection that the program has not set; `None`: it has.
+    /// Returns `SO_SNDBUF` of an established connection, or `None` if the program has set it.
     pub fn send_buffer_bytes_established(&self) -> Option<i32> {
         let bytes = SEND_BUFFER_BYTES_ESTABLISHED.min(BufferLimits::of_kernel().send_bytes_grown);
         self.latest(&SEND_BUFFERS).is_none().then_some(bytes as i32)
     }
 
-    /// `TCP_WINDOW_CLAMP` of a connection whose program has not set it: half of the receive buffer. `None`: it has.
+    /// Returns `TCP_WINDOW_CLAMP`, half of the receive buffer, or `None` if the program has set it.
     pub fn window_clamp_bytes(&self) -> Option<i32> {
         let limits = BufferLimits::of_kernel();
         let asked = self.asked_bytes(&RECEIVE_BUFFERS, limits.receive_bytes_max);
@@ -410,7 +413,8 @@ impl OptionRecord {
         self.latest(&[SocketOption::tcp(libc::TCP_WINDOW_CLAMP)]).is_none().then_some(bytes as i32)
     }
 
-    /// What Linux makes of the size that the program has asked for: all of it only with the privileged option.
+    /// Returns the buffer size that Linux makes of the requested one: capped, unless the privileged option was used,
+    /// and doubled.
     fn asked_bytes(&self, options: &[SocketOption; 2], bytes_max: usize) -> Option<usize> {
         let known = self.records.iter().rev().find(|(known, _)| options.contains(known));
         known.and_then(|(option, value)| {
@@ -420,12 +424,12 @@ impl OptionRecord {
         })
     }
 
-    /// `SO_LINGER` in seconds, when it is on.
+    /// Returns `SO_LINGER` in seconds, if it is on.
     pub fn linger_seconds(&self) -> Option<u32> {
         self.latest(&LINGER).and_then(parse_linger).flatten()
     }
 
-    /// Whether closing resets the connection: `SO_LINGER` is on, with no time.
+    /// Returns whether closing resets the connection: `SO_LINGER` is on with a time of 0.
     pub fn resets_on_close(&self) -> bool {
         self.linger_seconds() == Some(0)
     }
@@ -442,32 +446,32 @@ impl OptionRecord {
         self.find(option).is_some_and(|value| option.is_on(value))
     }
 
-    /// Whether the program has asked for something that a lane cannot give.
+    /// Returns whether the program has set an option that a lane cannot honour.
     pub fn needs_kernel_tcp(&self) -> bool {
         self.was_sent
             || self.security.is_any()
             || self.records.iter().any(|(option, value)| option.refusal(value).is_some() && option.is_on(value))
     }
 
-    /// Those of [`SHARED`] that are on, a bit each.
+    /// Returns the bits of the [`SHARED`] options that are on.
     pub fn shared_bits(&self) -> u64 {
         let bit_of = |option: &SocketOption| option.shared_bit().filter(|_| self.is_on(*option));
         SHARED.iter().filter_map(bit_of).sum()
     }
 
-    /// Corrects the record of one of [`SHARED`], which another process may have set.
+    /// Updates the record of one of [`SHARED`], which another process may have set.
     pub fn note_shared(&mut self, option: SocketOption, is_on: bool) {
         if self.is_on(option) != is_on {
             self.note(option, &u32::from(is_on).to_ne_bytes());
         }
     }
 
-    /// Whether an option is set, and on.
+    /// Returns whether an option is set and on.
     pub fn is_on(&self, option: SocketOption) -> bool {
         self.find(option).is_some_and(|value| option.is_on(value))
     }
 
-    /// What receives are to bring beside the bytes.
+    /// Returns which control messages receives must deliver.
     pub fn requested_control(&self) -> RequestedControl {
         let mut wanted = RequestedControl::default();
         self.records.iter().for_each(|(option, value)| wanted.note(*option, parse_u32(value).unwrap_or(0)));
@@ -478,8 +482,8 @@ impl OptionRecord {
         self.records.iter().rev().find(|(known, _)| options.contains(known)).map(|(_, value)| &value[..])
     }
 
-    /// A fresh TCP socket with the recorded options. What the kernel refuses now, it refuses for a reason that a
-    /// connection has not.
+    /// Returns a new TCP socket with the recorded options. Errors are ignored: the reasons for which a new socket may
+    /// refuse an option do not apply to an established connection.
     ///
     /// # Errors
     /// As `socket(2)`.
@@ -498,25 +502,25 @@ fn fresh(family: Family) -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(family, SocketType::STREAM, flags, None)
 }
 
-/// `ioctl(2)` of a fresh TCP socket, for what depends on the network namespace and the protocol alone, such as the
-/// addresses of an interface: the AF_UNIX socket behind a connection knows nothing of IP.
+/// Runs an `ioctl(2)` on a new TCP socket, for requests that depend only on the network namespace and the protocol,
+/// such as the addresses of an interface. The AF_UNIX socket of a connection does not support them.
 ///
 /// # Errors
-/// The kernel's own.
+/// The kernel's errors.
 ///
 /// # Safety
-/// `argument` is what the request wants, or the kernel refuses it.
+/// `argument` is valid for the request, unless the kernel refuses it.
 pub unsafe fn ioctl_of_template(family: Family, request: u64, argument: usize) -> Result<i32, Errno> {
     let template = fresh(family)?;
     let number = template.as_raw_fd();
-    // SAFETY: the kernel checks pointers and answers bad ones with an error; the caller says the rest is right.
+    // SAFETY: `argument` is valid by the contract of this function; the kernel returns an error for invalid pointers.
     let answer = unsafe { crate::process::system::call!(libc::SYS_ioctl, number, request, argument) };
     let result = outcome(answer);
     close(template);
     result.map(|()| answer as i32)
 }
 
-/// Linux doubles what a program asks for.
+/// Returns twice the requested size, as Linux does.
 fn doubled(bytes: usize) -> usize {
     bytes.min(i32::MAX as usize / 2) * 2
 }

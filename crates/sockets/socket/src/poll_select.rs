@@ -1,8 +1,8 @@
-//! poll and select over lanes.
+//! `poll(2)` and `select(2)` over lanes.
 //!
-//! A call that names no descriptor of ours is the kernel's at once. Otherwise connections are looked at in memory, the
-//! others in the kernel; then the thread spins for a while, has the peers ring, and sleeps in the kernel's `ppoll` on
-//! everything together.
+//! A call without a descriptor of the library's goes to the kernel at once. Otherwise connections are polled in memory
+//! and all other descriptors in the kernel. The thread then spins for a while, requests wakeups from the peers, and
+//! sleeps in the kernel's `ppoll` on all descriptors together.
 
 mod call;
 mod confined;
@@ -22,29 +22,30 @@ use rustix::io::Errno;
 use rustix::process::Resource;
 
 const MILLISECOND_NS: u64 = 1_000_000;
-/// Entries of a call in a process under a system call filter.
+/// Largest number of entries of a call in a process under a system call filter.
 const CONFINED_ENTRIES_MAX: u64 = 1 << 20;
 
-/// Whether a call may have so many entries: as many as the program may have descriptors. Who has more entries than the
-/// least limit of a program that works pays for the question with them.
+/// Returns whether a call may have this number of entries: at most the descriptor limit, as in the kernel. The limit is
+/// only read for calls with more than [`STACK_ENTRIES`] entries.
 pub fn allows_entries(entries: u64) -> bool {
-    // Under a filter the question may not be asked; the kernel's limit is no higher by default.
+    // A filter may forbid reading the limit; by default, the kernel's limit is not higher than this bound.
     let is_confined = crate::process::sandbox::is_confined();
     entries <= STACK_ENTRIES as u64
         || (is_confined && entries <= CONFINED_ENTRIES_MAX)
         || !is_confined && rustix::process::getrlimit(Resource::Nofile).current.is_none_or(|limit| entries <= limit)
 }
 
-/// `ppoll(2)`; no time-out waits for ever.
+/// `ppoll(2)`; without a time-out, waits without limit.
 ///
 /// # Errors
 /// As the system call.
 ///
 /// # Safety
-/// `mask` is null or a signal set.
+/// `mask` is null or points to a signal set.
 pub unsafe fn poll(fds: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sigset_t) -> Result<usize, Errno> {
     if fds.iter().any(|entry| is_ours(entry.fd)) {
-        return poll_lanes(fds, has_answer, &mut Deadline::new(timeout_ns), mask);
+        // SAFETY: `mask` is null or points to a signal set, by the contract of this function.
+        return unsafe { poll_lanes(fds, has_answer, &mut Deadline::new(timeout_ns), mask) };
     }
     match timeout_ns {
         _ if !mask.is_null() => {}
@@ -54,12 +55,12 @@ pub unsafe fn poll(fds: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sig
         }
         Some(_) => {}
     }
-    // SAFETY: the caller's mask.
+    // SAFETY: `mask` is null or points to a signal set, by the contract of this function.
     unsafe { blocking::ppoll(fds, timeout_ns, mask) }
 }
 
-/// As [`poll`], in a process under a system call filter: the kernel is asked by the call that the program made, `poll`
-/// or `ppoll`.
+/// As [`poll`], in a process under a system call filter: the kernel is called by the system call that the program made,
+/// `poll` or `ppoll`.
 ///
 /// # Errors
 /// As the system call.
@@ -73,10 +74,11 @@ pub unsafe fn poll_confined(
     is_ppoll: bool,
 ) -> Result<usize, Errno> {
     if fds.iter().any(|entry| is_ours(entry.fd)) {
-        return poll_lanes(fds, has_answer, &mut Deadline::new(timeout_ns), mask);
+        // SAFETY: `mask` is null or points to a signal set, by the contract of this function.
+        return unsafe { poll_lanes(fds, has_answer, &mut Deadline::new(timeout_ns), mask) };
     }
     if is_ppoll {
-        // SAFETY: the caller's mask.
+        // SAFETY: `mask` is null or points to a signal set, by the contract of this function.
         return unsafe { blocking::ppoll(fds, timeout_ns, mask) };
     }
     let timeout_ms = timeout_ns.map_or(-1, |ns| i32::try_from(ns.div_ceil(MILLISECOND_NS)).unwrap_or(i32::MAX));

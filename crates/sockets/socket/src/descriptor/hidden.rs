@@ -1,13 +1,15 @@
-//! Descriptors of our own, kept out of the program's way.
+//! The library's own descriptors, which the program must not see.
 //!
-//! The kernel gives a program the lowest free number, and programs count on it. Ours therefore live at high numbers,
-//! below the soft limit, are closed at `exec`, and stand in a table that the interposed `close`, `dup2`, `close_range`
-//! and `closefrom` ask. The table is plain atomics: it can be read in a signal handler and in the child of a fork.
+//! The kernel gives a program the lowest free number, and programs rely on it. Hidden descriptors therefore have high
+//! numbers, below the soft limit, are closed at `exec`, and are recorded in a table that the interposed `close`,
+//! `dup2`, `close_range` and `closefrom` consult. The table consists of atomics, so that it can be read in a signal
+//! handler and in the child of a fork.
 //!
-//! Some must outlive `exec`, because the connections do that they belong to. The new program finds them by a marker: an
-//! empty memfd at a number that follows from the limit alone. Looking for a marker that is not there costs one `fcntl`.
+//! Some descriptors must outlive `exec`, because their connections do. The new program finds them by a marker: an empty
+//! memfd at a number that depends on the descriptor limit alone. Looking for a marker that does not exist costs one
+//! `fcntl`.
 
-#![allow(unsafe_code)] // Numbers of descriptors are turned back into descriptors.
+#![allow(unsafe_code)] // Numbers of descriptors are converted to descriptors.
 
 #[cfg(test)]
 mod tests;
@@ -20,77 +22,78 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, RawDir};
 use rustix::io::{Errno, FdFlags};
 use rustix::process::Resource;
 
-/// Hidden descriptors begin here where the soft limit is high enough.
+/// The first number of hidden descriptors, where the soft limit is high enough.
 const FIRST_NUMBER_MAX: u64 = 8192;
 /// No hidden descriptor has this number or a higher one.
 const NUMBERS: usize = 1 << 16;
-/// Hidden descriptors a process can have.
+/// Largest number of hidden descriptors in a process.
 const SLOTS: usize = 1 << 15;
-/// The marker's number where the soft limit allows it: a constant, so that a program may raise its limit before it
+/// The marker's number where the soft limit allows it. A constant, so that a program may raise its limit before it
 /// calls `exec`.
 const MARKER_NUMBER_MAX: u64 = 739;
-/// Numbers looked at for a marker, when the program has taken those before.
+/// How many numbers are tried for the marker, if the program has taken the first ones.
 const MARKER_TRIES: i32 = 16;
-/// The marker's name; memfds of ours begin with `crosslane`.
+/// The marker's name; the names of all memfds of the library begin with `crosslane`.
 const MARKER_NAME: &std::ffi::CStr = c"crosslane-marker";
 const MARKER_LINK: &[u8] = b"/memfd:crosslane-marker (deleted)";
 
-/// By slot: 0 when free, else a descriptor's number plus one, with [`OPTIONAL`], or [`CLAIMED`] or [`RELEASED`].
+/// By slot: 0 if free; else the descriptor's number plus one, with [`OPTIONAL`]; or [`CLAIMED`] or [`RELEASED`].
 static DESCRIPTORS: [AtomicI32; SLOTS] = [const { AtomicI32::new(FREE) }; SLOTS];
-/// By number: 0 when not hidden, else its slot plus one.
+/// By number: 0 if not hidden, else its slot plus one.
 static SLOT_OF: [AtomicU16; NUMBERS] = [const { AtomicU16::new(0) }; NUMBERS];
 /// One more than the highest slot ever used.
 static SLOTS_USED: AtomicU32 = AtomicU32::new(0);
-/// The free slots below [`SLOTS_USED`], as a stack: the topmost plus one, under a tag that changes with each change.
+/// The stack of free slots below [`SLOTS_USED`]: the topmost slot plus one, and a tag that grows with each change,
+/// against ABA.
 static FREE_TOP: AtomicU64 = AtomicU64::new(0);
-/// By free slot: the one below it plus one.
+/// By free slot: the next free slot plus one.
 static FREE_BELOW: [AtomicU16; SLOTS] = [const { AtomicU16::new(0) }; SLOTS];
-/// What [`first_number`] answered last; 0 when it is to be asked again.
+/// The last result of [`first_number`]; 0 if it must be computed again.
 static FIRST_NUMBER: AtomicU32 = AtomicU32::new(0);
-/// The lowest and one more than the highest number ever hidden.
+/// The lowest number ever hidden, and one more than the highest.
 static LOWEST: AtomicU32 = AtomicU32::new(u32::MAX);
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
-/// The marker's slot plus one, once there is a marker.
+/// The marker's slot plus one, or 0 before there is a marker.
 static MARKER_SLOT: AtomicU32 = AtomicU32::new(0);
 
 const FREE: i32 = 0;
-/// A slot between being taken and having a descriptor.
+/// A slot that is in use but has no descriptor yet.
 const CLAIMED: i32 = -1;
-/// A slot whose optional descriptor has been closed under its owner.
+/// A slot whose optional descriptor has been closed while its owner still holds it.
 const RELEASED: i32 = -2;
 const OPTIONAL: i32 = 1 << 30;
 
-/// What to do with a hidden descriptor when the program needs numbers.
+/// What to do with a hidden descriptor when the program runs out of numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// Keep it.
     Required,
-    /// Close it: its owner manages without.
+    /// Close it: its owner can do without it.
     Optional,
 }
 
-/// A hidden descriptor. Its number can change while it lives, so it is asked for each time.
+/// A hidden descriptor. Its number may change, so that it must be read for each use.
 #[derive(Debug)]
 pub struct HiddenFd {
     slot: u16,
 }
 
 impl HiddenFd {
-    /// Moves a descriptor to a high number, closed at `exec`.
+    /// Moves a descriptor to a high number and sets its close-on-exec flag.
     ///
     /// # Errors
-    /// `MFILE` when there is no number for it; the descriptor is closed then.
+    /// `MFILE` if no number is free; the descriptor is then closed.
     pub fn hide(fd: OwnedFd, need: Need) -> Result<Self, Errno> {
         let moved = move_up(&fd);
         close(fd);
         Self::register(moved?, need)
     }
 
-    /// Hides a descriptor at the number it has, when that is high enough; else as [`HiddenFd::hide`]. For descriptors
-    /// that were inherited; whether it is closed at `exec` stays as it is in the first case.
+    /// Hides an inherited descriptor at its own number if that is high enough, without changing its close-on-exec flag;
+    /// otherwise as [`HiddenFd::hide`].
     ///
     /// # Errors
-    /// `MFILE` when there is no number for it; the descriptor is closed then.
+    /// `MFILE` if no number is free; the descriptor is then closed.
     pub fn adopt(fd: OwnedFd, need: Need) -> Result<Self, Errno> {
         let number = fd.as_raw_fd() as u64;
         if number < first_number() || number >= NUMBERS as u64 {
@@ -111,37 +114,36 @@ impl HiddenFd {
         Ok(Self { slot })
     }
 
-    /// The number, or -1 when an optional descriptor has been released.
+    /// Returns the number, or -1 if an optional descriptor has been released.
     pub fn raw(&self) -> RawFd {
         number_in(DESCRIPTORS[usize::from(self.slot)].load(Ordering::Acquire)).unwrap_or(-1)
     }
 
-    /// Where [`number_at`] finds the number.
+    /// Returns the slot by which [`number_at`] finds the number.
     pub fn slot(&self) -> u16 {
         self.slot
     }
 
-    /// The descriptor, unless it was optional and has been released.
+    /// Returns the descriptor, unless it was optional and has been released.
     pub fn get(&self) -> Option<BorrowedFd<'_>> {
         let number = self.raw();
-        // SAFETY: the number is not -1, and is open for as long as `self` owns the slot, but for what the module's
-        // callers do in `relocate` and `release_all_optional`: then a system call on it fails, and no memory is touched
-        // by it.
+        // SAFETY: the number is not -1, and is open while `self` owns the slot. `relocate` and `release_all_optional`
+        // may close it concurrently; a system call on it then fails, without touching memory.
         (number >= 0).then(|| unsafe { BorrowedFd::borrow_raw(number) })
     }
 
-    /// As [`HiddenFd::get`], with the error a system call would give.
+    /// As [`HiddenFd::get`], with the error that a system call would return.
     ///
     /// # Errors
-    /// `BADF` when an optional descriptor has been released.
+    /// `BADF` if an optional descriptor has been released.
     pub fn fd(&self) -> Result<BorrowedFd<'_>, Errno> {
         self.get().ok_or(Errno::BADF)
     }
 
-    /// Says whether the descriptor outlives `exec`. The first that does brings a marker with it; see [`inherited`].
+    /// Sets whether the descriptor outlives `exec`. The first one that does also creates the marker; see [`inherited`].
     ///
     /// # Errors
-    /// `BADF` when it has been released, `MFILE` when there is no number for the marker.
+    /// `BADF` if it has been released, `MFILE` if no number is free for the marker.
     pub fn set_inheritable(&self, inheritable: bool) -> Result<(), Errno> {
         if inheritable {
             ensure_marker()?;
@@ -150,14 +152,14 @@ impl HiddenFd {
         rustix::io::fcntl_setfd(self.fd()?, flags)
     }
 
-    /// The descriptor itself, at the number it has and hidden no more; `None` when an optional one has been released.
+    /// Returns the descriptor, at its number but no longer hidden; `None` if an optional one has been released.
     pub fn unhide(self) -> Option<OwnedFd> {
         let number = ManuallyDrop::new(self).release_slot()?;
-        // SAFETY: open, and nobody's since the slot gave it up.
+        // SAFETY: the number is open, and the slot that owned it has just released it.
         Some(unsafe { OwnedFd::from_raw_fd(number) })
     }
 
-    /// Takes the number out of the table, before it is closed or somebody else's, and frees the slot.
+    /// Removes the number from the table, before it is closed or gets another owner, and frees the slot.
     fn release_slot(&self) -> Option<RawFd> {
         let slot = usize::from(self.slot);
         let number = number_in(DESCRIPTORS[slot].swap(CLAIMED, Ordering::AcqRel));
@@ -173,13 +175,13 @@ impl HiddenFd {
 impl Drop for HiddenFd {
     fn drop(&mut self) {
         if let Some(number) = self.release_slot() {
-            // SAFETY: the slot that owned it has just given it up, so that nobody else closes it.
+            // SAFETY: the slot that owned the number has just released it, so that no one else closes it.
             unsafe { rustix::io::close(number) };
         }
     }
 }
 
-/// The number of the hidden descriptor at a place, or -1.
+/// Returns the number of the hidden descriptor in a slot, or -1.
 pub fn number_at(slot: u16) -> RawFd {
     number_in(DESCRIPTORS[usize::from(slot)].load(Ordering::Acquire)).unwrap_or(-1)
 }
@@ -188,14 +190,15 @@ fn number_in(entry: i32) -> Option<RawFd> {
     (entry > FREE).then_some((entry & !OPTIONAL) - 1)
 }
 
-/// Takes a number out of the table before it is closed: afterwards it may be somebody else's.
+/// Removes a number from the table and closes it. In the other order, the number could already have another owner.
 fn forget_and_close(number: RawFd) {
     SLOT_OF[number as usize].store(0, Ordering::Release);
-    // SAFETY: the caller has just taken this number out of the slot that owned it, so that nobody else closes it.
+    // SAFETY: `release_if_optional` has just removed this number from the slot that owned it, so that no one else
+    // closes it.
     unsafe { rustix::io::close(number) };
 }
 
-/// Closes by a raw system call: `close` of libc may be our own.
+/// Closes a descriptor by a raw system call, because libc's `close` may be interposed by this library.
 pub fn close(fd: OwnedFd) {
     // SAFETY: the descriptor is given up here, and nothing else owns it.
     unsafe { rustix::io::close(fd.into_raw_fd()) };
@@ -230,7 +233,7 @@ fn push_free(slot: u16) {
     }
 }
 
-/// A new top of the free list: it differs from every earlier one, also when the same slot is on top again.
+/// Returns the new top of the free stack, with a tag that no earlier top had.
 fn tagged(old: u64, slot_plus_one: u16) -> u64 {
     (old >> 16).wrapping_add(1) << 16 | u64::from(slot_plus_one)
 }
@@ -238,7 +241,7 @@ fn tagged(old: u64, slot_plus_one: u16) -> u64 {
 fn take_unused() -> Option<u16> {
     let one_more = |used: u32| (used < SLOTS as u32).then_some(used + 1);
     let slot = SLOTS_USED.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).ok()?;
-    // More are hidden than ever before: a good time to see whether the program has changed its limit.
+    // A new maximum of hidden descriptors is an occasion to notice a changed limit.
     FIRST_NUMBER.store(0, Ordering::Relaxed);
     Some(slot as u16)
 }
@@ -255,7 +258,7 @@ fn soft_limit() -> u64 {
     rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// The lowest number a hidden descriptor should have under the present limit.
+/// Returns the lowest number for hidden descriptors under the current limit.
 fn first_number() -> u64 {
     (soft_limit() / 4 * 3).clamp(4, FIRST_NUMBER_MAX)
 }
@@ -264,14 +267,14 @@ fn marker_number() -> i32 {
     (first_number() - 1).min(MARKER_NUMBER_MAX) as i32
 }
 
-/// A copy at a high number, or at a lower one when there is none.
+/// Returns a copy at a high number, or at a lower one if no high number is free.
 fn move_up(fd: &OwnedFd) -> Result<OwnedFd, Errno> {
     let from = match FIRST_NUMBER.load(Ordering::Relaxed) {
         0 => first_number(),
         known => u64::from(known),
     };
     let moved = move_from(fd, from)?;
-    // Without room above, the limit has been lowered since.
+    // If no number was free from there on, the limit has been lowered since.
     let has_room = moved.as_raw_fd() as u64 >= from;
     FIRST_NUMBER.store(if has_room { from as u32 } else { 0 }, Ordering::Relaxed);
     Ok(moved)
@@ -289,7 +292,7 @@ fn move_from(fd: &OwnedFd, mut from: u64) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Whether the number is one of ours, which the program must not see, close or replace.
+/// Returns whether the number is a hidden descriptor, which the program must not see, close or replace.
 #[inline]
 pub fn is_hidden(fd: RawFd) -> bool {
     usize::try_from(fd)
@@ -298,12 +301,11 @@ pub fn is_hidden(fd: RawFd) -> bool {
         .is_some_and(|slot| slot.load(Ordering::Acquire) != 0)
 }
 
-/// Moves a hidden descriptor away from a number that the program is about to put something else on by `dup2`, `dup3` or
-/// `F_DUPFD`. The number stays open, so that nothing else gets it before the program. A number that is not hidden is
-/// left alone.
+/// Moves a hidden descriptor away from a number that the program is about to use for `dup2`, `dup3` or `F_DUPFD`. The
+/// number stays open, so that only the program can reuse it. Does nothing for a number that is not hidden.
 ///
 /// # Errors
-/// `MFILE` when there is no other number; the hidden descriptor stays where it is.
+/// `MFILE` if no other number is free; the hidden descriptor then stays where it is.
 pub fn relocate(fd: RawFd) -> Result<(), Errno> {
     let Some(slot) = usize::try_from(fd).ok().and_then(|number| SLOT_OF.get(number)) else { return Ok(()) };
     let Some(slot) = slot.load(Ordering::Acquire).checked_sub(1) else { return Ok(()) };
@@ -311,7 +313,7 @@ pub fn relocate(fd: RawFd) -> Result<(), Errno> {
     if number_in(entry) != Some(fd) {
         return Ok(()); // Closed or moved by another thread since.
     }
-    // A marker stays near its number, or the program after `exec` would not find it.
+    // A marker stays near its number, because the program after `exec` looks for it there.
     let is_marker = MARKER_SLOT.load(Ordering::Acquire) == u32::from(slot) + 1;
     let from = if is_marker { marker_number() as u64 } else { first_number() };
     let moved = copy_elsewhere(fd, from).and_then(|copy| {
@@ -340,21 +342,21 @@ pub fn relocate(fd: RawFd) -> Result<(), Errno> {
     result
 }
 
-/// A copy at another high number that is closed at `exec` if `fd` is.
+/// Returns a copy at another high number, with the same close-on-exec flag.
 fn copy_elsewhere(fd: RawFd, from: u64) -> Result<OwnedFd, Errno> {
-    // SAFETY: the table says the number is an open descriptor of ours; if another thread closes it now, the calls below
+    // SAFETY: by the table, the number is an open hidden descriptor; if another thread closes it now, the calls below
     // fail.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let flags = rustix::io::fcntl_getfd(borrowed)?;
-    // `move_from` takes an owned descriptor; this one is leased to it and not closed.
-    // SAFETY: wrapped so that it is never dropped.
+    // `move_from` takes an owned descriptor.
+    // SAFETY: `ManuallyDrop` prevents that the descriptor, which is owned by its slot, is closed here.
     let leased = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd) });
     let copy = move_from(&leased, from)?;
     rustix::io::fcntl_setfd(&copy, flags)?;
     Ok(copy)
 }
 
-/// Closes all optional hidden descriptors, because the program has run out of numbers. Returns how many.
+/// Closes all optional hidden descriptors, because the program has run out of numbers. Returns how many were closed.
 pub fn release_all_optional() -> usize {
     let used = SLOTS_USED.load(Ordering::Acquire) as usize;
     DESCRIPTORS[..used].iter().filter(|entry| release_if_optional(entry)).count()
@@ -370,11 +372,11 @@ fn release_if_optional(entry: &AtomicI32) -> bool {
     released
 }
 
-/// The parts of `first..=last` without hidden numbers: what the program's `close_range` and `closefrom` may close.
+/// Returns the parts of `first..=last` without hidden numbers, which `close_range` and `closefrom` may close.
 pub fn visible_ranges(first: u32, last: u32) -> impl Iterator<Item = (u32, u32)> {
     let lowest = LOWEST.load(Ordering::Acquire);
     let highest = HIGHEST.load(Ordering::Acquire).min(NUMBERS as u32);
-    // One more than any number, so that the end of the range is an edge like a hidden number.
+    // The end of the range is treated like a hidden number.
     let end = u64::from(last) + 1;
     let mut next = u64::from(first);
     std::iter::from_fn(move || {
@@ -392,10 +394,10 @@ pub fn visible_ranges(first: u32, last: u32) -> impl Iterator<Item = (u32, u32)>
     })
 }
 
-/// The process has had a connection: its lifeline alone may be left to a child.
+/// Whether the process has had a connection, whose lifeline a child may inherit although it is not hidden.
 static HAS_LIFELINES: AtomicBool = AtomicBool::new(false);
 
-/// Notes that a child may inherit a lifeline, without any hidden descriptor.
+/// Notes that a child may inherit a lifeline, even if there is no hidden descriptor.
 #[inline]
 pub fn note_lifeline() {
     if !HAS_LIFELINES.load(Ordering::Relaxed) {
@@ -403,17 +405,17 @@ pub fn note_lifeline() {
     }
 }
 
-/// Makes the marker if there is anything that a child could inherit.
+/// Creates the marker if there is anything that a child could inherit.
 pub fn prepare_inheritance() {
     if SLOTS_USED.load(Ordering::Acquire) > 0 || HAS_LIFELINES.load(Ordering::Relaxed) {
         let _ = ensure_marker();
     }
 }
 
-/// Makes the marker by which a program after `exec` knows that something was left for it; see [`inherited`].
+/// Creates the marker by which a program after `exec` knows that descriptors were left for it; see [`inherited`].
 ///
 /// # Errors
-/// `MFILE` when there is no number for it; what memfd_create answers.
+/// `MFILE` if no number is free for it, or the error of `memfd_create(2)`.
 pub fn ensure_marker() -> Result<(), Errno> {
     if MARKER_SLOT.load(Ordering::Acquire) != 0 {
         return Ok(());
@@ -427,7 +429,7 @@ pub fn ensure_marker() -> Result<(), Errno> {
     Ok(())
 }
 
-/// A marker stays for the life of the process; a second one made at the same time goes.
+/// Keeps a marker for the life of the process; of two that were created at the same time, one is closed.
 fn own_marker(marker: HiddenFd) {
     let slot = u32::from(marker.slot) + 1;
     if MARKER_SLOT.compare_exchange(0, slot, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
@@ -435,20 +437,20 @@ fn own_marker(marker: HiddenFd) {
     }
 }
 
-/// A place for one hidden descriptor that is made before it is needed, when there may be no number left.
+/// A hidden descriptor that is created in advance, for when no number may be left.
 #[derive(Debug, Default)]
 pub struct SpareFd {
-    /// The descriptor's slot plus one, and above it the process that made it; 0: there is none.
+    /// The descriptor's slot plus one, and in the upper half the id of the process that created it; 0 if there is none.
     word: AtomicU64,
 }
 
 impl SpareFd {
-    /// An empty place.
+    /// No descriptor yet.
     pub const fn new() -> Self {
         Self { word: AtomicU64::new(0) }
     }
 
-    /// Makes the descriptor, if there is none of this process's.
+    /// Creates the descriptor, unless this process has done so already.
     pub fn keep(&self, make: impl FnOnce() -> Result<HiddenFd, Errno>) {
         let (known, process) = (self.word.load(Ordering::Acquire), own_process());
         if known >> 32 == process {
@@ -462,7 +464,7 @@ impl SpareFd {
         }
     }
 
-    /// Takes the descriptor out. One that was made before a fork is the parent's too, and only closed here.
+    /// Removes and returns the descriptor. One that was created before a fork belongs to the parent and is only closed.
     pub fn take(&self) -> Option<HiddenFd> {
         let word = self.word.swap(0, Ordering::AcqRel);
         Self::from_word(word).filter(|_| word >> 32 == own_process())
@@ -477,22 +479,23 @@ fn own_process() -> u64 {
     rustix::process::getpid().as_raw_nonzero().get() as u64
 }
 
-/// What the numbers of open descriptors lead to, as far as it matters to who inherits them.
+/// The file behind an inherited descriptor, as far as it matters to the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InheritedKind {
     /// A memfd whose name begins with `crosslane`.
     Memfd,
     /// A socket of any kind.
     Socket,
-    /// Something else: the memory of a device may be it.
+    /// Another file, possibly the memory of a device.
     Other,
 }
 
-/// Descriptors that the program before `exec` may have left for us, by number; empty when it left no marker.
-/// The caller looks at each before it believes in it. To be called once, while the library is loaded.
+/// Returns the descriptors that the program before `exec` may have left for the library, by number; none if it left no
+/// marker. They must be verified before use. To be called once, while the library is loaded.
 pub fn inherited() -> Vec<(RawFd, InheritedKind)> {
     let Some(marker) = find_marker() else { return Vec::new() };
-    // SAFETY: the number is open, is a marker that only this module makes, and nothing in this program owns it yet.
+    // SAFETY: the number is open, it is a marker, which only this module creates, and nothing in this program owns it
+    // yet.
     let marker = unsafe { OwnedFd::from_raw_fd(marker) };
     let number = marker.as_raw_fd();
     match HiddenFd::register(marker, Need::Required) {
@@ -507,7 +510,7 @@ pub fn inherited() -> Vec<(RawFd, InheritedKind)> {
 fn find_marker() -> Option<RawFd> {
     let first = marker_number();
     for number in first..first + MARKER_TRIES {
-        // SAFETY: only asked for its flags; a closed number is an error of that call.
+        // SAFETY: the call only reads flags, and fails for a closed number.
         rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(number) }).ok()?;
         let mut buffer = [0_u8; 64];
         if read_link(number, &mut buffer) == Some(MARKER_LINK) {
@@ -517,7 +520,7 @@ fn find_marker() -> Option<RawFd> {
     None
 }
 
-/// What /proc says the number leads to, cut to the buffer.
+/// Returns the target of the number's link in `/proc`, truncated to the buffer.
 fn read_link(number: RawFd, buffer: &mut [u8; 64]) -> Option<&[u8]> {
     let path = format!("/proc/self/fd/{number}");
     let mut room = [MaybeUninit::<u8>::uninit(); 64];
@@ -544,10 +547,10 @@ fn list_open() -> Result<Vec<(RawFd, InheritedKind)>, Errno> {
     Ok(found)
 }
 
-/// One more than the highest number below `end` that the program has open.
+/// Returns one more than the highest number below `end` that the program has open.
 ///
 /// # Errors
-/// What opening and reading `/proc/self/fd` answers.
+/// The error of opening or reading `/proc/self/fd`.
 pub fn visible_end(end: RawFd) -> Result<RawFd, Errno> {
     let mut highest = -1;
     for_each_open(|number| {
@@ -558,7 +561,7 @@ pub fn visible_end(end: RawFd) -> Result<RawFd, Errno> {
     Ok(highest + 1)
 }
 
-/// Runs `visit` on every open number, in no order; that of the listing itself is among them.
+/// Runs `visit` on every open number, in no particular order, including the one of the listing itself.
 fn for_each_open(mut visit: impl FnMut(RawFd)) -> Result<(), Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::open(c"/proc/self/fd", flags, Mode::empty())?;

@@ -1,11 +1,12 @@
-//! Whether a program that is about to run, by `exec` or by `posix_spawn`, loads this library.
+//! Decides whether a program that is about to run, by `exec` or `posix_spawn`, will load this library.
 //!
-//! A listener's hidden descriptor goes to no other: a program that holds it without taking connections from it would
-//! have clients wait for ever, who see it listen. What cannot be told counts as no: clients then take kernel TCP.
+//! A listener's hidden descriptor is only left to a program that loads the library: another program would hold it open
+//! without accepting its connections, and clients would wait for ever. In case of doubt the answer is no; clients then
+//! use kernel TCP.
 //!
-//! Nothing here allocates or takes a lock: the child of a `fork` calls it, and that of a `vfork`, and signal handlers.
+//! Nothing here allocates or takes a lock, because signal handlers and the children of `fork` and `vfork` call it.
 
-#![allow(unsafe_code)] // What C programs give to `exec`.
+#![allow(unsafe_code)] // Strings that C programs pass to `exec`.
 
 use rustix::fd::OwnedFd;
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat};
@@ -16,46 +17,47 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The library's file name.
 const LIBRARY: &[u8] = b"libcrosslane.so";
-/// Scripts that name scripts as their interpreters: the kernel follows five.
+/// Depth of scripts that name scripts as their interpreters: the kernel follows five.
 const SCRIPTS_MAX: usize = 5;
-/// Bytes of a file's beginning that the kernel looks at, for a script's first line.
+/// Bytes at the beginning of a file that the kernel reads to find a script's interpreter.
 const BEGINNING_BYTES: usize = 256;
 /// `PATH_MAX`.
 const PATH_BYTES: usize = 4096;
-/// Where programs are searched for that are named without a slash, when no `PATH` is set.
+/// Search path for programs named without a slash, if `PATH` is not set.
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
-/// Segments of a program that are looked at.
+/// Number of a program's segments that are searched.
 const SEGMENTS_MAX: u16 = 64;
 
-/// Whether the environment has this process load the library; otherwise it comes by `/etc/ld.so.preload`, or is linked.
+/// Whether this process has loaded the library because of `LD_PRELOAD`; otherwise `/etc/ld.so.preload` names it, or the
+/// program is linked to it.
 static IS_FROM_ENVIRONMENT: AtomicBool = AtomicBool::new(false);
 
-/// Looks how the library was loaded. To be called once, before the program runs.
+/// Records how the library was loaded. To be called once, before the program runs.
 pub fn note_preload_origin() {
     use std::os::unix::ffi::OsStrExt;
     let is_named = std::env::var_os("LD_PRELOAD").is_some_and(|value| own_path_in(value.as_bytes()).is_some());
     IS_FROM_ENVIRONMENT.store(is_named, Ordering::Relaxed);
 }
 
-/// The environment that a program will have.
+/// The environment of the program that is about to run.
 #[derive(Clone, Copy)]
 pub struct Environment(*const *const c_char);
 
 impl Environment {
-    /// Of `environ`.
+    /// An environment as `environ` has it.
     ///
     /// # Safety
-    /// `variables` is null, or an array of strings that ends with a null pointer and outlives this.
+    /// `variables` is null, or an array of strings that ends with a null pointer and outlives this value.
     pub unsafe fn new(variables: *const *const c_char) -> Self {
         Self(variables)
     }
 
-    /// Of this process.
+    /// The environment of this process.
     pub fn of_this_process() -> Self {
         unsafe extern "C" {
             static environ: *const *const c_char;
         }
-        // SAFETY: libc's; read once, here.
+        // SAFETY: libc's variable, which is initialised before any other code runs; it is read once, here.
         Self(unsafe { environ })
     }
 
@@ -65,29 +67,30 @@ impl Environment {
             return None;
         }
         loop {
-            // SAFETY: as `new` demands: not behind the null pointer that ends the array.
+            // SAFETY: by the contract of `new`, the array ends with a null pointer, which has not been reached yet.
             let variable = unsafe { *place };
             if variable.is_null() {
                 return None;
             }
-            // SAFETY: a string of the array.
+            // SAFETY: by the contract of `new`, the entries before the null pointer are strings.
             let variable = unsafe { CStr::from_ptr(variable) }.to_bytes();
             if let Some(value) = variable.strip_prefix(name).and_then(|rest| rest.strip_prefix(b"=")) {
                 return Some(value);
             }
-            // SAFETY: this was not the end.
+            // SAFETY: this entry was not the null pointer that ends the array, so that another entry follows.
             place = unsafe { place.add(1) };
         }
     }
 
-    /// `is_from_environment`: what would have to be in it was there when this process loaded the library.
+    /// Returns whether a program with this environment loads the library. `is_from_environment`: whether this process
+    /// loaded it because of its environment.
     fn names_library(&self, is_from_environment: bool) -> bool {
         // A value that is not understood ends the program.
         let is_off = self
             .get(b"CROSSLANE_OFF")
             .is_some_and(|value| !value.is_empty() && stats_page::switch(value) != Some(false));
         let is_named = || match self.get(b"LD_PRELOAD").and_then(own_path_in).map(path_from_root) {
-            // Where it is only the dynamic linker knows.
+            // Only the dynamic linker knows where this is.
             Some(path) if path.contains(&b'$') || !path.contains(&b'/') => true,
             Some(path) => with_c_string(path, can_be_read) == Some(true),
             None => false,
@@ -100,8 +103,8 @@ fn can_be_read(path: &CStr) -> bool {
     rustix::fs::access(path, Access::READ_OK).is_ok()
 }
 
-/// What follows the way from the dynamic linker's own directory (`$LIB`) to the root: `crosslane run` names the library
-/// by it.
+/// Returns the part of a path behind the `/..` components that lead from the dynamic linker's directory (`$LIB`) to the
+/// root. `crosslane run` names the library by such a path.
 fn path_from_root(path: &[u8]) -> &[u8] {
     const UP: &[u8] = b"/..";
     let way = path.windows(UP.len()).rposition(|part| part == UP).filter(|_| path.contains(&b'$'));
@@ -113,8 +116,8 @@ fn own_path_in(preloaded: &[u8]) -> Option<&[u8]> {
     paths.find(|path| path.rsplit(|byte| *byte == b'/').next() == Some(LIBRARY))
 }
 
-/// Whether the program in the file `path` below `dir` loads the library; `flags` are those of `execveat(2)`. `None`:
-/// there is no such file.
+/// Returns whether the program in the file `path`, relative to `dir`, loads the library; `flags` are those of
+/// `execveat(2)`. Returns `None` if there is no such file.
 pub fn loads_library(dir: BorrowedFd<'_>, path: &CStr, flags: AtFlags, environment: Environment) -> Option<bool> {
     match open(dir, path, flags) {
         Ok(file) => {
@@ -126,7 +129,7 @@ pub fn loads_library(dir: BorrowedFd<'_>, path: &CStr, flags: AtFlags, environme
     }
 }
 
-/// As [`loads_library`] of the file that `execvp` finds for `name`.
+/// As [`loads_library`], for the file that `execvp` finds for `name`.
 pub fn searched_loads_library(name: &CStr, environment: Environment) -> Option<bool> {
     if name.to_bytes().contains(&b'/') {
         return loads_library(CWD, name, AtFlags::empty(), environment);
@@ -149,7 +152,7 @@ fn with_c_string<R>(bytes: &[u8], then: impl FnOnce(&CStr) -> R) -> Option<R> {
     with_joined(b"", bytes, then)
 }
 
-/// The path of a file in a directory; no directory is the one that the process is in.
+/// Runs `then` on the path of a file in a directory; an empty `dir` is the current directory.
 fn with_joined<R>(dir: &[u8], name: &[u8], then: impl FnOnce(&CStr) -> R) -> Option<R> {
     let mut buffer = [0_u8; PATH_BYTES];
     let slash: &[u8] = if dir.is_empty() { b"" } else { b"/" };
@@ -163,11 +166,11 @@ fn with_joined<R>(dir: &[u8], name: &[u8], then: impl FnOnce(&CStr) -> R) -> Opt
 
 fn open(dir: BorrowedFd<'_>, path: &CStr, flags: AtFlags) -> Result<OwnedFd, Errno> {
     if flags.contains(AtFlags::EMPTY_PATH) && path.is_empty() {
-        // Another number of the same open file: it is read without moving its position.
+        // Another descriptor of the same open file, which is read without moving its position.
         return rustix::io::fcntl_dupfd_cloexec(dir, 0);
     }
     let no_link = if flags.contains(AtFlags::SYMLINK_NOFOLLOW) { OFlags::NOFOLLOW } else { OFlags::empty() };
-    // A fifo is not waited for.
+    // Opening a FIFO must not block.
     rustix::fs::openat(dir, path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | no_link, Mode::empty())
 }
 
@@ -175,8 +178,8 @@ fn file_type(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
 }
 
-/// Whether a program, or what interprets it, is linked dynamically by the linker of this process and gets no rights of
-/// its own: then the linker follows `LD_PRELOAD`.
+/// Returns whether a program, or its interpreter, is linked dynamically by the same linker as this process and gains no
+/// privileges; the linker then obeys `LD_PRELOAD`.
 fn uses_own_linker(file: OwnedFd, scripts: usize) -> Result<bool, Errno> {
     let file = RawClosed(Some(file));
     let stat = rustix::fs::fstat(file.fd())?;
@@ -195,7 +198,7 @@ fn uses_own_linker(file: OwnedFd, scripts: usize) -> Result<bool, Errno> {
     Ok(!is_secure_exec(file.fd(), &stat) && has_own_linker(file.fd(), beginning))
 }
 
-/// Closed without libc, whose `close` is this library's.
+/// A file that is closed by a raw system call, because libc's `close` is interposed by this library.
 struct RawClosed(Option<OwnedFd>);
 
 impl RawClosed {
@@ -217,7 +220,7 @@ fn interpreter_in(line: &[u8]) -> Option<&[u8]> {
     line.split(|byte| matches!(byte, b' ' | b'\t')).next().filter(|path| !path.is_empty())
 }
 
-/// Whether the kernel would say that the program is not to trust its environment (`AT_SECURE`).
+/// Returns whether the kernel would run the program in secure-execution mode (`AT_SECURE`).
 fn is_secure_exec(file: BorrowedFd<'_>, stat: &Stat) -> bool {
     use rustix::process::{getegid, geteuid, getgid, getuid};
     let (uid, gid) = (getuid(), getgid());
@@ -231,7 +234,8 @@ fn read_at(file: BorrowedFd<'_>, bytes: &mut [u8], at: u64) -> Result<usize, Err
     rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut *bytes, at))
 }
 
-/// Whether a program names the dynamic linker that this process has. Fields as in the ELF-64 specification.
+/// Returns whether a program names the dynamic linker of this process. The offsets are those of the ELF-64
+/// specification.
 fn has_own_linker(file: BorrowedFd<'_>, header: &[u8]) -> bool {
     const PROGRAM_HEADER_BYTES: u64 = 56;
     let half = |at: usize| header.get(at..at + 2).map(|it| u16::from_le_bytes([it[0], it[1]]));
@@ -258,7 +262,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes)
 }
 
-/// `e_machine` of programs for this machine.
+/// Returns the `e_machine` of programs for this machine.
 fn own_machine() -> Option<u16> {
     match std::env::consts::ARCH {
         "x86_64" => Some(62),
@@ -273,20 +277,20 @@ fn is_own_linker(path: &CStr) -> bool {
     own == path || matches!((rustix::fs::stat(own), rustix::fs::stat(path)), (Ok(a), Ok(b)) if same_file(&a, &b))
 }
 
-/// The path of the dynamic linker in the program of this process, which the kernel has mapped.
+/// Returns the path of this program's dynamic linker, from the program headers that the kernel has mapped.
 fn own_linker() -> Option<&'static CStr> {
-    // SAFETY: only asks.
+    // SAFETY: the function only reads the auxiliary vector.
     let [headers, count] = [libc::AT_PHDR, libc::AT_PHNUM].map(|kind| unsafe { libc::getauxval(kind) } as usize);
     if headers == 0 {
         return None;
     }
-    // SAFETY: the kernel says where the program's headers are mapped, and how many there are; they stay.
+    // SAFETY: the auxiliary vector gives address and number of the program headers, which stay mapped.
     let headers =
         unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<libc::Elf64_Phdr>(headers), count) };
     let find = |kind| headers.iter().find(|header| header.p_type == kind);
     let bias = (headers.as_ptr().addr() as u64).wrapping_sub(find(libc::PT_PHDR)?.p_vaddr);
     let path = find(libc::PT_INTERP)?.p_vaddr.wrapping_add(bias) as usize;
-    // SAFETY: a string in a segment of the program, by the headers above.
+    // SAFETY: by the program headers, a string in a segment that stays mapped.
     Some(unsafe { CStr::from_ptr(std::ptr::with_exposed_provenance(path)) })
 }
 
@@ -296,13 +300,13 @@ mod tests {
     use std::io::Write;
     use std::os::unix::fs::PermissionsExt;
 
-    /// An environment of these variables.
+    /// Returns an environment of these variables.
     fn environment(variables: &[&CStr]) -> Environment {
         let pointers: Vec<_> = variables.iter().map(|it| it.as_ptr()).chain([std::ptr::null()]).collect();
         let strings: Vec<_> = variables.iter().map(|it| (*it).to_owned()).collect();
         let pointers = Vec::leak(pointers);
         pointers.iter_mut().zip(Vec::leak(strings)).for_each(|(place, it)| *place = it.as_ptr());
-        // SAFETY: leaked.
+        // SAFETY: the array ends with a null pointer; it and its strings are leaked.
         unsafe { Environment::new(pointers.as_ptr()) }
     }
 

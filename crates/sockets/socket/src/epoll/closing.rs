@@ -1,4 +1,4 @@
-//! Descriptors that the program closes.
+//! Removes descriptors that the program closes.
 
 use super::deferred_closes::Close;
 use super::ready_list::ReadyList;
@@ -10,7 +10,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 impl EpollSet {
-    /// Notes that the program closes a descriptor of the set. With the last one, this process is done with it.
+    /// Removes a descriptor of the set before the program closes it; with the last one, the set is released.
     pub fn remove_descriptor(&'static self, fd: RawFd) {
         if is_inside_a_set() {
             defer_in_all_sets(Close { fd, is_last: false, is_of_set: false });
@@ -23,17 +23,17 @@ impl EpollSet {
     }
 }
 
-/// Before the program closes a descriptor of a connection: with the last one, the connection leaves all sets.
+/// Called before the program closes a descriptor of a connection; with the last one, the connection leaves all sets.
 pub fn forget(fd: RawFd, connection: &'static Connection) {
     forget_descriptor(fd, Target::Connection(connection), || connection.with_descriptors(|own| others(own, fd)));
 }
 
-/// Before the program closes a descriptor of a listener: with the last one, the listener leaves all sets.
+/// Called before the program closes a descriptor of a listener; with the last one, the listener leaves all sets.
 pub fn forget_listener(fd: RawFd, listener: &'static Listener) {
     forget_descriptor(fd, Target::Listener(listener), || listener.with_descriptors(|own| others(own, fd)));
 }
 
-/// Before the program closes a descriptor of a TCP socket that the kernel serves: the kernel knows whether it stays.
+/// Called before the program closes a descriptor of a plain TCP socket. The kernel decides whether it stays registered.
 pub fn forget_stream(fd: RawFd) {
     forget_descriptor(fd, Target::Stream, Vec::new);
 }
@@ -45,12 +45,13 @@ fn forget_descriptor(fd: RawFd, target: Target, survivors: impl FnOnce() -> Vec<
     let survivors = survivors();
     let close = Close { fd, is_last: survivors.is_empty(), is_of_set: false };
     if is_inside_a_set() {
-        // This may be the thread that every one of them waits for.
+        // Other threads may wait for a lock that this thread holds, so that waiting here for another set could
+        // deadlock.
         return defer_in_all_sets(close);
     }
     POOL.for_each(|set| {
         let forget = |ready_list: &mut ReadyList| {
-            // The number may be another object's by now, which is registered under it.
+            // The number may already refer to another object, which is registered under it.
             let is_stale = |index: &u32| {
                 let registered = ready_list.at(*index).target;
                 registered.is(target) || Target::has_gone(&(fd, registered))
@@ -66,7 +67,7 @@ fn forget_descriptor(fd: RawFd, target: Target, survivors: impl FnOnce() -> Vec<
             return;
         }
         if is_inside_a_socket() {
-            // Whoever is inside the set may wait for what this thread holds below this handler.
+            // The thread inside the set may wait for what this thread holds below the signal handler.
             set.deferred_closes.push(close);
             set.with_if_free(|_| ());
         } else {
@@ -82,7 +83,7 @@ fn defer_in_all_sets(close: Close) {
     });
 }
 
-/// Has handlers put off until this thread leaves the sets that it is inside; `false`: there are none.
+/// Defers signal handlers until this thread leaves the sets that it is inside; returns `false` if there are none.
 pub(crate) fn defer_handlers() -> bool {
     POOL.any(|set| {
         let is_inside = set.lock.is_held_by_this_thread();
@@ -93,12 +94,12 @@ pub(crate) fn defer_handlers() -> bool {
     })
 }
 
-/// Whether this is a signal handler that has interrupted a thread inside a set.
+/// Returns whether the caller is a signal handler that has interrupted a thread inside a set.
 fn is_inside_a_set() -> bool {
     POOL.any(|set| set.lock.is_held_by_this_thread())
 }
 
-/// Whether this is a signal handler that has interrupted a thread which holds something that sets look at.
+/// Returns whether the caller is a signal handler that has interrupted a thread inside a connection or listener.
 fn is_inside_a_socket() -> bool {
     listener::is_inside_a_listener() || crate::connection::is_inside_a_connection()
 }

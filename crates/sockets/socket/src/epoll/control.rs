@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
-/// What may stand beside `EPOLLEXCLUSIVE`.
+/// Flags that may be combined with `EPOLLEXCLUSIVE`.
 const EXCLUSIVE_ALLOWED: u32 =
     (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP) as u32 | EDGE | EXCLUSIVE;
 
@@ -39,7 +39,7 @@ pub(super) fn set_of(epfd: RawFd) -> Option<&'static EpollSet> {
     table::load(epfd).get()
 }
 
-/// Makes a set for an epoll descriptor of the program.
+/// Creates a set for an epoll descriptor of the program.
 fn enter(epfd: RawFd) -> &'static EpollSet {
     connection::observe_changes(poll_again);
     listener::observe_closing(forget_listener);
@@ -53,14 +53,14 @@ fn enter(epfd: RawFd) -> &'static EpollSet {
 /// `epoll_ctl(2)`.
 ///
 /// # Errors
-/// As the system call; `NOMEM` when there is no descriptor left for what the library needs.
+/// As the system call; `NOMEM` if no descriptor is left for the inner epoll instance.
 ///
 /// # Safety
 /// `event` is null or points to an event.
 pub unsafe fn control(epfd: RawFd, operation: i32, fd: RawFd, event: *mut epoll_event) -> Result<(), Errno> {
     let target = match Target::of_descriptor(fd) {
         Some(target) if epfd != fd || !matches!(target, Target::Nested(_)) => target,
-        // SAFETY: the caller vouches for `event`.
+        // SAFETY: `event` is null or points to an event, by the contract of this function.
         _ => return unsafe { control_foreign(epfd, operation, fd, event) },
     };
     let event = if operation == EPOLL_CTL_DEL {
@@ -68,7 +68,8 @@ pub unsafe fn control(epfd: RawFd, operation: i32, fd: RawFd, event: *mut epoll_
     } else if event.is_null() {
         return Err(Errno::FAULT);
     } else {
-        // SAFETY: the caller's; on some machines it is packed.
+        // SAFETY: `event` is not null, so that it points to an event; unaligned, because the type is packed on some
+        // machines.
         unsafe { event.read_unaligned() }
     };
     let Some(set) = set_of(epfd) else { return control_unknown(epfd, operation, fd, target, event) };
@@ -92,7 +93,7 @@ pub(super) fn control_in(
 }
 
 unsafe fn control_foreign(epfd: RawFd, operation: i32, fd: RawFd, event: *mut epoll_event) -> Result<(), Errno> {
-    // SAFETY: the caller's.
+    // SAFETY: `control` passes on `event` unchanged, which is null or points to an event.
     unsafe { kernel::control_with(epfd, operation, fd, event) }?;
     if operation == EPOLL_CTL_ADD
         && let Some(set) = set_of(epfd)
@@ -102,8 +103,8 @@ unsafe fn control_foreign(epfd: RawFd, operation: i32, fd: RawFd, event: *mut ep
     Ok(())
 }
 
-/// An epoll instance that was made before this library came, or was received: it becomes a set with its first object of
-/// ours.
+/// Handles an epoll instance that was created before the library was loaded, or received from another process: it
+/// becomes a set when the first socket of the library's is registered in it.
 fn control_unknown(epfd: RawFd, operation: i32, fd: RawFd, target: Target, event: epoll_event) -> Result<(), Errno> {
     let is_new = operation == EPOLL_CTL_ADD && table::can_hold(epfd) && table::load(epfd) == Object::NONE;
     if !is_new {
@@ -159,11 +160,12 @@ fn control_own(
         (EPOLL_CTL_ADD, Some(index)) if is_registered(ready_list, index, fd) => Err(Errno::EXIST),
         (EPOLL_CTL_ADD, found) => {
             match found {
-                // A TCP socket that had this number before.
+                // A TCP socket had this number before.
                 Some(index) if matches!(ready_list.at(index).target, Target::Stream) => {
                     set.drop_registration(ready_list, index)
                 }
-                // A handler has closed it, and somebody is about to say so here.
+                // A signal handler has closed the previous owner of the number, and its deferred removal has not been
+                // applied yet.
                 Some(index) => set.forget(ready_list, index, &[]),
                 None => {}
             }
@@ -181,7 +183,7 @@ fn control_own(
     }
 }
 
-/// Whether the number still is what was registered under it, or that lives on under another.
+/// Returns whether `fd` still refers to the object registered under it, or the object has another descriptor.
 fn is_registered(ready_list: &ReadyList, index: u32, fd: RawFd) -> bool {
     let target = ready_list.at(index).target;
     !matches!(target, Target::Stream) && (!Target::has_gone(&(fd, target)) || !target.descriptors().is_empty())

@@ -1,4 +1,5 @@
-//! Changes of registered sockets: a TCP socket that becomes a connection or a listener with lanes, and back.
+//! Registered sockets that change their kind: a TCP socket becomes a connection or a listener with lanes, or the
+//! reverse.
 
 use super::control::{control_in, control_stream};
 use super::kernel;
@@ -13,7 +14,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 impl EpollSet {
-    /// Takes what was registered as a plain TCP socket from the kernel's part, or gives it back.
+    /// Removes a socket registered as a plain TCP socket from the kernel's instance, or adds it again.
     fn control_stream_again(&self, operation: i32, fd: RawFd) {
         self.with(|ready_list| {
             let registration = ready_list.find(fd).map(|index| ready_list.at(index));
@@ -25,7 +26,7 @@ impl EpollSet {
         });
     }
 
-    /// Makes what was registered as a plain TCP socket what it has become.
+    /// Replaces the registration of a plain TCP socket by one of `target`.
     fn convert(&self, fd: RawFd, target: Target) {
         self.with(|ready_list| {
             let Some(index) = ready_list.find(fd) else { return };
@@ -36,21 +37,22 @@ impl EpollSet {
             let (events, data, epfd) = (old.events, old.data, ready_list.epfd().unwrap_or(-1));
             self.drop_registration(ready_list, index);
             if let Target::Listener(_) = target {
-                // It is the same kernel socket still; the registration comes again, with the lane's.
+                // The kernel socket stays the same; `add` registers it again, together with the lane listener.
                 let _ = kernel::control(epfd, EPOLL_CTL_DEL, fd, 0, 0);
             }
-            // Without descriptors for it the kernel's part stays away, and with it this registration.
+            // If no descriptor is left for the kernel's part, the registration is lost.
             let _ = self.add(ready_list, Registration::new(fd, target, events, data));
         });
     }
 
-    /// Makes what was registered as a listener with a lane listener a plain TCP socket.
+    /// Replaces the registration of a listener with a lane listener by one of a plain TCP socket.
     fn revert(&self, fd: RawFd) {
         self.with(|ready_list| {
             let Some(index) = ready_list.find(fd) else { return };
             let Registration { target: Target::Listener(_), events, data, .. } = *ready_list.at(index) else { return };
             self.forget(ready_list, index, &[]);
-            // It is in the kernel's set still where that is another process's too.
+            // The kernel's instance still has it if another process shares the registration; the call then fails with
+            // `EEXIST`.
             let _ = kernel::control(ready_list.epfd().unwrap_or(-1), EPOLL_CTL_ADD, fd, events, data);
             ready_list.has_foreign = true;
             ready_list.insert(Registration::new(fd, Target::Stream, events, data));
@@ -59,17 +61,17 @@ impl EpollSet {
     }
 }
 
-/// After `connect` put a lifeline in the place of the TCP socket `fd`: sets that held the socket hold the connection.
+/// Updates all sets after `connect` has replaced the TCP socket `fd` by a lifeline.
 pub fn adopt(fd: RawFd, connection: &'static Connection) {
     convert_everywhere(fd, Target::Connection(connection));
 }
 
-/// After `listen` added a lane listener to the TCP socket `fd`: sets that held the socket hold both.
+/// Updates all sets after `listen` has added a lane listener to the TCP socket `fd`.
 pub fn adopt_listener(fd: RawFd, listener: &'static Listener) {
     convert_everywhere(fd, Target::Listener(listener));
 }
 
-/// After the lane listener beside the TCP socket `fd` is gone: sets that held both hold the socket.
+/// Updates all sets after the lane listener of the TCP socket `fd` was removed.
 pub fn adopt_stream(fd: RawFd) {
     if REGISTERED.load(Ordering::Relaxed) > 0 {
         POOL.for_each(|set| set.revert(fd));
@@ -82,7 +84,7 @@ fn convert_everywhere(fd: RawFd, target: Target) {
     }
 }
 
-/// Has the kernel report another descriptor of a listener: `switch` changes which one stands for its lanes.
+/// Runs `switch`, which changes the descriptor that stands for a listener's lanes, and registers the new descriptor.
 pub fn rewatch_listener(listener: &'static Listener, switch: impl FnOnce()) {
     let for_each_registration = |work: &dyn Fn(&EpollSet, &mut ReadyList, u32)| {
         let descriptors = Target::Listener(listener).descriptors();
@@ -102,13 +104,13 @@ pub fn rewatch_listener(listener: &'static Listener, switch: impl FnOnce()) {
     switch();
     for_each_registration(&|set, ready_list, index| {
         let Registration { events, data, .. } = *ready_list.at(index);
-        // Without a descriptor for it the listener reports what comes by TCP alone, as when it is registered.
+        // Without a descriptor for it, the listener reports only what arrives by TCP, as after a failed registration.
         let _ = set.change(ready_list, index, epoll_event { events, u64: data });
     });
 }
 
-/// Does something with a TCP socket of the program while the kernel reports nothing of it: on its way it is what the
-/// program is not to see. Whoever changes a registration meanwhile must be kept off.
+/// Runs `work` while the kernel reports no events of a TCP socket of the program, which passes through states that the
+/// program must not see. The caller must prevent concurrent changes of its registrations.
 pub fn while_unregistered(descriptors: &[RawFd], work: impl FnOnce()) {
     if REGISTERED.load(Ordering::Relaxed) == 0 {
         return work();
@@ -121,8 +123,7 @@ pub fn while_unregistered(descriptors: &[RawFd], work: impl FnOnce()) {
     control_all(EPOLL_CTL_ADD);
 }
 
-/// Runs `replace`, which puts a TCP socket in the place of a connection under `descriptors`: sets that held the
-/// connection hold the socket afterwards.
+/// Runs `replace`, which replaces the connection under `descriptors` by a TCP socket, and updates all sets accordingly.
 ///
 /// # Errors
 /// As `replace`.
@@ -159,14 +160,14 @@ pub fn while_replaced(
     replaced
 }
 
-/// Whether an epoll instance of the program may hold a listener.
+/// Returns whether an epoll instance of the program may hold a listener.
 pub fn holds_listener(listener: &'static Listener) -> bool {
     let descriptors = Target::Listener(listener).descriptors();
     REGISTERED.load(Ordering::Relaxed) > 0
         && POOL.any(|set| set.with(|ready_list| descriptors.iter().any(|&fd| ready_list.find(fd).is_some())))
 }
 
-/// Whether a set holds this connection.
+/// Returns whether a set holds this connection.
 pub(crate) fn is_in_a_set(connection: &'static Connection) -> bool {
     REGISTERED.load(Ordering::Relaxed) > 0
         && connection.with_descriptors(<[RawFd]>::to_vec).iter().any(|&fd| {

@@ -1,14 +1,14 @@
-//! What signal handlers leave undone.
+//! Closes that signal handlers defer.
 //!
-//! A handler that closes a descriptor may have interrupted a thread that is inside a set, and would wait for it for
-//! ever. It notes the number, and whoever enters the set next does the rest first: nothing is registered under the
-//! number in between, also if it is another file's by then.
+//! A signal handler that closes a descriptor may have interrupted a thread inside a set, whose lock it can never get.
+//! It records the number instead, and the next thread that enters the set removes the registration first. Nothing is
+//! registered under the number in between, even if it already refers to another file.
 
 use crate::process::signals;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Closes that are noted one by one; with more, the whole set is looked through.
+/// Closes that are recorded one by one; after more of them, all registrations are checked.
 const CLOSES_MAX: usize = 32;
 
 const IS_CLOSE: u64 = 1 << 63;
@@ -19,9 +19,9 @@ const IS_OF_SET: u64 = 1 << 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Close {
     pub fd: RawFd,
-    /// No other descriptor of this process names the same object.
+    /// Whether no other descriptor of this process refers to the object.
     pub is_last: bool,
-    /// It is one of the set itself, not of something registered there.
+    /// Whether it is a descriptor of the set itself, not of an object registered in it.
     pub is_of_set: bool,
 }
 
@@ -37,18 +37,18 @@ impl Close {
     }
 }
 
-/// Closes that nobody has followed yet.
+/// Closes that have not been applied yet.
 #[derive(Default)]
 pub(super) struct DeferredCloses {
     is_any: AtomicBool,
     has_overflowed: AtomicBool,
-    /// Handlers have been put off until nobody is inside.
+    /// Whether signal handlers are deferred until no thread is inside the set.
     has_deferred_handlers: AtomicBool,
     closes: [AtomicU64; CLOSES_MAX],
 }
 
 impl DeferredCloses {
-    /// Notes a close. Takes no lock and allocates nothing.
+    /// Records a close. Takes no lock and allocates nothing.
     pub fn push(&self, close: Close) {
         let takes = |place: &AtomicU64| {
             place.compare_exchange(0, close.to_word(), Ordering::Release, Ordering::Relaxed).is_ok()
@@ -59,13 +59,13 @@ impl DeferredCloses {
         self.is_any.store(true, Ordering::SeqCst);
     }
 
-    /// Notes that handlers have been put off.
+    /// Records that signal handlers are deferred.
     pub fn defer_handlers(&self) {
         self.has_deferred_handlers.store(true, Ordering::SeqCst);
         self.is_any.store(true, Ordering::SeqCst);
     }
 
-    /// Whether handlers of this thread have been put off; answers it once. Those of another thread stay for that.
+    /// Returns, once, whether handlers of this thread are deferred. Handlers of another thread stay recorded for it.
     pub fn take_deferred_handlers(&self) -> bool {
         if !self.has_deferred_handlers.load(Ordering::SeqCst) {
             return false;
@@ -79,17 +79,17 @@ impl DeferredCloses {
         is_mine
     }
 
-    /// Whether there is something to do.
+    /// Returns whether there is anything to apply.
     #[inline]
     pub fn is_any(&self) -> bool {
         self.is_any.load(Ordering::Relaxed)
     }
 
-    /// Takes what there is. Answers whether there was more, which got no place.
+    /// Removes all recorded closes. Returns whether there were more than could be recorded.
     pub fn take(&self, mut follow: impl FnMut(Close)) -> bool {
         self.is_any.store(false, Ordering::SeqCst);
         if self.has_deferred_handlers.load(Ordering::SeqCst) {
-            // Those were put off just before the look, and wait for who leaves.
+            // Handlers that were deferred just before the store above are delivered by the thread that leaves the set.
             self.is_any.store(true, Ordering::SeqCst);
         }
         self.closes.iter().filter_map(|place| Close::from_word(place.swap(0, Ordering::Acquire))).for_each(&mut follow);
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handlers_that_are_put_off_before_the_look_are_let_in_by_who_leaves() {
+    fn handlers_deferred_before_a_take_stay_recorded() {
         let deferred = DeferredCloses::default();
         deferred.defer_handlers();
         assert!(!deferred.take(|_| ()));
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn closes_come_back_as_they_were_and_once() {
+    fn each_close_is_taken_once_and_unchanged() {
         let deferred = DeferredCloses::default();
         let closes = [(0, true, false), (1_048_575, false, false), (7, false, true)].map(|(fd, is_last, is_of_set)| {
             let close = Close { fd, is_last, is_of_set };
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_there_are_places_for_is_told() {
+    fn an_overflow_is_reported() {
         let deferred = DeferredCloses::default();
         for fd in 0..=CLOSES_MAX as RawFd {
             deferred.push(Close { fd, is_last: true, is_of_set: false });

@@ -5,10 +5,10 @@ use super::registration::Registration;
 use libc::epoll_event;
 use rustix::io::Errno;
 
-/// The most events that the kernel accepts for one call.
+/// The largest number of events that the kernel accepts for one call.
 const EVENTS_MAX: usize = i32::MAX as usize / size_of::<epoll_event>();
 
-/// The program's array, as far as it is filled.
+/// The filled part of the program's array.
 pub(super) struct EventBuffer {
     pub(super) events: *mut epoll_event,
     max: usize,
@@ -33,31 +33,32 @@ impl EventBuffer {
         self.len == self.max
     }
 
-    /// How many more events it takes.
+    /// Returns how many more events fit.
     #[inline]
     pub fn room(&self) -> usize {
         self.max - self.len
     }
 
-    /// Appends an event. `false`: a listener that is in there already, because the kernel reported its TCP side.
+    /// Appends an event. Returns `false` for a listener that is in the array already, because the kernel reported its
+    /// TCP side.
     #[inline]
     pub fn push(&mut self, registration: &Registration, ready: i16) -> bool {
         if registration.is_pending && (0..self.len).any(|index| self.data_at(index) == registration.data) {
             return false;
         }
         let event = epoll_event { events: u32::from(ready as u16), u64: registration.data };
-        // SAFETY: the program's array has `max` places, and the sink is not full: scans stop when it is.
+        // SAFETY: the program's array has room for `max` events, and `len` is below `max`: scans stop when it is full.
         unsafe { self.events.add(self.len).write_unaligned(event) };
         self.len += 1;
         true
     }
 
     fn data_at(&self, index: usize) -> u64 {
-        // SAFETY: filled so far.
+        // SAFETY: `index` is below `len`, or below the number of events that the kernel has appended.
         unsafe { self.events.add(index).read_unaligned() }.u64
     }
 
-    /// The kernel has appended `count` events. Takes ours out and shows them to `hear`.
+    /// Accepts `count` events that the kernel has appended: removes the internal ones and passes them to `on_internal`.
     pub fn append(&mut self, count: usize, mut on_internal: impl FnMut(kernel::InternalFd)) {
         let (first, end) = (self.len, self.len + count);
         for place in first..end {
@@ -65,7 +66,7 @@ impl EventBuffer {
                 Some(internal) => on_internal(internal),
                 None => {
                     if place != self.len {
-                        // SAFETY: both places are inside what the kernel filled.
+                        // SAFETY: both indexes are below the number of events that the kernel has filled.
                         unsafe { std::ptr::copy(self.events.add(place), self.events.add(self.len), 1) };
                     }
                     self.len += 1;

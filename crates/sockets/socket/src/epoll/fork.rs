@@ -1,18 +1,19 @@
-//! Sets around a fork.
+//! Handlers that run around a fork.
 
 use super::ready_list::ReadyList;
 use super::set::{NESTING, POOL};
 use crate::process::lock::Lock;
 use std::sync::atomic::Ordering;
 
-/// Before a fork: no thread is inside a set while the process is copied.
+/// Locks all sets before a fork, so that no thread is inside one while the process is copied.
 pub fn before_fork() {
     while !lock_all_around_fork() {
         rustix::thread::sched_yield();
     }
 }
 
-/// `false`, and nothing is locked: somebody stays inside, perhaps a signal handler that waits for the list of all sets.
+/// Locks all sets. Returns `false`, with nothing locked, if a thread stays inside one: it may be in a signal handler
+/// that waits for the list of all sets.
 fn lock_all_around_fork() -> bool {
     let sets = POOL.lock_around_fork();
     let locks = || std::iter::once(&NESTING).chain(sets.iter().map(|set| &set.lock));
@@ -22,10 +23,10 @@ fn lock_all_around_fork() -> bool {
     false
 }
 
-/// After a fork, in the parent. Connections have got lanes before it, under the eyes of nobody.
+/// Unlocks all sets in the parent. Connections that got lanes just before the fork are polled by the next wait.
 pub fn after_fork_in_parent() {
     for set in POOL.all_during_fork() {
-        // SAFETY: under the lock, which this thread has held since before the fork.
+        // SAFETY: this thread has held the lock of the set since before the fork.
         let ready_list = unsafe { &mut *set.ready_list.get() };
         let switched = ready_list.switched();
         set.unpark_for_poll_all(ready_list, switched);
@@ -36,7 +37,7 @@ pub fn after_fork_in_parent() {
     POOL.unlock_after_fork();
 }
 
-/// After a fork, in the child, which has one thread. The kernel's part of the sets is the parent's too.
+/// Resets all sets in the child, which has one thread. The kernel objects of the sets are shared with the parent.
 pub fn after_fork_in_child() {
     for set in POOL.all_during_fork() {
         set.lock.reset();

@@ -1,8 +1,8 @@
-//! The registrations of a set. Everything here runs under the set's lock.
+//! The registrations of a set. All of this code runs under the set's lock.
 //!
-//! *Hot* connections are polled by every wait, and their number is bounded; the others are *parked*: their peers ring,
-//! and the inner epoll reports it. So a wait costs the same however many are registered. See `scan` for how waits poll,
-//! and in which order they report.
+//! Every wait polls the *hot* connections, whose number is bounded. The others are *parked*: their peers send wakeups,
+//! which the inner epoll instance reports. The cost of a wait therefore does not depend on the number of registrations.
+//! `scan` describes how waits poll and in which order they report.
 
 mod kernel_events;
 mod scan;
@@ -19,30 +19,30 @@ use std::os::fd::RawFd;
 
 const INPUT: u32 = libc::EPOLLIN as u32;
 
-/// For the first set that gets a lane when the program has used up its descriptors.
+/// For the first set that gets a lane after the program has used up its descriptors.
 static SPARE_INNER: SpareFd = SpareFd::new();
 
-/// Prepares for [`ReadyList::ensure_inner`] while there are descriptors.
+/// Prepares for [`ReadyList::ensure_inner`] while descriptors are available.
 pub fn keep_spare_inner() {
     SPARE_INNER.keep(kernel::create_hidden);
 }
 
-/// The bound of the number of hot connections when nothing is known. Idle ones never raise it.
+/// The initial bound on the number of hot connections. Idle connections never raise it.
 pub(super) const HOT_BEGIN: usize = 64;
 
-/// Something that is ready.
+/// A registration that a scan has found ready.
 struct ReadyEntry {
     since: ReadyTime,
     index: u32,
     ready: i16,
 }
 
-/// What becomes of what a sender holds back when its connection is parked.
+/// What happens to records that a sender holds back when its connection is parked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HeldRecords {
-    /// It is shown once it is due: the thread sleeps no longer than that.
+    /// They become readable once they are due; the thread sleeps no longer than that.
     Kept,
-    /// It is shown at once: nobody is known to be awake when it is due.
+    /// They become readable at once, because no thread may be awake when they are due.
     Published,
 }
 
@@ -50,49 +50,49 @@ pub(super) enum HeldRecords {
 pub(super) struct ReadyList {
     /// The program's descriptors of the set.
     pub descriptors: Vec<RawFd>,
-    /// The kernel reports what nobody here may take: ask it again only in a while.
+    /// Whether the kernel reports an event that no one here may consume, so that it must not be asked again at once.
     pub must_back_off: bool,
-    /// A hot connection cannot be woken for.
+    /// Whether nothing wakes a sleeper for one of the hot connections.
     pub has_unwakeable: bool,
-    /// Parked connections whose senders hold something back, since the last sleep.
+    /// Parked connections with held records, since the last sleep.
     held: Vec<u32>,
-    /// How long the first of them may.
+    /// Time until the first of these records is due.
     held_left_ns: Option<u64>,
-    /// The last wait had room for the kernel's events only.
+    /// Whether the last wait only had room for the kernel's events.
     pub lanes_first: bool,
-    /// Foreign descriptors have been added, or sets that may hold some.
+    /// Whether descriptors that the library does not serve, or sets that may hold some, have been added.
     pub has_foreign: bool,
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// By descriptor: index of the slot plus one, or zero.
+    /// By descriptor: the index of the slot plus one, or 0.
     by_fd: Vec<u32>,
-    /// Those whose descriptor the program has closed while another one names the same object.
+    /// Registrations whose descriptor the program has closed while the object has another one.
     orphans: Vec<u32>,
-    /// Connections that every wait polls: the one that has been idle for longest comes first.
+    /// Connections that every wait polls; the one that has been idle for longest comes first.
     hot: Vec<u32>,
-    /// Nested sets, and listeners that the kernel has reported: every wait polls them too.
+    /// Nested sets, and listeners that the kernel has reported; every wait polls them too.
     hot_others: Vec<u32>,
-    /// Connections that were found ready and had to make room among the hot ones, by when they became ready.
+    /// Ready connections that had to leave the hot ones, by the time at which they became ready.
     queue: BTreeSet<(ReadyTime, u32)>,
-    /// Connections that can neither be woken for nor be polled by every wait.
+    /// Connections that cannot be woken for and that no longer fit among the hot ones.
     unparkable: VecDeque<u32>,
-    /// How many more connections than [`HOT_BEGIN`] may be hot.
+    /// By how much the bound on hot connections exceeds [`HOT_BEGIN`].
     hot_extra: usize,
-    /// Scans that have reported something.
+    /// Number of scans that have reported something.
     reports: u32,
-    /// How many connections are parked and not hot.
+    /// Number of connections that are parked and not hot.
     parked_count: usize,
-    /// What the scan that is going on has found; empty between scans.
+    /// What the current scan has found; empty between scans.
     found: Vec<ReadyEntry>,
-    /// The scan that is going on has polled a connection that is on its lifeline.
+    /// Whether the current scan has polled a connection whose data travels over its lifeline.
     has_polled_lifeline: bool,
-    /// Since when a wait sleeps: all was parked and quiet then.
+    /// When a wait fell asleep; at that time all connections were parked and none was ready.
     pub asleep_since: Option<ReadyTime>,
     inner: Option<HiddenFd>,
     wake_event: Option<HiddenFd>,
     calls_since_clock: u32,
     asked_ticks: u64,
-    /// Added to the generations in a process that has inherited the set: what it registers has other tokens than what
+    /// Added to the generations in a process that has inherited the set, so that its tokens differ from those that
     /// other processes register in the same kernel objects.
     generations_skipped: u32,
 }
@@ -104,18 +104,19 @@ struct Slot {
 }
 
 impl ReadyList {
-    /// Connections that are worth spinning for: those that cannot ring leave the hot ones at the first sleep.
+    /// Returns how many connections are worth spinning for. Those that cannot be woken for stop being hot at the first
+    /// sleep.
     pub fn hot_count(&self) -> usize {
         self.hot.len()
     }
 
-    /// Whether only the kernel knows the rest of the answer. Without foreign descriptors, listeners and parked
-    /// connections a set whose connections are all hot knows everything itself.
+    /// Returns whether only the kernel knows all ready registrations. It is not needed if all registrations are hot or
+    /// queued connections.
     pub fn needs_kernel(&self) -> bool {
         self.has_foreign || self.count() > self.hot.len() + self.queue.len()
     }
 
-    /// The epoll instance that the program does not see, or -1.
+    /// Returns the inner epoll instance, or -1.
     pub fn inner_fd(&self) -> RawFd {
         self.inner.as_ref().map_or(-1, HiddenFd::raw)
     }
@@ -128,7 +129,7 @@ impl ReadyList {
         self.inner.is_some()
     }
 
-    /// Puts the inner epoll into the program's.
+    /// Creates the inner epoll instance and registers it in the program's.
     pub fn ensure_inner(&mut self, epfd: RawFd) -> Result<(), Errno> {
         if self.inner.is_some() {
             return Ok(());
@@ -153,7 +154,7 @@ impl ReadyList {
         self.slots[index as usize].registration.as_mut().expect("an index in use")
     }
 
-    /// Enters a registration; the kernel's part is [`ReadyList::register_in_kernel`].
+    /// Adds a registration; [`ReadyList::register_in_kernel`] does the kernel's part.
     pub fn insert(&mut self, registration: Registration) -> u32 {
         let fd = registration.fd as usize;
         if self.by_fd.len() <= fd {
@@ -164,7 +165,7 @@ impl ReadyList {
             (self.slots.len() - 1) as u32
         });
         if let Some(orphan) = self.orphan_known_by(registration.fd) {
-            // One descriptor is in an epoll instance once: who has a number of its own goes first.
+            // An epoll instance holds a descriptor only once; a registration under its own number takes precedence.
             self.move_to(orphan, -1);
         }
         self.by_fd[fd] = index + 1;
@@ -172,8 +173,9 @@ impl ReadyList {
         index
     }
 
-    /// The program closes the descriptor of a registration; `survivors` are others of the same object. It stays, as
-    /// Linux keeps it, and is known to the kernel by one of them. `false`: that cannot be, for want of a free one.
+    /// Handles the close of a registration's descriptor; `survivors` are other descriptors of the object. As in Linux,
+    /// the registration stays, and the kernel knows it by one of the survivors. Returns `false` if none of them is
+    /// free.
     pub fn orphan(&mut self, index: u32, survivors: &[RawFd]) -> bool {
         let is_free = |fd: &&RawFd| self.find(**fd).is_none() && self.orphan_known_by(**fd).is_none();
         let kernel_fd = survivors.iter().find(is_free).copied().filter(|_| !self.at(index).is_inherited);
@@ -188,8 +190,8 @@ impl ReadyList {
         true
     }
 
-    /// An orphan of `target` that has to do with the closing of `fd`: because the kernel knows it by that, or because
-    /// it `is_last`.
+    /// Returns an orphan of `target` that is affected by the close of `fd`: because the kernel knows it by `fd`, or
+    /// because `fd` is the last descriptor.
     pub fn orphan_of(&self, target: Target, fd: RawFd, is_last: bool) -> Option<u32> {
         self.orphans.iter().copied().find(|&index| {
             let orphan = self.at(index);
@@ -201,12 +203,12 @@ impl ReadyList {
         self.orphans.iter().copied().find(|&index| self.at(index).kernel_fd == fd)
     }
 
-    /// An orphan whose object has no descriptor left.
+    /// Returns an orphan whose object has no descriptor left.
     pub fn orphan_without_descriptors(&self) -> Option<u32> {
         self.orphans.iter().copied().find(|&index| self.at(index).target.descriptors().is_empty())
     }
 
-    /// Registered descriptors that are something else by now, as far as can be told.
+    /// Returns registered descriptors that are known to refer to another object now.
     pub fn stale_descriptors(&self) -> Vec<RawFd> {
         let registrations = self.slots.iter().filter_map(|slot| slot.registration.as_ref());
         let numbered = registrations.filter(|registration| self.find(registration.fd).is_some());
@@ -217,7 +219,7 @@ impl ReadyList {
             .collect()
     }
 
-    /// The orphan whose number names the same object again.
+    /// Returns the orphan whose number refers to the same object again.
     pub fn find_returned(&mut self, fd: RawFd, target: Target) -> Option<u32> {
         let is_returned = |&index: &u32| self.at(index).fd == fd && self.at(index).target.is(target);
         let place = self.orphans.iter().position(is_returned)?;
@@ -230,8 +232,8 @@ impl ReadyList {
         Some(index)
     }
 
-    /// Has the kernel know a registration by another descriptor of the same object, or by none: then a connection is
-    /// looked at every millisecond, and nothing else can be.
+    /// Registers another descriptor of the same object in the kernel's part, or none. Without one, a connection is
+    /// polled every millisecond, and nothing else can be reported.
     fn move_to(&mut self, index: u32, kernel_fd: RawFd) -> bool {
         if self.at(index).is_inherited {
             self.at_mut(index).kernel_fd = kernel_fd;
@@ -248,7 +250,7 @@ impl ReadyList {
         self.register_in_kernel(index).is_ok()
     }
 
-    /// Takes a registration out; the kernel's part is [`ReadyList::unregister_in_kernel`].
+    /// Removes a registration; [`ReadyList::unregister_in_kernel`] does the kernel's part.
     pub fn remove(&mut self, index: u32) {
         self.at_mut(index).unpark();
         self.set_watch(index, Watch::Off);
@@ -264,7 +266,7 @@ impl ReadyList {
         self.free.push(index);
     }
 
-    /// Takes everything out: the last descriptor of the set is gone.
+    /// Removes all registrations, because the last descriptor of the set was closed.
     pub fn clear(&mut self) {
         for index in 0..self.slots.len() as u32 {
             if self.slots[index as usize].registration.is_some() {
@@ -279,9 +281,9 @@ impl ReadyList {
         self.slots.len() - self.free.len()
     }
 
-    /// In the child of a fork: everything was made by another process, and nothing is asleep here.
+    /// Updates the list in the child of a fork: another process made all registrations, and no thread sleeps here.
     pub fn after_fork_in_child(&mut self) {
-        // The number of a process has 22 bits: this leaves a thousand generations to each.
+        // A process id has at most 22 bits, which leaves 1024 generations to each process.
         self.generations_skipped = (rustix::process::getpid().as_raw_nonzero().get() as u32) << 10;
         for &free in &self.free {
             let slot = &mut self.slots[free as usize];
@@ -290,19 +292,19 @@ impl ReadyList {
         for index in 0..self.slots.len() as u32 {
             if let Some(registration) = self.slots[index as usize].registration.as_mut() {
                 registration.is_inherited = true;
-                // The connections have forgotten their sleepers already.
+                // The connections have already reset their sleepers.
                 registration.is_parked = false;
                 self.make_hot_untrimmed(index);
             }
         }
     }
 
-    /// In the parent of a fork: the child may go on with what this process closes.
+    /// Updates the list in the parent of a fork: the child may continue to use what this process closes.
     pub fn after_fork_in_parent(&mut self) {
         self.slots.iter_mut().filter_map(|slot| slot.registration.as_mut()).for_each(|it| it.may_be_in_child = true);
     }
 
-    /// Those that were left to the kernel, and go by lanes now.
+    /// Returns connections that were left to the kernel and use lanes now.
     pub fn switched(&self) -> Vec<u32> {
         let has_switched = |slot: &Slot| {
             let registration = slot.registration.as_ref();
@@ -311,7 +313,7 @@ impl ReadyList {
         (0_u32..).zip(&self.slots).filter(|(_, slot)| has_switched(slot)).map(|(index, _)| index).collect()
     }
 
-    /// Has the next wait poll one that is parked. `false`: it is not.
+    /// Makes the next wait poll a parked registration. Returns `false` if it is not parked.
     pub fn unpark_for_poll(&mut self, index: u32) -> bool {
         let is_parked = self.at(index).watch == Watch::Parked;
         if is_parked {
@@ -321,7 +323,7 @@ impl ReadyList {
         is_parked
     }
 
-    /// After a sleep that was to end when something is due that a sender holds back: the scan finds out.
+    /// After a sleep, makes the next scan poll the connections with held records.
     pub fn poll_held(&mut self) {
         self.held_left_ns = None;
         for index in std::mem::take(&mut self.held) {
@@ -331,7 +333,7 @@ impl ReadyList {
         }
     }
 
-    /// How long a sleep may be, as the last [`ReadyList::park_all`] has found.
+    /// Returns the time until a held record is due, as the last [`ReadyList::park_all`] found it.
     pub fn held_left_ns(&self) -> Option<u64> {
         self.held_left_ns
     }

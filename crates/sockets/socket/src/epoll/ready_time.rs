@@ -1,40 +1,40 @@
-//! When registrations became ready: what decides the order in which waits report them.
+//! The times at which registrations became ready, which decide the order of reports.
 //!
-//! The kernel has a list that a file joins at its tail when it becomes ready. Memory has no such list, so senders stamp
-//! their records, and a wait sorts what it finds by the stamps.
+//! The kernel has a list to which a file is appended when it becomes ready. Memory has no such list. Senders therefore
+//! write a timestamp into their records, and a wait sorts the ready connections by these timestamps.
 
 use crate::process::clock::stamp_now;
 use lane::STAMP_BITS;
 
 const STAMP_MASK: u64 = (1 << STAMP_BITS) - 1;
-/// Records may have arrived since the clock was read: this much later, a few milliseconds.
+/// Tolerance for records that arrived after the clock was read: a few milliseconds, in units of timestamps.
 const AHEAD_MAX: u64 = 1 << 18;
 
-/// A point in time, in the unit of stamps, that does not wrap.
+/// A point in time, in units of timestamps, that does not wrap.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ReadyTime(u64);
 
 impl ReadyTime {
-    /// The clock that stamps are taken from; those that this process sends from now on are later.
+    /// Reads the clock that timestamps are taken from; later sends of this process get later timestamps.
     #[inline]
     pub fn now() -> Self {
         Self(stamp_now())
     }
 
-    /// Behind others that get the same time.
+    /// Returns a time `others` units later, to sort behind that many others of the same time.
     #[inline]
     pub fn behind(self, others: usize) -> Self {
         Self(self.0.saturating_add(others as u64))
     }
 
-    /// In the unit of stamps.
+    /// Returns the time in units of timestamps.
     #[cfg(test)]
     pub fn units(self) -> u64 {
         self.0
     }
 
-    /// The time of a stamp, which wraps: the one nearest to `now`. One that is far in the future, which only a peer
-    /// that breaks the protocol writes, or older than half the range of stamps, counts as `now`. So all times are
+    /// Converts a timestamp, which wraps, to the time nearest to `now`. One that is too far in the future, which only a
+    /// peer that violates the protocol writes, or older than half the range, counts as `now`. Times are therefore
     /// totally ordered whatever a peer wrote.
     #[inline]
     pub fn from_stamp(stamp: u64, now: Self) -> Self {
@@ -52,15 +52,15 @@ impl ReadyTime {
     }
 }
 
-/// The time of a stamp that a scan has found which began at `now`, and may have been interrupted since.
+/// Converts a timestamp that was found by a scan which began at `now` and may have been interrupted since.
 #[inline]
 fn sent_at(stamp: u64, now: ReadyTime) -> ReadyTime {
     ReadyTime::near(stamp, now).unwrap_or_else(|| ReadyTime::from_stamp(stamp, ReadyTime::now()))
 }
 
-/// When a registration joined the ready list, as the kernel would have it: when its first unread record arrived
-/// (`stamp`), or, where there is none, when it was `seen` ready; and not before it was added, changed or last reported
-/// (`joined`), for then it goes to the tail.
+/// Returns when a registration joined the ready list by the kernel's rules: when its first unread record was sent
+/// (`stamp`), or, without a timestamp, when it was `seen` ready; but not before `joined`, the time at which it was
+/// added, modified or last reported, because it then moves to the tail.
 #[inline]
 pub(super) fn ready_time(stamp: Option<u64>, seen: ReadyTime, joined: ReadyTime, now: ReadyTime) -> ReadyTime {
     stamp.map_or(seen, |stamp| sent_at(stamp, now)).max(joined)
@@ -72,7 +72,7 @@ mod tests {
 
     const BASE: u64 = 7 << STAMP_BITS;
 
-    /// What a sender writes at this time.
+    /// Returns the timestamp that a sender writes at this time.
     fn stamp_at(time: u64) -> u64 {
         time & STAMP_MASK
     }
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_reported_is_behind_what_arrived_before_that() {
+    fn a_reported_registration_sorts_behind_data_that_arrived_before_the_report() {
         assert_eq!(ready_time(stamped(500), NOW, at(100), NOW), at(500));
         assert_eq!(ready_time(stamped(500), NOW, at(900), NOW), at(900));
         assert_eq!(ready_time(None, at(700), at(100), NOW), at(700));

@@ -1,4 +1,4 @@
-//! One registered descriptor: what is asked of it, and what was last reported.
+//! One registered descriptor: the requested events, and what was last reported.
 
 use super::ready_time::{ReadyTime, ready_time};
 use super::set::EpollSet;
@@ -12,26 +12,26 @@ pub(super) const EDGE: u32 = libc::EPOLLET as u32;
 pub(super) const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 pub(super) const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 
-/// The bits of an event that say what is asked; the others say how.
+/// The bits of an event that are requested events; the other bits are flags.
 const WANTED: u32 = 0x3fdf;
 const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
 const INPUT: i16 = libc::POLLIN | libc::POLLRDNORM;
 
-/// What a registered descriptor is.
+/// The object behind a registered descriptor.
 #[derive(Clone, Copy)]
 pub(super) enum Target {
-    /// Looked at in memory; its lifeline is in the inner epoll.
+    /// Polled in memory; its lifeline is in the inner epoll instance.
     Connection(&'static Connection),
-    /// The TCP listener is in the program's epoll with the program's data, the lane listener in the inner one.
+    /// The TCP listener is in the program's instance under the program's data, the lane listener in the inner one.
     Listener(&'static Listener),
-    /// Another set, in the inner epoll.
+    /// Another set, registered in the program's instance.
     Nested(&'static EpollSet),
-    /// A TCP socket that the kernel serves, remembered because `connect` or `listen` may make it one of the others.
+    /// A plain TCP socket, recorded because `connect` or `listen` may turn it into one of the others.
     Stream,
 }
 
 impl Target {
-    /// Whether both are the same object.
+    /// Returns whether both are the same object.
     pub fn is(self, other: Self) -> bool {
         match (self, other) {
             (Self::Connection(one), Self::Connection(other)) => std::ptr::eq(one, other),
@@ -41,7 +41,7 @@ impl Target {
         }
     }
 
-    /// The program's descriptors of the object; of a TCP socket that the kernel serves they are not known.
+    /// Returns the program's descriptors of the object; none for a plain TCP socket, whose descriptors are not tracked.
     pub fn descriptors(self) -> Vec<RawFd> {
         match self {
             Self::Connection(connection) => connection.with_descriptors(<[RawFd]>::to_vec),
@@ -51,7 +51,7 @@ impl Target {
         }
     }
 
-    /// Returns what `fd` stands for, if a set treats it otherwise than the kernel does.
+    /// Returns the object of `fd` if sets treat it differently from the kernel.
     pub fn of_descriptor(fd: RawFd) -> Option<Self> {
         let object = table::load(fd);
         match object.kind()? {
@@ -63,7 +63,7 @@ impl Target {
         }
     }
 
-    /// Returns whether a descriptor is not the object that was registered under it.
+    /// Returns whether the descriptor no longer refers to the object that was registered under it.
     pub fn has_gone((fd, target): &(RawFd, Self)) -> bool {
         match (Self::of_descriptor(*fd), target) {
             (Some(Self::Connection(now)), Self::Connection(then)) => !std::ptr::eq(now, *then),
@@ -75,80 +75,80 @@ impl Target {
     }
 }
 
-/// What the lifeline of a connection can still say.
+/// What the kernel is asked about the lifeline of a connection, and what the lifeline can report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LifelineState {
-    /// The kernel has not been asked to report it.
+    /// It is not registered in the inner epoll instance.
     Unregistered,
-    /// The connection is on it: the kernel reports once whatever comes.
+    /// The connection's data travels over it; registered edge-triggered.
     CarriesData,
-    /// It rings.
+    /// It carries wakeups, which this process consumes.
     Wakes,
-    /// It rings, and the rings are left there, because others listen to it too: the kernel reports each once.
+    /// It carries wakeups, which stay in it because other processes wait for them too; registered edge-triggered.
     Shared,
-    /// The peer is gone: nothing comes any more, and the kernel would report that for ever.
+    /// The peer is gone. It is not registered, because the kernel would report the hang-up again and again.
     Ended,
-    /// It was shut down for reading here, so the peer cannot ring although it lives.
+    /// It is shut down for reading here, so that the peer cannot wake this process; not registered.
     Unwakeable,
 }
 
-/// How the set finds out that a registration has something to report.
+/// How the set learns that a registration has something to report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Watch {
-    /// It has nothing to report until the kernel says so or the program changes it.
+    /// It has nothing to report until the kernel reports it or the program changes it.
     Off,
     /// Every wait polls it.
     Hot,
-    /// It was found ready and waits for its turn to be reported; since when.
+    /// It was found ready at this time and is queued to be reported.
     Queued(ReadyTime),
-    /// Its peer has been asked to ring.
+    /// Its peer has been asked for a wakeup.
     Parked,
-    /// Its peer cannot ring: waits poll such ones in turn.
+    /// Its peer cannot send wakeups; each wait polls a few of these connections.
     Unparkable,
 }
 
 /// One registered descriptor.
 pub(super) struct Registration {
-    /// The number under which the program registered it; closed since, if it is an orphan.
+    /// The number under which the program registered it. An orphan's number has been closed since.
     pub fd: RawFd,
-    /// The descriptor of the same object by which the kernel knows it; -1 if there is none.
+    /// The descriptor of the same object that the kernel knows; -1 if there is none.
     pub kernel_fd: RawFd,
     pub target: Target,
-    /// As the program gave them.
+    /// The requested events and flags, as the program passed them.
     pub events: u32,
-    /// As the program gave it.
+    /// The event data, as the program passed it.
     pub data: u64,
     pub lifeline: LifelineState,
-    /// Not since a one-shot report.
+    /// False after a one-shot report.
     pub is_enabled: bool,
     pub watch: Watch,
-    /// The peer has been asked to ring.
+    /// Whether the peer has been asked for a wakeup.
     pub is_parked: bool,
-    /// Made before a fork: the kernel's part of it is another process's too.
+    /// Whether it was registered before a fork, so that another process shares the kernel's part of it.
     pub is_inherited: bool,
-    /// A child has inherited it, which may be there still.
+    /// Whether a child process has inherited it and may still hold it.
     pub may_be_in_child: bool,
-    /// The kernel has reported a listener or a nested set, and the program has not been told yet.
+    /// Whether the kernel has reported a listener or nested set since the last report to the program.
     pub is_pending: bool,
-    /// Reported in the wait that is about to return.
+    /// Whether it is reported by the wait that is about to return.
     pub was_reported: bool,
-    /// Found ready in the scan that is going on.
+    /// Whether the current scan has found it ready.
     pub is_found: bool,
-    /// How many scans of the set had reported something when this was last reported, or became hot.
+    /// The set's number of scans with reports when this was last reported, or became hot.
     pub active_at: u32,
-    /// It has been reported since it was added.
+    /// Whether it has been reported since it was added.
     pub was_ever_reported: bool,
-    /// It cannot have joined the ready list earlier: when it was added, changed or last reported.
+    /// The earliest time at which it can have joined the ready list: when it was added, modified or last reported.
     eligible_at: ReadyTime,
-    /// When it joined the ready list, once it was found ready and until it is reported.
+    /// When it joined the ready list; set from when it is found ready until it is reported.
     listed_at: Option<ReadyTime>,
-    /// When the kernel reported it, of one that has no stamp and has not been found ready since.
+    /// When the kernel reported it, if it has no timestamp and has not been found ready since.
     kernel_reported_at: Option<ReadyTime>,
-    /// It was ready in each poll since it was last reported.
+    /// Whether each poll since the last report found it ready.
     stays_ready: bool,
-    /// Nothing has been reported since it was added or changed.
+    /// Whether nothing has been reported since it was added or modified.
     is_fresh: bool,
-    /// Edge-triggered: what held when it was last reported, less what has ceased to hold.
+    /// For edge-triggered registrations: the events of the last report that have held ever since.
     last_ready: i16,
     edges_reported: Edges,
     edges_seen: Edges,
@@ -184,7 +184,7 @@ impl Registration {
         }
     }
 
-    /// Starts anew, as `EPOLL_CTL_MOD` does.
+    /// Applies `EPOLL_CTL_MOD`.
     pub fn modify(&mut self, events: u32, data: u64) {
         let asks_for_more = events & !self.events & INPUT as u32 != 0;
         if !self.is_enabled || asks_for_more {
@@ -207,8 +207,8 @@ impl Registration {
         self.events & EDGE != 0
     }
 
-    /// What there is to report now. A look that is not `fully` done spares system calls and the clock, and may miss
-    /// what only the kernel knows.
+    /// Returns the events to report now. Unless `thorough`, it avoids system calls and clock reads, and may miss what
+    /// only the kernel knows.
     #[inline]
     pub fn check(&mut self, thorough: bool) -> i16 {
         #[cfg(test)]
@@ -226,8 +226,8 @@ impl Registration {
     fn check_connection(&mut self, connection: &'static Connection, thorough: bool) -> i16 {
         let wanted = self.wanted();
         if !thorough {
-            // Room to send that has been reported is no news as long as no send was refused, and that the connection
-            // remembers.
+            // Room to send that has been reported is not a new event unless a send was refused since, which the
+            // connection records.
             let known = if self.is_edge() && !self.is_fresh { self.last_ready & OUTPUT } else { 0 };
             if !connection.may_be_ready(wanted & !known) {
                 return 0;
@@ -235,7 +235,7 @@ impl Registration {
         }
         let ready = connection.readiness(wanted);
         if ready & libc::POLLERR != 0 && !connection.is_open() {
-            // Closed by a signal handler in the middle of this wait: the registration is about to go.
+            // A signal handler has closed the connection during this wait; the registration is about to be removed.
             return 0;
         }
         if !self.is_edge() {
@@ -277,7 +277,7 @@ impl Registration {
         if is_ready && is_news { INPUT & self.wanted() } else { 0 }
     }
 
-    /// As [`Registration::check`]; what is not ready is not in the ready list.
+    /// As [`Registration::check`]; also takes it off the ready list if it is not ready.
     #[inline]
     pub fn poll(&mut self, thorough: bool) -> i16 {
         let ready = self.check(thorough);
@@ -287,52 +287,53 @@ impl Registration {
         ready
     }
 
-    /// Whether only the kernel knows what has arrived.
+    /// Returns whether the connection's data travels over its lifeline, so that only the kernel knows what has arrived.
     pub fn is_on_lifeline(&self) -> bool {
         matches!(self.target, Target::Connection(connection) if connection.is_on_lifeline())
     }
 
-    /// Whether the kernel can tell when there is something to report, and there is nothing now that was not reported.
+    /// Returns whether the kernel can report the next event, and no event is unreported now.
     pub fn can_be_left_to_kernel(&self) -> bool {
         let waits_for_room = self.wanted() & OUTPUT != 0 && !self.is_edge() && self.is_enabled;
-        // What the program is just told it may read until the rest comes by a lane, of which the kernel knows nothing.
+        // A program that was just told that data arrived may read until the rest comes by a lane, which the kernel does
+        // not see.
         let has_news = self.listed_at.is_some() || self.kernel_reported_at.is_some() || self.stays_ready;
         self.is_on_lifeline() && !has_news && !waits_for_room && !self.lacks_lane_wakeup()
     }
 
-    /// As [`Registration::can_be_left_to_kernel`], of one that has just been added or changed.
+    /// As [`Registration::can_be_left_to_kernel`], for one that has just been added or modified.
     pub fn can_be_left_to_kernel_at_once(&self) -> bool {
         self.wanted() & OUTPUT == 0 && self.can_be_left_to_kernel()
     }
 
-    /// The kernel has reported it, at that time. It does so in order: what it has reported before came before.
+    /// Notes the time of a report by the kernel. The first one counts, because the kernel reports in order.
     pub fn note_kernel_report(&mut self, at: ReadyTime) {
         self.kernel_reported_at.get_or_insert(at);
     }
 
-    /// Whether nothing wakes for what it waits for, though its lifeline can ring.
+    /// Returns whether no wakeup announces the awaited event, although the lifeline can carry wakeups.
     pub fn lacks_wakeup(&self) -> bool {
         matches!(self.target, Target::Connection(connection) if connection.must_poll_for_room(self.wanted()))
     }
 
-    /// As [`Connection::poll_for_hang_up`].
+    /// See [`Connection::poll_for_hang_up`].
     pub fn poll_for_hang_up(&self) {
         if let Target::Connection(connection) = self.target {
             connection.poll_for_hang_up();
         }
     }
 
-    /// Whether nothing wakes for it, and whoever sleeps has to look now and then.
+    /// Returns whether nothing wakes a sleeper for it, so that it must be polled from time to time.
     pub fn is_unwakeable(&self) -> bool {
         self.lifeline == LifelineState::Unwakeable || self.lacks_wakeup()
     }
 
-    /// As [`Registration::lacks_wakeup`], for room in a lane: of room in the lifeline the kernel tells.
+    /// As [`Registration::lacks_wakeup`], for room in a lane only: the kernel reports room in the lifeline.
     fn lacks_lane_wakeup(&self) -> bool {
         matches!(self.target, Target::Connection(connection) if connection.sends_by_lane()) && self.lacks_wakeup()
     }
 
-    /// When it joined the ready list, of one that is ready.
+    /// Returns when a ready registration joined the ready list.
     #[inline]
     pub fn ready_since(&mut self, ready: i16, now: ReadyTime) -> ReadyTime {
         if let Some(listed) = self.listed_at {
@@ -343,7 +344,8 @@ impl Registration {
         *self.listed_at.insert(ready_time(stamp, seen, self.eligible_at, now))
     }
 
-    /// When its first unread record was sent, if that is known: perhaps once a message is heard that leads to a lane.
+    /// Returns when the first unread record was sent, if known, after processing messages on the lifeline, which may
+    /// start the lanes.
     pub fn arrived_or_arrives(&self) -> Option<ReadyTime> {
         if let Target::Connection(connection) = self.target
             && connection.is_on_lifeline()
@@ -353,20 +355,20 @@ impl Registration {
         self.arrived()
     }
 
-    /// When its first unread record was sent, if that is known.
+    /// Returns when the first unread record was sent, if known.
     fn arrived(&self) -> Option<ReadyTime> {
         self.arrival_stamp().map(|stamp| ReadyTime::from_stamp(stamp, ReadyTime::now()))
     }
 
-    /// Whether it is known when it became ready.
+    /// Returns whether its first unread record carries a timestamp.
     pub fn has_stamp(&self) -> bool {
         self.arrival_stamp().is_some()
     }
 
-    /// The stamp of the first unread record.
+    /// Returns the timestamp of the first unread record.
     fn arrival_stamp(&self) -> Option<u64> {
         #[cfg(test)]
-        if let Some(stamp) = super::tests::made_up_stamp(self.fd) {
+        if let Some(stamp) = super::tests::test_stamp(self.fd) {
             return Some(stamp);
         }
         match self.target {
@@ -375,7 +377,8 @@ impl Registration {
         }
     }
 
-    /// The program is being told: if it stays ready, it is behind all that are ready now.
+    /// Notes a report to the program at time `now`. If the registration stays ready, it joins the list again at that
+    /// time.
     #[inline]
     pub fn note_report(&mut self, ready: i16, now: ReadyTime) {
         self.eligible_at = now;
@@ -390,8 +393,8 @@ impl Registration {
         }
     }
 
-    /// As [`Registration::note_report`], of the only one that the set polls. Whatever else becomes ready later is
-    /// behind it, whenever it was reported last.
+    /// As [`Registration::note_report`], for a set that polls nothing else. It keeps its time, because anything that
+    /// becomes ready later sorts behind it anyway.
     #[inline]
     pub fn note_report_of_single(&mut self, ready: i16) {
         self.note_report(ready, self.eligible_at);
@@ -401,7 +404,7 @@ impl Registration {
         matches!(self.target, Target::Connection(_))
     }
 
-    /// Whether waits must go on polling it.
+    /// Returns whether waits must continue to poll it.
     #[inline]
     pub fn stays_hot(&self) -> bool {
         self.is_enabled
@@ -412,12 +415,12 @@ impl Registration {
             }
     }
 
-    /// Whether the kernel reports it.
+    /// Returns whether the kernel reports its lifeline.
     pub fn can_wake(&self) -> bool {
         matches!(self.lifeline, LifelineState::CarriesData | LifelineState::Wakes | LifelineState::Shared)
     }
 
-    /// Asks the peer of a connection to ring. `false` if its lifeline cannot.
+    /// Asks the peer of a connection for a wakeup. Returns `false` if the lifeline cannot carry one.
     pub fn park(&mut self) -> bool {
         let Target::Connection(connection) = self.target else { return false };
         if !self.can_wake() {
@@ -432,12 +435,12 @@ impl Registration {
         true
     }
 
-    /// How long a sleep may be that is to end when something is ready without a ring: what a sender holds back.
+    /// Returns the time after which a held record becomes readable without a wakeup, if the sender holds one.
     pub fn held_left_ns(&self) -> Option<u64> {
         if let Target::Connection(connection) = self.target { connection.held_left_ns() } else { None }
     }
 
-    /// As [`Connection::publish_held`].
+    /// See [`Connection::publish_held`].
     pub fn publish_held(&self) {
         if let Target::Connection(connection) = self.target {
             connection.publish_held();

@@ -16,62 +16,62 @@ use std::cell::{Cell, UnsafeCell};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-/// What an epoll instance of the program holds of ours.
+/// The state that the library keeps for an epoll instance of the program.
 #[derive(Default)]
 pub struct EpollSet {
     pub(super) lock: Lock,
-    /// Under `lock`.
+    /// Accessed under `lock`.
     pub(super) ready_list: UnsafeCell<ReadyList>,
-    /// It holds, or has held, something of ours.
+    /// Whether the set holds, or has held, a registration of the library's.
     pub(super) has_inner: AtomicBool,
-    /// Threads that sleep in the kernel until the set has something.
+    /// Number of threads that sleep in the kernel until the set is ready.
     pub(super) sleepers: AtomicU32,
-    /// What waits have learned of how soon something comes.
+    /// What recent waits have learned about how soon an event follows.
     pub(super) spin_history: AdaptiveSpin,
-    /// It holds, or has held, another set, which is looked at under this one's lock.
+    /// Whether the set holds, or has held, another set, which is polled under this set's lock.
     pub(super) nests: AtomicBool,
-    /// Grows when the last descriptor is closed: objects are used again.
+    /// Grows when the last descriptor is closed, because the object is then reused.
     pub(super) generation: AtomicU32,
-    /// Descriptors that signal handlers have closed, inside the set.
+    /// Descriptors that signal handlers closed while their thread was inside the set.
     pub(super) deferred_closes: DeferredCloses,
 }
 
-// SAFETY: no other type names these kinds, and the fields of the struct have an alignment of 8.
+// SAFETY: no other type has this kind, and the alignment of the struct is at least 8, that of its atomic fields.
 unsafe impl Tracked for EpollSet {
     const KINDS: &'static [Kind] = &[Kind::EpollSet];
 }
 
-// SAFETY: the cell is accessed under the lock.
+// SAFETY: the only field that is not `Sync` is the cell, and it is accessed only under `lock`.
 unsafe impl Sync for EpollSet {}
 
 pub(super) static POOL: Pool<EpollSet> = Pool::new();
-/// Taken before the lock of a set that holds others: a fork, which takes the locks of all sets in any order, then finds
-/// nobody between two of them.
+/// Locked before the lock of a set that holds other sets. A fork locks all sets in any order; holding this lock, it
+/// meets no thread that holds one set's lock and waits for another's.
 pub(super) static NESTING: Lock = Lock::new();
-/// Registrations in all sets: closing a descriptor costs nothing while there is none.
+/// Number of registrations in all sets; while it is 0, closing a descriptor has no extra cost.
 pub(super) static REGISTERED: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// The sets this thread sleeps on.
+    /// The sets that this thread sleeps on.
     static SLEEPING_ON: SleepingOn = const { SleepingOn(Cell::new(Vec::new())) };
 }
 
 struct SleepingOn(Cell<Vec<&'static EpollSet>>);
 
 impl Drop for SleepingOn {
-    /// The thread was cancelled in its sleep.
+    /// Runs when the thread is cancelled while it sleeps.
     fn drop(&mut self) {
         self.0.take().into_iter().for_each(EpollSet::remove_sleeper);
     }
 }
 
-/// The sets that this thread is about to sleep on; until this is dropped, whoever changes them wakes it.
+/// Registers the thread as a sleeper of some sets; until it is dropped, changes of these sets wake the thread.
 pub(crate) struct SleepGuard {
     before: usize,
 }
 
 impl SleepGuard {
-    /// Runs `prepare` with the list in which sets enter themselves by [`EpollSet::add_sleeper`].
+    /// Runs `prepare` with the list to which sets add themselves by [`EpollSet::add_sleeper`].
     pub(crate) fn begin<R>(prepare: impl FnOnce(&mut Vec<&'static EpollSet>) -> R) -> (Self, R) {
         let mut asleep = SLEEPING_ON.with(|asleep| asleep.0.take());
         let before = asleep.len();
@@ -92,12 +92,12 @@ impl Drop for SleepGuard {
 }
 
 impl EpollSet {
-    /// Notes that the program made another descriptor of the set.
+    /// Notes that the program duplicated a descriptor of the set.
     pub fn add_descriptor(&self, fd: RawFd) {
         self.with(|ready_list| ready_list.descriptors.push(fd));
     }
 
-    /// Answers whether it was the last: then the set is empty, and to be given back.
+    /// Removes a descriptor. Returns whether it was the last one: the set is then empty and can be released.
     pub(super) fn drop_descriptor(&self, ready_list: &mut ReadyList, fd: RawFd) -> bool {
         ready_list.descriptors.retain(|&known| known != fd);
         if !ready_list.descriptors.is_empty() {
@@ -111,7 +111,7 @@ impl EpollSet {
         true
     }
 
-    /// Whether the set has something to report. A look that is not `fully` done makes no system call.
+    /// Returns whether the set has something to report. Makes no system call unless `thorough`.
     pub(crate) fn peek(&'static self, thorough: bool) -> bool {
         self.with(|ready_list| {
             if ready_list.peek(thorough) {
@@ -126,12 +126,12 @@ impl EpollSet {
         })
     }
 
-    /// Whether the set holds anything that the kernel alone does not know.
+    /// Returns whether the set holds anything that the kernel does not know.
     pub(crate) fn has_lanes(&self) -> bool {
         self.has_inner.load(Ordering::Acquire)
     }
 
-    /// Asks the peers of all connections to ring, and enters the set among those that a thread sleeps on.
+    /// Requests wakeups from the peers of all connections, and adds the set to those that a thread sleeps on.
     pub(crate) fn add_sleeper(&'static self, asleep: &mut Vec<&'static EpollSet>) {
         self.with(|ready_list| {
             threads::add(&self.sleepers, 1);
@@ -147,19 +147,19 @@ impl EpollSet {
     #[inline]
     pub(super) fn with<R>(&self, access: impl FnOnce(&mut ReadyList) -> R) -> R {
         let result = self.enter(access);
-        // A handler may have struck inside.
+        // A signal handler may have run while the lock was held.
         if self.deferred_closes.is_any() {
             self.apply_deferred();
         }
         result
     }
 
-    /// As [`EpollSet::with`] if nobody is inside, and nobody would be waited for.
+    /// As [`EpollSet::with`], but returns `false` instead of waiting where another thread holds a lock.
     pub(super) fn with_if_free(&self, access: impl FnOnce(&mut ReadyList)) -> bool {
         let nesting = if self.nests.load(Ordering::Relaxed) { NESTING.try_lock().map(Some) } else { Some(None) };
         let is_free = nesting.is_some_and(|_nesting| {
             self.lock.try_lock().is_some_and(|_guard| {
-                // SAFETY: under the lock.
+                // SAFETY: `_guard` holds the lock of the set, so that no other reference to the list exists.
                 self.access_locked(unsafe { &mut *self.ready_list.get() }, access);
                 true
             })
@@ -187,14 +187,14 @@ impl EpollSet {
 
     #[inline]
     fn enter<R>(&self, access: impl FnOnce(&mut ReadyList) -> R) -> R {
-        // Nobody waits for it twice: this thread may be inside an outer set already.
+        // A thread that is inside an outer set holds this lock already.
         let _nesting = if self.nests.load(Ordering::Relaxed) { NESTING.lock_unless_held() } else { None };
         let _guard = self.lock.lock();
-        // SAFETY: under the lock.
+        // SAFETY: `_guard` holds the lock of the set, so that no other reference to the list exists.
         self.access_locked(unsafe { &mut *self.ready_list.get() }, access)
     }
 
-    /// Does what signal handlers have left to do.
+    /// Applies the closes that signal handlers have deferred.
     #[cold]
     fn apply_deferred_closes(&self, ready_list: &mut ReadyList) {
         let has_overflowed = self.deferred_closes.take(|close| match close {
@@ -206,7 +206,7 @@ impl EpollSet {
         }
     }
 
-    /// A set whose last descriptor is closed here stays out of the pool: somebody is inside.
+    /// Removes a descriptor of the set. Does not release the set to the pool, because this thread is inside it.
     fn apply_close_of_set(&self, ready_list: &mut ReadyList, fd: RawFd) {
         self.drop_descriptor(ready_list, fd);
     }
@@ -221,7 +221,7 @@ impl EpollSet {
         }
     }
 
-    /// Has the next wait poll those of `registered` that are parked.
+    /// Makes the next wait poll those of `registered` that are parked.
     pub(super) fn unpark_for_poll_all(&self, ready_list: &mut ReadyList, registered: impl IntoIterator<Item = u32>) {
         let mut is_any = false;
         for index in registered {
@@ -232,7 +232,7 @@ impl EpollSet {
         }
     }
 
-    /// Something of ours is in the set, or about to be.
+    /// Creates the inner epoll instance before something of the library's is registered.
     pub(super) fn prepare_for_lanes(&self, ready_list: &mut ReadyList) -> Result<(), Errno> {
         ready_list.ensure_inner(ready_list.epfd().ok_or(Errno::BADF)?)?;
         self.has_inner.store(true, Ordering::SeqCst);
@@ -255,7 +255,7 @@ impl EpollSet {
     pub(super) fn change(&self, ready_list: &mut ReadyList, index: u32, event: epoll_event) -> Result<(), Errno> {
         let is_connection = matches!(ready_list.at(index).target, Target::Connection(_));
         if !is_connection {
-            // Flags decide where the kernel's part is.
+            // The flags decide in which epoll instance a listener is registered.
             ready_list.unregister_in_kernel(index);
         }
         ready_list.at_mut(index).modify(event.events, event.u64);
@@ -266,7 +266,7 @@ impl EpollSet {
         Ok(())
     }
 
-    /// Waits look at it from now on; threads that sleep on the set are woken if it is ready.
+    /// Makes waits poll a registration, and wakes threads that sleep on the set if it is ready.
     pub(super) fn start_watching(&self, ready_list: &mut ReadyList, index: u32) {
         if !ready_list.at(index).can_be_left_to_kernel_at_once() || !ready_list.leave_to_kernel(index, true) {
             ready_list.make_hot(index);
@@ -281,13 +281,13 @@ impl EpollSet {
         REGISTERED.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// The program closes the descriptor of a registration, or the one by which the kernel knows it.
+    /// Handles the close of a registration's descriptor, or of the one by which the kernel knows it.
     pub(super) fn forget(&self, ready_list: &mut ReadyList, index: u32, survivors: &[RawFd]) {
         if !survivors.is_empty() && ready_list.orphan(index, survivors) {
             return self.start_watching(ready_list, index);
         }
-        // What was made before a fork stays in the kernel for the other process, as Linux keeps it while somebody has
-        // the file open.
+        // A registration that another process shares stays in the kernel: Linux keeps it while any process has the file
+        // open.
         let registration = ready_list.at(index);
         let is_others_too = registration.is_inherited || (registration.may_be_in_child && registration.is_connection());
         if !is_others_too {

@@ -1,4 +1,4 @@
-//! Facts about sets. Both ends of every connection are in this process; time-outs only keep a failure from hanging.
+//! Tests of epoll sets. Both endpoints of every connection are in this process; time-outs only bound a test that hangs.
 
 mod descriptors;
 mod scan;
@@ -26,7 +26,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// What a test does in the middle of a scan.
+/// What a test does during a scan.
 type Work = Box<dyn FnOnce()>;
 
 thread_local! {
@@ -37,7 +37,7 @@ thread_local! {
     static BEFORE_POLL: Cell<Option<(u64, Work)>> = const { Cell::new(None) };
 }
 
-/// A registration is about to be polled by this thread.
+/// Runs before this thread polls a registration.
 pub(super) fn note_poll() {
     POLLS.set(POLLS.get() + 1);
     match BEFORE_POLL.take() {
@@ -47,17 +47,17 @@ pub(super) fn note_poll() {
     }
 }
 
-/// This thread has slept on a set.
+/// Runs after this thread has slept on a set.
 pub(super) fn note_sleep() {
     HAS_SLEPT.set(true);
 }
 
-/// What a test says the stamp of the first unread record is.
-pub(super) fn made_up_stamp(fd: RawFd) -> Option<u64> {
+/// Returns the timestamp that a test has set for the first unread record of `fd`.
+pub(super) fn test_stamp(fd: RawFd) -> Option<u64> {
     STAMPS.with_borrow(|stamps| stamps.get(&fd).copied())
 }
 
-/// A connection is about to be parked to make room for another.
+/// Runs before a connection is parked to make room for another.
 pub(super) fn while_parking() {
     if let Some(work) = WHILE_PARKING.take() {
         work();
@@ -70,7 +70,7 @@ const OUT: u32 = libc::EPOLLOUT as u32;
 const HUP: u32 = libc::EPOLLHUP as u32;
 const RDHUP: u32 = libc::EPOLLRDHUP as u32;
 
-/// One end that a program has a descriptor of.
+/// An endpoint that the program has a descriptor of.
 struct ProgramEndpoint(OpenEndpoint);
 
 impl ProgramEndpoint {
@@ -92,8 +92,8 @@ fn own_and_peer() -> (ProgramEndpoint, OpenEndpoint) {
     (ProgramEndpoint(own), peer)
 }
 
-/// As [`own_and_peer`], on their lifeline.
-fn young_own_and_peer() -> (ProgramEndpoint, OpenEndpoint) {
+/// As [`own_and_peer`], with the data travelling over the lifeline.
+fn own_and_peer_on_lifeline() -> (ProgramEndpoint, OpenEndpoint) {
     let [peer, own] = lifeline_pair();
     entry::set(own.0.lifeline(), Entry::Connection(own.0));
     (ProgramEndpoint(own), peer)
@@ -108,7 +108,7 @@ impl Epoll {
 
     fn control(&self, operation: i32, fd: RawFd, events: u32, data: u64) -> Result<(), Errno> {
         let mut event = epoll_event { events, u64: data };
-        // SAFETY: a readable event.
+        // SAFETY: `event` is a local variable that lives until the call returns.
         unsafe { control(self.0, operation, fd, &raw mut event) }
     }
 
@@ -116,43 +116,43 @@ impl Epoll {
         self.control(EPOLL_CTL_ADD, fd, events, data).unwrap();
     }
 
-    /// Events and data, sorted by data.
+    /// Returns events and data, sorted by data.
     fn wait_max(&self, max: usize, timeout_ns: Option<u64>) -> Result<Vec<(u32, u64)>, Errno> {
         let mut found = self.wait_in_order(max, timeout_ns)?;
         found.sort_by_key(|&(_, data)| data);
         Ok(found)
     }
 
-    /// Events and data.
+    /// Returns events and data, in the order of the reports.
     fn wait_in_order(&self, max: usize, timeout_ns: Option<u64>) -> Result<Vec<(u32, u64)>, Errno> {
         let mut events = vec![epoll_event { events: 0, u64: 0 }; max];
-        // SAFETY: the array is writable.
+        // SAFETY: the array has `max` elements, and the mask is null.
         let count = unsafe { wait(self.0, events.as_mut_ptr(), max as i32, timeout_ns, std::ptr::null()) }?;
         Ok(events[..count].iter().map(|event| (event.events, event.u64)).collect())
     }
 
-    /// The data of what is ready now, `max` at most, in the order of the reports.
+    /// Returns the data of up to `max` ready registrations, in the order of the reports.
     fn order(&self, max: usize) -> Vec<u64> {
         self.wait_in_order(max, Some(0)).unwrap().iter().map(|&(_, data)| data).collect()
     }
 
-    /// Registers one connection after the other, under its place as data.
+    /// Registers all connections, each under its index as data.
     fn add_all(&self, pairs: &[(ProgramEndpoint, OpenEndpoint)], events: u32) {
         pairs.iter().enumerate().for_each(|(index, (own, _))| self.add(own.fd(), events, index as u64));
     }
 
-    /// What is ready now.
+    /// Returns what is ready now.
     fn now(&self) -> Vec<(u32, u64)> {
         self.wait_max(16, Some(0)).unwrap()
     }
 
-    /// What comes.
+    /// Waits until something is ready, and returns it.
     fn wait(&self) -> Vec<(u32, u64)> {
         self.wait_max(16, Some(HANG_NS)).unwrap()
     }
 
-    /// Lets waits time out until one has slept, so that every connection is parked. On a busy machine the time may be
-    /// up before.
+    /// Lets waits time out until one has slept, so that every connection is parked. On a busy machine a wait may time
+    /// out before it sleeps.
     fn let_all_sleep(&self) {
         HAS_SLEPT.set(false);
         while !HAS_SLEPT.get() {
@@ -181,7 +181,7 @@ impl Drop for Epoll {
         let set = self.set();
         entry::set(self.0, Entry::None);
         set.remove_descriptor(self.0);
-        // SAFETY: made by `create`, closed once.
+        // SAFETY: `create` returned the descriptor, and only this `drop` closes it.
         unsafe { rustix::io::close(self.0) };
     }
 }
@@ -203,7 +203,7 @@ fn read_all(connection: &'static Connection) -> usize {
     total
 }
 
-/// How many polls of this thread `work` makes.
+/// Returns how often this thread polls a registration during `work`.
 fn polls_of(work: impl FnOnce()) -> u64 {
     let before = POLLS.get();
     work();
@@ -218,7 +218,7 @@ fn send_one(connection: &'static Connection) {
     assert_eq!(send(connection, b"x"), Ok(1));
 }
 
-/// Sends a byte that arrives so much after `base`, by its stamp.
+/// Sends a byte whose timestamp is `base + units`.
 fn send_at((own, peer): &(ProgramEndpoint, OpenEndpoint), base: u64, units: u64) {
     set_stamp(own.fd(), base + units);
     send(peer.0, b"x").unwrap();
@@ -228,12 +228,12 @@ fn set_stamp(fd: RawFd, stamp: u64) {
     STAMPS.with_borrow_mut(|stamps| stamps.insert(fd, stamp));
 }
 
-/// The clock of stamps: later than what has been registered so far.
+/// Returns a timestamp later than all registrations made so far.
 fn stamps_now() -> u64 {
     ReadyTime::now().units() + 1
 }
 
-/// Sends until there is no room.
+/// Sends until there is no room left.
 fn fill(connection: &'static Connection) {
     let bytes = vec![0; 65536];
     while send(connection, &bytes).is_ok() {}
@@ -253,7 +253,7 @@ fn level_reports_as_long_as_there_is_something() {
 }
 
 #[test]
-fn a_sleeper_is_rung_for_data() {
+fn a_sleeper_is_woken_by_data() {
     let epoll = Epoll::new();
     let (own, peer) = own_and_peer();
     epoll.add(own.fd(), IN, 1);
@@ -364,7 +364,7 @@ fn one_shot_reports_once_until_it_is_changed() {
 }
 
 #[test]
-fn a_peer_that_goes_is_reported_to_a_sleeper() {
+fn a_peer_that_closes_is_reported_to_a_sleeper() {
     let epoll = Epoll::new();
     let (own, peer) = own_and_peer();
     epoll.add(own.fd(), IN | RDHUP, 1);
@@ -392,7 +392,7 @@ fn a_connection_that_has_ended_keeps_no_sleeper_awake() {
 }
 
 #[test]
-fn foreign_descriptors_keep_their_data_and_wake_beside_lanes() {
+fn other_descriptors_keep_their_data_and_wake_a_set_with_lanes() {
     let epoll = Epoll::new();
     let (own, peer) = own_and_peer();
     let foreign = counter();
@@ -416,7 +416,7 @@ fn foreign_descriptors_keep_their_data_and_wake_beside_lanes() {
 }
 
 #[test]
-fn with_room_for_one_event_everybody_gets_a_turn() {
+fn with_room_for_one_event_every_descriptor_is_reported_in_turn() {
     let epoll = Epoll::new();
     let pairs: Vec<_> = (0..5).map(|_| own_and_peer()).collect();
     let foreign = counter();
@@ -436,7 +436,7 @@ fn with_room_for_one_event_everybody_gets_a_turn() {
 }
 
 #[test]
-fn what_is_added_while_a_thread_sleeps_wakes_it() {
+fn a_ready_connection_added_during_a_sleep_wakes_the_thread() {
     let epoll = Epoll::new();
     let (idle, _idle_peer) = own_and_peer();
     let (own, peer) = own_and_peer();
@@ -473,7 +473,7 @@ fn a_thread_that_stays_asleep_is_woken_after_another_was_busy() {
     std::thread::scope(|scope| {
         let sleeper = scope.spawn(|| epoll.wait());
         epoll.until_asleep();
-        // One of the two threads gets this; the other stays asleep, or is woken for the next.
+        // One of the two threads gets this event; the other stays asleep, or is woken for the next one.
         let busy = scope.spawn(|| epoll.wait());
         send(first_peer.0, b"x").unwrap();
         while !sleeper.is_finished() && !busy.is_finished() {
@@ -542,7 +542,7 @@ fn a_set_can_be_polled() {
     inner.add(own.fd(), IN, 1);
     let poll = |timeout_ns| {
         let mut entries = [libc::pollfd { fd: inner.0, events: libc::POLLIN, revents: 0 }];
-        // SAFETY: no mask.
+        // SAFETY: a null mask is allowed.
         unsafe { poll_select::poll(&mut entries, timeout_ns, std::ptr::null()) }.map(|_| entries[0].revents)
     };
     assert_eq!(poll(Some(0)), Ok(0));
@@ -570,7 +570,7 @@ fn errors_are_the_kernels() {
     assert_eq!(epoll.control(EPOLL_CTL_MOD, fd, IN | EXCLUSIVE, 1), Err(Errno::INVAL));
     assert_eq!(Epoll::control(&std::mem::ManuallyDrop::new(Epoll(fd)), EPOLL_CTL_ADD, fd, IN, 1), Err(Errno::INVAL));
     assert_eq!(epoll.wait_max(0, Some(0)), Err(Errno::INVAL));
-    // SAFETY: no event is read for a call that fails before.
+    // SAFETY: `event` is null, which is refused before it is read.
     assert_eq!(unsafe { control(epoll.0, EPOLL_CTL_MOD, fd, std::ptr::null_mut()) }, Err(Errno::FAULT));
     epoll.control(EPOLL_CTL_DEL, fd, 0, 0).unwrap();
     assert_eq!(epoll.control(EPOLL_CTL_ADD, fd, IN | ONESHOT | EXCLUSIVE, 1), Err(Errno::INVAL));

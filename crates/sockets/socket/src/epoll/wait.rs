@@ -1,5 +1,5 @@
-//! A wait: look at lanes in memory, now and then ask the kernel, spin for a while, have the peers ring, sleep in the
-//! kernel.
+//! `epoll_wait(2)`: polls lanes in memory and, from time to time, the kernel; spins for a while; then requests wakeups
+//! from the peers and sleeps in the kernel.
 
 use super::control::set_of;
 use super::event_buffer::EventBuffer;
@@ -17,16 +17,16 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use wait::{Action, Spin};
 
-/// A glance at a connection costs as much as this many looks at a bare lane.
+/// The cost of polling one connection, in polls of a bare lane.
 pub(crate) const LANE_POLLS_PER_POLL: u32 = 24;
-/// How often the kernel is asked in one look while what it says fills the array and is all ours: the inner epoll and
-/// nested sets, before what is the program's.
+/// How often the kernel is polled in a row while its events fill the array and are all internal: those of the inner
+/// epoll instance and of nested sets come before the program's own.
 const KERNEL_POLLS_MAX: usize = 8;
-/// How long a thread sleeps when it cannot be woken for everything.
+/// How long a thread sleeps at most when nothing wakes it for one of the awaited events.
 pub(crate) const UNWAKEABLE_POLL_NS: u64 = 1_000_000;
 const MILLISECOND_NS: u64 = 1_000_000;
 
-/// What the program asked for.
+/// The arguments of the program's call.
 pub(super) struct Call {
     pub epfd: RawFd,
     pub events: *mut epoll_event,
@@ -36,7 +36,7 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// The same call when so much of its time is over.
+    /// Returns the same call with `waited_ns` less time.
     pub(super) fn after(&self, waited_ns: u64) -> Self {
         let left_ns = |timeout_ns: u64| {
             let left_ns = timeout_ns.saturating_sub(waited_ns);
@@ -46,7 +46,7 @@ impl Call {
     }
 }
 
-/// When the wait is over. The clock is read when this is first needed.
+/// The end of the wait. The clock is read when it is first needed.
 struct Deadline {
     timeout_ns: Option<u64>,
     at_ns: Option<u64>,
@@ -58,13 +58,13 @@ impl Deadline {
         Self { timeout_ns, at_ns: None, began: SignalCheckpoint::now() }
     }
 
-    /// `INTR` once a signal handler has run: the kernel says so only to those who sleep in it.
+    /// Returns `INTR` if a signal handler has run: the kernel reports that only to threads that sleep in a system call.
     fn check_signals(&self) -> Result<(), Errno> {
         if self.began.since() == HandlersRun::None { Ok(()) } else { Err(Errno::INTR) }
     }
 
-    /// Time left; none waits for ever. In whole milliseconds, rounded up, if the program's time-out is: the kernel then
-    /// takes it by the call that a thread can be cancelled in.
+    /// Returns the time left; `None` waits without limit. Rounded up to whole milliseconds if the program's time-out is
+    /// in whole milliseconds, because the kernel then accepts it in the call at which a thread can be cancelled.
     fn left_ns(&mut self) -> Option<u64> {
         let timeout_ns = self.timeout_ns?;
         let now = now_ns();
@@ -84,13 +84,13 @@ enum SleepOutcome {
     Retry,
 }
 
-/// `epoll_wait(2)` and its kin; no time-out waits for ever.
+/// `epoll_wait(2)`, `epoll_pwait(2)` and `epoll_pwait2(2)`; without a time-out, waits without limit.
 ///
 /// # Errors
 /// As the system call.
 ///
 /// # Safety
-/// `events` is writable for `max` events; `mask` is null or a signal set.
+/// `events` is writable for `max` events; `mask` is null or points to a signal set.
 pub unsafe fn wait(
     epfd: RawFd,
     events: *mut epoll_event,
@@ -100,7 +100,7 @@ pub unsafe fn wait(
 ) -> Result<usize, Errno> {
     match set_of(epfd) {
         Some(set) => set.wait(&Call { epfd, events, max, timeout_ns, mask }),
-        // SAFETY: the caller vouches for `events` and `mask`.
+        // SAFETY: `events` and `mask` are valid by the contract of this function.
         None => unsafe { blocking::epoll_wait(epfd, events, max, timeout_ns, mask) },
     }
 }
@@ -113,7 +113,7 @@ impl EpollSet {
             return self.wait_for_lanes(call);
         }
         if background_connects::is_any_pending() {
-            // They become lanes under the eyes of this wait.
+            // These sockets may become connections with lanes during this wait.
             self.with(|ready_list| self.prepare_for_lanes(ready_list))?;
             return self.wait_for_lanes(call);
         }
@@ -145,7 +145,7 @@ impl EpollSet {
         Ok(self.finish_wait(&buffer))
     }
 
-    /// As long as the set holds nothing of ours. `None`: it does now.
+    /// Waits in the kernel while the set holds no registration of the library's. Returns `None` if it does now.
     #[cold]
     fn wait_in_kernel(&'static self, call: &Call) -> Option<Result<usize, Errno>> {
         let (sleep, ()) = SleepGuard::begin(|asleep| {
@@ -155,7 +155,8 @@ impl EpollSet {
         if self.has_inner.load(Ordering::SeqCst) {
             return None;
         }
-        // SAFETY: the caller's array and mask.
+        // SAFETY: `wait` built `call` from its arguments: `events` is writable for `max` events, `mask` null or a
+        // signal set.
         let result = unsafe { blocking::epoll_wait(call.epfd, call.events, call.max, call.timeout_ns, call.mask) };
         drop(sleep);
         let Ok(count) = result else { return Some(result) };
@@ -167,7 +168,7 @@ impl EpollSet {
         (buffer.len > 0).then_some(Ok(buffer.len))
     }
 
-    /// Runs `access`, unless the set has been closed since.
+    /// Runs `access`, or fails with `BADF` if the set has been closed since `generation`.
     #[inline]
     fn with_generation<R>(&self, generation: u32, access: impl FnOnce(&mut ReadyList) -> R) -> Result<R, Errno> {
         self.with(|ready_list| {
@@ -179,7 +180,7 @@ impl EpollSet {
         })
     }
 
-    /// Before the wait returns: threads that stay asleep must be woken for what comes next.
+    /// Before a wait returns, makes sure that threads which stay asleep are woken for later events.
     #[inline]
     fn finish_wait(&'static self, buffer: &EventBuffer) -> usize {
         if self.sleepers.load(Ordering::SeqCst) > 0 {
@@ -188,11 +189,11 @@ impl EpollSet {
         buffer.len
     }
 
-    /// Lanes, foreign descriptors and parked connections. When one side has filled the array, the other comes first
-    /// next time.
+    /// Polls lanes, other descriptors and parked connections. When one of lanes and kernel has filled the array, the
+    /// other is polled first in the next wait.
     fn poll_everything(&'static self, call: &Call, buffer: &mut EventBuffer, generation: u32) -> Result<(), Errno> {
         if call.timeout_ns != Some(0) {
-            // SAFETY: the caller's mask.
+            // SAFETY: `wait` built `call` from its arguments: `mask` is null or points to a signal set.
             unsafe { blocking::deliver_signals(call.mask) }?;
         }
         let lanes_first = self.with_generation(generation, |ready_list| {
@@ -208,7 +209,7 @@ impl EpollSet {
         }
         for _ in 0..KERNEL_POLLS_MAX {
             let room = buffer.room();
-            // SAFETY: the rest of the caller's array.
+            // SAFETY: the array has room for `room` more events behind the first `len`.
             let count = unsafe { kernel::wait_now(call.epfd, buffer.events.add(buffer.len), room) }?;
             self.process_kernel_events(buffer, count, generation, !lanes_first)?;
             if buffer.len > 0 || count < room {
@@ -218,7 +219,7 @@ impl EpollSet {
         Ok(())
     }
 
-    /// The kernel has put `count` events into the array: what it says of lanes becomes what they say.
+    /// Accepts `count` events that the kernel has put into the array; internal ones are replaced by events of lanes.
     fn process_kernel_events(
         &'static self,
         buffer: &mut EventBuffer,
@@ -239,15 +240,15 @@ impl EpollSet {
 
     fn wait_blocking(&'static self, call: &Call, buffer: &mut EventBuffer, generation: u32) -> Result<(), Errno> {
         let mut deadline = Deadline::new(call.timeout_ns);
-        // SAFETY: the caller's mask.
+        // SAFETY: `wait` built `call` from its arguments: `mask` is null or points to a signal set.
         unsafe { blocking::deliver_signals(call.mask) }?;
-        // SAFETY: as above.
+        // SAFETY: `wait` built `call` from its arguments: `mask` is null or points to a signal set.
         let _masked = unsafe { signals::mask_while_polling(call.mask, &mut deadline.began) };
         loop {
             match self.wait_once(call, buffer, generation, &mut deadline) {
                 Ok(SleepOutcome::Ready | SleepOutcome::TimedOut) => return Ok(()),
                 Ok(SleepOutcome::Retry) => {}
-                // Whatever else the handler did: the call was interrupted.
+                // Whatever else a signal handler has done, the call was interrupted.
                 Err(error) => return deadline.check_signals().and(Err(error)),
             }
         }
@@ -267,7 +268,7 @@ impl EpollSet {
         self.sleep(call, buffer, generation, deadline)
     }
 
-    /// Looks at hot connections for a while. `true`: something was found, or the time is up.
+    /// Polls hot connections for a while. Returns `true` if something is ready or the time is up.
     fn spin(
         &'static self,
         call: &Call,
@@ -328,7 +329,7 @@ impl EpollSet {
         }
         let left_ns = deadline.left_ns();
         if backs_off && left_ns != Some(0) {
-            // SAFETY: no entries; the caller's mask.
+            // SAFETY: the slice is empty; `mask` is null or points to a signal set, as `wait` received it.
             unsafe {
                 blocking::ppoll(&mut [], Some(UNWAKEABLE_POLL_NS.min(left_ns.unwrap_or(UNWAKEABLE_POLL_NS))), call.mask)
             }?;
@@ -337,7 +338,8 @@ impl EpollSet {
         has_unwakeable |= background_connects::is_any_pending();
         let longest_ns = if has_unwakeable { Some(UNWAKEABLE_POLL_NS) } else { held_ns };
         let left_ns = longest_ns.map_or(left_ns, |ns| Some(left_ns.map_or(ns, |left_ns| left_ns.min(ns))));
-        // SAFETY: the caller's array and mask.
+        // SAFETY: `wait` built `call` from its arguments: `events` is writable for `max` events, `mask` null or a
+        // signal set.
         let count = unsafe { blocking::epoll_wait(call.epfd, call.events, call.max, left_ns, call.mask) }?;
         #[cfg(test)]
         super::tests::note_sleep();

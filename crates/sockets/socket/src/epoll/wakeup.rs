@@ -1,11 +1,11 @@
-//! Waking the threads that sleep on sets.
+//! Wakes the threads that sleep on sets.
 
 use super::registration::Target;
 use super::set::{POOL, REGISTERED};
 use crate::connection::Connection;
 use std::sync::atomic::Ordering;
 
-/// Wakes all threads that sleep on sets: how long they may sleep has changed.
+/// Wakes all threads that sleep on sets, because the time that they may sleep has changed.
 pub fn wake_sleepers() {
     POOL.for_each(|set| {
         if set.sleepers.load(Ordering::SeqCst) > 0 {
@@ -18,14 +18,15 @@ pub fn wake_sleepers() {
     });
 }
 
-/// The sets that hold a connection look at it in their next wait, and whoever sleeps on them wakes up.
+/// Makes the sets that hold a connection poll it in their next wait, and wakes the threads that sleep on them.
 pub fn poll_again(connection: &'static Connection) {
     if REGISTERED.load(Ordering::Relaxed) == 0 {
         return;
     }
     let descriptors = Target::Connection(connection).descriptors();
     POOL.for_each(|set| {
-        // A handler that has interrupted who is inside a set: that one's wait looks.
+        // A set that this thread is inside, below a signal handler, is skipped: the interrupted wait polls the
+        // connection.
         if !set.lock.is_held_by_this_thread() {
             set.with(|ready_list| {
                 let registered: Vec<u32> = descriptors.iter().filter_map(|&fd| ready_list.find(fd)).collect();

@@ -1,11 +1,11 @@
-//! Control messages that a receive brings beside the bytes: how many more there are (`TCP_INQ`), and when the bytes
-//! came. The kernel notes the time when it receives a packet; a lane has none but that of the call.
+//! Control messages that a receive delivers: the number of unread bytes (`TCP_INQ`), and the time of arrival. The
+//! kernel notes that time when it receives a packet; for a lane it is the time of the call.
 
 use crate::process::socket_option::{SO_TIMESTAMP_NEW, SO_TIMESTAMPING_NEW, SO_TIMESTAMPNS_NEW, SocketOption};
 
-/// Bytes of the longest message: three time stamps.
+/// Bytes of the longest message: three timestamps.
 const DATA_BYTES_MAX: usize = 48;
-/// What a lane can say of `SO_TIMESTAMPING`: software stamps of what is received. All others are about what is sent.
+/// The flags of `SO_TIMESTAMPING` for timestamps of sends. Lanes only support software timestamps of receives.
 const SENDS_MASK: u32 = libc::SOF_TIMESTAMPING_TX_HARDWARE
     | libc::SOF_TIMESTAMPING_TX_SOFTWARE
     | libc::SOF_TIMESTAMPING_TX_SCHED
@@ -14,18 +14,18 @@ const SENDS_MASK: u32 = libc::SOF_TIMESTAMPING_TX_HARDWARE
 const SOF_TIMESTAMPING_TX_COMPLETION: u32 = 1 << 18;
 const SOF_TIMESTAMPING_OPT_RX_FILTER: u32 = 1 << 17;
 
-/// Whether `SO_TIMESTAMPING` with these flags wants to know when something was sent.
+/// Returns whether `SO_TIMESTAMPING` with these flags requests timestamps of sends.
 pub(crate) fn requests_send_timestamps(flags: u32) -> bool {
     flags & SENDS_MASK != 0
 }
 
-/// What a socket's options ask of each receive.
+/// The control messages that a socket's options request of each receive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestedControl {
     counts_unread: bool,
     stamp: Option<TimestampUnit>,
     stamps_by_software: bool,
-    /// The names of 64-bit times.
+    /// Whether the options with 64-bit times were used, such as `SO_TIMESTAMP_NEW`.
     is_new: bool,
 }
 
@@ -42,7 +42,7 @@ impl RequestedControl {
     const BY_SOFTWARE: u32 = 8;
     const NEW: u32 = 16;
 
-    /// Takes note of an option that was set, in the order in which options are.
+    /// Applies an option that was set. To be called in the order in which the options were set.
     pub(crate) fn note(&mut self, option: SocketOption, value: u32) {
         let is_on = value != 0;
         let mut set_stamp = |unit: TimestampUnit, is_new: bool| {
@@ -66,7 +66,7 @@ impl RequestedControl {
         }
     }
 
-    /// As a number, for a word that receives look at; 0: nothing.
+    /// Encodes the request in a word that every receive reads; 0 if nothing is requested.
     pub(crate) fn to_bits(self) -> u32 {
         let bit = |is_set: bool, bit: u32| if is_set { bit } else { 0 };
         let bits = bit(self.counts_unread, Self::COUNTS_UNREAD)
@@ -90,8 +90,7 @@ impl RequestedControl {
         }
     }
 
-    /// Returns the messages that go with a receive of `bytes`, in the kernel's order. `unread` tells how many more
-    /// there are.
+    /// Returns the messages for a receive of `bytes`, in the kernel's order. `unread` returns the number of bytes left.
     pub fn messages(self, bytes: usize, unread: impl FnOnce() -> i32) -> impl Iterator<Item = ControlMessage> {
         let named = |old, new| if self.is_new { new } else { old };
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
@@ -115,9 +114,9 @@ impl RequestedControl {
 /// A control message.
 #[derive(Clone, Copy, Debug)]
 pub struct ControlMessage {
-    /// As in `cmsghdr`.
+    /// `cmsg_level` of `cmsghdr`.
     pub level: i32,
-    /// As in `cmsghdr`.
+    /// `cmsg_type` of `cmsghdr`.
     pub kind: i32,
     data: [u8; DATA_BYTES_MAX],
     data_bytes: usize,
@@ -137,7 +136,7 @@ impl ControlMessage {
         Self { level: libc::IPPROTO_TCP, kind: libc::TCP_INQ, data, data_bytes: 4 }
     }
 
-    /// What stands behind its header.
+    /// Returns the data behind the header.
     pub fn data(&self) -> &[u8] {
         &self.data[..self.data_bytes]
     }
@@ -148,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wanted_survives_its_word_and_the_last_name_counts() {
+    fn a_request_survives_its_encoding_and_the_last_name_counts() {
         let socket = |name| SocketOption { level: libc::SOL_SOCKET, name };
         let mut wanted = RequestedControl::default();
         assert_eq!(wanted.to_bits(), 0);

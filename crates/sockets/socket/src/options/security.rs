@@ -1,20 +1,20 @@
-//! Options that decide who may talk to a socket, or which way its packets go. No packet of a lane exists that keys,
-//! filters, marks and devices could apply to: a socket with one of them is kernel TCP's.
+//! Options that restrict who may communicate with a socket, or select the path of its packets. Keys, filters, marks and
+//! devices apply to packets, which a lane does not have; a socket with such an option stays on kernel TCP.
 
 use super::SocketOption;
 
-/// What takes an option back.
+/// The value that disables an option.
 #[derive(Clone, Copy)]
 enum DisabledBy {
-    /// A number that is zero.
+    /// The number 0.
     Zero,
-    /// A value of no bytes, or an empty name.
+    /// An empty value or name.
     Empty,
-    /// Nothing that one value says: keys are many.
+    /// None: one value cannot say that no key or filter is left.
     Never,
 }
 
-/// Of the kernel's headers, where libc has no name.
+// Constants of the kernel's headers that libc does not define.
 const SO_BINDTOIFINDEX: i32 = 62;
 const IP_OPTIONS: i32 = 4;
 const IP_IPSEC_POLICY: i32 = 16;
@@ -70,16 +70,16 @@ const SECURITY_OPTIONS: [(i32, i32, DisabledBy); 28] = [
     (TCP, TCP_AO_INFO, DisabledBy::Never),
 ];
 const DETACH_FILTER: SocketOption = SocketOption::socket(libc::SO_DETACH_FILTER);
-/// The filters that it takes away: the first two.
+/// The bits of the filters that `SO_DETACH_FILTER` removes: the first two.
 const FILTERS: u32 = 0b11;
 const _: () = assert!(SECURITY_OPTIONS.len() <= u32::BITS as usize);
 
-/// Which of them a socket has.
+/// The security options that are set on a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SecurityOptions(u32);
 
 impl SecurityOptions {
-    /// Notes what the kernel has accepted: `head` is the beginning of a value of `len_bytes`.
+    /// Applies an option that the kernel has accepted; `head` is the beginning of its value of `len_bytes`.
     pub(super) fn note(&mut self, option: SocketOption, head: &[u8], len_bytes: usize) {
         if option == DETACH_FILTER {
             self.0 &= !FILTERS;
@@ -95,7 +95,7 @@ impl SecurityOptions {
 }
 
 impl SocketOption {
-    /// Whether a value keeps a socket with kernel TCP: `head` is the beginning of a value of `len_bytes`.
+    /// Returns whether a value keeps a socket on kernel TCP; `head` is the beginning of a value of `len_bytes`.
     pub(super) fn restricts(self, head: &[u8], len_bytes: usize) -> bool {
         (TCP, TCP_AO_REPAIR) == (self.level, self.name)
             || index_of(self).is_some_and(|index| is_on(SECURITY_OPTIONS[index].2, head, len_bytes))
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_that_are_taken_back_count_no_more() {
+    fn disabled_options_no_longer_count() {
         let mut security = SecurityOptions::default();
         let mark = SocketOption::socket(libc::SO_MARK);
         let device = SocketOption::socket(libc::SO_BINDTODEVICE);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_segments_stay() {
+    fn a_key_is_never_considered_removed() {
         let mut security = SecurityOptions::default();
         security.note(SocketOption::tcp(libc::TCP_MD5SIG), &[0; 8], 216);
         security.note(SocketOption::tcp(libc::TCP_MD5SIG), &[0; 8], 216);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_nothing_of_security_is_no_guard() {
+    fn other_options_are_not_security_options() {
         let mut security = SecurityOptions::default();
         for option in [SocketOption::tcp(libc::TCP_NODELAY), SocketOption::socket(libc::SO_RCVBUF)] {
             security.note(option, &1_u32.to_ne_bytes(), 4);

@@ -1,45 +1,44 @@
 //! `TCP_INFO` and other values that a lane connection reports as TCP on the loopback interface would.
 
-/// The largest segment TCP has on the loopback interface, which is what a lane would be compared with.
+/// The largest segment of TCP on the loopback interface.
 pub const SEGMENT_BYTES_MAX: i32 = 65_483;
 
 /// The largest IPv4 packet on the loopback interface.
 pub const PACKET_BYTES_MAX: i32 = 65_535;
 
-/// The states of TCP that a lane connection can show, with Linux's numbers.
+/// The TCP states that a lane connection can report, with Linux's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum TcpState {
-    /// Both directions open.
+    /// Both directions are open.
     Established = 1,
-    /// We have shut down, the peer has not.
+    /// This side has shut down sending, the peer has not.
     FinWait = 5,
-    /// Over.
+    /// The connection is closed.
     Close = 7,
-    /// The peer has shut down, we have not.
+    /// The peer has shut down sending, this side has not.
     CloseWait = 8,
 }
 
-/// What is known of a connection for `TCP_INFO`.
+/// The values that a lane connection reports in `TCP_INFO`.
 #[derive(Clone, Copy, Debug)]
 pub struct TcpInfo {
-    /// Its state.
+    /// State of the connection.
     pub state: TcpState,
-    /// The last round trip known, or an estimate.
+    /// The last measured round trip, or an estimate.
     pub rtt_us: u32,
-    /// Bytes the peer has taken.
+    /// Bytes that the peer has received.
     pub bytes_acked: u64,
-    /// Bytes we have received.
+    /// Bytes that this side has received.
     pub bytes_received: u64,
-    /// Bytes sent and not taken yet.
+    /// Bytes sent and not received by the peer yet.
     pub bytes_unsent: u32,
 }
 
-/// Bytes of `struct tcp_info` in Linux 6.
+/// Size of `struct tcp_info` in Linux 6.
 pub const TCP_INFO_BYTES: usize = 248;
 
-/// The bytes of a `struct tcp_info` for a lane connection. Older programs know a shorter structure and read its
-/// beginning.
+/// Returns the bytes of a `struct tcp_info`. Programs built for an older kernel read the beginning only.
 pub fn tcp_info(facts: &TcpInfo) -> [u8; TCP_INFO_BYTES] {
     let mut bytes = [0; TCP_INFO_BYTES];
     let segment = SEGMENT_BYTES_MAX as u32;

@@ -1,4 +1,4 @@
-//! Facts about option records, compared with the kernel's own sockets.
+//! Tests of option records, compared with the kernel's own sockets.
 
 use super::values::linger;
 use super::*;
@@ -6,14 +6,14 @@ use crate::process::socket_option::get_raw;
 use proptest::prelude::*;
 
 fn set(record: &mut OptionRecord, option: SocketOption, value: &[u8]) -> Result<(), Errno> {
-    // SAFETY: the pointer and length are a slice's.
+    // SAFETY: pointer and length are those of a slice.
     unsafe { record.set_c(Family::V4, option, value.as_ptr().cast(), value.len() as u32) }
 }
 
 fn get(record: &OptionRecord, family: Family, option: SocketOption, room: usize) -> Result<Vec<u8>, Errno> {
     let mut value = vec![0xaa_u8; room];
     let mut length = room as u32;
-    // SAFETY: the pointer and length are a vector's.
+    // SAFETY: pointer and length are those of a vector.
     unsafe { record.get_c(family, option, value.as_mut_ptr().cast(), &raw mut length) }?;
     value.truncate(length as usize);
     Ok(value)
@@ -23,7 +23,7 @@ fn int(value: i32) -> [u8; 4] {
     value.to_ne_bytes()
 }
 
-/// The kernel's answer to the same steps on a TCP socket of its own.
+/// Returns the kernel's answer to the same steps on a TCP socket.
 fn kernel(steps: &[(SocketOption, &[u8])], ask: SocketOption, room: usize) -> Result<Vec<u8>, Errno> {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     for (option, value) in steps {
@@ -42,7 +42,7 @@ const PRIORITY: SocketOption = SocketOption::socket(libc::SO_PRIORITY);
 const KEEPIDLE: SocketOption = SocketOption::tcp(libc::TCP_KEEPIDLE);
 
 #[test]
-fn what_is_set_is_answered_as_the_kernel_reports_it() {
+fn options_read_back_as_from_the_kernel() {
     let steps: [(SocketOption, &[u8]); 5] =
         [(NODELAY, &int(7)), (RCVBUF, &int(50_000)), (TOS, &int(0x10)), (KEEPIDLE, &int(33)), (RCVBUF, &int(60_000))];
     let mut record = OptionRecord::default();
@@ -82,14 +82,14 @@ fn errors_are_the_kernels_and_leave_no_record() {
         assert_eq!(set(&mut record, option, value), Err(expected), "{option:?}");
         assert_eq!(record.find(option), None);
     }
-    // SAFETY: a null pointer is the kernel's to refuse.
+    // SAFETY: `value` is null, which the kernel refuses.
     let null = unsafe { record.set_c(Family::V4, NODELAY, std::ptr::null(), 4) };
     assert_eq!(null, Err(Errno::FAULT));
     assert!(get(&record, Family::V4, SocketOption::tcp(9999), 4).is_err());
 }
 
 #[test]
-fn what_a_lane_cannot_honour_is_refused() {
+fn options_that_a_lane_cannot_honour_are_refused() {
     let mut record = OptionRecord::default();
     assert_eq!(set(&mut record, SocketOption::socket(libc::SO_ZEROCOPY), &int(1)), Err(Errno::OPNOTSUPP));
     assert_eq!(set(&mut record, SocketOption::socket(libc::SO_ZEROCOPY), &int(0)), Ok(()));
@@ -119,7 +119,7 @@ fn filters_are_not_played_back() {
 }
 
 #[test]
-fn time_outs_and_linger_are_understood() {
+fn time_outs_and_linger_are_parsed() {
     let mut record = OptionRecord::default();
     assert_eq!((record.receive_timeout_ns(), record.receive_timeout_ms(), record.resets_on_close()), (0, None, false));
     set(&mut record, SocketOption::socket(libc::SO_RCVTIMEO), &timeval(1_500_001_000)).unwrap();
@@ -149,7 +149,7 @@ fn a_lane_holds_what_both_buffers_of_tcp_would() {
 }
 
 #[test]
-fn the_later_of_two_names_for_a_time_out_counts() {
+fn the_later_of_two_names_for_an_option_counts() {
     let mut record = OptionRecord::default();
     record.note(SEND_BUFFERS[0], &int(8192));
     record.note(SEND_BUFFERS[1], &int(100_000));
@@ -183,7 +183,7 @@ proptest! {
 }
 
 #[test]
-fn a_time_before_now_is_no_time_and_not_none() {
+fn a_negative_time_expires_at_once() {
     let mut value = timeval(0);
     value[..8].copy_from_slice(&(-1_i64).to_ne_bytes());
     assert_eq!(parse_timeval_ns(&value), Some(1));
@@ -194,14 +194,14 @@ fn answers_are_cut_to_the_callers_length() {
     for room in 0..8_u32 {
         let mut value = [0xaa_u8; 8];
         let mut length = room;
-        // SAFETY: the array has eight bytes.
+        // SAFETY: `value` has eight bytes, and `length` is a local variable.
         unsafe { answer(&[1, 2, 3, 4], value.as_mut_ptr().cast(), &raw mut length) }.unwrap();
         let written = room.min(4) as usize;
         assert_eq!((length as usize, &value[..written]), (written, &[1, 2, 3, 4][..written]));
         assert!(value[written..].iter().all(|byte| *byte == 0xaa));
     }
     let mut length = u32::MAX;
-    // SAFETY: a negative length and null pointers are refused before anything is written.
+    // SAFETY: `answer` refuses a negative length and null pointers before it writes.
     unsafe {
         assert_eq!(answer(&[1], std::ptr::dangling_mut(), &raw mut length), Err(Errno::INVAL));
         assert_eq!(answer(&[1], std::ptr::null_mut(), std::ptr::null_mut()), Err(Errno::FAULT));
@@ -211,11 +211,11 @@ fn answers_are_cut_to_the_callers_length() {
 }
 
 #[test]
-fn tcp_info_has_its_fields_where_c_programs_look() {
+fn tcp_info_has_the_layout_of_libc() {
     let facts =
         TcpInfo { state: TcpState::Established, rtt_us: 3, bytes_acked: 11, bytes_received: 12, bytes_unsent: 13 };
     let bytes = tcp_info(&facts);
-    // SAFETY: `tcp_info` of libc is plain numbers, and shorter than the bytes.
+    // SAFETY: libc's `tcp_info` consists of integers and is shorter than `bytes`.
     let info: libc::tcp_info = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
     assert_eq!((info.tcpi_state, info.tcpi_snd_mss, info.tcpi_rtt), (1, 65_483, 3));
     assert_eq!((info.tcpi_advmss, info.tcpi_rcv_mss, info.tcpi_snd_cwnd), (65_483, 65_483, 10));
@@ -224,7 +224,7 @@ fn tcp_info_has_its_fields_where_c_programs_look() {
 }
 
 #[test]
-fn what_lanes_lack_is_known_from_what_was_asked_before() {
+fn a_record_tells_whether_lanes_lack_a_requested_option() {
     let asks = |option: SocketOption, value: i32| {
         let mut record = OptionRecord::default();
         record.note(option, &int(value));

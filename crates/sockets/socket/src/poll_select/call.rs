@@ -1,4 +1,4 @@
-//! One `poll` or `select` over lanes: poll, spin, sleep.
+//! One `poll` or `select` over lanes: it polls, spins, then sleeps.
 
 use super::entries::{FOR_INPUT, Parked, Target, kernel_entries, store_kernel_answers, take_wakeups};
 use crate::connection::Connection;
@@ -12,10 +12,10 @@ use libc::{pollfd, sigset_t};
 use rustix::io::Errno;
 use wait::{Action, Spin};
 
-/// Longest sleep beside other threads while some connection has no lanes.
+/// Longest sleep in a process with several threads while a connection's data travels over its lifeline.
 const LIFELINE_POLL_NS: u64 = 100_000_000;
 
-/// When the wait is over. The clock is read when this is first needed.
+/// The end of the wait. The clock is read when it is first needed.
 pub(super) struct Deadline {
     timeout_ns: Option<u64>,
     at_ns: Option<u64>,
@@ -49,10 +49,10 @@ pub(super) fn has_answer(entry: &pollfd) -> bool {
     entry.revents != 0
 }
 
-/// One call: its entries, which of the answers end it, and until when it waits.
+/// One call: its entries, the results that end it, and its deadline.
 struct Call<'a> {
     fds: &'a mut [pollfd],
-    /// By what an entry asks for: which answers end the call.
+    /// Returns whether an entry's result ends the call.
     accepts: fn(&pollfd) -> bool,
     needs_kernel: bool,
     deadline: &'a mut Deadline,
@@ -60,7 +60,15 @@ struct Call<'a> {
     began: SignalCheckpoint,
 }
 
-pub(super) fn poll_lanes(
+/// `poll(2)` or `select(2)` of entries of which at least one is served by the library. `accepts` decides which results
+/// end the call.
+///
+/// # Errors
+/// As the system call.
+///
+/// # Safety
+/// `mask` is null or points to a signal set.
+pub(super) unsafe fn poll_lanes(
     fds: &mut [pollfd],
     accepts: fn(&pollfd) -> bool,
     deadline: &mut Deadline,
@@ -80,14 +88,15 @@ impl Call<'_> {
                 return Ok(ready);
             }
             if self.deadline.timeout_ns == Some(0) {
-                // SAFETY: the caller's mask.
+                // SAFETY: `poll_lanes` was called with a mask that is null or points to a signal set.
                 return unsafe { blocking::deliver_signals(self.mask) }.map(|()| 0);
             }
             if masked.is_none() && !self.mask.is_null() {
-                // SAFETY: the caller's mask.
+                // SAFETY: `poll_lanes` was called with a mask that is null or points to a signal set.
                 unsafe { blocking::deliver_signals(self.mask) }?;
-                // From here on, as in the kernel: what comes now runs, or waits until the call is over.
-                // SAFETY: as above.
+                // As in the kernel, a signal that arrives from here on is handled at once or blocked until the call is
+                // over.
+                // SAFETY: `poll_lanes` was called with a mask that is null or points to a signal set.
                 masked = unsafe { signals::mask_while_polling(self.mask, &mut self.began) };
             }
             if let Some(ready) = self.spin()? {
@@ -105,7 +114,7 @@ impl Call<'_> {
         }
     }
 
-    /// Answers every entry; returns how many have something.
+    /// Fills in the results of all entries; returns how many end the call.
     fn poll_once(&mut self, asks_kernel: bool) -> Result<usize, Errno> {
         if asks_kernel {
             self.poll_kernel()?;
@@ -121,11 +130,11 @@ impl Call<'_> {
         Ok(self.fds.iter().filter(|entry| (self.accepts)(entry)).count())
     }
 
-    /// Foreign descriptors and listeners.
+    /// Polls listeners and descriptors that the library does not serve.
     fn poll_kernel(&mut self) -> Result<(), Errno> {
         let mut entries = kernel_entries(self.fds, false);
         let entries = entries.as_mut_slice();
-        // SAFETY: no mask; the call does not sleep.
+        // SAFETY: a null mask is allowed.
         unsafe { blocking::ppoll(entries, Some(0), std::ptr::null()) }?;
         store_kernel_answers(self.fds, entries);
         Ok(())
@@ -138,7 +147,7 @@ impl Call<'_> {
         })
     }
 
-    /// Glances at the connections for a while. `Some`: the answer of the call.
+    /// Polls the connections for a while. Returns the result of the call if it is over.
     fn spin(&mut self) -> Result<Option<usize>, Errno> {
         let Some(first) = self.connections().next() else { return Ok(None) };
         let connections = self.connections().count();
@@ -148,7 +157,7 @@ impl Call<'_> {
                 Action::Poll if !self.may_be_ready() => continue,
                 Action::Poll => {}
                 Action::PollKernel => {
-                    // SAFETY: the caller's mask.
+                    // SAFETY: `poll_lanes` was called with a mask that is null or points to a signal set.
                     unsafe { blocking::deliver_signals(self.mask) }?;
                     if self.deadline.is_over() {
                         return self.poll_once(self.needs_kernel).map(Some);
@@ -164,7 +173,7 @@ impl Call<'_> {
         }
     }
 
-    /// The kernel says that a handler has run only to those who sleep in it.
+    /// Returns `INTR` if a signal handler has run: the kernel reports that only to threads that sleep in a system call.
     fn check_signals(&self) -> Result<(), Errno> {
         if self.began.since() == HandlersRun::None { Ok(()) } else { Err(Errno::INTR) }
     }
@@ -185,7 +194,7 @@ impl Call<'_> {
             _ => false,
         };
         let must_poll = background_connects::is_any_pending() || self.fds.iter().any(lacks_wakeup);
-        // Another thread may take what says that the rest comes by a lane.
+        // Another thread may read the message from the lifeline which says that the rest comes by a lane.
         let may_miss_lanes = !threads::is_single() && self.connections().any(Connection::is_on_lifeline);
         let longest_ns = match () {
             () if must_poll => Some(UNWAKEABLE_POLL_NS),
@@ -200,7 +209,7 @@ impl Call<'_> {
             SleepOutcome::RetryLater => {}
             woken => return Ok(woken),
         }
-        // What the kernel would report again at once is left out for a moment.
+        // Entries that the kernel would report again at once are left out for a moment.
         entries.iter_mut().filter(|entry| entry.revents != 0).for_each(|entry| entry.fd = -1);
         let left_ns = self.deadline.left_ns();
         match self
@@ -212,25 +221,25 @@ impl Call<'_> {
         }
     }
 
-    /// Has the peers ring, looks once more, sleeps.
+    /// Requests wakeups from the peers, polls once more, then sleeps.
     fn block(&mut self, entries: &mut [pollfd], timeout_ns: Option<u64>) -> Result<SleepOutcome, Errno> {
         let parked = Parked::park(self.fds);
-        // The kernel itself tells at once what foreign descriptors have.
+        // The system call below polls the other descriptors itself.
         if self.poll_once(false)? > 0 {
             drop(parked);
             return self.poll_once(self.needs_kernel).map(SleepOutcome::Ready);
         }
         self.check_signals()?;
-        // What a sender holds back becomes ready without a ring.
+        // A held record becomes readable without a wakeup.
         let held_ns = self.connections().filter_map(Connection::held_left_ns).min();
         let held_ns = held_ns.filter(|held_ns| timeout_ns.is_none_or(|timeout_ns| *held_ns < timeout_ns));
         let timeout_ns = held_ns.or(timeout_ns);
         let count = match timeout_ns {
             None if self.mask.is_null() => blocking::poll(entries, -1),
-            // SAFETY: the caller's mask.
+            // SAFETY: `poll_lanes` was called with a mask that is null or points to a signal set.
             _ => unsafe { blocking::ppoll(entries, timeout_ns, self.mask) },
         }?;
-        // A ring is taken by a watcher that is not parked any more.
+        // A wakeup is only consumed by a thread that is no longer registered as a sleeper.
         drop(parked);
         store_kernel_answers(self.fds, entries);
         let can_sleep_again = count == 0 || take_wakeups(self.fds, entries);
@@ -248,6 +257,6 @@ enum SleepOutcome {
     Ready(usize),
     TimedOut,
     Retry,
-    /// As `Nothing`, and the kernel would report the same again at once.
+    /// As `Retry`, but the kernel would report the same events again at once.
     RetryLater,
 }

@@ -1,4 +1,4 @@
-//! `poll(2)` of a process that has put itself under a system call filter.
+//! `poll(2)` in a process that has installed a system call filter.
 
 use crate::connection::Connection;
 use crate::entry::{self, Entry};
@@ -8,13 +8,13 @@ use libc::pollfd;
 use rustix::io::Errno;
 use std::os::fd::RawFd;
 
-/// Connections on lanes that one `poll` takes; of more it says what the kernel says.
+/// Number of connections on lanes that one call polls; for further ones it reports what the kernel reports.
 const POLLED_MAX: usize = 64;
 
-/// Between two looks for room, which nothing may announce.
+/// Time between two polls for room to send, which no wakeup may announce.
 const ROOM_POLL_MS: i32 = 2;
 
-/// A connection in a set, and what was asked of it.
+/// A connection of a call, and the events requested of it.
 #[derive(Clone, Copy)]
 struct Polled {
     index: usize,
@@ -22,7 +22,7 @@ struct Polled {
     connection: &'static Connection,
 }
 
-/// Those of a set that have a direction on a lane.
+/// The connections of a call of which at least one direction uses a lane.
 struct PolledSet {
     entries: [Option<Polled>; POLLED_MAX],
 }
@@ -48,7 +48,8 @@ impl PolledSet {
         self.iter().any(|polled| polled.connection.confined_readiness(polled.events) != 0)
     }
 
-    /// Asks the peers to ring, and the kernel for rings alone where a lane has the bytes.
+    /// Requests wakeups from the peers, and reduces the events asked of the kernel to wakeups where a lane has the
+    /// bytes.
     fn announce(&self, fds: &mut [pollfd]) {
         for &Polled { index, events, connection } in self.iter() {
             fds[index].events = connection.prepare_confined_poll(events);
@@ -59,7 +60,7 @@ impl PolledSet {
         self.iter().any(|polled| polled.connection.waits_for_lane_room(polled.events))
     }
 
-    /// Restores the events that the program asked for, and stores the answers.
+    /// Restores the program's requested events, and stores the results.
     fn answer(&self, fds: &mut [pollfd], read_wakeups: impl Fn(RawFd, *mut u8, usize) -> isize) {
         for &Polled { index, events, connection } in self.iter() {
             let entry = &mut fds[index];
@@ -71,8 +72,8 @@ impl PolledSet {
     }
 }
 
-/// `poll(2)` of a process under a filter: `call` makes the program's call with this time-out in nanoseconds. Rings are
-/// taken by `read`: who waits for bytes and may not receive them has no use for them.
+/// `poll(2)` of a process under a filter: `call` makes the program's system call with the given time-out in
+/// nanoseconds. Wakeups are consumed with `read`: a process that waits for bytes but may not read has no use for them.
 ///
 /// # Errors
 /// As the system call.
@@ -81,7 +82,7 @@ pub fn poll_entries_confined(
     timeout_ns: Option<u64>,
     call: impl Fn(&mut [pollfd], Option<u64>) -> Result<usize, Errno>,
 ) -> Result<usize, Errno> {
-    // SAFETY: the bytes are ours.
+    // SAFETY: `bytes` points to `len` writable bytes of a buffer of `Connection::confined_revents`.
     let read_wakeups = |fd: RawFd, bytes: *mut u8, len: usize| unsafe {
         system::call_kernel(libc::SYS_read, [fd as usize, bytes as usize, len])
     };

@@ -1,4 +1,4 @@
-//! The entries of a call: what each one is, and what the kernel is asked and answers about it.
+//! The entries of a call: the object behind each one, and the kernel's results for it.
 
 use crate::connection::Connection;
 use crate::entry::{self, Entry};
@@ -9,7 +9,7 @@ use crate::process::blocking;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLRDNORM, pollfd};
 use std::os::fd::RawFd;
 
-/// Calls with at most so many descriptors allocate nothing, so that a signal handler may make them.
+/// Calls with at most this many entries allocate nothing, so that signal handlers may make them.
 pub(super) const STACK_ENTRIES: usize = 64;
 
 pub(super) const FOR_INPUT: i16 = POLLIN | POLLRDNORM;
@@ -29,7 +29,7 @@ pub(super) fn is_connect_pending(fd: RawFd) -> bool {
     matches!(entry::get(fd), Entry::Stream(stream) if lifecycle::is_pending(stream))
 }
 
-/// What an entry of the program is, and where the kernel's answer about it stands.
+/// The object behind an entry, which decides where its result comes from.
 #[derive(Clone, Copy)]
 pub(super) enum Target {
     Foreign,
@@ -49,7 +49,7 @@ impl Target {
     }
 }
 
-/// A list of which a short one is on the stack.
+/// A list that is on the stack while it is short.
 pub(super) struct StackList<T> {
     short: [T; STACK_ENTRIES],
     len: usize,
@@ -80,8 +80,8 @@ impl<T: Copy> StackList<T> {
 
 pub(super) type Entries = StackList<pollfd>;
 
-/// What the kernel is asked: a place for every entry of the program, and behind them one for every lane listener. No
-/// more than that, because the kernel takes as many as the program may have descriptors.
+/// Returns the entries of the kernel's call: one for every entry of the program, and behind them one for every lane
+/// listener. It adds no others, because the kernel bounds their number by the descriptor limit.
 pub(super) fn kernel_entries(fds: &[pollfd], sleeps: bool) -> Entries {
     let on = |fd, events| pollfd { fd, events, revents: 0 };
     let mut entries = Entries::new(NOTHING);
@@ -103,21 +103,22 @@ pub(super) fn kernel_entries(fds: &[pollfd], sleeps: bool) -> Entries {
     entries
 }
 
-/// Whether the kernel's answer is not the program's yet: another thread may just be putting something else in the place
-/// of a socket whose connect waits. Only that TCP has given up counts, and not while kernel TCP is begun with.
+/// Returns whether the kernel's result must not be shown to the program, because a connect is pending and another
+/// thread may be replacing the socket. Only a failure of TCP counts, and not while a kernel TCP connect is being
+/// started.
 pub(super) fn is_still_connecting(answer: &pollfd) -> bool {
     let Entry::Stream(stream) = entry::get(answer.fd) else { return false };
     lifecycle::is_pending(stream) && (answer.revents & POLLERR == 0 || lifecycle::is_advancing(stream))
 }
 
-/// What the kernel says of a foreign descriptor, asked again where it may have spoken of a socket on its way to kernel
-/// TCP.
+/// Returns the kernel's result for a descriptor that the library does not serve. Polls again if the result may belong
+/// to a socket that was falling back to kernel TCP.
 pub(super) fn settled_answer(answer: &pollfd) -> i16 {
     let may_be_past = answer.revents & (POLLERR | POLLHUP) != 0 && matches!(entry::get(answer.fd), Entry::Stream(_));
     if may_be_past { blocking::poll_now(answer.fd, answer.events) } else { answer.revents }
 }
 
-/// Of foreign descriptors and listeners; the others are looked at.
+/// Stores the kernel's results for listeners and for descriptors that the library does not serve.
 pub(super) fn store_kernel_answers(fds: &mut [pollfd], entries: &[pollfd]) {
     let (answers, lanes) = entries.split_at(fds.len());
     for (entry, answer) in fds.iter_mut().zip(answers) {
@@ -135,9 +136,9 @@ pub(super) fn store_kernel_answers(fds: &mut [pollfd], entries: &[pollfd]) {
     }
 }
 
-/// `false`: the kernel would report the same again at once. A lifeline stays readable because others must find the
-/// ring, or because it says for ever that nothing comes any more; or a foreign descriptor has what the call does not
-/// ask for.
+/// Consumes wakeups. Returns `false` if the kernel would report the same events again at once: because a lifeline stays
+/// readable, as other processes must find the wakeup or the peer has hung up, or because a descriptor has events that
+/// the call does not request.
 pub(super) fn take_wakeups(fds: &[pollfd], entries: &[pollfd]) -> bool {
     let mut can_sleep_again = true;
     for (entry, answer) in fds.iter().zip(entries) {
@@ -154,7 +155,7 @@ pub(super) fn take_wakeups(fds: &[pollfd], entries: &[pollfd]) -> bool {
     can_sleep_again
 }
 
-/// The connections and sets of a call, while a thread sleeps on them.
+/// The connections and sets of a call while a thread sleeps on them.
 pub(super) struct Parked {
     connections: StackList<Option<&'static Connection>>,
     _sleep: SleepGuard,

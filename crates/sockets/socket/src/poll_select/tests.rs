@@ -1,4 +1,4 @@
-//! Facts about `poll` and `select`. Both endpoints of every connection are in this process.
+//! Tests of `poll` and `select`. Both endpoints of every connection are in this process.
 
 use super::select::WORD_BITS;
 use super::{poll, select};
@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, RawFd};
 
 const HANG_NS: u64 = 20_000_000_000;
 
-/// A connection whose first end a program has a descriptor of.
+/// A connection of whose first endpoint the program has a descriptor.
 struct Pair {
     own: OpenEndpoint,
     peer: Option<OpenEndpoint>,
@@ -45,7 +45,7 @@ fn entry(fd: RawFd, events: i16) -> pollfd {
 }
 
 fn poll_all(entries: &mut [pollfd], timeout_ns: Option<u64>) -> (Result<usize, Errno>, Vec<i16>) {
-    // SAFETY: no mask.
+    // SAFETY: a null mask is allowed.
     let result = unsafe { poll(entries, timeout_ns, std::ptr::null()) };
     (result, entries.iter().map(|entry| entry.revents).collect())
 }
@@ -73,7 +73,7 @@ fn a_closed_descriptor_is_invalid_beside_a_connection() {
 }
 
 #[test]
-fn a_sleeper_is_rung_for_data_and_for_the_end() {
+fn a_sleeper_is_woken_by_data_and_by_the_end() {
     let mut pair = Pair::new();
     let fd = pair.fd();
     let sleep = || poll_all(&mut [entry(fd, POLLIN), entry(fd, POLLIN | libc::POLLRDHUP)], Some(HANG_NS));
@@ -96,7 +96,7 @@ fn a_sleeper_is_rung_for_data_and_for_the_end() {
 }
 
 #[test]
-fn nothing_comes_before_the_time_is_up() {
+fn an_idle_call_returns_when_its_time_is_up() {
     let pair = Pair::new();
     let mut entries = [entry(pair.fd(), POLLIN)];
     let before = now_ns();
@@ -116,7 +116,7 @@ fn more_descriptors_than_fit_the_stack_are_polled() {
     assert_eq!((revents[3], revents[149]), (POLLIN, POLLIN));
 }
 
-/// Bits for descriptors up to 4096: more than libc's own sets have.
+/// Bits for descriptors up to 4096, more than libc's own sets have.
 type Set = [libc::c_ulong; 64];
 
 fn bit(set: &mut Set, fd: RawFd) {
@@ -125,7 +125,7 @@ fn bit(set: &mut Set, fd: RawFd) {
 
 fn select_all(count: i32, sets: [&mut Set; 3], timeout_ns: Option<u64>) -> (Result<usize, Errno>, Option<u64>) {
     let [read, write, except] = sets.map(|set| set.as_mut_ptr().cast::<fd_set>());
-    // SAFETY: the sets have a bit for every number that the tests ask about.
+    // SAFETY: each set has 4096 bits, more than the numbers used by the tests, and the mask is null.
     unsafe { select(count, read, write, except, timeout_ns, std::ptr::null()) }
 }
 
@@ -157,7 +157,7 @@ fn select_answers_for_connections_and_others() {
 #[test]
 fn select_refuses_closed_descriptors_and_negative_counts() {
     let pair = Pair::new();
-    // Of the numbers that a set of the kernel has, the last one that tests beside this one come to open.
+    // The highest number of a kernel set, which tests that run at the same time are the least likely to open.
     let closed = 1023;
     let mut read = [0; 64];
     bit(&mut read, pair.fd());

@@ -1,4 +1,4 @@
-//! Facts about hidden descriptors.
+//! Tests of hidden descriptors.
 
 use super::*;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -6,13 +6,13 @@ use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 impl HiddenFd {
-    /// Lets an optional one go, as when the program takes its number and there is no other.
+    /// Releases an optional descriptor, as when the program takes its number and no other is free.
     pub(crate) fn release(&self) {
         assert!(release_if_optional(&DESCRIPTORS[usize::from(self.slot)]));
     }
 }
 
-/// Numbers belong to the whole process, so these tests take turns.
+/// Serializes the tests that depend on numbers, which belong to the whole process.
 fn serialize() -> MutexGuard<'static, ()> {
     static SERIAL: Mutex<()> = Mutex::new(());
     SERIAL.lock().unwrap_or_else(PoisonError::into_inner)
@@ -27,7 +27,7 @@ fn inode(fd: impl AsFd) -> u64 {
 }
 
 fn inode_at(number: RawFd) -> Option<u64> {
-    // SAFETY: only asked what it is.
+    // SAFETY: the call only reads, and fails for a closed number.
     rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(number) }).ok().map(|stat| stat.st_ino)
 }
 
@@ -47,7 +47,7 @@ fn a_hidden_descriptor_is_the_same_file_at_a_high_number_until_dropped() {
 }
 
 #[test]
-fn a_descriptor_that_is_shown_keeps_its_number_and_is_hidden_no_more() {
+fn an_unhidden_descriptor_keeps_its_number() {
     let _serial = serialize();
     let (read, _write) = pipe();
     let inode = inode(&read);
@@ -59,7 +59,7 @@ fn a_descriptor_that_is_shown_keeps_its_number_and_is_hidden_no_more() {
 }
 
 #[test]
-fn numbers_nobody_hid_are_not_hidden() {
+fn other_numbers_are_not_hidden() {
     for number in [-1, i32::MIN, i32::MAX, 0, 1, 2, NUMBERS as i32] {
         assert!(!is_hidden(number), "{number}");
         assert_eq!(relocate(number), Ok(()));
@@ -75,7 +75,7 @@ fn a_program_can_take_a_hidden_number_and_the_owner_keeps_its_file() {
     let number = hidden.raw();
     relocate(number).unwrap();
     assert_eq!(inode_at(number), Some(file), "the number stays taken until the program's dup2 replaces it");
-    // SAFETY: the number was given up by `relocate` and is this test's now.
+    // SAFETY: `relocate` has released the number, which now belongs to this test.
     let mut programs = unsafe { OwnedFd::from_raw_fd(number) };
     rustix::io::dup2(&writer, &mut programs).unwrap();
     assert!(!is_hidden(number));
@@ -98,7 +98,7 @@ fn release_optional() {
 }
 
 #[test]
-fn optional_descriptors_give_way_and_required_ones_stay() {
+fn optional_descriptors_are_released_and_required_ones_stay() {
     succeed(&mut run_child("optional"));
 }
 
@@ -138,7 +138,7 @@ fn threads_can_hide_and_drop_at_once() {
     });
 }
 
-/// Run by other tests in a process of its own, because limits, releases and `exec` concern all threads.
+/// Runs in a process of its own, started by other tests, because limits, releases and `exec` affect all threads.
 #[test]
 fn child_of_other_tests() {
     let Some(step) = std::env::var_os("CROSSLANE_TEST_INHERITED") else { return };
@@ -162,9 +162,9 @@ fn named_memfd(name: &str) -> OwnedFd {
 }
 
 fn before_exec() {
-    // Tests beside this one may have made the marker of their process, which this one then has from it.
+    // Concurrent tests may have created the marker of their process, which this process then inherited.
     if let Some(marker) = find_marker() {
-        // SAFETY: nothing in this process owns it.
+        // SAFETY: nothing in this process owns the marker yet.
         drop(unsafe { OwnedFd::from_raw_fd(marker) });
     }
     assert_eq!(inherited(), []);
@@ -173,7 +173,7 @@ fn before_exec() {
     kept.set_inheritable(true).unwrap();
     // A program may take the marker's number by dup2.
     relocate(marker_number()).unwrap();
-    // SAFETY: the number was given up by `relocate`; it is never closed.
+    // SAFETY: `relocate` has released the number; `ManuallyDrop` never closes it.
     let mut programs = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(marker_number()) });
     rustix::io::dup2(std::io::stderr(), &mut programs).unwrap();
     // A program may raise its limit between now and exec, as servers do.
@@ -189,7 +189,7 @@ fn after_exec() {
     let expected: RawFd = std::env::var("CROSSLANE_TEST_NUMBER").unwrap().parse().unwrap();
     let memfds: Vec<_> = inherited().into_iter().filter(|(_, kind)| *kind == InheritedKind::Memfd).collect();
     assert_eq!(memfds, [(expected, InheritedKind::Memfd)]);
-    // SAFETY: inherited, and owned by nothing here.
+    // SAFETY: the descriptor was inherited, and nothing in this process owns it yet.
     let hidden = HiddenFd::adopt(unsafe { OwnedFd::from_raw_fd(expected) }, Need::Required).unwrap();
     assert!(is_hidden(hidden.raw()));
 }
@@ -211,7 +211,7 @@ fn after_small_limit() {
 }
 
 #[test]
-fn what_is_inheritable_is_found_after_exec_though_the_limit_was_raised() {
+fn inheritable_descriptors_are_found_after_exec_although_the_limit_was_raised() {
     let _serial = serialize();
     let mut command = run_child("before");
     limit_numbers(&mut command, 1024);
@@ -235,7 +235,7 @@ fn succeed(command: &mut std::process::Command) {
 
 fn limit_numbers(command: &mut std::process::Command, numbers: u64) {
     use std::os::unix::process::CommandExt;
-    // SAFETY: one raw system call between fork and exec.
+    // SAFETY: the closure makes two raw system calls, which are allowed between fork and exec.
     unsafe {
         command.pre_exec(move || {
             let mut limit = rustix::process::getrlimit(Resource::Nofile);

@@ -1,4 +1,4 @@
-//! What the kernel is asked to report, and what it reports.
+//! Registrations in the kernel's epoll instances, and the events that they report.
 
 use super::{INPUT, ReadyList};
 use crate::descriptor::hidden::HiddenFd;
@@ -12,19 +12,19 @@ use crate::process::system;
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
 use rustix::io::Errno;
 
-/// The token of the bell.
+/// The token of the eventfd that wakes sleeping threads.
 const WAKE_TOKEN: u64 = u64::MAX;
 const OUTPUT: u32 = libc::EPOLLOUT as u32;
 const HANG_UP: u32 = libc::EPOLLHUP as u32;
 const INPUT_SHUT: u32 = libc::EPOLLRDHUP as u32;
-/// Tokens taken from the inner epoll at once.
+/// Events read from the inner epoll instance at once.
 const TOKENS: usize = 64;
-/// Waits that end without asking the kernel, before the clock is read to see whether it is time to ask.
+/// Waits without polling the kernel, after which the clock is read to see whether polling is due.
 const CALLS_PER_CLOCK_READ: u32 = 8;
-/// Foreign descriptors and parked connections wait this long, at most, while hot ones keep the program busy.
+/// For how long a busy program's other descriptors and parked connections may go unpolled.
 const UNASKED_MICROSECONDS: u64 = 20;
 
-/// What the kernel is asked of a lane listener, or of the gate before it: an epoll instance, which takes no
+/// Returns the events to register for a lane listener, or for its gate, an epoll instance, for which the kernel rejects
 /// `EPOLLEXCLUSIVE`.
 fn lane_events(listener: &'static Listener, events: u32) -> u32 {
     let kept = if listener.watched_fd() == listener.lane_fd() { EDGE | EXCLUSIVE } else { EDGE };
@@ -32,15 +32,15 @@ fn lane_events(listener: &'static Listener, events: u32) -> u32 {
 }
 
 impl ReadyList {
-    /// Makes the kernel report it: nested sets to us, a listener to both. A connection comes into the inner epoll when
-    /// it is parked first: programs that add and remove busy ones all the time cost no system call.
+    /// Registers a nested set or a listener in the kernel's instances. A connection is registered in the inner one only
+    /// when it is first parked, so that adding and removing busy connections costs no system call.
     pub fn register_in_kernel(&mut self, index: u32) -> Result<(), Errno> {
         let token = self.token(index);
         let inner = self.inner_fd();
         let registration = self.at(index);
         match registration.target {
             Target::Connection(_) | Target::Stream => Ok(()),
-            // Beside the inner epoll, not in it: the kernel allows only so many levels.
+            // In the program's instance, not in the inner one, because the kernel bounds the depth of nesting.
             Target::Nested(_) => {
                 let (events, data) =
                     ((registration.events & EDGE) | INPUT, kernel::data_of(kernel::InternalFd::Nested(index)));
@@ -68,7 +68,8 @@ impl ReadyList {
         }
     }
 
-    /// Asks the peer of a connection to ring, and the kernel to report it. `false`: looking is all that can be done.
+    /// Asks the peer of a connection for a wakeup, and the kernel to report it. Returns `false` if the connection can
+    /// only be polled.
     pub(super) fn park(&mut self, index: u32) -> bool {
         let (token, inner) = (self.token(index), self.inner_fd());
         let registration = self.at_mut(index);
@@ -80,16 +81,16 @@ impl ReadyList {
             registration.lifeline = if added.is_ok() { LifelineState::Wakes } else { LifelineState::Unwakeable };
         }
         if registration.lifeline == LifelineState::CarriesData && !registration.is_on_lifeline() {
-            // What the kernel has said while the connection was on its lifeline it does not say again. Whatever rang is
-            // in memory, but for the end of a peer that has left no word there.
+            // The kernel does not repeat what it reported while data travelled over the lifeline. Wakeups since then
+            // have left their cause in memory, except for the hang-up of a peer that was killed.
             registration.lifeline = LifelineState::Shared;
             registration.poll_for_hang_up();
         }
         registration.park()
     }
 
-    /// Has the kernel report a connection that is on its lifeline: at once if something is there and it
-    /// `reports_present`, else when something comes. `false`: it cannot.
+    /// Makes the kernel report a connection whose data travels over its lifeline: when something new arrives, and with
+    /// `reports_present` also if something is there already. Returns `false` if that is impossible.
     pub fn leave_to_kernel(&mut self, index: u32, reports_present: bool) -> bool {
         let (token, inner) = (self.token(index), self.inner_fd());
         let registration = self.at_mut(index);
@@ -111,7 +112,7 @@ impl ReadyList {
         true
     }
 
-    /// Undoes [`ReadyList::register_in_kernel`]. What is not there any more need not be taken out.
+    /// Undoes [`ReadyList::register_in_kernel`]. Ignores registrations that no longer exist.
     pub fn unregister_in_kernel(&mut self, index: u32) {
         let inner = self.inner_fd();
         let registration = self.at(index);
@@ -138,7 +139,7 @@ impl ReadyList {
         }
     }
 
-    /// Another registration of the same listener, and what it asks for.
+    /// Returns another registration of the same listener, and its requested events.
     fn another_of(&self, index: u32) -> Option<(u32, u32)> {
         let target = self.at(index).target;
         let registered = target.descriptors().into_iter().filter_map(|fd| self.find(fd));
@@ -157,7 +158,7 @@ impl ReadyList {
         (slot.generation == token as u32 && slot.registration.is_some()).then_some(index)
     }
 
-    /// Whether foreign descriptors and parked connections have waited long enough.
+    /// Returns whether the kernel has not been polled for [`UNASKED_MICROSECONDS`].
     #[inline]
     pub fn kernel_is_due(&mut self) -> bool {
         self.calls_since_clock += 1;
@@ -186,16 +187,16 @@ impl ReadyList {
         }
     }
 
-    /// Takes what the inner epoll reports: those registrations become hot, as many as they are; a scan follows.
+    /// Reads all events of the inner epoll instance and makes their registrations hot; a scan follows.
     ///
-    /// It reports them in the order in which they became ready. After a sleep that is all there is to know of those
-    /// without a stamp: each is behind those that were reported before it, whenever a thread has heard of it.
+    /// The kernel reports in the order in which registrations became ready. After a sleep that order is all that is
+    /// known of registrations without a timestamp; each is placed behind those reported before it.
     pub fn collect_events(&mut self) {
         let inner = self.inner_fd();
         let mut behind = self.asleep_since.take();
         for _ in 0..=self.count() / TOKENS {
             let mut events = [epoll_event { events: 0, u64: 0 }; TOKENS];
-            // SAFETY: the array is writable.
+            // SAFETY: `events` is a local array of `TOKENS` events.
             let Ok(count) = (unsafe { kernel::wait_now(inner, events.as_mut_ptr(), TOKENS) }) else { return };
             for event in &events[..count] {
                 let (token, events) = (event.u64, event.events);
@@ -212,7 +213,7 @@ impl ReadyList {
         }
     }
 
-    /// The program's epoll instance has reported something of ours.
+    /// Handles an event of an internal descriptor in the program's epoll instance.
     pub fn note_internal_event(&mut self, internal: kernel::InternalFd) {
         match internal {
             kernel::InternalFd::Inner => self.collect_events(),
@@ -235,7 +236,8 @@ impl ReadyList {
             return;
         }
         let Some(index) = self.of_token(token) else {
-            // Another process that has the set added it: not ours to report, but the kernel will say it again at once.
+            // Another process that shares the set registered it. It is not reported here, but the kernel would repeat
+            // it at once.
             self.must_back_off = true;
             return;
         };
@@ -252,7 +254,7 @@ impl ReadyList {
         }
         let registration = self.at(index);
         if !registration.is_enabled && matches!(registration.target, Target::Listener(_)) {
-            // A one-shot report was made: it says nothing until it is changed.
+            // After a one-shot report the registration reports nothing until it is modified.
             self.unregister_in_kernel(index);
         }
         self.make_hot_untrimmed(index);
@@ -265,7 +267,7 @@ impl ReadyList {
         registration.unpark();
         let before = registration.lifeline;
         if connection.is_on_lifeline() {
-            // By edges: what the kernel has said it does not say again.
+            // Edge-triggered: the kernel does not repeat it.
             registration.note_kernel_report(at);
             if before == LifelineState::CarriesData {
                 return;
@@ -274,7 +276,7 @@ impl ReadyList {
         let is_taken = connection.consume_ring();
         registration.lifeline = match () {
             () if connection.has_ended() => LifelineState::Ended,
-            // Before there are lanes the peer may say so, and only one that is gone says nothing more.
+            // Before there are lanes, a peer may announce them here; only a peer that is gone sends nothing more.
             () if connection.is_on_lifeline() => LifelineState::CarriesData,
             () if events & INPUT_SHUT != 0 && events & HANG_UP == 0 => LifelineState::Unwakeable,
             () if is_taken => LifelineState::Wakes,

@@ -1,13 +1,15 @@
-//! Polling what is hot, and reporting what is ready in the order in which it became ready.
+//! Polls the hot registrations and reports the ready ones in the order in which they became ready.
 //!
-//! A scan polls everything hot once and sorts what it finds by [`ReadyTime`]. What a program stored before something
-//! that the scan has found may lie in a connection that was polled too early, or has rung since the inner epoll was
-//! last asked. So a scan that has found something asks the inner epoll, and polls those once more that were polled
-//! before its last find. Stamps cannot spare it this: a sender's clock may lag. Of what it finds then it takes what is
-//! not newer than its finds: only that can have come before them, and the rest is the next scan's.
+//! A scan polls all hot registrations once and sorts the ready ones by [`ReadyTime`]. Data stored before the data that
+//! the scan has found may lie in a connection that was polled too early, or that has sent a wakeup since the inner
+//! epoll instance was last read. A scan that has found something therefore reads the inner instance and polls again the
+//! connections that were polled before its last find. Timestamps do not make this unnecessary, because a sender's clock
+//! may lag. Of what the second poll finds, the scan only accepts what is not newer than its first finds: the rest is
+//! left to the next scan.
 //!
-//! The hot connections are few. Where one more becomes hot, the one that has been idle for longest is parked; or, if it
-//! is ready, is *queued*: the queue needs no polling, because a scan takes no more from its front than it can report.
+//! The number of hot connections is bounded. When one more becomes hot, the one that has been idle for longest is
+//! parked or, if it is ready, *queued*. The queue is not polled as a whole, because a scan takes no more from its front
+//! than it can report.
 
 use super::{HOT_BEGIN, HeldRecords, ReadyEntry, ReadyList, Slot};
 use crate::epoll::event_buffer::EventBuffer;
@@ -15,23 +17,25 @@ use crate::epoll::ready_time::ReadyTime;
 use crate::epoll::registration::{Registration, Target, Watch};
 use crate::epoll::set::EpollSet;
 
-/// What the bound may grow to. It is raised by one for each connection that becomes busy again within
-/// [`IDLE_REPORTS_MAX`] after it was parked for want of room, and lowered by one for each that is parked because it is
-/// idle. Measured: with a fixed bound of 64, a round trip of 100 connections at once takes 120 us; with 100 hot, 30 us.
+/// The largest bound on the number of hot connections. The bound is raised by one for each connection that becomes busy
+/// again within [`IDLE_REPORTS_MAX`] reports after it was parked for lack of room, and lowered by one for each
+/// connection that is parked because it is idle. Measured: with a fixed bound of 64, a round trip of 100 connections at
+/// once takes 120 us; with 100 hot connections, 30 us.
 const HOT_MAX: usize = 1024;
-/// This many stay hot however long they are idle: asking the inner epoll for their rings takes as long as polling them.
+/// Number of connections that stay hot however long they are idle: reading their wakeups from the inner epoll instance
+/// takes as long as polling them.
 const HOT_MIN: usize = 8;
-/// A connection is idle if it was not reported in the last 256 waits that reported something. Parking it and being rung
-/// for it takes 4 us, and a poll that finds nothing 15 ns (measured), so parking it too early costs no more than
-/// having polled it for that long.
+/// A connection is idle if it was not among the last 256 reports. Parking it and being woken for it takes 4 us, and a
+/// poll that finds nothing 15 ns (measured); parking it too early thus costs no more than having polled it for that
+/// long.
 const IDLE_REPORTS_MAX: u32 = 256;
-/// Connections that cannot be woken for, and are polled in turn, so many in a scan.
+/// How many of the connections that cannot be woken for are polled by each scan, in turn.
 const UNPARKABLE_POLLS: usize = 4;
 
-/// A scan that is going on.
+/// The state of the current scan.
 struct Scan {
     thorough: bool,
-    /// When it first found something. Scans that find nothing read no clock.
+    /// When it first found something. Scans that find nothing do not read the clock.
     found_at: Option<ReadyTime>,
 }
 
@@ -47,7 +51,7 @@ fn in_use(slots: &mut [Slot], index: u32) -> &mut Registration {
 }
 
 impl ReadyList {
-    /// Has every wait poll it. [`ReadyList::trim`] comes afterwards.
+    /// Makes every wait poll a registration. The caller calls [`ReadyList::trim`] afterwards.
     pub(super) fn make_hot_untrimmed(&mut self, index: u32) {
         let reports = self.reports;
         let registration = self.at_mut(index);
@@ -63,18 +67,18 @@ impl ReadyList {
         self.set_watch(index, Watch::Hot);
     }
 
-    /// How many connections may be hot.
+    /// Returns the bound on the number of hot connections.
     fn hot_limit(&self) -> usize {
         HOT_BEGIN + self.hot_extra
     }
 
-    /// As [`ReadyList::make_hot_untrimmed`], and makes room for it.
+    /// Makes every wait poll a registration, and parks or queues others to keep the bound.
     pub fn make_hot(&mut self, index: u32) {
         self.make_hot_untrimmed(index);
         self.trim();
     }
 
-    /// Moves a registration to the list of those that are watched so.
+    /// Moves a registration to the list that belongs to `watch`.
     pub(super) fn set_watch(&mut self, index: u32, watch: Watch) {
         let registration = self.at_mut(index);
         let is_connection = registration.is_connection();
@@ -96,7 +100,7 @@ impl ReadyList {
         }
     }
 
-    /// Parks or queues those that have been idle for longest, until no more are hot than may be.
+    /// Parks or queues the connections that have been idle for longest until the bound is kept.
     pub(super) fn trim(&mut self) {
         let excess = self.hot.len().saturating_sub(self.hot_limit());
         if excess > 0 {
@@ -105,7 +109,7 @@ impl ReadyList {
         }
     }
 
-    /// Parks the one that has been idle for longest, if that is long.
+    /// Parks the connection that has been idle for longest, if it has been idle long enough.
     fn park_idle(&mut self) {
         let Some(&index) = self.hot.first() else { return };
         if self.reports.wrapping_sub(self.at(index).active_at) > IDLE_REPORTS_MAX {
@@ -115,7 +119,7 @@ impl ReadyList {
         }
     }
 
-    /// Of a connection that has just left the hot ones.
+    /// Parks or queues a connection that has just been removed from the hot ones.
     fn evict(&mut self, index: u32) {
         let registration = self.at_mut(index);
         registration.watch = Watch::Off;
@@ -132,7 +136,8 @@ impl ReadyList {
         self.set_watch(index, Watch::Queued(since));
     }
 
-    /// Parks a connection that is in no list, and polls it once more. `true`: it is ready, and still in no list.
+    /// Parks a connection that is in no list, and polls it once more. Returns `true` if it is ready; it is then still
+    /// in no list.
     fn park_unless_ready(&mut self, index: u32, held: HeldRecords) -> bool {
         let is_parked = self.park(index);
         if held == HeldRecords::Published {
@@ -145,7 +150,7 @@ impl ReadyList {
         false
     }
 
-    /// Reports what is ready, oldest first.
+    /// Reports ready registrations, oldest first.
     #[inline]
     pub fn scan(&mut self, buffer: &mut EventBuffer, thorough: bool) {
         match self.single_lane() {
@@ -154,7 +159,7 @@ impl ReadyList {
         }
     }
 
-    /// The connection that is all there is to poll, if it goes by a lane.
+    /// Returns the connection that is the only one to poll, if it uses a lane.
     #[inline(always)]
     fn single_lane(&self) -> Option<u32> {
         let [index] = self.hot[..] else { return None };
@@ -162,7 +167,8 @@ impl ReadyList {
         (is_alone && !self.at(index).is_on_lifeline()).then_some(index)
     }
 
-    /// As [`ReadyList::scan_all`], where there is nothing to put in order: it reads no clock, and no stamp.
+    /// As [`ReadyList::scan_all`], for a single connection: it needs no order, and so reads neither clock nor
+    /// timestamp.
     #[inline(always)]
     fn scan_single(&mut self, index: u32, buffer: &mut EventBuffer, thorough: bool) {
         let registration = in_use(&mut self.slots, index);
@@ -197,20 +203,20 @@ impl ReadyList {
         self.trim();
     }
 
-    /// Connections on their lifelines cost system calls to poll, and the kernel knows their order: those that have
-    /// nothing to report are its to watch.
+    /// Leaves connections without unreported events to the kernel if their data travels over lifelines: polling them
+    /// costs system calls, and the kernel knows their order.
     fn leave_lifelines_to_kernel(&mut self) {
         let mut hot = std::mem::take(&mut self.hot);
         hot.retain(|&index| !self.at(index).can_be_left_to_kernel() || !self.leave_to_kernel(index, false));
         self.hot = hot;
     }
 
-    /// Polls everything hot. Answers the place of the last find among the hot connections: those from there on were
-    /// polled before it.
+    /// Polls all hot registrations. Returns the index of the last find among the hot connections; those from there on
+    /// were polled before it.
     #[inline]
     fn poll_all(&mut self, scan: &mut Scan) -> usize {
         let mut last_find = self.hot.len();
-        // Those that were busy last come first, so that little has to be polled again.
+        // The connections that were busy last come first, so that few have to be polled again.
         for place in (0..self.hot.len()).rev() {
             if self.poll(self.hot[place], scan, None) {
                 last_find = place;
@@ -222,7 +228,7 @@ impl ReadyList {
         last_find
     }
 
-    /// Notes it if it is ready, and not newer than `newest`. What has no stamp is no newer: nobody can tell.
+    /// Records a registration if it is ready and not newer than `newest`. One without a timestamp is never newer.
     #[inline]
     fn poll(&mut self, index: u32, scan: &mut Scan, newest: Option<ReadyTime>) -> bool {
         let registration = in_use(&mut self.slots, index);
@@ -241,7 +247,7 @@ impl ReadyList {
         true
     }
 
-    /// Whether something is ready that is no hot connection.
+    /// Polls what is not a hot connection; returns whether something is ready.
     fn poll_others(&mut self, scan: &mut Scan) -> bool {
         let before = self.found.len();
         for place in 0..self.hot_others.len() {
@@ -267,7 +273,7 @@ impl ReadyList {
         self.found.len() > before
     }
 
-    /// Finds what became ready before something that the first poll has found: among those that have rung, and those
+    /// Finds what became ready before the finds of the first poll: among connections that have sent wakeups, and those
     /// that were polled before the last find.
     #[inline]
     fn poll_again(&mut self, scan: &mut Scan, last_find: usize) {
@@ -311,7 +317,7 @@ impl ReadyList {
         self.found = found;
     }
 
-    /// Those of the queue that are due, `room` of them at most, are found.
+    /// Moves entries from the front of the queue to the finds, at most `room` of them.
     fn take_queued(&mut self, mut room: usize, scan: &mut Scan) {
         while room > 0
             && let Some((queued_since, index)) = self.queue.pop_first()
@@ -322,12 +328,11 @@ impl ReadyList {
             } else if self.found.last().is_some_and(|one| one.since == queued_since) {
                 room -= 1;
             }
-            // Else it was read in the meantime and is ready anew: others of the queue may be due before it.
+            // Otherwise it was read and became ready again since, so that others in the queue may be due before it.
         }
     }
 
-    /// After a report: hot connections that were reported are now the last to become idle, and what came from the queue
-    /// returns to it.
+    /// After a report, moves reported hot connections behind the other hot ones, and returns queued ones to the queue.
     fn put_back(&mut self, found: &[ReadyEntry]) {
         if let [one] = found
             && self.hot.last() == Some(&one.index)
@@ -358,7 +363,7 @@ impl ReadyList {
         }
     }
 
-    /// Whether something is ready, without reporting it.
+    /// Returns whether something is ready, without reporting it.
     pub fn peek(&mut self, thorough: bool) -> bool {
         let Self { hot, hot_others, unparkable, slots, .. } = self;
         let others = unparkable.iter().take(if thorough { usize::MAX } else { UNPARKABLE_POLLS });
@@ -368,7 +373,7 @@ impl ReadyList {
         is_ready
     }
 
-    /// Whether something of the queue is ready; what is not any more becomes hot.
+    /// Returns whether a queued connection is ready; makes those that no longer are hot.
     fn has_queued(&mut self, thorough: bool) -> bool {
         while let Some(&(_, index)) = self.queue.first() {
             if self.at_mut(index).poll(thorough) != 0 {
@@ -379,8 +384,8 @@ impl ReadyList {
         false
     }
 
-    /// Before a sleep: asks the peers of all hot connections to ring, polls them once more, and lets only those stay
-    /// hot that are ready. Nested sets do the same and enter themselves in `asleep`. `false`: something is ready.
+    /// Before a sleep, requests wakeups from the peers of all hot connections, polls them once more, and keeps only the
+    /// ready ones hot. Nested sets do the same and add themselves to `asleep`. Returns `false` if something is ready.
     pub fn park_all(&mut self, asleep: &mut Vec<&'static EpollSet>, held: HeldRecords) -> bool {
         let mut is_quiet = !self.has_queued(true);
         self.has_unwakeable = false;
@@ -417,17 +422,17 @@ impl ReadyList {
         is_quiet
     }
 
-    /// At the end of a wait while other threads sleep on the set: they must be rung for whatever comes next. Rings the
-    /// bell for what is there already.
+    /// At the end of a wait while other threads sleep on the set: requests wakeups for later events, and wakes the
+    /// threads for events that are there already.
     pub fn hand_over_to_sleepers(&mut self) {
-        // What was reported is behind the rest of the queue.
+        // The registrations that were just reported are behind the rest of the queue.
         let next = self.queue.first().map(|&(_, index)| index);
         let mut rings = next.is_some_and(|index| !std::mem::take(&mut self.at_mut(index).was_reported));
         for place in 0..self.hot.len() {
             let index = self.hot[place];
             self.park(index);
             let registration = self.at_mut(index);
-            // The threads that sleep do not know when it is due, nor of one that nothing wakes for.
+            // The sleeping threads know neither when held records are due nor of a connection that cannot be woken for.
             registration.publish_held();
             rings |= !std::mem::take(&mut registration.was_reported) && registration.check(true) != 0;
             rings |= registration.is_unwakeable();
@@ -441,9 +446,9 @@ impl ReadyList {
         }
     }
 
-    /// As [`ReadyList::hand_over_to_sleepers`], for one that was just added or changed. The look may have taken out of
-    /// the lifeline what the kernel was to report, so whoever wakes up polls it. The connections of a nested set have
-    /// not been asked to ring.
+    /// As [`ReadyList::hand_over_to_sleepers`], for one that was just added or modified. The poll may have consumed
+    /// what the kernel was to report from the lifeline; the thread that wakes up therefore polls it. A nested set is
+    /// always polled, because its connections have not been asked for wakeups.
     pub fn announce(&mut self, index: u32) {
         self.park(index);
         let registration = self.at_mut(index);

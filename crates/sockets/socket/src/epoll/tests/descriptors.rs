@@ -1,4 +1,4 @@
-//! Descriptors that are closed, duplicated, inherited and replaced while they are registered.
+//! Tests of descriptors that are closed, duplicated, inherited or replaced while they are registered.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn a_closed_descriptor_leaves_the_set() {
 fn a_plain_socket_that_becomes_a_connection_stays_in_the_set() {
     let epoll = Epoll::new();
     let (own, peer) = own_and_peer();
-    // As if `connect` had put the lifeline in the place of a socket that is in the set.
+    // As if `connect` had replaced a registered socket by the lifeline.
     epoll.set().with(|ready_list| ready_list.insert(Registration::new(own.fd(), Target::Stream, IN | OUT, 5)));
     REGISTERED.fetch_add(1, Ordering::Relaxed);
     adopt(own.fd(), own.0.0);
@@ -27,7 +27,7 @@ fn a_plain_socket_that_becomes_a_connection_stays_in_the_set() {
 }
 
 #[test]
-fn closing_the_set_lets_go_of_its_connections() {
+fn closing_the_set_releases_its_connections() {
     let (own, peer) = own_and_peer();
     for _ in 0..3 {
         let epoll = Epoll::new();
@@ -52,9 +52,9 @@ fn unsafe_borrow(fd: RawFd) -> std::os::fd::BorrowedFd<'static> {
     unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) }
 }
 
-/// A second descriptor of a connection.
+/// Creates a second descriptor of a connection.
 fn duplicate_of(own: &ProgramEndpoint) -> RawFd {
-    // SAFETY: an open descriptor.
+    // SAFETY: `own` keeps the descriptor open during the call.
     let copy = rustix::io::dup(unsafe { std::os::fd::BorrowedFd::borrow_raw(own.fd()) }).unwrap();
     let copy = std::os::fd::IntoRawFd::into_raw_fd(copy);
     own.0.0.add_descriptor(copy);
@@ -62,12 +62,12 @@ fn duplicate_of(own: &ProgramEndpoint) -> RawFd {
     copy
 }
 
-/// As the program's `close` does.
+/// Does what the program's `close` does.
 fn close_one(fd: RawFd, connection: &'static Connection) {
     entry::set(fd, Entry::None);
     forget(fd, connection);
     connection.remove_descriptor(fd);
-    // SAFETY: the test's descriptor.
+    // SAFETY: the test opened the descriptor and does not use it again.
     unsafe { rustix::io::close(fd) };
 }
 
@@ -86,7 +86,7 @@ fn a_registration_outlives_its_descriptor_while_another_names_the_connection() {
         send(peer.0, b"x").unwrap();
         assert_eq!(waiter.join().unwrap(), [(IN, 1)]);
     });
-    // What is left takes a number of its own in the set: the orphan cannot be rung for, and is found all the same.
+    // The remaining descriptor gets a registration of its own: the orphan cannot be woken for, but is still found.
     epoll.add(own.fd(), IN, 2);
     assert_eq!(epoll.now(), [(IN, 1), (IN, 2)]);
     assert_eq!(read_all(own.0.0), 1);
@@ -96,8 +96,8 @@ fn a_registration_outlives_its_descriptor_while_another_names_the_connection() {
         send(peer.0, b"y").unwrap();
         assert!(!waiter.join().unwrap().is_empty());
     });
-    // The end of a nap may have found the orphan before the ring for the other came: as long as there is something to
-    // report, the kernel is asked for rings now and then only.
+    // A millisecond's poll may have found the orphan before the wakeup for the other registration arrived: as long as
+    // there is something to report, the kernel is only polled from time to time.
     let began = std::time::Instant::now();
     while epoll.now() != [(IN, 1), (IN, 2)] {
         assert!(began.elapsed().as_nanos() < u128::from(HANG_NS), "{:?}", epoll.now());
@@ -115,7 +115,7 @@ fn a_number_that_returns_to_its_connection_finds_its_registration() {
     epoll.add(copy, IN, 1);
     close_one(copy, own.0.0);
     assert_eq!(epoll.control(EPOLL_CTL_MOD, own.fd(), IN, 2), Err(Errno::NOENT));
-    // Another thread may take the number in between.
+    // Another thread may get the number in between.
     let again = duplicate_of(&own);
     if again == copy {
         assert_eq!(epoll.control(EPOLL_CTL_ADD, again, IN, 2), Err(Errno::EXIST));
@@ -128,7 +128,7 @@ fn a_number_that_returns_to_its_connection_finds_its_registration() {
 }
 
 #[test]
-fn a_wait_that_lanes_came_into_has_the_time_that_was_left() {
+fn a_wait_that_continues_with_lanes_keeps_its_remaining_time() {
     let call = |timeout_ns| Call { epfd: -1, events: std::ptr::null_mut(), max: 1, timeout_ns, mask: std::ptr::null() };
     assert_eq!(call(Some(5_000_000)).after(1_900_000).timeout_ns, Some(4_000_000), "in whole milliseconds, as asked");
     assert_eq!(call(Some(5_000_001)).after(1_900_000).timeout_ns, Some(3_100_001));
@@ -160,9 +160,9 @@ fn a_process_that_inherits_a_set_registers_under_other_tokens() {
     leave();
 }
 
-/// Whoever is inside may wait for what the handler's thread holds.
+/// The thread inside the set may wait for what the handler's thread holds.
 #[test]
-fn what_a_handler_closes_whose_thread_holds_a_socket_is_left_to_who_is_inside_the_set() {
+fn a_close_by_a_handler_whose_thread_holds_a_socket_is_deferred_to_the_thread_inside_the_set() {
     let (own, _peer) = own_and_peer();
     let epoll = Epoll::new();
     epoll.add(own.fd(), IN, 1);

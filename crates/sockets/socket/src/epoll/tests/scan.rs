@@ -1,9 +1,9 @@
-//! Which connections a wait polls, and in which order it reports them.
+//! Tests of which connections a wait polls, and of the order in which it reports them.
 
 use super::*;
 
 #[test]
-fn idle_connections_are_not_looked_at() {
+fn idle_connections_are_not_polled() {
     let epoll = Epoll::new();
     let pairs: Vec<_> = (0..300).map(|_| own_and_peer()).collect();
     for (index, (own, _)) in pairs.iter().enumerate() {
@@ -62,7 +62,7 @@ fn a_wait_polls_the_same_number_however_many_idle_connections_are_fresh() {
         assert_eq!(read_all(busy.0.0), 1);
         assert!(round > 0 || hot() == HOT_BEGIN, "no wait slept");
     }
-    assert!(hot() < 10, "idle for long");
+    assert!(hot() < 10, "idle connections are parked");
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn connections_that_are_busy_at_once_are_all_polled() {
 }
 
 #[test]
-fn what_arrives_while_its_connection_makes_room_is_not_lost() {
+fn data_that_arrives_while_its_connection_is_parked_is_not_lost() {
     let epoll = Epoll::new();
     let pairs = pairs_of(HOT_BEGIN + 1);
     let peer = pairs[0].1.0;
@@ -101,7 +101,7 @@ fn what_arrives_while_its_connection_makes_room_is_not_lost() {
 }
 
 #[test]
-fn what_arrived_first_is_reported_first() {
+fn data_is_reported_in_the_order_of_its_timestamps() {
     let epoll = Epoll::new();
     let pairs = pairs_of(3);
     epoll.add_all(&pairs, IN);
@@ -113,7 +113,7 @@ fn what_arrived_first_is_reported_first() {
 }
 
 #[test]
-fn senders_stamp_what_they_send() {
+fn data_is_reported_in_the_order_in_which_it_was_sent() {
     let epoll = Epoll::new();
     let pairs = pairs_of(5);
     epoll.add_all(&pairs, IN);
@@ -125,7 +125,7 @@ fn senders_stamp_what_they_send() {
 }
 
 #[test]
-fn what_was_reported_goes_behind_what_became_ready_meanwhile() {
+fn a_reported_connection_moves_behind_those_that_became_ready_since() {
     let epoll = Epoll::new();
     let pairs = pairs_of(4);
     epoll.add_all(&pairs, IN);
@@ -137,24 +137,24 @@ fn what_was_reported_goes_behind_what_became_ready_meanwhile() {
     assert_eq!(take(7), [1, 2, 0, 1, 2, 0, 1]);
     send_at(&pairs[3], stamps_now(), 0);
     assert_eq!(take(7), [2, 0, 1, 3, 2, 0, 1]);
-    // What was read and is ready anew keeps its place in the list, if it is there.
+    // A connection that was read and becomes ready again keeps its place in the list if it is still there.
     assert_eq!(read_all(pairs[3].0.0.0), 1);
     send_at(&pairs[3], stamps_now(), 0);
     assert_eq!(take(5), [3, 2, 0, 1, 3]);
     assert_eq!(read_all(pairs[3].0.0.0), 1);
     assert_eq!(take(1), [2]);
     send_at(&pairs[3], stamps_now(), 0);
-    assert_eq!(take(4), [0, 1, 2, 3], "else it joins anew");
+    assert_eq!(take(4), [0, 1, 2, 3], "it joins the list again");
 }
 
 #[test]
-fn what_was_stored_before_a_find_is_found_too() {
+fn data_stored_before_a_find_is_found_by_the_same_scan() {
     let epoll = Epoll::new();
     let pairs = pairs_of(2);
     epoll.add_all(&pairs, IN);
     let base = stamps_now();
     let (before, after) = ((pairs[1].0.fd(), pairs[1].1.0), (pairs[0].0.fd(), pairs[0].1.0));
-    // Between the poll of the one that was added last, and that of the other.
+    // Runs between the poll of the connection that was added last and the poll of the other one.
     BEFORE_POLL.set(Some((
         1,
         Box::new(move || {
@@ -168,33 +168,33 @@ fn what_was_stored_before_a_find_is_found_too() {
 }
 
 #[test]
-fn what_arrives_during_a_scan_keeps_its_order() {
+fn data_that_arrives_during_a_scan_keeps_its_order() {
     let epoll = Epoll::new();
     let pairs = pairs_of(4);
     epoll.add_all(&pairs, IN);
     send_one(pairs[3].1.0);
     let peers = [1, 2, 0].map(|index: usize| pairs[index].1.0);
-    // After the poll of the one that was added last, which is ready.
+    // Runs after the poll of the connection that was added last, which is ready.
     BEFORE_POLL.set(Some((1, Box::new(move || peers.into_iter().for_each(send_one)))));
     assert_eq!(epoll.order(16), [3, 1, 2, 0]);
 }
 
 #[test]
-fn what_is_in_the_list_keeps_its_place_when_more_arrives() {
+fn a_listed_connection_keeps_its_place_when_more_data_arrives() {
     let epoll = Epoll::new();
     let pairs = pairs_of(3);
     epoll.add_all(&pairs, IN);
     let base = stamps_now();
     pairs.iter().zip([10, 20, 30]).for_each(|(pair, units)| send_at(pair, base, units));
     assert_eq!(epoll.order(1), [0]);
-    // As if another thread had read it.
+    // As if another thread had read the data.
     assert_eq!(read_all(pairs[1].0.0.0), 1);
     send_at(&pairs[1], base, 40);
     assert_eq!(epoll.order(2), [1, 2]);
 }
 
 #[test]
-fn what_is_newer_than_all_finds_is_left_to_the_next_wait() {
+fn data_newer_than_all_finds_is_left_to_the_next_wait() {
     let epoll = Epoll::new();
     let pairs = pairs_of(2);
     epoll.add_all(&pairs, IN);
@@ -214,7 +214,7 @@ fn what_is_newer_than_all_finds_is_left_to_the_next_wait() {
 }
 
 #[test]
-fn a_parked_connection_that_rang_is_reported_before_what_came_after() {
+fn a_parked_connection_that_sent_a_wakeup_is_reported_before_later_data() {
     let epoll = Epoll::new();
     let pairs = pairs_of(2);
     epoll.add_all(&pairs, IN);
@@ -223,7 +223,7 @@ fn a_parked_connection_that_rang_is_reported_before_what_came_after() {
         send_at(&pairs[0], stamps_now(), 0);
         assert_eq!(epoll.wait(), [(IN, 0)]);
         assert_eq!(read_all(pairs[0].0.0.0), 1);
-        // One is hot, the other is not.
+        // One of the connections is hot, the other one is not.
         let base = stamps_now();
         send_at(&pairs[1], base, 1);
         send_at(&pairs[0], base, 2);
@@ -239,14 +239,14 @@ fn more_ready_connections_than_may_be_hot_are_reported_in_order_and_in_turn() {
     epoll.add_all(&pairs, IN);
     let base = stamps_now();
     let count = pairs.len() as u64;
-    // The last comes first.
+    // The last connection has the earliest timestamp.
     pairs.iter().enumerate().for_each(|(index, pair)| send_at(pair, base, count - index as u64));
     let all: Vec<u64> = (0..count).rev().collect();
     for round in 0..3 {
         let mut reported = Vec::new();
         while reported.len() < pairs.len() {
             let polls = polls_of(|| reported.extend(epoll.order(8)));
-            // At first, what rang is collected.
+            // The first round also polls the connections that have sent wakeups.
             assert!(round == 0 || polls <= 3 * HOT_BEGIN as u64, "{polls}");
         }
         assert_eq!(reported, all, "round {round}");
@@ -254,12 +254,12 @@ fn more_ready_connections_than_may_be_hot_are_reported_in_order_and_in_turn() {
 }
 
 #[test]
-fn what_the_kernel_reports_after_a_sleep_keeps_its_place_among_lanes() {
+fn a_lifeline_reported_after_a_sleep_keeps_its_place_among_lanes() {
     let epoll = Epoll::new();
     let lanes = pairs_of(2);
     epoll.add_all(&lanes, IN);
-    let young = [(); 2].map(|()| young_own_and_peer());
-    (2..).zip(&young).for_each(|(data, (own, _))| epoll.add(own.fd(), IN, data));
+    let on_lifeline = [(); 2].map(|()| own_and_peer_on_lifeline());
+    (2..).zip(&on_lifeline).for_each(|(data, (own, _))| epoll.add(own.fd(), IN, data));
     epoll.let_all_sleep();
     for order in [[0, 2, 1, 3], [2, 0, 3, 1], [3, 2, 1, 0]] {
         epoll.set().with(|ready_list| {
@@ -269,20 +269,20 @@ fn what_the_kernel_reports_after_a_sleep_keeps_its_place_among_lanes() {
         for data in order {
             match lanes.get(data as usize) {
                 Some((_, peer)) => send_one(peer.0),
-                None => send_one(young[data as usize - 2].1.0),
+                None => send_one(on_lifeline[data as usize - 2].1.0),
             }
         }
-        // The sleeper is late.
+        // The sleeping thread runs late.
         std::thread::sleep(Duration::from_millis(1));
         epoll.set().with(ReadyList::collect_events);
         assert_eq!(epoll.order(16), order);
-        lanes.iter().chain(&young).for_each(|(own, _)| assert_eq!(read_all(own.0.0), 1));
+        lanes.iter().chain(&on_lifeline).for_each(|(own, _)| assert_eq!(read_all(own.0.0), 1));
         epoll.let_all_sleep();
     }
 }
 
 #[test]
-fn a_call_that_takes_the_switch_to_lanes_out_does_not_hide_what_came_behind_it() {
+fn a_call_that_reads_the_switch_to_lanes_does_not_hide_the_data_behind_it() {
     let _no_child = test_support::spawn::forbid();
     let calls: [fn(&'static Connection); 4] = [
         |connection| assert_ne!(connection.readiness_for_all(libc::POLLIN), 0),
@@ -292,7 +292,7 @@ fn a_call_that_takes_the_switch_to_lanes_out_does_not_hide_what_came_behind_it()
     ];
     for call in calls {
         let epoll = Epoll::new();
-        let (own, peer) = young_own_and_peer();
+        let (own, peer) = own_and_peer_on_lifeline();
         epoll.add(own.fd(), IN, 1);
         epoll.let_all_sleep();
         peer.0.prepare_to_be_sent();
@@ -317,7 +317,7 @@ fn an_edge_is_not_mistaken_for_the_message_before_it() {
         [|peer| peer.0.shutdown(crate::connection::SHUTDOWN_WRITE).unwrap(), |peer| send_one(peer.0)];
     for edge in edges {
         let epoll = Epoll::new();
-        let (own, peer) = young_own_and_peer();
+        let (own, peer) = own_and_peer_on_lifeline();
         epoll.add(own.fd(), IN | EDGE, 1);
         epoll.let_all_sleep();
         send_one(peer.0);
@@ -330,7 +330,7 @@ fn an_edge_is_not_mistaken_for_the_message_before_it() {
 }
 
 #[test]
-fn what_waits_for_its_turn_can_be_changed_read_and_taken_out() {
+fn a_queued_connection_can_be_modified_read_and_removed() {
     let epoll = Epoll::new();
     let pairs = pairs_of(3 * HOT_BEGIN);
     epoll.add_all(&pairs, IN);
@@ -355,7 +355,7 @@ fn what_waits_for_its_turn_can_be_changed_read_and_taken_out() {
 }
 
 #[test]
-fn connections_whose_peers_are_gone_are_polled_a_few_at_a_time() {
+fn each_scan_polls_a_few_of_the_connections_whose_peers_are_gone() {
     let _no_child = test_support::spawn::forbid();
     let epoll = Epoll::new();
     let (owns, peers): (Vec<_>, Vec<_>) = pairs_of(100).into_iter().unzip();
