@@ -1,10 +1,11 @@
-//! How two processes find each other, on one machine and between nodes.
+//! Rendezvous: how two processes find each other, on one machine and between nodes.
 //!
 //! * [`local`]: lane listeners in the rack [`directory`]; [`name_key`] authenticates the names of connecting endpoints.
-//! * [`remote`]: listeners of other nodes, by the [`monitor`] and the proxies; [`span_lease`] and [`local_page`] are
-//!   for programs that write windows themselves.
+//! * [`remote`]: listeners of other nodes, by the [`monitor`] and the proxies. For programs that write windows
+//!   themselves, `window_segment` maps the spans, [`span_lease`] shows that they are in use, and [`local_page`] records
+//!   where they are.
 //! * [`connect`] and [`accept`] use either; [`handshake`] is the first message of a connection that brings its memory;
-//!   `reasons` finds out afterwards why a connection has no lane.
+//!   [`reasons`] determines afterwards why a connection has no lane.
 
 mod accept;
 pub mod address;

@@ -15,31 +15,32 @@ use super::name_key::NameKey;
 use super::window_segment;
 use crate::descriptor::hidden::close;
 
-/// Strangers that one call of `accept` sends away.
+/// Maximum number of unauthenticated clients that one call of `accept` rejects.
 const REJECTED_MAX: usize = 64;
 
-/// A new connection, seen from the end that called `accept`. Its memory comes by [`receive_handshake`].
+/// A new connection, as the endpoint that has called `accept` sees it. Its memory comes by [`receive_handshake`].
 #[derive(Debug)]
 pub struct Accepted {
-    /// The kernel object that is the program's descriptor.
+    /// The kernel object behind the program's descriptor.
     pub lifeline: OwnedFd,
-    /// Its addresses, canonical.
+    /// Its addresses, in canonical form.
     pub tuple: Tuple,
-    /// Who is at the other end.
+    /// The kind of process at the other endpoint.
     pub opener: Opener,
 }
 
-/// Takes a connection from a lane listener, without waiting. `key` is that of the listener's rack, `flags` are
-/// `SOCK_NONBLOCK` and `SOCK_CLOEXEC`. Strangers, who have no tuple of this rack for a name or are another user's, are
-/// sent away.
+/// Accepts a connection on a lane listener, without waiting. `key` is that of the listener's rack, `flags` are
+/// `SOCK_NONBLOCK` and `SOCK_CLOEXEC`. Clients whose name is not a tuple of this rack, and those of other users, are
+/// rejected: their connections are closed.
 ///
 /// # Errors
-/// `AGAIN` when there is none, `CONNABORTED` when there were only rejected, and what `accept4(2)` answers.
+/// `AGAIN` when there is none, `CONNABORTED` when all clients were rejected, and those of `accept4(2)`.
 pub fn accept(lane_fd: RawFd, key: &NameKey, flags: i32) -> Result<Accepted, Errno> {
     if lane_fd < 0 {
         return Err(Errno::BADF);
     }
-    // SAFETY: not -1; the number of a listener that the caller keeps open. Were it closed, the calls would fail.
+    // SAFETY: the number is not -1 and that of a listener which the caller keeps open. Were it closed, the calls would
+    // fail.
     let listener = unsafe { BorrowedFd::borrow_raw(lane_fd) };
     let mut socket_flags = SocketFlags::empty();
     socket_flags.set(SocketFlags::NONBLOCK, flags & libc::SOCK_NONBLOCK != 0);
@@ -60,23 +61,23 @@ pub fn accept(lane_fd: RawFd, key: &NameKey, flags: i32) -> Result<Accepted, Err
     Err(Errno::CONNABORTED)
 }
 
-/// Why the first message on a lifeline is not a handshake to go on with.
+/// The reason why the first message on a lifeline is not a valid handshake.
 #[derive(Debug)]
 pub enum HandshakeRejection {
-    /// The peer is gone, and has not said anything.
+    /// The peer has closed the connection without sending anything.
     Closed,
-    /// What it said is no handshake of ours.
+    /// The bytes are not a handshake of the library.
     Handshake(HandshakeError),
-    /// It brought this many descriptors, or more than can be counted, instead of one.
+    /// This many descriptors came with it instead of one, or more than are counted.
     Descriptors(usize),
-    /// The descriptor it brought is not a sealed memfd of the right size, or cannot be mapped.
+    /// The descriptor is not a sealed memfd of the right size, or cannot be mapped.
     Memory(Errno),
-    /// It cannot be received.
+    /// The message cannot be received.
     System(Errno),
 }
 
 impl HandshakeRejection {
-    /// For the ledger.
+    /// Returns the reason for the stats page.
     pub fn reason(&self) -> FallbackReason {
         match self {
             Self::Handshake(HandshakeError::Version(_) | HandshakeError::SegmentBytes(_)) => {
@@ -90,11 +91,11 @@ impl HandshakeRejection {
     }
 }
 
-/// Receives the handshake of an accepted connection, without waiting: its memory, and the descriptor of that. `None`:
-/// not there yet.
+/// Receives the handshake of an accepted connection without waiting. Returns its memory and the descriptors of that, or
+/// `None` if the handshake has not arrived.
 ///
 /// # Errors
-/// What the peer sent instead. Descriptors that came with it are closed.
+/// The reason why the message is rejected. Descriptors that came with it are closed.
 pub fn receive_handshake(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<MemoryFds>)>, HandshakeRejection> {
     let mut bytes = [0_u8; HANDSHAKE_BYTES];
     let (length, mut fds, cut_off) = match receive_with_descriptors(lifeline, &mut bytes) {

@@ -12,13 +12,13 @@ use super::local::*;
 use super::remote::ConnectProgress;
 use super::{monitor, reasons, remote};
 
-/// Connects to a lane listener in the caller's rack. `bound` is what `getsockname` says of the program's TCP socket,
-/// `netns` is the cookie of the network namespace that the socket was made in; it `shares` its address with others or
-/// does not.
+/// Connects to a lane listener in the rack of the calling thread. `bound` is the address that `getsockname` returns for
+/// the program's TCP socket, `shares` tells whether the socket shares it with others, and `netns` is the cookie of the
+/// network namespace that the socket was created in.
 ///
 /// # Errors
-/// As [`connect_in`], and `RackUnavailable`; `NamespaceDiffers` where the calling thread is in another namespace: what
-/// the socket reaches is of its own.
+/// Those of [`connect_in`], and `RackUnavailable`; `NamespaceDiffers` if the calling thread is in another namespace
+/// than the socket.
 pub fn connect(
     to: SocketAddr,
     bound: Option<SocketAddr>,
@@ -32,7 +32,8 @@ pub fn connect(
 }
 
 fn connect_now(request: &ConnectRequest, netns: u64) -> Result<ConnectProgress, NoLane> {
-    // Asked before the rack is opened, because a program that only talks to other machines needs none.
+    // The route is determined before the rack is opened, because a program that only connects to other machines needs
+    // none.
     let route = request.route();
     let may_be_remote = request.may_be_remote(&route);
     if let (Err(no_lane), false) = (route, may_be_remote) {

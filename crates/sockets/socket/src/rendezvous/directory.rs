@@ -1,29 +1,28 @@
-//! The rack directory: where listeners leave the names by which connecting ends find them.
+//! The rack directory: where listeners publish the names by which connecting endpoints find them.
 //!
 //! ```text
 //!   RACK/v4/net-<inode of the network namespace>/127.0.0.1:6379/lane   one AF_UNIX stream socket per lane listener
-//!                                                [::]:80/lane          takes IPv4 too
+//!                                                [::]:80/lane          accepts IPv4 too
 //!                                                [::]:443/lane!6       IPv6 only
 //!                                                0.0.0.0:80/lane#3     one of several at this address (SO_REUSEPORT)
-//!                                                127.77.0.2:80/lane!far   another node's; this node's proxy listens
-//!                                                sweep                 where the next sweep begins
-//!   RACK/v4/key                                                        the key of the names of lifelines ([`NameKey`])
-//!   RACK/lanes-off                                                     there while no new lanes are to be made
-//!   RACK/monitor.sock                                                  this node's monitor, where there are other ones
-//!   RACK/v1/stat/<pid>                                                 the ledger pages
+//!                                                127.77.0.2:80/lane!far   of another node; the proxy listens
+//!                                                sweep                 the position at which the next sweep begins
+//!   RACK/v4/key                                                        the key of the names of lifelines (`NameKey`)
+//!   RACK/lanes-off                                                     present while new lanes are switched off
+//!   RACK/monitor.sock                                                  the socket of this node's monitor
+//!   RACK/v1/stat/<pid>                                                 the stats pages
 //! ```
 //!
-//! Each directory must be a real one, owned by the effective user, with no rights for anybody else. The owner of a name
-//! may have been killed, and the name is then stale: no socket stands behind it. That is found out by connecting with
-//! the wrong socket type, which a live socket answers with `EPROTOTYPE`, unharmed, and a stale name with
-//! `ECONNREFUSED`.
+//! Each directory must be a real one, owned by the effective user, and closed to all other users. If the owner of a
+//! name was killed, the name is stale: no socket is behind it. A probe tells by connecting with the wrong socket type:
+//! a live socket answers `EPROTOTYPE` and does not notice, a stale name answers `ECONNREFUSED`.
 //!
-//! Each address has a directory, so `listen` and `connect` read only those of the addresses that they are about: what
-//! they cost does not depend on other listeners, alive or dead. Names are made and removed under the lock of that
-//! directory, so that nobody removes a name that has just been made anew. The holder of the lock removes the directory
-//! too if it is empty; whoever has opened it meanwhile finds that out once it has the lock, and begins again. Stale
-//! names at addresses that nobody uses any more are removed by sweeps: each `listen` checks the next few addresses of
-//! the rack, so the number of stale names stays in proportion to that of live ones.
+//! Each address has a directory, so `listen` and `connect` read only the directories of the addresses that concern
+//! them: their cost does not depend on other listeners, live or dead. Names are created and removed under the lock of
+//! that directory, so that a name which has just been created again is never removed. The holder of the lock also
+//! removes the directory if it is empty; a process that has opened the directory meanwhile notices this when it holds
+//! the lock, and starts again. Stale names at addresses that are no longer used are removed by sweeps: each `listen`
+//! checks the next few addresses of the rack, so the number of stale names stays in proportion to that of live ones.
 
 mod listener_name;
 mod location;

@@ -1,21 +1,21 @@
-//! The first bytes on a lifeline, from the connecting end, with a descriptor attached to them: the segment's memfd, or
-//! the memory in which the windows of two nodes lie.
+//! The handshake: the first bytes on a lifeline, from the connecting endpoint, with a descriptor attached to them: the
+//! segment's memfd, or the memory in which the windows of two nodes are.
 //!
 //! ```text
-//!    0  magic            "XLHANDSHAKE" and a zero
+//!    0  magic            "XLHELLO" and a zero
 //!    8  version          of this and of the segment's layout
-//!   12  flags            1: the connection lies in windows; 2: of a link that is slowed down to a model; 4, 8, 12: of
-//!                        memory that is uncached, write-combined, not coherent; the second byte: by whole multiples
-//!                        of which power of two that memory is mapped, 0: by pages
-//!   16  segment bytes    the size of the memfd, or of each end's span
-//!   24  secret           of the lane to the accepting end
-//!   32  secret           of the lane to the connecting end
+//!   12  flags            1: the connection is in windows; 2: of a modelled link; 4, 8, 12: the memory is uncached,
+//!                        write-combined, not coherent; the second byte: the binary logarithm of the unit in which
+//!                        the memory must be mapped, 0: pages
+//!   16  segment bytes    the size of the memfd, or of each endpoint's span
+//!   24  secret           of the lane to the accepting endpoint
+//!   32  secret           of the lane to the connecting endpoint
 //!   40  inbound          offset of the receiver's span in the memory, zero with a memfd
-//!   48  outbound         offset of the other end's span
-//!   56  model            what a program must know of such a link
+//!   48  outbound         offset of the other endpoint's span
+//!   56  model            the model of a modelled link
 //! ```
 //!
-//! Numbers are in the machine's own order: both ends run on it.
+//! Numbers are in the byte order of the machine, on which both endpoints run.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ use volmem::Alignment;
 use segment::model::{LinkModel, MODEL_BYTES};
 use segment::{LAYOUT_VERSION, Secrets, Segment};
 
-/// Bytes of a handshake.
+/// Length of a handshake.
 pub const HANDSHAKE_BYTES: usize = MODEL_OFFSET + MODEL_BYTES;
 const MODEL_OFFSET: usize = 56;
 
@@ -36,43 +36,44 @@ const CACHING_SHIFT: u32 = 2;
 const CACHING_MASK: u32 = 3;
 const ALIGNMENT_SHIFT: u32 = 8;
 const FLAGS_KNOWN: u32 = FLAG_WINDOWS | FLAG_MODEL | CACHING_MASK << CACHING_SHIFT | 0xff << ALIGNMENT_SHIFT;
-/// What the kinds of memory are called in flags.
+/// The kinds of memory, by their number in the flags.
 const CACHINGS: [Caching; 4] = [Caching::Cached, Caching::Uncached, Caching::WriteCombined, Caching::NonCoherent];
 
-/// Where the spans of a connection between nodes lie, for the one who reads this.
+/// The spans of a connection between two nodes, as the endpoint that reads this sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowSpans {
-    /// Bytes from the start of the memory to its own span.
+    /// Offset of its own span in the memory.
     pub inbound_offset: u64,
-    /// Bytes from there to the other end's.
+    /// Offset of the other endpoint's span in the memory.
     pub outbound_offset: u64,
-    /// What the memory is mapped by whole multiples of, where pages do not do. Told, because programs may not see where
-    /// the kernel describes devices.
+    /// The unit in which the memory must be mapped, if larger than a page. It is sent, because programs may not be able
+    /// to read where the kernel describes devices.
     pub alignment: Option<Alignment>,
-    /// How the memory is to be reached.
+    /// The caching of the memory.
     pub caching: Caching,
-    /// The link, where it is slowed down to a model.
+    /// The model of the link, if it is a modelled one.
     pub model: Option<LinkModel>,
 }
 
 impl WindowSpans {
-    /// Over a link that is as fast as its memory, which is ordinary memory, mapped by pages.
+    /// Returns spans of a link without a model, in ordinary memory that is mapped by pages.
     pub const fn new(inbound_offset: u64, outbound_offset: u64) -> Self {
         Self { inbound_offset, outbound_offset, alignment: None, caching: Caching::Cached, model: None }
     }
 
-    /// Whether the programs' own state lies apart from the memory: its words cannot be changed by several processes at
-    /// once, or what lies beside them is not seen.
+    /// Returns whether an endpoint's state is in a local page and not in the memory: on this memory, atomic
+    /// read-modify-write operations do not work, or writes to a cache line that another node reads are not visible to
+    /// it.
     pub fn has_local_state(&self) -> bool {
         self.caching != Caching::Cached
     }
 
-    /// Bytes of each span.
+    /// Returns the length of each span.
     pub const fn span_bytes(&self) -> usize {
         Segment::window_bytes(self.model.is_some())
     }
 
-    /// All of it but the offsets and the model, in a number that is zero only without a spans.
+    /// Encodes everything but the offsets and the model in a number that is zero only without spans.
     pub(crate) fn flags(spans: Option<Self>) -> u32 {
         let Some(spans) = spans else { return 0 };
         let model = if spans.model.is_some() { FLAG_MODEL } else { 0 };
@@ -81,43 +82,43 @@ impl WindowSpans {
         FLAG_WINDOWS | model | caching << CACHING_SHIFT | alignment
     }
 
-    /// How [`WindowSpans::flags`] says that the memory is reached.
+    /// Returns the caching in the flags of [`WindowSpans::flags`].
     pub(crate) fn caching_in(flags: u32) -> Caching {
         CACHINGS[(flags >> CACHING_SHIFT & CACHING_MASK) as usize]
     }
 
-    /// By what [`WindowSpans::flags`] says that the memory is mapped.
+    /// Returns the unit of mapping in the flags of [`WindowSpans::flags`].
     pub(crate) fn alignment_in(flags: u32) -> Option<Alignment> {
         let [_, log2, ..] = flags.to_le_bytes();
         Alignment::from_log2(log2)
     }
 }
 
-/// What the connecting end says of the connection.
+/// The contents of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handshake {
-    /// What tells the records of each lane from other bytes.
+    /// The secrets by which the records of each lane are distinguished from other bytes.
     pub secrets: Secrets,
-    /// In windows; else in a memfd.
+    /// The spans of a connection in windows; `None` for one in a memfd.
     pub spans: Option<WindowSpans>,
 }
 
-/// Why bytes are no handshake for this end.
+/// The reason why bytes are not a valid handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandshakeError {
-    /// Not as many bytes as a handshake has.
+    /// A wrong number of bytes.
     Length(usize),
-    /// Not a handshake at all.
+    /// A wrong magic number.
     Magic(u64),
     /// A handshake of another version.
     Version(u32),
-    /// Flags this end does not know.
+    /// Unknown flags.
     Flags(u32),
-    /// A segment of another size than this version's.
+    /// A segment whose size is not that of this version.
     SegmentBytes(u64),
-    /// A spans in windows, of a connection that lies in a memfd; a model, of a link that is slowed down to none; or an
-    /// alignment that no memory has.
-    WindowSpans(WindowSpans),
+    /// Spans in windows for a connection in a memfd, a model for a link without one, or a unit of mapping that no
+    /// memory has.
+    Spans(WindowSpans),
 }
 
 impl fmt::Display for HandshakeError {
@@ -134,9 +135,9 @@ impl fmt::Display for HandshakeError {
                 Segment::WINDOW_BYTES,
                 Segment::TIMED_WINDOW_BYTES
             ),
-            Self::WindowSpans(spans) => write!(
+            Self::Spans(spans) => write!(
                 formatter,
-                "a spans in windows ({:#x}, {:#x}) of a connection in a memfd, a model of a link that has none, or an \
+                "spans in windows ({:#x}, {:#x}) of a connection in a memfd, a model of a link that has none, or an \
                  alignment that no memory has",
                 spans.inbound_offset, spans.outbound_offset
             ),
@@ -147,7 +148,7 @@ impl fmt::Display for HandshakeError {
 impl std::error::Error for HandshakeError {}
 
 impl Handshake {
-    /// The bytes to send.
+    /// Encodes the handshake.
     pub fn encode(&self) -> [u8; HANDSHAKE_BYTES] {
         let mut bytes = [0_u8; HANDSHAKE_BYTES];
         bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
@@ -167,10 +168,10 @@ impl Handshake {
         self.spans.map_or(Segment::SEGMENT_BYTES, |spans| spans.span_bytes()) as u64
     }
 
-    /// The handshake in received bytes, which anybody may have sent.
+    /// Decodes received bytes, which any process may have sent.
     ///
     /// # Errors
-    /// What is wrong with them, the most telling thing first.
+    /// The first error found, in the order of the fields.
     pub fn decode(bytes: &[u8]) -> Result<Self, HandshakeError> {
         let bytes: &[u8; HANDSHAKE_BYTES] = bytes.try_into().map_err(|_| HandshakeError::Length(bytes.len()))?;
         let magic = word(bytes, 0);
@@ -198,7 +199,7 @@ impl Handshake {
             return Err(HandshakeError::SegmentBytes(segment_bytes));
         }
         if handshake.encode() != *bytes {
-            return Err(HandshakeError::WindowSpans(spans));
+            return Err(HandshakeError::Spans(spans));
         }
         Ok(handshake)
     }
@@ -228,7 +229,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_handshake_survives_the_way(to_acceptor: u64, to_connector: u64) {
+        fn a_handshake_survives_encoding(to_acceptor: u64, to_connector: u64) {
             let handshake = handshake(to_acceptor, to_connector);
             prop_assert_eq!(Handshake::decode(&handshake.encode()), Ok(handshake));
             let spans = WindowSpans::new(to_connector, to_acceptor);
@@ -274,13 +275,9 @@ mod tests {
         assert_eq!(changed(0), HandshakeError::Magic(MAGIC ^ u64::from_ne_bytes([0x40, 0, 0, 0, 0, 0, 0, 0])));
         assert_eq!(changed(8), HandshakeError::Version(LAYOUT_VERSION ^ u32::from_ne_bytes([0x40, 0, 0, 0])));
         assert_eq!(changed(12), HandshakeError::Flags(u32::from_ne_bytes([0x40, 0, 0, 0])));
-        assert_eq!(changed(40), HandshakeError::WindowSpans(WindowSpans::new(0x40, 0)));
-        assert_eq!(
-            changed(13),
-            HandshakeError::WindowSpans(WindowSpans::new(0, 0)),
-            "there is no memory of 2^64 bytes"
-        );
-        assert!(matches!(changed(56), HandshakeError::WindowSpans(WindowSpans { model: Some(_), .. })));
+        assert_eq!(changed(40), HandshakeError::Spans(WindowSpans::new(0x40, 0)));
+        assert_eq!(changed(13), HandshakeError::Spans(WindowSpans::new(0, 0)), "no memory has 2^64 bytes");
+        assert!(matches!(changed(56), HandshakeError::Spans(WindowSpans { model: Some(_), .. })));
         assert!(matches!(changed(16), HandshakeError::SegmentBytes(_)));
         assert!(changed(8).to_string().contains("version"));
     }

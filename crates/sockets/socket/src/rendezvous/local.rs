@@ -1,11 +1,12 @@
-//! How two processes meet: `listen` leaves a name in the rack, `connect` follows it, and `accept` learns both
-//! addresses. Between programs that is all: the connection begins on its lifeline, and its memory follows when it pays
-//! (`connection::lifeline`). Where a proxy is at one end, the first message, a handshake, hands the memory over.
+//! Rendezvous of two processes on one machine: `listen` publishes a name in the rack, `connect` uses it, and `accept`
+//! gets both addresses. Between programs nothing else is needed: the connection starts on its lifeline, and its memory
+//! follows when it pays off (`connection::lifeline`). If one endpoint is a proxy's, the first message, a handshake,
+//! transfers the memory.
 //!
-//! The connecting end binds its lifeline to the name of the [`Tuple`] before it connects, so `accept` knows both
-//! addresses without waiting for anything, and no tuple exists twice. Nothing here waits for a peer: whatever does not
-//! work at once is a reason to take kernel TCP instead. Only a connection to another node is not done at once: it is
-//! [`RemoteConnect`] until the answer from there has come.
+//! The connecting endpoint binds its lifeline to the name of the [`Tuple`] before it connects, so `accept` gets both
+//! addresses without waiting, and no tuple exists twice. Nothing here waits for a peer: if a step does not succeed at
+//! once, the connection uses kernel TCP. Only a connection to another node takes longer: it is a `RemoteConnect` until
+//! the answer has arrived.
 
 #![allow(unsafe_code)] // Descriptor numbers of the program, and the credentials that the kernel writes.
 
@@ -34,11 +35,11 @@ use crate::rendezvous::local_page::MemoryFds;
 use crate::rendezvous::name_key::NameKey;
 use segment::{Segment, Side};
 
-/// Descriptors a handshake may bring at least before they are cut off; one is right.
+/// Number of descriptors of a handshake that are received before the rest is discarded; a valid handshake has one.
 pub(super) const HANDSHAKE_FDS_MAX: usize = 4;
 
-/// A lane listener: a hidden AF_UNIX socket with a name in the rack. When it is dropped the socket is closed, and the
-/// name removed unless another process still listens on the same socket.
+/// A lane listener: a hidden AF_UNIX socket with a name in the rack. When it is dropped, the socket is closed, and the
+/// name is removed unless another process still listens on the same socket.
 #[derive(Debug)]
 pub struct LaneListener {
     fd: Option<HiddenFd>,
@@ -47,27 +48,27 @@ pub struct LaneListener {
 }
 
 impl LaneListener {
-    /// The present number of the hidden socket; -1 never while it lives.
+    /// Returns the present number of the hidden socket, which is never -1 while the listener lives.
     pub fn fd(&self) -> RawFd {
         self.fd.as_ref().map_or(-1, HiddenFd::raw)
     }
 
-    /// The hidden socket, for waiting on it.
+    /// Returns the hidden socket, for waiting on it.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().and_then(HiddenFd::get)
     }
 
-    /// Says whether the hidden socket outlives `exec`, as the program's listener does.
+    /// Sets whether the hidden socket stays open through `exec`, as the program's listener does.
     pub fn set_inheritable(&self, inheritable: bool) {
         self.fd.as_ref().map(|fd| fd.set_inheritable(inheritable));
     }
 
-    /// The key of the names that connecting ends have.
+    /// Returns the key of the names that connecting endpoints have.
     pub fn key(&self) -> NameKey {
         self.rack.key()
     }
 
-    /// Its name in the rack.
+    /// Returns its name in the rack.
     pub fn name(&self) -> ListenerName {
         self.name
     }
@@ -75,17 +76,17 @@ impl LaneListener {
 
 impl Drop for LaneListener {
     fn drop(&mut self) {
-        // Closed first: then the kernel knows whether a forked process still listens, and nobody's pid has to be asked.
+        // The socket is closed first: then the kernel can tell whether a forked process still listens.
         drop(self.fd.take());
         let _ = self.rack.remove_if_stale(&self.name);
     }
 }
 
-/// Adds a lane listener for a TCP listener bound to `bound`, in the caller's rack. `netns` is the cookie of the network
-/// namespace that the TCP listener was made in.
+/// Adds a lane listener for a TCP listener bound to `bound`, in the rack of the calling thread. `netns` is the cookie
+/// of the network namespace that the TCP listener was created in.
 ///
 /// # Errors
-/// As [`listen_in`], and those of [`Rack::current`]; `XDEV` where the calling thread is in another namespace.
+/// Those of [`listen_in`] and [`Rack::current`]; `XDEV` if the calling thread is in another namespace.
 pub fn listen(
     bound: SocketAddr,
     netns: u64,
@@ -96,11 +97,11 @@ pub fn listen(
     listen_in(&rack_of(netns)?, bound, v6_only, reuse_port, backlog)
 }
 
-/// As [`listen`], of a TCP socket on which another process may listen as well, because both have it from who bound it:
-/// clients come to one or the other then.
+/// Adds a lane listener, as [`listen`] does, for a TCP socket on which another process may listen as well because both
+/// have inherited it: each client connects to one of the two.
 ///
 /// # Errors
-/// As [`listen`]; `ADDRINUSE` only where there are too many.
+/// Those of [`listen`]; `ADDRINUSE` only when there are too many listeners.
 pub fn listen_on_shared_socket(
     bound: SocketAddr,
     netns: u64,
@@ -110,7 +111,7 @@ pub fn listen_on_shared_socket(
     listen_as(&rack_of(netns)?, bound, |lock| lock.free_name_on_shared_socket(v6_only), backlog)
 }
 
-/// The caller's rack, if that is in the network namespace of this cookie.
+/// Returns the rack of the calling thread if that is in the network namespace of this cookie.
 pub(super) fn rack_of(netns: u64) -> Result<Arc<Rack>, Errno> {
     let is_there = netns_cookie(unix_stream()?.as_fd()) == netns;
     if is_there { Rack::current() } else { Err(Errno::XDEV) }
@@ -119,8 +120,8 @@ pub(super) fn rack_of(netns: u64) -> Result<Arc<Rack>, Errno> {
 /// Adds a lane listener in a rack.
 ///
 /// # Errors
-/// `ADDRINUSE` when a live listener that does not share has the address, `BUSY` when the rack stays locked, `MFILE` and
-/// its kin when there is no room for the socket.
+/// `ADDRINUSE` when a live listener has the address and does not share it, `BUSY` when the rack stays locked, `MFILE`
+/// and similar errors when there is no descriptor for the socket.
 pub fn listen_in(
     rack: &Arc<Rack>,
     bound: SocketAddr,
@@ -141,39 +142,39 @@ pub(super) fn listen_as(
     let lock = rack.lock(canonical(address))?;
     let name = free_name(&lock)?;
     lock.bind(socket.as_fd(), &name)?;
-    // Still under the lock: a name that is bound but does not listen yet looks stale to nobody then.
+    // Still under the lock: a name that is bound but does not listen yet would look stale.
     rustix::net::listen(&socket, backlog)?;
     drop(lock);
     let fd = HiddenFd::hide(socket, Need::Required);
     if fd.is_err() {
         let _ = rack.remove_if_stale(&name);
     }
-    // Only tidying up.
+    // Failures are ignored: the sweep only cleans up.
     let _ = rack.sweep();
     Ok(LaneListener { fd: Some(fd?), name, rack: Arc::clone(rack) })
 }
 
-/// A new connection, seen from the end that called `connect`.
+/// A new connection, as the endpoint that has called `connect` sees it.
 #[derive(Debug)]
 pub struct Connected {
-    /// The kernel object that is to stand behind the program's descriptor: closed at `exec`, non-blocking.
+    /// The kernel object to install behind the program's descriptor: closed at `exec`, non-blocking.
     pub lifeline: OwnedFd,
-    /// Its addresses, canonical.
+    /// Its addresses, in canonical form.
     pub tuple: Tuple,
     /// The connection's memory.
     pub segment: Segment,
     /// The descriptors of that memory.
     pub memory: Option<MemoryFds>,
-    /// Whether the proxy of this node is at the other end, for a listener of another.
+    /// Whether the other endpoint is the proxy of this node, for a listener of another.
     pub is_remote: bool,
 }
 
-/// Why a connection gets no lane.
+/// The reason why a connection gets no lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoLane {
-    /// For the ledger.
+    /// The reason for the stats page.
     pub reason: FallbackReason,
-    /// What a system call answered, where one did.
+    /// The error of the system call that failed, if one did.
     pub errno: Option<Errno>,
 }
 
@@ -186,7 +187,7 @@ impl NoLane {
         Self { reason, errno: Some(errno) }
     }
 
-    /// For a lifeline that gets no name.
+    /// Returns the reason for a lifeline that could not be bound to a name.
     pub(super) fn of_bind_error(errno: Errno) -> Self {
         match errno {
             Errno::ADDRINUSE => Self::with_errno(FallbackReason::PortInUse, errno),
@@ -195,7 +196,7 @@ impl NoLane {
         }
     }
 
-    /// For a call that may fail because something ran out, or else for `reason`.
+    /// Returns a conversion of errors: `ResourceLimit` for an exhausted resource, and `reason` for all others.
     pub(super) fn resource_limit_or(reason: FallbackReason) -> impl Fn(Errno) -> Self {
         move |errno| match errno {
             Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::NOSPC => {
@@ -206,25 +207,25 @@ impl NoLane {
     }
 }
 
-/// What a program asks of `connect`.
+/// The arguments of a connect.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectRequest {
-    /// The address it named.
+    /// The address that the program has passed.
     pub destination: SocketAddr,
-    /// What its socket is bound to; an unspecified address or port 0 is free to be chosen.
+    /// The address that its socket is bound to; an unspecified address or port 0 is chosen.
     pub source: Option<SocketAddr>,
-    /// Its node, the source of unbound connections to other nodes.
+    /// The node of the program, the source of unbound connections to other nodes.
     pub node: Option<IpAddr>,
-    /// Who asks.
+    /// The kind of process that connects.
     pub opener: Opener,
 }
 
-/// A request with everything known that the kernel decides.
+/// The addresses of a request, completed as the kernel would.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Route {
     pub(super) destination: SocketAddr,
     pub(super) source: IpAddr,
-    /// 0 for one to be chosen.
+    /// 0 if the port is to be chosen.
     pub(super) port: u16,
 }
 
@@ -233,7 +234,7 @@ impl ConnectRequest {
         let destination = destination(self.destination);
         let scope = if let SocketAddr::V6(v6) = destination { v6.scope_id() } else { 0 };
         let bound = self.source.map(canonical);
-        // A node's own address is its own even where the machine, which is several nodes, does not have it.
+        // A node's own address is local even if the machine, which may be several nodes, does not have it.
         let known = match (self.opener, bound) {
             (Opener::Proxy, Some(bound)) => Some(bound.ip()),
             _ => self.node.filter(|node| *node == destination.ip()),
@@ -258,7 +259,7 @@ impl ConnectRequest {
     }
 }
 
-/// Whether the address is one of several nodes on one machine: of 127.77.0.0/16, or of fd00:77::/32.
+/// Returns whether the address is that of one of several nodes on one machine: in 127.77.0.0/16 or fd00:77::/32.
 pub(super) fn is_node(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(v4) => v4.octets()[..2] == [127, 77],
@@ -267,7 +268,7 @@ pub(super) fn is_node(ip: IpAddr) -> bool {
 }
 
 impl Route {
-    /// Whether the socket connects to its own address, as TCP allows.
+    /// Returns whether the socket connects to its own address, as TCP allows.
     pub(super) fn is_self_connection(&self) -> bool {
         let tuple = self.tuple(self.port);
         self.port != 0 && tuple.local == tuple.peer
@@ -282,11 +283,11 @@ impl Route {
     }
 }
 
-/// Connects to a lane listener in a rack, if there is one for the destination, without waiting for it, and says
+/// Connects to a lane listener in a rack, if there is one for the destination, without waiting for it, and sends the
 /// handshake.
 ///
 /// # Errors
-/// Why there is no lane; the program's connection is kernel TCP's then.
+/// The reason why there is no lane; the program's connection uses kernel TCP then.
 pub fn connect_in(rack: &Rack, request: &ConnectRequest) -> Result<Connected, NoLane> {
     connect_by(rack, request.route()?, new_lifeline()?, request.opener)
 }
@@ -310,7 +311,8 @@ pub(super) fn new_memory() -> Result<(Segment, OwnedFd), NoLane> {
     Segment::create(Side::Connector).map_err(NoLane::resource_limit_or(FallbackReason::HandshakeFailed))
 }
 
-/// Gets the lifeline to a listener. `prepare` gets what the connection needs before the first listener hears of it.
+/// Connects the lifeline to a listener. `prepare` obtains what the connection needs, before the first listener is
+/// contacted.
 pub(super) fn connect_lifeline(
     rack: &Rack,
     route: Route,
@@ -322,10 +324,10 @@ pub(super) fn connect_lifeline(
         return Err(NoLane::new(FallbackReason::ToItself));
     }
     let random = spread_u32();
-    // The tuple first: with its name the listener learns who comes.
+    // The lifeline is bound first: its name tells the listener who connects.
     let tuple = bind_tuple(lifeline.as_fd(), &route, random, opener, &rack.key()).map_err(NoLane::of_bind_error)?;
-    // The one listener that has the very address is most often there, and is the best: only without it the rack is
-    // searched.
+    // A listener at the exact address is the most frequent case and the best match, so the rack is searched only
+    // without one.
     let exact = ListenerName::new(route.destination, false, None);
     if connect_to_first(rack, lifeline.as_fd(), &[exact], &mut prepare).is_err() {
         let unavailable = NoLane::resource_limit_or(FallbackReason::RackUnavailable);
@@ -342,7 +344,7 @@ pub(super) fn check_trusted(lifeline: BorrowedFd<'_>) -> Result<(), NoLane> {
     }
 }
 
-/// Hands the memory of a connection to whom the lifeline has reached.
+/// Transfers the memory of a connection to the process that the lifeline leads to.
 pub(super) fn hand_over_memory(
     lifeline: OwnedFd,
     tuple: Tuple,
@@ -352,12 +354,13 @@ pub(super) fn hand_over_memory(
     let (segment, memfd) = memory;
     let broken = NoLane::resource_limit_or(FallbackReason::HandshakeFailed);
     send_handshake(lifeline.as_fd(), &segment, memfd.as_fd()).map_err(broken)?;
-    // Only now: while the first pages are found here, the other end maps them there.
+    // Only now: the other endpoint maps its memory while the first pages are allocated here.
     segment.set_up();
     Ok(Connected { lifeline, tuple, segment, memory: Some(MemoryFds::of_memfd(memfd)), is_remote: false })
 }
 
-/// The listeners that answer for a destination, the best first; those that share an address in turn, from a random one.
+/// Returns the listeners that match a destination, the best first; those that share an address are rotated by a random
+/// number.
 pub(super) fn listeners_for(rack: &Rack, destination: SocketAddr, random: u32) -> Result<Vec<ListenerName>, Errno> {
     let mut names = rack.names_for(destination)?;
     names.sort_unstable_by_key(|name| name.member);
@@ -369,7 +372,7 @@ pub(super) fn listeners_for(rack: &Rack, destination: SocketAddr, random: u32) -
     Ok(names)
 }
 
-/// Binds a lifeline to the name of a tuple that no lane has: the port asked for, or a free one.
+/// Binds a lifeline to the name of a tuple that no lane has: with the port that the route names, or a free one.
 pub(super) fn bind_tuple(
     lifeline: BorrowedFd<'_>,
     route: &Route,
@@ -380,11 +383,11 @@ pub(super) fn bind_tuple(
     let bind = |port| {
         let tuple = route.tuple(port);
         if tuple.local == tuple.peer {
-            return Err(Errno::ADDRINUSE); // Nobody chooses a port by chance that leads to itself.
+            return Err(Errno::ADDRINUSE); // A chosen port must not connect the socket to itself.
         }
         let address = |opener| SocketAddrUnix::new_abstract_name(&tuple.name(opener, key)?);
         if opener == Opener::SharingProgram {
-            // Nobody has it under the name of a program that does not share.
+            // Fails if a program that does not share has the tuple.
             rustix::net::bind(unix_stream()?, &address(Opener::Program)?)?;
         }
         rustix::net::bind(lifeline, &address(opener)?).map(|()| tuple)
@@ -401,8 +404,8 @@ pub(super) fn bind_tuple(
     Err(Errno::ADDRNOTAVAIL)
 }
 
-/// Connects the lifeline to the first of the listeners that lives and has room, after `prepare`: a connection that is
-/// accepted and then given up would be a reset for the server.
+/// Connects the lifeline to the first of the listeners that is live and has room. `prepare` is called before: a
+/// connection that is accepted and then abandoned would be a reset for the server.
 pub(super) fn connect_to_first(
     rack: &Rack,
     lifeline: BorrowedFd<'_>,
@@ -415,8 +418,7 @@ pub(super) fn connect_to_first(
         match rack.address_of(name).and_then(|address| rustix::net::connect(lifeline, &address)) {
             Ok(()) => return Ok(()),
             Err(Errno::CONNREFUSED) => {
-                // Its owner was killed. Whoever finds that out first cleans up, unless somebody is at the rack just
-                // now.
+                // Its owner was killed. The first process that notices this cleans up, unless the address is locked.
                 let _ = rack.try_remove_if_stale(name);
             }
             Err(Errno::NOENT) => {}
@@ -430,22 +432,22 @@ pub(super) fn connect_to_first(
     Err(outcome)
 }
 
-/// Whether the process at the other end is of our own user or root; on the accepting end, also of the user who made the
-/// listener, because a server may have given up that user's rights since.
+/// Returns whether the process at the other endpoint is of the same user or root; on the accepting side, also if it is
+/// of the user who created the listener, because a server may have changed its user since.
 ///
 /// # Errors
-/// What getsockopt answers.
+/// Those of getsockopt.
 pub(crate) fn is_trusted(lifeline: BorrowedFd<'_>, listener: Option<BorrowedFd<'_>>) -> Result<bool, Errno> {
     let peer = peer_uid(lifeline)?;
     if peer == 0 || peer == rustix::process::geteuid().as_raw() {
         return Ok(true);
     }
-    // The kernel notes at `listen` who called it, and answers with that for the listener itself.
+    // The kernel records at `listen` who has called it, and reports that for the listener itself.
     listener.map_or(Ok(false), |listener| peer_uid(listener).map(|owner| owner == peer))
 }
 
 pub(super) fn peer_uid(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
-    // Not rustix's: its pid cannot be zero, and the pid of a process in another namespace is.
+    // Not rustix's function: its PID cannot be zero, which is the PID of a process in another namespace.
     let mut credentials = [0_u8; size_of::<libc::ucred>()];
     let option = SocketOption { level: libc::SOL_SOCKET, name: libc::SO_PEERCRED };
     let length = get_raw(socket, option, &mut credentials)?;
@@ -453,10 +455,11 @@ pub(super) fn peer_uid(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
     uid.map(u32::from_ne_bytes).ok_or(Errno::PROTO)
 }
 
-/// A number that differs from call to call and from process to process, for spreading load and avoiding collisions:
-/// whoever guesses it gains nothing.
+/// Returns a number that differs from call to call and from process to process, for spreading load and avoiding
+/// collisions. It is not secret.
 pub(crate) fn spread_u32() -> u32 {
-    // 2^64 divided by the golden ratio: the low bits of the clock, which differ most, come to count most.
+    // Multiplication by 2^64 divided by the golden ratio: the low bits of the clock, which differ most, become the high
+    // ones.
     (crate::process::clock::ticks().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
 }
 
@@ -468,7 +471,8 @@ pub(super) fn unix_stream() -> Result<OwnedFd, Errno> {
 pub(crate) fn send_handshake(lifeline: BorrowedFd<'_>, segment: &Segment, memfd: BorrowedFd<'_>) -> Result<(), Errno> {
     let handshake = Handshake { secrets: segment.secrets(), spans: None }.encode();
     match send_with_descriptor(lifeline, &handshake, Some(memfd)) {
-        // The server has closed already, as it may: the program is connected, and finds the end when it looks.
+        // The server may close the connection at once: the program is connected, and finds the end of the stream when
+        // it reads.
         Err(Errno::PIPE) => Ok(()),
         Err(Errno::CONNRESET) => {
             segment.note_reset();
@@ -494,18 +498,20 @@ pub(crate) fn send_with_descriptor(
     if sent == bytes.len() { Ok(()) } else { Err(Errno::PROTO) }
 }
 
-/// The tuple of a lifeline that was accepted before, as its connecting end has it, and who that is.
+/// Returns the tuple of a lifeline that was accepted before, as its connecting endpoint sees it, and the kind of that
+/// process.
 pub(crate) fn peer_of(lifeline: BorrowedFd<'_>, key: &NameKey) -> Option<(Tuple, Opener)> {
     rustix::net::getpeername(lifeline).ok().flatten().and_then(|name| tuple_of(&name, key))
 }
 
-/// The tuple in the address of a connecting end, seen from there, and who that is.
+/// Returns the tuple in the address of a connecting endpoint, as seen from there, and the kind of that process.
 pub(super) fn tuple_of(address: &SocketAddrAny, key: &NameKey) -> Option<(Tuple, Opener)> {
     if address.address_family() != AddressFamily::UNIX {
         return None;
     }
     let length = address.addr_len() as usize;
-    // SAFETY: the address is initialized for its length.
+    // SAFETY: rustix guarantees that the address is initialized for `addr_len` bytes, and it lives as long as the
+    // slice.
     let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr().cast::<u8>(), length) };
     match bytes.get(size_of::<libc::sa_family_t>()..)? {
         [0, name @ ..] => Tuple::from_name(name, key).ok(),
@@ -513,7 +519,8 @@ pub(super) fn tuple_of(address: &SocketAddrAny, key: &NameKey) -> Option<(Tuple,
     }
 }
 
-/// A message's length, the descriptors that came with it, and whether there were more than are taken.
+/// Receives a message. Returns its length, the descriptors that came with it, and whether there were more than are
+/// accepted.
 pub(crate) fn receive_with_descriptors(
     lifeline: BorrowedFd<'_>,
     bytes: &mut [u8],
@@ -531,26 +538,28 @@ pub(crate) fn receive_with_descriptors(
     Ok((received.bytes, fds, received.flags.contains(ReturnFlags::CTRUNC)))
 }
 
-/// Gives a lifeline the modes of the program's descriptor that it stands in for.
+/// Sets the modes of a lifeline to those of the program's descriptor that it replaces.
 ///
 /// # Errors
-/// What fcntl answers.
+/// Those of fcntl.
 pub fn set_modes(lifeline: BorrowedFd<'_>, cloexec: bool, nonblocking: bool) -> Result<(), Errno> {
     rustix::fs::fcntl_setfl(lifeline, if nonblocking { OFlags::NONBLOCK } else { OFlags::empty() })?;
     rustix::io::fcntl_setfd(lifeline, if cloexec { FdFlags::CLOEXEC } else { FdFlags::empty() })
 }
 
-/// The lane listener behind a descriptor that the program before `exec` left; `None` when it is none, and stays open,
-/// or when nobody could accept there. Then it is closed, so that clients which find it take kernel TCP: it is another
-/// version's of this library, or of another rack, which a user that the process was before has.
+/// Adopts the lane listener behind a descriptor that the program before `exec` has left. Returns `None` if it is not a
+/// lane listener, which stays open, or if this process cannot accept on it. It is then closed, so that clients which
+/// find it use kernel TCP: it belongs to another version of the library, or to a rack of a previous user of the
+/// process.
 pub fn adopt_listener(fd: RawFd) -> Option<LaneListener> {
-    // SAFETY: only asked what it is; a closed number is answered with an error.
+    // SAFETY: the descriptor is only queried; the kernel answers a closed number with an error.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     let path = path_of(socket).filter(|path| is_in_any_rack(path))?;
     let mut listens = [0_u8; 4];
     let option = SocketOption { level: libc::SOL_SOCKET, name: libc::SO_ACCEPTCONN };
     get_raw(socket, option, &mut listens).ok().filter(|_| i32::from_ne_bytes(listens) != 0)?;
-    // SAFETY: made by this library before `exec`, as its name and place say; nobody in this program owns it yet.
+    // SAFETY: this library has created the descriptor before `exec`, as its name in a rack directory shows, and no
+    // other code of this program owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let rack = Rack::current().ok().filter(|rack| rack.contains_path(&path));
     let (Some(rack), Some(name)) = (rack, ListenerName::from_path(&path)) else {
@@ -561,7 +570,7 @@ pub fn adopt_listener(fd: RawFd) -> Option<LaneListener> {
     Some(LaneListener { fd: Some(fd), name, rack })
 }
 
-/// The path that an AF_UNIX socket is bound to.
+/// Returns the path that an AF_UNIX socket is bound to.
 pub(super) fn path_of(socket: BorrowedFd<'_>) -> Option<Vec<u8>> {
     path_in(rustix::net::getsockname(socket).ok()?)
 }
@@ -570,7 +579,8 @@ pub(super) fn path_in(address: SocketAddrAny) -> Option<Vec<u8>> {
     if address.address_family() != AddressFamily::UNIX {
         return None;
     }
-    // SAFETY: the address is initialized for its length.
+    // SAFETY: rustix guarantees that the address is initialized for `addr_len` bytes, and it lives as long as the
+    // slice.
     let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr().cast::<u8>(), address.addr_len() as usize) };
     let path = bytes.get(size_of::<libc::sa_family_t>()..)?.split(|byte| *byte == 0).next()?;
     (!path.is_empty()).then(|| path.to_vec())

@@ -1,16 +1,16 @@
-//! The local page of an endpoint whose connection lies in the memory of a device: a page in a memfd,
-//! which the processes that hold the end share.
+//! The local page of an endpoint whose connection is in the memory of a device: a page in a memfd, which the processes
+//! that hold the endpoint share.
 //!
-//! It says where the connection lies, for processes that come to hold the end by `exec` or `SCM_RIGHTS`: a device's
-//! descriptor cannot say so itself, as that of a memfd does ([`lease`](crate::rendezvous::span_lease)). And where that
-//! memory is no ordinary memory, the end's own state lies here (`segment::apart`).
+//! It records where the connection is, for processes that get the endpoint by `exec` or `SCM_RIGHTS`: the descriptor of
+//! a device cannot, unlike that of a memfd ([`lease`](crate::rendezvous::span_lease)). If that memory is not ordinary
+//! memory, the local page also holds the endpoint's state.
 //!
 //! ```text
 //!       0  endpoint
 //!    1024  magic            "XLHOME", a zero and the version of this and of the segment's layout
 //!    1032  flags            as in a handshake
-//!    1040  inbound          offset of this end's span in the memory
-//!    1048  outbound         offset of the other end's
+//!    1040  inbound          offset of this endpoint's span in the memory
+//!    1048  outbound         offset of the other endpoint's
 //!    1056  file             device and inode number of the memory's descriptor
 //! ```
 
@@ -26,7 +26,7 @@ use crate::descriptor::hidden::{HiddenFd, Need};
 use crate::rendezvous::handshake::WindowSpans;
 use segment::{LAYOUT_VERSION, Segment};
 
-/// Bytes of a local page.
+/// Length of a local page.
 pub const LOCAL_PAGE_BYTES: usize = Segment::LOCAL_PAGE_BYTES;
 
 const RECORD_OFFSET: usize = 1024;
@@ -34,36 +34,37 @@ const RECORD_WORDS: usize = 6;
 const RECORD_BYTES: usize = RECORD_WORDS * size_of::<u64>();
 const MAGIC: u64 = u64::from_le_bytes(*b"XLHOME\0\0");
 
-/// The descriptors by which a connection is handed on.
+/// The descriptors by which a connection is transferred to another process.
 #[derive(Debug)]
 pub struct MemoryFds<F = OwnedFd> {
-    /// What it is known by: its memfd, a lease, or a local page.
+    /// The descriptor that identifies it: its memfd, a lease, or a local page.
     pub memfd: F,
-    /// The memory of a device, beside a local page.
+    /// The memory of a device, if `memfd` is a local page.
     pub device: Option<F>,
-    /// Where the incoming lane lies, if not in the first: both ends have switched to lanes at the same moment.
+    /// The memory of the incoming lane, if it is not in the first: both endpoints have switched to lanes at the same
+    /// moment.
     pub inbound: Option<F>,
 }
 
 impl<F> MemoryFds<F> {
-    /// Memory that says itself what lies where.
+    /// Returns the descriptors of a connection whose memory needs only one.
     pub fn of_memfd(memfd: F) -> Self {
         Self { memfd, device: None, inbound: None }
     }
 
-    /// All of them, in the order in which they are handed on.
+    /// Returns all of them, in the order in which they are transferred.
     pub fn iter(&self) -> impl Iterator<Item = &F> {
         std::iter::once(&self.memfd).chain(&self.device).chain(&self.inbound)
     }
 
-    /// All of them.
+    /// Returns all of them.
     pub fn into_all(self) -> impl Iterator<Item = F> {
         std::iter::once(self.memfd).chain(self.device).chain(self.inbound)
     }
 }
 
 impl MemoryFds {
-    /// Takes them out of the program's sight and way.
+    /// Hides the descriptors from the program.
     ///
     /// # Errors
     /// `MFILE` when there are no numbers for them; they are closed then.
@@ -71,10 +72,11 @@ impl MemoryFds {
         self.map(|fd| HiddenFd::hide(fd, Need::Optional))
     }
 
-    /// As [`MemoryFds::hide`], of those that were inherited, or are new here: they stay where they are if they can.
+    /// Hides descriptors that were inherited or received, as [`MemoryFds::hide`] does; they keep their numbers if
+    /// possible.
     ///
     /// # Errors
-    /// As that.
+    /// Those of [`MemoryFds::hide`].
     pub(crate) fn adopt(self) -> Result<MemoryFds<HiddenFd>, Errno> {
         self.map(|fd| HiddenFd::adopt(fd, Need::Optional))
     }
@@ -86,8 +88,8 @@ impl MemoryFds {
 }
 
 impl MemoryFds<HiddenFd> {
-    /// Says whether they outlive `exec`: all of them, or none where one has made room for the program's own. What is
-    /// left of them would be no connection.
+    /// Sets whether the descriptors stay open through `exec`: all of them, or none if one was closed to make room for
+    /// the program's, because the rest alone would not make a connection.
     pub(crate) fn set_inheritable(&self, inheritable: bool) {
         let set = |inheritable| self.iter().filter(|fd| fd.set_inheritable(inheritable).is_err()).count();
         if set(inheritable) > 0 {
@@ -96,16 +98,16 @@ impl MemoryFds<HiddenFd> {
     }
 }
 
-/// A local page as those who come to hold the end find it.
+/// The contents of a local page, for a process that gets the endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalPage {
-    /// Where the connection lies.
+    /// The spans of the connection.
     pub spans: WindowSpans,
     file: [u64; 2],
 }
 
 impl LocalPage {
-    /// What is said in a local page; `None`: the descriptor is none.
+    /// Reads a local page; `None` if the descriptor is not one.
     pub fn read(memfd: BorrowedFd<'_>) -> Option<Self> {
         let size = rustix::fs::fstat(memfd).ok()?.st_size;
         if size != LOCAL_PAGE_BYTES as i64 || !shm::is_sealed(memfd) {
@@ -123,7 +125,7 @@ impl LocalPage {
         (found == RECORD_BYTES && magic == version_magic() && page.words() == words).then_some(page)
     }
 
-    /// Whether a descriptor is one of the memory that this is about.
+    /// Returns whether a descriptor is one of the memory that this page describes.
     pub fn describes(&self, memory: BorrowedFd<'_>) -> bool {
         file_of(memory) == Ok(self.file)
     }
@@ -143,10 +145,10 @@ fn file_of(memory: BorrowedFd<'_>) -> Result<[u64; 2], Errno> {
     rustix::fs::fstat(memory).map(|stat| [stat.st_dev, stat.st_ino])
 }
 
-/// A local page for the end of a connection that lies at a spans in memory.
+/// Creates a local page for the endpoint of a connection with these spans of a memory.
 ///
 /// # Errors
-/// What fstat, memfd_create and mmap answer.
+/// Those of fstat, memfd_create and mmap.
 pub fn create(spans: WindowSpans, memory: BorrowedFd<'_>) -> Result<(OwnedFd, Region), Errno> {
     let page = LocalPage { spans, file: file_of(memory)? };
     let (memfd, mapping) = shm::create(LOCAL_PAGE_BYTES).map_err(|_| Errno::NOMEM)?;
@@ -157,10 +159,10 @@ pub fn create(spans: WindowSpans, memory: BorrowedFd<'_>) -> Result<(OwnedFd, Re
     Ok((memfd, region))
 }
 
-/// The page of a local page that another process has made.
+/// Maps a local page that another process has created.
 ///
 /// # Errors
-/// What mmap answers.
+/// Those of mmap.
 pub fn map(memfd: &OwnedFd) -> Result<Region, Errno> {
     let mapping = shm::open(memfd.as_fd(), LOCAL_PAGE_BYTES).map_err(|_| Errno::INVAL)?;
     Ok(Region::of_mapping(Arc::new(mapping)))
@@ -174,7 +176,7 @@ mod tests {
     use volmem::Alignment;
 
     #[test]
-    fn what_a_connection_is_handed_on_by_outlives_exec_as_a_whole_or_not_at_all() {
+    fn either_all_descriptors_of_a_connection_stay_open_through_exec_or_none() {
         let _no_child = test_support::spawn::forbid();
         let hidden = || {
             let (memory, _mapping) = shm::create(4096).unwrap();
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_local_page_names_its_connection_and_nothing_else_is_one() {
+    fn a_local_page_describes_its_connection_and_other_files_are_not_local_pages() {
         let (memory, _mapping) = shm::create(1 << 20).unwrap();
         let (other, _mapping) = shm::create(1 << 20).unwrap();
         let alignment = Alignment::new(2 << 20);

@@ -1,10 +1,10 @@
-//! Asking the monitor of this node about a listener of another.
+//! Queries to the monitor of this node about listeners on other nodes.
 //!
-//! The monitor's socket lies at the top of the node's rack directory. One packet each way, text:
+//! The monitor's socket is at the top of the node's rack directory. One packet in each direction, text:
 //!
 //! ```text
-//!   far 1 127.77.0.2:6379     is there such a listener?
-//!   ready 127.77.0.1          yes, and this node's proxy stands in for it by now; this node's address
+//!   far 1 127.77.0.2:6379     is there a listener at this address?
+//!   ready 127.77.0.1          yes, and this node's proxy stands in for it now; this node's address
 //!   no REASON                 no; REASON is a word of `FallbackReason`
 //! ```
 
@@ -23,27 +23,27 @@ use crate::rendezvous::directory::Rack;
 
 /// Name of the monitor's socket in the rack directory.
 pub const SOCKET_NAME: &str = "monitor.sock";
-/// What a question begins with: the word, and the version of this exchange.
+/// The prefix of a query: a word, and the version of this exchange.
 pub const QUERY_PREFIX: &str = "far 1 ";
-/// Bytes of a question or an answer at most.
+/// Maximum length of a query or a response.
 pub const PACKET_BYTES_MAX: usize = 256;
-/// How long an answer may take: it crosses a link twice, and a machine under load keeps it waiting.
+/// Time that a response may take: it crosses a link twice, and the machines may be under load.
 pub const RESPONSE_WAIT_NS: u64 = 3_000_000_000;
 
-/// What the monitor says of a listener of another node.
+/// The monitor's response about a listener on another node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListenerResponse {
-    /// It is there, and the proxy of this node stands in for it.
+    /// The listener exists, and the proxy of this node stands in for it.
     Ready {
-        /// This node's address, of the family that was asked for.
+        /// This node's address, in the family that was queried.
         node: IpAddr,
     },
-    /// There is none to be had.
+    /// The listener cannot be reached, for this reason.
     Unavailable(FallbackReason),
 }
 
 impl ListenerResponse {
-    /// The answer as it is sent.
+    /// Encodes the response.
     pub fn encode(&self) -> String {
         match self {
             Self::Ready { node } => format!("ready {node}"),
@@ -51,7 +51,7 @@ impl ListenerResponse {
         }
     }
 
-    /// The answer in received bytes; nothing but what [`ListenerResponse::encode`] writes is one.
+    /// Decodes a response; `None` for any bytes that [`ListenerResponse::encode`] does not write.
     pub fn decode(packet: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(packet).ok()?;
         if let Some(node) = text.strip_prefix("ready ") {
@@ -62,25 +62,26 @@ impl ListenerResponse {
     }
 }
 
-/// The question for a listener, as it is sent.
+/// Encodes the query about a listener.
 pub fn encode_query(destination: SocketAddr) -> String {
     format!("{QUERY_PREFIX}{destination}")
 }
 
-/// The listener that a question is about; `None` for anything that [`encode_query`] does not write.
+/// Decodes the address in a query; `None` for any bytes that [`encode_query`] does not write.
 pub fn decode_query(packet: &[u8]) -> Option<SocketAddr> {
     std::str::from_utf8(packet).ok()?.strip_prefix(QUERY_PREFIX)?.parse().ok()
 }
 
-/// Whether the rack directory is a node's that has a monitor, running or not.
+/// Returns whether the rack directory belongs to a node with a monitor, running or not.
 pub fn has_monitor(rack: &Rack) -> bool {
     socket_path(rack).is_some_and(|path| rustix::fs::stat(&path).is_ok())
 }
 
-/// Asks. The answer comes to the descriptor, for [`receive_response`]; `None`: too many others are asking just now.
+/// Sends a query. The response arrives on the descriptor, for [`receive_response`]. Returns `None` if too many programs
+/// query the monitor now.
 ///
 /// # Errors
-/// Why nobody can be asked; [`FallbackReason::LinkDown`] where the monitor does not run.
+/// The reason why the query cannot be sent; [`FallbackReason::LinkDown`] if the monitor does not run.
 pub fn send_query(rack: &Rack, destination: SocketAddr) -> Result<Option<OwnedFd>, FallbackReason> {
     let path = socket_path(rack).ok_or(FallbackReason::RackUnavailable)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -100,7 +101,7 @@ fn send_query_on(socket: &OwnedFd, path: &PathBuf, destination: SocketAddr) -> R
     rustix::net::send(socket, encode_query(destination).as_bytes(), SendFlags::NOSIGNAL).map(|_| ())
 }
 
-/// The answer to a question, without waiting. `None`: it is not there yet.
+/// Receives the response to a query without waiting. Returns `None` if it has not arrived.
 pub fn receive_response(query: BorrowedFd<'_>) -> Option<ListenerResponse> {
     let mut packet = [0_u8; PACKET_BYTES_MAX];
     match rustix::net::recv(query, &mut packet, RecvFlags::DONTWAIT) {
@@ -113,7 +114,7 @@ pub fn receive_response(query: BorrowedFd<'_>) -> Option<ListenerResponse> {
     }
 }
 
-/// At the top of the rack directory, two levels above the names of one network namespace.
+/// The path of the socket: at the top of the rack directory, two levels above the names of one network namespace.
 fn socket_path(rack: &Rack) -> Option<PathBuf> {
     let top = rack.path().parent()?.parent()?;
     Some(top.join(OsStr::from_bytes(SOCKET_NAME.as_bytes())))
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_and_answers_survive_the_way() {
+    fn queries_and_responses_survive_encoding() {
         let destination = address("127.77.0.2:6379");
         assert_eq!(decode_query(encode_query(destination).as_bytes()), Some(destination));
         let ready = ListenerResponse::Ready { node: "127.77.0.1".parse().unwrap() };
@@ -142,7 +143,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn other_packets_are_no_answers(packet in prop::collection::vec(any::<u8>(), 0..40)) {
+        fn other_packets_are_not_responses(packet in prop::collection::vec(any::<u8>(), 0..40)) {
             let known = ListenerResponse::decode(&packet);
             prop_assert!(known.is_none_or(|answer| answer.encode().as_bytes() == packet));
             let _ = decode_query(&packet);
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rack_without_a_monitor_says_so_and_a_dead_one_means_that_the_link_is_down() {
+    fn a_rack_without_a_monitor_is_recognized_and_a_dead_monitor_counts_as_a_link_that_is_down() {
         let scratch = Scratch::new();
         let rack = scratch.rack();
         assert!(!has_monitor(&rack));

@@ -1,8 +1,8 @@
 //! The key of a rack, by which its processes recognize the abstract names that one of them has bound.
 //!
-//! Abstract AF_UNIX names belong to a network namespace and not to a user, so anybody can bind them. A name that
-//! carries a message authentication code under this key can be neither computed nor forged by another user: the key
-//! lies in a file that only the rack's user can read.
+//! Abstract AF_UNIX names belong to a network namespace and not to a user, so any process can bind them. A name that
+//! carries a message authentication code under this key can be neither computed nor forged by another user: the key is
+//! in a file that only the rack's user can read.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -19,10 +19,10 @@ use crate::process::system::check_file_bytes;
 /// The file in the rack directory's version that holds the key.
 pub(super) const KEY_FILE: &str = "key";
 const KEY_BYTES: usize = 16;
-/// Attempts to read the file, which is made where it is missing.
+/// Maximum number of attempts to read the file, which is created if it is missing.
 const KEY_TRIES_MAX: usize = 3;
-/// Readable by the owner. The sticky bit keeps systemd-tmpfiles from removing the file for its age: processes that had
-/// read it and processes that made another one would then not recognize each other.
+/// Readable by the owner. The sticky bit keeps systemd-tmpfiles from removing the file for its age: processes that have
+/// read it and processes that create another one would not recognize each other.
 const KEY_MODE: Mode = Mode::from_raw_mode(0o1600);
 
 /// The 128-bit key of a rack, for SipHash-2-4-128 of abstract names.
@@ -44,12 +44,12 @@ impl NameKey {
         hasher.finish128().as_u128()
     }
 
-    /// Reads the key in `directory`, which is private to the user, and makes it if there is none. Processes that do so
-    /// at once get the same key.
+    /// Reads the key in `directory`, which is private to the user, and creates it if there is none. Concurrent
+    /// processes get the same key.
     ///
     /// # Errors
-    /// `PERM` when the file is not a regular one of the user's that is closed to everybody else, `INVAL` when it has
-    /// another length than a key, and what open, read, write and link answer.
+    /// `PERM` when the file is not a regular one of the user that is closed to all others, `INVAL` when its length is
+    /// not that of a key, and the errors of open, read, write and link.
     pub(super) fn read_or_make(directory: BorrowedFd<'_>, uid: u32) -> Result<Self, Errno> {
         for _ in 0..KEY_TRIES_MAX {
             match Self::read(directory, uid) {
@@ -82,8 +82,8 @@ impl NameKey {
         Ok(Self(key))
     }
 
-    /// Makes the file with a random key, unless another process has made one. The link that makes it appear is the last
-    /// step, so nobody reads half a key.
+    /// Creates the file with a random key, unless another process has created it. The link that makes it visible is the
+    /// last step, so no process reads half a key.
     fn make(directory: BorrowedFd<'_>) -> Result<(), Errno> {
         let (key, suffix) = (random::<KEY_BYTES>()?, u64::from_ne_bytes(random()?));
         let unlinked = format!("{KEY_FILE}.{suffix:016x}");
@@ -107,7 +107,7 @@ fn write_key(file: BorrowedFd<'_>, key: &[u8]) -> Result<(), Errno> {
     if rustix::io::write(file, key)? != key.len() {
         return Err(Errno::NOSPC);
     }
-    // A machine that loses power must not leave an empty file, which would be refused ever after.
+    // A machine that loses power must not leave an empty file, which would be rejected from then on.
     rustix::fs::fdatasync(file)
 }
 
@@ -144,7 +144,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_code_is_that_of_the_published_vectors() {
+    fn the_code_matches_the_published_test_vectors() {
         // SipHash-2-4 with 128 bits, test vectors of its authors: the key is 0, 1, ..., 15; the input 0, 1, ..., n - 1.
         let key = NameKey(std::array::from_fn(|index| index as u8));
         let input: Vec<u8> = (0..15).collect();
@@ -170,7 +170,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn processes_that_make_the_key_at_once_agree() {
+    fn processes_that_create_the_key_concurrently_agree() {
         let scratch = Scratch::new();
         let keys: HashSet<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| read_or_make(&scratch).unwrap())).collect();
@@ -180,7 +180,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_file_that_others_could_read_or_have_written_is_refused() {
+    fn a_file_that_others_could_read_or_have_written_is_rejected() {
         let scratch = Scratch::new();
         let path = scratch.0.join(KEY_FILE);
         for mode in [0o640, 0o604, 0o620] {

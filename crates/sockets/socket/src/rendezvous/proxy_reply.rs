@@ -4,10 +4,10 @@
 //!    0  magic            "XLREPLY" and a zero
 //!    8  version          of this and of the segment's layout
 //!   12  error            0, or the error number that refuses the connection
-//!   16  flags            as in a handshake; 1: the connection lies in the memory whose descriptor is attached
-//!   24  inbound          offset of the connecting end's span
-//!   32  outbound         offset of the accepting end's span
-//!   40  model            what a program must know of such a link
+//!   16  flags            as in a handshake; 1: the connection is in the memory whose descriptor is attached
+//!   24  inbound          offset of the connecting endpoint's span
+//!   32  outbound         offset of the accepting endpoint's span
+//!   40  model            the model of a modelled link
 //! ```
 
 use std::os::fd::BorrowedFd;
@@ -23,12 +23,12 @@ pub(super) const REPLY_BYTES: usize = MODEL_OFFSET + MODEL_BYTES;
 const MODEL_OFFSET: usize = 40;
 const MAGIC: u64 = u64::from_ne_bytes(*b"XLREPLY\0");
 
-/// What became of a connection to another node, from the proxy to the program that connects.
+/// The result of a connection to another node, from the proxy to the program that connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxyReply {
-    /// Taken; where it lies, if not in the memory that the program has made.
+    /// The listener has accepted the connection: its spans, if it is not in the memory that the program has created.
     Accepted(Option<WindowSpans>),
-    /// Refused, with what TCP would have shown.
+    /// The connection was refused, with the error that TCP would have returned.
     Refused(Errno),
 }
 
@@ -51,7 +51,7 @@ impl ProxyReply {
         bytes
     }
 
-    /// Nothing but what [`ProxyReply::encode`] writes is one.
+    /// Decodes a reply; `None` for any bytes that [`ProxyReply::encode`] does not write.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes);
         let error = i32::from_ne_bytes(bytes.get(12..16)?.try_into().ok()?);
@@ -68,11 +68,11 @@ impl ProxyReply {
     }
 }
 
-/// Answers a program that has connected to another node's listener; `memory` is that of the windows, where the
-/// connection lies in them.
+/// Sends the reply to a program that has connected to another node's listener. `memory` is the memory of the windows,
+/// if the connection is in them.
 ///
 /// # Errors
-/// What sendmsg answers: `PIPE` for a program that has gone.
+/// Those of sendmsg; `PIPE` if the program has gone.
 pub fn send_reply(lifeline: BorrowedFd<'_>, reply: ProxyReply, memory: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
     send_with_descriptor(lifeline, &reply.encode(), memory)
 }

@@ -1,7 +1,7 @@
-//! Why a connection gets no lane, told apart once it has got none: the server may be another user's, in another network
-//! namespace, or run with another version of the library.
+//! The reason why a connection got no lane, determined afterwards: the server may run as another user, in another
+//! network namespace, or with another version of the library.
 //!
-//! What is read for that is read once a second for a destination at most.
+//! The sources are read at most once a second for each destination.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Mutex;
@@ -15,16 +15,16 @@ use crate::process::clock::now_ns;
 use crate::rendezvous::address::canonical;
 use crate::rendezvous::directory::{self, Rack};
 
-/// For how long what was found out about a destination is believed.
+/// Time for which the reason for a destination is cached.
 const CACHED_FOR_NS: u64 = 1_000_000_000;
-/// Destinations of which something is cache.
+/// Maximum number of cached destinations.
 const CACHED_MAX: usize = 64;
-/// Bytes of /proc/net/tcp that are read. Listeners come first, in 150 bytes each.
+/// Maximum number of bytes of /proc/net/tcp that are read. Listeners come first, with 150 bytes each.
 const TABLE_BYTES_MAX: usize = 256 << 10;
-/// `st` of a listener in /proc/net/tcp.
+/// The value of `st` for a listener in /proc/net/tcp.
 const STATE_LISTEN: &str = "0A";
 
-/// What was found out, and when.
+/// A reason, and the time at which it was determined.
 struct CachedReason {
     destination: SocketAddr,
     reason: FallbackReason,
@@ -33,10 +33,10 @@ struct CachedReason {
 
 static CACHE: Mutex<Vec<CachedReason>> = Mutex::new(Vec::new());
 
-/// Why nobody in the rack listens at `destination`.
+/// Returns the reason why no listener in the rack matches `destination`.
 pub fn of_missing_listener(rack: &Rack, destination: SocketAddr) -> FallbackReason {
     let (destination, now_ns) = (canonical(destination), now_ns());
-    // The lock is never waited for: in the child of a fork its holder may not exist.
+    // The lock is only tried: its holder may not exist in the child of a fork.
     if let Ok(cache) = CACHE.try_lock()
         && let Some(known) = cache.iter().find(|known| known.destination == destination)
         && now_ns.saturating_sub(known.at_ns) < CACHED_FOR_NS
@@ -63,7 +63,7 @@ fn determine(rack: &Rack, destination: SocketAddr) -> FallbackReason {
     }
 }
 
-/// Why the rack of the calling process cannot be opened.
+/// Returns the reason why the rack of the calling process cannot be opened.
 pub fn of_rack_error(errno: Errno) -> FallbackReason {
     match errno {
         Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::NOSPC => FallbackReason::ResourceLimit,
@@ -73,7 +73,7 @@ pub fn of_rack_error(errno: Errno) -> FallbackReason {
     }
 }
 
-/// Whose the TCP listener is that the kernel would connect to, if there is one in this network namespace.
+/// Returns the owner of the TCP listener that the kernel would connect to, if there is one in this network namespace.
 fn listener_uid(destination: SocketAddr) -> Option<u32> {
     let own = std::iter::once(destination.ip());
     let of_v4 = destination.is_ipv4().then_some(Ipv4Addr::UNSPECIFIED.into());
@@ -87,7 +87,7 @@ fn listener_uid(destination: SocketAddr) -> Option<u32> {
     own.chain(of_v4).chain([Ipv6Addr::UNSPECIFIED.into()]).find_map(at).map(|(_, uid)| uid)
 }
 
-/// A line of the table, as long as it is a listener's.
+/// Parses a line of the table; `None` unless it is that of a listener.
 fn listener(line: &str) -> Option<(SocketAddr, u32)> {
     let mut words = line.split_ascii_whitespace().skip(1);
     let local = words.next()?;
@@ -96,7 +96,7 @@ fn listener(line: &str) -> Option<(SocketAddr, u32)> {
     (state == STATE_LISTEN).then_some((parse_address(local)?, uid))
 }
 
-/// An address as the kernel writes it there: the words of its memory, and the port.
+/// Parses an address of the table: its 32-bit words in memory order, and the port.
 fn parse_address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let word = |at: usize| u32::from_str_radix(ip.get(at * 8..at * 8 + 8)?, 16).ok().map(u32::to_ne_bytes);

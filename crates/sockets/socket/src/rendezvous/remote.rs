@@ -1,4 +1,4 @@
-//! Connections to other nodes: the proxy of this node stands in for what is there.
+//! Connections to other nodes, by the proxy of this node, which stands in for the listeners there.
 //!
 //! A connecting program connects to the proxy as it would to the listener, sends its handshake and waits for the
 //! [`ProxyReply`]: whether the listener on the other node has accepted the connection and, where programs may store
@@ -30,18 +30,19 @@ use crate::rendezvous::window_segment::open_in_windows;
 use segment::{Secrets, Segment, Side};
 use wait::{Action, Spin};
 
-/// How long a program waits for the other node's answer.
+/// Time that a program waits for the proxy's reply.
 const REPLY_WAIT_NS: u64 = 5_000_000_000;
-/// Ports that are tried, each a word to the other node and back, until one is found which that has no connection of.
+/// Maximum number of ports that are tried, each with a round trip to the other node, until one is found of which that
+/// node has no connection.
 const PORT_TRIES_MAX: u32 = 32;
-/// Looks at memory that take as long as one look at a socket.
+/// Polls of memory that take as long as one system call.
 const POLLS_PER_SYSCALL: u32 = 250;
 
-/// Adds a listener in a rack that stands in for another node's: the proxy's, not a program's. Whoever accepts there
-/// owes each connection an [`send_reply`], once it is known what the other node says.
+/// Adds a listener of the proxy to a rack, which stands in for a listener of another node. The proxy must send each
+/// accepted connection a [`ProxyReply`] when it knows the answer of the other node.
 ///
 /// # Errors
-/// As [`listen_in`].
+/// Those of [`super::listen_in`].
 pub fn listen_for_remote(rack: &Arc<Rack>, address: SocketAddr, backlog: i32) -> Result<LaneListener, Errno> {
     let name = ListenerName::remote(address);
     let free = |lock: &RackLock<'_>| lock.remove_if_stale(&name)?.then_some(name).ok_or(Errno::ADDRINUSE);
@@ -49,7 +50,8 @@ pub fn listen_for_remote(rack: &Arc<Rack>, address: SocketAddr, backlog: i32) ->
 }
 
 impl ConnectRequest {
-    /// Whether the destination may be another node's, beyond a window: on a machine of its own, or, where several nodes
+    /// Returns whether the destination may be another node, beyond a window: on a machine of its own, or, where several
+    /// nodes are on one machine, at one of their addresses that is not this node's.
     pub(super) fn may_be_remote(&self, route: &Result<Route, NoLane>) -> bool {
         let Some(node) = self.node else { return false };
         match route {
@@ -58,7 +60,7 @@ impl ConnectRequest {
         }
     }
 
-    /// The way to another node, from `node`, which is the address of this one.
+    /// Returns the route to another node from `node`, the address of this one.
     fn remote_route(&self, node: IpAddr) -> Result<Route, NoLane> {
         let destination = destination(self.destination);
         let bound = self.source.map(canonical);
@@ -70,26 +72,27 @@ impl ConnectRequest {
     }
 }
 
-/// How far a connect has come that need not be waited for.
+/// The progress of a connect that does not wait.
 #[derive(Debug)]
 pub enum ConnectProgress {
-    /// There, with the memory of the connection.
+    /// The connection is established, with its memory.
     Connected(Box<Connected>),
-    /// There: the lifeline has reached a listener of this node, non-blocking and closed at `exec`.
+    /// The lifeline is connected to a listener of this node; it is non-blocking and closed at `exec`.
     LifelineConnected {
-        /// The kernel object that is to stand behind the program's descriptor.
+        /// The kernel object to install behind the program's descriptor.
         lifeline: OwnedFd,
-        /// Its addresses, canonical.
+        /// Its addresses, in canonical form.
         tuple: Tuple,
     },
-    /// Others have to say something first.
+    /// The monitor or the proxy has to answer first.
     Pending(RemoteConnect),
-    /// There is a connection with these addresses: the one that the program has bound its socket to, and the
+    /// A connection with these addresses exists already: the one that the program has bound its socket to, and the
     /// destination.
     TupleInUse,
 }
 
-/// A connection to another node that waits for what others say: no step of it does. Its descriptors are hidden.
+/// A connect to another node that waits for the monitor or the proxy. No step of it blocks, and its descriptors are
+/// hidden.
 #[derive(Debug)]
 pub struct RemoteConnect {
     stage: Stage,
@@ -102,7 +105,7 @@ enum Stage {
     AwaitingProxy(Box<AwaitingProxy>),
 }
 
-/// What a connect begins with; and begins anew with, where the other node still has a connection of the port chosen.
+/// What a connect starts from, and starts from again if the other node still has a connection of the chosen port.
 #[derive(Debug)]
 struct ConnectAttempt {
     rack: Arc<Rack>,
@@ -110,18 +113,18 @@ struct ConnectAttempt {
     tries_left: u32,
 }
 
-/// The monitor is to see to it that the proxy stands in for the listener.
+/// The monitor is to ensure that the proxy stands in for the listener.
 #[derive(Debug)]
 struct AwaitingMonitor {
     attempt: ConnectAttempt,
     lifeline: HiddenFd,
-    /// The lifeline's, if that has one already.
+    /// The lifeline's addresses, if it is bound already.
     tuple: Option<Tuple>,
-    /// Nothing while too many others ask.
+    /// The connection to the monitor; `None` while too many programs query it.
     query: Option<HiddenFd>,
 }
 
-/// The proxy has got the handshake, and is to reply.
+/// The proxy has received the handshake, and is to reply.
 #[derive(Debug)]
 struct AwaitingProxy {
     attempt: ConnectAttempt,
@@ -131,13 +134,14 @@ struct AwaitingProxy {
     memory: Option<MemoryFds<HiddenFd>>,
 }
 
-/// Connects to the proxy of this node, which stands in for a listener of another. Where it does not yet, the monitor is
-/// asked to see to it.
+/// Connects to the proxy of this node, which stands in for a listener of another node. If it does not yet, the monitor
+/// is queried, which ensures that it does.
 pub(super) fn connect(rack: Arc<Rack>, request: &ConnectRequest, lifeline: OwnedFd) -> Result<ConnectProgress, NoLane> {
     ConnectAttempt { rack, request: *request, tries_left: PORT_TRIES_MAX }.connect(lifeline)
 }
 
-/// What became of a try with one port. `Err`: the other node still has a connection of it, another is to be tried.
+/// The result of an attempt with one port. `Err`: the other node still has a connection of the port, and another one is
+/// to be tried.
 type PortAttempt = Result<ConnectProgress, ConnectAttempt>;
 
 fn or_another_port(result: PortAttempt) -> Result<ConnectProgress, NoLane> {
@@ -158,14 +162,14 @@ impl ConnectAttempt {
     fn try_port(self, lifeline: OwnedFd) -> Result<PortAttempt, NoLane> {
         let destination = destination(self.request.destination);
         let name = ListenerName::remote(destination);
-        // A node has one address; only for a destination of the other family it must be asked for.
+        // A node has one address of each family; for a destination of the other family, the monitor must be queried.
         let known = self.request.node.filter(|node| node.is_ipv4() == destination.is_ipv4());
         let Some(node) = known.filter(|_| self.rack.is_live(&name) == Ok(true)) else {
             return self.query_monitor(lifeline, None).map(Ok);
         };
         let tuple = self.bind(&lifeline, node)?;
         match connect_to_first(&self.rack, lifeline.as_fd(), &[name], || Ok(())) {
-            // It has its name and does not listen yet, or does not any more: the monitor sees to it.
+            // The listener has its name but does not listen, not yet or not any more: the monitor is queried.
             Err(no_lane) if no_lane.reason == FallbackReason::NoListener => {
                 self.query_monitor(lifeline, Some(tuple)).map(Ok)
             }
@@ -196,15 +200,15 @@ impl ConnectAttempt {
             return self.apply_reply(connected, received);
         }
         let Connected { lifeline, tuple, segment, memory, .. } = connected;
-        // Not in windows yet: it is one.
+        // The connection is not in windows yet, so its memory is one memfd.
         let memory = memory.map(|memory| hide(memory.memfd).map(MemoryFds::of_memfd)).transpose()?;
         let awaiting = AwaitingProxy { attempt: self, lifeline: hide(lifeline)?, tuple, segment, memory };
         let pending = RemoteConnect::new(Stage::AwaitingProxy(Box::new(awaiting)), REPLY_WAIT_NS);
         Ok(Ok(ConnectProgress::Pending(pending)))
     }
 
-    /// What the proxy has replied. Another port is tried if the other node still has a connection of this one, whose
-    /// end here has long been closed, and the program has named none.
+    /// Applies the proxy's reply. Another port is tried if the other node still has a connection of this one, whose
+    /// endpoint here is long closed, and the program has not chosen the port.
     fn apply_reply(mut self, connected: Connected, received: ReceivedReply) -> Result<PortAttempt, NoLane> {
         let is_port_free = self.request.source.is_none_or(|source| source.port() == 0);
         match received {
@@ -228,10 +232,10 @@ impl RemoteConnect {
         Self { stage, deadline_ns: now_ns().saturating_add(wait_ns) }
     }
 
-    /// Goes on as far as others have spoken.
+    /// Advances the connect as far as the monitor and the proxy have answered.
     ///
     /// # Errors
-    /// Why there is no lane; a reason that something ran out for may have gone if the connect is begun anew.
+    /// The reason why there is no lane. After [`FallbackReason::ResourceLimit`], a new connect may succeed.
     pub fn advance(self) -> Result<ConnectProgress, FallbackReason> {
         let progress = match self.stage {
             Stage::AwaitingMonitor(awaiting) => awaiting.advance(self.deadline_ns),
@@ -240,7 +244,7 @@ impl RemoteConnect {
         progress.map_err(|no_lane| no_lane.reason)
     }
 
-    /// Where the next word comes, if there is such a spans, and until when it counts.
+    /// Returns the descriptor on which the next answer arrives, if there is one, and the deadline for it.
     pub fn wait_target(&self) -> (Option<BorrowedFd<'_>>, u64) {
         let descriptor = match &self.stage {
             Stage::AwaitingMonitor(awaiting) => awaiting.query.as_ref().and_then(HiddenFd::get),
@@ -295,10 +299,10 @@ impl AwaitingProxy {
     }
 }
 
-/// A proxy's reply and the descriptor with it, or what came instead.
+/// A proxy's reply and the descriptor with it, or the error that came instead.
 type ReceivedReply = Result<(ProxyReply, Option<OwnedFd>), Errno>;
 
-/// Moves to the spans that a reply names.
+/// Completes a connection as the reply says, in the spans that it names if there are any.
 fn apply_reply(connected: Connected, received: ReceivedReply) -> Result<Connected, NoLane> {
     let broken = NoLane::resource_limit_or(FallbackReason::HandshakeFailed);
     let (reply, memory) = received.map_err(&broken)?;
@@ -307,7 +311,8 @@ fn apply_reply(connected: Connected, received: ReceivedReply) -> Result<Connecte
         (ProxyReply::Accepted(Some(spans)), Some(memory)) => {
             let opened = open_in_windows(memory, spans, Side::Connector, connected.segment.secrets());
             connected.memory.into_iter().flat_map(MemoryFds::into_all).for_each(close);
-            // Not what a connect begun anew could mend: each would be one more for the server, and a span less.
+            // Not a temporary error: each new attempt would create one more connection for the server and use up a
+            // span.
             let unmapped = |errno| NoLane::with_errno(FallbackReason::WindowUnmapped, errno);
             let (segment, memory) = opened.map_err(unmapped)?;
             Ok(Connected { segment, memory: Some(memory), ..connected })
@@ -326,7 +331,7 @@ fn apply_reply(connected: Connected, received: ReceivedReply) -> Result<Connecte
     }
 }
 
-/// Whether the proxy has replied.
+/// Receives the proxy's reply, if it has arrived.
 fn poll_reply(lifeline: BorrowedFd<'_>) -> Option<ReceivedReply> {
     let mut bytes = [0_u8; REPLY_BYTES];
     match receive_with_descriptors(lifeline, &mut bytes) {
@@ -344,7 +349,7 @@ fn poll_reply(lifeline: BorrowedFd<'_>) -> Option<ReceivedReply> {
     }
 }
 
-/// Looks for the reply for as long as being awake is worth it: most come within that.
+/// Polls for the reply as long as spinning pays off; most replies arrive within that time.
 fn spin_for_reply(lifeline: BorrowedFd<'_>) -> Option<ReceivedReply> {
     let mut spin = Spin::new();
     loop {
@@ -355,11 +360,11 @@ fn spin_for_reply(lifeline: BorrowedFd<'_>) -> Option<ReceivedReply> {
     }
 }
 
-/// Connects to a listener of this node on behalf of another node's program, to a connection in windows: `spans` is the
-/// accepting end's, and `lease` the descriptor that goes with it.
+/// Connects to a listener of this node on behalf of a program on another node, for a connection in windows. `spans` are
+/// the accepting endpoint's, and `lease` is the descriptor that goes with them.
 ///
 /// # Errors
-/// As [`super::connect_in`].
+/// Those of [`super::connect_in`].
 pub fn connect_in_windows(
     rack: &Rack,
     request: &ConnectRequest,
@@ -370,13 +375,14 @@ pub fn connect_in_windows(
     check_trusted(lifeline.as_fd())?;
     let handshake = Handshake { secrets, spans: Some(spans) }.encode();
     match send_with_descriptor(lifeline.as_fd(), &handshake, Some(lease)) {
-        // The server has closed already, as it may.
+        // The server may close the connection at once.
         Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(lifeline),
         Err(errno) => Err(NoLane::resource_limit_or(FallbackReason::HandshakeFailed)(errno)),
     }
 }
 
-/// Whether a connecting end's lifeline has reached a proxy, which stands in for a listener of another node.
+/// Returns whether the lifeline of a connecting endpoint leads to a proxy, which stands in for a listener of another
+/// node.
 pub fn is_connected_to_proxy(lifeline: BorrowedFd<'_>) -> bool {
     let path = rustix::net::getpeername(lifeline).ok().flatten().and_then(path_in);
     path.as_deref().and_then(ListenerName::from_path).is_some_and(|name| name.is_remote)

@@ -1,13 +1,13 @@
-//! Parts of windows that programs have, and how anybody on the machine learns that they still do.
+//! Span leases: how every process of the machine learns that a program can still access spans of windows.
 //!
-//! A program of a connection that lies in windows stores into the other node's window until it has unmapped it: a
-//! part that it may still reach must not become another connection's. Only the kernel knows when that is, whatever dies
-//! in which order. So the program gets an open file description of its own, on which the bytes of both spans are
-//! locked: the lock goes with the description, and that goes with the last descriptor *and the last mapping* that was
-//! made by it, in whichever process. It excludes nobody; it is there to be found.
+//! A program whose connection is in windows stores into the other node's window until it has unmapped it. Until then,
+//! the span must not be assigned to another connection. Only the kernel knows when that is, regardless of which process
+//! dies first. So the program gets an open file description of its own, on which the bytes of both spans are locked:
+//! the lock is released with the description, and that with the last descriptor *and the last mapping* that was made by
+//! it, in any process. The lock excludes no access; it is only queried.
 //!
-//! The description's position says which spans they are, for a program that gets the descriptor from another: by `exec`
-//! or `SCM_RIGHTS`. Nobody reads or writes by it otherwise.
+//! The position of the description encodes the spans, for a program that gets the descriptor from another by `exec` or
+//! `SCM_RIGHTS`. It is not used otherwise.
 
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -21,41 +21,41 @@ use crate::rendezvous::handshake::WindowSpans;
 use segment::Segment;
 
 const PAGE_BYTES: u64 = 4096;
-/// Two numbers of pages and a bit make a position, which is less than 2^63.
+/// Width of a page number: two of them and one bit make a position, which is less than 2^63.
 const PAGE_NUMBER_BITS: u32 = 31;
-/// Several times what the kernel says of a descriptor with two locks.
+/// Several times what the kernel writes about a descriptor with two locks.
 const INFO_BYTES_MAX: usize = 2048;
-/// In a position: the link is a modelled one.
+/// The bit of a position for a modelled link.
 const MODELLED: u64 = 1 << (2 * PAGE_NUMBER_BITS);
 
-/// A descriptor of the memory for one program, of an open file description of its own.
+/// Opens the memory again, as an open file description for one program.
 ///
 /// # Errors
-/// What open answers.
+/// Those of open.
 pub fn reopen(memory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    // A duplicate would share the locks of all others.
+    // A duplicate would share the locks with all others.
     let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
     rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Notes on a [`reopen`] that both spans are leased to whoever has it.
+/// Marks both spans as leased to the holder of a descriptor from [`reopen`].
 ///
 /// # Errors
-/// What fcntl answers.
+/// Those of fcntl.
 pub fn mark_leased(descriptor: BorrowedFd<'_>, spans: WindowSpans) -> Result<(), Errno> {
     for offset in [spans.inbound_offset, spans.outbound_offset] {
         lock(&descriptor, libc::F_OFD_SETLK, &mut span_lock(libc::F_RDLCK, offset)?)?;
     }
-    // Where there is a local page, it says so; and a device has no position.
+    // A local page records the spans itself; and a device has no position.
     if !spans.has_local_state() {
         let _ = rustix::fs::seek(descriptor, SeekFrom::Start(position_of(spans)?));
     }
     Ok(())
 }
 
-/// Whether both spans were noted on this very open file description, whatever others there are of the same memory.
+/// Returns whether both spans were marked on this open file description, and not on another one of the same memory.
 pub fn is_marked_on(descriptor: BorrowedFd<'_>, spans: WindowSpans) -> bool {
-    // `F_OFD_GETLK` tells only of the locks of others.
+    // `F_OFD_GETLK` reports only the locks of other descriptions.
     let mut bytes = [0; INFO_BYTES_MAX];
     let path = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
     let Some(info) = system::read_text(path.as_str(), &mut bytes) else { return false };
@@ -65,8 +65,8 @@ pub fn is_marked_on(descriptor: BorrowedFd<'_>, spans: WindowSpans) -> bool {
     })
 }
 
-/// The bytes that are locked by a line such as `lock: 1: OFDLCK ADVISORY READ -1 00:06:411 4096 278527`. Two spans side
-/// by side are one lock.
+/// Parses the range of bytes in a line such as `lock: 1: OFDLCK ADVISORY READ -1 00:06:411 4096 278527`. Two adjacent
+/// spans have one lock.
 fn locked_range(line: &str) -> Option<RangeInclusive<u64>> {
     let mut words = line.strip_prefix("lock:")?.split_ascii_whitespace();
     let (_number, kind) = (words.next()?, words.next()?);
@@ -74,13 +74,13 @@ fn locked_range(line: &str) -> Option<RangeInclusive<u64>> {
     (kind == "OFDLCK").then_some(first..=last)
 }
 
-/// Whether the spans that were noted on a descriptor are those of a modelled link, whose model lies in them.
+/// Returns whether the spans that were marked on a descriptor are those of a modelled link, whose model is in them.
 pub fn is_modelled(descriptor: BorrowedFd<'_>) -> bool {
     rustix::fs::seek(descriptor, SeekFrom::Current(0)).is_ok_and(|position| position & MODELLED != 0)
 }
 
-/// The spans that were noted on a descriptor, whoever made it.
-/// `None` for a device, beside whose descriptor a [`local_page`](crate::rendezvous::local_page) goes.
+/// Returns the spans that were marked on a descriptor. `None` for a device, whose descriptor is accompanied by a
+/// [`local_page`](crate::rendezvous::local_page).
 pub fn spans_of(descriptor: BorrowedFd<'_>) -> Option<WindowSpans> {
     let position = rustix::fs::seek(descriptor, SeekFrom::Current(0)).ok()?;
     let offset = |number: u64| (number & ((1 << PAGE_NUMBER_BITS) - 1)) * PAGE_BYTES;
@@ -88,7 +88,7 @@ pub fn spans_of(descriptor: BorrowedFd<'_>) -> Option<WindowSpans> {
     (position != 0 && shm::is_sealed(descriptor)).then_some(spans)
 }
 
-/// The numbers of both spans' first pages, in one, and whether the link is a modelled one.
+/// Encodes the numbers of both spans' first pages, and whether the link is a modelled one, as a position.
 fn position_of(spans: WindowSpans) -> Result<u64, Errno> {
     let page = |offset: u64| {
         let number = offset / PAGE_BYTES;
@@ -98,22 +98,22 @@ fn position_of(spans: WindowSpans) -> Result<u64, Errno> {
     Ok(modelled | page(spans.inbound_offset)? << PAGE_NUMBER_BITS | page(spans.outbound_offset)?)
 }
 
-/// A [`reopen`] with a [`mark_leased`].
+/// Opens the memory again and marks both spans as leased: [`reopen`] and [`mark_leased`].
 ///
 /// # Errors
-/// Those of both.
+/// Those of both functions.
 pub fn lease(memory: BorrowedFd<'_>, spans: WindowSpans) -> Result<OwnedFd, Errno> {
     let descriptor = reopen(memory)?;
     mark_leased(descriptor.as_fd(), spans).map(|()| descriptor)
 }
 
-/// Whether a program of this machine may still reach one of the spans.
+/// Returns whether a program of this machine can still access one of the spans.
 ///
 /// # Errors
-/// What fcntl answers.
+/// Those of fcntl.
 pub fn is_leased(memory: BorrowedFd<'_>, spans: WindowSpans) -> Result<bool, Errno> {
     for offset in [spans.inbound_offset, spans.outbound_offset] {
-        // Would somebody stand against a lock for writing?
+        // Queries whether a write lock would conflict with a lease.
         let mut asked = span_lock(libc::F_WRLCK, offset)?;
         lock(&memory, libc::F_OFD_GETLK, &mut asked)?;
         if i32::from(asked.l_type) != libc::F_UNLCK {
@@ -123,7 +123,7 @@ pub fn is_leased(memory: BorrowedFd<'_>, spans: WindowSpans) -> Result<bool, Err
     Ok(false)
 }
 
-/// A span that has something behind it for a modelled link is known by its beginning.
+/// Returns the lock of a span. A span with the additional bytes of a modelled link is locked as far as one without.
 fn span_lock(kind: i32, offset: u64) -> Result<libc::flock, Errno> {
     Ok(libc::flock {
         l_type: kind as libc::c_short,
@@ -135,7 +135,7 @@ fn span_lock(kind: i32, offset: u64) -> Result<libc::flock, Errno> {
 }
 
 fn lock(file: &impl AsRawFd, command: i32, span: &mut libc::flock) -> Result<(), Errno> {
-    // SAFETY: the structure is readable and writable, and has the kernel's layout on machines of 64 bits.
+    // SAFETY: `span` is an exclusive reference, and `libc::flock` has the kernel's layout on 64-bit machines.
     let done = unsafe { call!(libc::SYS_fcntl, file.as_raw_fd(), command, std::ptr::from_mut(span)) };
     if done < 0 { Err(system::error_of(done)) } else { Ok(()) }
 }
@@ -150,7 +150,7 @@ mod tests {
     const SECOND: WindowSpans = WindowSpans::new(SPAN_BYTES, 3 * SPAN_BYTES);
 
     #[test]
-    fn a_span_is_lent_until_the_last_descriptor_and_the_last_mapping_are_gone() {
+    fn a_span_is_leased_until_the_last_descriptor_and_the_last_mapping_are_gone() {
         let _no_child = test_support::spawn::forbid();
         let (memory, _mapping) = shm::create(4 * Segment::WINDOW_BYTES).unwrap();
         let is_leased = |spans| is_leased(memory.as_fd(), spans).unwrap();
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!((spans_of(own.as_fd()), spans_of(memory.as_fd())), (Some(FIRST), None));
         assert_eq!((is_leased(FIRST), is_leased(SECOND)), (true, false));
         let back = WindowSpans::new(FIRST.outbound_offset, FIRST.inbound_offset);
-        assert!(is_leased(back), "either span says so");
+        assert!(is_leased(back), "either span shows the lease");
         let copy = rustix::io::dup(&own).unwrap();
         drop(own);
         assert!(is_leased(FIRST));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_told_from_other_descriptors_of_the_same_memory() {
+    fn a_lease_is_distinguished_from_other_descriptors_of_the_same_memory() {
         let (memory, _mapping) = shm::create(4 * Segment::WINDOW_BYTES).unwrap();
         let own = reopen(memory.as_fd()).unwrap();
         for spans in [FIRST, SECOND, WindowSpans::new(SPAN_BYTES, 0)] {
@@ -180,13 +180,13 @@ mod tests {
             let is_marked_on = |descriptor: &OwnedFd, spans| is_marked_on(descriptor.as_fd(), spans);
             assert_eq!([&lease, &copy, &own].map(|it| is_marked_on(it, spans)), [true, true, false]);
             let partly = WindowSpans::new(spans.inbound_offset, 3 * SPAN_BYTES + 4096);
-            assert!(!is_marked_on(&lease, partly), "of one span, not of the other");
+            assert!(!is_marked_on(&lease, partly), "one span is leased, the other is not");
         }
         assert!(!is_marked_on(own.as_fd(), FIRST));
     }
 
     #[test]
-    fn several_programs_have_their_spans_apart_from_each_other() {
+    fn programs_lease_their_spans_independently() {
         let _no_child = test_support::spawn::forbid();
         let (memory, _mapping) = shm::create(4 * Segment::WINDOW_BYTES).unwrap();
         let is_leased = |spans| is_leased(memory.as_fd(), spans).unwrap();
@@ -194,7 +194,7 @@ mod tests {
         assert!(is_leased(FIRST) && is_leased(SECOND));
         let [first, second, third] = leases;
         drop((first, third));
-        assert_eq!((is_leased(FIRST), is_leased(SECOND)), (true, false), "one of two that have it is left");
+        assert_eq!((is_leased(FIRST), is_leased(SECOND)), (true, false), "one of two leases is left");
         drop(second);
         assert!(!is_leased(FIRST));
     }

@@ -29,13 +29,13 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
-/// A rack of its own, and the two ends of a rendezvous in it.
-struct Meeting {
+/// A rack for one test, and the two endpoints of a rendezvous in it.
+struct Fixture {
     _scratch: Scratch,
     rack: Arc<Rack>,
 }
 
-impl Meeting {
+impl Fixture {
     fn new() -> Self {
         let scratch = Scratch::new();
         let rack = Arc::new(scratch.rack());
@@ -62,7 +62,7 @@ impl Meeting {
         self.rack.names().unwrap().iter().map(ToString::to_string).collect()
     }
 
-    /// A listener of this name made by hand, with a small backlog.
+    /// Creates a listener of this name without the library, with a small backlog.
     fn listen_by_hand(&self, name: &str, backlog: i32) -> OwnedFd {
         let socket = unix_stream().unwrap();
         let name = ListenerName::parse(name).unwrap();
@@ -80,8 +80,8 @@ fn accept_now(listener: &LaneListener) -> Accepted {
     accept(listener.fd(), &listener.key(), libc::SOCK_CLOEXEC).unwrap()
 }
 
-/// Names without a secret key belong to the whole network namespace, where other runs of these tests may be: a port
-/// that the kernel has given to this process tells them apart.
+/// Returns a port that the kernel has given to this process. Names without a secret key belong to the whole network
+/// namespace, where other runs of these tests may be active.
 pub(crate) fn own_port() -> u16 {
     static PORT: OnceLock<std::net::TcpListener> = OnceLock::new();
     let listener = PORT.get_or_init(|| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
@@ -94,23 +94,23 @@ fn reason<T: std::fmt::Debug>(outcome: Result<T, NoLane>) -> FallbackReason {
 
 #[test]
 fn a_server_that_closes_before_the_handshake_comes_has_connected() {
-    let meeting = Meeting::new();
-    let listener = meeting.listen("127.0.0.1:7001");
+    let fixture = Fixture::new();
+    let listener = fixture.listen("127.0.0.1:7001");
     let request =
         ConnectRequest { destination: address("127.0.0.1:7001"), source: None, node: None, opener: Opener::Program };
     let lifeline = unix_stream().unwrap();
-    bind_tuple(lifeline.as_fd(), &request.route().unwrap(), 1, Opener::Program, &meeting.rack.key()).unwrap();
-    connect_to_first(&meeting.rack, lifeline.as_fd(), &[listener.name()], || Ok(())).unwrap();
+    bind_tuple(lifeline.as_fd(), &request.route().unwrap(), 1, Opener::Program, &fixture.rack.key()).unwrap();
+    connect_to_first(&fixture.rack, lifeline.as_fd(), &[listener.name()], || Ok(())).unwrap();
     close(accept(listener.fd(), &listener.key(), 0).unwrap().lifeline);
     let (segment, memfd) = Segment::create(Side::Connector).unwrap();
     assert_eq!(send_handshake(lifeline.as_fd(), &segment, memfd.as_fd()), Ok(()));
 }
 
 #[test]
-fn both_ends_get_one_memory_and_each_others_address() {
-    let meeting = Meeting::new();
-    let listener = meeting.listen("127.0.0.1:6379");
-    let connected = meeting.connect("127.0.0.1:6379").unwrap();
+fn both_endpoints_get_one_memory_and_each_others_address() {
+    let fixture = Fixture::new();
+    let listener = fixture.listen("127.0.0.1:6379");
+    let connected = fixture.connect("127.0.0.1:6379").unwrap();
     let accepted = accept_now(&listener);
     assert_eq!(accepted.tuple, connected.tuple.reversed());
     assert_eq!(accepted.tuple.local, address("127.0.0.1:6379"));
@@ -127,9 +127,9 @@ fn both_ends_get_one_memory_and_each_others_address() {
 #[test]
 fn sources_and_destinations_are_those_of_tcp() {
     let _no_child = test_support::spawn::forbid();
-    let meeting = Meeting::new();
-    let _v4 = meeting.listen("0.0.0.0:80");
-    let _v6 = meeting.listen("[::1]:80");
+    let fixture = Fixture::new();
+    let _v4 = fixture.listen("0.0.0.0:80");
+    let _v6 = fixture.listen("[::1]:80");
     let bound = ["0.0.0.0", "[::]", "[::ffff:127.0.0.5]"].map(|ip| format!("{ip}:{}", own_port()));
     for (to, source, local, peer) in [
         ("127.77.0.2:80", None, "127.0.0.1", "127.77.0.2:80"),
@@ -141,35 +141,35 @@ fn sources_and_destinations_are_those_of_tcp() {
         ("127.0.0.1:80", Some(bound[1].as_str()), "127.0.0.1", "127.0.0.1:80"),
         ("127.0.0.1:80", Some(bound[2].as_str()), "127.0.0.5", "127.0.0.1:80"),
     ] {
-        let tuple = meeting.connect_from(to, source).unwrap().tuple;
+        let tuple = fixture.connect_from(to, source).unwrap().tuple;
         assert_eq!((tuple.local.ip().to_string(), tuple.peer), (local.to_owned(), address(peer)), "{to} {source:?}");
         let port = source.map_or(0, |source| address(source).port());
         assert!(port == 0 || tuple.local.port() == port);
     }
-    assert_eq!(reason(meeting.connect_from("127.0.0.1:80", Some("[::1]:9"))), FallbackReason::UnsupportedCall);
+    assert_eq!(reason(fixture.connect_from("127.0.0.1:80", Some("[::1]:9"))), FallbackReason::UnsupportedCall);
     for bound in ["127.0.0.1:80", "0.0.0.0:80"] {
-        assert_eq!(reason(meeting.connect_from("127.0.0.1:80", Some(bound))), FallbackReason::ToItself);
+        assert_eq!(reason(fixture.connect_from("127.0.0.1:80", Some(bound))), FallbackReason::ToItself);
     }
 }
 
 #[test]
-fn a_source_port_that_a_connection_has_is_said_to_be_in_use() {
-    let meeting = Meeting::new();
-    let _listener = meeting.listen("127.0.0.1:80");
-    let _first = meeting.connect_from("127.0.0.1:80", Some("127.0.0.1:9")).unwrap();
-    assert_eq!(reason(meeting.connect_from("127.0.0.1:80", Some("127.0.0.1:9"))), FallbackReason::PortInUse);
+fn a_source_port_of_an_existing_connection_is_in_use() {
+    let fixture = Fixture::new();
+    let _listener = fixture.listen("127.0.0.1:80");
+    let _first = fixture.connect_from("127.0.0.1:80", Some("127.0.0.1:9")).unwrap();
+    assert_eq!(reason(fixture.connect_from("127.0.0.1:80", Some("127.0.0.1:9"))), FallbackReason::PortInUse);
     assert_eq!(NoLane::of_bind_error(Errno::ADDRNOTAVAIL).reason, FallbackReason::NoFreePort);
 }
 
 #[test]
 fn a_node_is_the_source_towards_other_nodes_only() {
-    let meeting = Meeting::new();
-    let _listener = meeting.listen("0.0.0.0:80");
+    let fixture = Fixture::new();
+    let _listener = fixture.listen("0.0.0.0:80");
     let node = Some(IpAddr::from([127, 77, 0, 2]));
     let local = |to: &str, source: Option<&str>| {
         let request =
             ConnectRequest { destination: address(to), source: source.map(address), node, opener: Opener::Program };
-        connect_in(&meeting.rack, &request).unwrap().tuple.local.ip().to_string()
+        connect_in(&fixture.rack, &request).unwrap().tuple.local.ip().to_string()
     };
     assert_eq!(local("127.77.0.1:80", None), "127.77.0.2");
     assert_eq!(local("127.77.0.1:80", Some("0.0.0.0:0")), "127.77.0.2");
@@ -179,57 +179,58 @@ fn a_node_is_the_source_towards_other_nodes_only() {
 
 #[test]
 fn without_a_listener_or_to_another_machine_there_is_no_lane() {
-    let meeting = Meeting::new();
-    let _listener = meeting.listen("0.0.0.0:80");
-    assert_eq!(reason(meeting.connect("127.0.0.1:81")), FallbackReason::NoListener);
-    assert_eq!(reason(meeting.connect("[::1]:80")), FallbackReason::NoListener);
-    assert_eq!(reason(meeting.connect("127.0.0.1:0")), FallbackReason::NoListener);
-    assert_eq!(reason(meeting.connect("198.51.100.7:80")), FallbackReason::RemoteAddress);
-    assert_eq!(reason(meeting.connect("[2001:db8::7]:80")), FallbackReason::RemoteAddress);
+    let fixture = Fixture::new();
+    let _listener = fixture.listen("0.0.0.0:80");
+    assert_eq!(reason(fixture.connect("127.0.0.1:81")), FallbackReason::NoListener);
+    assert_eq!(reason(fixture.connect("[::1]:80")), FallbackReason::NoListener);
+    assert_eq!(reason(fixture.connect("127.0.0.1:0")), FallbackReason::NoListener);
+    assert_eq!(reason(fixture.connect("198.51.100.7:80")), FallbackReason::RemoteAddress);
+    assert_eq!(reason(fixture.connect("[2001:db8::7]:80")), FallbackReason::RemoteAddress);
 }
 
 #[test]
 fn the_exact_listener_is_found_before_the_unspecified_ones() {
-    let meeting = Meeting::new();
-    let any6 = meeting.listen("[::]:80");
-    assert!(meeting.connect("127.0.0.1:80").is_ok());
+    let fixture = Fixture::new();
+    let any6 = fixture.listen("[::]:80");
+    assert!(fixture.connect("127.0.0.1:80").is_ok());
     accept_now(&any6);
-    let any4 = meeting.listen("0.0.0.0:80");
-    assert!(meeting.connect("127.0.0.1:80").is_ok());
+    let any4 = fixture.listen("0.0.0.0:80");
+    assert!(fixture.connect("127.0.0.1:80").is_ok());
     accept_now(&any4);
-    let exact = meeting.listen("127.0.0.1:80");
-    assert!(meeting.connect("127.0.0.1:80").is_ok());
+    let exact = fixture.listen("127.0.0.1:80");
+    assert!(fixture.connect("127.0.0.1:80").is_ok());
     accept_now(&exact);
-    assert!(meeting.connect("[::1]:80").is_ok());
+    assert!(fixture.connect("[::1]:80").is_ok());
     accept_now(&any6);
 }
 
 #[test]
 fn listeners_that_share_an_address_all_get_connections() {
-    let meeting = Meeting::new();
-    let share = || listen_in(&meeting.rack, address("127.0.0.1:80"), false, true, 1).unwrap();
+    let fixture = Fixture::new();
+    let share = || listen_in(&fixture.rack, address("127.0.0.1:80"), false, true, 1).unwrap();
     let listeners = [share(), share(), share()];
-    assert_eq!(meeting.names().len(), 3);
-    let mut connected = HashSet::new();
-    // Three names, each picked with a third of the chances: all but surely each in so many connections.
+    assert_eq!(fixture.names().len(), 3);
+    let mut reached = HashSet::new();
+    // Each of three names is chosen with a probability of a third, so each is almost surely chosen in this many
+    // connections.
     for _ in 0..200 {
-        let _connected = meeting.connect("127.0.0.1:80").unwrap();
+        let _connected = fixture.connect("127.0.0.1:80").unwrap();
         let taker = listeners.iter().position(|listener| accept(listener.fd(), &listener.key(), 0).is_ok());
-        connected.insert(taker.expect("one of them has the connection"));
+        reached.insert(taker.expect("one of them has the connection"));
     }
-    assert_eq!(connected.len(), 3);
+    assert_eq!(reached.len(), 3);
 }
 
 #[test]
-fn an_address_is_not_shared_with_those_who_do_not() {
+fn an_address_is_shared_only_among_listeners_that_all_share() {
     let _no_child = test_support::spawn::forbid();
-    let meeting = Meeting::new();
-    let listen = |shared| listen_in(&meeting.rack, address("127.0.0.1:80"), false, shared, 1);
+    let fixture = Fixture::new();
+    let listen = |shared| listen_in(&fixture.rack, address("127.0.0.1:80"), false, shared, 1);
     let first = listen(false).unwrap();
     assert_eq!(listen(false).unwrap_err(), Errno::ADDRINUSE);
     assert_eq!(listen(true).unwrap_err(), Errno::ADDRINUSE);
     drop(first);
-    assert!(meeting.names().is_empty());
+    assert!(fixture.names().is_empty());
     let _shared = listen(true).unwrap();
     assert_eq!(listen(false).unwrap_err(), Errno::ADDRINUSE);
     assert!(listen(true).is_ok());
@@ -238,28 +239,28 @@ fn an_address_is_not_shared_with_those_who_do_not() {
 #[test]
 fn a_name_stays_while_another_process_listens_on_the_same_socket() {
     let _no_child = test_support::spawn::forbid();
-    let meeting = Meeting::new();
-    let listener = meeting.listen("127.0.0.1:80");
-    // As a forked child has it.
-    // SAFETY: the listener is alive.
+    let fixture = Fixture::new();
+    let listener = fixture.listen("127.0.0.1:80");
+    // A forked child has it like this.
+    // SAFETY: the descriptor is that of a live listener, which this test owns.
     let childs = rustix::io::dup(unsafe { BorrowedFd::borrow_raw(listener.fd()) }).unwrap();
     drop(listener);
-    assert!(meeting.names().contains("127.0.0.1:80"));
-    let _connected = meeting.connect("127.0.0.1:80").unwrap();
-    assert!(accept(childs.as_raw_fd(), &meeting.rack.key(), 0).is_ok());
+    assert!(fixture.names().contains("127.0.0.1:80"));
+    let _connected = fixture.connect("127.0.0.1:80").unwrap();
+    assert!(accept(childs.as_raw_fd(), &fixture.rack.key(), 0).is_ok());
     drop(childs);
-    assert_eq!(reason(meeting.connect("127.0.0.1:80")), FallbackReason::NoListener);
-    assert!(meeting.names().is_empty(), "whoever finds a stale name removes it");
+    assert_eq!(reason(fixture.connect("127.0.0.1:80")), FallbackReason::NoListener);
+    assert!(fixture.names().is_empty(), "a process that finds a stale name removes it");
 }
 
 #[test]
 fn an_inherited_listener_of_another_rack_or_version_is_closed_so_that_clients_take_tcp() {
     let _no_child = test_support::spawn::forbid();
-    let meeting = Meeting::new();
-    let folder = meeting.rack.path().parent().unwrap().join("other/v1/net-1");
+    let fixture = Fixture::new();
+    let folder = fixture.rack.path().parent().unwrap().join("other/v1/net-1");
     std::fs::create_dir_all(&folder).unwrap();
     let first_version = folder.join("127.0.0.1:80");
-    let other_rack = meeting.rack.path_of(&ListenerName::parse("127.0.0.1:80").unwrap());
+    let other_rack = fixture.rack.path_of(&ListenerName::parse("127.0.0.1:80").unwrap());
     std::fs::create_dir(other_rack.parent().unwrap()).unwrap();
     let listen_at = |path: &std::path::Path| {
         let listener = unix_stream().unwrap();
@@ -278,17 +279,17 @@ fn an_inherited_listener_of_another_rack_or_version_is_closed_so_that_clients_ta
     let fd = listen_at(&programs_own);
     assert!(adopt_listener(fd).is_none());
     assert_eq!(connect_to(&programs_own), Ok(()));
-    // SAFETY: made above.
+    // SAFETY: the descriptor was created above and is closed once.
     unsafe { rustix::io::close(fd) };
 }
 
 #[test]
-fn a_tuple_is_unique_until_its_connecting_end_is_gone() {
+fn a_tuple_is_unique_until_its_connecting_endpoint_is_closed() {
     let _no_child = test_support::spawn::forbid();
-    let meeting = Meeting::new();
-    let listener = meeting.listen("127.0.0.1:80");
+    let fixture = Fixture::new();
+    let listener = fixture.listen("127.0.0.1:80");
     let source = format!("127.0.0.9:{}", own_port());
-    let connect = || meeting.connect_from("127.0.0.1:80", Some(&source));
+    let connect = || fixture.connect_from("127.0.0.1:80", Some(&source));
     let first = connect().unwrap();
     let accepted = accept_now(&listener);
     let second = connect();
@@ -298,12 +299,12 @@ fn a_tuple_is_unique_until_its_connecting_end_is_gone() {
     drop(accepted);
 }
 
-/// Anybody can bind abstract names. A name that others can compute takes the port from the connecting end.
+/// Any process can bind abstract names. A name that others can compute would block the port of the connecting endpoint.
 #[test]
 fn names_that_are_bound_without_the_key_take_no_port() {
     let _no_child = test_support::spawn::forbid();
-    let meeting = Meeting::new();
-    let listener = meeting.listen("127.0.0.1:80");
+    let fixture = Fixture::new();
+    let listener = fixture.listen("127.0.0.1:80");
     let tuple = Tuple { local: SocketAddr::from(([127, 0, 0, 8], own_port())), peer: address("127.0.0.1:80") };
     let first_version = format!("crosslane/1/{}>{}", tuple.local, tuple.peer).into_bytes();
     let bind = |name: &[u8]| {
@@ -313,29 +314,29 @@ fn names_that_are_bound_without_the_key_take_no_port() {
     };
     let squatters = [first_version, tuple.name(Opener::Program, &OTHER_KEY).unwrap()].map(|name| bind(&name).unwrap());
     let source = tuple.local.to_string();
-    let connected = meeting.connect_from("127.0.0.1:80", Some(&source)).unwrap();
+    let connected = fixture.connect_from("127.0.0.1:80", Some(&source)).unwrap();
     assert_eq!((connected.tuple, accept_now(&listener).tuple.reversed()), (tuple, tuple));
-    let keyed = tuple.name(Opener::Program, &meeting.rack.key()).unwrap();
-    assert_eq!(bind(&keyed).unwrap_err(), Errno::ADDRINUSE, "it is ours");
+    let keyed = tuple.name(Opener::Program, &fixture.rack.key()).unwrap();
+    assert_eq!(bind(&keyed).unwrap_err(), Errno::ADDRINUSE, "the library has bound it");
     drop(squatters);
 }
 
 #[test]
-fn many_connections_have_as_many_tuples() {
-    let meeting = Meeting::new();
-    let _listener = meeting.listen("127.0.0.1:80");
-    let connections: Vec<_> = (0..300).map(|_| meeting.connect("127.0.0.1:80").unwrap()).collect();
+fn every_connection_has_its_own_tuple() {
+    let fixture = Fixture::new();
+    let _listener = fixture.listen("127.0.0.1:80");
+    let connections: Vec<_> = (0..300).map(|_| fixture.connect("127.0.0.1:80").unwrap()).collect();
     let tuples: HashSet<_> = connections.iter().map(|connected| connected.tuple).collect();
     assert_eq!(tuples.len(), connections.len());
 }
 
 #[test]
 fn a_full_backlog_is_not_waited_for() {
-    let meeting = Meeting::new();
-    let _full = meeting.listen_by_hand("127.0.0.1:80", 1);
+    let fixture = Fixture::new();
+    let _full = fixture.listen_by_hand("127.0.0.1:80", 1);
     let mut waiting = Vec::new();
     let refusal = loop {
-        match meeting.connect("127.0.0.1:80") {
+        match fixture.connect("127.0.0.1:80") {
             Ok(connected) => waiting.push(connected),
             Err(refusal) => break refusal,
         }
@@ -344,50 +345,50 @@ fn a_full_backlog_is_not_waited_for() {
     assert_eq!(refusal.reason, FallbackReason::BacklogFull);
 }
 
-/// Connects to a listener without being a connecting end of ours; `name` is bound before.
-fn stranger(meeting: &Meeting, listener: &LaneListener, name: Option<&[u8]>) -> OwnedFd {
+/// Connects to a listener as a program without the library does; `name` is bound before.
+fn foreign_client(fixture: &Fixture, listener: &LaneListener, name: Option<&[u8]>) -> OwnedFd {
     let socket = unix_stream().unwrap();
     if let Some(name) = name {
         rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name).unwrap()).unwrap();
     }
-    rustix::net::connect(&socket, &meeting.rack.address_of(&listener.name()).unwrap()).unwrap();
+    rustix::net::connect(&socket, &fixture.rack.address_of(&listener.name()).unwrap()).unwrap();
     socket
 }
 
 #[test]
-fn strangers_are_sent_away_and_the_next_in_line_is_taken() {
-    let meeting = Meeting::new();
-    let listener = meeting.listen("127.0.0.1:80");
-    let unique = format!("nonsense {}", meeting.rack.path().display());
-    // One of the first version, whose names had no code, and one of another rack.
+fn foreign_clients_are_rejected_and_the_next_client_is_accepted() {
+    let fixture = Fixture::new();
+    let listener = fixture.listen("127.0.0.1:80");
+    let unique = format!("nonsense {}", fixture.rack.path().display());
+    // One client of the first version, whose names had no code, and one of another rack.
     let tuple = Tuple { local: SocketAddr::from(([127, 0, 0, 7], own_port())), peer: address("127.0.0.1:80") };
-    let strangers = [
-        stranger(&meeting, &listener, None),
-        stranger(&meeting, &listener, Some(&unique.as_bytes()[..unique.len().min(100)])),
-        stranger(&meeting, &listener, Some(&[0xff; 107])),
-        stranger(&meeting, &listener, Some(format!("crosslane/1/{}>{}", tuple.local, tuple.peer).as_bytes())),
-        stranger(&meeting, &listener, Some(&tuple.name(Opener::Program, &OTHER_KEY).unwrap())),
+    let clients = [
+        foreign_client(&fixture, &listener, None),
+        foreign_client(&fixture, &listener, Some(&unique.as_bytes()[..unique.len().min(100)])),
+        foreign_client(&fixture, &listener, Some(&[0xff; 107])),
+        foreign_client(&fixture, &listener, Some(format!("crosslane/1/{}>{}", tuple.local, tuple.peer).as_bytes())),
+        foreign_client(&fixture, &listener, Some(&tuple.name(Opener::Program, &OTHER_KEY).unwrap())),
     ];
-    let connected = meeting.connect("127.0.0.1:80").unwrap();
+    let connected = fixture.connect("127.0.0.1:80").unwrap();
     assert_eq!(accept_now(&listener).tuple.reversed(), connected.tuple);
-    for stranger in strangers {
-        assert_eq!(rustix::io::read(&stranger, &mut [0; 1]), Ok(0), "closed");
+    for client in clients {
+        assert_eq!(rustix::io::read(&client, &mut [0; 1]), Ok(0), "closed");
     }
 }
 
 #[test]
-fn another_users_process_is_sent_away() {
+fn a_process_of_another_user_is_rejected() {
     let _no_child = test_support::spawn::forbid();
     if !rustix::process::geteuid().is_root() {
-        return; // Only root can be somebody else.
+        return; // Only root can change its user.
     }
     let listener = unix_stream().unwrap();
     let name = format!("crosslane-test-{}", own_port());
-    let place = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
-    rustix::net::bind(&listener, &place).unwrap();
+    let listener_address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+    rustix::net::bind(&listener, &listener_address).unwrap();
     rustix::net::listen(&listener, 8).unwrap();
-    let come_as = |uid: u32| {
-        let place = place.clone();
+    let connect_as = |uid: u32| {
+        let listener_address = listener_address.clone();
         std::thread::spawn(move || {
             // SAFETY: the raw call changes the credentials of this thread only, and the thread ends below.
             assert_eq!(unsafe { crate::process::system::call!(libc::SYS_setresuid, uid, uid, uid) }, 0);
@@ -395,25 +396,25 @@ fn another_users_process_is_sent_away() {
             let tuple = Tuple { local: SocketAddr::from(([127, 0, 0, 3], own_port())), peer: address("127.0.0.3:2") };
             let own = SocketAddrUnix::new_abstract_name(&tuple.name(Opener::Program, &OTHER_KEY).unwrap()).unwrap();
             rustix::net::bind(&socket, &own).unwrap();
-            rustix::net::connect(&socket, &place).unwrap();
+            rustix::net::connect(&socket, &listener_address).unwrap();
             socket
         })
         .join()
         .unwrap()
     };
-    drop(come_as(65_534));
+    drop(connect_as(65_534));
     assert_eq!(accept(listener.as_raw_fd(), &OTHER_KEY, 0).unwrap_err(), Errno::CONNABORTED);
-    drop(come_as(0));
+    drop(connect_as(0));
     assert_eq!(accept(listener.as_raw_fd(), &OTHER_KEY, 0).unwrap().tuple.peer.port(), own_port());
 }
 
-/// An accepted lifeline, and the connecting end's that has said nothing yet.
+/// Returns an accepted lifeline and that of the connecting endpoint, which has not sent anything yet.
 fn silent_pair() -> (OwnedFd, OwnedFd) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
 }
 
-fn say(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+fn send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
@@ -428,7 +429,7 @@ fn valid_handshake() -> ([u8; HANDSHAKE_BYTES], OwnedFd) {
 }
 
 #[test]
-fn a_handshake_that_has_not_come_is_not_waited_for_and_one_that_never_will_is_an_end() {
+fn a_missing_handshake_is_not_waited_for_and_a_closed_lifeline_is_an_end() {
     let _no_child = test_support::spawn::forbid();
     let (ours, theirs) = silent_pair();
     assert!(receive_handshake(ours.as_fd()).unwrap().is_none());
@@ -441,7 +442,7 @@ fn handshakes_without_exactly_one_memory_are_refused() {
     let (handshake, memfd) = valid_handshake();
     for count in [0, 2, 3, 4, 5, 16] {
         let (ours, theirs) = silent_pair();
-        say(&theirs, &handshake, &vec![memfd.as_fd(); count]);
+        send(&theirs, &handshake, &vec![memfd.as_fd(); count]);
         let refused = receive_handshake(ours.as_fd()).unwrap_err();
         let HandshakeRejection::Descriptors(found) = refused else { panic!("{count}: {refused:?}") };
         assert!(found == count || (found > HANDSHAKE_FDS_MAX && count > HANDSHAKE_FDS_MAX), "{count}: {found}");
@@ -460,13 +461,13 @@ fn junk_and_other_versions_are_refused() {
         (&newer, FallbackReason::VersionMismatch),
     ] {
         let (ours, theirs) = silent_pair();
-        say(&theirs, bytes, &[memfd.as_fd()]);
+        send(&theirs, bytes, &[memfd.as_fd()]);
         assert_eq!(receive_handshake(ours.as_fd()).unwrap_err().reason(), expected);
     }
 }
 
 #[test]
-fn memory_that_could_be_cut_under_us_is_refused() {
+fn memory_that_could_be_truncated_is_refused() {
     let (handshake, _memfd) = valid_handshake();
     let memory = |bytes: usize, seals: SealFlags| {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -485,19 +486,19 @@ fn memory_that_could_be_cut_under_us_is_refused() {
         unix_stream().unwrap(),
     ] {
         let (ours, theirs) = silent_pair();
-        say(&theirs, &handshake, &[memfd.as_fd()]);
+        send(&theirs, &handshake, &[memfd.as_fd()]);
         assert!(matches!(receive_handshake(ours.as_fd()), Err(HandshakeRejection::Memory(_))));
     }
 }
 
 #[test]
-fn descriptors_that_come_with_nonsense_are_closed() {
+fn descriptors_of_an_invalid_handshake_are_closed() {
     let _no_child = test_support::spawn::forbid();
     let (handshake, _memfd) = valid_handshake();
     for (bytes, count) in [(&b"nonsense"[..], 1), (&handshake, 1), (&handshake, 3), (&handshake, 16)] {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
         let (ours, theirs) = silent_pair();
-        say(&theirs, bytes, &vec![writer.as_fd(); count]);
+        send(&theirs, bytes, &vec![writer.as_fd(); count]);
         assert!(receive_handshake(ours.as_fd()).is_err());
         drop(writer);
         assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Ok(0), "the end of the pipe: no writer is left");
@@ -516,20 +517,20 @@ fn modes_follow_the_programs_descriptor() {
 }
 
 #[test]
-fn accepted_descriptors_have_the_modes_asked_for() {
-    let meeting = Meeting::new();
-    let listener = meeting.listen("127.0.0.1:80");
+fn accepted_descriptors_have_the_requested_modes() {
+    let fixture = Fixture::new();
+    let listener = fixture.listen("127.0.0.1:80");
     for flags in [0, libc::SOCK_CLOEXEC, libc::SOCK_NONBLOCK, libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK] {
-        let _connected = meeting.connect("127.0.0.1:80").unwrap();
+        let _connected = fixture.connect("127.0.0.1:80").unwrap();
         let accepted = accept(listener.fd(), &listener.key(), flags).unwrap();
         let cloexec = rustix::io::fcntl_getfd(&accepted.lifeline).unwrap().contains(FdFlags::CLOEXEC);
         let nonblocking = rustix::fs::fcntl_getfl(&accepted.lifeline).unwrap().contains(OFlags::NONBLOCK);
         assert_eq!((cloexec, nonblocking), (flags & libc::SOCK_CLOEXEC != 0, flags & libc::SOCK_NONBLOCK != 0));
     }
-    assert_eq!(accept(-1, &meeting.rack.key(), 0).unwrap_err(), Errno::BADF);
+    assert_eq!(accept(-1, &fixture.rack.key(), 0).unwrap_err(), Errno::BADF);
 }
 
-/// Run by the tests below in a process of its own: listens, says so, and stays until it is killed.
+/// Runs in a process of its own for the tests below: listens, reports it, and runs until it is killed.
 #[test]
 fn child_of_other_tests() {
     let Some(rack) = std::env::var_os("CROSSLANE_TEST_RACK") else { return };
@@ -544,8 +545,8 @@ fn child_of_other_tests() {
 struct Server(Child);
 
 impl Server {
-    fn start(meeting: &Meeting) -> Self {
-        let rack = meeting.rack.path().parent().and_then(|version| version.parent()).unwrap();
+    fn start(fixture: &Fixture) -> Self {
+        let rack = fixture.rack.path().parent().and_then(|version| version.parent()).unwrap();
         let _child = test_support::spawn::lock();
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "rendezvous::tests::child_of_other_tests", "--nocapture"])
@@ -575,57 +576,57 @@ impl Drop for Server {
 }
 
 #[test]
-fn a_killed_servers_name_stops_nobody() {
-    let meeting = Meeting::new();
-    let server = Server::start(&meeting);
-    let held = listen_in(&meeting.rack, address("127.0.0.1:80"), false, false, 1);
+fn the_name_of_a_killed_server_does_not_block_others() {
+    let fixture = Fixture::new();
+    let server = Server::start(&fixture);
+    let held = listen_in(&fixture.rack, address("127.0.0.1:80"), false, false, 1);
     assert_eq!(held.unwrap_err(), Errno::ADDRINUSE);
-    assert!(meeting.connect("127.0.0.1:80").is_ok());
+    assert!(fixture.connect("127.0.0.1:80").is_ok());
     server.kill();
-    assert!(meeting.names().contains("127.0.0.1:80"), "nobody has cleaned up yet");
-    let next = Server::start(&meeting);
-    assert!(meeting.connect("127.0.0.1:80").is_ok());
+    assert!(fixture.names().contains("127.0.0.1:80"), "the name is not removed yet");
+    let next = Server::start(&fixture);
+    assert!(fixture.connect("127.0.0.1:80").is_ok());
     next.kill();
-    let listener = meeting.listen("127.0.0.1:80");
-    assert!(meeting.connect("127.0.0.1:80").is_ok());
+    let listener = fixture.listen("127.0.0.1:80");
+    assert!(fixture.connect("127.0.0.1:80").is_ok());
     accept_now(&listener);
 }
 
 #[test]
 fn listeners_remove_what_killed_ones_left_at_other_addresses() {
-    let meeting = Meeting::new();
-    Server::start(&meeting).kill();
-    assert_eq!(meeting.names().len(), 2);
-    let _listeners: Vec<_> = (90..94).map(|port| meeting.listen(&format!("127.0.0.1:{port}"))).collect();
-    assert_eq!(meeting.names(), (90..94).map(|port| format!("127.0.0.1:{port}")).collect());
+    let fixture = Fixture::new();
+    Server::start(&fixture).kill();
+    assert_eq!(fixture.names().len(), 2);
+    let _listeners: Vec<_> = (90..94).map(|port| fixture.listen(&format!("127.0.0.1:{port}"))).collect();
+    assert_eq!(fixture.names(), (90..94).map(|port| format!("127.0.0.1:{port}")).collect());
 }
 
 #[test]
-fn a_connecting_end_finds_the_living_among_the_dead() {
-    let meeting = Meeting::new();
-    let server = Server::start(&meeting);
-    let alive = listen_in(&meeting.rack, address("127.0.0.1:81"), false, true, 1).unwrap();
+fn a_connecting_endpoint_finds_the_live_listener_among_stale_names() {
+    let fixture = Fixture::new();
+    let server = Server::start(&fixture);
+    let alive = listen_in(&fixture.rack, address("127.0.0.1:81"), false, true, 1).unwrap();
     server.kill();
     for _ in 0..20 {
-        let _connected = meeting.connect("127.0.0.1:81").unwrap();
+        let _connected = fixture.connect("127.0.0.1:81").unwrap();
         accept_now(&alive);
     }
-    assert_eq!(reason(meeting.connect("127.0.0.1:80")), FallbackReason::NoListener);
+    assert_eq!(reason(fixture.connect("127.0.0.1:80")), FallbackReason::NoListener);
 }
 
 #[test]
-fn starters_at_once_get_one_name_and_no_one_loses_its_own() {
-    let meeting = Meeting::new();
-    Server::start(&meeting).kill();
+fn of_concurrent_listeners_one_gets_the_name_and_keeps_it() {
+    let fixture = Fixture::new();
+    Server::start(&fixture).kill();
     let outcomes: Vec<_> = std::thread::scope(|scope| {
-        let start = || listen_in(&meeting.rack, address("127.0.0.1:80"), false, false, 1);
+        let start = || listen_in(&fixture.rack, address("127.0.0.1:80"), false, false, 1);
         let threads: Vec<_> = (0..8).map(|_| scope.spawn(start)).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     let started: Vec<_> = outcomes.iter().filter(|outcome| outcome.is_ok()).collect();
     assert_eq!(started.len(), 1);
-    // Who does not get at the lock in time, on a machine that does other things, does not start either.
+    // A thread that does not get the lock in time, on a busy machine, does not start either.
     let is_late = |errno: &Errno| matches!(*errno, Errno::ADDRINUSE | Errno::BUSY);
     assert!(outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).all(is_late), "{outcomes:?}");
-    assert!(meeting.connect("127.0.0.1:80").is_ok(), "the one that started can be connected");
+    assert!(fixture.connect("127.0.0.1:80").is_ok(), "the one that started accepts connections");
 }

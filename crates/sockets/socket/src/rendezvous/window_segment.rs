@@ -1,4 +1,4 @@
-//! Segments whose rings are spans of windows: mapping, opening and adopting them.
+//! Segments in the spans of windows: mapping, opening and adopting them.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,14 +17,15 @@ use super::local_page::{self, LocalPage, MemoryFds};
 use super::span_lease;
 use crate::descriptor::hidden::close;
 
-/// File system of the files that are the BARs of PCI devices.
+/// The type of sysfs, whose resource files are the BARs of PCI devices.
 const SYSFS_MAGIC: u64 = 0x6265_6572;
 
-/// The end of a connection whose spans lie in `memory`, and what it is handed on by.
+/// Opens the endpoint of a connection whose spans are in `memory`. Returns it with the descriptors by which it is
+/// transferred.
 ///
 /// # Errors
-/// `PERM` for memory that somebody could cut off under a mapping, `INVAL` for a spans that is not in it, and what mmap
-/// answers. The descriptor is closed then.
+/// `PERM` for memory that another process could truncate under a mapping, `INVAL` for spans that are not in it, and
+/// those of mmap. The descriptor is closed then.
 pub(super) fn open_in_windows(
     memory: OwnedFd,
     spans: WindowSpans,
@@ -41,8 +42,8 @@ pub(super) fn open_in_windows(
     }
 }
 
-/// The end, set up, and its local page if it has one: where its state is, or where the memory cannot say itself what
-/// lies where.
+/// Opens and sets up the endpoint. Returns it with its local page, if it has one: for its state, or if the memory
+/// itself cannot tell where the spans are.
 fn open_spans(
     memory: BorrowedFd<'_>,
     spans: WindowSpans,
@@ -72,11 +73,11 @@ fn device_memory(regions: [Region; 2], spans: WindowSpans) -> Result<(DeviceMemo
     inbound.zip(outbound).ok_or(Errno::OPNOTSUPP)
 }
 
-/// The end of a connection in windows that another process set up, by its [lease].
+/// Adopts the endpoint of a connection in windows that another process has set up, by its [lease](span_lease).
 ///
 /// # Errors
-/// `INVAL` for a descriptor that is no lease, or a model that no link can have, and `NOTCONN` where nobody has set the
-/// end up.
+/// `INVAL` for a descriptor that is not a lease or a model that no link can have, and `NOTCONN` if no process has set
+/// up the endpoint.
 pub(crate) fn adopt(lease: BorrowedFd<'_>) -> Result<Segment, Errno> {
     let spans = span_lease::spans_of(lease).ok_or(Errno::INVAL)?;
     let [inbound, outbound] = map_spans(lease, spans)?;
@@ -93,8 +94,8 @@ pub(crate) fn adopt(lease: BorrowedFd<'_>) -> Result<Segment, Errno> {
 /// memory.
 ///
 /// # Errors
-/// `INVAL` for a descriptor that is not a local page or memory of another device, and `NOTCONN` where nobody has set up
-/// the endpoint.
+/// `INVAL` for a descriptor that is not a local page, or for memory of another device, and `NOTCONN` if no process has
+/// set up the endpoint.
 pub(crate) fn adopt_on_device(memfd: &OwnedFd, memory: BorrowedFd<'_>) -> Result<Segment, Errno> {
     let LocalPage { spans, .. } =
         LocalPage::read(memfd.as_fd()).filter(|page| page.describes(memory)).ok_or(Errno::INVAL)?;
@@ -113,7 +114,8 @@ fn map_spans(memory: BorrowedFd<'_>, spans: WindowSpans) -> Result<[Region; 2], 
         let span_bytes = spans.span_bytes();
         let (mapping, begin) = match spans.alignment {
             None => (Mapping::at(memory, offset, span_bytes)?, 0),
-            // More than the span: who trusts programs with windows trusts them with all of the memory.
+            // This maps more than the span: an operator who trusts programs with windows trusts them with all of the
+            // memory.
             Some(alignment) => Mapping::around(memory, offset, span_bytes, alignment)?,
         };
         Ok(Region::of_mapping(Arc::new(mapping)).sub(begin, span_bytes))
@@ -122,23 +124,24 @@ fn map_spans(memory: BorrowedFd<'_>, spans: WindowSpans) -> Result<[Region; 2], 
     Ok([span(spans.inbound_offset).map_err(errno)?, span(spans.outbound_offset).map_err(errno)?])
 }
 
-/// Whether a program could have a spans in the memory: maps it, and lets go of it untouched.
+/// Checks whether a program could use spans of the memory, by mapping and unmapping them without access.
 ///
 /// # Errors
-/// As a program would find: `PERM` where it [must not be leased](may_lease), `INVAL` for a spans that is not in it, and
-/// what mmap answers.
+/// Those that a program would get: `PERM` if the memory [must not be leased](may_lease), `INVAL` for spans that are not
+/// in it, and those of mmap.
 pub fn try_map_spans(memory: BorrowedFd<'_>, spans: WindowSpans) -> Result<(), Errno> {
     map_spans(memory, spans).map(drop)
 }
 
-/// A spans in memory that [may be leased](may_lease), before its end.
+/// Checks that the memory [may be leased](may_lease) and that the spans are within it, aligned and disjoint.
 fn check_spans(memory: BorrowedFd<'_>, spans: WindowSpans) -> Result<(), Errno> {
     if !may_lease(memory)? {
         return Err(Errno::PERM);
     }
     let stat = rustix::fs::fstat(memory)?;
     let end_bytes = match FileType::from_raw_mode(stat.st_mode) {
-        // Where a device ends, neither its node nor mmap says: only the proxy knows, which has mapped all of it.
+        // Neither the device node nor mmap tells the size of a device: only the proxy knows it, which has mapped all of
+        // it.
         FileType::CharacterDevice => i64::MAX as u64,
         _ => stat.st_size as u64,
     };
@@ -152,18 +155,18 @@ fn check_spans(memory: BorrowedFd<'_>, spans: WindowSpans) -> Result<(), Errno> 
     if are_fit && are_apart { Ok(()) } else { Err(Errno::INVAL) }
 }
 
-/// Whether programs can have parts of the memory: one whose end nobody can move, which is a sealed memfd, the BAR of a
+/// Returns whether programs can use parts of the memory. It must have a fixed size: a sealed memfd, the BAR of a
 /// device, or a device.
 ///
 /// # Errors
-/// What fstat and fstatfs answer.
+/// The errors of fstat and fstatfs.
 pub fn may_lease(memory: BorrowedFd<'_>) -> Result<bool, Errno> {
     let is_device = FileType::from_raw_mode(rustix::fs::fstat(memory)?.st_mode) == FileType::CharacterDevice;
     if is_device {
         return Ok(true);
     }
     match rustix::fs::fstatfs(memory)?.f_type as u64 {
-        // Not a sealed file of huge pages: those may run out at the first touch, which kills.
+        // A sealed file of huge pages is refused: they may be exhausted at the first access, which kills the process.
         shm::TMPFS_MAGIC => Ok(shm::is_sealed(memory)),
         file_system => Ok(file_system == SYSFS_MAGIC),
     }
@@ -186,9 +189,9 @@ pub(super) mod tests {
         open_spans(memory, spans, side, secrets).map(|(segment, _page)| segment)
     }
 
-    /// Two pages for paces, and two spans.
+    /// The memory has two pages for pacing, and two spans.
     #[test]
-    fn who_comes_to_hold_an_end_over_a_modelled_link_finds_the_model_in_its_span() {
+    fn a_process_that_adopts_an_endpoint_of_a_modelled_link_finds_the_model_in_its_span() {
         const SPAN_BYTES: u64 = Segment::TIMED_WINDOW_BYTES as u64;
         const FIRST: u64 = 2 * 4096;
         let (memory, _mapping) = shm::create((FIRST + 2 * SPAN_BYTES) as usize).unwrap();
@@ -201,14 +204,17 @@ pub(super) mod tests {
         let open = |spans, side| segment_in(memory.as_fd(), spans, side, secrets);
         let one = open(spans(0), Side::Connector).unwrap();
         open(spans(1), Side::Acceptor).unwrap();
-        let heir = adopt(span_lease::lease(memory.as_fd(), spans(1)).unwrap().as_fd()).unwrap();
-        assert_eq!((heir.model(), heir.side(), heir.secrets()), (spans(1).model, Side::Acceptor, secrets));
-        assert_eq!(one.timed_sender().unwrap().write(b"to the heir"), Ok(11));
-        heir.wait_for_arrivals();
-        let mut bytes = [0; 11];
-        assert_eq!(heir.timed_receiver().unwrap().read(&mut bytes), Ok(11));
-        assert_eq!(&bytes, b"to the heir");
-        // One that is as fast as its memory is that, whatever a peer writes.
+        let successor = adopt(span_lease::lease(memory.as_fd(), spans(1)).unwrap().as_fd()).unwrap();
+        assert_eq!(
+            (successor.model(), successor.side(), successor.secrets()),
+            (spans(1).model, Side::Acceptor, secrets)
+        );
+        assert_eq!(one.timed_sender().unwrap().write(b"to the successor"), Ok(16));
+        successor.wait_for_arrivals();
+        let mut bytes = [0; 16];
+        assert_eq!(successor.timed_receiver().unwrap().read(&mut bytes), Ok(16));
+        assert_eq!(&bytes, b"to the successor");
+        // A link without a model has none, whatever a peer writes.
         let plain = WindowSpans { model: None, ..spans(1) };
         assert!(adopt(span_lease::lease(memory.as_fd(), plain).unwrap().as_fd()).unwrap().timed_sender().is_none());
         let beyond = |offset| {
@@ -231,24 +237,27 @@ pub(super) mod tests {
             let device = fds.device.as_ref().unwrap().try_clone().unwrap();
             let other = segment_in(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
             assert_eq!(one.local_page_sender().unwrap().write(b"first "), Ok(6));
-            let heir = adopt_on_device(&fds.memfd, device.as_fd()).unwrap();
-            assert_eq!((heir.side(), heir.secrets(), heir.is_adopted()), (Side::Connector, secrets, true));
-            assert_eq!(heir.local_page_sender().unwrap().write(b"second"), Ok(6));
+            let successor = adopt_on_device(&fds.memfd, device.as_fd()).unwrap();
+            assert_eq!(
+                (successor.side(), successor.secrets(), successor.is_adopted()),
+                (Side::Connector, secrets, true)
+            );
+            assert_eq!(successor.local_page_sender().unwrap().write(b"second"), Ok(6));
             let mut bytes = [0; 12];
             assert_eq!(other.local_page_receiver().unwrap().read(&mut bytes), Ok(12));
             assert_eq!(&bytes, b"first second");
-            // Memory that it is not about, and a local page that nobody has set up.
-            let (stranger, _mapping) = shm::create(3 * Segment::WINDOW_BYTES).unwrap();
-            assert_eq!(adopt_on_device(&fds.memfd, stranger.as_fd()).unwrap_err(), Errno::INVAL);
+            // Memory of another device, and a local page that no process has set up.
+            let (other_device, _mapping) = shm::create(3 * Segment::WINDOW_BYTES).unwrap();
+            assert_eq!(adopt_on_device(&fds.memfd, other_device.as_fd()).unwrap_err(), Errno::INVAL);
             let (empty, _region) = local_page::create(spans, memory.as_fd()).unwrap();
             assert_eq!(adopt_on_device(&empty, memory.as_fd()).unwrap_err(), Errno::NOTCONN);
-            drop((one, other, heir, fds, device));
+            drop((one, other, successor, fds, device));
             assert!(!span_lease::is_leased(memory.as_fd(), spans).unwrap());
         }
     }
 
     #[test]
-    fn memory_that_could_be_cut_off_and_places_outside_it_are_refused() {
+    fn memory_that_could_be_truncated_and_spans_outside_it_are_refused() {
         let span_bytes = Segment::WINDOW_BYTES as u64;
         let secrets = Secrets { to_acceptor: 1, to_connector: 2 };
         let (memory, _mapping) = shm::create(2 * Segment::WINDOW_BYTES).unwrap();
@@ -267,25 +276,25 @@ pub(super) mod tests {
         assert_eq!(open(file.as_fd(), 0, span_bytes), Err(Errno::PERM));
     }
 
-    /// As of a DAX device, which maps nothing less: spans at any page, one of them across a multiple.
+    /// As with a DAX device, which cannot map less: spans at any page, one of them across a multiple of the unit.
     #[test]
-    fn spans_of_memory_that_is_mapped_by_larger_pieces_are_the_same_memory() {
-        const PIECE_BYTES: u64 = 1 << 20;
+    fn spans_that_are_mapped_in_larger_units_are_the_same_memory() {
+        const UNIT_BYTES: u64 = 1 << 20;
         let span_bytes = Segment::WINDOW_BYTES as u64;
         let secrets = Secrets { to_acceptor: 1, to_connector: 2 };
-        let (memory, _mapping) = shm::create(3 * PIECE_BYTES as usize).unwrap();
-        let spans = WindowSpans::new(4096, 2 * PIECE_BYTES - span_bytes / 2 / 4096 * 4096);
+        let (memory, _mapping) = shm::create(3 * UNIT_BYTES as usize).unwrap();
+        let spans = WindowSpans::new(4096, 2 * UNIT_BYTES - span_bytes / 2 / 4096 * 4096);
         let back = WindowSpans::new(spans.outbound_offset, spans.inbound_offset);
-        let by_pieces = WindowSpans { alignment: Alignment::new(PIECE_BYTES), ..spans };
-        let connector = segment_in(memory.as_fd(), by_pieces, Side::Connector, secrets).unwrap();
+        let in_units = WindowSpans { alignment: Alignment::new(UNIT_BYTES), ..spans };
+        let connector = segment_in(memory.as_fd(), in_units, Side::Connector, secrets).unwrap();
         let acceptor = segment_in(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
         for (from, to) in [(&connector, &acceptor), (&acceptor, &connector)] {
             assert_eq!(from.sender().write(b"in its spans"), Ok(12));
             let mut bytes = [0; 12];
             assert_eq!((to.receiver().read(&mut bytes), &bytes), (Ok(12), b"in its spans"));
         }
-        let between_pages = WindowSpans { inbound_offset: 8, ..by_pieces };
+        let between_pages = WindowSpans { inbound_offset: 8, ..in_units };
         assert_eq!(try_map_spans(memory.as_fd(), between_pages), Err(Errno::INVAL));
-        assert_eq!(try_map_spans(memory.as_fd(), by_pieces), Ok(()));
+        assert_eq!(try_map_spans(memory.as_fd(), in_units), Ok(()));
     }
 }

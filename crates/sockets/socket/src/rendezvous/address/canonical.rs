@@ -1,8 +1,8 @@
-//! The one form of addresses that the library uses inside, and the forms that programs see.
+//! The canonical form of addresses inside the library, and the forms that programs see.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-/// The family of a program's socket, which decides how addresses are shown to it.
+/// The address family of a program's socket, which decides how addresses are shown to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     /// `AF_INET`.
@@ -12,7 +12,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// The family with this C number, if TCP has it.
+    /// Returns the family with this C number, if TCP supports it.
     pub fn from_raw(family: i32) -> Option<Self> {
         match family {
             libc::AF_INET => Some(Self::V4),
@@ -21,7 +21,7 @@ impl Family {
         }
     }
 
-    /// The C number.
+    /// Returns the C number.
     pub fn raw(self) -> i32 {
         match self {
             Self::V4 => libc::AF_INET,
@@ -30,7 +30,7 @@ impl Family {
     }
 }
 
-/// The one form of an address used inside: IPv4 unmapped, no flow label, a scope only where it means something.
+/// Returns the canonical form of an address: IPv4 unmapped, no flow label, a scope only for a link-local address.
 pub fn canonical(address: SocketAddr) -> SocketAddr {
     let SocketAddr::V6(v6) = address else { return address };
     match v6.ip().to_ipv4_mapped() {
@@ -46,7 +46,7 @@ fn is_link_local(ip: &Ipv6Addr) -> bool {
     ip.segments()[0] & 0xffc0 == 0xfe80
 }
 
-/// The form in which a program with a socket of `family` sees a canonical address.
+/// Returns the form in which a program with a socket of `family` sees a canonical address.
 pub fn to_family(address: SocketAddr, family: Family) -> SocketAddr {
     match (address, family) {
         (SocketAddr::V4(v4), Family::V6) => {
@@ -56,9 +56,10 @@ pub fn to_family(address: SocketAddr, family: Family) -> SocketAddr {
     }
 }
 
-/// Where a connection to `address` goes: canonical, and the unspecified address means this machine, as on Linux.
+/// Returns the destination of a connection to `address`: canonical, with the unspecified address replaced by loopback,
+/// as on Linux.
 pub fn destination(address: SocketAddr) -> SocketAddr {
-    // `::ffff:0.0.0.0` means 127.0.0.1 too, so the mapping goes first.
+    // `::ffff:0.0.0.0` means 127.0.0.1 too, so the address is unmapped first.
     let mut address = canonical(address);
     match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
@@ -91,7 +92,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn canonical_is_a_fixed_point_and_showing_undoes_it(address in any_address()) {
+        fn canonical_is_idempotent_and_undoes_the_mapping(address in any_address()) {
             let once = canonical(address);
             prop_assert_eq!(canonical(once), once);
             prop_assert_eq!(canonical(to_family(once, Family::V6)), once);
@@ -103,7 +104,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn unspecified_destinations_are_this_machine() {
+    fn unspecified_destinations_are_loopback() {
         for (given, meant) in [
             ("0.0.0.0:80", "127.0.0.1:80"),
             ("[::]:80", "[::1]:80"),

@@ -5,18 +5,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::{Mode, OFlags};
 
-/// Ephemeral ports that are probed at random places of each half of the range before it is searched in order. Where a
+/// Number of ephemeral ports that are probed at random in each half of the range before it is searched in order. If a
 /// third of a half is free, all of its probes fail once in 400,000 times.
 const RANDOM_PROBES: u32 = 32;
-/// Ephemeral ports that are tried in order before a connection goes without a lane. Only the rack's own lanes can have
-/// taken the names, so where none is found nearly the whole range is in use.
+/// Number of ephemeral ports that are tried in order before a connection gets no lane. Only lanes of the same rack can
+/// have taken the names, so if none is found nearly the whole range is in use.
 const SEQUENTIAL_TRIES_MAX: usize = 1024;
-/// What the kernel uses where /proc cannot be read.
+/// The kernel's default, for machines where /proc cannot be read.
 const EPHEMERAL_PORTS_DEFAULT: (u16, u16) = (32_768, 60_999);
 
-/// The range of ephemeral ports of this machine, read once.
+/// Returns the range of ephemeral ports of this machine, which is read once.
 pub fn ephemeral_ports() -> RangeInclusive<u16> {
-    // Low in the upper half, high in the lower; no range ends at port 0, so 0 is "not read".
+    // The low end is in the upper half and the high end in the lower half; no range ends at port 0, so 0 means "not
+    // read".
     static RANGE: AtomicU32 = AtomicU32::new(0);
     let known = RANGE.load(Ordering::Relaxed);
     if known != 0 {
@@ -42,11 +43,11 @@ fn parse_port_range(text: &str) -> Option<(u16, u16)> {
     (low >= 1 && low <= high).then_some((low, high))
 }
 
-/// Returns ephemeral ports in the order to try them: a few at random, then a part of the range in order, from a random
-/// place. A few are tried twice.
+/// Returns ephemeral ports in the order in which to try them: a few at random, then a part of the range in order, from
+/// a random position. A few are tried twice.
 ///
-/// The kernel's `connect` prefers ports an even distance from the start of the range. Lanes prefer the others, so that
-/// a server hardly ever sees one address on a lane and on kernel TCP at once.
+/// The kernel's `connect` prefers ports at an even distance from the start of the range. Lanes prefer the others, so a
+/// server rarely sees the same address on a lane and on kernel TCP at once.
 pub fn ephemeral_candidates(range: RangeInclusive<u16>, random: u32) -> impl Iterator<Item = u16> {
     let low = u32::from(*range.start());
     let ports = u32::from(*range.end()) - low + 1;
@@ -59,7 +60,8 @@ pub fn ephemeral_candidates(range: RangeInclusive<u16>, random: u32) -> impl Ite
     at_random.chain(in_order).map(|port| port as u16)
 }
 
-/// A different place for each probe, without a pattern that two processes could share (the finalizer of MurmurHash3).
+/// Returns a different number for each probe, without a pattern that two processes could share (the finalizer of
+/// MurmurHash3).
 fn scramble(random: u32, probe: u32) -> u32 {
     let mut bits = random.wrapping_add(probe.wrapping_mul(0x9e37_79b9));
     bits = (bits ^ bits >> 16).wrapping_mul(0x85eb_ca6b);

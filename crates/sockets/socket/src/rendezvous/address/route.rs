@@ -9,13 +9,13 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use super::sockaddr::array;
 
-/// The source address TCP would show for a connection to `ip`, if `ip` is one of this machine's.
+/// Returns the source address that TCP would show for a connection to `ip`, if `ip` is an address of this machine.
 ///
-/// The kernel is asked each time, except for loopback addresses: it takes microseconds, and a remembered answer could
+/// The kernel is asked each time, except for loopback addresses: that takes microseconds, and a cached answer could
 /// send a connection to the wrong machine just after an address has moved.
 ///
 /// # Errors
-/// What socket, sendto and recvfrom answer; `PROTO` when the kernel's answer makes no sense.
+/// The errors of socket, sendto and recvfrom; `PROTO` if the kernel's answer is malformed.
 pub fn local_source(ip: IpAddr, scope: u32) -> Result<Option<IpAddr>, Errno> {
     match ip {
         IpAddr::V4(v4) if v4.is_loopback() => Ok(Some(Ipv4Addr::LOCALHOST.into())),
@@ -35,7 +35,7 @@ fn ask_route(ip: IpAddr, scope: u32) -> Result<Option<IpAddr>, Errno> {
     let request = route_request(ip, scope);
     rustix::net::send(&socket, &request, SendFlags::empty())?;
     let mut reply = [0_u8; 1024];
-    // The kernel has queued its answer before the request returns, so there is nothing to wait for.
+    // The kernel has queued its answer before the send returns, so there is nothing to wait for.
     let length = receive(&socket, &mut reply)?;
     parse_route_reply(&reply[..length])
 }
@@ -70,7 +70,7 @@ fn push_attribute(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
     message.extend_from_slice(value);
 }
 
-/// The preferred source in the kernel's answer, when the route is a local one.
+/// Returns the preferred source in the kernel's answer, if the route is local.
 fn parse_route_reply(reply: &[u8]) -> Result<Option<IpAddr>, Errno> {
     let length = array(reply, 0).map(u32::from_ne_bytes).ok_or(Errno::PROTO)? as usize;
     let kind = array(reply, 4).map(u16::from_ne_bytes).ok_or(Errno::PROTO)?;
@@ -79,7 +79,7 @@ fn parse_route_reply(reply: &[u8]) -> Result<Option<IpAddr>, Errno> {
         return Err(Errno::PROTO);
     }
     if i32::from(kind) == libc::NLMSG_ERROR {
-        return Ok(None); // No route there: not an address of ours either.
+        return Ok(None); // No route: not an address of this machine.
     }
     if kind != libc::RTM_NEWROUTE || length < HEADER_BYTES + ROUTE_BYTES {
         return Err(Errno::PROTO);
@@ -122,7 +122,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_of_a_route_reply_are_taken(reply in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn any_bytes_of_a_route_reply_are_parsed_without_a_panic(reply in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut reply = reply;
             let length = (reply.len() as u32).to_ne_bytes();
             if reply.len() >= 12 {
@@ -134,7 +134,7 @@ mod tests {
         }
     }
 
-    /// The address TCP would use towards `ip`, which needs no listener to be known.
+    /// Returns the address that TCP would use towards `ip`, without the need for a listener.
     fn source_by_datagram(ip: IpAddr) -> std::io::Result<IpAddr> {
         let any: IpAddr = if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = std::net::UdpSocket::bind((any, 0))?;
@@ -143,9 +143,9 @@ mod tests {
     }
 
     #[test]
-    fn the_source_of_a_local_connection_is_the_kernels() {
+    fn the_source_of_a_local_connection_is_that_of_the_kernel() {
         let mut ips: Vec<IpAddr> = ["127.0.0.1", "127.77.0.1"].map(|ip| ip.parse().unwrap()).to_vec();
-        // The machine's own address towards the outside, where it has one: no packet is sent.
+        // The machine's address towards the outside, if it has one: no packet is sent.
         ips.extend(source_by_datagram("192.0.2.200".parse().unwrap()));
         ips.extend(source_by_datagram("2001:db8::1".parse().unwrap()));
         for ip in ips {

@@ -10,14 +10,14 @@ use super::canonical::Family;
 
 const SOCKADDR_IN_BYTES: usize = size_of::<libc::sockaddr_in>();
 const SOCKADDR_IN6_BYTES: usize = size_of::<libc::sockaddr_in6>();
-/// The kernel takes IPv6 addresses without their last field, the scope.
+/// The kernel accepts IPv6 addresses without their last field, the scope.
 const SOCKADDR_IN6_BYTES_MIN: usize = SOCKADDR_IN6_BYTES - 4;
 const SOCKADDR_BYTES_MAX: usize = size_of::<libc::sockaddr_storage>();
 
-/// Reads the address a program passed to `bind` or `connect`.
+/// Reads the address that a program has passed to `bind` or `connect`.
 ///
 /// # Errors
-/// `FAULT` for a null pointer, `INVAL` for a length no address has, `AFNOSUPPORT` for another family than IPv4 and
+/// `FAULT` for a null pointer, `INVAL` for a length that no address has, `AFNOSUPPORT` for a family other than IPv4 and
 /// IPv6.
 ///
 /// # Safety
@@ -31,13 +31,12 @@ pub unsafe fn read_sockaddr(pointer: *const libc::sockaddr, bytes: libc::socklen
         return Err(Errno::INVAL);
     }
     let mut copy = [0_u8; SOCKADDR_BYTES_MAX];
-    // SAFETY: the caller says that `bytes` bytes are readable; they are at most as many as `copy` has, and `copy` is
-    // ours alone.
+    // SAFETY: the caller guarantees that `bytes` bytes are readable. They fit into `copy`, a local, as checked above.
     unsafe { std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), copy.as_mut_ptr(), bytes) };
     decode_sockaddr(&copy[..bytes])
 }
 
-/// The address in the bytes of a C socket address.
+/// Decodes the bytes of a C socket address.
 fn decode_sockaddr(bytes: &[u8]) -> Result<SocketAddr, Errno> {
     let family = libc::sa_family_t::from_ne_bytes(array(bytes, 0).ok_or(Errno::INVAL)?);
     let port = || array(bytes, 2).map(u16::from_be_bytes).ok_or(Errno::INVAL);
@@ -61,7 +60,7 @@ pub(super) fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> 
     bytes.get(at..at + N)?.try_into().ok()
 }
 
-/// The bytes of a C socket address, and how many of them count.
+/// Encodes an address as a C socket address. Returns the bytes and how many of them are used.
 pub fn encode_sockaddr(address: SocketAddr) -> ([u8; SOCKADDR_IN6_BYTES], usize) {
     let mut bytes = [0_u8; SOCKADDR_IN6_BYTES];
     bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
@@ -81,11 +80,11 @@ pub fn encode_sockaddr(address: SocketAddr) -> ([u8; SOCKADDR_IN6_BYTES], usize)
     }
 }
 
-/// Writes an address as `getsockname`, `getpeername` and `accept` do: cut to the caller's length, which then says the
-/// full length.
+/// Writes an address as `getsockname`, `getpeername` and `accept` do: truncated to the caller's length, which is set to
+/// the full length.
 ///
 /// # Errors
-/// `FAULT` for a null pointer that would have to be written through, `INVAL` for a negative length.
+/// `FAULT` for a null pointer that would be written through, `INVAL` for a negative length.
 ///
 /// # Safety
 /// `bytes_inout` is null or readable and writable; `pointer` is null or writable for as many bytes as it says.
@@ -98,7 +97,7 @@ pub unsafe fn write_sockaddr(
         return Err(Errno::FAULT);
     }
     let (bytes, full) = encode_sockaddr(address);
-    // SAFETY: not null, and the caller says it is readable.
+    // SAFETY: `bytes_inout` is not null, and the caller guarantees that it is readable.
     let room = unsafe { bytes_inout.read_unaligned() };
     let room = i32::try_from(room).map_err(|_| Errno::INVAL)? as usize;
     let written = full.min(room);
@@ -106,10 +105,10 @@ pub unsafe fn write_sockaddr(
         return Err(Errno::FAULT);
     }
     if written > 0 {
-        // SAFETY: `written` is at most what the caller says is writable, and at most the length of `bytes`.
+        // SAFETY: `written` is at most the length of `bytes` and the room that the caller guarantees to be writable.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), pointer.cast::<u8>(), written) };
     }
-    // SAFETY: not null, and the caller says it is writable.
+    // SAFETY: `bytes_inout` is not null, and the caller guarantees that it is writable.
     unsafe { bytes_inout.write_unaligned(full as libc::socklen_t) };
     Ok(())
 }
@@ -145,7 +144,7 @@ mod tests {
             if bytes.len() >= 2 {
                 bytes[..2].copy_from_slice(&family.to_ne_bytes());
             }
-            // SAFETY: the length is the vector's.
+            // SAFETY: the pointer and the length are those of the vector.
             let read = unsafe { read_sockaddr(bytes.as_ptr().cast(), bytes.len() as u32) };
             let valid = match i32::from(family) {
                 libc::AF_INET => (16..=128).contains(&bytes.len()),
@@ -159,13 +158,13 @@ mod tests {
     fn write_cut(given: SocketAddr, room: u32) -> (Result<(), Errno>, [u8; 40], u32) {
         let mut buffer = [0xaa_u8; 40];
         let mut length = room;
-        // SAFETY: callers pass a room of at most 40 or one that is refused before anything is written.
+        // SAFETY: `room` is at most 40, the length of `buffer`, or is refused before anything is written.
         let result = unsafe { write_sockaddr(given, buffer.as_mut_ptr().cast(), &raw mut length) };
         (result, buffer, length)
     }
 
     #[test]
-    fn a_short_buffer_is_cut_and_told_the_full_length() {
+    fn an_address_is_truncated_to_a_short_buffer_and_its_full_length_is_reported() {
         let v4 = address("127.0.0.1:6379");
         let (whole, _) = encode_sockaddr(v4);
         for room in 0..40_u32 {
@@ -182,7 +181,7 @@ mod tests {
     #[test]
     fn null_pointers_are_faults() {
         let mut length = 16;
-        // SAFETY: null pointers are what the functions promise to refuse.
+        // SAFETY: the functions accept null pointers, which they refuse.
         unsafe {
             assert_eq!(read_sockaddr(std::ptr::null(), 16), Err(Errno::FAULT));
             assert_eq!(write_sockaddr(address("1.2.3.4:5"), std::ptr::null_mut(), &raw mut length), Err(Errno::FAULT));

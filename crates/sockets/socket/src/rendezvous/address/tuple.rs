@@ -9,37 +9,37 @@ use super::canonical::{Family, canonical, to_family};
 use super::sockaddr::array;
 use crate::rendezvous::name_key::NameKey;
 
-/// Both addresses of a connection, canonical, seen from one end.
+/// Both addresses of a connection in canonical form, as one endpoint sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tuple {
-    /// This end's.
+    /// The address of this endpoint.
     pub local: SocketAddr,
-    /// The other end's.
+    /// The address of the other endpoint.
     pub peer: SocketAddr,
 }
 
-/// Why bytes are not the name of a tuple.
+/// The reason why bytes are not the name of a tuple.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TupleNameError {
-    /// Not one of our names at all.
+    /// Not a name of the library.
     Foreign,
-    /// A name of ours, of this other version.
+    /// A name of another version of the library, with its number.
     Version(u32),
-    /// Ours, but no tuple any end would write.
+    /// A name of this version that no endpoint would write.
     Malformed,
-    /// The message authentication code is not that of the key.
+    /// A message authentication code that is not valid under the key.
     Forged,
 }
 
-/// Who opened a connection, as its name tells.
+/// The kind of process that opened a connection, as the name of its lifeline says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Opener {
-    /// The program that has the tuple's local address.
+    /// A program that has the tuple's local address.
     Program,
-    /// A program that shares it with others that are willing to (`SO_REUSEADDR`).
+    /// A program that shares its local address with others that are willing to (`SO_REUSEADDR`).
     SharingProgram,
-    /// The proxy of this node, for a program of another: where both nodes are on one machine, that program has bound
-    /// the tuple's own name.
+    /// The proxy of this node, for a program of another node: if both nodes are on one machine, that program has bound
+    /// the name with its own kind.
     Proxy,
 }
 
@@ -57,47 +57,46 @@ impl Opener {
     }
 }
 
-/// What stands before the version in a tuple's name.
+/// The part of a tuple's name before the version.
 const NAME_PREFIX: &[u8] = b"crosslane/";
-/// Version of the tuple's name.
+/// The version of the tuple's name.
 const NAME_VERSION: u32 = 3;
 /// Prefix and version, the part of the name before the message authentication code.
 const NAME_HEAD: &[u8] = b"crosslane/3/";
-/// The message authentication code: 128 bits in hexadecimal digits.
+/// Length of the message authentication code: 128 bits in hexadecimal digits.
 const MAC_DIGITS: usize = 32;
-/// Bytes an abstract AF_UNIX name can have.
+/// Maximum length of an abstract AF_UNIX name.
 pub const NAME_BYTES_MAX: usize = 107;
-/// Bytes that are left for the addresses.
+/// Maximum length of the part with the addresses.
 const ADDRESSES_BYTES_MAX: usize = NAME_BYTES_MAX - NAME_HEAD.len() - MAC_DIGITS - 1;
-/// An IPv6 address in binary: address, port and scope.
+/// Length of an IPv6 address in binary: address, port and scope.
 const BINARY_ADDRESS_BYTES: usize = 16 + 2 + 4;
 const _: () = assert!(2 * BINARY_ADDRESS_BYTES < ADDRESSES_BYTES_MAX);
 
 impl Tuple {
-    /// The same connection seen from the other end.
+    /// Returns the tuple as the other endpoint sees it.
     #[must_use]
     pub fn reversed(self) -> Self {
         Self { local: self.peer, peer: self.local }
     }
 
-    /// As a program with a socket of `family` sees it.
+    /// Returns the tuple as a program with a socket of `family` sees it.
     #[must_use]
     pub fn to_family(self, family: Family) -> Self {
         Self { local: to_family(self.local, family), peer: to_family(self.peer, family) }
     }
 
-    /// Returns the abstract AF_UNIX name that the connecting end binds its lifeline to:
-    /// `crosslane/3/<code>/127.0.0.1:40000>127.0.0.1:6379`, or with `~` for `>` where a proxy stands in for that end,
-    /// and with `}` where the program shares its address.
-    /// The code is the message authentication code of the rest under the rack's key, so no other user can bind the name
-    /// before us. IPv6 addresses that are too long as text are binary.
+    /// Returns the abstract AF_UNIX name that the connecting endpoint binds its lifeline to:
+    /// `crosslane/3/<code>/127.0.0.1:40000>127.0.0.1:6379`, or with `~` for `>` if a proxy stands in for that endpoint,
+    /// and with `}` if the program shares its address. The code is the message authentication code of the rest under
+    /// the rack's key, so no other user can bind the name first. IPv6 addresses that are too long as text are binary.
     ///
     /// The kernel lets a name be bound once, so a tuple is unique among the lanes of a rack, and is free again when the
-    /// last descriptor of the connecting end is gone. Abstract names belong to a network namespace already, so that the
-    /// name need not say which.
+    /// last descriptor of the connecting endpoint is closed. Abstract names belong to a network namespace, so the name
+    /// need not contain it.
     ///
     /// # Errors
-    /// `INVAL` when these cannot be the addresses of a connection.
+    /// `INVAL` if these cannot be the addresses of a connection.
     pub fn name(&self, opener: Opener, key: &NameKey) -> Result<Vec<u8>, Errno> {
         if !is_valid_endpoint(self.local)
             || !is_valid_endpoint(self.peer)
@@ -114,26 +113,27 @@ impl Tuple {
         Ok(name)
     }
 
-    /// Returns the tuple in an abstract AF_UNIX name, seen from the end that bound it, and who that is. Anybody can
-    /// bind any name, so only a name that [`Tuple::name`] would have written with this key is taken.
+    /// Returns the tuple in an abstract AF_UNIX name, as seen by the endpoint that has bound it, and the kind of that
+    /// process. Any process can bind any name, so only a name that [`Tuple::name`] would have written with this key is
+    /// accepted.
     ///
     /// # Errors
-    /// What the bytes are instead.
+    /// The reason why the bytes are not such a name.
     pub fn from_name(name: &[u8], key: &NameKey) -> Result<(Self, Opener), TupleNameError> {
         let (tuple, opener) = Self::from_unauthenticated_name(name)?;
         let (mac, addresses) = name[NAME_HEAD.len()..].split_at(MAC_DIGITS);
         let mac = std::str::from_utf8(mac).ok().and_then(|digits| u128::from_str_radix(digits, 16).ok());
-        // The time that this comparison takes tells nobody anything: whoever can show us a name has come through the
-        // rack's private directory, where the key lies.
+        // The comparison need not take constant time: a process that can present a name has come through the rack's
+        // private directory, which holds the key.
         if mac == Some(key.mac(NAME_HEAD, &addresses[1..])) { Ok((tuple, opener)) } else { Err(TupleNameError::Forged) }
     }
 
-    /// As [`Tuple::from_name`], without the key: for a lifeline that is known by the memory that came with it, whose
-    /// name was authenticated when it was accepted. The process that holds it now may be of a user who cannot read the
-    /// key.
+    /// Returns the tuple as [`Tuple::from_name`] does, without checking the code: for a lifeline that is identified by
+    /// the memory that came with it, and whose name was authenticated when it was accepted. Its present holder may be
+    /// of a user who cannot read the key.
     ///
     /// # Errors
-    /// What the bytes are instead; never `Forged`.
+    /// The reason why the bytes are not such a name; never `Forged`.
     pub fn from_unauthenticated_name(name: &[u8]) -> Result<(Self, Opener), TupleNameError> {
         use TupleNameError::{Foreign, Malformed};
         if name.len() > NAME_BYTES_MAX {
@@ -152,7 +152,7 @@ impl Tuple {
         decoded.filter(|(tuple, opener)| tuple.encode_addresses(*opener) == addresses).ok_or(Malformed)
     }
 
-    /// Text, or where that does not fit the separator and both addresses in binary.
+    /// Encodes the addresses as text, or if that does not fit, as the separator and both addresses in binary.
     fn encode_addresses(&self, opener: Opener) -> Vec<u8> {
         let text = format!("{}{}{}", self.local, char::from(opener.separator()), self.peer).into_bytes();
         match (self.local, self.peer) {
@@ -169,7 +169,7 @@ impl Tuple {
         }
     }
 
-    /// What [`Tuple::encode_addresses`] may have encoded, and nothing that cannot be the addresses of a connection.
+    /// Decodes what [`Tuple::encode_addresses`] may have encoded; `None` for addresses that no connection can have.
     fn decode_addresses(bytes: &[u8]) -> Option<(Self, Opener)> {
         let (tuple, opener) = match bytes.split_first() {
             Some((first, rest)) if Opener::of_separator(*first).is_some() => {
@@ -196,7 +196,7 @@ fn decode_binary(bytes: &[u8]) -> Option<SocketAddr> {
     has_right_length.then(|| SocketAddr::V6(SocketAddrV6::new(ip, port, 0, scope)))
 }
 
-/// Whether the address is canonical and one end of a connection can have it.
+/// Returns whether the address is canonical and can be that of an endpoint of a connection.
 fn is_valid_endpoint(address: SocketAddr) -> bool {
     let ip = address.ip();
     address == canonical(address) && address.port() != 0 && !ip.is_unspecified() && !ip.is_multicast()
@@ -235,7 +235,7 @@ mod tests {
         }
 
         #[test]
-        fn a_hostile_name_is_an_error_or_has_the_addresses_that_we_would_write(
+        fn a_hostile_name_is_rejected_or_has_addresses_in_the_form_that_is_written(
             head in "(crosslane/3/[0-9a-f]{32}/)?",
             text in "[0-9a-f:.>~}\\[\\]%/]{0,60}",
             binary in prop::option::of(prop::collection::vec(any::<u8>(), 40..50)),
@@ -249,7 +249,7 @@ mod tests {
                 }
                 None => name.extend(text.into_bytes()),
             }
-            prop_assert!(Tuple::from_name(&name, &OTHER_KEY).is_err(), "128 bits are not guessed");
+            prop_assert!(Tuple::from_name(&name, &OTHER_KEY).is_err(), "128 bits cannot be guessed");
             if let Ok((tuple, opener)) = Tuple::from_unauthenticated_name(&name) {
                 let ours = tuple.name(opener, &OTHER_KEY).unwrap();
                 let addresses = NAME_HEAD.len() + MAC_DIGITS;
@@ -258,7 +258,7 @@ mod tests {
         }
 
         #[test]
-        fn any_changed_bit_of_a_name_makes_it_a_strangers(port in 1..u16::MAX, bit in 0..8 * 80_usize) {
+        fn a_name_with_a_changed_bit_is_rejected(port in 1..u16::MAX, bit in 0..8 * 80_usize) {
             let tuple = Tuple { local: SocketAddr::from(([127, 0, 0, 1], port)), peer: address("127.0.0.1:6379") };
             let mut name = tuple.name(Opener::Program, &OTHER_KEY).unwrap();
             if let Some(byte) = name.get_mut(bit / 8) {
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn tuples_are_named_readably_where_that_fits() {
+    fn tuples_are_named_as_text_where_that_fits() {
         let after_code = |name: &[u8]| {
             assert!(name.starts_with(NAME_HEAD) && name.len() <= NAME_BYTES_MAX);
             String::from_utf8(name[NAME_HEAD.len() + MAC_DIGITS..].to_vec()).unwrap()
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_another_one_under_another_key() {
+    fn names_of_a_tuple_differ_between_keys() {
         let (scratch, other) = (Scratch::new(), Scratch::new());
         let keys = [scratch.rack().key(), other.rack().key()];
         let tuple = Tuple { local: address("127.0.0.1:40000"), peer: address("127.0.0.1:6379") };
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn names_nobody_would_write_are_refused() {
+    fn names_that_no_endpoint_would_write_are_rejected() {
         use TupleNameError::{Foreign, Forged, Malformed, Version};
         let code = "0123456789abcdef0123456789abcdef";
         let named = |addresses: &str| format!("crosslane/3/{code}/{addresses}").into_bytes();
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_fit_as_text_are_refused_in_binary() {
+    fn addresses_that_fit_as_text_are_rejected_in_binary() {
         let mut name = b"crosslane/3/0123456789abcdef0123456789abcdef/>".to_vec();
         for _ in 0..2 {
             name.extend_from_slice(&Ipv6Addr::LOCALHOST.octets());

@@ -7,35 +7,36 @@ use crate::rendezvous::address::canonical;
 
 /// Number of listeners that can share one address.
 pub const MEMBERS_MAX: u8 = 64;
-/// What the name of a listener begins with in the directory of its address.
+/// The prefix of a listener's name in the directory of its address.
 const ENTRY_PREFIX: &str = "lane";
 
-/// The name of a lane listener in the rack: the address it is bound to, and what else a connecting end must know.
+/// The name of a lane listener in the rack: the address that it is bound to, and what else a connecting endpoint must
+/// know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListenerName {
-    /// Canonical.
+    /// The address, in canonical form.
     pub address: SocketAddr,
-    /// `[::]` without IPv4.
+    /// Whether the address is `[::]` without IPv4.
     pub v6_only: bool,
-    /// Which of several on this address.
+    /// The number of the listener among several at this address.
     pub member: Option<u8>,
-    /// The listener is another node's, and the proxy of this node stands in for it.
+    /// Whether the listener is on another node and the proxy of this node stands in for it.
     pub is_remote: bool,
 }
 
 impl ListenerName {
-    /// The name for a listener bound to `address`.
+    /// Returns the name for a listener bound to `address`.
     pub fn new(address: SocketAddr, v6_only: bool, member: Option<u8>) -> Self {
         let address = canonical(address);
         Self { address, v6_only: v6_only && is_any_v6(address), member, is_remote: false }
     }
 
-    /// The name for a listener of another node, for which the proxy of this node stands in.
+    /// Returns the name for a listener of another node, for which the proxy of this node stands in.
     pub fn remote(address: SocketAddr) -> Self {
         Self { is_remote: true, ..Self::new(address, false, None) }
     }
 
-    /// The name in a directory entry; `None` for anything [`ListenerName`] would not have written.
+    /// Parses a name; `None` for any text that [`ListenerName`] would not have written.
     pub fn parse(text: &str) -> Option<Self> {
         let (rest, member) = match text.split_once('#') {
             Some((rest, number)) => (rest, Some(number.parse().ok().filter(|number| *number < MEMBERS_MAX)?)),
@@ -48,29 +49,29 @@ impl ListenerName {
         (again == name && name.address.port() != 0 && again.to_string() == text).then_some(name)
     }
 
-    /// The name of a socket in a rack, from its path.
+    /// Returns the name of a socket in a rack, from its path.
     pub fn from_path(path: &[u8]) -> Option<Self> {
         let mut components = path.rsplit(|byte| *byte == b'/');
         let (entry, directory) = (components.next()?, components.next()?);
         Self::from_entry(std::str::from_utf8(directory).ok()?, std::str::from_utf8(entry).ok()?)
     }
 
-    /// The name in the directory of an address.
+    /// Returns the name of an entry in the directory of an address.
     pub(super) fn from_entry(directory: &str, entry: &str) -> Option<Self> {
         Self::parse(&format!("{directory}{}", entry.strip_prefix(ENTRY_PREFIX)?))
     }
 
-    /// Its directory's name in the rack.
+    /// Returns the name of its directory in the rack.
     pub(super) fn directory(&self) -> String {
         self.address.to_string()
     }
 
-    /// Its name in that directory.
+    /// Returns its name in that directory.
     pub(super) fn entry(&self) -> String {
         format!("{ENTRY_PREFIX}{}", Suffix(self))
     }
 
-    /// How well a listener of this name answers for a destination, lower being better; `None` when it does not.
+    /// Returns how well a listener of this name matches a destination, lower being better; `None` if it does not match.
     pub fn rank_for(&self, destination: SocketAddr) -> Option<u8> {
         if self.address.port() != destination.port() {
             return None;
@@ -84,7 +85,7 @@ impl ListenerName {
         }
     }
 
-    /// Whether both stand for the same address, as far as two listeners may not share it.
+    /// Returns whether both are names of the same address, which two listeners share only if both are willing to.
     pub(super) fn has_same_address(&self, other: &Self) -> bool {
         (self.address, self.v6_only, self.is_remote) == (other.address, other.v6_only, other.is_remote)
     }
@@ -94,7 +95,7 @@ fn is_any_v6(address: SocketAddr) -> bool {
     address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED)
 }
 
-/// The addresses at which a listener may answer for a destination, the best first.
+/// Returns the addresses at which a listener may match a destination, the best first.
 pub(super) fn addresses_for(destination: SocketAddr) -> impl Iterator<Item = SocketAddr> {
     let any = |ip: IpAddr| SocketAddr::new(ip, destination.port());
     let exact = Some(destination).filter(|address| !address.ip().is_unspecified());
@@ -108,7 +109,7 @@ impl fmt::Display for ListenerName {
     }
 }
 
-/// What a name says beside the address.
+/// The part of a name after the address.
 struct Suffix<'a>(&'a ListenerName);
 
 impl fmt::Display for Suffix<'_> {
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn names_say_what_the_listener_takes() {
+    fn names_tell_what_the_listener_accepts() {
         for (bound, v6_only, member, text) in [
             ("127.0.0.1:6379", false, None, "127.0.0.1:6379"),
             ("0.0.0.0:80", false, Some(3), "0.0.0.0:80#3"),
@@ -187,7 +188,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn entries_anybody_made_are_names_of_ours_or_nothing(text in "[0-9a-f:.#!r%\\[\\]]{0,40}") {
+        fn arbitrary_entries_are_valid_names_or_rejected(text in "[0-9a-f:.#!r%\\[\\]]{0,40}") {
             if let Some(name) = ListenerName::parse(&text) {
                 prop_assert_eq!(name.to_string(), text);
             }
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn exact_names_come_before_the_unspecified_address() {
+    fn exact_names_rank_before_the_unspecified_address() {
         let rank = |listener: &str, destination: &str| name(listener).rank_for(destination.parse().unwrap());
         for (listener, destination, expected) in [
             ("127.0.0.1:80", "127.0.0.1:80", Some(0)),
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_say_which_listener_it_is_and_other_paths_say_nothing() {
+    fn paths_identify_their_listener_and_other_paths_none() {
         let from_path = |path: &str| ListenerName::from_path(path.as_bytes()).map(|name| name.to_string());
         assert_eq!(from_path("/proc/self/fd/9/[::]:80/lane!6#3").as_deref(), Some("[::]:80!6#3"));
         assert_eq!(from_path("127.77.0.2:80/lane!far").as_deref(), Some("127.77.0.2:80!far"));

@@ -9,19 +9,19 @@ use rustix::io::Errno;
 
 use super::private::make_private;
 
-/// Where racks may be, as the environment said when the library was loaded.
+/// The possible locations of racks, from the environment at the time when the library was loaded.
 #[derive(Clone, Debug, Default)]
 struct Environment {
     rack: Option<OsString>,
     runtime: Option<OsString>,
-    /// Whom the program ran as then.
+    /// The effective user of the program at that time.
     uid: u32,
 }
 
 static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
 
-/// Remembers where the environment puts the rack. To be called while the library is loaded: later the program may
-/// change its environment or its working directory under us.
+/// Reads the location of the rack from the environment. Called while the library is loaded, because the program may
+/// later change its environment or its working directory.
 pub fn remember_environment() {
     let absolute = |name: &str| {
         let value = std::env::var_os(name).filter(|value| !value.is_empty())?;
@@ -39,7 +39,7 @@ fn environment() -> Environment {
     ENVIRONMENT.get().cloned().unwrap_or_default()
 }
 
-/// A line about the directory that the environment names, if there is none.
+/// Returns a warning if the environment names a directory that does not exist.
 pub fn missing_configured_directory() -> Option<String> {
     let named = PathBuf::from(environment().rack?);
     let shown = named.display();
@@ -51,8 +51,8 @@ pub fn missing_configured_directory() -> Option<String> {
     }
 }
 
-/// Whether the rack directory is not of the user that the calling thread runs as. One that cannot be asked is of the
-/// user before, if the program has changed its user.
+/// Returns whether the rack directory is owned by another user than the calling thread's. If its owner cannot be
+/// determined, it counts as that of the user at load time.
 pub fn is_owned_by_other_user() -> bool {
     let uid = rustix::process::geteuid().as_raw();
     match rustix::fs::lstat(rack_dir(uid)) {
@@ -61,17 +61,18 @@ pub fn is_owned_by_other_user() -> bool {
     }
 }
 
-/// As [`rack_dir`]. The directory is made if it is missing and the default one: the name of any other may be mistyped.
+/// Returns the rack directory of a user, as [`rack_dir`] does, and creates it if it is missing and the default one: the
+/// name of any other may be mistyped.
 pub fn ensure_rack_dir(uid: u32) -> PathBuf {
     let rack = rack_dir(uid);
     if environment().rack.is_none() {
-        // Where that fails, opening it fails too.
+        // If that fails, opening the directory fails as well.
         let _ = make_private(rustix::fs::CWD, rack.as_os_str().as_bytes());
     }
     rack
 }
 
-/// The rack directory of a user.
+/// Returns the rack directory of a user.
 pub fn rack_dir(uid: u32) -> PathBuf {
     let environment = environment();
     stats_page::rack_dir(

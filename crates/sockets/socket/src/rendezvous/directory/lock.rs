@@ -1,4 +1,4 @@
-//! The lock of an address, under which names are made and removed.
+//! The lock of an address in the rack directory, under which names are created and removed.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,18 +11,18 @@ use super::private::make_private;
 use super::rack::{NAMES_MAX, Rack, read_names};
 use crate::descriptor::hidden::close;
 
-/// How often a directory may have been removed just before its lock was taken.
+/// Maximum number of times that a directory is found removed just before its lock is acquired.
 const REMOVALS_MAX: usize = 16;
-/// How often an address's lock is asked for, a millisecond apart, before doing without: its holder may be stopped.
+/// Maximum number of attempts to acquire the lock of an address, a millisecond apart: its holder may be stopped.
 const LOCK_TRIES_MAX: usize = 200;
 const LOCK_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 impl Rack {
-    /// Takes the lock under which names at an address are made and removed.
+    /// Acquires the lock under which names at an address are created and removed.
     ///
     /// # Errors
-    /// `BUSY` when another process holds it for longer than any does unless it is stopped, and what mkdir, open and
-    /// flock answer.
+    /// `BUSY` when another process holds it for longer than any does that is not stopped, and the errors of mkdir, open
+    /// and flock.
     pub fn lock(&self, address: SocketAddr) -> Result<RackLock<'_>, Errno> {
         let name = address.to_string();
         for _ in 0..REMOVALS_MAX {
@@ -35,13 +35,14 @@ impl Rack {
         Err(Errno::BUSY)
     }
 
-    /// As [`Rack::lock`], for an address that has names.
+    /// Acquires the lock of an address that has names.
     ///
     /// # Errors
-    /// As there, and `NOENT` for one that has none.
+    /// Those of [`Rack::lock`], and `NOENT` for an address without names.
     pub(super) fn lock_existing(&self, address: SocketAddr, tries: usize) -> Result<RackLock<'_>, Errno> {
         for _ in 0..REMOVALS_MAX {
-            // A lock belongs to an open file, and a forked child shares ours: so each taker opens its own.
+            // The lock belongs to an open file description, which a forked child would share, so each lock opens its
+            // own.
             let directory = self.open_directory(&address.to_string())?;
             let mut lock = RackLock { rack: self, address, directory: Some(directory), is_held: false };
             lock.acquire(tries)?;
@@ -52,18 +53,18 @@ impl Rack {
         Err(Errno::BUSY)
     }
 
-    /// Removes the name if no socket stands behind it. Returns whether the name is free now.
+    /// Removes the name if no socket is behind it. Returns whether the name is free now.
     ///
     /// # Errors
-    /// As [`Rack::lock`] and [`Rack::is_live`].
+    /// Those of [`Rack::lock`] and [`Rack::is_live`].
     pub fn remove_if_stale(&self, name: &ListenerName) -> Result<bool, Errno> {
         self.remove_if_stale_within(name, LOCK_TRIES_MAX)
     }
 
-    /// As [`Rack::remove_if_stale`], for those who must not wait for the lock.
+    /// Removes a stale name as [`Rack::remove_if_stale`] does, without waiting for the lock.
     ///
     /// # Errors
-    /// As there; `BUSY` at once.
+    /// Those of [`Rack::remove_if_stale`]; `BUSY` immediately.
     pub fn try_remove_if_stale(&self, name: &ListenerName) -> Result<bool, Errno> {
         self.remove_if_stale_within(name, 1)
     }
@@ -77,13 +78,13 @@ impl Rack {
     }
 }
 
-/// The right to make and remove names at an address, until dropped.
+/// The right to create and remove names at an address, until it is dropped.
 #[derive(Debug)]
 pub struct RackLock<'a> {
     pub(super) rack: &'a Rack,
     pub(super) address: SocketAddr,
     pub(super) directory: Option<OwnedFd>,
-    /// Whether this is the lock of the address, and not of a directory that it had before.
+    /// Whether this is the lock of the directory that the address has now, and not of a removed one.
     pub(super) is_held: bool,
 }
 
@@ -109,7 +110,7 @@ impl RackLock<'_> {
         Err(Errno::BUSY)
     }
 
-    /// Whether the directory is still the address's: the holder before may have removed it.
+    /// Returns whether the directory is still that of the address: the previous holder may have removed it.
     fn is_current(&self) -> Result<bool, Errno> {
         let ours = rustix::fs::fstat(self.fd()?)?;
         let name = self.address.to_string();
@@ -120,14 +121,14 @@ impl RackLock<'_> {
         }
     }
 
-    /// As [`Rack::remove_if_stale`].
+    /// Removes the name if no socket is behind it. Returns whether the name is free now.
     ///
     /// # Errors
-    /// What socket, connect and unlink answer.
+    /// The errors of socket, connect and unlink.
     pub fn remove_if_stale(&self, name: &ListenerName) -> Result<bool, Errno> {
         match self.rack.is_live(name) {
             Ok(true) => Ok(false),
-            // No such file may also be said of a link that leads nowhere.
+            // A symbolic link without a target also answers `NOENT`.
             Ok(false) | Err(Errno::NOENT) => match rustix::fs::unlinkat(self.fd()?, name.entry(), AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => Ok(true),
                 Err(error) => Err(error),
@@ -136,7 +137,7 @@ impl RackLock<'_> {
         }
     }
 
-    /// A free name for a listener on the address, after stale ones have been removed.
+    /// Returns a free name for a listener on the address, after removing stale ones.
     ///
     /// # Errors
     /// `ADDRINUSE` when a live listener does not share the address.
@@ -150,10 +151,11 @@ impl RackLock<'_> {
         }
     }
 
-    /// A free name beside those of all others on the address: one that had it alone is a member from now on.
+    /// Returns a free name in addition to those of all other listeners on the address. A listener that had the address
+    /// alone becomes a member.
     ///
     /// # Errors
-    /// `ADDRINUSE` when there are too many, and what rename answers.
+    /// `ADDRINUSE` when there are too many, and the errors of rename.
     pub fn free_name_on_shared_socket(&self, v6_only: bool) -> Result<ListenerName, Errno> {
         let mut taken = self.taken_names(v6_only)?;
         if taken.is_exclusive {
@@ -165,7 +167,7 @@ impl RackLock<'_> {
         taken.free_member(self.address, v6_only)
     }
 
-    /// The names that are taken, after stale ones have been removed.
+    /// Returns the names that are taken, after removing stale ones.
     fn taken_names(&self, v6_only: bool) -> Result<TakenNames, Errno> {
         let plain = ListenerName::new(self.address, v6_only, None);
         let mut taken = TakenNames { is_exclusive: false, members: [false; MEMBERS_MAX as usize] };
@@ -182,11 +184,11 @@ impl RackLock<'_> {
         Ok(taken)
     }
 
-    /// Binds a socket to a free name. Only the directory's rights decide who may connect, whatever the program's umask
-    /// is.
+    /// Binds a socket to a free name. The rights of the directory alone decide which processes may connect, regardless
+    /// of the program's umask.
     ///
     /// # Errors
-    /// What bind and chmod answer.
+    /// The errors of bind and chmod.
     pub fn bind(&self, socket: BorrowedFd<'_>, name: &ListenerName) -> Result<(), Errno> {
         rustix::net::bind(socket, &self.rack.address_of(name)?)?;
         rustix::fs::chmodat(self.fd()?, name.entry(), Mode::RUSR | Mode::WUSR, AtFlags::empty())
@@ -194,7 +196,7 @@ impl RackLock<'_> {
 }
 
 impl Drop for RackLock<'_> {
-    /// Removes the directory too if there are no names in it.
+    /// Releases the lock, and removes the directory if it holds no names.
     fn drop(&mut self) {
         if self.is_held
             && let Ok(parent) = self.rack.directory.fd()
@@ -207,9 +209,9 @@ impl Drop for RackLock<'_> {
     }
 }
 
-/// Which names of an address have live listeners.
+/// The names of an address that have live listeners.
 struct TakenNames {
-    /// The one of a listener that has the address alone.
+    /// Whether a listener has the address alone.
     is_exclusive: bool,
     members: [bool; MEMBERS_MAX as usize],
 }

@@ -8,7 +8,8 @@ use rustix::io::Errno;
 
 use crate::descriptor::hidden::close;
 
-/// Opens `name` in `parent`, made if missing; `parent` is closed, and `name` added to the path.
+/// Opens the directory `name` in `parent` and creates it if it is missing. Closes `parent` and appends `name` to
+/// `path`.
 pub(super) fn open_within(parent: OwnedFd, name: &str, path: &mut PathBuf, uid: u32) -> Result<OwnedFd, Errno> {
     let made = make_private(parent.as_fd(), name.as_bytes());
     let directory = made.and_then(|()| open_private(parent.as_fd(), name.as_bytes(), uid));
@@ -17,7 +18,7 @@ pub(super) fn open_within(parent: OwnedFd, name: &str, path: &mut PathBuf, uid: 
     directory
 }
 
-/// Makes a directory if it is missing.
+/// Creates a directory with rights for its owner only, if it is missing.
 pub(super) fn make_private(parent: BorrowedFd<'_>, name: &[u8]) -> Result<(), Errno> {
     match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
         // The umask may have removed rights of the user. Another process may have removed the directory already.
@@ -30,7 +31,7 @@ pub(super) fn make_private(parent: BorrowedFd<'_>, name: &[u8]) -> Result<(), Er
     }
 }
 
-/// Opens a directory that is a real one, the user's own, and closed to everybody else.
+/// Opens a directory, which must be a real one, owned by the user and closed to all others.
 pub(super) fn open_private(parent: BorrowedFd<'_>, name: &[u8], uid: u32) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = rustix::fs::openat(parent, name, flags, Mode::empty())?;

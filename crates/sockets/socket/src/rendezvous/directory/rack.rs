@@ -21,20 +21,20 @@ use crate::descriptor::hidden::{HiddenFd, Need, close};
 use crate::process::socket_option::{SocketOption, get_raw};
 use crate::rendezvous::name_key::NameKey;
 
-/// The directory of a rack, by version: programs of another one find neither listeners nor a key there.
+/// The directory of this version in a rack: programs of another version find neither listeners nor a key there.
 const VERSION: &str = "v4";
-/// Names at one address that are read: all that can be there, and some rubbish.
+/// Maximum number of names that are read at one address: all that can be there, and some foreign entries.
 pub(super) const NAMES_MAX: usize = 4 * MEMBERS_MAX as usize;
-/// Addresses of a rack that are read for a list of all names.
+/// Maximum number of addresses of a rack that are read for a list of all names.
 const ADDRESSES_MAX: usize = 65_536;
-/// Of a directory's entries that are read at once.
+/// Bytes of directory entries that are read at once.
 const LISTING_BYTES: usize = 2048;
-/// Versions or network namespaces of a rack that are searched for the reason of a missing lane.
+/// Maximum number of versions or network namespaces of a rack that are searched for the reason of a missing lane.
 const SIBLINGS_MAX: usize = 64;
-/// Bytes of a path in an AF_UNIX address, its end included.
+/// Maximum length of a path in an AF_UNIX address, including the terminating zero.
 const SOCKET_PATH_BYTES_MAX: usize = 108;
 
-/// What an open rack was opened for; with any of it changed, another rack is meant.
+/// The user and the network namespace that a rack was opened for; if either changes, another rack applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RackScope {
     uid: u32,
@@ -56,21 +56,22 @@ pub struct Rack {
     path: PathBuf,
     identity: (u64, u64),
     scope: RackScope,
-    /// Read once: a process that has given up the rack's user since could not read it again.
+    /// Read once: a process that has changed its user since could not read it again.
     key: NameKey,
-    /// The kernel's cookie of the network namespace, 0 while nobody has asked for it.
+    /// The kernel's cookie of the network namespace; 0 until it is first needed.
     netns_cookie: AtomicU64,
 }
 
 static CURRENT: Mutex<Option<Arc<Rack>>> = Mutex::new(None);
 
-/// The rack that is kept open. Its lock is never waited for: in the child of a fork its holder may not exist. Without
-/// it the rack is opened for this once.
+/// Returns the rack that is kept open. Never waits for its lock, whose holder may not exist in the child of a fork;
+/// without it the rack is opened for one use.
 fn cached() -> Option<Arc<Rack>> {
     CURRENT.try_lock().ok().and_then(|cached| cached.clone())
 }
 
-/// What tells the network namespace that a socket was made in from all others; 0 where the kernel is older than 5.14.
+/// Returns the cookie of the network namespace that a socket was created in, which no other namespace has; 0 on kernels
+/// older than 5.14.
 pub(crate) fn netns_cookie(socket: BorrowedFd<'_>) -> u64 {
     let mut cookie = [0_u8; 8];
     let option = SocketOption { level: libc::SOL_SOCKET, name: libc::SO_NETNS_COOKIE };
@@ -78,17 +79,17 @@ pub(crate) fn netns_cookie(socket: BorrowedFd<'_>) -> u64 {
 }
 
 impl Rack {
-    /// The rack for the caller's effective user and network namespace. It is kept open, and opened again when the user,
-    /// the namespace or the directory has changed.
+    /// Returns the rack for the caller's effective user and network namespace. It is kept open, and opened again when
+    /// the user, the namespace or the directory has changed.
     ///
     /// # Errors
-    /// `PERM` when a directory or the key is not the user's own, `INVAL` when the key has another length than one, and
-    /// what mkdir and open answer.
+    /// `PERM` when a directory or the key is not owned by the user, `INVAL` when the key has a wrong length, and the
+    /// errors of mkdir and open.
     pub fn current() -> Result<Arc<Self>, Errno> {
         Self::cached_or_open().map(|(rack, _)| rack)
     }
 
-    /// The rack, and whether lanes are switched off in it.
+    /// Returns the rack, and whether lanes are switched off in it.
     fn cached_or_open() -> Result<(Arc<Self>, bool), Errno> {
         let now = RackScope::now()?;
         if let Some(rack) = cached().filter(|rack| rack.scope == now && rack.is_intact()) {
@@ -96,8 +97,8 @@ impl Rack {
         }
         let root = ensure_rack_dir(now.uid);
         let rack = Arc::new(Self::open_in(&root, now)?);
-        // Last: whoever switches lanes off leaves the hint in the directories of listeners that there are then. A rack
-        // whose lanes are off is not kept, because a directory that is new has no hint.
+        // Checked last: `crosslane lanes off` leaves the hint in the directories of listeners that exist then. A rack
+        // whose lanes are off is not kept open, because a new directory has no hint.
         let is_off = rustix::fs::stat(root.join(stats_page::OFF_FILE)).is_ok();
         if !is_off {
             let old = CURRENT.try_lock().ok().and_then(|mut cached| cached.replace(Arc::clone(&rack)));
@@ -106,11 +107,11 @@ impl Rack {
         Ok((rack, is_off))
     }
 
-    /// As [`Rack::current`], for a thread that has just made `socket` for a connection: the socket tells the thread's
-    /// network namespace in a tenth of the time that /proc takes.
+    /// Returns the current rack, as [`Rack::current`] does, for a thread that has just created `socket` for a
+    /// connection: the socket identifies the thread's network namespace in a tenth of the time that /proc takes.
     ///
     /// # Errors
-    /// As [`Rack::current`], and `CANCELED` while lanes are switched off in the rack.
+    /// Those of [`Rack::current`], and `CANCELED` while lanes are switched off in the rack.
     pub fn current_for(socket: BorrowedFd<'_>) -> Result<Arc<Self>, Errno> {
         let cookie = netns_cookie(socket);
         let uid = rustix::process::geteuid().as_raw();
@@ -124,15 +125,15 @@ impl Rack {
         if is_off {
             return Err(Errno::CANCELED);
         }
-        // Both speak of the namespace that this thread is in.
+        // The cookie and the scope are of the same namespace, which this thread is in.
         rack.netns_cookie.store(cookie, Ordering::Relaxed);
         Ok(rack)
     }
 
-    /// Opens a rack, making its directories where they are missing.
+    /// Opens a rack and creates its directories where they are missing.
     ///
     /// # Errors
-    /// As [`Rack::current`].
+    /// Those of [`Rack::current`].
     pub fn open(rack: &Path) -> Result<Self, Errno> {
         make_private(rustix::fs::CWD, rack.as_os_str().as_bytes())?;
         Self::open_in(rack, RackScope::now()?)
@@ -151,33 +152,33 @@ impl Rack {
         Ok(Self { directory, path, identity, scope, key: key?, netns_cookie: AtomicU64::new(0) })
     }
 
-    /// Whether our descriptor still is the directory, the directory still exists, and has no hint that lanes may have
-    /// been switched off.
+    /// Returns whether the descriptor still refers to the directory, the directory still exists, and it has no hint
+    /// that lanes may have been switched off.
     pub(super) fn is_intact(&self) -> bool {
         let stat = self.directory.fd().and_then(rustix::fs::fstat);
         let is_same = |stat: &rustix::fs::Stat| (stat.st_dev, stat.st_ino) == self.identity && stat.st_nlink > 0;
         stat.is_ok_and(|stat| is_same(&stat) && stat.st_mode & stats_page::OFF_HINT == 0)
     }
 
-    /// The user whose rack this is.
+    /// Returns the user whose rack this is.
     pub fn uid(&self) -> u32 {
         self.scope.uid
     }
 
-    /// The key of the abstract names that lifelines of this rack are bound to.
+    /// Returns the key of the abstract names that lifelines of this rack are bound to.
     pub fn key(&self) -> NameKey {
         self.key
     }
 
-    /// The directory of listener names.
+    /// Returns the path of the directory of listener names.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All names in the rack, in no order. Reads the directories of all addresses.
+    /// Returns all names in the rack, in no particular order. Reads the directories of all addresses.
     ///
     /// # Errors
-    /// What openat and getdents answer.
+    /// The errors of openat and getdents.
     pub fn names(&self) -> Result<Vec<ListenerName>, Errno> {
         let mut addresses = Vec::new();
         let listing = self.reopen()?;
@@ -190,17 +191,17 @@ impl Rack {
         let mut names = Vec::new();
         for address in addresses {
             match self.names_at(address) {
-                Err(Errno::NOTDIR | Errno::LOOP) => {} // Put there by hand.
+                Err(Errno::NOTDIR | Errno::LOOP) => {} // Not created by the library.
                 at_address => names.extend(at_address?),
             }
         }
         Ok(names)
     }
 
-    /// The names of listeners that answer for a destination, in no order.
+    /// Returns the names of listeners that match a destination, in no particular order.
     ///
     /// # Errors
-    /// What openat and getdents answer.
+    /// The errors of openat and getdents.
     pub fn names_for(&self, destination: SocketAddr) -> Result<Vec<ListenerName>, Errno> {
         let mut names = Vec::new();
         for address in addresses_for(destination) {
@@ -220,19 +221,20 @@ impl Rack {
         names
     }
 
-    /// Whether a version of the library that has a directory of its own in the rack has a listener for a destination.
+    /// Returns whether another version of the library, with a directory of its own in the rack, has a listener for a
+    /// destination.
     pub fn has_other_version_at(&self, destination: SocketAddr) -> bool {
         let (Some(version), Some(net)) = (self.path.parent(), self.path.file_name()) else { return false };
         let is_version = |name: &[u8]| matches!(name, [b'v', number @ ..] if !number.is_empty());
         siblings(version, is_version).any(|other| has_listener_for(&other.join(net), destination))
     }
 
-    /// Whether a program in another network namespace has a listener for a destination in the rack.
+    /// Returns whether a program in another network namespace has a listener for a destination in the rack.
     pub fn has_other_namespace_at(&self, destination: SocketAddr) -> bool {
         siblings(&self.path, |name| name.starts_with(b"net-")).any(|other| has_listener_for(&other, destination))
     }
 
-    /// A descriptor of its own, because the place in a directory is shared by all users of one.
+    /// Opens the directory again, because all users of one descriptor share its position.
     pub(super) fn reopen(&self) -> Result<OwnedFd, Errno> {
         self.open_directory(".")
     }
@@ -242,15 +244,15 @@ impl Rack {
         rustix::fs::openat(self.directory.fd()?, name, flags, Mode::empty())
     }
 
-    /// The path of a name.
+    /// Returns the path of a name.
     pub fn path_of(&self, name: &ListenerName) -> PathBuf {
         self.path.join(name.directory()).join(name.entry())
     }
 
-    /// The address to bind or connect to for a name.
+    /// Returns the address to bind or connect to for a name.
     ///
     /// # Errors
-    /// `NAMETOOLONG` when even the short way to it is too long.
+    /// `NAMETOOLONG` when even the path through the descriptor is too long.
     pub fn address_of(&self, name: &ListenerName) -> Result<SocketAddrUnix, Errno> {
         let mut path = self.path_of(name).into_os_string().into_vec();
         if path.len() >= SOCKET_PATH_BYTES_MAX {
@@ -260,27 +262,27 @@ impl Rack {
         SocketAddrUnix::new(CString::new(path).map_err(|_| Errno::INVAL)?)
     }
 
-    /// Whether a socket stands behind the name.
+    /// Returns whether a socket is behind the name.
     ///
     /// # Errors
-    /// `NOENT` when there is no such name, and what socket and connect answer.
+    /// `NOENT` when there is no such name, and the errors of socket and connect.
     pub fn is_live(&self, name: &ListenerName) -> Result<bool, Errno> {
         match probe(&self.address_of(name)?) {
-            // A datagram socket put there by hand: not stale, and no listener of ours.
+            // A datagram socket, which the library did not create, is neither stale nor a lane listener.
             Err(Errno::PROTOTYPE) | Ok(()) => Ok(true),
             Err(Errno::CONNREFUSED) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    /// Whether a path in an AF_UNIX address leads to a name of this rack.
+    /// Returns whether a path in an AF_UNIX address leads to a name of this rack.
     pub fn contains_path(&self, path: &[u8]) -> bool {
         let top = path.rsplitn(3, |byte| *byte == b'/').nth(2).unwrap_or_default();
         top == self.path.as_os_str().as_bytes() || top.starts_with(b"/proc/self/fd/")
     }
 }
 
-/// The other entries beside `path` whose name is one of those, [`SIBLINGS_MAX`] at most.
+/// Returns the other entries in the directory of `path` whose name fulfils `is_one`, at most [`SIBLINGS_MAX`].
 fn siblings(path: &Path, is_one: impl Fn(&[u8]) -> bool) -> impl Iterator<Item = PathBuf> {
     let parent = path.parent().map(Path::to_owned).unwrap_or_default();
     let others = std::fs::read_dir(&parent).into_iter().flatten().flatten().take(SIBLINGS_MAX);
@@ -289,13 +291,13 @@ fn siblings(path: &Path, is_one: impl Fn(&[u8]) -> bool) -> impl Iterator<Item =
     names.filter(move |name| is_one(name.as_bytes())).map(move |name| parent.join(name))
 }
 
-/// Whether a listener that answers for a destination lives in a directory of names.
+/// Returns whether a live listener in a directory of names matches a destination.
 fn has_listener_for(net: &Path, destination: SocketAddr) -> bool {
     let mut folders = addresses_for(destination).map(|address| net.join(address.to_string()));
     folders.any(|folder| has_listener(&folder))
 }
 
-/// Whether a path in an AF_UNIX address is that of a listener in a rack of any user and any version so far.
+/// Returns whether a path in an AF_UNIX address is that of a listener in a rack, of any user and any version so far.
 pub fn is_in_any_rack(path: &[u8]) -> bool {
     let is_net = |component: &[u8]| {
         let inode = component.strip_prefix(b"net-").unwrap_or_default();
@@ -303,13 +305,13 @@ pub fn is_in_any_rack(path: &[u8]) -> bool {
     };
     let is_version = |component: &[u8]| matches!(component, [b'v', version @ ..] if !version.is_empty());
     let above: Vec<&[u8]> = path.rsplit(|byte| *byte == b'/').skip(1).take(3).collect();
-    // In the first version the names of all addresses lay in one directory.
+    // In the first version, the names of all addresses were in one directory.
     let is_below_net = above.windows(2).any(|pair| is_net(pair[0]) && is_version(pair[1]));
     is_below_net || path.starts_with(b"/proc/self/fd/") && ListenerName::from_path(path).is_some()
 }
 
-/// Calls `visit` with the names in an open directory, from its position on, and the position after each, until it
-/// breaks; `entries_max` of them at most.
+/// Calls `visit` with each name in an open directory, from its position on, and the position after it, until `visit`
+/// breaks; at most `entries_max` times.
 pub(super) fn visit_entries(
     directory: BorrowedFd<'_>,
     entries_max: usize,
@@ -320,7 +322,7 @@ pub(super) fn visit_entries(
     for _ in 0..entries_max {
         let Some(entry) = entries.next() else { break };
         let entry = entry?;
-        // What is no text is no name of ours.
+        // A name that is not UTF-8 is not one of the library's.
         if visit(entry.file_name().to_str().unwrap_or_default(), entry.next_entry_cookie()).is_break() {
             break;
         }
@@ -328,7 +330,7 @@ pub(super) fn visit_entries(
     Ok(())
 }
 
-/// The names in the open directory of an address, from its position on.
+/// Reads the names in the open directory of an address, from its position on.
 pub(super) fn read_names(
     directory: BorrowedFd<'_>,
     address: SocketAddr,

@@ -1,4 +1,4 @@
-//! Removal of stale names at addresses that nothing uses.
+//! Sweeps: the removal of stale names at addresses that are no longer used.
 
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
@@ -12,21 +12,21 @@ use super::rack::{Rack, read_names, visit_entries};
 use crate::descriptor::hidden::close;
 use crate::process::system::check_file_bytes;
 
-/// The file that says where in the directory the next sweep begins.
+/// The file that holds the position in the directory at which the next sweep begins.
 pub(super) const SWEEP_FILE: &str = "sweep";
-/// Addresses that one sweep checks. Each `listen` adds one at most, so two suffice to find stale ones faster than they
-/// can be left behind.
+/// Number of addresses that one sweep checks. Each `listen` adds at most one, so two suffice to find stale names faster
+/// than they are left behind.
 pub(super) const SWEEP_ADDRESSES_MAX: usize = 2;
-/// Entries that one sweep reads to find them.
+/// Maximum number of entries that one sweep reads to find them.
 const SWEEP_ENTRIES_MAX: usize = 8;
-/// Names at each address that one sweep checks.
+/// Maximum number of names at each address that one sweep checks.
 const SWEEP_NAMES_MAX: usize = 8;
 
 impl Rack {
     /// Removes stale names at the next few addresses of the rack, beginning where the last sweep ended.
     ///
     /// # Errors
-    /// What openat, lseek, getdents, read and write answer.
+    /// The errors of openat, lseek, getdents, read and write.
     pub fn sweep(&self) -> Result<(), Errno> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let cursor = rustix::fs::openat(self.directory.fd()?, SWEEP_FILE, flags, Mode::RUSR | Mode::WUSR)?;
@@ -39,13 +39,14 @@ impl Rack {
         swept
     }
 
-    /// Sweeps that run at once may check the same addresses, or begin where another one began: neither does harm.
+    /// Performs a sweep. Concurrent sweeps may check the same addresses, or start where another one started, which is
+    /// harmless.
     fn sweep_from(&self, cursor: BorrowedFd<'_>, listing: BorrowedFd<'_>) -> Result<(), Errno> {
         let mut bytes = [0_u8; 8];
         check_file_bytes(bytes.len())?;
         let length = rustix::io::pread(cursor, &mut bytes, 0)?;
         let from = if length == bytes.len() { u64::from_ne_bytes(bytes) } else { 0 };
-        // What no position is, or is one no more, counts as the end.
+        // A position that is invalid, or no longer valid, counts as the end.
         let _ = rustix::fs::seek(listing, SeekFrom::Start(from));
         let (mut addresses, mut next) = (Vec::new(), 0);
         let _ = visit_entries(listing, SWEEP_ENTRIES_MAX, |entry, position| {
@@ -58,7 +59,7 @@ impl Rack {
         Ok(())
     }
 
-    /// Asks without the lock: names of live listeners need none.
+    /// Removes the stale names of an address. Probes without the lock, which the names of live listeners do not need.
     fn sweep_address(&self, address: SocketAddr) {
         let Ok(listing) = self.open_directory(&address.to_string()) else { return };
         let names = read_names(listing.as_fd(), address, SWEEP_NAMES_MAX).unwrap_or_default();

@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const LEFT_BEHIND_MAX: usize = 1000;
 
-/// A directory that nobody else has, gone when dropped.
+/// A temporary directory, which is removed when it is dropped.
 pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        // A run that was killed may have left some, and its process may have had the same number.
+        // A run that was killed may have left some, and its process may have had the same PID.
         for _ in 0..LEFT_BEHIND_MAX {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let path = std::env::temp_dir().join(format!("crosslane-test-{}-{number}", std::process::id()));
@@ -46,14 +46,14 @@ fn name(text: &str) -> ListenerName {
     ListenerName::parse(text).unwrap_or_else(|| panic!("{text}"))
 }
 
-/// The path of a name, in a directory that is there.
+/// Returns the path of a name and creates its directory.
 fn path_for(rack: &Rack, text: &str) -> PathBuf {
     let path = rack.path_of(&name(text));
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     path
 }
 
-/// Leaves a name whose socket is closed, as a killed server does.
+/// Leaves a stale name, as a killed server does.
 fn leave_stale(rack: &Rack, text: &str) {
     drop(UnixListener::bind(path_for(rack, text)).unwrap());
 }
@@ -66,7 +66,7 @@ fn address(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// The addresses that have a directory.
+/// Returns the addresses that have a directory.
 fn directories(rack: &Rack) -> Vec<String> {
     let entries = std::fs::read_dir(rack.path()).unwrap().map(|entry| entry.unwrap());
     let directories = entries.filter(|entry| entry.file_type().unwrap().is_dir());
@@ -76,7 +76,7 @@ fn directories(rack: &Rack) -> Vec<String> {
 }
 
 #[test]
-fn directories_are_made_private() {
+fn directories_are_created_private() {
     let scratch = Scratch::new();
     let rack = scratch.rack();
     for path in [rack.path(), &scratch.0.join("rack"), &scratch.0.join("rack/v4")] {
@@ -88,7 +88,7 @@ fn directories_are_made_private() {
 }
 
 #[test]
-fn directories_others_could_write_or_lead_elsewhere_are_refused() {
+fn directories_that_others_could_write_and_symbolic_links_are_refused() {
     let scratch = Scratch::new();
     let open = |name: &str| Rack::open(&scratch.0.join(name)).unwrap_err();
     for (mode, directory) in [(0o710, "group"), (0o701, "other"), (0o777, "all")] {
@@ -138,7 +138,7 @@ fn a_removed_directory_is_noticed() {
 }
 
 #[test]
-fn racks_of_other_users_and_versions_are_known_by_their_paths() {
+fn racks_of_other_users_and_versions_are_recognized_by_their_paths() {
     for (path, expected) in [
         ("/run/user/1/crosslane/v1/net-4026531840/127.0.0.1:80", true),
         ("/run/user/1/crosslane/v4/net-4026531840/127.0.0.1:80/lane", true),
@@ -157,7 +157,7 @@ fn racks_of_other_users_and_versions_are_known_by_their_paths() {
 }
 
 #[test]
-fn a_listing_holds_the_names_and_not_the_rubbish() {
+fn a_listing_holds_the_names_and_no_foreign_entries() {
     let scratch = Scratch::new();
     let rack = scratch.rack();
     for entry in ["127.0.0.1:80", "0.0.0.0:80#1", "127.0.0.1:80!far", "[::]:81", "[::]:80!6"] {
@@ -183,12 +183,12 @@ fn a_listing_holds_the_names_and_not_the_rubbish() {
 }
 
 #[test]
-fn nothing_but_the_addresses_that_are_asked_about_is_read() {
+fn only_the_addresses_in_question_are_read() {
     let _no_child = test_support::spawn::forbid();
     let scratch = Scratch::new();
     let rack = scratch.rack();
     let _listener = listen(&rack, "127.0.0.1:80");
-    // What cannot be read as a directory would fail.
+    // Reading a file as a directory would fail.
     std::fs::write(rack.path().join("127.0.0.2:80"), "").unwrap();
     std::fs::write(rack.path().join("127.0.0.1:81"), "").unwrap();
     assert_eq!(rack.names_for(address("127.0.0.1:81")), Err(Errno::NOTDIR));
@@ -201,7 +201,7 @@ fn nothing_but_the_addresses_that_are_asked_about_is_read() {
 }
 
 #[test]
-fn a_name_is_live_while_a_socket_stands_behind_it_and_a_probe_leaves_no_trace() {
+fn a_name_is_live_while_a_socket_is_behind_it_and_a_probe_leaves_no_trace() {
     let _no_child = test_support::spawn::forbid();
     let scratch = Scratch::new();
     let rack = scratch.rack();
@@ -220,7 +220,7 @@ fn a_name_is_live_while_a_socket_stands_behind_it_and_a_probe_leaves_no_trace() 
 }
 
 #[test]
-fn stale_names_are_free_and_live_ones_only_for_those_who_share() {
+fn stale_names_are_free_and_live_ones_only_for_sharing_listeners() {
     let _no_child = test_support::spawn::forbid();
     let scratch = Scratch::new();
     let rack = scratch.rack();
@@ -241,12 +241,12 @@ fn stale_names_are_free_and_live_ones_only_for_those_who_share() {
     assert_eq!(free(true), Err(Errno::ADDRINUSE));
     let beside = rack.lock(address("127.0.0.1:80")).unwrap().free_name_on_shared_socket(false).unwrap();
     assert_eq!(beside, name("127.0.0.1:80#2"));
-    assert_eq!(rack.is_live(&name("127.0.0.1:80#1")), Ok(true), "who had the address alone is a member");
+    assert_eq!(rack.is_live(&name("127.0.0.1:80#1")), Ok(true), "the listener that had the address alone is a member");
     assert_eq!(free(true).unwrap(), "127.0.0.1:80#2");
 }
 
 #[test]
-fn one_at_a_time_holds_an_addresss_lock_and_a_stopped_holder_is_not_waited_for_for_ever() {
+fn the_lock_of_an_address_has_one_holder_and_the_wait_for_it_is_bounded() {
     let _no_child = test_support::spawn::forbid();
     let scratch = Scratch::new();
     let rack = scratch.rack();
@@ -259,7 +259,7 @@ fn one_at_a_time_holds_an_addresss_lock_and_a_stopped_holder_is_not_waited_for_f
 }
 
 #[test]
-fn an_addresss_directory_goes_with_its_last_name() {
+fn the_directory_of_an_address_is_removed_with_its_last_name() {
     let _no_child = test_support::spawn::forbid();
     let scratch = Scratch::new();
     let rack = scratch.rack();
@@ -271,11 +271,11 @@ fn an_addresss_directory_goes_with_its_last_name() {
     assert_eq!(rack.remove_if_stale(&name("127.0.0.1:80#1")), Ok(true));
     assert_eq!(directories(&rack), [""; 0]);
     drop(rack.lock(address("127.0.0.1:80")).unwrap());
-    assert_eq!(directories(&rack), [""; 0], "one that was made for nothing goes too");
+    assert_eq!(directories(&rack), [""; 0], "a directory that was created for nothing is removed too");
 }
 
 #[test]
-fn a_directory_that_was_removed_before_its_lock_was_taken_is_made_anew() {
+fn a_directory_that_was_removed_before_it_was_locked_is_created_again() {
     let _no_child = test_support::spawn::forbid();
     let scratch = Scratch::new();
     let rack = scratch.rack();
@@ -293,12 +293,12 @@ fn a_directory_that_was_removed_before_its_lock_was_taken_is_made_anew() {
     assert!(!late.is_held);
     let current = rack.lock(at).unwrap();
     drop(late);
-    assert_eq!(directories(&rack), ["127.0.0.1:80"], "what is another's now is left alone");
+    assert_eq!(directories(&rack), ["127.0.0.1:80"], "the directory of another holder is not removed");
     drop(current);
 }
 
 #[test]
-fn names_made_and_removed_by_several_at_once_are_never_lost() {
+fn names_that_are_created_and_removed_concurrently_are_never_lost() {
     let _no_child = test_support::spawn::forbid();
     let scratch = Scratch::new();
     let rack = scratch.rack();
@@ -307,7 +307,7 @@ fn names_made_and_removed_by_several_at_once_are_never_lost() {
         for _ in 0..100 {
             let lock = loop {
                 match rack.lock(at) {
-                    Err(Errno::BUSY) => {} // On a machine that does other things.
+                    Err(Errno::BUSY) => {} // On a busy machine.
                     lock => break lock.unwrap(),
                 }
             };
@@ -325,7 +325,7 @@ fn names_made_and_removed_by_several_at_once_are_never_lost() {
 }
 
 #[test]
-fn sweeps_remove_what_the_dead_left_and_nothing_else() {
+fn sweeps_remove_stale_names_and_nothing_else() {
     let _no_child = test_support::spawn::forbid();
     let scratch = Scratch::new();
     let rack = scratch.rack();
@@ -335,7 +335,8 @@ fn sweeps_remove_what_the_dead_left_and_nothing_else() {
     std::fs::create_dir(rack.path().join("127.0.0.3:80")).unwrap();
     let kept = listen(&rack, "127.0.0.4:80#1");
     leave_stale(&rack, "127.0.0.4:80#0");
-    // Each checks two addresses; the end of the directory, and the entries in it that are none, take a few more.
+    // Each sweep checks two addresses; the end of the directory, and the entries that are not addresses, take a few
+    // more.
     (0..2 * 122 / SWEEP_ADDRESSES_MAX).for_each(|_| rack.sweep().unwrap());
     let mut names: Vec<_> = rack.names().unwrap().iter().map(ToString::to_string).collect();
     names.sort();
@@ -347,7 +348,7 @@ fn sweeps_remove_what_the_dead_left_and_nothing_else() {
 }
 
 #[test]
-fn stale_names_stay_in_proportion_to_live_ones_however_many_are_left_behind() {
+fn stale_names_stay_in_proportion_to_live_ones() {
     let _no_child = test_support::spawn::forbid();
     let scratch = Scratch::new();
     let rack = scratch.rack();

@@ -49,8 +49,8 @@ fn begin(rack: &Arc<Rack>) -> RemoteConnect {
     }
 }
 
-/// A monitor that answers nobody.
-fn deaf_monitor(rack: &Rack, backlog: i32) -> OwnedFd {
+/// A monitor that never answers.
+fn silent_monitor(rack: &Rack, backlog: i32) -> OwnedFd {
     let path = rack.path().join("../..").join(monitor::SOCKET_NAME);
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
@@ -58,9 +58,9 @@ fn deaf_monitor(rack: &Rack, backlog: i32) -> OwnedFd {
     socket
 }
 
-/// A monitor that answers one question, after `before`.
+/// A monitor that answers one query, after `before`.
 fn monitor(rack: &Rack, answer: ListenerResponse, before: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
-    let socket = deaf_monitor(rack, 1);
+    let socket = silent_monitor(rack, 1);
     std::thread::spawn(move || {
         let asker = rustix::net::accept(&socket).unwrap();
         let mut packet = [0; monitor::PACKET_BYTES_MAX];
@@ -71,7 +71,7 @@ fn monitor(rack: &Rack, answer: ListenerResponse, before: impl FnOnce() + Send +
     })
 }
 
-/// A proxy that takes one connection and replies.
+/// A proxy that accepts one connection and replies.
 fn proxy(listener: LaneListener, reply: ProxyReply, memory: Option<OwnedFd>) -> JoinHandle<(OwnedFd, Segment)> {
     std::thread::spawn(move || {
         let (accepted, segment) = take(&listener, reply, memory);
@@ -98,7 +98,7 @@ fn take(listener: &LaneListener, reply: ProxyReply, memory: Option<OwnedFd>) -> 
 }
 
 #[test]
-fn a_listener_that_is_new_here_is_asked_for_and_a_known_one_is_not() {
+fn the_monitor_is_queried_for_an_unknown_listener_and_not_for_a_known_one() {
     let _no_child = test_support::spawn::forbid();
     let scratch = Scratch::new();
     let rack = node(&scratch);
@@ -122,7 +122,7 @@ fn a_listener_that_is_new_here_is_asked_for_and_a_known_one_is_not() {
 }
 
 #[test]
-fn a_name_behind_which_nobody_listens_yet_is_asked_for() {
+fn the_monitor_is_queried_for_a_name_whose_socket_does_not_listen_yet() {
     let _no_child = test_support::spawn::forbid();
     let scratch = Scratch::new();
     let rack = node(&scratch);
@@ -144,7 +144,7 @@ fn a_name_behind_which_nobody_listens_yet_is_asked_for() {
 }
 
 #[test]
-fn what_stands_against_a_connection_is_said() {
+fn the_reason_for_a_missing_lane_is_reported() {
     let _no_child = test_support::spawn::forbid();
     let scratch = Scratch::new();
     let rack = node(&scratch);
@@ -164,7 +164,7 @@ fn what_stands_against_a_connection_is_said() {
 }
 
 #[test]
-fn another_port_is_tried_while_the_other_node_has_a_connection_of_the_one_before() {
+fn another_port_is_tried_while_the_other_node_has_a_connection_of_the_first() {
     let _no_child = test_support::spawn::forbid();
     let scratch = Scratch::new();
     let rack = node(&scratch);
@@ -179,7 +179,7 @@ fn another_port_is_tried_while_the_other_node_has_a_connection_of_the_one_before
     });
     let connected = connect_to(&rack).unwrap();
     assert_eq!(connect_to(&rack).unwrap_err(), FallbackReason::PortInUse);
-    // A program that has named its port has no other.
+    // A program that has chosen its port has no other.
     let source = Some(SocketAddr::from(([127, 77, 0, 1], crate::rendezvous::tests::own_port())));
     let named = ConnectRequest { source, ..request() };
     assert_eq!(connect_as(&rack, &named).unwrap_err(), FallbackReason::PortInUse);
@@ -189,30 +189,30 @@ fn another_port_is_tried_while_the_other_node_has_a_connection_of_the_one_before
 }
 
 #[test]
-fn a_connection_under_way_waits_for_nobody_keeps_out_of_sight_and_ends_at_its_deadline() {
+fn a_pending_connect_does_not_block_is_hidden_and_ends_at_its_deadline() {
     let _no_child = test_support::spawn::forbid();
     let scratch = Scratch::new();
     let rack = node(&scratch);
-    let _deaf_monitor = deaf_monitor(&rack, 8);
+    let _silent_monitor = silent_monitor(&rack, 8);
     let ends_with = |reason| {
         let (pending, deadline_ns) = (begin(&rack), now_ns() + REPLY_WAIT_NS);
         assert!(crate::descriptor::hidden::is_hidden(pending.wait_target().0.unwrap().as_raw_fd()));
         assert!(pending.wait_target().1 <= deadline_ns);
-        let ConnectProgress::Pending(mut pending) = pending.advance().unwrap() else { panic!("who has answered?") };
+        let ConnectProgress::Pending(mut pending) = pending.advance().unwrap() else { panic!("nothing has answered") };
         pending.deadline_ns = now_ns();
         assert_eq!(pending.advance().unwrap_err(), reason);
     };
     ends_with(FallbackReason::LinkDown);
-    let _deaf_proxy = listen_for_remote(&rack, address(SERVER), 8).unwrap();
+    let _silent_proxy = listen_for_remote(&rack, address(SERVER), 8).unwrap();
     ends_with(FallbackReason::HandshakeFailed);
 }
 
 #[test]
-fn a_monitor_whom_too_many_ask_is_asked_once_there_is_room() {
+fn a_busy_monitor_is_queried_once_it_has_room() {
     let _no_child = test_support::spawn::forbid();
     let scratch = Scratch::new();
     let rack = node(&scratch);
-    let monitor = deaf_monitor(&rack, 0);
+    let monitor = silent_monitor(&rack, 0);
     let mut asking = Vec::new();
     while let Some(query) = monitor::send_query(&rack, address(SERVER)).unwrap() {
         asking.push(query);
@@ -220,12 +220,12 @@ fn a_monitor_whom_too_many_ask_is_asked_once_there_is_room() {
     let pending = begin(&rack);
     assert!(pending.wait_target().0.is_none());
     asking.iter().for_each(|_| drop(rustix::net::accept(&monitor).unwrap()));
-    let ConnectProgress::Pending(pending) = pending.advance().unwrap() else { panic!("who has answered?") };
+    let ConnectProgress::Pending(pending) = pending.advance().unwrap() else { panic!("nothing has answered") };
     assert!(pending.wait_target().0.is_some());
 }
 
 #[test]
-fn a_proxy_that_goes_without_a_word_is_no_connection() {
+fn a_proxy_that_closes_without_a_reply_makes_no_connection() {
     let _no_child = test_support::spawn::forbid();
     let scratch = Scratch::new();
     let rack = node(&scratch);
@@ -262,7 +262,7 @@ fn a_connection_moves_to_the_windows_that_the_reply_names() {
 }
 
 #[test]
-fn a_server_gets_its_place_in_the_windows_with_the_handshake() {
+fn a_server_gets_its_spans_of_the_windows_with_the_handshake() {
     let _no_child = test_support::spawn::forbid();
     let scratch = Scratch::new();
     let rack = node(&scratch);
@@ -270,7 +270,7 @@ fn a_server_gets_its_place_in_the_windows_with_the_handshake() {
     let (own, other) = (0, Segment::WINDOW_BYTES as u64);
     let spans = WindowSpans::new(own, other);
     let secrets = Secrets { to_acceptor: 5, to_connector: 6 };
-    // Other runs of this test may be on the machine.
+    // Other runs of this test may be active on the machine.
     let source = SocketAddr::from(([127, 77, 0, 1], crate::rendezvous::tests::own_port()));
     let request = ConnectRequest { source: Some(source), node: None, opener: Opener::Proxy, ..request() };
     let connect = || {
@@ -292,7 +292,7 @@ fn a_server_gets_its_place_in_the_windows_with_the_handshake() {
 }
 
 #[test]
-fn a_program_that_cannot_map_its_span_says_so() {
+fn a_program_that_cannot_map_its_span_reports_it() {
     let scratch = Scratch::new();
     let rack = node(&scratch);
     let span_bytes = Segment::WINDOW_BYTES as u64;
@@ -304,7 +304,7 @@ fn a_program_that_cannot_map_its_span_says_so() {
 }
 
 #[test]
-fn a_proxy_connects_with_the_far_programs_addresses_though_that_program_is_on_this_machine() {
+fn a_proxy_connects_with_the_addresses_of_a_remote_program_even_on_the_same_machine() {
     let (here, there) = (Scratch::new(), Scratch::new());
     let (rack, remote_rack) = (node(&here), node(&there));
     let taking = proxy(listen_for_remote(&rack, address(SERVER), 1).unwrap(), ProxyReply::Accepted(None), None);
@@ -320,7 +320,7 @@ fn a_proxy_connects_with_the_far_programs_addresses_though_that_program_is_on_th
 }
 
 #[test]
-fn only_addresses_of_other_nodes_and_machines_may_be_far() {
+fn only_addresses_of_other_nodes_and_machines_may_be_remote() {
     let may_be = |destination: &str, node| {
         let request = ConnectRequest { destination: address(destination), node, ..request() };
         request.may_be_remote(&request.route())
