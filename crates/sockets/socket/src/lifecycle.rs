@@ -1,8 +1,9 @@
 //! The life of a descriptor: `socket`, `bind`, `listen`, `connect`, `accept`, `dup`, `close`.
 //!
-//! A TCP socket starts as a [`Stream`], which the kernel alone serves. `listen` makes it a [`Listener`]: the same
-//! kernel socket with a hidden lane listener beside it. `connect` and `accept` make [`Connection`]s where both sides
-//! have Crosslane; everything else stays with the kernel, and the ledger says why.
+//! A TCP socket starts as a [`Stream`](crate::stream::Stream), which the kernel alone serves. `listen` makes it a
+//! [`Listener`](crate::listener::Listener): the same kernel socket with a hidden lane listener. `connect` and `accept`
+//! make [`Connection`]s if both sides have Crosslane; all others stay with the kernel, and the stats page counts the
+//! reasons.
 
 mod accept;
 mod confine;
@@ -47,23 +48,23 @@ use std::hash::{Hash, Hasher};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How a program ends whose environment is not understood.
+/// The exit status of a program whose environment is not valid.
 const EXIT_WRONG_USE: i32 = 2;
 
-/// The family of a program's socket.
+/// Returns the address family of a program's socket.
 fn family(is_v6: bool) -> Family {
     if is_v6 { Family::V6 } else { Family::V4 }
 }
 
-/// Says what of the environment is not understood. A value that is not ends the process, for a program is not to run
-/// without what the value was to guarantee. To be called once, before the program runs.
+/// Reports errors in the environment. An invalid value ends the process, because a program must not run without what
+/// the value was to guarantee. Called once, before the program runs.
 pub fn check_environment() {
     if settings().off {
         return;
     }
     settings().mistakes.iter().for_each(|mistake| warn_user(&format_args!("{mistake}")));
     if !settings().mistakes.is_empty() {
-        // SAFETY: ends the process; the program has not begun.
+        // SAFETY: `_exit` ends the process without running any other code, and the program has not started yet.
         unsafe { libc::_exit(EXIT_WRONG_USE) };
     }
     if let Some(line) = settings::unknown_variables(std::env::vars_os().map(|(name, _)| name)) {
@@ -74,7 +75,7 @@ pub fn check_environment() {
     }
 }
 
-/// Notes a socket that the program has just made: `domain`, `kind` and `protocol` as in `socket(2)`.
+/// Records a socket that the program has just created: `domain`, `kind` and `protocol` as in `socket(2)`.
 pub fn note_socket(fd: RawFd, domain: i32, kind: i32, protocol: i32) {
     if sandbox::is_confined() {
         return;
@@ -93,33 +94,34 @@ fn note_stream(fd: RawFd, is_v6: bool, options: OptionRecord, slot: Option<Conne
     entry::set(fd, Entry::Stream(stream));
 }
 
-/// Lines that one process says to its user.
+/// Maximum number of lines that one process prints.
 const WARNINGS_MAX: usize = 20;
 
-/// One line to the user, once: a program that is refused tries again.
+/// Prints a line to standard error, once: a program that is refused tries again.
 fn warn_user(message: &std::fmt::Arguments<'_>) {
-    static SAID: [AtomicU64; WARNINGS_MAX] = [const { AtomicU64::new(0) }; WARNINGS_MAX];
+    static PRINTED: [AtomicU64; WARNINGS_MAX] = [const { AtomicU64::new(0) }; WARNINGS_MAX];
     let line = format!("crosslane: {message}\n");
     let mut hasher = std::hash::DefaultHasher::new();
     line.hash(&mut hasher);
     let hash = hasher.finish().max(1);
-    // A place that has it, or that nobody has taken yet.
-    let place =
-        SAID.iter().find_map(|said| match said.compare_exchange(0, hash, Ordering::Relaxed, Ordering::Relaxed) {
+    // Finds the entry with this line, or the first free one.
+    let is_new = PRINTED.iter().find_map(|printed| {
+        match printed.compare_exchange(0, hash, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => Some(true),
             Err(other) => (other == hash).then_some(false),
-        });
-    if place == Some(true) {
-        // SAFETY: standard error is the process's; the call fails harmlessly if it is closed.
+        }
+    });
+    if is_new == Some(true) {
+        // SAFETY: the descriptor is borrowed for one call, which fails harmlessly if standard error is closed.
         let _ = rustix::io::write(unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) }, line.as_bytes());
     }
 }
 
-/// The signals that the forking thread had blocked, while it holds all locks.
+/// The signals that the forking thread had blocked, stored while it holds all locks.
 static MASK_AROUND_FORK: AtomicU64 = AtomicU64::new(0);
 
-/// Has this thread let handlers in when it releases the locks of connections, sets and sockets that it holds. `false`:
-/// it holds none.
+/// Returns whether this thread holds a lock of a connection, set or socket, and if so has it deliver deferred signals
+/// when it releases the lock.
 pub fn defer_handlers() -> bool {
     connection::defer_handlers()
         || epoll::defer_handlers()
@@ -127,10 +129,10 @@ pub fn defer_handlers() -> bool {
         || LISTENERS.any(|it| it.shared.defers_handlers())
 }
 
-/// Handlers around `fork`; see `connection::before_fork`. Sets come first, because they ask listeners and connections
-/// under their lock, and nobody asks the other way round.
+/// Before a fork, acquires all locks; see `connection::before_fork`. Epoll sets come first, because they query
+/// listeners and connections under their lock, and never the other way round.
 pub fn before_fork() {
-    // A handler between this and the end of the fork would wait for a lock that its own thread holds.
+    // A signal handler that ran before the end of the fork would wait for a lock that its own thread holds.
     let mask = system::set_signal_mask(u64::MAX);
     descriptor::before_fork();
     listener::mark_listeners_shared();
@@ -141,18 +143,18 @@ pub fn before_fork() {
     MASK_AROUND_FORK.store(mask, Ordering::Relaxed);
 }
 
-/// Notes that a child is about to be made, by `vfork` or `posix_spawn`.
+/// Records that a child is about to be created, by `vfork` or `posix_spawn`.
 pub extern "C" fn note_spawn() {
     system::note_spawn();
     share_with_child();
 }
 
-/// Leaves connections that are kept back to a child, which may serve while this process does something else.
+/// Releases held connections to a child, which may serve them while this process does something else.
 fn share_with_child() {
     for_each_deferral(DeferredAccept::share_with_child);
 }
 
-/// Before the process ends by `exit`, perhaps in a signal handler.
+/// Before the process ends by `exit`, perhaps in a signal handler, releases held connections to others.
 pub fn before_exit() {
     for_each_deferral(|deferral| deferral.share(usize::MAX));
 }
@@ -165,7 +167,7 @@ fn for_each_deferral(work: impl Fn(&mut DeferredAccept)) {
     }
 }
 
-/// After a fork, in the parent.
+/// After a fork, in the parent: releases all locks.
 pub fn after_fork_in_parent() {
     let mask = MASK_AROUND_FORK.load(Ordering::Relaxed);
     crate::connection::after_fork_in_parent();
@@ -176,7 +178,7 @@ pub fn after_fork_in_parent() {
     system::set_signal_mask(mask);
 }
 
-/// After a fork, in the child.
+/// After a fork, in the child: releases all locks and drops what belongs to the parent.
 pub fn after_fork_in_child() {
     let mask = MASK_AROUND_FORK.load(Ordering::Relaxed);
     crate::process::signals::after_fork_in_child();
@@ -197,7 +199,8 @@ fn unlock_after_fork() {
     STREAMS.unlock_after_fork();
 }
 
-/// Whether a program that calls `connect` again on a connection should be told that it is there.
+/// Returns the result for a program that calls `connect` again on a connection: success the first time, and `ISCONN`
+/// from then on.
 fn already_connected(connection: &Connection) -> Result<(), Errno> {
     if connection.take_connect_report() { Ok(()) } else { Err(Errno::ISCONN) }
 }
@@ -207,15 +210,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_handler_closes_that_has_interrupted_the_holder_is_forgotten_when_that_lets_go() {
-        // Numbers that no table has: nothing but the record is touched.
+    fn closes_in_a_handler_that_has_interrupted_the_holder_take_effect_at_unlock() {
+        // No table has these numbers, so only the record is changed.
         let stream = STREAMS.take();
         stream.with(|inner| inner.descriptors = vec![901, 902, 903]);
         stream.with(|_| [902, 901].map(|fd| stream.remove_descriptor(fd)));
         stream.with(|inner| assert_eq!(inner.descriptors, [903]));
         stream.with(|inner| {
             stream.remove_descriptor(903);
-            assert_eq!(inner.descriptors, [903], "left to the holder");
+            assert_eq!(inner.descriptors, [903], "the close is left to the holder");
         });
         stream.with(|inner| assert_eq!(inner.descriptors, []));
         assert!(stream.shared.deferred_closes.is_empty());

@@ -1,4 +1,4 @@
-//! A TCP listener with a lane listener beside it.
+//! TCP listeners with a lane listener each.
 
 mod deferral;
 mod observer;
@@ -22,15 +22,15 @@ pub(crate) use deferral::{
 pub(crate) use observer::observe_closing;
 pub(crate) use shared_queue::{SharedQueue, close_orphaned_queues};
 
-/// A TCP listener with a lane listener beside it. The kernel socket is in non-blocking mode always, so that waiting for
-/// either does not get stuck in one; the program's own idea of the mode is kept here.
+/// A TCP listener with a lane listener. The kernel socket is always in non-blocking mode, so that a call that waits for
+/// both never blocks in one; the mode that the program has set is recorded here.
 #[derive(Default)]
 pub struct Listener {
     pub(crate) shared: Shared<ListenerInner>,
     is_nonblocking: AtomicBool,
 }
 
-// SAFETY: no other type names these kinds, and the fields of the struct have an alignment of 8.
+// SAFETY: no other type lists this kind, and the fields of the struct have an alignment of 8.
 unsafe impl Tracked for Listener {
     const KINDS: &'static [Kind] = &[Kind::Listener];
 }
@@ -41,17 +41,17 @@ pub(crate) struct ListenerInner {
     pub(crate) descriptors: Vec<RawFd>,
     pub(crate) options: OptionRecord,
     pub(crate) lane: Option<LaneListener>,
-    /// Connections that it keeps back until they have bytes.
+    /// The connections that are held until they have bytes (`TCP_DEFER_ACCEPT`).
     pub(crate) deferral: Option<DeferredAccept>,
-    /// Where the parent of this process leaves some, while this process has not used the listener: for a program that
-    /// follows by `exec`.
+    /// The queue to which the parent of this process releases connections, until this process uses the listener: it is
+    /// passed on to a program that follows by `exec`.
     pub(crate) parent_queue: Option<SharedQueue>,
-    /// Its line for `crosslane stat`, which goes with it.
+    /// Its row of `crosslane stat`, which is removed with it.
     pub(crate) _slot: Option<ConnectionSlot>,
 }
 
 impl ListenerInner {
-    /// Leaves the connections that it keeps back to other processes.
+    /// Releases the held connections to other processes.
     pub(crate) fn share_all(&mut self) {
         if let Some(deferral) = &mut self.deferral {
             deferral.share(usize::MAX);
@@ -66,7 +66,7 @@ impl Listener {
         self.shared.with(access, |fd| self.remove_descriptor(fd))
     }
 
-    /// The program has closed one of its descriptors of the listener.
+    /// Removes a descriptor of the listener that the program has closed.
     pub(crate) fn remove_descriptor(&'static self, fd: RawFd) {
         if self.shared.defers_close(fd) {
             return;
@@ -84,12 +84,13 @@ impl Listener {
         }
     }
 
-    /// The hidden descriptor on which lane connections arrive.
+    /// Returns the hidden descriptor on which lane connections arrive.
     pub fn lane_fd(&'static self) -> RawFd {
         self.with(|inner| inner.lane.as_ref().map_or(-1, LaneListener::fd))
     }
 
-    /// The descriptor that is readable when a lane connection may have come: then ask [`Listener::has_lane_client`].
+    /// Returns the descriptor that is readable when a lane connection may have arrived; [`Listener::has_lane_client`]
+    /// then tells.
     pub fn watched_fd(&'static self) -> RawFd {
         self.with(|inner| match (&inner.deferral, &inner.lane) {
             (Some(deferral), _) => deferral.gate(),
@@ -97,12 +98,12 @@ impl Listener {
         })
     }
 
-    /// Whether `accept` would find a connection that came by a lane, once the watched descriptor has become readable.
+    /// Returns whether `accept` would find a lane connection, once the watched descriptor is readable.
     pub fn has_lane_client(&'static self) -> bool {
         deferral::has_client(self)
     }
 
-    /// The hidden descriptor, and the key of the names that connecting ends have.
+    /// Returns the hidden descriptor and the key of the names that connecting endpoints have.
     pub(crate) fn lane(&'static self) -> Option<(RawFd, NameKey)> {
         self.with(|inner| inner.lane.as_ref().map(|lane| (lane.fd(), lane.key())))
     }
@@ -112,7 +113,7 @@ impl Listener {
         self.with(|inner| access(&inner.descriptors))
     }
 
-    /// The listener that `descriptors` of the program are, with `lane` beside it.
+    /// Creates the listener of the program's descriptors in `inner`, with its lane listener.
     pub(crate) fn open(inner: ListenerInner, is_nonblocking: bool) -> &'static Self {
         let listener = LISTENERS.take();
         let slot = inner.lane.as_ref().map(|lane| {
@@ -129,12 +130,13 @@ impl Listener {
         listener
     }
 
-    /// Whether clients can come by lanes. Not in a signal handler that has interrupted the holder of its lock.
+    /// Returns whether clients can connect by lanes. False in a signal handler that has interrupted the holder of the
+    /// lock.
     pub(crate) fn is_listening(&'static self) -> bool {
         !self.shared.lock.is_held_by_this_thread() && self.with(|inner| inner.lane.is_some())
     }
 
-    /// Says whether the lane listener, and the queue of what is kept back, outlive `exec`.
+    /// Sets whether the lane listener and the shared queue stay open through `exec`.
     pub(crate) fn set_inheritable(&'static self, inheritable: bool) {
         if inheritable {
             deferral::mark_listeners_shared();
@@ -146,12 +148,12 @@ impl Listener {
         });
     }
 
-    /// Whether the program put the descriptor in non-blocking mode.
+    /// Returns whether the program has set the descriptor to non-blocking mode.
     pub fn is_nonblocking(&self) -> bool {
         self.is_nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Notes the program's choice of mode; the kernel socket stays non-blocking.
+    /// Records the mode that the program has set; the kernel socket stays non-blocking.
     pub fn set_nonblocking(&'static self, nonblocking: bool) {
         self.is_nonblocking.store(nonblocking, Ordering::Relaxed);
         inspect::remember_mode(self.lane_fd(), nonblocking);
@@ -166,12 +168,12 @@ impl Listener {
     }
 }
 
-/// Returns whether the caller is a signal handler that has interrupted a thread which holds a listener.
+/// Returns whether the caller is a signal handler that has interrupted a thread which holds the lock of a listener.
 pub(crate) fn is_inside_a_listener() -> bool {
     LISTENERS.any(|listener| listener.shared.lock.is_held_by_this_thread())
 }
 
-/// Runs `work` as a signal handler runs that has interrupted a thread which holds a listener.
+/// Runs `work` as in a signal handler that has interrupted a thread which holds the lock of a listener.
 #[cfg(test)]
 pub(crate) fn inside_a_listener(work: impl FnOnce()) {
     LISTENERS.take().with(|_| work());
@@ -182,12 +184,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_close_in_a_handler_that_has_interrupted_the_holder_takes_effect_when_it_lets_go() {
+    fn a_close_in_a_handler_that_has_interrupted_the_holder_takes_effect_at_unlock() {
         let listener = LISTENERS.take();
         listener.with(|inner| inner.descriptors = vec![904, 905]);
         listener.with(|inner| {
             listener.remove_descriptor(904);
-            assert_eq!(inner.descriptors, [904, 905], "left to the holder");
+            assert_eq!(inner.descriptors, [904, 905], "the close is left to the holder");
         });
         listener.with(|inner| assert_eq!(inner.descriptors, [905]));
         listener.with_descriptors(|_| listener.remove_descriptor(905));

@@ -1,4 +1,4 @@
-//! `accept`: whoever comes first, by lane or by TCP.
+//! `accept`: the first client, by lane or by TCP.
 
 use super::connect::{hide, record_lane_connection};
 use super::{family, note_stream, warn_user};
@@ -22,11 +22,11 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 use wait::{Action, Spin};
 
-/// Strangers that one look at the lane listener sends away.
+/// Maximum number of clients that one call rejects.
 const REJECTED_MAX: usize = 64;
-/// How long `accept` waits for a proxy's handshake.
+/// Time that `accept` waits for a proxy's handshake.
 const HANDSHAKE_WAIT_MS: i32 = 2;
-/// Looks at memory that take as long as one system call.
+/// Polls of memory that take as long as one system call.
 const POLLS_PER_SYSCALL: u32 = 250;
 
 /// A new connection.
@@ -34,21 +34,22 @@ const POLLS_PER_SYSCALL: u32 = 250;
 pub struct NewConnection {
     /// The program's new descriptor.
     pub fd: RawFd,
-    /// The other end's address, as TCP would show it.
+    /// The peer's address, as TCP would show it.
     pub peer: Option<SocketAddr>,
 }
 
 /// `accept4` on a listener: `flags` are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`.
 ///
 /// # Errors
-/// As `accept4(2)`. Who came and was sent away has left the queue: no `accept` waits for the next one then, because the
-/// program has perhaps been told that somebody is there.
+/// Those of `accept4(2)`; `CONNABORTED` when a client was rejected, which has left the queue: the call does not wait
+/// for the next one, because the program may have been notified of the rejected one.
 pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewConnection, Errno> {
     loop {
-        // The kernel makes a socket before it sees that there is none to accept: asking first costs a third.
+        // The kernel creates a socket before it checks for a client: polling first costs a third of that.
         let ready = if listener.is_nonblocking() { Ready { lane: true, tcp: true } } else { wait(fd, listener)? };
         if !matches!(entry::get(fd), Entry::Listener(now) if std::ptr::eq(now, listener)) {
-            // Closed or shut down meanwhile, and the object may be another listener's: the kernel knows.
+            // The listener was closed or shut down meanwhile, and the object may be that of another one: the kernel
+            // answers.
             return inspect::accept_with_peer(fd, flags).map(|(fd, peer)| NewConnection { fd, peer });
         }
         if ready.lane {
@@ -56,12 +57,12 @@ pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewC
                 Err(Errno::AGAIN) => {}
                 Err(Errno::CONNABORTED) if listener.is_nonblocking() => {}
                 Err(Errno::CONNABORTED) => return Err(Errno::CONNABORTED),
-                // A client that came by TCP needs one number less.
+                // A client that has connected by TCP needs one descriptor less.
                 Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
                     let by_tcp = if ready.tcp { accept_tcp(fd, listener, flags) } else { Ok(None) };
                     return by_tcp.ok().flatten().ok_or(error);
                 }
-                // The lane listener is gone; TCP may go on.
+                // The lane listener is closed; TCP may still work.
                 Err(_) => {}
                 accepted => return accepted,
             }
@@ -78,7 +79,7 @@ pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewC
     }
 }
 
-/// `CONNABORTED`: none but rejected came.
+/// Accepts a lane connection; `CONNABORTED` when only rejected clients came.
 fn accept_lane(listener: &'static Listener, flags: i32) -> Result<NewConnection, Errno> {
     for rejected in 0..REJECTED_MAX {
         match accept_lane_once(listener, flags) {
@@ -91,17 +92,18 @@ fn accept_lane(listener: &'static Listener, flags: i32) -> Result<NewConnection,
     Err(Errno::CONNABORTED)
 }
 
-/// `Ok(None)`: a stranger came and was sent away.
+/// Accepts one lane connection; `None` for a client that was rejected.
 fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<NewConnection>, Errno> {
     let (lane_fd, key) = listener.lane().ok_or(Errno::BADF)?;
     let from_backlog =
         || limit::retry_with_room(|| rendezvous::accept(lane_fd, &key, flags), |error| *error == Errno::MFILE);
     let accepted = listener::accept(listener, flags).unwrap_or_else(from_backlog);
     let Accepted { lifeline, tuple, opener } = match accepted {
-        // The kernel says so before it looks; whoever waits stays in the backlog, as with TCP.
+        // The kernel returns this error before it checks for a client; a waiting client stays in the backlog, as with
+        // TCP.
         Err(error @ (Errno::MFILE | Errno::NFILE)) => {
-            let is_waited_for = blocking::poll_for(lane_fd, libc::POLLIN, 0) != 0;
-            return Err(if is_waited_for { error } else { Errno::AGAIN });
+            let has_client = blocking::poll_for(lane_fd, libc::POLLIN, 0) != 0;
+            return Err(if has_client { error } else { Errno::AGAIN });
         }
         accepted => accepted?,
     };
@@ -117,7 +119,7 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
     };
     let fd = lifeline.into_raw_fd();
     if !entry::can_hold(fd) {
-        // SAFETY: ours since `accept`.
+        // SAFETY: `accept` has just created the descriptor, and no other code owns it.
         unsafe { rustix::io::close(fd) };
         return Err(Errno::MFILE);
     }
@@ -137,8 +139,8 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
     Ok(Some(NewConnection { fd, peer: Some(tuple.peer) }))
 }
 
-/// Receives the handshake of a proxy, which follows the connection at once. `None`: it is late, and the connection
-/// attaches when it comes.
+/// Receives the handshake of a proxy, which follows the connection at once. `None` if it is late; the connection then
+/// attaches its memory when it arrives.
 fn receive_handshake(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<MemoryFds>)>, HandshakeRejection> {
     let receive = || limit::with_free_descriptor(lifeline, || rendezvous::receive_handshake(lifeline));
     let first = receive()?;
@@ -152,7 +154,7 @@ fn receive_handshake(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option
     receive()
 }
 
-/// Asks a question that takes a system call, for as long as being awake is worth it; `false`: it is not any more.
+/// Polls a condition that takes a system call as long as spinning pays off. Returns whether it became true.
 fn spin_until(mut is_true: impl FnMut() -> bool) -> bool {
     let mut spin = Spin::new();
     loop {
@@ -165,7 +167,7 @@ fn spin_until(mut is_true: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// `Ok(None)`: a plain client came and was sent away.
+/// Accepts a TCP connection; `None` for a client that was rejected.
 fn accept_tcp(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<Option<NewConnection>, Errno> {
     let (accepted, peer) = inspect::accept_with_peer(fd, flags)?;
     process_stats::count_fallback(FallbackReason::PlainClient);
@@ -174,7 +176,7 @@ fn accept_tcp(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<Opti
         warn_user(&format_args!(
             "closed a connection from {peer}: it came by kernel TCP, not by a lane; refused by --require-lane"
         ));
-        // SAFETY: ours since `accept4`.
+        // SAFETY: `accept4` has just created the descriptor, and no other code owns it.
         unsafe { rustix::io::close(accepted) };
         return Ok(None);
     }
@@ -192,15 +194,15 @@ fn accept_tcp(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<Opti
     Ok(Some(NewConnection { fd: accepted, peer }))
 }
 
-/// Which of the two sockets of a listener may have somebody.
+/// The sockets of a listener that may have a client.
 #[derive(Clone, Copy)]
 struct Ready {
     lane: bool,
     tcp: bool,
 }
 
-/// Waits until one of the two has somebody: awake for a moment, because a client that has just been served comes back
-/// sooner than a sleeper wakes.
+/// Waits until one of the two sockets has a client. Spins at first, because a client that has just been served returns
+/// sooner than a blocked thread wakes.
 fn wait(fd: RawFd, listener: &'static Listener) -> Result<Ready, Errno> {
     let timeout_ms = listener.with(|inner| inner.options.receive_timeout_ms()).unwrap_or(-1);
     let mut entries = [fd, listener.watched_fd()].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
@@ -214,7 +216,8 @@ fn wait(fd: RawFd, listener: &'static Listener) -> Result<Ready, Errno> {
         polled != Ok(0)
     };
     if !spin_until(is_over) {
-        // As late as can be: the last turn may have taken long, and a handler that ran in it interrupts no sleep.
+        // Checked as late as possible: the last iteration may have taken long, and a handler that ran in it does not
+        // interrupt the poll below.
         let is_interrupted = began.since() != HandlersRun::None;
         polled = if is_interrupted { Err(Errno::INTR) } else { blocking::poll(&mut entries, timeout_ms) };
     }

@@ -1,4 +1,4 @@
-//! What happens to a process's connections when the program puts itself under a system call filter.
+//! The change of a process's connections when the program puts itself under a system call filter.
 
 use crate::entry::{self, Entry};
 use crate::epoll;
@@ -8,8 +8,8 @@ use crate::process::system;
 use std::ffi::c_long;
 use std::os::fd::RawFd;
 
-/// Runs `install`, which puts the process under a system call filter. From then on, established connections make no
-/// system call that the program did not make.
+/// Runs `install`, which puts the process under a system call filter. From then on, established connections make only
+/// the system calls that the program makes.
 pub fn confine(install: impl FnOnce() -> c_long) -> c_long {
     if settings().off || sandbox::is_confined() {
         return install();
@@ -21,7 +21,7 @@ pub fn confine(install: impl FnOnce() -> c_long) -> c_long {
         let error = system::errno();
         sandbox::set_confined(false);
         release_connections();
-        // SAFETY: libc's own variable of this thread.
+        // SAFETY: `__errno_location` returns the address of this thread's `errno`, which is writable.
         unsafe { *libc::__errno_location() = error.raw_os_error() };
     }
     result
@@ -38,7 +38,7 @@ fn confine_connections() {
     });
 }
 
-/// Undoes [`confine_connections`], because the kernel has refused the filter.
+/// Reverts [`confine_connections`], because the kernel has refused the filter.
 fn release_connections() {
     entry::for_each(0..=RawFd::MAX, |fd, entry| {
         if let Entry::Confined(connection) = entry {

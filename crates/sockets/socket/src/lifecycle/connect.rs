@@ -1,4 +1,4 @@
-//! `connect`: a lane where there is one.
+//! `connect`: by a lane if possible, otherwise by kernel TCP.
 
 use super::pending;
 use super::{already_connected, family, warn_user};
@@ -29,23 +29,23 @@ use stats_page::{DataPath, FallbackReason, Role};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
-/// How long a blocking connect waits at a full backlog before it gives up: as long as Linux sends SYNs.
+/// Time that a blocking connect waits for room in a backlog before it fails: as long as Linux sends SYNs.
 const BACKLOG_WAIT_NS: u64 = 127_000_000_000;
-/// How long a non-blocking connect to another node waits for the answer from there before it goes to the background.
-/// Answers come within some 100 us, and who has got one in the call does without looks, naps and a second socket; but
-/// where monitor or proxy are slow, an event loop is not to stand still for longer than its own turns take.
+/// Time that a non-blocking connect to another node waits for the answer before it continues in the background. Most
+/// answers arrive within 100 us, and a connect that gets one in the call needs no polls, waits or second socket; but if
+/// the monitor or the proxy is slow, an event loop must not block for longer than its own iterations take.
 const REMOTE_WAIT_NS: u64 = 5_000_000;
 
-/// What `connect` came to.
+/// The result of `connect`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Done; the answer for the program.
+    /// The call is complete, with this result for the program.
     Answered(Result<(), Errno>),
-    /// Not ours: call the kernel's `connect`, and where it fails for good, tell [`note_kernel_failure`].
+    /// The kernel's `connect` is to be called, and [`note_kernel_failure`] if it fails for good.
     Kernel,
 }
 
-/// Connects `fd` to `destination` by a lane if it can.
+/// Connects `fd` to `destination`, by a lane if possible.
 pub fn connect(fd: RawFd, destination: Result<SocketAddr, Errno>) -> Outcome {
     match (entry::get(fd), destination) {
         (Entry::Stream(_), _) if sandbox::is_confined() => Outcome::Kernel,
@@ -64,7 +64,7 @@ pub fn connect(fd: RawFd, destination: Result<SocketAddr, Errno>) -> Outcome {
     }
 }
 
-/// `connect` with `AF_UNSPEC` resets a connection, and leaves a socket that can connect again.
+/// Resets a connection, as `connect` with `AF_UNSPEC` does, and replaces it by a socket that can connect again.
 fn disconnect(fd: RawFd, connection: &'static Connection) -> Result<(), Errno> {
     let tuple = connection.tuple().ok_or(Errno::NOTCONN)?;
     let options = connection.with_options(|record| record.clone());
@@ -92,15 +92,15 @@ fn disconnect(fd: RawFd, connection: &'static Connection) -> Result<(), Errno> {
     outcome
 }
 
-/// Has a TCP socket go through the same: it keeps the port of `local`, and says once that it was reset. Where that does
-/// not work it is a fresh one.
+/// Connects and disconnects a TCP socket, so that it keeps the port of `local` and reports once that it was reset. If
+/// that fails, it stays a new socket.
 fn disconnect_as_tcp(socket: &OwnedFd, local: SocketAddr) {
     let (loopback, any): (SocketAddr, SocketAddr) = if local.is_ipv6() {
         ((Ipv6Addr::LOCALHOST, 0).into(), (Ipv6Addr::UNSPECIFIED, local.port()).into())
     } else {
         ((Ipv4Addr::LOCALHOST, 0).into(), (Ipv4Addr::UNSPECIFIED, local.port()).into())
     };
-    let go_through = || -> Result<(), Errno> {
+    let connect_and_disconnect = || -> Result<(), Errno> {
         let family = if local.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
         let listener = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         rustix::net::bind(&listener, &loopback)?;
@@ -111,12 +111,12 @@ fn disconnect_as_tcp(socket: &OwnedFd, local: SocketAddr) {
         connected.or_else(|error| if error == Errno::INPROGRESS { Ok(()) } else { Err(error) })?;
         rustix::net::connect_unspec(socket)
     };
-    let _ = go_through();
+    let _ = connect_and_disconnect();
 }
 
 fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -> Outcome {
     if stream.with(|inner| inner.slot.is_some()) {
-        // The kernel is already at it: a second call asks how it went.
+        // The kernel is connecting it already: a second call gets its result.
         return Outcome::Kernel;
     }
     if !settings().applies_to(destination.port()) {
@@ -131,13 +131,13 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
         return Outcome::Answered(Err(earlier));
     }
     if is_denied == Ok(true) {
-        // The kernel gives its own answer; `--require-lane` has nothing to add to a refusal.
+        // The kernel returns its own error; `--require-lane` has nothing to add to a refusal.
         process_stats::count_fallback(FallbackReason::ConnectDenied);
         record_kernel_connection(fd, stream, destination);
         return Outcome::Kernel;
     }
     if !is_pending && is_v6 && is_v4_mapped(destination) && inspect::is_v6only(fd) {
-        // The kernel has no route for it.
+        // The kernel has no route for such an address.
         return fall_back(fd, stream, destination, FallbackReason::UnsupportedCall);
     }
     if !is_pending && stream.with_options(|options| inspect::needs_kernel_tcp(fd, options)) {
@@ -150,12 +150,12 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
     Call { fd, stream, aim, is_pending, remote: None }.run()
 }
 
-/// Whether a destination is an IPv4 address in the form of an IPv6 one.
+/// Returns whether a destination is an IPv4 address in the form of an IPv6 one.
 fn is_v4_mapped(destination: SocketAddr) -> bool {
     matches!(destination, SocketAddr::V6(v6) if v6.ip().to_ipv4_mapped().is_some())
 }
 
-/// A lifeline that has reached a listener, and what is known of the connection.
+/// A lifeline that is connected to a listener, and what is known of the connection.
 pub(super) struct Established {
     lifeline: OwnedFd,
     tuple: Tuple,
@@ -170,22 +170,22 @@ impl From<Connected> for Established {
     }
 }
 
-/// What one try came to.
+/// The result of one attempt to connect.
 pub(super) enum Attempt {
     Established(Box<Established>),
     /// The listener's backlog is full.
     BacklogFull,
-    /// Others have to say something first.
+    /// The monitor or the proxy has to answer first.
     Pending(Box<RemoteConnect>),
     NoLane(FallbackReason),
-    /// There is a connection with these addresses.
+    /// A connection with these addresses exists already.
     TupleInUse,
 }
 
-/// Goes on with a connect that is under way, or begins one.
+/// Advances a pending connect to another node, or starts one.
 pub(super) fn attempt(aim: ConnectTarget, remote: Option<Box<RemoteConnect>>) -> Attempt {
     match (attempt_from(aim, remote), aim.port_choice) {
-        // The kernel would not have chosen the port had it known of the connection: another one is as good.
+        // The kernel would not have chosen the port if it knew the connection: another port serves as well.
         (Attempt::TupleInUse, PortChoice::Kernel) => {
             let bound = aim.bound.map(|bound| SocketAddr::new(bound.ip(), 0));
             attempt_from(ConnectTarget { bound, ..aim }, None)
@@ -195,7 +195,7 @@ pub(super) fn attempt(aim: ConnectTarget, remote: Option<Box<RemoteConnect>>) ->
     }
 }
 
-/// As [`attempt`], from the very address that the socket is bound to.
+/// Makes one attempt from exactly the address that the socket is bound to.
 fn attempt_from(aim: ConnectTarget, remote: Option<Box<RemoteConnect>>) -> Attempt {
     let is_resource_limit = |reason: &FallbackReason| *reason == FallbackReason::ResourceLimit;
     let advanced = remote.map(|remote| remote.advance());
@@ -214,22 +214,22 @@ fn attempt_from(aim: ConnectTarget, remote: Option<Box<RemoteConnect>>) -> Attem
     }
 }
 
-/// A call of `connect` for a socket that is not connected.
+/// A call of `connect` on a socket that is not connected.
 struct Call {
     fd: RawFd,
     stream: &'static Stream,
     aim: ConnectTarget,
-    /// An earlier call has sent the connect to the background.
+    /// Whether an earlier call has moved the connect to the background.
     is_pending: bool,
     remote: Option<Box<RemoteConnect>>,
 }
 
-/// How long a call waits.
+/// The limit of a call's wait.
 struct WaitLimit {
     limit_ns: u64,
-    /// A signal ends the wait; else only one whose handler wants that does.
+    /// Whether every signal handler ends the wait; otherwise only a handler without `SA_RESTART` does.
     has_timeout: bool,
-    /// The answer when it is over.
+    /// The error when the limit is reached.
     answer: Errno,
 }
 
@@ -245,7 +245,7 @@ impl Call {
         }
     }
 
-    /// The outcome, once there is one.
+    /// Returns the outcome if there is one already.
     fn poll(&mut self) -> Option<Outcome> {
         if self.is_pending {
             return pending::outcome(self.fd);
@@ -270,7 +270,7 @@ impl Call {
         }
     }
 
-    /// Waits as TCP's connect does: `INTR` after a signal, `INPROGRESS` when the program's time is up.
+    /// Waits as TCP's connect does: `INTR` after a signal, `INPROGRESS` when the limit is reached.
     fn wait(&mut self) -> Result<Outcome, Errno> {
         let limit = self.wait_limit();
         let (began, began_ns) = (SignalCheckpoint::now(), now_ns());
@@ -291,7 +291,8 @@ impl Call {
     fn wait_limit(&self) -> WaitLimit {
         let answer = if self.is_pending { Errno::ALREADY } else { Errno::INPROGRESS };
         if !is_blocking(self.fd) {
-            // While others wait, it is to the background at once: many calls in turn are not to add up.
+            // If other connects are pending, this one moves to the background at once: the waits of many consecutive
+            // calls must not add up.
             let waits_for_remote = self.remote.is_some() && !background_connects::is_any_pending();
             return WaitLimit {
                 limit_ns: if waits_for_remote { REMOTE_WAIT_NS } else { 0 },
@@ -306,7 +307,7 @@ impl Call {
         }
     }
 
-    /// Until others have spoken, or for as long as a full backlog is left alone.
+    /// Blocks until the monitor or the proxy has answered, or until a full backlog is to be tried again.
     fn sleep(&self, left_ns: u64) -> Result<usize, Errno> {
         let target = self.remote.as_ref().map(|remote| remote.wait_target());
         let (fd, until_ns) = match target {
@@ -314,7 +315,7 @@ impl Call {
             _ => (-1, pending::RETRY_INTERVAL_NS),
         };
         let mut entry = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
-        // SAFETY: no mask.
+        // SAFETY: the mask is null.
         unsafe { blocking::ppoll(&mut entry, Some(until_ns.min(left_ns)), std::ptr::null()) }
     }
 
@@ -328,9 +329,10 @@ impl Call {
     }
 }
 
-/// Whether the program's descriptor is in blocking mode.
+/// Returns whether the program's descriptor is in blocking mode.
 fn is_blocking(fd: RawFd) -> bool {
-    // SAFETY: the program's descriptor, which it is connecting.
+    // SAFETY: the descriptor is borrowed for one call; the program is connecting it. If it closes it meanwhile, the
+    // call fails.
     rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK))
 }
 
@@ -341,7 +343,7 @@ pub(super) fn fall_back(
     reason: FallbackReason,
 ) -> Outcome {
     process_stats::count_fallback(reason);
-    // A socket that connects to itself reaches no other program, and is no lane lost.
+    // A socket that connects to itself reaches no other program, so no lane is missing.
     if settings().require_lane && reason != FallbackReason::ToItself {
         warn_user(&format_args!(
             "connect to {destination}: no lane: {}; refused by --require-lane",
@@ -353,8 +355,8 @@ pub(super) fn fall_back(
     Outcome::Kernel
 }
 
-/// The kernel refuses the connection in its own way, blocking or not: it is sent to a port that is taken and does not
-/// listen.
+/// Makes the kernel refuse the connection in its own way, blocking or not: the socket connects to a port that is bound
+/// but does not listen.
 pub(super) fn refuse(fd: RawFd) -> Outcome {
     let is_v6 = inspect::local_address(fd).is_ok_and(|local| local.is_ipv6());
     let nowhere: SocketAddr = if is_v6 { (Ipv6Addr::LOCALHOST, 0).into() } else { (Ipv4Addr::LOCALHOST, 0).into() };
@@ -363,7 +365,8 @@ pub(super) fn refuse(fd: RawFd) -> Outcome {
         let taken = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         rustix::net::bind(&taken, &nowhere)?;
         let port = inspect::local_address(taken.as_raw_fd())?;
-        // SAFETY: the program's descriptor, which it is connecting.
+        // SAFETY: the descriptor is borrowed for one call; the program is connecting it. If it closes it meanwhile, the
+        // call fails.
         rustix::net::connect(unsafe { BorrowedFd::borrow_raw(fd) }, &port)
     };
     Outcome::Answered(refused().map_or_else(Err, |()| Err(Errno::CONNREFUSED)))
@@ -380,23 +383,23 @@ fn record_kernel_connection(fd: RawFd, stream: &'static Stream, destination: Soc
     stream.with(|inner| inner.slot = Some(slot));
 }
 
-/// After the kernel's `connect` has failed for good: the socket is a fresh one again.
+/// Records that the kernel's `connect` has failed for good: the socket can connect again.
 pub fn note_kernel_failure(fd: RawFd) {
     if let Entry::Stream(stream) = entry::get(fd) {
         stream.with(|inner| inner.slot = None);
     }
 }
 
-/// Puts the lifeline in the place of the TCP socket, under all its descriptors. Answers whether it is in non-blocking
-/// mode.
+/// Replaces the TCP socket by the lifeline, under all its descriptors. Returns whether it is in non-blocking mode.
 pub(super) fn install(fd: RawFd, stream: &'static Stream, established: Established) -> Result<bool, Errno> {
-    // No handler that closes the socket comes between its steps.
+    // No handler that closes the socket may run between the steps.
     signals::without_handlers(|| replace_socket(fd, stream, established))
 }
 
 fn replace_socket(fd: RawFd, stream: &'static Stream, established: Established) -> Result<bool, Errno> {
     let Established { lifeline, tuple, start, is_remote } = established;
-    // SAFETY: the program's descriptor, which it is connecting.
+    // SAFETY: the descriptor is borrowed for one call; the program is connecting it. If it closes it meanwhile, the
+    // call fails.
     let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) })?;
     let is_nonblocking = flags.contains(OFlags::NONBLOCK);
     if !is_nonblocking {
@@ -427,9 +430,9 @@ fn replace_socket(fd: RawFd, stream: &'static Stream, established: Established) 
         entry::set(descriptor, Entry::Connection(connection));
         epoll::adopt(descriptor, connection);
     }
-    // Only now: threads that still find the stream are not to take the lifeline for a TCP socket that has connected.
+    // Only now: threads that still find the stream must not take the lifeline for a TCP socket that has connected.
     let inner = stream.with(std::mem::take::<StreamInner>);
-    // Else another thread has closed it meanwhile, and given it back.
+    // Otherwise another thread has closed it meanwhile, and returned it to the pool.
     if !inner.descriptors.is_empty() {
         STREAMS.release(stream);
     }
@@ -439,7 +442,7 @@ fn replace_socket(fd: RawFd, stream: &'static Stream, established: Established) 
     Ok(is_nonblocking)
 }
 
-/// Keeps the memory's descriptors for handing the connection on, out of the program's sight.
+/// Hides the descriptors of the memory, by which the connection can be transferred, from the program.
 pub(super) fn hide(memory: Option<MemoryFds>) -> Option<MemoryFds<HiddenFd>> {
     memory.and_then(|memory| memory.hide().ok())
 }
@@ -459,13 +462,14 @@ pub(super) fn record_lane_connection(
     })
 }
 
-/// Makes `descriptor` name what `source` names, keeping its close-on-exec flag. Answers whether that is set.
+/// Makes `descriptor` refer to the open file of `source` and keeps its close-on-exec flag. Returns whether that is set.
 fn replace(descriptor: RawFd, source: RawFd) -> Result<bool, Errno> {
-    // SAFETY: both are open; the numbers stay what they are.
+    // SAFETY: the descriptor is borrowed for one query of its flags.
     let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(descriptor) })?;
     let is_cloexec = flags.contains(rustix::io::FdFlags::CLOEXEC);
     let cloexec = if is_cloexec { libc::O_CLOEXEC } else { 0 };
-    // SAFETY: replaces the program's descriptor, on the program's behalf.
+    // SAFETY: `dup3` replaces a descriptor of the program by the connection that the program has asked for; no other
+    // code of the library owns it.
     let result = unsafe { crate::process::system::call!(libc::SYS_dup3, source, descriptor, cloexec) };
     if result < 0 { Err(Errno::MFILE) } else { Ok(is_cloexec) }
 }

@@ -1,14 +1,14 @@
-//! Changes to listeners that keep connections back (`TCP_DEFER_ACCEPT`) and that epoll sets may hold.
+//! Changes to listeners that hold connections (`TCP_DEFER_ACCEPT`) and that epoll sets may contain.
 
 use crate::epoll;
 use crate::listener::{DeferredAccept, Listener, SharedQueue, wait_ns_of};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
 
-/// Does what `TCP_DEFER_ACCEPT` has come to ask of a listener that takes lanes already.
+/// Applies a change of `TCP_DEFER_ACCEPT` to a listener with a lane listener.
 ///
 /// # Errors
-/// `MFILE` and its kin, where there is no descriptor left.
+/// `MFILE` and similar errors, when no descriptor is free.
 pub(super) fn apply_option(fd: RawFd, listener: &'static Listener) -> Result<(), Errno> {
     let wait_ns = wait_ns_of(fd);
     let is_known =
@@ -25,8 +25,9 @@ pub(super) fn apply_option(fd: RawFd, listener: &'static Listener) -> Result<(),
     Ok(())
 }
 
-/// In the child of a fork: what is kept is the parent's. The epoll instances of the program are both's, and would wake
-/// the child for the parent's gate only, so a listener that is in one keeps nothing back in the child.
+/// In the child of a fork: the held connections are the parent's. Parent and child share the program's epoll instances,
+/// which would wake the child for the parent's gate only, so a listener that is in one does not hold connections in the
+/// child.
 pub(super) fn after_fork_in_child(listener: &'static Listener) {
     let Some(before) = listener.with(|inner| inner.deferral.take()) else { return };
     if epoll::holds_listener(listener) {

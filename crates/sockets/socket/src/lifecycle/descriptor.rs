@@ -1,4 +1,4 @@
-//! `dup`, `close` and their kin, kept in step with what the kernel does.
+//! `dup`, `close` and similar calls: the library's records follow what the kernel does.
 
 use crate::connection::{self, Connection};
 use crate::descriptor::hidden;
@@ -14,13 +14,14 @@ use rustix::io::Errno;
 use std::cell::UnsafeCell;
 use std::os::fd::{BorrowedFd, RawFd};
 
-/// Held while what is inheritable changes, and by who starts a program until it runs: what a program gets depends on
-/// whether it loads this library.
+/// Held while the inheritance of descriptors changes, and by a thread that starts a program until it runs: what the
+/// program inherits depends on whether it loads this library.
 static SPAWN_LOCK: Lock = Lock::new();
-/// Which descriptors of ours file actions of `posix_spawn` duplicate: where the actions are, and the number.
+/// The descriptors of connections that file actions of `posix_spawn` duplicate: the address of the actions, and the
+/// number.
 static DUPLICATED: SpawnActions = SpawnActions { lock: Lock::new(), entries: UnsafeCell::new(Vec::new()) };
 
-/// Notes that the program closes `fd`. `Ok(true)`: the caller closes it in the kernel now.
+/// Records that the program closes `fd`, which the caller then closes in the kernel.
 ///
 /// # Errors
 /// `BADF` for a descriptor that the program does not have.
@@ -52,7 +53,7 @@ fn forget(fd: RawFd) {
     }
 }
 
-/// Notes that `new` is another descriptor of what `old` is.
+/// Records that `new` is another descriptor of the file of `old`.
 pub fn duplicate(old: RawFd, new: RawFd) {
     if identity::is_borrowed_memory() {
         inherit_into_borrower(old);
@@ -78,8 +79,8 @@ pub fn duplicate(old: RawFd, new: RawFd) {
     set_cloexec(new);
 }
 
-/// The child of a `vfork` has made itself a descriptor to take through `exec`: what the connection needs goes with it.
-/// Touches the child's own descriptors only.
+/// Makes the memory of a connection inheritable for a child of `vfork` that has duplicated its descriptor for `exec`.
+/// Changes only the child's descriptors.
 fn inherit_into_borrower(fd: RawFd) {
     match entry::get(fd) {
         Entry::Connection(connection) => connection.set_inheritable(true),
@@ -88,39 +89,39 @@ fn inherit_into_borrower(fd: RawFd) {
     }
 }
 
-/// What `posix_spawn_file_actions_adddup2` has said, until the actions are destroyed.
+/// The duplicates that `posix_spawn_file_actions_adddup2` has requested, until the actions are destroyed.
 struct SpawnActions {
     lock: Lock,
-    /// Under `lock`.
+    /// Protected by `lock`.
     entries: UnsafeCell<Vec<(usize, RawFd)>>,
 }
 
-// SAFETY: the cell is accessed under the lock.
+// SAFETY: the vector is accessed only under the lock.
 unsafe impl Sync for SpawnActions {}
 
 impl SpawnActions {
-    /// `None`: a signal handler has interrupted the holder.
+    /// Runs `access` under the lock; `None` in a signal handler that has interrupted the holder.
     fn with<R>(&self, access: impl FnOnce(&mut Vec<(usize, RawFd)>) -> R) -> Option<R> {
         let _guard = self.lock.lock_unless_held()?;
-        // SAFETY: under the lock.
+        // SAFETY: the guard above excludes all other accesses until the end of this function.
         Some(access(unsafe { &mut *self.entries.get() }))
     }
 }
 
-/// Notes that file actions give a copy of `fd` to the program that they start.
+/// Records that file actions duplicate `fd` for the program that they start.
 pub fn note_spawn_duplicate(actions: usize, fd: RawFd) {
     if matches!(entry::get(fd), Entry::Connection(_) | Entry::Listener(_)) && !identity::is_borrowed_memory() {
         DUPLICATED.with(|entries| entries.push((actions, fd)));
     }
 }
 
-/// Notes that file actions are made or destroyed.
+/// Records that file actions are created or destroyed.
 pub fn forget_spawn_actions(actions: usize) {
     DUPLICATED.with(|entries| entries.retain(|(at, _)| *at != actions));
 }
 
-/// Runs `spawn`, which starts a program with what its file actions make of the descriptors. That program gets the
-/// hidden ones that belong to those which it gets, if it loads this library.
+/// Runs `spawn`, which starts a program with the descriptors that its file actions produce. If the program loads this
+/// library, it also inherits the hidden descriptors that belong to them.
 pub fn while_spawning<R>(actions: usize, loads_library: impl FnOnce() -> Option<bool>, spawn: impl FnOnce() -> R) -> R {
     if identity::is_borrowed_memory() {
         return spawn();
@@ -160,23 +161,23 @@ pub fn while_spawning<R>(actions: usize, loads_library: impl FnOnce() -> Option<
     result
 }
 
-/// Before `exec` and its kin: what connections have set is to be found by the program that follows.
+/// Before `exec` and similar calls, stores the options of connections where the program that follows finds them.
 pub fn keep_options_through_exec() {
     if !identity::is_borrowed_memory() {
         connection::for_each_open(|connection| connection.keep_options_through_exec(is_inheritable));
     }
 }
 
-/// Runs `exec`, which returns only if it fails. The listeners' hidden descriptors go to a program that loads this
-/// library, beside the program's own; nobody else could take from them what clients send there. Connections that this
-/// process keeps back go to whoever has the listener afterwards.
+/// Runs `exec`, which returns only if it fails. A program that loads this library inherits the hidden descriptors of
+/// the listeners together with the program's own; no other program could accept the clients that connect there.
+/// Connections that this process holds are released to the processes that share the listener.
 pub fn while_executing<R>(loads_library: impl FnOnce() -> Option<bool>, exec: impl FnOnce() -> R) -> R {
     keep_options_through_exec();
     let loads_library = if LISTENERS.any(Listener::is_listening) { loads_library() } else { None };
     let Some(loads_library) = loads_library else { return exec() };
     set_listeners_inheritable(loads_library);
     if identity::is_borrowed_memory() {
-        // The child of a `vfork`, whose descriptors are its own, keeps what it has duplicated for the next try.
+        // A child of `vfork`, which has descriptors of its own, keeps what it has duplicated for the next attempt.
         return exec();
     }
     for_each_listening(listener::share_before_exec);
@@ -194,7 +195,7 @@ fn for_each_listening(work: impl Fn(&'static Listener)) {
     });
 }
 
-/// `true`: those that belong to a descriptor which stays open through `exec`. `false`: none.
+/// Makes the listeners with a descriptor that stays open through `exec` inheritable, or none.
 fn set_listeners_inheritable(inheritable: bool) {
     for_each_listening(|listener| {
         if !inheritable {
@@ -205,7 +206,7 @@ fn set_listeners_inheritable(inheritable: bool) {
     });
 }
 
-/// Before a fork: nobody is about to change what is inherited.
+/// Before a fork, acquires the locks, so that no thread is changing what is inherited.
 pub(super) fn before_fork() {
     SPAWN_LOCK.lock_without_guard();
     DUPLICATED.lock.lock_without_guard();
@@ -224,10 +225,10 @@ pub(super) fn after_fork_in_child() {
     identity::note_process();
 }
 
-/// Before `dup2(old, new)`: what `new` was is closed. Answers whether the kernel may go ahead.
+/// Before `dup2(old, new)`, records that `new` is closed.
 ///
 /// # Errors
-/// What moving a hidden descriptor out of the way answers.
+/// Those of moving a hidden descriptor away from `new`.
 pub fn duplicate_onto(old: RawFd, new: RawFd) -> Result<(), Errno> {
     if identity::is_borrowed_memory() || old == new {
         return Ok(());
@@ -241,14 +242,15 @@ pub fn duplicate_onto(old: RawFd, new: RawFd) -> Result<(), Errno> {
 }
 
 fn is_open(fd: RawFd) -> bool {
-    // SAFETY: only asks; a closed number is answered with an error.
+    // SAFETY: the descriptor is only queried; the kernel answers a closed number with an error.
     fd >= 0 && rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok()
 }
 
-/// `close_range`: closes the program's descriptors in the range, or has them closed at `exec`, and leaves ours.
+/// `close_range(2)`: closes the program's descriptors in the range, or sets their close-on-exec flag, and leaves those
+/// of the library.
 ///
 /// # Errors
-/// As `close_range(2)`.
+/// Those of `close_range(2)`.
 pub fn close_range(first: u32, last: u32, flags: u32) -> Result<(), Errno> {
     if first > last || flags & !(libc::CLOSE_RANGE_CLOEXEC | libc::CLOSE_RANGE_UNSHARE) != 0 {
         return Err(Errno::INVAL);
@@ -260,7 +262,7 @@ pub fn close_range(first: u32, last: u32, flags: u32) -> Result<(), Errno> {
         entry::for_each(first_fd..=last_fd, |fd, _| forget(fd));
     }
     for (first, last) in hidden::visible_ranges(first, last) {
-        // SAFETY: the program asked for this to be done with these descriptors.
+        // SAFETY: the program has asked to close these descriptors, and none of them is hidden.
         let closed = unsafe { crate::process::system::call!(libc::SYS_close_range, first, last, flags) };
         if closed < 0 {
             return Err(crate::process::system::error_of(closed));
@@ -272,7 +274,7 @@ pub fn close_range(first: u32, last: u32, flags: u32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The close-on-exec flag of `fd` may have changed: the memory that it needs after `exec` follows.
+/// Updates the inheritance of the memory of `fd`, whose close-on-exec flag may have changed.
 pub fn set_cloexec(fd: RawFd) {
     if let Entry::Connection(connection) = entry::get(fd) {
         let _guard = SPAWN_LOCK.lock_unless_held();
@@ -280,7 +282,7 @@ pub fn set_cloexec(fd: RawFd) {
     }
 }
 
-/// A connection lives through `exec` if one of its descriptors does.
+/// Makes the memory of a connection inheritable exactly if one of its descriptors stays open through `exec`.
 pub(super) fn follow_cloexec(connection: &'static Connection) {
     connection.set_inheritable(connection.has_descriptor(is_inheritable));
 }
@@ -291,8 +293,8 @@ mod tests {
     use crate::connection::tests::pair_with_memfd;
 
     #[test]
-    fn file_actions_take_the_memory_of_what_they_duplicate_to_a_program_that_loads_the_library() {
-        /// The table must not say what a later descriptor of this number is.
+    fn file_actions_pass_the_memory_of_duplicated_connections_to_a_program_that_loads_the_library() {
+        /// Clears the entry: the table must not describe a later descriptor of this number.
         struct Entered(RawFd);
 
         impl Drop for Entered {
@@ -313,7 +315,11 @@ mod tests {
         let spawn = |actions, loads| while_spawning(actions, || loads, are_inheritable);
         assert_eq!(spawn(actions, Some(true)), [true, false]);
         assert_eq!(are_inheritable(), [false, false]);
-        assert_eq!(spawn(actions, Some(false)), [false, false], "it could do nothing with the memory");
+        assert_eq!(
+            spawn(actions, Some(false)),
+            [false, false],
+            "without the library, the program could not use the memory"
+        );
         assert_eq!(spawn(others, Some(true)), [false, false]);
         forget_spawn_actions(actions);
         assert_eq!(spawn(actions, Some(true)), [false, false]);

@@ -1,12 +1,13 @@
-//! Connections that change hands: by `exec`, and by `SCM_RIGHTS`.
+//! Transfer of connections to other programs and processes: by `exec`, and by `SCM_RIGHTS`.
 //!
-//! All that a connection is lies in its memory and its lifeline. In windows a [`lease`] stands for the memfd, or, in
-//! those of a device, its [local page](crate::rendezvous::local_page), and a descriptor of that memory beside it. They
-//! are hidden descriptors with the same close-on-exec flag as the program's, so they pass through `exec` beside it; and
-//! they are appended to the descriptors of a message that carries the lifeline. Whoever has all finds the end it holds
-//! by the lifeline's inode. Where both ends have switched to lanes at the same moment, an end has two memories, and its
-//! incoming lane in the one that says so. After `exec`, the descriptor that goes with a local page is the one on which
-//! its spans are noted as leased.
+//! The state of a connection is in its memory and its lifeline. For a connection in windows, a [lease](span_lease)
+//! takes the place of the memfd, or, in the windows of a device, its [local page](crate::rendezvous::local_page)
+//! together with a descriptor of that memory. These are hidden descriptors with the same close-on-exec flag as the
+//! program's, so they pass through `exec` with it; and they are appended to the descriptors of a message that carries
+//! the lifeline. A process that gets all of them identifies its endpoint by the lifeline's inode. If both endpoints
+//! have switched to lanes at the same moment, an endpoint has two memories, and the second one records that it holds
+//! the incoming lane. After `exec`, the descriptor that belongs to a local page is the one on which its spans are
+//! marked as leased.
 
 use super::connect::record_lane_connection;
 use crate::connection::{self, Connection, ConnectionParams, InitialPath};
@@ -29,7 +30,7 @@ use segment::{Segment, Side};
 use stats_page::Role;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
-/// Finds the connections that this program inherited through `exec`. Costs one system call where there are none.
+/// Adopts the connections that this program has inherited through `exec`. Costs one system call if there are none.
 pub fn adopt_inherited() {
     if settings().off {
         return;
@@ -48,7 +49,8 @@ pub fn adopt_inherited() {
         let beside =
             |page: LocalPage| others.iter().position(|&fd| is_lease_of(page, fd)).map(|index| others.remove(index));
         let device = page_in(memfd).and_then(beside);
-        // SAFETY: made by this library before `exec`, and nobody in this program knows them yet.
+        // SAFETY: this library has created the descriptors before `exec`, and no other code of this program knows them
+        // yet.
         left.extend(adopt(unsafe { memory_of(memfd, device) }, &sockets).err());
     }
     for memory in left {
@@ -57,7 +59,7 @@ pub fn adopt_inherited() {
     sockets.iter().for_each(|&socket| adopt_lifeline(socket, &sockets));
 }
 
-/// Makes a connection of a lifeline that came without memory, because it had none: it begins, or goes on, as a plain
+/// Makes a connection of a lifeline that came without memory, because it had none: it starts, or continues, as a plain
 /// stream.
 fn adopt_lifeline(fd: RawFd, sockets: &[RawFd]) {
     if !matches!(entry::get(fd), Entry::None) || !entry::can_hold(fd) {
@@ -77,11 +79,11 @@ fn adopt_lifeline(fd: RawFd, sockets: &[RawFd]) {
     }
 }
 
-/// The descriptors to send instead of `rights`: those of lane connections bring their memory along.
+/// Returns the descriptors to send instead of `rights`, which include the memory of lane connections.
 ///
 /// # Errors
-/// `TOOMANYREFS` for a connection that has lanes but no descriptor of their memory, because the program needed the
-/// descriptor, and for one whose handshake has not arrived: a receiver could not use its lifeline alone.
+/// `TOOMANYREFS` for a connection that has lanes but no descriptor of their memory, because that was closed to make
+/// room for the program, and for one whose handshake has not arrived: a receiver could not use its lifeline alone.
 pub fn send_rights(rights: &[RawFd]) -> Result<Vec<RawFd>, Errno> {
     let mut all = rights.to_vec();
     for &fd in rights {
@@ -103,21 +105,21 @@ pub fn send_rights(rights: &[RawFd]) -> Result<Vec<RawFd>, Errno> {
     Ok(all)
 }
 
-/// A part of a message's descriptors.
+/// One or two descriptors of a received message.
 enum Received {
     Other(RawFd),
-    /// What may be a connection's memory, and the device that belongs to it.
+    /// A descriptor that may be a connection's memory, and the device that belongs to it.
     Memory(RawFd, Option<RawFd>),
 }
 
-/// What of them no connection has been made of yet.
+/// Received descriptors of which no connection has been made yet.
 enum Left {
     Other(RawFd),
     Memory(MemoryFds),
 }
 
-/// The descriptors of a message received from `carrier` that are for the program; the memory of connections among them
-/// is taken out and used.
+/// Returns the descriptors of a message received from `carrier` that are for the program; the memory of connections
+/// among them is removed and used.
 pub fn receive_rights(carrier: RawFd, rights: &[RawFd]) -> Vec<RawFd> {
     let (mut received, mut others) = (Vec::new(), Vec::new());
     let mut rights = rights.iter().copied().peekable();
@@ -137,7 +139,7 @@ pub fn receive_rights(carrier: RawFd, rights: &[RawFd]) -> Vec<RawFd> {
         match part {
             Received::Other(fd) => left.extend(Some(Left::Other(fd)).filter(|_| for_program.contains(&fd))),
             Received::Memory(memfd, device) => {
-                // SAFETY: just received, and nobody else knows the numbers.
+                // SAFETY: the descriptors have just been received, and no other code knows their numbers.
                 let memory = unsafe { memory_of(memfd, device) };
                 if memory.device.is_none() || is_from_trusted(carrier) {
                     left.extend(adopt(memory, &for_program).err().map(Left::Memory));
@@ -159,24 +161,24 @@ pub fn receive_rights(carrier: RawFd, rights: &[RawFd]) -> Vec<RawFd> {
     kept
 }
 
-/// Whether who is at the other end of a socket may name a device that is to be mapped here. Of a memfd everybody may:
-/// nobody can cut that off under a mapping, as who controls a device could. A socket at which anybody can send, without
-/// a connection, has nobody at its other end.
+/// Returns whether the peer of a socket may pass a device that is to be mapped here. Any process may pass a memfd: it
+/// cannot be truncated under a mapping, as a device could by a process that controls it. An unconnected socket, to
+/// which any process can send, has no peer.
 fn is_from_trusted(carrier: RawFd) -> bool {
-    // SAFETY: the program's descriptor, in a call about it.
+    // SAFETY: the descriptor is borrowed for one query, during a call of the program that names it.
     rendezvous::is_trusted(unsafe { BorrowedFd::borrow_raw(carrier) }, None) == Ok(true)
 }
 
 /// # Safety
-/// Open, and nobody else's.
+/// The descriptors are open, and no other code owns them.
 unsafe fn memory_of(memfd: RawFd, device: Option<RawFd>) -> MemoryFds {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that the descriptors are open and that no other code owns them.
     let own = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
     MemoryFds { device: device.map(own), ..MemoryFds::of_memfd(own(memfd)) }
 }
 
-/// Makes a listener of a hidden one and that of `sockets` beside which it listens. `deferral_of` makes what it keeps
-/// connections back with. `false`: it is not a hidden listener.
+/// Makes a listener of a hidden lane listener and its TCP listener among `sockets`. `deferral_of` creates its deferral
+/// of connections. Returns false if `fd` is not a lane listener.
 fn adopt_listener(
     fd: RawFd,
     sockets: &[RawFd],
@@ -206,31 +208,32 @@ fn adopt_listener(
     true
 }
 
-/// Whether a descriptor is a connection's memory, or stands for it: a segment, a part of windows, or a local page.
+/// Returns whether a descriptor is a connection's memory or takes its place: a segment, a lease or a local page.
 fn is_memory(fd: RawFd) -> bool {
-    // SAFETY: only asks; a closed number is answered with an error.
+    // SAFETY: the descriptor is only queried; the kernel answers a closed number with an error.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     Segment::is_segment(fd) || span_lease::spans_of(borrowed).is_some() || page_in(fd).is_some()
 }
 
 fn page_in(fd: RawFd) -> Option<LocalPage> {
-    // SAFETY: as above.
+    // SAFETY: the descriptor is only queried; the kernel answers a closed number with an error.
     LocalPage::read(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// Whether a descriptor is one of the memory that a local page is about.
+/// Returns whether a descriptor is one of the memory that a local page describes.
 fn is_memory_of(page: LocalPage, fd: RawFd) -> bool {
-    // SAFETY: as above.
+    // SAFETY: the descriptor is only queried; the kernel answers a closed number with an error.
     page.describes(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// As [`is_memory_of`], and leased for the connection: the program may have the device open itself.
+/// Returns whether a descriptor is one of the memory that a local page describes, and leased for the connection: the
+/// program may have opened the device itself.
 fn is_lease_of(page: LocalPage, fd: RawFd) -> bool {
-    // SAFETY: as above.
+    // SAFETY: the descriptor is only queried; the kernel answers a closed number with an error.
     is_memory_of(page, fd) && span_lease::is_marked_on(unsafe { BorrowedFd::borrow_raw(fd) }, page.spans)
 }
 
-/// The ends that whoever has the memory may hold.
+/// Returns the endpoints that a holder of the memory may have.
 fn endpoints_in(MemoryFds { memfd, device, .. }: &MemoryFds) -> Vec<Segment> {
     if let Some(device) = device {
         return rendezvous::adopt_on_device(memfd, device.as_fd()).into_iter().collect();
@@ -241,7 +244,7 @@ fn endpoints_in(MemoryFds { memfd, device, .. }: &MemoryFds) -> Vec<Segment> {
     [Side::Connector, Side::Acceptor].into_iter().filter_map(|side| Segment::adopt(memfd, side).ok()).collect()
 }
 
-/// The ends in a memory whose lifeline is among `sockets`, with all descriptors of that.
+/// Returns the endpoints in a memory whose lifeline is among `sockets`, with all descriptors of that lifeline.
 fn endpoints_with_lifelines(memory: &MemoryFds, sockets: &[RawFd]) -> Vec<(Segment, Vec<RawFd>)> {
     let find = |segment: Segment| {
         let inode = segment.lifeline_inode();
@@ -251,12 +254,12 @@ fn endpoints_with_lifelines(memory: &MemoryFds, sockets: &[RawFd]) -> Vec<(Segme
     endpoints_in(memory).into_iter().filter_map(find).collect()
 }
 
-/// Makes a connection of the memory and those of `sockets` that are its lifeline.
+/// Makes a connection of the memory and of its lifeline among `sockets`.
 ///
 /// # Errors
-/// The memory, where that makes none: [`adopt_rest`] says whose it is.
+/// The memory, if no connection was made: [`adopt_rest`] decides whether the program gets it.
 fn adopt(memory: MemoryFds, sockets: &[RawFd]) -> Result<(), MemoryFds> {
-    // A program that holds both ends has the memory twice, once for each.
+    // A program that holds both endpoints has the memory twice, once for each.
     let is_new = |(segment, lifelines): &(Segment, Vec<RawFd>)| {
         !segment.only_receives() && !matches!(entry::get(lifelines[0]), Entry::Connection(_))
     };
@@ -269,10 +272,10 @@ fn adopt(memory: MemoryFds, sockets: &[RawFd]) -> Result<(), MemoryFds> {
     Ok(())
 }
 
-/// Once all connections are there: memory in which one of them only receives is used, and copies are closed.
+/// After all connections have been adopted: uses memory in which a connection only receives, and closes duplicates.
 ///
 /// # Errors
-/// The memory, where it only looks like a connection's, and is the program's.
+/// The memory, if it only looks like that of a connection, and belongs to the program.
 fn adopt_rest(memory: MemoryFds, sockets: &[RawFd]) -> Result<(), MemoryFds> {
     let found = endpoints_with_lifelines(&memory, sockets);
     if found.is_empty() {
@@ -288,7 +291,7 @@ fn adopt_rest(memory: MemoryFds, sockets: &[RawFd]) -> Result<(), MemoryFds> {
     Ok(())
 }
 
-/// One more descriptor of a connection that this process holds already.
+/// Adds a descriptor of a connection that this process already holds.
 fn add_lifeline(connection: &'static Connection, fd: RawFd) {
     connection.add_descriptor(fd);
     entry::set(fd, Entry::Connection(connection));
@@ -302,7 +305,7 @@ fn open_adopted(fd: RawFd, others: &[RawFd], segment: Segment, memory: MemoryFds
 }
 
 fn open_transferred(fd: RawFd, others: &[RawFd], (tuple, role, is_remote): (Tuple, Role, bool), start: InitialPath) {
-    // SAFETY: the program's descriptor.
+    // SAFETY: the descriptor is only queried; the kernel answers a closed number with an error.
     let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap_or(OFlags::empty());
     let origin = ConnectionParams {
         fd,
@@ -325,15 +328,16 @@ fn open_transferred(fd: RawFd, others: &[RawFd], (tuple, role, is_remote): (Tupl
     super::descriptor::follow_cloexec(connection);
 }
 
-/// Whether a descriptor is a connection's lifeline, by its name. The code in the name is not checked: the lifeline may
-/// be another user's, with a key that cannot be read here.
+/// Returns whether a descriptor is a connection's lifeline, by its name. The code in the name is not checked: the
+/// lifeline may be of another user, whose key cannot be read here.
 pub fn is_lifeline(fd: RawFd) -> bool {
     [Role::Connect, Role::Accept].into_iter().any(|role| tuple_of(fd, role).is_some())
 }
 
-/// Both addresses, from the name that the connecting end gave the lifeline, and whether the other end is a proxy's.
+/// Returns both addresses, from the name that the connecting endpoint has given the lifeline, and whether the other
+/// endpoint is a proxy's.
 fn tuple_of(fd: RawFd, role: Role) -> Option<(Tuple, bool)> {
-    // SAFETY: the program's descriptor.
+    // SAFETY: the descriptor is only queried; the kernel answers a closed number with an error.
     let lifeline = unsafe { BorrowedFd::borrow_raw(fd) };
     let name = match role {
         Role::Connect => rustix::net::getsockname(lifeline).ok()?,

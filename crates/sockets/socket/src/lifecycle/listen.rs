@@ -1,4 +1,4 @@
-//! `listen`: a lane listener beside the TCP one.
+//! `listen`: a lane listener in addition to the TCP listener.
 
 use crate::accounting::process_stats;
 use crate::entry::{self, Entry};
@@ -17,17 +17,18 @@ use stats_page::FallbackReason;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, RawFd};
 
-/// `listen(2)`: the kernel's, with a lane listener beside it where the rules have the port take lanes. The lane
-/// listener comes first where the address is known before: whoever sees the TCP port listen then finds the lane too.
+/// `listen(2)`: the kernel's, with a lane listener if the settings allow lanes for the port. The lane listener is
+/// created first if the address is already known: a client that sees the TCP port listen then finds the lane too.
 ///
 /// # Errors
-/// As `in_kernel`, which calls the kernel.
+/// Those of `in_kernel`, which calls the kernel.
 pub fn listen(fd: RawFd, backlog: i32, in_kernel: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
     let stream = match entry::get(fd) {
         Entry::Stream(stream) => stream,
         Entry::Listener(listener) => {
             in_kernel()?;
-            // SAFETY: the hidden descriptor lives as long as the listener, whose descriptor the caller uses.
+            // SAFETY: the hidden descriptor is open as long as the listener, one of whose descriptors the calling
+            // program uses.
             return rustix::net::listen(unsafe { BorrowedFd::borrow_raw(listener.lane_fd()) }, backlog);
         }
         _ => return in_kernel(),
@@ -35,12 +36,12 @@ pub fn listen(fd: RawFd, backlog: i32, in_kernel: impl FnOnce() -> Result<(), Er
     let announced = inspect::local_address(fd).ok().filter(|bound| bound.port() != 0);
     let early = announced.map(|bound| add_lane(fd, stream, bound, backlog, false));
     in_kernel()?;
-    // Now, because a server may give up its rights before the first client comes.
+    // The page is created now, because a server may drop its privileges before the first client connects.
     process_stats::page();
     let Ok(bound) = inspect::local_address(fd) else { return Ok(()) };
-    // The port is another one if the kernel has chosen it, now or before the listener was shut down.
+    // The port differs if the kernel has chosen it, now or before the listener was shut down.
     let lane = match early.filter(|_| announced == Some(bound)) {
-        // The kernel lets two listen without sharing the address only where both have the same socket.
+        // The kernel lets two processes listen without sharing the address only if both have the same socket.
         Some(Err(FallbackReason::NameTaken)) => add_lane(fd, stream, bound, backlog, true),
         Some(lane) => lane,
         None => add_lane(fd, stream, bound, backlog, false),
@@ -87,14 +88,14 @@ fn add_lane(
     })
 }
 
-/// No handler that closes the socket comes between its steps.
+/// Makes a stream a listener. Called without handlers, so that none closes the socket between the steps.
 fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener, deferral: Option<DeferredAccept>) {
     let inner = stream.with(std::mem::take::<StreamInner>);
     if inner.descriptors.is_empty() {
-        return; // Closed meanwhile.
+        return; // It was closed meanwhile.
     }
     STREAMS.release(stream);
-    // SAFETY: the program's descriptor, which it is listening on.
+    // SAFETY: the descriptor is borrowed for this function; the program is listening on it.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let flags = rustix::fs::fcntl_getfl(borrowed).unwrap_or(OFlags::empty());
     let is_nonblocking = flags.contains(OFlags::NONBLOCK) && !inspect::is_mode_ours(fd);
@@ -110,28 +111,29 @@ fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener, deferral: Opt
     }
 }
 
-/// After `shutdown(2)` of a listener: nobody gets in any more, a blocked `accept` ends, and the socket is a plain one
-/// again.
+/// After `shutdown(2)` of a listener: it accepts no more clients, a blocked `accept` returns, and the socket is a plain
+/// one again.
 pub fn shutdown_listener(listener: &'static Listener) {
-    // No handler that closes the socket comes between its steps.
+    // No handler that closes the socket may run between the steps.
     signals::without_handlers(|| demote(listener, |fd| epoll::forget_listener(fd, listener), |_| ()));
 }
 
-/// A listener whose clients are to come by kernel TCP alone from now on.
+/// Removes the lane listener: clients connect by kernel TCP only from now on.
 pub(super) fn leave_to_kernel(listener: &'static Listener) {
     process_stats::count_fallback(FallbackReason::UnsupportedCall);
     signals::without_handlers(|| demote(listener, |_| (), epoll::adopt_stream));
 }
 
-/// Makes a listener a plain TCP socket. `before` and `after` are called around that, for each of its descriptors.
+/// Makes a listener a plain TCP socket. `before` and `after` are called for each of its descriptors, before and after
+/// the change.
 fn demote(listener: &'static Listener, before: impl Fn(RawFd), after: impl Fn(RawFd)) {
-    // SAFETY: the hidden descriptor lives as long as the listener, whose descriptor the caller uses.
+    // SAFETY: the hidden descriptor is open as long as the listener, one of whose descriptors the calling program uses.
     let lane = unsafe { BorrowedFd::borrow_raw(listener.lane_fd()) };
     let _ = rustix::net::shutdown(lane, rustix::net::Shutdown::Both);
     let is_nonblocking = listener.is_nonblocking();
     let inner = listener.with(std::mem::take::<ListenerInner>);
     if inner.descriptors.is_empty() {
-        return; // Closed meanwhile.
+        return; // It was closed meanwhile.
     }
     let stream = STREAMS.take();
     stream.with(|own| {
@@ -153,7 +155,7 @@ fn demote(listener: &'static Listener, before: impl Fn(RawFd), after: impl Fn(Ra
 }
 
 fn set_mode(fd: RawFd, is_nonblocking: bool) {
-    // SAFETY: the program's descriptor, in a call about it.
+    // SAFETY: the descriptor is borrowed for this function, during a call of the program that names it.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     if let Ok(flags) = rustix::fs::fcntl_getfl(borrowed) {
         let mode = if is_nonblocking { OFlags::NONBLOCK } else { OFlags::empty() };

@@ -1,10 +1,9 @@
-//! Connects that wait in the background: for room in a listener's backlog, as TCP's do when nobody answers their SYN,
-//! or for what monitor and proxy say of another node's listener.
+//! Connects that are pending in the background: they wait for room in a listener's backlog, as a TCP connect does when
+//! its SYN is not answered, or for the answer of the monitor or the proxy about a listener on another node.
 //!
-//! The program's socket really waits in the kernel, for an answer that never comes: it is connected to a *silent*
-//! listener of our own, whose backlog is full. So every call about it answers what it answers of a TCP socket that is
-//! connecting, and it gives up when TCP does. Meanwhile those who wait for readiness, or ask how the connect goes, look
-//! whether it can go on; no step of it waits.
+//! Meanwhile the program's socket is connecting in the kernel, to a *silent* listener of the library, whose backlog is
+//! full. So every call about it returns what it returns for a TCP socket that is connecting, and it fails when TCP
+//! does. Calls that wait for readiness, or ask for the state of the connect, advance it; no step of that blocks.
 
 use super::Outcome;
 use super::connect::{Attempt, Established, attempt, fall_back, install, refuse};
@@ -27,24 +26,24 @@ use std::cell::UnsafeCell;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
-/// Between two looks at a connect that waits.
+/// Interval between two attempts of a pending connect.
 pub(crate) const RETRY_INTERVAL_NS: u64 = 1_000_000;
 
-/// Whether this socket's connect waits.
+/// Returns whether the connect of this socket is pending.
 pub fn is_pending(stream: &'static Stream) -> bool {
     is_any_pending() && stream.with(|inner| inner.pending.is_some())
 }
 
-/// Whether somebody is just looking at this socket's connect, and may be ending it.
+/// Returns whether a thread is advancing the connect of this socket just now, and may be ending it.
 pub fn is_advancing(stream: &'static Stream) -> bool {
     let is_taken = |pending: &PendingConnect| matches!(pending.advance, Advance::Running);
     is_any_pending() && stream.with(|inner| inner.pending.as_ref().is_some_and(is_taken))
 }
 
-/// Sends the connect of `fd` to the background.
+/// Moves the connect of `fd` to the background.
 ///
 /// # Errors
-/// What the system answers to one that wants a silent listener.
+/// Those of the system calls that create a silent listener.
 pub(super) fn begin(
     fd: RawFd,
     stream: &'static Stream,
@@ -64,11 +63,11 @@ pub(super) fn begin(
 /// Advances all pending connects.
 fn advance_all() {
     let mut full = None;
-    // A handler that jumped away would leave a turn taken for ever.
+    // A handler that jumped out of this function would leave the turn taken for ever.
     signals::without_handlers(|| STREAMS.for_each(|stream| advance_one(stream, &mut full)));
 }
 
-/// `full`: a destination that has just been found full.
+/// Advances the connect of one socket. `full` is a destination whose backlog has just been found full.
 fn advance_one(stream: &'static Stream, full: &mut Option<SocketAddr>) {
     let Some((waiting, remote)) = stream.with(|inner| Waiting::take_turn(inner, *full)) else { return };
     if stream.with_options(|options| options.needs_kernel_tcp()) {
@@ -84,11 +83,11 @@ fn advance_one(stream: &'static Stream, full: &mut Option<SocketAddr>) {
         Attempt::NoLane(reason) => return end(stream, waiting, Err(reason)),
         Attempt::TupleInUse => return end(stream, waiting, Err(FallbackReason::HandshakeFailed)),
     };
-    // What a socket leaves that was closed meanwhile is dropped without its lock.
+    // If the socket was closed meanwhile, the remote connect is dropped here, without its lock.
     let _left = stream.with(|inner| waiting.return_turn(inner, left));
 }
 
-/// A connect that waits, as it was before a try.
+/// A pending connect, as it was before an attempt.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Waiting {
     fd: RawFd,
@@ -101,7 +100,7 @@ impl Waiting {
         inner.pending.as_ref().map(|&PendingConnect { aim, .. }| Self { fd, aim })
     }
 
-    /// Unless it is somebody else's turn, or there is nothing to find out before `full` has room.
+    /// Takes the turn, unless another thread has it, or the destination is known to be full.
     fn take_turn(inner: &mut StreamInner, full: Option<SocketAddr>) -> Option<(Self, Option<Box<RemoteConnect>>)> {
         let waiting = Self::of(inner)?;
         let turn = &mut inner.pending.as_mut()?.advance;
@@ -115,7 +114,7 @@ impl Waiting {
         }
     }
 
-    /// Answers what it is not for any more.
+    /// Returns the turn. Returns `remote` if the connect is no longer the same.
     fn return_turn(self, inner: &mut StreamInner, remote: Option<Box<RemoteConnect>>) -> Option<Box<RemoteConnect>> {
         let is_mine = Self::of(inner) == Some(self);
         match inner.pending.as_mut().map(|pending| &mut pending.advance) {
@@ -128,10 +127,10 @@ impl Waiting {
     }
 }
 
-/// A close in another thread comes before this, or finds what has become of the descriptor.
+/// Ends a pending connect. A close in another thread runs before this, or finds the new state of the descriptor.
 fn end(stream: &'static Stream, waiting: Waiting, outcome: Result<Box<Established>, FallbackReason>) {
     let Some(_guard) = background_connects::enter_ending() else {
-        // A signal handler has interrupted a close: it is another look's turn.
+        // This is a signal handler that has interrupted a close: a later attempt ends the connect.
         return drop(stream.with(|inner| waiting.return_turn(inner, None)));
     };
     if stream.with(|inner| Waiting::of(inner)) != Some(waiting) {
@@ -145,19 +144,19 @@ fn end(stream: &'static Stream, waiting: Waiting, outcome: Result<Box<Establishe
 
 fn finish(stream: &'static Stream, waiting: Waiting, established: Established) {
     if install(waiting.fd, stream, established).is_err() {
-        // It is dropped, and tried again.
+        // The connection is dropped, and the connect is tried again.
         drop(stream.with(|inner| waiting.return_turn(inner, None)));
     } else if let Entry::Connection(connection) = entry::get(waiting.fd) {
         connection.report_connect_later(true);
     }
 }
 
-/// There is no lane any more, only a TCP listener, or none: kernel TCP finds out, from the beginning.
+/// No lane is possible any more: kernel TCP connects from the start, to a TCP listener or to none.
 fn fall_back_to_kernel(stream: &'static Stream, waiting: Waiting, reason: FallbackReason) {
     let Waiting { fd, aim: ConnectTarget { destination, .. } } = waiting;
-    // SAFETY: the program's descriptor, which is open while its connect is not ended.
+    // SAFETY: the descriptor is open as long as its connect is not ended, which only the holder of the turn does.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-    // On the way it is disconnected, with an error that is nobody's.
+    // The socket is disconnected in between, and the error of that is not for the program.
     let descriptors = stream.with(|inner| inner.descriptors.clone());
     epoll::while_unregistered(&descriptors, || {
         let _ = rustix::net::connect_unspec(socket);
@@ -166,17 +165,17 @@ fn fall_back_to_kernel(stream: &'static Stream, waiting: Waiting, reason: Fallba
                 Outcome::Kernel => rustix::net::connect(socket, &destination),
                 Outcome::Answered(result) => result,
             };
-            // What TCP says at once, such as that there is no route, has no call any more that could answer it.
+            // An immediate error of TCP, such as a missing route, has no call left that could return it.
             if begun.is_err_and(|errno| errno != Errno::INPROGRESS) {
                 refuse(fd);
             }
         });
     });
-    // Only now: a socket that does not connect looks to other threads like one that has, and has been left.
+    // Only now: to other threads, a socket that is not connecting looks like one that is connected or was disconnected.
     drop(stream.with(|inner| inner.pending.take()));
 }
 
-/// What a connect that waited has come to, for a program that calls `connect` again; `None`: it waits still.
+/// Returns the result of a pending connect, for a program that calls `connect` again; `None` while it is pending.
 pub(super) fn outcome(fd: RawFd) -> Option<Outcome> {
     background_connects::advance();
     match entry::get(fd) {
@@ -186,7 +185,7 @@ pub(super) fn outcome(fd: RawFd) -> Option<Outcome> {
     }
 }
 
-/// The program takes back what it has asked for: by `shutdown`, or by `connect` to no address.
+/// Abandons the connect, because the program has called `shutdown` or `connect` with `AF_UNSPEC`.
 pub fn abandon(stream: &'static Stream) {
     if is_pending(stream) {
         let _guard = background_connects::hold_off();
@@ -194,8 +193,8 @@ pub fn abandon(stream: &'static Stream) {
     }
 }
 
-/// In the child of a fork, once the streams are free: what waits is the parent's to go on with. The socket is both's: a
-/// child that gave it to the kernel would take it from the parent.
+/// In the child of a fork, once the streams are unlocked, drops pending connects: the parent continues them. Parent and
+/// child share the socket, and a child that passed it to the kernel would take it from the parent.
 pub(super) fn after_fork_in_child() {
     SILENT_LOCK.reset();
     if background_connects::after_fork_in_child() {
@@ -204,10 +203,10 @@ pub(super) fn after_fork_in_child() {
     }
 }
 
-/// A listener of our own whose backlog is full: who connects to it hears nothing.
+/// A listener of the library whose backlog is full: a socket that connects to it gets no answer.
 struct SilentListener {
     is_v6: bool,
-    /// Whose connects it can keep waiting: those of its network namespace.
+    /// The network namespace whose connects it can keep waiting.
     netns: u64,
     address: SocketAddr,
     _listener: HiddenFd,
@@ -216,17 +215,17 @@ struct SilentListener {
 
 struct SilentListeners(UnsafeCell<Vec<SilentListener>>);
 
-// SAFETY: accessed under the lock.
+// SAFETY: the vector is accessed only under `SILENT_LOCK`.
 unsafe impl Sync for SilentListeners {}
 
 static SILENT_LOCK: Lock = Lock::new();
-/// Under `SILENT_LOCK`; one of each family and network namespace at most.
+/// Protected by `SILENT_LOCK`; at most one of each family and network namespace.
 static SILENT_LISTENERS: SilentListeners = SilentListeners(UnsafeCell::new(Vec::new()));
 
 fn connect_to_silent_listener(fd: RawFd, netns: u64) -> Result<(), Errno> {
     let is_v6 = inspect::local_address(fd)?.is_ipv6();
     let address = signals::without_handlers(|| silent_address(is_v6, netns))?;
-    // SAFETY: the program's descriptor, which it is connecting.
+    // SAFETY: the descriptor is borrowed for this function only; the program is connecting it.
     match in_nonblocking_mode(fd, || rustix::net::connect(unsafe { BorrowedFd::borrow_raw(fd) }, &address))? {
         Err(Errno::INPROGRESS) => Ok(()),
         connected => Err(connected.err().unwrap_or(Errno::ISCONN)),
@@ -235,7 +234,7 @@ fn connect_to_silent_listener(fd: RawFd, netns: u64) -> Result<(), Errno> {
 
 fn silent_address(is_v6: bool, netns: u64) -> Result<SocketAddr, Errno> {
     let _guard = SILENT_LOCK.lock();
-    // SAFETY: under the lock.
+    // SAFETY: the guard of `SILENT_LOCK` excludes all other accesses until the end of this function.
     let listeners = unsafe { &mut *SILENT_LISTENERS.0.get() };
     let known =
         listeners.iter().find(|silent| silent.is_v6 == is_v6 && silent.netns == netns).map(|silent| silent.address);
@@ -252,7 +251,7 @@ fn silent_address(is_v6: bool, netns: u64) -> Result<SocketAddr, Errno> {
 
 /// Runs `call` while `fd` is in non-blocking mode.
 fn in_nonblocking_mode<R>(fd: RawFd, call: impl FnOnce() -> R) -> Result<R, Errno> {
-    // SAFETY: the program's descriptor, which it is connecting.
+    // SAFETY: the descriptor is borrowed for this function only; the program is connecting it.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     let flags = rustix::fs::fcntl_getfl(socket)?;
     rustix::fs::fcntl_setfl(socket, flags | OFlags::NONBLOCK)?;
@@ -266,7 +265,7 @@ impl SilentListener {
         let any: SocketAddr = if is_v6 { (Ipv6Addr::LOCALHOST, 0).into() } else { (Ipv4Addr::LOCALHOST, 0).into() };
         let listener = tcp(is_v6)?;
         rustix::net::bind(&listener, &any)?;
-        // A backlog of none has room for one.
+        // A backlog of 0 has room for one connection.
         rustix::net::listen(&listener, 0)?;
         let address = inspect::local_address(listener.as_raw_fd())?;
         let netns = inspect::netns_of(listener.as_raw_fd());

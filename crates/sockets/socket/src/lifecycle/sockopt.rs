@@ -1,4 +1,4 @@
-//! `getsockopt` and `setsockopt` of connections, and the record of what programs set before.
+//! `getsockopt` and `setsockopt` of connections, and the record of options that programs have set before.
 
 use super::{deferral, listen::leave_to_kernel};
 use crate::connection::Connection;
@@ -14,16 +14,16 @@ use rustix::io::Errno;
 use std::ffi::c_void;
 use std::os::fd::RawFd;
 
-/// What a lane's round trip is said to be, where TCP reports one.
+/// The round-trip time of a lane, where TCP reports one.
 const ROUND_TRIP_US: u32 = 1;
 
 /// `getsockopt(2)` of a connection.
 ///
 /// # Errors
-/// As `getsockopt(2)` of a TCP socket.
+/// Those of `getsockopt(2)` on a TCP socket.
 ///
 /// # Safety
-/// `value` is writable for as many bytes as `length_inout` says, or null.
+/// `length_inout` is null or readable and writable; `value` is null or writable for as many bytes as it says.
 pub unsafe fn get_option(
     connection: &'static Connection,
     level: i32,
@@ -38,7 +38,7 @@ pub unsafe fn get_option(
     }
     let by_template = || {
         let (family, record) = (family_of(connection), connection.with_options(|record| record.clone()));
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees `value` and `length_inout` as this function requires.
         unsafe { record.get_c(family, option, value, length_inout) }
     };
     let Some(special) = ConnectionOption::of(option) else { return by_template() };
@@ -73,14 +73,14 @@ pub unsafe fn get_option(
             return unsafe { get_on_lifeline(connection.lifeline(), option, value, length_inout) };
         }
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees `value` and `length_inout` as this function requires.
     unsafe { options::answer(&bytes, value, length_inout) }
 }
 
 /// `setsockopt(2)` of a connection.
 ///
 /// # Errors
-/// As `setsockopt(2)` of a TCP socket.
+/// Those of `setsockopt(2)` on a TCP socket.
 ///
 /// # Safety
 /// `value` is readable for `length` bytes, or null.
@@ -93,9 +93,11 @@ pub unsafe fn set_option(
 ) -> Result<(), Errno> {
     let option = SocketOption { level, name };
     if option.takes_any_number() {
-        // Most connections get this one. The lifeline knows an option of the same kind, and has no use for it.
+        // Most connections set this option. The lifeline has an option of the same kind that it does not use, by which
+        // the kernel checks `value`.
         let alike = SocketOption { level: libc::SOL_SOCKET, name: libc::SO_DONTROUTE };
-        // SAFETY: our caller says that `value` is readable for `length` bytes or null, and the kernel refuses null.
+        // SAFETY: the caller guarantees that `value` is readable for `length` bytes or null, and the kernel refuses
+        // null.
         unsafe { set_on_lifeline(connection.lifeline(), alike, value, length)? };
         // SAFETY: the kernel has just read the value, so it is readable for `length` bytes.
         let is_on = connection.with_options(|record| unsafe {
@@ -105,22 +107,22 @@ pub unsafe fn set_option(
         set_shared(connection, option, is_on);
         return Ok(());
     }
-    // The template is several system calls: not under the connection's lock.
+    // The template takes several system calls, which must not run under the connection's lock.
     let mut copy = connection.with_options(|record| record.clone());
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `value` is readable for `length` bytes, or null, which the kernel refuses.
     unsafe { copy.set_c(family_of(connection), option, value, length)? };
-    // SAFETY: the caller's; the kernel has just accepted the value.
+    // SAFETY: the kernel has just accepted the value, so it is readable for `length` bytes.
     connection.with_options(|record| unsafe { record.note_c(option, value, length) });
     connection.apply_recorded_options();
     set_shared(connection, option, connection.with_options(|record| record.is_on(option)));
     Ok(())
 }
 
-/// Tells the other processes that hold the end, if the option is one that they share.
+/// Sets an option in the memory of the connection if all processes that hold the endpoint share it.
 fn set_shared(connection: &'static Connection, option: SocketOption, is_on: bool) {
     let Some(bit) = option.shared_bit() else { return };
     connection.set_shared_options(bit, if is_on { bit } else { 0 });
-    // As TCP's: what is held back goes, the cork stays.
+    // As with TCP, held bytes are sent, and the cork stays.
     if is_on && bit == options::NO_DELAY {
         connection.push();
     }
@@ -129,28 +131,28 @@ fn set_shared(connection: &'static Connection, option: SocketOption, is_on: bool
 /// `ioctl(2)` of a connection for a request that the kernel knows of TCP sockets only.
 ///
 /// # Errors
-/// As `ioctl(2)` of a TCP socket.
+/// Those of `ioctl(2)` on a TCP socket.
 ///
 /// # Safety
-/// `argument` is what the request wants, or the kernel refuses it.
+/// `argument` is valid for the request, or the kernel refuses it.
 pub unsafe fn ioctl_as_tcp(connection: &'static Connection, request: u64, argument: usize) -> Result<i32, Errno> {
-    // SAFETY: our caller says that `argument` is what the request wants or the kernel refuses it.
+    // SAFETY: the caller guarantees that `argument` is valid for the request or refused by the kernel.
     unsafe { options::ioctl_of_template(family_of(connection), request, argument) }
 }
 
-/// The error of an option that lanes cannot honour, for a listener that has them.
+/// Returns the error of an option that lanes cannot honour, for a listener with a lane listener.
 ///
 /// # Safety
 /// `value` is null or readable for `length` bytes.
 pub unsafe fn refusal(level: i32, name: i32, value: *const c_void, length: libc::socklen_t) -> Option<Errno> {
-    // SAFETY: our caller says that `value` is null or readable for `length` bytes.
+    // SAFETY: the caller guarantees that `value` is null or readable for `length` bytes.
     unsafe { SocketOption { level, name }.refusal_c(value, length) }
 }
 
-/// Notes an option that the kernel has accepted on a TCP socket which may become a connection.
+/// Records an option that the kernel has accepted on a TCP socket which may become a connection.
 ///
 /// # Errors
-/// `MFILE` and its kin, where a listener with lanes needs a descriptor for it.
+/// `MFILE` and similar errors, when a listener needs a descriptor for the option and none is free.
 ///
 /// # Safety
 /// `value` is null or readable for `length` bytes.
@@ -162,13 +164,13 @@ pub unsafe fn note_option(
     length: libc::socklen_t,
 ) -> Result<(), Errno> {
     let option = SocketOption { level, name };
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `value` is null or readable for `length` bytes.
     let note = |record: &mut OptionRecord| unsafe { record.note_c(option, value, length) };
     match entry::get(fd) {
         Entry::Stream(stream) => Stream::with_options(stream, note),
         Entry::Listener(listener) => {
             Listener::with_options(listener, note);
-            // From now on clients are to come by kernel TCP alone, which does what is asked.
+            // From now on clients connect by kernel TCP only, which honours the option.
             if listener.with_options(|options| options.needs_kernel_tcp()) {
                 leave_to_kernel(listener);
                 return Ok(());
@@ -200,7 +202,7 @@ fn facts_of(connection: &'static Connection) -> TcpInfo {
     }
 }
 
-/// Sets an option of the lifeline itself.
+/// Sets an option of the lifeline.
 ///
 /// # Safety
 /// `value` is readable for `length` bytes, or null.
@@ -210,7 +212,7 @@ unsafe fn set_on_lifeline(
     value: *const c_void,
     length: libc::socklen_t,
 ) -> Result<(), Errno> {
-    // SAFETY: the kernel reads `length` bytes at most and answers a bad pointer with an error.
+    // SAFETY: the caller guarantees that `value` is readable for `length` bytes or null, which the kernel refuses.
     let result =
         unsafe { crate::process::system::call!(libc::SYS_setsockopt, fd, option.level, option.name, value, length) };
     if result < 0 { Err(crate::process::system::error_of(result)) } else { Ok(()) }
@@ -222,7 +224,7 @@ unsafe fn get_on_lifeline(
     value: *mut c_void,
     length_inout: *mut libc::socklen_t,
 ) -> Result<(), Errno> {
-    // SAFETY: the kernel checks the pointers.
+    // SAFETY: the caller guarantees that `value` and `length_inout` are valid or null, which the kernel refuses.
     let result = unsafe {
         crate::process::system::call!(libc::SYS_getsockopt, fd, option.level, option.name, value, length_inout)
     };

@@ -1,11 +1,12 @@
-//! `TCP_DEFER_ACCEPT`: a connection is neither reported nor accepted before its first bytes have come, or the program's
-//! time is over.
+//! `TCP_DEFER_ACCEPT`: a connection is neither reported nor accepted before its first bytes have arrived or the time
+//! that the program has set is over.
 //!
-//! Only whoever takes a connection out of the lane listener's backlog can see whether it has bytes. One without any is
-//! kept here, hidden, and a *gate* stands for the lane listener wherever somebody waits for it: an epoll instance with
-//! the lane listener, all that are kept, and a timer. Others that share the listener find what is still in its backlog:
-//! nothing is taken out while one that is kept here can be accepted. What is kept goes back to all of them when one is
-//! accepted, for that may keep this process busy, and when this process closes the listener or ends.
+//! Only a process that accepts a connection from the lane listener's backlog can see whether it has bytes. A connection
+//! without bytes is held here, hidden from the program, and a *gate* replaces the lane listener in all waits: an epoll
+//! instance with the lane listener, all held connections, and a timer. Other processes that share the listener find
+//! what is still in its backlog: nothing is removed from it while a held connection can be accepted. The held
+//! connections are released to all of these processes when one is accepted, because this process may then be busy, and
+//! when this process closes the listener or ends.
 
 use super::Listener;
 use super::shared_queue::SharedQueue;
@@ -25,39 +26,39 @@ use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) const DEFER_ACCEPT: SocketOption = SocketOption { level: libc::IPPROTO_TCP, name: libc::TCP_DEFER_ACCEPT };
-/// Connections that one look takes out: more than the backlog and the queue hold, because a set that reports edges is
-/// not told of those that stay.
+/// Maximum number of connections that one poll removes: more than the backlog and the queue hold, because an
+/// edge-triggered set is not notified of those that stay.
 const ACCEPTS_PER_POLL_MAX: usize = 1 << 16;
-/// Connections that one `accept` gives back.
+/// Maximum number of held connections that one `accept` releases.
 const SHARED_PER_ACCEPT_MAX: usize = 64;
-/// What the gate says is ready is asked for in so many parts.
+/// Number of events that are read from the gate at once.
 const EVENTS_PER_WAIT: usize = 8;
 const LANE_NUMBER: u64 = 0;
 const TIMER_NUMBER: u64 = 1;
 const QUEUE_NUMBER: u64 = 2;
 const FIRST_NUMBER: u64 = 3;
 
-/// Whether others may share the listeners of this process: it has forked, has left them to a program, or has them from
-/// another process or program.
+/// Whether other processes may share the listeners of this one: it has forked, has passed them to a program, or has
+/// received them from another process or program.
 static ARE_SHARED: AtomicBool = AtomicBool::new(false);
 
-/// The connections that a listener keeps back.
+/// The held connections of a listener.
 pub(crate) struct DeferredAccept {
     gate: HiddenFd,
     timer: HiddenFd,
     pub(crate) queue: SharedQueue,
-    /// How long a connection waits for its bytes; 0: the program has turned it off.
+    /// Time that a connection waits for its bytes; 0 if the program has turned the option off.
     pub(crate) wait_ns: u64,
     next_number: u64,
-    /// The first that came first.
+    /// In order of arrival.
     held: VecDeque<HeldConnection>,
-    /// Nothing is kept here: a thread calls `exec`, and what came in meanwhile would go with this process's memory.
+    /// A thread calls `exec`, so no connection is held here: it would be lost with the memory of this process.
     is_executing: bool,
 }
 
-/// A connection without bytes, when it was last asked.
+/// A connection that had no bytes at the last poll.
 struct HeldConnection {
-    /// What the gate calls it.
+    /// Its number in the gate.
     number: u64,
     lifeline: HiddenFd,
     tuple: Tuple,
@@ -66,20 +67,20 @@ struct HeldConnection {
 }
 
 enum GateEvent {
-    /// The connection of this number can be accepted.
+    /// The connection with this number can be accepted.
     Ready(u64),
-    /// There is one in the backlog.
+    /// A connection is in the backlog.
     Arrival,
-    /// There is one that another process, or this one, has given back.
+    /// A connection is in the queue, to which this or another process has released it.
     Shared,
     Nothing,
 }
 
 impl DeferredAccept {
-    /// What `fd`, a TCP listener, asks of its lane listener; `None`: not to wait.
+    /// Creates what the option of `fd`, a TCP listener, requires of its lane listener; `None` if the option is not set.
     ///
     /// # Errors
-    /// `MFILE` and its kin, where there is no descriptor left.
+    /// `MFILE` and similar errors, when no descriptor is free.
     pub fn for_listener(fd: RawFd, lane_fd: RawFd) -> Result<Option<Self>, Errno> {
         match wait_ns_of(fd) {
             0 => Ok(None),
@@ -87,11 +88,11 @@ impl DeferredAccept {
         }
     }
 
-    /// As [`DeferredAccept::for_listener`], with the queue of the listener if it is among `sockets`: the program before
-    /// `exec`, or others that share the listener, have left it.
+    /// Creates the same as [`DeferredAccept::for_listener`], with the queue of the listener if it is among `sockets`:
+    /// the program before `exec`, or other processes that share the listener, have left it.
     ///
     /// # Errors
-    /// As [`DeferredAccept::for_listener`].
+    /// Those of [`DeferredAccept::for_listener`].
     pub fn inherited(fd: RawFd, lane_fd: RawFd, sockets: &[RawFd]) -> Result<Option<Self>, Errno> {
         match SharedQueue::inherited(lane_fd, sockets) {
             Some(queue) => {
@@ -106,7 +107,7 @@ impl DeferredAccept {
         let gate = HiddenFd::hide(epoll::create(epoll::CreateFlags::CLOEXEC)?, Need::Required)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = HiddenFd::hide(rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?, Need::Required)?;
-        // SAFETY: the number of a listener that the caller keeps open. Were it closed, the call would fail.
+        // SAFETY: the number is that of a listener which the caller keeps open. Were it closed, the call would fail.
         let lane = unsafe { BorrowedFd::borrow_raw(lane_fd) };
         epoll::add(gate.fd()?, lane, EventData::new_u64(LANE_NUMBER), EventFlags::IN)?;
         epoll::add(gate.fd()?, timer.fd()?, EventData::new_u64(TIMER_NUMBER), EventFlags::IN)?;
@@ -114,12 +115,12 @@ impl DeferredAccept {
         Ok(Self { gate, timer, queue, wait_ns, next_number: FIRST_NUMBER, held: VecDeque::new(), is_executing: false })
     }
 
-    /// Stands for the lane listener wherever somebody waits for it.
+    /// Returns the descriptor of the gate, which replaces the lane listener in all waits.
     pub fn gate(&self) -> RawFd {
         self.gate.raw()
     }
 
-    /// Where it leaves connections to others.
+    /// Returns the queue by which connections are released to other processes.
     pub fn queue(&self) -> &SharedQueue {
         &self.queue
     }
@@ -132,10 +133,11 @@ impl DeferredAccept {
         }
     }
 
-    /// Has the timer wake those who wait when the first connection is due. It stays readable until that is accepted.
+    /// Sets the timer to the time when the first connection is due. It stays readable until that connection is
+    /// accepted.
     fn set_timer(&self) {
         let first_ns = self.held.iter().map(|held| held.due_ns).min();
-        // No time at all would stop it.
+        // A time of zero would stop the timer.
         let left_ns = first_ns.map_or(0, |due_ns| due_ns.saturating_sub(now_ns()).max(1));
         let it_value = Timespec { tv_sec: (left_ns / 1_000_000_000) as _, tv_nsec: (left_ns % 1_000_000_000) as _ };
         let once = Itimerspec { it_interval: Timespec::default(), it_value };
@@ -167,7 +169,7 @@ impl DeferredAccept {
         })
     }
 
-    /// `due_ns`: when one that was kept before may be accepted without bytes.
+    /// Holds a connection. `due_ns` is the time at which it may be accepted without bytes, if it was held before.
     fn hold(&mut self, accepted: Accepted, due_ns: Option<u64>) -> Result<(), Errno> {
         let Accepted { lifeline, tuple, opener } = accepted;
         let lifeline = HiddenFd::hide(lifeline, Need::Required)?;
@@ -188,12 +190,13 @@ impl DeferredAccept {
         Ok(())
     }
 
-    /// Leaves the first connections to all processes that share the listener. What finds no room stays.
+    /// Releases the first `count_max` connections to all processes that share the listener. Those for which the queue
+    /// has no room stay.
     pub fn share(&mut self, count_max: usize) {
         self.share_if(count_max, |_| true);
     }
 
-    /// Leaves to a child what it would keep back as well.
+    /// Releases to a child the connections that the child can hold as well.
     pub fn share_with_child(&mut self) {
         self.share_if(usize::MAX, |lifeline| !begins_with_message(lifeline));
     }
@@ -207,7 +210,8 @@ impl DeferredAccept {
                 return true;
             }
             left -= 1;
-            // Before it is closed, as in `release`.
+            // The lifeline is removed from the gate before it is closed: the duplicate in the queue would stay
+            // registered.
             let _ = gate.fd().map(|gate| epoll::delete(gate, lifeline));
             false
         });
@@ -217,17 +221,17 @@ impl DeferredAccept {
     fn remove(&mut self, number: u64) -> Option<HeldConnection> {
         let place = self.held.iter().position(|held| held.number == number)?;
         let held = self.held.remove(place)?;
-        // Before it is closed: a duplicate would stay in the gate.
+        // The lifeline is removed before it is closed: a duplicate would stay registered in the gate.
         let _ = epoll::delete(self.gate.fd().ok()?, held.lifeline.fd().ok()?);
         self.set_timer();
         Some(held)
     }
 }
 
-/// Whether the first that has come is no byte of the client's, but a message between the ends: the client has forked
-/// before it said anything. To whoever takes the connection in it looks as if there were bytes.
+/// Returns whether the first byte is not the client's, but belongs to a message between the endpoints: the client has
+/// forked before it has sent anything. To the process that accepts the connection it looks as if there were bytes.
 fn begins_with_message(lifeline: BorrowedFd<'_>) -> bool {
-    // A descriptor ends what is received, but is told of as well if it comes behind bytes that fill the room.
+    // A descriptor ends a receive, but it is reported as well if it follows bytes that fill the buffer.
     let mut bytes = [0_u8; 2];
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
     let (spans, mut no_room) = (&mut [IoSliceMut::new(&mut bytes)], RecvAncillaryBuffer::default());
@@ -235,22 +239,23 @@ fn begins_with_message(lifeline: BorrowedFd<'_>) -> bool {
         .is_ok_and(|seen| seen.bytes == 1 && seen.flags.contains(ReturnFlags::CTRUNC))
 }
 
-/// `TCP_DEFER_ACCEPT` of a TCP listener, as the kernel has rounded it.
+/// Returns the value of `TCP_DEFER_ACCEPT` of a TCP listener, as the kernel has rounded it.
 pub(crate) fn wait_ns_of(fd: RawFd) -> u64 {
     let mut seconds = [0_u8; 4];
-    // SAFETY: the program's descriptor, in a call about it.
+    // SAFETY: the descriptor is only queried, during a call of the program that names it.
     let listener = unsafe { BorrowedFd::borrow_raw(fd) };
     get_raw(listener, DEFER_ACCEPT, &mut seconds).map_or(0, |_| u64::from(u32::from_ne_bytes(seconds)) * 1_000_000_000)
 }
 
-/// Whether `accept` would find a connection that came by a lane, of a listener whose watched descriptor is readable.
+/// Returns whether `accept` would find a lane connection on a listener whose watched descriptor is readable.
 pub(crate) fn has_client(listener: &'static Listener) -> bool {
-    // Where there is no descriptor to take one out, `accept` says so.
+    // If no descriptor is free to accept one, `accept` reports it.
     !defers(listener) || !matches!(find(listener), Ok(None))
 }
 
-/// Whether this process, which is about to use the listener, keeps connections back. One that does not takes none that
-/// its parent leaves either, and must not hold them: their clients would wait in vain when the parent has gone.
+/// Returns whether this process, which is about to use the listener, holds connections. A process that does not hold
+/// any does not accept those that its parent releases either, and must not keep the queue open: their clients would
+/// wait for ever when the parent has gone.
 fn defers(listener: &'static Listener) -> bool {
     listener.with(|inner| {
         inner.parent_queue = None;
@@ -258,7 +263,7 @@ fn defers(listener: &'static Listener) -> bool {
     })
 }
 
-/// The number of a connection that can be accepted.
+/// Returns the number of a connection that can be accepted.
 fn find(listener: &'static Listener) -> Result<Option<u64>, Errno> {
     for _ in 0..ACCEPTS_PER_POLL_MAX {
         let seen = listener.with(|inner| inner.deferral.as_ref().map_or(Ok(GateEvent::Nothing), DeferredAccept::poll));
@@ -272,13 +277,13 @@ fn find(listener: &'static Listener) -> Result<Option<u64>, Errno> {
     Ok(None)
 }
 
-/// Under the lock, so that no thread that calls `exec` comes between.
+/// Accepts a connection from the backlog and holds it, under the lock, so that no thread calls `exec` in between.
 fn accept_from_backlog(listener: &'static Listener) -> Result<(), Errno> {
     let (lane_fd, key) = listener.lane().ok_or(Errno::BADF)?;
     listener.with(|inner| {
         let Some(deferral) = inner.deferral.as_mut().filter(|deferral| !deferral.is_executing) else { return Ok(()) };
         match rendezvous::accept(lane_fd, &key, libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) {
-            // Another process was faster.
+            // Another process has accepted it.
             Err(Errno::AGAIN) => Ok(()),
             Err(error) => Err(error),
             Ok(accepted) => deferral.hold(accepted, None),
@@ -295,7 +300,7 @@ fn accept_from_queue(listener: &'static Listener) -> Result<(), Errno> {
     })
 }
 
-/// As [`rendezvous::accept`], of a listener that keeps connections back; `None`: it does not.
+/// Accepts a connection, as [`rendezvous::accept`] does, on a listener that holds connections; `None` if it does not.
 pub(crate) fn accept(listener: &'static Listener, flags: i32) -> Option<Result<Accepted, Errno>> {
     defers(listener).then(|| accept_held(listener, flags))
 }
@@ -303,7 +308,7 @@ pub(crate) fn accept(listener: &'static Listener, flags: i32) -> Option<Result<A
 fn accept_held(listener: &'static Listener, flags: i32) -> Result<Accepted, Errno> {
     let number = find(listener)?.ok_or(Errno::AGAIN)?;
     let remove = |inner: &mut super::ListenerInner| inner.deferral.as_mut()?.remove(number);
-    // Another thread may be faster.
+    // Another thread may have accepted it.
     let held = listener.with(remove).ok_or(Errno::AGAIN)?;
     let to_lowest = || rustix::io::fcntl_dupfd_cloexec(held.lifeline.fd()?, 0);
     match limit::retry_with_room(to_lowest, |error| *error == Errno::MFILE) {
@@ -326,12 +331,13 @@ fn share(listener: &'static Listener, count_max: usize) {
     listener.with(|inner| inner.deferral.as_mut().map(|deferral| deferral.share(count_max)));
 }
 
-/// Others may share the listeners of this process from now on.
+/// Records that other processes may share the listeners of this one from now on.
 pub(crate) fn mark_listeners_shared() {
     ARE_SHARED.store(true, Ordering::Relaxed);
 }
 
-/// Before `exec`: what is kept goes to all that share the listener. The program that follows is one of them.
+/// Before `exec`, releases all held connections to the processes that share the listener. The program that follows is
+/// one of them.
 pub(crate) fn share_before_exec(listener: &'static Listener) {
     listener.with(|inner| {
         if let Some(deferral) = &mut inner.deferral {
@@ -341,13 +347,14 @@ pub(crate) fn share_before_exec(listener: &'static Listener) {
     });
 }
 
-/// After an `exec` that has failed.
+/// Holds connections again after an `exec` that has failed.
 pub(crate) fn resume_after_exec(listener: &'static Listener) {
     let was_leaving = listener.with(|inner| {
         inner.deferral.as_mut().is_some_and(|deferral| std::mem::replace(&mut deferral.is_executing, false))
     });
     if was_leaving {
-        // Threads that wait for events were told meanwhile, and found nothing. What is taken out here is news to them.
+        // Threads that wait for events were notified meanwhile and found nothing. A connection that is held now is
+        // reported to them.
         let _ = find(listener);
     }
 }

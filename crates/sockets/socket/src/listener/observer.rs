@@ -1,4 +1,4 @@
-//! Tells epoll sets that a listener closes, without knowing them.
+//! Notifies epoll sets that a listener closes, without depending on them.
 
 use super::Listener;
 use crate::process::callback::Callback;
@@ -8,7 +8,7 @@ type OnClosing = fn(RawFd, &'static Listener);
 
 static ON_CLOSING: Callback<OnClosing> = Callback::new();
 
-/// Has `on_closing` called before each close of a descriptor of a listener.
+/// Sets the function that is called before each close of a descriptor of a listener.
 pub(crate) fn observe_closing(on_closing: OnClosing) {
     ON_CLOSING.set(on_closing);
 }

@@ -1,8 +1,9 @@
-//! Connections that one process has kept back and leaves to all that share its listener.
+//! A queue of connections that one process has held and releases to all processes that share its listener.
 //!
-//! TCP keeps them in the listener, whoever takes from it. A process that keeps them itself must pass them on when it
-//! has other work or goes away: through a pair of sockets that `fork` gives to all of these processes, and `exec` to a
-//! program that gets the lane listener as well. Such a program finds the pair by the name of its sender.
+//! TCP keeps such connections in the listener, from which any process can accept them. A process that holds them itself
+//! must pass them on when it has other work or ends: through a pair of sockets that `fork` passes to all of these
+//! processes, and `exec` to a program that gets the lane listener as well. Such a program finds the pair by the name of
+//! its sending end.
 
 use crate::descriptor::hidden::{self, HiddenFd, Need, close};
 use crate::process::limit;
@@ -15,22 +16,22 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// The name of an sender begins with this. The inode of the lane listener follows, and a random number.
 const NAME_HEAD: &str = "crosslane/returned/";
-/// Names that are tried: anybody may have bound one, but not all of 2^32.
+/// Maximum number of names that are tried: other processes may have bound some, but not all of 2^32.
 const NAMES_TRIED_MAX: usize = 16;
-/// More than the kernel grants: the queue is to be as long as it may be.
+/// More than the kernel grants, so that the queue is as long as possible.
 const QUEUE_BYTES: usize = i32::MAX as usize / 2;
 
-/// A queue of connections, each with the time when it may be accepted without bytes.
+/// A queue of connections, each with the time at which it may be accepted without bytes.
 pub(crate) struct SharedQueue {
     sender: HiddenFd,
     receiver: HiddenFd,
 }
 
 impl SharedQueue {
-    /// Makes the queue of the listener with this lane listener.
+    /// Creates the queue of the listener with this lane listener.
     ///
     /// # Errors
-    /// `MFILE` and its kin, where there is no descriptor left.
+    /// `MFILE` and similar errors, when no descriptor is free.
     pub fn new(lane_fd: RawFd) -> Result<Self, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (sender, receiver) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -42,26 +43,28 @@ impl SharedQueue {
         })
     }
 
-    /// The queue of the listener with this lane listener, among `sockets` that came by `exec`.
+    /// Returns the queue of the listener with this lane listener, if it is among `sockets` that came by `exec`.
     pub fn inherited(lane_fd: RawFd, sockets: &[RawFd]) -> Option<Self> {
         let head = name_head_of(lane_fd)?;
         let is_queues = |name: &Vec<u8>| name.starts_with(head.as_bytes());
         let (receiver, name) = sockets.iter().find_map(|&fd| Some((fd, name_behind(fd).filter(is_queues)?)))?;
         let sender = sockets.iter().copied().find(|&fd| own_name(fd).as_ref() == Some(&name))?;
-        // SAFETY: made by this library before `exec`, as the name and the maker say; nobody in this program owns them.
+        // SAFETY: this library has created both sockets before `exec`, as their name and the user of their creator
+        // show, and no other code of this program owns them.
         let hide = |fd| HiddenFd::adopt(unsafe { OwnedFd::from_raw_fd(fd) }, Need::Required).ok();
         Some(Self { sender: hide(sender)?, receiver: hide(receiver)? })
     }
 
-    /// Says whether the queue outlives `exec`, as the lane listener does.
+    /// Sets whether the queue stays open through `exec`, as the lane listener does.
     pub fn set_inheritable(&self, inheritable: bool) {
         for fd in [&self.sender, &self.receiver] {
-            // As of the lane listener: without a number for the marker the program that follows finds nothing.
+            // Errors are ignored, as for the lane listener: without a descriptor for the marker, the program that
+            // follows finds nothing.
             let _ = fd.set_inheritable(inheritable);
         }
     }
 
-    /// Readable when there is a connection.
+    /// Returns the receiving socket, which is readable when there is a connection.
     ///
     /// # Errors
     /// `BADF` when it has been released.
@@ -69,23 +72,26 @@ impl SharedQueue {
         self.receiver.fd()
     }
 
+    /// Adds a connection to the queue.
+    ///
     /// # Errors
     /// `AGAIN` when the queue is full.
     pub fn push(&self, lifeline: BorrowedFd<'_>, due_ns: u64) -> Result<(), Errno> {
         rendezvous::send_with_descriptor(self.sender.fd()?, &due_ns.to_ne_bytes(), Some(lifeline))
     }
 
-    /// The first connection, and when it is due; `None` when there is none. `key` is that of the listener's rack.
+    /// Removes and returns the first connection and the time when it is due; `None` when there is none. `key` is that
+    /// of the listener's rack.
     ///
     /// # Errors
-    /// `MFILE` and its kin, where there is no descriptor left.
+    /// `MFILE` and similar errors, when no descriptor is free.
     pub fn pop(&self, key: &NameKey) -> Result<Option<(Accepted, u64)>, Errno> {
         let mut due_ns = [0; 8];
         let receiver = self.receiver.fd()?;
         let received =
             limit::with_free_descriptor(receiver, || rendezvous::receive_with_descriptors(receiver, &mut due_ns));
         let mut fds = match received {
-            Err(Errno::AGAIN) => return Ok(None), // Another process was faster.
+            Err(Errno::AGAIN) => return Ok(None), // Another process has removed it.
             received => received?.1,
         };
         let Some(lifeline) = fds.pop() else { return Ok(None) };
@@ -101,13 +107,14 @@ impl SharedQueue {
     }
 }
 
-/// Closes the queues among `sockets`, which came by `exec`, whose listener did not come along: clients in a queue that
-/// nobody takes from would wait for ever.
+/// Closes the queues among `sockets`, which came by `exec`, whose listener did not: clients in a queue from which no
+/// process removes them would wait for ever.
 pub(crate) fn close_orphaned_queues(sockets: &[RawFd]) {
     for &fd in sockets.iter().filter(|&&fd| !hidden::is_hidden(fd)) {
         let mut names = own_name(fd).into_iter().chain(name_behind(fd));
         if names.any(|name| name.starts_with(NAME_HEAD.as_bytes())) {
-            // SAFETY: as in `SharedQueue::inherited`.
+            // SAFETY: this library has created the socket before `exec`, as its name and the user of its creator show,
+            // and no other code of this program owns it.
             close(unsafe { OwnedFd::from_raw_fd(fd) });
         }
     }
@@ -128,23 +135,24 @@ fn bind_to_free_name(sender: BorrowedFd<'_>, head: &str) -> Result<(), Errno> {
     Err(Errno::ADDRINUSE)
 }
 
-/// The name of an sender.
+/// Returns the name of a sending socket.
 fn own_name(fd: RawFd) -> Option<Vec<u8>> {
     name_in_pair(fd, |socket| rustix::net::getsockname(socket).ok())
 }
 
-/// The name of the sender that leads to an receiver.
+/// Returns the name of the sending socket that leads to a receiving one.
 fn name_behind(fd: RawFd) -> Option<Vec<u8>> {
     name_in_pair(fd, |socket| rustix::net::getpeername(socket).ok().flatten())
 }
 
-/// `None` also of what another user has made, and then perhaps sent to this program.
+/// Returns a name in a pair of sockets; `None` also for a pair of another user, which may have been sent to this
+/// program.
 fn name_in_pair(fd: RawFd, ask: impl FnOnce(BorrowedFd<'_>) -> Option<SocketAddrAny>) -> Option<Vec<u8>> {
-    // SAFETY: only asks; a closed number is answered with an error.
+    // SAFETY: the descriptor is only queried; the kernel answers a closed number with an error.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     let address = SocketAddrUnix::try_from(ask(socket)?).ok()?;
     let name = address.abstract_name()?.to_vec();
-    // The kernel notes who makes a pair as who is at either end.
+    // The kernel records the creator of a pair as the peer at both of its sockets.
     (rendezvous::is_trusted(socket, None) == Ok(true)).then_some(name)
 }
 
@@ -158,13 +166,13 @@ mod tests {
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
     }
 
-    /// The descriptors of a queue as a program finds them after `exec`.
+    /// Returns the descriptors of a queue as a program finds them after `exec`.
     fn left_by(queue: SharedQueue) -> [RawFd; 2] {
         [queue.receiver, queue.sender].map(|fd| fd.unhide().unwrap().into_raw_fd())
     }
 
     #[test]
-    fn a_queue_is_found_for_its_listener_and_for_no_other() {
+    fn a_queue_is_found_for_its_listener_only() {
         let (lane, other) = pair();
         let queue = SharedQueue::new(lane.as_raw_fd()).unwrap();
         queue.push(other.as_fd(), 7).unwrap();
@@ -180,14 +188,14 @@ mod tests {
     }
 
     #[test]
-    fn queues_whose_listener_is_not_there_are_closed_and_other_sockets_are_not() {
+    fn queues_without_their_listener_are_closed_and_other_sockets_are_not() {
         let ((lane, other), (found, kept)) = (pair(), pair());
         let left = left_by(SharedQueue::new(lane.as_raw_fd()).unwrap());
-        // SAFETY: open until it is closed below.
+        // SAFETY: the descriptor is open until `close_orphaned_queues` closes it.
         let receiver = unsafe { BorrowedFd::borrow_raw(left[0]) }.try_clone_to_owned().unwrap();
         close_orphaned_queues(&[left[0], lane.as_raw_fd(), left[1], other.as_raw_fd(), found.as_raw_fd()]);
         let received = |fd: &OwnedFd| rendezvous::receive_with_descriptors(fd.as_fd(), &mut [0; 8]).map(|got| got.0);
-        assert_eq!(received(&receiver), Ok(0), "nobody has the sender any more");
+        assert_eq!(received(&receiver), Ok(0), "the sending socket is closed");
         assert_eq!((received(&other), received(&kept)), (Err(Errno::AGAIN), Err(Errno::AGAIN)));
     }
 
